@@ -1,0 +1,77 @@
+// Tensor: a typed view of memory that somebody else owns. Always dense and row-major, at most four dimensions.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "engine/check.h"
+
+namespace crossply {
+
+// f32 is what models train in; f64 is for the reference backend, which checks gradients; i32 holds tokens.
+enum class Dtype : uint8_t { f32, f64, i32 };
+
+inline size_t size_of(Dtype dtype) { return dtype == Dtype::f64 ? 8 : 4; }
+inline const char* name_of(Dtype dtype) {
+  return dtype == Dtype::f32 ? "f32" : dtype == Dtype::f64 ? "f64" : "i32";
+}
+
+template <class T> struct DtypeOf;
+template <> struct DtypeOf<float> { static constexpr Dtype value = Dtype::f32; };
+template <> struct DtypeOf<double> { static constexpr Dtype value = Dtype::f64; };
+template <> struct DtypeOf<int32_t> { static constexpr Dtype value = Dtype::i32; };
+
+// Sizes of the dimensions, outermost first: Shape{B, T, C}.
+struct Shape {
+  std::array<int64_t, 4> dim{1, 1, 1, 1};
+  int rank = 0;
+
+  Shape() = default;
+  Shape(std::initializer_list<int64_t> sizes) {
+    CHECK_THAT(sizes.size() <= 4, "a tensor has at most 4 dimensions, got ", sizes.size());
+    for (int64_t size : sizes) dim[rank++] = size;
+  }
+  int64_t operator[](int i) const { return dim[i]; }
+  int64_t numel() const { return dim[0] * dim[1] * dim[2] * dim[3]; }
+  bool operator==(const Shape& o) const { return rank == o.rank && dim == o.dim; }
+  std::string str() const {
+    std::string s = "(";
+    for (int i = 0; i < rank; ++i) s += (i ? ", " : "") + std::to_string(dim[i]);
+    return s + ")";
+  }
+};
+
+struct Tensor {
+  void* data = nullptr;
+  Dtype dtype = Dtype::f32;
+  Shape shape;
+
+  int64_t dim(int i) const { return shape.dim[i]; }
+  int64_t numel() const { return shape.numel(); }
+  size_t bytes() const { return static_cast<size_t>(numel()) * size_of(dtype); }
+  // Typed access; a wrong type is a bug, so it is loud.
+  template <class T>
+  T* as() const {
+    CHECK_THAT(dtype == DtypeOf<T>::value, "tensor is ", name_of(dtype), ", asked for ", name_of(DtypeOf<T>::value));
+    return static_cast<T*>(data);
+  }
+  std::string str() const { return std::string(name_of(dtype)) + shape.str(); }
+};
+
+// A Tensor does not carry const: every kernel's contract says what it writes.
+template <class T>
+Tensor view(const T* data, Shape shape) {
+  return Tensor{const_cast<T*>(data), DtypeOf<T>::value, shape};
+}
+
+// Calls body(float{}) or body(double{}), whichever the dtype names: how an entry point reaches its templated reference.
+template <class F>
+void with_real(Dtype dtype, F&& body) {
+  CHECK_THAT(dtype != Dtype::i32, "expected a floating-point tensor");
+  if (dtype == Dtype::f64) body(double{});
+  else body(float{});
+}
+
+}  // namespace crossply

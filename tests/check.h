@@ -1,0 +1,83 @@
+// What the tests share: random data, NaN-poisoned outputs, comparators that fail on NaN, and the complex-step oracle.
+#pragma once
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <complex>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "engine/stream.h"
+#include "engine/tensor.h"
+
+namespace crossply::test {
+
+using Complex = std::complex<double>;
+
+// Deterministic numbers in (-1, 1) times `scale`, the same on every machine.
+template <class T>
+std::vector<T> random_vector(int64_t n, uint64_t seed, double scale = 1.0) {
+  std::vector<T> out(static_cast<size_t>(n));
+  uint64_t state = seed * 0x9E3779B97F4A7C15ull + 0x1234567;
+  for (auto& x : out) {
+    state ^= state >> 12, state ^= state << 25, state ^= state >> 27;
+    x = T(scale * (static_cast<double>((state * 0x2545F4914F6CDD1Dull) >> 11) * 0x1p-52 - 1.0));
+  }
+  return out;
+}
+
+template <class T>
+std::vector<T> poisoned(int64_t n) {
+  return std::vector<T>(static_cast<size_t>(n), T(std::numeric_limits<double>::quiet_NaN()));
+}
+
+template <class To, class From>
+std::vector<To> convert(const std::vector<From>& from) {
+  return std::vector<To>(from.begin(), from.end());
+}
+
+// Every element: |got - want| <= tolerance * max(|want|, scale), where scale is the root mean square of want: an element
+// that is small by cancellation is judged by the size of its neighbours. NaN fails.
+template <class A, class B>
+void check_close(const std::string& what, const std::vector<A>& got, const std::vector<B>& want, double tolerance) {
+  REQUIRE_MESSAGE(got.size() == want.size(), what << ": sizes " << got.size() << " and " << want.size());
+  double square = 0;
+  for (const B& w : want) square += static_cast<double>(w) * static_cast<double>(w);
+  const double scale = want.empty() ? 0 : std::sqrt(square / static_cast<double>(want.size()));
+  for (size_t i = 0; i < want.size(); ++i) {
+    const double g = static_cast<double>(got[i]), w = static_cast<double>(want[i]);
+    const double allowed = tolerance * std::max(std::abs(w), scale);
+    if (!(std::abs(g - w) <= allowed)) {
+      FAIL_CHECK(what << "[" << i << "]: got " << g << ", want " << w << ", allowed difference " << allowed);
+      return;  // the first wrong element is enough
+    }
+  }
+  CHECK(true);
+}
+
+// The derivative of loss(x) with respect to every x[i], exact to rounding: imag(loss(x + ih)) / h with h = 1e-50.
+// The forward must be analytic code: comparisons by real part, no abs of values.
+inline std::vector<double> complex_step(const std::vector<double>& x,
+                                        const std::function<Complex(const std::vector<Complex>&)>& loss) {
+  constexpr double h = 1e-50;
+  std::vector<Complex> z(x.begin(), x.end());
+  std::vector<double> gradient(x.size());
+  for (size_t i = 0; i < x.size(); ++i) {
+    z[i] = Complex(x[i], h);
+    gradient[i] = loss(z).imag() / h;
+    z[i] = x[i];
+  }
+  return gradient;
+}
+
+// sum_i cotangent[i] * out[i]: turns any output into a scalar loss whose gradient with respect to `out` is `cotangent`.
+inline Complex dot(const std::vector<double>& cotangent, const std::vector<Complex>& out) {
+  Complex sum = 0;
+  for (size_t i = 0; i < out.size(); ++i) sum += cotangent[i] * out[i];
+  return sum;
+}
+
+}  // namespace crossply::test

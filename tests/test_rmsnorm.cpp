@@ -1,0 +1,69 @@
+#include "kernels/rmsnorm.h"
+
+#include "tests/check.h"
+
+using namespace crossply;
+using namespace crossply::test;
+
+namespace {
+struct Size {
+  int64_t rows, C;
+};
+}  // namespace
+
+TEST_CASE("rmsnorm: reference backward is the derivative of the reference forward") {
+  const double eps = 1e-6;
+  for (double scale : {1e-3, 1.0, 1e3}) {
+    for (auto [rows, C] : std::vector<Size>{{1, 1}, {3, 7}, {2, 31}}) {
+      CAPTURE(scale), CAPTURE(rows), CAPTURE(C);
+      const auto inp = random_vector<double>(rows * C, 1, scale), weight = random_vector<double>(C, 2);
+      const auto dout = random_vector<double>(rows * C, 3);
+      auto loss = [&](const std::vector<Complex>& x, const std::vector<Complex>& w) {
+        std::vector<Complex> out(x.size()), rstd(static_cast<size_t>(rows));
+        rmsnorm_forward_ref(out.data(), rstd.data(), x.data(), w.data(), rows, C, eps);
+        return dot(dout, out);
+      };
+      const auto want_dinp = complex_step(inp, [&](auto& x) { return loss(x, convert<Complex>(weight)); });
+      const auto want_dweight = complex_step(weight, [&](auto& w) { return loss(convert<Complex>(inp), w); });
+
+      auto out = poisoned<double>(rows * C), rstd = poisoned<double>(rows), dinp = poisoned<double>(rows * C);
+      std::vector<double> dweight(static_cast<size_t>(C), 0.0);
+      rmsnorm_forward_ref(out.data(), rstd.data(), inp.data(), weight.data(), rows, C, eps);
+      rmsnorm_backward_ref(dinp.data(), dweight.data(), dout.data(), inp.data(), weight.data(), rstd.data(), rows, C,
+                           false);
+      check_close("dinp", dinp, want_dinp, 1e-10);
+      check_close("dweight", dweight, want_dweight, 1e-10);
+    }
+  }
+}
+
+TEST_CASE("rmsnorm: fast CPU equals the reference, set and added") {
+  for (auto [rows, C] : std::vector<Size>{{1, 1}, {5, 31}, {300, 32}, {3, 1027}, {2000, 96}}) {
+    CAPTURE(rows), CAPTURE(C);
+    const auto inp = random_vector<float>(rows * C, 1), weight = random_vector<float>(C, 2);
+    const auto dout = random_vector<float>(rows * C, 3), before = random_vector<float>(rows * C, 4);
+    const auto inp64 = convert<double>(inp), weight64 = convert<double>(weight), dout64 = convert<double>(dout);
+    for (bool acc : {false, true}) {
+      auto out = poisoned<float>(rows * C), rstd = poisoned<float>(rows);
+      auto dinp = acc ? before : poisoned<float>(rows * C);
+      auto dweight = random_vector<float>(C, 5);
+      auto out64 = poisoned<double>(rows * C), rstd64 = poisoned<double>(rows);
+      auto dinp64 = convert<double>(dinp), dweight64 = convert<double>(dweight);
+      rmsnorm_forward(view(out.data(), {rows, C}), view(rstd.data(), {rows}),
+                      view(inp.data(), {rows, C}), view(weight.data(), {C}),
+                      1e-6, Stream{Backend::cpu});
+      rmsnorm_forward_ref(out64.data(), rstd64.data(), inp64.data(), weight64.data(), rows, C, 1e-6);
+      check_close("out", out, out64, 1e-6);
+      check_close("rstd", rstd, rstd64, 1e-6);
+      rmsnorm_backward(view(dinp.data(), {rows, C}), view(dweight.data(), {C}),
+                       view(dout.data(), {rows, C}),
+                       view(inp.data(), {rows, C}),
+                       view(weight.data(), {C}), view(rstd.data(), {rows}), acc,
+                       Stream{Backend::cpu});
+      rmsnorm_backward_ref(dinp64.data(), dweight64.data(), dout64.data(), inp64.data(), weight64.data(),
+                           rstd64.data(), rows, C, acc);
+      check_close("dinp", dinp, dinp64, 1e-5);
+      check_close("dweight", dweight, dweight64, 1e-5);
+    }
+  }
+}
