@@ -14,8 +14,11 @@ struct Size {
 TEST_CASE("rmsnorm: reference backward is the derivative of the reference forward") {
   const double eps = 1e-6;
   for (double scale : {1e-3, 1.0, 1e3}) {
-    for (auto [rows, C] : std::vector<Size>{{1, 1}, {3, 7}, {2, 31}}) {
-      CAPTURE(scale), CAPTURE(rows), CAPTURE(C);
+    for (const Size& size : std::vector<Size>{{1, 1}, {3, 7}, {2, 31}}) {
+      const int64_t rows = size.rows, C = size.C;
+      CAPTURE(scale);
+      CAPTURE(rows);
+      CAPTURE(C);
       const auto inp = random_vector<double>(rows * C, 1, scale), weight = random_vector<double>(C, 2);
       const auto dout = random_vector<double>(rows * C, 3);
       auto loss = [&](const std::vector<Complex>& x, const std::vector<Complex>& w) {
@@ -38,8 +41,10 @@ TEST_CASE("rmsnorm: reference backward is the derivative of the reference forwar
 }
 
 TEST_CASE("rmsnorm: fast CPU equals the reference, set and added") {
-  for (auto [rows, C] : std::vector<Size>{{1, 1}, {5, 31}, {300, 32}, {3, 1027}, {2000, 96}}) {
-    CAPTURE(rows), CAPTURE(C);
+  for (const Size& size : std::vector<Size>{{1, 1}, {5, 31}, {300, 32}, {3, 1027}, {2000, 96}}) {
+    const int64_t rows = size.rows, C = size.C;
+    CAPTURE(rows);
+    CAPTURE(C);
     const auto inp = random_vector<float>(rows * C, 1), weight = random_vector<float>(C, 2);
     const auto dout = random_vector<float>(rows * C, 3), before = random_vector<float>(rows * C, 4);
     const auto inp64 = convert<double>(inp), weight64 = convert<double>(weight), dout64 = convert<double>(dout);
