@@ -1,0 +1,222 @@
+#include "kernels/gemm.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <utility>
+
+#include "kernels/cpu.h"
+
+namespace crossply {
+namespace {
+
+// A tile of c stays in registers while k runs: tile_rows x 2 vectors, which leaves room for two vectors of b and one of a
+// in 32 (AVX-512) or 16 registers.
+#ifdef __AVX512F__
+constexpr int64_t lanes = 16, tile_rows = 14;
+#else
+constexpr int64_t lanes = 8, tile_rows = 6;
+#endif
+constexpr int64_t tile_cols = 2 * lanes;
+constexpr int64_t k_block = 384;       // a tile of a (tile_rows, k_block) stays in the L1 cache,
+constexpr int64_t n_block = 768;       // a packed block of b (k_block, n_block) in L2,
+constexpr int64_t m_block = 16 * tile_rows;  // and a packed block of a (m_block, k_block) beside it
+
+using Vec = float __attribute__((vector_size(lanes * sizeof(float))));
+
+inline void load(Vec& v, const float* p) { std::memcpy(&v, p, sizeof v); }
+inline void store(float* p, const Vec& v) { std::memcpy(p, &v, sizeof v); }
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// -----------------------------------------------------------------------------------------------------------------
+// Transposing in registers.
+
+template <size_t... I>
+inline void zip(Vec& low, Vec& high, const Vec& a, const Vec& b, std::index_sequence<I...>) {
+  low = __builtin_shufflevector(a, b, static_cast<int>(I / 2 + I % 2 * lanes)...);
+  high = __builtin_shufflevector(a, b, static_cast<int>((I + lanes) / 2 + I % 2 * lanes)...);
+}
+
+// One step rotates the bits of an element's position (row, lane) by one place; log2(lanes) steps swap the two halves.
+inline void transpose(std::array<Vec, lanes>& v) {
+  for (int64_t step = 1; step < lanes; step *= 2) {
+    std::array<Vec, lanes> w;
+    for (int64_t i = 0; i < lanes / 2; ++i)
+      zip(w[2 * i], w[2 * i + 1], v[i], v[i + lanes / 2], std::make_index_sequence<lanes>());
+    v = w;
+  }
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// The tile kernel: c (R, tile_cols) from a (R, K) and b (K, tile_cols). `stride` is a's stride between rows if its k is
+// contiguous (k_inner), and between k otherwise. Of the columns, the first n are stored.
+
+template <int R, bool k_inner>
+void multiply_tile(float* c, int64_t ldc, const float* a, int64_t stride, const float* b, int64_t ldb, int64_t K,
+                   int64_t n, bool add) {
+  Vec sum[R][2];
+#pragma GCC unroll 14
+  for (int i = 0; i < R; ++i) {
+    sum[i][0] = sum[i][1] = Vec{};
+    __builtin_prefetch(c + i * ldc, 1);
+    __builtin_prefetch(c + i * ldc + lanes, 1);
+  }
+  for (int64_t k = 0; k < K; ++k) {
+    Vec b0, b1;
+    load(b0, b + k * ldb);
+    load(b1, b + k * ldb + lanes);
+#pragma GCC unroll 14
+    for (int i = 0; i < R; ++i) {
+      const float x = k_inner ? a[i * stride + k] : a[k * stride + i];
+      sum[i][0] += x * b0;
+      sum[i][1] += x * b1;
+    }
+  }
+  if (n == tile_cols) {
+#pragma GCC unroll 14
+    for (int i = 0; i < R; ++i) {
+      for (int h = 0; h < 2; ++h) {
+        float* to = c + i * ldc + h * lanes;
+        Vec old{};
+        if (add) load(old, to);
+        store(to, old + sum[i][h]);
+      }
+    }
+    return;
+  }
+  float edge[R][tile_cols];
+  std::memcpy(edge, sum, sizeof edge);
+  for (int i = 0; i < R; ++i) {
+    for (int64_t j = 0; j < n; ++j) c[i * ldc + j] = add ? c[i * ldc + j] + edge[i][j] : edge[i][j];
+  }
+}
+
+using Tile = void (*)(float*, int64_t, const float*, int64_t, const float*, int64_t, int64_t, int64_t, bool);
+
+template <bool k_inner, int... I>
+constexpr std::array<Tile, tile_rows + 1> tiles_by_rows(std::integer_sequence<int, I...>) {
+  return {nullptr, multiply_tile<I + 1, k_inner>...};
+}
+constexpr auto tiles_k_inner = tiles_by_rows<true>(std::make_integer_sequence<int, tile_rows>());
+constexpr auto tiles_k_outer = tiles_by_rows<false>(std::make_integer_sequence<int, tile_rows>());
+
+// -----------------------------------------------------------------------------------------------------------------
+// Packing.
+
+// One panel of b, n columns from (k, j): to[k * tile_cols + j], with zeros beyond n.
+void pack_panel(float* to, const Strided& b, int64_t k0, int64_t j0, int64_t K, int64_t n) {
+  if (b.col == 1) {
+    for (int64_t k = 0; k < K; ++k) {
+      const float* from = b.data + (k0 + k) * b.row + j0;
+      if (n == tile_cols) {
+        std::memcpy(to + k * tile_cols, from, tile_cols * sizeof(float));
+      } else {
+        for (int64_t j = 0; j < tile_cols; ++j) to[k * tile_cols + j] = j < n ? from[j] : 0.f;
+      }
+    }
+    return;
+  }
+  for (int64_t half = 0; half < tile_cols; half += lanes) {
+    for (int64_t k = 0; k < K; k += lanes) {
+      const int64_t depth = std::min(lanes, K - k);
+      std::array<Vec, lanes> v;
+      for (int64_t j = 0; j < lanes; ++j) {
+        v[j] = Vec{};
+        const float* from = b.data + (j0 + half + j) * b.col + k0 + k;
+        if (half + j < n) std::memcpy(&v[j], from, static_cast<size_t>(depth) * sizeof(float));
+      }
+      transpose(v);
+      for (int64_t i = 0; i < depth; ++i) store(to + (k + i) * tile_cols + half, v[i]);
+    }
+  }
+}
+
+// A block of a whose rows are contiguous in memory, cut into its tiles, each (K, rows of the tile).
+void pack_tiles(float* to, const Strided& a, int64_t i0, int64_t k0, int64_t m, int64_t tiles, int64_t K) {
+  for (int64_t k = 0; k < K; ++k) {
+    const float* from = a.data + (k0 + k) * a.col + i0;
+    for (int64_t t = 0; t < tiles; ++t) {
+      const int64_t begin = m * t / tiles, rows = m * (t + 1) / tiles - begin;
+      for (int64_t i = 0; i < rows; ++i) to[begin * K + k * rows + i] = from[begin + i];
+    }
+  }
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// Blocks and threads.
+
+struct Plan {
+  int64_t M, N, K;
+  bool pack_a, pack_b, add;
+};
+
+// Rows [i0, i1) and columns [j0, j1) of c, on one thread; j0 is a multiple of tile_cols.
+void multiply_region(float* c, const Strided& a, const Strided& b, const Plan& plan, int64_t i0, int64_t i1,
+                     int64_t j0, int64_t j1) {
+  const bool k_inner = a.col == 1 && !plan.pack_a;
+  const int64_t depth = std::min(ceil_div(ceil_div(plan.K, ceil_div(plan.K, k_block)), lanes) * lanes, plan.K);
+  const int64_t width = ceil_div(std::min(n_block, j1 - j0), tile_cols) * tile_cols;
+  const int64_t height = plan.pack_a ? m_block : i1 - i0;
+  float* packed_b = plan.pack_b ? scratch_f32(static_cast<size_t>(depth * width), 4) : nullptr;
+  float* packed_a = plan.pack_a ? scratch_f32(static_cast<size_t>(depth * m_block), 5) : nullptr;
+  for (int64_t k0 = 0; k0 < plan.K; k0 += depth) {
+    const int64_t K = std::min(depth, plan.K - k0);
+    const bool add = plan.add || k0 > 0;
+    for (int64_t jb = j0; jb < j1; jb += width) {
+      const int64_t j_end = std::min(jb + width, j1);
+      for (int64_t j = jb; plan.pack_b && j < j_end; j += tile_cols)
+        pack_panel(packed_b + (j - jb) * K, b, k0, j, K, std::min(tile_cols, j_end - j));
+      for (int64_t ib = i0; ib < i1; ib += height) {
+        const int64_t m = std::min(height, i1 - ib), tiles = ceil_div(m, tile_rows);
+        if (plan.pack_a) pack_tiles(packed_a, a, ib, k0, m, tiles, K);
+        for (int64_t t = 0; t < tiles; ++t) {
+          const int64_t begin = m * t / tiles, rows = m * (t + 1) / tiles - begin;
+          const float* from = plan.pack_a ? packed_a + begin * K : a.data + (ib + begin) * a.row + k0 * a.col;
+          const int64_t stride = plan.pack_a ? rows : k_inner ? a.row : a.col;
+          const Tile tile = (k_inner ? tiles_k_inner : tiles_k_outer)[static_cast<size_t>(rows)];
+          for (int64_t j = jb; j < j_end; j += tile_cols) {
+            const float* panel = plan.pack_b ? packed_b + (j - jb) * K : b.data + k0 * b.row + j;
+            tile(c + (ib + begin) * plan.N + j, plan.N, from, stride, panel, plan.pack_b ? tile_cols : b.row, K,
+                 std::min(tile_cols, j_end - j), add);
+          }
+        }
+      }
+    }
+  }
+}
+
+// Cuts c into as many rectangles as there are threads, so that the largest is as small, and as square, as possible.
+void multiply(float* c, const Strided& a, const Strided& b, const Plan& plan) {
+  const bool small = 2 * plan.M * plan.N * plan.K < 1000000;
+  const int64_t threads = small || omp_in_parallel() ? 1 : omp_get_max_threads();
+  const int64_t cols = ceil_div(plan.N, tile_cols);
+  int64_t best = INT64_MAX, down = 1;
+  for (int64_t d = 1; d <= threads; ++d) {
+    if (threads % d) continue;
+    const int64_t m = ceil_div(plan.M, d), n = ceil_div(cols, threads / d) * tile_cols;
+    const int64_t cost = m * n + 16 * (m + n);  // multiplying, and packing both operands
+    if (cost < best) best = cost, down = d;
+  }
+  const int64_t across = threads / down;
+  parallel_for(threads, 1, [=, &a, &b, &plan](int64_t begin, int64_t end) {
+    for (int64_t p = begin; p < end; ++p) {
+      const int64_t y = p / across, x = p % across;
+      multiply_region(c, a, b, plan, plan.M * y / down, plan.M * (y + 1) / down, cols * x / across * tile_cols,
+                      std::min(cols * (x + 1) / across * tile_cols, plan.N));
+    }
+  });
+}
+
+}  // namespace
+
+// -----------------------------------------------------------------------------------------------------------------
+
+void gemm(float* c, const Strided& a, const Strided& b, int64_t M, int64_t N, int64_t K, bool add) {
+  const bool pack_a = a.col != 1 && N > 128;
+  const bool pack_b = b.col != 1 || N % tile_cols != 0 || M > 64;
+  multiply(c, a, b, Plan{M, N, K, pack_a, pack_b, add});
+}
+
+}  // namespace crossply

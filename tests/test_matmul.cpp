@@ -1,0 +1,169 @@
+#include "kernels/matmul.h"
+
+#include <omp.h>
+
+#include "tests/check.h"
+
+using namespace crossply;
+using namespace crossply::test;
+
+namespace {
+
+struct Size {
+  int64_t rows, C, O;
+};
+
+// A sum of K products makes K roundings, each at most half an ulp of a partial sum that is about as large as the result;
+// independent, they grow like sqrt(K), and 5 deviations cover the largest of a million elements.
+double tolerance(int64_t K) { return 5 * 0x1p-24 * std::sqrt(static_cast<double>(K)); }
+
+struct Case {
+  int64_t rows, C, O;
+  std::vector<float> inp, weight, dout, dinp_before, dweight_before;
+  explicit Case(const Size& size)
+      : rows(size.rows), C(size.C), O(size.O), inp(random_vector<float>(rows * C, 1)),
+        weight(random_vector<float>(O * C, 2)), dout(random_vector<float>(rows * O, 3)),
+        dinp_before(random_vector<float>(rows * C, 4)), dweight_before(random_vector<float>(O * C, 5)) {}
+};
+
+struct Result {
+  std::vector<float> out, dinp, dweight;
+};
+
+Result run(const Case& a, bool acc, Stream stream = {}) {
+  Result r{poisoned<float>(a.rows * a.O), acc ? a.dinp_before : poisoned<float>(a.rows * a.C), a.dweight_before};
+  const Tensor weight = view(a.weight.data(), {a.O, a.C}), dweight = view(r.dweight.data(), {a.O, a.C});
+  const Tensor inp = view(a.inp.data(), {a.rows, a.C}), dinp = view(r.dinp.data(), {a.rows, a.C});
+  const Tensor out = view(r.out.data(), {a.rows, a.O}), dout = view(a.dout.data(), {a.rows, a.O});
+  matmul_forward(out, inp, weight, stream);
+  matmul_backward_input(dinp, dout, weight, acc, stream);
+  matmul_backward_weight(dweight, dout, inp, stream);
+  return r;
+}
+
+void check_against_reference(const Case& a, bool acc) {
+  CAPTURE(a.rows);
+  CAPTURE(a.C);
+  CAPTURE(a.O);
+  CAPTURE(acc);
+  const Result got = run(a, acc);
+  const auto inp = convert<double>(a.inp), weight = convert<double>(a.weight), dout = convert<double>(a.dout);
+  auto out = poisoned<double>(a.rows * a.O), dinp = poisoned<double>(a.rows * a.C);
+  auto dweight = convert<double>(a.dweight_before);
+  if (acc) dinp = convert<double>(a.dinp_before);
+  matmul_forward_ref(out.data(), inp.data(), weight.data(), a.rows, a.C, a.O);
+  matmul_backward_input_ref(dinp.data(), dout.data(), weight.data(), a.rows, a.C, a.O, acc);
+  matmul_backward_weight_ref(dweight.data(), dout.data(), inp.data(), a.rows, a.C, a.O);
+  check_close("out", got.out, out, tolerance(a.C));
+  check_close("dinp", got.dinp, dinp, tolerance(a.O));
+  check_close("dweight", got.dweight, dweight, tolerance(a.rows));
+}
+
+bool same(const Result& a, const Result& b) { return a.out == b.out && a.dinp == b.dinp && a.dweight == b.dweight; }
+
+}  // namespace
+
+TEST_CASE("matmul: reference backward is the derivative of the reference forward") {
+  for (double scale : {1e-3, 1.0, 1e3}) {
+    for (const Size& size : std::vector<Size>{{1, 3, 1}, {3, 7, 5}, {4, 1, 6}}) {
+      const int64_t rows = size.rows, C = size.C, O = size.O;
+      CAPTURE(scale);
+      CAPTURE(rows);
+      const auto inp = random_vector<double>(rows * C, 1, scale), weight = random_vector<double>(O * C, 2);
+      const auto dout = random_vector<double>(rows * O, 3);
+      auto loss = [&](const std::vector<Complex>& x, const std::vector<Complex>& w) {
+        std::vector<Complex> out(static_cast<size_t>(rows * O));
+        matmul_forward_ref(out.data(), x.data(), w.data(), rows, C, O);
+        return dot(dout, out);
+      };
+      const auto want_dinp = complex_step(inp, [&](auto& x) { return loss(x, convert<Complex>(weight)); });
+      const auto want_dweight = complex_step(weight, [&](auto& w) { return loss(convert<Complex>(inp), w); });
+
+      auto dinp = poisoned<double>(rows * C);
+      std::vector<double> dweight(static_cast<size_t>(O * C), 0.0);
+      matmul_backward_input_ref(dinp.data(), dout.data(), weight.data(), rows, C, O, false);
+      matmul_backward_weight_ref(dweight.data(), dout.data(), inp.data(), rows, C, O);
+      check_close("dinp", dinp, want_dinp, 1e-12);
+      check_close("dweight", dweight, want_dweight, 1e-12);
+      // Added: a second time gives twice the gradient.
+      matmul_backward_input_ref(dinp.data(), dout.data(), weight.data(), rows, C, O, true);
+      matmul_backward_weight_ref(dweight.data(), dout.data(), inp.data(), rows, C, O);
+      for (size_t i = 0; i < dinp.size(); ++i) CHECK(dinp[i] == doctest::Approx(2 * want_dinp[i]).epsilon(1e-12));
+      for (size_t i = 0; i < dweight.size(); ++i)
+        CHECK(dweight[i] == doctest::Approx(2 * want_dweight[i]).epsilon(1e-12));
+    }
+  }
+}
+
+TEST_CASE("matmul: fast CPU equals the reference, set and added") {
+  const std::vector<Size> sizes{
+      {1, 1, 1},      {1, 7, 21},     {2, 33, 5},     {3, 32, 32},    {5, 200, 67},   // generation, odd sizes
+      {16, 96, 130},  {17, 31, 33},   {29, 64, 32},   {63, 129, 7},                   // around tiles of 14 x 32
+      {700, 32, 21},  {4100, 32, 32}, {1500, 21, 96}, {9001, 7, 40},                  // long and thin: split sums
+      {64, 401, 300}, {130, 800, 64}, {70, 64, 801},  {300, 193, 161}, {50, 770, 390},  // more than one block each way
+  };
+  for (const Size& size : sizes) {
+    const Case a(size);
+    for (bool acc : {false, true}) check_against_reference(a, acc);
+  }
+}
+
+TEST_CASE("matmul: every height and width of an edge tile") {
+  for (int64_t rows = 1; rows <= 30; ++rows) check_against_reference(Case({rows, 18, 35}), false);
+  for (int64_t width = 1; width <= 70; ++width) check_against_reference(Case({20, width, width + 1}), true);
+}
+
+TEST_CASE("matmul: the result does not depend on the thread count") {
+  const int threads = omp_get_max_threads();
+  for (const Size& size : std::vector<Size>{{8, 300, 513}, {333, 200, 210}, {5000, 32, 33}, {900, 64, 700}}) {
+    CAPTURE(size.rows);
+    const Case a(size);
+    omp_set_num_threads(1);
+    const Result want = run(a, true);
+    for (int n : {2, 3, 6}) {
+      CAPTURE(n);
+      omp_set_num_threads(n);
+      CHECK(same(run(a, true), want));
+    }
+    omp_set_num_threads(threads);
+    Result inside[2];  // and a caller that is itself one of several threads gets the same
+#pragma omp parallel for num_threads(2)
+    for (int i = 0; i < 2; ++i) inside[i] = run(a, true);
+    CHECK(same(inside[0], want));
+    CHECK(same(inside[1], want));
+  }
+}
+
+TEST_CASE("matmul: NaN reaches exactly the elements it belongs to") {
+  for (const Size& size : std::vector<Size>{{3, 40, 37}, {50, 33, 45}, {4200, 20, 30}}) {
+    Case a(size);
+    const int64_t n = a.rows - 2, c = a.C - 1;
+    a.inp[static_cast<size_t>(n * a.C + c)] = std::numeric_limits<float>::quiet_NaN();
+    const Result got = run(a, false);
+    int64_t out_wrong = 0, dweight_wrong = 0;
+    for (int64_t i = 0; i < a.rows * a.O; ++i)
+      out_wrong += std::isnan(got.out[static_cast<size_t>(i)]) != (i / a.O == n);
+    for (int64_t i = 0; i < a.O * a.C; ++i)
+      dweight_wrong += std::isnan(got.dweight[static_cast<size_t>(i)]) != (i % a.C == c);
+    CHECK(out_wrong == 0);
+    CHECK(dweight_wrong == 0);
+  }
+}
+
+TEST_CASE("matmul: any rank flattens, wrong shapes are refused, the reference backend serves f64") {
+  const auto inp = random_vector<double>(24, 1), weight = random_vector<double>(10, 2);
+  auto out = poisoned<double>(60), want = poisoned<double>(60);
+  matmul_forward(view(out.data(), {2, 2, 3, 5}), view(inp.data(), {2, 2, 6}), view(weight.data(), {5, 2}),
+                 Stream{Backend::reference});
+  matmul_forward_ref(want.data(), inp.data(), weight.data(), 12, 2, 5);
+  CHECK(out == want);
+  const Tensor x = view(inp.data(), {12, 2}), w = view(weight.data(), {5, 2}), y = view(out.data(), {12, 5});
+  const Tensor wrong = view(weight.data(), {3, 2});
+  for (Backend backend : {Backend::reference, Backend::cpu}) {
+    CHECK_THROWS_AS(matmul_forward(y, x, wrong, Stream{backend}), Error);
+    CHECK_THROWS_AS(matmul_backward_input(x, y, wrong, false, Stream{backend}), Error);
+    CHECK_THROWS_AS(matmul_backward_weight(wrong, y, x, Stream{backend}), Error);
+    CHECK_THROWS_AS(matmul_forward(y, x, view(weight.data(), {10}), Stream{backend}), Error);
+  }
+  CHECK_THROWS_AS(matmul_forward(y, x, w, Stream{Backend::cpu}), Error);  // f64 has no fast path
+}
