@@ -1,0 +1,136 @@
+#include "engine/file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
+#include <system_error>
+
+namespace crossply {
+namespace {
+
+std::string reason(int error) { return std::generic_category().message(error); }
+
+bool is_full(int error) { return error == ENOSPC || error == EDQUOT; }
+
+std::string parent_of(const std::string& path) {
+  const std::string parent = std::filesystem::path(path).parent_path().string();
+  return parent.empty() ? "." : parent;
+}
+
+void sync(const std::string& path, int flags) {
+  const Descriptor fd(::open(path.c_str(), flags | O_RDONLY | O_CLOEXEC));
+  if (fd.get() < 0) fail_io("open", path, errno);
+  // Some network file systems cannot sync a directory and say EINVAL: there is nothing more to be done there.
+  if (::fsync(fd.get()) != 0 && !(errno == EINVAL && (flags & O_DIRECTORY))) fail_io("sync to disk", path, errno);
+}
+
+// Where a write to `path` must go: a link's target, so that the rename does not replace the link by a file.
+std::string writable_target(const std::string& path) {
+  struct stat status;
+  if (::stat(path.c_str(), &status) != 0) return path;  // new, or a problem that open will report
+  if (!S_ISREG(status.st_mode)) fail(Exit::io, "cannot write ", path, ": it exists and is not a regular file");
+  std::error_code error;
+  const auto target = std::filesystem::canonical(path, error);
+  return error ? path : target.string();
+}
+
+}  // namespace
+
+Descriptor::~Descriptor() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+void fail_io(const std::string& action, const std::string& path, int error) {
+  const char* hint = is_full(error) ? ": free some space and try again" : "";
+  fail(Exit::io, "cannot ", action, " ", path, ": ", reason(error), hint);
+}
+
+InputFile::InputFile(const std::string& path) : path_(path) {
+  // O_NONBLOCK: opening a pipe must not wait for a writer; it has no effect on regular files.
+  fd_ = Descriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (fd_.get() < 0 && (errno == ENOENT || errno == ENOTDIR)) {
+    fail(Exit::no_input, "cannot open ", path, ": ", reason(errno), ": check the path");
+  }
+  if (fd_.get() < 0) fail_io("open", path, errno);
+  struct stat status;
+  if (::fstat(fd_.get(), &status) != 0) fail_io("inspect", path, errno);
+  if (!S_ISREG(status.st_mode)) fail(Exit::bad_data, path, ": is not a regular file");
+  size_ = static_cast<uint64_t>(status.st_size);
+}
+
+void InputFile::read(uint64_t offset, void* out, uint64_t bytes) const {
+  char* to = static_cast<char*>(out);
+  while (bytes > 0) {
+    const ssize_t n = ::pread(fd_.get(), to, bytes, static_cast<off_t>(offset));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) fail_io("read", path_, errno);
+    if (n == 0) fail(Exit::io, "cannot read ", path_, ": it ends ", bytes, " bytes early: it changed while being read");
+    to += n, offset += static_cast<uint64_t>(n), bytes -= static_cast<uint64_t>(n);
+  }
+}
+
+OutputFile::OutputFile(const std::string& path, uint64_t bytes) : path_(writable_target(path)), expected_(bytes) {
+  temporary_ = temporary_sibling(path_);
+  ::unlink(temporary_.c_str());  // left by a dead process that had the same number
+  fd_ = Descriptor(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+  if (fd_.get() < 0) {
+    const int error = errno;
+    temporary_.clear();
+    fail_io("create", path_, error);
+  }
+}
+
+OutputFile::~OutputFile() {
+  if (!temporary_.empty()) ::unlink(temporary_.c_str());
+}
+
+void OutputFile::fail_write(int error) const {
+  if (!is_full(error)) fail_io("write", path_, error);
+  struct statvfs disk;
+  const bool known = ::statvfs(parent_of(path_).c_str(), &disk) == 0;
+  const uint64_t available = known ? disk.f_bavail * disk.f_frsize : 0;
+  const uint64_t missing = expected_ > written_ ? expected_ - written_ : 0;
+  fail(Exit::io, error == EDQUOT ? "disk quota exceeded" : "no space left on device", " while writing ", path_,
+       ": free ", missing > available ? missing - available : missing, " bytes or choose another directory (",
+       written_, " of ", expected_, " bytes fitted)");
+}
+
+void OutputFile::write(const void* data, uint64_t bytes) {
+  const char* from = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const ssize_t n = ::write(fd_.get(), from, bytes);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) fail_write(errno);
+    from += n, written_ += static_cast<uint64_t>(n), bytes -= static_cast<uint64_t>(n);
+  }
+}
+
+void OutputFile::commit() {
+  // A full disk may show up only here, because the system writes behind our back.
+  if (::fsync(fd_.get()) != 0) fail_write(errno);
+  if (::close(fd_.release()) != 0) fail_write(errno);
+  if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail_io("rename " + temporary_ + " to", path_, errno);
+  temporary_.clear();
+  sync_directory(parent_of(path_));
+}
+
+void write_file_atomically(const std::string& path, const std::string& contents) {
+  OutputFile file(path, contents.size());
+  file.write(contents.data(), contents.size());
+  file.commit();
+}
+
+void sync_directory(const std::string& dir) { sync(dir, O_DIRECTORY); }
+void sync_file(const std::string& path) { sync(path, 0); }
+
+std::string temporary_sibling(const std::string& path) {
+  const std::filesystem::path p(path);
+  return (p.parent_path() / str(".tmp-", p.filename().string(), "-", ::getpid())).string();
+}
+
+}  // namespace crossply

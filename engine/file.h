@@ -1,0 +1,76 @@
+// Files: reads that know the size, and writes that either complete or leave what was there before. Every failure is an
+// Error that names the file and the system's reason.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "engine/check.h"
+
+namespace crossply {
+
+// A file descriptor with one owner.
+class Descriptor {
+ public:
+  explicit Descriptor(int fd = -1) : fd_(fd) {}
+  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~Descriptor();
+  int get() const { return fd_; }
+  int release() { return std::exchange(fd_, -1); }
+
+ private:
+  int fd_;
+};
+
+// Exit::io with "cannot ACTION PATH: REASON"; a full disk gets a hint.
+[[noreturn]] void fail_io(const std::string& action, const std::string& path, int error);
+
+// A regular file open for reading. A missing file is Exit::no_input, anything else that fails is Exit::io.
+class InputFile {
+ public:
+  explicit InputFile(const std::string& path);
+  const std::string& path() const { return path_; }
+  uint64_t size() const { return size_; }
+  // Reads exactly `bytes` bytes at `offset`; a file that became shorter meanwhile is an error.
+  void read(uint64_t offset, void* out, uint64_t bytes) const;
+
+ private:
+  std::string path_;
+  Descriptor fd_;
+  uint64_t size_ = 0;
+};
+
+// Writes to a temporary sibling, .tmp-NAME-PID, which takes the place of `path` at commit(), after it has reached the
+// disk. Without commit() nothing changes. A symbolic link is followed; a device or a directory is refused.
+class OutputFile {
+ public:
+  OutputFile(const std::string& path, uint64_t bytes);  // bytes: how many will be written, for the full-disk message
+  ~OutputFile();
+  OutputFile(const OutputFile&) = delete;
+  OutputFile& operator=(const OutputFile&) = delete;
+  void write(const void* data, uint64_t bytes);
+  void commit();
+
+ private:
+  [[noreturn]] void fail_write(int error) const;
+  std::string path_, temporary_;
+  Descriptor fd_;
+  uint64_t expected_, written_ = 0;
+};
+
+void write_file_atomically(const std::string& path, const std::string& contents);
+
+// Makes the names in a directory durable; without it a power loss may undo a rename.
+void sync_directory(const std::string& dir);
+// Makes the contents of a file durable.
+void sync_file(const std::string& path);
+
+// The temporary sibling of a file or directory: DIR/.tmp-NAME-PID.
+std::string temporary_sibling(const std::string& path);
+
+}  // namespace crossply

@@ -1,0 +1,288 @@
+#include "train/checkpoint.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "train/sha256.h"
+
+namespace crossply {
+namespace {
+
+namespace fs = std::filesystem;
+
+const std::string manifest_name = "manifest.json", temporary_prefix = ".tmp-", old_suffix = ".old";
+constexpr uint64_t max_manifest = 16 << 20;
+
+struct FileEntry {
+  uint64_t bytes = 0;
+  std::string sha256;
+};
+using Manifest = std::map<std::string, FileEntry>;
+
+bool is_plain_name(const std::string& name) {
+  return !name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos;
+}
+
+std::string sha256_of(const InputFile& file) {
+  std::vector<char> buffer(std::min<uint64_t>(file.size(), 1 << 20));
+  Sha256 hash;
+  for (uint64_t at = 0; at < file.size(); at += buffer.size()) {
+    const uint64_t n = std::min<uint64_t>(buffer.size(), file.size() - at);
+    file.read(at, buffer.data(), n);
+    hash.update(buffer.data(), n);
+  }
+  return hash.hex();
+}
+
+void write_manifest(const std::string& path, const Manifest& manifest) {
+  nlohmann::json files = nlohmann::json::object();
+  for (const auto& [name, entry] : manifest) files[name] = {{"bytes", entry.bytes}, {"sha256", entry.sha256}};
+  write_file_atomically(path, nlohmann::json{{"files", files}}.dump(2) + "\n");
+}
+
+Manifest read_manifest(const std::string& path) {
+  const InputFile file(path);
+  if (file.size() > max_manifest) fail(Exit::bad_data, path, ": ", file.size(), " bytes are too many for a manifest");
+  std::string text(file.size(), '\0');
+  file.read(0, text.data(), text.size());
+  Manifest manifest;
+  try {
+    const auto json = nlohmann::json::parse(text);
+    for (const auto& [name, entry] : json.at("files").items()) {
+      if (!is_plain_name(name)) fail(Exit::bad_data, path, ": lists a file outside its directory");
+      manifest[name] = {entry.at("bytes").get<uint64_t>(), entry.at("sha256").get<std::string>()};
+    }
+  } catch (const nlohmann::json::exception&) {
+    fail(Exit::bad_data, path, ": is not a manifest");
+  }
+  if (manifest.empty()) fail(Exit::bad_data, path, ": lists no files");
+  return manifest;
+}
+
+// Fails unless every listed file is there with the listed size and, if `contents`, the listed digest.
+void verify(const std::string& dir, bool contents) {
+  for (const auto& [name, entry] : read_manifest(dir + "/" + manifest_name)) {
+    const InputFile file(dir + "/" + name);
+    if (file.size() != entry.bytes) {
+      fail(Exit::bad_data, file.path(), ": has ", file.size(), " bytes, the manifest says ", entry.bytes);
+    }
+    if (contents && sha256_of(file) != entry.sha256) {
+      fail(Exit::bad_data, file.path(), ": its SHA-256 is not the one in the manifest: the file was damaged");
+    }
+  }
+}
+
+bool passes(const std::string& dir, bool contents, std::string* why) {
+  try {
+    verify(dir, contents);
+    return true;
+  } catch (const Error& error) {
+    if (why != nullptr) *why = error.what();
+    return false;
+  }
+}
+
+bool exists(const std::string& path) {
+  std::error_code error;
+  const auto status = fs::symlink_status(path, error);
+  if (status.type() == fs::file_type::none) fail_io("look for", path, error.value());
+  return status.type() != fs::file_type::not_found;
+}
+
+// Names in a directory, sorted.
+std::vector<std::string> names_in(const std::string& dir) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (fs::directory_iterator it(dir, error), end; !error && it != end; it.increment(error)) {
+    names.push_back(it->path().filename().string());
+  }
+  if (error) fail_io("list", dir, error.value());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+// True if everything in the directory is a checkpoint's own: then it may be removed.
+bool is_only_a_checkpoint(const std::string& dir) {
+  try {
+    const Manifest manifest = read_manifest(dir + "/" + manifest_name);
+    const auto names = names_in(dir);
+    return std::all_of(names.begin(), names.end(),
+                       [&](const std::string& name) { return name == manifest_name || manifest.count(name) != 0; });
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+void remove_tree(const std::string& path) {
+  std::error_code error;
+  fs::remove_all(path, error);
+  if (error) fail_io("remove", path, error.value());
+}
+
+void rename_path(const std::string& from, const std::string& to) {
+  if (::rename(from.c_str(), to.c_str()) != 0) fail_io("rename " + from + " to", to, errno);
+}
+
+std::string parent_of(const std::string& path) { return fs::path(path).parent_path().string(); }
+
+// Removes a checkpoint; under a temporary name, so that a kill does not leave half of it under a real one.
+void remove_checkpoint(const std::string& dir) {
+  const std::string doomed = temporary_sibling(dir);
+  remove_tree(doomed);
+  rename_path(dir, doomed);
+  remove_tree(doomed);
+}
+
+// Frees the name `dir`: removes a checkpoint, keeps anything else as FINAL.kept-1, -2, ...
+void make_way(const std::string& dir, const std::string& final_dir) {
+  if (!exists(dir)) return;
+  if (is_only_a_checkpoint(dir)) return remove_checkpoint(dir);
+  int number = 1;
+  while (exists(str(final_dir, ".kept-", number))) ++number;
+  rename_path(dir, str(final_dir, ".kept-", number));
+}
+
+struct Step {
+  uint64_t number;
+  bool old;  // the version that was replaced
+  std::string dir;
+};
+
+// Every step_NUMBER and step_NUMBER.old in a run directory, newest first, a replaced one after its replacement.
+std::vector<Step> steps_in(const std::string& run_dir) {
+  std::vector<Step> steps;
+  for (const std::string& name : names_in(run_dir)) {
+    const std::string prefix = "step_";
+    if (!name.starts_with(prefix)) continue;
+    Step step{0, false, run_dir + "/" + name};
+    const char* last = name.data() + name.size();
+    const auto [rest, error] = std::from_chars(name.data() + prefix.size(), last, step.number);
+    step.old = rest != last && rest == name.data() + name.size() - old_suffix.size() && name.ends_with(old_suffix);
+    if (error == std::errc() && (rest == last || step.old)) steps.push_back(step);
+  }
+  std::sort(steps.begin(), steps.end(), [](const Step& a, const Step& b) {
+    return a.number != b.number ? a.number > b.number : a.old < b.old;
+  });
+  return steps;
+}
+
+// Whether NAME is .tmp-...-PID of a process that is gone. This process counts as gone: after a restart in a container
+// the number is often the same one.
+bool is_leftover(const std::string& name) {
+  if (!name.starts_with(temporary_prefix)) return false;
+  const char* last = name.data() + name.size();
+  pid_t pid = 0;
+  const auto [rest, error] = std::from_chars(name.data() + name.rfind('-') + 1, last, pid);
+  if (error != std::errc() || rest != last || pid <= 0) return false;
+  return pid == ::getpid() || (::kill(pid, 0) != 0 && errno == ESRCH);
+}
+
+}  // namespace
+
+CheckpointWriter::~CheckpointWriter() {
+  std::error_code ignored;  // a destructor cannot report; remove_old_checkpoints tries again
+  if (!temporary_.empty()) fs::remove_all(temporary_, ignored);
+}
+
+void CheckpointWriter::begin(const std::string& final_dir) {
+  CHECK_THAT(temporary_.empty(), "a checkpoint is already being written to ", final_);
+  std::error_code error;
+  fs::path target = fs::weakly_canonical(fs::absolute(final_dir, error), error);
+  if (error) fail_io("write a checkpoint to", final_dir, error.value());
+  if (!target.has_filename()) target = target.parent_path();  // a slash at the end
+  final_ = target.string();
+  fs::create_directories(target.parent_path(), error);
+  if (error) fail_io("create", parent_of(final_), error.value());
+  // Listing also fails if the name belongs to a file.
+  if (exists(final_) && !names_in(final_).empty() && !exists(final_ + "/" + manifest_name)) {
+    fail(Exit::io, "cannot write a checkpoint to ", final_, ": it holds files but no ", manifest_name,
+         ", so it is not a checkpoint to replace: move it away or choose another name");
+  }
+  const std::string temporary = temporary_sibling(final_);
+  remove_tree(temporary);  // left by a dead process that had the same number
+  if (::mkdir(temporary.c_str(), 0777) != 0) fail_io("create", temporary, errno);
+  temporary_ = temporary;
+}
+
+std::string CheckpointWriter::path(const std::string& file) const {
+  CHECK_THAT(!temporary_.empty(), "begin() comes first");
+  CHECK_THAT(is_plain_name(file) && file != manifest_name, "not a name for a file of a checkpoint: ", file);
+  return temporary_ + "/" + file;
+}
+
+void CheckpointWriter::commit() {
+  CHECK_THAT(!temporary_.empty(), "begin() comes first");
+  Manifest manifest;
+  for (const std::string& name : names_in(temporary_)) {
+    const std::string file_path = temporary_ + "/" + name;
+    sync_file(file_path);
+    const InputFile file(file_path);
+    manifest[name] = {file.size(), sha256_of(file)};
+  }
+  CHECK_THAT(!manifest.empty(), "a checkpoint without files: ", final_);
+  write_manifest(temporary_ + "/" + manifest_name, manifest);  // syncs itself and the directory
+  publish();
+}
+
+// Moves the finished directory to its final name. A directory cannot be renamed onto one that has files, so the two
+// change places in one system call. Where the file system cannot do that (NFS, some FUSE), or where the one to replace
+// must be kept, it steps aside as NAME.old: newest_valid_checkpoint looks there if we are killed between two renames.
+void CheckpointWriter::publish() {
+  const std::string fresh = std::exchange(temporary_, "");  // complete from here on, so no longer to be thrown away
+  const std::string aside = final_ + old_suffix;
+  if (::rename(fresh.c_str(), final_.c_str()) == 0) return sync_directory(parent_of(final_));
+  if (errno != ENOTEMPTY && errno != EEXIST) fail_io("rename " + fresh + " to", final_, errno);
+  if (is_only_a_checkpoint(final_) &&
+      ::renameat2(AT_FDCWD, fresh.c_str(), AT_FDCWD, final_.c_str(), RENAME_EXCHANGE) == 0) {
+    sync_directory(parent_of(final_));
+    return remove_tree(fresh);
+  }
+  make_way(aside, final_);
+  rename_path(final_, aside);
+  rename_path(fresh, final_);
+  sync_directory(parent_of(final_));
+  make_way(aside, final_);
+}
+
+bool is_valid_checkpoint(const std::string& dir, std::string* why) { return passes(dir, true, why); }
+
+std::string newest_valid_checkpoint(const std::string& run_dir, std::vector<std::string>* skipped) {
+  if (!exists(run_dir)) return "";
+  for (const Step& step : steps_in(run_dir)) {
+    std::string why;
+    if (is_valid_checkpoint(step.dir, &why)) return step.dir;
+    if (skipped != nullptr) skipped->push_back("skipped the checkpoint " + step.dir + ": " + why);
+  }
+  return "";
+}
+
+void remove_old_checkpoints(const std::string& run_dir, int keep) {
+  CHECK_THAT(keep >= 1, "the newest checkpoint must stay, keep = ", keep);
+  const std::string newest = newest_valid_checkpoint(run_dir);
+  bool older = false;
+  for (const Step& step : newest.empty() ? std::vector<Step>() : steps_in(run_dir)) {
+    if (step.dir == newest) {
+      older = true, --keep;
+      continue;
+    }
+    // Complete is enough here: reading every byte of every checkpoint at every save would be slow.
+    if (!older || !passes(step.dir, false, nullptr)) continue;
+    if (!step.old && keep-- > 0) continue;
+    if (is_only_a_checkpoint(step.dir)) remove_checkpoint(step.dir);
+  }
+  for (const std::string& name : names_in(run_dir)) {
+    if (is_leftover(name)) remove_tree(run_dir + "/" + name);
+  }
+}
+
+}  // namespace crossply

@@ -1,0 +1,46 @@
+// Checkpoints as directories that survive a kill and a power loss at any moment. A checkpoint is valid when its
+// manifest.json, written last, lists every file with its size and SHA-256, and all of them are as listed.
+//
+// All of it is built under a temporary name beside the final one, .tmp-NAME-PID, brought to the disk, and then renamed.
+// A directory that holds a file which no checkpoint lists, somebody's notes, is never removed.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "engine/file.h"
+
+namespace crossply {
+
+class CheckpointWriter {
+ public:
+  CheckpointWriter() = default;
+  ~CheckpointWriter();  // without commit(): removes the temporary directory
+  CheckpointWriter(const CheckpointWriter&) = delete;
+  CheckpointWriter& operator=(const CheckpointWriter&) = delete;
+
+  // final_dir may be new, empty, or a checkpoint that is going to be replaced; its parents are created.
+  void begin(const std::string& final_dir);
+  // Where to write a file of the checkpoint; `file` is a plain name.
+  std::string path(const std::string& file) const;
+  // After this returns the checkpoint is on the disk. A checkpoint it replaces is there until the new one is; if it held
+  // files that it did not list, it stays as NAME.kept-1, -2, ...
+  void commit();
+
+ private:
+  void publish();
+  std::string final_, temporary_;
+};
+
+// Reads every byte. If false, *why says what is wrong.
+bool is_valid_checkpoint(const std::string& dir, std::string* why);
+
+// The valid directory named step_NUMBER with the largest number; "" if there is none. Each newer one that is not valid
+// adds a line to *skipped. Also considers step_NUMBER.old, which a kill may leave: see CheckpointWriter::publish.
+std::string newest_valid_checkpoint(const std::string& run_dir, std::vector<std::string>* skipped = nullptr);
+
+// Keeps the newest valid checkpoint and the keep - 1 complete ones before it; removes older complete ones, and
+// temporaries of dead processes. Invalid directories stay for a person to look at. Not during a write of this process.
+void remove_old_checkpoints(const std::string& run_dir, int keep);
+
+}  // namespace crossply
