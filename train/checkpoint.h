@@ -23,8 +23,8 @@ class CheckpointWriter {
   void begin(const std::string& final_dir);
   // Where to write a file of the checkpoint; `file` is a plain name.
   std::string path(const std::string& file) const;
-  // After this returns the checkpoint is on the disk. A checkpoint it replaces is there until the new one is; if it held
-  // files that it did not list, it stays as NAME.kept-1, -2, ...
+  // After this returns the checkpoint is on the disk. A checkpoint it replaces is there until the new one is, and stays
+  // as NAME.kept-1, -2, ... if it held files that it did not list.
   void commit();
 
  private:
