@@ -1,0 +1,53 @@
+// Device: the machine a model runs on, as little of it as the engine needs. Adding one adds a file with a class like this.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/stream.h"
+#include "engine/tensor.h"
+
+namespace crossply {
+
+class Device {
+ public:
+  virtual ~Device() = default;
+  virtual std::string describe() const = 0;
+  virtual Stream stream() const = 0;
+  // 256-byte aligned and zero-filled. Throws Exit::device, with the size, when there is not enough memory.
+  virtual void* allocate(size_t bytes, const std::string& name) = 0;
+  virtual void release(void* data) = 0;
+  virtual void copy_in(void* device, const void* host, size_t bytes) = 0;
+  virtual void copy_out(void* host, const void* device, size_t bytes) = 0;
+  virtual void fill(void* device, uint8_t byte, size_t bytes) = 0;
+};
+
+// name: "cpu", or "reference" (the plain loops that define every op: slow, and exact in double).
+// Throws Exit::device for a device that this build or machine does not have.
+std::unique_ptr<Device> make_device(const std::string& name);
+
+// One contiguous, named block of device memory: parameters, gradients, moments, activations.
+class Arena {
+ public:
+  Arena() = default;
+  Arena(Device& device, std::string name, size_t bytes);
+  Arena(Arena&& other) noexcept;
+  Arena& operator=(Arena&& other) noexcept;
+  ~Arena();
+
+  std::byte* data() const { return static_cast<std::byte*>(data_); }
+  size_t bytes() const { return bytes_; }
+  const std::string& name() const { return name_; }
+
+ private:
+  Device* device_ = nullptr;
+  std::string name_;
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+// "12.3 MiB": for reports.
+std::string format_bytes(double bytes);
+
+}  // namespace crossply

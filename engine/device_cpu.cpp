@@ -1,0 +1,83 @@
+#include <omp.h>
+#include <sys/mman.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include "engine/device.h"
+
+namespace crossply {
+namespace {
+
+class CpuDevice : public Device {
+ public:
+  explicit CpuDevice(Backend backend) : backend_(backend) {}
+
+  std::string describe() const override {
+    if (backend_ == Backend::reference) return "reference (plain loops)";
+    return str("cpu, ", omp_get_max_threads(), omp_get_max_threads() == 1 ? " thread" : " threads");
+  }
+  Stream stream() const override { return Stream{backend_}; }
+
+  void* allocate(size_t bytes, const std::string& name) override {
+    constexpr size_t huge_page = size_t{2} << 20;
+    const size_t alignment = bytes >= huge_page ? huge_page : 256;
+    const size_t rounded = (bytes + alignment - 1) / alignment * alignment;
+    void* data = std::aligned_alloc(alignment, rounded == 0 ? alignment : rounded);
+    if (data == nullptr)
+      fail(Exit::device, "not enough memory for ", name, ": ", format_bytes(static_cast<double>(bytes)),
+           ". Use a smaller --batch with --accumulate, a shorter --seq, or a smaller model");
+    if (alignment == huge_page) madvise(data, rounded, MADV_HUGEPAGE);  // fewer page faults and TLB misses
+    std::memset(data, 0, rounded);
+    return data;
+  }
+  void release(void* data) override { std::free(data); }
+  void copy_in(void* device, const void* host, size_t bytes) override { std::memcpy(device, host, bytes); }
+  void copy_out(void* host, const void* device, size_t bytes) override { std::memcpy(host, device, bytes); }
+  void fill(void* device, uint8_t byte, size_t bytes) override { std::memset(device, byte, bytes); }
+
+ private:
+  Backend backend_;
+};
+
+}  // namespace
+
+std::unique_ptr<Device> make_device(const std::string& name) {
+  if (name == "cpu") return std::make_unique<CpuDevice>(Backend::cpu);
+  if (name == "reference") return std::make_unique<CpuDevice>(Backend::reference);
+  if (name == "cuda") fail(Exit::device, "this build has no CUDA support; use --device cpu");
+  fail(Exit::usage, "unknown device '", name, "'; known: cpu, reference");
+}
+
+Arena::Arena(Device& device, std::string name, size_t bytes)
+    : device_(&device), name_(std::move(name)), data_(device.allocate(bytes, name_)), bytes_(bytes) {}
+
+Arena::Arena(Arena&& other) noexcept { *this = std::move(other); }
+
+Arena& Arena::operator=(Arena&& other) noexcept {
+  std::swap(device_, other.device_);
+  std::swap(name_, other.name_);
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+Arena::~Arena() {
+  if (data_ != nullptr) device_->release(data_);
+}
+
+std::string format_bytes(double bytes) {
+  const char* unit = "B";
+  for (const char* next : {"KiB", "MiB", "GiB", "TiB"}) {
+    if (bytes < 1024) break;
+    bytes /= 1024;
+    unit = next;
+  }
+  char text[32];
+  std::snprintf(text, sizeof text, unit[0] == 'B' ? "%.0f %s" : "%.1f %s", bytes, unit);
+  return text;
+}
+
+}  // namespace crossply

@@ -1,0 +1,269 @@
+#include "engine/ops.h"
+
+#include <cmath>
+#include <utility>
+
+#include "kernels/add.h"
+#include "kernels/attention.h"
+#include "kernels/cross_entropy.h"
+#include "kernels/embedding.h"
+#include "kernels/matmul.h"
+#include "kernels/rmsnorm.h"
+#include "kernels/rope.h"
+#include "kernels/route.h"
+#include "kernels/swiglu.h"
+
+namespace crossply::ops {
+namespace {
+
+// -----------------------------------------------------------------------------------------------------------------
+// Nodes: one struct per op, each method one kernel call.
+
+struct Embedding : Node {
+  const char* op() const override { return "embedding"; }
+  void forward(const Step&, Stream stream) override {
+    embedding_forward(output(), input(0), reads[0]->tensor, stream);
+  }
+  void backward(const Step&, Stream stream) override {
+    embedding_backward(dinput(0), doutput(), reads[0]->tensor, stream);
+  }
+};
+
+struct Linear : Node {
+  const char* op() const override { return "linear"; }
+  void forward(const Step&, Stream stream) override { matmul_forward(output(), input(0), input(1), stream); }
+  void backward(const Step&, Stream stream) override {
+    matmul_backward_input(dinput(0), doutput(), input(1), acc[0], stream);
+    matmul_backward_weight(dinput(1), doutput(), input(0), stream);
+  }
+  double flops() const override {
+    return 2.0 * static_cast<double>(in[0]->shape.numel()) * static_cast<double>(in[1]->shape[0]);
+  }
+};
+
+struct RmsNorm : Node {
+  double eps = 0;
+  const char* op() const override { return "rmsnorm"; }
+  void forward(const Step&, Stream stream) override {
+    rmsnorm_forward(output(), saved[0]->tensor, input(0), input(1), eps, stream);
+  }
+  void backward(const Step&, Stream stream) override {
+    rmsnorm_backward(dinput(0), dinput(1), doutput(), input(0), input(1), saved[0]->tensor, acc[0], stream);
+  }
+};
+
+struct Rope : Node {
+  const char* op() const override { return "rope"; }
+  void forward(const Step& step, Stream stream) override {
+    rope_forward(output(), input(0), reads[0]->tensor, step.position, stream);
+  }
+  void backward(const Step&, Stream stream) override {
+    rope_backward(dinput(0), doutput(), reads[0]->tensor, 0, false, stream);  // in place: always set
+  }
+};
+
+struct Attention : Node {
+  double scale = 0;
+  const char* op() const override { return "attention"; }
+  void forward(const Step&, Stream stream) override {
+    attention_forward(output(), saved[0]->tensor, input(0), input(1), input(2), scale, stream);
+  }
+  void backward(const Step&, Stream stream) override {
+    attention_backward(dinput(0), dinput(1), dinput(2), doutput(), output(), input(0), input(1), input(2),
+                       saved[0]->tensor, scale, acc[0], acc[1], acc[2], stream);
+  }
+  double flops() const override {  // q.k and p.v over the causal half
+    const Shape& q = in[0]->shape;
+    return 2.0 * static_cast<double>(q.numel()) * static_cast<double>(q[1] + 1);
+  }
+};
+
+struct CachedAttention : Node {
+  double scale = 0;
+  Value *k_cache = nullptr, *v_cache = nullptr;  // (B, cache length, K, D), kept from replay to replay
+  const char* op() const override { return "cached_attn"; }
+  void forward(const Step& step, Stream stream) override {
+    attention_cached(output(), k_cache->tensor, v_cache->tensor, input(0), input(1), input(2), step.position, scale,
+                     stream);
+  }
+  void backward(const Step&, Stream) override { CHECK_THAT(false, "a generation tape has no backward: ", name); }
+};
+
+struct Swiglu : Node {
+  const char* op() const override { return "swiglu"; }
+  void forward(const Step&, Stream stream) override { swiglu_forward(output(), input(0), input(1), stream); }
+  void backward(const Step&, Stream stream) override {
+    swiglu_backward(dinput(0), dinput(1), doutput(), input(0), input(1), acc[0], acc[1], stream);
+  }
+};
+
+struct Add : Node {
+  const char* op() const override { return "add"; }
+  void forward(const Step&, Stream stream) override { add_forward(output(), input(0), input(1), stream); }
+  void backward(const Step&, Stream stream) override {
+    accumulate(dinput(0), doutput(), acc[0], stream);
+    accumulate(dinput(1), doutput(), acc[1], stream);
+  }
+};
+
+struct CrossEntropy : Node {
+  const char* op() const override { return "cross_entropy"; }
+  void forward(const Step& step, Stream stream) override {
+    const Tensor& targets = reads[0]->tensor;
+    if (!step.training) return cross_entropy_forward(output(), input(0), input(1), targets, stream);
+    CHECK_THAT(!acc[0], name, " must be the only reader of ", in[0]->name);
+    cross_entropy_forward_backward(output(), dinput(0), dinput(1), input(0), input(1), targets, step.grad_scale,
+                                   stream);
+  }
+  void backward(const Step&, Stream) override {}  // done in the forward, while the logits were in cache
+  double flops() const override {
+    return 2.0 * static_cast<double>(in[0]->shape.numel()) * static_cast<double>(in[1]->shape[0]);
+  }
+};
+
+// in[0] is the layer's own slice, in[1] its weight if it has one; reads[0] is the slab.
+struct Route : Node {
+  int layer = 0;
+  std::shared_ptr<std::vector<DepthRouter::Reader>> readers;  // of all layers, complete once the model is recorded
+  std::vector<Router> routers;
+
+  const char* op() const override { return "route"; }
+  void prepare() override {
+    for (const auto& reader : *readers)
+      routers.push_back(Router{reader.weight != nullptr ? reader.weight->tensor : Tensor{}, reader.sources});
+  }
+  void forward(const Step&, Stream stream) override {
+    if (layer == 0) return;  // the output is the slice itself
+    route_forward(output(), reads[0]->tensor, routers[static_cast<size_t>(layer)], stream);
+  }
+  void backward(const Step&, Stream stream) override {
+    CHECK_THAT(!acc[0], name, " must be the only reader of ", in[0]->name);
+    const Tensor dweight = in.size() > 1 ? dinput(1) : Tensor{};
+    route_backward(dinput(0), dweight, reads[0]->tensor, doutput(), routers, layer, stream);
+  }
+  double flops() const override {
+    if (layer == 0) return 0;
+    const auto& sources = (*readers)[static_cast<size_t>(layer)].sources;
+    const double heads = in.size() > 1 ? static_cast<double>(in[0]->shape[2]) : 1;
+    return 2.0 * static_cast<double>(in[0]->shape.numel()) * heads * static_cast<double>(sources.size());
+  }
+};
+
+template <class N>
+std::unique_ptr<N> make_node(const std::string& name, std::vector<Value*> in, std::vector<Value*> out) {
+  auto node = std::make_unique<N>();
+  node->name = name;
+  node->in = std::move(in);
+  node->out = std::move(out);
+  return node;
+}
+
+}  // namespace
+
+// -----------------------------------------------------------------------------------------------------------------
+// Recording
+
+Value* embedding(Tape& t, const std::string& name, Value* tokens, Value* weight) {
+  CHECK_THAT(tokens->dtype == Dtype::i32 && weight->shape.rank == 2, name, ": ", tokens->shape.str());
+  Value* out = t.activation(name, Shape{tokens->shape[0], tokens->shape[1], weight->shape[1]});
+  auto node = make_node<Embedding>(name, {weight}, {out});
+  node->reads = {tokens};
+  return t.record(std::move(node));
+}
+
+Value* linear(Tape& t, const std::string& name, Value* inp, Value* weight, Shape shape) {
+  const int64_t in = weight->shape[1], rows = inp->shape.numel() / in;
+  CHECK_THAT(inp->shape.numel() % in == 0 && shape.numel() == rows * weight->shape[0], name, ": inp ",
+             inp->shape.str(), " weight ", weight->shape.str(), " out ", shape.str());
+  auto node = make_node<Linear>(name, {inp, weight}, {t.activation(name, shape)});
+  node->keep = {inp};
+  return t.record(std::move(node));
+}
+
+Value* rmsnorm(Tape& t, const std::string& name, Value* inp, Value* weight, double eps) {
+  const int64_t C = weight->shape[0];
+  CHECK_THAT(inp->shape[inp->shape.rank - 1] == C, name, ": inp ", inp->shape.str(), " weight ", weight->shape.str());
+  auto node = make_node<RmsNorm>(name, {inp, weight}, {t.activation(name, inp->shape)});
+  node->eps = eps;
+  node->saved = {t.activation(name + ".rstd", Shape{inp->shape.numel() / C})};
+  node->keep = {inp};
+  return t.record(std::move(node));
+}
+
+Value* rope_positions(Tape& t, int64_t count, int64_t D, double theta) {
+  return t.constant("rope", Shape{count, D}, rope_table(count, D, theta));
+}
+
+Value* rope(Tape& t, const std::string& name, Value* inp, Value* table) {
+  CHECK_THAT(inp->shape.rank == 4 && inp->shape[3] == table->shape[1], name, ": inp ", inp->shape.str(), " table ",
+             table->shape.str());
+  auto node = make_node<Rope>(name, {inp}, {t.activation(name, inp->shape)});
+  node->reads = {table};
+  node->in_place = true;
+  return t.record(std::move(node));
+}
+
+Value* attention(Tape& t, const std::string& name, Value* q, Value* k, Value* v) {
+  const Shape &qs = q->shape, &ks = k->shape;
+  CHECK_THAT(ks == v->shape && qs[0] == ks[0] && qs[1] == ks[1] && qs[3] == ks[3] && qs[2] % ks[2] == 0, name, ": q ",
+             qs.str(), " k ", ks.str(), " v ", v->shape.str());
+  const double scale = 1 / std::sqrt(static_cast<double>(qs[3]));
+  Value* out = t.activation(name, qs);
+  if (t.cache_length() > 0) {
+    auto node = make_node<CachedAttention>(name, {q, k, v}, {out});
+    node->scale = scale;
+    node->k_cache = t.result(name + ".k_cache", Shape{ks[0], t.cache_length(), ks[2], ks[3]});
+    node->v_cache = t.result(name + ".v_cache", Shape{ks[0], t.cache_length(), ks[2], ks[3]});
+    return t.record(std::move(node));
+  }
+  auto node = make_node<Attention>(name, {q, k, v}, {out});
+  node->scale = scale;
+  node->saved = {t.activation(name + ".lse", Shape{qs[0], qs[2], qs[1]})};
+  node->keep = {q, k, v, out};
+  return t.record(std::move(node));
+}
+
+Value* swiglu(Tape& t, const std::string& name, Value* gate, Value* up) {
+  CHECK_THAT(gate->shape == up->shape, name, ": gate ", gate->shape.str(), " up ", up->shape.str());
+  auto node = make_node<Swiglu>(name, {gate, up}, {t.activation(name, gate->shape)});
+  node->keep = {gate, up};
+  return t.record(std::move(node));
+}
+
+Value* add(Tape& t, const std::string& name, Value* a, Value* b) {
+  CHECK_THAT(a->shape == b->shape, name, ": ", a->shape.str(), " and ", b->shape.str());
+  return t.record(make_node<Add>(name, {a, b}, {t.activation(name, a->shape)}));
+}
+
+Value* cross_entropy(Tape& t, const std::string& name, Value* inp, Value* weight, Value* targets) {
+  CHECK_THAT(inp->shape[0] == targets->shape[0] && inp->shape[1] == targets->shape[1] &&
+                 inp->shape[2] == weight->shape[1],
+             name, ": inp ", inp->shape.str(), " weight ", weight->shape.str(), " targets ", targets->shape.str());
+  auto node = make_node<CrossEntropy>(name, {inp, weight}, {t.result(name, targets->shape)});
+  node->reads = {targets};
+  node->grad_in_forward = true;
+  return t.record(std::move(node));
+}
+
+DepthRouter::DepthRouter(Tape& t, const std::string& name, int64_t layers, Shape slice)
+    : tape_(t), slab_(t.slab(name, layers, slice)), readers_(std::make_shared<std::vector<Reader>>()) {}
+
+Value* DepthRouter::route(const std::string& name, int layer, Value* own, Value* weight, std::vector<int> sources) {
+  CHECK_THAT(layer == static_cast<int>(readers_->size()), name, ": layers must be routed in order, got ", layer);
+  CHECK_THAT(layer > 0 || (weight == nullptr && sources == std::vector<int>{0}), name, ": layer 0 reads itself");
+  const int64_t K = own->shape[2];
+  CHECK_THAT(weight == nullptr || (weight->shape == Shape{K, (layer + 1) * K}), name, ": weight ",
+             weight->shape.str(), ", own ", own->shape.str());
+  readers_->push_back(Reader{weight, std::move(sources)});
+  tape_.place(own, slab_, layer);
+  auto node = make_node<Route>(name, {own}, {tape_.activation(name, own->shape)});
+  if (weight != nullptr) node->in.push_back(weight);
+  node->layer = layer;
+  node->readers = readers_;
+  node->reads = {slab_.all};
+  node->keep = {slab_.all};  // the backward replaces slice after slice by gradients (kernels/route.h)
+  if (layer == 0) tape_.share(node->out[0], own);
+  return tape_.record(std::move(node));
+}
+
+}  // namespace crossply::ops

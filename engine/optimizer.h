@@ -1,0 +1,32 @@
+// AdamW over the flat arrays of a parameter table, with per-row learning rate and weight decay, and global-norm clipping.
+#pragma once
+
+#include "engine/params.h"
+
+namespace crossply {
+
+struct AdamwOptions {
+  double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1;
+  double clip = 1.0;  // largest global gradient norm; 0: no clipping
+};
+
+class Optimizer {
+ public:
+  Optimizer(ParameterTable& params, const AdamwOptions& options);
+  // The L2 norm over all gradients.
+  double gradient_norm() const;
+  // One update with base rate lr; gradients are scaled by min(1, clip / (norm + 1e-6)). Neither NaN nor infinity may
+  // get here: the caller stops first.
+  void update(double lr, double norm);
+
+  int64_t step = 0;  // updates done
+  Tensor m() const { return Tensor{m_.data(), params_.dtype(), Shape{params_.flat_size()}}; }
+  Tensor v() const { return Tensor{v_.data(), params_.dtype(), Shape{params_.flat_size()}}; }
+
+ private:
+  ParameterTable& params_;
+  AdamwOptions options_;
+  Arena m_, v_;
+};
+
+}  // namespace crossply

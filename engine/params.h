@@ -1,0 +1,73 @@
+// Parameters are rows of one table: name, shape, how they start, how fast they learn, whether they decay.
+// The table alone answers "how many?"; allocate() gives it flat memory for the values and the gradients.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/device.h"
+#include "engine/tensor.h"
+
+namespace crossply {
+
+// How a parameter starts: element i is at(seed, stream, i), so initialisation has no order.
+struct Init {
+  std::string rule;  // for the printed table: "normal(0.02)"
+  std::function<double(uint64_t seed, uint64_t stream, int64_t i)> at;
+
+  static Init constant(double value);
+  static Init normal(double std);
+  static Init uniform(double bound);  // in (-bound, bound)
+};
+
+struct Parameter {
+  std::string name;  // Hugging Face's name where there is one
+  Shape shape;
+  Init init;
+  double lr_mul = 1;  // times the base learning rate
+  double wd_mul = 1;  // times the weight decay; 0 for norms, embeddings, routers
+  int64_t offset = 0;  // first element in the flat arrays
+  Tensor value, grad;  // set by allocate()
+};
+
+class ParameterTable {
+ public:
+  Parameter& add(const std::string& name, Shape shape, Init init, double lr_mul, double wd_mul);
+  Parameter& at(const std::string& name);  // CHECKs that it exists
+  bool contains(const std::string& name) const { return index_.contains(name); }
+
+  std::deque<Parameter>& rows() { return rows_; }
+  const std::deque<Parameter>& rows() const { return rows_; }
+  int64_t count() const;                          // number of parameters
+  int64_t flat_size() const { return flat_size_; }  // elements of the flat arrays: rows start at multiples of 64
+
+  // Flat, zero-filled arrays of the given dtype; gradients only when asked for.
+  void allocate(Device& device, Dtype dtype, bool with_gradients);
+  // Every row by its rule; the numbers depend on (seed, name, element) only.
+  void initialise(uint64_t seed);
+  void zero_gradients();
+
+  Tensor values() const { return Tensor{values_.data(), dtype_, Shape{flat_size_}}; }
+  Tensor gradients() const { return Tensor{gradients_.data(), dtype_, Shape{flat_size_}}; }
+  Device& device() const { return *device_; }
+  Dtype dtype() const { return dtype_; }
+
+  // One row's numbers to and from host floats. kind: the flat array it lives in, values() by default.
+  void write(const Parameter& row, const double* host);
+  std::vector<float> read(const Parameter& row, const Tensor& flat) const;
+
+  std::string report() const;
+
+ private:
+  std::deque<Parameter> rows_;  // a deque, because recorded tapes point at rows
+  std::unordered_map<std::string, size_t> index_;
+  int64_t flat_size_ = 0;
+  Device* device_ = nullptr;
+  Dtype dtype_ = Dtype::f32;
+  Arena values_, gradients_;
+};
+
+}  // namespace crossply

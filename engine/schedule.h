@@ -1,0 +1,51 @@
+// Learning-rate schedules: the multiplier of the base rate for the update after k finished ones, of K in total.
+//
+//   cosine    warm-up k/W (so the first update has rate 0), then max(floor, (1 + cos(pi q)) / 2)         [LIMe's code]
+//   cosine1   warm-up (k+1)/W, then floor + (1 - floor) (1 + cos(pi q)) / 2             [llm.c, SATFormer]
+//   linear    warm-up (k+1)/W, then 1 - (1 - floor) q
+//   constant  warm-up (k+1)/W, then 1
+//   with q = (k - W) / (K - W). W = 0 means no warm-up.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <numbers>
+#include <string>
+
+#include "engine/check.h"
+
+namespace crossply {
+
+enum class ScheduleKind { cosine, cosine1, linear, constant };
+
+inline ScheduleKind schedule_kind(const std::string& name) {
+  if (name == "cosine") return ScheduleKind::cosine;
+  if (name == "cosine1") return ScheduleKind::cosine1;
+  if (name == "linear") return ScheduleKind::linear;
+  if (name == "constant") return ScheduleKind::constant;
+  fail(Exit::usage, "unknown schedule '", name, "'; known: cosine, cosine1, linear, constant");
+}
+
+struct Schedule {
+  ScheduleKind kind = ScheduleKind::cosine;
+  int64_t warmup = 0;  // W, in optimizer steps
+  int64_t total = 1;   // K
+  double floor = 0;    // of the multiplier
+
+  double at(int64_t k) const {
+    const double w = static_cast<double>(warmup), step = static_cast<double>(k);
+    if (k < warmup) return (kind == ScheduleKind::cosine ? step : step + 1) / w;
+    const double q = std::min(1.0, (step - w) / std::max(1.0, static_cast<double>(total) - w));
+    const double half = 0.5 * (1 + std::cos(std::numbers::pi * q));
+    switch (kind) {
+      case ScheduleKind::cosine: return std::max(floor, half);
+      case ScheduleKind::cosine1: return floor + (1 - floor) * half;
+      case ScheduleKind::linear: return 1 - (1 - floor) * q;
+      case ScheduleKind::constant: break;
+    }
+    return 1;
+  }
+};
+
+}  // namespace crossply

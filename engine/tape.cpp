@@ -1,0 +1,186 @@
+#include "engine/tape.h"
+
+#include <cstdio>
+#include <utility>
+
+namespace crossply {
+
+// -----------------------------------------------------------------------------------------------------------------
+// Recording
+
+Value* Tape::add_value(const std::string& name, Shape shape, Dtype dtype, bool persistent) {
+  Buffer& buffer = buffers_.emplace_back();
+  buffer.name = name;
+  buffer.bytes = static_cast<size_t>(shape.numel()) * size_of(dtype);
+  buffer.persistent = persistent;
+  Value& value = values_.emplace_back();
+  value.name = name;
+  value.shape = shape;
+  value.dtype = dtype;
+  value.buffer = &buffer;
+  return &value;
+}
+
+Value* Tape::input(const std::string& name, Shape shape, Dtype dtype) { return add_value(name, shape, dtype, true); }
+Value* Tape::activation(const std::string& name, Shape shape) { return add_value(name, shape, real_, false); }
+Value* Tape::result(const std::string& name, Shape shape) { return add_value(name, shape, real_, true); }
+
+Value* Tape::constant(const std::string& name, Shape shape, std::vector<double> numbers) {
+  CHECK_THAT(static_cast<int64_t>(numbers.size()) == shape.numel(), name, " ", shape.str(), " got ", numbers.size());
+  Value* value = add_value(name, shape, real_, true);
+  constants_.emplace_back(value, std::move(numbers));
+  return value;
+}
+
+Value* Tape::parameter(Parameter& row) {
+  for (Value& value : values_)
+    if (value.parameter == &row) return &value;
+  Value& value = values_.emplace_back();
+  value.name = row.name;
+  value.shape = row.shape;
+  value.dtype = real_;
+  value.parameter = &row;
+  value.needs_grad = true;
+  return &value;
+}
+
+Slab Tape::slab(const std::string& name, int64_t slices, Shape slice) {
+  CHECK_THAT(slice.rank == 4, "a slice is (B, T, K, D), got ", slice.str());
+  return Slab{add_value(name, Shape{slices, slice[0] * slice[1], slice[2], slice[3]}, real_, false)};
+}
+
+void Tape::place(Value* value, const Slab& slab, int64_t i) {
+  Buffer& buffer = *value->buffer;
+  CHECK_THAT(buffer.inside == nullptr && !buffer.persistent, value->name, " has a place already");
+  CHECK_THAT(value->shape.numel() * slab.all->shape[0] == slab.all->shape.numel() && i < slab.all->shape[0],
+             value->name, value->shape.str(), " as slice ", i, " of ", slab.all->shape.str());
+  buffer.inside = slab.all->buffer;
+  buffer.offset = static_cast<size_t>(i) * buffer.bytes;
+}
+
+Value* Tape::record(std::unique_ptr<Node> node) {
+  for (const std::vector<Value*>* list : {&node->in, &node->reads})
+    for (const Value* value : *list)
+      CHECK_THAT(!value->overwritten, node->name, " reads ", value->name, ", whose memory was reused in place");
+  bool needs_grad = false;
+  for (const Value* value : node->in) needs_grad |= value->needs_grad;
+  for (Value* value : node->out) value->needs_grad = needs_grad && !value->buffer->persistent;
+  if (node->in_place) {
+    node->in[0]->overwritten = true;
+    share(node->out[0], node->in[0]);
+  }
+  nodes_.push_back(std::move(node));
+  return nodes_.back()->out[0];
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// Differentiation. In reverse order the first writer of a gradient sets it and the later ones add: decided here, once,
+// for every edge, so that no kernel and no model has to know who else reads a tensor. Parameter gradients are zeroed at
+// the start of a step and always added.
+
+void Tape::differentiate() {
+  CHECK_THAT(!differentiated_, "differentiate() was called twice");
+  differentiated_ = true;
+  for (size_t n = nodes_.size(); n-- > 0;) {
+    Node& node = *nodes_[n];
+    for (const Value* value : node.keep)
+      CHECK_THAT(!value->overwritten, node.name, "'s backward reads ", value->name, ", reused in place");
+    for (Value* value : node.out) {
+      if (!value->needs_grad || value->grad != nullptr) continue;
+      value->grad = add_value("d:" + value->name, value->shape, value->dtype, false);
+      holes_.emplace_back(n, value->grad);
+    }
+    node.acc.assign(node.in.size(), 0);
+    for (size_t i = 0; i < node.in.size(); ++i) {
+      Value& value = *node.in[i];
+      if (!value.needs_grad) continue;
+      node.acc[i] = value.parameter != nullptr || value.grad != nullptr;
+      if (value.grad == nullptr) value.grad = add_value("d:" + value.name, value.shape, value.dtype, false);
+      if (value.parameter != nullptr) value.grad->buffer = nullptr;
+      if (node.in_place && i == 0) {
+        CHECK_THAT(!node.acc[0], node.name, " works in place on ", value.name, ", which has another reader");
+        share(value.grad, node.out[0]->grad);
+      }
+    }
+  }
+}
+
+double Tape::forward_flops() const {
+  double sum = 0;
+  for (const auto& node : nodes_) sum += node->flops();
+  return sum;
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// Replay
+
+void Tape::allocate(Device& device) {
+  device_ = &device;
+  arena_ = Arena(device, "activations", arena_bytes_);
+  for (Value& value : values_) {
+    if (value.parameter != nullptr) {
+      value.tensor = value.parameter->value;
+      if (value.grad != nullptr) value.grad->tensor = value.parameter->grad;
+    } else if (value.buffer != nullptr) {
+      const Buffer& buffer = *value.buffer;
+      const size_t base = buffer.inside != nullptr ? buffer.inside->offset : 0;
+      value.tensor = Tensor{arena_.data() + base + buffer.offset, value.dtype, value.shape};
+    }
+  }
+  for (const auto& [value, numbers] : constants_) {
+    const std::vector<float> narrow(numbers.begin(), numbers.end());
+    const void* host = real_ == Dtype::f64 ? static_cast<const void*>(numbers.data()) : narrow.data();
+    device.copy_in(value->tensor.data, host, value->tensor.bytes());
+  }
+  for (const auto& node : nodes_) node->prepare();
+}
+
+void Tape::forward(const Step& step) {
+  if (mode_ == PlanMode::poison && step.training) bury(-1);
+  for (size_t n = 0; n < nodes_.size(); ++n) {
+    nodes_[n]->forward(step, device_->stream());
+    if (mode_ == PlanMode::poison && step.training) bury(static_cast<int>(n));
+  }
+}
+
+void Tape::backward(const Step& step) {
+  CHECK_THAT(differentiated_ && step.training, "backward without differentiate(), or of a forward-only step");
+  for (size_t n = nodes_.size(); n-- > 0;) {
+    for (const auto& [node, grad] : holes_)
+      if (node == n) device_->fill(grad->tensor.data, 0, grad->tensor.bytes());
+    nodes_[n]->backward(step, device_->stream());
+    if (mode_ == PlanMode::poison) bury(static_cast<int>(2 * nodes_.size() - 1 - n));
+  }
+}
+
+// Fills every buffer whose last use was at this tick with NaN; before the first tick (-1), all that are not persistent.
+void Tape::bury(int tick) {
+  for (const Buffer& buffer : buffers_)
+    if (!buffer.persistent && buffer.inside == nullptr && (tick == -1 || buffer.last == tick))
+      device_->fill(arena_.data() + buffer.offset, 0xFF, buffer.bytes);
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+
+std::string Tape::dump() const {
+  auto names = [](const std::vector<Value*>& values) {
+    std::string s;
+    for (const Value* value : values) s += (s.empty() ? "" : " ") + value->name + value->shape.str();
+    return s.empty() ? std::string("-") : s;
+  };
+  std::string out = "#    op             node                     offset         bytes     GFLOP  acc    in -> out | saved\n";
+  char line[160];
+  for (size_t n = 0; n < nodes_.size(); ++n) {
+    const Node& node = *nodes_[n];
+    std::string acc;
+    for (size_t i = 0; i < node.acc.size(); ++i) acc += !node.in[i]->needs_grad ? '.' : node.acc[i] ? '+' : '=';
+    const Buffer& buffer = *node.out[0]->buffer;
+    const size_t offset = buffer.offset + (buffer.inside != nullptr ? buffer.inside->offset : 0);
+    std::snprintf(line, sizeof line, "%-4zu %-14s %-24s %-10zu %9zu %9.4f  %-6s ", n, node.op(), node.name.c_str(), offset,
+                  buffer.bytes, node.flops() * 1e-9, acc.c_str());
+    out += line + names(node.in) + " -> " + names(node.out) + " | " + names(node.saved) + "\n";
+  }
+  return out + "acc: per input, the backward sets (=) or adds to (+) its gradient; . has none\n";
+}
+
+}  // namespace crossply

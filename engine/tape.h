@@ -1,0 +1,136 @@
+// The static tape. A model's forward is written once, as calls that append nodes; each node calls one kernel forward and
+// one backward. differentiate() walks the nodes once in reverse and fixes, per edge, whether a gradient is set or added.
+// plan() gives every buffer an offset in one arena from its lifetime. A step then replays a flat list: it allocates
+// nothing and takes no decision.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/device.h"
+#include "engine/params.h"
+
+namespace crossply {
+
+// What changes from replay to replay; kernels get it when they run, never when they are recorded.
+struct Step {
+  bool training = false;    // false: forward only (evaluation, generation); the loss head then leaves gradients alone
+  double grad_scale = 1;    // 1 / number of scored tokens of the whole optimizer step
+  int64_t position = 0;     // generation: tokens already in the key/value cache
+};
+
+// Memory with one lifetime, in ticks of the replay: forward of node i at tick i, its backward at 2n-1-i.
+struct Buffer {
+  std::string name;
+  size_t bytes = 0;
+  bool persistent = false;    // inputs, results, caches, constants: alive throughout
+  Buffer* inside = nullptr;   // part of a slab
+  size_t offset = 0;          // in the arena; within `inside` if that is set
+  int first = -1, last = -1;  // ticks of the first and last use; -1: never used
+};
+
+// A tensor of the tape. The Tensor is valid after allocate().
+struct Value {
+  std::string name;
+  Shape shape;
+  Dtype dtype = Dtype::f32;
+  Buffer* buffer = nullptr;        // null for parameters, which live in their table
+  Parameter* parameter = nullptr;
+  bool needs_grad = false;
+  bool overwritten = false;        // an in-place node reused the memory: nobody may read it any more
+  Value* grad = nullptr;           // same shape; made by differentiate()
+  Tensor tensor;
+};
+
+// One op of the step. Constructors fill the lists; the tape reads them to differentiate, to plan and to print.
+struct Node {
+  std::string name;
+  std::vector<Value*> in;     // what the forward reads and the backward differentiates
+  std::vector<Value*> reads;  // what the forward reads besides, without a gradient from this node
+  std::vector<Value*> out;
+  std::vector<Value*> saved;  // written by the forward for the backward
+  std::vector<Value*> keep;   // forward values (or slabs) that the backward touches
+  std::vector<char> acc;      // per input: does the backward add to its gradient? decided by differentiate()
+  bool in_place = false;      // out[0] takes in[0]'s memory, and their gradients share memory too
+  bool grad_in_forward = false;  // the loss head writes its input's gradient in the training forward
+
+  virtual ~Node() = default;
+  virtual const char* op() const = 0;
+  virtual void forward(const Step& step, Stream stream) = 0;
+  virtual void backward(const Step& step, Stream stream) = 0;
+  virtual double flops() const { return 0; }  // of the forward, two per multiply-add; matrix products only
+  virtual void prepare() {}                   // called once, when all tensors have their addresses
+
+ protected:
+  const Tensor& input(size_t i) const { return in[i]->tensor; }
+  const Tensor& output() const { return out[0]->tensor; }
+  const Tensor& doutput() const { return out[0]->grad->tensor; }
+  const Tensor& dinput(size_t i) const { return in[i]->grad->tensor; }
+};
+
+// A tensor whose slices are written by different layers: "all layers so far" is then one block of memory, not a copy.
+struct Slab {
+  Value* all = nullptr;  // (slices, ...)
+};
+
+// reuse: memory is shared by buffers that are never alive together. distinct: every buffer has its own memory (to look at
+// intermediates). poison: distinct, and a buffer is filled with NaN when it dies. All three give the same bits.
+enum class PlanMode { reuse, distinct, poison };
+
+class Tape {
+ public:
+  // cache_length > 0 records a tape for generation: attention then appends to key/value caches of that length.
+  explicit Tape(Dtype real, int64_t cache_length = 0) : real_(real), cache_length_(cache_length) {}
+
+  // --- recording ---
+  Value* input(const std::string& name, Shape shape, Dtype dtype);
+  Value* constant(const std::string& name, Shape shape, std::vector<double> numbers);
+  Value* parameter(Parameter& row);
+  Value* activation(const std::string& name, Shape shape);
+  Value* result(const std::string& name, Shape shape);  // persistent: the caller reads it after the replay
+  Slab slab(const std::string& name, int64_t slices, Shape slice);
+  // From now on `value`, which some node has written, lives in slice i of the slab. No copy.
+  void place(Value* value, const Slab& slab, int64_t i);
+  // Two values in the same memory.
+  void share(Value* value, const Value* with) { value->buffer = with->buffer; }
+  Value* record(std::unique_ptr<Node> node);  // returns its first output
+  int64_t cache_length() const { return cache_length_; }
+  Dtype real() const { return real_; }
+
+  // --- after recording ---
+  void differentiate();
+  void plan(PlanMode mode);
+  void allocate(Device& device);  // the planned arena; parameters must have been allocated before
+  size_t arena_bytes() const { return arena_bytes_; }
+  double forward_flops() const;
+
+  // --- replay ---
+  void forward(const Step& step);
+  void backward(const Step& step);
+
+  std::string dump() const;           // the step as a table a person can read
+  std::string memory_report() const;  // the peak and who is alive at it
+  const std::deque<std::unique_ptr<Node>>& nodes() const { return nodes_; }
+
+ private:
+  Value* add_value(const std::string& name, Shape shape, Dtype dtype, bool persistent);
+  void find_lifetimes();
+  void bury(int tick);
+
+  Dtype real_;
+  int64_t cache_length_;
+  bool differentiated_ = false;
+  PlanMode mode_ = PlanMode::reuse;
+  std::deque<Value> values_;
+  std::deque<Buffer> buffers_;
+  std::deque<std::unique_ptr<Node>> nodes_;
+  std::vector<std::pair<size_t, Value*>> holes_;  // (node, gradient nobody writes): zeroed before the node's backward
+  std::vector<std::pair<Value*, std::vector<double>>> constants_;
+  size_t arena_bytes_ = 0;
+  Arena arena_;
+  Device* device_ = nullptr;
+};
+
+}  // namespace crossply

@@ -1,0 +1,31 @@
+#include "eval/answers.h"
+
+#include <algorithm>
+
+namespace crossply {
+
+Answers answer_task(Device& device, ParameterTable& params, const Config& config, const Source& source, int64_t count) {
+  const Task& task = *source.task();
+  Answers answers;
+  count = std::min(count, source.size());
+  const int64_t rows = std::min<int64_t>(count, 256);
+  Decoder decoder(device, params, config, rows, source.seq_len() + 1);
+  for (int64_t first = 0; first < count; first += rows) {
+    std::vector<std::vector<int32_t>> prompts;
+    for (int64_t i = first; i < std::min(first + rows, count); ++i) prompts.push_back(task.prompt(i));
+    const auto written = generate(decoder, prompts, task.max_new_tokens(), task.eos(), most_likely);
+    for (size_t row = 0; row < written.size(); ++row) {
+      const Task::Verdict verdict = task.judge(first + static_cast<int64_t>(row), written[row]);
+      ++answers.asked;
+      answers.right += verdict.answer;
+      answers.valid += verdict.steps;
+    }
+    if (first == 0) {
+      answers.sample_prompt = prompts[0];
+      answers.sample = written[0];
+    }
+  }
+  return answers;
+}
+
+}  // namespace crossply

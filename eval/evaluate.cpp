@@ -1,0 +1,65 @@
+// evaluate: loss and perplexity of a model on data, and the accuracy where the data is a task.
+#include <cmath>
+#include <cstdio>
+
+#include "eval/answers.h"
+#include "eval/loaded_model.h"
+#include "eval/loss.h"
+#include "train/program.h"
+#include "train/progress.h"
+
+using namespace crossply;
+
+namespace {
+
+struct Options {
+  std::string model, split = "test", device = "cpu";
+  DataOptions data;
+  int64_t batch = 16, samples = 0, answers = 1000;
+};
+
+Exit run(const Options& o) {
+  LoadedModel model(o.model, o.device, false);
+  const Dataset dataset = open_dataset(o.data);
+  const Source& source = o.split == "train" ? *dataset.train : *dataset.test;
+  const int64_t V = model.config.vocab_size, T = source.seq_len();
+  if (source.vocab_size() > V)
+    fail(Exit::bad_data, o.data.spec, " has a vocabulary of ", source.vocab_size(), ", the model's is ", V);
+  source.check_tokens(V);
+
+  Tape tape(model.params.dtype());
+  const Graph graph = record_model(tape, model.params, model.config, o.batch, T);
+  tape.plan(PlanMode::reuse);
+  tape.allocate(*model.device);
+  const MeanLoss mean =
+      mean_loss(*model.device, tape, graph, source, o.samples > 0 ? o.samples : source.size());
+  std::printf("sequences %s\nscored tokens %s\nloss %.9g\nperplexity %.9g\n", format_count(mean.sequences).c_str(),
+              format_count(mean.scored).c_str(), mean.loss, std::exp(mean.loss));
+  if (source.task() != nullptr && o.answers > 0) {
+    const Answers answers = answer_task(*model.device, model.params, model.config, source, o.answers);
+    std::printf("prompts %s\nanswers correct %.2f%%\nall steps valid %.2f%%\n", format_count(answers.asked).c_str(),
+                100 * answers.correct(), 100 * answers.steps_valid());
+  }
+  return Exit::done;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("Loss and perplexity of a model on data; for a task, also how many prompts it answers correctly.", "evaluate");
+  Options o;
+  auto flags = [&] {
+    app.add_option("--model", o.model, "model or run directory")->required();
+    app.add_option("--data", o.data.spec, "arith:3|4|5|6, prosqa, text:FILE, or a glob of token shards")->required();
+    app.add_option("--split", o.split, "test or train")->check(CLI::IsMember({"test", "train"}))->capture_default_str();
+    app.add_option("--seq", o.data.seq_len, "tokens per sequence (0: the data's own)")->check(CLI::NonNegativeNumber);
+    app.add_option("--seed", o.data.seed, "of generated data: that of the training run")->capture_default_str();
+    app.add_option("--train-samples", o.data.train_samples, "as in training, so that the test set is the same");
+    app.add_option("--batch", o.batch, "sequences at a time")->check(CLI::PositiveNumber)->capture_default_str();
+    app.add_option("--samples", o.samples, "sequences for the loss (0: all)")->check(CLI::NonNegativeNumber);
+    app.add_option("--answers", o.answers, "prompts of a task to answer")->check(CLI::NonNegativeNumber)->capture_default_str();
+    app.add_option("--device", o.device, "cpu")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
+  };
+  o.data.seed = 42;
+  return run_program(app, argc, argv, flags, [&] { return run(o); });
+}

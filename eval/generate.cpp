@@ -1,0 +1,84 @@
+// generate: continues a prompt, token by token, with a key/value cache.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <numeric>
+
+#include "engine/rng.h"
+#include "eval/decode.h"
+#include "eval/loaded_model.h"
+#include "train/program.h"
+
+using namespace crossply;
+
+namespace {
+
+struct Options {
+  std::string model, prompt, device = "cpu";
+  int64_t max_new = 256, top_k = 0;
+  double temperature = 0;
+  uint64_t seed = 42;
+};
+
+// Softmax over logits / temperature, restricted to the top_k most likely tokens (0: all).
+int32_t sample(const float* logits, int64_t V, const Options& o, Random& random) {
+  std::vector<int32_t> order(static_cast<size_t>(V));
+  std::iota(order.begin(), order.end(), 0);
+  const int64_t k = o.top_k > 0 ? std::min(o.top_k, V) : V;
+  std::partial_sort(order.begin(), order.begin() + k, order.end(), [&](int32_t a, int32_t b) {
+    return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
+  });
+  order.resize(static_cast<size_t>(k));
+  std::vector<double> weight(order.size());
+  for (size_t i = 0; i < order.size(); ++i)
+    weight[i] = std::exp((static_cast<double>(logits[order[i]]) - static_cast<double>(logits[order[0]])) / o.temperature);
+  double left = random.uniform() * std::accumulate(weight.begin(), weight.end(), 0.0);
+  for (size_t i = 0; i < order.size(); ++i)
+    if ((left -= weight[i]) < 0) return order[i];
+  return order.back();
+}
+
+Exit run(const Options& o) {
+  LoadedModel model(o.model, o.device, false);
+  const std::vector<int32_t> prompt = model.tokenizer.encode(o.prompt);
+  if (prompt.empty()) fail(Exit::usage, "--prompt is empty; the model needs at least one token to continue");
+  for (const int32_t token : prompt)
+    if (token < 0 || token >= model.config.vocab_size)
+      fail(Exit::usage, "--prompt: token ", token, " is outside the vocabulary of ", model.config.vocab_size);
+  const int64_t length = std::min<int64_t>(static_cast<int64_t>(prompt.size()) + o.max_new,
+                                           std::max<int64_t>(model.config.max_position_embeddings, 1) + 1);
+  if (static_cast<int64_t>(prompt.size()) >= length && o.max_new > 0)
+    fail(Exit::usage, "--prompt has ", prompt.size(), " tokens, the model's longest sequence is ", length);
+  Decoder decoder(*model.device, model.params, model.config, 1, length);
+  Random random(o.seed, stream_of("generate"));
+  const Sampler sampler = [&](const float* logits, int64_t V) {
+    return o.temperature > 0 ? sample(logits, V, o, random) : most_likely(logits, V);
+  };
+  std::printf("%s", o.prompt.c_str());
+  std::vector<int32_t> written;
+  auto show = [&](size_t, int32_t token) {
+    written.push_back(token);
+    if (token != model.tokenizer.eos()) std::printf("%s%s", model.tokenizer.separator(), model.tokenizer.decode({token}).c_str());
+    std::fflush(stdout);
+  };
+  generate(decoder, {prompt}, o.max_new, model.tokenizer.eos(), sampler, show);
+  std::printf("\n");
+  return Exit::done;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("Continues a prompt. Greedy unless --temperature is given.", "generate");
+  Options o;
+  auto flags = [&] {
+    app.add_option("--model", o.model, "model or run directory")->required();
+    app.add_option("--prompt", o.prompt, "text in the model's own words; without a tokenizer, integers")->required();
+    app.add_option("--max-new", o.max_new, "most tokens to write")->check(CLI::PositiveNumber)->capture_default_str();
+    app.add_option("--temperature", o.temperature, "0: the most likely token")->check(CLI::NonNegativeNumber)->capture_default_str();
+    app.add_option("--top-k", o.top_k, "sample among the k most likely (0: all)")->check(CLI::NonNegativeNumber);
+    app.add_option("--seed", o.seed, "of the sampling")->capture_default_str();
+    app.add_option("--device", o.device, "cpu")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
+  };
+  return run_program(app, argc, argv, flags, [&] { return run(o); });
+}

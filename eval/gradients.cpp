@@ -1,0 +1,89 @@
+// gradients: the loss and the gradient of every parameter for given tokens, so that anyone can check crossply against
+// another implementation.
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <vector>
+
+#include "data/shards.h"
+#include "eval/loaded_model.h"
+#include "eval/loss.h"
+#include "models/model_dir.h"
+#include "train/program.h"
+
+using namespace crossply;
+
+namespace {
+
+// The first `count` tokens: whitespace-separated integers, or a token shard (*.bin).
+std::vector<int32_t> read_tokens(const std::string& path, int64_t count, int64_t vocab) {
+  std::vector<int32_t> tokens;
+  if (path.ends_with(".bin")) {
+    tokens = read_shard(path, count);
+  } else {
+    std::ifstream file(path);
+    if (!file) fail(Exit::no_input, path, ": cannot open");
+    for (std::string word; static_cast<int64_t>(tokens.size()) < count && file >> word;) {
+      size_t used = 0;
+      long value = -1;
+      try {
+        value = std::stol(word, &used);
+      } catch (const std::exception&) {
+      }
+      if (used != word.size() || used == 0) fail(Exit::bad_data, path, ": '", word, "' is not an integer");
+      if (value < 0 || value >= vocab) fail(Exit::bad_data, path, ": token ", value, " is outside the vocabulary of ", vocab);
+      tokens.push_back(static_cast<int32_t>(value));
+    }
+  }
+  if (static_cast<int64_t>(tokens.size()) < count)
+    fail(Exit::bad_data, path, ": ", tokens.size(), " tokens, --batch times --seq plus 1 is ", count);
+  for (const int32_t token : tokens)
+    if (token < 0 || token >= vocab) fail(Exit::bad_data, path, ": token ", token, " is outside the vocabulary of ", vocab);
+  return tokens;
+}
+
+struct Options {
+  std::string model, tokens, out, device = "cpu", plan = "reuse";
+  int64_t batch = 1, seq = 0;
+};
+
+Exit run(const Options& o) {
+  LoadedModel model(o.model, o.device, true);
+  const int64_t count = o.batch * o.seq;
+  const std::vector<int32_t> tokens = read_tokens(o.tokens, count + 1, model.config.vocab_size);
+  Tape tape(model.params.dtype());
+  const Graph graph = record_model(tape, model.params, model.config, o.batch, o.seq);
+  tape.differentiate();
+  tape.plan(o.plan == "reuse" ? PlanMode::reuse : o.plan == "distinct" ? PlanMode::distinct : PlanMode::poison);
+  tape.allocate(*model.device);
+  load_batch(*model.device, graph, tokens.data(), tokens.data() + 1);
+  const Step step{true, 1 / static_cast<double>(count), 0};
+  tape.forward(step);
+  const double loss = sum_losses(*model.device, graph) * step.grad_scale;
+  tape.backward(step);
+  std::printf("loss %.12g\n", loss);
+  if (!std::isfinite(loss)) fail(Exit::not_finite, "the loss is not finite; no gradients written");
+  save_tensors(o.out, model.params, model.params.gradients());
+  return Exit::done;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("One forward and backward over the first B*T+1 tokens of a file: prints the mean loss and writes the fp32\n"
+               "gradient of every parameter, under the parameter's name.",
+               "gradients");
+  Options o;
+  auto flags = [&] {
+    app.add_option("--model", o.model, "model or run directory")->required();
+    app.add_option("--tokens", o.tokens, "whitespace-separated integers, or a token shard (*.bin)")->required();
+    app.add_option("--batch", o.batch, "B, sequences")->check(CLI::PositiveNumber)->capture_default_str();
+    app.add_option("--seq", o.seq, "T, tokens per sequence")->check(CLI::PositiveNumber)->required();
+    app.add_option("--out", o.out, "safetensors file to write")->required();
+    app.add_option("--device", o.device, "cpu, or reference (plain loops in double)")->capture_default_str();
+    app.add_option("--plan", o.plan, "memory plan: reuse, distinct or poison")
+        ->check(CLI::IsMember({"reuse", "distinct", "poison"}))
+        ->capture_default_str();
+  };
+  return run_program(app, argc, argv, flags, [&] { return run(o); });
+}

@@ -1,0 +1,16 @@
+#include "eval/loaded_model.h"
+
+#include "models/model_dir.h"
+#include "train/trainer.h"
+
+namespace crossply {
+
+LoadedModel::LoadedModel(const std::string& path, const std::string& device_name, bool with_gradients)
+    : dir(resolve_model_dir(path)), config(load_config(dir + "/config.json")), device(make_device(device_name)) {
+  declare_model(params, config);
+  params.allocate(*device, device_name == "reference" ? Dtype::f64 : Dtype::f32, with_gradients);
+  load_weights(dir, config, params);
+  tokenizer = Tokenizer::load(dir);
+}
+
+}  // namespace crossply

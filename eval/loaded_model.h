@@ -1,0 +1,23 @@
+// A model read from disk, ready to run: what evaluate, generate and gradients start from.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "data/tokenizer.h"
+#include "models/model.h"
+
+namespace crossply {
+
+struct LoadedModel {
+  // path: a model directory, or a run directory (then its newest valid checkpoint). Throws Exit::no_input, bad_data.
+  LoadedModel(const std::string& path, const std::string& device_name, bool with_gradients);
+
+  std::string dir;
+  Config config;
+  std::unique_ptr<Device> device;
+  ParameterTable params;  // f64 on the reference device, f32 elsewhere
+  Tokenizer tokenizer;
+};
+
+}  // namespace crossply

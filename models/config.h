@@ -1,0 +1,42 @@
+// The configuration of a model: Hugging Face's LLaMA keys, plus one object "crossply" for what HF has no key for.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "engine/check.h"
+
+namespace crossply {
+
+struct Config {
+  std::string arch = "llama";
+  int64_t vocab_size = 0;               // V
+  int64_t hidden_size = 0;              // C
+  int64_t intermediate_size = 0;        // F
+  int64_t num_hidden_layers = 0;        // L
+  int64_t num_attention_heads = 0;      // H
+  int64_t num_key_value_heads = 0;      // K; 0: H
+  int64_t head_dim = 0;                 // D; 0: C / H
+  int64_t max_position_embeddings = 2048;
+  double rms_norm_eps = 1e-6;
+  double rope_theta = 10000;
+  bool tie_word_embeddings = false;
+  double initializer_range = 0.02;
+  bool qk_norm = false;                 // RMSNorm over the head width on q and k, before RoPE, as in Qwen3
+  double qk_norm_eps = 1e-5;
+  nlohmann::json options = nlohmann::json::object();  // the connection's own keys, complete after check()
+
+  // Fills in what other keys imply, the connection's defaults included, and refuses what cannot be: throws `code` with
+  // `where` (a file, or "flags") and the offending values.
+  void check(Exit code, const std::string& where);
+};
+
+// From a config.json. Unknown keys, and known ones with a value that crossply does not compute (rope_scaling, biases),
+// are refused by name. Throws Exit::no_input, Exit::bad_data.
+Config load_config(const std::string& path);
+Config parse_config(const nlohmann::json& json, const std::string& where);
+// What a config.json holds. A plain LLaMA gets no "crossply" object and loads in transformers as it is.
+nlohmann::json to_json(const Config& config);
+
+}  // namespace crossply

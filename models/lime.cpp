@@ -1,0 +1,97 @@
+// LIMe (layer-integrated memory), key/value routing.
+//
+// Every layer writes its key and value heads into two slabs (L, B*T, K, D). From the second layer on, the heads that
+// attention uses are learned signed linear combinations of the heads of all layers so far, the same for keys and values:
+//
+//   k~_l[h] = sum_{s <= l} sum_{h'} W_l[h, s*K + h'] k_s[h']          W_l (K, (l+1)*K)
+//
+// The weights multiply whole heads and RoPE is the same rotation in every layer, so mixing rotated keys equals rotating
+// mixed ones: keys are rotated once, when they are written. Generation caches the mixed heads, an ordinary key/value
+// cache; the slabs then hold one token.
+//
+// Routing: full reads all layers; last and first read a window of them (first always adds the own layer); their matrices
+// keep the full shape, with the entries of unread layers 0 and without a gradient. average takes the plain mean per head
+// and has no parameters.
+#include "models/lime.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+
+namespace crossply {
+namespace {
+
+class Lime : public Connection {
+ public:
+  explicit Lime(const Config& config)
+      : routing_(config.options.at("routing")), window_(config.options.at("window").get<int64_t>()) {
+    const bool windowed = routing_ == "last" || routing_ == "first";
+    if (windowed && window_ < 1) fail(Exit::usage, "lime: routing ", routing_, " needs a window of at least 1 layer");
+  }
+
+  void declare(ParameterTable& params, const Config& config) const override {
+    const int64_t K = config.num_key_value_heads;
+    const double bound = 1 / std::sqrt(static_cast<double>(config.hidden_size));
+    for (int i = 0; i < config.num_hidden_layers; ++i) {
+      params.at(layer_name(i, "self_attn.k_proj.weight")).init = Init::uniform(bound);
+      params.at(layer_name(i, "self_attn.v_proj.weight")).init = Init::uniform(bound);
+      if (i > 0 && routing_ != "average")
+        params.add(router_name(i), Shape{K, (i + 1) * K}, router_init(i, K), /*lr_mul=*/10, /*wd_mul=*/0);
+    }
+  }
+
+  KeyValue kv(int layer, KeyValue own) override {
+    const Config& config = build_->config;
+    if (layer == 0) {
+      keys_.emplace(build_->tape, "lime.keys", config.num_hidden_layers, own.k->shape);
+      values_.emplace(build_->tape, "lime.values", config.num_hidden_layers, own.v->shape);
+    }
+    const bool trained = layer > 0 && routing_ != "average";
+    Value* weight = trained ? build_->parameter(router_name(layer)) : nullptr;
+    const std::string name = "L" + std::to_string(layer) + ".route";
+    return {keys_->route(name + ".k", layer, own.k, weight, sources(layer)),
+            values_->route(name + ".v", layer, own.v, weight, sources(layer))};
+  }
+
+ private:
+  static std::string router_name(int layer) { return layer_name(layer, "self_attn.lime_router.weight"); }
+
+  // The layers whose heads `layer` reads, ascending, itself included.
+  std::vector<int> sources(int layer) const {
+    std::vector<int> list;
+    for (int s = 0; s <= layer; ++s) {
+      const bool windowed = routing_ == "last" ? s > layer - window_ : routing_ == "first" ? s < window_ : true;
+      if (windowed || s == layer) list.push_back(s);
+    }
+    return list;
+  }
+
+  // The own block starts as the identity, every other readable entry uniform with variance 1 / (entries read).
+  Init router_init(int layer, int64_t K) const {
+    const std::vector<int> read = sources(layer);
+    const double bound = std::sqrt(3.0 / static_cast<double>(static_cast<int64_t>(read.size()) * K));
+    const Init uniform = Init::uniform(bound);
+    auto at = [=](uint64_t seed, uint64_t stream, int64_t i) {
+      const int64_t row = i / ((layer + 1) * K), column = i % ((layer + 1) * K), source = column / K;
+      if (source == layer) return column % K == row ? 1.0 : 0.0;
+      return std::find(read.begin(), read.end(), source) == read.end() ? 0.0 : uniform.at(seed, stream, i);
+    };
+    return {str("[u(", std::round(bound * 1e4) / 1e4, ") | I]"), at};
+  }
+
+  std::string routing_;
+  int64_t window_;
+  std::optional<ops::DepthRouter> keys_, values_;
+};
+
+}  // namespace
+
+Architecture lime_architecture() {
+  return {"lime",
+          "attention over key/value heads mixed from all layers so far",
+          {{"routing", "full", "full, average, last or first", {"full", "average", "last", "first"}},
+           {"window", 0, "how many layers routing last or first reads", {}}},
+          [](const Config& config) { return std::make_unique<Lime>(config); }};
+}
+
+}  // namespace crossply

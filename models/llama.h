@@ -1,0 +1,15 @@
+// The LLaMA block: pre-norm attention with RoPE and grouped heads, then a SwiGLU feed-forward. Written once for all
+// connections.
+#pragma once
+
+#include "models/connection.h"
+
+namespace crossply {
+
+// The parameters of block `layer`. Linear weights (out, in) start normal(initializer_range) and decay; norms start at 1
+// and do not.
+void declare_llama_block(ParameterTable& params, const Config& config, int layer);
+// Records block `layer`; rope: the table of ops::rope_positions.
+void record_llama_block(const Build& build, Connection& connection, int layer, Value* rope);
+
+}  // namespace crossply

@@ -1,0 +1,25 @@
+// A whole model: embedding, blocks with their connection, final norm, head. One recording function serves training,
+// evaluation and generation.
+#pragma once
+
+#include <string>
+
+#include "models/connection.h"
+
+namespace crossply {
+
+// All parameters of the model, in the order of the forward.
+void declare_model(ParameterTable& params, const Config& config);
+
+struct Graph {
+  Value* tokens = nullptr;   // (B, T) i32, to be filled by the caller
+  Value* targets = nullptr;  // (B, T) i32, -1 is not scored; training tapes only
+  Value* losses = nullptr;   // (B, T), 0 where not scored; training tapes only
+  Value* logits = nullptr;   // (B, T, V); generation tapes only
+};
+
+// Records the model on the tape for B sequences of T tokens. A tape with a cache length ends in logits, one without in
+// losses. The parameters must be declared; they need no memory yet.
+Graph record_model(Tape& tape, ParameterTable& params, const Config& config, int64_t B, int64_t T);
+
+}  // namespace crossply

@@ -1,0 +1,106 @@
+#include "models/model_dir.h"
+
+#include <deque>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <unordered_map>
+
+namespace crossply {
+namespace {
+
+struct Found {
+  const SafetensorsFile* file;
+  const TensorInfo* info;
+};
+
+std::vector<int64_t> sizes(const Shape& shape) { return {shape.dim.begin(), shape.dim.begin() + shape.rank}; }
+
+void check_shape(const std::string& path, const TensorInfo& info, const Parameter& row) {
+  if (info.shape != sizes(row.shape))
+    fail(Exit::bad_data, path, ": ", info.str(), " does not fit the configuration, which makes it ", row.shape.str());
+}
+
+// The weight files of a directory: one, or those of the index.
+std::deque<SafetensorsFile> open_weights(const std::string& dir) {
+  std::deque<SafetensorsFile> files;
+  const std::string single = dir + "/model.safetensors", index_path = single + ".index.json";
+  if (std::filesystem::exists(single) || !std::filesystem::exists(index_path)) {
+    files.emplace_back(single);
+    return files;
+  }
+  std::ifstream stream(index_path);
+  const auto index = nlohmann::json::parse(stream, nullptr, false);
+  if (index.is_discarded() || !index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object())
+    fail(Exit::bad_data, index_path, ": expected a JSON object with a \"weight_map\"");
+  std::set<std::string> names;
+  for (const auto& [tensor, file] : index["weight_map"].items()) {
+    if (!file.is_string() || file.get<std::string>().find('/') != std::string::npos)
+      fail(Exit::bad_data, index_path, ": the file of ", tensor, " is ", file.dump());
+    names.insert(file.get<std::string>());
+  }
+  for (const std::string& name : names) files.emplace_back(dir + "/" + name);
+  return files;
+}
+
+}  // namespace
+
+void load_weights(const std::string& dir, const Config& config, ParameterTable& params) {
+  const std::deque<SafetensorsFile> files = open_weights(dir);
+  std::unordered_map<std::string, Found> found;
+  for (const SafetensorsFile& file : files) {
+    for (const TensorInfo& info : file.tensors()) {
+      const bool tied_head = config.tie_word_embeddings && info.name == "lm_head.weight";
+      const bool rope_buffer = info.name.ends_with(".rotary_emb.inv_freq");  // old exports store this constant
+      if (tied_head || rope_buffer) continue;
+      if (!params.contains(info.name))
+        fail(Exit::bad_data, file.path(), ": tensor ", info.str(), " is not part of a ", config.arch,
+             " model with this config.json");
+      check_shape(file.path(), info, params.at(info.name));
+      if (!found.emplace(info.name, Found{&file, &info}).second)
+        fail(Exit::bad_data, file.path(), ": tensor ", info.str(), " is in two files");
+    }
+  }
+  for (const Parameter& row : params.rows())
+    if (!found.contains(row.name))
+      fail(Exit::bad_data, files.front().path(), ": tensor \"", row.name, "\" ", row.shape.str(), " is missing");
+  std::vector<double> host;
+  for (const Parameter& row : params.rows()) {
+    const Found& source = found.at(row.name);
+    host.resize(static_cast<size_t>(row.shape.numel()));
+    source.file->read_f64(*source.info, host.data());
+    params.write(row, host.data());
+  }
+}
+
+void save_tensors(const std::string& path, const ParameterTable& params, const Tensor& flat) {
+  std::vector<std::vector<float>> data;
+  std::vector<TensorToWrite> tensors;
+  for (const Parameter& row : params.rows()) {
+    data.push_back(params.read(row, flat));
+    tensors.push_back({row.name, "F32", sizes(row.shape), data.back().data()});
+  }
+  write_safetensors(path, tensors);
+}
+
+void load_tensors(const std::string& path, ParameterTable& params, const Tensor& flat) {
+  CHECK_THAT(flat.dtype == Dtype::f32, "moments are f32");
+  const SafetensorsFile file(path);
+  if (file.tensors().size() != params.rows().size())
+    fail(Exit::bad_data, path, ": ", file.tensors().size(), " tensors, the model has ", params.rows().size());
+  std::vector<float> host;
+  for (const Parameter& row : params.rows()) {
+    const TensorInfo* info = file.find(row.name);
+    if (info == nullptr) fail(Exit::bad_data, path, ": tensor \"", row.name, "\" is missing");
+    check_shape(path, *info, row);
+    host.resize(static_cast<size_t>(row.shape.numel()));
+    file.read_f32(*info, host.data());
+    params.device().copy_in(flat.as<float>() + row.offset, host.data(), host.size() * sizeof(float));
+  }
+}
+
+void save_config(const std::string& path, const Config& config) {
+  write_file_atomically(path, to_json(config).dump(2) + "\n");
+}
+
+}  // namespace crossply

@@ -1,0 +1,25 @@
+#include "models/registry.h"
+
+#include "models/lime.h"
+
+namespace crossply {
+
+const std::vector<Architecture>& architectures() {
+  static const std::vector<Architecture> all = {
+      {"llama", "every layer reads the layer below", {},
+       [](const Config&) { return std::make_unique<Connection>(); }},
+      lime_architecture(),
+  };
+  return all;
+}
+
+const Architecture& find_architecture(const std::string& name, Exit code, const std::string& where) {
+  std::string known;
+  for (const Architecture& architecture : architectures()) {
+    if (architecture.name == name) return architecture;
+    known += " " + architecture.name;
+  }
+  fail(code, where, ": unknown architecture '", name, "'; known:", known);
+}
+
+}  // namespace crossply

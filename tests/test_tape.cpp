@@ -1,0 +1,157 @@
+#include "engine/tape.h"
+
+#include "engine/ops.h"
+#include "engine/optimizer.h"
+#include "engine/schedule.h"
+#include "tests/check.h"
+
+using namespace crossply;
+using namespace crossply::test;
+
+namespace {
+
+// A node whose backward does nothing: for the rules of recording.
+struct Nothing : Node {
+  const char* op() const override { return "nothing"; }
+  void forward(const Step&, Stream) override {}
+  void backward(const Step&, Stream) override {}
+};
+
+std::unique_ptr<Nothing> nothing(std::vector<Value*> in, std::vector<Value*> out) {
+  auto node = std::make_unique<Nothing>();
+  node->name = "nothing";
+  node->in = std::move(in);
+  node->out = std::move(out);
+  return node;
+}
+
+}  // namespace
+
+TEST_CASE("tape: the first writer in reverse order sets a gradient, the others add; parameters always add") {
+  ParameterTable params;
+  Parameter& row = params.add("w", Shape{4}, Init::constant(1), 1, 1);
+  Tape t(Dtype::f32);
+  Value* w = t.parameter(row);
+  CHECK(t.parameter(row) == w);
+  Value* x = t.record(nothing({w}, {t.activation("x", Shape{4})}));
+  Value* y = t.record(nothing({x}, {t.activation("y", Shape{4})}));
+  Value* z = t.record(nothing({x, y, w}, {t.activation("z", Shape{4})}));
+  t.record(nothing({z, x}, {t.result("loss", Shape{1})}));
+  t.differentiate();
+  const auto& nodes = t.nodes();
+  CHECK(nodes[3]->acc == std::vector<char>{0, 0});     // z and x: first writers
+  CHECK(nodes[2]->acc == std::vector<char>{1, 0, 1});  // x again, y first, w always
+  CHECK(nodes[1]->acc == std::vector<char>{1});
+  CHECK(nodes[0]->acc == std::vector<char>{1});
+  CHECK_THROWS_AS(t.differentiate(), Error);
+}
+
+TEST_CASE("tape: reading what was overwritten in place is refused") {
+  Tape t(Dtype::f32);
+  Value* x = t.input("x", Shape{4}, Dtype::f32);
+  Value* y = t.record(nothing({x}, {t.activation("y", Shape{4})}));
+  auto in_place = nothing({y}, {t.activation("z", Shape{4})});
+  in_place->in_place = true;
+  Value* z = t.record(std::move(in_place));
+  CHECK(z->buffer == y->buffer);
+  CHECK_THROWS_AS(t.record(nothing({y}, {t.activation("late", Shape{4})})), Error);
+}
+
+TEST_CASE("tape: the plan overlaps only buffers that are never alive together") {
+  Tape t(Dtype::f32);
+  Value* x = t.input("x", Shape{64}, Dtype::f32);
+  std::vector<Value*> chain{x};
+  for (int i = 0; i < 6; ++i)
+    chain.push_back(t.record(nothing({chain.back()}, {t.activation("a" + std::to_string(i), Shape{64 * (i + 1)})})));
+  t.plan(PlanMode::reuse);
+  const size_t reuse = t.arena_bytes();
+  for (size_t i = 0; i < chain.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      const Buffer &a = *chain[i]->buffer, &b = *chain[j]->buffer;
+      const bool together = b.persistent || j + 1 == i;
+      const bool apart = a.offset + a.bytes <= b.offset || b.offset + b.bytes <= a.offset;
+      if (together) CHECK(apart);
+    }
+  }
+  t.plan(PlanMode::distinct);
+  CHECK(reuse < t.arena_bytes());
+  CHECK(t.dump().find("nothing") != std::string::npos);
+  CHECK(t.memory_report().find("activations") != std::string::npos);
+}
+
+TEST_CASE("tape: a slab's slices are the outputs themselves") {
+  auto device = make_device("cpu");
+  Tape t(Dtype::f32);
+  Value* x = t.input("x", Shape{1}, Dtype::f32);
+  const Slab slab = t.slab("slab", 3, Shape{1, 2, 2, 4});
+  std::vector<Value*> slices;
+  for (int i = 0; i < 3; ++i) {
+    slices.push_back(t.record(nothing({x}, {t.activation("s" + std::to_string(i), Shape{1, 2, 2, 4})})));
+    t.place(slices.back(), slab, i);
+  }
+  auto reader = nothing({x}, {t.result("r", Shape{1})});
+  reader->reads = {slab.all};
+  t.record(std::move(reader));
+  CHECK_THROWS_AS(t.place(slices[0], slab, 1), Error);
+  t.plan(PlanMode::reuse);
+  t.allocate(*device);
+  for (int i = 0; i < 3; ++i) CHECK(slices[static_cast<size_t>(i)]->tensor.data == slab.all->tensor.as<float>() + 16 * i);
+}
+
+TEST_CASE("schedule: the multipliers of the specifications") {
+  const Schedule lime{ScheduleKind::cosine, 200, 20000, 1e-6};
+  CHECK(lime.at(0) == 0);
+  CHECK(lime.at(100) == doctest::Approx(0.5));
+  CHECK(lime.at(200) == doctest::Approx(1.0));
+  CHECK(lime.at(10100) == doctest::Approx(0.5));
+  CHECK(lime.at(20000) == doctest::Approx(1e-6));
+  const Schedule other{ScheduleKind::cosine1, 10, 110, 0.1};
+  CHECK(other.at(0) == doctest::Approx(0.1));
+  CHECK(other.at(9) == doctest::Approx(1.0));
+  CHECK(other.at(60) == doctest::Approx(0.55));
+  CHECK(other.at(110) == doctest::Approx(0.1));
+  const Schedule linear{ScheduleKind::linear, 5, 105, 0};
+  CHECK(linear.at(0) == doctest::Approx(0.2));
+  CHECK(linear.at(55) == doctest::Approx(0.5));
+  CHECK(linear.at(105) == doctest::Approx(0));
+  CHECK(Schedule{ScheduleKind::constant, 0, 10, 0}.at(7) == 1);
+  CHECK_THROWS_AS(schedule_kind("step"), Error);
+}
+
+TEST_CASE("optimizer: rows learn and decay at their own rates, and the clip scales the whole gradient") {
+  auto device = make_device("cpu");
+  ParameterTable params;
+  params.add("slow", Shape{3}, Init::constant(1), 1, 1);
+  params.add("fast", Shape{3}, Init::constant(1), 10, 0);
+  params.allocate(*device, Dtype::f32, true);
+  params.initialise(1);
+  Optimizer optimizer(params, AdamwOptions{0.9, 0.95, 1e-8, 0.1, 1.0});
+  for (Parameter& row : params.rows())
+    for (int i = 0; i < 3; ++i) row.grad.as<float>()[i] = 100;
+  const double norm = optimizer.gradient_norm();
+  CHECK(norm == doctest::Approx(100 * std::sqrt(6.0)));
+  optimizer.update(0.01, norm);
+  // The first Adam step moves by the learning rate whatever the gradient's size; only "slow" decays.
+  CHECK(params.at("slow").value.as<float>()[1] == doctest::Approx(1 - 0.01 * 0.1 - 0.01).epsilon(1e-5));
+  CHECK(params.at("fast").value.as<float>()[2] == doctest::Approx(1 - 0.1).epsilon(1e-5));
+  const float clipped = optimizer.m().as<float>()[0];
+  CHECK(clipped == doctest::Approx(0.1 * 100 / norm).epsilon(1e-4));
+}
+
+TEST_CASE("params: initialisation depends on seed, name and element only") {
+  auto device = make_device("cpu");
+  auto values = [&](uint64_t seed, bool extra) {
+    ParameterTable params;
+    if (extra) params.add("first", Shape{70}, Init::constant(0), 1, 1);
+    params.add("w", Shape{300, 40}, Init::normal(0.02), 1, 1);
+    params.allocate(*device, Dtype::f32, false);
+    params.initialise(seed);
+    return params.read(params.at("w"), params.values());
+  };
+  const std::vector<float> w = values(1, false);
+  CHECK(w == values(1, true));
+  CHECK(w != values(2, false));
+  double square = 0;
+  for (float x : w) square += static_cast<double>(x * x);
+  CHECK(std::sqrt(square / 12000) == doctest::Approx(0.02).epsilon(0.03));
+}

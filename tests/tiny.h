@@ -1,0 +1,94 @@
+// Tiny whole models for the tests: every size different, so that a mix-up of two of them shows.
+#pragma once
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/rng.h"
+#include "eval/loss.h"
+#include "models/model.h"
+#include "tests/check.h"
+
+namespace crossply::test {
+
+inline Config tiny_config(const std::string& arch, int64_t K = 2, bool qk_norm = false, bool tied = true, int64_t D = 0) {
+  Config config;
+  config.arch = arch;
+  config.vocab_size = 7;
+  config.hidden_size = 8;
+  config.intermediate_size = 6;
+  config.num_hidden_layers = 4;
+  config.num_attention_heads = 4;
+  config.num_key_value_heads = K;
+  config.head_dim = D;
+  config.qk_norm = qk_norm;
+  config.tie_word_embeddings = tied;
+  config.initializer_range = 0.3;  // large enough that every path matters
+  config.check(Exit::usage, "test");
+  return config;
+}
+
+// A model recorded for training with fixed tokens, some of them not scored.
+struct TinyModel {
+  static constexpr int64_t B = 2, T = 5;
+
+  explicit TinyModel(const Config& c, const std::string& device_name = "reference", PlanMode mode = PlanMode::reuse,
+                     uint64_t seed = 1)
+      : config(c),
+        device(make_device(device_name)),
+        tape(device_name == "reference" ? Dtype::f64 : Dtype::f32) {
+    declare_model(params, config);
+    params.allocate(*device, tape.real(), true);
+    params.initialise(seed);
+    std::vector<double> host;
+    for (Parameter& row : params.rows()) {  // norms away from 1, so that their gain matters
+      if (row.shape.rank != 1) continue;
+      for (int64_t i = 0; i < row.shape[0]; ++i) host.push_back(1 + 0.3 * random_normal(seed, stream_of(row.name), i));
+      params.write(row, host.data());
+      host.clear();
+    }
+    graph = record_model(tape, params, config, B, T);
+    tape.differentiate();
+    tape.plan(mode);
+    tape.allocate(*device);
+    Random random(seed, 99);
+    for (int64_t i = 0; i < B * T; ++i) {
+      tokens.push_back(static_cast<int32_t>(random.below(config.vocab_size)));
+      targets.push_back(i % 4 == 1 ? -1 : static_cast<int32_t>(random.below(config.vocab_size)));
+      scored += targets.back() >= 0;
+    }
+    load_batch(*device, graph, tokens.data(), targets.data());
+  }
+
+  double loss() {
+    tape.forward(Step{});
+    return sum_losses(*device, graph) / scored;
+  }
+  // Loss and gradients by the tape.
+  double step() {
+    params.zero_gradients();
+    const Step replay{true, 1 / scored, 0};
+    tape.forward(replay);
+    const double sum = sum_losses(*device, graph);
+    tape.backward(replay);
+    return sum / scored;
+  }
+  template <class T>
+  std::vector<T> values(const Tensor& tensor) {
+    std::vector<T> host(static_cast<size_t>(tensor.numel()));
+    device->copy_out(host.data(), tensor.as<T>(), tensor.bytes());
+    return host;
+  }
+
+  Config config;
+  std::unique_ptr<Device> device;
+  ParameterTable params;
+  Tape tape;
+  Graph graph;
+  std::vector<int32_t> tokens, targets;
+  double scored = 0;
+};
+
+}  // namespace crossply::test

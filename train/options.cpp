@@ -1,0 +1,135 @@
+#include "train/options.h"
+
+#include <cstring>
+
+#include "models/registry.h"
+
+namespace crossply {
+
+TrainOptions::TrainOptions() {
+  config.hidden_size = 128;
+  config.intermediate_size = 384;
+  config.num_hidden_layers = 4;
+  config.num_attention_heads = 4;
+  config.tie_word_embeddings = true;
+}
+
+void add_train_flags(CLI::App& app, TrainOptions& o) {
+  auto flag = [&](const char* name, auto& variable, const char* help) {
+    return app.add_option(name, variable, help)->capture_default_str();
+  };
+  std::string names;
+  for (const Preset& preset : presets()) names += "\n  " + preset.name + ": " + preset.about;
+  flag("--preset", o.preset, "")->description("a paper's setting; other flags change it" + names);
+  flag("--data", o.data.spec, "arith:3|4|5|6, prosqa, text:FILE, or a glob of token shards (*.bin)");
+  flag("--val-data", o.data.val_spec, "glob of validation shards (default: the end of --data)");
+  flag("--train-samples", o.data.train_samples, "size of a generated training set (0: the task's own)")
+      ->check(CLI::NonNegativeNumber);
+  flag("--test-samples", o.data.test_samples, "size of a generated test set (0: the task's own)")
+      ->check(CLI::NonNegativeNumber);
+  flag("--seq", o.data.seq_len, "tokens per sequence (0: the data's own)")->check(CLI::NonNegativeNumber);
+  flag("--out", o.out, "run directory: metrics.jsonl, curve.svg, checkpoints");
+  flag("--init", o.init, "start from the weights of this model directory, which also gives the sizes");
+  flag("--steps", o.steps, "optimizer steps; 0 writes an initialised model directory")->check(CLI::NonNegativeNumber);
+  flag("--batch", o.batch, "sequences per micro-step")->check(CLI::PositiveNumber);
+  flag("--accumulate", o.accumulate, "micro-steps per optimizer step")->check(CLI::PositiveNumber);
+  flag("--lr", o.lr, "base learning rate")->check(CLI::NonNegativeNumber);
+  flag("--schedule", o.schedule, "cosine, cosine1, linear or constant (engine/schedule.h)")
+      ->check(CLI::IsMember({"cosine", "cosine1", "linear", "constant"}));
+  flag("--warmup", o.warmup, "warm-up steps")->check(CLI::NonNegativeNumber);
+  flag("--lr-floor", o.lr_floor, "smallest multiple of --lr after the warm-up")->check(CLI::Range(0.0, 1.0));
+  flag("--weight-decay", o.adamw.weight_decay, "decoupled weight decay")->check(CLI::NonNegativeNumber);
+  flag("--beta1", o.adamw.beta1, "AdamW's first decay")->check(CLI::Range(0.0, 0.999999));
+  flag("--beta2", o.adamw.beta2, "AdamW's second decay")->check(CLI::Range(0.0, 0.999999));
+  flag("--clip", o.adamw.clip, "largest global gradient norm (0: no clipping)")->check(CLI::NonNegativeNumber);
+  flag("--seed", o.seed, "of initialisation, data and its order");
+  flag("--device", o.device, "cpu, or reference (slow plain loops)");
+  flag("--dtype", o.dtype, "fp32")->check(CLI::IsMember({"fp32"}));
+  flag("--plan", o.plan, "memory plan: reuse, distinct or poison (all give the same numbers)")
+      ->check(CLI::IsMember({"reuse", "distinct", "poison"}));
+  flag("--eval-every", o.eval_every, "steps between evaluations (0: a tenth of the run)")->check(CLI::NonNegativeNumber);
+  flag("--eval-samples", o.eval_samples, "test sequences for the loss")->check(CLI::PositiveNumber);
+  flag("--answer-samples", o.answer_samples, "test prompts to answer by generation (0: none)")
+      ->check(CLI::NonNegativeNumber);
+  flag("--save-every", o.save_every, "steps between checkpoints (0: a tenth of the run)")->check(CLI::NonNegativeNumber);
+  flag("--keep", o.keep, "checkpoints to keep")->check(CLI::PositiveNumber);
+  app.add_flag("--resume", o.resume, "continue --out from its newest valid checkpoint, bit for bit");
+}
+
+void add_size_flags(CLI::App& app, TrainOptions& o) {
+  Config& c = o.config;
+  auto flag = [&](const char* name, auto& variable, const char* help) {
+    return app.add_option(name, variable, help)->capture_default_str()->group("Model");
+  };
+  flag("--vocab", c.vocab_size, "V, vocabulary size (0: the data's)");
+  flag("--width", c.hidden_size, "C, model width");
+  flag("--layers", c.num_hidden_layers, "L, number of blocks");
+  flag("--heads", c.num_attention_heads, "H, query heads");
+  flag("--kv-heads", c.num_key_value_heads, "K, key/value heads (0: H)");
+  flag("--head-width", c.head_dim, "D, head width (0: C / H)");
+  flag("--ffn", c.intermediate_size, "F, feed-forward width");
+  flag("--rope-theta", c.rope_theta, "base of the rotary frequencies");
+  flag("--norm-eps", c.rms_norm_eps, "epsilon of the norms");
+  flag("--tie", c.tie_word_embeddings, "head and embedding share one matrix (true or false)");
+  flag("--qk-norm", c.qk_norm, "RMSNorm on queries and keys (true or false)");
+}
+
+void add_architecture_flags(CLI::App& app, TrainOptions& o) {
+  Config& c = o.config;
+  const Architecture& architecture = find_architecture(c.arch);
+  for (const Option& option : architecture.options) {
+    auto set = [&c, option](const std::string& text) {
+      const auto parsed = nlohmann::json::parse(text, nullptr, false);
+      c.options[option.key] = option.default_value.is_string() || parsed.is_discarded() ? nlohmann::json(text) : parsed;
+    };
+    std::string name = option.key;
+    for (char& letter : name) letter = letter == '_' ? '-' : letter;
+    app.add_option_function<std::string>("--" + name, set, option.help)->group(architecture.name);
+  }
+  app.add_flag("--dry-run", o.dry_run, "print parameters, FLOPs and the memory plan, and stop");
+  app.add_flag("--dump-tape", o.dump_tape, "print the step as a table, and stop");
+}
+
+nlohmann::json trajectory(const TrainOptions& o) {
+  return {{"data", o.data.spec},
+          {"val_data", o.data.val_spec},
+          {"train_samples", o.data.train_samples},
+          {"test_samples", o.data.test_samples},
+          {"seq", o.data.seq_len},
+          {"init", o.init},
+          {"steps", o.steps},
+          {"batch", o.batch},
+          {"accumulate", o.accumulate},
+          {"lr", o.lr},
+          {"schedule", o.schedule},
+          {"warmup", o.warmup},
+          {"lr_floor", o.lr_floor},
+          {"weight_decay", o.adamw.weight_decay},
+          {"beta1", o.adamw.beta1},
+          {"beta2", o.adamw.beta2},
+          {"clip", o.adamw.clip},
+          {"seed", o.seed},
+          {"device", o.device},
+          {"dtype", o.dtype}};
+}
+
+void apply_preset(const std::string& name, TrainOptions& options) {
+  std::string known;
+  for (const Preset& preset : presets()) {
+    known += " " + preset.name;
+    if (preset.name != name) continue;
+    preset.apply(options);
+    options.preset = name;
+    return;
+  }
+  fail(Exit::usage, "unknown preset '", name, "'; known:", known);
+}
+
+void apply_preset_flag(int argc, char** argv, TrainOptions& options) {
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--preset") == 0 && i + 1 < argc) apply_preset(argv[i + 1], options);
+    if (std::strncmp(argv[i], "--preset=", 9) == 0) apply_preset(argv[i] + 9, options);
+  }
+}
+
+}  // namespace crossply

@@ -1,0 +1,62 @@
+// Everything that decides a training run, its command-line flags, and the papers' presets.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "data/source.h"
+#include "engine/optimizer.h"
+#include "engine/schedule.h"
+#include "models/config.h"
+
+namespace crossply {
+
+struct TrainOptions {
+  TrainOptions();  // a small model, for `train_llama --data text:FILE --out DIR`
+  std::string preset;
+  Config config;
+  DataOptions data;
+  std::string out;
+  std::string init;  // model directory to start from
+  int64_t steps = 1000;
+  int64_t batch = 16;      // sequences per micro-step
+  int64_t accumulate = 1;  // micro-steps per optimizer step
+  double lr = 1e-3;
+  std::string schedule = "cosine";
+  int64_t warmup = 0;
+  double lr_floor = 0;
+  AdamwOptions adamw;
+  uint64_t seed = 42;
+  std::string device = "cpu";
+  std::string dtype = "fp32";
+  std::string plan = "reuse";
+  int64_t eval_every = 0;        // 0: a tenth of the run
+  int64_t eval_samples = 512;    // for the loss
+  int64_t answer_samples = 256;  // for a task's accuracy
+  int64_t save_every = 0;        // 0: a tenth of the run
+  int64_t keep = 2;
+  bool resume = false, dry_run = false, dump_tape = false;
+};
+
+// Flags of the run; of the model's sizes; of config.arch's connection, one per option. `options` holds the defaults.
+void add_train_flags(CLI::App& app, TrainOptions& options);
+void add_size_flags(CLI::App& app, TrainOptions& options);
+void add_architecture_flags(CLI::App& app, TrainOptions& options);
+
+// The settings that a run must keep when it is resumed.
+nlohmann::json trajectory(const TrainOptions& options);
+
+// The papers' settings by name; every architecture trains in them.
+struct Preset {
+  std::string name, about;
+  void (*apply)(TrainOptions&);
+};
+const std::vector<Preset>& presets();
+// Applies the preset named by --preset in argv, before the other flags are read; throws Exit::usage for an unknown one.
+void apply_preset_flag(int argc, char** argv, TrainOptions& options);
+void apply_preset(const std::string& name, TrainOptions& options);
+
+}  // namespace crossply

@@ -1,0 +1,48 @@
+// What a run tells: a status line on a terminal, plain lines in a log, and metrics.jsonl.
+#pragma once
+
+#include <cstdint>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace crossply {
+
+class Progress {
+ public:
+  // label: printed before every line. total: steps of the run.
+  Progress(std::string label, int64_t total);
+  // After every step: rewrites the status line if standard output is a terminal, at most ten times a second; prints a
+  // line of its own every twentieth of the run, otherwise.
+  void step(int64_t step, double loss, double lr, double norm, double tokens_per_second);
+  // A line that stays.
+  void say(const std::string& line);
+
+ private:
+  std::string label_;
+  int64_t total_, first_ = -1;
+  bool terminal_;
+  double start_ = 0, last_ = 0;
+};
+
+// metrics.jsonl: one JSON object a line. Opening for a resumed run first drops the lines after `step`, so that a step is
+// never there twice. Lines are flushed one by one; a write that fails is Exit::io.
+class Metrics {
+ public:
+  Metrics(const std::string& path, int64_t step);
+  void write(const nlohmann::json& line);
+  // The lines so far, with those of earlier parts of a resumed run.
+  const std::vector<nlohmann::json>& lines() const { return lines_; }
+
+ private:
+  std::string path_;
+  std::ofstream file_;
+  std::vector<nlohmann::json> lines_;
+};
+
+// "2:05" or "1:02:05".
+std::string format_seconds(double seconds);
+// "8,640".
+std::string format_count(int64_t count);
+
+}  // namespace crossply

@@ -1,0 +1,240 @@
+// The loop around a Trainer, the same for every architecture.
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+
+#include "engine/file.h"
+#include "eval/answers.h"
+#include "models/model_dir.h"
+#include "models/registry.h"
+#include "train/checkpoint.h"
+#include "train/curve.h"
+#include "train/program.h"
+#include "train/progress.h"
+#include "train/trainer.h"
+
+namespace crossply {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+volatile std::sig_atomic_t stop_requested = 0;
+
+void request_stop(int signal) {
+  stop_requested = 1;
+  std::signal(signal, SIG_DFL);  // a second one ends the program at once
+}
+
+std::string step_dir(const std::string& run_dir, int64_t step) {
+  char name[32];
+  std::snprintf(name, sizeof name, "/step_%08lld", static_cast<long long>(step));
+  return run_dir + name;
+}
+
+// Nothing in a directory that somebody else filled is overwritten, and no run is continued by accident.
+void check_run_dir(const TrainOptions& options) {
+  if (options.out.empty()) fail(Exit::usage, "--out is needed: the directory for the run");
+  std::error_code error;
+  const bool used = fs::exists(options.out, error) && !(fs::is_directory(options.out, error) && fs::is_empty(options.out, error));
+  if (used && !options.resume)
+    fail(Exit::usage, options.out, " exists and is not empty; choose another --out, or --resume to continue the run in it");
+}
+
+void make_directory(const std::string& path) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  if (error) fail_io("create", path, error.value());
+}
+
+// Fills in what only the data can say, and checks the model against it.
+Dataset open_data(TrainOptions& o) {
+  if (o.data.spec.empty()) fail(Exit::usage, "--data is needed: arith:3|4|5|6, prosqa, text:FILE, or a glob of shards");
+  o.data.seed = o.seed;
+  Dataset dataset = open_dataset(o.data);
+  const int64_t data_vocab = dataset.train->vocab_size();
+  if (o.config.vocab_size == 0) o.config.vocab_size = data_vocab;
+  if (o.config.vocab_size == 0) fail(Exit::usage, "--vocab is needed: token shards do not say their vocabulary");
+  if (o.config.vocab_size < data_vocab)
+    fail(Exit::bad_data, o.data.spec, " has a vocabulary of ", data_vocab, ", the model's is ", o.config.vocab_size,
+         "; give --vocab ", data_vocab);
+  dataset.train->check_tokens(o.config.vocab_size);
+  dataset.test->check_tokens(o.config.vocab_size);
+  o.data.seq_len = dataset.train->seq_len();
+  o.config.max_position_embeddings = std::max(o.config.max_position_embeddings, o.data.seq_len);
+  return dataset;
+}
+
+// A run's loop, with what it needs between steps.
+class Run {
+ public:
+  Run(const TrainOptions& options, const Dataset& dataset, Trainer& trainer, const std::string& label)
+      : o_(options),
+        data_(dataset),
+        trainer_(trainer),
+        progress_(label, options.steps),
+        metrics_(options.out + "/metrics.jsonl", trainer.steps_done()),
+        eval_every_(options.eval_every > 0 ? options.eval_every : std::max<int64_t>(1, options.steps / 10)),
+        save_every_(options.save_every > 0 ? options.save_every : std::max<int64_t>(1, options.steps / 10)) {}
+
+  Exit loop() {
+    int64_t saved = trainer_.steps_done();
+    while (trainer_.steps_done() < o_.steps) {
+      step();
+      const int64_t done = trainer_.steps_done();
+      const bool last = done == o_.steps || stop_requested != 0;
+      if (last || done % save_every_ == 0) {
+        save();
+        saved = done;
+      }
+      if (stop_requested != 0 && done < o_.steps) {
+        progress_.say(str("stopped on request after step ", done, "; continue with the same command and --resume"));
+        return Exit::stopped;
+      }
+    }
+    if (saved == 0) save();
+    return Exit::done;
+  }
+
+  const std::vector<json>& lines() const { return metrics_.lines(); }
+  void draw() const {
+    Curve loss{"training loss", {}, {}}, test{"test loss", {}, {}};
+    for (const json& line : metrics_.lines()) {
+      loss.x.push_back(line.at("step"));
+      loss.y.push_back(line.at("loss"));
+      if (!line.contains("test_loss")) continue;
+      test.x.push_back(line.at("step"));
+      test.y.push_back(line.at("test_loss"));
+    }
+    write_curve_svg(o_.out + "/curve.svg", o_.config.arch + " on " + o_.data.spec, "step", "loss", {loss, test});
+  }
+
+ private:
+  void step() {
+    const double before = trainer_.seconds;
+    const StepResult result = trainer_.step();
+    const int64_t done = trainer_.steps_done();
+    const double rate = static_cast<double>(trainer_.tokens_per_step()) / (trainer_.seconds - before);
+    json line = {{"step", done},          {"tokens", done * trainer_.tokens_per_step()}, {"loss", result.loss},
+                 {"lr", result.lr},       {"grad_norm", result.norm},                    {"seconds", trainer_.seconds},
+                 {"tokens_per_s", rate}};
+    progress_.step(done, result.loss, result.lr, result.norm, rate);
+    if (done % eval_every_ == 0 || done == o_.steps) evaluate(line);
+    metrics_.write(line);
+  }
+
+  void evaluate(json& line) {
+    line["test_loss"] = trainer_.evaluate(*data_.test, o_.eval_samples);
+    std::string text = str("test loss ", line["test_loss"].get<double>());
+    if (data_.test->task() != nullptr && o_.answer_samples > 0) {
+      const Answers answers =
+          answer_task(trainer_.device(), trainer_.params(), trainer_.config(), *data_.test, o_.answer_samples);
+      line["answers_correct"] = answers.correct();
+      line["steps_valid"] = answers.steps_valid();
+      text += str(", answers ", 100 * answers.correct(), "%, all steps valid ", 100 * answers.steps_valid(), "%");
+      progress_.say(text);
+      text = str("sample: ", data_.tokenizer.decode(answers.sample_prompt), " >> ", data_.tokenizer.decode(answers.sample));
+    }
+    progress_.say(text);
+  }
+
+  void save() {
+    const std::string dir = step_dir(o_.out, trainer_.steps_done());
+    trainer_.save(dir, data_.tokenizer);
+    remove_old_checkpoints(o_.out, static_cast<int>(o_.keep));
+    draw();
+  }
+
+  const TrainOptions& o_;
+  const Dataset& data_;
+  Trainer& trainer_;
+  Progress progress_;
+  Metrics metrics_;
+  int64_t eval_every_, save_every_;
+};
+
+TrainResult summarise(const Trainer& trainer, const TrainOptions& o, const std::vector<json>& lines) {
+  TrainResult result;
+  result.run_dir = o.out;
+  result.parameters = trainer.params().count();
+  result.flops_per_token = 3 * trainer.tape().forward_flops() / static_cast<double>(o.batch * o.data.seq_len);
+  result.memory = trainer.memory();
+  if (trainer.seconds > 0)
+    result.tokens_per_second = static_cast<double>(trainer.steps_done() * trainer.tokens_per_step()) / trainer.seconds;
+  for (const json& line : lines) {
+    result.curve_step.push_back(line.at("step"));
+    result.curve_loss.push_back(line.at("loss"));
+    result.train_loss = line.at("loss");
+    result.test_loss = line.value("test_loss", result.test_loss);
+    result.answers = line.value("answers_correct", result.answers);
+    result.steps_valid = line.value("steps_valid", result.steps_valid);
+  }
+  return result;
+}
+
+// --steps 0: the initialised model itself, as a plain model directory.
+TrainResult write_initialised(const TrainOptions& o, const Dataset& dataset) {
+  Trainer trainer(o, *dataset.train);
+  CheckpointWriter writer;
+  writer.begin(o.out);
+  save_config(writer.path("config.json"), o.config);
+  save_tensors(writer.path("model.safetensors"), trainer.params(), trainer.params().values());
+  dataset.tokenizer.save(fs::path(writer.path("tokenizer.json")).parent_path());
+  writer.commit();
+  std::printf("wrote an initialised %s with %s parameters to %s\n", o.config.arch.c_str(),
+              format_count(trainer.params().count()).c_str(), o.out.c_str());
+  return summarise(trainer, o, {});
+}
+
+}  // namespace
+
+TrainResult run_training(TrainOptions o, const std::string& label) {
+  if (!o.init.empty()) {
+    const std::string arch = o.config.arch;
+    o.config = load_config(resolve_model_dir(o.init) + "/config.json");
+    if (o.config.arch != arch) fail(Exit::usage, "--init ", o.init, " holds a ", o.config.arch, ", not a ", arch);
+  }
+  const bool plan_only = o.dry_run || o.dump_tape;
+  const bool sizes_known = o.config.vocab_size > 0 && o.data.seq_len > 0;
+  Dataset dataset;
+  if (!(plan_only && sizes_known && o.data.spec.empty())) dataset = open_data(o);
+  o.config.check(Exit::usage, "flags");
+  if (plan_only) {
+    print_plan(o);
+    return {};
+  }
+  check_run_dir(o);
+  if (o.steps == 0) return write_initialised(o, dataset);
+  Trainer trainer(o, *dataset.train);
+  make_directory(o.out);
+  std::vector<std::string> notes;
+  if (o.resume && trainer.resume(o.out, &notes))
+    std::printf("%s resumed after step %lld\n", label.c_str(), static_cast<long long>(trainer.steps_done()));
+  for (const std::string& note : notes) std::printf("%s skipped %s\n", label.c_str(), note.c_str());
+  write_file_atomically(o.out + "/flags.json", trajectory(o).dump(2) + "\n");
+  std::printf("%s %s parameters, %s, %s of memory\n", label.c_str(), format_count(trainer.params().count()).c_str(),
+              trainer.device().describe().c_str(), format_bytes(static_cast<double>(trainer.memory())).c_str());
+  std::signal(SIGINT, request_stop);
+  std::signal(SIGTERM, request_stop);
+  Run run(o, dataset, trainer, label);
+  const Exit code = run.loop();
+  run.draw();
+  TrainResult result = summarise(trainer, o, run.lines());
+  result.code = code;
+  return result;
+}
+
+int train_main(int argc, char** argv, const std::string& arch) {
+  CLI::App app("Trains " + arch + ": " + find_architecture(arch).meaning + ".", "train_" + arch);
+  TrainOptions options;
+  options.config.arch = arch;
+  auto flags = [&] {
+    apply_preset_flag(argc, argv, options);
+    add_train_flags(app, options);
+    add_size_flags(app, options);
+    add_architecture_flags(app, options);
+  };
+  return run_program(app, argc, argv, flags, [&] { return run_training(options, arch).code; });
+}
+
+}  // namespace crossply

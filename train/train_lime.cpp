@@ -1,0 +1,24 @@
+// train_lime: LIMe with key/value routing. Attention in layer l sees keys and values mixed from all layers so far.
+//
+// Every layer i projects its own key and value heads k_i[h], v_i[h] (K heads of width D) as in LLaMA. From the second
+// layer on, what its queries attend to is, with learned weights W_l (K, (l+1) K), signed and unconstrained,
+//
+//   k~_l[h] = sum_{i <= l} sum_{h'} W_l[h, i K + h'] k_i[h']        and v~_l likewise, with the same weights
+//
+// Nothing else changes, so LIMe adds K^2 (L (L+1)/2 - 1) numbers: 144 at the arithmetic sizes, 8,640 at 1B. W_l starts
+// as [random | identity], learns ten times as fast as the rest, and does not decay. With W_l = [0 | I] it is LLaMA, bit
+// for bit. models/lime.cpp is the connection, kernels/route.h the mixture and its gradients.
+// Gerasimov et al., "You Do Not Fully Utilize Transformer's Representation Capacity", arXiv 2502.09245.
+//
+// Presets (--preset; train/presets.cpp): those of train_llama, plus LIMe's parameters:
+//
+//   name         added    total               name      added     total
+//   arith(-quick) 144     66,640              deep32    33,728    160,016,320
+//   150m         11,088   151,873,872         deep64    133,056   294,366,144
+//   1b           8,640    1,076,081,088       deep128   528,320   563,262,400
+//   1.2b         138,240  1,176,873,984
+//
+// Ablations: --routing average | last | first, --window j.
+#include "train/trainer.h"
+
+int main(int argc, char** argv) { return crossply::train_main(argc, argv, "lime"); }

@@ -1,0 +1,23 @@
+// train_llama: the plain transformer that every other architecture is compared with.
+//
+// Each block is two sublayers on one residual stream x (B, T, C):
+//
+//   x = x + Wo attention(rope(Wq n), rope(Wk n), Wv n)      n = rmsnorm(x)        causal, H query heads on K key/value heads
+//   x = x + Wdown (silu(Wgate m) * (Wup m))                 m = rmsnorm(x)
+//
+// so a layer reads only what the layer below wrote. The head is the embedding matrix (tied) or its own.
+// Touvron et al., "LLaMA: Open and Efficient Foundation Language Models", arXiv 2302.13971.
+//
+// Presets (--preset; train/presets.cpp), the baselines of the LIMe papers:
+//
+//   name         V       C     F     L    H   K    T      steps   batch  lr    parameters
+//   arith-quick  21      32    128   4    4   4    42     2,000   64     3e-3  66,496
+//   arith        21      32    128   4    4   4    86     19,531  512    1e-3  66,496
+//   prosqa       66      768   3072  12   12  12   384    1,400   128    1e-4  113,315,328 (fine-tuning; --init)
+//   150m         50,257  768   3072  12   12  12   2048   20,000  1024   1e-3  151,862,784
+//   1b           50,257  2048  8192  16   32  8    2048   20,000  1024   1e-3  1,076,072,448
+//   1.2b         50,257  2048  8192  16   32  32   2048   20,000  1024   1e-3  1,176,735,744
+//   deep32/64/128 50,257 512   2048  ..   8   8    2048   20,000  1024   1e-3  159,982,592 / 294,233,088 / 562,734,080
+#include "train/trainer.h"
+
+int main(int argc, char** argv) { return crossply::train_main(argc, argv, "llama"); }

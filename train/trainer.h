@@ -1,0 +1,84 @@
+// One training run: a model, its optimizer, its data and its run directory. run_training() is the loop around it.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "data/loader.h"
+#include "eval/decode.h"
+#include "engine/optimizer.h"
+#include "models/model.h"
+#include "train/options.h"
+
+namespace crossply {
+
+struct StepResult {
+  double loss, norm, lr;
+  int64_t scored;  // tokens the loss is the mean of
+};
+
+class Trainer {
+ public:
+  // Opens nothing but the device: builds the model for data of this sequence length. The options are complete.
+  Trainer(const TrainOptions& options, const Source& train);
+
+  // One optimizer step. Throws Exit::not_finite before the update when the loss or the gradient is not finite.
+  StepResult step();
+  // Mean loss over the first `samples` test sequences.
+  double evaluate(const Source& test, int64_t samples);
+
+  // The newest valid checkpoint below `run_dir`: weights, moments, data position. Returns false if there is none.
+  bool resume(const std::string& run_dir, std::vector<std::string>* notes);
+  // A complete model directory with what resume() needs.
+  void save(const std::string& dir, const Tokenizer& tokenizer) const;
+
+  int64_t steps_done() const { return optimizer_.step; }
+  int64_t tokens_per_step() const { return options_.batch * options_.accumulate * T_; }
+  ParameterTable& params() { return params_; }
+  const ParameterTable& params() const { return params_; }
+  Device& device() { return *device_; }
+  const Tape& tape() const { return tape_; }
+  const Config& config() const { return options_.config; }
+  size_t memory() const;  // bytes of all arenas
+  double seconds = 0;     // spent in step() over the whole run, resumed parts included
+
+ private:
+  TrainOptions options_;
+  std::unique_ptr<Device> device_;
+  ParameterTable params_;
+  Tape tape_;
+  Graph graph_;
+  int64_t T_;
+  Optimizer optimizer_;
+  Loader loader_;
+  Schedule schedule_;
+  std::vector<int32_t> tokens_, targets_;  // all micro-steps of one step
+};
+
+struct TrainResult {
+  Exit code = Exit::done;
+  int64_t parameters = 0;
+  double flops_per_token = 0;  // forward and backward
+  double tokens_per_second = 0;
+  size_t memory = 0;
+  double train_loss = 0, test_loss = 0;
+  double answers = -1, steps_valid = -1;  // -1: the data is no task
+  std::string run_dir;
+  std::vector<double> curve_step, curve_loss;
+};
+
+// Trains by the options and keeps the run directory: metrics.jsonl, curve.svg, flags.json, checkpoints. Prints progress
+// under `label`. Returns Exit::stopped after SIGINT or SIGTERM, with a checkpoint saved.
+TrainResult run_training(TrainOptions options, const std::string& label);
+
+// main of a single-file trainer.
+int train_main(int argc, char** argv, const std::string& arch);
+
+// --model of every program: a model directory, or a run directory, which stands for its newest valid checkpoint.
+std::string resolve_model_dir(const std::string& path);
+
+// Prints what a training run of these options would be: parameters, FLOPs, memory. Allocates nothing.
+void print_plan(const TrainOptions& options);
+
+}  // namespace crossply
