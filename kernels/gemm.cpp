@@ -19,6 +19,7 @@ constexpr int64_t lanes = 16, tile_rows = 14;
 constexpr int64_t lanes = 8, tile_rows = 6;
 #endif
 constexpr int64_t tile_cols = 2 * lanes;
+constexpr int64_t few_rows = 16;
 constexpr int64_t k_block = 384;       // a tile of a (tile_rows, k_block) stays in the L1 cache,
 constexpr int64_t n_block = 768;       // a packed block of b (k_block, n_block) in L2,
 constexpr int64_t m_block = 16 * tile_rows;  // and a packed block of a (m_block, k_block) beside it
@@ -209,6 +210,93 @@ void multiply(float* c, const Strided& a, const Strided& b, const Plan& plan) {
   });
 }
 
+// A long sum into a small c leaves too few tiles to share out, so the sum itself is cut into chunks. The partial results
+// are added in order.
+void multiply_in_chunks(float* c, const Strided& a, const Strided& b, const Plan& plan, int64_t chunks) {
+  const int64_t size = plan.M * plan.N;
+  float* partial = scratch_f32(static_cast<size_t>(chunks * size), 6);
+  parallel_for(chunks, 1, [=, &a, &b, &plan](int64_t begin, int64_t end) {
+    for (int64_t p = begin; p < end; ++p) {
+      const int64_t k0 = plan.K * p / chunks, k1 = plan.K * (p + 1) / chunks;
+      const Plan part{plan.M, plan.N, k1 - k0, plan.pack_a, plan.pack_b, false};
+      multiply_region(partial + p * size, {a.data + k0 * a.col, a.row, a.col}, {b.data + k0 * b.row, b.row, b.col},
+                      part, 0, plan.M, 0, plan.N);
+    }
+  });
+  for (int64_t p = 0; p < chunks; ++p) {
+    const float* from = partial + p * size;
+    const bool add = plan.add || p > 0;
+#pragma omp simd
+    for (int64_t i = 0; i < size; ++i) c[i] = add ? c[i] + from[i] : from[i];
+  }
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// A few rows against the rows of b: dot products, without packing b, which would cost more than the product.
+
+// c (R, n) from a (R, K) and b (n, K), R * Q dot products at a time, one vector of partial sums for each.
+template <int R>
+void dot_rows(float* c, int64_t ldc, const float* a, int64_t lda, const float* b, int64_t ldb, int64_t n, int64_t K,
+              bool add) {
+  constexpr int Q = static_cast<int>(lanes) / R;
+  const int64_t K_vectors = K / lanes * lanes;
+  for (int64_t j = 0; j < n; j += Q) {
+    const float* row[Q];
+    for (int q = 0; q < Q; ++q) row[q] = b + std::min(j + q, n - 1) * ldb;
+    Vec sum[R][Q];
+#pragma GCC unroll 16
+    for (int q = 0; q < Q; ++q) {
+#pragma GCC unroll 4
+      for (int i = 0; i < R; ++i) sum[i][q] = Vec{};
+    }
+    for (int64_t k = 0; k < K_vectors; k += lanes) {
+      Vec x[R];
+#pragma GCC unroll 4
+      for (int i = 0; i < R; ++i) load(x[i], a + i * lda + k);
+#pragma GCC unroll 16
+      for (int q = 0; q < Q; ++q) {
+        Vec y;
+        load(y, row[q] + k);
+#pragma GCC unroll 4
+        for (int i = 0; i < R; ++i) sum[i][q] += x[i] * y;
+      }
+    }
+    std::array<Vec, lanes> v;
+    std::memcpy(&v, sum, sizeof v);
+    transpose(v);
+    Vec total{};
+    for (const Vec& part : v) total += part;
+    for (int i = 0; i < R; ++i) {
+      for (int q = 0; q < std::min<int64_t>(Q, n - j); ++q) {
+        float dot = total[i * Q + q];
+        for (int64_t k = K_vectors; k < K; ++k) dot += a[i * lda + k] * row[q][k];
+        float& to = c[i * ldc + j + q];
+        to = add ? to + dot : dot;
+      }
+    }
+  }
+}
+
+void multiply_few_rows(float* c, const Strided& a, const Strided& b, const Plan& plan) {
+  const int64_t n_step = 64;  // rows of b that stay in cache while the rows of a pass
+  const int64_t steps = ceil_div(plan.N, n_step);
+  const int64_t grain = plan.M * plan.N * plan.K < 100000 ? steps : 1;
+  parallel_for(steps, grain, [=, &a, &b, &plan](int64_t begin, int64_t end) {
+    for (int64_t j = begin * n_step; j < std::min(end * n_step, plan.N); j += n_step) {
+      const int64_t n = std::min(n_step, plan.N - j);
+      int64_t i = 0;
+      auto rows = [&](auto dot_kernel, int64_t count) {
+        for (; i + count <= plan.M; i += count)
+          dot_kernel(c + i * plan.N + j, plan.N, a.data + i * a.row, a.row, b.data + j * b.col, b.col, n, plan.K,
+                     plan.add);
+      };
+      rows(dot_rows<4>, 4);
+      rows(dot_rows<2>, 2);
+      rows(dot_rows<1>, 1);
+    }
+  });
+}
+
 }  // namespace
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -216,7 +304,11 @@ void multiply(float* c, const Strided& a, const Strided& b, const Plan& plan) {
 void gemm(float* c, const Strided& a, const Strided& b, int64_t M, int64_t N, int64_t K, bool add) {
   const bool pack_a = a.col != 1 && N > 128;
   const bool pack_b = b.col != 1 || N % tile_cols != 0 || M > 64;
-  multiply(c, a, b, Plan{M, N, K, pack_a, pack_b, add});
+  const Plan plan{M, N, K, pack_a, pack_b, add};
+  const int64_t chunks = M * N <= 65536 ? std::clamp<int64_t>(K / 512, 1, 16) : 1;
+  if (M <= few_rows && a.col == 1 && b.row == 1) return multiply_few_rows(c, a, b, plan);
+  if (chunks > 1) return multiply_in_chunks(c, a, b, plan, static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(chunks))));
+  multiply(c, a, b, plan);
 }
 
 }  // namespace crossply
