@@ -19,6 +19,7 @@ constexpr int64_t lanes = 16, tile_rows = 14;
 constexpr int64_t lanes = 8, tile_rows = 6;
 #endif
 constexpr int64_t tile_cols = 2 * lanes;
+constexpr int64_t few_rows = 16;
 constexpr int64_t k_block = 384;       // a tile of a (tile_rows, k_block) stays in the L1 cache,
 constexpr int64_t n_block = 768;       // a packed block of b (k_block, n_block) in L2,
 constexpr int64_t m_block = 16 * tile_rows;  // and a packed block of a (m_block, k_block) beside it
@@ -51,11 +52,12 @@ inline void transpose(std::array<Vec, lanes>& v) {
 
 // -----------------------------------------------------------------------------------------------------------------
 // The tile kernel: c (R, tile_cols) from a (R, K) and b (K, tile_cols). `stride` is a's stride between rows if its k is
-// contiguous (k_inner), and between k otherwise. Of the columns, the first n are stored.
+// contiguous (k_inner), and between k otherwise. The right half of b begins b_half after the left one. Of the columns,
+// the first n are stored.
 
 template <int R, bool k_inner>
-void multiply_tile(float* c, int64_t ldc, const float* a, int64_t stride, const float* b, int64_t ldb, int64_t K,
-                   int64_t n, bool add) {
+void multiply_tile(float* c, int64_t ldc, const float* a, int64_t stride, const float* b, int64_t ldb, int64_t b_half,
+                   int64_t K, int64_t n, bool add) {
   Vec sum[R][2];
 #pragma GCC unroll 14
   for (int i = 0; i < R; ++i) {
@@ -66,7 +68,7 @@ void multiply_tile(float* c, int64_t ldc, const float* a, int64_t stride, const 
   for (int64_t k = 0; k < K; ++k) {
     Vec b0, b1;
     load(b0, b + k * ldb);
-    load(b1, b + k * ldb + lanes);
+    load(b1, b + k * ldb + b_half);
 #pragma GCC unroll 14
     for (int i = 0; i < R; ++i) {
       const float x = k_inner ? a[i * stride + k] : a[k * stride + i];
@@ -93,7 +95,7 @@ void multiply_tile(float* c, int64_t ldc, const float* a, int64_t stride, const 
   }
 }
 
-using Tile = void (*)(float*, int64_t, const float*, int64_t, const float*, int64_t, int64_t, int64_t, bool);
+using Tile = void (*)(float*, int64_t, const float*, int64_t, const float*, int64_t, int64_t, int64_t, int64_t, bool);
 
 template <bool k_inner, int... I>
 constexpr std::array<Tile, tile_rows + 1> tiles_by_rows(std::integer_sequence<int, I...>) {
@@ -103,44 +105,43 @@ constexpr auto tiles_k_inner = tiles_by_rows<true>(std::make_integer_sequence<in
 constexpr auto tiles_k_outer = tiles_by_rows<false>(std::make_integer_sequence<int, tile_rows>());
 
 // -----------------------------------------------------------------------------------------------------------------
-// Packing.
+// Packing: both operands are stored as strips, each `lanes` lines wide (rows of a, columns of b) and K long.
 
-// One panel of b, n columns from (k, j): to[k * tile_cols + j], with zeros beyond n.
-void pack_panel(float* to, const Strided& b, int64_t k0, int64_t j0, int64_t K, int64_t n) {
-  if (b.col == 1) {
+// n lines from line 0 into one strip: to[k * lanes + line] = from[line * across + k * along]. Lines from n on become
+// zeros, unless they can be read (line < readable), then they may hold anything.
+void pack_strip(float* to, const float* from, int64_t across, int64_t along, int64_t n, int64_t readable, int64_t K) {
+  if (across == 1 && readable >= lanes) {
+    for (int64_t k = 0; k < K; ++k) std::memcpy(to + k * lanes, from + k * along, sizeof(Vec));
+  } else if (across == 1) {
     for (int64_t k = 0; k < K; ++k) {
-      const float* from = b.data + (k0 + k) * b.row + j0;
-      if (n == tile_cols) {
-        std::memcpy(to + k * tile_cols, from, tile_cols * sizeof(float));
-      } else {
-        for (int64_t j = 0; j < tile_cols; ++j) to[k * tile_cols + j] = j < n ? from[j] : 0.f;
-      }
+      for (int64_t line = 0; line < lanes; ++line) to[k * lanes + line] = line < n ? from[k * along + line] : 0.f;
     }
-    return;
-  }
-  for (int64_t half = 0; half < tile_cols; half += lanes) {
+  } else {
     for (int64_t k = 0; k < K; k += lanes) {
       const int64_t depth = std::min(lanes, K - k);
       std::array<Vec, lanes> v;
-      for (int64_t j = 0; j < lanes; ++j) {
-        v[j] = Vec{};
-        const float* from = b.data + (j0 + half + j) * b.col + k0 + k;
-        if (half + j < n) std::memcpy(&v[j], from, static_cast<size_t>(depth) * sizeof(float));
+      for (int64_t line = 0; line < lanes; ++line) {
+        float* row = reinterpret_cast<float*>(&v[line]);
+        v[line] = Vec{};
+        if (line < n && depth == lanes) load(v[line], from + line * across + k);
+        else if (line < n) std::copy_n(from + line * across + k, depth, row);
       }
       transpose(v);
-      for (int64_t i = 0; i < depth; ++i) store(to + (k + i) * tile_cols + half, v[i]);
+      for (int64_t i = 0; i < depth; ++i) store(to + (k + i) * lanes, v[static_cast<size_t>(i)]);
     }
   }
 }
 
-// A block of a whose rows are contiguous in memory, cut into its tiles, each (K, rows of the tile).
-void pack_tiles(float* to, const Strided& a, int64_t i0, int64_t k0, int64_t m, int64_t tiles, int64_t K) {
-  for (int64_t k = 0; k < K; ++k) {
-    const float* from = a.data + (k0 + k) * a.col + i0;
-    for (int64_t t = 0; t < tiles; ++t) {
-      const int64_t begin = m * t / tiles, rows = m * (t + 1) / tiles - begin;
-      for (int64_t i = 0; i < rows; ++i) to[begin * K + k * rows + i] = from[begin + i];
-    }
+// Strips that begin at lines cut(0), cut(1), ..., cut(strips).
+template <class Cut>
+void pack(float* to, const float* from, int64_t across, int64_t along, int64_t strips, Cut cut, int64_t readable,
+          int64_t K) {
+  // If lines are adjacent in memory, a few k at a time, so that memory is read in its own order.
+  const int64_t k_step = across == 1 ? lanes : K;
+  for (int64_t k = 0; k < K; k += k_step) {
+    for (int64_t s = 0; s < strips; ++s)
+      pack_strip(to + (s * K + k) * lanes, from + cut(s) * across + k * along, across, along, cut(s + 1) - cut(s),
+                 readable - cut(s), std::min(k_step, K - k));
   }
 }
 
@@ -160,26 +161,29 @@ void multiply_region(float* c, const Strided& a, const Strided& b, const Plan& p
   const int64_t width = ceil_div(std::min(n_block, j1 - j0), tile_cols) * tile_cols;
   const int64_t height = plan.pack_a ? m_block : i1 - i0;
   float* packed_b = plan.pack_b ? scratch_f32(static_cast<size_t>(depth * width), 4) : nullptr;
-  float* packed_a = plan.pack_a ? scratch_f32(static_cast<size_t>(depth * m_block), 5) : nullptr;
+  float* packed_a = plan.pack_a ? scratch_f32(static_cast<size_t>(depth * m_block / tile_rows * lanes), 5) : nullptr;
   for (int64_t k0 = 0; k0 < plan.K; k0 += depth) {
     const int64_t K = std::min(depth, plan.K - k0);
     const bool add = plan.add || k0 > 0;
     for (int64_t jb = j0; jb < j1; jb += width) {
-      const int64_t j_end = std::min(jb + width, j1);
-      for (int64_t j = jb; plan.pack_b && j < j_end; j += tile_cols)
-        pack_panel(packed_b + (j - jb) * K, b, k0, j, K, std::min(tile_cols, j_end - j));
+      const int64_t n = std::min(width, j1 - jb);
+      if (plan.pack_b)
+        pack(packed_b, b.data + k0 * b.row + jb * b.col, b.col, b.row, ceil_div(n, tile_cols) * 2,
+             [n](int64_t s) { return std::min(s * lanes, n); }, plan.N - jb, K);
       for (int64_t ib = i0; ib < i1; ib += height) {
         const int64_t m = std::min(height, i1 - ib), tiles = ceil_div(m, tile_rows);
-        if (plan.pack_a) pack_tiles(packed_a, a, ib, k0, m, tiles, K);
+        const auto first_row = [m, tiles](int64_t t) { return m * t / tiles; };
+        if (plan.pack_a)
+          pack(packed_a, a.data + ib * a.row + k0 * a.col, a.row, a.col, tiles, first_row, plan.M - ib, K);
         for (int64_t t = 0; t < tiles; ++t) {
-          const int64_t begin = m * t / tiles, rows = m * (t + 1) / tiles - begin;
-          const float* from = plan.pack_a ? packed_a + begin * K : a.data + (ib + begin) * a.row + k0 * a.col;
-          const int64_t stride = plan.pack_a ? rows : k_inner ? a.row : a.col;
+          const int64_t i = first_row(t), rows = first_row(t + 1) - i;
+          const float* from = plan.pack_a ? packed_a + t * K * lanes : a.data + (ib + i) * a.row + k0 * a.col;
+          const int64_t stride = plan.pack_a ? lanes : k_inner ? a.row : a.col;
           const Tile tile = (k_inner ? tiles_k_inner : tiles_k_outer)[static_cast<size_t>(rows)];
-          for (int64_t j = jb; j < j_end; j += tile_cols) {
-            const float* panel = plan.pack_b ? packed_b + (j - jb) * K : b.data + k0 * b.row + j;
-            tile(c + (ib + begin) * plan.N + j, plan.N, from, stride, panel, plan.pack_b ? tile_cols : b.row, K,
-                 std::min(tile_cols, j_end - j), add);
+          for (int64_t j = 0; j < n; j += tile_cols) {
+            const float* panel = plan.pack_b ? packed_b + j * K : b.data + k0 * b.row + jb + j;
+            tile(c + (ib + i) * plan.N + jb + j, plan.N, from, stride, panel, plan.pack_b ? lanes : b.row,
+                 plan.pack_b ? K * lanes : lanes, K, std::min(tile_cols, n - j), add);
           }
         }
       }
@@ -209,6 +213,93 @@ void multiply(float* c, const Strided& a, const Strided& b, const Plan& plan) {
   });
 }
 
+// A long sum into a small c leaves too few tiles to share out, so the sum itself is cut into chunks. The partial results
+// are added in order.
+void multiply_in_chunks(float* c, const Strided& a, const Strided& b, const Plan& plan, int64_t chunks) {
+  const int64_t size = plan.M * plan.N;
+  float* partial = scratch_f32(static_cast<size_t>(chunks * size), 6);
+  parallel_for(chunks, 1, [=, &a, &b, &plan](int64_t begin, int64_t end) {
+    for (int64_t p = begin; p < end; ++p) {
+      const int64_t k0 = plan.K * p / chunks, k1 = plan.K * (p + 1) / chunks;
+      const Plan part{plan.M, plan.N, k1 - k0, plan.pack_a, plan.pack_b, false};
+      multiply_region(partial + p * size, {a.data + k0 * a.col, a.row, a.col}, {b.data + k0 * b.row, b.row, b.col},
+                      part, 0, plan.M, 0, plan.N);
+    }
+  });
+  for (int64_t p = 0; p < chunks; ++p) {
+    const float* from = partial + p * size;
+    const bool add = plan.add || p > 0;
+#pragma omp simd
+    for (int64_t i = 0; i < size; ++i) c[i] = add ? c[i] + from[i] : from[i];
+  }
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// A few rows against the rows of b: dot products, without packing b, which would cost more than the product.
+
+// c (R, n) from a (R, K) and b (n, K), R * Q dot products at a time, one vector of partial sums for each.
+template <int R>
+void dot_rows(float* c, int64_t ldc, const float* a, int64_t lda, const float* b, int64_t ldb, int64_t n, int64_t K,
+              bool add) {
+  constexpr int Q = static_cast<int>(lanes) / R;
+  const int64_t K_vectors = K / lanes * lanes;
+  for (int64_t j = 0; j < n; j += Q) {
+    const float* row[Q];
+    for (int q = 0; q < Q; ++q) row[q] = b + std::min(j + q, n - 1) * ldb;
+    Vec sum[R][Q];
+#pragma GCC unroll 16
+    for (int q = 0; q < Q; ++q) {
+#pragma GCC unroll 4
+      for (int i = 0; i < R; ++i) sum[i][q] = Vec{};
+    }
+    for (int64_t k = 0; k < K_vectors; k += lanes) {
+      Vec x[R];
+#pragma GCC unroll 4
+      for (int i = 0; i < R; ++i) load(x[i], a + i * lda + k);
+#pragma GCC unroll 16
+      for (int q = 0; q < Q; ++q) {
+        Vec y;
+        load(y, row[q] + k);
+#pragma GCC unroll 4
+        for (int i = 0; i < R; ++i) sum[i][q] += x[i] * y;
+      }
+    }
+    std::array<Vec, lanes> v;
+    std::memcpy(&v, sum, sizeof v);
+    transpose(v);
+    Vec total{};
+    for (const Vec& part : v) total += part;
+    for (int i = 0; i < R; ++i) {
+      for (int q = 0; q < std::min<int64_t>(Q, n - j); ++q) {
+        float dot = total[i * Q + q];
+        for (int64_t k = K_vectors; k < K; ++k) dot += a[i * lda + k] * row[q][k];
+        float& to = c[i * ldc + j + q];
+        to = add ? to + dot : dot;
+      }
+    }
+  }
+}
+
+void multiply_few_rows(float* c, const Strided& a, const Strided& b, const Plan& plan) {
+  const int64_t n_step = 64;  // rows of b that stay in cache while the rows of a pass
+  const int64_t steps = ceil_div(plan.N, n_step);
+  const int64_t grain = plan.M * plan.N * plan.K < 100000 ? steps : 1;
+  parallel_for(steps, grain, [=, &a, &b, &plan](int64_t begin, int64_t end) {
+    for (int64_t j = begin * n_step; j < std::min(end * n_step, plan.N); j += n_step) {
+      const int64_t n = std::min(n_step, plan.N - j);
+      int64_t i = 0;
+      auto rows = [&](auto dot_kernel, int64_t count) {
+        for (; i + count <= plan.M; i += count)
+          dot_kernel(c + i * plan.N + j, plan.N, a.data + i * a.row, a.row, b.data + j * b.col, b.col, n, plan.K,
+                     plan.add);
+      };
+      rows(dot_rows<4>, 4);
+      rows(dot_rows<2>, 2);
+      rows(dot_rows<1>, 1);
+    }
+  });
+}
+
 }  // namespace
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -216,7 +307,11 @@ void multiply(float* c, const Strided& a, const Strided& b, const Plan& plan) {
 void gemm(float* c, const Strided& a, const Strided& b, int64_t M, int64_t N, int64_t K, bool add) {
   const bool pack_a = a.col != 1 && N > 128;
   const bool pack_b = b.col != 1 || N % tile_cols != 0 || M > 64;
-  multiply(c, a, b, Plan{M, N, K, pack_a, pack_b, add});
+  const Plan plan{M, N, K, pack_a, pack_b, add};
+  const int64_t chunks = M * N <= 65536 ? std::clamp<int64_t>(K / 512, 1, 16) : 1;
+  if (M <= few_rows && a.col == 1 && b.row == 1) return multiply_few_rows(c, a, b, plan);
+  if (chunks > 1) return multiply_in_chunks(c, a, b, plan, static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(chunks))));
+  multiply(c, a, b, plan);
 }
 
 }  // namespace crossply
