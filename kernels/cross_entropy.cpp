@@ -1,0 +1,168 @@
+#include "kernels/cross_entropy.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "kernels/cpu.h"
+#include "kernels/matmul.h"
+
+namespace crossply {
+namespace {
+
+// Rows whose logits exist at the same time: 16 MB of them, but enough rows for the matmuls to reuse the weight, and few
+// enough that the gathered rows stay small too.
+int64_t chunk_rows(int64_t V) { return std::clamp<int64_t>((int64_t{4} << 20) / V, 64, 4096); }
+
+// In sixteen lanes by hand: clang does not vectorise a maximum of floats that may be NaN. A NaN may be lost here, but not
+// in the exponentials.
+float largest_of(const float* z, int64_t V) {
+  float lanes[16];
+  std::fill_n(lanes, 16, -std::numeric_limits<float>::infinity());
+  int64_t v = 0;
+  for (; v + 16 <= V; v += 16) {
+#pragma omp simd
+    for (int64_t i = 0; i < 16; ++i) lanes[i] = z[v + i] > lanes[i] ? z[v + i] : lanes[i];
+  }
+  for (; v < V; ++v) lanes[v % 16] = std::max(lanes[v % 16], z[v]);
+  return *std::max_element(lanes, lanes + 16);
+}
+
+// A float running over the whole vocabulary would drift, hence blocks.
+double sum_of(const float* z, int64_t V) {
+  double sum = 0;
+  for (int64_t begin = 0; begin < V; begin += 2048) {
+    const int64_t end = std::min(V, begin + 2048);
+    float part = 0;
+#pragma omp simd reduction(+ : part)
+    for (int64_t v = begin; v < end; ++v) part += z[v];
+    sum += static_cast<double>(part);
+  }
+  return sum;
+}
+
+// Losses of `rows` rows of logits z, (rows, V), row i being row number[i] of losses and targets. z becomes exp(z - max),
+// or dz if asked for. Rows go together through the exponentials, which are slow at a short row's end.
+void losses_of(float* losses, float* z, const int64_t* number, const int32_t* targets, float scale, int64_t rows,
+               int64_t V, bool want_dz) {
+  for (int64_t i = 0; i < rows; ++i) {
+    float* row = z + i * V;
+    const float largest = largest_of(row, V);
+#pragma omp simd
+    for (int64_t v = 0; v < V; ++v) row[v] -= largest;
+    losses[number[i]] = -row[targets[number[i]]];
+  }
+#pragma omp simd
+  for (int64_t v = 0; v < rows * V; ++v) {
+    // What cannot change a float sum becomes 0, so that no denormals reach the matmuls. NaN takes the other branch.
+    const float e = exp_f32(z[v]);
+    z[v] = z[v] < -60.f ? 0.f : e;
+  }
+  for (int64_t i = 0; i < rows; ++i) {
+    float* row = z + i * V;
+    const double sum = sum_of(row, V);
+    losses[number[i]] += static_cast<float>(std::log(sum));
+    if (!want_dz) continue;
+    const float factor = scale / static_cast<float>(sum);
+#pragma omp simd
+    for (int64_t v = 0; v < V; ++v) row[v] *= factor;
+    row[targets[number[i]]] -= scale;
+  }
+}
+
+// The numbers of the scored rows, ascending. The other rows get their zeros here; dinp may be null.
+std::vector<int64_t> scored_rows(float* losses, float* dinp /*(rows,C)*/, const int32_t* targets, int64_t rows,
+                                 int64_t C) {
+  std::vector<int64_t> scored;
+  scored.reserve(static_cast<size_t>(rows));
+  for (int64_t n = 0; n < rows; ++n) {
+    if (targets[n] >= 0) {
+      scored.push_back(n);
+    } else {
+      losses[n] = 0;
+      if (dinp != nullptr) std::fill(dinp + n * C, dinp + (n + 1) * C, 0.f);
+    }
+  }
+  return scored;
+}
+
+// Both entry points: without gradients when dinp is null.
+void cross_entropy_cpu(float* losses, float* dinp, float* dweight, const float* inp, const float* weight,
+                       const int32_t* targets, float scale, int64_t rows, int64_t V, int64_t C, Stream stream) {
+  const std::vector<int64_t> scored = scored_rows(losses, dinp, targets, rows, C);
+  const int64_t total = static_cast<int64_t>(scored.size()), most = std::min(total, chunk_rows(V));
+  float* z = scratch_f32(static_cast<size_t>(most * V), 2);
+  float* gathered = scratch_f32(static_cast<size_t>(2 * most * C), 3);  // the rows of inp, then those of dinp
+  const Tensor head = view(weight, {V, C});
+  for (int64_t begin = 0; begin < total; begin += most) {
+    const int64_t count = std::min(most, total - begin);
+    const int64_t* row = scored.data() + begin;
+    const bool in_place = row[count - 1] - row[0] == count - 1;  // no gaps: nothing to gather
+    const float* x = in_place ? inp + row[0] * C : gathered;
+    if (!in_place) {
+      parallel_for(count, 32768 / C, [=](int64_t first, int64_t last) {
+        for (int64_t i = first; i < last; ++i) std::copy_n(inp + row[i] * C, C, gathered + i * C);
+      });
+    }
+    matmul_forward(view(z, {count, V}), view(x, {count, C}), head, stream);
+    parallel_for(count, 16384 / V, [=](int64_t first, int64_t last) {
+      const int64_t together = std::max<int64_t>(1, 4096 / V);
+      for (int64_t i = first; i < last; i += together)
+        losses_of(losses, z + i * V, row + i, targets, scale, std::min(together, last - i), V, dinp != nullptr);
+    });
+    if (dinp == nullptr) continue;
+    float* dx = in_place ? dinp + row[0] * C : gathered + most * C;
+    matmul_backward_weight(view(dweight, {V, C}), view(z, {count, V}), view(x, {count, C}), stream);
+    matmul_backward_input(view(dx, {count, C}), view(z, {count, V}), head, false, stream);
+    if (!in_place) {
+      parallel_for(count, 32768 / C, [=](int64_t first, int64_t last) {
+        for (int64_t i = first; i < last; ++i) std::copy_n(dx + i * C, C, dinp + row[i] * C);
+      });
+    }
+  }
+}
+
+void check_shapes(const char* name, const Tensor& losses, const Tensor& inp, const Tensor& weight,
+                  const Tensor& targets) {
+  const int64_t V = weight.dim(0), C = weight.dim(1), rows = targets.numel();
+  CHECK_THAT(weight.shape.rank == 2 && inp.numel() == rows * C && losses.numel() == rows, name, ": losses ",
+             losses.str(), " inp ", inp.str(), " weight ", weight.str(), " targets ", targets.str());
+  const int32_t* target = targets.as<int32_t>();
+  for (int64_t n = 0; n < rows; ++n)
+    CHECK_THAT(target[n] >= -1 && target[n] < V, name, ": target ", target[n], " of row ", n, " with V = ", V);
+}
+
+}  // namespace
+
+// -----------------------------------------------------------------------------------------------------------------
+// Entry points: check shapes and targets, choose the backend.
+
+void cross_entropy_forward(const Tensor& losses, const Tensor& inp, const Tensor& weight, const Tensor& targets,
+                           Stream stream) {
+  check_shapes("cross_entropy_forward", losses, inp, weight, targets);
+  const int64_t V = weight.dim(0), C = weight.dim(1), rows = targets.numel();
+  if (stream.backend == Backend::cpu)
+    return cross_entropy_cpu(losses.as<float>(), nullptr, nullptr, inp.as<float>(), weight.as<float>(),
+                             targets.as<int32_t>(), 1.f, rows, V, C, stream);
+  with_real(losses.dtype, [&](auto real) {
+    using T = decltype(real);
+    cross_entropy_forward_ref(losses.as<T>(), inp.as<T>(), weight.as<T>(), targets.as<int32_t>(), rows, V, C);
+  });
+}
+
+void cross_entropy_forward_backward(const Tensor& losses, const Tensor& dinp, const Tensor& dweight, const Tensor& inp,
+                                    const Tensor& weight, const Tensor& targets, double scale, Stream stream) {
+  check_shapes("cross_entropy_forward_backward", losses, inp, weight, targets);
+  const int64_t V = weight.dim(0), C = weight.dim(1), rows = targets.numel();
+  CHECK_THAT(dinp.numel() == rows * C && dweight.shape == weight.shape, "cross_entropy_forward_backward: dinp ",
+             dinp.str(), " dweight ", dweight.str(), " inp ", inp.str(), " weight ", weight.str());
+  if (stream.backend == Backend::cpu)
+    return cross_entropy_cpu(losses.as<float>(), dinp.as<float>(), dweight.as<float>(), inp.as<float>(),
+                             weight.as<float>(), targets.as<int32_t>(), static_cast<float>(scale), rows, V, C, stream);
+  with_real(losses.dtype, [&](auto real) {
+    using T = decltype(real);
+    cross_entropy_forward_backward_ref(losses.as<T>(), dinp.as<T>(), dweight.as<T>(), inp.as<T>(), weight.as<T>(),
+                                       targets.as<int32_t>(), scale, rows, V, C);
+  });
+}
+
+}  // namespace crossply

@@ -1,0 +1,253 @@
+#include "kernels/route.h"
+
+#include <cstring>
+
+#include "kernels/cpu.h"
+
+namespace crossply {
+namespace {
+
+using Vec16 = float __attribute__((vector_size(64)));
+using Vec8 = float __attribute__((vector_size(32)));
+
+template <class Vec>
+constexpr int64_t lanes = sizeof(Vec) / sizeof(float);
+
+// One layer's share of a sum over layers: out[n,o,:] += sum_i coef[i,o] * block[n,i,:].
+struct Term {
+  const float* block;  // (N,K,D)
+  const float* coef;   // (K,K), or null: scale times the identity
+  float scale;
+};
+
+// Tokens handled together: a tile of 32 KB is still in the L1 cache when the next layer's tile is added to it.
+int64_t tile_tokens(int64_t K, int64_t D) { return std::clamp<int64_t>(8192 / (K * D), 4, 64); }
+
+// Columns [d, d + Vecs * lanes) of one term. Heads heads of the output stay in registers while all K of the input pass.
+template <class Vec, int Vecs, int Heads>
+void mix_columns(float* out, const float* x, const float* coef, int64_t tokens, int64_t K, int64_t D, int64_t d) {
+  for (int64_t t = 0; t < tokens; ++t) {
+    for (int64_t o = 0; o < K; o += Heads) {
+      float* y = out + (t * K + o) * D + d;
+      Vec sum[Heads][Vecs];
+      for (int h = 0; h < Heads; ++h)
+        for (int v = 0; v < Vecs; ++v) std::memcpy(&sum[h][v], y + h * D + v * lanes<Vec>, sizeof(Vec));
+      for (int64_t i = 0; i < K; ++i) {
+        for (int v = 0; v < Vecs; ++v) {
+          Vec in;
+          std::memcpy(&in, x + (t * K + i) * D + d + v * lanes<Vec>, sizeof(Vec));
+          for (int h = 0; h < Heads; ++h) sum[h][v] += coef[i * K + o + h] * in;
+        }
+      }
+      for (int h = 0; h < Heads; ++h)
+        for (int v = 0; v < Vecs; ++v) std::memcpy(y + h * D + v * lanes<Vec>, &sum[h][v], sizeof(Vec));
+    }
+  }
+}
+
+template <int Heads>
+void mix(float* out, const float* x, const float* coef, int64_t tokens, int64_t K, int64_t D) {
+  int64_t d = 0;
+  for (; d + 64 <= D; d += 64) mix_columns<Vec16, 4, Heads>(out, x, coef, tokens, K, D, d);
+  for (; d + 32 <= D; d += 32) mix_columns<Vec16, 2, Heads>(out, x, coef, tokens, K, D, d);
+  for (; d + 16 <= D; d += 16) mix_columns<Vec16, 1, Heads>(out, x, coef, tokens, K, D, d);
+  for (; d + 8 <= D; d += 8) mix_columns<Vec8, 1, Heads>(out, x, coef, tokens, K, D, d);
+  for (; d < D; ++d) mix_columns<float, 1, Heads>(out, x, coef, tokens, K, D, d);
+}
+
+// out (tokens,K,D) = the sum of the terms for tokens [n, n + tokens).
+void sum_of_terms(float* out, const std::vector<Term>& terms, int64_t n, int64_t tokens, int64_t K, int64_t D) {
+  std::fill_n(out, tokens * K * D, 0.f);
+  for (const Term& term : terms) {
+    const float* x = term.block + n * K * D;
+    if (term.coef == nullptr) {
+#pragma omp simd
+      for (int64_t i = 0; i < tokens * K * D; ++i) out[i] += term.scale * x[i];
+    } else if (K % 4 == 0) {
+      mix<4>(out, x, term.coef, tokens, K, D);
+    } else if (K % 2 == 0) {
+      mix<2>(out, x, term.coef, tokens, K, D);
+    } else {
+      mix<1>(out, x, term.coef, tokens, K, D);
+    }
+  }
+}
+
+template <class Vec>
+float sum_of_lanes(const Vec& sum) {
+  float part[lanes<Vec>];
+  std::memcpy(part, &sum, sizeof(Vec));
+  for (int64_t half = lanes<Vec> / 2; half > 0; half /= 2)
+    for (int64_t i = 0; i < half; ++i) part[i] += part[i + half];
+  return part[0];
+}
+
+// dw[h,i] += sum over tokens and columns [d, end) of dout[t,h,:] * x[t,i,:], a square of Heads x Heads at a time.
+template <class Vec, int Heads>
+void correlate_columns(float* dw, const float* dout, const float* x, int64_t tokens, int64_t K, int64_t D, int64_t d,
+                       int64_t end) {
+  for (int64_t h = 0; h < K; h += Heads) {
+    for (int64_t i = 0; i < K; i += Heads) {
+      Vec sum[Heads][Heads] = {};
+      for (int64_t t = 0; t < tokens; ++t) {
+        for (int64_t c = d; c < end; c += lanes<Vec>) {
+          Vec dy[Heads];
+          for (int a = 0; a < Heads; ++a) std::memcpy(&dy[a], dout + (t * K + h + a) * D + c, sizeof(Vec));
+          for (int b = 0; b < Heads; ++b) {
+            Vec in;
+            std::memcpy(&in, x + (t * K + i + b) * D + c, sizeof(Vec));
+            for (int a = 0; a < Heads; ++a) sum[a][b] += dy[a] * in;
+          }
+        }
+      }
+      for (int a = 0; a < Heads; ++a)
+        for (int b = 0; b < Heads; ++b) dw[(h + a) * K + i + b] += sum_of_lanes(sum[a][b]);
+    }
+  }
+}
+
+template <int Heads>
+void correlate(float* dw, const float* dout, const float* x, int64_t tokens, int64_t K, int64_t D) {
+  const int64_t end16 = D / 16 * 16, end8 = D / 8 * 8;
+  if (end16 > 0) correlate_columns<Vec16, Heads>(dw, dout, x, tokens, K, D, 0, end16);
+  if (end8 > end16) correlate_columns<Vec8, Heads>(dw, dout, x, tokens, K, D, end16, end8);
+  if (D > end8) correlate_columns<float, Heads>(dw, dout, x, tokens, K, D, end8, D);
+}
+
+// The term of reading block `s` through a router: forward [i = h', o = h], backward the transpose. Its coefficients, if
+// any, are packed into `coef`, because the rows of a weight lie apart by a multiple of the cache's period.
+Term make_term(const float* block, const Router& router, int64_t s, bool backward, float* coef, int64_t K) {
+  if (router.weight.data == nullptr) return {block, nullptr, 1.f / static_cast<float>(router.sources.size())};
+  const float* weight = router.weight.as<float>() + s * K;
+  const int64_t columns = router.weight.dim(1);
+  for (int64_t h = 0; h < K; ++h)
+    for (int64_t from = 0; from < K; ++from)
+      coef[backward ? h * K + from : from * K + h] = weight[h * columns + from];
+  return {block, coef, 1.f};
+}
+
+void route_forward_cpu(float* out, const float* slab, const Router& router, int64_t N, int64_t K, int64_t D) {
+  const int64_t layers = static_cast<int64_t>(router.sources.size());
+  float* coef = scratch_f32(static_cast<size_t>(layers * K * K));
+  std::vector<Term> terms;
+  for (int s : router.sources) {
+    terms.push_back(make_term(slab + s * N * K * D, router, s, false, coef, K));
+    coef += K * K;
+  }
+  const int64_t tokens = tile_tokens(K, D), tiles = (N + tokens - 1) / tokens;
+  parallel_for(tiles, N * K * D * layers <= 32768 ? tiles : 1, [=, &terms](int64_t begin, int64_t end) {
+    for (int64_t n = begin * tokens; n < std::min(N, end * tokens); n += tokens)
+      sum_of_terms(out + n * K * D, terms, n, std::min(tokens, N - n), K, D);
+  });
+}
+
+// The part of dweight that tokens [n, n + tokens) contribute: dw is (sources,K,K).
+void weight_gradient(float* dw, const float* dout /*(tokens,K,D)*/, const float* slab, const std::vector<int>& sources,
+                     int64_t n, int64_t tokens, int64_t N, int64_t K, int64_t D) {
+  for (int s : sources) {
+    const float* x = slab + (s * N + n) * K * D;
+    if (K % 4 == 0) correlate<4>(dw, dout, x, tokens, K, D);
+    else if (K % 2 == 0) correlate<2>(dw, dout, x, tokens, K, D);
+    else correlate<1>(dw, dout, x, tokens, K, D);
+    dw += K * K;
+  }
+}
+
+// The terms of dslice: what the layers from `layer` on read from its block.
+std::vector<Term> readers_of(const float* slab, const std::vector<Router>& routers, int layer, int64_t N, int64_t K,
+                             int64_t D) {
+  float* coef = scratch_f32(routers.size() * static_cast<size_t>(K * K));
+  std::vector<Term> readers;
+  for (size_t r = static_cast<size_t>(layer); r < routers.size(); ++r) {
+    if (!std::binary_search(routers[r].sources.begin(), routers[r].sources.end(), layer)) continue;
+    readers.push_back(make_term(slab + static_cast<int64_t>(r) * N * K * D, routers[r], layer, true, coef, K));
+    coef += K * K;
+  }
+  return readers;
+}
+
+// Token tile by token tile, so that what the three steps share is still in the cache.
+void route_backward_cpu(float* dslice, float* dweight, float* slab, const float* dout,
+                        const std::vector<Router>& routers, int layer, int64_t N, int64_t K, int64_t D) {
+  const std::vector<Term> readers = readers_of(slab, routers, layer, N, K, D);
+  const std::vector<int>& sources = routers[static_cast<size_t>(layer)].sources;
+  const int64_t tokens = tile_tokens(K, D), tiles = (N + tokens - 1) / tokens;
+  const int64_t layers = static_cast<int64_t>(sources.size() + readers.size());
+  // One partial dweight per block of tiles; the number of blocks is fixed by the shape alone.
+  const int64_t blocks = std::clamp<int64_t>(tiles / 4, 1, 32);
+  const int64_t size = dweight == nullptr ? 0 : static_cast<int64_t>(sources.size()) * K * K;
+  float* partial = scratch_f32(static_cast<size_t>(blocks * size), 1);
+  std::fill_n(partial, blocks * size, 0.f);
+  parallel_for(blocks, N * K * D * layers <= 32768 ? blocks : 1, [=, &sources, &readers](int64_t begin, int64_t end) {
+    for (int64_t b = begin; b < end; ++b) {
+      const int64_t last = std::min(N, tiles * (b + 1) / blocks * tokens);
+      for (int64_t n = tiles * b / blocks * tokens; n < last; n += tokens) {
+        const int64_t count = std::min(tokens, N - n);
+        const float* dy = dout + n * K * D;
+        if (dweight != nullptr) weight_gradient(partial + b * size, dy, slab, sources, n, count, N, K, D);
+        std::copy_n(dy, count * K * D, slab + (layer * N + n) * K * D);
+        sum_of_terms(dslice + n * K * D, readers, n, count, K, D);
+      }
+    }
+  });
+  for (int64_t b = 0; b < blocks && dweight != nullptr; ++b)
+    for (size_t i = 0; i < sources.size(); ++i)
+      for (int64_t h = 0; h < K; ++h)
+        for (int64_t from = 0; from < K; ++from)
+          dweight[h * (layer + 1) * K + sources[i] * K + from] +=
+              partial[b * size + (static_cast<int64_t>(i) * K + h) * K + from];
+}
+
+void check_router(const char* name, const Router& router, int64_t layer, int64_t K) {
+  bool ascending = !router.sources.empty() && router.sources.front() >= 0 && router.sources.back() <= layer;
+  for (size_t i = 1; i < router.sources.size(); ++i) ascending &= router.sources[i - 1] < router.sources[i];
+  CHECK_THAT(ascending, name, ": the sources of layer ", layer, " must ascend within 0 to ", layer);
+  CHECK_THAT(router.weight.data == nullptr || router.weight.shape == Shape({K, (layer + 1) * K}), name,
+             ": layer ", layer, " has the weight ", router.weight.str(), " for ", K, " heads");
+}
+
+}  // namespace
+
+// -----------------------------------------------------------------------------------------------------------------
+// Entry points: check shapes and routers, choose the backend.
+
+void route_forward(const Tensor& out, const Tensor& slab, const Router& router, Stream stream) {
+  const int rank = out.shape.rank;
+  CHECK_THAT(rank >= 2, "route_forward: out ", out.str());
+  const int64_t K = out.dim(rank - 2), D = out.dim(rank - 1), N = out.numel() / (K * D);
+  const bool trained = router.weight.data != nullptr;
+  check_router("route_forward", router, trained ? router.weight.dim(1) / K - 1 : slab.dim(0) - 1, K);
+  CHECK_THAT(slab.numel() == slab.dim(0) * out.numel() && router.sources.back() < slab.dim(0), "route_forward: out ",
+             out.str(), " slab ", slab.str(), " last source ", router.sources.back());
+  if (stream.backend == Backend::cpu)
+    return route_forward_cpu(out.as<float>(), slab.as<float>(), router, N, K, D);
+  with_real(out.dtype, [&](auto real) {
+    using T = decltype(real);
+    route_forward_ref(out.as<T>(), slab.as<T>(), trained ? router.weight.as<T>() : nullptr, router.sources,
+                      router.weight.dim(1), N, K, D);
+  });
+}
+
+void route_backward(const Tensor& dslice, const Tensor& dweight, const Tensor& slab, const Tensor& dout,
+                    const std::vector<Router>& routers, int layer, Stream stream) {
+  const int64_t L = static_cast<int64_t>(routers.size());
+  const int rank = dslice.shape.rank;
+  CHECK_THAT(rank >= 2 && layer >= 0 && layer < L, "route_backward: dslice ", dslice.str(), " layer ", layer);
+  const int64_t K = dslice.dim(rank - 2), D = dslice.dim(rank - 1), N = dslice.numel() / (K * D);
+  CHECK_THAT(slab.dim(0) == L && slab.numel() == L * dslice.numel() && dout.numel() == dslice.numel(),
+             "route_backward: dslice ", dslice.str(), " slab ", slab.str(), " dout ", dout.str(), " L ", L);
+  const Router& own = routers[static_cast<size_t>(layer)];
+  for (int64_t r = layer; r < L; ++r) check_router("route_backward", routers[static_cast<size_t>(r)], r, K);
+  CHECK_THAT(dweight.data == nullptr || (own.weight.data != nullptr && dweight.shape == own.weight.shape),
+             "route_backward: layer ", layer, " dweight ", dweight.str(), " weight ", own.weight.str());
+  if (stream.backend == Backend::cpu)
+    return route_backward_cpu(dslice.as<float>(), dweight.data == nullptr ? nullptr : dweight.as<float>(),
+                              slab.as<float>(), dout.as<float>(), routers, layer, N, K, D);
+  with_real(dslice.dtype, [&](auto real) {
+    using T = decltype(real);
+    route_backward_ref(dslice.as<T>(), dweight.data == nullptr ? nullptr : dweight.as<T>(), slab.as<T>(),
+                       dout.as<T>(), routers, layer, N, K, D);
+  });
+}
+
+}  // namespace crossply

@@ -1,0 +1,192 @@
+#include "kernels/cross_entropy.h"
+
+#include <omp.h>
+
+#include "tests/check.h"
+
+using namespace crossply;
+using namespace crossply::test;
+
+namespace {
+
+struct Size {
+  int64_t rows, V, C;
+};
+
+enum class Scored { all, none, some, tail };
+
+// Pseudo-random targets; `some` leaves out scattered rows, `tail` a prompt at the start.
+std::vector<int32_t> make_targets(const Size& size, Scored scored) {
+  const auto draw = random_vector<double>(size.rows, 77), keep = random_vector<double>(size.rows, 78);
+  std::vector<int32_t> targets(static_cast<size_t>(size.rows));
+  for (size_t n = 0; n < targets.size(); ++n) {
+    const bool out = scored == Scored::none || (scored == Scored::some && keep[n] < 0) ||
+                     (scored == Scored::tail && n < targets.size() / 3);
+    targets[n] = out ? -1 : static_cast<int32_t>((draw[n] * 0.5 + 0.5) * static_cast<double>(size.V));
+  }
+  return targets;
+}
+
+// One problem in both precisions; the outputs start as NaN, dweight as random numbers.
+struct Problem {
+  Size size;
+  std::vector<float> inp, weight;
+  std::vector<int32_t> targets;
+  std::vector<float> losses, dinp, dweight;
+  std::vector<double> losses64, dinp64, dweight64;
+
+  Problem(const Size& s, Scored scored, double magnitude = 1.0)
+      : size(s),
+        inp(random_vector<float>(s.rows * s.C, 1, magnitude)),
+        weight(random_vector<float>(s.V * s.C, 2)),
+        targets(make_targets(s, scored)),
+        losses(poisoned<float>(s.rows)),
+        dinp(poisoned<float>(s.rows * s.C)),
+        dweight(random_vector<float>(s.V * s.C, 3)),
+        losses64(poisoned<double>(s.rows)),
+        dinp64(poisoned<double>(s.rows * s.C)),
+        dweight64(convert<double>(dweight)) {}
+
+  void forward() {
+    cross_entropy_forward(view(losses.data(), {size.rows}), view(inp.data(), {size.rows, size.C}),
+                          view(weight.data(), {size.V, size.C}), view(targets.data(), {size.rows}),
+                          Stream{Backend::cpu});
+  }
+  void forward_backward(double scale) {
+    cross_entropy_forward_backward(view(losses.data(), {size.rows}), view(dinp.data(), {size.rows, size.C}),
+                                   view(dweight.data(), {size.V, size.C}), view(inp.data(), {size.rows, size.C}),
+                                   view(weight.data(), {size.V, size.C}), view(targets.data(), {size.rows}), scale,
+                                   Stream{Backend::cpu});
+  }
+  void reference(double scale) {
+    const auto inp64 = convert<double>(inp), weight64 = convert<double>(weight);
+    cross_entropy_forward_backward(view(losses64.data(), {size.rows}), view(dinp64.data(), {size.rows, size.C}),
+                                   view(dweight64.data(), {size.V, size.C}), view(inp64.data(), {size.rows, size.C}),
+                                   view(weight64.data(), {size.V, size.C}), view(targets.data(), {size.rows}), scale,
+                                   Stream{Backend::reference});
+  }
+};
+
+}  // namespace
+
+TEST_CASE("cross_entropy: reference backward is the derivative of the reference forward") {
+  const double scale = 0.37;
+  for (double magnitude : {1e-3, 1.0, 30.0}) {
+    for (const Size& size : std::vector<Size>{{1, 2, 1}, {5, 7, 3}, {4, 31, 5}}) {
+      CAPTURE(magnitude);
+      CAPTURE(size.V);
+      const auto inp = random_vector<double>(size.rows * size.C, 1, magnitude);
+      const auto weight = random_vector<double>(size.V * size.C, 2);
+      const auto targets = make_targets(size, size.rows == 1 ? Scored::all : Scored::some);
+      auto loss = [&](const std::vector<Complex>& x, const std::vector<Complex>& w) {
+        std::vector<Complex> losses(static_cast<size_t>(size.rows));
+        cross_entropy_forward_ref(losses.data(), x.data(), w.data(), targets.data(), size.rows, size.V, size.C);
+        return dot(std::vector<double>(losses.size(), scale), losses);
+      };
+      const auto want_dinp = complex_step(inp, [&](auto& x) { return loss(x, convert<Complex>(weight)); });
+      const auto want_dweight = complex_step(weight, [&](auto& w) { return loss(convert<Complex>(inp), w); });
+
+      auto losses = poisoned<double>(size.rows), alone = losses, dinp = poisoned<double>(size.rows * size.C);
+      std::vector<double> dweight(weight.size(), 0.0);
+      cross_entropy_forward_backward_ref(losses.data(), dinp.data(), dweight.data(), inp.data(), weight.data(),
+                                         targets.data(), scale, size.rows, size.V, size.C);
+      cross_entropy_forward_ref(alone.data(), inp.data(), weight.data(), targets.data(), size.rows, size.V, size.C);
+      // At magnitude 30 a softmax entry can round to exactly one, hence an absolute error of one ulp in dz.
+      check_close("dinp", dinp, want_dinp, 1e-12);
+      check_close("dweight", dweight, want_dweight, 1e-12);
+      CHECK(losses == alone);
+    }
+  }
+}
+
+TEST_CASE("cross_entropy: the loss of equal logits is log V") {
+  const Size size{3, 11, 2};
+  Problem p(size, Scored::all, 0.0);
+  p.forward();
+  for (float loss : p.losses) CHECK(std::abs(loss - std::log(11.0)) < 1e-6);
+}
+
+TEST_CASE("cross_entropy: fast CPU equals the reference, whatever the number of chunks and of ignored rows") {
+  // The last two need several chunks: 4096 rows at most, and 64 where V is large.
+  for (const Size& size : std::vector<Size>{{1, 2, 1}, {5, 31, 3}, {200, 21, 32}, {33, 5003, 17}, {10000, 21, 7},
+                                            {150, 70001, 3}}) {
+    for (Scored scored : {Scored::all, Scored::none, Scored::some, Scored::tail}) {
+      CAPTURE(size.rows);
+      CAPTURE(size.V);
+      CAPTURE(static_cast<int>(scored));
+      Problem p(size, scored);
+      p.reference(0.5);
+      p.forward();
+      check_close("losses", p.losses, p.losses64, 1e-6);
+      const auto losses = p.losses;
+      p.losses = poisoned<float>(size.rows);
+      p.forward_backward(0.5);
+      CHECK(p.losses == losses);
+      // dinp is a float sum over V and dweight one over rows: their rounding grows with the number of terms.
+      check_close("dinp", p.dinp, p.dinp64, size.V > 10000 ? 5e-5 : 1e-5);
+      check_close("dweight", p.dweight, p.dweight64, 1e-5);
+    }
+  }
+}
+
+TEST_CASE("cross_entropy: logits of size 1e4 neither overflow nor lose the gradient") {
+  Problem p({40, 50, 6}, Scored::some, 1e4);
+  p.reference(1.0);
+  p.forward_backward(1.0);
+  // A logit of 1e4 is a float to about 1e-3, and softmax turns absolute errors into relative ones.
+  check_close("losses", p.losses, p.losses64, 1e-5);
+  check_close("dinp", p.dinp, p.dinp64, 1e-2);
+  check_close("dweight", p.dweight, p.dweight64, 1e-2);
+}
+
+TEST_CASE("cross_entropy: NaN in a scored row shows in its loss and gradients, in an ignored row nowhere") {
+  const Size size{70, 37, 5};
+  Problem p(size, Scored::some);
+  const auto nan = std::numeric_limits<float>::quiet_NaN();
+  for (int64_t n = 0; n < size.rows; ++n)
+    if (p.targets[static_cast<size_t>(n)] == -1) p.inp[static_cast<size_t>(n * size.C)] = nan;
+  p.reference(1.0);
+  p.forward_backward(1.0);
+  check_close("losses", p.losses, p.losses64, 1e-6);
+  check_close("dinp", p.dinp, p.dinp64, 1e-5);
+  check_close("dweight", p.dweight, p.dweight64, 1e-5);
+
+  size_t row = 30;
+  while (p.targets[row] == -1) ++row;
+  p.inp[row * static_cast<size_t>(size.C) + 2] = nan;
+  p.forward_backward(1.0);
+  for (size_t n = 0; n < p.losses.size(); ++n) {
+    CHECK(std::isnan(p.losses[n]) == (n == row));
+    CHECK(std::isnan(p.dinp[n * static_cast<size_t>(size.C)]) == (n == row));
+  }
+  for (float g : p.dweight) CHECK(std::isnan(g));
+}
+
+TEST_CASE("cross_entropy: NaN in one row of the weight shows in every loss") {
+  Problem p({9, 40, 5}, Scored::all);
+  p.weight[39 * 5] = std::numeric_limits<float>::quiet_NaN();
+  p.forward();
+  for (float loss : p.losses) CHECK(std::isnan(loss));
+}
+
+TEST_CASE("cross_entropy: a target outside the vocabulary is an error") {
+  for (int32_t wrong : {-2, 11, 1 << 30}) {
+    Problem p({3, 11, 2}, Scored::all);
+    p.targets[1] = wrong;
+    CHECK_THROWS_AS(p.forward(), Error);
+    CHECK_THROWS_AS(p.forward_backward(1.0), Error);
+  }
+}
+
+TEST_CASE("cross_entropy: the thread count does not change a bit") {
+  const int threads = omp_get_max_threads();
+  Problem one({5000, 29, 8}, Scored::some), three = one;
+  omp_set_num_threads(1);
+  one.forward_backward(0.1);
+  omp_set_num_threads(3);
+  three.forward_backward(0.1);
+  omp_set_num_threads(threads);
+  CHECK(one.losses == three.losses);
+  CHECK(one.dinp == three.dinp);
+  CHECK(one.dweight == three.dweight);
+}
