@@ -1,0 +1,384 @@
+#include "train/checkpoint.h"
+
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+
+#include <chrono>
+#include <cstddef>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+
+#include "engine/rng.h"
+#include "tests/check.h"
+#include "train/sha256.h"
+
+using namespace crossply;
+namespace fs = std::filesystem;
+
+namespace {
+
+struct ScratchDir {
+  fs::path path;
+  explicit ScratchDir(const fs::path& parent = fs::temp_directory_path())
+      : path(parent / str("crossply-checkpoint-", ::getpid())) {
+    fs::remove_all(path);
+    fs::create_directories(path);
+  }
+  ~ScratchDir() { fs::remove_all(path); }
+  std::string operator/(const std::string& name) const { return (path / name).string(); }
+};
+
+std::string sha256_of(const std::string& text) {
+  Sha256 hash;
+  hash.update(text.data(), text.size());
+  return hash.hex();
+}
+
+std::string contents_of(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  return std::string(std::istreambuf_iterator<char>(in), {});
+}
+
+void put(const std::string& path, const std::string& contents) {
+  std::ofstream out(path, std::ios::binary);
+  out << contents;
+  REQUIRE(out.flush());
+}
+
+std::string step_dir(const std::string& run, int step) {
+  const std::string number = std::to_string(step);
+  return run + "/step_" + std::string(8 - number.size(), '0') + number;
+}
+
+void save(const std::string& dir, const std::string& contents) {
+  CheckpointWriter writer;
+  writer.begin(dir);
+  write_file_atomically(writer.path("model.safetensors"), contents);
+  std::ofstream(writer.path("train_state.json")) << "{\"size\": " << contents.size() << "}";
+  writer.commit();
+}
+
+std::vector<std::string> names_in(const std::string& dir) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(dir)) names.push_back(entry.path().filename().string());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+Error error_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error;
+  }
+  return Error(Exit::done, "");
+}
+
+// The exit status of `action` run in a child process, where it can spoil the process's rights and limits.
+int in_child(const std::function<int()>& action) {
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    int status = 100;
+    try {
+      status = action();
+    } catch (const Error& error) {
+      status = static_cast<int>(error.code);
+    } catch (...) {
+    }
+    ::_exit(status);
+  }
+  int status = 0;
+  REQUIRE(::waitpid(pid, &status, 0) == pid);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+constexpr int not_possible_here = 99;  // a child that lacks the rights for its test
+
+}  // namespace
+
+TEST_CASE("sha256: published vectors, in one piece and in many") {
+  const std::string two_blocks = "abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq";
+  CHECK(sha256_of("") == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+  CHECK(sha256_of("abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+  CHECK(sha256_of(two_blocks) == "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
+  CHECK(sha256_of(std::string(1000000, 'a')) == "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
+  for (size_t size : {55, 56, 63, 64, 65, 200}) {
+    const std::string text = contents_of("/proc/self/exe").substr(0, size);
+    for (size_t piece : {1, 7, 64, 100}) {
+      Sha256 hash;
+      for (size_t i = 0; i < size; i += piece) hash.update(text.data() + i, std::min(piece, size - i));
+      CHECK(hash.hex() == sha256_of(text));
+    }
+  }
+}
+
+TEST_CASE("checkpoint: a file is written completely or not at all") {
+  const ScratchDir dir;
+  write_file_atomically(dir / "a", "one");
+  write_file_atomically(dir / "a", "two");
+  CHECK(contents_of(dir / "a") == "two");
+  fs::create_symlink("a", dir.path / "link");
+  write_file_atomically(dir / "link", "three");
+  CHECK(contents_of(dir / "a") == "three");
+  CHECK(fs::is_symlink(dir.path / "link"));
+  {
+    OutputFile abandoned(dir / "a", 10);
+    abandoned.write("x", 1);
+  }
+  CHECK(contents_of(dir / "a") == "three");
+  CHECK(names_in(dir.path) == std::vector<std::string>{"a", "link"});
+  CHECK(error_of([&] { write_file_atomically(dir / "none/a", "x"); }).code == Exit::io);
+  CHECK(error_of([&] { write_file_atomically(dir.path, "x"); }).code == Exit::io);
+  CHECK(error_of([&] { write_file_atomically("/dev/null", "x"); }).code == Exit::io);
+}
+
+TEST_CASE("checkpoint: committed, valid, replaced; abandoned, gone") {
+  const ScratchDir dir;
+  const std::string target = dir / "new/run/step_00000001";
+  std::string why;
+  CHECK(!is_valid_checkpoint(target, &why));
+  save(target + "/", "first");
+  CHECK_MESSAGE(is_valid_checkpoint(target, &why), why);
+  CHECK(contents_of(target + "/manifest.json").find(sha256_of("first")) != std::string::npos);
+  save(target, "second");
+  CHECK(is_valid_checkpoint(target, &why));
+  CHECK(contents_of(target + "/model.safetensors") == "second");
+  {
+    CheckpointWriter writer;
+    writer.begin(target);
+    put(writer.path("x"), "x");
+    CHECK(error_of([&] { writer.path("a/b"); }).code == Exit::internal);
+    CHECK(error_of([&] { writer.path("manifest.json"); }).code == Exit::internal);
+    CHECK(error_of([&] { writer.begin(target); }).code == Exit::internal);
+  }
+  CHECK(contents_of(target + "/model.safetensors") == "second");
+  CHECK(names_in(dir / "new/run") == std::vector<std::string>{"step_00000001"});
+  CHECK(error_of([&] { CheckpointWriter().commit(); }).code == Exit::internal);
+}
+
+TEST_CASE("checkpoint: somebody else's files are never removed") {
+  const ScratchDir dir;
+  fs::create_directory(dir.path / "home");
+  put(dir / "home/thesis.tex", "years");
+  const Error error = error_of([&] { save(dir / "home", "x"); });
+  CHECK(error.code == Exit::io);
+  CHECK_MESSAGE(std::string(error.what()).find("move it away") != std::string::npos, error.what());
+  put(dir / "file", "x");
+  CHECK(error_of([&] { save(dir / "file", "x"); }).code == Exit::io);
+  CHECK(contents_of(dir / "file") == "x");
+
+  save(step_dir(dir.path, 1), "first");
+  put(step_dir(dir.path, 1) + "/notes.txt", "mine");
+  save(step_dir(dir.path, 1), "second");
+  CHECK(contents_of(step_dir(dir.path, 1) + "/model.safetensors") == "second");
+  CHECK(contents_of(step_dir(dir.path, 1) + ".kept-1/notes.txt") == "mine");
+  CHECK(is_valid_checkpoint(step_dir(dir.path, 1) + ".kept-1", nullptr));
+  put(step_dir(dir.path, 1) + "/notes.txt", "mine too");
+  for (int step : {2, 3, 4}) save(step_dir(dir.path, step), "later");
+  put(dir / ".tmp-mine", "not of our making");
+  remove_old_checkpoints(dir.path, 1);
+  CHECK(names_in(dir.path) == std::vector<std::string>{".tmp-mine", "file", "home", "step_00000001",
+                                                       "step_00000001.kept-1", "step_00000004"});
+  CHECK(contents_of(step_dir(dir.path, 1) + "/notes.txt") == "mine too");
+  CHECK(contents_of(dir / "home/thesis.tex") == "years");
+}
+
+TEST_CASE("checkpoint: a flipped byte, a lost byte, an extra byte or a missing file is noticed in every file") {
+  const ScratchDir dir;
+  const std::string target = dir / "c";
+  save(target, std::string(1500000, 'm'));
+  for (const std::string& name : names_in(target)) {
+    const std::string file = target + "/" + name, good = contents_of(file);
+    CAPTURE(name);
+    std::string why;
+    for (size_t at : {size_t{0}, good.size() / 2, good.size() - 3}) {
+      std::string flipped = good;
+      flipped[at] = static_cast<char>(flipped[at] ^ 1);
+      put(file, flipped);
+      CHECK(!is_valid_checkpoint(target, &why));
+      CHECK_MESSAGE(why.find(name == "manifest.json" ? "" : name) != std::string::npos, why);
+    }
+    put(file, good.substr(0, good.size() - (name == "manifest.json" ? 3 : 1)));
+    CHECK(!is_valid_checkpoint(target, &why));
+    put(file, good + "x");
+    CHECK(!is_valid_checkpoint(target, &why));
+    fs::remove(file);
+    CHECK(!is_valid_checkpoint(target, &why));
+    put(file, good);
+    CHECK(is_valid_checkpoint(target, &why));
+  }
+  for (const char* manifest : {"", "{}", "[]", "7", R"({"files":{}})", R"({"files":[]})", R"({"files":5})",
+                               R"({"files":{"../c/model.safetensors":{"bytes":1,"sha256":""}}})",
+                               R"({"files":{"model.safetensors":{"bytes":"1","sha256":""}}})",
+                               R"({"files":{"model.safetensors":{"sha256":""}}})"}) {
+    put(target + "/manifest.json", manifest);
+    CAPTURE(manifest);
+    CHECK(!is_valid_checkpoint(target, nullptr));
+  }
+}
+
+TEST_CASE("checkpoint: the newest valid one is found, and old ones are removed") {
+  const ScratchDir dir;
+  const std::string run = dir.path;
+  CHECK(newest_valid_checkpoint(dir / "missing") == "");
+  CHECK(newest_valid_checkpoint(run) == "");
+  remove_old_checkpoints(run, 1);
+  for (int step : {5, 20, 100, 1000}) save(step_dir(run, step), "x");
+  fs::create_directory(run + "/step_99999999");  // a kill cannot leave this, but a person can
+  fs::create_directory(run + "/step_x");
+  fs::resize_file(step_dir(run, 1000) + "/model.safetensors", 0);
+  std::vector<std::string> skipped;
+  CHECK(newest_valid_checkpoint(run, &skipped) == step_dir(run, 100));
+  REQUIRE(skipped.size() == 2);
+  CHECK_MESSAGE(skipped[1].find("has 0 bytes, the manifest says 1") != std::string::npos, skipped[1]);
+
+  const pid_t dead = ::fork();
+  if (dead == 0) ::_exit(0);
+  ::waitpid(dead, nullptr, 0);
+  fs::create_directory(run + str("/.tmp-step_00000007-", dead));
+  fs::create_directory(run + str("/.tmp-step_00000007-", ::getppid()));
+  remove_old_checkpoints(run, 2);
+  CHECK(names_in(run) == std::vector<std::string>{str(".tmp-step_00000007-", ::getppid()), "step_00000020",
+                                                  "step_00000100", "step_00001000", "step_99999999", "step_x"});
+  remove_old_checkpoints(run, 1);
+  CHECK(!fs::exists(step_dir(run, 20)));
+  CHECK(newest_valid_checkpoint(run) == step_dir(run, 100));
+  CHECK(error_of([&] { remove_old_checkpoints(run, 0); }).code == Exit::internal);
+  // A kill between two renames: the replaced one is all there is.
+  fs::rename(step_dir(run, 100), step_dir(run, 100) + ".old");
+  CHECK(newest_valid_checkpoint(run) == step_dir(run, 100) + ".old");
+  remove_old_checkpoints(run, 1);
+  CHECK(newest_valid_checkpoint(run) == step_dir(run, 100) + ".old");
+  save(step_dir(run, 100), "x");
+  remove_old_checkpoints(run, 3);
+  CHECK(newest_valid_checkpoint(run) == step_dir(run, 100));
+  CHECK(!fs::exists(step_dir(run, 100) + ".old"));
+}
+
+// Saves for ever: new steps, replaced steps, retention.
+[[noreturn]] static void save_until_killed(const std::string& run, int first, bool can_exchange) {
+  if (!can_exchange) {
+    // As on a file system that does not know RENAME_EXCHANGE: the system call says EINVAL.
+    sock_filter program[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+                             BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_renameat2, 0, 1),
+                             BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EINVAL),
+                             BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+    const sock_fprog filter{4, program};
+    if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0) {
+      ::_exit(not_possible_here);
+    }
+  }
+  try {
+    for (int i = 0;; ++i) {
+      const uint64_t seed = static_cast<uint64_t>(first + i);
+      save(step_dir(run, first + i / 3), std::string(random_bits(1, seed, 0) % 50000, static_cast<char>(i)));
+      if (i % 4 == 0) remove_old_checkpoints(run, 2);
+    }
+  } catch (...) {
+    ::_exit(100);
+  }
+}
+
+TEST_CASE("checkpoint: killed at any moment, the newest checkpoint is valid and the next save works") {
+  // A kill does not tell a disk from memory, but in memory a save is so short that many kills are affordable.
+  const ScratchDir dir(fs::exists("/dev/shm") ? fs::path("/dev/shm") : fs::temp_directory_path());
+  const std::string run = dir.path;
+  const auto start = std::chrono::steady_clock::now();
+  for (int i = 0; i < 10; ++i) save(step_dir(run, 1), std::string(25000, 'x'));
+  const std::chrono::duration<double, std::micro> ten_saves = std::chrono::steady_clock::now() - start;
+  int number = 1, interrupted = 0, progressed = 0;
+  for (int kill = 0; kill < 200; ++kill) {
+    const pid_t child = ::fork();
+    if (child == 0) save_until_killed(run, number, kill % 2 == 0);
+    ::usleep(static_cast<useconds_t>(500 + random_uniform(2, 0, static_cast<uint64_t>(kill)) * 2 * ten_saves.count()));
+    ::kill(child, SIGKILL);
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == not_possible_here) continue;
+    CHECK(WIFSIGNALED(status));  // it did not stop by an error of its own
+    for (const std::string& name : names_in(run)) interrupted += name.find(".tmp-") == 0 || name.ends_with(".old");
+
+    std::vector<std::string> skipped;
+    const std::string newest = newest_valid_checkpoint(run, &skipped);
+    REQUIRE(!newest.empty());
+    CHECK_MESSAGE(skipped.empty(), skipped[0]);  // there is nothing invalid under a real name, ever
+    const int reached = std::stoi(newest.substr(newest.find("step_") + 5));
+    CHECK(reached >= number);
+    progressed += reached > number;
+    number = reached;
+    if (kill % 5 == 0) {
+      save(step_dir(run, number), "again");
+      CHECK(is_valid_checkpoint(step_dir(run, number), nullptr));
+      remove_old_checkpoints(run, 1);
+      CHECK(names_in(run) == std::vector<std::string>{fs::path(step_dir(run, number)).filename().string()});
+    }
+  }
+  MESSAGE(interrupted << " temporaries left, " << progressed << " children got further");
+  CHECK(interrupted > 5);  // otherwise the kills came between the saves and tested nothing
+  CHECK(progressed > 5);
+}
+
+TEST_CASE("checkpoint: no permission") {
+  const ScratchDir dir;
+  fs::permissions(dir.path, static_cast<fs::perms>(0555));
+  const int status = in_child([&] {
+    if (::geteuid() == 0 && ::seteuid(65534) != 0) return not_possible_here;
+    const Error error = error_of([&] { save(dir / "c", "x"); });
+    const std::string what = error.what();
+    const bool said = what.find("Permission denied") != std::string::npos && what.find(dir.path) != std::string::npos;
+    return error.code == Exit::io && said ? 0 : 1;
+  });
+  fs::permissions(dir.path, fs::perms::owner_all);
+  CHECK((status == 0 || status == not_possible_here));
+  CHECK(names_in(dir.path).empty());
+}
+
+TEST_CASE("checkpoint: a file larger than allowed leaves the old checkpoint") {
+  const ScratchDir dir;
+  save(dir / "c", "old");
+  const int status = in_child([&] {
+    ::signal(SIGXFSZ, SIG_IGN);
+    const rlimit limit{100000, 100000};
+    if (::setrlimit(RLIMIT_FSIZE, &limit) != 0) return not_possible_here;
+    const Error error = error_of([&] { save(dir / "c", std::string(1000000, 'x')); });
+    return error.code == Exit::io && std::string(error.what()).find("File too large") != std::string::npos ? 0 : 1;
+  });
+  CHECK(status == 0);
+  CHECK(is_valid_checkpoint(dir / "c", nullptr));
+  CHECK(contents_of(dir / "c/model.safetensors") == "old");
+  CHECK(names_in(dir.path) == std::vector<std::string>{"c"});
+}
+
+TEST_CASE("checkpoint: a full disk leaves the old checkpoint and says how much is missing") {
+  const ScratchDir dir;
+  const int status = in_child([&] {
+    // A disk of one mebibyte, seen by this process only.
+    if (::unshare(CLONE_NEWNS) != 0 || ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+        ::mount("none", dir.path.c_str(), "tmpfs", 0, "size=1m") != 0) {
+      return not_possible_here;
+    }
+    save(dir / "c", std::string(300000, 'o'));
+    const Error error = error_of([&] { save(dir / "c", std::string(2000000, 'x')); });
+    const std::string what = error.what();
+    if (error.code != Exit::io || what.find("no space left on device while writing") == std::string::npos) return 1;
+    if (what.find("free 1") == std::string::npos || what.find("of 2000000 bytes fitted") == std::string::npos) return 2;
+    if (names_in(dir.path) != std::vector<std::string>{"c"}) return 3;
+    if (!is_valid_checkpoint(dir / "c", nullptr)) return 4;
+    save(dir / "c", std::string(400000, 'n'));  // room enough for the old and the new one
+    return is_valid_checkpoint(dir / "c", nullptr) ? 0 : 5;
+  });
+  if (status == not_possible_here) MESSAGE("skipped: mounting a small disk takes more rights");
+  else CHECK(status == 0);
+}
