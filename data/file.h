@@ -1,0 +1,34 @@
+// Files of the data room: read through a memory map, written so that a reader never sees half a file.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace crossply {
+
+// A whole file, read-only. A map holds no file descriptor, so a run may have thousands of shards open. The file must
+// not be shortened while it is mapped: reading behind its new end kills the process.
+class MappedFile {
+ public:
+  explicit MappedFile(const std::string& path);
+  ~MappedFile();
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+  MappedFile& operator=(MappedFile&&) = delete;
+
+  const std::string& path() const { return path_; }
+  const uint8_t* data() const { return data_; }
+  int64_t size() const { return size_; }
+
+ private:
+  std::string path_;
+  const uint8_t* data_ = nullptr;
+  int64_t size_ = 0;
+};
+
+// Writes PATH.tmp, flushes it to the disk and renames it to PATH.
+void write_file(const std::string& path, std::string_view contents);
+
+}  // namespace crossply

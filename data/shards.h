@@ -1,0 +1,21 @@
+// Token shards in llm.c's two formats: a header of 256 int32, then the tokens.
+//
+//   header[0] = 20240520, header[1] = 1, header[2] = number of tokens; uint16 tokens
+//   header[0] = 20240801, header[1] = 7, header[2] = number of tokens; uint32 tokens
+//
+// Window i of a shard is its tokens [i T, i T + T], so every token but a shard's first is a target once (but for a rest
+// shorter than T at its end). Windows do not run from one file into the next.
+#pragma once
+
+#include "data/source.h"
+
+namespace crossply {
+
+// Opens every shard that matches options.spec, and options.val_spec where it is given. All headers are validated here;
+// the tokens are by Source::check_tokens.
+Dataset open_shards(const DataOptions& options);
+
+enum class ShardFormat { uint16, uint32 };
+void write_shard(const std::string& path, const std::vector<uint32_t>& tokens, ShardFormat format);
+
+}  // namespace crossply

@@ -1,0 +1,31 @@
+#include "data/source.h"
+
+#include "data/arith.h"
+#include "data/prosqa.h"
+#include "data/shards.h"
+#include "data/text.h"
+
+namespace crossply {
+
+int64_t count_samples(const std::string& where, const char* split, int64_t asked, int64_t available) {
+  if (asked > available)
+    fail(Exit::usage, where, ": asked for ", asked, " ", split, " samples, but there are only ", available);
+  return asked ? asked : available;
+}
+
+Dataset open_dataset(const DataOptions& options) {
+  const std::string& spec = options.spec;
+  if (options.seq_len < 0 || options.train_samples < 0 || options.test_samples < 0)
+    fail(Exit::usage, "sequence length and numbers of samples must not be negative");
+  if (!options.val_spec.empty() && !spec.ends_with(".bin"))
+    fail(Exit::usage, "validation files go with token shards only, not with \"", spec, "\"");
+  for (int k = 3; k <= 6; ++k)
+    if (spec == "arith:" + std::to_string(k)) return open_arith(k, options);
+  if (spec == "prosqa") return open_prosqa(options);
+  if (spec.starts_with("text:")) return open_text(spec.substr(5), options);
+  if (spec.ends_with(".bin")) return open_shards(options);
+  fail(Exit::usage, "unknown data \"", spec, "\": expected arith:3, arith:4, arith:5, arith:6, prosqa, text:FILE, or ",
+       "a glob of token shards that ends with .bin");
+}
+
+}  // namespace crossply

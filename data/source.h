@@ -1,0 +1,69 @@
+// Source: a fixed, indexable set of samples of equal length T. Task: a set whose samples can also be answered by
+// generation. open_dataset turns what the user writes after --data into a training and a test set.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "data/tokenizer.h"
+#include "engine/check.h"
+
+namespace crossply {
+
+class Task {
+ public:
+  virtual ~Task() = default;
+  virtual std::vector<int32_t> prompt(int64_t index) const = 0;
+  virtual int32_t eos() const = 0;
+  // Enough for every right answer. The caller stops earlier at eos, or where its own context ends.
+  virtual int64_t max_new_tokens() const = 0;
+
+  struct Verdict {
+    bool answer;  // the final answer is right
+    bool steps;   // so is every step on the way to it
+  };
+  // `generated` is what followed the prompt, whatever it is; what follows the first eos is ignored.
+  virtual Verdict judge(int64_t index, const std::vector<int32_t>& generated) const = 0;
+  // True where the shortcut that is known for this task does not find the answer: report these samples separately.
+  virtual bool is_hard(int64_t) const { return false; }
+};
+
+class Source {
+ public:
+  virtual ~Source() = default;
+  virtual int64_t size() const = 0;
+  virtual int64_t seq_len() const = 0;
+  // 0 where the files do not say; the model's config decides then.
+  virtual int64_t vocab_size() const = 0;
+  // targets are shifted already: targets[t] is what follows tokens[t], or -1 where it is not scored.
+  virtual void read(int64_t index, int32_t* tokens /*(T)*/, int32_t* targets /*(T)*/) const = 0;
+  // Fails unless every token is below `vocab`. Shards read all their tokens for it: call it once, before training.
+  virtual void check_tokens(int64_t vocab) const {
+    if (vocab_size() > vocab)
+      fail(Exit::usage, "the data has a vocabulary of ", vocab_size(), ", the model only of ", vocab);
+  }
+  virtual const Task* task() const { return nullptr; }
+};
+
+struct DataOptions {
+  std::string spec;           // arith:3|4|5|6, prosqa, text:FILE, or a glob of shards (*.bin)
+  int64_t seq_len = 0;        // 0: the source's own
+  uint64_t seed = 0;          // of generated tasks
+  int64_t train_samples = 0;  // 0: the source's own number; of files, the first so many windows
+  int64_t test_samples = 0;
+  std::string val_spec;       // shards only: a glob of validation shards; without it, the last 1% of the windows
+};
+
+struct Dataset {
+  std::unique_ptr<Source> train, test;
+  Tokenizer tokenizer;
+};
+
+Dataset open_dataset(const DataOptions& options);
+
+// How many of the available samples a split of a file has: those that were asked for, or all. `where` is for the error.
+int64_t count_samples(const std::string& where, const char* split, int64_t asked, int64_t available);
+
+}  // namespace crossply

@@ -1,0 +1,196 @@
+#include "data/tokenizer.h"
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "data/file.h"
+#include "engine/check.h"
+
+namespace crossply {
+namespace {
+
+// Ordered: a reader of tokenizer.json sees the words by id.
+using Json = nlohmann::ordered_json;
+
+bool is_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
+
+template <class F>
+void for_each_word(std::string_view text, F&& body) {
+  for (size_t begin = 0, end; begin < text.size(); begin = end + 1) {
+    for (end = begin; end < text.size() && !is_space(text[end]);) ++end;
+    if (end > begin) body(text.substr(begin, end - begin));
+  }
+}
+
+int32_t parse_id(std::string_view word) {
+  int32_t id = -1;
+  const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), id);
+  if (error != std::errc() || end != word.data() + word.size() || id < 0)
+    fail(Exit::usage, "\"", word, "\" is not a token id: without a tokenizer.json the text is whitespace-separated ",
+         "integers");
+  return id;
+}
+
+std::string utf8(int code_point) {  // below 0x800 is all that the byte table needs
+  if (code_point < 0x80) return std::string(1, static_cast<char>(code_point));
+  return {static_cast<char>(0xC0 | (code_point >> 6)), static_cast<char>(0x80 | (code_point & 0x3F))};
+}
+
+// GPT-2's name for every byte: itself where it prints, otherwise the next free character from 256 on.
+std::vector<std::string> byte_names() {
+  std::vector<std::string> names;
+  int next = 256;
+  for (int b = 0; b < 256; ++b) {
+    const bool prints = (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
+    names.push_back(utf8(prints ? b : next++));
+  }
+  return names;
+}
+
+Json vocab_json(const std::vector<std::string>& words) {
+  Json vocab = Json::object();
+  for (size_t id = 0; id < words.size(); ++id) vocab[words[id]] = id;
+  return vocab;
+}
+
+Json words_json(const std::vector<std::string>& words) {
+  // The format demands a token for unknown words. It is not in the vocabulary, so an unknown word is an error there.
+  return {{"version", "1.0"}, {"truncation", nullptr}, {"padding", nullptr}, {"added_tokens", Json::array()},
+          {"normalizer", nullptr}, {"pre_tokenizer", {{"type", "WhitespaceSplit"}}}, {"post_processor", nullptr},
+          {"decoder", nullptr},
+          {"model", {{"type", "WordLevel"}, {"vocab", vocab_json(words)}, {"unk_token", "<unk>"}}}};
+}
+
+Json bytes_json() {
+  const Json byte_level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false},
+                           {"use_regex", false}};
+  return {{"version", "1.0"}, {"truncation", nullptr}, {"padding", nullptr}, {"added_tokens", Json::array()},
+          {"normalizer", nullptr}, {"pre_tokenizer", byte_level}, {"post_processor", nullptr},
+          {"decoder", byte_level},
+          {"model", {{"type", "BPE"}, {"dropout", nullptr}, {"unk_token", nullptr},
+                     {"continuing_subword_prefix", nullptr}, {"end_of_word_suffix", nullptr}, {"fuse_unk", false},
+                     {"vocab", vocab_json(byte_names())}, {"merges", Json::array()}}}};
+}
+
+[[noreturn]] void unsupported(const std::string& path, const std::string& why) {
+  fail(Exit::bad_data, path, ": ", why, ". Supported are a WordLevel model with the WhitespaceSplit pre-tokenizer, ",
+       "and a ByteLevel BPE model of the 256 bytes without merges");
+}
+
+// The words of a vocabulary by id; the ids must be 0, 1, ..., n-1.
+std::vector<std::string> words_of(const Json& vocab, const std::string& path) {
+  std::vector<std::string> words(vocab.size());
+  for (const auto& [word, id] : vocab.items()) {
+    if (!id.is_number_unsigned() || id.get<uint64_t>() >= words.size())
+      unsupported(path, "the id of \"" + word + "\" is " + id.dump() + ", expected an integer below " +
+                            std::to_string(words.size()));
+    std::string& place = words[id.get<size_t>()];
+    if (!place.empty()) unsupported(path, "\"" + word + "\" and \"" + place + "\" have the same id");
+    if (word.empty()) unsupported(path, "a word is empty");
+    place = word;
+  }
+  return words;
+}
+
+std::string type_of(const Json& object, const char* key) {
+  const auto found = object.find(key);
+  if (found == object.end() || !found->is_object()) return "missing";
+  const auto type = found->find("type");
+  return type != found->end() && type->is_string() ? type->get<std::string>() : "missing";
+}
+
+bool is_empty(const Json& object, const char* key) {
+  const auto found = object.find(key);
+  return found == object.end() || found->empty();  // null counts as empty
+}
+
+}  // namespace
+
+Tokenizer Tokenizer::words(std::vector<std::string> list) {
+  Tokenizer t;
+  t.kind_ = Kind::words;
+  for (const std::string& word : list) {
+    CHECK_THAT(!word.empty() && std::none_of(word.begin(), word.end(), is_space), "\"", word, "\" is not one word");
+    const bool is_new = t.ids_.emplace(word, static_cast<int32_t>(t.ids_.size())).second;
+    CHECK_THAT(is_new, "the word \"", word, "\" is there twice");
+  }
+  t.words_ = std::move(list);
+  return t;
+}
+
+Tokenizer Tokenizer::bytes() {
+  Tokenizer t;
+  t.kind_ = Kind::bytes;
+  return t;
+}
+
+int64_t Tokenizer::vocab_size() const {
+  return kind_ == Kind::bytes ? 256 : static_cast<int64_t>(words_.size());
+}
+
+std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
+  std::vector<int32_t> ids;
+  if (kind_ == Kind::bytes) {
+    for (char c : text) ids.push_back(static_cast<unsigned char>(c));
+    return ids;
+  }
+  for_each_word(text, [&](std::string_view word) {
+    if (kind_ == Kind::none) return ids.push_back(parse_id(word));
+    const auto found = ids_.find(std::string(word));
+    if (found == ids_.end())
+      fail(Exit::usage, "\"", word, "\" is not among the ", words_.size(), " words of the vocabulary");
+    ids.push_back(found->second);
+  });
+  return ids;
+}
+
+std::string Tokenizer::decode(const std::vector<int32_t>& ids) const {
+  std::string text;
+  for (int32_t id : ids) {
+    if (id < 0 || (kind_ != Kind::none && id >= vocab_size()))
+      fail(Exit::bad_data, "token ", id, " is not in the tokenizer's vocabulary of ", vocab_size());
+    if (kind_ == Kind::bytes) {
+      text += static_cast<char>(id);
+      continue;
+    }
+    if (!text.empty()) text += ' ';
+    text += kind_ == Kind::words ? words_[static_cast<size_t>(id)] : std::to_string(id);
+  }
+  return text;
+}
+
+void Tokenizer::save(const std::string& dir) const {
+  if (kind_ == Kind::none) return;
+  const Json json = kind_ == Kind::words ? words_json(words_) : bytes_json();
+  write_file(dir + "/tokenizer.json", json.dump(2) + "\n");
+}
+
+Tokenizer Tokenizer::load(const std::string& dir) {
+  const std::string path = dir + "/tokenizer.json";
+  std::error_code ignored;
+  if (!std::filesystem::exists(path, ignored)) return Tokenizer();
+  const MappedFile file(path);
+  const Json json = Json::parse(file.data(), file.data() + file.size(), nullptr, false);
+  if (!json.is_object()) fail(Exit::bad_data, path, ": is not a JSON object");
+  const std::string model = type_of(json, "model"), split = type_of(json, "pre_tokenizer");
+  const bool is_words = model == "WordLevel" && split == "WhitespaceSplit";
+  if (!is_words && !(model == "BPE" && split == "ByteLevel"))
+    unsupported(path, "the model is " + model + " and the pre-tokenizer " + split);
+  for (const char* key : {"added_tokens", "normalizer", "post_processor"})
+    if (!is_empty(json, key)) unsupported(path, std::string("it has ") + key);
+  const auto vocab = json["model"].find("vocab");
+  if (vocab == json["model"].end() || !vocab->is_object()) unsupported(path, "the model has no vocab");
+  std::vector<std::string> list = words_of(*vocab, path);
+  if (!is_words) {
+    if (!is_empty(json["model"], "merges")) unsupported(path, "the model has merges");
+    if (list != byte_names()) unsupported(path, "the vocabulary is not the 256 bytes in order");
+    return bytes();
+  }
+  for (const std::string& word : list)
+    if (std::any_of(word.begin(), word.end(), is_space)) unsupported(path, "\"" + word + "\" holds whitespace");
+  return words(std::move(list));
+}
+
+}  // namespace crossply
