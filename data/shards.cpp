@@ -161,6 +161,13 @@ Dataset open_shards(const DataOptions& options) {
           std::make_unique<ShardSource>(test_set, T, first_test, test), Tokenizer()};
 }
 
+std::vector<int32_t> read_shard(const std::string& path, int64_t count) {
+  const Shard shard = open_shard(path);
+  return shard.with_tokens([&](const auto* tokens) {
+    return std::vector<int32_t>(tokens, tokens + std::min(count, shard.tokens));
+  });
+}
+
 void write_shard(const std::string& path, const std::vector<uint32_t>& tokens, ShardFormat format) {
   const Format f = format_of(format);
   CHECK_THAT(tokens.size() <= static_cast<size_t>(std::numeric_limits<int32_t>::max()), "a shard's count is an int32");

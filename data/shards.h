@@ -15,6 +15,9 @@ namespace crossply {
 // the tokens are by Source::check_tokens.
 Dataset open_shards(const DataOptions& options);
 
+// The first `count` tokens of one shard, fewer if it has no more.
+std::vector<int32_t> read_shard(const std::string& path, int64_t count);
+
 enum class ShardFormat { uint16, uint32 };
 void write_shard(const std::string& path, const std::vector<uint32_t>& tokens, ShardFormat format);
 

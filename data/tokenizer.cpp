@@ -149,16 +149,19 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
 std::string Tokenizer::decode(const std::vector<int32_t>& ids) const {
   std::string text;
   for (int32_t id : ids) {
-    if (id < 0 || (kind_ != Kind::none && id >= vocab_size()))
-      fail(Exit::bad_data, "token ", id, " is not in the tokenizer's vocabulary of ", vocab_size());
-    if (kind_ == Kind::bytes) {
-      text += static_cast<char>(id);
-      continue;
-    }
-    if (!text.empty()) text += ' ';
-    text += kind_ == Kind::words ? words_[static_cast<size_t>(id)] : std::to_string(id);
+    const bool known = id >= 0 && id < vocab_size();
+    if (!text.empty()) text += separator();
+    if (kind_ == Kind::none) text += std::to_string(id);
+    else if (!known) text += str("<", id, ">");
+    else if (kind_ == Kind::bytes) text += static_cast<char>(id);
+    else text += words_[static_cast<size_t>(id)];
   }
   return text;
+}
+
+int32_t Tokenizer::eos() const {
+  const auto found = ids_.find("<eos>");
+  return found == ids_.end() ? -1 : found->second;
 }
 
 void Tokenizer::save(const std::string& dir) const {

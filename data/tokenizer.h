@@ -25,8 +25,13 @@ class Tokenizer {
   // 0 where no vocabulary is known.
   int64_t vocab_size() const;
   std::vector<int32_t> encode(std::string_view text) const;
-  // Words and integers are joined by single spaces.
+  // Words and integers are joined by single spaces. An id beyond the vocabulary, which a model with a larger one may
+  // write, becomes "<id>".
   std::string decode(const std::vector<int32_t>& ids) const;
+  // What stands between two tokens of a text: a space, or nothing between bytes.
+  const char* separator() const { return kind_ == Kind::bytes ? "" : " "; }
+  // The id of the word <eos>; -1 where there is none.
+  int32_t eos() const;
 
   // DIR/tokenizer.json. Saving `none` writes nothing; loading where there is no such file gives `none`.
   void save(const std::string& dir) const;
