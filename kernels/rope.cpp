@@ -1,0 +1,106 @@
+#include "kernels/rope.h"
+
+#include <cmath>
+#include <type_traits>
+
+#include "kernels/cpu.h"
+
+namespace crossply {
+namespace {
+
+struct Sizes {
+  int64_t B, T, H, D;
+};
+
+// Half is the type of D/2: a constant for small heads, where D/2 is one vector or less and the loop's own bookkeeping
+// would cost up to three times as much as the work.
+template <bool add, class Half>
+void rotate_heads(float* out, const float* inp, const float* table, Sizes size, int64_t pos, float sign, Half half) {
+  const int64_t H = size.H, T = size.T, D = 2 * half;
+  parallel_for(size.B * T, 32768 / (H * D), [=](int64_t begin, int64_t end) {
+    const int64_t h = half;
+    for (int64_t n = begin; n < end; ++n) {
+      const float* row = table + (pos + n % T) * D;
+      for (int64_t head = n * H; head < (n + 1) * H; ++head) {
+        const float* x = inp + head * D;
+        float* y = out + head * D;
+#pragma omp simd
+        for (int64_t j = 0; j < h; ++j) {
+          const float c = row[j], s = sign * row[j + h], x0 = x[j], x1 = x[j + h];
+          const float y0 = x0 * c - x1 * s, y1 = x1 * c + x0 * s;
+          y[j] = add ? y[j] + y0 : y0;
+          y[j + h] = add ? y[j + h] + y1 : y1;
+        }
+      }
+    }
+  });
+}
+
+// sign = 1 turns forward, -1 turns back.
+template <bool add>
+void rotate_cpu(float* out, const float* inp, const float* table, Sizes size, int64_t pos, float sign) {
+  auto rotate = [&](auto half) { rotate_heads<add>(out, inp, table, size, pos, sign, half); };
+  switch (size.D) {
+    case 8: return rotate(std::integral_constant<int64_t, 4>{});
+    case 16: return rotate(std::integral_constant<int64_t, 8>{});
+    case 32: return rotate(std::integral_constant<int64_t, 16>{});
+    default: return rotate(size.D / 2);
+  }
+}
+
+}  // namespace
+
+std::vector<double> rope_table(int64_t positions, int64_t D, double theta) {
+  CHECK_THAT(positions >= 0 && D > 0 && D % 2 == 0 && theta > 0, "rope_table: positions ", positions, " D ", D,
+             " theta ", theta);
+  const int64_t h = D / 2;
+  std::vector<double> table(static_cast<size_t>(positions * D));
+  for (int64_t j = 0; j < h; ++j) {
+    const double w = std::pow(theta, -2.0 * static_cast<double>(j) / static_cast<double>(D));
+    for (int64_t t = 0; t < positions; ++t) {
+      table[static_cast<size_t>(t * D + j)] = std::cos(static_cast<double>(t) * w);
+      table[static_cast<size_t>(t * D + j + h)] = std::sin(static_cast<double>(t) * w);
+    }
+  }
+  return table;
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// Entry points: check shapes, choose the backend.
+
+namespace {
+
+Sizes check_sizes(const char* op, const Tensor& out, const Tensor& inp, const Tensor& table, int64_t pos) {
+  const Sizes size{inp.dim(0), inp.dim(1), inp.dim(2), inp.dim(3)};
+  CHECK_THAT(inp.shape.rank == 4 && out.shape == inp.shape && size.H * size.D > 0 && size.D % 2 == 0, op,
+             ": ", out.str(), " ", inp.str());
+  CHECK_THAT(table.shape.rank == 2 && table.dim(1) == size.D && pos >= 0 && pos + size.T <= table.dim(0), op, ": ",
+             inp.str(), " table ", table.str(), " pos ", pos);
+  return size;
+}
+
+}  // namespace
+
+void rope_forward(const Tensor& out, const Tensor& inp, const Tensor& table, int64_t pos, Stream stream) {
+  const Sizes size = check_sizes("rope_forward", out, inp, table, pos);
+  if (stream.backend == Backend::cpu)
+    return rotate_cpu<false>(out.as<float>(), inp.as<float>(), table.as<float>(), size, pos, 1.f);
+  with_real(out.dtype, [&](auto real) {
+    using X = decltype(real);
+    rope_forward_ref(out.as<X>(), inp.as<X>(), table.as<X>(), size.B, size.T, size.H, size.D, pos);
+  });
+}
+
+void rope_backward(const Tensor& dinp, const Tensor& dout, const Tensor& table, int64_t pos, bool acc, Stream stream) {
+  const Sizes size = check_sizes("rope_backward", dinp, dout, table, pos);
+  if (stream.backend == Backend::cpu) {
+    auto rotate = acc ? rotate_cpu<true> : rotate_cpu<false>;
+    return rotate(dinp.as<float>(), dout.as<float>(), table.as<float>(), size, pos, -1.f);
+  }
+  with_real(dinp.dtype, [&](auto real) {
+    using X = decltype(real);
+    rope_backward_ref(dinp.as<X>(), dout.as<X>(), table.as<X>(), size.B, size.T, size.H, size.D, pos, acc);
+  });
+}
+
+}  // namespace crossply

@@ -1,0 +1,142 @@
+#include "kernels/adamw.h"
+
+#include "tests/check.h"
+#include "tests/threads.h"
+
+using namespace crossply;
+using namespace crossply::test;
+
+namespace {
+
+// Three ranges with their own rate and decay, and three gaps: before, between, behind.
+constexpr int64_t n = 40009;
+const std::vector<AdamwRow> rows{{3, 20, 0.5, 0.1}, {20, 301, 0.02, 0.0}, {333, 40000, 0.1, 0.3}};
+constexpr double scale = 0.7;
+
+bool in_gap(int64_t i) { return i < 3 || (i >= 301 && i < 333) || i >= 40000; }
+
+template <class T>
+struct State {
+  std::vector<T> params = random_vector<T>(n, 1), m = std::vector<T>(n, T(0)), v = m;
+
+  void update(const std::vector<T>& grads, int64_t step, double eps, Backend backend) {
+    adamw_update(view(params.data(), {n}), view(m.data(), {n}), view(v.data(), {n}), view(grads.data(), {n}), rows,
+                 AdamwScalars{0.9, 0.95, eps, step, scale}, Stream{backend});
+  }
+};
+
+// The textbook's form, one parameter at a time: the decay first, then a step against the unbiased moments, whose bias
+// is found as the sum of the weights that the moving average has given out.
+struct Textbook {
+  double p, m = 0, v = 0, weight_m = 0, weight_v = 0;
+
+  void update(double grad, double lr, double weight_decay, double eps) {
+    const double g = grad * scale;
+    m = 0.9 * m + 0.1 * g, weight_m = 0.9 * weight_m + 0.1;
+    v = 0.95 * v + 0.05 * g * g, weight_v = 0.95 * weight_v + 0.05;
+    p = p * (1 - lr * weight_decay);
+    p = p - lr * (m / weight_m) / (std::sqrt(v / weight_v) + eps);
+  }
+};
+
+// params, m and v after five updates, one behind the other.
+std::vector<double> textbook(double grad_size, double eps) {
+  std::vector<double> all(3 * n, 0.0);
+  const auto params = convert<double>(random_vector<float>(n, 1));
+  std::vector<Textbook> states;
+  for (double p : params) states.push_back(Textbook{p});
+  for (uint64_t step = 1; step <= 5; ++step) {
+    const auto grads = random_vector<float>(n, 10 + step, grad_size);
+    for (const AdamwRow& row : rows)
+      for (int64_t i = row.begin; i < row.end; ++i)
+        states[static_cast<size_t>(i)].update(static_cast<double>(grads[static_cast<size_t>(i)]), row.lr,
+                                              row.weight_decay, eps);
+  }
+  for (size_t i = 0; i < n; ++i) all[i] = states[i].p, all[n + i] = states[i].m, all[2 * n + i] = states[i].v;
+  return all;
+}
+
+template <class T>
+std::vector<T> run(double grad_size, double eps, Backend backend) {
+  State<T> state;
+  state.params = convert<T>(random_vector<float>(n, 1));
+  for (int64_t step = 1; step <= 5; ++step)
+    state.update(convert<T>(random_vector<float>(n, 10 + static_cast<uint64_t>(step), grad_size)), step, eps, backend);
+  std::vector<T> all = state.params;
+  all.insert(all.end(), state.m.begin(), state.m.end());
+  all.insert(all.end(), state.v.begin(), state.v.end());
+  return all;
+}
+
+// params, m and v have different sizes; each is judged by its own.
+template <class T>
+void check_parts(const std::vector<T>& got, const std::vector<double>& want, double tolerance) {
+  for (int part : {0, 1, 2}) {
+    CAPTURE(part);
+    const auto begin = part * n, end = begin + n;
+    check_close("part", std::vector<T>(got.begin() + begin, got.begin() + end),
+                std::vector<double>(want.begin() + begin, want.begin() + end), tolerance);
+  }
+}
+
+}  // namespace
+
+// An update moves a parameter by up to the rate, 0.5, in five steps of about eight roundings each; 1e-6 is 17 units of
+// 2^-24. The large eps is of the size of the gradients, so that a misplaced eps would show.
+TEST_CASE("adamw: both backends equal the textbook over five steps") {
+  for (double grad_size : {1e-6, 1e-2, 1e3}) {
+    for (double eps : {1e-8, 1e-2}) {
+      CAPTURE(grad_size);
+      CAPTURE(eps);
+      const auto want = textbook(grad_size, eps);
+      check_parts(run<double>(grad_size, eps, Backend::reference), want, 1e-12);
+      check_parts(run<float>(grad_size, eps, Backend::reference), want, 1e-6);
+      check_parts(run<float>(grad_size, eps, Backend::cpu), want, 1e-6);
+    }
+  }
+}
+
+TEST_CASE("adamw: what lies outside the rows is untouched, and threads do not matter") {
+  const auto params = random_vector<float>(n, 1);
+  const auto all = run<float>(1.0, 1e-8, Backend::cpu);
+  for (int64_t i = 0; i < n; ++i) {
+    const size_t k = static_cast<size_t>(i);
+    REQUIRE((all[k] == params[k]) == in_gap(i));
+    REQUIRE((all[n + k] == 0.f) == in_gap(i));
+    REQUIRE((all[2 * n + k] == 0.f) == in_gap(i));
+  }
+  check_same_bits_on_any_threads<float>([] { return run<float>(1.0, 1e-8, Backend::cpu); });
+}
+
+TEST_CASE("adamw: a rate of zero moves the moments and not the parameter") {
+  std::vector<float> p{1.f, 2.f}, m(2, 0.f), v(2, 0.f), g{0.5f, -4.f};
+  for (Backend backend : {Backend::reference, Backend::cpu}) {
+    adamw_update(view(p.data(), {2}), view(m.data(), {2}), view(v.data(), {2}), view(g.data(), {2}),
+                 {{0, 2, 0.0, 0.1}}, AdamwScalars{0.9, 0.95, 1e-8, 1, 1.0}, Stream{backend});
+    CHECK(p == std::vector<float>{1.f, 2.f});
+    CHECK(m[1] < 0.f);
+    CHECK(v[1] > 0.f);
+  }
+}
+
+TEST_CASE("adamw: a NaN or infinite gradient makes its parameter NaN, and no other") {
+  for (Backend backend : {Backend::reference, Backend::cpu}) {
+    State<float> state;
+    auto grads = random_vector<float>(n, 2);
+    grads[10] = std::numeric_limits<float>::quiet_NaN();
+    grads[500] = std::numeric_limits<float>::infinity();
+    grads[1] = grads[10];  // in a gap
+    state.update(grads, 1, 1e-8, backend);
+    for (size_t i = 0; i < n; ++i) REQUIRE(std::isnan(state.params[i]) == (i == 10 || i == 500));
+  }
+}
+
+TEST_CASE("adamw: rows that overlap, run backwards or leave the arena are refused") {
+  std::vector<float> x(10, 1.f);
+  const Tensor t = view(x.data(), {10});
+  const AdamwScalars scalars{0.9, 0.95, 1e-8, 1, 1.0};
+  using Rows = std::vector<AdamwRow>;
+  for (const Rows& bad : {Rows{{0, 5, 1, 0}, {4, 8, 1, 0}}, Rows{{5, 8, 1, 0}, {0, 2, 1, 0}}, Rows{{3, 2, 1, 0}},
+                          Rows{{5, 11, 1, 0}}, Rows{{-1, 2, 1, 0}}})
+    CHECK_THROWS_AS(adamw_update(t, t, t, t, bad, scalars, Stream{}), Error);
+}

@@ -1,0 +1,103 @@
+#include "kernels/embedding.h"
+
+#include "tests/check.h"
+#include "tests/threads.h"
+
+using namespace crossply;
+using namespace crossply::test;
+
+namespace {
+
+struct Size {
+  int64_t B, T, V, C;
+  int64_t rows() const { return B * T; }
+};
+// Widths below, at and beside a vector; few words, so that most rows meet again; more than one thread's work.
+const std::vector<Size> sizes{{1, 1, 1, 1}, {2, 7, 5, 3}, {3, 5, 300, 16}, {2, 600, 9, 32}, {5, 401, 64, 47}};
+
+std::vector<int32_t> some_tokens(const Size& s) {
+  std::vector<int32_t> tokens;
+  for (double u : random_vector<double>(s.rows(), 9)) {
+    const double square = u * u;  // small tokens are more frequent
+    tokens.push_back(static_cast<int32_t>(square * static_cast<double>(s.V)));
+  }
+  return tokens;
+}
+
+std::vector<float> forward(const Size& s, const std::vector<float>& weight, const std::vector<int32_t>& tokens,
+                           Backend backend) {
+  auto out = poisoned<float>(s.rows() * s.C);
+  embedding_forward(view(out.data(), {s.B, s.T, s.C}), view(weight.data(), {s.V, s.C}),
+                    view(tokens.data(), {s.B, s.T}), Stream{backend});
+  return out;
+}
+
+std::vector<float> backward(const Size& s, const std::vector<float>& dout, const std::vector<int32_t>& tokens,
+                            Backend backend) {
+  auto dweight = random_vector<float>(s.V * s.C, 4);
+  embedding_backward(view(dweight.data(), {s.V, s.C}), view(dout.data(), {s.B, s.T, s.C}),
+                     view(tokens.data(), {s.B, s.T}), Stream{backend});
+  return dweight;
+}
+
+}  // namespace
+
+TEST_CASE("embedding: forward copies the rows of the tokens") {
+  for (const Size& s : sizes) {
+    CAPTURE(s.C);
+    const auto tokens = some_tokens(s);
+    const auto weight = random_vector<float>(s.V * s.C, 1);
+    std::vector<float> want;
+    for (int32_t token : tokens) {
+      const auto row = weight.begin() + token * s.C;
+      want.insert(want.end(), row, row + s.C);
+    }
+    CHECK(forward(s, weight, tokens, Backend::reference) == want);
+    CHECK(forward(s, weight, tokens, Backend::cpu) == want);
+  }
+}
+
+TEST_CASE("embedding: reference backward is the derivative of the reference forward") {
+  const Size s{2, 7, 5, 3};
+  const auto tokens = some_tokens(s);
+  const auto weight = random_vector<double>(s.V * s.C, 1), dout = random_vector<double>(s.rows() * s.C, 2);
+  const auto before = random_vector<double>(s.V * s.C, 3);
+  auto want = complex_step(weight, [&](const std::vector<Complex>& w) {
+    std::vector<Complex> out(dout.size());
+    embedding_forward_ref(out.data(), w.data(), tokens.data(), s.rows(), s.C);
+    return dot(dout, out);
+  });
+  for (size_t i = 0; i < want.size(); ++i) want[i] += before[i];
+  auto dweight = before;
+  embedding_backward_ref(dweight.data(), dout.data(), tokens.data(), s.rows(), s.C);
+  check_close("dweight", dweight, want, 1e-13);
+}
+
+// Every column is summed in the order of the tokens on both backends: the float results must be equal.
+TEST_CASE("embedding: fast CPU backward equals the reference to the bit, on any number of threads") {
+  for (const Size& s : sizes) {
+    CAPTURE(s.C);
+    const auto tokens = some_tokens(s);
+    const auto dout = random_vector<float>(s.rows() * s.C, 2);
+    CHECK(backward(s, dout, tokens, Backend::cpu) == backward(s, dout, tokens, Backend::reference));
+    check_same_bits_on_any_threads<float>([&] { return backward(s, dout, tokens, Backend::cpu); });
+  }
+}
+
+TEST_CASE("embedding: NaN stays in its column, and tokens outside the vocabulary are refused") {
+  const Size s{1, 40, 6, 32};
+  auto tokens = some_tokens(s);
+  tokens[17] = 4;
+  auto dout = random_vector<float>(s.rows() * s.C, 2);
+  dout[17 * 32 + 30] = std::numeric_limits<float>::quiet_NaN();
+  const auto dweight = backward(s, dout, tokens, Backend::cpu);
+  for (size_t i = 0; i < dweight.size(); ++i) CHECK(std::isnan(dweight[i]) == (i == 4 * 32 + 30));
+  const auto weight = random_vector<float>(s.V * s.C, 1);
+  for (int32_t bad : {-1, 6}) {
+    tokens[39] = bad;
+    for (Backend backend : {Backend::reference, Backend::cpu}) {
+      CHECK_THROWS_AS(forward(s, weight, tokens, backend), Error);
+      CHECK_THROWS_AS(backward(s, dout, tokens, backend), Error);
+    }
+  }
+}

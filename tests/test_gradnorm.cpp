@@ -1,0 +1,60 @@
+#include "kernels/gradnorm.h"
+
+#include "tests/check.h"
+#include "tests/threads.h"
+
+using namespace crossply;
+using namespace crossply::test;
+
+namespace {
+const std::vector<int64_t> sizes{0, 1, 31, 32, 33, 8191, 16385, 300007};
+
+double norm(const std::vector<float>& x, Backend backend = Backend::cpu) {
+  return sum_of_squares(view(x.data(), {static_cast<int64_t>(x.size())}), Stream{backend});
+}
+}  // namespace
+
+// A float's square is exact in double, and n additions of positive numbers lose at most n * 2^-53 between them.
+TEST_CASE("gradnorm: the sum of squares, in double, at every magnitude of a float") {
+  for (double scale : {1e-38, 1e-20, 1.0, 1e20, 3e38}) {
+    for (int64_t n : sizes) {
+      CAPTURE(scale);
+      CAPTURE(n);
+      const auto x = random_vector<float>(n, 1, scale);
+      long double want = 0;
+      for (float value : x) want += static_cast<long double>(value) * static_cast<long double>(value);
+      for (Backend backend : {Backend::reference, Backend::cpu}) {
+        const double got = norm(x, backend);
+        const double allowed = static_cast<double>(n) * 0x1p-53 * static_cast<double>(want);
+        CHECK(std::abs(got - static_cast<double>(want)) <= allowed);
+      }
+    }
+  }
+}
+
+TEST_CASE("gradnorm: every element counts once, wherever a block ends") {
+  for (int64_t n : sizes) {
+    CAPTURE(n);
+    CHECK(norm(std::vector<float>(static_cast<size_t>(n), 3.f)) == 9.0 * static_cast<double>(n));
+  }
+}
+
+TEST_CASE("gradnorm: the same bits on any number of threads") {
+  for (int64_t n : sizes) {
+    const auto x = random_vector<float>(n, 1);
+    check_same_bits_on_any_threads<double>([&] { return std::vector<double>{norm(x)}; });
+  }
+}
+
+TEST_CASE("gradnorm: one NaN or infinity anywhere shows") {
+  const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
+  for (size_t n : {1u, 33u, 70001u}) {
+    for (size_t at : {size_t{0}, n / 2, n - 1}) {
+      std::vector<float> x(n, 1.f);
+      x[at] = nan;
+      CHECK(std::isnan(norm(x)));
+      x[at] = -inf;
+      CHECK(norm(x) == std::numeric_limits<double>::infinity());
+    }
+  }
+}
