@@ -2,8 +2,8 @@
 
 Letters: B batch, T time, C width, V vocabulary, L layers, H query heads, K key/value heads, D head width, F
 feed-forward width. The state dict carries the names of a LLaMA checkpoint (model.layers.3.self_attn.q_proj.weight);
-q_norm and k_norm appear where qk_norm is on, lm_head.weight where the embedding is not tied to it. An architecture that connects layers across
-depth replaces Attention.route.
+q_norm and k_norm appear where qk_norm is on, lm_head.weight where the embedding is not tied to it. An architecture that
+connects layers across depth replaces Attention.route.
 """
 import dataclasses
 import math
