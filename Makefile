@@ -1,0 +1,49 @@
+# The front door: `make help` lists what there is. CMakeLists.txt does the building.
+BUILD ?= build
+JOBS ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu)
+
+# One thing after the other here, whatever -j says; the compilations run JOBS at a time.
+.NOTPARALLEL:
+# Told again each time, so that another CXX also takes effect in a build directory that knows one already.
+COMPILER := $(if $(filter-out default undefined,$(origin CXX)),-DCMAKE_CXX_COMPILER=$(CXX))
+# The flags of this make are not meant for those that CMake calls.
+COMPILE = env -u MAKEFLAGS -u MAKELEVEL cmake --build $(BUILD) -j $(JOBS)
+# Homebrew keeps OpenMP where CMake does not look by itself.
+ifeq ($(shell uname),Darwin)
+export OpenMP_ROOT ?= $(shell brew --prefix libomp)
+endif
+
+PROGRAMS := $(strip $(basename $(notdir $(wildcard train/train_*.cpp))) compare evaluate generate gradients tests)
+
+.PHONY: all build run test setup configure clean help $(PROGRAMS)
+all: build
+
+build: configure
+	@$(COMPILE)
+
+run: setup compare
+	$(BUILD)/compare --out runs/compare
+
+test: setup build
+	ctest --test-dir $(BUILD) --output-on-failure
+
+$(PROGRAMS): configure
+	@$(COMPILE) --target $@
+
+setup:
+	@dev/setup.sh
+
+configure:
+	@cmake -S . -B $(BUILD) $(COMPILER) >/dev/null
+
+clean:
+	cmake -E rm -rf $(BUILD)
+
+help:
+	@echo "make          build everything into $(BUILD)/"
+	@echo "make run      build, then train several architectures on the same data and compare them"
+	@echo "make test     build, then run every test"
+	@echo "make NAME     build one program: $(PROGRAMS)"
+	@echo "make setup    install what building needs, where that is allowed"
+	@echo "make clean    remove $(BUILD)/"
+	@echo "Variables: CXX=clang++ (compiler), BUILD=dir (where to build), JOBS=n (compilations at a time)"

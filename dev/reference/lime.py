@@ -1,0 +1,69 @@
+"""LIMe with key/value routing (version 2) in PyTorch: LLaMA whose layers attend to mixtures of all layers' heads.
+
+Layer i (from 0) puts its K rotated key heads and K value heads into a slab that all layers share. From layer 1 on, it
+attends to signed linear combinations of the (i+1)*K heads in the slab, with one matrix for keys and values:
+
+  routed[k] = sum over layers m <= i and heads h of  W[k, m*K + h] * slab[m][h]          W = lime_router.weight
+
+`routing` says which layers m layer i may read, its own always among them: "full" all; "last" the min(i+1, window) most
+recent; "first" the first min(i+1, window) and its own. Entries of W outside are stored, but neither read nor trained.
+"average" has no W: each head is the plain mean of that head over the layers.
+"""
+import math
+
+import torch
+from torch import nn
+
+from .llama import Attention, Llama
+
+
+class LimeAttention(Attention):
+  def __init__(self, config, layer):
+    super().__init__(config, layer)
+    if config.routing not in ("full", "average", "last", "first"):
+      raise ValueError(f"routing is {config.routing!r}, not full, average, last or first")
+    if config.routing in ("last", "first") and config.window < 1:
+      raise ValueError(f"routing {config.routing!r} needs a window of at least 1, got {config.window}")
+    if layer > 0 and config.routing != "average":
+      K = config.num_key_value_heads
+      self.lime_router = nn.Linear((layer + 1) * K, K, bias=False)
+      self.register_buffer("mask", self.readable().repeat_interleave(K).double(), persistent=False)  # ((i+1)*K)
+
+  def readable(self):
+    """Which of the layers 0..i this one may read: (i+1) booleans."""
+    m, window = torch.arange(self.layer + 1), self.config.window
+    if self.config.routing == "last":
+      return m > self.layer - window
+    if self.config.routing == "first":
+      return (m < window) | (m == self.layer)
+    return torch.ones_like(m, dtype=torch.bool)
+
+  def route(self, keys, values, slab):
+    slab.append((keys, values))
+    if self.layer == 0:
+      return keys, values
+    if self.config.routing == "average":
+      return tuple(torch.stack(heads).mean(0) for heads in zip(*slab))
+    weight = self.lime_router.weight * self.mask.to(keys)  # (K, (i+1)*K)
+    return tuple(torch.einsum("kr,brtd->bktd", weight, torch.cat(heads, dim=1)) for heads in zip(*slab))
+
+  @torch.no_grad()
+  def initialise(self):
+    """Keys and values start uniform, the router as the identity on its own layer beside uniform noise on the others."""
+    bound = 1 / math.sqrt(self.config.hidden_size)
+    nn.init.uniform_(self.k_proj.weight, -bound, bound)
+    nn.init.uniform_(self.v_proj.weight, -bound, bound)
+    if hasattr(self, "lime_router"):
+      bound = math.sqrt(3 / self.mask.sum().item())
+      nn.init.uniform_(self.lime_router.weight, -bound, bound)
+      K = self.config.num_key_value_heads
+      self.lime_router.weight[:, -K:] = torch.eye(K)
+
+
+class Lime(Llama):
+  attention = LimeAttention
+
+  def __init__(self, config):
+    super().__init__(config)
+    for layer in self.model.layers:
+      layer.self_attn.initialise()

@@ -1,0 +1,112 @@
+#!/usr/bin/env python3
+"""Checks the references against each other: what must be equal to LLaMA, or to another routing, is.
+
+Exit 0: all hold. 1: one does not. 77: skipped, PyTorch is not importable.
+"""
+import pathlib
+import sys
+import tempfile
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+try:
+  import torch
+except ImportError:
+  print("skipped: PyTorch is not importable")
+  sys.exit(77)
+from reference import model_dir
+from reference.lime import Lime
+from reference.llama import Llama, rotate
+
+TOKENS = torch.tensor([[3, 1, 4, 1, 5], [2, 6, 5, 3, 0]])
+failures = 0
+
+
+def check(what, holds):
+  global failures
+  failures += not holds
+  if not holds:
+    print(f"FAILED: {what}")
+
+
+def same(a, b):
+  """Equal to rounding in double."""
+  return torch.allclose(a, b, rtol=1e-12, atol=1e-14)
+
+
+def router(model, layer):
+  return model.model.layers[layer].self_attn.lime_router.weight
+
+
+def tiny(directory, **options):
+  model_dir.make_tiny(directory, seed=5, **options)
+  return model_dir.load(directory)
+
+
+@torch.no_grad()
+def check_routings(directory, options):
+  """The routings against LLaMA and against full routing with the matrix they stand for."""
+  L, K = 4, options["K"]
+  backbone = tiny(directory, arch="llama", **options)
+  shared = backbone.state_dict()
+
+  def lime(**more):
+    model = tiny(directory, arch="lime", **options, **more)
+    model.load_state_dict(shared, strict=False)
+    return model
+
+  full = lime()
+  check(f"{options}: full routing with noise differs from LLaMA", not same(full(TOKENS), backbone(TOKENS)))
+  for i in range(1, L):
+    router(full, i).copy_(torch.cat([torch.zeros(K, i * K), torch.eye(K)], dim=1))
+  check(f"{options}: router [0 | I] is LLaMA", same(full(TOKENS), backbone(TOKENS)))
+  for i in range(1, L):
+    router(full, i).copy_(torch.cat([torch.eye(K).double()] * (i + 1), dim=1) / (i + 1))
+  check(f"{options}: average is the router [I | ... | I] / l", same(full(TOKENS), lime(routing="average")(TOKENS)))
+  cuts = (("last", 2, {2: [0], 3: [0, 1]}), ("first", 2, {3: [2]}), ("first", 1, {2: [1], 3: [1, 2]}))
+  for routing, window, masked in cuts:
+    model, cut = lime(routing=routing, window=window), lime()
+    for layer, blocks in masked.items():
+      for block in blocks:
+        router(cut, layer)[:, block * K : (block + 1) * K] = 0
+    check(f"{options}: {routing}-{window} is full with {masked} cut out", same(model(TOKENS), cut(TOKENS)))
+  check(f"{options}: last-4 of 4 layers is full", same(lime(routing="last", window=4)(TOKENS), lime()(TOKENS)))
+  check(f"{options}: first-4 of 4 layers is full", same(lime(routing="first", window=4)(TOKENS), lime()(TOKENS)))
+
+
+def check_masked_gradient(directory):
+  model = tiny(directory, arch="lime", routing="last", window=1)
+  model.loss(TOKENS[:, :-1], TOKENS[:, 1:]).backward()
+  for i in range(1, 4):
+    gradient = router(model, i).grad
+    check(f"last-1, layer {i}: masked gradients are zero", bool((gradient[:, :-2] == 0).all()))
+    check(f"last-1, layer {i}: the own block has a gradient", bool((gradient[:, -2:] != 0).all()))
+
+
+def check_parts(directory):
+  x = torch.randn(1, 2, 5, 6, dtype=torch.float64)
+  pairs = torch.complex(x[..., :3], x[..., 3:])
+  turned = pairs * torch.exp(1j * torch.arange(5)[:, None] * 50.0 ** (-torch.arange(3, dtype=torch.float64) / 3))
+  turned = torch.cat((turned.real, turned.imag), dim=-1)
+  check("rotate turns (j, j + D/2) as a complex number", same(rotate(x, 50.0), turned))
+  model = tiny(directory)
+  targets = TOKENS.clone()
+  targets[:, 2:] = -1
+  check("targets of -1 do not count", same(model.loss(TOKENS, targets), model.loss(TOKENS[:, :2], TOKENS[:, :2])))
+  check("a position does not see later ones", same(model(TOKENS)[:, :3], model(TOKENS[:, :3])))
+  expected = [f"model.layers.{i}.self_attn.lime_router.weight" for i in range(1, 4)]
+  for routing, names in (("full", expected), ("average", [])):
+    model = tiny(directory, arch="lime", routing=routing)
+    check(f"{routing} stores {names}", [name for name in model.state_dict() if "lime" in name] == names)
+  fresh = Lime(model_dir.make_tiny(directory, arch="lime").config)
+  check("a new router ends in the identity", torch.equal(router(fresh, 3)[:, -2:], torch.eye(2)))
+  check("a new model is LLaMA's kind", isinstance(fresh, Llama) and fresh(TOKENS).isfinite().all().item())
+
+
+with tempfile.TemporaryDirectory() as directory:
+  for K in (2, 4):
+    check_routings(directory, {"K": K})
+    check_routings(directory, {"K": K, "qk_norm": True, "tied": False, "head_dim": 6})
+  check_masked_gradient(directory)
+  check_parts(directory)
+print("the references disagree" if failures else "the references agree with each other")
+sys.exit(1 if failures else 0)

@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# Runs dev/setup.sh on a pretended Debian: the compiler, the package manager, sudo and the user's id are stand-ins, first in
+# PATH. Nothing is installed. Exit 77: skipped, not a Linux machine.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+[ "$(uname)" = Linux ] || { echo "skipped: the stand-ins pretend to be Linux"; exit 77; }
+
+box=$(mktemp -d)
+trap 'rm -rf "$box"' EXIT
+real_cxx=$(command -v "${CXX:-c++}")
+unset CXX
+stand_in() { cat >"$box/$1" && chmod +x "$box/$1"; }
+stand_in c++ <<EOF
+#!/bin/sh
+if [ -e "$box/hidden" ]; then sed 's|<doctest/doctest.h>|<doctest/hidden.h>|'; else cat; fi | $real_cxx "\$@"
+EOF
+stand_in apt-get <<EOF
+#!/bin/sh
+echo "apt-get \$*" >>"$box/log"
+case \$1 in
+  update) touch "$box/updated" ;;
+  install) if [ ! -e "$box/stale" ] || [ -e "$box/updated" ]; then rm -f "$box/hidden"; else exit 100; fi ;;
+esac
+if [ -e "$box/useless" ]; then touch "$box/hidden"; fi
+EOF
+stand_in id <<EOF
+#!/bin/sh
+if [ -e "$box/user" ]; then echo 1000; else echo 0; fi
+EOF
+stand_in sudo <<EOF
+#!/bin/sh
+if [ -e "$box/sudo_asks" ]; then exit 1; fi
+echo "sudo \$*" >>"$box/log"
+shift; exec "\$@"
+EOF
+
+failures=0
+# expect NAME EXIT_CODE "STATE FILES" "LINES OF LOG, joined by ;" "WORDS IN THE OUTPUT"
+expect() {
+  local code=0 output log
+  rm -f "$box"/{log,hidden,stale,updated,useless,user,sudo_asks}
+  touch "$box/log"
+  for state in $3; do touch "$box/$state"; done
+  output=$(PATH="$box:$PATH" dev/setup.sh 2>&1) || code=$?
+  log=$(paste -sd';' "$box/log")
+  if [ $code != "$2" ] || [ "$log" != "$4" ] || [[ $output != *"$5"* ]]; then
+    failures=$((failures + 1))
+    printf 'FAILED: %s: exit code %s, calls "%s", output:\n%s\n' "$1" "$code" "$log" "$output"
+  fi
+}
+
+install="apt-get install -y --no-install-recommends doctest-dev"
+environment="env DEBIAN_FRONTEND=noninteractive"
+expect "nothing missing" 0 "" "" "nothing is missing"
+expect "root installs, without an update" 0 "hidden" "$install" "missing: doctest. Running: $install"
+expect "stale lists" 0 "hidden stale" "$install;apt-get update;$install" "nothing is missing"
+expect "sudo without a password" 0 "hidden user" "sudo -n true;sudo -n $environment $install;$install" "sudo -n $install"
+expect "no rights" 1 "hidden user sudo_asks" "" "  $install"
+expect "a package that does not help" 1 "hidden useless" "$install" "still missing: doctest"
+
+echo "setup: $failures of 6 cases failed"
+[ $failures = 0 ]
