@@ -267,8 +267,8 @@ TEST_CASE("checkpoint: the newest valid one is found, and old ones are removed")
   CHECK(!fs::exists(step_dir(run, 100) + ".old"));
 }
 
-// Saves for ever: new steps, replaced steps, retention.
-[[noreturn]] static void save_until_killed(const std::string& run, int first, bool can_exchange) {
+// Saves for ever: either one directory again and again, or new steps, replaced steps, and retention.
+[[noreturn]] static void save_until_killed(const std::string& run, int first, bool one_directory, bool can_exchange) {
   if (!can_exchange) {
     // As on a file system that does not know RENAME_EXCHANGE: the system call says EINVAL.
     sock_filter program[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
@@ -283,8 +283,9 @@ TEST_CASE("checkpoint: the newest valid one is found, and old ones are removed")
   try {
     for (int i = 0;; ++i) {
       const uint64_t seed = static_cast<uint64_t>(first + i);
-      save(step_dir(run, first + i / 3), std::string(random_bits(1, seed, 0) % 50000, static_cast<char>(i)));
-      if (i % 4 == 0) remove_old_checkpoints(run, 2);
+      const int step = one_directory ? first : first + i / 3;
+      save(step_dir(run, step), std::string(random_bits(1, seed, 0) % 50000, static_cast<char>(i)));
+      if (!one_directory && i % 4 == 0) remove_old_checkpoints(run, 2);
     }
   } catch (...) {
     ::_exit(100);
@@ -300,8 +301,10 @@ TEST_CASE("checkpoint: killed at any moment, the newest checkpoint is valid and 
   const std::chrono::duration<double, std::micro> ten_saves = std::chrono::steady_clock::now() - start;
   int number = 1, interrupted = 0, progressed = 0;
   for (int kill = 0; kill < 200; ++kill) {
+    const bool one_directory = kill % 4 < 2;
+    if (one_directory) remove_old_checkpoints(run, 1);  // nothing older to fall back on
     const pid_t child = ::fork();
-    if (child == 0) save_until_killed(run, number, kill % 2 == 0);
+    if (child == 0) save_until_killed(run, number, one_directory, kill % 2 == 0);
     ::usleep(static_cast<useconds_t>(500 + random_uniform(2, 0, static_cast<uint64_t>(kill)) * 2 * ten_saves.count()));
     ::kill(child, SIGKILL);
     int status = 0;
