@@ -1,7 +1,7 @@
 #include "kernels/rope.h"
 
 #include <cmath>
-#include <type_traits>
+#include <cstring>
 
 #include "kernels/cpu.h"
 
@@ -12,40 +12,60 @@ struct Sizes {
   int64_t B, T, H, D;
 };
 
-// Half is the type of D/2: a constant for small heads, where D/2 is one vector or less and the loop's own bookkeeping
-// would cost up to three times as much as the work.
-template <bool add, class Half>
-void rotate_heads(float* out, const float* inp, const float* table, Sizes size, int64_t pos, float sign, Half half) {
-  const int64_t H = size.H, T = size.T, D = 2 * half;
-  parallel_for(size.B * T, 32768 / (H * D), [=](int64_t begin, int64_t end) {
-    const int64_t h = half;
-    for (int64_t n = begin; n < end; ++n) {
-      const float* row = table + (pos + n % T) * D;
-      for (int64_t head = n * H; head < (n + 1) * H; ++head) {
-        const float* x = inp + head * D;
-        float* y = out + head * D;
+// One token: out and inp are (H, 2h), row is (2h).
+template <bool add>
+void rotate_token(float* out, const float* inp, const float* row, int64_t H, int64_t h, float sign) {
+  for (int64_t head = 0; head < H; ++head) {
+    const float* x = inp + head * 2 * h;
+    float* y = out + head * 2 * h;
 #pragma omp simd
-        for (int64_t j = 0; j < h; ++j) {
-          const float c = row[j], s = sign * row[j + h], x0 = x[j], x1 = x[j + h];
-          const float y0 = x0 * c - x1 * s, y1 = x1 * c + x0 * s;
-          y[j] = add ? y[j] + y0 : y0;
-          y[j + h] = add ? y[j + h] + y1 : y1;
-        }
-      }
+    for (int64_t j = 0; j < h; ++j) {
+      const float c = row[j], s = sign * row[j + h], x0 = x[j], x1 = x[j + h];
+      const float y0 = x0 * c - x1 * s, y1 = x1 * c + x0 * s;
+      y[j] = add ? y[j] + y0 : y0;
+      y[j + h] = add ? y[j + h] + y1 : y1;
     }
-  });
+  }
+}
+
+// The same for small heads, whose half is one vector: a loop's bookkeeping would cost up to three times the work.
+template <bool add, int64_t h>
+void rotate_token(float* out, const float* inp, const float* row, int64_t H, float sign) {
+  typedef float Half __attribute__((vector_size(h * sizeof(float))));
+  auto load = [](const float* from) {
+    Half x;
+    std::memcpy(&x, from, sizeof(x));
+    return x;
+  };
+  const Half c = load(row), s = sign * load(row + h);
+  for (int64_t head = 0; head < H; ++head) {
+    const float* x = inp + head * 2 * h;
+    float* y = out + head * 2 * h;
+    const Half x0 = load(x), x1 = load(x + h);
+    Half y0 = x0 * c - x1 * s, y1 = x1 * c + x0 * s;
+    if (add) y0 = load(y) + y0, y1 = load(y + h) + y1;
+    std::memcpy(y, &y0, sizeof(y0));
+    std::memcpy(y + h, &y1, sizeof(y1));
+  }
 }
 
 // sign = 1 turns forward, -1 turns back.
 template <bool add>
 void rotate_cpu(float* out, const float* inp, const float* table, Sizes size, int64_t pos, float sign) {
-  auto rotate = [&](auto half) { rotate_heads<add>(out, inp, table, size, pos, sign, half); };
-  switch (size.D) {
-    case 8: return rotate(std::integral_constant<int64_t, 4>{});
-    case 16: return rotate(std::integral_constant<int64_t, 8>{});
-    case 32: return rotate(std::integral_constant<int64_t, 16>{});
-    default: return rotate(size.D / 2);
-  }
+  const int64_t T = size.T, H = size.H, D = size.D;
+  parallel_for(size.B * T, 32768 / (H * D), [=](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n) {
+      const float* row = table + (pos + n % T) * D;
+      const float* x = inp + n * H * D;
+      float* y = out + n * H * D;
+      switch (D) {
+        case 8: rotate_token<add, 4>(y, x, row, H, sign); break;
+        case 16: rotate_token<add, 8>(y, x, row, H, sign); break;
+        case 32: rotate_token<add, 16>(y, x, row, H, sign); break;
+        default: rotate_token<add>(y, x, row, H, D / 2, sign);
+      }
+    }
+  });
 }
 
 }  // namespace

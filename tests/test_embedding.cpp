@@ -12,8 +12,10 @@ struct Size {
   int64_t B, T, V, C;
   int64_t rows() const { return B * T; }
 };
-// Widths below, at and beside a vector; few words, so that most rows meet again; more than one thread's work.
-const std::vector<Size> sizes{{1, 1, 1, 1}, {2, 7, 5, 3}, {3, 5, 300, 16}, {2, 600, 9, 32}, {5, 401, 64, 47}};
+// Widths below, at and beside a vector; few words, so that most rows meet again, and once so many that every thread has
+// a first and a last one; work for more than one thread.
+const std::vector<Size> sizes{{1, 1, 1, 1},    {2, 7, 5, 3},     {3, 5, 300, 16},
+                              {2, 600, 9, 32}, {5, 401, 64, 47}, {7, 601, 2000, 16}};
 
 std::vector<int32_t> some_tokens(const Size& s) {
   std::vector<int32_t> tokens;

@@ -12,7 +12,7 @@ struct Size {
   int64_t numel() const { return B * T * H * D; }
   Shape shape() const { return {B, T, H, D}; }
 };
-// Every head size with code of its own, and others; positions that begin at 0 and later; more than one thread's worth of work.
+// Every head size with code of its own, and others; positions that begin at 0 and later; work for more than one thread.
 const std::vector<Size> sizes{{1, 1, 1, 2, 0},  {2, 3, 5, 6, 4},  {3, 5, 4, 8, 0},   {2, 9, 3, 16, 7},
                               {2, 33, 4, 32, 1}, {1, 65, 3, 64, 0}, {2, 70, 2, 128, 9}, {2, 501, 3, 34, 3}};
 const Stream cpu{Backend::cpu};
