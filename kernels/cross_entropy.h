@@ -9,7 +9,7 @@
 //   dweight[v,c] += sum_n dz[n,v] * inp[n,c]                                      always added
 //
 // losses: (rows); inp, dinp: (rows, C) after flattening; weight, dweight: (V, C); targets: (rows) i32, each in [-1, V).
-// A target of -1 marks a row that is not scored (prompt, padding); it is skipped before the matmuls, so it costs nothing.
+// A target of -1 marks a row that is not scored (prompt, padding); the matmuls never see it, so it costs nothing.
 // Nothing is saved: training calls the second function, which computes the logits once. No output may alias an input.
 #pragma once
 

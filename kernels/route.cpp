@@ -9,6 +9,7 @@ namespace {
 
 using Vec16 = float __attribute__((vector_size(64)));
 using Vec8 = float __attribute__((vector_size(32)));
+using Vec4 = float __attribute__((vector_size(16)));
 
 template <class Vec>
 constexpr int64_t lanes = sizeof(Vec) / sizeof(float);
@@ -29,9 +30,7 @@ void mix_columns(float* out, const float* x, const float* coef, int64_t tokens, 
   for (int64_t t = 0; t < tokens; ++t) {
     for (int64_t o = 0; o < K; o += Heads) {
       float* y = out + (t * K + o) * D + d;
-      Vec sum[Heads][Vecs];
-      for (int h = 0; h < Heads; ++h)
-        for (int v = 0; v < Vecs; ++v) std::memcpy(&sum[h][v], y + h * D + v * lanes<Vec>, sizeof(Vec));
+      Vec sum[Heads][Vecs] = {};
       for (int64_t i = 0; i < K; ++i) {
         for (int v = 0; v < Vecs; ++v) {
           Vec in;
@@ -39,8 +38,14 @@ void mix_columns(float* out, const float* x, const float* coef, int64_t tokens, 
           for (int h = 0; h < Heads; ++h) sum[h][v] += coef[i * K + o + h] * in;
         }
       }
-      for (int h = 0; h < Heads; ++h)
-        for (int v = 0; v < Vecs; ++v) std::memcpy(y + h * D + v * lanes<Vec>, &sum[h][v], sizeof(Vec));
+      for (int h = 0; h < Heads; ++h) {
+        for (int v = 0; v < Vecs; ++v) {
+          Vec total;
+          std::memcpy(&total, y + h * D + v * lanes<Vec>, sizeof(Vec));
+          total += sum[h][v];
+          std::memcpy(y + h * D + v * lanes<Vec>, &total, sizeof(Vec));
+        }
+      }
     }
   }
 }
@@ -73,13 +78,16 @@ void sum_of_terms(float* out, const std::vector<Term>& terms, int64_t n, int64_t
   }
 }
 
-template <class Vec>
-float sum_of_lanes(const Vec& sum) {
-  float part[lanes<Vec>];
-  std::memcpy(part, &sum, sizeof(Vec));
-  for (int64_t half = lanes<Vec> / 2; half > 0; half /= 2)
-    for (int64_t i = 0; i < half; ++i) part[i] += part[i + half];
-  return part[0];
+// Halving by shuffles: from a loop over the lanes g++ makes a detour through memory.
+inline float sum_of_lanes(float sum) { return sum; }
+inline float sum_of_lanes(const Vec8& sum) {
+  const Vec4 half = __builtin_shufflevector(sum, sum, 0, 1, 2, 3) + __builtin_shufflevector(sum, sum, 4, 5, 6, 7);
+  return (half[0] + half[2]) + (half[1] + half[3]);
+}
+inline float sum_of_lanes(const Vec16& sum) {
+  const Vec8 half = __builtin_shufflevector(sum, sum, 0, 1, 2, 3, 4, 5, 6, 7) +
+                    __builtin_shufflevector(sum, sum, 8, 9, 10, 11, 12, 13, 14, 15);
+  return sum_of_lanes(half);
 }
 
 // dw[h,i] += sum over tokens and columns [d, end) of dout[t,h,:] * x[t,i,:], a square of Heads x Heads at a time.
@@ -91,12 +99,13 @@ void correlate_columns(float* dw, const float* dout, const float* x, int64_t tok
       Vec sum[Heads][Heads] = {};
       for (int64_t t = 0; t < tokens; ++t) {
         for (int64_t c = d; c < end; c += lanes<Vec>) {
-          Vec dy[Heads];
-          for (int a = 0; a < Heads; ++a) std::memcpy(&dy[a], dout + (t * K + h + a) * D + c, sizeof(Vec));
-          for (int b = 0; b < Heads; ++b) {
-            Vec in;
-            std::memcpy(&in, x + (t * K + i + b) * D + c, sizeof(Vec));
-            for (int a = 0; a < Heads; ++a) sum[a][b] += dy[a] * in;
+          for (int a = 0; a < Heads; ++a) {
+            for (int b = 0; b < Heads; ++b) {
+              Vec dy, in;
+              std::memcpy(&dy, dout + (t * K + h + a) * D + c, sizeof(Vec));
+              std::memcpy(&in, x + (t * K + i + b) * D + c, sizeof(Vec));
+              sum[a][b] += dy * in;
+            }
           }
         }
       }

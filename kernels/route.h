@@ -13,7 +13,7 @@
 //
 // out, dout, dslice: any shape that ends in K, D, such as (N, K, D) or (B, T, K, D); slab: L in front, (L, N, K, D) or
 // (L, N, K*D). Blocks of layers that are not read are not touched at all. dslice may alias dout, nothing else aliases.
-// W_l = [0 | I] copies block l exactly, and so does dslice, as long as the other blocks are finite. (Only -0 turns to 0.)
+// W_l = [0 | I] copies block l exactly, and so does dslice, as long as the other blocks are finite (but -0 becomes 0).
 #pragma once
 
 #include <algorithm>

@@ -107,7 +107,7 @@ TEST_CASE("cross_entropy: the loss of equal logits is log V") {
 }
 
 TEST_CASE("cross_entropy: fast CPU equals the reference, whatever the number of chunks and of ignored rows") {
-  // The last two need several chunks: 4096 rows at most, and 64 where V is large.
+  // The last two need several chunks: 4096 rows at most, and 128 where V is large.
   for (const Size& size : std::vector<Size>{{1, 2, 1}, {5, 31, 3}, {200, 21, 32}, {33, 5003, 17}, {10000, 21, 7},
                                             {150, 70001, 3}}) {
     for (Scored scored : {Scored::all, Scored::none, Scored::some, Scored::tail}) {

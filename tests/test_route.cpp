@@ -166,7 +166,8 @@ TEST_CASE("route: fast CPU equals the reference and reads nothing but the source
         CAPTURE(l);
         Depth<float> depth(size, variant);
         poison_unread(depth, l);
-        const auto slab64 = convert<double>(depth.slab), weight64 = convert<double>(depth.weight[static_cast<size_t>(l)]);
+        const auto slab64 = convert<double>(depth.slab);
+        const auto weight64 = convert<double>(depth.weight[static_cast<size_t>(l)]);
         auto out64 = poisoned<double>(size.block());
         route_forward_ref(out64.data(), slab64.data(), weight64.empty() ? nullptr : weight64.data(),
                           depth.routers[static_cast<size_t>(l)].sources, (l + 1) * size.K, size.N, size.K, size.D);
