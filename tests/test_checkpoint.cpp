@@ -328,7 +328,8 @@ TEST_CASE("checkpoint: killed at any moment, the newest checkpoint is valid and 
       CHECK(names_in(run) == std::vector<std::string>{fs::path(step_dir(run, number)).filename().string()});
     }
   }
-  MESSAGE(interrupted << " temporaries left, " << progressed << " children got further");
+  CAPTURE(interrupted);
+  CAPTURE(progressed);
   CHECK(interrupted > 5);  // otherwise the kills came between the saves and tested nothing
   CHECK(progressed > 5);
 }
