@@ -21,7 +21,7 @@ constexpr int64_t lanes = 8, tile_rows = 6;
 constexpr int64_t tile_cols = 2 * lanes;
 constexpr int64_t few_rows = 16;
 constexpr int64_t k_block = 384;       // a tile of a (tile_rows, k_block) stays in the L1 cache,
-constexpr int64_t n_block = 768;       // a packed block of b (k_block, n_block) in L2,
+constexpr int64_t n_block = 512;       // a packed block of b (k_block, n_block) in L2,
 constexpr int64_t m_block = 16 * tile_rows;  // and a packed block of a (m_block, k_block) beside it
 
 using Vec = float __attribute__((vector_size(lanes * sizeof(float))));
@@ -30,6 +30,10 @@ inline void load(Vec& v, const float* p) { std::memcpy(&v, p, sizeof v); }
 inline void store(float* p, const Vec& v) { std::memcpy(p, &v, sizeof v); }
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+// The size of the fewest equal blocks, none above `limit`, that cover n; a multiple of `unit`, as is limit.
+int64_t even_blocks(int64_t n, int64_t limit, int64_t unit) {
+  return ceil_div(ceil_div(n, ceil_div(n, limit)), unit) * unit;
+}
 
 // -----------------------------------------------------------------------------------------------------------------
 // Transposing in registers.
@@ -65,6 +69,7 @@ void multiply_tile(float* c, int64_t ldc, const float* a, int64_t stride, const 
     __builtin_prefetch(c + i * ldc, 1);
     __builtin_prefetch(c + i * ldc + lanes, 1);
   }
+#pragma GCC unroll 4
   for (int64_t k = 0; k < K; ++k) {
     Vec b0, b1;
     load(b0, b + k * ldb);
@@ -91,7 +96,17 @@ void multiply_tile(float* c, int64_t ldc, const float* a, int64_t stride, const 
   float edge[R][tile_cols];
   std::memcpy(edge, sum, sizeof edge);
   for (int i = 0; i < R; ++i) {
-    for (int64_t j = 0; j < n; ++j) c[i * ldc + j] = add ? c[i * ldc + j] + edge[i][j] : edge[i][j];
+    float* to = c + i * ldc;
+    if (n >= lanes) {  // two vectors that overlap: both are read before either is written
+      Vec left, right, old_left{}, old_right{};
+      load(left, edge[i]);
+      load(right, edge[i] + n - lanes);
+      if (add) load(old_left, to), load(old_right, to + n - lanes);
+      store(to, old_left + left);
+      store(to + n - lanes, old_right + right);
+    } else {
+      for (int64_t j = 0; j < n; ++j) to[j] = add ? to[j] + edge[i][j] : edge[i][j];
+    }
   }
 }
 
@@ -157,8 +172,8 @@ struct Plan {
 void multiply_region(float* c, const Strided& a, const Strided& b, const Plan& plan, int64_t i0, int64_t i1,
                      int64_t j0, int64_t j1) {
   const bool k_inner = a.col == 1 && !plan.pack_a;
-  const int64_t depth = std::min(ceil_div(ceil_div(plan.K, ceil_div(plan.K, k_block)), lanes) * lanes, plan.K);
-  const int64_t width = ceil_div(std::min(n_block, j1 - j0), tile_cols) * tile_cols;
+  const int64_t depth = even_blocks(plan.K, k_block, lanes);
+  const int64_t width = even_blocks(j1 - j0, n_block, tile_cols);
   const int64_t height = plan.pack_a ? m_block : i1 - i0;
   float* packed_b = plan.pack_b ? scratch_f32(static_cast<size_t>(depth * width), 4) : nullptr;
   float* packed_a = plan.pack_a ? scratch_f32(static_cast<size_t>(depth * m_block / tile_rows * lanes), 5) : nullptr;
