@@ -11,17 +11,16 @@
 namespace crossply {
 namespace {
 
-// A tile of c stays in registers while k runs: tile_rows x 2 vectors, which leaves room for two vectors of b and one of a
-// in 32 (AVX-512) or 16 registers.
+// A tile of c stays in registers while k runs: tile_rows x 2 vectors, which leaves room for two vectors of b and one of
+// a in 32 (AVX-512) or 16 registers.
 #ifdef __AVX512F__
 constexpr int64_t lanes = 16, tile_rows = 14;
 #else
 constexpr int64_t lanes = 8, tile_rows = 6;
 #endif
 constexpr int64_t tile_cols = 2 * lanes;
-constexpr int64_t few_rows = 16;
-constexpr int64_t k_block = 384;       // a tile of a (tile_rows, k_block) stays in the L1 cache,
-constexpr int64_t n_block = 512;       // a packed block of b (k_block, n_block) in L2,
+constexpr int64_t k_block = 384;             // a tile of a (tile_rows, k_block) stays in the L1 cache,
+constexpr int64_t n_block = 512;             // a packed block of b (k_block, n_block) in L2,
 constexpr int64_t m_block = 16 * tile_rows;  // and a packed block of a (m_block, k_block) beside it
 
 using Vec = float __attribute__((vector_size(lanes * sizeof(float))));
@@ -136,10 +135,10 @@ void pack_strip(float* to, const float* from, int64_t across, int64_t along, int
       const int64_t depth = std::min(lanes, K - k);
       std::array<Vec, lanes> v;
       for (int64_t line = 0; line < lanes; ++line) {
-        float* row = reinterpret_cast<float*>(&v[line]);
+        const float* row = from + line * across + k;
         v[line] = Vec{};
-        if (line < n && depth == lanes) load(v[line], from + line * across + k);
-        else if (line < n) std::copy_n(from + line * across + k, depth, row);
+        if (line < n && depth == lanes) load(v[line], row);
+        else if (line < n) std::memcpy(&v[line], row, static_cast<size_t>(depth) * sizeof(float));
       }
       transpose(v);
       for (int64_t i = 0; i < depth; ++i) store(to + (k + i) * lanes, v[static_cast<size_t>(i)]);
@@ -166,6 +165,8 @@ void pack(float* to, const float* from, int64_t across, int64_t along, int64_t s
 struct Plan {
   int64_t M, N, K;
   bool pack_a, pack_b, add;
+  // Below a few microseconds of work, waking the threads does not pay.
+  bool small() const { return M * N * K < 250000; }
 };
 
 // Rows [i0, i1) and columns [j0, j1) of c, on one thread; j0 is a multiple of tile_cols.
@@ -208,8 +209,7 @@ void multiply_region(float* c, const Strided& a, const Strided& b, const Plan& p
 
 // Cuts c into as many rectangles as there are threads, so that the largest is as small, and as square, as possible.
 void multiply(float* c, const Strided& a, const Strided& b, const Plan& plan) {
-  const bool small = 2 * plan.M * plan.N * plan.K < 1000000;
-  const int64_t threads = small || omp_in_parallel() ? 1 : omp_get_max_threads();
+  const int64_t threads = plan.small() || omp_in_parallel() ? 1 : omp_get_max_threads();
   const int64_t cols = ceil_div(plan.N, tile_cols);
   int64_t best = INT64_MAX, down = 1;
   for (int64_t d = 1; d <= threads; ++d) {
@@ -221,19 +221,20 @@ void multiply(float* c, const Strided& a, const Strided& b, const Plan& plan) {
   const int64_t across = threads / down;
   parallel_for(threads, 1, [=, &a, &b, &plan](int64_t begin, int64_t end) {
     for (int64_t p = begin; p < end; ++p) {
-      const int64_t y = p / across, x = p % across;
-      multiply_region(c, a, b, plan, plan.M * y / down, plan.M * (y + 1) / down, cols * x / across * tile_cols,
-                      std::min(cols * (x + 1) / across * tile_cols, plan.N));
+      const int64_t y = p / across, i0 = plan.M * y / down, i1 = plan.M * (y + 1) / down;
+      const int64_t x = p % across, j0 = cols * x / across * tile_cols;
+      const int64_t j1 = std::min(cols * (x + 1) / across * tile_cols, plan.N);
+      if (i0 < i1 && j0 < j1) multiply_region(c, a, b, plan, i0, i1, j0, j1);
     }
   });
 }
 
-// A long sum into a small c leaves too few tiles to share out, so the sum itself is cut into chunks. The partial results
-// are added in order.
+// A long sum into a small c leaves too few tiles to share out, so the sum itself is cut into chunks, as many for any
+// number of threads. The partial results are added in order.
 void multiply_in_chunks(float* c, const Strided& a, const Strided& b, const Plan& plan, int64_t chunks) {
   const int64_t size = plan.M * plan.N;
   float* partial = scratch_f32(static_cast<size_t>(chunks * size), 6);
-  parallel_for(chunks, 1, [=, &a, &b, &plan](int64_t begin, int64_t end) {
+  parallel_for(chunks, plan.small() ? chunks : 1, [=, &a, &b, &plan](int64_t begin, int64_t end) {
     for (int64_t p = begin; p < end; ++p) {
       const int64_t k0 = plan.K * p / chunks, k1 = plan.K * (p + 1) / chunks;
       const Plan part{plan.M, plan.N, k1 - k0, plan.pack_a, plan.pack_b, false};
@@ -298,8 +299,7 @@ void dot_rows(float* c, int64_t ldc, const float* a, int64_t lda, const float* b
 void multiply_few_rows(float* c, const Strided& a, const Strided& b, const Plan& plan) {
   const int64_t n_step = 64;  // rows of b that stay in cache while the rows of a pass
   const int64_t steps = ceil_div(plan.N, n_step);
-  const int64_t grain = plan.M * plan.N * plan.K < 100000 ? steps : 1;
-  parallel_for(steps, grain, [=, &a, &b, &plan](int64_t begin, int64_t end) {
+  parallel_for(steps, plan.small() ? steps : 1, [=, &a, &b, &plan](int64_t begin, int64_t end) {
     for (int64_t j = begin * n_step; j < std::min(end * n_step, plan.N); j += n_step) {
       const int64_t n = std::min(n_step, plan.N - j);
       int64_t i = 0;
@@ -320,12 +320,15 @@ void multiply_few_rows(float* c, const Strided& a, const Strided& b, const Plan&
 // -----------------------------------------------------------------------------------------------------------------
 
 void gemm(float* c, const Strided& a, const Strided& b, int64_t M, int64_t N, int64_t K, bool add) {
-  const bool pack_a = a.col != 1 && N > 128;
-  const bool pack_b = b.col != 1 || N % tile_cols != 0 || M > 64;
+  if (K == 0 && !add) std::fill_n(c, M * N, 0.f);
+  if (M == 0 || N == 0 || K == 0) return;
+  // Packing costs about as much as a dozen multiplications: an operand that is met rarely is read where it is. A
+  // row-major a is fast enough that way always; columns that lie apart, or end inside a tile, are not.
+  const bool pack_a = a.col != 1 && N > 128, pack_b = b.col != 1 || N % tile_cols != 0 || M > 64;
   const Plan plan{M, N, K, pack_a, pack_b, add};
-  const int64_t chunks = M * N <= 65536 ? std::clamp<int64_t>(K / 512, 1, 16) : 1;
-  if (M <= few_rows && a.col == 1 && b.row == 1) return multiply_few_rows(c, a, b, plan);
-  if (chunks > 1) return multiply_in_chunks(c, a, b, plan, static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(chunks))));
+  const auto chunks = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(std::clamp<int64_t>(K / 512, 1, 16))));
+  if (M <= 16 && a.col == 1 && b.row == 1) return multiply_few_rows(c, a, b, plan);
+  if (M * N <= 65536 && chunks > 1) return multiply_in_chunks(c, a, b, plan, chunks);
   multiply(c, a, b, plan);
 }
 
