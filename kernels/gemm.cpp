@@ -68,7 +68,7 @@ void multiply_tile(float* c, int64_t ldc, const float* a, int64_t stride, const 
     __builtin_prefetch(c + i * ldc, 1);
     __builtin_prefetch(c + i * ldc + lanes, 1);
   }
-#pragma GCC unroll 4
+#pragma GCC unroll 2  // by 4, clang 14 runs out of registers
   for (int64_t k = 0; k < K; ++k) {
     Vec b0, b1;
     load(b0, b + k * ldb);
