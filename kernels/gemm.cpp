@@ -11,17 +11,16 @@
 namespace crossply {
 namespace {
 
-// A tile of c stays in registers while k runs: tile_rows x 2 vectors, which leaves room for two vectors of b and one of a
-// in 32 (AVX-512) or 16 registers.
+// A tile of c stays in registers while k runs: tile_rows x 2 vectors, which leaves room for two vectors of b and one of
+// a in 32 (AVX-512) or 16 registers.
 #ifdef __AVX512F__
 constexpr int64_t lanes = 16, tile_rows = 14;
 #else
 constexpr int64_t lanes = 8, tile_rows = 6;
 #endif
 constexpr int64_t tile_cols = 2 * lanes;
-constexpr int64_t few_rows = 16;
-constexpr int64_t k_block = 384;       // a tile of a (tile_rows, k_block) stays in the L1 cache,
-constexpr int64_t n_block = 768;       // a packed block of b (k_block, n_block) in L2,
+constexpr int64_t k_block = 384;             // a tile of a (tile_rows, k_block) stays in the L1 cache,
+constexpr int64_t n_block = 512;             // a packed block of b (k_block, n_block) in L2,
 constexpr int64_t m_block = 16 * tile_rows;  // and a packed block of a (m_block, k_block) beside it
 
 using Vec = float __attribute__((vector_size(lanes * sizeof(float))));
@@ -30,6 +29,10 @@ inline void load(Vec& v, const float* p) { std::memcpy(&v, p, sizeof v); }
 inline void store(float* p, const Vec& v) { std::memcpy(p, &v, sizeof v); }
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+// The size of the fewest equal blocks, none above `limit`, that cover n; a multiple of `unit`, as is limit.
+int64_t even_blocks(int64_t n, int64_t limit, int64_t unit) {
+  return ceil_div(ceil_div(n, ceil_div(n, limit)), unit) * unit;
+}
 
 // -----------------------------------------------------------------------------------------------------------------
 // Transposing in registers.
@@ -65,6 +68,7 @@ void multiply_tile(float* c, int64_t ldc, const float* a, int64_t stride, const 
     __builtin_prefetch(c + i * ldc, 1);
     __builtin_prefetch(c + i * ldc + lanes, 1);
   }
+#pragma GCC unroll 2  // by 4, clang 14 runs out of registers
   for (int64_t k = 0; k < K; ++k) {
     Vec b0, b1;
     load(b0, b + k * ldb);
@@ -91,7 +95,17 @@ void multiply_tile(float* c, int64_t ldc, const float* a, int64_t stride, const 
   float edge[R][tile_cols];
   std::memcpy(edge, sum, sizeof edge);
   for (int i = 0; i < R; ++i) {
-    for (int64_t j = 0; j < n; ++j) c[i * ldc + j] = add ? c[i * ldc + j] + edge[i][j] : edge[i][j];
+    float* to = c + i * ldc;
+    if (n >= lanes) {  // two vectors that overlap: both are read before either is written
+      Vec left, right, old_left{}, old_right{};
+      load(left, edge[i]);
+      load(right, edge[i] + n - lanes);
+      if (add) load(old_left, to), load(old_right, to + n - lanes);
+      store(to, old_left + left);
+      store(to + n - lanes, old_right + right);
+    } else {
+      for (int64_t j = 0; j < n; ++j) to[j] = add ? to[j] + edge[i][j] : edge[i][j];
+    }
   }
 }
 
@@ -121,10 +135,10 @@ void pack_strip(float* to, const float* from, int64_t across, int64_t along, int
       const int64_t depth = std::min(lanes, K - k);
       std::array<Vec, lanes> v;
       for (int64_t line = 0; line < lanes; ++line) {
-        float* row = reinterpret_cast<float*>(&v[line]);
+        const float* row = from + line * across + k;
         v[line] = Vec{};
-        if (line < n && depth == lanes) load(v[line], from + line * across + k);
-        else if (line < n) std::copy_n(from + line * across + k, depth, row);
+        if (line < n && depth == lanes) load(v[line], row);
+        else if (line < n) std::memcpy(&v[line], row, static_cast<size_t>(depth) * sizeof(float));
       }
       transpose(v);
       for (int64_t i = 0; i < depth; ++i) store(to + (k + i) * lanes, v[static_cast<size_t>(i)]);
@@ -151,14 +165,16 @@ void pack(float* to, const float* from, int64_t across, int64_t along, int64_t s
 struct Plan {
   int64_t M, N, K;
   bool pack_a, pack_b, add;
+  // Below a few microseconds of work, waking the threads does not pay.
+  bool small() const { return M * N * K < 250000; }
 };
 
 // Rows [i0, i1) and columns [j0, j1) of c, on one thread; j0 is a multiple of tile_cols.
 void multiply_region(float* c, const Strided& a, const Strided& b, const Plan& plan, int64_t i0, int64_t i1,
                      int64_t j0, int64_t j1) {
   const bool k_inner = a.col == 1 && !plan.pack_a;
-  const int64_t depth = std::min(ceil_div(ceil_div(plan.K, ceil_div(plan.K, k_block)), lanes) * lanes, plan.K);
-  const int64_t width = ceil_div(std::min(n_block, j1 - j0), tile_cols) * tile_cols;
+  const int64_t depth = even_blocks(plan.K, k_block, lanes);
+  const int64_t width = even_blocks(j1 - j0, n_block, tile_cols);
   const int64_t height = plan.pack_a ? m_block : i1 - i0;
   float* packed_b = plan.pack_b ? scratch_f32(static_cast<size_t>(depth * width), 4) : nullptr;
   float* packed_a = plan.pack_a ? scratch_f32(static_cast<size_t>(depth * m_block / tile_rows * lanes), 5) : nullptr;
@@ -193,8 +209,7 @@ void multiply_region(float* c, const Strided& a, const Strided& b, const Plan& p
 
 // Cuts c into as many rectangles as there are threads, so that the largest is as small, and as square, as possible.
 void multiply(float* c, const Strided& a, const Strided& b, const Plan& plan) {
-  const bool small = 2 * plan.M * plan.N * plan.K < 1000000;
-  const int64_t threads = small || omp_in_parallel() ? 1 : omp_get_max_threads();
+  const int64_t threads = plan.small() || omp_in_parallel() ? 1 : omp_get_max_threads();
   const int64_t cols = ceil_div(plan.N, tile_cols);
   int64_t best = INT64_MAX, down = 1;
   for (int64_t d = 1; d <= threads; ++d) {
@@ -206,19 +221,20 @@ void multiply(float* c, const Strided& a, const Strided& b, const Plan& plan) {
   const int64_t across = threads / down;
   parallel_for(threads, 1, [=, &a, &b, &plan](int64_t begin, int64_t end) {
     for (int64_t p = begin; p < end; ++p) {
-      const int64_t y = p / across, x = p % across;
-      multiply_region(c, a, b, plan, plan.M * y / down, plan.M * (y + 1) / down, cols * x / across * tile_cols,
-                      std::min(cols * (x + 1) / across * tile_cols, plan.N));
+      const int64_t y = p / across, i0 = plan.M * y / down, i1 = plan.M * (y + 1) / down;
+      const int64_t x = p % across, j0 = cols * x / across * tile_cols;
+      const int64_t j1 = std::min(cols * (x + 1) / across * tile_cols, plan.N);
+      if (i0 < i1 && j0 < j1) multiply_region(c, a, b, plan, i0, i1, j0, j1);
     }
   });
 }
 
-// A long sum into a small c leaves too few tiles to share out, so the sum itself is cut into chunks. The partial results
-// are added in order.
+// A long sum into a small c leaves too few tiles to share out, so the sum itself is cut into chunks, as many for any
+// number of threads. The partial results are added in order.
 void multiply_in_chunks(float* c, const Strided& a, const Strided& b, const Plan& plan, int64_t chunks) {
   const int64_t size = plan.M * plan.N;
   float* partial = scratch_f32(static_cast<size_t>(chunks * size), 6);
-  parallel_for(chunks, 1, [=, &a, &b, &plan](int64_t begin, int64_t end) {
+  parallel_for(chunks, plan.small() ? chunks : 1, [=, &a, &b, &plan](int64_t begin, int64_t end) {
     for (int64_t p = begin; p < end; ++p) {
       const int64_t k0 = plan.K * p / chunks, k1 = plan.K * (p + 1) / chunks;
       const Plan part{plan.M, plan.N, k1 - k0, plan.pack_a, plan.pack_b, false};
@@ -283,8 +299,7 @@ void dot_rows(float* c, int64_t ldc, const float* a, int64_t lda, const float* b
 void multiply_few_rows(float* c, const Strided& a, const Strided& b, const Plan& plan) {
   const int64_t n_step = 64;  // rows of b that stay in cache while the rows of a pass
   const int64_t steps = ceil_div(plan.N, n_step);
-  const int64_t grain = plan.M * plan.N * plan.K < 100000 ? steps : 1;
-  parallel_for(steps, grain, [=, &a, &b, &plan](int64_t begin, int64_t end) {
+  parallel_for(steps, plan.small() ? steps : 1, [=, &a, &b, &plan](int64_t begin, int64_t end) {
     for (int64_t j = begin * n_step; j < std::min(end * n_step, plan.N); j += n_step) {
       const int64_t n = std::min(n_step, plan.N - j);
       int64_t i = 0;
@@ -305,12 +320,15 @@ void multiply_few_rows(float* c, const Strided& a, const Strided& b, const Plan&
 // -----------------------------------------------------------------------------------------------------------------
 
 void gemm(float* c, const Strided& a, const Strided& b, int64_t M, int64_t N, int64_t K, bool add) {
-  const bool pack_a = a.col != 1 && N > 128;
-  const bool pack_b = b.col != 1 || N % tile_cols != 0 || M > 64;
+  if (K == 0 && !add) std::fill_n(c, M * N, 0.f);
+  if (M == 0 || N == 0 || K == 0) return;
+  // Packing costs about as much as a dozen multiplications: an operand that is met rarely is read where it is. A
+  // row-major a is fast enough that way always; columns that lie apart, or end inside a tile, are not.
+  const bool pack_a = a.col != 1 && N > 128, pack_b = b.col != 1 || N % tile_cols != 0 || M > 64;
   const Plan plan{M, N, K, pack_a, pack_b, add};
-  const int64_t chunks = M * N <= 65536 ? std::clamp<int64_t>(K / 512, 1, 16) : 1;
-  if (M <= few_rows && a.col == 1 && b.row == 1) return multiply_few_rows(c, a, b, plan);
-  if (chunks > 1) return multiply_in_chunks(c, a, b, plan, static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(chunks))));
+  const auto chunks = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(std::clamp<int64_t>(K / 512, 1, 16))));
+  if (M <= 16 && a.col == 1 && b.row == 1) return multiply_few_rows(c, a, b, plan);
+  if (M * N <= 65536 && chunks > 1) return multiply_in_chunks(c, a, b, plan, chunks);
   multiply(c, a, b, plan);
 }
 

@@ -2,9 +2,9 @@
 //
 //   c[i,j] = sum_k a[i,k] * b[k,j]                                                set, or added if add
 //
-// a: (M, K), b: (K, N), each in either order, given by its strides; c: (M, N), dense and row-major. c may not alias a or
-// b. Every sum runs in an order that depends on M, N and K alone, never on the thread count. Inside a parallel region it
-// runs on the calling thread.
+// a: (M, K), b: (K, N), each in either order, given by its strides; c: (M, N), dense, row-major, not aliasing a or b.
+// Every sum runs in an order that depends on the shapes and strides alone, never on the thread count. Inside a parallel
+// region it runs on the calling thread. Uses the scratch slots 4 to 6.
 #pragma once
 
 #include <cstdint>

@@ -13,7 +13,7 @@ struct Size {
   int64_t rows, C, O;
 };
 
-// A sum of K products makes K roundings, each at most half an ulp of a partial sum that is about as large as the result;
+// A sum of K products makes K roundings, each at most half an ulp of a partial sum about as large as the result;
 // independent, they grow like sqrt(K), and 5 deviations cover the largest of a million elements.
 double tolerance(int64_t K) { return 5 * 0x1p-24 * std::sqrt(static_cast<double>(K)); }
 
@@ -97,10 +97,11 @@ TEST_CASE("matmul: reference backward is the derivative of the reference forward
 
 TEST_CASE("matmul: fast CPU equals the reference, set and added") {
   const std::vector<Size> sizes{
-      {1, 1, 1},      {1, 7, 21},     {2, 33, 5},     {3, 32, 32},    {5, 200, 67},   // generation, odd sizes
+      {0, 5, 4},      {1, 1, 1},      {1, 7, 21},     {2, 33, 5},     {3, 32, 32},    {5, 200, 67},   // a few rows
       {16, 96, 130},  {17, 31, 33},   {29, 64, 32},   {63, 129, 7},                   // around tiles of 14 x 32
       {700, 32, 21},  {4100, 32, 32}, {1500, 21, 96}, {9001, 7, 40},                  // long and thin: split sums
-      {64, 401, 300}, {130, 800, 64}, {70, 64, 801},  {300, 193, 161}, {50, 770, 390},  // more than one block each way
+      {64, 401, 300}, {130, 800, 64}, {70, 64, 801},  {300, 193, 161},
+      {50, 770, 390}, {600, 90, 1100},                                                // more than one block each way
   };
   for (const Size& size : sizes) {
     const Case a(size);
@@ -157,13 +158,15 @@ TEST_CASE("matmul: any rank flattens, wrong shapes are refused, the reference ba
                  Stream{Backend::reference});
   matmul_forward_ref(want.data(), inp.data(), weight.data(), 12, 2, 5);
   CHECK(out == want);
-  const Tensor x = view(inp.data(), {12, 2}), w = view(weight.data(), {5, 2}), y = view(out.data(), {12, 5});
-  const Tensor wrong = view(weight.data(), {3, 2});
+  const Tensor w = view(weight.data(), {5, 2});
+  CHECK_THROWS_AS(matmul_forward(view(out.data(), {12, 5}), view(inp.data(), {12, 2}), w, Stream{Backend::cpu}),
+                  Error);  // f64 has no fast path
+  std::vector<float> x32(24), y32(60), w32(10);
+  const Tensor x = view(x32.data(), {12, 2}), y = view(y32.data(), {12, 5}), wrong = view(w32.data(), {3, 2});
   for (Backend backend : {Backend::reference, Backend::cpu}) {
     CHECK_THROWS_AS(matmul_forward(y, x, wrong, Stream{backend}), Error);
     CHECK_THROWS_AS(matmul_backward_input(x, y, wrong, false, Stream{backend}), Error);
     CHECK_THROWS_AS(matmul_backward_weight(wrong, y, x, Stream{backend}), Error);
-    CHECK_THROWS_AS(matmul_forward(y, x, view(weight.data(), {10}), Stream{backend}), Error);
+    CHECK_THROWS_AS(matmul_forward(y, x, view(w32.data(), {10}), Stream{backend}), Error);
   }
-  CHECK_THROWS_AS(matmul_forward(y, x, w, Stream{Backend::cpu}), Error);  // f64 has no fast path
 }
