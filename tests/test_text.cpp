@@ -15,23 +15,23 @@ DataOptions options(const std::string& path, int64_t T) {
 TEST_CASE("text: consecutive windows of bytes, the last tenth for testing") {
   const TempDir dir;
   std::string bytes;
-  for (int i = 0; i < 255; ++i) bytes += static_cast<char>(255 - i);  // 25 windows of 10, and a rest of 5
+  for (int i = 0; i < 255; ++i) bytes += static_cast<char>(255 - i);  // 19 windows of 13, and a rest of 8
   write_text(dir.file("a"), bytes);
-  const Dataset data = open_dataset(options(dir.file("a"), 9));
-  CHECK((data.train->size() == 23 && data.test->size() == 2));
-  CHECK((data.train->seq_len() == 9 && data.train->vocab_size() == 256 && data.tokenizer.vocab_size() == 256));
+  const Dataset data = open_dataset(options(dir.file("a"), 12));
+  CHECK((data.train->size() == 18 && data.test->size() == 1));
+  CHECK((data.train->seq_len() == 12 && data.train->vocab_size() == 256 && data.tokenizer.vocab_size() == 256));
   CHECK(data.train->task() == nullptr);
-  for (int64_t i = 0; i < 25; ++i) {
-    const Sample s = i < 23 ? read_sample(*data.train, i) : read_sample(*data.test, i - 23);
-    for (int64_t t = 0; t < 9; ++t) {
-      CHECK(s.tokens[static_cast<size_t>(t)] == 255 - (10 * i + t));
-      CHECK(s.targets[static_cast<size_t>(t)] == 255 - (10 * i + t + 1));
+  for (int64_t i = 0; i < 19; ++i) {
+    const Sample s = i < 18 ? read_sample(*data.train, i) : read_sample(*data.test, i - 18);
+    for (int64_t t = 0; t < 12; ++t) {
+      CHECK(s.tokens[static_cast<size_t>(t)] == 255 - (13 * i + t));
+      CHECK(s.targets[static_cast<size_t>(t)] == 255 - (13 * i + t + 1));
     }
   }
   CHECK(data.tokenizer.decode(data.tokenizer.encode(bytes)) == bytes);
   data.train->check_tokens(256);
   check_fails(Exit::usage, {"256", "100"}, [&] { data.train->check_tokens(100); });
-  check_fails(Exit::internal, {"window 23 of 23"}, [&] { read_sample(*data.train, 23); });
+  check_fails(Exit::internal, {"window 18 of 18"}, [&] { read_sample(*data.train, 18); });
 }
 
 TEST_CASE("text: sizes that are too small, too many samples, missing files, unknown sources") {
