@@ -94,11 +94,9 @@ class Evaluator {
 bool is_valid_chain(std::span<const int32_t> solution, int k, int32_t value) {
   for (int operators = k - 1; operators >= 0; --operators) {
     const auto end = std::find(solution.begin(), solution.end(), equals);
-    const bool is_last = end == solution.end();
     const auto segment = solution.first(static_cast<size_t>(end - solution.begin()));
-    if (is_last != (operators == 0)) return false;
     if (std::count_if(segment.begin(), segment.end(), is_operator) != operators) return false;
-    if (is_last) return segment.size() == 1 && segment[0] == zero + value;
+    if (end == solution.end()) return segment.size() == 1 && segment[0] == zero + value;
     if (arith_evaluate(segment) != value) return false;
     solution = solution.subspan(segment.size() + 1);
   }

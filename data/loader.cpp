@@ -1,5 +1,6 @@
 #include "data/loader.h"
 
+#include <algorithm>
 #include <bit>
 
 #include "engine/rng.h"
@@ -9,7 +10,7 @@ namespace {
 
 // A Feistel network: a bijection of {0, ..., 4^half_bits - 1}, whatever the rounds mix in.
 uint64_t feistel(uint64_t x, int half_bits, uint64_t key) {
-  constexpr uint64_t rounds = 6;  // four are enough for large halves; halves of one or two bits need more
+  constexpr uint64_t rounds = 6;
   const uint64_t mask = (uint64_t{1} << half_bits) - 1;
   uint64_t left = x >> half_bits, right = x & mask;
   for (uint64_t round = 0; round < rounds; ++round) {
@@ -25,9 +26,10 @@ uint64_t feistel(uint64_t x, int half_bits, uint64_t key) {
 int64_t permute(int64_t index, int64_t n, uint64_t key) {
   CHECK_THAT(index >= 0 && index < n, "element ", index, " of ", n);
   if (n == 1) return 0;
-  const int half_bits = (std::bit_width(static_cast<uint64_t>(n - 1)) + 1) / 2;
-  // Cycle walking: apply the larger bijection until it comes back below n. Its domain is at most 4 n, so four tries on
-  // average at worst, and the cycle through `index` always returns.
+  // Halves of fewer than four bits would make some orders more likely than others.
+  const int half_bits = std::max<int>(4, (static_cast<int>(std::bit_width(static_cast<uint64_t>(n - 1))) + 1) / 2);
+  // Cycle walking: apply the larger bijection until it comes back below n. The cycle through `index` always does, and
+  // from 64 elements on the domain is at most 4 n, which means at most four tries on average.
   uint64_t x = static_cast<uint64_t>(index);
   do x = feistel(x, half_bits, key);
   while (x >= static_cast<uint64_t>(n));

@@ -51,7 +51,7 @@ Shard open_shard(const std::string& path) {
   if (header[1] != want.version)
     fail(Exit::bad_data, path, ": the version is ", header[1], ", expected ", want.version, " with magic ", want.magic);
   const int64_t tokens = header[2], bytes = header_bytes + tokens * want.token_bytes;
-  if (tokens < 0 || bytes != file.size())
+  if (bytes != file.size())
     fail(Exit::bad_data, path, ": the header says ", tokens, " tokens, a file of ", bytes, " bytes, but it has ",
          file.size());
   return {std::move(file), format, tokens};

@@ -134,7 +134,8 @@ TEST_CASE("arith: every segment of every sample has the same value and one opera
     CHECK(longest == arith_bound(k));  // 20,000 samples reach it
     CHECK(shortest == std::map<int, int64_t>{{3, 20}, {4, 30}, {5, 42}, {6, 56}}.at(k));
     const std::array<double, 4> share = {.266, .267, .243, .224};
-    for (size_t op = 0; op < 4; ++op) CHECK(operator_count[op] / (samples * k) == doctest::Approx(share[op]).epsilon(.02));
+    for (size_t op = 0; op < 4; ++op)
+      CHECK(operator_count[op] / (samples * k) == doctest::Approx(share[op]).epsilon(.02));
     // Five standard deviations of a binomial count; a fair generator fails one in a million times.
     for (double count : answer_count) CHECK(std::abs(count - samples / 11.) < 5 * std::sqrt(samples * 10. / 121));
     if (k == 3) {
@@ -142,10 +143,11 @@ TEST_CASE("arith: every segment of every sample has the same value and one opera
       continue;
     }
     Moments want;
-    for (const auto& [tokens, count] : published.at(k)) {
-      want.add(static_cast<double>(tokens), count);
-      CHECK_MESSAGE(std::abs(histogram[tokens] - count) < 4.5 * std::sqrt(histogram[tokens] + count),
-                    tokens << " tokens: " << histogram[tokens] << " samples, published " << count);
+    for (const auto& bin : published.at(k)) {
+      const double got = histogram[bin.first], count = bin.second;
+      want.add(static_cast<double>(bin.first), count);
+      CHECK_MESSAGE(std::abs(got - count) < 4.5 * std::sqrt(got + count),
+                    bin.first << " tokens: " << got << " samples, published " << count);
     }
     CHECK(std::abs(length.mean() - want.mean()) < 4 * std::sqrt(length.variance_of_mean() + want.variance_of_mean()));
     CHECK(histogram.size() == published.at(k).size());

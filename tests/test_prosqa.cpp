@@ -13,6 +13,8 @@ using namespace crossply::test;
 
 namespace {
 
+using Means = std::map<std::string, double>;
+
 // Means over graphs, computed from the edges alone, so that they say the same of generated and of published graphs.
 struct Figures {
   double graphs = 0, nodes = 0, edges = 0, steps = 0, shortest_paths = 0, entities = 0, root_is_one = 0;
@@ -41,7 +43,7 @@ struct Figures {
       common_leaves += at(labels, i) == 3 && at(children, i) == 0;
     }
   }
-  std::map<std::string, double> means() const {
+  Means means() const {
     return {{"nodes", nodes / graphs}, {"edges", edges / graphs}, {"steps", steps / graphs},
             {"shortest paths", shortest_paths / graphs}, {"entities", entities / graphs},
             {"root is 1", root_is_one / graphs}, {"leaves of both", common_leaves / label[3]}};
@@ -52,10 +54,19 @@ struct Figures {
   }
 };
 
+void check_means(const Means& got, const Means& want, double tolerance) {
+  for (const auto& mean : want)
+    CHECK_MESSAGE(std::abs(got.at(mean.first) / mean.second - 1) < tolerance,
+                  mean.first << ": " << got.at(mean.first) << ", expected " << mean.second);
+}
+
 // The published text in our words: punctuation stands apart, a line break is <nl>.
 std::string words_of(const std::string& text) {
   std::string out;
-  for (char c : text) out += c == '\n' ? std::string(" <nl> ") : c == '.' || c == '?' ? std::string(" ") + c : std::string(1, c);
+  for (char c : text) {
+    if (c == '.' || c == '?') out += ' ';
+    out += c == '\n' ? " <nl> " : std::string(1, c);
+  }
   return out;
 }
 
@@ -71,10 +82,11 @@ TaskSample sample_of(const nlohmann::json& item, const Tokenizer& tokenizer) {
 
 // The published splits where they are at hand; they are not part of the project.
 nlohmann::json published_items() {
-  for (const char* dir : {"../shared/data/", "../../shared/data/"}) {
-    if (!std::filesystem::exists(std::string(dir) + "prosqa_valid.json")) continue;
-    auto items = nlohmann::json::parse(read_text(std::string(dir) + "prosqa_valid.json"));
-    for (const auto& item : nlohmann::json::parse(read_text(std::string(dir) + "prosqa_test.json"))) items.push_back(item);
+  for (const std::string dir : {"../shared/data/", "../../shared/data/"}) {
+    if (!std::filesystem::exists(dir + "prosqa_valid.json")) continue;
+    auto items = nlohmann::json::parse(read_text(dir + "prosqa_valid.json"));
+    const auto more = nlohmann::json::parse(read_text(dir + "prosqa_test.json"));
+    items.insert(items.end(), more.begin(), more.end());
     return items;
   }
   return {};
@@ -102,11 +114,9 @@ TEST_CASE("prosqa: 20,000 graphs have the statistics of the published splits") {
     figures.add(static_cast<int>(graph.label.size()), graph.edges, graph.root, graph.target);
     ++steps[graph.path.size() - 1];
   }
-  const std::map<std::string, double> want = {{"nodes", 22.8}, {"edges", 36.2}, {"steps", 3.81},
-                                              {"shortest paths", 1.63}, {"entities", 2.58}, {"root is 1", .61},
-                                              {"leaves of both", .88}};
-  for (const auto& [name, mean] : figures.means())
-    CHECK_MESSAGE(std::abs(mean / want.at(name) - 1) < .02, name << ": " << mean << ", published " << want.at(name));
+  const Means want = {{"nodes", 22.8}, {"edges", 36.2}, {"steps", 3.81}, {"shortest paths", 1.63}, {"entities", 2.58},
+                      {"root is 1", .61}, {"leaves of both", .88}};
+  check_means(figures.means(), want, .02);
   const std::array<double, 4> labels = {.034, .391, .514, .061}, got = figures.label_shares();
   for (size_t i = 0; i < 4; ++i) CHECK_MESSAGE(std::abs(got[i] - labels[i]) < .01, "label " << i << ": " << got[i]);
   CHECK((steps.begin()->first == 3 && steps.rbegin()->first == 6));
@@ -193,7 +203,8 @@ TEST_CASE("prosqa: the judge") {
     const auto prompt = words.encode(
         "Every terpus is a brimpus . Tom is a terpus . Every brimpus is a lempus . Tom is a dumpus . "
         "Every dumpus is a lempus . Davis is a scrompus . Is Tom a lempus or scrompus ? <nl>");
-    const auto rest = words.encode("Tom is a dumpus . <nl> Every dumpus is a lempus . <nl> ### Tom is a lempus . <eos>");
+    const auto rest =
+        words.encode("Tom is a dumpus . <nl> Every dumpus is a lempus . <nl> ### Tom is a lempus . <eos>");
     TaskSample sample{{prompt.begin(), prompt.end()}, static_cast<int64_t>(prompt.size())};
     sample.tokens.insert(sample.tokens.end(), rest.begin(), rest.end());
     return sample;
@@ -260,8 +271,6 @@ TEST_CASE("prosqa: the published splits read with our words, judge and statistic
     const ProsqaGraph graph = prosqa_graph(random);
     ours.add(static_cast<int>(graph.label.size()), graph.edges, graph.root, graph.target);
   }
-  const auto got = ours.means();
-  // 800 graphs pin the mean of a count only to a few per cent.
-  for (const auto& [name, mean] : figures.means())
-    CHECK_MESSAGE(std::abs(got.at(name) / mean - 1) < .05, name << ": " << got.at(name) << ", published " << mean);
+  // 800 graphs do not pin a mean better: the share of root 1, the least certain, has a standard error of 2.7%.
+  check_means(ours.means(), figures.means(), .06);
 }

@@ -1,0 +1,187 @@
+#include "data/shards.h"
+
+#include <sys/resource.h>
+
+#include <cstring>
+
+#include "tests/data_check.h"
+
+using namespace crossply;
+using namespace crossply::test;
+
+namespace {
+
+// Tokens that say where they stand: first, first + 1, ...
+std::vector<uint32_t> counting(uint32_t first, size_t n) {
+  std::vector<uint32_t> tokens(n);
+  for (size_t i = 0; i < n; ++i) tokens[i] = first + static_cast<uint32_t>(i);
+  return tokens;
+}
+
+DataOptions options(const std::string& spec, int64_t T, const std::string& val = "") {
+  DataOptions o;
+  o.spec = spec;
+  o.seq_len = T;
+  o.val_spec = val;
+  return o;
+}
+
+void check_window(const Source& source, int64_t index, int32_t first) {
+  const Sample s = read_sample(source, index);
+  for (size_t t = 0; t < s.tokens.size(); ++t) {
+    CHECK(s.tokens[t] == first + static_cast<int32_t>(t));
+    CHECK(s.targets[t] == first + static_cast<int32_t>(t) + 1);
+  }
+}
+
+// A valid file of 20 uint16 tokens with one int32 of its header replaced.
+std::string with_header(size_t place, int32_t value) {
+  const TempDir dir;
+  write_shard(dir.file("x.bin"), counting(0, 20), ShardFormat::uint16);
+  std::string bytes = read_text(dir.file("x.bin"));
+  std::memcpy(bytes.data() + 4 * place, &value, 4);
+  return bytes;
+}
+
+}  // namespace
+
+TEST_CASE("shards: the bytes of both formats") {
+  const TempDir dir;
+  write_shard(dir.file("a.bin"), {1, 0xABCD}, ShardFormat::uint16);
+  write_shard(dir.file("b.bin"), {1, 0x01020304}, ShardFormat::uint32);
+  const std::string a = read_text(dir.file("a.bin")), b = read_text(dir.file("b.bin"));
+  REQUIRE((a.size() == 1028 && b.size() == 1032));
+  const auto header = [](const std::string& bytes, size_t i) {
+    int32_t value = 0;
+    std::memcpy(&value, bytes.data() + 4 * i, 4);
+    return value;
+  };
+  CHECK((header(a, 0) == 20240520 && header(a, 1) == 1 && header(a, 2) == 2));
+  CHECK((header(a, 3) == 0 && header(a, 255) == 0));
+  CHECK((header(b, 0) == 20240801 && header(b, 1) == 7 && header(b, 2) == 2));
+  CHECK(a.substr(1024) == std::string("\x01\x00\xCD\xAB", 4));
+  CHECK(b.substr(1024) == std::string("\x01\x00\x00\x00\x04\x03\x02\x01", 8));
+  CHECK(!std::filesystem::exists(dir.file("a.bin.tmp")));
+  check_fails(Exit::internal, {"token 1 is 65536"},
+              [&] { write_shard(dir.file("c.bin"), {0, 65536}, ShardFormat::uint16); });
+  check_fails(Exit::io, {"nowhere"}, [&] { write_shard(dir.file("nowhere/c.bin"), {0}, ShardFormat::uint16); });
+  CHECK(!std::filesystem::exists(dir.file("c.bin")));
+}
+
+TEST_CASE("shards: windows follow each other within a file and never straddle two") {
+  for (ShardFormat format : {ShardFormat::uint16, ShardFormat::uint32}) {
+    const TempDir dir;
+    write_shard(dir.file("t_2.bin"), counting(2000, 31), format);  // 3 windows of 10, to the last token
+    write_shard(dir.file("t_1.bin"), counting(1000, 30), format);  // 2 windows: the third lacks its last target
+    write_shard(dir.file("t_3.bin"), counting(3000, 10), format);  // none
+    write_shard(dir.file("t_4.bin"), counting(4000, 11), format);  // 1
+    write_shard(dir.file("t_5.bin"), {}, format);
+    write_shard(dir.file("v_1.bin"), counting(5000, 21), format);
+    const Dataset data = open_dataset(options(dir.file("t_*.bin"), 10, dir.file("v_*.bin")));
+    REQUIRE((data.train->size() == 6 && data.test->size() == 2));
+    const std::vector<int32_t> firsts = {1000, 1010, 2000, 2010, 2020, 4000};
+    for (int64_t i = 0; i < 6; ++i) check_window(*data.train, i, firsts[static_cast<size_t>(i)]);
+    for (int64_t i = 0; i < 2; ++i) check_window(*data.test, i, static_cast<int32_t>(5000 + 10 * i));
+    CHECK((data.train->vocab_size() == 0 && data.tokenizer.vocab_size() == 0 && data.train->task() == nullptr));
+    check_fails(Exit::internal, {"window 6 of 6"}, [&] { read_sample(*data.train, 6); });
+
+    const Dataset split = open_dataset(options(dir.file("t_*.bin"), 10));
+    CHECK((split.train->size() == 5 && split.test->size() == 1));
+    check_window(*split.train, 4, 2020);
+    check_window(*split.test, 0, 4000);
+  }
+}
+
+TEST_CASE("shards: the last hundredth is for testing, and fewer samples can be asked for") {
+  const TempDir dir;
+  write_shard(dir.file("a.bin"), counting(0, 5001), ShardFormat::uint16);
+  DataOptions o = options(dir.file("a.bin"), 10);
+  const Dataset data = open_dataset(o);
+  CHECK((data.train->size() == 495 && data.test->size() == 5));
+  check_window(*data.test, 0, 4950);
+  o.train_samples = 7, o.test_samples = 2;
+  const Dataset fewer = open_dataset(o);
+  CHECK((fewer.train->size() == 7 && fewer.test->size() == 2));
+  check_window(*fewer.test, 1, 4960);
+  o.test_samples = 6;
+  check_fails(Exit::usage, {"6 test samples", "only 5"}, [&] { open_dataset(o); });
+  write_shard(dir.file("b.bin"), counting(0, 11), ShardFormat::uint16);
+  check_fails(Exit::bad_data, {"one window"}, [&] { open_dataset(options(dir.file("b.bin"), 10)); });
+  check_fails(Exit::bad_data, {"12 tokens of one window"}, [&] { open_dataset(options(dir.file("b.bin"), 11)); });
+}
+
+TEST_CASE("shards: every damaged header is refused, wherever the shard stands") {
+  const auto refuses = [](const std::string& bytes, const std::vector<std::string>& why) {
+    const TempDir dir;
+    write_shard(dir.file("a.bin"), counting(0, 50), ShardFormat::uint16);
+    write_text(dir.file("b.bin"), bytes);
+    std::vector<std::string> parts = why;
+    parts.push_back("b.bin");
+    check_fails(Exit::bad_data, parts, [&] { open_dataset(options(dir.file("*.bin"), 4)); });
+  };
+  refuses("", {"0 bytes", "1024"});
+  refuses(std::string(1023, '\0'), {"1023 bytes"});
+  refuses(std::string(2000, '\0'), {"magic number is 0", "20240520", "20240801"});
+  refuses(with_header(0, 20240522), {"magic number is 20240522"});  // llm.c's evaluation sets are another format
+  refuses(with_header(1, 7), {"version is 7, expected 1"});
+  refuses(with_header(0, 20240801), {"version is 1, expected 7"});
+  refuses(with_header(2, 19), {"19 tokens", "1062", "1064"});
+  refuses(with_header(2, 21), {"21 tokens", "1066", "1064"});
+  refuses(with_header(2, -1), {"-1 tokens"});
+  refuses(with_header(2, INT32_MAX), {"2147483647 tokens", "4294968318"});
+  refuses(with_header(2, INT32_MIN + 20), {"tokens"});  // 2 * that, in 32 bits, is 40 again
+  const std::string whole = with_header(3, 0);
+  for (size_t size : {size_t{1024}, size_t{1025}, whole.size() - 1}) refuses(whole.substr(0, size), {"20 tokens"});
+  refuses(whole + '\0', {"1065"});
+  // Validation shards are looked at just the same.
+  const TempDir dir;
+  write_shard(dir.file("a.bin"), counting(0, 50), ShardFormat::uint16);
+  write_text(dir.file("v.bin"), whole.substr(0, 1060));
+  check_fails(Exit::bad_data, {"v.bin"}, [&] { open_dataset(options(dir.file("a.bin"), 4, dir.file("v.bin"))); });
+}
+
+TEST_CASE("shards: missing files and mixed formats") {
+  const TempDir dir;
+  check_fails(Exit::no_input, {"*.bin"}, [&] { open_dataset(options(dir.file("*.bin"), 4)); });
+  write_shard(dir.file("a.bin"), counting(0, 50), ShardFormat::uint16);
+  write_shard(dir.file("b.bin"), counting(0, 50), ShardFormat::uint32);
+  const std::vector<std::string> parts = {"a.bin", "b.bin", "uint16", "uint32"};
+  check_fails(Exit::bad_data, parts, [&] { open_dataset(options(dir.file("*.bin"), 4)); });
+  check_fails(Exit::bad_data, parts, [&] { open_dataset(options(dir.file("a.bin"), 4, dir.file("b.bin"))); });
+  check_fails(Exit::no_input, {"c.bin"}, [&] { open_dataset(options(dir.file("a.bin"), 4, dir.file("c.bin"))); });
+}
+
+TEST_CASE("shards: a token beyond the vocabulary is found, wherever it is") {
+  constexpr size_t n = 70000;
+  for (ShardFormat format : {ShardFormat::uint16, ShardFormat::uint32}) {
+    for (size_t place : {size_t{0}, size_t{65535}, size_t{65536}, n - 1}) {
+      const TempDir dir;
+      std::vector<uint32_t> tokens(n, 999);
+      write_shard(dir.file("a.bin"), tokens, format);
+      const uint32_t bad = format == ShardFormat::uint16 ? 1000 : 0xFFFFFFFF;  // an int32 of -1 would mean "not scored"
+      tokens[place] = bad;
+      write_shard(dir.file("b.bin"), tokens, format);
+      const Dataset data = open_dataset(options(dir.file("a.bin"), 16, dir.file("b.bin")));
+      data.train->check_tokens(1000);
+      check_fails(Exit::bad_data, {"a.bin", "token 0 is 999", "only 999"}, [&] { data.train->check_tokens(999); });
+      check_fails(Exit::bad_data, {"b.bin", str("token ", place, " is ", bad)},
+                  [&] { data.test->check_tokens(1000); });
+      const Dataset split = open_dataset(options(dir.file("*.bin"), 16));  // both splits have windows of b.bin
+      check_fails(Exit::bad_data, {"b.bin"}, [&] { split.train->check_tokens(1000); });
+      check_fails(Exit::bad_data, {"b.bin"}, [&] { split.test->check_tokens(1000); });
+    }
+  }
+}
+
+TEST_CASE("shards: more files than the process may have open") {
+  rlimit before{};
+  REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
+  const rlimit few{40, before.rlim_max};
+  const TempDir dir;
+  const std::string whole = with_header(3, 0);
+  for (int i = 0; i < 60; ++i) write_text(dir.file(str("s", 100 + i, ".bin")), whole);
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &few) == 0);
+  const Dataset data = open_dataset(options(dir.file("*.bin"), 4));
+  ::setrlimit(RLIMIT_NOFILE, &before);
+  CHECK(data.train->size() + data.test->size() == 60 * 4);
+}

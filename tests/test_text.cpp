@@ -1,0 +1,61 @@
+#include "tests/data_check.h"
+
+using namespace crossply;
+using namespace crossply::test;
+
+namespace {
+DataOptions options(const std::string& path, int64_t T) {
+  DataOptions o;
+  o.spec = "text:" + path;
+  o.seq_len = T;
+  return o;
+}
+}  // namespace
+
+TEST_CASE("text: consecutive windows of bytes, the last tenth for testing") {
+  const TempDir dir;
+  std::string bytes;
+  for (int i = 0; i < 255; ++i) bytes += static_cast<char>(255 - i);  // 19 windows of 13, and a rest of 8
+  write_text(dir.file("a"), bytes);
+  const Dataset data = open_dataset(options(dir.file("a"), 12));
+  CHECK((data.train->size() == 18 && data.test->size() == 1));
+  CHECK((data.train->seq_len() == 12 && data.train->vocab_size() == 256 && data.tokenizer.vocab_size() == 256));
+  CHECK(data.train->task() == nullptr);
+  for (int64_t i = 0; i < 19; ++i) {
+    const Sample s = i < 18 ? read_sample(*data.train, i) : read_sample(*data.test, i - 18);
+    for (int64_t t = 0; t < 12; ++t) {
+      CHECK(s.tokens[static_cast<size_t>(t)] == 255 - (13 * i + t));
+      CHECK(s.targets[static_cast<size_t>(t)] == 255 - (13 * i + t + 1));
+    }
+  }
+  CHECK(data.tokenizer.decode(data.tokenizer.encode(bytes)) == bytes);
+  data.train->check_tokens(256);
+  check_fails(Exit::usage, {"256", "100"}, [&] { data.train->check_tokens(100); });
+  check_fails(Exit::internal, {"window 18 of 18"}, [&] { read_sample(*data.train, 18); });
+}
+
+TEST_CASE("text: sizes that are too small, too many samples, missing files, unknown sources") {
+  const TempDir dir;
+  write_text(dir.file("two"), std::string(20, 'x'));
+  write_text(dir.file("short"), std::string(19, 'x'));
+  write_text(dir.file("empty"), "");
+  const Dataset two = open_dataset(options(dir.file("two"), 9));
+  CHECK((two.train->size() == 1 && two.test->size() == 1));
+  check_fails(Exit::bad_data, {"short", "19 bytes", "at least 20"},
+              [&] { open_dataset(options(dir.file("short"), 9)); });
+  check_fails(Exit::bad_data, {"empty", "0 bytes"}, [&] { open_dataset(options(dir.file("empty"), 0)); });
+  check_fails(Exit::no_input, {"missing"}, [&] { open_dataset(options(dir.file("missing"), 0)); });
+  check_fails(Exit::bad_data, {"regular"}, [&] { open_dataset(options(dir.path.string(), 0)); });
+  DataOptions o = options(dir.file("two"), 9);
+  o.train_samples = 2;
+  check_fails(Exit::usage, {"asked for 2 train samples", "only 1"}, [&] { open_dataset(o); });
+  o.train_samples = -1;
+  check_fails(Exit::usage, {"negative"}, [&] { open_dataset(o); });
+  o.train_samples = 1, o.val_spec = "x.bin";
+  check_fails(Exit::usage, {"shards only"}, [&] { open_dataset(o); });
+  for (const char* spec : {"", "arith", "arith:2", "arith:44", "prosqa:1", "corpus.txt"}) {
+    DataOptions unknown;
+    unknown.spec = spec;
+    check_fails(Exit::usage, {"arith:3", "arith:6", "prosqa", "text:FILE", ".bin"}, [&] { open_dataset(unknown); });
+  }
+}
