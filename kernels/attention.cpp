@@ -1,0 +1,519 @@
+#include "kernels/attention.h"
+
+#include <cstring>
+
+#include "kernels/cpu.h"
+
+namespace crossply {
+namespace {
+
+// Everything inside a tile is vectorised along the queries: scores are held as (key, query), and q, dout, out and dq as
+// (d, query). So no reduction crosses the lanes, and heads narrower than a vector waste none of it. Only dk and dv,
+// which sum over queries, are vectorised along d.
+#ifdef __AVX512F__
+constexpr int64_t lanes = 16, tile_vectors = 4;
+#else
+constexpr int64_t lanes = 8, tile_vectors = 2;
+#endif
+constexpr int64_t tile = tile_vectors * lanes;  // queries, and keys, of one tile
+
+using Vec = float __attribute__((vector_size(lanes * sizeof(float))));
+using IntVec = int32_t __attribute__((vector_size(lanes * sizeof(float))));
+
+inline void load(Vec& v, const float* p) { std::memcpy(&v, p, sizeof v); }
+inline void store(float* p, const Vec& v) { std::memcpy(p, &v, sizeof v); }
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t round_up(int64_t n) { return ceil_div(n, lanes) * lanes; }
+
+constexpr float log2_e = 1.44269504f, ln_2 = 0.693147181f;
+
+// x = 2^x to about 1 ulp for x <= 127; below -126.5 it is 0. NaN stays NaN.
+inline void exp2_in_place(Vec& x) {
+  // 2^23 * 1.5 + 127: adding it rounds to an integer n and leaves n + 127, the exponent of 2^n, in the low bits.
+  const Vec shifter = Vec{} + 12583039.f, lowest = Vec{} - 127.f;
+  x = x < lowest ? lowest : x;  // 2^-127 has the exponent bits of 0
+  const Vec biased = x + shifter;
+  const Vec r = x - (biased - shifter);
+  const IntVec power = reinterpret_cast<IntVec>(biased) << 23;
+  Vec p = r * 1.32764725e-3f + 9.67554096e-3f;  // 2^r on [-1/2, 1/2] with relative error below 8e-8
+  p = p * r + 5.55071309e-2f;
+  p = p * r + 2.40221202e-1f;
+  p = p * r + 6.93146944e-1f;
+  p = p * r + 1.00000012f;
+  x = p * reinterpret_cast<Vec>(power);
+}
+
+// In the vector of queries first .. first+lanes-1, those before `key` do not see it: they get `hidden`.
+inline void mask(Vec& x, int64_t key, int64_t first, float hidden) {
+  IntVec lane;
+  for (int64_t l = 0; l < lanes; ++l) lane[l] = static_cast<int32_t>(l);
+  const IntVec bound = IntVec{} + static_cast<int32_t>(key - first);
+  x = lane < bound ? Vec{} + hidden : x;
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// Products of tiles: c (M, N vectors) = [c +] a (M, k) b (k, N vectors), a element at a time against vectors of b. a is
+// row-major, or stored transposed, (k, M).
+
+template <int M, int N, bool transposed>
+void multiply_block(float* c, int64_t ldc, const float* a, int64_t lda, const float* b, int64_t ldb, int64_t k,
+                    bool add) {
+  Vec sum[M][N];
+  for (int i = 0; i < M; ++i)
+    for (int j = 0; j < N; ++j) {
+      if (add) load(sum[i][j], c + i * ldc + j * lanes);
+      else sum[i][j] = Vec{};
+    }
+  for (int64_t p = 0; p < k; ++p) {
+    Vec row[N];
+    for (int j = 0; j < N; ++j) load(row[j], b + p * ldb + j * lanes);
+    for (int i = 0; i < M; ++i) {
+      const float x = transposed ? a[p * lda + i] : a[i * lda + p];
+      for (int j = 0; j < N; ++j) sum[i][j] += x * row[j];
+    }
+  }
+  for (int i = 0; i < M; ++i)
+    for (int j = 0; j < N; ++j) store(c + i * ldc + j * lanes, sum[i][j]);
+}
+
+template <int M, int N, bool transposed>
+void multiply_rows(float* c, int64_t ldc, const float* a, int64_t lda, const float* b, int64_t ldb, int64_t rows,
+                   int64_t k, bool add) {
+  int64_t m = 0;
+  for (; m + M <= rows; m += M)
+    multiply_block<M, N, transposed>(c + m * ldc, ldc, a + (transposed ? m : m * lda), lda, b, ldb, k, add);
+  if constexpr (M > 1) {
+    if (m < rows)
+      multiply_rows<M / 2, N, transposed>(c + m * ldc, ldc, a + (transposed ? m : m * lda), lda, b, ldb, rows - m, k,
+                                          add);
+  }
+}
+
+// `vectors` counts the vectors of a row of b and c.
+template <bool transposed>
+void multiply(float* c, int64_t ldc, const float* a, int64_t lda, const float* b, int64_t ldb, int64_t rows,
+              int64_t vectors, int64_t k, bool add) {
+  constexpr int tall = lanes == 16 ? 8 : 4, wide = lanes == 16 ? 4 : 2;
+  for (; vectors > 0; vectors -= 4, c += 4 * lanes, b += 4 * lanes) {
+    if (vectors >= 4) multiply_rows<wide, 4, transposed>(c, ldc, a, lda, b, ldb, rows, k, add);
+    else if (vectors == 3) multiply_rows<wide, 3, transposed>(c, ldc, a, lda, b, ldb, rows, k, add);
+    else if (vectors == 2) multiply_rows<tall, 2, transposed>(c, ldc, a, lda, b, ldb, rows, k, add);
+    else multiply_rows<tall, 1, transposed>(c, ldc, a, lda, b, ldb, rows, k, add);
+  }
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// Between the strided rows of one head and contiguous scratch.
+
+// dst (rows, width) from src (rows, D), filled up with zeros.
+void pack(float* dst, int64_t width, const float* src, int64_t stride, int64_t rows, int64_t D) {
+  for (int64_t i = 0; i < rows; ++i) {
+    std::copy_n(src + i * stride, D, dst + i * width);
+    std::fill(dst + i * width + D, dst + (i + 1) * width, 0.f);
+  }
+}
+
+// dst (D, tile) = factor * src (rows, D) transposed; the columns past `rows` become 0.
+void pack_transposed(float* dst, const float* src, int64_t stride, int64_t rows, int64_t D, float factor) {
+  for (int64_t d = 0; d < D; ++d) {
+    for (int64_t i = 0; i < rows; ++i) dst[d * tile + i] = factor * src[i * stride + d];
+    std::fill(dst + d * tile + rows, dst + (d + 1) * tile, 0.f);
+  }
+}
+
+// dst (rows, D) = [dst +] factor * src (D, tile) transposed.
+void unpack_transposed(float* dst, int64_t stride, const float* src, int64_t rows, int64_t D, float factor, bool acc) {
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t d = 0; d < D; ++d) {
+      const float x = factor * src[d * tile + i];
+      dst[i * stride + d] = acc ? dst[i * stride + d] + x : x;
+    }
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// Which work there is.
+
+struct Sizes {
+  int64_t B, T, H, K, D;
+  int64_t S, pos;  // rows of k and v; query t sits at position pos + t
+  int64_t group() const { return H / K; }
+  int64_t blocks() const { return ceil_div(T, tile); }
+  // Below this much work the threads stay asleep.
+  int64_t grain(int64_t items) const { return B * H * T * (pos + T) * D <= 65536 ? items : 1; }
+};
+
+// Later blocks of queries see more keys. In the order 0, n-1, 1, n-2, ... every contiguous share is about the same work.
+int64_t folded(int64_t i, int64_t n) { return i % 2 == 0 ? i / 2 : n - 1 - i / 2; }
+
+// Calls body(row, rows, first) for the parts of a tile of n keys against `vectors` vectors of queries, of which part
+// needs those from `first` on. A tile off the diagonal is one part. On it, a part is `lanes` keys: the vectors before
+// see none of them, its first vector sees some, the others see all.
+template <class F>
+void for_parts(int64_t n, int64_t vectors, bool diagonal, F&& body) {
+  if (!diagonal) return body(int64_t{0}, n, int64_t{0});
+  for (int64_t j = 0; j < vectors; ++j) body(j * lanes, std::min(lanes, n - j * lanes), j);
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// Forward.
+
+// Scratch of one thread.
+struct Forward {
+  float *k, *v;      // (keys, D): one head
+  float *q, *out;    // (D, tile): q times scale / ln 2; out before its division by sum
+  float* s;          // (tile, tile): scores of (key, query) in units of ln 2, then their weights
+  float *max, *sum;  // (tile): over the keys so far, and of exp2(s - max)
+
+  Forward(int64_t keys, int64_t D) {
+    k = scratch_f32(static_cast<size_t>(2 * round_up(keys * D) + 2 * D * tile + tile * tile + 2 * tile));
+    v = k + round_up(keys * D);
+    q = v + round_up(keys * D);
+    out = q + D * tile;
+    s = out + D * tile;
+    max = s + tile * tile;
+    sum = max + tile;
+  }
+};
+
+// Takes one tile of scores into the running softmax; scores become weights.
+void softmax_tile(const Forward& w, int64_t n, int64_t vectors, bool diagonal, bool first, int64_t D) {
+  for (int64_t j = 0; j < vectors; ++j) {
+    float* s = w.s + j * lanes;
+    const int64_t keys = diagonal ? std::min(n, (j + 1) * lanes) : n;
+    Vec x, max, sum;
+    load(max, w.max + j * lanes);
+    const Vec old_max = max;
+    for (int64_t i = diagonal ? j * lanes : n; i < keys; ++i) {
+      load(x, s + i * tile);
+      mask(x, i, j * lanes, -INFINITY);
+      store(s + i * tile, x);
+    }
+    for (int64_t i = 0; i < keys; ++i) {
+      load(x, s + i * tile);
+      max = x > max ? x : max;
+    }
+    store(w.max + j * lanes, max);
+    Vec shrink = old_max - max;
+    exp2_in_place(shrink);
+    load(sum, w.sum + j * lanes);
+    sum *= shrink;
+    for (int64_t i = 0; i < keys; ++i) {
+      load(x, s + i * tile);
+      x -= max;
+      exp2_in_place(x);
+      sum += x;
+      store(s + i * tile, x);
+    }
+    store(w.sum + j * lanes, sum);
+    for (int64_t d = 0; d < (first ? 0 : D); ++d) {
+      load(x, w.out + d * tile + j * lanes);
+      store(w.out + d * tile + j * lanes, x * shrink);
+    }
+  }
+}
+
+// Queries t0 .. t0+n-1 of one head, whose keys and values are already in w. lse may be null.
+void forward_block(float* out, float* lse, const float* q, const Sizes& z, int64_t t0, float scale, const Forward& w) {
+  const int64_t n = std::min(tile, z.T - t0), vectors = ceil_div(n, lanes), D = z.D, stride = z.H * D;
+  const int64_t diagonal = z.pos + t0;  // the keys before it are seen by every query of the block
+  pack_transposed(w.q, q + t0 * stride, stride, n, D, scale * log2_e);
+  std::fill_n(w.max, tile, -INFINITY);
+  std::fill_n(w.sum, tile, 0.f);
+  for (int64_t key = 0, keys; key < diagonal + n; key += keys) {
+    const bool on = key == diagonal;
+    keys = on ? n : std::min(tile, diagonal - key);
+    for_parts(keys, vectors, on, [&](int64_t row, int64_t rows, int64_t first) {
+      multiply<false>(w.s + row * tile + first * lanes, tile, w.k + (key + row) * D, D, w.q + first * lanes, tile, rows,
+                      vectors - first, D, false);
+    });
+    softmax_tile(w, keys, vectors, on, key == 0, D);
+    for_parts(keys, vectors, on, [&](int64_t row, int64_t rows, int64_t first) {
+      multiply<true>(w.out + first * lanes, tile, w.v + (key + row) * D, D, w.s + row * tile + first * lanes, tile, D,
+                     vectors - first, rows, key + row > 0);
+    });
+  }
+  for (int64_t j = 0; j < vectors * lanes; j += lanes) {
+    Vec x, sum;
+    load(sum, w.sum + j);
+    const Vec r = 1.f / sum;
+    for (int64_t d = 0; d < D; ++d) {
+      load(x, w.out + d * tile + j);
+      store(w.out + d * tile + j, x * r);
+    }
+  }
+  unpack_transposed(out + t0 * stride, stride, w.out, n, D, 1.f, false);
+  if (lse != nullptr)
+    for (int64_t i = 0; i < n; ++i) lse[t0 + i] = w.max[i] * ln_2 + std::log(w.sum[i]);
+}
+
+// lse may be null.
+void attention_forward_cpu(float* out, float* lse, const float* q, const float* k, const float* v, const Sizes& z,
+                           float scale) {
+  const int64_t n = z.blocks(), items = z.B * z.H * n, D = z.D, keys = z.pos + z.T;
+  parallel_for(items, z.grain(items), [=](int64_t begin, int64_t end) {
+    const Forward w(keys, D);
+    int64_t packed = -1;  // which (b, kv head) w.k and w.v hold
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t head = item / n, b = head / z.H, h = head % z.H, kv = head / z.group();
+      if (kv != packed) {
+        const int64_t at = b * z.S * z.K * D + h / z.group() * D;
+        pack(w.k, D, k + at, z.K * D, keys, D);
+        pack(w.v, D, v + at, z.K * D, keys, D);
+        packed = kv;
+      }
+      const int64_t at = b * z.T * z.H * D + h * D;
+      forward_block(out + at, lse == nullptr ? nullptr : lse + head * z.T, q + at, z, folded(item % n, n) * tile,
+                    scale, w);
+    }
+  });
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// Backward.
+
+// Scratch of one thread.
+struct Backward {
+  float *k, *v;            // (T, D): one head
+  float *dk, *dv;          // (T, width): D rounded up to vectors; dk lacks the factor scale
+  float *q_rows, *do_rows; // (tile, width)
+  float *q, *dout, *dq;    // (D, tile): q times scale / ln 2; dq lacks the factor scale
+  float *p, *ds;           // (tile, tile): weights of (key, query), and the gradients of the scores but for scale
+  float *lse, *delta;      // (tile): lse in units of ln 2
+
+  Backward(int64_t T, int64_t D) {
+    const int64_t width = round_up(D), packed = round_up(T * D);
+    k = scratch_f32(static_cast<size_t>(2 * packed + 2 * (T + tile) * width + 3 * D * tile + 2 * tile * (tile + 1)));
+    v = k + packed;
+    dk = v + packed;
+    dv = dk + T * width;
+    q_rows = dv + T * width;
+    do_rows = q_rows + tile * width;
+    q = do_rows + tile * width;
+    dout = q + D * tile;
+    dq = dout + D * tile;
+    p = dq + D * tile;
+    ds = p + tile * tile;
+    lse = ds + tile * tile;
+    delta = lse + tile;
+  }
+};
+
+// From s = q k and dp = dout v, which p and ds hold, the weights and the gradients of the scores.
+void weights_tile(const Backward& w, int64_t row, int64_t rows, int64_t first, int64_t vectors, bool diagonal) {
+  for (int64_t j = first; j < vectors; ++j) {
+    Vec lse, delta, p, dp;
+    load(lse, w.lse + j * lanes);
+    load(delta, w.delta + j * lanes);
+    for (int64_t i = row; i < row + rows; ++i) {
+      const int64_t at = i * tile + j * lanes;
+      load(p, w.p + at);
+      load(dp, w.ds + at);
+      p -= lse;
+      exp2_in_place(p);
+      Vec ds = p * (dp - delta);
+      if (diagonal && j == first) {
+        mask(p, i, j * lanes, 0.f);
+        mask(ds, i, j * lanes, 0.f);
+      }
+      store(w.p + at, p);
+      store(w.ds + at, ds);
+    }
+  }
+}
+
+struct Gradients {
+  float *dq, *dk, *dv;
+  const float *dout, *out, *q, *k, *v, *lse;
+  float scale;
+  bool acc_q, acc_k, acc_v;
+};
+
+// Adds to w.dk and w.dv what queries t0 .. of head h contribute, and writes their dq.
+void backward_block(const Gradients& g, const Sizes& z, int64_t b, int64_t h, int64_t t0, const Backward& w) {
+  const int64_t n = std::min(tile, z.T - t0), vectors = ceil_div(n, lanes), D = z.D, width = round_up(D);
+  const int64_t stride = z.H * D, at = (b * z.T + t0) * stride + h * D;
+  pack(w.q_rows, width, g.q + at, stride, n, D);
+  pack(w.do_rows, width, g.dout + at, stride, n, D);
+  pack_transposed(w.q, w.q_rows, width, n, D, g.scale * log2_e);
+  pack_transposed(w.dout, w.do_rows, width, n, D, 1.f);
+  for (int64_t i = 0; i < tile; ++i) {
+    float delta = 0;
+    if (i < n) {
+#pragma omp simd reduction(+ : delta)
+      for (int64_t d = 0; d < D; ++d) delta += w.do_rows[i * width + d] * g.out[at + i * stride + d];
+    }
+    w.delta[i] = delta;
+    w.lse[i] = i < n ? g.lse[(b * z.H + h) * z.T + t0 + i] * log2_e : 0.f;
+  }
+  for (int64_t key = 0; key < t0 + n; key += tile) {
+    const bool on = key == t0;
+    for_parts(on ? n : tile, vectors, on, [&](int64_t row, int64_t rows, int64_t first) {
+      const int64_t tile_at = row * tile + first * lanes, wide = vectors - first, query = first * lanes;
+      const float *k = w.k + (key + row) * D, *v = w.v + (key + row) * D;
+      float *dk = w.dk + (key + row) * width, *dv = w.dv + (key + row) * width;
+      multiply<false>(w.p + tile_at, tile, k, D, w.q + query, tile, rows, wide, D, false);
+      multiply<false>(w.ds + tile_at, tile, v, D, w.dout + query, tile, rows, wide, D, false);
+      weights_tile(w, row, rows, first, vectors, on);
+      multiply<true>(w.dq + query, tile, k, D, w.ds + tile_at, tile, D, wide, rows, key + row > 0);
+      multiply<false>(dv, width, w.p + tile_at, tile, w.do_rows + query * width, width, rows, width / lanes, n - query,
+                      true);
+      multiply<false>(dk, width, w.ds + tile_at, tile, w.q_rows + query * width, width, rows, width / lanes, n - query,
+                      true);
+    });
+  }
+  unpack_transposed(g.dq + at, stride, w.dq, n, D, g.scale, g.acc_q);
+}
+
+// dst (T rows, stride apart, of D) = [dst +] factor * the sum of `parts` partial sums (T, width), in order.
+void write_sum(float* dst, int64_t stride, const float* partial, int64_t parts, int64_t part_stride, int64_t T,
+               int64_t D, float factor, bool acc) {
+  const int64_t width = round_up(D);
+  for (int64_t t = 0; t < T; ++t)
+    for (int64_t d = 0; d < D; ++d) {
+      float sum = 0;
+      for (int64_t p = 0; p < parts; ++p) sum += partial[p * part_stride + t * width + d];
+      dst[t * stride + d] = acc ? dst[t * stride + d] + factor * sum : factor * sum;
+    }
+}
+
+void attention_backward_cpu(const Gradients& g, const Sizes& z) {
+  const int64_t T = z.T, D = z.D, n = z.blocks(), work = z.group() * n, pairs = z.B * z.K;
+  // An item is the part of one (b, kv head) that one thread sums up. A pair is only cut, by its shape, where there are few.
+  const int64_t parts = std::min(work, ceil_div(8, pairs)), items = pairs * parts, part_size = T * round_up(D);
+  float* partial = parts == 1 ? nullptr : scratch_f32(static_cast<size_t>(2 * items * part_size), 1);
+  auto write = [=](int64_t pair, const float* dk, const float* dv) {
+    const int64_t at = pair / z.K * T * z.K * D + pair % z.K * D;
+    write_sum(g.dk + at, z.K * D, dk, parts, 2 * part_size, T, D, g.scale, g.acc_k);
+    write_sum(g.dv + at, z.K * D, dv, parts, 2 * part_size, T, D, 1.f, g.acc_v);
+  };
+  parallel_for(items, z.grain(items), [=](int64_t begin, int64_t end) {
+    Backward w(T, D);
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t pair = item / parts, part = item % parts, b = pair / z.K, kv = pair % z.K;
+      pack(w.k, D, g.k + b * T * z.K * D + kv * D, z.K * D, T, D);
+      pack(w.v, D, g.v + b * T * z.K * D + kv * D, z.K * D, T, D);
+      if (parts > 1) w.dk = partial + 2 * item * part_size, w.dv = w.dk + part_size;
+      std::fill_n(w.dk, part_size, 0.f);
+      std::fill_n(w.dv, part_size, 0.f);
+      for (int64_t i = work * part / parts; i < work * (part + 1) / parts; ++i)
+        backward_block(g, z, b, kv * z.group() + i / n, folded(i % n, n) * tile, w);
+      if (parts == 1) write(pair, w.dk, w.dv);
+    }
+  });
+  if (parts > 1)
+    for (int64_t pair = 0; pair < pairs; ++pair)
+      write(pair, partial + 2 * pair * parts * part_size, partial + (2 * pair * parts + 1) * part_size);
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// A few queries against long caches: too few to fill a vector, so along d.
+
+void attend_rows_cpu(float* out, const float* q, const float* k_cache, const float* v_cache, const Sizes& z,
+                     float scale) {
+  const int64_t D = z.D, stride = z.K * D, items = z.B * z.T * z.H;
+  parallel_for(items, z.grain(items), [=](int64_t begin, int64_t end) {
+    float* p = scratch_f32(static_cast<size_t>(z.pos + z.T));
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t b = item / (z.T * z.H), t = item / z.H % z.T, h = item % z.H, n = z.pos + t + 1;
+      const int64_t head = b * z.S * stride + h / z.group() * D;
+      const float *x = q + item * D, *k = k_cache + head, *v = v_cache + head;
+      float* y = out + item * D;
+      float max = -INFINITY, sum = 0;
+      for (int64_t j = 0; j < n; ++j) {
+        float s = 0;
+#pragma omp simd reduction(+ : s)
+        for (int64_t d = 0; d < D; ++d) s += x[d] * k[j * stride + d];
+        p[j] = s * scale;
+        max = std::max(max, p[j]);
+      }
+#pragma omp simd reduction(+ : sum)
+      for (int64_t j = 0; j < n; ++j) sum += p[j] = exp_f32(p[j] - max);
+      std::fill_n(y, D, 0.f);
+      for (int64_t j = 0; j < n; ++j) {
+        const float weight = p[j] / sum;
+#pragma omp simd
+        for (int64_t d = 0; d < D; ++d) y[d] += weight * v[j * stride + d];
+      }
+    }
+  });
+}
+
+// The sizes of an attention over whole sequences, after checking that the shapes agree.
+Sizes sizes_of(const char* what, const Tensor& q, const Tensor& k, const Tensor& v) {
+  const Sizes z{q.dim(0), q.dim(1), q.dim(2), k.dim(2), q.dim(3), k.dim(1), 0};
+  CHECK_THAT(q.shape.rank == 4 && k.shape == Shape({z.B, z.T, z.K, z.D}) && v.shape == k.shape && z.K > 0 &&
+                 z.H % z.K == 0,
+             what, ": q ", q.str(), " k ", k.str(), " v ", v.str());
+  return z;
+}
+
+}  // namespace
+
+// -----------------------------------------------------------------------------------------------------------------
+// Entry points: check shapes, choose the backend.
+
+void attention_forward(const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v,
+                       double scale, Stream stream) {
+  const Sizes z = sizes_of("attention_forward", q, k, v);
+  CHECK_THAT(out.shape == q.shape && lse.shape == Shape({z.B, z.H, z.T}), "attention_forward: out ", out.str(),
+             " lse ", lse.str(), " q ", q.str());
+  if (stream.backend == Backend::cpu)
+    return attention_forward_cpu(out.as<float>(), lse.as<float>(), q.as<float>(), k.as<float>(), v.as<float>(), z,
+                                 static_cast<float>(scale));
+  with_real(out.dtype, [&](auto real) {
+    using Real = decltype(real);
+    attention_forward_ref(out.as<Real>(), lse.as<Real>(), q.as<Real>(), k.as<Real>(), v.as<Real>(), z.B, z.T, z.H, z.K,
+                          z.D, scale);
+  });
+}
+
+void attention_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout, const Tensor& out,
+                        const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lse, double scale, bool acc_q,
+                        bool acc_k, bool acc_v, Stream stream) {
+  const Sizes z = sizes_of("attention_backward", q, k, v);
+  CHECK_THAT(dq.shape == q.shape && dout.shape == q.shape && out.shape == q.shape && dk.shape == k.shape &&
+                 dv.shape == k.shape && lse.shape == Shape({z.B, z.H, z.T}),
+             "attention_backward: dq ", dq.str(), " dk ", dk.str(), " dv ", dv.str(), " dout ", dout.str(), " out ",
+             out.str(), " q ", q.str(), " k ", k.str(), " lse ", lse.str());
+  if (stream.backend == Backend::cpu)
+    return attention_backward_cpu(
+        {dq.as<float>(), dk.as<float>(), dv.as<float>(), dout.as<float>(), out.as<float>(), q.as<float>(),
+         k.as<float>(), v.as<float>(), lse.as<float>(), static_cast<float>(scale), acc_q, acc_k, acc_v},
+        z);
+  with_real(dq.dtype, [&](auto real) {
+    using Real = decltype(real);
+    attention_backward_ref(dq.as<Real>(), dk.as<Real>(), dv.as<Real>(), dout.as<Real>(), out.as<Real>(), q.as<Real>(),
+                           k.as<Real>(), v.as<Real>(), lse.as<Real>(), z.B, z.T, z.H, z.K, z.D, scale, acc_q, acc_k,
+                           acc_v);
+  });
+}
+
+void attention_cached(const Tensor& out, const Tensor& k_cache, const Tensor& v_cache, const Tensor& q, const Tensor& k,
+                      const Tensor& v, int64_t pos, double scale, Stream stream) {
+  Sizes z = sizes_of("attention_cached", q, k, v);
+  z.S = k_cache.dim(1), z.pos = pos;
+  CHECK_THAT(out.shape == q.shape && k_cache.shape == Shape({z.B, z.S, z.K, z.D}) && v_cache.shape == k_cache.shape &&
+                 pos >= 0 && pos + z.T <= z.S,
+             "attention_cached: out ", out.str(), " k_cache ", k_cache.str(), " v_cache ", v_cache.str(), " q ",
+             q.str(), " k ", k.str(), " pos ", pos);
+  if (stream.backend == Backend::reference)
+    return with_real(out.dtype, [&](auto real) {
+      using Real = decltype(real);
+      attention_cached_ref(out.as<Real>(), k_cache.as<Real>(), v_cache.as<Real>(), q.as<Real>(), k.as<Real>(),
+                           v.as<Real>(), z.B, z.T, z.S, z.H, z.K, z.D, pos, scale);
+    });
+  const int64_t row = z.K * z.D;
+  for (int64_t b = 0; b < z.B; ++b) {
+    std::copy_n(k.as<float>() + b * z.T * row, z.T * row, k_cache.as<float>() + (b * z.S + pos) * row);
+    std::copy_n(v.as<float>() + b * z.T * row, z.T * row, v_cache.as<float>() + (b * z.S + pos) * row);
+  }
+  if (z.T < 4)
+    attend_rows_cpu(out.as<float>(), q.as<float>(), k_cache.as<float>(), v_cache.as<float>(), z,
+                    static_cast<float>(scale));
+  else
+    attention_forward_cpu(out.as<float>(), nullptr, q.as<float>(), k_cache.as<float>(), v_cache.as<float>(), z,
+                          static_cast<float>(scale));
+}
+
+}  // namespace crossply
