@@ -60,20 +60,27 @@ template <int M, int N, bool transposed>
 void multiply_block(float* c, int64_t ldc, const float* a, int64_t lda, const float* b, int64_t ldb, int64_t k,
                     bool add) {
   Vec sum[M][N];
+#pragma GCC unroll 8
   for (int i = 0; i < M; ++i)
+#pragma GCC unroll 8
     for (int j = 0; j < N; ++j) {
       if (add) load(sum[i][j], c + i * ldc + j * lanes);
       else sum[i][j] = Vec{};
     }
   for (int64_t p = 0; p < k; ++p) {
     Vec row[N];
+#pragma GCC unroll 8
     for (int j = 0; j < N; ++j) load(row[j], b + p * ldb + j * lanes);
+#pragma GCC unroll 8
     for (int i = 0; i < M; ++i) {
       const float x = transposed ? a[p * lda + i] : a[i * lda + p];
+#pragma GCC unroll 8
       for (int j = 0; j < N; ++j) sum[i][j] += x * row[j];
     }
   }
+#pragma GCC unroll 8
   for (int i = 0; i < M; ++i)
+#pragma GCC unroll 8
     for (int j = 0; j < N; ++j) store(c + i * ldc + j * lanes, sum[i][j]);
 }
 
