@@ -1,6 +1,8 @@
 #include "kernels/attention.h"
 
+#include <array>
 #include <cstring>
+#include <utility>
 
 #include "kernels/cpu.h"
 
@@ -111,39 +113,136 @@ void multiply(float* c, int64_t ldc, const float* a, int64_t lda, const float* b
 }
 
 // -----------------------------------------------------------------------------------------------------------------
-// Between the strided rows of one head and contiguous scratch.
+// Between the strided rows of one head and contiguous scratch, eight floats at a time: heads may be that narrow.
 
-// dst (rows, width) from src (rows, D), filled up with zeros.
-void pack(float* dst, int64_t width, const float* src, int64_t stride, int64_t rows, int64_t D) {
-  for (int64_t i = 0; i < rows; ++i) {
-    std::copy_n(src + i * stride, D, dst + i * width);
-    std::fill(dst + i * width + D, dst + (i + 1) * width, 0.f);
+constexpr int64_t eight = 8;
+using Half = float __attribute__((vector_size(eight * sizeof(float))));  // half of a Vec of 16, or all of one of 8
+using Block = std::array<Vec, eight>;  // eight values of d of `lanes` queries, by row or by column
+
+// Takes every 8 x 8 block from rows to columns, or back: v[i] holds row i in its first half and row i + 8 in its second.
+// A step moves the bits of an element's position one place on; three steps exchange row and column.
+template <size_t... I>
+inline void transpose(Block& v, std::index_sequence<I...>) {
+#pragma GCC unroll 3
+  for (int step = 0; step < 3; ++step) {
+    Block w;
+#pragma GCC unroll 4
+    for (size_t i = 0; i < 4; ++i) {
+      w[2 * i] = __builtin_shufflevector(v[i], v[i + 4], (I / 8 * 8 + I % 8 / 2 + I % 2 * lanes)...);
+      w[2 * i + 1] = __builtin_shufflevector(v[i], v[i + 4], (I / 8 * 8 + I % 8 / 2 + 4 + I % 2 * lanes)...);
+    }
+    v = w;
   }
 }
 
-// dst (D, tile) = factor * src (rows, D) transposed; the columns past `rows` become 0.
+template <size_t... I>
+inline void join(Vec& v, const Half& low, const Half& high, std::index_sequence<I...>) {
+  v = __builtin_shufflevector(low, high, I...);
+}
+
+template <size_t... I>
+inline void second_half(Half& half, const Vec& v, std::index_sequence<I...>) {
+  half = __builtin_shufflevector(v, v, (I + lanes - eight)...);
+}
+
+template <size_t... I>
+inline void first_half(Half& half, const Vec& v, std::index_sequence<I...>) {
+  half = __builtin_shufflevector(v, v, I...);
+}
+
+// dst = [dst +] factor * x.
+inline void write_half(float* dst, const Half& x, float factor, bool acc) {
+  Half y{};
+  if (acc) std::memcpy(&y, dst, sizeof y);
+  y += x * factor;
+  std::memcpy(dst, &y, sizeof y);
+}
+
+// dst (rows, D) = [dst +] factor * src (rows, D), with rows dst_stride and src_stride apart.
+void write_rows(float* dst, int64_t dst_stride, const float* src, int64_t src_stride, int64_t rows, int64_t D,
+                float factor, bool acc) {
+  for (int64_t i = 0; i < rows; ++i, dst += dst_stride, src += src_stride) {
+    int64_t d = 0;
+    for (; d + eight <= D; d += eight) {
+      Half x;
+      std::memcpy(&x, src + d, sizeof x);
+      write_half(dst + d, x, factor, acc);
+    }
+    for (; d < D; ++d) dst[d] = src[d] * factor + (acc ? dst[d] : 0.f);
+  }
+}
+
+// dst (D, tile) = factor * src (rows, D) transposed; up to the end of the last vector, columns past `rows` become 0.
 void pack_transposed(float* dst, const float* src, int64_t stride, int64_t rows, int64_t D, float factor) {
-  for (int64_t d = 0; d < D; ++d) {
-    for (int64_t i = 0; i < rows; ++i) dst[d * tile + i] = factor * src[i * stride + d];
-    std::fill(dst + d * tile + rows, dst + (d + 1) * tile, 0.f);
+  for (int64_t i = 0; i < rows; i += lanes, dst += lanes, src += lanes * stride) {
+    const int64_t n = std::min(lanes, rows - i);
+    int64_t d = 0;
+    for (; d + eight <= D; d += eight) {
+      Block v;
+#pragma GCC unroll 8
+      for (int64_t r = 0; r < eight; ++r) {
+        Half low{}, high{};
+        if (r < n) std::memcpy(&low, src + r * stride + d, sizeof low);
+        if (r + eight < n) std::memcpy(&high, src + (r + eight) * stride + d, sizeof high);
+        join(v[r], low, high, std::make_index_sequence<lanes>());
+      }
+      transpose(v, std::make_index_sequence<lanes>());
+#pragma GCC unroll 8
+      for (int64_t r = 0; r < eight; ++r) store(dst + (d + r) * tile, v[r] * factor);
+    }
+    for (; d < D; ++d)
+      for (int64_t l = 0; l < lanes; ++l) dst[d * tile + l] = l < n ? factor * src[l * stride + d] : 0.f;
   }
 }
 
 // dst (rows, D) = [dst +] factor * src (D, tile) transposed.
 void unpack_transposed(float* dst, int64_t stride, const float* src, int64_t rows, int64_t D, float factor, bool acc) {
-  for (int64_t i = 0; i < rows; ++i)
-    for (int64_t d = 0; d < D; ++d) {
-      const float x = factor * src[d * tile + i];
-      dst[i * stride + d] = acc ? dst[i * stride + d] + x : x;
+  for (int64_t i = 0; i < rows; i += lanes, src += lanes, dst += lanes * stride) {
+    const int64_t n = std::min(lanes, rows - i);
+    int64_t d = 0;
+    for (; d + eight <= D; d += eight) {
+      Block v;
+#pragma GCC unroll 8
+      for (int64_t r = 0; r < eight; ++r) load(v[r], src + (d + r) * tile);
+      transpose(v, std::make_index_sequence<lanes>());
+#pragma GCC unroll 8
+      for (int64_t r = 0; r < eight; ++r) {
+        Half half;
+        first_half(half, v[r], std::make_index_sequence<eight>());
+        if (r < n) write_half(dst + r * stride + d, half, factor, acc);
+        second_half(half, v[r], std::make_index_sequence<eight>());
+        if (r + eight < n) write_half(dst + (r + eight) * stride + d, half, factor, acc);
+      }
     }
+    for (; d < D; ++d)
+      for (int64_t l = 0; l < n; ++l)
+        dst[l * stride + d] = factor * src[d * tile + l] + (acc ? dst[l * stride + d] : 0.f);
+  }
 }
 
 // -----------------------------------------------------------------------------------------------------------------
 // Which work there is.
 
+// One head of k or v: rows of D floats.
+struct Rows {
+  const float* data;
+  int64_t stride;
+  const float* row(int64_t i) const { return data + i * stride; }
+};
+
+// Many strided rows would fall into few sets of the cache: those are read from a copy.
+Rows gather(float* copy, const Rows& from, int64_t rows, int64_t D) {
+  if (rows <= 256) return from;
+  write_rows(copy, D, from.data, from.stride, rows, D, 1.f, false);
+  return {copy, D};
+}
+
 struct Sizes {
   int64_t B, T, H, K, D;
   int64_t S, pos;  // rows of k and v; query t sits at position pos + t
+  // Where head kv of batch b begins in k and v, and head h in q.
+  int64_t key_head(int64_t b, int64_t kv) const { return (b * S * K + kv) * D; }
+  int64_t query_head(int64_t b, int64_t h) const { return (b * T * H + h) * D; }
   int64_t group() const { return H / K; }
   int64_t blocks() const { return ceil_div(T, tile); }
   // Below this much work the threads stay asleep.
@@ -167,15 +266,16 @@ void for_parts(int64_t n, int64_t vectors, bool diagonal, F&& body) {
 
 // Scratch of one thread.
 struct Forward {
-  float *k, *v;      // (keys, D): one head
-  float *q, *out;    // (D, tile): q times scale / ln 2; out before its division by sum
-  float* s;          // (tile, tile): scores of (key, query) in units of ln 2, then their weights
-  float *max, *sum;  // (tile): over the keys so far, and of exp2(s - max)
+  float *k_copy, *v_copy;  // (keys, D)
+  float *q, *out;          // (D, tile): q times scale / ln 2; out before its division by sum
+  float* s;                // (tile, tile): scores of (key, query) in units of ln 2, then their weights
+  float *max, *sum;        // (tile): over the keys so far, and of exp2(s - max)
 
   Forward(int64_t keys, int64_t D) {
-    k = scratch_f32(static_cast<size_t>(2 * round_up(keys * D) + 2 * D * tile + tile * tile + 2 * tile));
-    v = k + round_up(keys * D);
-    q = v + round_up(keys * D);
+    const int64_t copied = round_up(keys * D);
+    k_copy = scratch_f32(static_cast<size_t>(2 * copied + 2 * D * tile + tile * tile + 2 * tile));
+    v_copy = k_copy + copied;
+    q = v_copy + copied;
     out = q + D * tile;
     s = out + D * tile;
     max = s + tile * tile;
@@ -220,8 +320,9 @@ void softmax_tile(const Forward& w, int64_t n, int64_t vectors, bool diagonal, b
   }
 }
 
-// Queries t0 .. t0+n-1 of one head, whose keys and values are already in w. lse may be null.
-void forward_block(float* out, float* lse, const float* q, const Sizes& z, int64_t t0, float scale, const Forward& w) {
+// Queries t0 .. of one head. lse may be null.
+void forward_block(float* out, float* lse, const float* q, const Rows& k, const Rows& v, const Sizes& z, int64_t t0,
+                   float scale, const Forward& w) {
   const int64_t n = std::min(tile, z.T - t0), vectors = ceil_div(n, lanes), D = z.D, stride = z.H * D;
   const int64_t diagonal = z.pos + t0;  // the keys before it are seen by every query of the block
   pack_transposed(w.q, q + t0 * stride, stride, n, D, scale * log2_e);
@@ -231,12 +332,12 @@ void forward_block(float* out, float* lse, const float* q, const Sizes& z, int64
     const bool on = key == diagonal;
     keys = on ? n : std::min(tile, diagonal - key);
     for_parts(keys, vectors, on, [&](int64_t row, int64_t rows, int64_t first) {
-      multiply<false>(w.s + row * tile + first * lanes, tile, w.k + (key + row) * D, D, w.q + first * lanes, tile, rows,
-                      vectors - first, D, false);
+      multiply<false>(w.s + row * tile + first * lanes, tile, k.row(key + row), k.stride, w.q + first * lanes, tile,
+                      rows, vectors - first, D, false);
     });
     softmax_tile(w, keys, vectors, on, key == 0, D);
     for_parts(keys, vectors, on, [&](int64_t row, int64_t rows, int64_t first) {
-      multiply<true>(w.out + first * lanes, tile, w.v + (key + row) * D, D, w.s + row * tile + first * lanes, tile, D,
+      multiply<true>(w.out + first * lanes, tile, v.row(key + row), v.stride, w.s + row * tile + first * lanes, tile, D,
                      vectors - first, rows, key + row > 0);
     });
   }
@@ -257,21 +358,21 @@ void forward_block(float* out, float* lse, const float* q, const Sizes& z, int64
 // lse may be null.
 void attention_forward_cpu(float* out, float* lse, const float* q, const float* k, const float* v, const Sizes& z,
                            float scale) {
-  const int64_t n = z.blocks(), items = z.B * z.H * n, D = z.D, keys = z.pos + z.T;
+  const int64_t blocks = z.blocks(), items = z.B * z.H * blocks, keys = z.pos + z.T, stride = z.K * z.D;
   parallel_for(items, z.grain(items), [=](int64_t begin, int64_t end) {
-    const Forward w(keys, D);
-    int64_t packed = -1;  // which (b, kv head) w.k and w.v hold
+    const Forward w(keys, z.D);
+    Rows k_rows{}, v_rows{};
+    int64_t gathered = -1;  // whose rows these are
     for (int64_t item = begin; item < end; ++item) {
-      const int64_t head = item / n, b = head / z.H, h = head % z.H, kv = head / z.group();
-      if (kv != packed) {
-        const int64_t at = b * z.S * z.K * D + h / z.group() * D;
-        pack(w.k, D, k + at, z.K * D, keys, D);
-        pack(w.v, D, v + at, z.K * D, keys, D);
-        packed = kv;
+      const int64_t head = item / blocks, b = head / z.H, h = head % z.H, kv = h / z.group();
+      if (b * z.K + kv != gathered) {
+        k_rows = gather(w.k_copy, {k + z.key_head(b, kv), stride}, keys, z.D);
+        v_rows = gather(w.v_copy, {v + z.key_head(b, kv), stride}, keys, z.D);
+        gathered = b * z.K + kv;
       }
-      const int64_t at = b * z.T * z.H * D + h * D;
-      forward_block(out + at, lse == nullptr ? nullptr : lse + head * z.T, q + at, z, folded(item % n, n) * tile,
-                    scale, w);
+      const int64_t at = z.query_head(b, h);
+      forward_block(out + at, lse == nullptr ? nullptr : lse + head * z.T, q + at, k_rows, v_rows, z,
+                    folded(item % blocks, blocks) * tile, scale, w);
     }
   });
 }
@@ -279,20 +380,21 @@ void attention_forward_cpu(float* out, float* lse, const float* q, const float* 
 // -----------------------------------------------------------------------------------------------------------------
 // Backward.
 
-// Scratch of one thread.
+// Scratch of one thread. `width` is D rounded up to vectors.
 struct Backward {
-  float *k, *v;            // (T, D): one head
-  float *dk, *dv;          // (T, width): D rounded up to vectors; dk lacks the factor scale
-  float *q_rows, *do_rows; // (tile, width)
-  float *q, *dout, *dq;    // (D, tile): q times scale / ln 2; dq lacks the factor scale
-  float *p, *ds;           // (tile, tile): weights of (key, query), and the gradients of the scores but for scale
-  float *lse, *delta;      // (tile): lse in units of ln 2
+  float *k_copy, *v_copy;   // (T, D)
+  float *dk, *dv;           // (T, width): dk lacks the factor scale
+  float *q_rows, *do_rows;  // (tile, width): the padding stays 0
+  float *q, *dout, *dq;     // (D, tile): q times scale / ln 2; dq lacks the factor scale
+  float *p, *ds;            // (tile, tile): weights of (key, query), and the gradients of the scores but for scale
+  float *lse, *delta;       // (tile): lse in units of ln 2
 
   Backward(int64_t T, int64_t D) {
-    const int64_t width = round_up(D), packed = round_up(T * D);
-    k = scratch_f32(static_cast<size_t>(2 * packed + 2 * (T + tile) * width + 3 * D * tile + 2 * tile * (tile + 1)));
-    v = k + packed;
-    dk = v + packed;
+    const int64_t width = round_up(D), copied = round_up(T * D);
+    k_copy = scratch_f32(static_cast<size_t>(2 * copied + 2 * (T + tile) * width + 3 * D * tile + 2 * tile * tile +
+                                             2 * tile));
+    v_copy = k_copy + copied;
+    dk = v_copy + copied;
     dv = dk + T * width;
     q_rows = dv + T * width;
     do_rows = q_rows + tile * width;
@@ -303,6 +405,7 @@ struct Backward {
     ds = p + tile * tile;
     lse = ds + tile * tile;
     delta = lse + tile;
+    std::fill(q_rows, q, 0.f);
   }
 };
 
@@ -336,81 +439,78 @@ struct Gradients {
   bool acc_q, acc_k, acc_v;
 };
 
-// Adds to w.dk and w.dv what queries t0 .. of head h contribute, and writes their dq.
-void backward_block(const Gradients& g, const Sizes& z, int64_t b, int64_t h, int64_t t0, const Backward& w) {
-  const int64_t n = std::min(tile, z.T - t0), vectors = ceil_div(n, lanes), D = z.D, width = round_up(D);
-  const int64_t stride = z.H * D, at = (b * z.T + t0) * stride + h * D;
-  pack(w.q_rows, width, g.q + at, stride, n, D);
-  pack(w.do_rows, width, g.dout + at, stride, n, D);
-  pack_transposed(w.q, w.q_rows, width, n, D, g.scale * log2_e);
-  pack_transposed(w.dout, w.do_rows, width, n, D, 1.f);
-  for (int64_t i = 0; i < tile; ++i) {
-    float delta = 0;
-    if (i < n) {
-#pragma omp simd reduction(+ : delta)
-      for (int64_t d = 0; d < D; ++d) delta += w.do_rows[i * width + d] * g.out[at + i * stride + d];
+// w.delta from w.dout and out (n rows); takes w.dq as scratch.
+void delta_of(const Backward& w, const float* out, int64_t stride, int64_t n, int64_t D) {
+  pack_transposed(w.dq, out, stride, n, D, 1.f);
+  for (int64_t j = 0; j < n; j += lanes) {
+    Vec sum{}, x, y;
+    for (int64_t d = 0; d < D; ++d) {
+      load(x, w.dout + d * tile + j);
+      load(y, w.dq + d * tile + j);
+      sum += x * y;
     }
-    w.delta[i] = delta;
-    w.lse[i] = i < n ? g.lse[(b * z.H + h) * z.T + t0 + i] * log2_e : 0.f;
+    store(w.delta + j, sum);
   }
+}
+
+// Adds to w.dk and w.dv what queries t0 .. of head h contribute, and writes their dq.
+void backward_block(const Gradients& g, const Rows& k, const Rows& v, const Sizes& z, int64_t b, int64_t h, int64_t t0,
+                    const Backward& w) {
+  const int64_t n = std::min(tile, z.T - t0), vectors = ceil_div(n, lanes), D = z.D, width = round_up(D);
+  const int64_t stride = z.H * D, at = z.query_head(b, h) + t0 * stride;
+  write_rows(w.q_rows, width, g.q + at, stride, n, D, 1.f, false);
+  write_rows(w.do_rows, width, g.dout + at, stride, n, D, 1.f, false);
+  pack_transposed(w.q, g.q + at, stride, n, D, g.scale * log2_e);
+  pack_transposed(w.dout, g.dout + at, stride, n, D, 1.f);
+  delta_of(w, g.out + at, stride, n, D);
+  for (int64_t i = 0; i < vectors * lanes; ++i) w.lse[i] = i < n ? g.lse[(b * z.H + h) * z.T + t0 + i] * log2_e : 0.f;
   for (int64_t key = 0; key < t0 + n; key += tile) {
     const bool on = key == t0;
     for_parts(on ? n : tile, vectors, on, [&](int64_t row, int64_t rows, int64_t first) {
-      const int64_t tile_at = row * tile + first * lanes, wide = vectors - first, query = first * lanes;
-      const float *k = w.k + (key + row) * D, *v = w.v + (key + row) * D;
-      float *dk = w.dk + (key + row) * width, *dv = w.dv + (key + row) * width;
-      multiply<false>(w.p + tile_at, tile, k, D, w.q + query, tile, rows, wide, D, false);
-      multiply<false>(w.ds + tile_at, tile, v, D, w.dout + query, tile, rows, wide, D, false);
+      const int64_t at_tile = row * tile + first * lanes, wide = vectors - first, query = first * lanes;
+      const int64_t at_key = (key + row) * width, seeing = n - query;
+      const float *k_row = k.row(key + row), *v_row = v.row(key + row);
+      multiply<false>(w.p + at_tile, tile, k_row, k.stride, w.q + query, tile, rows, wide, D, false);
+      multiply<false>(w.ds + at_tile, tile, v_row, v.stride, w.dout + query, tile, rows, wide, D, false);
       weights_tile(w, row, rows, first, vectors, on);
-      multiply<true>(w.dq + query, tile, k, D, w.ds + tile_at, tile, D, wide, rows, key + row > 0);
-      multiply<false>(dv, width, w.p + tile_at, tile, w.do_rows + query * width, width, rows, width / lanes, n - query,
-                      true);
-      multiply<false>(dk, width, w.ds + tile_at, tile, w.q_rows + query * width, width, rows, width / lanes, n - query,
-                      true);
+      multiply<true>(w.dq + query, tile, k_row, k.stride, w.ds + at_tile, tile, D, wide, rows, key + row > 0);
+      multiply<false>(w.dv + at_key, width, w.p + at_tile, tile, w.do_rows + query * width, width, rows, width / lanes,
+                      seeing, true);
+      multiply<false>(w.dk + at_key, width, w.ds + at_tile, tile, w.q_rows + query * width, width, rows, width / lanes,
+                      seeing, true);
     });
   }
   unpack_transposed(g.dq + at, stride, w.dq, n, D, g.scale, g.acc_q);
 }
 
-// dst (T rows, stride apart, of D) = [dst +] factor * the sum of `parts` partial sums (T, width), in order.
-void write_sum(float* dst, int64_t stride, const float* partial, int64_t parts, int64_t part_stride, int64_t T,
-               int64_t D, float factor, bool acc) {
-  const int64_t width = round_up(D);
-  for (int64_t t = 0; t < T; ++t)
-    for (int64_t d = 0; d < D; ++d) {
-      float sum = 0;
-      for (int64_t p = 0; p < parts; ++p) sum += partial[p * part_stride + t * width + d];
-      dst[t * stride + d] = acc ? dst[t * stride + d] + factor * sum : factor * sum;
-    }
-}
-
 void attention_backward_cpu(const Gradients& g, const Sizes& z) {
-  const int64_t T = z.T, D = z.D, n = z.blocks(), work = z.group() * n, pairs = z.B * z.K;
-  // An item is the part of one (b, kv head) that one thread sums up. A pair is only cut, by its shape, where there are few.
-  const int64_t parts = std::min(work, ceil_div(8, pairs)), items = pairs * parts, part_size = T * round_up(D);
-  float* partial = parts == 1 ? nullptr : scratch_f32(static_cast<size_t>(2 * items * part_size), 1);
-  auto write = [=](int64_t pair, const float* dk, const float* dv) {
-    const int64_t at = pair / z.K * T * z.K * D + pair % z.K * D;
-    write_sum(g.dk + at, z.K * D, dk, parts, 2 * part_size, T, D, g.scale, g.acc_k);
-    write_sum(g.dv + at, z.K * D, dv, parts, 2 * part_size, T, D, 1.f, g.acc_v);
-  };
+  const int64_t T = z.T, D = z.D, width = round_up(D), stride = z.K * D, blocks = z.blocks(), pairs = z.B * z.K;
+  // One thread sums up one part of what goes to one (b, kv head). Only where these are few are they cut, by the shape.
+  const int64_t work = z.group() * blocks, parts = std::min(work, ceil_div(8, pairs)), items = pairs * parts;
+  float* partial = parts == 1 ? nullptr : scratch_f32(static_cast<size_t>(2 * items * T * width), 1);
   parallel_for(items, z.grain(items), [=](int64_t begin, int64_t end) {
     Backward w(T, D);
     for (int64_t item = begin; item < end; ++item) {
       const int64_t pair = item / parts, part = item % parts, b = pair / z.K, kv = pair % z.K;
-      pack(w.k, D, g.k + b * T * z.K * D + kv * D, z.K * D, T, D);
-      pack(w.v, D, g.v + b * T * z.K * D + kv * D, z.K * D, T, D);
-      if (parts > 1) w.dk = partial + 2 * item * part_size, w.dv = w.dk + part_size;
-      std::fill_n(w.dk, part_size, 0.f);
-      std::fill_n(w.dv, part_size, 0.f);
+      const int64_t head = z.key_head(b, kv);
+      const Rows k = gather(w.k_copy, {g.k + head, stride}, T, D), v = gather(w.v_copy, {g.v + head, stride}, T, D);
+      if (parts > 1) w.dk = partial + 2 * item * T * width, w.dv = w.dk + T * width;
+      std::fill_n(w.dk, T * width, 0.f);
+      std::fill_n(w.dv, T * width, 0.f);
       for (int64_t i = work * part / parts; i < work * (part + 1) / parts; ++i)
-        backward_block(g, z, b, kv * z.group() + i / n, folded(i % n, n) * tile, w);
-      if (parts == 1) write(pair, w.dk, w.dv);
+        backward_block(g, k, v, z, b, kv * z.group() + i / blocks, folded(i % blocks, blocks) * tile, w);
+      if (parts > 1) continue;
+      write_rows(g.dk + head, stride, w.dk, width, T, D, g.scale, g.acc_k);
+      write_rows(g.dv + head, stride, w.dv, width, T, D, 1.f, g.acc_v);
     }
   });
-  if (parts > 1)
-    for (int64_t pair = 0; pair < pairs; ++pair)
-      write(pair, partial + 2 * pair * parts * part_size, partial + (2 * pair * parts + 1) * part_size);
+  for (int64_t item = 0; parts > 1 && item < items; ++item) {
+    const int64_t head = z.key_head(item / parts / z.K, item / parts % z.K);
+    const bool again = item % parts > 0;
+    const float* dk = partial + 2 * item * T * width;
+    write_rows(g.dk + head, stride, dk, width, T, D, g.scale, g.acc_k || again);
+    write_rows(g.dv + head, stride, dk + T * width, width, T, D, 1.f, g.acc_v || again);
+  }
 }
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -423,7 +523,7 @@ void attend_rows_cpu(float* out, const float* q, const float* k_cache, const flo
     float* p = scratch_f32(static_cast<size_t>(z.pos + z.T));
     for (int64_t item = begin; item < end; ++item) {
       const int64_t b = item / (z.T * z.H), t = item / z.H % z.T, h = item % z.H, n = z.pos + t + 1;
-      const int64_t head = b * z.S * stride + h / z.group() * D;
+      const int64_t head = z.key_head(b, h / z.group());
       const float *x = q + item * D, *k = k_cache + head, *v = v_cache + head;
       float* y = out + item * D;
       float max = -INFINITY, sum = 0;
