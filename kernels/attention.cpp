@@ -283,6 +283,19 @@ struct Forward {
   }
 };
 
+// max = the larger of max and every row of s (n, tile), in four chains that do not wait for each other.
+inline void max_of_column(Vec& max, const float* s, int64_t n) {
+  Vec chain[4] = {max, max, max, max};
+  for (int64_t i = 0; i < n; i += 4)
+#pragma GCC unroll 4
+    for (int64_t c = 0; c < 4; ++c) {
+      Vec x;
+      load(x, s + std::min(i + c, n - 1) * tile);
+      chain[c] = x > chain[c] ? x : chain[c];
+    }
+  for (const Vec& x : chain) max = x > max ? x : max;
+}
+
 // Takes one tile of scores into the running softmax; scores become weights.
 void softmax_tile(const Forward& w, int64_t n, int64_t vectors, bool diagonal, bool first, int64_t D) {
   for (int64_t j = 0; j < vectors; ++j) {
@@ -296,10 +309,7 @@ void softmax_tile(const Forward& w, int64_t n, int64_t vectors, bool diagonal, b
       mask(x, i, j * lanes, -INFINITY);
       store(s + i * tile, x);
     }
-    for (int64_t i = 0; i < keys; ++i) {
-      load(x, s + i * tile);
-      max = x > max ? x : max;
-    }
+    max_of_column(max, s, keys);
     store(w.max + j * lanes, max);
     Vec shrink = old_max - max;
     exp2_in_place(shrink);
