@@ -46,6 +46,19 @@ inline void exp2_in_place(Vec& x) {
   x = p * reinterpret_cast<Vec>(power);
 }
 
+// x = log(x) to about 2 ulp for positive normal x. NaN stays NaN.
+inline void log_in_place(Vec& x) {
+  const IntVec bits = reinterpret_cast<IntVec>(x);
+  const IntVec exponent = (bits - 0x3F3504F3) >> 23;  // so that the mantissa m is in [1/sqrt 2, sqrt 2)
+  const Vec m = reinterpret_cast<Vec>(bits - (exponent << 23));
+  const Vec s = (m - 1.f) / (m + 1.f), s2 = s * s;  // log m = 2 artanh s
+  Vec p = s2 * (2.f / 9.f) + 2.f / 7.f;
+  p = p * s2 + 2.f / 5.f;
+  p = p * s2 + 2.f / 3.f;
+  p = p * s2 + 2.f;
+  x = __builtin_convertvector(exponent, Vec) * ln_2 + (p * s + (x - x));  // x - x: the bits of a NaN were lost above
+}
+
 // In the vector of queries first .. first+lanes-1, those before `key` do not see it: they get `hidden`.
 inline void mask(Vec& x, int64_t key, int64_t first, float hidden) {
   IntVec lane;
@@ -269,7 +282,7 @@ struct Forward {
   float *k_copy, *v_copy;  // (keys, D)
   float *q, *out;          // (D, tile): q times scale / ln 2; out before its division by sum
   float* s;                // (tile, tile): scores of (key, query) in units of ln 2, then their weights
-  float *max, *sum;        // (tile): over the keys so far, and of exp2(s - max)
+  float *max, *sum;        // (tile): over the keys so far, and of exp2(s - max); at the end max becomes lse
 
   Forward(int64_t keys, int64_t D) {
     const int64_t copied = round_up(keys * D);
@@ -352,17 +365,19 @@ void forward_block(float* out, float* lse, const float* q, const Rows& k, const 
     });
   }
   for (int64_t j = 0; j < vectors * lanes; j += lanes) {
-    Vec x, sum;
+    Vec x, max, sum;
+    load(max, w.max + j);
     load(sum, w.sum + j);
     const Vec r = 1.f / sum;
+    log_in_place(sum);
+    store(w.max + j, max * ln_2 + sum);
     for (int64_t d = 0; d < D; ++d) {
       load(x, w.out + d * tile + j);
       store(w.out + d * tile + j, x * r);
     }
   }
   unpack_transposed(out + t0 * stride, stride, w.out, n, D, 1.f, false);
-  if (lse != nullptr)
-    for (int64_t i = 0; i < n; ++i) lse[t0 + i] = w.max[i] * ln_2 + std::log(w.sum[i]);
+  if (lse != nullptr) std::copy_n(w.max, n, lse + t0);
 }
 
 // lse may be null.
