@@ -1,0 +1,651 @@
+#include "kernels/attention.h"
+
+#include <array>
+#include <cstring>
+#include <utility>
+
+#include "kernels/cpu.h"
+
+namespace crossply {
+namespace {
+
+// Everything inside a tile is vectorised along the queries: scores are held as (key, query), and q, dout, out and dq as
+// (d, query). So no reduction crosses the lanes, and heads narrower than a vector waste none of it. Only dk and dv,
+// which sum over queries, are vectorised along d.
+#ifdef __AVX512F__
+constexpr int64_t lanes = 16, tile_vectors = 4;
+#else
+constexpr int64_t lanes = 8, tile_vectors = 2;
+#endif
+constexpr int64_t tile = tile_vectors * lanes;  // queries, and keys, of one tile
+
+using Vec = float __attribute__((vector_size(lanes * sizeof(float))));
+using IntVec = int32_t __attribute__((vector_size(lanes * sizeof(float))));
+
+inline void load(Vec& v, const float* p) { std::memcpy(&v, p, sizeof v); }
+inline void store(float* p, const Vec& v) { std::memcpy(p, &v, sizeof v); }
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t round_up(int64_t n) { return ceil_div(n, lanes) * lanes; }
+
+constexpr float log2_e = 1.44269504f, ln_2 = 0.693147181f;
+
+// x = 2^x to about 1 ulp for x <= 127; below -126.5 it is 0. NaN stays NaN.
+inline void exp2_in_place(Vec& x) {
+  // 2^23 * 1.5 + 127: adding it rounds to an integer n and leaves n + 127, the exponent of 2^n, in the low bits.
+  const Vec shifter = Vec{} + 12583039.f, lowest = Vec{} - 127.f;
+  x = x < lowest ? lowest : x;  // 2^-127 has the exponent bits of 0
+  const Vec biased = x + shifter;
+  const Vec r = x - (biased - shifter);
+  const IntVec power = reinterpret_cast<IntVec>(biased) << 23;
+  Vec p = r * 1.32764725e-3f + 9.67554096e-3f;  // 2^r on [-1/2, 1/2] with relative error below 8e-8
+  p = p * r + 5.55071309e-2f;
+  p = p * r + 2.40221202e-1f;
+  p = p * r + 6.93146944e-1f;
+  p = p * r + 1.00000012f;
+  x = p * reinterpret_cast<Vec>(power);
+}
+
+// x = log(x) to about 2 ulp for positive normal x. NaN stays NaN.
+inline void log_in_place(Vec& x) {
+  const IntVec bits = reinterpret_cast<IntVec>(x);
+  const IntVec exponent = (bits - 0x3F3504F3) >> 23;  // so that the mantissa m is in [1/sqrt 2, sqrt 2)
+  const Vec m = reinterpret_cast<Vec>(bits - (exponent << 23));
+  const Vec s = (m - 1.f) / (m + 1.f), s2 = s * s;  // log m = 2 artanh s
+  Vec p = s2 * (2.f / 9.f) + 2.f / 7.f;
+  p = p * s2 + 2.f / 5.f;
+  p = p * s2 + 2.f / 3.f;
+  p = p * s2 + 2.f;
+  x = __builtin_convertvector(exponent, Vec) * ln_2 + (p * s + (x - x));  // x - x: the bits of a NaN were lost above
+}
+
+// In the vector of queries first .. first+lanes-1, those before `key` do not see it: they get `hidden`.
+inline void mask(Vec& x, int64_t key, int64_t first, float hidden) {
+  IntVec lane;
+  for (int64_t l = 0; l < lanes; ++l) lane[l] = static_cast<int32_t>(l);
+  const IntVec bound = IntVec{} + static_cast<int32_t>(key - first);
+  x = lane < bound ? Vec{} + hidden : x;
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// Products of tiles: c (M, N vectors) = [c +] a (M, k) b (k, N vectors), a element at a time against vectors of b. a is
+// row-major, or stored transposed, (k, M).
+
+template <int M, int N, bool transposed>
+void multiply_block(float* c, int64_t ldc, const float* a, int64_t lda, const float* b, int64_t ldb, int64_t k,
+                    bool add) {
+  Vec sum[M][N];
+#pragma GCC unroll 8
+  for (int i = 0; i < M; ++i)
+#pragma GCC unroll 8
+    for (int j = 0; j < N; ++j) {
+      if (add) load(sum[i][j], c + i * ldc + j * lanes);
+      else sum[i][j] = Vec{};
+    }
+  for (int64_t p = 0; p < k; ++p) {
+    Vec row[N];
+#pragma GCC unroll 8
+    for (int j = 0; j < N; ++j) load(row[j], b + p * ldb + j * lanes);
+#pragma GCC unroll 8
+    for (int i = 0; i < M; ++i) {
+      const float x = transposed ? a[p * lda + i] : a[i * lda + p];
+#pragma GCC unroll 8
+      for (int j = 0; j < N; ++j) sum[i][j] += x * row[j];
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < M; ++i)
+#pragma GCC unroll 8
+    for (int j = 0; j < N; ++j) store(c + i * ldc + j * lanes, sum[i][j]);
+}
+
+template <int M, int N, bool transposed>
+void multiply_rows(float* c, int64_t ldc, const float* a, int64_t lda, const float* b, int64_t ldb, int64_t rows,
+                   int64_t k, bool add) {
+  int64_t m = 0;
+  for (; m + M <= rows; m += M)
+    multiply_block<M, N, transposed>(c + m * ldc, ldc, a + (transposed ? m : m * lda), lda, b, ldb, k, add);
+  if constexpr (M > 1) {
+    if (m < rows)
+      multiply_rows<M / 2, N, transposed>(c + m * ldc, ldc, a + (transposed ? m : m * lda), lda, b, ldb, rows - m, k,
+                                          add);
+  }
+}
+
+// `vectors` counts the vectors of a row of b and c.
+template <bool transposed>
+void multiply(float* c, int64_t ldc, const float* a, int64_t lda, const float* b, int64_t ldb, int64_t rows,
+              int64_t vectors, int64_t k, bool add) {
+  constexpr int tall = lanes == 16 ? 8 : 4, wide = lanes == 16 ? 4 : 2;
+  for (; vectors > 0; vectors -= 4, c += 4 * lanes, b += 4 * lanes) {
+    if (vectors >= 4) multiply_rows<wide, 4, transposed>(c, ldc, a, lda, b, ldb, rows, k, add);
+    else if (vectors == 3) multiply_rows<wide, 3, transposed>(c, ldc, a, lda, b, ldb, rows, k, add);
+    else if (vectors == 2) multiply_rows<tall, 2, transposed>(c, ldc, a, lda, b, ldb, rows, k, add);
+    else multiply_rows<tall, 1, transposed>(c, ldc, a, lda, b, ldb, rows, k, add);
+  }
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// Between the strided rows of one head and contiguous scratch, eight floats at a time: heads may be that narrow.
+
+constexpr int64_t eight = 8;
+using Half = float __attribute__((vector_size(eight * sizeof(float))));  // half of a Vec of 16, or all of one of 8
+using Block = std::array<Vec, eight>;  // eight values of d of `lanes` queries, by row or by column
+
+// Takes every 8 x 8 block from rows to columns, or back: v[i] holds row i in its first half and row i + 8 in its second.
+// A step moves the bits of an element's position one place on; three steps exchange row and column.
+template <size_t... I>
+inline void transpose(Block& v, std::index_sequence<I...>) {
+#pragma GCC unroll 3
+  for (int step = 0; step < 3; ++step) {
+    Block w;
+#pragma GCC unroll 4
+    for (size_t i = 0; i < 4; ++i) {
+      w[2 * i] = __builtin_shufflevector(v[i], v[i + 4], (I / 8 * 8 + I % 8 / 2 + I % 2 * lanes)...);
+      w[2 * i + 1] = __builtin_shufflevector(v[i], v[i + 4], (I / 8 * 8 + I % 8 / 2 + 4 + I % 2 * lanes)...);
+    }
+    v = w;
+  }
+}
+
+template <size_t... I>
+inline void join(Vec& v, const Half& low, const Half& high, std::index_sequence<I...>) {
+  v = __builtin_shufflevector(low, high, I...);
+}
+
+template <size_t... I>
+inline void second_half(Half& half, const Vec& v, std::index_sequence<I...>) {
+  half = __builtin_shufflevector(v, v, (I + lanes - eight)...);
+}
+
+template <size_t... I>
+inline void first_half(Half& half, const Vec& v, std::index_sequence<I...>) {
+  half = __builtin_shufflevector(v, v, I...);
+}
+
+// dst = [dst +] factor * x.
+inline void write_half(float* dst, const Half& x, float factor, bool acc) {
+  Half y{};
+  if (acc) std::memcpy(&y, dst, sizeof y);
+  y += x * factor;
+  std::memcpy(dst, &y, sizeof y);
+}
+
+// dst (rows, D) = [dst +] factor * src (rows, D), with rows dst_stride and src_stride apart.
+void write_rows(float* dst, int64_t dst_stride, const float* src, int64_t src_stride, int64_t rows, int64_t D,
+                float factor, bool acc) {
+  for (int64_t i = 0; i < rows; ++i, dst += dst_stride, src += src_stride) {
+    int64_t d = 0;
+    for (; d + eight <= D; d += eight) {
+      Half x;
+      std::memcpy(&x, src + d, sizeof x);
+      write_half(dst + d, x, factor, acc);
+    }
+    for (; d < D; ++d) dst[d] = src[d] * factor + (acc ? dst[d] : 0.f);
+  }
+}
+
+// dst (D, tile) = factor * src (rows, D) transposed; up to the end of the last vector, columns past `rows` become 0.
+void pack_transposed(float* dst, const float* src, int64_t stride, int64_t rows, int64_t D, float factor) {
+  for (int64_t i = 0; i < rows; i += lanes, dst += lanes, src += lanes * stride) {
+    const int64_t n = std::min(lanes, rows - i);
+    int64_t d = 0;
+    for (; d + eight <= D; d += eight) {
+      Block v;
+#pragma GCC unroll 8
+      for (int64_t r = 0; r < eight; ++r) {
+        Half low{}, high{};
+        if (r < n) std::memcpy(&low, src + r * stride + d, sizeof low);
+        if (r + eight < n) std::memcpy(&high, src + (r + eight) * stride + d, sizeof high);
+        join(v[r], low, high, std::make_index_sequence<lanes>());
+      }
+      transpose(v, std::make_index_sequence<lanes>());
+#pragma GCC unroll 8
+      for (int64_t r = 0; r < eight; ++r) store(dst + (d + r) * tile, v[r] * factor);
+    }
+    for (; d < D; ++d)
+      for (int64_t l = 0; l < lanes; ++l) dst[d * tile + l] = l < n ? factor * src[l * stride + d] : 0.f;
+  }
+}
+
+// dst (rows, D) = [dst +] factor * src (D, tile) transposed.
+void unpack_transposed(float* dst, int64_t stride, const float* src, int64_t rows, int64_t D, float factor, bool acc) {
+  for (int64_t i = 0; i < rows; i += lanes, src += lanes, dst += lanes * stride) {
+    const int64_t n = std::min(lanes, rows - i);
+    int64_t d = 0;
+    for (; d + eight <= D; d += eight) {
+      Block v;
+#pragma GCC unroll 8
+      for (int64_t r = 0; r < eight; ++r) load(v[r], src + (d + r) * tile);
+      transpose(v, std::make_index_sequence<lanes>());
+#pragma GCC unroll 8
+      for (int64_t r = 0; r < eight; ++r) {
+        Half half;
+        first_half(half, v[r], std::make_index_sequence<eight>());
+        if (r < n) write_half(dst + r * stride + d, half, factor, acc);
+        second_half(half, v[r], std::make_index_sequence<eight>());
+        if (r + eight < n) write_half(dst + (r + eight) * stride + d, half, factor, acc);
+      }
+    }
+    for (; d < D; ++d)
+      for (int64_t l = 0; l < n; ++l)
+        dst[l * stride + d] = factor * src[d * tile + l] + (acc ? dst[l * stride + d] : 0.f);
+  }
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// Which work there is.
+
+// One head of k or v: rows of D floats.
+struct Rows {
+  const float* data;
+  int64_t stride;
+  const float* row(int64_t i) const { return data + i * stride; }
+};
+
+// Many strided rows would fall into few sets of the cache: those are read from a copy.
+Rows gather(float* copy, const Rows& from, int64_t rows, int64_t D) {
+  if (rows <= 256) return from;
+  write_rows(copy, D, from.data, from.stride, rows, D, 1.f, false);
+  return {copy, D};
+}
+
+struct Sizes {
+  int64_t B, T, H, K, D;
+  int64_t S, pos;  // rows of k and v; query t sits at position pos + t
+  // Where head kv of batch b begins in k and v, and head h in q.
+  int64_t key_head(int64_t b, int64_t kv) const { return (b * S * K + kv) * D; }
+  int64_t query_head(int64_t b, int64_t h) const { return (b * T * H + h) * D; }
+  int64_t group() const { return H / K; }
+  int64_t blocks() const { return ceil_div(T, tile); }
+  // Below this much work the threads stay asleep.
+  int64_t grain(int64_t items) const { return B * H * T * (pos + T) * D <= 65536 ? items : 1; }
+};
+
+// Later blocks of queries see more keys. In the order 0, n-1, 1, n-2, ... every contiguous share is about the same work.
+int64_t folded(int64_t i, int64_t n) { return i % 2 == 0 ? i / 2 : n - 1 - i / 2; }
+
+// Calls body(row, rows, first) for the parts of a tile of n keys against `vectors` vectors of queries, of which part
+// needs those from `first` on. A tile off the diagonal is one part. On it, a part is `lanes` keys: the vectors before
+// see none of them, its first vector sees some, the others see all.
+template <class F>
+void for_parts(int64_t n, int64_t vectors, bool diagonal, F&& body) {
+  if (!diagonal) return body(int64_t{0}, n, int64_t{0});
+  for (int64_t j = 0; j < vectors; ++j) body(j * lanes, std::min(lanes, n - j * lanes), j);
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// Forward.
+
+// Scratch of one thread.
+struct Forward {
+  float *k_copy, *v_copy;  // (keys, D)
+  float *q, *out;          // (D, tile): q times scale / ln 2; out before its division by sum
+  float* s;                // (tile, tile): scores of (key, query) in units of ln 2, then their weights
+  float *max, *sum;        // (tile): over the keys so far, and of exp2(s - max); at the end max becomes lse
+
+  Forward(int64_t keys, int64_t D) {
+    const int64_t copied = round_up(keys * D);
+    k_copy = scratch_f32(static_cast<size_t>(2 * copied + 2 * D * tile + tile * tile + 2 * tile));
+    v_copy = k_copy + copied;
+    q = v_copy + copied;
+    out = q + D * tile;
+    s = out + D * tile;
+    max = s + tile * tile;
+    sum = max + tile;
+  }
+};
+
+// max = the larger of max and every row of s (n, tile), in four chains that do not wait for each other.
+inline void max_of_column(Vec& max, const float* s, int64_t n) {
+  Vec chain[4] = {max, max, max, max};
+  for (int64_t i = 0; i < n; i += 4)
+#pragma GCC unroll 4
+    for (int64_t c = 0; c < 4; ++c) {
+      Vec x;
+      load(x, s + std::min(i + c, n - 1) * tile);
+      chain[c] = x > chain[c] ? x : chain[c];
+    }
+  for (const Vec& x : chain) max = x > max ? x : max;
+}
+
+// Takes one tile of scores into the running softmax; scores become weights.
+void softmax_tile(const Forward& w, int64_t n, int64_t vectors, bool diagonal, bool first, int64_t D) {
+  for (int64_t j = 0; j < vectors; ++j) {
+    float* s = w.s + j * lanes;
+    const int64_t keys = diagonal ? std::min(n, (j + 1) * lanes) : n;
+    Vec x, max, sum;
+    load(max, w.max + j * lanes);
+    const Vec old_max = max;
+    for (int64_t i = diagonal ? j * lanes : n; i < keys; ++i) {
+      load(x, s + i * tile);
+      mask(x, i, j * lanes, -INFINITY);
+      store(s + i * tile, x);
+    }
+    max_of_column(max, s, keys);
+    store(w.max + j * lanes, max);
+    Vec shrink = old_max - max;
+    exp2_in_place(shrink);
+    load(sum, w.sum + j * lanes);
+    sum *= shrink;
+    for (int64_t i = 0; i < keys; ++i) {
+      load(x, s + i * tile);
+      x -= max;
+      exp2_in_place(x);
+      sum += x;
+      store(s + i * tile, x);
+    }
+    store(w.sum + j * lanes, sum);
+    for (int64_t d = 0; d < (first ? 0 : D); ++d) {
+      load(x, w.out + d * tile + j * lanes);
+      store(w.out + d * tile + j * lanes, x * shrink);
+    }
+  }
+}
+
+// Queries t0 .. of one head. lse may be null.
+void forward_block(float* out, float* lse, const float* q, const Rows& k, const Rows& v, const Sizes& z, int64_t t0,
+                   float scale, const Forward& w) {
+  const int64_t n = std::min(tile, z.T - t0), vectors = ceil_div(n, lanes), D = z.D, stride = z.H * D;
+  const int64_t diagonal = z.pos + t0;  // the keys before it are seen by every query of the block
+  pack_transposed(w.q, q + t0 * stride, stride, n, D, scale * log2_e);
+  std::fill_n(w.max, tile, -INFINITY);
+  std::fill_n(w.sum, tile, 0.f);
+  for (int64_t key = 0, keys; key < diagonal + n; key += keys) {
+    const bool on = key == diagonal;
+    keys = on ? n : std::min(tile, diagonal - key);
+    for_parts(keys, vectors, on, [&](int64_t row, int64_t rows, int64_t first) {
+      multiply<false>(w.s + row * tile + first * lanes, tile, k.row(key + row), k.stride, w.q + first * lanes, tile,
+                      rows, vectors - first, D, false);
+    });
+    softmax_tile(w, keys, vectors, on, key == 0, D);
+    for_parts(keys, vectors, on, [&](int64_t row, int64_t rows, int64_t first) {
+      multiply<true>(w.out + first * lanes, tile, v.row(key + row), v.stride, w.s + row * tile + first * lanes, tile, D,
+                     vectors - first, rows, key + row > 0);
+    });
+  }
+  for (int64_t j = 0; j < vectors * lanes; j += lanes) {
+    Vec x, max, sum;
+    load(max, w.max + j);
+    load(sum, w.sum + j);
+    const Vec r = 1.f / sum;
+    log_in_place(sum);
+    store(w.max + j, max * ln_2 + sum);
+    for (int64_t d = 0; d < D; ++d) {
+      load(x, w.out + d * tile + j);
+      store(w.out + d * tile + j, x * r);
+    }
+  }
+  unpack_transposed(out + t0 * stride, stride, w.out, n, D, 1.f, false);
+  if (lse != nullptr) std::copy_n(w.max, n, lse + t0);
+}
+
+// lse may be null.
+void attention_forward_cpu(float* out, float* lse, const float* q, const float* k, const float* v, const Sizes& z,
+                           float scale) {
+  const int64_t blocks = z.blocks(), items = z.B * z.H * blocks, keys = z.pos + z.T, stride = z.K * z.D;
+  parallel_for(items, z.grain(items), [=](int64_t begin, int64_t end) {
+    const Forward w(keys, z.D);
+    Rows k_rows{}, v_rows{};
+    int64_t gathered = -1;  // whose rows these are
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t head = item / blocks, b = head / z.H, h = head % z.H, kv = h / z.group();
+      if (b * z.K + kv != gathered) {
+        k_rows = gather(w.k_copy, {k + z.key_head(b, kv), stride}, keys, z.D);
+        v_rows = gather(w.v_copy, {v + z.key_head(b, kv), stride}, keys, z.D);
+        gathered = b * z.K + kv;
+      }
+      const int64_t at = z.query_head(b, h);
+      forward_block(out + at, lse == nullptr ? nullptr : lse + head * z.T, q + at, k_rows, v_rows, z,
+                    folded(item % blocks, blocks) * tile, scale, w);
+    }
+  });
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// Backward.
+
+// Scratch of one thread. `width` is D rounded up to vectors.
+struct Backward {
+  float *k_copy, *v_copy;   // (T, D)
+  float *dk, *dv;           // (T, width): dk lacks the factor scale
+  float *q_rows, *do_rows;  // (tile, width): the padding stays 0
+  float *q, *dout, *dq;     // (D, tile): q times scale / ln 2; dq lacks the factor scale
+  float *p, *ds;            // (tile, tile): weights of (key, query), and the gradients of the scores but for scale
+  float *lse, *delta;       // (tile): lse in units of ln 2
+
+  Backward(int64_t T, int64_t D) {
+    const int64_t width = round_up(D), copied = round_up(T * D);
+    k_copy = scratch_f32(static_cast<size_t>(2 * copied + 2 * (T + tile) * width + 3 * D * tile + 2 * tile * tile +
+                                             2 * tile));
+    v_copy = k_copy + copied;
+    dk = v_copy + copied;
+    dv = dk + T * width;
+    q_rows = dv + T * width;
+    do_rows = q_rows + tile * width;
+    q = do_rows + tile * width;
+    dout = q + D * tile;
+    dq = dout + D * tile;
+    p = dq + D * tile;
+    ds = p + tile * tile;
+    lse = ds + tile * tile;
+    delta = lse + tile;
+    std::fill(q_rows, q, 0.f);
+  }
+};
+
+// From s = q k and dp = dout v, which p and ds hold, the weights and the gradients of the scores.
+void weights_tile(const Backward& w, int64_t row, int64_t rows, int64_t first, int64_t vectors, bool diagonal) {
+  for (int64_t j = first; j < vectors; ++j) {
+    Vec lse, delta, p, dp;
+    load(lse, w.lse + j * lanes);
+    load(delta, w.delta + j * lanes);
+    for (int64_t i = row; i < row + rows; ++i) {
+      const int64_t at = i * tile + j * lanes;
+      load(p, w.p + at);
+      load(dp, w.ds + at);
+      p -= lse;
+      exp2_in_place(p);
+      Vec ds = p * (dp - delta);
+      if (diagonal && j == first) {
+        mask(p, i, j * lanes, 0.f);
+        mask(ds, i, j * lanes, 0.f);
+      }
+      store(w.p + at, p);
+      store(w.ds + at, ds);
+    }
+  }
+}
+
+struct Gradients {
+  float *dq, *dk, *dv;
+  const float *dout, *out, *q, *k, *v, *lse;
+  float scale;
+  bool acc_q, acc_k, acc_v;
+};
+
+// w.delta from w.dout and out (n rows); takes w.dq as scratch.
+void delta_of(const Backward& w, const float* out, int64_t stride, int64_t n, int64_t D) {
+  pack_transposed(w.dq, out, stride, n, D, 1.f);
+  for (int64_t j = 0; j < n; j += lanes) {
+    Vec sum{}, x, y;
+    for (int64_t d = 0; d < D; ++d) {
+      load(x, w.dout + d * tile + j);
+      load(y, w.dq + d * tile + j);
+      sum += x * y;
+    }
+    store(w.delta + j, sum);
+  }
+}
+
+// Adds to w.dk and w.dv what queries t0 .. of head h contribute, and writes their dq.
+void backward_block(const Gradients& g, const Rows& k, const Rows& v, const Sizes& z, int64_t b, int64_t h, int64_t t0,
+                    const Backward& w) {
+  const int64_t n = std::min(tile, z.T - t0), vectors = ceil_div(n, lanes), D = z.D, width = round_up(D);
+  const int64_t stride = z.H * D, at = z.query_head(b, h) + t0 * stride;
+  write_rows(w.q_rows, width, g.q + at, stride, n, D, 1.f, false);
+  write_rows(w.do_rows, width, g.dout + at, stride, n, D, 1.f, false);
+  pack_transposed(w.q, g.q + at, stride, n, D, g.scale * log2_e);
+  pack_transposed(w.dout, g.dout + at, stride, n, D, 1.f);
+  delta_of(w, g.out + at, stride, n, D);
+  for (int64_t i = 0; i < vectors * lanes; ++i) w.lse[i] = i < n ? g.lse[(b * z.H + h) * z.T + t0 + i] * log2_e : 0.f;
+  for (int64_t key = 0; key < t0 + n; key += tile) {
+    const bool on = key == t0;
+    for_parts(on ? n : tile, vectors, on, [&](int64_t row, int64_t rows, int64_t first) {
+      const int64_t at_tile = row * tile + first * lanes, wide = vectors - first, query = first * lanes;
+      const int64_t at_key = (key + row) * width, seeing = n - query;
+      const float *k_row = k.row(key + row), *v_row = v.row(key + row);
+      multiply<false>(w.p + at_tile, tile, k_row, k.stride, w.q + query, tile, rows, wide, D, false);
+      multiply<false>(w.ds + at_tile, tile, v_row, v.stride, w.dout + query, tile, rows, wide, D, false);
+      weights_tile(w, row, rows, first, vectors, on);
+      multiply<true>(w.dq + query, tile, k_row, k.stride, w.ds + at_tile, tile, D, wide, rows, key + row > 0);
+      multiply<false>(w.dv + at_key, width, w.p + at_tile, tile, w.do_rows + query * width, width, rows, width / lanes,
+                      seeing, true);
+      multiply<false>(w.dk + at_key, width, w.ds + at_tile, tile, w.q_rows + query * width, width, rows, width / lanes,
+                      seeing, true);
+    });
+  }
+  unpack_transposed(g.dq + at, stride, w.dq, n, D, g.scale, g.acc_q);
+}
+
+void attention_backward_cpu(const Gradients& g, const Sizes& z) {
+  const int64_t T = z.T, D = z.D, width = round_up(D), stride = z.K * D, blocks = z.blocks(), pairs = z.B * z.K;
+  // One thread sums up one part of what goes to one (b, kv head). Only where these are few are they cut, by the shape.
+  const int64_t work = z.group() * blocks, parts = std::min(work, ceil_div(8, pairs)), items = pairs * parts;
+  float* partial = parts == 1 ? nullptr : scratch_f32(static_cast<size_t>(2 * items * T * width), 1);
+  parallel_for(items, z.grain(items), [=](int64_t begin, int64_t end) {
+    Backward w(T, D);
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t pair = item / parts, part = item % parts, b = pair / z.K, kv = pair % z.K;
+      const int64_t head = z.key_head(b, kv);
+      const Rows k = gather(w.k_copy, {g.k + head, stride}, T, D), v = gather(w.v_copy, {g.v + head, stride}, T, D);
+      if (parts > 1) w.dk = partial + 2 * item * T * width, w.dv = w.dk + T * width;
+      std::fill_n(w.dk, T * width, 0.f);
+      std::fill_n(w.dv, T * width, 0.f);
+      for (int64_t i = work * part / parts; i < work * (part + 1) / parts; ++i)
+        backward_block(g, k, v, z, b, kv * z.group() + i / blocks, folded(i % blocks, blocks) * tile, w);
+      if (parts > 1) continue;
+      write_rows(g.dk + head, stride, w.dk, width, T, D, g.scale, g.acc_k);
+      write_rows(g.dv + head, stride, w.dv, width, T, D, 1.f, g.acc_v);
+    }
+  });
+  for (int64_t item = 0; parts > 1 && item < items; ++item) {
+    const int64_t head = z.key_head(item / parts / z.K, item / parts % z.K);
+    const bool again = item % parts > 0;
+    const float* dk = partial + 2 * item * T * width;
+    write_rows(g.dk + head, stride, dk, width, T, D, g.scale, g.acc_k || again);
+    write_rows(g.dv + head, stride, dk + T * width, width, T, D, 1.f, g.acc_v || again);
+  }
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// A few queries against long caches: too few to fill a vector, so along d.
+
+void attend_rows_cpu(float* out, const float* q, const float* k_cache, const float* v_cache, const Sizes& z,
+                     float scale) {
+  const int64_t D = z.D, stride = z.K * D, items = z.B * z.T * z.H;
+  parallel_for(items, z.grain(items), [=](int64_t begin, int64_t end) {
+    float* p = scratch_f32(static_cast<size_t>(z.pos + z.T));
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t b = item / (z.T * z.H), t = item / z.H % z.T, h = item % z.H, n = z.pos + t + 1;
+      const int64_t head = z.key_head(b, h / z.group());
+      const float *x = q + item * D, *k = k_cache + head, *v = v_cache + head;
+      float* y = out + item * D;
+      float max = -INFINITY, sum = 0;
+      for (int64_t j = 0; j < n; ++j) {
+        float s = 0;
+#pragma omp simd reduction(+ : s)
+        for (int64_t d = 0; d < D; ++d) s += x[d] * k[j * stride + d];
+        p[j] = s * scale;
+        max = std::max(max, p[j]);
+      }
+#pragma omp simd reduction(+ : sum)
+      for (int64_t j = 0; j < n; ++j) sum += p[j] = exp_f32(p[j] - max);
+      std::fill_n(y, D, 0.f);
+      for (int64_t j = 0; j < n; ++j) {
+        const float weight = p[j] / sum;
+#pragma omp simd
+        for (int64_t d = 0; d < D; ++d) y[d] += weight * v[j * stride + d];
+      }
+    }
+  });
+}
+
+// The sizes of an attention over whole sequences, after checking that the shapes agree.
+Sizes sizes_of(const char* what, const Tensor& q, const Tensor& k, const Tensor& v) {
+  const Sizes z{q.dim(0), q.dim(1), q.dim(2), k.dim(2), q.dim(3), k.dim(1), 0};
+  CHECK_THAT(q.shape.rank == 4 && k.shape == Shape({z.B, z.T, z.K, z.D}) && v.shape == k.shape && z.K > 0 &&
+                 z.H % z.K == 0,
+             what, ": q ", q.str(), " k ", k.str(), " v ", v.str());
+  return z;
+}
+
+}  // namespace
+
+// -----------------------------------------------------------------------------------------------------------------
+// Entry points: check shapes, choose the backend.
+
+void attention_forward(const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v,
+                       double scale, Stream stream) {
+  const Sizes z = sizes_of("attention_forward", q, k, v);
+  CHECK_THAT(out.shape == q.shape && lse.shape == Shape({z.B, z.H, z.T}), "attention_forward: out ", out.str(),
+             " lse ", lse.str(), " q ", q.str());
+  if (stream.backend == Backend::cpu)
+    return attention_forward_cpu(out.as<float>(), lse.as<float>(), q.as<float>(), k.as<float>(), v.as<float>(), z,
+                                 static_cast<float>(scale));
+  with_real(out.dtype, [&](auto real) {
+    using Real = decltype(real);
+    attention_forward_ref(out.as<Real>(), lse.as<Real>(), q.as<Real>(), k.as<Real>(), v.as<Real>(), z.B, z.T, z.H, z.K,
+                          z.D, scale);
+  });
+}
+
+void attention_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout, const Tensor& out,
+                        const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lse, double scale, bool acc_q,
+                        bool acc_k, bool acc_v, Stream stream) {
+  const Sizes z = sizes_of("attention_backward", q, k, v);
+  CHECK_THAT(dq.shape == q.shape && dout.shape == q.shape && out.shape == q.shape && dk.shape == k.shape &&
+                 dv.shape == k.shape && lse.shape == Shape({z.B, z.H, z.T}),
+             "attention_backward: dq ", dq.str(), " dk ", dk.str(), " dv ", dv.str(), " dout ", dout.str(), " out ",
+             out.str(), " q ", q.str(), " k ", k.str(), " lse ", lse.str());
+  if (stream.backend == Backend::cpu)
+    return attention_backward_cpu(
+        {dq.as<float>(), dk.as<float>(), dv.as<float>(), dout.as<float>(), out.as<float>(), q.as<float>(),
+         k.as<float>(), v.as<float>(), lse.as<float>(), static_cast<float>(scale), acc_q, acc_k, acc_v},
+        z);
+  with_real(dq.dtype, [&](auto real) {
+    using Real = decltype(real);
+    attention_backward_ref(dq.as<Real>(), dk.as<Real>(), dv.as<Real>(), dout.as<Real>(), out.as<Real>(), q.as<Real>(),
+                           k.as<Real>(), v.as<Real>(), lse.as<Real>(), z.B, z.T, z.H, z.K, z.D, scale, acc_q, acc_k,
+                           acc_v);
+  });
+}
+
+void attention_cached(const Tensor& out, const Tensor& k_cache, const Tensor& v_cache, const Tensor& q, const Tensor& k,
+                      const Tensor& v, int64_t pos, double scale, Stream stream) {
+  Sizes z = sizes_of("attention_cached", q, k, v);
+  z.S = k_cache.dim(1), z.pos = pos;
+  CHECK_THAT(out.shape == q.shape && k_cache.shape == Shape({z.B, z.S, z.K, z.D}) && v_cache.shape == k_cache.shape &&
+                 pos >= 0 && pos + z.T <= z.S,
+             "attention_cached: out ", out.str(), " k_cache ", k_cache.str(), " v_cache ", v_cache.str(), " q ",
+             q.str(), " k ", k.str(), " pos ", pos);
+  if (stream.backend == Backend::reference)
+    return with_real(out.dtype, [&](auto real) {
+      using Real = decltype(real);
+      attention_cached_ref(out.as<Real>(), k_cache.as<Real>(), v_cache.as<Real>(), q.as<Real>(), k.as<Real>(),
+                           v.as<Real>(), z.B, z.T, z.S, z.H, z.K, z.D, pos, scale);
+    });
+  const int64_t row = z.K * z.D;
+  for (int64_t b = 0; b < z.B; ++b) {
+    std::copy_n(k.as<float>() + b * z.T * row, z.T * row, k_cache.as<float>() + (b * z.S + pos) * row);
+    std::copy_n(v.as<float>() + b * z.T * row, z.T * row, v_cache.as<float>() + (b * z.S + pos) * row);
+  }
+  if (z.T < 4)
+    attend_rows_cpu(out.as<float>(), q.as<float>(), k_cache.as<float>(), v_cache.as<float>(), z,
+                    static_cast<float>(scale));
+  else
+    attention_forward_cpu(out.as<float>(), nullptr, q.as<float>(), k_cache.as<float>(), v_cache.as<float>(), z,
+                          static_cast<float>(scale));
+}
+
+}  // namespace crossply

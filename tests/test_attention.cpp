@@ -1,0 +1,234 @@
+#include "kernels/attention.h"
+
+#include <omp.h>
+
+#include "tests/check.h"
+
+using namespace crossply;
+using namespace crossply::test;
+
+namespace {
+
+const double nan_value = std::numeric_limits<double>::quiet_NaN();
+
+struct Size {
+  int64_t B, T, H, K, D;
+  int64_t queries() const { return B * T * H * D; }
+  int64_t keys() const { return B * T * K * D; }
+  std::string str() const { return crossply::str(B, " ", T, " ", H, " ", K, " ", D); }
+};
+
+// Everything an attention reads and writes, in one type; the outputs begin as NaN.
+template <class Real>
+struct Case {
+  Size z;
+  std::vector<Real> q, k, v, dout, out, lse, dq, dk, dv;
+
+  explicit Case(const Size& size, double logits = 1)
+      : z(size),
+        q(random_vector<Real>(z.queries(), 1, logits)),
+        k(random_vector<Real>(z.keys(), 2)),
+        v(random_vector<Real>(z.keys(), 3)),
+        dout(random_vector<Real>(z.queries(), 4)),
+        out(poisoned<Real>(z.queries())),
+        lse(poisoned<Real>(z.B * z.H * z.T)),
+        dq(poisoned<Real>(z.queries())),
+        dk(poisoned<Real>(z.keys())),
+        dv(poisoned<Real>(z.keys())) {}
+
+  // The same numbers in double, as the reference reads them.
+  template <class From>
+  explicit Case(const Case<From>& from)
+      : z(from.z), q(convert<Real>(from.q)), k(convert<Real>(from.k)), v(convert<Real>(from.v)),
+        dout(convert<Real>(from.dout)), out(convert<Real>(from.out)), lse(convert<Real>(from.lse)),
+        dq(convert<Real>(from.dq)), dk(convert<Real>(from.dk)), dv(convert<Real>(from.dv)) {}
+
+  Tensor of_queries(const std::vector<Real>& x) const { return view(x.data(), {z.B, z.T, z.H, z.D}); }
+  Tensor of_keys(const std::vector<Real>& x) const { return view(x.data(), {z.B, z.T, z.K, z.D}); }
+  void forward(double scale, Backend backend) {
+    attention_forward(of_queries(out), view(lse.data(), {z.B, z.H, z.T}), of_queries(q), of_keys(k), of_keys(v), scale,
+                      Stream{backend});
+  }
+  void backward(double scale, Backend backend, bool acc_q = false, bool acc_k = false, bool acc_v = false) {
+    attention_backward(of_queries(dq), of_keys(dk), of_keys(dv), of_queries(dout), of_queries(out), of_queries(q),
+                       of_keys(k), of_keys(v), view(lse.data(), {z.B, z.H, z.T}), scale, acc_q, acc_k, acc_v,
+                       Stream{backend});
+  }
+};
+
+double usual_scale(const Size& z) { return 1 / std::sqrt(static_cast<double>(z.D)); }
+
+void check_against_reference(Case<float>& fast, double scale, double tolerance) {
+  Case<double> want(fast);
+  fast.forward(scale, Backend::cpu);
+  want.forward(scale, Backend::reference);
+  check_close("out", fast.out, want.out, tolerance);
+  check_close("lse", fast.lse, want.lse, tolerance);
+  fast.backward(scale, Backend::cpu);
+  want.backward(scale, Backend::reference);
+  check_close("dq", fast.dq, want.dq, tolerance);
+  check_close("dk", fast.dk, want.dk, tolerance);
+  check_close("dv", fast.dv, want.dv, tolerance);
+}
+
+}  // namespace
+
+TEST_CASE("attention: reference backward is the derivative of the reference forward") {
+  for (double logits : {1e-2, 1.0, 30.0})
+    for (const Size& z : std::vector<Size>{{1, 1, 1, 1, 3}, {2, 5, 2, 2, 3}, {1, 6, 4, 2, 5}, {1, 7, 3, 1, 2}}) {
+      CAPTURE(logits);
+      CAPTURE(z.str());
+      const double scale = usual_scale(z);
+      Case<double> c(z, logits);
+      auto loss = [&](const std::vector<Complex>& q, const std::vector<Complex>& k, const std::vector<Complex>& v) {
+        std::vector<Complex> out(q.size()), lse(c.lse.size());
+        attention_forward_ref(out.data(), lse.data(), q.data(), k.data(), v.data(), z.B, z.T, z.H, z.K, z.D, scale);
+        return dot(c.dout, out);
+      };
+      const auto q = convert<Complex>(c.q), k = convert<Complex>(c.k), v = convert<Complex>(c.v);
+      c.forward(scale, Backend::reference);
+      c.backward(scale, Backend::reference);
+      check_close("dq", c.dq, complex_step(c.q, [&](auto& x) { return loss(x, k, v); }), 1e-11);
+      check_close("dk", c.dk, complex_step(c.k, [&](auto& x) { return loss(q, x, v); }), 1e-11);
+      check_close("dv", c.dv, complex_step(c.v, [&](auto& x) { return loss(q, k, x); }), 1e-11);
+    }
+}
+
+TEST_CASE("attention: the reference forward on a case worked by hand") {
+  // Two positions, D = 1: position 1 weighs v = 2 and v = 10 by exp(0) and exp(log 3).
+  Case<double> c({1, 2, 1, 1, 1});
+  c.q = {5, 1}, c.k = {0, std::log(3.0)}, c.v = {2, 10};
+  c.forward(1, Backend::reference);
+  check_close("out", c.out, std::vector<double>{2, 8}, 1e-14);
+  CHECK(std::abs(c.lse[0]) < 1e-14);
+  CHECK(c.lse[1] == doctest::Approx(std::log(4.0)).epsilon(1e-14));
+}
+
+TEST_CASE("attention: fast CPU equals the reference") {
+  // Heads narrower than a vector, odd, wider than the widest tile; one tile and several, full and ragged; cut pairs.
+  for (const Size& z : std::vector<Size>{{1, 1, 1, 1, 1},     {2, 5, 4, 4, 8},    {3, 43, 4, 4, 8}, {2, 64, 4, 2, 16},
+                                         {1, 67, 6, 2, 13},   {1, 130, 2, 1, 64}, {9, 130, 1, 1, 24}, {2, 192, 4, 4, 8},
+                                         {1, 200, 3, 3, 48},  {1, 67, 2, 1, 129}, {1, 33, 2, 2, 256}, {1, 300, 1, 1, 31},
+                                         {4, 17, 6, 3, 80}}) {
+    CAPTURE(z.str());
+    Case<float> c(z);
+    check_against_reference(c, usual_scale(z), 1e-5);
+  }
+}
+
+TEST_CASE("attention: large logits") {
+  // Scores reach 30 * 30 / 3, whose float spacing is 3e-5: that is the relative error a weight may have.
+  for (const Size& z : std::vector<Size>{{2, 67, 4, 2, 8}, {1, 130, 2, 2, 33}}) {
+    CAPTURE(z.str());
+    Case<float> c(z, 30);
+    check_against_reference(c, 30 * usual_scale(z), 1e-3);
+  }
+}
+
+TEST_CASE("attention: gradients are set, or added where asked") {
+  for (const Size& z : std::vector<Size>{{1, 67, 4, 2, 8}, {5, 20, 4, 2, 17}})
+    for (int flags = 0; flags < 8; ++flags) {
+      const bool acc_q = flags & 1, acc_k = flags & 2, acc_v = flags & 4;
+      CAPTURE(z.str());
+      CAPTURE(flags);
+      Case<float> c(z);
+      if (acc_q) c.dq = random_vector<float>(z.queries(), 5);
+      if (acc_k) c.dk = random_vector<float>(z.keys(), 6);
+      if (acc_v) c.dv = random_vector<float>(z.keys(), 7);
+      Case<double> want(c);
+      c.forward(0.3, Backend::cpu);
+      c.backward(0.3, Backend::cpu, acc_q, acc_k, acc_v);
+      want.forward(0.3, Backend::reference);
+      want.backward(0.3, Backend::reference, acc_q, acc_k, acc_v);
+      check_close("dq", c.dq, want.dq, 1e-5);
+      check_close("dk", c.dk, want.dk, 1e-5);
+      check_close("dv", c.dv, want.dv, 1e-5);
+    }
+}
+
+TEST_CASE("attention: the gradients do not depend on the number of threads") {
+  const int threads = omp_get_max_threads();
+  for (const Size& z : std::vector<Size>{{1, 200, 4, 1, 16}, {1, 200, 3, 3, 8}, {4, 70, 4, 2, 8}}) {
+    CAPTURE(z.str());
+    omp_set_num_threads(1);
+    Case<float> one(z);
+    one.forward(0.3, Backend::cpu);
+    one.backward(0.3, Backend::cpu);
+    for (int n : {2, 3}) {
+      omp_set_num_threads(n);
+      Case<float> c(z);
+      c.forward(0.3, Backend::cpu);
+      c.backward(0.3, Backend::cpu);
+      CHECK((c.out == one.out && c.lse == one.lse && c.dq == one.dq && c.dk == one.dk && c.dv == one.dv));
+    }
+  }
+  omp_set_num_threads(threads);
+}
+
+TEST_CASE("attention: a NaN in one key reaches the rows that see it, and only those") {
+  const Size z{1, 150, 2, 1, 8};
+  for (int64_t key : {int64_t{0}, int64_t{37}, int64_t{64}, int64_t{149}}) {
+    CAPTURE(key);
+    Case<float> c(z);
+    c.k[static_cast<size_t>(key * z.D + 3)] = static_cast<float>(nan_value);
+    c.forward(0.3, Backend::cpu);
+    c.backward(0.3, Backend::cpu);
+    int64_t wrong = 0;
+    for (int64_t t = 0; t < z.T; ++t)
+      for (int64_t i = 0; i < z.H * z.D; ++i) {
+        const auto at = static_cast<size_t>(t * z.H * z.D + i);
+        wrong += std::isnan(c.out[at]) != (t >= key);
+        wrong += t >= key && !std::isnan(c.dq[at]);
+      }
+    for (int64_t t = 0; t < z.T; ++t)
+      for (int64_t h = 0; h < z.H; ++h) wrong += std::isnan(c.lse[static_cast<size_t>(h * z.T + t)]) != (t >= key);
+    // A row with a NaN sends it back to every key it saw, so to all up to the last row.
+    for (const auto* x : {&c.dk, &c.dv})
+      for (float g : *x) wrong += !std::isnan(g);
+    CHECK(wrong == 0);
+  }
+}
+
+TEST_CASE("attention: cached steps and chunks equal the whole sequence") {
+  for (const Size& z : std::vector<Size>{{2, 7, 4, 2, 5}, {1, 150, 2, 1, 8}, {2, 130, 3, 3, 33}})
+    for (Backend backend : {Backend::reference, Backend::cpu})
+      for (int64_t step : {int64_t{1}, int64_t{3}, int64_t{29}, int64_t{70}, z.T}) {
+        CAPTURE(z.str());
+        CAPTURE(step);
+        const int64_t S = z.T + 3, row = z.K * z.D, wide = z.H * z.D;
+        Case<float> c(z);
+        Case<double> want(c);
+        want.forward(0.3, Backend::reference);
+        auto k_cache = poisoned<float>(z.B * S * row), v_cache = poisoned<float>(z.B * S * row);
+        auto out = poisoned<float>(z.queries());
+        for (int64_t pos = 0; pos < z.T; pos += step) {
+          const int64_t n = std::min(step, z.T - pos);
+          std::vector<float> q, k, v;
+          for (int64_t b = 0; b < z.B; ++b) {
+            const int64_t at = b * z.T + pos;
+            q.insert(q.end(), c.q.begin() + at * wide, c.q.begin() + (at + n) * wide);
+            k.insert(k.end(), c.k.begin() + at * row, c.k.begin() + (at + n) * row);
+            v.insert(v.end(), c.v.begin() + at * row, c.v.begin() + (at + n) * row);
+          }
+          auto part = poisoned<float>(z.B * n * wide);
+          attention_cached(view(part.data(), {z.B, n, z.H, z.D}), view(k_cache.data(), {z.B, S, z.K, z.D}),
+                           view(v_cache.data(), {z.B, S, z.K, z.D}), view(q.data(), {z.B, n, z.H, z.D}),
+                           view(k.data(), {z.B, n, z.K, z.D}), view(v.data(), {z.B, n, z.K, z.D}), pos, 0.3,
+                           Stream{backend});
+          for (int64_t b = 0; b < z.B; ++b)
+            std::copy_n(part.begin() + b * n * wide, n * wide, out.begin() + (b * z.T + pos) * wide);
+        }
+        check_close("out", out, want.out, 1e-5);
+        for (int64_t b = 0; b < z.B; ++b)
+          for (int64_t i = z.T * row; i < S * row; ++i) CHECK(std::isnan(k_cache[static_cast<size_t>(b * S * row + i)]));
+      }
+}
+
+TEST_CASE("attention: shapes that do not fit are refused") {
+  Case<float> c({1, 4, 3, 3, 2});
+  const Tensor lse = view(c.lse.data(), {1, 3, 4}), q = c.of_queries(c.q), out = c.of_queries(c.out);
+  const Tensor two = view(c.k.data(), {1, 4, 2, 2});  // 3 query heads cannot share 2 key heads
+  CHECK_THROWS_AS(attention_forward(out, lse, q, two, two, 1, Stream{}), Error);
+  const Tensor k = c.of_keys(c.k);
+  CHECK_THROWS_AS(attention_cached(out, k, k, q, k, k, 1, 1, Stream{}), Error);  // 4 rows do not fit behind one
+}
