@@ -1,0 +1,157 @@
+#!/usr/bin/env bash
+# The programs as a user meets them: bad input of every kind gets one clear line and the documented exit code, a run can
+# be stopped and resumed at any moment, and what is written is complete.   tests/test_programs.sh BUILD_DIR
+set -uo pipefail
+build=$(cd "$1" && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+export OMP_NUM_THREADS=2
+failures=0
+
+fail() {
+  failures=$((failures + 1))
+  echo "FAIL: $*"
+  sed 's/^/  | /' output | tail -5
+}
+# expect CODE PATTERN COMMAND...: the exit code, and a line of the output that names the cause.
+expect() {
+  local code=$1 pattern=$2 got
+  shift 2
+  "$@" >output 2>&1 </dev/null
+  got=$?
+  [ $got = "$code" ] || fail "exit code $got, want $code: $*"
+  grep -qE -- "$pattern" output || fail "no line matches '$pattern': $*"
+  [ "$code" = 0 ] || [ "$(grep -c '^error: ' output)" -le 1 ] || fail "more than one error line: $*"
+}
+train() { "$build/train_$1" --data arith:3 --train-samples 400 --test-samples 50 --width 16 --ffn 24 --layers 2 --heads 2 \
+  --batch 8 --eval-samples 16 --answer-samples 4 "${@:2}"; }
+
+# --- a run from start to end -------------------------------------------------------------------------------------
+expect 0 'test loss' train lime --steps 20 --out run
+for file in metrics.jsonl curve.svg flags.json; do [ -s run/$file ] || fail "run/$file is missing"; done
+[ "$(wc -l <run/metrics.jsonl)" = 20 ] || fail "metrics.jsonl has $(wc -l <run/metrics.jsonl) lines, want 20"
+expect 0 'perplexity' "$build/evaluate" --model run --data arith:3 --train-samples 400 --answers 4
+expect 0 '=' "$build/generate" --model run --prompt '3 + 4 * 2 - 1 =' --max-new 8
+expect 0 '=' "$build/generate" --model run --prompt '3 + 4 * 2 - 1 =' --max-new 8 --temperature 1 --top-k 3 --seed 5
+expect 0 'parameters: 1,?076,?081,?088' "$build/train_lime" --preset 1b --dry-run
+expect 0 'route' "$build/train_lime" --preset arith --dump-tape
+expect 0 'compare|architecture' "$build/compare" --out cmp --data arith:3 --train-samples 400 --test-samples 50 --width 16 \
+  --ffn 24 --layers 2 --heads 2 --batch 8 --steps 6 --warmup 1 --eval-samples 16 --answer-samples 4
+[ -s cmp/compare.svg ] || fail "cmp/compare.svg is missing"
+for program in train_llama train_lime compare generate evaluate gradients; do
+  expect 0 'Exit codes' "$build/$program" --help
+  expect 64 'not-a-flag|required' "$build/$program" --not-a-flag
+done
+
+# --- stopping and resuming ---------------------------------------------------------------------------------------
+expect 0 'test loss' train llama --steps 60 --out whole --save-every 7
+for signal in INT TERM; do
+  rm -rf part
+  train llama --steps 60 --out part --save-every 7 >output 2>&1 &
+  pid=$!
+  while [ ! -d part/step_00000007 ] && kill -0 $pid 2>/dev/null; do sleep 0.01; done
+  kill -$signal $pid
+  wait $pid
+  code=$?
+  [ $code = 75 ] || [ $code = 0 ] || fail "SIG$signal: exit code $code, want 75"
+  [ $code = 0 ] && echo "note: the run was faster than SIG$signal"
+  train llama --steps 60 --out part --save-every 7 --resume >output 2>&1 || fail "resume after SIG$signal"
+  cmp -s whole/step_00000060/model.safetensors part/step_00000060/model.safetensors || fail "SIG$signal: other weights"
+  diff <(sed -E 's/"(seconds|tokens_per_s)":[^,}]*//g' whole/metrics.jsonl) \
+       <(sed -E 's/"(seconds|tokens_per_s)":[^,}]*//g' part/metrics.jsonl) >output || fail "SIG$signal: other metrics"
+done
+rm -rf part
+for _ in 1 2 3 4 5 6; do  # killed without warning
+  train llama --steps 60 --out part --save-every 2 --resume >output 2>&1 &
+  pid=$!
+  sleep 0.$((RANDOM % 25 + 10))
+  kill -KILL $pid 2>/dev/null
+  wait $pid 2>/dev/null
+done
+expect 0 'test loss|resumed' train llama --steps 60 --out part --save-every 2 --resume
+cmp -s whole/step_00000060/model.safetensors part/step_00000060/model.safetensors || fail "SIGKILL: other weights"
+expect 64 'not empty' train llama --steps 60 --out whole
+expect 64 'lr' train llama --steps 60 --out whole --lr 0.5 --resume
+expect 64 'config.json' train llama --steps 60 --out whole --layers 3 --resume
+
+# --- wrong usage, wrong files ------------------------------------------------------------------------------------
+expect 64 '--data is needed' "$build/train_llama" --out x
+expect 64 '--out is needed' "$build/train_llama" --data arith:3
+expect 64 'arith' train llama --out x --data arith:9
+expect 64 'preset' "$build/train_llama" --preset huge
+expect 64 'num_attention_heads' train llama --out x --heads 3
+expect 64 'num_key_value_heads' train llama --out x --heads 4 --kv-heads 3
+expect 64 'odd' train llama --out x --head-width 5
+expect 64 'layers' train llama --out x --layers 0
+expect 64 'window' train lime --out x --routing last
+expect 64 'routing' train lime --out x --routing sideways
+expect 64 'arch' "$build/compare" --arch llama,limo --out x
+expect 71 'cuda|CUDA' train llama --steps 1 --out x --device cuda
+expect 66 'nowhere.txt' train llama --out x --data text:nowhere.txt
+expect 66 'nowhere' "$build/generate" --model nowhere --prompt 1
+expect 77 'not finite|loss' train llama --steps 30 --out boom --lr 1e30 --clip 0 --warmup 0 --schedule constant
+rmdir boom/step_* 2>/dev/null
+[ ! -e x ] || fail "a refused run left x behind"
+expect 65 'vocabulary' train llama --steps 1 --out y --vocab 20
+
+expect 0 'initialised' train lime --steps 0 --out model
+echo "3 5 10 11 7 20 4 9 2 12 13 14" >tokens.txt
+gradients() { "$build/gradients" --tokens tokens.txt --batch 2 --seq 5 --out grads.safetensors "$@"; }
+expect 0 '^loss [0-9]\.[0-9]{8,}' gradients --model model
+expect 0 '^loss [0-9]\.[0-9]{8,}' gradients --model model --device reference
+expect 65 'tokens' gradients --model model --seq 50
+expect 65 'vocabulary' gradients --model model --tokens <(echo "1 2 3 99 1 2 3 4 5 6 7 8")
+expect 65 'integer' gradients --model model --tokens <(echo "1 2 three 99 1 2 3 4 5 6 7 8")
+expect 66 'missing.txt' gradients --model model --tokens missing.txt
+broken() { rm -rf broken && cp -r model broken; }
+broken && sed -i 's/"hidden_size": 16/"hidden_size": 18/' broken/config.json
+expect 65 'does not fit' gradients --model broken
+broken && sed -i 's/"hidden_size"/"hiden_size"/' broken/config.json
+expect 65 'hiden_size' gradients --model broken
+broken && sed -i 's/"routing"/"rooting"/' broken/config.json
+expect 65 'rooting' gradients --model broken
+broken && echo '{' >broken/config.json
+expect 65 'JSON' gradients --model broken
+broken && rm broken/model.safetensors
+expect 66 'model.safetensors' gradients --model broken
+broken && truncate -s -5 broken/model.safetensors
+expect 65 'model.safetensors' gradients --model broken
+broken && printf '\xff\xff\xff\xff\xff\xff\xff\x7f' | dd of=broken/model.safetensors conv=notrunc status=none
+expect 65 'model.safetensors' gradients --model broken
+expect 74 'proc|grads' gradients --model model --out /proc/grads.safetensors
+expect 74 'create|proc' train llama --steps 1 --out /proc/run
+
+# a checkpoint with a flipped bit is skipped, and an older one takes its place
+cp -r run flipped
+printf 'X' | dd of=flipped/step_00000020/model.safetensors bs=1 seek=3000 conv=notrunc status=none
+expect 0 '=' "$build/generate" --model flipped --prompt '3 + 4 =' --max-new 2
+
+# shards: tokens beyond the vocabulary, a header that lies
+shard() {  # shard FILE COUNT_IN_HEADER TOKENS...
+  local file=$1 count=$2
+  shift 2
+  { printf '\x18\xd8\x34\x01\x01\x00\x00\x00'; printf "\\x$(printf %02x $((count % 256)))\\x$(printf %02x $((count / 256)))\\x00\\x00"
+    head -c 1012 /dev/zero; for token; do printf "\\x$(printf %02x $((token % 256)))\\x$(printf %02x $((token / 256)))"; done; } >"$file"
+}
+tokens=(); for i in $(seq 600); do tokens+=($((i * 7 % 50))); done
+shard good.bin 600 "${tokens[@]}"
+shard lies.bin 601 "${tokens[@]}"
+small=(--width 16 --ffn 24 --layers 2 --heads 2 --batch 2 --seq 8 --steps 2)
+expect 0 'test loss' "$build/train_llama" --data good.bin --vocab 50 "${small[@]}" --out shards
+expect 64 '--vocab' "$build/train_llama" --data good.bin "${small[@]}" --out x
+expect 65 'good.bin.*vocabulary' "$build/train_llama" --data good.bin --vocab 40 "${small[@]}" --out x
+expect 65 'lies.bin' "$build/train_llama" --data lies.bin --vocab 50 "${small[@]}" --out x
+expect 66 'none' "$build/train_llama" --data 'none*.bin' --vocab 50 "${small[@]}" --out x
+
+# a full disk: the run ends with 74, and the checkpoint before is still valid
+if mkdir disk && mount -t tmpfs -o size=400k tmpfs disk 2>/dev/null; then
+  expect 74 'space' train llama --steps 400 --save-every 1 --keep 50 --out disk/run
+  expect 0 '=' "$build/generate" --model disk/run --prompt '3 + 4 =' --max-new 2
+  umount disk
+else
+  echo "note: no permission to mount a small disk; the full-disk test is skipped"
+fi
+
+[ $failures = 0 ] && echo "programs: all as documented" || echo "programs: $failures failures"
+[ $failures = 0 ]
