@@ -24,7 +24,7 @@ build: configure
 run: setup compare
 	$(BUILD)/compare --out runs/compare
 
-test: setup build
+test: setup build tests
 	ctest --test-dir $(BUILD) --output-on-failure
 
 $(PROGRAMS): configure

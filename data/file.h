@@ -1,9 +1,8 @@
-// Files of the data room: read through a memory map, written so that a reader never sees half a file.
+// Files of the data room are read through a memory map.
 #pragma once
 
 #include <cstdint>
 #include <string>
-#include <string_view>
 
 namespace crossply {
 
@@ -27,8 +26,5 @@ class MappedFile {
   const uint8_t* data_ = nullptr;
   int64_t size_ = 0;
 };
-
-// Writes PATH.tmp, flushes it to the disk and renames it to PATH.
-void write_file(const std::string& path, std::string_view contents);
 
 }  // namespace crossply

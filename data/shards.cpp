@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "data/file.h"
+#include "engine/file.h"
 
 namespace crossply {
 namespace {
@@ -179,7 +180,7 @@ void write_shard(const std::string& path, const std::vector<uint32_t>& tokens, S
     CHECK_THAT(f.token_bytes == 4 || tokens[i] <= 0xFFFF, "token ", i, " is ", tokens[i], ": too large for uint16");
     std::memcpy(to, &tokens[i], static_cast<size_t>(f.token_bytes));  // little-endian: the low bytes come first
   }
-  write_file(path, bytes);
+  write_file_atomically(path, bytes);
 }
 
 }  // namespace crossply

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "data/file.h"
+#include "engine/file.h"
 #include "engine/check.h"
 
 namespace crossply {
@@ -167,7 +168,7 @@ int32_t Tokenizer::eos() const {
 void Tokenizer::save(const std::string& dir) const {
   if (kind_ == Kind::none) return;
   const Json json = kind_ == Kind::words ? words_json(words_) : bytes_json();
-  write_file(dir + "/tokenizer.json", json.dump(2) + "\n");
+  write_file_atomically(dir + "/tokenizer.json", json.dump(2) + "\n");
 }
 
 Tokenizer Tokenizer::load(const std::string& dir) {

@@ -1,6 +1,8 @@
 #include "models/config.h"
 
+#include <algorithm>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "models/registry.h"
@@ -55,28 +57,31 @@ void read_crossply(const json& object, Config& config, const std::string& where)
   read(object, "qk_norm", config.qk_norm, where);
   read(object, "qk_norm_eps", config.qk_norm_eps, where);
   for (const auto& [key, value] : object.items())
-    if (key != "arch" && key != "qk_norm" && key != "qk_norm_eps") config.options[key] = value;
+    if (key != "arch" && key != "qk_norm" && key != "qk_norm_eps")
+      config.options[key] = value.is_string() ? value.get<std::string>() : value.dump();
+}
+
+bool allowed(const Option& option, const std::string& value) {
+  if (!option.choices.empty()) return std::find(option.choices.begin(), option.choices.end(), value) != option.choices.end();
+  const json parsed = json::parse(value, nullptr, false), standard = json::parse(option.standard);
+  return parsed.type() == standard.type() || (parsed.is_number_integer() && standard.is_number_integer());
 }
 
 void check_options(Config& config, Exit code, const std::string& where) {
   const Architecture& architecture = find_architecture(config.arch, code, where);
-  for (const auto& [key, value] : config.options.items()) {
-    std::string known;
-    bool found = false;
-    for (const Option& option : architecture.options) {
-      known += " " + option.key;
-      if (option.key != key) continue;
-      found = true;
-      bool allowed = option.choices.empty() && value.type() == option.default_value.type();
-      allowed |= option.choices.empty() && value.is_number() && option.default_value.is_number();
-      for (const std::string& choice : option.choices) allowed |= value == choice;
-      if (!allowed) fail(code, where, ": \"", key, "\": ", value.dump(), " is not one of: ", option.help);
-    }
-    if (!found)
-      fail(code, where, ": unknown key \"crossply.", key, "\"; ", config.arch, " knows: arch qk_norm qk_norm_eps", known);
+  std::map<std::string, std::string> complete;
+  for (const Option& option : architecture.options) {
+    const auto it = config.options.find(option.key);
+    const std::string value = it == config.options.end() ? option.standard : it->second;
+    if (!allowed(option, value)) fail(code, where, ": \"", option.key, "\" is \"", value, "\", must be: ", option.help);
+    complete[option.key] = value;
   }
-  for (const Option& option : architecture.options)
-    if (!config.options.contains(option.key)) config.options[option.key] = option.default_value;
+  for (const auto& [key, value] : config.options) {
+    std::string known = "arch qk_norm qk_norm_eps";
+    for (const Option& option : architecture.options) known += " " + option.key;
+    if (!complete.contains(key)) fail(code, where, ": unknown key \"crossply.", key, "\"; ", config.arch, " knows: ", known);
+  }
+  config.options = complete;
   try {
     architecture.make(config);  // the connection refuses what only it can judge
   } catch (const Error& error) {
@@ -188,7 +193,10 @@ json to_json(const Config& config) {
       {"dtype", "float32"},
       {"use_cache", true}};
   if (plain) return object;
-  object["crossply"] = config.options;
+  for (const Option& option : find_architecture(config.arch).options) {
+    const std::string& value = config.options.at(option.key);
+    object["crossply"][option.key] = option.choices.empty() ? json::parse(value) : json(value);
+  }
   object["crossply"]["arch"] = config.arch;
   object["crossply"]["qk_norm"] = config.qk_norm;
   if (config.qk_norm) object["crossply"]["qk_norm_eps"] = config.qk_norm_eps;

@@ -2,7 +2,8 @@
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
+#include <map>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 #include "engine/check.h"
@@ -25,7 +26,7 @@ struct Config {
   double initializer_range = 0.02;
   bool qk_norm = false;                 // RMSNorm over the head width on q and k, before RoPE, as in Qwen3
   double qk_norm_eps = 1e-5;
-  nlohmann::json options = nlohmann::json::object();  // the connection's own keys, complete after check()
+  std::map<std::string, std::string> options;  // the connection's own keys, as text; complete after check()
 
   // Fills in what other keys imply, the connection's defaults included, and refuses what cannot be: throws `code` with
   // `where` (a file, or "flags") and the offending values.

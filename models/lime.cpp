@@ -24,7 +24,7 @@ namespace {
 class Lime : public Connection {
  public:
   explicit Lime(const Config& config)
-      : routing_(config.options.at("routing")), window_(config.options.at("window").get<int64_t>()) {
+      : routing_(config.options.at("routing")), window_(std::stoll(config.options.at("window"))) {
     const bool windowed = routing_ == "last" || routing_ == "first";
     if (windowed && window_ < 1) fail(Exit::usage, "lime: routing ", routing_, " needs a window of at least 1 layer");
   }
@@ -90,7 +90,7 @@ Architecture lime_architecture() {
   return {"lime",
           "attention over key/value heads mixed from all layers so far",
           {{"routing", "full", "full, average, last or first", {"full", "average", "last", "first"}},
-           {"window", 0, "how many layers routing last or first reads", {}}},
+           {"window", "0", "an integer: how many layers routing last or first reads", {}}},
           [](const Config& config) { return std::make_unique<Lime>(config); }};
 }
 

@@ -27,7 +27,7 @@ std::vector<Case> cases() {
   for (const std::string routing : {"average", "last", "first"}) {
     Config config = tiny_config("lime", 2);
     config.options["routing"] = routing;
-    config.options["window"] = 2;
+    config.options["window"] = "2";
     list.push_back({"lime " + routing, config});
   }
   return list;
@@ -44,10 +44,10 @@ TEST_CASE("models: every registered architecture is among the tested ones") {
 TEST_CASE("models: gradients of every tensor are the derivatives of the loss, in double") {
   for (const Case& c : cases()) {
     CAPTURE(c.name);
-    TinyModel model(c.config);
+    TinyModel model(c.config, "reference", PlanMode::reuse, Dtype::f64);
     const double loss = model.step();
     CHECK(loss == model.loss());
-    constexpr double h = 4e-4;  // five-point formula: error of order h^4 times the fifth derivative
+    constexpr double h = 1e-4;  // five-point formula: error of order h^4 times the fifth derivative
     for (Parameter& row : model.params.rows()) {
       CAPTURE(row.name);
       double* x = row.value.as<double>();
@@ -90,14 +90,31 @@ TEST_CASE("models: the three memory plans give the same bits, and reuse needs th
   }
 }
 
-TEST_CASE("models: the fast CPU kernels give the reference's loss and gradients") {
+TEST_CASE("models: the fast CPU kernels are as exact as the plain loops in f32") {
+  // How far f32 is from f64 depends on the model (the q/k norms of a single small head amplify rounding a hundredfold),
+  // so the plain f32 loops on the same model are the yardstick.
   for (const Case& c : cases()) {
     CAPTURE(c.name);
-    TinyModel fast(c.config, "cpu"), reference(c.config, "reference");
-    CHECK(std::abs(fast.step() - reference.step()) < 1e-6);
-    for (Parameter& row : fast.params.rows())
-      check_close(c.name + " " + row.name, fast.values<float>(row.grad),
-                  reference.values<double>(reference.params.at(row.name).grad), 2e-5);
+    TinyModel fast(c.config, "cpu"), plain(c.config, "reference");
+    TinyModel exact(c.config, "reference", PlanMode::reuse, Dtype::f64);
+    CHECK(std::abs(fast.step() - exact.step()) < 1e-5);
+    plain.step();
+    auto error = [&](const std::vector<float>& got, const std::vector<double>& want) {
+      double sum = 0;
+      for (size_t i = 0; i < want.size(); ++i) sum += std::pow(static_cast<double>(got[i]) - want[i], 2);
+      return std::sqrt(sum);
+    };
+    double worst_fast = 0, worst_plain = 0;  // over the tensors, relative to their size
+    for (Parameter& row : fast.params.rows()) {
+      const auto want = exact.values<double>(exact.params.at(row.name).grad);
+      const double size = error(std::vector<float>(want.size(), 0.f), want);
+      const double relative = error(fast.values<float>(row.grad), want) / size;
+      CHECK_MESSAGE(std::isfinite(relative), row.name);
+      worst_fast = std::max(worst_fast, relative);
+      worst_plain = std::max(worst_plain, error(plain.values<float>(plain.params.at(row.name).grad), want) / size);
+    }
+    CHECK(worst_fast <= 4 * worst_plain);
+    CHECK(worst_fast < 1e-4);
   }
 }
 
@@ -128,8 +145,8 @@ TEST_CASE("models: constrained routers keep unread entries at zero, without a gr
   for (const std::string routing : {"last", "first"}) {
     Config config = tiny_config("lime", 2);
     config.options["routing"] = routing;
-    config.options["window"] = 1;
-    TinyModel model(config);
+    config.options["window"] = "1";
+    TinyModel model(config, "reference", PlanMode::reuse, Dtype::f64);
     model.step();
     const Parameter& router = model.params.at("model.layers.3.self_attn.lime_router.weight");
     const auto value = model.values<double>(router.value), grad = model.values<double>(router.grad);
@@ -203,7 +220,7 @@ TEST_CASE("models: generating token by token sees what training sees") {
           double sum = 0;
           for (int v = 0; v < 7; ++v) sum += std::exp(static_cast<double>(z[v]));
           const double loss = std::log(sum) - static_cast<double>(z[model.targets[i]]);
-          CHECK(std::abs(loss - static_cast<double>(losses[i])) < 2e-6);
+          CHECK(std::abs(loss - static_cast<double>(losses[i])) < 1e-5);  // tens of ulps: other kernels, other sums
         }
       }
     }

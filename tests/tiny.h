@@ -30,15 +30,14 @@ inline Config tiny_config(const std::string& arch, int64_t K = 2, bool qk_norm =
   return config;
 }
 
-// A model recorded for training with fixed tokens, some of them not scored.
+// A model recorded for training with fixed tokens, some of them not scored. On the reference device in f64 or in f32.
 struct TinyModel {
   static constexpr int64_t B = 2, T = 5;
 
-  explicit TinyModel(const Config& c, const std::string& device_name = "reference", PlanMode mode = PlanMode::reuse,
-                     uint64_t seed = 1)
-      : config(c),
-        device(make_device(device_name)),
-        tape(device_name == "reference" ? Dtype::f64 : Dtype::f32) {
+  explicit TinyModel(const Config& c, const std::string& device_name = "cpu", PlanMode mode = PlanMode::reuse,
+                     Dtype real = Dtype::f32)
+      : config(c), device(make_device(device_name)), tape(real) {
+    constexpr uint64_t seed = 1;
     declare_model(params, config);
     params.allocate(*device, tape.real(), true);
     params.initialise(seed);
@@ -75,10 +74,10 @@ struct TinyModel {
     tape.backward(replay);
     return sum / scored;
   }
-  template <class T>
-  std::vector<T> values(const Tensor& tensor) {
-    std::vector<T> host(static_cast<size_t>(tensor.numel()));
-    device->copy_out(host.data(), tensor.as<T>(), tensor.bytes());
+  template <class Real>
+  std::vector<Real> values(const Tensor& tensor) {
+    std::vector<Real> host(static_cast<size_t>(tensor.numel()));
+    device->copy_out(host.data(), tensor.as<Real>(), tensor.bytes());
     return host;
   }
 

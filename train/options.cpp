@@ -1,6 +1,8 @@
 #include "train/options.h"
 
+#include <CLI/CLI.hpp>
 #include <cstring>
+#include <nlohmann/json.hpp>
 
 #include "models/registry.h"
 
@@ -78,13 +80,12 @@ void add_architecture_flags(CLI::App& app, TrainOptions& o) {
   Config& c = o.config;
   const Architecture& architecture = find_architecture(c.arch);
   for (const Option& option : architecture.options) {
-    auto set = [&c, option](const std::string& text) {
-      const auto parsed = nlohmann::json::parse(text, nullptr, false);
-      c.options[option.key] = option.default_value.is_string() || parsed.is_discarded() ? nlohmann::json(text) : parsed;
-    };
     std::string name = option.key;
     for (char& letter : name) letter = letter == '_' ? '-' : letter;
-    app.add_option_function<std::string>("--" + name, set, option.help)->group(architecture.name);
+    auto set = [&c, option](const std::string& text) { c.options[option.key] = text; };
+    app.add_option_function<std::string>("--" + name, set, option.help)
+        ->default_str(option.standard)
+        ->group(architecture.name);
   }
   app.add_flag("--dry-run", o.dry_run, "print parameters, FLOPs and the memory plan, and stop");
   app.add_flag("--dump-tape", o.dump_tape, "print the step as a table, and stop");

@@ -1,9 +1,8 @@
 // Everything that decides a training run, its command-line flags, and the papers' presets.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -11,6 +10,10 @@
 #include "engine/optimizer.h"
 #include "engine/schedule.h"
 #include "models/config.h"
+
+namespace CLI {
+class App;
+}
 
 namespace crossply {
 
