@@ -32,8 +32,8 @@ void attention_forward(const Tensor& out, const Tensor& lse, const Tensor& q, co
 void attention_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout, const Tensor& out,
                         const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lse, double scale, bool acc_q,
                         bool acc_k, bool acc_v, Stream stream);
-// For generation: writes k and v (B,T,K,D) into the caches (B,S,K,D) at positions pos .. pos+T-1, then query t attends to
-// the cached positions 0 .. pos+t. What the caches hold beyond that is neither read nor changed.
+// For generation: writes k and v (B,T,K,D) into the caches (B,S,K,D) at positions pos .. pos+T-1; then query t attends
+// to the cached positions 0 .. pos+t. What the caches hold beyond that is neither read nor changed.
 void attention_cached(const Tensor& out, const Tensor& k_cache, const Tensor& v_cache, const Tensor& q, const Tensor& k,
                       const Tensor& v, int64_t pos, double scale, Stream stream);
 
