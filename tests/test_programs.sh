@@ -24,8 +24,9 @@ expect() {
   grep -qE -- "$pattern" output || fail "no line matches '$pattern': $*"
   [ "$code" = 0 ] || [ "$(grep -c '^error: ' output)" -le 1 ] || fail "more than one error line: $*"
 }
-train() { "$build/train_$1" --data arith:3 --train-samples 400 --test-samples 50 --width 16 --ffn 24 --layers 2 --heads 2 \
-  --batch 8 --eval-samples 16 --answer-samples 4 "${@:2}"; }
+tiny=(--data arith:3 --train-samples 400 --test-samples 50 --width 16 --ffn 24 --layers 2 --heads 2 --batch 8
+  --eval-samples 16 --answer-samples 4)
+train() { "$build/train_$1" "${tiny[@]}" "${@:2}"; }
 
 # --- a run from start to end -------------------------------------------------------------------------------------
 expect 0 'test loss' train lime --steps 20 --out run
@@ -36,8 +37,7 @@ expect 0 '=' "$build/generate" --model run --prompt '3 + 4 * 2 - 1 =' --max-new 
 expect 0 '=' "$build/generate" --model run --prompt '3 + 4 * 2 - 1 =' --max-new 8 --temperature 1 --top-k 3 --seed 5
 expect 0 'parameters: 1,?076,?081,?088' "$build/train_lime" --preset 1b --dry-run
 expect 0 'route' "$build/train_lime" --preset arith --dump-tape
-expect 0 'compare|architecture' "$build/compare" --out cmp --data arith:3 --train-samples 400 --test-samples 50 --width 16 \
-  --ffn 24 --layers 2 --heads 2 --batch 8 --steps 6 --warmup 1 --eval-samples 16 --answer-samples 4
+expect 0 'compare|architecture' "$build/compare" --out cmp "${tiny[@]}" --steps 6 --warmup 1
 [ -s cmp/compare.svg ] || fail "cmp/compare.svg is missing"
 for program in train_llama train_lime compare generate evaluate gradients; do
   expect 0 'Exit codes' "$build/$program" --help
@@ -48,7 +48,7 @@ done
 expect 0 'test loss' train llama --steps 60 --out whole --save-every 7
 for signal in INT TERM; do
   rm -rf part
-  train llama --steps 60 --out part --save-every 7 >output 2>&1 &
+  "$build/train_llama" "${tiny[@]}" --steps 60 --out part --save-every 7 >output 2>&1 &
   pid=$!
   while [ ! -d part/step_00000007 ] && kill -0 $pid 2>/dev/null; do sleep 0.01; done
   kill -$signal $pid
@@ -63,9 +63,9 @@ for signal in INT TERM; do
 done
 rm -rf part
 for _ in 1 2 3 4 5 6; do  # killed without warning
-  train llama --steps 60 --out part --save-every 2 --resume >output 2>&1 &
+  "$build/train_llama" "${tiny[@]}" --steps 60 --out part --save-every 2 --resume >output 2>&1 &
   pid=$!
-  sleep 0.$((RANDOM % 25 + 10))
+  sleep 0.0$((RANDOM % 50 + 20))
   kill -KILL $pid 2>/dev/null
   wait $pid 2>/dev/null
 done
@@ -131,7 +131,7 @@ expect 0 '=' "$build/generate" --model flipped --prompt '3 + 4 =' --max-new 2
 shard() {  # shard FILE COUNT_IN_HEADER TOKENS...
   local file=$1 count=$2
   shift 2
-  { printf '\x18\xd8\x34\x01\x01\x00\x00\x00'; printf "\\x$(printf %02x $((count % 256)))\\x$(printf %02x $((count / 256)))\\x00\\x00"
+  { printf '\x88\xd8\x34\x01\x01\x00\x00\x00'; printf "\\x$(printf %02x $((count % 256)))\\x$(printf %02x $((count / 256)))\\x00\\x00"
     head -c 1012 /dev/zero; for token; do printf "\\x$(printf %02x $((token % 256)))\\x$(printf %02x $((token / 256)))"; done; } >"$file"
 }
 tokens=(); for i in $(seq 600); do tokens+=($((i * 7 % 50))); done

@@ -5,7 +5,7 @@ namespace crossply {
 namespace {
 
 struct Size {
-  int64_t C, F, L, H, K;
+  int64_t C, F, L, H, K;  // K = 0: as many key/value heads as query heads
 };
 
 void set_size(TrainOptions& o, const Size& size) {
@@ -36,7 +36,7 @@ void language_model(TrainOptions& o, const Size& size) {
 
 // Generated tasks: 4 blocks, 4 heads, width 32, as in the paper; F and the decay are ours.
 void arithmetic(TrainOptions& o) {
-  set_size(o, {32, 128, 4, 4, 4});
+  set_size(o, {32, 128, 4, 4, 0});
   o.config.vocab_size = 0;
   o.data.spec = "arith:6";
   o.batch = 128;
@@ -61,7 +61,7 @@ void arithmetic_quick(TrainOptions& o) {
 
 // Fine-tuning on ProsQA, 10 epochs of about 18,000 graphs; the paper starts from a pre-trained 150M model (--init).
 void prosqa(TrainOptions& o) {
-  language_model(o, {768, 3072, 12, 12, 12});
+  language_model(o, {768, 3072, 12, 12, 0});
   o.config.vocab_size = 0;
   o.data.spec = "prosqa";
   o.data.seq_len = 0;
@@ -83,12 +83,12 @@ const std::vector<Preset>& presets() {
       {"arith", "the LIMe paper's arithmetic task: 6 operators, 50,000 samples, 200 epochs", arithmetic},
       {"prosqa", "the LIMe paper's ProsQA fine-tuning, 150M sizes", prosqa},
       {"150m", "150M, the LIMe paper's router ablation (sizes ours)",
-       [](TrainOptions& o) { language_model(o, {768, 3072, 12, 12, 12}); }},
+       [](TrainOptions& o) { language_model(o, {768, 3072, 12, 12, 0}); }},
       {"1b", "1B with 8 key/value heads", [](TrainOptions& o) { language_model(o, {2048, 8192, 16, 32, 8}); }},
-      {"1.2b", "1.2B, full attention", [](TrainOptions& o) { language_model(o, {2048, 8192, 16, 32, 32}); }},
-      {"deep32", "32 layers (width ours)", [](TrainOptions& o) { language_model(o, {512, 2048, 32, 8, 8}); }},
-      {"deep64", "64 layers (width ours)", [](TrainOptions& o) { language_model(o, {512, 2048, 64, 8, 8}); }},
-      {"deep128", "128 layers (width ours)", [](TrainOptions& o) { language_model(o, {512, 2048, 128, 8, 8}); }},
+      {"1.2b", "1.2B, full attention", [](TrainOptions& o) { language_model(o, {2048, 8192, 16, 32, 0}); }},
+      {"deep32", "32 layers (width ours)", [](TrainOptions& o) { language_model(o, {512, 2048, 32, 8, 0}); }},
+      {"deep64", "64 layers (width ours)", [](TrainOptions& o) { language_model(o, {512, 2048, 64, 8, 0}); }},
+      {"deep128", "128 layers (width ours)", [](TrainOptions& o) { language_model(o, {512, 2048, 128, 8, 0}); }},
   };
   return all;
 }

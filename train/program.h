@@ -19,6 +19,7 @@ inline const char* exit_code_help() {
 inline int run_program(CLI::App& app, int argc, char** argv, const std::function<void()>& flags,
                        const std::function<Exit()>& body) {
   app.footer(exit_code_help());
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // a later flag replaces an earlier one
   auto report = [](Exit code, const char* message) {
     std::fflush(stdout);
     std::fprintf(stderr, "error: %s\n", message);
