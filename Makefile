@@ -15,7 +15,7 @@ endif
 
 PROGRAMS := $(strip $(basename $(notdir $(wildcard train/train_*.cpp))) compare evaluate generate gradients tests)
 
-.PHONY: all build run test setup configure clean help $(PROGRAMS)
+.PHONY: all build run test bench setup configure clean help $(PROGRAMS)
 all: build
 
 build: configure
@@ -23,6 +23,10 @@ build: configure
 
 run: setup compare
 	$(BUILD)/compare --out runs/compare
+
+bench: configure
+	@$(COMPILE) --target bench
+	$(BUILD)/bench
 
 test: setup build tests
 	ctest --test-dir $(BUILD) --output-on-failure
@@ -43,6 +47,7 @@ help:
 	@echo "make          build everything into $(BUILD)/"
 	@echo "make run      build, then train several architectures on the same data and compare them"
 	@echo "make test     build, then run every test"
+	@echo "make bench    build, then measure this machine and the matrix products"
 	@echo "make NAME     build one program: $(PROGRAMS)"
 	@echo "make setup    install what building needs, where that is allowed"
 	@echo "make clean    remove $(BUILD)/"

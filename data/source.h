@@ -42,7 +42,7 @@ class Source {
   // Fails unless every token is below `vocab`. Shards read all their tokens for it: call it once, before training.
   virtual void check_tokens(int64_t vocab) const {
     if (vocab_size() > vocab)
-      fail(Exit::usage, "the data has a vocabulary of ", vocab_size(), ", the model only of ", vocab);
+      fail(Exit::bad_data, "the data has a vocabulary of ", vocab_size(), ", the model only of ", vocab);
   }
   virtual const Task* task() const { return nullptr; }
 };

@@ -129,6 +129,7 @@ struct Route : Node {
 
   const char* op() const override { return "route"; }
   void prepare() override {
+    routers.clear();
     for (const auto& reader : *readers)
       routers.push_back(Router{reader.weight != nullptr ? reader.weight->tensor : Tensor{}, reader.sources});
   }

@@ -55,8 +55,9 @@ class ParameterTable {
   Device& device() const { return *device_; }
   Dtype dtype() const { return dtype_; }
 
-  // One row's numbers to and from host floats. kind: the flat array it lives in, values() by default.
+  // Sets one row's values from host numbers.
   void write(const Parameter& row, const double* host);
+  // One row of a flat array: values(), gradients(), or an optimizer's moments.
   std::vector<float> read(const Parameter& row, const Tensor& flat) const;
 
   std::string report() const;

@@ -23,6 +23,13 @@ bool together(const Buffer& a, const Buffer& b) {
 
 }  // namespace
 
+PlanMode plan_mode(const std::string& name) {
+  if (name == "reuse") return PlanMode::reuse;
+  if (name == "distinct") return PlanMode::distinct;
+  if (name == "poison") return PlanMode::poison;
+  fail(Exit::usage, "unknown memory plan '", name, "'; known: reuse, distinct, poison");
+}
+
 void Tape::find_lifetimes() {
   const int n = static_cast<int>(nodes_.size());
   for (Buffer& buffer : buffers_) buffer.first = buffer.last = -1;
@@ -46,6 +53,7 @@ void Tape::find_lifetimes() {
 // Largest first, each at the lowest offset where no buffer that is alive at the same time has been placed.
 void Tape::plan(PlanMode mode) {
   mode_ = mode;
+  planned_ = true;
   find_lifetimes();
   std::vector<Buffer*> order;
   for (Buffer& buffer : buffers_)

@@ -21,6 +21,16 @@ Value* Tape::add_value(const std::string& name, Shape shape, Dtype dtype, bool p
   return &value;
 }
 
+// A parameter's gradient lives in its table, so it has no buffer.
+Value* Tape::add_gradient(const Value& of) {
+  if (of.parameter == nullptr) return add_value("d:" + of.name, of.shape, of.dtype, false);
+  Value& grad = values_.emplace_back();
+  grad.name = "d:" + of.name;
+  grad.shape = of.shape;
+  grad.dtype = of.dtype;
+  return &grad;
+}
+
 Value* Tape::input(const std::string& name, Shape shape, Dtype dtype) { return add_value(name, shape, dtype, true); }
 Value* Tape::activation(const std::string& name, Shape shape) { return add_value(name, shape, real_, false); }
 Value* Tape::result(const std::string& name, Shape shape) { return add_value(name, shape, real_, true); }
@@ -79,7 +89,7 @@ Value* Tape::record(std::unique_ptr<Node> node) {
 // the start of a step and always added.
 
 void Tape::differentiate() {
-  CHECK_THAT(!differentiated_, "differentiate() was called twice");
+  CHECK_THAT(!differentiated_ && !planned_, "differentiate() comes once, before plan()");
   differentiated_ = true;
   for (size_t n = nodes_.size(); n-- > 0;) {
     Node& node = *nodes_[n];
@@ -87,7 +97,7 @@ void Tape::differentiate() {
       CHECK_THAT(!value->overwritten, node.name, "'s backward reads ", value->name, ", reused in place");
     for (Value* value : node.out) {
       if (!value->needs_grad || value->grad != nullptr) continue;
-      value->grad = add_value("d:" + value->name, value->shape, value->dtype, false);
+      value->grad = add_gradient(*value);
       holes_.emplace_back(n, value->grad);
     }
     node.acc.assign(node.in.size(), 0);
@@ -95,8 +105,7 @@ void Tape::differentiate() {
       Value& value = *node.in[i];
       if (!value.needs_grad) continue;
       node.acc[i] = value.parameter != nullptr || value.grad != nullptr;
-      if (value.grad == nullptr) value.grad = add_value("d:" + value.name, value.shape, value.dtype, false);
-      if (value.parameter != nullptr) value.grad->buffer = nullptr;
+      if (value.grad == nullptr) value.grad = add_gradient(value);
       if (node.in_place && i == 0) {
         CHECK_THAT(!node.acc[0], node.name, " works in place on ", value.name, ", which has another reader");
         share(value.grad, node.out[0]->grad);
@@ -115,6 +124,7 @@ double Tape::forward_flops() const {
 // Replay
 
 void Tape::allocate(Device& device) {
+  CHECK_THAT(planned_ && device_ == nullptr, "allocate() comes once, after plan()");
   device_ = &device;
   arena_ = Arena(device, "activations", arena_bytes_);
   for (Value& value : values_) {
@@ -154,9 +164,10 @@ void Tape::backward(const Step& step) {
 }
 
 // Fills every buffer whose last use was at this tick with NaN; before the first tick (-1), all that are not persistent.
+// Buffers that were never used (their value shares another's) have no place in the arena.
 void Tape::bury(int tick) {
   for (const Buffer& buffer : buffers_)
-    if (!buffer.persistent && buffer.inside == nullptr && (tick == -1 || buffer.last == tick))
+    if (!buffer.persistent && buffer.inside == nullptr && buffer.first >= 0 && (tick == -1 || buffer.last == tick))
       device_->fill(arena_.data() + buffer.offset, 0xFF, buffer.bytes);
 }
 

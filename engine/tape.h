@@ -44,7 +44,7 @@ struct Value {
   Tensor tensor;
 };
 
-// One op of the step. Constructors fill the lists; the tape reads them to differentiate, to plan and to print.
+// One op of the step. The functions of ops.h fill the lists; the tape reads them to differentiate, to plan and to print.
 struct Node {
   std::string name;
   std::vector<Value*> in;     // what the forward reads and the backward differentiates
@@ -78,6 +78,7 @@ struct Slab {
 // reuse: memory is shared by buffers that are never alive together. distinct: every buffer has its own memory (to look at
 // intermediates). poison: distinct, and a buffer is filled with NaN when it dies. All three give the same bits.
 enum class PlanMode { reuse, distinct, poison };
+PlanMode plan_mode(const std::string& name);  // throws Exit::usage for an unknown name
 
 class Tape {
  public:
@@ -97,9 +98,9 @@ class Tape {
   void share(Value* value, const Value* with) { value->buffer = with->buffer; }
   Value* record(std::unique_ptr<Node> node);  // returns its first output
   int64_t cache_length() const { return cache_length_; }
-  Dtype real() const { return real_; }
+  Dtype dtype() const { return real_; }
 
-  // --- after recording ---
+  // --- after recording: differentiate (training only), plan, allocate, in this order ---
   void differentiate();
   void plan(PlanMode mode);
   void allocate(Device& device);  // the planned arena; parameters must have been allocated before
@@ -115,13 +116,14 @@ class Tape {
   const std::deque<std::unique_ptr<Node>>& nodes() const { return nodes_; }
 
  private:
+  Value* add_gradient(const Value& of);
   Value* add_value(const std::string& name, Shape shape, Dtype dtype, bool persistent);
   void find_lifetimes();
   void bury(int tick);
 
   Dtype real_;
   int64_t cache_length_;
-  bool differentiated_ = false;
+  bool differentiated_ = false, planned_ = false;
   PlanMode mode_ = PlanMode::reuse;
   std::deque<Value> values_;
   std::deque<Buffer> buffers_;

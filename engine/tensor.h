@@ -31,7 +31,12 @@ struct Shape {
   Shape() = default;
   Shape(std::initializer_list<int64_t> sizes) {
     CHECK_THAT(sizes.size() <= 4, "a tensor has at most 4 dimensions, got ", sizes.size());
-    for (int64_t size : sizes) dim[rank++] = size;
+    int64_t product = 1;
+    for (int64_t size : sizes) {
+      dim[rank++] = size;
+      if (__builtin_mul_overflow(product, size, &product) || product > (int64_t{1} << 46))
+        fail(Exit::usage, "a tensor of this shape is larger than any memory: ", str());
+    }
   }
   int64_t operator[](int i) const { return dim[i]; }
   int64_t numel() const { return dim[0] * dim[1] * dim[2] * dim[3]; }

@@ -4,21 +4,25 @@
 
 namespace crossply {
 
-Answers answer_task(Device& device, ParameterTable& params, const Config& config, const Source& source, int64_t count) {
+Answers answer_task(Device& device, ParameterTable& params, const Config& config, const Source& source, int64_t count,
+                    int64_t rows) {
   const Task& task = *source.task();
   Answers answers;
   count = std::min(count, source.size());
-  const int64_t rows = std::min<int64_t>(count, 256);
+  rows = std::min(count, rows);
   Decoder decoder(device, params, config, rows, source.seq_len() + 1);
   for (int64_t first = 0; first < count; first += rows) {
     std::vector<std::vector<int32_t>> prompts;
     for (int64_t i = first; i < std::min(first + rows, count); ++i) prompts.push_back(task.prompt(i));
     const auto written = generate(decoder, prompts, task.max_new_tokens(), task.eos(), most_likely);
     for (size_t row = 0; row < written.size(); ++row) {
-      const Task::Verdict verdict = task.judge(first + static_cast<int64_t>(row), written[row]);
+      const int64_t index = first + static_cast<int64_t>(row);
+      const Task::Verdict verdict = task.judge(index, written[row]);
       ++answers.asked;
       answers.right += verdict.answer;
       answers.valid += verdict.steps;
+      answers.hard += task.is_hard(index);
+      answers.hard_right += task.is_hard(index) && verdict.answer;
     }
     if (first == 0) {
       answers.sample_prompt = prompts[0];

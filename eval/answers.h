@@ -8,12 +8,14 @@ namespace crossply {
 
 struct Answers {
   int64_t asked = 0, right = 0, valid = 0;
+  int64_t hard = 0, hard_right = 0;  // those that the task's known shortcut does not answer
   std::vector<int32_t> sample_prompt, sample;  // the first one, to look at
   double correct() const { return static_cast<double>(right) / static_cast<double>(asked); }
   double steps_valid() const { return static_cast<double>(valid) / static_cast<double>(asked); }
 };
 
-// Over the first `count` items of a source with a task.
-Answers answer_task(Device& device, ParameterTable& params, const Config& config, const Source& source, int64_t count);
+// Over the first `count` items of a source with a task, `rows` at a time.
+Answers answer_task(Device& device, ParameterTable& params, const Config& config, const Source& source, int64_t count,
+                    int64_t rows);
 
 }  // namespace crossply

@@ -1,4 +1,5 @@
 // compare: trains several architectures on the same batches from the same seed, and ends with one table and one picture.
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 
@@ -47,11 +48,29 @@ void print_table(const std::vector<Row>& rows) {
   if (task) std::printf("answers: final answer correct; steps valid: every generated step is correct, too.\n");
 }
 
-// The directory to write to: `out`, or with a number appended where that holds an earlier comparison.
-std::string fresh_dir(const std::string& out) {
-  std::string dir = out;
-  for (int i = 2; fs::exists(dir) && !fs::is_empty(dir); ++i) dir = out + "-" + std::to_string(i);
-  return dir;
+// The directory to write to: `out`, or with a number appended where that holds an earlier comparison. To resume: the
+// last one of these.
+std::string choose_dir(const std::string& out, bool resume) {
+  std::error_code error;
+  std::string dir = out, last = out;
+  for (int i = 2; fs::exists(dir, error) && !(fs::is_directory(dir, error) && fs::is_empty(dir, error)); ++i) {
+    last = dir;
+    dir = out + "-" + std::to_string(i);
+  }
+  return resume ? last : dir;
+}
+
+// Refuses what would only fail after hours of training.
+std::vector<std::string> check(const std::string& archs, const TrainOptions& o) {
+  if (o.out.empty()) fail(Exit::usage, "--out is needed: the directory for the runs");
+  if (!o.init.empty()) fail(Exit::usage, "compare trains from scratch; --init is for the trainers");
+  if (o.steps == 0) fail(Exit::usage, "--steps 0: there is nothing to compare");
+  const std::vector<std::string> names = split(archs);
+  for (const std::string& name : names) {
+    find_architecture(name);
+    if (std::count(names.begin(), names.end(), name) > 1) fail(Exit::usage, "--arch names ", name, " twice");
+  }
+  return names;
 }
 
 struct Options {
@@ -60,11 +79,9 @@ struct Options {
 };
 
 Exit run(Options o) {
-  if (o.train.out.empty()) fail(Exit::usage, "--out is needed: the directory for the runs");
-  const std::vector<std::string> names = split(o.archs);
-  for (const std::string& name : names) find_architecture(name);
-  const std::string out = o.train.resume ? o.train.out : fresh_dir(o.train.out);
-  if (out != o.train.out) std::printf("%s is not empty; writing to %s\n", o.train.out.c_str(), out.c_str());
+  const std::vector<std::string> names = check(o.archs, o.train);
+  const std::string out = choose_dir(o.train.out, o.train.resume);
+  if (out != o.train.out) std::printf("%s holds an earlier comparison; this one is in %s\n", o.train.out.c_str(), out.c_str());
   size_t width = 0;
   for (const std::string& name : names) width = std::max(width, name.size());
   std::vector<Row> rows;
@@ -95,8 +112,8 @@ int main(int argc, char** argv) {
   CLI::App app("Trains several architectures on the same batches from the same seed; ends with a table and a picture.", "compare");
   Options o;
   auto flags = [&] {
-    apply_preset("arith-quick", o.train);
-    apply_preset_flag(argc, argv, o.train);
+    const std::string preset = find_preset_flag(argc, argv);
+    apply_preset(preset.empty() ? "arith-quick" : preset, o.train);
     app.add_option("--arch", o.archs, "architectures, separated by commas; the first is the yardstick")->capture_default_str();
     add_train_flags(app, o.train);
     add_size_flags(app, o.train);

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <numeric>
 
+#include "data/tokenizer.h"
 #include "engine/rng.h"
 #include "eval/decode.h"
 #include "eval/loaded_model.h"
@@ -40,28 +41,26 @@ int32_t sample(const float* logits, int64_t V, const Options& o, Random& random)
 
 Exit run(const Options& o) {
   LoadedModel model(o.model, o.device, false);
-  const std::vector<int32_t> prompt = model.tokenizer.encode(o.prompt);
+  const Tokenizer tokenizer = Tokenizer::load(model.dir);
+  const std::vector<int32_t> prompt = tokenizer.encode(o.prompt);
   if (prompt.empty()) fail(Exit::usage, "--prompt is empty; the model needs at least one token to continue");
   for (const int32_t token : prompt)
     if (token < 0 || token >= model.config.vocab_size)
       fail(Exit::usage, "--prompt: token ", token, " is outside the vocabulary of ", model.config.vocab_size);
-  const int64_t length = std::min<int64_t>(static_cast<int64_t>(prompt.size()) + o.max_new,
-                                           std::max<int64_t>(model.config.max_position_embeddings, 1) + 1);
-  if (static_cast<int64_t>(prompt.size()) >= length && o.max_new > 0)
-    fail(Exit::usage, "--prompt has ", prompt.size(), " tokens, the model's longest sequence is ", length);
+  const int64_t longest = model.config.max_position_embeddings, used = static_cast<int64_t>(prompt.size());
+  if (used > longest) fail(Exit::usage, "--prompt has ", used, " tokens, the model's longest sequence is ", longest);
+  const int64_t length = std::min(used + std::min(o.max_new, longest), longest);
   Decoder decoder(*model.device, model.params, model.config, 1, length);
   Random random(o.seed, stream_of("generate"));
   const Sampler sampler = [&](const float* logits, int64_t V) {
     return o.temperature > 0 ? sample(logits, V, o, random) : most_likely(logits, V);
   };
   std::printf("%s", o.prompt.c_str());
-  std::vector<int32_t> written;
   auto show = [&](size_t, int32_t token) {
-    written.push_back(token);
-    if (token != model.tokenizer.eos()) std::printf("%s%s", model.tokenizer.separator(), model.tokenizer.decode({token}).c_str());
+    if (token != tokenizer.eos()) std::printf("%s%s", tokenizer.separator(), tokenizer.decode({token}).c_str());
     std::fflush(stdout);
   };
-  generate(decoder, {prompt}, o.max_new, model.tokenizer.eos(), sampler, show);
+  generate(decoder, {prompt}, o.max_new, tokenizer.eos(), sampler, show);
   std::printf("\n");
   return Exit::done;
 }

@@ -54,7 +54,7 @@ Exit run(const Options& o) {
   Tape tape(model.params.dtype());
   const Graph graph = record_model(tape, model.params, model.config, o.batch, o.seq);
   tape.differentiate();
-  tape.plan(o.plan == "reuse" ? PlanMode::reuse : o.plan == "distinct" ? PlanMode::distinct : PlanMode::poison);
+  tape.plan(plan_mode(o.plan));
   tape.allocate(*model.device);
   load_batch(*model.device, graph, tokens.data(), tokens.data() + 1);
   const Step step{true, 1 / static_cast<double>(count), 0};
@@ -63,7 +63,7 @@ Exit run(const Options& o) {
   tape.backward(step);
   std::printf("loss %.12g\n", loss);
   if (!std::isfinite(loss)) fail(Exit::not_finite, "the loss is not finite; no gradients written");
-  save_tensors(o.out, model.params, model.params.gradients());
+  save_tensors(o.out, model.params, {{"", model.params.gradients()}});
   return Exit::done;
 }
 

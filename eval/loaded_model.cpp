@@ -1,7 +1,7 @@
 #include "eval/loaded_model.h"
 
 #include "models/model_dir.h"
-#include "train/trainer.h"
+#include "train/checkpoint.h"
 
 namespace crossply {
 
@@ -10,7 +10,6 @@ LoadedModel::LoadedModel(const std::string& path, const std::string& device_name
   declare_model(params, config);
   params.allocate(*device, device_name == "reference" ? Dtype::f64 : Dtype::f32, with_gradients);
   load_weights(dir, config, params);
-  tokenizer = Tokenizer::load(dir);
 }
 
 }  // namespace crossply

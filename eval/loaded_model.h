@@ -4,7 +4,6 @@
 #include <memory>
 #include <string>
 
-#include "data/tokenizer.h"
 #include "models/model.h"
 
 namespace crossply {
@@ -17,7 +16,6 @@ struct LoadedModel {
   Config config;
   std::unique_ptr<Device> device;
   ParameterTable params;  // f64 on the reference device, f32 elsewhere
-  Tokenizer tokenizer;
 };
 
 }  // namespace crossply

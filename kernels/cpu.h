@@ -6,8 +6,8 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
-#include <new>
 
 namespace crossply {
 
@@ -64,7 +64,10 @@ inline float* scratch_f32(size_t count, int slot = 0) {
     std::free(block.data);
     const size_t bytes = (count * sizeof(float) + 255) / 256 * 256;
     block.data = static_cast<float*>(std::aligned_alloc(256, bytes));
-    if (block.data == nullptr) throw std::bad_alloc();
+    if (block.data == nullptr) {  // no exception may leave a parallel region
+      std::fprintf(stderr, "error: not enough memory for %zu bytes of scratch; use a smaller --batch or --seq\n", bytes);
+      std::_Exit(71);
+    }
     block.count = count;
   }
   return block.data;

@@ -1,10 +1,10 @@
 #include "models/config.h"
 
 #include <algorithm>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "models/json_file.h"
 #include "models/registry.h"
 
 namespace crossply {
@@ -63,8 +63,10 @@ void read_crossply(const json& object, Config& config, const std::string& where)
 
 bool allowed(const Option& option, const std::string& value) {
   if (!option.choices.empty()) return std::find(option.choices.begin(), option.choices.end(), value) != option.choices.end();
-  const json parsed = json::parse(value, nullptr, false), standard = json::parse(option.standard);
-  return parsed.type() == standard.type() || (parsed.is_number_integer() && standard.is_number_integer());
+  const json parsed = json::parse(value, nullptr, false), standard = json::parse(option.default_value);
+  if (standard.is_number_integer())
+    return parsed.is_number_integer() && parsed >= 0 && parsed <= (int64_t{1} << 30);
+  return parsed.type() == standard.type();
 }
 
 void check_options(Config& config, Exit code, const std::string& where) {
@@ -72,7 +74,7 @@ void check_options(Config& config, Exit code, const std::string& where) {
   std::map<std::string, std::string> complete;
   for (const Option& option : architecture.options) {
     const auto it = config.options.find(option.key);
-    const std::string value = it == config.options.end() ? option.standard : it->second;
+    const std::string value = it == config.options.end() ? option.default_value : it->second;
     if (!allowed(option, value)) fail(code, where, ": \"", option.key, "\" is \"", value, "\", must be: ", option.help);
     complete[option.key] = value;
   }
@@ -93,8 +95,8 @@ void check_options(Config& config, Exit code, const std::string& where) {
 
 void Config::check(Exit code, const std::string& where) {
   auto positive = [&](const char* key, int64_t value) {
-    if (value < 1 || value > (int64_t{1} << 31))
-      fail(code, where, ": ", key, " must be at least 1 (and below 2^31), is ", value);
+    const int64_t most = std::string(key) == "num_hidden_layers" ? 4096 : int64_t{1} << 30;
+    if (value < 1 || value > most) fail(code, where, ": ", key, " must be in 1..", most, ", is ", value);
   };
   if (num_key_value_heads == 0) num_key_value_heads = num_attention_heads;
   positive("vocab_size", vocab_size);
@@ -160,11 +162,7 @@ Config parse_config(const json& object, const std::string& where) {
 }
 
 Config load_config(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) fail(Exit::no_input, path, ": cannot open; a model directory has config.json and model.safetensors");
-  const json object = json::parse(file, nullptr, false);
-  if (object.is_discarded()) fail(Exit::bad_data, path, ": not valid JSON");
-  return parse_config(object, path);
+  return parse_config(read_json(path), path);
 }
 
 json to_json(const Config& config) {

@@ -2,10 +2,11 @@
 
 #include <deque>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <unordered_map>
+
+#include "models/json_file.h"
 
 namespace crossply {
 namespace {
@@ -26,14 +27,14 @@ void check_shape(const std::string& path, const TensorInfo& info, const Paramete
 std::deque<SafetensorsFile> open_weights(const std::string& dir) {
   std::deque<SafetensorsFile> files;
   const std::string single = dir + "/model.safetensors", index_path = single + ".index.json";
-  if (std::filesystem::exists(single) || !std::filesystem::exists(index_path)) {
+  std::error_code ignored;
+  if (std::filesystem::exists(single, ignored) || !std::filesystem::exists(index_path, ignored)) {
     files.emplace_back(single);
     return files;
   }
-  std::ifstream stream(index_path);
-  const auto index = nlohmann::json::parse(stream, nullptr, false);
-  if (index.is_discarded() || !index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object())
-    fail(Exit::bad_data, index_path, ": expected a JSON object with a \"weight_map\"");
+  const auto index = read_json(index_path);
+  if (!index.contains("weight_map") || !index["weight_map"].is_object())
+    fail(Exit::bad_data, index_path, ": \"weight_map\" is missing");
   std::set<std::string> names;
   for (const auto& [tensor, file] : index["weight_map"].items()) {
     if (!file.is_string() || file.get<std::string>().find('/') != std::string::npos)
@@ -74,29 +75,32 @@ void load_weights(const std::string& dir, const Config& config, ParameterTable& 
   }
 }
 
-void save_tensors(const std::string& path, const ParameterTable& params, const Tensor& flat) {
-  std::vector<std::vector<float>> data;
+void save_tensors(const std::string& path, const ParameterTable& params, const std::vector<FlatArray>& arrays) {
+  std::deque<std::vector<float>> data;
   std::vector<TensorToWrite> tensors;
-  for (const Parameter& row : params.rows()) {
-    data.push_back(params.read(row, flat));
-    tensors.push_back({row.name, "F32", sizes(row.shape), data.back().data()});
+  for (const FlatArray& array : arrays) {
+    for (const Parameter& row : params.rows()) {
+      data.push_back(params.read(row, array.flat));
+      tensors.push_back({array.prefix + row.name, "F32", sizes(row.shape), data.back().data()});
+    }
   }
   write_safetensors(path, tensors);
 }
 
-void load_tensors(const std::string& path, ParameterTable& params, const Tensor& flat) {
-  CHECK_THAT(flat.dtype == Dtype::f32, "moments are f32");
+void load_tensors(const std::string& path, ParameterTable& params, const std::vector<FlatArray>& arrays) {
   const SafetensorsFile file(path);
-  if (file.tensors().size() != params.rows().size())
-    fail(Exit::bad_data, path, ": ", file.tensors().size(), " tensors, the model has ", params.rows().size());
+  if (file.tensors().size() != arrays.size() * params.rows().size())
+    fail(Exit::bad_data, path, ": ", file.tensors().size(), " tensors, expected ", arrays.size() * params.rows().size());
   std::vector<float> host;
-  for (const Parameter& row : params.rows()) {
-    const TensorInfo* info = file.find(row.name);
-    if (info == nullptr) fail(Exit::bad_data, path, ": tensor \"", row.name, "\" is missing");
-    check_shape(path, *info, row);
-    host.resize(static_cast<size_t>(row.shape.numel()));
-    file.read_f32(*info, host.data());
-    params.device().copy_in(flat.as<float>() + row.offset, host.data(), host.size() * sizeof(float));
+  for (const FlatArray& array : arrays) {
+    for (const Parameter& row : params.rows()) {
+      const TensorInfo* info = file.find(array.prefix + row.name);
+      if (info == nullptr) fail(Exit::bad_data, path, ": tensor \"", array.prefix, row.name, "\" is missing");
+      check_shape(path, *info, row);
+      host.resize(static_cast<size_t>(row.shape.numel()));
+      file.read_f32(*info, host.data());
+      params.device().copy_in(array.flat.as<float>() + row.offset, host.data(), host.size() * sizeof(float));
+    }
   }
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "engine/params.h"
 #include "engine/safetensors.h"
@@ -14,10 +15,15 @@ namespace crossply {
 // checked. A head that the configuration ties may be there too, and is ignored.
 void load_weights(const std::string& dir, const Config& config, ParameterTable& params);
 
-// One flat array of the table (values, gradients, moments) as a safetensors file of fp32 tensors, one per parameter.
-void save_tensors(const std::string& path, const ParameterTable& params, const Tensor& flat);
-// The same back, for moments: names and shapes must match exactly.
-void load_tensors(const std::string& path, ParameterTable& params, const Tensor& flat);
+// A flat array of a parameter table: values, gradients, moments. In files its tensors are called prefix + parameter.
+struct FlatArray {
+  std::string prefix;
+  Tensor flat;
+};
+// Flat arrays as one safetensors file of fp32 tensors, one for each parameter of each array.
+void save_tensors(const std::string& path, const ParameterTable& params, const std::vector<FlatArray>& arrays);
+// The same back into f32 arrays; names and shapes must match exactly.
+void load_tensors(const std::string& path, ParameterTable& params, const std::vector<FlatArray>& arrays);
 
 void save_config(const std::string& path, const Config& config);
 

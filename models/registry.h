@@ -13,7 +13,7 @@ namespace crossply {
 // A key of config.json's "crossply" object, and a flag of the trainer by the same name.
 struct Option {
   std::string key;
-  std::string standard;              // the default, as it would stand in JSON; a text without quotes
+  std::string default_value;         // the default, as it would stand in JSON; a text without quotes
   std::string help;
   std::vector<std::string> choices;  // of a text; empty for numbers, truth values and lists
 };

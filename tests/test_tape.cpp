@@ -64,6 +64,7 @@ TEST_CASE("tape: the plan overlaps only buffers that are never alive together") 
   for (int i = 0; i < 6; ++i)
     chain.push_back(t.record(nothing({chain.back()}, {t.activation("a" + std::to_string(i), Shape{64 * (i + 1)})})));
   t.plan(PlanMode::reuse);
+  CHECK_THROWS_AS(t.differentiate(), Error);
   const size_t reuse = t.arena_bytes();
   for (size_t i = 0; i < chain.size(); ++i) {
     for (size_t j = 0; j < i; ++j) {

@@ -78,8 +78,7 @@ TEST_CASE("train: resuming twice gives the losses and weights of the uninterrupt
 
         Scratch run;
         for (int part = 0, step = 0; part < 3; ++part) {
-          Trainer trainer(o, data);
-          CHECK(trainer.resume(run.path, nullptr) == (part > 0));
+          Trainer trainer(o, data, newest_valid_checkpoint(run.path));
           CHECK(trainer.steps_done() == step);
           for (const int end = std::vector<int>{4, 7, 12}[static_cast<size_t>(part)]; step < end; ++step)
             got.push_back(trainer.step().loss);
@@ -104,8 +103,7 @@ TEST_CASE("train: resuming with other flags is refused by name") {
   trainer.save(run.path + "/step_00000001", Tokenizer());
   auto message = [&](TrainOptions changed) {
     try {
-      Trainer other(changed, data);
-      other.resume(run.path, nullptr);
+      Trainer other(changed, data, newest_valid_checkpoint(run.path));
     } catch (const Error& error) {
       CHECK(error.code == Exit::usage);
       return std::string(error.what());
@@ -119,6 +117,8 @@ TEST_CASE("train: resuming with other flags is refused by name") {
   changed = o;
   changed.config.intermediate_size = 16;
   CHECK(message(changed).find("config.json") != std::string::npos);
+  const Counting longer(11);
+  CHECK_THROWS_AS(Trainer(o, longer, newest_valid_checkpoint(run.path)), Error);
 }
 
 TEST_CASE("train: accumulating two half batches is the whole batch") {

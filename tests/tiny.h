@@ -39,7 +39,7 @@ struct TinyModel {
       : config(c), device(make_device(device_name)), tape(real) {
     constexpr uint64_t seed = 1;
     declare_model(params, config);
-    params.allocate(*device, tape.real(), true);
+    params.allocate(*device, tape.dtype(), true);
     params.initialise(seed);
     std::vector<double> host;
     for (Parameter& row : params.rows()) {  // norms away from 1, so that their gain matters

@@ -266,6 +266,18 @@ std::string newest_valid_checkpoint(const std::string& run_dir, std::vector<std:
   return "";
 }
 
+std::string resolve_model_dir(const std::string& path) {
+  std::error_code error;
+  if (fs::exists(fs::path(path) / "config.json", error)) return path;
+  if (!fs::is_directory(path, error)) fail(Exit::no_input, path, ": no such directory; expected a model or run directory");
+  std::vector<std::string> skipped;
+  const std::string newest = newest_valid_checkpoint(path, &skipped);
+  if (!newest.empty()) return newest;
+  std::string why;
+  for (const std::string& line : skipped) why += "; " + line;
+  fail(Exit::no_input, path, ": neither config.json nor a valid checkpoint (step_*) in it", why);
+}
+
 void remove_old_checkpoints(const std::string& run_dir, int keep) {
   CHECK_THAT(keep >= 1, "the newest checkpoint must stay, keep = ", keep);
   const std::string newest = newest_valid_checkpoint(run_dir);

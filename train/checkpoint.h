@@ -39,6 +39,10 @@ bool is_valid_checkpoint(const std::string& dir, std::string* why);
 // adds a line to *skipped. Also considers step_NUMBER.old, which a kill may leave: see CheckpointWriter::publish.
 std::string newest_valid_checkpoint(const std::string& run_dir, std::vector<std::string>* skipped = nullptr);
 
+// --model of every program: a model directory, or a run directory, which stands for its newest valid checkpoint. Throws
+// Exit::no_input where there is neither.
+std::string resolve_model_dir(const std::string& path);
+
 // Keeps the newest valid checkpoint and the keep - 1 complete ones before it; removes older complete ones, and
 // temporaries of dead processes. Invalid directories stay for a person to look at. Not during a write of this process.
 void remove_old_checkpoints(const std::string& run_dir, int keep);

@@ -1,6 +1,7 @@
 #include "train/options.h"
 
 #include <CLI/CLI.hpp>
+#include <cmath>
 #include <cstring>
 #include <nlohmann/json.hpp>
 
@@ -55,6 +56,8 @@ void add_train_flags(CLI::App& app, TrainOptions& o) {
       ->check(CLI::NonNegativeNumber);
   flag("--save-every", o.save_every, "steps between checkpoints (0: a tenth of the run)")->check(CLI::NonNegativeNumber);
   flag("--keep", o.keep, "checkpoints to keep")->check(CLI::PositiveNumber);
+  app.add_flag("--dry-run", o.dry_run, "print parameters, FLOPs and the memory plan, and stop");
+  app.add_flag("--dump-tape", o.dump_tape, "print the step as a table, and stop");
   app.add_flag("--resume", o.resume, "continue --out from its newest valid checkpoint, bit for bit");
 }
 
@@ -84,11 +87,39 @@ void add_architecture_flags(CLI::App& app, TrainOptions& o) {
     for (char& letter : name) letter = letter == '_' ? '-' : letter;
     auto set = [&c, option](const std::string& text) { c.options[option.key] = text; };
     app.add_option_function<std::string>("--" + name, set, option.help)
-        ->default_str(option.standard)
+        ->default_str(option.default_value)
         ->group(architecture.name);
   }
-  app.add_flag("--dry-run", o.dry_run, "print parameters, FLOPs and the memory plan, and stop");
-  app.add_flag("--dump-tape", o.dump_tape, "print the step as a table, and stop");
+}
+
+std::vector<std::string> given_model_flags(const CLI::App& app) {
+  std::vector<std::string> given;
+  for (const CLI::Option* option : app.get_options())
+    if (option->count() > 0 && option->get_group() != "Options") given.push_back(option->get_name());
+  return given;
+}
+
+void check_numbers(const TrainOptions& o) {
+  for (const double number : {o.lr, o.lr_floor, o.adamw.weight_decay, o.adamw.beta1, o.adamw.beta2, o.adamw.clip})
+    if (!std::isfinite(number)) fail(Exit::usage, "--lr, --weight-decay, --clip and the like must be finite numbers");
+  constexpr double most = 1LL << 40;
+  const double tokens = static_cast<double>(o.batch) * static_cast<double>(o.accumulate) * static_cast<double>(o.data.seq_len);
+  if (tokens > most || static_cast<double>(o.steps) > most)
+    fail(Exit::usage, "--batch ", o.batch, " x --accumulate ", o.accumulate, " x --seq ", o.data.seq_len, ", or --steps ",
+         o.steps, ", is beyond anything a machine can do");
+}
+
+nlohmann::json all_settings(const TrainOptions& o) {
+  nlohmann::json settings = trajectory(o);
+  settings["preset"] = o.preset;
+  settings["config"] = to_json(o.config);
+  settings["plan"] = o.plan;
+  settings["eval_every"] = o.eval_every;
+  settings["eval_samples"] = o.eval_samples;
+  settings["answer_samples"] = o.answer_samples;
+  settings["save_every"] = o.save_every;
+  settings["keep"] = o.keep;
+  return settings;
 }
 
 nlohmann::json trajectory(const TrainOptions& o) {
@@ -126,11 +157,13 @@ void apply_preset(const std::string& name, TrainOptions& options) {
   fail(Exit::usage, "unknown preset '", name, "'; known:", known);
 }
 
-void apply_preset_flag(int argc, char** argv, TrainOptions& options) {
+std::string find_preset_flag(int argc, char** argv) {
+  std::string name;
   for (int i = 1; i < argc; ++i) {
-    if (std::strcmp(argv[i], "--preset") == 0 && i + 1 < argc) apply_preset(argv[i + 1], options);
-    if (std::strncmp(argv[i], "--preset=", 9) == 0) apply_preset(argv[i] + 9, options);
+    if (std::strcmp(argv[i], "--preset") == 0 && i + 1 < argc) name = argv[i + 1];
+    if (std::strncmp(argv[i], "--preset=", 9) == 0) name = argv[i] + 9;
   }
+  return name;
 }
 
 }  // namespace crossply

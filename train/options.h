@@ -23,7 +23,8 @@ struct TrainOptions {
   Config config;
   DataOptions data;
   std::string out;
-  std::string init;  // model directory to start from
+  std::string init;  // model or run directory to start from
+  std::vector<std::string> given_sizes;  // the model flags on the command line, which --init refuses
   int64_t steps = 1000;
   int64_t batch = 16;      // sequences per micro-step
   int64_t accumulate = 1;  // micro-steps per optimizer step
@@ -48,9 +49,15 @@ struct TrainOptions {
 void add_train_flags(CLI::App& app, TrainOptions& options);
 void add_size_flags(CLI::App& app, TrainOptions& options);
 void add_architecture_flags(CLI::App& app, TrainOptions& options);
+// Which flags of the last two were given.
+std::vector<std::string> given_model_flags(const CLI::App& app);
 
 // The settings that a run must keep when it is resumed.
 nlohmann::json trajectory(const TrainOptions& options);
+// All settings, for the run directory: enough to repeat the run.
+nlohmann::json all_settings(const TrainOptions& options);
+// Throws Exit::usage for numbers that no check of a single flag can refuse.
+void check_numbers(const TrainOptions& options);
 
 // The papers' settings by name; every architecture trains in them.
 struct Preset {
@@ -58,8 +65,8 @@ struct Preset {
   void (*apply)(TrainOptions&);
 };
 const std::vector<Preset>& presets();
-// Applies the preset named by --preset in argv, before the other flags are read; throws Exit::usage for an unknown one.
-void apply_preset_flag(int argc, char** argv, TrainOptions& options);
-void apply_preset(const std::string& name, TrainOptions& options);
+void apply_preset(const std::string& name, TrainOptions& options);  // throws Exit::usage for an unknown one
+// The value of the last --preset in argv, read before the other flags because they change what it sets; "" for none.
+std::string find_preset_flag(int argc, char** argv);
 
 }  // namespace crossply

@@ -1,6 +1,8 @@
 // What every program's main does around its work: parse flags, turn exceptions into one clear line and an exit code.
 #pragma once
 
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <functional>
@@ -21,6 +23,7 @@ inline int run_program(CLI::App& app, int argc, char** argv, const std::function
   app.footer(exit_code_help());
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // a later flag replaces an earlier one
   auto report = [](Exit code, const char* message) {
+    if (isatty(STDOUT_FILENO) == 1) std::printf("\r\033[K");  // over an unfinished status line
     std::fflush(stdout);
     std::fprintf(stderr, "error: %s\n", message);
     return static_cast<int>(code);

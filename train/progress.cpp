@@ -62,7 +62,11 @@ Metrics::Metrics(const std::string& path, int64_t step) : path_(path) {
   std::string contents;
   for (std::string line; std::getline(old, line);) {
     const auto parsed = nlohmann::json::parse(line, nullptr, false);
-    if (!parsed.is_object() || parsed.value("step", step + 1) > step) break;
+    if (!parsed.is_object()) break;  // a line that a kill cut short
+    for (const char* key : {"step", "loss"})
+      if (!parsed.contains(key) || !parsed[key].is_number())
+        fail(Exit::bad_data, path, ": line ", lines_.size() + 1, " has no \"", key, "\"; it was not written by this program");
+    if (parsed["step"] > step) break;
     contents += line + "\n";
     lines_.push_back(parsed);
   }

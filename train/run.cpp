@@ -37,6 +37,7 @@ void check_run_dir(const TrainOptions& options) {
   if (options.out.empty()) fail(Exit::usage, "--out is needed: the directory for the run");
   std::error_code error;
   const bool used = fs::exists(options.out, error) && !(fs::is_directory(options.out, error) && fs::is_empty(options.out, error));
+  if (options.resume && options.steps == 0) fail(Exit::usage, "--resume with --steps 0: there is nothing to continue");
   if (used && !options.resume)
     fail(Exit::usage, options.out, " exists and is not empty; choose another --out, or --resume to continue the run in it");
 }
@@ -54,12 +55,14 @@ Dataset open_data(TrainOptions& o) {
   Dataset dataset = open_dataset(o.data);
   const int64_t data_vocab = dataset.train->vocab_size();
   if (o.config.vocab_size == 0) o.config.vocab_size = data_vocab;
-  if (o.config.vocab_size == 0) fail(Exit::usage, "--vocab is needed: token shards do not say their vocabulary");
-  if (o.config.vocab_size < data_vocab)
+  if (o.config.vocab_size < 1) fail(Exit::usage, "--vocab is needed: token shards do not say their vocabulary");
+  if (o.config.vocab_size > 0 && o.config.vocab_size < data_vocab)
     fail(Exit::bad_data, o.data.spec, " has a vocabulary of ", data_vocab, ", the model's is ", o.config.vocab_size,
          "; give --vocab ", data_vocab);
-  dataset.train->check_tokens(o.config.vocab_size);
-  dataset.test->check_tokens(o.config.vocab_size);
+  if (!o.dry_run && !o.dump_tape) {
+    dataset.train->check_tokens(o.config.vocab_size);
+    dataset.test->check_tokens(o.config.vocab_size);
+  }
   o.data.seq_len = dataset.train->seq_len();
   o.config.max_position_embeddings = std::max(o.config.max_position_embeddings, o.data.seq_len);
   return dataset;
@@ -78,25 +81,20 @@ class Run {
         save_every_(options.save_every > 0 ? options.save_every : std::max<int64_t>(1, options.steps / 10)) {}
 
   Exit loop() {
-    int64_t saved = trainer_.steps_done();
     while (trainer_.steps_done() < o_.steps) {
       step();
       const int64_t done = trainer_.steps_done();
-      const bool last = done == o_.steps || stop_requested != 0;
-      if (last || done % save_every_ == 0) {
-        save();
-        saved = done;
-      }
-      if (stop_requested != 0 && done < o_.steps) {
-        progress_.say(str("stopped on request after step ", done, "; continue with the same command and --resume"));
-        return Exit::stopped;
-      }
+      const bool stopping = stop_requested != 0 && done < o_.steps;
+      if (stopping || done == o_.steps || done % save_every_ == 0) save();
+      if (!stopping) continue;
+      progress_.say(str("stopped on request after step ", done, "; continue with the same command and --resume (in ", o_.out, ")"));
+      return Exit::stopped;
     }
-    if (saved == 0) save();
     return Exit::done;
   }
 
   const std::vector<json>& lines() const { return metrics_.lines(); }
+ private:
   void draw() const {
     Curve loss{"training loss", {}, {}}, test{"test loss", {}, {}};
     for (const json& line : metrics_.lines()) {
@@ -109,7 +107,6 @@ class Run {
     write_curve_svg(o_.out + "/curve.svg", o_.config.arch + " on " + o_.data.spec, "step", "loss", {loss, test});
   }
 
- private:
   void step() {
     const double before = trainer_.seconds;
     const StepResult result = trainer_.step();
@@ -127,8 +124,8 @@ class Run {
     line["test_loss"] = trainer_.evaluate(*data_.test, o_.eval_samples);
     std::string text = str("test loss ", line["test_loss"].get<double>());
     if (data_.test->task() != nullptr && o_.answer_samples > 0) {
-      const Answers answers =
-          answer_task(trainer_.device(), trainer_.params(), trainer_.config(), *data_.test, o_.answer_samples);
+      const Answers answers = answer_task(trainer_.device(), trainer_.params(), trainer_.config(), *data_.test,
+                                          o_.answer_samples, /*rows=*/std::max<int64_t>(o_.batch, 16));
       line["answers_correct"] = answers.correct();
       line["steps_valid"] = answers.steps_valid();
       text += str(", answers ", 100 * answers.correct(), "%, all steps valid ", 100 * answers.steps_valid(), "%");
@@ -177,48 +174,75 @@ TrainResult write_initialised(const TrainOptions& o, const Dataset& dataset) {
   Trainer trainer(o, *dataset.train);
   CheckpointWriter writer;
   writer.begin(o.out);
-  save_config(writer.path("config.json"), o.config);
-  save_tensors(writer.path("model.safetensors"), trainer.params(), trainer.params().values());
-  dataset.tokenizer.save(fs::path(writer.path("tokenizer.json")).parent_path());
+  write_model(writer, o, trainer.params(), dataset.tokenizer);
   writer.commit();
   std::printf("wrote an initialised %s with %s parameters to %s\n", o.config.arch.c_str(),
               format_count(trainer.params().count()).c_str(), o.out.c_str());
   return summarise(trainer, o, {});
 }
 
+// The sizes of --init's model. A resumed run has them in its checkpoint.
+void take_config(TrainOptions& o, const std::string& checkpoint) {
+  if (!o.given_sizes.empty())
+    fail(Exit::usage, "--init takes the sizes from its config.json; leave out ", o.given_sizes.front());
+  const std::string arch = o.config.arch;
+  o.config = load_config((checkpoint.empty() ? resolve_model_dir(o.init) : checkpoint) + "/config.json");
+  if (o.config.arch != arch) fail(Exit::usage, "--init ", o.init, " holds a ", o.config.arch, ", not a ", arch);
+}
+
+// The checkpoint to continue from; "" to start at step 0.
+std::string find_checkpoint(const TrainOptions& o, const std::string& label) {
+  if (!o.resume) return "";
+  std::vector<std::string> skipped;
+  const std::string checkpoint = newest_valid_checkpoint(o.out, &skipped);
+  for (const std::string& line : skipped) std::printf("%s %s\n", label.c_str(), line.c_str());
+  if (checkpoint.empty() && !skipped.empty())
+    fail(Exit::bad_data, "--resume: no checkpoint in ", o.out, " is valid; move it away to start again");
+  if (checkpoint.empty()) std::printf("%s no checkpoint in %s yet: starting at step 0\n", label.c_str(), o.out.c_str());
+  return checkpoint;
+}
+
 }  // namespace
 
-TrainResult run_training(TrainOptions o, const std::string& label) {
-  if (!o.init.empty()) {
-    const std::string arch = o.config.arch;
-    o.config = load_config(resolve_model_dir(o.init) + "/config.json");
-    if (o.config.arch != arch) fail(Exit::usage, "--init ", o.init, " holds a ", o.config.arch, ", not a ", arch);
+void write_model(const CheckpointWriter& writer, const TrainOptions& o, const ParameterTable& params,
+                 const Tokenizer& tokenizer) {
+  save_config(writer.path("config.json"), o.config);
+  save_tensors(writer.path("model.safetensors"), params, {{"", params.values()}});
+  const fs::path dir = fs::path(writer.path("config.json")).parent_path();
+  tokenizer.save(dir);
+  if (o.init.empty() || tokenizer.vocab_size() > 0) return;
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model"}) {
+    const fs::path from = fs::path(resolve_model_dir(o.init)) / name;
+    std::error_code error;
+    if (fs::exists(from, error) && !fs::copy_file(from, writer.path(name), error)) fail_io("copy", from, error.value());
   }
+}
+
+TrainResult run_training(TrainOptions o, const std::string& label) {
   const bool plan_only = o.dry_run || o.dump_tape;
+  if (!plan_only) check_run_dir(o);
+  const std::string checkpoint = plan_only ? "" : find_checkpoint(o, label);
+  if (!o.init.empty()) take_config(o, checkpoint);
   const bool sizes_known = o.config.vocab_size > 0 && o.data.seq_len > 0;
   Dataset dataset;
   if (!(plan_only && sizes_known && o.data.spec.empty())) dataset = open_data(o);
   o.config.check(Exit::usage, "flags");
+  check_numbers(o);
   if (plan_only) {
     print_plan(o);
     return {};
   }
-  check_run_dir(o);
   if (o.steps == 0) return write_initialised(o, dataset);
-  Trainer trainer(o, *dataset.train);
+  Trainer trainer(o, *dataset.train, checkpoint);
   make_directory(o.out);
-  std::vector<std::string> notes;
-  if (o.resume && trainer.resume(o.out, &notes))
+  if (!checkpoint.empty())
     std::printf("%s resumed after step %lld\n", label.c_str(), static_cast<long long>(trainer.steps_done()));
-  for (const std::string& note : notes) std::printf("%s skipped %s\n", label.c_str(), note.c_str());
-  write_file_atomically(o.out + "/flags.json", trajectory(o).dump(2) + "\n");
+  write_file_atomically(o.out + "/flags.json", all_settings(o).dump(2) + "\n");
   std::printf("%s %s parameters, %s, %s of memory\n", label.c_str(), format_count(trainer.params().count()).c_str(),
               trainer.device().describe().c_str(), format_bytes(static_cast<double>(trainer.memory())).c_str());
-  std::signal(SIGINT, request_stop);
-  std::signal(SIGTERM, request_stop);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, request_stop);
   Run run(o, dataset, trainer, label);
   const Exit code = run.loop();
-  run.draw();
   TrainResult result = summarise(trainer, o, run.lines());
   result.code = code;
   return result;
@@ -227,14 +251,18 @@ TrainResult run_training(TrainOptions o, const std::string& label) {
 int train_main(int argc, char** argv, const std::string& arch) {
   CLI::App app("Trains " + arch + ": " + find_architecture(arch).meaning + ".", "train_" + arch);
   TrainOptions options;
-  options.config.arch = arch;
   auto flags = [&] {
-    apply_preset_flag(argc, argv, options);
+    const std::string preset = find_preset_flag(argc, argv);
+    if (!preset.empty()) apply_preset(preset, options);
+    options.config.arch = arch;
     add_train_flags(app, options);
     add_size_flags(app, options);
     add_architecture_flags(app, options);
   };
-  return run_program(app, argc, argv, flags, [&] { return run_training(options, arch).code; });
+  return run_program(app, argc, argv, flags, [&] {
+    options.given_sizes = given_model_flags(app);
+    return run_training(options, arch).code;
+  });
 }
 
 }  // namespace crossply

@@ -10,14 +10,16 @@
 //
 // Presets (--preset; train/presets.cpp), the baselines of the LIMe papers:
 //
-//   name         V       C     F     L    H   K    T      steps   batch  lr    parameters
-//   arith-quick  21      32    128   4    4   4    42     2,000   64     3e-3  66,496
-//   arith        21      32    128   4    4   4    86     19,531  512    1e-3  66,496
-//   prosqa       66      768   3072  12   12  12   384    1,400   128    1e-4  113,315,328 (fine-tuning; --init)
-//   150m         50,257  768   3072  12   12  12   2048   20,000  1024   1e-3  151,862,784
-//   1b           50,257  2048  8192  16   32  8    2048   20,000  1024   1e-3  1,076,072,448
-//   1.2b         50,257  2048  8192  16   32  32   2048   20,000  1024   1e-3  1,176,735,744
-//   deep32/64/128 50,257 512   2048  ..   8   8    2048   20,000  1024   1e-3  159,982,592 / 294,233,088 / 562,734,080
+//   name            V       C     F     L          H   K   T     steps   batch  parameters
+//   arith-quick     21      32    128   4          4   4   41    6,000   64     66,496
+//   arith           21      32    128   4          4   4   85    19,531  512    66,496
+//   prosqa          66      768   3072  12         12  12  384   1,400   128    113,316,096 (fine-tuning: --init)
+//   150m            50,257  768   3072  12         12  12  2048  20,000  1024   151,862,784
+//   1b              50,257  2048  8192  16         32  8   2048  20,000  1024   1,076,072,448
+//   1.2b            50,257  2048  8192  16         32  32  2048  20,000  1024   1,176,735,744
+//   deep32/64/128   50,257  512   2048  32/64/128  8   8   2048  20,000  1024   159,982,592 / 294,233,088 / 562,734,080
+//
+// Learning rate 1e-3 (prosqa: 1e-4), linear for the generated tasks, cosine for language modelling.
 #include "train/trainer.h"
 
 int main(int argc, char** argv) { return crossply::train_main(argc, argv, "llama"); }

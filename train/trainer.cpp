@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "engine/rng.h"
 #include "eval/loss.h"
+#include "models/json_file.h"
 #include "models/model_dir.h"
 #include "train/checkpoint.h"
 
@@ -16,36 +16,46 @@ namespace {
 
 using nlohmann::json;
 
-PlanMode plan_mode(const std::string& name) {
-  if (name == "reuse") return PlanMode::reuse;
-  return name == "distinct" ? PlanMode::distinct : PlanMode::poison;
-}
-
-// The parameters with their memory, initialised or loaded: done before the optimizer sees them.
-ParameterTable& prepare(ParameterTable& params, const TrainOptions& options, Device& device) {
+// The parameters with their memory and first values: done before the optimizer sees them. A checkpoint's values come
+// later, with its moments.
+ParameterTable& prepare(ParameterTable& params, const TrainOptions& options, Device& device, bool resumed) {
   declare_model(params, options.config);
   params.allocate(device, Dtype::f32, true);
-  if (options.init.empty()) params.initialise(options.seed);
+  if (options.init.empty() || resumed) params.initialise(options.seed);
   else load_weights(resolve_model_dir(options.init), options.config, params);
   return params;
 }
 
+// Tells whether it is the same data: its size and the contents of some samples.
+std::string fingerprint(const Source& source) {
+  const size_t T = static_cast<size_t>(source.seq_len());
+  std::vector<int32_t> tokens(2 * T);
+  uint64_t hash = static_cast<uint64_t>(source.size());
+  for (int64_t i = 0; i < 16; ++i) {
+    source.read(i * (source.size() - 1) / 15, tokens.data(), tokens.data() + T);
+    for (const int32_t token : tokens) hash = mix_bits(hash * 31 + static_cast<uint32_t>(token));
+  }
+  return str(std::hex, hash);
+}
+
 }  // namespace
 
-Trainer::Trainer(const TrainOptions& options, const Source& train)
+Trainer::Trainer(const TrainOptions& options, const Source& train, const std::string& checkpoint)
     : options_(options),
       device_(make_device(options.device)),
       tape_(Dtype::f32),
       T_(train.seq_len()),
-      optimizer_(prepare(params_, options, *device_), options.adamw),
+      optimizer_(prepare(params_, options, *device_, !checkpoint.empty()), options.adamw),
       loader_(train, options.batch, options.seed, true),
-      schedule_{schedule_kind(options.schedule), options.warmup, std::max<int64_t>(options.steps, 1), options.lr_floor} {
+      schedule_{schedule_kind(options.schedule), options.warmup, std::max<int64_t>(options.steps, 1), options.lr_floor},
+      data_(fingerprint(train)) {
   graph_ = record_model(tape_, params_, options_.config, options_.batch, T_);
   tape_.differentiate();
   tape_.plan(plan_mode(options_.plan));
   tape_.allocate(*device_);
   tokens_.resize(static_cast<size_t>(tokens_per_step()));
   targets_.resize(tokens_.size());
+  if (!checkpoint.empty()) restore(checkpoint);
 }
 
 size_t Trainer::memory() const {
@@ -69,8 +79,8 @@ StepResult Trainer::step() {
   const double loss = sum * replay.grad_scale, norm = optimizer_.gradient_norm();
   if (!std::isfinite(loss) || !std::isfinite(norm))
     fail(Exit::not_finite, "step ", steps_done() + 1, ": loss ", loss, ", gradient norm ", norm,
-         " at training samples ", position, " to ", loader_.position() - 1,
-         ". No update was made; the last checkpoint is untouched. Try a lower --lr, a longer --warmup or --clip");
+         ", at positions ", position, " to ", loader_.position() - 1, " of the stream of training samples. ",
+         "No update was made; the last checkpoint is untouched. Try a lower --lr, a longer --warmup or --clip");
   const double lr = options_.lr * schedule_.at(steps_done());
   optimizer_.update(lr, norm);
   seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -78,62 +88,47 @@ StepResult Trainer::step() {
 }
 
 double Trainer::evaluate(const Source& test, int64_t samples) {
-  return mean_loss(*device_, tape_, graph_, test, samples).loss;
+  const double loss = mean_loss(*device_, tape_, graph_, test, samples).loss;
+  if (!std::isfinite(loss))
+    fail(Exit::not_finite, "the test loss after step ", steps_done(), " is ", loss,
+         ". The last checkpoint is from before that. Try a lower --lr, a longer --warmup or --clip");
+  return loss;
 }
-
-// -----------------------------------------------------------------------------------------------------------------
-// Checkpoints
 
 void Trainer::save(const std::string& dir, const Tokenizer& tokenizer) const {
   CheckpointWriter writer;
   writer.begin(dir);
-  save_config(writer.path("config.json"), options_.config);
-  save_tensors(writer.path("model.safetensors"), params_, params_.values());
-  save_tensors(writer.path("first_moments.safetensors"), params_, optimizer_.m());
-  save_tensors(writer.path("second_moments.safetensors"), params_, optimizer_.v());
-  tokenizer.save(std::filesystem::path(writer.path("tokenizer.json")).parent_path());
+  write_model(writer, options_, params_, tokenizer);
+  save_tensors(writer.path("optimizer.safetensors"), params_, {{"m.", optimizer_.m()}, {"v.", optimizer_.v()}});
   const json state = {{"step", optimizer_.step},
                       {"position", loader_.position()},
                       {"seconds", seconds},
+                      {"data", data_},
                       {"trajectory", trajectory(options_)}};
   write_file_atomically(writer.path("train_state.json"), state.dump(2) + "\n");
   writer.commit();
 }
 
-bool Trainer::resume(const std::string& run_dir, std::vector<std::string>* notes) {
-  const std::string dir = newest_valid_checkpoint(run_dir, notes);
-  if (dir.empty()) return false;
-  const Config saved = load_config(dir + "/config.json");
-  if (to_json(saved) != to_json(options_.config))
+void Trainer::restore(const std::string& dir) {
+  if (to_json(load_config(dir + "/config.json")) != to_json(options_.config))
     fail(Exit::usage, dir, "/config.json is of another model than the flags describe; resume with the flags it was started with");
-  std::ifstream file(dir + "/train_state.json");
-  const json state = json::parse(file, nullptr, false);
-  if (!state.is_object() || !state.contains("trajectory"))
-    fail(Exit::bad_data, dir, "/train_state.json: not a training state");
-  const json now = trajectory(options_);
-  for (const auto& [key, value] : state["trajectory"].items())
-    if (!now.contains(key) || now[key] != value)
-      fail(Exit::usage, "--resume: the run in ", run_dir, " has ", key, " ", value.dump(), ", the flags say ",
-           now.value(key, json()).dump(), "; resume with the flags it was started with");
+  const std::string path = dir + "/train_state.json";
+  const json state = read_json(path);
+  for (const char* key : {"step", "position"})
+    if (!state.contains(key) || !state[key].is_number_integer()) fail(Exit::bad_data, path, ": \"", key, "\" is missing");
+  const json saved = state.value("trajectory", json::object()), now = trajectory(options_);
+  for (const auto& [key, value] : now.items())
+    if (!saved.contains(key) || saved[key] != value)
+      fail(Exit::usage, "--resume: the run in ", dir, " has ", key, " ", saved.value(key, json()).dump(), ", the flags say ",
+           value.dump(), "; resume with the flags it was started with");
+  if (state.value("data", json()) != data_)
+    fail(Exit::bad_data, "--resume: ", options_.data.spec, " is not the data that the run in ", dir,
+         " was trained on; its size or contents changed");
   load_weights(dir, options_.config, params_);
-  load_tensors(dir + "/first_moments.safetensors", params_, optimizer_.m());
-  load_tensors(dir + "/second_moments.safetensors", params_, optimizer_.v());
-  optimizer_.step = state.at("step").get<int64_t>();
-  loader_.seek(state.at("position").get<int64_t>());
-  seconds = state.at("seconds").get<double>();
-  return true;
-}
-
-std::string resolve_model_dir(const std::string& path) {
-  namespace fs = std::filesystem;
-  if (fs::exists(fs::path(path) / "config.json")) return path;
-  if (!fs::is_directory(path)) fail(Exit::no_input, path, ": no such directory; expected a model or run directory");
-  std::vector<std::string> notes;
-  const std::string newest = newest_valid_checkpoint(path, &notes);
-  if (!newest.empty()) return newest;
-  std::string why;
-  for (const std::string& note : notes) why += "; " + note;
-  fail(Exit::no_input, path, ": neither config.json nor a valid checkpoint (step_*) in it", why);
+  load_tensors(dir + "/optimizer.safetensors", params_, {{"m.", optimizer_.m()}, {"v.", optimizer_.v()}});
+  optimizer_.step = state["step"].get<int64_t>();
+  loader_.seek(state["position"].get<int64_t>());
+  if (state.contains("seconds") && state["seconds"].is_number()) seconds = state["seconds"].get<double>();
 }
 
 void print_plan(const TrainOptions& options) {

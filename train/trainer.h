@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "data/loader.h"
-#include "eval/decode.h"
 #include "engine/optimizer.h"
 #include "models/model.h"
+#include "train/checkpoint.h"
 #include "train/options.h"
 
 namespace crossply {
@@ -20,17 +20,17 @@ struct StepResult {
 
 class Trainer {
  public:
-  // Opens nothing but the device: builds the model for data of this sequence length. The options are complete.
-  Trainer(const TrainOptions& options, const Source& train);
+  // The options are complete. checkpoint: a directory that save() wrote, from which
+  // the run continues bit for bit; "" for a new run. Other flags than the checkpoint's are Exit::usage by name, other
+  // data is Exit::bad_data.
+  Trainer(const TrainOptions& options, const Source& train, const std::string& checkpoint = "");
 
   // One optimizer step. Throws Exit::not_finite before the update when the loss or the gradient is not finite.
   StepResult step();
-  // Mean loss over the first `samples` test sequences.
+  // Mean loss over the first `samples` test sequences; Exit::not_finite if it is not finite.
   double evaluate(const Source& test, int64_t samples);
 
-  // The newest valid checkpoint below `run_dir`: weights, moments, data position. Returns false if there is none.
-  bool resume(const std::string& run_dir, std::vector<std::string>* notes);
-  // A complete model directory with what resume() needs.
+  // A complete model directory, with what continuing needs.
   void save(const std::string& dir, const Tokenizer& tokenizer) const;
 
   int64_t steps_done() const { return optimizer_.step; }
@@ -44,6 +44,8 @@ class Trainer {
   double seconds = 0;     // spent in step() over the whole run, resumed parts included
 
  private:
+  void restore(const std::string& checkpoint);
+
   TrainOptions options_;
   std::unique_ptr<Device> device_;
   ParameterTable params_;
@@ -53,6 +55,7 @@ class Trainer {
   Optimizer optimizer_;
   Loader loader_;
   Schedule schedule_;
+  std::string data_;  // tells whether a resumed run has the same data
   std::vector<int32_t> tokens_, targets_;  // all micro-steps of one step
 };
 
@@ -75,8 +78,10 @@ TrainResult run_training(TrainOptions options, const std::string& label);
 // main of a single-file trainer.
 int train_main(int argc, char** argv, const std::string& arch);
 
-// --model of every program: a model directory, or a run directory, which stands for its newest valid checkpoint.
-std::string resolve_model_dir(const std::string& path);
+// config.json, model.safetensors and the tokenizer into a directory that is being written. Where the data has no
+// tokenizer, that of --init is copied.
+void write_model(const CheckpointWriter& writer, const TrainOptions& options, const ParameterTable& params,
+                 const Tokenizer& tokenizer);
 
 // Prints what a training run of these options would be: parameters, FLOPs, memory. Allocates nothing.
 void print_plan(const TrainOptions& options);
