@@ -30,7 +30,7 @@ TEST_CASE("text: consecutive windows of bytes, the last tenth for testing") {
   }
   CHECK(data.tokenizer.decode(data.tokenizer.encode(bytes)) == bytes);
   data.train->check_tokens(256);
-  check_fails(Exit::usage, {"256", "100"}, [&] { data.train->check_tokens(100); });
+  check_fails(Exit::bad_data, {"256", "100"}, [&] { data.train->check_tokens(100); });
   check_fails(Exit::internal, {"window 18 of 18"}, [&] { read_sample(*data.train, 18); });
 }
 

@@ -130,7 +130,10 @@ class Run {
       line["steps_valid"] = answers.steps_valid();
       text += str(", answers ", 100 * answers.correct(), "%, all steps valid ", 100 * answers.steps_valid(), "%");
       progress_.say(text);
-      text = str("sample: ", data_.tokenizer.decode(answers.sample_prompt), " >> ", data_.tokenizer.decode(answers.sample));
+      std::string prompt = data_.tokenizer.decode(answers.sample_prompt), answer = data_.tokenizer.decode(answers.sample);
+      if (prompt.size() > 60) prompt = "..." + prompt.substr(prompt.size() - 57);
+      if (answer.size() > 120) answer = answer.substr(0, 117) + "...";
+      text = "sample: " + prompt + " >> " + answer;
     }
     progress_.say(text);
   }
