@@ -21,7 +21,7 @@ all: build
 build: configure
 	@$(COMPILE)
 
-run: setup compare
+run: setup build
 	$(BUILD)/compare --out runs/compare
 
 bench: configure
