@@ -5,7 +5,7 @@ JOBS ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu)
 # One thing after the other here, whatever -j says; the compilations run JOBS at a time.
 .NOTPARALLEL:
 # Told again each time, so that another CXX also takes effect in a build directory that knows one already.
-COMPILER := $(if $(filter-out default undefined,$(origin CXX)),-DCMAKE_CXX_COMPILER=$(CXX))
+COMPILER := $(if $(filter-out default undefined,$(origin CXX)),-DCMAKE_CXX_COMPILER="$(CXX)")
 # The flags of this make are not meant for those that CMake calls.
 COMPILE = env -u MAKEFLAGS -u MAKELEVEL cmake --build $(BUILD) -j $(JOBS)
 # Homebrew keeps OpenMP where CMake does not look by itself.
@@ -38,7 +38,7 @@ setup:
 	@dev/setup.sh
 
 configure:
-	@cmake -S . -B $(BUILD) $(COMPILER) >/dev/null
+	@cmake -S . -B $(BUILD) $(COMPILER) $(CMAKE_FLAGS) >/dev/null
 
 clean:
 	cmake -E rm -rf $(BUILD)
@@ -51,4 +51,5 @@ help:
 	@echo "make NAME     build one program: $(PROGRAMS)"
 	@echo "make setup    install what building needs, where that is allowed"
 	@echo "make clean    remove $(BUILD)/"
-	@echo "Variables: CXX=clang++ (compiler), BUILD=dir (where to build), JOBS=n (compilations at a time)"
+	@echo "Variables: CXX=clang++ (compiler), BUILD=dir (where to build), JOBS=n (compilations at a time),"
+	@echo "           CMAKE_FLAGS=-DCROSSPLY_SANITIZE=ON (or any other option of CMakeLists.txt)"

@@ -13,7 +13,7 @@
 namespace crossply {
 
 MappedFile::MappedFile(const std::string& path) : path_(path) {
-  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (file.get() < 0) {
     const Exit code = errno == ENOENT || errno == ENOTDIR ? Exit::no_input : Exit::io;
     fail(code, path, ": cannot open: ", std::strerror(errno));

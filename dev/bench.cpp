@@ -50,6 +50,11 @@ double measure(double flops, F&& body) {
   return flops * static_cast<double>(calls) / (now() - start) * 1e-9;
 }
 
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
 struct Size {
   int64_t rows, in, out;
 };
@@ -60,23 +65,24 @@ void bench_matmul(const Size& s) {
   const Tensor inp = view(x.data(), {s.rows, s.in}), weight = view(w.data(), {s.out, s.in});
   const Tensor out = view(y.data(), {s.rows, s.out}), dinp = view(dx.data(), inp.shape), dweight = view(dw.data(), weight.shape);
   const double flops = 2.0 * static_cast<double>(s.rows) * static_cast<double>(s.in) * static_cast<double>(s.out);
-  double peak = 0, best[3] = {0, 0, 0};
+  std::vector<double> peak, rate[3], fraction[3];
   for (int round = 0; round < 7; ++round) {
-    peak = std::max(peak, measure_peak());
-    best[0] = std::max(best[0], measure(flops, [&] { matmul_forward(out, inp, weight, Stream{}); }));
-    best[1] = std::max(best[1], measure(flops, [&] { matmul_backward_input(dinp, out, weight, false, Stream{}); }));
-    best[2] = std::max(best[2], measure(flops, [&] { matmul_backward_weight(dweight, out, inp, Stream{}); }));
+    peak.push_back(measure_peak());
+    rate[0].push_back(measure(flops, [&] { matmul_forward(out, inp, weight, Stream{}); }));
+    rate[1].push_back(measure(flops, [&] { matmul_backward_input(dinp, out, weight, false, Stream{}); }));
+    rate[2].push_back(measure(flops, [&] { matmul_backward_weight(dweight, out, inp, Stream{}); }));
+    for (int form = 0; form < 3; ++form) fraction[form].push_back(rate[form].back() / peak.back());
   }
   std::printf("%6lld %6lld %6lld %8.0f", static_cast<long long>(s.rows), static_cast<long long>(s.in),
-              static_cast<long long>(s.out), peak);
-  for (double rate : best) std::printf("  %6.0f (%2.0f%%)", rate, 100 * rate / peak);
+              static_cast<long long>(s.out), median(peak));
+  for (int form = 0; form < 3; ++form) std::printf("  %6.0f (%2.0f%%)", median(rate[form]), 100 * median(fraction[form]));
   std::printf("\n");
 }
 
 }  // namespace
 
 int main() {
-  std::printf("fp32, %d threads; GFLOP/s, best of 7, and the fraction of the multiply-add peak\n", omp_get_max_threads());
+  std::printf("fp32, %d threads; GFLOP/s, medians of 7 rounds, and the fraction of the round's multiply-add peak\n", omp_get_max_threads());
   std::printf("  rows     in    out     peak      forward        dinput       dweight\n");
   for (const Size& size : std::vector<Size>{{2048, 768, 768}, {2048, 768, 2048}, {2048, 2048, 768}, {2048, 768, 3072},
                                             {2048, 3072, 768}, {2048, 192, 192}, {4096, 32, 32}, {4096, 32, 128},

@@ -26,8 +26,10 @@ ask_compiler() {
   read -ra words <<<"$compiler"
   "${words[@]}" -std=c++20 "${openmp[@]}" -E -P -x c++ - 2>/dev/null <<'EOF' || true
 #include <version>
-#if __cplusplus >= 202002L && defined(__cpp_lib_bit_cast)
+#if __cplusplus >= 202002L && defined(__cpp_lib_bit_cast) && defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
 found_cxx20
+#endif
 #endif
 #if defined(__clang__) && !defined(__apple_build_version__)
 found_clang __clang_major__
@@ -136,9 +138,7 @@ if [ -n "$missing" ]; then
 fi
 if [ -n "$missing" ]; then
   say "still missing:$missing (compiler: ${compiler:-none})"
-  if [[ $missing == *cxx20* ]]; then say "the compiler must know C++20: g++ 11, clang++ 14, Xcode 15 or later"; fi
+  if [[ $missing == *cxx20* ]]; then say "the compiler must know C++20 and __builtin_shufflevector: g++ 12, clang++ 14 or later"; fi
   exit 1
 fi
-cuda="not here (optional)"
-if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then cuda=found; fi
-say "nothing is missing (compiler: $compiler, CUDA: $cuda)"
+say "nothing is missing (compiler: $compiler)"

@@ -29,7 +29,9 @@ class CpuDevice : public Device {
     if (data == nullptr)
       fail(Exit::device, "not enough memory for ", name, ": ", format_bytes(static_cast<double>(bytes)),
            ". Use a smaller --batch with --accumulate, a shorter --seq, or a smaller model");
+#ifdef MADV_HUGEPAGE
     if (alignment == huge_page) madvise(data, rounded, MADV_HUGEPAGE);  // fewer page faults and TLB misses
+#endif
     std::memset(data, 0, rounded);
     return data;
   }

@@ -1,7 +1,7 @@
 // The static tape. A model's forward is written once, as calls that append nodes; each node calls one kernel forward and
 // one backward. differentiate() walks the nodes once in reverse and fixes, per edge, whether a gradient is set or added.
-// plan() gives every buffer an offset in one arena from its lifetime. A step then replays a flat list: it allocates
-// nothing and takes no decision.
+// plan() gives every buffer an offset in one arena from its lifetime. A step then replays a flat list in
+// memory that is there already, and takes no decision.
 #pragma once
 
 #include <deque>

@@ -8,7 +8,7 @@
 //   dweight[c] += sum_n dout[n,c] * xh[n,c]                                       always added
 //
 // inp, out, dout, dinp: (rows, C) after flattening; weight, dweight: (C); rstd: (rows). C is weight's size, so the same
-// kernel serves q/k norms over heads. out may not alias inp; dinp may alias dout when acc is false.
+// kernel serves q/k norms over heads. The sum of squares is in f32: it overflows for |inp| near 1e19. out may not alias inp; dinp may alias dout when acc is false.
 #pragma once
 
 #include <cmath>

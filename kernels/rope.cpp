@@ -32,18 +32,24 @@ void rotate_token(float* out, const float* inp, const float* row, int64_t H, int
 template <bool add, int64_t h>
 void rotate_token(float* out, const float* inp, const float* row, int64_t H, float sign) {
   typedef float Half __attribute__((vector_size(h * sizeof(float))));
-  auto load = [](const float* from) {
-    Half x;
-    std::memcpy(&x, from, sizeof(x));
-    return x;
-  };
-  const Half c = load(row), s = sign * load(row + h);
+  // By reference: a vector that is returned has an ABI of its own where the machine has no such register.
+  auto load = [](Half& x, const float* from) { std::memcpy(&x, from, sizeof(x)); };
+  Half c, s, x0, x1;
+  load(c, row);
+  load(s, row + h);
+  s *= sign;
   for (int64_t head = 0; head < H; ++head) {
     const float* x = inp + head * 2 * h;
     float* y = out + head * 2 * h;
-    const Half x0 = load(x), x1 = load(x + h);
+    load(x0, x);
+    load(x1, x + h);
     Half y0 = x0 * c - x1 * s, y1 = x1 * c + x0 * s;
-    if (add) y0 = load(y) + y0, y1 = load(y + h) + y1;
+    if (add) {
+      load(x0, y);
+      load(x1, y + h);
+      y0 += x0;
+      y1 += x1;
+    }
     std::memcpy(y, &y0, sizeof(y0));
     std::memcpy(y + h, &y1, sizeof(y1));
   }
