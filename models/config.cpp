@@ -15,7 +15,8 @@ using nlohmann::json;
 // Keys that do not change what is computed here.
 const std::set<std::string> inert_keys = {
     "architectures", "torch_dtype", "dtype", "transformers_version", "use_cache", "_name_or_path", "bos_token_id",
-    "eos_token_id", "pad_token_id", "pretraining_tp", "_attn_implementation"};
+    "eos_token_id", "pad_token_id", "pretraining_tp", "_attn_implementation", "_commit_hash", "return_dict",
+    "output_attentions", "output_hidden_states", "is_encoder_decoder", "id2label", "label2id"};
 
 template <class T>
 void read(const json& object, const char* key, T& into, const std::string& where) {
@@ -155,8 +156,8 @@ Config parse_config(const json& object, const std::string& where) {
   std::string model_type = "llama";
   read(object, "model_type", model_type, where);
   if (object.contains("crossply")) read_crossply(object["crossply"], config, where);
-  if (model_type != "llama" && model_type != "crossply_" + config.arch)
-    fail(Exit::bad_data, where, ": model_type \"", model_type, "\" is not supported; known: llama");
+  if (model_type != "llama" && !object.contains("crossply"))
+    fail(Exit::bad_data, where, ": model_type \"", model_type, "\" is not supported without a \"crossply\" object; known: llama");
   config.check(Exit::bad_data, where);
   return config;
 }
