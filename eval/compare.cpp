@@ -48,16 +48,13 @@ void print_table(const std::vector<Row>& rows) {
   if (task) std::printf("answers: final answer correct; steps valid: every generated step is correct, too.\n");
 }
 
-// The directory to write to: `out`, or with a number appended where that holds an earlier comparison. To resume: the
-// last one of these.
-std::string choose_dir(const std::string& out, bool resume) {
+// The directory to write to: `out`, or with a number appended where that holds an earlier comparison.
+std::string fresh_dir(const std::string& out) {
   std::error_code error;
-  std::string dir = out, last = out;
-  for (int i = 2; fs::exists(dir, error) && !(fs::is_directory(dir, error) && fs::is_empty(dir, error)); ++i) {
-    last = dir;
+  std::string dir = out;
+  for (int i = 2; fs::exists(dir, error) && !(fs::is_directory(dir, error) && fs::is_empty(dir, error)); ++i)
     dir = out + "-" + std::to_string(i);
-  }
-  return resume ? last : dir;
+  return dir;
 }
 
 // Refuses what would only fail after hours of training.
@@ -80,7 +77,7 @@ struct Options {
 
 Exit run(Options o) {
   const std::vector<std::string> names = check(o.archs, o.train);
-  const std::string out = choose_dir(o.train.out, o.train.resume);
+  const std::string out = o.train.resume ? o.train.out : fresh_dir(o.train.out);
   if (out != o.train.out) std::printf("%s holds an earlier comparison; this one is in %s\n", o.train.out.c_str(), out.c_str());
   size_t width = 0;
   for (const std::string& name : names) width = std::max(width, name.size());
@@ -90,7 +87,9 @@ Exit run(Options o) {
     options.config.arch = name;
     options.out = out + "/" + name;
     rows.push_back({name, run_training(options, name + std::string(width - name.size(), ' '))});
-    if (rows.back().result.code != Exit::done) return rows.back().result.code;
+    if (rows.back().result.code == Exit::done) continue;
+    std::printf("to continue this comparison: the same command with --resume --out %s\n", out.c_str());
+    return rows.back().result.code;
   }
   std::vector<Curve> curves;
   for (const Row& row : rows) curves.push_back({row.arch, row.result.curve_step, row.result.curve_loss});

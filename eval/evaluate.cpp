@@ -79,15 +79,15 @@ int main(int argc, char** argv) {
     app.add_option("--model", o.model, "model or run directory")->required();
     app.add_option("--data", o.data.spec, "arith:3|4|5|6, prosqa, text:FILE, or a glob of token shards")->required();
     app.add_option("--split", o.split, "test or train")->check(CLI::IsMember({"test", "train"}))->capture_default_str();
-    app.add_option("--seq", o.data.seq_len, "tokens per sequence (0: the data's own)")->check(CLI::NonNegativeNumber);
+    app.add_option("--seq", o.data.seq_len, "tokens per sequence (0: the data's own)")->check(integer_from(0));
     app.add_option("--val-data", o.data.val_spec, "glob of validation shards, which are then the test set");
-    app.add_option("--seed", o.seed, "of generated data (default: that of the training run)");
+    app.add_option("--seed", o.seed, "of generated data (default: that of the training run)")->check(integer_from(0));
     app.add_option("--train-samples", o.data.train_samples, "size of the training set (0: as in the training run)");
     app.add_option("--test-samples", o.data.test_samples, "size of the test set (0: as in the training run)");
-    app.add_option("--batch", o.batch, "sequences at a time")->check(CLI::PositiveNumber)->capture_default_str();
-    app.add_option("--samples", o.samples, "sequences for the loss (0: all)")->check(CLI::NonNegativeNumber);
-    app.add_option("--answers", o.answers, "prompts of a task to answer")->check(CLI::NonNegativeNumber)->capture_default_str();
-    app.add_option("--device", o.device, "cpu")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
+    app.add_option("--batch", o.batch, "sequences at a time")->check(integer_from(1))->capture_default_str();
+    app.add_option("--samples", o.samples, "sequences for the loss (0: all)")->check(integer_from(0));
+    app.add_option("--answers", o.answers, "prompts of a task to answer")->check(integer_from(0))->capture_default_str();
+    app.add_option("--device", o.device, "where to run")->check(CLI::IsMember({"cpu"}))->capture_default_str();
   };
   return run_program(app, argc, argv, flags, [&] { return run(o); });
 }

@@ -73,11 +73,11 @@ int main(int argc, char** argv) {
   auto flags = [&] {
     app.add_option("--model", o.model, "model or run directory")->required();
     app.add_option("--prompt", o.prompt, "text in the model's own words; without a tokenizer, integers")->required();
-    app.add_option("--max-new", o.max_new, "most tokens to write")->check(CLI::PositiveNumber)->capture_default_str();
-    app.add_option("--temperature", o.temperature, "0: the most likely token")->check(CLI::NonNegativeNumber)->capture_default_str();
-    app.add_option("--top-k", o.top_k, "sample among the k most likely (0: all)")->check(CLI::NonNegativeNumber);
-    app.add_option("--seed", o.seed, "of the sampling")->capture_default_str();
-    app.add_option("--device", o.device, "cpu")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
+    app.add_option("--max-new", o.max_new, "most tokens to write")->check(integer_from(1))->capture_default_str();
+    app.add_option("--temperature", o.temperature, "0: the most likely token")->check(number_from(0))->capture_default_str();
+    app.add_option("--top-k", o.top_k, "sample among the k most likely (0: all)")->check(integer_from(0));
+    app.add_option("--seed", o.seed, "of the sampling")->check(integer_from(0))->capture_default_str();
+    app.add_option("--device", o.device, "where to run")->check(CLI::IsMember({"cpu"}))->capture_default_str();
   };
   return run_program(app, argc, argv, flags, [&] { return run(o); });
 }

@@ -77,8 +77,8 @@ int main(int argc, char** argv) {
   auto flags = [&] {
     app.add_option("--model", o.model, "model or run directory")->required();
     app.add_option("--tokens", o.tokens, "whitespace-separated integers, or a token shard (*.bin)")->required();
-    app.add_option("--batch", o.batch, "B, sequences")->check(CLI::PositiveNumber)->capture_default_str();
-    app.add_option("--seq", o.seq, "T, tokens per sequence")->check(CLI::PositiveNumber)->required();
+    app.add_option("--batch", o.batch, "B, sequences")->check(integer_from(1))->capture_default_str();
+    app.add_option("--seq", o.seq, "T, tokens per sequence")->check(integer_from(1))->required();
     app.add_option("--out", o.out, "safetensors file to write")->required();
     app.add_option("--device", o.device, "cpu, or reference (plain loops in double)")->capture_default_str();
     app.add_option("--plan", o.plan, "memory plan: reuse, distinct or poison")

@@ -75,6 +75,18 @@ expect 64 'not empty' train llama --steps 60 --out whole
 expect 64 'lr' train llama --steps 60 --out whole --lr 0.5 --resume
 expect 64 'config.json' train llama --steps 60 --out whole --layers 3 --resume
 
+cp -r whole damaged
+rm damaged/step_00000060/manifest.json
+expect 0 'resumed after step' train llama --steps 60 --out damaged --save-every 7 --resume
+cmp -s whole/step_00000060/model.safetensors damaged/step_00000060/model.safetensors || fail "damaged: other weights"
+[ -d damaged/damaged_step_00000060 ] || fail "the damaged checkpoint was not set aside"
+"$build/train_llama" "${tiny[@]}" --steps 100000 --out busy >output 2>&1 &
+pid=$!
+while [ ! -s busy/metrics.jsonl ] && kill -0 $pid 2>/dev/null; do sleep 0.01; done
+expect 64 'in use' train llama --steps 100000 --out busy --resume
+kill -KILL $pid
+wait $pid 2>/dev/null
+
 # --- wrong usage, wrong files ------------------------------------------------------------------------------------
 expect 64 '--data is needed' "$build/train_llama" --out x
 expect 64 '--out is needed' "$build/train_llama" --data arith:3
@@ -86,9 +98,16 @@ expect 64 'odd' train llama --out x --head-width 5
 expect 64 'layers' train llama --out x --layers 0
 expect 64 'window' train lime --out x --routing last
 expect 64 'routing' train lime --out x --routing sideways
+for bad in '--seed -1' '--seed 99999999999999999999' '--lr nan' '--lr -1' '--batch abc' '--steps -1' '--clip inf'; do
+  # shellcheck disable=SC2086
+  expect 64 "is not (a number|an integer)" train llama --out x $bad
+done
 expect 64 'arch' "$build/compare" --arch llama,limo --out x
 expect 71 'cuda|CUDA' train llama --steps 1 --out x --device cuda
 expect 66 'nowhere.txt' train llama --out x --data text:nowhere.txt
+expect 64 'not a number' "$build/generate" --model run --prompt 1 --temperature nan
+"$build/generate" --model run --prompt '3 + 4 =' >/dev/full 2>output
+[ $? = 74 ] || fail "a full standard output is not an error"
 expect 66 'nowhere' "$build/generate" --model nowhere --prompt 1
 expect 77 '^error: step [0-9]+: loss' train llama --steps 30 --out boom --lr 1e30 --clip 0 --warmup 0 --schedule constant
 rmdir boom/step_* 2>/dev/null

@@ -278,6 +278,16 @@ std::string resolve_model_dir(const std::string& path) {
   fail(Exit::no_input, path, ": neither config.json nor a valid checkpoint (step_*) in it", why);
 }
 
+void set_aside_damaged_checkpoints(const std::string& run_dir) {
+  if (!exists(run_dir)) return;
+  for (const Step& step : steps_in(run_dir)) {
+    if (is_valid_checkpoint(step.dir, nullptr)) return;
+    const std::string aside = run_dir + "/damaged_" + fs::path(step.dir).filename().string();
+    make_way(aside, aside);
+    rename_path(step.dir, aside);
+  }
+}
+
 void remove_old_checkpoints(const std::string& run_dir, int keep) {
   CHECK_THAT(keep >= 1, "the newest checkpoint must stay, keep = ", keep);
   const std::string newest = newest_valid_checkpoint(run_dir);

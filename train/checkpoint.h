@@ -43,6 +43,10 @@ std::string newest_valid_checkpoint(const std::string& run_dir, std::vector<std:
 // Exit::no_input where there is neither.
 std::string resolve_model_dir(const std::string& path);
 
+// Renames every step_NUMBER newer than the newest valid checkpoint to damaged_step_NUMBER, so that the resumed run can
+// write its own. Call it only where a valid one exists.
+void set_aside_damaged_checkpoints(const std::string& run_dir);
+
 // Keeps the newest valid checkpoint and the keep - 1 complete ones before it; removes older complete ones, and
 // temporaries of dead processes. Invalid directories stay for a person to look at. Not during a write of this process.
 void remove_old_checkpoints(const std::string& run_dir, int keep);

@@ -1,11 +1,11 @@
 #include "train/options.h"
 
-#include <CLI/CLI.hpp>
 #include <cmath>
 #include <cstring>
 #include <nlohmann/json.hpp>
 
 #include "models/registry.h"
+#include "train/program.h"
 
 namespace crossply {
 
@@ -27,35 +27,35 @@ void add_train_flags(CLI::App& app, TrainOptions& o) {
   flag("--data", o.data.spec, "arith:3|4|5|6, prosqa, text:FILE, or a glob of token shards (*.bin)");
   flag("--val-data", o.data.val_spec, "glob of validation shards (default: the end of --data)");
   flag("--train-samples", o.data.train_samples, "size of a generated training set (0: the task's own)")
-      ->check(CLI::NonNegativeNumber);
+      ->check(integer_from(0));
   flag("--test-samples", o.data.test_samples, "size of a generated test set (0: the task's own)")
-      ->check(CLI::NonNegativeNumber);
-  flag("--seq", o.data.seq_len, "tokens per sequence (0: the data's own)")->check(CLI::NonNegativeNumber);
+      ->check(integer_from(0));
+  flag("--seq", o.data.seq_len, "tokens per sequence (0: the data's own)")->check(integer_from(0));
   flag("--out", o.out, "run directory: metrics.jsonl, curve.svg, checkpoints");
   flag("--init", o.init, "start from the weights of this model directory, which also gives the sizes");
-  flag("--steps", o.steps, "optimizer steps; 0 writes an initialised model directory")->check(CLI::NonNegativeNumber);
-  flag("--batch", o.batch, "sequences per micro-step")->check(CLI::PositiveNumber);
-  flag("--accumulate", o.accumulate, "micro-steps per optimizer step")->check(CLI::PositiveNumber);
-  flag("--lr", o.lr, "base learning rate")->check(CLI::NonNegativeNumber);
+  flag("--steps", o.steps, "optimizer steps; 0 writes an initialised model directory")->check(integer_from(0));
+  flag("--batch", o.batch, "sequences per micro-step")->check(integer_from(1));
+  flag("--accumulate", o.accumulate, "micro-steps per optimizer step")->check(integer_from(1));
+  flag("--lr", o.lr, "base learning rate")->check(number_from(0));
   flag("--schedule", o.schedule, "cosine, cosine1, linear or constant (engine/schedule.h)")
       ->check(CLI::IsMember({"cosine", "cosine1", "linear", "constant"}));
-  flag("--warmup", o.warmup, "warm-up steps")->check(CLI::NonNegativeNumber);
-  flag("--lr-floor", o.lr_floor, "smallest multiple of --lr after the warm-up")->check(CLI::Range(0.0, 1.0));
-  flag("--weight-decay", o.adamw.weight_decay, "decoupled weight decay")->check(CLI::NonNegativeNumber);
-  flag("--beta1", o.adamw.beta1, "AdamW's first decay")->check(CLI::Range(0.0, 0.999999));
-  flag("--beta2", o.adamw.beta2, "AdamW's second decay")->check(CLI::Range(0.0, 0.999999));
-  flag("--clip", o.adamw.clip, "largest global gradient norm (0: no clipping)")->check(CLI::NonNegativeNumber);
-  flag("--seed", o.seed, "of initialisation, data and its order");
+  flag("--warmup", o.warmup, "warm-up steps")->check(integer_from(0));
+  flag("--lr-floor", o.lr_floor, "smallest multiple of --lr after the warm-up")->check(number_from(0, 1));
+  flag("--weight-decay", o.adamw.weight_decay, "decoupled weight decay")->check(number_from(0));
+  flag("--beta1", o.adamw.beta1, "AdamW's first decay")->check(number_from(0, 0.999999));
+  flag("--beta2", o.adamw.beta2, "AdamW's second decay")->check(number_from(0, 0.999999));
+  flag("--clip", o.adamw.clip, "largest global gradient norm (0: no clipping)")->check(number_from(0));
+  flag("--seed", o.seed, "of initialisation, data and its order")->check(integer_from(0));
   flag("--device", o.device, "cpu, or reference (slow plain loops)");
   flag("--dtype", o.dtype, "fp32")->check(CLI::IsMember({"fp32"}));
   flag("--plan", o.plan, "memory plan: reuse, distinct or poison (all give the same numbers)")
       ->check(CLI::IsMember({"reuse", "distinct", "poison"}));
-  flag("--eval-every", o.eval_every, "steps between evaluations (0: a tenth of the run)")->check(CLI::NonNegativeNumber);
-  flag("--eval-samples", o.eval_samples, "test sequences for the loss")->check(CLI::PositiveNumber);
+  flag("--eval-every", o.eval_every, "steps between evaluations (0: a tenth of the run)")->check(integer_from(0));
+  flag("--eval-samples", o.eval_samples, "test sequences for the loss")->check(integer_from(1));
   flag("--answer-samples", o.answer_samples, "test prompts to answer by generation (0: none)")
-      ->check(CLI::NonNegativeNumber);
-  flag("--save-every", o.save_every, "steps between checkpoints (0: a tenth of the run)")->check(CLI::NonNegativeNumber);
-  flag("--keep", o.keep, "checkpoints to keep")->check(CLI::PositiveNumber);
+      ->check(integer_from(0));
+  flag("--save-every", o.save_every, "steps between checkpoints (0: a tenth of the run)")->check(integer_from(0));
+  flag("--keep", o.keep, "checkpoints to keep")->check(integer_from(1));
   app.add_flag("--dry-run", o.dry_run, "print parameters, FLOPs and the memory plan, and stop");
   app.add_flag("--dump-tape", o.dump_tape, "print the step as a table, and stop");
   app.add_flag("--resume", o.resume, "continue --out from its newest valid checkpoint, bit for bit");

@@ -4,13 +4,37 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <charconv>
 #include <cstdio>
+#include <cstdlib>
 #include <functional>
+#include <limits>
 #include <new>
 
 #include "engine/check.h"
 
 namespace crossply {
+
+// For flags: an integer from `least` on, a finite number from `least` on. CLI11's own ranges let NaN and wrapped integers
+// through.
+inline CLI::Validator integer_from(int64_t least) {
+  auto check = [least](const std::string& text) {
+    int64_t value = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    const bool good = error == std::errc() && end == text.data() + text.size() && value >= least;
+    return good ? std::string() : str("'", text, "' is not an integer of at least ", least);
+  };
+  return CLI::Validator(check, "");
+}
+inline CLI::Validator number_from(double least, double most = std::numeric_limits<double>::max()) {
+  auto check = [least, most](const std::string& text) {
+    char* end = nullptr;
+    const double value = std::strtod(text.c_str(), &end);
+    if (!text.empty() && *end == '\0' && value >= least && value <= most) return std::string();
+    return str("'", text, "' is not a number of at least ", least, most < 1e300 ? str(" and at most ", most) : std::string());
+  };
+  return CLI::Validator(check, "");
+}
 
 inline const char* exit_code_help() {
   return "Exit codes: 0 done, 64 wrong usage, 65 bad data, 66 missing input, 70 internal error, 71 device failure,\n"
@@ -31,7 +55,9 @@ inline int run_program(CLI::App& app, int argc, char** argv, const std::function
   try {
     flags();
     app.parse(argc, argv);
-    return static_cast<int>(body());
+    const Exit code = body();
+    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) return report(Exit::io, "cannot write to standard output");
+    return static_cast<int>(code);
   } catch (const CLI::Success& success) {  // --help
     return app.exit(success);
   } catch (const CLI::ParseError& error) {

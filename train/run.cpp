@@ -1,4 +1,8 @@
 // The loop around a Trainer, the same for every architecture.
+#include <fcntl.h>
+#include <sys/file.h>
+
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
@@ -31,6 +35,19 @@ std::string step_dir(const std::string& run_dir, int64_t step) {
   std::snprintf(name, sizeof name, "/step_%08lld", static_cast<long long>(step));
   return run_dir + name;
 }
+
+// Holds the run directory for this process; the system lets go of it when the process ends, however it ends.
+class RunLock {
+ public:
+  explicit RunLock(const std::string& run_dir) : fd_(::open(run_dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
+    if (fd_.get() < 0) fail_io("open", run_dir, errno);
+    if (::flock(fd_.get(), LOCK_EX | LOCK_NB) != 0)
+      fail(Exit::usage, run_dir, " is in use by another training process; wait for it or choose another --out");
+  }
+
+ private:
+  Descriptor fd_;
+};
 
 // Nothing in a directory that somebody else filled is overwritten, and no run is continued by accident.
 void check_run_dir(const TrainOptions& options) {
@@ -201,6 +218,7 @@ std::string find_checkpoint(const TrainOptions& o, const std::string& label) {
   for (const std::string& line : skipped) std::printf("%s %s\n", label.c_str(), line.c_str());
   if (checkpoint.empty() && !skipped.empty())
     fail(Exit::bad_data, "--resume: no checkpoint in ", o.out, " is valid; move it away to start again");
+  set_aside_damaged_checkpoints(o.out);
   if (checkpoint.empty()) std::printf("%s no checkpoint in %s yet: starting at step 0\n", label.c_str(), o.out.c_str());
   return checkpoint;
 }
@@ -224,8 +242,7 @@ void write_model(const CheckpointWriter& writer, const TrainOptions& o, const Pa
 TrainResult run_training(TrainOptions o, const std::string& label) {
   const bool plan_only = o.dry_run || o.dump_tape;
   if (!plan_only) check_run_dir(o);
-  const std::string checkpoint = plan_only ? "" : find_checkpoint(o, label);
-  if (!o.init.empty()) take_config(o, checkpoint);
+  if (!o.init.empty()) take_config(o, o.resume ? newest_valid_checkpoint(o.out) : "");
   const bool sizes_known = o.config.vocab_size > 0 && o.data.seq_len > 0;
   Dataset dataset;
   if (!(plan_only && sizes_known && o.data.spec.empty())) dataset = open_data(o);
@@ -236,8 +253,11 @@ TrainResult run_training(TrainOptions o, const std::string& label) {
     return {};
   }
   if (o.steps == 0) return write_initialised(o, dataset);
-  Trainer trainer(o, *dataset.train, checkpoint);
+  make_device(o.device);  // refuses one that is not there before the run directory exists
   make_directory(o.out);
+  const RunLock lock(o.out);
+  const std::string checkpoint = find_checkpoint(o, label);
+  Trainer trainer(o, *dataset.train, checkpoint);
   if (!checkpoint.empty())
     std::printf("%s resumed after step %lld\n", label.c_str(), static_cast<long long>(trainer.steps_done()));
   write_file_atomically(o.out + "/flags.json", all_settings(o).dump(2) + "\n");
