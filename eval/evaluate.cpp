@@ -44,10 +44,8 @@ Exit run(const Options& o) {
   LoadedModel model(o.model, o.device, false);
   const Dataset dataset = open_dataset(complete(o, model.dir));
   const Source& source = o.split == "train" ? *dataset.train : *dataset.test;
-  const int64_t V = model.config.vocab_size, T = source.seq_len();
-  if (source.vocab_size() > V)
-    fail(Exit::bad_data, o.data.spec, " has a vocabulary of ", source.vocab_size(), ", the model's is ", V);
-  source.check_tokens(V);
+  const int64_t T = source.seq_len();
+  source.check_tokens(model.config.vocab_size);
 
   Tape tape(model.params.dtype());
   const Graph graph = record_model(tape, model.params, model.config, o.batch, T);
