@@ -10,7 +10,6 @@
 #include "kernels/matmul.h"
 #include "kernels/rmsnorm.h"
 #include "kernels/rope.h"
-#include "kernels/route.h"
 #include "kernels/swiglu.h"
 
 namespace crossply::ops {
@@ -41,14 +40,16 @@ struct Linear : Node {
   }
 };
 
-struct RmsNorm : Node {
+struct RmsNorm : Node {  // in[1]: the gain, if it has one
   double eps = 0;
   const char* op() const override { return "rmsnorm"; }
   void forward(const Step&, Stream stream) override {
-    rmsnorm_forward(output(), saved[0]->tensor, input(0), input(1), eps, stream);
+    rmsnorm_forward(output(), saved[0]->tensor, input(0), in.size() > 1 ? input(1) : Tensor{}, eps, stream);
   }
   void backward(const Step&, Stream stream) override {
-    rmsnorm_backward(dinput(0), dinput(1), doutput(), input(0), input(1), saved[0]->tensor, acc[0], stream);
+    const bool gain = in.size() > 1;
+    rmsnorm_backward(dinput(0), gain ? dinput(1) : Tensor{}, doutput(), input(0), gain ? input(1) : Tensor{},
+                     saved[0]->tensor, acc[0], stream);
   }
 };
 
@@ -121,44 +122,6 @@ struct CrossEntropy : Node {
   }
 };
 
-// in[0] is the layer's own slice, in[1] its weight if it has one; reads[0] is the slab.
-struct Route : Node {
-  int layer = 0;
-  std::shared_ptr<std::vector<DepthRouter::Reader>> readers;  // of all layers, complete once the model is recorded
-  std::vector<Router> routers;
-
-  const char* op() const override { return "route"; }
-  void prepare() override {
-    routers.clear();
-    for (const auto& reader : *readers)
-      routers.push_back(Router{reader.weight != nullptr ? reader.weight->tensor : Tensor{}, reader.sources});
-  }
-  void forward(const Step&, Stream stream) override {
-    if (layer == 0) return;  // the output is the slice itself
-    route_forward(output(), reads[0]->tensor, routers[static_cast<size_t>(layer)], stream);
-  }
-  void backward(const Step&, Stream stream) override {
-    CHECK_THAT(!acc[0], name, " must be the only reader of ", in[0]->name);
-    const Tensor dweight = in.size() > 1 ? dinput(1) : Tensor{};
-    route_backward(dinput(0), dweight, reads[0]->tensor, doutput(), routers, layer, stream);
-  }
-  double flops() const override {
-    if (layer == 0) return 0;
-    const auto& sources = (*readers)[static_cast<size_t>(layer)].sources;
-    const double heads = in.size() > 1 ? static_cast<double>(in[0]->shape[2]) : 1;
-    return 2.0 * static_cast<double>(in[0]->shape.numel()) * heads * static_cast<double>(sources.size());
-  }
-};
-
-template <class N>
-std::unique_ptr<N> make_node(const std::string& name, std::vector<Value*> in, std::vector<Value*> out) {
-  auto node = std::make_unique<N>();
-  node->name = name;
-  node->in = std::move(in);
-  node->out = std::move(out);
-  return node;
-}
-
 }  // namespace
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -182,9 +145,10 @@ Value* linear(Tape& t, const std::string& name, Value* inp, Value* weight, Shape
 }
 
 Value* rmsnorm(Tape& t, const std::string& name, Value* inp, Value* weight, double eps) {
-  const int64_t C = weight->shape[0];
-  CHECK_THAT(inp->shape[inp->shape.rank - 1] == C, name, ": inp ", inp->shape.str(), " weight ", weight->shape.str());
-  auto node = make_node<RmsNorm>(name, {inp, weight}, {t.activation(name, inp->shape)});
+  const int64_t C = inp->shape[inp->shape.rank - 1];
+  CHECK_THAT(weight == nullptr || weight->shape[0] == C, name, ": inp ", inp->shape.str(), " weight ", weight->shape.str());
+  auto node = make_node<RmsNorm>(name, {inp}, {t.activation(name, inp->shape)});
+  if (weight != nullptr) node->in.push_back(weight);
   node->eps = eps;
   node->saved = {t.activation(name + ".rstd", Shape{inp->shape.numel() / C})};
   node->keep = {inp};
@@ -244,27 +208,6 @@ Value* cross_entropy(Tape& t, const std::string& name, Value* inp, Value* weight
   node->reads = {targets};
   node->grad_in_forward = true;
   return t.record(std::move(node));
-}
-
-DepthRouter::DepthRouter(Tape& t, const std::string& name, int64_t layers, Shape slice)
-    : tape_(t), slab_(t.slab(name, layers, slice)), readers_(std::make_shared<std::vector<Reader>>()) {}
-
-Value* DepthRouter::route(const std::string& name, int layer, Value* own, Value* weight, std::vector<int> sources) {
-  CHECK_THAT(layer == static_cast<int>(readers_->size()), name, ": layers must be routed in order, got ", layer);
-  CHECK_THAT(layer > 0 || (weight == nullptr && sources == std::vector<int>{0}), name, ": layer 0 reads itself");
-  const int64_t K = own->shape[2];
-  CHECK_THAT(weight == nullptr || (weight->shape == Shape{K, (layer + 1) * K}), name, ": weight ",
-             weight->shape.str(), ", own ", own->shape.str());
-  readers_->push_back(Reader{weight, std::move(sources)});
-  tape_.place(own, slab_, layer);
-  auto node = make_node<Route>(name, {own}, {tape_.activation(name, own->shape)});
-  if (weight != nullptr) node->in.push_back(weight);
-  node->layer = layer;
-  node->readers = readers_;
-  node->reads = {slab_.all};
-  node->keep = {slab_.all};  // the backward replaces slice after slice by gradients (kernels/route.h)
-  if (layer == 0) tape_.share(node->out[0], own);
-  return tape_.record(std::move(node));
 }
 
 }  // namespace crossply::ops

@@ -14,7 +14,7 @@ namespace crossply::ops {
 Value* embedding(Tape& t, const std::string& name, Value* tokens, Value* weight);
 // inp (..., in), weight (out, in) -> `shape`, whose size is rows * out
 Value* linear(Tape& t, const std::string& name, Value* inp, Value* weight, Shape shape);
-// Over the last weight->shape[0] elements: the model width, or the head width for q/k norms.
+// Over the last dimension: the model width, or the head width for q/k norms. weight null: without a gain.
 Value* rmsnorm(Tape& t, const std::string& name, Value* inp, Value* weight, double eps);
 // Rotates (B, T, H, D) in place; the table is rope_positions'.
 Value* rope(Tape& t, const std::string& name, Value* inp, Value* table);
@@ -28,25 +28,5 @@ Value* add(Tape& t, const std::string& name, Value* a, Value* b);
 // The head and the loss in one node: inp (B, T, C), weight (V, C), targets (B, T) i32 -> losses (B, T), 0 where the
 // target is -1. A training forward also writes the gradients of grad_scale * sum(losses).
 Value* cross_entropy(Tape& t, const std::string& name, Value* inp, Value* weight, Value* targets);
-
-// LIMe's router (kernels/route.h) over one slab: how every layer reads the keys (or the values) of the layers so far.
-// One object per slab, shared by its nodes, because the backward of layer l gathers from all layers above it.
-class DepthRouter {
- public:
-  DepthRouter(Tape& t, const std::string& name, int64_t layers, Shape slice);
-  // Layer `layer` has written `own`, which moves into the slab; returns what the layer's attention uses: for layer 0
-  // `own` itself, else the mixture of `sources` by weight (K, (layer+1)*K), or their plain mean if weight is null.
-  Value* route(const std::string& name, int layer, Value* own, Value* weight, std::vector<int> sources);
-
-  struct Reader {
-    Value* weight;
-    std::vector<int> sources;
-  };
-
- private:
-  Tape& tape_;
-  Slab slab_;
-  std::shared_ptr<std::vector<Reader>> readers_;
-};
 
 }  // namespace crossply::ops

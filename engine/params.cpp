@@ -23,17 +23,32 @@ Init Init::uniform(double bound) {
           }};
 }
 
+// Elements a row takes in the flat arrays.
+static int64_t padded(const Parameter& row) { return (row.shape.numel() + 63) / 64 * 64; }
+
 Parameter& ParameterTable::add(const std::string& name, Shape shape, Init init, double lr_mul, double wd_mul) {
   CHECK_THAT(!index_.contains(name), "parameter '", name, "' declared twice");
   index_[name] = rows_.size();
-  rows_.push_back(Parameter{name, shape, std::move(init), lr_mul, wd_mul, flat_size_, {}, {}});
-  flat_size_ += (shape.numel() + 63) / 64 * 64;
+  rows_.push_back(Parameter{name, shape, std::move(init), lr_mul, wd_mul, 0, {}, {}});
   return rows_.back();
 }
 
 Parameter& ParameterTable::at(const std::string& name) {
   CHECK_THAT(index_.contains(name), "no parameter '", name, "'");
   return rows_[index_[name]];
+}
+
+void ParameterTable::remove(const std::string& name) {
+  at(name);
+  rows_.erase(rows_.begin() + static_cast<std::ptrdiff_t>(index_[name]));
+  index_.clear();
+  for (size_t i = 0; i < rows_.size(); ++i) index_[rows_[i].name] = i;
+}
+
+int64_t ParameterTable::flat_size() const {
+  int64_t size = 0;
+  for (const Parameter& row : rows_) size += padded(row);
+  return size;
 }
 
 int64_t ParameterTable::count() const {
@@ -45,10 +60,12 @@ int64_t ParameterTable::count() const {
 void ParameterTable::allocate(Device& device, Dtype dtype, bool with_gradients) {
   device_ = &device;
   dtype_ = dtype;
-  const size_t bytes = static_cast<size_t>(flat_size_) * size_of(dtype);
+  const size_t bytes = static_cast<size_t>(flat_size()) * size_of(dtype);
   values_ = Arena(device, "parameters", bytes);
   if (with_gradients) gradients_ = Arena(device, "gradients", bytes);
+  int64_t next = 0;
   for (Parameter& row : rows_) {
+    row.offset = std::exchange(next, next + padded(row));
     const size_t offset = static_cast<size_t>(row.offset) * size_of(dtype);
     row.value = Tensor{values_.data() + offset, dtype, row.shape};
     if (with_gradients) row.grad = Tensor{gradients_.data() + offset, dtype, row.shape};

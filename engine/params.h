@@ -29,20 +29,21 @@ struct Parameter {
   Init init;
   double lr_mul = 1;  // times the base learning rate
   double wd_mul = 1;  // times the weight decay; 0 for norms, embeddings, routers
-  int64_t offset = 0;  // first element in the flat arrays
-  Tensor value, grad;  // set by allocate()
+  int64_t offset = 0;  // first element in the flat arrays; set by allocate(), as are value and grad
+  Tensor value, grad;
 };
 
 class ParameterTable {
  public:
   Parameter& add(const std::string& name, Shape shape, Init init, double lr_mul, double wd_mul);
-  Parameter& at(const std::string& name);  // CHECKs that it exists
+  Parameter& at(const std::string& name);  // CHECKs that it exists; init and shape may be changed until allocate()
+  void remove(const std::string& name);    // before any tape knows the rows
   bool contains(const std::string& name) const { return index_.contains(name); }
 
   std::deque<Parameter>& rows() { return rows_; }
   const std::deque<Parameter>& rows() const { return rows_; }
   int64_t count() const;                          // number of parameters
-  int64_t flat_size() const { return flat_size_; }  // elements of the flat arrays: rows start at multiples of 64
+  int64_t flat_size() const;  // elements of the flat arrays: rows start at multiples of 64
 
   // Flat, zero-filled arrays of the given dtype; gradients only when asked for.
   void allocate(Device& device, Dtype dtype, bool with_gradients);
@@ -50,8 +51,8 @@ class ParameterTable {
   void initialise(uint64_t seed);
   void zero_gradients();
 
-  Tensor values() const { return Tensor{values_.data(), dtype_, Shape{flat_size_}}; }
-  Tensor gradients() const { return Tensor{gradients_.data(), dtype_, Shape{flat_size_}}; }
+  Tensor values() const { return Tensor{values_.data(), dtype_, Shape{flat_size()}}; }
+  Tensor gradients() const { return Tensor{gradients_.data(), dtype_, Shape{flat_size()}}; }
   Device& device() const { return *device_; }
   Dtype dtype() const { return dtype_; }
 
@@ -65,7 +66,6 @@ class ParameterTable {
  private:
   std::deque<Parameter> rows_;  // a deque, because recorded tapes point at rows
   std::unordered_map<std::string, size_t> index_;
-  int64_t flat_size_ = 0;
   Device* device_ = nullptr;
   Dtype dtype_ = Dtype::f32;
   Arena values_, gradients_;

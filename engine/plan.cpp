@@ -45,7 +45,7 @@ void Tape::find_lifetimes() {
     for (const auto* list : {&node.in, &node.reads, &node.out, &node.saved}) touch_all(*list, forward, false);
     if (!differentiated_) continue;
     for (const auto* list : {&node.saved, &node.keep}) touch_all(*list, backward, false);
-    for (const auto* list : {&node.in, &node.out}) touch_all(*list, backward, true);
+    for (const auto* list : {&node.in, &node.out, &node.keep_grads}) touch_all(*list, backward, true);
     if (node.grad_in_forward) touch_all(node.in, forward, true);
   }
 }

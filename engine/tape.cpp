@@ -1,5 +1,6 @@
 #include "engine/tape.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <utility>
 
@@ -96,7 +97,7 @@ void Tape::differentiate() {
     for (const Value* value : node.keep)
       CHECK_THAT(!value->overwritten, node.name, "'s backward reads ", value->name, ", reused in place");
     for (Value* value : node.out) {
-      if (!value->needs_grad || value->grad != nullptr) continue;
+      if (!value->needs_grad || value->grad != nullptr || node.grad_optional) continue;
       value->grad = add_gradient(*value);
       holes_.emplace_back(n, value->grad);
     }
@@ -105,10 +106,14 @@ void Tape::differentiate() {
       Value& value = *node.in[i];
       if (!value.needs_grad) continue;
       node.acc[i] = value.parameter != nullptr || value.grad != nullptr;
-      if (value.grad == nullptr) value.grad = add_gradient(value);
+      if (value.grad == nullptr) {
+        value.grad = add_gradient(value);
+        if (value.parameter == nullptr && std::find(node.adds_to.begin(), node.adds_to.end(), &value) != node.adds_to.end())
+          holes_.emplace_back(n, value.grad);
+      }
       if (node.in_place && i == 0) {
         CHECK_THAT(!node.acc[0], node.name, " works in place on ", value.name, ", which has another reader");
-        share(value.grad, node.out[0]->grad);
+        if (node.out[0]->grad != nullptr) share(value.grad, node.out[0]->grad);
       }
     }
   }

@@ -51,16 +51,19 @@ struct Node {
   std::vector<Value*> reads;  // what the forward reads besides, without a gradient from this node
   std::vector<Value*> out;
   std::vector<Value*> saved;  // written by the forward for the backward
-  std::vector<Value*> keep;   // forward values (or slabs) that the backward touches
+  std::vector<Value*> keep;   // forward values (or slabs) that the backward touches; of later nodes too
+  std::vector<Value*> keep_grads;  // values of later nodes whose gradients the backward reads
+  std::vector<Value*> adds_to;  // inputs to whose gradients the backward only adds: the tape zeroes them where needed
   std::vector<char> acc;      // per input: does the backward add to its gradient? decided by differentiate()
   bool in_place = false;      // out[0] takes in[0]'s memory, and their gradients share memory too
   bool grad_in_forward = false;  // the loss head writes its input's gradient in the training forward
+  bool grad_optional = false;    // if nobody differentiates out[0], its gradient stays null instead of zero
 
   virtual ~Node() = default;
   virtual const char* op() const = 0;
   virtual void forward(const Step& step, Stream stream) = 0;
   virtual void backward(const Step& step, Stream stream) = 0;
-  virtual double flops() const { return 0; }  // of the forward, two per multiply-add; matrix products only
+  virtual double flops() const { return 0; }  // of the forward, two per multiply-add: products, attention, mixtures
   virtual void prepare() {}                   // called once, when all tensors have their addresses
 
  protected:
@@ -134,5 +137,14 @@ class Tape {
   Arena arena_;
   Device* device_ = nullptr;
 };
+
+template <class N>
+std::unique_ptr<N> make_node(const std::string& name, std::vector<Value*> in, std::vector<Value*> out) {
+  auto node = std::make_unique<N>();
+  node->name = name;
+  node->in = std::move(in);
+  node->out = std::move(out);
+  return node;
+}
 
 }  // namespace crossply

@@ -67,6 +67,7 @@ bool allowed(const Option& option, const std::string& value) {
   const json parsed = json::parse(value, nullptr, false), standard = json::parse(option.default_value);
   if (standard.is_number_integer())
     return parsed.is_number_integer() && parsed >= 0 && parsed <= (int64_t{1} << 30);
+  if (standard.is_number_float()) return parsed.is_number();
   return parsed.type() == standard.type();
 }
 

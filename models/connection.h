@@ -1,11 +1,12 @@
 // How layers are connected across depth: the one thing in which the architectures differ. The backbone is written once
-// and asks its connection at four places: what a sublayer reads, which keys and values a layer attends to, what happens
-// to the heads' outputs, and how a sublayer's output is written back. The defaults are the plain residual stream, so a
-// connection overrides only what it changes. One file per connection, one line in registry.cpp.
+// and asks its connection at four places: what a sublayer reads, how a layer projects its keys and values, which keys and
+// values its queries attend to, and how a sublayer's output is written back. The defaults are the plain residual stream,
+// so a connection overrides only what it changes. One file per connection, one line in registry.cpp.
 #pragma once
 
 #include <string>
 
+#include "engine/depth_ops.h"
 #include "engine/ops.h"
 #include "models/config.h"
 
@@ -29,7 +30,7 @@ struct Site {
 };
 
 struct KeyValue {
-  Value *k, *v;  // (B, T, K, D); k is rotated
+  Value *k, *v;  // (B, T, K, D)
 };
 
 inline std::string layer_name(int layer, const std::string& rest) {
@@ -40,7 +41,7 @@ class Connection {
  public:
   virtual ~Connection() = default;
 
-  // Adds the connection's parameters, and may change how the backbone's (declared before) start.
+  // Adds the connection's parameters, and may change or remove the backbone's (declared before).
   virtual void declare(ParameterTable&, const Config&) const {}
 
   // Called once per recording with the embeddings (B, T, C).
@@ -48,18 +49,36 @@ class Connection {
     build_ = &build;
     x_ = embeddings;
   }
-  // What the sublayer reads, before its norm: (B, T, C).
-  virtual Value* read(const Site&) { return x_; }
-  // The keys and values the layer's queries attend to, given its own.
+  // What the sublayer reads, normalised: (B, T, C). In attention the queries are projected from it.
+  virtual Value* read(const Site& site) { return norm(site, x_); }
+  // The layer's own keys and values, before q/k norm and RoPE; x is what read() returned.
+  virtual KeyValue project(int layer, Value* x) {
+    const std::string name = Site{layer, false}.name();
+    return {linear(name + ".k", x, layer_name(layer, "self_attn.k_proj.weight")),
+            linear(name + ".v", x, layer_name(layer, "self_attn.v_proj.weight"))};
+  }
+  // The keys and values the layer's queries attend to, given its own; k is normalised and rotated by now. They may have
+  // any number of heads that divides the queries'.
   virtual KeyValue kv(int /*layer*/, KeyValue own) { return own; }
-  // The heads' outputs (B, T, H, D) on their way to the output projection.
-  virtual Value* heads(int /*layer*/, Value* out) { return out; }
   // Takes the sublayer's output (B, T, C).
   virtual void write(const Site& site, Value* y) { x_ = ops::add(build_->tape, site.name() + ".residual", x_, y); }
   // What the final norm reads.
   virtual Value* finish() { return x_; }
 
  protected:
+  // The backbone's norm in front of a sublayer.
+  Value* norm(const Site& site, Value* x) const {
+    const char* gain = site.mlp ? "post_attention_layernorm.weight" : "input_layernorm.weight";
+    return ops::rmsnorm(build_->tape, site.name() + ".norm", x, build_->parameter(layer_name(site.layer, gain)),
+                        build_->config.rms_norm_eps);
+  }
+  // Keys or values (B, T, K, D) from x by a projection of the backbone.
+  Value* linear(const std::string& name, Value* x, const std::string& weight) const {
+    const Config& c = build_->config;
+    return ops::linear(build_->tape, name, x, build_->parameter(weight),
+                       Shape{build_->B, build_->T, c.num_key_value_heads, c.head_dim});
+  }
+
   const Build* build_ = nullptr;
   Value* x_ = nullptr;  // the residual stream
 };

@@ -12,7 +12,7 @@
 // Routing: full reads all layers; last and first read a window of them (first always adds the own layer); their matrices
 // keep the full shape, with the entries of unread layers 0 and without a gradient. average takes the plain mean per head
 // and has no parameters.
-#include "models/lime.h"
+#include "models/registry.h"
 
 #include <algorithm>
 #include <cmath>

@@ -27,29 +27,28 @@ void declare_llama_block(ParameterTable& params, const Config& c, int layer) {
 void record_llama_block(const Build& b, Connection& connection, int layer, Value* rope) {
   const Config& c = b.config;
   const int64_t B = b.B, T = b.T, D = c.head_dim;
-  const Shape stream{B, T, c.hidden_size}, hidden{B, T, c.intermediate_size};
-  const Shape queries{B, T, c.num_attention_heads, D}, keys{B, T, c.num_key_value_heads, D};
+  const Shape stream{B, T, c.hidden_size}, queries{B, T, c.num_attention_heads, D};
   auto weight = [&](const std::string& name) { return b.parameter(layer_name(layer, name + ".weight")); };
 
   const Site attn{layer, false};
   const std::string a = attn.name();
-  Value* x = ops::rmsnorm(b.tape, a + ".norm", connection.read(attn), weight("input_layernorm"), c.rms_norm_eps);
+  Value* x = connection.read(attn);
   Value* q = ops::linear(b.tape, a + ".q", x, weight("self_attn.q_proj"), queries);
-  Value* k = ops::linear(b.tape, a + ".k", x, weight("self_attn.k_proj"), keys);
-  Value* v = ops::linear(b.tape, a + ".v", x, weight("self_attn.v_proj"), keys);
+  KeyValue own = connection.project(layer, x);
   if (c.qk_norm) {
     q = ops::rmsnorm(b.tape, a + ".q_norm", q, weight("self_attn.q_norm"), c.qk_norm_eps);
-    k = ops::rmsnorm(b.tape, a + ".k_norm", k, weight("self_attn.k_norm"), c.qk_norm_eps);
+    own.k = ops::rmsnorm(b.tape, a + ".k_norm", own.k, weight("self_attn.k_norm"), c.qk_norm_eps);
   }
   q = ops::rope(b.tape, a + ".q_rope", q, rope);
-  k = ops::rope(b.tape, a + ".k_rope", k, rope);
-  const KeyValue kv = connection.kv(layer, {k, v});
-  Value* heads = connection.heads(layer, ops::attention(b.tape, a, q, kv.k, kv.v));
+  own.k = ops::rope(b.tape, a + ".k_rope", own.k, rope);
+  const KeyValue kv = connection.kv(layer, own);
+  Value* heads = ops::attention(b.tape, a, q, kv.k, kv.v);
   connection.write(attn, ops::linear(b.tape, a + ".out", heads, weight("self_attn.o_proj"), stream));
 
   const Site mlp{layer, true};
   const std::string m = mlp.name();
-  x = ops::rmsnorm(b.tape, m + ".norm", connection.read(mlp), weight("post_attention_layernorm"), c.rms_norm_eps);
+  const Shape hidden{B, T, weight("mlp.gate_proj")->shape[0]};
+  x = connection.read(mlp);
   Value* gate = ops::linear(b.tape, m + ".gate", x, weight("mlp.gate_proj"), hidden);
   Value* up = ops::linear(b.tape, m + ".up", x, weight("mlp.up_proj"), hidden);
   Value* y = ops::swiglu(b.tape, m + ".swiglu", gate, up);

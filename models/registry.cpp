@@ -1,7 +1,5 @@
 #include "models/registry.h"
 
-#include "models/lime.h"
-
 namespace crossply {
 
 const std::vector<Architecture>& architectures() {
@@ -9,6 +7,16 @@ const std::vector<Architecture>& architectures() {
       {"llama", "every layer reads the layer below", {},
        [](const Config&) { return std::make_unique<Connection>(); }},
       lime_architecture(),
+      lime_static_architecture(),
+      lime_dynamic_architecture(),
+      hyper_architecture(),
+      vertical_architecture(),
+      sla_architecture(),
+      ala_architecture(),
+      resformer_architecture(),
+      satformer_architecture(),
+      denseformer_architecture(),
+      mudd_architecture(),
   };
   return all;
 }

@@ -26,6 +26,19 @@ struct Architecture {
   std::function<std::unique_ptr<Connection>(const Config&)> make;
 };
 
+// Each in the file of its name; lime_static and lime_dynamic in lime_v1.cpp, ala in sla.cpp.
+Architecture lime_architecture();
+Architecture lime_static_architecture();
+Architecture lime_dynamic_architecture();
+Architecture hyper_architecture();
+Architecture vertical_architecture();
+Architecture sla_architecture();
+Architecture ala_architecture();
+Architecture resformer_architecture();
+Architecture satformer_architecture();
+Architecture denseformer_architecture();
+Architecture mudd_architecture();
+
 const std::vector<Architecture>& architectures();
 // Throws `code`, naming `where` and the known architectures.
 const Architecture& find_architecture(const std::string& name, Exit code = Exit::usage, const std::string& where = "--arch");

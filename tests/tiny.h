@@ -1,7 +1,9 @@
 // Tiny whole models for the tests: every size different, so that a mix-up of two of them shows.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -41,24 +43,49 @@ struct TinyModel {
     declare_model(params, config);
     params.allocate(*device, tape.dtype(), true);
     params.initialise(seed);
-    std::vector<double> host;
-    for (Parameter& row : params.rows()) {  // norms away from 1, so that their gain matters
-      if (row.shape.rank != 1) continue;
-      for (int64_t i = 0; i < row.shape[0]; ++i) host.push_back(1 + 0.3 * random_normal(seed, stream_of(row.name), i));
-      params.write(row, host.data());
-      host.clear();
-    }
+    for (Parameter& row : params.rows()) move_from_neutral(row);
     graph = record_model(tape, params, config, B, T);
     tape.differentiate();
     tape.plan(mode);
     tape.allocate(*device);
     Random random(seed, 99);
+    std::vector<int32_t> inputs, labels;
     for (int64_t i = 0; i < B * T; ++i) {
-      tokens.push_back(static_cast<int32_t>(random.below(config.vocab_size)));
-      targets.push_back(i % 4 == 1 ? -1 : static_cast<int32_t>(random.below(config.vocab_size)));
-      scored += targets.back() >= 0;
+      inputs.push_back(static_cast<int32_t>(random.below(config.vocab_size)));
+      labels.push_back(i % 4 == 1 ? -1 : static_cast<int32_t>(random.below(config.vocab_size)));
     }
+    use(inputs, labels);
+  }
+
+  // Other sequences (B, T) than the random ones.
+  void use(const std::vector<int32_t>& inputs, const std::vector<int32_t>& labels) {
+    tokens = inputs;
+    targets = labels;
+    scored = static_cast<double>(std::count_if(targets.begin(), targets.end(), [](int32_t t) { return t >= 0; }));
     load_batch(*device, graph, tokens.data(), targets.data());
+  }
+  // Element i of a row becomes value(i).
+  void fill(const std::string& name, const std::function<double(int64_t)>& value) {
+    Parameter& row = params.at(name);
+    std::vector<double> host;
+    for (int64_t i = 0; i < row.shape.numel(); ++i) host.push_back(value(i));
+    params.write(row, host.data());
+  }
+  // All parameters that the other model has, too.
+  void take(TinyModel& other) {
+    for (Parameter& row : params.rows()) {
+      if (!other.params.contains(row.name)) continue;
+      const std::vector<float> from = other.values<float>(other.params.at(row.name).value);
+      fill(row.name, [&](int64_t i) { return static_cast<double>(from[static_cast<size_t>(i)]); });
+    }
+  }
+
+  // Gains, scalars and what starts at a neutral value move away from it, so that every path matters.
+  void move_from_neutral(const Parameter& row) {
+    const bool drawn = row.init.rule.starts_with("normal") || row.init.rule.starts_with("uniform");
+    if (drawn || row.name.ends_with("lime_router.weight")) return;
+    const uint64_t stream = stream_of(row.name);
+    fill(row.name, [&](int64_t i) { return row.init.at(1, stream, i) + 0.3 * random_normal(2, stream, static_cast<uint64_t>(i)); });
   }
 
   double loss() {

@@ -37,6 +37,7 @@ void add_train_flags(CLI::App& app, TrainOptions& o) {
   flag("--batch", o.batch, "sequences per micro-step")->check(integer_from(1));
   flag("--accumulate", o.accumulate, "micro-steps per optimizer step")->check(integer_from(1));
   flag("--lr", o.lr, "base learning rate")->check(number_from(0));
+  flag("--router-lr", o.router_lr, "of routers and depth scores (0: ten times --lr)")->check(number_from(0));
   flag("--schedule", o.schedule, "cosine, cosine1, linear or constant (engine/schedule.h)")
       ->check(CLI::IsMember({"cosine", "cosine1", "linear", "constant"}));
   flag("--warmup", o.warmup, "warm-up steps")->check(integer_from(0));
@@ -100,7 +101,7 @@ std::vector<std::string> given_model_flags(const CLI::App& app) {
 }
 
 void check_numbers(const TrainOptions& o) {
-  for (const double number : {o.lr, o.lr_floor, o.adamw.weight_decay, o.adamw.beta1, o.adamw.beta2, o.adamw.clip})
+  for (const double number : {o.lr, o.router_lr, o.lr_floor, o.adamw.weight_decay, o.adamw.beta1, o.adamw.beta2, o.adamw.clip})
     if (!std::isfinite(number)) fail(Exit::usage, "--lr, --weight-decay, --clip and the like must be finite numbers");
   constexpr double most = 1LL << 40;
   const double tokens = static_cast<double>(o.batch) * static_cast<double>(o.accumulate) * static_cast<double>(o.data.seq_len);
@@ -133,6 +134,7 @@ nlohmann::json trajectory(const TrainOptions& o) {
           {"batch", o.batch},
           {"accumulate", o.accumulate},
           {"lr", o.lr},
+          {"router_lr", o.router_lr},
           {"schedule", o.schedule},
           {"warmup", o.warmup},
           {"lr_floor", o.lr_floor},
@@ -155,6 +157,14 @@ void apply_preset(const std::string& name, TrainOptions& options) {
     return;
   }
   fail(Exit::usage, "unknown preset '", name, "'; known:", known);
+}
+
+void apply_preset_to_architecture(TrainOptions& options) {
+  for (const Preset& preset : presets()) {
+    if (preset.name != options.preset) continue;
+    for (const Preset::Own& own : preset.options)
+      if (own.arch == options.config.arch) options.config.options.emplace(own.key, own.value);
+  }
 }
 
 std::string find_preset_flag(int argc, char** argv) {

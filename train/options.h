@@ -29,6 +29,7 @@ struct TrainOptions {
   int64_t batch = 16;      // sequences per micro-step
   int64_t accumulate = 1;  // micro-steps per optimizer step
   double lr = 1e-3;
+  double router_lr = 0;    // of the parameters whose table row has a multiplier; 0: the multiplier times lr
   std::string schedule = "cosine";
   int64_t warmup = 0;
   double lr_floor = 0;
@@ -63,9 +64,16 @@ void check_numbers(const TrainOptions& options);
 struct Preset {
   std::string name, about;
   void (*apply)(TrainOptions&);
+  // What a paper sets for one architecture only: architecture, key, value.
+  struct Own {
+    std::string arch, key, value;
+  };
+  std::vector<Own> options = {};
 };
 const std::vector<Preset>& presets();
 void apply_preset(const std::string& name, TrainOptions& options);  // throws Exit::usage for an unknown one
+// The preset's values for config.arch's own options, where none are given.
+void apply_preset_to_architecture(TrainOptions& options);
 // The value of the last --preset in argv, read before the other flags because they change what it sets; "" for none.
 std::string find_preset_flag(int argc, char** argv);
 

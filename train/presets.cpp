@@ -1,4 +1,7 @@
-// The settings of the LIMe papers. Where a paper is silent, the value is ours and the line says so.
+// The settings of the papers. Where a paper is silent, the value is ours and the line says so.
+#include <algorithm>
+#include <cmath>
+
 #include "train/options.h"
 
 namespace crossply {
@@ -74,9 +77,66 @@ void prosqa(TrainOptions& o) {
   o.lr_floor = 0;
 }
 
+// The SATFormer paper: V 32,000, q/k norm, 524,288 tokens a step in rows of 4096, cosine to a tenth.
+void sat_model(TrainOptions& o, const Size& size, double lr, int64_t steps, int64_t warmup) {
+  language_model(o, size);
+  o.config.vocab_size = 32000;
+  o.config.qk_norm = true;
+  o.config.max_position_embeddings = o.data.seq_len = 4096;
+  o.batch = 4;
+  o.accumulate = 32;
+  o.steps = steps;
+  o.lr = lr;
+  o.schedule = "cosine1";
+  o.warmup = warmup;
+  o.lr_floor = 0.1;
+}
+
+// MUDDFormer's feed-forward widths over depth: from F/2 to 3F/2, to the nearest 256 (halves down).
+std::string rising_widths(int64_t F, int64_t L) {
+  std::string list;
+  for (int64_t n = 0; n < L; ++n) {
+    const double width = static_cast<double>(F) * (0.5 + static_cast<double>(n) / static_cast<double>(L - 1));
+    list += (n > 0 ? "," : "") + std::to_string(std::max<int64_t>(256, (std::lrint(width) + 127) / 256 * 256));
+  }
+  return "[" + list + "]";
+}
+
+// What the SATFormer paper sets for its baselines.
+std::vector<Preset::Own> sat_options(int64_t F, int64_t L) {
+  return {{"hyper", "rate", "2"},
+          {"hyper", "norm", "layernorm"},
+          {"hyper", "prenorm", "rmsnorm"},
+          {"hyper", "layer_index", "sublayer"},
+          {"hyper", "output_init_scale", "true"},
+          {"mudd", "intermediate_sizes", rising_widths(F, L)}};
+}
+
+// The vertical attention paper: Llama 3's vocabulary and rotation, heads of 128, a constant rate without warm-up. The
+// initialisation, the second moment's decay and the absence of clipping are ours.
+void vertical_model(TrainOptions& o, const Size& size) {
+  language_model(o, size);
+  o.config.vocab_size = 128256;
+  o.config.head_dim = 128;
+  o.config.tie_word_embeddings = false;
+  o.config.rope_theta = 500000;
+  o.config.rms_norm_eps = 1e-5;
+  o.config.max_position_embeddings = o.data.seq_len = 4096;
+  o.batch = 4;
+  o.accumulate = 64;
+  o.lr = 1e-4;
+  o.router_lr = 1e-2;
+  o.schedule = "constant";
+  o.warmup = 0;
+  o.adamw.weight_decay = 0.01;
+  o.adamw.beta2 = 0.999;
+  o.adamw.clip = 0;
+}
+
 }  // namespace
 
 const std::vector<Preset>& presets() {
+  static const std::vector<Preset::Own> pruned = {{"lime_static", "top_p", "0.9"}};
   static const std::vector<Preset> all = {
       {"arith-quick", "the arithmetic task with 4 operators, minutes on a laptop", arithmetic_quick},
       {"arith", "the LIMe paper's arithmetic task: 6 operators, 50,000 samples, 200 epochs", arithmetic},
@@ -85,9 +145,22 @@ const std::vector<Preset>& presets() {
        [](TrainOptions& o) { language_model(o, {768, 3072, 12, 12, 0}); }},
       {"1b", "1B with 8 key/value heads", [](TrainOptions& o) { language_model(o, {2048, 8192, 16, 32, 8}); }},
       {"1.2b", "1.2B, full attention", [](TrainOptions& o) { language_model(o, {2048, 8192, 16, 32, 0}); }},
-      {"deep32", "32 layers (width ours)", [](TrainOptions& o) { language_model(o, {512, 2048, 32, 8, 0}); }},
-      {"deep64", "64 layers (width ours)", [](TrainOptions& o) { language_model(o, {512, 2048, 64, 8, 0}); }},
-      {"deep128", "128 layers (width ours)", [](TrainOptions& o) { language_model(o, {512, 2048, 128, 8, 0}); }},
+      {"deep32", "32 layers (width ours)", [](TrainOptions& o) { language_model(o, {512, 2048, 32, 8, 0}); }, pruned},
+      {"deep64", "64 layers (width ours)", [](TrainOptions& o) { language_model(o, {512, 2048, 64, 8, 0}); }, pruned},
+      {"deep128", "128 layers (width ours)", [](TrainOptions& o) { language_model(o, {512, 2048, 128, 8, 0}); }, pruned},
+      {"130m", "the SATFormer paper's small size",
+       [](TrainOptions& o) { sat_model(o, {768, 3072, 11, 12, 0}, 2e-3, 9536, 95); }, sat_options(3072, 11)},
+      {"340m", "its medium size",
+       [](TrainOptions& o) { sat_model(o, {1024, 4096, 18, 16, 0}, 1.5e-3, 19073, 190); }, sat_options(4096, 18)},
+      {"760m", "its large size",
+       [](TrainOptions& o) { sat_model(o, {1536, 6144, 19, 24, 0}, 1e-3, 38146, 381); }, sat_options(6144, 19)},
+      {"760m-thin", "its thin and long size (rate and steps those of 760m: ours)",
+       [](TrainOptions& o) { sat_model(o, {1536, 4352, 24, 16, 0}, 1e-3, 38146, 381); }, sat_options(4352, 24)},
+      {"1.3b", "its largest size",
+       [](TrainOptions& o) { sat_model(o, {2048, 5632, 24, 32, 0}, 8e-4, 57220, 572); }, sat_options(5632, 24)},
+      {"va50m", "the vertical attention paper's small size", [](TrainOptions& o) { vertical_model(o, {192, 768, 6, 3, 1}); }},
+      {"va100m", "its medium size", [](TrainOptions& o) { vertical_model(o, {384, 1536, 8, 6, 3}); }},
+      {"va300m", "its large size", [](TrainOptions& o) { vertical_model(o, {768, 3072, 12, 12, 4}); }},
   };
   return all;
 }

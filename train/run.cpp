@@ -243,6 +243,7 @@ TrainResult run_training(TrainOptions o, const std::string& label) {
   const bool plan_only = o.dry_run || o.dump_tape;
   if (!plan_only) check_run_dir(o);
   if (!o.init.empty()) take_config(o, o.resume ? newest_valid_checkpoint(o.out) : "");
+  else apply_preset_to_architecture(o);
   const bool sizes_known = o.config.vocab_size > 0 && o.data.seq_len > 0;
   Dataset dataset;
   if (!(plan_only && sizes_known && o.data.spec.empty())) dataset = open_data(o);

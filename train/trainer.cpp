@@ -20,6 +20,8 @@ using nlohmann::json;
 // later, with its moments.
 ParameterTable& prepare(ParameterTable& params, const TrainOptions& options, Device& device, bool resumed) {
   declare_model(params, options.config);
+  for (Parameter& row : params.rows())
+    if (row.lr_mul != 1 && options.router_lr > 0) row.lr_mul = options.router_lr / options.lr;
   params.allocate(device, Dtype::f32, true);
   if (options.init.empty() || resumed) params.initialise(options.seed);
   else load_weights(resolve_model_dir(options.init), options.config, params);

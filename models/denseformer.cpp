@@ -1,0 +1,69 @@
+// DenseFormer: depth-weighted averaging. After block i (from 1), every `period` blocks, the stream becomes a learned
+// combination of the outputs of every `dilation`-th block so far, the embedding X_0 among them where the count comes out:
+//
+//   Y_i = sum over j <= i, j = i mod k, of a_i[j] X_j           X_i = Block_i(Y_{i-1}), Y_0 = X_0
+//
+// The averaged X_j are the raw outputs, never the Y_j. The weights are scalars without constraint; they start as the
+// identity, so the model starts as LLaMA. (Pagliardini et al., arXiv 2402.02622.)
+#include <optional>
+
+#include "models/registry.h"
+
+namespace crossply {
+namespace {
+
+class DenseFormer : public Connection {
+ public:
+  explicit DenseFormer(const Config& config)
+      : dilation_(std::stoi(config.options.at("dilation"))), period_(std::stoi(config.options.at("period"))) {
+    if (dilation_ < 1 || period_ < 1)
+      fail(Exit::usage, "denseformer: dilation ", dilation_, " and period ", period_, " must be at least 1");
+  }
+
+  void declare(ParameterTable& params, const Config& config) const override {
+    for (int i = 1; i <= config.num_hidden_layers; ++i) {
+      if (i % period_ != 0) continue;
+      const int64_t S = static_cast<int64_t>(sources(i).size());
+      const Init last_one{"0 .. 0 1", [S](uint64_t, uint64_t, int64_t j) { return j == S - 1 ? 1.0 : 0.0; }};
+      params.add(weight_name(i), Shape{1, S}, last_one, 1, 0);
+    }
+  }
+
+  void begin(const Build& build, Value* embeddings) override {
+    build_ = &build;
+    history_.emplace(build.tape, /*by_norm=*/false);
+    x_ = history_->add("X0", embeddings);
+  }
+
+  void write(const Site& site, Value* y) override {
+    Connection::write(site, y);
+    if (!site.mlp) return;
+    const int i = site.layer + 1;
+    x_ = history_->add(str("X", i), x_);
+    if (i % period_ == 0) x_ = history_->mix(str("Y", i), sources(i), build_->parameter(weight_name(i)));
+  }
+
+ private:
+  static std::string weight_name(int i) { return str("model.dwa_modules.alphas.", i - 1, ".weight"); }
+
+  std::vector<int> sources(int i) const {
+    std::vector<int> list;
+    for (int j = i % dilation_; j <= i; j += dilation_) list.push_back(j);
+    return list;
+  }
+
+  int dilation_, period_;
+  std::optional<ops::DepthHistory> history_;
+};
+
+}  // namespace
+
+Architecture denseformer_architecture() {
+  return {"denseformer",
+          "the stream becomes a learned combination of all earlier outputs",
+          {{"dilation", "1", "an integer: a combination reads every so many-th output", {}},
+           {"period", "1", "an integer: a combination after every so many blocks", {}}},
+          [](const Config& config) { return std::make_unique<DenseFormer>(config); }};
+}
+
+}  // namespace crossply

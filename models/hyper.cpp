@@ -1,0 +1,114 @@
+// Hyper-connections: E residual streams instead of one. Each sublayer f reads a mixture of the streams, and each stream
+// continues as another mixture plus its share of the output:
+//
+//   x = sum_i A[i,0] H_i          H'_i = b[i] f(norm(x)) + sum_k A[k,i+1] H_k          A (E, E+1), b (E)
+//
+// Dynamic connections add a term of every token to the static numbers: A[i,j] = As[i,j] + sa tanh(n_i . Wa[:,j]) and
+// b[i] = bs[i] + sb tanh(n_i . wb), with n_i the normalised stream. All streams start as the embedding and are summed
+// before the final norm. As starts so that the sublayer reads stream (index mod E) and the streams pass unchanged, Wa and
+// wb start at 0: the model starts as an ordinary pre-norm transformer (the sum is E times its stream).
+//
+// The defaults are the LIMe repository's: the sublayers' norms have no gain, index is the layer. The SATFormer
+// repository's: prenorm rmsnorm, norm rmsnorm or layernorm, layer_index sublayer, output_init_scale true.
+// (Zhu et al., "Hyper-Connections", arXiv 2409.19606.)
+#include <cmath>
+
+#include "models/registry.h"
+
+namespace crossply {
+namespace {
+
+class Hyper : public Connection {
+ public:
+  explicit Hyper(const Config& config)
+      : E_(std::stoll(config.options.at("rate"))),
+        dynamic_(config.options.at("dynamic") == "true"),
+        norm_(config.options.at("norm")),
+        gains_(config.options.at("prenorm") == "rmsnorm"),
+        by_sublayer_(config.options.at("layer_index") == "sublayer"),
+        scale_outputs_(config.options.at("output_init_scale") == "true") {
+    if (E_ < 1 || E_ > 8) fail(Exit::usage, "hyper: rate ", E_, " must be in 1..8");
+  }
+
+  void declare(ParameterTable& params, const Config& config) const override {
+    for (int layer = 0; layer < config.num_hidden_layers; ++layer) {
+      if (!gains_)
+        for (const char* gain : {"input_layernorm.weight", "post_attention_layernorm.weight"}) params.remove(layer_name(layer, gain));
+      if (scale_outputs_)
+        for (const char* output : {"self_attn.o_proj.weight", "mlp.down_proj.weight"})
+          params.at(layer_name(layer, output)).init = Init::normal(config.initializer_range / std::sqrt(static_cast<double>(E_)));
+      for (const bool mlp : {false, true}) declare_site(params, {layer, mlp}, config.hidden_size);
+    }
+  }
+
+  void begin(const Build& build, Value* embeddings) override {
+    Connection::begin(build, embeddings);
+    x_ = ops::streams_expand(build.tape, "streams", embeddings, E_);
+  }
+
+  Value* read(const Site& site) override {
+    auto parameter = [&](const char* rest) {
+      return build_->params.contains(name_of(site, rest)) ? build_->parameter(name_of(site, rest)) : nullptr;
+    };
+    const ops::HyperParameters p{parameter("static_alpha"),       parameter("static_beta"),        parameter("dynamic_alpha_proj"),
+                                 parameter("dynamic_beta_proj"),  parameter("dynamic_alpha_scale"), parameter("dynamic_beta_scale"),
+                                 parameter("norm.weight"),        parameter("norm.bias")};
+    const ops::HyperRead in = ops::hyper_read(build_->tape, site.name() + ".read", x_, p, norm_);
+    coef_ = in.coef;
+    return gains_ ? norm(site, in.x) : ops::layernorm(build_->tape, site.name() + ".norm", in.x, 1e-5);
+  }
+
+  void write(const Site& site, Value* y) override {
+    x_ = ops::hyper_write(build_->tape, site.name() + ".write", x_, coef_, y);
+  }
+
+  Value* finish() override { return ops::streams_sum(build_->tape, "streams.sum", x_); }
+
+ private:
+  static std::string name_of(const Site& site, const std::string& rest) {
+    return layer_name(site.layer, std::string(site.mlp ? "mlp_hc." : "attn_hc.") + rest);
+  }
+
+  void declare_site(ParameterTable& params, const Site& site, int64_t C) const {
+    auto add = [&](const char* rest, Shape shape, Init init, double wd_mul) {
+      params.add(name_of(site, rest), shape, std::move(init), 1, wd_mul);
+    };
+    const int64_t row = (by_sublayer_ ? 2 * site.layer + site.mlp : site.layer) % E_;
+    auto start = [row, columns = E_ + 1](uint64_t, uint64_t, int64_t i) {
+      const int64_t j = i % columns;
+      return j == 0 ? i / columns == row : j - 1 == i / columns;
+    };
+    add("static_alpha", Shape{E_, E_ + 1}, Init{str("[e", row, " | I]"), start}, 0);
+    add("static_beta", Shape{E_}, Init::constant(1), 0);
+    if (!dynamic_) return;
+    add("dynamic_alpha_proj", Shape{C, E_ + 1}, Init::constant(0), 1);
+    add("dynamic_beta_proj", Shape{C}, Init::constant(0), 1);
+    add("dynamic_alpha_scale", Shape{1}, Init::constant(0.01), 1);
+    add("dynamic_beta_scale", Shape{1}, Init::constant(0.01), 1);
+    if (norm_ != "layernorm_no_affine") add("norm.weight", Shape{C}, Init::constant(1), 0);
+    if (norm_ == "layernorm") add("norm.bias", Shape{C}, Init::constant(0), 0);
+  }
+
+  int64_t E_;
+  bool dynamic_;
+  std::string norm_;
+  bool gains_, by_sublayer_, scale_outputs_;
+  Value* coef_ = nullptr;  // of the sublayer in progress
+};
+
+}  // namespace
+
+Architecture hyper_architecture() {
+  const std::vector<std::string> norms = {"layernorm_no_affine", "layernorm", "rmsnorm"};
+  return {"hyper",
+          "several residual streams, mixed before and after every sublayer",
+          {{"rate", "4", "an integer in 1..8: how many streams", {}},
+           {"dynamic", "true", "true or false: every token adds a term of its own to the mixtures", {}},
+           {"norm", "layernorm_no_affine", "layernorm_no_affine, layernorm or rmsnorm: in front of that term", norms},
+           {"prenorm", "layernorm_no_affine", "layernorm_no_affine or rmsnorm: in front of the sublayers", {"layernorm_no_affine", "rmsnorm"}},
+           {"layer_index", "layer", "layer or sublayer: what counts the stream that a sublayer reads first", {"layer", "sublayer"}},
+           {"output_init_scale", "false", "true or false: output projections start divided by the root of the rate", {}}},
+          [](const Config& config) { return std::make_unique<Hyper>(config); }};
+}
+
+}  // namespace crossply

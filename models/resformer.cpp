@@ -1,0 +1,98 @@
+// ResFormer: value residuals. From the second layer on, attention uses values mixed with those of the first layer,
+//
+//   V'_n = a_n V_1 + b_n V_n                       V_n = n Wv, before attention; keys and queries stay as they are
+//
+//   variant    a_n                    b_n
+//   plus       c softmax(l)[n]        learned, from 1/2      c from L, l from 0: one budget, shared out over depth
+//   learnable  learned, from 1/2      learned, from 1/2
+//   identity   1/2                    1/2
+//   constant   2                      1
+//   sparse     5                      1                      only the last 3L/8 layers (last_k says otherwise)
+//   svformer   1                      0                      the other layers have no Wv at all
+//
+// last_k: only that many last layers mix (0: all from the second on). (Zhou et al., "Value Residual Learning", arXiv
+// 2410.17897; plus as the SATFormer paper's baseline has it.)
+#include <algorithm>
+
+#include "models/registry.h"
+
+namespace crossply {
+namespace {
+
+class ResFormer : public Connection {
+ public:
+  explicit ResFormer(const Config& config)
+      : variant_(config.options.at("variant")), L_(config.num_hidden_layers), last_k_(std::stoll(config.options.at("last_k"))) {
+    if (variant_ == "svformer" && last_k_ > 0)
+      fail(Exit::usage, "resformer: svformer has values in the first layer only; last_k ", last_k_, " does not apply");
+    if (variant_ == "sparse" && last_k_ == 0) last_k_ = std::max<int64_t>(1, 3 * L_ / 8);
+  }
+
+  void declare(ParameterTable& params, const Config&) const override {
+    auto scalar = [&](const std::string& name, Shape shape, double start) {
+      params.add(name, shape, Init::constant(start), 1, 0);
+    };
+    if (variant_ == "plus" && L_ > 1) {
+      scalar("model.lambda_manager.lambda_scale", Shape{1}, static_cast<double>(L_));
+      scalar("model.lambda_manager.lambda_logits", Shape{L_ - 1}, 0);
+    }
+    for (int n = 1; n < L_; ++n) {
+      if (variant_ == "svformer") params.remove(layer_name(n, "self_attn.v_proj.weight"));
+      if (!mixes(n)) continue;
+      if (variant_ == "learnable") scalar(scalar_name(n, "lambda1"), Shape{1}, 0.5);
+      if (variant_ == "learnable" || variant_ == "plus") scalar(scalar_name(n, "lambda2"), Shape{1}, 0.5);
+    }
+  }
+
+  void begin(const Build& build, Value* embeddings) override {
+    Connection::begin(build, embeddings);
+    if (L_ < 2) return;
+    if (variant_ == "plus") {
+      Value* shares = ops::softmax(build.tape, "lambda.shares", build.parameter("model.lambda_manager.lambda_logits"));
+      budget_ = ops::scale(build.tape, "lambda", shares, build.parameter("model.lambda_manager.lambda_scale"));
+    } else if (variant_ != "learnable" && variant_ != "svformer") {
+      const double first = variant_ == "identity" ? 0.5 : variant_ == "constant" ? 2 : 5;
+      fixed_ = build.tape.constant("lambda", Shape{2}, {variant_ == "identity" ? 0.5 : 1, first});
+    }
+  }
+
+  KeyValue project(int layer, Value* x) override {
+    const std::string name = Site{layer, false}.name();
+    if (layer > 0 && variant_ == "svformer") return {linear(name + ".k", x, layer_name(layer, "self_attn.k_proj.weight")), v1_};
+    KeyValue own = Connection::project(layer, x);
+    if (layer == 0) v1_ = own.v;
+    else if (mixes(layer)) own.v = ops::value_mix(build_->tape, name + ".value_mix", own.v, v1_, own_weight(layer), first_weight(layer));
+    return own;
+  }
+
+ private:
+  static std::string scalar_name(int n, const std::string& which) {
+    return layer_name(n, "self_attn.value_residual_mixing." + which);
+  }
+  bool mixes(int n) const { return n > 0 && (last_k_ == 0 || n >= L_ - last_k_); }
+
+  ops::Scalar own_weight(int n) const {
+    return fixed_ != nullptr ? ops::Scalar{fixed_, 0} : ops::Scalar{build_->parameter(scalar_name(n, "lambda2"))};
+  }
+  ops::Scalar first_weight(int n) const {
+    if (fixed_ != nullptr) return {fixed_, 1};
+    return budget_ != nullptr ? ops::Scalar{budget_, n - 1} : ops::Scalar{build_->parameter(scalar_name(n, "lambda1"))};
+  }
+
+  std::string variant_;
+  int64_t L_, last_k_;
+  Value *v1_ = nullptr, *budget_ = nullptr, *fixed_ = nullptr;  // fixed: own, first
+};
+
+}  // namespace
+
+Architecture resformer_architecture() {
+  const std::vector<std::string> variants = {"plus", "identity", "constant", "learnable", "sparse", "svformer"};
+  return {"resformer",
+          "attention's values are mixed with the first layer's",
+          {{"variant", "plus", "plus, identity, constant, learnable, sparse or svformer", variants},
+           {"last_k", "0", "an integer: how many last layers mix (0: all from the second on)", {}}},
+          [](const Config& config) { return std::make_unique<ResFormer>(config); }};
+}
+
+}  // namespace crossply

@@ -1,0 +1,56 @@
+// SATFormer: value residuals behind a gate. Every token and key/value head decides how much of the first layer's value
+// it takes in,
+//
+//   V'_n[t,j] = V_n[t,j] + g_n[t,j] V_1[t,j]        g_n = gate(x Wa_n), x the same normalised input as for Q, K and V
+//
+// from the second layer on, or in the last_k last layers. gate: relu, sigmoid, tanh, identity, or over the heads of a
+// token softmax (times K, so its mean is 1) and softmax_sigmoid. With Wa = 0 relu, tanh and identity are LLaMA, bit for
+// bit. Generation caches V', an ordinary key/value cache. (SATFormer, arXiv 2605.03953.)
+#include "models/registry.h"
+
+namespace crossply {
+namespace {
+
+class SatFormer : public Connection {
+ public:
+  explicit SatFormer(const Config& config)
+      : gate_(config.options.at("gate")), L_(config.num_hidden_layers), last_k_(std::stoll(config.options.at("last_k"))) {}
+
+  void declare(ParameterTable& params, const Config& c) const override {
+    for (int n = 1; n < L_; ++n)
+      if (consumes(n)) params.add(gate_name(n), Shape{c.num_key_value_heads, c.hidden_size}, Init::normal(c.initializer_range), 1, 1);
+  }
+
+  KeyValue project(int layer, Value* x) override {
+    KeyValue own = Connection::project(layer, x);
+    if (layer == 0) v1_ = own.v;
+    if (!consumes(layer)) return own;
+    const std::string name = Site{layer, false}.name();
+    Tape& tape = build_->tape;
+    const Shape heads{build_->B, build_->T, build_->config.num_key_value_heads};
+    Value* alpha = ops::gate(tape, name + ".gate", ops::linear(tape, name + ".alpha", x, build_->parameter(gate_name(layer)), heads), gate_);
+    own.v = ops::gated_mix(tape, name + ".value_mix", own.v, v1_, alpha);
+    return own;
+  }
+
+ private:
+  static std::string gate_name(int n) { return layer_name(n, "self_attn.value_residual_mixing.alpha_proj.weight"); }
+  bool consumes(int n) const { return n > 0 && (last_k_ == 0 || n >= L_ - last_k_); }
+
+  std::string gate_;
+  int64_t L_, last_k_;
+  Value* v1_ = nullptr;
+};
+
+}  // namespace
+
+Architecture satformer_architecture() {
+  const std::vector<std::string> gates = {"relu", "sigmoid", "softmax", "softmax_sigmoid", "tanh", "identity"};
+  return {"satformer",
+          "every token and head decides how much of the first layer's value to add",
+          {{"gate", "relu", "relu, sigmoid, softmax, softmax_sigmoid, tanh or identity", gates},
+           {"last_k", "0", "an integer: how many last layers do (0: all from the second on)", {}}},
+          [](const Config& config) { return std::make_unique<SatFormer>(config); }};
+}
+
+}  // namespace crossply

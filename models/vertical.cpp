@@ -1,0 +1,79 @@
+// Vertical attention: before every block, the stream is a convex mixture of all representations so far, the embedding
+// h^1 among them, with one learned score for each, re-weighted by every token's norms:
+//
+//   v_l = sum_{i <= l} a_i h^i       a = softmax_i( s_l[i] - ln |h^i| )       h^{l+1} = Block_l(v_l)
+//
+// so that with equal scores every source contributes a vector of equal length. The scores start at 0 and learn ten times
+// as fast as the rest. The fixed maps have no scores and give every allowed source the same: inet the embedding, the
+// first block's output and the one below; unet, in the second half, the one below and the mirrored one of the first half.
+// residual false is the literal reading of the paper's equations: sublayers replace their input instead of adding to it.
+#include <optional>
+
+#include "models/registry.h"
+
+namespace crossply {
+namespace {
+
+constexpr double norm_eps = 1e-12;  // added to squared norms
+
+class Vertical : public Connection {
+ public:
+  explicit Vertical(const Config& config)
+      : map_(config.options.at("map")), residual_(config.options.at("residual") == "true") {}
+
+  void declare(ParameterTable& params, const Config& config) const override {
+    for (int l = 0; l < config.num_hidden_layers && map_ == "learned"; ++l)
+      params.add(score_name(l), Shape{l + 1}, Init::constant(0), /*lr_mul=*/10, /*wd_mul=*/1);
+  }
+
+  void begin(const Build& build, Value* embeddings) override {
+    build_ = &build;
+    history_.emplace(build.tape, /*by_norm=*/true, norm_eps);
+    x_ = history_->add("h1", embeddings);
+  }
+
+  Value* read(const Site& site) override {
+    if (!site.mlp) {
+      const std::vector<int> read = sources(site.layer);  // of one source the mixture is the source itself
+      Value* scores = map_ == "learned" ? build_->parameter(score_name(site.layer)) : nullptr;
+      if (read.size() > 1) x_ = history_->attend(str("v", site.layer + 1), read, scores);
+    }
+    return norm(site, x_);
+  }
+
+  void write(const Site& site, Value* y) override {
+    if (residual_) Connection::write(site, y);
+    else x_ = y;
+    if (site.mlp && site.layer + 1 < build_->config.num_hidden_layers) x_ = history_->add(str("h", site.layer + 2), x_);
+  }
+
+ private:
+  static std::string score_name(int l) { return layer_name(l, "vertical_attention.scores"); }
+
+  // The representations that layer l (from 0) reads, counted from 0, ascending; the last one is the ordinary stream.
+  std::vector<int> sources(int l) const {
+    const int L = static_cast<int>(build_->config.num_hidden_layers);
+    std::vector<int> list;
+    for (int i = 0; i <= l; ++i) {
+      const bool inet = i < 2, unet = l >= (L + 1) / 2 && i == L - 1 - l;
+      if (i == l || map_ == "learned" || (map_ == "inet" ? inet : unet)) list.push_back(i);
+    }
+    return list;
+  }
+
+  std::string map_;
+  bool residual_;
+  std::optional<ops::DepthHistory> history_;
+};
+
+}  // namespace
+
+Architecture vertical_architecture() {
+  return {"vertical",
+          "a block reads a softmax mixture of all earlier outputs",
+          {{"map", "learned", "learned, unet or inet", {"learned", "unet", "inet"}},
+           {"residual", "true", "true or false: false lets sublayers replace their input, as the paper's equations read", {}}},
+          [](const Config& config) { return std::make_unique<Vertical>(config); }};
+}
+
+}  // namespace crossply

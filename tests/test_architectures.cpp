@@ -1,0 +1,405 @@
+// What each architecture must be equal to: the plain backbone at its neutral setting, the golden values of the
+// specification, the papers' parameter and FLOP counts.
+#include <map>
+
+#include "models/registry.h"
+#include "tests/tiny.h"
+#include "train/options.h"
+
+using namespace crossply;
+using namespace crossply::test;
+
+namespace {
+
+using Options = std::map<std::string, std::string>;
+
+Config tiny_with(const std::string& arch, const Options& options, int64_t K = 2, bool qk_norm = true) {
+  Config config = tiny_config(arch, K, qk_norm);
+  for (const auto& option : options) config.options[option.first] = option.second;
+  config.check(Exit::usage, "test");
+  return config;
+}
+
+// The model with LLaMA's weights where it has them, and its own parameters set by `neutral`.
+struct Twin {
+  TinyModel llama, model;
+  Twin(const Config& config, const std::function<void(TinyModel&)>& neutral)
+      : llama(tiny_config("llama", config.num_key_value_heads, config.qk_norm), "cpu"), model(config, "cpu") {
+    model.take(llama);
+    neutral(model);
+  }
+};
+
+// Sets every parameter whose name contains `part`.
+void set(TinyModel& model, const std::string& part, const std::function<double(const Parameter&, int64_t)>& value) {
+  for (Parameter& row : model.params.rows())
+    if (row.name.find(part) != std::string::npos) model.fill(row.name, [&](int64_t i) { return value(row, i); });
+}
+double last_column(const Parameter& row, int64_t i) {
+  const int64_t width = row.shape[row.shape.rank - 1];
+  return i % width == width - 1 ? 1 : 0;
+}
+
+// Losses and all gradients that both have, bit for bit.
+void check_same_bits(Twin twin) {
+  CHECK(twin.llama.step() == twin.model.step());
+  for (Parameter& row : twin.llama.params.rows()) {
+    if (!twin.model.params.contains(row.name)) continue;
+    CAPTURE(row.name);
+    const auto want = twin.llama.values<float>(row.grad), got = twin.model.values<float>(twin.model.params.at(row.name).grad);
+    for (size_t i = 0; i < want.size(); ++i) CHECK(want[i] == got[i]);
+  }
+}
+
+// The same to rounding: where the neutral setting computes the same number in another order.
+void check_same(Twin twin, double tolerance) {
+  CHECK(twin.llama.step() == doctest::Approx(twin.model.step()).epsilon(tolerance));
+  for (Parameter& row : twin.llama.params.rows()) {
+    if (!twin.model.params.contains(row.name)) continue;
+    CAPTURE(row.name);
+    check_close(row.name, twin.model.values<float>(twin.model.params.at(row.name).grad), twin.llama.values<float>(row.grad), 100 * tolerance);
+  }
+}
+
+// By architecture: that it contains LLaMA.
+std::map<std::string, std::function<void()>> identities() {
+  std::map<std::string, std::function<void()>> all;
+  const std::vector<int64_t> heads = {1, 2, 4};
+  all["lime"] = [=] {
+    for (const int64_t K : heads)
+      check_same_bits(Twin(tiny_with("lime", {}, K), [K](TinyModel& m) {
+        set(m, "lime_router", [K](const Parameter& row, int64_t i) { return i % row.shape[1] - (row.shape[1] - K) == i / row.shape[1]; });
+      }));
+  };
+  // Normalised streams times a gain, instead of rms(x) * gain in one: another order of two products.
+  all["lime_static"] = [=] {
+    for (const int64_t K : heads)
+      check_same(Twin(tiny_with("lime_static", {{"top_p", "0"}}, K), [](TinyModel& m) {
+        set(m, "lime_router", [](const Parameter& row, int64_t i) { return 200 * last_column(row, i); });
+        for (int l = 1; l < 4; ++l) {
+          const auto gain = m.values<float>(m.params.at(layer_name(l, "input_layernorm.weight")).value);
+          m.fill(layer_name(l, "lime_layernorm.weight"), [&](int64_t i) { return static_cast<double>(gain[static_cast<size_t>(i)]); });
+        }
+      }), 1e-5);
+  };
+  all["lime_dynamic"] = [=] {  // without a router input, the uniform static router
+    TinyModel fixed(tiny_with("lime_static", {}), "cpu"), dynamic(tiny_with("lime_dynamic", {}), "cpu");
+    dynamic.take(fixed);
+    for (TinyModel* m : {&fixed, &dynamic}) set(*m, "lime_router", [](const Parameter&, int64_t) { return 0.0; });
+    CHECK(fixed.step() == dynamic.step());
+  };
+  all["hyper"] = [=] {
+    auto start = [](TinyModel& m) {  // the values of a new model
+      for (Parameter& row : m.params.rows())
+        if (row.name.find("_hc.") != std::string::npos) m.fill(row.name, [&](int64_t i) { return row.init.at(1, 2, i); });
+    };
+    check_same_bits(Twin(tiny_with("hyper", {{"rate", "1"}, {"prenorm", "rmsnorm"}}), start));
+    // E equal streams: the final norm removes the factor E up to its epsilon.
+    for (const std::string rate : {"2", "4"}) {
+      Twin twin(tiny_with("hyper", {{"rate", rate}, {"prenorm", "rmsnorm"}, {"layer_index", "sublayer"}}), start);
+      CHECK(twin.llama.loss() == doctest::Approx(twin.model.loss()).epsilon(1e-5));
+    }
+    TinyModel still(tiny_with("hyper", {{"dynamic", "false"}}), "cpu"), dynamic(tiny_with("hyper", {}), "cpu");
+    dynamic.take(still);
+    set(dynamic, "scale", [](const Parameter&, int64_t) { return 0.0; });
+    CHECK(still.loss() == dynamic.loss());
+  };
+  all["vertical"] = [=] {
+    check_same_bits(Twin(tiny_with("vertical", {}), [](TinyModel& m) {
+      set(m, "vertical_attention.scores", [](const Parameter& row, int64_t i) { return 1000 * last_column(row, i); });
+    }));
+  };
+  all["sla"] = [=] { check_same_bits(Twin(tiny_with("sla", {{"distance", "4"}}), [](TinyModel&) {})); };
+  all["ala"] = [=] { check_same_bits(Twin(tiny_with("ala", {{"stride", "4"}}), [](TinyModel&) {})); };
+  all["resformer"] = [=] {
+    check_same_bits(Twin(tiny_with("resformer", {}), [](TinyModel& m) {
+      set(m, "lambda_scale", [](const Parameter&, int64_t) { return 0.0; });
+      set(m, "lambda2", [](const Parameter&, int64_t) { return 1.0; });
+    }));
+  };
+  all["satformer"] = [=] {
+    for (const std::string gate : {"relu", "tanh", "identity"})
+      check_same_bits(Twin(tiny_with("satformer", {{"gate", gate}}), [](TinyModel& m) {
+        set(m, "alpha_proj", [](const Parameter&, int64_t) { return 0.0; });
+      }));
+  };
+  all["denseformer"] = [=] {
+    for (const Options& o : {Options{}, Options{{"dilation", "2"}}, Options{{"period", "3"}}, Options{{"dilation", "3"}, {"period", "2"}}})
+      check_same_bits(Twin(tiny_with("denseformer", o), [](TinyModel& m) { set(m, "dwa_modules", last_column); }));
+  };
+  all["mudd"] = [=] {
+    for (const std::string norm : {"prepost", "none"}) {
+      Twin twin(tiny_with("mudd", {{"norm", norm}}), [&](TinyModel& m) {
+        set(m, "w2.weight", [](const Parameter&, int64_t) { return 0.0; });
+        set(m, "static_weight", [&](const Parameter& row, int64_t i) { return norm == "none" ? last_column(row, i) : 0.0; });
+      });
+      for (int l = 0; l < 4; ++l) {
+        const auto gain = twin.llama.values<float>(twin.llama.params.at(layer_name(l, "input_layernorm.weight")).value);
+        for (const char* way : {"q", "k", "v"})
+          twin.model.fill(layer_name(l, str("input_layernorm_", way, ".weight")), [&](int64_t i) { return static_cast<double>(gain[static_cast<size_t>(i)]); });
+      }
+      CHECK(twin.llama.loss() == twin.model.loss());
+    }
+  };
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("architectures: each contains the plain backbone, bit for bit where it computes the same products") {
+  const auto all = identities();
+  for (const Architecture& architecture : architectures()) {
+    CAPTURE(architecture.name);
+    if (architecture.name == "llama") continue;
+    REQUIRE_MESSAGE(all.contains(architecture.name), architecture.name << " has no identity test");
+    all.at(architecture.name)();
+  }
+}
+
+TEST_CASE("architectures: constrained routers keep unread entries at zero, without a gradient") {
+  for (const std::string routing : {"last", "first"}) {
+    Config config = tiny_config("lime", 2);
+    config.options["routing"] = routing;
+    config.options["window"] = "1";
+    TinyModel model(config, "reference", PlanMode::reuse, Dtype::f64);
+    model.step();
+    const Parameter& router = model.params.at("model.layers.3.self_attn.lime_router.weight");
+    const auto value = model.values<double>(router.value), grad = model.values<double>(router.grad);
+    for (int64_t i = 0; i < router.shape.numel(); ++i) {
+      const int64_t source = i % 8 / 2;
+      const bool read = source == 3 || (routing == "first" && source == 0);
+      CHECK((grad[static_cast<size_t>(i)] != 0) == read);
+      if (!read) CHECK(value[static_cast<size_t>(i)] == 0);
+    }
+  }
+}
+
+TEST_CASE("architectures: LIMe starts with the identity on its own layer and the stated spread elsewhere") {
+  Config config = tiny_config("lime", 4, false, true, 2);
+  config.num_attention_heads = config.num_key_value_heads = 32;
+  ParameterTable params;
+  declare_model(params, config);
+  const Parameter& router = params.at("model.layers.3.self_attn.lime_router.weight");
+  CHECK(router.shape == Shape{32, 128});
+  CHECK(router.lr_mul == 10);
+  CHECK(router.wd_mul == 0);
+  double square = 0;
+  for (int64_t i = 0; i < router.shape.numel(); ++i) {
+    const double w = router.init.at(1, 2, i);
+    const int64_t row = i / 128, column = i % 128;
+    if (column >= 96) CHECK(w == (column - 96 == row ? 1.0 : 0.0));
+    else square += w * w;
+    CHECK(std::abs(w) <= 1);
+  }
+  CHECK(std::sqrt(square / (32 * 96)) == doctest::Approx(1 / std::sqrt(128.0)).epsilon(0.05));
+  CHECK(!params.contains("model.layers.0.self_attn.lime_router.weight"));
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// Golden values of the specification: a tiny model whose every number is a sine of its indices.
+
+namespace {
+
+enum Kind { M, G, H };
+struct Code {
+  int code;
+  Kind kind;
+};
+
+double golden_number(const Code& code, int block, int64_t i, int64_t j) {
+  const double di = static_cast<double>(i), dj = static_cast<double>(j);
+  const double s = std::sin(1.7 * code.code + 0.9 * block + 0.7 * di + 1.3 * dj + 0.37 * di * dj);
+  return code.kind == M ? 0.4 * s : code.kind == G ? 1 + 0.2 * s : 0.5 + 0.2 * s;
+}
+
+// By the end of the name. `as_is`: stored as the specification's matrices (in, out); linear weights are (out, in).
+struct Rule {
+  std::string suffix;
+  Code code;
+  bool as_is;
+};
+const std::vector<Rule>& golden_rules() {
+  static const std::vector<Rule> rules = {
+      {"embed_tokens.weight", {1, M}, true},       {"model.norm.weight", {2, G}, true},
+      {"q_proj.weight", {3, M}, false},            {"k_proj.weight", {4, M}, false},
+      {"v_proj.weight", {5, M}, false},            {"o_proj.weight", {6, M}, false},
+      {"gate_proj.weight", {7, M}, false},         {"up_proj.weight", {8, M}, false},
+      {"down_proj.weight", {9, M}, false},         {"input_layernorm.weight", {10, G}, true},
+      {"post_attention_layernorm.weight", {11, G}, true}, {"q_norm.weight", {12, G}, true},
+      {"k_norm.weight", {13, G}, true},            {"alpha_proj.weight", {14, M}, false},
+      {"input_layernorm_q.weight", {19, G}, true}, {"input_layernorm_k.weight", {20, G}, true},
+      {"input_layernorm_v.weight", {21, G}, true}, {"w1.weight", {22, M}, false},
+      {"w2.weight", {23, M}, false},               {"static_weight", {24, M}, true},
+      {"attn_hc.static_beta", {27, M}, true},      {"attn_hc.static_alpha", {28, M}, true},
+      {"attn_hc.dynamic_alpha_proj", {30, M}, true}, {"attn_hc.dynamic_beta_scale", {31, M}, true},
+      {"attn_hc.dynamic_alpha_scale", {32, M}, true}, {"attn_hc.norm.weight", {33, G}, true},
+      {"attn_hc.norm.bias", {34, M}, true},        {"mlp_hc.static_beta", {35, M}, true},
+      {"mlp_hc.static_alpha", {36, M}, true},      {"mlp_hc.dynamic_alpha_proj", {38, M}, true},
+      {"mlp_hc.dynamic_beta_scale", {39, M}, true}, {"mlp_hc.dynamic_alpha_scale", {40, M}, true},
+      {"mlp_hc.norm.weight", {41, G}, true},       {"mlp_hc.norm.bias", {42, M}, true},
+  };
+  return rules;
+}
+
+// The row's element i by its rule; blocks count from 1, model-level rows are block 0.
+double golden_element(const Parameter& row, int64_t i) {
+  const std::string prefix = "model.layers.", dwa = "model.dwa_modules.alphas.";
+  if (row.name.starts_with(dwa)) return golden_number({18, M}, std::stoi(row.name.substr(dwa.size())) + 1, 0, i);
+  const int block = row.name.starts_with(prefix) ? std::stoi(row.name.substr(prefix.size())) + 1 : 0;
+  if (row.name.ends_with("dynamic_beta_proj"))  // (C, 1) there
+    return golden_number({row.name.find("attn_hc") != std::string::npos ? 29 : 37, M}, block, i, 0);
+  const int64_t columns = row.shape.rank == 1 ? row.shape[0] : row.shape[1];
+  for (const Rule& rule : golden_rules()) {
+    if (!row.name.ends_with(rule.suffix)) continue;
+    return rule.as_is ? golden_number(rule.code, block, i / columns, i % columns) : golden_number(rule.code, block, i % columns, i / columns);
+  }
+  FAIL("no rule for " << row.name);
+  return 0;
+}
+
+struct Golden {
+  std::string arch;
+  Options options;
+  double loss, norm;
+  std::vector<std::tuple<std::string, int64_t, double>> gradients;  // parameter, element as stored, value
+};
+
+}  // namespace
+
+TEST_CASE("architectures: the specification's golden losses and gradients, in double") {
+  const std::string l = "model.layers.", emb = "model.embed_tokens.weight";
+  const std::vector<Golden> all = {
+      {"llama", {}, 2.4329042095, 17.61264579,
+       {{emb, 24, -1.00880811}, {l + "0.self_attn.v_proj.weight", 0, -0.645432875}, {l + "3.mlp.down_proj.weight", 3 * 6 + 2, -0.128825324}, {l + "1.self_attn.q_norm.weight", 1, 0.0446031825}}},
+      {"satformer", {}, 2.3538606023, 19.05012873,
+       {{emb, 24, -1.34790532}, {l + "0.self_attn.v_proj.weight", 0, -0.989452172}, {l + "1.self_attn.value_residual_mixing.alpha_proj.weight", 0, -0.272334489},
+        {l + "3.self_attn.value_residual_mixing.alpha_proj.weight", 8 + 5, 1.42658058}}},
+      {"satformer", {{"gate", "softmax"}}, 2.6166121013, 17.76708929,
+       {{emb, 24, -1.99753559}, {l + "0.self_attn.v_proj.weight", 0, 0.441777278}, {l + "1.self_attn.value_residual_mixing.alpha_proj.weight", 0, -0.00927837865},
+        {l + "3.self_attn.value_residual_mixing.alpha_proj.weight", 8 + 5, -0.00427454930}}},
+      {"denseformer", {}, 2.0256778471, 4.66317073,
+       {{emb, 24, -0.843848637}, {"model.dwa_modules.alphas.1.weight", 0, -0.0275027484}, {"model.dwa_modules.alphas.3.weight", 4, 0.216333601}}},
+      {"mudd", {{"norm", "none"}}, 3.2047637262, 167.87104236,
+       {{emb, 24, 39.2574009}, {l + "0.da.w1.weight", 0, -4.42988228}, {l + "1.da.w2.weight", 5 * 12 + 3, 0.0666578147}, {l + "2.da.static_weight", 2 * 4 + 1, -0.169929020}}},
+      {"hyper", {{"rate", "2"}, {"norm", "layernorm"}, {"prenorm", "rmsnorm"}}, 2.2149817565, 206.51247999,
+       {{emb, 24, -13.7038215}, {l + "0.attn_hc.static_alpha", 0, -0.000862170467}, {l + "1.mlp_hc.dynamic_alpha_proj", 1, -0.433759789},
+        {l + "2.attn_hc.dynamic_beta_scale", 0, -0.830844147}, {l + "3.mlp_hc.norm.weight", 2, -0.0174313841}}},
+  };
+  for (const Golden& golden : all) {
+    CAPTURE(golden.arch);
+    TinyModel model(tiny_with(golden.arch, golden.options), "reference", PlanMode::reuse, Dtype::f64);
+    for (Parameter& row : model.params.rows()) model.fill(row.name, [&](int64_t i) { return golden_element(row, i); });
+    model.use({3, 1, 4, 1, 5, 0, 0, 0, 0, 0}, {1, 4, 1, 5, -1, -1, -1, -1, -1, -1});
+    CHECK(std::abs(model.step() - golden.loss) < 1e-10 * 10);
+    double square = 0;
+    for (Parameter& row : model.params.rows())
+      for (const double g : model.values<double>(row.grad)) square += g * g;
+    CHECK(std::sqrt(square) == doctest::Approx(golden.norm).epsilon(1e-8));
+    for (const auto& [name, element, want] : golden.gradients) {
+      const std::string parameter = name;
+      CAPTURE(parameter);
+      CHECK(model.values<double>(model.params.at(name).grad)[static_cast<size_t>(element)] == doctest::Approx(want).epsilon(1e-8));
+    }
+  }
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// Published sizes and costs.
+
+namespace {
+
+Config preset_config(const std::string& preset, const std::string& arch, const Options& options = {}) {
+  TrainOptions o;
+  apply_preset(preset, o);
+  o.config.arch = arch;
+  for (const auto& option : options) o.config.options[option.first] = option.second;
+  apply_preset_to_architecture(o);
+  if (o.config.vocab_size == 0) o.config.vocab_size = 21;
+  o.config.check(Exit::usage, "test");
+  return o.config;
+}
+
+int64_t count_parameters(const Config& config) {
+  ParameterTable params;
+  declare_model(params, config);
+  return params.count();
+}
+
+}  // namespace
+
+TEST_CASE("architectures: parameter counts of the papers, to the last digit") {
+  struct Count {
+    std::string preset, arch;
+    int64_t want;
+    Options options = {};
+  };
+  const std::vector<Count> counts = {
+      {"arith", "llama", 66496},
+      {"arith", "lime", 66640},
+      {"arith", "hyper", 66496 + 1488},
+      {"150m", "llama", 151862784},
+      {"150m", "lime", 151873872},
+      {"150m", "hyper", 151862784 + 92784},
+      {"1b", "llama", 1076072448},
+      {"1b", "lime", 1076081088},
+      {"1b", "hyper", 1076400960},
+      {"1.2b", "llama", 1176735744},
+      {"1.2b", "lime", 1176873984},
+      {"1.2b", "hyper", 1177064256},
+      {"1.2b", "lime_static", 1176770784},
+      {"1.2b", "lime_dynamic", 1185613824},
+      {"deep32", "llama", 159982592},
+      {"deep32", "lime", 160016320},
+      {"deep32", "hyper", 159982592 + 165504},
+      {"deep64", "llama", 294233088},
+      {"deep64", "lime", 294366144},
+      {"deep64", "hyper", 294233088 + 331008},
+      {"deep128", "llama", 562734080},
+      {"deep128", "lime", 563262400},
+      {"deep128", "hyper", 562734080 + 662016},
+      {"130m", "llama", 128404096},
+      {"340m", "llama", 334798080},
+      {"760m", "llama", 766440320},
+      {"1.3b", "llama", 1298764800},
+      {"760m-thin", "llama", 757020672},
+      {"130m", "satformer", 128404096 + 92160},
+      {"340m", "satformer", 334798080 + 278528},
+      {"760m", "satformer", 766440320 + 663552},
+      {"1.3b", "satformer", 1300272128},
+      {"760m-thin", "satformer", 757020672 + 565248},
+      {"130m", "resformer", 128404096 + 21},
+      {"340m", "resformer", 334798080 + 35},
+      {"760m", "resformer", 766440320 + 37},
+      {"1.3b", "resformer", 1298764800 + 47},
+      {"130m", "denseformer", 128404096 + 77},
+      {"340m", "denseformer", 334798080 + 189},
+      {"760m", "denseformer", 766440320 + 209},
+      {"1.3b", "denseformer", 1298764800 + 324},
+      {"130m", "denseformer", 128404096 + 5, {{"dilation", "4"}, {"period", "5"}}},
+      {"760m", "denseformer", 766440320 + 9, {{"dilation", "4"}, {"period", "5"}}},
+      {"1.3b", "denseformer", 1298764800 + 15, {{"dilation", "4"}, {"period", "5"}}},
+      {"130m", "mudd", 128729008},
+      {"340m", "mudd", 335849700},
+      {"760m", "mudd", 768164456},
+      {"130m", "hyper", 128404096 + 101596},
+      {"340m", "hyper", 334798080 + 221544},
+      {"760m", "hyper", 766440320 + 350588},
+      {"130m", "hyper", 128404096 + 118844, {{"rate", "4"}, {"norm", "rmsnorm"}}},
+      {"760m", "hyper", 766440320 + 409564, {{"rate", "4"}, {"norm", "rmsnorm"}}},
+      {"va50m", "llama", 53086656},
+      {"va50m", "vertical", 53086677},
+      {"va50m", "vertical", 53086656, {{"map", "unet"}}},
+      {"va50m", "sla", 53086656},
+      {"va50m", "ala", 53086656},
+      {"va100m", "llama", 119740800},
+      {"va100m", "vertical", 119740836},
+      {"va300m", "llama", 319703808},
+      {"va300m", "vertical", 319703886},
+  };
+  std::map<std::string, int> counted;
+  for (const Count& count : counts) {
+    CHECK_MESSAGE(count_parameters(preset_config(count.preset, count.arch, count.options)) == count.want, count.preset << " " << count.arch);
+    ++counted[count.arch];
+  }
+  for (const Architecture& architecture : architectures()) CHECK_MESSAGE(counted[architecture.name] > 0, architecture.name);
+}

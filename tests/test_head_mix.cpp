@@ -1,0 +1,137 @@
+#include "kernels/head_mix.h"
+
+
+#include "tests/check.h"
+#include "tests/threads.h"
+
+using namespace crossply;
+using namespace crossply::test;
+
+namespace {
+
+// Random inputs in one flat vector: sources, weight, gain, wk, wv; and views into any such vector.
+template <class T>
+struct Case {
+  HeadMixSize z;
+  std::vector<T> all;
+
+  int64_t sizes(int part) const {
+    const int64_t of[] = {z.S * z.N * z.C, (z.shared ? 1 : z.N) * z.K * z.S, z.C, z.K * z.D * z.C, z.K * z.D * z.C};
+    return of[part];
+  }
+  int64_t total() const { return sizes(0) + sizes(1) + sizes(2) + sizes(3) + sizes(4); }
+  T* part(int index) {
+    int64_t at = 0;
+    for (int i = 0; i < index; ++i) at += sizes(i);
+    return all.data() + at;
+  }
+  std::vector<const T*> u() {
+    std::vector<const T*> list;
+    for (int64_t s = 0; s < z.S; ++s) list.push_back(part(0) + s * z.N * z.C);
+    return list;
+  }
+  HeadMix views() {
+    HeadMix m;
+    for (const T* source : u()) m.sources.push_back(view(source, {1, z.N, z.C}));
+    m.weight = z.shared ? view(part(1), {z.K, z.S}) : view(part(1), {1, z.N, z.K, z.S});
+    m.gain = view(part(2), {z.C});
+    m.wk = view(part(3), {z.K * z.D, z.C});
+    m.wv = view(part(4), {z.K * z.D, z.C});
+    return m;
+  }
+};
+
+template <class T>
+Case<T> make(const HeadMixSize& z, uint64_t seed, double scale = 1) {
+  Case<T> c{z, {}};
+  c.all = random_vector<T>(c.total(), seed, scale);
+  return c;
+}
+
+const std::vector<HeadMixSize> sizes = {
+    {1, 1, 1, 2, 3, true},   {5, 3, 2, 4, 7, true},     {5, 3, 2, 4, 7, false},   {130, 5, 3, 6, 65, true},
+    {67, 12, 5, 8, 80, false}, {200, 4, 4, 32, 128, true}, {70, 2, 6, 2, 17, false},
+};
+
+}  // namespace
+
+TEST_CASE("head_mix: the reference's backward is the derivative of its forward") {
+  for (const HeadMixSize& z : {sizes[1], sizes[2]}) {
+    for (const double scale : {0.1, 1.0, 3.0}) {
+      Case<double> x = make<double>(z, 1, scale), d{z, std::vector<double>(static_cast<size_t>(x.total()), 0.5)};
+      const int64_t out = z.N * z.K * z.D;
+      const auto dk = random_vector<double>(out, 2), dv = random_vector<double>(out, 3);
+      std::vector<double*> du;
+      for (int64_t s = 0; s < z.S; ++s) du.push_back(d.part(0) + s * z.N * z.C);
+      const std::vector<bool> acc{true, false, true};
+      head_mix_backward_ref(du, d.part(1), d.part(2), d.part(3), d.part(4), dk.data(), dv.data(), x.u(), x.part(1),
+                            x.part(2), x.part(3), x.part(4), z, acc);
+      auto forward = [&](const std::vector<Complex>& all) {
+        Case<Complex> c{z, all};
+        std::vector<Complex> k(static_cast<size_t>(out)), v(k.size());
+        head_mix_forward_ref(k.data(), v.data(), c.u(), c.part(1), c.part(2), c.part(3), c.part(4), z);
+        return dot(dk, k) + dot(dv, v);
+      };
+      std::vector<double> want = complex_step(x.all, forward);
+      for (int64_t i = 0; i < d.total(); ++i) {  // what was added to
+        const bool set = (i < d.sizes(0) && i / (z.N * z.C) == 1) || (i >= d.sizes(0) && i < d.sizes(0) + d.sizes(1));
+        if (!set) want[static_cast<size_t>(i)] += 0.5;
+      }
+      check_close("gradients", d.all, want, 1e-11);
+    }
+  }
+}
+
+TEST_CASE("head_mix: fast against reference") {
+  for (const HeadMixSize& z : sizes) {
+    CAPTURE(z.N);
+    CAPTURE(z.C);
+    Case<float> x = make<float>(z, 4);
+    Case<double> exact{z, convert<double>(x.all)};
+    const int64_t out = z.N * z.K * z.D;
+    auto k = poisoned<float>(out), v = k;
+    const Shape shape{1, z.N, z.K, z.D};
+    head_mix_forward(view(k.data(), shape), view(v.data(), shape), x.views(), Stream{});
+    std::vector<double> want_k(static_cast<size_t>(out)), want_v(want_k);
+    head_mix_forward_ref(want_k.data(), want_v.data(), exact.u(), exact.part(1), exact.part(2), exact.part(3), exact.part(4), z);
+    check_close("k", k, want_k, 2e-5);
+    check_close("v", v, want_v, 2e-5);
+
+    const auto dk = random_vector<float>(out, 5), dv = random_vector<float>(out, 6);
+    for (const bool add : {false, true}) {
+      const std::vector<bool> acc(static_cast<size_t>(z.S), add);
+      Case<float> d{z, poisoned<float>(x.total())};  // sources and weight are set where they are not added to
+      const int64_t set = add ? 0 : d.sizes(0);
+      std::fill(d.all.begin() + set, d.all.begin() + d.sizes(0), 0.25f);
+      std::fill(d.all.begin() + d.sizes(0) + d.sizes(1), d.all.end(), 0.25f);
+      Case<double> want{z, convert<double>(d.all)};
+      head_mix_backward(d.views(), view(dk.data(), shape), view(dv.data(), shape), x.views(), acc, Stream{});
+      std::vector<double*> du;
+      for (int64_t s = 0; s < z.S; ++s) du.push_back(want.part(0) + s * z.N * z.C);
+      const auto wide_k = convert<double>(dk), wide_v = convert<double>(dv);
+      head_mix_backward_ref(du, want.part(1), want.part(2), want.part(3), want.part(4), wide_k.data(), wide_v.data(),
+                            exact.u(), exact.part(1), exact.part(2), exact.part(3), exact.part(4), z, acc);
+      for (int part = 0; part < 5; ++part) {
+        CAPTURE(part);
+        const std::vector<float> got(d.part(part), d.part(part) + d.sizes(part));
+        check_close("gradient", got, std::vector<double>(want.part(part), want.part(part) + d.sizes(part)), 2e-5);
+      }
+    }
+  }
+}
+
+TEST_CASE("head_mix: the same bits for any number of threads") {
+  const HeadMixSize z{333, 5, 4, 8, 96, true};
+  Case<float> x = make<float>(z, 7);
+  const auto dk = random_vector<float>(z.N * z.K * z.D, 8), dv = random_vector<float>(z.N * z.K * z.D, 9);
+  const Shape shape{1, z.N, z.K, z.D};
+  check_same_bits_on_any_threads<float>([&] {
+    Case<float> d{z, std::vector<float>(static_cast<size_t>(x.total()), 0.f)};
+    head_mix_backward(d.views(), view(dk.data(), shape), view(dv.data(), shape), x.views(), std::vector<bool>(5, false), Stream{});
+    auto k = poisoned<float>(z.N * z.K * z.D), v = k;
+    head_mix_forward(view(k.data(), shape), view(v.data(), shape), x.views(), Stream{});
+    d.all.insert(d.all.end(), k.begin(), k.end());
+    d.all.insert(d.all.end(), v.begin(), v.end());
+    return d.all;
+  });
+}
