@@ -1,0 +1,348 @@
+#include "kernels/depth_mix.h"
+
+#include <cstring>
+
+#include "kernels/cpu.h"
+
+namespace crossply {
+namespace {
+
+using Vec16 = float __attribute__((vector_size(64)));
+using Vec8 = float __attribute__((vector_size(32)));
+using Vec4 = float __attribute__((vector_size(16)));
+
+template <class Vec>
+constexpr int64_t lanes = sizeof(Vec) / sizeof(float);
+
+// Elements handled together where the weights do not depend on the token: a page of every input, and what the groups of
+// inputs share stays in the L1 cache.
+constexpr int64_t tile_size = 1024;
+
+// Halving by shuffles: from a loop over the lanes g++ makes a detour through memory.
+inline float sum_of_lanes(float sum) { return sum; }
+inline float sum_of_lanes(const Vec16& sum) {
+  const Vec8 half = __builtin_shufflevector(sum, sum, 0, 1, 2, 3, 4, 5, 6, 7) +
+                    __builtin_shufflevector(sum, sum, 8, 9, 10, 11, 12, 13, 14, 15);
+  const Vec4 quarter = __builtin_shufflevector(half, half, 0, 1, 2, 3) +
+                       __builtin_shufflevector(half, half, 4, 5, 6, 7);
+  return (quarter[0] + quarter[2]) + (quarter[1] + quarter[3]);
+}
+
+// Columns [begin, end) of mix_row, for a few inputs whose sums stay in registers.
+template <class Vec, int Inputs, bool Dot, bool Add>
+void mix_columns(float* out, float* dots, const float* inp, const float* const* x, const float* weights, int64_t at,
+                 int64_t begin, int64_t end) {
+  const float* from[Inputs];
+  float w[Inputs];
+  Vec dot[Inputs] = {};
+  for (int i = 0; i < Inputs; ++i) from[i] = x[i] + at, w[i] = weights[i];
+  for (int64_t c = begin; c < end; c += lanes<Vec>) {
+    Vec total, y, v;
+    if constexpr (Dot) std::memcpy(&y, inp + c, sizeof(Vec));
+    if constexpr (Add) std::memcpy(&total, out + c, sizeof(Vec));
+    for (int i = 0; i < Inputs; ++i) {
+      std::memcpy(&v, from[i] + c, sizeof(Vec));
+      if constexpr (Dot) dot[i] += v * y;
+      if (Add || i > 0) total += w[i] * v;
+      else total = w[i] * v;  // not 0 + w * v, which would lose the sign of -0
+    }
+    std::memcpy(out + c, &total, sizeof(Vec));
+  }
+  if constexpr (Dot)
+    for (int i = 0; i < Inputs; ++i) dots[i] += sum_of_lanes(dot[i]);
+}
+
+template <int Inputs, bool Dot, bool Add>
+void mix_group(float* out, float* dots, const float* inp, const float* const* x, const float* w, int64_t at,
+               int64_t width) {
+  const int64_t whole = width / lanes<Vec16> * lanes<Vec16>;
+  if (whole > 0) mix_columns<Vec16, Inputs, Dot, Add>(out, dots, inp, x, w, at, 0, whole);
+  if (whole < width) mix_columns<float, Inputs, Dot, Add>(out, dots, inp, x, w, at, whole, width);
+}
+
+template <int Inputs, bool Dot>
+void mix_group(float* out, float* dots, const float* inp, const float* const* x, const float* w, int64_t at,
+               int64_t width, bool add) {
+  if (add) mix_group<Inputs, Dot, true>(out, dots, inp, x, w, at, width);
+  else mix_group<Inputs, Dot, false>(out, dots, inp, x, w, at, width);
+}
+
+// Both directions are this weighted sum over any number of inputs; the backward needs the dots as well:
+//   out[c] = (add ? out[c] : 0) + sum_i w[i] * x[i][at + c],   c < width
+//   dots[i] += sum_c x[i][at + c] * inp[c]                     if Dot
+template <bool Dot>
+void mix_row(float* out, float* dots, const float* inp, const float* const* x, const float* w, int64_t inputs,
+             int64_t at, int64_t width, bool add) {
+  for (int64_t i = 0; i < inputs;) {
+    const int64_t left = inputs - i, step = left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
+    float* d = Dot ? dots + i : nullptr;
+    const bool more = add || i > 0;
+    if (step == 8) mix_group<8, Dot>(out, d, inp, x + i, w + i, at, width, more);
+    else if (step == 4) mix_group<4, Dot>(out, d, inp, x + i, w + i, at, width, more);
+    else if (step == 2) mix_group<2, Dot>(out, d, inp, x + i, w + i, at, width, more);
+    else mix_group<1, Dot>(out, d, inp, x + i, w + i, at, width, more);
+    i += step;
+  }
+}
+
+// How work is shared out. `blocks` is fixed by the shape alone, because every block has a partial sum of its own.
+struct Split {
+  int64_t blocks;
+  bool small;  // not worth waking the threads
+  Split(int64_t items, int64_t elements) : blocks(std::clamp<int64_t>(items / 8, 1, 64)), small(elements <= 32768) {}
+  int64_t grain() const { return small ? blocks : 1; }
+};
+
+void depth_mix_forward_cpu(float* out, const std::vector<const float*>& sources, const float* weights, int64_t size) {
+  const int64_t S = static_cast<int64_t>(sources.size()), tiles = (size + tile_size - 1) / tile_size;
+  parallel_for(tiles, size * S <= 32768 ? tiles : 1, [=, &sources](int64_t begin, int64_t end) {
+    for (int64_t at = begin * tile_size; at < std::min(size, end * tile_size); at += tile_size)
+      mix_row<false>(out + at, nullptr, nullptr, sources.data(), weights, S, at, std::min(tile_size, size - at), false);
+  });
+}
+
+// dweights (R): one number per reader.
+void depth_mix_backward_cpu(float* dinp, float* dweights, const float* inp, const std::vector<const float*>& dout,
+                            const float* weights, int64_t size, bool acc) {
+  const int64_t R = static_cast<int64_t>(dout.size()), tiles = (size + tile_size - 1) / tile_size;
+  const Split split(tiles, size * R);
+  float* partial = scratch_f32(static_cast<size_t>(split.blocks * R));
+  std::fill_n(partial, split.blocks * R, 0.f);
+  parallel_for(split.blocks, split.grain(), [=, &dout](int64_t begin, int64_t end) {
+    for (int64_t b = begin; b < end; ++b) {
+      const int64_t last = std::min(size, tiles * (b + 1) / split.blocks * tile_size);
+      for (int64_t at = tiles * b / split.blocks * tile_size; at < last; at += tile_size)
+        mix_row<true>(dinp + at, partial + b * R, inp + at, dout.data(), weights, R, at, std::min(tile_size, last - at),
+                      acc);
+    }
+  });
+  std::fill_n(dweights, R, 0.f);
+  for (int64_t b = 0; b < split.blocks; ++b)
+    for (int64_t r = 0; r < R; ++r) dweights[r] += partial[b * R + r];
+}
+
+// In the order of mix_columns, so that with one source pbar is exactly that source's own dot and q is 0.
+template <class Vec>
+float dot_columns(const float* a, const float* b, int64_t begin, int64_t end) {
+  Vec dot = {}, u, v;
+  for (int64_t c = begin; c < end; c += lanes<Vec>) {
+    std::memcpy(&u, a + c, sizeof(Vec));
+    std::memcpy(&v, b + c, sizeof(Vec));
+    dot += u * v;
+  }
+  return sum_of_lanes(dot);
+}
+
+void row_dots_cpu(float* dots, const float* a, const float* b, int64_t N, int64_t C) {
+  const int64_t whole = C / lanes<Vec16> * lanes<Vec16>;
+  parallel_for(N, 32768 / C, [=](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n)
+      dots[n] = dot_columns<Vec16>(a + n * C, b + n * C, 0, whole) + dot_columns<float>(a + n * C, b + n * C, whole, C);
+  });
+}
+
+// softmax(score - 1/2 ln(square)) without the logarithm: exp(score) / sqrt(square), normalised. exp_scores has 1 as its
+// largest, so the sum is far from 0 for every norm. The division makes the weight of a single source exactly 1.
+void token_weights(float* w, const std::vector<const float*>& squares, const float* exp_scores, int64_t n, float eps) {
+  const size_t S = squares.size();
+  for (size_t s = 0; s < S; ++s) w[s] = squares[s][n];
+  float sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (size_t s = 0; s < S; ++s) sum += w[s] = exp_scores[s] / std::sqrt(w[s] + eps);
+#pragma omp simd
+  for (size_t s = 0; s < S; ++s) w[s] /= sum;
+}
+
+void vertical_forward_cpu(float* out, float* weights, const std::vector<const float*>& sources,
+                          const std::vector<const float*>& squares, const float* scores, int64_t N, int64_t C,
+                          float eps) {
+  const int64_t S = static_cast<int64_t>(sources.size());
+  std::vector<float> exp_scores(sources.size(), 1.f);
+  if (scores != nullptr) {
+    const float max = *std::max_element(scores, scores + S);
+    for (int64_t s = 0; s < S; ++s) exp_scores[static_cast<size_t>(s)] = std::exp(scores[s] - max);
+  }
+  parallel_for(N, 32768 / (C * S), [=, &sources, &squares, &exp_scores](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n) {
+      token_weights(weights + n * S, squares, exp_scores.data(), n, eps);
+      mix_row<false>(out + n * C, nullptr, nullptr, sources.data(), weights + n * S, S, n * C, C, false);
+    }
+  });
+}
+
+// A reader's share in the weights of the tokens.
+struct Column {
+  const float* weights;  // weights[n * stride]
+  int64_t stride;
+  const float* pbar;  // (N)
+};
+
+// dscores (R): one number per reader.
+void vertical_backward_cpu(float* dinp, float* dscores, const float* inp, const float* squares,
+                           const std::vector<const float*>& dout, const std::vector<Column>& columns, int64_t N,
+                           int64_t C, float eps, bool acc) {
+  const int64_t R = static_cast<int64_t>(dout.size());
+  const Split split(N, N * C * R);
+  float* partial = scratch_f32(static_cast<size_t>(split.blocks * R));
+  std::fill_n(partial, split.blocks * R, 0.f);
+  parallel_for(split.blocks, split.grain(), [=, &dout, &columns](int64_t begin, int64_t end) {
+    float* w = scratch_f32(static_cast<size_t>(2 * R), 1);
+    float* p = w + R;
+    for (int64_t b = begin; b < end; ++b) {
+      float* q_sum = partial + b * R;
+      for (int64_t n = N * b / split.blocks; n < N * (b + 1) / split.blocks; ++n) {
+        float* dx = dinp + n * C;
+        const float* x = inp + n * C;
+        for (int64_t r = 0; r < R; ++r) {
+          const Column& column = columns[static_cast<size_t>(r)];
+          w[r] = column.weights[n * column.stride];
+          p[r] = 0;
+        }
+        mix_row<true>(dx, p, x, dout.data(), w, R, n * C, C, acc);
+        float total = 0;
+        for (int64_t r = 0; r < R; ++r) {
+          const float q = w[r] * (p[r] - columns[static_cast<size_t>(r)].pbar[n]);
+          q_sum[r] += q;
+          total += q;
+        }
+        const float scale = total / (squares[n] + eps);
+#pragma omp simd
+        for (int64_t c = 0; c < C; ++c) dx[c] -= scale * x[c];
+      }
+    }
+  });
+  std::fill_n(dscores, R, 0.f);
+  for (int64_t b = 0; b < split.blocks; ++b)
+    for (int64_t r = 0; r < R; ++r) dscores[r] += partial[b * R + r];
+}
+
+template <class T>
+std::vector<const T*> pointers(const std::vector<Tensor>& tensors) {
+  std::vector<const T*> out;
+  for (const Tensor& tensor : tensors) out.push_back(tensor.as<T>());
+  return out;
+}
+
+void check_sources(const char* name, const Tensor& out, const std::vector<Tensor>& sources) {
+  CHECK_THAT(!sources.empty(), name, ": no sources");
+  for (const Tensor& source : sources)
+    CHECK_THAT(source.numel() == out.numel(), name, ": out ", out.str(), " source ", source.str());
+}
+
+}  // namespace
+
+// -----------------------------------------------------------------------------------------------------------------
+// Entry points: check shapes, choose the backend.
+
+void depth_mix_forward(const Tensor& out, const std::vector<Tensor>& sources, const Tensor& weights, Stream stream) {
+  check_sources("depth_mix_forward", out, sources);
+  CHECK_THAT(weights.numel() == static_cast<int64_t>(sources.size()), "depth_mix_forward: weights ", weights.str(),
+             " for ", sources.size(), " sources");
+  if (stream.backend == Backend::cpu)
+    return depth_mix_forward_cpu(out.as<float>(), pointers<float>(sources), weights.as<float>(), out.numel());
+  with_real(out.dtype, [&](auto real) {
+    using T = decltype(real);
+    depth_mix_forward_ref(out.as<T>(), pointers<T>(sources), weights.as<T>(), out.numel());
+  });
+}
+
+void depth_mix_backward(const Tensor& dinp, const Tensor& inp, const std::vector<DepthReader>& readers, bool acc,
+                        Stream stream) {
+  CHECK_THAT(inp.numel() == dinp.numel(), "depth_mix_backward: dinp ", dinp.str(), " inp ", inp.str());
+  for (const DepthReader& r : readers)
+    CHECK_THAT(r.dout.numel() == dinp.numel() && r.dweights.numel() == r.weights.numel() && r.column >= 0 &&
+                   r.column < r.weights.numel(),
+               "depth_mix_backward: dinp ", dinp.str(), " dout ", r.dout.str(), " weights ", r.weights.str(),
+               " dweights ", r.dweights.str(), " column ", r.column);
+  if (stream.backend == Backend::reference) {
+    with_real(dinp.dtype, [&](auto real) {
+      using T = decltype(real);
+      depth_mix_backward_ref(dinp.as<T>(), inp.as<T>(), readers, dinp.numel(), acc);
+    });
+    return;
+  }
+  if (readers.empty() && !acc) std::fill_n(dinp.as<float>(), dinp.numel(), 0.f);
+  if (readers.empty()) return;
+  std::vector<const float*> dout;
+  std::vector<float> weights, dweights(readers.size());
+  for (const DepthReader& r : readers) {
+    dout.push_back(r.dout.as<float>());
+    weights.push_back(r.weights.as<float>()[r.column]);
+  }
+  depth_mix_backward_cpu(dinp.as<float>(), dweights.data(), inp.as<float>(), dout, weights.data(), dinp.numel(), acc);
+  for (size_t r = 0; r < readers.size(); ++r) readers[r].dweights.as<float>()[readers[r].column] += dweights[r];
+}
+
+void vertical_squares(const Tensor& squares, const Tensor& inp, Stream stream) {
+  vertical_dot(squares, inp, inp, stream);
+}
+
+void vertical_dot(const Tensor& pbar, const Tensor& dout, const Tensor& out, Stream stream) {
+  const int64_t N = pbar.numel(), C = out.numel() / N;
+  CHECK_THAT(out.numel() == N * C && dout.numel() == N * C, "vertical_dot: pbar ", pbar.str(), " dout ", dout.str(),
+             " out ", out.str());
+  if (stream.backend == Backend::cpu)
+    return row_dots_cpu(pbar.as<float>(), dout.as<float>(), out.as<float>(), N, C);
+  with_real(pbar.dtype, [&](auto real) {
+    using T = decltype(real);
+    row_dots_ref(pbar.as<T>(), dout.as<T>(), out.as<T>(), N, C);
+  });
+}
+
+void vertical_forward(const Tensor& out, const Tensor& weights, const std::vector<Tensor>& sources,
+                      const std::vector<Tensor>& squares, const Tensor& scores, double eps, Stream stream) {
+  check_sources("vertical_forward", out, sources);
+  const int64_t S = static_cast<int64_t>(sources.size()), N = weights.numel() / S, C = out.numel() / N;
+  CHECK_THAT(weights.numel() == N * S && out.numel() == N * C && squares.size() == sources.size() &&
+                 (scores.data == nullptr || scores.numel() == S),
+             "vertical_forward: out ", out.str(), " weights ", weights.str(), " scores ", scores.str(), ", ", S,
+             " sources, ", squares.size(), " squares");
+  for (const Tensor& square : squares)
+    CHECK_THAT(square.numel() == N, "vertical_forward: squares ", square.str(), " for ", N, " tokens");
+  const bool trained = scores.data != nullptr;
+  if (stream.backend == Backend::cpu)
+    return vertical_forward_cpu(out.as<float>(), weights.as<float>(), pointers<float>(sources),
+                                pointers<float>(squares), trained ? scores.as<float>() : nullptr, N, C,
+                                static_cast<float>(eps));
+  with_real(out.dtype, [&](auto real) {
+    using T = decltype(real);
+    vertical_forward_ref(out.as<T>(), weights.as<T>(), pointers<T>(sources), pointers<T>(squares),
+                         trained ? scores.as<T>() : nullptr, N, C, eps);
+  });
+}
+
+void vertical_backward(const Tensor& dinp, const Tensor& inp, const Tensor& squares,
+                       const std::vector<VerticalReader>& readers, double eps, bool acc, Stream stream) {
+  const int64_t N = squares.numel(), C = inp.numel() / N;
+  CHECK_THAT(inp.numel() == N * C && dinp.numel() == N * C, "vertical_backward: dinp ", dinp.str(), " inp ", inp.str(),
+             " squares ", squares.str());
+  for (const VerticalReader& r : readers) {
+    const int64_t S = r.weights.numel() / N;
+    CHECK_THAT(r.dout.numel() == N * C && r.weights.numel() == N * S && r.pbar.numel() == N && r.column >= 0 &&
+                   r.column < S && (r.dscores.data == nullptr || r.dscores.numel() == S),
+               "vertical_backward: dinp ", dinp.str(), " dout ", r.dout.str(), " weights ", r.weights.str(), " pbar ",
+               r.pbar.str(), " dscores ", r.dscores.str(), " column ", r.column);
+  }
+  if (stream.backend == Backend::reference) {
+    with_real(dinp.dtype, [&](auto real) {
+      using T = decltype(real);
+      vertical_backward_ref(dinp.as<T>(), inp.as<T>(), squares.as<T>(), readers, N, C, eps, acc);
+    });
+    return;
+  }
+  if (readers.empty() && !acc) std::fill_n(dinp.as<float>(), N * C, 0.f);
+  if (readers.empty()) return;
+  std::vector<const float*> dout;
+  std::vector<Column> columns;
+  std::vector<float> dscores(readers.size());
+  for (const VerticalReader& r : readers) {
+    dout.push_back(r.dout.as<float>());
+    columns.push_back({r.weights.as<float>() + r.column, r.weights.numel() / N, r.pbar.as<float>()});
+  }
+  vertical_backward_cpu(dinp.as<float>(), dscores.data(), inp.as<float>(), squares.as<float>(), dout, columns, N, C,
+                        static_cast<float>(eps), acc);
+  for (size_t r = 0; r < readers.size(); ++r)
+    if (readers[r].dscores.data != nullptr) readers[r].dscores.as<float>()[readers[r].column] += dscores[r];
+}
+
+}  // namespace crossply

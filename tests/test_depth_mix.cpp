@@ -1,0 +1,418 @@
+#include "kernels/depth_mix.h"
+
+#include <cstring>
+
+#include "tests/check.h"
+#include "tests/threads.h"
+
+using namespace crossply;
+using namespace crossply::test;
+
+namespace {
+
+struct Size {
+  int64_t S, N, C;
+  int64_t block() const { return N * C; }
+};
+
+constexpr double eps = 1e-12;
+const Stream fast{Backend::cpu}, reference{Backend::reference};
+
+template <class T>
+std::vector<const T*> pointers(const std::vector<std::vector<T>>& vectors) {
+  std::vector<const T*> out;
+  for (const auto& v : vectors) out.push_back(v.data());
+  return out;
+}
+
+template <class T>
+std::vector<T> joined(const std::vector<std::vector<T>>& vectors) {
+  std::vector<T> out;
+  for (const auto& v : vectors) out.insert(out.end(), v.begin(), v.end());
+  return out;
+}
+
+// Cuts x into `count` equal parts.
+template <class T>
+std::vector<std::vector<T>> parts(const std::vector<T>& x, int64_t count) {
+  const int64_t size = static_cast<int64_t>(x.size()) / count;
+  std::vector<std::vector<T>> out;
+  for (int64_t i = 0; i < count; ++i) out.emplace_back(x.begin() + i * size, x.begin() + (i + 1) * size);
+  return out;
+}
+
+// A whole depth: S sources and S mixes, mix m over the sources 0 to m, with everything that both kinds of mix need.
+template <class T>
+struct Depth {
+  Size size;
+  bool vertical;
+  double eps_used = eps;
+  std::vector<std::vector<T>> sources, squares;                    // [S] (N,C), (N)
+  std::vector<std::vector<T>> scores, weights, pbar, out, dout;    // [S] scores: the trained scalars of either kind
+  std::vector<std::vector<T>> dscores, dinp;
+  std::vector<std::vector<T>> before;                              // dinp before an acc
+
+  Depth(const Size& s, bool is_vertical, double scale = 1.0) : size(s), vertical(is_vertical) {
+    for (int64_t m = 0; m < s.S; ++m) {
+      const uint64_t seed = 10 * static_cast<uint64_t>(m + 1);
+      sources.push_back(random_vector<T>(s.block(), seed, scale * static_cast<double>(m + 1)));
+      squares.push_back(poisoned<T>(s.N));
+      scores.push_back(random_vector<T>(m + 1, seed + 1, 2.0));
+      weights.push_back(poisoned<T>(s.N * (m + 1)));
+      pbar.push_back(poisoned<T>(s.N));
+      out.push_back(poisoned<T>(s.block()));
+      dout.push_back(random_vector<T>(s.block(), seed + 2));
+      dscores.push_back(random_vector<T>(m + 1, seed + 3));
+      dinp.push_back(poisoned<T>(s.block()));
+      before.push_back(random_vector<T>(s.block(), seed + 4));
+    }
+  }
+  // The same numbers in another type.
+  template <class From>
+  explicit Depth(const Depth<From>& o) : Depth(o.size, o.vertical) {
+    for (size_t m = 0; m < sources.size(); ++m) {
+      sources[m] = convert<T>(o.sources[m]), scores[m] = convert<T>(o.scores[m]), dout[m] = convert<T>(o.dout[m]);
+      dscores[m] = convert<T>(o.dscores[m]), before[m] = convert<T>(o.before[m]);
+    }
+    eps_used = o.eps_used;
+  }
+
+  Tensor rows(const std::vector<T>& v) const { return view(v.data(), {size.N, size.C}); }
+  Tensor flat(const std::vector<T>& v) const { return view(v.data(), {static_cast<int64_t>(v.size())}); }
+  Tensor table(int64_t m) const { return view(weights[static_cast<size_t>(m)].data(), {size.N, m + 1}); }
+
+  void forward(Stream stream) {
+    for (size_t m = 0; m < sources.size(); ++m) {
+      std::vector<Tensor> read, norms;
+      for (size_t s = 0; s <= m; ++s) read.push_back(rows(sources[s])), norms.push_back(flat(squares[s]));
+      if (vertical) {
+        vertical_squares(flat(squares[m]), rows(sources[m]), stream);
+        vertical_forward(rows(out[m]), table(static_cast<int64_t>(m)), read, norms, flat(scores[m]), eps_used, stream);
+      } else {
+        depth_mix_forward(rows(out[m]), read, flat(scores[m]), stream);
+      }
+    }
+  }
+  void backward(bool acc, Stream stream) {
+    for (size_t s = sources.size(); s-- > 0;) {
+      if (acc) dinp[s] = before[s];
+      std::vector<DepthReader> readers;
+      std::vector<VerticalReader> vertical_readers;
+      const int64_t column = static_cast<int64_t>(s);
+      if (vertical) vertical_dot(flat(pbar[s]), rows(dout[s]), rows(out[s]), stream);
+      for (size_t m = s; m < sources.size(); ++m) {
+        readers.push_back({rows(dout[m]), flat(scores[m]), flat(dscores[m]), column});
+        vertical_readers.push_back(
+            {rows(dout[m]), table(static_cast<int64_t>(m)), flat(pbar[m]), flat(dscores[m]), column});
+      }
+      if (vertical)
+        vertical_backward(rows(dinp[s]), rows(sources[s]), flat(squares[s]), vertical_readers, eps_used, acc, stream);
+      else
+        depth_mix_backward(rows(dinp[s]), rows(sources[s]), readers, acc, stream);
+    }
+  }
+};
+
+// The sum over all mixes of <dout, out>, by the reference forward.
+Complex loss(const Depth<double>& depth, const std::vector<std::vector<Complex>>& sources,
+             const std::vector<std::vector<Complex>>& scores) {
+  const Size size = depth.size;
+  Complex sum = 0;
+  std::vector<std::vector<Complex>> squares;
+  for (size_t m = 0; m < sources.size(); ++m) {
+    const std::vector<std::vector<Complex>> read(sources.begin(), sources.begin() + static_cast<int64_t>(m) + 1);
+    std::vector<Complex> out(static_cast<size_t>(size.block()));
+    if (depth.vertical) {
+      squares.emplace_back(static_cast<size_t>(size.N));
+      std::vector<Complex> weights(static_cast<size_t>(size.N) * (m + 1));
+      row_dots_ref(squares[m].data(), sources[m].data(), sources[m].data(), size.N, size.C);
+      vertical_forward_ref(out.data(), weights.data(), pointers(read), pointers(squares), scores[m].data(), size.N,
+                           size.C, depth.eps_used);
+    } else {
+      depth_mix_forward_ref(out.data(), pointers(read), scores[m].data(), size.block());
+    }
+    sum += dot(depth.dout[m], out);
+  }
+  return sum;
+}
+
+void check_against_complex_step(Depth<double>& depth) {
+  std::vector<std::vector<Complex>> sources, scores;
+  for (const auto& s : depth.sources) sources.push_back(convert<Complex>(s));
+  for (const auto& s : depth.scores) scores.push_back(convert<Complex>(s));
+  const auto want_dinp = complex_step(
+      joined(depth.sources), [&](auto& x) { return loss(depth, parts(x, depth.size.S), scores); });
+  std::vector<std::vector<double>> want_dscores;
+  for (size_t m = 0; m < scores.size(); ++m) {
+    want_dscores.push_back(complex_step(depth.scores[m], [&](auto& w) {
+      auto changed = scores;
+      changed[m] = w;
+      return loss(depth, sources, changed);
+    }));
+    for (size_t s = 0; s <= m; ++s) want_dscores[m][s] += depth.dscores[m][s];  // it is added
+  }
+  depth.forward(reference);
+  depth.backward(false, reference);
+  for (size_t s = 0; s < sources.size(); ++s) {  // source by source: their magnitudes differ
+    CAPTURE(s);
+    check_close("dinp", depth.dinp[s], parts(want_dinp, depth.size.S)[s], 1e-12);
+    check_close("dscores", depth.dscores[s], want_dscores[s], 1e-12);
+  }
+}
+
+const std::vector<Size> sizes{{1, 1, 1},   {2, 5, 3},     {3, 300, 16}, {4, 37, 33},  {12, 130, 64},
+                              {9, 17, 96}, {16, 10, 100}, {7, 9, 257},  {3, 3, 2100}, {129, 3, 20}};
+
+void check_fast_against_reference(const Size& size, bool vertical) {
+  CAPTURE(size.S);
+  CAPTURE(size.N);
+  CAPTURE(size.C);
+  for (bool acc : {false, true}) {
+    Depth<float> depth(size, vertical);
+    Depth<double> want(depth);
+    depth.forward(fast);
+    want.forward(reference);
+    depth.backward(acc, fast);
+    want.backward(acc, reference);
+    for (size_t m = 0; m < depth.sources.size(); ++m) {
+      CAPTURE(m);
+      // f32 in vector order: sums of up to 129 sources or 2100 columns, some ulps (6e-8) of the result.
+      check_close("out", depth.out[m], want.out[m], 1e-6);
+      if (vertical) check_close("squares", depth.squares[m], want.squares[m], 1e-6);
+      if (vertical) check_close("weights", depth.weights[m], want.weights[m], 1e-6);
+      if (vertical) check_close("pbar", depth.pbar[m], want.pbar[m], 2e-6);
+      check_close("dinp", depth.dinp[m], want.dinp[m], 2e-6);
+      // With vertical attention the terms q cancel in p - pbar and in the sum over tokens.
+      check_close("dscores", depth.dscores[m], want.dscores[m], vertical ? 1e-5 : 2e-6);
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("depth_mix: reference backward over a whole depth is the derivative of the reference forward") {
+  for (const Size& size : std::vector<Size>{{1, 2, 3}, {4, 3, 5}, {3, 1, 7}}) {
+    for (double scale : {1e-3, 1.0, 1e3}) {
+      CAPTURE(size.S);
+      CAPTURE(scale);
+      Depth<double> plain(size, false, scale), vertical(size, true, scale), large_eps(size, true, scale);
+      large_eps.eps_used = 0.3 * scale * scale;
+      check_against_complex_step(plain);
+      check_against_complex_step(vertical);
+      check_against_complex_step(large_eps);
+    }
+  }
+}
+
+TEST_CASE("depth_mix: fast CPU equals the reference, set and added") {
+  for (const Size& size : sizes) check_fast_against_reference(size, false);
+}
+
+TEST_CASE("depth_mix: vertical attention on the fast CPU equals the reference, set and added") {
+  for (const Size& size : sizes) check_fast_against_reference(size, true);
+}
+
+TEST_CASE("depth_mix: a worked example of vertical attention") {
+  const std::vector<std::vector<float>> h{{1, 2, -2, 0}, {.5f, -1.5f, 0, 2}, {-3, 0, 4, 0}};
+  const std::vector<float> scores{.5f, -.25f, 1}, dout{.1f, -.2f, .3f, .4f};
+  const std::vector<double> want_out{-0.66394461, 0.45824043, 0.76891202, 0.43679216};
+  const std::vector<double> want_dscores{-0.45081282, 0.19713568, 0.25367715};
+  const std::vector<std::vector<double>> want_dinp{{0.08938204, 0.02159717, 0.01769456, 0.15716691},
+                                                   {0.00667533, 0.00181363, 0.06551882, 0.02670130},
+                                                   {0.06930992, -0.07773733, 0.07601765, 0.15547466}};
+  for (Stream stream : {fast, reference}) {
+    std::vector<float> squares = poisoned<float>(3), weights = poisoned<float>(3), out = poisoned<float>(4);
+    std::vector<float> pbar = poisoned<float>(1), dscores(3, 0.f), dinp = poisoned<float>(4);
+    std::vector<Tensor> sources, norms;
+    for (size_t s = 0; s < 3; ++s) {
+      sources.push_back(view(h[s].data(), {1, 4})), norms.push_back(view(&squares[s], {1}));
+      vertical_squares(norms[s], sources[s], stream);
+    }
+    const Tensor w = view(weights.data(), {1, 3}), y = view(out.data(), {1, 4}), dy = view(dout.data(), {1, 4});
+    vertical_forward(y, w, sources, norms, view(scores.data(), {3}), 0.0, stream);
+    vertical_dot(view(pbar.data(), {1}), dy, y, stream);
+    check_close("squares", squares, std::vector<double>{9, 6.5, 25}, 0.0);
+    check_close("weights", weights, std::vector<double>{0.39291728, 0.21839608, 0.38868664}, 2e-7);
+    check_close("out", out, want_out, 2e-7);
+    check_close("pbar", pbar, std::vector<double>{0.24734792}, 2e-7);
+    for (int64_t s = 0; s < 3; ++s) {
+      const size_t i = static_cast<size_t>(s);
+      vertical_backward(view(dinp.data(), {1, 4}), sources[i], norms[i],
+                        {{dy, w, view(pbar.data(), {1}), view(dscores.data(), {3}), s}}, 0.0, false, stream);
+      check_close("dinp", dinp, want_dinp[i], 5e-7);
+    }
+    check_close("dscores", dscores, want_dscores, 5e-7);
+  }
+}
+
+TEST_CASE("depth_mix: what must hold for vertical attention over every token") {
+  Depth<double> depth({5, 11, 19}, true);
+  depth.eps_used = 0;
+  for (auto& d : depth.dscores) std::fill(d.begin(), d.end(), 0.0);
+  depth.forward(reference);
+  depth.backward(false, reference);
+  for (const auto& d : depth.dscores) {  // a constant added to the scores changes nothing
+    double sum = 0;
+    for (double x : d) sum += x;
+    CHECK(std::abs(sum) < 1e-12);
+  }
+  for (size_t n = 0; n < 11; ++n) {  // out is of degree 1 in all sources together
+    double got = 0, want = 0;
+    for (size_t s = 0; s < 5; ++s)
+      for (size_t c = 0; c < 19; ++c) {
+        got += depth.sources[s][n * 19 + c] * depth.dinp[s][n * 19 + c];
+        want += depth.dout[s][n * 19 + c] * depth.out[s][n * 19 + c];
+      }
+    CHECK(std::abs(got - want) < 1e-12);
+  }
+}
+
+TEST_CASE("depth_mix: one source is copied bit for bit, and its gather is exactly dout") {
+  for (int64_t C : {1, 15, 16, 67, 256}) {
+    for (double scale : {1e-15, 1e-3, 1.0, 1e15}) {
+      CAPTURE(C);
+      CAPTURE(scale);
+      Depth<float> plain({1, 50, C}, false, scale), vertical({1, 50, C}, true, scale);
+      plain.sources[0][3] = vertical.sources[0][3] = -0.f;
+      plain.scores[0][0] = 1;
+      for (Depth<float>* depth : {&plain, &vertical}) {
+        const auto before = depth->dscores[0];
+        depth->forward(fast);
+        depth->backward(false, fast);
+        CHECK(std::memcmp(depth->out[0].data(), depth->sources[0].data(), 200 * static_cast<size_t>(C)) == 0);
+        CHECK(depth->dinp[0] == depth->dout[0]);
+        if (depth->vertical) CHECK(depth->weights[0] == std::vector<float>(50, 1.f));
+        if (depth->vertical) CHECK(depth->dscores[0] == before);
+      }
+    }
+  }
+}
+
+TEST_CASE("depth_mix: weights (0, ..., 0, 1) are the last source exactly, and so is the gather") {
+  for (const Size& size : sizes) {
+    CAPTURE(size.S);
+    CAPTURE(size.C);
+    Depth<float> depth(size, false);
+    for (auto& w : depth.scores) std::fill(w.begin(), w.end() - 1, 0.f), w.back() = 1;
+    depth.forward(fast);
+    depth.backward(false, fast);
+    CHECK(depth.out == depth.sources);
+    CHECK(depth.dinp == depth.dout);
+  }
+}
+
+TEST_CASE("depth_mix: scores without data are zeros, and dscores without data are not written") {
+  for (Stream stream : {fast, reference}) {
+    Depth<float> depth({3, 20, 40}, true);
+    for (auto& s : depth.scores) std::fill(s.begin(), s.end(), 0.f);
+    depth.forward(stream);
+    depth.backward(false, stream);
+    auto out = poisoned<float>(800), weights = poisoned<float>(60), dinp = poisoned<float>(800);
+    std::vector<Tensor> sources, squares;
+    for (size_t s = 0; s < 3; ++s)
+      sources.push_back(depth.rows(depth.sources[s])), squares.push_back(depth.flat(depth.squares[s]));
+    const Tensor w = view(weights.data(), {20, 3});
+    vertical_forward(view(out.data(), {2, 10, 40}), w, sources, squares, Tensor{}, eps, stream);
+    CHECK(out == depth.out[2]);
+    CHECK(weights == depth.weights[2]);
+    vertical_backward(view(dinp.data(), {2, 10, 40}), sources[2], squares[2],
+                      {{depth.rows(depth.dout[2]), w, depth.flat(depth.pbar[2]), Tensor{}, 2}}, eps, false, stream);
+    CHECK(dinp == depth.dinp[2]);
+  }
+}
+
+TEST_CASE("depth_mix: without readers dinp is 0, or unchanged if added") {
+  const auto inp = random_vector<float>(60, 1), squares = random_vector<float>(3, 2);
+  const auto before = random_vector<float>(60, 3);
+  const Tensor x = view(inp.data(), {3, 20}), square = view(squares.data(), {3});
+  for (Stream stream : {fast, reference}) {
+    for (bool acc : {false, true}) {
+      auto plain = acc ? before : poisoned<float>(60), vertical = plain;
+      depth_mix_backward(view(plain.data(), {3, 20}), x, {}, acc, stream);
+      vertical_backward(view(vertical.data(), {3, 20}), x, square, {}, eps, acc, stream);
+      const auto want = acc ? before : std::vector<float>(60, 0.f);
+      CHECK(plain == want);
+      CHECK(vertical == want);
+    }
+  }
+}
+
+TEST_CASE("depth_mix: norms and scores far apart") {
+  const Size size{6, 8, 48};
+  Depth<float> depth(size, true);
+  const std::vector<float> factors{1e-16f, 1e-8f, 1.f, 1e8f, 1e16f, 1e-4f};
+  for (size_t s = 0; s < 6; ++s)
+    for (float& x : depth.sources[s]) x *= factors[s];
+  depth.scores[5] = {-300.f, -20.f, -std::numeric_limits<float>::infinity(), 30.f, 40.f, 0.f};
+  depth.eps_used = 0;
+  Depth<double> want(depth);
+  depth.forward(fast), want.forward(reference);
+  depth.backward(false, fast), want.backward(false, reference);
+  for (size_t m = 0; m < 6; ++m) {
+    CAPTURE(m);
+    check_close("weights", depth.weights[m], want.weights[m], 1e-6);
+    check_close("out", depth.out[m], want.out[m], 2e-6);
+    check_close("dinp", depth.dinp[m], want.dinp[m], 5e-6);
+  }
+}
+
+TEST_CASE("depth_mix: NaN shows where it must, and nowhere else") {
+  const Size size{3, 40, 24};
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (bool vertical : {false, true}) {
+    CAPTURE(vertical);
+    Depth<float> depth(size, vertical);
+    depth.sources[1][7 * 24 + 5] = nan;
+    depth.forward(fast);
+    depth.backward(false, fast);
+    for (size_t i = 0; i < 40 * 24; ++i) {
+      const bool spoilt = vertical ? i / 24 == 7 : i == 7 * 24 + 5;  // the norm spreads over the row
+      CHECK(!std::isnan(depth.out[0][i]));
+      CHECK(std::isnan(depth.out[2][i]) == spoilt);
+      CHECK(std::isnan(depth.dinp[1][i]) == (vertical && spoilt));
+    }
+    CHECK(std::isnan(depth.dscores[2][1]));
+    CHECK(!std::isnan(depth.dscores[0][0]));
+    Depth<float> bad_score(size, vertical);
+    bad_score.scores[2][1] = nan;
+    bad_score.forward(fast);
+    for (float y : bad_score.out[2]) CHECK(std::isnan(y));
+  }
+}
+
+TEST_CASE("depth_mix: the thread count does not change a bit") {
+  for (bool vertical : {false, true})
+    check_same_bits_on_any_threads<float>([&] {
+      Depth<float> depth({5, 700, 51}, vertical);
+      depth.forward(fast);
+      depth.backward(true, fast);
+      auto all = joined(depth.out);
+      for (const auto& part : {joined(depth.dinp), joined(depth.dscores)})
+        all.insert(all.end(), part.begin(), part.end());
+      return all;
+    });
+}
+
+TEST_CASE("depth_mix: wrong shapes are errors") {
+  Depth<float> d({3, 4, 5}, true);
+  d.forward(fast);
+  const Tensor x = d.rows(d.sources[0]), out = d.rows(d.out[0]), dy = d.rows(d.dout[1]), square = d.flat(d.squares[0]);
+  const Tensor three = d.flat(d.scores[2]), two = d.flat(d.scores[1]), table = d.table(1);
+  const Tensor short_row = view(d.sources[0].data(), {4, 4});
+  CHECK_THROWS_AS(depth_mix_forward(out, {}, three, fast), Error);
+  CHECK_THROWS_AS(depth_mix_forward(out, {x, x}, three, fast), Error);
+  CHECK_THROWS_AS(depth_mix_forward(out, {x, short_row}, two, fast), Error);
+  CHECK_THROWS_AS(depth_mix_backward(out, short_row, {}, false, fast), Error);
+  CHECK_THROWS_AS(depth_mix_backward(out, x, {{short_row, two, two, 0}}, false, fast), Error);
+  CHECK_THROWS_AS(depth_mix_backward(out, x, {{dy, two, three, 0}}, false, fast), Error);
+  for (int64_t column : {-1, 2}) {
+    CHECK_THROWS_AS(depth_mix_backward(out, x, {{dy, two, two, column}}, false, fast), Error);
+    CHECK_THROWS_AS(vertical_backward(out, x, square, {{dy, table, square, two, column}}, eps, false, fast), Error);
+  }
+  CHECK_THROWS_AS(vertical_forward(out, table, {x, x}, {square}, two, eps, fast), Error);
+  CHECK_THROWS_AS(vertical_forward(out, table, {x, x}, {square, square}, three, eps, fast), Error);
+  CHECK_THROWS_AS(vertical_forward(out, table, {x, x}, {square, two}, two, eps, fast), Error);
+  CHECK_THROWS_AS(vertical_backward(out, x, square, {{dy, table, square, three, 0}}, eps, false, fast), Error);
+  CHECK_THROWS_AS(vertical_backward(out, x, square, {{dy, table, two, two, 0}}, eps, false, fast), Error);
+  CHECK_THROWS_AS(vertical_squares(view(d.squares[0].data(), {3}), x, fast), Error);
+}
