@@ -1,0 +1,354 @@
+#include "kernels/hyper.h"
+
+#include "tests/check.h"
+#include "tests/threads.h"
+
+using namespace crossply;
+using namespace crossply::test;
+
+namespace {
+
+struct Kind {
+  std::string name;
+  bool dynamic;
+  HyperNorm norm;
+  double eps;
+};
+const std::vector<Kind> kinds = {{"static", false, HyperNorm::layernorm_no_affine, 1e-5},
+                                 {"layernorm_no_affine", true, HyperNorm::layernorm_no_affine, 1e-5},
+                                 {"layernorm", true, HyperNorm::layernorm, 1e-5},
+                                 {"rmsnorm", true, HyperNorm::rmsnorm, 1e-6}};
+
+// The eight parameters, or their gradients, in the order of HyperWeights; those that a kind does not have are empty.
+template <class T>
+using Fields = std::vector<std::vector<T>>;
+
+std::vector<int64_t> field_sizes(const Kind& kind, int64_t E, int64_t C) {
+  const bool gain = kind.dynamic && kind.norm != HyperNorm::layernorm_no_affine;
+  const bool bias = kind.dynamic && kind.norm == HyperNorm::layernorm;
+  const int64_t d = kind.dynamic;
+  return {E * (E + 1), E, d * C * (E + 1), d * C, d, d, gain * C, bias * C};
+}
+
+// Scales around 1 and projections of size 1/sqrt(C): the tanhs are neither flat nor linear.
+Fields<double> random_fields(const Kind& kind, int64_t E, int64_t C, uint64_t seed) {
+  Fields<double> fields;
+  const auto sizes = field_sizes(kind, E, C);
+  for (size_t f = 0; f < sizes.size(); ++f)
+    fields.push_back(random_vector<double>(sizes[f], seed + f, f == 2 || f == 3 ? 1.5 / std::sqrt(double(C)) : 1.0));
+  for (size_t f : {4u, 5u})
+    for (auto& x : fields[f]) x += 0.7;
+  for (auto& x : fields[6]) x += 1;
+  return fields;
+}
+
+template <class T, class From>
+Fields<T> convert_fields(const Fields<From>& from) {
+  Fields<T> to;
+  for (const auto& field : from) to.push_back(convert<T>(field));
+  return to;
+}
+
+template <class T>
+HyperPointers<T> pointers(Fields<T>& f) {
+  auto p = [&](size_t i) { return f[i].empty() ? nullptr : f[i].data(); };
+  return {p(0), p(1), p(2), p(3), p(4), p(5), p(6), p(7)};
+}
+
+template <class T>
+HyperWeights tensors(const Fields<T>& f, int64_t E, int64_t C) {
+  auto t = [&](size_t i, Shape shape) { return f[i].empty() ? Tensor{} : view(f[i].data(), shape); };
+  return {t(0, {E, E + 1}), t(1, {E}), t(2, {C, E + 1}), t(3, {C}), t(4, {1}), t(5, {1}), t(6, {C}), t(7, {C})};
+}
+
+struct Size {
+  int64_t B, T, E, C;
+  int64_t rows() const { return B * T; }
+  int64_t streams() const { return B * T * E * C; }
+  int64_t coef() const { return B * T * E * (E + 2); }
+  int64_t stats() const { return B * T * E * (E + 4); }
+  int64_t x() const { return B * T * C; }
+};
+
+// All the data around one sublayer, forward and backward, in T.
+template <class T>
+struct Wrapper {
+  Size s;
+  Kind kind;
+  std::vector<T> streams, y, dnext, dout;                                         // given
+  std::vector<T> out, coef, stats, next, dstreams, dwritten, dcoef, dy;           // computed
+  Fields<T> w, d;
+
+  Wrapper(const Size& size, const Kind& of_kind, double scale = 1)
+      : s(size), kind(of_kind), streams(random_vector<T>(s.streams(), 1, scale)), y(random_vector<T>(s.x(), 2)),
+        dnext(random_vector<T>(s.streams(), 3)), dout(random_vector<T>(s.x(), 4)), out(poisoned<T>(s.x())),
+        coef(poisoned<T>(s.coef())), stats(poisoned<T>(s.stats() * kind.dynamic)), next(poisoned<T>(s.streams())),
+        dstreams(poisoned<T>(s.streams())), dwritten(poisoned<T>(s.streams())), dcoef(poisoned<T>(s.coef())),
+        dy(poisoned<T>(s.x())), w(convert_fields<T>(random_fields(kind, s.E, s.C, 10))), d(w) {
+    for (auto& field : d) std::fill(field.begin(), field.end(), T(0));
+  }
+
+  Tensor streams_of(const std::vector<T>& v) const { return view(v.data(), {s.B, s.T, s.E, s.C}); }
+  Tensor coef_of(const std::vector<T>& v) const { return view(v.data(), {s.B, s.T, s.E, s.E + 2}); }
+  Tensor x_of(const std::vector<T>& v) const { return view(v.data(), {s.B, s.T, s.C}); }
+  Tensor stats_tensor() const {
+    return stats.empty() ? Tensor{} : view(stats.data(), {s.B, s.T, s.E, s.E + 4});
+  }
+
+  void forward(Backend backend) {
+    hyper_read_forward(x_of(out), coef_of(coef), stats_tensor(), streams_of(streams), tensors(w, s.E, s.C), kind.norm,
+                       kind.eps, Stream{backend});
+    hyper_write_forward(streams_of(next), streams_of(streams), coef_of(coef), x_of(y), Stream{backend});
+  }
+  // The write's gradient of the streams goes to `dwritten`, the read's to `dstreams`, so that each is seen alone.
+  void backward(Backend backend, bool acc) {
+    hyper_write_backward(streams_of(dwritten), coef_of(dcoef), x_of(dy), streams_of(dnext), streams_of(streams),
+                         coef_of(coef), x_of(y), acc, acc, Stream{backend});
+    hyper_read_backward(streams_of(dstreams), tensors(d, s.E, s.C), x_of(dout), coef_of(dcoef), streams_of(streams),
+                        coef_of(coef), stats_tensor(), tensors(w, s.E, s.C), kind.norm, acc, Stream{backend});
+  }
+};
+
+const char* field_names[] = {"dstatic_alpha", "dstatic_beta", "dalpha_proj",  "dbeta_proj",
+                             "dalpha_scale",  "dbeta_scale",  "dnorm_weight", "dnorm_bias"};
+
+}  // namespace
+
+TEST_CASE("hyper: reference backward of read and write is the derivative of their reference forward") {
+  for (const Kind& kind : kinds) {
+    for (int64_t E : {1, 2, 3, 4}) {
+      for (double scale : {1e-2, 1.0, 1e2}) {
+        const Size s{1, 3, E, 5};
+        CAPTURE(kind.name);
+        CAPTURE(E);
+        CAPTURE(scale);
+        Wrapper<double> a(s, kind, scale);
+        // The sublayer is y = y0 + out^2: the read's output reaches the loss through the write as well.
+        auto loss = [&](const std::vector<Complex>& streams, Fields<Complex> w, std::vector<Complex> y) {
+          std::vector<Complex> out(y.size()), coef(a.coef.size()), stats(a.stats.size()), next(streams.size());
+          hyper_read_forward_ref(out.data(), coef.data(), stats.data(), streams.data(), pointers(w), kind.norm,
+                                 s.rows(), E, s.C, kind.eps);
+          for (size_t i = 0; i < y.size(); ++i) y[i] += out[i] * out[i];
+          hyper_write_forward_ref(next.data(), streams.data(), coef.data(), y.data(), s.rows(), E, s.C);
+          return dot(a.dnext, next);
+        };
+        const auto y0 = a.y;
+        const auto x = convert<Complex>(a.streams), y = convert<Complex>(y0);
+        const auto w = convert_fields<Complex>(a.w);
+        const auto want_dstreams = complex_step(a.streams, [&](auto& z) { return loss(z, w, y); });
+        const auto want_dy = complex_step(y0, [&](auto& z) { return loss(x, w, z); });
+
+        a.forward(Backend::reference);
+        for (size_t i = 0; i < y0.size(); ++i) a.y[i] = y0[i] + a.out[i] * a.out[i];
+        const Tensor dx = a.streams_of(a.dstreams), coef = a.coef_of(a.coef), dcoef = a.coef_of(a.dcoef);
+        hyper_write_backward(dx, dcoef, a.x_of(a.dy), a.streams_of(a.dnext), a.streams_of(a.streams), coef, a.x_of(a.y),
+                             false, false, Stream{Backend::reference});
+        for (size_t i = 0; i < y0.size(); ++i) a.dout[i] = 2 * a.out[i] * a.dy[i];
+        hyper_read_backward(dx, tensors(a.d, E, s.C), a.x_of(a.dout), dcoef, a.streams_of(a.streams), coef,
+                            a.stats_tensor(), tensors(a.w, E, s.C), kind.norm, true, Stream{Backend::reference});
+        check_close("dstreams", a.dstreams, want_dstreams, 1e-10);
+        check_close("dy", a.dy, want_dy, 1e-10);
+        for (size_t f = 0; f < a.w.size(); ++f) {
+          const auto want = complex_step(a.w[f], [&](auto& z) {
+            auto changed = w;
+            changed[f] = z;
+            return loss(x, changed, y);
+          });
+          check_close(field_names[f], a.d[f], want, 1e-10);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("hyper: fast CPU equals the reference, set and added") {
+  for (const Kind& kind : kinds) {
+    for (const Size& s : std::vector<Size>{{1, 1, 1, 1}, {1, 3, 1, 33}, {2, 5, 2, 16}, {2, 100, 2, 129}, {1, 7, 3, 40},
+                                           {3, 100, 4, 67}, {1, 200, 4, 64}, {1, 5, 5, 21}, {1, 9, 6, 32},
+                                           {2, 65, 7, 18}, {1, 4, 8, 259}}) {
+      for (bool acc : {false, true}) {
+        CAPTURE(kind.name);
+        CAPTURE(s.E);
+        CAPTURE(s.C);
+        CAPTURE(acc);
+        Wrapper<float> a(s, kind);
+        if (acc) {
+          a.dstreams = random_vector<float>(s.streams(), 5), a.dwritten = random_vector<float>(s.streams(), 6);
+          a.dy = random_vector<float>(s.x(), 7);
+        }
+        a.d = convert_fields<float>(random_fields(kind, s.E, s.C, 30));  // parameter gradients are always added to
+        Wrapper<double> b(s, kind);
+        b.streams = convert<double>(a.streams), b.y = convert<double>(a.y), b.dnext = convert<double>(a.dnext);
+        b.dout = convert<double>(a.dout), b.dstreams = convert<double>(a.dstreams);
+        b.dwritten = convert<double>(a.dwritten), b.dy = convert<double>(a.dy);
+        b.w = convert_fields<double>(a.w), b.d = convert_fields<double>(a.d);
+        a.forward(Backend::cpu);
+        b.forward(Backend::reference);
+        // Sums of C terms and a tanh, some ulps (6e-8) each; one channel alone has variance 0 and an xh of 0.
+        check_close("out", a.out, b.out, 3e-6);
+        check_close("coef", a.coef, b.coef, 3e-6);
+        check_close("stats", a.stats, b.stats, 3e-6);
+        check_close("next", a.next, b.next, 3e-6);
+        a.backward(Backend::cpu, acc);
+        b.backward(Backend::reference, acc);
+        check_close("dcoef", a.dcoef, b.dcoef, 3e-6);
+        check_close("dy", a.dy, b.dy, 3e-6);
+        check_close("dwritten", a.dwritten, b.dwritten, 3e-6);
+        check_close("dstreams", a.dstreams, b.dstreams, 1e-5);
+        for (size_t f = 0; f < a.d.size(); ++f) check_close(field_names[f], a.d[f], b.d[f], 1e-5);
+      }
+    }
+  }
+}
+
+TEST_CASE("hyper: streams are copied and summed, and each is the other's backward") {
+  for (const Size& s : std::vector<Size>{{1, 1, 1, 1}, {2, 3, 2, 33}, {1, 70, 4, 128}, {2, 3, 7, 50}, {1, 2, 8, 16}}) {
+    for (Backend backend : {Backend::reference, Backend::cpu}) {
+      CAPTURE(s.E);
+      const auto x = random_vector<float>(s.x(), 1), streams = random_vector<float>(s.streams(), 2);
+      auto expanded = poisoned<float>(s.streams()), sum = poisoned<float>(s.x());
+      auto dx = x, dstreams = streams;
+      const Tensor xt = view(x.data(), {s.B, s.T, s.C}), st = view(streams.data(), {s.B, s.T, s.E, s.C});
+      const Tensor et = view(expanded.data(), st.shape), sumt = view(sum.data(), xt.shape);
+      streams_expand_forward(et, xt, Stream{backend});
+      streams_sum_forward(sumt, st, Stream{backend});
+      streams_expand_backward(view(dx.data(), xt.shape), st, true, Stream{backend});
+      streams_sum_backward(view(dstreams.data(), st.shape), xt, true, Stream{backend});
+      std::vector<double> want_sum(x.size(), 0.0), want_dx = convert<double>(x), want_dstreams(streams.size());
+      for (int64_t n = 0; n < s.rows(); ++n)
+        for (int64_t i = 0; i < s.E; ++i)
+          for (int64_t c = 0; c < s.C; ++c) {
+            const size_t at = static_cast<size_t>((n * s.E + i) * s.C + c), row = static_cast<size_t>(n * s.C + c);
+            want_sum[row] += streams[at];
+            want_dx[row] += streams[at];
+            want_dstreams[at] = double(streams[at]) + x[row];
+            CHECK(expanded[at] == x[row]);
+          }
+      check_close("sum", sum, want_sum, 1e-6);
+      check_close("dx", dx, want_dx, 1e-6);
+      check_close("dstreams", dstreams, want_dstreams, 1e-6);
+      auto copied = poisoned<float>(s.streams()), summed = poisoned<float>(s.x());
+      streams_sum_backward(view(copied.data(), st.shape), xt, false, Stream{backend});
+      streams_expand_backward(view(summed.data(), xt.shape), st, false, Stream{backend});
+      CHECK(copied == expanded);
+      CHECK(summed == sum);
+    }
+  }
+}
+
+TEST_CASE("hyper: at the initial values the read picks one stream and the write adds y to all, exactly") {
+  for (const Kind& kind : kinds) {
+    for (Backend backend : {Backend::reference, Backend::cpu}) {
+      for (int64_t E : {1, 2, 3, 4, 8}) {
+        const Size s{2, 3, E, 37};
+        const int64_t chosen = 5 % E;
+        CAPTURE(kind.name);
+        CAPTURE(E);
+        Wrapper<float> a(s, kind);
+        for (size_t f : {0u, 2u, 3u}) std::fill(a.w[f].begin(), a.w[f].end(), 0.f);
+        std::fill(a.w[1].begin(), a.w[1].end(), 1.f);
+        for (int64_t i = 0; i < E; ++i) a.w[0][static_cast<size_t>(i * (E + 1) + i + 1)] = 1;
+        a.w[0][static_cast<size_t>(chosen * (E + 1))] = 1;
+        a.forward(backend);
+        for (int64_t n = 0; n < s.rows(); ++n)
+          for (int64_t i = 0; i < E; ++i)
+            for (int64_t c = 0; c < s.C; ++c) {
+              const size_t at = static_cast<size_t>((n * E + i) * s.C + c), row = static_cast<size_t>(n * s.C + c);
+              CHECK(a.next[at] == a.streams[at] + a.y[row]);
+              if (i == chosen) CHECK(a.out[row] == a.streams[at]);
+            }
+      }
+    }
+  }
+}
+
+TEST_CASE("hyper: large and tiny projections have the right tanh, and NaN stays NaN") {
+  // One stream of one channel, RMSNorm: Nh = x / sqrt(x^2 + eps) is 1 for x = 1 and a small eps.
+  for (float z : {0.f, 1e-30f, -1e-6f, 1e-3f, -0.3f, 0.6249f, 0.6251f, -0.6251f, 0.9f, -2.f, 5.f, 9.1f, -40.f, 1e4f,
+                  -3e38f, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+    CAPTURE(z);
+    Wrapper<float> a({1, 1, 1, 1}, {"rmsnorm", true, HyperNorm::rmsnorm, 1e-20});
+    a.streams = {1.f};
+    a.w[2] = {z, z}, a.w[3] = {z}, a.w[6] = {1.f};
+    a.forward(Backend::cpu);
+    for (size_t j = 2; j < 5; ++j) {
+      if (std::isnan(z)) CHECK(std::isnan(a.stats[j]));
+      else CHECK(std::abs(a.stats[j] - std::tanh(double(z))) <= 2.5e-7 * std::abs(std::tanh(double(z))));
+    }
+  }
+}
+
+TEST_CASE("hyper: NaN stays in its token and reaches every sum over tokens; the threads do not matter") {
+  for (const Kind& kind : kinds) {
+    CAPTURE(kind.name);
+    const Size s{2, 150, 4, 35};
+    Wrapper<float> a(s, kind);
+    auto run = [&] {
+      a.forward(Backend::cpu);
+      a.backward(Backend::cpu, false);
+      std::vector<float> all;
+      for (const auto* v : {&a.out, &a.dy, &a.next, &a.dstreams, &a.dwritten}) all.insert(all.end(), v->begin(), v->end());
+      for (auto& field : a.d) {
+        all.insert(all.end(), field.begin(), field.end());
+        std::fill(field.begin(), field.end(), 0.f);
+      }
+      return all;
+    };
+    check_same_bits_on_any_threads<float>(run);
+    const auto clean = run();
+    a.streams[static_cast<size_t>((7 * s.E + 2) * s.C + 5)] = std::numeric_limits<float>::quiet_NaN();
+    const auto spoilt = run();
+    const size_t params = static_cast<size_t>(2 * s.x() + 3 * s.streams());
+    int64_t nans = 0;
+    for (size_t i = 0; i < params; ++i) {
+      const int64_t x = static_cast<int64_t>(i), two = 2 * s.x();
+      const int64_t row = x < two ? x / s.C % s.rows() : (x - two) / (s.E * s.C) % s.rows();
+      nans += std::isnan(spoilt[i]);
+      if (row != 7 && spoilt[i] != clean[i]) FAIL_CHECK("element " << i << " changed");
+    }
+    // Dynamic: out, dy, next and the stream itself in both gradients. Static: only its column in out and next.
+    CHECK(nans == (kind.dynamic ? (4 + s.E) * s.C : 1 + s.E));
+    // All sums of the dynamic branch, and the static part of the row of that stream.
+    const size_t row = params + static_cast<size_t>(2 * (s.E + 1));
+    for (size_t i = row; i < row + static_cast<size_t>(s.E + 1); ++i) CHECK(std::isnan(spoilt[i]));
+    for (size_t i = params + static_cast<size_t>(s.E * (s.E + 2)); i < spoilt.size(); ++i) CHECK(std::isnan(spoilt[i]));
+  }
+}
+
+TEST_CASE("hyper: gradients that nobody wants are skipped, the others do not notice") {
+  for (const Kind& kind : kinds) {
+    for (Backend backend : {Backend::reference, Backend::cpu}) {
+      CAPTURE(kind.name);
+      Wrapper<float> all({1, 70, 3, 20}, kind);
+      all.forward(backend);
+      all.backward(backend, false);
+      for (size_t f = 0; f < all.d.size(); ++f) {
+        Wrapper<float> some({1, 70, 3, 20}, kind);
+        some.d[f].clear();
+        some.forward(backend);
+        some.backward(backend, false);
+        // Not the same bits: without a gradient the compiler may contract the others differently.
+        for (size_t other = 0; other < all.d.size(); ++other)
+          if (other != f) check_close(field_names[other], some.d[other], all.d[other], 1e-6);
+        check_close("dstreams", some.dstreams, all.dstreams, 1e-6);
+      }
+    }
+  }
+}
+
+TEST_CASE("hyper: wrong shapes and missing parameters are refused") {
+  const Kind kind = kinds[2];
+  Wrapper<float> good({1, 2, 2, 4}, kind);
+  CHECK_NOTHROW(good.forward(Backend::cpu));
+  for (size_t f = 0; f < good.w.size(); ++f) {
+    if (f == 2) continue;  // without alpha_proj it is static, with too many parameters
+    Wrapper<float> bad = good;
+    bad.w[f].clear();
+    CHECK_THROWS_AS(bad.forward(Backend::cpu), Error);
+  }
+  Wrapper<float> bad = good;
+  bad.stats.clear();
+  CHECK_THROWS_AS(bad.forward(Backend::cpu), Error);
+  Wrapper<float> wide({1, 2, 9, 4}, kinds[0]);
+  CHECK_THROWS_AS(wide.forward(Backend::cpu), Error);
+}
