@@ -1,0 +1,376 @@
+#include "kernels/way_mix.h"
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+
+#include "kernels/cpu.h"
+
+namespace crossply {
+namespace {
+
+using Vec16 = float __attribute__((vector_size(64)));
+using Vec8 = float __attribute__((vector_size(32)));
+using Vec4 = float __attribute__((vector_size(16)));
+
+template <class Vec>
+constexpr int64_t lanes = sizeof(Vec) / sizeof(float);
+
+// Halving by shuffles: from a loop over the lanes g++ makes a detour through memory.
+inline float sum_of_lanes(float sum) { return sum; }
+inline float sum_of_lanes(const Vec16& sum) {
+  const Vec8 half = __builtin_shufflevector(sum, sum, 0, 1, 2, 3, 4, 5, 6, 7) +
+                    __builtin_shufflevector(sum, sum, 8, 9, 10, 11, 12, 13, 14, 15);
+  const Vec4 quarter =
+      __builtin_shufflevector(half, half, 0, 1, 2, 3) + __builtin_shufflevector(half, half, 4, 5, 6, 7);
+  return (quarter[0] + quarter[2]) + (quarter[1] + quarter[3]);
+}
+
+template <class Vec>
+void load(Vec& value, const float* from) {
+  std::memcpy(&value, from, sizeof(Vec));
+}
+template <class Vec>
+void store(float* to, const Vec& value) {
+  std::memcpy(to, &value, sizeof(Vec));
+}
+
+// coef(S,W) of token n: the W weights of a source side by side.
+template <int W>
+void gather_coefficients(float* coef, const WayMixData<float>& m, int64_t n) {
+  const int64_t S = static_cast<int64_t>(m.sources.size());
+  const float* weight = m.weight + n * W * S;
+  for (int64_t s = 0; s < S; ++s)
+    for (int64_t w = 0; w < W; ++w) coef[s * W + w] = weight[w * S + s] + m.base[w * S + s];
+}
+
+// Columns [begin, end) of all a_w of token n: the sums of a block of columns stay in registers while the sources pass.
+template <class Vec, int Vecs, int W, bool prepost>
+void mix_columns(float* const* a, const float* coef /*(S,W)*/, const WayMixData<float>& m, int64_t n, int64_t C,
+                 int64_t begin, int64_t end) {
+  for (int64_t c = begin; c < end; c += Vecs * lanes<Vec>) {
+    Vec sum[W][Vecs] = {};
+    for (size_t s = 0; s < m.sources.size(); ++s) {
+      for (int v = 0; v < Vecs; ++v) {
+        Vec x;
+        load(x, m.sources[s] + n * C + c + v * lanes<Vec>);
+        if constexpr (prepost) {
+          Vec gain;
+          load(gain, m.gains[s] + c + v * lanes<Vec>);
+          x *= gain;
+        }
+        for (int w = 0; w < W; ++w) sum[w][v] += coef[s * W + static_cast<size_t>(w)] * x;
+      }
+    }
+    for (int w = 0; w < W; ++w)
+      for (int v = 0; v < Vecs; ++v) store(a[w] + c + v * lanes<Vec>, sum[w][v]);
+  }
+}
+
+template <int W, bool prepost>
+void mix(float* const* a /*W times (C)*/, const float* coef, const WayMixData<float>& m, int64_t n, int64_t C) {
+  constexpr int wide = W <= 4 ? 4 : 2;  // 16 sums leave registers for the rest
+  const int64_t end = C / (16 * wide) * (16 * wide), end16 = C / 16 * 16;
+  mix_columns<Vec16, wide, W, prepost>(a, coef, m, n, C, 0, end);
+  mix_columns<Vec16, 1, W, prepost>(a, coef, m, n, C, end, end16);
+  mix_columns<float, 1, W, prepost>(a, coef, m, n, C, end16, C);
+}
+
+// out = post * out * r + skip; returns r.
+float normalize(float* out, const float* post, const float* skip, int64_t C, float eps) {
+  float square = 0;
+#pragma omp simd reduction(+ : square)
+  for (int64_t c = 0; c < C; ++c) square += out[c] * out[c];
+  const float r = 1.f / std::sqrt(square / static_cast<float>(C) + eps);
+#pragma omp simd
+  for (int64_t c = 0; c < C; ++c) out[c] = post[c] * out[c] * r + skip[c];
+  return r;
+}
+
+template <int W, bool prepost>
+void way_mix_forward_cpu(const std::vector<float*>& outs, float* rstd, const WayMixData<float>& m, int64_t N, int64_t C,
+                         float eps) {
+  const int64_t S = static_cast<int64_t>(m.sources.size());
+  parallel_for(N, 32768 / (S * C), [=, &outs, &m](int64_t begin, int64_t end) {
+    float* coef = scratch_f32(static_cast<size_t>(S * W));
+    for (int64_t n = begin; n < end; ++n) {
+      float* rows[W];
+      for (size_t w = 0; w < W; ++w) rows[w] = outs[w] + n * C;
+      gather_coefficients<W>(coef, m, n);
+      mix<W, prepost>(rows, coef, m, n, C);
+      if constexpr (prepost)
+        for (size_t w = 0; w < W; ++w)
+          rstd[n * W + static_cast<int64_t>(w)] = normalize(rows[w], m.post[w], m.skip + n * C, C, eps);
+    }
+  });
+}
+
+// In: da = a_w of a token, dy = its dout_w. Out: da = da_w, dpost added.
+void normalize_backward(float* da, float* dpost, const float* dy, const float* post, float r, int64_t C) {
+  float mean = 0;
+#pragma omp simd reduction(+ : mean)
+  for (int64_t c = 0; c < C; ++c) {
+    const float g = dy[c] * da[c];
+    mean += g * post[c];
+    dpost[c] += g * r;
+  }
+  mean *= r * r / static_cast<float>(C);
+#pragma omp simd
+  for (int64_t c = 0; c < C; ++c) da[c] = r * (dy[c] * post[c] - da[c] * mean);
+}
+
+template <int W>
+void skip_backward(float* dskip, const float* const* dy /*W times (C)*/, bool acc, int64_t C) {
+#pragma omp simd
+  for (int64_t c = 0; c < C; ++c) {
+    float sum = dy[0][c];
+    for (int w = 1; w < W; ++w) sum += dy[w][c];
+    dskip[c] = acc ? dskip[c] + sum : sum;
+  }
+}
+
+// One source of one token. da: W times (C); x, dx, gain, dgain: (C); gain and dgain only if prepost.
+struct SourceRow {
+  const float* const* da;
+  const float* coef;  // (W)
+  const float *x, *gain;
+  float *dx, *dgain;
+  bool acc;
+};
+
+// Columns [begin, end): adds <da_w, gain x> to product(W) and v x to dgain, sets or adds dx = gain v.
+template <class Vec, int Vecs, int W, bool prepost>
+void source_columns(float* product, const SourceRow& row, int64_t begin, int64_t end) {
+  if (begin == end) return;
+  Vec sum[W][Vecs] = {};
+  for (int64_t block = begin; block < end; block += Vecs * lanes<Vec>) {
+    for (int i = 0; i < Vecs; ++i) {
+      const int64_t c = block + i * lanes<Vec>;
+      Vec x, gain, scaled, v = {}, da;
+      load(x, row.x + c);
+      if constexpr (prepost) load(gain, row.gain + c), scaled = gain * x;
+      else scaled = x;
+      for (int w = 0; w < W; ++w) {
+        load(da, row.da[w] + c);
+        sum[w][i] += da * scaled;
+        v += row.coef[w] * da;
+      }
+      if constexpr (prepost) {
+        Vec dgain;
+        load(dgain, row.dgain + c);
+        store<Vec>(row.dgain + c, dgain + v * x);
+        v *= gain;
+      }
+      if (row.acc) {
+        Vec before;
+        load(before, row.dx + c);
+        v += before;
+      }
+      store(row.dx + c, v);
+    }
+  }
+  for (int w = 0; w < W; ++w) {
+    Vec total = sum[w][0];
+    for (int i = 1; i < Vecs; ++i) total += sum[w][i];
+    product[w] += sum_of_lanes(total);
+  }
+}
+
+// The sums over tokens of one block of tokens: dbase (W,S), then, if prepost, dgains (S,C) and dpost (W,C).
+struct Partial {
+  float *base, *gains = nullptr, *post = nullptr;
+  static int64_t size(int64_t W, int64_t S, int64_t C, bool prepost) { return W * S + (prepost ? (S + W) * C : 0); }
+  Partial(float* data, int64_t W, int64_t S, int64_t C, bool prepost) : base(data) {
+    if (prepost) gains = base + W * S, post = gains + S * C;
+  }
+};
+
+template <int W, bool prepost>
+struct Backward {
+  const WayMixData<float>& d;
+  const std::vector<float*>& douts;
+  const float* rstd;
+  const WayMixData<float>& m;
+  const WayAcc& acc;
+  int64_t C, S;
+
+  // da(W,C) and dskip of token n; plain needs neither, because da is dout.
+  void token(float* da, const Partial& partial, const float* coef, int64_t n) const {
+    float* rows[W];
+    const float* dy[W];
+    for (int w = 0; w < W; ++w) rows[w] = da + w * C, dy[w] = douts[static_cast<size_t>(w)] + n * C;
+    mix<W, prepost>(rows, coef, m, n, C);
+    for (int w = 0; w < W; ++w)
+      normalize_backward(rows[w], partial.post + w * C, dy[w], m.post[static_cast<size_t>(w)], rstd[n * W + w], C);
+    skip_backward<W>(d.skip + n * C, dy, acc.skip, C);
+  }
+
+  void source(const Partial& partial, const float* da, const float* coef, int64_t n, int64_t s) const {
+    const size_t i = static_cast<size_t>(s);
+    const float* rows[W];
+    for (int w = 0; w < W; ++w) rows[w] = prepost ? da + w * C : douts[static_cast<size_t>(w)] + n * C;
+    SourceRow row{rows, coef + s * W, m.sources[i] + n * C, nullptr, d.sources[i] + n * C, nullptr, acc.sources[i]};
+    if constexpr (prepost) row.gain = m.gains[i], row.dgain = partial.gains + s * C;
+    float product[W] = {};
+    const int64_t end32 = C / 32 * 32, end16 = C / 16 * 16;
+    source_columns<Vec16, 2, W, prepost>(product, row, 0, end32);
+    source_columns<Vec16, 1, W, prepost>(product, row, end32, end16);
+    source_columns<float, 1, W, prepost>(product, row, end16, C);
+    for (int w = 0; w < W; ++w) {
+      d.weight[(n * W + w) * S + s] = product[w];
+      partial.base[w * S + s] += product[w];
+    }
+  }
+
+  // Tokens [begin, end), a tile at a time: the tile's rows of all sources stay in the L2 cache between the two passes
+  // over them, and a source's gain and dgain in L1 while the tile's tokens pass.
+  void block(const Partial& partial, int64_t begin, int64_t end) const {
+    const int64_t tile = std::clamp<int64_t>(65536 / (S * C), 1, 16);
+    float* coef = scratch_f32(static_cast<size_t>(tile * W * (S + C)));
+    float* da = coef + tile * W * S;
+    for (int64_t n = begin; n < end; n += tile) {
+      const int64_t tokens = std::min(tile, end - n);
+      for (int64_t t = 0; t < tokens; ++t) {
+        gather_coefficients<W>(coef + t * W * S, m, n + t);
+        if constexpr (prepost) token(da + t * W * C, partial, coef + t * W * S, n + t);
+      }
+      for (int64_t s = 0; s < S; ++s)
+        for (int64_t t = 0; t < tokens; ++t) source(partial, da + t * W * C, coef + t * W * S, n + t, s);
+    }
+  }
+};
+
+void add_row(float* out, const float* inp, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) out[i] += inp[i];
+}
+
+template <int W, bool prepost>
+void way_mix_backward_cpu(const WayMixData<float>& d, const std::vector<float*>& douts, const float* rstd,
+                          const WayMixData<float>& m, const WayAcc& acc, int64_t N, int64_t C) {
+  const int64_t S = static_cast<int64_t>(m.sources.size()), size = Partial::size(W, S, C, prepost);
+  // One partial sum per block of tokens; the number of blocks is fixed by the shape alone.
+  const int64_t blocks = std::clamp<int64_t>(N / 32, 1, 32);
+  float* partials = scratch_f32(static_cast<size_t>(blocks * size), 1);
+  const Backward<W, prepost> backward{d, douts, rstd, m, acc, C, S};
+  parallel_for(blocks, N * S * C <= 32768 ? blocks : 1, [=, &backward](int64_t begin, int64_t end) {
+    for (int64_t b = begin; b < end; ++b) {
+      std::fill_n(partials + b * size, size, 0.f);
+      backward.block(Partial(partials + b * size, W, S, C, prepost), N * b / blocks, N * (b + 1) / blocks);
+    }
+  });
+  for (int64_t b = 0; b < blocks; ++b) {
+    const Partial partial(partials + b * size, W, S, C, prepost);
+    add_row(d.base, partial.base, W * S);
+    for (size_t s = 0; s < d.gains.size(); ++s) add_row(d.gains[s], partial.gains + static_cast<int64_t>(s) * C, C);
+    for (size_t w = 0; w < d.post.size(); ++w) add_row(d.post[w], partial.post + static_cast<int64_t>(w) * C, C);
+  }
+}
+
+// Calls body(W, prepost) with both as constants.
+template <class F>
+void with_ways(size_t W, bool prepost, F&& body) {
+  auto with = [&](auto ways) { prepost ? body(ways, std::true_type{}) : body(ways, std::false_type{}); };
+  switch (W) {
+    case 1: return with(std::integral_constant<int, 1>{});
+    case 2: return with(std::integral_constant<int, 2>{});
+    case 3: return with(std::integral_constant<int, 3>{});
+    case 4: return with(std::integral_constant<int, 4>{});
+    case 5: return with(std::integral_constant<int, 5>{});
+    case 6: return with(std::integral_constant<int, 6>{});
+    case 7: return with(std::integral_constant<int, 7>{});
+    case 8: return with(std::integral_constant<int, 8>{});
+  }
+}
+
+template <class T>
+std::vector<T*> pointers(const std::vector<Tensor>& tensors) {
+  std::vector<T*> out;
+  for (const Tensor& tensor : tensors) out.push_back(tensor.as<T>());
+  return out;
+}
+
+template <class T>
+T* pointer_or_null(const Tensor& tensor) {
+  return tensor.data == nullptr ? nullptr : tensor.as<T>();
+}
+
+template <class T>
+WayMixData<T> data_of(const WayMix& m) {
+  return {pointers<T>(m.sources), pointers<T>(m.gains), pointers<T>(m.post),
+          m.weight.as<T>(), m.base.as<T>(), pointer_or_null<T>(m.skip)};
+}
+
+struct Size {
+  int64_t W, S, N, C;
+};
+
+void check_size(const char* name, const char* what, const std::vector<Tensor>& tensors, int64_t count, int64_t numel) {
+  CHECK_THAT(static_cast<int64_t>(tensors.size()) == count, name, ": ", tensors.size(), " ", what, ", not ", count);
+  for (const Tensor& tensor : tensors)
+    CHECK_THAT(tensor.data != nullptr && tensor.numel() == numel, name, ": ", what, " ", tensor.str(), ", not of ",
+               numel, " numbers");
+}
+
+void check_members(const char* name, const WayMix& m, const Size& size, bool prepost) {
+  check_size(name, "sources", m.sources, size.S, size.N * size.C);
+  check_size(name, "gains", m.gains, prepost ? size.S : 0, size.C);
+  check_size(name, "post", m.post, prepost ? size.W : 0, size.C);
+  CHECK_THAT(m.weight.numel() == size.N * size.W * size.S && m.base.numel() == size.W * size.S, name, ": weight ",
+             m.weight.str(), " base ", m.base.str(), " for ", size.W, " ways of ", size.S, " sources");
+  CHECK_THAT((m.skip.data != nullptr) == prepost && (!prepost || m.skip.numel() == size.N * size.C), name, ": skip ",
+             m.skip.str());
+}
+
+Size check_mix(const char* name, const std::vector<Tensor>& outs, const Tensor& rstd, const WayMix& m) {
+  CHECK_THAT(!outs.empty() && outs.size() <= 8 && !m.sources.empty(), name, ": ", outs.size(), " ways of ",
+             m.sources.size(), " sources");
+  const int rank = outs[0].shape.rank;
+  CHECK_THAT(rank >= 1 && outs[0].numel() > 0, name, ": out ", outs[0].str());
+  const int64_t C = outs[0].dim(rank - 1);
+  const Size size{static_cast<int64_t>(outs.size()), static_cast<int64_t>(m.sources.size()), outs[0].numel() / C, C};
+  const bool prepost = !m.post.empty();
+  check_size(name, "outs", outs, size.W, size.N * C);
+  check_members(name, m, size, prepost);
+  CHECK_THAT((rstd.data != nullptr) == prepost && (!prepost || rstd.numel() == size.N * size.W), name, ": rstd ",
+             rstd.str());
+  return size;
+}
+
+}  // namespace
+
+// -----------------------------------------------------------------------------------------------------------------
+// Entry points: check shapes, choose the backend.
+
+void way_mix_forward(const std::vector<Tensor>& outs, const Tensor& rstd, const WayMix& m, Stream stream) {
+  const Size size = check_mix("way_mix_forward", outs, rstd, m);
+  if (stream.backend == Backend::cpu)
+    return with_ways(outs.size(), !m.post.empty(), [&](auto ways, auto prepost) {
+      way_mix_forward_cpu<ways, prepost>(pointers<float>(outs), pointer_or_null<float>(rstd), data_of<float>(m), size.N,
+                                         size.C, static_cast<float>(m.eps));
+    });
+  with_real(outs[0].dtype, [&](auto real) {
+    using T = decltype(real);
+    way_mix_forward_ref(pointers<T>(outs), pointer_or_null<T>(rstd), data_of<T>(m), size.N, size.C, m.eps);
+  });
+}
+
+void way_mix_backward(const WayMix& d, const std::vector<Tensor>& douts, const Tensor& rstd, const WayMix& m,
+                      const WayAcc& acc, Stream stream) {
+  const Size size = check_mix("way_mix_backward", douts, rstd, m);
+  check_members("way_mix_backward, gradients", d, size, !m.post.empty());
+  CHECK_THAT(acc.sources.size() == m.sources.size(), "way_mix_backward: ", acc.sources.size(), " flags for ",
+             m.sources.size(), " sources");
+  if (stream.backend == Backend::cpu)
+    return with_ways(douts.size(), !m.post.empty(), [&](auto ways, auto prepost) {
+      way_mix_backward_cpu<ways, prepost>(data_of<float>(d), pointers<float>(douts), pointer_or_null<float>(rstd),
+                                          data_of<float>(m), acc, size.N, size.C);
+    });
+  with_real(douts[0].dtype, [&](auto real) {
+    using T = decltype(real);
+    way_mix_backward_ref(data_of<T>(d), pointers<T>(douts), static_cast<const T*>(pointer_or_null<T>(rstd)),
+                         data_of<T>(m), acc, size.N, size.C);
+  });
+}
+
+}  // namespace crossply

@@ -1,0 +1,143 @@
+#include "kernels/gelu.h"
+
+#include "tests/check.h"
+#include "tests/threads.h"
+
+using namespace crossply;
+using namespace crossply::test;
+
+namespace {
+
+const Stream cpu{Backend::cpu};
+
+// The largest |got - want| over all i; NaN if any is.
+double worst_difference(const std::vector<float>& got, const std::vector<double>& want) {
+  double worst = 0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    const double difference = std::abs(static_cast<double>(got[i]) - want[i]);
+    if (!(difference <= worst)) worst = difference;
+    if (std::isnan(worst)) return worst;
+  }
+  return worst;
+}
+
+// Every multiple of 1/1024 in [-14, 14], and small numbers of both signs.
+std::vector<float> sweep() {
+  std::vector<float> x;
+  for (int i = -14 * 1024; i <= 14 * 1024; ++i) x.push_back(static_cast<float>(i) / 1024);
+  for (float tiny = 1e-30f; tiny < 1e-2f; tiny *= 1.7f) x.insert(x.end(), {tiny, -tiny});
+  return x;
+}
+
+}  // namespace
+
+TEST_CASE("gelu: reference forward, by values from tables of the normal distribution") {
+  const std::vector<double> inp{0.0, 1.0, -1.0, 2.0, -6.0, 40.0, -40.0};
+  const std::vector<double> phi{
+      0.5, 0.841344746068542948, 0.158655253931457051, 0.977249868051820793, 9.8658764503769814e-10, 1.0, 0.0};
+  auto out = poisoned<double>(7);
+  gelu_forward_ref(out.data(), inp.data(), 7);
+  for (size_t i = 0; i < 7; ++i) CHECK(std::abs(out[i] - inp[i] * phi[i]) <= 1e-14 * std::abs(inp[i] * phi[i]));
+}
+
+TEST_CASE("gelu: reference backward is the derivative of the reference forward") {
+  for (double scale : {1e-3, 1.0, 5.0, 12.0}) {
+    for (int64_t n : {1, 7, 33}) {
+      CAPTURE(scale);
+      CAPTURE(n);
+      const auto inp = random_vector<double>(n, 1, scale), dout = random_vector<double>(n, 2);
+      const auto want = complex_step(inp, [&](const std::vector<Complex>& x) {
+        std::vector<Complex> out(x.size());
+        gelu_forward_ref(out.data(), x.data(), n);
+        return dot(dout, out);
+      });
+      auto dinp = poisoned<double>(n);
+      gelu_backward_ref(dinp.data(), dout.data(), inp.data(), n, false);
+      check_close("dinp", dinp, want, 1e-13);
+      const auto before = random_vector<double>(n, 3);
+      auto added = before;
+      gelu_backward_ref(added.data(), dout.data(), inp.data(), n, true);
+      for (size_t i = 0; i < added.size(); ++i) added[i] -= before[i];
+      check_close("dinp, added", added, dinp, 1e-12);
+    }
+  }
+}
+
+// The tail is good to 6e-8 (8 + z^2 / 2) of itself, which is at most 1/2; the last product or sum rounds once more.
+TEST_CASE("gelu: fast CPU equals the reference to 1e-7, everywhere") {
+  const auto inp = sweep();
+  const int64_t n = static_cast<int64_t>(inp.size());
+  const auto inp64 = convert<double>(inp);
+  const std::vector<float> dout(inp.size(), 1.f);
+  auto out = poisoned<float>(n), slope = poisoned<float>(n);
+  auto want = poisoned<double>(n), want_slope = poisoned<double>(n);
+  gelu_forward(view(out.data(), {n}), view(inp.data(), {n}), cpu);
+  gelu_backward(view(slope.data(), {n}), view(dout.data(), {n}), view(inp.data(), {n}), false, cpu);
+  gelu_forward_ref(want.data(), inp64.data(), n);
+  gelu_backward_ref(want_slope.data(), convert<double>(dout).data(), inp64.data(), n, false);
+  CHECK(worst_difference(slope, want_slope) < 2e-7);
+  double worst = 0;
+  for (size_t i = 0; i < out.size(); ++i) {
+    const double difference = std::abs(static_cast<double>(out[i]) - want[i]) / std::max(1.0, std::abs(inp64[i]));
+    REQUIRE(std::isfinite(out[i]));
+    worst = std::max(worst, difference);
+    // Also relative: what is left of a large negative number, or of a small one, has its digits.
+    if (inp64[i] > -12) {
+      const double allowed = 6e-8 * (9 + 0.5 * inp64[i] * inp64[i]) * std::abs(want[i]);
+      const double error = std::abs(static_cast<double>(out[i]) - want[i]);
+      REQUIRE_MESSAGE(error <= allowed, "gelu(" << inp[i] << ") = " << out[i]);
+    }
+  }
+  CAPTURE(worst);
+  CHECK(worst < 1e-7);
+}
+
+TEST_CASE("gelu: fast CPU equals the reference, set and added") {
+  for (double scale : {1e-3, 1.0, 12.0, 200.0}) {
+    for (int64_t n : {1, 31, 1000, 40001}) {
+      CAPTURE(scale);
+      CAPTURE(n);
+      const auto inp = random_vector<float>(n, 1, scale), dout = random_vector<float>(n, 2);
+      const auto before = random_vector<float>(n, 3);
+      const auto inp64 = convert<double>(inp), dout64 = convert<double>(dout);
+      auto out = poisoned<float>(n);
+      auto out64 = poisoned<double>(n);
+      gelu_forward(view(out.data(), {n}), view(inp.data(), {n}), cpu);
+      gelu_forward_ref(out64.data(), inp64.data(), n);
+      check_close("out", out, out64, 1e-6);
+      for (bool acc : {false, true}) {
+        auto dinp = acc ? before : poisoned<float>(n);
+        auto dinp64 = convert<double>(dinp);
+        gelu_backward(view(dinp.data(), {n}), view(dout.data(), {n}), view(inp.data(), {n}), acc, cpu);
+        gelu_backward_ref(dinp64.data(), dout64.data(), inp64.data(), n, acc);
+        check_close("dinp", dinp, dinp64, 1e-6);
+      }
+    }
+  }
+}
+
+TEST_CASE("gelu: NaN shows, very large numbers are harmless, and threads do not matter") {
+  const int64_t n = 40001;
+  auto inp = random_vector<float>(n, 1, 4), dout = random_vector<float>(n, 2);
+  const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
+  inp[5] = dout[40000] = nan;
+  inp[16] = inf, inp[17] = -inf, inp[18] = 3e38f, inp[19] = -3e38f;
+  auto run = [&] {
+    std::vector<float> all(static_cast<size_t>(2 * n));
+    float *out = all.data(), *dinp = out + n;
+    gelu_forward(view(out, {n}), view(inp.data(), {n}), cpu);
+    gelu_backward(view(dinp, {n}), view(dout.data(), {n}), view(inp.data(), {n}), false, cpu);
+    return all;
+  };
+  const auto all = run();
+  for (int64_t i = 0; i < n; ++i) {
+    REQUIRE(std::isnan(all[static_cast<size_t>(i)]) == (i == 5));
+    REQUIRE(std::isnan(all[static_cast<size_t>(n + i)]) == (i == 5 || i == 40000));
+  }
+  CHECK(all[16] == inf);
+  CHECK(all[18] == 3e38f);
+  for (size_t i : {size_t{17}, size_t{19}}) CHECK(std::abs(all[i]) < 1e-31f);
+  for (size_t i : {size_t{16}, size_t{18}}) CHECK(all[static_cast<size_t>(n) + i] == dout[i]);
+  for (size_t i : {size_t{17}, size_t{19}}) CHECK(std::abs(all[static_cast<size_t>(n) + i]) < 1e-30f);
+  check_same_bits_on_any_threads<float>(run);
+}

@@ -1,0 +1,351 @@
+#include "kernels/way_mix.h"
+
+#include "tests/check.h"
+#include "tests/threads.h"
+
+using namespace crossply;
+using namespace crossply::test;
+
+namespace {
+
+const Stream cpu{Backend::cpu};
+
+struct Size {
+  int64_t N, C, S, W;
+  bool prepost;
+};
+
+template <class T>
+using Rows = std::vector<std::vector<T>>;
+
+// The members of a WayMix, or their gradients, as vectors that own their numbers.
+template <class T>
+struct Mix {
+  Rows<T> sources, gains, post;
+  std::vector<T> weight, base, skip;
+
+  // All of them in one list.
+  std::vector<std::vector<T>*> members() {
+    std::vector<std::vector<T>*> list;
+    for (Rows<T>* rows : {&sources, &gains, &post})
+      for (auto& row : *rows) list.push_back(&row);
+    list.insert(list.end(), {&weight, &base, &skip});
+    return list;
+  }
+};
+
+template <class T>
+std::vector<T*> pointers(Rows<T>& rows) {
+  std::vector<T*> list;
+  for (auto& row : rows) list.push_back(row.data());
+  return list;
+}
+
+template <class T>
+WayMixData<T> data_of(Mix<T>& m) {
+  return {pointers(m.sources), pointers(m.gains), pointers(m.post), m.weight.data(), m.base.data(), m.skip.data()};
+}
+
+template <class T>
+std::vector<Tensor> views(const Rows<T>& rows, const Shape& shape) {
+  std::vector<Tensor> list;
+  for (const auto& row : rows) list.push_back(view(row.data(), shape));
+  return list;
+}
+
+template <class T>
+WayMix tensors_of(const Mix<T>& m, const Size& size) {
+  WayMix out;
+  out.sources = views(m.sources, {1, size.N, size.C});
+  out.gains = views(m.gains, {size.C});
+  out.post = views(m.post, {size.C});
+  out.weight = view(m.weight.data(), {1, size.N, size.W * size.S});
+  out.base = view(m.base.data(), {size.W, size.S});
+  if (size.prepost) out.skip = view(m.skip.data(), {1, size.N, size.C});
+  return out;
+}
+
+template <class T>
+Rows<T> random_rows(int64_t rows, int64_t n, uint64_t seed) {
+  Rows<T> out;
+  for (int64_t i = 0; i < rows; ++i) out.push_back(random_vector<T>(n, seed + static_cast<uint64_t>(i)));
+  return out;
+}
+
+// weight and base are `scale` times a random number.
+template <class T>
+Mix<T> random_mix(const Size& size, uint64_t seed, double scale = 1.0) {
+  const int64_t N = size.N, C = size.C, S = size.S, W = size.W;
+  Mix<T> m;
+  m.sources = random_rows<T>(S, N * C, seed);
+  m.gains = random_rows<T>(size.prepost ? S : 0, C, seed + 200);
+  m.post = random_rows<T>(size.prepost ? W : 0, C, seed + 400);
+  m.weight = random_vector<T>(N * W * S, seed + 500, scale);
+  m.base = random_vector<T>(W * S, seed + 501, scale);
+  m.skip = random_vector<T>(size.prepost ? N * C : 0, seed + 502);
+  return m;
+}
+
+template <class To, class From>
+Mix<To> convert_mix(Mix<From>& from) {
+  Mix<To> to;
+  for (auto& row : from.sources) to.sources.push_back(convert<To>(row));
+  for (auto& row : from.gains) to.gains.push_back(convert<To>(row));
+  for (auto& row : from.post) to.post.push_back(convert<To>(row));
+  to.weight = convert<To>(from.weight), to.base = convert<To>(from.base), to.skip = convert<To>(from.skip);
+  return to;
+}
+
+template <class T>
+Rows<T> poisoned_rows(int64_t rows, int64_t n) {
+  return Rows<T>(static_cast<size_t>(rows), poisoned<T>(n));
+}
+
+// What a gradient may find in memory: random numbers where it adds, NaN where it sets. Every other source is added to.
+template <class T>
+Mix<T> gradients_before(const Size& size, const WayAcc& acc) {
+  Mix<T> d = random_mix<T>(size, 900);
+  for (size_t s = 0; s < d.sources.size(); ++s)
+    if (!acc.sources[s]) d.sources[s] = poisoned<T>(size.N * size.C);
+  if (size.prepost && !acc.skip) d.skip = poisoned<T>(size.N * size.C);
+  d.weight = poisoned<T>(size.N * size.W * size.S);
+  return d;
+}
+
+WayAcc alternating(const Size& size, bool first) {
+  WayAcc acc;
+  for (int64_t s = 0; s < size.S; ++s) acc.sources.push_back((s % 2 == 0) == first);
+  acc.skip = first;
+  return acc;
+}
+
+// Forward and backward on the CPU, in f32.
+struct Run {
+  Rows<float> outs;
+  std::vector<float> rstd;
+  Mix<float> d;
+};
+
+Run run(const Mix<float>& m, const Rows<float>& douts, const WayAcc& acc, const Size& size) {
+  Run r{poisoned_rows<float>(size.W, size.N * size.C), poisoned<float>(size.prepost ? size.N * size.W : 0),
+        gradients_before<float>(size, acc)};
+  const Shape rows{1, size.N, size.C};
+  const Tensor rstd = size.prepost ? view(r.rstd.data(), {1, size.N, size.W}) : Tensor{};
+  way_mix_forward(views(r.outs, rows), rstd, tensors_of(m, size), cpu);
+  way_mix_backward(tensors_of(r.d, size), views(douts, rows), rstd, tensors_of(m, size), acc, cpu);
+  return r;
+}
+
+std::vector<float> flatten(Run r) {
+  std::vector<float> all = r.rstd;
+  for (const auto& row : r.outs) all.insert(all.end(), row.begin(), row.end());
+  for (const auto* member : r.d.members()) all.insert(all.end(), member->begin(), member->end());
+  return all;
+}
+
+void check_reference(const Size& size, double scale, double eps) {
+  const int64_t N = size.N, C = size.C;
+  auto m = random_mix<double>(size, 1, scale);
+  auto douts = random_rows<double>(size.W, N * C, 700);
+  auto complex = convert_mix<Complex>(m);
+  auto loss = [&] {
+    Rows<Complex> outs(static_cast<size_t>(size.W), std::vector<Complex>(static_cast<size_t>(N * C)));
+    std::vector<Complex> rstd(static_cast<size_t>(N * size.W));
+    way_mix_forward_ref(pointers(outs), rstd.data(), data_of(complex), N, C, eps);
+    Complex sum = 0;
+    for (size_t w = 0; w < outs.size(); ++w) sum += dot(douts[w], outs[w]);
+    return sum;
+  };
+  auto outs = poisoned_rows<double>(size.W, N * C);
+  auto rstd = poisoned<double>(N * size.W);
+  way_mix_forward_ref(pointers(outs), rstd.data(), data_of(m), N, C, eps);
+  for (bool first : {false, true}) {
+    CAPTURE(first);
+    const WayAcc acc = alternating(size, first);
+    auto d = gradients_before<double>(size, acc), before = d;
+    way_mix_backward_ref(data_of(d), pointers(douts), rstd.data(), data_of(m), acc, N, C);
+    const auto got = d.members(), old = before.members(), values = m.members();
+    const auto steps = complex.members();
+    for (size_t k = 0; k < got.size(); ++k) {
+      const auto want = complex_step(*values[k], [&](const std::vector<Complex>& x) {
+        *steps[k] = x;
+        return loss();
+      });
+      *steps[k] = convert<Complex>(*values[k]);
+      double largest = 0;
+      for (double g : want) largest = std::max(largest, std::abs(g));
+      for (size_t i = 0; i < want.size(); ++i)
+        if (!std::isnan((*old[k])[i])) (*got[k])[i] -= (*old[k])[i];
+      // What was there before is of size 1: taking it off again leaves 1e-16 of that.
+      check_close(str("gradient ", k), *got[k], want, 1e-10 + (largest > 0 ? 1e-15 / largest : 0));
+    }
+  }
+}
+
+void check_fast(const Size& size, double scale) {
+  const int64_t N = size.N, C = size.C;
+  auto m = random_mix<float>(size, 1, scale);
+  auto douts = random_rows<float>(size.W, N * C, 700);
+  auto m64 = convert_mix<double>(m);
+  Rows<double> douts64, outs64 = poisoned_rows<double>(size.W, N * C);
+  for (const auto& row : douts) douts64.push_back(convert<double>(row));
+  auto rstd64 = poisoned<double>(size.prepost ? N * size.W : 0);
+  way_mix_forward_ref(pointers(outs64), rstd64.data(), data_of(m64), N, C, 1e-6);
+  for (bool first : {false, true}) {
+    CAPTURE(first);
+    const WayAcc acc = alternating(size, first);
+    Run r = run(m, douts, acc, size);
+    for (size_t w = 0; w < outs64.size(); ++w) check_close(str("out ", w), r.outs[w], outs64[w], 5e-6);
+    check_close("rstd", r.rstd, rstd64, 5e-6);
+    auto before = gradients_before<float>(size, acc);
+    auto d64 = convert_mix<double>(before);
+    way_mix_backward_ref(data_of(d64), pointers(douts64), rstd64.data(), data_of(m64), acc, N, C);
+    const auto got = r.d.members();
+    const auto want = d64.members();
+    for (size_t k = 0; k < got.size(); ++k) check_close(str("gradient ", k), *got[k], *want[k], 2e-5);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("way_mix: reference forward, by hand") {
+  Mix<double> m;
+  m.sources = {{1, 2}, {3, 5}}, m.gains = {{1, -1}, {2, 1}}, m.post = {{10, 100}};
+  m.weight = {0.5, 1}, m.base = {1.5, -2}, m.skip = {7, 8};
+  // c = (2, -1): a = 2 (1, -2) - (6, 5) = (-4, -9), whose mean square is 48.5.
+  Rows<double> outs{{0, 0}};
+  std::vector<double> rstd{0};
+  way_mix_forward_ref(pointers(outs), rstd.data(), data_of(m), 1, 2, 0.5);
+  check_close("rstd", rstd, std::vector<double>{1.0 / 7}, 1e-15);
+  check_close("out", outs[0], std::vector<double>{7 - 40.0 / 7, 8 - 900.0 / 7}, 1e-15);
+  m.gains.clear(), m.post.clear();  // a = 2 (1, 2) - (3, 5)
+  way_mix_forward_ref(pointers(outs), rstd.data(), data_of(m), 1, 2, 0.5);
+  CHECK(outs[0] == std::vector<double>{-1, -1});
+}
+
+TEST_CASE("way_mix: reference backward is the derivative of the reference forward") {
+  for (bool prepost : {false, true}) {
+    CAPTURE(prepost);
+    for (const Size& size : std::vector<Size>{{1, 3, 1, 1, prepost}, {2, 7, 3, 4, prepost}, {3, 5, 4, 2, prepost},
+                                              {2, 4, 5, 8, prepost}}) {
+      CAPTURE(size.S);
+      CAPTURE(size.W);
+      for (double scale : {0.0, 1e-3, 1.0, 30.0}) {
+        CAPTURE(scale);
+        for (double eps : {1e-6, 0.1}) check_reference(size, scale, eps);
+      }
+    }
+  }
+}
+
+// f32 sums over S sources, C columns and N tokens, where the mean of the norm's backward cancels: some tens of 6e-8.
+// Not with one source and one way: there da is orthogonal to the source, and all of dweight cancels.
+TEST_CASE("way_mix: fast CPU equals the reference, set and added") {
+  for (bool prepost : {false, true}) {
+    CAPTURE(prepost);
+    for (const Size& size : std::vector<Size>{{1, 5, 2, 1, prepost}, {5, 31, 3, 2, prepost}, {70, 16, 4, 3, prepost},
+                                              {9, 64, 2, 4, prepost}, {300, 80, 7, 4, prepost},
+                                              {33, 127, 5, 4, prepost}, {3, 1027, 129, 4, prepost},
+                                              {40, 112, 6, 1, prepost}, {6, 67, 3, 5, prepost}, {6, 67, 3, 6, prepost},
+                                              {6, 67, 3, 7, prepost}, {130, 67, 3, 8, prepost}}) {
+      CAPTURE(size.N);
+      CAPTURE(size.C);
+      CAPTURE(size.S);
+      CAPTURE(size.W);
+      for (double scale : {1e-4, 1.0}) {
+        CAPTURE(scale);
+        check_fast(size, scale);
+      }
+    }
+  }
+}
+
+TEST_CASE("way_mix: at the start the ways are the last source or the skip, exactly") {
+  for (bool prepost : {false, true}) {
+    const Size size{37, 83, 6, 4, prepost};
+    const auto douts = random_rows<float>(size.W, size.N * size.C, 700);
+    auto m = random_mix<float>(size, 1, 0.0);
+    if (!prepost)
+      for (size_t w = 0; w < 4; ++w) m.base[w * 6 + 5] = 1.f;
+    const Run r = run(m, douts, alternating(size, false), size);
+    for (const auto& out : r.outs) CHECK(out == (prepost ? m.skip : m.sources.back()));
+    // With a = 0 the norm's slope is eps^(-1/2), and the gains and posts get nothing.
+    for (float rstd : r.rstd) CHECK(rstd == doctest::Approx(1000).epsilon(1e-6));
+    const Mix<float> before = gradients_before<float>(size, alternating(size, false));
+    CHECK(r.d.gains == before.gains);
+    CHECK(r.d.post == before.post);
+    if (prepost) check_fast(size, 0.0);
+  }
+}
+
+TEST_CASE("way_mix: NaN shows where it should, and threads do not matter") {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (bool prepost : {false, true}) {
+    CAPTURE(prepost);
+    const Size size{700, 48, 5, 4, prepost};
+    const size_t C = 48;
+    auto m = random_mix<float>(size, 1);
+    auto douts = random_rows<float>(size.W, size.N * size.C, 700);
+    const WayAcc acc = alternating(size, false);
+    check_same_bits_on_any_threads<float>([&] { return flatten(run(m, douts, acc, size)); });
+    m.sources[2][100 * C + 7] = nan;
+    douts[1][200 * C + 9] = nan;
+    const Run r = run(m, douts, acc, size);
+    for (size_t i = 0; i < 700 * C; ++i) {
+      const bool row = i / C == 100, element = i == 100 * C + 7, spoilt = i / C == 200;
+      for (const auto& out : r.outs) REQUIRE(std::isnan(out[i]) == (prepost ? row : element));
+      for (const auto& dx : r.d.sources)
+        REQUIRE(std::isnan(dx[i]) == (prepost ? row || spoilt : i == 200 * C + 9));
+      if (prepost) REQUIRE(std::isnan(r.d.skip[i]) == (i == 200 * C + 9));
+    }
+    for (size_t w = 0; w < 4; ++w)
+      for (size_t s = 0; s < 5; ++s) {
+        CHECK(std::isnan(r.d.weight[(100 * 4 + w) * 5 + s]) == (prepost || s == 2));
+        CHECK(std::isnan(r.d.weight[(200 * 4 + w) * 5 + s]) == (w == 1));
+        CHECK(std::isnan(r.d.base[w * 5 + s]) == (prepost || s == 2 || w == 1));
+      }
+  }
+}
+
+TEST_CASE("way_mix: the reference backend in f32 and f64, and shapes that do not fit") {
+  const Size size{6, 9, 3, 2, true};
+  const auto m = random_mix<double>(size, 1);
+  auto m64 = m;
+  auto outs = poisoned_rows<double>(2, 54), want = outs;
+  auto rstd = poisoned<double>(12), want_rstd = rstd;
+  const Tensor saved = view(rstd.data(), {2, 3, 2});
+  const auto out = views(outs, {2, 3, 9});
+  const WayMix mix = tensors_of(m, size);
+  way_mix_forward(out, saved, mix, Stream{Backend::reference});
+  way_mix_forward_ref(pointers(want), want_rstd.data(), data_of(m64), 6, 9, 1e-6);
+  CHECK(outs == want);
+  CHECK(rstd == want_rstd);
+  const WayAcc acc = alternating(size, false);
+  auto d = gradients_before<double>(size, acc);
+  const WayMix gradients = tensors_of(d, size);
+  way_mix_backward(gradients, out, saved, mix, acc, Stream{Backend::reference});
+  for (const auto* member : d.members())
+    for (double g : *member) CHECK(std::isfinite(g));
+
+  auto refuses = [&](const std::vector<Tensor>& o, const Tensor& r, const WayMix& wrong) {
+    CHECK_THROWS_AS(way_mix_forward(o, r, wrong, Stream{Backend::reference}), Error);
+    CHECK_THROWS_AS(way_mix_backward(gradients, o, r, wrong, acc, Stream{Backend::reference}), Error);
+    CHECK_THROWS_AS(way_mix_backward(wrong, out, saved, wrong, acc, Stream{Backend::reference}), Error);
+  };
+  WayMix wrong = mix;
+  wrong.gains.pop_back();
+  refuses(out, saved, wrong);
+  wrong = mix, wrong.sources.clear();
+  refuses(out, saved, wrong);
+  wrong = mix, wrong.post.clear();
+  refuses(out, saved, wrong);
+  wrong = mix, wrong.skip = Tensor{};
+  refuses(out, saved, wrong);
+  wrong = mix, wrong.base.shape = Shape{3, 3};
+  refuses(out, saved, wrong);
+  wrong = mix, wrong.weight.shape = Shape{2, 3, 5};
+  refuses(out, saved, wrong);
+  CHECK_THROWS_AS(way_mix_forward(out, Tensor{}, mix, cpu), Error);
+  CHECK_THROWS_AS(way_mix_forward(std::vector<Tensor>(9, out[0]), saved, mix, cpu), Error);
+  CHECK_THROWS_AS(way_mix_backward(gradients, out, saved, mix, WayAcc{{true}, false}, cpu), Error);
+}
