@@ -97,3 +97,34 @@ TEST_CASE("rmsnorm: fast CPU equals the reference, set and added") {
     }
   }
 }
+
+TEST_CASE("rmsnorm: without a gain it is the norm with a gain of ones") {
+  for (Backend backend : {Backend::cpu, Backend::reference}) {
+    for (const Size& size : std::vector<Size>{{1, 3}, {5, 31}, {300, 32}, {2000, 96}}) {
+      const int64_t rows = size.rows, C = size.C;
+      CAPTURE(static_cast<int>(backend));
+      CAPTURE(C);
+      const auto inp = random_vector<float>(rows * C, 1), dout = random_vector<float>(rows * C, 3);
+      const auto ones = std::vector<float>(static_cast<size_t>(C), 1.f);
+      for (bool acc : {false, true}) {
+        auto run = [&](const Tensor& weight, const Tensor& dweight) {
+          auto out = poisoned<float>(rows * C), rstd = poisoned<float>(rows);
+          auto dinp = acc ? random_vector<float>(rows * C, 4) : poisoned<float>(rows * C);
+          const Tensor x = view(inp.data(), {1, rows, C}), r = view(rstd.data(), {1, rows});
+          rmsnorm_forward(view(out.data(), {1, rows, C}), r, x, weight, 1e-6, Stream{backend});
+          rmsnorm_backward(view(dinp.data(), {1, rows, C}), dweight, view(dout.data(), {1, rows, C}), x, weight, r, acc,
+                           Stream{backend});
+          out.insert(out.end(), dinp.begin(), dinp.end());
+          return out;
+        };
+        std::vector<float> dweight(static_cast<size_t>(C), 0.f);
+        // A compiler may fuse the two differently, so the last bit is free.
+        const auto want = run(view(ones.data(), {C}), view(dweight.data(), {C}));
+        check_close("out and dinp", run(Tensor{}, Tensor{}), want, 3e-7);
+      }
+    }
+  }
+  const auto row = random_vector<float>(4, 1);
+  const Tensor x = view(row.data(), {1, 4}), r = view(row.data(), {1});
+  CHECK_THROWS_AS(rmsnorm_backward(x, x, x, x, Tensor{}, r, false, Stream{}), Error);
+}

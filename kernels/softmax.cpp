@@ -1,0 +1,144 @@
+#include "kernels/softmax.h"
+
+#include <functional>
+
+#include "kernels/cpu.h"
+
+namespace crossply {
+namespace {
+
+// Calls body(first row, rows) for one tile of rows after the other, on all threads. The rows of a tile are handled
+// together: their exponentials run as one loop, because they are slow at a loop's end.
+template <class F>
+void for_row_tiles(int64_t rows, int64_t S, F&& body) {
+  const int64_t tile = std::max<int64_t>(1, 1024 / S), tiles = (rows + tile - 1) / tile;
+  parallel_for(tiles, 8192 / (tile * S), [&](int64_t begin, int64_t end) {
+    for (int64_t n = begin * tile; n < std::min(rows, end * tile); n += tile) body(n, std::min(tile, rows - n));
+  });
+}
+
+// A long row in sixteen lanes by hand: clang does not vectorise a maximum of floats that may be NaN. A NaN may be lost
+// here, but not in the difference from it.
+float max_of(const float* x, int64_t n) {
+  float max = x[0];
+  int64_t i = 1;
+  if (n >= 32) {
+    float lanes[16];
+    std::copy_n(x, 16, lanes);
+    for (i = 16; i + 16 <= n; i += 16)
+      for (int l = 0; l < 16; ++l) lanes[l] = std::max(lanes[l], x[i + l]);
+    max = *std::max_element(lanes, lanes + 16);
+  }
+  for (; i < n; ++i) max = std::max(max, x[i]);
+  return max;
+}
+
+// Multiplies values (S) by the mask of one row; they may be alpha itself. keys: scratch of S.
+void prune(float* values, const float* alpha, uint64_t* keys, int64_t S, double top_p) {
+  // Positive floats are ordered as their bits are, so that one integer holds weight and index.
+  for (int64_t m = 0; m < S; ++m)
+    keys[m] = static_cast<uint64_t>(std::bit_cast<uint32_t>(alpha[m])) << 32 | static_cast<uint32_t>(m);
+  std::sort(keys, keys + S, std::greater<>());
+  double before = 0;
+  for (int64_t i = 0; i < S; ++i) {
+    if (before > top_p + top_p_slack) values[static_cast<uint32_t>(keys[i])] *= 0.f;  // a product: NaN must stay
+    before += static_cast<double>(std::bit_cast<float>(static_cast<uint32_t>(keys[i] >> 32)));
+  }
+}
+
+uint64_t* prune_keys(int64_t S) { return reinterpret_cast<uint64_t*>(scratch_f32(static_cast<size_t>(2 * S))); }
+
+void softmax_forward_cpu(float* out, const float* inp, int64_t rows, int64_t S, double top_p) {
+  for_row_tiles(rows, S, [=](int64_t n, int64_t count) {
+    softmax_rows_cpu(out + n * S, inp + n * S, count, S);
+    if (top_p >= 1) return;
+    for (float* y = out + n * S; y < out + (n + count) * S; y += S) prune(y, y, prune_keys(S), S, top_p);
+  });
+}
+
+void softmax_backward_row(float* dinp, const float* da, const float* alpha, int64_t S, bool acc) {
+  float mean = 0;
+#pragma omp simd reduction(+ : mean)
+  for (int64_t m = 0; m < S; ++m) mean += alpha[m] * da[m];
+  if (acc) {
+#pragma omp simd
+    for (int64_t m = 0; m < S; ++m) dinp[m] += alpha[m] * (da[m] - mean);
+  } else {
+#pragma omp simd
+    for (int64_t m = 0; m < S; ++m) dinp[m] = alpha[m] * (da[m] - mean);
+  }
+}
+
+void softmax_backward_cpu(float* dinp, const float* dout, const float* inp, int64_t rows, int64_t S, double top_p,
+                          bool acc) {
+  for_row_tiles(rows, S, [=](int64_t n, int64_t count) {
+    float* alpha = scratch_f32(static_cast<size_t>(count * S), 1);
+    float* masked = scratch_f32(static_cast<size_t>(S), 2);
+    softmax_rows_cpu(alpha, inp + n * S, count, S);
+    for (int64_t i = 0; i < count; ++i) {
+      const float* da = dout + (n + i) * S;
+      if (top_p < 1) {
+        std::copy_n(da, S, masked);
+        prune(masked, alpha + i * S, prune_keys(S), S, top_p);
+        da = masked;
+      }
+      softmax_backward_row(dinp + (n + i) * S, da, alpha + i * S, S, acc);
+    }
+  });
+}
+
+}  // namespace
+
+void softmax_rows_cpu(float* out, const float* inp, int64_t rows, int64_t S) {
+  for (int64_t n = 0; n < rows; ++n) {
+    const float max = max_of(inp + n * S, S);
+#pragma omp simd
+    for (int64_t m = n * S; m < (n + 1) * S; ++m) out[m] = inp[m] - max;
+  }
+#pragma omp simd
+  for (int64_t i = 0; i < rows * S; ++i) out[i] = exp_f32(out[i]);
+  for (int64_t n = 0; n < rows; ++n) {
+    float* y = out + n * S;
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t m = 0; m < S; ++m) sum += y[m];
+    const float scale = 1.f / sum;
+#pragma omp simd
+    for (int64_t m = 0; m < S; ++m) y[m] *= scale;
+  }
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// Entry points: check shapes, choose the backend.
+
+namespace {
+// The width of the rows, or an error.
+int64_t width_of(const char* name, const Tensor& out, const Tensor& inp) {
+  CHECK_THAT(inp.shape.rank >= 1 && inp.numel() == out.numel() && inp.dim(inp.shape.rank - 1) >= 1, name, ": out ",
+             out.str(), " inp ", inp.str());
+  return inp.dim(inp.shape.rank - 1);
+}
+}  // namespace
+
+void softmax_forward(const Tensor& out, const Tensor& inp, double top_p, Stream stream) {
+  const int64_t S = width_of("softmax_forward", out, inp), rows = inp.numel() / S;
+  if (stream.backend == Backend::cpu) return softmax_forward_cpu(out.as<float>(), inp.as<float>(), rows, S, top_p);
+  with_real(out.dtype, [&](auto real) {
+    using T = decltype(real);
+    softmax_forward_ref(out.as<T>(), inp.as<T>(), rows, S, top_p);
+  });
+}
+
+void softmax_backward(const Tensor& dinp, const Tensor& dout, const Tensor& inp, double top_p, bool acc,
+                      Stream stream) {
+  const int64_t S = width_of("softmax_backward", dinp, inp), rows = inp.numel() / S;
+  CHECK_THAT(dout.numel() == inp.numel(), "softmax_backward: dout ", dout.str(), " inp ", inp.str());
+  if (stream.backend == Backend::cpu)
+    return softmax_backward_cpu(dinp.as<float>(), dout.as<float>(), inp.as<float>(), rows, S, top_p, acc);
+  with_real(dinp.dtype, [&](auto real) {
+    using T = decltype(real);
+    softmax_backward_ref(dinp.as<T>(), dout.as<T>(), inp.as<T>(), rows, S, top_p, acc);
+  });
+}
+
+}  // namespace crossply

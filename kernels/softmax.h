@@ -1,0 +1,91 @@
+// Softmax over the last dimension (rows of width S, such as the streams of a depth), with top-p pruning.
+//
+//   alpha[n,m] = exp(inp[n,m] - max_j inp[n,j]) / sum_j exp(inp[n,j] - max_j inp[n,j])
+//   out[n,m]   = mask[n,m] * alpha[n,m]                          not normalised again
+//
+// mask is 1 for the entries of alpha that come first in descending order, until their sum exceeds top_p: an entry stays
+// if the sum of those strictly before it is <= top_p. Of equal entries the one with the larger index comes first. So
+// top_p = 0 keeps one entry, top_p >= 1 all. The sum may exceed top_p by 1e-6: where equal weights meet top_p exactly,
+// as they do when training starts, the rounding of alpha must not decide.
+//
+//   da = mask * dout
+//   dinp[n,m] = alpha[n,m] * (da[n,m] - sum_j alpha[n,j] * da[n,j])        set, or added if acc
+//
+// The backward holds the mask constant. It runs over all entries: pruned ones learn too, and so can come back. Nothing
+// is saved: it computes alpha and mask again. All tensors: (rows, S) after flattening. No output may alias anything. A
+// NaN makes its whole row NaN, and so does +infinity in inp.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <complex>
+#include <numeric>
+#include <vector>
+
+#include "engine/stream.h"
+#include "engine/tensor.h"
+
+namespace crossply {
+
+void softmax_forward(const Tensor& out, const Tensor& inp, double top_p, Stream stream);
+void softmax_backward(const Tensor& dinp, const Tensor& dout, const Tensor& inp, double top_p, bool acc, Stream stream);
+
+// How far the kept sum may exceed top_p.
+constexpr double top_p_slack = 1e-6;
+
+// The fast CPU softmax of a few rows on the calling thread, without pruning: for kernels that need alpha on the way. It
+// is quickest for about a thousand elements at a time. out may be inp.
+void softmax_rows_cpu(float* out, const float* inp, int64_t rows, int64_t S);
+
+template <class T>
+void softmax_row_ref(T* alpha, const T* inp, int64_t S) {
+  using std::exp, std::real;
+  auto max = real(inp[0]);
+  for (int64_t m = 1; m < S; ++m) max = std::max(max, real(inp[m]));
+  T sum = 0;
+  for (int64_t m = 0; m < S; ++m) sum += alpha[m] = exp(inp[m] - max);
+  for (int64_t m = 0; m < S; ++m) alpha[m] /= sum;
+}
+
+// Multiplies values by the mask that top_p and alpha make; they may be alpha itself.
+template <class T>
+void prune_row_ref(T* values, const T* alpha, int64_t S, double top_p) {
+  using std::real;
+  if (top_p >= 1) return;
+  std::vector<double> weight(static_cast<size_t>(S));
+  for (int64_t m = 0; m < S; ++m) weight[static_cast<size_t>(m)] = static_cast<double>(real(alpha[m]));
+  std::vector<size_t> order(weight.size());
+  std::iota(order.rbegin(), order.rend(), size_t{0});  // the largest index first, and stays so among equals
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return weight[a] > weight[b]; });
+  double before = 0;
+  for (size_t m : order) {
+    if (before > top_p + top_p_slack) values[m] *= T(0);  // a product, because NaN must stay
+    before += weight[m];
+  }
+}
+
+template <class T>
+void softmax_forward_ref(T* out, const T* inp, int64_t rows, int64_t S, double top_p) {
+  for (int64_t n = 0; n < rows; ++n) {
+    softmax_row_ref(out + n * S, inp + n * S, S);
+    prune_row_ref(out + n * S, out + n * S, S, top_p);
+  }
+}
+
+template <class T>
+void softmax_backward_ref(T* dinp, const T* dout, const T* inp, int64_t rows, int64_t S, double top_p, bool acc) {
+  std::vector<T> alpha(static_cast<size_t>(S)), da(alpha);
+  for (int64_t n = 0; n < rows; ++n) {
+    softmax_row_ref(alpha.data(), inp + n * S, S);
+    std::copy(dout + n * S, dout + (n + 1) * S, da.begin());
+    prune_row_ref(da.data(), alpha.data(), S, top_p);
+    T mean = 0;
+    for (size_t m = 0; m < alpha.size(); ++m) mean += alpha[m] * da[m];
+    for (size_t m = 0; m < alpha.size(); ++m) {
+      T& d = dinp[n * S + static_cast<int64_t>(m)];
+      d = (acc ? d : T(0)) + alpha[m] * (da[m] - mean);
+    }
+  }
+}
+
+}  // namespace crossply

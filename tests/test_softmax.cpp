@@ -1,0 +1,167 @@
+#include "kernels/softmax.h"
+
+#include "tests/check.h"
+#include "tests/threads.h"
+
+using namespace crossply;
+using namespace crossply::test;
+
+namespace {
+
+struct Size {
+  int64_t rows, S;
+};
+const std::vector<Size> sizes{{1, 1}, {3, 2}, {5, 7}, {2000, 4}, {300, 33}, {17, 128}, {2, 1300}};
+const Stream fast{Backend::cpu}, reference{Backend::reference};
+
+template <class T>
+std::vector<T> forward(const std::vector<T>& inp, const Size& size, double top_p, Stream stream) {
+  auto out = poisoned<T>(size.rows * size.S);
+  const Shape shape{1, size.rows, size.S};
+  softmax_forward(view(out.data(), shape), view(inp.data(), shape), top_p, stream);
+  return out;
+}
+
+template <class T>
+std::vector<T> backward(std::vector<T> dinp, const std::vector<T>& dout, const std::vector<T>& inp, const Size& size,
+                        double top_p, bool acc, Stream stream) {
+  const Shape shape{1, size.rows, size.S};
+  softmax_backward(view(dinp.data(), shape), view(dout.data(), shape), view(inp.data(), shape), top_p, acc, stream);
+  return dinp;
+}
+
+int64_t kept(const std::vector<float>& out) {
+  return std::count_if(out.begin(), out.end(), [](float x) { return x > 0; });
+}
+
+}  // namespace
+
+TEST_CASE("softmax: reference backward is the derivative of the reference forward, pruned or not") {
+  for (double scale : {1e-3, 1.0, 10.0}) {
+    for (double top_p : {0.0, 0.37, 0.8, 1.0}) {
+      for (const Size& size : std::vector<Size>{{1, 1}, {3, 2}, {4, 7}, {2, 31}}) {
+        CAPTURE(scale);
+        CAPTURE(top_p);
+        CAPTURE(size.S);
+        const int64_t n = size.rows * size.S;
+        const auto inp = random_vector<double>(n, 1, scale), dout = random_vector<double>(n, 2);
+        // An infinitesimal step leaves the mask, which goes by the real parts, as it is.
+        const auto want = complex_step(inp, [&](auto& x) {
+          std::vector<Complex> out(x.size());
+          softmax_forward_ref(out.data(), x.data(), size.rows, size.S, top_p);
+          return dot(dout, out);
+        });
+        check_close("dinp", backward(poisoned<double>(n), dout, inp, size, top_p, false, reference), want, 1e-11);
+      }
+    }
+  }
+}
+
+TEST_CASE("softmax: fast CPU equals the reference, set and added") {
+  for (double scale : {1.0, 30.0}) {
+    for (double top_p : {0.0, 0.371, 0.9, 1.0}) {
+      for (const Size& size : sizes) {
+        CAPTURE(scale);
+        CAPTURE(top_p);
+        CAPTURE(size.S);
+        const int64_t n = size.rows * size.S;
+        const auto inp = random_vector<float>(n, 1, scale), dout = random_vector<float>(n, 2);
+        const auto inp64 = convert<double>(inp), dout64 = convert<double>(dout);
+        // Sums of up to 1300 terms in vector order, and an exp of 1.5 ulp: some ulps (6e-8) of the result.
+        check_close("out", forward(inp, size, top_p, fast), forward(inp64, size, top_p, reference), 1e-6);
+        for (bool acc : {false, true}) {
+          const auto dinp = acc ? random_vector<float>(n, 3) : poisoned<float>(n);
+          auto got = backward(dinp, dout, inp, size, top_p, acc, fast);
+          auto want = backward(convert<double>(dinp), dout64, inp64, size, top_p, acc, reference);
+          if (scale > 1) {  // dinp is all cancellation where one entry has all the weight: judge it beside dout
+            got.insert(got.end(), dout.begin(), dout.end());
+            want.insert(want.end(), dout.begin(), dout.end());
+          }
+          check_close("dinp", got, want, 2e-6);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("softmax: top-p by hand") {
+  // alpha = 0.1, 0.4, 0.2, 0.3; in descending order the sums before are 0, 0.4, 0.7, 0.9.
+  const std::vector<float> alpha{0.1f, 0.4f, 0.2f, 0.3f};
+  std::vector<float> inp;
+  for (float a : alpha) inp.push_back(std::log(a));
+  const std::vector<std::pair<double, std::vector<float>>> cases{{0.0, {0, 1, 0, 0}},   {0.39, {0, 1, 0, 0}},
+                                                                 {0.4, {0, 1, 0, 1}},   {0.69, {0, 1, 0, 1}},
+                                                                 {0.7, {0, 1, 1, 1}},   {0.89, {0, 1, 1, 1}},
+                                                                 {0.9, {1, 1, 1, 1}},   {1.0, {1, 1, 1, 1}}};
+  for (Stream stream : {fast, reference}) {
+    for (const auto& [top_p, mask] : cases) {
+      CAPTURE(top_p);
+      std::vector<float> want;
+      for (size_t m = 0; m < 4; ++m) want.push_back(mask[m] * alpha[m]);
+      const auto out = forward(inp, {1, 4}, top_p, stream);
+      check_close("out", out, want, 1e-6);
+      CHECK(kept(out) == std::count(mask.begin(), mask.end(), 1.f));
+    }
+  }
+}
+
+TEST_CASE("softmax: among equal entries the last ones stay, and rounding does not decide how many") {
+  for (Stream stream : {fast, reference}) {
+    // Eight heads of L layers read 1 to L streams: the entries that top-p 0.9 prunes at equal weights.
+    for (const auto& [L, want] : std::vector<std::pair<int64_t, int64_t>>{{32, 288}, {64, 1392}, {128, 6048}}) {
+      int64_t pruned = 0;
+      for (int64_t S = 1; S <= L; ++S) {
+        const auto out = forward(std::vector<float>(static_cast<size_t>(8 * S), 0.25f), {8, S}, 0.9, stream);
+        pruned += 8 * S - kept(out);
+        for (size_t i = 1; i < out.size(); ++i)
+          CHECK_MESSAGE((i % static_cast<size_t>(S) == 0 || out[i - 1] <= out[i]), "entry " << i << " of " << S);
+      }
+      CHECK(pruned == want);
+    }
+    for (int64_t S : {1, 2, 9, 200}) {
+      CHECK(kept(forward(random_vector<float>(3 * S, 1), {3, S}, 0.0, stream)) == 3);
+      CHECK(kept(forward(random_vector<float>(3 * S, 1), {3, S}, 1.0, stream)) == 3 * S);
+    }
+  }
+}
+
+TEST_CASE("softmax: pruned entries receive gradient") {
+  const Size size{1, 3};
+  const std::vector<float> inp{0.f, 3.f, 1.f}, dout{5.f, 1.f, 7.f};
+  const auto dinp = backward(poisoned<float>(3), dout, inp, size, 0.0, false, fast);
+  for (float d : dinp) CHECK(std::abs(d) > 1e-3f);
+}
+
+TEST_CASE("softmax: NaN and overflow make their row NaN, a large logit does not, and the threads do not matter") {
+  const Size size{2000, 9};
+  for (double top_p : {0.5, 1.0}) {
+    auto inp = random_vector<float>(size.rows * size.S, 1);
+    auto dout = random_vector<float>(size.rows * size.S, 2);
+    auto run = [&] {
+      auto both = forward(inp, size, top_p, fast);
+      const auto dinp = backward(poisoned<float>(size.rows * size.S), dout, inp, size, top_p, false, fast);
+      both.insert(both.end(), dinp.begin(), dinp.end());
+      return both;
+    };
+    check_same_bits_on_any_threads<float>(run);
+    const float inf = std::numeric_limits<float>::infinity();
+    inp[7 * 9 + 5] = std::numeric_limits<float>::quiet_NaN();
+    inp[1000 * 9] = inf;
+    inp[1500 * 9 + 8] = 3e38f;
+    inp[1501 * 9 + 8] = -3e38f;
+    dout[40 * 9 + 2] = std::numeric_limits<float>::quiet_NaN();
+    const auto both = run();
+    for (size_t i = 0; i < both.size(); ++i) {
+      const size_t row = i / 9 % 2000;
+      const bool in_dout = row == 40 && i / 9 >= 2000;
+      CHECK_MESSAGE(std::isnan(both[i]) == (row == 7 || row == 1000 || in_dout), "element " << i);
+    }
+  }
+}
+
+TEST_CASE("softmax: wrong shapes are errors") {
+  const std::vector<float> x(6);
+  CHECK_THROWS_AS(softmax_forward(view(x.data(), {2, 3}), view(x.data(), {5}), 1.0, fast), Error);
+  CHECK_THROWS_AS(softmax_backward(view(x.data(), {6}), view(x.data(), {5}), view(x.data(), {2, 3}), 1.0, false, fast),
+                  Error);
+}
