@@ -28,15 +28,27 @@ struct Embedding : Node {
   }
 };
 
-struct Linear : Node {
+struct Linear : Node {  // in[0] is shared by the weights in[1..], each with its out
+  std::vector<Tensor> outs, douts, weights;
   const char* op() const override { return "linear"; }
-  void forward(const Step&, Stream stream) override { matmul_forward(output(), input(0), input(1), stream); }
+  void prepare() override {
+    outs.clear(), douts.clear(), weights.clear();
+    for (size_t i = 0; i < out.size(); ++i) {
+      outs.push_back(out[i]->tensor);
+      weights.push_back(in[i + 1]->tensor);
+      if (out[i]->grad != nullptr) douts.push_back(out[i]->grad->tensor);
+    }
+  }
+  void forward(const Step&, Stream stream) override { matmul_forward(outs, input(0), weights, stream); }
   void backward(const Step&, Stream stream) override {
-    matmul_backward_input(dinput(0), doutput(), input(1), acc[0], stream);
-    matmul_backward_weight(dinput(1), doutput(), input(0), stream);
+    matmul_backward_input(dinput(0), douts, weights, acc[0], stream);
+    for (size_t i = 0; i < out.size(); ++i) matmul_backward_weight(dinput(i + 1), douts[i], input(0), stream);
   }
   double flops() const override {
-    return 2.0 * static_cast<double>(in[0]->shape.numel()) * static_cast<double>(in[1]->shape[0]);
+    double sum = 0;
+    for (size_t i = 1; i < in.size(); ++i)
+      sum += 2.0 * static_cast<double>(in[0]->shape.numel()) * static_cast<double>(in[i]->shape[0]);
+    return sum;
   }
 };
 
@@ -135,13 +147,23 @@ Value* embedding(Tape& t, const std::string& name, Value* tokens, Value* weight)
   return t.record(std::move(node));
 }
 
-Value* linear(Tape& t, const std::string& name, Value* inp, Value* weight, Shape shape) {
-  const int64_t in = weight->shape[1], rows = inp->shape.numel() / in;
-  CHECK_THAT(inp->shape.numel() % in == 0 && shape.numel() == rows * weight->shape[0], name, ": inp ",
-             inp->shape.str(), " weight ", weight->shape.str(), " out ", shape.str());
-  auto node = make_node<Linear>(name, {inp, weight}, {t.activation(name, shape)});
+std::vector<Value*> linears(Tape& t, const std::string& name, Value* inp, const std::vector<Projection>& projections) {
+  auto node = make_node<Linear>(name, {inp}, {});
+  for (const Projection& p : projections) {
+    const int64_t in = p.weight->shape[1], rows = inp->shape.numel() / in;
+    CHECK_THAT(inp->shape.numel() % in == 0 && p.shape.numel() == rows * p.weight->shape[0], p.name, ": inp ",
+               inp->shape.str(), " weight ", p.weight->shape.str(), " out ", p.shape.str());
+    node->in.push_back(p.weight);
+    node->out.push_back(t.activation(p.name, p.shape));
+  }
   node->keep = {inp};
-  return t.record(std::move(node));
+  const std::vector<Value*> outs = node->out;
+  t.record(std::move(node));
+  return outs;
+}
+
+Value* linear(Tape& t, const std::string& name, Value* inp, Value* weight, Shape shape) {
+  return linears(t, name, inp, {{name, weight, shape}})[0];
 }
 
 Value* rmsnorm(Tape& t, const std::string& name, Value* inp, Value* weight, double eps) {

@@ -12,6 +12,13 @@ namespace crossply::ops {
 
 // weight (V, C), tokens (B, T) i32 -> (B, T, C)
 Value* embedding(Tape& t, const std::string& name, Value* tokens, Value* weight);
+// Several linear layers on one input, as one product: "L3.attn.q", the weight (out, in), the shape of its output.
+struct Projection {
+  std::string name;
+  Value* weight;
+  Shape shape;
+};
+std::vector<Value*> linears(Tape& t, const std::string& name, Value* inp, const std::vector<Projection>& projections);
 // inp (..., in), weight (out, in) -> `shape`, whose size is rows * out
 Value* linear(Tape& t, const std::string& name, Value* inp, Value* weight, Shape shape);
 // Over the last dimension: the model width, or the head width for q/k norms. weight null: without a gain.

@@ -207,6 +207,13 @@ void multiply_region(float* c, const Strided& a, const Strided& b, const Plan& p
   }
 }
 
+// Packing costs about as much as a dozen multiplications: an operand that is met rarely is read where it is. A row-major
+// a is fast enough that way always; columns that lie apart, or end inside a tile, are not.
+Plan make_plan(const Strided& a, const Strided& b, int64_t M, int64_t N, int64_t K, bool add) {
+  const bool pack_a = a.col != 1 && N > 128, pack_b = b.col != 1 || N % tile_cols != 0 || M > 64;
+  return {M, N, K, pack_a, pack_b, add};
+}
+
 // Cuts c into as many rectangles as there are threads, so that the largest is as small, and as square, as possible.
 void multiply(float* c, const Strided& a, const Strided& b, const Plan& plan) {
   const int64_t threads = plan.small() || omp_in_parallel() ? 1 : omp_get_max_threads();
@@ -322,14 +329,24 @@ void multiply_few_rows(float* c, const Strided& a, const Strided& b, const Plan&
 void gemm(float* c, const Strided& a, const Strided& b, int64_t M, int64_t N, int64_t K, bool add) {
   if (K == 0 && !add) std::fill_n(c, M * N, 0.f);
   if (M == 0 || N == 0 || K == 0) return;
-  // Packing costs about as much as a dozen multiplications: an operand that is met rarely is read where it is. A
-  // row-major a is fast enough that way always; columns that lie apart, or end inside a tile, are not.
-  const bool pack_a = a.col != 1 && N > 128, pack_b = b.col != 1 || N % tile_cols != 0 || M > 64;
-  const Plan plan{M, N, K, pack_a, pack_b, add};
+  const Plan plan = make_plan(a, b, M, N, K, add);
   const auto chunks = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(std::clamp<int64_t>(K / 512, 1, 16))));
   if (M <= 16 && a.col == 1 && b.row == 1) return multiply_few_rows(c, a, b, plan);
   if (M * N <= 65536 && chunks > 1) return multiply_in_chunks(c, a, b, plan, chunks);
   multiply(c, a, b, plan);
+}
+
+void gemm_rows(const std::vector<Product>& products, int64_t M) {
+  const int64_t threads = omp_get_max_threads(), least = 256;  // rows of a thread that repay packing all of b
+  if (M < least * threads || omp_in_parallel()) {
+    for (const Product& p : products) gemm(p.c, p.a, p.b, M, p.N, p.K, p.add);
+    return;
+  }
+  parallel_for(threads, 1, [=, &products](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t)
+      for (const Product& p : products)
+        multiply_region(p.c, p.a, p.b, make_plan(p.a, p.b, M, p.N, p.K, p.add), M * t / threads, M * (t + 1) / threads, 0, p.N);
+  });
 }
 
 }  // namespace crossply

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 namespace crossply {
 
@@ -18,5 +19,15 @@ struct Strided {
 };
 
 void gemm(float* c, const Strided& a, const Strided& b, int64_t M, int64_t N, int64_t K, bool add);
+
+// Several products with the same number of rows M, one after the other. Where there are enough rows, each thread takes
+// its rows through all of them, so that what they share (a, or c) stays in its cache.
+struct Product {
+  float* c;
+  Strided a, b;
+  int64_t N, K;
+  bool add;
+};
+void gemm_rows(const std::vector<Product>& products, int64_t M);
 
 }  // namespace crossply

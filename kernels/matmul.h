@@ -1,21 +1,24 @@
-// Matrix products with a weight, over rows: every linear layer, and both of its gradients.
+// Matrix products with weights, over rows: linear layers that share their input, and their gradients.
 //
-//   out[n,o]  = sum_c inp[n,c] * weight[o,c]
+//   out[n,o]  = sum_c inp[n,c] * weight[o,c]                                      for each weight and its out
 //
-//   dinp[n,c] = sum_o dout[n,o] * weight[o,c]                                     set, or added if acc
+//   dinp[n,c] = sum_o dout[n,o] * weight[o,c], summed over the weights            set, or added if acc
 //   dweight[o,c] += sum_n dout[n,o] * inp[n,c]                                    always added
 //
 // weight, dweight: (O, C), rank 2. inp, dinp: (rows, C) and out, dout: (rows, O) after flattening, any rank. Nothing is
 // saved. No output may alias an input. On the CPU every result is independent of the thread count, bit for bit.
 #pragma once
 
+#include <vector>
+
 #include "engine/stream.h"
 #include "engine/tensor.h"
 
 namespace crossply {
 
-void matmul_forward(const Tensor& out, const Tensor& inp, const Tensor& weight, Stream stream);
-void matmul_backward_input(const Tensor& dinp, const Tensor& dout, const Tensor& weight, bool acc, Stream stream);
+void matmul_forward(const std::vector<Tensor>& outs, const Tensor& inp, const std::vector<Tensor>& weights, Stream stream);
+void matmul_backward_input(const Tensor& dinp, const std::vector<Tensor>& douts, const std::vector<Tensor>& weights,
+                           bool acc, Stream stream);
 void matmul_backward_weight(const Tensor& dweight, const Tensor& dout, const Tensor& inp, Stream stream);
 
 template <class T>

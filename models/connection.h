@@ -1,6 +1,6 @@
 // How layers are connected across depth: the one thing in which the architectures differ. The backbone is written once
-// and asks its connection at four places: what a sublayer reads, how a layer projects its keys and values, which keys and
-// values its queries attend to, and how a sublayer's output is written back. The defaults are the plain residual stream,
+// and asks its connection at four places: what a sublayer reads, how a layer projects its queries, keys and values, which
+// keys and values its queries attend to, and how a sublayer's output is written back. The defaults are the plain residual stream,
 // so a connection overrides only what it changes. One file per connection, one line in registry.cpp.
 #pragma once
 
@@ -32,6 +32,9 @@ struct Site {
 struct KeyValue {
   Value *k, *v;  // (B, T, K, D)
 };
+struct Heads {
+  Value *q, *k, *v;  // q: (B, T, H, D)
+};
 
 inline std::string layer_name(int layer, const std::string& rest) {
   return "model.layers." + std::to_string(layer) + "." + rest;
@@ -49,13 +52,12 @@ class Connection {
     build_ = &build;
     x_ = embeddings;
   }
-  // What the sublayer reads, normalised: (B, T, C). In attention the queries are projected from it.
+  // What the sublayer reads, normalised: (B, T, C).
   virtual Value* read(const Site& site) { return norm(site, x_); }
-  // The layer's own keys and values, before q/k norm and RoPE; x is what read() returned.
-  virtual KeyValue project(int layer, Value* x) {
-    const std::string name = Site{layer, false}.name();
-    return {linear(name + ".k", x, layer_name(layer, "self_attn.k_proj.weight")),
-            linear(name + ".v", x, layer_name(layer, "self_attn.v_proj.weight"))};
+  // The layer's own queries, keys and values, before q/k norm and RoPE; x is what read() returned.
+  virtual Heads project(int layer, Value* x) {
+    const auto heads = linears(layer, x, {queries(layer), keys(layer), values(layer)});
+    return {heads[0], heads[1], heads[2]};
   }
   // The keys and values the layer's queries attend to, given its own; k is normalised and rotated by now. They may have
   // any number of heads that divides the queries'.
@@ -72,15 +74,22 @@ class Connection {
     return ops::rmsnorm(build_->tape, site.name() + ".norm", x, build_->parameter(layer_name(site.layer, gain)),
                         build_->config.rms_norm_eps);
   }
-  // Keys or values (B, T, K, D) from x by a projection of the backbone.
-  Value* linear(const std::string& name, Value* x, const std::string& weight) const {
-    const Config& c = build_->config;
-    return ops::linear(build_->tape, name, x, build_->parameter(weight),
-                       Shape{build_->B, build_->T, c.num_key_value_heads, c.head_dim});
+  // The backbone's projections of attention, and products of several of them with one input.
+  ops::Projection queries(int layer) const { return projection(layer, 'q', build_->config.num_attention_heads); }
+  ops::Projection keys(int layer) const { return projection(layer, 'k', build_->config.num_key_value_heads); }
+  ops::Projection values(int layer) const { return projection(layer, 'v', build_->config.num_key_value_heads); }
+  std::vector<Value*> linears(int layer, Value* x, const std::vector<ops::Projection>& projections) const {
+    return ops::linears(build_->tape, Site{layer, false}.name() + ".project", x, projections);
   }
 
   const Build* build_ = nullptr;
   Value* x_ = nullptr;  // the residual stream
+
+ private:
+  ops::Projection projection(int layer, char which, int64_t heads) const {
+    Value* weight = build_->parameter(layer_name(layer, str("self_attn.", which, "_proj.weight")));
+    return {str("L", layer, ".attn.", which), weight, Shape{build_->B, build_->T, heads, build_->config.head_dim}};
+  }
 };
 
 }  // namespace crossply

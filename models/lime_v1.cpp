@@ -35,7 +35,7 @@ class LimeV1 : public Connection {
     }
   }
 
-  KeyValue project(int layer, Value* x) override {
+  Heads project(int layer, Value* x) override {
     const Config& c = build_->config;
     const std::string name = Site{layer, false}.name();
     if (c.num_hidden_layers > 1) streams_.push_back(ops::rmsnorm(build_->tape, name + ".unit", x_, nullptr, c.rms_norm_eps));
@@ -44,7 +44,7 @@ class LimeV1 : public Connection {
     const ops::HeadSources s{streams_, parameter("lime_layernorm.weight"), weights(layer, name),
                              parameter("self_attn.k_proj.weight"), parameter("self_attn.v_proj.weight")};
     const auto heads = ops::head_mix(build_->tape, name, s, c.num_key_value_heads);
-    return {heads.first, heads.second};
+    return {linears(layer, x, {queries(layer)})[0], heads.first, heads.second};
   }
 
  private:

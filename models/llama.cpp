@@ -26,32 +26,29 @@ void declare_llama_block(ParameterTable& params, const Config& c, int layer) {
 
 void record_llama_block(const Build& b, Connection& connection, int layer, Value* rope) {
   const Config& c = b.config;
-  const int64_t B = b.B, T = b.T, D = c.head_dim;
-  const Shape stream{B, T, c.hidden_size}, queries{B, T, c.num_attention_heads, D};
+  const int64_t B = b.B, T = b.T;
+  const Shape stream{B, T, c.hidden_size};
   auto weight = [&](const std::string& name) { return b.parameter(layer_name(layer, name + ".weight")); };
 
   const Site attn{layer, false};
   const std::string a = attn.name();
-  Value* x = connection.read(attn);
-  Value* q = ops::linear(b.tape, a + ".q", x, weight("self_attn.q_proj"), queries);
-  KeyValue own = connection.project(layer, x);
+  Heads own = connection.project(layer, connection.read(attn));
   if (c.qk_norm) {
-    q = ops::rmsnorm(b.tape, a + ".q_norm", q, weight("self_attn.q_norm"), c.qk_norm_eps);
+    own.q = ops::rmsnorm(b.tape, a + ".q_norm", own.q, weight("self_attn.q_norm"), c.qk_norm_eps);
     own.k = ops::rmsnorm(b.tape, a + ".k_norm", own.k, weight("self_attn.k_norm"), c.qk_norm_eps);
   }
-  q = ops::rope(b.tape, a + ".q_rope", q, rope);
+  own.q = ops::rope(b.tape, a + ".q_rope", own.q, rope);
   own.k = ops::rope(b.tape, a + ".k_rope", own.k, rope);
-  const KeyValue kv = connection.kv(layer, own);
-  Value* heads = ops::attention(b.tape, a, q, kv.k, kv.v);
+  const KeyValue kv = connection.kv(layer, {own.k, own.v});
+  Value* heads = ops::attention(b.tape, a, own.q, kv.k, kv.v);
   connection.write(attn, ops::linear(b.tape, a + ".out", heads, weight("self_attn.o_proj"), stream));
 
   const Site mlp{layer, true};
   const std::string m = mlp.name();
   const Shape hidden{B, T, weight("mlp.gate_proj")->shape[0]};
-  x = connection.read(mlp);
-  Value* gate = ops::linear(b.tape, m + ".gate", x, weight("mlp.gate_proj"), hidden);
-  Value* up = ops::linear(b.tape, m + ".up", x, weight("mlp.up_proj"), hidden);
-  Value* y = ops::swiglu(b.tape, m + ".swiglu", gate, up);
+  const auto branches = ops::linears(b.tape, m + ".expand", connection.read(mlp), {{m + ".gate", weight("mlp.gate_proj"), hidden},
+                                                                                   {m + ".up", weight("mlp.up_proj"), hidden}});
+  Value* y = ops::swiglu(b.tape, m + ".swiglu", branches[0], branches[1]);
   connection.write(mlp, ops::linear(b.tape, m + ".down", y, weight("mlp.down_proj"), stream));
 }
 

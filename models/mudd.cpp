@@ -59,10 +59,9 @@ class Mudd : public Connection {
     return way_norm(site.layer, Q, "q");
   }
 
-  KeyValue project(int layer, Value*) override {
-    const std::string name = Site{layer, false}.name();
-    return {linear(name + ".k", way_norm(layer, K, "k"), layer_name(layer, "self_attn.k_proj.weight")),
-            linear(name + ".v", way_norm(layer, V, "v"), layer_name(layer, "self_attn.v_proj.weight"))};
+  Heads project(int layer, Value* x) override {
+    return {linears(layer, x, {queries(layer)})[0], linears(layer, way_norm(layer, K, "k"), {keys(layer)})[0],
+            linears(layer, way_norm(layer, V, "v"), {values(layer)})[0]};
   }
 
   void write(const Site& site, Value* y) override {

@@ -56,12 +56,15 @@ class ResFormer : public Connection {
     }
   }
 
-  KeyValue project(int layer, Value* x) override {
-    const std::string name = Site{layer, false}.name();
-    if (layer > 0 && variant_ == "svformer") return {linear(name + ".k", x, layer_name(layer, "self_attn.k_proj.weight")), v1_};
-    KeyValue own = Connection::project(layer, x);
+  Heads project(int layer, Value* x) override {
+    if (layer > 0 && variant_ == "svformer") {
+      const auto heads = linears(layer, x, {queries(layer), keys(layer)});
+      return {heads[0], heads[1], v1_};
+    }
+    Heads own = Connection::project(layer, x);
     if (layer == 0) v1_ = own.v;
-    else if (mixes(layer)) own.v = ops::value_mix(build_->tape, name + ".value_mix", own.v, v1_, own_weight(layer), first_weight(layer));
+    else if (mixes(layer))
+      own.v = ops::value_mix(build_->tape, str("L", layer, ".value_mix"), own.v, v1_, own_weight(layer), first_weight(layer));
     return own;
   }
 

@@ -21,16 +21,18 @@ class SatFormer : public Connection {
       if (consumes(n)) params.add(gate_name(n), Shape{c.num_key_value_heads, c.hidden_size}, Init::normal(c.initializer_range), 1, 1);
   }
 
-  KeyValue project(int layer, Value* x) override {
-    KeyValue own = Connection::project(layer, x);
-    if (layer == 0) v1_ = own.v;
-    if (!consumes(layer)) return own;
-    const std::string name = Site{layer, false}.name();
-    Tape& tape = build_->tape;
-    const Shape heads{build_->B, build_->T, build_->config.num_key_value_heads};
-    Value* alpha = ops::gate(tape, name + ".gate", ops::linear(tape, name + ".alpha", x, build_->parameter(gate_name(layer)), heads), gate_);
-    own.v = ops::gated_mix(tape, name + ".value_mix", own.v, v1_, alpha);
-    return own;
+  Heads project(int layer, Value* x) override {
+    const std::string name = str("L", layer);
+    std::vector<ops::Projection> projections = {queries(layer), keys(layer), values(layer)};
+    if (consumes(layer)) {  // the gate's columns ride along in the product for Q, K and V
+      const Shape gates{build_->B, build_->T, build_->config.num_key_value_heads};
+      projections.push_back({name + ".alpha", build_->parameter(gate_name(layer)), gates});
+    }
+    const auto heads = linears(layer, x, projections);
+    if (layer == 0) v1_ = heads[2];
+    if (!consumes(layer)) return {heads[0], heads[1], heads[2]};
+    Value* alpha = ops::gate(build_->tape, name + ".gate", heads[3], gate_);
+    return {heads[0], heads[1], ops::gated_mix(build_->tape, name + ".gated_mix", heads[2], v1_, alpha)};
   }
 
  private:
