@@ -68,8 +68,8 @@ void bench_matmul(const Size& s) {
   std::vector<double> peak, rate[3], fraction[3];
   for (int round = 0; round < 7; ++round) {
     peak.push_back(measure_peak());
-    rate[0].push_back(measure(flops, [&] { matmul_forward(out, inp, weight, Stream{}); }));
-    rate[1].push_back(measure(flops, [&] { matmul_backward_input(dinp, out, weight, false, Stream{}); }));
+    rate[0].push_back(measure(flops, [&] { matmul_forward({out}, inp, {weight}, Stream{}); }));
+    rate[1].push_back(measure(flops, [&] { matmul_backward_input(dinp, {out}, {weight}, false, Stream{}); }));
     rate[2].push_back(measure(flops, [&] { matmul_backward_weight(dweight, out, inp, Stream{}); }));
     for (int form = 0; form < 3; ++form) fraction[form].push_back(rate[form].back() / peak.back());
   }

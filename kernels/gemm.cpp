@@ -236,6 +236,12 @@ void multiply(float* c, const Strided& a, const Strided& b, const Plan& plan) {
   });
 }
 
+// Into how many pieces the sum is cut; 1: it is not.
+int64_t chunks_of(const Plan& plan) {
+  if (plan.M * plan.N > 65536) return 1;
+  return static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(std::clamp<int64_t>(plan.K / 512, 1, 16))));
+}
+
 // A long sum into a small c leaves too few tiles to share out, so the sum itself is cut into chunks, as many for any
 // number of threads. The partial results are added in order.
 void multiply_in_chunks(float* c, const Strided& a, const Strided& b, const Plan& plan, int64_t chunks) {
@@ -330,15 +336,16 @@ void gemm(float* c, const Strided& a, const Strided& b, int64_t M, int64_t N, in
   if (K == 0 && !add) std::fill_n(c, M * N, 0.f);
   if (M == 0 || N == 0 || K == 0) return;
   const Plan plan = make_plan(a, b, M, N, K, add);
-  const auto chunks = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(std::clamp<int64_t>(K / 512, 1, 16))));
   if (M <= 16 && a.col == 1 && b.row == 1) return multiply_few_rows(c, a, b, plan);
-  if (M * N <= 65536 && chunks > 1) return multiply_in_chunks(c, a, b, plan, chunks);
+  if (const int64_t chunks = chunks_of(plan); chunks > 1) return multiply_in_chunks(c, a, b, plan, chunks);
   multiply(c, a, b, plan);
 }
 
 void gemm_rows(const std::vector<Product>& products, int64_t M) {
   const int64_t threads = omp_get_max_threads(), least = 256;  // rows of a thread that repay packing all of b
-  if (M < least * threads || omp_in_parallel()) {
+  bool alone = products.size() == 1 || M < least * threads || omp_in_parallel();
+  for (const Product& p : products) alone |= chunks_of({M, p.N, p.K, false, false, false}) > 1;  // the same bits either way
+  if (alone) {
     for (const Product& p : products) gemm(p.c, p.a, p.b, M, p.N, p.K, p.add);
     return;
   }

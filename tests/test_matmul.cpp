@@ -3,6 +3,7 @@
 #include <omp.h>
 
 #include "tests/check.h"
+#include "tests/threads.h"
 
 using namespace crossply;
 using namespace crossply::test;
@@ -35,8 +36,8 @@ Result run(const Case& a, bool acc, Stream stream = {}) {
   const Tensor weight = view(a.weight.data(), {a.O, a.C}), dweight = view(r.dweight.data(), {a.O, a.C});
   const Tensor inp = view(a.inp.data(), {a.rows, a.C}), dinp = view(r.dinp.data(), {a.rows, a.C});
   const Tensor out = view(r.out.data(), {a.rows, a.O}), dout = view(a.dout.data(), {a.rows, a.O});
-  matmul_forward(out, inp, weight, stream);
-  matmul_backward_input(dinp, dout, weight, acc, stream);
+  matmul_forward({out}, inp, {weight}, stream);
+  matmul_backward_input(dinp, {dout}, {weight}, acc, stream);
   matmul_backward_weight(dweight, dout, inp, stream);
   return r;
 }
@@ -151,22 +152,61 @@ TEST_CASE("matmul: NaN reaches exactly the elements it belongs to") {
   }
 }
 
+TEST_CASE("matmul: several weights on one input give the bits of one after the other, for any number of threads") {
+  for (const int64_t rows : {5, 300, 1700}) {
+    CAPTURE(rows);
+    const int64_t C = 70, widths[] = {40, 3, 129};
+    const auto inp = random_vector<float>(rows * C, 1);
+    std::vector<std::vector<float>> weights, douts;
+    for (const int64_t O : widths) {
+      weights.push_back(random_vector<float>(O * C, static_cast<uint64_t>(O)));
+      douts.push_back(random_vector<float>(rows * O, static_cast<uint64_t>(O + 1)));
+    }
+    auto compute = [&](bool together) {
+      auto out = poisoned<float>(rows * (40 + 3 + 129)), dinp = poisoned<float>(rows * C);
+      const Tensor x = view(inp.data(), {rows, C}), dx = view(dinp.data(), {rows, C});
+      std::vector<Tensor> outs, w, d;
+      int64_t at = 0;
+      for (size_t i = 0; i < 3; ++i) {
+        outs.push_back(view(out.data() + at, {rows, widths[i]}));
+        w.push_back(view(weights[i].data(), {widths[i], C}));
+        d.push_back(view(douts[i].data(), {rows, widths[i]}));
+        at += rows * widths[i];
+      }
+      if (together) {
+        matmul_forward(outs, x, w, Stream{});
+        matmul_backward_input(dx, d, w, false, Stream{});
+      }
+      for (size_t i = 0; i < 3 && !together; ++i) {
+        matmul_forward({outs[i]}, x, {w[i]}, Stream{});
+        matmul_backward_input(dx, {d[i]}, {w[i]}, i > 0, Stream{});
+      }
+      out.insert(out.end(), dinp.begin(), dinp.end());
+      return out;
+    };
+    const std::vector<float> one = compute(false);
+    CHECK(compute(true) == one);
+    CHECK(std::none_of(one.begin(), one.end(), [](float v) { return std::isnan(v); }));
+    check_same_bits_on_any_threads<float>([&] { return compute(true); });
+  }
+}
+
 TEST_CASE("matmul: any rank flattens, wrong shapes are refused, the reference backend serves f64") {
   const auto inp = random_vector<double>(24, 1), weight = random_vector<double>(10, 2);
   auto out = poisoned<double>(60), want = poisoned<double>(60);
-  matmul_forward(view(out.data(), {2, 2, 3, 5}), view(inp.data(), {2, 2, 6}), view(weight.data(), {5, 2}),
+  matmul_forward({view(out.data(), {2, 2, 3, 5})}, view(inp.data(), {2, 2, 6}), {view(weight.data(), {5, 2})},
                  Stream{Backend::reference});
   matmul_forward_ref(want.data(), inp.data(), weight.data(), 12, 2, 5);
   check_close("out", out, want, 1e-15);  // the same loops, perhaps compiled to other roundings
   const Tensor w = view(weight.data(), {5, 2});
-  CHECK_THROWS_AS(matmul_forward(view(out.data(), {12, 5}), view(inp.data(), {12, 2}), w, Stream{Backend::cpu}),
+  CHECK_THROWS_AS(matmul_forward({view(out.data(), {12, 5})}, view(inp.data(), {12, 2}), {w}, Stream{Backend::cpu}),
                   Error);  // f64 has no fast path
   std::vector<float> x32(24), y32(60), w32(10);
   const Tensor x = view(x32.data(), {12, 2}), y = view(y32.data(), {12, 5}), wrong = view(w32.data(), {3, 2});
   for (Backend backend : {Backend::reference, Backend::cpu}) {
-    CHECK_THROWS_AS(matmul_forward(y, x, wrong, Stream{backend}), Error);
-    CHECK_THROWS_AS(matmul_backward_input(x, y, wrong, false, Stream{backend}), Error);
+    CHECK_THROWS_AS(matmul_forward({y}, x, {wrong}, Stream{backend}), Error);
+    CHECK_THROWS_AS(matmul_backward_input(x, {y}, {wrong}, false, Stream{backend}), Error);
     CHECK_THROWS_AS(matmul_backward_weight(wrong, y, x, Stream{backend}), Error);
-    CHECK_THROWS_AS(matmul_forward(y, x, view(w32.data(), {10}), Stream{backend}), Error);
+    CHECK_THROWS_AS(matmul_forward({y}, x, {view(w32.data(), {10})}, Stream{backend}), Error);
   }
 }
