@@ -169,6 +169,7 @@ void check_fast_against_reference(const Size& size, bool vertical) {
   CAPTURE(size.C);
   for (bool acc : {false, true}) {
     Depth<float> depth(size, vertical);
+    depth.eps_used = 0.25;  // not lost beside the squares
     Depth<double> want(depth);
     depth.forward(fast);
     want.forward(reference);
@@ -176,12 +177,13 @@ void check_fast_against_reference(const Size& size, bool vertical) {
     want.backward(acc, reference);
     for (size_t m = 0; m < depth.sources.size(); ++m) {
       CAPTURE(m);
-      // f32 in vector order: sums of up to 129 sources or 2100 columns, some ulps (6e-8) of the result.
-      check_close("out", depth.out[m], want.out[m], 1e-6);
+      // f32 in vector order: some ulps (6e-8) of the result. Where very many sources add up one after another, they
+      // cancel, and it is some ulps of the largest partial sum.
+      check_close("out", depth.out[m], want.out[m], size.S > 16 ? 4e-6 : 1e-6);
       if (vertical) check_close("squares", depth.squares[m], want.squares[m], 1e-6);
       if (vertical) check_close("weights", depth.weights[m], want.weights[m], 1e-6);
       if (vertical) check_close("pbar", depth.pbar[m], want.pbar[m], 2e-6);
-      check_close("dinp", depth.dinp[m], want.dinp[m], 2e-6);
+      check_close("dinp", depth.dinp[m], want.dinp[m], size.S > 16 ? 6e-6 : 2e-6);
       // With vertical attention the terms q cancel in p - pbar and in the sum over tokens.
       check_close("dscores", depth.dscores[m], want.dscores[m], vertical ? 1e-5 : 2e-6);
     }
@@ -344,6 +346,7 @@ TEST_CASE("depth_mix: norms and scores far apart") {
   for (size_t s = 0; s < 6; ++s)
     for (float& x : depth.sources[s]) x *= factors[s];
   depth.scores[5] = {-300.f, -20.f, -std::numeric_limits<float>::infinity(), 30.f, 40.f, 0.f};
+  for (float& score : depth.scores[4]) score += 200.f;
   depth.eps_used = 0;
   Depth<double> want(depth);
   depth.forward(fast), want.forward(reference);
