@@ -3,6 +3,7 @@
 
 #include <omp.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -26,6 +27,16 @@ void parallel_for(int64_t n, int64_t grain, F&& body) {
     const int64_t begin = n * t / threads, end = n * (t + 1) / threads;
     if (begin < end) body(begin, end);
   }
+}
+
+// Calls body(first row, rows) for one tile of about a thousand elements after the other. The tiles depend only on the
+// shape. For rows that may be short: body runs its exponentials over the tile at once, because a loop's end is slow.
+template <class F>
+void for_row_tiles(int64_t rows, int64_t width, F&& body) {
+  const int64_t tile = std::max<int64_t>(1, 1024 / width), tiles = (rows + tile - 1) / tile;
+  parallel_for(tiles, 8192 / (tile * width), [&](int64_t begin, int64_t end) {
+    for (int64_t n = begin * tile; n < std::min(rows, end * tile); n += tile) body(n, std::min(tile, rows - n));
+  });
 }
 
 // exp(x) to about 1.5 ulp, without branches, so that a `#pragma omp simd` loop over it becomes vector code.

@@ -7,16 +7,6 @@
 namespace crossply {
 namespace {
 
-// Calls body(first row, rows) for one tile of rows after the other, on all threads. The rows of a tile are handled
-// together: their exponentials run as one loop, because they are slow at a loop's end.
-template <class F>
-void for_row_tiles(int64_t rows, int64_t S, F&& body) {
-  const int64_t tile = std::max<int64_t>(1, 1024 / S), tiles = (rows + tile - 1) / tile;
-  parallel_for(tiles, 8192 / (tile * S), [&](int64_t begin, int64_t end) {
-    for (int64_t n = begin * tile; n < std::min(rows, end * tile); n += tile) body(n, std::min(tile, rows - n));
-  });
-}
-
 // A long row in sixteen lanes by hand: clang does not vectorise a maximum of floats that may be NaN. A NaN may be lost
 // here, but not in the difference from it.
 float max_of(const float* x, int64_t n) {

@@ -89,18 +89,20 @@ TEST_CASE("softmax: top-p by hand") {
   const std::vector<float> alpha{0.1f, 0.4f, 0.2f, 0.3f};
   std::vector<float> inp;
   for (float a : alpha) inp.push_back(std::log(a));
-  const std::vector<std::pair<double, std::vector<float>>> cases{{0.0, {0, 1, 0, 0}},   {0.39, {0, 1, 0, 0}},
-                                                                 {0.4, {0, 1, 0, 1}},   {0.69, {0, 1, 0, 1}},
-                                                                 {0.7, {0, 1, 1, 1}},   {0.89, {0, 1, 1, 1}},
-                                                                 {0.9, {1, 1, 1, 1}},   {1.0, {1, 1, 1, 1}}};
+  struct Case {
+    double top_p;
+    std::vector<float> mask;
+  };
+  const std::vector<Case> cases{{0.0, {0, 1, 0, 0}}, {0.39, {0, 1, 0, 0}}, {0.4, {0, 1, 0, 1}}, {0.69, {0, 1, 0, 1}},
+                                {0.7, {0, 1, 1, 1}}, {0.89, {0, 1, 1, 1}}, {0.9, {1, 1, 1, 1}}, {1.0, {1, 1, 1, 1}}};
   for (Stream stream : {fast, reference}) {
-    for (const auto& [top_p, mask] : cases) {
-      CAPTURE(top_p);
+    for (const Case& c : cases) {
+      CAPTURE(c.top_p);
       std::vector<float> want;
-      for (size_t m = 0; m < 4; ++m) want.push_back(mask[m] * alpha[m]);
-      const auto out = forward(inp, {1, 4}, top_p, stream);
+      for (size_t m = 0; m < 4; ++m) want.push_back(c.mask[m] * alpha[m]);
+      const auto out = forward(inp, {1, 4}, c.top_p, stream);
       check_close("out", out, want, 1e-6);
-      CHECK(kept(out) == std::count(mask.begin(), mask.end(), 1.f));
+      CHECK(kept(out) == std::count(c.mask.begin(), c.mask.end(), 1.f));
     }
   }
 }

@@ -1,0 +1,158 @@
+#include "kernels/gate.h"
+
+#include "kernels/cpu.h"
+#include "kernels/softmax.h"
+
+namespace crossply {
+namespace {
+
+constexpr int64_t grain = 16384;
+
+// The gates of one number, and their slopes.
+struct Relu {
+  static float value(float z) { return z < 0 ? 0.f : z; }
+  static float slope(float z) { return z > 0 ? 1.f : z <= 0 ? 0.f : z; }
+};
+struct Sigmoid {
+  static float value(float z) { return 1.f / (1.f + exp_f32(-z)); }
+  static float slope(float z) {
+    const float e = exp_f32(-z), s = 1.f / (1.f + e);
+    return s * (e * s);  // e s is 1 - s without the cancellation
+  }
+};
+struct Tanh {
+  static float value(float z) {
+    // For small z the first terms of the odd series, fitted: the quotient of exponentials would lose their digits.
+    const float u = z * z, e = exp_f32(-2.f * std::fabs(z)), large = (1.f - e) / (1.f + e);
+    float p = -6.26911972e-3f;
+    p = p * u + 2.11109590e-2f;
+    p = p * u - 5.38739488e-2f;
+    p = p * u + 1.33329154e-1f;
+    p = p * u - 3.33333303e-1f;
+    return u < 0.36f ? z + z * u * p : z < 0 ? -large : large;
+  }
+  static float slope(float z) {
+    const float e = exp_f32(-2.f * std::fabs(z)), r = 1.f / (1.f + e);
+    return 4.f * e * r * r;
+  }
+};
+struct Identity {
+  static float value(float z) { return z; }
+  static float slope(float) { return 1.f; }
+};
+
+template <class G>
+void forward_each(float* out, const float* inp, int64_t n) {
+  parallel_for(n, grain, [=](int64_t begin, int64_t end) {
+#pragma omp simd
+    for (int64_t i = begin; i < end; ++i) out[i] = G::value(inp[i]);
+  });
+}
+
+template <class G>
+void backward_each(float* dinp, const float* dout, const float* inp, int64_t n, bool acc) {
+  parallel_for(n, grain, [=](int64_t begin, int64_t end) {
+    if (acc) {
+#pragma omp simd
+      for (int64_t i = begin; i < end; ++i) dinp[i] += dout[i] * G::slope(inp[i]);
+    } else {
+#pragma omp simd
+      for (int64_t i = begin; i < end; ++i) dinp[i] = dout[i] * G::slope(inp[i]);
+    }
+  });
+}
+
+template <bool sigmoid>
+void softmax_gate_forward(float* out, const float* inp, int64_t rows, int64_t K) {
+  for_row_tiles(rows, K, [=](int64_t n, int64_t count) {
+    const float* z = inp + n * K;
+    float* y = out + n * K;
+    softmax_rows_cpu(y, z, count, K);
+#pragma omp simd
+    for (int64_t i = 0; i < count * K; ++i) y[i] *= static_cast<float>(K) * (sigmoid ? Sigmoid::value(z[i]) : 1.f);
+  });
+}
+
+// With y = out and f = 2 - s, or 1 without a sigmoid: dinp = y dout f - p sum_j dout y.
+template <bool sigmoid>
+void softmax_gate_backward(float* dinp, const float* dout, const float* inp, int64_t rows, int64_t K, bool acc) {
+  for_row_tiles(rows, K, [=](int64_t n, int64_t count) {
+    float* p = scratch_f32(static_cast<size_t>(count * K));
+    float* dy_y = scratch_f32(static_cast<size_t>(count * K), 1);
+    float* f = scratch_f32(static_cast<size_t>(count * K), 2);
+    softmax_rows_cpu(p, inp + n * K, count, K);
+#pragma omp simd
+    for (int64_t i = 0; i < count * K; ++i) {
+      const float e = sigmoid ? exp_f32(-inp[n * K + i]) : 0.f, s = 1.f / (1.f + e);
+      dy_y[i] = dout[n * K + i] * (static_cast<float>(K) * p[i] * s);
+      f[i] = 1.f + e * s;
+    }
+    for (int64_t row = 0; row < count; ++row) {
+      float sum = 0;
+#pragma omp simd reduction(+ : sum)
+      for (int64_t i = row * K; i < (row + 1) * K; ++i) sum += dy_y[i];
+      float* dz = dinp + n * K;
+      if (acc) {
+#pragma omp simd
+        for (int64_t i = row * K; i < (row + 1) * K; ++i) dz[i] += dy_y[i] * f[i] - p[i] * sum;
+      } else {
+#pragma omp simd
+        for (int64_t i = row * K; i < (row + 1) * K; ++i) dz[i] = dy_y[i] * f[i] - p[i] * sum;
+      }
+    }
+  });
+}
+
+void gate_forward_cpu(float* out, const float* inp, int64_t rows, int64_t K, Gate gate) {
+  switch (gate) {
+    case Gate::relu: return forward_each<Relu>(out, inp, rows * K);
+    case Gate::sigmoid: return forward_each<Sigmoid>(out, inp, rows * K);
+    case Gate::softmax: return softmax_gate_forward<false>(out, inp, rows, K);
+    case Gate::softmax_sigmoid: return softmax_gate_forward<true>(out, inp, rows, K);
+    case Gate::tanh: return forward_each<Tanh>(out, inp, rows * K);
+    case Gate::identity: return forward_each<Identity>(out, inp, rows * K);
+  }
+}
+
+void gate_backward_cpu(float* dinp, const float* dout, const float* inp, int64_t rows, int64_t K, Gate gate, bool acc) {
+  switch (gate) {
+    case Gate::relu: return backward_each<Relu>(dinp, dout, inp, rows * K, acc);
+    case Gate::sigmoid: return backward_each<Sigmoid>(dinp, dout, inp, rows * K, acc);
+    case Gate::softmax: return softmax_gate_backward<false>(dinp, dout, inp, rows, K, acc);
+    case Gate::softmax_sigmoid: return softmax_gate_backward<true>(dinp, dout, inp, rows, K, acc);
+    case Gate::tanh: return backward_each<Tanh>(dinp, dout, inp, rows * K, acc);
+    case Gate::identity: return backward_each<Identity>(dinp, dout, inp, rows * K, acc);
+  }
+}
+
+}  // namespace
+
+// -----------------------------------------------------------------------------------------------------------------
+// Entry points: check shapes, choose the backend.
+
+void gate_forward(const Tensor& out, const Tensor& inp, Gate gate, Stream stream) {
+  const int rank = inp.shape.rank;
+  CHECK_THAT(rank >= 1 && inp.dim(rank - 1) >= 1 && out.numel() == inp.numel(), "gate_forward: out ", out.str(),
+             " inp ", inp.str());
+  const int64_t K = inp.dim(rank - 1), rows = inp.numel() / K;
+  if (stream.backend == Backend::cpu) return gate_forward_cpu(out.as<float>(), inp.as<float>(), rows, K, gate);
+  with_real(out.dtype, [&](auto real) {
+    using T = decltype(real);
+    gate_forward_ref(out.as<T>(), inp.as<T>(), rows, K, gate);
+  });
+}
+
+void gate_backward(const Tensor& dinp, const Tensor& dout, const Tensor& inp, Gate gate, bool acc, Stream stream) {
+  const int rank = inp.shape.rank;
+  CHECK_THAT(rank >= 1 && inp.dim(rank - 1) >= 1 && dinp.numel() == inp.numel() && dout.numel() == inp.numel(),
+             "gate_backward: dinp ", dinp.str(), " dout ", dout.str(), " inp ", inp.str());
+  const int64_t K = inp.dim(rank - 1), rows = inp.numel() / K;
+  if (stream.backend == Backend::cpu)
+    return gate_backward_cpu(dinp.as<float>(), dout.as<float>(), inp.as<float>(), rows, K, gate, acc);
+  with_real(dinp.dtype, [&](auto real) {
+    using T = decltype(real);
+    gate_backward_ref(dinp.as<T>(), dout.as<T>(), inp.as<T>(), rows, K, gate, acc);
+  });
+}
+
+}  // namespace crossply
