@@ -38,6 +38,7 @@ Architecture resformer_architecture();
 Architecture satformer_architecture();
 Architecture denseformer_architecture();
 Architecture mudd_architecture();
+Architecture relay_architecture();
 
 const std::vector<Architecture>& architectures();
 // Throws `code`, naming `where` and the known architectures.

@@ -128,6 +128,11 @@ std::map<std::string, std::function<void()>> identities() {
     for (const Options& o : {Options{}, Options{{"dilation", "2"}}, Options{{"period", "3"}}, Options{{"dilation", "3"}, {"period", "2"}}})
       check_same_bits(Twin(tiny_with("denseformer", o), [](TinyModel& m) { set(m, "dwa_modules", last_column); }));
   };
+  all["relay"] = [=] {
+    check_same_bits(Twin(tiny_with("relay", {}), [](TinyModel& m) {
+      set(m, "relay_gate", [](const Parameter&, int64_t) { return 0.0; });
+    }));
+  };
   all["mudd"] = [=] {
     for (const std::string norm : {"prepost", "none"}) {
       Twin twin(tiny_with("mudd", {{"norm", norm}}), [&](TinyModel& m) {
@@ -338,6 +343,7 @@ TEST_CASE("architectures: parameter counts of the papers, to the last digit") {
       {"arith", "llama", 66496},
       {"arith", "lime", 66640},
       {"arith", "hyper", 66496 + 1488},
+      {"arith", "relay", 66496 + 3 * 4 * 32},
       {"150m", "llama", 151862784},
       {"150m", "lime", 151873872},
       {"150m", "hyper", 151862784 + 92784},

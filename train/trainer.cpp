@@ -148,7 +148,7 @@ void print_plan(const TrainOptions& options) {
   const double tokens = static_cast<double>(options.batch * T), flat = 4.0 * static_cast<double>(params.flat_size());
   std::printf("%s", params.report().c_str());
   std::printf("parameters: %lld\n", static_cast<long long>(params.count()));
-  std::printf("training FLOPs per token: %.6g (forward %.6g; 2 per multiply-add of matrix products and causal attention)\n",
+  std::printf("training FLOPs per token: %.6g (forward %.6g; 2 per multiply-add of products, causal attention and mixtures)\n",
               3 * tape.forward_flops() / tokens, tape.forward_flops() / tokens);
   std::printf("memory: parameters %s, gradients %s, moments %s\n", format_bytes(flat).c_str(), format_bytes(flat).c_str(),
               format_bytes(2 * flat).c_str());
