@@ -22,14 +22,14 @@ from reference import model_dir
 
 B, T = 2, 5
 # The engine computes in float32, the reference in double from the same float32 weights. What that costs was measured by
-# letting PyTorch itself compute in float32, over plain LLaMA and LIMe and several seeds: up to 0.3 of the first limit and
-# half of the second. The smallest mistake worth catching, a wrong epsilon, is 30 times the second.
+# letting PyTorch itself compute in float32, over plain LLaMA and LIMe and several seeds: up to 0.3 of the first limit
+# and half of the second. The smallest mistake worth catching, a wrong epsilon, is 30 times the second.
 LOSS_TOLERANCE = 1e-6  # relative
 GRADIENT_TOLERANCE = 2e-5  # the largest difference in a tensor, relative to the tensor's root mean square
 # A tensor whose gradient nearly cancels is judged by this fraction of the root mean square of all gradients instead.
 FLOOR = 0.05
 # Some models amplify rounding, hyper-connections and blocks without residuals most. Where PyTorch in float32 loses more
-# than a quarter of the limits, four times its loss is allowed: the worst of this many runs, weights nudged by one rounding.
+# than a quarter of the limits, four times that is allowed: the worst of this many runs, weights nudged by one rounding.
 OWN_RUNS, OWN_FACTOR = 4, 4
 
 # Every architecture, and every option that changes what is computed.

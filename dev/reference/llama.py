@@ -6,8 +6,8 @@ q_norm and k_norm appear where qk_norm is on, lm_head.weight where the embedding
 
 An architecture that connects layers across depth replaces what it changes: how an attention projects its input
 (project), which keys and values it attends to (route), the two sublayers (Layer), what flows from layer to layer
-(Backbone). `shared` is a list, empty at first, in which layers leave to later ones what those need. A module that starts
-with other values than a linear layer's says so in a method initialise.
+(Backbone). `shared` is a list, empty at first, in which layers leave to later ones what those need. A module whose
+parameters start with other values sets them in a method initialise.
 """
 import dataclasses
 import math

@@ -84,7 +84,9 @@ def write_config(path, config):
   arch, qk_norm, qk_norm_eps = (keys.pop(key) for key in ("arch", "qk_norm", "qk_norm_eps"))
   keys.update(hidden_act="silu", model_type="llama", architectures=["LlamaForCausalLM"], dtype="float32")
   if arch != "llama" or qk_norm:
-    keys["crossply"] = {"arch": arch, "qk_norm": qk_norm, **({"qk_norm_eps": qk_norm_eps} if qk_norm else {}), **options}
+    keys["crossply"] = {"arch": arch, "qk_norm": qk_norm, **options}
+    if qk_norm:
+      keys["crossply"]["qk_norm_eps"] = qk_norm_eps
     # Nothing that knows only plain LLaMA must mistake this directory for one.
     keys.update(model_type=f"crossply_{arch}", architectures=["CrossplyForCausalLM"])
   pathlib.Path(path).write_text(json.dumps(keys, indent=2) + "\n")

@@ -1,9 +1,9 @@
-"""SATFormer in PyTorch: later layers add the first layer's values to their own, each head of each token by its own gate.
+"""SATFormer in PyTorch: later layers add the first layer's values to theirs, each head of each token by its own gate.
 
   V'_i[h] = V_i[h] + alpha[h] * V_0[h]        alpha = gate(alpha_proj(x))        i >= 1, layers from 0
 
-x is what the layer's queries, keys and values are projected from. V_0 is as the first layer projects it. last_k > 0 says
-how many of the last layers have a gate; the others are ordinary.
+x is what the layer's queries, keys and values are projected from; V_0 is as the first layer projects it. last_k > 0
+says how many of the last layers have a gate; the others are ordinary.
 """
 import dataclasses
 

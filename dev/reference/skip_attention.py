@@ -1,4 +1,4 @@
-"""Skip-layer attention (SLA) and adaptive layerwise attention (ALA), simplified, in PyTorch: heads that read old layers.
+"""Skip-layer attention (SLA) and simplified adaptive layerwise attention (ALA) in PyTorch.
 
 Some query heads attend to the keys and values of an earlier layer, computed there already: rotated, and normed where
 q/k norms are on. A query head reads the key/value head of the same number as in its own layer. No parameters are added.
