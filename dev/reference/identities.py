@@ -4,7 +4,7 @@ import tempfile
 
 import torch
 
-from . import model_dir
+from . import hyper, model_dir
 from .lime_v1 import keep_top
 
 TOKENS = torch.tensor([[3, 1, 4, 1, 5], [2, 6, 5, 3, 0]])
@@ -135,6 +135,16 @@ def check_hyper(check, options):
   check(f"{options}: the order of hyper's streams does not matter", same(model, permuted))
 
 
+def check_norms(check):
+  """Hyper-connections' norms of a vector so short that its epsilon counts."""
+  x = torch.tensor([[0.002, -0.001, 0.004, 0.003]], dtype=torch.float64)
+  variance, square = x.var(unbiased=False), x.square().mean()
+  wanted = {"layernorm": (x - x.mean()) / (variance + 1e-5).sqrt(), "rmsnorm": x / (square + 1e-6).sqrt()}
+  wanted["layernorm_no_affine"] = wanted["layernorm"]
+  for name, want in wanted.items():
+    check(f"the epsilon of hyper's {name}", torch.allclose(hyper.NORMS[name](4).double()(x), want, rtol=1e-12))
+
+
 def check_skip(check, options):
   """In ALA with stride 3 heads 1 and 3 of the last layer read the first, in SLA heads 0 and 1: only an order apart."""
   ala, sla = tiny("ala", stride=3, **options), tiny("sla", **options)
@@ -180,6 +190,9 @@ def check_vertical(check, options):
     fixed = tiny("vertical", learned, map=name, **options)
     put(learned, scores=lambda i: torch.tensor([0.0 if m in sources[i] else NEVER for m in range(i + 1)]))
     check(f"{options}: vertical {name} is learned with {sources}", same(learned, fixed))
+  silent = put(tiny("vertical", **options), o_proj_weight=0)
+  check(f"{options}: without residuals nothing passes silent attention",
+        bool((silent(TOKENS) == 0).all()) == (not options["residual"]))
   scores = tiny("vertical", **options)
   moved = tiny("vertical", **options)
   for layer in moved.model.layers:
@@ -229,4 +242,5 @@ def run(check):
       check_mudd(check, options)
     check_skip(check, {"K": 4})
     check_unread(check)
+    check_norms(check)
     check_fresh(check)
