@@ -40,7 +40,7 @@ def put(model, **values):
 
 
 def neutral(options):
-  """Models that must be LLaMA with the same backbone: (what, LLaMA, model)."""
+  """Models that must be LLaMA with the same backbone, each with its name."""
   plain = tiny(**options)
   last = lambda layer: torch.tensor([NEVER] * layer + [0.0])
   for gate in ("relu", "tanh", "identity"):
