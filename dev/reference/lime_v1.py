@@ -39,7 +39,7 @@ def keep_top(weights, p):
   """
   backwards = weights.detach().flip(-1)
   ordered, index = backwards.sort(dim=-1, descending=True, stable=True)
-  before = ordered.cumsum(-1) - ordered
+  before = torch.cat([torch.zeros_like(ordered[..., :1]), ordered.cumsum(-1)[..., :-1]], dim=-1)
   return torch.zeros_like(before, dtype=torch.bool).scatter(-1, index, before <= p).flip(-1)
 
 
