@@ -1,8 +1,8 @@
 // What hyper.cpp and hyper_read.cpp share: vectors over the columns of a token, loops over its E streams unrolled at
 // compile time, checks.
 //
-// A function `..._columns<Vec>(..., c, C)` works on columns [c, C) of a token, and calls its own <float> version for those
-// at the end that do not fill a Vec. What it sums over columns it adds to its result.
+// A function `..._columns<Vec>(..., c, C)` works on columns [c, C) of a token, and calls its own <float> version for
+// those at the end that do not fill a Vec. What it sums over columns it adds to its result.
 #pragma once
 
 #include <cstring>
@@ -28,12 +28,13 @@ inline void store(float* p, const Vec& v) {
   std::memcpy(p, &v, sizeof(Vec));
 }
 
-// For a place one token ahead, which the hardware does not foresee: a token's streams are several sequences at once, and
-// the passes after the first hit the cache. An address behind the end does no harm.
+// For a place one token ahead, which the hardware does not foresee: a token's streams are several sequences at once,
+// and the passes after the first hit the cache. An address behind the end does no harm.
 inline void prefetch(const float* p) { __builtin_prefetch(p, 0, 2); }
 inline void prefetch_to_write(const float* p) { __builtin_prefetch(p, 1, 2); }
 
-// out[i] += the sum of v[i]'s lanes. Sixteen vectors at a time, in a tree: the sums of neighbours of two vectors make one.
+// out[i] += the sum of v[i]'s lanes. Sixteen vectors at a time, in a tree: the sums of neighbouring lanes of two
+// vectors make one vector.
 template <int N>
 inline void add_sums_of_lanes(float* out, const Vec16 (&v)[N]) {
   for (int first = 0; first < N; first += 16) {
@@ -53,8 +54,8 @@ inline void add_sums_of_lanes(float* out, const float (&v)[N]) {
   for (int i = 0; i < N; ++i) out[i] += v[i];
 }
 
-// Calls body(integral_constant<int, i>) for i in [0, N): with constant indices the compiler keeps small arrays of vectors
-// in registers, where it sometimes leaves a loop a loop and the arrays in memory.
+// Calls body(integral_constant<int, i>) for i in [0, N). With constant indices small arrays of vectors live in
+// registers; where the compiler leaves a loop a loop, they live in memory and every use waits for a store.
 template <int N, class F>
 inline void unrolled(F&& body) {
   [&]<int... i>(std::integer_sequence<int, i...>) {
