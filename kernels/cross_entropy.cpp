@@ -103,7 +103,7 @@ void cross_entropy_cpu(float* losses, float* dinp, float* dweight, const float* 
         for (int64_t i = first; i < last; ++i) std::copy_n(inp + row[i] * C, C, gathered + i * C);
       });
     }
-    matmul_forward(view(z, {count, V}), view(x, {count, C}), head, stream);
+    matmul_forward({view(z, {count, V})}, view(x, {count, C}), {head}, stream);
     parallel_for(count, 16384 / V, [=](int64_t first, int64_t last) {
       const int64_t together = std::max<int64_t>(1, 4096 / V);
       for (int64_t i = first; i < last; i += together)
@@ -112,7 +112,7 @@ void cross_entropy_cpu(float* losses, float* dinp, float* dweight, const float* 
     if (dinp == nullptr) continue;
     float* dx = in_place ? dinp + row[0] * C : gathered + most * C;
     matmul_backward_weight(view(dweight, {V, C}), view(z, {count, V}), view(x, {count, C}), stream);
-    matmul_backward_input(view(dx, {count, C}), view(z, {count, V}), head, false, stream);
+    matmul_backward_input(view(dx, {count, C}), {view(z, {count, V})}, {head}, false, stream);
     if (!in_place) {
       parallel_for(count, 32768 / C, [=](int64_t first, int64_t last) {
         for (int64_t i = first; i < last; ++i) std::copy_n(dx + i * C, C, dinp + row[i] * C);

@@ -1,4 +1,5 @@
-// The gates of SATFormer (arXiv 2605.03953v2): how much of the first layer's value each key/value head takes. Rows of K.
+// The gates of SATFormer (arXiv 2605.03953): how much of the first layer's value each key/value head takes. Rows
+// of width K, one number per head.
 //
 //   with p = softmax_j(inp), s = 1 / (1 + exp(-inp)):
 //   gate             out                  dinp                                     set, or added if acc

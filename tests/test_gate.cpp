@@ -101,7 +101,7 @@ TEST_CASE("gate: fast CPU equals the reference, set and added") {
           auto got = backward(dinp, dout, inp, size, gate, acc, fast);
           auto want = backward(convert<double>(dinp), dout64, inp64, size, gate, acc, reference);
           const bool row = gate == Gate::softmax || gate == Gate::softmax_sigmoid;
-          if (row && (scale > 1 || size.K == 1)) {  // may be all cancellation: judge it beside its terms, up to K * dout
+          if (row && (scale > 1 || size.K == 1)) {  // all cancellation, perhaps: judge it beside its terms, K * dout
             for (float d : dout) {
               got.push_back(d * static_cast<float>(size.K));
               want.push_back(static_cast<double>(got.back()));

@@ -1,0 +1,218 @@
+#include "kernels/value_mix.h"
+
+#include <algorithm>
+
+#include "kernels/cpu.h"
+
+namespace crossply {
+namespace {
+
+constexpr int64_t grain = 32768;
+
+void value_mix_forward_cpu(float* out, const float* v, const float* v1, float own, float first, int64_t n) {
+  parallel_for(n, grain, [=](int64_t begin, int64_t end) {
+#pragma omp simd
+    for (int64_t i = begin; i < end; ++i) out[i] = own * v[i] + first * v1[i];
+  });
+}
+
+double dot(const float* a, const float* b, int64_t n) {
+  float sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < n; ++i) sum += a[i] * b[i];
+  return static_cast<double>(sum);
+}
+
+// y = factor * x, or y += factor * x; y may be x.
+void scale(float* y, float factor, const float* x, int64_t n, bool acc) {
+  if (acc) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) y[i] += factor * x[i];
+  } else {
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) y[i] = factor * x[i];
+  }
+}
+
+// In pieces of which all four steps find their part of dout in the L1 cache. Their dot products are short enough for
+// f32; over the pieces the sums are in f64.
+void value_mix_backward_cpu(float* dv, float* dv1, float* d_own, float* d_first, const float* dout, const float* v,
+                            const float* v1, float own, float first, int64_t n, bool acc_v, bool acc_v1) {
+  constexpr int64_t piece = 2048, most_blocks = 64;
+  // One pair of partial sums per block of pieces; the number of blocks is fixed by the shape alone.
+  const int64_t pieces = (n + piece - 1) / piece, blocks = std::clamp<int64_t>(pieces / 4, 1, most_blocks);
+  struct Sums {
+    double own = 0, first = 0;
+  } partial[most_blocks];
+  parallel_for(blocks, n <= grain ? blocks : 1, [&](int64_t begin, int64_t end) {
+    for (int64_t b = begin; b < end; ++b) {
+      Sums sums;
+      for (int64_t p = pieces * b / blocks; p < pieces * (b + 1) / blocks; ++p) {
+        const int64_t i = p * piece, count = std::min(piece, n - i);
+        if (d_own != nullptr) sums.own += dot(dout + i, v + i, count);
+        if (d_first != nullptr) sums.first += dot(dout + i, v1 + i, count);
+        scale(dv1 + i, first, dout + i, count, acc_v1);
+        scale(dv + i, own, dout + i, count, acc_v);  // last, because dv may be dout
+      }
+      partial[b] = sums;
+    }
+  });
+  Sums total;
+  for (const Sums& sums : partial) total.own += sums.own, total.first += sums.first;
+  if (d_own != nullptr) *d_own += static_cast<float>(total.own);
+  if (d_first != nullptr) *d_first += static_cast<float>(total.first);
+}
+
+void gated_mix_forward_cpu(float* out, const float* v, const float* v1, const float* alpha, int64_t rows, int64_t D) {
+  parallel_for(rows, grain / D, [=](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n) {
+      const float a = alpha[n];
+#pragma omp simd
+      for (int64_t i = n * D; i < (n + 1) * D; ++i) out[i] = v[i] + a * v1[i];
+    }
+  });
+}
+
+template <bool acc_v1>
+void gated_mix_backward_cpu(float* dv1, float* dalpha, const float* dout, const float* v1, const float* alpha,
+                            int64_t rows, int64_t D, bool acc_alpha) {
+  parallel_for(rows, grain / D, [=](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n) {
+      const float a = alpha[n];
+      float sum = 0;
+#pragma omp simd reduction(+ : sum)
+      for (int64_t i = n * D; i < (n + 1) * D; ++i) {
+        sum += dout[i] * v1[i];
+        dv1[i] = acc_v1 ? dv1[i] + a * dout[i] : a * dout[i];
+      }
+      dalpha[n] = acc_alpha ? dalpha[n] + sum : sum;
+    }
+  });
+}
+
+void scale_backward_cpu(float* dinp, float* dfactor, const float* dout, const float* inp, float factor, int64_t n,
+                        bool acc) {
+  *dfactor += static_cast<float>(dot(dout, inp, n));
+  scale(dinp, factor, dout, n, acc);
+}
+
+template <class T>
+T* element(const MixWeight& weight) {
+  return weight.values.as<T>() + weight.index;
+}
+
+template <class T>
+T* element_or_null(const MixWeight& weight) {
+  return weight.values.data == nullptr ? nullptr : element<T>(weight);
+}
+
+void check_index(const char* name, const MixWeight& weight) {
+  CHECK_THAT(weight.index >= 0 && weight.index < weight.values.numel(), name, ": element ", weight.index, " of ",
+             weight.values.str());
+}
+
+// The rows of width D that alpha has one number each for.
+int64_t check_rows(const char* name, const Tensor& alpha, const Tensor& v1) {
+  const int rank = v1.shape.rank;
+  CHECK_THAT(rank >= 1 && v1.dim(rank - 1) >= 1 && alpha.numel() * v1.dim(rank - 1) == v1.numel(), name, ": alpha ",
+             alpha.str(), " v1 ", v1.str());
+  return alpha.numel();
+}
+
+}  // namespace
+
+// -----------------------------------------------------------------------------------------------------------------
+// Entry points: check shapes, choose the backend.
+
+void value_mix_forward(const Tensor& out, const Tensor& v, const Tensor& v1, const MixWeight& own,
+                       const MixWeight& first, Stream stream) {
+  const int64_t n = out.numel();
+  CHECK_THAT(v.numel() == n && v1.numel() == n, "value_mix_forward: out ", out.str(), " v ", v.str(), " v1 ", v1.str());
+  check_index("value_mix_forward: own", own);
+  check_index("value_mix_forward: first", first);
+  if (stream.backend == Backend::cpu)
+    return value_mix_forward_cpu(out.as<float>(), v.as<float>(), v1.as<float>(), *element<float>(own),
+                                 *element<float>(first), n);
+  with_real(out.dtype, [&](auto real) {
+    using T = decltype(real);
+    value_mix_forward_ref(out.as<T>(), v.as<T>(), v1.as<T>(), *element<T>(own), *element<T>(first), n);
+  });
+}
+
+void value_mix_backward(const Tensor& dv, const Tensor& dv1, const MixWeight& d_own, const MixWeight& d_first,
+                        const Tensor& dout, const Tensor& v, const Tensor& v1, const MixWeight& own,
+                        const MixWeight& first, bool acc_v, bool acc_v1, Stream stream) {
+  const int64_t n = dout.numel();
+  const bool needs_v = d_own.values.data != nullptr;
+  CHECK_THAT(dv.numel() == n && dv1.numel() == n && v1.numel() == n && (v.numel() == n || !needs_v),
+             "value_mix_backward: dv ", dv.str(), " dv1 ", dv1.str(), " dout ", dout.str(), " v ", v.str(), " v1 ",
+             v1.str());
+  check_index("value_mix_backward: own", own);
+  check_index("value_mix_backward: first", first);
+  if (needs_v) check_index("value_mix_backward: d_own", d_own);
+  if (d_first.values.data != nullptr) check_index("value_mix_backward: d_first", d_first);
+  auto run = [&](auto backward, auto real) {
+    using T = decltype(real);
+    backward(dv.as<T>(), dv1.as<T>(), element_or_null<T>(d_own), element_or_null<T>(d_first), dout.as<T>(),
+             needs_v ? v.as<T>() : nullptr, v1.as<T>(), *element<T>(own), *element<T>(first), n, acc_v, acc_v1);
+  };
+  if (stream.backend == Backend::cpu) return run(value_mix_backward_cpu, float{});
+  with_real(dout.dtype, [&](auto real) { run(value_mix_backward_ref<decltype(real)>, real); });
+}
+
+void gated_mix_forward(const Tensor& out, const Tensor& v, const Tensor& v1, const Tensor& alpha, Stream stream) {
+  const int64_t rows = check_rows("gated_mix_forward", alpha, v1), D = v1.dim(v1.shape.rank - 1);
+  CHECK_THAT(out.numel() == v1.numel() && v.numel() == v1.numel(), "gated_mix_forward: out ", out.str(), " v ", v.str(),
+             " v1 ", v1.str());
+  if (stream.backend == Backend::cpu)
+    return gated_mix_forward_cpu(out.as<float>(), v.as<float>(), v1.as<float>(), alpha.as<float>(), rows, D);
+  with_real(out.dtype, [&](auto real) {
+    using T = decltype(real);
+    gated_mix_forward_ref(out.as<T>(), v.as<T>(), v1.as<T>(), alpha.as<T>(), rows, D);
+  });
+}
+
+void gated_mix_backward(const Tensor& dv1, const Tensor& dalpha, const Tensor& dout, const Tensor& v1,
+                        const Tensor& alpha, bool acc_v1, bool acc_alpha, Stream stream) {
+  const int64_t rows = check_rows("gated_mix_backward", alpha, v1), D = v1.dim(v1.shape.rank - 1);
+  CHECK_THAT(dv1.numel() == v1.numel() && dout.numel() == v1.numel() && dalpha.numel() == rows,
+             "gated_mix_backward: dv1 ", dv1.str(), " dalpha ", dalpha.str(), " dout ", dout.str(), " v1 ", v1.str());
+  if (stream.backend == Backend::cpu) {
+    auto backward = acc_v1 ? gated_mix_backward_cpu<true> : gated_mix_backward_cpu<false>;
+    return backward(dv1.as<float>(), dalpha.as<float>(), dout.as<float>(), v1.as<float>(), alpha.as<float>(), rows, D,
+                    acc_alpha);
+  }
+  with_real(dout.dtype, [&](auto real) {
+    using T = decltype(real);
+    gated_mix_backward_ref(dv1.as<T>(), dalpha.as<T>(), dout.as<T>(), v1.as<T>(), alpha.as<T>(), rows, D, acc_v1,
+                           acc_alpha);
+  });
+}
+
+void scale_forward(const Tensor& out, const Tensor& inp, const Tensor& factor, Stream stream) {
+  const int64_t n = out.numel();
+  CHECK_THAT(inp.numel() == n && factor.numel() == 1, "scale_forward: out ", out.str(), " inp ", inp.str(), " factor ",
+             factor.str());
+  if (stream.backend == Backend::cpu)
+    return scale(out.as<float>(), *factor.as<float>(), inp.as<float>(), n, false);
+  with_real(out.dtype, [&](auto real) {
+    using T = decltype(real);
+    scale_forward_ref(out.as<T>(), inp.as<T>(), *factor.as<T>(), n);
+  });
+}
+
+void scale_backward(const Tensor& dinp, const Tensor& dfactor, const Tensor& dout, const Tensor& inp,
+                    const Tensor& factor, bool acc, Stream stream) {
+  const int64_t n = dout.numel();
+  CHECK_THAT(dinp.numel() == n && inp.numel() == n && factor.numel() == 1 && dfactor.numel() == 1,
+             "scale_backward: dinp ", dinp.str(), " dfactor ", dfactor.str(), " dout ", dout.str(), " inp ", inp.str());
+  if (stream.backend == Backend::cpu)
+    return scale_backward_cpu(dinp.as<float>(), dfactor.as<float>(), dout.as<float>(), inp.as<float>(),
+                              *factor.as<float>(), n, acc);
+  with_real(dout.dtype, [&](auto real) {
+    using T = decltype(real);
+    scale_backward_ref(dinp.as<T>(), dfactor.as<T>(), dout.as<T>(), inp.as<T>(), *factor.as<T>(), n, acc);
+  });
+}
+
+}  // namespace crossply

@@ -1,0 +1,157 @@
+#include "kernels/select_heads.h"
+
+#include "tests/check.h"
+#include "tests/threads.h"
+
+using namespace crossply;
+using namespace crossply::test;
+
+namespace {
+
+const Stream fast{Backend::cpu}, reference{Backend::reference};
+
+struct Case {
+  int64_t B, T, K, D;
+  std::vector<HeadChoice> choice;
+};
+// Three sources; some heads are chosen several times, some never.
+const std::vector<Case> cases{{1, 1, 1, 1, {{2, 0}}},
+                              {2, 3, 2, 5, {{0, 1}, {2, 0}, {0, 1}, {0, 0}}},
+                              {1, 700, 4, 33, {{1, 3}, {0, 0}, {0, 1}, {1, 3}, {2, 2}, {1, 3}, {1, 0}}},
+                              {2, 300, 3, 64, {{2, 0}, {2, 1}, {2, 2}}}};
+
+template <class T>
+struct Heads {
+  Shape shape, wide;
+  std::vector<HeadChoice> choice;
+  std::vector<std::vector<T>> source, dsource;
+  std::vector<T> out, dout;
+
+  Heads(const Case& c, bool acc)
+      : shape{c.B, c.T, c.K, c.D}, wide{c.B, c.T, static_cast<int64_t>(c.choice.size()), c.D}, choice(c.choice) {
+    for (uint64_t s = 0; s < 3; ++s) {
+      source.push_back(random_vector<T>(shape.numel(), s + 1));
+      dsource.push_back(acc ? random_vector<T>(shape.numel(), s + 4) : poisoned<T>(shape.numel()));
+    }
+    out = poisoned<T>(wide.numel());
+    dout = random_vector<T>(wide.numel(), 7);
+  }
+  void forward(Stream stream) {
+    std::vector<Tensor> sources;
+    for (const auto& s : source) sources.push_back(view(s.data(), shape));
+    select_heads_forward(view(out.data(), wide), sources, choice, stream);
+  }
+  void backward(bool acc, Stream stream) {
+    for (int s = 0; s < 3; ++s)
+      select_heads_backward(view(dsource[static_cast<size_t>(s)].data(), shape), view(dout.data(), wide), choice, s,
+                            acc, stream);
+  }
+};
+
+template <class T>
+std::vector<T> join(const std::vector<std::vector<T>>& parts) {
+  std::vector<T> all;
+  for (const auto& part : parts) all.insert(all.end(), part.begin(), part.end());
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("select_heads: reference backward is the derivative of the reference forward") {
+  for (const Case& c : {cases[0], cases[1]}) {
+    Heads<double> heads(c, false);
+    const size_t n = heads.source[0].size();
+    const auto want = complex_step(join(heads.source), [&](auto& x) {
+      std::vector<Complex> out(heads.out.size());
+      select_heads_forward_ref(out.data(), {x.data(), x.data() + n, x.data() + 2 * n}, c.choice, c.B * c.T, c.K, c.D);
+      return dot(heads.dout, out);
+    });
+    heads.backward(false, reference);
+    check_close("dsource", join(heads.dsource), want, 1e-14);
+  }
+}
+
+TEST_CASE("select_heads: fast CPU equals the reference, set and added") {
+  for (const Case& c : cases) {
+    for (bool acc : {false, true}) {
+      CAPTURE(c.D);
+      CAPTURE(acc);
+      Heads<float> heads(c, acc), want(c, acc);
+      heads.forward(fast);
+      want.forward(reference);
+      CHECK(heads.out == want.out);
+      heads.backward(acc, fast);
+      want.backward(acc, reference);
+      CHECK(heads.dsource == want.dsource);  // the same sums in the same order
+    }
+  }
+}
+
+TEST_CASE("select_heads: every element comes from where it should") {
+  const Case c = cases[2];
+  const int64_t J = static_cast<int64_t>(c.choice.size());
+  for (Stream stream : {fast, reference}) {
+    Heads<float> heads(c, false);
+    heads.forward(stream);
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < heads.wide.numel(); ++i) {
+      const int64_t d = i % c.D, n = i / (J * c.D);
+      const HeadChoice& from = c.choice[static_cast<size_t>(i / c.D % J)];
+      const size_t at = static_cast<size_t>((n * c.K + from.head) * c.D + d);
+      wrong += heads.out[static_cast<size_t>(i)] != heads.source[static_cast<size_t>(from.source)][at];
+    }
+    CHECK(wrong == 0);
+  }
+}
+
+TEST_CASE("select_heads: a head that nobody chose gets zero when set, and keeps what it has when added to") {
+  const Case c = cases[1];  // of source 1 no head is chosen, of source 2 not the second
+  for (Stream stream : {fast, reference}) {
+    Heads<float> set(c, false), added(c, true), before(c, true);
+    set.backward(false, stream);
+    added.backward(true, stream);
+    CHECK(set.dsource[1] == std::vector<float>(set.dsource[1].size(), 0.f));
+    CHECK(added.dsource[1] == before.dsource[1]);
+    for (size_t i = 0; i < set.dsource[2].size(); ++i) {
+      const bool chosen = i / 5 % 2 == 0;
+      CHECK((set.dsource[2][i] != 0.f) == chosen);
+      CHECK((added.dsource[2][i] != before.dsource[2][i]) == chosen);
+    }
+  }
+}
+
+TEST_CASE("select_heads: NaN shows where it was chosen, and the threads do not matter") {
+  const Case c = cases[2];
+  auto run = [&](bool spoilt) {
+    Heads<float> heads(c, false);
+    // Token 9: the head of source 0 that nobody chose, and the one of source 1 that has three readers; dout's head 5.
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    const size_t head = (9 * 4 + 3) * 33;
+    if (spoilt) heads.source[0][head] = heads.source[1][head] = heads.dout[(9 * 7 + 5) * 33] = nan;
+    heads.forward(fast);
+    heads.backward(false, fast);
+    return join<float>({heads.out, join(heads.dsource)});
+  };
+  check_same_bits_on_any_threads<float>([&] { return run(false); });
+  const auto all = run(true);
+  std::vector<size_t> got;
+  for (size_t i = 0; i < all.size(); ++i)
+    if (std::isnan(all[i])) got.push_back(i);
+  const size_t row = 9 * 7 * 33, dsource1 = 700 * (7 + 4) * 33;
+  CHECK(got == std::vector<size_t>{row, row + 3 * 33, row + 5 * 33, dsource1 + (9 * 4 + 3) * 33});
+}
+
+TEST_CASE("select_heads: wrong shapes and choices are errors") {
+  const std::vector<float> x(24);
+  const Tensor a = view(x.data(), {1, 3, 2, 4}), b = view(x.data(), {1, 3, 4, 2}), flat = view(x.data(), {3, 2, 4});
+  const std::vector<std::vector<HeadChoice>> wrong{
+      {}, {{0, 0}}, {{0, 0}, {0, 2}}, {{0, -1}, {0, 0}}, {{1, 0}, {0, 0}}, {{-1, 0}, {0, 0}}};
+  for (const std::vector<HeadChoice>& choice : wrong)
+    CHECK_THROWS_AS(select_heads_forward(a, {a}, choice, fast), Error);
+  const std::vector<HeadChoice> good{{0, 0}, {0, 1}};
+  CHECK_THROWS_AS(select_heads_forward(a, {}, good, fast), Error);
+  CHECK_THROWS_AS(select_heads_forward(a, {b}, good, fast), Error);
+  CHECK_THROWS_AS(select_heads_forward(a, {a, flat}, good, fast), Error);
+  CHECK_THROWS_AS(select_heads_backward(a, b, good, 0, false, fast), Error);
+  CHECK_THROWS_AS(select_heads_backward(a, a, {{0, 0}, {1, 2}}, 0, false, fast), Error);
+}
