@@ -13,9 +13,9 @@ ifeq ($(shell uname),Darwin)
 export OpenMP_ROOT ?= $(shell brew --prefix libomp)
 endif
 
-PROGRAMS := $(strip $(basename $(notdir $(wildcard train/train_*.cpp))) compare evaluate generate gradients tests)
+PROGRAMS := $(strip $(basename $(notdir $(wildcard train/train_*.cpp))) evaluate generate gradients tests)
 
-.PHONY: all build run test bench setup configure clean help $(PROGRAMS)
+.PHONY: all build run compare test bench bench-architectures setup configure clean help $(PROGRAMS)
 all: build
 
 build: configure
@@ -24,9 +24,19 @@ build: configure
 run: setup build
 	$(BUILD)/compare --out runs/compare
 
+# Long enough for the curves to part, with 3 operators; a fair trial is `$(BUILD)/compare --arch all --preset arith --out DIR`.
+compare: setup configure
+	@$(COMPILE) --target compare generate
+	$(BUILD)/compare --arch all --data arith:3 --steps 2000 --warmup 100 --lr 3e-3 \
+	  --eval-every 1000 --save-every 2000 --out runs/compare-all
+
 bench: configure
 	@$(COMPILE) --target bench
 	$(BUILD)/bench
+
+bench-architectures: configure
+	@$(COMPILE) --target bench
+	$(BUILD)/bench architectures $(ARGS)
 
 test: setup build tests
 	ctest --test-dir $(BUILD) --output-on-failure
@@ -45,9 +55,11 @@ clean:
 
 help:
 	@echo "make          build everything into $(BUILD)/"
-	@echo "make run      build, then train several architectures on the same data and compare them"
+	@echo "make run      build, then train LLaMA and LIMe on the same data for two minutes and compare them"
+	@echo "make compare  the same with every architecture, more briefly: five minutes"
 	@echo "make test     build, then run every test"
 	@echo "make bench    build, then measure this machine and the matrix products"
+	@echo "make bench-architectures   build, then measure what each architecture costs (ARGS=\"--arch lime --seq 256\")"
 	@echo "make NAME     build one program: $(PROGRAMS)"
 	@echo "make setup    install what building needs, where that is allowed"
 	@echo "make clean    remove $(BUILD)/"

@@ -162,6 +162,33 @@ TEST_CASE("curve: names and titles are text, not markup, and many curves have th
   for (int i = 0; i < 12; ++i) CHECK(all.find(str(">curve ", i, "<")) != std::string::npos);
 }
 
+TEST_CASE("curve: fourteen noisy curves are fourteen smooth lines of different looks, named in the order of their ends") {
+  std::vector<Curve> curves;
+  for (int i = 0; i < 14; ++i) {
+    curves.push_back(noisy(3000));
+    curves.back().name = str("curve ", i);
+    for (double& y : curves.back().y) y += 0.05 * (i * 5 % 14);
+  }
+  const std::string svg = svg_of(curves);
+  CHECK(svg.size() < 60000);
+  REQUIRE(count(svg, "<polyline") == 14);
+  CHECK(svg.find(">loss, running mean over a fiftieth of the run<") != std::string::npos);
+  std::vector<std::string> looks;
+  for (size_t at = svg.find("<polyline"); at != std::string::npos; at = svg.find("<polyline", at + 1))
+    looks.push_back(svg.substr(at, svg.find("points", at) - at));
+  std::sort(looks.begin(), looks.end());
+  CHECK(std::adjacent_find(looks.begin(), looks.end()) == looks.end());
+  std::vector<size_t> names(14);  // curve i ends i * 5 % 14 places above the lowest, so its name stands as far from the last
+  for (size_t i = 0; i < 14; ++i) names[13 - i * 5 % 14] = svg.find(str(">curve ", i, "<"));
+  CHECK(std::is_sorted(names.begin(), names.end()));
+  // The steep start is cut off; what follows fills the height.
+  CHECK(count(svg, "clip-path=") == 1);
+  const auto points = points_of(svg, 0);
+  CHECK(points.size() > 200);
+  CHECK(points.front().second < 82);
+  CHECK(points[points.size() / 10].second > 82);
+}
+
 TEST_CASE("curve: ticks carry readable numbers") {
   const auto check_labels = [](double low, double high, bool log_x, const std::vector<std::string>& labels) {
     const std::string svg = svg_of({{"a", {low, high}, {1, 2}}}, log_x);

@@ -13,9 +13,21 @@ namespace {
 constexpr double width = 920, height = 480, left = 64, top = 82, bottom = height - 58;
 constexpr size_t smooth_above = 200;  // points; fewer are drawn as they are
 
-// The colours of Okabe and Ito, which remain distinct for colour-blind readers; after six, the lines are dashed.
+constexpr size_t pale_below = 5;      // curves; of more, only the means are drawn
+constexpr double most_points = 3500;  // of the whole file, at about 12 bytes each
+
+// The colours of Okabe and Ito, which remain distinct for colour-blind readers; after six of them, another dash.
 constexpr const char* colours[] = {"#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"};
-constexpr size_t colour_count = std::size(colours);
+constexpr const char* dashes[] = {"", "7 3", "2 2", "9 3 2 3"};
+
+const char* colour_of(size_t i) { return colours[i % std::size(colours)]; }
+
+// The look of curve i.
+std::string stroke(size_t i, const std::string& stroke_width) {
+  const std::string dash = dashes[i / std::size(colours) % std::size(dashes)];
+  return "stroke=\"" + std::string(colour_of(i)) + "\" stroke-width=\"" + stroke_width + "\"" +
+         (dash.empty() ? "" : " stroke-dasharray=\"" + dash + "\"");
+}
 
 struct Point {
   double x, y;
@@ -118,14 +130,15 @@ Line smoothed(const Line& line) {
   return out;
 }
 
-// Averages all points that fall on the same column of pixels.
-Line decimated(const Line& line, const Axis& x) {
+// Averages all points that fall on the same column, `column_width` pixels wide.
+Line decimated(const Line& line, const Axis& x, double column_width) {
+  const auto column_of = [&](const Point& p) { return std::floor((x.pixel(p.x) - x.from) / column_width); };
   Line out;
   for (size_t i = 0; i < line.size();) {
-    const double column = std::floor(x.pixel(line[i].x));
+    const double column = column_of(line[i]);
     Point mean{0, 0};
     size_t end = i;
-    for (; end < line.size() && std::floor(x.pixel(line[end].x)) == column; ++end) {
+    for (; end < line.size() && column_of(line[end]) == column; ++end) {
       mean.x += line[end].x, mean.y += line[end].y;
     }
     const double n = static_cast<double>(end - i);
@@ -191,12 +204,58 @@ std::string legend(const std::vector<Curve>& curves, const std::vector<Line>& me
   std::string out;
   for (size_t k = 0; k < order.size(); ++k) {
     const size_t i = order[k];
-    const std::string dash = i < colour_count ? "" : " stroke-dasharray=\"5 3\"";
-    out += "<path stroke=\"" + std::string(colours[i % colour_count]) + "\" stroke-width=\"3\"" + dash + " d=\"M" +
-           px(x.to + 14) + " " + px(at[k]) + "h18\"/>\n";
-    out += text(x.to + 38, at[k] + 4.5, "fill=\"#1f2933\" font-size=\"13\"", curves[i].name);
+    out += "<path " + stroke(i, "3") + " d=\"M" + px(x.to + 14) + " " + px(at[k]) + "h24\"/>\n";
+    out += text(x.to + 44, at[k] + 4.5, "fill=\"#1f2933\" font-size=\"13\"", curves[i].name);
   }
   return out;
+}
+
+// The curves as they are drawn: pale in the background as they are, and on top their means.
+struct Drawing {
+  std::vector<Line> pale, means;
+  bool smooth = false, crowded = false;
+};
+
+Drawing thin_out(const std::vector<Line>& raw, const Axis& x) {
+  Drawing out;
+  out.crowded = raw.size() >= pale_below;
+  const double lines = static_cast<double>(raw.size()) * (out.crowded ? 1 : 2);
+  const double column = std::max(1.0, lines * (x.to - x.from) / most_points);
+  for (const Line& line : raw) {
+    const bool smooth = line.size() > smooth_above;
+    out.smooth |= smooth;
+    out.means.push_back(decimated(smooth ? smoothed(line) : line, x, column));
+    out.pale.push_back(smooth && !out.crowded ? decimated(line, x, column) : Line());
+  }
+  return out;
+}
+
+// Shows everything; but of many smooth curves not the steep start, the first twentieth, which would press the rest together.
+Axis y_axis(const Drawing& drawing) {
+  std::vector<Line> shown = drawing.means;
+  shown.insert(shown.end(), drawing.pale.begin(), drawing.pale.end());
+  for (Line& line : shown) {
+    if (drawing.crowded && drawing.smooth) line.erase(line.begin(), line.begin() + static_cast<std::ptrdiff_t>(line.size() / 20));
+  }
+  return fit(shown, &Point::y, bottom, top, false, 0.04);
+}
+
+std::string draw(const Drawing& drawing, const Axis& x, const Axis& y) {
+  const std::string corner = "x=\"" + px(x.from) + "\" y=\"" + px(y.to) + "\" ";
+  const std::string size = "width=\"" + px(x.to - x.from + 3) + "\" height=\"" + px(y.from - y.to) + "\"";
+  const bool cut = drawing.crowded && drawing.smooth;
+  std::string out = cut ? "<clipPath id=\"plot\"><rect " + corner + size + "/></clipPath>\n<g clip-path=\"url(#plot)\">\n" : "";
+  for (size_t i = 0; i < drawing.pale.size(); ++i)
+    if (!drawing.pale[i].empty()) out += polyline(drawing.pale[i], x, y, stroke(i, "1") + " stroke-opacity=\"0.3\"");
+  for (size_t i = 0; i < drawing.means.size(); ++i) {
+    const Line& mean = drawing.means[i];
+    if (mean.size() > 1) out += polyline(mean, x, y, stroke(i, "2"));
+    for (const Point& p : mean.size() <= 30 ? mean : Line()) {
+      const std::string centre = "cx=\"" + px(x.pixel(p.x)) + "\" cy=\"" + px(y.pixel(p.y)) + "\"";
+      out += "<circle r=\"3\" fill=\"" + std::string(colour_of(i)) + "\" " + centre + "/>\n";
+    }
+  }
+  return out + (cut ? "</g>\n" : "");
 }
 
 }  // namespace
@@ -204,46 +263,26 @@ std::string legend(const std::vector<Curve>& curves, const std::vector<Line>& me
 void write_curve_svg(const std::string& path, const std::string& title, const std::string& x_label,
                      const std::string& y_label, const std::vector<Curve>& curves, bool log_x) {
   size_t longest = 0;
-  std::vector<Line> raw, means;
+  std::vector<Line> raw;
   for (const Curve& curve : curves) {
     longest = std::max(longest, curve.name.size());
     raw.push_back(drawable(curve, log_x));
-    means.push_back(raw.back().size() > smooth_above ? smoothed(raw.back()) : raw.back());
   }
-  const double right = width - std::min(300.0, 60 + 7.2 * static_cast<double>(longest));  // 7.2: a wide letter
+  const double right = width - std::min(300.0, 66 + 7.2 * static_cast<double>(longest));  // 7.2: a wide letter
   const Axis x = fit(raw, &Point::x, left, right, log_x, 0);
-  for (Line& line : means) line = decimated(line, x);
-  std::vector<Line> pale;
-  for (const Line& line : raw) pale.push_back(line.size() > smooth_above ? decimated(line, x) : Line());
-  std::vector<Line> drawn = means;
-  drawn.insert(drawn.end(), pale.begin(), pale.end());
-  const Axis y = fit(drawn, &Point::y, bottom, top, false, 0.04);
-
-  std::string lines;
-  for (size_t i = 0; i < curves.size(); ++i) {
-    const std::string stroke = "stroke=\"" + std::string(colours[i % colour_count]) + "\" ";
-    if (!pale[i].empty()) lines += polyline(pale[i], x, y, stroke + "stroke-width=\"1\" stroke-opacity=\"0.3\"");
-  }
-  for (size_t i = 0; i < curves.size(); ++i) {
-    const std::string colour = colours[i % colour_count], dash = i < colour_count ? "" : " stroke-dasharray=\"5 3\"";
-    if (means[i].size() > 1) {
-      lines += polyline(means[i], x, y, "stroke=\"" + colour + "\" stroke-width=\"2\"" + dash);
-    }
-    for (const Point& p : means[i].size() <= 30 ? means[i] : Line()) {
-      const std::string centre = "cx=\"" + px(x.pixel(p.x)) + "\" cy=\"" + px(y.pixel(p.y)) + "\"";
-      lines += "<circle r=\"3\" fill=\"" + colour + "\" " + centre + "/>\n";
-    }
-  }
+  const Drawing drawing = thin_out(raw, x);
+  const Axis y = y_axis(drawing);
   const bool empty = std::all_of(raw.begin(), raw.end(), [](const Line& line) { return line.empty(); });
   const std::string size = fixed(width, 0) + " " + fixed(height, 0), middle = "text-anchor=\"middle\" font-size=\"13\"";
+  const std::string caption = y_label + (drawing.smooth ? ", running mean over a fiftieth of the run" : "");
   const std::string svg =
       "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 " + size + "\" role=\"img\" font-size=\"12\" "
       "fill=\"#52606d\" font-family=\"system-ui, 'Segoe UI', Helvetica, Arial, sans-serif\">\n"
       "<title>" + escaped(title) + "</title>\n"
       "<rect width=\"100%\" height=\"100%\" rx=\"8\" fill=\"#ffffff\"/>\n" +
       text(left - 40, 36, "font-size=\"18\" font-weight=\"600\" fill=\"#1f2933\"", title) +
-      text(left - 40, 62, "font-size=\"13\"", y_label) + axes(x, y) + lines + legend(curves, means, x, y) +
-      text((left + right) / 2, height - 16, middle, x_label) +
+      text(left - 40, 62, "font-size=\"13\"", caption) + axes(x, y) + draw(drawing, x, y) +
+      legend(curves, drawing.means, x, y) + text((left + right) / 2, height - 16, middle, x_label) +
       (empty ? text((left + right) / 2, (top + bottom) / 2, middle, "no data") : "") + "</svg>\n";
   write_file_atomically(path, svg);
 }

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 namespace crossply {
 
@@ -44,5 +45,7 @@ class Metrics {
 std::string format_seconds(double seconds);
 // "8,640".
 std::string format_count(int64_t count);
+// Rows of cells as lines, in columns: the first one begins at the left, the others end at the right.
+std::string format_table(const std::vector<std::vector<std::string>>& rows);
 
 }  // namespace crossply

@@ -6,6 +6,7 @@
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
+#include <numeric>
 
 #include "engine/file.h"
 #include "eval/answers.h"
@@ -181,11 +182,13 @@ TrainResult summarise(const Trainer& trainer, const TrainOptions& o, const std::
   for (const json& line : lines) {
     result.curve_step.push_back(line.at("step"));
     result.curve_loss.push_back(line.at("loss"));
-    result.train_loss = line.at("loss");
     result.test_loss = line.value("test_loss", result.test_loss);
     result.answers = line.value("answers_correct", result.answers);
     result.steps_valid = line.value("steps_valid", result.steps_valid);
   }
+  const auto end = result.curve_loss.end();
+  const auto count = static_cast<std::ptrdiff_t>((lines.size() + 49) / 50);
+  if (count > 0) result.train_loss = std::accumulate(end - count, end, 0.0) / static_cast<double>(count);
   return result;
 }
 
@@ -239,16 +242,21 @@ void write_model(const CheckpointWriter& writer, const TrainOptions& o, const Pa
   }
 }
 
-TrainResult run_training(TrainOptions o, const std::string& label) {
-  const bool plan_only = o.dry_run || o.dump_tape;
-  if (!plan_only) check_run_dir(o);
-  if (!o.init.empty()) take_config(o, o.resume ? newest_valid_checkpoint(o.out) : "");
-  else apply_preset_to_architecture(o);
-  const bool sizes_known = o.config.vocab_size > 0 && o.data.seq_len > 0;
+Dataset complete_options(TrainOptions& o) {
+  if (o.init.empty()) apply_preset_to_architecture(o);
+  const bool plan_only = o.dry_run || o.dump_tape, sizes_known = o.config.vocab_size > 0 && o.data.seq_len > 0;
   Dataset dataset;
   if (!(plan_only && sizes_known && o.data.spec.empty())) dataset = open_data(o);
   o.config.check(Exit::usage, "flags");
   check_numbers(o);
+  return dataset;
+}
+
+TrainResult run_training(TrainOptions o, const std::string& label) {
+  const bool plan_only = o.dry_run || o.dump_tape;
+  if (!plan_only) check_run_dir(o);
+  if (!o.init.empty()) take_config(o, o.resume ? newest_valid_checkpoint(o.out) : "");
+  const Dataset dataset = complete_options(o);
   if (plan_only) {
     print_plan(o);
     return {};

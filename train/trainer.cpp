@@ -133,26 +133,47 @@ void Trainer::restore(const std::string& dir) {
   if (state.contains("seconds") && state["seconds"].is_number()) seconds = state["seconds"].get<double>();
 }
 
-void print_plan(const TrainOptions& options) {
+namespace {
+
+// A model recorded for training, without memory.
+struct Plan {
+  explicit Plan(const TrainOptions& options) : tape(Dtype::f32) {
+    declare_model(params, options.config);
+    record_model(tape, params, options.config, options.batch, options.data.seq_len);
+    tape.differentiate();
+    tape.plan(plan_mode(options.plan));
+    forward_flops_per_token = tape.forward_flops() / static_cast<double>(options.batch * options.data.seq_len);
+  }
   ParameterTable params;
-  declare_model(params, options.config);
-  Tape tape(Dtype::f32);
-  const int64_t T = options.data.seq_len;
-  record_model(tape, params, options.config, options.batch, T);
-  tape.differentiate();
-  tape.plan(plan_mode(options.plan));
+  Tape tape;
+  double forward_flops_per_token;
+};
+
+}  // namespace
+
+TrainResult plan_training(const TrainOptions& options) {
+  const Plan plan(options);
+  TrainResult result;
+  result.parameters = plan.params.count();
+  result.flops_per_token = 3 * plan.forward_flops_per_token;
+  result.memory = plan.tape.arena_bytes() + 4 * static_cast<size_t>(plan.params.flat_size()) * sizeof(float);
+  return result;
+}
+
+void print_plan(const TrainOptions& options) {
+  const Plan plan(options);
   if (options.dump_tape) {
-    std::printf("%s", tape.dump().c_str());
+    std::printf("%s", plan.tape.dump().c_str());
     return;
   }
-  const double tokens = static_cast<double>(options.batch * T), flat = 4.0 * static_cast<double>(params.flat_size());
-  std::printf("%s", params.report().c_str());
-  std::printf("parameters: %lld\n", static_cast<long long>(params.count()));
+  const double flat = 4.0 * static_cast<double>(plan.params.flat_size());
+  std::printf("%s", plan.params.report().c_str());
+  std::printf("parameters: %lld\n", static_cast<long long>(plan.params.count()));
   std::printf("training FLOPs per token: %.6g (forward %.6g; 2 per multiply-add of products, causal attention and mixtures)\n",
-              3 * tape.forward_flops() / tokens, tape.forward_flops() / tokens);
+              3 * plan.forward_flops_per_token, plan.forward_flops_per_token);
   std::printf("memory: parameters %s, gradients %s, moments %s\n", format_bytes(flat).c_str(), format_bytes(flat).c_str(),
               format_bytes(2 * flat).c_str());
-  std::printf("%s", tape.memory_report().c_str());
+  std::printf("%s", plan.tape.memory_report().c_str());
 }
 
 }  // namespace crossply

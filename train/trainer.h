@@ -65,7 +65,8 @@ struct TrainResult {
   double flops_per_token = 0;  // forward and backward
   double tokens_per_second = 0;
   size_t memory = 0;
-  double train_loss = 0, test_loss = 0;
+  double train_loss = 0;  // mean over the last fiftieth of the steps
+  double test_loss = 0;
   double answers = -1, steps_valid = -1;  // -1: the data is no task
   std::string run_dir;
   std::vector<double> curve_step, curve_loss;
@@ -75,6 +76,10 @@ struct TrainResult {
 // under `label`. Returns Exit::stopped after SIGINT or SIGTERM, with a checkpoint saved.
 TrainResult run_training(TrainOptions options, const std::string& label);
 
+// What run_training does first: adds the preset's options for the architecture and what only the data can say, and
+// refuses what does not fit. A dry run whose sizes are known needs no data.
+Dataset complete_options(TrainOptions& options);
+
 // main of a single-file trainer.
 int train_main(int argc, char** argv, const std::string& arch);
 
@@ -83,7 +88,8 @@ int train_main(int argc, char** argv, const std::string& arch);
 void write_model(const CheckpointWriter& writer, const TrainOptions& options, const ParameterTable& params,
                  const Tokenizer& tokenizer);
 
-// Prints what a training run of these options would be: parameters, FLOPs, memory. Allocates nothing.
+// What a training run of these complete options would be: parameters, FLOPs, memory. Both allocate nothing.
+TrainResult plan_training(const TrainOptions& options);
 void print_plan(const TrainOptions& options);
 
 }  // namespace crossply

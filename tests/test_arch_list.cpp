@@ -1,0 +1,70 @@
+#include "train/arch_list.h"
+
+#include "models/registry.h"
+#include "tests/check.h"
+#include "train/progress.h"
+
+using namespace crossply;
+
+namespace {
+
+// The message of the Exit::usage that the list must bring.
+std::string refused(const std::string& list) {
+  try {
+    parse_arch_list(list);
+  } catch (const Error& error) {
+    CHECK(error.code == Exit::usage);
+    return error.what();
+  }
+  FAIL_CHECK("not refused: " << list);
+  return "";
+}
+
+bool has(const std::string& text, const std::string& what) { return text.find(what) != std::string::npos; }
+
+}  // namespace
+
+TEST_CASE("arch list: names, options in place, and lists inside options") {
+  const auto choices = parse_arch_list("llama,hyper:rate=2:dynamic=false,mudd:intermediate_sizes=[64,96]:norm=none,hyper");
+  REQUIRE(choices.size() == 4);
+  CHECK(choices[0].text == "llama");
+  CHECK(choices[0].options.empty());
+  CHECK(choices[1].text == "hyper:rate=2:dynamic=false");
+  CHECK(choices[1].arch == "hyper");
+  CHECK(choices[1].options == std::map<std::string, std::string>{{"rate", "2"}, {"dynamic", "false"}});
+  CHECK(choices[2].options == std::map<std::string, std::string>{{"intermediate_sizes", "[64,96]"}, {"norm", "none"}});
+  CHECK(choices[3].options.empty());
+  const char* names[] = {"llama", "hyper-rate-2-dynamic-false", "mudd-intermediate_sizes-64-96-norm-none", "hyper"};
+  for (size_t i = 0; i < 4; ++i) CHECK(choices[i].file_name() == names[i]);
+  CHECK(parse_arch_list("lime_static:top_p=0.9")[0].file_name() == "lime_static-top_p-0.9");
+}
+
+TEST_CASE("arch list: all is every registered architecture, and others may stand beside it") {
+  const auto choices = parse_arch_list("all,hyper:rate=2");
+  REQUIRE(choices.size() == architectures().size() + 1);
+  CHECK(choices[0].arch == "llama");
+  for (size_t i = 0; i < architectures().size(); ++i) {
+    CHECK(choices[i].text == architectures()[i].name);
+    CHECK(has(arch_list_help(), " " + choices[i].text));
+  }
+  CHECK(choices.back().text == "hyper:rate=2");
+}
+
+TEST_CASE("arch list: what does not exist is refused by name") {
+  CHECK(has(refused("llama,limo"), "unknown architecture 'limo'; known: llama lime"));
+  CHECK(has(refused(""), "unknown architecture ''"));
+  CHECK(has(refused("llama,"), "unknown architecture ''"));
+  CHECK(has(refused("hyper:rat=2"), "hyper has no option 'rat'; it has: rate dynamic"));
+  CHECK(has(refused("llama:rate=2"), "llama has no option 'rate'; it has: none"));
+  CHECK(has(refused("hyper:rate"), "key=value, not 'rate'"));
+  CHECK(has(refused("hyper:"), "key=value, not ''"));
+  CHECK(has(refused("hyper:rate=2:rate=4"), "gives rate twice"));
+  CHECK(has(refused("llama,lime,llama"), "names llama twice"));
+  CHECK(has(refused("all,lime"), "names lime twice"));
+  CHECK(has(refused("hyper:rate=2,hyper:rate=2"), "names hyper:rate=2 twice"));
+}
+
+TEST_CASE("progress: a table has straight columns") {
+  CHECK(format_table({{"a", "bb", "c"}, {"long", "1", "22"}, {"x", "-"}}) == "a     bb   c\nlong   1  22\nx      -\n");
+  CHECK(format_table({}) == "");
+}

@@ -1,0 +1,75 @@
+#include "train/arch_list.h"
+
+#include <algorithm>
+
+#include "models/registry.h"
+
+namespace crossply {
+namespace {
+
+// Cuts at the separators that are not inside [].
+std::vector<std::string> split(const std::string& text, char separator) {
+  std::vector<std::string> parts(1);
+  int depth = 0;
+  for (const char c : text) {
+    depth += (c == '[') - (c == ']');
+    if (c == separator && depth == 0) parts.emplace_back();
+    else parts.back() += c;
+  }
+  return parts;
+}
+
+ArchChoice parse_choice(const std::string& text) {
+  const std::vector<std::string> parts = split(text, ':');
+  ArchChoice choice{text, parts[0], {}};
+  const Architecture& architecture = find_architecture(choice.arch);
+  std::string known;
+  for (const Option& option : architecture.options) known += " " + option.key;
+  for (size_t i = 1; i < parts.size(); ++i) {
+    const size_t equals = parts[i].find('=');
+    if (equals == std::string::npos) fail(Exit::usage, "--arch ", text, ": an option is written key=value, not '", parts[i], "'");
+    const std::string key = parts[i].substr(0, equals);
+    const auto has_key = [&](const Option& option) { return option.key == key; };
+    if (std::none_of(architecture.options.begin(), architecture.options.end(), has_key))
+      fail(Exit::usage, "--arch ", text, ": ", choice.arch, " has no option '", key, "'; it has:", known.empty() ? " none" : known);
+    if (!choice.options.emplace(key, parts[i].substr(equals + 1)).second)
+      fail(Exit::usage, "--arch ", text, " gives ", key, " twice");
+  }
+  return choice;
+}
+
+}  // namespace
+
+std::string ArchChoice::file_name() const {
+  std::string name;
+  for (const char c : text) {
+    const bool safe = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '.';
+    if (safe) name += c;
+    else if (name.back() != '-') name += '-';
+  }
+  if (name.back() == '-') name.pop_back();
+  return name;
+}
+
+std::vector<ArchChoice> parse_arch_list(const std::string& list) {
+  std::vector<ArchChoice> choices;
+  auto add = [&](const std::string& text) {
+    choices.push_back(parse_choice(text));
+    const std::string name = choices.back().file_name();
+    const auto same = [&](const ArchChoice& choice) { return choice.file_name() == name; };
+    if (std::count_if(choices.begin(), choices.end(), same) > 1) fail(Exit::usage, "--arch names ", text, " twice");
+  };
+  for (const std::string& text : split(list, ',')) {
+    if (text != "all") add(text);
+    else for (const Architecture& architecture : architectures()) add(architecture.name);
+  }
+  return choices;
+}
+
+std::string arch_list_help() {
+  std::string names;
+  for (const Architecture& architecture : architectures()) names += " " + architecture.name;
+  return "all, or ARCH[:key=value[:key=value]] separated by commas; all others are compared with the first. ARCH:" + names;
+}
+
+}  // namespace crossply
