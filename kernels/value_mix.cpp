@@ -9,6 +9,15 @@ namespace {
 
 constexpr int64_t grain = 32768;
 
+// Not inlined: parallel_for holds its body twice, for one thread and for many, and without AVX-512 the compilers order
+// the sums of the two differently.
+[[gnu::noinline]] float dot(const float* a, const float* b, int64_t n) {
+  float sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < n; ++i) sum += a[i] * b[i];
+  return sum;
+}
+
 void value_mix_forward_cpu(float* out, const float* v, const float* v1, float own, float first, int64_t n) {
   parallel_for(n, grain, [=](int64_t begin, int64_t end) {
 #pragma omp simd
@@ -16,8 +25,8 @@ void value_mix_forward_cpu(float* out, const float* v, const float* v1, float ow
   });
 }
 
-// In pieces that are short enough for f32 dot products; over the pieces the sums are in f64. Where d_own is null, v may
-// be anything of this size.
+// In pieces that are short enough for f32 dot products, and for all steps to find dout in the L1 cache; over the pieces
+// the sums are in f64.
 template <bool acc_v, bool acc_v1>
 void value_mix_backward_cpu(float* dv, float* dv1, float* d_own, float* d_first, const float* dout, const float* v,
                             const float* v1, float own, float first, int64_t n) {
@@ -31,18 +40,15 @@ void value_mix_backward_cpu(float* dv, float* dv1, float* d_own, float* d_first,
     for (int64_t b = begin; b < end; ++b) {
       Sums sums;
       for (int64_t p = pieces * b / blocks; p < pieces * (b + 1) / blocks; ++p) {
-        const int64_t end_of_piece = std::min(n, (p + 1) * piece);
-        float with_v = 0, with_v1 = 0;
-#pragma omp simd reduction(+ : with_v, with_v1)
-        for (int64_t i = p * piece; i < end_of_piece; ++i) {
+        const int64_t start = p * piece, count = std::min(piece, n - start);
+        if (d_own != nullptr) sums.own += static_cast<double>(dot(dout + start, v + start, count));
+        if (d_first != nullptr) sums.first += static_cast<double>(dot(dout + start, v1 + start, count));
+#pragma omp simd
+        for (int64_t i = start; i < start + count; ++i) {
           const float dy = dout[i];
-          with_v += dy * v[i];
-          with_v1 += dy * v1[i];
           dv1[i] = acc_v1 ? dv1[i] + first * dy : first * dy;
           dv[i] = acc_v ? dv[i] + own * dy : own * dy;
         }
-        sums.own += static_cast<double>(with_v);
-        sums.first += static_cast<double>(with_v1);
       }
       partial[b] = sums;
     }
@@ -69,12 +75,9 @@ void gated_mix_backward_cpu(float* dv1, float* dalpha, const float* dout, const 
   parallel_for(rows, grain / D, [=](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n) {
       const float a = alpha[n];
-      float sum = 0;
-#pragma omp simd reduction(+ : sum)
-      for (int64_t i = n * D; i < (n + 1) * D; ++i) {
-        sum += dout[i] * v1[i];
-        dv1[i] = acc_v1 ? dv1[i] + a * dout[i] : a * dout[i];
-      }
+      const float sum = dot(dout + n * D, v1 + n * D, D);
+#pragma omp simd
+      for (int64_t i = n * D; i < (n + 1) * D; ++i) dv1[i] = acc_v1 ? dv1[i] + a * dout[i] : a * dout[i];
       dalpha[n] = acc_alpha ? dalpha[n] + sum : sum;
     }
   });
@@ -87,13 +90,9 @@ void scale_forward_cpu(float* out, const float* inp, float factor, int64_t n) {
 
 void scale_backward_cpu(float* dinp, float* dfactor, const float* dout, const float* inp, float factor, int64_t n,
                         bool acc) {
-  float sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < n; ++i) {
-    sum += dout[i] * inp[i];
-    dinp[i] = acc ? dinp[i] + factor * dout[i] : factor * dout[i];
-  }
-  *dfactor += sum;
+  *dfactor += dot(dout, inp, n);
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) dinp[i] = acc ? dinp[i] + factor * dout[i] : factor * dout[i];
 }
 
 template <class T>
@@ -155,7 +154,7 @@ void value_mix_backward(const Tensor& dv, const Tensor& dv1, const MixWeight& d_
     auto backward = acc_v ? acc_v1 ? value_mix_backward_cpu<true, true> : value_mix_backward_cpu<true, false>
                           : acc_v1 ? value_mix_backward_cpu<false, true> : value_mix_backward_cpu<false, false>;
     return backward(dv.as<float>(), dv1.as<float>(), element_or_null<float>(d_own), element_or_null<float>(d_first),
-                    dout.as<float>(), (needs_v ? v : dout).as<float>(), v1.as<float>(), *element<float>(own),
+                    dout.as<float>(), needs_v ? v.as<float>() : nullptr, v1.as<float>(), *element<float>(own),
                     *element<float>(first), n);
   }
   with_real(dout.dtype, [&](auto real) {
