@@ -1,20 +1,16 @@
 #include "kernels/head_mix.h"
 
-#include <cstring>
-
 #include "kernels/cpu.h"
 #include "kernels/gemm.h"
+#include "kernels/vec.h"
 
 namespace crossply {
 namespace {
 
-constexpr int64_t lanes = 16, columns = 4 * lanes;  // a mixture's block of columns stays in registers while the sources pass
+constexpr int64_t lanes = lanes_of<Vec16>, columns = 4 * lanes;  // a mixture's block of columns stays in registers while the sources pass
 constexpr int64_t tile = 64;                        // tokens whose sources stay in the L2 cache
 constexpr int heads_at_once = 4;
-using Vec = float __attribute__((vector_size(lanes * sizeof(float))));
-
-inline void load(Vec& v, const float* p) { std::memcpy(&v, p, sizeof v); }
-inline void store(float* p, const Vec& v) { std::memcpy(p, &v, sizeof v); }
+using Vec = Vec16;
 
 struct Data {
   std::vector<const float*> u;
@@ -100,9 +96,7 @@ void unmix_token(const std::vector<float*>& du, float* dweight, const float* dm,
       d[c] = sum;
     }
     for (int r = 0; r < R; ++r) {
-      float total = rest[r];
-      for (int i = 0; i < lanes; ++i) total += dot[r][i];
-      dweight[(h0 + r) * z.S + s] += total;
+      dweight[(h0 + r) * z.S + s] += rest[r] + sum_of_lanes(dot[r]);
     }
   }
 }
