@@ -34,8 +34,8 @@
 //   --dynamic              true                   true                      false: A = As and b = bs for all tokens
 //
 // SATFormer's configuration files are --rate 4 --norm rmsnorm on top of its presets; its text and its measured memory
-// speak for 2. The method's paper counts sublayers, takes E = 4, and scales Wo and Wdown without saying which way. As and
-// bs do not decay, the dynamic parameters do (LIMe's code; SATFormer's decays everything). None learns at --router-lr.
+// speak for 2. The method's paper counts sublayers, takes E = 4, and scales Wo and Wdown without saying which way. As
+// and bs do not decay, the dynamic parameters do (LIMe's code; SATFormer's decays all). None learns at --router-lr.
 //
 // Presets (--preset; train/presets.cpp) with the parameters they add to train_llama's:
 //

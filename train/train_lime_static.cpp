@@ -22,7 +22,7 @@
 //
 // Gerasimov et al., "You Do Not Fully Utilize Transformer's Representation Capacity", arXiv 2502.09245, version 1.
 //
-// Presets (--preset; train/presets.cpp). The paper's are 1.2b and, with --top-p 0.9, the deep ones (their width is ours):
+// Presets (--preset; train/presets.cpp). The paper's are 1.2b and, with --top-p 0.9, the deep ones (their width: ours):
 //
 //   name          added   total                  name         added    total
 //   arith(-quick) 132     66,628                 deep32       20,088   160,002,680

@@ -22,7 +22,8 @@
 //
 // Cost, with s1 = sum_{n=1}^{L-1} (n+1), s2 = sum_{n=1}^{L-1} (n+1)^2:
 //   parameters      4 C s1 + 16 s2 + 4 s1 + C (L+1) + (L+1)^2 + (L+1) + 2 C L, and with prepost
-//                   C (L (L+3)/2 + 4 (L-1) + 1) for the gains
+//                   C (L (L+3)/2 + 4 (L-1) + 1) for the gains; together that is
+//                   C (5 L^2 + 21 L - 12)/2 + (16 L^3 + 33 L^2 + 23 L)/3 - 18
 //   FLOPs a token   16 C s1 + 32 s2 + 4 C (L+1) + 2 (L+1)^2 more in the forward, twice that in the backward. Small
 //                   beside the memory traffic: a mixture reads N streams and writes four.
 //   memory          all rms(X_l) once (they are the same for all readers), four streams and the weights for each block

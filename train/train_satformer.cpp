@@ -30,8 +30,8 @@
 //   1.3b       2048  5632  24  32  8e-4           57,220  1,507,328  1,300,272,128
 //
 // Where text and configuration files disagree, the files have it: the text's rates are 1e-3, 1.5e-3, 2e-3 for the first
-// three. But the file of SATFormer's 1.3b asks for 24 heads and F = 5504, which cannot be built at this width: here it
-// has its baselines' 32 and 5632. Its code decays every parameter; here gains do not decay.
+// three. But the file of SATFormer's 1.3b asks for F = 5504 and 24 heads, which do not divide C: here it has its
+// baselines' 5632 and 32. Its code decays every parameter; here gains do not decay.
 //
 // Options:
 //   --gate KIND         relu (default), or the paper's ablations: sigmoid, tanh, identity, softmax over a token's heads

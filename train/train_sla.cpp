@@ -12,7 +12,8 @@
 //
 // Nothing is added, nothing has to start: no parameters, no FLOPs. What changes from LLaMA's first step on is which
 // keys and values are read, and that those of the lower layers stay until the upper ones have been differentiated.
-// Key/value heads that no query head reads get no gradient: 0 and 1 of layers 10 to 12 in va300m.
+// Key/value heads that no query head reads get no gradient: head 0 of layers 7 and 8 in va100m, heads 0 and 1 of layers
+// 10 to 12 in va300m.
 //
 // Chen et al., "Skip-Layer Attention: Bridging Abstract and Detailed Dependencies in Transformers", arXiv 2406.11274;
 // in the sizes of the vertical attention paper (train_vertical), which has it as a baseline.
