@@ -475,6 +475,7 @@ TEST_CASE("architectures: FLOPs a token beyond LLaMA's are the formulas of the t
       {"denseformer", [](const Sizes& s) { return dense_flops(s, 2, 3); }, {{"dilation", "2"}, {"period", "3"}}},
       {"mudd", mudd_flops},
       {"mudd", mudd_flops, {{"norm", "none"}}},
+      {"relay", [](const Sizes& s) { return (s.L - 1) * (2 * s.C * s.K + 2 * s.K * s.D); }},
   };
   std::map<std::string, int> counted;
   for (const Cost& cost : costs) {
