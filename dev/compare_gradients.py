@@ -54,10 +54,12 @@ SAMPLED = (  # each with three or four backbones
   {"arch": "hyper", "rate": 3, "norm": "layernorm", "layer_index": "sublayer"},
   *({"arch": "vertical", "map": name, "residual": residual}
     for name in ("learned", "unet", "inet") for residual in (True, False)),
+  {"arch": "vertical", "map": "unet", "mirror_offset": 2},
   {"arch": "sla"},
   {"arch": "sla", "distance": 1, "heads": 3},
   {"arch": "sla", "distance": 2, "heads": 4},
   *({"arch": "ala", "stride": stride} for stride in (2, 1, 3)),
+  {"arch": "ala", "include_self": False},
   *({"arch": "resformer", "variant": variant, "last_k": last_k}
     for variant in ("plus", "identity", "constant", "learnable", "sparse", "svformer") for last_k in (0, 2)),
   *({"arch": "satformer", "gate": gate}

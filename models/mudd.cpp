@@ -22,7 +22,7 @@ constexpr int Q = 0, K = 1, V = 2, R = 3;
 
 class Mudd : public Connection {
  public:
-  explicit Mudd(const Config& config) : prepost_(config.options.at("norm") == "prepost"), L_(static_cast<int>(config.num_hidden_layers)) {
+  explicit Mudd(const Config& config) : prepost_(config.options.at("norm") == "prepost"), literal_(config.options.at("w1_init") == "literal"), L_(static_cast<int>(config.num_hidden_layers)) {
     for (const auto& width : nlohmann::json::parse(config.options.at("intermediate_sizes"))) {
       if (!width.is_number_integer() || width < 1 || width > (1 << 30))
         fail(Exit::usage, "mudd: intermediate_sizes must be positive integers, has ", width.dump());
@@ -77,7 +77,7 @@ class Mudd : public Connection {
 
   void declare_mixture(ParameterTable& params, int i, int64_t C) const {
     const int64_t sources = i + 2, all = ways(i) * sources;
-    params.add(da_name(i, "w1.weight"), Shape{all, C}, Init::normal(1 / std::sqrt(static_cast<double>(C))), 1, 1);
+    params.add(da_name(i, "w1.weight"), Shape{all, C}, Init::normal(literal_ ? 1 / static_cast<double>(C) : 1 / std::sqrt(static_cast<double>(C))), 1, 1);
     params.add(da_name(i, "w2.weight"), Shape{all, all}, Init::constant(0), 1, 1);
     const Init own_one{"0 .. 0 1", [sources](uint64_t, uint64_t, int64_t j) { return j % sources == sources - 1 ? 1.0 : 0.0; }};
     params.add(da_name(i, "static_weight"), Shape{ways(i), sources}, prepost_ ? Init::constant(0) : own_one, 1, 0);
@@ -112,7 +112,7 @@ class Mudd : public Connection {
     ways_ = ops::way_mix(build_->tape, name, s);
   }
 
-  bool prepost_;
+  bool prepost_, literal_;
   int L_;
   std::vector<int64_t> widths_;
   std::vector<Value*> sources_, ways_;
@@ -125,7 +125,8 @@ Architecture mudd_architecture() {
   return {"mudd",
           "queries, keys, values and stream each read their own token-wise mixture of all earlier outputs",
           {{"norm", "prepost", "prepost or none: norms around the mixtures", {"prepost", "none"}},
-           {"intermediate_sizes", "[]", "a list like [96,128]: every layer's feed-forward width ([]: all alike)", {}}},
+           {"intermediate_sizes", "[]", "a list like [96,128]: every layer's feed-forward width ([]: all alike)", {}},
+           {"w1_init", "fan_in", "fan_in (spread 1/sqrt(C)) or literal (1/C, as SATFormer's code has it)", {"fan_in", "literal"}}},
           [](const Config& config) { return std::make_unique<Mudd>(config); }};
 }
 

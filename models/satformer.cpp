@@ -6,6 +6,8 @@
 // from the second layer on, or in the last_k last layers. gate: relu, sigmoid, tanh, identity, or over the heads of a
 // token softmax (times K, so its mean is 1) and softmax_sigmoid. With Wa = 0 relu, tanh and identity are LLaMA, bit for
 // bit. Generation caches V', an ordinary key/value cache. (SATFormer, arXiv 2605.03953.)
+#include <cmath>
+
 #include "models/registry.h"
 
 namespace crossply {
@@ -14,11 +16,14 @@ namespace {
 class SatFormer : public Connection {
  public:
   explicit SatFormer(const Config& config)
-      : gate_(config.options.at("gate")), L_(config.num_hidden_layers), last_k_(std::stoll(config.options.at("last_k"))) {}
+      : gate_(config.options.at("gate")),
+        L_(config.num_hidden_layers),
+        last_k_(std::stoll(config.options.at("last_k"))),
+        uniform_(config.options.at("gate_init") == "uniform") {}
 
   void declare(ParameterTable& params, const Config& c) const override {
     for (int n = 1; n < L_; ++n)
-      if (consumes(n)) params.add(gate_name(n), Shape{c.num_key_value_heads, c.hidden_size}, Init::normal(c.initializer_range), 1, 1);
+      if (consumes(n)) params.add(gate_name(n), Shape{c.num_key_value_heads, c.hidden_size}, start(c), 1, 1);
   }
 
   Heads project(int layer, Value* x) override {
@@ -37,10 +42,14 @@ class SatFormer : public Connection {
 
  private:
   static std::string gate_name(int n) { return layer_name(n, "self_attn.value_residual_mixing.alpha_proj.weight"); }
+  Init start(const Config& c) const {
+    return uniform_ ? Init::uniform(1 / std::sqrt(static_cast<double>(c.hidden_size))) : Init::normal(c.initializer_range);
+  }
   bool consumes(int n) const { return n > 0 && (last_k_ == 0 || n >= L_ - last_k_); }
 
   std::string gate_;
   int64_t L_, last_k_;
+  bool uniform_;
   Value* v1_ = nullptr;
 };
 
@@ -51,7 +60,8 @@ Architecture satformer_architecture() {
   return {"satformer",
           "every token and head decides how much of the first layer's value to add",
           {{"gate", "relu", "relu, sigmoid, softmax, softmax_sigmoid, tanh or identity", gates},
-           {"last_k", "0", "an integer: how many last layers do (0: all from the second on)", {}}},
+           {"last_k", "0", "an integer: how many last layers do (0: all from the second on)", {}},
+           {"gate_init", "normal", "normal (the code's) or uniform (the paper's): how the gates start", {"normal", "uniform"}}},
           [](const Config& config) { return std::make_unique<SatFormer>(config); }};
 }
 

@@ -77,16 +77,18 @@ class Sla : public SkipAttention {
 
 class Ala : public SkipAttention {
  public:
-  explicit Ala(const Config& c) : stride_(std::stoll(c.options.at("stride"))), L_(c.num_hidden_layers) {
+  explicit Ala(const Config& c)
+      : stride_(std::stoll(c.options.at("stride"))), L_(c.num_hidden_layers), self_(c.options.at("include_self") == "true") {
     if (stride_ < 1) fail(Exit::usage, "ala: stride ", stride_, " must be at least 1");
   }
 
  private:
   int source(int layer, int64_t j) const override {
-    const int64_t M = (L_ + stride_ - 1) / stride_;
-    return layer + 1 < L_ ? layer : layer - static_cast<int>(stride_ * (j % M));
+    const int64_t first = self_ ? 0 : 1, M = (L_ + stride_ - 1) / stride_ - first;
+    return layer + 1 < L_ || M < 1 ? layer : layer - static_cast<int>(stride_ * (first + j % M));
   }
   int64_t stride_, L_;
+  bool self_;  // the last layer's own keys and values are among the sources
 };
 
 }  // namespace
@@ -102,7 +104,8 @@ Architecture sla_architecture() {
 Architecture ala_architecture() {
   return {"ala",
           "the last layer's heads attend to the keys and values of every second layer",
-          {{"stride", "2", "an integer: every so many-th layer, counted from the last one", {}}},
+          {{"stride", "2", "an integer: every so many-th layer, counted from the last one", {}},
+           {"include_self", "true", "true or false: the last layer is itself among these", {}}},
           [](const Config& config) { return std::make_unique<Ala>(config); }};
 }
 

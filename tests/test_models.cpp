@@ -42,11 +42,13 @@ std::vector<Case> cases() {
   list.push_back(with("hyper", {{"norm", "layernorm"}, {"prenorm", "rmsnorm"}, {"layer_index", "sublayer"}, {"rate", "2"}}, 4));
   list.push_back(with("hyper", {{"norm", "rmsnorm"}, {"output_init_scale", "true"}}));
   for (const std::string map : {"unet", "inet"}) list.push_back(with("vertical", {{"map", map}}));
+  list.push_back(with("vertical", {{"map", "unet"}, {"mirror_offset", "2"}}));
   list.push_back(with("vertical", {{"residual", "false"}}));
   list.push_back(with("sla", {{"distance", "1"}, {"heads", "1"}}));
   list.push_back(with("sla", {{"distance", "2"}, {"heads", "3"}}, 4));
   list.push_back(with("ala", {{"stride", "1"}}));
   list.push_back(with("ala", {{"stride", "3"}}));
+  list.push_back(with("ala", {{"include_self", "false"}}));
   for (const std::string variant : {"identity", "constant", "learnable", "sparse", "svformer"})
     list.push_back(with("resformer", {{"variant", variant}}));
   list.push_back(with("resformer", {{"last_k", "2"}}));

@@ -26,6 +26,7 @@ class MuddConfig(Config):
   arch: str = "mudd"
   norm: str = "prepost"  # prepost | none
   intermediate_sizes: list = dataclasses.field(default_factory=list)  # empty: intermediate_size everywhere
+  w1_init: str = "fan_in"  # fan_in | literal: spread 1/sqrt(C) or 1/C
 
 
 class DepthAggregate(nn.Module):
@@ -36,6 +37,8 @@ class DepthAggregate(nn.Module):
     self.w1 = nn.Linear(C, ways * sources, bias=False)
     self.w2 = nn.Linear(ways * sources, ways * sources, bias=False)
     self.static_weight = nn.Parameter(torch.zeros(ways, sources))
+    check_choice("w1_init", config.w1_init, ("fan_in", "literal"))
+    self.w1_std = 1 / C if config.w1_init == "literal" else 1 / math.sqrt(C)
     self.prepost = config.norm == "prepost"
     if self.prepost:
       self.pre_da_norms = nn.ModuleList(RMSNorm(C, EPS) for _ in range(sources))
@@ -51,7 +54,7 @@ class DepthAggregate(nn.Module):
 
   def initialise(self):
     """As if there were no mixing."""
-    nn.init.normal_(self.w1.weight, std=1 / math.sqrt(self.w1.in_features))
+    nn.init.normal_(self.w1.weight, std=self.w1_std)
     nn.init.zeros_(self.w2.weight)
     if self.prepost:
       for norm in self.post_da_norms:

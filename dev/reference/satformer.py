@@ -6,6 +6,7 @@ x is what the layer's queries, keys and values are projected from; V_0 is as the
 says how many of the last layers have a gate; the others are ordinary.
 """
 import dataclasses
+import math
 
 import torch.nn.functional as F
 from torch import nn
@@ -28,6 +29,7 @@ class SatformerConfig(Config):
   arch: str = "satformer"
   gate: str = "relu"  # relu | sigmoid | softmax | softmax_sigmoid | tanh | identity
   last_k: int = 0
+  gate_init: str = "normal"  # normal | uniform
 
 
 class SatformerAttention(Attention):
@@ -36,8 +38,14 @@ class SatformerAttention(Attention):
     check_choice("gate", config.gate, GATES)
     L = config.num_hidden_layers
     if layer > 0 and layer >= L - (config.last_k or L):
+      check_choice("gate_init", config.gate_init, ("normal", "uniform"))
       alpha_proj = nn.Linear(config.hidden_size, config.num_key_value_heads, bias=False)
       self.value_residual_mixing = nn.ModuleDict({"alpha_proj": alpha_proj})
+
+  def initialise(self):
+    if self.config.gate_init == "uniform" and hasattr(self, "value_residual_mixing"):
+      bound = 1 / math.sqrt(self.config.hidden_size)
+      nn.init.uniform_(self.value_residual_mixing["alpha_proj"].weight, -bound, bound)
 
   def project(self, x, shared):
     q, k, v = super().project(x, shared)

@@ -4,7 +4,8 @@ Some query heads attend to the keys and values of an earlier layer, computed the
 q/k norms are on. A query head reads the key/value head of the same number as in its own layer. No parameters are added.
 
   sla   in every layer i >= distance the first `heads` query heads read layer i - distance
-  ala   in the last layer, query head j reads layer L-1 - stride * (j mod M): M = ceil(L / stride) layers in turn
+  ala   in the last layer, query head j reads layer L-1 - stride * (j mod M): M = ceil(L / stride) layers in turn; with
+        include_self false the last layer itself is left out
 """
 import dataclasses
 
@@ -24,6 +25,7 @@ class SlaConfig(Config):
 class AlaConfig(Config):
   arch: str = "ala"
   stride: int = 2
+  include_self: bool = True
 
 
 class SkipAttention(Attention):
@@ -48,7 +50,10 @@ class SlaAttention(SkipAttention):
 class AlaAttention(SkipAttention):
   def source(self, head):
     L, stride = self.config.num_hidden_layers, self.config.stride
-    return L - 1 - stride * (head % -(-L // stride)) if self.layer == L - 1 else self.layer
+    layers = list(range(L - 1, -1, -stride))
+    if not self.config.include_self:
+      layers = layers[1:] or layers
+    return layers[head % len(layers)] if self.layer == L - 1 else self.layer
 
 
 class Sla(Llama):

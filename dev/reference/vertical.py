@@ -6,7 +6,7 @@ h_0 is the embeddings, h_m the output of layer m-1. Layer i reads
 
 Dividing by the length |h_m|, token by token, lets a short source count as much as a long one. The fixed maps have no
 scores: their sources count the same. "inet": layers read h_0, h_1 and their own h_i. "unet": layers of the second half
-read their own h_i and what the mirrored layer of the first half read, h_(L-1-i). residual=False takes the published
+read their own h_i and what the mirrored layer of the first half read, h_(L-1-i), or with mirror_offset 2 put out. residual=False takes the published
 equations to the letter: a sublayer's output replaces its input.
 """
 import dataclasses
@@ -24,6 +24,8 @@ class VerticalConfig(Config):
   arch: str = "vertical"
   map: str = "learned"  # learned | unet | inet
   residual: bool = True
+  init_diag: float = 0.0  # how the score of h_i starts
+  mirror_offset: int = 1  # unet: 1 reads what the mirrored layer read, 2 what it put out
 
 
 def sources(config, layer):
@@ -31,7 +33,8 @@ def sources(config, layer):
   if config.map == "inet":
     return sorted({0, min(1, layer), layer})
   if config.map == "unet":
-    return [layer] if 2 * layer < config.num_hidden_layers else [config.num_hidden_layers - 1 - layer, layer]
+    mirrored = config.num_hidden_layers - 2 - layer + config.mirror_offset
+    return [layer] if 2 * layer < config.num_hidden_layers else sorted({mirrored, layer})
   return list(range(layer + 1))
 
 
@@ -41,7 +44,7 @@ class VerticalAttention(nn.Module):
     check_choice("map", config.map, ("learned", "unet", "inet"))
     self.sources = sources(config, layer)
     if config.map == "learned":
-      self.scores = nn.Parameter(torch.zeros(layer + 1))
+      self.scores = nn.Parameter(torch.tensor([0.0] * layer + [config.init_diag]))
 
   def forward(self, history):  # [h_0, ..., h_i], each (B, T, C)
     h = torch.stack([history[m] for m in self.sources])
