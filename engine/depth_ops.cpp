@@ -432,7 +432,7 @@ Value* value_mix(Tape& t, const std::string& name, Value* v, Value* v1, Scalar o
   node->first = first.index;
   node->adds_to = {own.values, first.values};
   node->in_place = !own.values->needs_grad;  // else v is needed for the gradient of its scalar
-  node->keep = {v1};
+  node->keep = {v1, own.values, first.values};
   if (!node->in_place) node->keep.push_back(v);
   return t.record(std::move(node));
 }

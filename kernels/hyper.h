@@ -17,8 +17,9 @@
 // With A[:,0] one-hot at s, A[:,1..E] the identity, b = 1 and zero projections or scales, out is exactly streams_s and
 // next_i exactly streams_i + y (but -0 may become 0), as long as all streams are finite.
 //
-// Backward, in this order: write, sublayer, read. hyper_write_backward sets dcoef, with 0 in the column of A[:,0], which
-// only the read uses; hyper_read_backward adds that column's part to what it reads from dcoef. Outputs may not alias.
+// Backward, in this order: write, sublayer, read. hyper_write_backward sets dcoef, with 0 in the column of A[:,0],
+// which only the read uses; hyper_read_backward adds that column's part to what it reads from dcoef. Outputs may not
+// alias inputs, nor each other.
 #pragma once
 
 #include <algorithm>

@@ -17,6 +17,7 @@ const std::vector<Architecture>& architectures() {
       satformer_architecture(),
       denseformer_architecture(),
       mudd_architecture(),
+      relay_architecture(),
   };
   return all;
 }

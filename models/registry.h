@@ -10,7 +10,8 @@
 
 namespace crossply {
 
-// A key of config.json's "crossply" object, and a flag of the trainer by the same name.
+// A key of config.json's "crossply" object, and a flag of the trainer by the same name; where every trainer has a flag of
+// that name already, the architecture's stands in front (--sla-heads).
 struct Option {
   std::string key;
   std::string default_value;         // the default, as it would stand in JSON; a text without quotes
@@ -38,6 +39,7 @@ Architecture resformer_architecture();
 Architecture satformer_architecture();
 Architecture denseformer_architecture();
 Architecture mudd_architecture();
+Architecture relay_architecture();
 
 const std::vector<Architecture>& architectures();
 // Throws `code`, naming `where` and the known architectures.

@@ -101,9 +101,9 @@ struct Wrapper {
     hyper_write_forward(streams_of(next), streams_of(streams), coef_of(coef), x_of(y), Stream{backend});
   }
   // The write's gradient of the streams goes to `dwritten`, the read's to `dstreams`, so that each is seen alone.
-  void backward(Backend backend, bool acc) {
+  void backward(Backend backend, bool acc, bool acc_y) {
     hyper_write_backward(streams_of(dwritten), coef_of(dcoef), x_of(dy), streams_of(dnext), streams_of(streams),
-                         coef_of(coef), x_of(y), acc, acc, Stream{backend});
+                         coef_of(coef), x_of(y), acc, acc_y, Stream{backend});
     hyper_read_backward(streams_of(dstreams), tensors(d, s.E, s.C), x_of(dout), coef_of(dcoef), streams_of(streams),
                         coef_of(coef), stats_tensor(), tensors(w, s.E, s.C), kind.norm, acc, Stream{backend});
   }
@@ -174,7 +174,8 @@ TEST_CASE("hyper: fast CPU equals the reference, set and added") {
         Wrapper<float> a(s, kind);
         if (acc) {
           a.dstreams = random_vector<float>(s.streams(), 5), a.dwritten = random_vector<float>(s.streams(), 6);
-          a.dy = random_vector<float>(s.x(), 7);
+        } else {
+          a.dy = random_vector<float>(s.x(), 7);  // the write's two flags are independent: here always opposite
         }
         a.d = convert_fields<float>(random_fields(kind, s.E, s.C, 30));  // parameter gradients are always added to
         Wrapper<double> b(s, kind);
@@ -189,8 +190,8 @@ TEST_CASE("hyper: fast CPU equals the reference, set and added") {
         check_close("coef", a.coef, b.coef, 3e-6);
         check_close("stats", a.stats, b.stats, 3e-6);
         check_close("next", a.next, b.next, 3e-6);
-        a.backward(Backend::cpu, acc);
-        b.backward(Backend::reference, acc);
+        a.backward(Backend::cpu, acc, !acc);
+        b.backward(Backend::reference, acc, !acc);
         check_close("dcoef", a.dcoef, b.dcoef, 3e-6);
         check_close("dy", a.dy, b.dy, 3e-6);
         check_close("dwritten", a.dwritten, b.dwritten, 3e-6);
@@ -285,9 +286,10 @@ TEST_CASE("hyper: NaN stays in its token and reaches every sum over tokens; the 
     Wrapper<float> a(s, kind);
     auto run = [&] {
       a.forward(Backend::cpu);
-      a.backward(Backend::cpu, false);
+      a.backward(Backend::cpu, false, false);
       std::vector<float> all;
-      for (const auto* v : {&a.out, &a.dy, &a.next, &a.dstreams, &a.dwritten}) all.insert(all.end(), v->begin(), v->end());
+      for (const auto* v : {&a.out, &a.dy, &a.next, &a.dstreams, &a.dwritten})
+        all.insert(all.end(), v->begin(), v->end());
       for (auto& field : a.d) {
         all.insert(all.end(), field.begin(), field.end());
         std::fill(field.begin(), field.end(), 0.f);
@@ -321,12 +323,12 @@ TEST_CASE("hyper: gradients that nobody wants are skipped, the others do not not
       CAPTURE(kind.name);
       Wrapper<float> all({1, 70, 3, 20}, kind);
       all.forward(backend);
-      all.backward(backend, false);
+      all.backward(backend, false, false);
       for (size_t f = 0; f < all.d.size(); ++f) {
         Wrapper<float> some({1, 70, 3, 20}, kind);
         some.d[f].clear();
         some.forward(backend);
-        some.backward(backend, false);
+        some.backward(backend, false, false);
         // Not the same bits: without a gradient the compiler may contract the others differently.
         for (size_t other = 0; other < all.d.size(); ++other)
           if (other != f) check_close(field_names[other], some.d[other], all.d[other], 1e-6);

@@ -144,7 +144,7 @@ TEST_CASE("models: the fast CPU kernels are as exact as the plain loops in f32")
       for (size_t i = 0; i < want.size(); ++i) sum += std::pow(static_cast<double>(got[i]) - want[i], 2);
       return std::sqrt(sum);
     };
-    double worst_fast = 0, sum_fast = 0, sum_plain = 0;  // of the tensors' errors, relative to their size
+    double worst_fast = 0, worst_plain = 0, sum_fast = 0, sum_plain = 0;  // of the tensors' errors, relative to their size
     for (Parameter& row : fast.params.rows()) {
       const auto want = exact.values<double>(exact.params.at(row.name).grad);
       const double size = error(std::vector<float>(want.size(), 0.f), want);
@@ -157,10 +157,12 @@ TEST_CASE("models: the fast CPU kernels are as exact as the plain loops in f32")
       CHECK_MESSAGE(std::isfinite(relative), row.name);
       worst_fast = std::max(worst_fast, relative);
       sum_fast += relative;
-      sum_plain += error(plain.values<float>(plain.params.at(row.name).grad), want) / size;
+      const double relative_plain = error(plain.values<float>(plain.params.at(row.name).grad), want) / size;
+      worst_plain = std::max(worst_plain, relative_plain);
+      sum_plain += relative_plain;
     }
     CHECK(sum_fast <= 6 * sum_plain);  // one draw of rounding errors each, correlated over the tensors
-    CHECK(worst_fast < 1e-4);
+    CHECK(worst_fast < std::max(1e-4, 3 * worst_plain));
   }
 }
 

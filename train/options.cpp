@@ -85,6 +85,7 @@ void add_architecture_flags(CLI::App& app, TrainOptions& o) {
   const Architecture& architecture = find_architecture(c.arch);
   for (const Option& option : architecture.options) {
     std::string name = option.key;
+    if (app.get_option_no_throw("--" + name) != nullptr) name = architecture.name + "-" + name;  // sla's heads are not H
     for (char& letter : name) letter = letter == '_' ? '-' : letter;
     auto set = [&c, option](const std::string& text) { c.options[option.key] = text; };
     app.add_option_function<std::string>("--" + name, set, option.help)

@@ -169,7 +169,7 @@ void print_plan(const TrainOptions& options) {
   const double flat = 4.0 * static_cast<double>(plan.params.flat_size());
   std::printf("%s", plan.params.report().c_str());
   std::printf("parameters: %lld\n", static_cast<long long>(plan.params.count()));
-  std::printf("training FLOPs per token: %.6g (forward %.6g; 2 per multiply-add of matrix products and causal attention)\n",
+  std::printf("training FLOPs per token: %.6g (forward %.6g; 2 per multiply-add of products, causal attention and mixtures)\n",
               3 * plan.forward_flops_per_token, plan.forward_flops_per_token);
   std::printf("memory: parameters %s, gradients %s, moments %s\n", format_bytes(flat).c_str(), format_bytes(flat).c_str(),
               format_bytes(2 * flat).c_str());

@@ -9,19 +9,26 @@ attends to signed linear combinations of the (i+1)*K heads in the slab, with one
 recent; "first" the first min(i+1, window) and its own. Entries of W outside are stored, but neither read nor trained.
 "average" has no W: each head is the plain mean of that head over the layers.
 """
+import dataclasses
 import math
 
 import torch
 from torch import nn
 
-from .llama import Attention, Llama
+from .llama import Attention, Config, Llama, check_choice
+
+
+@dataclasses.dataclass
+class LimeConfig(Config):
+  arch: str = "lime"
+  routing: str = "full"  # full | average | last | first
+  window: int = 0  # the j of last-j and first-j
 
 
 class LimeAttention(Attention):
   def __init__(self, config, layer):
     super().__init__(config, layer)
-    if config.routing not in ("full", "average", "last", "first"):
-      raise ValueError(f"routing is {config.routing!r}, not full, average, last or first")
+    check_choice("routing", config.routing, ("full", "average", "last", "first"))
     if config.routing in ("last", "first") and config.window < 1:
       raise ValueError(f"routing {config.routing!r} needs a window of at least 1, got {config.window}")
     if layer > 0 and config.routing != "average":
@@ -47,7 +54,6 @@ class LimeAttention(Attention):
     weight = self.lime_router.weight * self.mask.to(keys)  # (K, (i+1)*K)
     return tuple(torch.einsum("kr,brtd->bktd", weight, torch.cat(heads, dim=1)) for heads in zip(*slab))
 
-  @torch.no_grad()
   def initialise(self):
     """Keys and values start uniform, the router as the identity on its own layer beside uniform noise on the others."""
     bound = 1 / math.sqrt(self.config.hidden_size)
@@ -61,9 +67,4 @@ class LimeAttention(Attention):
 
 
 class Lime(Llama):
-  attention = LimeAttention
-
-  def __init__(self, config):
-    super().__init__(config)
-    for layer in self.model.layers:
-      layer.self_attn.initialise()
+  config_class, attention = LimeConfig, LimeAttention

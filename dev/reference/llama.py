@@ -2,8 +2,12 @@
 
 Letters: B batch, T time, C width, V vocabulary, L layers, H query heads, K key/value heads, D head width, F
 feed-forward width. The state dict carries the names of a LLaMA checkpoint (model.layers.3.self_attn.q_proj.weight);
-q_norm and k_norm appear where qk_norm is on, lm_head.weight where the embedding is not tied to it. An architecture that
-connects layers across depth replaces Attention.route.
+q_norm and k_norm appear where qk_norm is on, lm_head.weight where the embedding is not tied to it.
+
+An architecture that connects layers across depth replaces what it changes: how an attention projects its input
+(project), which keys and values it attends to (route), the two sublayers (Layer), what flows from layer to layer
+(Backbone). `shared` is a list, empty at first, in which layers leave to later ones what those need. A module whose
+parameters start with other values sets them in a method initialise.
 """
 import dataclasses
 import math
@@ -28,12 +32,21 @@ class Config:
   qk_norm: bool = False
   qk_norm_eps: float = 1e-5
   arch: str = "llama"
-  routing: str = "full"  # lime: full | average | last | first
-  window: int = 0  # lime: the j of last-j and first-j
+
+
+def check_choice(name, value, choices):
+  """Raises ValueError for a value of a Config field that is none of the choices."""
+  if value not in choices:
+    raise ValueError(f"{name} is {value!r}, not one of {', '.join(choices)}")
+
+
+def unit_rms(x, eps):
+  """x / sqrt(mean(x^2) + eps), over the last dimension."""
+  return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
 
 
 class RMSNorm(nn.Module):
-  """y = weight * x / sqrt(mean(x^2) + eps), over the last dimension."""
+  """y = weight * unit_rms(x)."""
 
   def __init__(self, width, eps):
     super().__init__()
@@ -41,7 +54,7 @@ class RMSNorm(nn.Module):
     self.eps = eps
 
   def forward(self, x):
-    return self.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
+    return self.weight * unit_rms(x, self.eps)
 
 
 def rotate(x, theta):
@@ -52,6 +65,11 @@ def rotate(x, theta):
   cos, sin = angle.cos().to(x), angle.sin().to(x)
   a, b = x[..., : D // 2], x[..., D // 2 :]
   return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+def split_heads(x, D):
+  """(B, T, heads*D) as (B, heads, T, D)."""
+  return x.unflatten(-1, (-1, D)).transpose(1, 2)
 
 
 class Attention(nn.Module):
@@ -69,35 +87,36 @@ class Attention(nn.Module):
       self.q_norm = RMSNorm(D, config.qk_norm_eps)
       self.k_norm = RMSNorm(D, config.qk_norm_eps)
 
-  def route(self, keys, values, slab):
-    """The keys and values (B, K, T, D) to attend to. `slab` is a list shared by all layers of one forward pass."""
+  def project(self, x, shared):
+    """Queries (B, H, T, D), keys and values (B, K, T, D), neither normed nor rotated yet."""
+    return tuple(split_heads(proj(x), self.config.head_dim) for proj in (self.q_proj, self.k_proj, self.v_proj))
+
+  def route(self, keys, values, shared):
+    """The keys and values (B, K or H, T, D) to attend to, from the layer's own, whose keys are normed and rotated."""
     return keys, values
 
-  def forward(self, x, slab):  # x: (B, T, C)
-    B, T, _ = x.shape
-    H, K, D = self.config.num_attention_heads, self.config.num_key_value_heads, self.config.head_dim
-    q = self.q_proj(x).view(B, T, H, D).transpose(1, 2)  # (B, H, T, D)
-    k = self.k_proj(x).view(B, T, K, D).transpose(1, 2)  # (B, K, T, D)
-    v = self.v_proj(x).view(B, T, K, D).transpose(1, 2)
+  def forward(self, x, shared):  # x: (B, T, C)
+    q, k, v = self.project(x, shared)
     if self.config.qk_norm:
       q, k = self.q_norm(q), self.k_norm(k)
     q, k = rotate(q, self.config.rope_theta), rotate(k, self.config.rope_theta)
-    k, v = self.route(k, v, slab)
-    k, v = k.repeat_interleave(H // K, dim=1), v.repeat_interleave(H // K, dim=1)
+    k, v = self.route(k, v, shared)
+    (H, T, D), heads = q.shape[1:], k.shape[1]
+    k, v = k.repeat_interleave(H // heads, dim=1), v.repeat_interleave(H // heads, dim=1)
     scores = q @ k.transpose(-1, -2) / math.sqrt(D)  # (B, H, T, T)
-    future = torch.ones(T, T, dtype=torch.bool, device=x.device).triu(1)
+    future = torch.ones(T, T, dtype=torch.bool, device=q.device).triu(1)
     out = scores.masked_fill(future, -math.inf).softmax(-1) @ v
-    return self.o_proj(out.transpose(1, 2).reshape(B, T, H * D))
+    return self.o_proj(out.transpose(1, 2).flatten(2))
 
 
 class MLP(nn.Module):
   """SwiGLU."""
 
-  def __init__(self, config):
+  def __init__(self, width, inner):
     super().__init__()
-    self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-    self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-    self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+    self.gate_proj = nn.Linear(width, inner, bias=False)
+    self.up_proj = nn.Linear(width, inner, bias=False)
+    self.down_proj = nn.Linear(inner, width, bias=False)
 
   def forward(self, x):
     return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
@@ -106,44 +125,50 @@ class MLP(nn.Module):
 class Layer(nn.Module):
   def __init__(self, config, layer, attention):
     super().__init__()
+    self.config, self.layer = config, layer
     self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
     self.self_attn = attention(config, layer)
     self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-    self.mlp = MLP(config)
+    self.mlp = MLP(config.hidden_size, config.intermediate_size)
 
-  def forward(self, x, slab):
-    x = x + self.self_attn(self.input_layernorm(x), slab)
+  def forward(self, x, shared):
+    x = x + self.self_attn(self.input_layernorm(x), shared)
     return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class Backbone(nn.Module):
-  def __init__(self, config, attention):
+  def __init__(self, config, layer, attention):
     super().__init__()
+    self.config = config
     self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-    self.layers = nn.ModuleList(Layer(config, i, attention) for i in range(config.num_hidden_layers))
+    self.layers = nn.ModuleList(layer(config, i, attention) for i in range(config.num_hidden_layers))
     self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
   def forward(self, tokens):
-    x, slab = self.embed_tokens(tokens), []
+    x, shared = self.embed_tokens(tokens), []
     for layer in self.layers:
-      x = layer(x, slab)
+      x = layer(x, shared)
     return self.norm(x)
 
 
 class Llama(nn.Module):
   """logits = model(tokens); loss = model.loss(tokens, targets). tokens, targets: (B, T); logits: (B, T, V)."""
 
-  attention = Attention
+  config_class, backbone, layer, attention = Config, Backbone, Layer, Attention
 
   def __init__(self, config):
     super().__init__()
     self.config = config
-    self.model = Backbone(config, self.attention)
+    self.model = self.backbone(config, self.layer, self.attention)
     if not config.tie_word_embeddings:
       self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
     for module in self.modules():
       if isinstance(module, (nn.Linear, nn.Embedding)):
         nn.init.normal_(module.weight, std=0.02)
+    with torch.no_grad():
+      for module in self.modules():
+        if hasattr(module, "initialise"):
+          module.initialise()
 
   def forward(self, tokens):
     head = self.model.embed_tokens if self.config.tie_word_embeddings else self.lm_head

@@ -1,17 +1,31 @@
 """Model directories: config.json and model.safetensors, read into and written from the reference modules."""
+import dataclasses
 import json
 import pathlib
 
 import numpy as np
 import torch
 
+from .denseformer import Denseformer
+from .hyper import Hyper
 from .lime import Lime
-from .llama import Config, Llama
+from .lime_v1 import LimeDynamic, LimeStatic
+from .llama import Config, Llama, check_choice
+from .mudd import Mudd
+from .resformer import Resformer
+from .satformer import Satformer
+from .skip_attention import Ala, Sla
+from .vertical import Vertical
 
-ARCHITECTURES = {"llama": Llama, "lime": Lime}
+MODELS = (Llama, Lime, LimeStatic, LimeDynamic, Hyper, Vertical, Sla, Ala, Resformer, Satformer, Denseformer, Mudd)
+ARCHITECTURES = {model.config_class.arch: model for model in MODELS}
 DTYPES = {"F32": np.float32, "F64": np.float64}
-# Config fields that live in the "crossply" object; the others are keys of a LLaMA config.json.
-CROSSPLY_KEYS = ("arch", "qk_norm", "qk_norm_eps", "routing", "window")
+
+
+def option_keys(arch):
+  """The Config fields that are the architecture's own."""
+  plain = {field.name for field in dataclasses.fields(Config)}
+  return [field.name for field in dataclasses.fields(ARCHITECTURES[arch].config_class) if field.name not in plain]
 
 
 def read_safetensors(path):
@@ -44,14 +58,15 @@ def read_config(path):
   """Config from a config.json; what its absent keys mean is what transformers takes them to mean."""
   keys = json.loads(pathlib.Path(path).read_text())
   extra = keys.get("crossply", {})
+  arch = extra.get("arch", "llama")
+  check_choice(f"{path}: arch", arch, ARCHITECTURES)
   for key in extra:
-    if key not in CROSSPLY_KEYS:
-      raise ValueError(f'{path}: unknown key "{key}" in "crossply"')
+    check_choice(f'{path}: a key in "crossply"', key, ("arch", "qk_norm", "qk_norm_eps", *option_keys(arch)))
   H = keys["num_attention_heads"]
   rope = keys.get("rope_parameters") or {}
   if rope.get("rope_type", "default") != "default" or keys.get("rope_scaling"):
     raise ValueError(f"{path}: scaled rotary positions are not supported")
-  return Config(
+  return ARCHITECTURES[arch].config_class(
     **{key: keys[key] for key in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")},
     num_attention_heads=H,
     num_key_value_heads=keys.get("num_key_value_heads") or H,
@@ -64,16 +79,16 @@ def read_config(path):
 
 
 def write_config(path, config):
-  keys = {key: value for key, value in vars(config).items() if key not in CROSSPLY_KEYS}
+  options = {key: getattr(config, key) for key in option_keys(config.arch)}
+  keys = {key: value for key, value in vars(config).items() if key not in options}
+  arch, qk_norm, qk_norm_eps = (keys.pop(key) for key in ("arch", "qk_norm", "qk_norm_eps"))
   keys.update(hidden_act="silu", model_type="llama", architectures=["LlamaForCausalLM"], dtype="float32")
-  if config.arch != "llama" or config.qk_norm:
-    keys["crossply"] = {"arch": config.arch, "qk_norm": config.qk_norm}
-    if config.qk_norm:
-      keys["crossply"]["qk_norm_eps"] = config.qk_norm_eps
-    if config.arch == "lime":
-      keys["crossply"].update(routing=config.routing, window=config.window)
+  if arch != "llama" or qk_norm:
+    keys["crossply"] = {"arch": arch, "qk_norm": qk_norm, **options}
+    if qk_norm:
+      keys["crossply"]["qk_norm_eps"] = qk_norm_eps
     # Nothing that knows only plain LLaMA must mistake this directory for one.
-    keys.update(model_type=f"crossply_{config.arch}", architectures=["CrossplyForCausalLM"])
+    keys.update(model_type=f"crossply_{arch}", architectures=["CrossplyForCausalLM"])
   pathlib.Path(path).write_text(json.dumps(keys, indent=2) + "\n")
 
 
@@ -95,28 +110,46 @@ def save(directory, model):
   write_safetensors(directory / "model.safetensors", arrays)
 
 
+def tiny_value(name, initial, noise, qk_norm):
+  """Random values for a parameter: far from where nothing would be noticed, near enough to be tame.
+
+  Gains, scales and scalars spread about 1, what starts as the plain model about that, scores and biases about 0.
+  """
+  last = name.rsplit(".", 1)[-1]
+  if "embed_tokens" in name or last in ("scores", "lambda_logits"):
+    return noise
+  if last in ("static_alpha", "static_weight") or "dwa_modules" in name:
+    return initial + 0.2 * noise
+  if last == "bias":
+    return 0.3 * noise
+  if last in ("dynamic_alpha_proj", "dynamic_beta_proj"):
+    return 0.5 * noise / len(noise) ** 0.5
+  if last in ("dynamic_alpha_scale", "dynamic_beta_scale"):
+    return 0.2 + 0.06 * noise
+  if noise.ndim == 1:
+    return 1 + 0.3 * noise
+  gain = 0.03 if qk_norm and ("q_proj" in name or "k_proj" in name) else 0.5
+  return gain * noise / noise.shape[1] ** 0.5
+
+
 def make_tiny(directory, arch="llama", qk_norm=False, tied=True, seed=0, K=2, head_dim=None, **more):
   """A directory with a model of a few hundred random weights. `more` are fields of Config.
 
-  A mistake anywhere shows in its gradients: the gains are not 1, the epsilon and the rotary base not the defaults, the
-  router is noise everywhere, its masked entries included, and normed queries and keys are small enough to feel their
+  A mistake anywhere shows in its gradients: the gains are not 1, the epsilon and the rotary base not the defaults,
+  routers are noise everywhere, masked entries included, and normed queries and keys are small enough to feel their
   epsilon. Yet it is tame enough for float32: each linear layer halves, no norm divides by nearly nothing.
   """
   C, H = 8, 4
-  config = Config(vocab_size=7, hidden_size=C, intermediate_size=6, num_hidden_layers=4, num_attention_heads=H,
-                  num_key_value_heads=K, head_dim=head_dim or C // H, tie_word_embeddings=tied, qk_norm=qk_norm,
-                  arch=arch, **{"rms_norm_eps": 1e-4, "rope_theta": 100.0, **more})
-  model = ARCHITECTURES[arch](config)
+  model_class = ARCHITECTURES[arch]
+  config = model_class.config_class(
+    vocab_size=7, hidden_size=C, intermediate_size=6, num_hidden_layers=4, num_attention_heads=H,
+    num_key_value_heads=K, head_dim=head_dim or C // H, tie_word_embeddings=tied, qk_norm=qk_norm,
+    **{"rms_norm_eps": 1e-4, "rope_theta": 100.0, **more})
+  model = model_class(config)
   generator = torch.Generator().manual_seed(seed)
   with torch.no_grad():
     for name, parameter in model.named_parameters():
       noise = torch.randn(parameter.shape, generator=generator)
-      if parameter.ndim == 1:
-        parameter.copy_(1 + 0.3 * noise)
-      elif "embed_tokens" in name:
-        parameter.copy_(noise)
-      else:
-        gain = 0.03 if qk_norm and ("q_proj" in name or "k_proj" in name) else 0.5
-        parameter.copy_(gain * noise / parameter.shape[1] ** 0.5)
+      parameter.copy_(tiny_value(name, parameter, noise, qk_norm))
   save(directory, model)
   return model

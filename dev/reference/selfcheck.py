@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks the references against each other: what must be equal to LLaMA, or to another routing, is.
+"""Checks the references by themselves: tensors and sizes, golden values, and what must equal LLaMA or another setting.
 
 Exit 0: all hold. 1: one does not. 77: skipped, PyTorch is not importable.
 """
@@ -13,10 +13,11 @@ try:
 except ImportError:
   print("skipped: PyTorch is not importable")
   sys.exit(77)
-from reference import model_dir
+from reference import golden, identities, model_dir, shapes
 from reference.lime import Lime
 from reference.llama import Llama, rotate
 
+torch.set_num_threads(1)  # the models are tiny
 TOKENS = torch.tensor([[3, 1, 4, 1, 5], [2, 6, 5, 3, 0]])
 failures = 0
 
@@ -102,11 +103,33 @@ def check_parts(directory):
   check("a new model is LLaMA's kind", isinstance(fresh, Llama) and fresh(TOKENS).isfinite().all().item())
 
 
+def check_configs(directory):
+  """Options travel through config.json; what nobody knows is an error that names it."""
+  for options in ({"arch": "mudd", "norm": "none", "intermediate_sizes": [3, 5, 6, 10]}, {"arch": "hyper", "rate": 2},
+                  {"arch": "vertical", "residual": False, "qk_norm": True, "qk_norm_eps": 1e-2}):
+    written = model_dir.make_tiny(directory, **options).config
+    check(f"{options} is read as written", model_dir.load(directory).config == written)
+  path = pathlib.Path(directory) / "config.json"
+  model_dir.make_tiny(directory, arch="satformer")
+  written = path.read_text()
+  for old, new in (('"gate"', '"window"'), ('"satformer"', '"satformers"'), ('"relu"', '"relus"')):
+    path.write_text(written.replace(old, new))
+    try:
+      model_dir.load(directory)
+      complaint = ""
+    except ValueError as error:
+      complaint = str(error)
+    check(f"{new} in config.json is refused: {complaint!r}", new.strip('"') in complaint)
+
+
 with tempfile.TemporaryDirectory() as directory:
   for K in (2, 4):
     check_routings(directory, {"K": K})
     check_routings(directory, {"K": K, "qk_norm": True, "tied": False, "head_dim": 6})
   check_masked_gradient(directory)
   check_parts(directory)
-print("the references disagree" if failures else "the references agree with each other")
+  check_configs(directory)
+for module in (shapes, golden, identities):
+  module.run(check)
+print("the references are wrong" if failures else "the references agree with each other and with their specifications")
 sys.exit(1 if failures else 0)

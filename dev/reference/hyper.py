@@ -1,0 +1,97 @@
+"""Hyper-connections in PyTorch: E = rate residual streams, and learned mixtures in place of each residual addition.
+
+Every sublayer f has its own alpha (E, E+1) and beta (E). Column 0 of alpha reads the sublayer's input out of the
+streams, the others mix the streams; beta writes the output back:
+
+  mixed[j]   = sum over streams i of  alpha[i, j] * stream[i]        j = 0..E
+  stream'[i] = mixed[i+1] + beta[i] * f(mixed[0])
+
+Dynamic connections add to alpha and beta a small function of each token's normed streams. All streams start as the
+embeddings; the final norm reads their sum.
+"""
+import dataclasses
+import math
+
+import torch
+from torch import nn
+
+from .llama import Backbone, Config, Layer, Llama, RMSNorm, check_choice
+
+
+@dataclasses.dataclass
+class HyperConfig(Config):
+  arch: str = "hyper"
+  rate: int = 4  # E
+  dynamic: bool = True
+  norm: str = "layernorm_no_affine"  # of the dynamic part: layernorm_no_affine | layernorm | rmsnorm
+  prenorm: str = "layernorm_no_affine"  # of the sublayers: layernorm_no_affine | rmsnorm, the backbone's
+  layer_index: str = "layer"  # layer | sublayer: what says which stream a sublayer reads at first
+  output_init_scale: bool = False  # o_proj and down_proj start smaller by sqrt(E)
+
+
+NORMS = {
+  "layernorm_no_affine": lambda width: nn.LayerNorm(width, eps=1e-5, elementwise_affine=False),
+  "layernorm": lambda width: nn.LayerNorm(width, eps=1e-5),
+  "rmsnorm": lambda width: RMSNorm(width, eps=1e-6),
+}
+
+
+class HyperConnection(nn.Module):
+  """Around one sublayer. `index`: at first it reads stream `index` mod E, and mixes none."""
+
+  def __init__(self, config, index):
+    super().__init__()
+    check_choice("norm", config.norm, NORMS)
+    C, E, self.dynamic = config.hidden_size, config.rate, config.dynamic
+    self.static_alpha = nn.Parameter(torch.cat([torch.eye(E)[:, [index % E]], torch.eye(E)], dim=1))
+    self.static_beta = nn.Parameter(torch.ones(E))
+    if self.dynamic:
+      self.norm = NORMS[config.norm](C)
+      self.dynamic_alpha_proj = nn.Parameter(torch.zeros(C, E + 1))
+      self.dynamic_beta_proj = nn.Parameter(torch.zeros(C))
+      self.dynamic_alpha_scale = nn.Parameter(torch.full((1,), 0.01))
+      self.dynamic_beta_scale = nn.Parameter(torch.full((1,), 0.01))
+
+  def forward(self, streams, sublayer):  # streams: (B, T, E, C)
+    alpha, beta = self.static_alpha, self.static_beta
+    if self.dynamic:
+      normed = self.norm(streams)
+      alpha = alpha + self.dynamic_alpha_scale * (normed @ self.dynamic_alpha_proj).tanh()  # (B, T, E, E+1)
+      beta = beta + self.dynamic_beta_scale * (normed @ self.dynamic_beta_proj).tanh()  # (B, T, E)
+    mixed = alpha.transpose(-1, -2) @ streams  # (B, T, E+1, C)
+    out = sublayer(mixed[:, :, 0])
+    return mixed[:, :, 1:] + beta[..., None] * out[:, :, None]
+
+
+class HyperLayer(Layer):
+  def __init__(self, config, layer, attention):
+    super().__init__(config, layer, attention)
+    check_choice("prenorm", config.prenorm, ("layernorm_no_affine", "rmsnorm"))
+    check_choice("layer_index", config.layer_index, ("layer", "sublayer"))
+    if config.prenorm == "layernorm_no_affine":
+      self.input_layernorm = NORMS[config.prenorm](config.hidden_size)
+      self.post_attention_layernorm = NORMS[config.prenorm](config.hidden_size)
+    by_layer = config.layer_index == "layer"
+    self.attn_hc = HyperConnection(config, layer if by_layer else 2 * layer)
+    self.mlp_hc = HyperConnection(config, layer if by_layer else 2 * layer + 1)
+
+  def forward(self, streams, shared):
+    streams = self.attn_hc(streams, lambda x: self.self_attn(self.input_layernorm(x), shared))
+    return self.mlp_hc(streams, lambda x: self.mlp(self.post_attention_layernorm(x)))
+
+  def initialise(self):
+    if self.config.output_init_scale:
+      self.self_attn.o_proj.weight /= math.sqrt(self.config.rate)
+      self.mlp.down_proj.weight /= math.sqrt(self.config.rate)
+
+
+class HyperBackbone(Backbone):
+  def forward(self, tokens):
+    streams = self.embed_tokens(tokens)[:, :, None].expand(-1, -1, self.config.rate, -1)
+    for layer in self.layers:
+      streams = layer(streams, [])
+    return self.norm(streams.sum(2))
+
+
+class Hyper(Llama):
+  config_class, backbone, layer = HyperConfig, HyperBackbone, HyperLayer

@@ -1,0 +1,120 @@
+"""LIMe version 1 in PyTorch: keys and values are made from mixtures of all earlier residual streams, one for each head.
+
+Layer i >= 1 (from 0) sees the streams X_0 (the embeddings), ..., X_i, each normed with the layer's own lime_layernorm.
+Key/value head h reads its own convex combination of them, and its rows of k_proj and v_proj project that one:
+
+  Z_h = sum over m <= i of  weights[h, m] * normed(X_m)        K_h = Z_h Wk_h^T        V_h = Z_h Wv_h^T
+
+  lime_static    weights = softmax over m of lime_router.weight  (K, i+1), the same for all tokens
+  lime_dynamic   weights = softmax over m of a projection of the token's own normed(X_i)
+
+Queries read the stream as ever. With fewer key/value heads than query heads there is one mixture per key/value head.
+top_p < 1 prunes static weights: see keep_top.
+"""
+import dataclasses
+import math
+
+import torch
+from torch import nn
+
+from .llama import Attention, Config, Layer, Llama, RMSNorm, check_choice, split_heads
+
+
+@dataclasses.dataclass
+class LimeDynamicConfig(Config):
+  arch: str = "lime_dynamic"
+  kv_init: str = "literal"  # literal | fan_in: how k_proj and v_proj start
+
+
+@dataclasses.dataclass
+class LimeStaticConfig(LimeDynamicConfig):
+  arch: str = "lime_static"
+  top_p: float = 1.0
+
+
+def keep_top(weights, p):
+  """Which weights (heads, m) to keep: in descending order, all up to the one that brings the sum above p.
+
+  Of equal weights the larger m comes first. What is kept is not scaled up to a sum of 1 again.
+  """
+  backwards = weights.detach().flip(-1)
+  ordered, index = backwards.sort(dim=-1, descending=True, stable=True)
+  before = torch.cat([torch.zeros_like(ordered[..., :1]), ordered.cumsum(-1)[..., :-1]], dim=-1)
+  return torch.zeros_like(before, dtype=torch.bool).scatter(-1, index, before <= p).flip(-1)
+
+
+class StaticRouter(nn.Module):
+  def __init__(self, config, layer):
+    super().__init__()
+    self.top_p = config.top_p
+    self.weight = nn.Parameter(0.1 * torch.randn(config.num_key_value_heads, layer + 1))
+
+  def forward(self, newest):  # (B, T, C)
+    weights = self.weight.softmax(-1)  # (K, i+1)
+    if self.top_p < 1:
+      weights = weights * keep_top(weights, self.top_p)
+    return weights.expand(*newest.shape[:2], -1, -1)
+
+
+class DynamicRouter(nn.Module):
+  def __init__(self, config, layer):
+    super().__init__()
+    self.sources = layer + 1
+    self.proj = nn.Linear(config.hidden_size, config.num_key_value_heads * (layer + 1), bias=False)
+
+  def forward(self, newest):  # (B, T, C), normed
+    return self.proj(newest).unflatten(-1, (-1, self.sources)).softmax(-1)  # (B, T, K, i+1)
+
+
+class LimeAttention(Attention):
+  router = None
+
+  def __init__(self, config, layer):
+    super().__init__(config, layer)
+    check_choice("kv_init", config.kv_init, ("literal", "fan_in"))
+    if layer > 0:
+      self.lime_router = self.router(config, layer)
+
+  def project(self, x, streams):
+    if self.layer == 0:
+      return super().project(x, streams)
+    C, D = self.config.hidden_size, self.config.head_dim
+    mixed = torch.einsum("btkm,mbtc->bktc", self.lime_router(streams[-1]), torch.stack(streams))  # (B, K, T, C)
+    k, v = (torch.einsum("bktc,kdc->bktd", mixed, proj.weight.view(-1, D, C)) for proj in (self.k_proj, self.v_proj))
+    return split_heads(self.q_proj(x), D), k, v
+
+  def initialise(self):
+    """The published bound takes all heads together for the fan-in, which makes first keys and values very small."""
+    if self.layer > 0:
+      fan_in = self.config.hidden_size if self.config.kv_init == "fan_in" else self.k_proj.weight.numel()
+      for proj in (self.k_proj, self.v_proj):
+        nn.init.uniform_(proj.weight, -1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in))
+
+
+class StaticAttention(LimeAttention):
+  router = StaticRouter
+
+
+class DynamicAttention(LimeAttention):
+  router = DynamicRouter
+
+
+class LimeLayer(Layer):
+  def __init__(self, config, layer, attention):
+    super().__init__(config, layer, attention)
+    if layer > 0:
+      self.lime_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+  def forward(self, x, streams):
+    streams.append(x)
+    normed = [self.lime_layernorm(stream) for stream in streams] if self.layer > 0 else []
+    x = x + self.self_attn(self.input_layernorm(x), normed)
+    return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class LimeStatic(Llama):
+  config_class, layer, attention = LimeStaticConfig, LimeLayer, StaticAttention
+
+
+class LimeDynamic(Llama):
+  config_class, layer, attention = LimeDynamicConfig, LimeLayer, DynamicAttention

@@ -1,0 +1,146 @@
+"""Names and shapes of what each architecture adds to LLaMA, and the published sizes of whole models."""
+import tempfile
+
+import torch
+
+from . import model_dir
+from .denseformer import Denseformer
+from .hyper import Hyper
+from .lime_v1 import LimeDynamic, LimeStatic
+from .llama import Llama
+from .mudd import Mudd
+from .resformer import Resformer
+from .satformer import Satformer
+from .vertical import Vertical
+
+# Of make_tiny with K = 2: L = 4 layers, C = 8 channels.
+L, C, K = 4, 8, 2
+
+
+def per_layer(layers, **shapes):
+  """{full name: shape}; a shape may be a function of the layer. In the keywords __ stands for a dot."""
+  named = {}
+  for i in layers:
+    for name, shape in shapes.items():
+      named[f"model.layers.{i}.{name.replace('__', '.')}"] = shape(i) if callable(shape) else shape
+  return named
+
+
+def hyper(E, dynamic=True, **norm):
+  named = {}
+  for hc in ("attn_hc", "mlp_hc"):
+    shapes = {"static_alpha": (E, E + 1), "static_beta": (E,), **norm}
+    if dynamic:
+      shapes |= {"dynamic_alpha_proj": (C, E + 1), "dynamic_beta_proj": (C,),
+                 "dynamic_alpha_scale": (1,), "dynamic_beta_scale": (1,)}
+    named |= per_layer(range(L), **{f"{hc}__{name}": shape for name, shape in shapes.items()})
+  return named
+
+
+def mudd(prepost):
+  named = {}
+  for i in range(L):
+    ways, sources = 4 if i < L - 1 else 1, i + 2
+    named |= per_layer([i], input_layernorm_q__weight=(C,), input_layernorm_k__weight=(C,),
+                       input_layernorm_v__weight=(C,), da__w1__weight=(ways * sources, C),
+                       da__w2__weight=(ways * sources, ways * sources), da__static_weight=(ways, sources))
+    if prepost:
+      named |= per_layer([i], **{f"da__pre_da_norms__{l}__weight": (C,) for l in range(sources)})
+      named |= per_layer([i], **{f"da__post_da_norms__{c}__weight": (C,) for c in range(ways)})
+  return named
+
+
+NORMS = per_layer(range(L), input_layernorm__weight=(C,), post_attention_layernorm__weight=(C,))
+INPUT_NORMS = per_layer(range(L), input_layernorm__weight=(C,))
+LAMBDA = "self_attn__value_residual_mixing__lambda"
+MANAGER = {"model.lambda_manager.lambda_scale": (1,), "model.lambda_manager.lambda_logits": (L - 1,)}
+ALPHAS = "model.dwa_modules.alphas"
+
+# arch, options, what is added, what is missing.
+ADDED = (
+  ("lime", {}, per_layer(range(1, L), self_attn__lime_router__weight=lambda i: (K, (i + 1) * K)), {}),
+  ("lime", {"routing": "average"}, {}, {}),
+  ("lime_static", {}, per_layer(
+    range(1, L), self_attn__lime_router__weight=lambda i: (K, i + 1), lime_layernorm__weight=(C,)), {}),
+  ("lime_dynamic", {}, per_layer(
+    range(1, L), self_attn__lime_router__proj__weight=lambda i: (K * (i + 1), C), lime_layernorm__weight=(C,)), {}),
+  ("hyper", {}, hyper(4), NORMS),
+  ("hyper", {"prenorm": "rmsnorm", "norm": "rmsnorm", "rate": 2}, hyper(2, norm__weight=(C,)), {}),
+  ("hyper", {"norm": "layernorm"}, hyper(4, norm__weight=(C,), norm__bias=(C,)), NORMS),
+  ("hyper", {"norm": "layernorm", "dynamic": False}, hyper(4, dynamic=False), NORMS),
+  ("vertical", {}, per_layer(range(L), vertical_attention__scores=lambda i: (i + 1,)), {}),
+  ("vertical", {"map": "unet"}, {}, {}),
+  ("vertical", {"map": "inet", "residual": False}, {}, {}),
+  ("sla", {}, {}, {}),
+  ("ala", {}, {}, {}),
+  ("resformer", {}, MANAGER | per_layer(range(1, L), **{f"{LAMBDA}2": (1,)}), {}),
+  ("resformer", {"last_k": 1}, MANAGER | per_layer([3], **{f"{LAMBDA}2": (1,)}), {}),
+  ("resformer", {"variant": "learnable"}, per_layer(range(1, L), **{f"{LAMBDA}1": (1,), f"{LAMBDA}2": (1,)}), {}),
+  ("resformer", {"variant": "identity"}, {}, {}),
+  ("resformer", {"variant": "constant"}, {}, {}),
+  ("resformer", {"variant": "sparse"}, {}, {}),
+  ("resformer", {"variant": "svformer"}, {}, per_layer(range(1, L), self_attn__v_proj__weight=(2 * K, C))),
+  ("satformer", {}, per_layer(range(1, L), self_attn__value_residual_mixing__alpha_proj__weight=(K, C)), {}),
+  ("satformer", {"last_k": 2}, per_layer([2, 3], self_attn__value_residual_mixing__alpha_proj__weight=(K, C)), {}),
+  ("denseformer", {}, {f"{ALPHAS}.{i}.weight": (1, i + 2) for i in range(L)}, {}),
+  ("denseformer", {"dilation": 2, "period": 2}, {f"{ALPHAS}.1.weight": (1, 2), f"{ALPHAS}.3.weight": (1, 3)}, {}),
+  ("denseformer", {"dilation": 3, "period": 3}, {f"{ALPHAS}.2.weight": (1, 2)}, {}),
+  ("mudd", {}, mudd(prepost=True), INPUT_NORMS),
+  ("mudd", {"norm": "none"}, mudd(prepost=False), INPUT_NORMS),
+)
+
+
+def shapes(arch, **options):
+  with tempfile.TemporaryDirectory() as directory:
+    model_dir.make_tiny(directory, arch=arch, K=K, **options)
+    return {name: tuple(tensor.shape) for name, tensor in model_dir.load(directory).state_dict().items()}
+
+
+def sizes(*numbers, **options):
+  C, F, L, H, V, D = numbers
+  return dict(hidden_size=C, intermediate_size=F, num_hidden_layers=L, num_attention_heads=H, vocab_size=V, head_dim=D,
+              num_key_value_heads=H, **options)
+
+
+LIME = sizes(2048, 8192, 16, 32, 50257, 64, tie_word_embeddings=True)
+LIME_GQA = LIME | {"num_key_value_heads": 8}
+SMALL, LARGE = (sizes(C, 4 * C, L, H, 32000, 64, tie_word_embeddings=True, qk_norm=True)
+                for C, L, H in ((768, 11, 12), (1536, 19, 24)))
+VERTICAL = sizes(192, 768, 6, 3, 128256, 128) | {"num_key_value_heads": 1}
+WIDTHS = [1536, 1792, 2048, 2560, 2816, 3072, 3328, 3584, 4096, 4352, 4608]
+AFFINE = {"rate": 2, "norm": "layernorm", "prenorm": "rmsnorm"}
+GAIN = {"rate": 4, "norm": "rmsnorm", "prenorm": "rmsnorm"}
+
+COUNTS = (
+  (Llama, LIME, {}, 1176735744),
+  (Llama, LIME_GQA, {}, 1076072448),
+  (LimeStatic, LIME, {}, 1176770784),
+  (LimeDynamic, LIME, {}, 1185613824),
+  (Hyper, LIME, {}, 1177064256),
+  (Hyper, LIME_GQA, {}, 1076400960),
+  (Llama, SMALL, {}, 128404096),
+  (Llama, LARGE, {}, 766440320),
+  (Satformer, SMALL, {}, 128404096 + 92160),
+  (Resformer, SMALL, {}, 128404096 + 21),
+  (Denseformer, SMALL, {}, 128404096 + 77),
+  (Denseformer, LARGE, {"dilation": 4, "period": 5}, 766440320 + 9),
+  (Mudd, SMALL, {"intermediate_sizes": WIDTHS}, 128729008),
+  (Mudd, LARGE, {}, 768164456),
+  (Hyper, SMALL, AFFINE, 128404096 + 101596),
+  (Hyper, LARGE, AFFINE, 766440320 + 350588),
+  (Hyper, SMALL, GAIN, 128404096 + 118844),
+  (Vertical, VERTICAL, {}, 53086677),
+  (Vertical, VERTICAL, {"map": "unet"}, 53086656),
+)
+
+
+def run(check):
+  plain = shapes("llama")
+  for arch, options, added, missing in ADDED:
+    want = {name: shape for name, shape in (plain | added).items() if name not in missing}
+    got = shapes(arch, **options)
+    check(f"{arch} {options} stores other tensors or shapes: {sorted(want.items() ^ got.items())}", want == got)
+  for model_class, size, options, want in COUNTS:
+    with torch.device("meta"):
+      got = sum(p.numel() for p in model_class(model_class.config_class(**size, **options)).parameters())
+    check(f"{model_class.__name__} {options} has {got} parameters, not {want}", got == want)

@@ -1,0 +1,68 @@
+"""Vertical attention in PyTorch: every layer reads a weighted mean of all earlier representations.
+
+h_0 is the embeddings, h_m the output of layer m-1. Layer i reads
+
+  v = sum over m <= i of  w_m * h_m        w = softmax over m of  scores[m] - ln |h_m|
+
+Dividing by the length |h_m|, token by token, lets a short source count as much as a long one. The fixed maps have no
+scores: their sources count the same. "inet": layers read h_0, h_1 and their own h_i. "unet": layers of the second half
+read their own h_i and what the mirrored layer of the first half read, h_(L-1-i). residual=False takes the published
+equations to the letter: a sublayer's output replaces its input.
+"""
+import dataclasses
+
+import torch
+from torch import nn
+
+from .llama import Config, Layer, Llama, check_choice
+
+LENGTH_EPS = 1e-12  # added to |h|^2
+
+
+@dataclasses.dataclass
+class VerticalConfig(Config):
+  arch: str = "vertical"
+  map: str = "learned"  # learned | unet | inet
+  residual: bool = True
+
+
+def sources(config, layer):
+  """The m whose h_m the layer may read, ascending."""
+  if config.map == "inet":
+    return sorted({0, min(1, layer), layer})
+  if config.map == "unet":
+    return [layer] if 2 * layer < config.num_hidden_layers else [config.num_hidden_layers - 1 - layer, layer]
+  return list(range(layer + 1))
+
+
+class VerticalAttention(nn.Module):
+  def __init__(self, config, layer):
+    super().__init__()
+    check_choice("map", config.map, ("learned", "unet", "inet"))
+    self.sources = sources(config, layer)
+    if config.map == "learned":
+      self.scores = nn.Parameter(torch.zeros(layer + 1))
+
+  def forward(self, history):  # [h_0, ..., h_i], each (B, T, C)
+    h = torch.stack([history[m] for m in self.sources])
+    logits = -0.5 * (h.square().sum(-1) + LENGTH_EPS).log()  # (sources, B, T)
+    if hasattr(self, "scores"):
+      logits = logits + self.scores[:, None, None]
+    return (logits.softmax(0)[..., None] * h).sum(0)
+
+
+class VerticalLayer(Layer):
+  def __init__(self, config, layer, attention):
+    super().__init__(config, layer, attention)
+    self.vertical_attention = VerticalAttention(config, layer)
+
+  def forward(self, x, history):
+    history.append(x)
+    x = self.vertical_attention(history)
+    if self.config.residual:
+      return super().forward(x, history)
+    return self.mlp(self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), history)))
+
+
+class Vertical(Llama):
+  config_class, layer = VerticalConfig, VerticalLayer

@@ -1,0 +1,14 @@
+// train_relay: values handed from layer to layer. The example of models/README.md, an idea from none of the papers.
+//
+// ResFormer and SATFormer add the first layer's values to those of every layer. Here a layer adds what the layer below
+// attended to, so the values of all layers travel up, and every token and key/value head gates what it lets pass:
+//
+//   V'_n = V_n + g_n V'_{n-1}        g_n = relu(x Wg_n)        n = 1 .. L-1, Wg_n (K, C), normal(0.02)
+//
+// It adds (L-1) K C numbers and as little time as SATFormer. With Wg = 0 it is LLaMA, bit for bit. models/relay.cpp is the
+// connection, 45 lines; the mixture is kernels/value_mix.h.
+//
+// Presets: those of train_llama. arith: 384 added, 66,880 in all.
+#include "train/trainer.h"
+
+int main(int argc, char** argv) { return crossply::train_main(argc, argv, "relay"); }
