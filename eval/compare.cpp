@@ -54,8 +54,9 @@ void print_results(const std::vector<Row>& rows) {
   if (task) table[0].insert(table[0].end(), {"answers", "steps valid"});
   for (const Row& row : rows) table.push_back(cells(row, rows[0].result, task));
   std::printf("\n%s", format_table(table).c_str());
-  std::printf("rel. time and memory: against %s. FLOP/token: forward and backward.\n"
-              "train loss: mean of the last fiftieth of the steps.\n", rows[0].choice.text.c_str());
+  std::printf("rel. time and memory: against %s, which ran at another time; `make bench-architectures` measures in turn.\n"
+              "FLOP/token: forward and backward. train loss: mean of the last fiftieth of the steps.\n",
+              rows[0].choice.text.c_str());
   if (task) std::printf("answers: final answer correct; steps valid: every generated step is correct, too.\n");
 }
 
