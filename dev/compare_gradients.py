@@ -64,6 +64,7 @@ SAMPLED = (  # each with three or four backbones
     for gate in ("relu", "sigmoid", "softmax", "softmax_sigmoid", "tanh", "identity")),
   {"arch": "satformer", "gate": "softmax", "last_k": 2},
   *({"arch": "denseformer", "dilation": dilation, "period": period} for dilation, period in DILATION_PERIOD),
+  {"arch": "relay"},
   {"arch": "mudd", "norm": "prepost"},
   {"arch": "mudd", "norm": "none"},
   {"arch": "mudd", "norm": "none", "intermediate_sizes": [3, 5, 6, 10]},

@@ -7,6 +7,8 @@
 #include <cstring>
 #include <utility>
 
+#include "kernels/vec.h"
+
 namespace crossply::attention_tile {
 
 // Everything inside a tile is vectorised along the queries: scores are held as (key, query), and q, dout, out and dq as
@@ -21,9 +23,6 @@ constexpr int64_t tile = tile_vectors * lanes;  // queries, and keys, of one til
 
 using Vec = float __attribute__((vector_size(lanes * sizeof(float))));
 using IntVec = int32_t __attribute__((vector_size(lanes * sizeof(float))));
-
-inline void load(Vec& v, const float* p) { std::memcpy(&v, p, sizeof v); }
-inline void store(float* p, const Vec& v) { std::memcpy(p, &v, sizeof v); }
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline int64_t round_up(int64_t n) { return ceil_div(n, lanes) * lanes; }

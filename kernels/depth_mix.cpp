@@ -1,32 +1,14 @@
 #include "kernels/depth_mix.h"
 
-#include <cstring>
-
 #include "kernels/cpu.h"
+#include "kernels/vec.h"
 
 namespace crossply {
 namespace {
 
-using Vec16 = float __attribute__((vector_size(64)));
-using Vec8 = float __attribute__((vector_size(32)));
-using Vec4 = float __attribute__((vector_size(16)));
-
-template <class Vec>
-constexpr int64_t lanes = sizeof(Vec) / sizeof(float);
-
 // Elements handled together where the weights do not depend on the token: a page of every input, and what the groups of
 // inputs share stays in the L1 cache.
 constexpr int64_t tile_size = 1024;
-
-// Halving by shuffles: from a loop over the lanes g++ makes a detour through memory.
-inline float sum_of_lanes(float sum) { return sum; }
-inline float sum_of_lanes(const Vec16& sum) {
-  const Vec8 half = __builtin_shufflevector(sum, sum, 0, 1, 2, 3, 4, 5, 6, 7) +
-                    __builtin_shufflevector(sum, sum, 8, 9, 10, 11, 12, 13, 14, 15);
-  const Vec4 quarter = __builtin_shufflevector(half, half, 0, 1, 2, 3) +
-                       __builtin_shufflevector(half, half, 4, 5, 6, 7);
-  return (quarter[0] + quarter[2]) + (quarter[1] + quarter[3]);
-}
 
 // Columns [begin, end) of mix_row, for a few inputs whose sums stay in registers.
 template <class Vec, int Inputs, bool Dot, bool Add>
@@ -36,7 +18,7 @@ void mix_columns(float* out, float* dots, const float* inp, const float* const* 
   float w[Inputs];
   Vec dot[Inputs] = {};
   for (int i = 0; i < Inputs; ++i) from[i] = x[i] + at, w[i] = weights[i];
-  for (int64_t c = begin; c < end; c += lanes<Vec>) {
+  for (int64_t c = begin; c < end; c += lanes_of<Vec>) {
     Vec total, y, v;
     if constexpr (Dot) std::memcpy(&y, inp + c, sizeof(Vec));
     if constexpr (Add) std::memcpy(&total, out + c, sizeof(Vec));
@@ -55,7 +37,7 @@ void mix_columns(float* out, float* dots, const float* inp, const float* const* 
 template <int Inputs, bool Dot, bool Add>
 void mix_group(float* out, float* dots, const float* inp, const float* const* x, const float* w, int64_t at,
                int64_t width) {
-  const int64_t whole = width / lanes<Vec16> * lanes<Vec16>;
+  const int64_t whole = width / lanes_of<Vec16> * lanes_of<Vec16>;
   if (whole > 0) mix_columns<Vec16, Inputs, Dot, Add>(out, dots, inp, x, w, at, 0, whole);
   if (whole < width) mix_columns<float, Inputs, Dot, Add>(out, dots, inp, x, w, at, whole, width);
 }
@@ -125,7 +107,7 @@ void depth_mix_backward_cpu(float* dinp, float* dweights, const float* inp, cons
 template <class Vec>
 float dot_columns(const float* a, const float* b, int64_t begin, int64_t end) {
   Vec dot = {}, u, v;
-  for (int64_t c = begin; c < end; c += lanes<Vec>) {
+  for (int64_t c = begin; c < end; c += lanes_of<Vec>) {
     std::memcpy(&u, a + c, sizeof(Vec));
     std::memcpy(&v, b + c, sizeof(Vec));
     dot += u * v;
@@ -134,7 +116,7 @@ float dot_columns(const float* a, const float* b, int64_t begin, int64_t end) {
 }
 
 void row_dots_cpu(float* dots, const float* a, const float* b, int64_t N, int64_t C) {
-  const int64_t whole = C / lanes<Vec16> * lanes<Vec16>;
+  const int64_t whole = C / lanes_of<Vec16> * lanes_of<Vec16>;
   parallel_for(N, 32768 / C, [=](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n)
       dots[n] = dot_columns<Vec16>(a + n * C, b + n * C, 0, whole) + dot_columns<float>(a + n * C, b + n * C, whole, C);

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "kernels/cpu.h"
+#include "kernels/vec.h"
 
 namespace crossply {
 namespace {
@@ -24,9 +25,6 @@ constexpr int64_t n_block = 512;             // a packed block of b (k_block, n_
 constexpr int64_t m_block = 16 * tile_rows;  // and a packed block of a (m_block, k_block) beside it
 
 using Vec = float __attribute__((vector_size(lanes * sizeof(float))));
-
-inline void load(Vec& v, const float* p) { std::memcpy(&v, p, sizeof v); }
-inline void store(float* p, const Vec& v) { std::memcpy(p, &v, sizeof v); }
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // The size of the fewest equal blocks, none above `limit`, that cover n; a multiple of `unit`, as is limit.

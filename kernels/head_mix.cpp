@@ -1,20 +1,15 @@
 #include "kernels/head_mix.h"
 
-#include <cstring>
-
 #include "kernels/cpu.h"
 #include "kernels/gemm.h"
+#include "kernels/vec.h"
 
 namespace crossply {
 namespace {
 
-constexpr int64_t lanes = 16, columns = 4 * lanes;  // a mixture's block of columns stays in registers while the sources pass
-constexpr int64_t tile = 64;                        // tokens whose sources stay in the L2 cache
+constexpr int64_t lanes = lanes_of<Vec16>, columns = 4 * lanes;  // a mixture's block of columns stays in registers while the sources pass
 constexpr int heads_at_once = 4;
-using Vec = float __attribute__((vector_size(lanes * sizeof(float))));
-
-inline void load(Vec& v, const float* p) { std::memcpy(&v, p, sizeof v); }
-inline void store(float* p, const Vec& v) { std::memcpy(p, &v, sizeof v); }
+using Vec = Vec16;
 
 struct Data {
   std::vector<const float*> u;
@@ -100,26 +95,21 @@ void unmix_token(const std::vector<float*>& du, float* dweight, const float* dm,
       d[c] = sum;
     }
     for (int r = 0; r < R; ++r) {
-      float total = rest[r];
-      for (int i = 0; i < lanes; ++i) total += dot[r][i];
-      dweight[(h0 + r) * z.S + s] += total;
+      dweight[(h0 + r) * z.S + s] += rest[r] + sum_of_lanes(dot[r]);
     }
   }
 }
 
-// Tokens n0 .. n0+rows. wg: the folded weights (2, K*D, C); dm: scratch (heads_at_once, tile, C).
-void unmix_tile(const std::vector<float*>& du, float* dweight, const float* dk, const float* dv, const float* wg,
-                float* dm, const Data& of, int64_t n0, int64_t rows, const std::vector<bool>& acc) {
+// Tokens n0 .. n0+rows. dkv: their gradients as join_heads leaves them, one head after the other, `apart` floats apart;
+// wg: the folded weights; dm: scratch (heads_at_once, rows, C).
+void unmix_tile(const std::vector<float*>& du, float* dweight, const float* dkv, int64_t apart, const float* wg, float* dm,
+                const Data& of, int64_t n0, int64_t rows, const std::vector<bool>& acc) {
   const HeadMixSize& z = of.z;
-  const int64_t stride = tile * z.C, row = z.K * z.D;
+  const int64_t stride = rows * z.C, width = 2 * z.D;
   for (int64_t h0 = 0; h0 < z.K; h0 += heads_at_once) {
     const int64_t R = std::min<int64_t>(heads_at_once, z.K - h0);
-    for (int64_t h = h0; h < h0 + R; ++h) {
-      const int64_t from = n0 * row + h * z.D;
-      float* to = dm + (h - h0) * stride;
-      gemm(to, {dk + from, row, 1}, {wg + h * z.D * z.C, z.C, 1}, rows, z.C, z.D, false);
-      gemm(to, {dv + from, row, 1}, {wg + (row + h * z.D) * z.C, z.C, 1}, rows, z.C, z.D, true);
-    }
+    for (int64_t h = h0; h < h0 + R; ++h)
+      gemm(dm + (h - h0) * stride, {dkv + h * apart, width, 1}, {wg + h * width * z.C, z.C, 1}, rows, z.C, width, false);
     for (int64_t n = 0; n < rows; ++n) {
       float* dw = dweight + (z.shared ? 0 : (n0 + n) * z.K * z.S);
       const float* g = dm + n * z.C;
@@ -132,14 +122,37 @@ void unmix_tile(const std::vector<float*>& du, float* dweight, const float* dk, 
 }
 
 // -----------------------------------------------------------------------------------------------------------------
+// Keys and values of one head side by side, so that both are one product: kv (rows, 2D) of head h, in `to`.
 
-// wk and wv with the gain in every row: (2, K*D, C), in scratch slot 0.
+void join_heads(float* to, const float* k, const float* v, const HeadMixSize& z, int64_t h, int64_t n0, int64_t rows) {
+  for (int64_t n = 0; n < rows; ++n) {
+    const int64_t from = ((n0 + n) * z.K + h) * z.D;
+    std::copy_n(k + from, z.D, to + n * 2 * z.D);
+    std::copy_n(v + from, z.D, to + n * 2 * z.D + z.D);
+  }
+}
+void split_heads(float* k, float* v, const float* from, const HeadMixSize& z, int64_t h, int64_t n0, int64_t rows) {
+  for (int64_t n = 0; n < rows; ++n) {
+    const int64_t to = ((n0 + n) * z.K + h) * z.D;
+    std::copy_n(from + n * 2 * z.D, z.D, k + to);
+    std::copy_n(from + n * 2 * z.D + z.D, z.D, v + to);
+  }
+}
+
+// The row of wk or wv that is row r of the joined weights (K, 2D, C).
+template <class Float>
+Float* joined_row(Float* wk, Float* wv, const HeadMixSize& z, int64_t r) {
+  const int64_t h = r / (2 * z.D), d = r % (2 * z.D);
+  return d < z.D ? wk + (h * z.D + d) * z.C : wv + (h * z.D + d - z.D) * z.C;
+}
+
+// The joined weights with the gain in every row, in scratch slot 0.
 float* fold_gain(const float* gain, const float* wk, const float* wv, const HeadMixSize& z) {
-  const int64_t rows = z.K * z.D;
-  float* wg = scratch_f32(static_cast<size_t>(2 * rows * z.C), 0);
-  parallel_for(2 * rows, 256, [=](int64_t begin, int64_t end) {
+  const int64_t rows = 2 * z.K * z.D;
+  float* wg = scratch_f32(static_cast<size_t>(rows * z.C), 0);
+  parallel_for(rows, 256, [=](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
-      const float* from = r < rows ? wk + r * z.C : wv + (r - rows) * z.C;
+      const float* from = joined_row(wk, wv, z, r);
 #pragma omp simd
       for (int64_t c = 0; c < z.C; ++c) wg[r * z.C + c] = gain[c] * from[c];
     }
@@ -147,62 +160,89 @@ float* fold_gain(const float* gain, const float* wk, const float* wv, const Head
   return wg;
 }
 
+// Tokens whose streams of a few heads stay in the L2 cache.
+int64_t tile_tokens(const HeadMixSize& z) { return std::clamp<int64_t>(32768 / z.C, 16, 128); }
+
 void forward_cpu(float* k, float* v, const Data& of, const float* gain, const float* wk, const float* wv) {
   const HeadMixSize& z = of.z;
   const float* wg = fold_gain(gain, wk, wv, z);
-  const int64_t rows_at_once = 2 * tile, tiles = (z.N + rows_at_once - 1) / rows_at_once, row = z.K * z.D;
+  const int64_t tile = tile_tokens(z), tiles = (z.N + tile - 1) / tile;
   parallel_for(tiles, 1, [=, &of](int64_t begin, int64_t end) {
-    float* m = scratch_f32(static_cast<size_t>(z.K * rows_at_once * z.C), 1);
-    float* out = scratch_f32(static_cast<size_t>(rows_at_once * z.D), 2);
+    float* m = scratch_f32(static_cast<size_t>(z.K * tile * z.C), 1);
+    float* kv = scratch_f32(static_cast<size_t>(tile * 2 * z.D), 2);
     for (int64_t t = begin; t < end; ++t) {
-      const int64_t n0 = t * rows_at_once, rows = std::min(rows_at_once, z.N - n0);
-      mix_tile(m, rows_at_once * z.C, of, n0, rows);
-      for (int64_t i = 0; i < 2 * z.K; ++i) {  // the keys' heads, then the values'
-        const int64_t h = i % z.K;
-        gemm(out, {m + h * rows_at_once * z.C, z.C, 1}, {wg + (i / z.K * row + h * z.D) * z.C, 1, z.C}, rows, z.D, z.C, false);
-        float* to = (i < z.K ? k : v) + n0 * row + h * z.D;
-        for (int64_t n = 0; n < rows; ++n) std::copy_n(out + n * z.D, z.D, to + n * row);
+      const int64_t n0 = t * tile, rows = std::min(tile, z.N - n0);
+      mix_tile(m, tile * z.C, of, n0, rows);
+      for (int64_t h = 0; h < z.K; ++h) {
+        gemm(kv, {m + h * tile * z.C, z.C, 1}, {wg + h * 2 * z.D * z.C, 1, z.C}, rows, 2 * z.D, z.C, false);
+        split_heads(k, v, kv, z, h, n0, rows);
       }
     }
   });
+}
+
+// G_h = dkv_h^T m_h over a chunk of tokens, added to what earlier chunks left, in blocks of columns: a task for each
+// head and block. g: (K, blocks, 2D, width), the last block narrower in its own memory.
+constexpr int64_t block_width = 128;
+void correlate(float* g, const float* dkv, const float* m, const HeadMixSize& z, int64_t chunk, int64_t count, bool add) {
+  const int64_t blocks = (z.C + block_width - 1) / block_width;
+  parallel_for(z.K * blocks, 1, [=, &z](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t h = i / blocks, c0 = i % blocks * block_width;
+      gemm(g + h * 2 * z.D * z.C + c0 * 2 * z.D, {dkv + h * chunk * 2 * z.D, 1, 2 * z.D}, {m + h * chunk * z.C + c0, z.C, 1},
+           2 * z.D, std::min(block_width, z.C - c0), count, add);
+    }
+  });
+}
+
+// From G the gradients of the weights and of the gain.
+void finish_weights(float* dgain, float* dwk, float* dwv, const float* g, const float* gain, const float* wk,
+                    const float* wv, const HeadMixSize& z) {
+  for (int64_t r = 0; r < 2 * z.K * z.D; ++r) {
+    const float* w = joined_row(wk, wv, z, r);
+    float* to = joined_row(dwk, dwv, z, r);
+    for (int64_t c0 = 0; c0 < z.C; c0 += block_width) {
+      const int64_t width = std::min(block_width, z.C - c0), h = r / (2 * z.D), d = r % (2 * z.D);
+      const float* from = g + h * 2 * z.D * z.C + c0 * 2 * z.D + d * width;
+#pragma omp simd
+      for (int64_t c = 0; c < width; ++c) {
+        to[c0 + c] += from[c] * gain[c0 + c];
+        dgain[c0 + c] += from[c] * w[c0 + c];
+      }
+    }
+  }
 }
 
 void backward_cpu(const std::vector<float*>& du, float* dweight, float* dgain, float* dwk, float* dwv, const float* dk,
                   const float* dv, const Data& of, const float* gain, const float* wk, const float* wv,
                   const std::vector<bool>& acc) {
   const HeadMixSize& z = of.z;
-  const int64_t row = z.K * z.D, weights = z.K * z.S, tiles = (z.N + tile - 1) / tile;
-  const int64_t chunk = std::clamp<int64_t>((int64_t{1} << 19) / (z.K * z.C) / tile, 1, 8) * tile;  // tokens
+  const int64_t weights = z.K * z.S, tile = tile_tokens(z), tiles = (z.N + tile - 1) / tile;
+  const int64_t chunk = std::clamp<int64_t>((int64_t{1} << 19) / (z.K * z.C) / tile, 1, 512 / tile) * tile;  // tokens
+  const int64_t head = chunk * 2 * z.D;
   const float* wg = fold_gain(gain, wk, wv, z);
-  float* m = scratch_f32(static_cast<size_t>(z.K * chunk * z.C), 1);
-  float* g = scratch_f32(static_cast<size_t>(2 * row * z.C), 2);  // G of the keys and of the values: (2, K*D, C)
+  float* m = scratch_f32(static_cast<size_t>(z.K * chunk * (z.C + 2 * z.D)), 1);
+  float* dkv = m + z.K * chunk * z.C;
+  float* g = scratch_f32(static_cast<size_t>(2 * z.K * z.D * z.C), 2);
   float* partial = z.shared ? scratch_f32(static_cast<size_t>(tiles * weights), 7) : nullptr;
   std::fill_n(z.shared ? partial : dweight, (z.shared ? tiles : z.N) * weights, 0.f);
   for (int64_t n0 = 0; n0 < z.N; n0 += chunk) {
-    const int64_t count = std::min(chunk, z.N - n0), part = (count + tile - 1) / tile;
-    parallel_for(part, 1, [=, &of, &du, &acc](int64_t begin, int64_t end) {
+    const int64_t count = std::min(chunk, z.N - n0);
+    parallel_for((count + tile - 1) / tile, 1, [=, &of, &du, &acc](int64_t begin, int64_t end) {
       float* dm = scratch_f32(static_cast<size_t>(heads_at_once * tile * z.C), 3);
       for (int64_t t = begin; t < end; ++t) {
         const int64_t first = t * tile, rows = std::min(tile, count - first);
         mix_tile(m + first * z.C, chunk * z.C, of, n0 + first, rows);
+        for (int64_t h = 0; h < z.K; ++h) join_heads(dkv + h * head + first * 2 * z.D, dk, dv, z, h, n0 + first, rows);
         float* dw = z.shared ? partial + (n0 + first) / tile * weights : dweight;
-        unmix_tile(du, dw, dk, dv, wg, dm, of, n0 + first, rows, acc);
+        unmix_tile(du, dw, dkv + first * 2 * z.D, head, wg, dm, of, n0 + first, rows, acc);
       }
     });
-    for (int64_t i = 0; i < 2 * z.K; ++i) {
-      const int64_t h = i % z.K;
-      gemm(g + (i / z.K * row + h * z.D) * z.C, {(i < z.K ? dk : dv) + n0 * row + h * z.D, 1, row},
-           {m + h * chunk * z.C, z.C, 1}, z.D, z.C, count, n0 > 0);
-    }
+    correlate(g, dkv, m, z, chunk, count, n0 > 0);
   }
   for (int64_t t = 0; t < tiles && z.shared; ++t)
     for (int64_t i = 0; i < weights; ++i) dweight[i] = (t > 0 ? dweight[i] : 0.f) + partial[t * weights + i];
-  for (int64_t r = 0; r < 2 * row; ++r) {
-    const float *from = g + r * z.C, *w = r < row ? wk + r * z.C : wv + (r - row) * z.C;
-    float* to = r < row ? dwk + r * z.C : dwv + (r - row) * z.C;
-#pragma omp simd
-    for (int64_t c = 0; c < z.C; ++c) to[c] += from[c] * gain[c], dgain[c] += from[c] * w[c];
-  }
+  finish_weights(dgain, dwk, dwv, g, gain, wk, wv, z);
 }
 
 HeadMixSize check(const Tensor& k, const Tensor& v, const HeadMix& m) {

@@ -29,7 +29,7 @@ void streams_expand_cpu(float* streams, const float* x, int64_t rows, int64_t E,
 
 template <class Vec, int E>
 void sum_columns(float* out, const float* x, int64_t c, int64_t C, bool acc) {
-  for (; c + lanes<Vec> <= C; c += lanes<Vec>) {
+  for (; c + lanes_of<Vec> <= C; c += lanes_of<Vec>) {
     Vec sum = {}, s;
     if (acc) load(sum, out + c);
     for (int i = 0; i < E; ++i) {
@@ -54,7 +54,7 @@ void streams_sum_cpu(float* out, const float* streams, int64_t rows, int64_t C, 
 // next_i = b[i] y + sum_k A[k,i+1] x_k
 template <class Vec, int E>
 void write_columns(float* next, const float* x, const float* coef, const float* y, int64_t c, int64_t C) {
-  for (; c + lanes<Vec> <= C; c += lanes<Vec>) {
+  for (; c + lanes_of<Vec> <= C; c += lanes_of<Vec>) {
     Vec in, s[E];
     load(in, y + c);
     unrolled<E>([&](auto k) {
@@ -100,7 +100,7 @@ void write_back_columns(WriteRow<E>* rows, const float* dnext, int64_t c, int64_
   Vec dots[R * E] = {};
   float coef[R][E];  // a copy, which the stores cannot change
   for (int r = 0; r < R; ++r) std::copy_n(rows[r].coef, E, coef[r]);
-  for (; c + lanes<Vec> <= C; c += lanes<Vec>) {
+  for (; c + lanes_of<Vec> <= C; c += lanes_of<Vec>) {
     Vec g[E];
     unrolled<E>([&](auto i) {
       prefetch(dnext + (E + i) * C + c);

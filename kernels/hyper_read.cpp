@@ -66,7 +66,7 @@ ReadPlan<E> plan_read(const HyperPointers<float>& w, HyperNorm norm, int64_t C) 
 template <class Vec, int E>
 void total_columns(float* totals, const float* x, int64_t c, int64_t C) {
   Vec sum[E] = {}, s;
-  for (; c + lanes<Vec> <= C; c += lanes<Vec>) {
+  for (; c + lanes_of<Vec> <= C; c += lanes_of<Vec>) {
     for (int i = 0; i < E; ++i) {
       load(s, x + i * C + c);
       sum[i] += s;
@@ -81,7 +81,7 @@ template <class Vec, int E, int R>
 void project_columns(float* products, const float* x, const float* mean, const float* projection, int64_t c,
                      int64_t C) {
   Vec sum[R * (E + 3)] = {};
-  for (; c + lanes<Vec> <= C; c += lanes<Vec>) {
+  for (; c + lanes_of<Vec> <= C; c += lanes_of<Vec>) {
     Vec d[R], p;
     unrolled<R>([&](auto r) {
       prefetch(x + (E + r) * C + c);
@@ -134,7 +134,7 @@ void dynamic_coefficients(float* coef, float* stats, const float* x, const ReadP
 // out = sum_i A[i,0] x_i
 template <class Vec, int E>
 void read_columns(float* out, const float* x, const float* coef, int64_t c, int64_t C) {
-  for (; c + lanes<Vec> <= C; c += lanes<Vec>) {
+  for (; c + lanes_of<Vec> <= C; c += lanes_of<Vec>) {
     Vec sum = {}, s;
     for (int i = 0; i < E; ++i) {
       load(s, x + i * C + c);
@@ -175,7 +175,7 @@ struct ReadSums {
 template <class Vec, int E>
 void dot_columns(float* dots, const float* x, const float* dout, int64_t c, int64_t C) {
   Vec sum[E] = {}, s, dy;
-  for (; c + lanes<Vec> <= C; c += lanes<Vec>) {
+  for (; c + lanes_of<Vec> <= C; c += lanes_of<Vec>) {
     load(dy, dout + c);
     for (int i = 0; i < E; ++i) {
       load(s, x + i * C + c);
@@ -192,7 +192,7 @@ template <class Vec, int E>
 void project_back_columns(float* g, float* along, float* dprojection, const float* x, const float* mean,
                           const float* projection, const float* k, int64_t c, int64_t C) {
   Vec sum[E] = {};
-  for (; c + lanes<Vec> <= C; c += lanes<Vec>) {
+  for (; c + lanes_of<Vec> <= C; c += lanes_of<Vec>) {
     Vec d[E], gi[E] = {}, p, dp;
     unrolled<E>([&](auto i) {
       prefetch(x + (E + i) * C + c);
@@ -221,7 +221,7 @@ void project_back_columns(float* g, float* along, float* dprojection, const floa
 template <class Vec, int E>
 void read_back_columns(float* dx, const float* dout, const float* coef, const float* g, const float* x,
                        const float* mean, const float* along, bool acc, int64_t c, int64_t C) {
-  for (; c + lanes<Vec> <= C; c += lanes<Vec>) {
+  for (; c + lanes_of<Vec> <= C; c += lanes_of<Vec>) {
     Vec dy, sum, gi, d;
     load(dy, dout + c);
     for (int i = 0; i < E; ++i) {

@@ -5,28 +5,14 @@
 // those at the end that do not fill a Vec. What it sums over columns it adds to its result.
 #pragma once
 
-#include <cstring>
 #include <type_traits>
 #include <utility>
 
 #include "kernels/cpu.h"
 #include "kernels/hyper.h"
+#include "kernels/vec.h"
 
 namespace crossply::hyper {
-
-using Vec16 = float __attribute__((vector_size(64)));
-
-template <class Vec>
-constexpr int64_t lanes = sizeof(Vec) / sizeof(float);
-
-template <class Vec>
-inline void load(Vec& v, const float* p) {
-  std::memcpy(&v, p, sizeof(Vec));
-}
-template <class Vec>
-inline void store(float* p, const Vec& v) {
-  std::memcpy(p, &v, sizeof(Vec));
-}
 
 // For a place one token ahead, which the hardware does not foresee: a token's streams are several sequences at once,
 // and the passes after the first hit the cache. An address behind the end does no harm.

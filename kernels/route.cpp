@@ -1,18 +1,10 @@
 #include "kernels/route.h"
 
-#include <cstring>
-
 #include "kernels/cpu.h"
+#include "kernels/vec.h"
 
 namespace crossply {
 namespace {
-
-using Vec16 = float __attribute__((vector_size(64)));
-using Vec8 = float __attribute__((vector_size(32)));
-using Vec4 = float __attribute__((vector_size(16)));
-
-template <class Vec>
-constexpr int64_t lanes = sizeof(Vec) / sizeof(float);
 
 // One layer's share of a sum over layers: out[n,o,:] += sum_i coef[i,o] * block[n,i,:].
 struct Term {
@@ -34,16 +26,16 @@ void mix_columns(float* out, const float* x, const float* coef, int64_t tokens, 
       for (int64_t i = 0; i < K; ++i) {
         for (int v = 0; v < Vecs; ++v) {
           Vec in;
-          std::memcpy(&in, x + (t * K + i) * D + d + v * lanes<Vec>, sizeof(Vec));
+          std::memcpy(&in, x + (t * K + i) * D + d + v * lanes_of<Vec>, sizeof(Vec));
           for (int h = 0; h < Heads; ++h) sum[h][v] += coef[i * K + o + h] * in;
         }
       }
       for (int h = 0; h < Heads; ++h) {
         for (int v = 0; v < Vecs; ++v) {
           Vec total;
-          std::memcpy(&total, y + h * D + v * lanes<Vec>, sizeof(Vec));
+          std::memcpy(&total, y + h * D + v * lanes_of<Vec>, sizeof(Vec));
           total += sum[h][v];
-          std::memcpy(y + h * D + v * lanes<Vec>, &total, sizeof(Vec));
+          std::memcpy(y + h * D + v * lanes_of<Vec>, &total, sizeof(Vec));
         }
       }
     }
@@ -78,18 +70,6 @@ void sum_of_terms(float* out, const std::vector<Term>& terms, int64_t n, int64_t
   }
 }
 
-// Halving by shuffles: from a loop over the lanes g++ makes a detour through memory.
-inline float sum_of_lanes(float sum) { return sum; }
-inline float sum_of_lanes(const Vec8& sum) {
-  const Vec4 half = __builtin_shufflevector(sum, sum, 0, 1, 2, 3) + __builtin_shufflevector(sum, sum, 4, 5, 6, 7);
-  return (half[0] + half[2]) + (half[1] + half[3]);
-}
-inline float sum_of_lanes(const Vec16& sum) {
-  const Vec8 half = __builtin_shufflevector(sum, sum, 0, 1, 2, 3, 4, 5, 6, 7) +
-                    __builtin_shufflevector(sum, sum, 8, 9, 10, 11, 12, 13, 14, 15);
-  return sum_of_lanes(half);
-}
-
 // dw[h,i] += sum over tokens and columns [d, end) of dout[t,h,:] * x[t,i,:], a square of Heads x Heads at a time.
 template <class Vec, int Heads>
 void correlate_columns(float* dw, const float* dout, const float* x, int64_t tokens, int64_t K, int64_t D, int64_t d,
@@ -98,7 +78,7 @@ void correlate_columns(float* dw, const float* dout, const float* x, int64_t tok
     for (int64_t i = 0; i < K; i += Heads) {
       Vec sum[Heads][Heads] = {};
       for (int64_t t = 0; t < tokens; ++t) {
-        for (int64_t c = d; c < end; c += lanes<Vec>) {
+        for (int64_t c = d; c < end; c += lanes_of<Vec>) {
           for (int a = 0; a < Heads; ++a) {
             for (int b = 0; b < Heads; ++b) {
               Vec dy, in;

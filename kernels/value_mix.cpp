@@ -9,6 +9,15 @@ namespace {
 
 constexpr int64_t grain = 32768;
 
+// Not inlined: parallel_for holds its body twice, for one thread and for many, and without AVX-512 the compilers order
+// the sums of the two differently.
+[[gnu::noinline]] float dot(const float* a, const float* b, int64_t n) {
+  float sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < n; ++i) sum += a[i] * b[i];
+  return sum;
+}
+
 void value_mix_forward_cpu(float* out, const float* v, const float* v1, float own, float first, int64_t n) {
   parallel_for(n, grain, [=](int64_t begin, int64_t end) {
 #pragma omp simd
@@ -16,43 +25,30 @@ void value_mix_forward_cpu(float* out, const float* v, const float* v1, float ow
   });
 }
 
-double dot(const float* a, const float* b, int64_t n) {
-  float sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < n; ++i) sum += a[i] * b[i];
-  return static_cast<double>(sum);
-}
-
-// y = factor * x, or y += factor * x; y may be x.
-void scale(float* y, float factor, const float* x, int64_t n, bool acc) {
-  if (acc) {
-#pragma omp simd
-    for (int64_t i = 0; i < n; ++i) y[i] += factor * x[i];
-  } else {
-#pragma omp simd
-    for (int64_t i = 0; i < n; ++i) y[i] = factor * x[i];
-  }
-}
-
-// In pieces of which all four steps find their part of dout in the L1 cache. Their dot products are short enough for
-// f32; over the pieces the sums are in f64.
+// In pieces that are short enough for f32 dot products, and for all steps to find dout in the L1 cache; over the pieces
+// the sums are in f64.
+template <bool acc_v, bool acc_v1>
 void value_mix_backward_cpu(float* dv, float* dv1, float* d_own, float* d_first, const float* dout, const float* v,
-                            const float* v1, float own, float first, int64_t n, bool acc_v, bool acc_v1) {
+                            const float* v1, float own, float first, int64_t n) {
   constexpr int64_t piece = 2048, most_blocks = 64;
   // One pair of partial sums per block of pieces; the number of blocks is fixed by the shape alone.
   const int64_t pieces = (n + piece - 1) / piece, blocks = std::clamp<int64_t>(pieces / 4, 1, most_blocks);
   struct Sums {
     double own = 0, first = 0;
   } partial[most_blocks];
-  parallel_for(blocks, n <= grain ? blocks : 1, [&](int64_t begin, int64_t end) {
+  parallel_for(blocks, n <= grain ? blocks : 1, [=, &partial](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) {
       Sums sums;
       for (int64_t p = pieces * b / blocks; p < pieces * (b + 1) / blocks; ++p) {
-        const int64_t i = p * piece, count = std::min(piece, n - i);
-        if (d_own != nullptr) sums.own += dot(dout + i, v + i, count);
-        if (d_first != nullptr) sums.first += dot(dout + i, v1 + i, count);
-        scale(dv1 + i, first, dout + i, count, acc_v1);
-        scale(dv + i, own, dout + i, count, acc_v);  // last, because dv may be dout
+        const int64_t start = p * piece, count = std::min(piece, n - start);
+        if (d_own != nullptr) sums.own += static_cast<double>(dot(dout + start, v + start, count));
+        if (d_first != nullptr) sums.first += static_cast<double>(dot(dout + start, v1 + start, count));
+#pragma omp simd
+        for (int64_t i = start; i < start + count; ++i) {
+          const float dy = dout[i];
+          dv1[i] = acc_v1 ? dv1[i] + first * dy : first * dy;
+          dv[i] = acc_v ? dv[i] + own * dy : own * dy;
+        }
       }
       partial[b] = sums;
     }
@@ -79,21 +75,24 @@ void gated_mix_backward_cpu(float* dv1, float* dalpha, const float* dout, const 
   parallel_for(rows, grain / D, [=](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n) {
       const float a = alpha[n];
-      float sum = 0;
-#pragma omp simd reduction(+ : sum)
-      for (int64_t i = n * D; i < (n + 1) * D; ++i) {
-        sum += dout[i] * v1[i];
-        dv1[i] = acc_v1 ? dv1[i] + a * dout[i] : a * dout[i];
-      }
+      const float sum = dot(dout + n * D, v1 + n * D, D);
+#pragma omp simd
+      for (int64_t i = n * D; i < (n + 1) * D; ++i) dv1[i] = acc_v1 ? dv1[i] + a * dout[i] : a * dout[i];
       dalpha[n] = acc_alpha ? dalpha[n] + sum : sum;
     }
   });
 }
 
+void scale_forward_cpu(float* out, const float* inp, float factor, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) out[i] = factor * inp[i];
+}
+
 void scale_backward_cpu(float* dinp, float* dfactor, const float* dout, const float* inp, float factor, int64_t n,
                         bool acc) {
-  *dfactor += static_cast<float>(dot(dout, inp, n));
-  scale(dinp, factor, dout, n, acc);
+  *dfactor += dot(dout, inp, n);
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) dinp[i] = acc ? dinp[i] + factor * dout[i] : factor * dout[i];
 }
 
 template <class T>
@@ -151,13 +150,19 @@ void value_mix_backward(const Tensor& dv, const Tensor& dv1, const MixWeight& d_
   check_index("value_mix_backward: first", first);
   if (needs_v) check_index("value_mix_backward: d_own", d_own);
   if (d_first.values.data != nullptr) check_index("value_mix_backward: d_first", d_first);
-  auto run = [&](auto backward, auto real) {
+  if (stream.backend == Backend::cpu) {
+    auto backward = acc_v ? acc_v1 ? value_mix_backward_cpu<true, true> : value_mix_backward_cpu<true, false>
+                          : acc_v1 ? value_mix_backward_cpu<false, true> : value_mix_backward_cpu<false, false>;
+    return backward(dv.as<float>(), dv1.as<float>(), element_or_null<float>(d_own), element_or_null<float>(d_first),
+                    dout.as<float>(), needs_v ? v.as<float>() : nullptr, v1.as<float>(), *element<float>(own),
+                    *element<float>(first), n);
+  }
+  with_real(dout.dtype, [&](auto real) {
     using T = decltype(real);
-    backward(dv.as<T>(), dv1.as<T>(), element_or_null<T>(d_own), element_or_null<T>(d_first), dout.as<T>(),
-             needs_v ? v.as<T>() : nullptr, v1.as<T>(), *element<T>(own), *element<T>(first), n, acc_v, acc_v1);
-  };
-  if (stream.backend == Backend::cpu) return run(value_mix_backward_cpu, float{});
-  with_real(dout.dtype, [&](auto real) { run(value_mix_backward_ref<decltype(real)>, real); });
+    value_mix_backward_ref(dv.as<T>(), dv1.as<T>(), element_or_null<T>(d_own), element_or_null<T>(d_first),
+                           dout.as<T>(), needs_v ? v.as<T>() : nullptr, v1.as<T>(), *element<T>(own),
+                           *element<T>(first), n, acc_v, acc_v1);
+  });
 }
 
 void gated_mix_forward(const Tensor& out, const Tensor& v, const Tensor& v1, const Tensor& alpha, Stream stream) {
@@ -194,7 +199,7 @@ void scale_forward(const Tensor& out, const Tensor& inp, const Tensor& factor, S
   CHECK_THAT(inp.numel() == n && factor.numel() == 1, "scale_forward: out ", out.str(), " inp ", inp.str(), " factor ",
              factor.str());
   if (stream.backend == Backend::cpu)
-    return scale(out.as<float>(), *factor.as<float>(), inp.as<float>(), n, false);
+    return scale_forward_cpu(out.as<float>(), inp.as<float>(), *factor.as<float>(), n);
   with_real(out.dtype, [&](auto real) {
     using T = decltype(real);
     scale_forward_ref(out.as<T>(), inp.as<T>(), *factor.as<T>(), n);

@@ -1,39 +1,13 @@
 #include "kernels/way_mix.h"
 
 #include <algorithm>
-#include <cstring>
 #include <type_traits>
 
 #include "kernels/cpu.h"
+#include "kernels/vec.h"
 
 namespace crossply {
 namespace {
-
-using Vec16 = float __attribute__((vector_size(64)));
-using Vec8 = float __attribute__((vector_size(32)));
-using Vec4 = float __attribute__((vector_size(16)));
-
-template <class Vec>
-constexpr int64_t lanes = sizeof(Vec) / sizeof(float);
-
-// Halving by shuffles: from a loop over the lanes g++ makes a detour through memory.
-inline float sum_of_lanes(float sum) { return sum; }
-inline float sum_of_lanes(const Vec16& sum) {
-  const Vec8 half = __builtin_shufflevector(sum, sum, 0, 1, 2, 3, 4, 5, 6, 7) +
-                    __builtin_shufflevector(sum, sum, 8, 9, 10, 11, 12, 13, 14, 15);
-  const Vec4 quarter =
-      __builtin_shufflevector(half, half, 0, 1, 2, 3) + __builtin_shufflevector(half, half, 4, 5, 6, 7);
-  return (quarter[0] + quarter[2]) + (quarter[1] + quarter[3]);
-}
-
-template <class Vec>
-void load(Vec& value, const float* from) {
-  std::memcpy(&value, from, sizeof(Vec));
-}
-template <class Vec>
-void store(float* to, const Vec& value) {
-  std::memcpy(to, &value, sizeof(Vec));
-}
 
 // coef(S,W) of token n: the W weights of a source side by side.
 template <int W>
@@ -48,22 +22,22 @@ void gather_coefficients(float* coef, const WayMixData<float>& m, int64_t n) {
 template <class Vec, int Vecs, int W, bool prepost>
 void mix_columns(float* const* a, const float* coef /*(S,W)*/, const WayMixData<float>& m, int64_t n, int64_t C,
                  int64_t begin, int64_t end) {
-  for (int64_t c = begin; c < end; c += Vecs * lanes<Vec>) {
+  for (int64_t c = begin; c < end; c += Vecs * lanes_of<Vec>) {
     Vec sum[W][Vecs] = {};
     for (size_t s = 0; s < m.sources.size(); ++s) {
       for (int v = 0; v < Vecs; ++v) {
         Vec x;
-        load(x, m.sources[s] + n * C + c + v * lanes<Vec>);
+        load(x, m.sources[s] + n * C + c + v * lanes_of<Vec>);
         if constexpr (prepost) {
           Vec gain;
-          load(gain, m.gains[s] + c + v * lanes<Vec>);
+          load(gain, m.gains[s] + c + v * lanes_of<Vec>);
           x *= gain;
         }
         for (int w = 0; w < W; ++w) sum[w][v] += coef[s * W + static_cast<size_t>(w)] * x;
       }
     }
     for (int w = 0; w < W; ++w)
-      for (int v = 0; v < Vecs; ++v) store(a[w] + c + v * lanes<Vec>, sum[w][v]);
+      for (int v = 0; v < Vecs; ++v) store(a[w] + c + v * lanes_of<Vec>, sum[w][v]);
   }
 }
 
@@ -143,9 +117,9 @@ template <class Vec, int Vecs, int W, bool prepost>
 void source_columns(float* product, const SourceRow& row, int64_t begin, int64_t end) {
   if (begin == end) return;
   Vec sum[W][Vecs] = {};
-  for (int64_t block = begin; block < end; block += Vecs * lanes<Vec>) {
+  for (int64_t block = begin; block < end; block += Vecs * lanes_of<Vec>) {
     for (int i = 0; i < Vecs; ++i) {
-      const int64_t c = block + i * lanes<Vec>;
+      const int64_t c = block + i * lanes_of<Vec>;
       Vec x, gain, scaled, v = {}, da;
       load(x, row.x + c);
       if constexpr (prepost) load(gain, row.gain + c), scaled = gain * x;

@@ -8,7 +8,7 @@
 //   identity   1/2                    1/2
 //   constant   2                      1
 //   sparse     5                      1                      only the last 3L/8 layers (last_k says otherwise)
-//   svformer   1                      0                      the other layers have no Wv at all
+//   svformer   1                      0                      the mixing layers have no Wv at all
 //
 // last_k: only that many last layers mix (0: all from the second on). (Zhou et al., "Value Residual Learning", arXiv
 // 2410.17897; plus as the SATFormer paper's baseline has it.)
@@ -23,8 +23,6 @@ class ResFormer : public Connection {
  public:
   explicit ResFormer(const Config& config)
       : variant_(config.options.at("variant")), L_(config.num_hidden_layers), last_k_(std::stoll(config.options.at("last_k"))) {
-    if (variant_ == "svformer" && last_k_ > 0)
-      fail(Exit::usage, "resformer: svformer has values in the first layer only; last_k ", last_k_, " does not apply");
     if (variant_ == "sparse" && last_k_ == 0) last_k_ = std::max<int64_t>(1, 3 * L_ / 8);
   }
 
@@ -37,8 +35,8 @@ class ResFormer : public Connection {
       scalar("model.lambda_manager.lambda_logits", Shape{L_ - 1}, 0);
     }
     for (int n = 1; n < L_; ++n) {
-      if (variant_ == "svformer") params.remove(layer_name(n, "self_attn.v_proj.weight"));
       if (!mixes(n)) continue;
+      if (variant_ == "svformer") params.remove(layer_name(n, "self_attn.v_proj.weight"));
       if (variant_ == "learnable") scalar(scalar_name(n, "lambda1"), Shape{1}, 0.5);
       if (variant_ == "learnable" || variant_ == "plus") scalar(scalar_name(n, "lambda2"), Shape{1}, 0.5);
     }
@@ -57,7 +55,7 @@ class ResFormer : public Connection {
   }
 
   Heads project(int layer, Value* x) override {
-    if (layer > 0 && variant_ == "svformer") {
+    if (mixes(layer) && variant_ == "svformer") {
       const auto heads = linears(layer, x, {queries(layer), keys(layer)});
       return {heads[0], heads[1], v1_};
     }

@@ -410,3 +410,84 @@ TEST_CASE("architectures: parameter counts of the papers, to the last digit") {
   }
   for (const Architecture& architecture : architectures()) CHECK_MESSAGE(counted[architecture.name] > 0, architecture.name);
 }
+
+namespace {
+
+// Forward FLOPs a token beyond LLaMA's of the same sizes, from the recorded tape; nothing is computed.
+double added_flops(const Config& config) {
+  constexpr int64_t B = 2, T = 5;
+  auto forward = [](const Config& c) {
+    ParameterTable params;
+    declare_model(params, c);
+    Tape tape(Dtype::f32);
+    record_model(tape, params, c, B, T);
+    return tape.forward_flops();
+  };
+  Config plain = config;
+  plain.arch = "llama";
+  plain.options.clear();
+  return (forward(config) - forward(plain)) / static_cast<double>(B * T);
+}
+
+// The formulas of the specification, in the letters of the trainers' head comments. Integers: the sizes are small.
+struct Sizes {
+  int64_t C, L, K, D;
+  int64_t streams() const { return L * (L + 1) / 2 - 1; }  // pairs of a layer, from the second on, and what it reads
+};
+int64_t mudd_flops(const Sizes& s) {
+  int64_t sum = 4 * s.C * (s.L + 1) + 2 * (s.L + 1) * (s.L + 1);
+  for (int64_t n = 1; n < s.L; ++n) sum += 16 * s.C * (n + 1) + 32 * (n + 1) * (n + 1);
+  return sum;
+}
+int64_t dense_flops(const Sizes& s, int64_t k, int64_t p) {
+  int64_t read = 0;
+  for (int64_t i = p; i <= s.L; i += p) read += i / k + 1;
+  return 2 * s.C * read;
+}
+
+}  // namespace
+
+TEST_CASE("architectures: FLOPs a token beyond LLaMA's are the formulas of the trainers' pages") {
+  struct Cost {
+    std::string arch;
+    std::function<int64_t(const Sizes&)> want;
+    Options options = {};
+  };
+  const std::vector<Cost> costs = {
+      {"llama", [](const Sizes&) { return 0; }},
+      {"lime", [](const Sizes& s) { return 4 * s.K * s.K * s.D * s.streams(); }},
+      {"lime_static", [](const Sizes& s) { return 2 * s.K * s.C * s.streams(); }},
+      {"lime_static", [](const Sizes& s) { return 2 * s.K * s.C * s.streams(); }, {{"top_p", "0.5"}}},
+      {"lime_dynamic", [](const Sizes& s) { return 4 * s.K * s.C * s.streams(); }},
+      {"hyper", [](const Sizes& s) { return 2 * s.L * 4 * 4 * s.C * (4 + 2); }},
+      {"hyper", [](const Sizes& s) { return 2 * s.L * 4 * 3 * s.C * (3 + 2); }, {{"rate", "3"}, {"norm", "rmsnorm"}, {"prenorm", "rmsnorm"}}},
+      {"hyper", [](const Sizes& s) { return 2 * s.L * 2 * 4 * s.C * (4 + 2); }, {{"dynamic", "false"}}},
+      {"vertical", [](const Sizes& s) { return s.C * s.L * (s.L + 1) + 2 * s.C * s.L - 2 * s.C; }},
+      {"sla", [](const Sizes&) { return 0; }},
+      {"sla", [](const Sizes&) { return 0; }, {{"distance", "1"}, {"heads", "1"}}},
+      {"ala", [](const Sizes&) { return 0; }},
+      {"resformer", [](const Sizes& s) { return 3 * s.K * s.D * (s.L - 1); }},
+      {"resformer", [](const Sizes& s) { return 3 * s.K * s.D * 2; }, {{"last_k", "2"}}},
+      {"resformer", [](const Sizes& s) { return -2 * s.C * s.K * s.D * (s.L - 1); }, {{"variant", "svformer"}}},
+      {"satformer", [](const Sizes& s) { return (s.L - 1) * (2 * s.C * s.K + 2 * s.K * s.D); }},
+      {"satformer", [](const Sizes& s) { return 2 * (2 * s.C * s.K + 2 * s.K * s.D); }, {{"last_k", "2"}}},
+      {"denseformer", [](const Sizes& s) { return s.C * s.L * (s.L + 3); }},
+      {"denseformer", [](const Sizes& s) { return dense_flops(s, 2, 3); }, {{"dilation", "2"}, {"period", "3"}}},
+      {"mudd", mudd_flops},
+      {"mudd", mudd_flops, {{"norm", "none"}}},
+      {"relay", [](const Sizes& s) { return (s.L - 1) * (2 * s.C * s.K + 2 * s.K * s.D); }},
+  };
+  std::map<std::string, int> counted;
+  for (const Cost& cost : costs) {
+    ++counted[cost.arch];
+    for (const int64_t K : {1, 2, 4}) {
+      Config config = tiny_config(cost.arch, K, true, true, 6);  // H D is not C
+      config.num_hidden_layers = 5;
+      config.options = cost.options;
+      config.check(Exit::usage, "test");
+      const Sizes sizes{config.hidden_size, config.num_hidden_layers, K, config.head_dim};
+      CHECK_MESSAGE(added_flops(config) == static_cast<double>(cost.want(sizes)), cost.arch << " K=" << K);
+    }
+  }
+  for (const Architecture& architecture : architectures()) CHECK_MESSAGE(counted[architecture.name] > 0, architecture.name);
+}

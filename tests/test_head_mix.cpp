@@ -51,6 +51,7 @@ Case<T> make(const HeadMixSize& z, uint64_t seed, double scale = 1) {
 const std::vector<HeadMixSize> sizes = {
     {1, 1, 1, 2, 3, true},   {5, 3, 2, 4, 7, true},     {5, 3, 2, 4, 7, false},   {130, 5, 3, 6, 65, true},
     {67, 12, 5, 8, 80, false}, {200, 4, 4, 32, 128, true}, {70, 2, 6, 2, 17, false},
+    {1100, 2, 2, 4, 200, true},
 };
 
 }  // namespace

@@ -50,6 +50,7 @@ std::vector<Case> cases() {
   for (const std::string variant : {"identity", "constant", "learnable", "sparse", "svformer"})
     list.push_back(with("resformer", {{"variant", variant}}));
   list.push_back(with("resformer", {{"last_k", "2"}}));
+  list.push_back(with("resformer", {{"last_k", "2"}, {"variant", "svformer"}}));
   for (const std::string gate : {"sigmoid", "softmax", "softmax_sigmoid", "tanh", "identity"})
     list.push_back(with("satformer", {{"gate", gate}}));
   list.push_back(with("satformer", {{"last_k", "2"}}, 4));

@@ -3,6 +3,7 @@
 # be stopped and resumed at any moment, and what is written is complete.   tests/test_programs.sh BUILD_DIR
 set -uo pipefail
 build=$(cd "$1" && pwd)
+mapfile -t trainers < <(cd "$(dirname "$0")/../train" && printf '%s\n' train_*.cpp | sed 's/\.cpp$//')
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
@@ -47,9 +48,14 @@ grep -q '"rate":2' <(tr -d ' \n' <three/hyper-rate-2/step_00000002/config.json) 
 expect 0 '^mudd +[0-9,]+ +[0-9.e+]+ +[0-9.]+ [KM]iB$' compare all,hyper:rate=2 --dry-run --out planned
 [ "$(grep -cE '^[a-z_]+(:rate=2)? +[0-9,]+ ' output)" -ge 13 ] || fail "the plan does not list every architecture"
 [ ! -e planned ] || fail "a dry run wrote something"
-for program in train_llama train_lime compare generate evaluate gradients; do
+for program in "${trainers[@]}" compare generate evaluate gradients; do
   expect 0 'Exit codes' "$build/$program" --help
   expect 64 'not-a-flag|required' "$build/$program" --not-a-flag
+done
+expect 64 'known: llama ' "$build/compare" --arch none --out x
+for arch in $(sed -n 's/.*known: //p' output); do
+  [[ " ${trainers[*]} " = *" train_$arch "* ]] || fail "$arch has no trainer"
+  expect 0 '^parameters: [0-9]+$' "$build/train_$arch" --preset arith-quick --dry-run
 done
 
 # --- stopping and resuming ---------------------------------------------------------------------------------------
@@ -104,8 +110,37 @@ expect 64 'num_attention_heads' train llama --out x --heads 3
 expect 64 'num_key_value_heads' train llama --out x --heads 4 --kv-heads 3
 expect 64 'odd' train llama --out x --head-width 5
 expect 64 'layers' train llama --out x --layers 0
-expect 64 'window' train lime --out x --routing last
-expect 64 'routing' train lime --out x --routing sideways
+# Of every architecture: what must be named, the trainer, a flag and a value that it refuses.
+while read -r pattern arch flag value; do
+  expect 64 "^error: flags: .*$pattern" train "$arch" --out x --dry-run "$flag" "$value"
+done <<END
+window lime --routing last
+routing lime --routing sideways
+top_p lime_static --top-p 1.5
+top_p lime_static --top-p much
+kv_init lime_dynamic --kv-init zero
+rate hyper --rate 99
+rate hyper --rate 0
+norm hyper --norm batchnorm
+dynamic hyper --dynamic maybe
+map vertical --map sideways
+residual vertical --residual 2
+heads sla --sla-heads 99
+num_attention_heads sla --heads 99
+distance sla --distance -1
+stride ala --stride 0
+variant resformer --variant minus
+last_k resformer --last-k some
+gate satformer --gate nope
+last_k satformer --last-k 1.5
+dilation denseformer --dilation 0
+period denseformer --period 0
+norm mudd --norm post
+intermediate_sizes mudd --intermediate-sizes [1]
+intermediate_sizes mudd --intermediate-sizes [0,1]
+intermediate_sizes mudd --intermediate-sizes 16
+END
+expect 64 'last_k' train resformer --out x --variant svformer --last-k 1
 for bad in '--seed -1' '--seed 99999999999999999999' '--lr nan' '--lr -1' '--batch abc' '--steps -1' '--clip inf'; do
   # shellcheck disable=SC2086
   expect 64 "is not (a number|an integer)" train llama --out x $bad

@@ -12,12 +12,13 @@ from .lime import Lime
 from .lime_v1 import LimeDynamic, LimeStatic
 from .llama import Config, Llama, check_choice
 from .mudd import Mudd
+from .relay import Relay
 from .resformer import Resformer
 from .satformer import Satformer
 from .skip_attention import Ala, Sla
 from .vertical import Vertical
 
-MODELS = (Llama, Lime, LimeStatic, LimeDynamic, Hyper, Vertical, Sla, Ala, Resformer, Satformer, Denseformer, Mudd)
+MODELS = (Llama, Lime, LimeStatic, LimeDynamic, Hyper, Vertical, Sla, Ala, Resformer, Satformer, Denseformer, Mudd, Relay)
 ARCHITECTURES = {model.config_class.arch: model for model in MODELS}
 DTYPES = {"F32": np.float32, "F64": np.float64}
 

@@ -81,6 +81,7 @@ ADDED = (
   ("resformer", {"variant": "sparse"}, {}, {}),
   ("resformer", {"variant": "svformer"}, {}, per_layer(range(1, L), self_attn__v_proj__weight=(2 * K, C))),
   ("satformer", {}, per_layer(range(1, L), self_attn__value_residual_mixing__alpha_proj__weight=(K, C)), {}),
+  ("relay", {}, per_layer(range(1, L), self_attn__relay_gate__weight=(K, C)), {}),
   ("satformer", {"last_k": 2}, per_layer([2, 3], self_attn__value_residual_mixing__alpha_proj__weight=(K, C)), {}),
   ("denseformer", {}, {f"{ALPHAS}.{i}.weight": (1, i + 2) for i in range(L)}, {}),
   ("denseformer", {"dilation": 2, "period": 2}, {f"{ALPHAS}.1.weight": (1, 2), f"{ALPHAS}.3.weight": (1, 3)}, {}),

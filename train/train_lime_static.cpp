@@ -1,0 +1,46 @@
+// train_lime_static: the first version of LIMe, with fixed routers. Before a head projects its keys and values, it
+// averages what the embedding and all layers so far have written, with positive weights of its own.
+//
+// X_0 (B, T, C) is the embedding, X_m the residual stream behind layer m, rms(X) = X / sqrt(mean_C(X^2) + eps). For
+// each of the K key/value heads h of layer l = 2 .. L (layer 1 is LLaMA's),
+//
+//   a[h,:] = softmax(R_l[h,:])                        R_l (K, l): one number for each stream, the same for all tokens
+//   Z[h]   = sum_{m=0}^{l-1} a[h,m] rms(X_m) * g_l    g_l (C): one more norm for each layer, the same for all streams
+//   k[h]   = Z[h] Wk_l[h]^T,  v[h] = Z[h] Wv_l[h]^T   Wk_l[h], Wv_l[h] (D, C): LLaMA's matrices, cut into heads
+//
+// Queries, rotation, attention and feed-forward are LLaMA's. New are R_l and g_l. The second version (train_lime) mixes
+// the heads that are already projected, with signed weights: cheaper, and keys and values of all layers can be reused.
+//
+// Start: R_l normal with spread 0.1, so each head begins near the plain mean, and the model not as LLaMA (it would be
+// LLaMA if all of a[h,:] stood on m = l-1 and g_l were the layer's input gain). R_l learns ten times as fast as the
+// rest and does not decay; g_l starts at 1. Wk_l and Wv_l start uniform in +-1/sqrt(K D C), see --kv-init.
+//
+// Cost, with S = L (L+1)/2 - 1 pairs of a layer and a stream:
+//   parameters      K S + C (L-1)
+//   FLOPs a token   2 K C S more in the forward (2 per multiply-add), twice that in the backward
+//   memory          all rms(X_m) stay until the backward; the mixtures, K times as large, are made again there
+//
+// Gerasimov et al., "You Do Not Fully Utilize Transformer's Representation Capacity", arXiv 2502.09245, version 1.
+//
+// Presets (--preset; train/presets.cpp). The paper's are 1.2b and, with --top-p 0.9, the deep ones (their width: ours):
+//
+//   name          added   total                  name         added    total
+//   arith(-quick) 132     66,628                 deep32       20,088   160,002,680
+//   150m          9,372   151,872,156            deep64       48,888   294,281,976
+//   1.2b          35,040  1,176,770,784          deep128      131,064  562,865,144
+//
+// The paper has K = H. With grouped heads there is a row of R_l for each key/value head (1b: 31,800, 1,076,104,248).
+//
+// Options:
+//   --top-p P         keeps the fewest largest weights of a head whose sum exceeds P, and sets the others to 0, without
+//                     rescaling; in training, too, where pruned logits can come back. 1.0 prunes nothing.
+//   --kv-init KIND    literal: the bound as the paper's pseudocode computes it, from a tensor (1, K, C, D) whose fan-in
+//                     a library takes to be K D C (default); fan_in: +-1/sqrt(C), the usual one.
+//   --router-lr R     the rate of R_l; the paper's 1e-2 is ten times --lr, the default.
+//
+// The published code is the second version's only. The norm g_l is in the paper's pseudocode only; its parameter count
+// needs it.
+// models/lime_v1.cpp is the connection; kernels/head_mix.h mixes and projects, kernels/softmax.h weighs and prunes.
+#include "train/trainer.h"
+
+int main(int argc, char** argv) { return crossply::train_main(argc, argv, "lime_static"); }
