@@ -27,8 +27,8 @@ run: setup build
 # Long enough for the curves to part, with 3 operators; a fair trial is `$(BUILD)/compare --arch all --preset arith --out DIR`.
 compare: setup configure
 	@$(COMPILE) --target compare generate
-	$(BUILD)/compare --arch all --data arith:3 --steps 2000 --warmup 100 --lr 3e-3 \
-	  --eval-every 1000 --save-every 2000 --out runs/compare-all
+	$(BUILD)/compare --arch all --data arith:3 --steps 3000 --warmup 150 --lr 3e-3 \
+	  --eval-every 1000 --save-every 3000 --out runs/compare-all
 
 bench: configure
 	@$(COMPILE) --target bench

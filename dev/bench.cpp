@@ -58,10 +58,13 @@ double measure(double flops, F&& body) {
   return flops * static_cast<double>(calls) / (now() - start) * 1e-9;
 }
 
-double median(std::vector<double> values) {
+// The value with that fraction of the others below it.
+double quantile(std::vector<double> values, double fraction) {
   std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
+  return values[static_cast<size_t>(std::lrint(fraction * static_cast<double>(values.size() - 1)))];
 }
+
+double median(const std::vector<double>& values) { return quantile(values, 0.5); }
 
 struct Size {
   int64_t rows, in, out;
@@ -162,14 +165,14 @@ std::vector<Model> models_of(const ArchitectureFlags& f) {
   return models;
 }
 
-// Groups of models that fit into three quarters of the memory together with LLaMA, which is in front of each.
+// Groups that fit into three quarters of the memory, each with LLaMA in front.
 std::vector<std::vector<Model*>> groups_that_fit(std::vector<Model>& models) {
-  const double memory = 0.75 * static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
+  const double pages = static_cast<double>(sysconf(_SC_PHYS_PAGES)), page = static_cast<double>(sysconf(_SC_PAGESIZE));
   std::vector<std::vector<Model*>> groups;
   double used = INFINITY;
   for (size_t i = models.size() > 1 ? 1 : 0; i < models.size(); ++i) {
     used += static_cast<double>(models[i].plan.memory);
-    if (used > memory) {
+    if (used > 0.75 * pages * page) {
       groups.push_back({&models[0]});
       used = static_cast<double>(models[0].plan.memory + models[i].plan.memory);
     }
@@ -208,13 +211,12 @@ std::vector<std::string> cells(const Model& model, const Model& llama, const Arc
     std::snprintf(text, sizeof text, format, value);
     return std::string(text);
   };
-  const auto [least, most] = std::minmax_element(model.ratio.begin(), model.ratio.end());
   const double bytes = static_cast<double>(model.activations);
   return {model.choice.text,
           format_count(model.plan.parameters - llama.plan.parameters),
           number("%.3fx", model.plan.flops_per_token / llama.plan.flops_per_token),
           number("%.3fx", median(model.ratio)),
-          number("%.3f", *least) + number("-%.3f", *most),
+          number("%.3f", quantile(model.ratio, 0.25)) + number("-%.3f", quantile(model.ratio, 0.75)),
           number("%.3fx", bytes / static_cast<double>(llama.activations)),
           number("%.1f", bytes / (1 << 20)),
           format_count(static_cast<int64_t>(static_cast<double>(f.batch * f.seq) / median(model.seconds)))};
@@ -224,21 +226,21 @@ void bench_architectures(const ArchitectureFlags& f) {
   std::vector<Model> models = models_of(f);
   const auto groups = groups_that_fit(models);
   const std::string parts = groups.size() > 1 ? str(" of each of ", groups.size(), " groups") : "";
-  std::printf("%zu models, %d threads; a training step of %lld x %lld tokens each, in turn, %lld rounds%s after the first\n",
+  std::printf("%zu models, %d threads; training steps of %lld x %lld tokens, in turn, %lld rounds%s after the first\n",
               models.size(), omp_get_max_threads(), static_cast<long long>(f.batch), static_cast<long long>(f.seq),
               static_cast<long long>(f.rounds), parts.c_str());
   std::fflush(stdout);
   for (const std::vector<Model*>& group : groups) measure_steps(group, f);
   std::vector<std::vector<std::string>> table = {
-      {"architecture", "parameters added", "FLOP/token", "time", "lowest-highest", "memory", "MiB", "tokens/s"}};
+      {"architecture", "parameters added", "FLOP/token", "time", "quartiles", "memory", "MiB", "tokens/s"}};
   for (const Model& model : models) table.push_back(cells(model, models[0], f));
   std::printf("%s", format_table(table).c_str());
-  std::printf("x: relative to llama. time: median over the rounds of its time divided by llama's in the same round.\n"
+  std::printf("x: relative to llama. time: of each round, divided by llama's in that round; median and quartiles.\n"
               "memory, MiB: the planned peak of activations and their gradients.\n");
 }
 
 void add_flags(CLI::App& app, ArchitectureFlags& f) {
-  app.add_option("--arch", f.archs, arch_list_help())->capture_default_str();
+  app.add_option("--arch", f.archs, "besides llama: " + arch_list_help())->capture_default_str();
   auto flag = [&](const char* name, int64_t& variable, const char* help) {
     app.add_option(name, variable, help)->capture_default_str()->check(integer_from(1));
   };
@@ -261,7 +263,7 @@ int main(int argc, char** argv) {
   auto flags = [&] {
     app.require_subcommand(0, 1);
     app.add_subcommand("matmul", "the matrix products as fractions of the multiply-add peak (the default)");
-    architectures = app.add_subcommand("architectures", "what a training step of each architecture costs, relative to LLaMA");
+    architectures = app.add_subcommand("architectures", "what a training step of each costs, relative to LLaMA");
     architectures->footer(exit_code_help());
     add_flags(*architectures, f);
   };

@@ -54,7 +54,8 @@ void print_results(const std::vector<Row>& rows) {
   if (task) table[0].insert(table[0].end(), {"answers", "steps valid"});
   for (const Row& row : rows) table.push_back(cells(row, rows[0].result, task));
   std::printf("\n%s", format_table(table).c_str());
-  std::printf("rel. time and memory: against %s. FLOP/token: forward and backward. train loss: mean of the last fiftieth of the steps.\n",
+  std::printf("rel. time and memory: against %s, which ran at another time; `make bench-architectures` measures in turn.\n"
+              "FLOP/token: forward and backward. train loss: mean of the last fiftieth of the steps.\n",
               rows[0].choice.text.c_str());
   if (task) std::printf("answers: final answer correct; steps valid: every generated step is correct, too.\n");
 }
@@ -67,7 +68,8 @@ void print_plans(const std::vector<Row>& rows) {
     table.push_back({row.choice.text, format_count(plan.parameters), number("%.4g", plan.flops_per_token),
                      format_bytes(static_cast<double>(plan.memory))});
   }
-  std::printf("%sFLOP/token: forward and backward. memory: values, gradients, moments and activations.\n", format_table(table).c_str());
+  std::printf("%sFLOP/token: forward and backward. memory: values, gradients, moments and activations.\n",
+              format_table(table).c_str());
 }
 
 // The directory to write to: `out`, or with a number appended where that holds an earlier comparison.
@@ -164,7 +166,7 @@ int main(int argc, char** argv) {
   auto flags = [&] {
     const std::string preset = find_preset_flag(argc, argv);
     apply_preset(preset.empty() ? "arith-quick" : preset, o.train);
-    app.add_option("--arch", o.archs, arch_list_help())->capture_default_str();
+    app.add_option("--arch", o.archs, "the first is the yardstick; " + arch_list_help())->capture_default_str();
     add_train_flags(app, o.train);
     add_size_flags(app, o.train);
   };

@@ -178,7 +178,7 @@ TEST_CASE("curve: fourteen noisy curves are fourteen smooth lines of different l
     looks.push_back(svg.substr(at, svg.find("points", at) - at));
   std::sort(looks.begin(), looks.end());
   CHECK(std::adjacent_find(looks.begin(), looks.end()) == looks.end());
-  std::vector<size_t> names(14);  // curve i ends i * 5 % 14 places above the lowest, so its name stands as far from the last
+  std::vector<size_t> names(14);  // curve i ends i * 5 % 14 places above the lowest, and so does its name
   for (size_t i = 0; i < 14; ++i) names[13 - i * 5 % 14] = svg.find(str(">curve ", i, "<"));
   CHECK(std::is_sorted(names.begin(), names.end()));
   // The steep start is cut off; what follows fills the height.

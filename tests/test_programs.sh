@@ -28,6 +28,7 @@ expect() {
 tiny=(--data arith:3 --train-samples 400 --test-samples 50 --width 16 --ffn 24 --layers 2 --heads 2 --batch 8
   --eval-samples 16 --answer-samples 4)
 train() { "$build/train_$1" "${tiny[@]}" "${@:2}"; }
+compare() { "$build/compare" --arch "$1" "${tiny[@]}" "${@:2}"; }
 
 # --- a run from start to end -------------------------------------------------------------------------------------
 expect 0 'test loss' train lime --steps 20 --out run
@@ -40,6 +41,13 @@ expect 0 'parameters: 1,?076,?081,?088' "$build/train_lime" --preset 1b --dry-ru
 expect 0 'route' "$build/train_lime" --preset arith --dump-tape
 expect 0 '^lime +[0-9,]+ ' "$build/compare" --out cmp "${tiny[@]}" --steps 6 --warmup 1
 [ -s cmp/compare.svg ] || fail "cmp/compare.svg is missing"
+expect 0 '^hyper:rate=2 +[0-9,]+ ' compare llama,hyper:rate=2,vertical:map=unet --steps 2 --warmup 1 --out three
+grep -qE '^vertical:map=unet +[0-9,]+ ' output || fail "no row for vertical:map=unet"
+[ -s three/hyper-rate-2/metrics.jsonl ] || fail "three/hyper-rate-2 is missing"
+grep -q '"rate":2' <(tr -d ' \n' <three/hyper-rate-2/step_00000002/config.json) || fail "hyper:rate=2 has another rate"
+expect 0 '^mudd +[0-9,]+ +[0-9.e+]+ +[0-9.]+ [KM]iB$' compare all,hyper:rate=2 --dry-run --out planned
+[ "$(grep -cE '^[a-z_]+(:rate=2)? +[0-9,]+ ' output)" -ge 13 ] || fail "the plan does not list every architecture"
+[ ! -e planned ] || fail "a dry run wrote something"
 for program in "${trainers[@]}" compare generate evaluate gradients; do
   expect 0 'Exit codes' "$build/$program" --help
   expect 64 'not-a-flag|required' "$build/$program" --not-a-flag
@@ -137,7 +145,11 @@ for bad in '--seed -1' '--seed 99999999999999999999' '--lr nan' '--lr -1' '--bat
   # shellcheck disable=SC2086
   expect 64 "is not (a number|an integer)" train llama --out x $bad
 done
-expect 64 'arch' "$build/compare" --arch llama,limo --out x
+expect 64 'limo.*known: llama' compare llama,limo --out x
+expect 64 "no option 'rat'; it has: rate" compare llama,hyper:rat=2 --out x
+expect 64 'hyper:rate=99: .*1..8' compare llama,hyper:rate=99 --out x
+expect 64 'llama twice' compare llama,lime,llama --out x
+expect 64 'trainers' compare llama --out x --dump-tape
 expect 71 'cuda|CUDA' train llama --steps 1 --out x --device cuda
 expect 66 'nowhere.txt' train llama --out x --data text:nowhere.txt
 expect 64 'not a number' "$build/generate" --model run --prompt 1 --temperature nan
@@ -145,6 +157,8 @@ expect 64 'not a number' "$build/generate" --model run --prompt 1 --temperature 
 [ $? = 74 ] || fail "a full standard output is not an error"
 expect 66 'nowhere' "$build/generate" --model nowhere --prompt 1
 expect 77 '^error: step [0-9]+: loss' train llama --steps 30 --out boom --lr 1e30 --clip 0 --warmup 0 --schedule constant
+expect 77 '^lime +[0-9,]+ .* - +-$' compare llama,lime --steps 3 --out booms --lr 1e30 --clip 0 --warmup 0 --schedule constant
+grep -q '^llama stopped: the test loss after step 1' output || fail "the reason of a stopped run is not said"
 rmdir boom/step_* 2>/dev/null
 [ ! -e x ] || fail "a refused run left x behind"
 expect 65 'vocabulary' train llama --steps 1 --out y --vocab 20

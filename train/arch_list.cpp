@@ -27,11 +27,13 @@ ArchChoice parse_choice(const std::string& text) {
   for (const Option& option : architecture.options) known += " " + option.key;
   for (size_t i = 1; i < parts.size(); ++i) {
     const size_t equals = parts[i].find('=');
-    if (equals == std::string::npos) fail(Exit::usage, "--arch ", text, ": an option is written key=value, not '", parts[i], "'");
+    if (equals == std::string::npos)
+      fail(Exit::usage, "--arch ", text, ": an option is written key=value, not '", parts[i], "'");
     const std::string key = parts[i].substr(0, equals);
     const auto has_key = [&](const Option& option) { return option.key == key; };
     if (std::none_of(architecture.options.begin(), architecture.options.end(), has_key))
-      fail(Exit::usage, "--arch ", text, ": ", choice.arch, " has no option '", key, "'; it has:", known.empty() ? " none" : known);
+      fail(Exit::usage, "--arch ", text, ": ", choice.arch, " has no option '", key, "'; it has:",
+           known.empty() ? " none" : known);
     if (!choice.options.emplace(key, parts[i].substr(equals + 1)).second)
       fail(Exit::usage, "--arch ", text, " gives ", key, " twice");
   }
@@ -57,7 +59,7 @@ std::vector<ArchChoice> parse_arch_list(const std::string& list) {
     choices.push_back(parse_choice(text));
     const std::string name = choices.back().file_name();
     const auto same = [&](const ArchChoice& choice) { return choice.file_name() == name; };
-    if (std::count_if(choices.begin(), choices.end(), same) > 1) fail(Exit::usage, "--arch names ", text, " twice");
+    if (std::any_of(choices.begin(), choices.end() - 1, same)) fail(Exit::usage, "--arch names ", text, " twice");
   };
   for (const std::string& text : split(list, ',')) {
     if (text != "all") add(text);
@@ -69,7 +71,7 @@ std::vector<ArchChoice> parse_arch_list(const std::string& list) {
 std::string arch_list_help() {
   std::string names;
   for (const Architecture& architecture : architectures()) names += " " + architecture.name;
-  return "all, or ARCH[:key=value[:key=value]] separated by commas; all others are compared with the first. ARCH:" + names;
+  return "all, or ARCH[:key=value]... between commas. ARCH:" + names;
 }
 
 }  // namespace crossply

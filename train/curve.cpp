@@ -230,12 +230,13 @@ Drawing thin_out(const std::vector<Line>& raw, const Axis& x) {
   return out;
 }
 
-// Shows everything; but of many smooth curves not the steep start, the first twentieth, which would press the rest together.
+// Shows everything; but of many smooth curves not the steep start (a twentieth), which would press the rest together.
 Axis y_axis(const Drawing& drawing) {
   std::vector<Line> shown = drawing.means;
   shown.insert(shown.end(), drawing.pale.begin(), drawing.pale.end());
   for (Line& line : shown) {
-    if (drawing.crowded && drawing.smooth) line.erase(line.begin(), line.begin() + static_cast<std::ptrdiff_t>(line.size() / 20));
+    const auto start = static_cast<std::ptrdiff_t>(line.size() / 20);
+    if (drawing.crowded && drawing.smooth) line.erase(line.begin(), line.begin() + start);
   }
   return fit(shown, &Point::y, bottom, top, false, 0.04);
 }
@@ -244,7 +245,8 @@ std::string draw(const Drawing& drawing, const Axis& x, const Axis& y) {
   const std::string corner = "x=\"" + px(x.from) + "\" y=\"" + px(y.to) + "\" ";
   const std::string size = "width=\"" + px(x.to - x.from + 3) + "\" height=\"" + px(y.from - y.to) + "\"";
   const bool cut = drawing.crowded && drawing.smooth;
-  std::string out = cut ? "<clipPath id=\"plot\"><rect " + corner + size + "/></clipPath>\n<g clip-path=\"url(#plot)\">\n" : "";
+  std::string out;
+  if (cut) out += "<clipPath id=\"plot\"><rect " + corner + size + "/></clipPath>\n<g clip-path=\"url(#plot)\">\n";
   for (size_t i = 0; i < drawing.pale.size(); ++i)
     if (!drawing.pale[i].empty()) out += polyline(drawing.pale[i], x, y, stroke(i, "1") + " stroke-opacity=\"0.3\"");
   for (size_t i = 0; i < drawing.means.size(); ++i) {
