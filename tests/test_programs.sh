@@ -140,7 +140,6 @@ intermediate_sizes mudd --intermediate-sizes [1]
 intermediate_sizes mudd --intermediate-sizes [0,1]
 intermediate_sizes mudd --intermediate-sizes 16
 END
-expect 64 'last_k' train resformer --out x --variant svformer --last-k 1
 for bad in '--seed -1' '--seed 99999999999999999999' '--lr nan' '--lr -1' '--batch abc' '--steps -1' '--clip inf'; do
   # shellcheck disable=SC2086
   expect 64 "is not (a number|an integer)" train llama --out x $bad
