@@ -55,7 +55,7 @@ struct Route : Node {
   void prepare() override {
     routers.clear();
     for (const auto& reader : *readers)
-      routers.push_back(Router{reader.weight != nullptr ? reader.weight->tensor : Tensor{}, reader.sources});
+      routers.push_back(Router{tensor_of(reader.weight), reader.sources, grad_of(reader.weight)});
   }
   void forward(const Step&, Stream stream) override {
     if (layer == 0) return;  // the output is the slice itself
@@ -63,8 +63,7 @@ struct Route : Node {
   }
   void backward(const Step&, Stream stream) override {
     CHECK_THAT(!acc[0], name, " must be the only reader of ", in[0]->name);
-    const Tensor dweight = in.size() > 1 ? dinput(1) : Tensor{};
-    route_backward(dinput(0), dweight, reads[0]->tensor, doutput(), routers, layer, stream);
+    route_backward(dinput(0), reads[0]->tensor, doutput(), routers, layer, stream);
   }
   double flops() const override {
     if (layer == 0) return 0;

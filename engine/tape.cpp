@@ -44,9 +44,10 @@ Value* Tape::constant(const std::string& name, Shape shape, std::vector<double> 
 }
 
 Value* Tape::parameter(Parameter& row) {
-  for (Value& value : values_)
-    if (value.parameter == &row) return &value;
+  Value*& known = parameters_[&row];
+  if (known != nullptr) return known;
   Value& value = values_.emplace_back();
+  known = &value;
   value.name = row.name;
   value.shape = row.shape;
   value.dtype = real_;

@@ -7,6 +7,7 @@
 #include <deque>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "engine/device.h"
@@ -130,6 +131,7 @@ class Tape {
   PlanMode mode_ = PlanMode::reuse;
   std::deque<Value> values_;
   std::deque<Buffer> buffers_;
+  std::unordered_map<const Parameter*, Value*> parameters_;
   std::deque<std::unique_ptr<Node>> nodes_;
   std::vector<std::pair<size_t, Value*>> holes_;  // (node, gradient nobody writes): zeroed before the node's backward
   std::vector<std::pair<Value*, std::vector<double>>> constants_;

@@ -52,21 +52,18 @@ void mix(float* out, const float* x, const float* coef, int64_t tokens, int64_t 
   for (; d < D; ++d) mix_columns<float, 1, Heads>(out, x, coef, tokens, K, D, d);
 }
 
-// out (tokens,K,D) = the sum of the terms for tokens [n, n + tokens).
-void sum_of_terms(float* out, const std::vector<Term>& terms, int64_t n, int64_t tokens, int64_t K, int64_t D) {
-  std::fill_n(out, tokens * K * D, 0.f);
-  for (const Term& term : terms) {
-    const float* x = term.block + n * K * D;
-    if (term.coef == nullptr) {
+// out (tokens,K,D) += the term for tokens [n, n + tokens).
+void add_term(float* out, const Term& term, int64_t n, int64_t tokens, int64_t K, int64_t D) {
+  const float* x = term.block + n * K * D;
+  if (term.coef == nullptr) {
 #pragma omp simd
-      for (int64_t i = 0; i < tokens * K * D; ++i) out[i] += term.scale * x[i];
-    } else if (K % 4 == 0) {
-      mix<4>(out, x, term.coef, tokens, K, D);
-    } else if (K % 2 == 0) {
-      mix<2>(out, x, term.coef, tokens, K, D);
-    } else {
-      mix<1>(out, x, term.coef, tokens, K, D);
-    }
+    for (int64_t i = 0; i < tokens * K * D; ++i) out[i] += term.scale * x[i];
+  } else if (K % 4 == 0) {
+    mix<4>(out, x, term.coef, tokens, K, D);
+  } else if (K % 2 == 0) {
+    mix<2>(out, x, term.coef, tokens, K, D);
+  } else {
+    mix<1>(out, x, term.coef, tokens, K, D);
   }
 }
 
@@ -125,66 +122,79 @@ void route_forward_cpu(float* out, const float* slab, const Router& router, int6
   }
   const int64_t tokens = tile_tokens(K, D), tiles = (N + tokens - 1) / tokens;
   parallel_for(tiles, N * K * D * layers <= 32768 ? tiles : 1, [=, &terms](int64_t begin, int64_t end) {
-    for (int64_t n = begin * tokens; n < std::min(N, end * tokens); n += tokens)
-      sum_of_terms(out + n * K * D, terms, n, std::min(tokens, N - n), K, D);
+    for (int64_t n = begin * tokens; n < std::min(N, end * tokens); n += tokens) {
+      const int64_t count = std::min(tokens, N - n);
+      std::fill_n(out + n * K * D, count * K * D, 0.f);
+      for (const Term& term : terms) add_term(out + n * K * D, term, n, count, K, D);
+    }
   });
 }
 
-// The part of dweight that tokens [n, n + tokens) contribute: dw is (sources,K,K).
-void weight_gradient(float* dw, const float* dout /*(tokens,K,D)*/, const float* slab, const std::vector<int>& sources,
-                     int64_t n, int64_t tokens, int64_t N, int64_t K, int64_t D) {
-  for (int s : sources) {
-    const float* x = slab + (s * N + n) * K * D;
-    if (K % 4 == 0) correlate<4>(dw, dout, x, tokens, K, D);
-    else if (K % 2 == 0) correlate<2>(dw, dout, x, tokens, K, D);
-    else correlate<1>(dw, dout, x, tokens, K, D);
-    dw += K * K;
-  }
+// dw (K,K) += the correlation of a reader's dout with what it read, both (tokens,K,D).
+void weight_gradient(float* dw, const float* dout, const float* x, int64_t tokens, int64_t K, int64_t D) {
+  if (K % 4 == 0) correlate<4>(dw, dout, x, tokens, K, D);
+  else if (K % 2 == 0) correlate<2>(dw, dout, x, tokens, K, D);
+  else correlate<1>(dw, dout, x, tokens, K, D);
 }
 
-// The terms of dslice: what the layers from `layer` on read from its block.
-std::vector<Term> readers_of(const float* slab, const std::vector<Router>& routers, int layer, int64_t N, int64_t K,
-                             int64_t D) {
+// A layer that reads the block in question: its dout, and the columns of its weight and gradient.
+struct BlockReader {
+  Term term;
+  float* dweight;  // W's element [0, layer*K], or null
+  int64_t columns;
+};
+
+std::vector<BlockReader> readers_of(const float* slab, const std::vector<Router>& routers, int layer, int64_t N,
+                                    int64_t K, int64_t D) {
   float* coef = scratch_f32(routers.size() * static_cast<size_t>(K * K));
-  std::vector<Term> readers;
+  std::vector<BlockReader> readers;
   for (size_t r = static_cast<size_t>(layer); r < routers.size(); ++r) {
-    if (!std::binary_search(routers[r].sources.begin(), routers[r].sources.end(), layer)) continue;
-    readers.push_back(make_term(slab + static_cast<int64_t>(r) * N * K * D, routers[r], layer, true, coef, K));
+    const Router& router = routers[r];
+    if (!std::binary_search(router.sources.begin(), router.sources.end(), layer)) continue;
+    float* dweight = router.dweight.data == nullptr ? nullptr : router.dweight.as<float>() + layer * K;
+    const Term term = make_term(slab + static_cast<int64_t>(r) * N * K * D, router, layer, true, coef, K);
+    readers.push_back({term, dweight, static_cast<int64_t>(r + 1) * K});
     coef += K * K;
   }
   return readers;
 }
 
-// Token tile by token tile, so that what the three steps share is still in the cache.
-void route_backward_cpu(float* dslice, float* dweight, float* slab, const float* dout,
-                        const std::vector<Router>& routers, int layer, int64_t N, int64_t K, int64_t D) {
-  const std::vector<Term> readers = readers_of(slab, routers, layer, N, K, D);
-  const std::vector<int>& sources = routers[static_cast<size_t>(layer)].sources;
-  const int64_t tokens = tile_tokens(K, D), tiles = (N + tokens - 1) / tokens;
-  const int64_t layers = static_cast<int64_t>(sources.size() + readers.size());
-  // One partial dweight per block of tiles; the number of blocks is fixed by the shape alone.
-  const int64_t blocks = std::clamp<int64_t>(tiles / 4, 1, 32);
-  const int64_t size = dweight == nullptr ? 0 : static_cast<int64_t>(sources.size()) * K * K;
+// Token tile by token tile, so that a reader's dout is still in the L1 cache when its second use comes.
+void route_backward_cpu(float* dslice, float* slab, const float* dout, const std::vector<Router>& routers, int layer,
+                        int64_t N, int64_t K, int64_t D) {
+  const std::vector<BlockReader> readers = readers_of(slab, routers, layer, N, K, D);
+  const int64_t layers = static_cast<int64_t>(readers.size());
+  const int64_t tokens = (tile_tokens(K, D) + 1) / 2, tiles = (N + tokens - 1) / tokens;
+  // One partial sum per block of tiles; the number of blocks is fixed by the shape alone.
+  const int64_t blocks = std::clamp<int64_t>(tiles / 4, 1, 32), size = layers * K * K;
   float* partial = scratch_f32(static_cast<size_t>(blocks * size), 1);
   std::fill_n(partial, blocks * size, 0.f);
-  parallel_for(blocks, N * K * D * layers <= 32768 ? blocks : 1, [=, &sources, &readers](int64_t begin, int64_t end) {
+  parallel_for(blocks, N * K * D * layers <= 32768 ? blocks : 1, [=, &readers](int64_t begin, int64_t end) {
+    float* own = scratch_f32(static_cast<size_t>(tokens * K * D), 2);
     for (int64_t b = begin; b < end; ++b) {
       const int64_t last = std::min(N, tiles * (b + 1) / blocks * tokens);
       for (int64_t n = tiles * b / blocks * tokens; n < last; n += tokens) {
         const int64_t count = std::min(tokens, N - n);
-        const float* dy = dout + n * K * D;
-        if (dweight != nullptr) weight_gradient(partial + b * size, dy, slab, sources, n, count, N, K, D);
-        std::copy_n(dy, count * K * D, slab + (layer * N + n) * K * D);
-        sum_of_terms(dslice + n * K * D, readers, n, count, K, D);
+        float* block = slab + (layer * N + n) * K * D;
+        std::copy_n(block, count * K * D, own);
+        std::copy_n(dout + n * K * D, count * K * D, block);
+        std::fill_n(dslice + n * K * D, count * K * D, 0.f);
+        for (int64_t r = 0; r < layers; ++r) {
+          const BlockReader& reader = readers[static_cast<size_t>(r)];
+          if (reader.dweight != nullptr)
+            weight_gradient(partial + b * size + r * K * K, reader.term.block + n * K * D, own, count, K, D);
+          add_term(dslice + n * K * D, reader.term, n, count, K, D);
+        }
       }
     }
   });
-  for (int64_t b = 0; b < blocks && dweight != nullptr; ++b)
-    for (size_t i = 0; i < sources.size(); ++i)
-      for (int64_t h = 0; h < K; ++h)
+  for (int64_t b = 0; b < blocks; ++b)
+    for (int64_t r = 0; r < layers; ++r) {
+      const BlockReader& reader = readers[static_cast<size_t>(r)];
+      for (int64_t h = 0; h < K && reader.dweight != nullptr; ++h)
         for (int64_t from = 0; from < K; ++from)
-          dweight[h * (layer + 1) * K + sources[i] * K + from] +=
-              partial[b * size + (static_cast<int64_t>(i) * K + h) * K + from];
+          reader.dweight[h * reader.columns + from] += partial[b * size + (r * K + h) * K + from];
+    }
 }
 
 void check_router(const char* name, const Router& router, int64_t layer, int64_t K) {
@@ -217,25 +227,25 @@ void route_forward(const Tensor& out, const Tensor& slab, const Router& router, 
   });
 }
 
-void route_backward(const Tensor& dslice, const Tensor& dweight, const Tensor& slab, const Tensor& dout,
-                    const std::vector<Router>& routers, int layer, Stream stream) {
+void route_backward(const Tensor& dslice, const Tensor& slab, const Tensor& dout, const std::vector<Router>& routers,
+                    int layer, Stream stream) {
   const int64_t L = static_cast<int64_t>(routers.size());
   const int rank = dslice.shape.rank;
   CHECK_THAT(rank >= 2 && layer >= 0 && layer < L, "route_backward: dslice ", dslice.str(), " layer ", layer);
   const int64_t K = dslice.dim(rank - 2), D = dslice.dim(rank - 1), N = dslice.numel() / (K * D);
   CHECK_THAT(slab.dim(0) == L && slab.numel() == L * dslice.numel() && dout.numel() == dslice.numel(),
              "route_backward: dslice ", dslice.str(), " slab ", slab.str(), " dout ", dout.str(), " L ", L);
-  const Router& own = routers[static_cast<size_t>(layer)];
-  for (int64_t r = layer; r < L; ++r) check_router("route_backward", routers[static_cast<size_t>(r)], r, K);
-  CHECK_THAT(dweight.data == nullptr || (own.weight.data != nullptr && dweight.shape == own.weight.shape),
-             "route_backward: layer ", layer, " dweight ", dweight.str(), " weight ", own.weight.str());
+  for (int64_t r = layer; r < L; ++r) {
+    const Router& router = routers[static_cast<size_t>(r)];
+    check_router("route_backward", router, r, K);
+    CHECK_THAT(router.dweight.data == nullptr || router.dweight.shape == router.weight.shape, "route_backward: layer ", r,
+               " dweight ", router.dweight.str(), " weight ", router.weight.str());
+  }
   if (stream.backend == Backend::cpu)
-    return route_backward_cpu(dslice.as<float>(), dweight.data == nullptr ? nullptr : dweight.as<float>(),
-                              slab.as<float>(), dout.as<float>(), routers, layer, N, K, D);
+    return route_backward_cpu(dslice.as<float>(), slab.as<float>(), dout.as<float>(), routers, layer, N, K, D);
   with_real(dslice.dtype, [&](auto real) {
     using T = decltype(real);
-    route_backward_ref(dslice.as<T>(), dweight.data == nullptr ? nullptr : dweight.as<T>(), slab.as<T>(),
-                       dout.as<T>(), routers, layer, N, K, D);
+    route_backward_ref(dslice.as<T>(), slab.as<T>(), dout.as<T>(), routers, layer, N, K, D);
   });
 }
 

@@ -49,7 +49,8 @@ struct Depth {
       dout.push_back(random_vector<T>(s.block(), static_cast<uint64_t>(seed + 2)));
       dweight.push_back(random_vector<T>(trained ? s.K * columns : 0, static_cast<uint64_t>(seed + 3)));
       dslice.push_back(poisoned<T>(s.block()));
-      routers.push_back({trained ? view(weight.back().data(), {s.K, columns}) : Tensor{}, sources_of(variant, l)});
+      auto matrix = [&](const std::vector<T>& of) { return trained ? view(of.data(), {s.K, columns}) : Tensor{}; };
+      routers.push_back({matrix(weight.back()), sources_of(variant, l), matrix(dweight.back())});
     }
   }
   Depth(const Depth&) = delete;  // the routers point into weight
@@ -62,9 +63,8 @@ struct Depth {
   void backward(Stream stream) {
     for (int l = static_cast<int>(size.L) - 1; l >= 0; --l) {
       const size_t i = static_cast<size_t>(l);
-      const Tensor dw = dweight[i].empty() ? Tensor{} : view(dweight[i].data(), {size.K, (l + 1) * size.K});
-      route_backward(view(dslice[i].data(), {size.N, size.K, size.D}), dw, slab_view(),
-                     view(dout[i].data(), {size.N, size.K, size.D}), routers, l, stream);
+      route_backward(view(dslice[i].data(), {size.N, size.K, size.D}), slab_view(), view(dout[i].data(), {size.N, size.K, size.D}),
+                     routers, l, stream);
     }
   }
   Tensor slab_view() { return view(slab.data(), {size.L, size.N, size.K, size.D}); }
@@ -195,20 +195,22 @@ TEST_CASE("route: fast CPU equals the reference and reads nothing but the source
   }
 }
 
-TEST_CASE("route: backward reads only the sources and the readers, and keeps the columns of other layers") {
+TEST_CASE("route: backward reads only its block and its readers', and keeps the columns of other layers") {
   const Size size{5, 50, 4, 8};
-  const int l = 3;
-  Depth<float> depth(size, Variant::first_and_own);  // layer 3 reads 0 and 3, layer 4 does not read 3
-  poison_unread(depth, l);
-  const auto before = depth.dweight[l];
-  route_backward(view(depth.dslice[l].data(), {size.N, size.K, size.D}), view(depth.dweight[l].data(), {4, 16}),
-                 depth.slab_view(), view(depth.dout[l].data(), {size.N, size.K, size.D}), depth.routers, l, fast);
+  const int l = 2;
+  Depth<float> depth(size, Variant::last_two);  // layers 2 and 3 read layer 2, layer 4 does not
+  for (const int unread : {0, 1, 4})
+    std::fill_n(depth.slab.begin() + unread * size.block(), size.block(), std::numeric_limits<float>::quiet_NaN());
+  const auto before = depth.dweight;
+  route_backward(view(depth.dslice[l].data(), {size.N, size.K, size.D}), depth.slab_view(),
+                 view(depth.dout[l].data(), {size.N, size.K, size.D}), depth.routers, l, fast);
   for (float g : depth.dslice[l]) CHECK(std::isfinite(g));
-  for (size_t i = 0; i < before.size(); ++i) {
-    const bool source = i % 16 / 4 == 0 || i % 16 / 4 == 3;
-    CHECK((depth.dweight[l][i] != before[i]) == source);
-    CHECK(std::isfinite(depth.dweight[l][i]));
-  }
+  for (size_t r = 0; r < before.size(); ++r)
+    for (size_t i = 0; i < before[r].size(); ++i) {
+      const size_t source = i % ((r + 1) * 4) / 4;
+      CHECK((depth.dweight[r][i] != before[r][i]) == (source == 2 && (r == 2 || r == 3)));
+      CHECK(std::isfinite(depth.dweight[r][i]));
+    }
 }
 
 TEST_CASE("route: the identity is exact, forward and backward") {
@@ -243,7 +245,8 @@ TEST_CASE("route: other shapes of the same memory, and dslice in place of dout")
   for (int l = 2; l >= 0; --l) {
     const size_t i = static_cast<size_t>(l);
     const Tensor d = view(in_place.dout[i].data(), {2, 3, 2, 8});
-    route_backward(d, Tensor{}, view(in_place.slab.data(), {3, 6, 16}), d, in_place.routers, l, fast);
+    in_place.routers[i].dweight = Tensor{};
+    route_backward(d, view(in_place.slab.data(), {3, 6, 16}), d, in_place.routers, l, fast);
     CHECK(in_place.dout[i] == depth.dslice[i]);
   }
 }
