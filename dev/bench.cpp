@@ -36,7 +36,8 @@ double measure_peak() {
   {
     const Vector b = Vector{} + 0.999f, c = Vector{} + 0.001f;
     // Ten different starts: the compiler merges equal chains into one.
-    Vector a0 = b, a1 = b * 2, a2 = b * 3, a3 = b * 4, a4 = b * 5, a5 = b * 6, a6 = b * 7, a7 = b * 8, a8 = b * 9, a9 = b * 10;
+    Vector a0 = b, a1 = b * 2, a2 = b * 3, a3 = b * 4, a4 = b * 5, a5 = b * 6, a6 = b * 7, a7 = b * 8, a8 = b * 9,
+           a9 = b * 10;
     for (int64_t i = 0; i < rounds; ++i) {
       a0 = a0 * b + c, a1 = a1 * b + c, a2 = a2 * b + c, a3 = a3 * b + c, a4 = a4 * b + c;
       a5 = a5 * b + c, a6 = a6 * b + c, a7 = a7 * b + c, a8 = a8 * b + c, a9 = a9 * b + c;
@@ -74,7 +75,8 @@ void bench_matmul(const Size& s) {
   const std::vector<float> x(static_cast<size_t>(s.rows * s.in), 0.5f), w(static_cast<size_t>(s.out * s.in), 0.25f);
   std::vector<float> y(static_cast<size_t>(s.rows * s.out)), dx(x.size()), dw(w.size());
   const Tensor inp = view(x.data(), {s.rows, s.in}), weight = view(w.data(), {s.out, s.in});
-  const Tensor out = view(y.data(), {s.rows, s.out}), dinp = view(dx.data(), inp.shape), dweight = view(dw.data(), weight.shape);
+  const Tensor out = view(y.data(), {s.rows, s.out}), dinp = view(dx.data(), inp.shape),
+               dweight = view(dw.data(), weight.shape);
   const double flops = 2.0 * static_cast<double>(s.rows) * static_cast<double>(s.in) * static_cast<double>(s.out);
   std::vector<double> peak, rate[3], fraction[3];
   for (int round = 0; round < 7; ++round) {
@@ -86,12 +88,14 @@ void bench_matmul(const Size& s) {
   }
   std::printf("%6lld %6lld %6lld %8.0f", static_cast<long long>(s.rows), static_cast<long long>(s.in),
               static_cast<long long>(s.out), median(peak));
-  for (int form = 0; form < 3; ++form) std::printf("  %6.0f (%2.0f%%)", median(rate[form]), 100 * median(fraction[form]));
+  for (int form = 0; form < 3; ++form)
+    std::printf("  %6.0f (%2.0f%%)", median(rate[form]), 100 * median(fraction[form]));
   std::printf("\n");
 }
 
 void bench_products() {
-  std::printf("fp32, %d threads; GFLOP/s, medians of 7 rounds, and the fraction of the round's multiply-add peak\n", omp_get_max_threads());
+  std::printf("fp32, %d threads; GFLOP/s, medians of 7 rounds, and the fraction of the round's multiply-add peak\n",
+              omp_get_max_threads());
   std::printf("  rows     in    out     peak      forward        dinput       dweight\n");
   for (const Size& size : std::vector<Size>{{2048, 768, 768}, {2048, 768, 2048}, {2048, 2048, 768}, {2048, 768, 3072},
                                             {2048, 3072, 768}, {2048, 192, 192}, {4096, 32, 32}, {4096, 32, 128},
@@ -181,8 +185,8 @@ std::vector<std::vector<Model*>> groups_that_fit(std::vector<Model>& models) {
   return groups;
 }
 
-// All models of a group live at once and step in turn; the one that begins changes from round to round. The first round,
-// which touches the memory for the first time, does not count.
+// All models of a group live at once and step in turn; the one that begins changes from round to round. The first
+// round, which touches the memory for the first time, does not count.
 void measure_steps(const std::vector<Model*>& group, const ArchitectureFlags& f) {
   const RandomTokens data(f.seq);
   std::vector<std::unique_ptr<Trainer>> trainers;

@@ -2,13 +2,12 @@
 
 #include <map>
 
-#include "kernels/depth_mix.h"
+#include "engine/node.h"
 #include "kernels/gate.h"
 #include "kernels/gelu.h"
 #include "kernels/head_mix.h"
 #include "kernels/hyper.h"
 #include "kernels/layernorm.h"
-#include "kernels/route.h"
 #include "kernels/select_heads.h"
 #include "kernels/softmax.h"
 #include "kernels/value_mix.h"
@@ -17,113 +16,8 @@
 namespace crossply::ops {
 namespace {
 
-Tensor tensor_of(const Value* value) { return value != nullptr ? value->tensor : Tensor{}; }
-Tensor grad_of(const Value* value) { return value != nullptr && value->grad != nullptr ? value->grad->tensor : Tensor{}; }
-
-std::vector<Tensor> tensors_of(const std::vector<Value*>& values) {
-  std::vector<Tensor> list;
-  for (const Value* value : values) list.push_back(tensor_of(value));
-  return list;
-}
-std::vector<Tensor> grads_of(const std::vector<Value*>& values) {
-  std::vector<Tensor> list;
-  for (const Value* value : values) list.push_back(grad_of(value));
-  return list;
-}
-
-// What of the list is there.
-std::vector<Value*> present(std::vector<Value*> values) {
-  std::erase(values, nullptr);
-  return values;
-}
-
-std::vector<Value*> joined(std::vector<Value*> a, const std::vector<Value*>& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
-
 // -----------------------------------------------------------------------------------------------------------------
 // Nodes: one struct per op, each method one kernel call.
-
-// in[0] is the layer's own slice, in[1] its weight if it has one; reads[0] is the slab.
-struct Route : Node {
-  int layer = 0;
-  std::shared_ptr<std::vector<DepthRouter::Reader>> readers;  // of all layers, complete once the model is recorded
-  std::vector<Router> routers;
-
-  const char* op() const override { return "route"; }
-  void prepare() override {
-    routers.clear();
-    for (const auto& reader : *readers)
-      routers.push_back(Router{tensor_of(reader.weight), reader.sources, grad_of(reader.weight)});
-  }
-  void forward(const Step&, Stream stream) override {
-    if (layer == 0) return;  // the output is the slice itself
-    route_forward(output(), reads[0]->tensor, routers[static_cast<size_t>(layer)], stream);
-  }
-  void backward(const Step&, Stream stream) override {
-    CHECK_THAT(!acc[0], name, " must be the only reader of ", in[0]->name);
-    route_backward(dinput(0), reads[0]->tensor, doutput(), routers, layer, stream);
-  }
-  double flops() const override {
-    if (layer == 0) return 0;
-    const auto& sources = (*readers)[static_cast<size_t>(layer)].sources;
-    const double heads = in.size() > 1 ? static_cast<double>(in[0]->shape[2]) : 1;
-    return 2.0 * static_cast<double>(in[0]->shape.numel()) * heads * static_cast<double>(sources.size());
-  }
-};
-
-// A source of mixtures: out[0] is in[0]. Its backward gathers from the readers, which are recorded after it.
-struct DepthSource : Node {
-  struct Reader {
-    Value *out, *weights;      // the mixture and its weights: a parameter, or one row per token
-    int64_t column;            // of this source among them
-    Value *scores, *pbar;      // vertical attention only
-  };
-  bool by_norm = false;        // saved[0] then holds the squared norms (B*T)
-  double eps = 0;
-  std::vector<Reader> readers;
-  std::vector<DepthReader> mixes;  // the same as tensors
-  std::vector<VerticalReader> attends;
-
-  const char* op() const override { return "depth_source"; }
-  void prepare() override {
-    mixes.clear(), attends.clear();
-    for (const Reader& r : readers) {
-      if (r.out->grad == nullptr) continue;  // a tape that only goes forward
-      if (by_norm) attends.push_back({grad_of(r.out), tensor_of(r.weights), tensor_of(r.pbar), grad_of(r.scores), r.column});
-      else mixes.push_back({grad_of(r.out), tensor_of(r.weights), grad_of(r.weights), r.column});
-    }
-  }
-  void forward(const Step&, Stream stream) override {
-    if (by_norm) vertical_squares(saved[0]->tensor, input(0), stream);
-  }
-  double flops() const override { return by_norm ? 2.0 * static_cast<double>(in[0]->shape.numel()) : 0; }
-  void backward(const Step&, Stream stream) override {
-    const bool add = out[0]->grad != nullptr;  // which is dinput(0) then, with what the direct readers passed on
-    if (by_norm) vertical_backward(dinput(0), output(), saved[0]->tensor, attends, eps, add, stream);
-    else depth_mix_backward(dinput(0), output(), mixes, add, stream);
-  }
-};
-
-// A mixture: reads the sources, which take care of all its gradients but one.
-struct DepthMix : Node {
-  std::vector<Value*> sources, squares;  // squares: vertical attention only, saved[0] the weights, saved[1] pbar
-  double eps = 0;
-
-  const char* op() const override { return squares.empty() ? "depth_mix" : "vertical"; }
-  void forward(const Step&, Stream stream) override {
-    const Tensor weights = in.empty() ? Tensor{} : input(0);
-    if (squares.empty()) depth_mix_forward(output(), tensors_of(sources), weights, stream);
-    else vertical_forward(output(), saved[0]->tensor, tensors_of(sources), tensors_of(squares), weights, eps, stream);
-  }
-  void backward(const Step&, Stream stream) override {
-    if (!squares.empty()) vertical_dot(saved[1]->tensor, doutput(), output(), stream);
-  }
-  double flops() const override {
-    return 2.0 * static_cast<double>(out[0]->shape.numel()) * static_cast<double>(sources.size());
-  }
-};
 
 struct Softmax : Node {
   double top_p = 1;
@@ -227,7 +121,8 @@ struct HyperReadNode : Node {  // in[0]: the streams; out: what the sublayer rea
   const char* op() const override { return "hyper_read"; }
   Tensor stats() const { return saved.empty() ? Tensor{} : saved[0]->tensor; }
   void forward(const Step&, Stream stream) override {
-    hyper_read_forward(output(), out[1]->tensor, stats(), input(0), hyper_weights(parameters, tensor_of), norm, eps, stream);
+    hyper_read_forward(output(), out[1]->tensor, stats(), input(0), hyper_weights(parameters, tensor_of), norm, eps,
+                       stream);
   }
   void backward(const Step&, Stream stream) override {
     hyper_read_backward(dinput(0), hyper_weights(parameters, grad_of), doutput(), out[1]->grad->tensor, input(0),
@@ -246,7 +141,8 @@ struct HyperWrite : Node {  // in: streams, coefficients, the sublayer's output
   }
   void backward(const Step&, Stream stream) override {
     CHECK_THAT(!acc[1], name, " must be the only reader of ", in[1]->name);
-    hyper_write_backward(dinput(0), dinput(1), dinput(2), doutput(), input(0), input(1), input(2), acc[0], acc[2], stream);
+    hyper_write_backward(dinput(0), dinput(1), dinput(2), doutput(), input(0), input(1), input(2), acc[0], acc[2],
+                         stream);
   }
   double flops() const override {
     return 2.0 * static_cast<double>(in[0]->shape.numel()) * static_cast<double>(in[0]->shape[2] + 1);
@@ -274,7 +170,9 @@ struct WayMixNode : Node {  // in: the sources, then whatever else of WaySources
     add.skip = of.skip != nullptr && acc[of.sources.size() + 1] != 0;
   }
   void forward(const Step&, Stream stream) override { way_mix_forward(outs, rstd(), tensors, stream); }
-  void backward(const Step&, Stream stream) override { way_mix_backward(gradients, douts, rstd(), tensors, add, stream); }
+  void backward(const Step&, Stream stream) override {
+    way_mix_backward(gradients, douts, rstd(), tensors, add, stream);
+  }
   double flops() const override {
     return 2.0 * static_cast<double>(in[0]->shape.numel() * static_cast<int64_t>(of.sources.size() * out.size()));
   }
@@ -286,7 +184,8 @@ struct HeadMixNode : Node {  // in: the sources, weight, gain, wk, wv; out: keys
   std::vector<bool> add;
 
   const char* op() const override { return "head_mix"; }
-  static HeadMix gather(const std::vector<Value*>& list, size_t S, std::vector<Tensor> (*get)(const std::vector<Value*>&)) {
+  static HeadMix gather(const std::vector<Value*>& list, size_t S,
+                        std::vector<Tensor> (*get)(const std::vector<Value*>&)) {
     const std::vector<Tensor> all = get(list);
     return {{all.begin(), all.begin() + static_cast<std::ptrdiff_t>(S)}, all[S], all[S + 1], all[S + 2], all[S + 3]};
   }
@@ -311,78 +210,6 @@ struct HeadMixNode : Node {  // in: the sources, weight, gain, wk, wv; out: keys
 // -----------------------------------------------------------------------------------------------------------------
 // Recording
 
-DepthRouter::DepthRouter(Tape& t, const std::string& name, int64_t layers, Shape slice)
-    : tape_(t), slab_(t.slab(name, layers, slice)), readers_(std::make_shared<std::vector<Reader>>()) {}
-
-Value* DepthRouter::route(const std::string& name, int layer, Value* own, Value* weight, std::vector<int> sources) {
-  CHECK_THAT(layer == static_cast<int>(readers_->size()), name, ": layers must be routed in order, got ", layer);
-  CHECK_THAT(layer > 0 || (weight == nullptr && sources == std::vector<int>{0}), name, ": layer 0 reads itself");
-  const int64_t K = own->shape[2];
-  CHECK_THAT(weight == nullptr || (weight->shape == Shape{K, (layer + 1) * K}), name, ": weight ",
-             weight->shape.str(), ", own ", own->shape.str());
-  readers_->push_back(Reader{weight, std::move(sources)});
-  tape_.place(own, slab_, layer);
-  auto node = make_node<Route>(name, {own}, {tape_.activation(name, own->shape)});
-  if (weight != nullptr) node->in.push_back(weight);
-  node->layer = layer;
-  node->readers = readers_;
-  node->reads = {slab_.all};
-  node->keep = {slab_.all};  // the backward replaces slice after slice by gradients (kernels/route.h)
-  if (layer == 0) tape_.share(node->out[0], own);
-  return tape_.record(std::move(node));
-}
-
-Value* DepthHistory::add(const std::string& name, Value* x) {
-  CHECK_THAT(x->shape.rank == 3, name, ": a source is (B, T, C), got ", x->shape.str());
-  auto node = make_node<DepthSource>(name, {x}, {tape_.activation(name, x->shape)});
-  node->in_place = true;
-  node->grad_optional = true;
-  node->by_norm = by_norm_;
-  node->eps = eps_;
-  if (by_norm_) node->saved = {tape_.activation(name + ".squares", Shape{x->shape[0] * x->shape[1]})};
-  node->keep = {node->out[0]};
-  nodes_.push_back(node.get());
-  return tape_.record(std::move(node));
-}
-
-Value* DepthHistory::mix(const std::string& name, const std::vector<int>& sources, Value* weight) {
-  const int64_t S = static_cast<int64_t>(sources.size());
-  CHECK_THAT(!by_norm_ && S > 0 && weight->shape.numel() == S, name, ": ", S, " sources, weight ", weight->shape.str());
-  auto node = make_node<DepthMix>(name, {weight}, {tape_.activation(name, nodes_[0]->out[0]->shape)});
-  for (const int s : sources) {
-    auto* source = static_cast<DepthSource*>(nodes_.at(static_cast<size_t>(s)));
-    source->readers.push_back({node->out[0], weight, static_cast<int64_t>(node->sources.size()), nullptr, nullptr});
-    source->keep_grads.push_back(node->out[0]);
-    node->sources.push_back(source->out[0]);
-  }
-  node->reads = node->sources;
-  return tape_.record(std::move(node));
-}
-
-Value* DepthHistory::attend(const std::string& name, const std::vector<int>& sources, Value* scores) {
-  const int64_t S = static_cast<int64_t>(sources.size());
-  CHECK_THAT(by_norm_ && S > 0 && (scores == nullptr || scores->shape.numel() == S), name, ": ", S, " sources");
-  const Shape stream = nodes_[0]->out[0]->shape;
-  const int64_t N = stream[0] * stream[1];
-  auto node = make_node<DepthMix>(name, present({scores}), {tape_.activation(name, stream)});
-  node->eps = eps_;
-  node->saved = {tape_.activation(name + ".weights", Shape{N, S}), tape_.activation(name + ".pbar", Shape{N})};
-  for (const int s : sources) {
-    auto* source = static_cast<DepthSource*>(nodes_.at(static_cast<size_t>(s)));
-    const int64_t column = static_cast<int64_t>(node->sources.size());
-    source->readers.push_back({node->out[0], node->saved[0], column, scores, node->saved[1]});
-    source->keep_grads.push_back(node->out[0]);
-    source->keep = joined(source->keep, node->saved);
-    node->sources.push_back(source->out[0]);
-    node->squares.push_back(source->saved[0]);
-  }
-  node->reads = joined(node->sources, node->squares);
-  node->keep = {node->out[0]};
-  Value* out = tape_.record(std::move(node));
-  out->needs_grad = true;  // through the sources, also where there are no scores
-  return out;
-}
-
 Value* softmax(Tape& t, const std::string& name, Value* inp, double top_p) {
   auto node = make_node<Softmax>(name, {inp}, {t.activation(name, inp->shape)});
   node->top_p = top_p;
@@ -399,7 +226,8 @@ Value* scale(Tape& t, const std::string& name, Value* inp, Value* factor) {
 
 Value* gate(Tape& t, const std::string& name, Value* inp, const std::string& kind) {
   static const std::map<std::string, Gate> kinds = {
-      {"relu", Gate::relu},       {"sigmoid", Gate::sigmoid}, {"softmax", Gate::softmax}, {"softmax_sigmoid", Gate::softmax_sigmoid},
+      {"relu", Gate::relu},       {"sigmoid", Gate::sigmoid},
+      {"softmax", Gate::softmax}, {"softmax_sigmoid", Gate::softmax_sigmoid},
       {"tanh", Gate::tanh},       {"identity", Gate::identity}};
   CHECK_THAT(kinds.contains(kind), name, ": no gate '", kind, "'");
   auto node = make_node<GateNode>(name, {inp}, {t.activation(name, inp->shape)});
@@ -424,8 +252,9 @@ Value* layernorm(Tape& t, const std::string& name, Value* inp, double eps) {
 }
 
 Value* value_mix(Tape& t, const std::string& name, Value* v, Value* v1, Scalar own, Scalar first) {
-  CHECK_THAT(v->shape == v1->shape && own.index < own.values->shape.numel() && first.index < first.values->shape.numel(),
-             name, ": v ", v->shape.str(), " v1 ", v1->shape.str());
+  CHECK_THAT(
+      v->shape == v1->shape && own.index < own.values->shape.numel() && first.index < first.values->shape.numel(), name,
+      ": v ", v->shape.str(), " v1 ", v1->shape.str());
   auto node = make_node<ValueMix>(name, {v, v1, own.values, first.values}, {t.activation(name, v->shape)});
   node->own = own.index;
   node->first = first.index;
@@ -445,11 +274,13 @@ Value* gated_mix(Tape& t, const std::string& name, Value* v, Value* v1, Value* a
   return t.record(std::move(node));
 }
 
-Value* select_heads(Tape& t, const std::string& name, const std::vector<Value*>& sources, const std::vector<Head>& choice) {
+Value* select_heads(Tape& t, const std::string& name, const std::vector<Value*>& sources,
+                    const std::vector<Head>& choice) {
   const Shape& s = sources.at(0)->shape;
   auto node = make_node<SelectHeads>(name, sources, {});
   for (const Head& head : choice) {
-    CHECK_THAT(head.source < static_cast<int>(sources.size()) && head.head < s[2], name, ": head ", head.head, " of source ", head.source);
+    CHECK_THAT(head.source < static_cast<int>(sources.size()) && head.head < s[2], name, ": head ", head.head,
+               " of source ", head.source);
     node->choice.push_back({head.source, head.head});
   }
   node->out = {t.activation(name, Shape{s[0], s[1], static_cast<int64_t>(choice.size()), s[3]})};
@@ -466,7 +297,8 @@ Value* streams_sum(Tape& t, const std::string& name, Value* streams) {
   return t.record(make_node<StreamsSum>(name, {streams}, {t.activation(name, Shape{s[0], s[1], s[3]})}));
 }
 
-HyperRead hyper_read(Tape& t, const std::string& name, Value* streams, const HyperParameters& p, const std::string& norm) {
+HyperRead hyper_read(Tape& t, const std::string& name, Value* streams, const HyperParameters& p,
+                     const std::string& norm) {
   const Shape& s = streams->shape;
   const int64_t E = s[2];
   Value* x = t.activation(name, Shape{s[0], s[1], s[3]});
@@ -475,7 +307,9 @@ HyperRead hyper_read(Tape& t, const std::string& name, Value* streams, const Hyp
       name, present({streams, p.static_alpha, p.static_beta, p.alpha_proj, p.beta_proj, p.alpha_scale, p.beta_scale,
                      p.norm_weight, p.norm_bias}), {x, coef});
   node->parameters = p;
-  node->norm = norm == "rmsnorm" ? HyperNorm::rmsnorm : norm == "layernorm" ? HyperNorm::layernorm : HyperNorm::layernorm_no_affine;
+  node->norm = norm == "rmsnorm"     ? HyperNorm::rmsnorm
+               : norm == "layernorm" ? HyperNorm::layernorm
+                                     : HyperNorm::layernorm_no_affine;
   node->eps = norm == "rmsnorm" ? 1e-6 : 1e-5;
   if (p.alpha_proj != nullptr) node->saved = {t.activation(name + ".stats", Shape{s[0], s[1], E, E + 4})};
   node->keep = {streams, coef};
@@ -492,11 +326,12 @@ Value* hyper_write(Tape& t, const std::string& name, Value* streams, Value* coef
 std::vector<Value*> way_mix(Tape& t, const std::string& name, const WaySources& s) {
   const int64_t S = static_cast<int64_t>(s.sources.size()), W = s.base->shape[0];
   const Shape& stream = s.sources.at(0)->shape;
-  CHECK_THAT(s.base->shape == (Shape{W, S}) && s.weight->shape.numel() == stream[0] * stream[1] * W * S, name, ": base ",
-             s.base->shape.str(), " weight ", s.weight->shape.str());
+  CHECK_THAT(s.base->shape == (Shape{W, S}) && s.weight->shape.numel() == stream[0] * stream[1] * W * S, name,
+             ": base ", s.base->shape.str(), " weight ", s.weight->shape.str());
   std::vector<Value*> outs;
   for (int64_t w = 0; w < W; ++w) outs.push_back(t.activation(str(name, ".", w), stream));
-  auto node = make_node<WayMixNode>(name, joined(joined(joined(s.sources, present({s.weight, s.skip, s.base})), s.gains), s.post), outs);
+  auto node = make_node<WayMixNode>(
+      name, joined(joined(joined(s.sources, present({s.weight, s.skip, s.base})), s.gains), s.post), outs);
   node->of = s;
   node->keep = joined(s.sources, {s.weight});
   if (s.skip != nullptr) node->saved = {t.activation(name + ".rstd", Shape{stream[0], stream[1], W})};

@@ -41,7 +41,8 @@ class DepthHistory {
   Value* add(const std::string& name, Value* x);
   // DenseFormer: sum over i of weight[i] * source[sources[i]]; weight (1, S).
   Value* mix(const std::string& name, const std::vector<int>& sources, Value* weight);
-  // Vertical attention: the weights are softmax over i of scores[i] - ln |source|, per token; scores (S), or null for all 0.
+  // Vertical attention: the weights are softmax over i of scores[i] - ln |source|, per token; scores (S), or null for
+  // all 0.
   Value* attend(const std::string& name, const std::vector<int>& sources, Value* scores);
 
  private:
@@ -75,7 +76,8 @@ struct Head {
   int source;
   int64_t head;
 };
-Value* select_heads(Tape& t, const std::string& name, const std::vector<Value*>& sources, const std::vector<Head>& choice);
+Value* select_heads(Tape& t, const std::string& name, const std::vector<Value*>& sources,
+                    const std::vector<Head>& choice);
 
 // Hyper-connections (kernels/hyper.h): E residual streams (B, T, E, C).
 Value* streams_expand(Tape& t, const std::string& name, Value* x, int64_t E);
@@ -88,7 +90,8 @@ struct HyperRead {
   Value *x, *coef;  // what the sublayer reads (B, T, C); the token's coefficients (B, T, E, E+2)
 };
 // norm: layernorm_no_affine, layernorm or rmsnorm, of the dynamic branch.
-HyperRead hyper_read(Tape& t, const std::string& name, Value* streams, const HyperParameters& p, const std::string& norm);
+HyperRead hyper_read(Tape& t, const std::string& name, Value* streams, const HyperParameters& p,
+                     const std::string& norm);
 Value* hyper_write(Tape& t, const std::string& name, Value* streams, Value* coef, Value* y);
 
 // MUDDFormer's ways over sources (kernels/way_mix.h). weight (B, T, W*S), base (W, S); with gains (S of (C)) there are

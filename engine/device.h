@@ -1,4 +1,5 @@
-// Device: the machine a model runs on, as little of it as the engine needs. Adding one adds a file with a class like this.
+// Device: the machine a model runs on, as little of it as the engine needs. Adding one adds a file with a class like
+// this.
 #pragma once
 
 #include <memory>

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <utility>
 
+#include "engine/node.h"
 #include "kernels/add.h"
 #include "kernels/attention.h"
 #include "kernels/cross_entropy.h"
@@ -168,7 +169,8 @@ Value* linear(Tape& t, const std::string& name, Value* inp, Value* weight, Shape
 
 Value* rmsnorm(Tape& t, const std::string& name, Value* inp, Value* weight, double eps) {
   const int64_t C = inp->shape[inp->shape.rank - 1];
-  CHECK_THAT(weight == nullptr || weight->shape[0] == C, name, ": inp ", inp->shape.str(), " weight ", weight->shape.str());
+  CHECK_THAT(weight == nullptr || weight->shape[0] == C, name, ": inp ", inp->shape.str(), " weight ",
+             weight->shape.str());
   auto node = make_node<RmsNorm>(name, {inp}, {t.activation(name, inp->shape)});
   if (weight != nullptr) node->in.push_back(weight);
   node->eps = eps;

@@ -1,4 +1,5 @@
-// AdamW over the flat arrays of a parameter table, with per-row learning rate and weight decay, and global-norm clipping.
+// AdamW over the flat arrays of a parameter table, with per-row learning rate and weight decay, and global-norm
+// clipping.
 #pragma once
 
 #include "engine/params.h"

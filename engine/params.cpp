@@ -8,7 +8,10 @@
 namespace crossply {
 
 Init Init::constant(double value) {
-  return {value == 0 ? "zeros" : value == 1 ? "ones" : str(value), [value](uint64_t, uint64_t, int64_t) { return value; }};
+  return {value == 0   ? "zeros"
+          : value == 1 ? "ones"
+                       : str(value),
+          [value](uint64_t, uint64_t, int64_t) { return value; }};
 }
 
 Init Init::normal(double std) {
@@ -106,7 +109,8 @@ std::vector<float> ParameterTable::read(const Parameter& row, const Tensor& flat
 }
 
 std::string ParameterTable::report() const {
-  std::string out = "parameter                                                shape              init             lr x  decay x\n";
+  std::string out =
+      "parameter                                                shape              init             lr x  decay x\n";
   char line[256];
   for (const Parameter& row : rows_) {
     std::snprintf(line, sizeof line, "%-56s %-18s %-16s %4g %7g\n", row.name.c_str(), row.shape.str().c_str(),

@@ -1,5 +1,5 @@
-// Deterministic random numbers without state: every number is a hash of (seed, stream, index), so it does not matter who
-// draws first, on how many threads, or whether a run was resumed. `stream` says what the numbers are for.
+// Deterministic random numbers without state: every number is a hash of (seed, stream, index), so it does not matter
+// who draws first, on how many threads, or whether a run was resumed. `stream` says what the numbers are for.
 #pragma once
 
 #include <cmath>

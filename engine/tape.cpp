@@ -109,7 +109,8 @@ void Tape::differentiate() {
       node.acc[i] = value.parameter != nullptr || value.grad != nullptr;
       if (value.grad == nullptr) {
         value.grad = add_gradient(value);
-        if (value.parameter == nullptr && std::find(node.adds_to.begin(), node.adds_to.end(), &value) != node.adds_to.end())
+        if (value.parameter == nullptr &&
+            std::find(node.adds_to.begin(), node.adds_to.end(), &value) != node.adds_to.end())
           holes_.emplace_back(n, value.grad);
       }
       if (node.in_place && i == 0) {
@@ -185,7 +186,9 @@ std::string Tape::dump() const {
     for (const Value* value : values) s += (s.empty() ? "" : " ") + value->name + value->shape.str();
     return s.empty() ? std::string("-") : s;
   };
-  std::string out = "#    op             node                     offset         bytes     GFLOP  acc    in -> out | saved\n";
+  std::string out =
+      "#    op             node                     offset         bytes     GFLOP  acc    in [read only] -> out | "
+      "saved\n";
   char line[160];
   for (size_t n = 0; n < nodes_.size(); ++n) {
     const Node& node = *nodes_[n];
@@ -193,9 +196,10 @@ std::string Tape::dump() const {
     for (size_t i = 0; i < node.acc.size(); ++i) acc += !node.in[i]->needs_grad ? '.' : node.acc[i] ? '+' : '=';
     const Buffer& buffer = *node.out[0]->buffer;
     const size_t offset = buffer.offset + (buffer.inside != nullptr ? buffer.inside->offset : 0);
-    std::snprintf(line, sizeof line, "%-4zu %-14s %-24s %-10zu %9zu %9.4f  %-6s ", n, node.op(), node.name.c_str(), offset,
-                  buffer.bytes, node.flops() * 1e-9, acc.c_str());
-    out += line + names(node.in) + " -> " + names(node.out) + " | " + names(node.saved) + "\n";
+    std::snprintf(line, sizeof line, "%-4zu %-14s %-24s %-10zu %9zu %9.4f  %-6s ", n, node.op(), node.name.c_str(),
+                  offset, buffer.bytes, node.flops() * 1e-9, acc.c_str());
+    const std::string reads = node.reads.empty() ? "" : " [" + names(node.reads) + "]";
+    out += line + names(node.in) + reads + " -> " + names(node.out) + " | " + names(node.saved) + "\n";
   }
   return out + "acc: per input, the backward sets (=) or adds to (+) its gradient; . has none\n";
 }

@@ -1,6 +1,6 @@
-// The static tape. A model's forward is written once, as calls that append nodes; each node calls one kernel forward and
-// one backward. differentiate() walks the nodes once in reverse and fixes, per edge, whether a gradient is set or added.
-// plan() gives every buffer an offset in one arena from its lifetime. A step then replays a flat list in
+// The static tape. A model's forward is written once, as calls that append nodes; each node calls one kernel forward
+// and one backward. differentiate() walks the nodes once in reverse and fixes, per edge, whether a gradient is set or
+// added. plan() gives every buffer an offset in one arena from its lifetime. A step then replays a flat list in
 // memory that is there already, and takes no decision.
 #pragma once
 
@@ -45,7 +45,8 @@ struct Value {
   Tensor tensor;
 };
 
-// One op of the step. The functions of ops.h fill the lists; the tape reads them to differentiate, to plan and to print.
+// One op of the step. The functions of ops.h fill the lists; the tape reads them to differentiate, to plan and to
+// print.
 struct Node {
   std::string name;
   std::vector<Value*> in;     // what the forward reads and the backward differentiates
@@ -79,8 +80,8 @@ struct Slab {
   Value* all = nullptr;  // (slices, ...)
 };
 
-// reuse: memory is shared by buffers that are never alive together. distinct: every buffer has its own memory (to look at
-// intermediates). poison: distinct, and a buffer is filled with NaN when it dies. All three give the same bits.
+// reuse: memory is shared by buffers that are never alive together. distinct: every buffer has its own memory (to look
+// at intermediates). poison: distinct, and a buffer is filled with NaN when it dies. All three give the same bits.
 enum class PlanMode { reuse, distinct, poison };
 PlanMode plan_mode(const std::string& name);  // throws Exit::usage for an unknown name
 
@@ -139,14 +140,5 @@ class Tape {
   Arena arena_;
   Device* device_ = nullptr;
 };
-
-template <class N>
-std::unique_ptr<N> make_node(const std::string& name, std::vector<Value*> in, std::vector<Value*> out) {
-  auto node = std::make_unique<N>();
-  node->name = name;
-  node->in = std::move(in);
-  node->out = std::move(out);
-  return node;
-}
 
 }  // namespace crossply

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <type_traits>
+#include <vector>
 
 #include "engine/check.h"
 
@@ -64,6 +66,18 @@ struct Tensor {
   }
   std::string str() const { return std::string(name_of(dtype)) + shape.str(); }
 };
+
+template <class T>
+T* data_or_null(const Tensor& tensor) {
+  return tensor.data == nullptr ? nullptr : tensor.as<std::remove_const_t<T>>();
+}
+
+template <class T>
+std::vector<T*> pointers(const std::vector<Tensor>& tensors) {
+  std::vector<T*> list;
+  for (const Tensor& tensor : tensors) list.push_back(tensor.as<std::remove_const_t<T>>());
+  return list;
+}
 
 // A Tensor does not carry const: every kernel's contract says what it writes.
 template <class T>

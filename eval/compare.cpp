@@ -1,4 +1,5 @@
-// compare: trains several architectures on the same batches from the same seed, and ends with one table and one picture.
+// compare: trains several architectures on the same batches from the same seed, and ends with one table and one
+// picture.
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -54,9 +55,10 @@ void print_results(const std::vector<Row>& rows) {
   if (task) table[0].insert(table[0].end(), {"answers", "steps valid"});
   for (const Row& row : rows) table.push_back(cells(row, rows[0].result, task));
   std::printf("\n%s", format_table(table).c_str());
-  std::printf("rel. time and memory: against %s, which ran at another time; `make bench-architectures` measures in turn.\n"
-              "FLOP/token: forward and backward. train loss: mean of the last fiftieth of the steps.\n",
-              rows[0].choice.text.c_str());
+  std::printf(
+      "rel. time and memory: against %s, which ran at another time; `make bench-architectures` measures in turn.\n"
+      "FLOP/token: forward and backward. train loss: mean of the last fiftieth of the steps.\n",
+      rows[0].choice.text.c_str());
   if (task) std::printf("answers: final answer correct; steps valid: every generated step is correct, too.\n");
 }
 
@@ -138,7 +140,8 @@ Exit run(const Options& o) {
     return Exit::done;
   }
   const std::string out = o.train.resume ? o.train.out : fresh_dir(o.train.out);
-  if (out != o.train.out) std::printf("%s holds an earlier comparison; this one is in %s\n", o.train.out.c_str(), out.c_str());
+  if (out != o.train.out)
+    std::printf("%s holds an earlier comparison; this one is in %s\n", o.train.out.c_str(), out.c_str());
   size_t width = 0;
   for (const Row& row : rows) width = std::max(width, row.choice.text.size());
   std::string failed;
@@ -161,7 +164,8 @@ Exit run(const Options& o) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Trains several architectures on the same batches from the same seed; ends with a table and a picture.", "compare");
+  CLI::App app("Trains several architectures on the same batches from the same seed; ends with a table and a picture.",
+               "compare");
   Options o;
   auto flags = [&] {
     const std::string preset = find_preset_flag(argc, argv);

@@ -71,7 +71,8 @@ Exit run(const Options& o) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Loss and perplexity of a model on data; for a task, also how many prompts it answers correctly.", "evaluate");
+  CLI::App app("Loss and perplexity of a model on data; for a task, also how many prompts it answers correctly.",
+               "evaluate");
   Options o;
   auto flags = [&] {
     app.add_option("--model", o.model, "model or run directory")->required();
@@ -84,7 +85,9 @@ int main(int argc, char** argv) {
     app.add_option("--test-samples", o.data.test_samples, "size of the test set (0: as in the training run)");
     app.add_option("--batch", o.batch, "sequences at a time")->check(integer_from(1))->capture_default_str();
     app.add_option("--samples", o.samples, "sequences for the loss (0: all)")->check(integer_from(0));
-    app.add_option("--answers", o.answers, "prompts of a task to answer")->check(integer_from(0))->capture_default_str();
+    app.add_option("--answers", o.answers, "prompts of a task to answer")
+        ->check(integer_from(0))
+        ->capture_default_str();
     app.add_option("--device", o.device, "where to run")->check(CLI::IsMember({"cpu"}))->capture_default_str();
   };
   return run_program(app, argc, argv, flags, [&] { return run(o); });

@@ -32,7 +32,8 @@ int32_t sample(const float* logits, int64_t V, const Options& o, Random& random)
   order.resize(static_cast<size_t>(k));
   std::vector<double> weight(order.size());
   for (size_t i = 0; i < order.size(); ++i)
-    weight[i] = std::exp((static_cast<double>(logits[order[i]]) - static_cast<double>(logits[order[0]])) / o.temperature);
+    weight[i] =
+        std::exp((static_cast<double>(logits[order[i]]) - static_cast<double>(logits[order[0]])) / o.temperature);
   double left = random.uniform() * std::accumulate(weight.begin(), weight.end(), 0.0);
   for (size_t i = 0; i < order.size(); ++i)
     if ((left -= weight[i]) < 0) return order[i];
@@ -74,7 +75,9 @@ int main(int argc, char** argv) {
     app.add_option("--model", o.model, "model or run directory")->required();
     app.add_option("--prompt", o.prompt, "text in the model's own words; without a tokenizer, integers")->required();
     app.add_option("--max-new", o.max_new, "most tokens to write")->check(integer_from(1))->capture_default_str();
-    app.add_option("--temperature", o.temperature, "0: the most likely token")->check(number_from(0))->capture_default_str();
+    app.add_option("--temperature", o.temperature, "0: the most likely token")
+        ->check(number_from(0))
+        ->capture_default_str();
     app.add_option("--top-k", o.top_k, "sample among the k most likely (0: all)")->check(integer_from(0));
     app.add_option("--seed", o.seed, "of the sampling")->check(integer_from(0))->capture_default_str();
     app.add_option("--device", o.device, "where to run")->check(CLI::IsMember({"cpu"}))->capture_default_str();

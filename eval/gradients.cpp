@@ -31,14 +31,16 @@ std::vector<int32_t> read_tokens(const std::string& path, int64_t count, int64_t
       } catch (const std::exception&) {
       }
       if (used != word.size() || used == 0) fail(Exit::bad_data, path, ": '", word, "' is not an integer");
-      if (value < 0 || value >= vocab) fail(Exit::bad_data, path, ": token ", value, " is outside the vocabulary of ", vocab);
+      if (value < 0 || value >= vocab)
+        fail(Exit::bad_data, path, ": token ", value, " is outside the vocabulary of ", vocab);
       tokens.push_back(static_cast<int32_t>(value));
     }
   }
   if (static_cast<int64_t>(tokens.size()) < count)
     fail(Exit::bad_data, path, ": ", tokens.size(), " tokens, --batch times --seq plus 1 is ", count);
   for (const int32_t token : tokens)
-    if (token < 0 || token >= vocab) fail(Exit::bad_data, path, ": token ", token, " is outside the vocabulary of ", vocab);
+    if (token < 0 || token >= vocab)
+      fail(Exit::bad_data, path, ": token ", token, " is outside the vocabulary of ", vocab);
   return tokens;
 }
 
@@ -70,9 +72,10 @@ Exit run(const Options& o) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("One forward and backward over the first B*T+1 tokens of a file: prints the mean loss and writes the fp32\n"
-               "gradient of every parameter, under the parameter's name.",
-               "gradients");
+  CLI::App app(
+      "One forward and backward over the first B*T+1 tokens of a file: prints the mean loss and writes the fp32\n"
+      "gradient of every parameter, under the parameter's name.",
+      "gradients");
   Options o;
   auto flags = [&] {
     app.add_option("--model", o.model, "model or run directory")->required();

@@ -12,20 +12,26 @@
 
 namespace crossply {
 
+// One machine code for parallel_for's both ways in: inlined twice, the sums of the two could be ordered differently.
+template <class F>
+[[gnu::noinline]] void run_part(F& body, int64_t begin, int64_t end) {
+  body(begin, end);
+}
+
 // Calls body(begin, end) once per thread with a contiguous part of [0, n). Below `grain` items it runs inline, because
 // waking the threads would cost more than the work. The split depends only on n and the thread count. Inside another
 // parallel region it runs inline too. body must not throw.
 template <class F>
 void parallel_for(int64_t n, int64_t grain, F&& body) {
   if (n <= grain || omp_get_max_threads() == 1 || omp_in_parallel()) {
-    if (n > 0) body(int64_t{0}, n);
+    if (n > 0) run_part(body, 0, n);
     return;
   }
 #pragma omp parallel
   {
     const int64_t t = omp_get_thread_num(), threads = omp_get_num_threads();
     const int64_t begin = n * t / threads, end = n * (t + 1) / threads;
-    if (begin < end) body(begin, end);
+    if (begin < end) run_part(body, begin, end);
   }
 }
 
@@ -76,7 +82,8 @@ inline float* scratch_f32(size_t count, int slot = 0) {
     const size_t bytes = (count * sizeof(float) + 255) / 256 * 256;
     block.data = static_cast<float*>(std::aligned_alloc(256, bytes));
     if (block.data == nullptr) {  // no exception may leave a parallel region
-      std::fprintf(stderr, "error: not enough memory for %zu bytes of scratch; use a smaller --batch or --seq\n", bytes);
+      std::fprintf(stderr, "error: not enough memory for %zu bytes of scratch; use a smaller --batch or --seq\n",
+                   bytes);
       std::_Exit(71);
     }
     block.count = count;

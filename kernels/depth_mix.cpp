@@ -20,15 +20,15 @@ void mix_columns(float* out, float* dots, const float* inp, const float* const* 
   for (int i = 0; i < Inputs; ++i) from[i] = x[i] + at, w[i] = weights[i];
   for (int64_t c = begin; c < end; c += lanes_of<Vec>) {
     Vec total, y, v;
-    if constexpr (Dot) std::memcpy(&y, inp + c, sizeof(Vec));
-    if constexpr (Add) std::memcpy(&total, out + c, sizeof(Vec));
+    if constexpr (Dot) load(y, inp + c);
+    if constexpr (Add) load(total, out + c);
     for (int i = 0; i < Inputs; ++i) {
-      std::memcpy(&v, from[i] + c, sizeof(Vec));
+      load(v, from[i] + c);
       if constexpr (Dot) dot[i] += v * y;
       if (Add || i > 0) total += w[i] * v;
       else total = w[i] * v;  // not 0 + w * v, which would lose the sign of -0
     }
-    std::memcpy(out + c, &total, sizeof(Vec));
+    store(out + c, total);
   }
   if constexpr (Dot)
     for (int i = 0; i < Inputs; ++i) dots[i] += sum_of_lanes(dot[i]);
@@ -108,8 +108,8 @@ template <class Vec>
 float dot_columns(const float* a, const float* b, int64_t begin, int64_t end) {
   Vec dot = {}, u, v;
   for (int64_t c = begin; c < end; c += lanes_of<Vec>) {
-    std::memcpy(&u, a + c, sizeof(Vec));
-    std::memcpy(&v, b + c, sizeof(Vec));
+    load(u, a + c);
+    load(v, b + c);
     dot += u * v;
   }
   return sum_of_lanes(dot);
@@ -198,13 +198,6 @@ void vertical_backward_cpu(float* dinp, float* dscores, const float* inp, const 
     for (int64_t r = 0; r < R; ++r) dscores[r] += partial[b * R + r];
 }
 
-template <class T>
-std::vector<const T*> pointers(const std::vector<Tensor>& tensors) {
-  std::vector<const T*> out;
-  for (const Tensor& tensor : tensors) out.push_back(tensor.as<T>());
-  return out;
-}
-
 void check_sources(const char* name, const Tensor& out, const std::vector<Tensor>& sources) {
   CHECK_THAT(!sources.empty(), name, ": no sources");
   for (const Tensor& source : sources)
@@ -221,10 +214,10 @@ void depth_mix_forward(const Tensor& out, const std::vector<Tensor>& sources, co
   CHECK_THAT(weights.numel() == static_cast<int64_t>(sources.size()), "depth_mix_forward: weights ", weights.str(),
              " for ", sources.size(), " sources");
   if (stream.backend == Backend::cpu)
-    return depth_mix_forward_cpu(out.as<float>(), pointers<float>(sources), weights.as<float>(), out.numel());
+    return depth_mix_forward_cpu(out.as<float>(), pointers<const float>(sources), weights.as<float>(), out.numel());
   with_real(out.dtype, [&](auto real) {
     using T = decltype(real);
-    depth_mix_forward_ref(out.as<T>(), pointers<T>(sources), weights.as<T>(), out.numel());
+    depth_mix_forward_ref(out.as<T>(), pointers<const T>(sources), weights.as<T>(), out.numel());
   });
 }
 
@@ -283,12 +276,12 @@ void vertical_forward(const Tensor& out, const Tensor& weights, const std::vecto
     CHECK_THAT(square.numel() == N, "vertical_forward: squares ", square.str(), " for ", N, " tokens");
   const bool trained = scores.data != nullptr;
   if (stream.backend == Backend::cpu)
-    return vertical_forward_cpu(out.as<float>(), weights.as<float>(), pointers<float>(sources),
-                                pointers<float>(squares), trained ? scores.as<float>() : nullptr, N, C,
+    return vertical_forward_cpu(out.as<float>(), weights.as<float>(), pointers<const float>(sources),
+                                pointers<const float>(squares), trained ? scores.as<float>() : nullptr, N, C,
                                 static_cast<float>(eps));
   with_real(out.dtype, [&](auto real) {
     using T = decltype(real);
-    vertical_forward_ref(out.as<T>(), weights.as<T>(), pointers<T>(sources), pointers<T>(squares),
+    vertical_forward_ref(out.as<T>(), weights.as<T>(), pointers<const T>(sources), pointers<const T>(squares),
                          trained ? scores.as<T>() : nullptr, N, C, eps);
   });
 }

@@ -205,8 +205,8 @@ void multiply_region(float* c, const Strided& a, const Strided& b, const Plan& p
   }
 }
 
-// Packing costs about as much as a dozen multiplications: an operand that is met rarely is read where it is. A row-major
-// a is fast enough that way always; columns that lie apart, or end inside a tile, are not.
+// Packing costs about as much as a dozen multiplications: an operand that is met rarely is read where it is. A
+// row-major a is fast enough that way always; columns that lie apart, or end inside a tile, are not.
 Plan make_plan(const Strided& a, const Strided& b, int64_t M, int64_t N, int64_t K, bool add) {
   const bool pack_a = a.col != 1 && N > 128, pack_b = b.col != 1 || N % tile_cols != 0 || M > 64;
   return {M, N, K, pack_a, pack_b, add};
@@ -340,9 +340,11 @@ void gemm(float* c, const Strided& a, const Strided& b, int64_t M, int64_t N, in
 }
 
 void gemm_rows(const std::vector<Product>& products, int64_t M) {
+  if (products.empty()) return;
   const int64_t threads = omp_get_max_threads(), least = 256;  // rows of a thread that repay packing all of b
   bool alone = products.size() == 1 || M < least * threads || omp_in_parallel();
-  for (const Product& p : products) alone |= chunks_of({M, p.N, p.K, false, false, false}) > 1;  // the same bits either way
+  for (const Product& p : products)
+    alone |= chunks_of({M, p.N, p.K, false, false, false}) > 1;  // the same bits either way
   if (alone) {
     for (const Product& p : products) gemm(p.c, p.a, p.b, M, p.N, p.K, p.add);
     return;
@@ -350,7 +352,8 @@ void gemm_rows(const std::vector<Product>& products, int64_t M) {
   parallel_for(threads, 1, [=, &products](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t)
       for (const Product& p : products)
-        multiply_region(p.c, p.a, p.b, make_plan(p.a, p.b, M, p.N, p.K, p.add), M * t / threads, M * (t + 1) / threads, 0, p.N);
+        multiply_region(p.c, p.a, p.b, make_plan(p.a, p.b, M, p.N, p.K, p.add), M * t / threads, M * (t + 1) / threads,
+                        0, p.N);
   });
 }
 

@@ -7,7 +7,8 @@
 namespace crossply {
 namespace {
 
-constexpr int64_t lanes = lanes_of<Vec16>, columns = 4 * lanes;  // a mixture's block of columns stays in registers while the sources pass
+constexpr int64_t lanes = lanes_of<Vec16>,
+                  columns = 4 * lanes;  // a mixture's block of columns stays in registers while the sources pass
 constexpr int heads_at_once = 4;
 using Vec = Vec16;
 
@@ -102,14 +103,15 @@ void unmix_token(const std::vector<float*>& du, float* dweight, const float* dm,
 
 // Tokens n0 .. n0+rows. dkv: their gradients as join_heads leaves them, one head after the other, `apart` floats apart;
 // wg: the folded weights; dm: scratch (heads_at_once, rows, C).
-void unmix_tile(const std::vector<float*>& du, float* dweight, const float* dkv, int64_t apart, const float* wg, float* dm,
-                const Data& of, int64_t n0, int64_t rows, const std::vector<bool>& acc) {
+void unmix_tile(const std::vector<float*>& du, float* dweight, const float* dkv, int64_t apart, const float* wg,
+                float* dm, const Data& of, int64_t n0, int64_t rows, const std::vector<bool>& acc) {
   const HeadMixSize& z = of.z;
   const int64_t stride = rows * z.C, width = 2 * z.D;
   for (int64_t h0 = 0; h0 < z.K; h0 += heads_at_once) {
     const int64_t R = std::min<int64_t>(heads_at_once, z.K - h0);
     for (int64_t h = h0; h < h0 + R; ++h)
-      gemm(dm + (h - h0) * stride, {dkv + h * apart, width, 1}, {wg + h * width * z.C, z.C, 1}, rows, z.C, width, false);
+      gemm(dm + (h - h0) * stride, {dkv + h * apart, width, 1}, {wg + h * width * z.C, z.C, 1}, rows, z.C, width,
+           false);
     for (int64_t n = 0; n < rows; ++n) {
       float* dw = dweight + (z.shared ? 0 : (n0 + n) * z.K * z.S);
       const float* g = dm + n * z.C;
@@ -184,33 +186,37 @@ void forward_cpu(float* k, float* v, const Data& of, const float* gain, const fl
 // G_h = dkv_h^T m_h over a chunk of tokens, added to what earlier chunks left, in blocks of columns: a task for each
 // head and block. g: (K, blocks, 2D, width), the last block narrower in its own memory.
 constexpr int64_t block_width = 128;
-void correlate(float* g, const float* dkv, const float* m, const HeadMixSize& z, int64_t chunk, int64_t count, bool add) {
+void correlate(float* g, const float* dkv, const float* m, const HeadMixSize& z, int64_t chunk, int64_t count,
+               bool add) {
   const int64_t blocks = (z.C + block_width - 1) / block_width;
   parallel_for(z.K * blocks, 1, [=, &z](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t h = i / blocks, c0 = i % blocks * block_width;
-      gemm(g + h * 2 * z.D * z.C + c0 * 2 * z.D, {dkv + h * chunk * 2 * z.D, 1, 2 * z.D}, {m + h * chunk * z.C + c0, z.C, 1},
-           2 * z.D, std::min(block_width, z.C - c0), count, add);
+      gemm(g + h * 2 * z.D * z.C + c0 * 2 * z.D, {dkv + h * chunk * 2 * z.D, 1, 2 * z.D},
+           {m + h * chunk * z.C + c0, z.C, 1}, 2 * z.D, std::min(block_width, z.C - c0), count, add);
     }
   });
 }
 
-// From G the gradients of the weights and of the gain.
+// From G the gradients of the weights and of the gain, a block of columns after the other.
 void finish_weights(float* dgain, float* dwk, float* dwv, const float* g, const float* gain, const float* wk,
                     const float* wv, const HeadMixSize& z) {
-  for (int64_t r = 0; r < 2 * z.K * z.D; ++r) {
-    const float* w = joined_row(wk, wv, z, r);
-    float* to = joined_row(dwk, dwv, z, r);
-    for (int64_t c0 = 0; c0 < z.C; c0 += block_width) {
-      const int64_t width = std::min(block_width, z.C - c0), h = r / (2 * z.D), d = r % (2 * z.D);
-      const float* from = g + h * 2 * z.D * z.C + c0 * 2 * z.D + d * width;
+  const int64_t head = 2 * z.D, blocks = (z.C + block_width - 1) / block_width;
+  parallel_for(blocks, z.K * head * z.C <= 32768 ? blocks : 1, [=, &z](int64_t begin, int64_t end) {
+    for (int64_t c0 = begin * block_width; c0 < std::min(z.C, end * block_width); c0 += block_width) {
+      const int64_t width = std::min(block_width, z.C - c0);
+      for (int64_t r = 0; r < z.K * head; ++r) {
+        const float *w = joined_row(wk, wv, z, r) + c0,
+                    *from = g + r / head * head * z.C + c0 * head + r % head * width;
+        float* to = joined_row(dwk, dwv, z, r) + c0;
 #pragma omp simd
-      for (int64_t c = 0; c < width; ++c) {
-        to[c0 + c] += from[c] * gain[c0 + c];
-        dgain[c0 + c] += from[c] * w[c0 + c];
+        for (int64_t c = 0; c < width; ++c) {
+          to[c] += from[c] * gain[c0 + c];
+          dgain[c0 + c] += from[c] * w[c];
+        }
       }
     }
-  }
+  });
 }
 
 void backward_cpu(const std::vector<float*>& du, float* dweight, float* dgain, float* dwk, float* dwv, const float* dk,
@@ -256,13 +262,6 @@ HeadMixSize check(const Tensor& k, const Tensor& v, const HeadMix& m) {
   return {N, S, K, D, C, shared};
 }
 
-template <class T>
-std::vector<const T*> pointers(const std::vector<Tensor>& tensors) {
-  std::vector<const T*> list;
-  for (const Tensor& tensor : tensors) list.push_back(tensor.as<T>());
-  return list;
-}
-
 }  // namespace
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -271,20 +270,21 @@ std::vector<const T*> pointers(const std::vector<Tensor>& tensors) {
 void head_mix_forward(const Tensor& k, const Tensor& v, const HeadMix& m, Stream stream) {
   const HeadMixSize z = check(k, v, m);
   if (stream.backend == Backend::cpu)
-    return forward_cpu(k.as<float>(), v.as<float>(), {pointers<float>(m.sources), m.weight.as<float>(), z},
+    return forward_cpu(k.as<float>(), v.as<float>(), {pointers<const float>(m.sources), m.weight.as<float>(), z},
                        m.gain.as<float>(), m.wk.as<float>(), m.wv.as<float>());
   with_real(k.dtype, [&](auto real) {
     using T = decltype(real);
-    head_mix_forward_ref(k.as<T>(), v.as<T>(), pointers<T>(m.sources), m.weight.as<T>(), m.gain.as<T>(), m.wk.as<T>(),
-                         m.wv.as<T>(), z);
+    head_mix_forward_ref(k.as<T>(), v.as<T>(), pointers<const T>(m.sources), m.weight.as<T>(), m.gain.as<T>(),
+                         m.wk.as<T>(), m.wv.as<T>(), z);
   });
 }
 
 void head_mix_backward(const HeadMix& d, const Tensor& dk, const Tensor& dv, const HeadMix& m,
                        const std::vector<bool>& acc, Stream stream) {
   const HeadMixSize z = check(dk, dv, m);
-  CHECK_THAT(d.sources.size() == m.sources.size() && acc.size() == m.sources.size() && d.weight.shape == m.weight.shape &&
-                 d.gain.shape == m.gain.shape && d.wk.shape == m.wk.shape && d.wv.shape == m.wv.shape,
+  CHECK_THAT(d.sources.size() == m.sources.size() && acc.size() == m.sources.size() &&
+                 d.weight.shape == m.weight.shape && d.gain.shape == m.gain.shape && d.wk.shape == m.wk.shape &&
+                 d.wv.shape == m.wv.shape,
              "head_mix_backward: gradients of other shapes");
   with_real(dk.dtype, [&](auto real) {
     using T = decltype(real);
@@ -293,10 +293,12 @@ void head_mix_backward(const HeadMix& d, const Tensor& dk, const Tensor& dv, con
     if (stream.backend == Backend::cpu) {
       if constexpr (std::is_same_v<T, float>)
         return backward_cpu(du, d.weight.as<T>(), d.gain.as<T>(), d.wk.as<T>(), d.wv.as<T>(), dk.as<T>(), dv.as<T>(),
-                            {pointers<T>(m.sources), m.weight.as<T>(), z}, m.gain.as<T>(), m.wk.as<T>(), m.wv.as<T>(), acc);
+                            {pointers<const T>(m.sources), m.weight.as<T>(), z}, m.gain.as<T>(), m.wk.as<T>(),
+                            m.wv.as<T>(), acc);
     }
     head_mix_backward_ref(du, d.weight.as<T>(), d.gain.as<T>(), d.wk.as<T>(), d.wv.as<T>(), dk.as<T>(), dv.as<T>(),
-                          pointers<T>(m.sources), m.weight.as<T>(), m.gain.as<T>(), m.wk.as<T>(), m.wv.as<T>(), z, acc);
+                          pointers<const T>(m.sources), m.weight.as<T>(), m.gain.as<T>(), m.wk.as<T>(), m.wv.as<T>(), z,
+                          acc);
   });
 }
 

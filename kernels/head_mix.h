@@ -10,11 +10,11 @@
 //   dweight[n,h,s] = <dm[n,h,:], u_s[n,:]>                                        summed over n where weight is shared
 //   du_s[n,:] = sum_h weight[n,h,s] * dm[n,h,:]
 //
-// u_s: (B,T,C), S of them; gain: (C); weight: (K,S), shared by all tokens, or (B,T,K,S); wk, wv: (K*D,C); k, v: (B,T,K,D).
-// Mixing before projecting costs K*S*C multiply-adds a token, the other order (S-1)*2*C*K*D more. The mixtures are K
-// times as large as a stream, so they live in scratch memory for some hundred tokens at a time; the backward makes them
-// again. Nothing is saved. dwk, dwv and dgain are added to, dweight is set, du_s is set or added to. No output may alias
-// an input. (Gerasimov et al., arXiv 2502.09245v1; the gain folded into the weights.)
+// u_s: (B,T,C), S of them; gain: (C); weight: (K,S), shared by all tokens, or (B,T,K,S); wk, wv: (K*D,C); k, v:
+// (B,T,K,D). Mixing before projecting costs K*S*C multiply-adds a token, the other order (S-1)*2*C*K*D more. The
+// mixtures are K times as large as a stream, so they live in scratch memory for some hundred tokens at a time; the
+// backward makes them again. Nothing is saved. dwk, dwv and dgain are added to, dweight is set, du_s is set or added
+// to. No output may alias an input. (Gerasimov et al., arXiv 2502.09245v1; the gain folded into the weights.)
 #pragma once
 
 #include <algorithm>

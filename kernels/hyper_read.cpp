@@ -374,11 +374,6 @@ void check_stats(const char* name, const Tensor& stats, const Tensor& streams, b
 }
 
 template <class T>
-T* data_or_null(const Tensor& t) {
-  return t.data == nullptr ? nullptr : t.as<T>();
-}
-
-template <class T>
 HyperPointers<T> pointers_of(const HyperWeights& w) {
   return {data_or_null<T>(w.static_alpha), data_or_null<T>(w.static_beta), data_or_null<T>(w.alpha_proj),
           data_or_null<T>(w.beta_proj),    data_or_null<T>(w.alpha_scale), data_or_null<T>(w.beta_scale),

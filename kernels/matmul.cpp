@@ -19,8 +19,10 @@ int64_t count_rows(const char* name, const Tensor& out, const Tensor& inp, const
 
 }  // namespace
 
-void matmul_forward(const std::vector<Tensor>& outs, const Tensor& inp, const std::vector<Tensor>& weights, Stream stream) {
-  CHECK_THAT(outs.size() == weights.size(), "matmul_forward: ", outs.size(), " outputs of ", weights.size(), " weights");
+void matmul_forward(const std::vector<Tensor>& outs, const Tensor& inp, const std::vector<Tensor>& weights,
+                    Stream stream) {
+  CHECK_THAT(outs.size() == weights.size(), "matmul_forward: ", outs.size(), " outputs of ", weights.size(),
+             " weights");
   int64_t rows = 0;
   std::vector<Product> products;
   for (size_t i = 0; i < outs.size(); ++i) {
@@ -40,7 +42,8 @@ void matmul_forward(const std::vector<Tensor>& outs, const Tensor& inp, const st
 
 void matmul_backward_input(const Tensor& dinp, const std::vector<Tensor>& douts, const std::vector<Tensor>& weights,
                            bool acc, Stream stream) {
-  CHECK_THAT(douts.size() == weights.size(), "matmul_backward_input: ", douts.size(), " gradients of ", weights.size(), " weights");
+  CHECK_THAT(douts.size() == weights.size(), "matmul_backward_input: ", douts.size(), " gradients of ", weights.size(),
+             " weights");
   int64_t rows = 0;
   std::vector<Product> products;
   for (size_t i = 0; i < douts.size(); ++i) {

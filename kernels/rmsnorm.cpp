@@ -70,11 +70,6 @@ int64_t width_of(const Tensor& inp, const Tensor& weight) {
   return inp.dim(inp.shape.rank - 1);
 }
 
-template <class T>
-T* data_or_null(const Tensor& tensor) {
-  return tensor.data == nullptr ? nullptr : tensor.as<T>();
-}
-
 }  // namespace
 
 // -----------------------------------------------------------------------------------------------------------------

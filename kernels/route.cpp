@@ -26,16 +26,16 @@ void mix_columns(float* out, const float* x, const float* coef, int64_t tokens, 
       for (int64_t i = 0; i < K; ++i) {
         for (int v = 0; v < Vecs; ++v) {
           Vec in;
-          std::memcpy(&in, x + (t * K + i) * D + d + v * lanes_of<Vec>, sizeof(Vec));
+          load(in, x + (t * K + i) * D + d + v * lanes_of<Vec>);
           for (int h = 0; h < Heads; ++h) sum[h][v] += coef[i * K + o + h] * in;
         }
       }
       for (int h = 0; h < Heads; ++h) {
         for (int v = 0; v < Vecs; ++v) {
           Vec total;
-          std::memcpy(&total, y + h * D + v * lanes_of<Vec>, sizeof(Vec));
+          load(total, y + h * D + v * lanes_of<Vec>);
           total += sum[h][v];
-          std::memcpy(y + h * D + v * lanes_of<Vec>, &total, sizeof(Vec));
+          store(y + h * D + v * lanes_of<Vec>, total);
         }
       }
     }
@@ -79,8 +79,8 @@ void correlate_columns(float* dw, const float* dout, const float* x, int64_t tok
           for (int a = 0; a < Heads; ++a) {
             for (int b = 0; b < Heads; ++b) {
               Vec dy, in;
-              std::memcpy(&dy, dout + (t * K + h + a) * D + c, sizeof(Vec));
-              std::memcpy(&in, x + (t * K + i + b) * D + c, sizeof(Vec));
+              load(dy, dout + (t * K + h + a) * D + c);
+              load(in, x + (t * K + i + b) * D + c);
               sum[a][b] += dy * in;
             }
           }
@@ -238,8 +238,8 @@ void route_backward(const Tensor& dslice, const Tensor& slab, const Tensor& dout
   for (int64_t r = layer; r < L; ++r) {
     const Router& router = routers[static_cast<size_t>(r)];
     check_router("route_backward", router, r, K);
-    CHECK_THAT(router.dweight.data == nullptr || router.dweight.shape == router.weight.shape, "route_backward: layer ", r,
-               " dweight ", router.dweight.str(), " weight ", router.weight.str());
+    CHECK_THAT(router.dweight.data == nullptr || router.dweight.shape == router.weight.shape, "route_backward: layer ",
+               r, " dweight ", router.dweight.str(), " weight ", router.weight.str());
   }
   if (stream.backend == Backend::cpu)
     return route_backward_cpu(dslice.as<float>(), slab.as<float>(), dout.as<float>(), routers, layer, N, K, D);

@@ -52,13 +52,6 @@ void select_heads_backward_cpu(float* dsource, const float* dout, const std::vec
   });
 }
 
-template <class T>
-std::vector<const T*> data_of(const std::vector<Tensor>& tensors) {
-  std::vector<const T*> data;
-  for (const Tensor& tensor : tensors) data.push_back(tensor.as<T>());
-  return data;
-}
-
 void check_choice(const char* name, const std::vector<HeadChoice>& choice, int sources, int64_t K) {
   for (const HeadChoice& c : choice)
     CHECK_THAT(c.source >= 0 && c.source < sources && c.head >= 0 && c.head < K, name, ": head ", c.head, " of source ",
@@ -89,10 +82,10 @@ void select_heads_forward(const Tensor& out, const std::vector<Tensor>& sources,
   const int64_t N = out.dim(0) * out.dim(1), K = sources[0].dim(2), D = out.dim(3);
   check_choice("select_heads_forward", choice, static_cast<int>(sources.size()), K);
   if (stream.backend == Backend::cpu)
-    return select_heads_forward_cpu(out.as<float>(), data_of<float>(sources), choice, N, K, D);
+    return select_heads_forward_cpu(out.as<float>(), pointers<const float>(sources), choice, N, K, D);
   with_real(out.dtype, [&](auto real) {
     using T = decltype(real);
-    select_heads_forward_ref(out.as<T>(), data_of<T>(sources), choice, N, K, D);
+    select_heads_forward_ref(out.as<T>(), pointers<const T>(sources), choice, N, K, D);
   });
 }
 

@@ -1,5 +1,5 @@
-// Vectors for the fast CPU kernels, by the compilers' vector extensions: on machines with narrower registers they become
-// several instructions. What is alike in the kernels that sum over columns stands here once.
+// Vectors for the fast CPU kernels, by the compilers' vector extensions: on machines with narrower registers they
+// become several instructions. What is alike in the kernels that sum over columns stands here once.
 #pragma once
 
 #include <cstdint>

@@ -258,21 +258,9 @@ void with_ways(size_t W, bool prepost, F&& body) {
 }
 
 template <class T>
-std::vector<T*> pointers(const std::vector<Tensor>& tensors) {
-  std::vector<T*> out;
-  for (const Tensor& tensor : tensors) out.push_back(tensor.as<T>());
-  return out;
-}
-
-template <class T>
-T* pointer_or_null(const Tensor& tensor) {
-  return tensor.data == nullptr ? nullptr : tensor.as<T>();
-}
-
-template <class T>
 WayMixData<T> data_of(const WayMix& m) {
   return {pointers<T>(m.sources), pointers<T>(m.gains), pointers<T>(m.post),
-          m.weight.as<T>(), m.base.as<T>(), pointer_or_null<T>(m.skip)};
+          m.weight.as<T>(), m.base.as<T>(), data_or_null<T>(m.skip)};
 }
 
 struct Size {
@@ -320,12 +308,12 @@ void way_mix_forward(const std::vector<Tensor>& outs, const Tensor& rstd, const 
   const Size size = check_mix("way_mix_forward", outs, rstd, m);
   if (stream.backend == Backend::cpu)
     return with_ways(outs.size(), !m.post.empty(), [&](auto ways, auto prepost) {
-      way_mix_forward_cpu<ways, prepost>(pointers<float>(outs), pointer_or_null<float>(rstd), data_of<float>(m), size.N,
+      way_mix_forward_cpu<ways, prepost>(pointers<float>(outs), data_or_null<float>(rstd), data_of<float>(m), size.N,
                                          size.C, static_cast<float>(m.eps));
     });
   with_real(outs[0].dtype, [&](auto real) {
     using T = decltype(real);
-    way_mix_forward_ref(pointers<T>(outs), pointer_or_null<T>(rstd), data_of<T>(m), size.N, size.C, m.eps);
+    way_mix_forward_ref(pointers<T>(outs), data_or_null<T>(rstd), data_of<T>(m), size.N, size.C, m.eps);
   });
 }
 
@@ -337,12 +325,12 @@ void way_mix_backward(const WayMix& d, const std::vector<Tensor>& douts, const T
              m.sources.size(), " sources");
   if (stream.backend == Backend::cpu)
     return with_ways(douts.size(), !m.post.empty(), [&](auto ways, auto prepost) {
-      way_mix_backward_cpu<ways, prepost>(data_of<float>(d), pointers<float>(douts), pointer_or_null<float>(rstd),
+      way_mix_backward_cpu<ways, prepost>(data_of<float>(d), pointers<float>(douts), data_or_null<float>(rstd),
                                           data_of<float>(m), acc, size.N, size.C);
     });
   with_real(douts[0].dtype, [&](auto real) {
     using T = decltype(real);
-    way_mix_backward_ref(data_of<T>(d), pointers<T>(douts), static_cast<const T*>(pointer_or_null<T>(rstd)),
+    way_mix_backward_ref(data_of<T>(d), pointers<T>(douts), static_cast<const T*>(data_or_null<T>(rstd)),
                          data_of<T>(m), acc, size.N, size.C);
   });
 }

@@ -46,10 +46,19 @@ void read_rope(const json& object, Config& config, const std::string& where) {
     for (const auto& [name, value] : it->items()) {
       const bool is_default = (name == "rope_type" || name == "type") && value == "default";
       if (name != "rope_theta" && !is_default)
-        fail(Exit::bad_data, where, ": \"", key, ".", name, "\": ", value.dump(), " is not supported; only rope_type \"default\" is");
+        fail(Exit::bad_data, where, ": \"", key, ".", name, "\": ", value.dump(),
+             " is not supported; only rope_type \"default\" is");
     }
     read(*it, "rope_theta", config.rope_theta, where);
   }
+}
+
+// Is the option one of a few words? Others are JSON: a quoted number is none.
+bool is_word(const std::string& arch, const std::string& key) {
+  for (const Architecture& architecture : architectures())
+    for (const Option& option : architecture.options)
+      if (architecture.name == arch && option.key == key) return !option.choices.empty();
+  return true;
 }
 
 void read_crossply(const json& object, Config& config, const std::string& where) {
@@ -58,15 +67,17 @@ void read_crossply(const json& object, Config& config, const std::string& where)
   read(object, "qk_norm", config.qk_norm, where);
   read(object, "qk_norm_eps", config.qk_norm_eps, where);
   for (const auto& [key, value] : object.items())
-    if (key != "arch" && key != "qk_norm" && key != "qk_norm_eps")
-      config.options[key] = value.is_string() ? value.get<std::string>() : value.dump();
+    if (key != "arch" && key != "qk_norm" && key != "qk_norm_eps" && !value.is_null())
+      config.options[key] = is_word(config.arch, key) && value.is_string() ? value.get<std::string>() : value.dump();
 }
 
+constexpr int64_t most_integer = int64_t{1} << 30;
+
 bool allowed(const Option& option, const std::string& value) {
-  if (!option.choices.empty()) return std::find(option.choices.begin(), option.choices.end(), value) != option.choices.end();
+  if (!option.choices.empty())
+    return std::find(option.choices.begin(), option.choices.end(), value) != option.choices.end();
   const json parsed = json::parse(value, nullptr, false), standard = json::parse(option.default_value);
-  if (standard.is_number_integer())
-    return parsed.is_number_integer() && parsed >= 0 && parsed <= (int64_t{1} << 30);
+  if (standard.is_number_integer()) return parsed.is_number_integer() && parsed >= 0 && parsed <= most_integer;
   if (standard.is_number_float()) return parsed.is_number();
   return parsed.type() == standard.type();
 }
@@ -77,13 +88,18 @@ void check_options(Config& config, Exit code, const std::string& where) {
   for (const Option& option : architecture.options) {
     const auto it = config.options.find(option.key);
     const std::string value = it == config.options.end() ? option.default_value : it->second;
-    if (!allowed(option, value)) fail(code, where, ": \"", option.key, "\" is \"", value, "\", must be: ", option.help);
-    complete[option.key] = value;
+    if (!allowed(option, value)) {
+      const bool integer = option.choices.empty() && json::parse(option.default_value).is_number_integer();
+      fail(code, where, ": \"", option.key, "\" is ", value, ", must be: ", option.help,
+           integer ? str(" (0 to ", most_integer, ")") : "");
+    }
+    complete[option.key] = option.choices.empty() ? json::parse(value).dump() : value;
   }
   for (const auto& [key, value] : config.options) {
+    if (complete.contains(key)) continue;
     std::string known = "arch qk_norm qk_norm_eps";
     for (const Option& option : architecture.options) known += " " + option.key;
-    if (!complete.contains(key)) fail(code, where, ": unknown key \"crossply.", key, "\"; ", config.arch, " knows: ", known);
+    fail(code, where, ": unknown key \"crossply.", key, "\"; ", config.arch, " knows: ", known);
   }
   config.options = complete;
   try {
@@ -94,6 +110,9 @@ void check_options(Config& config, Exit code, const std::string& where) {
 }
 
 }  // namespace
+
+int64_t Config::integer(const std::string& key) const { return json::parse(options.at(key)).get<int64_t>(); }
+double Config::number(const std::string& key) const { return json::parse(options.at(key)).get<double>(); }
 
 void Config::check(Exit code, const std::string& where) {
   auto positive = [&](const char* key, int64_t value) {
@@ -134,7 +153,8 @@ Config parse_config(const json& object, const std::string& where) {
       "attention_dropout", "model_type", "crossply"};
   for (const auto& [key, value] : object.items())
     if (!used.contains(key) && !inert_keys.contains(key))
-      fail(Exit::bad_data, where, ": unknown key \"", key, "\". If it does not change what the model computes, remove it");
+      fail(Exit::bad_data, where, ": unknown key \"", key,
+           "\". If it does not change what the model computes, remove it");
   for (const char* key : {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"})
     if (!object.contains(key)) fail(Exit::bad_data, where, ": key \"", key, "\" is missing");
   Config config;
@@ -158,7 +178,8 @@ Config parse_config(const json& object, const std::string& where) {
   read(object, "model_type", model_type, where);
   if (object.contains("crossply")) read_crossply(object["crossply"], config, where);
   if (model_type != "llama" && !object.contains("crossply"))
-    fail(Exit::bad_data, where, ": model_type \"", model_type, "\" is not supported without a \"crossply\" object; known: llama");
+    fail(Exit::bad_data, where, ": model_type \"", model_type,
+         "\" is not supported without a \"crossply\" object; known: llama");
   config.check(Exit::bad_data, where);
   return config;
 }

@@ -28,6 +28,12 @@ struct Config {
   double qk_norm_eps = 1e-5;
   std::map<std::string, std::string> options;  // the connection's own keys, as text; complete after check()
 
+  // One of the options, which check() has found to be of its kind.
+  const std::string& text(const std::string& key) const { return options.at(key); }
+  bool flag(const std::string& key) const { return options.at(key) == "true"; }
+  int64_t integer(const std::string& key) const;
+  double number(const std::string& key) const;
+
   // Fills in what other keys imply, the connection's defaults included, and refuses what cannot be: throws `code` with
   // `where` (a file, or "flags") and the offending values.
   void check(Exit code, const std::string& where);

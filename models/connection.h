@@ -1,7 +1,7 @@
 // How layers are connected across depth: the one thing in which the architectures differ. The backbone is written once
-// and asks its connection at four places: what a sublayer reads, how a layer projects its queries, keys and values, which
-// keys and values its queries attend to, and how a sublayer's output is written back. The defaults are the plain residual stream,
-// so a connection overrides only what it changes. One file per connection, one line in registry.cpp.
+// and asks its connection at four places: what a sublayer reads, how a layer projects its queries, keys and values,
+// which keys and values its queries attend to, and how a sublayer's output is written back. The defaults are the plain
+// residual stream, so a connection overrides only what it changes. One file per connection (README.md here).
 #pragma once
 
 #include <string>
@@ -39,6 +39,9 @@ struct Heads {
 inline std::string layer_name(int layer, const std::string& rest) {
   return "model.layers." + std::to_string(layer) + "." + rest;
 }
+
+// Is layer n (from 0) one of those that take in something of the first layer: all but itself, or the last_k last ones?
+inline bool takes_first(int n, int64_t last_k, int64_t L) { return n > 0 && (last_k == 0 || n >= L - last_k); }
 
 class Connection {
  public:

@@ -1,5 +1,6 @@
 // DenseFormer: depth-weighted averaging. After block i (from 1), every `period` blocks, the stream becomes a learned
-// combination of the outputs of every `dilation`-th block so far, the embedding X_0 among them where the count comes out:
+// combination of the outputs of every `dilation`-th block so far, the embedding X_0 among them where the count comes
+// out:
 //
 //   Y_i = sum over j <= i, j = i mod k, of a_i[j] X_j           X_i = Block_i(Y_{i-1}), Y_0 = X_0
 //
@@ -15,7 +16,7 @@ namespace {
 class DenseFormer : public Connection {
  public:
   explicit DenseFormer(const Config& config)
-      : dilation_(std::stoi(config.options.at("dilation"))), period_(std::stoi(config.options.at("period"))) {
+      : dilation_(config.integer("dilation")), period_(config.integer("period")) {
     if (dilation_ < 1 || period_ < 1)
       fail(Exit::usage, "denseformer: dilation ", dilation_, " and period ", period_, " must be at least 1");
   }
@@ -48,11 +49,11 @@ class DenseFormer : public Connection {
 
   std::vector<int> sources(int i) const {
     std::vector<int> list;
-    for (int j = i % dilation_; j <= i; j += dilation_) list.push_back(j);
+    for (int64_t j = i % dilation_; j <= i; j += dilation_) list.push_back(static_cast<int>(j));
     return list;
   }
 
-  int dilation_, period_;
+  int64_t dilation_, period_;
   std::optional<ops::DepthHistory> history_;
 };
 

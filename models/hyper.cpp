@@ -5,8 +5,8 @@
 //
 // Dynamic connections add a term of every token to the static numbers: A[i,j] = As[i,j] + sa tanh(n_i . Wa[:,j]) and
 // b[i] = bs[i] + sb tanh(n_i . wb), with n_i the normalised stream. All streams start as the embedding and are summed
-// before the final norm. As starts so that the sublayer reads stream (index mod E) and the streams pass unchanged, Wa and
-// wb start at 0: the model starts as an ordinary pre-norm transformer (the sum is E times its stream).
+// before the final norm. As starts so that the sublayer reads stream (index mod E) and the streams pass unchanged, Wa
+// and wb start at 0: the model starts as an ordinary pre-norm transformer (the sum is E times its stream).
 //
 // The defaults are the LIMe repository's: the sublayers' norms have no gain, index is the layer. The SATFormer
 // repository's: prenorm rmsnorm, norm rmsnorm or layernorm, layer_index sublayer, output_init_scale true.
@@ -21,22 +21,24 @@ namespace {
 class Hyper : public Connection {
  public:
   explicit Hyper(const Config& config)
-      : E_(std::stoll(config.options.at("rate"))),
-        dynamic_(config.options.at("dynamic") == "true"),
-        norm_(config.options.at("norm")),
-        gains_(config.options.at("prenorm") == "rmsnorm"),
-        by_sublayer_(config.options.at("layer_index") == "sublayer"),
-        scale_outputs_(config.options.at("output_init_scale") == "true") {
+      : E_(config.integer("rate")),
+        dynamic_(config.flag("dynamic")),
+        norm_(config.text("norm")),
+        gains_(config.text("prenorm") == "rmsnorm"),
+        by_sublayer_(config.text("layer_index") == "sublayer"),
+        scale_outputs_(config.flag("output_init_scale")) {
     if (E_ < 1 || E_ > 8) fail(Exit::usage, "hyper: rate ", E_, " must be in 1..8");
   }
 
   void declare(ParameterTable& params, const Config& config) const override {
     for (int layer = 0; layer < config.num_hidden_layers; ++layer) {
       if (!gains_)
-        for (const char* gain : {"input_layernorm.weight", "post_attention_layernorm.weight"}) params.remove(layer_name(layer, gain));
+        for (const char* gain : {"input_layernorm.weight", "post_attention_layernorm.weight"})
+          params.remove(layer_name(layer, gain));
       if (scale_outputs_)
         for (const char* output : {"self_attn.o_proj.weight", "mlp.down_proj.weight"})
-          params.at(layer_name(layer, output)).init = Init::normal(config.initializer_range / std::sqrt(static_cast<double>(E_)));
+          params.at(layer_name(layer, output)).init =
+              Init::normal(config.initializer_range / std::sqrt(static_cast<double>(E_)));
       for (const bool mlp : {false, true}) declare_site(params, {layer, mlp}, config.hidden_size);
     }
   }
@@ -50,9 +52,10 @@ class Hyper : public Connection {
     auto parameter = [&](const char* rest) {
       return build_->params.contains(name_of(site, rest)) ? build_->parameter(name_of(site, rest)) : nullptr;
     };
-    const ops::HyperParameters p{parameter("static_alpha"),       parameter("static_beta"),        parameter("dynamic_alpha_proj"),
-                                 parameter("dynamic_beta_proj"),  parameter("dynamic_alpha_scale"), parameter("dynamic_beta_scale"),
-                                 parameter("norm.weight"),        parameter("norm.bias")};
+    const ops::HyperParameters p{parameter("static_alpha"),        parameter("static_beta"),
+                                 parameter("dynamic_alpha_proj"),  parameter("dynamic_beta_proj"),
+                                 parameter("dynamic_alpha_scale"), parameter("dynamic_beta_scale"),
+                                 parameter("norm.weight"),         parameter("norm.bias")};
     const ops::HyperRead in = ops::hyper_read(build_->tape, site.name() + ".read", x_, p, norm_);
     coef_ = in.coef;
     return gains_ ? norm(site, in.x) : ops::layernorm(build_->tape, site.name() + ".norm", in.x, 1e-5);
@@ -100,15 +103,22 @@ class Hyper : public Connection {
 
 Architecture hyper_architecture() {
   const std::vector<std::string> norms = {"layernorm_no_affine", "layernorm", "rmsnorm"};
-  return {"hyper",
-          "several residual streams, mixed before and after every sublayer",
-          {{"rate", "4", "an integer in 1..8: how many streams", {}},
-           {"dynamic", "true", "true or false: every token adds a term of its own to the mixtures", {}},
-           {"norm", "layernorm_no_affine", "layernorm_no_affine, layernorm or rmsnorm: in front of that term", norms},
-           {"prenorm", "layernorm_no_affine", "layernorm_no_affine or rmsnorm: in front of the sublayers", {"layernorm_no_affine", "rmsnorm"}},
-           {"layer_index", "layer", "layer or sublayer: what counts the stream that a sublayer reads first", {"layer", "sublayer"}},
-           {"output_init_scale", "false", "true or false: output projections start divided by the root of the rate", {}}},
-          [](const Config& config) { return std::make_unique<Hyper>(config); }};
+  return {
+      "hyper",
+      "several residual streams, mixed before and after every sublayer",
+      {{"rate", "4", "an integer in 1..8: how many streams", {}},
+       {"dynamic", "true", "true or false: every token adds a term of its own to the mixtures", {}},
+       {"norm", "layernorm_no_affine", "layernorm_no_affine, layernorm or rmsnorm: in front of that term", norms},
+       {"prenorm",
+        "layernorm_no_affine",
+        "layernorm_no_affine or rmsnorm: in front of the sublayers",
+        {"layernorm_no_affine", "rmsnorm"}},
+       {"layer_index",
+        "layer",
+        "layer or sublayer: what counts the stream that a sublayer reads first",
+        {"layer", "sublayer"}},
+       {"output_init_scale", "false", "true or false: output projections start divided by the root of the rate", {}}},
+      [](const Config& config) { return std::make_unique<Hyper>(config); }};
 }
 
 }  // namespace crossply

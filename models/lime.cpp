@@ -1,7 +1,8 @@
 // LIMe (layer-integrated memory), key/value routing.
 //
 // Every layer writes its key and value heads into two slabs (L, B*T, K, D). From the second layer on, the heads that
-// attention uses are learned signed linear combinations of the heads of all layers so far, the same for keys and values:
+// attention uses are learned signed linear combinations of the heads of all layers so far, the same for keys and
+// values:
 //
 //   k~_l[h] = sum_{s <= l} sum_{h'} W_l[h, s*K + h'] k_s[h']          W_l (K, (l+1)*K)
 //
@@ -9,9 +10,9 @@
 // mixed ones: keys are rotated once, when they are written. Generation caches the mixed heads, an ordinary key/value
 // cache; the slabs then hold one token.
 //
-// Routing: full reads all layers; last and first read a window of them (first always adds the own layer); their matrices
-// keep the full shape, with the entries of unread layers 0 and without a gradient. average takes the plain mean per head
-// and has no parameters.
+// Routing: full reads all layers; last and first read a window of them (first always adds the own layer); their
+// matrices keep the full shape, with the entries of unread layers 0 and without a gradient. average takes the plain
+// mean per head and has no parameters.
 #include "models/registry.h"
 
 #include <algorithm>
@@ -24,7 +25,7 @@ namespace {
 class Lime : public Connection {
  public:
   explicit Lime(const Config& config)
-      : routing_(config.options.at("routing")), window_(std::stoll(config.options.at("window"))) {
+      : routing_(config.text("routing")), window_(config.integer("window")) {
     const bool windowed = routing_ == "last" || routing_ == "first";
     if (windowed && window_ < 1) fail(Exit::usage, "lime: routing ", routing_, " needs a window of at least 1 layer");
   }

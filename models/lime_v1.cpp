@@ -1,5 +1,6 @@
 // LIMe, first version: routers over residual streams. From the second layer on, every key/value head h projects its own
-// convex mixture of the embedding and all layers' outputs so far, each normalised by a norm that the layer has for this:
+// convex mixture of the embedding and all layers' outputs so far, each normalised by a norm that the layer has for
+// this:
 //
 //   Z_h = sum_{m <= l} a[h,m] rms(X_m) * g          k_h = Z_h Wk_h,  v_h = Z_h Wv_h,  queries as in LLaMA
 //
@@ -7,8 +8,8 @@
 //   lime_dynamic:  a = softmax_m(x Wr) anew for every token, x = rms(X_l) * g
 //
 // rms(X_m) without the gain is the same for all readers, so it is computed once. The mixtures are K times as large as
-// the streams and are never stored (kernels/head_mix.h). The papers have one router row per head with K = H; with grouped
-// heads there is one per key/value head. (Gerasimov et al., arXiv 2502.09245, version 1.)
+// the streams and are never stored (kernels/head_mix.h). The papers have one router row per head with K = H; with
+// grouped heads there is one per key/value head. (Gerasimov et al., arXiv 2502.09245, version 1.)
 #include <cmath>
 
 #include "models/registry.h"
@@ -18,8 +19,8 @@ namespace {
 
 class LimeV1 : public Connection {
  public:
-  LimeV1(const Config& config, bool dynamic) : dynamic_(dynamic), literal_(config.options.at("kv_init") == "literal") {
-    if (!dynamic) top_p_ = std::stod(config.options.at("top_p"));
+  LimeV1(const Config& config, bool dynamic) : dynamic_(dynamic), literal_(config.text("kv_init") == "literal") {
+    if (!dynamic) top_p_ = config.number("top_p");
     if (!(top_p_ >= 0 && top_p_ <= 1)) fail(Exit::usage, "lime_static: top_p ", top_p_, " must be in 0..1");
   }
 
@@ -30,7 +31,9 @@ class LimeV1 : public Connection {
       for (const char* name : {"self_attn.k_proj.weight", "self_attn.v_proj.weight"})
         params.at(layer_name(i, name)).init = Init::uniform(1 / std::sqrt(fan_in));
       params.add(layer_name(i, "lime_layernorm.weight"), Shape{C}, Init::constant(1), 1, 0);
-      if (dynamic_) params.add(router_name(i), Shape{K * (i + 1), C}, Init::normal(c.initializer_range), /*lr_mul=*/10, /*wd_mul=*/1);
+      if (dynamic_)
+        params.add(router_name(i), Shape{K * (i + 1), C}, Init::normal(c.initializer_range), /*lr_mul=*/10,
+                   /*wd_mul=*/1);
       else params.add(router_name(i), Shape{K, i + 1}, Init::normal(0.1), 10, 0);
     }
   }
@@ -38,7 +41,8 @@ class LimeV1 : public Connection {
   Heads project(int layer, Value* x) override {
     const Config& c = build_->config;
     const std::string name = Site{layer, false}.name();
-    if (c.num_hidden_layers > 1) streams_.push_back(ops::rmsnorm(build_->tape, name + ".unit", x_, nullptr, c.rms_norm_eps));
+    if (c.num_hidden_layers > 1)
+      streams_.push_back(ops::rmsnorm(build_->tape, name + ".unit", x_, nullptr, c.rms_norm_eps));
     if (layer == 0) return Connection::project(layer, x);
     auto parameter = [&](const std::string& rest) { return build_->parameter(layer_name(layer, rest)); };
     const ops::HeadSources s{streams_, parameter("lime_layernorm.weight"), weights(layer, name),
@@ -70,7 +74,10 @@ class LimeV1 : public Connection {
   std::vector<Value*> streams_;  // rms(X_0), rms(X_1), ...
 };
 
-const Option kv_init{"kv_init", "literal", "literal or fan_in: the spread that keys' and values' weights start with", {"literal", "fan_in"}};
+const Option kv_init{"kv_init",
+                     "literal",
+                     "literal or fan_in: the spread that keys' and values' weights start with",
+                     {"literal", "fan_in"}};
 
 }  // namespace
 

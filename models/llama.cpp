@@ -46,8 +46,9 @@ void record_llama_block(const Build& b, Connection& connection, int layer, Value
   const Site mlp{layer, true};
   const std::string m = mlp.name();
   const Shape hidden{B, T, weight("mlp.gate_proj")->shape[0]};
-  const auto branches = ops::linears(b.tape, m + ".expand", connection.read(mlp), {{m + ".gate", weight("mlp.gate_proj"), hidden},
-                                                                                   {m + ".up", weight("mlp.up_proj"), hidden}});
+  const auto branches =
+      ops::linears(b.tape, m + ".expand", connection.read(mlp),
+                   {{m + ".gate", weight("mlp.gate_proj"), hidden}, {m + ".up", weight("mlp.up_proj"), hidden}});
   Value* y = ops::swiglu(b.tape, m + ".swiglu", branches[0], branches[1]);
   connection.write(mlp, ops::linear(b.tape, m + ".down", y, weight("mlp.down_proj"), stream));
 }

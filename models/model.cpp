@@ -25,7 +25,8 @@ Graph record_model(Tape& tape, ParameterTable& params, const Config& config, int
   Value* embed = build.parameter("model.embed_tokens.weight");
   connection->begin(build, ops::embedding(tape, "embed", graph.tokens, embed));
   for (int i = 0; i < config.num_hidden_layers; ++i) record_llama_block(build, *connection, i, rope);
-  Value* x = ops::rmsnorm(tape, "norm", connection->finish(), build.parameter("model.norm.weight"), config.rms_norm_eps);
+  Value* x =
+      ops::rmsnorm(tape, "norm", connection->finish(), build.parameter("model.norm.weight"), config.rms_norm_eps);
   Value* head = config.tie_word_embeddings ? embed : build.parameter("lm_head.weight");
   if (tape.cache_length() > 0) {
     graph.logits = ops::linear(tape, "logits", x, head, Shape{B, T, config.vocab_size});

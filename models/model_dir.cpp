@@ -90,7 +90,8 @@ void save_tensors(const std::string& path, const ParameterTable& params, const s
 void load_tensors(const std::string& path, ParameterTable& params, const std::vector<FlatArray>& arrays) {
   const SafetensorsFile file(path);
   if (file.tensors().size() != arrays.size() * params.rows().size())
-    fail(Exit::bad_data, path, ": ", file.tensors().size(), " tensors, expected ", arrays.size() * params.rows().size());
+    fail(Exit::bad_data, path, ": ", file.tensors().size(), " tensors, expected ",
+         arrays.size() * params.rows().size());
   std::vector<float> host;
   for (const FlatArray& array : arrays) {
     for (const Parameter& row : params.rows()) {

@@ -1,10 +1,10 @@
-// MUDDFormer: multiway dynamic dense connections. The outputs X_0 .. X_n of all layers so far are mixed four times, anew
-// for every token: for the queries, the keys, the values and the residual stream of the next block.
+// MUDDFormer: multiway dynamic dense connections. The outputs X_0 .. X_n of all layers so far are mixed four times,
+// anew for every token: for the queries, the keys, the values and the residual stream of the next block.
 //
 //   w = gelu(y W1) W2 + a                      y = rms(X_n); one weight for each way c and source l: C_n (n+1) of them
 //   A_c = sum_l w[c,l] S_l
 //
-//   norm prepost:  S_l = rms(X_l) * pre_l,  way c = rms(A_c) * post_c + X_n           norm none:  S_l = X_l,  way c = A_c
+//   norm prepost:  S_l = rms(X_l) * pre_l,  way c = rms(A_c) * post_c + X_n;     none:  S_l = X_l,  way c = A_c
 //
 // Queries, keys and values have a norm each. The last mixture has one way, which goes to the final norm. W2 and a start
 // so that the model starts as LLaMA. rms(X_l) without a gain is the same for all readers and is computed once.
@@ -18,29 +18,34 @@ namespace crossply {
 namespace {
 
 constexpr double eps = 1e-6;  // of the norms inside the mixtures
-constexpr int Q = 0, K = 1, V = 2, R = 3;
+enum Way { query, key, value, stream };
 
 class Mudd : public Connection {
  public:
-  explicit Mudd(const Config& config) : prepost_(config.options.at("norm") == "prepost"), literal_(config.options.at("w1_init") == "literal"), L_(static_cast<int>(config.num_hidden_layers)) {
-    for (const auto& width : nlohmann::json::parse(config.options.at("intermediate_sizes"))) {
+  explicit Mudd(const Config& config)
+      : prepost_(config.text("norm") == "prepost"),
+        literal_(config.text("w1_init") == "literal"),
+        L_(static_cast<int>(config.num_hidden_layers)) {
+    for (const auto& width : nlohmann::json::parse(config.text("intermediate_sizes"))) {
       if (!width.is_number_integer() || width < 1 || width > (1 << 30))
         fail(Exit::usage, "mudd: intermediate_sizes must be positive integers, has ", width.dump());
       widths_.push_back(width);
     }
     if (!widths_.empty() && static_cast<int>(widths_.size()) != L_)
-      fail(Exit::usage, "mudd: intermediate_sizes has ", widths_.size(), " entries for ", L_, " layers; give one for each, or []");
+      fail(Exit::usage, "mudd: intermediate_sizes has ", widths_.size(), " entries for ", L_,
+           " layers; give one for each, or []");
   }
 
   void declare(ParameterTable& params, const Config& config) const override {
     const int64_t C = config.hidden_size;
+    for (int i = 0; i < L_; ++i) params.remove(layer_name(i, "input_layernorm.weight"));
     for (int i = 0; i < L_; ++i) {
-      params.remove(layer_name(i, "input_layernorm.weight"));
       for (const char* way : {"q", "k", "v"})
         params.add(layer_name(i, str("input_layernorm_", way, ".weight")), Shape{C}, Init::constant(1), 1, 0);
       if (!widths_.empty()) {
         const int64_t F = widths_[static_cast<size_t>(i)];
-        for (const char* name : {"mlp.gate_proj.weight", "mlp.up_proj.weight"}) params.at(layer_name(i, name)).shape = Shape{F, C};
+        for (const char* name : {"mlp.gate_proj.weight", "mlp.up_proj.weight"})
+          params.at(layer_name(i, name)).shape = Shape{F, C};
         params.at(layer_name(i, "mlp.down_proj.weight")).shape = Shape{C, F};
       }
       declare_mixture(params, i, C);
@@ -55,13 +60,13 @@ class Mudd : public Connection {
 
   Value* read(const Site& site) override {
     if (site.mlp) return norm(site, x_);
-    x_ = ways_[R];
-    return way_norm(site.layer, Q, "q");
+    x_ = ways_[stream];
+    return way_norm(site.layer, query, "q");
   }
 
   Heads project(int layer, Value* x) override {
-    return {linears(layer, x, {queries(layer)})[0], linears(layer, way_norm(layer, K, "k"), {keys(layer)})[0],
-            linears(layer, way_norm(layer, V, "v"), {values(layer)})[0]};
+    return {linears(layer, x, {queries(layer)})[0], linears(layer, way_norm(layer, key, "k"), {keys(layer)})[0],
+            linears(layer, way_norm(layer, value, "v"), {values(layer)})[0]};
   }
 
   void write(const Site& site, Value* y) override {
@@ -77,23 +82,28 @@ class Mudd : public Connection {
 
   void declare_mixture(ParameterTable& params, int i, int64_t C) const {
     const int64_t sources = i + 2, all = ways(i) * sources;
-    params.add(da_name(i, "w1.weight"), Shape{all, C}, Init::normal(literal_ ? 1 / static_cast<double>(C) : 1 / std::sqrt(static_cast<double>(C))), 1, 1);
+    params.add(da_name(i, "w1.weight"), Shape{all, C},
+               Init::normal(literal_ ? 1 / static_cast<double>(C) : 1 / std::sqrt(static_cast<double>(C))), 1, 1);
     params.add(da_name(i, "w2.weight"), Shape{all, all}, Init::constant(0), 1, 1);
-    const Init own_one{"0 .. 0 1", [sources](uint64_t, uint64_t, int64_t j) { return j % sources == sources - 1 ? 1.0 : 0.0; }};
+    const Init own_one{"0 .. 0 1",
+                       [sources](uint64_t, uint64_t, int64_t j) { return j % sources == sources - 1 ? 1.0 : 0.0; }};
     params.add(da_name(i, "static_weight"), Shape{ways(i), sources}, prepost_ ? Init::constant(0) : own_one, 1, 0);
     if (!prepost_) return;
-    for (int l = 0; l < sources; ++l) params.add(da_name(i, str("pre_da_norms.", l, ".weight")), Shape{C}, Init::constant(1), 1, 0);
-    for (int c = 0; c < ways(i); ++c) params.add(da_name(i, str("post_da_norms.", c, ".weight")), Shape{C}, Init::constant(1e-3), 1, 0);
+    for (int l = 0; l < sources; ++l)
+      params.add(da_name(i, str("pre_da_norms.", l, ".weight")), Shape{C}, Init::constant(1), 1, 0);
+    for (int c = 0; c < ways(i); ++c)
+      params.add(da_name(i, str("post_da_norms.", c, ".weight")), Shape{C}, Init::constant(1e-3), 1, 0);
   }
 
   Value* way_norm(int layer, int way, const char* suffix) const {
     Value* gain = build_->parameter(layer_name(layer, str("input_layernorm_", suffix, ".weight")));
-    return ops::rmsnorm(build_->tape, str("L", layer, ".attn.norm_", suffix), ways_[static_cast<size_t>(way)], gain, build_->config.rms_norm_eps);
+    return ops::rmsnorm(build_->tape, str("L", layer, ".attn.norm_", suffix), ways_[static_cast<size_t>(way)], gain,
+                        build_->config.rms_norm_eps);
   }
 
   // The stream x_ = X_n becomes a source, and its gain-free norm the input of the weights.
   void add_source(int n) {
-    unit_ = ops::rmsnorm(build_->tape, str("X", n, ".unit"), x_, nullptr, eps);
+    if (prepost_ || n > 0) unit_ = ops::rmsnorm(build_->tape, str("X", n, ".unit"), x_, nullptr, eps);
     sources_.push_back(prepost_ ? unit_ : x_);
   }
 
@@ -126,7 +136,10 @@ Architecture mudd_architecture() {
           "queries, keys, values and stream each read their own token-wise mixture of all earlier outputs",
           {{"norm", "prepost", "prepost or none: norms around the mixtures", {"prepost", "none"}},
            {"intermediate_sizes", "[]", "a list like [96,128]: every layer's feed-forward width ([]: all alike)", {}},
-           {"w1_init", "fan_in", "fan_in (spread 1/sqrt(C)) or literal (1/C, as SATFormer's code has it)", {"fan_in", "literal"}}},
+           {"w1_init",
+            "fan_in",
+            "fan_in (spread 1/sqrt(C)) or literal (1/C, as SATFormer's code has it)",
+            {"fan_in", "literal"}}},
           [](const Config& config) { return std::make_unique<Mudd>(config); }};
 }
 

@@ -10,8 +10,8 @@
 
 namespace crossply {
 
-// A key of config.json's "crossply" object, and a flag of the trainer by the same name; where every trainer has a flag of
-// that name already, the architecture's stands in front (--sla-heads).
+// A key of config.json's "crossply" object, and a flag of the trainer by the same name; where every trainer has a flag
+// of that name already, the architecture's stands in front (--sla-heads).
 struct Option {
   std::string key;
   std::string default_value;         // the default, as it would stand in JSON; a text without quotes
@@ -43,6 +43,7 @@ Architecture relay_architecture();
 
 const std::vector<Architecture>& architectures();
 // Throws `code`, naming `where` and the known architectures.
-const Architecture& find_architecture(const std::string& name, Exit code = Exit::usage, const std::string& where = "--arch");
+const Architecture& find_architecture(const std::string& name, Exit code = Exit::usage,
+                                      const std::string& where = "--arch");
 
 }  // namespace crossply

@@ -24,7 +24,9 @@ class Relay : public Connection {
     }
     const Shape gates{build_->B, build_->T, build_->config.num_key_value_heads};
     const std::string name = str("L", layer);
-    const auto heads = linears(layer, x, {queries(layer), keys(layer), values(layer), {name + ".pass", build_->parameter(gate_name(layer)), gates}});
+    const auto heads = linears(
+        layer, x,
+        {queries(layer), keys(layer), values(layer), {name + ".pass", build_->parameter(gate_name(layer)), gates}});
     Value* gate = ops::gate(build_->tape, name + ".gate", heads[3], "relu");
     below_ = ops::gated_mix(build_->tape, name + ".relay", heads[2], below_, gate);
     return {heads[0], heads[1], below_};
@@ -39,7 +41,9 @@ class Relay : public Connection {
 }  // namespace
 
 Architecture relay_architecture() {
-  return {"relay", "values are handed from layer to layer through gates", {}, [](const Config&) { return std::make_unique<Relay>(); }};
+  return {"relay", "values are handed from layer to layer through gates", {}, [](const Config&) {
+            return std::make_unique<Relay>();
+          }};
 }
 
 }  // namespace crossply

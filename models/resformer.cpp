@@ -22,7 +22,7 @@ namespace {
 class ResFormer : public Connection {
  public:
   explicit ResFormer(const Config& config)
-      : variant_(config.options.at("variant")), L_(config.num_hidden_layers), last_k_(std::stoll(config.options.at("last_k"))) {
+      : variant_(config.text("variant")), L_(config.num_hidden_layers), last_k_(config.integer("last_k")) {
     if (variant_ == "sparse" && last_k_ == 0) last_k_ = std::max<int64_t>(1, 3 * L_ / 8);
   }
 
@@ -62,7 +62,8 @@ class ResFormer : public Connection {
     Heads own = Connection::project(layer, x);
     if (layer == 0) v1_ = own.v;
     else if (mixes(layer))
-      own.v = ops::value_mix(build_->tape, str("L", layer, ".value_mix"), own.v, v1_, own_weight(layer), first_weight(layer));
+      own.v = ops::value_mix(build_->tape, str("L", layer, ".value_mix"), own.v, v1_, own_weight(layer),
+                             first_weight(layer));
     return own;
   }
 
@@ -70,7 +71,7 @@ class ResFormer : public Connection {
   static std::string scalar_name(int n, const std::string& which) {
     return layer_name(n, "self_attn.value_residual_mixing." + which);
   }
-  bool mixes(int n) const { return n > 0 && (last_k_ == 0 || n >= L_ - last_k_); }
+  bool mixes(int n) const { return takes_first(n, last_k_, L_); }
 
   ops::Scalar own_weight(int n) const {
     return fixed_ != nullptr ? ops::Scalar{fixed_, 0} : ops::Scalar{build_->parameter(scalar_name(n, "lambda2"))};

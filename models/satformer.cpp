@@ -16,10 +16,10 @@ namespace {
 class SatFormer : public Connection {
  public:
   explicit SatFormer(const Config& config)
-      : gate_(config.options.at("gate")),
+      : gate_(config.text("gate")),
         L_(config.num_hidden_layers),
-        last_k_(std::stoll(config.options.at("last_k"))),
-        uniform_(config.options.at("gate_init") == "uniform") {}
+        last_k_(config.integer("last_k")),
+        uniform_(config.text("gate_init") == "uniform") {}
 
   void declare(ParameterTable& params, const Config& c) const override {
     for (int n = 1; n < L_; ++n)
@@ -43,9 +43,10 @@ class SatFormer : public Connection {
  private:
   static std::string gate_name(int n) { return layer_name(n, "self_attn.value_residual_mixing.alpha_proj.weight"); }
   Init start(const Config& c) const {
-    return uniform_ ? Init::uniform(1 / std::sqrt(static_cast<double>(c.hidden_size))) : Init::normal(c.initializer_range);
+    return uniform_ ? Init::uniform(1 / std::sqrt(static_cast<double>(c.hidden_size)))
+                    : Init::normal(c.initializer_range);
   }
-  bool consumes(int n) const { return n > 0 && (last_k_ == 0 || n >= L_ - last_k_); }
+  bool consumes(int n) const { return takes_first(n, last_k_, L_); }
 
   std::string gate_;
   int64_t L_, last_k_;
@@ -61,7 +62,10 @@ Architecture satformer_architecture() {
           "every token and head decides how much of the first layer's value to add",
           {{"gate", "relu", "relu, sigmoid, softmax, softmax_sigmoid, tanh or identity", gates},
            {"last_k", "0", "an integer: how many last layers do (0: all from the second on)", {}},
-           {"gate_init", "normal", "normal (the code's) or uniform (the paper's): how the gates start", {"normal", "uniform"}}},
+           {"gate_init",
+            "normal",
+            "normal (the code's) or uniform (the paper's): how the gates start",
+            {"normal", "uniform"}}},
           [](const Config& config) { return std::make_unique<SatFormer>(config); }};
 }
 

@@ -34,7 +34,8 @@ class SkipAttention : public Connection {
     for (Value* KeyValue::*part : {&KeyValue::k, &KeyValue::v}) {
       std::vector<Value*> sources;
       for (const int from : read) sources.push_back(layers_[static_cast<size_t>(from)].*part);
-      chosen.*part = ops::select_heads(build_->tape, name + (part == &KeyValue::k ? ".k" : ".v"), sources, grouped(choice, group));
+      chosen.*part =
+          ops::select_heads(build_->tape, name + (part == &KeyValue::k ? ".k" : ".v"), sources, grouped(choice, group));
     }
     return chosen;
   }
@@ -61,7 +62,7 @@ class SkipAttention : public Connection {
 class Sla : public SkipAttention {
  public:
   // 0 takes what the paper's three sizes have in common: three quarters of the layers, half of the heads.
-  explicit Sla(const Config& c) : distance_(std::stoll(c.options.at("distance"))), heads_(std::stoll(c.options.at("heads"))) {
+  explicit Sla(const Config& c) : distance_(c.integer("distance")), heads_(c.integer("heads")) {
     if (distance_ == 0) distance_ = std::max<int64_t>(1, 3 * c.num_hidden_layers / 4);
     if (heads_ == 0) heads_ = c.num_attention_heads / 2;
     if (heads_ > c.num_attention_heads)
@@ -78,7 +79,7 @@ class Sla : public SkipAttention {
 class Ala : public SkipAttention {
  public:
   explicit Ala(const Config& c)
-      : stride_(std::stoll(c.options.at("stride"))), L_(c.num_hidden_layers), self_(c.options.at("include_self") == "true") {
+      : stride_(c.integer("stride")), L_(c.num_hidden_layers), self_(c.flag("include_self")) {
     if (stride_ < 1) fail(Exit::usage, "ala: stride ", stride_, " must be at least 1");
   }
 

@@ -3,10 +3,11 @@
 //
 //   v_l = sum_{i <= l} a_i h^i       a = softmax_i( s_l[i] - ln |h^i| )       h^{l+1} = Block_l(v_l)
 //
-// so that with equal scores every source contributes a vector of equal length. The scores start at 0 and learn ten times
-// as fast as the rest. The fixed maps have no scores and give every allowed source the same: inet the embedding, the
-// first block's output and the one below; unet, in the second half, the one below and the mirrored one of the first half.
-// residual false is the literal reading of the paper's equations: sublayers replace their input instead of adding to it.
+// so that with equal scores every source contributes a vector of equal length. The scores start at 0 and learn ten
+// times as fast as the rest. The fixed maps have no scores and give every allowed source the same: inet the embedding,
+// the first block's output and the one below; unet, in the second half, the one below and the mirrored one of the first
+// half. residual false is the literal reading of the paper's equations: sublayers replace their input instead of adding
+// to it.
 #include <cmath>
 #include <optional>
 
@@ -20,17 +21,19 @@ constexpr double norm_eps = 1e-12;  // added to squared norms
 class Vertical : public Connection {
  public:
   explicit Vertical(const Config& config)
-      : map_(config.options.at("map")),
-        residual_(config.options.at("residual") == "true"),
-        diagonal_(std::stod(config.options.at("init_diag"))),
-        mirror_(std::stoi(config.options.at("mirror_offset"))) {
+      : map_(config.text("map")),
+        residual_(config.flag("residual")),
+        diagonal_(config.number("init_diag")),
+        mirror_(config.integer("mirror_offset")) {
     if (mirror_ < 1 || mirror_ > 2) fail(Exit::usage, "vertical: mirror_offset ", mirror_, " must be 1 or 2");
-    if (!std::isfinite(diagonal_)) fail(Exit::usage, "vertical: init_diag ", diagonal_, " must be a finite number");
+    if (!(std::abs(diagonal_) <= 1e4))
+      fail(Exit::usage, "vertical: init_diag ", diagonal_, " must be within -1e4..1e4");
   }
 
   void declare(ParameterTable& params, const Config& config) const override {
     for (int l = 0; l < config.num_hidden_layers && map_ == "learned"; ++l) {
-      const Init start{str("0 .. 0 ", diagonal_), [l, c = diagonal_](uint64_t, uint64_t, int64_t i) { return i == l ? c : 0.0; }};
+      const Init start{str("0 .. 0 ", diagonal_),
+                       [l, c = diagonal_](uint64_t, uint64_t, int64_t i) { return i == l ? c : 0.0; }};
       params.add(score_name(l), Shape{l + 1}, start, /*lr_mul=*/10, /*wd_mul=*/1);
     }
   }
@@ -73,7 +76,7 @@ class Vertical : public Connection {
   std::string map_;
   bool residual_;
   double diagonal_;  // how the scores of the ordinary stream start
-  int mirror_;       // unet: 1 mirrors what the blocks read, 2 what they put out
+  int64_t mirror_;   // unet: 1 mirrors what the blocks read, 2 what they put out
   std::optional<ops::DepthHistory> history_;
 };
 
@@ -83,7 +86,10 @@ Architecture vertical_architecture() {
   return {"vertical",
           "a block reads a softmax mixture of all earlier outputs",
           {{"map", "learned", "learned, unet or inet", {"learned", "unet", "inet"}},
-           {"residual", "true", "true or false: false lets sublayers replace their input, as the paper's equations read", {}},
+           {"residual",
+            "true",
+            "true or false: false lets sublayers replace their input, as the paper's equations read",
+            {}},
            {"init_diag", "0.0", "a number: how the score of the ordinary stream starts (4: nearly LLaMA)", {}},
            {"mirror_offset", "1", "1 or 2: unet reads the input or the output of the mirrored block", {}}},
           [](const Config& config) { return std::make_unique<Vertical>(config); }};

@@ -45,7 +45,8 @@ ArchChoice parse_choice(const std::string& text) {
 std::string ArchChoice::file_name() const {
   std::string name;
   for (const char c : text) {
-    const bool safe = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '.';
+    const bool safe = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
+                      c == '.' || c == '-';
     if (safe) name += c;
     else if (name.back() != '-') name += '-';
   }

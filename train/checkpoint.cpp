@@ -269,7 +269,8 @@ std::string newest_valid_checkpoint(const std::string& run_dir, std::vector<std:
 std::string resolve_model_dir(const std::string& path) {
   std::error_code error;
   if (fs::exists(fs::path(path) / "config.json", error)) return path;
-  if (!fs::is_directory(path, error)) fail(Exit::no_input, path, ": no such directory; expected a model or run directory");
+  if (!fs::is_directory(path, error))
+    fail(Exit::no_input, path, ": no such directory; expected a model or run directory");
   std::vector<std::string> skipped;
   const std::string newest = newest_valid_checkpoint(path, &skipped);
   if (!newest.empty()) return newest;

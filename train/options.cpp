@@ -85,7 +85,8 @@ void add_architecture_flags(CLI::App& app, TrainOptions& o) {
   const Architecture& architecture = find_architecture(c.arch);
   for (const Option& option : architecture.options) {
     std::string name = option.key;
-    if (app.get_option_no_throw("--" + name) != nullptr) name = architecture.name + "-" + name;  // sla's heads are not H
+    if (app.get_option_no_throw("--" + name) != nullptr)
+      name = architecture.name + "-" + name;  // sla's heads are not H
     for (char& letter : name) letter = letter == '_' ? '-' : letter;
     auto set = [&c, option](const std::string& text) { c.options[option.key] = text; };
     app.add_option_function<std::string>("--" + name, set, option.help)
@@ -102,13 +103,17 @@ std::vector<std::string> given_model_flags(const CLI::App& app) {
 }
 
 void check_numbers(const TrainOptions& o) {
-  for (const double number : {o.lr, o.router_lr, o.lr_floor, o.adamw.weight_decay, o.adamw.beta1, o.adamw.beta2, o.adamw.clip})
+  for (const double number :
+       {o.lr, o.router_lr, o.lr_floor, o.adamw.weight_decay, o.adamw.beta1, o.adamw.beta2, o.adamw.clip})
     if (!std::isfinite(number)) fail(Exit::usage, "--lr, --weight-decay, --clip and the like must be finite numbers");
+  if (o.lr == 0 && o.router_lr > 0)
+    fail(Exit::usage, "--router-lr ", o.router_lr, " with --lr 0: nothing else would learn");
   constexpr double most = 1LL << 40;
-  const double tokens = static_cast<double>(o.batch) * static_cast<double>(o.accumulate) * static_cast<double>(o.data.seq_len);
+  const double tokens =
+      static_cast<double>(o.batch) * static_cast<double>(o.accumulate) * static_cast<double>(o.data.seq_len);
   if (tokens > most || static_cast<double>(o.steps) > most)
-    fail(Exit::usage, "--batch ", o.batch, " x --accumulate ", o.accumulate, " x --seq ", o.data.seq_len, ", or --steps ",
-         o.steps, ", is beyond anything a machine can do");
+    fail(Exit::usage, "--batch ", o.batch, " x --accumulate ", o.accumulate, " x --seq ", o.data.seq_len,
+         ", or --steps ", o.steps, ", is beyond anything a machine can do");
 }
 
 nlohmann::json all_settings(const TrainOptions& o) {
@@ -158,14 +163,6 @@ void apply_preset(const std::string& name, TrainOptions& options) {
     return;
   }
   fail(Exit::usage, "unknown preset '", name, "'; known:", known);
-}
-
-void apply_preset_to_architecture(TrainOptions& options) {
-  for (const Preset& preset : presets()) {
-    if (preset.name != options.preset) continue;
-    for (const Preset::Own& own : preset.options)
-      if (own.arch == options.config.arch) options.config.options.emplace(own.key, own.value);
-  }
 }
 
 std::string find_preset_flag(int argc, char** argv) {

@@ -96,21 +96,20 @@ void sat_model(TrainOptions& o, const Size& size, double lr, int64_t steps, int6
 std::string rising_widths(int64_t F, int64_t L) {
   std::string list;
   for (int64_t n = 0; n < L; ++n) {
-    const double width = static_cast<double>(F) * (0.5 + static_cast<double>(n) / static_cast<double>(L - 1));
+    const double depth = L > 1 ? static_cast<double>(n) / static_cast<double>(L - 1) : 0.5;
+    const double width = static_cast<double>(F) * (0.5 + depth);
     list += (n > 0 ? "," : "") + std::to_string(std::max<int64_t>(256, (std::lrint(width) + 127) / 256 * 256));
   }
   return "[" + list + "]";
 }
 
-// What the SATFormer paper sets for its baselines.
-std::vector<Preset::Own> sat_options(int64_t F, int64_t L) {
-  return {{"hyper", "rate", "2"},
-          {"hyper", "norm", "layernorm"},
-          {"hyper", "prenorm", "rmsnorm"},
-          {"hyper", "layer_index", "sublayer"},
-          {"hyper", "output_init_scale", "true"},
-          {"mudd", "intermediate_sizes", rising_widths(F, L)}};
-}
+// What the SATFormer paper sets for its baselines. "rising" stands for rising_widths of the model's own sizes.
+const std::vector<Preset::Own> sat_options = {{"hyper", "rate", "2"},
+                                              {"hyper", "norm", "layernorm"},
+                                              {"hyper", "prenorm", "rmsnorm"},
+                                              {"hyper", "layer_index", "sublayer"},
+                                              {"hyper", "output_init_scale", "true"},
+                                              {"mudd", "intermediate_sizes", "rising"}};
 
 // The vertical attention paper: Llama 3's vocabulary and rotation, heads of 128, a constant rate without warm-up. The
 // initialisation, the second moment's decay and the absence of clipping are ours.
@@ -142,27 +141,83 @@ const std::vector<Preset>& presets() {
       {"arith", "the LIMe paper's arithmetic task: 6 operators, 50,000 samples, 200 epochs", arithmetic},
       {"prosqa", "the LIMe paper's ProsQA fine-tuning, 150M sizes", prosqa},
       {"150m", "150M, the LIMe paper's router ablation (sizes ours)",
-       [](TrainOptions& o) { language_model(o, {768, 3072, 12, 12, 0}); }},
-      {"1b", "1B with 8 key/value heads", [](TrainOptions& o) { language_model(o, {2048, 8192, 16, 32, 8}); }},
-      {"1.2b", "1.2B, full attention", [](TrainOptions& o) { language_model(o, {2048, 8192, 16, 32, 0}); }},
-      {"deep32", "32 layers (width ours)", [](TrainOptions& o) { language_model(o, {512, 2048, 32, 8, 0}); }, pruned},
-      {"deep64", "64 layers (width ours)", [](TrainOptions& o) { language_model(o, {512, 2048, 64, 8, 0}); }, pruned},
-      {"deep128", "128 layers (width ours)", [](TrainOptions& o) { language_model(o, {512, 2048, 128, 8, 0}); }, pruned},
+       [](TrainOptions& o) {
+         language_model(o, {768, 3072, 12, 12, 0});
+       }},
+      {"1b", "1B with 8 key/value heads",
+       [](TrainOptions& o) {
+         language_model(o, {2048, 8192, 16, 32, 8});
+       }},
+      {"1.2b", "1.2B, full attention",
+       [](TrainOptions& o) {
+         language_model(o, {2048, 8192, 16, 32, 0});
+       }},
+      {"deep32", "32 layers (width ours)",
+       [](TrainOptions& o) {
+         language_model(o, {512, 2048, 32, 8, 0});
+       },
+       pruned},
+      {"deep64", "64 layers (width ours)",
+       [](TrainOptions& o) {
+         language_model(o, {512, 2048, 64, 8, 0});
+       },
+       pruned},
+      {"deep128", "128 layers (width ours)",
+       [](TrainOptions& o) {
+         language_model(o, {512, 2048, 128, 8, 0});
+       },
+       pruned},
       {"130m", "the SATFormer paper's small size",
-       [](TrainOptions& o) { sat_model(o, {768, 3072, 11, 12, 0}, 2e-3, 9536, 95); }, sat_options(3072, 11)},
+       [](TrainOptions& o) {
+         sat_model(o, {768, 3072, 11, 12, 0}, 2e-3, 9536, 95);
+       },
+       sat_options},
       {"340m", "its medium size",
-       [](TrainOptions& o) { sat_model(o, {1024, 4096, 18, 16, 0}, 1.5e-3, 19073, 190); }, sat_options(4096, 18)},
+       [](TrainOptions& o) {
+         sat_model(o, {1024, 4096, 18, 16, 0}, 1.5e-3, 19073, 190);
+       },
+       sat_options},
       {"760m", "its large size",
-       [](TrainOptions& o) { sat_model(o, {1536, 6144, 19, 24, 0}, 1e-3, 38146, 381); }, sat_options(6144, 19)},
+       [](TrainOptions& o) {
+         sat_model(o, {1536, 6144, 19, 24, 0}, 1e-3, 38146, 381);
+       },
+       sat_options},
       {"760m-thin", "its thin and long size (rate and steps those of 760m: ours)",
-       [](TrainOptions& o) { sat_model(o, {1536, 4352, 24, 16, 0}, 1e-3, 38146, 381); }, sat_options(4352, 24)},
+       [](TrainOptions& o) {
+         sat_model(o, {1536, 4352, 24, 16, 0}, 1e-3, 38146, 381);
+       },
+       sat_options},
       {"1.3b", "its largest size",
-       [](TrainOptions& o) { sat_model(o, {2048, 5632, 24, 32, 0}, 8e-4, 57220, 572); }, sat_options(5632, 24)},
-      {"va50m", "the vertical attention paper's small size", [](TrainOptions& o) { vertical_model(o, {192, 768, 6, 3, 1}); }},
-      {"va100m", "its medium size", [](TrainOptions& o) { vertical_model(o, {384, 1536, 8, 6, 3}); }},
-      {"va300m", "its large size", [](TrainOptions& o) { vertical_model(o, {768, 3072, 12, 12, 4}); }},
+       [](TrainOptions& o) {
+         sat_model(o, {2048, 5632, 24, 32, 0}, 8e-4, 57220, 572);
+       },
+       sat_options},
+      {"va50m", "the vertical attention paper's small size",
+       [](TrainOptions& o) {
+         vertical_model(o, {192, 768, 6, 3, 1});
+       }},
+      {"va100m", "its medium size",
+       [](TrainOptions& o) {
+         vertical_model(o, {384, 1536, 8, 6, 3});
+       }},
+      {"va300m", "its large size",
+       [](TrainOptions& o) {
+         vertical_model(o, {768, 3072, 12, 12, 4});
+       }},
   };
   return all;
+}
+
+void apply_preset_to_architecture(TrainOptions& o) {
+  for (const Preset& preset : presets()) {
+    if (preset.name != o.preset) continue;
+    for (const Preset::Own& own : preset.options) {
+      if (own.arch != o.config.arch) continue;
+      const bool rising = own.value == "rising";
+      const std::string widths = rising ? rising_widths(o.config.intermediate_size, o.config.num_hidden_layers) : "";
+      o.config.options.emplace(own.key, rising ? widths : own.value);
+    }
+  }
 }
 
 }  // namespace crossply

@@ -15,8 +15,8 @@
 
 namespace crossply {
 
-// For flags: an integer from `least` on, a finite number from `least` on. CLI11's own ranges let NaN and wrapped integers
-// through.
+// For flags: an integer from `least` on, a finite number from `least` on. CLI11's own ranges let NaN and wrapped
+// integers through.
 inline CLI::Validator integer_from(int64_t least) {
   auto check = [least](const std::string& text) {
     int64_t value = 0;
@@ -31,7 +31,8 @@ inline CLI::Validator number_from(double least, double most = std::numeric_limit
     char* end = nullptr;
     const double value = std::strtod(text.c_str(), &end);
     if (!text.empty() && *end == '\0' && value >= least && value <= most) return std::string();
-    return str("'", text, "' is not a number of at least ", least, most < 1e300 ? str(" and at most ", most) : std::string());
+    return str("'", text, "' is not a number of at least ", least,
+               most < 1e300 ? str(" and at most ", most) : std::string());
   };
   return CLI::Validator(check, "");
 }
@@ -56,7 +57,8 @@ inline int run_program(CLI::App& app, int argc, char** argv, const std::function
     flags();
     app.parse(argc, argv);
     const Exit code = body();
-    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) return report(Exit::io, "cannot write to standard output");
+    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
+      return report(Exit::io, "cannot write to standard output");
     return static_cast<int>(code);
   } catch (const CLI::Success& success) {  // --help
     return app.exit(success);

@@ -83,7 +83,8 @@ Metrics::Metrics(const std::string& path, int64_t step) : path_(path) {
     if (!parsed.is_object()) break;  // a line that a kill cut short
     for (const char* key : {"step", "loss"})
       if (!parsed.contains(key) || !parsed[key].is_number())
-        fail(Exit::bad_data, path, ": line ", lines_.size() + 1, " has no \"", key, "\"; it was not written by this program");
+        fail(Exit::bad_data, path, ": line ", lines_.size() + 1, " has no \"", key,
+             "\"; it was not written by this program");
     if (parsed["step"] > step) break;
     contents += line + "\n";
     lines_.push_back(parsed);

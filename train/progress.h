@@ -26,8 +26,8 @@ class Progress {
   double start_ = 0, last_ = 0;
 };
 
-// metrics.jsonl: one JSON object a line. Opening for a resumed run first drops the lines after `step`, so that a step is
-// never there twice. Lines are flushed one by one; a write that fails is Exit::io.
+// metrics.jsonl: one JSON object a line. Opening for a resumed run first drops the lines after `step`, so that a step
+// is never there twice. Lines are flushed one by one; a write that fails is Exit::io.
 class Metrics {
  public:
   Metrics(const std::string& path, int64_t step);

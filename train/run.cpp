@@ -54,10 +54,12 @@ class RunLock {
 void check_run_dir(const TrainOptions& options) {
   if (options.out.empty()) fail(Exit::usage, "--out is needed: the directory for the run");
   std::error_code error;
-  const bool used = fs::exists(options.out, error) && !(fs::is_directory(options.out, error) && fs::is_empty(options.out, error));
+  const bool used =
+      fs::exists(options.out, error) && !(fs::is_directory(options.out, error) && fs::is_empty(options.out, error));
   if (options.resume && options.steps == 0) fail(Exit::usage, "--resume with --steps 0: there is nothing to continue");
   if (used && !options.resume)
-    fail(Exit::usage, options.out, " exists and is not empty; choose another --out, or --resume to continue the run in it");
+    fail(Exit::usage, options.out,
+         " exists and is not empty; choose another --out, or --resume to continue the run in it");
 }
 
 void make_directory(const std::string& path) {
@@ -105,7 +107,8 @@ class Run {
       const bool stopping = stop_requested != 0 && done < o_.steps;
       if (stopping || done == o_.steps || done % save_every_ == 0) save();
       if (!stopping) continue;
-      progress_.say(str("stopped on request after step ", done, "; continue with the same command and --resume (in ", o_.out, ")"));
+      progress_.say(str("stopped on request after step ", done, "; continue with the same command and --resume (in ",
+                        o_.out, ")"));
       return Exit::stopped;
     }
     return Exit::done;
@@ -148,7 +151,8 @@ class Run {
       line["steps_valid"] = answers.steps_valid();
       text += str(", answers ", 100 * answers.correct(), "%, all steps valid ", 100 * answers.steps_valid(), "%");
       progress_.say(text);
-      std::string prompt = data_.tokenizer.decode(answers.sample_prompt), answer = data_.tokenizer.decode(answers.sample);
+      std::string prompt = data_.tokenizer.decode(answers.sample_prompt),
+                  answer = data_.tokenizer.decode(answers.sample);
       if (prompt.size() > 60) prompt = "..." + prompt.substr(prompt.size() - 57);
       if (answer.size() > 120) answer = answer.substr(0, 117) + "...";
       text = "sample: " + prompt + " >> " + answer;

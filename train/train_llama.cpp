@@ -2,7 +2,7 @@
 //
 // Each block is two sublayers on one residual stream x (B, T, C):
 //
-//   x = x + Wo attention(rope(Wq n), rope(Wk n), Wv n)      n = rmsnorm(x)        causal, H query heads on K key/value heads
+//   x = x + Wo attention(rope(Wq n), rope(Wk n), Wv n)   n = rmsnorm(x); causal, H query heads on K key/value heads
 //   x = x + Wdown (silu(Wgate m) * (Wup m))                 m = rmsnorm(x)
 //
 // so a layer reads only what the layer below wrote. The head is the embedding matrix (tied) or its own.

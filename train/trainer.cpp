@@ -16,12 +16,16 @@ namespace {
 
 using nlohmann::json;
 
-// The parameters with their memory and first values: done before the optimizer sees them. A checkpoint's values come
-// later, with its moments.
-ParameterTable& prepare(ParameterTable& params, const TrainOptions& options, Device& device, bool resumed) {
+void declare(ParameterTable& params, const TrainOptions& options) {
   declare_model(params, options.config);
   for (Parameter& row : params.rows())
     if (row.lr_mul != 1 && options.router_lr > 0) row.lr_mul = options.router_lr / options.lr;
+}
+
+// The parameters with their memory and first values: done before the optimizer sees them. A checkpoint's values come
+// later, with its moments.
+ParameterTable& prepare(ParameterTable& params, const TrainOptions& options, Device& device, bool resumed) {
+  declare(params, options);
   params.allocate(device, Dtype::f32, true);
   if (options.init.empty() || resumed) params.initialise(options.seed);
   else load_weights(resolve_model_dir(options.init), options.config, params);
@@ -113,16 +117,18 @@ void Trainer::save(const std::string& dir, const Tokenizer& tokenizer) const {
 
 void Trainer::restore(const std::string& dir) {
   if (to_json(load_config(dir + "/config.json")) != to_json(options_.config))
-    fail(Exit::usage, dir, "/config.json is of another model than the flags describe; resume with the flags it was started with");
+    fail(Exit::usage, dir,
+         "/config.json is of another model than the flags describe; resume with the flags it was started with");
   const std::string path = dir + "/train_state.json";
   const json state = read_json(path);
   for (const char* key : {"step", "position"})
-    if (!state.contains(key) || !state[key].is_number_integer()) fail(Exit::bad_data, path, ": \"", key, "\" is missing");
+    if (!state.contains(key) || !state[key].is_number_integer())
+      fail(Exit::bad_data, path, ": \"", key, "\" is missing");
   const json saved = state.value("trajectory", json::object()), now = trajectory(options_);
   for (const auto& [key, value] : now.items())
     if (!saved.contains(key) || saved[key] != value)
-      fail(Exit::usage, "--resume: the run in ", dir, " has ", key, " ", saved.value(key, json()).dump(), ", the flags say ",
-           value.dump(), "; resume with the flags it was started with");
+      fail(Exit::usage, "--resume: the run in ", dir, " has ", key, " ", saved.value(key, json()).dump(),
+           ", the flags say ", value.dump(), "; resume with the flags it was started with");
   if (state.value("data", json()) != data_)
     fail(Exit::bad_data, "--resume: ", options_.data.spec, " is not the data that the run in ", dir,
          " was trained on; its size or contents changed");
@@ -138,7 +144,7 @@ namespace {
 // A model recorded for training, without memory.
 struct Plan {
   explicit Plan(const TrainOptions& options) : tape(Dtype::f32) {
-    declare_model(params, options.config);
+    declare(params, options);
     record_model(tape, params, options.config, options.batch, options.data.seq_len);
     tape.differentiate();
     tape.plan(plan_mode(options.plan));
@@ -169,10 +175,11 @@ void print_plan(const TrainOptions& options) {
   const double flat = 4.0 * static_cast<double>(plan.params.flat_size());
   std::printf("%s", plan.params.report().c_str());
   std::printf("parameters: %lld\n", static_cast<long long>(plan.params.count()));
-  std::printf("training FLOPs per token: %.6g (forward %.6g; 2 per multiply-add of products, causal attention and mixtures)\n",
-              3 * plan.forward_flops_per_token, plan.forward_flops_per_token);
-  std::printf("memory: parameters %s, gradients %s, moments %s\n", format_bytes(flat).c_str(), format_bytes(flat).c_str(),
-              format_bytes(2 * flat).c_str());
+  std::printf(
+      "training FLOPs per token: %.6g (forward %.6g; 2 per multiply-add of products, causal attention and mixtures)\n",
+      3 * plan.forward_flops_per_token, plan.forward_flops_per_token);
+  std::printf("memory: parameters %s, gradients %s, moments %s\n", format_bytes(flat).c_str(),
+              format_bytes(flat).c_str(), format_bytes(2 * flat).c_str());
   std::printf("%s", plan.tape.memory_report().c_str());
 }
 
