@@ -3,6 +3,7 @@
 # be stopped and resumed at any moment, and what is written is complete.   tests/test_programs.sh BUILD_DIR
 set -uo pipefail
 build=$(cd "$1" && pwd)
+dev=$(cd "$(dirname "$0")/../dev" && pwd)
 mapfile -t trainers < <(cd "$(dirname "$0")/../train" && printf '%s\n' train_*.cpp | sed 's/\.cpp$//')
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -56,6 +57,8 @@ expect 64 'known: llama ' "$build/compare" --arch none --out x
 for arch in $(sed -n 's/.*known: //p' output); do
   [[ " ${trainers[*]} " = *" train_$arch "* ]] || fail "$arch has no trainer"
   expect 0 '^parameters: [0-9]+$' "$build/train_$arch" --preset arith-quick --dry-run
+  grep -q "arch: str = \"$arch\"" "$dev"/reference/*.py || fail "$arch has no PyTorch reference"
+  grep -q "\"arch\": \"$arch\"" "$dev/compare_gradients.py" || fail "$arch is not compared with PyTorch"
 done
 
 # --- stopping and resuming ---------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ struct TrainOptions {
   int64_t warmup = 0;
   double lr_floor = 0;
   AdamwOptions adamw;
+  bool decay_all = false;  // also what the parameter table exempts
   uint64_t seed = 42;
   std::string device = "cpu";
   std::string dtype = "fp32";

@@ -16,10 +16,13 @@ namespace {
 
 using nlohmann::json;
 
+// The parameter table with the run's own rates.
 void declare(ParameterTable& params, const TrainOptions& options) {
   declare_model(params, options.config);
-  for (Parameter& row : params.rows())
+  for (Parameter& row : params.rows()) {
     if (row.lr_mul != 1 && options.router_lr > 0) row.lr_mul = options.router_lr / options.lr;
+    if (options.decay_all) row.wd_mul = 1;
+  }
 }
 
 // The parameters with their memory and first values: done before the optimizer sees them. A checkpoint's values come
