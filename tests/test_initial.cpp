@@ -77,7 +77,8 @@ Start router(const std::function<bool(int64_t layer, int64_t source)>& reads) {
 Start one_stream(int64_t E, bool by_sublayer) {
   return exactly([=](const Parameter& row, int64_t i) {
     const bool mlp = row.name.find("mlp_hc") != std::string::npos;
-    const int64_t index = by_sublayer ? 2 * layer_of(row) + mlp : layer_of(row), stream = i / (E + 1), column = i % (E + 1);
+    const int64_t index = by_sublayer ? 2 * layer_of(row) + mlp : layer_of(row);
+    const int64_t stream = i / (E + 1), column = i % (E + 1);
     return column == 0 ? stream == index % E : column - 1 == stream;
   });
 }
