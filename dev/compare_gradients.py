@@ -176,29 +176,30 @@ def main():
   models = list(tiny_models())
   check_complete(models)
   failures = beyond = 0
-  largest = largest_plain = 0.0  # errors as a fraction of what is allowed, and of the limits as they stand
+  largest, plain = 0.0, (0.0, "")  # errors as a fraction of what is allowed, and of the limits as they stand; where
   with tempfile.TemporaryDirectory() as directory:
     model, out = pathlib.Path(directory) / "model", pathlib.Path(directory) / "gradients.safetensors"
     for seed, options in enumerate(models):
       model_dir.make_tiny(model, seed=seed, **options)
       tokens = torch.randint(0, 7, (B * T + 1,), generator=generator).tolist()
+      described = " ".join(f"{key}={value}" for key, value in options.items())
       try:
         error, widening, name = compare(build, model, tokens, out)
         fine = error <= widening  # NaN is not
         complaint = "" if fine else f"{name} is off by {error / widening:.3g} times what is allowed"
-        largest, largest_plain = max(largest, error / widening), max(largest_plain, error)
+        largest, plain = max(largest, error / widening), max(plain, (error, f"{described}: {name}"))
         beyond += fine and error > 1
       except (RuntimeError, OSError) as problem:
         complaint = str(problem)
       if complaint:
         failures += 1
-        print(f"FAILED: {' '.join(f'{key}={value}' for key, value in options.items())}: {complaint}")
+        print(f"FAILED: {described}: {complaint}")
   if failures:
     print(f"{failures} of {len(models)} models differ from PyTorch")
     sys.exit(1)
   print(f"{len(models)} models agree with PyTorch; the largest error is {largest:.2f} of what is allowed")
-  print(f"{beyond} of them needed more than the plain limits ({LOSS_TOLERANCE:g} of the loss, {GRADIENT_TOLERANCE:g} of a "
-        f"gradient's rms); the largest error is {largest_plain:.2f} of these")
+  print(f"{beyond} of them needed more than the plain limits ({LOSS_TOLERANCE:g} of the loss, {GRADIENT_TOLERANCE:g} "
+        f"of a gradient's rms); the largest error is {plain[0]:.2f} of these, in {plain[1]}")
 
 
 if __name__ == "__main__":
