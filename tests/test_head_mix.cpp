@@ -1,6 +1,5 @@
 #include "kernels/head_mix.h"
 
-
 #include "tests/check.h"
 #include "tests/threads.h"
 
@@ -94,16 +93,19 @@ TEST_CASE("head_mix: fast against reference") {
     const Shape shape{1, z.N, z.K, z.D};
     head_mix_forward(view(k.data(), shape), view(v.data(), shape), x.views(), Stream{});
     std::vector<double> want_k(static_cast<size_t>(out)), want_v(want_k);
-    head_mix_forward_ref(want_k.data(), want_v.data(), exact.u(), exact.part(1), exact.part(2), exact.part(3), exact.part(4), z);
+    head_mix_forward_ref(want_k.data(), want_v.data(), exact.u(), exact.part(1), exact.part(2), exact.part(3),
+                         exact.part(4), z);
     check_close("k", k, want_k, 2e-5);
     check_close("v", v, want_v, 2e-5);
 
     const auto dk = random_vector<float>(out, 5), dv = random_vector<float>(out, 6);
-    for (const bool add : {false, true}) {
-      const std::vector<bool> acc(static_cast<size_t>(z.S), add);
+    for (const int added : {0, 1, 2, 3}) {  // to no source, every second, every other second, all
+      CAPTURE(added);
+      std::vector<bool> acc;
+      for (int64_t s = 0; s < z.S; ++s) acc.push_back((added >> s % 2 & 1) != 0);
       Case<float> d{z, poisoned<float>(x.total())};  // sources and weight are set where they are not added to
-      const int64_t set = add ? 0 : d.sizes(0);
-      std::fill(d.all.begin() + set, d.all.begin() + d.sizes(0), 0.25f);
+      for (int64_t s = 0; s < z.S; ++s)
+        if (acc[static_cast<size_t>(s)]) std::fill_n(d.part(0) + s * z.N * z.C, z.N * z.C, 0.25f);
       std::fill(d.all.begin() + d.sizes(0) + d.sizes(1), d.all.end(), 0.25f);
       Case<double> want{z, convert<double>(d.all)};
       head_mix_backward(d.views(), view(dk.data(), shape), view(dv.data(), shape), x.views(), acc, Stream{});
@@ -122,17 +124,86 @@ TEST_CASE("head_mix: fast against reference") {
 }
 
 TEST_CASE("head_mix: the same bits for any number of threads") {
-  const HeadMixSize z{333, 5, 4, 8, 96, true};
-  Case<float> x = make<float>(z, 7);
-  const auto dk = random_vector<float>(z.N * z.K * z.D, 8), dv = random_vector<float>(z.N * z.K * z.D, 9);
-  const Shape shape{1, z.N, z.K, z.D};
-  check_same_bits_on_any_threads<float>([&] {
-    Case<float> d{z, std::vector<float>(static_cast<size_t>(x.total()), 0.f)};
-    head_mix_backward(d.views(), view(dk.data(), shape), view(dv.data(), shape), x.views(), std::vector<bool>(5, false), Stream{});
-    auto k = poisoned<float>(z.N * z.K * z.D), v = k;
-    head_mix_forward(view(k.data(), shape), view(v.data(), shape), x.views(), Stream{});
-    d.all.insert(d.all.end(), k.begin(), k.end());
-    d.all.insert(d.all.end(), v.begin(), v.end());
-    return d.all;
-  });
+  // Several tiles of tokens; the second also has rows enough for the gain to be folded in parallel.
+  for (const HeadMixSize& z : std::vector<HeadMixSize>{{333, 5, 4, 8, 96, true}, {333, 5, 4, 40, 96, false}}) {
+    CAPTURE(z.shared);
+    Case<float> x = make<float>(z, 7);
+    const auto dk = random_vector<float>(z.N * z.K * z.D, 8), dv = random_vector<float>(z.N * z.K * z.D, 9);
+    const Shape shape{1, z.N, z.K, z.D};
+    check_same_bits_on_any_threads<float>([&] {
+      Case<float> d{z, std::vector<float>(static_cast<size_t>(x.total()), 0.f)};
+      head_mix_backward(d.views(), view(dk.data(), shape), view(dv.data(), shape), x.views(),
+                        std::vector<bool>(5, false), Stream{});
+      auto k = poisoned<float>(z.N * z.K * z.D), v = k;
+      head_mix_forward(view(k.data(), shape), view(v.data(), shape), x.views(), Stream{});
+      d.all.insert(d.all.end(), k.begin(), k.end());
+      d.all.insert(d.all.end(), v.begin(), v.end());
+      return d.all;
+    });
+  }
+}
+
+TEST_CASE("head_mix: NaN reaches what depends on it, and nothing else") {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const int64_t n = 131, h = 1, d = 2;  // where
+  for (const bool shared : {true, false}) {
+    CAPTURE(shared);
+    const HeadMixSize z{150, 3, 2, 4, 65, shared};
+    const int64_t out = z.N * z.K * z.D;
+    const Shape shape{1, z.N, z.K, z.D};
+    auto k = poisoned<float>(out), v = k;
+    Case<float> spoilt = make<float>(z, 1);
+    spoilt.part(0)[(z.N + n) * z.C + 7] = nan;  // the second source's token n
+    head_mix_forward(view(k.data(), shape), view(v.data(), shape), spoilt.views(), Stream{});
+    int64_t wrong = 0;
+    for (size_t i = 0; i < k.size(); ++i) {
+      const bool depends = static_cast<int64_t>(i) / (z.K * z.D) == n;
+      wrong += (std::isnan(k[i]) != depends) + (std::isnan(v[i]) != depends);
+    }
+    CHECK(wrong == 0);
+
+    Case<float> x = make<float>(z, 1), dx{z, std::vector<float>(static_cast<size_t>(x.total()), 0.f)};
+    auto dk = random_vector<float>(out, 2), dv = random_vector<float>(out, 3);
+    dk[static_cast<size_t>((n * z.K + h) * z.D + d)] = nan;
+    head_mix_backward(dx.views(), view(dk.data(), shape), view(dv.data(), shape), x.views(),
+                      std::vector<bool>(3, false), Stream{});
+    const std::vector<std::function<bool(int64_t)>> depends = {
+        [&](int64_t i) { return i / z.C % z.N == n; },  // of every source
+        [&](int64_t i) { return i / z.S % z.K == h && (shared || i / (z.S * z.K) == n); },
+        [&](int64_t) { return true; },
+        [&](int64_t i) { return i / z.C == h * z.D + d; },
+        [&](int64_t) { return false; },
+    };
+    for (int part = 0; part < 5; ++part) {
+      CAPTURE(part);
+      wrong = 0;
+      for (int64_t i = 0; i < dx.sizes(part); ++i)
+        wrong += std::isnan(dx.part(part)[i]) != depends[static_cast<size_t>(part)](i);
+      CHECK(wrong == 0);
+    }
+  }
+}
+
+TEST_CASE("head_mix: refuses shapes that do not fit") {
+  const HeadMixSize z{6, 3, 2, 4, 5, true};
+  Case<float> x = make<float>(z, 1), dx = make<float>(z, 2);
+  auto k = random_vector<float>(z.N * z.K * z.D, 3), v = k;
+  const Tensor heads = view(k.data(), {1, z.N, z.K, z.D}), others = view(v.data(), {1, z.N, z.K, z.D});
+  const std::vector<bool> acc(3, false);
+  auto refused = [&](const std::function<void(HeadMix&)>& spoil, bool gradients = true) {
+    HeadMix m = x.views(), d = dx.views();
+    spoil(m);
+    CHECK_THROWS_AS(head_mix_forward(heads, others, m, Stream{}), Error);
+    CHECK_THROWS_AS(head_mix_backward(dx.views(), heads, others, m, acc, Stream{}), Error);
+    spoil(d);
+    if (gradients) CHECK_THROWS_AS(head_mix_backward(d, heads, others, x.views(), acc, Stream{}), Error);
+  };
+  refused([](HeadMix& m) { m.sources.pop_back(); });
+  refused([](HeadMix& m) { m.sources[1] = view(m.sources[1].as<float>(), {1, 5, 5}); }, false);
+  refused([](HeadMix& m) { m.weight = view(m.weight.as<float>(), {2, 2}); });
+  refused([](HeadMix& m) { m.gain = view(m.gain.as<float>(), {4}); });
+  refused([](HeadMix& m) { m.wk = view(m.wk.as<float>(), {7, 5}); });
+  refused([](HeadMix& m) { m.wv = view(m.wv.as<float>(), {8, 4}); });
+  CHECK_THROWS_AS(head_mix_forward(heads, view(v.data(), {1, z.N, z.K, 2}), x.views(), Stream{}), Error);
+  CHECK_THROWS_AS(head_mix_backward(dx.views(), heads, others, x.views(), {false, false}, Stream{}), Error);
 }

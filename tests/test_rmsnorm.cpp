@@ -42,26 +42,37 @@ TEST_CASE("rmsnorm: reference backward is the derivative of the reference forwar
 }
 
 TEST_CASE("rmsnorm: NaN stays in its row, dinp may alias dout, and the threads do not matter") {
-  const int64_t rows = 300, C = 33;
+  const int64_t rows = 700, C = 203;  // enough for both directions to go parallel
   auto inp = random_vector<float>(rows * C, 1);
   const auto weight = random_vector<float>(C, 2), dout = random_vector<float>(rows * C, 3);
-  auto run = [&](bool alias) {
+  auto run = [&](bool alias, bool gain) {  // out, dinp, dweight
     auto out = poisoned<float>(rows * C), rstd = poisoned<float>(rows), dinp = alias ? dout : poisoned<float>(rows * C);
     std::vector<float> dweight(static_cast<size_t>(C), 0.f);
-    const Tensor x = view(inp.data(), {rows, C}), w = view(weight.data(), {C}), r = view(rstd.data(), {rows});
+    const Tensor x = view(inp.data(), {rows, C}), r = view(rstd.data(), {rows});
+    const Tensor w = gain ? view(weight.data(), {C}) : Tensor{}, dw = gain ? view(dweight.data(), {C}) : Tensor{};
     const Tensor dx = view(dinp.data(), {rows, C}), dy = alias ? dx : view(dout.data(), {rows, C});
     rmsnorm_forward(view(out.data(), {rows, C}), r, x, w, 1e-6, Stream{});
-    rmsnorm_backward(dx, view(dweight.data(), {C}), dy, x, w, r, false, Stream{});
+    rmsnorm_backward(dx, dw, dy, x, w, r, false, Stream{});
     out.insert(out.end(), dinp.begin(), dinp.end());
     out.insert(out.end(), dweight.begin(), dweight.end());
     return out;
   };
-  CHECK(run(false) == run(true));
-  check_same_bits_on_any_threads<float>([&] { return run(false); });
+  for (const bool gain : {true, false}) {
+    CAPTURE(gain);
+    CHECK(run(false, gain) == run(true, gain));
+    check_same_bits_on_any_threads<float>([&] { return run(false, gain); });
+  }
   inp[static_cast<size_t>(7 * C + 5)] = std::numeric_limits<float>::quiet_NaN();
-  const auto spoilt = run(false);
-  for (int64_t i = 0; i < 2 * rows * C; ++i)
-    CHECK_MESSAGE(std::isnan(spoilt[static_cast<size_t>(i)]) == (i / C % rows == 7), "element " << i);
+  for (const bool gain : {true, false}) {
+    CAPTURE(gain);
+    const auto spoilt = run(false, gain);
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < (2 * rows + 1) * C; ++i) {
+      const bool depends = i < 2 * rows * C ? i / C % rows == 7 : gain;
+      wrong += std::isnan(spoilt[static_cast<size_t>(i)]) != depends;
+    }
+    CHECK(wrong == 0);
+  }
 }
 
 TEST_CASE("rmsnorm: fast CPU equals the reference, set and added") {

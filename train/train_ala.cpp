@@ -25,8 +25,10 @@
 //   va100m   384  1536  8   6   3   8 6 4 2 8 6                               0  119,740,800
 //   va300m   768  3072  12  12  4   12 10 8 6 4 2 12 10 8 6 4 2               0  319,703,808
 //
-// Option:
-//   --stride s          every so many-th layer, counted down from L. The paper's is 2 at all sizes, the default.
+// Options:
+//   --stride s            every so many-th layer, counted down from L. The paper's is 2 at all sizes, the default.
+//   --include-self BOOL   true (default): as above. false: layer L is not among those read, but
+//                         c = L - s (1 + j mod (M-1)); with M = 1 it keeps its own.
 //
 // The paper leaves details open. That layer L itself is among those read is our reading: at va50m it gives three layers
 // to three heads. models/sla.cpp is the connection (with train_sla's), kernels/select_heads.h gathers the heads.

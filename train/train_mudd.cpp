@@ -44,9 +44,10 @@
 //   --intermediate-sizes LIST   every layer's F. The presets let it rise from F/2 to 3F/2, to the nearest 256, as
 //                               SATFormer's code (MUDDFormer's rounds to 128); the sum over the layers stays the same.
 //                               [] (default without a preset, or given): all alike.
+//   --w1-init KIND              fan_in (default): W1 starts with spread 1/sqrt(C), as in MUDDFormer's code. literal:
+//                               1/C, as in SATFormer's; the weights of each token then learn more slowly.
 //
-// Where the codes differ: W1 starts with spread 1/C in SATFormer's, 1/sqrt(C) in MUDDFormer's and here; there is no
-// option for it, W1's line in models/mudd.cpp decides. MUDDFormer's JAX code has one pre-gain a source, shared by all
+// Where the codes differ: in W1's start, see --w1-init. MUDDFormer's JAX code has one pre-gain a source, shared by all
 // mixtures, adds X_n and norms on way R only, and rounds the width of p up; here each mixture has its own gains, all
 // four ways are alike and p has W N entries, as in SATFormer's.
 //

@@ -13,14 +13,14 @@
 //   learnable   learned, from 1/2      learned, from 1/2    as reported of the paper; so the next two
 //   constant    2                      1
 //   sparse      5                      1                    only in the last floor(3 L / 8) layers
-//   svformer    1                      0                    layers 2 .. L have no Wv at all
+//   svformer    1                      0                    the mixing layers have no Wv at all
 //
 // Start: with plus every a_n is L / (L-1) and every b_n 1/2, so a new model is not LLaMA; LLaMA is c = 0, b_n = 1. The
 // softmax stays in training: it is a budget c, shared out over depth. None of these numbers decays; they learn at --lr.
 //
 // Cost (M layers mix: L-1, or --last-k):
-//   parameters      plus: L + M;  learnable: 2 M;  identity, constant, sparse: 0;  svformer: -(L-1) C K D
-//   FLOPs a token   3 K D M more in the forward, twice that in the backward;  svformer: 2 C K D (L-1) less
+//   parameters      plus: L + M;  learnable: 2 M;  identity, constant, sparse: 0;  svformer: -M C K D
+//   FLOPs a token   3 K D M more in the forward, twice that in the backward;  svformer: 2 C K D M less
 //   memory          V_1; where b_n is learned V_n, too, for its gradient
 //
 // Zhou et al., "Value Residual Learning", arXiv 2410.17897. plus as SATFormer's code has it (arXiv 2605.03953): its
@@ -39,9 +39,9 @@
 // The rates are those of its configuration files; its text lists 1e-3, 1.5e-3, 2e-3 for the first three.
 //
 // Options:
-//   --variant KIND      the table above.
+//   --variant KIND      the table above. The 2 and 5 of constant and sparse are fixed.
 //   --last-k M          only the last M layers mix; 0 (default): all from the second on. plus keeps all entries of e in
-//                       its softmax, as SATFormer's code does. svformer has no such choice.
+//                       its softmax, as SATFormer's code does. svformer's other layers keep their Wv.
 //
 // models/resformer.cpp is the connection; kernels/value_mix.h mixes (in place of V_n where nothing needs it again),
 // kernels/softmax.h shares the budget out.

@@ -9,9 +9,9 @@
 //
 // V_1 is not detached: it learns from all layers. Generation caches V'_n, so it needs no more memory than LLaMA's.
 //
-// Start: Wa_n normal with spread 0.02 (SATFormer's code; its text has uniform in +-1/sqrt(C), for which there is no
-// option), decaying like any matrix. So half of all gates are open in a new model, by 0.008 sqrt(C) on average: 0.22 at
-// 130m, 0.36 at 1.3b. With Wa_n = 0 it is LLaMA bit for bit, but relu then never learns.
+// Start: Wa_n normal with spread 0.02 (SATFormer's code; its text has another, see --gate-init), decaying like any
+// matrix. So half of all gates are open in a new model, by 0.008 sqrt(C) on average: 0.22 at 130m, 0.36 at 1.3b. With
+// Wa_n = 0 it is LLaMA bit for bit, but relu then never learns.
 //
 // Cost (M layers take in: L-1, or --last-k):
 //   parameters      M C K
@@ -31,12 +31,15 @@
 //
 // Where text and configuration files disagree, the files have it: the text's rates are 1e-3, 1.5e-3, 2e-3 for the first
 // three. But the file of SATFormer's 1.3b asks for F = 5504 and 24 heads, which do not divide C: here it has its
-// baselines' 5632 and 32. Its code decays every parameter; here gains do not decay.
+// baselines' 5632 and 32. Its code decays every parameter; here gains do not decay. Its gates may also have a bias, off
+// in all its configurations and left out here.
 //
 // Options:
 //   --gate KIND         relu (default), or the paper's ablations: sigmoid, tanh, identity, softmax over a token's heads
 //                       (times K, so that the mean gate is 1), softmax_sigmoid (that times sigmoid).
 //   --last-k M          only the last M layers take in V_1; 0 (default): all from the second on, as the paper.
+//   --gate-init KIND    normal (default): spread 0.02, SATFormer's code. uniform: in +-1/sqrt(C), its text; half of the
+//                       gates then open by 0.23 at any C.
 //
 // models/satformer.cpp is the connection: the gate's rows ride in the matrix product for queries, keys and values;
 // kernels/gate.h has the gates, kernels/value_mix.h the gated sum.

@@ -41,6 +41,9 @@
 //                       The paper shows its fixed maps as pictures only; equal weights are our reading.
 //   --residual BOOL     false takes the paper's equations by the letter: no residuals, sublayers replace what they
 //                       read. Its text leaves the blocks as they are, and so does the default, true.
+//   --init-diag X       s_l[l], the score of the ordinary stream, starts at X; 0 (default). 4 is nearly LLaMA.
+//   --mirror-offset N   which source unet mirrors: 1 (default) is h^{L+1-l}, what the mirrored block reads; 2 is
+//                       h^{L+2-l}, what it puts out.
 //
 // models/vertical.cpp is the connection; kernels/depth_mix.h has the mixture, its gradients and those of the lengths.
 #include "train/trainer.h"

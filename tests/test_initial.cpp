@@ -1,0 +1,326 @@
+// How new models start and in which groups their parameters learn: by the specification's tables, row for row.
+#include <cmath>
+#include <optional>
+
+#include "tests/twin.h"
+
+using namespace crossply;
+using namespace crossply::test;
+
+namespace {
+
+// Sizes large enough for statistics, with H, K, D, C apart. The spread of ordinary matrices stays LLaMA's 0.02.
+constexpr int64_t C = 256, H = 64, K = 32, D = 4, L = 6;
+const double root_C = std::sqrt(static_cast<double>(C));
+
+Config config_of(const std::string& arch, const Options& options) {
+  Config config;
+  config.arch = arch;
+  config.options = options;
+  config.vocab_size = 7;
+  config.hidden_size = C;
+  config.intermediate_size = 96;
+  config.num_hidden_layers = L;
+  config.num_attention_heads = H;
+  config.num_key_value_heads = K;
+  config.qk_norm = true;
+  config.check(Exit::usage, "test");
+  REQUIRE(config.head_dim == D);
+  return config;
+}
+
+ParameterTable declared(const Config& config) {
+  ParameterTable params;
+  declare_model(params, config);
+  return params;
+}
+
+int layer_of(const Parameter& row) { return std::stoi(row.name.substr(std::string("model.layers.").size())); }
+
+// How elements start: with a known value, or drawn with mean 0, where value() knows none.
+enum class Drawn { no, normal, uniform };
+struct Start {
+  std::function<std::optional<double>(const Parameter&, int64_t)> value;
+  Drawn drawn = Drawn::no;
+  std::function<double(const Parameter&)> spread;  // the standard deviation
+};
+std::optional<double> unknown(const Parameter&, int64_t) { return {}; }
+
+Start all(double value) {
+  return {[value](const Parameter&, int64_t) { return value; }, Drawn::no, {}};
+}
+Start exactly(const std::function<double(const Parameter&, int64_t)>& value) { return {value, Drawn::no, {}}; }
+Start normal(double spread) {
+  return {unknown, Drawn::normal, [spread](const Parameter&) { return spread; }};
+}
+Start uniform(double bound) {
+  return {unknown, Drawn::uniform, [bound](const Parameter&) { return bound / std::sqrt(3.0); }};
+}
+
+// LIMe's routers: the identity on the own layer, variance 1 / (entries read) on the others that are read.
+Start router(const std::function<bool(int64_t layer, int64_t source)>& reads) {
+  return {[reads](const Parameter& row, int64_t i) -> std::optional<double> {
+            const int64_t to = i / row.shape[1], from = i % row.shape[1], layer = layer_of(row), source = from / K;
+            if (source == layer) return from % K == to ? 1.0 : 0.0;
+            if (!reads(layer, source)) return 0.0;
+            return {};
+          },
+          Drawn::uniform,
+          [reads](const Parameter& row) {
+            int64_t read = 1;
+            for (int64_t source = 0; source < layer_of(row); ++source) read += reads(layer_of(row), source);
+            return 1 / std::sqrt(static_cast<double>(read * K));
+          }};
+}
+
+// Hyper-connections: the stream a sublayer reads in front of the identity.
+Start one_stream(int64_t E, bool by_sublayer) {
+  return exactly([=](const Parameter& row, int64_t i) {
+    const bool mlp = row.name.find("mlp_hc") != std::string::npos;
+    const int64_t index = by_sublayer ? 2 * layer_of(row) + mlp : layer_of(row);
+    const int64_t stream = i / (E + 1), column = i % (E + 1);
+    return column == 0 ? stream == index % E : column - 1 == stream;
+  });
+}
+Start own_score(double value) {
+  return exactly([value](const Parameter& row, int64_t i) { return value * last_column(row, i); });
+}
+
+// The rows whose name contains `part`; the first rule that fits a row is its rule.
+struct Rule {
+  std::string part;
+  double lr_mul, wd_mul;
+  Start start;
+};
+struct Model {
+  std::string arch;
+  Options options;
+  std::vector<Rule> rules;  // for what it adds to LLaMA and what it starts differently
+};
+
+std::vector<Model> lime_models() {
+  const Rule k{"k_proj", 1, 1, uniform(1 / root_C)}, v{"v_proj", 1, 1, uniform(1 / root_C)};
+  auto routed = [](const std::function<bool(int64_t, int64_t)>& reads) {
+    return Rule{"lime_router", 10, 0, router(reads)};
+  };
+  return {
+      {"lime", {}, {k, v, routed([](int64_t, int64_t) { return true; })}},
+      {"lime", {{"routing", "last"}, {"window", "2"}}, {k, v, routed([](int64_t l, int64_t s) { return s > l - 2; })}},
+      {"lime", {{"routing", "first"}, {"window", "2"}}, {k, v, routed([](int64_t, int64_t s) { return s < 2; })}},
+      {"lime", {{"routing", "average"}}, {k, v}},
+  };
+}
+
+// Layer 0 has LLaMA's keys and values. The literal bound takes all sizes of a tensor (1, K, C, D) but the first.
+std::vector<Model> lime_v1_models() {
+  std::vector<Model> models;
+  for (const std::string arch : {"lime_static", "lime_dynamic"})
+    for (const std::string kv_init : {"", "literal", "fan_in"}) {
+      const double bound = kv_init == "fan_in" ? 1 / root_C : 1 / std::sqrt(static_cast<double>(K * C * D));
+      std::vector<Rule> rules = {{"layers.0.self_attn.k_proj", 1, 1, normal(0.02)},
+                                 {"layers.0.self_attn.v_proj", 1, 1, normal(0.02)},
+                                 {"k_proj", 1, 1, uniform(bound)},
+                                 {"v_proj", 1, 1, uniform(bound)},
+                                 {"lime_layernorm", 1, 0, all(1)}};
+      if (arch == "lime_static") rules.push_back({"lime_router", 10, 0, normal(0.1)});
+      else rules.push_back({"lime_router", 10, 1, normal(0.02)});
+      models.push_back({arch, kv_init.empty() ? Options{} : Options{{"kv_init", kv_init}}, rules});
+    }
+  return models;
+}
+
+std::vector<Model> hyper_models() {
+  auto rules = [](int64_t E, bool by_sublayer) {
+    return std::vector<Rule>{{"static_alpha", 1, 0, one_stream(E, by_sublayer)},
+                             {"static_beta", 1, 0, all(1)},
+                             {"dynamic_alpha_proj", 1, 1, all(0)},
+                             {"dynamic_beta_proj", 1, 1, all(0)},
+                             {"dynamic_alpha_scale", 1, 1, all(0.01)},
+                             {"dynamic_beta_scale", 1, 1, all(0.01)}};
+  };
+  auto with = [](std::vector<Rule> some, const std::vector<Rule>& more) {
+    some.insert(some.end(), more.begin(), more.end());
+    return some;
+  };
+  const Rule gain{"_hc.norm.weight", 1, 0, all(1)}, bias{"_hc.norm.bias", 1, 0, all(0)};
+  const Start smaller = normal(0.02 / std::sqrt(3.0));
+  return {
+      {"hyper", {}, rules(4, false)},
+      {"hyper", {{"dynamic", "false"}}, {{"static_alpha", 1, 0, one_stream(4, false)}, {"static_beta", 1, 0, all(1)}}},
+      {"hyper", {{"prenorm", "rmsnorm"}, {"norm", "rmsnorm"}}, with(rules(4, false), {gain})},
+      {"hyper",
+       {{"rate", "3"}, {"layer_index", "sublayer"}, {"norm", "layernorm"}, {"output_init_scale", "true"}},
+       with(rules(3, true), {gain, bias, {"o_proj", 1, 1, smaller}, {"down_proj", 1, 1, smaller}})},
+  };
+}
+
+std::vector<Model> mudd_models() {
+  const std::vector<Rule> common = {{"input_layernorm_q", 1, 0, all(1)}, {"input_layernorm_k", 1, 0, all(1)},
+                                    {"input_layernorm_v", 1, 0, all(1)}, {"da.w2", 1, 1, all(0)}};
+  auto with = [&](double w1, const std::vector<Rule>& more) {
+    std::vector<Rule> rules = common;
+    rules.push_back({"da.w1", 1, 1, normal(w1)});
+    rules.insert(rules.end(), more.begin(), more.end());
+    return rules;
+  };
+  const std::vector<Rule> prepost = {
+      {"static_weight", 1, 0, all(0)}, {"pre_da_norms", 1, 0, all(1)}, {"post_da_norms", 1, 0, all(1e-3)}};
+  return {
+      {"mudd", {}, with(1 / root_C, prepost)},
+      {"mudd", {{"w1_init", "fan_in"}}, with(1 / root_C, prepost)},
+      {"mudd", {{"w1_init", "literal"}}, with(1 / (root_C * root_C), prepost)},
+      {"mudd", {{"norm", "none"}}, with(1 / root_C, {{"static_weight", 1, 0, exactly(last_column)}})},
+  };
+}
+
+std::vector<Model> other_models() {
+  const std::string gates = "alpha_proj", scores = "vertical_attention.scores";
+  return {
+      {"vertical", {}, {{scores, 10, 1, all(0)}}},
+      {"vertical", {{"init_diag", "4"}}, {{scores, 10, 1, own_score(4)}}},
+      {"vertical", {{"map", "unet"}}, {}},
+      {"sla", {}, {}},
+      {"ala", {}, {}},
+      {"resformer", {}, {{"lambda_scale", 1, 0, all(L)}, {"lambda_logits", 1, 0, all(0)}, {"lambda2", 1, 0, all(0.5)}}},
+      {"resformer", {{"variant", "learnable"}}, {{"lambda1", 1, 0, all(0.5)}, {"lambda2", 1, 0, all(0.5)}}},
+      {"resformer", {{"variant", "identity"}}, {}},
+      {"resformer", {{"variant", "svformer"}}, {}},
+      {"satformer", {}, {{gates, 1, 1, normal(0.02)}}},
+      {"satformer", {{"gate_init", "normal"}}, {{gates, 1, 1, normal(0.02)}}},
+      {"satformer", {{"gate_init", "uniform"}}, {{gates, 1, 1, uniform(1 / root_C)}}},
+      {"denseformer", {}, {{"dwa_modules", 1, 0, exactly(last_column)}}},
+      {"denseformer", {{"dilation", "2"}, {"period", "3"}}, {{"dwa_modules", 1, 0, exactly(last_column)}}},
+      {"relay", {}, {{"relay_gate", 1, 1, normal(0.02)}}},
+  };
+}
+
+std::vector<Model> all_models() {
+  std::vector<Model> all;
+  for (const auto& some : {lime_models(), lime_v1_models(), hyper_models(), mudd_models(), other_models()})
+    all.insert(all.end(), some.begin(), some.end());
+  return all;
+}
+
+double start_of(const Parameter& row, int64_t i) { return row.init.at(1, stream_of(row.name), i); }
+
+// Checks the known elements of the row; the others, divided by their spread, go to `drawn`.
+void sort_elements(const Parameter& row, const Start& start, std::vector<double>& drawn) {
+  int64_t wrong = 0;
+  for (int64_t i = 0; i < row.shape.numel(); ++i) {
+    const double got = start_of(row, i);
+    const std::optional<double> want = start.value(row, i);
+    if (want) wrong += !(got == *want);
+    else drawn.push_back(got / start.spread(row));
+  }
+  CHECK(wrong == 0);
+}
+
+// Mean 0 and spread 1 within four standard errors, and the range of the distribution.
+void check_drawn(const std::vector<double>& x, Drawn from) {
+  const double n = static_cast<double>(x.size()), root3 = std::sqrt(3.0) * (1 + 1e-12);
+  REQUIRE(n >= 500);
+  double sum = 0, square = 0, largest = 0;
+  for (const double v : x) sum += v, square += v * v, largest = std::max(largest, std::abs(v));
+  CHECK(std::abs(sum / n) < 4 / std::sqrt(n));
+  CHECK(std::abs(std::sqrt(square / n) - 1) < 4 / std::sqrt(2 * n));
+  if (from == Drawn::uniform) CHECK(largest <= root3);
+  else CHECK(largest > 2.5);  // of 500 normal numbers some are; a uniform one never is
+}
+
+// A row that the connection leaves to the backbone.
+void check_plain(const Parameter& row, const Parameter& plain) {
+  CHECK(row.lr_mul == plain.lr_mul);
+  CHECK(row.wd_mul == plain.wd_mul);
+  for (int64_t i = 0; i < std::min<int64_t>(64, row.shape.numel()); ++i) CHECK(start_of(row, i) == start_of(plain, i));
+}
+
+void check_model(const Model& model) {
+  ParameterTable params = declared(config_of(model.arch, model.options)), llama = declared(config_of("llama", {}));
+  std::vector<std::vector<double>> drawn(model.rules.size());
+  std::vector<int> rows(model.rules.size());
+  for (const Parameter& row : params.rows()) {
+    CAPTURE(row.name);
+    size_t which = 0;
+    while (which < model.rules.size() && row.name.find(model.rules[which].part) == std::string::npos) ++which;
+    if (which == model.rules.size()) {
+      REQUIRE_MESSAGE(llama.contains(row.name), "no rule for what " << model.arch << " adds");
+      check_plain(row, llama.at(row.name));
+      continue;
+    }
+    const Rule& rule = model.rules[which];
+    ++rows[which];
+    CHECK(row.lr_mul == rule.lr_mul);
+    CHECK(row.wd_mul == rule.wd_mul);
+    sort_elements(row, rule.start, drawn[which]);
+  }
+  for (size_t i = 0; i < rows.size(); ++i) {
+    CAPTURE(model.rules[i].part);
+    CHECK(rows[i] > 0);
+    if (model.rules[i].start.drawn != Drawn::no) check_drawn(drawn[i], model.rules[i].start.drawn);
+  }
+}
+
+// The model and LLaMA as they come, every number by its rule.
+Twin new_twin(const std::string& arch, const Options& options) {
+  Twin twin(tiny_with(arch, options));
+  twin.llama.params.initialise(1);
+  twin.model.params.initialise(1);
+  return twin;
+}
+
+}  // namespace
+
+TEST_CASE("initial: the backbone starts normal with spread 0.02; gains and embeddings do not decay") {
+  ParameterTable params = declared(config_of("llama", {}));
+  const Start matrix = normal(0.02);
+  for (const Parameter& row : params.rows()) {
+    CAPTURE(row.name);
+    CHECK(row.lr_mul == 1);
+    CHECK(row.wd_mul == (row.shape.rank == 2 && row.name != "model.embed_tokens.weight" ? 1 : 0));
+    std::vector<double> drawn;
+    sort_elements(row, row.shape.rank == 2 ? matrix : all(1), drawn);
+    if (row.shape.rank == 2) check_drawn(drawn, Drawn::normal);
+  }
+}
+
+TEST_CASE("initial: what architectures add starts, learns and decays as specified") {
+  std::map<std::string, int> covered;
+  for (const Model& model : all_models()) {
+    std::string options;
+    for (const auto& option : model.options) options += option.first + "=" + option.second + " ";
+    CAPTURE(model.arch);
+    CAPTURE(options);
+    check_model(model);
+    ++covered[model.arch];
+  }
+  for (const Architecture& architecture : architectures())
+    if (architecture.name != "llama") CHECK_MESSAGE(covered[architecture.name] > 0, architecture.name);
+}
+
+TEST_CASE("initial: LIMe's first layer has no router") {
+  for (const std::string arch : {"lime", "lime_static", "lime_dynamic"}) {
+    const ParameterTable params = declared(config_of(arch, {}));
+    for (const Parameter& row : params.rows())
+      if (row.name.find("lime_router") != std::string::npos) CHECK_MESSAGE(layer_of(row) > 0, row.name);
+  }
+}
+
+TEST_CASE("initial: a new denseformer, mudd or hyper with one stream is LLaMA") {
+  for (const Options& options : {Options{}, Options{{"dilation", "2"}, {"period", "3"}}})
+    check_same_bits(new_twin("denseformer", options));
+
+  const std::vector<std::string> norms = {"input_layernorm_q.weight", "input_layernorm_k.weight",
+                                          "input_layernorm_v.weight"};
+  for (const std::string norm : {"prepost", "none"}) {
+    CAPTURE(norm);
+    Twin twin = new_twin("mudd", {{"norm", norm}});
+    CHECK(twin.llama.loss() == twin.model.loss());
+    check_same(std::move(twin), 1e-6, norms);
+  }
+  for (const std::string dynamic : {"true", "false"}) {
+    CAPTURE(dynamic);
+    Twin twin = new_twin("hyper", {{"rate", "1"}, {"prenorm", "rmsnorm"}, {"dynamic", dynamic}});
+    CHECK(twin.llama.loss() == twin.model.loss());
+    check_same(std::move(twin), 1e-6);
+  }
+}
