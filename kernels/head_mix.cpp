@@ -286,6 +286,7 @@ void head_mix_backward(const HeadMix& d, const Tensor& dk, const Tensor& dv, con
                  d.weight.shape == m.weight.shape && d.gain.shape == m.gain.shape && d.wk.shape == m.wk.shape &&
                  d.wv.shape == m.wv.shape,
              "head_mix_backward: gradients of other shapes");
+  for (const Tensor& du : d.sources) CHECK_THAT(du.numel() == z.N * z.C, "head_mix_backward: source ", du.str());
   with_real(dk.dtype, [&](auto real) {
     using T = decltype(real);
     std::vector<T*> du;

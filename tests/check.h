@@ -39,8 +39,8 @@ std::vector<To> convert(const std::vector<From>& from) {
   return std::vector<To>(from.begin(), from.end());
 }
 
-// Every element: |got - want| <= tolerance * max(|want|, scale), where scale is the root mean square of want: an element
-// that is small by cancellation is judged by the size of its neighbours. NaN fails.
+// Every element: |got - want| <= tolerance * max(|want|, scale), where scale is the root mean square of want: an
+// element that is small by cancellation is judged by the size of its neighbours. NaN fails.
 template <class A, class B>
 void check_close(const std::string& what, const std::vector<A>& got, const std::vector<B>& want, double tolerance) {
   REQUIRE_MESSAGE(got.size() == want.size(), what << ": sizes " << got.size() << " and " << want.size());

@@ -25,7 +25,8 @@ bool has(const std::string& text, const std::string& what) { return text.find(wh
 }  // namespace
 
 TEST_CASE("arch list: names, options in place, and lists inside options") {
-  const auto choices = parse_arch_list("llama,hyper:rate=2:dynamic=false,mudd:intermediate_sizes=[64,96]:norm=none,hyper");
+  const auto choices =
+      parse_arch_list("llama,hyper:rate=2:dynamic=false,mudd:intermediate_sizes=[64,96]:norm=none,hyper");
   REQUIRE(choices.size() == 4);
   CHECK(choices[0].text == "llama");
   CHECK(choices[0].options.empty());

@@ -162,7 +162,8 @@ TEST_CASE("curve: names and titles are text, not markup, and many curves have th
   for (int i = 0; i < 12; ++i) CHECK(all.find(str(">curve ", i, "<")) != std::string::npos);
 }
 
-TEST_CASE("curve: fourteen noisy curves are fourteen smooth lines of different looks, named in the order of their ends") {
+TEST_CASE(
+    "curve: fourteen noisy curves are fourteen smooth lines of different looks, named in the order of their ends") {
   std::vector<Curve> curves;
   for (int i = 0; i < 14; ++i) {
     curves.push_back(noisy(3000));

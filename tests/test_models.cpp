@@ -36,10 +36,13 @@ std::vector<Case> cases() {
     list.push_back({arch + " full heads, q/k norm", tiny_config(arch, 4, true)});
     list.push_back({arch + " one key head, untied, H*D != C", tiny_config(arch, 1, true, false, 6)});
   }
-  for (const std::string routing : {"average", "last", "first"}) list.push_back(with("lime", {{"routing", routing}, {"window", "2"}}));
+  for (const std::string routing : {"average", "last", "first"})
+    list.push_back(with("lime", {{"routing", routing}, {"window", "2"}}));
   list.push_back(with("lime_static", {{"top_p", "0.6"}}));
-  for (const std::string rate : {"1", "2", "3"}) list.push_back(with("hyper", {{"rate", rate}, {"dynamic", rate == "2" ? "false" : "true"}}));
-  list.push_back(with("hyper", {{"norm", "layernorm"}, {"prenorm", "rmsnorm"}, {"layer_index", "sublayer"}, {"rate", "2"}}, 4));
+  for (const std::string rate : {"1", "2", "3"})
+    list.push_back(with("hyper", {{"rate", rate}, {"dynamic", rate == "2" ? "false" : "true"}}));
+  list.push_back(
+      with("hyper", {{"norm", "layernorm"}, {"prenorm", "rmsnorm"}, {"layer_index", "sublayer"}, {"rate", "2"}}, 4));
   list.push_back(with("hyper", {{"norm", "rmsnorm"}, {"output_init_scale", "true"}}));
   for (const std::string map : {"unet", "inet"}) list.push_back(with("vertical", {{"map", map}}));
   list.push_back(with("vertical", {{"map", "unet"}, {"mirror_offset", "2"}}));
@@ -67,7 +70,8 @@ std::vector<Case> cases() {
 
 TEST_CASE("models: every registered architecture is among the tested ones") {
   std::map<std::string, int> grouped, full;
-  for (const Case& c : cases()) ++(c.config.num_key_value_heads < c.config.num_attention_heads ? grouped : full)[c.config.arch];
+  for (const Case& c : cases())
+    ++(c.config.num_key_value_heads < c.config.num_attention_heads ? grouped : full)[c.config.arch];
   for (const Architecture& architecture : architectures()) {
     CHECK_MESSAGE(grouped[architecture.name] > 0, architecture.name);
     CHECK_MESSAGE(full[architecture.name] > 0, architecture.name);
@@ -147,7 +151,8 @@ TEST_CASE("models: the fast CPU kernels are as exact as the plain loops in f32")
       for (size_t i = 0; i < want.size(); ++i) sum += std::pow(static_cast<double>(got[i]) - want[i], 2);
       return std::sqrt(sum);
     };
-    double worst_fast = 0, worst_plain = 0, sum_fast = 0, sum_plain = 0;  // of the tensors' errors, relative to their size
+    double worst_fast = 0, worst_plain = 0, sum_fast = 0,
+           sum_plain = 0;  // of the tensors' errors, relative to their size
     for (Parameter& row : fast.params.rows()) {
       const auto want = exact.values<double>(exact.params.at(row.name).grad);
       const double size = error(std::vector<float>(want.size(), 0.f), want);
@@ -180,7 +185,8 @@ TEST_CASE("models: generating token by token sees what training sees") {
       decoder.reset();
       for (int64_t t = 0; t < TinyModel::T; ++t) {
         std::vector<int32_t> next;
-        for (int64_t b = 0; b < TinyModel::B; ++b) next.push_back(model.tokens[static_cast<size_t>(b * TinyModel::T + t)]);
+        for (int64_t b = 0; b < TinyModel::B; ++b)
+          next.push_back(model.tokens[static_cast<size_t>(b * TinyModel::T + t)]);
         const std::vector<float>& logits = decoder.feed(next);
         for (int64_t b = 0; b < TinyModel::B; ++b) {
           const size_t i = static_cast<size_t>(b * TinyModel::T + t);

@@ -63,8 +63,8 @@ struct Depth {
   void backward(Stream stream) {
     for (int l = static_cast<int>(size.L) - 1; l >= 0; --l) {
       const size_t i = static_cast<size_t>(l);
-      route_backward(view(dslice[i].data(), {size.N, size.K, size.D}), slab_view(), view(dout[i].data(), {size.N, size.K, size.D}),
-                     routers, l, stream);
+      route_backward(view(dslice[i].data(), {size.N, size.K, size.D}), slab_view(),
+                     view(dout[i].data(), {size.N, size.K, size.D}), routers, l, stream);
     }
   }
   Tensor slab_view() { return view(slab.data(), {size.L, size.N, size.K, size.D}); }

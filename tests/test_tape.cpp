@@ -96,7 +96,8 @@ TEST_CASE("tape: a slab's slices are the outputs themselves") {
   CHECK_THROWS_AS(t.place(slices[0], slab, 1), Error);
   t.plan(PlanMode::reuse);
   t.allocate(*device);
-  for (int i = 0; i < 3; ++i) CHECK(slices[static_cast<size_t>(i)]->tensor.data == slab.all->tensor.as<float>() + 16 * i);
+  for (int i = 0; i < 3; ++i)
+    CHECK(slices[static_cast<size_t>(i)]->tensor.data == slab.all->tensor.as<float>() + 16 * i);
 }
 
 TEST_CASE("schedule: the multipliers of the specifications") {

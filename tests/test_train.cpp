@@ -72,9 +72,11 @@ std::string bytes_of(const std::string& path) {
 // A text of which a small model learns something within a few steps.
 void write_text(const std::string& path) {
   const std::string who[] = {"the miller", "a sailor", "my sister", "the old king"};
-  const std::string does[] = {"sees", "paints", "buys"}, what[] = {"a boat", "the river", "two horses", "bread", "the moon"};
+  const std::string does[] = {"sees", "paints", "buys"},
+                    what[] = {"a boat", "the river", "two horses", "bread", "the moon"};
   std::ofstream file(path);
-  for (size_t i = 0; i < 400; ++i) file << who[i * 5 / 3 % 4] << " " << does[i * 7 / 4 % 3] << " " << what[i * 3 / 2 % 5] << ".\n";
+  for (size_t i = 0; i < 400; ++i)
+    file << who[i * 5 / 3 % 4] << " " << does[i * 7 / 4 % 3] << " " << what[i * 3 / 2 % 5] << ".\n";
 }
 
 // Four layers, so that every architecture reads across depth with its default options.

@@ -15,7 +15,8 @@
 
 namespace crossply::test {
 
-inline Config tiny_config(const std::string& arch, int64_t K = 2, bool qk_norm = false, bool tied = true, int64_t D = 0) {
+inline Config tiny_config(const std::string& arch, int64_t K = 2, bool qk_norm = false, bool tied = true,
+                          int64_t D = 0) {
   Config config;
   config.arch = arch;
   config.vocab_size = 7;
@@ -85,7 +86,9 @@ struct TinyModel {
     const bool drawn = row.init.rule.starts_with("normal") || row.init.rule.starts_with("uniform");
     if (drawn || row.name.ends_with("lime_router.weight")) return;
     const uint64_t stream = stream_of(row.name);
-    fill(row.name, [&](int64_t i) { return row.init.at(1, stream, i) + 0.3 * random_normal(2, stream, static_cast<uint64_t>(i)); });
+    fill(row.name, [&](int64_t i) {
+      return row.init.at(1, stream, i) + 0.3 * random_normal(2, stream, static_cast<uint64_t>(i));
+    });
   }
 
   double loss() {

@@ -43,7 +43,8 @@ void add_train_flags(CLI::App& app, TrainOptions& o) {
   flag("--warmup", o.warmup, "warm-up steps")->check(integer_from(0));
   flag("--lr-floor", o.lr_floor, "smallest multiple of --lr after the warm-up")->check(number_from(0, 1));
   flag("--weight-decay", o.adamw.weight_decay, "decoupled weight decay")->check(number_from(0));
-  app.add_flag("--decay-all", o.decay_all, "decay norms, embeddings, routers and scalars, too, as SATFormer's code does");
+  app.add_flag("--decay-all", o.decay_all,
+               "decay norms, embeddings, routers and scalars, too, as SATFormer's code does");
   flag("--beta1", o.adamw.beta1, "AdamW's first decay")->check(number_from(0, 0.999999));
   flag("--beta2", o.adamw.beta2, "AdamW's second decay")->check(number_from(0, 0.999999));
   flag("--clip", o.adamw.clip, "largest global gradient norm (0: no clipping)")->check(number_from(0));
