@@ -57,6 +57,10 @@ for file in $(code 'engine|kernels|models|data|train|eval|tests|dev'); do
   [ "$lines" -le 600 ] || breach "$file: $lines lines, more than 600"
 done
 
+# Lines that fit on a screen.
+long_lines() { printf '%s\0' "${files[@]}" | grep -zE '\.(h|cpp|cuh?|py)$' | xargs -0 awk 'length > 120 {print FILENAME ":" FNR}'; }
+report "a line of more than 120 characters" long_lines
+
 # What no text file may hold. The patterns are written so that they do not match themselves.
 search() { printf '%s\0' "${files[@]}" | xargs -0 grep -HnIE "$@" | cut -c1-160; }
 search_except_makefile() { search "$@" | grep -vE '^(.*/)?Makefile:'; }

@@ -18,7 +18,9 @@ from .satformer import Satformer
 from .skip_attention import Ala, Sla
 from .vertical import Vertical
 
-MODELS = (Llama, Lime, LimeStatic, LimeDynamic, Hyper, Vertical, Sla, Ala, Resformer, Satformer, Denseformer, Mudd, Relay)
+MODELS = (
+  Llama, Lime, LimeStatic, LimeDynamic, Hyper, Vertical, Sla, Ala, Resformer, Satformer, Denseformer, Mudd, Relay,
+)
 ARCHITECTURES = {model.config_class.arch: model for model in MODELS}
 DTYPES = {"F32": np.float32, "F64": np.float64}
 

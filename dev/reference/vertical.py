@@ -5,9 +5,9 @@ h_0 is the embeddings, h_m the output of layer m-1. Layer i reads
   v = sum over m <= i of  w_m * h_m        w = softmax over m of  scores[m] - ln |h_m|
 
 Dividing by the length |h_m|, token by token, lets a short source count as much as a long one. The fixed maps have no
-scores: their sources count the same. "inet": layers read h_0, h_1 and their own h_i. "unet": layers of the second half
-read their own h_i and what the mirrored layer of the first half read, h_(L-1-i), or with mirror_offset 2 put out. residual=False takes the published
-equations to the letter: a sublayer's output replaces its input.
+scores: their sources count the same. "inet": layers read h_0, h_1 and their own h_i. "unet": layers of the second
+half read their own h_i and what the mirrored layer of the first half read, h_(L-1-i), or with mirror_offset 2 put
+out. residual=False takes the published equations to the letter: a sublayer's output replaces its input.
 """
 import dataclasses
 
