@@ -66,6 +66,18 @@ inline float exp_f32(float x) {
   return p * std::bit_cast<float>((half + 127) << 23) * std::bit_cast<float>((k - half + 127) << 23);
 }
 
+// tanh to about 2 ulp, without branches. Near 0 a polynomial keeps the relative precision; NaN stays NaN.
+inline float tanh_f32(float x) {
+  const float u = x * x;
+  float p = -6.09671416e-3f;
+  p = p * u + 2.0997179e-2f;
+  p = p * u - 5.38509096e-2f;
+  p = p * u + 1.33327697e-1f;
+  p = p * u - 3.33333289e-1f;
+  const float near = x + x * u * p, far = 1.f - 2.f / (exp_f32(2.f * x) + 1.f);
+  return u < 0.390625f ? near : far;
+}
+
 // Scratch memory of one thread, aligned for vectors. It grows to the largest request, so only the first step of a run
 // allocates. The pointer is valid until the same thread asks for the same slot again.
 inline float* scratch_f32(size_t count, int slot = 0) {
