@@ -210,19 +210,14 @@ void measure_steps(const std::vector<Model*>& group, const ArchitectureFlags& f)
 }
 
 std::vector<std::string> cells(const Model& model, const Model& llama, const ArchitectureFlags& f) {
-  auto number = [](const char* format, double value) {
-    char text[32];
-    std::snprintf(text, sizeof text, format, value);
-    return std::string(text);
-  };
   const double bytes = static_cast<double>(model.activations);
   return {model.choice.text,
           format_count(model.plan.parameters - llama.plan.parameters),
-          number("%.3fx", model.plan.flops_per_token / llama.plan.flops_per_token),
-          number("%.3fx", median(model.ratio)),
-          number("%.3f", quantile(model.ratio, 0.25)) + number("-%.3f", quantile(model.ratio, 0.75)),
-          number("%.3fx", bytes / static_cast<double>(llama.activations)),
-          number("%.1f", bytes / (1 << 20)),
+          format_number("%.3fx", model.plan.flops_per_token / llama.plan.flops_per_token),
+          format_number("%.3fx", median(model.ratio)),
+          format_number("%.3f", quantile(model.ratio, 0.25)) + format_number("-%.3f", quantile(model.ratio, 0.75)),
+          format_number("%.3fx", bytes / static_cast<double>(llama.activations)),
+          format_number("%.1f", bytes / (1 << 20)),
           format_count(static_cast<int64_t>(static_cast<double>(f.batch * f.seq) / median(model.seconds)))};
 }
 

@@ -88,6 +88,21 @@ struct DepthMix : Node {
   }
 };
 
+// The mixture reads the sources by `weights`, and each source learns of its reader. Vertical attention passes the
+// scores, or null, and saves its weights and pbar in the mixture.
+void connect(DepthMix& mix, const std::vector<Node*>& nodes, const std::vector<int>& sources, Value* weights,
+             Value* scores, Value* pbar) {
+  for (const int s : sources) {
+    auto& source = static_cast<DepthSource&>(*nodes.at(static_cast<size_t>(s)));
+    source.readers.push_back({mix.out[0], weights, static_cast<int64_t>(mix.sources.size()), scores, pbar});
+    source.keep_grads.push_back(mix.out[0]);
+    source.keep.insert(source.keep.end(), mix.saved.begin(), mix.saved.end());
+    mix.sources.push_back(source.out[0]);
+    if (source.by_norm) mix.squares.push_back(source.saved[0]);
+  }
+  mix.reads = joined(mix.sources, mix.squares);
+}
+
 }  // namespace
 
 DepthRouter::DepthRouter(Tape& t, const std::string& name, int64_t layers, Shape slice)
@@ -128,13 +143,7 @@ Value* DepthHistory::mix(const std::string& name, const std::vector<int>& source
   const int64_t S = static_cast<int64_t>(sources.size());
   CHECK_THAT(!by_norm_ && S > 0 && weight->shape.numel() == S, name, ": ", S, " sources, weight ", weight->shape.str());
   auto node = make_node<DepthMix>(name, {weight}, {tape_.activation(name, nodes_[0]->out[0]->shape)});
-  for (const int s : sources) {
-    auto* source = static_cast<DepthSource*>(nodes_.at(static_cast<size_t>(s)));
-    source->readers.push_back({node->out[0], weight, static_cast<int64_t>(node->sources.size()), nullptr, nullptr});
-    source->keep_grads.push_back(node->out[0]);
-    node->sources.push_back(source->out[0]);
-  }
-  node->reads = node->sources;
+  connect(*node, nodes_, sources, weight, nullptr, nullptr);
   return tape_.record(std::move(node));
 }
 
@@ -146,16 +155,7 @@ Value* DepthHistory::attend(const std::string& name, const std::vector<int>& sou
   auto node = make_node<DepthMix>(name, present({scores}), {tape_.activation(name, stream)});
   node->eps = eps_;
   node->saved = {tape_.activation(name + ".weights", Shape{N, S}), tape_.activation(name + ".pbar", Shape{N})};
-  for (const int s : sources) {
-    auto* source = static_cast<DepthSource*>(nodes_.at(static_cast<size_t>(s)));
-    const int64_t column = static_cast<int64_t>(node->sources.size());
-    source->readers.push_back({node->out[0], node->saved[0], column, scores, node->saved[1]});
-    source->keep_grads.push_back(node->out[0]);
-    source->keep.insert(source->keep.end(), node->saved.begin(), node->saved.end());
-    node->sources.push_back(source->out[0]);
-    node->squares.push_back(source->saved[0]);
-  }
-  node->reads = joined(node->sources, node->squares);
+  connect(*node, nodes_, sources, node->saved[0], scores, node->saved[1]);
   node->keep = {node->out[0]};
   Value* out = tape_.record(std::move(node));
   out->needs_grad = true;  // through the sources, also where there are no scores

@@ -33,12 +33,7 @@ struct Linear : Node {  // in[0] is shared by the weights in[1..], each with its
   std::vector<Tensor> outs, douts, weights;
   const char* op() const override { return "linear"; }
   void prepare() override {
-    outs.clear(), douts.clear(), weights.clear();
-    for (size_t i = 0; i < out.size(); ++i) {
-      outs.push_back(out[i]->tensor);
-      weights.push_back(in[i + 1]->tensor);
-      if (out[i]->grad != nullptr) douts.push_back(out[i]->grad->tensor);
-    }
+    outs = tensors_of(out), douts = grads_of(out), weights = tensors_of({in.begin() + 1, in.end()});
   }
   void forward(const Step&, Stream stream) override { matmul_forward(outs, input(0), weights, stream); }
   void backward(const Step&, Stream stream) override {

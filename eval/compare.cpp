@@ -22,12 +22,6 @@ struct Row {
   TrainResult result;
 };
 
-std::string number(const char* format, double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, format, value);
-  return text;
-}
-
 // A row of the table; "-" where the run, or the yardstick that it is compared with, has no numbers.
 std::vector<std::string> cells(const Row& row, const TrainResult& yardstick, bool task) {
   const TrainResult& r = row.result;
@@ -36,15 +30,15 @@ std::vector<std::string> cells(const Row& row, const TrainResult& yardstick, boo
   std::vector<std::string> out = {
       row.choice.text,
       format_count(r.parameters),
-      number("%.4g", r.flops_per_token),
+      format_number("%.4g", r.flops_per_token),
       known(done, format_count(static_cast<int64_t>(r.tokens_per_second))),
-      known(comparable, number("%.2fx", yardstick.tokens_per_second / r.tokens_per_second)),
-      number("%.2fx", static_cast<double>(r.memory) / static_cast<double>(yardstick.memory)),
-      known(done, number("%.4f", r.train_loss)),
-      known(done, number("%.4f", r.test_loss))};
+      known(comparable, format_number("%.2fx", yardstick.tokens_per_second / r.tokens_per_second)),
+      format_number("%.2fx", static_cast<double>(r.memory) / static_cast<double>(yardstick.memory)),
+      known(done, format_number("%.4f", r.train_loss)),
+      known(done, format_number("%.4f", r.test_loss))};
   if (!task) return out;
-  out.push_back(known(done, number("%.1f%%", 100 * r.answers)));
-  out.push_back(known(done, number("%.1f%%", 100 * r.steps_valid)));
+  out.push_back(known(done, format_number("%.1f%%", 100 * r.answers)));
+  out.push_back(known(done, format_number("%.1f%%", 100 * r.steps_valid)));
   return out;
 }
 
@@ -67,7 +61,7 @@ void print_plans(const std::vector<Row>& rows) {
   std::vector<std::vector<std::string>> table = {{"architecture", "parameters", "FLOP/token", "memory"}};
   for (const Row& row : rows) {
     const TrainResult plan = plan_training(row.options);
-    table.push_back({row.choice.text, format_count(plan.parameters), number("%.4g", plan.flops_per_token),
+    table.push_back({row.choice.text, format_count(plan.parameters), format_number("%.4g", plan.flops_per_token),
                      format_bytes(static_cast<double>(plan.memory))});
   }
   std::printf("%sFLOP/token: forward and backward. memory: values, gradients, moments and activations.\n",

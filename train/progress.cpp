@@ -36,6 +36,12 @@ std::string format_count(int64_t count) {
   return out;
 }
 
+std::string format_number(const char* format, double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, format, value);
+  return text;
+}
+
 std::string format_table(const std::vector<std::vector<std::string>>& rows) {
   std::vector<size_t> widths;
   for (const auto& row : rows) {

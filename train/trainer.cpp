@@ -35,6 +35,11 @@ ParameterTable& prepare(ParameterTable& params, const TrainOptions& options, Dev
   return params;
 }
 
+// Bytes of all arenas: activations; values, gradients, two moments.
+size_t memory_of(const Tape& tape, const ParameterTable& params) {
+  return tape.arena_bytes() + 4 * static_cast<size_t>(params.flat_size()) * size_of(Dtype::f32);
+}
+
 // Tells whether it is the same data: its size and the contents of some samples.
 std::string fingerprint(const Source& source) {
   const size_t T = static_cast<size_t>(source.seq_len());
@@ -67,9 +72,7 @@ Trainer::Trainer(const TrainOptions& options, const Source& train, const std::st
   if (!checkpoint.empty()) restore(checkpoint);
 }
 
-size_t Trainer::memory() const {
-  return tape_.arena_bytes() + 4 * params_.values().bytes();  // activations; values, gradients, two moments
-}
+size_t Trainer::memory() const { return memory_of(tape_, params_); }
 
 StepResult Trainer::step() {
   const auto start = std::chrono::steady_clock::now();
@@ -165,7 +168,7 @@ TrainResult plan_training(const TrainOptions& options) {
   TrainResult result;
   result.parameters = plan.params.count();
   result.flops_per_token = 3 * plan.forward_flops_per_token;
-  result.memory = plan.tape.arena_bytes() + 4 * static_cast<size_t>(plan.params.flat_size()) * sizeof(float);
+  result.memory = memory_of(plan.tape, plan.params);
   return result;
 }
 
