@@ -5,11 +5,16 @@ namespace crossply {
 
 enum class Backend {
   reference,  // the plain templated loops of kernels/*.h, in f64 or f32: slow, and the meaning of every op
-  cpu,        // vectorised and threaded, f32
+  cpu,        // vectorised and threaded, f32 or bf16
 };
+
+// How the CPU multiplies f32 matrices: as they are, or each split into two bf16 parts, in three products on the matrix
+// units, which keeps about 16 of 24 bits. Without such units the second is the first.
+enum class Products { f32, bf16x3 };
 
 struct Stream {
   Backend backend = Backend::cpu;
+  Products products = Products::f32;
 };
 
 }  // namespace crossply

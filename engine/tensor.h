@@ -9,21 +9,9 @@
 #include <vector>
 
 #include "engine/check.h"
+#include "engine/dtype.h"
 
 namespace crossply {
-
-// f32 is what models train in; f64 is for the reference backend, which checks gradients; i32 holds tokens.
-enum class Dtype : uint8_t { f32, f64, i32 };
-
-inline size_t size_of(Dtype dtype) { return dtype == Dtype::f64 ? 8 : 4; }
-inline const char* name_of(Dtype dtype) {
-  return dtype == Dtype::f32 ? "f32" : dtype == Dtype::f64 ? "f64" : "i32";
-}
-
-template <class T> struct DtypeOf;
-template <> struct DtypeOf<float> { static constexpr Dtype value = Dtype::f32; };
-template <> struct DtypeOf<double> { static constexpr Dtype value = Dtype::f64; };
-template <> struct DtypeOf<int32_t> { static constexpr Dtype value = Dtype::i32; };
 
 // Sizes of the dimensions, outermost first: Shape{B, T, C}.
 struct Shape {
@@ -88,8 +76,16 @@ Tensor view(const T* data, Shape shape) {
 // Calls body(float{}) or body(double{}), whichever the dtype names: how an entry point reaches its templated reference.
 template <class F>
 void with_real(Dtype dtype, F&& body) {
-  CHECK_THAT(dtype != Dtype::i32, "expected a floating-point tensor");
+  CHECK_THAT(dtype == Dtype::f32 || dtype == Dtype::f64, "expected an f32 or f64 tensor, got ", name_of(dtype));
   if (dtype == Dtype::f64) body(double{});
+  else body(float{});
+}
+
+// Calls body(float{}) or body(bf16{}): how an entry point reaches its fast code, which stores in that type.
+template <class F>
+void with_storage(Dtype dtype, F&& body) {
+  CHECK_THAT(dtype == Dtype::f32 || dtype == Dtype::bf16, "expected an f32 or bf16 tensor, got ", name_of(dtype));
+  if (dtype == Dtype::bf16) body(bf16{});
   else body(float{});
 }
 

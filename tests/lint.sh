@@ -27,7 +27,7 @@ code() { printf '%s\n' "${files[@]}" | grep -E "^($1)/.*\.(h|cpp|cuh?)$" || true
 
 # Includes run one way: train, eval, tests -> models, data -> engine -> kernels. For each room, what it may include.
 declare -A may_include=(
-  [kernels]='kernels/.*|engine/(check|tensor|stream)\.h'
+  [kernels]='kernels/.*|engine/(check|dtype|tensor|stream)\.h'
   [engine]='(engine|kernels)/.*'
   [data]='data/.*|engine/(check|rng|file)\.h'
   [models]='(models|engine)/.*'

@@ -1,0 +1,110 @@
+"""PyTorch's side of `bench steps`: the training step of the same LLaMA, at PyTorch's best settings.
+
+Speaks lines on its standard streams: prints `ready`, then for each number n it reads runs n steps and prints their seconds
+and the peak resident memory in MiB. Used by dev/bench.cpp; needs PyTorch 2.
+"""
+
+import argparse
+import contextlib
+import resource
+import sys
+import time
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Norm(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x):
+        return F.rms_norm(x, (x.shape[-1],), self.weight, 1e-5)
+
+
+class Block(nn.Module):
+    def __init__(self, s):
+        super().__init__()
+        self.s, D = s, s.width // s.heads
+        self.norm1, self.norm2 = Norm(s.width), Norm(s.width)
+        self.project = nn.Linear(s.width, (s.heads + 2 * s.kv_heads) * D, bias=False)
+        self.out = nn.Linear(s.heads * D, s.width, bias=False)
+        self.expand = nn.Linear(s.width, 2 * s.ffn, bias=False)
+        self.down = nn.Linear(s.ffn, s.width, bias=False)
+
+    def forward(self, x, cos, sin):
+        s, (B, T, C) = self.s, x.shape
+        D = C // s.heads
+        qkv = self.project(self.norm1(x)).view(B, T, s.heads + 2 * s.kv_heads, D).transpose(1, 2)
+        q, k, v = qkv.split([s.heads, s.kv_heads, s.kv_heads], 1)
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=s.heads != s.kv_heads)
+        x = x + self.out(y.transpose(1, 2).reshape(B, T, C))
+        gate, up = self.expand(self.norm2(x)).chunk(2, -1)
+        return x + self.down(F.silu(gate) * up)
+
+
+def rotate(x, cos, sin):
+    a, b = x.chunk(2, -1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)
+
+
+class Llama(nn.Module):
+    def __init__(self, s):
+        super().__init__()
+        self.vocab, D = s.vocab, s.width // s.heads
+        self.embed = nn.Embedding(s.vocab, s.width)
+        self.blocks = nn.ModuleList(Block(s) for _ in range(s.layers))
+        self.norm, self.head = Norm(s.width), nn.Linear(s.width, s.vocab, bias=False)
+        for p in self.parameters():
+            if p.dim() > 1:
+                nn.init.normal_(p, std=0.02)
+        angle = torch.outer(torch.arange(s.seq).float(), 10000.0 ** (-torch.arange(0, D, 2).float() / D))
+        self.register_buffer("cos", angle.cos())
+        self.register_buffer("sin", angle.sin())
+
+    def forward(self, tokens, targets):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x, self.cos, self.sin)
+        return F.cross_entropy(self.head(self.norm(x)).view(-1, self.vocab), targets.view(-1))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("width", "layers", "heads", "kv_heads", "ffn", "vocab", "seq", "batch", "threads"):
+        parser.add_argument("--" + name, type=int, required=True)
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--bf16", action="store_true")
+    s = parser.parse_args()
+    torch.set_num_threads(s.threads)
+    torch.manual_seed(0)
+    model = Llama(s)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    loss_of = torch.compile(model) if s.compile else model
+    tokens, targets = (torch.randint(0, s.vocab, (s.batch, s.seq)) for _ in range(2))
+
+    def step():
+        with torch.autocast("cpu", dtype=torch.bfloat16) if s.bf16 else contextlib.nullcontext():
+            loss = loss_of(tokens, targets)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.item()
+
+    for _ in range(2):
+        step()
+    print("ready", flush=True)
+    for line in sys.stdin:
+        start = time.perf_counter()
+        for _ in range(int(line)):
+            step()
+        seconds = time.perf_counter() - start
+        print(seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, flush=True)
+
+
+if __name__ == "__main__":
+    main()
