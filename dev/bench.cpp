@@ -192,7 +192,7 @@ void measure_steps(const std::vector<Model*>& group, const ArchitectureFlags& f)
   std::vector<std::unique_ptr<Trainer>> trainers;
   for (Model* model : group) {
     trainers.push_back(std::make_unique<Trainer>(model->options, data));
-    model->activations = trainers.back()->tape().arena_bytes();
+    model->activations = trainers.back()->replicas().bytes();
   }
   for (int64_t round = 0; round <= f.rounds; ++round) {
     std::vector<double> seconds(group.size());

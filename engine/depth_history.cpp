@@ -133,7 +133,7 @@ Value* DepthHistory::add(const std::string& name, Value* x) {
   node->grad_optional = true;
   node->by_norm = by_norm_;
   node->eps = eps_;
-  if (by_norm_) node->saved = {tape_.activation(name + ".squares", Shape{x->shape[0] * x->shape[1]})};
+  if (by_norm_) node->saved = {tape_.statistic(name + ".squares", Shape{x->shape[0] * x->shape[1]})};
   node->keep = {node->out[0]};
   nodes_.push_back(node.get());
   return tape_.record(std::move(node));
@@ -154,7 +154,7 @@ Value* DepthHistory::attend(const std::string& name, const std::vector<int>& sou
   const int64_t N = stream[0] * stream[1];
   auto node = make_node<DepthMix>(name, present({scores}), {tape_.activation(name, stream)});
   node->eps = eps_;
-  node->saved = {tape_.activation(name + ".weights", Shape{N, S}), tape_.activation(name + ".pbar", Shape{N})};
+  node->saved = {tape_.statistic(name + ".weights", Shape{N, S}), tape_.statistic(name + ".pbar", Shape{N})};
   connect(*node, nodes_, sources, node->saved[0], scores, node->saved[1]);
   node->keep = {node->out[0]};
   Value* out = tape_.record(std::move(node));

@@ -191,6 +191,7 @@ struct HeadMixNode : Node {  // in: the sources, weight, gain, wk, wv; out: keys
   }
   void prepare() override {
     tensors = gather(in, S, tensors_of), gradients = gather(in, S, grads_of);
+    tensors.wk = factor_of(in[S + 2], in[0]->dtype), tensors.wv = factor_of(in[S + 3], in[0]->dtype);
     add.clear();
     for (size_t s = 0; s < S && !acc.empty(); ++s) add.push_back(acc[s] != 0);
   }
@@ -211,7 +212,7 @@ struct HeadMixNode : Node {  // in: the sources, weight, gain, wk, wv; out: keys
 // Recording
 
 Value* softmax(Tape& t, const std::string& name, Value* inp, double top_p) {
-  auto node = make_node<Softmax>(name, {inp}, {t.activation(name, inp->shape)});
+  auto node = make_node<Softmax>(name, {inp}, {t.statistic(name, inp->shape)});
   node->top_p = top_p;
   node->keep = {inp};
   return t.record(std::move(node));
@@ -219,7 +220,7 @@ Value* softmax(Tape& t, const std::string& name, Value* inp, double top_p) {
 
 Value* scale(Tape& t, const std::string& name, Value* inp, Value* factor) {
   CHECK_THAT(factor->shape.numel() == 1, name, ": factor ", factor->shape.str());
-  auto node = make_node<Scale>(name, {inp, factor}, {t.activation(name, inp->shape)});
+  auto node = make_node<Scale>(name, {inp, factor}, {t.statistic(name, inp->shape)});
   node->keep = {inp};
   return t.record(std::move(node));
 }
@@ -230,7 +231,7 @@ Value* gate(Tape& t, const std::string& name, Value* inp, const std::string& kin
       {"softmax", Gate::softmax}, {"softmax_sigmoid", Gate::softmax_sigmoid},
       {"tanh", Gate::tanh},       {"identity", Gate::identity}};
   CHECK_THAT(kinds.contains(kind), name, ": no gate '", kind, "'");
-  auto node = make_node<GateNode>(name, {inp}, {t.activation(name, inp->shape)});
+  auto node = make_node<GateNode>(name, {inp}, {t.statistic(name, inp->shape)});
   node->kind = kinds.at(kind);
   node->keep = {inp};
   return t.record(std::move(node));
@@ -246,7 +247,7 @@ Value* layernorm(Tape& t, const std::string& name, Value* inp, double eps) {
   const Shape rows{inp->shape.numel() / inp->shape[inp->shape.rank - 1]};
   auto node = make_node<LayerNorm>(name, {inp}, {t.activation(name, inp->shape)});
   node->eps = eps;
-  node->saved = {t.activation(name + ".mean", rows), t.activation(name + ".rstd", rows)};
+  node->saved = {t.statistic(name + ".mean", rows), t.statistic(name + ".rstd", rows)};
   node->keep = {inp};
   return t.record(std::move(node));
 }
@@ -302,7 +303,7 @@ HyperRead hyper_read(Tape& t, const std::string& name, Value* streams, const Hyp
   const Shape& s = streams->shape;
   const int64_t E = s[2];
   Value* x = t.activation(name, Shape{s[0], s[1], s[3]});
-  Value* coef = t.activation(name + ".coef", Shape{s[0], s[1], E, E + 2});
+  Value* coef = t.statistic(name + ".coef", Shape{s[0], s[1], E, E + 2});
   auto node = make_node<HyperReadNode>(
       name, present({streams, p.static_alpha, p.static_beta, p.alpha_proj, p.beta_proj, p.alpha_scale, p.beta_scale,
                      p.norm_weight, p.norm_bias}), {x, coef});
@@ -311,7 +312,7 @@ HyperRead hyper_read(Tape& t, const std::string& name, Value* streams, const Hyp
                : norm == "layernorm" ? HyperNorm::layernorm
                                      : HyperNorm::layernorm_no_affine;
   node->eps = norm == "rmsnorm" ? 1e-6 : 1e-5;
-  if (p.alpha_proj != nullptr) node->saved = {t.activation(name + ".stats", Shape{s[0], s[1], E, E + 4})};
+  if (p.alpha_proj != nullptr) node->saved = {t.statistic(name + ".stats", Shape{s[0], s[1], E, E + 4})};
   node->keep = {streams, coef};
   t.record(std::move(node));
   return {x, coef};
@@ -334,7 +335,7 @@ std::vector<Value*> way_mix(Tape& t, const std::string& name, const WaySources& 
       name, joined(joined(joined(s.sources, present({s.weight, s.skip, s.base})), s.gains), s.post), outs);
   node->of = s;
   node->keep = joined(s.sources, {s.weight});
-  if (s.skip != nullptr) node->saved = {t.activation(name + ".rstd", Shape{stream[0], stream[1], W})};
+  if (s.skip != nullptr) node->saved = {t.statistic(name + ".rstd", Shape{stream[0], stream[1], W})};
   t.record(std::move(node));
   return outs;
 }

@@ -24,9 +24,9 @@ class Device {
   virtual void fill(void* device, uint8_t byte, size_t bytes) = 0;
 };
 
-// name: "cpu", or "reference" (the plain loops that define every op: slow, and exact in double).
-// Throws Exit::device for a device that this build or machine does not have.
-std::unique_ptr<Device> make_device(const std::string& name);
+// name: "cpu", or "reference" (the plain loops that define every op: slow, and exact in double). matmul: "fp32" or
+// "bf16x3" (engine/stream.h). Throws Exit::device for a device that this build or machine does not have.
+std::unique_ptr<Device> make_device(const std::string& name, const std::string& matmul = "fp32");
 
 // One contiguous, named block of device memory: parameters, gradients, moments, activations.
 class Arena {

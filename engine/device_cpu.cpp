@@ -13,13 +13,13 @@ namespace {
 
 class CpuDevice : public Device {
  public:
-  explicit CpuDevice(Backend backend) : backend_(backend) {}
+  explicit CpuDevice(Backend backend, Products products) : stream_{backend, products} {}
 
   std::string describe() const override {
-    if (backend_ == Backend::reference) return "reference (plain loops)";
+    if (stream_.backend == Backend::reference) return "reference (plain loops)";
     return str("cpu, ", omp_get_max_threads(), omp_get_max_threads() == 1 ? " thread" : " threads");
   }
-  Stream stream() const override { return Stream{backend_}; }
+  Stream stream() const override { return stream_; }
 
   void* allocate(size_t bytes, const std::string& name) override {
     constexpr size_t huge_page = size_t{2} << 20;
@@ -41,14 +41,16 @@ class CpuDevice : public Device {
   void fill(void* device, uint8_t byte, size_t bytes) override { std::memset(device, byte, bytes); }
 
  private:
-  Backend backend_;
+  Stream stream_;
 };
 
 }  // namespace
 
-std::unique_ptr<Device> make_device(const std::string& name) {
-  if (name == "cpu") return std::make_unique<CpuDevice>(Backend::cpu);
-  if (name == "reference") return std::make_unique<CpuDevice>(Backend::reference);
+std::unique_ptr<Device> make_device(const std::string& name, const std::string& matmul) {
+  CHECK_THAT(matmul == "fp32" || matmul == "bf16x3", "unknown products '", matmul, "'");
+  const Products products = matmul == "fp32" ? Products::f32 : Products::bf16x3;
+  if (name == "cpu") return std::make_unique<CpuDevice>(Backend::cpu, products);
+  if (name == "reference") return std::make_unique<CpuDevice>(Backend::reference, Products::f32);
   if (name == "cuda") fail(Exit::device, "this build has no CUDA support; use --device cpu");
   fail(Exit::usage, "unknown device '", name, "'; known: cpu, reference");
 }

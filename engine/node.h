@@ -25,6 +25,11 @@ inline Tensor grad_of(const Value* value) {
   return value != nullptr && value->grad != nullptr ? value->grad->tensor : Tensor{};
 }
 
+// What an activation is multiplied with: on a bf16 tape the parameter's bf16 copy.
+inline Tensor factor_of(const Value* weight, Dtype activations) {
+  return activations == Dtype::bf16 ? weight->parameter->narrow : weight->tensor;
+}
+
 inline std::vector<Tensor> tensors_of(const std::vector<Value*>& values) {
   std::vector<Tensor> list;
   for (const Value* value : values) list.push_back(tensor_of(value));

@@ -33,7 +33,8 @@ struct Linear : Node {  // in[0] is shared by the weights in[1..], each with its
   std::vector<Tensor> outs, douts, weights;
   const char* op() const override { return "linear"; }
   void prepare() override {
-    outs = tensors_of(out), douts = grads_of(out), weights = tensors_of({in.begin() + 1, in.end()});
+    outs = tensors_of(out), douts = grads_of(out), weights.clear();
+    for (size_t i = 1; i < in.size(); ++i) weights.push_back(factor_of(in[i], in[0]->dtype));
   }
   void forward(const Step&, Stream stream) override { matmul_forward(outs, input(0), weights, stream); }
   void backward(const Step&, Stream stream) override {
@@ -116,12 +117,13 @@ struct Add : Node {
 };
 
 struct CrossEntropy : Node {
+  Tensor weight() const { return factor_of(in[1], in[0]->dtype); }
   const char* op() const override { return "cross_entropy"; }
   void forward(const Step& step, Stream stream) override {
     const Tensor& targets = reads[0]->tensor;
-    if (!step.training) return cross_entropy_forward(output(), input(0), input(1), targets, stream);
+    if (!step.training) return cross_entropy_forward(output(), input(0), weight(), targets, stream);
     CHECK_THAT(!acc[0], name, " must be the only reader of ", in[0]->name);
-    cross_entropy_forward_backward(output(), dinput(0), dinput(1), input(0), input(1), targets, step.grad_scale,
+    cross_entropy_forward_backward(output(), dinput(0), dinput(1), input(0), weight(), targets, step.grad_scale,
                                    stream);
   }
   void backward(const Step&, Stream) override {}  // done in the forward, while the logits were in cache
@@ -169,7 +171,7 @@ Value* rmsnorm(Tape& t, const std::string& name, Value* inp, Value* weight, doub
   auto node = make_node<RmsNorm>(name, {inp}, {t.activation(name, inp->shape)});
   if (weight != nullptr) node->in.push_back(weight);
   node->eps = eps;
-  node->saved = {t.activation(name + ".rstd", Shape{inp->shape.numel() / C})};
+  node->saved = {t.statistic(name + ".rstd", Shape{inp->shape.numel() / C})};
   node->keep = {inp};
   return t.record(std::move(node));
 }
@@ -202,7 +204,7 @@ Value* attention(Tape& t, const std::string& name, Value* q, Value* k, Value* v)
   }
   auto node = make_node<Attention>(name, {q, k, v}, {out});
   node->scale = scale;
-  node->saved = {t.activation(name + ".lse", Shape{qs[0], qs[2], qs[1]})};
+  node->saved = {t.statistic(name + ".lse", Shape{qs[0], qs[2], qs[1]})};
   node->keep = {q, k, v, out};
   return t.record(std::move(node));
 }

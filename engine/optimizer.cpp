@@ -27,6 +27,7 @@ void Optimizer::update(double lr, double norm) {
   AdamwScalars scalars{options_.beta1, options_.beta2, options_.eps, step, 1};
   if (options_.clip > 0) scalars.grad_scale = std::min(1.0, options_.clip / (norm + 1e-6));
   adamw_update(params_.values(), m(), v(), params_.gradients(), rows, scalars, params_.device().stream());
+  params_.refresh_narrow();
 }
 
 }  // namespace crossply

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "engine/rng.h"
+#include "kernels/convert.h"
 
 namespace crossply {
 
@@ -32,7 +33,7 @@ static int64_t padded(const Parameter& row) { return (row.shape.numel() + 63) / 
 Parameter& ParameterTable::add(const std::string& name, Shape shape, Init init, double lr_mul, double wd_mul) {
   CHECK_THAT(!index_.contains(name), "parameter '", name, "' declared twice");
   index_[name] = rows_.size();
-  rows_.push_back(Parameter{name, shape, std::move(init), lr_mul, wd_mul, 0, {}, {}});
+  rows_.push_back(Parameter{name, shape, std::move(init), lr_mul, wd_mul, 0, {}, {}, {}});
   return rows_.back();
 }
 
@@ -73,6 +74,18 @@ void ParameterTable::allocate(Device& device, Dtype dtype, bool with_gradients) 
     row.value = Tensor{values_.data() + offset, dtype, row.shape};
     if (with_gradients) row.grad = Tensor{gradients_.data() + offset, dtype, row.shape};
   }
+}
+
+void ParameterTable::allocate_narrow() {
+  narrow_ = Arena(*device_, "bf16 parameters", static_cast<size_t>(flat_size()) * size_of(Dtype::bf16));
+  for (Parameter& row : rows_) {
+    const size_t offset = static_cast<size_t>(row.offset) * size_of(Dtype::bf16);
+    row.narrow = Tensor{narrow_.data() + offset, Dtype::bf16, row.shape};
+  }
+}
+
+void ParameterTable::refresh_narrow() {
+  if (narrow_.data() != nullptr) convert(narrow(), values(), device_->stream());
 }
 
 void ParameterTable::initialise(uint64_t seed) {

@@ -31,6 +31,7 @@ struct Parameter {
   double wd_mul = 1;  // times the weight decay; 0 for norms, embeddings, routers
   int64_t offset = 0;  // first element in the flat arrays; set by allocate(), as are value and grad
   Tensor value, grad;
+  Tensor narrow;  // bf16 copy of the value, for the products of bf16 tapes; set by allocate_narrow()
 };
 
 class ParameterTable {
@@ -47,12 +48,17 @@ class ParameterTable {
 
   // Flat, zero-filled arrays of the given dtype; gradients only when asked for.
   void allocate(Device& device, Dtype dtype, bool with_gradients);
+  // Also a bf16 copy of all values, which refresh_narrow() and the optimizer keep up to date.
+  void allocate_narrow();
+  void refresh_narrow();  // after the values were changed by anything but the optimizer; without a copy, nothing
   // Every row by its rule; the numbers depend on (seed, name, element) only.
   void initialise(uint64_t seed);
   void zero_gradients();
 
   Tensor values() const { return Tensor{values_.data(), dtype_, Shape{flat_size()}}; }
   Tensor gradients() const { return Tensor{gradients_.data(), dtype_, Shape{flat_size()}}; }
+  size_t narrow_bytes() const { return narrow_.bytes(); }
+  Tensor narrow() const { return Tensor{narrow_.data(), Dtype::bf16, Shape{flat_size()}}; }  // data null: none
   Device& device() const { return *device_; }
   Dtype dtype() const { return dtype_; }
 
@@ -68,7 +74,7 @@ class ParameterTable {
   std::unordered_map<std::string, size_t> index_;
   Device* device_ = nullptr;
   Dtype dtype_ = Dtype::f32;
-  Arena values_, gradients_;
+  Arena values_, gradients_, narrow_;
 };
 
 }  // namespace crossply

@@ -1,6 +1,7 @@
 #include "engine/tape.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <utility>
 
@@ -34,11 +35,12 @@ Value* Tape::add_gradient(const Value& of) {
 
 Value* Tape::input(const std::string& name, Shape shape, Dtype dtype) { return add_value(name, shape, dtype, true); }
 Value* Tape::activation(const std::string& name, Shape shape) { return add_value(name, shape, real_, false); }
-Value* Tape::result(const std::string& name, Shape shape) { return add_value(name, shape, real_, true); }
+Value* Tape::statistic(const std::string& name, Shape shape) { return add_value(name, shape, wide(real_), false); }
+Value* Tape::result(const std::string& name, Shape shape) { return add_value(name, shape, wide(real_), true); }
 
 Value* Tape::constant(const std::string& name, Shape shape, std::vector<double> numbers) {
   CHECK_THAT(static_cast<int64_t>(numbers.size()) == shape.numel(), name, " ", shape.str(), " got ", numbers.size());
-  Value* value = add_value(name, shape, real_, true);
+  Value* value = add_value(name, shape, wide(real_), true);
   constants_.emplace_back(value, std::move(numbers));
   return value;
 }
@@ -50,7 +52,7 @@ Value* Tape::parameter(Parameter& row) {
   known = &value;
   value.name = row.name;
   value.shape = row.shape;
-  value.dtype = real_;
+  value.dtype = wide(real_);
   value.parameter = &row;
   value.needs_grad = true;
   return &value;
@@ -130,14 +132,19 @@ double Tape::forward_flops() const {
 // -----------------------------------------------------------------------------------------------------------------
 // Replay
 
-void Tape::allocate(Device& device) {
+void Tape::allocate(Device& device, const Tensor* gradients) {
   CHECK_THAT(planned_ && device_ == nullptr, "allocate() comes once, after plan()");
   device_ = &device;
   arena_ = Arena(device, "activations", arena_bytes_);
   for (Value& value : values_) {
     if (value.parameter != nullptr) {
-      value.tensor = value.parameter->value;
-      if (value.grad != nullptr) value.grad->tensor = value.parameter->grad;
+      const Parameter& row = *value.parameter;
+      value.tensor = row.value;
+      if (value.grad == nullptr) continue;
+      value.grad->tensor = row.grad;
+      if (gradients != nullptr)
+        value.grad->tensor.data = static_cast<std::byte*>(gradients->data) +
+                                  static_cast<size_t>(row.offset) * size_of(gradients->dtype);
     } else if (value.buffer != nullptr) {
       const Buffer& buffer = *value.buffer;
       const size_t base = buffer.inside != nullptr ? buffer.inside->offset : 0;
@@ -152,10 +159,24 @@ void Tape::allocate(Device& device) {
   for (const auto& node : nodes_) node->prepare();
 }
 
+namespace {
+
+// Calls body; takes its time if somebody wants it.
+template <class Seconds, class F>
+void timed(std::vector<Seconds>& seconds, size_t tick, F&& body) {
+  if (seconds.empty()) return body();
+  const auto start = std::chrono::steady_clock::now();
+  body();
+  seconds[tick].sum += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  ++seconds[tick].calls;
+}
+
+}  // namespace
+
 void Tape::forward(const Step& step) {
   if (mode_ == PlanMode::poison && step.training) bury(-1);
   for (size_t n = 0; n < nodes_.size(); ++n) {
-    nodes_[n]->forward(step, device_->stream());
+    timed(seconds_, n, [&] { nodes_[n]->forward(step, device_->stream()); });
     if (mode_ == PlanMode::poison && step.training) bury(static_cast<int>(n));
   }
 }
@@ -163,9 +184,11 @@ void Tape::forward(const Step& step) {
 void Tape::backward(const Step& step) {
   CHECK_THAT(differentiated_ && step.training, "backward without differentiate(), or of a forward-only step");
   for (size_t n = nodes_.size(); n-- > 0;) {
-    for (const auto& [node, grad] : holes_)
-      if (node == n) device_->fill(grad->tensor.data, 0, grad->tensor.bytes());
-    nodes_[n]->backward(step, device_->stream());
+    timed(seconds_, 2 * nodes_.size() - 1 - n, [&] {
+      for (const auto& [node, grad] : holes_)
+        if (node == n) device_->fill(grad->tensor.data, 0, grad->tensor.bytes());
+      nodes_[n]->backward(step, device_->stream());
+    });
     if (mode_ == PlanMode::poison) bury(static_cast<int>(2 * nodes_.size() - 1 - n));
   }
 }
@@ -179,6 +202,47 @@ void Tape::bury(int tick) {
 }
 
 // -----------------------------------------------------------------------------------------------------------------
+// Reports
+
+OpCost& OpCost::operator+=(const OpCost& o) {
+  calls += o.calls, seconds += o.seconds, flops += o.flops, bytes += o.bytes;
+  return *this;
+}
+
+double Tape::bytes_of(const Node& node, bool backward) const {
+  double sum = 0;
+  const auto count = [&](const Value* value, double times) {
+    if (value == nullptr) return;
+    sum += times * static_cast<double>(static_cast<size_t>(value->shape.numel()) * size_of(value->dtype));
+  };
+  for (const Value* value : node.saved) count(value, 1);
+  if (!backward) {
+    for (const auto* list : {&node.in, &node.reads, &node.out})
+      for (const Value* value : *list) count(value, 1);
+    return sum;
+  }
+  for (const Value* value : node.keep) count(value, 1);
+  for (const auto* list : {&node.out, &node.keep_grads})
+    for (const Value* value : *list) count(value->grad, 1);
+  for (size_t i = 0; i < node.acc.size(); ++i) count(node.in[i]->grad, node.acc[i] ? 2 : 1);
+  return sum;
+}
+
+std::vector<OpCost> Tape::costs() const {
+  std::vector<OpCost> list;
+  for (size_t tick = 0; tick < seconds_.size(); ++tick) {
+    const bool backward = tick >= nodes_.size();
+    const Node& node = *nodes_[backward ? 2 * nodes_.size() - 1 - tick : tick];
+    const double calls = static_cast<double>(seconds_[tick].calls);
+    const double passes = node.grad_in_forward ? (backward ? 0 : 3) : backward ? 2 : 1;
+    const OpCost cost{std::string(node.op()) + (backward ? " backward" : ""), seconds_[tick].calls, seconds_[tick].sum,
+                      passes * calls * node.flops(), calls * bytes_of(node, backward)};
+    const auto same = std::find_if(list.begin(), list.end(), [&](const OpCost& c) { return c.op == cost.op; });
+    if (same == list.end()) list.push_back(cost);
+    else *same += cost;
+  }
+  return list;
+}
 
 std::string Tape::dump() const {
   auto names = [](const std::vector<Value*>& values) {

@@ -32,6 +32,9 @@ struct Buffer {
   int first = -1, last = -1;  // ticks of the first and last use; -1: never used
 };
 
+// The type of what is not stored narrowly: statistics, coefficients, losses, parameters.
+inline Dtype wide(Dtype real) { return real == Dtype::bf16 ? Dtype::f32 : real; }
+
 // A tensor of the tape. The Tensor is valid after allocate().
 struct Value {
   std::string name;
@@ -80,6 +83,16 @@ struct Slab {
   Value* all = nullptr;  // (slices, ...)
 };
 
+// What the replays of one op, forward or backward, took together.
+struct OpCost {
+  std::string op;
+  int64_t calls = 0;
+  double seconds = 0;
+  double flops = 0;  // two per multiply-add of products, attention and mixtures
+  double bytes = 0;  // of all tensors it names, read and written once: a floor for what must move
+  OpCost& operator+=(const OpCost& o);
+};
+
 // reuse: memory is shared by buffers that are never alive together. distinct: every buffer has its own memory (to look
 // at intermediates). poison: distinct, and a buffer is filled with NaN when it dies. All three give the same bits.
 enum class PlanMode { reuse, distinct, poison };
@@ -87,6 +100,7 @@ PlanMode plan_mode(const std::string& name);  // throws Exit::usage for an unkno
 
 class Tape {
  public:
+  // real: what activations are stored in; a bf16 tape multiplies with the bf16 copies of its parameters.
   // cache_length > 0 records a tape for generation: attention then appends to key/value caches of that length.
   explicit Tape(Dtype real, int64_t cache_length = 0) : real_(real), cache_length_(cache_length) {}
 
@@ -95,7 +109,8 @@ class Tape {
   Value* constant(const std::string& name, Shape shape, std::vector<double> numbers);
   Value* parameter(Parameter& row);
   Value* activation(const std::string& name, Shape shape);
-  Value* result(const std::string& name, Shape shape);  // persistent: the caller reads it after the replay
+  Value* statistic(const std::string& name, Shape shape);  // never bf16: what a backward or a mixture needs exactly
+  Value* result(const std::string& name, Shape shape);     // persistent: the caller reads it after the replay
   Slab slab(const std::string& name, int64_t slices, Shape slice);
   // From now on `value`, which some node has written, lives in slice i of the slab. No copy.
   void place(Value* value, const Slab& slab, int64_t i);
@@ -108,13 +123,19 @@ class Tape {
   // --- after recording: differentiate (training only), plan, allocate, in this order ---
   void differentiate();
   void plan(PlanMode mode);
-  void allocate(Device& device);  // the planned arena; parameters must have been allocated before
+  // The planned arena; parameters must have been allocated before. gradients: the parameters' go there, into a flat
+  // array like their table's, instead of into the table's.
+  void allocate(Device& device, const Tensor* gradients = nullptr);
   size_t arena_bytes() const { return arena_bytes_; }
   double forward_flops() const;
 
   // --- replay ---
   void forward(const Step& step);
   void backward(const Step& step);
+
+  // From now on every node's time is taken.
+  void start_profile() { seconds_.assign(2 * nodes_.size(), {}); }
+  std::vector<OpCost> costs() const;  // in the order in which ops first run
 
   std::string dump() const;           // the step as a table a person can read
   std::string memory_report() const;  // the peak and who is alive at it
@@ -125,6 +146,12 @@ class Tape {
   Value* add_value(const std::string& name, Shape shape, Dtype dtype, bool persistent);
   void find_lifetimes();
   void bury(int tick);
+  double bytes_of(const Node& node, bool backward) const;
+
+  struct Seconds {
+    int64_t calls = 0;
+    double sum = 0;
+  };
 
   Dtype real_;
   int64_t cache_length_;
@@ -136,6 +163,7 @@ class Tape {
   std::deque<std::unique_ptr<Node>> nodes_;
   std::vector<std::pair<size_t, Value*>> holes_;  // (node, gradient nobody writes): zeroed before the node's backward
   std::vector<std::pair<Value*, std::vector<double>>> constants_;
+  std::vector<Seconds> seconds_;  // by tick (forward n, backward 2N-1-n); empty without a profile
   size_t arena_bytes_ = 0;
   Arena arena_;
   Device* device_ = nullptr;

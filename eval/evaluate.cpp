@@ -7,10 +7,10 @@
 
 #include "eval/answers.h"
 #include "eval/loaded_model.h"
-#include "eval/loss.h"
 #include "models/json_file.h"
 #include "train/program.h"
 #include "train/progress.h"
+#include "train/replicas.h"
 
 using namespace crossply;
 
@@ -44,15 +44,11 @@ Exit run(const Options& o) {
   LoadedModel model(o.model, o.device, false);
   const Dataset dataset = open_dataset(complete(o, model.dir));
   const Source& source = o.split == "train" ? *dataset.train : *dataset.test;
-  const int64_t T = source.seq_len();
   source.check_tokens(model.config.vocab_size);
 
-  Tape tape(model.params.dtype());
-  const Graph graph = record_model(tape, model.params, model.config, o.batch, T);
-  tape.plan(PlanMode::reuse);
-  tape.allocate(*model.device);
-  const MeanLoss mean =
-      mean_loss(*model.device, tape, graph, source, o.samples > 0 ? o.samples : source.size());
+  Replicas replicas(*model.device, model.params, model.config,
+                    Batch{o.batch, source.seq_len(), model.params.dtype(), /*training=*/false});
+  const Replicas::Mean mean = replicas.mean_loss(source, o.samples > 0 ? o.samples : source.size());
   if (!std::isfinite(mean.loss)) fail(Exit::not_finite, "the loss is ", mean.loss);
   std::printf("sequences %s\nscored tokens %s\nloss %.9g\nperplexity %.9g\n", format_count(mean.sequences).c_str(),
               format_count(mean.scored).c_str(), mean.loss, std::exp(mean.loss));

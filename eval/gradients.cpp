@@ -45,15 +45,19 @@ std::vector<int32_t> read_tokens(const std::string& path, int64_t count, int64_t
 }
 
 struct Options {
-  std::string model, tokens, out, device = "cpu", plan = "reuse";
+  std::string model, tokens, out, device = "cpu", plan = "reuse", dtype = "fp32", matmul = "fp32";
   int64_t batch = 1, seq = 0;
 };
 
 Exit run(const Options& o) {
-  LoadedModel model(o.model, o.device, true);
+  LoadedModel model(o.model, o.device, true, o.matmul);
   const int64_t count = o.batch * o.seq;
   const std::vector<int32_t> tokens = read_tokens(o.tokens, count + 1, model.config.vocab_size);
-  Tape tape(model.params.dtype());
+  const bool narrow = o.dtype == "bf16";
+  if (narrow && model.params.dtype() != Dtype::f32) fail(Exit::usage, "--device ", o.device, " has no bf16");
+  if (narrow) model.params.allocate_narrow();
+  model.params.refresh_narrow();
+  Tape tape(narrow ? Dtype::bf16 : model.params.dtype());
   const Graph graph = record_model(tape, model.params, model.config, o.batch, o.seq);
   tape.differentiate();
   tape.plan(plan_mode(o.plan));
@@ -84,6 +88,12 @@ int main(int argc, char** argv) {
     app.add_option("--seq", o.seq, "T, tokens per sequence")->check(integer_from(1))->required();
     app.add_option("--out", o.out, "safetensors file to write")->required();
     app.add_option("--device", o.device, "cpu, or reference (plain loops in double)")->capture_default_str();
+    app.add_option("--dtype", o.dtype, "of activations and products: fp32 or bf16")
+        ->check(CLI::IsMember({"fp32", "bf16"}))
+        ->capture_default_str();
+    app.add_option("--matmul", o.matmul, "products of --dtype fp32: fp32 or bf16x3")
+        ->check(CLI::IsMember({"fp32", "bf16x3"}))
+        ->capture_default_str();
     app.add_option("--plan", o.plan, "memory plan: reuse, distinct or poison")
         ->check(CLI::IsMember({"reuse", "distinct", "poison"}))
         ->capture_default_str();

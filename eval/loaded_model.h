@@ -10,7 +10,8 @@ namespace crossply {
 
 struct LoadedModel {
   // path: a model directory, or a run directory (then its newest valid checkpoint). Throws Exit::no_input, bad_data.
-  LoadedModel(const std::string& path, const std::string& device_name, bool with_gradients);
+  LoadedModel(const std::string& path, const std::string& device_name, bool with_gradients,
+              const std::string& matmul = "fp32");
 
   std::string dir;
   Config config;

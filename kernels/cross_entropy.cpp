@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <type_traits>
 
 #include "kernels/cpu.h"
 #include "kernels/matmul.h"
@@ -9,69 +10,78 @@
 namespace crossply {
 namespace {
 
-// Rows whose logits exist at the same time: 16 MB of them, but never below 128, because every chunk reads the weight
+// Rows whose logits exist at the same time: 32 MB of them, but never below 128, because every chunk reads the weight
 // twice and updates dweight (64 rows were slower by a quarter at V = 128000), and few enough to gather cheaply.
-int64_t chunk_rows(int64_t V) { return std::clamp<int64_t>((int64_t{4} << 20) / V, 128, 4096); }
+template <class S>
+int64_t chunk_rows(int64_t V) {
+  return std::clamp<int64_t>((int64_t{32} << 20) / (V * static_cast<int64_t>(sizeof(S))), 128, 4096);
+}
 
 // In sixteen lanes by hand: clang does not vectorise a maximum of floats that may be NaN. A NaN may be lost here, but
 // not in the exponentials.
-float largest_of(const float* z, int64_t V) {
+template <class S>
+float largest_of(const S* z, int64_t V) {
   float lanes[16];
   std::fill_n(lanes, 16, -std::numeric_limits<float>::infinity());
   int64_t v = 0;
   for (; v + 16 <= V; v += 16) {
 #pragma omp simd
-    for (int64_t i = 0; i < 16; ++i) lanes[i] = z[v + i] > lanes[i] ? z[v + i] : lanes[i];
+    for (int64_t i = 0; i < 16; ++i) lanes[i] = z[v + i] > lanes[i] ? static_cast<float>(z[v + i]) : lanes[i];
   }
-  for (; v < V; ++v) lanes[v % 16] = std::max(lanes[v % 16], z[v]);
+  for (; v < V; ++v) lanes[v % 16] = std::max<float>(lanes[v % 16], z[v]);
   return *std::max_element(lanes, lanes + 16);
 }
 
 // A float running over the whole vocabulary would drift, hence blocks.
-double sum_of(const float* z, int64_t V) {
+double sum_of(const float* e, int64_t V) {
   double sum = 0;
   for (int64_t begin = 0; begin < V; begin += 2048) {
     const int64_t end = std::min(V, begin + 2048);
     float part = 0;
 #pragma omp simd reduction(+ : part)
-    for (int64_t v = begin; v < end; ++v) part += z[v];
+    for (int64_t v = begin; v < end; ++v) part += e[v];
     sum += static_cast<double>(part);
   }
   return sum;
 }
 
-// The losses of some rows of logits z, (rows, V), row i of z being row number[i] of losses and targets. z becomes
-// exp(z - max), or dz if asked for. The exponentials run over all rows at once, because they are slow at a loop's end.
-void losses_of(float* losses, float* z, const int64_t* number, const int32_t* targets, float scale, int64_t rows,
+// The losses of some rows of logits z, (rows, V), row i of z being row number[i] of losses and targets. z becomes dz if
+// asked for. e: (rows, V), for exp(z - max); may be z. The exponentials run over all rows at once, because they are
+// slow at a loop's end.
+template <class S>
+void losses_of(float* losses, S* z, float* e, const int64_t* number, const int32_t* targets, float scale, int64_t rows,
                int64_t V, bool want_dz) {
   for (int64_t i = 0; i < rows; ++i) {
-    float* row = z + i * V;
+    const S* row = z + i * V;
+    float* shifted = e + i * V;
     const float largest = largest_of(row, V);
 #pragma omp simd
-    for (int64_t v = 0; v < V; ++v) row[v] -= largest;
-    losses[number[i]] = -row[targets[number[i]]];
+    for (int64_t v = 0; v < V; ++v) shifted[v] = row[v] - largest;
+    losses[number[i]] = -shifted[targets[number[i]]];
   }
 #pragma omp simd
   for (int64_t v = 0; v < rows * V; ++v) {
     // What cannot change a float sum becomes 0, so that no denormals reach the matmuls. NaN takes the other branch.
-    const float e = exp_f32(z[v]);
-    z[v] = z[v] < -60.f ? 0.f : e;
+    const float exponential = exp_f32(e[v]);
+    e[v] = e[v] < -60.f ? 0.f : exponential;
   }
   for (int64_t i = 0; i < rows; ++i) {
-    float* row = z + i * V;
-    const double sum = sum_of(row, V);
+    S* row = z + i * V;
+    const float* shares = e + i * V;
+    const double sum = sum_of(shares, V);
+    const int32_t target = targets[number[i]];
     losses[number[i]] += static_cast<float>(std::log(sum));
     if (!want_dz) continue;
-    const float factor = scale / static_cast<float>(sum);
+    const float factor = scale / static_cast<float>(sum), at_target = shares[target] * factor - scale;
 #pragma omp simd
-    for (int64_t v = 0; v < V; ++v) row[v] *= factor;
-    row[targets[number[i]]] -= scale;
+    for (int64_t v = 0; v < V; ++v) row[v] = shares[v] * factor;
+    row[target] = at_target;
   }
 }
 
 // The numbers of the scored rows, ascending. The other rows get their zeros here; dinp may be null.
-std::vector<int64_t> scored_rows(float* losses, float* dinp /*(rows,C)*/, const int32_t* targets, int64_t rows,
-                                 int64_t C) {
+template <class S>
+std::vector<int64_t> scored_rows(float* losses, S* dinp /*(rows,C)*/, const int32_t* targets, int64_t rows, int64_t C) {
   std::vector<int64_t> scored;
   scored.reserve(static_cast<size_t>(rows));
   for (int64_t n = 0; n < rows; ++n) {
@@ -79,45 +89,56 @@ std::vector<int64_t> scored_rows(float* losses, float* dinp /*(rows,C)*/, const 
       scored.push_back(n);
     } else {
       losses[n] = 0;
-      if (dinp != nullptr) std::fill(dinp + n * C, dinp + (n + 1) * C, 0.f);
+      if (dinp != nullptr) std::fill(dinp + n * C, dinp + (n + 1) * C, S(0.f));
     }
   }
   return scored;
 }
 
+// `to` row to_row(i) = `from` row from_row(i), for each i below count.
+template <class S, class To, class From>
+void copy_rows(S* to, const S* from, int64_t count, int64_t C, To to_row, From from_row) {
+  parallel_for(count, 32768 / C, [=](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) std::copy_n(from + from_row(i) * C, C, to + to_row(i) * C);
+  });
+}
+
+template <class S>
+S* scratch(int64_t count, int slot) {
+  return reinterpret_cast<S*>(scratch_f32((static_cast<size_t>(count) * sizeof(S) + 3) / 4, slot));
+}
+
 // Both entry points: without gradients when dinp is null.
-void cross_entropy_cpu(float* losses, float* dinp, float* dweight, const float* inp, const float* weight,
-                       const int32_t* targets, float scale, int64_t rows, int64_t V, int64_t C, Stream stream) {
+template <class S>
+void cross_entropy_cpu(float* losses, S* dinp, float* dweight, const S* inp, const S* weight, const int32_t* targets,
+                       float scale, int64_t rows, int64_t V, int64_t C, Stream stream) {
   const std::vector<int64_t> scored = scored_rows(losses, dinp, targets, rows, C);
-  const int64_t total = static_cast<int64_t>(scored.size()), most = std::min(total, chunk_rows(V));
-  float* z = scratch_f32(static_cast<size_t>(most * V), 2);
-  float* gathered = scratch_f32(static_cast<size_t>(2 * most * C), 3);  // the rows of inp, then those of dinp
+  const int64_t total = static_cast<int64_t>(scored.size()), most = std::min(total, chunk_rows<S>(V));
+  S* z = scratch<S>(most * V, 2);
+  S* gathered = scratch<S>(2 * most * C, 3);  // the rows of inp, then those of dinp
   const Tensor head = view(weight, {V, C});
   for (int64_t begin = 0; begin < total; begin += most) {
     const int64_t count = std::min(most, total - begin);
     const int64_t* row = scored.data() + begin;
+    const auto own = [=](int64_t i) { return row[i]; };
+    const auto packed = [](int64_t i) { return i; };
     const bool in_place = row[count - 1] - row[0] == count - 1;  // no gaps: nothing to gather
-    const float* x = in_place ? inp + row[0] * C : gathered;
-    if (!in_place) {
-      parallel_for(count, 32768 / C, [=](int64_t first, int64_t last) {
-        for (int64_t i = first; i < last; ++i) std::copy_n(inp + row[i] * C, C, gathered + i * C);
-      });
-    }
+    if (!in_place) copy_rows(gathered, inp, count, C, packed, own);
+    const S* x = in_place ? inp + row[0] * C : gathered;
     matmul_forward({view(z, {count, V})}, view(x, {count, C}), {head}, stream);
     parallel_for(count, 16384 / V, [=](int64_t first, int64_t last) {
       const int64_t together = std::max<int64_t>(1, 4096 / V);
-      for (int64_t i = first; i < last; i += together)
-        losses_of(losses, z + i * V, row + i, targets, scale, std::min(together, last - i), V, dinp != nullptr);
+      float* e = std::is_same_v<S, float> ? nullptr : scratch_f32(static_cast<size_t>(together * V), 0);
+      for (int64_t i = first; i < last; i += together) {
+        if constexpr (std::is_same_v<S, float>) e = z + i * V;
+        losses_of(losses, z + i * V, e, row + i, targets, scale, std::min(together, last - i), V, dinp != nullptr);
+      }
     });
     if (dinp == nullptr) continue;
-    float* dx = in_place ? dinp + row[0] * C : gathered + most * C;
+    S* dx = in_place ? dinp + row[0] * C : gathered + most * C;
     matmul_backward_weight(view(dweight, {V, C}), view(z, {count, V}), view(x, {count, C}), stream);
     matmul_backward_input(view(dx, {count, C}), {view(z, {count, V})}, {head}, false, stream);
-    if (!in_place) {
-      parallel_for(count, 32768 / C, [=](int64_t first, int64_t last) {
-        for (int64_t i = first; i < last; ++i) std::copy_n(dx + i * C, C, dinp + row[i] * C);
-      });
-    }
+    if (!in_place) copy_rows(dinp, dx, count, C, own, packed);
   }
 }
 
@@ -141,8 +162,11 @@ void cross_entropy_forward(const Tensor& losses, const Tensor& inp, const Tensor
   check_shapes("cross_entropy_forward", losses, inp, weight, targets);
   const int64_t V = weight.dim(0), C = weight.dim(1), rows = targets.numel();
   if (stream.backend == Backend::cpu)
-    return cross_entropy_cpu(losses.as<float>(), nullptr, nullptr, inp.as<float>(), weight.as<float>(),
-                             targets.as<int32_t>(), 1.f, rows, V, C, stream);
+    return with_storage(inp.dtype, [&](auto storage) {
+      using S = decltype(storage);
+      cross_entropy_cpu<S>(losses.as<float>(), nullptr, nullptr, inp.as<S>(), weight.as<S>(), targets.as<int32_t>(),
+                           1.f, rows, V, C, stream);
+    });
   with_real(losses.dtype, [&](auto real) {
     using T = decltype(real);
     cross_entropy_forward_ref(losses.as<T>(), inp.as<T>(), weight.as<T>(), targets.as<int32_t>(), rows, V, C);
@@ -156,8 +180,11 @@ void cross_entropy_forward_backward(const Tensor& losses, const Tensor& dinp, co
   CHECK_THAT(dinp.numel() == rows * C && dweight.shape == weight.shape, "cross_entropy_forward_backward: dinp ",
              dinp.str(), " dweight ", dweight.str(), " inp ", inp.str(), " weight ", weight.str());
   if (stream.backend == Backend::cpu)
-    return cross_entropy_cpu(losses.as<float>(), dinp.as<float>(), dweight.as<float>(), inp.as<float>(),
-                             weight.as<float>(), targets.as<int32_t>(), static_cast<float>(scale), rows, V, C, stream);
+    return with_storage(inp.dtype, [&](auto storage) {
+      using S = decltype(storage);
+      cross_entropy_cpu<S>(losses.as<float>(), dinp.as<S>(), dweight.as<float>(), inp.as<S>(), weight.as<S>(),
+                           targets.as<int32_t>(), static_cast<float>(scale), rows, V, C, stream);
+    });
   with_real(losses.dtype, [&](auto real) {
     using T = decltype(real);
     cross_entropy_forward_backward_ref(losses.as<T>(), dinp.as<T>(), dweight.as<T>(), inp.as<T>(), weight.as<T>(),

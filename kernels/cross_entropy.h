@@ -8,6 +8,7 @@
 //   dinp[n,c]   = sum_v dz[n,v] * weight[v,c]                                     set
 //   dweight[v,c] += sum_n dz[n,v] * inp[n,c]                                      always added
 //
+// bf16 is for inp, dinp and weight (together); logits and dz are then rounded to bf16, too.
 // losses: (rows); inp, dinp: (rows, C) after flattening; weight, dweight: (V, C); targets: (rows) i32, each in [-1, V).
 // A target of -1 marks a row that is not scored (prompt, padding); the matmuls never see it, so it costs nothing.
 // Nothing is saved: training calls the second function, which computes the logits once. No output may alias an input.

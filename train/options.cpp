@@ -50,7 +50,10 @@ void add_train_flags(CLI::App& app, TrainOptions& o) {
   flag("--clip", o.adamw.clip, "largest global gradient norm (0: no clipping)")->check(number_from(0));
   flag("--seed", o.seed, "of initialisation, data and its order")->check(integer_from(0));
   flag("--device", o.device, "cpu, or reference (slow plain loops)");
-  flag("--dtype", o.dtype, "fp32")->check(CLI::IsMember({"fp32"}));
+  flag("--dtype", o.dtype, "of activations and products: fp32, or bf16 (with fp32 master weights, moments, gradients)")
+      ->check(CLI::IsMember({"fp32", "bf16"}));
+  flag("--matmul", o.matmul, "products of --dtype fp32: fp32, or bf16x3 (split in three on bf16 matrix units)")
+      ->check(CLI::IsMember({"fp32", "bf16x3"}));
   flag("--plan", o.plan, "memory plan: reuse, distinct or poison (all give the same numbers)")
       ->check(CLI::IsMember({"reuse", "distinct", "poison"}));
   flag("--eval-every", o.eval_every, "steps between evaluations (0: a tenth of the run)")->check(integer_from(0));
@@ -61,6 +64,7 @@ void add_train_flags(CLI::App& app, TrainOptions& o) {
   flag("--keep", o.keep, "checkpoints to keep")->check(integer_from(1));
   app.add_flag("--dry-run", o.dry_run, "print parameters, FLOPs and the memory plan, and stop");
   app.add_flag("--dump-tape", o.dump_tape, "print the step as a table, and stop");
+  app.add_flag("--profile", o.profile, "end with time, FLOPs and bytes by op");
   app.add_flag("--resume", o.resume, "continue --out from its newest valid checkpoint, bit for bit");
 }
 
@@ -104,7 +108,13 @@ std::vector<std::string> given_model_flags(const CLI::App& app) {
   return given;
 }
 
+Dtype storage_type(const TrainOptions& o) { return o.dtype == "bf16" ? Dtype::bf16 : Dtype::f32; }
+
 void check_numbers(const TrainOptions& o) {
+  if (o.dtype == "bf16" && o.matmul != "fp32")
+    fail(Exit::usage, "--matmul ", o.matmul, " is for --dtype fp32; --dtype bf16 multiplies in bf16 anyway");
+  if (o.dtype == "bf16" && o.device == "reference")
+    fail(Exit::usage, "--device reference has no bf16; it is for exact numbers");
   for (const double number :
        {o.lr, o.router_lr, o.lr_floor, o.adamw.weight_decay, o.adamw.beta1, o.adamw.beta2, o.adamw.clip})
     if (!std::isfinite(number)) fail(Exit::usage, "--lr, --weight-decay, --clip and the like must be finite numbers");
@@ -153,7 +163,8 @@ nlohmann::json trajectory(const TrainOptions& o) {
           {"clip", o.adamw.clip},
           {"seed", o.seed},
           {"device", o.device},
-          {"dtype", o.dtype}};
+          {"dtype", o.dtype},
+          {"matmul", o.matmul}};
 }
 
 void apply_preset(const std::string& name, TrainOptions& options) {

@@ -9,6 +9,7 @@
 #include "data/source.h"
 #include "engine/optimizer.h"
 #include "engine/schedule.h"
+#include "engine/tensor.h"
 #include "models/config.h"
 
 namespace CLI {
@@ -38,14 +39,18 @@ struct TrainOptions {
   uint64_t seed = 42;
   std::string device = "cpu";
   std::string dtype = "fp32";
+  std::string matmul = "fp32";
   std::string plan = "reuse";
   int64_t eval_every = 0;        // 0: a tenth of the run
   int64_t eval_samples = 512;    // for the loss
   int64_t answer_samples = 256;  // for a task's accuracy
   int64_t save_every = 0;        // 0: a tenth of the run
   int64_t keep = 2;
-  bool resume = false, dry_run = false, dump_tape = false;
+  bool resume = false, dry_run = false, dump_tape = false, profile = false;
 };
+
+// What --dtype names.
+Dtype storage_type(const TrainOptions& options);
 
 // Flags of the run; of the model's sizes; of config.arch's connection, one per option. `options` holds the defaults.
 void add_train_flags(CLI::App& app, TrainOptions& options);

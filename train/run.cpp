@@ -179,7 +179,7 @@ TrainResult summarise(const Trainer& trainer, const TrainOptions& o, const std::
   TrainResult result;
   result.run_dir = o.out;
   result.parameters = trainer.params().count();
-  result.flops_per_token = 3 * trainer.tape().forward_flops() / static_cast<double>(o.batch * o.data.seq_len);
+  result.flops_per_token = 3 * trainer.replicas().forward_flops() / static_cast<double>(o.batch * o.data.seq_len);
   result.memory = trainer.memory();
   if (trainer.seconds > 0)
     result.tokens_per_second = static_cast<double>(trainer.steps_done() * trainer.tokens_per_step()) / trainer.seconds;
@@ -279,6 +279,7 @@ TrainResult run_training(TrainOptions o, const std::string& label) {
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, request_stop);
   Run run(o, dataset, trainer, label);
   const Exit code = run.loop();
+  std::printf("%s", trainer.profile().c_str());
   TrainResult result = summarise(trainer, o, run.lines());
   result.code = code;
   return result;

@@ -1,15 +1,17 @@
 #include "train/trainer.h"
 
+#include <omp.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "engine/rng.h"
-#include "eval/loss.h"
 #include "models/json_file.h"
 #include "models/model_dir.h"
 #include "train/checkpoint.h"
+#include "train/profile.h"
 
 namespace crossply {
 namespace {
@@ -30,14 +32,21 @@ void declare(ParameterTable& params, const TrainOptions& options) {
 ParameterTable& prepare(ParameterTable& params, const TrainOptions& options, Device& device, bool resumed) {
   declare(params, options);
   params.allocate(device, Dtype::f32, true);
+  if (storage_type(options) == Dtype::bf16) params.allocate_narrow();
   if (options.init.empty() || resumed) params.initialise(options.seed);
   else load_weights(resolve_model_dir(options.init), options.config, params);
+  params.refresh_narrow();
   return params;
 }
 
-// Bytes of all arenas: activations; values, gradients, two moments.
-size_t memory_of(const Tape& tape, const ParameterTable& params) {
-  return tape.arena_bytes() + 4 * static_cast<size_t>(params.flat_size()) * size_of(Dtype::f32);
+Batch batch_of(const TrainOptions& options, int64_t T) {
+  return {options.batch, T, storage_type(options), true, plan_mode(options.plan)};
+}
+
+// Bytes of the parameters' arenas: values, gradients, two moments, and the copy that bf16 products read.
+size_t parameter_bytes(const ParameterTable& params, const TrainOptions& options) {
+  const size_t each = 4 * size_of(Dtype::f32) + (storage_type(options) == Dtype::bf16 ? size_of(Dtype::bf16) : 0);
+  return static_cast<size_t>(params.flat_size()) * each;
 }
 
 // Tells whether it is the same data: its size and the contents of some samples.
@@ -56,23 +65,44 @@ std::string fingerprint(const Source& source) {
 
 Trainer::Trainer(const TrainOptions& options, const Source& train, const std::string& checkpoint)
     : options_(options),
-      device_(make_device(options.device)),
-      tape_(Dtype::f32),
+      device_(make_device(options.device, options.matmul)),
+      replicas_(*device_, prepare(params_, options, *device_, !checkpoint.empty()), options.config,
+                batch_of(options, train.seq_len())),
       T_(train.seq_len()),
-      optimizer_(prepare(params_, options, *device_, !checkpoint.empty()), options.adamw),
+      optimizer_(params_, options.adamw),
       loader_(train, options.batch, options.seed, true),
       schedule_{schedule_kind(options.schedule), options.warmup, std::max<int64_t>(options.steps, 1), options.lr_floor},
       data_(fingerprint(train)) {
-  graph_ = record_model(tape_, params_, options_.config, options_.batch, T_);
-  tape_.differentiate();
-  tape_.plan(plan_mode(options_.plan));
-  tape_.allocate(*device_);
   tokens_.resize(static_cast<size_t>(tokens_per_step()));
   targets_.resize(tokens_.size());
+  if (options_.profile) replicas_.start_profile();
   if (!checkpoint.empty()) restore(checkpoint);
 }
 
-size_t Trainer::memory() const { return memory_of(tape_, params_); }
+size_t Trainer::memory() const { return parameter_bytes(params_, options_) + replicas_.bytes(); }
+
+template <class F>
+void Trainer::phase(const char* name, double bytes, F&& body) {
+  const auto start = std::chrono::steady_clock::now();
+  body();
+  if (!options_.profile) return;
+  const double taken = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  auto known = std::find_if(phases_.begin(), phases_.end(), [&](const OpCost& cost) { return cost.op == name; });
+  if (known == phases_.end()) known = phases_.insert(phases_.end(), OpCost{name});
+  *known += OpCost{name, 1, taken, 0, bytes};
+}
+
+std::string Trainer::profile() const {
+  if (!options_.profile || profiled_ == 0) return "";
+  // Lanes run side by side and each takes its own time.
+  const int64_t workers = std::min<int64_t>(replicas_.layout().lanes, omp_get_max_threads());
+  std::vector<OpCost> costs = replicas_.costs();
+  for (OpCost cost : phases_) {
+    cost.seconds *= static_cast<double>(workers);
+    costs.push_back(cost);
+  }
+  return format_profile(std::move(costs), workers, profiled_);
+}
 
 StepResult Trainer::step() {
   const auto start = std::chrono::steady_clock::now();
@@ -80,27 +110,28 @@ StepResult Trainer::step() {
   for (int64_t a = 0; a < options_.accumulate; ++a) loader_.next(&tokens_[a * micro], &targets_[a * micro]);
   const int64_t scored = std::count_if(targets_.begin(), targets_.end(), [](int32_t target) { return target >= 0; });
   const Step replay{true, scored > 0 ? 1 / static_cast<double>(scored) : 0, 0};
-  params_.zero_gradients();
+  const double flat = static_cast<double>(params_.values().bytes());
+  const double narrow = static_cast<double>(params_.narrow_bytes());
+  phase("zero gradients", flat, [&] { params_.zero_gradients(); });
   double sum = 0;
-  for (int64_t a = 0; a < options_.accumulate; ++a) {
-    load_batch(*device_, graph_, &tokens_[a * micro], &targets_[a * micro]);
-    tape_.forward(replay);
-    sum += sum_losses(*device_, graph_);
-    tape_.backward(replay);
-  }
-  const double loss = sum * replay.grad_scale, norm = optimizer_.gradient_norm();
+  for (int64_t a = 0; a < options_.accumulate; ++a)
+    sum += replicas_.run(&tokens_[a * micro], &targets_[a * micro], replay);
+  double norm = 0;
+  phase("gradient norm", flat, [&] { norm = optimizer_.gradient_norm(); });
+  const double loss = sum * replay.grad_scale;
   if (!std::isfinite(loss) || !std::isfinite(norm))
     fail(Exit::not_finite, "step ", steps_done() + 1, ": loss ", loss, ", gradient norm ", norm,
          ", at positions ", position, " to ", loader_.position() - 1, " of the stream of training samples. ",
          "No update was made; the last checkpoint is untouched. Try a lower --lr, a longer --warmup or --clip");
   const double lr = options_.lr * schedule_.at(steps_done());
-  optimizer_.update(lr, norm);
+  phase("adamw", 7 * flat + narrow, [&] { optimizer_.update(lr, norm); });
+  ++profiled_;
   seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return {loss, norm, lr, scored};
 }
 
 double Trainer::evaluate(const Source& test, int64_t samples) {
-  const double loss = mean_loss(*device_, tape_, graph_, test, samples).loss;
+  const double loss = replicas_.mean_loss(test, samples).loss;
   if (!std::isfinite(loss))
     fail(Exit::not_finite, "the test loss after step ", steps_done(), " is ", loss,
          ". The last checkpoint is from before that. Try a lower --lr, a longer --warmup or --clip");
@@ -139,6 +170,7 @@ void Trainer::restore(const std::string& dir) {
     fail(Exit::bad_data, "--resume: ", options_.data.spec, " is not the data that the run in ", dir,
          " was trained on; its size or contents changed");
   load_weights(dir, options_.config, params_);
+  params_.refresh_narrow();
   load_tensors(dir + "/optimizer.safetensors", params_, {{"m.", optimizer_.m()}, {"v.", optimizer_.v()}});
   optimizer_.step = state["step"].get<int64_t>();
   loader_.seek(state["position"].get<int64_t>());
@@ -149,16 +181,19 @@ namespace {
 
 // A model recorded for training, without memory.
 struct Plan {
-  explicit Plan(const TrainOptions& options) : tape(Dtype::f32) {
+  explicit Plan(const TrainOptions& options) : tape(storage_type(options)) {
     declare(params, options);
-    record_model(tape, params, options.config, options.batch, options.data.seq_len);
-    tape.differentiate();
-    tape.plan(plan_mode(options.plan));
-    forward_flops_per_token = tape.forward_flops() / static_cast<double>(options.batch * options.data.seq_len);
+    const Batch batch = batch_of(options, options.data.seq_len);
+    layout = choose_layout(params, options.config, batch);
+    record_replay(tape, params, options.config, batch, layout);
+    forward_flops_per_token = tape.forward_flops() / static_cast<double>(layout.sequences * batch.T);
+    memory = parameter_bytes(params, options) + memory_of(layout, tape, params, true);
   }
   ParameterTable params;
   Tape tape;
+  Layout layout{1, 1};
   double forward_flops_per_token;
+  size_t memory;
 };
 
 }  // namespace
@@ -168,7 +203,7 @@ TrainResult plan_training(const TrainOptions& options) {
   TrainResult result;
   result.parameters = plan.params.count();
   result.flops_per_token = 3 * plan.forward_flops_per_token;
-  result.memory = memory_of(plan.tape, plan.params);
+  result.memory = plan.memory;
   return result;
 }
 
@@ -179,13 +214,20 @@ void print_plan(const TrainOptions& options) {
     return;
   }
   const double flat = 4.0 * static_cast<double>(plan.params.flat_size());
+  const bool narrow = storage_type(options) == Dtype::bf16;
   std::printf("%s", plan.params.report().c_str());
   std::printf("parameters: %lld\n", static_cast<long long>(plan.params.count()));
   std::printf(
       "training FLOPs per token: %.6g (forward %.6g; 2 per multiply-add of products, causal attention and mixtures)\n",
       3 * plan.forward_flops_per_token, plan.forward_flops_per_token);
-  std::printf("memory: parameters %s, gradients %s, moments %s\n", format_bytes(flat).c_str(),
-              format_bytes(flat).c_str(), format_bytes(2 * flat).c_str());
+  std::printf("memory: %s in all; parameters %s%s, gradients %s, moments %s\n",
+              format_bytes(static_cast<double>(plan.memory)).c_str(), format_bytes(flat).c_str(),
+              narrow ? str(" and their bf16 copy ", format_bytes(flat / 2)).c_str() : "", format_bytes(flat).c_str(),
+              format_bytes(2 * flat).c_str());
+  if (plan.layout.lanes > 1)
+    std::printf("%lld lanes, each with its gradients and the activations of %lld of %lld sequences at a time:\n",
+                static_cast<long long>(plan.layout.lanes), static_cast<long long>(plan.layout.sequences),
+                static_cast<long long>(options.batch));
   std::printf("%s", plan.tape.memory_report().c_str());
 }
 

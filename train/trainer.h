@@ -7,9 +7,9 @@
 
 #include "data/loader.h"
 #include "engine/optimizer.h"
-#include "models/model.h"
 #include "train/checkpoint.h"
 #include "train/options.h"
+#include "train/replicas.h"
 
 namespace crossply {
 
@@ -38,25 +38,31 @@ class Trainer {
   ParameterTable& params() { return params_; }
   const ParameterTable& params() const { return params_; }
   Device& device() { return *device_; }
-  const Tape& tape() const { return tape_; }
+  const Replicas& replicas() const { return replicas_; }
   const Config& config() const { return options_.config; }
   size_t memory() const;  // bytes of all arenas
+  // What the steps so far spent their time on, as a table; empty without --profile.
+  std::string profile() const;
   double seconds = 0;     // spent in step() over the whole run, resumed parts included
 
  private:
   void restore(const std::string& checkpoint);
+  // Runs a part of a step outside the tape; takes its time, and the bytes it moves, for the profile.
+  template <class F>
+  void phase(const char* name, double bytes, F&& body);
 
   TrainOptions options_;
   std::unique_ptr<Device> device_;
   ParameterTable params_;
-  Tape tape_;
-  Graph graph_;
+  Replicas replicas_;
   int64_t T_;
   Optimizer optimizer_;
   Loader loader_;
   Schedule schedule_;
   std::string data_;  // tells whether a resumed run has the same data
   std::vector<int32_t> tokens_, targets_;  // all micro-steps of one step
+  std::vector<OpCost> phases_;             // of a step, outside the tape; for the profile
+  int64_t profiled_ = 0;                   // steps
 };
 
 struct TrainResult {

@@ -1,0 +1,19 @@
+#include "kernels/convert.h"
+
+#include "kernels/cpu.h"
+
+namespace crossply {
+
+void convert(const Tensor& out, const Tensor& inp, Stream stream) {
+  const int64_t n = out.numel();
+  CHECK_THAT(inp.numel() == n, "convert: out ", out.str(), " inp ", inp.str());
+  bf16* to = out.as<bf16>();
+  const float* from = inp.as<float>();
+  if (stream.backend == Backend::reference) return convert_ref(to, from, n);
+  parallel_for(n, 32768, [=](int64_t begin, int64_t end) {
+#pragma omp simd
+    for (int64_t i = begin; i < end; ++i) to[i] = from[i];
+  });
+}
+
+}  // namespace crossply
