@@ -2,6 +2,7 @@
 
 #include <type_traits>
 
+#include "kernels/attention_cpu.h"
 #include "kernels/attention_tile.h"
 #include "kernels/cpu.h"
 
@@ -30,20 +31,9 @@ Rows gather(float* copy, const S* from, int64_t stride, int64_t rows, int64_t D)
   return {copy, D};
 }
 
-struct Sizes {
-  int64_t B, T, H, K, D;
-  int64_t S, pos;  // rows of k and v; query t sits at position pos + t
-  // Where head kv of batch b begins in k and v, and head h in q.
-  int64_t key_head(int64_t b, int64_t kv) const { return (b * S * K + kv) * D; }
-  int64_t query_head(int64_t b, int64_t h) const { return (b * T * H + h) * D; }
-  int64_t group() const { return H / K; }
+struct Sizes : AttentionSizes {
   int64_t blocks() const { return ceil_div(T, tile); }
-  // Below this much work the threads stay asleep.
-  int64_t grain(int64_t items) const { return B * H * T * (pos + T) * D <= 65536 ? items : 1; }
 };
-
-// Later blocks of queries see more keys. In the order 0, n-1, 1, n-2, ... contiguous shares are about the same work.
-int64_t folded(int64_t i, int64_t n) { return i % 2 == 0 ? i / 2 : n - 1 - i / 2; }
 
 // Calls body(row, rows, first) for the parts of a tile of n keys against `vectors` vectors of queries, of which a part
 // needs those from `first` on. A tile off the diagonal is one part. On it, a part is `lanes` keys: the vectors before
@@ -238,15 +228,6 @@ void weights_tile(const Backward& w, int64_t row, int64_t rows, int64_t first, i
   }
 }
 
-template <class S>
-struct Gradients {
-  S *dq, *dk, *dv;
-  const S *dout, *out, *q, *k, *v;
-  const float* lse;
-  float scale;
-  bool acc_q, acc_k, acc_v;
-};
-
 // w.delta from w.dout and out (n rows); takes w.dq as scratch.
 template <class S>
 void delta_of(const Backward& w, const S* out, int64_t stride, int64_t n, int64_t D) {
@@ -264,7 +245,7 @@ void delta_of(const Backward& w, const S* out, int64_t stride, int64_t n, int64_
 
 // Adds to w.dk and w.dv what queries t0 .. of head h contribute, and writes their dq.
 template <class S>
-void backward_block(const Gradients<S>& g, const Rows& k, const Rows& v, const Sizes& z, int64_t b, int64_t h, int64_t t0,
+void backward_block(const AttentionGradients<S>& g, const Rows& k, const Rows& v, const Sizes& z, int64_t b, int64_t h, int64_t t0,
                     const Backward& w) {
   const int64_t n = std::min(tile, z.T - t0), vectors = ceil_div(n, lanes), D = z.D, width = round_up(D);
   const int64_t stride = z.H * D, at = z.query_head(b, h) + t0 * stride;
@@ -294,10 +275,9 @@ void backward_block(const Gradients<S>& g, const Rows& k, const Rows& v, const S
 }
 
 template <class S>
-void attention_backward_cpu(const Gradients<S>& g, const Sizes& z) {
+void attention_backward_cpu(const AttentionGradients<S>& g, const Sizes& z) {
   const int64_t T = z.T, D = z.D, width = round_up(D), stride = z.K * D, blocks = z.blocks(), pairs = z.B * z.K;
-  // One thread sums up one part of what goes to one (b, kv head). Only where these are few are they cut, by the shape.
-  const int64_t work = z.group() * blocks, parts = std::min(work, ceil_div(8, pairs)), items = pairs * parts;
+  const int64_t work = z.group() * blocks, parts = backward_parts(pairs, work), items = pairs * parts;
   float* partial = parts == 1 ? nullptr : scratch_f32(static_cast<size_t>(2 * items * T * width), 1);
   parallel_for(items, z.grain(items), [=](int64_t begin, int64_t end) {
     Backward w(T, D);
@@ -359,12 +339,14 @@ void attend_rows_cpu(S* out, const S* q, const S* k_cache, const S* v_cache, con
 
 // The sizes of an attention over whole sequences, after checking that the shapes agree.
 Sizes sizes_of(const char* what, const Tensor& q, const Tensor& k, const Tensor& v) {
-  const Sizes z{q.dim(0), q.dim(1), q.dim(2), k.dim(2), q.dim(3), k.dim(1), 0};
+  const Sizes z{{q.dim(0), q.dim(1), q.dim(2), k.dim(2), q.dim(3), k.dim(1), 0}};
   CHECK_THAT(q.shape.rank == 4 && k.shape == Shape({z.B, z.T, z.K, z.D}) && v.shape == k.shape && z.K > 0 &&
                  z.H % z.K == 0,
              what, ": q ", q.str(), " k ", k.str(), " v ", v.str());
   return z;
 }
+
+bool tiles_serve(double scale) { return matrix_unit() == MatrixUnit::amx && scale >= 0; }
 
 }  // namespace
 
@@ -379,8 +361,13 @@ void attention_forward(const Tensor& out, const Tensor& lse, const Tensor& q, co
   if (stream.backend == Backend::cpu)
     return with_storage(out.dtype, [&](auto storage) {
       using S = decltype(storage);
-      attention_forward_cpu(out.as<S>(), lse.as<float>(), q.as<S>(), k.as<S>(), v.as<S>(), z,
-                            static_cast<float>(scale));
+      const float factor = static_cast<float>(scale);
+#if CROSSPLY_MATRIX_UNITS
+      if constexpr (std::is_same_v<S, bf16>)
+        if (tiles_serve(scale))
+          return attention_forward_amx(out.as<S>(), lse.as<float>(), q.as<S>(), k.as<S>(), v.as<S>(), z, factor);
+#endif
+      attention_forward_cpu(out.as<S>(), lse.as<float>(), q.as<S>(), k.as<S>(), v.as<S>(), z, factor);
     });
   with_real(out.dtype, [&](auto real) {
     using Real = decltype(real);
@@ -400,9 +387,14 @@ void attention_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv, co
   if (stream.backend == Backend::cpu)
     return with_storage(dq.dtype, [&](auto storage) {
       using S = decltype(storage);
-      attention_backward_cpu<S>({dq.as<S>(), dk.as<S>(), dv.as<S>(), dout.as<S>(), out.as<S>(), q.as<S>(), k.as<S>(),
-                                 v.as<S>(), lse.as<float>(), static_cast<float>(scale), acc_q, acc_k, acc_v},
-                                z);
+      const AttentionGradients<S> g{dq.as<S>(), dk.as<S>(), dv.as<S>(), dout.as<S>(), out.as<S>(), q.as<S>(),
+                                    k.as<S>(), v.as<S>(), lse.as<float>(), static_cast<float>(scale), acc_q, acc_k,
+                                    acc_v};
+#if CROSSPLY_MATRIX_UNITS
+      if constexpr (std::is_same_v<S, bf16>)
+        if (tiles_serve(scale)) return attention_backward_amx(g, z);
+#endif
+      attention_backward_cpu(g, z);
     });
   with_real(dq.dtype, [&](auto real) {
     using Real = decltype(real);

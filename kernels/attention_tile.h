@@ -46,16 +46,18 @@ inline void exp2_in_place(Vec& x) {
 }
 
 // x = log(x) to about 2 ulp for positive normal x. NaN stays NaN.
-inline void log_in_place(Vec& x) {
-  const IntVec bits = reinterpret_cast<IntVec>(x);
-  const IntVec exponent = (bits - 0x3F3504F3) >> 23;  // so that the mantissa m is in [1/sqrt 2, sqrt 2)
-  const Vec m = reinterpret_cast<Vec>(bits - (exponent << 23));
-  const Vec s = (m - 1.f) / (m + 1.f), s2 = s * s;  // log m = 2 artanh s
-  Vec p = s2 * (2.f / 9.f) + 2.f / 7.f;
+template <class V>
+inline void log_in_place(V& x) {
+  using Int = decltype(x < x);  // as wide a vector of int32_t
+  const Int bits = reinterpret_cast<Int>(x);
+  const Int exponent = (bits - 0x3F3504F3) >> 23;  // so that the mantissa m is in [1/sqrt 2, sqrt 2)
+  const V m = reinterpret_cast<V>(bits - (exponent << 23));
+  const V s = (m - 1.f) / (m + 1.f), s2 = s * s;  // log m = 2 artanh s
+  V p = s2 * (2.f / 9.f) + 2.f / 7.f;
   p = p * s2 + 2.f / 5.f;
   p = p * s2 + 2.f / 3.f;
   p = p * s2 + 2.f;
-  x = __builtin_convertvector(exponent, Vec) * ln_2 + (p * s + (x - x));  // x - x: the bits of a NaN were lost above
+  x = __builtin_convertvector(exponent, V) * ln_2 + (p * s + (x - x));  // x - x: the bits of a NaN were lost above
 }
 
 // In the vector of queries first .. first+lanes-1, those before `key` do not see it: they get `hidden`.
