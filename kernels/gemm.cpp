@@ -140,27 +140,28 @@ constexpr auto tiles_k_outer = tiles_by_rows<false>(std::make_integer_sequence<i
 // -----------------------------------------------------------------------------------------------------------------
 // Packing: both operands are stored as strips, each `lanes` lines wide (rows of a, columns of b) and K long.
 
-// n lines from line 0 into one strip: to[k * lanes + line] = from[line * across + k * along]. Lines from n on become
-// zeros, unless they can be read (line < readable), then they may hold anything.
+// n lines from line 0 into one strip: to[k * lanes + line] = from[line * across + k * along]. Lines from n on, whose
+// products are never stored, hold the last line again, or what follows it if that can be read (line < readable).
 void pack_strip(float* to, const float* from, int64_t across, int64_t along, int64_t n, int64_t readable, int64_t K) {
   if (across == 1 && readable >= lanes) {
     for (int64_t k = 0; k < K; ++k) std::memcpy(to + k * lanes, from + k * along, sizeof(Vec));
   } else if (across == 1) {
     for (int64_t k = 0; k < K; ++k) {
-      for (int64_t line = 0; line < lanes; ++line) to[k * lanes + line] = line < n ? from[k * along + line] : 0.f;
+      for (int64_t line = 0; line < lanes; ++line) to[k * lanes + line] = from[k * along + std::min(line, n - 1)];
     }
   } else {
-    for (int64_t k = 0; k < K; k += lanes) {
-      const int64_t depth = std::min(lanes, K - k);
+    const auto row = [=](int64_t line) { return from + std::min(line, n - 1) * across; };
+    int64_t k = 0;
+    for (; k + lanes <= K; k += lanes) {
       std::array<Vec, lanes> v;
-      for (int64_t line = 0; line < lanes; ++line) {
-        const float* row = from + line * across + k;
-        v[line] = Vec{};
-        if (line < n && depth == lanes) load(v[line], row);
-        else if (line < n) std::memcpy(&v[line], row, static_cast<size_t>(depth) * sizeof(float));
-      }
+#pragma GCC unroll 16
+      for (int64_t line = 0; line < lanes; ++line) load(v[static_cast<size_t>(line)], row(line) + k);
       transpose(v);
-      for (int64_t i = 0; i < depth; ++i) store(to + (k + i) * lanes, v[static_cast<size_t>(i)]);
+#pragma GCC unroll 16
+      for (int64_t i = 0; i < lanes; ++i) store(to + (k + i) * lanes, v[static_cast<size_t>(i)]);
+    }
+    for (; k < K; ++k) {
+      for (int64_t line = 0; line < lanes; ++line) to[k * lanes + line] = row(line)[k];
     }
   }
 }
