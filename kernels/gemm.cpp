@@ -24,6 +24,8 @@ constexpr int64_t k_block = 256;             // a tile of a (tile_rows, k_block)
 constexpr int64_t n_block = 1024;            // a packed block of b (k_block, n_block) in L2,
 constexpr int64_t m_block = 24 * tile_rows;  // and a packed block of a (m_block, k_block) beside it
 
+constexpr int64_t few = 384;                 // rows or columns whose blocks leave room for the next ones in L2
+
 using Vec = float __attribute__((vector_size(lanes * sizeof(float))));
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -54,7 +56,7 @@ inline void transpose(std::array<Vec, lanes>& v) {
 // -----------------------------------------------------------------------------------------------------------------
 // The tile kernel: c (R, tile_cols) from a (R, K) and b (K, tile_cols). `stride` is a's stride between rows if its k is
 // contiguous (k_inner), and between k otherwise. The right half of b begins b_half after the left one. Of the columns,
-// the first n are stored.
+// the first n are stored. Meanwhile one cache line of `ahead` is fetched for every other k, ahead_step after the last.
 
 // Hides from the compiler how x was computed. Otherwise it keeps a stride for every row of a tile, in more registers
 // than there are.
@@ -65,7 +67,7 @@ inline void opaque(T& x) {
 
 template <int R, bool k_inner>
 void multiply_tile(float* c, int64_t ldc, const float* a, int64_t stride, const float* b, int64_t ldb, int64_t b_half,
-                   int64_t K, int64_t n, bool add) {
+                   int64_t K, int64_t n, bool add, const float* ahead, int64_t ahead_step) {
   // Three rows of a are reached from one pointer.
   constexpr int groups = k_inner ? (R + 2) / 3 : 1;
   const float* rows[groups];
@@ -90,7 +92,13 @@ void multiply_tile(float* c, int64_t ldc, const float* a, int64_t stride, const 
     b += ldb;
     if (!k_inner) a += stride;
   };
+  if (K >= 128) {  // c comes while the sum is made; a shorter sum would wait for these instructions instead
+    float* to = c;
+    for (int i = 0; i < R; ++i, to += ldc) __builtin_prefetch(to, 1), __builtin_prefetch(to + lanes, 1);
+  }
   for (int64_t k = K / 2; k > 0; --k) {  // by 4, clang 14 runs out of registers
+    __builtin_prefetch(ahead, 0, 2);
+    ahead += ahead_step;
     step(0);
     step(1);
 #pragma GCC unroll 8
@@ -128,7 +136,8 @@ void multiply_tile(float* c, int64_t ldc, const float* a, int64_t stride, const 
   }
 }
 
-using Tile = void (*)(float*, int64_t, const float*, int64_t, const float*, int64_t, int64_t, int64_t, int64_t, bool);
+using Tile = void (*)(float*, int64_t, const float*, int64_t, const float*, int64_t, int64_t, int64_t, int64_t, bool,
+                      const float*, int64_t);
 
 template <bool k_inner, int... I>
 constexpr std::array<Tile, tile_rows + 1> tiles_by_rows(std::integer_sequence<int, I...>) {
@@ -189,6 +198,21 @@ struct Plan {
   bool small() const { return M * N * K < 250000; }
 };
 
+// What tiles are to fetch into the L2 cache for those that follow: `columns` cache lines side by side, in `rows` rows.
+struct Ahead {
+  const float* data = nullptr;
+  int64_t step = 0, rows = 0, columns = 0, row = 0;
+
+  // The next `count` lines, one below the other; null if there are none.
+  const float* take(int64_t count) {
+    if (rows == 0 || columns == 0) return nullptr;
+    const float* lines = data + row * step;
+    row += count;
+    if (row >= rows) row = 0, --columns, data += lanes;
+    return lines;
+  }
+};
+
 // Rows [i0, i1) and columns [j0, j1) of c, on one thread; j0 is a multiple of tile_cols.
 void multiply_region(float* c, const Strided& a, const Strided& b, const Plan& plan, int64_t i0, int64_t i1,
                      int64_t j0, int64_t j1) {
@@ -196,11 +220,18 @@ void multiply_region(float* c, const Strided& a, const Strided& b, const Plan& p
   const int64_t depth = even_blocks(plan.K, k_block, lanes);
   const int64_t width = even_blocks(j1 - j0, n_block, tile_cols);
   const int64_t height = plan.pack_a ? m_block : i1 - i0;
+  // With more columns the processor sees in time what comes next; a small a is in L2 already; and the next block of a
+  // large one that is not row-major would drive the present block out of L2.
+  const bool fetch = j1 - j0 <= few && (i1 - i0) * plan.K > 131072 && (a.col == 1 || i1 - i0 <= few);
   float* packed_b = plan.pack_b ? scratch_f32(static_cast<size_t>(depth * width), 4) : nullptr;
   float* packed_a = plan.pack_a ? scratch_f32(static_cast<size_t>(depth * m_block / tile_rows * lanes), 5) : nullptr;
   for (int64_t k0 = 0; k0 < plan.K; k0 += depth) {
     const int64_t K = std::min(depth, plan.K - k0);
     const bool add = plan.add || k0 > 0;
+    const int64_t K_next = std::min(depth, plan.K - k0 - K);
+    Ahead ahead_a, ahead_b;
+    if (fetch && a.col != 1) ahead_a = {a.data + i0 + (k0 + K) * a.col, a.col, K_next, ceil_div(i1 - i0, lanes)};
+    if (fetch && b.col == 1) ahead_b = {b.data + (k0 + K) * b.row + j0, b.row, K_next, ceil_div(j1 - j0, lanes)};
     for (int64_t jb = j0; jb < j1; jb += width) {
       const int64_t n = std::min(width, j1 - jb);
       if (plan.pack_b)
@@ -216,10 +247,18 @@ void multiply_region(float* c, const Strided& a, const Strided& b, const Plan& p
           const float* from = plan.pack_a ? packed_a + t * K * lanes : a.data + (ib + i) * a.row + k0 * a.col;
           const int64_t stride = plan.pack_a ? lanes : k_inner ? a.row : a.col;
           const Tile tile = (k_inner ? tiles_k_inner : tiles_k_outer)[static_cast<size_t>(rows)];
+          if (fetch && a.col == 1 && t % 8 == 0) {  // so many tiles that one takes about a line of each row
+            const int64_t next = first_row(std::min(t + 8, tiles)), end = first_row(std::min(t + 16, tiles));
+            ahead_a = {a.data + (ib + next) * a.row + k0, a.row, end - next, ceil_div(K, lanes)};
+          }
           for (int64_t j = 0; j < n; j += tile_cols) {
+            const float* ahead = ahead_a.take(K / 2);
+            int64_t step = ahead_a.step;
+            if (!ahead) ahead = ahead_b.take(K / 2), step = b.row;
+            if (!ahead) ahead = from, step = 0;
             const float* panel = plan.pack_b ? packed_b + j * K : b.data + k0 * b.row + jb + j;
             tile(c + (ib + i) * plan.N + jb + j, plan.N, from, stride, panel, plan.pack_b ? lanes : b.row,
-                 plan.pack_b ? K * lanes : lanes, K, std::min(tile_cols, n - j), add);
+                 plan.pack_b ? K * lanes : lanes, K, std::min(tile_cols, n - j), add, ahead, step);
           }
         }
       }
@@ -230,7 +269,8 @@ void multiply_region(float* c, const Strided& a, const Strided& b, const Plan& p
 // Packing costs about as much as a dozen multiplications: an operand that is met rarely is read where it is. A
 // row-major a is fast enough that way always; columns that lie apart, or end inside a tile, are not.
 Plan make_plan(const Strided& a, const Strided& b, int64_t M, int64_t N, int64_t K, bool add) {
-  const bool pack_a = a.col != 1 && N > 128, pack_b = b.col != 1 || N % tile_cols != 0 || M > 64;
+  const bool pack_a = a.col != 1 && N > 128 && std::max(M, N) > few;
+  const bool pack_b = b.col != 1 || N % tile_cols != 0 || (M > 64 && b.row != tile_cols);
   return {M, N, K, pack_a, pack_b, add};
 }
 
@@ -258,7 +298,7 @@ void multiply(float* c, const Strided& a, const Strided& b, const Plan& plan) {
 
 // Into how many pieces the sum is cut; 1: it is not.
 int64_t chunks_of(const Plan& plan) {
-  if (plan.M * plan.N > 65536) return 1;
+  if (plan.M * plan.N > 16384) return 1;
   return static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(std::clamp<int64_t>(plan.K / 512, 1, 16))));
 }
 
