@@ -20,10 +20,10 @@ constexpr int64_t lanes = 16, tile_rows = 14;
 constexpr int64_t lanes = 8, tile_rows = 6;
 #endif
 constexpr int64_t tile_cols = 2 * lanes;
+constexpr int64_t l2_floats = 524288;        // of 2 MiB
 constexpr int64_t k_block = 256;             // a tile of a (tile_rows, k_block) stays in the L1 cache,
 constexpr int64_t n_block = 1024;            // a packed block of b (k_block, n_block) in L2,
 constexpr int64_t m_block = 24 * tile_rows;  // and a packed block of a (m_block, k_block) beside it
-
 constexpr int64_t few = 384;                 // rows or columns whose blocks leave room for the next ones in L2
 
 using Vec = float __attribute__((vector_size(lanes * sizeof(float))));
@@ -92,10 +92,6 @@ void multiply_tile(float* c, int64_t ldc, const float* a, int64_t stride, const 
     b += ldb;
     if (!k_inner) a += stride;
   };
-  if (K >= 128) {  // c comes while the sum is made; a shorter sum would wait for these instructions instead
-    float* to = c;
-    for (int i = 0; i < R; ++i, to += ldc) __builtin_prefetch(to, 1), __builtin_prefetch(to + lanes, 1);
-  }
   for (int64_t k = K / 2; k > 0; --k) {  // by 4, clang 14 runs out of registers
     __builtin_prefetch(ahead, 0, 2);
     ahead += ahead_step;
@@ -150,7 +146,8 @@ constexpr auto tiles_k_outer = tiles_by_rows<false>(std::make_integer_sequence<i
 // Packing: both operands are stored as strips, each `lanes` lines wide (rows of a, columns of b) and K long.
 
 // n lines from line 0 into one strip: to[k * lanes + line] = from[line * across + k * along]. Lines from n on, whose
-// products are never stored, hold the last line again, or what follows it if that can be read (line < readable).
+// products are never stored, hold the last line again, or what follows it if that can be read (line < readable). If n is 0,
+// the last line is the one before line 0.
 void pack_strip(float* to, const float* from, int64_t across, int64_t along, int64_t n, int64_t readable, int64_t K) {
   if (across == 1 && readable >= lanes) {
     for (int64_t k = 0; k < K; ++k) std::memcpy(to + k * lanes, from + k * along, sizeof(Vec));
@@ -217,12 +214,15 @@ struct Ahead {
 void multiply_region(float* c, const Strided& a, const Strided& b, const Plan& plan, int64_t i0, int64_t i1,
                      int64_t j0, int64_t j1) {
   const bool k_inner = a.col == 1 && !plan.pack_a;
-  const int64_t depth = even_blocks(plan.K, k_block, lanes);
+  // Where a block of b is narrow it may be deep, so that c is read and written less often.
+  const int64_t depth = even_blocks(plan.K, a.col == 1 && plan.N <= few ? 2 * k_block : k_block, lanes);
   const int64_t width = even_blocks(j1 - j0, n_block, tile_cols);
   const int64_t height = plan.pack_a ? m_block : i1 - i0;
-  // With more columns the processor sees in time what comes next; a small a is in L2 already; and the next block of a
-  // large one that is not row-major would drive the present block out of L2.
-  const bool fetch = j1 - j0 <= few && (i1 - i0) * plan.K > 131072 && (a.col == 1 || i1 - i0 <= few);
+  // With more columns the processor sees in time what comes next; a small a is in L2 already; rows a page apart are too
+  // far apart; and the next block of a large a that is not row-major would drive the present one out of L2.
+  const bool fetch =
+      j1 - j0 <= few && (i1 - i0) * plan.K > l2_floats / 4 && (a.col == 1 ? a.row <= 4096 : i1 - i0 <= few);
+  const bool far = (i1 - i0) * (j1 - j0) > l2_floats / 4;  // perhaps c is not in L2
   float* packed_b = plan.pack_b ? scratch_f32(static_cast<size_t>(depth * width), 4) : nullptr;
   float* packed_a = plan.pack_a ? scratch_f32(static_cast<size_t>(depth * m_block / tile_rows * lanes), 5) : nullptr;
   for (int64_t k0 = 0; k0 < plan.K; k0 += depth) {
@@ -252,12 +252,17 @@ void multiply_region(float* c, const Strided& a, const Strided& b, const Plan& p
             ahead_a = {a.data + (ib + next) * a.row + k0, a.row, end - next, ceil_div(K, lanes)};
           }
           for (int64_t j = 0; j < n; j += tile_cols) {
+            float* tile_c = c + (ib + i) * plan.N + jb + j;
             const float* ahead = ahead_a.take(K / 2);
             int64_t step = ahead_a.step;
             if (!ahead) ahead = ahead_b.take(K / 2), step = b.row;
             if (!ahead) ahead = from, step = 0;
+            if (far) {  // c comes while the sum is made
+              for (float* to = tile_c; to < tile_c + rows * plan.N; to += plan.N)
+                __builtin_prefetch(to, 1), __builtin_prefetch(to + lanes, 1);
+            }
             const float* panel = plan.pack_b ? packed_b + j * K : b.data + k0 * b.row + jb + j;
-            tile(c + (ib + i) * plan.N + jb + j, plan.N, from, stride, panel, plan.pack_b ? lanes : b.row,
+            tile(tile_c, plan.N, from, stride, panel, plan.pack_b ? lanes : b.row,
                  plan.pack_b ? K * lanes : lanes, K, std::min(tile_cols, n - j), add, ahead, step);
           }
         }
@@ -267,7 +272,8 @@ void multiply_region(float* c, const Strided& a, const Strided& b, const Plan& p
 }
 
 // Packing costs about as much as a dozen multiplications: an operand that is met rarely is read where it is. A
-// row-major a is fast enough that way always; columns that lie apart, or end inside a tile, are not.
+// row-major a is fast enough that way always, and so is a block of any a that L2 holds unpacked; columns that lie
+// apart, or end inside a tile, are not. A b as wide as a tile is as good as packed.
 Plan make_plan(const Strided& a, const Strided& b, int64_t M, int64_t N, int64_t K, bool add) {
   const bool pack_a = a.col != 1 && N > 128 && std::max(M, N) > few;
   const bool pack_b = b.col != 1 || N % tile_cols != 0 || (M > 64 && b.row != tile_cols);
