@@ -146,8 +146,8 @@ constexpr auto tiles_k_outer = tiles_by_rows<false>(std::make_integer_sequence<i
 // Packing: both operands are stored as strips, each `lanes` lines wide (rows of a, columns of b) and K long.
 
 // n lines from line 0 into one strip: to[k * lanes + line] = from[line * across + k * along]. Lines from n on, whose
-// products are never stored, hold the last line again, or what follows it if that can be read (line < readable). If n is 0,
-// the last line is the one before line 0.
+// products are never stored, hold the last line again (if n is 0, the one before line 0), or what follows it if that
+// can be read (line < readable).
 void pack_strip(float* to, const float* from, int64_t across, int64_t along, int64_t n, int64_t readable, int64_t K) {
   if (across == 1 && readable >= lanes) {
     for (int64_t k = 0; k < K; ++k) std::memcpy(to + k * lanes, from + k * along, sizeof(Vec));
