@@ -20,9 +20,11 @@ constexpr int64_t lanes = 16, tile_rows = 14;
 constexpr int64_t lanes = 8, tile_rows = 6;
 #endif
 constexpr int64_t tile_cols = 2 * lanes;
+constexpr int64_t l2_floats = 524288;        // of 2 MiB
 constexpr int64_t k_block = 256;             // a tile of a (tile_rows, k_block) stays in the L1 cache,
 constexpr int64_t n_block = 1024;            // a packed block of b (k_block, n_block) in L2,
 constexpr int64_t m_block = 24 * tile_rows;  // and a packed block of a (m_block, k_block) beside it
+constexpr int64_t few = 384;                 // rows or columns whose blocks leave room for the next ones in L2
 
 using Vec = float __attribute__((vector_size(lanes * sizeof(float))));
 
@@ -54,7 +56,7 @@ inline void transpose(std::array<Vec, lanes>& v) {
 // -----------------------------------------------------------------------------------------------------------------
 // The tile kernel: c (R, tile_cols) from a (R, K) and b (K, tile_cols). `stride` is a's stride between rows if its k is
 // contiguous (k_inner), and between k otherwise. The right half of b begins b_half after the left one. Of the columns,
-// the first n are stored.
+// the first n are stored. Meanwhile one cache line of `ahead` is fetched for every other k, ahead_step after the last.
 
 // Hides from the compiler how x was computed. Otherwise it keeps a stride for every row of a tile, in more registers
 // than there are.
@@ -65,7 +67,7 @@ inline void opaque(T& x) {
 
 template <int R, bool k_inner>
 void multiply_tile(float* c, int64_t ldc, const float* a, int64_t stride, const float* b, int64_t ldb, int64_t b_half,
-                   int64_t K, int64_t n, bool add) {
+                   int64_t K, int64_t n, bool add, const float* ahead, int64_t ahead_step) {
   // Three rows of a are reached from one pointer.
   constexpr int groups = k_inner ? (R + 2) / 3 : 1;
   const float* rows[groups];
@@ -91,6 +93,8 @@ void multiply_tile(float* c, int64_t ldc, const float* a, int64_t stride, const 
     if (!k_inner) a += stride;
   };
   for (int64_t k = K / 2; k > 0; --k) {  // by 4, clang 14 runs out of registers
+    __builtin_prefetch(ahead, 0, 2);
+    ahead += ahead_step;
     step(0);
     step(1);
 #pragma GCC unroll 8
@@ -128,7 +132,8 @@ void multiply_tile(float* c, int64_t ldc, const float* a, int64_t stride, const 
   }
 }
 
-using Tile = void (*)(float*, int64_t, const float*, int64_t, const float*, int64_t, int64_t, int64_t, int64_t, bool);
+using Tile = void (*)(float*, int64_t, const float*, int64_t, const float*, int64_t, int64_t, int64_t, int64_t, bool,
+                      const float*, int64_t);
 
 template <bool k_inner, int... I>
 constexpr std::array<Tile, tile_rows + 1> tiles_by_rows(std::integer_sequence<int, I...>) {
@@ -140,27 +145,29 @@ constexpr auto tiles_k_outer = tiles_by_rows<false>(std::make_integer_sequence<i
 // -----------------------------------------------------------------------------------------------------------------
 // Packing: both operands are stored as strips, each `lanes` lines wide (rows of a, columns of b) and K long.
 
-// n lines from line 0 into one strip: to[k * lanes + line] = from[line * across + k * along]. Lines from n on become
-// zeros, unless they can be read (line < readable), then they may hold anything.
+// n lines from line 0 into one strip: to[k * lanes + line] = from[line * across + k * along]. Lines from n on, whose
+// products are never stored, hold the last line again (if n is 0, the one before line 0), or what follows it if that
+// can be read (line < readable).
 void pack_strip(float* to, const float* from, int64_t across, int64_t along, int64_t n, int64_t readable, int64_t K) {
   if (across == 1 && readable >= lanes) {
     for (int64_t k = 0; k < K; ++k) std::memcpy(to + k * lanes, from + k * along, sizeof(Vec));
   } else if (across == 1) {
     for (int64_t k = 0; k < K; ++k) {
-      for (int64_t line = 0; line < lanes; ++line) to[k * lanes + line] = line < n ? from[k * along + line] : 0.f;
+      for (int64_t line = 0; line < lanes; ++line) to[k * lanes + line] = from[k * along + std::min(line, n - 1)];
     }
   } else {
-    for (int64_t k = 0; k < K; k += lanes) {
-      const int64_t depth = std::min(lanes, K - k);
+    const auto row = [=](int64_t line) { return from + std::min(line, n - 1) * across; };
+    int64_t k = 0;
+    for (; k + lanes <= K; k += lanes) {
       std::array<Vec, lanes> v;
-      for (int64_t line = 0; line < lanes; ++line) {
-        const float* row = from + line * across + k;
-        v[line] = Vec{};
-        if (line < n && depth == lanes) load(v[line], row);
-        else if (line < n) std::memcpy(&v[line], row, static_cast<size_t>(depth) * sizeof(float));
-      }
+#pragma GCC unroll 16
+      for (int64_t line = 0; line < lanes; ++line) load(v[static_cast<size_t>(line)], row(line) + k);
       transpose(v);
-      for (int64_t i = 0; i < depth; ++i) store(to + (k + i) * lanes, v[static_cast<size_t>(i)]);
+#pragma GCC unroll 16
+      for (int64_t i = 0; i < lanes; ++i) store(to + (k + i) * lanes, v[static_cast<size_t>(i)]);
+    }
+    for (; k < K; ++k) {
+      for (int64_t line = 0; line < lanes; ++line) to[k * lanes + line] = row(line)[k];
     }
   }
 }
@@ -188,18 +195,43 @@ struct Plan {
   bool small() const { return M * N * K < 250000; }
 };
 
+// What tiles are to fetch into the L2 cache for those that follow: `columns` cache lines side by side, in `rows` rows.
+struct Ahead {
+  const float* data = nullptr;
+  int64_t step = 0, rows = 0, columns = 0, row = 0;
+
+  // The next `count` lines, one below the other; null if there are none.
+  const float* take(int64_t count) {
+    if (rows == 0 || columns == 0) return nullptr;
+    const float* lines = data + row * step;
+    row += count;
+    if (row >= rows) row = 0, --columns, data += lanes;
+    return lines;
+  }
+};
+
 // Rows [i0, i1) and columns [j0, j1) of c, on one thread; j0 is a multiple of tile_cols.
 void multiply_region(float* c, const Strided& a, const Strided& b, const Plan& plan, int64_t i0, int64_t i1,
                      int64_t j0, int64_t j1) {
   const bool k_inner = a.col == 1 && !plan.pack_a;
-  const int64_t depth = even_blocks(plan.K, k_block, lanes);
+  // Where a block of b is narrow it may be deep, so that c is read and written less often.
+  const int64_t depth = even_blocks(plan.K, a.col == 1 && plan.N <= few ? 2 * k_block : k_block, lanes);
   const int64_t width = even_blocks(j1 - j0, n_block, tile_cols);
   const int64_t height = plan.pack_a ? m_block : i1 - i0;
+  // With more columns the processor sees in time what comes next; a small a is in L2 already; rows a page apart are too
+  // far apart; and the next block of a large a that is not row-major would drive the present one out of L2.
+  const bool fetch =
+      j1 - j0 <= few && (i1 - i0) * plan.K > l2_floats / 4 && (a.col == 1 ? a.row <= 4096 : i1 - i0 <= few);
+  const bool far = (i1 - i0) * (j1 - j0) > l2_floats / 4;  // perhaps c is not in L2
   float* packed_b = plan.pack_b ? scratch_f32(static_cast<size_t>(depth * width), 4) : nullptr;
   float* packed_a = plan.pack_a ? scratch_f32(static_cast<size_t>(depth * m_block / tile_rows * lanes), 5) : nullptr;
   for (int64_t k0 = 0; k0 < plan.K; k0 += depth) {
     const int64_t K = std::min(depth, plan.K - k0);
     const bool add = plan.add || k0 > 0;
+    const int64_t K_next = std::min(depth, plan.K - k0 - K);
+    Ahead ahead_a, ahead_b;
+    if (fetch && a.col != 1) ahead_a = {a.data + i0 + (k0 + K) * a.col, a.col, K_next, ceil_div(i1 - i0, lanes)};
+    if (fetch && b.col == 1) ahead_b = {b.data + (k0 + K) * b.row + j0, b.row, K_next, ceil_div(j1 - j0, lanes)};
     for (int64_t jb = j0; jb < j1; jb += width) {
       const int64_t n = std::min(width, j1 - jb);
       if (plan.pack_b)
@@ -215,10 +247,23 @@ void multiply_region(float* c, const Strided& a, const Strided& b, const Plan& p
           const float* from = plan.pack_a ? packed_a + t * K * lanes : a.data + (ib + i) * a.row + k0 * a.col;
           const int64_t stride = plan.pack_a ? lanes : k_inner ? a.row : a.col;
           const Tile tile = (k_inner ? tiles_k_inner : tiles_k_outer)[static_cast<size_t>(rows)];
+          if (fetch && a.col == 1 && t % 8 == 0) {  // so many tiles that one takes about a line of each row
+            const int64_t next = first_row(std::min(t + 8, tiles)), end = first_row(std::min(t + 16, tiles));
+            ahead_a = {a.data + (ib + next) * a.row + k0, a.row, end - next, ceil_div(K, lanes)};
+          }
           for (int64_t j = 0; j < n; j += tile_cols) {
+            float* tile_c = c + (ib + i) * plan.N + jb + j;
+            const float* ahead = ahead_a.take(K / 2);
+            int64_t step = ahead_a.step;
+            if (!ahead) ahead = ahead_b.take(K / 2), step = b.row;
+            if (!ahead) ahead = from, step = 0;
+            if (far) {  // c comes while the sum is made
+              for (float* to = tile_c; to < tile_c + rows * plan.N; to += plan.N)
+                __builtin_prefetch(to, 1), __builtin_prefetch(to + lanes, 1);
+            }
             const float* panel = plan.pack_b ? packed_b + j * K : b.data + k0 * b.row + jb + j;
-            tile(c + (ib + i) * plan.N + jb + j, plan.N, from, stride, panel, plan.pack_b ? lanes : b.row,
-                 plan.pack_b ? K * lanes : lanes, K, std::min(tile_cols, n - j), add);
+            tile(tile_c, plan.N, from, stride, panel, plan.pack_b ? lanes : b.row,
+                 plan.pack_b ? K * lanes : lanes, K, std::min(tile_cols, n - j), add, ahead, step);
           }
         }
       }
@@ -227,9 +272,11 @@ void multiply_region(float* c, const Strided& a, const Strided& b, const Plan& p
 }
 
 // Packing costs about as much as a dozen multiplications: an operand that is met rarely is read where it is. A
-// row-major a is fast enough that way always; columns that lie apart, or end inside a tile, are not.
+// row-major a is fast enough that way always, and so is a block of any a that L2 holds unpacked; columns that lie
+// apart, or end inside a tile, are not. A b as wide as a tile is as good as packed.
 Plan make_plan(const Strided& a, const Strided& b, int64_t M, int64_t N, int64_t K, bool add) {
-  const bool pack_a = a.col != 1 && N > 128, pack_b = b.col != 1 || N % tile_cols != 0 || M > 64;
+  const bool pack_a = a.col != 1 && N > 128 && std::max(M, N) > few;
+  const bool pack_b = b.col != 1 || N % tile_cols != 0 || (M > 64 && b.row != tile_cols);
   return {M, N, K, pack_a, pack_b, add};
 }
 
@@ -257,7 +304,7 @@ void multiply(float* c, const Strided& a, const Strided& b, const Plan& plan) {
 
 // Into how many pieces the sum is cut; 1: it is not.
 int64_t chunks_of(const Plan& plan) {
-  if (plan.M * plan.N > 65536) return 1;
+  if (plan.M * plan.N > 16384) return 1;
   return static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(std::clamp<int64_t>(plan.K / 512, 1, 16))));
 }
 

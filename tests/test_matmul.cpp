@@ -103,6 +103,7 @@ TEST_CASE("matmul: fast CPU equals the reference, set and added") {
       {700, 32, 21},  {4100, 32, 32}, {1500, 21, 96}, {9001, 7, 40},                  // long and thin: split sums
       {64, 401, 300}, {130, 800, 64}, {70, 64, 801},  {300, 193, 161},
       {50, 770, 390}, {600, 90, 1100},                                                // more than one block each way
+      {300, 400, 390}, {40, 513, 35}, {35, 257, 385}, {1000, 33, 190}, {700, 200, 40},  // deep, narrow, fetched ahead
   };
   for (const Size& size : sizes) {
     const Case a(size);
@@ -117,7 +118,8 @@ TEST_CASE("matmul: every height and width of an edge tile") {
 
 TEST_CASE("matmul: the result does not depend on the thread count") {
   const int threads = omp_get_max_threads();
-  for (const Size& size : std::vector<Size>{{8, 300, 513}, {333, 200, 210}, {5000, 32, 33}, {900, 64, 700}}) {
+  const std::vector<Size> sizes{{8, 300, 513}, {333, 200, 210}, {5000, 32, 33}, {900, 64, 700}, {1500, 140, 200}};
+  for (const Size& size : sizes) {
     CAPTURE(size.rows);
     const Case a(size);
     omp_set_num_threads(1);
