@@ -37,35 +37,35 @@ W scratch_of(const AttentionSizes& z) {
   return W(z, pieces);
 }
 
-// s (columns, rows, 16) of queries first_query .. and keys first_key .., by 16 keys: what a query does not see becomes
-// -infinity. Only for the columns that the diagonal crosses.
-MATRIX_TARGET void hide(float* s, int64_t rows, int64_t columns, int64_t first_query, int64_t first_key) {
+// Scores s of the 32 keys that the diagonal crosses, by two tiles that are `column` apart, where row 0 sees key 0 only:
+// what a row does not see becomes -infinity.
+MATRIX_TARGET void hide(float* s, int64_t pitch, int64_t column) {
   Vec16 x, key;
   for (int64_t l = 0; l < side; ++l) key[l] = static_cast<float>(l);
-  for (int64_t j = 0; j < columns; ++j)
-    for (int64_t i = 0; i < rows; ++i) {
-      const float last = static_cast<float>(first_query + i - first_key - j * side);
-      if (last >= side - 1) break;
-      float* const at = s + (j * rows + i) * side;
-      get(x, at);
-      x = key > last ? Vec16{} - INFINITY : x;
-      put(at, x);
+  for (int64_t i = 0; i < depth; ++i, s += pitch)
+    for (int64_t j = i / side; j < 2; ++j) {
+      get(x, s + j * column);
+      x = key > static_cast<float>(i - j * side) ? Vec16{} - INFINITY : x;
+      put(s + j * column, x);
     }
 }
 
 // -----------------------------------------------------------------------------------------------------------------
 // Forward: 32 queries at a time, the softmax over up to 256 keys at once. The scores are the products q k; c = scale /
-// ln 2 turns them into exponents of 2. What is subtracted from those is a whole number, the largest rounded up.
+// ln 2 turns them into exponents of 2.
 
-constexpr int64_t queries = depth, strip = 256;
+//
+// A load waits for a store in flight whose address differs by a multiple of 4 KiB. So weights are written where the
+// scores were read, always a little behind the reading.
+
+constexpr int64_t queries = depth, strip = 256, pitch = strip + side;
 
 struct Forward {
   int64_t width, columns;  // D in bf16 of scratch, and in tiles
   bf16 *rows;              // (32, width)
   bf16 *k, *v;             // right factors: k for scores, v for out
   bf16* q;                 // (queries, width)
-  float* s;                // (strip / 16, queries, 16)
-  bf16* p;                 // (strip / 32, queries, 32)
+  float* s;                // (queries, pitch): scores; then from the beginning of every row its weights, in bf16
   float* out;              // (queries, 16 columns)
   float* sum;              // (queries, 16): still to be summed over the lanes
   float* max;              // (queries)
@@ -78,8 +78,7 @@ struct Forward {
     k = pieces.halves(keys * width);
     v = pieces.halves(keys * columns * side);
     q = pieces.halves(queries * width);
-    s = pieces.floats(queries * strip);
-    p = pieces.halves(queries * strip);
+    s = pieces.floats(queries * pitch);
     out = pieces.floats(queries * columns * side);
     sum = pieces.floats(queries * side);
     max = pieces.floats(queries);
@@ -102,20 +101,22 @@ MATRIX_TARGET void pack_keys(const Forward& w, const bf16* k, const bf16* v, con
 MATRIX_TARGET void raise_max(const Forward& w, int64_t tiles, float c, bool first) {
   for (int64_t i = 0; i < queries; i += side) {
     Vec16 row[side], max, old;
-    for (int64_t r = 0; r < side; ++r) get(row[r], w.s + (i + r) * side);
+    for (int64_t r = 0; r < side; ++r) get(row[r], w.s + (i + r) * pitch);
     for (int64_t j = 1; j < tiles; ++j)
 #pragma GCC unroll 16
       for (int64_t r = 0; r < side; ++r) {
         Vec16 x;
-        get(x, w.s + (j * queries + i + r) * side);
+        get(x, w.s + (i + r) * pitch + j * side);
         row[r] = x > row[r] ? x : row[r];
       }
     reduce_rows(max, row, Larger());
-    for (int64_t l = 0; l < side; ++l) max[l] = std::ceil(max[l] * c);
+    max *= c;
     if (!first) {
       get(old, w.max + i);
       max = max > old ? max : old;
-      for (int64_t l = 0; l < side; ++l) w.factor[i + l] = std::exp2(old[l] - max[l]);
+      old -= max;
+      exp2_in_place(old);
+      put(w.factor + i, old);
     }
     put(w.max + i, max);
   }
@@ -136,24 +137,24 @@ MATRIX_TARGET void shrink(const Forward& w) {
   }
 }
 
-// w.p = 2^(c w.s - w.max), and its sums.
+// From scores the weights 2^(c s - max), and their sums.
 MATRIX_TARGET void weights(const Forward& w, int64_t steps, float c, bool first) {
   for (int64_t i = 0; i < queries; ++i) {
-    const float base = exp2_shifter - w.max[i];
+    const float max = w.max[i];
     Vec16 sum{}, more{};
     if (!first) get(sum, w.sum + i * side);
+    float* const s = w.s + i * pitch;
     for (int64_t step = 0; step < steps; ++step) {
-      const float* const s = w.s + (2 * step * queries + i) * side;
-      Vec16 x, y, p0, p1;
-      get(x, s);
-      get(y, s + queries * side);
-      const Vec16 biased0 = x * c + base, biased1 = y * c + base;
-      exp2_of(p0, biased0, x * c - (biased0 - base));
-      exp2_of(p1, biased1, y * c - (biased1 - base));
-      sum += p0, more += p1;
+      Vec16 x, y;
+      get(x, s + step * depth);
+      get(y, s + step * depth + side);
+      x = x * c - max, y = y * c - max;
+      exp2_in_place(x);
+      exp2_in_place(y);
+      sum += x, more += y;
       Pairs narrowed;
-      narrow(narrowed, p0, p1);
-      put(w.p + (step * queries + i) * depth, narrowed);
+      narrow(narrowed, x, y);
+      put(s + step * side, narrowed);
     }
     put(w.sum + i * side, sum + more);
   }
@@ -166,13 +167,13 @@ MATRIX_TARGET void forward_block(bf16* out, float* lse, const bf16* q, const For
   take_rows(w.q, w.width, q + t0 * stride, stride, n, z.D);
   for (int64_t key = 0; key < t0 + queries; key += strip) {
     const int64_t keys = std::min(strip, t0 + queries - key), tiles = keys / side, steps = keys / depth;
-    multiply({w.s, tile_size / 2, queries * side, 64}, {w.q, side * w.width, depth, w.width * 2},
+    multiply({w.s, side * pitch, side, pitch * 4}, {w.q, side * w.width, depth, w.width * 2},
              {w.k + key * w.width, deep * tile_size, tile_size}, 2, tiles, deep, false);
-    if (key + keys > t0) hide(w.s + (tiles - 2) * queries * side, queries, 2, t0, t0);
+    if (key + keys > t0) hide(w.s + keys - depth, pitch, side);
     raise_max(w, tiles, c, key == 0);
     if (key > 0) shrink(w);
     weights(w, steps, c, key == 0);
-    multiply({w.out, side * wide, side, wide * 4}, {w.p, tile_size, 2 * tile_size, 64},
+    multiply({w.out, side * wide, side, wide * 4}, {reinterpret_cast<bf16*>(w.s), side * pitch * 2, depth, pitch * 4},
              {w.v + key * wide, tile_size, w.columns * tile_size}, 2, w.columns, steps, key > 0);
   }
   for (int64_t i = 0; i < queries; i += side) {
@@ -232,7 +233,7 @@ struct Backward {
   bf16 *k, *v, *k_pairs;         // right factors: k for scores, v for dp, k for dq
   bf16 *q, *dout;                // (block, width)
   bf16 *q_columns, *do_columns;  // left factors: q for dk, dout for dv
-  float *s, *dp;                 // (2, block, 16): of 32 keys
+  float *s, *dp;                 // (2, block, 16): of 32 keys; 2 KiB from what is written while they are read
   bf16 *p, *ds;                  // right factors for dv and dk
   bf16* ds_rows;                 // (block, 32), left factor for dq
   float* dq;                     // (block, 16 columns)
@@ -255,6 +256,7 @@ struct Backward {
     do_columns = pieces.halves(block * wide);
     s = pieces.floats(block * depth);
     dp = pieces.floats(block * depth);
+    pieces.floats(block * depth / 4);
     p = pieces.halves(block * depth);
     ds = pieces.halves(block * depth);
     ds_rows = pieces.halves(block * depth);
@@ -306,10 +308,9 @@ MATRIX_TARGET inline void weights(Pairs& p, Pairs& ds, const Backward& w, int64_
     get(x, w.s + (j * block + i) * side);
     get(dp, w.dp + (j * block + i) * side);
     x = x * c - w.lse[i];
-    x = x < -127.f ? Vec16{} - 127.f : x;
-    const Vec16 biased = x + exp2_shifter;
-    exp2_of(both[j], biased, x - (biased - exp2_shifter));
-    gradient[j] = both[j] * (dp - w.delta[i]);
+    exp2_in_place(x);
+    both[j] = x;
+    gradient[j] = x * (dp - w.delta[i]);
   }
   narrow(p, both[0], both[1]);
   narrow(ds, gradient[0], gradient[1]);
@@ -363,7 +364,7 @@ MATRIX_TARGET void backward_block(const AttentionGradients<bf16>& g, const Atten
              {w.k + key * w.width, deep * tile_size, tile_size}, rows, 2, deep, false);
     multiply(dp, {w.dout + first * w.width, side * w.width, depth, w.width * 2},
              {w.v + key * w.width, deep * tile_size, tile_size}, rows, 2, deep, false);
-    if (key >= t0) hide(w.s, block, 2, t0, key);
+    if (key >= t0) hide(w.s + first * side, side, block * side);
     weights_block(w, first, last, g.scale * log2_e);
     multiply({w.dv + key * wide, tile_size / 2, wide * side, 64},
              {w.do_columns + first * wide, tile_size, w.columns * tile_size, 64},

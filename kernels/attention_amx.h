@@ -91,16 +91,17 @@ MATRIX_TARGET inline void narrow(Pairs& x, const Vec16& low, const Vec16& high) 
   std::memcpy(&x, &both, sizeof x);
 }
 
-// p = 2^x to 3e-6, for x = n + r with n = biased - 1.5 * 2^23 - 127; 0 where n is below -126. NaN stays NaN.
-MATRIX_TARGET inline void exp2_of(Vec16& p, const Vec16& biased, const Vec16& r) {
-  p = r * 9.57010201e-3f + 5.59178603e-2f;  // 2^r on [-1/2, 1/2]
+// x = 2^x to 3e-6 for x <= 127; below -126.5 it is 0. NaN stays NaN. As attention_tile.h's, but for a shorter series.
+MATRIX_TARGET inline void exp2_in_place(Vec16& x) {
+  const Vec16 shifter = Vec16{} + 12583039.f, lowest = Vec16{} - 127.f;
+  x = x < lowest ? lowest : x;
+  const Vec16 biased = x + shifter, r = x - (biased - shifter);
+  Vec16 p = r * 9.57010201e-3f + 5.59178603e-2f;
   p = p * r + 2.40247448e-1f;
   p = p * r + 6.93121815e-1f;
   p = p * r + 9.99999261e-1f;
-  const Words power = reinterpret_cast<Words>(biased) << 23;
-  p = biased < 12582913.f ? Vec16{} : p * reinterpret_cast<Vec16>(power);
+  x = p * reinterpret_cast<Vec16>(reinterpret_cast<Words>(biased) << 23);
 }
-constexpr float exp2_shifter = 12583039.f;  // 1.5 * 2^23 + 127: what is added to x to make `biased`
 
 // -----------------------------------------------------------------------------------------------------------------
 // Between the rows of one head and tiles. A row in scratch is `width` bf16, a multiple of 32.
