@@ -107,13 +107,14 @@ MATRIX_TARGET void raise_max(const Forward& w, int64_t tiles, float c, bool firs
       for (int64_t r = 0; r < side; ++r) {
         Vec16 x;
         get(x, w.s + (i + r) * pitch + j * side);
-        row[r] = x > row[r] ? x : row[r];
+        row[r] = Larger()(x, row[r]);
       }
     reduce_rows(max, row, Larger());
+    keep_awake();
     max *= c;
     if (!first) {
       get(old, w.max + i);
-      max = max > old ? max : old;
+      max = Larger()(max, old);
       old -= max;
       exp2_in_place(old);
       put(w.factor + i, old);
@@ -137,9 +138,13 @@ MATRIX_TARGET void shrink(const Forward& w) {
   }
 }
 
-// From scores the weights 2^(c s - max), and their sums.
-MATRIX_TARGET void weights(const Forward& w, int64_t steps, float c, bool first) {
+// From scores the weights 2^(c s - max), and their sums. Fetches 32 rows of q and out for the next block meanwhile.
+MATRIX_TARGET void weights(const Forward& w, int64_t steps, float c, bool first, const bf16* q, const bf16* out,
+                           int64_t stride, int64_t D) {
   for (int64_t i = 0; i < queries; ++i) {
+    if (i % 8 == 0) keep_awake();
+    prefetch_row(q + i * stride, D);
+    prefetch_row(out + i * stride, D);
     const float max = w.max[i];
     Vec16 sum{}, more{};
     if (!first) get(sum, w.sum + i * side);
@@ -160,11 +165,11 @@ MATRIX_TARGET void weights(const Forward& w, int64_t steps, float c, bool first)
   }
 }
 
-// Queries t0 .. of one head.
+// Queries t0 .. of one head, where out, lse and q begin. The next block's q and out are `ahead` elements behind.
 MATRIX_TARGET void forward_block(bf16* out, float* lse, const bf16* q, const Forward& w, const AttentionSizes& z,
-                                 int64_t t0, float c) {
+                                 int64_t t0, float c, int64_t ahead) {
   const int64_t n = std::min(queries, z.T - t0), stride = z.H * z.D, deep = w.width / depth, wide = w.columns * side;
-  take_rows(w.q, w.width, q + t0 * stride, stride, n, z.D);
+  take_rows(w.q, w.width, q, stride, n, z.D);
   for (int64_t key = 0; key < t0 + queries; key += strip) {
     const int64_t keys = std::min(strip, t0 + queries - key), tiles = keys / side, steps = keys / depth;
     multiply({w.s, side * pitch, side, pitch * 4}, {w.q, side * w.width, depth, w.width * 2},
@@ -172,7 +177,7 @@ MATRIX_TARGET void forward_block(bf16* out, float* lse, const bf16* q, const For
     if (key + keys > t0) hide(w.s + keys - depth, pitch, side);
     raise_max(w, tiles, c, key == 0);
     if (key > 0) shrink(w);
-    weights(w, steps, c, key == 0);
+    weights(w, steps, c, key == 0, q + ahead, out + ahead, stride, z.D);
     multiply({w.out, side * wide, side, wide * 4}, {reinterpret_cast<bf16*>(w.s), side * pitch * 2, depth, pitch * 4},
              {w.v + key * wide, tile_size, w.columns * tile_size}, 2, w.columns, steps, key > 0);
   }
@@ -185,8 +190,8 @@ MATRIX_TARGET void forward_block(bf16* out, float* lse, const bf16* q, const For
     get(max, w.max + i);
     put(w.max + i, max * ln_2 + sum);
   }
-  give_rows(out + t0 * stride, stride, w.out, wide, n, z.D, w.factor, false);
-  std::copy_n(w.max, n, lse + t0);
+  give_rows(out, stride, w.out, wide, n, z.D, w.factor, false);
+  std::copy_n(w.max, n, lse);
 }
 
 struct ForwardArguments {
@@ -196,17 +201,27 @@ struct ForwardArguments {
   float scale;
 };
 
+// Blocks in their order: of one head after the other.
+struct Block {
+  int64_t b, h, t0, at;  // at: where its rows begin in q and out
+  Block(const AttentionSizes& z, int64_t item) {
+    const int64_t blocks = tiles_of(z.T, queries), head = item / blocks;
+    b = head / z.H, h = head % z.H, t0 = folded(item % blocks, blocks) * queries;
+    at = z.query_head(b, h) + t0 * z.H * z.D;
+  }
+};
+
 MATRIX_TARGET void forward_items(const ForwardArguments& a, const AttentionSizes& z, int64_t begin, int64_t end) {
   const Forward w = scratch_of<Forward>(z);
-  const int64_t blocks = tiles_of(z.T, queries);
   int64_t packed = -1;
   begin_tiles();
   for (int64_t item = begin; item < end; ++item) {
-    const int64_t head = item / blocks, b = head / z.H, h = head % z.H, kv = h / z.group(), at = z.query_head(b, h);
-    if (b * z.K + kv != packed) pack_keys(w, a.k + z.key_head(b, kv), a.v + z.key_head(b, kv), z);
-    packed = b * z.K + kv;
-    forward_block(a.out + at, a.lse + head * z.T, a.q + at, w, z, folded(item % blocks, blocks) * queries,
-                  a.scale * log2_e);
+    const Block x(z, item), next(z, std::min(item + 1, end - 1));
+    const int64_t kv = x.h / z.group(), head = z.key_head(x.b, kv);
+    if (x.b * z.K + kv != packed) pack_keys(w, a.k + head, a.v + head, z);
+    packed = x.b * z.K + kv;
+    forward_block(a.out + x.at, a.lse + (x.b * z.H + x.h) * z.T + x.t0, a.q + x.at, w, z, x.t0, a.scale * log2_e,
+                  next.at - x.at);
   }
   end_tiles();
 }
@@ -319,6 +334,7 @@ MATRIX_TARGET inline void weights(Pairs& p, Pairs& ds, const Backward& w, int64_
 // From w.s and w.dp of queries first .. last, the factors w.p, w.ds and w.ds_rows.
 MATRIX_TARGET void weights_block(const Backward& w, int64_t first, int64_t last, float c) {
   for (int64_t i = first; i < last; i += 2) {
+    if (i % side == 0) keep_awake();
     Pairs p0, p1, ds0, ds1, low, high;
     weights(p0, ds0, w, i, c);
     weights(p1, ds1, w, i + 1, c);

@@ -78,8 +78,10 @@ MATRIX_TARGET inline void reduce_rows(Vec16& result, Vec16* v, Combine&& combine
     }
   result = v[0];
 }
-struct Larger {
-  MATRIX_TARGET inline Vec16 operator()(const Vec16& a, const Vec16& b) const { return a > b ? a : b; }
+struct Larger {  // b where either is a NaN
+  MATRIX_TARGET inline Vec16 operator()(const Vec16& a, const Vec16& b) const {
+    return reinterpret_cast<Vec16>(_mm512_maskz_max_ps(0xFFFF, reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b)));
+  }
 };
 struct Plus {
   MATRIX_TARGET inline Vec16 operator()(const Vec16& a, const Vec16& b) const { return a + b; }
@@ -94,7 +96,7 @@ MATRIX_TARGET inline void narrow(Pairs& x, const Vec16& low, const Vec16& high) 
 // x = 2^x to 3e-6 for x <= 127; below -126.5 it is 0. NaN stays NaN. As attention_tile.h's, but for a shorter series.
 MATRIX_TARGET inline void exp2_in_place(Vec16& x) {
   const Vec16 shifter = Vec16{} + 12583039.f, lowest = Vec16{} - 127.f;
-  x = x < lowest ? lowest : x;
+  x = Larger()(lowest, x);
   const Vec16 biased = x + shifter, r = x - (biased - shifter);
   Vec16 p = r * 9.57010201e-3f + 5.59178603e-2f;
   p = p * r + 2.40247448e-1f;
@@ -118,6 +120,12 @@ MATRIX_TARGET inline void take_rows(bf16* dst, int64_t width, const bf16* src, i
     for (; d + 8 <= D; d += 8) std::memcpy(static_cast<void*>(dst + d), src + d, 16);
     for (; d < D; ++d) dst[d] = src[d];
   }
+}
+
+// Brings rows that are needed later near: they lie too far apart for the hardware to foresee.
+inline void prefetch_row(const bf16* row, int64_t D) {
+  constexpr int64_t line = 32;  // bf16 of a cache line
+  for (int64_t d = 0; d < D; d += line) __builtin_prefetch(row + d, 0, 2);
 }
 
 // The right factor rows (32, width), summed over the rows: one tile for every 16 of D columns.
@@ -163,7 +171,13 @@ MATRIX_TARGET inline void give_rows(bf16* dst, int64_t stride, const float* src,
 }
 
 // -----------------------------------------------------------------------------------------------------------------
-// Products. Of each factor: where it begins, and how far on the next tile is.
+// Products.
+
+// The matrix unit sleeps after some 300 ns without work, and takes as long to wake up. So between the products a loop
+// over 16 rows of vectors holds one product that nobody reads.
+MATRIX_TARGET inline void keep_awake() { _tile_dpbf16ps(3, 5, 7); }
+
+// Of each factor: where it begins, and how far on the next tile is.
 
 struct Left {
   const bf16* at;
