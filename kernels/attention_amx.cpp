@@ -366,9 +366,10 @@ MATRIX_TARGET void take_queries(const AttentionGradients<bf16>& g, const Attenti
   }
 }
 
-// Adds to w.dk and w.dv what queries t0 .. of head h contribute, and writes their dq.
+// Adds to w.dk and w.dv what queries t0 .. of head h contribute, and writes their dq. The next block's rows are `ahead`
+// elements behind.
 MATRIX_TARGET void backward_block(const AttentionGradients<bf16>& g, const AttentionSizes& z, int64_t b, int64_t h,
-                                  int64_t t0, const Backward& w) {
+                                  int64_t t0, int64_t ahead, const Backward& w) {
   const int64_t n = std::min(block, z.T - t0), last = tiles_of(n, depth) * depth, stride = z.H * z.D;
   const int64_t deep = w.width / depth, wide = w.columns * side;
   take_queries(g, z, b, h, t0, w);
@@ -380,6 +381,11 @@ MATRIX_TARGET void backward_block(const AttentionGradients<bf16>& g, const Atten
              {w.k + key * w.width, deep * tile_size, tile_size}, rows, 2, deep, false);
     multiply(dp, {w.dout + first * w.width, side * w.width, depth, w.width * 2},
              {w.v + key * w.width, deep * tile_size, tile_size}, rows, 2, deep, false);
+    const int64_t keys = t0 + last;
+    for (int64_t i = block * key / keys; i < block * (key + depth) / keys; ++i) {
+      const int64_t row = z.query_head(b, h) + (t0 + i) * stride + ahead;
+      for (const bf16* x : {g.q, g.dout, g.out, static_cast<const bf16*>(g.dq)}) prefetch_row(x + row, z.D);
+    }
     if (key >= t0) hide(w.s + first * side, side, block * side);
     weights_block(w, first, last, g.scale * log2_e);
     multiply({w.dv + key * wide, tile_size / 2, wide * side, 64},
@@ -423,8 +429,11 @@ MATRIX_TARGET void backward_items(const AttentionGradients<bf16>& g, const Atten
     if (parts > 1) w.dk = partial + 2 * item * sums, w.dv = w.dk + sums;
     std::fill_n(w.dk, sums, 0.f);
     std::fill_n(w.dv, sums, 0.f);
-    for (int64_t i = work * part / parts; i < work * (part + 1) / parts; ++i)
-      backward_block(g, z, b, kv * z.group() + i / blocks, folded(i % blocks, blocks) * block, w);
+    const auto first_row = [=](int64_t i) { return i / blocks * z.D + folded(i % blocks, blocks) * block * z.H * z.D; };
+    const int64_t last = work * (part + 1) / parts;
+    for (int64_t i = work * part / parts; i < last; ++i)
+      backward_block(g, z, b, kv * z.group() + i / blocks, folded(i % blocks, blocks) * block,
+                     first_row(std::min(i + 1, last - 1)) - first_row(i), w);
     if (parts > 1) continue;
     give_keys(g.dk + head, w.dk, g.scale, g.acc_k, z);
     give_keys(g.dv + head, w.dv, 1.f, g.acc_v, z);
