@@ -74,9 +74,9 @@ inline void max_of_column(Vec& max, const float* s, int64_t n) {
     for (int64_t c = 0; c < 4; ++c) {
       Vec x;
       load(x, s + std::min(i + c, n - 1) * tile);
-      chain[c] = x > chain[c] ? x : chain[c];
+      take_larger(chain[c], x);
     }
-  for (const Vec& x : chain) max = x > max ? x : max;
+  for (const Vec& x : chain) take_larger(max, x);
 }
 
 // Takes one tile of scores into the running softmax; scores become weights.

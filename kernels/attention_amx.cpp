@@ -41,12 +41,16 @@ W scratch_of(const AttentionSizes& z) {
 // what a row does not see becomes -infinity.
 MATRIX_TARGET void hide(float* s, int64_t pitch, int64_t column) {
   Vec16 x, key;
+#pragma GCC unroll 16
   for (int64_t l = 0; l < side; ++l) key[l] = static_cast<float>(l);
-  for (int64_t i = 0; i < depth; ++i, s += pitch)
-    for (int64_t j = i / side; j < 2; ++j) {
-      get(x, s + j * column);
-      x = key > static_cast<float>(i - j * side) ? Vec16{} - INFINITY : x;
-      put(s + j * column, x);
+  const Vec16 hidden = Vec16{} - INFINITY;
+  for (int64_t half = 0; half < 2; ++half)
+    for (int64_t i = 0; i < side; ++i, s += pitch) {
+      if (half == 0) put(s + column, hidden);
+      float* const crossed = s + half * column;
+      get(x, crossed);
+      x = key > static_cast<float>(i) ? hidden : x;
+      put(crossed, x);
     }
 }
 
@@ -101,6 +105,7 @@ MATRIX_TARGET void pack_keys(const Forward& w, const bf16* k, const bf16* v, con
 MATRIX_TARGET void raise_max(const Forward& w, int64_t tiles, float c, bool first) {
   for (int64_t i = 0; i < queries; i += side) {
     Vec16 row[side], max, old;
+#pragma GCC unroll 16
     for (int64_t r = 0; r < side; ++r) get(row[r], w.s + (i + r) * pitch);
     for (int64_t j = 1; j < tiles; ++j)
 #pragma GCC unroll 16
@@ -183,6 +188,7 @@ MATRIX_TARGET void forward_block(bf16* out, float* lse, const bf16* q, const For
   }
   for (int64_t i = 0; i < queries; i += side) {
     Vec16 row[side], sum, max;
+#pragma GCC unroll 16
     for (int64_t r = 0; r < side; ++r) get(row[r], w.sum + (i + r) * side);
     reduce_rows(sum, row, Plus());
     put(w.factor + i, 1.f / sum);
@@ -299,6 +305,7 @@ MATRIX_TARGET void pack_keys(const Backward& w, const bf16* k, const bf16* v, co
 MATRIX_TARGET void delta_of(float* delta, const bf16* dout, const bf16* out, int64_t width) {
   for (int64_t i = 0; i < depth; i += side) {
     Vec16 row[side], sum;
+#pragma GCC unroll 16
     for (int64_t r = 0; r < side; ++r) {
       row[r] = Vec16{};
       for (int64_t d = 0; d < width; d += depth) {
