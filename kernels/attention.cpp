@@ -74,9 +74,9 @@ inline void max_of_column(Vec& max, const float* s, int64_t n) {
     for (int64_t c = 0; c < 4; ++c) {
       Vec x;
       load(x, s + std::min(i + c, n - 1) * tile);
-      chain[c] = x > chain[c] ? x : chain[c];
+      take_larger(chain[c], x);
     }
-  for (const Vec& x : chain) max = x > max ? x : max;
+  for (const Vec& x : chain) take_larger(max, x);
 }
 
 // Takes one tile of scores into the running softmax; scores become weights.
@@ -245,8 +245,8 @@ void delta_of(const Backward& w, const S* out, int64_t stride, int64_t n, int64_
 
 // Adds to w.dk and w.dv what queries t0 .. of head h contribute, and writes their dq.
 template <class S>
-void backward_block(const AttentionGradients<S>& g, const Rows& k, const Rows& v, const Sizes& z, int64_t b, int64_t h, int64_t t0,
-                    const Backward& w) {
+void backward_block(const AttentionGradients<S>& g, const Rows& k, const Rows& v, const Sizes& z, int64_t b, int64_t h,
+                    int64_t t0, const Backward& w) {
   const int64_t n = std::min(tile, z.T - t0), vectors = ceil_div(n, lanes), D = z.D, width = round_up(D);
   const int64_t stride = z.H * D, at = z.query_head(b, h) + t0 * stride;
   write_rows(w.q_rows, width, g.q + at, stride, n, D, 1.f, false);

@@ -37,35 +37,39 @@ W scratch_of(const AttentionSizes& z) {
   return W(z, pieces);
 }
 
-// s (columns, rows, 16) of queries first_query .. and keys first_key .., by 16 keys: what a query does not see becomes
-// -infinity. Only for the columns that the diagonal crosses.
-MATRIX_TARGET void hide(float* s, int64_t rows, int64_t columns, int64_t first_query, int64_t first_key) {
+// Scores s of the 32 keys that the diagonal crosses, by two tiles that are `column` apart, where row 0 sees key 0 only:
+// what a row does not see becomes -infinity.
+MATRIX_TARGET void hide(float* s, int64_t pitch, int64_t column) {
   Vec16 x, key;
+#pragma GCC unroll 16
   for (int64_t l = 0; l < side; ++l) key[l] = static_cast<float>(l);
-  for (int64_t j = 0; j < columns; ++j)
-    for (int64_t i = 0; i < rows; ++i) {
-      const float last = static_cast<float>(first_query + i - first_key - j * side);
-      if (last >= side - 1) break;
-      float* const at = s + (j * rows + i) * side;
-      get(x, at);
-      x = key > last ? Vec16{} - INFINITY : x;
-      put(at, x);
+  const Vec16 hidden = Vec16{} - INFINITY;
+  for (int64_t half = 0; half < 2; ++half)
+    for (int64_t i = 0; i < side; ++i, s += pitch) {
+      if (half == 0) put(s + column, hidden);
+      float* const crossed = s + half * column;
+      get(x, crossed);
+      x = key > static_cast<float>(i) ? hidden : x;
+      put(crossed, x);
     }
 }
 
 // -----------------------------------------------------------------------------------------------------------------
 // Forward: 32 queries at a time, the softmax over up to 256 keys at once. The scores are the products q k; c = scale /
-// ln 2 turns them into exponents of 2. What is subtracted from those is a whole number, the largest rounded up.
+// ln 2 turns them into exponents of 2.
 
-constexpr int64_t queries = depth, strip = 256;
+//
+// A load waits for a store in flight whose address differs by a multiple of 4 KiB. So weights are written where the
+// scores were read, always a little behind the reading.
+
+constexpr int64_t queries = depth, strip = 256, pitch = strip + side;
 
 struct Forward {
   int64_t width, columns;  // D in bf16 of scratch, and in tiles
   bf16 *rows;              // (32, width)
   bf16 *k, *v;             // right factors: k for scores, v for out
   bf16* q;                 // (queries, width)
-  float* s;                // (strip / 16, queries, 16)
-  bf16* p;                 // (strip / 32, queries, 32)
+  float* s;                // (queries, pitch): scores; then from the beginning of every row its weights, in bf16
   float* out;              // (queries, 16 columns)
   float* sum;              // (queries, 16): still to be summed over the lanes
   float* max;              // (queries)
@@ -78,8 +82,7 @@ struct Forward {
     k = pieces.halves(keys * width);
     v = pieces.halves(keys * columns * side);
     q = pieces.halves(queries * width);
-    s = pieces.floats(queries * strip);
-    p = pieces.halves(queries * strip);
+    s = pieces.floats(queries * pitch);
     out = pieces.floats(queries * columns * side);
     sum = pieces.floats(queries * side);
     max = pieces.floats(queries);
@@ -102,20 +105,24 @@ MATRIX_TARGET void pack_keys(const Forward& w, const bf16* k, const bf16* v, con
 MATRIX_TARGET void raise_max(const Forward& w, int64_t tiles, float c, bool first) {
   for (int64_t i = 0; i < queries; i += side) {
     Vec16 row[side], max, old;
-    for (int64_t r = 0; r < side; ++r) get(row[r], w.s + (i + r) * side);
+#pragma GCC unroll 16
+    for (int64_t r = 0; r < side; ++r) get(row[r], w.s + (i + r) * pitch);
     for (int64_t j = 1; j < tiles; ++j)
 #pragma GCC unroll 16
       for (int64_t r = 0; r < side; ++r) {
         Vec16 x;
-        get(x, w.s + (j * queries + i + r) * side);
-        row[r] = x > row[r] ? x : row[r];
+        get(x, w.s + (i + r) * pitch + j * side);
+        row[r] = Larger()(x, row[r]);
       }
     reduce_rows(max, row, Larger());
-    for (int64_t l = 0; l < side; ++l) max[l] = std::ceil(max[l] * c);
+    keep_awake();
+    max *= c;
     if (!first) {
       get(old, w.max + i);
-      max = max > old ? max : old;
-      for (int64_t l = 0; l < side; ++l) w.factor[i + l] = std::exp2(old[l] - max[l]);
+      max = Larger()(max, old);
+      old -= max;
+      exp2_in_place(old);
+      put(w.factor + i, old);
     }
     put(w.max + i, max);
   }
@@ -136,47 +143,52 @@ MATRIX_TARGET void shrink(const Forward& w) {
   }
 }
 
-// w.p = 2^(c w.s - w.max), and its sums.
-MATRIX_TARGET void weights(const Forward& w, int64_t steps, float c, bool first) {
+// From scores the weights 2^(c s - max), and their sums. Fetches 32 rows of q and out for the next block meanwhile.
+MATRIX_TARGET void weights(const Forward& w, int64_t steps, float c, bool first, const bf16* q, const bf16* out,
+                           int64_t stride, int64_t D) {
   for (int64_t i = 0; i < queries; ++i) {
-    const float base = exp2_shifter - w.max[i];
+    if (i % 8 == 0) keep_awake();
+    prefetch_row(q + i * stride, D);
+    prefetch_row(out + i * stride, D);
+    const float max = w.max[i];
     Vec16 sum{}, more{};
     if (!first) get(sum, w.sum + i * side);
+    float* const s = w.s + i * pitch;
     for (int64_t step = 0; step < steps; ++step) {
-      const float* const s = w.s + (2 * step * queries + i) * side;
-      Vec16 x, y, p0, p1;
-      get(x, s);
-      get(y, s + queries * side);
-      const Vec16 biased0 = x * c + base, biased1 = y * c + base;
-      exp2_of(p0, biased0, x * c - (biased0 - base));
-      exp2_of(p1, biased1, y * c - (biased1 - base));
-      sum += p0, more += p1;
+      Vec16 x, y;
+      get(x, s + step * depth);
+      get(y, s + step * depth + side);
+      x = x * c - max, y = y * c - max;
+      exp2_in_place(x);
+      exp2_in_place(y);
+      sum += x, more += y;
       Pairs narrowed;
-      narrow(narrowed, p0, p1);
-      put(w.p + (step * queries + i) * depth, narrowed);
+      narrow(narrowed, x, y);
+      put(s + step * side, narrowed);
     }
     put(w.sum + i * side, sum + more);
   }
 }
 
-// Queries t0 .. of one head.
+// Queries t0 .. of one head, where out, lse and q begin. The next block's q and out are `ahead` elements behind.
 MATRIX_TARGET void forward_block(bf16* out, float* lse, const bf16* q, const Forward& w, const AttentionSizes& z,
-                                 int64_t t0, float c) {
+                                 int64_t t0, float c, int64_t ahead) {
   const int64_t n = std::min(queries, z.T - t0), stride = z.H * z.D, deep = w.width / depth, wide = w.columns * side;
-  take_rows(w.q, w.width, q + t0 * stride, stride, n, z.D);
+  take_rows(w.q, w.width, q, stride, n, z.D);
   for (int64_t key = 0; key < t0 + queries; key += strip) {
     const int64_t keys = std::min(strip, t0 + queries - key), tiles = keys / side, steps = keys / depth;
-    multiply({w.s, tile_size / 2, queries * side, 64}, {w.q, side * w.width, depth, w.width * 2},
+    multiply({w.s, side * pitch, side, pitch * 4}, {w.q, side * w.width, depth, w.width * 2},
              {w.k + key * w.width, deep * tile_size, tile_size}, 2, tiles, deep, false);
-    if (key + keys > t0) hide(w.s + (tiles - 2) * queries * side, queries, 2, t0, t0);
+    if (key + keys > t0) hide(w.s + keys - depth, pitch, side);
     raise_max(w, tiles, c, key == 0);
     if (key > 0) shrink(w);
-    weights(w, steps, c, key == 0);
-    multiply({w.out, side * wide, side, wide * 4}, {w.p, tile_size, 2 * tile_size, 64},
+    weights(w, steps, c, key == 0, q + ahead, out + ahead, stride, z.D);
+    multiply({w.out, side * wide, side, wide * 4}, {reinterpret_cast<bf16*>(w.s), side * pitch * 2, depth, pitch * 4},
              {w.v + key * wide, tile_size, w.columns * tile_size}, 2, w.columns, steps, key > 0);
   }
   for (int64_t i = 0; i < queries; i += side) {
     Vec16 row[side], sum, max;
+#pragma GCC unroll 16
     for (int64_t r = 0; r < side; ++r) get(row[r], w.sum + (i + r) * side);
     reduce_rows(sum, row, Plus());
     put(w.factor + i, 1.f / sum);
@@ -184,8 +196,8 @@ MATRIX_TARGET void forward_block(bf16* out, float* lse, const bf16* q, const For
     get(max, w.max + i);
     put(w.max + i, max * ln_2 + sum);
   }
-  give_rows(out + t0 * stride, stride, w.out, wide, n, z.D, w.factor, false);
-  std::copy_n(w.max, n, lse + t0);
+  give_rows(out, stride, w.out, wide, n, z.D, w.factor, false);
+  std::copy_n(w.max, n, lse);
 }
 
 struct ForwardArguments {
@@ -195,17 +207,27 @@ struct ForwardArguments {
   float scale;
 };
 
+// Blocks in their order: of one head after the other.
+struct Block {
+  int64_t b, h, t0, at;  // at: where its rows begin in q and out
+  Block(const AttentionSizes& z, int64_t item) {
+    const int64_t blocks = tiles_of(z.T, queries), head = item / blocks;
+    b = head / z.H, h = head % z.H, t0 = folded(item % blocks, blocks) * queries;
+    at = z.query_head(b, h) + t0 * z.H * z.D;
+  }
+};
+
 MATRIX_TARGET void forward_items(const ForwardArguments& a, const AttentionSizes& z, int64_t begin, int64_t end) {
   const Forward w = scratch_of<Forward>(z);
-  const int64_t blocks = tiles_of(z.T, queries);
   int64_t packed = -1;
   begin_tiles();
   for (int64_t item = begin; item < end; ++item) {
-    const int64_t head = item / blocks, b = head / z.H, h = head % z.H, kv = h / z.group(), at = z.query_head(b, h);
-    if (b * z.K + kv != packed) pack_keys(w, a.k + z.key_head(b, kv), a.v + z.key_head(b, kv), z);
-    packed = b * z.K + kv;
-    forward_block(a.out + at, a.lse + head * z.T, a.q + at, w, z, folded(item % blocks, blocks) * queries,
-                  a.scale * log2_e);
+    const Block x(z, item), next(z, std::min(item + 1, end - 1));
+    const int64_t kv = x.h / z.group(), head = z.key_head(x.b, kv);
+    if (x.b * z.K + kv != packed) pack_keys(w, a.k + head, a.v + head, z);
+    packed = x.b * z.K + kv;
+    forward_block(a.out + x.at, a.lse + (x.b * z.H + x.h) * z.T + x.t0, a.q + x.at, w, z, x.t0, a.scale * log2_e,
+                  next.at - x.at);
   }
   end_tiles();
 }
@@ -232,7 +254,7 @@ struct Backward {
   bf16 *k, *v, *k_pairs;         // right factors: k for scores, v for dp, k for dq
   bf16 *q, *dout;                // (block, width)
   bf16 *q_columns, *do_columns;  // left factors: q for dk, dout for dv
-  float *s, *dp;                 // (2, block, 16): of 32 keys
+  float *s, *dp;                 // (2, block, 16): of 32 keys; 2 KiB from what is written while they are read
   bf16 *p, *ds;                  // right factors for dv and dk
   bf16* ds_rows;                 // (block, 32), left factor for dq
   float* dq;                     // (block, 16 columns)
@@ -255,6 +277,7 @@ struct Backward {
     do_columns = pieces.halves(block * wide);
     s = pieces.floats(block * depth);
     dp = pieces.floats(block * depth);
+    pieces.floats(block * depth / 4);
     p = pieces.halves(block * depth);
     ds = pieces.halves(block * depth);
     ds_rows = pieces.halves(block * depth);
@@ -282,6 +305,7 @@ MATRIX_TARGET void pack_keys(const Backward& w, const bf16* k, const bf16* v, co
 MATRIX_TARGET void delta_of(float* delta, const bf16* dout, const bf16* out, int64_t width) {
   for (int64_t i = 0; i < depth; i += side) {
     Vec16 row[side], sum;
+#pragma GCC unroll 16
     for (int64_t r = 0; r < side; ++r) {
       row[r] = Vec16{};
       for (int64_t d = 0; d < width; d += depth) {
@@ -306,10 +330,9 @@ MATRIX_TARGET inline void weights(Pairs& p, Pairs& ds, const Backward& w, int64_
     get(x, w.s + (j * block + i) * side);
     get(dp, w.dp + (j * block + i) * side);
     x = x * c - w.lse[i];
-    x = x < -127.f ? Vec16{} - 127.f : x;
-    const Vec16 biased = x + exp2_shifter;
-    exp2_of(both[j], biased, x - (biased - exp2_shifter));
-    gradient[j] = both[j] * (dp - w.delta[i]);
+    exp2_in_place(x);
+    both[j] = x;
+    gradient[j] = x * (dp - w.delta[i]);
   }
   narrow(p, both[0], both[1]);
   narrow(ds, gradient[0], gradient[1]);
@@ -318,6 +341,7 @@ MATRIX_TARGET inline void weights(Pairs& p, Pairs& ds, const Backward& w, int64_
 // From w.s and w.dp of queries first .. last, the factors w.p, w.ds and w.ds_rows.
 MATRIX_TARGET void weights_block(const Backward& w, int64_t first, int64_t last, float c) {
   for (int64_t i = first; i < last; i += 2) {
+    if (i % side == 0) keep_awake();
     Pairs p0, p1, ds0, ds1, low, high;
     weights(p0, ds0, w, i, c);
     weights(p1, ds1, w, i + 1, c);
@@ -349,9 +373,10 @@ MATRIX_TARGET void take_queries(const AttentionGradients<bf16>& g, const Attenti
   }
 }
 
-// Adds to w.dk and w.dv what queries t0 .. of head h contribute, and writes their dq.
+// Adds to w.dk and w.dv what queries t0 .. of head h contribute, and writes their dq. The next block's rows are `ahead`
+// elements behind.
 MATRIX_TARGET void backward_block(const AttentionGradients<bf16>& g, const AttentionSizes& z, int64_t b, int64_t h,
-                                  int64_t t0, const Backward& w) {
+                                  int64_t t0, int64_t ahead, const Backward& w) {
   const int64_t n = std::min(block, z.T - t0), last = tiles_of(n, depth) * depth, stride = z.H * z.D;
   const int64_t deep = w.width / depth, wide = w.columns * side;
   take_queries(g, z, b, h, t0, w);
@@ -363,7 +388,12 @@ MATRIX_TARGET void backward_block(const AttentionGradients<bf16>& g, const Atten
              {w.k + key * w.width, deep * tile_size, tile_size}, rows, 2, deep, false);
     multiply(dp, {w.dout + first * w.width, side * w.width, depth, w.width * 2},
              {w.v + key * w.width, deep * tile_size, tile_size}, rows, 2, deep, false);
-    if (key >= t0) hide(w.s, block, 2, t0, key);
+    const int64_t keys = t0 + last;
+    for (int64_t i = block * key / keys; i < block * (key + depth) / keys; ++i) {
+      const int64_t row = z.query_head(b, h) + (t0 + i) * stride + ahead;
+      for (const bf16* x : {g.q, g.dout, g.out, static_cast<const bf16*>(g.dq)}) prefetch_row(x + row, z.D);
+    }
+    if (key >= t0) hide(w.s + first * side, side, block * side);
     weights_block(w, first, last, g.scale * log2_e);
     multiply({w.dv + key * wide, tile_size / 2, wide * side, 64},
              {w.do_columns + first * wide, tile_size, w.columns * tile_size, 64},
@@ -406,8 +436,11 @@ MATRIX_TARGET void backward_items(const AttentionGradients<bf16>& g, const Atten
     if (parts > 1) w.dk = partial + 2 * item * sums, w.dv = w.dk + sums;
     std::fill_n(w.dk, sums, 0.f);
     std::fill_n(w.dv, sums, 0.f);
-    for (int64_t i = work * part / parts; i < work * (part + 1) / parts; ++i)
-      backward_block(g, z, b, kv * z.group() + i / blocks, folded(i % blocks, blocks) * block, w);
+    const auto first_row = [=](int64_t i) { return i / blocks * z.D + folded(i % blocks, blocks) * block * z.H * z.D; };
+    const int64_t last = work * (part + 1) / parts;
+    for (int64_t i = work * part / parts; i < last; ++i)
+      backward_block(g, z, b, kv * z.group() + i / blocks, folded(i % blocks, blocks) * block,
+                     first_row(std::min(i + 1, last - 1)) - first_row(i), w);
     if (parts > 1) continue;
     give_keys(g.dk + head, w.dk, g.scale, g.acc_k, z);
     give_keys(g.dv + head, w.dv, 1.f, g.acc_v, z);

@@ -78,8 +78,11 @@ MATRIX_TARGET inline void reduce_rows(Vec16& result, Vec16* v, Combine&& combine
     }
   result = v[0];
 }
-struct Larger {
-  MATRIX_TARGET inline Vec16 operator()(const Vec16& a, const Vec16& b) const { return a > b ? a : b; }
+struct Larger {  // b where either is a NaN
+  MATRIX_TARGET inline Vec16 operator()(const Vec16& a, const Vec16& b) const {
+    const auto max = _mm512_maskz_max_ps(0xFFFF, reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b));
+    return reinterpret_cast<Vec16>(max);
+  }
 };
 struct Plus {
   MATRIX_TARGET inline Vec16 operator()(const Vec16& a, const Vec16& b) const { return a + b; }
@@ -91,32 +94,37 @@ MATRIX_TARGET inline void narrow(Pairs& x, const Vec16& low, const Vec16& high) 
   std::memcpy(&x, &both, sizeof x);
 }
 
-// p = 2^x to 3e-6, for x = n + r with n = biased - 1.5 * 2^23 - 127; 0 where n is below -126. NaN stays NaN.
-MATRIX_TARGET inline void exp2_of(Vec16& p, const Vec16& biased, const Vec16& r) {
-  p = r * 9.57010201e-3f + 5.59178603e-2f;  // 2^r on [-1/2, 1/2]
+// x = 2^x to 3e-6 for x <= 127; below -126.5 it is 0. NaN stays NaN. As attention_tile.h's, but for a shorter series.
+MATRIX_TARGET inline void exp2_in_place(Vec16& x) {
+  const Vec16 shifter = Vec16{} + 12583039.f, lowest = Vec16{} - 127.f;
+  x = Larger()(lowest, x);
+  const Vec16 biased = x + shifter, r = x - (biased - shifter);
+  Vec16 p = r * 9.57010201e-3f + 5.59178603e-2f;
   p = p * r + 2.40247448e-1f;
   p = p * r + 6.93121815e-1f;
   p = p * r + 9.99999261e-1f;
-  const Words power = reinterpret_cast<Words>(biased) << 23;
-  p = biased < 12582913.f ? Vec16{} : p * reinterpret_cast<Vec16>(power);
+  x = p * reinterpret_cast<Vec16>(reinterpret_cast<Words>(biased) << 23);
 }
-constexpr float exp2_shifter = 12583039.f;  // 1.5 * 2^23 + 127: what is added to x to make `biased`
 
 // -----------------------------------------------------------------------------------------------------------------
 // Between the rows of one head and tiles. A row in scratch is `width` bf16, a multiple of 32.
 
+// The lanes before n.
+MATRIX_TARGET inline uint32_t lanes_before(int64_t n) { return n >= depth ? ~uint32_t{0} : (uint32_t{1} << n) - 1; }
+
 // dst (32, width) = src (n, D), and zeros.
 MATRIX_TARGET inline void take_rows(bf16* dst, int64_t width, const bf16* src, int64_t stride, int64_t n, int64_t D) {
-  for (int64_t i = 0; i < depth; ++i, dst += width, src += stride) {
-    if (i >= n || D < width)
-      for (int64_t d = 0; d < width; d += depth) put(dst + d, Pairs{});
-    if (i >= n) continue;
-    int64_t d = 0;
-    Pairs x;
-    for (; d + depth <= D; d += depth) get(x, src + d), put(dst + d, x);
-    for (; d + 8 <= D; d += 8) std::memcpy(static_cast<void*>(dst + d), src + d, 16);
-    for (; d < D; ++d) dst[d] = src[d];
+  for (int64_t d = 0; d < width; d += depth) {
+    const uint32_t lanes = lanes_before(D - d);
+    for (int64_t i = 0; i < n; ++i) put(dst + i * width + d, _mm512_maskz_loadu_epi16(lanes, src + i * stride + d));
+    for (int64_t i = n; i < depth; ++i) put(dst + i * width + d, Pairs{});
   }
+}
+
+// Brings rows that are needed later near: they lie too far apart for the hardware to foresee.
+inline void prefetch_row(const bf16* row, int64_t D) {
+  constexpr int64_t line = 32;  // bf16 of a cache line
+  for (int64_t d = 0; d < D; d += line) __builtin_prefetch(row + d, 0, 2);
 }
 
 // The right factor rows (32, width), summed over the rows: one tile for every 16 of D columns.
@@ -145,24 +153,36 @@ MATRIX_TARGET inline void pack_transposed(bf16* dst, const bf16* rows, int64_t w
   for (int64_t d = 0; d < D; d += side, dst += tile_size) transpose_words(dst, dst, 64);
 }
 
-// dst (n, D) = [dst +] src (n, width) * factor[row].
+// dst (n, D) = [dst +] src (n, width) * factor[row]; width is D rounded up to tiles.
 MATRIX_TARGET inline void give_rows(bf16* dst, int64_t stride, const float* src, int64_t width, int64_t n, int64_t D,
                                     const float* factor, bool acc) {
-  for (int64_t i = 0; i < n; ++i, dst += stride, src += width) {
-    int64_t d = 0;
-    for (; d + side <= D; d += side) {
-      Vec16 x, y{};
-      get(x, src + d);
-      if (acc) load(y, dst + d);
-      x = x * factor[i] + y;
-      store(dst + d, x);
+  for (int64_t d = 0; d < D; d += side) {
+    const auto lanes = static_cast<__mmask16>(lanes_before(D - d));
+    for (int64_t i = 0; i < n; ++i) {
+      bf16* const to = dst + i * stride + d;
+      Vec16 x;
+      get(x, src + i * width + d);
+      x *= factor[i];
+      if (acc) {
+        const __m512i old = _mm512_maskz_cvtepu16_epi32(0xFFFF, _mm256_maskz_loadu_epi16(lanes, to));
+        x += reinterpret_cast<Vec16>(reinterpret_cast<Words>(old) << 16);
+      }
+      const auto narrowed = _mm512_cvtneps_pbh(reinterpret_cast<__m512>(x));
+      __m256i bits;
+      std::memcpy(&bits, &narrowed, sizeof bits);
+      _mm256_mask_storeu_epi16(to, lanes, bits);
     }
-    for (; d < D; ++d) dst[d] = src[d] * factor[i] + (acc ? static_cast<float>(dst[d]) : 0.f);
   }
 }
 
 // -----------------------------------------------------------------------------------------------------------------
-// Products. Of each factor: where it begins, and how far on the next tile is.
+// Products.
+
+// The matrix unit sleeps after some 300 ns without work, and takes as long to wake up. So between the products a loop
+// over 16 rows of vectors holds one product that nobody reads.
+MATRIX_TARGET inline void keep_awake() { _tile_dpbf16ps(3, 5, 7); }
+
+// Of each factor: where it begins, and how far on the next tile is.
 
 struct Left {
   const bf16* at;
@@ -212,9 +232,46 @@ MATRIX_TARGET inline void multiply_block(const Product& c, const Left& a, const 
   if (rows > 1 && columns > 1) _tile_stored(3, c10 + c.column, c.stride);
 }
 
+// c = a b, of an even number of rows and columns of tiles, each one product. What such short sums wait for is the way
+// of a tile from loads to stores, so two pairs of tiles take turns: one multiplies while the other is stored.
+MATRIX_TARGET inline void multiply_once(const Product& c, const Left& a, const Right& b, int64_t rows,
+                                        int64_t columns) {
+  float* previous = nullptr;
+  finish_stores();
+  for (int64_t i = 0; i < rows; i += 2) {
+    _tile_loadd(4, a.at + i * a.row, a.stride);
+    _tile_loadd(5, a.at + (i + 1) * a.row, a.stride);
+    for (int64_t j = 0; j < columns; j += 2) {
+      float* const c00 = c.at + i * c.row + j * c.column;
+      float* const c01 = c00 + c.column;
+      _tile_loadd(6, b.at + j * b.column, 64);
+      _tile_zero(0);
+      _tile_zero(1);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_dpbf16ps(1, 5, 6);
+      if (i + j > 0) {
+        _tile_stored(2, previous, c.stride);
+        _tile_stored(3, previous + c.row, c.stride);
+      }
+      _tile_loadd(7, b.at + (j + 1) * b.column, 64);
+      _tile_zero(2);
+      _tile_zero(3);
+      _tile_dpbf16ps(2, 4, 7);
+      _tile_dpbf16ps(3, 5, 7);
+      _tile_stored(0, c00, c.stride);
+      _tile_stored(1, c00 + c.row, c.stride);
+      previous = c01;
+    }
+  }
+  _tile_stored(2, previous, c.stride);
+  _tile_stored(3, previous + c.row, c.stride);
+  finish_stores();
+}
+
 // c = [c +] a b, of rows x columns tiles, each the sum of `steps` products.
 MATRIX_TARGET inline void multiply(const Product& c, const Left& a, const Right& b, int64_t rows, int64_t columns,
                                    int64_t steps, bool add) {
+  if (steps == 1 && !add && rows % 2 == 0 && columns % 2 == 0) return multiply_once(c, a, b, rows, columns);
   finish_stores();
   for (int64_t j = 0; j < columns; j += 2)
     for (int64_t i = 0; i < rows; i += 2) {

@@ -29,11 +29,20 @@ inline int64_t round_up(int64_t n) { return ceil_div(n, lanes) * lanes; }
 
 constexpr float log2_e = 1.44269504f, ln_2 = 0.693147181f;
 
+// a where it is larger, otherwise b: so b where either is a NaN. The compilers take two instructions for one.
+inline void take_larger(Vec& b, const Vec& a) {
+#ifdef __AVX512F__
+  b = reinterpret_cast<Vec>(_mm512_maskz_max_ps(0xFFFF, reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b)));
+#else
+  b = a > b ? a : b;
+#endif
+}
+
 // x = 2^x to about 1 ulp for x <= 127; below -126.5 it is 0. NaN stays NaN.
 inline void exp2_in_place(Vec& x) {
   // 2^23 * 1.5 + 127: adding it rounds to an integer n and leaves n + 127, the exponent of 2^n, in the low bits.
   const Vec shifter = Vec{} + 12583039.f, lowest = Vec{} - 127.f;
-  x = x < lowest ? lowest : x;  // 2^-127 has the exponent bits of 0
+  take_larger(x, lowest);  // 2^-127 has the exponent bits of 0
   const Vec biased = x + shifter;
   const Vec r = x - (biased - shifter);
   const IntVec power = reinterpret_cast<IntVec>(biased) << 23;
