@@ -15,9 +15,10 @@ struct Term {
 };
 
 // Columns [d, d + Vecs * lanes) of the heads [o, o + Heads) of one token, whose rows start at element `at`: they stay in
-// registers while all terms pass. Each term is summed on its own and then added.
+// registers while all terms pass. In f32 each term is summed on its own and then added, which bf16's precision need not.
 template <class Vec, int Vecs, int Heads, class S>
 void mix_columns(S* out, const std::vector<Term<S>>& terms, int64_t at, int64_t K, int64_t D, int64_t o, int64_t d) {
+  constexpr bool apart = std::is_same_v<S, float>;
   Vec total[Heads][Vecs] = {}, in;
   for (const Term<S>& term : terms) {
     const S* x = term.block + at + d;
@@ -30,7 +31,7 @@ void mix_columns(S* out, const std::vector<Term<S>>& terms, int64_t at, int64_t 
       }
       continue;
     }
-    Vec sum[Heads][Vecs] = {};
+    Vec own[Heads][Vecs] = {}, (&sum)[Heads][Vecs] = apart ? own : total;
     for (int64_t i = 0; i < K; ++i) {
       const float* coef = term.coef + i * K + o;
       for (int v = 0; v < Vecs; ++v) {
@@ -38,8 +39,8 @@ void mix_columns(S* out, const std::vector<Term<S>>& terms, int64_t at, int64_t 
         for (int h = 0; h < Heads; ++h) sum[h][v] += coef[h] * in;
       }
     }
-    for (int h = 0; h < Heads; ++h)
-      for (int v = 0; v < Vecs; ++v) total[h][v] += sum[h][v];
+    for (int h = 0; h < Heads && apart; ++h)
+      for (int v = 0; v < Vecs; ++v) total[h][v] += own[h][v];
   }
   for (int h = 0; h < Heads; ++h)
     for (int v = 0; v < Vecs; ++v) store(out + at + (o + h) * D + d + v * lanes_of<Vec>, total[h][v]);
@@ -61,7 +62,8 @@ void mix_tokens(S* out, const std::vector<Term<S>>& terms, int64_t begin, int64_
 // out (N,K,D) = the sum of the terms, for tokens [begin, end).
 template <class S>
 void mix(S* out, const std::vector<Term<S>>& terms, int64_t begin, int64_t end, int64_t K, int64_t D) {
-  if (K % 4 == 0) mix_tokens<4>(out, terms, begin, end, K, D);
+  if (K % 8 == 0 && sizeof(S) < 4) mix_tokens<8>(out, terms, begin, end, K, D);
+  else if (K % 4 == 0) mix_tokens<4>(out, terms, begin, end, K, D);
   else if (K % 3 == 0) mix_tokens<3>(out, terms, begin, end, K, D);
   else if (K % 2 == 0) mix_tokens<2>(out, terms, begin, end, K, D);
   else mix_tokens<1>(out, terms, begin, end, K, D);
