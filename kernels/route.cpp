@@ -14,10 +14,11 @@ struct Term {
   float scale;
 };
 
-// Columns [d, d + Vecs * lanes) of the heads [o, o + Heads) of one token, whose rows start at element `at`: they stay in
-// registers while all terms pass. In f32 each term is summed on its own and then added, which bf16's precision need not.
+// Columns [d, d + Vecs * lanes) of the heads [o, o + Heads) of the token that starts at element `at`: they stay in
+// registers while all terms pass. In f32 each term is summed on its own first, for which bf16's rounding is too coarse.
 template <class Vec, int Vecs, int Heads, class S>
-void mix_columns(S* out, const std::vector<Term<S>>& terms, int64_t at, int64_t K, int64_t D, int64_t o, int64_t d) {
+void mix_columns(S* out, const std::vector<Term<S>>& terms, int64_t at, int64_t K, int64_t D, int64_t o, int64_t d,
+                 int64_t ahead) {
   constexpr bool apart = std::is_same_v<S, float>;
   Vec total[Heads][Vecs] = {}, in;
   for (const Term<S>& term : terms) {
@@ -36,6 +37,8 @@ void mix_columns(S* out, const std::vector<Term<S>>& terms, int64_t at, int64_t 
       const float* coef = term.coef + i * K + o;
       for (int v = 0; v < Vecs; ++v) {
         load(in, x + i * D + v * lanes_of<Vec>);
+        if (o == 0 && v * lanes_of<Vec> * sizeof(S) % 64 == 0)
+          __builtin_prefetch(x + i * D + v * lanes_of<Vec> + ahead);
         for (int h = 0; h < Heads; ++h) sum[h][v] += coef[h] * in;
       }
     }
@@ -47,26 +50,28 @@ void mix_columns(S* out, const std::vector<Term<S>>& terms, int64_t at, int64_t 
 }
 
 template <int Heads, class S>
-void mix_tokens(S* out, const std::vector<Term<S>>& terms, int64_t begin, int64_t end, int64_t K, int64_t D) {
+void mix_tokens(S* out, const std::vector<Term<S>>& terms, int64_t begin, int64_t end, int64_t K, int64_t D,
+                int64_t ahead) {
   for (int64_t at = begin * K * D; at < end * K * D; at += K * D) {
     for (int64_t o = 0; o < K; o += Heads) {
       int64_t d = 0;
-      for (; d + 32 <= D; d += 32) mix_columns<Vec16, 2, Heads>(out, terms, at, K, D, o, d);
-      for (; d + 16 <= D; d += 16) mix_columns<Vec16, 1, Heads>(out, terms, at, K, D, o, d);
-      for (; d + 8 <= D; d += 8) mix_columns<Vec8, 1, Heads>(out, terms, at, K, D, o, d);
-      for (; d < D; ++d) mix_columns<float, 1, Heads>(out, terms, at, K, D, o, d);
+      for (; d + 32 <= D; d += 32) mix_columns<Vec16, 2, Heads>(out, terms, at, K, D, o, d, ahead);
+      for (; d + 16 <= D; d += 16) mix_columns<Vec16, 1, Heads>(out, terms, at, K, D, o, d, ahead);
+      for (; d + 8 <= D; d += 8) mix_columns<Vec8, 1, Heads>(out, terms, at, K, D, o, d, ahead);
+      for (; d < D; ++d) mix_columns<float, 1, Heads>(out, terms, at, K, D, o, d, ahead);
     }
   }
 }
 
-// out (N,K,D) = the sum of the terms, for tokens [begin, end).
+// out (N,K,D) = the sum of the terms, for tokens [begin, end). Memory is asked for what lies `ahead` elements on, which
+// past the end does no harm: the machine's own guesses stop at every page.
 template <class S>
-void mix(S* out, const std::vector<Term<S>>& terms, int64_t begin, int64_t end, int64_t K, int64_t D) {
-  if (K % 8 == 0 && sizeof(S) < 4) mix_tokens<8>(out, terms, begin, end, K, D);
-  else if (K % 4 == 0) mix_tokens<4>(out, terms, begin, end, K, D);
-  else if (K % 3 == 0) mix_tokens<3>(out, terms, begin, end, K, D);
-  else if (K % 2 == 0) mix_tokens<2>(out, terms, begin, end, K, D);
-  else mix_tokens<1>(out, terms, begin, end, K, D);
+void mix(S* out, const std::vector<Term<S>>& terms, int64_t begin, int64_t end, int64_t K, int64_t D, int64_t ahead) {
+  if (K % 8 == 0 && sizeof(S) < 4) mix_tokens<8>(out, terms, begin, end, K, D, ahead);
+  else if (K % 4 == 0) mix_tokens<4>(out, terms, begin, end, K, D, ahead);
+  else if (K % 3 == 0) mix_tokens<3>(out, terms, begin, end, K, D, ahead);
+  else if (K % 2 == 0) mix_tokens<2>(out, terms, begin, end, K, D, ahead);
+  else mix_tokens<1>(out, terms, begin, end, K, D, ahead);
 }
 
 // dw[h,i] += sum over tokens and columns [d, end) of dout[t,h,:] * x[t,i,:], a square of Heads x Heads at a time.
@@ -125,7 +130,7 @@ void route_forward_cpu(S* out, const S* slab, const Router& router, int64_t N, i
     coef += K * K;
   }
   parallel_for(N, 32768 / (K * D * layers), [=, &terms](int64_t begin, int64_t end) {
-    mix(out, terms, begin, end, K, D);
+    mix(out, terms, begin, end, K, D, 4 * K * D);
   });
 }
 
@@ -181,10 +186,10 @@ void route_backward_cpu(S* dslice, S* slab, const S* dout, const std::vector<Rou
         S* block = slab + layer * N * K * D + at;
         convert(own, block, count * K * D);
         std::copy_n(dout + at, count * K * D, block);
-        for (size_t r = 0; r < readers.size(); ++r)
-          if (readers[r].dweight != nullptr)
-            weight_gradient(partial + b * size + static_cast<int64_t>(r) * K * K, terms[r].block + at, own, count, K, D);
-        mix(dslice, terms, n, n + count, K, D);
+        float* dw = partial + b * size;
+        for (size_t r = 0; r < readers.size(); ++r, dw += K * K)
+          if (readers[r].dweight != nullptr) weight_gradient(dw, terms[r].block + at, own, count, K, D);
+        mix(dslice, terms, n, n + count, K, D, count * K * D);
       }
     }
   });
