@@ -14,86 +14,69 @@ struct Term {
   float scale;
 };
 
-// Tokens handled together: a tile of 32 KB is still in the L1 cache when the next layer's tile is added to it.
-int64_t tile_tokens(int64_t K, int64_t D) { return std::clamp<int64_t>(8192 / (K * D), 4, 64); }
-
-// Sums and what they are made of are floats: in place where they are stored as such, else in scratch of the thread,
-// from which a sum is rounded once.
-template <class S>
-float* sums_of(S* out, int64_t count, int slot) {
-  if constexpr (std::is_same_v<S, float>) return out;
-  else return scratch_f32(static_cast<size_t>(count), slot);
-}
-
-template <class S>
-void round_sums(S* out, const float* sums, int64_t count) {
-  if constexpr (std::is_same_v<S, float>) return;
-#pragma omp simd
-  for (int64_t i = 0; i < count; ++i) out[i] = sums[i];
-}
-
-template <class S>
-const float* floats_of(const S* x, int64_t count, int slot) {
-  if constexpr (std::is_same_v<S, float>) return x;
-  float* floats = scratch_f32(static_cast<size_t>(count), slot);
-#pragma omp simd
-  for (int64_t i = 0; i < count; ++i) floats[i] = x[i];
-  return floats;
-}
-
-// Columns [d, d + Vecs * lanes) of one term. Heads heads of the output stay in registers while all K of the input pass.
-template <class Vec, int Vecs, int Heads>
-void mix_columns(float* out, const float* x, const float* coef, int64_t tokens, int64_t K, int64_t D, int64_t d) {
-  for (int64_t t = 0; t < tokens; ++t) {
-    for (int64_t o = 0; o < K; o += Heads) {
-      float* y = out + (t * K + o) * D + d;
-      Vec sum[Heads][Vecs] = {};
-      for (int64_t i = 0; i < K; ++i) {
-        for (int v = 0; v < Vecs; ++v) {
-          Vec in;
-          load(in, x + (t * K + i) * D + d + v * lanes_of<Vec>);
-          for (int h = 0; h < Heads; ++h) sum[h][v] += coef[i * K + o + h] * in;
-        }
-      }
+// Columns [d, d + Vecs * lanes) of the heads [o, o + Heads) of the token that starts at element `at`: they stay in
+// registers while all terms pass. In f32 each term is summed on its own first, for which bf16's rounding is too coarse.
+template <class Vec, int Vecs, int Heads, class S>
+void mix_columns(S* out, const std::vector<Term<S>>& terms, int64_t at, int64_t K, int64_t D, int64_t o, int64_t d,
+                 int64_t ahead) {
+  constexpr bool apart = std::is_same_v<S, float>;
+  Vec total[Heads][Vecs] = {}, in;
+  for (const Term<S>& term : terms) {
+    const S* x = term.block + at + d;
+    if (term.coef == nullptr) {
       for (int h = 0; h < Heads; ++h) {
         for (int v = 0; v < Vecs; ++v) {
-          Vec total;
-          load(total, y + h * D + v * lanes_of<Vec>);
-          total += sum[h][v];
-          store(y + h * D + v * lanes_of<Vec>, total);
+          load(in, x + (o + h) * D + v * lanes_of<Vec>);
+          total[h][v] += term.scale * in;
         }
       }
+      continue;
+    }
+    Vec own[Heads][Vecs] = {}, (&sum)[Heads][Vecs] = apart ? own : total;
+    for (int64_t i = 0; i < K; ++i) {
+      const float* coef = term.coef + i * K + o;
+      for (int v = 0; v < Vecs; ++v) {
+        load(in, x + i * D + v * lanes_of<Vec>);
+        if (o == 0 && v * lanes_of<Vec> * sizeof(S) % 64 == 0)
+          __builtin_prefetch(x + i * D + v * lanes_of<Vec> + ahead);
+        for (int h = 0; h < Heads; ++h) sum[h][v] += coef[h] * in;
+      }
+    }
+    for (int h = 0; h < Heads && apart; ++h)
+      for (int v = 0; v < Vecs; ++v) total[h][v] += own[h][v];
+  }
+  for (int h = 0; h < Heads; ++h)
+    for (int v = 0; v < Vecs; ++v) store(out + at + (o + h) * D + d + v * lanes_of<Vec>, total[h][v]);
+}
+
+template <int Heads, class S>
+void mix_tokens(S* out, const std::vector<Term<S>>& terms, int64_t begin, int64_t end, int64_t K, int64_t D,
+                int64_t ahead) {
+  for (int64_t at = begin * K * D; at < end * K * D; at += K * D) {
+    for (int64_t o = 0; o < K; o += Heads) {
+      int64_t d = 0;
+      for (; d + 32 <= D; d += 32) mix_columns<Vec16, 2, Heads>(out, terms, at, K, D, o, d, ahead);
+      for (; d + 16 <= D; d += 16) mix_columns<Vec16, 1, Heads>(out, terms, at, K, D, o, d, ahead);
+      for (; d + 8 <= D; d += 8) mix_columns<Vec8, 1, Heads>(out, terms, at, K, D, o, d, ahead);
+      for (; d < D; ++d) mix_columns<float, 1, Heads>(out, terms, at, K, D, o, d, ahead);
     }
   }
 }
 
-template <int Heads>
-void mix(float* out, const float* x, const float* coef, int64_t tokens, int64_t K, int64_t D) {
-  int64_t d = 0;
-  for (; d + 64 <= D; d += 64) mix_columns<Vec16, 4, Heads>(out, x, coef, tokens, K, D, d);
-  for (; d + 32 <= D; d += 32) mix_columns<Vec16, 2, Heads>(out, x, coef, tokens, K, D, d);
-  for (; d + 16 <= D; d += 16) mix_columns<Vec16, 1, Heads>(out, x, coef, tokens, K, D, d);
-  for (; d + 8 <= D; d += 8) mix_columns<Vec8, 1, Heads>(out, x, coef, tokens, K, D, d);
-  for (; d < D; ++d) mix_columns<float, 1, Heads>(out, x, coef, tokens, K, D, d);
-}
-
-// out (tokens,K,D) += the term whose block has x (tokens,K,D) at these tokens.
-void add_term(float* out, const float* x, const float* coef, float scale, int64_t tokens, int64_t K, int64_t D) {
-  if (coef == nullptr) {
-#pragma omp simd
-    for (int64_t i = 0; i < tokens * K * D; ++i) out[i] += scale * x[i];
-  } else if (K % 4 == 0) {
-    mix<4>(out, x, coef, tokens, K, D);
-  } else if (K % 2 == 0) {
-    mix<2>(out, x, coef, tokens, K, D);
-  } else {
-    mix<1>(out, x, coef, tokens, K, D);
-  }
+// out (N,K,D) = the sum of the terms, for tokens [begin, end). Memory is asked for what lies `ahead` elements on, which
+// past the end does no harm: the machine's own guesses stop at every page.
+template <class S>
+void mix(S* out, const std::vector<Term<S>>& terms, int64_t begin, int64_t end, int64_t K, int64_t D, int64_t ahead) {
+  if (K % 8 == 0 && sizeof(S) < 4) mix_tokens<8>(out, terms, begin, end, K, D, ahead);
+  else if (K % 4 == 0) mix_tokens<4>(out, terms, begin, end, K, D, ahead);
+  else if (K % 3 == 0) mix_tokens<3>(out, terms, begin, end, K, D, ahead);
+  else if (K % 2 == 0) mix_tokens<2>(out, terms, begin, end, K, D, ahead);
+  else mix_tokens<1>(out, terms, begin, end, K, D, ahead);
 }
 
 // dw[h,i] += sum over tokens and columns [d, end) of dout[t,h,:] * x[t,i,:], a square of Heads x Heads at a time.
-template <class Vec, int Heads>
-void correlate_columns(float* dw, const float* dout, const float* x, int64_t tokens, int64_t K, int64_t D, int64_t d,
+template <class Vec, int Heads, class S>
+void correlate_columns(float* dw, const S* dout, const float* x, int64_t tokens, int64_t K, int64_t D, int64_t d,
                        int64_t end) {
   for (int64_t h = 0; h < K; h += Heads) {
     for (int64_t i = 0; i < K; i += Heads) {
@@ -116,8 +99,8 @@ void correlate_columns(float* dw, const float* dout, const float* x, int64_t tok
   }
 }
 
-template <int Heads>
-void correlate(float* dw, const float* dout, const float* x, int64_t tokens, int64_t K, int64_t D) {
+template <int Heads, class S>
+void correlate(float* dw, const S* dout, const float* x, int64_t tokens, int64_t K, int64_t D) {
   const int64_t end16 = D / 16 * 16, end8 = D / 8 * 8;
   if (end16 > 0) correlate_columns<Vec16, Heads>(dw, dout, x, tokens, K, D, 0, end16);
   if (end8 > end16) correlate_columns<Vec8, Heads>(dw, dout, x, tokens, K, D, end16, end8);
@@ -146,85 +129,73 @@ void route_forward_cpu(S* out, const S* slab, const Router& router, int64_t N, i
     terms.push_back(make_term(slab + s * N * K * D, router, s, false, coef, K));
     coef += K * K;
   }
-  const int64_t tokens = tile_tokens(K, D), tiles = (N + tokens - 1) / tokens;
-  parallel_for(tiles, N * K * D * layers <= 32768 ? tiles : 1, [=, &terms](int64_t begin, int64_t end) {
-    for (int64_t n = begin * tokens; n < std::min(N, end * tokens); n += tokens) {
-      const int64_t count = std::min(tokens, N - n), size = count * K * D;
-      float* sums = sums_of(out + n * K * D, size, 1);
-      std::fill_n(sums, size, 0.f);
-      for (const Term<S>& term : terms)
-        add_term(sums, floats_of(term.block + n * K * D, size, 2), term.coef, term.scale, count, K, D);
-      round_sums(out + n * K * D, sums, size);
-    }
+  parallel_for(N, 32768 / (K * D * layers), [=, &terms](int64_t begin, int64_t end) {
+    mix(out, terms, begin, end, K, D, 4 * K * D);
   });
 }
 
+template <class S>
+void convert(float* to, const S* from, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) to[i] = from[i];
+}
+
 // dw (K,K) += the correlation of a reader's dout with what it read, both (tokens,K,D).
-void weight_gradient(float* dw, const float* dout, const float* x, int64_t tokens, int64_t K, int64_t D) {
+template <class S>
+void weight_gradient(float* dw, const S* dout, const float* x, int64_t tokens, int64_t K, int64_t D) {
   if (K % 4 == 0) correlate<4>(dw, dout, x, tokens, K, D);
   else if (K % 2 == 0) correlate<2>(dw, dout, x, tokens, K, D);
   else correlate<1>(dw, dout, x, tokens, K, D);
 }
 
-// A layer that reads the block in question: its dout, and the columns of its weight and gradient.
-template <class S>
+// What reading block `layer` has to give to a router's gradient.
 struct BlockReader {
-  Term<S> term;
   float* dweight;  // W's element [0, layer*K], or null
   int64_t columns;
 };
 
-template <class S>
-std::vector<BlockReader<S>> readers_of(const S* slab, const std::vector<Router>& routers, int layer, int64_t N,
-                                    int64_t K, int64_t D) {
-  float* coef = scratch_f32(routers.size() * static_cast<size_t>(K * K));
-  std::vector<BlockReader<S>> readers;
-  for (size_t r = static_cast<size_t>(layer); r < routers.size(); ++r) {
-    const Router& router = routers[r];
-    if (!std::binary_search(router.sources.begin(), router.sources.end(), layer)) continue;
-    float* dweight = router.dweight.data == nullptr ? nullptr : router.dweight.as<float>() + layer * K;
-    const Term<S> term = make_term(slab + static_cast<int64_t>(r) * N * K * D, router, layer, true, coef, K);
-    readers.push_back({term, dweight, static_cast<int64_t>(r + 1) * K});
-    coef += K * K;
-  }
-  return readers;
-}
+// Tokens handled together in the backward: a block's own tile of 16 KB stays in the L1 cache for all its readers, whose
+// tiles are still in the L2 cache when they are used for the second time.
+int64_t tile_tokens(int64_t K, int64_t D) { return (std::clamp<int64_t>(8192 / (K * D), 4, 64) + 1) / 2; }
 
-// Token tile by token tile, so that a reader's dout is still in the L1 cache when its second use comes.
 template <class S>
 void route_backward_cpu(S* dslice, S* slab, const S* dout, const std::vector<Router>& routers, int layer, int64_t N,
                         int64_t K, int64_t D) {
-  const std::vector<BlockReader<S>> readers = readers_of(slab, routers, layer, N, K, D);
+  std::vector<Term<S>> terms;  // what the readers pass on
+  std::vector<BlockReader> readers;
+  float* coef = scratch_f32(routers.size() * static_cast<size_t>(K * K));
+  for (size_t r = static_cast<size_t>(layer); r < routers.size(); ++r, coef += K * K) {
+    const Router& router = routers[r];
+    if (!std::binary_search(router.sources.begin(), router.sources.end(), layer)) continue;
+    terms.push_back(make_term(slab + static_cast<int64_t>(r) * N * K * D, router, layer, true, coef, K));
+    readers.push_back({router.dweight.data == nullptr ? nullptr : router.dweight.as<float>() + layer * K,
+                       static_cast<int64_t>(r + 1) * K});
+  }
   const int64_t layers = static_cast<int64_t>(readers.size());
-  const int64_t tokens = (tile_tokens(K, D) + 1) / 2, tiles = (N + tokens - 1) / tokens;
+  const int64_t tokens = tile_tokens(K, D), tiles = (N + tokens - 1) / tokens;
   // One partial sum per block of tiles; the number of blocks is fixed by the shape alone.
   const int64_t blocks = std::clamp<int64_t>(tiles / 4, 1, 32), size = layers * K * K;
   float* partial = scratch_f32(static_cast<size_t>(blocks * size), 1);
   std::fill_n(partial, blocks * size, 0.f);
-  parallel_for(blocks, N * K * D * layers <= 32768 ? blocks : 1, [=, &readers](int64_t begin, int64_t end) {
+  parallel_for(blocks, N * K * D * layers <= 32768 ? blocks : 1, [=, &terms, &readers](int64_t begin, int64_t end) {
     float* own = scratch_f32(static_cast<size_t>(tokens * K * D), 2);
     for (int64_t b = begin; b < end; ++b) {
       const int64_t last = std::min(N, tiles * (b + 1) / blocks * tokens);
       for (int64_t n = tiles * b / blocks * tokens; n < last; n += tokens) {
-        const int64_t count = std::min(tokens, N - n), elements = count * K * D;
-        S* block = slab + (layer * N + n) * K * D;
-        std::copy_n(block, elements, own);
-        std::copy_n(dout + n * K * D, elements, block);
-        float* sums = sums_of(dslice + n * K * D, elements, 3);
-        std::fill_n(sums, elements, 0.f);
-        for (int64_t r = 0; r < layers; ++r) {
-          const BlockReader<S>& reader = readers[static_cast<size_t>(r)];
-          const float* dy = floats_of(reader.term.block + n * K * D, elements, 4);
-          if (reader.dweight != nullptr) weight_gradient(partial + b * size + r * K * K, dy, own, count, K, D);
-          add_term(sums, dy, reader.term.coef, reader.term.scale, count, K, D);
-        }
-        round_sums(dslice + n * K * D, sums, elements);
+        const int64_t count = std::min(tokens, last - n), at = n * K * D;
+        S* block = slab + layer * N * K * D + at;
+        convert(own, block, count * K * D);
+        std::copy_n(dout + at, count * K * D, block);
+        float* dw = partial + b * size;
+        for (size_t r = 0; r < readers.size(); ++r, dw += K * K)
+          if (readers[r].dweight != nullptr) weight_gradient(dw, terms[r].block + at, own, count, K, D);
+        mix(dslice, terms, n, n + count, K, D, count * K * D);
       }
     }
   });
   for (int64_t b = 0; b < blocks; ++b)
     for (int64_t r = 0; r < layers; ++r) {
-      const BlockReader<S>& reader = readers[static_cast<size_t>(r)];
+      const BlockReader& reader = readers[static_cast<size_t>(r)];
       for (int64_t h = 0; h < K && reader.dweight != nullptr; ++h)
         for (int64_t from = 0; from < K; ++from)
           reader.dweight[h * reader.columns + from] += partial[b * size + (r * K + h) * K + from];

@@ -26,12 +26,12 @@ float scale_and_dot(float* dx, const float* dy, float factor, const float* x, in
   return sum;
 }
 
-template <class Vec, bool acc, bool with_dot>
+template <class Vec, bool acc>
 float scale_columns(bf16* dx, const bf16* dy, float factor, const bf16* x, int64_t begin, int64_t end) {
   Vec sum = {}, u, v;
   for (int64_t i = begin; i < end; i += lanes_of<Vec>) {
     load(u, dy + i);
-    if constexpr (with_dot) {
+    if (x != nullptr) {
       load(v, x + i);
       sum += u * v;
     }
@@ -49,13 +49,8 @@ float scale_columns(bf16* dx, const bf16* dy, float factor, const bf16* x, int64
 template <bool acc>
 float scale_and_dot(bf16* dx, const bf16* dy, float factor, const bf16* x, int64_t n) {
   const int64_t by16 = n / 16 * 16, by8 = n / 8 * 8;
-  const auto columns = [=](auto vec, int64_t begin, int64_t end) {
-    using Vec = decltype(vec);
-    if (begin == end) return 0.f;
-    return x == nullptr ? scale_columns<Vec, acc, false>(dx, dy, factor, x, begin, end)
-                        : scale_columns<Vec, acc, true>(dx, dy, factor, x, begin, end);
-  };
-  return columns(Vec16{}, 0, by16) + columns(Vec8{}, by16, by8) + columns(0.f, by8, n);
+  return scale_columns<Vec16, acc>(dx, dy, factor, x, 0, by16) +
+         scale_columns<Vec8, acc>(dx, dy, factor, x, by16, by8) + scale_columns<float, acc>(dx, dy, factor, x, by8, n);
 }
 
 template <class S>

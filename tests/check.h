@@ -40,6 +40,8 @@ std::vector<To> convert(const std::vector<From>& from) {
   return std::vector<To>(from.begin(), from.end());
 }
 
+inline bool is_nan(float x) { return std::isnan(x); }  // of bf16, too
+
 // What kernels keep in f32 beside activations in bf16: parameters, statistics, coefficients, and their gradients.
 template <class T>
 using Wide = std::conditional_t<std::is_same_v<T, bf16>, float, T>;

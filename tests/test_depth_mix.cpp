@@ -32,8 +32,6 @@ std::vector<T> joined(const std::vector<std::vector<T>>& vectors) {
   return out;
 }
 
-bool is_nan(float x) { return std::isnan(x); }
-
 // Cuts x into `count` equal parts.
 template <class T>
 std::vector<std::vector<T>> parts(const std::vector<T>& x, int64_t count) {

@@ -38,18 +38,19 @@ template <class T>
 struct Depth {
   Size size;
   std::vector<T> slab;
-  std::vector<std::vector<T>> weight, dout, dweight, dslice;
+  std::vector<std::vector<T>> dout, dslice;
+  std::vector<std::vector<Wide<T>>> weight, dweight;
   std::vector<Router> routers;
 
   Depth(const Size& s, Variant variant) : size(s), slab(random_vector<T>(s.L * s.block(), 1)) {
     for (int l = 0; l < s.L; ++l) {
       const int64_t columns = (l + 1) * s.K, seed = 10 * (l + 1);
       const bool trained = is_trained(variant, l);
-      weight.push_back(random_vector<T>(trained ? s.K * columns : 0, static_cast<uint64_t>(seed + 1)));
+      weight.push_back(random_vector<Wide<T>>(trained ? s.K * columns : 0, static_cast<uint64_t>(seed + 1)));
       dout.push_back(random_vector<T>(s.block(), static_cast<uint64_t>(seed + 2)));
-      dweight.push_back(random_vector<T>(trained ? s.K * columns : 0, static_cast<uint64_t>(seed + 3)));
+      dweight.push_back(random_vector<Wide<T>>(trained ? s.K * columns : 0, static_cast<uint64_t>(seed + 3)));
       dslice.push_back(poisoned<T>(s.block()));
-      auto matrix = [&](const std::vector<T>& of) { return trained ? view(of.data(), {s.K, columns}) : Tensor{}; };
+      auto matrix = [&](const auto& of) { return trained ? view(of.data(), {s.K, columns}) : Tensor{}; };
       routers.push_back({matrix(weight.back()), sources_of(variant, l), matrix(dweight.back())});
     }
   }
@@ -79,7 +80,7 @@ void poison_unread(Depth<T>& depth, int l) {
   for (int s = 0; s < depth.size.L; ++s) {
     if (std::binary_search(sources.begin(), sources.end(), s)) continue;
     std::fill_n(depth.slab.begin() + s * depth.size.block(), depth.size.block(),
-                std::numeric_limits<T>::quiet_NaN());
+                T(std::numeric_limits<float>::quiet_NaN()));
   }
 }
 
@@ -156,7 +157,8 @@ TEST_CASE("route: the gather backward equals a scatter backward") {
   }
 }
 
-TEST_CASE("route: fast CPU equals the reference and reads nothing but the sources") {
+TEST_CASE_TEMPLATE("route: fast CPU equals the reference and reads nothing but the sources", T, float, bf16) {
+  const double tolerance = tolerance_or_rounding<T>(1e-6);
   for (const Size& size : sizes) {
     for (Variant variant : variants) {
       CAPTURE(size.K);
@@ -164,16 +166,16 @@ TEST_CASE("route: fast CPU equals the reference and reads nothing but the source
       CAPTURE(static_cast<int>(variant));
       for (int l = 0; l < size.L; ++l) {
         CAPTURE(l);
-        Depth<float> depth(size, variant);
+        Depth<T> depth(size, variant);
         poison_unread(depth, l);
         const auto slab64 = convert<double>(depth.slab);
         const auto weight64 = convert<double>(depth.weight[static_cast<size_t>(l)]);
         auto out64 = poisoned<double>(size.block());
         route_forward_ref(out64.data(), slab64.data(), weight64.empty() ? nullptr : weight64.data(),
                           depth.routers[static_cast<size_t>(l)].sources, (l + 1) * size.K, size.N, size.K, size.D);
-        check_close("out", depth.forward(l, fast), out64, 1e-6);
+        check_close("out", depth.forward(l, fast), out64, tolerance);
       }
-      Depth<float> depth(size, variant);
+      Depth<T> depth(size, variant);
       Depth<double> depth64(size, variant);
       for (size_t l = 0; l < depth.weight.size(); ++l) {
         std::copy(depth.weight[l].begin(), depth.weight[l].end(), depth64.weight[l].begin());
@@ -185,7 +187,7 @@ TEST_CASE("route: fast CPU equals the reference and reads nothing but the source
       depth64.backward(reference);
       for (size_t l = 0; l < depth.weight.size(); ++l) {
         CAPTURE(l);
-        check_close("dslice", depth.dslice[l], depth64.dslice[l], 1e-6);
+        check_close("dslice", depth.dslice[l], depth64.dslice[l], tolerance);
         check_close("dweight", depth.dweight[l], depth64.dweight[l], 2e-6);
       }
       check_close("slab", depth.slab, depth64.slab, 0.0);  // every block is its layer's dout now
@@ -213,11 +215,11 @@ TEST_CASE("route: backward reads only its block and its readers', and keeps the 
     }
 }
 
-TEST_CASE("route: the identity is exact, forward and backward") {
+TEST_CASE_TEMPLATE("route: the identity is exact, forward and backward", T, float, bf16) {
   for (const Size& size : sizes) {
     CAPTURE(size.K);
     CAPTURE(size.D);
-    Depth<float> depth(size, Variant::full);
+    Depth<T> depth(size, Variant::full);
     for (int64_t l = 1; l < size.L; ++l) {
       auto& weight = depth.weight[static_cast<size_t>(l)];
       for (int64_t h = 0; h < size.K; ++h)
@@ -233,14 +235,14 @@ TEST_CASE("route: the identity is exact, forward and backward") {
   }
 }
 
-TEST_CASE("route: other shapes of the same memory, and dslice in place of dout") {
+TEST_CASE_TEMPLATE("route: other shapes of the same memory, and dslice in place of dout", T, float, bf16) {
   const Size size{3, 6, 2, 8};
-  Depth<float> depth(size, Variant::full);
-  auto out = poisoned<float>(size.block());
+  Depth<T> depth(size, Variant::full);
+  auto out = poisoned<T>(size.block());
   route_forward(view(out.data(), {2, 3, 2, 8}), view(depth.slab.data(), {3, 6, 16}), depth.routers[2], fast);
   CHECK(out == depth.forward(2, fast));
 
-  Depth<float> in_place(size, Variant::full);
+  Depth<T> in_place(size, Variant::full);
   depth.backward(fast);
   for (int l = 2; l >= 0; --l) {
     const size_t i = static_cast<size_t>(l);
@@ -251,22 +253,22 @@ TEST_CASE("route: other shapes of the same memory, and dslice in place of dout")
   }
 }
 
-TEST_CASE("route: NaN in a source shows, in forward and in dweight") {
+TEST_CASE_TEMPLATE("route: NaN in a source shows, in forward and in dweight", T, float, bf16) {
   const Size size{3, 40, 4, 8};
   for (Variant variant : {Variant::full, Variant::mean}) {
-    Depth<float> depth(size, variant);
+    Depth<T> depth(size, variant);
     depth.slab[(7 * 4 + 1) * 8 + 5] = std::numeric_limits<float>::quiet_NaN();  // layer 0, token 7, head 1, column 5
     const auto out = depth.forward(2, fast);
-    for (size_t h = 0; h < 4; ++h) CHECK(std::isnan(out[(7 * 4 + h) * 8 + 5]) == (variant == Variant::full || h == 1));
+    for (size_t h = 0; h < 4; ++h) CHECK(is_nan(out[(7 * 4 + h) * 8 + 5]) == (variant == Variant::full || h == 1));
     depth.backward(fast);
-    for (size_t i = 0; i < depth.dweight[2].size(); ++i) CHECK(std::isnan(depth.dweight[2][i]) == (i % 12 == 1));
+    for (size_t i = 0; i < depth.dweight[2].size(); ++i) CHECK(is_nan(depth.dweight[2][i]) == (i % 12 == 1));
   }
 }
 
-TEST_CASE("route: the thread count does not change a bit") {
+TEST_CASE_TEMPLATE("route: the thread count does not change a bit", T, float, bf16) {
   const Size size{3, 1000, 4, 8};
   const int threads = omp_get_max_threads();
-  Depth<float> one(size, Variant::full), three(size, Variant::full);
+  Depth<T> one(size, Variant::full), three(size, Variant::full);
   omp_set_num_threads(1);
   const auto out = one.forward(2, fast);
   one.backward(fast);
@@ -290,4 +292,9 @@ TEST_CASE("route: wrong routers are errors") {
   depth.routers[2].weight.shape = Shape{2, 5};
   CHECK_THROWS_AS(depth.forward(2, fast), Error);
   CHECK_THROWS_AS(depth.backward(fast), Error);
+  Depth<bf16> half(size, Variant::full);
+  CHECK_THROWS_AS(half.forward(2, reference), Error);
+  half.routers[2].weight.dtype = Dtype::bf16;
+  CHECK_THROWS_AS(half.forward(2, fast), Error);
+  CHECK_THROWS_AS(half.backward(fast), Error);
 }

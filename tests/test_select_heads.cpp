@@ -71,6 +71,26 @@ TEST_CASE("select_heads: reference backward is the derivative of the reference f
   }
 }
 
+TEST_CASE("select_heads: bf16 copies bit for bit, and a sum is rounded once") {
+  for (const Case& c : cases) {
+    for (bool acc : {false, true}) {
+      CAPTURE(c.D);
+      CAPTURE(acc);
+      Heads<bf16> heads(c, acc);
+      Heads<double> want(c, acc);
+      for (size_t s = 0; s < 3; ++s)
+        want.source[s] = convert<double>(heads.source[s]), want.dsource[s] = convert<double>(heads.dsource[s]);
+      want.dout = convert<double>(heads.dout);
+      heads.forward(fast);
+      want.forward(reference);
+      CHECK(convert<double>(heads.out) == want.out);
+      heads.backward(acc, fast);
+      want.backward(acc, reference);
+      for (size_t s = 0; s < 3; ++s) CHECK(heads.dsource[s] == convert<bf16>(want.dsource[s]));
+    }
+  }
+}
+
 TEST_CASE("select_heads: fast CPU equals the reference, set and added") {
   for (const Case& c : cases) {
     for (bool acc : {false, true}) {
@@ -120,23 +140,23 @@ TEST_CASE("select_heads: a head that nobody chose gets zero when set, and keeps 
   }
 }
 
-TEST_CASE("select_heads: NaN shows where it was chosen, and the threads do not matter") {
+TEST_CASE_TEMPLATE("select_heads: NaN shows where it was chosen, and the threads do not matter", T, float, bf16) {
   const Case c = cases[2];
   auto run = [&](bool spoilt) {
-    Heads<float> heads(c, false);
+    Heads<T> heads(c, false);
     // Token 9: the head of source 0 that nobody chose, and the one of source 1 that has three readers; dout's head 5.
     const float nan = std::numeric_limits<float>::quiet_NaN();
     const size_t head = (9 * 4 + 3) * 33;
     if (spoilt) heads.source[0][head] = heads.source[1][head] = heads.dout[(9 * 7 + 5) * 33] = nan;
     heads.forward(fast);
     heads.backward(false, fast);
-    return join<float>({heads.out, join(heads.dsource)});
+    return join<T>({heads.out, join(heads.dsource)});
   };
-  check_same_bits_on_any_threads<float>([&] { return run(false); });
+  check_same_bits_on_any_threads<T>([&] { return run(false); });
   const auto all = run(true);
   std::vector<size_t> got;
   for (size_t i = 0; i < all.size(); ++i)
-    if (std::isnan(all[i])) got.push_back(i);
+    if (is_nan(all[i])) got.push_back(i);
   const size_t row = 9 * 7 * 33, dsource1 = 700 * (7 + 4) * 33;
   CHECK(got == std::vector<size_t>{row, row + 3 * 33, row + 5 * 33, dsource1 + (9 * 4 + 3) * 33});
 }
@@ -154,4 +174,9 @@ TEST_CASE("select_heads: wrong shapes and choices are errors") {
   CHECK_THROWS_AS(select_heads_forward(a, {a, flat}, good, fast), Error);
   CHECK_THROWS_AS(select_heads_backward(a, b, good, 0, false, fast), Error);
   CHECK_THROWS_AS(select_heads_backward(a, a, {{0, 0}, {1, 2}}, 0, false, fast), Error);
+  const std::vector<bf16> half(24);
+  const Tensor narrow = view(half.data(), a.shape);
+  CHECK_THROWS_AS(select_heads_forward(narrow, {a}, good, fast), Error);
+  CHECK_THROWS_AS(select_heads_backward(narrow, a, good, 0, false, fast), Error);
+  CHECK_THROWS_AS(select_heads_forward(narrow, {narrow}, good, reference), Error);
 }

@@ -26,26 +26,27 @@ MixWeight weight_at(const std::vector<T>& values, int64_t index) {
 template <class T>
 struct Mix {
   Shape shape;
-  std::vector<T> v, v1, dout, own, first, out, dv, dv1, d_own, d_first;
+  std::vector<T> v, v1, dout, out, dv, dv1;
+  std::vector<Wide<T>> own, first, d_own, d_first;
 
   Mix(const Size& s, bool acc, double scale)
       : shape{s.B, s.T, s.K, s.D},
         v(random_vector<T>(s.numel(), 1, scale)),
         v1(random_vector<T>(s.numel(), 2, scale)),
         dout(random_vector<T>(s.numel(), 3)),
-        own(random_vector<T>(3, 4)),
-        first(random_vector<T>(3, 5)),
         out(poisoned<T>(s.numel())),
         dv(acc ? random_vector<T>(s.numel(), 6) : poisoned<T>(s.numel())),
         dv1(acc ? random_vector<T>(s.numel(), 7) : poisoned<T>(s.numel())),
-        d_own(random_vector<T>(3, 8)),
-        d_first(random_vector<T>(3, 9)) {}
+        own(random_vector<Wide<T>>(3, 4)),
+        first(random_vector<Wide<T>>(3, 5)),
+        d_own(random_vector<Wide<T>>(3, 8)),
+        d_first(random_vector<Wide<T>>(3, 9)) {}
 
   template <class From>
   explicit Mix(const Mix<From>& m)
-      : shape(m.shape), v(convert<T>(m.v)), v1(convert<T>(m.v1)), dout(convert<T>(m.dout)), own(convert<T>(m.own)),
-        first(convert<T>(m.first)), out(convert<T>(m.out)), dv(convert<T>(m.dv)), dv1(convert<T>(m.dv1)),
-        d_own(convert<T>(m.d_own)), d_first(convert<T>(m.d_first)) {}
+      : shape(m.shape), v(convert<T>(m.v)), v1(convert<T>(m.v1)), dout(convert<T>(m.dout)), out(convert<T>(m.out)),
+        dv(convert<T>(m.dv)), dv1(convert<T>(m.dv1)), own(convert<Wide<T>>(m.own)),
+        first(convert<Wide<T>>(m.first)), d_own(convert<Wide<T>>(m.d_own)), d_first(convert<Wide<T>>(m.d_first)) {}
 
   Tensor at(const std::vector<T>& x) const { return x.empty() ? Tensor{} : view(x.data(), shape); }
   void forward(Stream stream) {
@@ -60,23 +61,25 @@ struct Mix {
 template <class T>
 struct GatedMix {
   Shape shape, rows;
-  std::vector<T> v, v1, alpha, dout, out, dv1, dalpha;
+  std::vector<T> v, v1, dout, out, dv1;
+  std::vector<Wide<T>> alpha, dalpha;
 
   GatedMix(const Size& s, bool acc_v1, bool acc_alpha, double scale)
       : shape{s.B, s.T, s.K, s.D},
         rows{s.B, s.T, s.K},
         v(random_vector<T>(s.numel(), 1, scale)),
         v1(random_vector<T>(s.numel(), 2, scale)),
-        alpha(random_vector<T>(s.rows(), 3)),
         dout(random_vector<T>(s.numel(), 4)),
         out(poisoned<T>(s.numel())),
         dv1(acc_v1 ? random_vector<T>(s.numel(), 5) : poisoned<T>(s.numel())),
-        dalpha(acc_alpha ? random_vector<T>(s.rows(), 6) : poisoned<T>(s.rows())) {}
+        alpha(random_vector<Wide<T>>(s.rows(), 3)),
+        dalpha(acc_alpha ? random_vector<Wide<T>>(s.rows(), 6) : poisoned<Wide<T>>(s.rows())) {}
 
   template <class From>
   explicit GatedMix(const GatedMix<From>& m)
-      : shape(m.shape), rows(m.rows), v(convert<T>(m.v)), v1(convert<T>(m.v1)), alpha(convert<T>(m.alpha)),
-        dout(convert<T>(m.dout)), out(convert<T>(m.out)), dv1(convert<T>(m.dv1)), dalpha(convert<T>(m.dalpha)) {}
+      : shape(m.shape), rows(m.rows), v(convert<T>(m.v)), v1(convert<T>(m.v1)), dout(convert<T>(m.dout)),
+        out(convert<T>(m.out)), dv1(convert<T>(m.dv1)), alpha(convert<Wide<T>>(m.alpha)),
+        dalpha(convert<Wide<T>>(m.dalpha)) {}
 
   void forward(Stream stream) {
     gated_mix_forward(view(out.data(), shape), view(v.data(), shape), view(v1.data(), shape), view(alpha.data(), rows),
@@ -139,23 +142,24 @@ TEST_CASE("value_mix: reference backwards are the derivatives of the reference f
   }
 }
 
-TEST_CASE("value_mix: fast CPU equals the reference, set and added") {
+TEST_CASE_TEMPLATE("value_mix: fast CPU equals the reference, set and added", T, float, bf16) {
+  const double rounding = tolerance_or_rounding<T>(3e-7);  // two products and a sum
   for (const Size& size : sizes) {
     for (bool acc_v : {false, true}) {
       for (bool acc_v1 : {false, true}) {
         CAPTURE(size.D);
         CAPTURE(acc_v);
         CAPTURE(acc_v1);
-        Mix<float> mix(size, acc_v, 1.0);
-        if (acc_v1 != acc_v) mix.dv1 = acc_v1 ? random_vector<float>(size.numel(), 7) : poisoned<float>(size.numel());
+        Mix<T> mix(size, acc_v, 1.0);
+        if (acc_v1 != acc_v) mix.dv1 = acc_v1 ? random_vector<T>(size.numel(), 7) : poisoned<T>(size.numel());
         Mix<double> want(mix);
         mix.forward(fast);
         want.forward(reference);
         mix.backward(acc_v, acc_v1, fast);
         want.backward(acc_v, acc_v1, reference);
-        check_close("out", mix.out, want.out, 3e-7);  // two products and a sum
-        check_close("dv", mix.dv, want.dv, 3e-7);
-        check_close("dv1", mix.dv1, want.dv1, 3e-7);
+        check_close("out", mix.out, want.out, rounding);
+        check_close("dv", mix.dv, want.dv, rounding);
+        check_close("dv1", mix.dv1, want.dv1, rounding);
         // A sum of n numbers of either sign is about sqrt(n) / 3 in size, whatever is left of it by chance. A plain
         // sum of 2048 numbers in f32 errs by some 1e-6 of that, one in vector lanes by less.
         const double allowed = 3e-6 * std::max(1.0, std::sqrt(static_cast<double>(size.numel())) / 3);
@@ -164,24 +168,26 @@ TEST_CASE("value_mix: fast CPU equals the reference, set and added") {
           CHECK(std::abs(static_cast<double>(mix.d_first[i]) - want.d_first[i]) <= allowed);
         }
 
-        GatedMix<float> gated(size, acc_v1, acc_v, 1.0);
+        GatedMix<T> gated(size, acc_v1, acc_v, 1.0);
         GatedMix<double> gated_want(gated);
         gated.forward(fast);
         gated_want.forward(reference);
         gated.backward(acc_v1, acc_v, fast);
         gated_want.backward(acc_v1, acc_v, reference);
-        check_close("gated out", gated.out, gated_want.out, 3e-7);
-        check_close("gated dv1", gated.dv1, gated_want.dv1, 3e-7);
+        check_close("gated out", gated.out, gated_want.out, rounding);
+        check_close("gated dv1", gated.dv1, gated_want.dv1, rounding);
         check_close("dalpha", gated.dalpha, gated_want.dalpha, 1e-6);
       }
     }
   }
 }
 
-TEST_CASE("value_mix: only the gradients that have data are written, and v is not needed without d_own") {
+TEST_CASE_TEMPLATE("value_mix: only the gradients that have data are written, and v is not needed without d_own", T,
+                   float, bf16) {
   const Size size{1, 50, 3, 33};
   for (Stream stream : {fast, reference}) {
-    Mix<float> all(size, false, 1.0), none(size, false, 1.0), only_first(size, false, 1.0);
+    if (std::is_same_v<T, bf16> && stream.backend == Backend::reference) continue;
+    Mix<T> all(size, false, 1.0), none(size, false, 1.0), only_first(size, false, 1.0);
     const auto before = all.d_own;
     all.backward(false, false, stream);
     none.d_own.clear(), none.d_first.clear(), none.v.clear();
@@ -210,10 +216,11 @@ TEST_CASE("value_mix: one tensor may hold both numbers, even the same one") {
   }
 }
 
-TEST_CASE("value_mix: out may be v, and dv may be dout") {
+TEST_CASE_TEMPLATE("value_mix: out may be v, and dv may be dout", T, float, bf16) {
   for (const Size& size : sizes) {
     for (Stream stream : {fast, reference}) {
-      Mix<float> mix(size, false, 1.0), in_place(size, false, 1.0);
+      if (std::is_same_v<T, bf16> && stream.backend == Backend::reference) continue;
+      Mix<T> mix(size, false, 1.0), in_place(size, false, 1.0);
       mix.forward(stream);
       mix.backward(false, false, stream);
       const Tensor dy = in_place.at(in_place.dout), v = in_place.at(in_place.v), v1 = in_place.at(in_place.v1);
@@ -227,7 +234,7 @@ TEST_CASE("value_mix: out may be v, and dv may be dout") {
       value_mix_forward(v, v, v1, own, first, stream);
       CHECK(in_place.v == mix.out);
 
-      GatedMix<float> gated(size, false, false, 1.0), gated_in_place(size, false, false, 1.0);
+      GatedMix<T> gated(size, false, false, 1.0), gated_in_place(size, false, false, 1.0);
       gated.forward(stream);
       gated_in_place.out = gated_in_place.v;
       const Tensor out = view(gated_in_place.out.data(), gated.shape);
@@ -258,33 +265,34 @@ TEST_CASE("value_mix: scale, set and added") {
   }
 }
 
-TEST_CASE("value_mix: own 1 and first 0, and a closed gate, are exactly no mixing") {
+TEST_CASE_TEMPLATE("value_mix: own 1 and first 0, and a closed gate, are exactly no mixing", T, float, bf16) {
   const Size size{1, 40, 2, 33};
-  Mix<float> mix(size, false, 1.0);
+  Mix<T> mix(size, false, 1.0);
   mix.own[2] = 1, mix.first[1] = 0;
   mix.forward(fast);
   mix.backward(false, false, fast);
   CHECK(mix.out == mix.v);
   CHECK(mix.dv == mix.dout);
-  GatedMix<float> gated(size, false, false, 1.0);
+  GatedMix<T> gated(size, false, false, 1.0);
   std::fill(gated.alpha.begin(), gated.alpha.end(), 0.f);
   gated.forward(fast);
   CHECK(gated.out == gated.v);
 }
 
-TEST_CASE("value_mix: NaN shows, and the threads do not matter") {
+TEST_CASE_TEMPLATE("value_mix: NaN shows, and the threads do not matter", T, float, bf16) {
   const Size size{2, 1500, 2, 64};
   auto run = [&](bool spoilt) {
-    Mix<float> mix(size, false, 1.0);
-    GatedMix<float> gated(size, false, false, 1.0);
+    Mix<T> mix(size, false, 1.0);
+    GatedMix<T> gated(size, false, false, 1.0);
     if (spoilt) mix.v1[100000] = gated.v1[100000] = mix.dout[7] = std::numeric_limits<float>::quiet_NaN();
     mix.forward(fast);
     mix.backward(false, false, fast);
     gated.forward(fast);
     gated.backward(false, false, fast);
     std::vector<float> all;
-    for (const auto& part : {mix.out, mix.dv, mix.dv1, mix.d_own, mix.d_first, gated.out, gated.dv1, gated.dalpha})
-      all.insert(all.end(), part.begin(), part.end());
+    const auto append = [&](const auto& part) { all.insert(all.end(), part.begin(), part.end()); };
+    append(mix.out), append(mix.dv), append(mix.dv1), append(mix.d_own), append(mix.d_first);
+    append(gated.out), append(gated.dv1), append(gated.dalpha);
     return all;
   };
   check_same_bits_on_any_threads<float>([&] { return run(false); });
@@ -295,7 +303,7 @@ TEST_CASE("value_mix: NaN shows, and the threads do not matter") {
   std::vector<size_t> got;
   const auto all = run(true);
   for (size_t i = 0; i < all.size(); ++i)
-    if (std::isnan(all[i])) got.push_back(i);
+    if (is_nan(all[i])) got.push_back(i);
   CHECK(got == want);
 }
 
@@ -310,5 +318,10 @@ TEST_CASE("value_mix: wrong shapes and indices are errors") {
   CHECK_THROWS_AS(gated_mix_forward(a, a, a, w, fast), Error);
   CHECK_THROWS_AS(gated_mix_backward(a, w, a, a, view(x.data(), {1, 2, 2}), false, false, fast), Error);
   CHECK_THROWS_AS(scale_forward(a, a, w, fast), Error);
+  const std::vector<bf16> half(12);
+  const Tensor n = view(half.data(), a.shape), few = view(half.data(), {3});
+  CHECK_THROWS_AS(value_mix_forward(n, n, a, {w, 0}, {w, 0}, fast), Error);
+  CHECK_THROWS_AS(value_mix_forward(n, n, n, {few, 0}, {w, 0}, fast), Error);
+  CHECK_THROWS_AS(gated_mix_forward(n, n, n, view(half.data(), {1, 2, 2}), fast), Error);
   CHECK_THROWS_AS(scale_backward(a, w, a, a, view(x.data(), {1}), false, fast), Error);
 }
