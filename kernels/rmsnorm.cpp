@@ -3,57 +3,148 @@
 #include <algorithm>
 
 #include "kernels/cpu.h"
+#include "kernels/vec.h"
 
 namespace crossply {
 namespace {
 
-template <class S, bool gain>
-void rmsnorm_forward_cpu(S* out, float* rstd, const S* inp, const float* weight, int64_t rows, int64_t C, float eps) {
-  parallel_for(rows, 32768 / C, [=](int64_t begin, int64_t end) {
-    for (int64_t n = begin; n < end; ++n) {
-      const S* x = inp + n * C;
-      S* y = out + n * C;
-      float sum = 0;
-#pragma omp simd reduction(+ : sum)
-      for (int64_t c = 0; c < C; ++c) sum += x[c] * x[c];
-      const float r = 1.f / std::sqrt(sum / static_cast<float>(C) + eps);
-      rstd[n] = r;
-#pragma omp simd
-      for (int64_t c = 0; c < C; ++c) y[c] = gain ? weight[c] * x[c] * r : x[c] * r;
+// Rows are taken up to sixteen at a time, because sixteen sums over lanes cost hardly more than one; fewer of the long
+// ones, so that they are still in the cache for the second pass. In each pass four rows go along together: one would
+// wait for its additions, and sixteen of some widths would push each other out of the cache.
+constexpr int64_t most = 16;
+int64_t rows_at_once(int64_t C) { return C <= 256 ? most : 4; }
+
+// The first pass calls this where the second one will write: else the memory would rest from writing meanwhile. Inlined,
+// because g++ sees no effect in it and drops the call.
+template <int64_t rows, class S>
+[[gnu::always_inline]] inline void fetch_to_write(S* out, int64_t C, int64_t c) {
+  constexpr int64_t line = 64 / sizeof(S);
+  if (c % line == 0)
+    for (int64_t n = 0; n < rows; ++n) __builtin_prefetch(out + n * C, 1);
+}
+
+template <class S, int64_t rows>
+void add_squares(Vec16* sums, S* out, const S* inp, int64_t C) {
+  Vec16 sum[rows] = {};
+  for_vectors(0, C, [&](int64_t c, auto part) {
+    fetch_to_write<rows>(out + c, C, c);
+    for (int64_t n = 0; n < rows; ++n) {
+      Vec16 x;
+      load(x, inp + n * C + c, part);
+      sum[n] += x * x;
+    }
+  });
+  for (int64_t n = 0; n < rows; ++n) sums[n] = sum[n];
+}
+
+template <class S, bool gain, int64_t rows>
+void scale_rows(S* out, const float* rstd, const S* inp, const float* weight, int64_t C) {
+  for_vectors(0, C, [=](int64_t c, auto part) {
+    Vec16 x, w;
+    if (gain) load(w, weight + c, part);
+    for (int64_t n = 0; n < rows; ++n) {
+      load(x, inp + n * C + c, part);
+      store(out + n * C + c, gain ? w * x * rstd[n] : x * rstd[n], part);
     }
   });
 }
 
 template <class S, bool gain>
+void forward_rows(S* out, float* rstd, const S* inp, const float* weight, int64_t rows, int64_t C, float eps) {
+  Vec16 lanes[most] = {}, sums;
+  int64_t n = 0;
+  for (; n + 4 <= rows; n += 4) add_squares<S, 4>(lanes + n, out + n * C, inp + n * C, C);
+  for (; n < rows; ++n) add_squares<S, 1>(lanes + n, out + n * C, inp + n * C, C);
+  sums_of_lanes(sums, lanes);
+  float r[most];
+  store(r, sums);
+#pragma omp simd
+  for (int64_t i = 0; i < most; ++i) r[i] = 1.f / std::sqrt(r[i] / static_cast<float>(C) + eps);
+  std::copy(r, r + rows, rstd);
+  for (n = 0; n + 4 <= rows; n += 4) scale_rows<S, gain, 4>(out + n * C, r + n, inp + n * C, weight, C);
+  for (; n < rows; ++n) scale_rows<S, gain, 1>(out + n * C, r + n, inp + n * C, weight, C);
+}
+
+template <class S, bool gain>
+void rmsnorm_forward_cpu(S* out, float* rstd, const S* inp, const float* weight, int64_t rows, int64_t C, float eps) {
+  parallel_for(rows, 32768 / C, [=](int64_t begin, int64_t end) {
+    for (int64_t n = begin, count; n < end; n += count) {
+      count = std::min(rows_at_once(C), end - n);
+      forward_rows<S, gain>(out + n * C, rstd + n, inp + n * C, weight, count, C, eps);
+    }
+  });
+}
+
+// dots: the lanes of sum_c dout weight inp, a row each.
+template <class S, bool gain, int64_t rows>
+void add_products(Vec16* dots, float* dweight, S* dinp, const S* dout, const S* inp, const float* weight, const float* rstd,
+                  int64_t C) {
+  Vec16 dot[rows] = {};
+  for_vectors(0, C, [&](int64_t c, auto part) {
+    Vec16 dw, w, dy, x;
+    fetch_to_write<rows>(dinp + c, C, c);
+    if (gain) load(dw, dweight + c, part), load(w, weight + c, part);
+    for (int64_t n = 0; n < rows; ++n) {
+      load(dy, dout + n * C + c, part);
+      load(x, inp + n * C + c, part);
+      const Vec16 g = dy * x;
+      dot[n] += gain ? g * w : g;
+      if (gain) dw += g * rstd[n];
+    }
+    if (gain) store(dweight + c, dw, part);
+  });
+  for (int64_t n = 0; n < rows; ++n) dots[n] = dot[n];
+}
+
+template <class S, bool gain, bool acc, int64_t rows>
+void write_gradients(S* dinp, const S* dout, const S* inp, const float* weight, const float* rstd, const float* mean,
+                     int64_t C) {
+  for_vectors(0, C, [=](int64_t c, auto part) {
+    Vec16 w, dy, x, before;
+    if (gain) load(w, weight + c, part);
+    for (int64_t n = 0; n < rows; ++n) {
+      load(dy, dout + n * C + c, part);
+      load(x, inp + n * C + c, part);
+      Vec16 d = rstd[n] * ((gain ? dy * w : dy) - x * mean[n]);
+      if (acc) load(before, dinp + n * C + c, part), d += before;
+      store(dinp + n * C + c, d, part);
+    }
+  });
+}
+
+template <class S, bool gain, bool acc>
+void backward_rows(S* dinp, float* dweight, const S* dout, const S* inp, const float* weight, const float* rstd,
+                   int64_t rows, int64_t C) {
+  Vec16 lanes[most] = {}, sums;
+  int64_t n = 0;
+  for (; n + 4 <= rows; n += 4)
+    add_products<S, gain, 4>(lanes + n, dweight, dinp + n * C, dout + n * C, inp + n * C, weight, rstd + n, C);
+  for (; n < rows; ++n)
+    add_products<S, gain, 1>(lanes + n, dweight, dinp + n * C, dout + n * C, inp + n * C, weight, rstd + n, C);
+  sums_of_lanes(sums, lanes);
+  float mean[most];
+  store(mean, sums);
+  for (n = 0; n < rows; ++n) mean[n] *= rstd[n] * rstd[n] / static_cast<float>(C);
+  for (n = 0; n + 4 <= rows; n += 4)
+    write_gradients<S, gain, acc, 4>(dinp + n * C, dout + n * C, inp + n * C, weight, rstd + n, mean + n, C);
+  for (; n < rows; ++n)
+    write_gradients<S, gain, acc, 1>(dinp + n * C, dout + n * C, inp + n * C, weight, rstd + n, mean + n, C);
+}
+
+template <class S, bool gain, bool acc>
 void rmsnorm_backward_cpu(S* dinp, float* dweight, const S* dout, const S* inp, const float* weight, const float* rstd,
-                          int64_t rows, int64_t C, bool acc) {
+                          int64_t rows, int64_t C) {
   // One partial dweight per block of rows; the number of blocks is fixed by the shape alone.
   const int64_t blocks = std::clamp<int64_t>(rows / 64, 1, 64);
   float* partial = gain ? scratch_f32(static_cast<size_t>(blocks * C)) : nullptr;
   parallel_for(blocks, rows * C <= 32768 ? blocks : 1, [=](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) {
-      float* dw = partial + b * C;
+      float* dw = gain ? partial + b * C : nullptr;
       if (gain) std::fill(dw, dw + C, 0.f);
-      for (int64_t n = rows * b / blocks; n < rows * (b + 1) / blocks; ++n) {
-        const S* x = inp + n * C;
-        const S* dy = dout + n * C;
-        S* dx = dinp + n * C;
-        const float r = rstd[n];
-        float mean = 0;
-#pragma omp simd reduction(+ : mean)
-        for (int64_t c = 0; c < C; ++c) {
-          const float g = dy[c] * x[c];
-          mean += gain ? g * weight[c] : g;
-          if (gain) dw[c] += g * r;
-        }
-        mean *= r * r / static_cast<float>(C);
-        if (acc) {
-#pragma omp simd
-          for (int64_t c = 0; c < C; ++c) dx[c] += r * (dy[c] * (gain ? weight[c] : 1.f) - x[c] * mean);
-        } else {
-#pragma omp simd
-          for (int64_t c = 0; c < C; ++c) dx[c] = r * (dy[c] * (gain ? weight[c] : 1.f) - x[c] * mean);
-        }
+      const int64_t last = rows * (b + 1) / blocks;
+      for (int64_t n = rows * b / blocks, count; n < last; n += count) {
+        count = std::min(rows_at_once(C), last - n);
+        backward_rows<S, gain, acc>(dinp + n * C, dw, dout + n * C, inp + n * C, weight, rstd + n, count, C);
       }
     }
   });
@@ -103,9 +194,10 @@ void rmsnorm_backward(const Tensor& dinp, const Tensor& dweight, const Tensor& d
   if (stream.backend == Backend::cpu)
     return with_storage(dinp.dtype, [&](auto storage) {
       using S = decltype(storage);
-      auto backward = gain ? rmsnorm_backward_cpu<S, true> : rmsnorm_backward_cpu<S, false>;
+      auto backward = gain ? acc ? rmsnorm_backward_cpu<S, true, true> : rmsnorm_backward_cpu<S, true, false>
+                           : acc ? rmsnorm_backward_cpu<S, false, true> : rmsnorm_backward_cpu<S, false, false>;
       backward(dinp.as<S>(), data_or_null<float>(dweight), dout.as<S>(), inp.as<S>(), data_or_null<float>(weight),
-               rstd.as<float>(), rows, C, acc);
+               rstd.as<float>(), rows, C);
     });
   with_real(dinp.dtype, [&](auto real) {
     using T = decltype(real);
