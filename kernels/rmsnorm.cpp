@@ -8,26 +8,12 @@
 namespace crossply {
 namespace {
 
-// Rows are taken up to sixteen at a time, because sixteen sums over lanes cost hardly more than one; fewer of the long
-// ones, so that they are still in the cache for the second pass. In each pass four rows go along together: one would
-// wait for its additions, and sixteen of some widths would push each other out of the cache.
-constexpr int64_t most = 16;
-int64_t rows_at_once(int64_t C) { return C <= 256 ? most : 4; }
-
-// The first pass calls this where the second one will write: else the memory would rest from writing meanwhile. Inlined,
-// because g++ sees no effect in it and drops the call.
+// sums: the lanes of sum_c inp^2, a row each.
 template <int64_t rows, class S>
-[[gnu::always_inline]] inline void fetch_to_write(S* out, int64_t C, int64_t c) {
-  constexpr int64_t line = 64 / sizeof(S);
-  if (c % line == 0)
-    for (int64_t n = 0; n < rows; ++n) __builtin_prefetch(out + n * C, 1);
-}
-
-template <class S, int64_t rows>
 void add_squares(Vec16* sums, S* out, const S* inp, int64_t C) {
   Vec16 sum[rows] = {};
   for_vectors(0, C, [&](int64_t c, auto part) {
-    fetch_to_write<rows>(out + c, C, c);
+    fetch_to_write<rows>(out, C, c);
     for (int64_t n = 0; n < rows; ++n) {
       Vec16 x;
       load(x, inp + n * C + c, part);
@@ -37,7 +23,7 @@ void add_squares(Vec16* sums, S* out, const S* inp, int64_t C) {
   for (int64_t n = 0; n < rows; ++n) sums[n] = sum[n];
 }
 
-template <class S, bool gain, int64_t rows>
+template <bool gain, int64_t rows, class S>
 void scale_rows(S* out, const float* rstd, const S* inp, const float* weight, int64_t C) {
   for_vectors(0, C, [=](int64_t c, auto part) {
     Vec16 x, w;
@@ -49,20 +35,20 @@ void scale_rows(S* out, const float* rstd, const S* inp, const float* weight, in
   });
 }
 
-template <class S, bool gain>
+// At most most_rows.
+template <bool gain, class S>
 void forward_rows(S* out, float* rstd, const S* inp, const float* weight, int64_t rows, int64_t C, float eps) {
-  Vec16 lanes[most] = {}, sums;
-  int64_t n = 0;
-  for (; n + 4 <= rows; n += 4) add_squares<S, 4>(lanes + n, out + n * C, inp + n * C, C);
-  for (; n < rows; ++n) add_squares<S, 1>(lanes + n, out + n * C, inp + n * C, C);
+  Vec16 lanes[most_rows] = {}, sums;
+  by_fours(rows, [&](int64_t n, auto count) { add_squares<count>(lanes + n, out + n * C, inp + n * C, C); });
   sums_of_lanes(sums, lanes);
-  float r[most];
+  float r[most_rows];
   store(r, sums);
 #pragma omp simd
-  for (int64_t i = 0; i < most; ++i) r[i] = 1.f / std::sqrt(r[i] / static_cast<float>(C) + eps);
+  for (int64_t n = 0; n < most_rows; ++n) r[n] = 1.f / std::sqrt(r[n] / static_cast<float>(C) + eps);
   std::copy(r, r + rows, rstd);
-  for (n = 0; n + 4 <= rows; n += 4) scale_rows<S, gain, 4>(out + n * C, r + n, inp + n * C, weight, C);
-  for (; n < rows; ++n) scale_rows<S, gain, 1>(out + n * C, r + n, inp + n * C, weight, C);
+  by_fours(rows, [&](int64_t n, auto count) {
+    scale_rows<gain, count>(out + n * C, r + n, inp + n * C, weight, C);
+  });
 }
 
 template <class S, bool gain>
@@ -70,19 +56,19 @@ void rmsnorm_forward_cpu(S* out, float* rstd, const S* inp, const float* weight,
   parallel_for(rows, 32768 / C, [=](int64_t begin, int64_t end) {
     for (int64_t n = begin, count; n < end; n += count) {
       count = std::min(rows_at_once(C), end - n);
-      forward_rows<S, gain>(out + n * C, rstd + n, inp + n * C, weight, count, C, eps);
+      forward_rows<gain>(out + n * C, rstd + n, inp + n * C, weight, count, C, eps);
     }
   });
 }
 
 // dots: the lanes of sum_c dout weight inp, a row each.
-template <class S, bool gain, int64_t rows>
-void add_products(Vec16* dots, float* dweight, S* dinp, const S* dout, const S* inp, const float* weight, const float* rstd,
-                  int64_t C) {
+template <bool gain, int64_t rows, class S>
+void add_products(Vec16* dots, float* dweight, S* dinp, const S* dout, const S* inp, const float* weight,
+                  const float* rstd, int64_t C) {
   Vec16 dot[rows] = {};
   for_vectors(0, C, [&](int64_t c, auto part) {
     Vec16 dw, w, dy, x;
-    fetch_to_write<rows>(dinp + c, C, c);
+    fetch_to_write<rows>(dinp, C, c);
     if (gain) load(dw, dweight + c, part), load(w, weight + c, part);
     for (int64_t n = 0; n < rows; ++n) {
       load(dy, dout + n * C + c, part);
@@ -96,7 +82,7 @@ void add_products(Vec16* dots, float* dweight, S* dinp, const S* dout, const S* 
   for (int64_t n = 0; n < rows; ++n) dots[n] = dot[n];
 }
 
-template <class S, bool gain, bool acc, int64_t rows>
+template <bool gain, bool acc, int64_t rows, class S>
 void write_gradients(S* dinp, const S* dout, const S* inp, const float* weight, const float* rstd, const float* mean,
                      int64_t C) {
   for_vectors(0, C, [=](int64_t c, auto part) {
@@ -112,23 +98,21 @@ void write_gradients(S* dinp, const S* dout, const S* inp, const float* weight, 
   });
 }
 
-template <class S, bool gain, bool acc>
+// At most most_rows.
+template <bool gain, bool acc, class S>
 void backward_rows(S* dinp, float* dweight, const S* dout, const S* inp, const float* weight, const float* rstd,
                    int64_t rows, int64_t C) {
-  Vec16 lanes[most] = {}, sums;
-  int64_t n = 0;
-  for (; n + 4 <= rows; n += 4)
-    add_products<S, gain, 4>(lanes + n, dweight, dinp + n * C, dout + n * C, inp + n * C, weight, rstd + n, C);
-  for (; n < rows; ++n)
-    add_products<S, gain, 1>(lanes + n, dweight, dinp + n * C, dout + n * C, inp + n * C, weight, rstd + n, C);
+  Vec16 lanes[most_rows] = {}, sums;
+  by_fours(rows, [&](int64_t n, auto count) {
+    add_products<gain, count>(lanes + n, dweight, dinp + n * C, dout + n * C, inp + n * C, weight, rstd + n, C);
+  });
   sums_of_lanes(sums, lanes);
-  float mean[most];
+  float mean[most_rows];
   store(mean, sums);
-  for (n = 0; n < rows; ++n) mean[n] *= rstd[n] * rstd[n] / static_cast<float>(C);
-  for (n = 0; n + 4 <= rows; n += 4)
-    write_gradients<S, gain, acc, 4>(dinp + n * C, dout + n * C, inp + n * C, weight, rstd + n, mean + n, C);
-  for (; n < rows; ++n)
-    write_gradients<S, gain, acc, 1>(dinp + n * C, dout + n * C, inp + n * C, weight, rstd + n, mean + n, C);
+  for (int64_t n = 0; n < rows; ++n) mean[n] *= rstd[n] * rstd[n] / static_cast<float>(C);
+  by_fours(rows, [&](int64_t n, auto count) {
+    write_gradients<gain, acc, count>(dinp + n * C, dout + n * C, inp + n * C, weight, rstd + n, mean + n, C);
+  });
 }
 
 template <class S, bool gain, bool acc>
@@ -144,7 +128,7 @@ void rmsnorm_backward_cpu(S* dinp, float* dweight, const S* dout, const S* inp, 
       const int64_t last = rows * (b + 1) / blocks;
       for (int64_t n = rows * b / blocks, count; n < last; n += count) {
         count = std::min(rows_at_once(C), last - n);
-        backward_rows<S, gain, acc>(dinp + n * C, dw, dout + n * C, inp + n * C, weight, rstd + n, count, C);
+        backward_rows<gain, acc>(dinp + n * C, dw, dout + n * C, inp + n * C, weight, rstd + n, count, C);
       }
     }
   });

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #ifdef __AVX512F__
 #include <immintrin.h>
 #endif
@@ -101,6 +102,12 @@ inline void store(S* p, const Vec16& v, int64_t count) {
   std::memcpy(static_cast<void*>(p), part, static_cast<size_t>(count) * sizeof(S));
 }
 
+// Makes the lanes 0 again that are beyond the end.
+inline void clear_beyond(Vec16&, Whole) {}
+inline void clear_beyond(Vec16& v, int64_t count) {
+  for (int64_t i = count; i < 16; ++i) v[i] = 0;
+}
+
 // Calls body(i, part) for every sixteenth i of [begin, end), where part is what load and store want to know. The ends go
 // through the same instructions as the rest, so that where a range ends, as between two threads, changes no bit.
 template <class F>
@@ -108,6 +115,30 @@ inline void for_vectors(int64_t begin, int64_t end, F&& body) {
   int64_t i = begin;
   for (; i + 16 <= end; i += 16) body(i, Whole{});
   if (i < end) body(i, end - i);
+}
+
+// Kernels with a pass over each row that sums, and a second one that writes, take up to sixteen rows at a time, because
+// sixteen sums over lanes cost hardly more than one; fewer of the long rows, so that they are still in the cache for the
+// second pass.
+constexpr int64_t most_rows = 16;
+inline int64_t rows_at_once(int64_t C) { return C <= 256 ? most_rows : 4; }
+
+// Calls body(n, how many) for four rows together, then for each that is left: one row alone would wait for its
+// additions, and sixteen of some widths would push each other out of the cache. The count is a compile-time constant.
+template <class F>
+inline void by_fours(int64_t rows, F&& body) {
+  int64_t n = 0;
+  for (; n + 4 <= rows; n += 4) body(n, std::integral_constant<int64_t, 4>{});
+  for (; n < rows; ++n) body(n, std::integral_constant<int64_t, 1>{});
+}
+
+// The first pass calls this where the second one will write: else the memory would rest from writing meanwhile. Inlined,
+// because g++ sees no effect in it and drops the call.
+template <int64_t rows, class S>
+[[gnu::always_inline]] inline void fetch_to_write(S* out, int64_t C, int64_t c) {
+  constexpr int64_t line = 64 / sizeof(S);
+  if (c % line == 0)
+    for (int64_t n = 0; n < rows; ++n) __builtin_prefetch(out + n * C + c, 1);
 }
 
 // exp_f32 of kernels/cpu.h, to the bit.
