@@ -35,8 +35,7 @@ constexpr double top_p_slack = 1e-6;
 
 // The fast CPU softmax of a few rows on the calling thread, without pruning: for kernels that need alpha on the way. It
 // is quickest for about a thousand elements at a time. out may be inp.
-template <class X>  // float or bf16
-void softmax_rows_cpu(float* out, const X* inp, int64_t rows, int64_t S);
+void softmax_rows_cpu(float* out, const float* inp, int64_t rows, int64_t S);
 
 template <class T>
 void softmax_row_ref(T* alpha, const T* inp, int64_t S) {

@@ -117,6 +117,31 @@ inline void for_vectors(int64_t begin, int64_t end, F&& body) {
   if (i < end) body(i, end - i);
 }
 
+// The numbers of a small tile as floats in memory, for kernels that go over them several times: f32 where it stands, bf16
+// in `scratch`. A tile that is written begins with what is to be added to, if acc, and ends with write_floats.
+inline const float* read_floats(float*, const float* tile, int64_t) { return tile; }
+inline const float* read_floats(float* scratch, const bf16* tile, int64_t count) {
+  for_vectors(0, count, [=](int64_t i, auto part) {
+    Vec16 x;
+    load(x, tile + i, part);
+    store(scratch + i, x, part);
+  });
+  return scratch;
+}
+inline float* begin_floats(float*, float* tile, int64_t, bool) { return tile; }
+inline float* begin_floats(float* scratch, bf16* tile, int64_t count, bool acc) {
+  if (acc) read_floats(scratch, tile, count);
+  return scratch;
+}
+inline void write_floats(float*, const float*, int64_t) {}
+inline void write_floats(bf16* tile, const float* scratch, int64_t count) {
+  for_vectors(0, count, [=](int64_t i, auto part) {
+    Vec16 x;
+    load(x, scratch + i, part);
+    store(tile + i, x, part);
+  });
+}
+
 // Kernels with a pass over each row that sums, and a second one that writes, take up to sixteen rows at a time, because
 // sixteen sums over lanes cost hardly more than one; fewer of the long rows, so that they are still in the cache for the
 // second pass.
