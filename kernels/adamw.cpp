@@ -7,7 +7,8 @@
 namespace crossply {
 namespace {
 
-void adamw_row_cpu(float* params, float* m, float* v, const float* grads, const AdamwRow& row,
+template <bool has_narrow>
+void adamw_row_cpu(float* params, float* m, float* v, bf16* narrow, const float* grads, const AdamwRow& row,
                    const AdamwScalars& scalars) {
   // Everything that is the same for all elements is folded in double: near step 1, 1 - beta2^step cancels in float.
   const double step = static_cast<double>(scalars.step);
@@ -22,17 +23,20 @@ void adamw_row_cpu(float* params, float* m, float* v, const float* grads, const 
     const float g = scale * grads[i], m1 = beta1 * m[i] + in1 * g, v1 = beta2 * v[i] + in2 * g * g;
     m[i] = m1;
     v[i] = v1;
-    params[i] -= decay * params[i] + rate * m1 / (std::sqrt(v1) * unbias + eps);
+    const float p = params[i] - (decay * params[i] + rate * m1 / (std::sqrt(v1) * unbias + eps));
+    params[i] = p;
+    if (has_narrow) narrow[i] = p;
   }
 }
 
-void adamw_update_cpu(float* params, float* m, float* v, const float* grads, int64_t n,
+void adamw_update_cpu(float* params, float* m, float* v, bf16* narrow, const float* grads, int64_t n,
                       const std::vector<AdamwRow>& rows, const AdamwScalars& scalars) {
+  auto update = narrow != nullptr ? adamw_row_cpu<true> : adamw_row_cpu<false>;
   parallel_for(n, 16384, [&](int64_t begin, int64_t end) {
     for (AdamwRow row : rows) {
       row.begin = std::max(row.begin, begin);
       row.end = std::min(row.end, end);
-      if (row.begin < row.end) adamw_row_cpu(params, m, v, grads, row, scalars);
+      if (row.begin < row.end) update(params, m, v, narrow, grads, row, scalars);
     }
   });
 }
@@ -42,11 +46,13 @@ void adamw_update_cpu(float* params, float* m, float* v, const float* grads, int
 // -----------------------------------------------------------------------------------------------------------------
 // Entry point: check shapes, choose the backend.
 
-void adamw_update(const Tensor& params, const Tensor& m, const Tensor& v, const Tensor& grads,
+void adamw_update(const Tensor& params, const Tensor& m, const Tensor& v, const Tensor& narrow, const Tensor& grads,
                   const std::vector<AdamwRow>& rows, const AdamwScalars& scalars, Stream stream) {
   const int64_t n = params.numel();
   CHECK_THAT(m.numel() == n && v.numel() == n && grads.numel() == n, "adamw_update: params ", params.str(), " m ",
              m.str(), " v ", v.str(), " grads ", grads.str());
+  CHECK_THAT(narrow.data == nullptr || (narrow.numel() == n && stream.backend == Backend::cpu), "adamw_update: narrow ",
+             narrow.str(), " params ", params.str());
   CHECK_THAT(scalars.step >= 1, "adamw_update: step ", scalars.step);
   int64_t last = 0;
   for (const AdamwRow& row : rows) {
@@ -55,7 +61,8 @@ void adamw_update(const Tensor& params, const Tensor& m, const Tensor& v, const 
     last = row.end;
   }
   if (stream.backend == Backend::cpu)
-    return adamw_update_cpu(params.as<float>(), m.as<float>(), v.as<float>(), grads.as<float>(), n, rows, scalars);
+    return adamw_update_cpu(params.as<float>(), m.as<float>(), v.as<float>(), data_or_null<bf16>(narrow),
+                            grads.as<float>(), n, rows, scalars);
   with_real(params.dtype, [&](auto real) {
     using T = decltype(real);
     for (const AdamwRow& row : rows)
