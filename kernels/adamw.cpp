@@ -3,11 +3,11 @@
 #include <algorithm>
 
 #include "kernels/cpu.h"
+#include "kernels/vec.h"
 
 namespace crossply {
 namespace {
 
-template <bool has_narrow>
 void adamw_row_cpu(float* params, float* m, float* v, bf16* narrow, const float* grads, const AdamwRow& row,
                    const AdamwScalars& scalars) {
   // Everything that is the same for all elements is folded in double: near step 1, 1 - beta2^step cancels in float.
@@ -18,25 +18,27 @@ void adamw_row_cpu(float* params, float* m, float* v, bf16* narrow, const float*
   const float unbias = static_cast<float>(1 / std::sqrt(1 - std::pow(scalars.beta2, step)));
   const float decay = static_cast<float>(row.lr * row.weight_decay);
   const float scale = static_cast<float>(scalars.grad_scale), eps = static_cast<float>(scalars.eps);
+  constexpr int64_t chunk = 1024;  // what narrow is rounded from is still in the cache
+  for (int64_t first = row.begin; first < row.end; first += chunk) {
+    const int64_t end = std::min(first + chunk, row.end);
 #pragma omp simd
-  for (int64_t i = row.begin; i < row.end; ++i) {
-    const float g = scale * grads[i], m1 = beta1 * m[i] + in1 * g, v1 = beta2 * v[i] + in2 * g * g;
-    m[i] = m1;
-    v[i] = v1;
-    const float p = params[i] - (decay * params[i] + rate * m1 / (std::sqrt(v1) * unbias + eps));
-    params[i] = p;
-    if (has_narrow) narrow[i] = p;
+    for (int64_t i = first; i < end; ++i) {
+      const float g = scale * grads[i], m1 = beta1 * m[i] + in1 * g, v1 = beta2 * v[i] + in2 * g * g;
+      m[i] = m1;
+      v[i] = v1;
+      params[i] -= decay * params[i] + rate * m1 / (std::sqrt(v1) * unbias + eps);
+    }
+    if (narrow != nullptr) write_floats(narrow + first, params + first, end - first);
   }
 }
 
 void adamw_update_cpu(float* params, float* m, float* v, bf16* narrow, const float* grads, int64_t n,
                       const std::vector<AdamwRow>& rows, const AdamwScalars& scalars) {
-  auto update = narrow != nullptr ? adamw_row_cpu<true> : adamw_row_cpu<false>;
   parallel_for(n, 16384, [&](int64_t begin, int64_t end) {
     for (AdamwRow row : rows) {
       row.begin = std::max(row.begin, begin);
       row.end = std::min(row.end, end);
-      if (row.begin < row.end) update(params, m, v, narrow, grads, row, scalars);
+      if (row.begin < row.end) adamw_row_cpu(params, m, v, narrow, grads, row, scalars);
     }
   });
 }

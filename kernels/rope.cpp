@@ -52,7 +52,8 @@ void rotate_long_heads(S* out, const S* inp, const float* row, int64_t H, int64_
   }
 }
 
-// And for heads of 8 and of 16 numbers, two or one in a vector: cosines * x + (-sines, sines) * the halves of x exchanged.
+// And for heads of 8 and of 16 numbers, two or one in a vector: cosines * x + (-sines, sines) * x with its halves
+// exchanged.
 template <bool add, int64_t D, class S>
 void rotate_short_heads(S* out, const S* inp, const float* row, int64_t H, float sign) {
   Vec16 c, s;
@@ -69,10 +70,10 @@ void rotate_short_heads(S* out, const S* inp, const float* row, int64_t H, float
   }
   s *= sign;
   for_vectors(0, H * D, [=](int64_t i, auto part) {
-    Vec16 x, before;
+    Vec16 x, exchanged, before;
     load(x, inp + i, part);
-    const Vec16 exchanged = D == 16 ? __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7)
-                                    : __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+    if (D == 16) exchanged = __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+    else exchanged = __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
     Vec16 y = x * c + exchanged * s;
     if (add) load(before, out + i, part), y += before;
     store(out + i, y, part);

@@ -12,8 +12,8 @@
 //   dinp[n,m] = alpha[n,m] * (da[n,m] - sum_j alpha[n,j] * da[n,j])        set, or added if acc
 //
 // The backward holds the mask constant. It runs over all entries: pruned ones learn too, and so can come back. Nothing
-// is saved: it computes alpha and mask again. All tensors: (rows, S) after flattening; inp and dinp are f32 or bf16, out
-// and dout f32. No output may alias anything. A NaN makes its whole row NaN, and so does +infinity in inp.
+// is saved: it computes alpha and mask again. All tensors: (rows, S) after flattening; inp and dinp are f32 or bf16,
+// out and dout f32. No output may alias anything. A NaN makes its whole row NaN, and so does +infinity in inp.
 #pragma once
 
 #include <algorithm>

@@ -79,6 +79,18 @@ inline void store(bf16* p, const Vec& v) {
   std::memcpy(static_cast<void*>(p), &half, sizeof half);
 }
 
+// Halving by shuffles: from a loop over the lanes g++ makes a detour through memory.
+inline float sum_of_lanes(float sum) { return sum; }
+inline float sum_of_lanes(const Vec8& sum) {
+  const Vec4 half = __builtin_shufflevector(sum, sum, 0, 1, 2, 3) + __builtin_shufflevector(sum, sum, 4, 5, 6, 7);
+  return (half[0] + half[2]) + (half[1] + half[3]);
+}
+inline float sum_of_lanes(const Vec16& sum) {
+  const Vec8 half = __builtin_shufflevector(sum, sum, 0, 1, 2, 3, 4, 5, 6, 7) +
+                    __builtin_shufflevector(sum, sum, 8, 9, 10, 11, 12, 13, 14, 15);
+  return sum_of_lanes(half);
+}
+
 // Sixteen elements, or the `count` that are left at an end; what is beyond is 0 after loading.
 struct Whole {};
 template <class S>
@@ -108,8 +120,8 @@ inline void clear_beyond(Vec16& v, int64_t count) {
   for (int64_t i = count; i < 16; ++i) v[i] = 0;
 }
 
-// Calls body(i, part) for every sixteenth i of [begin, end), where part is what load and store want to know. The ends go
-// through the same instructions as the rest, so that where a range ends, as between two threads, changes no bit.
+// Calls body(i, part) for every sixteenth i of [begin, end), where part is what load and store want to know. The ends
+// go through the same instructions as the rest, so that where a range ends, as between two threads, changes no bit.
 template <class F>
 inline void for_vectors(int64_t begin, int64_t end, F&& body) {
   int64_t i = begin;
@@ -117,8 +129,8 @@ inline void for_vectors(int64_t begin, int64_t end, F&& body) {
   if (i < end) body(i, end - i);
 }
 
-// The numbers of a small tile as floats in memory, for kernels that go over them several times: f32 where it stands, bf16
-// in `scratch`. A tile that is written begins with what is to be added to, if acc, and ends with write_floats.
+// The numbers of a small tile as floats in memory, for kernels that go over them several times: f32 where it stands,
+// bf16 in `scratch`. A tile that is written begins with what is to be added to, if acc, and ends with write_floats.
 inline const float* read_floats(float*, const float* tile, int64_t) { return tile; }
 inline const float* read_floats(float* scratch, const bf16* tile, int64_t count) {
   for_vectors(0, count, [=](int64_t i, auto part) {
@@ -143,8 +155,8 @@ inline void write_floats(bf16* tile, const float* scratch, int64_t count) {
 }
 
 // Kernels with a pass over each row that sums, and a second one that writes, take up to sixteen rows at a time, because
-// sixteen sums over lanes cost hardly more than one; fewer of the long rows, so that they are still in the cache for the
-// second pass.
+// sixteen sums over lanes cost hardly more than one; fewer of the long rows, so that they are still in the cache for
+// the second pass.
 constexpr int64_t most_rows = 16;
 inline int64_t rows_at_once(int64_t C) { return C <= 256 ? most_rows : 4; }
 
@@ -157,8 +169,8 @@ inline void by_fours(int64_t rows, F&& body) {
   for (; n < rows; ++n) body(n, std::integral_constant<int64_t, 1>{});
 }
 
-// The first pass calls this where the second one will write: else the memory would rest from writing meanwhile. Inlined,
-// because g++ sees no effect in it and drops the call.
+// The first pass calls this where the second one will write: else the memory would rest from writing meanwhile.
+// Inlined, because g++ sees no effect in it and drops the call.
 template <int64_t rows, class S>
 [[gnu::always_inline]] inline void fetch_to_write(S* out, int64_t C, int64_t c) {
   constexpr int64_t line = 64 / sizeof(S);
@@ -186,18 +198,6 @@ inline void exp_in_place(Vec16& x) {
   const Int k = reinterpret_cast<Int>(biased) - reinterpret_cast<Int>(shifter), half = k >> 1;
   x = p * reinterpret_cast<Vec16>((half + 127) << 23) * reinterpret_cast<Vec16>((k - half + 127) << 23);
 #endif
-}
-
-// Halving by shuffles: from a loop over the lanes g++ makes a detour through memory.
-inline float sum_of_lanes(float sum) { return sum; }
-inline float sum_of_lanes(const Vec8& sum) {
-  const Vec4 half = __builtin_shufflevector(sum, sum, 0, 1, 2, 3) + __builtin_shufflevector(sum, sum, 4, 5, 6, 7);
-  return (half[0] + half[2]) + (half[1] + half[3]);
-}
-inline float sum_of_lanes(const Vec16& sum) {
-  const Vec8 half = __builtin_shufflevector(sum, sum, 0, 1, 2, 3, 4, 5, 6, 7) +
-                    __builtin_shufflevector(sum, sum, 8, 9, 10, 11, 12, 13, 14, 15);
-  return sum_of_lanes(half);
 }
 
 // sums[i] = the sum of v[i]'s lanes, the first first, as a loop would add them. v is overwritten: sixteen rows become
