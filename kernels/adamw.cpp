@@ -3,11 +3,12 @@
 #include <algorithm>
 
 #include "kernels/cpu.h"
+#include "kernels/vec.h"
 
 namespace crossply {
 namespace {
 
-void adamw_row_cpu(float* params, float* m, float* v, const float* grads, const AdamwRow& row,
+void adamw_row_cpu(float* params, float* m, float* v, bf16* narrow, const float* grads, const AdamwRow& row,
                    const AdamwScalars& scalars) {
   // Everything that is the same for all elements is folded in double: near step 1, 1 - beta2^step cancels in float.
   const double step = static_cast<double>(scalars.step);
@@ -17,22 +18,27 @@ void adamw_row_cpu(float* params, float* m, float* v, const float* grads, const 
   const float unbias = static_cast<float>(1 / std::sqrt(1 - std::pow(scalars.beta2, step)));
   const float decay = static_cast<float>(row.lr * row.weight_decay);
   const float scale = static_cast<float>(scalars.grad_scale), eps = static_cast<float>(scalars.eps);
+  constexpr int64_t chunk = 1024;  // what narrow is rounded from is still in the cache
+  for (int64_t first = row.begin; first < row.end; first += chunk) {
+    const int64_t end = std::min(first + chunk, row.end);
 #pragma omp simd
-  for (int64_t i = row.begin; i < row.end; ++i) {
-    const float g = scale * grads[i], m1 = beta1 * m[i] + in1 * g, v1 = beta2 * v[i] + in2 * g * g;
-    m[i] = m1;
-    v[i] = v1;
-    params[i] -= decay * params[i] + rate * m1 / (std::sqrt(v1) * unbias + eps);
+    for (int64_t i = first; i < end; ++i) {
+      const float g = scale * grads[i], m1 = beta1 * m[i] + in1 * g, v1 = beta2 * v[i] + in2 * g * g;
+      m[i] = m1;
+      v[i] = v1;
+      params[i] -= decay * params[i] + rate * m1 / (std::sqrt(v1) * unbias + eps);
+    }
+    if (narrow != nullptr) write_floats(narrow + first, params + first, end - first);
   }
 }
 
-void adamw_update_cpu(float* params, float* m, float* v, const float* grads, int64_t n,
+void adamw_update_cpu(float* params, float* m, float* v, bf16* narrow, const float* grads, int64_t n,
                       const std::vector<AdamwRow>& rows, const AdamwScalars& scalars) {
   parallel_for(n, 16384, [&](int64_t begin, int64_t end) {
     for (AdamwRow row : rows) {
       row.begin = std::max(row.begin, begin);
       row.end = std::min(row.end, end);
-      if (row.begin < row.end) adamw_row_cpu(params, m, v, grads, row, scalars);
+      if (row.begin < row.end) adamw_row_cpu(params, m, v, narrow, grads, row, scalars);
     }
   });
 }
@@ -42,11 +48,13 @@ void adamw_update_cpu(float* params, float* m, float* v, const float* grads, int
 // -----------------------------------------------------------------------------------------------------------------
 // Entry point: check shapes, choose the backend.
 
-void adamw_update(const Tensor& params, const Tensor& m, const Tensor& v, const Tensor& grads,
+void adamw_update(const Tensor& params, const Tensor& m, const Tensor& v, const Tensor& narrow, const Tensor& grads,
                   const std::vector<AdamwRow>& rows, const AdamwScalars& scalars, Stream stream) {
   const int64_t n = params.numel();
   CHECK_THAT(m.numel() == n && v.numel() == n && grads.numel() == n, "adamw_update: params ", params.str(), " m ",
              m.str(), " v ", v.str(), " grads ", grads.str());
+  CHECK_THAT(narrow.data == nullptr || (narrow.numel() == n && stream.backend == Backend::cpu), "adamw_update: narrow ",
+             narrow.str(), " params ", params.str());
   CHECK_THAT(scalars.step >= 1, "adamw_update: step ", scalars.step);
   int64_t last = 0;
   for (const AdamwRow& row : rows) {
@@ -55,7 +63,8 @@ void adamw_update(const Tensor& params, const Tensor& m, const Tensor& v, const 
     last = row.end;
   }
   if (stream.backend == Backend::cpu)
-    return adamw_update_cpu(params.as<float>(), m.as<float>(), v.as<float>(), grads.as<float>(), n, rows, scalars);
+    return adamw_update_cpu(params.as<float>(), m.as<float>(), v.as<float>(), data_or_null<bf16>(narrow),
+                            grads.as<float>(), n, rows, scalars);
   with_real(params.dtype, [&](auto real) {
     using T = decltype(real);
     for (const AdamwRow& row : rows)

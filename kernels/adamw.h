@@ -5,7 +5,11 @@
 //   mhat = m / (1 - beta1^step);       vhat = v / (1 - beta2^step)
 //   params -= lr weight_decay params + lr mhat / (sqrt(vhat) + eps)
 //
-// params, m, v, grads: flat, the same size; params, m and v are read and written, grads is read. Nothing may alias.
+//   narrow = params                                     rounded to bf16, if it has data
+//
+// params, m, v, grads, narrow: flat, the same size; params, m and v are read and written, grads is read. Nothing may
+// alias. narrow is bf16 and written on the CPU alone; whoever has one writes all of it first, because what lies between
+// the rows stays as it is there too.
 // A NaN gradient makes the parameter NaN: whoever wants to skip such a step looks at the gradient norm first.
 #pragma once
 
@@ -30,7 +34,7 @@ struct AdamwScalars {
 };
 
 // rows: ascending, without overlap. What lies between them stays as it is, moments included.
-void adamw_update(const Tensor& params, const Tensor& m, const Tensor& v, const Tensor& grads,
+void adamw_update(const Tensor& params, const Tensor& m, const Tensor& v, const Tensor& narrow, const Tensor& grads,
                   const std::vector<AdamwRow>& rows, const AdamwScalars& scalars, Stream stream);
 
 template <class T>

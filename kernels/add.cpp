@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/cpu.h"
+#include "kernels/vec.h"
 
 namespace crossply {
 namespace {
@@ -12,8 +13,12 @@ constexpr int64_t grain = 32768;
 template <class S>
 void add_forward_cpu(S* out, const S* a, const S* b, int64_t n) {
   parallel_for(n, grain, [=](int64_t begin, int64_t end) {
-#pragma omp simd
-    for (int64_t i = begin; i < end; ++i) out[i] = a[i] + b[i];
+    for_vectors(begin, end, [=](int64_t i, auto part) {
+      Vec16 x, y;
+      load(x, a + i, part);
+      load(y, b + i, part);
+      store(out + i, x + y, part);
+    });
   });
 }
 

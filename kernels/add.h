@@ -4,8 +4,8 @@
 //   dinp = dout                                         accumulate without acc: a copy
 //   dinp += dout                                        accumulate with acc
 //
-// The backward of add is accumulate, called once for each input. All tensors have the same number of elements. Nothing
-// is saved. Apart from out and a, nothing may alias.
+// The backward of add is accumulate, called once for each input. All tensors have the same number of elements and the
+// same type, f32 or bf16. Nothing is saved. Apart from out and a, nothing may alias.
 #pragma once
 
 #include "engine/stream.h"

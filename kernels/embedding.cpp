@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/cpu.h"
+#include "kernels/vec.h"
 
 namespace crossply {
 namespace {
@@ -12,9 +13,11 @@ void embedding_forward_cpu(S* out, const float* weight, const int32_t* tokens, i
   parallel_for(rows, 32768 / C, [=](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n) {
       const float* row = weight + tokens[n] * C;
-      S* y = out + n * C;
-#pragma omp simd
-      for (int64_t c = 0; c < C; ++c) y[c] = row[c];
+      for_vectors(0, C, [=](int64_t c, auto part) {
+        Vec16 x;
+        load(x, row + c, part);
+        store(out + n * C + c, x, part);
+      });
     }
   });
 }
@@ -41,8 +44,12 @@ void embedding_backward_cpu(float* dweight, const S* dout, const int32_t* tokens
       for (int64_t i = 0; i < count; ++i) {
         float* dw = dweight + tokens[mine[i]] * C;
         const S* dy = dout + mine[i] * C;
-#pragma omp simd
-        for (int64_t c = 0; c < C; ++c) dw[c] += dy[c];
+        for_vectors(0, C, [=](int64_t c, auto part) {
+          Vec16 sum, x;
+          load(sum, dw + c, part);
+          load(x, dy + c, part);
+          store(dw + c, sum + x, part);
+        });
       }
     }
   });

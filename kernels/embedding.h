@@ -4,8 +4,8 @@
 //
 //   dweight[tokens[n]] += dout[n]                       always added, in the order of n
 //
-// out, dout: (B, T, C); weight, dweight: (V, C); tokens: (B, T), i32, each in [0, V), which is checked. Nothing is
-// saved, nothing may alias.
+// out, dout: (B, T, C), f32 or bf16; weight, dweight: (V, C), f32; tokens: (B, T), i32, each in [0, V), which is
+// checked. Nothing is saved, nothing may alias.
 #pragma once
 
 #include "engine/stream.h"

@@ -2,6 +2,7 @@
 
 #include "kernels/cpu.h"
 #include "kernels/softmax.h"
+#include "kernels/vec.h"
 
 namespace crossply {
 namespace {
@@ -56,7 +57,7 @@ void backward_each(S* dinp, const float* dout, const S* inp, int64_t n, bool acc
 template <bool sigmoid, class S>
 void softmax_gate_forward(float* out, const S* inp, int64_t rows, int64_t K) {
   for_row_tiles(rows, K, [=](int64_t n, int64_t count) {
-    const S* z = inp + n * K;
+    const float* z = read_floats(scratch_f32(static_cast<size_t>(count * K), 3), inp + n * K, count * K);
     float* y = out + n * K;
     softmax_rows_cpu(y, z, count, K);
 #pragma omp simd
@@ -71,18 +72,20 @@ void softmax_gate_backward(S* dinp, const float* dout, const S* inp, int64_t row
     float* p = scratch_f32(static_cast<size_t>(count * K));
     float* dy_y = scratch_f32(static_cast<size_t>(count * K), 1);
     float* f = scratch_f32(static_cast<size_t>(count * K), 2);
-    softmax_rows_cpu(p, inp + n * K, count, K);
+    float* wide = scratch_f32(static_cast<size_t>(count * K), 3);
+    const float* z = read_floats(wide, inp + n * K, count * K);
+    softmax_rows_cpu(p, z, count, K);
 #pragma omp simd
     for (int64_t i = 0; i < count * K; ++i) {
-      const float e = sigmoid ? exp_f32(-inp[n * K + i]) : 0.f, s = 1.f / (1.f + e);
+      const float e = sigmoid ? exp_f32(-z[i]) : 0.f, s = 1.f / (1.f + e);
       dy_y[i] = dout[n * K + i] * (static_cast<float>(K) * p[i] * s);
       f[i] = 1.f + e * s;
     }
+    float* dz = begin_floats(wide, dinp + n * K, count * K, acc);
     for (int64_t row = 0; row < count; ++row) {
       float sum = 0;
 #pragma omp simd reduction(+ : sum)
       for (int64_t i = row * K; i < (row + 1) * K; ++i) sum += dy_y[i];
-      S* dz = dinp + n * K;
       if (acc) {
 #pragma omp simd
         for (int64_t i = row * K; i < (row + 1) * K; ++i) dz[i] += dy_y[i] * f[i] - p[i] * sum;
@@ -91,6 +94,7 @@ void softmax_gate_backward(S* dinp, const float* dout, const S* inp, int64_t row
         for (int64_t i = row * K; i < (row + 1) * K; ++i) dz[i] = dy_y[i] * f[i] - p[i] * sum;
       }
     }
+    write_floats(dinp + n * K, dz, count * K);
   });
 }
 

@@ -1,23 +1,20 @@
 #include "kernels/gelu.h"
 
 #include "kernels/cpu.h"
+#include "kernels/vec.h"
 
 namespace crossply {
 namespace {
 
 constexpr int64_t grain = 16384;
 
-// Phi(-z) and exp(-z^2 / 2) for z in [0, 12]. The tail itself, because 1 - Phi(z) has no digits left.
-struct Tail {
-  float area, bell;
-};
-
+// area = Phi(-z) and bell = exp(-z^2 / 2) for z in [0, 12]: the tail itself, because 1 - Phi(z) has no digits left.
+//
 // Phi(-z) exp(z^2 / 2) = t q(t - 1/2), t = 1 / (1 + 0.34 z): q is the minimax polynomial of degree 8, good to 2.3e-8 of
 // the value. With exp's error and the roundings, of which that of z^2 / 2 grows: 6e-8 (8 + z^2 / 2) of it.
-inline Tail normal_tail(float z) {
-  const float t = 1.f / (1.f + 0.34f * z), u = t - 0.5f;
-  float q = -2.66262207e-2f;
-  q = q * u + 3.53720052e-2f;
+inline void normal_tail(Vec16& area, Vec16& bell, const Vec16& z) {
+  const Vec16 t = 1.f / (1.f + 0.34f * z), u = t - 0.5f;
+  Vec16 q = u * -2.66262207e-2f + 3.53720052e-2f;
   q = q * u + 3.23217943e-2f;
   q = q * u - 6.77487525e-2f;
   q = q * u - 6.74762785e-2f;
@@ -25,39 +22,46 @@ inline Tail normal_tail(float z) {
   q = q * u + 2.97943905e-1f;
   q = q * u + 3.41064884e-1f;
   q = q * u + 2.47139325e-1f;
-  const float bell = exp_f32(-0.5f * z * z);
-  return {bell * t * q, bell};
+  bell = -0.5f * z * z;
+  exp_in_place(bell);
+  area = bell * t * q;
 }
 
 // |x|, at most 12, where Phi(-z) is 2e-33: farther out come denormal numbers, which are slow. NaN stays NaN.
-inline float clamped_magnitude(float x) {
-  const float z = std::abs(x);
-  return z > 12.f ? 12.f : z;
+inline void clamp_magnitude(Vec16& z, const Vec16& x) {
+  const Vec16 most = Vec16{} + 12.f;
+  z = x < 0.f ? -x : x;
+  z = z > most ? most : z;
 }
 
 template <class S>
 void gelu_forward_cpu(S* out, const S* inp, int64_t n) {
   parallel_for(n, grain, [=](int64_t begin, int64_t end) {
-#pragma omp simd
-    for (int64_t i = begin; i < end; ++i) {
-      const float x = inp[i], z = clamped_magnitude(x);
-      const float ramp = x < 0.f ? 0.f : x;
-      out[i] = ramp - z * normal_tail(z).area;
-    }
+    for_vectors(begin, end, [=](int64_t i, auto part) {
+      Vec16 x, z, area, bell;
+      load(x, inp + i, part);
+      clamp_magnitude(z, x);
+      normal_tail(area, bell, z);
+      const Vec16 ramp = x < 0.f ? Vec16{} : x;
+      store(out + i, ramp - z * area, part);
+    });
   });
 }
 
 template <class S, bool acc>
 void gelu_backward_cpu(S* dinp, const S* dout, const S* inp, int64_t n) {
   parallel_for(n, grain, [=](int64_t begin, int64_t end) {
-#pragma omp simd
-    for (int64_t i = begin; i < end; ++i) {
-      const float x = inp[i], z = clamped_magnitude(x);
-      const Tail tail = normal_tail(z);
-      const float slope = tail.area - z * tail.bell * 0.398942280f;  // at -z; at z it is 1 minus that
-      const float d = dout[i] * (x < 0.f ? slope : 1.f - slope);
-      dinp[i] = acc ? dinp[i] + d : d;
-    }
+    for_vectors(begin, end, [=](int64_t i, auto part) {
+      Vec16 x, z, dy, area, bell, before;
+      load(x, inp + i, part);
+      load(dy, dout + i, part);
+      clamp_magnitude(z, x);
+      normal_tail(area, bell, z);
+      const Vec16 slope = area - z * bell * 0.398942280f;  // at -z; at z it is 1 minus that
+      Vec16 d = dy * (x < 0.f ? slope : 1.f - slope);
+      if (acc) load(before, dinp + i, part), d += before;
+      store(dinp + i, d, part);
+    });
   });
 }
 

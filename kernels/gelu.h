@@ -4,8 +4,8 @@
 //   out  = inp * Phi(inp)
 //   dinp = dout * (Phi(inp) + inp * phi(inp))           set, or added if acc
 //
-// All tensors have the same number of elements. Nothing is saved. No output may alias anything. The fast path treats
-// |inp| > 12 as 12 in Phi and phi, where they are 0 or 1 to within 1e-30.
+// All tensors have the same number of elements and the same type, f32 or bf16. Nothing is saved. No output may alias
+// anything. The fast path treats |inp| > 12 as 12 in Phi and phi, where they are 0 or 1 to within 1e-30.
 #pragma once
 
 #include <cmath>

@@ -7,10 +7,10 @@
 //   with xh = out:
 //   dinp[n,c] = rstd[n] * (dout[n,c] - mean_j dout[n,j] - xh[n,c] * mean_j(dout[n,j] * xh[n,j]))   set, or added if acc
 //
-// inp, out, dout, dinp: any shape that ends in C, with the same rows; mean, rstd: (rows). The mean comes first and the
-// squares are of deviations from it, so a large common offset costs no more digits than it already cost inp. The sum of
-// squares is in f32: it overflows for deviations near 1e19. out may alias inp, which the backward needs, however; dinp
-// may alias dout when acc is false.
+// inp, out, dout, dinp: any shape that ends in C, with the same rows, f32 or bf16, all four alike; mean, rstd: (rows),
+// f32. The mean comes first and the squares are of deviations from it, so a large common offset costs no more digits
+// than it already cost inp. The sum of squares is in f32: it overflows for deviations near 1e19. out may alias inp,
+// which the backward needs, however; dinp may alias dout when acc is false.
 #pragma once
 
 #include <cmath>

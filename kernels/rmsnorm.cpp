@@ -3,57 +3,132 @@
 #include <algorithm>
 
 #include "kernels/cpu.h"
+#include "kernels/vec.h"
 
 namespace crossply {
 namespace {
 
-template <class S, bool gain>
-void rmsnorm_forward_cpu(S* out, float* rstd, const S* inp, const float* weight, int64_t rows, int64_t C, float eps) {
-  parallel_for(rows, 32768 / C, [=](int64_t begin, int64_t end) {
-    for (int64_t n = begin; n < end; ++n) {
-      const S* x = inp + n * C;
-      S* y = out + n * C;
-      float sum = 0;
-#pragma omp simd reduction(+ : sum)
-      for (int64_t c = 0; c < C; ++c) sum += x[c] * x[c];
-      const float r = 1.f / std::sqrt(sum / static_cast<float>(C) + eps);
-      rstd[n] = r;
-#pragma omp simd
-      for (int64_t c = 0; c < C; ++c) y[c] = gain ? weight[c] * x[c] * r : x[c] * r;
+// sums: the lanes of sum_c inp^2, a row each.
+template <int64_t rows, class S>
+void add_squares(Vec16* sums, S* out, const S* inp, int64_t C) {
+  Vec16 sum[rows] = {};
+  for_vectors(0, C, [&](int64_t c, auto part) {
+    fetch_to_write<rows>(out, C, c);
+    for (int64_t n = 0; n < rows; ++n) {
+      Vec16 x;
+      load(x, inp + n * C + c, part);
+      sum[n] += x * x;
+    }
+  });
+  for (int64_t n = 0; n < rows; ++n) sums[n] = sum[n];
+}
+
+template <bool gain, int64_t rows, class S>
+void scale_rows(S* out, const float* rstd, const S* inp, const float* weight, int64_t C) {
+  for_vectors(0, C, [=](int64_t c, auto part) {
+    Vec16 x, w;
+    if (gain) load(w, weight + c, part);
+    for (int64_t n = 0; n < rows; ++n) {
+      load(x, inp + n * C + c, part);
+      store(out + n * C + c, gain ? w * x * rstd[n] : x * rstd[n], part);
     }
   });
 }
 
+// At most most_rows.
+template <bool gain, class S>
+void forward_rows(S* out, float* rstd, const S* inp, const float* weight, int64_t rows, int64_t C, float eps) {
+  Vec16 lanes[most_rows] = {}, sums;
+  by_fours(rows, [&](int64_t n, auto count) { add_squares<count>(lanes + n, out + n * C, inp + n * C, C); });
+  sums_of_lanes(sums, lanes);
+  float r[most_rows];
+  store(r, sums);
+#pragma omp simd
+  for (int64_t n = 0; n < most_rows; ++n) r[n] = 1.f / std::sqrt(r[n] / static_cast<float>(C) + eps);
+  std::copy(r, r + rows, rstd);
+  by_fours(rows, [&](int64_t n, auto count) {
+    scale_rows<gain, count>(out + n * C, r + n, inp + n * C, weight, C);
+  });
+}
+
 template <class S, bool gain>
+void rmsnorm_forward_cpu(S* out, float* rstd, const S* inp, const float* weight, int64_t rows, int64_t C, float eps) {
+  parallel_for(rows, 32768 / C, [=](int64_t begin, int64_t end) {
+    for (int64_t n = begin, count; n < end; n += count) {
+      count = std::min(rows_at_once(C), end - n);
+      forward_rows<gain>(out + n * C, rstd + n, inp + n * C, weight, count, C, eps);
+    }
+  });
+}
+
+// dots: the lanes of sum_c dout weight inp, a row each.
+template <bool gain, int64_t rows, class S>
+void add_products(Vec16* dots, float* dweight, S* dinp, const S* dout, const S* inp, const float* weight,
+                  const float* rstd, int64_t C) {
+  Vec16 dot[rows] = {};
+  for_vectors(0, C, [&](int64_t c, auto part) {
+    Vec16 dw, w, dy, x;
+    fetch_to_write<rows>(dinp, C, c);
+    if (gain) load(dw, dweight + c, part), load(w, weight + c, part);
+    for (int64_t n = 0; n < rows; ++n) {
+      load(dy, dout + n * C + c, part);
+      load(x, inp + n * C + c, part);
+      const Vec16 g = dy * x;
+      dot[n] += gain ? g * w : g;
+      if (gain) dw += g * rstd[n];
+    }
+    if (gain) store(dweight + c, dw, part);
+  });
+  for (int64_t n = 0; n < rows; ++n) dots[n] = dot[n];
+}
+
+template <bool gain, bool acc, int64_t rows, class S>
+void write_gradients(S* dinp, const S* dout, const S* inp, const float* weight, const float* rstd, const float* mean,
+                     int64_t C) {
+  for_vectors(0, C, [=](int64_t c, auto part) {
+    Vec16 w, dy, x, before;
+    if (gain) load(w, weight + c, part);
+    for (int64_t n = 0; n < rows; ++n) {
+      load(dy, dout + n * C + c, part);
+      load(x, inp + n * C + c, part);
+      Vec16 d = rstd[n] * ((gain ? dy * w : dy) - x * mean[n]);
+      if (acc) load(before, dinp + n * C + c, part), d += before;
+      store(dinp + n * C + c, d, part);
+    }
+  });
+}
+
+// At most most_rows.
+template <bool gain, bool acc, class S>
+void backward_rows(S* dinp, float* dweight, const S* dout, const S* inp, const float* weight, const float* rstd,
+                   int64_t rows, int64_t C) {
+  Vec16 lanes[most_rows] = {}, sums;
+  by_fours(rows, [&](int64_t n, auto count) {
+    add_products<gain, count>(lanes + n, dweight, dinp + n * C, dout + n * C, inp + n * C, weight, rstd + n, C);
+  });
+  sums_of_lanes(sums, lanes);
+  float mean[most_rows];
+  store(mean, sums);
+  for (int64_t n = 0; n < rows; ++n) mean[n] *= rstd[n] * rstd[n] / static_cast<float>(C);
+  by_fours(rows, [&](int64_t n, auto count) {
+    write_gradients<gain, acc, count>(dinp + n * C, dout + n * C, inp + n * C, weight, rstd + n, mean + n, C);
+  });
+}
+
+template <class S, bool gain, bool acc>
 void rmsnorm_backward_cpu(S* dinp, float* dweight, const S* dout, const S* inp, const float* weight, const float* rstd,
-                          int64_t rows, int64_t C, bool acc) {
+                          int64_t rows, int64_t C) {
   // One partial dweight per block of rows; the number of blocks is fixed by the shape alone.
   const int64_t blocks = std::clamp<int64_t>(rows / 64, 1, 64);
   float* partial = gain ? scratch_f32(static_cast<size_t>(blocks * C)) : nullptr;
   parallel_for(blocks, rows * C <= 32768 ? blocks : 1, [=](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) {
-      float* dw = partial + b * C;
+      float* dw = gain ? partial + b * C : nullptr;
       if (gain) std::fill(dw, dw + C, 0.f);
-      for (int64_t n = rows * b / blocks; n < rows * (b + 1) / blocks; ++n) {
-        const S* x = inp + n * C;
-        const S* dy = dout + n * C;
-        S* dx = dinp + n * C;
-        const float r = rstd[n];
-        float mean = 0;
-#pragma omp simd reduction(+ : mean)
-        for (int64_t c = 0; c < C; ++c) {
-          const float g = dy[c] * x[c];
-          mean += gain ? g * weight[c] : g;
-          if (gain) dw[c] += g * r;
-        }
-        mean *= r * r / static_cast<float>(C);
-        if (acc) {
-#pragma omp simd
-          for (int64_t c = 0; c < C; ++c) dx[c] += r * (dy[c] * (gain ? weight[c] : 1.f) - x[c] * mean);
-        } else {
-#pragma omp simd
-          for (int64_t c = 0; c < C; ++c) dx[c] = r * (dy[c] * (gain ? weight[c] : 1.f) - x[c] * mean);
-        }
+      const int64_t last = rows * (b + 1) / blocks;
+      for (int64_t n = rows * b / blocks, count; n < last; n += count) {
+        count = std::min(rows_at_once(C), last - n);
+        backward_rows<gain, acc>(dinp + n * C, dw, dout + n * C, inp + n * C, weight, rstd + n, count, C);
       }
     }
   });
@@ -103,9 +178,10 @@ void rmsnorm_backward(const Tensor& dinp, const Tensor& dweight, const Tensor& d
   if (stream.backend == Backend::cpu)
     return with_storage(dinp.dtype, [&](auto storage) {
       using S = decltype(storage);
-      auto backward = gain ? rmsnorm_backward_cpu<S, true> : rmsnorm_backward_cpu<S, false>;
+      auto backward = gain ? acc ? rmsnorm_backward_cpu<S, true, true> : rmsnorm_backward_cpu<S, true, false>
+                           : acc ? rmsnorm_backward_cpu<S, false, true> : rmsnorm_backward_cpu<S, false, false>;
       backward(dinp.as<S>(), data_or_null<float>(dweight), dout.as<S>(), inp.as<S>(), data_or_null<float>(weight),
-               rstd.as<float>(), rows, C, acc);
+               rstd.as<float>(), rows, C);
     });
   with_real(dinp.dtype, [&](auto real) {
     using T = decltype(real);

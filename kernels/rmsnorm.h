@@ -9,8 +9,8 @@
 //
 // inp, out, dout, dinp: (rows, C) after flattening; weight, dweight: (C); rstd: (rows). C is weight's size, so the same
 // kernel serves q/k norms over heads. Without data in weight the gain is 1: C is then inp's last dimension, and dweight
-// has no data either. The sum of squares is in f32: it overflows for |inp| near 1e19. out may not alias inp; dinp may
-// alias dout when acc is false.
+// has no data either. inp, out, dout and dinp are f32 or bf16, all four alike, the others f32. The sum of squares is in
+// f32: it overflows for |inp| near 1e19. out may not alias inp; dinp may alias dout when acc is false.
 #pragma once
 
 #include <cmath>

@@ -28,29 +28,56 @@ void rotate_token(S* out, const S* inp, const float* row, int64_t H, int64_t h, 
   }
 }
 
-// The same for small heads, whose half is one vector: a loop's bookkeeping would cost up to three times the work.
-template <bool add, class Half, class S>
-void rotate_token(S* out, const S* inp, const float* row, int64_t H, float sign) {
-  constexpr int64_t h = lanes_of<Half>;
-  Half c, s, x0, x1;
-  load(c, row);
-  load(s, row + h);
-  s *= sign;
-  for (int64_t head = 0; head < H; ++head) {
-    const S* x = inp + head * 2 * h;
-    S* y = out + head * 2 * h;
-    load(x0, x);
-    load(x1, x + h);
-    Half y0 = x0 * c - x1 * s, y1 = x1 * c + x0 * s;
-    if (add) {
-      load(x0, y);
-      load(x1, y + h);
-      y0 += x0;
-      y1 += x1;
+// The same for heads whose halves are whole vectors.
+template <bool add, class S>
+void rotate_long_heads(S* out, const S* inp, const float* row, int64_t H, int64_t h, float sign) {
+  Vec16 c, s, x0, x1;
+  for (int64_t j = 0; j < h; j += 16) {
+    load(c, row + j);
+    load(s, row + h + j);
+    s *= sign;
+    for (int64_t i = j; i < H * 2 * h; i += 2 * h) {
+      load(x0, inp + i);
+      load(x1, inp + i + h);
+      Vec16 y0 = x0 * c - x1 * s, y1 = x1 * c + x0 * s;
+      if (add) {
+        load(x0, out + i);
+        load(x1, out + i + h);
+        y0 += x0;
+        y1 += x1;
+      }
+      store(out + i, y0);
+      store(out + i + h, y1);
     }
-    store(y, y0);
-    store(y + h, y1);
   }
+}
+
+// And for heads of 8 and of 16 numbers, two or one in a vector: cosines * x + (-sines, sines) * x with its halves
+// exchanged.
+template <bool add, int64_t D, class S>
+void rotate_short_heads(S* out, const S* inp, const float* row, int64_t H, float sign) {
+  Vec16 c, s;
+  if constexpr (D == 16) {
+    Vec16 both;
+    load(both, row);
+    c = __builtin_shufflevector(both, both, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7);
+    s = __builtin_shufflevector(-both, both, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+  } else {
+    Vec8 both;
+    load(both, row);
+    c = __builtin_shufflevector(both, both, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3);
+    s = __builtin_shufflevector(-both, both, 4, 5, 6, 7, 12, 13, 14, 15, 4, 5, 6, 7, 12, 13, 14, 15);
+  }
+  s *= sign;
+  for_vectors(0, H * D, [=](int64_t i, auto part) {
+    Vec16 x, exchanged, before;
+    load(x, inp + i, part);
+    if (D == 16) exchanged = __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+    else exchanged = __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+    Vec16 y = x * c + exchanged * s;
+    if (add) load(before, out + i, part), y += before;
+    store(out + i, y, part);
+  });
 }
 
 // sign = 1 turns forward, -1 turns back.
@@ -62,12 +89,10 @@ void rotate_cpu(S* out, const S* inp, const float* table, Sizes size, int64_t po
       const float* row = table + (pos + n % T) * D;
       const S* x = inp + n * H * D;
       S* y = out + n * H * D;
-      switch (D) {
-        case 8: rotate_token<add, Vec4>(y, x, row, H, sign); break;
-        case 16: rotate_token<add, Vec8>(y, x, row, H, sign); break;
-        case 32: rotate_token<add, Vec16>(y, x, row, H, sign); break;
-        default: rotate_token<add>(y, x, row, H, D / 2, sign);
-      }
+      if (D == 8) rotate_short_heads<add, 8>(y, x, row, H, sign);
+      else if (D == 16) rotate_short_heads<add, 16>(y, x, row, H, sign);
+      else if (D % 32 == 0) rotate_long_heads<add>(y, x, row, H, D / 2, sign);
+      else rotate_token<add>(y, x, row, H, D / 2, sign);
     }
   });
 }

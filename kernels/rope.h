@@ -9,8 +9,8 @@
 //   dinp[j]   = dout[j] c[j] + dout[j+h] s[j]       the rotation back; set, or added if acc
 //   dinp[j+h] = dout[j+h] c[j] - dout[j] s[j]
 //
-// inp, out, dout, dinp: (B, T, H, D), D even; table: (S, D), pos + T <= S. Token t of the views is at position pos + t.
-// Nothing is saved. out may alias inp; dinp may alias dout when acc is false.
+// inp, out, dout, dinp: (B, T, H, D), D even, f32 or bf16, all alike; table: (S, D), f32, pos + T <= S. Token t of the
+// views is at position pos + t. Nothing is saved. out may alias inp; dinp may alias dout when acc is false.
 #pragma once
 
 #include <vector>

@@ -3,24 +3,24 @@
 #include <functional>
 
 #include "kernels/cpu.h"
+#include "kernels/vec.h"
 
 namespace crossply {
 namespace {
 
 // A long row in sixteen lanes by hand: clang does not vectorise a maximum of floats that may be NaN. A NaN may be lost
 // here, but not in the difference from it.
-template <class X>
-float max_of(const X* x, int64_t n) {
+float max_of(const float* x, int64_t n) {
   float max = x[0];
   int64_t i = 1;
   if (n >= 32) {
     float lanes[16];
     std::copy_n(x, 16, lanes);
     for (i = 16; i + 16 <= n; i += 16)
-      for (int l = 0; l < 16; ++l) lanes[l] = std::max(lanes[l], static_cast<float>(x[i + l]));
+      for (int l = 0; l < 16; ++l) lanes[l] = std::max(lanes[l], x[i + l]);
     max = *std::max_element(lanes, lanes + 16);
   }
-  for (; i < n; ++i) max = std::max(max, static_cast<float>(x[i]));
+  for (; i < n; ++i) max = std::max(max, x[i]);
   return max;
 }
 
@@ -42,14 +42,14 @@ uint64_t* prune_keys(int64_t S) { return reinterpret_cast<uint64_t*>(scratch_f32
 template <class X>
 void softmax_forward_cpu(float* out, const X* inp, int64_t rows, int64_t S, double top_p) {
   for_row_tiles(rows, S, [=](int64_t n, int64_t count) {
-    softmax_rows_cpu(out + n * S, inp + n * S, count, S);
+    float* wide = scratch_f32(static_cast<size_t>(count * S), 3);
+    softmax_rows_cpu(out + n * S, read_floats(wide, inp + n * S, count * S), count, S);
     if (top_p >= 1) return;
     for (float* y = out + n * S; y < out + (n + count) * S; y += S) prune(y, y, prune_keys(S), S, top_p);
   });
 }
 
-template <class X>
-void softmax_backward_row(X* dinp, const float* da, const float* alpha, int64_t S, bool acc) {
+inline void softmax_backward_row(float* dinp, const float* da, const float* alpha, int64_t S, bool acc) {
   float mean = 0;
 #pragma omp simd reduction(+ : mean)
   for (int64_t m = 0; m < S; ++m) mean += alpha[m] * da[m];
@@ -67,7 +67,9 @@ void softmax_backward_cpu(X* dinp, const float* dout, const X* inp, int64_t rows
   for_row_tiles(rows, S, [=](int64_t n, int64_t count) {
     float* alpha = scratch_f32(static_cast<size_t>(count * S), 1);
     float* masked = scratch_f32(static_cast<size_t>(S), 2);
-    softmax_rows_cpu(alpha, inp + n * S, count, S);
+    float* wide = scratch_f32(static_cast<size_t>(count * S), 3);
+    softmax_rows_cpu(alpha, read_floats(wide, inp + n * S, count * S), count, S);
+    float* dz = begin_floats(wide, dinp + n * S, count * S, acc);
     for (int64_t i = 0; i < count; ++i) {
       const float* da = dout + (n + i) * S;
       if (top_p < 1) {
@@ -75,15 +77,15 @@ void softmax_backward_cpu(X* dinp, const float* dout, const X* inp, int64_t rows
         prune(masked, alpha + i * S, prune_keys(S), S, top_p);
         da = masked;
       }
-      softmax_backward_row(dinp + (n + i) * S, da, alpha + i * S, S, acc);
+      softmax_backward_row(dz + i * S, da, alpha + i * S, S, acc);
     }
+    write_floats(dinp + n * S, dz, count * S);
   });
 }
 
 }  // namespace
 
-template <class X>
-void softmax_rows_cpu(float* out, const X* inp, int64_t rows, int64_t S) {
+void softmax_rows_cpu(float* out, const float* inp, int64_t rows, int64_t S) {
   for (int64_t n = 0; n < rows; ++n) {
     const float max = max_of(inp + n * S, S);
 #pragma omp simd
@@ -101,8 +103,6 @@ void softmax_rows_cpu(float* out, const X* inp, int64_t rows, int64_t S) {
     for (int64_t m = 0; m < S; ++m) y[m] *= scale;
   }
 }
-template void softmax_rows_cpu(float*, const float*, int64_t, int64_t);
-template void softmax_rows_cpu(float*, const bf16*, int64_t, int64_t);
 
 // -----------------------------------------------------------------------------------------------------------------
 // Entry points: check shapes, choose the backend.

@@ -1,6 +1,7 @@
 #include "kernels/swiglu.h"
 
 #include "kernels/cpu.h"
+#include "kernels/vec.h"
 
 namespace crossply {
 namespace {
@@ -10,22 +11,35 @@ constexpr int64_t grain = 16384;
 template <class S>
 void swiglu_forward_cpu(S* out, const S* gate, const S* up, int64_t n) {
   parallel_for(n, grain, [=](int64_t begin, int64_t end) {
-#pragma omp simd
-    for (int64_t i = begin; i < end; ++i) out[i] = gate[i] / (1.f + exp_f32(-gate[i])) * up[i];
+    for_vectors(begin, end, [=](int64_t i, auto part) {
+      Vec16 a, b;
+      load(a, gate + i, part);
+      load(b, up + i, part);
+      Vec16 e = -a;
+      exp_in_place(e);
+      store(out + i, a / (1.f + e) * b, part);
+    });
   });
 }
 
 template <class S, bool acc_gate, bool acc_up>
 void swiglu_backward_cpu(S* dgate, S* dup, const S* dout, const S* gate, const S* up, int64_t n) {
   parallel_for(n, grain, [=](int64_t begin, int64_t end) {
-#pragma omp simd
-    for (int64_t i = begin; i < end; ++i) {
-      const float a = gate[i], e = exp_f32(-a), s = 1.f / (1.f + e);
-      const float dg = dout[i] * up[i] * s * (1.f + a * (e * s));  // e s is 1 - s without the cancellation
-      const float du = dout[i] * a * s;
-      dgate[i] = acc_gate ? dgate[i] + dg : dg;
-      dup[i] = acc_up ? dup[i] + du : du;
-    }
+    for_vectors(begin, end, [=](int64_t i, auto part) {
+      Vec16 a, b, dy, before;
+      load(a, gate + i, part);
+      load(b, up + i, part);
+      load(dy, dout + i, part);
+      Vec16 e = -a;
+      exp_in_place(e);
+      const Vec16 s = 1.f / (1.f + e);
+      Vec16 dg = dy * b * s * (1.f + a * (e * s));  // e s is 1 - s without the cancellation
+      Vec16 du = dy * a * s;
+      if (acc_gate) load(before, dgate + i, part), dg += before;
+      store(dgate + i, dg, part);
+      if (acc_up) load(before, dup + i, part), du += before;
+      store(dup + i, du, part);
+    });
   });
 }
 

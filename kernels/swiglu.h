@@ -5,8 +5,8 @@
 //   dgate = dout * up * s * (1 + gate * (1 - s))        set, or added if acc_gate
 //   dup   = dout * gate * s                             set, or added if acc_up
 //
-// All tensors have the same number of elements. Nothing is saved: s is cheaper to compute again than to read. No output
-// may alias anything.
+// All tensors have the same number of elements and the same type, f32 or bf16. Nothing is saved: s is cheaper to
+// compute again than to read. No output may alias anything.
 #pragma once
 
 #include <cmath>

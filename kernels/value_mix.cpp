@@ -10,7 +10,8 @@ namespace {
 
 constexpr int64_t grain = 32768;
 
-float dot(const float* a, const float* b, int64_t n) {
+template <class S>
+float dot(const S* a, const S* b, int64_t n) {
   float sum = 0;
 #pragma omp simd reduction(+ : sum)
   for (int64_t i = 0; i < n; ++i) sum += a[i] * b[i];
@@ -113,13 +114,14 @@ void gated_mix_backward_cpu(S* dv1, float* dalpha, const S* dout, const S* v1, c
   });
 }
 
-void scale_forward_cpu(float* out, const float* inp, float factor, int64_t n) {
+template <class S>
+void scale_forward_cpu(S* out, const S* inp, float factor, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) out[i] = factor * inp[i];
 }
 
-void scale_backward_cpu(float* dinp, float* dfactor, const float* dout, const float* inp, float factor, int64_t n,
-                        bool acc) {
+template <class S>
+void scale_backward_cpu(S* dinp, float* dfactor, const S* dout, const S* inp, float factor, int64_t n, bool acc) {
   *dfactor += dot(dout, inp, n);
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) dinp[i] = acc ? dinp[i] + factor * dout[i] : factor * dout[i];
@@ -236,7 +238,10 @@ void scale_forward(const Tensor& out, const Tensor& inp, const Tensor& factor, S
   CHECK_THAT(inp.numel() == n && factor.numel() == 1, "scale_forward: out ", out.str(), " inp ", inp.str(), " factor ",
              factor.str());
   if (stream.backend == Backend::cpu)
-    return scale_forward_cpu(out.as<float>(), inp.as<float>(), *factor.as<float>(), n);
+    return with_storage(out.dtype, [&](auto storage) {
+      using S = decltype(storage);
+      scale_forward_cpu(out.as<S>(), inp.as<S>(), *factor.as<float>(), n);
+    });
   with_real(out.dtype, [&](auto real) {
     using T = decltype(real);
     scale_forward_ref(out.as<T>(), inp.as<T>(), *factor.as<T>(), n);
@@ -249,8 +254,10 @@ void scale_backward(const Tensor& dinp, const Tensor& dfactor, const Tensor& dou
   CHECK_THAT(dinp.numel() == n && inp.numel() == n && factor.numel() == 1 && dfactor.numel() == 1,
              "scale_backward: dinp ", dinp.str(), " dfactor ", dfactor.str(), " dout ", dout.str(), " inp ", inp.str());
   if (stream.backend == Backend::cpu)
-    return scale_backward_cpu(dinp.as<float>(), dfactor.as<float>(), dout.as<float>(), inp.as<float>(),
-                              *factor.as<float>(), n, acc);
+    return with_storage(dinp.dtype, [&](auto storage) {
+      using S = decltype(storage);
+      scale_backward_cpu(dinp.as<S>(), dfactor.as<float>(), dout.as<S>(), inp.as<S>(), *factor.as<float>(), n, acc);
+    });
   with_real(dout.dtype, [&](auto real) {
     using T = decltype(real);
     scale_backward_ref(dinp.as<T>(), dfactor.as<T>(), dout.as<T>(), inp.as<T>(), *factor.as<T>(), n, acc);

@@ -19,9 +19,9 @@ template <class T>
 struct State {
   std::vector<T> params = random_vector<T>(n, 1), m = std::vector<T>(n, T(0)), v = m;
 
-  void update(const std::vector<T>& grads, int64_t step, double eps, Backend backend) {
-    adamw_update(view(params.data(), {n}), view(m.data(), {n}), view(v.data(), {n}), view(grads.data(), {n}), rows,
-                 AdamwScalars{0.9, 0.95, eps, step, scale}, Stream{backend});
+  void update(const std::vector<T>& grads, int64_t step, double eps, Backend backend, Tensor narrow = {}) {
+    adamw_update(view(params.data(), {n}), view(m.data(), {n}), view(v.data(), {n}), narrow, view(grads.data(), {n}),
+                 rows, AdamwScalars{0.9, 0.95, eps, step, scale}, Stream{backend});
   }
 };
 
@@ -111,7 +111,7 @@ TEST_CASE("adamw: what lies outside the rows is untouched, and threads do not ma
 TEST_CASE("adamw: a rate of zero moves the moments and not the parameter") {
   std::vector<float> p{1.f, 2.f}, m(2, 0.f), v(2, 0.f), g{0.5f, -4.f};
   for (Backend backend : {Backend::reference, Backend::cpu}) {
-    adamw_update(view(p.data(), {2}), view(m.data(), {2}), view(v.data(), {2}), view(g.data(), {2}),
+    adamw_update(view(p.data(), {2}), view(m.data(), {2}), view(v.data(), {2}), Tensor{}, view(g.data(), {2}),
                  {{0, 2, 0.0, 0.1}}, AdamwScalars{0.9, 0.95, 1e-8, 1, 1.0}, Stream{backend});
     CHECK(p == std::vector<float>{1.f, 2.f});
     CHECK(m[1] < 0.f);
@@ -138,5 +138,22 @@ TEST_CASE("adamw: rows that overlap, run backwards or leave the arena are refuse
   using Rows = std::vector<AdamwRow>;
   for (const Rows& bad : {Rows{{0, 5, 1, 0}, {4, 8, 1, 0}}, Rows{{5, 8, 1, 0}, {0, 2, 1, 0}}, Rows{{3, 2, 1, 0}},
                           Rows{{5, 11, 1, 0}}, Rows{{-1, 2, 1, 0}}})
-    CHECK_THROWS_AS(adamw_update(t, t, t, t, bad, scalars, Stream{}), Error);
+    CHECK_THROWS_AS(adamw_update(t, t, t, Tensor{}, t, bad, scalars, Stream{}), Error);
+}
+
+TEST_CASE("adamw: narrow is the updated parameter rounded, and changes nothing else") {
+  const auto grads = random_vector<float>(n, 2);
+  State<float> plain, with;
+  auto narrow = std::vector<bf16>(n, 7.f);
+  plain.update(grads, 1, 1e-8, Backend::cpu);
+  with.update(grads, 1, 1e-8, Backend::cpu, view(narrow.data(), {n}));
+  CHECK(with.params == plain.params);
+  CHECK(with.m == plain.m);
+  CHECK(with.v == plain.v);
+  for (int64_t i = 0; i < n; ++i) {
+    const size_t k = static_cast<size_t>(i);
+    REQUIRE(static_cast<float>(narrow[k]) == (in_gap(i) ? 7.f : static_cast<float>(bf16(plain.params[k]))));
+  }
+  CHECK_THROWS_AS(with.update(grads, 2, 1e-8, Backend::cpu, view(narrow.data(), {n - 1})), Error);
+  CHECK_THROWS_AS(with.update(grads, 2, 1e-8, Backend::reference, view(narrow.data(), {n})), Error);
 }

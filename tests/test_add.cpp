@@ -59,3 +59,41 @@ TEST_CASE("add: NaN stays, and sizes must agree") {
   CHECK_THROWS_AS(add_forward(view(out.data(), {40}), view(a.data(), {40}), view(b.data(), {39}), Stream{}), Error);
   CHECK_THROWS_AS(accumulate(view(out.data(), {40}), view(a.data(), {39}), true, Stream{}), Error);
 }
+
+// A sum of two bf16 numbers in float, rounded to bf16 once: equal, except that what is too small to be normal may be 0.
+TEST_CASE("add: in bf16 the sum is rounded once") {
+  for (int64_t n : {1, 17, 1000, 70001}) {
+    CAPTURE(n);
+    const auto a = random_vector<bf16>(n, 1), b = random_vector<bf16>(n, 2);
+    auto sum = poisoned<bf16>(n), copy = poisoned<bf16>(n), in_place = a;
+    std::vector<float> want;
+    for (size_t i = 0; i < a.size(); ++i)
+      want.push_back(bf16(static_cast<float>(a[i]) + static_cast<float>(b[i])));
+    add_forward(view(sum.data(), {n}), view(a.data(), {n}), view(b.data(), {n}), Stream{});
+    CHECK(convert<float>(sum) == want);
+    accumulate(view(copy.data(), {n}), view(a.data(), {n}), false, Stream{});
+    CHECK(convert<float>(copy) == convert<float>(a));
+    accumulate(view(in_place.data(), {n}), view(b.data(), {n}), true, Stream{});
+    CHECK(convert<float>(in_place) == want);
+  }
+  const auto f32 = random_vector<float>(3, 1);
+  const auto half = random_vector<bf16>(3, 1);
+  const Tensor x = view(f32.data(), {3}), y = view(half.data(), {3});
+  CHECK_THROWS_AS(add_forward(y, x, y, Stream{}), Error);
+  CHECK_THROWS_AS(add_forward(y, y, y, Stream{Backend::reference}), Error);
+}
+
+TEST_CASE("add: in bf16 NaN and infinity stay, and ties go to even") {
+  const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
+  // One and a half units beyond 1, and half a unit, where a unit is 2^-7; one unit beyond the largest.
+  std::vector<bf16> a(40, 1.f), b(40, 0x1p-8f);
+  b[1] = 0x1.8p-7f, b[2] = nan, b[3] = inf, b[39] = nan;
+  a[4] = b[4] = 0x1.fep127f;
+  auto out = poisoned<bf16>(40);
+  add_forward(view(out.data(), {40}), view(a.data(), {40}), view(b.data(), {40}), Stream{});
+  CHECK(out[0] == 1.f);
+  CHECK(out[1] == 1.f + 0x1p-6f);
+  CHECK(out[3] == inf);
+  CHECK(out[4] == inf);
+  for (size_t i = 0; i < out.size(); ++i) CHECK(std::isnan(static_cast<float>(out[i])) == (i == 2 || i == 39));
+}

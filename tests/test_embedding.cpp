@@ -103,3 +103,20 @@ TEST_CASE("embedding: NaN stays in its column, and tokens outside the vocabulary
     }
   }
 }
+
+TEST_CASE("embedding: in bf16 forward rounds the master's rows, backward sums in f32") {
+  for (const Size& s : sizes) {
+    CAPTURE(s.C);
+    const auto tokens = some_tokens(s);
+    const auto weight = random_vector<float>(s.V * s.C, 1);
+    const auto dout = random_vector<bf16>(s.rows() * s.C, 2);
+    auto out = poisoned<bf16>(s.rows() * s.C);
+    const Tensor ids = view(tokens.data(), {s.B, s.T});
+    embedding_forward(view(out.data(), {s.B, s.T, s.C}), view(weight.data(), {s.V, s.C}), ids, Stream{});
+    const auto want = convert<bf16>(forward(s, weight, tokens, Backend::reference));
+    CHECK(convert<float>(out) == convert<float>(want));
+    auto dweight = random_vector<float>(s.V * s.C, 4);
+    embedding_backward(view(dweight.data(), {s.V, s.C}), view(dout.data(), {s.B, s.T, s.C}), ids, Stream{});
+    CHECK(dweight == backward(s, convert<float>(dout), tokens, Backend::reference));
+  }
+}

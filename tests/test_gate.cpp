@@ -173,3 +173,32 @@ TEST_CASE("gate: wrong shapes are errors") {
   CHECK_THROWS_AS(gate_forward(six, five, Gate::relu, fast), Error);
   CHECK_THROWS_AS(gate_backward(six, five, six, Gate::relu, false, fast), Error);
 }
+
+// Out is f32 and computed from the same numbers: as close as before. dinp is rounded once.
+TEST_CASE("gate: of bf16 the fast CPU equals the reference") {
+  for (double scale : {1e-3, 1.0, 6.0}) {
+    for (Gate gate : gates) {
+      for (const Size& size : sizes) {
+        CAPTURE(scale);
+        CAPTURE(static_cast<int>(gate));
+        CAPTURE(size.K);
+        const int64_t n = size.rows * size.K;
+        const Shape shape{size.rows, size.K};
+        const auto inp = random_vector<bf16>(n, 1, scale);
+        const auto dout = random_vector<float>(n, 2);
+        const auto inp64 = convert<double>(inp), dout64 = convert<double>(dout);
+        auto out = poisoned<float>(n);
+        gate_forward(view(out.data(), shape), view(inp.data(), shape), gate, fast);
+        check_close("out", out, forward(inp64, size, gate, reference), 1e-6);
+        for (bool acc : {false, true}) {
+          auto dinp = acc ? random_vector<bf16>(n, 3) : poisoned<bf16>(n);
+          const auto want = backward(convert<double>(dinp), dout64, inp64, size, gate, acc, reference);
+          gate_backward(view(dinp.data(), shape), view(dout.data(), shape), view(inp.data(), shape), gate, acc, fast);
+          const bool cancels = !acc && size.K == 1 && gate == Gate::softmax;  // the gradient of a constant
+          if (cancels) for (bf16 d : dinp) CHECK(std::abs(static_cast<float>(d)) < 1e-6f);
+          else check_close("dinp", dinp, want, 0x1p-8);
+        }
+      }
+    }
+  }
+}

@@ -141,3 +141,30 @@ TEST_CASE("gelu: NaN shows, very large numbers are harmless, and threads do not 
   for (size_t i : {size_t{17}, size_t{19}}) CHECK(std::abs(all[static_cast<size_t>(n) + i]) < 1e-30f);
   check_same_bits_on_any_threads<float>(run);
 }
+
+TEST_CASE("gelu: in bf16 the fast CPU equals the reference, rounded once, and NaN shows") {
+  for (double scale : {1e-3, 1.0, 12.0, 200.0}) {
+    for (int64_t n : {1, 31, 1000, 40001}) {
+      CAPTURE(scale);
+      CAPTURE(n);
+      auto inp = random_vector<bf16>(n, 1, scale);
+      const auto dout = random_vector<bf16>(n, 2);
+      const auto inp64 = convert<double>(inp), dout64 = convert<double>(dout);
+      auto out = poisoned<bf16>(n);
+      auto out64 = poisoned<double>(n);
+      gelu_forward(view(out.data(), {n}), view(inp.data(), {n}), cpu);
+      gelu_forward_ref(out64.data(), inp64.data(), n);
+      check_close("out", out, out64, 0x1p-8);
+      for (bool acc : {false, true}) {
+        auto dinp = acc ? random_vector<bf16>(n, 3) : poisoned<bf16>(n);
+        auto dinp64 = convert<double>(dinp);
+        gelu_backward(view(dinp.data(), {n}), view(dout.data(), {n}), view(inp.data(), {n}), acc, cpu);
+        gelu_backward_ref(dinp64.data(), dout64.data(), inp64.data(), n, acc);
+        check_close("dinp", dinp, dinp64, 0x1p-8);
+      }
+      inp.back() = std::numeric_limits<float>::quiet_NaN();
+      gelu_forward(view(out.data(), {n}), view(inp.data(), {n}), cpu);
+      CHECK(std::isnan(static_cast<float>(out.back())));
+    }
+  }
+}

@@ -109,3 +109,34 @@ TEST_CASE("layernorm: fast CPU equals the reference, set and added, with and wit
     }
   }
 }
+
+// bf16 keeps 8 bits, so an offset of 100 deviations would leave inp nothing to normalise: 3 is large enough.
+TEST_CASE("layernorm: in bf16 the fast CPU equals the reference, rounded once") {
+  for (const Size& size : std::vector<Size>{{1, 3}, {7, 8}, {5, 31}, {301, 32}, {3, 1027}, {1000, 96}}) {
+    for (double offset : {0.0, 3.0}) {
+      const int64_t rows = size.rows, C = size.C;
+      CAPTURE(rows);
+      CAPTURE(C);
+      CAPTURE(offset);
+      auto inp = random_vector<bf16>(rows * C, 1);
+      for (auto& x : inp) x += static_cast<float>(offset);
+      const auto dout = random_vector<bf16>(rows * C, 2);
+      const auto inp64 = convert<double>(inp), dout64 = convert<double>(dout);
+      for (bool acc : {false, true}) {
+        auto out = poisoned<bf16>(rows * C), dinp = acc ? random_vector<bf16>(rows * C, 3) : poisoned<bf16>(rows * C);
+        auto mean = poisoned<float>(rows), rstd = poisoned<float>(rows);
+        auto out64 = poisoned<double>(rows * C), mean64 = poisoned<double>(rows), rstd64 = poisoned<double>(rows);
+        auto dinp64 = convert<double>(dinp);
+        const Tensor m = view(mean.data(), {rows}), r = view(rstd.data(), {rows}), x = view(inp.data(), {rows, C});
+        layernorm_forward(view(out.data(), {rows, C}), m, r, x, 1e-5, Stream{});
+        layernorm_backward(view(dinp.data(), {rows, C}), view(dout.data(), {rows, C}), x, m, r, acc, Stream{});
+        layernorm_forward_ref(out64.data(), mean64.data(), rstd64.data(), inp64.data(), rows, C, 1e-5);
+        layernorm_backward_ref(dinp64.data(), dout64.data(), inp64.data(), mean64.data(), rstd64.data(), rows, C, acc);
+        check_close("out", out, out64, 0x1p-8);
+        for (size_t n = 0; n < mean.size(); ++n) CHECK(std::abs(mean[n] - mean64[n]) <= 1e-6 * (1 + offset));
+        check_close("rstd", rstd, rstd64, 1e-6);
+        check_close("dinp", dinp, dinp64, 0x1p-8);
+      }
+    }
+  }
+}

@@ -139,3 +139,65 @@ TEST_CASE("rmsnorm: without a gain it is the norm with a gain of ones") {
   const Tensor x = view(row.data(), {1, 4}), r = view(row.data(), {1});
   CHECK_THROWS_AS(rmsnorm_backward(x, x, x, x, Tensor{}, r, false, Stream{}), Error);
 }
+
+// The same inputs, sums in float: what is stored as f32 is as close as before, what is stored as bf16 is rounded once.
+TEST_CASE("rmsnorm: in bf16 the fast CPU equals the reference, rounded once") {
+  for (const Size& size : std::vector<Size>{{1, 3}, {7, 8}, {5, 31}, {301, 32}, {3, 1027}, {1000, 96}}) {
+    const int64_t rows = size.rows, C = size.C;
+    CAPTURE(rows);
+    CAPTURE(C);
+    const auto inp = random_vector<bf16>(rows * C, 1), dout = random_vector<bf16>(rows * C, 3);
+    const auto weight = random_vector<float>(C, 2);
+    const auto inp64 = convert<double>(inp), weight64 = convert<double>(weight), dout64 = convert<double>(dout);
+    const Tensor x = view(inp.data(), {rows, C}), dy = view(dout.data(), {rows, C});
+    for (const bool acc : {false, true}) {
+      for (const bool gain : {false, true}) {
+        CAPTURE(gain);
+        auto out = poisoned<bf16>(rows * C), dinp = acc ? random_vector<bf16>(rows * C, 4) : poisoned<bf16>(rows * C);
+        auto rstd = poisoned<float>(rows), dweight = random_vector<float>(C, 5);
+        auto out64 = poisoned<double>(rows * C), rstd64 = poisoned<double>(rows);
+        auto dinp64 = convert<double>(dinp), dweight64 = convert<double>(dweight);
+        const Tensor w = gain ? view(weight.data(), {C}) : Tensor{}, r = view(rstd.data(), {rows});
+        const Tensor dw = gain ? view(dweight.data(), {C}) : Tensor{};
+        rmsnorm_forward(view(out.data(), {rows, C}), r, x, w, 1e-6, Stream{});
+        rmsnorm_backward(view(dinp.data(), {rows, C}), dw, dy, x, w, r, acc, Stream{});
+        const double* w64 = gain ? weight64.data() : nullptr;
+        rmsnorm_forward_ref(out64.data(), rstd64.data(), inp64.data(), w64, rows, C, 1e-6);
+        rmsnorm_backward_ref(dinp64.data(), gain ? dweight64.data() : nullptr, dout64.data(), inp64.data(), w64,
+                             rstd64.data(), rows, C, acc);
+        check_close("out", out, out64, 0x1p-8);
+        check_close("rstd", rstd, rstd64, 1e-6);
+        check_close("dinp", dinp, dinp64, 0x1p-8);
+        check_close("dweight", dweight, dweight64, 1e-5);
+      }
+    }
+  }
+}
+
+TEST_CASE("rmsnorm: in bf16 a NaN stays in its row, and the threads do not matter") {
+  const int64_t rows = 700, C = 203;
+  auto inp = random_vector<bf16>(rows * C, 1);
+  const auto weight = random_vector<float>(C, 2);
+  const auto dout = random_vector<bf16>(rows * C, 3);
+  auto run = [&] {  // out, dinp, dweight
+    auto out = poisoned<bf16>(rows * C), dinp = poisoned<bf16>(rows * C);
+    auto rstd = poisoned<float>(rows), dweight = std::vector<float>(static_cast<size_t>(C), 0.f);
+    const Tensor x = view(inp.data(), {rows, C}), r = view(rstd.data(), {rows}), w = view(weight.data(), {C});
+    rmsnorm_forward(view(out.data(), {rows, C}), r, x, w, 1e-6, Stream{});
+    rmsnorm_backward(view(dinp.data(), {rows, C}), view(dweight.data(), {C}), view(dout.data(), {rows, C}), x, w, r,
+                     false, Stream{});
+    auto all = convert<float>(out);
+    all.insert(all.end(), dinp.begin(), dinp.end());
+    all.insert(all.end(), dweight.begin(), dweight.end());
+    return all;
+  };
+  check_same_bits_on_any_threads<float>(run);
+  inp[static_cast<size_t>(7 * C + 202)] = std::numeric_limits<float>::quiet_NaN();
+  const auto spoilt = run();
+  int64_t wrong = 0;
+  for (int64_t i = 0; i < (2 * rows + 1) * C; ++i) {
+    const bool depends = i >= 2 * rows * C || i / C % rows == 7;
+    wrong += std::isnan(spoilt[static_cast<size_t>(i)]) != depends;
+  }
+  CHECK(wrong == 0);
+}

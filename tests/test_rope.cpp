@@ -131,3 +131,28 @@ TEST_CASE("rope: NaN stays in its pair, threads do not matter, positions beyond 
   check_same_bits_on_any_threads<float>(forward);
   CHECK_THROWS_AS(rope_forward(view(inp.data(), s.shape()), view(inp.data(), s.shape()), table_view, 4, cpu), Error);
 }
+
+TEST_CASE("rope: in bf16 the fast CPU equals the reference, rounded once") {
+  for (const Size& s : sizes) {
+    CAPTURE(s.T);
+    CAPTURE(s.D);
+    const auto inp = random_vector<bf16>(s.numel(), 1);
+    const auto table = convert<float>(rope_table(s.pos + s.T, s.D, 10000.0));
+    const auto inp64 = convert<double>(inp), table64 = convert<double>(table);
+    const Tensor table_view = view(table.data(), {s.pos + s.T, s.D}), inp_view = view(inp.data(), s.shape());
+    auto out = poisoned<bf16>(s.numel()), in_place = inp;
+    auto want = poisoned<double>(s.numel());
+    rope_forward_ref(want.data(), inp64.data(), table64.data(), s.B, s.T, s.H, s.D, s.pos);
+    rope_forward(view(out.data(), s.shape()), inp_view, table_view, s.pos, cpu);
+    check_close("out", out, want, 0x1p-8);
+    rope_forward(view(in_place.data(), s.shape()), view(in_place.data(), s.shape()), table_view, s.pos, cpu);
+    CHECK(convert<float>(in_place) == convert<float>(out));
+    for (bool acc : {false, true}) {
+      auto dinp = acc ? random_vector<bf16>(s.numel(), 2) : poisoned<bf16>(s.numel());
+      auto dinp64 = convert<double>(dinp);
+      rope_backward_ref(dinp64.data(), inp64.data(), table64.data(), s.B, s.T, s.H, s.D, s.pos, acc);
+      rope_backward(view(dinp.data(), s.shape()), inp_view, table_view, s.pos, acc, cpu);
+      check_close("dinp", dinp, dinp64, 0x1p-8);
+    }
+  }
+}

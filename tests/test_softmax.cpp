@@ -167,3 +167,29 @@ TEST_CASE("softmax: wrong shapes are errors") {
   CHECK_THROWS_AS(softmax_backward(view(x.data(), {6}), view(x.data(), {5}), view(x.data(), {2, 3}), 1.0, false, fast),
                   Error);
 }
+
+// Out is f32 and computed from the same numbers: as close as before. dinp is rounded once.
+TEST_CASE("softmax: of bf16 the fast CPU equals the reference") {
+  for (double top_p : {0.0, 0.371, 0.9, 1.0}) {
+    for (const Size& size : sizes) {
+      CAPTURE(top_p);
+      CAPTURE(size.S);
+      const int64_t n = size.rows * size.S;
+      const Shape shape{size.rows, size.S};
+      const auto inp = random_vector<bf16>(n, 1, 3.0);
+      const auto dout = random_vector<float>(n, 2);
+      const auto inp64 = convert<double>(inp), dout64 = convert<double>(dout);
+      auto out = poisoned<float>(n);
+      softmax_forward(view(out.data(), shape), view(inp.data(), shape), top_p, fast);
+      // Equal weights are frequent in bf16, and the larger index comes first in both.
+      check_close("out", out, forward(inp64, size, top_p, reference), 1e-6);
+      for (bool acc : {false, true}) {
+        auto dinp = acc ? random_vector<bf16>(n, 3) : poisoned<bf16>(n);
+        const auto want = backward(convert<double>(dinp), dout64, inp64, size, top_p, acc, reference);
+        softmax_backward(view(dinp.data(), shape), view(dout.data(), shape), view(inp.data(), shape), top_p, acc, fast);
+        if (size.S == 1 && !acc) CHECK(std::abs(static_cast<float>(dinp[0])) < 1e-6f);  // the gradient of a constant
+        else check_close("dinp", dinp, want, 0x1p-8);
+      }
+    }
+  }
+}
