@@ -62,8 +62,8 @@ void mix_tile(float* m, int64_t stride, const Data<S>& of, int64_t n0, int64_t r
 }
 
 // -----------------------------------------------------------------------------------------------------------------
-// The gradients of a token's sources, and of the weights on them. du is a sum over all heads, R of them at a time: until
-// the last it is kept in floats.
+// The gradients of a token's sources, and of the weights on them. du is a sum over all heads, R of them at a time:
+// until the last it is kept in floats.
 
 template <class S>
 struct SourceRow {

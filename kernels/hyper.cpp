@@ -11,20 +11,24 @@ namespace {
 // -----------------------------------------------------------------------------------------------------------------
 // Expand and sum.
 
-template <class S>
-void streams_expand_cpu(S* streams, const S* x, int64_t rows, int64_t E, int64_t C, bool acc) {
-  parallel_for(rows, grain(E, C), [=](int64_t begin, int64_t end) {
-    for (int64_t n = begin; n < end; ++n) {
-      for (int64_t i = 0; i < E; ++i) {
-        S* s = streams + (n * E + i) * C;
-        if (acc) {
-#pragma omp simd
-          for (int64_t c = 0; c < C; ++c) s[c] += x[n * C + c];
-        } else {
-          std::copy_n(x + n * C, C, s);
-        }
-      }
+template <class Vec, int E, class S>
+void expand_columns(S* streams, const S* x, int64_t c, int64_t C, bool acc) {
+  for (; c + lanes_of<Vec> <= C; c += lanes_of<Vec>) {
+    Vec in, s = {};
+    load(in, x + c);
+    for (int i = 0; i < E; ++i) {
+      prefetch_to_write(streams + (E + i) * C + c);
+      if (acc) load(s, streams + i * C + c);
+      store(streams + i * C + c, acc ? s + in : in);
     }
+  }
+  if (c < C) expand_columns<float, E>(streams, x, c, C, acc);
+}
+
+template <int E, class S>
+void streams_expand_cpu(S* streams, const S* x, int64_t rows, int64_t C, bool acc) {
+  parallel_for(rows, grain(E, C), [=](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n) expand_columns<Vec16, E>(streams + n * E * C, x + n * C, 0, C, acc);
   });
 }
 
@@ -34,6 +38,7 @@ void sum_columns(S* out, const S* x, int64_t c, int64_t C, bool acc) {
     Vec sum = {}, s;
     if (acc) load(sum, out + c);
     for (int i = 0; i < E; ++i) {
+      prefetch(x + (E + i) * C + c);
       load(s, x + i * C + c);
       sum += s;
     }
@@ -166,9 +171,9 @@ void streams_expand(const char* name, const Tensor& streams, const Tensor& x, bo
   check_streams(name, streams, x);
   const int64_t E = streams.dim(2), C = streams.dim(3), rows = streams.dim(0) * streams.dim(1);
   if (stream.backend == Backend::cpu)
-    return with_storage(x.dtype, [&](auto storage) {
+    return with_storage_and_streams(x.dtype, E, [&](auto storage, auto count) {
       using S = decltype(storage);
-      streams_expand_cpu(streams.as<S>(), x.as<S>(), rows, E, C, acc);
+      streams_expand_cpu<count>(streams.as<S>(), x.as<S>(), rows, C, acc);
     });
   with_real(x.dtype, [&](auto real) {
     using T = decltype(real);

@@ -120,17 +120,18 @@ void dynamic_coefficients(float* coef, float* stats, const S* x, const ReadPlan<
 }
 
 // out = sum_i A[i,0] x_i
-template <class Vec, int E, class S>
+template <class Vec, int E, bool first_pass, class S>
 void read_columns(S* out, const S* x, const float* coef, int64_t c, int64_t C) {
   for (; c + lanes_of<Vec> <= C; c += lanes_of<Vec>) {
     Vec sum = {}, s;
     for (int i = 0; i < E; ++i) {
+      if constexpr (first_pass) prefetch(x + (E + i) * C + c);
       load(s, x + i * C + c);
       sum += coef[i * (E + 2)] * s;
     }
     store(out + c, sum);
   }
-  if (c < C) read_columns<float, E>(out, x, coef, c, C);
+  if (c < C) read_columns<float, E, first_pass>(out, x, coef, c, C);
 }
 
 template <int E, class S>
@@ -142,9 +143,13 @@ void hyper_read_forward_cpu(S* out, float* coef, float* stats, const S* streams,
     for (int64_t n = begin; n < end; ++n) {
       const S* x = streams + n * E * C;
       float* a = coef + n * E * (E + 2);
-      if (plan.projection != nullptr) dynamic_coefficients<E>(a, stats + n * E * (E + 4), x, plan, C);
-      else std::copy_n(plan.constant, E * (E + 2), a);
-      read_columns<Vec16, E>(out + n * C, x, a, 0, C);
+      if (plan.projection != nullptr) {
+        dynamic_coefficients<E>(a, stats + n * E * (E + 4), x, plan, C);
+        read_columns<Vec16, E, false>(out + n * C, x, a, 0, C);
+      } else {
+        std::copy_n(plan.constant, E * (E + 2), a);
+        read_columns<Vec16, E, true>(out + n * C, x, a, 0, C);
+      }
     }
   });
 }
@@ -159,19 +164,23 @@ struct ReadSums {
   float d[E * (E + 2)], d_tanh[E * (E + 2)], q[E * (E + 2)];
 };
 
-// dots[i] += x_i . dout
+// dots[i] += x_i . dout. The first pass over a token: it fetches the next one's x, and the dx that the last will write.
 template <class Vec, int E, class S>
-void dot_columns(float* dots, const S* x, const S* dout, int64_t c, int64_t C) {
+void dot_columns(float* dots, const S* x, const S* dout, const S* dx, int64_t c, int64_t C) {
   Vec sum[E] = {}, s, dy;
   for (; c + lanes_of<Vec> <= C; c += lanes_of<Vec>) {
     load(dy, dout + c);
     for (int i = 0; i < E; ++i) {
+      if constexpr (lanes_of<Vec> > 1) {
+        prefetch(x + (E + i) * C + c);
+        prefetch_to_write(dx + i * C + c);
+      }
       load(s, x + i * C + c);
       sum[i] += s * dy;
     }
   }
   add_sums_of_lanes(dots, sum);
-  if (c < C) dot_columns<float, E>(dots, x, dout, c, C);
+  if (c < C) dot_columns<float, E>(dots, x, dout, dx, c, C);
 }
 
 // With d = x - mean and k = rstd q: g_i = sum_j k[i,j] projection_j, along[i] += g_i . d_i,
@@ -183,7 +192,6 @@ void project_back_columns(float* g, float* along, float* dprojection, const S* x
   for (; c + lanes_of<Vec> <= C; c += lanes_of<Vec>) {
     Vec d[E], gi[E] = {}, p, dp;
     unrolled<E>([&](auto i) {
-      prefetch(x + (E + i) * C + c);
       load(d[i], x + i * C + c);
       d[i] -= mean[i];
     });
@@ -246,7 +254,7 @@ void read_backward_token(const ReadToken<S>& t, ReadSums<E>& sums, float* dproje
                          const ReadPlan<E>& plan, int64_t C, bool acc) {
   constexpr int J = E + 2;
   float dots[E] = {}, da[E * J], mean[E] = {}, along[E] = {};
-  dot_columns<Vec16, E>(dots, t.x, t.dout, 0, C);
+  dot_columns<Vec16, E>(dots, t.x, t.dout, t.dx, 0, C);
   std::copy_n(t.dcoef, E * J, da);
   for (int i = 0; i < E; ++i) da[i * J] += dots[i];
   for (int e = 0; e < E * J; ++e) sums.d[e] += da[e];

@@ -88,6 +88,12 @@ void way_mix_forward_cpu(const std::vector<Storage*>& outs, float* rstd, const D
   });
 }
 
+template <class Storage>
+void copy_row(float* to, const Storage* from, int64_t C) {
+#pragma omp simd
+  for (int64_t c = 0; c < C; ++c) to[c] = from[c];
+}
+
 // In: da = a_w of a token, dy = its dout_w. Out: da = da_w, dpost added.
 template <class Storage>
 void normalize_backward(float* da, float* dpost, const Storage* dy, const float* post, float r, int64_t C) {
@@ -114,9 +120,9 @@ void skip_backward(Storage* dskip, const Storage* const* dy /*W times (C)*/, boo
 }
 
 // One source of one token. da: W times (C); x, dx, gain, dgain: (C); gain and dgain only if prepost.
-template <class Storage, class Da>
+template <class Storage>
 struct SourceRow {
-  const Da* const* da;
+  const float* const* da;
   const float* coef;  // (W)
   const Storage* x;
   const float* gain;
@@ -126,8 +132,8 @@ struct SourceRow {
 };
 
 // Columns [begin, end): adds <da_w, gain x> to product(W) and v x to dgain, sets or adds dx = gain v.
-template <class Vec, int Vecs, int W, bool prepost, class Storage, class Da>
-void source_columns(float* product, const SourceRow<Storage, Da>& row, int64_t begin, int64_t end) {
+template <class Vec, int Vecs, int W, bool prepost, class Storage>
+void source_columns(float* product, const SourceRow<Storage>& row, int64_t begin, int64_t end) {
   if (begin == end) return;
   Vec sum[W][Vecs] = {};
   for (int64_t block = begin; block < end; block += Vecs * lanes_of<Vec>) {
@@ -181,11 +187,18 @@ struct Backward {
   const WayAcc& acc;
   int64_t C, S;
 
-  // da(W,C) and dskip of token n; plain needs neither, because da is dout.
+  // Plain f32 needs no da: it is dout. From bf16 it is converted, once for all sources.
+  static constexpr bool in_place = !prepost && std::is_same_v<Storage, float>;
+
+  // da(W,C) and dskip of token n.
   void token(float* da, const Partial& partial, const float* coef, int64_t n) const {
     float* rows[W];
     const Storage* dy[W];
     for (int w = 0; w < W; ++w) rows[w] = da + w * C, dy[w] = douts[static_cast<size_t>(w)] + n * C;
+    if constexpr (!prepost) {
+      for (int w = 0; w < W; ++w) copy_row(rows[w], dy[w], C);
+      return;
+    }
     mix<W, prepost>(rows, coef, m, n, C);
     for (int w = 0; w < W; ++w)
       normalize_backward(rows[w], partial.post + w * C, dy[w], m.post[static_cast<size_t>(w)], rstd[n * W + w], C);
@@ -193,14 +206,14 @@ struct Backward {
   }
 
   void source(const Partial& partial, const float* da, const float* coef, int64_t n, int64_t s) const {
-    using Da = std::conditional_t<prepost, float, Storage>;
     const size_t i = static_cast<size_t>(s);
-    const Da* rows[W];
+    const float* rows[W];
     for (int w = 0; w < W; ++w) {
-      if constexpr (prepost) rows[w] = da + w * C;
-      else rows[w] = douts[static_cast<size_t>(w)] + n * C;
+      if constexpr (in_place) rows[w] = douts[static_cast<size_t>(w)] + n * C;
+      else rows[w] = da + w * C;
     }
-    SourceRow<Storage, Da> row{rows, coef + s * W, m.sources[i] + n * C, nullptr, d.sources[i] + n * C, nullptr, acc.sources[i]};
+    SourceRow<Storage> row{rows,    coef + s * W,         m.sources[i] + n * C,
+                           nullptr, d.sources[i] + n * C, nullptr, acc.sources[i]};
     if constexpr (prepost) row.gain = m.gains[i], row.dgain = partial.gains + s * C;
     float product[W] = {};
     const int64_t end32 = C / 32 * 32, end16 = C / 16 * 16;
@@ -223,7 +236,7 @@ struct Backward {
       const int64_t tokens = std::min(tile, end - n);
       for (int64_t t = 0; t < tokens; ++t) {
         gather_coefficients<W>(coef + t * W * S, m, n + t);
-        if constexpr (prepost) token(da + t * W * C, partial, coef + t * W * S, n + t);
+        if constexpr (!in_place) token(da + t * W * C, partial, coef + t * W * S, n + t);
       }
       for (int64_t s = 0; s < S; ++s)
         for (int64_t t = 0; t < tokens; ++t) source(partial, da + t * W * C, coef + t * W * S, n + t, s);
