@@ -14,7 +14,7 @@ namespace {
 
 // In bf16, of both parts. A panel of a (32, k_block) stays in the L1 cache beside the panel of b it meets, a packed
 // block of b in the L2 cache with room for a and c to pass through.
-constexpr int64_t k_block = 512, b_block = 512 * 1024;
+constexpr int64_t k_block = 640, b_block = 512 * 1024;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t round_up(int64_t n, int64_t unit) { return ceil_div(n, unit) * unit; }
@@ -86,12 +86,14 @@ MATRIX_TARGET void multiply_region(const Task<C, T>& p, int64_t i0, int64_t i1, 
               const int64_t n = std::min(panel_lines, je - j), panel = (j - jb) / panel_lines;
               const bf16* b = packed_b + panel * panel_size + (k - ko) * panel_lines * parts<T>;
               C* c = p.c + i * p.N + j;
-              float* to = row_sums + panel * sums_size;
+              float* to = row_sums + (first && last ? 0 : panel * sums_size);
               int64_t ld = panel_lines;
               bool add = !first;
               const bool direct = std::is_same_v<C, float> && m == panel_lines && n == panel_lines;
               if (direct) to = reinterpret_cast<float*>(c), ld = p.N, add |= p.add;
-              if (amx) multiply_amx<parts<T>>(to, ld, a, b, ceil_div(K, step_k), add);
+              const char* ahead = reinterpret_cast<const char*>(direct || (last && first) ? c + panel_lines: reinterpret_cast<const C*>(to + sums_size));
+              const int64_t ahead_row = direct || (last && first) ? p.N * sizeof(C) : 128;
+              if (amx) multiply_amx<parts<T>>(to, ld, a, b, ceil_div(K, step_k), add, ahead, ahead_row);
               else multiply_avx512(to, ld, a, b, ceil_div(K, step_k), add);
               if (!direct && last) finish_sums(c, p.N, to, m, n, p.add);
             }

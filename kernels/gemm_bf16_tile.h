@@ -122,6 +122,16 @@ MATRIX_TARGET inline void pack_tile(bf16* to, const Lines<T>& from, int64_t n, i
 template <class T, bool pairs, bool k_inner>
 MATRIX_TARGET void pack_panel_of(bf16* to, const Lines<T>& from, int64_t n, int64_t K) {
   constexpr bool transposed = pairs == k_inner;
+  if constexpr (std::is_same_v<T, bf16> && !pairs && k_inner) {
+    for (int64_t line = 0; line < panel_lines; ++line) {
+      const bf16* row = from.data + (line < n ? line * from.across : 0);
+      bf16* dest = to + line * step_k;
+      int64_t k = 0;
+      for (; k + step_k <= K && line < n; k += step_k, dest += 2 * tile_size) _mm512_store_si512(dest, _mm512_loadu_si512(row + k));
+      for (; k < K; k += step_k, dest += 2 * tile_size) _mm512_store_si512(dest, _mm512_maskz_loadu_epi16(line < n ? first_lanes(K - k) : 0, row + k));
+    }
+    return;
+  }
   for (int64_t k = 0; k < K; k += step_k, to += 2 * parts<T> * tile_size) {
     for (int64_t half = 0; half < 2; ++half) {
       const int64_t line = half * tile_lines, left = std::max<int64_t>(0, n - line);
@@ -152,7 +162,8 @@ struct RowPanel {
 // c (32, 32), set or added to, from `steps` x 32 k of a and b.
 template <int part_count>
 MATRIX_TARGET inline void multiply_amx(float* c, int64_t ldc, const RowPanel& a, const bf16* b, int64_t steps,
-                                       bool add) {
+                                       bool add, const char* ahead, int64_t ahead_row) {
+  const int64_t ahead_rows = (panel_lines + steps - 1) / steps;
   const int64_t c_bytes = ldc * 4, a_bytes = a.row * 2;
   const bf16 *top = a.half(0), *bottom = a.half(1);
   float* c_bottom = c + tile_lines * ldc;
@@ -170,10 +181,10 @@ MATRIX_TARGET inline void multiply_amx(float* c, int64_t ldc, const RowPanel& a,
   }
   for (int64_t s = 0; s < steps; ++s, top += a.step, bottom += a.step, b += 2 * part_count * tile_size) {
     if (part_count == 2) {  // the low part of a
-      _tile_loadd(6, b, 64);
+      _tile_stream_loadd(6, b, 64);
       _tile_loadd(4, top + 2 * tile_size, 64);
       _tile_dpbf16ps(0, 4, 6);
-      _tile_loadd(7, b + tile_size, 64);
+      _tile_stream_loadd(7, b + tile_size, 64);
       _tile_dpbf16ps(1, 4, 7);
       _tile_loadd(5, bottom + 2 * tile_size, 64);
       _tile_dpbf16ps(2, 5, 6);
@@ -184,21 +195,25 @@ MATRIX_TARGET inline void multiply_amx(float* c, int64_t ldc, const RowPanel& a,
       _tile_loadd(5, bottom, 64);
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
-      _tile_loadd(6, b + 2 * tile_size, 64);  // the low part of b
+      _tile_stream_loadd(6, b + 2 * tile_size, 64);  // the low part of b
       _tile_dpbf16ps(0, 4, 6);
       _tile_dpbf16ps(2, 5, 6);
-      _tile_loadd(7, b + 3 * tile_size, 64);
+      _tile_stream_loadd(7, b + 3 * tile_size, 64);
       _tile_dpbf16ps(1, 4, 7);
       _tile_dpbf16ps(3, 5, 7);
     } else {
-      _tile_loadd(6, b, 64);
+      _tile_stream_loadd(6, b, 64);
       _tile_loadd(4, top, a_bytes);
       _tile_dpbf16ps(0, 4, 6);
-      _tile_loadd(7, b + tile_size, 64);
+      _tile_stream_loadd(7, b + tile_size, 64);
       _tile_dpbf16ps(1, 4, 7);
       _tile_loadd(5, bottom, a_bytes);
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
+    }
+    for (int64_t r = 0; r < ahead_rows; ++r, ahead += ahead_row) {
+      __builtin_prefetch(ahead, 1);
+      __builtin_prefetch(ahead + 64, 1);
     }
   }
   _tile_stored(0, c, c_bytes);
