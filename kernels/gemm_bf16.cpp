@@ -56,7 +56,7 @@ MATRIX_TARGET void multiply_region(const Task<C, T>& p, int64_t i0, int64_t i1, 
   const Blocks block = cut(p, i1 - i0, j1 - j0);
   const int64_t panel_size = panel_lines * block.outer * parts<T>;
   const int64_t panels = block.width / panel_lines;
-  const bool in_place = std::is_same_v<T, bf16> && p.a.k_inner() && p.K % step_k == 0 && j1 - j0 <= 128;
+  const bool in_place = std::is_same_v<T, bf16> && p.a.k_inner() && p.K % step_k == 0 && p.a.across % 1024 != 0;
   const int64_t sums_kept = block.outer < p.K ? ceil_div(block.height, panel_lines) : 1;
   bf16* packed_b = reinterpret_cast<bf16*>(scratch_f32(static_cast<size_t>(panels * panel_size / 2), 4));
   float* sums = scratch_f32(
@@ -69,9 +69,7 @@ MATRIX_TARGET void multiply_region(const Task<C, T>& p, int64_t i0, int64_t i1, 
       const int64_t ie = std::min(i1, ib + block.height);
       for (int64_t ko = 0; ko < p.K; ko += block.outer) {
         const int64_t ke = std::min(p.K, ko + block.outer);
-        for (int64_t j = jb; j < je; j += panel_lines)
-          pack_panel<T, true>(packed_b + (j - jb) / panel_lines * panel_size, {p.b.at(j, ko), p.b.across, p.b.along},
-                              std::min(panel_lines, je - j), ke - ko);
+        pack_panels<T, true>(packed_b, panel_size, {p.b.at(jb, ko), p.b.across, p.b.along}, je - jb, ke - ko);
         for (int64_t i = ib; i < ie; i += panel_lines) {
           const int64_t m = std::min(panel_lines, ie - i);
           float* row_sums = sums + (sums_kept > 1 ? (i - ib) / panel_lines : 0) * panels * sums_size;
@@ -80,7 +78,7 @@ MATRIX_TARGET void multiply_region(const Task<C, T>& p, int64_t i0, int64_t i1, 
             const Lines<T> from{p.a.at(i, k), p.a.across, p.a.along};
             RowPanel a{packed_a, step_k, 2 * parts<T> * tile_size};
             if (in_place && m == panel_lines) a = {reinterpret_cast<const bf16*>(from.data), from.across, step_k};
-            else pack_panel<T, false>(packed_a, from, m, K);
+            else pack_rows(packed_a, from, m, K);
             const bool first = k == 0, last = k + K == p.K;
             for (int64_t j = jb; j < je; j += panel_lines) {
               const int64_t n = std::min(panel_lines, je - j), panel = (j - jb) / panel_lines;
@@ -93,6 +91,7 @@ MATRIX_TARGET void multiply_region(const Task<C, T>& p, int64_t i0, int64_t i1, 
               if (direct) to = reinterpret_cast<float*>(c), ld = p.N, add |= p.add;
               const char* ahead = reinterpret_cast<const char*>(direct || (last && first) ? c + panel_lines: reinterpret_cast<const C*>(to + sums_size));
               const int64_t ahead_row = direct || (last && first) ? p.N * sizeof(C) : 128;
+              if (i + panel_lines < ie) prefetch_lines<T>({p.a.at(i + panel_lines, k), p.a.across, p.a.along}, std::min(panel_lines, ie - i - panel_lines), K, panel, (je - jb + 31) / 32);
               if (amx) multiply_amx<parts<T>>(to, ld, a, b, ceil_div(K, step_k), add, ahead, ahead_row);
               else multiply_avx512(to, ld, a, b, ceil_div(K, step_k), add);
               if (!direct && last) finish_sums(c, p.N, to, m, n, p.add);
