@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <type_traits>
+#include <vector>
 
 #include "kernels/cpu.h"
 #include "kernels/gemm_bf16_tile.h"
@@ -14,39 +15,119 @@ namespace {
 
 // In bf16, of both parts. A panel of a (32, k_block) stays in the L1 cache beside the panel of b it meets, a packed
 // block of b in the L2 cache with room for a and c to pass through.
-constexpr int64_t k_block = 512, b_block = 512 * 1024;
+constexpr int64_t k_block = 640, b_block = 512 * 1024;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t round_up(int64_t n, int64_t unit) { return ceil_div(n, unit) * unit; }
 // The size of the fewest equal blocks, none above `limit`, that cover n; a multiple of `unit`, as is limit.
 int64_t even_blocks(int64_t n, int64_t limit, int64_t unit) { return round_up(ceil_div(n, ceil_div(n, limit)), unit); }
 
+template <class T>
+struct Factors {
+  Lines<T> a, b;
+  int64_t K;
+};
+// c, set or added to, from the sum of several products.
 template <class C, class T>
 struct Task {
   C* c;
-  Lines<T> a, b;
-  int64_t M, N, K;
+  std::vector<Factors<T>> terms;
+  int64_t M, N;
   bool add;
+  // As many k as the packed panels of all the terms hold.
+  int64_t padded_K() const {
+    int64_t K = 0;
+    for (const Factors<T>& term : terms) K += round_up(term.K, step_k);
+    return K;
+  }
   // Below a few microseconds of work, waking the threads does not pay.
-  bool small() const { return M * N * K < 2000000; }
+  bool small() const { return M * N * padded_K() < 2000000; }
 };
 
-// How a region of c is cut. `depth` k are multiplied at once, `outer` k of b are packed at once.
+// A piece of one term's k that is multiplied at once; `at` is its place among the padded k.
+struct Piece {
+  size_t term;
+  int64_t k, K, at;
+};
+// How the work on m rows and n columns is cut. The pieces from outer[o] to outer[o + 1] of b are packed at once.
 struct Blocks {
-  int64_t depth, outer, width, height;
+  std::vector<Piece> pieces;
+  std::vector<size_t> outer;
+  int64_t depth, outer_K, width, height;
 };
 template <class C, class T>
 Blocks cut(const Task<C, T>& p, int64_t m, int64_t n) {
-  const int64_t depth = even_blocks(p.K, k_block / parts<T>, step_k), K = round_up(p.K, step_k) * parts<T>;
-  // Float sums wait in c itself.
-  if (std::is_same_v<C, float>) {
-    const int64_t width = even_blocks(n, 1024, panel_lines);
-    const int64_t outer = even_blocks(ceil_div(p.K, depth), std::max<int64_t>(1, b_block / (width * depth * parts<T>)), 1);
-    return {depth, outer * depth, width, m};
+  Blocks block{{}, {0}, 0, 0, 0, m};
+  const int64_t all = p.padded_K(), wide = even_blocks(n, 1024, panel_lines);
+  if (std::is_same_v<C, float>) {  // sums wait in c itself
+    block.width = wide;
+    block.outer_K = std::max(k_block / parts<T>, b_block / (wide * parts<T>));
+  } else if (all <= 4096) {  // sums wait for one panel of rows
+    block.width = even_blocks(n, std::max<int64_t>(128, b_block / all / panel_lines * panel_lines), panel_lines);
+    block.outer_K = all;
+  } else {  // sums wait for `height` rows
+    block.width = even_blocks(n, 384, panel_lines);
+    block.height = even_blocks(m, 512, panel_lines);
+    block.outer_K = 2 * k_block;
   }
-  if (K <= 4096)
-    return {depth, round_up(p.K, depth), even_blocks(n, std::max<int64_t>(128, b_block / K / 32 * 32), panel_lines), m};
-  return {depth, 2 * depth, even_blocks(n, 384, panel_lines), even_blocks(m, 512, panel_lines)};
+  block.outer_K = std::min(block.outer_K, all);
+  int64_t at = 0, packed = 0;
+  for (size_t t = 0; t < p.terms.size(); ++t) {
+    const int64_t K = p.terms[t].K, depth = even_blocks(K, k_block / parts<T>, step_k);
+    block.depth = std::max(block.depth, depth);
+    for (int64_t k = 0; k < K; k += depth) {
+      const int64_t part = std::min(depth, K - k), padded = round_up(part, step_k);
+      if (at > 0 && packed + padded > block.outer_K) block.outer.push_back(block.pieces.size()), packed = 0;
+      block.pieces.push_back({t, k, part, at});
+      at += padded, packed += padded;
+    }
+  }
+  block.outer.push_back(block.pieces.size());
+  return block;
+}
+
+// Rows of bf16 are read where they are, unless they are so far apart (multiples of 2 KiB) that their pieces drive each
+// other out of the L1 cache.
+inline bool reads_in_place(const Lines<bf16>& a, int64_t K) {
+  return a.k_inner() && K % step_k == 0 && a.across % 1024 != 0;
+}
+inline bool reads_in_place(const Lines<float>&, int64_t) { return false; }
+
+struct Phase {
+  bool first, last, amx;
+};
+// The 32 rows from i on (those before i_end) and n columns from j0 on, for one piece of k, of which b is packed.
+template <class C, class T>
+MATRIX_TARGET void multiply_row_panel(const Task<C, T>& p, const Piece& piece, Phase phase, const bf16* b,
+                                      int64_t panel_size, bf16* packed_a, float* sums, int64_t i, int64_t i_end,
+                                      int64_t j0, int64_t columns) {
+  const Lines<T>& a = p.terms[piece.term].a;
+  const int64_t m = std::min(panel_lines, i_end - i), next_m = std::min(panel_lines, i_end - i - m);
+  const int64_t steps = ceil_div(piece.K, step_k), panels = ceil_div(columns, panel_lines);
+  const Lines<T> from{a.at(i, piece.k), a.across, a.along}, next{a.at(i + m, piece.k), a.across, a.along};
+  RowPanel rows{packed_a, step_k, 2 * parts<T> * tile_size};
+  if (reads_in_place(a, piece.K) && m == panel_lines) rows = {reinterpret_cast<const bf16*>(from.data), a.across, step_k};
+  else pack_rows(packed_a, from, m, piece.K);
+  for (int64_t panel = 0; panel < panels; ++panel, b += panel_size) {
+    const int64_t n = std::min(panel_lines, columns - panel * panel_lines);
+    C* c = p.c + i * p.N + j0 + panel * panel_lines;
+    // Float sums of whole panels wait in c itself. Others are finished from scratch, at once if k is only one piece.
+    const bool direct = std::is_same_v<C, float> && m == panel_lines && n == panel_lines;
+    const bool once = phase.first && phase.last;
+    float* to = direct ? reinterpret_cast<float*>(c) : sums + (once ? 0 : panel * sums_size);
+    const int64_t ld = direct ? p.N : panel_lines;
+    const bool add = !phase.first || (direct && p.add);
+    if (phase.amx) {
+      if (next_m > 0) prefetch_lines(next, next_m, piece.K, panel, panels);
+      const bool c_next = direct || once;  // else the next sums
+      const void* ahead = c_next ? static_cast<const void*>(c + panel_lines) : to + sums_size;
+      multiply_amx<parts<T>>(to, ld, rows, b, steps, add, static_cast<const char*>(ahead),
+                             c_next ? p.N * static_cast<int64_t>(sizeof(C)) : panel_lines * 4);
+    } else {
+      multiply_avx512(to, ld, rows, b, steps, add);
+    }
+    if (!direct && phase.last) finish_sums(c, p.N, to, m, n, p.add);
+  }
 }
 
 // Rows [i0, i1) and columns [j0, j1) of c, on one thread; i0 and j0 are multiples of panel_lines.
@@ -54,47 +135,30 @@ template <class C, class T>
 MATRIX_TARGET void multiply_region(const Task<C, T>& p, int64_t i0, int64_t i1, int64_t j0, int64_t j1) {
   const bool amx = matrix_unit() == MatrixUnit::amx;
   const Blocks block = cut(p, i1 - i0, j1 - j0);
-  const int64_t panel_size = panel_lines * block.outer * parts<T>;
-  const int64_t panels = block.width / panel_lines;
-  const bool in_place = std::is_same_v<T, bf16> && p.a.k_inner() && p.K % step_k == 0 && j1 - j0 <= 128;
-  const int64_t sums_kept = block.outer < p.K ? ceil_div(block.height, panel_lines) : 1;
+  const int64_t panels = block.width / panel_lines, panel_size = panel_lines * block.outer_K * parts<T>;
+  const int64_t sums_kept = block.outer.size() > 2 ? ceil_div(block.height, panel_lines) : 1;
   bf16* packed_b = reinterpret_cast<bf16*>(scratch_f32(static_cast<size_t>(panels * panel_size / 2), 4));
-  float* sums = scratch_f32(
-      static_cast<size_t>(sums_kept * panels * sums_size + panel_lines * block.depth * parts<T> / 2), 5);
+  const int64_t packed_a_size = panel_lines * block.depth * parts<T>;
+  float* sums = scratch_f32(static_cast<size_t>(sums_kept * panels * sums_size + packed_a_size / 2), 5);
   bf16* packed_a = reinterpret_cast<bf16*>(sums + sums_kept * panels * sums_size);
   if (amx) begin_tiles();
   for (int64_t jb = j0; jb < j1; jb += block.width) {
-    const int64_t je = std::min(j1, jb + block.width);
+    const int64_t width = std::min(j1 - jb, block.width);
     for (int64_t ib = i0; ib < i1; ib += block.height) {
       const int64_t ie = std::min(i1, ib + block.height);
-      for (int64_t ko = 0; ko < p.K; ko += block.outer) {
-        const int64_t ke = std::min(p.K, ko + block.outer);
-        for (int64_t j = jb; j < je; j += panel_lines)
-          pack_panel<T, true>(packed_b + (j - jb) / panel_lines * panel_size, {p.b.at(j, ko), p.b.across, p.b.along},
-                              std::min(panel_lines, je - j), ke - ko);
+      for (size_t o = 0; o + 1 < block.outer.size(); ++o) {
+        const Piece *begin = block.pieces.data() + block.outer[o], *end = block.pieces.data() + block.outer[o + 1];
+        for (const Piece* piece = begin; piece < end; ++piece) {
+          const Lines<T>& b = p.terms[piece->term].b;
+          pack_panels<T, true>(packed_b + (piece->at - begin->at) * panel_lines * parts<T>, panel_size,
+                               {b.at(jb, piece->k), b.across, b.along}, width, piece->K);
+        }
         for (int64_t i = ib; i < ie; i += panel_lines) {
-          const int64_t m = std::min(panel_lines, ie - i);
           float* row_sums = sums + (sums_kept > 1 ? (i - ib) / panel_lines : 0) * panels * sums_size;
-          for (int64_t k = ko; k < ke; k += block.depth) {
-            const int64_t K = std::min(block.depth, ke - k);
-            const Lines<T> from{p.a.at(i, k), p.a.across, p.a.along};
-            RowPanel a{packed_a, step_k, 2 * parts<T> * tile_size};
-            if (in_place && m == panel_lines) a = {reinterpret_cast<const bf16*>(from.data), from.across, step_k};
-            else pack_panel<T, false>(packed_a, from, m, K);
-            const bool first = k == 0, last = k + K == p.K;
-            for (int64_t j = jb; j < je; j += panel_lines) {
-              const int64_t n = std::min(panel_lines, je - j), panel = (j - jb) / panel_lines;
-              const bf16* b = packed_b + panel * panel_size + (k - ko) * panel_lines * parts<T>;
-              C* c = p.c + i * p.N + j;
-              float* to = row_sums + panel * sums_size;
-              int64_t ld = panel_lines;
-              bool add = !first;
-              const bool direct = std::is_same_v<C, float> && m == panel_lines && n == panel_lines;
-              if (direct) to = reinterpret_cast<float*>(c), ld = p.N, add |= p.add;
-              if (amx) multiply_amx<parts<T>>(to, ld, a, b, ceil_div(K, step_k), add);
-              else multiply_avx512(to, ld, a, b, ceil_div(K, step_k), add);
-              if (!direct && last) finish_sums(c, p.N, to, m, n, p.add);
-            }
+          for (const Piece* piece = begin; piece < end; ++piece) {
+            const bool first = piece->at == 0, last = piece + 1 == block.pieces.data() + block.pieces.size();
+            multiply_row_panel(p, *piece, {first, last, amx}, packed_b + (piece->at - begin->at) * panel_lines * parts<T>,
+                               panel_size, packed_a, row_sums, i, ie, jb, width);
           }
         }
       }
@@ -131,7 +195,7 @@ void multiply_rectangles(const Task<C, T>& p) {
 template <class C, class T>
 int64_t chunks_of(const Task<C, T>& p) {
   if (!std::is_same_v<C, float> || p.M * p.N > 65536) return 1;
-  return static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(std::clamp<int64_t>(p.K / 1024, 1, 16))));
+  return static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(std::clamp<int64_t>(p.terms[0].K / 1024, 1, 16))));
 }
 
 // A long sum into a small c leaves too few tiles to share out, so the sum itself is cut into chunks, as many for any
@@ -141,11 +205,11 @@ void multiply_chunks(const Task<float, T>& p, int64_t chunks) {
   const int64_t size = p.M * p.N;
   float* partial = scratch_f32(static_cast<size_t>(chunks * size), 6);
   parallel_for(chunks, p.small() ? chunks : 1, [=, &p](int64_t begin, int64_t end) {
+    const Factors<T>& x = p.terms[0];
     for (int64_t t = begin; t < end; ++t) {
-      const int64_t k0 = p.K * t / chunks, k1 = p.K * (t + 1) / chunks;
-      const Task<float, T> part{partial + t * size, {p.a.at(0, k0), p.a.across, p.a.along},
-                                   {p.b.at(0, k0), p.b.across, p.b.along}, p.M, p.N, k1 - k0, false};
-      multiply_region(part, 0, p.M, 0, p.N);
+      const int64_t k0 = x.K * t / chunks, k1 = x.K * (t + 1) / chunks;
+      const Factors<T> part{{x.a.at(0, k0), x.a.across, x.a.along}, {x.b.at(0, k0), x.b.across, x.b.along}, k1 - k0};
+      multiply_region(Task<float, T>{partial + t * size, {part}, p.M, p.N, false}, 0, p.M, 0, p.N);
     }
   });
   for (int64_t t = 0; t < chunks; ++t) {
@@ -186,10 +250,12 @@ template <class C, class From>
 void multiply_on_units(const std::vector<From>& products, int64_t M) {
   using T = std::remove_cvref_t<decltype(*From::a.data)>;
   std::vector<Task<C, T>> tasks;
-  for (const auto& p : products) {
+  for (const From& p : products) {
     if (p.K == 0 && !p.add) std::fill_n(p.c, M * p.N, C(0.f));
-    if (M > 0 && p.N > 0 && p.K > 0)
-      tasks.push_back({p.c, {p.a.data, p.a.row, p.a.col}, {p.b.data, p.b.col, p.b.row}, M, p.N, p.K, p.add});
+    if (M == 0 || p.N == 0 || p.K == 0) continue;
+    const Factors<T> factors{{p.a.data, p.a.row, p.a.col}, {p.b.data, p.b.col, p.b.row}, p.K};
+    if (std::is_same_v<C, bf16> && p.add && !tasks.empty() && tasks.back().c == p.c) tasks.back().terms.push_back(factors);
+    else tasks.push_back({p.c, {factors}, M, p.N, p.add});
   }
   if (!tasks.empty()) multiply_all(tasks, M);
 }
@@ -221,15 +287,18 @@ Strided widen(float* to, const Strided16& from, int64_t rows, int64_t cols) {
   return {to, row_major ? length : 1, row_major ? 1 : length};
 }
 
+// The products from `p` to `end`, which are one sum in c.
 template <class C>
-void multiply_in_float(const Product16<C>& p, int64_t M) {
-  float* a = scratch_f32(static_cast<size_t>(M * p.K + p.K * p.N + M * p.N), 8);
-  float *b = a + M * p.K, *c = b + p.K * p.N;
-  const Strided wide_a = widen(a, p.a, M, p.K), wide_b = widen(b, p.b, p.K, p.N);
-  if constexpr (std::is_same_v<C, float>) return gemm(p.c, wide_a, wide_b, M, p.N, p.K, p.add);
-  if (p.add) convert(c, p.c, M * p.N);
-  gemm(c, wide_a, wide_b, M, p.N, p.K, p.add);
-  convert(p.c, c, M * p.N);
+void multiply_in_float(const Product16<C>* p, const Product16<C>* end, int64_t M) {
+  int64_t most = 0;
+  for (const Product16<C>* q = p; q < end; ++q) most = std::max(most, q->K);
+  float* c = scratch_f32(static_cast<size_t>((M + p->N) * most + M * p->N), 8);
+  float *a = c + M * p->N, *b = a + M * most, *sums = c;
+  if constexpr (std::is_same_v<C, float>) sums = p->c;
+  else if (p->add) convert(c, p->c, M * p->N);
+  for (const Product16<C>* q = p; q < end; ++q)
+    gemm(sums, widen(a, q->a, M, q->K), widen(b, q->b, q->K, q->N), M, q->N, q->K, q->add);
+  if constexpr (!std::is_same_v<C, float>) convert(p->c, c, M * p->N);
 }
 
 }  // namespace
@@ -239,7 +308,10 @@ void multiply_in_float(const Product16<C>& p, int64_t M) {
 template <class C>
 void gemm_rows_bf16(const std::vector<Product16<C>>& products, int64_t M) {
   if (matrix_unit() != MatrixUnit::none) return multiply_on_units<C>(products, M);
-  for (const Product16<C>& p : products) multiply_in_float(p, M);
+  for (size_t i = 0, end; i < products.size(); i = end) {
+    for (end = i + 1; end < products.size() && products[end].add && products[end].c == products[i].c;) ++end;
+    multiply_in_float(products.data() + i, products.data() + end, M);
+  }
 }
 template void gemm_rows_bf16(const std::vector<Product16<float>>&, int64_t);
 template void gemm_rows_bf16(const std::vector<Product16<bf16>>&, int64_t);

@@ -38,7 +38,8 @@ template <class C>
 void gemm_bf16(C* c, const Strided16& a, const Strided16& b, int64_t M, int64_t N, int64_t K, bool add);
 void gemm_bf16x3(float* c, const Strided& a, const Strided& b, int64_t M, int64_t N, int64_t K, bool add);
 
-// As gemm_rows of gemm.h.
+// As gemm_rows of gemm.h. Products that follow each other with the same c, the later ones adding, are one sum: c in bf16
+// is rounded only once.
 template <class C>
 void gemm_rows_bf16(const std::vector<Product16<C>>& products, int64_t M);
 void gemm_rows_bf16x3(const std::vector<Product>& products, int64_t M);

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 #include <utility>
 
 #include "engine/dtype.h"
@@ -118,25 +119,69 @@ MATRIX_TARGET inline void pack_tile(bf16* to, const Lines<T>& from, int64_t n, i
   }
 }
 
-// The first n lines and K k of `from` into one panel. Of b if pairs, else of a.
+// The 32 k from k on, of the two tiles of a panel whose first line is `from`'s, n of them there. Of b if pairs, else of a.
 template <class T, bool pairs, bool k_inner>
-MATRIX_TARGET void pack_panel_of(bf16* to, const Lines<T>& from, int64_t n, int64_t K) {
+MATRIX_TARGET inline void pack_step(bf16* to, const Lines<T>& from, int64_t k, int64_t n, int64_t K) {
   constexpr bool transposed = pairs == k_inner;
-  for (int64_t k = 0; k < K; k += step_k, to += 2 * parts<T> * tile_size) {
-    for (int64_t half = 0; half < 2; ++half) {
-      const int64_t line = half * tile_lines, left = std::max<int64_t>(0, n - line);
-      const Lines<T> part{from.at(left > 0 ? line : 0, k), from.across, from.along};
-      if (left >= tile_lines && K - k >= step_k)  // with constants, without masks
-        pack_tile<T, k_inner, transposed>(to + half * tile_size, part, tile_lines, step_k);
-      else
-        pack_tile<T, k_inner, transposed>(to + half * tile_size, part, left, K - k);
+#pragma GCC unroll 2
+  for (int64_t half = 0; half < 2; ++half, to += tile_size) {
+    const int64_t line = half * tile_lines, left = std::max<int64_t>(0, n - line);
+    const Lines<T> part{from.at(left > 0 ? line : 0, k), from.across, from.along};
+    if (left >= tile_lines && K - k >= step_k)  // with constants, without masks
+      pack_tile<T, k_inner, transposed>(to, part, tile_lines, step_k);
+    else
+      pack_tile<T, k_inner, transposed>(to, part, left, K - k);
+  }
+}
+
+// The first n lines and K k of `from` into panels, panel_size apart, each in the order in which its memory lies.
+template <class T, bool pairs>
+MATRIX_TARGET void pack_panels(bf16* to, int64_t panel_size, const Lines<T>& from, int64_t n, int64_t K) {
+  constexpr int64_t step_size = 2 * parts<T> * tile_size;
+  if (from.k_inner()) {
+    for (int64_t line = 0; line < n; line += panel_lines, to += panel_size) {
+      const Lines<T> panel{from.at(line, 0), from.across, from.along};
+      for (int64_t k = 0; k < K; k += step_k)
+        pack_step<T, pairs, true>(to + k / step_k * step_size, panel, k, n - line, K);
+    }
+  } else {
+    for (int64_t k = 0; k < K; k += step_k, to += step_size) {
+      for (int64_t line = 0; line < n; line += panel_lines)
+        pack_step<T, pairs, false>(to + line / panel_lines * panel_size, {from.at(line, 0), from.across, from.along}, k,
+                                   n - line, K);
     }
   }
 }
-template <class T, bool pairs>
-MATRIX_TARGET void pack_panel(bf16* to, const Lines<T>& from, int64_t n, int64_t K) {
-  if (from.k_inner()) pack_panel_of<T, pairs, true>(to, from, n, K);
-  else pack_panel_of<T, pairs, false>(to, from, n, K);
+
+// One panel of a matrix of bf16 whose k is contiguous: a copy, row by row.
+MATRIX_TARGET inline void copy_rows(bf16* to, const Lines<bf16>& from, int64_t n, int64_t K) {
+  for (int64_t line = 0; line < panel_lines; ++line) {
+    const bf16* row = from.at(line < n ? line : 0, 0);
+    const int64_t there = line < n ? K : 0;
+    for (int64_t k = 0; k < K; k += step_k) {
+      const __mmask32 mask = first_lanes(there - k);
+      _mm512_store_si512(to + (k / step_k * panel_lines + line) * step_k, _mm512_maskz_loadu_epi16(mask, row + (mask ? k : 0)));
+    }
+  }
+}
+
+template <class T>
+MATRIX_TARGET inline void pack_rows(bf16* to, const Lines<T>& from, int64_t n, int64_t K) {
+  if constexpr (std::is_same_v<T, bf16>) {
+    if (from.k_inner()) return copy_rows(to, from, n, K);
+  }
+  pack_panels<T, false>(to, 0, from, n, K);
+}
+
+// Into the L2 cache: part t of `count` of what packing the first n lines and K k of `from` will read.
+template <class T>
+MATRIX_TARGET inline void prefetch_lines(const Lines<T>& from, int64_t n, int64_t K, int64_t t, int64_t count) {
+  const bool k_inner = from.k_inner();
+  const int64_t rows = k_inner ? n : K, width = (k_inner ? K : n) * static_cast<int64_t>(sizeof(T));
+  for (int64_t r = rows * t / count; r < rows * (t + 1) / count; ++r) {
+    const char* row = reinterpret_cast<const char*>(from.data + r * (k_inner ? from.across : from.along));
+    for (int64_t x = 0; x < width; x += 64) __builtin_prefetch(row + x, 0, 2);
+  }
 }
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -152,7 +197,8 @@ struct RowPanel {
 // c (32, 32), set or added to, from `steps` x 32 k of a and b.
 template <int part_count>
 MATRIX_TARGET inline void multiply_amx(float* c, int64_t ldc, const RowPanel& a, const bf16* b, int64_t steps,
-                                       bool add) {
+                                       bool add, const char* ahead, int64_t ahead_row) {
+  const int64_t ahead_rows = (panel_lines + steps - 1) / steps;
   const int64_t c_bytes = ldc * 4, a_bytes = a.row * 2;
   const bf16 *top = a.half(0), *bottom = a.half(1);
   float* c_bottom = c + tile_lines * ldc;
@@ -170,10 +216,10 @@ MATRIX_TARGET inline void multiply_amx(float* c, int64_t ldc, const RowPanel& a,
   }
   for (int64_t s = 0; s < steps; ++s, top += a.step, bottom += a.step, b += 2 * part_count * tile_size) {
     if (part_count == 2) {  // the low part of a
-      _tile_loadd(6, b, 64);
+      _tile_stream_loadd(6, b, 64);
       _tile_loadd(4, top + 2 * tile_size, 64);
       _tile_dpbf16ps(0, 4, 6);
-      _tile_loadd(7, b + tile_size, 64);
+      _tile_stream_loadd(7, b + tile_size, 64);
       _tile_dpbf16ps(1, 4, 7);
       _tile_loadd(5, bottom + 2 * tile_size, 64);
       _tile_dpbf16ps(2, 5, 6);
@@ -184,21 +230,25 @@ MATRIX_TARGET inline void multiply_amx(float* c, int64_t ldc, const RowPanel& a,
       _tile_loadd(5, bottom, 64);
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
-      _tile_loadd(6, b + 2 * tile_size, 64);  // the low part of b
+      _tile_stream_loadd(6, b + 2 * tile_size, 64);  // the low part of b
       _tile_dpbf16ps(0, 4, 6);
       _tile_dpbf16ps(2, 5, 6);
-      _tile_loadd(7, b + 3 * tile_size, 64);
+      _tile_stream_loadd(7, b + 3 * tile_size, 64);
       _tile_dpbf16ps(1, 4, 7);
       _tile_dpbf16ps(3, 5, 7);
     } else {
-      _tile_loadd(6, b, 64);
+      _tile_stream_loadd(6, b, 64);
       _tile_loadd(4, top, a_bytes);
       _tile_dpbf16ps(0, 4, 6);
-      _tile_loadd(7, b + tile_size, 64);
+      _tile_stream_loadd(7, b + tile_size, 64);
       _tile_dpbf16ps(1, 4, 7);
       _tile_loadd(5, bottom, a_bytes);
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
+    }
+    for (int64_t r = 0; r < ahead_rows; ++r, ahead += ahead_row) {
+      __builtin_prefetch(ahead, 1);
+      __builtin_prefetch(ahead + 64, 1);
     }
   }
   _tile_stored(0, c, c_bytes);

@@ -1,13 +1,45 @@
 #include "kernels/matmul.h"
 
+#include <type_traits>
+
 #include "kernels/gemm.h"
+#include "kernels/gemm_bf16.h"
 
 namespace crossply {
 
-// -----------------------------------------------------------------------------------------------------------------
-// Entry points: check shapes, choose the backend.
-
 namespace {
+
+// c (M, N) = a (M, K) * b (K, N), the latter two in either order, given by their strides.
+struct Factor {
+  Tensor tensor;
+  int64_t row, col;
+};
+struct Call {
+  Tensor c;
+  Factor a, b;
+  int64_t N, K;
+  bool add;
+};
+
+template <class P>
+std::vector<P> typed(const std::vector<Call>& calls) {
+  using C = std::remove_pointer_t<decltype(P::c)>;
+  using T = std::remove_cvref_t<decltype(*P::a.data)>;
+  std::vector<P> products;
+  for (const Call& p : calls)
+    products.push_back({p.c.as<C>(), {p.a.tensor.as<T>(), p.a.row, p.a.col}, {p.b.tensor.as<T>(), p.b.row, p.b.col},
+                        p.N, p.K, p.add});
+  return products;
+}
+
+void multiply(const std::vector<Call>& calls, int64_t M, Stream stream) {
+  if (calls.empty()) return;
+  const bool b16 = calls[0].a.tensor.dtype == Dtype::bf16;
+  if (b16 && calls[0].c.dtype == Dtype::bf16) gemm_rows_bf16(typed<Product16<bf16>>(calls), M);
+  else if (b16) gemm_rows_bf16(typed<Product16<float>>(calls), M);
+  else if (stream.products == Products::bf16x3) gemm_rows_bf16x3(typed<Product>(calls), M);
+  else gemm_rows(typed<Product>(calls), M);
+}
 
 // Rows of a product with this weight; CHECKs all shapes.
 int64_t count_rows(const char* name, const Tensor& out, const Tensor& inp, const Tensor& weight) {
@@ -19,17 +51,20 @@ int64_t count_rows(const char* name, const Tensor& out, const Tensor& inp, const
 
 }  // namespace
 
+// -----------------------------------------------------------------------------------------------------------------
+// Entry points: check shapes, choose the backend.
+
 void matmul_forward(const std::vector<Tensor>& outs, const Tensor& inp, const std::vector<Tensor>& weights,
                     Stream stream) {
   CHECK_THAT(outs.size() == weights.size(), "matmul_forward: ", outs.size(), " outputs of ", weights.size(),
              " weights");
   int64_t rows = 0;
-  std::vector<Product> products;
+  std::vector<Call> calls;
   for (size_t i = 0; i < outs.size(); ++i) {
     const int64_t O = weights[i].dim(0), C = weights[i].dim(1);
     rows = count_rows("matmul_forward", outs[i], inp, weights[i]);
     if (stream.backend == Backend::cpu) {
-      products.push_back({outs[i].as<float>(), {inp.as<float>(), C, 1}, {weights[i].as<float>(), 1, C}, O, C, false});
+      calls.push_back({outs[i], {inp, C, 1}, {weights[i], 1, C}, O, C, false});
       continue;
     }
     with_real(inp.dtype, [&](auto real) {
@@ -37,7 +72,7 @@ void matmul_forward(const std::vector<Tensor>& outs, const Tensor& inp, const st
       matmul_forward_ref(outs[i].as<T>(), inp.as<T>(), weights[i].as<T>(), rows, C, O);
     });
   }
-  gemm_rows(products, rows);
+  multiply(calls, rows, stream);
 }
 
 void matmul_backward_input(const Tensor& dinp, const std::vector<Tensor>& douts, const std::vector<Tensor>& weights,
@@ -45,13 +80,13 @@ void matmul_backward_input(const Tensor& dinp, const std::vector<Tensor>& douts,
   CHECK_THAT(douts.size() == weights.size(), "matmul_backward_input: ", douts.size(), " gradients of ", weights.size(),
              " weights");
   int64_t rows = 0;
-  std::vector<Product> products;
+  std::vector<Call> calls;
   for (size_t i = 0; i < douts.size(); ++i) {
     const int64_t O = weights[i].dim(0), C = weights[i].dim(1);
     const bool add = acc || i > 0;
     rows = count_rows("matmul_backward_input", douts[i], dinp, weights[i]);
     if (stream.backend == Backend::cpu) {
-      products.push_back({dinp.as<float>(), {douts[i].as<float>(), O, 1}, {weights[i].as<float>(), C, 1}, C, O, add});
+      calls.push_back({dinp, {douts[i], O, 1}, {weights[i], C, 1}, C, O, add});
       continue;
     }
     with_real(dinp.dtype, [&](auto real) {
@@ -59,13 +94,13 @@ void matmul_backward_input(const Tensor& dinp, const std::vector<Tensor>& douts,
       matmul_backward_input_ref(dinp.as<T>(), douts[i].as<T>(), weights[i].as<T>(), rows, C, O, add);
     });
   }
-  gemm_rows(products, rows);
+  multiply(calls, rows, stream);
 }
 
 void matmul_backward_weight(const Tensor& dweight, const Tensor& dout, const Tensor& inp, Stream stream) {
   const int64_t O = dweight.dim(0), C = dweight.dim(1), rows = count_rows("matmul_backward_weight", dout, inp, dweight);
   if (stream.backend == Backend::cpu)
-    return gemm(dweight.as<float>(), {dout.as<float>(), 1, O}, {inp.as<float>(), C, 1}, O, C, rows, true);
+    return multiply({{dweight, {dout, 1, O}, {inp, C, 1}, C, rows, true}}, O, stream);
   with_real(dweight.dtype, [&](auto real) {
     using T = decltype(real);
     matmul_backward_weight_ref(dweight.as<T>(), dout.as<T>(), inp.as<T>(), rows, C, O);

@@ -2,6 +2,7 @@
 
 #include <omp.h>
 
+#include "kernels/amx.h"
 #include "tests/check.h"
 #include "tests/threads.h"
 
@@ -210,5 +211,59 @@ TEST_CASE("matmul: any rank flattens, wrong shapes are refused, the reference ba
     CHECK_THROWS_AS(matmul_backward_input(x, {y}, {wrong}, false, Stream{backend}), Error);
     CHECK_THROWS_AS(matmul_backward_weight(wrong, y, x, Stream{backend}), Error);
     CHECK_THROWS_AS(matmul_forward({y}, x, {view(w32.data(), {10})}, Stream{backend}), Error);
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// bf16, and f32 in three products of bf16. The products themselves are tested in test_gemm_bf16.cpp.
+
+TEST_CASE("matmul: bf16 tensors, with dweight in f32, equal the reference on the same numbers") {
+  for (const Size& size : std::vector<Size>{{1, 7, 21}, {5, 200, 67}, {63, 129, 7}, {1500, 21, 96}, {300, 193, 161}}) {
+    const int64_t rows = size.rows, C = size.C, O = size.O;
+    CAPTURE(rows);
+    const auto inp = random_vector<bf16>(rows * C, 1), dout = random_vector<bf16>(rows * O, 3);
+    const std::vector<bf16> weights[2] = {random_vector<bf16>(O * C, 2), random_vector<bf16>(O * C, 7)};
+    const auto dinp_before = random_vector<bf16>(rows * C, 4);
+    const auto dweight_before = random_vector<float>(O * C, 5);
+    const Tensor x = view(inp.data(), {rows, C}), dy = view(dout.data(), {rows, O});
+    const Tensor w0 = view(weights[0].data(), {O, C}), w1 = view(weights[1].data(), {O, C});
+    for (bool acc : {false, true}) {
+      CAPTURE(acc);
+      auto out0 = poisoned<bf16>(rows * O), out1 = out0, dinp = acc ? dinp_before : poisoned<bf16>(rows * C);
+      auto dweight = dweight_before;
+      matmul_forward({view(out0.data(), {rows, O}), view(out1.data(), {rows, O})}, x, {w0, w1}, Stream{});
+      matmul_backward_input(view(dinp.data(), {rows, C}), {dy, dy}, {w0, w1}, acc, Stream{});
+      matmul_backward_weight(view(dweight.data(), {O, C}), dy, x, Stream{});
+
+      const auto inp64 = convert<double>(inp), dout64 = convert<double>(dout);
+      auto want_dinp = acc ? convert<double>(dinp_before) : poisoned<double>(rows * C);
+      auto want_dweight = convert<double>(dweight_before);
+      for (int i : {0, 1}) {
+        const auto weight = convert<double>(weights[i]);
+        auto want = poisoned<double>(rows * O);
+        matmul_forward_ref(want.data(), inp64.data(), weight.data(), rows, C, O);
+        check_close("out", i == 0 ? out0 : out1, want, 0x1p-8);
+        matmul_backward_input_ref(want_dinp.data(), dout64.data(), weight.data(), rows, C, O, acc || i > 0);
+      }
+      matmul_backward_weight_ref(want_dweight.data(), dout64.data(), inp64.data(), rows, C, O);
+      check_close("dinp", dinp, want_dinp, 0x1p-8);  // rounded once, not after each weight
+      check_close("dweight", dweight, want_dweight, tolerance(rows));
+    }
+  }
+}
+
+TEST_CASE("matmul: f32 by bf16x3 is what the stream asks for, and close to f32") {
+  const Stream split{Backend::cpu, Products::bf16x3};
+  for (const Size& size : std::vector<Size>{{5, 200, 67}, {700, 32, 21}, {300, 193, 161}}) {
+    const Case a(size);
+    const Result got = run(a, true, split), want = run(a, true);
+    check_close("out", got.out, want.out, 4e-5);  // as in test_gemm_bf16.cpp
+    check_close("dinp", got.dinp, want.dinp, 4e-5);
+    check_close("dweight", got.dweight, want.dweight, 4e-5);
+    if (matrix_unit() == MatrixUnit::amx) CHECK(!same(got, want));
+    const MatrixUnit unit = matrix_unit();
+    use_matrix_unit(MatrixUnit::none);
+    CHECK(same(run(a, true, split), want));
+    use_matrix_unit(unit);
   }
 }
