@@ -93,9 +93,10 @@ void bench_architectures(const ArchitectureFlags& f) {
   std::vector<Model> models = models_of(f);
   const auto groups = groups_that_fit(models);
   const std::string parts = groups.size() > 1 ? str(" of each of ", groups.size(), " groups") : "";
-  std::printf("%zu models, %d threads; training steps of %lld x %lld tokens, in turn, %lld rounds%s after the first\n",
-              models.size(), omp_get_max_threads(), static_cast<long long>(f.size.batch), static_cast<long long>(f.size.seq),
-              static_cast<long long>(f.rounds), parts.c_str());
+  std::printf("%zu models, %d threads, %s; training steps of %lld x %lld tokens, in turn, %lld rounds%s after the "
+              "first\n",
+              models.size(), omp_get_max_threads(), f.dtype.c_str(), static_cast<long long>(f.size.batch),
+              static_cast<long long>(f.size.seq), static_cast<long long>(f.rounds), parts.c_str());
   std::fflush(stdout);
   for (const std::vector<Model*>& group : groups) measure_steps(group, f);
   std::vector<std::vector<std::string>> table = {

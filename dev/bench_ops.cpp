@@ -83,8 +83,8 @@ using Ops = std::vector<Op>;
 const Stream cpu{};
 
 void add_norm_and_rope(Ops& ops, Tensors& m) {
-  const Tensor x = m.activation({B, T, C}), y = m.activation(x.shape), dx = m.activation(x.shape), rstd = m.wide({B, T}),
-               w = m.wide({C}), dw = m.wide({C});
+  const Tensor x = m.activation({B, T, C}), y = m.activation(x.shape), dx = m.activation(x.shape),
+               rstd = m.wide({B, T}), w = m.wide({C}), dw = m.wide({C});
   ops.push_back({"rmsnorm forward", {x, w}, {y, rstd}, [=] { rmsnorm_forward(y, rstd, x, w, 1e-5, cpu); }});
   ops.push_back({"rmsnorm backward", {y, x, w, rstd, dw}, {dx, dw},
                  [=] { rmsnorm_backward(dx, dw, y, x, w, rstd, false, cpu); }});

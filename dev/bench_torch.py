@@ -1,7 +1,7 @@
 """PyTorch's side of `bench steps`: the training step of the same LLaMA, at PyTorch's best settings.
 
-Speaks lines on its standard streams: prints `ready`, then for each number n it reads runs n steps and prints their seconds
-and the peak resident memory in MiB. Used by dev/bench_steps.cpp; needs PyTorch 2.
+Speaks lines on its standard streams: prints `ready`, then for each number n it reads runs n steps and prints their
+seconds and the peak resident memory in MiB. Used by dev/bench_steps.cpp; needs PyTorch 2.
 """
 
 import argparse

@@ -111,8 +111,8 @@ struct Add : Node {
   const char* op() const override { return "add"; }
   void forward(const Step&, Stream stream) override { add_forward(output(), input(0), input(1), stream); }
   void backward(const Step&, Stream stream) override {
-    accumulate(dinput(0), doutput(), acc[0], stream);
-    accumulate(dinput(1), doutput(), acc[1], stream);
+    for (size_t i = 0; i < 2; ++i)
+      if (dinput(i).data != doutput().data) accumulate(dinput(i), doutput(), acc[i], stream);
   }
 };
 
@@ -218,7 +218,9 @@ Value* swiglu(Tape& t, const std::string& name, Value* gate, Value* up) {
 
 Value* add(Tape& t, const std::string& name, Value* a, Value* b) {
   CHECK_THAT(a->shape == b->shape, name, ": ", a->shape.str(), " and ", b->shape.str());
-  return t.record(make_node<Add>(name, {a, b}, {t.activation(name, a->shape)}));
+  auto node = make_node<Add>(name, {a, b}, {t.activation(name, a->shape)});
+  node->passes_grad = a != b;
+  return t.record(std::move(node));
 }
 
 Value* cross_entropy(Tape& t, const std::string& name, Value* inp, Value* weight, Value* targets) {

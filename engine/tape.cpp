@@ -92,9 +92,37 @@ Value* Tape::record(std::unique_ptr<Node> node) {
 // for every edge, so that no kernel and no model has to know who else reads a tensor. Parameter gradients are zeroed at
 // the start of a step and always added.
 
+// May the gradient of input i of node n, which passes its gradient on, live in the memory of the output's? The first
+// input may, where it is the residual stream: others then add to that memory, so nobody may read the output's gradient
+// afterwards. Another input may, a sublayer's output, if this node is its only reader and its writer has taken the
+// gradient before anybody adds to it.
+bool Tape::may_share_gradient(size_t n, size_t i) const {
+  const Node& node = *nodes_[n];
+  const Value &value = *node.in[i], &out = *node.out[0];
+  const auto known = [&](const Value* v) { return uses_.contains(v) ? uses_.at(v) : Uses{}; };
+  const Uses use = known(&value);
+  if (value.parameter != nullptr || known(&out).grad_read_late || use.grad_read_late || use.writer < 0) return false;
+  if (i == 0) return true;
+  if (use.readers.size() != 1 || nodes_[static_cast<size_t>(use.writer)]->in_place) return false;
+  for (size_t j = 0; j < node.in.size(); ++j) {
+    if (j == i || node.in[j]->grad == nullptr || node.in[j]->grad->buffer != out.grad->buffer) continue;
+    if (j != 0) return false;
+    const Uses stream = known(node.in[0]);
+    if (stream.writer >= use.writer) return false;
+    for (const int64_t reader : stream.readers)
+      if (reader != static_cast<int64_t>(n) && reader >= use.writer) return false;
+  }
+  return true;
+}
+
 void Tape::differentiate() {
   CHECK_THAT(!differentiated_ && !planned_, "differentiate() comes once, before plan()");
   differentiated_ = true;
+  for (size_t n = 0; n < nodes_.size(); ++n) {
+    for (const Value* value : nodes_[n]->out) uses_[value].writer = static_cast<int64_t>(n);
+    for (const Value* value : nodes_[n]->in) uses_[value].readers.push_back(static_cast<int64_t>(n));
+    for (const Value* value : nodes_[n]->keep_grads) uses_[value].grad_read_late = true;
+  }
   for (size_t n = nodes_.size(); n-- > 0;) {
     Node& node = *nodes_[n];
     for (const Value* value : node.keep)
@@ -111,6 +139,8 @@ void Tape::differentiate() {
       node.acc[i] = value.parameter != nullptr || value.grad != nullptr;
       if (value.grad == nullptr) {
         value.grad = add_gradient(value);
+        if (node.passes_grad && node.out[0]->grad != nullptr && may_share_gradient(n, i))
+          share(value.grad, node.out[0]->grad);
         if (value.parameter == nullptr &&
             std::find(node.adds_to.begin(), node.adds_to.end(), &value) != node.adds_to.end())
           holes_.emplace_back(n, value.grad);
@@ -177,6 +207,7 @@ void Tape::forward(const Step& step) {
   if (mode_ == PlanMode::poison && step.training) bury(-1);
   for (size_t n = 0; n < nodes_.size(); ++n) {
     timed(seconds_, n, [&] { nodes_[n]->forward(step, device_->stream()); });
+    if (after_) after_(n, false);
     if (mode_ == PlanMode::poison && step.training) bury(static_cast<int>(n));
   }
 }
@@ -189,6 +220,7 @@ void Tape::backward(const Step& step) {
         if (node == n) device_->fill(grad->tensor.data, 0, grad->tensor.bytes());
       nodes_[n]->backward(step, device_->stream());
     });
+    if (after_) after_(n, true);
     if (mode_ == PlanMode::poison) bury(static_cast<int>(2 * nodes_.size() - 1 - n));
   }
 }

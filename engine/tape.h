@@ -5,9 +5,11 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "engine/device.h"
@@ -62,6 +64,8 @@ struct Node {
   std::vector<char> acc;      // per input: does the backward add to its gradient? decided by differentiate()
   bool in_place = false;      // out[0] takes in[0]'s memory, and their gradients share memory too
   bool grad_in_forward = false;  // the loss head writes its input's gradient in the training forward
+  bool passes_grad = false;      // the gradient of every input is that of out[0]: the tape lets them share memory
+                                 // where nobody would notice, and backward() leaves those alone
   bool grad_optional = false;    // if nobody differentiates out[0], its gradient stays null instead of zero
 
   virtual ~Node() = default;
@@ -133,6 +137,8 @@ class Tape {
   void forward(const Step& step);
   void backward(const Step& step);
 
+  // From now on called after every node n's forward and backward: to look at intermediates, or to change them.
+  void watch(std::function<void(size_t n, bool backward)> after) { after_ = std::move(after); }
   // From now on every node's time is taken.
   void start_profile() { seconds_.assign(2 * nodes_.size(), {}); }
   std::vector<OpCost> costs() const;  // in the order in which ops first run
@@ -143,6 +149,7 @@ class Tape {
 
  private:
   Value* add_gradient(const Value& of);
+  bool may_share_gradient(size_t n, size_t i) const;
   Value* add_value(const std::string& name, Shape shape, Dtype dtype, bool persistent);
   void find_lifetimes();
   void bury(int tick);
@@ -161,8 +168,15 @@ class Tape {
   std::deque<Buffer> buffers_;
   std::unordered_map<const Parameter*, Value*> parameters_;
   std::deque<std::unique_ptr<Node>> nodes_;
+  struct Uses {
+    int64_t writer = -1;           // the node that made the value
+    std::vector<int64_t> readers;  // whose backward adds to its gradient
+    bool grad_read_late = false;   // in somebody's keep_grads
+  };
+  std::unordered_map<const Value*, Uses> uses_;  // by differentiate(), for may_share_gradient()
   std::vector<std::pair<size_t, Value*>> holes_;  // (node, gradient nobody writes): zeroed before the node's backward
   std::vector<std::pair<Value*, std::vector<double>>> constants_;
+  std::function<void(size_t, bool)> after_;
   std::vector<Seconds> seconds_;  // by tick (forward n, backward 2N-1-n); empty without a profile
   size_t arena_bytes_ = 0;
   Arena arena_;

@@ -1,5 +1,8 @@
 #include "kernels/attention.h"
 
+#include <type_traits>
+
+#include "kernels/attention_cpu.h"
 #include "kernels/attention_tile.h"
 #include "kernels/cpu.h"
 
@@ -19,27 +22,18 @@ struct Rows {
   const float* row(int64_t i) const { return data + i * stride; }
 };
 
-// Many strided rows would fall into few sets of the cache: those are read from a copy.
-Rows gather(float* copy, const Rows& from, int64_t rows, int64_t D) {
-  if (rows <= 256) return from;
-  write_rows(copy, D, from.data, from.stride, rows, D, 1.f, false);
+// Many strided rows would fall into few sets of the cache: those are read from a copy, as are those not in float.
+template <class S>
+Rows gather(float* copy, const S* from, int64_t stride, int64_t rows, int64_t D) {
+  if constexpr (std::is_same_v<S, float>)
+    if (rows <= 256) return {from, stride};
+  write_rows(copy, D, from, stride, rows, D, 1.f, false);
   return {copy, D};
 }
 
-struct Sizes {
-  int64_t B, T, H, K, D;
-  int64_t S, pos;  // rows of k and v; query t sits at position pos + t
-  // Where head kv of batch b begins in k and v, and head h in q.
-  int64_t key_head(int64_t b, int64_t kv) const { return (b * S * K + kv) * D; }
-  int64_t query_head(int64_t b, int64_t h) const { return (b * T * H + h) * D; }
-  int64_t group() const { return H / K; }
+struct Sizes : AttentionSizes {
   int64_t blocks() const { return ceil_div(T, tile); }
-  // Below this much work the threads stay asleep.
-  int64_t grain(int64_t items) const { return B * H * T * (pos + T) * D <= 65536 ? items : 1; }
 };
-
-// Later blocks of queries see more keys. In the order 0, n-1, 1, n-2, ... contiguous shares are about the same work.
-int64_t folded(int64_t i, int64_t n) { return i % 2 == 0 ? i / 2 : n - 1 - i / 2; }
 
 // Calls body(row, rows, first) for the parts of a tile of n keys against `vectors` vectors of queries, of which a part
 // needs those from `first` on. A tile off the diagonal is one part. On it, a part is `lanes` keys: the vectors before
@@ -120,7 +114,8 @@ void softmax_tile(const Forward& w, int64_t n, int64_t vectors, bool diagonal, b
 }
 
 // Queries t0 .. of one head. lse may be null.
-void forward_block(float* out, float* lse, const float* q, const Rows& k, const Rows& v, const Sizes& z, int64_t t0,
+template <class S>
+void forward_block(S* out, float* lse, const S* q, const Rows& k, const Rows& v, const Sizes& z, int64_t t0,
                    float scale, const Forward& w) {
   const int64_t n = std::min(tile, z.T - t0), vectors = ceil_div(n, lanes), D = z.D, stride = z.H * D;
   const int64_t diagonal = z.pos + t0;  // the keys before it are seen by every query of the block
@@ -157,8 +152,8 @@ void forward_block(float* out, float* lse, const float* q, const Rows& k, const 
 }
 
 // lse may be null.
-void attention_forward_cpu(float* out, float* lse, const float* q, const float* k, const float* v, const Sizes& z,
-                           float scale) {
+template <class S>
+void attention_forward_cpu(S* out, float* lse, const S* q, const S* k, const S* v, const Sizes& z, float scale) {
   const int64_t blocks = z.blocks(), items = z.B * z.H * blocks, keys = z.pos + z.T, stride = z.K * z.D;
   parallel_for(items, z.grain(items), [=](int64_t begin, int64_t end) {
     const Forward w(keys, z.D);
@@ -167,8 +162,8 @@ void attention_forward_cpu(float* out, float* lse, const float* q, const float* 
     for (int64_t item = begin; item < end; ++item) {
       const int64_t head = item / blocks, b = head / z.H, h = head % z.H, kv = h / z.group();
       if (b * z.K + kv != gathered) {
-        k_rows = gather(w.k_copy, {k + z.key_head(b, kv), stride}, keys, z.D);
-        v_rows = gather(w.v_copy, {v + z.key_head(b, kv), stride}, keys, z.D);
+        k_rows = gather(w.k_copy, k + z.key_head(b, kv), stride, keys, z.D);
+        v_rows = gather(w.v_copy, v + z.key_head(b, kv), stride, keys, z.D);
         gathered = b * z.K + kv;
       }
       const int64_t at = z.query_head(b, h);
@@ -233,15 +228,9 @@ void weights_tile(const Backward& w, int64_t row, int64_t rows, int64_t first, i
   }
 }
 
-struct Gradients {
-  float *dq, *dk, *dv;
-  const float *dout, *out, *q, *k, *v, *lse;
-  float scale;
-  bool acc_q, acc_k, acc_v;
-};
-
 // w.delta from w.dout and out (n rows); takes w.dq as scratch.
-void delta_of(const Backward& w, const float* out, int64_t stride, int64_t n, int64_t D) {
+template <class S>
+void delta_of(const Backward& w, const S* out, int64_t stride, int64_t n, int64_t D) {
   pack_transposed(w.dq, out, stride, n, D, 1.f);
   for (int64_t j = 0; j < n; j += lanes) {
     Vec sum{}, x, y;
@@ -255,7 +244,8 @@ void delta_of(const Backward& w, const float* out, int64_t stride, int64_t n, in
 }
 
 // Adds to w.dk and w.dv what queries t0 .. of head h contribute, and writes their dq.
-void backward_block(const Gradients& g, const Rows& k, const Rows& v, const Sizes& z, int64_t b, int64_t h, int64_t t0,
+template <class S>
+void backward_block(const AttentionGradients<S>& g, const Rows& k, const Rows& v, const Sizes& z, int64_t b, int64_t h, int64_t t0,
                     const Backward& w) {
   const int64_t n = std::min(tile, z.T - t0), vectors = ceil_div(n, lanes), D = z.D, width = round_up(D);
   const int64_t stride = z.H * D, at = z.query_head(b, h) + t0 * stride;
@@ -284,17 +274,17 @@ void backward_block(const Gradients& g, const Rows& k, const Rows& v, const Size
   unpack_transposed(g.dq + at, stride, w.dq, n, D, g.scale, g.acc_q);
 }
 
-void attention_backward_cpu(const Gradients& g, const Sizes& z) {
+template <class S>
+void attention_backward_cpu(const AttentionGradients<S>& g, const Sizes& z) {
   const int64_t T = z.T, D = z.D, width = round_up(D), stride = z.K * D, blocks = z.blocks(), pairs = z.B * z.K;
-  // One thread sums up one part of what goes to one (b, kv head). Only where these are few are they cut, by the shape.
-  const int64_t work = z.group() * blocks, parts = std::min(work, ceil_div(8, pairs)), items = pairs * parts;
+  const int64_t work = z.group() * blocks, parts = backward_parts(pairs, work), items = pairs * parts;
   float* partial = parts == 1 ? nullptr : scratch_f32(static_cast<size_t>(2 * items * T * width), 1);
   parallel_for(items, z.grain(items), [=](int64_t begin, int64_t end) {
     Backward w(T, D);
     for (int64_t item = begin; item < end; ++item) {
       const int64_t pair = item / parts, part = item % parts, b = pair / z.K, kv = pair % z.K;
       const int64_t head = z.key_head(b, kv);
-      const Rows k = gather(w.k_copy, {g.k + head, stride}, T, D), v = gather(w.v_copy, {g.v + head, stride}, T, D);
+      const Rows k = gather(w.k_copy, g.k + head, stride, T, D), v = gather(w.v_copy, g.v + head, stride, T, D);
       if (parts > 1) w.dk = partial + 2 * item * T * width, w.dv = w.dk + T * width;
       std::fill_n(w.dk, T * width, 0.f);
       std::fill_n(w.dv, T * width, 0.f);
@@ -305,28 +295,27 @@ void attention_backward_cpu(const Gradients& g, const Sizes& z) {
       write_rows(g.dv + head, stride, w.dv, width, T, D, 1.f, g.acc_v);
     }
   });
-  for (int64_t item = 0; parts > 1 && item < items; ++item) {
-    const int64_t head = z.key_head(item / parts / z.K, item / parts % z.K);
-    const bool again = item % parts > 0;
-    const float* dk = partial + 2 * item * T * width;
-    write_rows(g.dk + head, stride, dk, width, T, D, g.scale, g.acc_k || again);
-    write_rows(g.dv + head, stride, dk + T * width, width, T, D, 1.f, g.acc_v || again);
+  for (int64_t pair = 0; parts > 1 && pair < pairs; ++pair) {
+    const int64_t head = z.key_head(pair / z.K, pair % z.K), size = 2 * T * width;
+    float* dk = partial + pair * parts * size;
+    for (int64_t part = 1; part < parts; ++part) write_rows(dk, size, dk + part * size, size, 1, size, 1.f, true);
+    write_rows(g.dk + head, stride, dk, width, T, D, g.scale, g.acc_k);
+    write_rows(g.dv + head, stride, dk + T * width, width, T, D, 1.f, g.acc_v);
   }
 }
 
 // -----------------------------------------------------------------------------------------------------------------
 // A few queries against long caches: too few to fill a vector, so along d.
 
-void attend_rows_cpu(float* out, const float* q, const float* k_cache, const float* v_cache, const Sizes& z,
-                     float scale) {
+template <class S>
+void attend_rows_cpu(S* out, const S* q, const S* k_cache, const S* v_cache, const Sizes& z, float scale) {
   const int64_t D = z.D, stride = z.K * D, items = z.B * z.T * z.H;
   parallel_for(items, z.grain(items), [=](int64_t begin, int64_t end) {
-    float* p = scratch_f32(static_cast<size_t>(z.pos + z.T));
+    float *y = scratch_f32(static_cast<size_t>(D + z.pos + z.T)), *p = y + D;
     for (int64_t item = begin; item < end; ++item) {
       const int64_t b = item / (z.T * z.H), t = item / z.H % z.T, h = item % z.H, n = z.pos + t + 1;
       const int64_t head = z.key_head(b, h / z.group());
-      const float *x = q + item * D, *k = k_cache + head, *v = v_cache + head;
-      float* y = out + item * D;
+      const S *x = q + item * D, *k = k_cache + head, *v = v_cache + head;
       float max = -INFINITY, sum = 0;
       for (int64_t j = 0; j < n; ++j) {
         float s = 0;
@@ -343,18 +332,21 @@ void attend_rows_cpu(float* out, const float* q, const float* k_cache, const flo
 #pragma omp simd
         for (int64_t d = 0; d < D; ++d) y[d] += weight * v[j * stride + d];
       }
+      std::copy_n(y, D, out + item * D);
     }
   });
 }
 
 // The sizes of an attention over whole sequences, after checking that the shapes agree.
 Sizes sizes_of(const char* what, const Tensor& q, const Tensor& k, const Tensor& v) {
-  const Sizes z{q.dim(0), q.dim(1), q.dim(2), k.dim(2), q.dim(3), k.dim(1), 0};
+  const Sizes z{{q.dim(0), q.dim(1), q.dim(2), k.dim(2), q.dim(3), k.dim(1), 0}};
   CHECK_THAT(q.shape.rank == 4 && k.shape == Shape({z.B, z.T, z.K, z.D}) && v.shape == k.shape && z.K > 0 &&
                  z.H % z.K == 0,
              what, ": q ", q.str(), " k ", k.str(), " v ", v.str());
   return z;
 }
+
+bool tiles_serve(double scale) { return matrix_unit() == MatrixUnit::amx && scale >= 0; }
 
 }  // namespace
 
@@ -367,8 +359,16 @@ void attention_forward(const Tensor& out, const Tensor& lse, const Tensor& q, co
   CHECK_THAT(out.shape == q.shape && lse.shape == Shape({z.B, z.H, z.T}), "attention_forward: out ", out.str(),
              " lse ", lse.str(), " q ", q.str());
   if (stream.backend == Backend::cpu)
-    return attention_forward_cpu(out.as<float>(), lse.as<float>(), q.as<float>(), k.as<float>(), v.as<float>(), z,
-                                 static_cast<float>(scale));
+    return with_storage(out.dtype, [&](auto storage) {
+      using S = decltype(storage);
+      const float factor = static_cast<float>(scale);
+#if CROSSPLY_MATRIX_UNITS
+      if constexpr (std::is_same_v<S, bf16>)
+        if (tiles_serve(scale))
+          return attention_forward_amx(out.as<S>(), lse.as<float>(), q.as<S>(), k.as<S>(), v.as<S>(), z, factor);
+#endif
+      attention_forward_cpu(out.as<S>(), lse.as<float>(), q.as<S>(), k.as<S>(), v.as<S>(), z, factor);
+    });
   with_real(out.dtype, [&](auto real) {
     using Real = decltype(real);
     attention_forward_ref(out.as<Real>(), lse.as<Real>(), q.as<Real>(), k.as<Real>(), v.as<Real>(), z.B, z.T, z.H, z.K,
@@ -385,10 +385,17 @@ void attention_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv, co
              "attention_backward: dq ", dq.str(), " dk ", dk.str(), " dv ", dv.str(), " dout ", dout.str(), " out ",
              out.str(), " q ", q.str(), " k ", k.str(), " lse ", lse.str());
   if (stream.backend == Backend::cpu)
-    return attention_backward_cpu(
-        {dq.as<float>(), dk.as<float>(), dv.as<float>(), dout.as<float>(), out.as<float>(), q.as<float>(),
-         k.as<float>(), v.as<float>(), lse.as<float>(), static_cast<float>(scale), acc_q, acc_k, acc_v},
-        z);
+    return with_storage(dq.dtype, [&](auto storage) {
+      using S = decltype(storage);
+      const AttentionGradients<S> g{dq.as<S>(), dk.as<S>(), dv.as<S>(), dout.as<S>(), out.as<S>(), q.as<S>(),
+                                    k.as<S>(), v.as<S>(), lse.as<float>(), static_cast<float>(scale), acc_q, acc_k,
+                                    acc_v};
+#if CROSSPLY_MATRIX_UNITS
+      if constexpr (std::is_same_v<S, bf16>)
+        if (tiles_serve(scale)) return attention_backward_amx(g, z);
+#endif
+      attention_backward_cpu(g, z);
+    });
   with_real(dq.dtype, [&](auto real) {
     using Real = decltype(real);
     attention_backward_ref(dq.as<Real>(), dk.as<Real>(), dv.as<Real>(), dout.as<Real>(), out.as<Real>(), q.as<Real>(),
@@ -411,17 +418,17 @@ void attention_cached(const Tensor& out, const Tensor& k_cache, const Tensor& v_
       attention_cached_ref(out.as<Real>(), k_cache.as<Real>(), v_cache.as<Real>(), q.as<Real>(), k.as<Real>(),
                            v.as<Real>(), z.B, z.T, z.S, z.H, z.K, z.D, pos, scale);
     });
-  const int64_t row = z.K * z.D;
-  for (int64_t b = 0; b < z.B; ++b) {
-    std::copy_n(k.as<float>() + b * z.T * row, z.T * row, k_cache.as<float>() + (b * z.S + pos) * row);
-    std::copy_n(v.as<float>() + b * z.T * row, z.T * row, v_cache.as<float>() + (b * z.S + pos) * row);
-  }
-  if (z.T < 4)
-    attend_rows_cpu(out.as<float>(), q.as<float>(), k_cache.as<float>(), v_cache.as<float>(), z,
-                    static_cast<float>(scale));
-  else
-    attention_forward_cpu(out.as<float>(), nullptr, q.as<float>(), k_cache.as<float>(), v_cache.as<float>(), z,
-                          static_cast<float>(scale));
+  with_storage(out.dtype, [&](auto storage) {
+    using S = decltype(storage);
+    const int64_t row = z.K * z.D;
+    for (int64_t b = 0; b < z.B; ++b) {
+      std::copy_n(k.as<S>() + b * z.T * row, z.T * row, k_cache.as<S>() + (b * z.S + pos) * row);
+      std::copy_n(v.as<S>() + b * z.T * row, z.T * row, v_cache.as<S>() + (b * z.S + pos) * row);
+    }
+    const float factor = static_cast<float>(scale);
+    if (z.T < 4) attend_rows_cpu(out.as<S>(), q.as<S>(), k_cache.as<S>(), v_cache.as<S>(), z, factor);
+    else attention_forward_cpu(out.as<S>(), nullptr, q.as<S>(), k_cache.as<S>(), v_cache.as<S>(), z, factor);
+  });
 }
 
 }  // namespace crossply

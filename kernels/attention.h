@@ -11,9 +11,10 @@
 //   dk[b,j,i]  = sum_{h of group i} sum_{t>=j} ds[b,h,t,j] * q[b,t,h]    its flag says so
 //   dv[b,j,i]  = sum_{h of group i} sum_{t>=j} p[b,h,t,j] * dout[b,t,h]
 //
-// q, out, dq, dout: (B,T,H,D); k, v, dk, dv: (B,T,K,D); lse: (B,H,T), with K a divisor of H. What is written may not
-// alias what is read. A NaN in q or k reaches exactly the rows of out that see it. Where a NaN meets a masked weight it
-// stays NaN, so one in v can also reach out, and any one the gradients, of earlier rows in its tile of 16 positions.
+// q, out, dq, dout: (B,T,H,D); k, v, dk, dv: (B,T,K,D); lse: (B,H,T), with K a divisor of H. All but lse, which is
+// f32, may be stored as bf16. What is written may not alias what is read. A NaN in q or k reaches exactly the rows of
+// out that see it. Where a NaN meets a masked weight it stays NaN, so one in v can also reach out, and any one the
+// gradients, of earlier rows in its tile of 16 positions.
 #pragma once
 
 #include <algorithm>

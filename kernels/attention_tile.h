@@ -46,16 +46,18 @@ inline void exp2_in_place(Vec& x) {
 }
 
 // x = log(x) to about 2 ulp for positive normal x. NaN stays NaN.
-inline void log_in_place(Vec& x) {
-  const IntVec bits = reinterpret_cast<IntVec>(x);
-  const IntVec exponent = (bits - 0x3F3504F3) >> 23;  // so that the mantissa m is in [1/sqrt 2, sqrt 2)
-  const Vec m = reinterpret_cast<Vec>(bits - (exponent << 23));
-  const Vec s = (m - 1.f) / (m + 1.f), s2 = s * s;  // log m = 2 artanh s
-  Vec p = s2 * (2.f / 9.f) + 2.f / 7.f;
+template <class V>
+inline void log_in_place(V& x) {
+  using Int = decltype(x < x);  // as wide a vector of int32_t
+  const Int bits = reinterpret_cast<Int>(x);
+  const Int exponent = (bits - 0x3F3504F3) >> 23;  // so that the mantissa m is in [1/sqrt 2, sqrt 2)
+  const V m = reinterpret_cast<V>(bits - (exponent << 23));
+  const V s = (m - 1.f) / (m + 1.f), s2 = s * s;  // log m = 2 artanh s
+  V p = s2 * (2.f / 9.f) + 2.f / 7.f;
   p = p * s2 + 2.f / 5.f;
   p = p * s2 + 2.f / 3.f;
   p = p * s2 + 2.f;
-  x = __builtin_convertvector(exponent, Vec) * ln_2 + (p * s + (x - x));  // x - x: the bits of a NaN were lost above
+  x = __builtin_convertvector(exponent, V) * ln_2 + (p * s + (x - x));  // x - x: the bits of a NaN were lost above
 }
 
 // In the vector of queries first .. first+lanes-1, those before `key` do not see it: they get `hidden`.
@@ -128,7 +130,7 @@ void multiply(float* c, int64_t ldc, const float* a, int64_t lda, const float* b
 // Between the strided rows of one head and contiguous scratch, eight floats at a time: heads may be that narrow.
 
 constexpr int64_t eight = 8;
-using Half = float __attribute__((vector_size(eight * sizeof(float))));  // half of a Vec of 16, or all of one of 8
+using Half = Vec8;  // half of a Vec of 16, or all of one of 8
 using Block = std::array<Vec, eight>;  // eight values of d of `lanes` queries, by row or by column
 
 // Takes 8 x 8 blocks from rows to columns, or back: v[i] holds row i in its first half and row i + 8 in its second.
@@ -158,29 +160,32 @@ inline void half_of(Half& half, const Vec& v, std::index_sequence<I...>) {
 }
 
 // dst = [dst +] factor * x.
-inline void write_half(float* dst, const Half& x, float factor, bool acc) {
+template <class S>
+inline void write_half(S* dst, const Half& x, float factor, bool acc) {
   Half y{};
-  if (acc) std::memcpy(&y, dst, sizeof y);
+  if (acc) load(y, dst);
   y += x * factor;
-  std::memcpy(dst, &y, sizeof y);
+  store(dst, y);
 }
 
 // dst (rows, D) = [dst +] factor * src (rows, D), with rows dst_stride and src_stride apart.
-inline void write_rows(float* dst, int64_t dst_stride, const float* src, int64_t src_stride, int64_t rows, int64_t D,
+template <class To, class From>
+void write_rows(To* dst, int64_t dst_stride, const From* src, int64_t src_stride, int64_t rows, int64_t D,
                        float factor, bool acc) {
   for (int64_t i = 0; i < rows; ++i, dst += dst_stride, src += src_stride) {
     int64_t d = 0;
     for (; d + eight <= D; d += eight) {
       Half x;
-      std::memcpy(&x, src + d, sizeof x);
+      load(x, src + d);
       write_half(dst + d, x, factor, acc);
     }
-    for (; d < D; ++d) dst[d] = src[d] * factor + (acc ? dst[d] : 0.f);
+    for (; d < D; ++d) dst[d] = src[d] * factor + (acc ? static_cast<float>(dst[d]) : 0.f);
   }
 }
 
 // dst (D, tile) = factor * src (rows, D) transposed; up to the end of the last vector, columns past `rows` become 0.
-inline void pack_transposed(float* dst, const float* src, int64_t stride, int64_t rows, int64_t D, float factor) {
+template <class S>
+void pack_transposed(float* dst, const S* src, int64_t stride, int64_t rows, int64_t D, float factor) {
   for (int64_t i = 0; i < rows; i += lanes, dst += lanes, src += lanes * stride) {
     const int64_t n = std::min(lanes, rows - i);
     int64_t d = 0;
@@ -189,8 +194,8 @@ inline void pack_transposed(float* dst, const float* src, int64_t stride, int64_
 #pragma GCC unroll 8
       for (int64_t r = 0; r < eight; ++r) {
         Half low{}, high{};
-        if (r < n) std::memcpy(&low, src + r * stride + d, sizeof low);
-        if (r + eight < n) std::memcpy(&high, src + (r + eight) * stride + d, sizeof high);
+        if (r < n) load(low, src + r * stride + d);
+        if (r + eight < n) load(high, src + (r + eight) * stride + d);
         join(v[r], low, high, std::make_index_sequence<lanes>());
       }
       transpose(v, std::make_index_sequence<lanes>());
@@ -203,8 +208,8 @@ inline void pack_transposed(float* dst, const float* src, int64_t stride, int64_
 }
 
 // dst (rows, D) = [dst +] factor * src (D, tile) transposed.
-inline void unpack_transposed(float* dst, int64_t stride, const float* src, int64_t rows, int64_t D, float factor,
-                              bool acc) {
+template <class S>
+void unpack_transposed(S* dst, int64_t stride, const float* src, int64_t rows, int64_t D, float factor, bool acc) {
   for (int64_t i = 0; i < rows; i += lanes, src += lanes, dst += lanes * stride) {
     const int64_t n = std::min(lanes, rows - i);
     int64_t d = 0;
@@ -224,7 +229,7 @@ inline void unpack_transposed(float* dst, int64_t stride, const float* src, int6
     }
     for (; d < D; ++d)
       for (int64_t l = 0; l < n; ++l)
-        dst[l * stride + d] = factor * src[d * tile + l] + (acc ? dst[l * stride + d] : 0.f);
+        dst[l * stride + d] = factor * src[d * tile + l] + (acc ? static_cast<float>(dst[l * stride + d]) : 0.f);
   }
 }
 

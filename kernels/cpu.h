@@ -86,7 +86,7 @@ inline float* scratch_f32(size_t count, int slot = 0) {
     size_t count = 0;
     ~Block() { std::free(data); }
   };
-  constexpr int slots = 8;
+  constexpr int slots = 9;
   static thread_local Block blocks[slots];
   Block& block = blocks[slot];
   if (block.count < count) {

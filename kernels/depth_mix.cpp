@@ -10,22 +10,23 @@ namespace {
 // inputs share stays in the L1 cache.
 constexpr int64_t tile_size = 1024;
 
-// Columns [begin, end) of mix_row, for a few inputs whose sums stay in registers.
-template <class Vec, int Inputs, bool Dot, bool Add>
-void mix_columns(float* out, float* dots, const float* inp, const float* const* x, const float* weights, int64_t at,
-                 int64_t begin, int64_t end) {
-  const float* from[Inputs];
+// Columns [begin, end) of mix_row, for a few inputs whose sums stay in registers: out = from + them, from may be null.
+template <class Vec, int Inputs, bool Dot, class Out, class From, class S>
+void mix_columns(Out* out, From from, float* dots, const S* inp, const S* const* inputs, const float* weights,
+                 int64_t at, int64_t begin, int64_t end) {
+  constexpr bool add = !std::is_null_pointer_v<From>;
+  const S* x[Inputs];
   float w[Inputs];
   Vec dot[Inputs] = {};
-  for (int i = 0; i < Inputs; ++i) from[i] = x[i] + at, w[i] = weights[i];
+  for (int i = 0; i < Inputs; ++i) x[i] = inputs[i] + at, w[i] = weights[i];
   for (int64_t c = begin; c < end; c += lanes_of<Vec>) {
     Vec total, y, v;
     if constexpr (Dot) load(y, inp + c);
-    if constexpr (Add) load(total, out + c);
+    if constexpr (add) load(total, from + c);
     for (int i = 0; i < Inputs; ++i) {
-      load(v, from[i] + c);
+      load(v, x[i] + c);
       if constexpr (Dot) dot[i] += v * y;
-      if (Add || i > 0) total += w[i] * v;
+      if (add || i > 0) total += w[i] * v;
       else total = w[i] * v;  // not 0 + w * v, which would lose the sign of -0
     }
     store(out + c, total);
@@ -34,35 +35,44 @@ void mix_columns(float* out, float* dots, const float* inp, const float* const* 
     for (int i = 0; i < Inputs; ++i) dots[i] += sum_of_lanes(dot[i]);
 }
 
-template <int Inputs, bool Dot, bool Add>
-void mix_group(float* out, float* dots, const float* inp, const float* const* x, const float* w, int64_t at,
+template <int Inputs, bool Dot, class Out, class From, class S>
+void mix_group(Out* out, From from, float* dots, const S* inp, const S* const* x, const float* w, int64_t at,
                int64_t width) {
   const int64_t whole = width / lanes_of<Vec16> * lanes_of<Vec16>;
-  if (whole > 0) mix_columns<Vec16, Inputs, Dot, Add>(out, dots, inp, x, w, at, 0, whole);
-  if (whole < width) mix_columns<float, Inputs, Dot, Add>(out, dots, inp, x, w, at, whole, width);
+  if (whole > 0) mix_columns<Vec16, Inputs, Dot>(out, from, dots, inp, x, w, at, 0, whole);
+  if (whole < width) mix_columns<float, Inputs, Dot>(out, from, dots, inp, x, w, at, whole, width);
 }
 
-template <int Inputs, bool Dot>
-void mix_group(float* out, float* dots, const float* inp, const float* const* x, const float* w, int64_t at,
-               int64_t width, bool add) {
-  if (add) mix_group<Inputs, Dot, true>(out, dots, inp, x, w, at, width);
-  else mix_group<Inputs, Dot, false>(out, dots, inp, x, w, at, width);
+// The sum of a row between two groups of inputs, which must not be rounded: in the row itself if that is of floats.
+template <class Out>
+float* sums_of(Out* out, int64_t width) {
+  if constexpr (std::is_same_v<Out, float>) return out;
+  else return scratch_f32(static_cast<size_t>(width), 2);
 }
 
 // Both directions are this weighted sum over any number of inputs; the backward needs the dots as well:
 //   out[c] = (add ? out[c] : 0) + sum_i w[i] * x[i][at + c],   c < width
 //   dots[i] += sum_c x[i][at + c] * inp[c]                     if Dot
-template <bool Dot>
-void mix_row(float* out, float* dots, const float* inp, const float* const* x, const float* w, int64_t inputs,
-             int64_t at, int64_t width, bool add) {
+template <bool Dot, class Out, class S>
+void mix_row(Out* out, float* dots, const S* inp, const S* const* x, const float* w, int64_t inputs, int64_t at,
+             int64_t width, bool add) {
+  float* sums = sums_of(out, width);
   for (int64_t i = 0; i < inputs;) {
     const int64_t left = inputs - i, step = left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
     float* d = Dot ? dots + i : nullptr;
-    const bool more = add || i > 0;
-    if (step == 8) mix_group<8, Dot>(out, d, inp, x + i, w + i, at, width, more);
-    else if (step == 4) mix_group<4, Dot>(out, d, inp, x + i, w + i, at, width, more);
-    else if (step == 2) mix_group<2, Dot>(out, d, inp, x + i, w + i, at, width, more);
-    else mix_group<1, Dot>(out, d, inp, x + i, w + i, at, width, more);
+    const auto group = [&](auto* to, auto from) {
+      if (step == 8) mix_group<8, Dot>(to, from, d, inp, x + i, w + i, at, width);
+      else if (step == 4) mix_group<4, Dot>(to, from, d, inp, x + i, w + i, at, width);
+      else if (step == 2) mix_group<2, Dot>(to, from, d, inp, x + i, w + i, at, width);
+      else mix_group<1, Dot>(to, from, d, inp, x + i, w + i, at, width);
+    };
+    const auto group_into = [&](auto* to) {
+      if (i > 0) group(to, sums);
+      else if (add) group(to, out);
+      else group(to, nullptr);
+    };
+    if (step == left) group_into(out);
+    else group_into(sums);
     i += step;
   }
 }
@@ -75,16 +85,19 @@ struct Split {
   int64_t grain() const { return small ? blocks : 1; }
 };
 
-void depth_mix_forward_cpu(float* out, const std::vector<const float*>& sources, const float* weights, int64_t size) {
-  const int64_t S = static_cast<int64_t>(sources.size()), tiles = (size + tile_size - 1) / tile_size;
-  parallel_for(tiles, size * S <= 32768 ? tiles : 1, [=, &sources](int64_t begin, int64_t end) {
+template <class S>
+void depth_mix_forward_cpu(S* out, const std::vector<const S*>& sources, const float* weights, int64_t size) {
+  const int64_t inputs = static_cast<int64_t>(sources.size()), tiles = (size + tile_size - 1) / tile_size;
+  parallel_for(tiles, size * inputs <= 32768 ? tiles : 1, [=, &sources](int64_t begin, int64_t end) {
     for (int64_t at = begin * tile_size; at < std::min(size, end * tile_size); at += tile_size)
-      mix_row<false>(out + at, nullptr, nullptr, sources.data(), weights, S, at, std::min(tile_size, size - at), false);
+      mix_row<false, S, S>(out + at, nullptr, nullptr, sources.data(), weights, inputs, at,
+                           std::min(tile_size, size - at), false);
   });
 }
 
 // dweights (R): one number per reader.
-void depth_mix_backward_cpu(float* dinp, float* dweights, const float* inp, const std::vector<const float*>& dout,
+template <class S>
+void depth_mix_backward_cpu(S* dinp, float* dweights, const S* inp, const std::vector<const S*>& dout,
                             const float* weights, int64_t size, bool acc) {
   const int64_t R = static_cast<int64_t>(dout.size()), tiles = (size + tile_size - 1) / tile_size;
   const Split split(tiles, size * R);
@@ -104,8 +117,8 @@ void depth_mix_backward_cpu(float* dinp, float* dweights, const float* inp, cons
 }
 
 // In the order of mix_columns, so that with one source pbar is exactly that source's own dot and q is 0.
-template <class Vec>
-float dot_columns(const float* a, const float* b, int64_t begin, int64_t end) {
+template <class Vec, class S>
+float dot_columns(const S* a, const S* b, int64_t begin, int64_t end) {
   Vec dot = {}, u, v;
   for (int64_t c = begin; c < end; c += lanes_of<Vec>) {
     load(u, a + c);
@@ -115,7 +128,8 @@ float dot_columns(const float* a, const float* b, int64_t begin, int64_t end) {
   return sum_of_lanes(dot);
 }
 
-void row_dots_cpu(float* dots, const float* a, const float* b, int64_t N, int64_t C) {
+template <class S>
+void row_dots_cpu(float* dots, const S* a, const S* b, int64_t N, int64_t C) {
   const int64_t whole = C / lanes_of<Vec16> * lanes_of<Vec16>;
   parallel_for(N, 32768 / C, [=](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n)
@@ -126,30 +140,48 @@ void row_dots_cpu(float* dots, const float* a, const float* b, int64_t N, int64_
 // softmax(score - 1/2 ln(square)) without the logarithm: exp(score) / sqrt(square), normalised. exp_scores has 1 as its
 // largest, so the sum is far from 0 for every norm. The division makes the weight of a single source exactly 1.
 void token_weights(float* w, const std::vector<const float*>& squares, const float* exp_scores, int64_t n, float eps) {
-  const size_t S = squares.size();
-  for (size_t s = 0; s < S; ++s) w[s] = squares[s][n];
+  const size_t sources = squares.size();
+  for (size_t s = 0; s < sources; ++s) w[s] = squares[s][n];
   float sum = 0;
 #pragma omp simd reduction(+ : sum)
-  for (size_t s = 0; s < S; ++s) sum += w[s] = exp_scores[s] / std::sqrt(w[s] + eps);
+  for (size_t s = 0; s < sources; ++s) sum += w[s] = exp_scores[s] / std::sqrt(w[s] + eps);
 #pragma omp simd
-  for (size_t s = 0; s < S; ++s) w[s] /= sum;
+  for (size_t s = 0; s < sources; ++s) w[s] /= sum;
 }
 
-void vertical_forward_cpu(float* out, float* weights, const std::vector<const float*>& sources,
+template <class S>
+void vertical_forward_cpu(S* out, float* weights, const std::vector<const S*>& sources,
                           const std::vector<const float*>& squares, const float* scores, int64_t N, int64_t C,
                           float eps) {
-  const int64_t S = static_cast<int64_t>(sources.size());
+  const int64_t inputs = static_cast<int64_t>(sources.size());
   std::vector<float> exp_scores(sources.size(), 1.f);
   if (scores != nullptr) {
-    const float max = *std::max_element(scores, scores + S);
-    for (int64_t s = 0; s < S; ++s) exp_scores[static_cast<size_t>(s)] = std::exp(scores[s] - max);
+    const float max = *std::max_element(scores, scores + inputs);
+    for (int64_t s = 0; s < inputs; ++s) exp_scores[static_cast<size_t>(s)] = std::exp(scores[s] - max);
   }
-  parallel_for(N, 32768 / (C * S), [=, &sources, &squares, &exp_scores](int64_t begin, int64_t end) {
+  parallel_for(N, 32768 / (C * inputs), [=, &sources, &squares, &exp_scores](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n) {
-      token_weights(weights + n * S, squares, exp_scores.data(), n, eps);
-      mix_row<false>(out + n * C, nullptr, nullptr, sources.data(), weights + n * S, S, n * C, C, false);
+      token_weights(weights + n * inputs, squares, exp_scores.data(), n, eps);
+      mix_row<false, S, S>(out + n * C, nullptr, nullptr, sources.data(), weights + n * inputs, inputs, n * C, C,
+                           false);
     }
   });
+}
+
+// Columns [begin, end): out = (add ? out : 0) + sums - scale * x
+template <class Vec, class S>
+void subtract_scaled(S* out, const float* sums, float scale, const S* x, int64_t begin, int64_t end, bool add) {
+  for (int64_t c = begin; c < end; c += lanes_of<Vec>) {
+    Vec total, v, before;
+    load(total, sums + c);
+    load(v, x + c);
+    if (add) {
+      load(before, out + c);
+      total += before;
+    }
+    total -= scale * v;
+    store(out + c, total);
+  }
 }
 
 // A reader's share in the weights of the tokens.
@@ -160,27 +192,30 @@ struct Column {
 };
 
 // dscores (R): one number per reader.
-void vertical_backward_cpu(float* dinp, float* dscores, const float* inp, const float* squares,
-                           const std::vector<const float*>& dout, const std::vector<Column>& columns, int64_t N,
-                           int64_t C, float eps, bool acc) {
+template <class S>
+void vertical_backward_cpu(S* dinp, float* dscores, const S* inp, const float* squares,
+                           const std::vector<const S*>& dout, const std::vector<Column>& columns, int64_t N, int64_t C,
+                           float eps, bool acc) {
   const int64_t R = static_cast<int64_t>(dout.size());
   const Split split(N, N * C * R);
   float* partial = scratch_f32(static_cast<size_t>(split.blocks * R));
   std::fill_n(partial, split.blocks * R, 0.f);
+  const bool add = acc && !std::is_same_v<S, float>;  // to sums elsewhere; those in dinp start from it
   parallel_for(split.blocks, split.grain(), [=, &dout, &columns](int64_t begin, int64_t end) {
     float* w = scratch_f32(static_cast<size_t>(2 * R), 1);
     float* p = w + R;
     for (int64_t b = begin; b < end; ++b) {
       float* q_sum = partial + b * R;
       for (int64_t n = N * b / split.blocks; n < N * (b + 1) / split.blocks; ++n) {
-        float* dx = dinp + n * C;
-        const float* x = inp + n * C;
+        S* dx = dinp + n * C;
+        const S* x = inp + n * C;
+        float* sums = sums_of(dx, C);
         for (int64_t r = 0; r < R; ++r) {
           const Column& column = columns[static_cast<size_t>(r)];
           w[r] = column.weights[n * column.stride];
           p[r] = 0;
         }
-        mix_row<true>(dx, p, x, dout.data(), w, R, n * C, C, acc);
+        mix_row<true>(sums, p, x, dout.data(), w, R, n * C, C, acc && !add);
         float total = 0;
         for (int64_t r = 0; r < R; ++r) {
           const float q = w[r] * (p[r] - columns[static_cast<size_t>(r)].pbar[n]);
@@ -188,8 +223,8 @@ void vertical_backward_cpu(float* dinp, float* dscores, const float* inp, const 
           total += q;
         }
         const float scale = total / (squares[n] + eps);
-#pragma omp simd
-        for (int64_t c = 0; c < C; ++c) dx[c] -= scale * x[c];
+        subtract_scaled<Vec16>(dx, sums, scale, x, 0, C / 16 * 16, add);
+        subtract_scaled<float>(dx, sums, scale, x, C / 16 * 16, C, add);
       }
     }
   });
@@ -214,7 +249,10 @@ void depth_mix_forward(const Tensor& out, const std::vector<Tensor>& sources, co
   CHECK_THAT(weights.numel() == static_cast<int64_t>(sources.size()), "depth_mix_forward: weights ", weights.str(),
              " for ", sources.size(), " sources");
   if (stream.backend == Backend::cpu)
-    return depth_mix_forward_cpu(out.as<float>(), pointers<const float>(sources), weights.as<float>(), out.numel());
+    return with_storage(out.dtype, [&](auto storage) {
+      using S = decltype(storage);
+      depth_mix_forward_cpu(out.as<S>(), pointers<const S>(sources), weights.as<float>(), out.numel());
+    });
   with_real(out.dtype, [&](auto real) {
     using T = decltype(real);
     depth_mix_forward_ref(out.as<T>(), pointers<const T>(sources), weights.as<T>(), out.numel());
@@ -236,16 +274,19 @@ void depth_mix_backward(const Tensor& dinp, const Tensor& inp, const std::vector
     });
     return;
   }
-  if (readers.empty() && !acc) std::fill_n(dinp.as<float>(), dinp.numel(), 0.f);
-  if (readers.empty()) return;
-  std::vector<const float*> dout;
-  std::vector<float> weights, dweights(readers.size());
-  for (const DepthReader& r : readers) {
-    dout.push_back(r.dout.as<float>());
-    weights.push_back(r.weights.as<float>()[r.column]);
-  }
-  depth_mix_backward_cpu(dinp.as<float>(), dweights.data(), inp.as<float>(), dout, weights.data(), dinp.numel(), acc);
-  for (size_t r = 0; r < readers.size(); ++r) readers[r].dweights.as<float>()[readers[r].column] += dweights[r];
+  with_storage(dinp.dtype, [&](auto storage) {
+    using S = decltype(storage);
+    if (readers.empty() && !acc) std::fill_n(dinp.as<S>(), dinp.numel(), S(0.f));
+    if (readers.empty()) return;
+    std::vector<const S*> dout;
+    std::vector<float> weights, dweights(readers.size());
+    for (const DepthReader& r : readers) {
+      dout.push_back(r.dout.as<S>());
+      weights.push_back(r.weights.as<float>()[r.column]);
+    }
+    depth_mix_backward_cpu(dinp.as<S>(), dweights.data(), inp.as<S>(), dout, weights.data(), dinp.numel(), acc);
+    for (size_t r = 0; r < readers.size(); ++r) readers[r].dweights.as<float>()[readers[r].column] += dweights[r];
+  });
 }
 
 void vertical_squares(const Tensor& squares, const Tensor& inp, Stream stream) {
@@ -257,7 +298,10 @@ void vertical_dot(const Tensor& pbar, const Tensor& dout, const Tensor& out, Str
   CHECK_THAT(out.numel() == N * C && dout.numel() == N * C, "vertical_dot: pbar ", pbar.str(), " dout ", dout.str(),
              " out ", out.str());
   if (stream.backend == Backend::cpu)
-    return row_dots_cpu(pbar.as<float>(), dout.as<float>(), out.as<float>(), N, C);
+    return with_storage(out.dtype, [&](auto storage) {
+      using S = decltype(storage);
+      row_dots_cpu(pbar.as<float>(), dout.as<S>(), out.as<S>(), N, C);
+    });
   with_real(pbar.dtype, [&](auto real) {
     using T = decltype(real);
     row_dots_ref(pbar.as<T>(), dout.as<T>(), out.as<T>(), N, C);
@@ -276,9 +320,12 @@ void vertical_forward(const Tensor& out, const Tensor& weights, const std::vecto
     CHECK_THAT(square.numel() == N, "vertical_forward: squares ", square.str(), " for ", N, " tokens");
   const bool trained = scores.data != nullptr;
   if (stream.backend == Backend::cpu)
-    return vertical_forward_cpu(out.as<float>(), weights.as<float>(), pointers<const float>(sources),
-                                pointers<const float>(squares), trained ? scores.as<float>() : nullptr, N, C,
-                                static_cast<float>(eps));
+    return with_storage(out.dtype, [&](auto storage) {
+      using Stored = decltype(storage);
+      vertical_forward_cpu(out.as<Stored>(), weights.as<float>(), pointers<const Stored>(sources),
+                           pointers<const float>(squares), trained ? scores.as<float>() : nullptr, N, C,
+                           static_cast<float>(eps));
+    });
   with_real(out.dtype, [&](auto real) {
     using T = decltype(real);
     vertical_forward_ref(out.as<T>(), weights.as<T>(), pointers<const T>(sources), pointers<const T>(squares),
@@ -305,19 +352,22 @@ void vertical_backward(const Tensor& dinp, const Tensor& inp, const Tensor& squa
     });
     return;
   }
-  if (readers.empty() && !acc) std::fill_n(dinp.as<float>(), N * C, 0.f);
-  if (readers.empty()) return;
-  std::vector<const float*> dout;
-  std::vector<Column> columns;
-  std::vector<float> dscores(readers.size());
-  for (const VerticalReader& r : readers) {
-    dout.push_back(r.dout.as<float>());
-    columns.push_back({r.weights.as<float>() + r.column, r.weights.numel() / N, r.pbar.as<float>()});
-  }
-  vertical_backward_cpu(dinp.as<float>(), dscores.data(), inp.as<float>(), squares.as<float>(), dout, columns, N, C,
-                        static_cast<float>(eps), acc);
-  for (size_t r = 0; r < readers.size(); ++r)
-    if (readers[r].dscores.data != nullptr) readers[r].dscores.as<float>()[readers[r].column] += dscores[r];
+  with_storage(dinp.dtype, [&](auto storage) {
+    using S = decltype(storage);
+    if (readers.empty() && !acc) std::fill_n(dinp.as<S>(), N * C, S(0.f));
+    if (readers.empty()) return;
+    std::vector<const S*> dout;
+    std::vector<Column> columns;
+    std::vector<float> dscores(readers.size());
+    for (const VerticalReader& r : readers) {
+      dout.push_back(r.dout.as<S>());
+      columns.push_back({r.weights.as<float>() + r.column, r.weights.numel() / N, r.pbar.as<float>()});
+    }
+    vertical_backward_cpu(dinp.as<S>(), dscores.data(), inp.as<S>(), squares.as<float>(), dout, columns, N, C,
+                          static_cast<float>(eps), acc);
+    for (size_t r = 0; r < readers.size(); ++r)
+      if (readers[r].dscores.data != nullptr) readers[r].dscores.as<float>()[readers[r].column] += dscores[r];
+  });
 }
 
 }  // namespace crossply

@@ -19,7 +19,8 @@
 //               r.dscores[r.column] += sum_n q_r[n]                                always added
 //
 // The last term of dinp is the gradient through the norm. Without readers dinp is 0, or unchanged if acc.
-// sources, inp, out, dout, dinp: any shape of N*C elements; squares, pbar: (N). Nothing that is written may alias
+// sources, inp, out, dout, dinp: any shape of N*C elements, on the CPU f32 or bf16; squares, pbar: (N); they and all
+// weights, scores and their gradients are f32. Nothing that is written may alias
 // anything else. Sums over tokens go through a fixed number of partial sums: the thread count does not change them.
 //
 // A vertical mix of one source copies it bit for bit with the weight 1, and its gather is exactly dout, with dscores

@@ -7,11 +7,14 @@
 namespace crossply {
 namespace {
 
-void embedding_forward_cpu(float* out, const float* weight, const int32_t* tokens, int64_t rows, int64_t C) {
+template <class S>
+void embedding_forward_cpu(S* out, const float* weight, const int32_t* tokens, int64_t rows, int64_t C) {
   parallel_for(rows, 32768 / C, [=](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n) {
       const float* row = weight + tokens[n] * C;
-      std::copy(row, row + C, out + n * C);
+      S* y = out + n * C;
+#pragma omp simd
+      for (int64_t c = 0; c < C; ++c) y[c] = row[c];
     }
   });
 }
@@ -22,7 +25,8 @@ void embedding_forward_cpu(float* out, const float* weight, const int32_t* token
 constexpr int64_t lots = 64;
 int64_t lot_of(int32_t token) { return (static_cast<uint32_t>(token >> 2) * 2654435769u) >> 26; }
 
-void embedding_backward_cpu(float* dweight, const float* dout, const int32_t* tokens, int64_t rows, int64_t C) {
+template <class S>
+void embedding_backward_cpu(float* dweight, const S* dout, const int32_t* tokens, int64_t rows, int64_t C) {
   parallel_for(lots, rows * C <= 32768 ? lots : 1, [=](int64_t begin, int64_t end) {
     constexpr int64_t chunk = 256;
     int64_t mine[chunk];
@@ -36,7 +40,7 @@ void embedding_backward_cpu(float* dweight, const float* dout, const int32_t* to
       }
       for (int64_t i = 0; i < count; ++i) {
         float* dw = dweight + tokens[mine[i]] * C;
-        const float* dy = dout + mine[i] * C;
+        const S* dy = dout + mine[i] * C;
 #pragma omp simd
         for (int64_t c = 0; c < C; ++c) dw[c] += dy[c];
       }
@@ -66,7 +70,10 @@ void embedding_forward(const Tensor& out, const Tensor& weight, const Tensor& to
              " weight ", weight.str(), " tokens ", tokens.str());
   check_tokens("embedding_forward", tokens.as<int32_t>(), rows, V);
   if (stream.backend == Backend::cpu)
-    return embedding_forward_cpu(out.as<float>(), weight.as<float>(), tokens.as<int32_t>(), rows, C);
+    return with_storage(out.dtype, [&](auto storage) {
+      using S = decltype(storage);
+      embedding_forward_cpu(out.as<S>(), weight.as<float>(), tokens.as<int32_t>(), rows, C);
+    });
   with_real(out.dtype, [&](auto real) {
     using X = decltype(real);
     embedding_forward_ref(out.as<X>(), weight.as<X>(), tokens.as<int32_t>(), rows, C);
@@ -79,7 +86,10 @@ void embedding_backward(const Tensor& dweight, const Tensor& dout, const Tensor&
              dweight.str(), " dout ", dout.str(), " tokens ", tokens.str());
   check_tokens("embedding_backward", tokens.as<int32_t>(), rows, V);
   if (stream.backend == Backend::cpu)
-    return embedding_backward_cpu(dweight.as<float>(), dout.as<float>(), tokens.as<int32_t>(), rows, C);
+    return with_storage(dout.dtype, [&](auto storage) {
+      using S = decltype(storage);
+      embedding_backward_cpu(dweight.as<float>(), dout.as<S>(), tokens.as<int32_t>(), rows, C);
+    });
   with_real(dweight.dtype, [&](auto real) {
     using X = decltype(real);
     embedding_backward_ref(dweight.as<X>(), dout.as<X>(), tokens.as<int32_t>(), rows, C);

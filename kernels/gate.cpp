@@ -32,16 +32,16 @@ struct Identity {
   static float slope(float) { return 1.f; }
 };
 
-template <class G>
-void forward_each(float* out, const float* inp, int64_t n) {
+template <class G, class S>
+void forward_each(float* out, const S* inp, int64_t n) {
   parallel_for(n, grain, [=](int64_t begin, int64_t end) {
 #pragma omp simd
     for (int64_t i = begin; i < end; ++i) out[i] = G::value(inp[i]);
   });
 }
 
-template <class G>
-void backward_each(float* dinp, const float* dout, const float* inp, int64_t n, bool acc) {
+template <class G, class S>
+void backward_each(S* dinp, const float* dout, const S* inp, int64_t n, bool acc) {
   parallel_for(n, grain, [=](int64_t begin, int64_t end) {
     if (acc) {
 #pragma omp simd
@@ -53,10 +53,10 @@ void backward_each(float* dinp, const float* dout, const float* inp, int64_t n, 
   });
 }
 
-template <bool sigmoid>
-void softmax_gate_forward(float* out, const float* inp, int64_t rows, int64_t K) {
+template <bool sigmoid, class S>
+void softmax_gate_forward(float* out, const S* inp, int64_t rows, int64_t K) {
   for_row_tiles(rows, K, [=](int64_t n, int64_t count) {
-    const float* z = inp + n * K;
+    const S* z = inp + n * K;
     float* y = out + n * K;
     softmax_rows_cpu(y, z, count, K);
 #pragma omp simd
@@ -65,8 +65,8 @@ void softmax_gate_forward(float* out, const float* inp, int64_t rows, int64_t K)
 }
 
 // With y = out and f = 2 - s, or 1 without a sigmoid: dinp = y dout f - p sum_j dout y.
-template <bool sigmoid>
-void softmax_gate_backward(float* dinp, const float* dout, const float* inp, int64_t rows, int64_t K, bool acc) {
+template <bool sigmoid, class S>
+void softmax_gate_backward(S* dinp, const float* dout, const S* inp, int64_t rows, int64_t K, bool acc) {
   for_row_tiles(rows, K, [=](int64_t n, int64_t count) {
     float* p = scratch_f32(static_cast<size_t>(count * K));
     float* dy_y = scratch_f32(static_cast<size_t>(count * K), 1);
@@ -82,7 +82,7 @@ void softmax_gate_backward(float* dinp, const float* dout, const float* inp, int
       float sum = 0;
 #pragma omp simd reduction(+ : sum)
       for (int64_t i = row * K; i < (row + 1) * K; ++i) sum += dy_y[i];
-      float* dz = dinp + n * K;
+      S* dz = dinp + n * K;
       if (acc) {
 #pragma omp simd
         for (int64_t i = row * K; i < (row + 1) * K; ++i) dz[i] += dy_y[i] * f[i] - p[i] * sum;
@@ -94,7 +94,8 @@ void softmax_gate_backward(float* dinp, const float* dout, const float* inp, int
   });
 }
 
-void gate_forward_cpu(float* out, const float* inp, int64_t rows, int64_t K, Gate gate) {
+template <class S>
+void gate_forward_cpu(float* out, const S* inp, int64_t rows, int64_t K, Gate gate) {
   switch (gate) {
     case Gate::relu: return forward_each<Relu>(out, inp, rows * K);
     case Gate::sigmoid: return forward_each<Sigmoid>(out, inp, rows * K);
@@ -105,7 +106,8 @@ void gate_forward_cpu(float* out, const float* inp, int64_t rows, int64_t K, Gat
   }
 }
 
-void gate_backward_cpu(float* dinp, const float* dout, const float* inp, int64_t rows, int64_t K, Gate gate, bool acc) {
+template <class S>
+void gate_backward_cpu(S* dinp, const float* dout, const S* inp, int64_t rows, int64_t K, Gate gate, bool acc) {
   switch (gate) {
     case Gate::relu: return backward_each<Relu>(dinp, dout, inp, rows * K, acc);
     case Gate::sigmoid: return backward_each<Sigmoid>(dinp, dout, inp, rows * K, acc);
@@ -126,7 +128,10 @@ void gate_forward(const Tensor& out, const Tensor& inp, Gate gate, Stream stream
   CHECK_THAT(rank >= 1 && inp.dim(rank - 1) >= 1 && out.numel() == inp.numel(), "gate_forward: out ", out.str(),
              " inp ", inp.str());
   const int64_t K = inp.dim(rank - 1), rows = inp.numel() / K;
-  if (stream.backend == Backend::cpu) return gate_forward_cpu(out.as<float>(), inp.as<float>(), rows, K, gate);
+  if (stream.backend == Backend::cpu)
+    return with_storage(inp.dtype, [&](auto storage) {
+      gate_forward_cpu(out.as<float>(), inp.as<decltype(storage)>(), rows, K, gate);
+    });
   with_real(out.dtype, [&](auto real) {
     using T = decltype(real);
     gate_forward_ref(out.as<T>(), inp.as<T>(), rows, K, gate);
@@ -139,7 +144,10 @@ void gate_backward(const Tensor& dinp, const Tensor& dout, const Tensor& inp, Ga
              "gate_backward: dinp ", dinp.str(), " dout ", dout.str(), " inp ", inp.str());
   const int64_t K = inp.dim(rank - 1), rows = inp.numel() / K;
   if (stream.backend == Backend::cpu)
-    return gate_backward_cpu(dinp.as<float>(), dout.as<float>(), inp.as<float>(), rows, K, gate, acc);
+    return with_storage(inp.dtype, [&](auto storage) {
+      using S = decltype(storage);
+      gate_backward_cpu(dinp.as<S>(), dout.as<float>(), inp.as<S>(), rows, K, gate, acc);
+    });
   with_real(dinp.dtype, [&](auto real) {
     using T = decltype(real);
     gate_backward_ref(dinp.as<T>(), dout.as<T>(), inp.as<T>(), rows, K, gate, acc);

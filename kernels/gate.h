@@ -10,8 +10,8 @@
 //   tanh             tanh(inp)            dout * (1 - out^2)
 //   identity         inp                  dout
 //
-// All tensors: (rows, K) after flattening; K is inp's last dimension. Nothing is saved. No output may alias anything. A
-// NaN stays, in its whole row where the gate has a softmax.
+// All tensors: (rows, K) after flattening; K is inp's last dimension. inp and dinp are f32 or bf16, out and dout f32.
+// Nothing is saved. No output may alias anything. A NaN stays, in its whole row where the gate has a softmax.
 #pragma once
 
 #include <algorithm>

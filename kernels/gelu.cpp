@@ -35,7 +35,8 @@ inline float clamped_magnitude(float x) {
   return z > 12.f ? 12.f : z;
 }
 
-void gelu_forward_cpu(float* out, const float* inp, int64_t n) {
+template <class S>
+void gelu_forward_cpu(S* out, const S* inp, int64_t n) {
   parallel_for(n, grain, [=](int64_t begin, int64_t end) {
 #pragma omp simd
     for (int64_t i = begin; i < end; ++i) {
@@ -46,8 +47,8 @@ void gelu_forward_cpu(float* out, const float* inp, int64_t n) {
   });
 }
 
-template <bool acc>
-void gelu_backward_cpu(float* dinp, const float* dout, const float* inp, int64_t n) {
+template <class S, bool acc>
+void gelu_backward_cpu(S* dinp, const S* dout, const S* inp, int64_t n) {
   parallel_for(n, grain, [=](int64_t begin, int64_t end) {
 #pragma omp simd
     for (int64_t i = begin; i < end; ++i) {
@@ -68,7 +69,11 @@ void gelu_backward_cpu(float* dinp, const float* dout, const float* inp, int64_t
 void gelu_forward(const Tensor& out, const Tensor& inp, Stream stream) {
   const int64_t n = out.numel();
   CHECK_THAT(inp.numel() == n, "gelu_forward: out ", out.str(), " inp ", inp.str());
-  if (stream.backend == Backend::cpu) return gelu_forward_cpu(out.as<float>(), inp.as<float>(), n);
+  if (stream.backend == Backend::cpu)
+    return with_storage(out.dtype, [&](auto storage) {
+      using S = decltype(storage);
+      gelu_forward_cpu(out.as<S>(), inp.as<S>(), n);
+    });
   with_real(out.dtype, [&](auto real) {
     using T = decltype(real);
     gelu_forward_ref(out.as<T>(), inp.as<T>(), n);
@@ -79,10 +84,12 @@ void gelu_backward(const Tensor& dinp, const Tensor& dout, const Tensor& inp, bo
   const int64_t n = dinp.numel();
   CHECK_THAT(dout.numel() == n && inp.numel() == n, "gelu_backward: dinp ", dinp.str(), " dout ", dout.str(), " inp ",
              inp.str());
-  if (stream.backend == Backend::cpu) {
-    auto backward = acc ? gelu_backward_cpu<true> : gelu_backward_cpu<false>;
-    return backward(dinp.as<float>(), dout.as<float>(), inp.as<float>(), n);
-  }
+  if (stream.backend == Backend::cpu)
+    return with_storage(dinp.dtype, [&](auto storage) {
+      using S = decltype(storage);
+      auto backward = acc ? gelu_backward_cpu<S, true> : gelu_backward_cpu<S, false>;
+      backward(dinp.as<S>(), dout.as<S>(), inp.as<S>(), n);
+    });
   with_real(dinp.dtype, [&](auto real) {
     using T = decltype(real);
     gelu_backward_ref(dinp.as<T>(), dout.as<T>(), inp.as<T>(), n, acc);

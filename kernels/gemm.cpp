@@ -20,9 +20,9 @@ constexpr int64_t lanes = 16, tile_rows = 14;
 constexpr int64_t lanes = 8, tile_rows = 6;
 #endif
 constexpr int64_t tile_cols = 2 * lanes;
-constexpr int64_t k_block = 384;             // a tile of a (tile_rows, k_block) stays in the L1 cache,
-constexpr int64_t n_block = 512;             // a packed block of b (k_block, n_block) in L2,
-constexpr int64_t m_block = 16 * tile_rows;  // and a packed block of a (m_block, k_block) beside it
+constexpr int64_t k_block = 256;             // a tile of a (tile_rows, k_block) stays in the L1 cache,
+constexpr int64_t n_block = 1024;            // a packed block of b (k_block, n_block) in L2,
+constexpr int64_t m_block = 24 * tile_rows;  // and a packed block of a (m_block, k_block) beside it
 
 using Vec = float __attribute__((vector_size(lanes * sizeof(float))));
 
@@ -56,37 +56,58 @@ inline void transpose(std::array<Vec, lanes>& v) {
 // contiguous (k_inner), and between k otherwise. The right half of b begins b_half after the left one. Of the columns,
 // the first n are stored.
 
+// Hides from the compiler how x was computed. Otherwise it keeps a stride for every row of a tile, in more registers
+// than there are.
+template <class T>
+inline void opaque(T& x) {
+  asm("" : "+r"(x));
+}
+
 template <int R, bool k_inner>
 void multiply_tile(float* c, int64_t ldc, const float* a, int64_t stride, const float* b, int64_t ldb, int64_t b_half,
                    int64_t K, int64_t n, bool add) {
+  // Three rows of a are reached from one pointer.
+  constexpr int groups = k_inner ? (R + 2) / 3 : 1;
+  const float* rows[groups];
+#pragma GCC unroll 8
+  for (int g = 0; g < groups; ++g) {
+    rows[g] = a + 3 * g * stride;
+    opaque(rows[g]);
+  }
   Vec sum[R][2];
 #pragma GCC unroll 14
-  for (int i = 0; i < R; ++i) {
-    sum[i][0] = sum[i][1] = Vec{};
-    __builtin_prefetch(c + i * ldc, 1);
-    __builtin_prefetch(c + i * ldc + lanes, 1);
-  }
-#pragma GCC unroll 2  // by 4, clang 14 runs out of registers
-  for (int64_t k = 0; k < K; ++k) {
+  for (int i = 0; i < R; ++i) sum[i][0] = sum[i][1] = Vec{};
+  auto step = [&](int64_t d) __attribute__((always_inline)) {
     Vec b0, b1;
-    load(b0, b + k * ldb);
-    load(b1, b + k * ldb + b_half);
+    load(b0, b);
+    load(b1, b + b_half);
 #pragma GCC unroll 14
     for (int i = 0; i < R; ++i) {
-      const float x = k_inner ? a[i * stride + k] : a[k * stride + i];
+      const float x = k_inner ? rows[i / 3][i % 3 * stride + d] : a[i];
       sum[i][0] += x * b0;
       sum[i][1] += x * b1;
     }
+    b += ldb;
+    if (!k_inner) a += stride;
+  };
+  for (int64_t k = K / 2; k > 0; --k) {  // by 4, clang 14 runs out of registers
+    step(0);
+    step(1);
+#pragma GCC unroll 8
+    for (int g = 0; g < groups; ++g) rows[g] += 2;
   }
+  if (K % 2) step(0);
   if (n == tile_cols) {
 #pragma GCC unroll 14
     for (int i = 0; i < R; ++i) {
       for (int h = 0; h < 2; ++h) {
-        float* to = c + i * ldc + h * lanes;
+        float* to = c + h * lanes;
         Vec old{};
         if (add) load(old, to);
         store(to, old + sum[i][h]);
       }
+      c += ldc;
+      opaque(c);
     }
     return;
   }

@@ -12,8 +12,9 @@ constexpr int64_t lanes = lanes_of<Vec16>,
 constexpr int heads_at_once = 4;
 using Vec = Vec16;
 
+template <class S>
 struct Data {
-  std::vector<const float*> u;
+  std::vector<const S*> u;
   const float* weight;
   HeadMixSize z;
   const float* weights(int64_t n) const { return weight + (z.shared ? 0 : n * z.K * z.S); }
@@ -22,15 +23,15 @@ struct Data {
 // -----------------------------------------------------------------------------------------------------------------
 // Mixing: heads h0 .. h0+R of one token into m, m + stride, ...
 
-template <int R>
-void mix_token(float* m, int64_t stride, const Data& of, int64_t n, int64_t h0) {
+template <int R, class S>
+void mix_token(float* m, int64_t stride, const Data<S>& of, int64_t n, int64_t h0) {
   const HeadMixSize& z = of.z;
   const float* w = of.weights(n) + h0 * z.S;
   int64_t c = 0;
   for (; c + columns <= z.C; c += columns) {
     Vec sum[R][4] = {};
     for (int64_t s = 0; s < z.S; ++s) {
-      const float* u = of.u[static_cast<size_t>(s)] + n * z.C + c;
+      const S* u = of.u[static_cast<size_t>(s)] + n * z.C + c;
       Vec x[4];
       for (int i = 0; i < 4; ++i) load(x[i], u + i * lanes);
 #pragma GCC unroll 4
@@ -49,7 +50,8 @@ void mix_token(float* m, int64_t stride, const Data& of, int64_t n, int64_t h0) 
 }
 
 // All heads of tokens n0 .. n0+rows: head h at m + h * stride, (rows, C) each.
-void mix_tile(float* m, int64_t stride, const Data& of, int64_t n0, int64_t rows) {
+template <class S>
+void mix_tile(float* m, int64_t stride, const Data<S>& of, int64_t n0, int64_t rows) {
   const HeadMixSize& z = of.z;
   for (int64_t n = 0; n < rows; ++n) {
     int64_t h = 0;
@@ -60,65 +62,85 @@ void mix_tile(float* m, int64_t stride, const Data& of, int64_t n0, int64_t rows
 }
 
 // -----------------------------------------------------------------------------------------------------------------
-// The gradients of one token's weights and sources, from R heads' dm at dm, dm + stride, ... dweight is added to.
+// The gradients of a token's sources, and of the weights on them. du is a sum over all heads, R of them at a time: until
+// the last it is kept in floats.
 
-template <int R>
-void unmix_token(const std::vector<float*>& du, float* dweight, const float* dm, int64_t stride, const Data& of,
-                 int64_t n, int64_t h0, const std::vector<bool>& acc) {
-  const HeadMixSize& z = of.z;
-  const float* w = of.weights(n) + h0 * z.S;
-  for (int64_t s = 0; s < z.S; ++s) {
-    const float* u = of.u[static_cast<size_t>(s)] + n * z.C;
-    float* d = du[static_cast<size_t>(s)] + n * z.C;
-    const bool add = acc[static_cast<size_t>(s)] || h0 > 0;
-    Vec dot[R] = {};
-    float rest[R] = {};
-    int64_t c = 0;
-    for (; c + lanes <= z.C; c += lanes) {
-      Vec x, sum{};
-      load(x, u + c);
-      if (add) load(sum, d + c);
-#pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) {
-        Vec g;
-        load(g, dm + r * stride + c);
-        dot[r] += g * x;
-        sum += w[r * z.S + s] * g;
-      }
-      store(d + c, sum);
-    }
-    for (; c < z.C; ++c) {
-      float sum = add ? d[c] : 0.f;
-      for (int r = 0; r < R; ++r) {
-        rest[r] += dm[r * stride + c] * u[c];
-        sum += w[r * z.S + s] * dm[r * stride + c];
-      }
-      d[c] = sum;
-    }
-    for (int r = 0; r < R; ++r) {
-      dweight[(h0 + r) * z.S + s] += rest[r] + sum_of_lanes(dot[r]);
-    }
+template <class S>
+struct SourceRow {
+  S* du;          // (C)
+  const S* u;     // (C)
+  float* so_far;  // (C)
+  bool acc, first, last;
+
+  template <class T>
+  void begin(T& sum, int64_t c) const {
+    if (!first) load(sum, so_far + c);
+    else if (acc) load(sum, du + c);
   }
+  template <class T>
+  void end(const T& sum, int64_t c) const {
+    if (last) store(du + c, sum);
+    else store(so_far + c, sum);
+  }
+};
+
+// R heads' part of a row, from their dm at dm, dm + stride, ... Weights and their gradients lie z.S apart; the latter
+// are added to.
+template <int R, class S>
+void unmix_row(SourceRow<S> row, float* dweight, const float* dm, int64_t stride, const float* w,
+               const HeadMixSize& z) {
+  Vec dot[R] = {};
+  float rest[R] = {};
+  int64_t c = 0;
+  for (; c + lanes <= z.C; c += lanes) {
+    Vec x, sum{};
+    load(x, row.u + c);
+    row.begin(sum, c);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      Vec g;
+      load(g, dm + r * stride + c);
+      dot[r] += g * x;
+      sum += w[r * z.S] * g;
+    }
+    row.end(sum, c);
+  }
+  for (; c < z.C; ++c) {
+    float sum = 0;
+    row.begin(sum, c);
+    for (int r = 0; r < R; ++r) {
+      rest[r] += dm[r * stride + c] * row.u[c];
+      sum += w[r * z.S] * dm[r * stride + c];
+    }
+    row.end(sum, c);
+  }
+  for (int r = 0; r < R; ++r) dweight[r * z.S] += rest[r] + sum_of_lanes(dot[r]);
 }
 
 // Tokens n0 .. n0+rows. dkv: their gradients as join_heads leaves them, one head after the other, `apart` floats apart;
-// wg: the folded weights; dm: scratch (heads_at_once, rows, C).
-void unmix_tile(const std::vector<float*>& du, float* dweight, const float* dkv, int64_t apart, const float* wg,
-                float* dm, const Data& of, int64_t n0, int64_t rows, const std::vector<bool>& acc) {
+// wg: the folded weights; dm: scratch, (K, rows, C) and a row.
+template <class S>
+void unmix_tile(const std::vector<S*>& du, float* dweight, const float* dkv, int64_t apart, const float* wg, float* dm,
+                const Data<S>& of, int64_t n0, int64_t rows, const std::vector<bool>& acc) {
   const HeadMixSize& z = of.z;
   const int64_t stride = rows * z.C, width = 2 * z.D;
-  for (int64_t h0 = 0; h0 < z.K; h0 += heads_at_once) {
-    const int64_t R = std::min<int64_t>(heads_at_once, z.K - h0);
-    for (int64_t h = h0; h < h0 + R; ++h)
-      gemm(dm + (h - h0) * stride, {dkv + h * apart, width, 1}, {wg + h * width * z.C, z.C, 1}, rows, z.C, width,
-           false);
-    for (int64_t n = 0; n < rows; ++n) {
-      float* dw = dweight + (z.shared ? 0 : (n0 + n) * z.K * z.S);
-      const float* g = dm + n * z.C;
-      if (R == 4) unmix_token<4>(du, dw, g, stride, of, n0 + n, h0, acc);
-      else if (R == 3) unmix_token<3>(du, dw, g, stride, of, n0 + n, h0, acc);
-      else if (R == 2) unmix_token<2>(du, dw, g, stride, of, n0 + n, h0, acc);
-      else unmix_token<1>(du, dw, g, stride, of, n0 + n, h0, acc);
+  for (int64_t h = 0; h < z.K; ++h)
+    gemm(dm + h * stride, {dkv + h * apart, width, 1}, {wg + h * width * z.C, z.C, 1}, rows, z.C, width, false);
+  for (int64_t n = 0; n < rows; ++n) {
+    for (int64_t s = 0; s < z.S; ++s) {
+      const size_t i = static_cast<size_t>(s);
+      const int64_t at = (n0 + n) * z.C;
+      SourceRow<S> row{du[i] + at, of.u[i] + at, dm + z.K * stride, acc[i], true, false};
+      for (int64_t h = 0; h < z.K; h += heads_at_once, row.first = false) {
+        const int64_t R = std::min<int64_t>(heads_at_once, z.K - h);
+        float* dw = dweight + ((z.shared ? 0 : n0 + n) * z.K + h) * z.S + s;
+        const float *w = of.weights(n0 + n) + h * z.S + s, *g = dm + h * stride + n * z.C;
+        row.last = h + R == z.K;
+        if (R == 4) unmix_row<4>(row, dw, g, stride, w, z);
+        else if (R == 3) unmix_row<3>(row, dw, g, stride, w, z);
+        else if (R == 2) unmix_row<2>(row, dw, g, stride, w, z);
+        else unmix_row<1>(row, dw, g, stride, w, z);
+      }
     }
   }
 }
@@ -126,35 +148,43 @@ void unmix_tile(const std::vector<float*>& du, float* dweight, const float* dkv,
 // -----------------------------------------------------------------------------------------------------------------
 // Keys and values of one head side by side, so that both are one product: kv (rows, 2D) of head h, in `to`.
 
-void join_heads(float* to, const float* k, const float* v, const HeadMixSize& z, int64_t h, int64_t n0, int64_t rows) {
+template <class To, class From>
+void copy_row(To* to, const From* from, int64_t D) {
+#pragma omp simd
+  for (int64_t d = 0; d < D; ++d) to[d] = from[d];
+}
+template <class S>
+void join_heads(float* to, const S* k, const S* v, const HeadMixSize& z, int64_t h, int64_t n0, int64_t rows) {
   for (int64_t n = 0; n < rows; ++n) {
     const int64_t from = ((n0 + n) * z.K + h) * z.D;
-    std::copy_n(k + from, z.D, to + n * 2 * z.D);
-    std::copy_n(v + from, z.D, to + n * 2 * z.D + z.D);
+    copy_row(to + n * 2 * z.D, k + from, z.D);
+    copy_row(to + n * 2 * z.D + z.D, v + from, z.D);
   }
 }
-void split_heads(float* k, float* v, const float* from, const HeadMixSize& z, int64_t h, int64_t n0, int64_t rows) {
+template <class S>
+void split_heads(S* k, S* v, const float* from, const HeadMixSize& z, int64_t h, int64_t n0, int64_t rows) {
   for (int64_t n = 0; n < rows; ++n) {
     const int64_t to = ((n0 + n) * z.K + h) * z.D;
-    std::copy_n(from + n * 2 * z.D, z.D, k + to);
-    std::copy_n(from + n * 2 * z.D + z.D, z.D, v + to);
+    copy_row(k + to, from + n * 2 * z.D, z.D);
+    copy_row(v + to, from + n * 2 * z.D + z.D, z.D);
   }
 }
 
 // The row of wk or wv that is row r of the joined weights (K, 2D, C).
-template <class Float>
-Float* joined_row(Float* wk, Float* wv, const HeadMixSize& z, int64_t r) {
+template <class T>
+T* joined_row(T* wk, T* wv, const HeadMixSize& z, int64_t r) {
   const int64_t h = r / (2 * z.D), d = r % (2 * z.D);
   return d < z.D ? wk + (h * z.D + d) * z.C : wv + (h * z.D + d - z.D) * z.C;
 }
 
 // The joined weights with the gain in every row, in scratch slot 0.
-float* fold_gain(const float* gain, const float* wk, const float* wv, const HeadMixSize& z) {
+template <class S>
+float* fold_gain(const float* gain, const S* wk, const S* wv, const HeadMixSize& z) {
   const int64_t rows = 2 * z.K * z.D;
   float* wg = scratch_f32(static_cast<size_t>(rows * z.C), 0);
   parallel_for(rows, 256, [=](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
-      const float* from = joined_row(wk, wv, z, r);
+      const S* from = joined_row(wk, wv, z, r);
 #pragma omp simd
       for (int64_t c = 0; c < z.C; ++c) wg[r * z.C + c] = gain[c] * from[c];
     }
@@ -165,7 +195,8 @@ float* fold_gain(const float* gain, const float* wk, const float* wv, const Head
 // Tokens whose streams of a few heads stay in the L2 cache.
 int64_t tile_tokens(const HeadMixSize& z) { return std::clamp<int64_t>(32768 / z.C, 16, 128); }
 
-void forward_cpu(float* k, float* v, const Data& of, const float* gain, const float* wk, const float* wv) {
+template <class S>
+void forward_cpu(S* k, S* v, const Data<S>& of, const float* gain, const S* wk, const S* wv) {
   const HeadMixSize& z = of.z;
   const float* wg = fold_gain(gain, wk, wv, z);
   const int64_t tile = tile_tokens(z), tiles = (z.N + tile - 1) / tile;
@@ -199,15 +230,16 @@ void correlate(float* g, const float* dkv, const float* m, const HeadMixSize& z,
 }
 
 // From G the gradients of the weights and of the gain, a block of columns after the other.
-void finish_weights(float* dgain, float* dwk, float* dwv, const float* g, const float* gain, const float* wk,
-                    const float* wv, const HeadMixSize& z) {
+template <class S>
+void finish_weights(float* dgain, float* dwk, float* dwv, const float* g, const float* gain, const S* wk, const S* wv,
+                    const HeadMixSize& z) {
   const int64_t head = 2 * z.D, blocks = (z.C + block_width - 1) / block_width;
   parallel_for(blocks, z.K * head * z.C <= 32768 ? blocks : 1, [=, &z](int64_t begin, int64_t end) {
     for (int64_t c0 = begin * block_width; c0 < std::min(z.C, end * block_width); c0 += block_width) {
       const int64_t width = std::min(block_width, z.C - c0);
       for (int64_t r = 0; r < z.K * head; ++r) {
-        const float *w = joined_row(wk, wv, z, r) + c0,
-                    *from = g + r / head * head * z.C + c0 * head + r % head * width;
+        const S* w = joined_row(wk, wv, z, r) + c0;
+        const float* from = g + r / head * head * z.C + c0 * head + r % head * width;
         float* to = joined_row(dwk, dwv, z, r) + c0;
 #pragma omp simd
         for (int64_t c = 0; c < width; ++c) {
@@ -219,8 +251,9 @@ void finish_weights(float* dgain, float* dwk, float* dwv, const float* g, const 
   });
 }
 
-void backward_cpu(const std::vector<float*>& du, float* dweight, float* dgain, float* dwk, float* dwv, const float* dk,
-                  const float* dv, const Data& of, const float* gain, const float* wk, const float* wv,
+template <class S>
+void backward_cpu(const std::vector<S*>& du, float* dweight, float* dgain, float* dwk, float* dwv, const S* dk,
+                  const S* dv, const Data<S>& of, const float* gain, const S* wk, const S* wv,
                   const std::vector<bool>& acc) {
   const HeadMixSize& z = of.z;
   const int64_t weights = z.K * z.S, tile = tile_tokens(z), tiles = (z.N + tile - 1) / tile;
@@ -235,7 +268,7 @@ void backward_cpu(const std::vector<float*>& du, float* dweight, float* dgain, f
   for (int64_t n0 = 0; n0 < z.N; n0 += chunk) {
     const int64_t count = std::min(chunk, z.N - n0);
     parallel_for((count + tile - 1) / tile, 1, [=, &of, &du, &acc](int64_t begin, int64_t end) {
-      float* dm = scratch_f32(static_cast<size_t>(heads_at_once * tile * z.C), 3);
+      float* dm = scratch_f32(static_cast<size_t>((z.K * tile + 1) * z.C), 3);
       for (int64_t t = begin; t < end; ++t) {
         const int64_t first = t * tile, rows = std::min(tile, count - first);
         mix_tile(m + first * z.C, chunk * z.C, of, n0 + first, rows);
@@ -270,8 +303,11 @@ HeadMixSize check(const Tensor& k, const Tensor& v, const HeadMix& m) {
 void head_mix_forward(const Tensor& k, const Tensor& v, const HeadMix& m, Stream stream) {
   const HeadMixSize z = check(k, v, m);
   if (stream.backend == Backend::cpu)
-    return forward_cpu(k.as<float>(), v.as<float>(), {pointers<const float>(m.sources), m.weight.as<float>(), z},
-                       m.gain.as<float>(), m.wk.as<float>(), m.wv.as<float>());
+    return with_storage(k.dtype, [&](auto storage) {
+      using S = decltype(storage);
+      const Data<S> of{pointers<const S>(m.sources), m.weight.as<float>(), z};
+      forward_cpu(k.as<S>(), v.as<S>(), of, m.gain.as<float>(), m.wk.as<S>(), m.wv.as<S>());
+    });
   with_real(k.dtype, [&](auto real) {
     using T = decltype(real);
     head_mix_forward_ref(k.as<T>(), v.as<T>(), pointers<const T>(m.sources), m.weight.as<T>(), m.gain.as<T>(),
@@ -287,19 +323,18 @@ void head_mix_backward(const HeadMix& d, const Tensor& dk, const Tensor& dv, con
                  d.wv.shape == m.wv.shape,
              "head_mix_backward: gradients of other shapes");
   for (const Tensor& du : d.sources) CHECK_THAT(du.numel() == z.N * z.C, "head_mix_backward: source ", du.str());
+  if (stream.backend == Backend::cpu)
+    return with_storage(dk.dtype, [&](auto storage) {
+      using S = decltype(storage);
+      const Data<S> of{pointers<const S>(m.sources), m.weight.as<float>(), z};
+      backward_cpu(pointers<S>(d.sources), d.weight.as<float>(), d.gain.as<float>(), d.wk.as<float>(),
+                   d.wv.as<float>(), dk.as<S>(), dv.as<S>(), of, m.gain.as<float>(), m.wk.as<S>(), m.wv.as<S>(), acc);
+    });
   with_real(dk.dtype, [&](auto real) {
     using T = decltype(real);
-    std::vector<T*> du;
-    for (const Tensor& tensor : d.sources) du.push_back(tensor.as<T>());
-    if (stream.backend == Backend::cpu) {
-      if constexpr (std::is_same_v<T, float>)
-        return backward_cpu(du, d.weight.as<T>(), d.gain.as<T>(), d.wk.as<T>(), d.wv.as<T>(), dk.as<T>(), dv.as<T>(),
-                            {pointers<const T>(m.sources), m.weight.as<T>(), z}, m.gain.as<T>(), m.wk.as<T>(),
-                            m.wv.as<T>(), acc);
-    }
-    head_mix_backward_ref(du, d.weight.as<T>(), d.gain.as<T>(), d.wk.as<T>(), d.wv.as<T>(), dk.as<T>(), dv.as<T>(),
-                          pointers<const T>(m.sources), m.weight.as<T>(), m.gain.as<T>(), m.wk.as<T>(), m.wv.as<T>(), z,
-                          acc);
+    head_mix_backward_ref(pointers<T>(d.sources), d.weight.as<T>(), d.gain.as<T>(), d.wk.as<T>(), d.wv.as<T>(),
+                          dk.as<T>(), dv.as<T>(), pointers<const T>(m.sources), m.weight.as<T>(), m.gain.as<T>(),
+                          m.wk.as<T>(), m.wv.as<T>(), z, acc);
   });
 }
 

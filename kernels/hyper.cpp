@@ -11,11 +11,12 @@ namespace {
 // -----------------------------------------------------------------------------------------------------------------
 // Expand and sum.
 
-void streams_expand_cpu(float* streams, const float* x, int64_t rows, int64_t E, int64_t C, bool acc) {
+template <class S>
+void streams_expand_cpu(S* streams, const S* x, int64_t rows, int64_t E, int64_t C, bool acc) {
   parallel_for(rows, grain(E, C), [=](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n) {
       for (int64_t i = 0; i < E; ++i) {
-        float* s = streams + (n * E + i) * C;
+        S* s = streams + (n * E + i) * C;
         if (acc) {
 #pragma omp simd
           for (int64_t c = 0; c < C; ++c) s[c] += x[n * C + c];
@@ -27,8 +28,8 @@ void streams_expand_cpu(float* streams, const float* x, int64_t rows, int64_t E,
   });
 }
 
-template <class Vec, int E>
-void sum_columns(float* out, const float* x, int64_t c, int64_t C, bool acc) {
+template <class Vec, int E, class S>
+void sum_columns(S* out, const S* x, int64_t c, int64_t C, bool acc) {
   for (; c + lanes_of<Vec> <= C; c += lanes_of<Vec>) {
     Vec sum = {}, s;
     if (acc) load(sum, out + c);
@@ -41,8 +42,8 @@ void sum_columns(float* out, const float* x, int64_t c, int64_t C, bool acc) {
   if (c < C) sum_columns<float, E>(out, x, c, C, acc);
 }
 
-template <int E>
-void streams_sum_cpu(float* out, const float* streams, int64_t rows, int64_t C, bool acc) {
+template <int E, class S>
+void streams_sum_cpu(S* out, const S* streams, int64_t rows, int64_t C, bool acc) {
   parallel_for(rows, grain(E, C), [=](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n) sum_columns<Vec16, E>(out + n * C, streams + n * E * C, 0, C, acc);
   });
@@ -52,8 +53,8 @@ void streams_sum_cpu(float* out, const float* streams, int64_t rows, int64_t C, 
 // Write.
 
 // next_i = b[i] y + sum_k A[k,i+1] x_k
-template <class Vec, int E>
-void write_columns(float* next, const float* x, const float* coef, const float* y, int64_t c, int64_t C) {
+template <class Vec, int E, class S>
+void write_columns(S* next, const S* x, const float* coef, const S* y, int64_t c, int64_t C) {
   for (; c + lanes_of<Vec> <= C; c += lanes_of<Vec>) {
     Vec in, s[E];
     load(in, y + c);
@@ -71,9 +72,8 @@ void write_columns(float* next, const float* x, const float* coef, const float* 
   if (c < C) write_columns<float, E>(next, x, coef, y, c, C);
 }
 
-template <int E>
-void hyper_write_forward_cpu(float* next, const float* streams, const float* coef, const float* y, int64_t rows,
-                             int64_t C) {
+template <int E, class S>
+void hyper_write_forward_cpu(S* next, const S* streams, const float* coef, const S* y, int64_t rows, int64_t C) {
   parallel_for(rows, grain(E, C), [=](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n) {
       float a[E * (E + 2)];  // a copy, which the stores to next cannot change
@@ -84,10 +84,10 @@ void hyper_write_forward_cpu(float* next, const float* streams, const float* coe
 }
 
 // In the write's backward y is to b what stream k is to A[k,1..E]: one more row.
-template <int E>
+template <int E, class S>
 struct WriteRow {
-  const float* x;  // (C)
-  float* dx;       // (C)
+  const S* x;  // (C)
+  S* dx;       // (C)
   float coef[E];
   float dcoef[E];
   bool acc;
@@ -95,8 +95,8 @@ struct WriteRow {
 };
 
 // For R rows: dcoef[i] += x . dnext_i, dx = or += sum_i coef[i] dnext_i
-template <class Vec, int E, int R>
-void write_back_columns(WriteRow<E>* rows, const float* dnext, int64_t c, int64_t C) {
+template <class Vec, int R, int E, class S>
+void write_back_columns(WriteRow<E, S>* rows, const S* dnext, int64_t c, int64_t C) {
   Vec dots[R * E] = {};
   float coef[R][E];  // a copy, which the stores cannot change
   for (int r = 0; r < R; ++r) std::copy_n(rows[r].coef, E, coef[r]);
@@ -123,34 +123,33 @@ void write_back_columns(WriteRow<E>* rows, const float* dnext, int64_t c, int64_
   add_sums_of_lanes(sums, dots);
   for (int r = 0; r < R; ++r)
     for (int i = 0; i < E; ++i) rows[r].dcoef[i] += sums[r * E + i];
-  if (c < C) write_back_columns<float, E, R>(rows, dnext, c, C);
+  if (c < C) write_back_columns<float, R>(rows, dnext, c, C);
 }
 
 // Rows [r, E], R at a time.
-template <int E, int R>
-void write_back(WriteRow<E>* rows, const float* dnext, int64_t C, int r) {
-  for (; r + R <= E + 1; r += R) write_back_columns<Vec16, E, R>(rows + r, dnext, 0, C);
+template <int R, int E, class S>
+void write_back(WriteRow<E, S>* rows, const S* dnext, int64_t C, int r) {
+  for (; r + R <= E + 1; r += R) write_back_columns<Vec16, R>(rows + r, dnext, 0, C);
   if constexpr (R > 1)
-    if (r < E + 1) write_back<E, 1>(rows, dnext, C, r);
+    if (r < E + 1) write_back<1>(rows, dnext, C, r);
 }
 
-template <int E>
-void hyper_write_backward_cpu(float* dstreams, float* dcoef, float* dy, const float* dnext, const float* streams,
-                              const float* coef, const float* y, int64_t tokens, int64_t C, bool acc_streams,
-                              bool acc_y) {
+template <int E, class S>
+void hyper_write_backward_cpu(S* dstreams, float* dcoef, S* dy, const S* dnext, const S* streams, const float* coef,
+                              const S* y, int64_t tokens, int64_t C, bool acc_streams, bool acc_y) {
   constexpr int J = E + 2;
   parallel_for(tokens, grain(E, C), [=](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n) {
       const float* a = coef + n * E * J;
       float* da = dcoef + n * E * J;
-      WriteRow<E> rows[E + 1];
+      WriteRow<E, S> rows[E + 1];
       for (int k = 0; k < E; ++k) {
         rows[k] = {streams + (n * E + k) * C, dstreams + (n * E + k) * C, {}, {}, acc_streams, E * C};
         for (int i = 0; i < E; ++i) rows[k].coef[i] = a[k * J + i + 1];
       }
       rows[E] = {y + n * C, dy + n * C, {}, {}, acc_y, C};
       for (int i = 0; i < E; ++i) rows[E].coef[i] = a[i * J + E + 1];
-      write_back<E, E <= 4 ? E + 1 : E <= 6 ? 3 : 2>(rows, dnext + n * E * C, C, 0);  // so many fit in registers
+      write_back<E <= 4 ? E + 1 : E <= 6 ? 3 : 2>(rows, dnext + n * E * C, C, 0);  // so many fit in registers
       for (int k = 0; k < E; ++k) {
         da[k * J] = 0;
         std::copy_n(rows[k].dcoef, E, da + k * J + 1);
@@ -167,7 +166,10 @@ void streams_expand(const char* name, const Tensor& streams, const Tensor& x, bo
   check_streams(name, streams, x);
   const int64_t E = streams.dim(2), C = streams.dim(3), rows = streams.dim(0) * streams.dim(1);
   if (stream.backend == Backend::cpu)
-    return streams_expand_cpu(streams.as<float>(), x.as<float>(), rows, E, C, acc);
+    return with_storage(x.dtype, [&](auto storage) {
+      using S = decltype(storage);
+      streams_expand_cpu(streams.as<S>(), x.as<S>(), rows, E, C, acc);
+    });
   with_real(x.dtype, [&](auto real) {
     using T = decltype(real);
     streams_expand_ref(streams.as<T>(), x.as<T>(), rows, E, C, acc);
@@ -178,8 +180,9 @@ void streams_sum(const char* name, const Tensor& out, const Tensor& streams, boo
   check_streams(name, streams, out);
   const int64_t E = streams.dim(2), C = streams.dim(3), rows = streams.dim(0) * streams.dim(1);
   if (stream.backend == Backend::cpu)
-    return with_streams(E, [&](auto count) {
-      streams_sum_cpu<decltype(count)::value>(out.as<float>(), streams.as<float>(), rows, C, acc);
+    return with_storage_and_streams(out.dtype, E, [&](auto storage, auto count) {
+      using S = decltype(storage);
+      streams_sum_cpu<count>(out.as<S>(), streams.as<S>(), rows, C, acc);
     });
   with_real(out.dtype, [&](auto real) {
     using T = decltype(real);
@@ -216,9 +219,9 @@ void hyper_write_forward(const Tensor& next, const Tensor& streams, const Tensor
   check_coef(name, coef, streams);
   const int64_t E = streams.dim(2), C = streams.dim(3), rows = streams.dim(0) * streams.dim(1);
   if (stream.backend == Backend::cpu)
-    return with_streams(E, [&](auto count) {
-      hyper_write_forward_cpu<decltype(count)::value>(next.as<float>(), streams.as<float>(), coef.as<float>(),
-                                                      y.as<float>(), rows, C);
+    return with_storage_and_streams(next.dtype, E, [&](auto storage, auto count) {
+      using S = decltype(storage);
+      hyper_write_forward_cpu<count>(next.as<S>(), streams.as<S>(), coef.as<float>(), y.as<S>(), rows, C);
     });
   with_real(next.dtype, [&](auto real) {
     using T = decltype(real);
@@ -238,10 +241,10 @@ void hyper_write_backward(const Tensor& dstreams, const Tensor& dcoef, const Ten
   check_coef(name, dcoef, streams);
   const int64_t E = streams.dim(2), C = streams.dim(3), rows = streams.dim(0) * streams.dim(1);
   if (stream.backend == Backend::cpu)
-    return with_streams(E, [&](auto count) {
-      hyper_write_backward_cpu<decltype(count)::value>(dstreams.as<float>(), dcoef.as<float>(), dy.as<float>(),
-                                                       dnext.as<float>(), streams.as<float>(), coef.as<float>(),
-                                                       y.as<float>(), rows, C, acc_streams, acc_y);
+    return with_storage_and_streams(dstreams.dtype, E, [&](auto storage, auto count) {
+      using S = decltype(storage);
+      hyper_write_backward_cpu<count>(dstreams.as<S>(), dcoef.as<float>(), dy.as<S>(), dnext.as<S>(), streams.as<S>(),
+                                      coef.as<float>(), y.as<S>(), rows, C, acc_streams, acc_y);
     });
   with_real(dstreams.dtype, [&](auto real) {
     using T = decltype(real);

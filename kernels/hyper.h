@@ -19,7 +19,8 @@
 //
 // Backward, in this order: write, sublayer, read. hyper_write_backward sets dcoef, with 0 in the column of A[:,0],
 // which only the read uses; hyper_read_backward adds that column's part to what it reads from dcoef. Outputs may not
-// alias inputs, nor each other.
+// alias inputs, nor each other. On the CPU the streams, x, y, out and their gradients are all f32 or all bf16, the rest
+// is f32.
 #pragma once
 
 #include <algorithm>

@@ -51,8 +51,8 @@ ReadPlan<E> plan_read(const HyperPointers<float>& w, HyperNorm norm, int64_t C) 
 }
 
 // totals[i] += sum_c x_i[c]
-template <class Vec, int E>
-void total_columns(float* totals, const float* x, int64_t c, int64_t C) {
+template <class Vec, int E, class S>
+void total_columns(float* totals, const S* x, int64_t c, int64_t C) {
   Vec sum[E] = {}, s;
   for (; c + lanes_of<Vec> <= C; c += lanes_of<Vec>) {
     for (int i = 0; i < E; ++i) {
@@ -65,8 +65,8 @@ void total_columns(float* totals, const float* x, int64_t c, int64_t C) {
 }
 
 // For R streams, with d = x - mean: products[r*(E+3)+j] += d . projection_j, and after these the square d . d
-template <class Vec, int E, int R>
-void project_columns(float* products, const float* x, const float* mean, const float* projection, int64_t c,
+template <class Vec, int E, int R, class S>
+void project_columns(float* products, const S* x, const float* mean, const float* projection, int64_t c,
                      int64_t C) {
   Vec sum[R * (E + 3)] = {};
   for (; c + lanes_of<Vec> <= C; c += lanes_of<Vec>) {
@@ -87,8 +87,8 @@ void project_columns(float* products, const float* x, const float* mean, const f
 }
 
 // Streams [i, E), R at a time.
-template <int E, int R>
-void project(float* products, const float* x, const float* mean, const float* projection, int64_t C, int i) {
+template <int E, int R, class S>
+void project(float* products, const S* x, const float* mean, const float* projection, int64_t C, int i) {
   for (; i + R <= E; i += R)
     project_columns<Vec16, E, R>(products + i * (E + 3), x + i * C, mean + i, projection, 0, C);
   if constexpr (R > 1)
@@ -96,8 +96,8 @@ void project(float* products, const float* x, const float* mean, const float* pr
 }
 
 // coef and stats of one token with streams x (E,C).
-template <int E>
-void dynamic_coefficients(float* coef, float* stats, const float* x, const ReadPlan<E>& plan, int64_t C) {
+template <int E, class S>
+void dynamic_coefficients(float* coef, float* stats, const S* x, const ReadPlan<E>& plan, int64_t C) {
   constexpr int J = E + 2;
   float mean[E] = {}, products[E * (J + 1)] = {}, z[E * J];
   if (plan.centred) {
@@ -120,8 +120,8 @@ void dynamic_coefficients(float* coef, float* stats, const float* x, const ReadP
 }
 
 // out = sum_i A[i,0] x_i
-template <class Vec, int E>
-void read_columns(float* out, const float* x, const float* coef, int64_t c, int64_t C) {
+template <class Vec, int E, class S>
+void read_columns(S* out, const S* x, const float* coef, int64_t c, int64_t C) {
   for (; c + lanes_of<Vec> <= C; c += lanes_of<Vec>) {
     Vec sum = {}, s;
     for (int i = 0; i < E; ++i) {
@@ -133,14 +133,14 @@ void read_columns(float* out, const float* x, const float* coef, int64_t c, int6
   if (c < C) read_columns<float, E>(out, x, coef, c, C);
 }
 
-template <int E>
-void hyper_read_forward_cpu(float* out, float* coef, float* stats, const float* streams,
-                            const HyperPointers<float>& w, HyperNorm norm, int64_t rows, int64_t C, float eps) {
+template <int E, class S>
+void hyper_read_forward_cpu(S* out, float* coef, float* stats, const S* streams, const HyperPointers<float>& w,
+                            HyperNorm norm, int64_t rows, int64_t C, float eps) {
   ReadPlan<E> plan = plan_read<E>(w, norm, C);
   plan.eps = eps;
   parallel_for(rows, grain(E, C), [=, &plan](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n) {
-      const float* x = streams + n * E * C;
+      const S* x = streams + n * E * C;
       float* a = coef + n * E * (E + 2);
       if (plan.projection != nullptr) dynamic_coefficients<E>(a, stats + n * E * (E + 4), x, plan, C);
       else std::copy_n(plan.constant, E * (E + 2), a);
@@ -160,8 +160,8 @@ struct ReadSums {
 };
 
 // dots[i] += x_i . dout
-template <class Vec, int E>
-void dot_columns(float* dots, const float* x, const float* dout, int64_t c, int64_t C) {
+template <class Vec, int E, class S>
+void dot_columns(float* dots, const S* x, const S* dout, int64_t c, int64_t C) {
   Vec sum[E] = {}, s, dy;
   for (; c + lanes_of<Vec> <= C; c += lanes_of<Vec>) {
     load(dy, dout + c);
@@ -176,8 +176,8 @@ void dot_columns(float* dots, const float* x, const float* dout, int64_t c, int6
 
 // With d = x - mean and k = rstd q: g_i = sum_j k[i,j] projection_j, along[i] += g_i . d_i,
 // dprojection_j += sum_i k[i,j] d_i
-template <class Vec, int E>
-void project_back_columns(float* g, float* along, float* dprojection, const float* x, const float* mean,
+template <class Vec, int E, class S>
+void project_back_columns(float* g, float* along, float* dprojection, const S* x, const float* mean,
                           const float* projection, const float* k, int64_t c, int64_t C) {
   Vec sum[E] = {};
   for (; c + lanes_of<Vec> <= C; c += lanes_of<Vec>) {
@@ -206,9 +206,9 @@ void project_back_columns(float* g, float* along, float* dprojection, const floa
 }
 
 // dx_i = or += A[i,0] dout + g_i - along[i] (x_i - mean_i); the last two only if g is there.
-template <class Vec, int E>
-void read_back_columns(float* dx, const float* dout, const float* coef, const float* g, const float* x,
-                       const float* mean, const float* along, bool acc, int64_t c, int64_t C) {
+template <class Vec, int E, class S>
+void read_back_columns(S* dx, const S* dout, const float* coef, const float* g, const S* x, const float* mean,
+                       const float* along, bool acc, int64_t c, int64_t C) {
   for (; c + lanes_of<Vec> <= C; c += lanes_of<Vec>) {
     Vec dy, sum, gi, d;
     load(dy, dout + c);
@@ -230,18 +230,19 @@ void read_back_columns(float* dx, const float* dout, const float* coef, const fl
 }
 
 // One token's pointers.
+template <class S>
 struct ReadToken {
-  float* dx;           // (E,C)
-  const float* dout;   // (C)
+  S* dx;               // (E,C)
+  const S* dout;       // (C)
   const float* dcoef;  // (E,E+2)
-  const float* x;      // (E,C)
+  const S* x;          // (E,C)
   const float* coef;   // (E,E+2)
   const float* stats;  // (E,E+4), or null
 };
 
 // g: room for (E,C) in the dynamic case.
-template <int E>
-void read_backward_token(const ReadToken& t, ReadSums<E>& sums, float* dprojection, float* g,
+template <int E, class S>
+void read_backward_token(const ReadToken<S>& t, ReadSums<E>& sums, float* dprojection, float* g,
                          const ReadPlan<E>& plan, int64_t C, bool acc) {
   constexpr int J = E + 2;
   float dots[E] = {}, da[E * J], mean[E] = {}, along[E] = {};
@@ -298,10 +299,10 @@ void finish_read_gradients(const HyperPointers<float>& d, const ReadSums<E>& sum
   }
 }
 
-template <int E>
-void hyper_read_backward_cpu(float* dstreams, const HyperPointers<float>& d, const float* dout, const float* dcoef,
-                             const float* streams, const float* coef, const float* stats,
-                             const HyperPointers<float>& w, HyperNorm norm, int64_t rows, int64_t C, bool acc) {
+template <int E, class S>
+void hyper_read_backward_cpu(S* dstreams, const HyperPointers<float>& d, const S* dout, const float* dcoef,
+                             const S* streams, const float* coef, const float* stats, const HyperPointers<float>& w,
+                             HyperNorm norm, int64_t rows, int64_t C, bool acc) {
   const ReadPlan<E> plan = plan_read<E>(w, norm, C);
   const bool dynamic = plan.projection != nullptr;
   // One set of sums per block of tokens; the number of blocks is fixed by the shape alone.
@@ -315,12 +316,12 @@ void hyper_read_backward_cpu(float* dstreams, const HyperPointers<float>& d, con
       float* block = partial + b * size;
       std::fill_n(block, size, 0.f);
       for (int64_t n = rows * b / blocks; n < rows * (b + 1) / blocks; ++n) {
-        const ReadToken token{dstreams + n * E * C,
-                              dout + n * C,
-                              dcoef + n * E * (E + 2),
-                              streams + n * E * C,
-                              coef + n * E * (E + 2),
-                              dynamic ? stats + n * E * (E + 4) : nullptr};
+        const ReadToken<S> token{dstreams + n * E * C,
+                                 dout + n * C,
+                                 dcoef + n * E * (E + 2),
+                                 streams + n * E * C,
+                                 coef + n * E * (E + 2),
+                                 dynamic ? stats + n * E * (E + 4) : nullptr};
         read_backward_token<E>(token, *reinterpret_cast<ReadSums<E>*>(block), block + head, g, plan, C, acc);
       }
     }
@@ -383,10 +384,10 @@ void hyper_read_forward(const Tensor& out, const Tensor& coef, const Tensor& sta
   check_weights(name, w, streams, norm, dynamic, false);
   const int64_t E = streams.dim(2), C = streams.dim(3), rows = streams.dim(0) * streams.dim(1);
   if (stream.backend == Backend::cpu)
-    return with_streams(E, [&](auto count) {
-      hyper_read_forward_cpu<decltype(count)::value>(out.as<float>(), coef.as<float>(), data_or_null<float>(stats),
-                                                     streams.as<float>(), pointers_of<float>(w), norm, rows, C,
-                                                     static_cast<float>(eps));
+    return with_storage_and_streams(out.dtype, E, [&](auto storage, auto count) {
+      using S = decltype(storage);
+      hyper_read_forward_cpu<count>(out.as<S>(), coef.as<float>(), data_or_null<float>(stats), streams.as<S>(),
+                                    pointers_of<float>(w), norm, rows, C, static_cast<float>(eps));
     });
   with_real(out.dtype, [&](auto real) {
     using T = decltype(real);
@@ -409,10 +410,11 @@ void hyper_read_backward(const Tensor& dstreams, const HyperWeights& d, const Te
   check_weights(name, d, streams, norm, dynamic, true);
   const int64_t E = streams.dim(2), C = streams.dim(3), rows = streams.dim(0) * streams.dim(1);
   if (stream.backend == Backend::cpu)
-    return with_streams(E, [&](auto count) {
-      hyper_read_backward_cpu<decltype(count)::value>(
-          dstreams.as<float>(), pointers_of<float>(d), dout.as<float>(), dcoef.as<float>(), streams.as<float>(),
-          coef.as<float>(), data_or_null<float>(stats), pointers_of<float>(w), norm, rows, C, acc);
+    return with_storage_and_streams(dstreams.dtype, E, [&](auto storage, auto count) {
+      using S = decltype(storage);
+      hyper_read_backward_cpu<count>(dstreams.as<S>(), pointers_of<float>(d), dout.as<S>(), dcoef.as<float>(),
+                                     streams.as<S>(), coef.as<float>(), data_or_null<float>(stats),
+                                     pointers_of<float>(w), norm, rows, C, acc);
     });
   with_real(dstreams.dtype, [&](auto real) {
     using T = decltype(real);

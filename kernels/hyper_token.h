@@ -16,8 +16,8 @@ namespace crossply::hyper {
 
 // For a place one token ahead, which the hardware does not foresee: a token's streams are several sequences at once,
 // and the passes after the first hit the cache. An address behind the end does no harm.
-inline void prefetch(const float* p) { __builtin_prefetch(p, 0, 2); }
-inline void prefetch_to_write(const float* p) { __builtin_prefetch(p, 1, 2); }
+inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
+inline void prefetch_to_write(const void* p) { __builtin_prefetch(p, 1, 2); }
 
 // out[i] += the sum of v[i]'s lanes. Sixteen vectors at a time, in a tree: the sums of neighbouring lanes of two
 // vectors make one vector.
@@ -49,12 +49,12 @@ inline void unrolled(F&& body) {
   }(std::make_integer_sequence<int, N>{});
 }
 
-// Calls body(integral_constant<int, E>).
+// Calls body(float{} or bf16{}, integral_constant<int, E>).
 template <int First = 1, class F>
-void with_streams(int64_t E, F&& body) {
+void with_storage_and_streams(Dtype dtype, int64_t E, F&& body) {
   if constexpr (First < max_streams)
-    if (E != First) return with_streams<First + 1>(E, body);
-  body(std::integral_constant<int, First>{});
+    if (E != First) return with_storage_and_streams<First + 1>(dtype, E, body);
+  with_storage(dtype, [&](auto storage) { body(storage, std::integral_constant<int, First>{}); });
 }
 
 // For parallel_for over tokens.

@@ -5,12 +5,12 @@
 namespace crossply {
 namespace {
 
-void layernorm_forward_cpu(float* out, float* mean, float* rstd, const float* inp, int64_t rows, int64_t C,
-                           float eps) {
+template <class S>
+void layernorm_forward_cpu(S* out, float* mean, float* rstd, const S* inp, int64_t rows, int64_t C, float eps) {
   parallel_for(rows, 32768 / C, [=](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n) {
-      const float* x = inp + n * C;
-      float* y = out + n * C;
+      const S* x = inp + n * C;
+      S* y = out + n * C;
       float sum = 0, square = 0;
 #pragma omp simd reduction(+ : sum)
       for (int64_t c = 0; c < C; ++c) sum += x[c];
@@ -26,13 +26,14 @@ void layernorm_forward_cpu(float* out, float* mean, float* rstd, const float* in
   });
 }
 
-void layernorm_backward_cpu(float* dinp, const float* dout, const float* inp, const float* mean, const float* rstd,
-                            int64_t rows, int64_t C, bool acc) {
+template <class S>
+void layernorm_backward_cpu(S* dinp, const S* dout, const S* inp, const float* mean, const float* rstd, int64_t rows,
+                            int64_t C, bool acc) {
   parallel_for(rows, 32768 / C, [=](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n) {
-      const float* x = inp + n * C;
-      const float* dy = dout + n * C;
-      float* dx = dinp + n * C;
+      const S* x = inp + n * C;
+      const S* dy = dout + n * C;
+      S* dx = dinp + n * C;
       const float m = mean[n], r = rstd[n];
       float along_one = 0, along_out = 0;
 #pragma omp simd reduction(+ : along_one, along_out)
@@ -66,8 +67,11 @@ void layernorm_forward(const Tensor& out, const Tensor& mean, const Tensor& rstd
   CHECK_THAT(inp.numel() == rows * C && out.numel() == rows * C && mean.numel() == rows, "layernorm_forward: out ",
              out.str(), " mean ", mean.str(), " rstd ", rstd.str(), " inp ", inp.str());
   if (stream.backend == Backend::cpu)
-    return layernorm_forward_cpu(out.as<float>(), mean.as<float>(), rstd.as<float>(), inp.as<float>(), rows, C,
-                                 static_cast<float>(eps));
+    return with_storage(out.dtype, [&](auto storage) {
+      using S = decltype(storage);
+      layernorm_forward_cpu(out.as<S>(), mean.as<float>(), rstd.as<float>(), inp.as<S>(), rows, C,
+                            static_cast<float>(eps));
+    });
   with_real(out.dtype, [&](auto real) {
     using T = decltype(real);
     layernorm_forward_ref(out.as<T>(), mean.as<T>(), rstd.as<T>(), inp.as<T>(), rows, C, eps);
@@ -83,8 +87,10 @@ void layernorm_backward(const Tensor& dinp, const Tensor& dout, const Tensor& in
              "layernorm_backward: dinp ", dinp.str(), " dout ", dout.str(), " inp ", inp.str(), " mean ", mean.str(),
              " rstd ", rstd.str());
   if (stream.backend == Backend::cpu)
-    return layernorm_backward_cpu(dinp.as<float>(), dout.as<float>(), inp.as<float>(), mean.as<float>(),
-                                  rstd.as<float>(), rows, C, acc);
+    return with_storage(dinp.dtype, [&](auto storage) {
+      using S = decltype(storage);
+      layernorm_backward_cpu(dinp.as<S>(), dout.as<S>(), inp.as<S>(), mean.as<float>(), rstd.as<float>(), rows, C, acc);
+    });
   with_real(dinp.dtype, [&](auto real) {
     using T = decltype(real);
     layernorm_backward_ref(dinp.as<T>(), dout.as<T>(), inp.as<T>(), mean.as<T>(), rstd.as<T>(), rows, C, acc);

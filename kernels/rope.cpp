@@ -1,9 +1,9 @@
 #include "kernels/rope.h"
 
 #include <cmath>
-#include <cstring>
 
 #include "kernels/cpu.h"
+#include "kernels/vec.h"
 
 namespace crossply {
 namespace {
@@ -13,11 +13,11 @@ struct Sizes {
 };
 
 // One token: out and inp are (H, 2h), row is (2h).
-template <bool add>
-void rotate_token(float* out, const float* inp, const float* row, int64_t H, int64_t h, float sign) {
+template <bool add, class S>
+void rotate_token(S* out, const S* inp, const float* row, int64_t H, int64_t h, float sign) {
   for (int64_t head = 0; head < H; ++head) {
-    const float* x = inp + head * 2 * h;
-    float* y = out + head * 2 * h;
+    const S* x = inp + head * 2 * h;
+    S* y = out + head * 2 * h;
 #pragma omp simd
     for (int64_t j = 0; j < h; ++j) {
       const float c = row[j], s = sign * row[j + h], x0 = x[j], x1 = x[j + h];
@@ -29,18 +29,16 @@ void rotate_token(float* out, const float* inp, const float* row, int64_t H, int
 }
 
 // The same for small heads, whose half is one vector: a loop's bookkeeping would cost up to three times the work.
-template <bool add, int64_t h>
-void rotate_token(float* out, const float* inp, const float* row, int64_t H, float sign) {
-  typedef float Half __attribute__((vector_size(h * sizeof(float))));
-  // By reference: a vector that is returned has an ABI of its own where the machine has no such register.
-  auto load = [](Half& x, const float* from) { std::memcpy(&x, from, sizeof(x)); };
+template <bool add, class Half, class S>
+void rotate_token(S* out, const S* inp, const float* row, int64_t H, float sign) {
+  constexpr int64_t h = lanes_of<Half>;
   Half c, s, x0, x1;
   load(c, row);
   load(s, row + h);
   s *= sign;
   for (int64_t head = 0; head < H; ++head) {
-    const float* x = inp + head * 2 * h;
-    float* y = out + head * 2 * h;
+    const S* x = inp + head * 2 * h;
+    S* y = out + head * 2 * h;
     load(x0, x);
     load(x1, x + h);
     Half y0 = x0 * c - x1 * s, y1 = x1 * c + x0 * s;
@@ -50,24 +48,24 @@ void rotate_token(float* out, const float* inp, const float* row, int64_t H, flo
       y0 += x0;
       y1 += x1;
     }
-    std::memcpy(y, &y0, sizeof(y0));
-    std::memcpy(y + h, &y1, sizeof(y1));
+    store(y, y0);
+    store(y + h, y1);
   }
 }
 
 // sign = 1 turns forward, -1 turns back.
-template <bool add>
-void rotate_cpu(float* out, const float* inp, const float* table, Sizes size, int64_t pos, float sign) {
+template <bool add, class S>
+void rotate_cpu(S* out, const S* inp, const float* table, Sizes size, int64_t pos, float sign) {
   const int64_t T = size.T, H = size.H, D = size.D;
   parallel_for(size.B * T, 32768 / (H * D), [=](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n) {
       const float* row = table + (pos + n % T) * D;
-      const float* x = inp + n * H * D;
-      float* y = out + n * H * D;
+      const S* x = inp + n * H * D;
+      S* y = out + n * H * D;
       switch (D) {
-        case 8: rotate_token<add, 4>(y, x, row, H, sign); break;
-        case 16: rotate_token<add, 8>(y, x, row, H, sign); break;
-        case 32: rotate_token<add, 16>(y, x, row, H, sign); break;
+        case 8: rotate_token<add, Vec4>(y, x, row, H, sign); break;
+        case 16: rotate_token<add, Vec8>(y, x, row, H, sign); break;
+        case 32: rotate_token<add, Vec16>(y, x, row, H, sign); break;
         default: rotate_token<add>(y, x, row, H, D / 2, sign);
       }
     }
@@ -110,7 +108,10 @@ Sizes check_sizes(const char* op, const Tensor& out, const Tensor& inp, const Te
 void rope_forward(const Tensor& out, const Tensor& inp, const Tensor& table, int64_t pos, Stream stream) {
   const Sizes size = check_sizes("rope_forward", out, inp, table, pos);
   if (stream.backend == Backend::cpu)
-    return rotate_cpu<false>(out.as<float>(), inp.as<float>(), table.as<float>(), size, pos, 1.f);
+    return with_storage(out.dtype, [&](auto storage) {
+      using S = decltype(storage);
+      rotate_cpu<false>(out.as<S>(), inp.as<S>(), table.as<float>(), size, pos, 1.f);
+    });
   with_real(out.dtype, [&](auto real) {
     using X = decltype(real);
     rope_forward_ref(out.as<X>(), inp.as<X>(), table.as<X>(), size.B, size.T, size.H, size.D, pos);
@@ -119,10 +120,12 @@ void rope_forward(const Tensor& out, const Tensor& inp, const Tensor& table, int
 
 void rope_backward(const Tensor& dinp, const Tensor& dout, const Tensor& table, int64_t pos, bool acc, Stream stream) {
   const Sizes size = check_sizes("rope_backward", dinp, dout, table, pos);
-  if (stream.backend == Backend::cpu) {
-    auto rotate = acc ? rotate_cpu<true> : rotate_cpu<false>;
-    return rotate(dinp.as<float>(), dout.as<float>(), table.as<float>(), size, pos, -1.f);
-  }
+  if (stream.backend == Backend::cpu)
+    return with_storage(dinp.dtype, [&](auto storage) {
+      using S = decltype(storage);
+      auto rotate = acc ? rotate_cpu<true, S> : rotate_cpu<false, S>;
+      rotate(dinp.as<S>(), dout.as<S>(), table.as<float>(), size, pos, -1.f);
+    });
   with_real(dinp.dtype, [&](auto real) {
     using X = decltype(real);
     rope_backward_ref(dinp.as<X>(), dout.as<X>(), table.as<X>(), size.B, size.T, size.H, size.D, pos, acc);

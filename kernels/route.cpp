@@ -7,14 +7,39 @@ namespace crossply {
 namespace {
 
 // One layer's share of a sum over layers: out[n,o,:] += sum_i coef[i,o] * block[n,i,:].
+template <class S>
 struct Term {
-  const float* block;  // (N,K,D)
+  const S* block;      // (N,K,D)
   const float* coef;   // (K,K), or null: scale times the identity
   float scale;
 };
 
 // Tokens handled together: a tile of 32 KB is still in the L1 cache when the next layer's tile is added to it.
 int64_t tile_tokens(int64_t K, int64_t D) { return std::clamp<int64_t>(8192 / (K * D), 4, 64); }
+
+// Sums and what they are made of are floats: in place where they are stored as such, else in scratch of the thread,
+// from which a sum is rounded once.
+template <class S>
+float* sums_of(S* out, int64_t count, int slot) {
+  if constexpr (std::is_same_v<S, float>) return out;
+  else return scratch_f32(static_cast<size_t>(count), slot);
+}
+
+template <class S>
+void round_sums(S* out, const float* sums, int64_t count) {
+  if constexpr (std::is_same_v<S, float>) return;
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) out[i] = sums[i];
+}
+
+template <class S>
+const float* floats_of(const S* x, int64_t count, int slot) {
+  if constexpr (std::is_same_v<S, float>) return x;
+  float* floats = scratch_f32(static_cast<size_t>(count), slot);
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) floats[i] = x[i];
+  return floats;
+}
 
 // Columns [d, d + Vecs * lanes) of one term. Heads heads of the output stay in registers while all K of the input pass.
 template <class Vec, int Vecs, int Heads>
@@ -52,18 +77,17 @@ void mix(float* out, const float* x, const float* coef, int64_t tokens, int64_t 
   for (; d < D; ++d) mix_columns<float, 1, Heads>(out, x, coef, tokens, K, D, d);
 }
 
-// out (tokens,K,D) += the term for tokens [n, n + tokens).
-void add_term(float* out, const Term& term, int64_t n, int64_t tokens, int64_t K, int64_t D) {
-  const float* x = term.block + n * K * D;
-  if (term.coef == nullptr) {
+// out (tokens,K,D) += the term whose block has x (tokens,K,D) at these tokens.
+void add_term(float* out, const float* x, const float* coef, float scale, int64_t tokens, int64_t K, int64_t D) {
+  if (coef == nullptr) {
 #pragma omp simd
-    for (int64_t i = 0; i < tokens * K * D; ++i) out[i] += term.scale * x[i];
+    for (int64_t i = 0; i < tokens * K * D; ++i) out[i] += scale * x[i];
   } else if (K % 4 == 0) {
-    mix<4>(out, x, term.coef, tokens, K, D);
+    mix<4>(out, x, coef, tokens, K, D);
   } else if (K % 2 == 0) {
-    mix<2>(out, x, term.coef, tokens, K, D);
+    mix<2>(out, x, coef, tokens, K, D);
   } else {
-    mix<1>(out, x, term.coef, tokens, K, D);
+    mix<1>(out, x, coef, tokens, K, D);
   }
 }
 
@@ -102,7 +126,8 @@ void correlate(float* dw, const float* dout, const float* x, int64_t tokens, int
 
 // The term of reading block `s` through a router: forward [i = h', o = h], backward the transpose. Its coefficients, if
 // any, are packed into `coef`, because the rows of a weight lie apart by a multiple of the cache's period.
-Term make_term(const float* block, const Router& router, int64_t s, bool backward, float* coef, int64_t K) {
+template <class S>
+Term<S> make_term(const S* block, const Router& router, int64_t s, bool backward, float* coef, int64_t K) {
   if (router.weight.data == nullptr) return {block, nullptr, 1.f / static_cast<float>(router.sources.size())};
   const float* weight = router.weight.as<float>() + s * K;
   const int64_t columns = router.weight.dim(1);
@@ -112,10 +137,11 @@ Term make_term(const float* block, const Router& router, int64_t s, bool backwar
   return {block, coef, 1.f};
 }
 
-void route_forward_cpu(float* out, const float* slab, const Router& router, int64_t N, int64_t K, int64_t D) {
+template <class S>
+void route_forward_cpu(S* out, const S* slab, const Router& router, int64_t N, int64_t K, int64_t D) {
   const int64_t layers = static_cast<int64_t>(router.sources.size());
   float* coef = scratch_f32(static_cast<size_t>(layers * K * K));
-  std::vector<Term> terms;
+  std::vector<Term<S>> terms;
   for (int s : router.sources) {
     terms.push_back(make_term(slab + s * N * K * D, router, s, false, coef, K));
     coef += K * K;
@@ -123,9 +149,12 @@ void route_forward_cpu(float* out, const float* slab, const Router& router, int6
   const int64_t tokens = tile_tokens(K, D), tiles = (N + tokens - 1) / tokens;
   parallel_for(tiles, N * K * D * layers <= 32768 ? tiles : 1, [=, &terms](int64_t begin, int64_t end) {
     for (int64_t n = begin * tokens; n < std::min(N, end * tokens); n += tokens) {
-      const int64_t count = std::min(tokens, N - n);
-      std::fill_n(out + n * K * D, count * K * D, 0.f);
-      for (const Term& term : terms) add_term(out + n * K * D, term, n, count, K, D);
+      const int64_t count = std::min(tokens, N - n), size = count * K * D;
+      float* sums = sums_of(out + n * K * D, size, 1);
+      std::fill_n(sums, size, 0.f);
+      for (const Term<S>& term : terms)
+        add_term(sums, floats_of(term.block + n * K * D, size, 2), term.coef, term.scale, count, K, D);
+      round_sums(out + n * K * D, sums, size);
     }
   });
 }
@@ -138,21 +167,23 @@ void weight_gradient(float* dw, const float* dout, const float* x, int64_t token
 }
 
 // A layer that reads the block in question: its dout, and the columns of its weight and gradient.
+template <class S>
 struct BlockReader {
-  Term term;
+  Term<S> term;
   float* dweight;  // W's element [0, layer*K], or null
   int64_t columns;
 };
 
-std::vector<BlockReader> readers_of(const float* slab, const std::vector<Router>& routers, int layer, int64_t N,
+template <class S>
+std::vector<BlockReader<S>> readers_of(const S* slab, const std::vector<Router>& routers, int layer, int64_t N,
                                     int64_t K, int64_t D) {
   float* coef = scratch_f32(routers.size() * static_cast<size_t>(K * K));
-  std::vector<BlockReader> readers;
+  std::vector<BlockReader<S>> readers;
   for (size_t r = static_cast<size_t>(layer); r < routers.size(); ++r) {
     const Router& router = routers[r];
     if (!std::binary_search(router.sources.begin(), router.sources.end(), layer)) continue;
     float* dweight = router.dweight.data == nullptr ? nullptr : router.dweight.as<float>() + layer * K;
-    const Term term = make_term(slab + static_cast<int64_t>(r) * N * K * D, router, layer, true, coef, K);
+    const Term<S> term = make_term(slab + static_cast<int64_t>(r) * N * K * D, router, layer, true, coef, K);
     readers.push_back({term, dweight, static_cast<int64_t>(r + 1) * K});
     coef += K * K;
   }
@@ -160,9 +191,10 @@ std::vector<BlockReader> readers_of(const float* slab, const std::vector<Router>
 }
 
 // Token tile by token tile, so that a reader's dout is still in the L1 cache when its second use comes.
-void route_backward_cpu(float* dslice, float* slab, const float* dout, const std::vector<Router>& routers, int layer,
-                        int64_t N, int64_t K, int64_t D) {
-  const std::vector<BlockReader> readers = readers_of(slab, routers, layer, N, K, D);
+template <class S>
+void route_backward_cpu(S* dslice, S* slab, const S* dout, const std::vector<Router>& routers, int layer, int64_t N,
+                        int64_t K, int64_t D) {
+  const std::vector<BlockReader<S>> readers = readers_of(slab, routers, layer, N, K, D);
   const int64_t layers = static_cast<int64_t>(readers.size());
   const int64_t tokens = (tile_tokens(K, D) + 1) / 2, tiles = (N + tokens - 1) / tokens;
   // One partial sum per block of tiles; the number of blocks is fixed by the shape alone.
@@ -174,23 +206,25 @@ void route_backward_cpu(float* dslice, float* slab, const float* dout, const std
     for (int64_t b = begin; b < end; ++b) {
       const int64_t last = std::min(N, tiles * (b + 1) / blocks * tokens);
       for (int64_t n = tiles * b / blocks * tokens; n < last; n += tokens) {
-        const int64_t count = std::min(tokens, N - n);
-        float* block = slab + (layer * N + n) * K * D;
-        std::copy_n(block, count * K * D, own);
-        std::copy_n(dout + n * K * D, count * K * D, block);
-        std::fill_n(dslice + n * K * D, count * K * D, 0.f);
+        const int64_t count = std::min(tokens, N - n), elements = count * K * D;
+        S* block = slab + (layer * N + n) * K * D;
+        std::copy_n(block, elements, own);
+        std::copy_n(dout + n * K * D, elements, block);
+        float* sums = sums_of(dslice + n * K * D, elements, 3);
+        std::fill_n(sums, elements, 0.f);
         for (int64_t r = 0; r < layers; ++r) {
-          const BlockReader& reader = readers[static_cast<size_t>(r)];
-          if (reader.dweight != nullptr)
-            weight_gradient(partial + b * size + r * K * K, reader.term.block + n * K * D, own, count, K, D);
-          add_term(dslice + n * K * D, reader.term, n, count, K, D);
+          const BlockReader<S>& reader = readers[static_cast<size_t>(r)];
+          const float* dy = floats_of(reader.term.block + n * K * D, elements, 4);
+          if (reader.dweight != nullptr) weight_gradient(partial + b * size + r * K * K, dy, own, count, K, D);
+          add_term(sums, dy, reader.term.coef, reader.term.scale, count, K, D);
         }
+        round_sums(dslice + n * K * D, sums, elements);
       }
     }
   });
   for (int64_t b = 0; b < blocks; ++b)
     for (int64_t r = 0; r < layers; ++r) {
-      const BlockReader& reader = readers[static_cast<size_t>(r)];
+      const BlockReader<S>& reader = readers[static_cast<size_t>(r)];
       for (int64_t h = 0; h < K && reader.dweight != nullptr; ++h)
         for (int64_t from = 0; from < K; ++from)
           reader.dweight[h * reader.columns + from] += partial[b * size + (r * K + h) * K + from];
@@ -219,7 +253,10 @@ void route_forward(const Tensor& out, const Tensor& slab, const Router& router, 
   CHECK_THAT(slab.numel() == slab.dim(0) * out.numel() && router.sources.back() < slab.dim(0), "route_forward: out ",
              out.str(), " slab ", slab.str(), " last source ", router.sources.back());
   if (stream.backend == Backend::cpu)
-    return route_forward_cpu(out.as<float>(), slab.as<float>(), router, N, K, D);
+    return with_storage(out.dtype, [&](auto storage) {
+      using S = decltype(storage);
+      route_forward_cpu(out.as<S>(), slab.as<S>(), router, N, K, D);
+    });
   with_real(out.dtype, [&](auto real) {
     using T = decltype(real);
     route_forward_ref(out.as<T>(), slab.as<T>(), trained ? router.weight.as<T>() : nullptr, router.sources,
@@ -242,7 +279,10 @@ void route_backward(const Tensor& dslice, const Tensor& slab, const Tensor& dout
                r, " dweight ", router.dweight.str(), " weight ", router.weight.str());
   }
   if (stream.backend == Backend::cpu)
-    return route_backward_cpu(dslice.as<float>(), slab.as<float>(), dout.as<float>(), routers, layer, N, K, D);
+    return with_storage(dslice.dtype, [&](auto storage) {
+      using S = decltype(storage);
+      route_backward_cpu(dslice.as<S>(), slab.as<S>(), dout.as<S>(), routers, layer, N, K, D);
+    });
   with_real(dslice.dtype, [&](auto real) {
     using T = decltype(real);
     route_backward_ref(dslice.as<T>(), slab.as<T>(), dout.as<T>(), routers, layer, N, K, D);

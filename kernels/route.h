@@ -14,7 +14,7 @@
 //   slab[l] = dout
 //
 // out, dout, dslice: any shape that ends in K, D, such as (N, K, D) or (B, T, K, D); slab: L in front, (L, N, K, D) or
-// (L, N, K*D). Blocks of layers that are not read are not touched at all. dslice may alias dout, nothing else aliases.
+// (L, N, K*D); on the CPU all f32 or all bf16, while weights and their gradients are f32. Blocks of layers that are not read are not touched at all. dslice may alias dout, nothing else aliases.
 // W_l = [0 | I] copies block l exactly, and so does dslice, as long as the other blocks are finite (but -0 becomes 0).
 #pragma once
 

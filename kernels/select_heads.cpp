@@ -1,35 +1,76 @@
 #include "kernels/select_heads.h"
 
+#include <cstring>
 #include <limits>
 
 #include "kernels/cpu.h"
+#include "kernels/vec.h"
 
 namespace crossply {
 namespace {
 
 constexpr int64_t grain = 32768;
 
-void select_heads_forward_cpu(float* out, const std::vector<const float*>& sources,
-                              const std::vector<HeadChoice>& choice, int64_t N, int64_t K, int64_t D) {
+// Heads are too short for calls of memcpy and memset: whole lines, then the last one again, ending where the head does.
+template <class F>
+void for_lines(int64_t bytes, F&& line) {
+  int64_t at = 0;
+  for (; at + 64 <= bytes; at += 64) line(at);
+  if (at < bytes) line(bytes - 64);
+}
+
+template <class S>
+void copy_head(S* to, const S* from, int64_t D) {
+  const int64_t bytes = D * static_cast<int64_t>(sizeof(S));
+  char* target = reinterpret_cast<char*>(to);
+  const char* source = reinterpret_cast<const char*>(from);
+  if (bytes < 64) std::copy_n(from, D, to);
+  else for_lines(bytes, [=](int64_t at) { std::memcpy(target + at, source + at, 64); });
+}
+
+template <class S>
+void clear_head(S* to, int64_t D) {
+  const int64_t bytes = D * static_cast<int64_t>(sizeof(S));
+  char* target = reinterpret_cast<char*>(to);
+  if (bytes < 64) std::fill_n(to, D, S(0.f));
+  else for_lines(bytes, [=](int64_t at) { std::memset(target + at, 0, 64); });
+}
+
+template <class S>
+void select_heads_forward_cpu(S* out, const std::vector<const S*>& sources, const std::vector<HeadChoice>& choice,
+                              int64_t N, int64_t K, int64_t D) {
   const int64_t J = static_cast<int64_t>(choice.size());
   parallel_for(N, grain / (J * D), [=, &sources, &choice](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n) {
-      float* y = out + n * J * D;
+      S* y = out + n * J * D;
       for (const HeadChoice& c : choice) {
-        std::copy_n(sources[static_cast<size_t>(c.source)] + (n * K + c.head) * D, D, y);
+        copy_head(y, sources[static_cast<size_t>(c.source)] + (n * K + c.head) * D, D);
         y += D;
       }
     }
   });
 }
 
-void add(float* y, const float* x, int64_t n) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) y[i] += x[i];
+// Columns [begin, end) of one head: dx = (acc ? dx : 0) + the sum of the heads js of dy, rounded once.
+template <class Vec, class S>
+void gather_columns(S* dx, const S* dy, const std::vector<int64_t>& js, int64_t D, int64_t begin, int64_t end,
+                    bool acc) {
+  for (int64_t d = begin; d < end; d += lanes_of<Vec>) {
+    Vec sum = {}, term;
+    size_t i = 0;
+    if (acc) load(sum, dx + d);
+    else if (!js.empty()) load(sum, dy + js[i++] * D + d);
+    for (; i < js.size(); ++i) {
+      load(term, dy + js[i] * D + d);
+      sum += term;
+    }
+    store(dx + d, sum);
+  }
 }
 
-void select_heads_backward_cpu(float* dsource, const float* dout, const std::vector<HeadChoice>& choice, int source,
-                               int64_t N, int64_t K, int64_t D, bool acc) {
+template <class S>
+void select_heads_backward_cpu(S* dsource, const S* dout, const std::vector<HeadChoice>& choice, int source, int64_t N,
+                               int64_t K, int64_t D, bool acc) {
   // Which heads of dout each head of this source gathers: each of its elements is then written while it is in cache.
   std::vector<std::vector<int64_t>> readers(static_cast<size_t>(K));
   const int64_t J = static_cast<int64_t>(choice.size());
@@ -38,14 +79,19 @@ void select_heads_backward_cpu(float* dsource, const float* dout, const std::vec
     if (c.source == source) readers[static_cast<size_t>(c.head)].push_back(j);
   }
   parallel_for(N, grain / (K * D), [=, &readers](int64_t begin, int64_t end) {
+    const int64_t whole = D / lanes_of<Vec16> * lanes_of<Vec16>;
     for (int64_t n = begin; n < end; ++n) {
-      float* dx = dsource + n * K * D;
-      const float* dy = dout + n * J * D;
+      S* dx = dsource + n * K * D;
+      const S* dy = dout + n * J * D;
       for (const std::vector<int64_t>& js : readers) {
-        size_t i = 0;
-        if (!acc && js.empty()) std::fill_n(dx, D, 0.f);
-        if (!acc && !js.empty()) std::copy_n(dy + js[i++] * D, D, dx);
-        for (; i < js.size(); ++i) add(dx, dy + js[i] * D, D);
+        if (!acc && js.empty()) {
+          clear_head(dx, D);
+        } else if (!acc && js.size() == 1) {
+          copy_head(dx, dy + js[0] * D, D);
+        } else if (!js.empty()) {
+          gather_columns<Vec16>(dx, dy, js, D, 0, whole, acc);
+          gather_columns<float>(dx, dy, js, D, whole, D, acc);
+        }
         dx += D;
       }
     }
@@ -82,7 +128,10 @@ void select_heads_forward(const Tensor& out, const std::vector<Tensor>& sources,
   const int64_t N = out.dim(0) * out.dim(1), K = sources[0].dim(2), D = out.dim(3);
   check_choice("select_heads_forward", choice, static_cast<int>(sources.size()), K);
   if (stream.backend == Backend::cpu)
-    return select_heads_forward_cpu(out.as<float>(), pointers<const float>(sources), choice, N, K, D);
+    return with_storage(out.dtype, [&](auto storage) {
+      using S = decltype(storage);
+      select_heads_forward_cpu(out.as<S>(), pointers<const S>(sources), choice, N, K, D);
+    });
   with_real(out.dtype, [&](auto real) {
     using T = decltype(real);
     select_heads_forward_ref(out.as<T>(), pointers<const T>(sources), choice, N, K, D);
@@ -95,7 +144,10 @@ void select_heads_backward(const Tensor& dsource, const Tensor& dout, const std:
   const int64_t N = dout.dim(0) * dout.dim(1), K = dsource.dim(2), D = dout.dim(3);
   check_choice("select_heads_backward", choice, std::numeric_limits<int>::max(), K);
   if (stream.backend == Backend::cpu)
-    return select_heads_backward_cpu(dsource.as<float>(), dout.as<float>(), choice, source, N, K, D, acc);
+    return with_storage(dsource.dtype, [&](auto storage) {
+      using S = decltype(storage);
+      select_heads_backward_cpu(dsource.as<S>(), dout.as<S>(), choice, source, N, K, D, acc);
+    });
   with_real(dout.dtype, [&](auto real) {
     using T = decltype(real);
     select_heads_backward_ref(dsource.as<T>(), dout.as<T>(), choice, source, N, K, D, acc);

@@ -6,7 +6,7 @@
 //   dsource[b,t,k,:] = sum over the j that chose head k of this source of dout[b,t,j,:]       set, or added if acc
 //
 // A head that nobody chose gets zero when set. sources, dsource: (B,T,K,D); out, dout: (B,T,J,D) with J the size of
-// choice. No output may alias an input.
+// choice. On the CPU all are f32 or all bf16. No output may alias an input.
 #pragma once
 
 #include <algorithm>

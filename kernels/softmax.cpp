@@ -9,17 +9,18 @@ namespace {
 
 // A long row in sixteen lanes by hand: clang does not vectorise a maximum of floats that may be NaN. A NaN may be lost
 // here, but not in the difference from it.
-float max_of(const float* x, int64_t n) {
+template <class X>
+float max_of(const X* x, int64_t n) {
   float max = x[0];
   int64_t i = 1;
   if (n >= 32) {
     float lanes[16];
     std::copy_n(x, 16, lanes);
     for (i = 16; i + 16 <= n; i += 16)
-      for (int l = 0; l < 16; ++l) lanes[l] = std::max(lanes[l], x[i + l]);
+      for (int l = 0; l < 16; ++l) lanes[l] = std::max(lanes[l], static_cast<float>(x[i + l]));
     max = *std::max_element(lanes, lanes + 16);
   }
-  for (; i < n; ++i) max = std::max(max, x[i]);
+  for (; i < n; ++i) max = std::max(max, static_cast<float>(x[i]));
   return max;
 }
 
@@ -38,7 +39,8 @@ void prune(float* values, const float* alpha, uint64_t* keys, int64_t S, double 
 
 uint64_t* prune_keys(int64_t S) { return reinterpret_cast<uint64_t*>(scratch_f32(static_cast<size_t>(2 * S))); }
 
-void softmax_forward_cpu(float* out, const float* inp, int64_t rows, int64_t S, double top_p) {
+template <class X>
+void softmax_forward_cpu(float* out, const X* inp, int64_t rows, int64_t S, double top_p) {
   for_row_tiles(rows, S, [=](int64_t n, int64_t count) {
     softmax_rows_cpu(out + n * S, inp + n * S, count, S);
     if (top_p >= 1) return;
@@ -46,7 +48,8 @@ void softmax_forward_cpu(float* out, const float* inp, int64_t rows, int64_t S, 
   });
 }
 
-void softmax_backward_row(float* dinp, const float* da, const float* alpha, int64_t S, bool acc) {
+template <class X>
+void softmax_backward_row(X* dinp, const float* da, const float* alpha, int64_t S, bool acc) {
   float mean = 0;
 #pragma omp simd reduction(+ : mean)
   for (int64_t m = 0; m < S; ++m) mean += alpha[m] * da[m];
@@ -59,8 +62,8 @@ void softmax_backward_row(float* dinp, const float* da, const float* alpha, int6
   }
 }
 
-void softmax_backward_cpu(float* dinp, const float* dout, const float* inp, int64_t rows, int64_t S, double top_p,
-                          bool acc) {
+template <class X>
+void softmax_backward_cpu(X* dinp, const float* dout, const X* inp, int64_t rows, int64_t S, double top_p, bool acc) {
   for_row_tiles(rows, S, [=](int64_t n, int64_t count) {
     float* alpha = scratch_f32(static_cast<size_t>(count * S), 1);
     float* masked = scratch_f32(static_cast<size_t>(S), 2);
@@ -79,7 +82,8 @@ void softmax_backward_cpu(float* dinp, const float* dout, const float* inp, int6
 
 }  // namespace
 
-void softmax_rows_cpu(float* out, const float* inp, int64_t rows, int64_t S) {
+template <class X>
+void softmax_rows_cpu(float* out, const X* inp, int64_t rows, int64_t S) {
   for (int64_t n = 0; n < rows; ++n) {
     const float max = max_of(inp + n * S, S);
 #pragma omp simd
@@ -97,6 +101,8 @@ void softmax_rows_cpu(float* out, const float* inp, int64_t rows, int64_t S) {
     for (int64_t m = 0; m < S; ++m) y[m] *= scale;
   }
 }
+template void softmax_rows_cpu(float*, const float*, int64_t, int64_t);
+template void softmax_rows_cpu(float*, const bf16*, int64_t, int64_t);
 
 // -----------------------------------------------------------------------------------------------------------------
 // Entry points: check shapes, choose the backend.
@@ -112,7 +118,10 @@ int64_t width_of(const char* name, const Tensor& out, const Tensor& inp) {
 
 void softmax_forward(const Tensor& out, const Tensor& inp, double top_p, Stream stream) {
   const int64_t S = width_of("softmax_forward", out, inp), rows = inp.numel() / S;
-  if (stream.backend == Backend::cpu) return softmax_forward_cpu(out.as<float>(), inp.as<float>(), rows, S, top_p);
+  if (stream.backend == Backend::cpu)
+    return with_storage(inp.dtype, [&](auto storage) {
+      softmax_forward_cpu(out.as<float>(), inp.as<decltype(storage)>(), rows, S, top_p);
+    });
   with_real(out.dtype, [&](auto real) {
     using T = decltype(real);
     softmax_forward_ref(out.as<T>(), inp.as<T>(), rows, S, top_p);
@@ -124,7 +133,10 @@ void softmax_backward(const Tensor& dinp, const Tensor& dout, const Tensor& inp,
   const int64_t S = width_of("softmax_backward", dinp, inp), rows = inp.numel() / S;
   CHECK_THAT(dout.numel() == inp.numel(), "softmax_backward: dout ", dout.str(), " inp ", inp.str());
   if (stream.backend == Backend::cpu)
-    return softmax_backward_cpu(dinp.as<float>(), dout.as<float>(), inp.as<float>(), rows, S, top_p, acc);
+    return with_storage(inp.dtype, [&](auto storage) {
+      using X = decltype(storage);
+      softmax_backward_cpu(dinp.as<X>(), dout.as<float>(), inp.as<X>(), rows, S, top_p, acc);
+    });
   with_real(dinp.dtype, [&](auto real) {
     using T = decltype(real);
     softmax_backward_ref(dinp.as<T>(), dout.as<T>(), inp.as<T>(), rows, S, top_p, acc);

@@ -12,8 +12,8 @@
 //   dinp[n,m] = alpha[n,m] * (da[n,m] - sum_j alpha[n,j] * da[n,j])        set, or added if acc
 //
 // The backward holds the mask constant. It runs over all entries: pruned ones learn too, and so can come back. Nothing
-// is saved: it computes alpha and mask again. All tensors: (rows, S) after flattening. No output may alias anything. A
-// NaN makes its whole row NaN, and so does +infinity in inp.
+// is saved: it computes alpha and mask again. All tensors: (rows, S) after flattening; inp and dinp are f32 or bf16, out
+// and dout f32. No output may alias anything. A NaN makes its whole row NaN, and so does +infinity in inp.
 #pragma once
 
 #include <algorithm>
@@ -35,7 +35,8 @@ constexpr double top_p_slack = 1e-6;
 
 // The fast CPU softmax of a few rows on the calling thread, without pruning: for kernels that need alpha on the way. It
 // is quickest for about a thousand elements at a time. out may be inp.
-void softmax_rows_cpu(float* out, const float* inp, int64_t rows, int64_t S);
+template <class X>  // float or bf16
+void softmax_rows_cpu(float* out, const X* inp, int64_t rows, int64_t S);
 
 template <class T>
 void softmax_row_ref(T* alpha, const T* inp, int64_t S) {

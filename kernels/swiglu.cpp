@@ -7,15 +7,16 @@ namespace {
 
 constexpr int64_t grain = 16384;
 
-void swiglu_forward_cpu(float* out, const float* gate, const float* up, int64_t n) {
+template <class S>
+void swiglu_forward_cpu(S* out, const S* gate, const S* up, int64_t n) {
   parallel_for(n, grain, [=](int64_t begin, int64_t end) {
 #pragma omp simd
     for (int64_t i = begin; i < end; ++i) out[i] = gate[i] / (1.f + exp_f32(-gate[i])) * up[i];
   });
 }
 
-template <bool acc_gate, bool acc_up>
-void swiglu_backward_cpu(float* dgate, float* dup, const float* dout, const float* gate, const float* up, int64_t n) {
+template <class S, bool acc_gate, bool acc_up>
+void swiglu_backward_cpu(S* dgate, S* dup, const S* dout, const S* gate, const S* up, int64_t n) {
   parallel_for(n, grain, [=](int64_t begin, int64_t end) {
 #pragma omp simd
     for (int64_t i = begin; i < end; ++i) {
@@ -38,7 +39,10 @@ void swiglu_forward(const Tensor& out, const Tensor& gate, const Tensor& up, Str
   CHECK_THAT(gate.numel() == n && up.numel() == n, "swiglu_forward: out ", out.str(), " gate ", gate.str(), " up ",
              up.str());
   if (stream.backend == Backend::cpu)
-    return swiglu_forward_cpu(out.as<float>(), gate.as<float>(), up.as<float>(), n);
+    return with_storage(out.dtype, [&](auto storage) {
+      using S = decltype(storage);
+      swiglu_forward_cpu(out.as<S>(), gate.as<S>(), up.as<S>(), n);
+    });
   with_real(out.dtype, [&](auto real) {
     using T = decltype(real);
     swiglu_forward_ref(out.as<T>(), gate.as<T>(), up.as<T>(), n);
@@ -50,11 +54,13 @@ void swiglu_backward(const Tensor& dgate, const Tensor& dup, const Tensor& dout,
   const int64_t n = dout.numel();
   CHECK_THAT(dgate.numel() == n && dup.numel() == n && gate.numel() == n && up.numel() == n, "swiglu_backward: dgate ",
              dgate.str(), " dup ", dup.str(), " dout ", dout.str(), " gate ", gate.str(), " up ", up.str());
-  if (stream.backend == Backend::cpu) {
-    auto backward = acc_gate ? acc_up ? swiglu_backward_cpu<true, true> : swiglu_backward_cpu<true, false>
-                             : acc_up ? swiglu_backward_cpu<false, true> : swiglu_backward_cpu<false, false>;
-    return backward(dgate.as<float>(), dup.as<float>(), dout.as<float>(), gate.as<float>(), up.as<float>(), n);
-  }
+  if (stream.backend == Backend::cpu)
+    return with_storage(dout.dtype, [&](auto storage) {
+      using S = decltype(storage);
+      auto backward = acc_gate ? acc_up ? swiglu_backward_cpu<S, true, true> : swiglu_backward_cpu<S, true, false>
+                               : acc_up ? swiglu_backward_cpu<S, false, true> : swiglu_backward_cpu<S, false, false>;
+      backward(dgate.as<S>(), dup.as<S>(), dout.as<S>(), gate.as<S>(), up.as<S>(), n);
+    });
   with_real(dout.dtype, [&](auto real) {
     using T = decltype(real);
     swiglu_backward_ref(dgate.as<T>(), dup.as<T>(), dout.as<T>(), gate.as<T>(), up.as<T>(), n, acc_gate, acc_up);

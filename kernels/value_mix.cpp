@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/cpu.h"
+#include "kernels/vec.h"
 
 namespace crossply {
 namespace {
@@ -16,7 +17,49 @@ float dot(const float* a, const float* b, int64_t n) {
   return sum;
 }
 
-void value_mix_forward_cpu(float* out, const float* v, const float* v1, float own, float first, int64_t n) {
+// dx = (acc ? dx : 0) + factor * dy, and <dy, x>, or 0 without x. dx may be dy.
+template <bool acc>
+float scale_and_dot(float* dx, const float* dy, float factor, const float* x, int64_t n) {
+  const float sum = x == nullptr ? 0.f : dot(dy, x, n);
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) dx[i] = acc ? dx[i] + factor * dy[i] : factor * dy[i];
+  return sum;
+}
+
+template <class Vec, bool acc, bool with_dot>
+float scale_columns(bf16* dx, const bf16* dy, float factor, const bf16* x, int64_t begin, int64_t end) {
+  Vec sum = {}, u, v;
+  for (int64_t i = begin; i < end; i += lanes_of<Vec>) {
+    load(u, dy + i);
+    if constexpr (with_dot) {
+      load(v, x + i);
+      sum += u * v;
+    }
+    u *= factor;
+    if constexpr (acc) {
+      load(v, dx + i);
+      u += v;
+    }
+    store(dx + i, u);
+  }
+  return sum_of_lanes(sum);
+}
+
+// The same in one pass: converting costs more than adding.
+template <bool acc>
+float scale_and_dot(bf16* dx, const bf16* dy, float factor, const bf16* x, int64_t n) {
+  const int64_t by16 = n / 16 * 16, by8 = n / 8 * 8;
+  const auto columns = [=](auto vec, int64_t begin, int64_t end) {
+    using Vec = decltype(vec);
+    if (begin == end) return 0.f;
+    return x == nullptr ? scale_columns<Vec, acc, false>(dx, dy, factor, x, begin, end)
+                        : scale_columns<Vec, acc, true>(dx, dy, factor, x, begin, end);
+  };
+  return columns(Vec16{}, 0, by16) + columns(Vec8{}, by16, by8) + columns(0.f, by8, n);
+}
+
+template <class S>
+void value_mix_forward_cpu(S* out, const S* v, const S* v1, float own, float first, int64_t n) {
   parallel_for(n, grain, [=](int64_t begin, int64_t end) {
 #pragma omp simd
     for (int64_t i = begin; i < end; ++i) out[i] = own * v[i] + first * v1[i];
@@ -25,9 +68,9 @@ void value_mix_forward_cpu(float* out, const float* v, const float* v1, float ow
 
 // In pieces that are short enough for f32 dot products, and for all steps to find dout in the L1 cache; over the pieces
 // the sums are in f64.
-template <bool acc_v, bool acc_v1>
-void value_mix_backward_cpu(float* dv, float* dv1, float* d_own, float* d_first, const float* dout, const float* v,
-                            const float* v1, float own, float first, int64_t n) {
+template <bool acc_v, bool acc_v1, class S>
+void value_mix_backward_cpu(S* dv, S* dv1, float* d_own, float* d_first, const S* dout, const S* v, const S* v1,
+                            float own, float first, int64_t n) {
   constexpr int64_t piece = 2048, most_blocks = 64;
   // One pair of partial sums per block of pieces; the number of blocks is fixed by the shape alone.
   const int64_t pieces = (n + piece - 1) / piece, blocks = std::clamp<int64_t>(pieces / 4, 1, most_blocks);
@@ -39,14 +82,10 @@ void value_mix_backward_cpu(float* dv, float* dv1, float* d_own, float* d_first,
       Sums sums;
       for (int64_t p = pieces * b / blocks; p < pieces * (b + 1) / blocks; ++p) {
         const int64_t start = p * piece, count = std::min(piece, n - start);
-        if (d_own != nullptr) sums.own += static_cast<double>(dot(dout + start, v + start, count));
-        if (d_first != nullptr) sums.first += static_cast<double>(dot(dout + start, v1 + start, count));
-#pragma omp simd
-        for (int64_t i = start; i < start + count; ++i) {
-          const float dy = dout[i];
-          dv1[i] = acc_v1 ? dv1[i] + first * dy : first * dy;
-          dv[i] = acc_v ? dv[i] + own * dy : own * dy;
-        }
+        sums.first += static_cast<double>(scale_and_dot<acc_v1>(
+            dv1 + start, dout + start, first, d_first == nullptr ? nullptr : v1 + start, count));
+        sums.own += static_cast<double>(
+            scale_and_dot<acc_v>(dv + start, dout + start, own, d_own == nullptr ? nullptr : v + start, count));
       }
       partial[b] = sums;
     }
@@ -57,7 +96,8 @@ void value_mix_backward_cpu(float* dv, float* dv1, float* d_own, float* d_first,
   if (d_first != nullptr) *d_first += static_cast<float>(total.first);
 }
 
-void gated_mix_forward_cpu(float* out, const float* v, const float* v1, const float* alpha, int64_t rows, int64_t D) {
+template <class S>
+void gated_mix_forward_cpu(S* out, const S* v, const S* v1, const float* alpha, int64_t rows, int64_t D) {
   parallel_for(rows, grain / D, [=](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n) {
       const float a = alpha[n];
@@ -67,15 +107,12 @@ void gated_mix_forward_cpu(float* out, const float* v, const float* v1, const fl
   });
 }
 
-template <bool acc_v1>
-void gated_mix_backward_cpu(float* dv1, float* dalpha, const float* dout, const float* v1, const float* alpha,
-                            int64_t rows, int64_t D, bool acc_alpha) {
+template <bool acc_v1, class S>
+void gated_mix_backward_cpu(S* dv1, float* dalpha, const S* dout, const S* v1, const float* alpha, int64_t rows,
+                            int64_t D, bool acc_alpha) {
   parallel_for(rows, grain / D, [=](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n) {
-      const float a = alpha[n];
-      const float sum = dot(dout + n * D, v1 + n * D, D);
-#pragma omp simd
-      for (int64_t i = n * D; i < (n + 1) * D; ++i) dv1[i] = acc_v1 ? dv1[i] + a * dout[i] : a * dout[i];
+      const float sum = scale_and_dot<acc_v1>(dv1 + n * D, dout + n * D, alpha[n], v1 + n * D, D);
       dalpha[n] = acc_alpha ? dalpha[n] + sum : sum;
     }
   });
@@ -128,8 +165,10 @@ void value_mix_forward(const Tensor& out, const Tensor& v, const Tensor& v1, con
   check_index("value_mix_forward: own", own);
   check_index("value_mix_forward: first", first);
   if (stream.backend == Backend::cpu)
-    return value_mix_forward_cpu(out.as<float>(), v.as<float>(), v1.as<float>(), *element<float>(own),
-                                 *element<float>(first), n);
+    return with_storage(out.dtype, [&](auto storage) {
+      using S = decltype(storage);
+      value_mix_forward_cpu(out.as<S>(), v.as<S>(), v1.as<S>(), *element<float>(own), *element<float>(first), n);
+    });
   with_real(out.dtype, [&](auto real) {
     using T = decltype(real);
     value_mix_forward_ref(out.as<T>(), v.as<T>(), v1.as<T>(), *element<T>(own), *element<T>(first), n);
@@ -148,13 +187,14 @@ void value_mix_backward(const Tensor& dv, const Tensor& dv1, const MixWeight& d_
   check_index("value_mix_backward: first", first);
   if (needs_v) check_index("value_mix_backward: d_own", d_own);
   if (d_first.values.data != nullptr) check_index("value_mix_backward: d_first", d_first);
-  if (stream.backend == Backend::cpu) {
-    auto backward = acc_v ? acc_v1 ? value_mix_backward_cpu<true, true> : value_mix_backward_cpu<true, false>
-                          : acc_v1 ? value_mix_backward_cpu<false, true> : value_mix_backward_cpu<false, false>;
-    return backward(dv.as<float>(), dv1.as<float>(), element_or_null<float>(d_own), element_or_null<float>(d_first),
-                    dout.as<float>(), needs_v ? v.as<float>() : nullptr, v1.as<float>(), *element<float>(own),
-                    *element<float>(first), n);
-  }
+  if (stream.backend == Backend::cpu)
+    return with_storage(dout.dtype, [&](auto storage) {
+      using S = decltype(storage);
+      auto backward = acc_v ? acc_v1 ? value_mix_backward_cpu<true, true, S> : value_mix_backward_cpu<true, false, S>
+                            : acc_v1 ? value_mix_backward_cpu<false, true, S> : value_mix_backward_cpu<false, false, S>;
+      backward(dv.as<S>(), dv1.as<S>(), element_or_null<float>(d_own), element_or_null<float>(d_first), dout.as<S>(),
+               needs_v ? v.as<S>() : nullptr, v1.as<S>(), *element<float>(own), *element<float>(first), n);
+    });
   with_real(dout.dtype, [&](auto real) {
     using T = decltype(real);
     value_mix_backward_ref(dv.as<T>(), dv1.as<T>(), element_or_null<T>(d_own), element_or_null<T>(d_first),
@@ -168,7 +208,10 @@ void gated_mix_forward(const Tensor& out, const Tensor& v, const Tensor& v1, con
   CHECK_THAT(out.numel() == v1.numel() && v.numel() == v1.numel(), "gated_mix_forward: out ", out.str(), " v ", v.str(),
              " v1 ", v1.str());
   if (stream.backend == Backend::cpu)
-    return gated_mix_forward_cpu(out.as<float>(), v.as<float>(), v1.as<float>(), alpha.as<float>(), rows, D);
+    return with_storage(out.dtype, [&](auto storage) {
+      using S = decltype(storage);
+      gated_mix_forward_cpu(out.as<S>(), v.as<S>(), v1.as<S>(), alpha.as<float>(), rows, D);
+    });
   with_real(out.dtype, [&](auto real) {
     using T = decltype(real);
     gated_mix_forward_ref(out.as<T>(), v.as<T>(), v1.as<T>(), alpha.as<T>(), rows, D);
@@ -180,11 +223,12 @@ void gated_mix_backward(const Tensor& dv1, const Tensor& dalpha, const Tensor& d
   const int64_t rows = check_rows("gated_mix_backward", alpha, v1), D = v1.dim(v1.shape.rank - 1);
   CHECK_THAT(dv1.numel() == v1.numel() && dout.numel() == v1.numel() && dalpha.numel() == rows,
              "gated_mix_backward: dv1 ", dv1.str(), " dalpha ", dalpha.str(), " dout ", dout.str(), " v1 ", v1.str());
-  if (stream.backend == Backend::cpu) {
-    auto backward = acc_v1 ? gated_mix_backward_cpu<true> : gated_mix_backward_cpu<false>;
-    return backward(dv1.as<float>(), dalpha.as<float>(), dout.as<float>(), v1.as<float>(), alpha.as<float>(), rows, D,
-                    acc_alpha);
-  }
+  if (stream.backend == Backend::cpu)
+    return with_storage(dout.dtype, [&](auto storage) {
+      using S = decltype(storage);
+      auto backward = acc_v1 ? gated_mix_backward_cpu<true, S> : gated_mix_backward_cpu<false, S>;
+      backward(dv1.as<S>(), dalpha.as<float>(), dout.as<S>(), v1.as<S>(), alpha.as<float>(), rows, D, acc_alpha);
+    });
   with_real(dout.dtype, [&](auto real) {
     using T = decltype(real);
     gated_mix_backward_ref(dv1.as<T>(), dalpha.as<T>(), dout.as<T>(), v1.as<T>(), alpha.as<T>(), rows, D, acc_v1,

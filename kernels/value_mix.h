@@ -19,7 +19,8 @@
 //   dfactor += <dout, inp>                   always added
 //
 // v, v1, out and their gradients: (B,T,K,D); alpha, dalpha: (B,T,K); a MixWeight is one element of a tensor of any
-// shape; factor: one element. out may alias v, and dv may alias dout when acc_v is false; nothing else aliases.
+// shape; factor: one element. On the CPU value_mix and gated_mix store v, v1, out and their gradients as f32 or bf16;
+// all else is f32, and so is everything of scale. out may alias v, and dv may alias dout when acc_v is false; nothing else aliases.
 #pragma once
 
 #include "engine/stream.h"

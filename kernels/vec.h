@@ -71,6 +71,10 @@ inline void store(bf16* p, const Vec& v) {
   std::memcpy(static_cast<void*>(p), &half, sizeof half);
 }
 
+// One element, for the end of a loop over vectors.
+inline void load(float& v, const bf16* p) { v = *p; }
+inline void store(bf16* p, const float& v) { *p = v; }
+
 // Halving by shuffles: from a loop over the lanes g++ makes a detour through memory.
 inline float sum_of_lanes(float sum) { return sum; }
 inline float sum_of_lanes(const Vec8& sum) {

@@ -9,18 +9,21 @@
 namespace crossply {
 namespace {
 
+template <class Storage>
+using Data = WayMixData<Storage, float>;
+
 // coef(S,W) of token n: the W weights of a source side by side.
-template <int W>
-void gather_coefficients(float* coef, const WayMixData<float>& m, int64_t n) {
+template <int W, class Storage>
+void gather_coefficients(float* coef, const Data<Storage>& m, int64_t n) {
   const int64_t S = static_cast<int64_t>(m.sources.size());
-  const float* weight = m.weight + n * W * S;
+  const Storage* weight = m.weight + n * W * S;
   for (int64_t s = 0; s < S; ++s)
     for (int64_t w = 0; w < W; ++w) coef[s * W + w] = weight[w * S + s] + m.base[w * S + s];
 }
 
 // Columns [begin, end) of all a_w of token n: the sums of a block of columns stay in registers while the sources pass.
-template <class Vec, int Vecs, int W, bool prepost>
-void mix_columns(float* const* a, const float* coef /*(S,W)*/, const WayMixData<float>& m, int64_t n, int64_t C,
+template <class Vec, int Vecs, int W, bool prepost, class Out, class Storage>
+void mix_columns(Out* const* a, const float* coef /*(S,W)*/, const Data<Storage>& m, int64_t n, int64_t C,
                  int64_t begin, int64_t end) {
   for (int64_t c = begin; c < end; c += Vecs * lanes_of<Vec>) {
     Vec sum[W][Vecs] = {};
@@ -41,8 +44,8 @@ void mix_columns(float* const* a, const float* coef /*(S,W)*/, const WayMixData<
   }
 }
 
-template <int W, bool prepost>
-void mix(float* const* a /*W times (C)*/, const float* coef, const WayMixData<float>& m, int64_t n, int64_t C) {
+template <int W, bool prepost, class Out, class Storage>
+void mix(Out* const* a /*W times (C)*/, const float* coef, const Data<Storage>& m, int64_t n, int64_t C) {
   constexpr int wide = W <= 4 ? 4 : 2;  // 16 sums leave registers for the rest
   const int64_t end = C / (16 * wide) * (16 * wide), end16 = C / 16 * 16;
   mix_columns<Vec16, wide, W, prepost>(a, coef, m, n, C, 0, end);
@@ -50,37 +53,44 @@ void mix(float* const* a /*W times (C)*/, const float* coef, const WayMixData<fl
   mix_columns<float, 1, W, prepost>(a, coef, m, n, C, end16, C);
 }
 
-// out = post * out * r + skip; returns r.
-float normalize(float* out, const float* post, const float* skip, int64_t C, float eps) {
+// out = post * a * r + skip; returns r.
+template <class Storage>
+float normalize(Storage* out, const float* a, const float* post, const Storage* skip, int64_t C, float eps) {
   float square = 0;
 #pragma omp simd reduction(+ : square)
-  for (int64_t c = 0; c < C; ++c) square += out[c] * out[c];
+  for (int64_t c = 0; c < C; ++c) square += a[c] * a[c];
   const float r = 1.f / std::sqrt(square / static_cast<float>(C) + eps);
 #pragma omp simd
-  for (int64_t c = 0; c < C; ++c) out[c] = post[c] * out[c] * r + skip[c];
+  for (int64_t c = 0; c < C; ++c) out[c] = post[c] * a[c] * r + skip[c];
   return r;
 }
 
-template <int W, bool prepost>
-void way_mix_forward_cpu(const std::vector<float*>& outs, float* rstd, const WayMixData<float>& m, int64_t N, int64_t C,
+template <int W, bool prepost, class Storage>
+void way_mix_forward_cpu(const std::vector<Storage*>& outs, float* rstd, const Data<Storage>& m, int64_t N, int64_t C,
                          float eps) {
   const int64_t S = static_cast<int64_t>(m.sources.size());
   parallel_for(N, 32768 / (S * C), [=, &outs, &m](int64_t begin, int64_t end) {
-    float* coef = scratch_f32(static_cast<size_t>(S * W));
+    float* coef = scratch_f32(static_cast<size_t>(W * (S + C)));
+    float* a[W];  // of one token, where it is not the result
+    Storage* rows[W];
+    for (int w = 0; w < W; ++w) a[w] = coef + W * S + w * C;
     for (int64_t n = begin; n < end; ++n) {
-      float* rows[W];
       for (size_t w = 0; w < W; ++w) rows[w] = outs[w] + n * C;
       gather_coefficients<W>(coef, m, n);
-      mix<W, prepost>(rows, coef, m, n, C);
-      if constexpr (prepost)
+      if constexpr (prepost) {
+        mix<W, prepost>(a, coef, m, n, C);
         for (size_t w = 0; w < W; ++w)
-          rstd[n * W + static_cast<int64_t>(w)] = normalize(rows[w], m.post[w], m.skip + n * C, C, eps);
+          rstd[n * W + static_cast<int64_t>(w)] = normalize(rows[w], a[w], m.post[w], m.skip + n * C, C, eps);
+      } else {
+        mix<W, prepost>(rows, coef, m, n, C);
+      }
     }
   });
 }
 
 // In: da = a_w of a token, dy = its dout_w. Out: da = da_w, dpost added.
-void normalize_backward(float* da, float* dpost, const float* dy, const float* post, float r, int64_t C) {
+template <class Storage>
+void normalize_backward(float* da, float* dpost, const Storage* dy, const float* post, float r, int64_t C) {
   float mean = 0;
 #pragma omp simd reduction(+ : mean)
   for (int64_t c = 0; c < C; ++c) {
@@ -93,8 +103,8 @@ void normalize_backward(float* da, float* dpost, const float* dy, const float* p
   for (int64_t c = 0; c < C; ++c) da[c] = r * (dy[c] * post[c] - da[c] * mean);
 }
 
-template <int W>
-void skip_backward(float* dskip, const float* const* dy /*W times (C)*/, bool acc, int64_t C) {
+template <int W, class Storage>
+void skip_backward(Storage* dskip, const Storage* const* dy /*W times (C)*/, bool acc, int64_t C) {
 #pragma omp simd
   for (int64_t c = 0; c < C; ++c) {
     float sum = dy[0][c];
@@ -104,17 +114,20 @@ void skip_backward(float* dskip, const float* const* dy /*W times (C)*/, bool ac
 }
 
 // One source of one token. da: W times (C); x, dx, gain, dgain: (C); gain and dgain only if prepost.
+template <class Storage, class Da>
 struct SourceRow {
-  const float* const* da;
+  const Da* const* da;
   const float* coef;  // (W)
-  const float *x, *gain;
-  float *dx, *dgain;
+  const Storage* x;
+  const float* gain;
+  Storage* dx;
+  float* dgain;
   bool acc;
 };
 
 // Columns [begin, end): adds <da_w, gain x> to product(W) and v x to dgain, sets or adds dx = gain v.
-template <class Vec, int Vecs, int W, bool prepost>
-void source_columns(float* product, const SourceRow& row, int64_t begin, int64_t end) {
+template <class Vec, int Vecs, int W, bool prepost, class Storage, class Da>
+void source_columns(float* product, const SourceRow<Storage, Da>& row, int64_t begin, int64_t end) {
   if (begin == end) return;
   Vec sum[W][Vecs] = {};
   for (int64_t block = begin; block < end; block += Vecs * lanes_of<Vec>) {
@@ -159,19 +172,19 @@ struct Partial {
   }
 };
 
-template <int W, bool prepost>
+template <int W, bool prepost, class Storage>
 struct Backward {
-  const WayMixData<float>& d;
-  const std::vector<float*>& douts;
+  const Data<Storage>& d;
+  const std::vector<Storage*>& douts;
   const float* rstd;
-  const WayMixData<float>& m;
+  const Data<Storage>& m;
   const WayAcc& acc;
   int64_t C, S;
 
   // da(W,C) and dskip of token n; plain needs neither, because da is dout.
   void token(float* da, const Partial& partial, const float* coef, int64_t n) const {
     float* rows[W];
-    const float* dy[W];
+    const Storage* dy[W];
     for (int w = 0; w < W; ++w) rows[w] = da + w * C, dy[w] = douts[static_cast<size_t>(w)] + n * C;
     mix<W, prepost>(rows, coef, m, n, C);
     for (int w = 0; w < W; ++w)
@@ -180,10 +193,14 @@ struct Backward {
   }
 
   void source(const Partial& partial, const float* da, const float* coef, int64_t n, int64_t s) const {
+    using Da = std::conditional_t<prepost, float, Storage>;
     const size_t i = static_cast<size_t>(s);
-    const float* rows[W];
-    for (int w = 0; w < W; ++w) rows[w] = prepost ? da + w * C : douts[static_cast<size_t>(w)] + n * C;
-    SourceRow row{rows, coef + s * W, m.sources[i] + n * C, nullptr, d.sources[i] + n * C, nullptr, acc.sources[i]};
+    const Da* rows[W];
+    for (int w = 0; w < W; ++w) {
+      if constexpr (prepost) rows[w] = da + w * C;
+      else rows[w] = douts[static_cast<size_t>(w)] + n * C;
+    }
+    SourceRow<Storage, Da> row{rows, coef + s * W, m.sources[i] + n * C, nullptr, d.sources[i] + n * C, nullptr, acc.sources[i]};
     if constexpr (prepost) row.gain = m.gains[i], row.dgain = partial.gains + s * C;
     float product[W] = {};
     const int64_t end32 = C / 32 * 32, end16 = C / 16 * 16;
@@ -219,14 +236,14 @@ void add_row(float* out, const float* inp, int64_t n) {
   for (int64_t i = 0; i < n; ++i) out[i] += inp[i];
 }
 
-template <int W, bool prepost>
-void way_mix_backward_cpu(const WayMixData<float>& d, const std::vector<float*>& douts, const float* rstd,
-                          const WayMixData<float>& m, const WayAcc& acc, int64_t N, int64_t C) {
+template <int W, bool prepost, class Storage>
+void way_mix_backward_cpu(const Data<Storage>& d, const std::vector<Storage*>& douts, const float* rstd,
+                          const Data<Storage>& m, const WayAcc& acc, int64_t N, int64_t C) {
   const int64_t S = static_cast<int64_t>(m.sources.size()), size = Partial::size(W, S, C, prepost);
   // One partial sum per block of tokens; the number of blocks is fixed by the shape alone.
   const int64_t blocks = std::clamp<int64_t>(N / 32, 1, 32);
   float* partials = scratch_f32(static_cast<size_t>(blocks * size), 1);
-  const Backward<W, prepost> backward{d, douts, rstd, m, acc, C, S};
+  const Backward<W, prepost, Storage> backward{d, douts, rstd, m, acc, C, S};
   parallel_for(blocks, N * S * C <= 32768 ? blocks : 1, [=, &backward](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) {
       std::fill_n(partials + b * size, size, 0.f);
@@ -241,10 +258,14 @@ void way_mix_backward_cpu(const WayMixData<float>& d, const std::vector<float*>&
   }
 }
 
-// Calls body(W, prepost) with both as constants.
+// Calls body(W, prepost, float{} or bf16{}) with the first two as constants.
 template <class F>
-void with_ways(size_t W, bool prepost, F&& body) {
-  auto with = [&](auto ways) { prepost ? body(ways, std::true_type{}) : body(ways, std::false_type{}); };
+void with_ways(size_t W, bool prepost, Dtype dtype, F&& body) {
+  auto with = [&](auto ways) {
+    with_storage(dtype, [&](auto storage) {
+      prepost ? body(ways, std::true_type{}, storage) : body(ways, std::false_type{}, storage);
+    });
+  };
   switch (W) {
     case 1: return with(std::integral_constant<int, 1>{});
     case 2: return with(std::integral_constant<int, 2>{});
@@ -257,10 +278,10 @@ void with_ways(size_t W, bool prepost, F&& body) {
   }
 }
 
-template <class T>
-WayMixData<T> data_of(const WayMix& m) {
-  return {pointers<T>(m.sources), pointers<T>(m.gains), pointers<T>(m.post),
-          m.weight.as<T>(), m.base.as<T>(), data_or_null<T>(m.skip)};
+template <class T, class P = T>
+WayMixData<T, P> data_of(const WayMix& m) {
+  return {pointers<T>(m.sources), pointers<P>(m.gains), pointers<P>(m.post),
+          m.weight.as<T>(), m.base.as<P>(), data_or_null<T>(m.skip)};
 }
 
 struct Size {
@@ -307,8 +328,9 @@ Size check_mix(const char* name, const std::vector<Tensor>& outs, const Tensor& 
 void way_mix_forward(const std::vector<Tensor>& outs, const Tensor& rstd, const WayMix& m, Stream stream) {
   const Size size = check_mix("way_mix_forward", outs, rstd, m);
   if (stream.backend == Backend::cpu)
-    return with_ways(outs.size(), !m.post.empty(), [&](auto ways, auto prepost) {
-      way_mix_forward_cpu<ways, prepost>(pointers<float>(outs), data_or_null<float>(rstd), data_of<float>(m), size.N,
+    return with_ways(outs.size(), !m.post.empty(), outs[0].dtype, [&](auto ways, auto prepost, auto storage) {
+      using S = decltype(storage);
+      way_mix_forward_cpu<ways, prepost>(pointers<S>(outs), data_or_null<float>(rstd), data_of<S, float>(m), size.N,
                                          size.C, static_cast<float>(m.eps));
     });
   with_real(outs[0].dtype, [&](auto real) {
@@ -324,9 +346,10 @@ void way_mix_backward(const WayMix& d, const std::vector<Tensor>& douts, const T
   CHECK_THAT(acc.sources.size() == m.sources.size(), "way_mix_backward: ", acc.sources.size(), " flags for ",
              m.sources.size(), " sources");
   if (stream.backend == Backend::cpu)
-    return with_ways(douts.size(), !m.post.empty(), [&](auto ways, auto prepost) {
-      way_mix_backward_cpu<ways, prepost>(data_of<float>(d), pointers<float>(douts), data_or_null<float>(rstd),
-                                          data_of<float>(m), acc, size.N, size.C);
+    return with_ways(douts.size(), !m.post.empty(), douts[0].dtype, [&](auto ways, auto prepost, auto storage) {
+      using S = decltype(storage);
+      way_mix_backward_cpu<ways, prepost>(data_of<S, float>(d), pointers<S>(douts), data_or_null<float>(rstd),
+                                          data_of<S, float>(m), acc, size.N, size.C);
     });
   with_real(douts[0].dtype, [&](auto real) {
     using T = decltype(real);

@@ -20,7 +20,8 @@
 // source, out, skip and their gradients: (B,T,C); weight: (B,T,W*S); base: (W,S); gain, post: (C); rstd: (B,T,W). At
 // most 8 ways. a_w is not saved: the backward computes it again from the sources, which it reads anyway. No output may
 // alias anything. If c is 1 for one source and 0 for the others, a plain out_w is that source exactly; if all c are 0,
-// the prepost out_w is skip exactly and rstd is eps^(-1/2), as long as the sources are finite.
+// the prepost out_w is skip exactly and rstd is eps^(-1/2), as long as the sources are finite. On the CPU source, weight,
+// out, skip and their gradients are all f32 or all bf16, the rest is f32.
 #pragma once
 
 #include <cmath>
@@ -51,11 +52,14 @@ struct WayAcc {
 void way_mix_backward(const WayMix& d, const std::vector<Tensor>& douts, const Tensor& rstd, const WayMix& m,
                       const WayAcc& acc, Stream stream);
 
-// A WayMix as pointers. Plain: gains and post are empty.
-template <class T>
+// A WayMix as pointers, the parameters of type P. Plain: gains and post are empty.
+template <class T, class P = T>
 struct WayMixData {
-  std::vector<T*> sources, gains, post;  // S times (N,C), S times (C), W times (C)
-  T *weight, *base, *skip;               // (N,W*S), (W,S), (N,C)
+  std::vector<T*> sources;      // S times (N,C)
+  std::vector<P*> gains, post;  // S times (C), W times (C)
+  T* weight;                    // (N,W*S)
+  P* base;                      // (W,S)
+  T* skip;                      // (N,C)
 };
 
 // a(C), one way of one token; coef(S) is c[n,w,:].

@@ -8,6 +8,7 @@
 #include <functional>
 #include <limits>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "engine/stream.h"
@@ -37,6 +38,16 @@ std::vector<T> poisoned(int64_t n) {
 template <class To, class From>
 std::vector<To> convert(const std::vector<From>& from) {
   return std::vector<To>(from.begin(), from.end());
+}
+
+// What kernels keep in f32 beside activations in bf16: parameters, statistics, coefficients, and their gradients.
+template <class T>
+using Wide = std::conditional_t<std::is_same_v<T, bf16>, float, T>;
+
+// Twice the error of rounding an exact result: for check_close.
+template <class T>
+constexpr double tolerance_or_rounding(double tolerance) {
+  return std::is_same_v<T, bf16> ? 0x1p-8 : tolerance;
 }
 
 // Every element: |got - want| <= tolerance * max(|want|, scale), where scale is the root mean square of want: an

@@ -2,6 +2,10 @@
 
 #include <omp.h>
 
+#include <array>
+#include <type_traits>
+
+#include "kernels/amx.h"
 #include "tests/check.h"
 
 using namespace crossply;
@@ -18,11 +22,14 @@ struct Size {
   std::string str() const { return crossply::str(B, " ", T, " ", H, " ", K, " ", D); }
 };
 
-// Everything an attention reads and writes, in one type; the outputs begin as NaN.
+// Everything an attention reads and writes, in one type (lse in float where that is bf16); the outputs begin as NaN.
 template <class Real>
 struct Case {
+  using Stat = std::conditional_t<std::is_same_v<Real, bf16>, float, Real>;
   Size z;
-  std::vector<Real> q, k, v, dout, out, lse, dq, dk, dv;
+  std::vector<Real> q, k, v, dout, out;
+  std::vector<Stat> lse;
+  std::vector<Real> dq, dk, dv;
 
   explicit Case(const Size& size, double logits = 1)
       : z(size),
@@ -31,7 +38,7 @@ struct Case {
         v(random_vector<Real>(z.keys(), 3)),
         dout(random_vector<Real>(z.queries(), 4)),
         out(poisoned<Real>(z.queries())),
-        lse(poisoned<Real>(z.B * z.H * z.T)),
+        lse(poisoned<Stat>(z.B * z.H * z.T)),
         dq(poisoned<Real>(z.queries())),
         dk(poisoned<Real>(z.keys())),
         dv(poisoned<Real>(z.keys())) {}
@@ -40,7 +47,7 @@ struct Case {
   template <class From>
   explicit Case(const Case<From>& from)
       : z(from.z), q(convert<Real>(from.q)), k(convert<Real>(from.k)), v(convert<Real>(from.v)),
-        dout(convert<Real>(from.dout)), out(convert<Real>(from.out)), lse(convert<Real>(from.lse)),
+        dout(convert<Real>(from.dout)), out(convert<Real>(from.out)), lse(convert<Stat>(from.lse)),
         dq(convert<Real>(from.dq)), dk(convert<Real>(from.dk)), dv(convert<Real>(from.dv)) {}
 
   Tensor of_queries(const std::vector<Real>& x) const { return view(x.data(), {z.B, z.T, z.H, z.D}); }
@@ -58,6 +65,67 @@ struct Case {
 
 double usual_scale(const Size& z) { return 1 / std::sqrt(static_cast<double>(z.D)); }
 
+// What rounding to bf16 must cost: exact, but that the weights of a tile, the gradients of its scores and the results
+// are rounded. The weights sum to one before they are rounded.
+void plain_bf16(Case<double>& c, double scale, bool acc) {
+  const auto rounded = [](double x) { return static_cast<double>(bf16(static_cast<float>(x))); };
+  const auto [B, T, H, K, D] = c.z;
+  std::vector<double> p(T), dq(D), dk(c.dk.size()), dv(c.dv.size());
+  if (acc) dk = c.dk, dv = c.dv;
+  for (int64_t b = 0; b < B; ++b)
+    for (int64_t h = 0; h < H; ++h)
+      for (int64_t t = 0; t < T; ++t) {
+        const int64_t row = ((b * T + t) * H + h) * D, key = (b * T * K + h / (H / K)) * D, stride = K * D;
+        double max = -INFINITY, sum = 0, delta = 0;
+        for (int64_t j = 0; j <= t; ++j) {
+          p[j] = 0;
+          for (int64_t d = 0; d < D; ++d) p[j] += scale * c.q[row + d] * c.k[key + j * stride + d];
+          max = std::max(max, p[j]);
+        }
+        for (int64_t j = 0; j <= t; ++j) sum += p[j] = std::exp(p[j] - max);
+        c.lse[(b * H + h) * T + t] = max + std::log(sum);
+        for (int64_t d = 0; d < D; ++d) {
+          double out = 0;
+          for (int64_t j = 0; j <= t; ++j) out += rounded(p[j]) * c.v[key + j * stride + d];
+          c.out[row + d] = rounded(out / sum);
+          delta += c.dout[row + d] * c.out[row + d];
+        }
+        for (int64_t d = 0; d < D; ++d) dq[d] = acc ? c.dq[row + d] : 0;
+        for (int64_t j = 0; j <= t; ++j) {
+          const int64_t at = key + j * stride;
+          double dp = 0;
+          for (int64_t d = 0; d < D; ++d) dp += c.dout[row + d] * c.v[at + d];
+          const double ds_rounded = rounded(p[j] / sum * (dp - delta)), p_rounded = rounded(p[j] / sum);
+          for (int64_t d = 0; d < D; ++d) {
+            dq[d] += scale * ds_rounded * c.k[at + d];
+            dk[at + d] += scale * ds_rounded * c.q[row + d];
+            dv[at + d] += p_rounded * c.dout[row + d];
+          }
+        }
+        for (int64_t d = 0; d < D; ++d) c.dq[row + d] = rounded(dq[d]);
+      }
+  for (size_t i = 0; i < dk.size(); ++i) c.dk[i] = rounded(dk[i]), c.dv[i] = rounded(dv[i]);
+}
+
+// The largest and the root mean square difference; NaN where there is one.
+std::array<double, 2> errors(const std::vector<double>& got, const std::vector<double>& want) {
+  double largest = 0, square = 0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    const double error = std::abs(got[i] - want[i]);
+    largest = error <= largest ? largest : error;
+    square += error * error;
+  }
+  return {largest, std::sqrt(square / static_cast<double>(want.size()))};
+}
+
+// No worse than twice the errors of the plain computation, and float's own where that one has none.
+void check_rounding(const std::string& what, const std::vector<bf16>& got, const std::vector<double>& plain,
+                    const std::vector<double>& want) {
+  CAPTURE(what);
+  const auto mine = errors(convert<double>(got), want), allowed = errors(plain, want);
+  for (int i = 0; i < 2; ++i) CHECK(mine[i] <= 2 * allowed[i] + 1e-6);
+}
+
 void check_against_reference(Case<float>& fast, double scale, double tolerance) {
   Case<double> want(fast);
   fast.forward(scale, Backend::cpu);
@@ -70,6 +138,22 @@ void check_against_reference(Case<float>& fast, double scale, double tolerance) 
   check_close("dk", fast.dk, want.dk, tolerance);
   check_close("dv", fast.dv, want.dv, tolerance);
 }
+
+// With and without the matrix unit that this machine may have.
+template <class F>
+void on_every_unit(F&& body) {
+  for (MatrixUnit unit : {MatrixUnit::none, MatrixUnit::amx}) {
+    use_matrix_unit(unit);
+    CAPTURE(static_cast<int>(matrix_unit()));
+    body();
+  }
+}
+
+// Heads narrower than a vector, odd, wider than the widest tile; one tile and several, full and ragged; cut pairs.
+const std::vector<Size> sizes{{1, 1, 1, 1, 1},  {2, 5, 4, 4, 8},    {3, 43, 4, 4, 8},  {2, 64, 4, 2, 16},
+                              {1, 67, 6, 2, 13}, {1, 130, 2, 1, 64}, {9, 130, 1, 1, 24}, {2, 192, 4, 4, 8},
+                              {1, 200, 3, 3, 48}, {1, 67, 2, 1, 129}, {1, 33, 2, 2, 256}, {1, 300, 1, 1, 31},
+                              {4, 17, 6, 3, 80}};
 
 }  // namespace
 
@@ -105,16 +189,35 @@ TEST_CASE("attention: the reference forward on a case worked by hand") {
 }
 
 TEST_CASE("attention: fast CPU equals the reference") {
-  // Heads narrower than a vector, odd, wider than the widest tile; one tile and several, full and ragged; cut pairs.
-  const std::vector<Size> sizes{{1, 1, 1, 1, 1},  {2, 5, 4, 4, 8},    {3, 43, 4, 4, 8},  {2, 64, 4, 2, 16},
-                                {1, 67, 6, 2, 13}, {1, 130, 2, 1, 64}, {9, 130, 1, 1, 24}, {2, 192, 4, 4, 8},
-                                {1, 200, 3, 3, 48}, {1, 67, 2, 1, 129}, {1, 33, 2, 2, 256}, {1, 300, 1, 1, 31},
-                                {4, 17, 6, 3, 80}};
   for (const Size& z : sizes) {
     CAPTURE(z.str());
     Case<float> c(z);
     check_against_reference(c, usual_scale(z), 1e-5);
   }
+}
+
+TEST_CASE("attention: fast CPU in bf16 loses no more than bf16 must") {
+  on_every_unit([] {
+    for (const Size& z : sizes)
+      for (bool acc : {false, true}) {
+        CAPTURE(z.str());
+        CAPTURE(acc);
+        const double scale = usual_scale(z);
+        Case<bf16> c(z, 3);
+        if (acc) c.dq = random_vector<bf16>(z.queries(), 5), c.dk = c.k, c.dv = c.v;
+        Case<double> want(c), plain(c);
+        c.forward(scale, Backend::cpu);
+        want.forward(scale, Backend::reference);
+        plain_bf16(plain, scale, acc);
+        check_close("lse", c.lse, want.lse, 1e-5);
+        check_rounding("out", c.out, plain.out, want.out);
+        c.backward(scale, Backend::cpu, acc, acc, acc);
+        want.backward(scale, Backend::reference, acc, acc, acc);
+        check_rounding("dq", c.dq, plain.dq, want.dq);
+        check_rounding("dk", c.dk, plain.dk, want.dk);
+        check_rounding("dv", c.dv, plain.dv, want.dv);
+      }
+  });
 }
 
 TEST_CASE("attention: large logits") {

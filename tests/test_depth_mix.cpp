@@ -32,6 +32,8 @@ std::vector<T> joined(const std::vector<std::vector<T>>& vectors) {
   return out;
 }
 
+bool is_nan(float x) { return std::isnan(x); }
+
 // Cuts x into `count` equal parts.
 template <class T>
 std::vector<std::vector<T>> parts(const std::vector<T>& x, int64_t count) {
@@ -47,22 +49,22 @@ struct Depth {
   Size size;
   bool vertical;
   double eps_used = eps;
-  std::vector<std::vector<T>> sources, squares;                    // [S] (N,C), (N)
-  std::vector<std::vector<T>> scores, weights, pbar, out, dout;    // [S] scores: the trained scalars of either kind
-  std::vector<std::vector<T>> dscores, dinp;
+  std::vector<std::vector<T>> sources, out, dout, dinp;            // [S] (N,C)
   std::vector<std::vector<T>> before;                              // dinp before an acc
+  std::vector<std::vector<Wide<T>>> squares, weights, pbar;        // [S] (N), (N,m+1), (N)
+  std::vector<std::vector<Wide<T>>> scores, dscores;               // [S] (m+1): the trained scalars of either kind
 
   Depth(const Size& s, bool is_vertical, double scale = 1.0) : size(s), vertical(is_vertical) {
     for (int64_t m = 0; m < s.S; ++m) {
       const uint64_t seed = 10 * static_cast<uint64_t>(m + 1);
       sources.push_back(random_vector<T>(s.block(), seed, scale * static_cast<double>(m + 1)));
-      squares.push_back(poisoned<T>(s.N));
-      scores.push_back(random_vector<T>(m + 1, seed + 1, 2.0));
-      weights.push_back(poisoned<T>(s.N * (m + 1)));
-      pbar.push_back(poisoned<T>(s.N));
+      squares.push_back(poisoned<Wide<T>>(s.N));
+      scores.push_back(random_vector<Wide<T>>(m + 1, seed + 1, 2.0));
+      weights.push_back(poisoned<Wide<T>>(s.N * (m + 1)));
+      pbar.push_back(poisoned<Wide<T>>(s.N));
       out.push_back(poisoned<T>(s.block()));
       dout.push_back(random_vector<T>(s.block(), seed + 2));
-      dscores.push_back(random_vector<T>(m + 1, seed + 3));
+      dscores.push_back(random_vector<Wide<T>>(m + 1, seed + 3));
       dinp.push_back(poisoned<T>(s.block()));
       before.push_back(random_vector<T>(s.block(), seed + 4));
     }
@@ -71,14 +73,14 @@ struct Depth {
   template <class From>
   explicit Depth(const Depth<From>& o) : Depth(o.size, o.vertical) {
     for (size_t m = 0; m < sources.size(); ++m) {
-      sources[m] = convert<T>(o.sources[m]), scores[m] = convert<T>(o.scores[m]), dout[m] = convert<T>(o.dout[m]);
-      dscores[m] = convert<T>(o.dscores[m]), before[m] = convert<T>(o.before[m]);
+      sources[m] = convert<T>(o.sources[m]), dout[m] = convert<T>(o.dout[m]), before[m] = convert<T>(o.before[m]);
+      scores[m] = convert<Wide<T>>(o.scores[m]), dscores[m] = convert<Wide<T>>(o.dscores[m]);
     }
     eps_used = o.eps_used;
   }
 
   Tensor rows(const std::vector<T>& v) const { return view(v.data(), {size.N, size.C}); }
-  Tensor flat(const std::vector<T>& v) const { return view(v.data(), {static_cast<int64_t>(v.size())}); }
+  Tensor flat(const std::vector<Wide<T>>& v) const { return view(v.data(), {static_cast<int64_t>(v.size())}); }
   Tensor table(int64_t m) const { return view(weights[static_cast<size_t>(m)].data(), {size.N, m + 1}); }
 
   void forward(Stream stream) {
@@ -163,27 +165,31 @@ void check_against_complex_step(Depth<double>& depth) {
 const std::vector<Size> sizes{{1, 1, 1},   {2, 5, 3},     {3, 300, 16}, {4, 37, 33},  {12, 130, 64},
                               {9, 17, 96}, {16, 10, 100}, {7, 9, 257},  {3, 3, 2100}, {129, 3, 20}};
 
+template <class T>
 void check_fast_against_reference(const Size& size, bool vertical) {
   CAPTURE(size.S);
   CAPTURE(size.N);
   CAPTURE(size.C);
   for (bool acc : {false, true}) {
-    Depth<float> depth(size, vertical);
+    Depth<T> depth(size, vertical);
     depth.eps_used = 0.25;  // not lost beside the squares
     Depth<double> want(depth);
     depth.forward(fast);
     want.forward(reference);
+    const auto want_out = want.out;
+    for (size_t m = 0; m < want.out.size() && std::is_same_v<T, bf16>; ++m)
+      want.out[m] = convert<double>(depth.out[m]);  // pbar is that of the rounded mixtures
     depth.backward(acc, fast);
     want.backward(acc, reference);
     for (size_t m = 0; m < depth.sources.size(); ++m) {
       CAPTURE(m);
       // f32 in vector order: some ulps (6e-8) of the result. Where very many sources add up one after another, they
       // cancel, and it is some ulps of the largest partial sum.
-      check_close("out", depth.out[m], want.out[m], size.S > 16 ? 4e-6 : 1e-6);
+      check_close("out", depth.out[m], want_out[m], tolerance_or_rounding<T>(size.S > 16 ? 4e-6 : 1e-6));
       if (vertical) check_close("squares", depth.squares[m], want.squares[m], 1e-6);
       if (vertical) check_close("weights", depth.weights[m], want.weights[m], 1e-6);
       if (vertical) check_close("pbar", depth.pbar[m], want.pbar[m], 2e-6);
-      check_close("dinp", depth.dinp[m], want.dinp[m], size.S > 16 ? 6e-6 : 2e-6);
+      check_close("dinp", depth.dinp[m], want.dinp[m], tolerance_or_rounding<T>(size.S > 16 ? 6e-6 : 2e-6));
       // With vertical attention the terms q cancel in p - pbar and in the sum over tokens.
       check_close("dscores", depth.dscores[m], want.dscores[m], vertical ? 1e-5 : 2e-6);
     }
@@ -206,12 +212,13 @@ TEST_CASE("depth_mix: reference backward over a whole depth is the derivative of
   }
 }
 
-TEST_CASE("depth_mix: fast CPU equals the reference, set and added") {
-  for (const Size& size : sizes) check_fast_against_reference(size, false);
+TEST_CASE_TEMPLATE("depth_mix: fast CPU equals the reference, set and added", T, float, bf16) {
+  for (const Size& size : sizes) check_fast_against_reference<T>(size, false);
 }
 
-TEST_CASE("depth_mix: vertical attention on the fast CPU equals the reference, set and added") {
-  for (const Size& size : sizes) check_fast_against_reference(size, true);
+TEST_CASE_TEMPLATE("depth_mix: vertical attention on the fast CPU equals the reference, set and added", T, float,
+                   bf16) {
+  for (const Size& size : sizes) check_fast_against_reference<T>(size, true);
 }
 
 TEST_CASE("depth_mix: a worked example of vertical attention") {
@@ -269,19 +276,20 @@ TEST_CASE("depth_mix: what must hold for vertical attention over every token") {
   }
 }
 
-TEST_CASE("depth_mix: one source is copied bit for bit, and its gather is exactly dout") {
+TEST_CASE_TEMPLATE("depth_mix: one source is copied bit for bit, and its gather is exactly dout", T, float, bf16) {
   for (int64_t C : {1, 15, 16, 67, 256}) {
     for (double scale : {1e-15, 1e-3, 1.0, 1e15}) {
       CAPTURE(C);
       CAPTURE(scale);
-      Depth<float> plain({1, 50, C}, false, scale), vertical({1, 50, C}, true, scale);
+      Depth<T> plain({1, 50, C}, false, scale), vertical({1, 50, C}, true, scale);
       plain.sources[0][3] = vertical.sources[0][3] = -0.f;
       plain.scores[0][0] = 1;
-      for (Depth<float>* depth : {&plain, &vertical}) {
+      for (Depth<T>* depth : {&plain, &vertical}) {
         const auto before = depth->dscores[0];
         depth->forward(fast);
         depth->backward(false, fast);
-        CHECK(std::memcmp(depth->out[0].data(), depth->sources[0].data(), 200 * static_cast<size_t>(C)) == 0);
+        const size_t bytes = 50 * static_cast<size_t>(C) * sizeof(T);
+        CHECK(std::memcmp(depth->out[0].data(), depth->sources[0].data(), bytes) == 0);
         CHECK(depth->dinp[0] == depth->dout[0]);
         if (depth->vertical) CHECK(depth->weights[0] == std::vector<float>(50, 1.f));
         if (depth->vertical) CHECK(depth->dscores[0] == before);
@@ -290,11 +298,12 @@ TEST_CASE("depth_mix: one source is copied bit for bit, and its gather is exactl
   }
 }
 
-TEST_CASE("depth_mix: weights (0, ..., 0, 1) are the last source exactly, and so is the gather") {
+TEST_CASE_TEMPLATE("depth_mix: weights (0, ..., 0, 1) are the last source exactly, and so is the gather", T, float,
+                   bf16) {
   for (const Size& size : sizes) {
     CAPTURE(size.S);
     CAPTURE(size.C);
-    Depth<float> depth(size, false);
+    Depth<T> depth(size, false);
     for (auto& w : depth.scores) std::fill(w.begin(), w.end() - 1, 0.f), w.back() = 1;
     depth.forward(fast);
     depth.backward(false, fast);
@@ -323,16 +332,17 @@ TEST_CASE("depth_mix: scores without data are zeros, and dscores without data ar
   }
 }
 
-TEST_CASE("depth_mix: without readers dinp is 0, or unchanged if added") {
-  const auto inp = random_vector<float>(60, 1), squares = random_vector<float>(3, 2);
-  const auto before = random_vector<float>(60, 3);
+TEST_CASE_TEMPLATE("depth_mix: without readers dinp is 0, or unchanged if added", T, float, bf16) {
+  const auto inp = random_vector<T>(60, 1), before = random_vector<T>(60, 3);
+  const auto squares = random_vector<float>(3, 2);
   const Tensor x = view(inp.data(), {3, 20}), square = view(squares.data(), {3});
   for (Stream stream : {fast, reference}) {
+    if (std::is_same_v<T, bf16> && stream.backend == Backend::reference) continue;
     for (bool acc : {false, true}) {
-      auto plain = acc ? before : poisoned<float>(60), vertical = plain;
+      auto plain = acc ? before : poisoned<T>(60), vertical = plain;
       depth_mix_backward(view(plain.data(), {3, 20}), x, {}, acc, stream);
       vertical_backward(view(vertical.data(), {3, 20}), x, square, {}, eps, acc, stream);
-      const auto want = acc ? before : std::vector<float>(60, 0.f);
+      const auto want = acc ? before : std::vector<T>(60, 0.f);
       CHECK(plain == want);
       CHECK(vertical == want);
     }
@@ -359,41 +369,57 @@ TEST_CASE("depth_mix: norms and scores far apart") {
   }
 }
 
-TEST_CASE("depth_mix: NaN shows where it must, and nowhere else") {
+TEST_CASE_TEMPLATE("depth_mix: NaN shows where it must, and nowhere else", T, float, bf16) {
   const Size size{3, 40, 24};
   const float nan = std::numeric_limits<float>::quiet_NaN();
   for (bool vertical : {false, true}) {
     CAPTURE(vertical);
-    Depth<float> depth(size, vertical);
+    Depth<T> depth(size, vertical);
     depth.sources[1][7 * 24 + 5] = nan;
     depth.forward(fast);
     depth.backward(false, fast);
     for (size_t i = 0; i < 40 * 24; ++i) {
       const bool spoilt = vertical ? i / 24 == 7 : i == 7 * 24 + 5;  // the norm spreads over the row
-      CHECK(!std::isnan(depth.out[0][i]));
-      CHECK(std::isnan(depth.out[2][i]) == spoilt);
-      CHECK(std::isnan(depth.dinp[1][i]) == (vertical && spoilt));
+      CHECK(!is_nan(depth.out[0][i]));
+      CHECK(is_nan(depth.out[2][i]) == spoilt);
+      CHECK(is_nan(depth.dinp[1][i]) == (vertical && spoilt));
     }
-    CHECK(std::isnan(depth.dscores[2][1]));
-    CHECK(!std::isnan(depth.dscores[0][0]));
-    Depth<float> bad_score(size, vertical);
+    CHECK(is_nan(depth.dscores[2][1]));
+    CHECK(!is_nan(depth.dscores[0][0]));
+    Depth<T> bad_score(size, vertical);
     bad_score.scores[2][1] = nan;
     bad_score.forward(fast);
-    for (float y : bad_score.out[2]) CHECK(std::isnan(y));
+    for (float y : bad_score.out[2]) CHECK(is_nan(y));
   }
 }
 
-TEST_CASE("depth_mix: the thread count does not change a bit") {
+TEST_CASE_TEMPLATE("depth_mix: the thread count does not change a bit", T, float, bf16) {
   for (bool vertical : {false, true})
     check_same_bits_on_any_threads<float>([&] {
-      Depth<float> depth({5, 700, 51}, vertical);
+      Depth<T> depth({5, 700, 51}, vertical);
       depth.forward(fast);
       depth.backward(true, fast);
-      auto all = joined(depth.out);
-      for (const auto& part : {joined(depth.dinp), joined(depth.dscores)})
+      auto all = convert<float>(joined(depth.out));
+      for (const auto& part : {convert<float>(joined(depth.dinp)), joined(depth.dscores)})
         all.insert(all.end(), part.begin(), part.end());
       return all;
     });
+}
+
+TEST_CASE("depth_mix: activations of one call have one type, weights and statistics are f32") {
+  Depth<bf16> half({1, 4, 5}, true);
+  Depth<float> whole({1, 4, 5}, true);
+  const Tensor x = half.rows(half.sources[0]), out = half.rows(half.out[0]), wide = whole.rows(whole.sources[0]);
+  const Tensor square = half.flat(half.squares[0]), score = half.flat(half.scores[0]), table = half.table(0);
+  const Tensor narrow = view(half.sources[0].data(), {1}), narrow_column = view(half.sources[0].data(), {4});
+  CHECK_THROWS_AS(depth_mix_forward(out, {wide}, score, fast), Error);
+  CHECK_THROWS_AS(depth_mix_forward(out, {x}, narrow, fast), Error);
+  CHECK_THROWS_AS(depth_mix_forward(out, {x}, score, reference), Error);
+  CHECK_THROWS_AS(depth_mix_backward(out, wide, {{x, score, score, 0}}, false, fast), Error);
+  CHECK_THROWS_AS(depth_mix_backward(out, x, {{x, score, narrow, 0}}, false, fast), Error);
+  CHECK_THROWS_AS(vertical_squares(narrow_column, x, fast), Error);
+  CHECK_THROWS_AS(vertical_forward(out, table, {x}, {narrow_column}, score, eps, fast), Error);
+  CHECK_THROWS_AS(vertical_backward(out, x, square, {{wide, table, square, score, 0}}, eps, false, fast), Error);
 }
 
 TEST_CASE("depth_mix: wrong shapes are errors") {

@@ -70,26 +70,27 @@ struct Size {
   int64_t x() const { return B * T * C; }
 };
 
-// All the data around one sublayer, forward and backward, in T.
-template <class T>
+// All the data around one sublayer, forward and backward: activations in T, the rest in P.
+template <class T, class P = T>
 struct Wrapper {
   Size s;
   Kind kind;
-  std::vector<T> streams, y, dnext, dout;                                         // given
-  std::vector<T> out, coef, stats, next, dstreams, dwritten, dcoef, dy;           // computed
-  Fields<T> w, d;
+  std::vector<T> streams, y, dnext, dout;          // given
+  std::vector<T> out, next, dstreams, dwritten, dy;  // computed
+  std::vector<P> coef, stats, dcoef;
+  Fields<P> w, d;
 
   Wrapper(const Size& size, const Kind& of_kind, double scale = 1)
       : s(size), kind(of_kind), streams(random_vector<T>(s.streams(), 1, scale)), y(random_vector<T>(s.x(), 2)),
         dnext(random_vector<T>(s.streams(), 3)), dout(random_vector<T>(s.x(), 4)), out(poisoned<T>(s.x())),
-        coef(poisoned<T>(s.coef())), stats(poisoned<T>(s.stats() * kind.dynamic)), next(poisoned<T>(s.streams())),
-        dstreams(poisoned<T>(s.streams())), dwritten(poisoned<T>(s.streams())), dcoef(poisoned<T>(s.coef())),
-        dy(poisoned<T>(s.x())), w(convert_fields<T>(random_fields(kind, s.E, s.C, 10))), d(w) {
-    for (auto& field : d) std::fill(field.begin(), field.end(), T(0));
+        next(poisoned<T>(s.streams())), dstreams(poisoned<T>(s.streams())), dwritten(poisoned<T>(s.streams())),
+        dy(poisoned<T>(s.x())), coef(poisoned<P>(s.coef())), stats(poisoned<P>(s.stats() * kind.dynamic)),
+        dcoef(poisoned<P>(s.coef())), w(convert_fields<P>(random_fields(kind, s.E, s.C, 10))), d(w) {
+    for (auto& field : d) std::fill(field.begin(), field.end(), P(0));
   }
 
   Tensor streams_of(const std::vector<T>& v) const { return view(v.data(), {s.B, s.T, s.E, s.C}); }
-  Tensor coef_of(const std::vector<T>& v) const { return view(v.data(), {s.B, s.T, s.E, s.E + 2}); }
+  Tensor coef_of(const std::vector<P>& v) const { return view(v.data(), {s.B, s.T, s.E, s.E + 2}); }
   Tensor x_of(const std::vector<T>& v) const { return view(v.data(), {s.B, s.T, s.C}); }
   Tensor stats_tensor() const {
     return stats.empty() ? Tensor{} : view(stats.data(), {s.B, s.T, s.E, s.E + 4});
@@ -161,7 +162,10 @@ TEST_CASE("hyper: reference backward of read and write is the derivative of thei
   }
 }
 
-TEST_CASE("hyper: fast CPU equals the reference, set and added") {
+TEST_CASE_TEMPLATE("hyper: fast CPU equals the reference, set and added", S, float, bf16) {
+  // Activations in bf16 are rounded once; all else are sums of C terms and a tanh, some ulps (6e-8) each. One channel
+  // alone has variance 0 and an xh of 0.
+  const double exact = 3e-6, rounding = std::is_same_v<S, bf16> ? 0x1p-8 : 0;
   for (const Kind& kind : kinds) {
     for (const Size& s : std::vector<Size>{{1, 1, 1, 1}, {1, 3, 1, 33}, {2, 5, 2, 16}, {2, 100, 2, 129}, {1, 7, 3, 40},
                                            {3, 100, 4, 67}, {1, 200, 4, 64}, {1, 5, 5, 21}, {1, 9, 6, 32},
@@ -171,11 +175,11 @@ TEST_CASE("hyper: fast CPU equals the reference, set and added") {
         CAPTURE(s.E);
         CAPTURE(s.C);
         CAPTURE(acc);
-        Wrapper<float> a(s, kind);
+        Wrapper<S, float> a(s, kind);
         if (acc) {
-          a.dstreams = random_vector<float>(s.streams(), 5), a.dwritten = random_vector<float>(s.streams(), 6);
+          a.dstreams = random_vector<S>(s.streams(), 5), a.dwritten = random_vector<S>(s.streams(), 6);
         } else {
-          a.dy = random_vector<float>(s.x(), 7);  // the write's two flags are independent: here always opposite
+          a.dy = random_vector<S>(s.x(), 7);  // the write's two flags are independent: here always opposite
         }
         a.d = convert_fields<float>(random_fields(kind, s.E, s.C, 30));  // parameter gradients are always added to
         Wrapper<double> b(s, kind);
@@ -185,19 +189,39 @@ TEST_CASE("hyper: fast CPU equals the reference, set and added") {
         b.w = convert_fields<double>(a.w), b.d = convert_fields<double>(a.d);
         a.forward(Backend::cpu);
         b.forward(Backend::reference);
-        // Sums of C terms and a tanh, some ulps (6e-8) each; one channel alone has variance 0 and an xh of 0.
-        check_close("out", a.out, b.out, 3e-6);
-        check_close("coef", a.coef, b.coef, 3e-6);
-        check_close("stats", a.stats, b.stats, 3e-6);
-        check_close("next", a.next, b.next, 3e-6);
+        check_close("out", a.out, b.out, std::max(exact, rounding));
+        check_close("coef", a.coef, b.coef, exact);
+        check_close("stats", a.stats, b.stats, exact);
+        check_close("next", a.next, b.next, std::max(exact, rounding));
         a.backward(Backend::cpu, acc, !acc);
         b.backward(Backend::reference, acc, !acc);
-        check_close("dcoef", a.dcoef, b.dcoef, 3e-6);
-        check_close("dy", a.dy, b.dy, 3e-6);
-        check_close("dwritten", a.dwritten, b.dwritten, 3e-6);
-        check_close("dstreams", a.dstreams, b.dstreams, 1e-5);
+        check_close("dcoef", a.dcoef, b.dcoef, exact);
+        check_close("dy", a.dy, b.dy, std::max(exact, rounding));
+        check_close("dwritten", a.dwritten, b.dwritten, std::max(exact, rounding));
+        check_close("dstreams", a.dstreams, b.dstreams, std::max(1e-5, rounding));
         for (size_t f = 0; f < a.d.size(); ++f) check_close(field_names[f], a.d[f], b.d[f], 1e-5);
       }
+    }
+  }
+}
+
+TEST_CASE("hyper: bf16 streams are copied and summed, with one rounding") {
+  for (const Size& s : std::vector<Size>{{1, 1, 1, 1}, {2, 3, 2, 33}, {1, 70, 4, 128}, {2, 3, 7, 50}, {1, 2, 8, 16}}) {
+    CAPTURE(s.E);
+    const auto x = random_vector<bf16>(s.x(), 1), streams = random_vector<bf16>(s.streams(), 2);
+    const Shape rows{s.B, s.T, s.C}, all{s.B, s.T, s.E, s.C};
+    const Tensor xt = view(x.data(), rows), st = view(streams.data(), all);
+    for (bool acc : {false, true}) {
+      CAPTURE(acc);
+      auto expanded = acc ? streams : poisoned<bf16>(s.streams()), sum = acc ? x : poisoned<bf16>(s.x());
+      auto want_expanded = convert<double>(expanded), want_sum = convert<double>(sum);
+      const auto wide_x = convert<double>(x), wide_streams = convert<double>(streams);
+      streams_sum_backward(view(expanded.data(), all), xt, acc, Stream{});
+      streams_expand_backward(view(sum.data(), rows), st, acc, Stream{});
+      streams_expand_ref(want_expanded.data(), wide_x.data(), s.rows(), s.E, s.C, acc);
+      streams_sum_ref(want_sum.data(), wide_streams.data(), s.rows(), s.E, s.C, acc);
+      check_close("expanded", expanded, want_expanded, 0x1p-8);
+      check_close("sum", sum, want_sum, 0x1p-8);
     }
   }
 }

@@ -42,9 +42,11 @@ struct TinyModel {
       : config(c), device(make_device(device_name)), tape(real) {
     constexpr uint64_t seed = 1;
     declare_model(params, config);
-    params.allocate(*device, tape.dtype(), true);
+    params.allocate(*device, wide(tape.dtype()), true);
+    if (real == Dtype::bf16) params.allocate_narrow();
     params.initialise(seed);
     for (Parameter& row : params.rows()) move_from_neutral(row);
+    params.refresh_narrow();
     graph = record_model(tape, params, config, B, T);
     tape.differentiate();
     tape.plan(mode);

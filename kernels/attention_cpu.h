@@ -1,0 +1,47 @@
+// What the fast CPU attentions share: their sizes and arguments, and how the work is divided. attention.cpp computes in
+// float vectors, attention_amx.cpp in a matrix unit's bf16 tiles.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "engine/dtype.h"
+#include "kernels/amx.h"
+
+namespace crossply {
+
+struct AttentionSizes {
+  int64_t B, T, H, K, D;
+  int64_t S, pos;  // rows of k and v; query t sits at position pos + t
+  // Where head kv of batch b begins in k and v, and head h in q.
+  int64_t key_head(int64_t b, int64_t kv) const { return (b * S * K + kv) * D; }
+  int64_t query_head(int64_t b, int64_t h) const { return (b * T * H + h) * D; }
+  int64_t group() const { return H / K; }
+  // Below this much work the threads stay asleep.
+  int64_t grain(int64_t items) const { return B * H * T * (pos + T) * D <= 65536 ? items : 1; }
+};
+
+template <class S>
+struct AttentionGradients {
+  S *dq, *dk, *dv;
+  const S *dout, *out, *q, *k, *v;
+  const float* lse;
+  float scale;
+  bool acc_q, acc_k, acc_v;
+};
+
+// Later blocks of queries see more keys. In the order 0, n-1, 1, n-2, ... contiguous shares are about the same work.
+inline int64_t folded(int64_t i, int64_t n) { return i % 2 == 0 ? i / 2 : n - 1 - i / 2; }
+
+// One thread sums up one part of what goes to one of `pairs` (b, kv head), out of `work` blocks of queries. Only where
+// the pairs are few are they cut, by the shape.
+inline int64_t backward_parts(int64_t pairs, int64_t work) { return std::min(work, (8 + pairs - 1) / pairs); }
+
+#if CROSSPLY_MATRIX_UNITS
+// For matrix_unit() == amx, pos == 0, and a scale that is not negative.
+void attention_forward_amx(bf16* out, float* lse, const bf16* q, const bf16* k, const bf16* v, const AttentionSizes& z,
+                           float scale);
+void attention_backward_amx(const AttentionGradients<bf16>& g, const AttentionSizes& z);
+#endif
+
+}  // namespace crossply

@@ -1,0 +1,130 @@
+// Lanes against one tape for the whole batch.
+#include "train/replicas.h"
+
+#include <cmath>
+
+#include "eval/loss.h"
+#include "tests/threads.h"
+#include "tests/tiny.h"
+
+using namespace crossply;
+using namespace crossply::test;
+
+namespace {
+
+constexpr int64_t T = 5;
+
+struct Setup {
+  Config config;
+  std::unique_ptr<Device> device = make_device("cpu");
+  ParameterTable params;
+  std::vector<int32_t> tokens, targets;
+
+  Setup(const std::string& arch, int64_t B, Dtype dtype = Dtype::f32) : config(tiny_config(arch)) {
+    declare_model(params, config);
+    params.allocate(*device, Dtype::f32, true);
+    if (dtype == Dtype::bf16) params.allocate_narrow();
+    params.initialise(3);
+    params.refresh_narrow();
+    Random random(5, 6);
+    for (int64_t i = 0; i < B * T; ++i) {
+      tokens.push_back(static_cast<int32_t>(random.below(config.vocab_size)));
+      targets.push_back(i % 7 == 2 ? -1 : static_cast<int32_t>(random.below(config.vocab_size)));
+    }
+  }
+  std::vector<float> gradients() const {
+    const float* g = params.gradients().as<float>();
+    return {g, g + params.flat_size()};
+  }
+};
+
+class Source3 : public Source {  // three sequences
+ public:
+  explicit Source3(const Setup& s) : s_(s) {}
+  int64_t size() const override { return 3; }
+  int64_t seq_len() const override { return T; }
+  int64_t vocab_size() const override { return 7; }
+  void read(int64_t index, int32_t* tokens, int32_t* targets) const override {
+    std::copy_n(&s_.tokens[static_cast<size_t>(index * T)], T, tokens);
+    std::copy_n(&s_.targets[static_cast<size_t>(index * T)], T, targets);
+  }
+
+ private:
+  const Setup& s_;
+};
+
+}  // namespace
+
+TEST_CASE("replicas: lanes give the loss and the gradients of one tape") {
+  for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+    for (const int64_t B : {2, 7, 48}) {
+      CAPTURE(B);
+      Setup s("lime", B, dtype);
+      Replicas replicas(*s.device, s.params, s.config, {B, T, dtype});
+      CHECK(replicas.layout().lanes > 1);
+      const Step step{true, 0.01, 0};
+      const double loss = replicas.run(s.tokens.data(), s.targets.data(), step);
+      const std::vector<float> lanes = s.gradients();
+      s.params.zero_gradients();
+      Tape tape(dtype);
+      const Graph graph = record_replay(tape, s.params, s.config, {B, T, dtype}, {B, 1});
+      tape.allocate(*s.device);
+      load_batch(*s.device, graph, s.tokens.data(), s.targets.data());
+      tape.forward(step);
+      CHECK(loss == doctest::Approx(sum_losses(*s.device, graph)).epsilon(1e-6));
+      tape.backward(step);
+      // A token's activations and their gradients are the same bits either way, also in bf16: only the sums over tokens
+      // are taken in another order.
+      check_close("gradients", lanes, convert<double>(s.gradients()), 1e-5);
+    }
+  }
+}
+
+TEST_CASE("replicas: lanes add to what is there, and give the same bits on any number of threads") {
+  Setup s("lime", 24);
+  Replicas replicas(*s.device, s.params, s.config, {24, T});
+  check_same_bits_on_any_threads<float>([&] {
+    s.params.zero_gradients();
+    replicas.run(s.tokens.data(), s.targets.data(), Step{true, 1, 0});
+    return s.gradients();
+  });
+  const std::vector<float> once = s.gradients();
+  replicas.run(s.tokens.data(), s.targets.data(), Step{true, 1, 0});
+  const std::vector<float> twice = s.gradients();
+  for (size_t i = 0; i < once.size(); ++i) CHECK(twice[i] == doctest::Approx(2 * once[i]).epsilon(1e-6));
+}
+
+TEST_CASE("replicas: large models keep one tape, and the memory plan does not change the form") {
+  Config config = tiny_config("llama");
+  ParameterTable small;
+  declare_model(small, config);
+  CHECK(choose_layout(small, config, {1, T}).lanes == 1);
+  CHECK(choose_layout(small, config, {64, T}).lanes == 16);
+  CHECK(choose_layout(small, config, {64, T}).sequences == 4);
+  CHECK(choose_layout(small, config, {64, 20000}).lanes == 1);
+  const Layout poison = choose_layout(small, config, {64, T, Dtype::f32, true, PlanMode::poison});
+  CHECK(poison.sequences == 4);
+  config.vocab_size = 100000;
+  ParameterTable large;
+  declare_model(large, config);
+  CHECK(choose_layout(large, config, {64, T}).lanes == 1);
+}
+
+TEST_CASE("replicas: what a kernel throws on some thread reaches the caller") {
+  Setup s("llama", 8);
+  Replicas replicas(*s.device, s.params, s.config, {8, T});
+  s.targets[6 * T] = 1000;
+  CHECK_THROWS_AS(replicas.run(s.tokens.data(), s.targets.data(), Step{}), Error);
+  s.targets[6 * T] = 1;
+  CHECK(std::isfinite(replicas.run(s.tokens.data(), s.targets.data(), Step{})));
+}
+
+TEST_CASE("replicas: the mean loss counts every sequence once, also where the last batch is not full") {
+  Setup s("llama", 3);
+  const Source3 source(s);
+  Replicas two(*s.device, s.params, s.config, {2, T, Dtype::f32, false}), three(*s.device, s.params, s.config, {3, T});
+  const Replicas::Mean mean = two.mean_loss(source, 100), same = three.mean_loss(source, 3);
+  CHECK(mean.sequences == 3);
+  CHECK(mean.scored == same.scored);
+  CHECK(mean.loss == doctest::Approx(same.loss).epsilon(1e-6));
+}
