@@ -32,6 +32,7 @@ void add_flags(CLI::App& app, ServeFlags& f) {
 }
 
 void print(const Ratios& ratios) {
+  if (ratios.empty()) return;
   std::vector<std::vector<std::string>> table = {{"ratios", ""}};
   for (const Ratio& ratio : ratios) table.push_back({ratio.what, format_number("%.3f", ratio.value)});
   std::printf("\n%s", format_table(table).c_str());
