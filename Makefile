@@ -32,7 +32,7 @@ compare: setup configure
 
 bench: configure
 	@$(COMPILE) --target bench
-	$(BUILD)/bench
+	$(BUILD)/bench $(ARGS)
 
 bench-architectures: configure
 	@$(COMPILE) --target bench
@@ -58,7 +58,7 @@ help:
 	@echo "make run      build, then train LLaMA and LIMe on the same data for two minutes and compare them"
 	@echo "make compare  the same with every architecture, more briefly: five minutes"
 	@echo "make test     build, then run every test"
-	@echo "make bench    build, then measure this machine and the matrix products"
+	@echo "make bench    build, then measure this machine, the ops and training steps (ARGS=\"steps --models iii\")"
 	@echo "make bench-architectures   build, then measure what each architecture costs (ARGS=\"--arch lime --seq 256\")"
 	@echo "make NAME     build one program: $(PROGRAMS)"
 	@echo "make setup    install what building needs, where that is allowed"

@@ -1,13 +1,14 @@
 """PyTorch's side of `bench steps`: the training step of the same LLaMA, at PyTorch's best settings.
 
 Speaks lines on its standard streams: prints `ready`, then for each number n it reads runs n steps and prints their
-seconds
-and the peak resident memory in MiB. Used by dev/bench.cpp; needs PyTorch 2.
+seconds and the peak resident memory in MiB. Used by dev/bench_steps.cpp; needs PyTorch 2.
 """
 
 import argparse
 import contextlib
+import logging
 import resource
+import signal
 import sys
 import time
 
@@ -73,9 +74,21 @@ class Llama(nn.Module):
         return F.cross_entropy(self.head(self.norm(x)).view(-1, self.vocab), targets.view(-1))
 
 
+def peak_resident_mib():
+    # Not of getrusage where there is another way: its figure survives exec, so the parent's memory would count.
+    try:
+        with open("/proc/self/status") as status:
+            return next(int(line.split()[1]) for line in status if line.startswith("VmHWM:")) / 1024
+    except FileNotFoundError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
 def main():
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    logging.disable(logging.WARNING)
     parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("width", "layers", "heads", "kv_heads", "ffn", "vocab", "seq", "batch", "threads"):
+    for name in ("width", "layers", "heads", "kv-heads", "ffn", "vocab", "seq", "batch", "threads"):
         parser.add_argument("--" + name, type=int, required=True)
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--bf16", action="store_true")
@@ -104,7 +117,7 @@ def main():
         for _ in range(int(line)):
             step()
         seconds = time.perf_counter() - start
-        print(seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, flush=True)
+        print(seconds, peak_resident_mib(), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,146 @@
+// What the parts of bench share: time, statistics, the machine's peaks, models by size, and competitors in processes
+// of their own. Everything is measured in turns, so that a clock that drifts hits all alike.
+#pragma once
+
+#include <chrono>
+#include <cmath>
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "data/source.h"
+#include "train/arch_list.h"
+#include "train/options.h"
+
+namespace crossply {
+
+struct BenchFlags {
+  std::string program;  // bench itself, as it was called
+  std::string models = "i,ii,iii";
+  int64_t rounds = 5;
+  bool no_torch = false;
+};
+
+// A line of the last table.
+struct Ratio {
+  std::string what;
+  double value;
+};
+using Ratios = std::vector<Ratio>;
+
+inline double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Seconds of one call of body, repeated for at least `least` seconds after a call that does not count.
+template <class F>
+double seconds_per_call(double least, F&& body) {
+  body();
+  const double start = now();
+  int64_t calls = 0;
+  double taken = 0;
+  for (; taken < least; taken = now() - start, ++calls) body();
+  return taken / static_cast<double>(calls);
+}
+
+double quantile(std::vector<double> values, double fraction);  // the value with that fraction of the others below it
+double median(const std::vector<double>& values);
+double geometric_mean(const std::vector<double>& values);
+
+// --- bench_machine.cpp ---
+
+// FLOP/s of independent multiply-adds in registers, all threads: of f32 vectors, and of bf16 matrix units (0: none).
+double multiply_add_peak();
+double matrix_unit_peak();
+// Seconds for all threads to copy bytes/2 bytes, so that `bytes` are read and written.
+double copy_seconds(size_t bytes);
+void print_machine();
+
+// --- bench_products.cpp, bench_ops.cpp, bench_steps.cpp: each prints its part ---
+
+Ratios bench_products(const BenchFlags& flags);
+Ratios bench_ops(const BenchFlags& flags);
+Ratios bench_steps(const BenchFlags& flags);
+
+// --- bench_model.cpp ---
+
+struct ModelSize {
+  int64_t width = 256, layers = 12, heads = 8, kv_heads = 4, ffn = 768, vocab = 256, seq = 512, batch = 4;
+};
+// Options of a training run on random tokens; dtype, matmul: as of the trainers' flags.
+TrainOptions train_options(const ArchChoice& choice, const ModelSize& size, const std::string& dtype,
+                           const std::string& matmul);
+void add_flags(CLI::App& app, ModelSize& size);
+// The same as arguments of a command line.
+std::vector<std::string> arguments(const ModelSize& size);
+
+class RandomTokens : public Source {
+ public:
+  explicit RandomTokens(const ModelSize& size) : T_(size.seq), vocabulary_(size.vocab) {}
+  int64_t size() const override { return 1 << 20; }
+  int64_t seq_len() const override { return T_; }
+  int64_t vocab_size() const override { return vocabulary_; }
+  void read(int64_t index, int32_t* tokens, int32_t* targets) const override;
+
+ private:
+  int64_t T_, vocabulary_;
+};
+
+// Our side of a training step in a process of its own: prints `ready`, then for each number n that it reads runs n
+// steps and prints their seconds and the peak resident memory in MiB, like bench_torch.py.
+struct ServeFlags {
+  ModelSize size;
+  std::string dtype = "fp32", matmul = "fp32";
+};
+void serve_steps(const ServeFlags& flags);
+
+// --- bench_architectures.cpp ---
+
+struct ArchitectureFlags {
+  std::string archs = "all", dtype = "fp32";
+  ModelSize size;
+  int64_t rounds = 7;
+};
+void bench_architectures(const ArchitectureFlags& flags);
+
+// --- bench_process.cpp ---
+
+// A program that answers on its standard output what it is asked on its standard input, line by line. It ends when its
+// input does, so that nothing stays behind when bench is stopped.
+class Process {
+ public:
+  // command: the program, looked up in PATH, and its arguments. environment: NAME=VALUE, or NAME for none; the rest is
+  // inherited. A program that is not there is one that has ended.
+  Process(const std::vector<std::string>& command, const std::vector<std::string>& environment, bool quiet = false);
+  ~Process();
+  Process(const Process&) = delete;
+  Process& operator=(const Process&) = delete;
+
+  void ask(const std::string& line);
+  std::optional<std::string> answer();  // waits; nothing if the program has ended
+
+ private:
+  int pid_ = -1, input_ = -1, output_ = -1;
+  std::string received_;
+};
+
+// PyTorch, where Python has it: in python3, or what PYTHON names.
+class Torch {
+ public:
+  // Says in a line which PyTorch there is, or that there is none.
+  explicit Torch(const BenchFlags& flags);
+  bool available() const { return !version_.empty(); }
+  // A script of dev/ with the settings at which PyTorch is fastest.
+  std::vector<std::string> command(const std::string& script, const std::vector<std::string>& flags) const;
+  static const std::vector<std::string>& environment();
+
+ private:
+  std::string python_, version_;
+};
+
+// Between competitors: some OpenMP libraries let their threads spin for 0.2 s after the work is done.
+void rest();
+
+}  // namespace crossply

@@ -1,0 +1,108 @@
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+
+#include "dev/bench.h"
+#include "engine/rng.h"
+#include "train/program.h"
+#include "train/trainer.h"
+
+namespace crossply {
+
+double quantile(std::vector<double> values, double fraction) {
+  std::sort(values.begin(), values.end());
+  return values[static_cast<size_t>(std::lrint(fraction * static_cast<double>(values.size() - 1)))];
+}
+
+double median(const std::vector<double>& values) { return quantile(values, 0.5); }
+
+double geometric_mean(const std::vector<double>& values) {
+  double sum = 0;
+  for (const double value : values) sum += std::log(value);
+  return std::exp(sum / static_cast<double>(values.size()));
+}
+
+void RandomTokens::read(int64_t index, int32_t* tokens, int32_t* targets) const {
+  Random random(7, static_cast<uint64_t>(index));
+  for (int64_t t = 0; t < T_; ++t) {
+    tokens[t] = static_cast<int32_t>(random.below(vocabulary_));
+    targets[t] = static_cast<int32_t>(random.below(vocabulary_));
+  }
+}
+
+TrainOptions train_options(const ArchChoice& choice, const ModelSize& size, const std::string& dtype,
+                           const std::string& matmul) {
+  TrainOptions o;
+  o.config.arch = choice.arch;
+  o.config.options = choice.options;
+  o.config.vocab_size = size.vocab;
+  o.config.hidden_size = size.width;
+  o.config.num_hidden_layers = size.layers;
+  o.config.num_attention_heads = size.heads;
+  o.config.num_key_value_heads = size.kv_heads;
+  o.config.intermediate_size = size.ffn;
+  o.config.max_position_embeddings = o.data.seq_len = size.seq;
+  o.config.check(Exit::usage, "--arch " + choice.text);
+  o.batch = size.batch;
+  o.lr = 1e-4;
+  o.dtype = dtype;
+  o.matmul = matmul;
+  return o;
+}
+
+void add_flags(CLI::App& app, ModelSize& size) {
+  auto flag = [&](const char* name, int64_t& variable, const char* help) {
+    app.add_option(name, variable, help)->capture_default_str()->check(integer_from(1));
+  };
+  flag("--width", size.width, "C, model width");
+  flag("--layers", size.layers, "L, number of blocks");
+  flag("--heads", size.heads, "H, query heads");
+  flag("--kv-heads", size.kv_heads, "K, key/value heads");
+  flag("--ffn", size.ffn, "F, feed-forward width");
+  flag("--vocab", size.vocab, "V, tokens of the vocabulary");
+  flag("--seq", size.seq, "T, tokens per sequence");
+  flag("--batch", size.batch, "B, sequences per step");
+}
+
+std::vector<std::string> arguments(const ModelSize& size) {
+  std::vector<std::string> words;
+  for (const auto& [name, value] : std::vector<std::pair<const char*, int64_t>>{
+           {"--width", size.width}, {"--layers", size.layers}, {"--heads", size.heads}, {"--kv-heads", size.kv_heads},
+           {"--ffn", size.ffn}, {"--vocab", size.vocab}, {"--seq", size.seq}, {"--batch", size.batch}}) {
+    words.push_back(name);
+    words.push_back(std::to_string(value));
+  }
+  return words;
+}
+
+namespace {
+
+// Not of getrusage where there is another way: on Linux its figure survives exec, so the process that started this one
+// would count.
+double peak_resident_mib() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);)
+    if (line.rfind("VmHWM:", 0) == 0) return std::stod(line.substr(6)) / 1024;
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<double>(usage.ru_maxrss) / (1 << 20);
+}
+
+}  // namespace
+
+void serve_steps(const ServeFlags& flags) {
+  const RandomTokens data(flags.size);
+  Trainer trainer(train_options({"llama", "llama", {}}, flags.size, flags.dtype, flags.matmul), data);
+  for (int i = 0; i < 2; ++i) trainer.step();
+  std::cout << "ready" << std::endl;
+  for (int64_t steps = 0; std::cin >> steps;) {
+    const double start = now();
+    for (int64_t i = 0; i < steps; ++i) trainer.step();
+    std::cout << now() - start << ' ' << peak_resident_mib() << std::endl;
+  }
+}
+
+}  // namespace crossply

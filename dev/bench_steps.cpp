@@ -1,0 +1,187 @@
+// bench steps: training steps of LLaMA in three sizes and three precisions, beside PyTorch's, each competitor in a
+// process of its own: so the peak of its resident memory is its own, too.
+#include <omp.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <sstream>
+
+#include "dev/bench.h"
+#include "train/progress.h"
+#include "train/trainer.h"
+
+namespace crossply {
+namespace {
+
+struct NamedSize {
+  std::string name;
+  ModelSize size;
+};
+
+const std::vector<NamedSize>& sizes() {
+  static const std::vector<NamedSize> all = {{"i", {192, 6, 3, 1, 768, 32000, 512, 8}},
+                                             {"ii", {768, 12, 12, 4, 2048, 32000, 512, 4}},
+                                             {"iii", {32, 4, 4, 4, 128, 32, 192, 128}}};
+  return all;
+}
+
+std::vector<NamedSize> named_sizes(const std::string& list) {
+  std::vector<NamedSize> out;
+  std::istringstream names(list);
+  for (std::string name; std::getline(names, name, ',');) {
+    const auto found = std::find_if(sizes().begin(), sizes().end(), [&](const NamedSize& s) { return s.name == name; });
+    if (found == sizes().end()) fail(Exit::usage, "--models: '", name, "' is none of i, ii, iii");
+    out.push_back(*found);
+  }
+  return out;
+}
+
+struct Competitor {
+  std::string name, dtype;  // fp32 and what is compared with it, or bf16
+  bool ours;
+  std::vector<std::string> command, environment = {};
+  std::unique_ptr<Process> process = nullptr;  // none: not started, or it failed
+  int64_t steps = 1;                           // of a round
+  std::vector<double> seconds = {};            // of a step, in each round
+  double memory = 0;                           // MiB
+
+  bool measured() const { return !seconds.empty(); }
+};
+
+std::vector<Competitor> competitors(const NamedSize& model, const BenchFlags& f, const Torch& torch) {
+  const std::vector<std::string> size = arguments(model.size);
+  auto with = [](std::vector<std::string> words, std::initializer_list<std::string> more) {
+    words.insert(words.end(), more);
+    return words;
+  };
+  std::vector<std::string> own = {f.program, "serve"};
+  own.insert(own.end(), size.begin(), size.end());
+  std::vector<Competitor> all;
+  all.push_back({"fp32", "fp32", true, own});
+  all.push_back({"bf16x3", "fp32", true, with(own, {"--matmul", "bf16x3"})});
+  all.push_back({"bf16", "bf16", true, with(own, {"--dtype", "bf16"})});
+  if (!torch.available()) return all;
+  const std::vector<std::string> theirs = torch.command("bench_torch.py", size), &set = Torch::environment();
+  all.push_back({"PyTorch fp32 eager", "fp32", false, theirs, set});
+  all.push_back({"PyTorch fp32 compile", "fp32", false, with(theirs, {"--compile"}), set});
+  all.push_back({"PyTorch bf16 eager", "bf16", false, with(theirs, {"--bf16"}), set});
+  all.push_back({"PyTorch bf16 compile", "bf16", false, with(theirs, {"--bf16", "--compile"}), set});
+  return all;
+}
+
+// Seconds of one step; nothing, and no process any more, if it failed.
+std::optional<double> measure(Competitor& c) {
+  c.process->ask(std::to_string(c.steps));
+  std::istringstream answer(c.process->answer().value_or(""));
+  double seconds = 0;
+  if (answer >> seconds >> c.memory) return seconds / static_cast<double>(c.steps);
+  c.process.reset();
+  c.seconds.clear();
+  return std::nullopt;
+}
+
+// All at once in memory, in turn at work; the one that begins changes from round to round. Two rounds that do not count
+// settle how many steps take about two and a half seconds.
+void measure_in_turn(const std::vector<Competitor*>& group, int64_t rounds) {
+  for (Competitor* c : group) {
+    c->process = std::make_unique<Process>(c->command, c->environment);
+    if (c->process->answer() != "ready") c->process.reset();
+    rest();
+  }
+  for (int64_t round = -2; round < rounds; ++round) {
+    for (size_t k = 0; k < group.size(); ++k) {
+      Competitor& c = *group[(static_cast<size_t>(round + 2) + k) % group.size()];
+      if (!c.process) continue;
+      const std::optional<double> seconds = measure(c);
+      if (seconds && round < 0) c.steps = std::clamp<int64_t>(std::lrint(2.5 / *seconds), 1, 10000);
+      if (seconds && round >= 0) c.seconds.push_back(*seconds);
+      rest();
+    }
+  }
+  for (Competitor* c : group) c->process.reset();
+}
+
+// One group if all fit into three quarters of the memory, otherwise one for each precision.
+void measure_all(std::vector<Competitor>& all, const NamedSize& model, int64_t rounds) {
+  const double machine = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
+  const TrainOptions options = train_options({"llama", "llama", {}}, model.size, "fp32", "fp32");
+  const double ours = static_cast<double>(plan_training(options).memory);
+  std::map<std::string, std::vector<Competitor*>> groups;
+  double needed = 0;
+  for (const Competitor& c : all) needed += c.ours ? ours : 2 * ours;
+  for (Competitor& c : all) groups[needed < 0.75 * machine ? "all" : c.dtype].push_back(&c);
+  for (const auto& [name, group] : groups) measure_in_turn(group, rounds);
+}
+
+// The mode of that precision with the smaller median.
+const Competitor* best_torch(const std::vector<Competitor>& all, const std::string& dtype) {
+  const Competitor* best = nullptr;
+  for (const Competitor& c : all)
+    if (!c.ours && c.measured() && c.dtype == dtype && (!best || median(c.seconds) < median(best->seconds))) best = &c;
+  return best;
+}
+
+// Of the rounds' own ratios.
+double speed_ratio(const Competitor& own, const Competitor& other) {
+  std::vector<double> ratios;
+  for (size_t i = 0; i < std::min(own.seconds.size(), other.seconds.size()); ++i)
+    ratios.push_back(other.seconds[i] / own.seconds[i]);
+  return median(ratios);
+}
+
+std::vector<std::string> row(const Competitor& c, const NamedSize& model, double flops_per_token) {
+  if (!c.measured()) return {c.name, "failed"};
+  const double rate = static_cast<double>(model.size.batch * model.size.seq) / median(c.seconds);
+  return {c.name,
+          format_count(std::lrint(rate)),
+          format_number("%.0f", 1e-9 * rate * flops_per_token),
+          format_number("%.0f", c.memory),
+          format_number("%.1f", 1e3 * median(c.seconds)),
+          format_number("%.1f", 1e3 * quantile(c.seconds, 0.25)) +
+              format_number("-%.1f", 1e3 * quantile(c.seconds, 0.75))};
+}
+
+Ratios bench_model(const NamedSize& model, const BenchFlags& f, const Torch& torch) {
+  const ModelSize& s = model.size;
+  const TrainResult plan = plan_training(train_options({"llama", "llama", {}}, s, "fp32", "fp32"));
+  std::printf("\n(%s) C=%lld L=%lld H=%lld K=%lld F=%lld V=%lld, %lld x %lld tokens: %s parameters, %.4g FLOP/token\n",
+              model.name.c_str(), static_cast<long long>(s.width), static_cast<long long>(s.layers),
+              static_cast<long long>(s.heads), static_cast<long long>(s.kv_heads), static_cast<long long>(s.ffn),
+              static_cast<long long>(s.vocab), static_cast<long long>(s.batch), static_cast<long long>(s.seq),
+              format_count(plan.parameters).c_str(), plan.flops_per_token);
+  std::fflush(stdout);
+  std::vector<Competitor> all = competitors(model, f, torch);
+  measure_all(all, model, f.rounds);
+  std::vector<std::vector<std::string>> table = {{"", "tokens/s", "GFLOP/s", "peak MiB", "ms/step", "quartiles"}};
+  for (const Competitor& c : all) table.push_back(row(c, model, plan.flops_per_token));
+  std::printf("%s", format_table(table).c_str());
+  std::fflush(stdout);
+  Ratios ratios;
+  for (const Competitor& c : all) {
+    const Competitor* best = c.ours && c.measured() ? best_torch(all, c.dtype) : nullptr;
+    if (best == nullptr) continue;
+    const std::string what = str("(", model.name, ") ", c.name, " over ", best->name, ": ");
+    ratios.push_back({what + "tokens/s", speed_ratio(c, *best)});
+    ratios.push_back({what + "peak memory", c.memory / best->memory});
+  }
+  return ratios;
+}
+
+}  // namespace
+
+Ratios bench_steps(const BenchFlags& f) {
+  const std::vector<NamedSize> models = named_sizes(f.models);
+  std::printf("\ntraining steps of LLaMA, %d threads; medians of %lld rounds of about 2.5 s each, in turn\n",
+              omp_get_max_threads(), static_cast<long long>(f.rounds));
+  const Torch torch(f);
+  Ratios ratios;
+  for (const NamedSize& model : models)
+    for (const Ratio& ratio : bench_model(model, f, torch)) ratios.push_back(ratio);
+  return ratios;
+}
+
+}  // namespace crossply

@@ -1,0 +1,49 @@
+"""PyTorch's side of `bench products`.
+
+Speaks lines on its standard streams: prints `ready`, then for each line "fp32|bf16 forward|dinput|dweight ROWS IN OUT
+SECONDS" repeats that product for that long and prints the seconds of one. Used by dev/bench_products.cpp.
+"""
+
+import argparse
+import functools
+import signal
+import sys
+import time
+
+import torch
+
+
+@functools.lru_cache(maxsize=6)
+def product(form, rows, width, out_width, dtype):
+    def fill(*shape):
+        return torch.rand(shape).to(dtype)
+
+    x, w, dy = fill(rows, width), fill(out_width, width), fill(rows, out_width)
+    a, b = {"forward": (x, w.t()), "dinput": (dy, w), "dweight": (dy.t(), x)}[form]
+    out = torch.empty(a.shape[0], b.shape[1], dtype=dtype)
+    return lambda: torch.mm(a, b, out=out)
+
+
+def main():
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, required=True)
+    torch.set_num_threads(parser.parse_args().threads)
+    types = {"fp32": torch.float32, "bf16": torch.bfloat16}
+    print("ready", flush=True)
+    for line in sys.stdin:
+        dtype, form, rows, width, out_width, least = line.split()
+        body = product(form, int(rows), int(width), int(out_width), types[dtype])
+        body()
+        start, calls, taken = time.perf_counter(), 0, 0.0
+        while taken < float(least):
+            body()
+            calls += 1
+            taken = time.perf_counter() - start
+        print(taken / calls, flush=True)
+
+
+if __name__ == "__main__":
+    with torch.no_grad():
+        main()
