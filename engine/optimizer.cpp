@@ -26,8 +26,8 @@ void Optimizer::update(double lr, double norm) {
     rows.push_back({row.offset, row.offset + row.shape.numel(), lr * row.lr_mul, options_.weight_decay * row.wd_mul});
   AdamwScalars scalars{options_.beta1, options_.beta2, options_.eps, step, 1};
   if (options_.clip > 0) scalars.grad_scale = std::min(1.0, options_.clip / (norm + 1e-6));
-  adamw_update(params_.values(), m(), v(), params_.gradients(), rows, scalars, params_.device().stream());
-  params_.refresh_narrow();
+  adamw_update(params_.values(), m(), v(), params_.narrow(), params_.gradients(), rows, scalars,
+               params_.device().stream());
 }
 
 }  // namespace crossply
