@@ -13,8 +13,8 @@ namespace {
 
 #if CROSSPLY_MATRIX_UNITS
 
-// In bf16, of both parts. A panel of a (32, k_block) stays in the L1 cache beside the panel of b it meets, a packed
-// block of b in the L2 cache with room for a and c to pass through.
+// In bf16, of both parts. A panel of a (32, k_block), 40 KiB, stays in an L1 cache of 48; a packed block of b, 1 MiB, in
+// half of an L2 cache of 2 (more was slower: a and c pass through it too).
 constexpr int64_t k_block = 640, b_block = 512 * 1024;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -57,8 +57,8 @@ struct Blocks {
 };
 template <class C, class T>
 Blocks cut(const Task<C, T>& p, int64_t n) {
-  // If k is short, all of it is packed at once, so that a bf16 c is finished panel by panel. Else the sums wait, in c or
-  // in scratch, and a wide block reads a more rarely.
+  // If k is short, all of it is packed at once, so that a bf16 c is finished panel by panel. Else the sums wait, in c
+  // or in scratch, and a wide block reads a more rarely.
   const int64_t all = p.padded_K(), room = b_block / parts<T>;
   const bool whole = std::is_same_v<C, bf16> && all <= 1024;
   const int64_t width = even_blocks(n, whole ? room / all / panel_lines * panel_lines : 1024, panel_lines);
@@ -141,7 +141,9 @@ MATRIX_TARGET void multiply_region(const Task<C, T>& p, int64_t i0, int64_t i1, 
     const int64_t width = std::min(j1 - jb, block.width);
     for (size_t o = 0; o + 1 < block.outer.size(); ++o) {
       const Piece *begin = block.pieces.data() + block.outer[o], *end = block.pieces.data() + block.outer[o + 1];
-      const auto packed = [=](const Piece* piece) { return packed_b + (piece->at - begin->at) * panel_lines * parts<T>; };
+      const auto packed = [=](const Piece* piece) {
+        return packed_b + (piece->at - begin->at) * panel_lines * parts<T>;
+      };
       for (const Piece* piece = begin; piece < end; ++piece) {
         const Lines<T>& b = p.terms[piece->term].b;
         pack_panels<T, true>(packed(piece), panel_size, {b.at(jb, piece->k), b.across, b.along}, width, piece->K);
