@@ -13,8 +13,8 @@ namespace {
 
 #if CROSSPLY_MATRIX_UNITS
 
-// In bf16, of both parts. A panel of a (32, k_block), 40 KiB, stays in an L1 cache of 48; a packed block of b, 1 MiB, in
-// half of an L2 cache of 2 (more was slower: a and c pass through it too).
+// In bf16, of both parts. A panel of a (32, k_block), 40 KiB, stays in an L1 cache of 48; a packed block of b, 1 MiB,
+// in half of an L2 cache of 2 (more was slower: a and c pass through it too).
 constexpr int64_t k_block = 640, b_block = 512 * 1024;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
