@@ -121,7 +121,7 @@ MATRIX_TARGET inline void pack_tile(bf16* to, const Lines<T>& from, int64_t n, i
   }
 }
 
-// The 32 k from k on of one panel, which begins with the first line of `from` and has n lines; of b if pairs, else of a.
+// The 32 k from k on of one panel: n lines, from the first of `from`. Of b if pairs, else of a.
 template <class T, bool pairs, bool k_inner>
 MATRIX_TARGET inline void pack_step(bf16* to, const Lines<T>& from, int64_t k, int64_t n, int64_t K) {
   constexpr bool transposed = pairs == k_inner;
