@@ -116,7 +116,7 @@ void add_parameter_ops(Ops& ops, Tensors& m) {
   ops.push_back({"adamw, 8 Mi parameters", {params, moment, square, grads}, {params, moment, square},
                  [=] {
                    const AdamwRow row{0, flat[0], 1e-6, 0.1};
-                   adamw_update(params, moment, square, grads, {row}, {0.9, 0.999, 1e-8, 1000, 1}, cpu);
+                   adamw_update(params, moment, square, {}, grads, {row}, {0.9, 0.999, 1e-8, 1000, 1}, cpu);
                  }});
 }
 

@@ -13,8 +13,8 @@ namespace {
 
 #if CROSSPLY_MATRIX_UNITS
 
-// In bf16, of both parts. A panel of a (32, k_block) stays in the L1 cache beside the panel of b it meets, a packed
-// block of b in the L2 cache with room for a and c to pass through.
+// In bf16, of both parts. A panel of a (32, k_block), 40 KiB, stays in an L1 cache of 48; a packed block of b, 1 MiB,
+// in half of an L2 cache of 2 (more was slower: a and c pass through it too).
 constexpr int64_t k_block = 640, b_block = 512 * 1024;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -49,28 +49,20 @@ struct Piece {
   size_t term;
   int64_t k, K, at;
 };
-// How the work on m rows and n columns is cut. The pieces from outer[o] to outer[o + 1] of b are packed at once.
+// How the work on n columns is cut. The pieces from outer[o] to outer[o + 1] of b are packed at once.
 struct Blocks {
   std::vector<Piece> pieces;
   std::vector<size_t> outer;
-  int64_t depth, outer_K, width, height;
+  int64_t depth, outer_K, width;
 };
 template <class C, class T>
-Blocks cut(const Task<C, T>& p, int64_t m, int64_t n) {
-  Blocks block{{}, {0}, 0, 0, 0, m};
-  const int64_t all = p.padded_K(), wide = even_blocks(n, 1024, panel_lines);
-  if (std::is_same_v<C, float>) {  // sums wait in c itself
-    block.width = wide;
-    block.outer_K = std::max(k_block / parts<T>, b_block / (wide * parts<T>));
-  } else if (all <= 4096) {  // sums wait for one panel of rows
-    block.width = even_blocks(n, std::max<int64_t>(128, b_block / all / panel_lines * panel_lines), panel_lines);
-    block.outer_K = all;
-  } else {  // sums wait for `height` rows
-    block.width = even_blocks(n, 384, panel_lines);
-    block.height = even_blocks(m, 512, panel_lines);
-    block.outer_K = 2 * k_block;
-  }
-  block.outer_K = std::min(block.outer_K, all);
+Blocks cut(const Task<C, T>& p, int64_t n) {
+  // If k is short, all of it is packed at once, so that a bf16 c is finished panel by panel. Else the sums wait, in c
+  // or in scratch, and a wide block reads a more rarely.
+  const int64_t all = p.padded_K(), room = b_block / parts<T>;
+  const bool whole = std::is_same_v<C, bf16> && all <= 1024;
+  const int64_t width = even_blocks(n, whole ? room / all / panel_lines * panel_lines : 1024, panel_lines);
+  Blocks block{{}, {0}, 0, std::min(all, std::max(k_block / parts<T>, room / width)), width};
   int64_t at = 0, packed = 0;
   for (size_t t = 0; t < p.terms.size(); ++t) {
     const int64_t K = p.terms[t].K, depth = even_blocks(K, k_block / parts<T>, step_k);
@@ -106,27 +98,29 @@ MATRIX_TARGET void multiply_row_panel(const Task<C, T>& p, const Piece& piece, P
   const int64_t steps = ceil_div(piece.K, step_k), panels = ceil_div(columns, panel_lines);
   const Lines<T> from{a.at(i, piece.k), a.across, a.along}, next{a.at(i + m, piece.k), a.across, a.along};
   RowPanel rows{packed_a, step_k, 2 * parts<T> * tile_size};
-  if (reads_in_place(a, piece.K) && m == panel_lines) rows = {reinterpret_cast<const bf16*>(from.data), a.across, step_k};
-  else pack_rows(packed_a, from, m, piece.K);
+  if (reads_in_place(a, piece.K) && m == panel_lines)
+    rows = {reinterpret_cast<const bf16*>(from.data), a.across, step_k};
+  else
+    pack_rows(packed_a, from, m, piece.K);
   for (int64_t panel = 0; panel < panels; ++panel, b += panel_size) {
     const int64_t n = std::min(panel_lines, columns - panel * panel_lines);
     C* c = p.c + i * p.N + j0 + panel * panel_lines;
-    // Float sums of whole panels wait in c itself. Others are finished from scratch, at once if k is only one piece.
-    const bool direct = std::is_same_v<C, float> && m == panel_lines && n == panel_lines;
-    const bool once = phase.first && phase.last;
-    float* to = direct ? reinterpret_cast<float*>(c) : sums + (once ? 0 : panel * sums_size);
+    // Float sums wait in c, those of whole panels without a detour through scratch. Others wait in scratch, unless they
+    // are complete after this piece.
+    const bool wide = std::is_same_v<C, float>, direct = wide && m == panel_lines && n == panel_lines;
+    const bool keep = !wide && !(phase.first && phase.last), c_add = p.add || (wide && !phase.first);
+    float* to = direct ? reinterpret_cast<float*>(c) : sums + (keep ? panel * sums_size : 0);
     const int64_t ld = direct ? p.N : panel_lines;
-    const bool add = !phase.first || (direct && p.add);
+    const bool add = direct ? c_add : keep && !phase.first;
     if (phase.amx) {
       if (next_m > 0) prefetch_lines(next, next_m, piece.K, panel, panels);
-      const bool c_next = direct || once;  // else the next sums
-      const void* ahead = c_next ? static_cast<const void*>(c + panel_lines) : to + sums_size;
-      multiply_amx<parts<T>>(to, ld, rows, b, steps, add, static_cast<const char*>(ahead),
-                             c_next ? p.N * static_cast<int64_t>(sizeof(C)) : panel_lines * 4);
+      const void* ahead = keep ? static_cast<const void*>(to + sums_size) : c + panel_lines;
+      const int64_t ahead_row = keep ? panel_lines * 4 : p.N * static_cast<int64_t>(sizeof(C));
+      multiply_amx<parts<T>>(to, ld, rows, b, steps, add, static_cast<const char*>(ahead), ahead_row);
     } else {
       multiply_avx512(to, ld, rows, b, steps, add);
     }
-    if (!direct && phase.last) finish_sums(c, p.N, to, m, n, p.add);
+    if (!direct && (wide || phase.last)) finish_sums(c, p.N, to, m, n, c_add);
   }
 }
 
@@ -134,32 +128,32 @@ MATRIX_TARGET void multiply_row_panel(const Task<C, T>& p, const Piece& piece, P
 template <class C, class T>
 MATRIX_TARGET void multiply_region(const Task<C, T>& p, int64_t i0, int64_t i1, int64_t j0, int64_t j1) {
   const bool amx = matrix_unit() == MatrixUnit::amx;
-  const Blocks block = cut(p, i1 - i0, j1 - j0);
+  const Blocks block = cut(p, j1 - j0);
   const int64_t panels = block.width / panel_lines, panel_size = panel_lines * block.outer_K * parts<T>;
-  const int64_t sums_kept = block.outer.size() > 2 ? ceil_div(block.height, panel_lines) : 1;
+  const int64_t sums_kept = std::is_same_v<C, float> ? 0 : block.outer.size() > 2 ? ceil_div(i1 - i0, panel_lines) : 1;
   bf16* packed_b = reinterpret_cast<bf16*>(scratch_f32(static_cast<size_t>(panels * panel_size / 2), 4));
   const int64_t packed_a_size = panel_lines * block.depth * parts<T>;
-  float* sums = scratch_f32(static_cast<size_t>(sums_kept * panels * sums_size + packed_a_size / 2), 5);
-  bf16* packed_a = reinterpret_cast<bf16*>(sums + sums_kept * panels * sums_size);
+  bf16* packed_a = reinterpret_cast<bf16*>(
+      scratch_f32(static_cast<size_t>(packed_a_size / 2 + (1 + sums_kept * panels) * sums_size), 5));
+  float* sums = reinterpret_cast<float*>(packed_a + packed_a_size);
   if (amx) begin_tiles();
   for (int64_t jb = j0; jb < j1; jb += block.width) {
     const int64_t width = std::min(j1 - jb, block.width);
-    for (int64_t ib = i0; ib < i1; ib += block.height) {
-      const int64_t ie = std::min(i1, ib + block.height);
-      for (size_t o = 0; o + 1 < block.outer.size(); ++o) {
-        const Piece *begin = block.pieces.data() + block.outer[o], *end = block.pieces.data() + block.outer[o + 1];
+    for (size_t o = 0; o + 1 < block.outer.size(); ++o) {
+      const Piece *begin = block.pieces.data() + block.outer[o], *end = block.pieces.data() + block.outer[o + 1];
+      const auto packed = [=](const Piece* piece) {
+        return packed_b + (piece->at - begin->at) * panel_lines * parts<T>;
+      };
+      for (const Piece* piece = begin; piece < end; ++piece) {
+        const Lines<T>& b = p.terms[piece->term].b;
+        pack_panels<T, true>(packed(piece), panel_size, {b.at(jb, piece->k), b.across, b.along}, width, piece->K);
+      }
+      for (int64_t i = i0; i < i1; i += panel_lines) {
+        float* row_sums = sums + (sums_kept > 1 ? (i - i0) / panel_lines : 0) * panels * sums_size;
         for (const Piece* piece = begin; piece < end; ++piece) {
-          const Lines<T>& b = p.terms[piece->term].b;
-          pack_panels<T, true>(packed_b + (piece->at - begin->at) * panel_lines * parts<T>, panel_size,
-                               {b.at(jb, piece->k), b.across, b.along}, width, piece->K);
-        }
-        for (int64_t i = ib; i < ie; i += panel_lines) {
-          float* row_sums = sums + (sums_kept > 1 ? (i - ib) / panel_lines : 0) * panels * sums_size;
-          for (const Piece* piece = begin; piece < end; ++piece) {
-            const bool first = piece->at == 0, last = piece + 1 == block.pieces.data() + block.pieces.size();
-            multiply_row_panel(p, *piece, {first, last, amx}, packed_b + (piece->at - begin->at) * panel_lines * parts<T>,
-                               panel_size, packed_a, row_sums, i, ie, jb, width);
-          }
+          const bool first = piece->at == 0, last = piece == &block.pieces.back();
+          multiply_row_panel(p, *piece, {first, last, amx}, packed(piece), panel_size, packed_a, row_sums, i, i1, jb,
+                             width);
         }
       }
     }
@@ -254,8 +248,10 @@ void multiply_on_units(const std::vector<From>& products, int64_t M) {
     if (p.K == 0 && !p.add) std::fill_n(p.c, M * p.N, C(0.f));
     if (M == 0 || p.N == 0 || p.K == 0) continue;
     const Factors<T> factors{{p.a.data, p.a.row, p.a.col}, {p.b.data, p.b.col, p.b.row}, p.K};
-    if (std::is_same_v<C, bf16> && p.add && !tasks.empty() && tasks.back().c == p.c) tasks.back().terms.push_back(factors);
-    else tasks.push_back({p.c, {factors}, M, p.N, p.add});
+    if (std::is_same_v<C, bf16> && p.add && !tasks.empty() && tasks.back().c == p.c)
+      tasks.back().terms.push_back(factors);
+    else
+      tasks.push_back({p.c, {factors}, M, p.N, p.add});
   }
   if (!tasks.empty()) multiply_all(tasks, M);
 }

@@ -39,7 +39,8 @@ inline uint32_t first_lanes(int64_t n) { return n >= 32 ? ~0u : n <= 0 ? 0u : (1
 // -----------------------------------------------------------------------------------------------------------------
 // Packing.
 
-// The intrinsics with maskz, and shuffles by the compilers' own vectors: in the plain ones g++ 12 sees uninitialized data.
+// The intrinsics with maskz, and shuffles by the compilers' own vectors: the plain ones make g++ 12 warn of data that
+// is not initialized.
 using Words = uint32_t __attribute__((vector_size(64)));
 
 template <size_t... I>
@@ -88,7 +89,8 @@ MATRIX_TARGET inline void read_vector(Words (&v)[1][16], int i, const Lines<bf16
     const bf16* y = from.data + (2 * i + 1 < K ? (2 * i + 1) * from.along : 0);
     const __mmask16 x_mask = static_cast<__mmask16>(first_lanes(2 * i < K ? n : 0));
     const __mmask16 y_mask = static_cast<__mmask16>(first_lanes(2 * i + 1 < K ? n : 0));
-    v[0][i] = reinterpret_cast<Words>(pair_up(_mm256_maskz_loadu_epi16(x_mask, x), _mm256_maskz_loadu_epi16(y_mask, y)));
+    const __m256i x16 = _mm256_maskz_loadu_epi16(x_mask, x), y16 = _mm256_maskz_loadu_epi16(y_mask, y);
+    v[0][i] = reinterpret_cast<Words>(pair_up(x16, y16));
   }
 }
 template <bool k_inner>
@@ -119,7 +121,7 @@ MATRIX_TARGET inline void pack_tile(bf16* to, const Lines<T>& from, int64_t n, i
   }
 }
 
-// The 32 k from k on, of the two tiles of a panel whose first line is `from`'s, n of them there. Of b if pairs, else of a.
+// The 32 k from k on of one panel: n lines, from the first of `from`. Of b if pairs, else of a.
 template <class T, bool pairs, bool k_inner>
 MATRIX_TARGET inline void pack_step(bf16* to, const Lines<T>& from, int64_t k, int64_t n, int64_t K) {
   constexpr bool transposed = pairs == k_inner;
@@ -160,7 +162,8 @@ MATRIX_TARGET inline void copy_rows(bf16* to, const Lines<bf16>& from, int64_t n
     const int64_t there = line < n ? K : 0;
     for (int64_t k = 0; k < K; k += step_k) {
       const __mmask32 mask = first_lanes(there - k);
-      _mm512_store_si512(to + (k / step_k * panel_lines + line) * step_k, _mm512_maskz_loadu_epi16(mask, row + (mask ? k : 0)));
+      _mm512_store_si512(to + (k / step_k * panel_lines + line) * step_k,
+                         _mm512_maskz_loadu_epi16(mask, row + (mask ? k : 0)));
     }
   }
 }
@@ -195,6 +198,9 @@ struct RowPanel {
 };
 
 // c (32, 32), set or added to, from `steps` x 32 k of a and b.
+// b is loaded so that it passes through the L1 cache and leaves a there: a step, at best 64 cycles, takes 72, even for
+// 640 k, instead of 88 for 384. Meanwhile 32 rows of 128 bytes from `ahead` on are fetched: what the next call
+// will write.
 template <int part_count>
 MATRIX_TARGET inline void multiply_amx(float* c, int64_t ldc, const RowPanel& a, const bf16* b, int64_t steps,
                                        bool add, const char* ahead, int64_t ahead_row) {

@@ -6,8 +6,8 @@
 //   dweight[o,c] += sum_n dout[n,o] * inp[n,c]                                    always added
 //
 // weight, dweight: (O, C), rank 2. inp, dinp: (rows, C) and out, dout: (rows, O) after flattening, any rank. Nothing is
-// saved. On the CPU all are f32, multiplied as stream.products says, or all are bf16 but dweight, which is f32. No output may alias an input. On the CPU every result is independent of the thread
-// count, bit for bit.
+// saved. On the CPU all are f32, multiplied as stream.products says, or all are bf16 but dweight, which is f32. No
+// output may alias an input. On the CPU every result is independent of the thread count, bit for bit.
 #pragma once
 
 #include <vector>

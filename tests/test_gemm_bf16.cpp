@@ -182,7 +182,10 @@ TEST_CASE("gemm_bf16: several products give the bits of one after the other") {
         std::vector<Product> list32{{d, {a32.data(), K, 1}, {b32.data(), 40, 1}, 40, K, false},
                                     {d + M * 40, {a32.data(), K, 1}, {b32.data(), 1, K}, 160, K, false}};
         if (together) gemm_rows_bf16(list, M), gemm_rows_bf16x3(list32, M);
-        for (size_t i = 0; i < 2 && !together; ++i) gemm_rows_bf16<float>({list[i]}, M), gemm_rows_bf16x3({list32[i]}, M);
+        for (size_t i = 0; i < 2 && !together; ++i) {
+          gemm_rows_bf16<float>({list[i]}, M);
+          gemm_rows_bf16x3({list32[i]}, M);
+        }
         return c;
       };
       const auto one = compute(false);

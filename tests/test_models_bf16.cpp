@@ -43,6 +43,17 @@ double plain_step(TinyModel& plain, const TinyModel& shadow) {
   return plain.step();
 }
 
+// Other random sequences, the same for every model.
+void use_sequences(TinyModel& model, uint64_t seed) {
+  Random random(seed, 98);
+  std::vector<int32_t> inputs, labels;
+  for (int64_t i = 0; i < TinyModel::B * TinyModel::T; ++i) {
+    inputs.push_back(static_cast<int32_t>(random.below(model.config.vocab_size)));
+    labels.push_back(static_cast<int32_t>(random.below(model.config.vocab_size)));
+  }
+  model.use(inputs, labels);
+}
+
 double distance(const std::vector<float>& got, const std::vector<double>& want) {
   double sum = 0;
   for (size_t i = 0; i < want.size(); ++i) sum += std::pow(static_cast<double>(got[i]) - want[i], 2);
@@ -51,6 +62,23 @@ double distance(const std::vector<float>& got, const std::vector<double>& want) 
 
 }  // namespace
 
+// The errors of all gradients, relative to their size, which is taken to be at least a hundredth of the mean: what
+// nearly cancels is lost in bf16 either way.
+double sum_of_errors(TinyModel& got, TinyModel& exact) {
+  double mean = 0, sum = 0;
+  const auto size_of_gradient = [&](const Parameter& row) {
+    return distance(std::vector<float>(static_cast<size_t>(row.shape.numel()), 0.f), exact.values<double>(row.grad));
+  };
+  for (const Parameter& row : exact.params.rows()) mean += size_of_gradient(row);
+  mean /= static_cast<double>(exact.params.rows().size());
+  for (const Parameter& row : exact.params.rows()) {
+    const double off = distance(got.values<float>(got.params.at(row.name).grad), exact.values<double>(row.grad));
+    CHECK_MESSAGE(std::isfinite(off), row.name);
+    sum += off / std::max(size_of_gradient(row), 0.01 * mean);
+  }
+  return sum;
+}
+
 TEST_CASE("bf16 models: at most twice as far from the exact gradients as the plain bf16 computation") {
   double all_fast = 0, all_plain = 0;
   for (const Case& c : cases()) {
@@ -58,25 +86,19 @@ TEST_CASE("bf16 models: at most twice as far from the exact gradients as the pla
     TinyModel fast(c.config, "cpu", PlanMode::reuse, Dtype::bf16), plain(c.config, "reference", PlanMode::distinct);
     TinyModel exact(c.config, "reference", PlanMode::reuse, Dtype::f64);
     for (TinyModel* model : {&fast, &plain, &exact}) round_parameters(*model);
-    const double want = exact.step(), fast_off = std::abs(fast.step() - want);
-    const double plain_off = std::abs(plain_step(plain, fast) - want);
-    CHECK(fast_off <= 2 * plain_off + 0.02 * want);  // one number: its two draws of rounding say little
-    // Relative errors of all tensors, the size of a tensor being at least a hundredth of the mean: what nearly cancels
-    // is lost in bf16 either way.
-    double mean = 0, sum_fast = 0, sum_plain = 0;
-    for (Parameter& row : exact.params.rows())
-      mean += distance(std::vector<float>(static_cast<size_t>(row.shape.numel()), 0.f), exact.values<double>(row.grad));
-    mean /= static_cast<double>(exact.params.rows().size());
-    for (Parameter& row : exact.params.rows()) {
-      const auto gradient = exact.values<double>(row.grad);
-      const double size = std::max(distance(std::vector<float>(gradient.size(), 0.f), gradient), 0.01 * mean);
-      const double off = distance(fast.values<float>(fast.params.at(row.name).grad), gradient) / size;
-      CHECK_MESSAGE(std::isfinite(off), row.name);
-      sum_fast += off;
-      sum_plain += distance(plain.values<float>(plain.params.at(row.name).grad), gradient) / size;
+    // The errors of one batch are one draw each of rounding, correlated over the tensors; hence several batches.
+    double sum_fast = 0, sum_plain = 0, loss_fast = 0, loss_plain = 0;
+    for (const uint64_t seed : {1, 2, 3, 4, 5, 6}) {
+      for (TinyModel* model : {&fast, &plain, &exact}) use_sequences(*model, seed);
+      const double want = exact.step();
+      loss_fast += std::abs(fast.step() - want);
+      loss_plain += std::abs(plain_step(plain, fast) - want);
+      sum_fast += sum_of_errors(fast, exact);
+      sum_plain += sum_of_errors(plain, exact);
     }
     CHECK(sum_plain > 0);
-    CHECK_MESSAGE(sum_fast <= 2 * sum_plain, "errors " << sum_fast << " and, plain, " << sum_plain);
+    CHECK_MESSAGE(sum_fast <= 2 * sum_plain, "gradients off by " << sum_fast << "; plain, " << sum_plain);
+    CHECK_MESSAGE(loss_fast <= 2 * loss_plain, "losses off by " << loss_fast << "; plain, " << loss_plain);
     all_fast += sum_fast, all_plain += sum_plain;
   }
   MESSAGE("errors of all models: " << all_fast << ", plain bf16 " << all_plain);
