@@ -39,6 +39,7 @@ TrainOptions train_options(const ArchChoice& choice, const ModelSize& size, cons
   o.config.arch = choice.arch;
   o.config.options = choice.options;
   o.config.vocab_size = size.vocab;
+  o.config.tie_word_embeddings = false;  // as PyTorch's side
   o.config.hidden_size = size.width;
   o.config.num_hidden_layers = size.layers;
   o.config.num_attention_heads = size.heads;

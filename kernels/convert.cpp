@@ -1,6 +1,7 @@
 #include "kernels/convert.h"
 
 #include "kernels/cpu.h"
+#include "kernels/vec.h"
 
 namespace crossply {
 
@@ -11,8 +12,7 @@ void convert(const Tensor& out, const Tensor& inp, Stream stream) {
   const float* from = inp.as<float>();
   if (stream.backend == Backend::reference) return convert_ref(to, from, n);
   parallel_for(n, 32768, [=](int64_t begin, int64_t end) {
-#pragma omp simd
-    for (int64_t i = begin; i < end; ++i) to[i] = from[i];
+    write_floats(to + begin, from + begin, end - begin);
   });
 }
 

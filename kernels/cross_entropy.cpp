@@ -6,77 +6,78 @@
 
 #include "kernels/cpu.h"
 #include "kernels/matmul.h"
+#include "kernels/vec.h"
 
 namespace crossply {
 namespace {
 
-// Rows whose logits exist at the same time: 32 MB of them, but never below 128, because every chunk reads the weight
+// Rows whose logits exist at the same time: 64 MB of them, but never below 128, because every chunk reads the weight
 // twice and updates dweight (64 rows were slower by a quarter at V = 128000), and few enough to gather cheaply.
 template <class S>
 int64_t chunk_rows(int64_t V) {
-  return std::clamp<int64_t>((int64_t{32} << 20) / (V * static_cast<int64_t>(sizeof(S))), 128, 4096);
+  return std::clamp<int64_t>((int64_t{64} << 20) / (V * static_cast<int64_t>(sizeof(S))), 128, 4096);
 }
 
-// In sixteen lanes by hand: clang does not vectorise a maximum of floats that may be NaN. A NaN may be lost here, but
-// not in the exponentials.
+// In lanes by hand: no compiler vectorises a maximum of floats that may be NaN. A NaN may be lost here, but not in the
+// exponentials. Four chains, because one would wait for itself.
 template <class S>
 float largest_of(const S* z, int64_t V) {
-  float lanes[16];
-  std::fill_n(lanes, 16, -std::numeric_limits<float>::infinity());
+  Vec16 chain[4];
+  for (Vec16& largest : chain) largest = Vec16{} - std::numeric_limits<float>::infinity();
   int64_t v = 0;
-  for (; v + 16 <= V; v += 16) {
-#pragma omp simd
-    for (int64_t i = 0; i < 16; ++i) lanes[i] = z[v + i] > lanes[i] ? static_cast<float>(z[v + i]) : lanes[i];
+  for (; v + 64 <= V; v += 64) {
+    for (int64_t c = 0; c < 4; ++c) {
+      Vec16 x;
+      load(x, z + v + 16 * c);
+      chain[c] = x > chain[c] ? x : chain[c];
+    }
   }
-  for (; v < V; ++v) lanes[v % 16] = std::max<float>(lanes[v % 16], z[v]);
-  return *std::max_element(lanes, lanes + 16);
+  for (; v < V; ++v) chain[0][v % 16] = std::max<float>(chain[0][v % 16], z[v]);
+  float largest = chain[0][0];
+  for (const Vec16& lanes : chain)
+    for (int i = 0; i < 16; ++i) largest = std::max(largest, lanes[i]);
+  return largest;
 }
 
-// A float running over the whole vocabulary would drift, hence blocks.
-double sum_of(const float* e, int64_t V) {
+// e = exp(z - largest) for one row; returns the sum. e may be z. What cannot change a float sum becomes 0, so that no
+// denormals reach the products; NaN takes the other branch. A float sum over the whole vocabulary would drift, hence
+// blocks.
+template <class S>
+double exponentials_of(float* e, const S* z, float largest, int64_t V) {
   double sum = 0;
   for (int64_t begin = 0; begin < V; begin += 2048) {
-    const int64_t end = std::min(V, begin + 2048);
-    float part = 0;
-#pragma omp simd reduction(+ : part)
-    for (int64_t v = begin; v < end; ++v) part += e[v];
-    sum += static_cast<double>(part);
+    Vec16 part{};
+    for_vectors(begin, std::min(V, begin + 2048), [&](int64_t v, auto count) {
+      Vec16 x;
+      load(x, z + v, count);
+      x -= largest;
+      Vec16 exponential = x;
+      exp_in_place(exponential);
+      x = x < -60.f ? Vec16{} : exponential;
+      clear_beyond(x, count);
+      part += x;
+      store(e + v, x, count);
+    });
+    sum += static_cast<double>(sum_of_lanes(part));
   }
   return sum;
 }
 
-// The losses of some rows of logits z, (rows, V), row i of z being row number[i] of losses and targets. z becomes dz if
-// asked for. e: (rows, V), for exp(z - max); may be z. The exponentials run over all rows at once, because they are
-// slow at a loop's end.
+// The loss of one row of logits z, (V). z becomes dz if asked for. e: (V), room for exponentials; may be z.
 template <class S>
-void losses_of(float* losses, S* z, float* e, const int64_t* number, const int32_t* targets, float scale, int64_t rows,
-               int64_t V, bool want_dz) {
-  for (int64_t i = 0; i < rows; ++i) {
-    const S* row = z + i * V;
-    float* shifted = e + i * V;
-    const float largest = largest_of(row, V);
-#pragma omp simd
-    for (int64_t v = 0; v < V; ++v) shifted[v] = row[v] - largest;
-    losses[number[i]] = -shifted[targets[number[i]]];
+float loss_of(S* z, float* e, int32_t target, float scale, int64_t V, bool want_dz) {
+  const float largest = largest_of(z, V), shifted = z[target] - largest;
+  const double sum = exponentials_of(e, z, largest, V);
+  if (want_dz) {
+    const float factor = scale / static_cast<float>(sum), at_target = e[target] * factor - scale;
+    for_vectors(0, V, [=](int64_t v, auto count) {
+      Vec16 x;
+      load(x, e + v, count);
+      store(z + v, x * factor, count);
+    });
+    z[target] = at_target;
   }
-#pragma omp simd
-  for (int64_t v = 0; v < rows * V; ++v) {
-    // What cannot change a float sum becomes 0, so that no denormals reach the matmuls. NaN takes the other branch.
-    const float exponential = exp_f32(e[v]);
-    e[v] = e[v] < -60.f ? 0.f : exponential;
-  }
-  for (int64_t i = 0; i < rows; ++i) {
-    S* row = z + i * V;
-    const float* shares = e + i * V;
-    const double sum = sum_of(shares, V);
-    const int32_t target = targets[number[i]];
-    losses[number[i]] += static_cast<float>(std::log(sum));
-    if (!want_dz) continue;
-    const float factor = scale / static_cast<float>(sum), at_target = shares[target] * factor - scale;
-#pragma omp simd
-    for (int64_t v = 0; v < V; ++v) row[v] = shares[v] * factor;
-    row[target] = at_target;
-  }
+  return static_cast<float>(std::log(sum)) - shifted;
 }
 
 // The numbers of the scored rows, ascending. The other rows get their zeros here; dinp may be null.
@@ -127,11 +128,10 @@ void cross_entropy_cpu(float* losses, S* dinp, float* dweight, const S* inp, con
     const S* x = in_place ? inp + row[0] * C : gathered;
     matmul_forward({view(z, {count, V})}, view(x, {count, C}), {head}, stream);
     parallel_for(count, 16384 / V, [=](int64_t first, int64_t last) {
-      const int64_t together = std::max<int64_t>(1, 4096 / V);
-      float* e = std::is_same_v<S, float> ? nullptr : scratch_f32(static_cast<size_t>(together * V), 0);
-      for (int64_t i = first; i < last; i += together) {
+      float* e = std::is_same_v<S, float> ? nullptr : scratch_f32(static_cast<size_t>(V), 0);
+      for (int64_t i = first; i < last; ++i) {
         if constexpr (std::is_same_v<S, float>) e = z + i * V;
-        losses_of(losses, z + i * V, e, row + i, targets, scale, std::min(together, last - i), V, dinp != nullptr);
+        losses[row[i]] = loss_of(z + i * V, e, targets[row[i]], scale, V, dinp != nullptr);
       }
     });
     if (dinp == nullptr) continue;
