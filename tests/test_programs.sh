@@ -91,6 +91,9 @@ cmp -s whole/step_00000060/model.safetensors part/step_00000060/model.safetensor
 expect 64 'not empty' train llama --steps 60 --out whole
 expect 64 'lr' train llama --steps 60 --out whole --lr 0.5 --resume
 expect 64 'config.json' train llama --steps 60 --out whole --layers 3 --resume
+expect 64 'dtype' train llama --steps 60 --out whole --dtype bf16 --resume
+expect 0 'adamw .*%' train lime --steps 5 --out profiled --profile
+expect 0 'bf16 copy' train lime --dry-run --dtype bf16
 
 cp -r whole damaged
 rm damaged/step_00000060/manifest.json
@@ -113,6 +116,10 @@ expect 64 'num_attention_heads' train llama --out x --heads 3
 expect 64 'num_key_value_heads' train llama --out x --heads 4 --kv-heads 3
 expect 64 'odd' train llama --out x --head-width 5
 expect 64 'layers' train llama --out x --layers 0
+expect 64 'dtype' train llama --out x --dtype fp16
+expect 64 'matmul' train llama --out x --matmul bf16
+expect 64 'multiplies in bf16 anyway' train llama --out x --dtype bf16 --matmul bf16x3
+expect 64 'reference has no bf16' train llama --out x --dtype bf16 --device reference
 # Of every architecture: what must be named, the trainer, a flag and a value that it refuses.
 while read -r pattern arch flag value; do
   expect 64 "^error: flags: .*$pattern" train "$arch" --out x --dry-run "$flag" "$value"

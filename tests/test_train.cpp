@@ -148,35 +148,85 @@ TEST_CASE("train: every architecture learns, and stopping in the middle changes 
 }
 
 TEST_CASE("train: resuming twice gives the losses and weights of the uninterrupted run, bit for bit") {
+  struct Case {
+    std::string arch, dtype, matmul;
+    int64_t batch, accumulate;
+  };
   // 10 samples in batches of 3 and of 5: checkpoints inside an epoch, and exactly at the end of one.
-  for (const std::string arch : {"llama", "lime"}) {
-    for (int64_t batch : {3, 5}) {
-      for (int64_t accumulate : {1, 2}) {
-        CAPTURE(arch);
-        CAPTURE(batch);
-        const Counting data(10);
-        TrainOptions o = tiny_options(arch);
-        o.batch = batch;
-        o.accumulate = accumulate;
-        Trainer whole(o, data);
-        std::vector<double> want, got;
-        for (int i = 0; i < 12; ++i) want.push_back(whole.step().loss);
+  for (const Case& c : std::vector<Case>{{"llama", "fp32", "fp32", 3, 1},
+                                         {"lime", "fp32", "fp32", 3, 2},
+                                         {"lime", "fp32", "fp32", 5, 1},
+                                         {"llama", "fp32", "fp32", 5, 2},
+                                         {"lime", "fp32", "bf16x3", 3, 1},
+                                         {"lime", "bf16", "fp32", 3, 1},
+                                         {"llama", "bf16", "fp32", 5, 2}}) {
+    CAPTURE(c.arch);
+    CAPTURE(c.dtype);
+    CAPTURE(c.matmul);
+    CAPTURE(c.batch);
+    const Counting data(10);
+    TrainOptions o = tiny_options(c.arch);
+    o.dtype = c.dtype;
+    o.matmul = c.matmul;
+    o.batch = c.batch;
+    o.accumulate = c.accumulate;
+    Trainer whole(o, data);
+    std::vector<double> want, got;
+    for (int i = 0; i < 12; ++i) want.push_back(whole.step().loss);
 
-        Scratch run;
-        for (int part = 0, step = 0; part < 3; ++part) {
-          Trainer trainer(o, data, newest_valid_checkpoint(run.path));
-          CHECK(trainer.steps_done() == step);
-          for (const int end = std::vector<int>{4, 7, 12}[static_cast<size_t>(part)]; step < end; ++step)
-            got.push_back(trainer.step().loss);
-          trainer.save(run.path + "/step_0000000" + std::to_string(part), Tokenizer());
-          if (part < 2) continue;
-          const std::vector<float> a = weights(whole), b = weights(trainer);
-          CHECK(std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
-        }
-        CHECK(want == got);
-        CHECK(want.back() < want.front());
+    Scratch run;
+    for (int part = 0, step = 0; part < 3; ++part) {
+      Trainer trainer(o, data, newest_valid_checkpoint(run.path));
+      CHECK(trainer.steps_done() == step);
+      for (const int end = std::vector<int>{4, 7, 12}[static_cast<size_t>(part)]; step < end; ++step)
+        got.push_back(trainer.step().loss);
+      trainer.save(run.path + "/step_0000000" + std::to_string(part), Tokenizer());
+      if (part < 2) continue;
+      const std::vector<float> a = weights(whole), b = weights(trainer);
+      CHECK(std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
+    }
+    CHECK(want == got);
+    CHECK(want.back() < want.front());
+  }
+}
+
+TEST_CASE("train: every architecture learns in bf16 about what it learns in fp32") {
+  const OneThread threads;
+  const Scratch scratch;
+  write_text(scratch.path + "/text");
+  for (const Architecture& architecture : architectures()) {
+    CAPTURE(architecture.name);
+    TrainOptions o = across_depth(architecture.name, "text:" + scratch.path + "/text");
+    const Dataset data = open_dataset(o.data);
+    o.config.vocab_size = data.train->vocab_size();
+    o.config.check(Exit::usage, "test");
+    double last[2] = {};
+    for (const bool narrow : {false, true}) {
+      o.dtype = narrow ? "bf16" : "fp32";
+      Trainer trainer(o, *data.train);
+      for (int64_t i = 0; i < o.steps; ++i) {
+        const double loss = trainer.step().loss;
+        if (i >= o.steps - 10) last[narrow] += loss / 10;
       }
     }
+    CHECK(std::abs(last[1] - last[0]) < 0.1 * last[0]);  // runs part, as they do with another seed
+  }
+}
+
+TEST_CASE("train: the profile counts every step and every op, with lanes and with one tape") {
+  const Counting data(64);
+  for (const int64_t batch : {1, 8}) {
+    TrainOptions o = tiny_options("lime");
+    o.batch = batch;
+    Trainer silent(o, data);
+    silent.step();
+    CHECK(silent.profile().empty());
+    o.profile = true;
+    Trainer trainer(o, data);
+    for (int i = 0; i < 3; ++i) trainer.step();
+    const std::string table = trainer.profile();
+    for (const char* op : {"linear", "linear backward", "attention backward", "route", "cross_entropy", "adamw", "all"})
+      CHECK_MESSAGE(table.find(std::string("\n") + op + " ") != std::string::npos, op << " in\n" << table);
   }
 }
 

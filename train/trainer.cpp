@@ -162,10 +162,12 @@ void Trainer::restore(const std::string& dir) {
     if (!state.contains(key) || !state[key].is_number_integer())
       fail(Exit::bad_data, path, ": \"", key, "\" is missing");
   const json saved = state.value("trajectory", json::object()), now = trajectory(options_);
-  for (const auto& [key, value] : now.items())
-    if (!saved.contains(key) || saved[key] != value)
-      fail(Exit::usage, "--resume: the run in ", dir, " has ", key, " ", saved.value(key, json()).dump(),
-           ", the flags say ", value.dump(), "; resume with the flags it was started with");
+  for (const auto& [key, value] : now.items()) {
+    const json was = saved.value(key, key == "matmul" ? json("fp32") : json());  // older runs had no choice there
+    if (was != value)
+      fail(Exit::usage, "--resume: the run in ", dir, " has ", key, " ", was.dump(), ", the flags say ", value.dump(),
+           "; resume with the flags it was started with");
+  }
   if (state.value("data", json()) != data_)
     fail(Exit::bad_data, "--resume: ", options_.data.spec, " is not the data that the run in ", dir,
          " was trained on; its size or contents changed");
