@@ -1,5 +1,4 @@
 #include <omp.h>
-#include <sys/mman.h>
 #ifdef __SSE2__
 #include <emmintrin.h>
 #endif
@@ -10,6 +9,7 @@
 #include <utility>
 
 #include "engine/device.h"
+#include "kernels/cpu.h"
 
 namespace crossply {
 namespace {
@@ -48,17 +48,11 @@ class CpuDevice : public Device {
   Stream stream() const override { return stream_; }
 
   void* allocate(size_t bytes, const std::string& name) override {
-    constexpr size_t huge_page = size_t{2} << 20;
-    const size_t alignment = bytes >= huge_page ? huge_page : 256;
-    const size_t rounded = (bytes + alignment - 1) / alignment * alignment;
-    void* data = std::aligned_alloc(alignment, rounded == 0 ? alignment : rounded);
+    void* data = allocate_pages(bytes);
     if (data == nullptr)
       fail(Exit::device, "not enough memory for ", name, ": ", format_bytes(static_cast<double>(bytes)),
            ". Use a smaller --batch with --accumulate, a shorter --seq, or a smaller model");
-#ifdef MADV_HUGEPAGE
-    if (alignment == huge_page) madvise(data, rounded, MADV_HUGEPAGE);  // fewer page faults and TLB misses
-#endif
-    fill_memory(data, 0, rounded);
+    fill_memory(data, 0, bytes);
     return data;
   }
   void release(void* data) override { std::free(data); }
