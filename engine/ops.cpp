@@ -213,6 +213,7 @@ Value* swiglu(Tape& t, const std::string& name, Value* gate, Value* up) {
   CHECK_THAT(gate->shape == up->shape, name, ": gate ", gate->shape.str(), " up ", up->shape.str());
   auto node = make_node<Swiglu>(name, {gate, up}, {t.activation(name, gate->shape)});
   node->keep = {gate, up};
+  node->grads_over_inputs = true;
   return t.record(std::move(node));
 }
 

@@ -115,12 +115,22 @@ bool Tape::may_share_gradient(size_t n, size_t i) const {
   return true;
 }
 
+// May node n's backward write the gradient of input i over it? Nobody else reads it then, or adds to its gradient.
+bool Tape::may_overwrite(size_t n, size_t i) const {
+  const Value& value = *nodes_[n]->in[i];
+  const Uses& use = uses_.at(&value);
+  return value.parameter == nullptr && !value.overwritten && !value.buffer->persistent &&
+         value.buffer->inside == nullptr && use.readers.size() == 1 && use.kept == 1 && !use.grad_read_late;
+}
+
 void Tape::differentiate() {
   CHECK_THAT(!differentiated_ && !planned_, "differentiate() comes once, before plan()");
   differentiated_ = true;
   for (size_t n = 0; n < nodes_.size(); ++n) {
     for (const Value* value : nodes_[n]->out) uses_[value].writer = static_cast<int64_t>(n);
     for (const Value* value : nodes_[n]->in) uses_[value].readers.push_back(static_cast<int64_t>(n));
+    for (const auto* list : {&nodes_[n]->keep, &nodes_[n]->saved})
+      for (const Value* value : *list) ++uses_[value].kept;
     for (const Value* value : nodes_[n]->keep_grads) uses_[value].grad_read_late = true;
   }
   for (size_t n = nodes_.size(); n-- > 0;) {
@@ -141,6 +151,7 @@ void Tape::differentiate() {
         value.grad = add_gradient(value);
         if (node.passes_grad && node.out[0]->grad != nullptr && may_share_gradient(n, i))
           share(value.grad, node.out[0]->grad);
+        if (node.grads_over_inputs && may_overwrite(n, i)) share(value.grad, &value);
         if (value.parameter == nullptr &&
             std::find(node.adds_to.begin(), node.adds_to.end(), &value) != node.adds_to.end())
           holes_.emplace_back(n, value.grad);

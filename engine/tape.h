@@ -66,6 +66,8 @@ struct Node {
   bool grad_in_forward = false;  // the loss head writes its input's gradient in the training forward
   bool passes_grad = false;      // the gradient of every input is that of out[0]: the tape lets them share memory
                                  // where nobody would notice, and backward() leaves those alone
+  bool grads_over_inputs = false;  // the backward may write an input's gradient over the input: the tape makes use of
+                                   // it where nobody else needs the input
   bool grad_optional = false;    // if nobody differentiates out[0], its gradient stays null instead of zero
 
   virtual ~Node() = default;
@@ -150,6 +152,7 @@ class Tape {
  private:
   Value* add_gradient(const Value& of);
   bool may_share_gradient(size_t n, size_t i) const;
+  bool may_overwrite(size_t n, size_t i) const;
   Value* add_value(const std::string& name, Shape shape, Dtype dtype, bool persistent);
   void find_lifetimes();
   void bury(int tick);
@@ -171,9 +174,10 @@ class Tape {
   struct Uses {
     int64_t writer = -1;           // the node that made the value
     std::vector<int64_t> readers;  // whose backward adds to its gradient
+    int64_t kept = 0;              // by so many backwards
     bool grad_read_late = false;   // in somebody's keep_grads
   };
-  std::unordered_map<const Value*, Uses> uses_;  // by differentiate(), for may_share_gradient()
+  std::unordered_map<const Value*, Uses> uses_;  // by differentiate()
   std::vector<std::pair<size_t, Value*>> holes_;  // (node, gradient nobody writes): zeroed before the node's backward
   std::vector<std::pair<Value*, std::vector<double>>> constants_;
   std::function<void(size_t, bool)> after_;

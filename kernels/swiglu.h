@@ -6,7 +6,7 @@
 //   dup   = dout * gate * s                             set, or added if acc_up
 //
 // All tensors have the same number of elements and the same type, f32 or bf16. Nothing is saved: s is cheaper to
-// compute again than to read. No output may alias anything.
+// compute again than to read. dgate may be gate, and dup up, where they are set; nothing else may alias.
 #pragma once
 
 #include <cmath>

@@ -57,6 +57,52 @@ TEST_CASE("tape: reading what was overwritten in place is refused") {
   CHECK_THROWS_AS(t.record(nothing({y}, {t.activation("late", Shape{4})})), Error);
 }
 
+TEST_CASE("tape: a residual stream's gradient stays where it is, and a sublayer reads it there, if that is safe") {
+  // x -> norm -> y, add(x, y) -> out, in four forms: as in a model; without the norm, so that y's writer would read and
+  // write the same gradient; y with a second reader; and another reader of x after y was made, who adds to the stream's
+  // gradient before y's writer has read it.
+  for (const std::string form : {"residual", "no norm", "y read twice", "x read late"}) {
+    CAPTURE(form);
+    Tape t(Dtype::f32);
+    ParameterTable params;
+    Value* weight = t.parameter(params.add("w", Shape{4}, Init::constant(1), 1, 1));
+    Value* x = t.record(nothing({weight}, {t.activation("x", Shape{4})}));
+    Value* norm = form == "no norm" ? x : t.record(nothing({x}, {t.activation("norm", Shape{4})}));
+    Value* y = t.record(nothing({norm}, {t.activation("y", Shape{4})}));
+    Value* extra = nullptr;
+    if (form == "y read twice") extra = t.record(nothing({y}, {t.activation("extra", Shape{4})}));
+    if (form == "x read late") extra = t.record(nothing({x}, {t.activation("extra", Shape{4})}));
+    auto add = nothing({x, y}, {t.activation("out", Shape{4})});
+    add->passes_grad = true;
+    Value* out = t.record(std::move(add));
+    t.record(nothing(extra != nullptr ? std::vector<Value*>{out, extra} : std::vector<Value*>{out},
+                     {t.activation("end", Shape{4})}));
+    t.differentiate();
+    CHECK(x->grad->buffer == out->grad->buffer);
+    CHECK((y->grad->buffer == out->grad->buffer) == (form == "residual"));
+  }
+}
+
+TEST_CASE("tape: a gradient goes over its input only where nobody else needs the input") {
+  for (const std::string form : {"alone", "read twice", "kept by another"}) {
+    CAPTURE(form);
+    Tape t(Dtype::f32);
+    ParameterTable params;
+    Value* weight = t.parameter(params.add("w", Shape{4}, Init::constant(1), 1, 1));
+    Value* x = t.record(nothing({weight}, {t.activation("x", Shape{4})}));
+    auto gate = nothing({x}, {t.activation("y", Shape{4})});
+    gate->keep = {x};
+    gate->grads_over_inputs = true;
+    Value* y = t.record(std::move(gate));
+    auto end = nothing(form == "read twice" ? std::vector<Value*>{y, x} : std::vector<Value*>{y},
+                       {t.activation("end", Shape{4})});
+    if (form == "kept by another") end->keep = {x};
+    t.record(std::move(end));
+    t.differentiate();
+    CHECK((x->grad->buffer == x->buffer) == (form == "alone"));
+  }
+}
+
 TEST_CASE("tape: the plan overlaps only buffers that are never alive together") {
   Tape t(Dtype::f32);
   Value* x = t.input("x", Shape{64}, Dtype::f32);
