@@ -348,6 +348,12 @@ Sizes sizes_of(const char* what, const Tensor& q, const Tensor& k, const Tensor&
 
 bool tiles_serve(double scale) { return matrix_unit() == MatrixUnit::amx && scale >= 0; }
 
+// Tiles are faster where they are half full.
+template <class S>
+bool narrow_serves(int64_t D, double scale) {
+  return D <= (std::is_same_v<S, bf16> && tiles_serve(scale) ? narrow_head / 2 : narrow_head);
+}
+
 }  // namespace
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -362,6 +368,9 @@ void attention_forward(const Tensor& out, const Tensor& lse, const Tensor& q, co
     return with_storage(out.dtype, [&](auto storage) {
       using S = decltype(storage);
       const float factor = static_cast<float>(scale);
+      if constexpr (narrow_head > 0)
+        if (narrow_serves<S>(z.D, scale))
+          return attention_forward_narrow(out.as<S>(), lse.as<float>(), q.as<S>(), k.as<S>(), v.as<S>(), z, factor);
 #if CROSSPLY_MATRIX_UNITS
       if constexpr (std::is_same_v<S, bf16>)
         if (tiles_serve(scale))
@@ -390,6 +399,8 @@ void attention_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv, co
       const AttentionGradients<S> g{dq.as<S>(), dk.as<S>(), dv.as<S>(), dout.as<S>(), out.as<S>(), q.as<S>(),
                                     k.as<S>(), v.as<S>(), lse.as<float>(), static_cast<float>(scale), acc_q, acc_k,
                                     acc_v};
+      if constexpr (narrow_head > 0)
+        if (narrow_serves<S>(z.D, scale)) return attention_backward_narrow(g, z);
 #if CROSSPLY_MATRIX_UNITS
       if constexpr (std::is_same_v<S, bf16>)
         if (tiles_serve(scale)) return attention_backward_amx(g, z);

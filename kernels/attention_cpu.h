@@ -37,6 +37,18 @@ inline int64_t folded(int64_t i, int64_t n) { return i % 2 == 0 ? i / 2 : n - 1 
 // the pairs are few are they cut, by the shape.
 inline int64_t backward_parts(int64_t pairs, int64_t work) { return std::min(work, (8 + pairs - 1) / pairs); }
 
+// Heads as narrow as this have their own path, where there are registers for it. pos may be anything, lse null.
+#ifdef __AVX512DQ__
+constexpr int64_t narrow_head = 16;
+#else
+constexpr int64_t narrow_head = 0;
+#endif
+template <class S>
+void attention_forward_narrow(S* out, float* lse, const S* q, const S* k, const S* v, const AttentionSizes& z,
+                              float scale);
+template <class S>
+void attention_backward_narrow(const AttentionGradients<S>& g, const AttentionSizes& z);
+
 #if CROSSPLY_MATRIX_UNITS
 // For matrix_unit() == amx, pos == 0, and a scale that is not negative.
 void attention_forward_amx(bf16* out, float* lse, const bf16* q, const bf16* k, const bf16* v, const AttentionSizes& z,

@@ -150,7 +150,7 @@ void on_every_unit(F&& body) {
 }
 
 // Heads narrower than a vector, odd, wider than the widest tile; one tile and several, full and ragged; cut pairs.
-const std::vector<Size> sizes{{1, 1, 1, 1, 1},  {2, 5, 4, 4, 8},    {3, 43, 4, 4, 8},  {2, 64, 4, 2, 16},
+const std::vector<Size> sizes{{1, 2, 1, 1, 1},  {2, 5, 4, 4, 8},    {3, 43, 4, 4, 8},  {2, 64, 4, 2, 16},
                               {1, 67, 6, 2, 13}, {1, 130, 2, 1, 64}, {9, 130, 1, 1, 24}, {2, 192, 4, 4, 8},
                               {1, 200, 3, 3, 48}, {1, 67, 2, 1, 129}, {1, 33, 2, 2, 256}, {1, 300, 1, 1, 31},
                               {4, 17, 6, 3, 80}};

@@ -1,0 +1,396 @@
+#include <cmath>
+
+#include "kernels/attention_cpu.h"
+#include "kernels/attention_tile.h"
+#include "kernels/cpu.h"
+
+#ifdef __AVX512DQ__
+
+// The attention of heads of up to 16 columns, in float vectors. So narrow a head fits into registers, sixteen queries
+// or keys side by side: the forward holds queries there and goes through the keys, the backward holds keys and goes
+// through the queries. What is held stands in columns, what goes by in rows, whose elements the multiplications take
+// from memory; both are padded with zeros to a width W of 8 or 16.
+
+namespace crossply {
+
+using namespace attention_tile;
+
+namespace {
+
+constexpr int64_t span = 64;  // rows between two loads and stores of the sums over rows
+
+// -----------------------------------------------------------------------------------------------------------------
+// What both directions do.
+
+// x = 2^x to about 1.5 ulp for x <= 127; below -100 it is 2^-100: less would cost a detour through denormals.
+inline void power_of_two(Vec& x) {
+  const Vec lowest = Vec{} - 100.f;
+  take_larger(x, lowest);
+  const Vec r = reinterpret_cast<Vec>(_mm512_maskz_reduce_ps(0xFFFF, reinterpret_cast<__m512>(x), 9));  // x - floor(x)
+  Vec p = r * 1.87757667e-3f + 8.98934009e-3f;  // 2^r on [0, 1) with relative error below 8e-8
+  p = p * r + 5.58263181e-2f;
+  p = p * r + 2.40153617e-1f;
+  p = p * r + 6.93153073e-1f;
+  p = p * r + 9.99999925e-1f;
+  x = reinterpret_cast<Vec>(_mm512_maskz_scalef_ps(0xFFFF, reinterpret_cast<__m512>(p), reinterpret_cast<__m512>(x)));
+}
+
+inline void keep_lanes(Vec& x, int lanes_kept) {
+  x = reinterpret_cast<Vec>(_mm512_maskz_mov_ps(static_cast<__mmask16>(lanes_kept), reinterpret_cast<__m512>(x)));
+}
+
+// Where a row meets the columns on the diagonal, they see each other in these lanes.
+struct Off { static void hide(Vec&, int64_t) {} };
+struct KeyInRow { static void hide(Vec& x, int64_t row) { keep_lanes(x, 0xFFFF << row); } };
+struct QueryInRow { static void hide(Vec& x, int64_t row) { keep_lanes(x, (2 << row) - 1); } };
+
+template <int W, int U, class Start, class Body>
+[[gnu::always_inline]] inline void few_dots(const float* rows, int64_t i, const Vec (&c)[W], Start&& start,
+                                            Body&& body) {
+  Vec x[U];
+#pragma GCC unroll 8
+  for (int u = 0; u < U; ++u) start(i + u, x[u]);
+#pragma GCC unroll 16
+  for (int d = 0; d < W; ++d)
+#pragma GCC unroll 8
+    for (int u = 0; u < U; ++u) x[u] += rows[(i + u) * W + d] * c[d];
+#pragma GCC unroll 8
+  for (int u = 0; u < U; ++u) body(i + u, x[u]);
+}
+
+// Calls body(i, x) for each of n rows (n, W), x being start(i, x) plus the row's products with the columns (W, tile).
+template <int W, class Start, class Body>
+[[gnu::always_inline]] inline void for_dots(const float* rows, int64_t n, const float* columns, Start&& start,
+                                            Body&& body) {
+  constexpr int at_once = 4;
+  Vec c[W];
+#pragma GCC unroll 16
+  for (int d = 0; d < W; ++d) load(c[d], columns + d * tile);
+  int64_t i = 0;
+  for (; i + at_once <= n; i += at_once) few_dots<W, at_once>(rows, i, c, start, body);
+  for (; i < n; ++i) few_dots<W, 1>(rows, i, c, start, body);
+}
+
+// sums (W, tile) += the sum over n rows of p (n, lanes) times rows (n, W).
+template <int W>
+inline void add_products(float* sums, const float* p, const float* rows, int64_t n) {
+  Vec sum[W];
+#pragma GCC unroll 16
+  for (int d = 0; d < W; ++d) load(sum[d], sums + d * tile);
+  for (int64_t i = 0; i < n; ++i) {
+    Vec x;
+    load(x, p + i * lanes);
+#pragma GCC unroll 16
+    for (int d = 0; d < W; ++d) sum[d] += rows[i * W + d] * x;
+  }
+#pragma GCC unroll 16
+  for (int d = 0; d < W; ++d) store(sums + d * tile, sum[d]);
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// Forward.
+
+// Scratch of one thread.
+template <int W>
+struct Forward {
+  float *k, *v;    // (keys, W)
+  float *q, *out;  // (W, tile): q times scale / ln 2; out before its division by the sum of weights
+  float* p;        // (span, lanes)
+
+  explicit Forward(int64_t keys) {
+    k = scratch_f32(static_cast<size_t>(2 * keys * W + 2 * W * tile + span * lanes));
+    v = k + keys * W;
+    q = v + keys * W;
+    out = q + W * tile;
+    p = out + W * tile;
+    std::fill_n(k, 2 * keys * W + W * tile, 0.f);
+  }
+};
+
+// Adds n keys' weights to sum, and their products with v to w.out.
+template <int W, class Diagonal>
+void forward_keys(Vec& sum, const Forward<W>& w, int64_t key, int64_t n, const Vec& offset, Diagonal) {
+  Vec total = sum;
+  const Vec first = -offset;
+  for_dots<W>(w.k + key * W, n, w.q, [&](int64_t, Vec& x) { x = first; }, [&](int64_t i, Vec& x) {
+    power_of_two(x);
+    Diagonal::hide(x, i);
+    total += x;
+    store(w.p + i * lanes, x);
+  });
+  sum = total;
+  add_products<W>(w.out, w.p, w.v + key * W, n);
+}
+
+// For the n queries of w.q, the first of them at position `diagonal`: the sum of their weights, and w.out; `offset` is
+// taken off the scores.
+template <int W>
+void forward_sums(Vec& sum, const Forward<W>& w, int64_t diagonal, int64_t n, const Vec& offset) {
+  sum = Vec{};
+  for (int d = 0; d < W; ++d) store(w.out + d * tile, Vec{});
+  for (int64_t key = 0; key < diagonal; key += span)
+    forward_keys(sum, w, key, std::min(span, diagonal - key), offset, Off{});
+  forward_keys(sum, w, diagonal, n, offset, KeyInRow{});
+}
+
+template <int W>
+void largest_scores(Vec& max, const Forward<W>& w, int64_t diagonal, int64_t n) {
+  Vec largest = Vec{} - INFINITY;
+  const auto zero = [](int64_t, Vec& s) { s = Vec{}; };
+  for_dots<W>(w.k, diagonal, w.q, zero, [&](int64_t, Vec& s) { take_larger(largest, s); });
+  for_dots<W>(w.k + diagonal * W, n, w.q, zero, [&](int64_t key, Vec& s) {
+    mask(s, key, 0, -INFINITY);
+    take_larger(largest, s);
+  });
+  max = largest;
+}
+
+// n queries from t0 on of one head. lse may be null.
+template <int W, class S>
+void forward_block(S* out, float* lse, const S* q, const Forward<W>& w, const AttentionSizes& z, int64_t t0, int64_t n,
+                   float scale) {
+  const int64_t stride = z.H * z.D, diagonal = z.pos + t0;
+  pack_transposed(w.q, q + t0 * stride, stride, n, z.D, scale * log2_e);
+  Vec offset = Vec{}, sum, x;
+  forward_sums(sum, w, diagonal, n, offset);
+  // The powers of the scores as they are will do, unless they are huge or tiny; then the largest score is taken off.
+  // That is hardly ever, and each query's own affair: no later key changes its bits.
+  const IntVec good = (sum > 0x1p-60f) & (sum < 0x1p60f);
+  if (_mm512_movepi32_mask(reinterpret_cast<__m512i>(good)) != 0xFFFF) {
+    largest_scores(x, w, diagonal, n);
+    offset = good ? offset : x;
+    forward_sums(sum, w, diagonal, n, offset);
+  }
+  const Vec r = 1.f / sum;
+  for (int d = 0; d < W; ++d) {
+    load(x, w.out + d * tile);
+    store(w.out + d * tile, x * r);
+  }
+  unpack_transposed(out + t0 * stride, stride, w.out, n, z.D, 1.f, false);
+  if (lse == nullptr) return;
+  log_in_place(sum);
+  sum += offset * ln_2;
+  std::memcpy(lse + t0, &sum, static_cast<size_t>(n) * sizeof(float));
+}
+
+template <int W, class S>
+void forward(S* out, float* lse, const S* q, const S* k, const S* v, const AttentionSizes& z, float scale) {
+  const int64_t blocks = ceil_div(z.T, lanes), items = z.B * z.H * blocks, keys = z.pos + z.T;
+  parallel_for(items, z.grain(items), [=](int64_t begin, int64_t end) {
+    const Forward<W> w(keys);
+    int64_t gathered = -1;  // whose keys these are
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t head = item / blocks, b = head / z.H, h = head % z.H, kv = h / z.group();
+      if (b * z.K + kv != gathered) {
+        write_rows(w.k, W, k + z.key_head(b, kv), z.K * z.D, keys, z.D, 1.f, false);
+        write_rows(w.v, W, v + z.key_head(b, kv), z.K * z.D, keys, z.D, 1.f, false);
+        gathered = b * z.K + kv;
+      }
+      // The block that is not full is the first, which sees the fewest keys.
+      const int64_t end_of_block = z.T - folded(item % blocks, blocks) * lanes;
+      const int64_t t0 = std::max(int64_t{0}, end_of_block - lanes), at = z.query_head(b, h);
+      forward_block(out + at, lse == nullptr ? nullptr : lse + head * z.T, q + at, w, z, t0, end_of_block - t0, scale);
+    }
+  });
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// Backward.
+
+// Scratch of one thread.
+template <int W>
+struct Backward {
+  float *q, *dout;     // (T, W) of one head of queries: q times scale / ln 2
+  float *lse, *delta;  // (T): negative, lse in units of ln 2
+  float* dq;           // (T, lanes): lacks the factor scale; where W is 8, each is in two parts
+  float *dk, *dv;      // (tiles, W, tile) of one head of keys: dk lacks the factor ln 2
+  float *k, *v;        // (W, tile): one block of keys
+  float* k_rows;       // (lanes, W)
+  float *p, *ds;       // (span, lanes): of (query, key)
+
+  explicit Backward(int64_t T) {
+    const int64_t rows = T * W, tiles = ceil_div(T, tile) * tile * W, padded = round_up(T);
+    q = scratch_f32(static_cast<size_t>(2 * rows + 2 * padded + T * lanes + 2 * tiles + 2 * W * tile + lanes * W +
+                                        2 * span * lanes));
+    dout = q + rows;
+    lse = dout + rows;
+    delta = lse + padded;
+    dq = delta + padded;
+    dk = dq + T * lanes;
+    dv = dk + tiles;
+    k = dv + tiles;
+    v = k + W * tile;
+    k_rows = v + W * tile;
+    p = k_rows + lanes * W;
+    ds = p + span * lanes;
+    std::fill_n(q, 2 * rows, 0.f);
+    std::fill_n(k, 2 * W * tile + lanes * W, 0.f);
+  }
+  // Where a block of keys stands in dk and dv.
+  static int64_t column(int64_t key) { return key / tile * tile * W + key % tile; }
+};
+
+// Everything of head h's queries.
+template <int W, class S>
+void take_queries(const Backward<W>& w, const AttentionGradients<S>& g, const AttentionSizes& z, int64_t b, int64_t h) {
+  const int64_t stride = z.H * z.D, head = z.query_head(b, h);
+  const float* lse = g.lse + (b * z.H + h) * z.T;
+  write_rows(w.q, W, g.q + head, stride, z.T, z.D, g.scale * log2_e, false);
+  write_rows(w.dout, W, g.dout + head, stride, z.T, z.D, 1.f, false);
+#pragma omp simd
+  for (int64_t t = 0; t < z.T; ++t) w.lse[t] = lse[t] * -log2_e;
+  for (int64_t t = 0; t < z.T; t += lanes) {
+    const int64_t n = std::min(lanes, z.T - t);
+    pack_transposed(w.k, g.dout + head + t * stride, stride, n, z.D, 1.f);
+    pack_transposed(w.v, g.out + head + t * stride, stride, n, z.D, -1.f);
+    Vec sum = Vec{}, x, y;
+    for (int64_t d = 0; d < z.D; ++d) {
+      load(x, w.k + d * tile);
+      load(y, w.v + d * tile);
+      sum += x * y;
+    }
+    store(w.delta + t, sum);
+  }
+}
+
+// Two floats, over and over.
+inline void load_pair(Vec& x, const float* p) {
+  double pair;
+  std::memcpy(&pair, p, sizeof pair);
+  x = reinterpret_cast<Vec>(_mm512_maskz_broadcastsd_pd(0xFF, _mm_set_sd(pair)));
+}
+
+// dq (n, lanes) += ds (n, lanes) times k (lanes, W). With W of 8, two keys' rows are in one vector, by turns.
+template <int W>
+inline void add_dq(float* dq, const float* ds, const float* k_rows, int64_t n) {
+  Vec k[W];
+#pragma GCC unroll 16
+  for (int j = 0; j < W; ++j) {
+    load(k[j], k_rows + j * lanes);
+    if constexpr (W == 8) k[j] = __builtin_shufflevector(k[j], k[j], 0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    Vec sum, x;
+    load(sum, dq + i * lanes);
+#pragma GCC unroll 16
+    for (int j = 0; j < W; ++j) {
+      if constexpr (W == 8) load_pair(x, ds + i * lanes + 2 * j);
+      else x = Vec{} + ds[i * lanes + j];
+      sum += x * k[j];
+    }
+    store(dq + i * lanes, sum);
+  }
+}
+
+// What n queries from t on and a block of keys give each other.
+template <int W, class Diagonal>
+void backward_queries(const Backward<W>& w, int64_t column, int64_t t, int64_t n, Diagonal) {
+  const float *q = w.q + t * W, *dout = w.dout + t * W, *lse = w.lse + t, *delta = w.delta + t;
+  for_dots<W>(q, n, w.k, [&](int64_t i, Vec& x) { x = Vec{} + lse[i]; }, [&](int64_t i, Vec& x) {
+    power_of_two(x);
+    Diagonal::hide(x, i);
+    store(w.p + i * lanes, x);
+  });
+  for_dots<W>(dout, n, w.v, [&](int64_t i, Vec& x) { x = Vec{} + delta[i]; }, [&](int64_t i, Vec& x) {
+    Vec p;
+    load(p, w.p + i * lanes);
+    store(w.ds + i * lanes, p * x);
+  });
+  add_products<W>(w.dv + column, w.p, dout, n);
+  add_products<W>(w.dk + column, w.ds, q, n);
+  add_dq<W>(w.dq + t * lanes, w.ds, w.k_rows, n);
+}
+
+// Keys j0 .. of one head, and the queries that see them.
+template <int W, class S>
+void backward_block(const Backward<W>& w, const S* k, const S* v, int64_t stride, int64_t T, int64_t D, int64_t j0) {
+  const int64_t n = std::min(lanes, T - j0), column = w.column(j0);
+  pack_transposed(w.k, k + j0 * stride, stride, n, D, 1.f);
+  pack_transposed(w.v, v + j0 * stride, stride, n, D, 1.f);
+  if (n < lanes) std::fill_n(w.k_rows, lanes * W, 0.f);
+  write_rows(w.k_rows, W, k + j0 * stride, stride, n, D, 1.f, false);
+  backward_queries(w, column, j0, n, QueryInRow{});
+  for (int64_t t = j0 + lanes; t < T; t += span) backward_queries(w, column, t, std::min(span, T - t), Off{});
+}
+
+// dq (T, D) = [dq +] scale * sums (T, lanes), which this overwrites.
+template <int W, class S>
+void write_dq(S* dq, int64_t stride, float* sums, int64_t T, int64_t D, float scale, bool acc) {
+  if constexpr (W == 8)
+    for (int64_t t = 0; t < T; ++t) {
+      Vec x;
+      load(x, sums + t * lanes);
+      store(sums + t * W, __builtin_shufflevector(x, x, 0, 2, 4, 6, 8, 10, 12, 14) +
+                              __builtin_shufflevector(x, x, 1, 3, 5, 7, 9, 11, 13, 15));
+    }
+  write_rows(dq, stride, sums, W, T, D, scale, acc);
+}
+
+template <int W, class S>
+void backward(const AttentionGradients<S>& g, const AttentionSizes& z) {
+  const int64_t T = z.T, D = z.D, group = z.group(), blocks = ceil_div(T, lanes), pairs = z.B * z.K;
+  // One thread goes through one part of the keys of one of the pairs (b, kv head), for the sums of which there is one
+  // thread then. Only where the pairs are few, and long, are they cut.
+  const int64_t parts = backward_parts(pairs, ceil_div(T, 256)), items = pairs * parts, size = T * lanes;
+  float* partial = parts == 1 ? nullptr : scratch_f32(static_cast<size_t>(items * group * size), 1);
+  parallel_for(items, z.grain(items), [=](int64_t begin, int64_t end) {
+    Backward<W> w(T);
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t pair = item / parts, part = item % parts, b = pair / z.K, kv = pair % z.K;
+      const int64_t at = z.key_head(b, kv), stride = z.K * D;
+      // By turns forwards and backwards, because the first keys are seen by the most queries.
+      const auto first_key = [=](int64_t i) { return (i * parts + (i % 2 == 0 ? part : parts - 1 - part)) * lanes; };
+      std::fill_n(w.dk, w.k - w.dk, 0.f);
+      for (int64_t i = 0; i < group; ++i) {
+        const int64_t h = kv * group + i;
+        if (parts > 1) w.dq = partial + (item * group + i) * size;
+        std::fill_n(w.dq, size, 0.f);
+        take_queries(w, g, z, b, h);
+        for (int64_t n = 0; n * parts < blocks; ++n)
+          if (first_key(n) < T) backward_block(w, g.k + at, g.v + at, stride, T, D, first_key(n));
+        if (parts == 1) write_dq<W>(g.dq + z.query_head(b, h), z.H * D, w.dq, T, D, g.scale, g.acc_q);
+      }
+      for (int64_t n = 0; n * parts < blocks; ++n) {
+        const int64_t j0 = first_key(n), rows = std::min(lanes, T - j0), column = w.column(j0);
+        if (rows <= 0) continue;
+        unpack_transposed(g.dk + at + j0 * stride, stride, w.dk + column, rows, D, ln_2, g.acc_k);
+        unpack_transposed(g.dv + at + j0 * stride, stride, w.dv + column, rows, D, 1.f, g.acc_v);
+      }
+    }
+  });
+  for (int64_t head = 0; parts > 1 && head < z.B * z.H; ++head) {
+    const int64_t pair = head / group, i = head % group;
+    float* dq = partial + (pair * parts * group + i) * size;
+    for (int64_t part = 1; part < parts; ++part) write_rows(dq, size, dq + part * group * size, size, 1, size, 1.f, true);
+    write_dq<W>(g.dq + z.query_head(head / z.H, head % z.H), z.H * D, dq, T, D, g.scale, g.acc_q);
+  }
+}
+
+}  // namespace
+
+// -----------------------------------------------------------------------------------------------------------------
+// Entry points: choose the width.
+
+template <class S>
+void attention_forward_narrow(S* out, float* lse, const S* q, const S* k, const S* v, const AttentionSizes& z,
+                              float scale) {
+  if (z.D <= 8) forward<8>(out, lse, q, k, v, z, scale);
+  else forward<16>(out, lse, q, k, v, z, scale);
+}
+
+template <class S>
+void attention_backward_narrow(const AttentionGradients<S>& g, const AttentionSizes& z) {
+  if (z.D <= 8) backward<8>(g, z);
+  else backward<16>(g, z);
+}
+
+template void attention_forward_narrow(float*, float*, const float*, const float*, const float*, const AttentionSizes&,
+                                       float);
+template void attention_forward_narrow(bf16*, float*, const bf16*, const bf16*, const bf16*, const AttentionSizes&,
+                                       float);
+template void attention_backward_narrow(const AttentionGradients<float>&, const AttentionSizes&);
+template void attention_backward_narrow(const AttentionGradients<bf16>&, const AttentionSizes&);
+
+}  // namespace crossply
+
+#endif
