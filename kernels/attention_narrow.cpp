@@ -22,10 +22,20 @@ constexpr int64_t span = 64;  // rows between two loads and stores of the sums o
 // -----------------------------------------------------------------------------------------------------------------
 // What both directions do.
 
-// x = 2^x to about 1.5 ulp for x <= 127; below -100 it is 2^-100: less would cost a detour through denormals.
+// While it lives, this thread's results below the normal numbers are 0. Otherwise the smallest weights would each cost
+// hundreds of cycles.
+class FlushDenormals {
+ public:
+  FlushDenormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040); }
+  ~FlushDenormals() { _mm_setcsr(before_); }
+  FlushDenormals(const FlushDenormals&) = delete;
+
+ private:
+  unsigned before_;
+};
+
+// x = 2^x to about 1.5 ulp. NaN stays NaN.
 inline void power_of_two(Vec& x) {
-  const Vec lowest = Vec{} - 100.f;
-  take_larger(x, lowest);
   const Vec r = reinterpret_cast<Vec>(_mm512_maskz_reduce_ps(0xFFFF, reinterpret_cast<__m512>(x), 9));  // x - floor(x)
   Vec p = r * 1.87757667e-3f + 8.98934009e-3f;  // 2^r on [0, 1) with relative error below 8e-8
   p = p * r + 5.58263181e-2f;
@@ -43,6 +53,17 @@ inline void keep_lanes(Vec& x, int lanes_kept) {
 struct Off { static void hide(Vec&, int64_t) {} };
 struct KeyInRow { static void hide(Vec& x, int64_t row) { keep_lanes(x, 0xFFFF << row); } };
 struct QueryInRow { static void hide(Vec& x, int64_t row) { keep_lanes(x, (2 << row) - 1); } };
+
+// The first D columns of dst (rows, W) = factor * src.
+template <int W, class S>
+inline void read_rows(float* dst, const S* src, int64_t stride, int64_t rows, int64_t D, float factor) {
+  if (D < W) return write_rows(dst, W, src, stride, rows, D, factor, false);
+  for (int64_t i = 0; i < rows; ++i) {
+    std::conditional_t<W == 16, Vec, Half> x;
+    load(x, src + i * stride);
+    store(dst + i * W, x * factor);
+  }
+}
 
 template <int W, int U, class Start, class Body>
 [[gnu::always_inline]] inline void few_dots(const float* rows, int64_t i, const Vec (&c)[W], Start&& start,
@@ -97,13 +118,13 @@ struct Forward {
   float *q, *out;  // (W, tile): q times scale / ln 2; out before its division by the sum of weights
   float* p;        // (span, lanes)
 
-  explicit Forward(int64_t keys) {
+  Forward(int64_t keys, int64_t D) {
     k = scratch_f32(static_cast<size_t>(2 * keys * W + 2 * W * tile + span * lanes));
     v = k + keys * W;
     q = v + keys * W;
     out = q + W * tile;
     p = out + W * tile;
-    std::fill_n(k, 2 * keys * W + W * tile, 0.f);
+    if (D < W) std::fill_n(k, 2 * keys * W + W * tile, 0.f);
   }
 };
 
@@ -177,13 +198,14 @@ template <int W, class S>
 void forward(S* out, float* lse, const S* q, const S* k, const S* v, const AttentionSizes& z, float scale) {
   const int64_t blocks = ceil_div(z.T, lanes), items = z.B * z.H * blocks, keys = z.pos + z.T;
   parallel_for(items, z.grain(items), [=](int64_t begin, int64_t end) {
-    const Forward<W> w(keys);
+    const FlushDenormals flush;
+    const Forward<W> w(keys, z.D);
     int64_t gathered = -1;  // whose keys these are
     for (int64_t item = begin; item < end; ++item) {
       const int64_t head = item / blocks, b = head / z.H, h = head % z.H, kv = h / z.group();
       if (b * z.K + kv != gathered) {
-        write_rows(w.k, W, k + z.key_head(b, kv), z.K * z.D, keys, z.D, 1.f, false);
-        write_rows(w.v, W, v + z.key_head(b, kv), z.K * z.D, keys, z.D, 1.f, false);
+        read_rows<W>(w.k, k + z.key_head(b, kv), z.K * z.D, keys, z.D, 1.f);
+        read_rows<W>(w.v, v + z.key_head(b, kv), z.K * z.D, keys, z.D, 1.f);
         gathered = b * z.K + kv;
       }
       // The block that is not full is the first, which sees the fewest keys.
@@ -208,7 +230,7 @@ struct Backward {
   float* k_rows;       // (lanes, W)
   float *p, *ds;       // (span, lanes): of (query, key)
 
-  explicit Backward(int64_t T) {
+  Backward(int64_t T, int64_t D) {
     const int64_t rows = T * W, tiles = ceil_div(T, tile) * tile * W, padded = round_up(T);
     q = scratch_f32(static_cast<size_t>(2 * rows + 2 * padded + T * lanes + 2 * tiles + 2 * W * tile + lanes * W +
                                         2 * span * lanes));
@@ -223,6 +245,7 @@ struct Backward {
     k_rows = v + W * tile;
     p = k_rows + lanes * W;
     ds = p + span * lanes;
+    if (D == W) return;
     std::fill_n(q, 2 * rows, 0.f);
     std::fill_n(k, 2 * W * tile + lanes * W, 0.f);
   }
@@ -235,8 +258,8 @@ template <int W, class S>
 void take_queries(const Backward<W>& w, const AttentionGradients<S>& g, const AttentionSizes& z, int64_t b, int64_t h) {
   const int64_t stride = z.H * z.D, head = z.query_head(b, h);
   const float* lse = g.lse + (b * z.H + h) * z.T;
-  write_rows(w.q, W, g.q + head, stride, z.T, z.D, g.scale * log2_e, false);
-  write_rows(w.dout, W, g.dout + head, stride, z.T, z.D, 1.f, false);
+  read_rows<W>(w.q, g.q + head, stride, z.T, z.D, g.scale * log2_e);
+  read_rows<W>(w.dout, g.dout + head, stride, z.T, z.D, 1.f);
 #pragma omp simd
   for (int64_t t = 0; t < z.T; ++t) w.lse[t] = lse[t] * -log2_e;
   for (int64_t t = 0; t < z.T; t += lanes) {
@@ -308,7 +331,7 @@ void backward_block(const Backward<W>& w, const S* k, const S* v, int64_t stride
   pack_transposed(w.k, k + j0 * stride, stride, n, D, 1.f);
   pack_transposed(w.v, v + j0 * stride, stride, n, D, 1.f);
   if (n < lanes) std::fill_n(w.k_rows, lanes * W, 0.f);
-  write_rows(w.k_rows, W, k + j0 * stride, stride, n, D, 1.f, false);
+  read_rows<W>(w.k_rows, k + j0 * stride, stride, n, D, 1.f);
   backward_queries(w, column, j0, n, QueryInRow{});
   for (int64_t t = j0 + lanes; t < T; t += span) backward_queries(w, column, t, std::min(span, T - t), Off{});
 }
@@ -334,7 +357,8 @@ void backward(const AttentionGradients<S>& g, const AttentionSizes& z) {
   const int64_t parts = backward_parts(pairs, ceil_div(T, 256)), items = pairs * parts, size = T * lanes;
   float* partial = parts == 1 ? nullptr : scratch_f32(static_cast<size_t>(items * group * size), 1);
   parallel_for(items, z.grain(items), [=](int64_t begin, int64_t end) {
-    Backward<W> w(T);
+    const FlushDenormals flush;
+    Backward<W> w(T, D);
     for (int64_t item = begin; item < end; ++item) {
       const int64_t pair = item / parts, part = item % parts, b = pair / z.K, kv = pair % z.K;
       const int64_t at = z.key_head(b, kv), stride = z.K * D;
