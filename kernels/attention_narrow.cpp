@@ -92,20 +92,37 @@ template <int W, class Start, class Body>
   for (; i < n; ++i) few_dots<W, 1>(rows, i, c, start, body);
 }
 
-// sums (W, tile) += the sum over n rows of p (n, lanes) times rows (n, W).
+// sums (W, tile) += the sum over n rows of p (n, lanes) times rows (n, W). In 16 chains at least: with fewer, additions
+// wait for each other.
 template <int W>
 inline void add_products(float* sums, const float* p, const float* rows, int64_t n) {
-  Vec sum[W];
+  constexpr int chains = 16 / W;
+  Vec sum[chains][W];
 #pragma GCC unroll 16
-  for (int d = 0; d < W; ++d) load(sum[d], sums + d * tile);
-  for (int64_t i = 0; i < n; ++i) {
+  for (int d = 0; d < W; ++d) {
+    load(sum[0][d], sums + d * tile);
+    for (int c = 1; c < chains; ++c) sum[c][d] = Vec{};
+  }
+  int64_t i = 0;
+  for (; i + chains <= n; i += chains)
+#pragma GCC unroll 2
+    for (int c = 0; c < chains; ++c) {
+      Vec x;
+      load(x, p + (i + c) * lanes);
+#pragma GCC unroll 16
+      for (int d = 0; d < W; ++d) sum[c][d] += rows[(i + c) * W + d] * x;
+    }
+  for (; i < n; ++i) {
     Vec x;
     load(x, p + i * lanes);
 #pragma GCC unroll 16
-    for (int d = 0; d < W; ++d) sum[d] += rows[i * W + d] * x;
+    for (int d = 0; d < W; ++d) sum[0][d] += rows[i * W + d] * x;
   }
 #pragma GCC unroll 16
-  for (int d = 0; d < W; ++d) store(sums + d * tile, sum[d]);
+  for (int d = 0; d < W; ++d) {
+    for (int c = 1; c < chains; ++c) sum[0][d] += sum[c][d];
+    store(sums + d * tile, sum[0][d]);
+  }
 }
 
 // -----------------------------------------------------------------------------------------------------------------
