@@ -19,6 +19,13 @@ namespace {
 
 constexpr int64_t span = 64;  // rows between two loads and stores of the sums over rows
 
+// As many vectors of columns as their sums fill half of the registers.
+template <int W>
+constexpr int most = 16 / W;
+// Columns held at a time, and how far apart the rows of weights are.
+template <int W>
+constexpr int64_t wide = most<W> * lanes;
+
 // -----------------------------------------------------------------------------------------------------------------
 // What both directions do.
 
@@ -49,7 +56,7 @@ inline void keep_lanes(Vec& x, int lanes_kept) {
   x = reinterpret_cast<Vec>(_mm512_maskz_mov_ps(static_cast<__mmask16>(lanes_kept), reinterpret_cast<__m512>(x)));
 }
 
-// Where a row meets the columns on the diagonal, they see each other in these lanes.
+// On the diagonal, the rows and the columns of one vector see each other in these lanes only.
 struct Off { static void hide(Vec&, int64_t) {} };
 struct KeyInRow { static void hide(Vec& x, int64_t row) { keep_lanes(x, 0xFFFF << row); } };
 struct QueryInRow { static void hide(Vec& x, int64_t row) { keep_lanes(x, (2 << row) - 1); } };
@@ -65,64 +72,63 @@ inline void read_rows(float* dst, const S* src, int64_t stride, int64_t rows, in
   }
 }
 
-template <int W, int U, class Start, class Body>
-[[gnu::always_inline]] inline void few_dots(const float* rows, int64_t i, const Vec (&c)[W], Start&& start,
+template <int W, int V, int U, class Start, class Body>
+[[gnu::always_inline]] inline void few_dots(const float* rows, int64_t i, const Vec (&c)[V][W], Start&& start,
                                             Body&& body) {
-  Vec x[U];
-#pragma GCC unroll 8
-  for (int u = 0; u < U; ++u) start(i + u, x[u]);
+  Vec x[U][V];
+#pragma GCC unroll 4
+  for (int u = 0; u < U; ++u)
+#pragma GCC unroll 2
+    for (int v = 0; v < V; ++v) start(i + u, v, x[u][v]);
 #pragma GCC unroll 16
   for (int d = 0; d < W; ++d)
-#pragma GCC unroll 8
-    for (int u = 0; u < U; ++u) x[u] += rows[(i + u) * W + d] * c[d];
-#pragma GCC unroll 8
-  for (int u = 0; u < U; ++u) body(i + u, x[u]);
+#pragma GCC unroll 4
+    for (int u = 0; u < U; ++u)
+#pragma GCC unroll 2
+      for (int v = 0; v < V; ++v) x[u][v] += rows[(i + u) * W + d] * c[v][d];
+#pragma GCC unroll 4
+  for (int u = 0; u < U; ++u)
+#pragma GCC unroll 2
+    for (int v = 0; v < V; ++v) body(i + u, v, x[u][v]);
 }
 
-// Calls body(i, x) for each of n rows (n, W), x being start(i, x) plus the row's products with the columns (W, tile).
-template <int W, class Start, class Body>
+// For each of n rows (n, W) and V vectors of columns (W, tile): calls start(i, v, x), adds their products to x, and
+// calls body(i, v, x).
+template <int W, int V, class Start, class Body>
 [[gnu::always_inline]] inline void for_dots(const float* rows, int64_t n, const float* columns, Start&& start,
                                             Body&& body) {
-  constexpr int at_once = 4;
-  Vec c[W];
+  constexpr int at_once = 4 / V;
+  Vec c[V][W];
 #pragma GCC unroll 16
-  for (int d = 0; d < W; ++d) load(c[d], columns + d * tile);
+  for (int d = 0; d < W; ++d)
+#pragma GCC unroll 2
+    for (int v = 0; v < V; ++v) load(c[v][d], columns + d * tile + v * lanes);
   int64_t i = 0;
-  for (; i + at_once <= n; i += at_once) few_dots<W, at_once>(rows, i, c, start, body);
-  for (; i < n; ++i) few_dots<W, 1>(rows, i, c, start, body);
+  for (; i + at_once <= n; i += at_once) few_dots<W, V, at_once>(rows, i, c, start, body);
+  for (; i < n; ++i) few_dots<W, V, 1>(rows, i, c, start, body);
 }
 
-// sums (W, tile) += the sum over n rows of p (n, lanes) times rows (n, W). In 16 chains at least: with fewer, additions
-// wait for each other.
-template <int W>
+// V vectors of sums (W, tile) += the sum over n rows of p (n, wide) times rows (n, W).
+template <int W, int V>
 inline void add_products(float* sums, const float* p, const float* rows, int64_t n) {
-  constexpr int chains = 16 / W;
-  Vec sum[chains][W];
+  Vec sum[V][W];
 #pragma GCC unroll 16
-  for (int d = 0; d < W; ++d) {
-    load(sum[0][d], sums + d * tile);
-    for (int c = 1; c < chains; ++c) sum[c][d] = Vec{};
-  }
-  int64_t i = 0;
-  for (; i + chains <= n; i += chains)
+  for (int d = 0; d < W; ++d)
 #pragma GCC unroll 2
-    for (int c = 0; c < chains; ++c) {
-      Vec x;
-      load(x, p + (i + c) * lanes);
+    for (int v = 0; v < V; ++v) load(sum[v][d], sums + d * tile + v * lanes);
+  for (int64_t i = 0; i < n; ++i) {
+    Vec x[V];
+#pragma GCC unroll 2
+    for (int v = 0; v < V; ++v) load(x[v], p + i * wide<W> + v * lanes);
 #pragma GCC unroll 16
-      for (int d = 0; d < W; ++d) sum[c][d] += rows[(i + c) * W + d] * x;
-    }
-  for (; i < n; ++i) {
-    Vec x;
-    load(x, p + i * lanes);
-#pragma GCC unroll 16
-    for (int d = 0; d < W; ++d) sum[0][d] += rows[i * W + d] * x;
+    for (int d = 0; d < W; ++d)
+#pragma GCC unroll 2
+      for (int v = 0; v < V; ++v) sum[v][d] += rows[i * W + d] * x[v];
   }
 #pragma GCC unroll 16
-  for (int d = 0; d < W; ++d) {
-    for (int c = 1; c < chains; ++c) sum[0][d] += sum[c][d];
-    store(sums + d * tile, sum[0][d]);
-  }
+  for (int d = 0; d < W; ++d)
+#pragma GCC unroll 2
+    for (int v = 0; v < V; ++v) store(sums + d * tile + v * lanes, sum[v][d]);
 }
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -133,10 +139,10 @@ template <int W>
 struct Forward {
   float *k, *v;    // (keys, W)
   float *q, *out;  // (W, tile): q times scale / ln 2; out before its division by the sum of weights
-  float* p;        // (span, lanes)
+  float* p;        // (span, wide)
 
   Forward(int64_t keys, int64_t D) {
-    k = scratch_f32(static_cast<size_t>(2 * keys * W + 2 * W * tile + span * lanes));
+    k = scratch_f32(static_cast<size_t>(2 * keys * W + 2 * W * tile + span * wide<W>));
     v = k + keys * W;
     q = v + keys * W;
     out = q + W * tile;
@@ -145,75 +151,86 @@ struct Forward {
   }
 };
 
-// Adds n keys' weights to sum, and their products with v to w.out.
-template <int W, class Diagonal>
-void forward_keys(Vec& sum, const Forward<W>& w, int64_t key, int64_t n, const Vec& offset, Diagonal) {
-  Vec total = sum;
-  const Vec first = -offset;
-  for_dots<W>(w.k + key * W, n, w.q, [&](int64_t, Vec& x) { x = first; }, [&](int64_t i, Vec& x) {
-    power_of_two(x);
-    Diagonal::hide(x, i);
-    total += x;
-    store(w.p + i * lanes, x);
-  });
-  sum = total;
-  add_products<W>(w.out, w.p, w.v + key * W, n);
+// Adds n keys' weights to sum, and their products with v to w.out, for the queries from vector `first` on. Of those
+// the first is on the diagonal, if any is.
+template <int W, int V, class Diagonal>
+void forward_keys(Vec* sum, const Forward<W>& w, int64_t first, int64_t key, int64_t n, const Vec* offset, Diagonal) {
+  Vec total[V], before[V];
+  float* p = w.p + first * lanes;
+#pragma GCC unroll 2
+  for (int v = 0; v < V; ++v) total[v] = sum[first + v], before[v] = -offset[first + v];
+  for_dots<W, V>(w.k + key * W, n, w.q + first * lanes, [&](int64_t, int v, Vec& x) { x = before[v]; },
+                 [&](int64_t i, int v, Vec& x) {
+                   power_of_two(x);
+                   if (v == 0) Diagonal::hide(x, i);
+                   total[v] += x;
+                   store(p + i * wide<W> + v * lanes, x);
+                 });
+#pragma GCC unroll 2
+  for (int v = 0; v < V; ++v) sum[first + v] = total[v];
+  add_products<W, V>(w.out + first * lanes, p, w.v + key * W, n);
 }
 
 // For the n queries of w.q, the first of them at position `diagonal`: the sum of their weights, and w.out; `offset` is
 // taken off the scores.
-template <int W>
-void forward_sums(Vec& sum, const Forward<W>& w, int64_t diagonal, int64_t n, const Vec& offset) {
-  sum = Vec{};
-  for (int d = 0; d < W; ++d) store(w.out + d * tile, Vec{});
+template <int W, int V>
+void forward_sums(Vec* sum, const Forward<W>& w, int64_t diagonal, int64_t n, const Vec* offset) {
+  for (int v = 0; v < V; ++v) {
+    sum[v] = Vec{};
+    for (int d = 0; d < W; ++d) store(w.out + d * tile + v * lanes, Vec{});
+  }
   for (int64_t key = 0; key < diagonal; key += span)
-    forward_keys(sum, w, key, std::min(span, diagonal - key), offset, Off{});
-  forward_keys(sum, w, diagonal, n, offset, KeyInRow{});
+    forward_keys<W, V>(sum, w, 0, key, std::min(span, diagonal - key), offset, Off{});
+  forward_keys<W, V>(sum, w, 0, diagonal, std::min(lanes, n), offset, KeyInRow{});
+  if constexpr (V > 1) forward_keys<W, 1>(sum, w, 1, diagonal + lanes, n - lanes, offset, KeyInRow{});
 }
 
-template <int W>
-void largest_scores(Vec& max, const Forward<W>& w, int64_t diagonal, int64_t n) {
-  Vec largest = Vec{} - INFINITY;
-  const auto zero = [](int64_t, Vec& s) { s = Vec{}; };
-  for_dots<W>(w.k, diagonal, w.q, zero, [&](int64_t, Vec& s) { take_larger(largest, s); });
-  for_dots<W>(w.k + diagonal * W, n, w.q, zero, [&](int64_t key, Vec& s) {
-    mask(s, key, 0, -INFINITY);
-    take_larger(largest, s);
+template <int W, int V>
+void largest_scores(Vec* max, const Forward<W>& w, int64_t diagonal, int64_t n) {
+  Vec largest[V];
+  for (int v = 0; v < V; ++v) largest[v] = Vec{} - INFINITY;
+  for_dots<W, V>(w.k, diagonal + n, w.q, [](int64_t, int, Vec& s) { s = Vec{}; }, [&](int64_t key, int v, Vec& s) {
+    mask(s, key, diagonal + v * lanes, -INFINITY);
+    take_larger(largest[v], s);
   });
-  max = largest;
+  for (int v = 0; v < V; ++v) max[v] = largest[v];
 }
 
 // n queries from t0 on of one head. lse may be null.
-template <int W, class S>
+template <int W, int V, class S>
 void forward_block(S* out, float* lse, const S* q, const Forward<W>& w, const AttentionSizes& z, int64_t t0, int64_t n,
                    float scale) {
   const int64_t stride = z.H * z.D, diagonal = z.pos + t0;
   pack_transposed(w.q, q + t0 * stride, stride, n, z.D, scale * log2_e);
-  Vec offset = Vec{}, sum, x;
-  forward_sums(sum, w, diagonal, n, offset);
+  Vec offset[V] = {}, sum[V], max[V], x;
+  forward_sums<W, V>(sum, w, diagonal, n, offset);
   // The powers of the scores as they are will do, unless they are huge or tiny; then the largest score is taken off.
   // That is hardly ever, and each query's own affair: no later key changes its bits.
-  const IntVec good = (sum > 0x1p-60f) & (sum < 0x1p60f);
-  if (_mm512_movepi32_mask(reinterpret_cast<__m512i>(good)) != 0xFFFF) {
-    largest_scores(x, w, diagonal, n);
-    offset = good ? offset : x;
-    forward_sums(sum, w, diagonal, n, offset);
+  IntVec good[V], all_good = IntVec{} - 1;
+  for (int v = 0; v < V; ++v) all_good &= good[v] = (sum[v] > 0x1p-60f) & (sum[v] < 0x1p60f);
+  if (_mm512_movepi32_mask(reinterpret_cast<__m512i>(all_good)) != 0xFFFF) {
+    largest_scores<W, V>(max, w, diagonal, n);
+    for (int v = 0; v < V; ++v) offset[v] = good[v] ? offset[v] : max[v];
+    forward_sums<W, V>(sum, w, diagonal, n, offset);
   }
-  const Vec r = 1.f / sum;
-  for (int d = 0; d < W; ++d) {
-    load(x, w.out + d * tile);
-    store(w.out + d * tile, x * r);
+  for (int v = 0; v < V; ++v) {
+    const Vec r = 1.f / sum[v];
+    for (int d = 0; d < W; ++d) {
+      load(x, w.out + d * tile + v * lanes);
+      store(w.out + d * tile + v * lanes, x * r);
+    }
   }
   unpack_transposed(out + t0 * stride, stride, w.out, n, z.D, 1.f, false);
-  if (lse == nullptr) return;
-  log_in_place(sum);
-  sum += offset * ln_2;
-  std::memcpy(lse + t0, &sum, static_cast<size_t>(n) * sizeof(float));
+  for (int v = 0; v < V && lse != nullptr; ++v) {
+    log_in_place(sum[v]);
+    sum[v] += offset[v] * ln_2;
+    std::memcpy(lse + t0 + v * lanes, &sum[v], static_cast<size_t>(std::min(lanes, n - v * lanes)) * sizeof(float));
+  }
 }
 
 template <int W, class S>
 void forward(S* out, float* lse, const S* q, const S* k, const S* v, const AttentionSizes& z, float scale) {
-  const int64_t blocks = ceil_div(z.T, lanes), items = z.B * z.H * blocks, keys = z.pos + z.T;
+  const int64_t blocks = ceil_div(z.T, wide<W>), items = z.B * z.H * blocks, keys = z.pos + z.T;
   parallel_for(items, z.grain(items), [=](int64_t begin, int64_t end) {
     const FlushDenormals flush;
     const Forward<W> w(keys, z.D);
@@ -225,10 +242,15 @@ void forward(S* out, float* lse, const S* q, const S* k, const S* v, const Atten
         read_rows<W>(w.v, v + z.key_head(b, kv), z.K * z.D, keys, z.D, 1.f);
         gathered = b * z.K + kv;
       }
-      // The block that is not full is the first, which sees the fewest keys.
-      const int64_t end_of_block = z.T - folded(item % blocks, blocks) * lanes;
-      const int64_t t0 = std::max(int64_t{0}, end_of_block - lanes), at = z.query_head(b, h);
-      forward_block(out + at, lse == nullptr ? nullptr : lse + head * z.T, q + at, w, z, t0, end_of_block - t0, scale);
+      // The queries that fill no vector are the first, which see the fewest keys.
+      const int64_t end_of_block = z.T - folded(item % blocks, blocks) * wide<W>, at = z.query_head(b, h);
+      float* lse_head = lse == nullptr ? nullptr : lse + head * z.T;
+      int64_t t = std::max(int64_t{0}, end_of_block - wide<W>);
+      for (int64_t n = (end_of_block - t) % lanes; t < end_of_block; t += n, n = end_of_block - t) {
+        if (n == 0) continue;
+        if (n <= lanes) forward_block<W, 1>(out + at, lse_head, q + at, w, z, t, n, scale);
+        else forward_block<W, most<W>>(out + at, lse_head, q + at, w, z, t, n, scale);
+      }
     }
   });
 }
@@ -244,13 +266,13 @@ struct Backward {
   float* dq;           // (T, lanes): lacks the factor scale; where W is 8, each is in two parts
   float *dk, *dv;      // (tiles, W, tile) of one head of keys: dk lacks the factor ln 2
   float *k, *v;        // (W, tile): one block of keys
-  float* k_rows;       // (lanes, W)
-  float *p, *ds;       // (span, lanes): of (query, key)
+  float* k_rows;       // (wide, W)
+  float *p, *ds;       // (span, wide): of (query, key)
 
   Backward(int64_t T, int64_t D) {
     const int64_t rows = T * W, tiles = ceil_div(T, tile) * tile * W, padded = round_up(T);
-    q = scratch_f32(static_cast<size_t>(2 * rows + 2 * padded + T * lanes + 2 * tiles + 2 * W * tile + lanes * W +
-                                        2 * span * lanes));
+    q = scratch_f32(static_cast<size_t>(2 * rows + 2 * padded + T * lanes + 2 * tiles + 2 * W * tile +
+                                        wide<W> * (W + 2 * span)));
     dout = q + rows;
     lse = dout + rows;
     delta = lse + padded;
@@ -260,11 +282,11 @@ struct Backward {
     k = dv + tiles;
     v = k + W * tile;
     k_rows = v + W * tile;
-    p = k_rows + lanes * W;
-    ds = p + span * lanes;
+    p = k_rows + wide<W> * W;
+    ds = p + span * wide<W>;
     if (D == W) return;
     std::fill_n(q, 2 * rows, 0.f);
-    std::fill_n(k, 2 * W * tile + lanes * W, 0.f);
+    std::fill_n(k, p - k, 0.f);
   }
   // Where a block of keys stands in dk and dv.
   static int64_t column(int64_t key) { return key / tile * tile * W + key % tile; }
@@ -300,12 +322,13 @@ inline void load_pair(Vec& x, const float* p) {
   x = reinterpret_cast<Vec>(_mm512_maskz_broadcastsd_pd(0xFF, _mm_set_sd(pair)));
 }
 
-// dq (n, lanes) += ds (n, lanes) times k (lanes, W). With W of 8, two keys' rows are in one vector, by turns.
-template <int W>
+// dq (n, lanes) += ds (n, wide) times V vectors of keys' rows. With W of 8, two rows are in one vector, by turns.
+template <int W, int V>
 inline void add_dq(float* dq, const float* ds, const float* k_rows, int64_t n) {
-  Vec k[W];
+  constexpr int per_row = lanes / W;
+  Vec k[V * W];
 #pragma GCC unroll 16
-  for (int j = 0; j < W; ++j) {
+  for (int j = 0; j < V * W; ++j) {
     load(k[j], k_rows + j * lanes);
     if constexpr (W == 8) k[j] = __builtin_shufflevector(k[j], k[j], 0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
   }
@@ -313,44 +336,54 @@ inline void add_dq(float* dq, const float* ds, const float* k_rows, int64_t n) {
     Vec sum, x;
     load(sum, dq + i * lanes);
 #pragma GCC unroll 16
-    for (int j = 0; j < W; ++j) {
-      if constexpr (W == 8) load_pair(x, ds + i * lanes + 2 * j);
-      else x = Vec{} + ds[i * lanes + j];
+    for (int j = 0; j < V * W; ++j) {
+      if constexpr (W == 8) load_pair(x, ds + i * wide<W> + per_row * j);
+      else x = Vec{} + ds[i * wide<W> + j];
       sum += x * k[j];
     }
     store(dq + i * lanes, sum);
   }
 }
 
-// What n queries from t on and a block of keys give each other.
-template <int W, class Diagonal>
+// What n queries from t on and V vectors of keys give each other. Of these the last is on the diagonal, if any is.
+template <int W, int V, class Diagonal>
 void backward_queries(const Backward<W>& w, int64_t column, int64_t t, int64_t n, Diagonal) {
   const float *q = w.q + t * W, *dout = w.dout + t * W, *lse = w.lse + t, *delta = w.delta + t;
-  for_dots<W>(q, n, w.k, [&](int64_t i, Vec& x) { x = Vec{} + lse[i]; }, [&](int64_t i, Vec& x) {
+  float *weights = w.p, *gradients = w.ds;
+  for_dots<W, V>(q, n, w.k, [&](int64_t i, int, Vec& x) { x = Vec{} + lse[i]; }, [&](int64_t i, int v, Vec& x) {
     power_of_two(x);
-    Diagonal::hide(x, i);
-    store(w.p + i * lanes, x);
+    if (v == V - 1) Diagonal::hide(x, i);
+    store(weights + i * wide<W> + v * lanes, x);
   });
-  for_dots<W>(dout, n, w.v, [&](int64_t i, Vec& x) { x = Vec{} + delta[i]; }, [&](int64_t i, Vec& x) {
+  for_dots<W, V>(dout, n, w.v, [&](int64_t i, int, Vec& x) { x = Vec{} + delta[i]; }, [&](int64_t i, int v, Vec& x) {
     Vec p;
-    load(p, w.p + i * lanes);
-    store(w.ds + i * lanes, p * x);
+    load(p, weights + i * wide<W> + v * lanes);
+    store(gradients + i * wide<W> + v * lanes, p * x);
   });
-  add_products<W>(w.dv + column, w.p, dout, n);
-  add_products<W>(w.dk + column, w.ds, q, n);
-  add_dq<W>(w.dq + t * lanes, w.ds, w.k_rows, n);
+  add_products<W, V>(w.dv + column, weights, dout, n);
+  add_products<W, V>(w.dk + column, gradients, q, n);
+  add_dq<W, V>(w.dq + t * lanes, gradients, w.k_rows, n);
 }
 
-// Keys j0 .. of one head, and the queries that see them.
+// V vectors of keys of one head from j0 on, n keys in all, and the queries that see them.
+template <int W, int V>
+void backward_keys(const Backward<W>& w, int64_t T, int64_t j0, int64_t n) {
+  const int64_t column = w.column(j0);
+  backward_queries<W, 1>(w, column, j0, std::min(lanes, n), QueryInRow{});
+  if constexpr (V > 1) backward_queries<W, V>(w, column, j0 + lanes, n - lanes, QueryInRow{});
+  for (int64_t t = j0 + V * lanes; t < T; t += span)
+    backward_queries<W, V>(w, column, t, std::min(span, T - t), Off{});
+}
+
 template <int W, class S>
 void backward_block(const Backward<W>& w, const S* k, const S* v, int64_t stride, int64_t T, int64_t D, int64_t j0) {
-  const int64_t n = std::min(lanes, T - j0), column = w.column(j0);
+  const int64_t n = std::min(wide<W>, T - j0);
   pack_transposed(w.k, k + j0 * stride, stride, n, D, 1.f);
   pack_transposed(w.v, v + j0 * stride, stride, n, D, 1.f);
-  if (n < lanes) std::fill_n(w.k_rows, lanes * W, 0.f);
+  if (n < wide<W>) std::fill_n(w.k_rows, wide<W> * W, 0.f);
   read_rows<W>(w.k_rows, k + j0 * stride, stride, n, D, 1.f);
-  backward_queries(w, column, j0, n, QueryInRow{});
-  for (int64_t t = j0 + lanes; t < T; t += span) backward_queries(w, column, t, std::min(span, T - t), Off{});
+  if (n <= lanes) backward_keys<W, 1>(w, T, j0, n);
+  else backward_keys<W, most<W>>(w, T, j0, n);
 }
 
 // dq (T, D) = [dq +] scale * sums (T, lanes), which this overwrites.
@@ -368,7 +401,7 @@ void write_dq(S* dq, int64_t stride, float* sums, int64_t T, int64_t D, float sc
 
 template <int W, class S>
 void backward(const AttentionGradients<S>& g, const AttentionSizes& z) {
-  const int64_t T = z.T, D = z.D, group = z.group(), blocks = ceil_div(T, lanes), pairs = z.B * z.K;
+  const int64_t T = z.T, D = z.D, group = z.group(), blocks = ceil_div(T, wide<W>), pairs = z.B * z.K;
   // One thread goes through one part of the keys of one of the pairs (b, kv head), for the sums of which there is one
   // thread then. Only where the pairs are few, and long, are they cut.
   const int64_t parts = backward_parts(pairs, ceil_div(T, 256)), items = pairs * parts, size = T * lanes;
@@ -380,7 +413,7 @@ void backward(const AttentionGradients<S>& g, const AttentionSizes& z) {
       const int64_t pair = item / parts, part = item % parts, b = pair / z.K, kv = pair % z.K;
       const int64_t at = z.key_head(b, kv), stride = z.K * D;
       // By turns forwards and backwards, because the first keys are seen by the most queries.
-      const auto first_key = [=](int64_t i) { return (i * parts + (i % 2 == 0 ? part : parts - 1 - part)) * lanes; };
+      const auto first_key = [=](int64_t i) { return (i * parts + (i % 2 == 0 ? part : parts - 1 - part)) * wide<W>; };
       std::fill_n(w.dk, w.k - w.dk, 0.f);
       for (int64_t i = 0; i < group; ++i) {
         const int64_t h = kv * group + i;
@@ -392,7 +425,7 @@ void backward(const AttentionGradients<S>& g, const AttentionSizes& z) {
         if (parts == 1) write_dq<W>(g.dq + z.query_head(b, h), z.H * D, w.dq, T, D, g.scale, g.acc_q);
       }
       for (int64_t n = 0; n * parts < blocks; ++n) {
-        const int64_t j0 = first_key(n), rows = std::min(lanes, T - j0), column = w.column(j0);
+        const int64_t j0 = first_key(n), rows = std::min(wide<W>, T - j0), column = w.column(j0);
         if (rows <= 0) continue;
         unpack_transposed(g.dk + at + j0 * stride, stride, w.dk + column, rows, D, ln_2, g.acc_k);
         unpack_transposed(g.dv + at + j0 * stride, stride, w.dv + column, rows, D, 1.f, g.acc_v);
