@@ -105,7 +105,7 @@ template <int W, int V, class Start, class Body>
     for (int v = 0; v < V; ++v) load(c[v][d], columns + d * tile + v * lanes);
   int64_t i = 0;
   for (; i + at_once <= n; i += at_once) few_dots<W, V, at_once>(rows, i, c, start, body);
-  for (; i < n; ++i) few_dots<W, V, 1>(rows, i, c, start, body);
+  for (int64_t left = n % at_once; left > 0; --left, ++i) few_dots<W, V, 1>(rows, i, c, start, body);
 }
 
 // V vectors of sums (W, tile) += the sum over n rows of p (n, wide) times rows (n, W).
@@ -228,28 +228,42 @@ void forward_block(S* out, float* lse, const S* q, const Forward<W>& w, const At
   }
 }
 
+// The queries before `end` that are one block of one head.
+template <int W, class S>
+void forward_head(S* out, float* lse, const S* q, const Forward<W>& w, const AttentionSizes& z, int64_t end,
+                  float scale) {
+  int64_t t = std::max(int64_t{0}, end - wide<W>);
+  // Those that fill no vector are the first, which see the fewest keys.
+  if (const int64_t n = (end - t) % lanes; n > 0) forward_block<W, 1>(out, lse, q, w, z, t, n, scale), t += n;
+  if (end - t == lanes) forward_block<W, 1>(out, lse, q, w, z, t, lanes, scale);
+  else if (end > t) forward_block<W, most<W>>(out, lse, q, w, z, t, wide<W>, scale);
+}
+
 template <int W, class S>
 void forward(S* out, float* lse, const S* q, const S* k, const S* v, const AttentionSizes& z, float scale) {
-  const int64_t blocks = ceil_div(z.T, wide<W>), items = z.B * z.H * blocks, keys = z.pos + z.T;
+  // Heads that share cache lines are taken together.
+  constexpr int64_t together = std::max<int64_t>(1, 64 / (W * sizeof(S)));
+  const int64_t blocks = ceil_div(z.T, wide<W>), sets = ceil_div(z.K, together), items = z.B * sets * blocks;
+  const int64_t keys = z.pos + z.T, size = keys * W;
   parallel_for(items, z.grain(items), [=](int64_t begin, int64_t end) {
     const FlushDenormals flush;
-    const Forward<W> w(keys, z.D);
+    Forward<W> w(together * keys, z.D);
+    float *all_k = w.k, *all_v = w.v;
     int64_t gathered = -1;  // whose keys these are
     for (int64_t item = begin; item < end; ++item) {
-      const int64_t head = item / blocks, b = head / z.H, h = head % z.H, kv = h / z.group();
-      if (b * z.K + kv != gathered) {
-        read_rows<W>(w.k, k + z.key_head(b, kv), z.K * z.D, keys, z.D, 1.f);
-        read_rows<W>(w.v, v + z.key_head(b, kv), z.K * z.D, keys, z.D, 1.f);
-        gathered = b * z.K + kv;
-      }
-      // The queries that fill no vector are the first, which see the fewest keys.
-      const int64_t end_of_block = z.T - folded(item % blocks, blocks) * wide<W>, at = z.query_head(b, h);
-      float* lse_head = lse == nullptr ? nullptr : lse + head * z.T;
-      int64_t t = std::max(int64_t{0}, end_of_block - wide<W>);
-      for (int64_t n = (end_of_block - t) % lanes; t < end_of_block; t += n, n = end_of_block - t) {
-        if (n == 0) continue;
-        if (n <= lanes) forward_block<W, 1>(out + at, lse_head, q + at, w, z, t, n, scale);
-        else forward_block<W, most<W>>(out + at, lse_head, q + at, w, z, t, n, scale);
+      const int64_t set = item / blocks, b = set / sets, first = set % sets * together;
+      const int64_t heads = std::min(together, z.K - first), end_of_block = z.T - folded(item % blocks, blocks) * wide<W>;
+      for (int64_t j = 0; j < keys && set != gathered; j += lanes)
+        for (int64_t i = 0; i < heads; ++i) {
+          const int64_t at = z.key_head(b, first + i) + j * z.K * z.D, n = std::min(lanes, keys - j);
+          read_rows<W>(all_k + i * size + j * W, k + at, z.K * z.D, n, z.D, 1.f);
+          read_rows<W>(all_v + i * size + j * W, v + at, z.K * z.D, n, z.D, 1.f);
+        }
+      gathered = set;
+      for (int64_t i = 0; i < heads * z.group(); ++i) {
+        const int64_t h = first * z.group() + i, at = z.query_head(b, h);
+        w.k = all_k + i / z.group() * size, w.v = all_v + i / z.group() * size;
+        forward_head(out + at, lse == nullptr ? nullptr : lse + (b * z.H + h) * z.T, q + at, w, z, end_of_block, scale);
       }
     }
   });
