@@ -317,15 +317,16 @@ void take_queries(const Backward<W>& w, const AttentionGradients<S>& g, const At
   for (int64_t t = 0; t < z.T; ++t) w.lse[t] = lse[t] * -log2_e;
   for (int64_t t = 0; t < z.T; t += lanes) {
     const int64_t n = std::min(lanes, z.T - t);
-    pack_transposed(w.k, g.dout + head + t * stride, stride, n, z.D, 1.f);
-    pack_transposed(w.v, g.out + head + t * stride, stride, n, z.D, -1.f);
-    Vec sum = Vec{}, x, y;
-    for (int64_t d = 0; d < z.D; ++d) {
-      load(x, w.k + d * tile);
-      load(y, w.v + d * tile);
-      sum += x * y;
+    read_rows<W>(w.k_rows, g.out + head + t * stride, stride, n, z.D, 1.f);
+    Block sum{}, dout, out;
+    for (int64_t d = 0; d < W; d += eight) {
+      load_rows(dout, w.dout + t * W + d, W, n);
+      load_rows(out, w.k_rows + d, W, n);
+      for (size_t r = 0; r < eight; ++r) sum[r] += dout[r] * out[r];
     }
-    store(w.delta + t, sum);
+    transpose(sum, std::make_index_sequence<lanes>());
+    for (size_t r = 1; r < eight; ++r) sum[0] += sum[r];
+    store(w.delta + t, -sum[0]);
   }
 }
 
@@ -400,17 +401,19 @@ void backward_block(const Backward<W>& w, const S* k, const S* v, int64_t stride
   else backward_keys<W, most<W>>(w, T, j0, n);
 }
 
-// dq (T, D) = [dq +] scale * sums (T, lanes), which this overwrites.
+// dq (T, D) = [dq +] scale * sums (T, lanes), which this may overwrite.
 template <int W, class S>
 void write_dq(S* dq, int64_t stride, float* sums, int64_t T, int64_t D, float scale, bool acc) {
-  if constexpr (W == 8)
-    for (int64_t t = 0; t < T; ++t) {
-      Vec x;
-      load(x, sums + t * lanes);
-      store(sums + t * W, __builtin_shufflevector(x, x, 0, 2, 4, 6, 8, 10, 12, 14) +
-                              __builtin_shufflevector(x, x, 1, 3, 5, 7, 9, 11, 13, 15));
-    }
-  write_rows(dq, stride, sums, W, T, D, scale, acc);
+  if constexpr (W == lanes) return write_rows(dq, stride, sums, W, T, D, scale, acc);
+  for (int64_t t = 0; t < T; ++t) {
+    Vec x;
+    load(x, sums + t * lanes);
+    const Half half = __builtin_shufflevector(x, x, 0, 2, 4, 6, 8, 10, 12, 14) +
+                      __builtin_shufflevector(x, x, 1, 3, 5, 7, 9, 11, 13, 15);
+    if (D == W) write_half(dq + t * stride, half, scale, acc);
+    else store(sums + t * W, half);
+  }
+  if (D < W) write_rows(dq, stride, sums, W, T, D, scale, acc);
 }
 
 template <int W, class S>
