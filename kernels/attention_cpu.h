@@ -37,11 +37,11 @@ inline int64_t folded(int64_t i, int64_t n) { return i % 2 == 0 ? i / 2 : n - 1 
 // the pairs are few are they cut, by the shape.
 inline int64_t backward_parts(int64_t pairs, int64_t work) { return std::min(work, (8 + pairs - 1) / pairs); }
 
-// Heads as narrow as this have their own path, where there are registers for it. pos may be anything, lse null.
+// With D of up to 16 in the forward, up to 8 in the backward, and vectors of 16 floats. pos may be anything, lse null.
 #ifdef __AVX512DQ__
-constexpr int64_t narrow_head = 16;
+constexpr bool narrow_paths = true;
 #else
-constexpr int64_t narrow_head = 0;
+constexpr bool narrow_paths = false;
 #endif
 template <class S>
 void attention_forward_narrow(S* out, float* lse, const S* q, const S* k, const S* v, const AttentionSizes& z,

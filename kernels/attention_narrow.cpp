@@ -6,10 +6,10 @@
 
 #ifdef __AVX512DQ__
 
-// The attention of heads of up to 16 columns, in float vectors. So narrow a head fits into registers, sixteen queries
-// or keys side by side: the forward holds queries there and goes through the keys, the backward holds keys and goes
-// through the queries. What is held stands in columns, what goes by in rows, whose elements the multiplications take
-// from memory; both are padded with zeros to a width W of 8 or 16.
+// The attention of narrow heads, in float vectors. Sixteen queries or keys of such a head fit into the registers, and so
+// do their sums: the forward holds queries there and goes through the keys, the backward holds keys and goes through
+// the queries. What is held stands in columns, what goes by in rows, whose elements are broadcast from memory; both are
+// padded with zeros to a width W of 8 or 16.
 
 namespace crossply {
 
@@ -270,23 +270,25 @@ void forward(S* out, float* lse, const S* q, const S* k, const S* v, const Atten
 }
 
 // -----------------------------------------------------------------------------------------------------------------
-// Backward.
+// Backward, of heads of up to 8 columns.
+
+constexpr int width = 8;
+constexpr int64_t held = wide<width>;
 
 // Scratch of one thread.
-template <int W>
 struct Backward {
-  float *q, *dout;     // (T, W) of one head of queries: q times scale / ln 2
+  float *q, *dout;     // (T, width) of one head of queries: q times scale / ln 2
   float *lse, *delta;  // (T): negative, lse in units of ln 2
-  float* dq;           // (T, lanes): lacks the factor scale; where W is 8, each is in two parts
-  float *dk, *dv;      // (tiles, W, tile) of one head of keys: dk lacks the factor ln 2
-  float *k, *v;        // (W, tile): one block of keys
-  float* k_rows;       // (wide, W)
+  float* dq;           // (T, lanes): lacks the factor scale, each in two parts, by turns
+  float *dk, *dv;      // (tiles, width, tile) of one head of keys: dk lacks the factor ln 2
+  float *k, *v;        // (width, tile): one block of keys
+  float* k_rows;       // (wide, width)
   float *p, *ds;       // (span, wide): of (query, key)
 
   Backward(int64_t T, int64_t D) {
-    const int64_t rows = T * W, tiles = ceil_div(T, tile) * tile * W, padded = round_up(T);
-    q = scratch_f32(static_cast<size_t>(2 * rows + 2 * padded + T * lanes + 2 * tiles + 2 * W * tile +
-                                        wide<W> * (W + 2 * span)));
+    const int64_t rows = T * width, tiles = ceil_div(T, tile) * tile * width, padded = round_up(T);
+    q = scratch_f32(static_cast<size_t>(2 * rows + 2 * padded + T * lanes + 2 * tiles + 2 * width * tile +
+                                        held * (width + 2 * span)));
     dout = q + rows;
     lse = dout + rows;
     delta = lse + padded;
@@ -294,36 +296,34 @@ struct Backward {
     dk = dq + T * lanes;
     dv = dk + tiles;
     k = dv + tiles;
-    v = k + W * tile;
-    k_rows = v + W * tile;
-    p = k_rows + wide<W> * W;
-    ds = p + span * wide<W>;
-    if (D == W) return;
+    v = k + width * tile;
+    k_rows = v + width * tile;
+    p = k_rows + held * width;
+    ds = p + span * held;
+    if (D == width) return;
     std::fill_n(q, 2 * rows, 0.f);
     std::fill_n(k, p - k, 0.f);
   }
   // Where a block of keys stands in dk and dv.
-  static int64_t column(int64_t key) { return key / tile * tile * W + key % tile; }
+  static int64_t column(int64_t key) { return key / tile * tile * width + key % tile; }
 };
 
 // Everything of head h's queries.
-template <int W, class S>
-void take_queries(const Backward<W>& w, const AttentionGradients<S>& g, const AttentionSizes& z, int64_t b, int64_t h) {
+template <class S>
+void take_queries(const Backward& w, const AttentionGradients<S>& g, const AttentionSizes& z, int64_t b, int64_t h) {
   const int64_t stride = z.H * z.D, head = z.query_head(b, h);
   const float* lse = g.lse + (b * z.H + h) * z.T;
-  read_rows<W>(w.q, g.q + head, stride, z.T, z.D, g.scale * log2_e);
-  read_rows<W>(w.dout, g.dout + head, stride, z.T, z.D, 1.f);
+  read_rows<width>(w.q, g.q + head, stride, z.T, z.D, g.scale * log2_e);
+  read_rows<width>(w.dout, g.dout + head, stride, z.T, z.D, 1.f);
 #pragma omp simd
   for (int64_t t = 0; t < z.T; ++t) w.lse[t] = lse[t] * -log2_e;
   for (int64_t t = 0; t < z.T; t += lanes) {
     const int64_t n = std::min(lanes, z.T - t);
-    read_rows<W>(w.k_rows, g.out + head + t * stride, stride, n, z.D, 1.f);
-    Block sum{}, dout, out;
-    for (int64_t d = 0; d < W; d += eight) {
-      load_rows(dout, w.dout + t * W + d, W, n);
-      load_rows(out, w.k_rows + d, W, n);
-      for (size_t r = 0; r < eight; ++r) sum[r] += dout[r] * out[r];
-    }
+    read_rows<width>(w.k_rows, g.out + head + t * stride, stride, n, z.D, 1.f);
+    Block sum, out;
+    load_rows(sum, w.dout + t * width, width, n);
+    load_rows(out, w.k_rows, width, n);
+    for (size_t r = 0; r < eight; ++r) sum[r] *= out[r];
     transpose(sum, std::make_index_sequence<lanes>());
     for (size_t r = 1; r < eight; ++r) sum[0] += sum[r];
     store(w.delta + t, -sum[0]);
@@ -337,23 +337,23 @@ inline void load_pair(Vec& x, const float* p) {
   x = reinterpret_cast<Vec>(_mm512_maskz_broadcastsd_pd(0xFF, _mm_set_sd(pair)));
 }
 
-// dq (n, lanes) += ds (n, wide) times V vectors of keys' rows. With W of 8, two rows are in one vector, by turns.
-template <int W, int V>
+// dq (n, lanes) += ds (n, wide) times the rows of V vectors of keys. Two rows are in one vector, by turns, and so is a row
+// of dq in two parts.
+template <int V>
 inline void add_dq(float* dq, const float* ds, const float* k_rows, int64_t n) {
-  constexpr int per_row = lanes / W;
-  Vec k[V * W];
+  constexpr int pairs = V * width;
+  Vec k[pairs];
 #pragma GCC unroll 16
-  for (int j = 0; j < V * W; ++j) {
+  for (int j = 0; j < pairs; ++j) {
     load(k[j], k_rows + j * lanes);
-    if constexpr (W == 8) k[j] = __builtin_shufflevector(k[j], k[j], 0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
+    k[j] = __builtin_shufflevector(k[j], k[j], 0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
   }
   for (int64_t i = 0; i < n; ++i) {
     Vec sum, x;
     load(sum, dq + i * lanes);
 #pragma GCC unroll 16
-    for (int j = 0; j < V * W; ++j) {
-      if constexpr (W == 8) load_pair(x, ds + i * wide<W> + per_row * j);
-      else x = Vec{} + ds[i * wide<W> + j];
+    for (int j = 0; j < pairs; ++j) {
+      load_pair(x, ds + i * held + 2 * j);
       sum += x * k[j];
     }
     store(dq + i * lanes, sum);
@@ -361,76 +361,75 @@ inline void add_dq(float* dq, const float* ds, const float* k_rows, int64_t n) {
 }
 
 // What n queries from t on and V vectors of keys give each other. Of these the last is on the diagonal, if any is.
-template <int W, int V, class Diagonal>
-void backward_queries(const Backward<W>& w, int64_t column, int64_t t, int64_t n, Diagonal) {
-  const float *q = w.q + t * W, *dout = w.dout + t * W, *lse = w.lse + t, *delta = w.delta + t;
+template <int V, class Diagonal>
+void backward_queries(const Backward& w, int64_t column, int64_t t, int64_t n, Diagonal) {
+  const float *q = w.q + t * width, *dout = w.dout + t * width, *lse = w.lse + t, *delta = w.delta + t;
   float *weights = w.p, *gradients = w.ds;
-  for_dots<W, V>(q, n, w.k, [&](int64_t i, int, Vec& x) { x = Vec{} + lse[i]; }, [&](int64_t i, int v, Vec& x) {
+  for_dots<width, V>(q, n, w.k, [&](int64_t i, int, Vec& x) { x = Vec{} + lse[i]; }, [&](int64_t i, int v, Vec& x) {
     power_of_two(x);
     if (v == V - 1) Diagonal::hide(x, i);
-    store(weights + i * wide<W> + v * lanes, x);
+    store(weights + i * held + v * lanes, x);
   });
-  for_dots<W, V>(dout, n, w.v, [&](int64_t i, int, Vec& x) { x = Vec{} + delta[i]; }, [&](int64_t i, int v, Vec& x) {
+  for_dots<width, V>(dout, n, w.v, [&](int64_t i, int, Vec& x) { x = Vec{} + delta[i]; }, [&](int64_t i, int v, Vec& x) {
     Vec p;
-    load(p, weights + i * wide<W> + v * lanes);
-    store(gradients + i * wide<W> + v * lanes, p * x);
+    load(p, weights + i * held + v * lanes);
+    store(gradients + i * held + v * lanes, p * x);
   });
-  add_products<W, V>(w.dv + column, weights, dout, n);
-  add_products<W, V>(w.dk + column, gradients, q, n);
-  add_dq<W, V>(w.dq + t * lanes, gradients, w.k_rows, n);
+  add_products<width, V>(w.dv + column, weights, dout, n);
+  add_products<width, V>(w.dk + column, gradients, q, n);
+  add_dq<V>(w.dq + t * lanes, gradients, w.k_rows, n);
 }
 
 // V vectors of keys of one head from j0 on, n keys in all, and the queries that see them.
-template <int W, int V>
-void backward_keys(const Backward<W>& w, int64_t T, int64_t j0, int64_t n) {
+template <int V>
+void backward_keys(const Backward& w, int64_t T, int64_t j0, int64_t n) {
   const int64_t column = w.column(j0);
-  backward_queries<W, 1>(w, column, j0, std::min(lanes, n), QueryInRow{});
-  if constexpr (V > 1) backward_queries<W, V>(w, column, j0 + lanes, n - lanes, QueryInRow{});
+  backward_queries<1>(w, column, j0, std::min(lanes, n), QueryInRow{});
+  if constexpr (V > 1) backward_queries<V>(w, column, j0 + lanes, n - lanes, QueryInRow{});
   for (int64_t t = j0 + V * lanes; t < T; t += span)
-    backward_queries<W, V>(w, column, t, std::min(span, T - t), Off{});
+    backward_queries<V>(w, column, t, std::min(span, T - t), Off{});
 }
 
-template <int W, class S>
-void backward_block(const Backward<W>& w, const S* k, const S* v, int64_t stride, int64_t T, int64_t D, int64_t j0) {
-  const int64_t n = std::min(wide<W>, T - j0);
+template <class S>
+void backward_block(const Backward& w, const S* k, const S* v, int64_t stride, int64_t T, int64_t D, int64_t j0) {
+  const int64_t n = std::min(held, T - j0);
   pack_transposed(w.k, k + j0 * stride, stride, n, D, 1.f);
   pack_transposed(w.v, v + j0 * stride, stride, n, D, 1.f);
-  if (n < wide<W>) std::fill_n(w.k_rows, wide<W> * W, 0.f);
-  read_rows<W>(w.k_rows, k + j0 * stride, stride, n, D, 1.f);
-  if (n <= lanes) backward_keys<W, 1>(w, T, j0, n);
-  else backward_keys<W, most<W>>(w, T, j0, n);
+  if (n < held) std::fill_n(w.k_rows, held * width, 0.f);
+  read_rows<width>(w.k_rows, k + j0 * stride, stride, n, D, 1.f);
+  if (n <= lanes) backward_keys<1>(w, T, j0, n);
+  else backward_keys<2>(w, T, j0, n);
 }
 
 // dq (T, D) = [dq +] scale * sums (T, lanes), which this may overwrite.
-template <int W, class S>
+template <class S>
 void write_dq(S* dq, int64_t stride, float* sums, int64_t T, int64_t D, float scale, bool acc) {
-  if constexpr (W == lanes) return write_rows(dq, stride, sums, W, T, D, scale, acc);
   for (int64_t t = 0; t < T; ++t) {
     Vec x;
     load(x, sums + t * lanes);
     const Half half = __builtin_shufflevector(x, x, 0, 2, 4, 6, 8, 10, 12, 14) +
                       __builtin_shufflevector(x, x, 1, 3, 5, 7, 9, 11, 13, 15);
-    if (D == W) write_half(dq + t * stride, half, scale, acc);
-    else store(sums + t * W, half);
+    if (D == width) write_half(dq + t * stride, half, scale, acc);
+    else store(sums + t * width, half);
   }
-  if (D < W) write_rows(dq, stride, sums, W, T, D, scale, acc);
+  if (D < width) write_rows(dq, stride, sums, width, T, D, scale, acc);
 }
 
-template <int W, class S>
+template <class S>
 void backward(const AttentionGradients<S>& g, const AttentionSizes& z) {
-  const int64_t T = z.T, D = z.D, group = z.group(), blocks = ceil_div(T, wide<W>), pairs = z.B * z.K;
+  const int64_t T = z.T, D = z.D, group = z.group(), blocks = ceil_div(T, held), pairs = z.B * z.K;
   // One thread goes through one part of the keys of one of the pairs (b, kv head), for the sums of which there is one
   // thread then. Only where the pairs are few, and long, are they cut.
   const int64_t parts = backward_parts(pairs, ceil_div(T, 256)), items = pairs * parts, size = T * lanes;
   float* partial = parts == 1 ? nullptr : scratch_f32(static_cast<size_t>(items * group * size), 1);
   parallel_for(items, z.grain(items), [=](int64_t begin, int64_t end) {
     const FlushDenormals flush;
-    Backward<W> w(T, D);
+    Backward w(T, D);
     for (int64_t item = begin; item < end; ++item) {
       const int64_t pair = item / parts, part = item % parts, b = pair / z.K, kv = pair % z.K;
       const int64_t at = z.key_head(b, kv), stride = z.K * D;
       // By turns forwards and backwards, because the first keys are seen by the most queries.
-      const auto first_key = [=](int64_t i) { return (i * parts + (i % 2 == 0 ? part : parts - 1 - part)) * wide<W>; };
+      const auto first_key = [=](int64_t i) { return (i * parts + (i % 2 == 0 ? part : parts - 1 - part)) * held; };
       std::fill_n(w.dk, w.k - w.dk, 0.f);
       for (int64_t i = 0; i < group; ++i) {
         const int64_t h = kv * group + i;
@@ -439,10 +438,10 @@ void backward(const AttentionGradients<S>& g, const AttentionSizes& z) {
         take_queries(w, g, z, b, h);
         for (int64_t n = 0; n * parts < blocks; ++n)
           if (first_key(n) < T) backward_block(w, g.k + at, g.v + at, stride, T, D, first_key(n));
-        if (parts == 1) write_dq<W>(g.dq + z.query_head(b, h), z.H * D, w.dq, T, D, g.scale, g.acc_q);
+        if (parts == 1) write_dq(g.dq + z.query_head(b, h), z.H * D, w.dq, T, D, g.scale, g.acc_q);
       }
       for (int64_t n = 0; n * parts < blocks; ++n) {
-        const int64_t j0 = first_key(n), rows = std::min(wide<W>, T - j0), column = w.column(j0);
+        const int64_t j0 = first_key(n), rows = std::min(held, T - j0), column = w.column(j0);
         if (rows <= 0) continue;
         unpack_transposed(g.dk + at + j0 * stride, stride, w.dk + column, rows, D, ln_2, g.acc_k);
         unpack_transposed(g.dv + at + j0 * stride, stride, w.dv + column, rows, D, 1.f, g.acc_v);
@@ -453,14 +452,14 @@ void backward(const AttentionGradients<S>& g, const AttentionSizes& z) {
     const int64_t pair = head / group, i = head % group;
     float* dq = partial + (pair * parts * group + i) * size;
     for (int64_t part = 1; part < parts; ++part) write_rows(dq, size, dq + part * group * size, size, 1, size, 1.f, true);
-    write_dq<W>(g.dq + z.query_head(head / z.H, head % z.H), z.H * D, dq, T, D, g.scale, g.acc_q);
+    write_dq(g.dq + z.query_head(head / z.H, head % z.H), z.H * D, dq, T, D, g.scale, g.acc_q);
   }
 }
 
 }  // namespace
 
 // -----------------------------------------------------------------------------------------------------------------
-// Entry points: choose the width.
+// Entry points.
 
 template <class S>
 void attention_forward_narrow(S* out, float* lse, const S* q, const S* k, const S* v, const AttentionSizes& z,
@@ -468,17 +467,15 @@ void attention_forward_narrow(S* out, float* lse, const S* q, const S* k, const 
   if (z.D <= 8) forward<8>(out, lse, q, k, v, z, scale);
   else forward<16>(out, lse, q, k, v, z, scale);
 }
-
-template <class S>
-void attention_backward_narrow(const AttentionGradients<S>& g, const AttentionSizes& z) {
-  if (z.D <= 8) backward<8>(g, z);
-  else backward<16>(g, z);
-}
-
 template void attention_forward_narrow(float*, float*, const float*, const float*, const float*, const AttentionSizes&,
                                        float);
 template void attention_forward_narrow(bf16*, float*, const bf16*, const bf16*, const bf16*, const AttentionSizes&,
                                        float);
+
+template <class S>
+void attention_backward_narrow(const AttentionGradients<S>& g, const AttentionSizes& z) {
+  backward(g, z);
+}
 template void attention_backward_narrow(const AttentionGradients<float>&, const AttentionSizes&);
 template void attention_backward_narrow(const AttentionGradients<bf16>&, const AttentionSizes&);
 
