@@ -348,10 +348,6 @@ Sizes sizes_of(const char* what, const Tensor& q, const Tensor& k, const Tensor&
 
 bool tiles_serve(double scale) { return matrix_unit() == MatrixUnit::amx && scale >= 0; }
 
-// Where the narrow paths are the fastest, by measurement. They pad heads to 8 or 16 columns.
-bool narrow_forward_serves(const Sizes& z, bool tiles) { return z.D <= 8 || (z.D > 12 && z.D <= 16 && !tiles); }
-bool narrow_backward_serves(const Sizes& z, bool tiles) { return z.D <= 8 && (z.T <= 320 || !tiles); }
-
 }  // namespace
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -440,7 +436,8 @@ void attention_cached(const Tensor& out, const Tensor& k_cache, const Tensor& v_
     if (z.T < 4) return attend_rows_cpu(out.as<S>(), q.as<S>(), k_cache.as<S>(), v_cache.as<S>(), z, factor);
     if constexpr (narrow_paths)
       if (narrow_forward_serves(z, false))
-        return attention_forward_narrow<S>(out.as<S>(), nullptr, q.as<S>(), k_cache.as<S>(), v_cache.as<S>(), z, factor);
+        return attention_forward_narrow<S>(out.as<S>(), nullptr, q.as<S>(), k_cache.as<S>(), v_cache.as<S>(), z,
+                                           factor);
     attention_forward_cpu(out.as<S>(), nullptr, q.as<S>(), k_cache.as<S>(), v_cache.as<S>(), z, factor);
   });
 }

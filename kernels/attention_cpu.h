@@ -37,7 +37,8 @@ inline int64_t folded(int64_t i, int64_t n) { return i % 2 == 0 ? i / 2 : n - 1 
 // the pairs are few are they cut, by the shape.
 inline int64_t backward_parts(int64_t pairs, int64_t work) { return std::min(work, (8 + pairs - 1) / pairs); }
 
-// With D of up to 16 in the forward, up to 8 in the backward, and vectors of 16 floats. pos may be anything, lse null.
+// For D of up to 16 in the forward, up to 8 in the backward. pos may be anything, lse null. They need the 32 registers
+// of AVX-512, and pad heads to 8 columns, or to 16.
 #ifdef __AVX512DQ__
 constexpr bool narrow_paths = true;
 #else
@@ -48,6 +49,11 @@ void attention_forward_narrow(S* out, float* lse, const S* q, const S* k, const 
                               float scale);
 template <class S>
 void attention_backward_narrow(const AttentionGradients<S>& g, const AttentionSizes& z);
+// Where they are the fastest, as measured, with or without tiles for the same.
+inline bool narrow_forward_serves(const AttentionSizes& z, bool tiles) {
+  return z.D <= 8 || (z.D > 12 && z.D <= 16 && !tiles);
+}
+inline bool narrow_backward_serves(const AttentionSizes& z, bool tiles) { return z.D <= 8 && (z.T <= 320 || !tiles); }
 
 #if CROSSPLY_MATRIX_UNITS
 // For matrix_unit() == amx, pos == 0, and a scale that is not negative.

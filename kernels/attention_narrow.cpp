@@ -6,10 +6,10 @@
 
 #ifdef __AVX512DQ__
 
-// The attention of narrow heads, in float vectors. Sixteen queries or keys of such a head fit into the registers, and so
-// do their sums: the forward holds queries there and goes through the keys, the backward holds keys and goes through
-// the queries. What is held stands in columns, what goes by in rows, whose elements are broadcast from memory; both are
-// padded with zeros to a width W of 8 or 16.
+// The attention of narrow heads, in float vectors. Half of the registers hold 32 queries or keys of such a head, or 16,
+// or the sums that belong to them: the forward holds queries and goes through the keys, the backward holds keys and
+// goes through the queries. What is held stands in columns, what goes by in rows, whose elements are broadcast from
+// memory; both are padded with zeros to a width W of 8 or 16.
 
 namespace crossply {
 
@@ -29,11 +29,11 @@ constexpr int64_t wide = most<W> * lanes;
 // -----------------------------------------------------------------------------------------------------------------
 // What both directions do.
 
-// While it lives, this thread's results below the normal numbers are 0. Otherwise the smallest weights would each cost
+// While it lives, numbers below the normal ones are 0 in this thread: else the smallest weights would each cost
 // hundreds of cycles.
 class FlushDenormals {
  public:
-  FlushDenormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040); }
+  FlushDenormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON); }
   ~FlushDenormals() { _mm_setcsr(before_); }
   FlushDenormals(const FlushDenormals&) = delete;
 
@@ -252,7 +252,7 @@ void forward(S* out, float* lse, const S* q, const S* k, const S* v, const Atten
     int64_t gathered = -1;  // whose keys these are
     for (int64_t item = begin; item < end; ++item) {
       const int64_t set = item / blocks, b = set / sets, first = set % sets * together;
-      const int64_t heads = std::min(together, z.K - first), end_of_block = z.T - folded(item % blocks, blocks) * wide<W>;
+      const int64_t heads = std::min(together, z.K - first), last = z.T - folded(item % blocks, blocks) * wide<W>;
       for (int64_t j = 0; j < keys && set != gathered; j += lanes)
         for (int64_t i = 0; i < heads; ++i) {
           const int64_t at = z.key_head(b, first + i) + j * z.K * z.D, n = std::min(lanes, keys - j);
@@ -263,7 +263,7 @@ void forward(S* out, float* lse, const S* q, const S* k, const S* v, const Atten
       for (int64_t i = 0; i < heads * z.group(); ++i) {
         const int64_t h = first * z.group() + i, at = z.query_head(b, h);
         w.k = all_k + i / z.group() * size, w.v = all_v + i / z.group() * size;
-        forward_head(out + at, lse == nullptr ? nullptr : lse + (b * z.H + h) * z.T, q + at, w, z, end_of_block, scale);
+        forward_head(out + at, lse == nullptr ? nullptr : lse + (b * z.H + h) * z.T, q + at, w, z, last, scale);
       }
     }
   });
@@ -279,11 +279,11 @@ constexpr int64_t held = wide<width>;
 struct Backward {
   float *q, *dout;     // (T, width) of one head of queries: q times scale / ln 2
   float *lse, *delta;  // (T): negative, lse in units of ln 2
-  float* dq;           // (T, lanes): lacks the factor scale, each in two parts, by turns
+  float* dq;           // (T, lanes): each in two parts, by turns, which lack the factor scale
   float *dk, *dv;      // (tiles, width, tile) of one head of keys: dk lacks the factor ln 2
   float *k, *v;        // (width, tile): one block of keys
-  float* k_rows;       // (wide, width)
-  float *p, *ds;       // (span, wide): of (query, key)
+  float* k_rows;       // (held, width): the same block
+  float *p, *ds;       // (span, held): of (query, key)
 
   Backward(int64_t T, int64_t D) {
     const int64_t rows = T * width, tiles = ceil_div(T, tile) * tile * width, padded = round_up(T);
@@ -337,8 +337,8 @@ inline void load_pair(Vec& x, const float* p) {
   x = reinterpret_cast<Vec>(_mm512_maskz_broadcastsd_pd(0xFF, _mm_set_sd(pair)));
 }
 
-// dq (n, lanes) += ds (n, wide) times the rows of V vectors of keys. Two rows are in one vector, by turns, and so is a row
-// of dq in two parts.
+// dq (n, lanes) += ds (n, held) times the rows of V vectors of keys. Two rows are in one vector, by turns, so a row of
+// dq is in two parts.
 template <int V>
 inline void add_dq(float* dq, const float* ds, const float* k_rows, int64_t n) {
   constexpr int pairs = V * width;
@@ -365,16 +365,18 @@ template <int V, class Diagonal>
 void backward_queries(const Backward& w, int64_t column, int64_t t, int64_t n, Diagonal) {
   const float *q = w.q + t * width, *dout = w.dout + t * width, *lse = w.lse + t, *delta = w.delta + t;
   float *weights = w.p, *gradients = w.ds;
-  for_dots<width, V>(q, n, w.k, [&](int64_t i, int, Vec& x) { x = Vec{} + lse[i]; }, [&](int64_t i, int v, Vec& x) {
-    power_of_two(x);
-    if (v == V - 1) Diagonal::hide(x, i);
-    store(weights + i * held + v * lanes, x);
-  });
-  for_dots<width, V>(dout, n, w.v, [&](int64_t i, int, Vec& x) { x = Vec{} + delta[i]; }, [&](int64_t i, int v, Vec& x) {
-    Vec p;
-    load(p, weights + i * held + v * lanes);
-    store(gradients + i * held + v * lanes, p * x);
-  });
+  for_dots<width, V>(q, n, w.k, [&](int64_t i, int, Vec& x) { x = Vec{} + lse[i]; },
+                     [&](int64_t i, int v, Vec& x) {
+                       power_of_two(x);
+                       if (v == V - 1) Diagonal::hide(x, i);
+                       store(weights + i * held + v * lanes, x);
+                     });
+  for_dots<width, V>(dout, n, w.v, [&](int64_t i, int, Vec& x) { x = Vec{} + delta[i]; },
+                     [&](int64_t i, int v, Vec& x) {
+                       Vec p;
+                       load(p, weights + i * held + v * lanes);
+                       store(gradients + i * held + v * lanes, p * x);
+                     });
   add_products<width, V>(w.dv + column, weights, dout, n);
   add_products<width, V>(w.dk + column, gradients, q, n);
   add_dq<V>(w.dq + t * lanes, gradients, w.k_rows, n);
@@ -418,8 +420,8 @@ void write_dq(S* dq, int64_t stride, float* sums, int64_t T, int64_t D, float sc
 template <class S>
 void backward(const AttentionGradients<S>& g, const AttentionSizes& z) {
   const int64_t T = z.T, D = z.D, group = z.group(), blocks = ceil_div(T, held), pairs = z.B * z.K;
-  // One thread goes through one part of the keys of one of the pairs (b, kv head), for the sums of which there is one
-  // thread then. Only where the pairs are few, and long, are they cut.
+  // One thread goes through one part of the keys of one pair (b, kv head). Only where the pairs are few, and long, are
+  // they cut, by the shape; then there are as many sums for dq.
   const int64_t parts = backward_parts(pairs, ceil_div(T, 256)), items = pairs * parts, size = T * lanes;
   float* partial = parts == 1 ? nullptr : scratch_f32(static_cast<size_t>(items * group * size), 1);
   parallel_for(items, z.grain(items), [=](int64_t begin, int64_t end) {
@@ -451,7 +453,8 @@ void backward(const AttentionGradients<S>& g, const AttentionSizes& z) {
   for (int64_t head = 0; parts > 1 && head < z.B * z.H; ++head) {
     const int64_t pair = head / group, i = head % group;
     float* dq = partial + (pair * parts * group + i) * size;
-    for (int64_t part = 1; part < parts; ++part) write_rows(dq, size, dq + part * group * size, size, 1, size, 1.f, true);
+    for (int64_t part = 1; part < parts; ++part)
+      write_rows(dq, size, dq + part * group * size, size, 1, size, 1.f, true);
     write_dq(g.dq + z.query_head(head / z.H, head % z.H), z.H * D, dq, T, D, g.scale, g.acc_q);
   }
 }
