@@ -362,9 +362,13 @@ void attention_forward(const Tensor& out, const Tensor& lse, const Tensor& q, co
     return with_storage(out.dtype, [&](auto storage) {
       using S = decltype(storage);
       const float factor = static_cast<float>(scale);
+      const bool tiles = std::is_same_v<S, bf16> && tiles_serve(scale);
+      if constexpr (narrow_paths)
+        if (narrow_forward_serves(z, tiles))
+          return attention_forward_narrow(out.as<S>(), lse.as<float>(), q.as<S>(), k.as<S>(), v.as<S>(), z, factor);
 #if CROSSPLY_MATRIX_UNITS
       if constexpr (std::is_same_v<S, bf16>)
-        if (tiles_serve(scale))
+        if (tiles)
           return attention_forward_amx(out.as<S>(), lse.as<float>(), q.as<S>(), k.as<S>(), v.as<S>(), z, factor);
 #endif
       attention_forward_cpu(out.as<S>(), lse.as<float>(), q.as<S>(), k.as<S>(), v.as<S>(), z, factor);
@@ -390,9 +394,12 @@ void attention_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv, co
       const AttentionGradients<S> g{dq.as<S>(), dk.as<S>(), dv.as<S>(), dout.as<S>(), out.as<S>(), q.as<S>(),
                                     k.as<S>(), v.as<S>(), lse.as<float>(), static_cast<float>(scale), acc_q, acc_k,
                                     acc_v};
+      const bool tiles = std::is_same_v<S, bf16> && tiles_serve(scale);
+      if constexpr (narrow_paths)
+        if (narrow_backward_serves(z, tiles)) return attention_backward_narrow(g, z);
 #if CROSSPLY_MATRIX_UNITS
       if constexpr (std::is_same_v<S, bf16>)
-        if (tiles_serve(scale)) return attention_backward_amx(g, z);
+        if (tiles) return attention_backward_amx(g, z);
 #endif
       attention_backward_cpu(g, z);
     });
@@ -426,8 +433,12 @@ void attention_cached(const Tensor& out, const Tensor& k_cache, const Tensor& v_
       std::copy_n(v.as<S>() + b * z.T * row, z.T * row, v_cache.as<S>() + (b * z.S + pos) * row);
     }
     const float factor = static_cast<float>(scale);
-    if (z.T < 4) attend_rows_cpu(out.as<S>(), q.as<S>(), k_cache.as<S>(), v_cache.as<S>(), z, factor);
-    else attention_forward_cpu(out.as<S>(), nullptr, q.as<S>(), k_cache.as<S>(), v_cache.as<S>(), z, factor);
+    if (z.T < 4) return attend_rows_cpu(out.as<S>(), q.as<S>(), k_cache.as<S>(), v_cache.as<S>(), z, factor);
+    if constexpr (narrow_paths)
+      if (narrow_forward_serves(z, false))
+        return attention_forward_narrow<S>(out.as<S>(), nullptr, q.as<S>(), k_cache.as<S>(), v_cache.as<S>(), z,
+                                           factor);
+    attention_forward_cpu(out.as<S>(), nullptr, q.as<S>(), k_cache.as<S>(), v_cache.as<S>(), z, factor);
   });
 }
 

@@ -37,6 +37,24 @@ inline int64_t folded(int64_t i, int64_t n) { return i % 2 == 0 ? i / 2 : n - 1 
 // the pairs are few are they cut, by the shape.
 inline int64_t backward_parts(int64_t pairs, int64_t work) { return std::min(work, (8 + pairs - 1) / pairs); }
 
+// For D of up to 16 in the forward, up to 8 in the backward. pos may be anything, lse null. They need the 32 registers
+// of AVX-512, and pad heads to 8 columns, or to 16.
+#ifdef __AVX512DQ__
+constexpr bool narrow_paths = true;
+#else
+constexpr bool narrow_paths = false;
+#endif
+template <class S>
+void attention_forward_narrow(S* out, float* lse, const S* q, const S* k, const S* v, const AttentionSizes& z,
+                              float scale);
+template <class S>
+void attention_backward_narrow(const AttentionGradients<S>& g, const AttentionSizes& z);
+// Where they are the fastest, as measured, with or without tiles for the same.
+inline bool narrow_forward_serves(const AttentionSizes& z, bool tiles) {
+  return z.D <= 8 || (z.D > 12 && z.D <= 16 && !tiles);
+}
+inline bool narrow_backward_serves(const AttentionSizes& z, bool tiles) { return z.D <= 8 && (z.T <= 320 || !tiles); }
+
 #if CROSSPLY_MATRIX_UNITS
 // For matrix_unit() == amx, pos == 0, and a scale that is not negative.
 void attention_forward_amx(bf16* out, float* lse, const bf16* q, const bf16* k, const bf16* v, const AttentionSizes& z,

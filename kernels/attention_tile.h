@@ -192,6 +192,31 @@ void write_rows(To* dst, int64_t dst_stride, const From* src, int64_t src_stride
   }
 }
 
+// v = n rows of src, zeros below; n may be a compile-time constant.
+template <class S, class N>
+inline void load_rows(Block& v, const S* src, int64_t stride, N n) {
+#pragma GCC unroll 8
+  for (int64_t r = 0; r < eight; ++r) {
+    Half low{}, high{};
+    if (r < n) load(low, src + r * stride);
+    if (r + eight < n) load(high, src + (r + eight) * stride);
+    join(v[r], low, high, std::make_index_sequence<lanes>());
+  }
+}
+
+// n rows of dst = [dst +] factor * v.
+template <class S, class N>
+inline void write_block(S* dst, int64_t stride, const Block& v, N n, float factor, bool acc) {
+#pragma GCC unroll 8
+  for (int64_t r = 0; r < eight; ++r) {
+    Half half;
+    half_of<0>(half, v[r], std::make_index_sequence<eight>());
+    if (r < n) write_half(dst + r * stride, half, factor, acc);
+    half_of<lanes - eight>(half, v[r], std::make_index_sequence<eight>());
+    if (r + eight < n) write_half(dst + (r + eight) * stride, half, factor, acc);
+  }
+}
+
 // dst (D, tile) = factor * src (rows, D) transposed; up to the end of the last vector, columns past `rows` become 0.
 template <class S>
 void pack_transposed(float* dst, const S* src, int64_t stride, int64_t rows, int64_t D, float factor) {
@@ -200,13 +225,8 @@ void pack_transposed(float* dst, const S* src, int64_t stride, int64_t rows, int
     int64_t d = 0;
     for (; d + eight <= D; d += eight) {
       Block v;
-#pragma GCC unroll 8
-      for (int64_t r = 0; r < eight; ++r) {
-        Half low{}, high{};
-        if (r < n) load(low, src + r * stride + d);
-        if (r + eight < n) load(high, src + (r + eight) * stride + d);
-        join(v[r], low, high, std::make_index_sequence<lanes>());
-      }
+      if (n == lanes) load_rows(v, src + d, stride, std::integral_constant<int64_t, lanes>());
+      else load_rows(v, src + d, stride, n);
       transpose(v, std::make_index_sequence<lanes>());
 #pragma GCC unroll 8
       for (int64_t r = 0; r < eight; ++r) store(dst + (d + r) * tile, v[r] * factor);
@@ -227,14 +247,10 @@ void unpack_transposed(S* dst, int64_t stride, const float* src, int64_t rows, i
 #pragma GCC unroll 8
       for (int64_t r = 0; r < eight; ++r) load(v[r], src + (d + r) * tile);
       transpose(v, std::make_index_sequence<lanes>());
-#pragma GCC unroll 8
-      for (int64_t r = 0; r < eight; ++r) {
-        Half half;
-        half_of<0>(half, v[r], std::make_index_sequence<eight>());
-        if (r < n) write_half(dst + r * stride + d, half, factor, acc);
-        half_of<lanes - eight>(half, v[r], std::make_index_sequence<eight>());
-        if (r + eight < n) write_half(dst + (r + eight) * stride + d, half, factor, acc);
-      }
+      const std::integral_constant<int64_t, lanes> whole;
+      if (n < lanes) write_block(dst + d, stride, v, n, factor, acc);
+      else if (acc) write_block(dst + d, stride, v, whole, factor, true);
+      else write_block(dst + d, stride, v, whole, factor, false);
     }
     for (; d < D; ++d)
       for (int64_t l = 0; l < n; ++l)
