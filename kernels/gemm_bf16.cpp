@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "kernels/cpu.h"
@@ -13,9 +14,13 @@ namespace {
 
 #if CROSSPLY_MATRIX_UNITS
 
-// In bf16, of both parts. A panel of a (32, k_block), 40 KiB, stays in an L1 cache of 48; a packed block of b, 1 MiB,
-// in half of an L2 cache of 2 (more was slower: a and c pass through it too).
-constexpr int64_t k_block = 640, b_block = 512 * 1024;
+// In bf16, of both parts. A panel of a (32, k_block), 32 KiB, stays in an L1 cache of 48; a packed block of b, 512 KiB,
+// in an L2 cache of 2 MiB (twice that was slower by a tenth: a and c pass through it too).
+constexpr int64_t k_block = 512, b_block = 256 * 1024;
+
+// In bytes: operands that fit into the L2 cache together, beside what is packed, are probably there. Fetching them
+// ahead, and packing them among the products, would cost small models a tenth.
+constexpr int64_t cache_size = 768 * 1024;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t round_up(int64_t n, int64_t unit) { return ceil_div(n, unit) * unit; }
@@ -40,6 +45,10 @@ struct Task {
     for (const Factors<T>& term : terms) K += round_up(term.K, step_k);
     return K;
   }
+  // In bytes, of all operands.
+  int64_t size() const {
+    return M * N * int64_t{sizeof(C)} + (M + N) * padded_K() * int64_t{sizeof(T)};
+  }
   // Below a few microseconds of work, waking the threads does not pay.
   bool small() const { return M * N * padded_K() < 2000000; }
 };
@@ -57,12 +66,15 @@ struct Blocks {
 };
 template <class C, class T>
 Blocks cut(const Task<C, T>& p, int64_t n) {
-  // If k is short, all of it is packed at once, so that a bf16 c is finished panel by panel. Else the sums wait, in c
-  // or in scratch, and a wide block reads a more rarely.
+  // If k is short, all of it is packed at once, so that a bf16 c is finished panel by panel. Else the sums wait, in a
+  // float c or in scratch, and a wide block reads a more rarely.
   const int64_t all = p.padded_K(), room = b_block / parts<T>;
   const bool whole = std::is_same_v<C, bf16> && all <= 1024;
-  const int64_t width = even_blocks(n, whole ? room / all / panel_lines * panel_lines : 1024, panel_lines);
-  Blocks block{{}, {0}, 0, std::min(all, std::max(k_block / parts<T>, room / width)), width};
+  const int64_t widest = whole ? room / all / panel_lines * panel_lines : 1024;
+  const int64_t width = even_blocks(n, widest, panel_lines);
+  // Float sums are added to c once in outer_K, which must therefore not depend on the thread's share of the columns.
+  const int64_t outer_K = room / even_blocks(p.N, widest, panel_lines);
+  Blocks block{{}, {0}, 0, std::min(all, std::max(k_block / parts<T>, outer_K)), width};
   int64_t at = 0, packed = 0;
   for (size_t t = 0; t < p.terms.size(); ++t) {
     const int64_t K = p.terms[t].K, depth = even_blocks(K, k_block / parts<T>, step_k);
@@ -85,57 +97,83 @@ inline bool reads_in_place(const Lines<bf16>& a, int64_t K) {
 }
 inline bool reads_in_place(const Lines<float>&, int64_t) { return false; }
 
+// Rows that are packed at once where k is not contiguous: 256 bytes of bf16 for each k, because single lines from as
+// many pages as there are k arrive slowly.
+constexpr int64_t rows_together = 4;
+
+// How many products before c is written its memory is fetched. It takes 200 ns, as long as a product of 192 k, but
+// lines that are still on their way when they are written cost most: 3 products were slower than none.
+constexpr int64_t products_ahead = 16;
+
+// What becomes of the sums of one piece of k.
 struct Phase {
-  bool first, last, amx;
+  bool first, last;  // of the pieces whose sums wait in scratch for each other
+  bool add;          // c's old value to the sums, when they are complete
+  bool amx, cold;    // operands larger than a cache
 };
-// The 32 rows from i on (those before i_end) and n columns from j0 on, for one piece of k, of which b is packed.
+
+// The 32 rows from i on (those before i_end) and the columns from j0 on, for one piece of k, of which b is packed.
 template <class C, class T>
-MATRIX_TARGET void multiply_row_panel(const Task<C, T>& p, const Piece& piece, Phase phase, const bf16* b,
-                                      int64_t panel_size, bf16* packed_a, float* sums, int64_t i, int64_t i_end,
-                                      int64_t j0, int64_t columns) {
-  const Lines<T>& a = p.terms[piece.term].a;
+MATRIX_TARGET void multiply_row_panel(const Task<C, T>& p, Phase phase, const RowPanel& rows, const bf16* b,
+                                      int64_t panel_size, int64_t steps, float* sums, float* done, int64_t i,
+                                      int64_t i_end, int64_t j0, int64_t columns, Aside<C, T>& aside) {
   const int64_t m = std::min(panel_lines, i_end - i), next_m = std::min(panel_lines, i_end - i - m);
-  const int64_t steps = ceil_div(piece.K, step_k), panels = ceil_div(columns, panel_lines);
-  const Lines<T> from{a.at(i, piece.k), a.across, a.along}, next{a.at(i + m, piece.k), a.across, a.along};
-  RowPanel rows{packed_a, step_k, 2 * parts<T> * tile_size};
-  if (reads_in_place(a, piece.K) && m == panel_lines)
-    rows = {reinterpret_cast<const bf16*>(from.data), a.across, step_k};
-  else
-    pack_rows(packed_a, from, m, piece.K);
+  const int64_t panels = ceil_div(columns, panel_lines), ahead = std::min(products_ahead, panels);
+  const bool wide = std::is_same_v<C, float>, whole = phase.first && phase.last;
   for (int64_t panel = 0; panel < panels; ++panel, b += panel_size) {
-    const int64_t n = std::min(panel_lines, columns - panel * panel_lines);
+    const int64_t n = std::min(panel_lines, columns - panel * panel_lines), c_size = sizeof(C);
     C* c = p.c + i * p.N + j0 + panel * panel_lines;
-    // Float sums wait in c, those of whole panels without a detour through scratch. Others wait in scratch, unless they
-    // are complete after this piece.
-    const bool wide = std::is_same_v<C, float>, direct = wide && m == panel_lines && n == panel_lines;
-    const bool keep = !wide && !(phase.first && phase.last), c_add = p.add || (wide && !phase.first);
-    float* to = direct ? reinterpret_cast<float*>(c) : sums + (keep ? panel * sums_size : 0);
+    // Whole panels of floats that one piece completes need no detour, unless the units would have to wait for old ones.
+    const bool direct = wide && whole && m == panel_lines && n == panel_lines && !(phase.add && phase.cold);
+    float* to = direct ? reinterpret_cast<float*>(c) : whole ? done + panel % 2 * sums_size : sums + panel * sums_size;
     const int64_t ld = direct ? p.N : panel_lines;
-    const bool add = direct ? c_add : keep && !phase.first;
+    const bool here = panel + ahead < panels;
+    const C* later = here ? c + ahead * panel_lines : c + m * p.N + (ahead - panels) * panel_lines;
+    const int64_t later_m = !phase.last || !phase.cold ? 0 : here ? m : next_m;
+    aside.share_c({reinterpret_cast<const char*>(later), later_m, p.N * c_size, panel_lines * c_size}, steps);
+    const bool add = direct ? phase.add : !phase.first;
     if (phase.amx) {
-      if (next_m > 0) prefetch_lines(next, next_m, piece.K, panel, panels);
-      const void* ahead = keep ? static_cast<const void*>(to + sums_size) : c + panel_lines;
-      const int64_t ahead_row = keep ? panel_lines * 4 : p.N * static_cast<int64_t>(sizeof(C));
-      multiply_amx<parts<T>>(to, ld, rows, b, steps, add, static_cast<const char*>(ahead), ahead_row);
+      multiply_amx<parts<T>>(to, ld, rows, b, steps, add, aside);
     } else {
+      for (int64_t s = 0; s < steps; ++s) aside.step();
       multiply_avx512(to, ld, rows, b, steps, add);
     }
-    if (!direct && (wide || phase.last)) finish_sums(c, p.N, to, m, n, c_add);
+    aside.finish.rows(panel_lines);
+    if (phase.last && !direct) aside.finish = {c, to, p.N, m, n, phase.add};
   }
+  aside.finish.rows(panel_lines);
 }
+
+// Some rows of a, and a piece of k: what is packed at once; nothing if m is not above 0.
+struct Item {
+  int64_t i, m;
+  const Piece* piece;
+};
 
 // Rows [i0, i1) and columns [j0, j1) of c, on one thread; i0 and j0 are multiples of panel_lines.
 template <class C, class T>
 MATRIX_TARGET void multiply_region(const Task<C, T>& p, int64_t i0, int64_t i1, int64_t j0, int64_t j1) {
-  const bool amx = matrix_unit() == MatrixUnit::amx;
+  const bool amx = matrix_unit() == MatrixUnit::amx, wide = std::is_same_v<C, float>;
+  const bool cold = p.size() > cache_size;
   const Blocks block = cut(p, j1 - j0);
   const int64_t panels = block.width / panel_lines, panel_size = panel_lines * block.outer_K * parts<T>;
-  const int64_t sums_kept = std::is_same_v<C, float> ? 0 : block.outer.size() > 2 ? ceil_div(i1 - i0, panel_lines) : 1;
+  const int64_t group = p.terms[0].a.k_inner() ? 1 : rows_together, group_rows = group * panel_lines;
+  const int64_t sums_kept = !wide && block.outer.size() > 2 ? ceil_div(i1 - i0, panel_lines) : group;
   bf16* packed_b = reinterpret_cast<bf16*>(scratch_f32(static_cast<size_t>(panels * panel_size / 2), 4));
-  const int64_t packed_a_size = panel_lines * block.depth * parts<T>;
+  const int64_t a_panel = panel_lines * block.depth * parts<T>;
   bf16* packed_a = reinterpret_cast<bf16*>(
-      scratch_f32(static_cast<size_t>(packed_a_size / 2 + (1 + sums_kept * panels) * sums_size), 5));
-  float* sums = reinterpret_cast<float*>(packed_a + packed_a_size);
+      scratch_f32(static_cast<size_t>(group * a_panel + (2 + sums_kept * panels) * sums_size), 5));
+  bf16* next_a = packed_a + group * a_panel;
+  float *done = reinterpret_cast<float*>(next_a + group * a_panel), *sums = done + 2 * sums_size;
+  Aside<C, T> aside;
+  const auto lines_of = [&](const Item& x) {
+    const Lines<T>& a = p.terms[x.piece->term].a;
+    return Lines<T>{x.m > 0 ? a.at(x.i, x.piece->k) : a.data, a.across, a.along};
+  };
+  const auto in_place = [&](const Item& x) { return reads_in_place(lines_of(x), x.piece->K) && x.m == panel_lines; };
+  const auto packing_of = [&](const Item& x, bf16* to) {
+    return Packing<T, false>{to, a_panel, lines_of(x), x.m <= 0 || in_place(x) ? 0 : x.m, x.piece->K};
+  };
   if (amx) begin_tiles();
   for (int64_t jb = j0; jb < j1; jb += block.width) {
     const int64_t width = std::min(j1 - jb, block.width);
@@ -146,15 +184,34 @@ MATRIX_TARGET void multiply_region(const Task<C, T>& p, int64_t i0, int64_t i1, 
       };
       for (const Piece* piece = begin; piece < end; ++piece) {
         const Lines<T>& b = p.terms[piece->term].b;
-        pack_panels<T, true>(packed(piece), panel_size, {b.at(jb, piece->k), b.across, b.along}, width, piece->K);
+        const Lines<T> from{b.at(jb, piece->k), b.across, b.along};
+        Packing<T, true>{packed(piece), panel_size, from, width, piece->K}.finish(cold);
       }
-      for (int64_t i = i0; i < i1; i += panel_lines) {
-        float* row_sums = sums + (sums_kept > 1 ? (i - i0) / panel_lines : 0) * panels * sums_size;
-        for (const Piece* piece = begin; piece < end; ++piece) {
-          const bool first = piece->at == 0, last = piece == &block.pieces.back();
-          multiply_row_panel(p, *piece, {first, last, amx}, packed(piece), panel_size, packed_a, row_sums, i, i1, jb,
-                             width);
+      const auto after = [=](const Item& x) {
+        if (x.piece + 1 < end) return Item{x.i, x.m, x.piece + 1};
+        return Item{x.i + x.m, std::min(group_rows, i1 - x.i - x.m), begin};
+      };
+      Item x{i0, std::min(group_rows, i1 - i0), begin};
+      for (bool packed_already = false; x.m > 0; x = after(x), packed_already = cold) {
+        if (!packed_already) packing_of(x, packed_a).finish(cold);
+        // Meanwhile the next item is packed, from memory that was fetched during the one before.
+        const Item next = after(x), later = next.m > 0 && !in_place(next) ? after(next) : next;
+        const int64_t steps = ceil_div(x.piece->K, step_k);
+        aside.share_a(fetch_of(lines_of(later), cold ? later.m : 0, later.piece->K),
+                      cold ? packing_of(next, next_a) : Packing<T, false>{},
+                      ceil_div(x.m, panel_lines) * ceil_div(width, panel_lines) * steps);
+        const bool first = wide ? x.piece == begin : x.piece->at == 0;
+        const bool last = wide ? x.piece == end - 1 : x.piece == &block.pieces.back();
+        const Phase phase{first, last, p.add || (wide && o > 0), amx, cold};
+        for (int64_t i = x.i; i < x.i + x.m; i += panel_lines) {
+          RowPanel rows{packed_a + (i - x.i) / panel_lines * a_panel, step_k, 2 * parts<T> * tile_size};
+          if (in_place(x)) rows = {reinterpret_cast<const bf16*>(lines_of(x).data), lines_of(x).across, step_k};
+          float* row_sums = sums + (i - (sums_kept > group ? i0 : x.i)) / panel_lines * panels * sums_size;
+          multiply_row_panel(p, phase, rows, packed(x.piece), panel_size, steps, row_sums, done, i, i1, jb, width,
+                             aside);
         }
+        aside.packing.finish(false);
+        if (cold) std::swap(packed_a, next_a);
       }
     }
   }

@@ -136,56 +136,139 @@ MATRIX_TARGET inline void pack_step(bf16* to, const Lines<T>& from, int64_t k, i
   }
 }
 
-// The first n lines and K k of `from` into panels, panel_size apart, each in the order in which its memory lies.
+// What the 32 lines and 32 k from `from` on lie in, into the L2 cache.
+template <class T>
+inline void fetch_step(const Lines<T>& from) {
+  const int64_t apart = from.k_inner() ? from.across : from.along;
+  for (int64_t r = 0; r < step_k; ++r) {
+    for (int64_t x = 0; x < step_k; x += 64 / static_cast<int64_t>(sizeof(T)))
+      __builtin_prefetch(from.data + r * apart + x, 0, 2);
+  }
+}
+
+// The packing of n lines and K k into panels, panel_size apart, of a or, in pairs, of b: in steps, in the order in
+// which memory lies.
 template <class T, bool pairs>
-MATRIX_TARGET void pack_panels(bf16* to, int64_t panel_size, const Lines<T>& from, int64_t n, int64_t K) {
-  constexpr int64_t step_size = 2 * parts<T> * tile_size;
-  if (from.k_inner()) {
-    for (int64_t line = 0; line < n; line += panel_lines, to += panel_size) {
-      const Lines<T> panel{from.at(line, 0), from.across, from.along};
-      for (int64_t k = 0; k < K; k += step_k)
-        pack_step<T, pairs, true>(to + k / step_k * step_size, panel, k, n - line, K);
-    }
-  } else {
-    for (int64_t k = 0; k < K; k += step_k, to += step_size) {
-      for (int64_t line = 0; line < n; line += panel_lines)
-        pack_step<T, pairs, false>(to + line / panel_lines * panel_size, {from.at(line, 0), from.across, from.along}, k,
-                                   n - line, K);
-    }
-  }
-}
-
-// One panel of a matrix of bf16 whose k is contiguous: a copy, row by row.
-MATRIX_TARGET inline void copy_rows(bf16* to, const Lines<bf16>& from, int64_t n, int64_t K) {
-  for (int64_t line = 0; line < panel_lines; ++line) {
-    const bf16* row = from.at(line < n ? line : 0, 0);
-    const int64_t there = line < n ? K : 0;
-    for (int64_t k = 0; k < K; k += step_k) {
-      const __mmask32 mask = first_lanes(there - k);
-      _mm512_store_si512(to + (k / step_k * panel_lines + line) * step_k,
-                         _mm512_maskz_loadu_epi16(mask, row + (mask ? k : 0)));
+struct Packing {
+  bf16* to;
+  int64_t panel_size;
+  Lines<T> from;
+  int64_t n, K, line = 0, k = 0;
+  bool left() const { return line < n && k < K; }
+  int64_t steps() const { return n > 0 ? (n + panel_lines - 1) / panel_lines * ((K + step_k - 1) / step_k) : 0; }
+  // `fetch`: what a later step will read.
+  MATRIX_TARGET inline void step(bool fetch) {
+    constexpr int64_t step_size = 2 * parts<T> * tile_size;
+    const bool k_inner = from.k_inner();
+    const Lines<T> panel{from.at(line, 0), from.across, from.along};
+    const T* later = k_inner ? panel.at(panel_lines, k) : panel.at(0, k + step_k);
+    if (fetch) fetch_step(Lines<T>{later, from.across, from.along});
+    bf16* tiles = to + line / panel_lines * panel_size + k / step_k * step_size;
+    if (k_inner) {
+      pack_step<T, pairs, true>(tiles, panel, k, n - line, K);
+      if ((k += step_k) >= K) k = 0, line += panel_lines;
+    } else {
+      pack_step<T, pairs, false>(tiles, panel, k, n - line, K);
+      if ((line += panel_lines) >= n) line = 0, k += step_k;
     }
   }
-}
+  // Among the products, whose loop shall stay short.
+  MATRIX_TARGET __attribute__((noinline)) void step_aside() { step(false); }
+  MATRIX_TARGET void finish(bool fetch) {
+    while (left()) step(fetch);
+  }
+};
 
+// Lines of memory to bring into the L2 cache one by one, long before they are used: `rows` of `width` bytes, `apart`.
+// Not into the L1 cache, which waits for 16 lines at most: tiles that come from the L2 cache would stand behind them.
+struct Fetch {
+  const char* row;
+  int64_t rows, apart, width, x = 0;
+  void one() {
+    if (rows <= 0) return;
+    __builtin_prefetch(row + x, 0, 2);
+    x += 64;
+    if (x >= width) x = 0, row += apart, --rows;
+  }
+  int64_t lines() const { return std::max<int64_t>(0, rows) * ((width + 63) / 64); }
+};
+// What packing the first n lines and K k of `from` will read.
 template <class T>
-MATRIX_TARGET inline void pack_rows(bf16* to, const Lines<T>& from, int64_t n, int64_t K) {
-  if constexpr (std::is_same_v<T, bf16>) {
-    if (from.k_inner()) return copy_rows(to, from, n, K);
-  }
-  pack_panels<T, false>(to, 0, from, n, K);
+inline Fetch fetch_of(const Lines<T>& from, int64_t n, int64_t K) {
+  constexpr int64_t size = sizeof(T);
+  const char* data = reinterpret_cast<const char*>(from.data);
+  if (from.k_inner()) return {data, n, from.across * size, K * size};
+  return {data, n > 0 ? K : 0, from.along * size, n * size};
 }
 
-// Into the L2 cache: part t of `count` of what packing the first n lines and K k of `from` will read.
-template <class T>
-MATRIX_TARGET inline void prefetch_lines(const Lines<T>& from, int64_t n, int64_t K, int64_t t, int64_t count) {
-  const bool k_inner = from.k_inner();
-  const int64_t rows = k_inner ? n : K, width = (k_inner ? K : n) * static_cast<int64_t>(sizeof(T));
-  for (int64_t r = rows * t / count; r < rows * (t + 1) / count; ++r) {
-    const char* row = reinterpret_cast<const char*>(from.data + r * (k_inner ? from.across : from.along));
-    for (int64_t x = 0; x < width; x += 64) __builtin_prefetch(row + x, 0, 2);
-  }
+// -----------------------------------------------------------------------------------------------------------------
+// What the vector units do during the products.
+
+MATRIX_TARGET inline __m512 load_masked(const float* from, __mmask16 mask) { return _mm512_maskz_loadu_ps(mask, from); }
+MATRIX_TARGET inline __m512 load_masked(const bf16* from, __mmask16 mask) {
+  return reinterpret_cast<__m512>(
+      reinterpret_cast<Words>(_mm512_maskz_cvtepu16_epi32(mask, _mm256_maskz_loadu_epi16(mask, from))) << 16);
 }
+MATRIX_TARGET inline void store_pair(float* to, uint32_t mask, __m512 x, __m512 y) {
+  _mm512_mask_storeu_ps(to, static_cast<__mmask16>(mask), x);
+  if (mask >> 16) _mm512_mask_storeu_ps(to + 16, static_cast<__mmask16>(mask >> 16), y);
+}
+MATRIX_TARGET inline void store_pair(bf16* to, uint32_t mask, __m512 x, __m512 y) {
+  _mm512_mask_storeu_epi16(to, mask, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(y, x)));
+}
+
+// One row of 32 sums into c; the mask says where c has columns.
+template <bool add, class C>
+MATRIX_TARGET inline void finish_row(C* c, const float* sums, uint32_t mask) {
+  __m512 x = _mm512_loadu_ps(sums), y = _mm512_loadu_ps(sums + 16);
+  if (add) {
+    x = _mm512_add_ps(x, load_masked(c, static_cast<__mmask16>(mask)));
+    y = _mm512_add_ps(y, load_masked(c + (mask >> 16 ? 16 : 0), static_cast<__mmask16>(mask >> 16)));
+  }
+  store_pair(c, mask, x, y);
+}
+
+// Complete sums of 32 x 32 to put into m rows and n columns of c, set or added: some rows at a time.
+template <class C>
+struct Finish {
+  C* c;
+  const float* sums;
+  int64_t ldc, m, n;
+  bool add;
+  MATRIX_TARGET void rows(int64_t count) {
+    const int64_t end = std::min(count, m);
+    const uint32_t mask = first_lanes(n);
+    for (int64_t r = 0; r < end; ++r, c += ldc, sums += panel_lines) {
+      if (mask == ~0u) add ? finish_row<true>(c, sums, ~0u) : finish_row<false>(c, sums, ~0u);  // without masks
+      else add ? finish_row<true>(c, sums, mask) : finish_row<false>(c, sums, mask);
+    }
+    m -= end;
+  }
+};
+
+// Work that is spread over the steps of products: so much of it at every step.
+template <class C, class T>
+struct Aside {
+  Finish<C> finish{};          // of the product before
+  Fetch c{};                   // of a product after
+  Fetch a{};                   // of rows of a, and the packing of those before them: many products share both
+  Packing<T, false> packing{};
+  int64_t rows_a_step = 0, c_a_step = 0, a_lines = 0, a_packs = 0, a_steps = 1, a_due = 0, packs_due = 0;
+  void share_c(const Fetch& later, int64_t steps) {
+    c = later, c_a_step = (c.lines() + steps - 1) / steps, rows_a_step = (panel_lines + steps - 1) / steps;
+  }
+  void share_a(const Fetch& later, const Packing<T, false>& next, int64_t steps) {
+    a = later, a_lines = later.lines(), a_due = 0;
+    packing = next, a_packs = next.steps(), packs_due = 0;
+    a_steps = steps;
+  }
+  MATRIX_TARGET void step() {
+    if (finish.m > 0) finish.rows(rows_a_step);
+    for (int64_t n = 0; n < c_a_step; ++n) c.one();
+    for (a_due += a_lines; a_due >= a_steps; a_due -= a_steps) a.one();
+    for (packs_due += a_packs; packs_due >= a_steps; packs_due -= a_steps) packing.step_aside();
+  }
+};
 
 // -----------------------------------------------------------------------------------------------------------------
 // Products of panels.
@@ -198,13 +281,11 @@ struct RowPanel {
 };
 
 // c (32, 32), set or added to, from `steps` x 32 k of a and b.
-// b is loaded so that it passes through the L1 cache and leaves a there: a step, at best 64 cycles, takes 72, even for
-// 640 k, instead of 88 for 384. Meanwhile 32 rows of 128 bytes from `ahead` on are fetched: what the next call
-// will write.
-template <int part_count>
+// b is loaded so that it passes through the L1 cache and leaves a there: a step, at best 64 cycles, takes 72 instead of
+// 88. At each step the vector units do a part of what else there is to do.
+template <int part_count, class Work>
 MATRIX_TARGET inline void multiply_amx(float* c, int64_t ldc, const RowPanel& a, const bf16* b, int64_t steps,
-                                       bool add, const char* ahead, int64_t ahead_row) {
-  const int64_t ahead_rows = (panel_lines + steps - 1) / steps;
+                                       bool add, Work& aside) {
   const int64_t c_bytes = ldc * 4, a_bytes = a.row * 2;
   const bf16 *top = a.half(0), *bottom = a.half(1);
   float* c_bottom = c + tile_lines * ldc;
@@ -252,10 +333,7 @@ MATRIX_TARGET inline void multiply_amx(float* c, int64_t ldc, const RowPanel& a,
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
     }
-    for (int64_t r = 0; r < ahead_rows; ++r, ahead += ahead_row) {
-      __builtin_prefetch(ahead, 1);
-      __builtin_prefetch(ahead + 64, 1);
-    }
+    aside.step();
   }
   _tile_stored(0, c, c_bytes);
   _tile_stored(1, c + tile_lines, c_bytes);
@@ -295,35 +373,6 @@ MATRIX_TARGET inline void multiply_avx512(float* c, int64_t ldc, const RowPanel&
     for (int r = 0; r < rows; ++r) {
 #pragma GCC unroll 2
       for (int h = 0; h < 2; ++h) _mm512_storeu_ps(c + (i + r) * ldc + h * tile_lines, sum[r][h]);
-    }
-  }
-}
-
-// -----------------------------------------------------------------------------------------------------------------
-// The first m rows and n columns of complete sums into c, set or added.
-
-MATRIX_TARGET inline __m512 load_masked(const float* from, __mmask16 mask) { return _mm512_maskz_loadu_ps(mask, from); }
-MATRIX_TARGET inline __m512 load_masked(const bf16* from, __mmask16 mask) {
-  return reinterpret_cast<__m512>(
-      reinterpret_cast<Words>(_mm512_maskz_cvtepu16_epi32(mask, _mm256_maskz_loadu_epi16(mask, from))) << 16);
-}
-MATRIX_TARGET inline void store_masked(float* to, __mmask16 mask, __m512 x) { _mm512_mask_storeu_ps(to, mask, x); }
-MATRIX_TARGET inline void store_masked(bf16* to, __mmask16 mask, __m512 x) {
-  _mm256_mask_storeu_epi16(to, mask, reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)));
-}
-
-template <class C>
-MATRIX_TARGET inline void finish_sums(C* c, int64_t ldc, const float* sums, int64_t m, int64_t n, bool add) {
-  const uint32_t columns = first_lanes(n);
-  for (int64_t i = 0; i < std::min(m, panel_lines); ++i) {
-#pragma GCC unroll 2
-    for (int64_t h = 0; h < 2; ++h) {
-      const __mmask16 mask = static_cast<__mmask16>(columns >> h * tile_lines);
-      if (mask == 0) continue;
-      C* to = c + i * ldc + h * tile_lines;
-      __m512 x = _mm512_loadu_ps(sums + i * panel_lines + h * tile_lines);
-      if (add) x = _mm512_add_ps(x, load_masked(to, mask));
-      store_masked(to, mask, x);
     }
   }
 }

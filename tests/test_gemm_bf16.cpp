@@ -112,6 +112,7 @@ const std::vector<Size> sizes{
     {31, 65, 63},  {96, 64, 96}, {70, 40, 129},  {64, 1, 320},  {5, 400, 31},    {33, 47, 700},  // several depths
     {40, 36, 4200}, {513, 3, 4097},                                              // sums kept while K passes
     {35, 1060, 40}, {20, 400, 2050},                                              // several blocks of columns
+    {300, 330, 700}, {260, 254, 1500}, {140, 1100, 300},                          // larger than a cache, packed aside
 };
 
 }  // namespace
@@ -144,7 +145,8 @@ TEST_CASE("gemm_bf16: a sum is rounded once, after c's old value was added") {
 
 TEST_CASE("gemm_bf16: the result does not depend on the thread count, nor on who calls") {
   on_every_unit([] {
-    for (const Size& size : std::vector<Size>{{300, 400, 200}, {32, 33, 9000}, {1100, 70, 513}, {70, 1500, 70}}) {
+    for (const Size& size : std::vector<Size>{
+             {300, 400, 200}, {32, 33, 9000}, {1100, 70, 513}, {70, 1500, 70}, {200, 400, 1400}}) {
       for (const Form& form : forms) {
         const Case<bf16> x(size, form);
         const Case<float> y(size, form);
