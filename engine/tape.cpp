@@ -92,14 +92,26 @@ Value* Tape::record(std::unique_ptr<Node> node) {
 // for every edge, so that no kernel and no model has to know who else reads a tensor. Parameter gradients are zeroed at
 // the start of a step and always added.
 
+Tape::UsesOf Tape::find_uses() const {
+  UsesOf uses;
+  for (size_t n = 0; n < nodes_.size(); ++n) {
+    for (const Value* value : nodes_[n]->out) uses[value].writer = static_cast<int64_t>(n);
+    for (const Value* value : nodes_[n]->in) uses[value].readers.push_back(static_cast<int64_t>(n));
+    for (const auto* list : {&nodes_[n]->keep, &nodes_[n]->saved})
+      for (const Value* value : *list) ++uses[value].kept;
+    for (const Value* value : nodes_[n]->keep_grads) uses[value].grad_read_late = true;
+  }
+  return uses;
+}
+
 // May the gradient of input i of node n, which passes its gradient on, live in the memory of the output's? The first
 // input may, where it is the residual stream: others then add to that memory, so nobody may read the output's gradient
 // afterwards. Another input may, a sublayer's output, if this node is its only reader and its writer has taken the
 // gradient before anybody adds to it.
-bool Tape::may_share_gradient(size_t n, size_t i) const {
+bool Tape::may_share_gradient(const UsesOf& uses, size_t n, size_t i) const {
   const Node& node = *nodes_[n];
   const Value &value = *node.in[i], &out = *node.out[0];
-  const auto known = [&](const Value* v) { return uses_.contains(v) ? uses_.at(v) : Uses{}; };
+  const auto known = [&](const Value* v) { return uses.contains(v) ? uses.at(v) : Uses{}; };
   const Uses use = known(&value);
   if (value.parameter != nullptr || known(&out).grad_read_late || use.grad_read_late || use.writer < 0) return false;
   if (i == 0) return true;
@@ -116,9 +128,9 @@ bool Tape::may_share_gradient(size_t n, size_t i) const {
 }
 
 // May node n's backward write the gradient of input i over it? Nobody else reads it then, or adds to its gradient.
-bool Tape::may_overwrite(size_t n, size_t i) const {
+bool Tape::may_overwrite(const UsesOf& uses, size_t n, size_t i) const {
   const Value& value = *nodes_[n]->in[i];
-  const Uses& use = uses_.at(&value);
+  const Uses& use = uses.at(&value);
   return value.parameter == nullptr && !value.overwritten && !value.buffer->persistent &&
          value.buffer->inside == nullptr && use.readers.size() == 1 && use.kept == 1 && !use.grad_read_late;
 }
@@ -126,13 +138,7 @@ bool Tape::may_overwrite(size_t n, size_t i) const {
 void Tape::differentiate() {
   CHECK_THAT(!differentiated_ && !planned_, "differentiate() comes once, before plan()");
   differentiated_ = true;
-  for (size_t n = 0; n < nodes_.size(); ++n) {
-    for (const Value* value : nodes_[n]->out) uses_[value].writer = static_cast<int64_t>(n);
-    for (const Value* value : nodes_[n]->in) uses_[value].readers.push_back(static_cast<int64_t>(n));
-    for (const auto* list : {&nodes_[n]->keep, &nodes_[n]->saved})
-      for (const Value* value : *list) ++uses_[value].kept;
-    for (const Value* value : nodes_[n]->keep_grads) uses_[value].grad_read_late = true;
-  }
+  const UsesOf uses = find_uses();
   for (size_t n = nodes_.size(); n-- > 0;) {
     Node& node = *nodes_[n];
     for (const Value* value : node.keep)
@@ -149,9 +155,9 @@ void Tape::differentiate() {
       node.acc[i] = value.parameter != nullptr || value.grad != nullptr;
       if (value.grad == nullptr) {
         value.grad = add_gradient(value);
-        if (node.passes_grad && node.out[0]->grad != nullptr && may_share_gradient(n, i))
+        if (node.passes_grad && node.out[0]->grad != nullptr && may_share_gradient(uses, n, i))
           share(value.grad, node.out[0]->grad);
-        if (node.grads_over_inputs && may_overwrite(n, i)) share(value.grad, &value);
+        if (node.grads_over_inputs && may_overwrite(uses, n, i)) share(value.grad, &value);
         if (value.parameter == nullptr &&
             std::find(node.adds_to.begin(), node.adds_to.end(), &value) != node.adds_to.end())
           holes_.emplace_back(n, value.grad);

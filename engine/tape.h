@@ -151,8 +151,16 @@ class Tape {
 
  private:
   Value* add_gradient(const Value& of);
-  bool may_share_gradient(size_t n, size_t i) const;
-  bool may_overwrite(size_t n, size_t i) const;
+  struct Uses {
+    int64_t writer = -1;           // the node that made the value
+    std::vector<int64_t> readers;  // whose backward adds to its gradient
+    int64_t kept = 0;              // by so many backwards
+    bool grad_read_late = false;   // in somebody's keep_grads
+  };
+  using UsesOf = std::unordered_map<const Value*, Uses>;
+  UsesOf find_uses() const;
+  bool may_share_gradient(const UsesOf& uses, size_t n, size_t i) const;
+  bool may_overwrite(const UsesOf& uses, size_t n, size_t i) const;
   Value* add_value(const std::string& name, Shape shape, Dtype dtype, bool persistent);
   void find_lifetimes();
   void bury(int tick);
@@ -171,13 +179,6 @@ class Tape {
   std::deque<Buffer> buffers_;
   std::unordered_map<const Parameter*, Value*> parameters_;
   std::deque<std::unique_ptr<Node>> nodes_;
-  struct Uses {
-    int64_t writer = -1;           // the node that made the value
-    std::vector<int64_t> readers;  // whose backward adds to its gradient
-    int64_t kept = 0;              // by so many backwards
-    bool grad_read_late = false;   // in somebody's keep_grads
-  };
-  std::unordered_map<const Value*, Uses> uses_;  // by differentiate()
   std::vector<std::pair<size_t, Value*>> holes_;  // (node, gradient nobody writes): zeroed before the node's backward
   std::vector<std::pair<Value*, std::vector<double>>> constants_;
   std::function<void(size_t, bool)> after_;

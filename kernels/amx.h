@@ -69,6 +69,29 @@ MATRIX_TARGET inline void end_tiles() { _tile_release(); }
 // g++ does not know that a tile's load reads memory: to stand between the stores and the loads.
 inline void finish_stores() { asm volatile("" ::: "memory"); }
 
+// A mask of the first n lanes, of all if n is larger.
+inline uint32_t first_lanes(int64_t n) { return n >= 32 ? ~0u : n <= 0 ? 0u : (1u << n) - 1; }
+
+// Shuffled by the compilers' own vectors: g++ 12 warns that the intrinsics read data that is not initialized.
+using Words = uint32_t __attribute__((vector_size(64)));
+
+// (a0, b0, a1, b1, ...) in two vectors.
+MATRIX_TARGET inline void zip(Words& low, Words& high, const Words& a, const Words& b) {
+  low = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  high = __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+}
+// 16 x 16 words. A zip of both halves moves the bits of a word's position (row, lane) by one place; four swap them.
+MATRIX_TARGET inline void transpose_tile(Words (&v)[16]) {
+#pragma GCC unroll 4
+  for (int round = 0; round < 4; ++round) {
+    Words w[16];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) zip(w[2 * i], w[2 * i + 1], v[i], v[i + 8]);
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) v[i] = w[i];
+  }
+}
+
 #endif
 
 }  // namespace crossply

@@ -298,7 +298,7 @@ void attention_backward_cpu(const AttentionGradients<S>& g, const Sizes& z) {
   for (int64_t pair = 0; parts > 1 && pair < pairs; ++pair) {
     const int64_t head = z.key_head(pair / z.K, pair % z.K), size = 2 * T * width;
     float* dk = partial + pair * parts * size;
-    for (int64_t part = 1; part < parts; ++part) write_rows(dk, size, dk + part * size, size, 1, size, 1.f, true);
+    add_parts(dk, size, size, parts);
     write_rows(g.dk + head, stride, dk, width, T, D, g.scale, g.acc_k);
     write_rows(g.dv + head, stride, dk + T * width, width, T, D, 1.f, g.acc_v);
   }

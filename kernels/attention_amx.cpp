@@ -19,7 +19,7 @@ struct Pieces {
   float* next = nullptr;
   size_t used = 0;
   float* floats(int64_t count) {
-    const auto size = static_cast<size_t>(tiles_of(count, side) * side);
+    const auto size = static_cast<size_t>(round_up(count, side));
     float* const piece = next;
     if (next != nullptr) next += size;
     used += size;
@@ -57,7 +57,6 @@ MATRIX_TARGET void hide(float* s, int64_t pitch, int64_t column) {
 // -----------------------------------------------------------------------------------------------------------------
 // Forward: 32 queries at a time, the softmax over up to 256 keys at once. The scores are the products q k; c = scale /
 // ln 2 turns them into exponents of 2.
-
 //
 // A load waits for a store in flight whose address differs by a multiple of 4 KiB. So weights are written where the
 // scores were read, always a little behind the reading.
@@ -76,8 +75,8 @@ struct Forward {
   float* factor;           // (queries)
 
   Forward(const AttentionSizes& z, Pieces& pieces)
-      : width(tiles_of(z.D, depth) * depth), columns(tiles_of(z.D, side)) {
-    const int64_t keys = tiles_of(z.T, depth) * depth;
+      : width(round_up(z.D, depth)), columns(ceil_div(z.D, side)) {
+    const int64_t keys = round_up(z.T, depth);
     rows = pieces.halves(depth * width);
     k = pieces.halves(keys * width);
     v = pieces.halves(keys * columns * side);
@@ -211,7 +210,7 @@ struct ForwardArguments {
 struct Block {
   int64_t b, h, t0, at;  // at: where its rows begin in q and out
   Block(const AttentionSizes& z, int64_t item) {
-    const int64_t blocks = tiles_of(z.T, queries), head = item / blocks;
+    const int64_t blocks = ceil_div(z.T, queries), head = item / blocks;
     b = head / z.H, h = head % z.H, t0 = folded(item % blocks, blocks) * queries;
     at = z.query_head(b, h) + t0 * z.H * z.D;
   }
@@ -237,7 +236,7 @@ MATRIX_TARGET void forward_items(const ForwardArguments& a, const AttentionSizes
 void attention_forward_amx(bf16* out, float* lse, const bf16* q, const bf16* k, const bf16* v, const AttentionSizes& z,
                            float scale) {
   const ForwardArguments a{out, lse, q, k, v, scale};
-  const int64_t items = z.B * z.H * tiles_of(z.T, queries);
+  const int64_t items = z.B * z.H * ceil_div(z.T, queries);
   parallel_for(items, z.grain(items), [=](int64_t begin, int64_t end) { forward_items(a, z, begin, end); });
 }
 
@@ -262,11 +261,11 @@ struct Backward {
   float *lse, *delta;            // (block): lse in units of ln 2
 
   static int64_t sums(const AttentionSizes& z) {
-    return tiles_of(z.T, depth) * depth * tiles_of(z.D, side) * side;
+    return round_up(z.T, depth) * round_up(z.D, side);
   }
   Backward(const AttentionSizes& z, Pieces& pieces)
-      : width(tiles_of(z.D, depth) * depth), columns(tiles_of(z.D, side)) {
-    const int64_t keys = tiles_of(z.T, depth) * depth, wide = columns * side;
+      : width(round_up(z.D, depth)), columns(ceil_div(z.D, side)) {
+    const int64_t keys = round_up(z.T, depth), wide = columns * side;
     rows = pieces.halves(depth * width);
     k = pieces.halves(keys * width);
     v = pieces.halves(keys * width);
@@ -377,7 +376,7 @@ MATRIX_TARGET void take_queries(const AttentionGradients<bf16>& g, const Attenti
 // elements behind.
 MATRIX_TARGET void backward_block(const AttentionGradients<bf16>& g, const AttentionSizes& z, int64_t b, int64_t h,
                                   int64_t t0, int64_t ahead, const Backward& w) {
-  const int64_t n = std::min(block, z.T - t0), last = tiles_of(n, depth) * depth, stride = z.H * z.D;
+  const int64_t n = std::min(block, z.T - t0), last = round_up(n, depth), stride = z.H * z.D;
   const int64_t deep = w.width / depth, wide = w.columns * side;
   take_queries(g, z, b, h, t0, w);
   for (int64_t key = 0; key < t0 + last; key += depth) {
@@ -412,7 +411,7 @@ MATRIX_TARGET void backward_block(const AttentionGradients<bf16>& g, const Atten
 MATRIX_TARGET void give_keys(bf16* dst, const float* sums, float factor, bool acc, const AttentionSizes& z) {
   const int64_t stride = z.K * z.D;
   alignas(64) float tile[side * side];
-  for (int64_t key = 0; key < tiles_of(z.T, depth) * depth; key += side)
+  for (int64_t key = 0; key < round_up(z.T, depth); key += side)
     for (int64_t d = 0; d < z.D; d += side, sums += side * side) {
       transpose_words(tile, sums, 64);
       for (int64_t i = 0; i < side; ++i) {
@@ -426,7 +425,7 @@ MATRIX_TARGET void give_keys(bf16* dst, const float* sums, float factor, bool ac
 MATRIX_TARGET void backward_items(const AttentionGradients<bf16>& g, const AttentionSizes& z, int64_t parts,
                                   float* partial, int64_t begin, int64_t end) {
   Backward w = scratch_of<Backward>(z);
-  const int64_t blocks = tiles_of(z.T, block), work = z.group() * blocks, sums = Backward::sums(z);
+  const int64_t blocks = ceil_div(z.T, block), work = z.group() * blocks, sums = Backward::sums(z);
   int64_t packed = -1;
   begin_tiles();
   for (int64_t item = begin; item < end; ++item) {
@@ -451,7 +450,7 @@ MATRIX_TARGET void backward_items(const AttentionGradients<bf16>& g, const Atten
 }  // namespace
 
 void attention_backward_amx(const AttentionGradients<bf16>& g, const AttentionSizes& z) {
-  const int64_t pairs = z.B * z.K, parts = backward_parts(pairs, z.group() * tiles_of(z.T, block));
+  const int64_t pairs = z.B * z.K, parts = backward_parts(pairs, z.group() * ceil_div(z.T, block));
   const int64_t items = pairs * parts, size = 2 * Backward::sums(z);
   float* partial = parts == 1 ? nullptr : scratch_f32(static_cast<size_t>(items * size), 1);
   parallel_for(items, z.grain(items),
@@ -460,8 +459,7 @@ void attention_backward_amx(const AttentionGradients<bf16>& g, const AttentionSi
   for (int64_t pair = 0; pair < pairs; ++pair) {
     const int64_t head = z.key_head(pair / z.K, pair % z.K);
     float* dk = partial + pair * parts * size;
-    for (int64_t part = 1; part < parts; ++part)
-      for (int64_t i = 0; i < size; ++i) dk[i] += dk[part * size + i];
+    add_parts(dk, size, size, parts);
     give_keys(g.dk + head, dk, g.scale, g.acc_k, z);
     give_keys(g.dv + head, dk + size / 2, 1.f, g.acc_v, z);
   }

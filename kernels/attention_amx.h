@@ -13,10 +13,7 @@ constexpr int64_t side = 16;         // rows of a tile, and floats of a row
 constexpr int64_t depth = 2 * side;  // bf16 of a row: what one product sums over
 constexpr int64_t tile_size = side * depth;
 
-using Words = uint32_t __attribute__((vector_size(64)));
 using Pairs = uint16_t __attribute__((vector_size(64)));
-
-inline int64_t tiles_of(int64_t n, int64_t size) { return (n + size - 1) / size; }
 
 template <class V>
 MATRIX_TARGET inline void get(V& x, const void* from) {
@@ -27,11 +24,7 @@ MATRIX_TARGET inline void put(void* to, const V& x) {
   std::memcpy(to, &x, sizeof x);
 }
 
-// (a0, b0, a1, b1, ...) in two vectors.
-MATRIX_TARGET inline void zip(Words& low, Words& high, const Words& a, const Words& b) {
-  low = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-  high = __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-}
+using crossply::zip;  // of words; of 16 bits:
 MATRIX_TARGET inline void zip(Pairs& low, Pairs& high, const Pairs& a, const Pairs& b) {
   low = __builtin_shufflevector(a, b, 0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42, 11,
                                 43, 12, 44, 13, 45, 14, 46, 15, 47);
@@ -51,16 +44,10 @@ inline int64_t quarter_column(int64_t half, int64_t i) { return i / 4 * 8 + half
 
 // dst = src transposed, 16 x 16 words; rows of src are `stride` bytes apart, those of dst 64.
 MATRIX_TARGET inline void transpose_words(void* dst, const void* src, int64_t stride) {
-  Words v[side], w[side];
+  Words v[side];
 #pragma GCC unroll 16
   for (int64_t i = 0; i < side; ++i) get(v[i], static_cast<const char*>(src) + i * stride);
-#pragma GCC unroll 2
-  for (int step = 0; step < 2; ++step) {  // a zip moves the bits of an element's position one place on
-#pragma GCC unroll 8
-    for (int64_t i = 0; i < side / 2; ++i) zip(w[2 * i], w[2 * i + 1], v[i], v[i + side / 2]);
-#pragma GCC unroll 8
-    for (int64_t i = 0; i < side / 2; ++i) zip(v[2 * i], v[2 * i + 1], w[i], w[i + side / 2]);
-  }
+  transpose_tile(v);
 #pragma GCC unroll 16
   for (int64_t i = 0; i < side; ++i) put(static_cast<char*>(dst) + i * 64, v[i]);
 }
@@ -109,13 +96,10 @@ MATRIX_TARGET inline void exp2_in_place(Vec16& x) {
 // -----------------------------------------------------------------------------------------------------------------
 // Between the rows of one head and tiles. A row in scratch is `width` bf16, a multiple of 32.
 
-// The lanes before n.
-MATRIX_TARGET inline uint32_t lanes_before(int64_t n) { return n >= depth ? ~uint32_t{0} : (uint32_t{1} << n) - 1; }
-
 // dst (32, width) = src (n, D), and zeros.
 MATRIX_TARGET inline void take_rows(bf16* dst, int64_t width, const bf16* src, int64_t stride, int64_t n, int64_t D) {
   for (int64_t d = 0; d < width; d += depth) {
-    const uint32_t lanes = lanes_before(D - d);
+    const uint32_t lanes = first_lanes(D - d);
     for (int64_t i = 0; i < n; ++i) put(dst + i * width + d, _mm512_maskz_loadu_epi16(lanes, src + i * stride + d));
     for (int64_t i = n; i < depth; ++i) put(dst + i * width + d, Pairs{});
   }
@@ -157,7 +141,7 @@ MATRIX_TARGET inline void pack_transposed(bf16* dst, const bf16* rows, int64_t w
 MATRIX_TARGET inline void give_rows(bf16* dst, int64_t stride, const float* src, int64_t width, int64_t n, int64_t D,
                                     const float* factor, bool acc) {
   for (int64_t d = 0; d < D; d += side) {
-    const auto lanes = static_cast<__mmask16>(lanes_before(D - d));
+    const auto lanes = static_cast<__mmask16>(first_lanes(D - d));
     for (int64_t i = 0; i < n; ++i) {
       bf16* const to = dst + i * stride + d;
       Vec16 x;

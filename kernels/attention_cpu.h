@@ -1,5 +1,5 @@
 // What the fast CPU attentions share: their sizes and arguments, and how the work is divided. attention.cpp computes in
-// float vectors, attention_amx.cpp in a matrix unit's bf16 tiles.
+// float vectors, attention_narrow.cpp does so for small heads, attention_amx.cpp in a matrix unit's bf16 tiles.
 #pragma once
 
 #include <algorithm>
@@ -7,6 +7,7 @@
 
 #include "engine/dtype.h"
 #include "kernels/amx.h"
+#include "kernels/cpu.h"
 
 namespace crossply {
 
@@ -35,7 +36,13 @@ inline int64_t folded(int64_t i, int64_t n) { return i % 2 == 0 ? i / 2 : n - 1 
 
 // One thread sums up one part of what goes to one of `pairs` (b, kv head), out of `work` blocks of queries. Only where
 // the pairs are few are they cut, by the shape.
-inline int64_t backward_parts(int64_t pairs, int64_t work) { return std::min(work, (8 + pairs - 1) / pairs); }
+inline int64_t backward_parts(int64_t pairs, int64_t work) { return std::min(work, ceil_div(8, pairs)); }
+
+// sums (size) += the sums of the other parts, `apart` from one to the next.
+inline void add_parts(float* sums, int64_t size, int64_t apart, int64_t parts) {
+  for (int64_t part = 1; part < parts; ++part)
+    for (int64_t i = 0; i < size; ++i) sums[i] += sums[part * apart + i];
+}
 
 // For D of up to 16 in the forward, up to 8 in the backward. pos may be anything, lse null. They need the 32 registers
 // of AVX-512, and pad heads to 8 columns, or to 16.

@@ -269,9 +269,23 @@ void forward(S* out, float* lse, const S* q, const S* k, const S* v, const Atten
   });
 }
 
+}  // namespace
+
+template <class S>
+void attention_forward_narrow(S* out, float* lse, const S* q, const S* k, const S* v, const AttentionSizes& z,
+                              float scale) {
+  if (z.D <= 8) forward<8>(out, lse, q, k, v, z, scale);
+  else forward<16>(out, lse, q, k, v, z, scale);
+}
+template void attention_forward_narrow(float*, float*, const float*, const float*, const float*, const AttentionSizes&,
+                                       float);
+template void attention_forward_narrow(bf16*, float*, const bf16*, const bf16*, const bf16*, const AttentionSizes&,
+                                       float);
+
 // -----------------------------------------------------------------------------------------------------------------
 // Backward, of heads of up to 8 columns.
 
+namespace {
 constexpr int width = 8;
 constexpr int64_t held = wide<width>;
 
@@ -417,8 +431,10 @@ void write_dq(S* dq, int64_t stride, float* sums, int64_t T, int64_t D, float sc
   if (D < width) write_rows(dq, stride, sums, width, T, D, scale, acc);
 }
 
+}  // namespace
+
 template <class S>
-void backward(const AttentionGradients<S>& g, const AttentionSizes& z) {
+void attention_backward_narrow(const AttentionGradients<S>& g, const AttentionSizes& z) {
   const int64_t T = z.T, D = z.D, group = z.group(), blocks = ceil_div(T, held), pairs = z.B * z.K;
   // One thread goes through one part of the keys of one pair (b, kv head). Only where the pairs are few, and long, are
   // they cut, by the shape; then there are as many sums for dq.
@@ -453,32 +469,11 @@ void backward(const AttentionGradients<S>& g, const AttentionSizes& z) {
   for (int64_t head = 0; parts > 1 && head < z.B * z.H; ++head) {
     const int64_t pair = head / group, i = head % group;
     float* dq = partial + (pair * parts * group + i) * size;
-    for (int64_t part = 1; part < parts; ++part)
-      write_rows(dq, size, dq + part * group * size, size, 1, size, 1.f, true);
+    add_parts(dq, size, group * size, parts);
     write_dq(g.dq + z.query_head(head / z.H, head % z.H), z.H * D, dq, T, D, g.scale, g.acc_q);
   }
 }
 
-}  // namespace
-
-// -----------------------------------------------------------------------------------------------------------------
-// Entry points.
-
-template <class S>
-void attention_forward_narrow(S* out, float* lse, const S* q, const S* k, const S* v, const AttentionSizes& z,
-                              float scale) {
-  if (z.D <= 8) forward<8>(out, lse, q, k, v, z, scale);
-  else forward<16>(out, lse, q, k, v, z, scale);
-}
-template void attention_forward_narrow(float*, float*, const float*, const float*, const float*, const AttentionSizes&,
-                                       float);
-template void attention_forward_narrow(bf16*, float*, const bf16*, const bf16*, const bf16*, const AttentionSizes&,
-                                       float);
-
-template <class S>
-void attention_backward_narrow(const AttentionGradients<S>& g, const AttentionSizes& z) {
-  backward(g, z);
-}
 template void attention_backward_narrow(const AttentionGradients<float>&, const AttentionSizes&);
 template void attention_backward_narrow(const AttentionGradients<bf16>&, const AttentionSizes&);
 

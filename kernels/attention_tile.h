@@ -7,6 +7,7 @@
 #include <cstring>
 #include <utility>
 
+#include "kernels/cpu.h"
 #include "kernels/vec.h"
 
 namespace crossply::attention_tile {
@@ -24,8 +25,7 @@ constexpr int64_t tile = tile_vectors * lanes;  // queries, and keys, of one til
 using Vec = float __attribute__((vector_size(lanes * sizeof(float))));
 using IntVec = int32_t __attribute__((vector_size(lanes * sizeof(float))));
 
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-inline int64_t round_up(int64_t n) { return ceil_div(n, lanes) * lanes; }
+inline int64_t round_up(int64_t n) { return crossply::round_up(n, lanes); }
 
 constexpr float log2_e = 1.44269504f, ln_2 = 0.693147181f;
 

@@ -13,6 +13,13 @@
 
 namespace crossply {
 
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline int64_t round_up(int64_t n, int64_t unit) { return ceil_div(n, unit) * unit; }
+// The size of the fewest equal blocks, none above `limit`, that cover n; a multiple of `unit`, as is limit.
+inline int64_t even_blocks(int64_t n, int64_t limit, int64_t unit) {
+  return round_up(ceil_div(n, ceil_div(n, limit)), unit);
+}
+
 // One machine code for parallel_for's both ways in: inlined twice, the sums of the two could be ordered differently.
 template <class F>
 [[gnu::noinline]] void run_part(F& body, int64_t begin, int64_t end) {
@@ -40,7 +47,7 @@ void parallel_for(int64_t n, int64_t grain, F&& body) {
 // shape. For rows that may be short: body runs its exponentials over the tile at once, because a loop's end is slow.
 template <class F>
 void for_row_tiles(int64_t rows, int64_t width, F&& body) {
-  const int64_t tile = std::max<int64_t>(1, 1024 / width), tiles = (rows + tile - 1) / tile;
+  const int64_t tile = std::max<int64_t>(1, 1024 / width), tiles = ceil_div(rows, tile);
   parallel_for(tiles, 8192 / (tile * width), [&](int64_t begin, int64_t end) {
     for (int64_t n = begin * tile; n < std::min(rows, end * tile); n += tile) body(n, std::min(tile, rows - n));
   });

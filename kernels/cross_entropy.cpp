@@ -1,7 +1,6 @@
 #include "kernels/cross_entropy.h"
 
 #include <algorithm>
-#include <limits>
 #include <type_traits>
 
 #include "kernels/cpu.h"
@@ -16,27 +15,6 @@ namespace {
 template <class S>
 int64_t chunk_rows(int64_t V) {
   return std::clamp<int64_t>((int64_t{64} << 20) / (V * static_cast<int64_t>(sizeof(S))), 128, 4096);
-}
-
-// In lanes by hand: no compiler vectorises a maximum of floats that may be NaN. A NaN may be lost here, but not in the
-// exponentials. Four chains, because one would wait for itself.
-template <class S>
-float largest_of(const S* z, int64_t V) {
-  Vec16 chain[4];
-  for (Vec16& largest : chain) largest = Vec16{} - std::numeric_limits<float>::infinity();
-  int64_t v = 0;
-  for (; v + 64 <= V; v += 64) {
-    for (int64_t c = 0; c < 4; ++c) {
-      Vec16 x;
-      load(x, z + v + 16 * c);
-      chain[c] = x > chain[c] ? x : chain[c];
-    }
-  }
-  for (; v < V; ++v) chain[0][v % 16] = std::max<float>(chain[0][v % 16], z[v]);
-  float largest = chain[0][0];
-  for (const Vec16& lanes : chain)
-    for (int i = 0; i < 16; ++i) largest = std::max(largest, lanes[i]);
-  return largest;
 }
 
 // e = exp(z - largest) for one row; returns the sum. e may be z. What cannot change a float sum becomes 0, so that no

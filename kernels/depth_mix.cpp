@@ -87,7 +87,7 @@ struct Split {
 
 template <class S>
 void depth_mix_forward_cpu(S* out, const std::vector<const S*>& sources, const float* weights, int64_t size) {
-  const int64_t inputs = static_cast<int64_t>(sources.size()), tiles = (size + tile_size - 1) / tile_size;
+  const int64_t inputs = static_cast<int64_t>(sources.size()), tiles = ceil_div(size, tile_size);
   parallel_for(tiles, size * inputs <= 32768 ? tiles : 1, [=, &sources](int64_t begin, int64_t end) {
     for (int64_t at = begin * tile_size; at < std::min(size, end * tile_size); at += tile_size)
       mix_row<false, S, S>(out + at, nullptr, nullptr, sources.data(), weights, inputs, at,
@@ -99,7 +99,7 @@ void depth_mix_forward_cpu(S* out, const std::vector<const S*>& sources, const f
 template <class S>
 void depth_mix_backward_cpu(S* dinp, float* dweights, const S* inp, const std::vector<const S*>& dout,
                             const float* weights, int64_t size, bool acc) {
-  const int64_t R = static_cast<int64_t>(dout.size()), tiles = (size + tile_size - 1) / tile_size;
+  const int64_t R = static_cast<int64_t>(dout.size()), tiles = ceil_div(size, tile_size);
   const Split split(tiles, size * R);
   float* partial = scratch_f32(static_cast<size_t>(split.blocks * R));
   std::fill_n(partial, split.blocks * R, 0.f);

@@ -2,11 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstring>
 #include <utility>
 
-#include "kernels/cpu.h"
+#include "kernels/gemm_split.h"
 #include "kernels/vec.h"
 
 namespace crossply {
@@ -27,12 +26,6 @@ constexpr int64_t m_block = 24 * tile_rows;  // and a packed block of a (m_block
 constexpr int64_t few = 384;                 // rows or columns whose blocks leave room for the next ones in L2
 
 using Vec = float __attribute__((vector_size(lanes * sizeof(float))));
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-// The size of the fewest equal blocks, none above `limit`, that cover n; a multiple of `unit`, as is limit.
-int64_t even_blocks(int64_t n, int64_t limit, int64_t unit) {
-  return ceil_div(ceil_div(n, ceil_div(n, limit)), unit) * unit;
-}
 
 // -----------------------------------------------------------------------------------------------------------------
 // Transposing in registers.
@@ -280,53 +273,22 @@ Plan make_plan(const Strided& a, const Strided& b, int64_t M, int64_t N, int64_t
   return {M, N, K, pack_a, pack_b, add};
 }
 
-// Cuts c into as many rectangles as there are threads, so that the largest is as small, and as square, as possible.
-void multiply(float* c, const Strided& a, const Strided& b, const Plan& plan) {
-  const int64_t threads = plan.small() || omp_in_parallel() ? 1 : omp_get_max_threads();
-  const int64_t cols = ceil_div(plan.N, tile_cols);
-  int64_t best = INT64_MAX, down = 1;
-  for (int64_t d = 1; d <= threads; ++d) {
-    if (threads % d) continue;
-    const int64_t m = ceil_div(plan.M, d), n = ceil_div(cols, threads / d) * tile_cols;
-    const int64_t cost = m * n + 16 * (m + n);  // multiplying, and packing both operands
-    if (cost < best) best = cost, down = d;
-  }
-  const int64_t across = threads / down;
-  parallel_for(threads, 1, [=, &a, &b, &plan](int64_t begin, int64_t end) {
-    for (int64_t p = begin; p < end; ++p) {
-      const int64_t y = p / across, i0 = plan.M * y / down, i1 = plan.M * (y + 1) / down;
-      const int64_t x = p % across, j0 = cols * x / across * tile_cols;
-      const int64_t j1 = std::min(cols * (x + 1) / across * tile_cols, plan.N);
-      if (i0 < i1 && j0 < j1) multiply_region(c, a, b, plan, i0, i1, j0, j1);
-    }
-  });
-}
-
 // Into how many pieces the sum is cut; 1: it is not.
-int64_t chunks_of(const Plan& plan) {
-  if (plan.M * plan.N > 16384) return 1;
-  return static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(std::clamp<int64_t>(plan.K / 512, 1, 16))));
+int64_t chunks_of(const Plan& plan) { return plan.M * plan.N > 16384 ? 1 : chunks_of_sum(plan.K, 512); }
+
+void multiply(float* c, const Strided& a, const Strided& b, const Plan& plan) {
+  share_rectangles(
+      plan.M, plan.N, 1, tile_cols, 16, plan.small(),
+      [&](int64_t i0, int64_t i1, int64_t j0, int64_t j1) { multiply_region(c, a, b, plan, i0, i1, j0, j1); });
 }
 
-// A long sum into a small c leaves too few tiles to share out, so the sum itself is cut into chunks, as many for any
-// number of threads. The partial results are added in order.
 void multiply_in_chunks(float* c, const Strided& a, const Strided& b, const Plan& plan, int64_t chunks) {
-  const int64_t size = plan.M * plan.N;
-  float* partial = scratch_f32(static_cast<size_t>(chunks * size), 6);
-  parallel_for(chunks, plan.small() ? chunks : 1, [=, &a, &b, &plan](int64_t begin, int64_t end) {
-    for (int64_t p = begin; p < end; ++p) {
-      const int64_t k0 = plan.K * p / chunks, k1 = plan.K * (p + 1) / chunks;
-      const Plan part{plan.M, plan.N, k1 - k0, plan.pack_a, plan.pack_b, false};
-      multiply_region(partial + p * size, {a.data + k0 * a.col, a.row, a.col}, {b.data + k0 * b.row, b.row, b.col},
-                      part, 0, plan.M, 0, plan.N);
-    }
-  });
-  for (int64_t p = 0; p < chunks; ++p) {
-    const float* from = partial + p * size;
-    const bool add = plan.add || p > 0;
-#pragma omp simd
-    for (int64_t i = 0; i < size; ++i) c[i] = add ? c[i] + from[i] : from[i];
-  }
+  const auto part = [&](float* partial, int64_t k0, int64_t k1) {
+    const Plan piece{plan.M, plan.N, k1 - k0, plan.pack_a, plan.pack_b, false};
+    multiply_region(partial, {a.data + k0 * a.col, a.row, a.col}, {b.data + k0 * b.row, b.row, b.col}, piece, 0, plan.M,
+                    0, plan.N);
+  };
+  sum_in_chunks(c, plan.M * plan.N, plan.K, chunks, plan.small(), plan.add, part);
 }
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -409,19 +371,16 @@ void gemm(float* c, const Strided& a, const Strided& b, int64_t M, int64_t N, in
 
 void gemm_rows(const std::vector<Product>& products, int64_t M) {
   if (products.empty()) return;
-  const int64_t threads = omp_get_max_threads(), least = 256;  // rows of a thread that repay packing all of b
-  bool alone = products.size() == 1 || M < least * threads || omp_in_parallel();
+  bool alone = products.size() == 1 || !enough_rows(M);
   for (const Product& p : products)
     alone |= chunks_of({M, p.N, p.K, false, false, false}) > 1;  // the same bits either way
   if (alone) {
     for (const Product& p : products) gemm(p.c, p.a, p.b, M, p.N, p.K, p.add);
     return;
   }
-  parallel_for(threads, 1, [=, &products](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t)
-      for (const Product& p : products)
-        multiply_region(p.c, p.a, p.b, make_plan(p.a, p.b, M, p.N, p.K, p.add), M * t / threads, M * (t + 1) / threads,
-                        0, p.N);
+  share_rows(M, 1, [&](int64_t i0, int64_t i1) {
+    for (const Product& p : products)
+      multiply_region(p.c, p.a, p.b, make_plan(p.a, p.b, M, p.N, p.K, p.add), i0, i1, 0, p.N);
   });
 }
 

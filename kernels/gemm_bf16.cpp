@@ -1,13 +1,12 @@
 #include "kernels/gemm_bf16.h"
 
 #include <algorithm>
-#include <bit>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
-#include "kernels/cpu.h"
 #include "kernels/gemm_bf16_tile.h"
+#include "kernels/gemm_split.h"
 
 namespace crossply {
 namespace {
@@ -21,11 +20,6 @@ constexpr int64_t k_block = 512, b_block = 256 * 1024;
 // In bytes: operands that fit into the L2 cache together, beside what is packed, are probably there. Fetching them
 // ahead, and packing them among the products, would cost small models a tenth.
 constexpr int64_t cache_size = 768 * 1024;
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-int64_t round_up(int64_t n, int64_t unit) { return ceil_div(n, unit) * unit; }
-// The size of the fewest equal blocks, none above `limit`, that cover n; a multiple of `unit`, as is limit.
-int64_t even_blocks(int64_t n, int64_t limit, int64_t unit) { return round_up(ceil_div(n, ceil_div(n, limit)), unit); }
 
 template <class T>
 struct Factors {
@@ -218,57 +212,20 @@ MATRIX_TARGET void multiply_region(const Task<C, T>& p, int64_t i0, int64_t i1, 
   if (amx) end_tiles();
 }
 
-// Cuts c into as many rectangles as there are threads, so that the largest is as small, and as square, as possible.
-template <class C, class T>
-void multiply_rectangles(const Task<C, T>& p) {
-  const int64_t threads = p.small() || omp_in_parallel() ? 1 : omp_get_max_threads();
-  const int64_t rows = ceil_div(p.M, panel_lines), cols = ceil_div(p.N, panel_lines);
-  int64_t best = INT64_MAX, down = 1;
-  for (int64_t d = 1; d <= threads; ++d) {
-    if (threads % d) continue;
-    const int64_t m = ceil_div(rows, d), n = ceil_div(cols, threads / d);
-    const int64_t cost = m * n + 4 * (m + n);  // multiplying, and packing both operands
-    if (cost < best) best = cost, down = d;
-  }
-  const int64_t across = threads / down;
-  parallel_for(threads, 1, [=, &p](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) {
-      const int64_t y = t / across, i0 = rows * y / down * panel_lines;
-      const int64_t i1 = std::min(rows * (y + 1) / down * panel_lines, p.M);
-      const int64_t x = t % across, j0 = cols * x / across * panel_lines;
-      const int64_t j1 = std::min(cols * (x + 1) / across * panel_lines, p.N);
-      if (i0 < i1 && j0 < j1) multiply_region(p, i0, i1, j0, j1);
-    }
-  });
-}
-
 // Into how many pieces the sum is cut; 1: it is not.
 template <class C, class T>
 int64_t chunks_of(const Task<C, T>& p) {
-  if (!std::is_same_v<C, float> || p.M * p.N > 65536) return 1;
-  return static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(std::clamp<int64_t>(p.terms[0].K / 1024, 1, 16))));
+  return !std::is_same_v<C, float> || p.M * p.N > 65536 ? 1 : chunks_of_sum(p.terms[0].K, 1024);
 }
 
-// A long sum into a small c leaves too few tiles to share out, so the sum itself is cut into chunks, as many for any
-// number of threads. The partial results are added in order.
 template <class T>
 void multiply_chunks(const Task<float, T>& p, int64_t chunks) {
-  const int64_t size = p.M * p.N;
-  float* partial = scratch_f32(static_cast<size_t>(chunks * size), 6);
-  parallel_for(chunks, p.small() ? chunks : 1, [=, &p](int64_t begin, int64_t end) {
-    const Factors<T>& x = p.terms[0];
-    for (int64_t t = begin; t < end; ++t) {
-      const int64_t k0 = x.K * t / chunks, k1 = x.K * (t + 1) / chunks;
-      const Factors<T> part{{x.a.at(0, k0), x.a.across, x.a.along}, {x.b.at(0, k0), x.b.across, x.b.along}, k1 - k0};
-      multiply_region(Task<float, T>{partial + t * size, {part}, p.M, p.N, false}, 0, p.M, 0, p.N);
-    }
-  });
-  for (int64_t t = 0; t < chunks; ++t) {
-    const float* from = partial + t * size;
-    const bool add = p.add || t > 0;
-#pragma omp simd
-    for (int64_t i = 0; i < size; ++i) p.c[i] = add ? p.c[i] + from[i] : from[i];
-  }
+  const Factors<T>& x = p.terms[0];
+  const auto part = [&](float* partial, int64_t k0, int64_t k1) {
+    const Factors<T> piece{{x.a.at(0, k0), x.a.across, x.a.along}, {x.b.at(0, k0), x.b.across, x.b.along}, k1 - k0};
+    multiply_region(Task<float, T>{partial, {piece}, p.M, p.N, false}, 0, p.M, 0, p.N);
+  };
+  sum_in_chunks(p.c, p.M * p.N, x.K, chunks, p.small(), p.add, part);
 }
 
 template <class C, class T>
@@ -276,24 +233,20 @@ void multiply(const Task<C, T>& p) {
   if constexpr (std::is_same_v<C, float>) {
     if (const int64_t chunks = chunks_of(p); chunks > 1) return multiply_chunks(p, chunks);
   }
-  multiply_rectangles(p);
+  share_rectangles(p.M, p.N, panel_lines, panel_lines, 4 * panel_lines, p.small(),
+                   [&](int64_t i0, int64_t i1, int64_t j0, int64_t j1) { multiply_region(p, i0, i1, j0, j1); });
 }
 
 template <class C, class T>
 void multiply_all(const std::vector<Task<C, T>>& tasks, int64_t M) {
-  const int64_t threads = omp_get_max_threads(), least = 256;  // rows of a thread that repay packing all of b
-  bool alone = tasks.size() == 1 || M < least * threads || omp_in_parallel();
+  bool alone = tasks.size() == 1 || !enough_rows(M);
   for (const Task<C, T>& p : tasks) alone |= chunks_of(p) > 1;  // the same bits either way
   if (alone) {
     for (const Task<C, T>& p : tasks) multiply(p);
     return;
   }
-  const int64_t panels = ceil_div(M, panel_lines);
-  parallel_for(threads, 1, [=, &tasks](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t)
-      for (const Task<C, T>& p : tasks)
-        multiply_region(p, panels * t / threads * panel_lines, std::min(panels * (t + 1) / threads * panel_lines, M), 0,
-                        p.N);
+  share_rows(M, panel_lines, [&](int64_t i0, int64_t i1) {
+    for (const Task<C, T>& p : tasks) multiply_region(p, i0, i1, 0, p.N);
   });
 }
 

@@ -7,10 +7,10 @@
 
 #include <algorithm>
 #include <type_traits>
-#include <utility>
 
 #include "engine/dtype.h"
 #include "kernels/amx.h"
+#include "kernels/cpu.h"
 
 #if CROSSPLY_MATRIX_UNITS
 
@@ -33,32 +33,8 @@ struct Lines {
   const T* at(int64_t line, int64_t k) const { return data + line * across + k * along; }
 };
 
-// A mask of the first n lanes, of all if n is larger.
-inline uint32_t first_lanes(int64_t n) { return n >= 32 ? ~0u : n <= 0 ? 0u : (1u << n) - 1; }
-
 // -----------------------------------------------------------------------------------------------------------------
-// Packing.
-
-// The intrinsics with maskz, and shuffles by the compilers' own vectors: the plain ones make g++ 12 warn of data that
-// is not initialized.
-using Words = uint32_t __attribute__((vector_size(64)));
-
-template <size_t... I>
-MATRIX_TARGET inline void zip(Words& low, Words& high, const Words& a, const Words& b, std::index_sequence<I...>) {
-  low = __builtin_shufflevector(a, b, static_cast<int>(I / 2 + I % 2 * 16)...);
-  high = __builtin_shufflevector(a, b, static_cast<int>((I + 16) / 2 + I % 2 * 16)...);
-}
-// 16 x 16 words. One round rotates the bits of a word's position (row, lane) by one place; four swap the two halves.
-MATRIX_TARGET inline void transpose_tile(Words (&v)[16]) {
-#pragma GCC unroll 4
-  for (int round = 0; round < 4; ++round) {
-    Words w[16];
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) zip(w[2 * i], w[2 * i + 1], v[i], v[i + 8], std::make_index_sequence<16>());
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; ++i) v[i] = w[i];
-  }
-}
+// Packing. The intrinsics with maskz: the plain ones make g++ 12 warn of data that is not initialized.
 
 // 16 numbers x and 16 numbers y of 16 bits: x first, then y; and in pairs.
 MATRIX_TARGET inline __m512i join(__m256i x, __m256i y) {
@@ -155,7 +131,7 @@ struct Packing {
   Lines<T> from;
   int64_t n, K, line = 0, k = 0;
   bool left() const { return line < n && k < K; }
-  int64_t steps() const { return n > 0 ? (n + panel_lines - 1) / panel_lines * ((K + step_k - 1) / step_k) : 0; }
+  int64_t steps() const { return n > 0 ? ceil_div(n, panel_lines) * ceil_div(K, step_k) : 0; }
   // `fetch`: what a later step will read.
   MATRIX_TARGET inline void step(bool fetch) {
     constexpr int64_t step_size = 2 * parts<T> * tile_size;
@@ -190,7 +166,7 @@ struct Fetch {
     x += 64;
     if (x >= width) x = 0, row += apart, --rows;
   }
-  int64_t lines() const { return std::max<int64_t>(0, rows) * ((width + 63) / 64); }
+  int64_t lines() const { return std::max<int64_t>(0, rows) * ceil_div(width, 64); }
 };
 // What packing the first n lines and K k of `from` will read.
 template <class T>
@@ -255,7 +231,7 @@ struct Aside {
   Packing<T, false> packing{};
   int64_t rows_a_step = 0, c_a_step = 0, a_lines = 0, a_packs = 0, a_steps = 1, a_due = 0, packs_due = 0;
   void share_c(const Fetch& later, int64_t steps) {
-    c = later, c_a_step = (c.lines() + steps - 1) / steps, rows_a_step = (panel_lines + steps - 1) / steps;
+    c = later, c_a_step = ceil_div(c.lines(), steps), rows_a_step = ceil_div(panel_lines, steps);
   }
   void share_a(const Fetch& later, const Packing<T, false>& next, int64_t steps) {
     a = later, a_lines = later.lines(), a_due = 0;

@@ -199,7 +199,7 @@ template <class S>
 void forward_cpu(S* k, S* v, const Data<S>& of, const float* gain, const S* wk, const S* wv) {
   const HeadMixSize& z = of.z;
   const float* wg = fold_gain(gain, wk, wv, z);
-  const int64_t tile = tile_tokens(z), tiles = (z.N + tile - 1) / tile;
+  const int64_t tile = tile_tokens(z), tiles = ceil_div(z.N, tile);
   parallel_for(tiles, 1, [=, &of](int64_t begin, int64_t end) {
     float* m = scratch_f32(static_cast<size_t>(z.K * tile * z.C), 1);
     float* kv = scratch_f32(static_cast<size_t>(tile * 2 * z.D), 2);
@@ -219,7 +219,7 @@ void forward_cpu(S* k, S* v, const Data<S>& of, const float* gain, const S* wk, 
 constexpr int64_t block_width = 128;
 void correlate(float* g, const float* dkv, const float* m, const HeadMixSize& z, int64_t chunk, int64_t count,
                bool add) {
-  const int64_t blocks = (z.C + block_width - 1) / block_width;
+  const int64_t blocks = ceil_div(z.C, block_width);
   parallel_for(z.K * blocks, 1, [=, &z](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t h = i / blocks, c0 = i % blocks * block_width;
@@ -233,7 +233,7 @@ void correlate(float* g, const float* dkv, const float* m, const HeadMixSize& z,
 template <class S>
 void finish_weights(float* dgain, float* dwk, float* dwv, const float* g, const float* gain, const S* wk, const S* wv,
                     const HeadMixSize& z) {
-  const int64_t head = 2 * z.D, blocks = (z.C + block_width - 1) / block_width;
+  const int64_t head = 2 * z.D, blocks = ceil_div(z.C, block_width);
   parallel_for(blocks, z.K * head * z.C <= 32768 ? blocks : 1, [=, &z](int64_t begin, int64_t end) {
     for (int64_t c0 = begin * block_width; c0 < std::min(z.C, end * block_width); c0 += block_width) {
       const int64_t width = std::min(block_width, z.C - c0);
@@ -256,7 +256,7 @@ void backward_cpu(const std::vector<S*>& du, float* dweight, float* dgain, float
                   const S* dv, const Data<S>& of, const float* gain, const S* wk, const S* wv,
                   const std::vector<bool>& acc) {
   const HeadMixSize& z = of.z;
-  const int64_t weights = z.K * z.S, tile = tile_tokens(z), tiles = (z.N + tile - 1) / tile;
+  const int64_t weights = z.K * z.S, tile = tile_tokens(z), tiles = ceil_div(z.N, tile);
   const int64_t chunk = std::clamp<int64_t>((int64_t{1} << 19) / (z.K * z.C) / tile, 1, 512 / tile) * tile;  // tokens
   const int64_t head = chunk * 2 * z.D;
   const float* wg = fold_gain(gain, wk, wv, z);
@@ -267,7 +267,7 @@ void backward_cpu(const std::vector<S*>& du, float* dweight, float* dgain, float
   std::fill_n(z.shared ? partial : dweight, (z.shared ? tiles : z.N) * weights, 0.f);
   for (int64_t n0 = 0; n0 < z.N; n0 += chunk) {
     const int64_t count = std::min(chunk, z.N - n0);
-    parallel_for((count + tile - 1) / tile, 1, [=, &of, &du, &acc](int64_t begin, int64_t end) {
+    parallel_for(ceil_div(count, tile), 1, [=, &of, &du, &acc](int64_t begin, int64_t end) {
       float* dm = scratch_f32(static_cast<size_t>((z.K * tile + 1) * z.C), 3);
       for (int64_t t = begin; t < end; ++t) {
         const int64_t first = t * tile, rows = std::min(tile, count - first);

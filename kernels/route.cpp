@@ -172,7 +172,7 @@ void route_backward_cpu(S* dslice, S* slab, const S* dout, const std::vector<Rou
                        static_cast<int64_t>(r + 1) * K});
   }
   const int64_t layers = static_cast<int64_t>(readers.size());
-  const int64_t tokens = tile_tokens(K, D), tiles = (N + tokens - 1) / tokens;
+  const int64_t tokens = tile_tokens(K, D), tiles = ceil_div(N, tokens);
   // One partial sum per block of tiles; the number of blocks is fixed by the shape alone.
   const int64_t blocks = std::clamp<int64_t>(tiles / 4, 1, 32), size = layers * K * K;
   float* partial = scratch_f32(static_cast<size_t>(blocks * size), 1);

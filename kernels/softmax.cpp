@@ -8,22 +8,6 @@
 namespace crossply {
 namespace {
 
-// A long row in sixteen lanes by hand: clang does not vectorise a maximum of floats that may be NaN. A NaN may be lost
-// here, but not in the difference from it.
-float max_of(const float* x, int64_t n) {
-  float max = x[0];
-  int64_t i = 1;
-  if (n >= 32) {
-    float lanes[16];
-    std::copy_n(x, 16, lanes);
-    for (i = 16; i + 16 <= n; i += 16)
-      for (int l = 0; l < 16; ++l) lanes[l] = std::max(lanes[l], x[i + l]);
-    max = *std::max_element(lanes, lanes + 16);
-  }
-  for (; i < n; ++i) max = std::max(max, x[i]);
-  return max;
-}
-
 // Multiplies values (S) by the mask of one row; they may be alpha itself. keys: scratch of S.
 void prune(float* values, const float* alpha, uint64_t* keys, int64_t S, double top_p) {
   // Positive floats are ordered as their bits are, so that one integer holds weight and index.
@@ -87,7 +71,7 @@ void softmax_backward_cpu(X* dinp, const float* dout, const X* inp, int64_t rows
 
 void softmax_rows_cpu(float* out, const float* inp, int64_t rows, int64_t S) {
   for (int64_t n = 0; n < rows; ++n) {
-    const float max = max_of(inp + n * S, S);
+    const float max = largest_of(inp + n * S, S);
 #pragma omp simd
     for (int64_t m = n * S; m < (n + 1) * S; ++m) out[m] = inp[m] - max;
   }

@@ -69,7 +69,7 @@ void value_mix_backward_cpu(S* dv, S* dv1, float* d_own, float* d_first, const S
                             float own, float first, int64_t n) {
   constexpr int64_t piece = 2048, most_blocks = 64;
   // One pair of partial sums per block of pieces; the number of blocks is fixed by the shape alone.
-  const int64_t pieces = (n + piece - 1) / piece, blocks = std::clamp<int64_t>(pieces / 4, 1, most_blocks);
+  const int64_t pieces = ceil_div(n, piece), blocks = std::clamp<int64_t>(pieces / 4, 1, most_blocks);
   struct Sums {
     double own = 0, first = 0;
   } partial[most_blocks];

@@ -182,6 +182,28 @@ template <int64_t rows, class S>
     for (int64_t n = 0; n < rows; ++n) __builtin_prefetch(out + n * C + c, 1);
 }
 
+// The largest of n > 0. In lanes by hand: no compiler vectorises a maximum of floats that may be NaN. A NaN may be lost
+// here, but not in the exponentials of differences from it. Four chains, because one would wait for itself.
+template <class S>
+float largest_of(const S* x, int64_t n) {
+  float largest = x[0];
+  int64_t i = 0;
+  if (n >= 64) {
+    Vec16 chain[4];
+    for (int64_t c = 0; c < 4; ++c) load(chain[c], x + 16 * c);
+    for (i = 64; i + 64 <= n; i += 64)
+      for (int64_t c = 0; c < 4; ++c) {
+        Vec16 next;
+        load(next, x + i + 16 * c);
+        chain[c] = next > chain[c] ? next : chain[c];
+      }
+    for (const Vec16& lanes : chain)
+      for (int l = 0; l < 16; ++l) largest = std::max(largest, lanes[l]);
+  }
+  for (; i < n; ++i) largest = std::max<float>(largest, x[i]);
+  return largest;
+}
+
 // exp_f32 of kernels/cpu.h, to the bit.
 inline void exp_in_place(Vec16& x) {
   const Vec16 shifter = Vec16{} + 12582912.f, lowest = Vec16{} - 87.3f, highest = Vec16{} + 88.7f;

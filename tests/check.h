@@ -71,6 +71,17 @@ void check_close(const std::string& what, const std::vector<A>& got, const std::
   CHECK(true);
 }
 
+// The Euclidean distance; NaN where either has one.
+template <class A>
+double distance(const std::vector<A>& got, const std::vector<double>& want) {
+  REQUIRE(got.size() == want.size());
+  double sum = 0;
+  for (size_t i = 0; i < want.size(); ++i)
+    sum += std::pow(static_cast<double>(static_cast<float>(got[i])) - want[i], 2);
+  return std::sqrt(sum);
+}
+inline double size_of(const std::vector<double>& x) { return distance(std::vector<float>(x.size()), x); }
+
 // The derivative of loss(x) with respect to every x[i], exact to rounding: imag(loss(x + ih)) / h with h = 1e-50.
 // The forward must be analytic code: comparisons by real part, no abs of values.
 inline std::vector<double> complex_step(const std::vector<double>& x,

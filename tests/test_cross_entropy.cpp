@@ -130,14 +130,6 @@ struct NarrowProblem {
   }
 };
 
-template <class A>
-double rms_distance(const std::vector<A>& got, const std::vector<double>& want) {
-  double sum = 0;
-  for (size_t i = 0; i < want.size(); ++i)
-    sum += std::pow(static_cast<double>(static_cast<float>(got[i])) - want[i], 2);
-  return std::sqrt(sum / static_cast<double>(want.size()));
-}
-
 }  // namespace
 
 TEST_CASE("cross_entropy: bf16 is at most twice as far from the exact answer as the plain bf16 computation") {
@@ -151,9 +143,9 @@ TEST_CASE("cross_entropy: bf16 is at most twice as far from the exact answer as 
       NarrowProblem p(size, scored);
       p.fast(0.5), p.exact(0.5), p.plain(0.5);
       // 1e-6: where nothing is scored nothing is rounded either.
-      CHECK(rms_distance(p.losses, p.losses64) <= 2 * rms_distance(p.plain_losses, p.losses64) + 1e-6);
-      CHECK(rms_distance(p.dinp, p.dinp64) <= 2 * rms_distance(p.plain_dinp, p.dinp64) + 1e-6);
-      CHECK(rms_distance(p.dweight, p.dweight64) <= 2 * rms_distance(p.plain_dweight, p.dweight64) + 1e-6);
+      CHECK(distance(p.losses, p.losses64) <= 2 * distance(p.plain_losses, p.losses64) + 1e-6);
+      CHECK(distance(p.dinp, p.dinp64) <= 2 * distance(p.plain_dinp, p.dinp64) + 1e-6);
+      CHECK(distance(p.dweight, p.dweight64) <= 2 * distance(p.plain_dweight, p.dweight64) + 1e-6);
       const auto losses = p.losses;
       p.losses = poisoned<float>(size.rows);
       cross_entropy_forward(view(p.losses.data(), {size.rows}), view(p.inp.data(), {size.rows, size.C}),

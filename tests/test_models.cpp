@@ -85,17 +85,11 @@ TEST_CASE("models: the fast CPU kernels are as exact as the plain loops in f32")
     TinyModel exact(c.config, "reference", PlanMode::reuse, Dtype::f64);
     CHECK(std::abs(fast.step() - exact.step()) < 1e-5);
     plain.step();
-    auto error = [&](const std::vector<float>& got, const std::vector<double>& want) {
-      double sum = 0;
-      for (size_t i = 0; i < want.size(); ++i) sum += std::pow(static_cast<double>(got[i]) - want[i], 2);
-      return std::sqrt(sum);
-    };
-    double worst_fast = 0, worst_plain = 0, sum_fast = 0,
-           sum_plain = 0;  // of the tensors' errors, relative to their size
+    double worst_fast = 0, worst_plain = 0, sum_fast = 0, sum_plain = 0;  // of the errors, relative to a tensor's size
     for (Parameter& row : fast.params.rows()) {
       const auto want = exact.values<double>(exact.params.at(row.name).grad);
-      const double size = error(std::vector<float>(want.size(), 0.f), want);
-      const double missed = error(fast.values<float>(row.grad), want);
+      const double size = size_of(want);
+      const double missed = distance(fast.values<float>(row.grad), want);
       if (size == 0) {  // a single score has nothing to choose
         CHECK_MESSAGE(missed == 0, row.name);
         continue;
@@ -104,7 +98,7 @@ TEST_CASE("models: the fast CPU kernels are as exact as the plain loops in f32")
       CHECK_MESSAGE(std::isfinite(relative), row.name);
       worst_fast = std::max(worst_fast, relative);
       sum_fast += relative;
-      const double relative_plain = error(plain.values<float>(plain.params.at(row.name).grad), want) / size;
+      const double relative_plain = distance(plain.values<float>(plain.params.at(row.name).grad), want) / size;
       worst_plain = std::max(worst_plain, relative_plain);
       sum_plain += relative_plain;
     }

@@ -54,12 +54,6 @@ void use_sequences(TinyModel& model, uint64_t seed) {
   model.use(inputs, labels);
 }
 
-double distance(const std::vector<float>& got, const std::vector<double>& want) {
-  double sum = 0;
-  for (size_t i = 0; i < want.size(); ++i) sum += std::pow(static_cast<double>(got[i]) - want[i], 2);
-  return std::sqrt(sum);
-}
-
 }  // namespace
 
 // The errors of all gradients, relative to their size, which is taken to be at least a hundredth of the mean: what
@@ -67,7 +61,7 @@ double distance(const std::vector<float>& got, const std::vector<double>& want) 
 double sum_of_errors(TinyModel& got, TinyModel& exact) {
   double mean = 0, sum = 0;
   const auto size_of_gradient = [&](const Parameter& row) {
-    return distance(std::vector<float>(static_cast<size_t>(row.shape.numel()), 0.f), exact.values<double>(row.grad));
+    return size_of(exact.values<double>(row.grad));
   };
   for (const Parameter& row : exact.params.rows()) mean += size_of_gradient(row);
   mean /= static_cast<double>(exact.params.rows().size());
