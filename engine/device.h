@@ -24,9 +24,11 @@ class Device {
   virtual void fill(void* device, uint8_t byte, size_t bytes) = 0;
 };
 
-// name: "cpu", or "reference" (the plain loops that define every op: slow, and exact in double). matmul: "fp32" or
-// "bf16x3" (engine/stream.h). Throws Exit::device for a device that this build or machine does not have.
+// name: "cpu"; "cuda"; "reference" (the plain loops that define every op: slow, and exact in double); "emulator" (the
+// CUDA kernels, thread by thread on the CPU, in builds without CUDA). matmul: "fp32" or "bf16x3" (engine/stream.h).
+// Throws Exit::device for a device that this build or machine does not have.
 std::unique_ptr<Device> make_device(const std::string& name, const std::string& matmul = "fp32");
+std::unique_ptr<Device> make_cuda_device(const std::string& name);  // device_cuda.cpp
 
 // One contiguous, named block of device memory: parameters, gradients, moments, activations.
 class Arena {

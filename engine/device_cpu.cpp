@@ -71,8 +71,8 @@ std::unique_ptr<Device> make_device(const std::string& name, const std::string& 
   const Products products = matmul == "fp32" ? Products::f32 : Products::bf16x3;
   if (name == "cpu") return std::make_unique<CpuDevice>(Backend::cpu, products);
   if (name == "reference") return std::make_unique<CpuDevice>(Backend::reference, Products::f32);
-  if (name == "cuda") fail(Exit::device, "this build has no CUDA support; use --device cpu");
-  fail(Exit::usage, "unknown device '", name, "'; known: cpu, reference");
+  if (name == "cuda" || name == "emulator") return make_cuda_device(name);
+  fail(Exit::usage, "unknown device '", name, "'; known: cpu, cuda, reference, emulator");
 }
 
 Arena::Arena(Device& device, std::string name, size_t bytes)

@@ -6,6 +6,7 @@ namespace crossply {
 enum class Backend {
   reference,  // the plain templated loops of kernels/*.h, in f64 or f32: slow, and the meaning of every op
   cpu,        // vectorised and threaded, f32 or bf16
+  cuda,       // kernels/*.cu, f32 or bf16, on the GPU, or in its emulator where the build has no CUDA
 };
 
 // How the CPU multiplies f32 matrices: as they are, or each split into two bf16 parts, in three products on the matrix

@@ -154,6 +154,7 @@ void rmsnorm_forward(const Tensor& out, const Tensor& rstd, const Tensor& inp, c
   const int64_t C = width_of(inp, weight), rows = rstd.numel();
   CHECK_THAT(inp.numel() == rows * C && out.numel() == rows * C, "rmsnorm_forward: out ", out.str(), " rstd ",
              rstd.str(), " inp ", inp.str(), " weight ", weight.str());
+  if (stream.backend == Backend::cuda) return rmsnorm_forward_cuda(out, rstd, inp, weight, C, eps);
   if (stream.backend == Backend::cpu)
     return with_storage(out.dtype, [&](auto storage) {
       using S = decltype(storage);
@@ -175,6 +176,7 @@ void rmsnorm_backward(const Tensor& dinp, const Tensor& dweight, const Tensor& d
   const bool gain = weight.data != nullptr;
   CHECK_THAT(gain ? dweight.numel() == C : dweight.data == nullptr, "rmsnorm_backward: dweight ", dweight.str(),
              " weight ", weight.str());
+  if (stream.backend == Backend::cuda) return rmsnorm_backward_cuda(dinp, dweight, dout, inp, weight, rstd, C, acc);
   if (stream.backend == Backend::cpu)
     return with_storage(dinp.dtype, [&](auto storage) {
       using S = decltype(storage);

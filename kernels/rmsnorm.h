@@ -26,6 +26,12 @@ void rmsnorm_forward(const Tensor& out, const Tensor& rstd, const Tensor& inp, c
 void rmsnorm_backward(const Tensor& dinp, const Tensor& dweight, const Tensor& dout, const Tensor& inp,
                       const Tensor& weight, const Tensor& rstd, bool acc, Stream stream);
 
+// kernels/rmsnorm.cu; C is the rows' width.
+void rmsnorm_forward_cuda(const Tensor& out, const Tensor& rstd, const Tensor& inp, const Tensor& weight, int64_t C,
+                          double eps);
+void rmsnorm_backward_cuda(const Tensor& dinp, const Tensor& dweight, const Tensor& dout, const Tensor& inp,
+                           const Tensor& weight, const Tensor& rstd, int64_t C, bool acc);
+
 // weight and dweight may be null in both.
 template <class T>
 void rmsnorm_forward_ref(T* out, T* rstd, const T* inp, const T* weight, int64_t rows, int64_t C, double eps) {

@@ -1,5 +1,6 @@
 #include "kernels/rmsnorm.h"
 
+#include "tests/backends.h"
 #include "tests/check.h"
 #include "tests/threads.h"
 
@@ -75,36 +76,36 @@ TEST_CASE("rmsnorm: NaN stays in its row, dinp may alias dout, and the threads d
   }
 }
 
-TEST_CASE("rmsnorm: fast CPU equals the reference, set and added") {
-  for (const Size& size : std::vector<Size>{{1, 3}, {5, 31}, {300, 32}, {3, 1027}, {2000, 96}}) {
-    const int64_t rows = size.rows, C = size.C;
-    CAPTURE(rows);
-    CAPTURE(C);
-    const auto inp = random_vector<float>(rows * C, 1), weight = random_vector<float>(C, 2);
-    const auto dout = random_vector<float>(rows * C, 3), before = random_vector<float>(rows * C, 4);
-    const auto inp64 = convert<double>(inp), weight64 = convert<double>(weight), dout64 = convert<double>(dout);
-    for (bool acc : {false, true}) {
-      auto out = poisoned<float>(rows * C), rstd = poisoned<float>(rows);
-      auto dinp = acc ? before : poisoned<float>(rows * C);
-      auto dweight = random_vector<float>(C, 5);
-      auto out64 = poisoned<double>(rows * C), rstd64 = poisoned<double>(rows);
-      auto dinp64 = convert<double>(dinp), dweight64 = convert<double>(dweight);
-      rmsnorm_forward(view(out.data(), {rows, C}), view(rstd.data(), {rows}),
-                      view(inp.data(), {rows, C}), view(weight.data(), {C}),
-                      1e-6, Stream{Backend::cpu});
-      rmsnorm_forward_ref(out64.data(), rstd64.data(), inp64.data(), weight64.data(), rows, C, 1e-6);
-      // f32 sums of up to 1027 terms in vector order: some ulps (6e-8) of the result; the backward sums rows as well.
-      check_close("out", out, out64, 1e-6);
-      check_close("rstd", rstd, rstd64, 1e-6);
-      rmsnorm_backward(view(dinp.data(), {rows, C}), view(dweight.data(), {C}),
-                       view(dout.data(), {rows, C}),
-                       view(inp.data(), {rows, C}),
-                       view(weight.data(), {C}), view(rstd.data(), {rows}), acc,
-                       Stream{Backend::cpu});
-      rmsnorm_backward_ref(dinp64.data(), dweight64.data(), dout64.data(), inp64.data(), weight64.data(),
-                           rstd64.data(), rows, C, acc);
-      check_close("dinp", dinp, dinp64, 1e-5);
-      check_close("dweight", dweight, dweight64, 1e-5);
+TEST_CASE("rmsnorm: the fast backends equal the reference, set and added") {
+  for (const Backend backend : fast_backends) {
+    for (const Size& size : std::vector<Size>{{1, 3}, {5, 31}, {300, 32}, {3, 1027}, {2000, 96}}) {
+      const int64_t rows = size.rows, C = size.C;
+      CAPTURE(static_cast<int>(backend));
+      CAPTURE(rows);
+      CAPTURE(C);
+      const auto inp = random_vector<float>(rows * C, 1), weight = random_vector<float>(C, 2);
+      const auto dout = random_vector<float>(rows * C, 3), before = random_vector<float>(rows * C, 4);
+      const auto inp64 = convert<double>(inp), weight64 = convert<double>(weight), dout64 = convert<double>(dout);
+      for (bool acc : {false, true}) {
+        auto out = poisoned<float>(rows * C), rstd = poisoned<float>(rows);
+        auto dinp = acc ? before : poisoned<float>(rows * C);
+        auto dweight = random_vector<float>(C, 5);
+        auto out64 = poisoned<double>(rows * C), rstd64 = poisoned<double>(rows);
+        auto dinp64 = convert<double>(dinp), dweight64 = convert<double>(dweight);
+        const Tensor r = view(rstd.data(), {rows}), x = view(inp.data(), {rows, C}), w = view(weight.data(), {C});
+        run_on(backend, {view(out.data(), {rows, C}), r, x, w},
+               [&](auto& t, Stream stream) { rmsnorm_forward(t[0], t[1], t[2], t[3], 1e-6, stream); });
+        rmsnorm_forward_ref(out64.data(), rstd64.data(), inp64.data(), weight64.data(), rows, C, 1e-6);
+        // f32 sums of up to 1027 terms in vector order: some ulps (6e-8) of the result; the backward sums rows as well.
+        check_close("out", out, out64, 1e-6);
+        check_close("rstd", rstd, rstd64, 1e-6);
+        run_on(backend, {view(dinp.data(), {rows, C}), view(dweight.data(), {C}), view(dout.data(), {rows, C}), x, w, r},
+               [&](auto& t, Stream stream) { rmsnorm_backward(t[0], t[1], t[2], t[3], t[4], t[5], acc, stream); });
+        rmsnorm_backward_ref(dinp64.data(), dweight64.data(), dout64.data(), inp64.data(), weight64.data(),
+                             rstd64.data(), rows, C, acc);
+        check_close("dinp", dinp, dinp64, 1e-5);
+        check_close("dweight", dweight, dweight64, 1e-5);
+      }
     }
   }
 }
@@ -141,34 +142,38 @@ TEST_CASE("rmsnorm: without a gain it is the norm with a gain of ones") {
 }
 
 // The same inputs, sums in float: what is stored as f32 is as close as before, what is stored as bf16 is rounded once.
-TEST_CASE("rmsnorm: in bf16 the fast CPU equals the reference, rounded once") {
-  for (const Size& size : std::vector<Size>{{1, 3}, {7, 8}, {5, 31}, {301, 32}, {3, 1027}, {1000, 96}}) {
-    const int64_t rows = size.rows, C = size.C;
-    CAPTURE(rows);
-    CAPTURE(C);
-    const auto inp = random_vector<bf16>(rows * C, 1), dout = random_vector<bf16>(rows * C, 3);
-    const auto weight = random_vector<float>(C, 2);
-    const auto inp64 = convert<double>(inp), weight64 = convert<double>(weight), dout64 = convert<double>(dout);
-    const Tensor x = view(inp.data(), {rows, C}), dy = view(dout.data(), {rows, C});
-    for (const bool acc : {false, true}) {
-      for (const bool gain : {false, true}) {
-        CAPTURE(gain);
-        auto out = poisoned<bf16>(rows * C), dinp = acc ? random_vector<bf16>(rows * C, 4) : poisoned<bf16>(rows * C);
-        auto rstd = poisoned<float>(rows), dweight = random_vector<float>(C, 5);
-        auto out64 = poisoned<double>(rows * C), rstd64 = poisoned<double>(rows);
-        auto dinp64 = convert<double>(dinp), dweight64 = convert<double>(dweight);
-        const Tensor w = gain ? view(weight.data(), {C}) : Tensor{}, r = view(rstd.data(), {rows});
-        const Tensor dw = gain ? view(dweight.data(), {C}) : Tensor{};
-        rmsnorm_forward(view(out.data(), {rows, C}), r, x, w, 1e-6, Stream{});
-        rmsnorm_backward(view(dinp.data(), {rows, C}), dw, dy, x, w, r, acc, Stream{});
-        const double* w64 = gain ? weight64.data() : nullptr;
-        rmsnorm_forward_ref(out64.data(), rstd64.data(), inp64.data(), w64, rows, C, 1e-6);
-        rmsnorm_backward_ref(dinp64.data(), gain ? dweight64.data() : nullptr, dout64.data(), inp64.data(), w64,
-                             rstd64.data(), rows, C, acc);
-        check_close("out", out, out64, 0x1p-8);
-        check_close("rstd", rstd, rstd64, 1e-6);
-        check_close("dinp", dinp, dinp64, 0x1p-8);
-        check_close("dweight", dweight, dweight64, 1e-5);
+TEST_CASE("rmsnorm: in bf16 the fast backends equal the reference, rounded once") {
+  for (const Backend backend : fast_backends) {
+    for (const Size& size : std::vector<Size>{{1, 3}, {7, 8}, {5, 31}, {301, 32}, {3, 1027}, {1000, 96}}) {
+      const int64_t rows = size.rows, C = size.C;
+      CAPTURE(rows);
+      CAPTURE(C);
+      const auto inp = random_vector<bf16>(rows * C, 1), dout = random_vector<bf16>(rows * C, 3);
+      const auto weight = random_vector<float>(C, 2);
+      const auto inp64 = convert<double>(inp), weight64 = convert<double>(weight), dout64 = convert<double>(dout);
+      const Tensor x = view(inp.data(), {rows, C}), dy = view(dout.data(), {rows, C});
+      for (const bool acc : {false, true}) {
+        for (const bool gain : {false, true}) {
+          CAPTURE(gain);
+          auto out = poisoned<bf16>(rows * C), dinp = acc ? random_vector<bf16>(rows * C, 4) : poisoned<bf16>(rows * C);
+          auto rstd = poisoned<float>(rows), dweight = random_vector<float>(C, 5);
+          auto out64 = poisoned<double>(rows * C), rstd64 = poisoned<double>(rows);
+          auto dinp64 = convert<double>(dinp), dweight64 = convert<double>(dweight);
+          const Tensor w = gain ? view(weight.data(), {C}) : Tensor{}, r = view(rstd.data(), {rows});
+          const Tensor dw = gain ? view(dweight.data(), {C}) : Tensor{};
+          run_on(backend, {view(out.data(), {rows, C}), r, x, w},
+                 [&](auto& t, Stream stream) { rmsnorm_forward(t[0], t[1], t[2], t[3], 1e-6, stream); });
+          run_on(backend, {view(dinp.data(), {rows, C}), dw, dy, x, w, r},
+                 [&](auto& t, Stream stream) { rmsnorm_backward(t[0], t[1], t[2], t[3], t[4], t[5], acc, stream); });
+          const double* w64 = gain ? weight64.data() : nullptr;
+          rmsnorm_forward_ref(out64.data(), rstd64.data(), inp64.data(), w64, rows, C, 1e-6);
+          rmsnorm_backward_ref(dinp64.data(), gain ? dweight64.data() : nullptr, dout64.data(), inp64.data(), w64,
+                               rstd64.data(), rows, C, acc);
+          check_close("out", out, out64, 0x1p-8);
+          check_close("rstd", rstd, rstd64, 1e-6);
+          check_close("dinp", dinp, dinp64, 0x1p-8);
+          check_close("dweight", dweight, dweight64, 1e-5);
+        }
       }
     }
   }

@@ -1,0 +1,42 @@
+#include "engine/device.h"
+#include "kernels/cuda.h"
+
+namespace crossply {
+namespace {
+
+class CudaDevice : public Device {
+ public:
+  CudaDevice() : description_(describe_gpu()) {}
+  std::string describe() const override { return description_; }
+  Stream stream() const override { return Stream{Backend::cuda}; }
+
+  void* allocate(size_t bytes, const std::string& name) override {
+    void* data = allocate_device_memory(bytes);
+    if (data == nullptr)
+      fail(Exit::device, "not enough memory on the GPU for ", name, ": ", format_bytes(static_cast<double>(bytes)),
+           ". Use a smaller --batch with --accumulate, a shorter --seq, or a smaller model");
+    fill_device_memory(data, 0, bytes);
+    return data;
+  }
+  void release(void* data) override { release_device_memory(data); }
+  void copy_in(void* device, const void* host, size_t bytes) override { copy_to_device(device, host, bytes); }
+  void copy_out(void* host, const void* device, size_t bytes) override { copy_from_device(host, device, bytes); }
+  void fill(void* device, uint8_t byte, size_t bytes) override { fill_device_memory(device, byte, bytes); }
+
+ private:
+  std::string description_;
+};
+
+}  // namespace
+
+std::unique_ptr<Device> make_cuda_device(const std::string& name) {
+#if CROSSPLY_CUDA
+  if (name == "emulator") fail(Exit::device, "this build has CUDA, not its emulator; use --device cuda");
+#else
+  if (name == "cuda")
+    fail(Exit::device, "this build has no CUDA; install the CUDA toolkit and build with make CUDA=1, or use --device cpu");
+#endif
+  return std::make_unique<CudaDevice>();
+}
+
+}  // namespace crossply

@@ -1,0 +1,112 @@
+#include "kernels/cuda.cuh"
+
+#include <array>
+
+namespace crossply {
+namespace {
+
+constexpr int column_groups = 8;
+
+// A thread for each column and one of eight interleaved groups of rows.
+__global__ void add_rows_kernel(float* to, const float* from, int64_t rows, int64_t C) {
+  SHARED(sums, Array<Array<float, warp_size>, column_groups>);
+  const int64_t c = static_cast<int64_t>(blockIdx.x) * warp_size + threadIdx.x;
+  float sum = 0;
+  if (c < C)
+    for (int64_t r = threadIdx.y; r < rows; r += column_groups) sum += from[r * C + c];
+  sums[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y > 0 || c >= C) return;
+  for (int group = 1; group < column_groups; ++group) sum += sums[group][threadIdx.x];
+  to[c] += sum;
+}
+
+struct Scratch {
+  void* data = nullptr;
+  size_t bytes = 0;
+};
+std::array<Scratch, 4> scratch_slots;
+
+}  // namespace
+
+void* scratch_bytes(size_t bytes, int slot) {
+  Scratch& s = scratch_slots.at(static_cast<size_t>(slot));
+  if (s.bytes < bytes) {
+    release_device_memory(s.data);
+    s = {};
+    s.data = allocate_device_memory(bytes);
+    if (s.data == nullptr) fail(Exit::device, "not enough device memory for ", bytes, " bytes of scratch");
+    s.bytes = bytes;
+  }
+  return s.data;
+}
+
+#if CROSSPLY_CUDA
+
+void check_cuda(cudaError_t error, const char* what, const char* file, int line) {
+  if (error == cudaSuccess) return;
+  cudaGetLastError();  // or the next call would report it again
+  fail(Exit::device, file, ":", line, ": ", what, ": ", cudaGetErrorName(error), ", ", cudaGetErrorString(error));
+}
+
+cudaStream_t cuda_stream() {
+  static const cudaStream_t stream = [] {
+    cudaStream_t made;
+    CHECK_CUDA(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking));
+    return made;
+  }();
+  return stream;
+}
+
+std::string describe_gpu() {
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error != cudaSuccess || count == 0)
+    fail(Exit::device, "no usable GPU: ", cudaGetErrorString(error), "; see nvidia-smi, or use --device cpu");
+  int device = 0;
+  cudaDeviceProp gpu;
+  CHECK_CUDA(cudaGetDevice(&device));
+  CHECK_CUDA(cudaGetDeviceProperties(&gpu, device));
+  return str(gpu.name, ", ", static_cast<double>(gpu.totalGlobalMem >> 20) / 1024, " GiB, compute capability ",
+             gpu.major, ".", gpu.minor);
+}
+
+void* allocate_device_memory(size_t bytes) {
+  void* data = nullptr;
+  const cudaError_t error = cudaMalloc(&data, std::max<size_t>(bytes, 1));
+  if (error == cudaErrorMemoryAllocation) return cudaGetLastError(), nullptr;
+  CHECK_CUDA(error);
+  return data;
+}
+void release_device_memory(void* data) { CHECK_CUDA(cudaFree(data)); }
+
+void copy_to_device(void* device, const void* host, size_t bytes) {
+  CHECK_CUDA(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, cuda_stream()));
+  synchronize_device();
+}
+void copy_from_device(void* host, const void* device, size_t bytes) {
+  CHECK_CUDA(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, cuda_stream()));
+  synchronize_device();
+}
+void fill_device_memory(void* device, uint8_t byte, size_t bytes) {
+  CHECK_CUDA(cudaMemsetAsync(device, byte, bytes, cuda_stream()));
+}
+void synchronize_device() { CHECK_CUDA(cudaStreamSynchronize(cuda_stream())); }
+
+#else
+
+std::string describe_gpu() { return "emulator of a GPU"; }
+void* allocate_device_memory(size_t bytes) { return emulator::allocate(bytes); }
+void release_device_memory(void* data) { emulator::release(data); }
+void copy_to_device(void* device, const void* host, size_t bytes) { std::memcpy(device, host, bytes); }
+void copy_from_device(void* host, const void* device, size_t bytes) { std::memcpy(host, device, bytes); }
+void fill_device_memory(void* device, uint8_t byte, size_t bytes) { std::memset(device, byte, bytes); }
+void synchronize_device() {}
+
+#endif
+
+void add_rows(float* to, const float* from, int64_t rows, int64_t C) {
+  launch({"add_rows", blocks_of(C, warp_size), dim3(warp_size, column_groups)}, add_rows_kernel, to, from, rows, C);
+}
+
+}  // namespace crossply

@@ -1,0 +1,27 @@
+// The GPU as the rest of the program sees it: memory, copies, and waiting. One GPU a process, one stream on which
+// everything happens in order. In a build without CUDA all of this is the emulator's (kernels/emulator.h).
+//
+// All of these throw Error with Exit::device, and what the driver says, if a call fails, or one before it has.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace crossply {
+
+// "NVIDIA H200, 139.8 GiB, compute capability 9.0". Throws Exit::device, with what to do, if there is no usable GPU.
+std::string describe_gpu();
+
+// Null if there is not enough; releasing null does nothing. Not zeroed.
+void* allocate_device_memory(size_t bytes);
+void release_device_memory(void* data);
+
+// The host memory may be reused, or read, when these return.
+void copy_to_device(void* device, const void* host, size_t bytes);
+void copy_from_device(void* host, const void* device, size_t bytes);
+
+void fill_device_memory(void* device, uint8_t byte, size_t bytes);
+void synchronize_device();
+
+}  // namespace crossply

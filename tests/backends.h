@@ -1,0 +1,38 @@
+// Runs a kernel where a backend wants its tensors: the CPU's where they are, the GPU's in device memory.
+#pragma once
+
+#include <map>
+#include <vector>
+
+#include "engine/stream.h"
+#include "engine/tensor.h"
+#include "kernels/cuda.h"
+
+namespace crossply::test {
+
+// What is tested against the reference.
+constexpr Backend fast_backends[] = {Backend::cpu, Backend::cuda};
+
+// Calls body(tensors, stream) with these tensors, or with copies of them in device memory, each of which ends where
+// reading on is an error; then copies all of them back. Tensors with the same data remain one, those without stay so.
+template <class F>
+void run_on(Backend backend, const std::vector<Tensor>& tensors, F&& body) {
+  if (backend != Backend::cuda) return body(tensors, Stream{backend});
+  std::map<void*, void*> copies;
+  std::vector<Tensor> there = tensors;
+  for (Tensor& t : there) {
+    if (t.data == nullptr) continue;
+    void*& copy = copies[t.data];
+    if (copy == nullptr) {
+      copy = allocate_device_memory(t.bytes());
+      copy_to_device(copy, t.data, t.bytes());
+    }
+    t.data = copy;
+  }
+  body(there, Stream{backend});
+  for (size_t i = 0; i < tensors.size(); ++i)
+    if (tensors[i].data != nullptr) copy_from_device(tensors[i].data, there[i].data, tensors[i].bytes());
+  for (const auto& [host, copy] : copies) release_device_memory(copy);
+}
+
+}  // namespace crossply::test

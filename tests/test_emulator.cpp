@@ -1,0 +1,137 @@
+// The emulator itself: that it computes as a GPU would, and that it catches what was planted.
+#include "kernels/cuda.cuh"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+
+#include "tests/check.h"
+
+#if !CROSSPLY_CUDA
+
+using namespace crossply;
+using namespace crossply::test;
+
+namespace {
+
+// out[block] = the sum of inp over the block's threads, by way of shared memory. `barrier`: as it should be.
+__global__ void block_sum_kernel(float* out, const float* inp, bool barrier) {
+  float* values = dynamic_shared<float>();
+  values[threadIdx.x] = inp[blockIdx.x * blockDim.x + threadIdx.x];
+  if (barrier) __syncthreads();
+  float sum = 0;
+  if (threadIdx.x == blockDim.x - 1) {
+    for (uint32_t i = 0; i < blockDim.x; ++i) sum += values[i];
+    out[blockIdx.x] = sum;
+  }
+}
+
+__global__ void read_kernel(float* out, const float* inp, int64_t i) { out[0] = inp[i]; }
+
+__global__ void shuffle_kernel(float* out, float* largest, const float* inp) {
+  const float x = inp[threadIdx.x];
+  out[threadIdx.x] = warp_sum(x);
+  largest[threadIdx.x] = warp_max(x);
+}
+
+__global__ void divergent_kernel(bool half) {
+  if (!half || threadIdx.x < blockDim.x / 2) __syncthreads();
+}
+__global__ void two_places_kernel() {
+  if (threadIdx.x < 5) __syncthreads();
+  else
+    __syncthreads();
+}
+__global__ void lane_kernel(int* out) {
+  if (threadIdx.x < 16) out[threadIdx.x] = __shfl_xor_sync(0xFFFFu, static_cast<int>(threadIdx.x), 16);
+}
+
+// How many of `seeds` runs gave the right sums.
+int right_sums(bool barrier, int seeds) {
+  const auto inp = random_vector<float>(3 * 40, 1);
+  int right = 0;
+  for (int seed = 0; seed < seeds; ++seed) {
+    emulator::seed(static_cast<uint64_t>(seed));
+    auto out = poisoned<float>(3);
+    launch({"block_sum", 3, 40, 40 * sizeof(float)}, block_sum_kernel, out.data(), inp.data(), barrier);
+    bool all = true;
+    for (size_t b = 0; b < 3; ++b) {
+      float want = 0;
+      for (size_t i = 0; i < 40; ++i) want += inp[b * 40 + i];
+      all &= out[b] == want;
+    }
+    right += all;
+  }
+  return right;
+}
+
+// Whether body, in a process of its own, was killed or ended with an error.
+template <class F>
+bool dies(F&& body) {
+  std::fflush(nullptr);
+  const pid_t child = fork();
+  if (child == 0) {
+    std::signal(SIGSEGV, SIG_DFL);  // without the test runner's report
+    if (freopen("/dev/null", "w", stdout) == nullptr || freopen("/dev/null", "w", stderr) == nullptr) _exit(0);
+    body();
+    _exit(0);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  return status != 0;
+}
+
+}  // namespace
+
+TEST_CASE("emulator: barriers hold, and a missing one shows") {
+  CHECK(right_sums(true, 20) == 20);
+  CHECK(right_sums(false, 20) == 0);
+}
+
+TEST_CASE("emulator: lanes exchange values, in whole warps and the last part of one") {
+  for (const int threads : {1, 7, 32, 50, 96}) {
+    CAPTURE(threads);
+    const auto inp = random_vector<float>(threads, 2);
+    auto out = poisoned<float>(threads), largest = poisoned<float>(threads);
+    if (threads % 32 != 0) {
+      // A mask of all lanes is right on a GPU only where they are there.
+      CHECK_THROWS_AS(launch({"shuffle", 1, static_cast<uint32_t>(threads)}, shuffle_kernel, out.data(), largest.data(),
+                             inp.data()),
+                      Error);
+      continue;
+    }
+    launch({"shuffle", 1, static_cast<uint32_t>(threads)}, shuffle_kernel, out.data(), largest.data(), inp.data());
+    for (int first = 0; first < threads; first += 32) {
+      double sum = 0;
+      float most = -2;
+      for (int i = first; i < first + 32; ++i)
+        sum += static_cast<double>(inp[static_cast<size_t>(i)]), most = std::max(most, inp[static_cast<size_t>(i)]);
+      for (int i = first; i < first + 32; ++i) {
+        CHECK(static_cast<double>(out[static_cast<size_t>(i)]) == doctest::Approx(sum).epsilon(1e-5));
+        CHECK(largest[static_cast<size_t>(i)] == most);
+      }
+    }
+  }
+}
+
+TEST_CASE("emulator: what would hang a GPU is an error") {
+  CHECK_THROWS_AS(launch({"divergent", 1, 8}, divergent_kernel, true), Error);
+  CHECK_NOTHROW(launch({"divergent", 1, 8}, divergent_kernel, false));
+  CHECK_THROWS_AS(launch({"two_places", 1, 8}, two_places_kernel), Error);
+  int out[32];
+  CHECK_THROWS_AS(launch({"lane", 1, 32}, lane_kernel, out), Error);
+  CHECK_THROWS_AS(launch({"too_large", 1, 1025}, divergent_kernel, false), Error);
+  CHECK_THROWS_AS(launch({"too_large", 1, 8, 228 * 1024}, divergent_kernel, false), Error);
+}
+
+TEST_CASE("emulator: reading past the end of device memory kills the process") {
+  auto* inp = static_cast<float*>(allocate_device_memory(64 * sizeof(float)));
+  float out = 0;
+  CHECK_FALSE(dies([&] { launch({"read", 1, 1}, read_kernel, &out, inp, int64_t{63}); }));
+  CHECK(dies([&] { launch({"read", 1, 1}, read_kernel, &out, inp, int64_t{64}); }));
+  release_device_memory(inp);
+}
+
+#endif
