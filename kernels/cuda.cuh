@@ -102,10 +102,14 @@ T* dynamic_shared() {
 #endif
 
 // -----------------------------------------------------------------------------------------------------------------
-// `width` elements of float or bf16 in memory as floats: one access of up to 16 bytes. p is a multiple of its size.
+// `width` elements of float or bf16 in memory as floats: one access of up to 16 bytes, or several of 16 (floats beside
+// the widest bf16). p is a multiple of the access's size.
 
 template <class S>
 constexpr int widest = 16 / static_cast<int>(sizeof(S));
+
+template <int width, class S>
+constexpr size_t access_bytes = std::min<size_t>(16, width * sizeof(S));
 
 template <int width>
 using Floats = Array<float, width>;
@@ -129,7 +133,7 @@ __device__ inline void from_float(bf16& to, float x) {
 
 template <int width, class S>
 __device__ __forceinline__ Floats<width> load(const S* p) {
-  struct alignas(width * sizeof(S)) Raw { S s[width]; };
+  struct alignas(access_bytes<width, S>) Raw { S s[width]; };
   const Raw raw = *reinterpret_cast<const Raw*>(p);
   Floats<width> x;
 #pragma unroll
@@ -138,7 +142,7 @@ __device__ __forceinline__ Floats<width> load(const S* p) {
 }
 template <int width, class S>
 __device__ __forceinline__ void store(S* p, const Floats<width>& x) {
-  struct alignas(width * sizeof(S)) Raw { S s[width]; } raw;
+  struct alignas(access_bytes<width, S>) Raw { S s[width]; } raw;
 #pragma unroll
   for (int i = 0; i < width; ++i) from_float(raw.s[i], x[i]);
   *reinterpret_cast<Raw*>(p) = raw;
@@ -168,6 +172,41 @@ __device__ __forceinline__ float warp_max(float x) {
     x = other > x || other != other ? other : x;  // a NaN stays
   }
   return x;
+}
+
+// Many sums at once: the sum of v[i] over the warp's lanes goes to the lanes i, i + n, ...; n is a power of two. Each
+// step halves the values that a lane still holds: n - 1 exchanges for n = 32, not 5 n. blockDim.x is a multiple of 32.
+// v is used up.
+template <int n, int left = n>
+__device__ __forceinline__ float warp_sums(float* v) {
+  static_assert(n <= warp_size && (n & (n - 1)) == 0);
+  if constexpr (left > 1) {
+    constexpr int half = left / 2;
+    const bool upper = (threadIdx.x & half) != 0;
+#pragma unroll
+    for (int i = 0; i < half; ++i) {
+      const float low = v[i], high = v[i + half];  // named, or the choice would be of addresses
+      v[i] = (upper ? high : low) + __shfl_xor_sync(~0u, upper ? low : high, half);
+    }
+    return warp_sums<n, half>(v);
+  } else {
+#pragma unroll
+    for (int lanes = n; lanes < warp_size; lanes *= 2) v[0] += __shfl_xor_sync(~0u, v[0], lanes);
+    return v[0];
+  }
+}
+
+// to[i] = the sum of v[i] over the warp's lanes, for any n. Wait (__syncwarp) before reading it.
+template <int n>
+__device__ __forceinline__ void store_warp_sums(float* to, const float* v) {
+  constexpr int part = n > 16 ? 32 : n > 8 ? 16 : n > 4 ? 8 : n > 2 ? 4 : n;
+  float x[part];
+#pragma unroll
+  for (int i = 0; i < part; ++i) x[i] = i < n ? v[i] : 0.f;
+  const float sum = warp_sums<part>(x);
+  const int lane = static_cast<int>(threadIdx.x) % warp_size;
+  if (lane < part && lane < n) to[lane] = sum;
+  if constexpr (n > part) store_warp_sums<n - part>(to + part, v + part);
 }
 
 }  // namespace crossply

@@ -340,6 +340,7 @@ Size check_mix(const char* name, const std::vector<Tensor>& outs, const Tensor& 
 
 void way_mix_forward(const std::vector<Tensor>& outs, const Tensor& rstd, const WayMix& m, Stream stream) {
   const Size size = check_mix("way_mix_forward", outs, rstd, m);
+  if (stream.backend == Backend::cuda) return way_mix_forward_cuda(outs, rstd, m, size.N, size.C);
   if (stream.backend == Backend::cpu)
     return with_ways(outs.size(), !m.post.empty(), outs[0].dtype, [&](auto ways, auto prepost, auto storage) {
       using S = decltype(storage);
@@ -358,6 +359,7 @@ void way_mix_backward(const WayMix& d, const std::vector<Tensor>& douts, const T
   check_members("way_mix_backward, gradients", d, size, !m.post.empty());
   CHECK_THAT(acc.sources.size() == m.sources.size(), "way_mix_backward: ", acc.sources.size(), " flags for ",
              m.sources.size(), " sources");
+  if (stream.backend == Backend::cuda) return way_mix_backward_cuda(d, douts, rstd, m, acc, size.N, size.C);
   if (stream.backend == Backend::cpu)
     return with_ways(douts.size(), !m.post.empty(), douts[0].dtype, [&](auto ways, auto prepost, auto storage) {
       using S = decltype(storage);

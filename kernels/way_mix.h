@@ -20,8 +20,8 @@
 // source, out, skip and their gradients: (B,T,C); weight: (B,T,W*S); base: (W,S); gain, post: (C); rstd: (B,T,W). At
 // most 8 ways. a_w is not saved: the backward computes it again from the sources, which it reads anyway. No output may
 // alias anything. If c is 1 for one source and 0 for the others, a plain out_w is that source exactly; if all c are 0,
-// the prepost out_w is skip exactly and rstd is eps^(-1/2), as long as the sources are finite. On the CPU source,
-// weight, out, skip and their gradients are all f32 or all bf16, the rest is f32.
+// the prepost out_w is skip exactly and rstd is eps^(-1/2), as long as the sources are finite. Outside of the reference
+// source, weight, out, skip and their gradients are all f32 or all bf16, the rest is f32.
 #pragma once
 
 #include <cmath>
@@ -51,6 +51,11 @@ struct WayAcc {
 // fixed number of partial sums, so they do not depend on the thread count.
 void way_mix_backward(const WayMix& d, const std::vector<Tensor>& douts, const Tensor& rstd, const WayMix& m,
                       const WayAcc& acc, Stream stream);
+
+// kernels/way_mix.cu, for (N,C) tensors and at most 256 sources.
+void way_mix_forward_cuda(const std::vector<Tensor>& outs, const Tensor& rstd, const WayMix& m, int64_t N, int64_t C);
+void way_mix_backward_cuda(const WayMix& d, const std::vector<Tensor>& douts, const Tensor& rstd, const WayMix& m,
+                           const WayAcc& acc, int64_t N, int64_t C);
 
 // A WayMix as pointers, the parameters of type P. Plain: gains and post are empty.
 template <class T, class P = T>

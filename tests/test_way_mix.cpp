@@ -1,5 +1,6 @@
 #include "kernels/way_mix.h"
 
+#include "tests/backends.h"
 #include "tests/check.h"
 #include "tests/threads.h"
 
@@ -9,6 +10,13 @@ using namespace crossply::test;
 namespace {
 
 const Stream cpu{Backend::cpu};
+
+struct FastKind {
+  Backend backend;
+  bool prepost;
+};
+constexpr FastKind fast_kinds[] = {
+    {Backend::cpu, false}, {Backend::cpu, true}, {Backend::cuda, false}, {Backend::cuda, true}};
 
 struct Size {
   int64_t N, C, S, W;
@@ -122,7 +130,7 @@ WayAcc alternating(const Size& size, bool first) {
   return acc;
 }
 
-// Forward and backward on the CPU.
+// Forward and backward.
 template <class S>
 struct Run {
   Rows<S> outs;
@@ -130,14 +138,37 @@ struct Run {
   Mix<S, float> d;
 };
 
+// The tensors of m in one list, and a WayMix of the same ones from such a list.
+void append(std::vector<Tensor>& list, const WayMix& m) {
+  for (const auto* tensors : {&m.sources, &m.gains, &m.post}) list.insert(list.end(), tensors->begin(), tensors->end());
+  list.insert(list.end(), {m.weight, m.base, m.skip});
+}
+WayMix taken(const Tensor*& from, const WayMix& like) {
+  WayMix m = like;
+  for (auto* tensors : {&m.sources, &m.gains, &m.post})
+    for (Tensor& tensor : *tensors) tensor = *from++;
+  m.weight = *from++, m.base = *from++, m.skip = *from++;
+  return m;
+}
+
 template <class S>
-Run<S> run(const Mix<S, float>& m, const Rows<S>& douts, const WayAcc& acc, const Size& size) {
+Run<S> run(Backend backend, const Mix<S, float>& m, const Rows<S>& douts, const WayAcc& acc, const Size& size) {
   Run<S> r{poisoned_rows<S>(size.W, size.N * size.C), poisoned<float>(size.prepost ? size.N * size.W : 0),
            gradients_before<S, float>(size, acc)};
   const Shape rows{1, size.N, size.C};
   const Tensor rstd = size.prepost ? view(r.rstd.data(), {1, size.N, size.W}) : Tensor{};
-  way_mix_forward(views(r.outs, rows), rstd, tensors_of(m, size), cpu);
-  way_mix_backward(tensors_of(r.d, size), views(douts, rows), rstd, tensors_of(m, size), acc, cpu);
+  const WayMix tensors = tensors_of(m, size), gradients = tensors_of(r.d, size);
+  std::vector<Tensor> all = views(r.outs, rows), dy = views(douts, rows);
+  all.insert(all.end(), dy.begin(), dy.end());
+  all.push_back(rstd), append(all, tensors), append(all, gradients);
+  run_on(backend, all, [&](const std::vector<Tensor>& t, Stream stream) {
+    const auto first_dy = t.begin() + size.W;
+    const Tensor* rest = t.data() + 2 * size.W;
+    const Tensor saved = *rest++;
+    const WayMix mix = taken(rest, tensors), d = taken(rest, gradients);
+    way_mix_forward({t.begin(), first_dy}, saved, mix, stream);
+    way_mix_backward(d, {first_dy, first_dy + size.W}, saved, mix, acc, stream);
+  });
   return r;
 }
 
@@ -188,7 +219,7 @@ void check_reference(const Size& size, double scale, double eps) {
 }
 
 template <class S>
-void check_fast(const Size& size, double scale) {
+void check_fast(Backend backend, const Size& size, double scale) {
   const double rounding = std::is_same_v<S, bf16> ? 0x1p-8 : 0;  // of activations, once
   const int64_t N = size.N, C = size.C;
   auto m = random_mix<S, float>(size, 1, scale);
@@ -201,7 +232,7 @@ void check_fast(const Size& size, double scale) {
   for (bool first : {false, true}) {
     CAPTURE(first);
     const WayAcc acc = alternating(size, first);
-    const Run<S> r = run(m, douts, acc, size);
+    const Run<S> r = run(backend, m, douts, acc, size);
     for (size_t w = 0; w < outs64.size(); ++w)
       check_close(str("out ", w), r.outs[w], outs64[w], std::max(5e-6, rounding));
     check_close("rstd", r.rstd, rstd64, 5e-6);
@@ -249,41 +280,50 @@ TEST_CASE("way_mix: reference backward is the derivative of the reference forwar
 
 // f32 sums over S sources, C columns and N tokens, where the mean of the norm's backward cancels: some tens of 6e-8.
 // Not with one source and one way: there da is orthogonal to the source, and all of dweight cancels.
-TEST_CASE_TEMPLATE("way_mix: fast CPU equals the reference, set and added", S, float, bf16) {
+TEST_CASE_TEMPLATE("way_mix: the fast backends equal the reference, set and added", S, float, bf16) {
   for (bool prepost : {false, true}) {
     CAPTURE(prepost);
-    for (const Size& size : std::vector<Size>{{1, 5, 2, 1, prepost}, {5, 31, 3, 2, prepost}, {70, 16, 4, 3, prepost},
-                                              {9, 64, 2, 4, prepost}, {300, 80, 7, 4, prepost},
-                                              {33, 127, 5, 4, prepost}, {3, 1027, 129, 4, prepost},
-                                              {40, 112, 6, 1, prepost}, {6, 67, 3, 5, prepost}, {6, 67, 3, 6, prepost},
-                                              {6, 67, 3, 7, prepost}, {130, 67, 3, 8, prepost}}) {
-      CAPTURE(size.N);
-      CAPTURE(size.C);
-      CAPTURE(size.S);
-      CAPTURE(size.W);
-      for (double scale : {1e-4, 1.0}) {
-        CAPTURE(scale);
-        check_fast<S>(size, scale);
+    std::vector<Size> sizes{{1, 5, 2, 1, prepost}, {5, 31, 3, 2, prepost}, {70, 16, 4, 3, prepost},
+                            {9, 64, 2, 4, prepost}, {6, 67, 3, 5, prepost}, {6, 67, 3, 8, prepost}};
+    const std::vector<Size> of_cpu{{300, 80, 7, 4, prepost},   {33, 127, 5, 4, prepost}, {3, 1027, 129, 4, prepost},
+                                   {40, 112, 6, 1, prepost},   {6, 67, 3, 6, prepost},   {6, 67, 3, 7, prepost},
+                                   {130, 67, 3, 8, prepost}};
+    // Several warps, rows of several passes, more sources than sums at once, ways that not every thread has.
+    const std::vector<Size> of_gpu{{37, 80, 7, 4, prepost},  {5, 1048, 3, 3, prepost}, {4, 2312, 2, 1, prepost},
+                                   {3, 136, 9, 6, prepost},  {21, 112, 11, 1, prepost}, {2, 603, 3, 4, prepost},
+                                   {2, 16, 129, 4, prepost}, {1100, 8, 2, 2, prepost}};
+    for (const Backend backend : fast_backends) {
+      auto all = sizes;
+      const auto& more = backend == Backend::cpu ? of_cpu : of_gpu;
+      all.insert(all.end(), more.begin(), more.end());
+      for (const Size& size : all) {
+        CAPTURE(static_cast<int>(backend));
+        CAPTURE(size.N);
+        CAPTURE(size.C);
+        CAPTURE(size.S);
+        CAPTURE(size.W);
+        check_fast<S>(backend, size, 1.0);
+        if (backend == Backend::cpu || size.N < 10) check_fast<S>(backend, size, 1e-4);
       }
     }
   }
 }
 
 TEST_CASE("way_mix: at the start the ways are the last source or the skip, exactly") {
-  for (bool prepost : {false, true}) {
+  for (const auto& [backend, prepost] : fast_kinds) {
     const Size size{37, 83, 6, 4, prepost};
     const auto douts = random_rows<float>(size.W, size.N * size.C, 700);
     auto m = random_mix<float>(size, 1, 0.0);
     if (!prepost)
       for (size_t w = 0; w < 4; ++w) m.base[w * 6 + 5] = 1.f;
-    const Run<float> r = run(m, douts, alternating(size, false), size);
+    const Run<float> r = run(backend, m, douts, alternating(size, false), size);
     for (const auto& out : r.outs) CHECK(out == (prepost ? m.skip : m.sources.back()));
     // With a = 0 the norm's slope is eps^(-1/2), and the gains and posts get nothing.
     for (float rstd : r.rstd) CHECK(rstd == doctest::Approx(1000).epsilon(1e-6));
     const Mix<float> before = gradients_before<float>(size, alternating(size, false));
     CHECK(r.d.gains == before.gains);
     CHECK(r.d.post == before.post);
-    if (prepost) check_fast<float>(size, 0.0);
+    if (prepost) check_fast<float>(backend, size, 0.0);
   }
 }
 
@@ -292,15 +332,23 @@ TEST_CASE("way_mix: NaN shows where it should, and threads do not matter") {
   for (bool prepost : {false, true}) {
     CAPTURE(prepost);
     const Size size{700, 48, 5, 4, prepost};
-    const size_t C = 48;
+    const auto m = random_mix<float>(size, 1);
+    const auto douts = random_rows<float>(size.W, size.N * size.C, 700);
+    check_same_bits_on_any_threads<float>(
+        [&] { return flatten(run(Backend::cpu, m, douts, alternating(size, false), size)); });
+  }
+  for (const auto& [backend, prepost] : fast_kinds) {
+    CAPTURE(static_cast<int>(backend));
+    CAPTURE(prepost);
+    const size_t N = backend == Backend::cpu ? 700 : 203, C = 48;
+    const Size size{static_cast<int64_t>(N), 48, 5, 4, prepost};
     auto m = random_mix<float>(size, 1);
     auto douts = random_rows<float>(size.W, size.N * size.C, 700);
     const WayAcc acc = alternating(size, false);
-    check_same_bits_on_any_threads<float>([&] { return flatten(run(m, douts, acc, size)); });
     m.sources[2][100 * C + 7] = nan;
     douts[1][200 * C + 9] = nan;
-    const Run<float> r = run(m, douts, acc, size);
-    for (size_t i = 0; i < 700 * C; ++i) {
+    const Run<float> r = run(backend, m, douts, acc, size);
+    for (size_t i = 0; i < N * C; ++i) {
       const bool row = i / C == 100, element = i == 100 * C + 7, spoilt = i / C == 200;
       for (const auto& out : r.outs) REQUIRE(std::isnan(out[i]) == (prepost ? row : element));
       for (const auto& dx : r.d.sources)
