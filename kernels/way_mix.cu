@@ -5,9 +5,9 @@
 namespace crossply {
 namespace {
 
-// A block takes `T` tokens at a time, a thread the same `width` columns of all of them, so that the sums over sources
-// stay in registers. Bound by memory: the forward reads each source and writes each out once; the backward reads each
-// source twice, the second time from the caches, reads the douts and writes the sources' gradients once.
+// A block takes a token, a thread `width` columns of it, so that the sums over sources stay in registers. Bound by
+// memory: the forward reads each source and writes each out once; the backward writes each source's gradient once and
+// reads each source once if plain, else twice, the second time from the caches.
 constexpr int64_t most_sources = 256, most_ways = 8;
 constexpr uint32_t most_threads = 512;  // with up to 128 registers each
 
@@ -35,43 +35,37 @@ struct Mix {
 
 template <int width>
 using Columns = Floats<width>;
-template <int T, int ways, int width>
-using Tile = Array<Array<Columns<width>, ways>, T>;  // of T tokens
+template <int ways, int width>
+using WayColumns = Array<Columns<width>, ways>;
 
-// The place of token n + t; of the last one, where there are no more: its results are then not used.
-__device__ __forceinline__ int64_t row_of(int64_t n, int t, int64_t N) { return n + t < N ? n + t : N - 1; }
-
-// coef(S,T,ways) in shared memory, of tokens n, n + 1, ...; 0 where there is no such way or token.
-template <int T, int ways, class Storage>
+// coef(S,ways) of token n, in shared memory; 0 where there is no such way.
+template <int ways, class Storage>
 __device__ void gather_coefficients(float* coef, const Mix<Storage>& m, int64_t n) {
-  for (int e = static_cast<int>(threadIdx.x); e < m.S * T * ways; e += static_cast<int>(blockDim.x)) {
-    const int w = e % ways, t = e / ways % T, s = e / (ways * T);
-    const bool there = w < m.W && n + t < m.N;
-    coef[e] = there ? to_float(m.weight[((n + t) * m.W + w) * m.S + s]) + m.base[w * m.S + s] : 0.f;
+  for (int e = static_cast<int>(threadIdx.x); e < m.S * ways; e += static_cast<int>(blockDim.x)) {
+    const int w = e % ways, s = e / ways;
+    coef[e] = w < m.W ? to_float(m.weight[(n * m.W + w) * m.S + s]) + m.base[w * m.S + s] : 0.f;
   }
 }
 
-// Columns c.. of all a_w.
-template <int T, int ways, int width, bool prepost, class Storage>
-__device__ __forceinline__ void mix(Tile<T, ways, width>& a, const float* coef, const Mix<Storage>& m, int64_t n,
-                                    int64_t c, bool there) {
-  constexpr int at_once = T * ways * width > 32 ? 2 : 4;
+// Columns c.. of all a_w of token n.
+template <int ways, int width, bool prepost, class Storage>
+__device__ __forceinline__ void mix(WayColumns<ways, width>& a, const float* coef, const Mix<Storage>& m, int64_t n,
+                                    int64_t c) {
+  [[maybe_unused]] constexpr int at_once = ways == 8 ? 2 : prepost || ways * width > 16 ? 4 : 8;  // sources on their way
   a = {};
-  if (!there) return;
 #pragma unroll at_once
   for (int s = 0; s < m.S; ++s) {
-    Columns<width> gain;
-    if constexpr (prepost) gain = load<width>(m.gains.source[s] + c);
+    Columns<width> x = load<width>(m.sources.source[s] + n * m.C + c);
+    if constexpr (prepost) {
+      const Columns<width> gain = load<width>(m.gains.source[s] + c);
 #pragma unroll
-    for (int t = 0; t < T; ++t) {
-      Columns<width> x = load<width>(m.sources.source[s] + row_of(n, t, m.N) * m.C + c);
-      const Floats<ways> k = load<ways>(coef + (s * T + t) * ways);
+      for (int i = 0; i < width; ++i) x[i] *= gain[i];
+    }
+    const Floats<ways> k = load<ways>(coef + s * ways);
 #pragma unroll
-      for (int i = 0; i < width; ++i) {
-        if constexpr (prepost) x[i] *= gain[i];
+    for (int w = 0; w < ways; ++w) {
 #pragma unroll
-        for (int w = 0; w < ways; ++w) a[t][w][i] += k[w] * x[i];
-      }
+      for (int i = 0; i < width; ++i) a[w][i] += k[w] * x[i];
     }
   }
 }
@@ -89,26 +83,29 @@ __device__ __forceinline__ void block_sums(float (&v)[n], float* room) {
   }
 }
 
+// Rounded up: what follows is where the widest accesses want it.
+__device__ __host__ inline int64_t whole(int64_t floats) { return (floats + 7) / 8 * 8; }
+
 // -----------------------------------------------------------------------------------------------------------------
 // Forward. Where a row has more columns than the block takes at once, the norm needs its a_w once more.
 
 template <int ways, int width, bool prepost, class Storage>
-__global__ void __launch_bounds__(most_threads, 1)
+__global__ void __launch_bounds__(most_threads)
 way_mix_forward_kernel(Ways<Storage> outs, float* rstd, Mix<Storage> m, float eps) {
-  float* room = dynamic_shared<float>();                   // for sums
-  float* coef = room + blockDim.x / warp_size * most_ways;  // (S,ways)
+  float* coef = dynamic_shared<float>();  // (S,ways)
+  float* room = coef + whole(m.S * ways);  // (warps,ways)
   const int64_t n = blockIdx.x, step = static_cast<int64_t>(blockDim.x) * width, first = threadIdx.x * width;
-  gather_coefficients<1, ways>(coef, m, n);
+  gather_coefficients<ways>(coef, m, n);
   __syncthreads();
-  Tile<1, ways, width> a;
+  WayColumns<ways, width> a;
   float scale[ways] = {};
   if constexpr (prepost) {
-    for (int64_t begin = 0; begin < m.C; begin += step) {
-      mix<1, ways, width, prepost>(a, coef, m, n, begin + first, begin + first < m.C);
+    for (int64_t c = first; c < m.C; c += step) {
+      mix<ways, width, prepost>(a, coef, m, n, c);
 #pragma unroll
       for (int w = 0; w < ways; ++w) {
 #pragma unroll
-        for (int i = 0; i < width; ++i) scale[w] += a[0][w][i] * a[0][w][i];
+        for (int i = 0; i < width; ++i) scale[w] += a[w][i] * a[w][i];
       }
     }
     block_sums(scale, room);
@@ -119,13 +116,13 @@ way_mix_forward_kernel(Ways<Storage> outs, float* rstd, Mix<Storage> m, float ep
     }
   }
   for (int64_t c = first; c < m.C; c += step) {
-    if (!prepost || m.C > step) mix<1, ways, width, prepost>(a, coef, m, n, c, true);
+    if (!prepost || m.C > step) mix<ways, width, prepost>(a, coef, m, n, c);
     Columns<width> skip;
     if constexpr (prepost) skip = load<width>(m.skip + n * m.C + c);
 #pragma unroll
     for (int w = 0; w < ways; ++w) {
       if (w >= m.W) continue;
-      Columns<width> y = a[0][w];
+      Columns<width> y = a[w];
       if constexpr (prepost) {
         const Columns<width> post = load<width>(m.post.way[w] + c);
 #pragma unroll
@@ -137,11 +134,11 @@ way_mix_forward_kernel(Ways<Storage> outs, float* rstd, Mix<Storage> m, float ep
 }
 
 // -----------------------------------------------------------------------------------------------------------------
-// Backward.
+// Backward. A block takes every gridDim.x-th token and sums up the parameters' gradients over them.
 
-// The sums over tokens of one block: dbase (W,S), then, if prepost, from the next multiple of 4, dpost (W,C) and dgains
+// The sums over tokens of one block: dbase (W,S), then, if prepost, from the next whole place, dpost (W,C) and dgains
 // (S,C).
-__device__ __host__ inline int64_t base_sums(int64_t W, int64_t S) { return (W * S + 3) / 4 * 4; }
+__device__ __host__ inline int64_t base_sums(int64_t W, int64_t S) { return whole(W * S); }
 
 template <class Storage>
 struct Gradients {
@@ -153,10 +150,10 @@ struct Gradients {
 };
 
 // So many sources' products with da make up to 16 sums.
-template <int T, int ways>
-constexpr int sources_at_once = std::min(4, 16 / (T * ways));
+template <int ways>
+constexpr int sources_at_once = ways == 8 ? 2 : 4;
 
-// Its own columns of a row of sums, set at the block's first tokens.
+// Its own columns of a row of sums, set at the block's first token.
 template <int width>
 __device__ __forceinline__ void add_to(float* sums, const Columns<width>& x, bool set) {
   Columns<width> sum = x;
@@ -168,200 +165,171 @@ __device__ __forceinline__ void add_to(float* sums, const Columns<width>& x, boo
   store<width>(sums, sum);
 }
 
-// mean(T,ways) = rstd^2 mean_c(dout post a), in shared memory; a: of the last columns. room: T*ways floats a warp.
-template <int T, int ways, int width, class Storage>
-__device__ __forceinline__ void norm_means(float* mean, Tile<T, ways, width>& a, const float* coef,
+// mean(ways) = rstd^2 mean_c(dout post a) of token n, in shared memory; a: of the last columns. room: a float for each
+// warp and way.
+template <int ways, int width, class Storage>
+__device__ __forceinline__ void norm_means(float* mean, WayColumns<ways, width>& a, const float* coef,
                                            const Gradients<Storage>& d, const Mix<Storage>& m, const float* rstd,
                                            int64_t n, float* room) {
-  float sum[T * ways] = {};
-  for (int64_t begin = 0; begin < m.C; begin += static_cast<int64_t>(blockDim.x) * width) {
-    const int64_t c = begin + threadIdx.x * width;
-    mix<T, ways, width, true>(a, coef, m, n, c, c < m.C);
-    if (c >= m.C) continue;
+  float sum[ways] = {};
+#pragma unroll 1
+  for (int64_t c = threadIdx.x * width; c < m.C; c += static_cast<int64_t>(blockDim.x) * width) {
+    mix<ways, width, true>(a, coef, m, n, c);
 #pragma unroll
     for (int w = 0; w < ways; ++w) {
       if (w >= m.W) continue;
-      const Columns<width> post = load<width>(m.post.way[w] + c);
+      const Columns<width> post = load<width>(m.post.way[w] + c), dy = load<width>(d.douts.way[w] + n * m.C + c);
 #pragma unroll
-      for (int t = 0; t < T; ++t) {
-        const Columns<width> dy = load<width>(d.douts.way[w] + row_of(n, t, m.N) * m.C + c);
-#pragma unroll
-        for (int i = 0; i < width; ++i) sum[t * ways + w] += dy[i] * post[i] * a[t][w][i];
-      }
+      for (int i = 0; i < width; ++i) sum[w] += dy[i] * post[i] * a[w][i];
     }
   }
-  store_warp_sums<T * ways>(room + threadIdx.x / warp_size * (T * ways), sum);
+  store_warp_sums<ways>(room + threadIdx.x / warp_size * ways, sum);
   __syncthreads();
-  const int e = static_cast<int>(threadIdx.x), w = e % ways;
-  if (e < T * ways && w < m.W) {
+  const int w = static_cast<int>(threadIdx.x);
+  if (w < m.W) {
     float total = 0;
-    for (uint32_t warp = 0; warp < blockDim.x / warp_size; ++warp) total += room[static_cast<int>(warp) * T * ways + e];
-    const float r = rstd[row_of(n, e / ways, m.N) * m.W + w];
-    mean[e] = total * r * r / static_cast<float>(m.C);
+    for (uint32_t warp = 0; warp < blockDim.x / warp_size; ++warp) total += room[static_cast<int>(warp) * ways + w];
+    const float r = rstd[n * m.W + w];
+    mean[w] = total * r * r / static_cast<float>(m.C);
   }
   __syncthreads();
 }
 
-// a becomes da: dout if plain; if not, from a_w, and dpost is added to.
-template <int T, int ways, int width, bool prepost, class Storage>
-__device__ __forceinline__ void way_gradients(Tile<T, ways, width>& a, float* dpost /*(W,C)*/,
-                                              const float* mean /*(T,ways)*/, const Gradients<Storage>& d,
+// a becomes da: dout if plain; if not, from a_w, and dpost is added to and dskip written.
+template <int ways, int width, bool prepost, class Storage>
+__device__ __forceinline__ void way_gradients(WayColumns<ways, width>& a, float* dpost /*(W,C)*/,
+                                              const float* mean /*(ways)*/, const Gradients<Storage>& d,
                                               const Mix<Storage>& m, const float* rstd, int64_t n, int64_t c,
                                               bool first) {
+  Columns<width> dskip = {};
+  if constexpr (prepost)
+    if (d.acc_skip) dskip = load<width>(d.skip + n * m.C + c);
 #pragma unroll
   for (int w = 0; w < ways; ++w) {
     if (w >= m.W) {
-#pragma unroll
-      for (int t = 0; t < T; ++t) a[t][w] = {};
+      a[w] = {};
       continue;
     }
-    Columns<width> post, dp = {};
-    if constexpr (prepost) post = load<width>(m.post.way[w] + c);
+    const Columns<width> dy = load<width>(d.douts.way[w] + n * m.C + c);
+    if constexpr (prepost) {
+      const Columns<width> post = load<width>(m.post.way[w] + c);
+      const float r = rstd[n * m.W + w], along = mean[w];
+      Columns<width> dp;
 #pragma unroll
-    for (int t = 0; t < T; ++t) {
-      const Columns<width> dy = load<width>(d.douts.way[w] + row_of(n, t, m.N) * m.C + c);
-      if constexpr (prepost) {
-        const float r = rstd[row_of(n, t, m.N) * m.W + w], along = mean[t * ways + w];
-#pragma unroll
-        for (int i = 0; i < width; ++i) {
-          if (n + t < m.N) dp[i] += dy[i] * a[t][w][i] * r;
-          a[t][w][i] = r * (dy[i] * post[i] - a[t][w][i] * along);
-        }
-      } else {
-        a[t][w] = dy;
+      for (int i = 0; i < width; ++i) {
+        dp[i] = dy[i] * a[w][i] * r;
+        a[w][i] = r * (dy[i] * post[i] - a[w][i] * along);
+        dskip[i] += dy[i];
       }
+      add_to<width>(dpost + w * m.C + c, dp, first);
+    } else {
+      a[w] = dy;
     }
-    if constexpr (prepost) add_to<width>(dpost + w * m.C + c, dp, first);
   }
+  if constexpr (prepost) store<width>(d.skip + n * m.C + c, dskip);
 }
 
-template <int T, int width, class Storage>
-__device__ __forceinline__ void skip_gradients(const Gradients<Storage>& d, int64_t n, int64_t N, int64_t C, int W,
-                                               int64_t c) {
-#pragma unroll
-  for (int t = 0; t < T; ++t) {
-    if (n + t >= N) continue;
-    const int64_t at = (n + t) * C + c;
-    Columns<width> sum = {};
-    if (d.acc_skip) sum = load<width>(d.skip + at);
-    for (int w = 0; w < W; ++w) {
-      const Columns<width> dy = load<width>(d.douts.way[w] + at);
-#pragma unroll
-      for (int i = 0; i < width; ++i) sum[i] += dy[i];
-    }
-    store<width>(d.skip + at, sum);
-  }
-}
-
-// One source's gradient at columns c.. of T tokens, its part of dgain, and product(T,ways) = da . gain * source.
-template <int T, int ways, int width, bool prepost, class Storage>
-__device__ __forceinline__ void source_gradients(float* product, const Tile<T, ways, width>& da, const float* coef,
-                                                 float* dgain /*(C)*/, const Gradients<Storage>& d,
+// The gradients of `group` sources from s on at columns c.. of token n, their part of dgains, and product(group,ways) =
+// da . gain * source. All that comes from far is asked for before any of it is used.
+template <int group, int ways, int width, bool prepost, class Storage>
+__device__ __forceinline__ void source_gradients(float* product, const WayColumns<ways, width>& da, const float* coef,
+                                                 float* dgains /*(S,C)*/, const Gradients<Storage>& d,
                                                  const Mix<Storage>& m, int s, int64_t n, int64_t c, bool first) {
-  const bool acc = (d.acc[s / 32] >> (s % 32) & 1) != 0;
-  Storage* dx = d.sources.source[s] + c;
-  Columns<width> gain, dg = {};
-  if constexpr (prepost) gain = load<width>(m.gains.source[s] + c);
+  Array<Columns<width>, group> inp, before = {};
 #pragma unroll
-  for (int t = 0; t < T; ++t) {
-    const int64_t row = row_of(n, t, m.N) * m.C;
-    const Columns<width> x = load<width>(m.sources.source[s] + row + c);
-    Columns<width> v = {};
-    const Floats<ways> k = load<ways>(coef + (s * T + t) * ways);
+  for (int g = 0; g < group; ++g) {
+    const int source = s + g < m.S ? s + g : s;
+    inp[g] = load<width>(m.sources.source[source] + n * m.C + c);
+    if (d.acc[source / 32] >> (source % 32) & 1) before[g] = load<width>(d.sources.source[source] + n * m.C + c);
+  }
+#pragma unroll
+  for (int g = 0; g < group; ++g) {
+    if (s + g >= m.S) continue;
+    Columns<width> gain, v = {}, x = inp[g];
+    if constexpr (prepost) gain = load<width>(m.gains.source[s + g] + c);
+    const Floats<ways> k = load<ways>(coef + (s + g) * ways);
 #pragma unroll
     for (int i = 0; i < width; ++i) {
       const float scaled = prepost ? gain[i] * x[i] : x[i];
 #pragma unroll
       for (int w = 0; w < ways; ++w) {
-        product[t * ways + w] += da[t][w][i] * scaled;
-        v[i] += k[w] * da[t][w][i];
+        product[g * ways + w] += da[w][i] * scaled;
+        v[i] += k[w] * da[w][i];
       }
       if constexpr (prepost) {
-        if (n + t < m.N) dg[i] += v[i] * x[i];
+        x[i] *= v[i];
         v[i] *= gain[i];
       }
+      v[i] += before[g][i];
     }
-    if (n + t >= m.N) continue;
-    if (acc) {
-      const Columns<width> before = load<width>(dx + row);
-#pragma unroll
-      for (int i = 0; i < width; ++i) v[i] += before[i];
-    }
-    store<width>(dx + row, v);
+    store<width>(d.sources.source[s + g] + n * m.C + c, v);
+    if constexpr (prepost) add_to<width>(dgains + (s + g) * m.C + c, x, first);
   }
-  if constexpr (prepost) add_to<width>(dgain + c, dg, first);
 }
 
-// dweight of the tokens from the warps' products(S,T,ways), and dbase.
-template <int T, int ways, class Storage>
+// dweight of token n from the warps' products(S,ways), and dbase.
+template <int ways, class Storage>
 __device__ void write_weight_gradients(float* dbase, const float* products, const Gradients<Storage>& d,
                                        const Mix<Storage>& m, int64_t n, bool first) {
-  const int size = m.S * T * ways;
+  const int size = m.S * ways;
   for (int e = static_cast<int>(threadIdx.x); e < m.W * m.S; e += static_cast<int>(blockDim.x)) {
     const int w = e / m.S, s = e % m.S;
-    float sum = first ? 0.f : dbase[e];
-    for (int t = 0; t < T && n + t < m.N; ++t) {
-      float product = 0;
-      for (uint32_t warp = 0; warp < blockDim.x / warp_size; ++warp)
-        product += products[static_cast<int>(warp) * size + (s * T + t) * ways + w];
-      from_float(d.weight[(n + t) * m.W * m.S + e], product);
-      sum += product;
-    }
-    dbase[e] = sum;
+    float product = 0;
+    for (uint32_t warp = 0; warp < blockDim.x / warp_size; ++warp)
+      product += products[static_cast<int>(warp) * size + s * ways + w];
+    from_float(d.weight[n * m.W * m.S + e], product);
+    dbase[e] = first ? product : dbase[e] + product;
   }
 }
 
+// As many warps of 96 registers as a multiprocessor holds, in as many blocks as that may be.
+constexpr int64_t backward_warps = 20;
+
 // partial: a row of `row` sums a block; sums_in_shared: they become that in shared memory, and go there at the end.
-template <int T, int ways, int width, bool prepost, class Storage>
-__global__ void __launch_bounds__(most_threads, 1)
+template <int ways, int width, bool prepost, class Storage>
+__global__ void __launch_bounds__(backward_warps * warp_size)
 way_mix_backward_kernel(Gradients<Storage> d, const float* rstd, Mix<Storage> m, float* partial, int64_t row,
                         bool sums_in_shared) {
-  constexpr int group = sources_at_once<T, ways>, values = group * T * ways;
-  const int size = m.S * T * ways, warps = static_cast<int>(blockDim.x) / warp_size;
-  float* coef = dynamic_shared<float>();          // (S,T,ways), rounded up to whole accesses
-  float* room = coef + (size + 7) / 8 * 8;        // (warps,T,ways)
-  float* mean = room + warps * T * ways;          // (T,ways)
-  float* products = mean + T * ways;              // (warps,S,T,ways)
-  float* shared_sums = products + (warps * size + 7) / 8 * 8;
+  constexpr int group = sources_at_once<ways>, values = group * ways;
+  const int size = m.S * ways, warps = static_cast<int>(blockDim.x) / warp_size;
+  float* coef = dynamic_shared<float>();         // (S,ways)
+  float* products = coef + whole(size);          // (warps,S,ways)
+  float* mean = products + whole(warps * size);  // (ways)
+  float* room = mean + whole(ways);              // (warps,ways)
   float* own = products + static_cast<int>(threadIdx.x) / warp_size * size;
   partial += blockIdx.x * row;
-  float* sums = sums_in_shared ? shared_sums : partial;
+  float* sums = sums_in_shared ? room + whole(warps * ways) : partial;
   float* dpost = sums + base_sums(m.W, m.S);
   float* dgains = dpost + m.W * m.C;
   const int lane = static_cast<int>(threadIdx.x) % warp_size;
   const int64_t step = static_cast<int64_t>(blockDim.x) * width;
-  for (int64_t n = static_cast<int64_t>(blockIdx.x) * T; n < m.N; n += static_cast<int64_t>(gridDim.x) * T) {
-    const bool first = n == static_cast<int64_t>(blockIdx.x) * T;
-    __syncthreads();  // what the tokens before have left in shared memory has been read
-    gather_coefficients<T, ways>(coef, m, n);
+  for (int64_t n = blockIdx.x; n < m.N; n += gridDim.x) {
+    const bool first = n == blockIdx.x;
+    __syncthreads();  // what the token before has left in shared memory has been read
+    gather_coefficients<ways>(coef, m, n);
     __syncthreads();
-    Tile<T, ways, width> a = {};  // a_w, then its gradient
-    if constexpr (prepost) norm_means<T, ways, width>(mean, a, coef, d, m, rstd, n, room);
+    WayColumns<ways, width> a = {};  // a_w, then its gradient
+    if constexpr (prepost) norm_means<ways, width>(mean, a, coef, d, m, rstd, n, room);
+#pragma unroll 1
     for (int64_t begin = 0; begin < m.C; begin += step) {
       const int64_t c = begin + threadIdx.x * width;
       const bool there = c < m.C;
       if (there) {
         if constexpr (prepost)
-          if (m.C > step) mix<T, ways, width, prepost>(a, coef, m, n, c, true);
-        way_gradients<T, ways, width, prepost>(a, dpost, mean, d, m, rstd, n, c, first);
-        if constexpr (prepost) skip_gradients<T, width>(d, n, m.N, m.C, m.W, c);
+          if (m.C > step) mix<ways, width, prepost>(a, coef, m, n, c);
+        way_gradients<ways, width, prepost>(a, dpost, mean, d, m, rstd, n, c, first);
       }
+#pragma unroll 1
       for (int s = 0; s < m.S; s += group) {
         float product[values] = {};
-        if (there) {
-#pragma unroll
-          for (int g = 0; g < group; ++g)
-            if (s + g < m.S)
-              source_gradients<T, ways, width, prepost>(product + g * T * ways, a, coef, dgains + (s + g) * m.C, d, m,
-                                                        s + g, n, c, first);
-        }
+        if (there) source_gradients<group, ways, width, prepost>(product, a, coef, dgains, d, m, s, n, c, first);
         const float sum = warp_sums<values>(product);
-        const int e = s * T * ways + lane;
+        const int e = s * ways + lane;
         if (lane < values && e < size) own[e] = begin == 0 ? sum : own[e] + sum;
       }
     }
     __syncthreads();
-    write_weight_gradients<T, ways>(sums, products, d, m, n, first);
+    write_weight_gradients<ways>(sums, products, d, m, n, first);
   }
   if (!sums_in_shared) return;
   __syncthreads();
@@ -435,7 +403,7 @@ void with_ways(int64_t W, bool wide, F&& body) {
   else with(std::integral_constant<int, 8>{});
 }
 
-// So many warps as have columns to do, if their shared memory of `floats` each is there.
+// So many warps as have columns to do, if there is shared memory for the `floats` of each.
 uint32_t warps_for(int64_t C, int width, int64_t floats) {
   constexpr int64_t room = 160 * 1024 / sizeof(float);
   const int64_t warps = (C + width * warp_size - 1) / (width * warp_size);
@@ -447,43 +415,50 @@ void launch_forward(const std::vector<Tensor>& outs, const Tensor& rstd, const W
   const Mix<Storage> table = table_of<Storage>(m, static_cast<int64_t>(outs.size()), N, C);
   Ways<Storage> to = {};
   fill_table(to.way, outs);
-  const uint32_t warps = warps_for(C, width, most_ways);
-  const size_t shared = (warps * most_ways + static_cast<size_t>(table.S) * ways) * sizeof(float);
-  launch({"way_mix_forward", static_cast<uint32_t>(N), warps * warp_size, shared},
+  const uint32_t warps = warps_for(C, width, ways);
+  const auto floats = static_cast<size_t>(whole(table.S * ways) + warps * ways);
+  launch({"way_mix_forward", static_cast<uint32_t>(N), warps * warp_size, floats * sizeof(float)},
          way_mix_forward_kernel<ways, width, prepost, Storage>, to, data_or_null<float>(rstd), table,
          static_cast<float>(m.eps));
 }
 
-template <int T, int ways, int width, bool prepost, class Storage>
+template <class Storage>
+Gradients<Storage> table_of(const WayMix& d, const std::vector<Tensor>& douts, const WayAcc& acc) {
+  Gradients<Storage> table = {};
+  fill_table(table.sources.source, d.sources);
+  fill_table(table.douts.way, douts);
+  table.weight = d.weight.as<Storage>(), table.skip = data_or_null<Storage>(d.skip), table.acc_skip = acc.skip;
+  for (size_t s = 0; s < acc.sources.size(); ++s)
+    if (acc.sources[s]) table.acc[s / 32] |= 1u << s % 32;
+  return table;
+}
+
+ParameterGradients parameter_table(const WayMix& d) {
+  ParameterGradients table = {};
+  table.base = d.base.as<float>();
+  fill_table(table.post.way, d.post);
+  fill_table(table.gains.source, d.gains);
+  return table;
+}
+
+template <int ways, int width, bool prepost, class Storage>
 void launch_backward(const WayMix& d, const std::vector<Tensor>& douts, const Tensor& rstd, const WayMix& m,
                      const WayAcc& acc, int64_t N, int64_t C) {
   const Mix<Storage> table = table_of<Storage>(m, static_cast<int64_t>(douts.size()), N, C);
-  Gradients<Storage> to = {};
-  fill_table(to.sources.source, d.sources);
-  fill_table(to.douts.way, douts);
-  to.weight = d.weight.as<Storage>(), to.skip = data_or_null<Storage>(d.skip), to.acc_skip = acc.skip;
-  for (size_t s = 0; s < acc.sources.size(); ++s)
-    if (acc.sources[s]) to.acc[s / 32] |= 1u << s % 32;
-  ParameterGradients parameters = {};
-  parameters.base = d.base.as<float>();
-  fill_table(parameters.post.way, d.post);
-  fill_table(parameters.gains.source, d.gains);
-
-  const int64_t S = table.S, W = table.W, size = S * T * ways;
-  const uint32_t warps = warps_for(C, width, size + T * ways);
-  // A row of sums costs as much as some tokens: with such rows no more blocks than run at once.
-  const int64_t row = base_sums(W, S) + (prepost ? (W + S) * C : 0), tiles = (N + T - 1) / T;
-  const int64_t at_once = std::max<int64_t>(1, (prepost ? 16 : 64) / warps);  // a multiprocessor
-  const auto blocks = static_cast<uint32_t>(std::min(tiles, 132 * at_once));
-  const auto own_floats = static_cast<size_t>((size + 7) / 8 * 8 + (warps + 1) * T * ways + (warps * size + 7) / 8 * 8);
-  const size_t with_sums = (own_floats + static_cast<size_t>(row)) * sizeof(float);
-  const bool in_shared = with_sums <= 200 * 1024 / static_cast<size_t>(std::min<int64_t>(at_once, 16));
+  const int64_t S = table.S, W = table.W, size = S * ways, row = base_sums(W, S) + (prepost ? (W + S) * C : 0);
+  const uint32_t warps = warps_for(C, width, size + ways);
+  // A row of sums costs as much as some tokens: a block takes several, and there are no more blocks than run at once.
+  const int64_t at_once = std::max<int64_t>(1, (prepost ? 1 : 4) * backward_warps / warps);  // on a multiprocessor
+  const auto blocks = static_cast<uint32_t>(std::clamp<int64_t>(N / 8, 1, 132 * at_once));
+  const int64_t own_floats = whole(size) + whole(warps * size) + whole(ways) + whole(warps * ways);
+  const bool in_shared = (own_floats + row) * static_cast<int64_t>(sizeof(float)) <= 200 * 1024 / at_once;
+  const auto floats = static_cast<size_t>(in_shared ? own_floats + row : own_floats);
   float* partial = scratch<float>(blocks * row);
-  launch({"way_mix_backward", blocks, warps * warp_size, in_shared ? with_sums : own_floats * sizeof(float)},
-         way_mix_backward_kernel<T, ways, width, prepost, Storage>, to, data_or_null<float>(rstd), table, partial, row,
-         in_shared);
-  launch({"add_way_sums", blocks_of(row, warp_size), dim3(warp_size, block_groups)}, add_way_sums_kernel, parameters,
-         partial, static_cast<int64_t>(blocks), row, table.W, table.S, C);
+  launch({"way_mix_backward", blocks, warps * warp_size, floats * sizeof(float)},
+         way_mix_backward_kernel<ways, width, prepost, Storage>, table_of<Storage>(d, douts, acc),
+         data_or_null<float>(rstd), table, partial, row, in_shared);
+  launch({"add_way_sums", blocks_of(row, warp_size), dim3(warp_size, block_groups)}, add_way_sums_kernel,
+         parameter_table(d), partial, static_cast<int64_t>(blocks), row, table.W, table.S, C);
 }
 
 }  // namespace
@@ -504,14 +479,14 @@ void way_mix_forward_cuda(const std::vector<Tensor>& outs, const Tensor& rstd, c
 void way_mix_backward_cuda(const WayMix& d, const std::vector<Tensor>& douts, const Tensor& rstd, const WayMix& m,
                            const WayAcc& acc, int64_t N, int64_t C) {
   const auto W = static_cast<int64_t>(douts.size());
-  const bool whole = wide_accesses(m, douts, C, false) && wide_accesses(d, douts, C, true);
-  with_ways(W, whole, [&](auto ways, auto wide) {
+  const bool whole_rows = wide_accesses(m, douts, C, false) && wide_accesses(d, douts, C, true);
+  with_ways(W, whole_rows, [&](auto ways, auto wide) {
     with_storage(douts[0].dtype, [&](auto storage) {
       using Storage = decltype(storage);
-      // Several tokens share the gains and what is added to their gradients; up to 32 registers hold their da.
-      constexpr int width = wide ? widest<Storage> : 1, narrower = wide ? 4 : 1, tokens = ways == 1 ? 4 : 8 / ways;
-      auto backward = m.post.empty() ? launch_backward<1, ways, width, false, Storage>
-                                     : launch_backward<tokens, ways, narrower, true, Storage>;
+      // Fewer columns a thread leave registers for what is on its way, and more threads for what waits.
+      constexpr int width = wide ? (ways == 1 ? widest<Storage> : 4) : 1;
+      auto backward = m.post.empty() ? launch_backward<ways, width, false, Storage>
+                                     : launch_backward<ways, width, true, Storage>;
       backward(d, douts, rstd, m, acc, N, C);
     });
   });
