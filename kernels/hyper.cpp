@@ -170,6 +170,7 @@ void hyper_write_backward_cpu(S* dstreams, float* dcoef, S* dy, const S* dnext, 
 void streams_expand(const char* name, const Tensor& streams, const Tensor& x, bool acc, Stream stream) {
   check_streams(name, streams, x);
   const int64_t E = streams.dim(2), C = streams.dim(3), rows = streams.dim(0) * streams.dim(1);
+  if (stream.backend == Backend::cuda) return streams_expand_cuda(streams, x, rows, E, C, acc);
   if (stream.backend == Backend::cpu)
     return with_storage_and_streams(x.dtype, E, [&](auto storage, auto count) {
       using S = decltype(storage);
@@ -184,6 +185,7 @@ void streams_expand(const char* name, const Tensor& streams, const Tensor& x, bo
 void streams_sum(const char* name, const Tensor& out, const Tensor& streams, bool acc, Stream stream) {
   check_streams(name, streams, out);
   const int64_t E = streams.dim(2), C = streams.dim(3), rows = streams.dim(0) * streams.dim(1);
+  if (stream.backend == Backend::cuda) return streams_sum_cuda(out, streams, rows, E, C, acc);
   if (stream.backend == Backend::cpu)
     return with_storage_and_streams(out.dtype, E, [&](auto storage, auto count) {
       using S = decltype(storage);
@@ -223,6 +225,7 @@ void hyper_write_forward(const Tensor& next, const Tensor& streams, const Tensor
   CHECK_THAT(next.shape == streams.shape, name, ": next ", next.str(), " streams ", streams.str());
   check_coef(name, coef, streams);
   const int64_t E = streams.dim(2), C = streams.dim(3), rows = streams.dim(0) * streams.dim(1);
+  if (stream.backend == Backend::cuda) return hyper_write_forward_cuda(next, streams, coef, y, rows, E, C);
   if (stream.backend == Backend::cpu)
     return with_storage_and_streams(next.dtype, E, [&](auto storage, auto count) {
       using S = decltype(storage);
@@ -245,6 +248,8 @@ void hyper_write_backward(const Tensor& dstreams, const Tensor& dcoef, const Ten
   check_coef(name, coef, streams);
   check_coef(name, dcoef, streams);
   const int64_t E = streams.dim(2), C = streams.dim(3), rows = streams.dim(0) * streams.dim(1);
+  if (stream.backend == Backend::cuda)
+    return hyper_write_backward_cuda(dstreams, dcoef, dy, dnext, streams, coef, y, rows, E, C, acc_streams, acc_y);
   if (stream.backend == Backend::cpu)
     return with_storage_and_streams(dstreams.dtype, E, [&](auto storage, auto count) {
       using S = decltype(storage);

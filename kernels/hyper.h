@@ -19,8 +19,8 @@
 //
 // Backward, in this order: write, sublayer, read. hyper_write_backward sets dcoef, with 0 in the column of A[:,0],
 // which only the read uses; hyper_read_backward adds that column's part to what it reads from dcoef. Outputs may not
-// alias inputs, nor each other. On the CPU the streams, x, y, out and their gradients are all f32 or all bf16, the rest
-// is f32.
+// alias inputs, nor each other. Outside of the reference the streams, x, y, out and their gradients are all f32 or all
+// bf16, the rest is f32.
 #pragma once
 
 #include <algorithm>
@@ -78,6 +78,20 @@ void hyper_write_backward(const Tensor& dstreams, const Tensor& dcoef, const Ten
                           const Tensor& streams, const Tensor& coef, const Tensor& y, bool acc_streams, bool acc_y,
                           Stream stream);
 
+// kernels/hyper.cu and hyper_read.cu. The first two serve a forward and the other's backward each.
+void streams_expand_cuda(const Tensor& streams, const Tensor& x, int64_t rows, int64_t E, int64_t C, bool acc);
+void streams_sum_cuda(const Tensor& out, const Tensor& streams, int64_t rows, int64_t E, int64_t C, bool acc);
+void hyper_write_forward_cuda(const Tensor& next, const Tensor& streams, const Tensor& coef, const Tensor& y,
+                              int64_t rows, int64_t E, int64_t C);
+void hyper_write_backward_cuda(const Tensor& dstreams, const Tensor& dcoef, const Tensor& dy, const Tensor& dnext,
+                               const Tensor& streams, const Tensor& coef, const Tensor& y, int64_t rows, int64_t E,
+                               int64_t C, bool acc_streams, bool acc_y);
+void hyper_read_forward_cuda(const Tensor& out, const Tensor& coef, const Tensor& stats, const Tensor& streams,
+                             const HyperWeights& w, HyperNorm norm, int64_t rows, int64_t E, int64_t C, double eps);
+void hyper_read_backward_cuda(const Tensor& dstreams, const HyperWeights& d, const Tensor& dout, const Tensor& dcoef,
+                              const Tensor& streams, const Tensor& coef, const Tensor& stats, const HyperWeights& w,
+                              HyperNorm norm, int64_t rows, int64_t E, int64_t C, bool acc);
+
 // -----------------------------------------------------------------------------------------------------------------
 // Reference.
 
@@ -87,6 +101,13 @@ struct HyperPointers {
   T *static_alpha = nullptr, *static_beta = nullptr, *alpha_proj = nullptr, *beta_proj = nullptr;
   T *alpha_scale = nullptr, *beta_scale = nullptr, *norm_weight = nullptr, *norm_bias = nullptr;
 };
+
+template <class T>
+HyperPointers<T> pointers_of(const HyperWeights& w) {
+  return {data_or_null<T>(w.static_alpha), data_or_null<T>(w.static_beta), data_or_null<T>(w.alpha_proj),
+          data_or_null<T>(w.beta_proj),    data_or_null<T>(w.alpha_scale), data_or_null<T>(w.beta_scale),
+          data_or_null<T>(w.norm_weight),  data_or_null<T>(w.norm_bias)};
+}
 
 // Every stream of every row n = (b,t) becomes, or grows by, its x.
 template <class T>

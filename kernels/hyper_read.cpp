@@ -370,13 +370,6 @@ void check_stats(const char* name, const Tensor& stats, const Tensor& streams, b
              name, ": streams ", streams.str(), " stats ", stats.str());
 }
 
-template <class T>
-HyperPointers<T> pointers_of(const HyperWeights& w) {
-  return {data_or_null<T>(w.static_alpha), data_or_null<T>(w.static_beta), data_or_null<T>(w.alpha_proj),
-          data_or_null<T>(w.beta_proj),    data_or_null<T>(w.alpha_scale), data_or_null<T>(w.beta_scale),
-          data_or_null<T>(w.norm_weight),  data_or_null<T>(w.norm_bias)};
-}
-
 }  // namespace
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -391,6 +384,8 @@ void hyper_read_forward(const Tensor& out, const Tensor& coef, const Tensor& sta
   check_stats(name, stats, streams, dynamic);
   check_weights(name, w, streams, norm, dynamic, false);
   const int64_t E = streams.dim(2), C = streams.dim(3), rows = streams.dim(0) * streams.dim(1);
+  if (stream.backend == Backend::cuda)
+    return hyper_read_forward_cuda(out, coef, stats, streams, w, norm, rows, E, C, eps);
   if (stream.backend == Backend::cpu)
     return with_storage_and_streams(out.dtype, E, [&](auto storage, auto count) {
       using S = decltype(storage);
@@ -417,6 +412,8 @@ void hyper_read_backward(const Tensor& dstreams, const HyperWeights& d, const Te
   check_weights(name, w, streams, norm, dynamic, false);
   check_weights(name, d, streams, norm, dynamic, true);
   const int64_t E = streams.dim(2), C = streams.dim(3), rows = streams.dim(0) * streams.dim(1);
+  if (stream.backend == Backend::cuda)
+    return hyper_read_backward_cuda(dstreams, d, dout, dcoef, streams, coef, stats, w, norm, rows, E, C, acc);
   if (stream.backend == Backend::cpu)
     return with_storage_and_streams(dstreams.dtype, E, [&](auto storage, auto count) {
       using S = decltype(storage);

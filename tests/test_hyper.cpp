@@ -1,5 +1,6 @@
 #include "kernels/hyper.h"
 
+#include "tests/backends.h"
 #include "tests/check.h"
 #include "tests/threads.h"
 
@@ -97,16 +98,36 @@ struct Wrapper {
   }
 
   void forward(Backend backend) {
-    hyper_read_forward(x_of(out), coef_of(coef), stats_tensor(), streams_of(streams), tensors(w, s.E, s.C), kind.norm,
-                       kind.eps, Stream{backend});
-    hyper_write_forward(streams_of(next), streams_of(streams), coef_of(coef), x_of(y), Stream{backend});
+    const HyperWeights weights = tensors(w, s.E, s.C);
+    run_on(backend, with({x_of(out), coef_of(coef), stats_tensor(), streams_of(streams), streams_of(next), x_of(y)},
+                         {weights}),
+           [&](auto& t, Stream stream) {
+             hyper_read_forward(t[0], t[1], t[2], t[3], taken(t, 6), kind.norm, kind.eps, stream);
+             hyper_write_forward(t[4], t[3], t[1], t[5], stream);
+           });
   }
   // The write's gradient of the streams goes to `dwritten`, the read's to `dstreams`, so that each is seen alone.
   void backward(Backend backend, bool acc, bool acc_y) {
-    hyper_write_backward(streams_of(dwritten), coef_of(dcoef), x_of(dy), streams_of(dnext), streams_of(streams),
-                         coef_of(coef), x_of(y), acc, acc_y, Stream{backend});
-    hyper_read_backward(streams_of(dstreams), tensors(d, s.E, s.C), x_of(dout), coef_of(dcoef), streams_of(streams),
-                        coef_of(coef), stats_tensor(), tensors(w, s.E, s.C), kind.norm, acc, Stream{backend});
+    run_on(backend,
+           with({streams_of(dwritten), coef_of(dcoef), x_of(dy), streams_of(dnext), streams_of(streams), coef_of(coef),
+                 x_of(y), streams_of(dstreams), x_of(dout), stats_tensor()},
+                {tensors(d, s.E, s.C), tensors(w, s.E, s.C)}),
+           [&](auto& t, Stream stream) {
+             hyper_write_backward(t[0], t[1], t[2], t[3], t[4], t[5], t[6], acc, acc_y, stream);
+             hyper_read_backward(t[7], taken(t, 10), t[8], t[1], t[4], t[5], t[9], taken(t, 18), kind.norm, acc,
+                                 stream);
+           });
+  }
+
+  // For run_on: the fields of the weights behind the others, and back.
+  static std::vector<Tensor> with(std::vector<Tensor> list, const std::vector<HyperWeights>& weights) {
+    for (const HyperWeights& h : weights)
+      list.insert(list.end(), {h.static_alpha, h.static_beta, h.alpha_proj, h.beta_proj, h.alpha_scale, h.beta_scale,
+                               h.norm_weight, h.norm_bias});
+    return list;
+  }
+  static HyperWeights taken(const std::vector<Tensor>& t, size_t i) {
+    return {t[i], t[i + 1], t[i + 2], t[i + 3], t[i + 4], t[i + 5], t[i + 6], t[i + 7]};
   }
 };
 
@@ -162,14 +183,20 @@ TEST_CASE("hyper: reference backward of read and write is the derivative of thei
   }
 }
 
-TEST_CASE_TEMPLATE("hyper: fast CPU equals the reference, set and added", S, float, bf16) {
+TEST_CASE_TEMPLATE("hyper: the fast backends equal the reference, set and added", S, float, bf16) {
   // Activations in bf16 are rounded once; all else are sums of C terms and a tanh, some ulps (6e-8) each. One channel
   // alone has variance 0 and an xh of 0.
   const double exact = 3e-6, rounding = std::is_same_v<S, bf16> ? 0x1p-8 : 0;
   for (const Kind& kind : kinds) {
-    for (const Size& s : std::vector<Size>{{1, 1, 1, 1}, {1, 3, 1, 33}, {2, 5, 2, 16}, {2, 100, 2, 129}, {1, 7, 3, 40},
-                                           {3, 100, 4, 67}, {1, 200, 4, 64}, {1, 5, 5, 21}, {1, 9, 6, 32},
-                                           {2, 65, 7, 18}, {1, 4, 8, 259}}) {
+    const std::vector<Size> of_cpu{{1, 1, 1, 1},   {1, 3, 1, 33},  {2, 5, 2, 16},  {2, 100, 2, 129},
+                                   {1, 7, 3, 40},  {3, 100, 4, 67}, {1, 200, 4, 64}, {1, 5, 5, 21},
+                                   {1, 9, 6, 32},  {2, 65, 7, 18},  {1, 4, 8, 259}};
+    // Several blocks and several turns of each, ragged; rows of several passes; sums that shared memory does not hold.
+    const std::vector<Size> of_gpu{{1, 1, 1, 1},  {1, 3, 1, 72},   {1, 37, 2, 16}, {2, 5, 2, 33}, {1, 9, 3, 40},
+                                   {1, 37, 4, 35}, {1, 35, 4, 264}, {1, 1, 2, 1048}, {1, 9, 6, 32}, {1, 2, 8, 259},
+                                   {1, 1, 8, 1648}};
+    for (const Backend backend : fast_backends)
+    for (const Size& s : backend == Backend::cpu ? of_cpu : of_gpu) {
       for (bool acc : {false, true}) {
         CAPTURE(kind.name);
         CAPTURE(s.E);
@@ -187,13 +214,13 @@ TEST_CASE_TEMPLATE("hyper: fast CPU equals the reference, set and added", S, flo
         b.dout = convert<double>(a.dout), b.dstreams = convert<double>(a.dstreams);
         b.dwritten = convert<double>(a.dwritten), b.dy = convert<double>(a.dy);
         b.w = convert_fields<double>(a.w), b.d = convert_fields<double>(a.d);
-        a.forward(Backend::cpu);
+        a.forward(backend);
         b.forward(Backend::reference);
         check_close("out", a.out, b.out, std::max(exact, rounding));
         check_close("coef", a.coef, b.coef, exact);
         check_close("stats", a.stats, b.stats, exact);
         check_close("next", a.next, b.next, std::max(exact, rounding));
-        a.backward(Backend::cpu, acc, !acc);
+        a.backward(backend, acc, !acc);
         b.backward(Backend::reference, acc, !acc);
         check_close("dcoef", a.dcoef, b.dcoef, exact);
         check_close("dy", a.dy, b.dy, std::max(exact, rounding));

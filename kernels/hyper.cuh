@@ -1,0 +1,53 @@
+// What hyper.cu and hyper_read.cu share. A warp takes a token, a lane the same columns of all its streams: these are in
+// registers, in arrays for `most` streams, of which E are there.
+#pragma once
+
+#include "kernels/cuda.cuh"
+#include "kernels/hyper.h"
+
+namespace crossply::hyper {
+
+constexpr int warps = 8;  // tokens a block
+
+// Calls body(S{}, most, wide) with constants: the storage, room for E streams, and whether 16-byte accesses fit.
+template <class F>
+void with_instance(Dtype dtype, int64_t E, int64_t C, std::initializer_list<const void*> tensors, F&& body) {
+  with_storage(dtype, [&](auto storage) {
+    with_width<decltype(storage)>(C, tensors, [&](auto width) {
+      if constexpr (width == 1) body(storage, std::integral_constant<int, 8>{}, std::false_type{});
+      else if (E <= 2) body(storage, std::integral_constant<int, 2>{}, std::true_type{});
+      else if (E <= 4) body(storage, std::integral_constant<int, 4>{}, std::true_type{});
+      else body(storage, std::integral_constant<int, 8>{}, std::true_type{});
+    });
+  });
+}
+
+template <int width>
+using Columns = Floats<width>;
+
+// Columns c.. of a token's streams x (E,C); 0 where there is no stream.
+template <int most, int width, class S>
+__device__ __forceinline__ void load_streams(Array<Columns<width>, most>& to, const S* x, int E, int64_t C, int64_t c) {
+#pragma unroll
+  for (int i = 0; i < most; ++i) {
+    to[i] = {};
+    if (i < E) to[i] = load<width>(x + i * C + c);
+  }
+}
+
+// sum += a * x
+template <int64_t width>
+__device__ __forceinline__ void add_scaled(Array<float, width>& sum, float a, const Array<float, width>& x) {
+#pragma unroll
+  for (int i = 0; i < width; ++i) sum[i] += a * x[i];
+}
+
+template <int64_t width>
+__device__ __forceinline__ float dot(const Array<float, width>& a, const Array<float, width>& b) {
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < width; ++i) sum += a[i] * b[i];
+  return sum;
+}
+
+}  // namespace crossply::hyper

@@ -1,0 +1,410 @@
+// The read of the hyper-connections and its backward: the part with the norm, the projections and the tanhs.
+#include "kernels/hyper.cuh"
+
+namespace crossply {
+
+using namespace hyper;
+
+namespace {
+
+constexpr int threads = warps * warp_size;
+
+// The parameters as the kernels want them. projection (E+2,C): with the norm's gain folded in; for LayerNorm without
+// their own means: that changes no product with a normalised stream, and saves the backward the mean of dNh. offset
+// (E+2): norm_bias . projection. Both null for static connections.
+struct Plan {
+  HyperPointers<const float> w;
+  float *projection, *offset;
+};
+
+// Column j of (alpha_proj | beta_proj) at c.
+template <class P>
+__device__ P& projection_at(const HyperPointers<P>& w, int64_t c, int j, int E) {
+  return j <= E ? w.alpha_proj[c * (E + 1) + j] : w.beta_proj[c];
+}
+
+// A block for each j.
+__global__ void hyper_plan_kernel(Plan plan, int E, int64_t C, bool centred) {
+  SHARED(sums, Array<Array<float, 2>, warps>);
+  const int j = static_cast<int>(blockIdx.x);
+  float* p = plan.projection + j * C;
+  float mean = 0, offset = 0;
+  for (int64_t c = threadIdx.x; c < C; c += threads) {
+    const float weight = projection_at(plan.w, c, j, E);
+    if (plan.w.norm_bias != nullptr) offset += plan.w.norm_bias[c] * weight;
+    p[c] = plan.w.norm_weight != nullptr ? plan.w.norm_weight[c] * weight : weight;
+    mean += p[c];
+  }
+  mean = warp_sum(mean), offset = warp_sum(offset);
+  Array<float, 2>& own = sums[threadIdx.x / warp_size];
+  if (threadIdx.x % warp_size == 0) own[0] = mean, own[1] = offset;
+  __syncthreads();
+  mean = offset = 0;
+  for (int warp = 0; warp < warps; ++warp) mean += sums[warp][0], offset += sums[warp][1];
+  if (threadIdx.x == 0) plan.offset[j] = offset;
+  if (!centred) return;
+  mean /= static_cast<float>(C);
+  for (int64_t c = threadIdx.x; c < C; c += threads) p[c] -= mean;
+}
+
+// So many streams at once have room for their sums in registers.
+template <int most>
+constexpr int streams_at_once = most < 4 ? most : 4;
+
+// -----------------------------------------------------------------------------------------------------------------
+// Read. A token's streams come from memory once, and from the L1 cache for the passes after the first. For many streams
+// the arithmetic of the projections, E (E+2) products a column, takes about as long as the memory.
+
+template <int most, int width, class S>
+__device__ __forceinline__ void stream_means(float (&mean)[most], const S* x, int E, int64_t C) {
+  float sum[most] = {};
+  for (int64_t c = threadIdx.x * width; c < C; c += warp_size * width) {
+    Array<Columns<width>, most> in;
+    load_streams<most, width>(in, x, E, C, c);
+#pragma unroll
+    for (int i = 0; i < most; ++i) {
+#pragma unroll
+      for (int l = 0; l < width; ++l) sum[i] += in[i][l];
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < most; ++i) mean[i] = warp_sum(sum[i]) / static_cast<float>(C);
+}
+
+// load_both gives `count` rows d and extra at columns c..: sums(count,most+3) in shared memory gets d . projection_j
+// for j < J, and after these d . extra.
+template <int count, int most, int width, class Load>
+__device__ __forceinline__ void project(float* sums, const float* projection, int J, int64_t C, Load&& load_both) {
+  constexpr int row = most + 3;
+  float products[count * row] = {};
+  for (int64_t c = threadIdx.x * width; c < C; c += warp_size * width) {
+    Array<Columns<width>, count> d, extra;
+    load_both(d, extra, c);
+#pragma unroll
+    for (int i = 0; i < count; ++i) products[i * row + most + 2] += dot(d[i], extra[i]);
+#pragma unroll
+    for (int j = 0; j < most + 2; ++j) {
+      if (j >= J) continue;
+      const Columns<width> p = load<width>(projection + j * C + c);
+#pragma unroll
+      for (int i = 0; i < count; ++i) products[i * row + j] += dot(d[i], p);
+    }
+  }
+  store_warp_sums<count * row>(sums, products);
+}
+
+template <int most, int width, class S>
+__global__ void __launch_bounds__(threads, most == 8 ? 1 : 2)
+hyper_read_forward_kernel(S* __restrict__ out, float* __restrict__ coef, float* __restrict__ stats,
+                          const S* __restrict__ streams, Plan plan, int64_t rows, int E, int64_t C, float eps,
+                          bool centred) {
+  constexpr int count = streams_at_once<most>, row = most + 3;
+  SHARED(sums, Array<Array<float, most * row>, warps>);
+  SHARED(first_column, Array<Array<float, most>, warps>);  // A[i,0]
+  const int64_t n = static_cast<int64_t>(blockIdx.x) * warps + threadIdx.y;
+  if (n >= rows) return;
+  const int J = E + 2, lane = static_cast<int>(threadIdx.x);
+  out += n * C, streams += n * E * C, coef += n * E * J;
+  float *products = &sums[threadIdx.y][0], *a = &first_column[threadIdx.y][0];
+  if (lane < most) a[lane] = 0;
+  __syncwarp();
+  float mean[most] = {};
+  if (plan.projection != nullptr) {
+    stats += n * E * (E + 4);
+    if (centred) stream_means<most, width>(mean, streams, E, C);
+#pragma unroll
+    for (int i = 0; i < most; i += count)
+      project<count, most, width>(products + i * row, plan.projection, J, C, [&](auto& d, auto& extra, int64_t c) {
+#pragma unroll
+        for (int k = 0; k < count; ++k) {
+          d[k] = {};
+          if (i + k < E) d[k] = load<width>(streams + (i + k) * C + c);
+#pragma unroll
+          for (int l = 0; l < width; ++l) d[k][l] -= mean[i + k];
+          extra[k] = d[k];
+        }
+      });
+#pragma unroll
+    for (int i = 0; i < most; ++i)
+      if (lane == 0 && i < E) stats[i * (E + 4)] = mean[i];
+    __syncwarp();
+  }
+  for (int e = lane; e < E * J; e += warp_size) {
+    const int i = e / J, j = e % J;
+    float value = j <= E ? plan.w.static_alpha[i * (E + 1) + j] : plan.w.static_beta[i];
+    if (plan.projection != nullptr) {
+      const float rstd = rsqrtf(products[i * row + most + 2] / static_cast<float>(C) + eps);
+      const float t = tanhf(products[i * row + j] * rstd + plan.offset[j]);
+      stats[i * (E + 4) + 2 + j] = t;
+      if (j == 0) stats[i * (E + 4) + 1] = rstd;
+      value += (j <= E ? *plan.w.alpha_scale : *plan.w.beta_scale) * t;
+    }
+    coef[e] = value;
+    if (j == 0) a[i] = value;
+  }
+  __syncwarp();
+  for (int64_t c = lane * width; c < C; c += warp_size * width) {
+    Array<Columns<width>, most> x;
+    load_streams<most, width>(x, streams, E, C, c);
+    Columns<width> sum = {};
+#pragma unroll
+    for (int i = 0; i < most; ++i) add_scaled(sum, a[i], x[i]);
+    store<width>(out + c, sum);
+  }
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// The read's backward. A block takes eight tokens at a time: first a warp each, for all that is summed over columns;
+// then a thread the same columns of all of them, so that sums over tokens stay in registers. In between the streams are
+// in the L1 cache. Memory and the arithmetic of the projections, 3 E (E+2) products a column, take about as long.
+
+// What the second part needs of a stream, in shared memory: k_j = rstd q_j, then mean, A[i,0] and along.
+template <int most>
+struct StreamRow {
+  static constexpr int size = (most + 2 + 3 + 3) / 4 * 4, mean = most + 2, a = most + 3, along = most + 4;
+};
+
+template <class S>
+struct ReadBackward {
+  S* dstreams;         // (rows,E,C)
+  const S* dout;       // (rows,C)
+  const float* dcoef;  // (rows,E,E+2)
+  const S* streams;
+  const float *coef, *stats;  // stats (rows,E,E+4)
+  float* partial;             // (blocks,row): sums over tokens of dA, dA tanh and q, (E,E+2) each, and of k_j d_i (E+2,C)
+  int64_t row, rows, C;
+  int E;
+  bool acc, sums_in_shared;
+};
+
+// Where the sums (E+2,C) begin in a block's row of partial.
+__device__ __host__ inline int64_t head_size(int64_t E) { return (3 * E * (E + 2) + 3) / 4 * 4; }
+
+// The first part for token n: k(most,StreamRow) for the second, values(3,most*(most+2)) for the sums over tokens.
+template <int most, int width, class S>
+__device__ __forceinline__ void token_sums(float* k, float* values, float* products, const ReadBackward<S>& b,
+                                           const Plan& plan, int64_t n) {
+  constexpr int count = streams_at_once<most>, row = most + 3;
+  using Row = StreamRow<most>;
+  const int E = b.E, J = E + 2, lane = static_cast<int>(threadIdx.x);
+  const bool dynamic = plan.projection != nullptr;
+  const S *x = b.streams + n * E * b.C, *dout = b.dout + n * b.C;
+  const float* stats = b.stats + n * E * (E + 4);
+  // products(most,row): d . projection_j, then d . dout, which lacks what the mean takes from x . dout
+  float total = 0;  // of dout
+#pragma unroll
+  for (int i = 0; i < most; i += count)
+    project<count, most, width>(products + i * row, plan.projection, dynamic ? J : 0, b.C,
+                                [&](auto& d, auto& extra, int64_t c) {
+#pragma unroll
+      for (int s = 0; s < count; ++s) {
+        const bool there = i + s < E;
+        const float mean = dynamic && there ? stats[(i + s) * (E + 4)] : 0.f;
+        d[s] = {};
+        if (there) d[s] = load<width>(x + (i + s) * b.C + c);
+        extra[s] = load<width>(dout + c);
+#pragma unroll
+        for (int l = 0; l < width; ++l) {
+          d[s][l] -= mean;
+          if (i + s == 0) total += extra[s][l];
+        }
+      }
+    });
+  total = warp_sum(total);
+  __syncwarp();
+  for (int e = lane; e < E * J; e += warp_size) {
+    const int i = e / J, j = e % J;
+    const float* s = stats + i * (E + 4);
+    const float mean = dynamic ? s[0] : 0.f, t = dynamic ? s[2 + j] : 0.f;
+    float da = b.dcoef[(n * E + i) * J + j];
+    if (j == 0) da += products[i * row + most + 2] + mean * total;
+    values[e] = da;
+    if (j == 0) k[i * Row::size + Row::a] = b.coef[(n * E + i) * J], k[i * Row::size + Row::mean] = mean;
+    if (!dynamic) continue;
+    const float q = (j <= E ? *plan.w.alpha_scale : *plan.w.beta_scale) * da * (1.f - t * t);
+    values[E * J + e] = da * t;
+    values[2 * E * J + e] = q;
+    k[i * Row::size + j] = q * s[1];
+  }
+  if (!dynamic) return;
+  __syncwarp();
+  if (lane >= E) return;
+  float along = 0;
+  for (int j = 0; j < J; ++j) along += k[lane * Row::size + j] * products[lane * row + j];
+  const float rstd = stats[lane * (E + 4) + 1];
+  k[lane * Row::size + Row::along] = along * rstd * rstd / static_cast<float>(b.C);
+}
+
+// The second part at columns c.. of tokens n..: dx_i = or += A[i,0] dout + sum_j k_j projection_j - along (x_i - mean),
+// and what sum_n,i k_j (x_i - mean) grows by.
+template <int most, int width, class S>
+__device__ __forceinline__ void column_gradients(float* sums /*(E+2,C)*/, const float* k, const ReadBackward<S>& b,
+                                                 const Plan& plan, int64_t n, int tokens, int64_t c, bool first) {
+  using Row = StreamRow<most>;
+  const bool dynamic = plan.projection != nullptr;
+  Array<Columns<width>, most + 2> projection = {}, dprojection = {};
+#pragma unroll
+  for (int j = 0; j < most + 2; ++j)
+    if (dynamic && j < b.E + 2) projection[j] = load<width>(plan.projection + j * b.C + c);
+#pragma unroll 1
+  for (int t = 0; t < tokens; ++t) {
+    const Columns<width> dy = load<width>(b.dout + (n + t) * b.C + c);
+    Array<Columns<width>, most> before = {}, d = {};
+#pragma unroll
+    for (int i = 0; i < most; ++i) {
+      const int64_t at = ((n + t) * b.E + i) * b.C + c;
+      if (i < b.E && dynamic) d[i] = load<width>(b.streams + at);
+      if (i < b.E && b.acc) before[i] = load<width>(b.dstreams + at);
+    }
+#pragma unroll
+    for (int i = 0; i < most; ++i) {
+      if (i >= b.E) continue;
+      const Floats<Row::size> of = load<Row::size>(k + (t * most + i) * Row::size);
+      Columns<width> g = before[i];
+      add_scaled(g, of[Row::a], dy);
+      if (dynamic) {
+#pragma unroll
+        for (int l = 0; l < width; ++l) d[i][l] -= of[Row::mean];
+        add_scaled(g, -of[Row::along], d[i]);
+#pragma unroll
+        for (int j = 0; j < most + 2; ++j) {
+          if (j >= b.E + 2) continue;
+          add_scaled(g, of[j], projection[j]);
+          add_scaled(dprojection[j], of[j], d[i]);
+        }
+      }
+      store<width>(b.dstreams + ((n + t) * b.E + i) * b.C + c, g);
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < most + 2; ++j) {
+    if (!dynamic || j >= b.E + 2) continue;
+    Columns<width> sum = dprojection[j];
+    if (!first) add_scaled(sum, 1.f, load<width>(sums + j * b.C + c));
+    store<width>(sums + j * b.C + c, sum);
+  }
+}
+
+template <int most, bool wide, class S>
+__global__ void __launch_bounds__(threads, most == 8 ? 1 : 2)
+hyper_read_backward_kernel(ReadBackward<S> b, Plan plan) {
+  constexpr int most_values = most * (most + 2);
+  constexpr int width = wide ? 4 : 1, first_width = wide && most < 8 ? widest<S> : width;
+  SHARED(rows_of_k, Array<float, warps * most * StreamRow<most>::size>);
+  SHARED(values_of, Array<Array<float, 3 * most_values>, warps>);
+  SHARED(products_of, Array<Array<float, most*(most + 3)>, warps>);
+  float *k = &rows_of_k[0], *partial = b.partial + blockIdx.x * b.row;
+  float* sums = b.sums_in_shared ? dynamic_shared<float>() : partial + head_size(b.E);
+  const int thread = static_cast<int>(threadIdx.y * warp_size + threadIdx.x);
+  const int values = (plan.projection != nullptr ? 3 : 1) * b.E * (b.E + 2);
+  float total[(3 * most_values + threads - 1) / threads] = {};  // of values thread, thread + threads, ...
+  for (int64_t n = static_cast<int64_t>(blockIdx.x) * warps; n < b.rows; n += static_cast<int64_t>(gridDim.x) * warps) {
+    const int tokens = static_cast<int>(b.rows - n < warps ? b.rows - n : warps);
+    __syncthreads();  // the tokens before are done
+    if (static_cast<int>(threadIdx.y) < tokens)
+      token_sums<most, first_width>(k + threadIdx.y * most * StreamRow<most>::size, &values_of[threadIdx.y][0],
+                              &products_of[threadIdx.y][0], b, plan, n + threadIdx.y);
+    __syncthreads();
+#pragma unroll
+    for (int part = 0; part * threads < 3 * most_values; ++part)
+      for (int t = 0; t < tokens && part * threads + thread < values; ++t)
+        total[part] += values_of[t][part * threads + thread];
+    for (int64_t c = thread * width; c < b.C; c += threads * width)
+      column_gradients<most, width>(sums, k, b, plan, n, tokens, c, n == static_cast<int64_t>(blockIdx.x) * warps);
+  }
+#pragma unroll
+  for (int part = 0; part * threads < 3 * most_values; ++part)
+    if (part * threads + thread < values) partial[part * threads + thread] = total[part];
+  if (!b.sums_in_shared) return;
+  __syncthreads();
+  for (int64_t e = thread; e < b.row - head_size(b.E); e += threads) partial[head_size(b.E) + e] = sums[e];
+}
+
+// The parameters' gradients from a row of sums over all tokens, as in ReadBackward: a thread for each column, and the
+// first block those without columns.
+__global__ void hyper_finish_kernel(HyperPointers<float> d, const float* sums, HyperPointers<const float> w, int E,
+                                    int64_t C) {
+  const int J = E + 2, EJ = E * J;
+  const int64_t c = static_cast<int64_t>(blockIdx.x) * threads + threadIdx.x;
+  if (c < EJ) {
+    const int i = static_cast<int>(c) / J, j = static_cast<int>(c) % J;
+    if (j <= E && d.static_alpha != nullptr) d.static_alpha[i * (E + 1) + j] += sums[c];
+    if (j > E && d.static_beta != nullptr) d.static_beta[i] += sums[c];
+  }
+  if (w.alpha_proj == nullptr) return;
+  if (c < 2) {
+    float* dscale = c == 0 ? d.alpha_scale : d.beta_scale;
+    float sum = 0;
+    for (int e = 0; e < EJ; ++e)
+      if ((e % J <= E) == (c == 0)) sum += sums[EJ + e];
+    if (dscale != nullptr) *dscale += sum;
+  }
+  if (c >= C) return;
+  float dweight = 0, dbias = 0;
+  for (int j = 0; j < J; ++j) {
+    float along_xh = sums[head_size(E) + j * C + c], q = 0;
+    for (int i = 0; i < E; ++i) q += sums[2 * EJ + i * J + j];
+    const float weight = projection_at(w, c, j, E);
+    dweight += weight * along_xh;
+    dbias += weight * q;
+    if (w.norm_weight != nullptr) along_xh *= w.norm_weight[c];
+    if (w.norm_bias != nullptr) along_xh += w.norm_bias[c] * q;
+    if ((j <= E ? d.alpha_proj : d.beta_proj) != nullptr) projection_at(d, c, j, E) += along_xh;
+  }
+  if (d.norm_weight != nullptr) d.norm_weight[c] += dweight;
+  if (d.norm_bias != nullptr) d.norm_bias[c] += dbias;
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+
+constexpr int plan_slot = 1, total_slot = 2;
+
+Plan plan_read(const HyperWeights& w, HyperNorm norm, int64_t E, int64_t C) {
+  Plan plan{pointers_of<const float>(w), nullptr, nullptr};
+  if (w.alpha_proj.data == nullptr) return plan;
+  plan.projection = scratch<float>((E + 2) * (C + 1), plan_slot);
+  plan.offset = plan.projection + (E + 2) * C;
+  launch({"hyper_plan", static_cast<uint32_t>(E + 2), threads}, hyper_plan_kernel, plan, static_cast<int>(E), C,
+         norm != HyperNorm::rmsnorm);
+  return plan;
+}
+
+}  // namespace
+
+void hyper_read_forward_cuda(const Tensor& out, const Tensor& coef, const Tensor& stats, const Tensor& streams,
+                             const HyperWeights& w, HyperNorm norm, int64_t rows, int64_t E, int64_t C, double eps) {
+  const Plan plan = plan_read(w, norm, E, C);
+  with_instance(out.dtype, E, C, {out.data, streams.data}, [&](auto storage, auto most, auto wide) {
+    using S = decltype(storage);
+    constexpr int width = wide ? (most == 8 ? 4 : widest<S>) : 1;  // the sums need the registers
+    launch({"hyper_read_forward", blocks_of(rows, warps), dim3(warp_size, warps)},
+           hyper_read_forward_kernel<most, width, S>, out.as<S>(), coef.as<float>(), data_or_null<float>(stats),
+           streams.as<S>(), plan, rows, static_cast<int>(E), C, static_cast<float>(eps), norm != HyperNorm::rmsnorm);
+  });
+}
+
+void hyper_read_backward_cuda(const Tensor& dstreams, const HyperWeights& d, const Tensor& dout, const Tensor& dcoef,
+                              const Tensor& streams, const Tensor& coef, const Tensor& stats, const HyperWeights& w,
+                              HyperNorm norm, int64_t rows, int64_t E, int64_t C, bool acc) {
+  const Plan plan = plan_read(w, norm, E, C);
+  const int64_t columns = plan.projection != nullptr ? (E + 2) * C : 0, row = head_size(E) + columns;
+  // A row of sums costs as much as a token or two: no more blocks than run at once.
+  const auto blocks = static_cast<uint32_t>(std::clamp<int64_t>(rows / (2 * warps), 1, 264));
+  const size_t shared = static_cast<size_t>(columns) * sizeof(float);
+  const bool in_shared = shared <= 64 * 1024;  // and leave some for the L1 cache
+  float *partial = scratch<float>(blocks * row), *total = scratch<float>(row, total_slot);
+  with_instance(dstreams.dtype, E, C, {dstreams.data, dout.data, streams.data},
+                [&](auto storage, auto most, auto wide) {
+    using S = decltype(storage);
+    const ReadBackward<S> b{dstreams.as<S>(), dout.as<S>(), dcoef.as<float>(), streams.as<S>(), coef.as<float>(),
+                            data_or_null<float>(stats), partial, row, rows, C, static_cast<int>(E), acc, in_shared};
+    launch({"hyper_read_backward", blocks, dim3(warp_size, warps), in_shared ? shared : 0},
+           hyper_read_backward_kernel<most, wide, S>, b, plan);
+  });
+  fill_device_memory(total, 0, static_cast<size_t>(row) * sizeof(float));
+  add_rows(total, partial, blocks, row);
+  launch({"hyper_finish", blocks_of(std::max(C, E * (E + 2)), threads), threads}, hyper_finish_kernel,
+         pointers_of<float>(d), total, plan.w, static_cast<int>(E), C);
+}
+
+}  // namespace crossply
