@@ -171,7 +171,7 @@ struct ReadBackward {
   const float* dcoef;  // (rows,E,E+2)
   const S* streams;
   const float *coef, *stats;  // stats (rows,E,E+4)
-  float* partial;             // (blocks,row): sums over tokens of dA, dA tanh and q, (E,E+2) each, and of k_j d_i (E+2,C)
+  float* partial;             // (blocks,row): sums over tokens of dA, dA tanh and q, (E,E+2) each, of k_j d_i (E+2,C)
   int64_t row, rows, C;
   int E;
   bool acc, sums_in_shared;
