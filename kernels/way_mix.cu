@@ -151,7 +151,7 @@ struct Gradients {
 
 // So many sources' products with da make up to 16 sums.
 template <int ways>
-constexpr int sources_at_once = ways == 8 ? 2 : 4;
+constexpr int sources_at_once = ways == 8 ? 1 : 4;
 
 // Its own columns of a row of sums, set at the block's first token.
 template <int width>
@@ -305,7 +305,6 @@ way_mix_backward_kernel(Gradients<Storage> d, const float* rstd, Mix<Storage> m,
   const int64_t step = static_cast<int64_t>(blockDim.x) * width;
   for (int64_t n = blockIdx.x; n < m.N; n += gridDim.x) {
     const bool first = n == blockIdx.x;
-    __syncthreads();  // what the token before has left in shared memory has been read
     gather_coefficients<ways>(coef, m, n);
     __syncthreads();
     WayColumns<ways, width> a = {};  // a_w, then its gradient
@@ -328,7 +327,7 @@ way_mix_backward_kernel(Gradients<Storage> d, const float* rstd, Mix<Storage> m,
         if (lane < values && e < size) own[e] = begin == 0 ? sum : own[e] + sum;
       }
     }
-    __syncthreads();
+    __syncthreads();  // of the shared memory only the products are now still to be read
     write_weight_gradients<ways>(sums, products, d, m, n, first);
   }
   if (!sums_in_shared) return;
