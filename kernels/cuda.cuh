@@ -102,10 +102,13 @@ T* dynamic_shared() {
 #endif
 
 // -----------------------------------------------------------------------------------------------------------------
-// `width` elements of float or bf16 in memory as floats: one access of up to 16 bytes. p is a multiple of its size.
+// `width` elements of float or bf16 in memory as floats: one access of up to 16 bytes, whose size p is a multiple of, or
+// several of 16.
 
 template <class S>
 constexpr int widest = 16 / static_cast<int>(sizeof(S));
+template <int width, class S>
+constexpr size_t access_bytes = width * sizeof(S) < 16 ? width * sizeof(S) : 16;
 
 template <int width>
 using Floats = Array<float, width>;
@@ -129,7 +132,7 @@ __device__ inline void from_float(bf16& to, float x) {
 
 template <int width, class S>
 __device__ __forceinline__ Floats<width> load(const S* p) {
-  struct alignas(width * sizeof(S)) Raw { S s[width]; };
+  struct alignas(access_bytes<width, S>) Raw { S s[width]; };
   const Raw raw = *reinterpret_cast<const Raw*>(p);
   Floats<width> x;
 #pragma unroll
@@ -138,7 +141,7 @@ __device__ __forceinline__ Floats<width> load(const S* p) {
 }
 template <int width, class S>
 __device__ __forceinline__ void store(S* p, const Floats<width>& x) {
-  struct alignas(width * sizeof(S)) Raw { S s[width]; } raw;
+  struct alignas(access_bytes<width, S>) Raw { S s[width]; } raw;
 #pragma unroll
   for (int i = 0; i < width; ++i) from_float(raw.s[i], x[i]);
   *reinterpret_cast<Raw*>(p) = raw;
@@ -167,6 +170,60 @@ __device__ __forceinline__ float warp_max(float x) {
     const float other = __shfl_xor_sync(~0u, x, lanes);
     x = other > x || other != other ? other : x;  // a NaN stays
   }
+  return x;
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// Elementwise kernels. A thread takes `width` neighbours of n; their last parameter is n.
+
+constexpr int elementwise_threads = 256;
+
+template <int width>
+__device__ __forceinline__ int64_t first_of_thread() {
+  return (static_cast<int64_t>(blockIdx.x) * elementwise_threads + threadIdx.x) * width;
+}
+
+template <class... P, class... A>
+void launch_elementwise(const char* name, int64_t n, int width, void (*kernel)(P...), A&&... args) {
+  if (n == 0) return;
+  launch({name, blocks_of(n, elementwise_threads * width), elementwise_threads}, kernel, args..., n);
+}
+
+// p[i] = x[i], or p[i] += x[i] if add: how a gradient is written.
+template <int width, class S>
+__device__ __forceinline__ void store_or_add(S* p, Floats<width> x, bool add) {
+  if (add) {
+    const Floats<width> before = load<width>(p);
+#pragma unroll
+    for (int i = 0; i < width; ++i) x[i] += before[i];
+  }
+  store<width>(p, x);
+}
+
+// s = 1 / (1 + exp(-x)) and 1 - s: both keep their digits, and nothing overflows.
+struct Logistic {
+  float s, rest;
+};
+__device__ __forceinline__ Logistic logistic(float x) {
+  const float e = expf(-fabsf(x)), r = __fdividef(1.f, 1.f + e);
+  return x < 0 ? Logistic{e * r, r} : Logistic{r, e * r};
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// Rows that may be short: a group of lanes takes one, `lanes` of them, a power of two; every lane gets the result.
+
+inline int lanes_of_row(int64_t width) {
+  int lanes = 1;
+  while (lanes < width && lanes < warp_size) lanes *= 2;
+  return lanes;
+}
+__device__ __forceinline__ float group_sum(float x, int lanes) {
+  for (int by = lanes / 2; by > 0; by /= 2) x += __shfl_xor_sync(~0u, x, by);
+  return x;
+}
+__device__ __forceinline__ float larger_or_nan(float a, float b) { return b > a || b != b ? b : a; }
+__device__ __forceinline__ float group_max(float x, int lanes) {
+  for (int by = lanes / 2; by > 0; by /= 2) x = larger_or_nan(x, __shfl_xor_sync(~0u, x, by));
   return x;
 }
 
