@@ -102,8 +102,8 @@ T* dynamic_shared() {
 #endif
 
 // -----------------------------------------------------------------------------------------------------------------
-// `width` elements of float or bf16 in memory as floats: one access of up to 16 bytes, whose size p is a multiple of, or
-// several of 16.
+// `width` elements of float or bf16 in memory as floats: one access of up to 16 bytes, or several of 16. p is a
+// multiple of the access's size.
 
 template <class S>
 constexpr int widest = 16 / static_cast<int>(sizeof(S));
