@@ -184,7 +184,7 @@ __device__ __forceinline__ int64_t first_of_thread() {
 }
 
 template <class... P, class... A>
-void launch_elementwise(const char* name, int64_t n, int width, void (*kernel)(P...), A&&... args) {
+void launch_elementwise(const char* name, int64_t n, int width, void (*kernel)(P...), const A&... args) {
   if (n == 0) return;
   launch({name, blocks_of(n, elementwise_threads * width), elementwise_threads}, kernel, args..., n);
 }
