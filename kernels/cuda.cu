@@ -25,7 +25,7 @@ struct Scratch {
   void* data = nullptr;
   size_t bytes = 0;
 };
-std::array<Scratch, 4> scratch_slots;
+std::array<Scratch, scratch_slot_count> scratch_slots;
 
 }  // namespace
 

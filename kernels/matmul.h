@@ -23,6 +23,11 @@ void matmul_backward_input(const Tensor& dinp, const std::vector<Tensor>& douts,
                            bool acc, Stream stream);
 void matmul_backward_weight(const Tensor& dweight, const Tensor& dout, const Tensor& inp, Stream stream);
 
+// kernels/matmul.cu, one weight at a time.
+void matmul_forward_cuda(const Tensor& out, const Tensor& inp, const Tensor& weight, int64_t rows);
+void matmul_backward_input_cuda(const Tensor& dinp, const Tensor& dout, const Tensor& weight, int64_t rows, bool acc);
+void matmul_backward_weight_cuda(const Tensor& dweight, const Tensor& dout, const Tensor& inp, int64_t rows);
+
 template <class T>
 void matmul_forward_ref(T* out, const T* inp, const T* weight, int64_t rows, int64_t C, int64_t O) {
   for (int64_t n = 0; n < rows; ++n) {
