@@ -8,6 +8,7 @@
 // weight, dweight: (O, C), rank 2. inp, dinp: (rows, C) and out, dout: (rows, O) after flattening, any rank. Nothing is
 // saved. On the CPU all are f32, multiplied as stream.products says, or all are bf16 but dweight, which is f32. No
 // output may alias an input. On the CPU every result is independent of the thread count, bit for bit.
+// A bf16 dinp of several weights is rounded once on the CPU, after each weight on a GPU.
 #pragma once
 
 #include <vector>
