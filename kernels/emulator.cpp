@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -241,6 +242,15 @@ void run_block(dim3 block) {
 
 // -----------------------------------------------------------------------------------------------------------------
 // Launches.
+
+namespace {
+std::shared_ptr<Works> captured;
+}
+void enqueue(std::function<void()> work) {
+  if (captured != nullptr) captured->push_back(std::move(work));
+  else work();
+}
+std::shared_ptr<Works> capture(std::shared_ptr<Works> into) { return std::exchange(captured, std::move(into)); }
 
 void seed(uint64_t value) { lots = value * 0x9E3779B97F4A7C15ull | 1; }
 

@@ -15,7 +15,8 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
-#include <string>
+#include <memory>
+#include <vector>
 
 #include "engine/check.h"
 
@@ -49,6 +50,11 @@ struct Site {
 
 // Runs body once for every thread of every block. name: of the kernel, for errors.
 void run(const char* name, dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body);
+
+// Does this now, or adds it to the works that are captured, if some are.
+using Works = std::vector<std::function<void()>>;
+void enqueue(std::function<void()> work);
+std::shared_ptr<Works> capture(std::shared_ptr<Works> into);  // null: no more; returns what was captured into before
 
 // The lots of the launches that follow.
 void seed(uint64_t value);

@@ -119,15 +119,16 @@ void multiply(const Tensor& c, const Operand& a, const Operand& b, const Sizes& 
     using T = decltype(factor);
     with_storage(c.dtype, [&](auto result) {
       using C = decltype(result);
-      const T *x = a.tensor.as<T>(), *y = b.tensor.as<T>();
-      for (int64_t m = 0; m < s.M; ++m)
-        for (int64_t n = 0; n < s.N; ++n) {
-          float sum = add ? static_cast<float>(c.as<C>()[m * s.N + n]) : 0.f;
-          for (int64_t k = 0; k < s.K; ++k)
-            sum += static_cast<float>(x[a.transposed ? k * s.M + m : m * s.K + k]) *
-                   static_cast<float>(y[b.transposed ? n * s.K + k : k * s.N + n]);
-          c.as<C>()[m * s.N + n] = C(sum);
-        }
+      emulator::enqueue([=, to = c.as<C>(), x = a.tensor.as<T>(), y = b.tensor.as<T>()] {
+        for (int64_t m = 0; m < s.M; ++m)
+          for (int64_t n = 0; n < s.N; ++n) {
+            float sum = add ? static_cast<float>(to[m * s.N + n]) : 0.f;
+            for (int64_t k = 0; k < s.K; ++k)
+              sum += static_cast<float>(x[a.transposed ? k * s.M + m : m * s.K + k]) *
+                     static_cast<float>(y[b.transposed ? n * s.K + k : k * s.N + n]);
+            to[m * s.N + n] = C(sum);
+          }
+      });
     });
   });
 }

@@ -12,6 +12,11 @@ namespace crossply::test {
 
 // What is tested against the reference.
 constexpr Backend fast_backends[] = {Backend::cpu, Backend::cuda};
+#if CROSSPLY_CUDA
+constexpr const char* gpu = "cuda";
+#else
+constexpr const char* gpu = "emulator";
+#endif
 
 // Calls body(tensors) with these tensors, or with copies of them in device memory, each of which ends where
 // reading on is an error; then copies all of them back. Tensors with the same data remain one, those without stay so.
