@@ -92,10 +92,11 @@ TEST_CASE("embedding: fast CPU backward equals the reference to the bit, on any 
   }
 }
 
-// The order in which the GPU adds: of the positions sorted by word, those up to the next multiple of 32; then the sum of
-// the other parts, each such a sum. From the bits it shows whether every position is where it should be in the list: a
-// word in two places of it would have two writers at a time.
-std::vector<float> backward_in_parts(const Size& s, const std::vector<float>& dout, const std::vector<int32_t>& tokens) {
+// The order in which the GPU adds: of the positions sorted by word, those up to the next multiple of 32; then the sum
+// of the other parts, each such a sum. From the bits it shows whether every position is where it should be in the list:
+// a word in two places of it would have two writers at a time.
+std::vector<float> backward_in_parts(const Size& s, const std::vector<float>& dout,
+                                     const std::vector<int32_t>& tokens) {
   std::vector<size_t> order(tokens.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return tokens[a] < tokens[b]; });
