@@ -15,6 +15,7 @@ namespace crossply {
 // What a device keeps of work that it did before.
 struct Recording {
   int runs = 0;
+  int64_t scratch = 0;  // scratch_moves() of kernels/cuda.h
   std::shared_ptr<void> graph;
 };
 

@@ -26,7 +26,12 @@ class CudaDevice : public Device {
 
   // The first run is a plain one: it finds the kernels' scratch memory and the plans of the products.
   void replay(Recording& recording, const std::function<void()>& work) override {
-    if (recording.runs++ == 0) return work();
+    if (recording.runs++ == 0 || recording.scratch != scratch_moves()) {
+      recording.graph = nullptr;
+      work();
+      recording.scratch = scratch_moves();
+      return;
+    }
     if (recording.graph == nullptr) {
       begin_capture();
       try {

@@ -26,6 +26,7 @@ struct Scratch {
   size_t bytes = 0;
 };
 std::array<Scratch, scratch_slot_count> scratch_slots;
+int64_t moves = 0;
 
 }  // namespace
 
@@ -37,9 +38,11 @@ void* scratch_bytes(size_t bytes, int slot) {
     s.data = allocate_device_memory(bytes);
     if (s.data == nullptr) fail(Exit::device, "not enough device memory for ", bytes, " bytes of scratch");
     s.bytes = bytes;
+    ++moves;
   }
   return s.data;
 }
+int64_t scratch_moves() { return moves; }
 
 #if CROSSPLY_CUDA
 

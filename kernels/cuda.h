@@ -32,5 +32,7 @@ void begin_capture();
 std::shared_ptr<void> end_capture();
 void abandon_capture();
 void launch_graph(const std::shared_ptr<void>& graph);
+// How often the kernels' scratch memory has moved: a graph from before that would write into memory that is gone.
+int64_t scratch_moves();
 
 }  // namespace crossply
