@@ -53,8 +53,8 @@ void adamw_update(const Tensor& params, const Tensor& m, const Tensor& v, const 
   const int64_t n = params.numel();
   CHECK_THAT(m.numel() == n && v.numel() == n && grads.numel() == n, "adamw_update: params ", params.str(), " m ",
              m.str(), " v ", v.str(), " grads ", grads.str());
-  CHECK_THAT(narrow.data == nullptr || (narrow.numel() == n && stream.backend == Backend::cpu), "adamw_update: narrow ",
-             narrow.str(), " params ", params.str());
+  CHECK_THAT(narrow.data == nullptr || (narrow.numel() == n && stream.backend != Backend::reference),
+             "adamw_update: narrow ", narrow.str(), " params ", params.str());
   CHECK_THAT(scalars.step >= 1, "adamw_update: step ", scalars.step);
   int64_t last = 0;
   for (const AdamwRow& row : rows) {
@@ -62,6 +62,7 @@ void adamw_update(const Tensor& params, const Tensor& m, const Tensor& v, const 
                row.end, " after ", last, ", params ", params.str());
     last = row.end;
   }
+  if (stream.backend == Backend::cuda) return adamw_update_cuda(params, m, v, narrow, grads, rows, scalars);
   if (stream.backend == Backend::cpu)
     return adamw_update_cpu(params.as<float>(), m.as<float>(), v.as<float>(), data_or_null<bf16>(narrow),
                             grads.as<float>(), n, rows, scalars);

@@ -8,7 +8,7 @@
 //   narrow = params                                     rounded to bf16, if it has data
 //
 // params, m, v, grads, narrow: flat, the same size; params, m and v are read and written, grads is read. Nothing may
-// alias. narrow is bf16 and written on the CPU alone; whoever has one writes all of it first, because what lies between
+// alias. narrow is bf16 and not for the reference; whoever has one writes all of it first, because what lies between
 // the rows stays as it is there too.
 // A NaN gradient makes the parameter NaN: whoever wants to skip such a step looks at the gradient norm first.
 #pragma once
@@ -36,6 +36,10 @@ struct AdamwScalars {
 // rows: ascending, without overlap. What lies between them stays as it is, moments included.
 void adamw_update(const Tensor& params, const Tensor& m, const Tensor& v, const Tensor& narrow, const Tensor& grads,
                   const std::vector<AdamwRow>& rows, const AdamwScalars& scalars, Stream stream);
+
+// kernels/adamw.cu
+void adamw_update_cuda(const Tensor& params, const Tensor& m, const Tensor& v, const Tensor& narrow,
+                       const Tensor& grads, const std::vector<AdamwRow>& rows, const AdamwScalars& scalars);
 
 template <class T>
 void adamw_row_ref(T* params, T* m, T* v, const T* grads, const AdamwRow& row, const AdamwScalars& scalars) {

@@ -36,6 +36,7 @@ void accumulate_cpu(S* dinp, const S* dout, int64_t n, bool acc) {
 void add_forward(const Tensor& out, const Tensor& a, const Tensor& b, Stream stream) {
   const int64_t n = out.numel();
   CHECK_THAT(a.numel() == n && b.numel() == n, "add_forward: out ", out.str(), " a ", a.str(), " b ", b.str());
+  if (stream.backend == Backend::cuda) return add_forward_cuda(out, a, b);
   if (stream.backend == Backend::cpu)
     return with_storage(out.dtype, [&](auto storage) {
       using S = decltype(storage);
@@ -50,6 +51,7 @@ void add_forward(const Tensor& out, const Tensor& a, const Tensor& b, Stream str
 void accumulate(const Tensor& dinp, const Tensor& dout, bool acc, Stream stream) {
   const int64_t n = dinp.numel();
   CHECK_THAT(dout.numel() == n, "accumulate: dinp ", dinp.str(), " dout ", dout.str());
+  if (stream.backend == Backend::cuda) return accumulate_cuda(dinp, dout, acc);
   if (stream.backend == Backend::cpu)
     return with_storage(dinp.dtype, [&](auto storage) {
       using S = decltype(storage);

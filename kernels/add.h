@@ -16,6 +16,10 @@ namespace crossply {
 void add_forward(const Tensor& out, const Tensor& a, const Tensor& b, Stream stream);
 void accumulate(const Tensor& dinp, const Tensor& dout, bool acc, Stream stream);
 
+// kernels/add.cu
+void add_forward_cuda(const Tensor& out, const Tensor& a, const Tensor& b);
+void accumulate_cuda(const Tensor& dinp, const Tensor& dout, bool acc);
+
 template <class T>
 void add_forward_ref(T* out, const T* a, const T* b, int64_t n) {
   for (int64_t i = 0; i < n; ++i) out[i] = a[i] + b[i];

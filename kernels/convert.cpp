@@ -8,6 +8,7 @@ namespace crossply {
 void convert(const Tensor& out, const Tensor& inp, Stream stream) {
   const int64_t n = out.numel();
   CHECK_THAT(inp.numel() == n, "convert: out ", out.str(), " inp ", inp.str());
+  if (stream.backend == Backend::cuda) return convert_cuda(out, inp);
   bf16* to = out.as<bf16>();
   const float* from = inp.as<float>();
   if (stream.backend == Backend::reference) return convert_ref(to, from, n);

@@ -12,6 +12,8 @@ namespace crossply {
 
 void convert(const Tensor& out, const Tensor& inp, Stream stream);
 
+void convert_cuda(const Tensor& out, const Tensor& inp);  // kernels/convert.cu
+
 inline void convert_ref(bf16* out, const float* inp, int64_t n) {
   for (int64_t i = 0; i < n; ++i) out[i] = inp[i];
 }

@@ -56,6 +56,8 @@ inline uint32_t blocks_of(int64_t n, int64_t size) { return static_cast<uint32_t
 
 // Device memory for a kernel's own use. It grows to the largest request, so only the first step of a run allocates. The
 // pointer is valid until the next request for the same slot. Throws Exit::device if there is not enough memory.
+// Slots from 0 on are any kernel's; these are of kernels that call others.
+constexpr int cross_entropy_slot = 6, matmul_slot = 7, scratch_slot_count = 8;
 void* scratch_bytes(size_t bytes, int slot);
 template <class T>
 T* scratch(int64_t count, int slot = 0) {
@@ -73,13 +75,13 @@ cudaStream_t cuda_stream();  // the one on which everything runs
 void check_cuda(cudaError_t error, const char* what, const char* file, int line);
 #define CHECK_CUDA(call) ::crossply::check_cuda((call), #call, __FILE__, __LINE__)
 
-template <class... P, class... A>
-void launch(const Launch& l, void (*kernel)(P...), A&&... args) {
+template <class... P>
+void launch(const Launch& l, void (*kernel)(P...), std::type_identity_t<P>... args) {
   constexpr size_t without_asking = 48 * 1024;
   if (l.shared_bytes > without_asking)
     CHECK_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     static_cast<int>(l.shared_bytes)));
-  kernel<<<l.grid, l.block, l.shared_bytes, cuda_stream()>>>(P(args)...);
+  kernel<<<l.grid, l.block, l.shared_bytes, cuda_stream()>>>(args...);
   check_cuda(cudaGetLastError(), l.name, __FILE__, __LINE__);
 }
 template <class T>
@@ -90,9 +92,11 @@ __device__ T* dynamic_shared() {
 
 #else
 
-template <class... P, class... A>
-void launch(const Launch& l, void (*kernel)(P...), A&&... args) {
-  emulator::run(l.name, l.grid, l.block, l.shared_bytes, [&] { kernel(P(args)...); });
+template <class... P>
+void launch(const Launch& l, void (*kernel)(P...), std::type_identity_t<P>... args) {
+  emulator::enqueue([=] {
+    emulator::run(l.name, l.grid, l.block, l.shared_bytes, [&] { kernel(args...); });
+  });
 }
 template <class T>
 T* dynamic_shared() {
@@ -102,14 +106,13 @@ T* dynamic_shared() {
 #endif
 
 // -----------------------------------------------------------------------------------------------------------------
-// `width` elements of float or bf16 in memory as floats: one access of up to 16 bytes, or several of 16 (floats beside
-// the widest bf16). p is a multiple of the access's size.
+// `width` elements of float or bf16 in memory as floats: one access of up to 16 bytes, or several of 16. p is a
+// multiple of the access's size.
 
 template <class S>
 constexpr int widest = 16 / static_cast<int>(sizeof(S));
-
 template <int width, class S>
-constexpr size_t access_bytes = std::min<size_t>(16, width * sizeof(S));
+constexpr size_t access_bytes = width * sizeof(S) < 16 ? width * sizeof(S) : 16;
 
 template <int width>
 using Floats = Array<float, width>;
@@ -174,6 +177,61 @@ __device__ __forceinline__ float warp_max(float x) {
   return x;
 }
 
+// -----------------------------------------------------------------------------------------------------------------
+// Elementwise kernels. A thread takes `width` neighbours of n; their last parameter is n.
+
+constexpr int elementwise_threads = 256;
+
+template <int width>
+__device__ __forceinline__ int64_t first_of_thread() {
+  return (static_cast<int64_t>(blockIdx.x) * elementwise_threads + threadIdx.x) * width;
+}
+
+template <class... P, class... A>
+void launch_elementwise(const char* name, int64_t n, int width, void (*kernel)(P...), const A&... args) {
+  if (n == 0) return;
+  launch({name, blocks_of(n, elementwise_threads * width), elementwise_threads}, kernel, args..., n);
+}
+
+// p[i] = x[i], or p[i] += x[i] if add: how a gradient is written.
+template <int width, class S>
+__device__ __forceinline__ void store_or_add(S* p, Floats<width> x, bool add) {
+  if (add) {
+    const Floats<width> before = load<width>(p);
+#pragma unroll
+    for (int i = 0; i < width; ++i) x[i] += before[i];
+  }
+  store<width>(p, x);
+}
+
+// s = 1 / (1 + exp(-x)) and 1 - s: both keep their digits, and nothing overflows.
+struct Logistic {
+  float s, rest;
+};
+__device__ __forceinline__ Logistic logistic(float x) {
+  const float e = expf(-fabsf(x)), r = __fdividef(1.f, 1.f + e);
+  return x < 0 ? Logistic{e * r, r} : Logistic{r, e * r};
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// Rows that may be short: a group of lanes takes one, `lanes` of them, a power of two; every lane gets the result.
+
+inline int lanes_of_row(int64_t width) {
+  int lanes = 1;
+  while (lanes < width && lanes < warp_size) lanes *= 2;
+  return lanes;
+}
+__device__ __forceinline__ float group_sum(float x, int lanes) {
+  for (int by = lanes / 2; by > 0; by /= 2) x += __shfl_xor_sync(~0u, x, by);
+  return x;
+}
+__device__ __forceinline__ float larger_or_nan(float a, float b) { return b > a || b != b ? b : a; }
+__device__ __forceinline__ float group_max(float x, int lanes) {
+  for (int by = lanes / 2; by > 0; by /= 2) x = larger_or_nan(x, __shfl_xor_sync(~0u, x, by));
+  return x;
+}
+
+// -----------------------------------------------------------------------------------------------------------------
 // Many sums at once: the sum of v[i] over the warp's lanes goes to the lanes i, i + n, ...; n is a power of two. Each
 // step halves the values that a lane still holds: n - 1 exchanges for n = 32, not 5 n. blockDim.x is a multiple of 32.
 // v is used up.

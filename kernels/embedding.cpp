@@ -75,6 +75,7 @@ void embedding_forward(const Tensor& out, const Tensor& weight, const Tensor& to
   const int64_t V = weight.dim(0), C = weight.dim(1), rows = tokens.numel();
   CHECK_THAT(weight.shape.rank == 2 && C > 0 && out.numel() == rows * C, "embedding_forward: out ", out.str(),
              " weight ", weight.str(), " tokens ", tokens.str());
+  if (stream.backend == Backend::cuda) return embedding_forward_cuda(out, weight, tokens);
   check_tokens("embedding_forward", tokens.as<int32_t>(), rows, V);
   if (stream.backend == Backend::cpu)
     return with_storage(out.dtype, [&](auto storage) {
@@ -91,6 +92,7 @@ void embedding_backward(const Tensor& dweight, const Tensor& dout, const Tensor&
   const int64_t V = dweight.dim(0), C = dweight.dim(1), rows = tokens.numel();
   CHECK_THAT(dweight.shape.rank == 2 && C > 0 && dout.numel() == rows * C, "embedding_backward: dweight ",
              dweight.str(), " dout ", dout.str(), " tokens ", tokens.str());
+  if (stream.backend == Backend::cuda) return embedding_backward_cuda(dweight, dout, tokens);
   check_tokens("embedding_backward", tokens.as<int32_t>(), rows, V);
   if (stream.backend == Backend::cpu)
     return with_storage(dout.dtype, [&](auto storage) {

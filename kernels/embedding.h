@@ -5,7 +5,8 @@
 //   dweight[tokens[n]] += dout[n]                       always added, in the order of n
 //
 // out, dout: (B, T, C), f32 or bf16; weight, dweight: (V, C), f32; tokens: (B, T), i32, each in [0, V), which is
-// checked. Nothing is saved, nothing may alias.
+// checked, except on a GPU: there another token makes its row of out NaN, and its row of dout is left out. Nothing is
+// saved, nothing may alias.
 #pragma once
 
 #include "engine/stream.h"
@@ -15,7 +16,12 @@ namespace crossply {
 
 void embedding_forward(const Tensor& out, const Tensor& weight, const Tensor& tokens, Stream stream);
 // Every element of dweight has one writer that takes the tokens in order: the sum does not depend on the thread count.
+// The GPU's writer adds a frequent token's rows in parts, whose bounds only the tokens decide.
 void embedding_backward(const Tensor& dweight, const Tensor& dout, const Tensor& tokens, Stream stream);
+
+// kernels/embedding.cu
+void embedding_forward_cuda(const Tensor& out, const Tensor& weight, const Tensor& tokens);
+void embedding_backward_cuda(const Tensor& dweight, const Tensor& dout, const Tensor& tokens);
 
 template <class X>
 void embedding_forward_ref(X* out, const X* weight, const int32_t* tokens, int64_t rows, int64_t C) {

@@ -132,6 +132,7 @@ void gate_forward(const Tensor& out, const Tensor& inp, Gate gate, Stream stream
   CHECK_THAT(rank >= 1 && inp.dim(rank - 1) >= 1 && out.numel() == inp.numel(), "gate_forward: out ", out.str(),
              " inp ", inp.str());
   const int64_t K = inp.dim(rank - 1), rows = inp.numel() / K;
+  if (stream.backend == Backend::cuda) return gate_forward_cuda(out, inp, K, gate);
   if (stream.backend == Backend::cpu)
     return with_storage(inp.dtype, [&](auto storage) {
       gate_forward_cpu(out.as<float>(), inp.as<decltype(storage)>(), rows, K, gate);
@@ -147,6 +148,7 @@ void gate_backward(const Tensor& dinp, const Tensor& dout, const Tensor& inp, Ga
   CHECK_THAT(rank >= 1 && inp.dim(rank - 1) >= 1 && dinp.numel() == inp.numel() && dout.numel() == inp.numel(),
              "gate_backward: dinp ", dinp.str(), " dout ", dout.str(), " inp ", inp.str());
   const int64_t K = inp.dim(rank - 1), rows = inp.numel() / K;
+  if (stream.backend == Backend::cuda) return gate_backward_cuda(dinp, dout, inp, K, gate, acc);
   if (stream.backend == Backend::cpu)
     return with_storage(inp.dtype, [&](auto storage) {
       using S = decltype(storage);

@@ -29,6 +29,10 @@ enum class Gate { relu, sigmoid, softmax, softmax_sigmoid, tanh, identity };
 void gate_forward(const Tensor& out, const Tensor& inp, Gate gate, Stream stream);
 void gate_backward(const Tensor& dinp, const Tensor& dout, const Tensor& inp, Gate gate, bool acc, Stream stream);
 
+// kernels/gate.cu
+void gate_forward_cuda(const Tensor& out, const Tensor& inp, int64_t K, Gate gate);
+void gate_backward_cuda(const Tensor& dinp, const Tensor& dout, const Tensor& inp, int64_t K, Gate gate, bool acc);
+
 // 1 for z > 0, else 0, and NaN for NaN.
 template <class T>
 T step_ref(const T& z) {

@@ -73,6 +73,7 @@ void gelu_backward_cpu(S* dinp, const S* dout, const S* inp, int64_t n) {
 void gelu_forward(const Tensor& out, const Tensor& inp, Stream stream) {
   const int64_t n = out.numel();
   CHECK_THAT(inp.numel() == n, "gelu_forward: out ", out.str(), " inp ", inp.str());
+  if (stream.backend == Backend::cuda) return gelu_forward_cuda(out, inp);
   if (stream.backend == Backend::cpu)
     return with_storage(out.dtype, [&](auto storage) {
       using S = decltype(storage);
@@ -88,6 +89,7 @@ void gelu_backward(const Tensor& dinp, const Tensor& dout, const Tensor& inp, bo
   const int64_t n = dinp.numel();
   CHECK_THAT(dout.numel() == n && inp.numel() == n, "gelu_backward: dinp ", dinp.str(), " dout ", dout.str(), " inp ",
              inp.str());
+  if (stream.backend == Backend::cuda) return gelu_backward_cuda(dinp, dout, inp, acc);
   if (stream.backend == Backend::cpu)
     return with_storage(dinp.dtype, [&](auto storage) {
       using S = decltype(storage);

@@ -20,6 +20,10 @@ namespace crossply {
 void gelu_forward(const Tensor& out, const Tensor& inp, Stream stream);
 void gelu_backward(const Tensor& dinp, const Tensor& dout, const Tensor& inp, bool acc, Stream stream);
 
+// kernels/gelu.cu
+void gelu_forward_cuda(const Tensor& out, const Tensor& inp);
+void gelu_backward_cuda(const Tensor& dinp, const Tensor& dout, const Tensor& inp, bool acc);
+
 template <class T>
 T normal_density(T x) {
   using std::exp;

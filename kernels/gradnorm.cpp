@@ -47,6 +47,7 @@ double sum_of_squares_cpu(const float* x, int64_t n) {
 // Entry point: choose the backend.
 
 double sum_of_squares(const Tensor& x, Stream stream) {
+  if (stream.backend == Backend::cuda) return sum_of_squares_cuda(x);
   if (stream.backend == Backend::cpu) return sum_of_squares_cpu(x.as<float>(), x.numel());
   double sum = 0;
   with_real(x.dtype, [&](auto real) { sum = sum_of_squares_ref(x.as<decltype(real)>(), x.numel()); });

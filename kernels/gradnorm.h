@@ -14,6 +14,10 @@ namespace crossply {
 // The sum goes through partial sums that depend on the size alone, not on the thread count.
 double sum_of_squares(const Tensor& x, Stream stream);
 
+// kernels/gradnorm.cu; `to` is in device memory. The second waits for the GPU.
+void sum_of_squares_cuda(double* to, const Tensor& x);
+double sum_of_squares_cuda(const Tensor& x);
+
 template <class T>
 double sum_of_squares_ref(const T* x, int64_t n) {
   double sum = 0;

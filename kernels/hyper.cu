@@ -18,11 +18,7 @@ __global__ void streams_expand_kernel(S* __restrict__ streams, const S* __restri
   streams += n * E * C, x += n * C;
   for (int64_t c = threadIdx.x * width; c < C; c += warp_size * width) {
     const Columns<width> in = load<width>(x + c);
-    for (int i = 0; i < E; ++i) {
-      Columns<width> s = in;
-      if (acc) add_scaled(s, 1.f, load<width>(streams + i * C + c));
-      store<width>(streams + i * C + c, s);
-    }
+    for (int i = 0; i < E; ++i) store_or_add<width>(streams + i * C + c, in, acc);
   }
 }
 

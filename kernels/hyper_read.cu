@@ -277,12 +277,8 @@ __device__ __forceinline__ void column_gradients(float* sums /*(E+2,C)*/, const 
     }
   }
 #pragma unroll
-  for (int j = 0; j < most + 2; ++j) {
-    if (!dynamic || j >= b.E + 2) continue;
-    Columns<width> sum = dprojection[j];
-    if (!first) add_scaled(sum, 1.f, load<width>(sums + j * b.C + c));
-    store<width>(sums + j * b.C + c, sum);
-  }
+  for (int j = 0; j < most + 2; ++j)
+    if (dynamic && j < b.E + 2) store_or_add<width>(sums + j * b.C + c, dprojection[j], !first);
 }
 
 template <int most, bool wide, class S>

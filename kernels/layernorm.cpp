@@ -147,6 +147,7 @@ void layernorm_forward(const Tensor& out, const Tensor& mean, const Tensor& rstd
   const int64_t C = inp.dim(rank - 1), rows = rstd.numel();
   CHECK_THAT(inp.numel() == rows * C && out.numel() == rows * C && mean.numel() == rows, "layernorm_forward: out ",
              out.str(), " mean ", mean.str(), " rstd ", rstd.str(), " inp ", inp.str());
+  if (stream.backend == Backend::cuda) return layernorm_forward_cuda(out, mean, rstd, inp, C, eps);
   if (stream.backend == Backend::cpu)
     return with_storage(out.dtype, [&](auto storage) {
       using S = decltype(storage);
@@ -167,6 +168,7 @@ void layernorm_backward(const Tensor& dinp, const Tensor& dout, const Tensor& in
   CHECK_THAT(inp.numel() == rows * C && dinp.numel() == rows * C && dout.numel() == rows * C && mean.numel() == rows,
              "layernorm_backward: dinp ", dinp.str(), " dout ", dout.str(), " inp ", inp.str(), " mean ", mean.str(),
              " rstd ", rstd.str());
+  if (stream.backend == Backend::cuda) return layernorm_backward_cuda(dinp, dout, inp, mean, rstd, C, acc);
   if (stream.backend == Backend::cpu)
     return with_storage(dinp.dtype, [&](auto storage) {
       using S = decltype(storage);

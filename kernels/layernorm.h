@@ -25,6 +25,12 @@ void layernorm_forward(const Tensor& out, const Tensor& mean, const Tensor& rstd
 void layernorm_backward(const Tensor& dinp, const Tensor& dout, const Tensor& inp, const Tensor& mean,
                         const Tensor& rstd, bool acc, Stream stream);
 
+// kernels/layernorm.cu
+void layernorm_forward_cuda(const Tensor& out, const Tensor& mean, const Tensor& rstd, const Tensor& inp, int64_t C,
+                            double eps);
+void layernorm_backward_cuda(const Tensor& dinp, const Tensor& dout, const Tensor& inp, const Tensor& mean,
+                             const Tensor& rstd, int64_t C, bool acc);
+
 template <class T>
 void layernorm_forward_ref(T* out, T* mean, T* rstd, const T* inp, int64_t rows, int64_t C, double eps) {
   using std::sqrt;

@@ -132,6 +132,7 @@ Sizes check_sizes(const char* op, const Tensor& out, const Tensor& inp, const Te
 
 void rope_forward(const Tensor& out, const Tensor& inp, const Tensor& table, int64_t pos, Stream stream) {
   const Sizes size = check_sizes("rope_forward", out, inp, table, pos);
+  if (stream.backend == Backend::cuda) return rope_cuda(out, inp, table, pos, 1.f, false);
   if (stream.backend == Backend::cpu)
     return with_storage(out.dtype, [&](auto storage) {
       using S = decltype(storage);
@@ -145,6 +146,7 @@ void rope_forward(const Tensor& out, const Tensor& inp, const Tensor& table, int
 
 void rope_backward(const Tensor& dinp, const Tensor& dout, const Tensor& table, int64_t pos, bool acc, Stream stream) {
   const Sizes size = check_sizes("rope_backward", dinp, dout, table, pos);
+  if (stream.backend == Backend::cuda) return rope_cuda(dinp, dout, table, pos, -1.f, acc);
   if (stream.backend == Backend::cpu)
     return with_storage(dinp.dtype, [&](auto storage) {
       using S = decltype(storage);

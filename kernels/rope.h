@@ -26,6 +26,9 @@ std::vector<double> rope_table(int64_t positions, int64_t D, double theta);
 void rope_forward(const Tensor& out, const Tensor& inp, const Tensor& table, int64_t pos, Stream stream);
 void rope_backward(const Tensor& dinp, const Tensor& dout, const Tensor& table, int64_t pos, bool acc, Stream stream);
 
+// kernels/rope.cu; sign = 1 turns forward, -1 turns back.
+void rope_cuda(const Tensor& out, const Tensor& inp, const Tensor& table, int64_t pos, float sign, bool add);
+
 template <class X>
 void rope_forward_ref(X* out, const X* inp, const X* table, int64_t B, int64_t T, int64_t H, int64_t D, int64_t pos) {
   for (int64_t n = 0; n < B * T * H; ++n) {

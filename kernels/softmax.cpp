@@ -102,6 +102,7 @@ int64_t width_of(const char* name, const Tensor& out, const Tensor& inp) {
 
 void softmax_forward(const Tensor& out, const Tensor& inp, double top_p, Stream stream) {
   const int64_t S = width_of("softmax_forward", out, inp), rows = inp.numel() / S;
+  if (stream.backend == Backend::cuda) return softmax_forward_cuda(out, inp, S, top_p);
   if (stream.backend == Backend::cpu)
     return with_storage(inp.dtype, [&](auto storage) {
       softmax_forward_cpu(out.as<float>(), inp.as<decltype(storage)>(), rows, S, top_p);
@@ -116,6 +117,7 @@ void softmax_backward(const Tensor& dinp, const Tensor& dout, const Tensor& inp,
                       Stream stream) {
   const int64_t S = width_of("softmax_backward", dinp, inp), rows = inp.numel() / S;
   CHECK_THAT(dout.numel() == inp.numel(), "softmax_backward: dout ", dout.str(), " inp ", inp.str());
+  if (stream.backend == Backend::cuda) return softmax_backward_cuda(dinp, dout, inp, S, top_p, acc);
   if (stream.backend == Backend::cpu)
     return with_storage(inp.dtype, [&](auto storage) {
       using X = decltype(storage);

@@ -30,6 +30,11 @@ namespace crossply {
 void softmax_forward(const Tensor& out, const Tensor& inp, double top_p, Stream stream);
 void softmax_backward(const Tensor& dinp, const Tensor& dout, const Tensor& inp, double top_p, bool acc, Stream stream);
 
+// kernels/softmax.cu
+void softmax_forward_cuda(const Tensor& out, const Tensor& inp, int64_t S, double top_p);
+void softmax_backward_cuda(const Tensor& dinp, const Tensor& dout, const Tensor& inp, int64_t S, double top_p,
+                           bool acc);
+
 // How far the kept sum may exceed top_p.
 constexpr double top_p_slack = 1e-6;
 

@@ -52,6 +52,7 @@ void swiglu_forward(const Tensor& out, const Tensor& gate, const Tensor& up, Str
   const int64_t n = out.numel();
   CHECK_THAT(gate.numel() == n && up.numel() == n, "swiglu_forward: out ", out.str(), " gate ", gate.str(), " up ",
              up.str());
+  if (stream.backend == Backend::cuda) return swiglu_forward_cuda(out, gate, up);
   if (stream.backend == Backend::cpu)
     return with_storage(out.dtype, [&](auto storage) {
       using S = decltype(storage);
@@ -68,6 +69,7 @@ void swiglu_backward(const Tensor& dgate, const Tensor& dup, const Tensor& dout,
   const int64_t n = dout.numel();
   CHECK_THAT(dgate.numel() == n && dup.numel() == n && gate.numel() == n && up.numel() == n, "swiglu_backward: dgate ",
              dgate.str(), " dup ", dup.str(), " dout ", dout.str(), " gate ", gate.str(), " up ", up.str());
+  if (stream.backend == Backend::cuda) return swiglu_backward_cuda(dgate, dup, dout, gate, up, acc_gate, acc_up);
   if (stream.backend == Backend::cpu)
     return with_storage(dout.dtype, [&](auto storage) {
       using S = decltype(storage);

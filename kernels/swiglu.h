@@ -20,6 +20,11 @@ void swiglu_forward(const Tensor& out, const Tensor& gate, const Tensor& up, Str
 void swiglu_backward(const Tensor& dgate, const Tensor& dup, const Tensor& dout, const Tensor& gate, const Tensor& up,
                      bool acc_gate, bool acc_up, Stream stream);
 
+// kernels/swiglu.cu
+void swiglu_forward_cuda(const Tensor& out, const Tensor& gate, const Tensor& up);
+void swiglu_backward_cuda(const Tensor& dgate, const Tensor& dup, const Tensor& dout, const Tensor& gate,
+                          const Tensor& up, bool acc_gate, bool acc_up);
+
 template <class T>
 void swiglu_forward_ref(T* out, const T* gate, const T* up, int64_t n) {
   using std::exp;

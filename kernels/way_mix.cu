@@ -153,18 +153,6 @@ struct Gradients {
 template <int ways>
 constexpr int sources_at_once = ways == 8 ? 1 : 4;
 
-// Its own columns of a row of sums, set at the block's first token.
-template <int width>
-__device__ __forceinline__ void add_to(float* sums, const Columns<width>& x, bool set) {
-  Columns<width> sum = x;
-  if (!set) {
-    const Columns<width> before = load<width>(sums);
-#pragma unroll
-    for (int i = 0; i < width; ++i) sum[i] += before[i];
-  }
-  store<width>(sums, sum);
-}
-
 // mean(ways) = rstd^2 mean_c(dout post a) of token n, in shared memory; a: of the last columns. room: a float for each
 // warp and way.
 template <int ways, int width, class Storage>
@@ -221,7 +209,7 @@ __device__ __forceinline__ void way_gradients(WayColumns<ways, width>& a, float*
         a[w][i] = r * (dy[i] * post[i] - a[w][i] * along);
         dskip[i] += dy[i];
       }
-      add_to<width>(dpost + w * m.C + c, dp, first);
+      store_or_add<width>(dpost + w * m.C + c, dp, !first);
     } else {
       a[w] = dy;
     }
@@ -263,7 +251,7 @@ __device__ __forceinline__ void source_gradients(float* product, const WayColumn
       v[i] += before[g][i];
     }
     store<width>(d.sources.source[s + g] + n * m.C + c, v);
-    if constexpr (prepost) add_to<width>(dgains + (s + g) * m.C + c, x, first);
+    if constexpr (prepost) store_or_add<width>(dgains + (s + g) * m.C + c, x, !first);
   }
 }
 

@@ -1,5 +1,6 @@
 #include "kernels/adamw.h"
 
+#include "tests/backends.h"
 #include "tests/check.h"
 #include "tests/threads.h"
 
@@ -20,8 +21,11 @@ struct State {
   std::vector<T> params = random_vector<T>(n, 1), m = std::vector<T>(n, T(0)), v = m;
 
   void update(const std::vector<T>& grads, int64_t step, double eps, Backend backend, Tensor narrow = {}) {
-    adamw_update(view(params.data(), {n}), view(m.data(), {n}), view(v.data(), {n}), narrow, view(grads.data(), {n}),
-                 rows, AdamwScalars{0.9, 0.95, eps, step, scale}, Stream{backend});
+    run_on(backend,
+           {view(params.data(), {n}), view(m.data(), {n}), view(v.data(), {n}), narrow, view(grads.data(), {n})},
+           [=](auto& t, Stream stream) {
+             adamw_update(t[0], t[1], t[2], t[3], t[4], rows, AdamwScalars{0.9, 0.95, eps, step, scale}, stream);
+           });
   }
 };
 
@@ -83,7 +87,7 @@ void check_parts(const std::vector<T>& got, const std::vector<double>& want, dou
 
 // An update moves a parameter by up to the rate, 0.5, in five steps of about eight roundings each; 1e-6 is 17 units of
 // 2^-24. The large eps is of the size of the gradients, so that a misplaced eps would show.
-TEST_CASE("adamw: both backends equal the textbook over five steps") {
+TEST_CASE("adamw: all backends equal the textbook over five steps") {
   for (double grad_size : {1e-6, 1e-2, 1e3}) {
     for (double eps : {1e-8, 1e-2}) {
       CAPTURE(grad_size);
@@ -91,28 +95,33 @@ TEST_CASE("adamw: both backends equal the textbook over five steps") {
       const auto want = textbook(grad_size, eps);
       check_parts(run<double>(grad_size, eps, Backend::reference), want, 1e-12);
       check_parts(run<float>(grad_size, eps, Backend::reference), want, 1e-6);
-      check_parts(run<float>(grad_size, eps, Backend::cpu), want, 1e-6);
+      for (const Backend backend : fast_backends) check_parts(run<float>(grad_size, eps, backend), want, 1e-6);
     }
   }
 }
 
 TEST_CASE("adamw: what lies outside the rows is untouched, and threads do not matter") {
   const auto params = random_vector<float>(n, 1);
-  const auto all = run<float>(1.0, 1e-8, Backend::cpu);
-  for (int64_t i = 0; i < n; ++i) {
-    const size_t k = static_cast<size_t>(i);
-    REQUIRE((all[k] == params[k]) == in_gap(i));
-    REQUIRE((all[n + k] == 0.f) == in_gap(i));
-    REQUIRE((all[2 * n + k] == 0.f) == in_gap(i));
+  for (const Backend backend : fast_backends) {
+    const auto all = run<float>(1.0, 1e-8, backend);
+    for (int64_t i = 0; i < n; ++i) {
+      const size_t k = static_cast<size_t>(i);
+      REQUIRE((all[k] == params[k]) == in_gap(i));
+      REQUIRE((all[n + k] == 0.f) == in_gap(i));
+      REQUIRE((all[2 * n + k] == 0.f) == in_gap(i));
+    }
   }
   check_same_bits_on_any_threads<float>([] { return run<float>(1.0, 1e-8, Backend::cpu); });
 }
 
 TEST_CASE("adamw: a rate of zero moves the moments and not the parameter") {
-  std::vector<float> p{1.f, 2.f}, m(2, 0.f), v(2, 0.f), g{0.5f, -4.f};
-  for (Backend backend : {Backend::reference, Backend::cpu}) {
-    adamw_update(view(p.data(), {2}), view(m.data(), {2}), view(v.data(), {2}), Tensor{}, view(g.data(), {2}),
-                 {{0, 2, 0.0, 0.1}}, AdamwScalars{0.9, 0.95, 1e-8, 1, 1.0}, Stream{backend});
+  for (Backend backend : {Backend::reference, Backend::cpu, Backend::cuda}) {
+    std::vector<float> p{1.f, 2.f}, m(2, 0.f), v(2, 0.f), g{0.5f, -4.f};
+    run_on(backend, {view(p.data(), {2}), view(m.data(), {2}), view(v.data(), {2}), view(g.data(), {2})},
+           [](auto& t, Stream stream) {
+             adamw_update(t[0], t[1], t[2], Tensor{}, t[3], {{0, 2, 0.0, 0.1}},
+                          AdamwScalars{0.9, 0.95, 1e-8, 1, 1.0}, stream);
+           });
     CHECK(p == std::vector<float>{1.f, 2.f});
     CHECK(m[1] < 0.f);
     CHECK(v[1] > 0.f);
@@ -120,7 +129,7 @@ TEST_CASE("adamw: a rate of zero moves the moments and not the parameter") {
 }
 
 TEST_CASE("adamw: a NaN or infinite gradient makes its parameter NaN, and no other") {
-  for (Backend backend : {Backend::reference, Backend::cpu}) {
+  for (Backend backend : {Backend::reference, Backend::cpu, Backend::cuda}) {
     State<float> state;
     auto grads = random_vector<float>(n, 2);
     grads[10] = std::numeric_limits<float>::quiet_NaN();
@@ -143,17 +152,54 @@ TEST_CASE("adamw: rows that overlap, run backwards or leave the arena are refuse
 
 TEST_CASE("adamw: narrow is the updated parameter rounded, and changes nothing else") {
   const auto grads = random_vector<float>(n, 2);
-  State<float> plain, with;
-  auto narrow = std::vector<bf16>(n, 7.f);
-  plain.update(grads, 1, 1e-8, Backend::cpu);
-  with.update(grads, 1, 1e-8, Backend::cpu, view(narrow.data(), {n}));
-  CHECK(with.params == plain.params);
-  CHECK(with.m == plain.m);
-  CHECK(with.v == plain.v);
-  for (int64_t i = 0; i < n; ++i) {
-    const size_t k = static_cast<size_t>(i);
-    REQUIRE(static_cast<float>(narrow[k]) == (in_gap(i) ? 7.f : static_cast<float>(bf16(plain.params[k]))));
+  for (const Backend backend : fast_backends) {
+    State<float> plain, with;
+    auto narrow = std::vector<bf16>(n, 7.f);
+    plain.update(grads, 1, 1e-8, backend);
+    with.update(grads, 1, 1e-8, backend, view(narrow.data(), {n}));
+    CHECK(with.params == plain.params);
+    CHECK(with.m == plain.m);
+    CHECK(with.v == plain.v);
+    for (int64_t i = 0; i < n; ++i) {
+      const size_t k = static_cast<size_t>(i);
+      REQUIRE(static_cast<float>(narrow[k]) == (in_gap(i) ? 7.f : static_cast<float>(bf16(plain.params[k]))));
+    }
+    CHECK_THROWS_AS(with.update(grads, 2, 1e-8, backend, view(narrow.data(), {n - 1})), Error);
   }
-  CHECK_THROWS_AS(with.update(grads, 2, 1e-8, Backend::cpu, view(narrow.data(), {n - 1})), Error);
-  CHECK_THROWS_AS(with.update(grads, 2, 1e-8, Backend::reference, view(narrow.data(), {n})), Error);
+  auto narrow = std::vector<bf16>(n, 7.f);
+  CHECK_THROWS_AS(State<float>().update(grads, 2, 1e-8, Backend::reference, view(narrow.data(), {n})), Error);
+}
+
+// Many short rows: more than one launch has room for; some without a gap and alike, some empty, at every alignment, as
+// the arrays themselves are.
+TEST_CASE("adamw: any number of rows, of any length") {
+  const int64_t size = 5003;
+  std::vector<AdamwRow> many;
+  int64_t at = 1;
+  for (int i = 0; at < size - 20; ++i) {
+    const int64_t length = i % 7 * (i % 3), gap = i % 5 == 0 ? i % 4 : 0;
+    many.push_back({at, at + length, i % 4 < 2 ? 0.1 : 0.03, i % 8 < 4 ? 0.0 : 0.2});
+    at += length + gap;
+  }
+  REQUIRE(many.size() > 600);
+  many.push_back({at, size, 0.1, 0.3});
+  const auto grads = random_vector<float>(size, 2);
+  const auto run = [&](Backend backend, int64_t shift) {
+    auto params = random_vector<float>(size, 1), m = random_vector<float>(size, 3);
+    std::vector<float> v(static_cast<size_t>(size), 0.5f);
+    run_on(backend,
+           {view(params.data(), {size}), view(m.data(), {size}), view(v.data(), {size}), view(grads.data(), {size})},
+           [&](std::vector<Tensor> t, Stream stream) {
+             for (Tensor& x : t) x = view(x.as<float>() + shift, {size - shift});
+             auto shifted = many;
+             for (AdamwRow& row : shifted) row.begin -= shift, row.end -= shift;
+             adamw_update(t[0], t[1], t[2], Tensor{}, t[3], shifted, AdamwScalars{0.9, 0.95, 1e-8, 3, scale}, stream);
+           });
+    params.insert(params.end(), m.begin(), m.end());
+    params.insert(params.end(), v.begin(), v.end());
+    return params;
+  };
+  const auto want = convert<double>(run(Backend::reference, 0));
+  for (const Backend backend : fast_backends)
+    for (const int64_t shift : {0, 1}) check_close("params, m and v", run(backend, shift), want, 1e-6);
 }

@@ -1,5 +1,6 @@
 #include "kernels/add.h"
 
+#include "tests/backends.h"
 #include "tests/check.h"
 
 using namespace crossply;
@@ -7,32 +8,36 @@ using namespace crossply::test;
 
 // One addition in float, rounded once, on every backend: the results must be equal, not just close.
 TEST_CASE("add: forward adds, also in place") {
-  for (Backend backend : {Backend::reference, Backend::cpu}) {
-    for (int64_t n : {1, 17, 1000, 70001}) {
+  for (Backend backend : {Backend::reference, Backend::cpu, Backend::cuda}) {
+    for (int64_t n : {1, 17, 1000, 70001, 70008}) {
+      CAPTURE(static_cast<int>(backend));
       CAPTURE(n);
       const auto a = random_vector<float>(n, 1), b = random_vector<float>(n, 2);
       auto want = poisoned<float>(n), out = poisoned<float>(n), in_place = a;
       for (size_t i = 0; i < want.size(); ++i) want[i] = a[i] + b[i];
-      add_forward(view(out.data(), {n}), view(a.data(), {n}), view(b.data(), {n}), Stream{backend});
+      const auto add = [](auto& t, Stream stream) { add_forward(t[0], t[1], t[2], stream); };
+      run_on(backend, {view(out.data(), {n}), view(a.data(), {n}), view(b.data(), {n})}, add);
       CHECK(out == want);
-      add_forward(view(in_place.data(), {n}), view(in_place.data(), {n}), view(b.data(), {n}), Stream{backend});
+      run_on(backend, {view(in_place.data(), {n}), view(in_place.data(), {n}), view(b.data(), {n})}, add);
       CHECK(in_place == want);
     }
   }
 }
 
 TEST_CASE("add: accumulate sets or adds") {
-  for (Backend backend : {Backend::reference, Backend::cpu}) {
-    for (int64_t n : {1, 17, 1000, 70001}) {
+  for (Backend backend : {Backend::reference, Backend::cpu, Backend::cuda}) {
+    for (int64_t n : {1, 17, 1000, 70001, 70008}) {
+      CAPTURE(static_cast<int>(backend));
       CAPTURE(n);
       const auto dout = random_vector<float>(n, 1), before = random_vector<float>(n, 2);
       auto dinp = poisoned<float>(n);
-      accumulate(view(dinp.data(), {n}), view(dout.data(), {n}), false, Stream{backend});
+      const Tensor dx = view(dinp.data(), {n}), dy = view(dout.data(), {n});
+      run_on(backend, {dx, dy}, [](auto& t, Stream stream) { accumulate(t[0], t[1], false, stream); });
       CHECK(dinp == dout);
       auto want = poisoned<float>(n);
       for (size_t i = 0; i < want.size(); ++i) want[i] = before[i] + dout[i];
       dinp = before;
-      accumulate(view(dinp.data(), {n}), view(dout.data(), {n}), true, Stream{backend});
+      run_on(backend, {dx, dy}, [](auto& t, Stream stream) { accumulate(t[0], t[1], true, stream); });
       CHECK(dinp == want);
     }
   }
@@ -54,27 +59,38 @@ TEST_CASE("add: accumulate is the derivative of the forward") {
 TEST_CASE("add: NaN stays, and sizes must agree") {
   std::vector<float> a(40, 1.f), b(40, 2.f), out(40);
   b[33] = std::numeric_limits<float>::quiet_NaN();
-  add_forward(view(out.data(), {40}), view(a.data(), {40}), view(b.data(), {40}), Stream{});
-  for (size_t i = 0; i < out.size(); ++i) CHECK(std::isnan(out[i]) == (i == 33));
+  for (const Backend backend : fast_backends) {
+    run_on(backend, {view(out.data(), {40}), view(a.data(), {40}), view(b.data(), {40})},
+           [](auto& t, Stream stream) { add_forward(t[0], t[1], t[2], stream); });
+    for (size_t i = 0; i < out.size(); ++i) CHECK(std::isnan(out[i]) == (i == 33));
+  }
   CHECK_THROWS_AS(add_forward(view(out.data(), {40}), view(a.data(), {40}), view(b.data(), {39}), Stream{}), Error);
   CHECK_THROWS_AS(accumulate(view(out.data(), {40}), view(a.data(), {39}), true, Stream{}), Error);
 }
 
 // A sum of two bf16 numbers in float, rounded to bf16 once: equal, except that what is too small to be normal may be 0.
 TEST_CASE("add: in bf16 the sum is rounded once") {
-  for (int64_t n : {1, 17, 1000, 70001}) {
-    CAPTURE(n);
-    const auto a = random_vector<bf16>(n, 1), b = random_vector<bf16>(n, 2);
-    auto sum = poisoned<bf16>(n), copy = poisoned<bf16>(n), in_place = a;
-    std::vector<float> want;
-    for (size_t i = 0; i < a.size(); ++i)
-      want.push_back(bf16(static_cast<float>(a[i]) + static_cast<float>(b[i])));
-    add_forward(view(sum.data(), {n}), view(a.data(), {n}), view(b.data(), {n}), Stream{});
-    CHECK(convert<float>(sum) == want);
-    accumulate(view(copy.data(), {n}), view(a.data(), {n}), false, Stream{});
-    CHECK(convert<float>(copy) == convert<float>(a));
-    accumulate(view(in_place.data(), {n}), view(b.data(), {n}), true, Stream{});
-    CHECK(convert<float>(in_place) == want);
+  for (const Backend backend : fast_backends) {
+    for (int64_t n : {1, 17, 1000, 70001, 70008}) {
+      CAPTURE(static_cast<int>(backend));
+      CAPTURE(n);
+      const auto a = random_vector<bf16>(n, 1), b = random_vector<bf16>(n, 2);
+      auto sum = poisoned<bf16>(n), copy = poisoned<bf16>(n), in_place = a;
+      std::vector<float> want;
+      for (size_t i = 0; i < a.size(); ++i)
+        want.push_back(bf16(static_cast<float>(a[i]) + static_cast<float>(b[i])));
+      run_on(backend,
+             {view(sum.data(), {n}), view(copy.data(), {n}), view(in_place.data(), {n}), view(a.data(), {n}),
+              view(b.data(), {n})},
+             [](auto& t, Stream stream) {
+               add_forward(t[0], t[3], t[4], stream);
+               accumulate(t[1], t[3], false, stream);
+               accumulate(t[2], t[4], true, stream);
+             });
+      CHECK(convert<float>(sum) == want);
+      CHECK(convert<float>(copy) == convert<float>(a));
+      CHECK(convert<float>(in_place) == want);
+    }
   }
   const auto f32 = random_vector<float>(3, 1);
   const auto half = random_vector<bf16>(3, 1);
@@ -89,11 +105,14 @@ TEST_CASE("add: in bf16 NaN and infinity stay, and ties go to even") {
   std::vector<bf16> a(40, 1.f), b(40, 0x1p-8f);
   b[1] = 0x1.8p-7f, b[2] = nan, b[3] = inf, b[39] = nan;
   a[4] = b[4] = 0x1.fep127f;
-  auto out = poisoned<bf16>(40);
-  add_forward(view(out.data(), {40}), view(a.data(), {40}), view(b.data(), {40}), Stream{});
-  CHECK(out[0] == 1.f);
-  CHECK(out[1] == 1.f + 0x1p-6f);
-  CHECK(out[3] == inf);
-  CHECK(out[4] == inf);
-  for (size_t i = 0; i < out.size(); ++i) CHECK(std::isnan(static_cast<float>(out[i])) == (i == 2 || i == 39));
+  for (const Backend backend : fast_backends) {
+    auto out = poisoned<bf16>(40);
+    run_on(backend, {view(out.data(), {40}), view(a.data(), {40}), view(b.data(), {40})},
+           [](auto& t, Stream stream) { add_forward(t[0], t[1], t[2], stream); });
+    CHECK(out[0] == 1.f);
+    CHECK(out[1] == 1.f + 0x1p-6f);
+    CHECK(out[3] == inf);
+    CHECK(out[4] == inf);
+    for (size_t i = 0; i < out.size(); ++i) CHECK(std::isnan(static_cast<float>(out[i])) == (i == 2 || i == 39));
+  }
 }

@@ -1,5 +1,6 @@
 #include "kernels/gate.h"
 
+#include "tests/backends.h"
 #include "tests/check.h"
 #include "tests/threads.h"
 
@@ -11,16 +12,22 @@ namespace {
 struct Size {
   int64_t rows, K;
 };
-const std::vector<Size> sizes{{1, 1}, {5, 3}, {5000, 4}, {700, 8}, {33, 31}, {2, 1100}};
 const std::vector<Gate> gates{Gate::relu, Gate::sigmoid, Gate::softmax, Gate::softmax_sigmoid, Gate::tanh,
                               Gate::identity};
-const Stream fast{Backend::cpu}, reference{Backend::reference};
+const Stream reference{Backend::reference}, cuda{Backend::cuda}, fast{Backend::cpu};
+
+// One lane a row to several columns a lane; several blocks, with both widths of access.
+std::vector<Size> sizes_for(Backend backend) {
+  if (backend == Backend::cpu) return {{1, 1}, {5, 3}, {5000, 4}, {700, 8}, {33, 31}, {2, 1100}};
+  return {{1, 1}, {5, 3}, {140, 8}, {11, 31}, {1, 130}};
+}
 
 template <class T>
 std::vector<T> forward(const std::vector<T>& inp, const Size& size, Gate gate, Stream stream) {
   auto out = poisoned<T>(size.rows * size.K);
   const Shape shape{1, size.rows, size.K};
-  gate_forward(view(out.data(), shape), view(inp.data(), shape), gate, stream);
+  run_on(stream.backend, {view(out.data(), shape), view(inp.data(), shape)},
+         [=](auto& t, Stream on) { gate_forward(t[0], t[1], gate, on); });
   return out;
 }
 
@@ -28,7 +35,8 @@ template <class T>
 std::vector<T> backward(std::vector<T> dinp, const std::vector<T>& dout, const std::vector<T>& inp, const Size& size,
                         Gate gate, bool acc, Stream stream) {
   const Shape shape{1, size.rows, size.K};
-  gate_backward(view(dinp.data(), shape), view(dout.data(), shape), view(inp.data(), shape), gate, acc, stream);
+  run_on(stream.backend, {view(dinp.data(), shape), view(dout.data(), shape), view(inp.data(), shape)},
+         [=](auto& t, Stream on) { gate_backward(t[0], t[1], t[2], gate, acc, on); });
   return dinp;
 }
 
@@ -71,43 +79,51 @@ TEST_CASE("gate: golden values") {
     CAPTURE(static_cast<int>(golden.gate));
     const auto out = forward(inp, {1, 4}, golden.gate, reference);
     const auto dinp = backward(poisoned<double>(4), dout, inp, {1, 4}, golden.gate, false, reference);
-    const auto out32 = forward(convert<float>(inp), {1, 4}, golden.gate, fast);
-    const auto dinp32 = backward(poisoned<float>(4), convert<float>(dout), convert<float>(inp), {1, 4}, golden.gate,
-                                 false, fast);
-    for (size_t j = 0; j < 4; ++j) {  // half of the sixth digit, and for f32 its rounding
+    for (size_t j = 0; j < 4; ++j) {  // half of the sixth digit
       CAPTURE(j);
       CHECK(std::abs(out[j] - golden.out[j]) <= 5.01e-7);
       CHECK(std::abs(dinp[j] - golden.dinp[j]) <= 5.01e-7);
-      CHECK(std::abs(static_cast<double>(out32[j]) - golden.out[j]) <= 9e-7);
-      CHECK(std::abs(static_cast<double>(dinp32[j]) - golden.dinp[j]) <= 9e-7);
+    }
+    for (Stream stream : {fast, cuda}) {
+      const auto out32 = forward(convert<float>(inp), {1, 4}, golden.gate, stream);
+      const auto dinp32 = backward(poisoned<float>(4), convert<float>(dout), convert<float>(inp), {1, 4}, golden.gate,
+                                   false, stream);
+      for (size_t j = 0; j < 4; ++j) {  // and for f32 its rounding
+        CAPTURE(j);
+        CHECK(std::abs(static_cast<double>(out32[j]) - golden.out[j]) <= 9e-7);
+        CHECK(std::abs(static_cast<double>(dinp32[j]) - golden.dinp[j]) <= 9e-7);
+      }
     }
   }
 }
 
-TEST_CASE("gate: fast CPU equals the reference, set and added") {
-  for (double scale : {1e-3, 1.0, 20.0}) {
-    for (Gate gate : gates) {
-      for (const Size& size : sizes) {
-        CAPTURE(scale);
-        CAPTURE(static_cast<int>(gate));
-        CAPTURE(size.K);
-        const int64_t n = size.rows * size.K;
-        const auto inp = random_vector<float>(n, 1, scale), dout = random_vector<float>(n, 2);
-        const auto inp64 = convert<double>(inp), dout64 = convert<double>(dout);
-        // An exp of 1.5 ulp and sums of up to 1100 terms in vector order: some ulps (6e-8) of the result.
-        check_close("out", forward(inp, size, gate, fast), forward(inp64, size, gate, reference), 1e-6);
-        for (bool acc : {false, true}) {
-          const auto dinp = acc ? random_vector<float>(n, 3) : poisoned<float>(n);
-          auto got = backward(dinp, dout, inp, size, gate, acc, fast);
-          auto want = backward(convert<double>(dinp), dout64, inp64, size, gate, acc, reference);
-          const bool row = gate == Gate::softmax || gate == Gate::softmax_sigmoid;
-          if (row && (scale > 1 || size.K == 1)) {  // all cancellation, perhaps: judge it beside its terms, K * dout
-            for (float d : dout) {
-              got.push_back(d * static_cast<float>(size.K));
-              want.push_back(static_cast<double>(got.back()));
+TEST_CASE("gate: the fast backends equal the reference, set and added") {
+  for (const Backend backend : fast_backends) {
+    CAPTURE(static_cast<int>(backend));
+    for (double scale : {1e-3, 1.0, 20.0}) {
+      for (Gate gate : gates) {
+        for (const Size& size : sizes_for(backend)) {
+          CAPTURE(scale);
+          CAPTURE(static_cast<int>(gate));
+          CAPTURE(size.K);
+          const int64_t n = size.rows * size.K;
+          const auto inp = random_vector<float>(n, 1, scale), dout = random_vector<float>(n, 2);
+          const auto inp64 = convert<double>(inp), dout64 = convert<double>(dout);
+          // An exp of 1.5 ulp and sums of up to 1100 terms in vector order: some ulps (6e-8) of the result.
+          check_close("out", forward(inp, size, gate, Stream{backend}), forward(inp64, size, gate, reference), 1e-6);
+          for (bool acc : {false, true}) {
+            const auto dinp = acc ? random_vector<float>(n, 3) : poisoned<float>(n);
+            auto got = backward(dinp, dout, inp, size, gate, acc, Stream{backend});
+            auto want = backward(convert<double>(dinp), dout64, inp64, size, gate, acc, reference);
+            const bool row = gate == Gate::softmax || gate == Gate::softmax_sigmoid;
+            if (row && (scale > 1 || size.K == 1)) {  // all cancellation, perhaps: judge it beside its terms, K * dout
+              for (float d : dout) {
+                got.push_back(d * static_cast<float>(size.K));
+                want.push_back(static_cast<double>(got.back()));
+              }
             }
+            check_close("dinp", got, want, 2e-6);
           }
-          check_close("dinp", got, want, 2e-6);
         }
       }
     }
@@ -118,23 +134,26 @@ TEST_CASE("gate: tanh and the slopes are accurate everywhere") {
   std::vector<float> z;
   for (float x = 1e-20f; x < 80.f; x *= 1.01f) z.insert(z.end(), {x, -x});
   const Size size{static_cast<int64_t>(z.size()), 1};
-  const auto out = forward(z, size, Gate::tanh, fast);
   const std::vector<float> ones(z.size(), 1.f);
-  const auto tanh_slope = backward(poisoned<float>(size.rows), ones, z, size, Gate::tanh, false, fast);
-  const auto sigmoid_slope = backward(poisoned<float>(size.rows), ones, z, size, Gate::sigmoid, false, fast);
-  for (size_t i = 0; i < z.size(); ++i) {
-    CAPTURE(z[i]);
-    const double x = static_cast<double>(z[i]), e = std::exp(-std::abs(x));
-    CHECK(std::abs(static_cast<double>(out[i]) / std::tanh(x) - 1) < 4e-7);
-    CHECK(std::abs(static_cast<double>(sigmoid_slope[i]) / (e / ((1 + e) * (1 + e))) - 1) < 5e-7);
-    if (std::abs(x) < 43)  // beyond, exp(-2|z|) is below the smallest float
-      CHECK(std::abs(static_cast<double>(tanh_slope[i]) * std::pow(std::cosh(x), 2) - 1) < 5e-7);
+  for (const Stream stream : {fast, cuda}) {
+    CAPTURE(static_cast<int>(stream.backend));
+    const auto out = forward(z, size, Gate::tanh, stream);
+    const auto tanh_slope = backward(poisoned<float>(size.rows), ones, z, size, Gate::tanh, false, stream);
+    const auto sigmoid_slope = backward(poisoned<float>(size.rows), ones, z, size, Gate::sigmoid, false, stream);
+    for (size_t i = 0; i < z.size(); ++i) {
+      CAPTURE(z[i]);
+      const double x = static_cast<double>(z[i]), e = std::exp(-std::abs(x));
+      CHECK(std::abs(static_cast<double>(out[i]) / std::tanh(x) - 1) < 4e-7);
+      CHECK(std::abs(static_cast<double>(sigmoid_slope[i]) / (e / ((1 + e) * (1 + e))) - 1) < 5e-7);
+      if (std::abs(x) < 43)  // beyond, exp(-2|z|) is below the smallest float
+        CHECK(std::abs(static_cast<double>(tanh_slope[i]) * std::pow(std::cosh(x), 2) - 1) < 5e-7);
+    }
   }
 }
 
 TEST_CASE("gate: relu at zero, and zero gates are exactly zero") {
   const std::vector<float> zero(5, 0.f), ones(5, 1.f);
-  for (Stream stream : {fast, reference}) {
+  for (Stream stream : {fast, cuda, reference}) {
     CHECK(backward(poisoned<float>(5), ones, zero, {1, 5}, Gate::relu, false, stream) == zero);
     for (Gate gate : {Gate::relu, Gate::tanh, Gate::identity}) CHECK(forward(zero, {1, 5}, gate, stream) == zero);
     CHECK(forward(zero, {1, 5}, Gate::softmax, stream)[3] == doctest::Approx(1.0));
@@ -142,9 +161,10 @@ TEST_CASE("gate: relu at zero, and zero gates are exactly zero") {
 }
 
 TEST_CASE("gate: NaN stays, and the threads do not matter") {
-  const Size size{5000, 4};
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  for (Stream stream : {fast, reference}) {
+  for (Stream stream : {fast, cuda, reference}) {
+    CAPTURE(static_cast<int>(stream.backend));
+    const Size size{stream.backend == Backend::cuda ? 100 : 5000, 4};
     for (Gate gate : gates) {
       CAPTURE(static_cast<int>(gate));
       auto inp = random_vector<float>(size.rows * size.K, 1);
@@ -155,13 +175,14 @@ TEST_CASE("gate: NaN stays, and the threads do not matter") {
         both.insert(both.end(), dinp.begin(), dinp.end());
         return both;
       };
-      check_same_bits_on_any_threads<float>(run);
+      if (stream.backend == Backend::cpu) check_same_bits_on_any_threads<float>(run);
       inp[7 * 4 + 1] = nan;
       const auto both = run();
       const bool row = gate == Gate::softmax || gate == Gate::softmax_sigmoid;
+      const size_t n = both.size() / 2;
       for (size_t i = 0; i < both.size(); ++i) {
-        if (gate == Gate::identity && i >= both.size() / 2) continue;  // its dinp is dout, whatever inp is
-        CHECK_MESSAGE(std::isnan(both[i]) == (row ? i / 4 % 5000 == 7 : i % 20000 == 29), "element " << i);
+        if (gate == Gate::identity && i >= n) continue;  // its dinp is dout, whatever inp is
+        CHECK_MESSAGE(std::isnan(both[i]) == (row ? i % n / 4 == 7 : i % n == 29), "element " << i);
       }
     }
   }
@@ -175,28 +196,34 @@ TEST_CASE("gate: wrong shapes are errors") {
 }
 
 // Out is f32 and computed from the same numbers: as close as before. dinp is rounded once.
-TEST_CASE("gate: of bf16 the fast CPU equals the reference") {
-  for (double scale : {1e-3, 1.0, 6.0}) {
-    for (Gate gate : gates) {
-      for (const Size& size : sizes) {
-        CAPTURE(scale);
-        CAPTURE(static_cast<int>(gate));
-        CAPTURE(size.K);
-        const int64_t n = size.rows * size.K;
-        const Shape shape{size.rows, size.K};
-        const auto inp = random_vector<bf16>(n, 1, scale);
-        const auto dout = random_vector<float>(n, 2);
-        const auto inp64 = convert<double>(inp), dout64 = convert<double>(dout);
-        auto out = poisoned<float>(n);
-        gate_forward(view(out.data(), shape), view(inp.data(), shape), gate, fast);
-        check_close("out", out, forward(inp64, size, gate, reference), 1e-6);
-        for (bool acc : {false, true}) {
-          auto dinp = acc ? random_vector<bf16>(n, 3) : poisoned<bf16>(n);
-          const auto want = backward(convert<double>(dinp), dout64, inp64, size, gate, acc, reference);
-          gate_backward(view(dinp.data(), shape), view(dout.data(), shape), view(inp.data(), shape), gate, acc, fast);
-          const bool cancels = !acc && size.K == 1 && gate == Gate::softmax;  // the gradient of a constant
-          if (cancels) for (bf16 d : dinp) CHECK(std::abs(static_cast<float>(d)) < 1e-6f);
-          else check_close("dinp", dinp, want, 0x1p-8);
+TEST_CASE("gate: of bf16 the fast backends equal the reference") {
+  for (const Backend backend : fast_backends) {
+    CAPTURE(static_cast<int>(backend));
+    for (double scale : {1e-3, 1.0, 6.0}) {
+      for (Gate gate : gates) {
+        for (const Size& size : sizes_for(backend)) {
+          CAPTURE(scale);
+          CAPTURE(static_cast<int>(gate));
+          CAPTURE(size.K);
+          const int64_t n = size.rows * size.K;
+          const Shape shape{size.rows, size.K};
+          const auto inp = random_vector<bf16>(n, 1, scale);
+          const auto dout = random_vector<float>(n, 2);
+          const auto inp64 = convert<double>(inp), dout64 = convert<double>(dout);
+          auto out = poisoned<float>(n);
+          const Tensor x = view(inp.data(), shape);
+          run_on(backend, {view(out.data(), shape), x},
+                 [=](auto& t, Stream stream) { gate_forward(t[0], t[1], gate, stream); });
+          check_close("out", out, forward(inp64, size, gate, reference), 1e-6);
+          for (bool acc : {false, true}) {
+            auto dinp = acc ? random_vector<bf16>(n, 3) : poisoned<bf16>(n);
+            const auto want = backward(convert<double>(dinp), dout64, inp64, size, gate, acc, reference);
+            run_on(backend, {view(dinp.data(), shape), view(dout.data(), shape), x},
+                   [=](auto& t, Stream stream) { gate_backward(t[0], t[1], t[2], gate, acc, stream); });
+            const bool cancels = !acc && size.K == 1 && gate == Gate::softmax;  // the gradient of a constant
+            if (cancels) for (bf16 d : dinp) CHECK(std::abs(static_cast<float>(d)) < 1e-6f);
+            else check_close("dinp", dinp, want, 0x1p-8);
+          }
         }
       }
     }

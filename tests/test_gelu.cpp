@@ -1,5 +1,6 @@
 #include "kernels/gelu.h"
 
+#include "tests/backends.h"
 #include "tests/check.h"
 #include "tests/threads.h"
 
@@ -8,7 +9,27 @@ using namespace crossply::test;
 
 namespace {
 
-const Stream cpu{Backend::cpu};
+std::vector<float> forward(const std::vector<float>& inp, Backend backend) {
+  const int64_t n = static_cast<int64_t>(inp.size());
+  auto out = poisoned<float>(n);
+  run_on(backend, {view(out.data(), {n}), view(inp.data(), {n})},
+         [](auto& t, Stream stream) { gelu_forward(t[0], t[1], stream); });
+  return out;
+}
+
+std::vector<float> backward(std::vector<float> dinp, const std::vector<float>& dout, const std::vector<float>& inp,
+                            bool acc, Backend backend) {
+  const int64_t n = static_cast<int64_t>(inp.size());
+  run_on(backend, {view(dinp.data(), {n}), view(dout.data(), {n}), view(inp.data(), {n})},
+         [=](auto& t, Stream stream) { gelu_backward(t[0], t[1], t[2], acc, stream); });
+  return dinp;
+}
+
+// Below and beside a vector; several threads, or several blocks with both widths of access.
+std::vector<int64_t> sizes_for(Backend backend) {
+  if (backend == Backend::cpu) return {1, 31, 1000, 40001};
+  return {1, 31, 1000, 5001, 5008};
+}
 
 // The largest |got - want| over all i; NaN if any is.
 double worst_difference(const std::vector<float>& got, const std::vector<double>& want) {
@@ -64,107 +85,115 @@ TEST_CASE("gelu: reference backward is the derivative of the reference forward")
 }
 
 // The tail is good to 6e-8 (8 + z^2 / 2) of itself, which is at most 1/2; the last product or sum rounds once more.
-TEST_CASE("gelu: fast CPU equals the reference to 1e-7, everywhere") {
+TEST_CASE("gelu: the fast backends equal the reference to 1e-7, everywhere") {
   const auto inp = sweep();
   const int64_t n = static_cast<int64_t>(inp.size());
   const auto inp64 = convert<double>(inp);
   const std::vector<float> dout(inp.size(), 1.f);
-  auto out = poisoned<float>(n), slope = poisoned<float>(n);
   auto want = poisoned<double>(n), want_slope = poisoned<double>(n);
-  gelu_forward(view(out.data(), {n}), view(inp.data(), {n}), cpu);
-  gelu_backward(view(slope.data(), {n}), view(dout.data(), {n}), view(inp.data(), {n}), false, cpu);
   gelu_forward_ref(want.data(), inp64.data(), n);
   gelu_backward_ref(want_slope.data(), convert<double>(dout).data(), inp64.data(), n, false);
-  CHECK(worst_difference(slope, want_slope) < 2e-7);
-  double worst = 0;
-  for (size_t i = 0; i < out.size(); ++i) {
-    const double difference = std::abs(static_cast<double>(out[i]) - want[i]) / std::max(1.0, std::abs(inp64[i]));
-    REQUIRE(std::isfinite(out[i]));
-    worst = std::max(worst, difference);
-    // Also relative: what is left of a large negative number, or of a small one, has its digits.
-    if (inp64[i] > -12) {
-      const double allowed = 6e-8 * (9 + 0.5 * inp64[i] * inp64[i]) * std::abs(want[i]);
-      const double error = std::abs(static_cast<double>(out[i]) - want[i]);
-      REQUIRE_MESSAGE(error <= allowed, "gelu(" << inp[i] << ") = " << out[i]);
+  for (const Backend backend : fast_backends) {
+    CAPTURE(static_cast<int>(backend));
+    const auto out = forward(inp, backend), slope = backward(poisoned<float>(n), dout, inp, false, backend);
+    CHECK(worst_difference(slope, want_slope) < 2e-7);
+    double worst = 0;
+    for (size_t i = 0; i < out.size(); ++i) {
+      const double difference = std::abs(static_cast<double>(out[i]) - want[i]) / std::max(1.0, std::abs(inp64[i]));
+      REQUIRE(std::isfinite(out[i]));
+      worst = std::max(worst, difference);
+      // Also relative: what is left of a large negative number, or of a small one, has its digits.
+      if (inp64[i] > -12) {
+        const double allowed = 6e-8 * (9 + 0.5 * inp64[i] * inp64[i]) * std::abs(want[i]);
+        const double error = std::abs(static_cast<double>(out[i]) - want[i]);
+        REQUIRE_MESSAGE(error <= allowed, "gelu(" << inp[i] << ") = " << out[i]);
+      }
     }
+    CAPTURE(worst);
+    CHECK(worst < 1e-7);
   }
-  CAPTURE(worst);
-  CHECK(worst < 1e-7);
 }
 
-TEST_CASE("gelu: fast CPU equals the reference, set and added") {
-  for (double scale : {1e-3, 1.0, 12.0, 200.0}) {
-    for (int64_t n : {1, 31, 1000, 40001}) {
-      CAPTURE(scale);
-      CAPTURE(n);
-      const auto inp = random_vector<float>(n, 1, scale), dout = random_vector<float>(n, 2);
-      const auto before = random_vector<float>(n, 3);
-      const auto inp64 = convert<double>(inp), dout64 = convert<double>(dout);
-      auto out = poisoned<float>(n);
-      auto out64 = poisoned<double>(n);
-      gelu_forward(view(out.data(), {n}), view(inp.data(), {n}), cpu);
-      gelu_forward_ref(out64.data(), inp64.data(), n);
-      check_close("out", out, out64, 1e-6);
-      for (bool acc : {false, true}) {
-        auto dinp = acc ? before : poisoned<float>(n);
-        auto dinp64 = convert<double>(dinp);
-        gelu_backward(view(dinp.data(), {n}), view(dout.data(), {n}), view(inp.data(), {n}), acc, cpu);
-        gelu_backward_ref(dinp64.data(), dout64.data(), inp64.data(), n, acc);
-        check_close("dinp", dinp, dinp64, 1e-6);
+TEST_CASE("gelu: the fast backends equal the reference, set and added") {
+  for (const Backend backend : fast_backends) {
+    for (double scale : {1e-3, 1.0, 12.0, 200.0}) {
+      for (int64_t n : sizes_for(backend)) {
+        CAPTURE(static_cast<int>(backend));
+        CAPTURE(scale);
+        CAPTURE(n);
+        const auto inp = random_vector<float>(n, 1, scale), dout = random_vector<float>(n, 2);
+        const auto before = random_vector<float>(n, 3);
+        const auto inp64 = convert<double>(inp), dout64 = convert<double>(dout);
+        auto out64 = poisoned<double>(n);
+        gelu_forward_ref(out64.data(), inp64.data(), n);
+        check_close("out", forward(inp, backend), out64, 1e-6);
+        for (bool acc : {false, true}) {
+          const auto dinp = acc ? before : poisoned<float>(n);
+          auto dinp64 = convert<double>(dinp);
+          gelu_backward_ref(dinp64.data(), dout64.data(), inp64.data(), n, acc);
+          check_close("dinp", backward(dinp, dout, inp, acc, backend), dinp64, 1e-6);
+        }
       }
     }
   }
 }
 
 TEST_CASE("gelu: NaN shows, very large numbers are harmless, and threads do not matter") {
-  const int64_t n = 40001;
-  auto inp = random_vector<float>(n, 1, 4), dout = random_vector<float>(n, 2);
-  const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
-  inp[5] = dout[40000] = nan;
-  inp[16] = inf, inp[17] = -inf, inp[18] = 3e38f, inp[19] = -3e38f;
-  auto run = [&] {
-    std::vector<float> all(static_cast<size_t>(2 * n));
-    float *out = all.data(), *dinp = out + n;
-    gelu_forward(view(out, {n}), view(inp.data(), {n}), cpu);
-    gelu_backward(view(dinp, {n}), view(dout.data(), {n}), view(inp.data(), {n}), false, cpu);
-    return all;
-  };
-  const auto all = run();
-  for (int64_t i = 0; i < n; ++i) {
-    REQUIRE(std::isnan(all[static_cast<size_t>(i)]) == (i == 5));
-    REQUIRE(std::isnan(all[static_cast<size_t>(n + i)]) == (i == 5 || i == 40000));
+  for (const Backend backend : fast_backends) {
+    const int64_t n = sizes_for(backend).back();
+    auto inp = random_vector<float>(n, 1, 4), dout = random_vector<float>(n, 2);
+    const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
+    inp[5] = dout.back() = nan;
+    inp[16] = inf, inp[17] = -inf, inp[18] = 3e38f, inp[19] = -3e38f;
+    auto run = [&] {
+      auto all = forward(inp, backend);
+      const auto dinp = backward(poisoned<float>(n), dout, inp, false, backend);
+      all.insert(all.end(), dinp.begin(), dinp.end());
+      return all;
+    };
+    const auto all = run();
+    for (int64_t i = 0; i < n; ++i) {
+      REQUIRE(std::isnan(all[static_cast<size_t>(i)]) == (i == 5));
+      REQUIRE(std::isnan(all[static_cast<size_t>(n + i)]) == (i == 5 || i == n - 1));
+    }
+    CHECK(all[16] == inf);
+    CHECK(all[18] == 3e38f);
+    for (size_t i : {size_t{17}, size_t{19}}) CHECK(std::abs(all[i]) < 1e-31f);
+    for (size_t i : {size_t{16}, size_t{18}}) CHECK(all[static_cast<size_t>(n) + i] == dout[i]);
+    for (size_t i : {size_t{17}, size_t{19}}) CHECK(std::abs(all[static_cast<size_t>(n) + i]) < 1e-30f);
+    if (backend == Backend::cpu) check_same_bits_on_any_threads<float>(run);
   }
-  CHECK(all[16] == inf);
-  CHECK(all[18] == 3e38f);
-  for (size_t i : {size_t{17}, size_t{19}}) CHECK(std::abs(all[i]) < 1e-31f);
-  for (size_t i : {size_t{16}, size_t{18}}) CHECK(all[static_cast<size_t>(n) + i] == dout[i]);
-  for (size_t i : {size_t{17}, size_t{19}}) CHECK(std::abs(all[static_cast<size_t>(n) + i]) < 1e-30f);
-  check_same_bits_on_any_threads<float>(run);
 }
 
-TEST_CASE("gelu: in bf16 the fast CPU equals the reference, rounded once, and NaN shows") {
-  for (double scale : {1e-3, 1.0, 12.0, 200.0}) {
-    for (int64_t n : {1, 31, 1000, 40001}) {
-      CAPTURE(scale);
-      CAPTURE(n);
-      auto inp = random_vector<bf16>(n, 1, scale);
-      const auto dout = random_vector<bf16>(n, 2);
-      const auto inp64 = convert<double>(inp), dout64 = convert<double>(dout);
-      auto out = poisoned<bf16>(n);
-      auto out64 = poisoned<double>(n);
-      gelu_forward(view(out.data(), {n}), view(inp.data(), {n}), cpu);
-      gelu_forward_ref(out64.data(), inp64.data(), n);
-      check_close("out", out, out64, 0x1p-8);
-      for (bool acc : {false, true}) {
-        auto dinp = acc ? random_vector<bf16>(n, 3) : poisoned<bf16>(n);
-        auto dinp64 = convert<double>(dinp);
-        gelu_backward(view(dinp.data(), {n}), view(dout.data(), {n}), view(inp.data(), {n}), acc, cpu);
-        gelu_backward_ref(dinp64.data(), dout64.data(), inp64.data(), n, acc);
-        check_close("dinp", dinp, dinp64, 0x1p-8);
+TEST_CASE("gelu: in bf16 the fast backends equal the reference, rounded once, and NaN shows") {
+  for (const Backend backend : fast_backends) {
+    for (double scale : {1e-3, 1.0, 12.0, 200.0}) {
+      for (int64_t n : sizes_for(backend)) {
+        CAPTURE(static_cast<int>(backend));
+        CAPTURE(scale);
+        CAPTURE(n);
+        auto inp = random_vector<bf16>(n, 1, scale);
+        const auto dout = random_vector<bf16>(n, 2);
+        const auto inp64 = convert<double>(inp), dout64 = convert<double>(dout);
+        auto out = poisoned<bf16>(n);
+        auto out64 = poisoned<double>(n);
+        const Tensor y = view(out.data(), {n}), x = view(inp.data(), {n});
+        const auto run_forward = [](auto& t, Stream stream) { gelu_forward(t[0], t[1], stream); };
+        run_on(backend, {y, x}, run_forward);
+        gelu_forward_ref(out64.data(), inp64.data(), n);
+        check_close("out", out, out64, 0x1p-8);
+        for (bool acc : {false, true}) {
+          auto dinp = acc ? random_vector<bf16>(n, 3) : poisoned<bf16>(n);
+          auto dinp64 = convert<double>(dinp);
+          run_on(backend, {view(dinp.data(), {n}), view(dout.data(), {n}), x},
+                 [=](auto& t, Stream stream) { gelu_backward(t[0], t[1], t[2], acc, stream); });
+          gelu_backward_ref(dinp64.data(), dout64.data(), inp64.data(), n, acc);
+          check_close("dinp", dinp, dinp64, 0x1p-8);
+        }
+        inp.back() = std::numeric_limits<float>::quiet_NaN();
+        run_on(backend, {y, x}, run_forward);
+        CHECK(std::isnan(static_cast<float>(out.back())));
       }
-      inp.back() = std::numeric_limits<float>::quiet_NaN();
-      gelu_forward(view(out.data(), {n}), view(inp.data(), {n}), cpu);
-      CHECK(std::isnan(static_cast<float>(out.back())));
     }
   }
 }

@@ -1,5 +1,6 @@
 #include "kernels/rope.h"
 
+#include "tests/backends.h"
 #include "tests/check.h"
 #include "tests/threads.h"
 
@@ -15,7 +16,14 @@ struct Size {
 // Every head size with code of its own, and others; positions that begin at 0 and later; work for more than one thread.
 const std::vector<Size> sizes{{1, 1, 1, 2, 0},  {2, 3, 5, 6, 4},  {3, 5, 4, 8, 0},   {2, 9, 3, 16, 7},
                               {2, 33, 4, 32, 1}, {1, 65, 3, 64, 0}, {2, 70, 2, 128, 9}, {2, 501, 3, 34, 3}};
-const Stream cpu{Backend::cpu};
+
+void forward(Backend backend, const Tensor& out, const Tensor& inp, const Tensor& table, int64_t pos) {
+  run_on(backend, {out, inp, table}, [=](auto& t, Stream stream) { rope_forward(t[0], t[1], t[2], pos, stream); });
+}
+void backward(Backend backend, const Tensor& dinp, const Tensor& dout, const Tensor& table, int64_t pos, bool acc) {
+  run_on(backend, {dinp, dout, table},
+         [=](auto& t, Stream stream) { rope_backward(t[0], t[1], t[2], pos, acc, stream); });
+}
 }  // namespace
 
 TEST_CASE("rope: the table holds cosines, then sines") {
@@ -85,74 +93,84 @@ TEST_CASE("rope: reference backward is the derivative of the reference forward")
 }
 
 // Two products and a sum, each rounded once: at most 1.5 * 2^-24 * (|x c| + |y s|), against a scale of about 0.58.
-TEST_CASE("rope: fast CPU equals the reference, set, added and in place") {
-  for (const Size& s : sizes) {
-    CAPTURE(s.T);
-    CAPTURE(s.D);
-    const auto inp = random_vector<float>(s.numel(), 1), before = random_vector<float>(s.numel(), 2);
-    const auto table = convert<float>(rope_table(s.pos + s.T + 2, s.D, 10000.0));
-    const auto inp64 = convert<double>(inp), table64 = convert<double>(table);
-    const Tensor table_view = view(table.data(), {s.pos + s.T + 2, s.D}), inp_view = view(inp.data(), s.shape());
-    auto out = poisoned<float>(s.numel()), in_place = inp;
-    auto want = poisoned<double>(s.numel());
-    rope_forward_ref(want.data(), inp64.data(), table64.data(), s.B, s.T, s.H, s.D, s.pos);
-    rope_forward(view(out.data(), s.shape()), inp_view, table_view, s.pos, cpu);
-    check_close("out", out, want, 4e-7);
-    rope_forward(view(in_place.data(), s.shape()), view(in_place.data(), s.shape()), table_view, s.pos, cpu);
-    CHECK(in_place == out);
+TEST_CASE("rope: the fast backends equal the reference, set, added and in place") {
+  for (const Backend backend : fast_backends) {
+    CAPTURE(static_cast<int>(backend));
+    for (const Size& s : sizes) {
+      CAPTURE(s.T);
+      CAPTURE(s.D);
+      const auto inp = random_vector<float>(s.numel(), 1), before = random_vector<float>(s.numel(), 2);
+      const auto table = convert<float>(rope_table(s.pos + s.T + 2, s.D, 10000.0));
+      const auto inp64 = convert<double>(inp), table64 = convert<double>(table);
+      const Tensor table_view = view(table.data(), {s.pos + s.T + 2, s.D}), inp_view = view(inp.data(), s.shape());
+      auto out = poisoned<float>(s.numel()), in_place = inp;
+      auto want = poisoned<double>(s.numel());
+      rope_forward_ref(want.data(), inp64.data(), table64.data(), s.B, s.T, s.H, s.D, s.pos);
+      forward(backend, view(out.data(), s.shape()), inp_view, table_view, s.pos);
+      check_close("out", out, want, 4e-7);
+      forward(backend, view(in_place.data(), s.shape()), view(in_place.data(), s.shape()), table_view, s.pos);
+      CHECK(in_place == out);
 
-    for (bool acc : {false, true}) {
-      auto dinp = acc ? before : poisoned<float>(s.numel());
-      auto dinp64 = convert<double>(dinp);
-      rope_backward_ref(dinp64.data(), inp64.data(), table64.data(), s.B, s.T, s.H, s.D, s.pos, acc);
-      rope_backward(view(dinp.data(), s.shape()), inp_view, table_view, s.pos, acc, cpu);
-      check_close("dinp", dinp, dinp64, 4e-7);
-      if (acc) continue;
-      in_place = inp;
-      rope_backward(view(in_place.data(), s.shape()), view(in_place.data(), s.shape()), table_view, s.pos, acc, cpu);
-      CHECK(in_place == dinp);
+      for (bool acc : {false, true}) {
+        auto dinp = acc ? before : poisoned<float>(s.numel());
+        auto dinp64 = convert<double>(dinp);
+        rope_backward_ref(dinp64.data(), inp64.data(), table64.data(), s.B, s.T, s.H, s.D, s.pos, acc);
+        backward(backend, view(dinp.data(), s.shape()), inp_view, table_view, s.pos, acc);
+        check_close("dinp", dinp, dinp64, 4e-7);
+        if (acc) continue;
+        in_place = inp;
+        backward(backend, view(in_place.data(), s.shape()), view(in_place.data(), s.shape()), table_view, s.pos, acc);
+        CHECK(in_place == dinp);
+      }
     }
   }
 }
 
 TEST_CASE("rope: NaN stays in its pair, threads do not matter, positions beyond the table are refused") {
-  const Size s{2, 501, 3, 34, 3};
-  const auto table = convert<float>(rope_table(504, s.D, 10000.0));
-  const Tensor table_view = view(table.data(), {504, s.D});
-  auto inp = random_vector<float>(s.numel(), 1);
-  inp[34 * 7 + 20] = std::numeric_limits<float>::quiet_NaN();
-  auto forward = [&] {
-    auto out = std::vector<float>(inp.size());
-    rope_forward(view(out.data(), s.shape()), view(inp.data(), s.shape()), table_view, s.pos, cpu);
-    return out;
-  };
-  const auto out = forward();
-  for (size_t i = 0; i < out.size(); ++i) REQUIRE(std::isnan(out[i]) == (i == 34 * 7 + 20 || i == 34 * 7 + 3));
-  check_same_bits_on_any_threads<float>(forward);
-  CHECK_THROWS_AS(rope_forward(view(inp.data(), s.shape()), view(inp.data(), s.shape()), table_view, 4, cpu), Error);
+  for (const Backend backend : fast_backends) {
+    CAPTURE(static_cast<int>(backend));
+    const Size s{2, 501, 3, 34, 3};
+    const auto table = convert<float>(rope_table(504, s.D, 10000.0));
+    const Tensor table_view = view(table.data(), {504, s.D});
+    auto inp = random_vector<float>(s.numel(), 1);
+    inp[34 * 7 + 20] = std::numeric_limits<float>::quiet_NaN();
+    auto run = [&] {
+      auto out = std::vector<float>(inp.size());
+      forward(backend, view(out.data(), s.shape()), view(inp.data(), s.shape()), table_view, s.pos);
+      return out;
+    };
+    const auto out = run();
+    for (size_t i = 0; i < out.size(); ++i) REQUIRE(std::isnan(out[i]) == (i == 34 * 7 + 20 || i == 34 * 7 + 3));
+    if (backend == Backend::cpu) check_same_bits_on_any_threads<float>(run);
+    const Tensor x = view(inp.data(), s.shape());
+    CHECK_THROWS_AS(rope_forward(x, x, table_view, 4, Stream{backend}), Error);
+  }
 }
 
-TEST_CASE("rope: in bf16 the fast CPU equals the reference, rounded once") {
-  for (const Size& s : sizes) {
-    CAPTURE(s.T);
-    CAPTURE(s.D);
-    const auto inp = random_vector<bf16>(s.numel(), 1);
-    const auto table = convert<float>(rope_table(s.pos + s.T, s.D, 10000.0));
-    const auto inp64 = convert<double>(inp), table64 = convert<double>(table);
-    const Tensor table_view = view(table.data(), {s.pos + s.T, s.D}), inp_view = view(inp.data(), s.shape());
-    auto out = poisoned<bf16>(s.numel()), in_place = inp;
-    auto want = poisoned<double>(s.numel());
-    rope_forward_ref(want.data(), inp64.data(), table64.data(), s.B, s.T, s.H, s.D, s.pos);
-    rope_forward(view(out.data(), s.shape()), inp_view, table_view, s.pos, cpu);
-    check_close("out", out, want, 0x1p-8);
-    rope_forward(view(in_place.data(), s.shape()), view(in_place.data(), s.shape()), table_view, s.pos, cpu);
-    CHECK(convert<float>(in_place) == convert<float>(out));
-    for (bool acc : {false, true}) {
-      auto dinp = acc ? random_vector<bf16>(s.numel(), 2) : poisoned<bf16>(s.numel());
-      auto dinp64 = convert<double>(dinp);
-      rope_backward_ref(dinp64.data(), inp64.data(), table64.data(), s.B, s.T, s.H, s.D, s.pos, acc);
-      rope_backward(view(dinp.data(), s.shape()), inp_view, table_view, s.pos, acc, cpu);
-      check_close("dinp", dinp, dinp64, 0x1p-8);
+TEST_CASE("rope: in bf16 the fast backends equal the reference, rounded once") {
+  for (const Backend backend : fast_backends) {
+    CAPTURE(static_cast<int>(backend));
+    for (const Size& s : sizes) {
+      CAPTURE(s.T);
+      CAPTURE(s.D);
+      const auto inp = random_vector<bf16>(s.numel(), 1);
+      const auto table = convert<float>(rope_table(s.pos + s.T, s.D, 10000.0));
+      const auto inp64 = convert<double>(inp), table64 = convert<double>(table);
+      const Tensor table_view = view(table.data(), {s.pos + s.T, s.D}), inp_view = view(inp.data(), s.shape());
+      auto out = poisoned<bf16>(s.numel()), in_place = inp;
+      auto want = poisoned<double>(s.numel());
+      rope_forward_ref(want.data(), inp64.data(), table64.data(), s.B, s.T, s.H, s.D, s.pos);
+      forward(backend, view(out.data(), s.shape()), inp_view, table_view, s.pos);
+      check_close("out", out, want, 0x1p-8);
+      forward(backend, view(in_place.data(), s.shape()), view(in_place.data(), s.shape()), table_view, s.pos);
+      CHECK(convert<float>(in_place) == convert<float>(out));
+      for (bool acc : {false, true}) {
+        auto dinp = acc ? random_vector<bf16>(s.numel(), 2) : poisoned<bf16>(s.numel());
+        auto dinp64 = convert<double>(dinp);
+        rope_backward_ref(dinp64.data(), inp64.data(), table64.data(), s.B, s.T, s.H, s.D, s.pos, acc);
+        backward(backend, view(dinp.data(), s.shape()), inp_view, table_view, s.pos, acc);
+        check_close("dinp", dinp, dinp64, 0x1p-8);
+      }
     }
   }
 }

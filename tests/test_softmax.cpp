@@ -1,5 +1,6 @@
 #include "kernels/softmax.h"
 
+#include "tests/backends.h"
 #include "tests/check.h"
 #include "tests/threads.h"
 
@@ -11,14 +12,20 @@ namespace {
 struct Size {
   int64_t rows, S;
 };
-const std::vector<Size> sizes{{1, 1}, {3, 2}, {5, 7}, {2000, 4}, {300, 33}, {17, 128}, {2, 1300}};
-const Stream fast{Backend::cpu}, reference{Backend::reference};
+const Stream reference{Backend::reference}, cuda{Backend::cuda}, fast{Backend::cpu};
+
+// One lane a row to several columns a lane; several blocks.
+std::vector<Size> sizes_for(Backend backend) {
+  if (backend == Backend::cpu) return {{1, 1}, {3, 2}, {5, 7}, {2000, 4}, {300, 33}, {17, 128}, {2, 1300}};
+  return {{1, 1}, {3, 2}, {5, 7}, {130, 4}, {9, 33}, {3, 128}, {1, 400}};
+}
 
 template <class T>
 std::vector<T> forward(const std::vector<T>& inp, const Size& size, double top_p, Stream stream) {
   auto out = poisoned<T>(size.rows * size.S);
   const Shape shape{1, size.rows, size.S};
-  softmax_forward(view(out.data(), shape), view(inp.data(), shape), top_p, stream);
+  run_on(stream.backend, {view(out.data(), shape), view(inp.data(), shape)},
+         [=](auto& t, Stream on) { softmax_forward(t[0], t[1], top_p, on); });
   return out;
 }
 
@@ -26,7 +33,8 @@ template <class T>
 std::vector<T> backward(std::vector<T> dinp, const std::vector<T>& dout, const std::vector<T>& inp, const Size& size,
                         double top_p, bool acc, Stream stream) {
   const Shape shape{1, size.rows, size.S};
-  softmax_backward(view(dinp.data(), shape), view(dout.data(), shape), view(inp.data(), shape), top_p, acc, stream);
+  run_on(stream.backend, {view(dinp.data(), shape), view(dout.data(), shape), view(inp.data(), shape)},
+         [=](auto& t, Stream on) { softmax_backward(t[0], t[1], t[2], top_p, acc, on); });
   return dinp;
 }
 
@@ -57,27 +65,30 @@ TEST_CASE("softmax: reference backward is the derivative of the reference forwar
   }
 }
 
-TEST_CASE("softmax: fast CPU equals the reference, set and added") {
-  for (double scale : {1.0, 30.0}) {
-    for (double top_p : {0.0, 0.371, 0.9, 1.0}) {
-      for (const Size& size : sizes) {
-        CAPTURE(scale);
-        CAPTURE(top_p);
-        CAPTURE(size.S);
-        const int64_t n = size.rows * size.S;
-        const auto inp = random_vector<float>(n, 1, scale), dout = random_vector<float>(n, 2);
-        const auto inp64 = convert<double>(inp), dout64 = convert<double>(dout);
-        // Sums of up to 1300 terms in vector order, and an exp of 1.5 ulp: some ulps (6e-8) of the result.
-        check_close("out", forward(inp, size, top_p, fast), forward(inp64, size, top_p, reference), 1e-6);
-        for (bool acc : {false, true}) {
-          const auto dinp = acc ? random_vector<float>(n, 3) : poisoned<float>(n);
-          auto got = backward(dinp, dout, inp, size, top_p, acc, fast);
-          auto want = backward(convert<double>(dinp), dout64, inp64, size, top_p, acc, reference);
-          if (scale > 1) {  // dinp is all cancellation where one entry has all the weight: judge it beside dout
-            got.insert(got.end(), dout.begin(), dout.end());
-            want.insert(want.end(), dout.begin(), dout.end());
+TEST_CASE("softmax: the fast backends equal the reference, set and added") {
+  for (const Backend backend : fast_backends) {
+    CAPTURE(static_cast<int>(backend));
+    for (double scale : {1.0, 30.0}) {
+      for (double top_p : {0.0, 0.371, 0.9, 1.0}) {
+        for (const Size& size : sizes_for(backend)) {
+          CAPTURE(scale);
+          CAPTURE(top_p);
+          CAPTURE(size.S);
+          const int64_t n = size.rows * size.S;
+          const auto inp = random_vector<float>(n, 1, scale), dout = random_vector<float>(n, 2);
+          const auto inp64 = convert<double>(inp), dout64 = convert<double>(dout);
+          // Sums of up to 1300 terms in vector order, and an exp of 1.5 ulp: some ulps (6e-8) of the result.
+          check_close("out", forward(inp, size, top_p, Stream{backend}), forward(inp64, size, top_p, reference), 1e-6);
+          for (bool acc : {false, true}) {
+            const auto dinp = acc ? random_vector<float>(n, 3) : poisoned<float>(n);
+            auto got = backward(dinp, dout, inp, size, top_p, acc, Stream{backend});
+            auto want = backward(convert<double>(dinp), dout64, inp64, size, top_p, acc, reference);
+            if (scale > 1) {  // dinp is all cancellation where one entry has all the weight: judge it beside dout
+              got.insert(got.end(), dout.begin(), dout.end());
+              want.insert(want.end(), dout.begin(), dout.end());
+            }
+            check_close("dinp", got, want, 2e-6);
           }
-          check_close("dinp", got, want, 2e-6);
         }
       }
     }
@@ -95,7 +106,7 @@ TEST_CASE("softmax: top-p by hand") {
   };
   const std::vector<Case> cases{{0.0, {0, 1, 0, 0}}, {0.39, {0, 1, 0, 0}}, {0.4, {0, 1, 0, 1}}, {0.69, {0, 1, 0, 1}},
                                 {0.7, {0, 1, 1, 1}}, {0.89, {0, 1, 1, 1}}, {0.9, {1, 1, 1, 1}}, {1.0, {1, 1, 1, 1}}};
-  for (Stream stream : {fast, reference}) {
+  for (Stream stream : {fast, cuda, reference}) {
     for (const Case& c : cases) {
       CAPTURE(c.top_p);
       std::vector<float> want;
@@ -108,7 +119,7 @@ TEST_CASE("softmax: top-p by hand") {
 }
 
 TEST_CASE("softmax: among equal entries the last ones stay, and rounding does not decide how many") {
-  for (Stream stream : {fast, reference}) {
+  for (Stream stream : {fast, cuda, reference}) {
     // Eight heads of L layers read 1 to L streams: the entries that top-p 0.9 prunes at equal weights.
     for (const auto& [L, want] : std::vector<std::pair<int64_t, int64_t>>{{32, 288}, {64, 1392}, {128, 6048}}) {
       int64_t pruned = 0;
@@ -130,33 +141,38 @@ TEST_CASE("softmax: among equal entries the last ones stay, and rounding does no
 TEST_CASE("softmax: pruned entries receive gradient") {
   const Size size{1, 3};
   const std::vector<float> inp{0.f, 3.f, 1.f}, dout{5.f, 1.f, 7.f};
-  const auto dinp = backward(poisoned<float>(3), dout, inp, size, 0.0, false, fast);
-  for (float d : dinp) CHECK(std::abs(d) > 1e-3f);
+  for (Stream stream : {fast, cuda})
+    for (float d : backward(poisoned<float>(3), dout, inp, size, 0.0, false, stream)) CHECK(std::abs(d) > 1e-3f);
 }
 
 TEST_CASE("softmax: NaN and overflow make their row NaN, a large logit does not, and the threads do not matter") {
-  const Size size{2000, 9};
-  for (double top_p : {0.5, 1.0}) {
-    auto inp = random_vector<float>(size.rows * size.S, 1);
-    auto dout = random_vector<float>(size.rows * size.S, 2);
-    auto run = [&] {
-      auto both = forward(inp, size, top_p, fast);
-      const auto dinp = backward(poisoned<float>(size.rows * size.S), dout, inp, size, top_p, false, fast);
-      both.insert(both.end(), dinp.begin(), dinp.end());
-      return both;
-    };
-    check_same_bits_on_any_threads<float>(run);
-    const float inf = std::numeric_limits<float>::infinity();
-    inp[7 * 9 + 5] = std::numeric_limits<float>::quiet_NaN();
-    inp[1000 * 9] = inf;
-    inp[1500 * 9 + 8] = 3e38f;
-    inp[1501 * 9 + 8] = -3e38f;
-    dout[40 * 9 + 2] = std::numeric_limits<float>::quiet_NaN();
-    const auto both = run();
-    for (size_t i = 0; i < both.size(); ++i) {
-      const size_t row = i / 9 % 2000;
-      const bool in_dout = row == 40 && i / 9 >= 2000;
-      CHECK_MESSAGE(std::isnan(both[i]) == (row == 7 || row == 1000 || in_dout), "element " << i);
+  for (Stream stream : {fast, cuda}) {
+    for (double top_p : {0.5, 1.0}) {
+      CAPTURE(static_cast<int>(stream.backend));
+      CAPTURE(top_p);
+      const Size size{stream.backend == Backend::cpu ? 2000 : 60, 9};
+      const size_t rows = static_cast<size_t>(size.rows);
+      auto inp = random_vector<float>(size.rows * size.S, 1);
+      auto dout = random_vector<float>(size.rows * size.S, 2);
+      auto run = [&] {
+        auto both = forward(inp, size, top_p, stream);
+        const auto dinp = backward(poisoned<float>(size.rows * size.S), dout, inp, size, top_p, false, stream);
+        both.insert(both.end(), dinp.begin(), dinp.end());
+        return both;
+      };
+      if (stream.backend == Backend::cpu) check_same_bits_on_any_threads<float>(run);
+      const float inf = std::numeric_limits<float>::infinity();
+      inp[7 * 9 + 5] = std::numeric_limits<float>::quiet_NaN();
+      inp[30 * 9] = inf;
+      inp[50 * 9 + 8] = 3e38f;
+      inp[51 * 9 + 8] = -3e38f;
+      dout[40 * 9 + 2] = std::numeric_limits<float>::quiet_NaN();
+      const auto both = run();
+      for (size_t i = 0; i < both.size(); ++i) {
+        const size_t row = i / 9 % rows;
+        const bool in_dout = row == 40 && i / 9 >= rows;
+        CHECK_MESSAGE(std::isnan(both[i]) == (row == 7 || row == 30 || in_dout), "element " << i);
+      }
     }
   }
 }
@@ -169,26 +185,32 @@ TEST_CASE("softmax: wrong shapes are errors") {
 }
 
 // Out is f32 and computed from the same numbers: as close as before. dinp is rounded once.
-TEST_CASE("softmax: of bf16 the fast CPU equals the reference") {
-  for (double top_p : {0.0, 0.371, 0.9, 1.0}) {
-    for (const Size& size : sizes) {
-      CAPTURE(top_p);
-      CAPTURE(size.S);
-      const int64_t n = size.rows * size.S;
-      const Shape shape{size.rows, size.S};
-      const auto inp = random_vector<bf16>(n, 1, 3.0);
-      const auto dout = random_vector<float>(n, 2);
-      const auto inp64 = convert<double>(inp), dout64 = convert<double>(dout);
-      auto out = poisoned<float>(n);
-      softmax_forward(view(out.data(), shape), view(inp.data(), shape), top_p, fast);
-      // Equal weights are frequent in bf16, and the larger index comes first in both.
-      check_close("out", out, forward(inp64, size, top_p, reference), 1e-6);
-      for (bool acc : {false, true}) {
-        auto dinp = acc ? random_vector<bf16>(n, 3) : poisoned<bf16>(n);
-        const auto want = backward(convert<double>(dinp), dout64, inp64, size, top_p, acc, reference);
-        softmax_backward(view(dinp.data(), shape), view(dout.data(), shape), view(inp.data(), shape), top_p, acc, fast);
-        if (size.S == 1 && !acc) CHECK(std::abs(static_cast<float>(dinp[0])) < 1e-6f);  // the gradient of a constant
-        else check_close("dinp", dinp, want, 0x1p-8);
+TEST_CASE("softmax: of bf16 the fast backends equal the reference") {
+  for (const Backend backend : fast_backends) {
+    CAPTURE(static_cast<int>(backend));
+    for (double top_p : {0.0, 0.371, 0.9, 1.0}) {
+      for (const Size& size : sizes_for(backend)) {
+        CAPTURE(top_p);
+        CAPTURE(size.S);
+        const int64_t n = size.rows * size.S;
+        const Shape shape{size.rows, size.S};
+        const auto inp = random_vector<bf16>(n, 1, 3.0);
+        const auto dout = random_vector<float>(n, 2);
+        const auto inp64 = convert<double>(inp), dout64 = convert<double>(dout);
+        auto out = poisoned<float>(n);
+        const Tensor x = view(inp.data(), shape);
+        run_on(backend, {view(out.data(), shape), x},
+               [=](auto& t, Stream stream) { softmax_forward(t[0], t[1], top_p, stream); });
+        // Equal weights are frequent in bf16, and the larger index comes first in both.
+        check_close("out", out, forward(inp64, size, top_p, reference), 1e-6);
+        for (bool acc : {false, true}) {
+          auto dinp = acc ? random_vector<bf16>(n, 3) : poisoned<bf16>(n);
+          const auto want = backward(convert<double>(dinp), dout64, inp64, size, top_p, acc, reference);
+          run_on(backend, {view(dinp.data(), shape), view(dout.data(), shape), x},
+                 [=](auto& t, Stream stream) { softmax_backward(t[0], t[1], t[2], top_p, acc, stream); });
+          if (size.S == 1 && !acc) CHECK(std::abs(static_cast<float>(dinp[0])) < 1e-6f);  // the gradient of a constant
+          else check_close("dinp", dinp, want, 0x1p-8);
+        }
       }
     }
   }

@@ -1,5 +1,6 @@
 #include "kernels/swiglu.h"
 
+#include "tests/backends.h"
 #include "tests/check.h"
 #include "tests/threads.h"
 
@@ -7,8 +8,12 @@ using namespace crossply;
 using namespace crossply::test;
 
 namespace {
-const Stream cpu{Backend::cpu};
+// Below and beside a vector; several threads, or several blocks with both widths of access.
+std::vector<int64_t> sizes_for(Backend backend) {
+  if (backend == Backend::cpu) return {1, 31, 1000, 40001};
+  return {1, 31, 1000, 5001, 5008};
 }
+}  // namespace
 
 TEST_CASE("swiglu: reference forward, by values known in closed form") {
   const double log3 = std::log(3.0);  // its logistic is 3/4
@@ -51,96 +56,119 @@ TEST_CASE("swiglu: reference backward is the derivative of the reference forward
 }
 
 // exp is good to 1.5 units of 2^-24 and at most eight more roundings follow: 1e-6 is about 17 units.
-TEST_CASE("swiglu: fast CPU equals the reference, set and added") {
-  for (double scale : {1e-3, 1.0, 12.0, 200.0}) {
-    for (int64_t n : {1, 31, 1000, 40001}) {
-      CAPTURE(scale);
-      CAPTURE(n);
-      const auto gate = random_vector<float>(n, 1, scale), up = random_vector<float>(n, 2);
-      const auto dout = random_vector<float>(n, 3), before = random_vector<float>(n, 4);
-      const auto gate64 = convert<double>(gate), up64 = convert<double>(up), dout64 = convert<double>(dout);
-      auto out = poisoned<float>(n);
-      auto want = poisoned<double>(n);
-      swiglu_forward(view(out.data(), {n}), view(gate.data(), {n}), view(up.data(), {n}), cpu);
-      swiglu_forward_ref(want.data(), gate64.data(), up64.data(), n);
-      check_close("out", out, want, 1e-6);
-      for (int flags = 0; flags < 4; ++flags) {
-        CAPTURE(flags);
-        const bool acc_gate = flags & 1, acc_up = flags & 2;
-        auto dgate = acc_gate ? before : poisoned<float>(n), dup = acc_up ? before : poisoned<float>(n);
-        auto dgate64 = convert<double>(dgate), dup64 = convert<double>(dup);
-        swiglu_backward(view(dgate.data(), {n}), view(dup.data(), {n}), view(dout.data(), {n}), view(gate.data(), {n}),
-                        view(up.data(), {n}), acc_gate, acc_up, cpu);
-        swiglu_backward_ref(dgate64.data(), dup64.data(), dout64.data(), gate64.data(), up64.data(), n, acc_gate,
-                            acc_up);
-        check_close("dgate", dgate, dgate64, 1e-6);
-        check_close("dup", dup, dup64, 1e-6);
+TEST_CASE("swiglu: fast backends equal the reference, set and added") {
+  for (const Backend backend : fast_backends) {
+    for (double scale : {1e-3, 1.0, 12.0, 200.0}) {
+      for (int64_t n : sizes_for(backend)) {
+        CAPTURE(static_cast<int>(backend));
+        CAPTURE(scale);
+        CAPTURE(n);
+        const auto gate = random_vector<float>(n, 1, scale), up = random_vector<float>(n, 2);
+        const auto dout = random_vector<float>(n, 3), before = random_vector<float>(n, 4);
+        const auto gate64 = convert<double>(gate), up64 = convert<double>(up), dout64 = convert<double>(dout);
+        auto out = poisoned<float>(n);
+        auto want = poisoned<double>(n);
+        const Tensor dy = view(dout.data(), {n}), g = view(gate.data(), {n}), u = view(up.data(), {n});
+        run_on(backend, {view(out.data(), {n}), g, u},
+               [](auto& t, Stream stream) { swiglu_forward(t[0], t[1], t[2], stream); });
+        swiglu_forward_ref(want.data(), gate64.data(), up64.data(), n);
+        check_close("out", out, want, 1e-6);
+        for (int flags = 0; flags < 4; ++flags) {
+          CAPTURE(flags);
+          const bool acc_gate = flags & 1, acc_up = flags & 2;
+          auto dgate = acc_gate ? before : poisoned<float>(n), dup = acc_up ? before : poisoned<float>(n);
+          auto dgate64 = convert<double>(dgate), dup64 = convert<double>(dup);
+          run_on(backend, {view(dgate.data(), {n}), view(dup.data(), {n}), dy, g, u}, [=](auto& t, Stream stream) {
+            swiglu_backward(t[0], t[1], t[2], t[3], t[4], acc_gate, acc_up, stream);
+          });
+          swiglu_backward_ref(dgate64.data(), dup64.data(), dout64.data(), gate64.data(), up64.data(), n, acc_gate,
+                              acc_up);
+          check_close("dgate", dgate, dgate64, 1e-6);
+          check_close("dup", dup, dup64, 1e-6);
+        }
       }
     }
   }
 }
 
 TEST_CASE("swiglu: gradients written over the inputs are the same bits") {
-  for (const Backend backend : {Backend::cpu, Backend::reference}) {
+  for (const Backend backend : {Backend::cpu, Backend::reference, Backend::cuda}) {
     const int64_t n = 1003;
     auto gate = random_vector<float>(n, 1, 4), up = random_vector<float>(n, 2);
     const auto dout = random_vector<float>(n, 3);
     auto dgate = poisoned<float>(n), dup = poisoned<float>(n);
     const Tensor dy = view(dout.data(), {n}), g = view(gate.data(), {n}), u = view(up.data(), {n});
-    swiglu_backward(view(dgate.data(), {n}), view(dup.data(), {n}), dy, g, u, false, false, Stream{backend});
-    swiglu_backward(g, u, dy, g, u, false, false, Stream{backend});
+    const auto backward = [](auto& t, Stream stream) {
+      swiglu_backward(t[0], t[1], t[2], t[3], t[4], false, false, stream);
+    };
+    run_on(backend, {view(dgate.data(), {n}), view(dup.data(), {n}), dy, g, u}, backward);
+    run_on(backend, {g, u, dy, g, u}, backward);
     CHECK(gate == dgate);
     CHECK(up == dup);
   }
 }
 
 TEST_CASE("swiglu: NaN in any input reaches the outputs it should, and threads do not matter") {
-  const int64_t n = 40001;
-  auto gate = random_vector<float>(n, 1, 4), up = random_vector<float>(n, 2), dout = random_vector<float>(n, 3);
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  gate[5] = up[20] = dout[40000] = nan;
-  auto run = [&] {
-    std::vector<float> all(static_cast<size_t>(3 * n));
-    float *out = all.data(), *dgate = out + n, *dup = dgate + n;
-    swiglu_forward(view(out, {n}), view(gate.data(), {n}), view(up.data(), {n}), cpu);
-    swiglu_backward(view(dgate, {n}), view(dup, {n}), view(dout.data(), {n}), view(gate.data(), {n}),
-                    view(up.data(), {n}), false, false, cpu);
-    return all;
-  };
-  const auto all = run();
-  for (int64_t i = 0; i < n; ++i) {
-    const size_t k = static_cast<size_t>(i), width = static_cast<size_t>(n);
-    REQUIRE(std::isnan(all[k]) == (i == 5 || i == 20));
-    REQUIRE(std::isnan(all[width + k]) == (i == 5 || i == 20 || i == 40000));
-    REQUIRE(std::isnan(all[2 * width + k]) == (i == 5 || i == 40000));
+  for (const Backend backend : fast_backends) {
+    const int64_t n = sizes_for(backend).back();
+    auto gate = random_vector<float>(n, 1, 4), up = random_vector<float>(n, 2), dout = random_vector<float>(n, 3);
+    gate[5] = up[20] = dout.back() = nan;
+    gate[6] = 1e30f, gate[7] = -1e30f;  // whose exponentials overflow
+    auto run = [&] {
+      auto out = poisoned<float>(n), dgate = out, dup = out;
+      run_on(backend,
+             {view(out.data(), {n}), view(dgate.data(), {n}), view(dup.data(), {n}), view(dout.data(), {n}),
+              view(gate.data(), {n}), view(up.data(), {n})},
+             [](auto& t, Stream stream) {
+               swiglu_forward(t[0], t[4], t[5], stream);
+               swiglu_backward(t[1], t[2], t[3], t[4], t[5], false, false, stream);
+             });
+      out.insert(out.end(), dgate.begin(), dgate.end());
+      out.insert(out.end(), dup.begin(), dup.end());
+      return out;
+    };
+    const auto all = run();
+    for (int64_t i = 0; i < n; ++i) {
+      const size_t k = static_cast<size_t>(i), width = static_cast<size_t>(n);
+      REQUIRE(std::isnan(all[k]) == (i == 5 || i == 20));
+      REQUIRE(std::isnan(all[width + k]) == (i == 5 || i == 20 || i == n - 1));
+      REQUIRE(std::isnan(all[2 * width + k]) == (i == 5 || i == n - 1));
+    }
+    if (backend == Backend::cpu) check_same_bits_on_any_threads<float>(run);
   }
-  check_same_bits_on_any_threads<float>(run);
 }
 
-TEST_CASE("swiglu: in bf16 the fast CPU equals the reference, rounded once") {
-  for (double scale : {1e-3, 1.0, 12.0, 200.0}) {
-    for (int64_t n : {1, 31, 1000, 40001}) {
-      CAPTURE(scale);
-      CAPTURE(n);
-      const auto gate = random_vector<bf16>(n, 1, scale), up = random_vector<bf16>(n, 2);
-      const auto dout = random_vector<bf16>(n, 3), before = random_vector<bf16>(n, 4);
-      const auto gate64 = convert<double>(gate), up64 = convert<double>(up), dout64 = convert<double>(dout);
-      auto out = poisoned<bf16>(n);
-      auto want = poisoned<double>(n);
-      swiglu_forward(view(out.data(), {n}), view(gate.data(), {n}), view(up.data(), {n}), cpu);
-      swiglu_forward_ref(want.data(), gate64.data(), up64.data(), n);
-      check_close("out", out, want, 0x1p-8);
-      for (int flags = 0; flags < 4; ++flags) {
-        CAPTURE(flags);
-        const bool acc_gate = flags & 1, acc_up = flags & 2;
-        auto dgate = acc_gate ? before : poisoned<bf16>(n), dup = acc_up ? before : poisoned<bf16>(n);
-        auto dgate64 = convert<double>(dgate), dup64 = convert<double>(dup);
-        swiglu_backward(view(dgate.data(), {n}), view(dup.data(), {n}), view(dout.data(), {n}), view(gate.data(), {n}),
-                        view(up.data(), {n}), acc_gate, acc_up, cpu);
-        swiglu_backward_ref(dgate64.data(), dup64.data(), dout64.data(), gate64.data(), up64.data(), n, acc_gate,
-                            acc_up);
-        check_close("dgate", dgate, dgate64, 0x1p-8);
-        check_close("dup", dup, dup64, 0x1p-8);
+TEST_CASE("swiglu: in bf16 the fast backends equal the reference, rounded once") {
+  for (const Backend backend : fast_backends) {
+    for (double scale : {1e-3, 1.0, 12.0, 200.0}) {
+      for (int64_t n : sizes_for(backend)) {
+        CAPTURE(static_cast<int>(backend));
+        CAPTURE(scale);
+        CAPTURE(n);
+        const auto gate = random_vector<bf16>(n, 1, scale), up = random_vector<bf16>(n, 2);
+        const auto dout = random_vector<bf16>(n, 3), before = random_vector<bf16>(n, 4);
+        const auto gate64 = convert<double>(gate), up64 = convert<double>(up), dout64 = convert<double>(dout);
+        auto out = poisoned<bf16>(n);
+        auto want = poisoned<double>(n);
+        const Tensor dy = view(dout.data(), {n}), g = view(gate.data(), {n}), u = view(up.data(), {n});
+        run_on(backend, {view(out.data(), {n}), g, u},
+               [](auto& t, Stream stream) { swiglu_forward(t[0], t[1], t[2], stream); });
+        swiglu_forward_ref(want.data(), gate64.data(), up64.data(), n);
+        check_close("out", out, want, 0x1p-8);
+        for (int flags = 0; flags < 4; ++flags) {
+          CAPTURE(flags);
+          const bool acc_gate = flags & 1, acc_up = flags & 2;
+          auto dgate = acc_gate ? before : poisoned<bf16>(n), dup = acc_up ? before : poisoned<bf16>(n);
+          auto dgate64 = convert<double>(dgate), dup64 = convert<double>(dup);
+          run_on(backend, {view(dgate.data(), {n}), view(dup.data(), {n}), dy, g, u}, [=](auto& t, Stream stream) {
+            swiglu_backward(t[0], t[1], t[2], t[3], t[4], acc_gate, acc_up, stream);
+          });
+          swiglu_backward_ref(dgate64.data(), dup64.data(), dout64.data(), gate64.data(), up64.data(), n, acc_gate,
+                              acc_up);
+          check_close("dgate", dgate, dgate64, 0x1p-8);
+          check_close("dup", dup, dup64, 0x1p-8);
+        }
       }
     }
   }

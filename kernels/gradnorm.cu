@@ -1,0 +1,74 @@
+#include "kernels/gradnorm.h"
+
+#include "kernels/cuda.cuh"
+
+namespace crossply {
+namespace {
+
+// Bound by memory: x once. The number of blocks depends on n alone, and so does the order of the sum.
+constexpr int threads = 256, most_blocks = 1056, at_once = 4;
+
+// Lane and warp sums in a fixed order; thread 0 gets the result.
+__device__ double block_sum(double x) {
+  SHARED(sums, Array<double, threads / warp_size>);
+#pragma unroll
+  for (int lanes = warp_size / 2; lanes > 0; lanes /= 2) x += __shfl_xor_sync(~0u, x, lanes);
+  if (threadIdx.x % warp_size == 0) sums[threadIdx.x / warp_size] = x;
+  __syncthreads();
+  for (int warp = 1; warp < threads / warp_size && threadIdx.x == 0; ++warp) x += sums[warp];
+  return x;
+}
+
+template <int width>
+__global__ void squares_kernel(double* partial, const float* x, int64_t n) {
+  Array<double, width> sum{};
+  const int64_t step = static_cast<int64_t>(gridDim.x) * threads * width;
+  for (int64_t first = first_of_thread<width>(); first < n; first += step * at_once) {
+    Floats<width> v[at_once];
+#pragma unroll
+    for (int k = 0; k < at_once; ++k) {
+      const int64_t i = first + k * step;
+      if (i < n) v[k] = load<width>(x + i);
+      else v[k] = {};
+    }
+#pragma unroll
+    for (int k = 0; k < at_once; ++k)
+#pragma unroll
+      for (int j = 0; j < width; ++j) sum[j] += static_cast<double>(v[k][j]) * static_cast<double>(v[k][j]);
+  }
+  double total = 0;
+#pragma unroll
+  for (int j = 0; j < width; ++j) total += sum[j];
+  total = block_sum(total);
+  if (threadIdx.x == 0) partial[blockIdx.x] = total;
+}
+
+__global__ void add_partial_kernel(double* to, const double* partial, int count) {
+  double sum = 0;
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += threads) sum += partial[i];
+  sum = block_sum(sum);
+  if (threadIdx.x == 0) *to = sum;
+}
+
+}  // namespace
+
+// -----------------------------------------------------------------------------------------------------------------
+
+void sum_of_squares_cuda(double* to, const Tensor& x) {
+  const int64_t n = x.numel();
+  const auto blocks = static_cast<uint32_t>(std::clamp<int64_t>(n / (threads * 16), 1, most_blocks));
+  double* partial = scratch<double>(blocks);
+  with_width<float>(n, {x.data}, [&](auto width) {
+    launch({"squares", blocks, threads}, squares_kernel<width>, partial, x.as<float>(), n);
+  });
+  launch({"add_partial", 1, threads}, add_partial_kernel, to, partial, static_cast<int>(blocks));
+}
+
+double sum_of_squares_cuda(const Tensor& x) {
+  double *there = scratch<double>(1, 1), sum = 0;
+  sum_of_squares_cuda(there, x);
+  copy_from_device(&sum, there, sizeof sum);
+  return sum;
+}
+
+}  // namespace crossply
