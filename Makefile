@@ -17,7 +17,7 @@ endif
 
 PROGRAMS := $(strip $(basename $(notdir $(wildcard train/train_*.cpp))) evaluate generate gradients tests)
 
-.PHONY: all build run compare test bench bench-architectures setup configure clean help $(PROGRAMS)
+.PHONY: all build run compare test bench bench-architectures bench-gpu setup configure clean help $(PROGRAMS)
 all: build
 
 build: configure
@@ -39,6 +39,13 @@ bench: configure
 bench-architectures: configure
 	@$(COMPILE) --target bench
 	$(BUILD)/bench architectures $(ARGS)
+
+# Everything that needs a GPU, in one go: the kernels and models against the CPU's, then their speed.
+bench-gpu: CUDA = 1
+bench-gpu: configure
+	@$(COMPILE) --target bench tests
+	$(BUILD)/tests
+	$(BUILD)/bench gpu --rounds 3 --json $(BUILD)/gpu.json $(ARGS)
 
 test: setup build tests
 	ctest --test-dir $(BUILD) --output-on-failure
@@ -62,6 +69,7 @@ help:
 	@echo "make test     build, then run every test"
 	@echo "make bench    build, then measure this machine, the ops and training steps (ARGS=\"steps --models iii\")"
 	@echo "make bench-architectures   build, then measure what each architecture costs (ARGS=\"--arch lime --seq 256\")"
+	@echo "make bench-gpu   build with CUDA, check every kernel and model against the CPU, and measure; needs a GPU"
 	@echo "make NAME     build one program: $(PROGRAMS)"
 	@echo "make setup    install what building needs, where that is allowed"
 	@echo "make clean    remove $(BUILD)/"

@@ -14,11 +14,13 @@ void add_flags(CLI::App& app, BenchFlags& f, bool models) {
   if (models) app.add_option("--models", f.models, "sizes of the training steps")->capture_default_str();
   app.add_option("--rounds", f.rounds, "how often each is measured")->capture_default_str()->check(integer_from(1));
   app.add_flag("--no-torch", f.no_torch, "without PyTorch");
+  app.add_option("--json", f.json, "file to write the tables to");
 }
 
 void add_flags(CLI::App& app, ArchitectureFlags& f) {
   app.add_option("--arch", f.archs, "besides llama: " + arch_list_help())->capture_default_str();
   app.add_option("--dtype", f.dtype, "fp32 or bf16")->capture_default_str()->check(CLI::IsMember({"fp32", "bf16"}));
+  app.add_option("--device", f.device, "cpu or cuda")->capture_default_str();
   add_flags(app, f.size);
   app.add_option("--rounds", f.rounds, "steps of every model, besides a first one that does not count")
       ->capture_default_str()
@@ -28,6 +30,7 @@ void add_flags(CLI::App& app, ArchitectureFlags& f) {
 void add_flags(CLI::App& app, ServeFlags& f) {
   app.add_option("--dtype", f.dtype);
   app.add_option("--matmul", f.matmul);
+  app.add_option("--device", f.device);
   add_flags(app, f.size);
 }
 
@@ -35,7 +38,8 @@ void print(const Ratios& ratios) {
   if (ratios.empty()) return;
   std::vector<std::vector<std::string>> table = {{"ratios", ""}};
   for (const Ratio& ratio : ratios) table.push_back({ratio.what, format_number("%.3f", ratio.value)});
-  std::printf("\n%s", format_table(table).c_str());
+  std::printf("\n");
+  print_table("ratios", table);
 }
 
 }  // namespace
@@ -46,7 +50,7 @@ int main(int argc, char** argv) {
   ArchitectureFlags architecture_flags;
   ServeFlags serve_flags;
   f.program = argv[0];
-  CLI::App *products = nullptr, *ops = nullptr, *steps = nullptr, *architectures = nullptr, *serve = nullptr;
+  CLI::App *products = nullptr, *ops = nullptr, *steps = nullptr, *architectures = nullptr, *gpu = nullptr, *serve = nullptr;
   auto flags = [&] {
     app.require_subcommand(0, 1);
     add_flags(app, f, true);
@@ -55,9 +59,10 @@ int main(int argc, char** argv) {
     ops = app.add_subcommand("ops", "the other ops, against a copy of as many bytes");
     steps = app.add_subcommand("steps", "training steps of LLaMA, beside PyTorch's");
     architectures = app.add_subcommand("architectures", "what a training step of each costs, relative to LLaMA");
+    gpu = app.add_subcommand("gpu", "what a GPU does, and all architectures on it");
     serve = app.add_subcommand("serve")->group("");
-    for (CLI::App* part : {products, ops, steps}) add_flags(*part, f, part == steps);
-    for (CLI::App* part : {products, ops, steps, architectures}) part->footer(exit_code_help());
+    for (CLI::App* part : {products, ops, steps, gpu}) add_flags(*part, f, part == steps);
+    for (CLI::App* part : {products, ops, steps, architectures, gpu}) part->footer(exit_code_help());
     add_flags(*architectures, architecture_flags);
     add_flags(*serve, serve_flags);
   };
@@ -72,10 +77,13 @@ int main(int argc, char** argv) {
         for (const Ratio& ratio : bench(f)) ratios.push_back(ratio);
       };
       if (all) print_machine();
+      if (gpu->parsed()) f.device = "cuda";
       part(products, bench_products);
       part(ops, bench_ops);
       part(steps, bench_steps);
+      if (gpu->parsed()) ratios = bench_gpu(f);
       print(ratios);
+      if (!f.json.empty()) write_tables(f.json);
     }
     return Exit::done;
   });

@@ -21,7 +21,12 @@ struct BenchFlags {
   std::string models = "i,ii,iii";
   int64_t rounds = 5;
   bool no_torch = false;
+  std::string device = "cpu", json;  // json: where to write the tables, too
 };
+
+// Prints the rows of cells as a table, and keeps them for the JSON file.
+void print_table(const std::string& name, const std::vector<std::vector<std::string>>& rows);
+void write_tables(const std::string& path);
 
 // A line of the last table.
 struct Ratio {
@@ -54,8 +59,11 @@ double geometric_mean(const std::vector<double>& values);
 // FLOP/s of independent multiply-adds in registers, all threads: of f32 vectors, and of bf16 matrix units (0: none).
 double multiply_add_peak();
 double matrix_unit_peak();
-// Seconds for all threads to copy bytes/2 bytes, so that `bytes` are read and written.
+// Seconds for all threads, or the GPU, to copy bytes/2 bytes, so that `bytes` are read and written.
 double copy_seconds(size_t bytes);
+double copy_seconds(size_t bytes, Device& gpu);
+// Seconds of one call of work that a GPU does after it returns.
+double gpu_seconds_per_call(double least, Device& gpu, const std::function<void()>& work);
 void print_machine();
 
 // --- bench_products.cpp, bench_ops.cpp, bench_steps.cpp: each prints its part ---
@@ -63,6 +71,9 @@ void print_machine();
 Ratios bench_products(const BenchFlags& flags);
 Ratios bench_ops(const BenchFlags& flags);
 Ratios bench_steps(const BenchFlags& flags);
+// --- bench_gpu.cpp: attention and products by shape, ops, training steps and architectures on a GPU ---
+Ratios bench_gpu(const BenchFlags& flags);
+double gpu_peak();  // FLOP/s of dense bf16 products by the data sheet; 0: not known
 
 // --- bench_model.cpp ---
 
@@ -71,7 +82,7 @@ struct ModelSize {
 };
 // Options of a training run on random tokens; dtype, matmul: as of the trainers' flags.
 TrainOptions train_options(const ArchChoice& choice, const ModelSize& size, const std::string& dtype,
-                           const std::string& matmul);
+                           const std::string& matmul, const std::string& device = "cpu");
 void add_flags(CLI::App& app, ModelSize& size);
 // The same as arguments of a command line.
 std::vector<std::string> arguments(const ModelSize& size);
@@ -92,14 +103,14 @@ class RandomTokens : public Source {
 // steps and prints their seconds and the peak resident memory in MiB, like bench_torch.py.
 struct ServeFlags {
   ModelSize size;
-  std::string dtype = "fp32", matmul = "fp32";
+  std::string dtype = "fp32", matmul = "fp32", device = "cpu";
 };
 void serve_steps(const ServeFlags& flags);
 
 // --- bench_architectures.cpp ---
 
 struct ArchitectureFlags {
-  std::string archs = "all", dtype = "fp32";
+  std::string archs = "all", dtype = "fp32", device = "cpu";
   ModelSize size;
   int64_t rounds = 7;
 };

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "dev/bench.h"
+#include "kernels/cuda.h"
 #include "train/progress.h"
 #include "train/trainer.h"
 
@@ -29,20 +30,21 @@ std::vector<Model> models_of(const ArchitectureFlags& f) {
   choices.insert(choices.begin(), ArchChoice{"llama", "llama", {}});
   std::vector<Model> models;
   for (const ArchChoice& choice : choices) {
-    const TrainOptions options = train_options(choice, f.size, f.dtype, "fp32");
+    const TrainOptions options = train_options(choice, f.size, f.dtype, "fp32", f.device);
     models.push_back({choice, options, plan_training(options), 0, {}, {}});
   }
   return models;
 }
 
 // Groups that fit into three quarters of the memory, each with LLaMA in front.
-std::vector<std::vector<Model*>> groups_that_fit(std::vector<Model>& models) {
-  const double pages = static_cast<double>(sysconf(_SC_PHYS_PAGES)), page = static_cast<double>(sysconf(_SC_PAGESIZE));
+std::vector<std::vector<Model*>> groups_that_fit(std::vector<Model>& models, const ArchitectureFlags& f) {
+  const double machine = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
+  const double memory = backend_of(f.device) == Backend::cuda ? static_cast<double>(device_memory()) : machine;
   std::vector<std::vector<Model*>> groups;
   double used = INFINITY;
   for (size_t i = models.size() > 1 ? 1 : 0; i < models.size(); ++i) {
     used += static_cast<double>(models[i].plan.memory);
-    if (used > 0.75 * pages * page) {
+    if (used > 0.75 * memory) {
       groups.push_back({&models[0]});
       used = static_cast<double>(models[0].plan.memory + models[i].plan.memory);
     }
@@ -91,18 +93,19 @@ std::vector<std::string> cells(const Model& model, const Model& llama, const Arc
 
 void bench_architectures(const ArchitectureFlags& f) {
   std::vector<Model> models = models_of(f);
-  const auto groups = groups_that_fit(models);
+  const auto groups = groups_that_fit(models, f);
   const std::string parts = groups.size() > 1 ? str(" of each of ", groups.size(), " groups") : "";
-  std::printf("%zu models, %d threads, %s; training steps of %lld x %lld tokens, in turn, %lld rounds%s after the "
+  const std::string where = backend_of(f.device) == Backend::cuda ? f.device : str(omp_get_max_threads(), " threads");
+  std::printf("%zu models, %s, %s; training steps of %lld x %lld tokens, in turn, %lld rounds%s after the "
               "first\n",
-              models.size(), omp_get_max_threads(), f.dtype.c_str(), static_cast<long long>(f.size.batch),
+              models.size(), where.c_str(), f.dtype.c_str(), static_cast<long long>(f.size.batch),
               static_cast<long long>(f.size.seq), static_cast<long long>(f.rounds), parts.c_str());
   std::fflush(stdout);
   for (const std::vector<Model*>& group : groups) measure_steps(group, f);
   std::vector<std::vector<std::string>> table = {
       {"architecture", "parameters added", "FLOP/token", "time", "quartiles", "memory", "MiB", "tokens/s"}};
   for (const Model& model : models) table.push_back(cells(model, models[0], f));
-  std::printf("%s", format_table(table).c_str());
+  print_table("architectures", table);
   std::printf("x: relative to llama. time: of each round, divided by llama's in that round; median and quartiles.\n"
               "memory, MiB: the planned peak of activations and their gradients.\n");
 }

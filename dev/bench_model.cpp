@@ -4,10 +4,14 @@
 #include <cstdio>
 #include <fstream>
 #include <iostream>
+#include <nlohmann/json.hpp>
 
 #include "dev/bench.h"
+#include "engine/file.h"
 #include "engine/rng.h"
+#include "kernels/cuda.h"
 #include "train/program.h"
+#include "train/progress.h"
 #include "train/trainer.h"
 
 namespace crossply {
@@ -34,7 +38,7 @@ void RandomTokens::read(int64_t index, int32_t* tokens, int32_t* targets) const 
 }
 
 TrainOptions train_options(const ArchChoice& choice, const ModelSize& size, const std::string& dtype,
-                           const std::string& matmul) {
+                           const std::string& matmul, const std::string& device) {
   TrainOptions o;
   o.config.arch = choice.arch;
   o.config.options = choice.options;
@@ -51,6 +55,7 @@ TrainOptions train_options(const ArchChoice& choice, const ModelSize& size, cons
   o.lr = 1e-4;
   o.dtype = dtype;
   o.matmul = matmul;
+  o.device = device;
   return o;
 }
 
@@ -81,6 +86,8 @@ std::vector<std::string> arguments(const ModelSize& size) {
 
 namespace {
 
+std::vector<std::pair<std::string, std::vector<std::vector<std::string>>>> tables;
+
 // Not of getrusage where there is another way: on Linux its figure survives exec, so the process that started this one
 // would count.
 double peak_resident_mib() {
@@ -94,15 +101,30 @@ double peak_resident_mib() {
 
 }  // namespace
 
+void print_table(const std::string& name, const std::vector<std::vector<std::string>>& rows) {
+  std::printf("%s", format_table(rows).c_str());
+  std::fflush(stdout);
+  tables.emplace_back(name, rows);
+}
+
+void write_tables(const std::string& path) {
+  nlohmann::ordered_json all;
+  for (const auto& [name, rows] : tables) all[name] = rows;
+  write_file_atomically(path, all.dump(1) + "\n");
+}
+
 void serve_steps(const ServeFlags& flags) {
   const RandomTokens data(flags.size);
-  Trainer trainer(train_options({"llama", "llama", {}}, flags.size, flags.dtype, flags.matmul), data);
+  Trainer trainer(train_options({"llama", "llama", {}}, flags.size, flags.dtype, flags.matmul, flags.device), data);
   for (int i = 0; i < 2; ++i) trainer.step();
   std::cout << "ready" << std::endl;
   for (int64_t steps = 0; std::cin >> steps;) {
     const double start = now();
     for (int64_t i = 0; i < steps; ++i) trainer.step();
-    std::cout << now() - start << ' ' << peak_resident_mib() << std::endl;
+    const double mib = backend_of(flags.device) == Backend::cuda
+                           ? static_cast<double>(most_device_memory()) / (1 << 20)
+                           : peak_resident_mib();
+    std::cout << now() - start << ' ' << mib << std::endl;
   }
 }
 

@@ -1,9 +1,8 @@
 // bench ops: what moves data more than it computes, as GB/s of the bytes that its contract must read and write, against
 // a copy that moves as many bytes.
-#include <omp.h>
-
 #include <array>
 #include <cstdio>
+#include <deque>
 #include <memory>
 
 #include "dev/bench.h"
@@ -24,7 +23,11 @@
 namespace crossply {
 namespace {
 
-constexpr int64_t B = 4, T = 512, C = 768, F = 2048, H = 12, K = 4, D = 64, L = 12, V = 32000;
+// The second model of bench steps; on a GPU one of a billion parameters.
+struct Sizes {
+  int64_t B = 4, T = 512, C = 768, F = 2048, H = 12, K = 4, D = 64, L = 12, V = 32000;
+};
+constexpr Sizes gpu_sizes{8, 2048, 2048, 8192, 32, 8, 64, 16, 50304};
 constexpr double least_seconds = 0.02;
 
 struct Op {
@@ -40,10 +43,13 @@ struct Op {
   }
 };
 
-// Tensors in memory of their own. real: what activations are stored in.
+// Tensors in a device's memory. real: what activations are stored in.
 class Tensors {
  public:
-  explicit Tensors(Dtype real) : real_(real) {}
+  Tensors(Dtype real, Device& device)
+      : z(device.stream().backend == Backend::cuda ? gpu_sizes : Sizes{}), real_(real), device_(device) {}
+  const Sizes z;
+  Stream stream() const { return device_.stream(); }
   Tensor activation(Shape shape) { return make(shape, real_); }
   Tensor wide(Shape shape) { return make(shape, Dtype::f32); }  // parameters, statistics
   std::vector<Tensor> activations(int64_t count, Shape shape) {
@@ -52,26 +58,27 @@ class Tensors {
     return out;
   }
   Tensor tokens(Shape shape, int64_t below) {
-    const Tensor t = make(shape, Dtype::i32);
     Random random(5, 0);
-    for (int64_t i = 0; i < t.numel(); ++i) t.as<int32_t>()[i] = static_cast<int32_t>(random.below(below));
-    return t;
+    return fill<int32_t>(shape, [&](int64_t) { return static_cast<int32_t>(random.below(below)); });
   }
 
  private:
   // Numbers between 0.1 and 0.2: no sum over them becomes tiny, which some CPUs are slow at, or overflows.
   Tensor make(Shape shape, Dtype dtype) {
-    memory_.emplace_back(new std::vector<float>(static_cast<size_t>(shape.numel())));
-    const Tensor t{memory_.back()->data(), dtype, shape};
-    for (int64_t i = 0; i < t.numel(); ++i) {
-      const float value = 0.1f + 0.001f * static_cast<float>(i * 37 % 101);
-      if (dtype == Dtype::f32) t.as<float>()[i] = value;
-      if (dtype == Dtype::bf16) t.as<bf16>()[i] = value;
-    }
-    return t;
+    const auto number = [](int64_t i) { return 0.1f + 0.001f * static_cast<float>(i * 37 % 101); };
+    return dtype == Dtype::bf16 ? fill<bf16>(shape, number) : fill<float>(shape, number);
+  }
+  template <class T, class F>
+  Tensor fill(Shape shape, F&& number) {
+    std::vector<T> host(static_cast<size_t>(shape.numel()));
+    for (int64_t i = 0; i < shape.numel(); ++i) host[static_cast<size_t>(i)] = number(i);
+    memory_.emplace_back(device_, "a tensor", host.size() * sizeof(T));
+    device_.copy_in(memory_.back().data(), host.data(), host.size() * sizeof(T));
+    return Tensor{memory_.back().data(), DtypeOf<T>::value, shape};
   }
   Dtype real_;
-  std::vector<std::unique_ptr<std::vector<float>>> memory_;
+  Device& device_;
+  std::deque<Arena> memory_;
 };
 
 std::vector<Tensor> operator+(std::vector<Tensor> a, const std::vector<Tensor>& b) {
@@ -80,92 +87,106 @@ std::vector<Tensor> operator+(std::vector<Tensor> a, const std::vector<Tensor>& 
 }
 
 using Ops = std::vector<Op>;
-const Stream cpu{};
 
 void add_norm_and_rope(Ops& ops, Tensors& m) {
+  const Stream s = m.stream();
+  const int64_t B = m.z.B, T = m.z.T, C = m.z.C, H = m.z.H, D = m.z.D;
   const Tensor x = m.activation({B, T, C}), y = m.activation(x.shape), dx = m.activation(x.shape),
                rstd = m.wide({B, T}), w = m.wide({C}), dw = m.wide({C});
-  ops.push_back({"rmsnorm forward", {x, w}, {y, rstd}, [=] { rmsnorm_forward(y, rstd, x, w, 1e-5, cpu); }});
+  ops.push_back({"rmsnorm forward", {x, w}, {y, rstd}, [=] { rmsnorm_forward(y, rstd, x, w, 1e-5, s); }});
   ops.push_back({"rmsnorm backward", {y, x, w, rstd, dw}, {dx, dw},
-                 [=] { rmsnorm_backward(dx, dw, y, x, w, rstd, false, cpu); }});
+                 [=] { rmsnorm_backward(dx, dw, y, x, w, rstd, false, s); }});
   const Tensor q = m.activation({B, T, H, D}), p = m.activation(q.shape), table = m.wide({T, D});
-  ops.push_back({"rope forward", {q, table}, {p}, [=] { rope_forward(p, q, table, 0, cpu); }});
-  ops.push_back({"rope backward", {p, table}, {q}, [=] { rope_backward(q, p, table, 0, false, cpu); }});
+  ops.push_back({"rope forward", {q, table}, {p}, [=] { rope_forward(p, q, table, 0, s); }});
+  ops.push_back({"rope backward", {p, table}, {q}, [=] { rope_backward(q, p, table, 0, false, s); }});
 }
 
 void add_elementwise(Ops& ops, Tensors& m) {
+  const Stream s = m.stream();
+  const int64_t B = m.z.B, T = m.z.T, C = m.z.C, F = m.z.F;
   const Tensor gate = m.activation({B, T, F}), up = m.activation(gate.shape), out = m.activation(gate.shape),
                dgate = m.activation(gate.shape), dup = m.activation(gate.shape);
-  ops.push_back({"swiglu forward", {gate, up}, {out}, [=] { swiglu_forward(out, gate, up, cpu); }});
+  ops.push_back({"swiglu forward", {gate, up}, {out}, [=] { swiglu_forward(out, gate, up, s); }});
   ops.push_back({"swiglu backward", {out, gate, up}, {dgate, dup},
-                 [=] { swiglu_backward(dgate, dup, out, gate, up, false, false, cpu); }});
+                 [=] { swiglu_backward(dgate, dup, out, gate, up, false, false, s); }});
   const Tensor a = m.activation({B, T, C}), b = m.activation(a.shape), sum = m.activation(a.shape);
-  ops.push_back({"add forward", {a, b}, {sum}, [=] { add_forward(sum, a, b, cpu); }});
-  ops.push_back({"add backward, accumulating", {sum, a}, {a}, [=] { accumulate(a, sum, true, cpu); }});
+  ops.push_back({"add forward", {a, b}, {sum}, [=] { add_forward(sum, a, b, s); }});
+  ops.push_back({"add backward, accumulating", {sum, a}, {a}, [=] { accumulate(a, sum, true, s); }});
 }
 
 // Of the embedding's rows those that the tokens name, of their gradients too.
 void add_parameter_ops(Ops& ops, Tensors& m) {
+  const Stream s = m.stream();
+  const int64_t B = m.z.B, T = m.z.T, C = m.z.C, V = m.z.V;
   const Tensor out = m.activation({B, T, C}), weight = m.wide({V, C}), dweight = m.wide({V, C}),
                tokens = m.tokens({B, T}, V), rows = m.wide({B, T, C});
-  ops.push_back({"embedding forward", {tokens, rows}, {out}, [=] { embedding_forward(out, weight, tokens, cpu); }});
+  ops.push_back({"embedding forward", {tokens, rows}, {out}, [=] { embedding_forward(out, weight, tokens, s); }});
   ops.push_back({"embedding backward", {tokens, out, rows}, {rows},
-                 [=] { embedding_backward(dweight, out, tokens, cpu); }});
+                 [=] { embedding_backward(dweight, out, tokens, s); }});
   const Shape flat{int64_t{8} << 20};
   const Tensor params = m.wide(flat), moment = m.wide(flat), square = m.wide(flat), grads = m.wide(flat);
   ops.push_back({"adamw, 8 Mi parameters", {params, moment, square, grads}, {params, moment, square},
                  [=] {
                    const AdamwRow row{0, flat[0], 1e-6, 0.1};
-                   adamw_update(params, moment, square, {}, grads, {row}, {0.9, 0.999, 1e-8, 1000, 1}, cpu);
+                   adamw_update(params, moment, square, {}, grads, {row}, {0.9, 0.999, 1e-8, 1000, 1}, s);
                  }});
 }
 
 // Of layer `layer`, with all L layers reading all below them: forward the last one reads, backward the first is read.
 void add_route(Ops& ops, Tensors& m) {
+  const Stream s = m.stream();
+  const int64_t B = m.z.B, T = m.z.T, K = m.z.K, D = m.z.D, L = m.z.L;
   const Tensor slab = m.activation({L, B * T, K, D}), out = m.activation({B, T, K, D}), dout = m.activation(out.shape);
   std::vector<Router> routers;
   for (int64_t l = 0; l < L; ++l) {
     Router r{m.wide({K, (l + 1) * K}), {}, m.wide({K, (l + 1) * K})};
-    for (int64_t s = 0; s <= l; ++s) r.sources.push_back(static_cast<int>(s));
+    for (int64_t below = 0; below <= l; ++below) r.sources.push_back(static_cast<int>(below));
     routers.push_back(r);
   }
-  ops.push_back({"route forward, 12 sources", {slab}, {out}, [=] { route_forward(out, slab, routers[L - 1], cpu); }});
-  ops.push_back({"route backward, 12 readers", {slab, dout}, {out, out},  // dslice, and dout's place in the slab
-                 [=] { route_backward(out, slab, dout, routers, 0, cpu); }});
+  ops.push_back({"route forward, all sources", {slab}, {out}, [=] { route_forward(out, slab, routers[L - 1], s); }});
+  ops.push_back({"route backward, all readers", {slab, dout}, {out, out},  // dslice, and dout's place in the slab
+                 [=] { route_backward(out, slab, dout, routers, 0, s); }});
 }
 
 void add_depth_mix(Ops& ops, Tensors& m) {
+  const Stream s = m.stream();
+  const int64_t B = m.z.B, T = m.z.T, C = m.z.C, L = m.z.L;
   const std::vector<Tensor> sources = m.activations(L, {B, T, C});
   const Tensor out = m.activation({B, T, C}), weights = m.wide({L}), dweights = m.wide({L});
   std::vector<DepthReader> readers;
-  for (int64_t s = 1; s < L; ++s)
-    readers.push_back({sources[static_cast<size_t>(s)], weights, dweights, s});
-  ops.push_back({"depth_mix forward, 12 sources", sources, {out},
-                 [=] { depth_mix_forward(out, sources, weights, cpu); }});
-  ops.push_back({"depth_mix backward, 11 readers", sources, {out},
-                 [=] { depth_mix_backward(out, sources[0], readers, false, cpu); }});
+  for (int64_t reader = 1; reader < L; ++reader)
+    readers.push_back({sources[static_cast<size_t>(reader)], weights, dweights, reader});
+  ops.push_back({"depth_mix forward, all sources", sources, {out},
+                 [=] { depth_mix_forward(out, sources, weights, s); }});
+  ops.push_back({"depth_mix backward, all readers", sources, {out},
+                 [=] { depth_mix_backward(out, sources[0], readers, false, s); }});
 }
 
 void add_value_mixes(Ops& ops, Tensors& m) {
+  const Stream s = m.stream();
+  const int64_t B = m.z.B, T = m.z.T, K = m.z.K, D = m.z.D;
   const Tensor v = m.activation({B, T, K, D}), v1 = m.activation(v.shape), out = m.activation(v.shape),
                dv = m.activation(v.shape), dv1 = m.activation(v.shape), alpha = m.wide({B, T, K}),
                dalpha = m.wide({B, T, K}), numbers = m.wide({2}), dnumbers = m.wide({2});
   ops.push_back({"value_mix forward", {v, v1}, {out},
-                 [=] { value_mix_forward(out, v, v1, {numbers, 0}, {numbers, 1}, cpu); }});
+                 [=] { value_mix_forward(out, v, v1, {numbers, 0}, {numbers, 1}, s); }});
   ops.push_back({"value_mix backward", {out, v, v1}, {dv, dv1}, [=] {
                    value_mix_backward(dv, dv1, {dnumbers, 0}, {dnumbers, 1}, out, v, v1, {numbers, 0}, {numbers, 1},
-                                      false, false, cpu);
+                                      false, false, s);
                  }});
-  ops.push_back({"gated_mix forward", {v, v1, alpha}, {out}, [=] { gated_mix_forward(out, v, v1, alpha, cpu); }});
+  ops.push_back({"gated_mix forward", {v, v1, alpha}, {out}, [=] { gated_mix_forward(out, v, v1, alpha, s); }});
   ops.push_back({"gated_mix backward", {out, v1, alpha}, {dv1, dalpha},
-                 [=] { gated_mix_backward(dv1, dalpha, out, v1, alpha, false, false, cpu); }});
+                 [=] { gated_mix_backward(dv1, dalpha, out, v1, alpha, false, false, s); }});
 }
 
 HyperWeights hyper_weights(Tensors& m, int64_t E) {
+  const int64_t C = m.z.C;
   return {m.wide({E, E + 1}), m.wide({E}), m.wide({C, E + 1}), m.wide({C}), m.wide({1}), m.wide({1}), m.wide({C}), {}};
 }
 
 void add_hyper(Ops& ops, Tensors& m) {
+  const Stream s = m.stream();
+  const int64_t B = m.z.B, T = m.z.T, C = m.z.C;
   constexpr int64_t E = 4;
   const Tensor streams = m.activation({B, T, E, C}), next = m.activation(streams.shape), y = m.activation({B, T, C}),
                dy = m.activation(y.shape), coef = m.wide({B, T, E, E + 2}), dcoef = m.wide(coef.shape),
@@ -173,17 +194,19 @@ void add_hyper(Ops& ops, Tensors& m) {
   const HyperWeights w = hyper_weights(m, E), d = hyper_weights(m, E);
   const HyperNorm norm = HyperNorm::rmsnorm;
   ops.push_back({"hyper read forward, 4 streams", {streams}, {y, coef, stats},
-                 [=] { hyper_read_forward(y, coef, stats, streams, w, norm, 1e-5, cpu); }});
+                 [=] { hyper_read_forward(y, coef, stats, streams, w, norm, 1e-5, s); }});
   ops.push_back({"hyper read backward", {y, dcoef, streams, coef, stats}, {next},
-                 [=] { hyper_read_backward(next, d, y, dcoef, streams, coef, stats, w, norm, false, cpu); }});
+                 [=] { hyper_read_backward(next, d, y, dcoef, streams, coef, stats, w, norm, false, s); }});
   ops.push_back({"hyper write forward", {streams, coef, y}, {next},
-                 [=] { hyper_write_forward(next, streams, coef, y, cpu); }});
+                 [=] { hyper_write_forward(next, streams, coef, y, s); }});
   const Tensor dstreams = m.activation(streams.shape);
   ops.push_back({"hyper write backward", {next, streams, coef, y}, {dstreams, dcoef, dy},
-                 [=] { hyper_write_backward(dstreams, dcoef, dy, next, streams, coef, y, false, false, cpu); }});
+                 [=] { hyper_write_backward(dstreams, dcoef, dy, next, streams, coef, y, false, false, s); }});
 }
 
 void add_way_mix(Ops& ops, Tensors& m) {
+  const Stream s = m.stream();
+  const int64_t B = m.z.B, T = m.z.T, C = m.z.C;
   constexpr int64_t W = 4, S = 7;
   auto plain = [&] {
     return WayMix{m.activations(S, {B, T, C}), {}, {}, m.activation({B, T, W * S}), m.wide({W, S}), {}, 1e-6};
@@ -192,10 +215,10 @@ void add_way_mix(Ops& ops, Tensors& m) {
   const std::vector<Tensor> outs = m.activations(W, {B, T, C});
   const WayAcc acc{std::vector<bool>(S, false), false};
   ops.push_back({"way_mix forward, 4 ways of 7 sources", mix.sources + std::vector{mix.weight}, outs,
-                 [=] { way_mix_forward(outs, {}, mix, cpu); }});
+                 [=] { way_mix_forward(outs, {}, mix, s); }});
   ops.push_back({"way_mix backward", mix.sources + outs + std::vector{mix.weight},
                  gradient.sources + std::vector{gradient.weight},
-                 [=] { way_mix_backward(gradient, outs, {}, mix, acc, cpu); }});
+                 [=] { way_mix_backward(gradient, outs, {}, mix, acc, s); }});
 }
 
 // What was measured in one type.
@@ -203,12 +226,14 @@ struct Rates {
   std::vector<double> gigabytes, of_copy;
 };
 
-Rates measure(const Op& op, int64_t rounds) {
+Rates measure(const Op& op, int64_t rounds, Device& device) {
+  const bool gpu = device.stream().backend == Backend::cuda;
   Rates rates;
   for (int64_t round = 0; round < rounds; ++round) {
-    const double seconds = seconds_per_call(least_seconds, op.run);
+    const double seconds = gpu ? gpu_seconds_per_call(least_seconds, device, op.run)
+                               : seconds_per_call(least_seconds, op.run);
     rates.gigabytes.push_back(1e-9 * static_cast<double>(op.bytes()) / seconds);
-    rates.of_copy.push_back(copy_seconds(op.bytes()) / seconds);
+    rates.of_copy.push_back((gpu ? copy_seconds(op.bytes(), device) : copy_seconds(op.bytes())) / seconds);
   }
   return rates;
 }
@@ -220,30 +245,32 @@ constexpr std::array families = {add_norm_and_rope, add_elementwise, add_paramet
 }  // namespace
 
 Ratios bench_ops(const BenchFlags& f) {
-  std::printf("\nops, %d threads, %lld x %lld tokens, C=%lld; medians of %lld rounds: GB/s of what must be read and "
-              "written, and over a copy of as many bytes\n",
-              omp_get_max_threads(), static_cast<long long>(B), static_cast<long long>(T), static_cast<long long>(C),
-              static_cast<long long>(f.rounds));
+  const std::unique_ptr<Device> device = make_device(f.device);
+  const Sizes z = Tensors(Dtype::f32, *device).z;
+  std::printf("\nops, %s, %lld x %lld tokens, C=%lld; medians of %lld rounds: GB/s of what must be read and written, "
+              "and over a copy of as many bytes\n",
+              device->describe().c_str(), static_cast<long long>(z.B), static_cast<long long>(z.T),
+              static_cast<long long>(z.C), static_cast<long long>(f.rounds));
   std::vector<std::vector<std::string>> table = {{"", "fp32 MiB", "GB/s", "of copy", "bf16 MiB", "GB/s", "of copy"}};
   std::array<std::vector<double>, 2> of_copy;
   for (const auto add_family : families) {
     const size_t first = table.size();
     for (const bool narrow : {false, true}) {
-      Tensors memory(narrow ? Dtype::bf16 : Dtype::f32);
+      Tensors memory(narrow ? Dtype::bf16 : Dtype::f32, *device);
       Ops ops;
       add_family(ops, memory);
       for (size_t i = 0; i < ops.size(); ++i) {
         if (!narrow) table.push_back({ops[i].name});
         std::vector<std::string>& row = table[first + i];
         row.push_back(format_number("%.1f", static_cast<double>(ops[i].bytes()) / (1 << 20)));
-        const Rates rates = measure(ops[i], f.rounds);
+        const Rates rates = measure(ops[i], f.rounds, *device);
         row.push_back(format_number("%.1f", median(rates.gigabytes)));
         row.push_back(format_number("%.2f", median(rates.of_copy)));
         of_copy[narrow].push_back(median(rates.of_copy));
       }
     }
   }
-  std::printf("%s", format_table(table).c_str());
+  print_table("ops", table);
   Ratios ratios;
   for (const bool narrow : {false, true})
     if (!of_copy[narrow].empty())

@@ -136,7 +136,7 @@ Ratios bench_products(const BenchFlags& f) {
       table.push_back(row);
     }
   }
-  std::printf("%s", format_table(table).c_str());
+  print_table("products", table);
   Ratios ratios;
   for (size_t kind = 0; kind < kinds.size(); ++kind) {
     for (size_t form = 0; form < form_names.size(); ++form) {

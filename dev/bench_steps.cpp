@@ -11,6 +11,7 @@
 #include <sstream>
 
 #include "dev/bench.h"
+#include "kernels/cuda.h"
 #include "train/progress.h"
 #include "train/trainer.h"
 
@@ -25,7 +26,9 @@ struct NamedSize {
 const std::vector<NamedSize>& sizes() {
   static const std::vector<NamedSize> all = {{"i", {192, 6, 3, 1, 768, 32000, 512, 8}},
                                              {"ii", {768, 12, 12, 4, 2048, 32000, 512, 4}},
-                                             {"iii", {32, 4, 4, 4, 128, 32, 192, 128}}};
+                                             {"iii", {32, 4, 4, 4, 128, 32, 192, 128}},
+                                             {"124m", {768, 12, 12, 12, 2048, 50304, 1024, 32}},
+                                             {"1b", {2048, 16, 32, 8, 8192, 50304, 2048, 8}}};
   return all;
 }
 
@@ -34,7 +37,7 @@ std::vector<NamedSize> named_sizes(const std::string& list) {
   std::istringstream names(list);
   for (std::string name; std::getline(names, name, ',');) {
     const auto found = std::find_if(sizes().begin(), sizes().end(), [&](const NamedSize& s) { return s.name == name; });
-    if (found == sizes().end()) fail(Exit::usage, "--models: '", name, "' is none of i, ii, iii");
+    if (found == sizes().end()) fail(Exit::usage, "--models: '", name, "' is none of i, ii, iii, 124m, 1b");
     out.push_back(*found);
   }
   return out;
@@ -58,16 +61,18 @@ std::vector<Competitor> competitors(const NamedSize& model, const BenchFlags& f,
     words.insert(words.end(), more);
     return words;
   };
-  std::vector<std::string> own = {f.program, "serve"};
+  const bool gpu = backend_of(f.device) == Backend::cuda;  // where nobody trains in fp32
+  std::vector<std::string> own = {f.program, "serve", "--device", f.device};
   own.insert(own.end(), size.begin(), size.end());
   std::vector<Competitor> all;
-  all.push_back({"fp32", "fp32", true, own});
-  all.push_back({"bf16x3", "fp32", true, with(own, {"--matmul", "bf16x3"})});
+  if (!gpu) all.push_back({"fp32", "fp32", true, own});
+  if (!gpu) all.push_back({"bf16x3", "fp32", true, with(own, {"--matmul", "bf16x3"})});
   all.push_back({"bf16", "bf16", true, with(own, {"--dtype", "bf16"})});
   if (!torch.available()) return all;
-  const std::vector<std::string> theirs = torch.command("bench_torch.py", size), &set = Torch::environment();
-  all.push_back({"PyTorch fp32 eager", "fp32", false, theirs, set});
-  all.push_back({"PyTorch fp32 compile", "fp32", false, with(theirs, {"--compile"}), set});
+  std::vector<std::string> theirs = torch.command("bench_torch.py", size), set = Torch::environment();
+  if (gpu) theirs = with(theirs, {"--gpu"});
+  if (!gpu) all.push_back({"PyTorch fp32 eager", "fp32", false, theirs, set});
+  if (!gpu) all.push_back({"PyTorch fp32 compile", "fp32", false, with(theirs, {"--compile"}), set});
   all.push_back({"PyTorch bf16 eager", "bf16", false, with(theirs, {"--bf16"}), set});
   all.push_back({"PyTorch bf16 compile", "bf16", false, with(theirs, {"--bf16", "--compile"}), set});
   return all;
@@ -105,16 +110,18 @@ void measure_in_turn(const std::vector<Competitor*>& group, int64_t rounds) {
   for (Competitor* c : group) c->process.reset();
 }
 
-// One group if all fit into three quarters of the memory, otherwise one for each precision.
-void measure_all(std::vector<Competitor>& all, const NamedSize& model, int64_t rounds) {
-  const double machine = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
+// One group if all fit into three quarters of the memory, otherwise one for each precision, on a GPU each alone.
+void measure_all(std::vector<Competitor>& all, const NamedSize& model, const BenchFlags& f) {
+  const bool gpu = backend_of(f.device) == Backend::cuda;
+  const double pages = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
+  const double machine = gpu ? static_cast<double>(device_memory()) : pages;
   const TrainOptions options = train_options({"llama", "llama", {}}, model.size, "fp32", "fp32");
   const double ours = static_cast<double>(plan_training(options).memory);
   std::map<std::string, std::vector<Competitor*>> groups;
   double needed = 0;
   for (const Competitor& c : all) needed += c.ours ? ours : 2 * ours;
-  for (Competitor& c : all) groups[needed < 0.75 * machine ? "all" : c.dtype].push_back(&c);
-  for (const auto& [name, group] : groups) measure_in_turn(group, rounds);
+  for (Competitor& c : all) groups[needed < 0.75 * machine ? "all" : gpu ? c.name : c.dtype].push_back(&c);
+  for (const auto& [name, group] : groups) measure_in_turn(group, f.rounds);
 }
 
 // The mode of that precision with the smaller median.
@@ -145,6 +152,12 @@ std::vector<std::string> row(const Competitor& c, const NamedSize& model, double
               format_number("-%.1f", 1e3 * quantile(c.seconds, 0.75))};
 }
 
+// The share of the GPU's dense bf16 peak that the model's own operations take: those of plan.flops_per_token, 6 for each
+// parameter of a product and those of causal attention.
+double mfu(const Competitor& c, const NamedSize& model, const TrainResult& plan, double peak) {
+  return static_cast<double>(model.size.batch * model.size.seq) * plan.flops_per_token / median(c.seconds) / peak;
+}
+
 Ratios bench_model(const NamedSize& model, const BenchFlags& f, const Torch& torch) {
   const ModelSize& s = model.size;
   const TrainResult plan = plan_training(train_options({"llama", "llama", {}}, s, "fp32", "fp32"));
@@ -155,11 +168,15 @@ Ratios bench_model(const NamedSize& model, const BenchFlags& f, const Torch& tor
               format_count(plan.parameters).c_str(), plan.flops_per_token);
   std::fflush(stdout);
   std::vector<Competitor> all = competitors(model, f, torch);
-  measure_all(all, model, f.rounds);
+  measure_all(all, model, f);
   std::vector<std::vector<std::string>> table = {{"", "tokens/s", "GFLOP/s", "peak MiB", "ms/step", "quartiles"}};
-  for (const Competitor& c : all) table.push_back(row(c, model, plan.flops_per_token));
-  std::printf("%s", format_table(table).c_str());
-  std::fflush(stdout);
+  const double peak = backend_of(f.device) == Backend::cuda ? gpu_peak() : 0;
+  if (peak > 0) table[0].push_back("MFU");
+  for (const Competitor& c : all) {
+    table.push_back(row(c, model, plan.flops_per_token));
+    if (peak > 0 && c.measured()) table.back().push_back(format_number("%.1f%%", 100 * mfu(c, model, plan, peak)));
+  }
+  print_table("steps (" + model.name + ")", table);
   Ratios ratios;
   for (const Competitor& c : all) {
     const Competitor* best = c.ours && c.measured() ? best_torch(all, c.dtype) : nullptr;
@@ -167,6 +184,7 @@ Ratios bench_model(const NamedSize& model, const BenchFlags& f, const Torch& tor
     const std::string what = str("(", model.name, ") ", c.name, " over ", best->name, ": ");
     ratios.push_back({what + "tokens/s", speed_ratio(c, *best)});
     ratios.push_back({what + "peak memory", c.memory / best->memory});
+    if (peak > 0) ratios.push_back({str("(", model.name, ") ", c.name, ": MFU"), mfu(c, model, plan, peak)});
   }
   return ratios;
 }
@@ -175,8 +193,9 @@ Ratios bench_model(const NamedSize& model, const BenchFlags& f, const Torch& tor
 
 Ratios bench_steps(const BenchFlags& f) {
   const std::vector<NamedSize> models = named_sizes(f.models);
-  std::printf("\ntraining steps of LLaMA, %d threads; medians of %lld rounds of about 2.5 s each, in turn\n",
-              omp_get_max_threads(), static_cast<long long>(f.rounds));
+  const std::string where = backend_of(f.device) == Backend::cuda ? f.device : str(omp_get_max_threads(), " threads");
+  std::printf("\ntraining steps of LLaMA, %s; medians of %lld rounds of about 2.5 s each, in turn\n", where.c_str(),
+              static_cast<long long>(f.rounds));
   const Torch torch(f);
   Ratios ratios;
   for (const NamedSize& model : models)

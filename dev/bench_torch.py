@@ -1,7 +1,7 @@
 """PyTorch's side of `bench steps`: the training step of the same LLaMA, at PyTorch's best settings.
 
 Speaks lines on its standard streams: prints `ready`, then for each number n it reads runs n steps and prints their
-seconds and the peak resident memory in MiB. Used by dev/bench_steps.cpp; needs PyTorch 2.
+seconds and the peak memory in MiB: resident, or allocated on the GPU. Used by dev/bench_steps.cpp; needs PyTorch 2.
 """
 
 import argparse
@@ -92,16 +92,19 @@ def main():
         parser.add_argument("--" + name, type=int, required=True)
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--gpu", action="store_true")
     s = parser.parse_args()
     torch.set_num_threads(s.threads)
+    torch.set_float32_matmul_precision("high")
     torch.manual_seed(0)
-    model = Llama(s)
+    device = "cuda" if s.gpu else "cpu"
+    model = Llama(s).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     loss_of = torch.compile(model) if s.compile else model
-    tokens, targets = (torch.randint(0, s.vocab, (s.batch, s.seq)) for _ in range(2))
+    tokens, targets = (torch.randint(0, s.vocab, (s.batch, s.seq), device=device) for _ in range(2))
 
     def step():
-        with torch.autocast("cpu", dtype=torch.bfloat16) if s.bf16 else contextlib.nullcontext():
+        with torch.autocast(device, dtype=torch.bfloat16) if s.bf16 else contextlib.nullcontext():
             loss = loss_of(tokens, targets)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -117,7 +120,7 @@ def main():
         for _ in range(int(line)):
             step()
         seconds = time.perf_counter() - start
-        print(seconds, peak_resident_mib(), flush=True)
+        print(seconds, torch.cuda.max_memory_allocated() / 2**20 if s.gpu else peak_resident_mib(), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 #include "kernels/cuda.cuh"
 
 #include <array>
+#include <map>
 
 namespace crossply {
 namespace {
@@ -19,6 +20,18 @@ __global__ void add_rows_kernel(float* to, const float* from, int64_t rows, int6
   if (threadIdx.y > 0 || c >= C) return;
   for (int group = 1; group < column_groups; ++group) sum += sums[group][threadIdx.x];
   to[c] += sum;
+}
+
+std::map<void*, size_t> allocations;
+size_t allocated = 0, most_allocated = 0;
+void count_allocation(void* data, size_t bytes) {
+  allocations[data] = bytes;
+  allocated += bytes;
+  most_allocated = std::max(most_allocated, allocated);
+}
+void count_release(void* data) {
+  allocated -= allocations.at(data);
+  allocations.erase(data);
 }
 
 struct Scratch {
@@ -43,6 +56,7 @@ void* scratch_bytes(size_t bytes, int slot) {
   return s.data;
 }
 int64_t scratch_moves() { return moves; }
+size_t most_device_memory() { return most_allocated; }
 
 #if CROSSPLY_CUDA
 
@@ -79,9 +93,19 @@ void* allocate_device_memory(size_t bytes) {
   const cudaError_t error = cudaMalloc(&data, std::max<size_t>(bytes, 1));
   if (error == cudaErrorMemoryAllocation) return cudaGetLastError(), nullptr;
   CHECK_CUDA(error);
+  count_allocation(data, bytes);
   return data;
 }
-void release_device_memory(void* data) { CHECK_CUDA(cudaFree(data)); }
+void release_device_memory(void* data) {
+  if (data == nullptr) return;
+  CHECK_CUDA(cudaFree(data));
+  count_release(data);
+}
+size_t device_memory() {
+  size_t free = 0, total = 0;
+  CHECK_CUDA(cudaMemGetInfo(&free, &total));
+  return total;
+}
 
 void copy_to_device(void* device, const void* host, size_t bytes) {
   CHECK_CUDA(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, cuda_stream()));
@@ -118,8 +142,17 @@ void launch_graph(const std::shared_ptr<void>& graph) {
 #else
 
 std::string describe_gpu() { return "emulator of a GPU"; }
-void* allocate_device_memory(size_t bytes) { return emulator::allocate(bytes); }
-void release_device_memory(void* data) { emulator::release(data); }
+void* allocate_device_memory(size_t bytes) {
+  void* data = emulator::allocate(bytes);
+  if (data != nullptr) count_allocation(data, bytes);
+  return data;
+}
+void release_device_memory(void* data) {
+  if (data == nullptr) return;
+  emulator::release(data);
+  count_release(data);
+}
+size_t device_memory() { return size_t{1} << 32; }
 void copy_to_device(void* device, const void* host, size_t bytes) { std::memcpy(device, host, bytes); }
 void copy_from_device(void* host, const void* device, size_t bytes) { std::memcpy(host, device, bytes); }
 void fill_device_memory(void* device, uint8_t byte, size_t bytes) {

@@ -17,6 +17,8 @@ std::string describe_gpu();
 // Null if there is not enough; releasing null does nothing. Not zeroed.
 void* allocate_device_memory(size_t bytes);
 void release_device_memory(void* data);
+size_t device_memory();       // bytes of the whole GPU
+size_t most_device_memory();  // the most that was allocated at one time
 
 // The host memory may be reused, or read, when these return.
 void copy_to_device(void* device, const void* host, size_t bytes);
