@@ -108,16 +108,16 @@ __global__ void attention_forward_kernel(S* out, float* lse, const S* q, const S
   float* stage = rows.stage(2, 1);
   const int64_t b = blockIdx.x / z.H, h = blockIdx.x % z.H, queries = own * blockDim.y;
   const int64_t first = (gridDim.y - 1 - blockIdx.y) * queries, t = first + threadIdx.y * own, left = z.T - t;
-  const int64_t seen = z.pos + smaller(z.T, first + queries), at = z.query_head(b, h) + t * z.query_stride();
+  const int64_t seen = z.pos + smaller(z.T, first + queries), at = z.query_head(b, h) + t * z.query_stride;
   k += z.key_head(b, h / z.group()), v += z.key_head(b, h / z.group());
-  read_own(q_rows, q + at, z.query_stride(), left, z.D);
+  read_own(q_rows, q + at, z.query_stride, left, z.D);
   clear(sums, z.D);
   Row4 max, sum{};  // the sum of this lane's keys
 #pragma unroll
   for (int r = 0; r < own; ++r) max[r] = -INFINITY;
   for (int64_t key = 0; key < seen; key += warp_size) {
     const int64_t n = smaller(warp_size, seen - key);
-    const Row4 s = multiply_own(q_rows, stage, k + key * z.key_stride(), z.key_stride(), n, z.D);
+    const Row4 s = multiply_own(q_rows, stage, k + key * z.key_stride, z.key_stride, n, z.D);
     Row4 p, shrink;
 #pragma unroll
     for (int r = 0; r < own; ++r) {
@@ -130,7 +130,7 @@ __global__ void attention_forward_kernel(S* out, float* lse, const S* q, const S
     }
     weights[threadIdx.x] = p;
     __syncwarp();
-    add_weighted(sums, shrink, weights, v + key * z.key_stride(), z.key_stride(), n, z.D);
+    add_weighted(sums, shrink, weights, v + key * z.key_stride, z.key_stride, n, z.D);
     __syncwarp();
   }
   Row4 factor;
@@ -140,7 +140,7 @@ __global__ void attention_forward_kernel(S* out, float* lse, const S* q, const S
     factor[r] = 1 / whole;
     if (lse != nullptr && threadIdx.x == 0 && r < left) lse[blockIdx.x * z.T + t + r] = max[r] + logf(whole);
   }
-  write_own(out + at, sums, z.query_stride(), left, z.D, factor, false);
+  write_own(out + at, sums, z.query_stride, left, z.D, factor, false);
 }
 
 // A warp for each (b,t,h); bound by reading dout and out.
@@ -164,12 +164,12 @@ __global__ void attention_dq_kernel(AttentionBackward<S> g, AttentionShape z) {
   const Rows rows{dynamic_shared<Row4>(), z.D};
   Row4 *q_rows = rows.array(0), *dout_rows = rows.array(1), *sums = rows.array(2), *weights = rows.weights(3, 0);
   float* stage = rows.stage(3, 1);
-  const int64_t b = blockIdx.x / z.H, h = blockIdx.x % z.H, queries = own * blockDim.y, stride = z.key_stride();
+  const int64_t b = blockIdx.x / z.H, h = blockIdx.x % z.H, queries = own * blockDim.y, stride = z.key_stride;
   const int64_t first = (gridDim.y - 1 - blockIdx.y) * queries, t = first + threadIdx.y * own, left = z.T - t;
-  const int64_t seen = smaller(z.T, first + queries), at = z.query_head(b, h) + t * z.query_stride();
+  const int64_t seen = smaller(z.T, first + queries), at = z.query_head(b, h) + t * z.query_stride;
   const S *k = g.k + z.key_head(b, h / z.group()), *v = g.v + z.key_head(b, h / z.group());
-  read_own(q_rows, g.q + at, z.query_stride(), left, z.D);
-  read_own(dout_rows, g.dout + at, z.query_stride(), left, z.D);
+  read_own(q_rows, g.q + at, z.query_stride, left, z.D);
+  read_own(dout_rows, g.dout + at, z.query_stride, left, z.D);
   clear(sums, z.D);
   Row4 lse{}, delta{}, ones, factor;
 #pragma unroll
@@ -190,7 +190,7 @@ __global__ void attention_dq_kernel(AttentionBackward<S> g, AttentionShape z) {
     add_weighted(sums, ones, weights, k + key * stride, stride, n, z.D);
     __syncwarp();
   }
-  write_own(g.dq + at, sums, z.query_stride(), left, z.D, factor, g.acc_q);
+  write_own(g.dq + at, sums, z.query_stride, left, z.D, factor, g.acc_q);
 }
 
 // Block (x: head of k and v, y: keys). Heads and queries in order, so the sums depend on nothing else.
@@ -201,10 +201,10 @@ __global__ void attention_dkdv_kernel(AttentionBackward<S> g, AttentionShape z) 
   Row4 *p_weights = rows.weights(4, 0), *ds_weights = rows.weights(4, 1);
   float* stage = rows.stage(4, 2);
   const int64_t b = blockIdx.x / z.K, kv = blockIdx.x % z.K, first = blockIdx.y * blockDim.y * own;
-  const int64_t key = first + threadIdx.y * own, left = z.T - key, stride = z.query_stride();
-  const int64_t at = z.key_head(b, kv) + key * z.key_stride();
-  read_own(k_rows, g.k + at, z.key_stride(), left, z.D);
-  read_own(v_rows, g.v + at, z.key_stride(), left, z.D);
+  const int64_t key = first + threadIdx.y * own, left = z.T - key, stride = z.query_stride;
+  const int64_t at = z.key_head(b, kv) + key * z.key_stride;
+  read_own(k_rows, g.k + at, z.key_stride, left, z.D);
+  read_own(v_rows, g.v + at, z.key_stride, left, z.D);
   clear(dk, z.D);
   clear(dv, z.D);
   Row4 ones, factor;
@@ -232,8 +232,8 @@ __global__ void attention_dkdv_kernel(AttentionBackward<S> g, AttentionShape z) 
       add_weighted(dk, ones, ds_weights, q, stride, n, z.D);
       __syncwarp();
     }
-  write_own(g.dk + at, dk, z.key_stride(), left, z.D, factor, g.acc_k);
-  write_own(g.dv + at, dv, z.key_stride(), left, z.D, ones, g.acc_v);
+  write_own(g.dk + at, dk, z.key_stride, left, z.D, factor, g.acc_k);
+  write_own(g.dv + at, dv, z.key_stride, left, z.D, ones, g.acc_v);
 }
 
 // Into rows pos .. of the caches (B, S, row), with row = K D: block (x: elements of a batch, y: batch, z: k or v).
@@ -280,20 +280,32 @@ AttentionShape shape_of(const Tensor& q, const Tensor& k) {
   return {q.dim(0), q.dim(1), q.dim(2), k.dim(2), q.dim(3), k.dim(1), 0};
 }
 
+// Whether the tensor cores serve: bf16 rows in whole chunks of 16 bytes.
+template <class S>
+bool tiles_serve(const AttentionShape& z, double scale, std::initializer_list<const Tensor*> tensors) {
+  bool whole = std::is_same_v<S, bf16> && z.D % 8 == 0 && z.D <= 256 && z.S < INT32_MAX && scale > 0;
+  for (const Tensor* t : tensors) whole &= reinterpret_cast<uintptr_t>(t->data) % 16 == 0;
+  return whole;
+}
+
 }  // namespace
 
 void attention_forward_cuda(const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v,
                             double scale) {
   with_storage(out.dtype, [&](auto storage) {
     using S = decltype(storage);
-    attention_forward_plain(out.as<S>(), lse.as<float>(), q.as<S>(), k.as<S>(), v.as<S>(), shape_of(q, k),
-                            static_cast<float>(scale));
+    const AttentionShape z = shape_of(q, k);
+    const float factor = static_cast<float>(scale);
+    if constexpr (std::is_same_v<S, bf16>)
+      if (tiles_serve<S>(z, scale, {&out, &q, &k, &v}))
+        return attention_forward_mma(out.as<S>(), lse.as<float>(), q.as<S>(), k.as<S>(), v.as<S>(), z, factor);
+    attention_forward_plain(out.as<S>(), lse.as<float>(), q.as<S>(), k.as<S>(), v.as<S>(), z, factor);
   });
 }
 
 void attention_backward_cuda(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout,
-                             const Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lse, double scale,
-                             bool acc_q, bool acc_k, bool acc_v) {
+                             const Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lse,
+                             double scale, bool acc_q, bool acc_k, bool acc_v) {
   const AttentionShape z = shape_of(q, k);
   const int64_t rows = z.B * z.T * z.H;
   float* delta = scratch<float>(rows);
@@ -322,8 +334,11 @@ void attention_cached_cuda(const Tensor& out, const Tensor& k_cache, const Tenso
              append_rows_kernel<width, S>, k_cache.as<S>(), v_cache.as<S>(), k.as<S>(), v.as<S>(), n, z.S * row,
              pos * row);
     });
-    attention_forward_plain<S>(out.as<S>(), nullptr, q.as<S>(), k_cache.as<S>(), v_cache.as<S>(), z,
-                               static_cast<float>(scale));
+    const float factor = static_cast<float>(scale);
+    if constexpr (std::is_same_v<S, bf16>)
+      if (z.T > own * most_warps && tiles_serve<S>(z, scale, {&out, &q, &k_cache, &v_cache}))
+        return attention_forward_mma(out.as<S>(), nullptr, q.as<S>(), k_cache.as<S>(), v_cache.as<S>(), z, factor);
+    attention_forward_plain<S>(out.as<S>(), nullptr, q.as<S>(), k_cache.as<S>(), v_cache.as<S>(), z, factor);
   });
 }
 

@@ -6,6 +6,8 @@
 // scores never leave the registers.
 #pragma once
 
+#include <bit>
+
 #include "kernels/attention.h"
 #include "kernels/mma.cuh"
 
@@ -14,12 +16,11 @@ namespace crossply {
 struct AttentionShape {
   int64_t B, T, H, K, D;
   int64_t S, pos;  // rows of k and v; query t sits at position pos + t
+  int64_t query_stride = H * D, key_stride = K * D;  // from row to row of a head
   __host__ __device__ int64_t group() const { return H / K; }
-  // Where head h of batch b begins in q, and head kv in k and v; and how far apart their rows are.
+  // Where head h of batch b begins in q, and head kv in k and v.
   __host__ __device__ int64_t query_head(int64_t b, int64_t h) const { return (b * T * H + h) * D; }
   __host__ __device__ int64_t key_head(int64_t b, int64_t kv) const { return (b * S * K + kv) * D; }
-  __host__ __device__ int64_t query_stride() const { return H * D; }
-  __host__ __device__ int64_t key_stride() const { return K * D; }
 };
 
 template <class S>
@@ -31,8 +32,8 @@ struct AttentionBackward {
   bool acc_q, acc_k, acc_v;
 };
 
-// kernels/attention_forward.cu and attention_backward.cu: D a multiple of 8 up to 256, addresses of 16 bytes, a scale
-// that is not negative. lse may be null.
+// kernels/attention_forward.cu and attention_backward.cu: D a multiple of 8 up to 256, addresses of 16 bytes, a
+// positive scale, less than 2^31 positions. lse may be null.
 void attention_forward_mma(bf16* out, float* lse, const bf16* q, const bf16* k, const bf16* v, const AttentionShape& z,
                            float scale);
 void attention_backward_mma(const AttentionBackward<bf16>& g, const AttentionShape& z);
@@ -65,15 +66,37 @@ __device__ __forceinline__ int warp_of() { return static_cast<int>(threadIdx.x) 
 // The block's threads begin to copy `rows` rows of D columns, `stride` apart, of which there are only `left`; what is
 // missing, rows and columns, becomes 0.
 template <int width, int rows, int threads>
-__device__ __forceinline__ void load_tile(bf16* tile, const bf16* from, int64_t stride, int64_t left, int64_t D) {
-  constexpr int chunks = width / 8;
-  static_assert(rows * chunks % threads == 0);
+__device__ __forceinline__ void load_tile(bf16* tile, const bf16* from, int64_t stride, int left, int D) {
+  constexpr int chunks = width / 8, at_once = static_cast<int>(std::bit_floor(static_cast<unsigned>(threads / chunks)));
+  static_assert(rows % at_once == 0);
+  const int thread = forgotten(static_cast<int>(threadIdx.x)), row = thread / chunks, chunk = thread % chunks;
+  if (thread >= at_once * chunks) return;
+  const bool column = chunk * 8 < D;
+  const bf16* source = from + (column ? row * stride + chunk * 8 : 0);
+  const int64_t step = forgotten(column ? at_once * stride : 0);
 #pragma unroll
-  for (int i = 0; i < rows * chunks / threads; ++i) {
-    const int n = i * threads + static_cast<int>(threadIdx.x), row = n / chunks, chunk = n % chunks;
-    const bool there = row < left && chunk * 8 < D;
-    cp_async<16>(tile + place_of<width>(row, chunk), there ? from + row * stride + chunk * 8 : from, there);
+  for (int i = 0; i < rows; i += at_once, source += step) {
+    const bool there = column && row + i < left;
+    cp_async<16>(tile + place_of<width>(row + i, chunk), there ? source : from, there);
   }
+}
+
+// Where the queries of a block (x: head, y: `queries` of them from the last ones, which see the most keys and so should
+// begin first) are. Made anew at every call: a loop between two calls has better use for the registers.
+struct QueryPlace {
+  int64_t b, h;
+  int first, left;  // how many there are from the first one on
+};
+template <int queries>
+__device__ __forceinline__ QueryPlace place_of_queries(const AttentionShape& z) {
+  const uint32_t x = forgotten(blockIdx.x), y = forgotten(blockIdx.y), heads = static_cast<uint32_t>(z.H);
+  const int first = static_cast<int>(gridDim.y - 1 - y) * queries;
+  return {x / heads, x % heads, first, static_cast<int>(z.T) - first};
+}
+
+// Two neighbouring columns, rounded.
+__device__ __forceinline__ void store_pair(bf16* to, float first, float second) {
+  *reinterpret_cast<uint32_t*>(to) = pack(first, second);
 }
 
 template <int64_t m, int64_t n>
@@ -83,7 +106,7 @@ using Sums = Array<Array<Floats<4>, n>, m>;
 template <int width, int64_t m, int64_t n>
 __device__ __forceinline__ void multiply_rows(Sums<m, n>& sums, const bf16* a, const bf16* b) {
   static_assert(n % 2 == 0);
-  const int lane = lane_of(), a_row = lane % 16, a_chunk = lane / 16, b_row = lane % 8 + lane / 16 * 8,
+  const int lane = forgotten(lane_of()), a_row = lane % 16, a_chunk = lane / 16, b_row = lane % 8 + lane / 16 * 8,
             b_chunk = lane / 8 % 2;
 #pragma unroll
   for (int k = 0; k < width / 16; ++k) {
@@ -102,32 +125,42 @@ __device__ __forceinline__ void multiply_rows(Sums<m, n>& sums, const bf16* a, c
   }
 }
 
-// sums (16 m, 8 n) += weights b, for weights (16 m, 8 keys), rounded to bf16, and the 8 n columns of b (8 keys, width)
-// from chunk `first` on.
-template <int width, int64_t m, int64_t n, int64_t keys>
-__device__ __forceinline__ void multiply_weights(Sums<m, n>& sums, const Sums<m, keys>& weights, const bf16* b,
-                                                 int first) {
-  static_assert(n % 2 == 0 && keys % 2 == 0);
-  const int lane = lane_of(), b_row = lane % 16, b_chunk = lane / 16;
+// Sums rounded to bf16, as a multiplies: columns 16 k .. of rows 16 i .. are [k][i].
+template <int64_t m, int64_t columns>
+using Weights = Array<Array<Pairs, m>, columns / 16>;
+
+template <int64_t m, int64_t n>
+__device__ __forceinline__ Weights<m, 8 * n> rounded(const Sums<m, n>& sums) {
+  static_assert(n % 2 == 0);
+  Weights<m, 8 * n> weights;
 #pragma unroll
-  for (int k = 0; k < keys / 2; ++k) {
-    Pairs a_pairs[m];
+  for (int k = 0; k < n / 2; ++k)
 #pragma unroll
     for (int i = 0; i < m; ++i) {
-      const Floats<4>&left = weights[i][2 * k], &right = weights[i][2 * k + 1];
-      a_pairs[i] = {{pack(left[0], left[1]), pack(left[2], left[3]), pack(right[0], right[1]),
-                     pack(right[2], right[3])}};
+      const Floats<4>&left = sums[i][2 * k], &right = sums[i][2 * k + 1];
+      weights[k][i] = {{pack(left[0], left[1]), pack(left[2], left[3]), pack(right[0], right[1]),
+                        pack(right[2], right[3])}};
     }
+  return weights;
+}
+
+// sums (16 m, 8 n) += weights b, for weights (16 m, 16 k) and the 8 n columns of b (16 k, width) from chunk `first` on.
+template <int width, int64_t m, int64_t n, int64_t k>
+__device__ __forceinline__ void multiply_weights(Sums<m, n>& sums, const Array<Array<Pairs, m>, k>& weights,
+                                                 const bf16* b, int first) {
+  static_assert(n % 2 == 0);
+  const int lane = forgotten(lane_of()), b_row = lane % 16, b_chunk = lane / 16;
+#pragma unroll
+  for (int row = 0; row < k; ++row)
 #pragma unroll
     for (int j = 0; j < n / 2; ++j) {
-      const Pairs b_pairs = ldmatrix_transposed(b + place_of<width>(k * 16 + b_row, first + 2 * j + b_chunk));
+      const Pairs b_pairs = ldmatrix_transposed(b + place_of<width>(row * 16 + b_row, first + 2 * j + b_chunk));
 #pragma unroll
       for (int i = 0; i < m; ++i) {
-        mma_m16n8k16(sums[i][2 * j], a_pairs[i], b_pairs[0], b_pairs[1]);
-        mma_m16n8k16(sums[i][2 * j + 1], a_pairs[i], b_pairs[2], b_pairs[3]);
+        mma_m16n8k16(sums[i][2 * j], weights[row][i], b_pairs[0], b_pairs[1]);
+        mma_m16n8k16(sums[i][2 * j + 1], weights[row][i], b_pairs[2], b_pairs[3]);
       }
     }
-  }
 }
 
 }  // namespace crossply

@@ -158,6 +158,16 @@ __device__ __forceinline__ void cp_async_wait() {
 #endif
 }
 
+// x, as if nobody knew its value: addresses made of it in a loop are made there, instead of being held in registers.
+template <class T>
+__device__ __forceinline__ T forgotten(T x) {
+#if CROSSPLY_CUDA
+  if constexpr (sizeof(T) == 8) asm volatile("" : "+l"(x));
+  else asm volatile("" : "+r"(x));
+#endif
+  return x;
+}
+
 // Two floats rounded to bf16, the first one in the lower half.
 __device__ __forceinline__ uint32_t pack(float low, float high) {
 #if CROSSPLY_CUDA

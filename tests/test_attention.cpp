@@ -223,28 +223,39 @@ TEST_CASE("attention: narrow heads of every width, at the ends of vectors and bl
     }
 }
 
+// Every width of tiles, whole and ragged, and one that is none; blocks of 128 or 64 queries and keys, parts of them.
+const std::vector<Size> small_sizes_bf16{{1, 1, 1, 1, 8},   {2, 17, 4, 2, 16}, {1, 140, 2, 1, 40}, {1, 150, 1, 1, 64},
+                                         {1, 43, 2, 1, 13}, {1, 65, 1, 1, 88}, {1, 131, 1, 1, 128}, {1, 70, 1, 1, 200}};
+
+void check_bf16(const Size& z, Backend backend, bool acc) {
+  CAPTURE(z.str());
+  CAPTURE(static_cast<int>(backend));
+  CAPTURE(acc);
+  const double scale = usual_scale(z);
+  Case<bf16> c(z, 3);
+  if (acc) c.dq = random_vector<bf16>(z.queries(), 5), c.dk = c.k, c.dv = c.v;
+  Case<double> want(c), plain(c);
+  c.forward(scale, backend);
+  want.forward(scale, Backend::reference);
+  plain_bf16(plain, scale, acc);
+  check_close("lse", c.lse, want.lse, 1e-5);
+  check_rounding("out", c.out, plain.out, want.out);
+  c.backward(scale, backend, acc, acc, acc);
+  want.backward(scale, Backend::reference, acc, acc, acc);
+  check_rounding("dq", c.dq, plain.dq, want.dq);
+  check_rounding("dk", c.dk, plain.dk, want.dk);
+  check_rounding("dv", c.dv, plain.dv, want.dv);
+}
+
 TEST_CASE("attention: fast CPU in bf16 loses no more than bf16 must") {
   on_every_unit([] {
     for (const Size& z : sizes)
-      for (bool acc : {false, true}) {
-        CAPTURE(z.str());
-        CAPTURE(acc);
-        const double scale = usual_scale(z);
-        Case<bf16> c(z, 3);
-        if (acc) c.dq = random_vector<bf16>(z.queries(), 5), c.dk = c.k, c.dv = c.v;
-        Case<double> want(c), plain(c);
-        c.forward(scale, Backend::cpu);
-        want.forward(scale, Backend::reference);
-        plain_bf16(plain, scale, acc);
-        check_close("lse", c.lse, want.lse, 1e-5);
-        check_rounding("out", c.out, plain.out, want.out);
-        c.backward(scale, Backend::cpu, acc, acc, acc);
-        want.backward(scale, Backend::reference, acc, acc, acc);
-        check_rounding("dq", c.dq, plain.dq, want.dq);
-        check_rounding("dk", c.dk, plain.dk, want.dk);
-        check_rounding("dv", c.dv, plain.dv, want.dv);
-      }
+      for (bool acc : {false, true}) check_bf16(z, Backend::cpu, acc);
   });
+}
+
+TEST_CASE("attention: the GPU in bf16 loses no more than bf16 must") {
+  for (const Size& z : small_sizes_bf16) check_bf16(z, Backend::cuda, z.T % 2 == 0);
 }
 
 TEST_CASE("attention: large logits") {

@@ -64,7 +64,7 @@ __global__ void tiles_kernel(float* s, float* out, const bf16* a, const bf16* b)
   Sums<2, 4> weights{};
   multiply_rows<width>(weights, a_tile, b_tile);
   Sums<2, 12> sums{};
-  multiply_weights<width>(sums, weights, b_tile, 0);
+  multiply_weights<width>(sums, rounded(weights), b_tile, 0);
   const int g = lane_of() / 4, t = lane_of() % 4;
   for (int m = 0; m < 2; ++m)
     for (int i = 0; i < 4; ++i) {
