@@ -315,10 +315,11 @@ void attention_backward_cuda(const Tensor& dq, const Tensor& dk, const Tensor& d
       launch({"attention_delta", blocks_of(rows, 8), dim3(warp_size, 8)}, attention_delta_kernel<width, S>, delta,
              dout.as<S>(), out.as<S>(), z);
     });
-    attention_backward_plain(
-        AttentionBackward<S>{dq.as<S>(), dk.as<S>(), dv.as<S>(), dout.as<S>(), q.as<S>(), k.as<S>(), v.as<S>(),
-                             lse.as<float>(), delta, static_cast<float>(scale), acc_q, acc_k, acc_v},
-        z);
+    const AttentionBackward<S> g{dq.as<S>(), dk.as<S>(), dv.as<S>(), dout.as<S>(), q.as<S>(), k.as<S>(), v.as<S>(),
+                                 lse.as<float>(), delta, static_cast<float>(scale), acc_q, acc_k, acc_v};
+    if constexpr (std::is_same_v<S, bf16>)
+      if (tiles_serve<S>(z, scale, {&dq, &dk, &dv, &dout, &q, &k, &v})) return attention_backward_mma(g, z);
+    attention_backward_plain(g, z);
   });
 }
 
