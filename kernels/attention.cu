@@ -109,7 +109,7 @@ __global__ void attention_forward_kernel(S* out, float* lse, const S* q, const S
   const int64_t b = blockIdx.x / z.H, h = blockIdx.x % z.H, queries = own * blockDim.y;
   const int64_t first = (gridDim.y - 1 - blockIdx.y) * queries, t = first + threadIdx.y * own, left = z.T - t;
   const int64_t seen = z.pos + smaller(z.T, first + queries), at = z.query_head(b, h) + t * z.query_stride;
-  k += z.key_head(b, h / z.group()), v += z.key_head(b, h / z.group());
+  k += z.key_head(b, h / z.group), v += z.key_head(b, h / z.group);
   read_own(q_rows, q + at, z.query_stride, left, z.D);
   clear(sums, z.D);
   Row4 max, sum{};  // the sum of this lane's keys
@@ -167,7 +167,7 @@ __global__ void attention_dq_kernel(AttentionBackward<S> g, AttentionShape z) {
   const int64_t b = blockIdx.x / z.H, h = blockIdx.x % z.H, queries = own * blockDim.y, stride = z.key_stride;
   const int64_t first = (gridDim.y - 1 - blockIdx.y) * queries, t = first + threadIdx.y * own, left = z.T - t;
   const int64_t seen = smaller(z.T, first + queries), at = z.query_head(b, h) + t * z.query_stride;
-  const S *k = g.k + z.key_head(b, h / z.group()), *v = g.v + z.key_head(b, h / z.group());
+  const S *k = g.k + z.key_head(b, h / z.group), *v = g.v + z.key_head(b, h / z.group);
   read_own(q_rows, g.q + at, z.query_stride, left, z.D);
   read_own(dout_rows, g.dout + at, z.query_stride, left, z.D);
   clear(sums, z.D);
@@ -210,7 +210,7 @@ __global__ void attention_dkdv_kernel(AttentionBackward<S> g, AttentionShape z) 
   Row4 ones, factor;
 #pragma unroll
   for (int r = 0; r < own; ++r) ones[r] = 1, factor[r] = g.scale;
-  for (int64_t h = kv * z.group(); h < (kv + 1) * z.group(); ++h)
+  for (int64_t h = kv * z.group; h < (kv + 1) * z.group; ++h)
     for (int64_t t0 = first / warp_size * warp_size; t0 < z.T; t0 += warp_size) {
       const int64_t n = smaller(warp_size, z.T - t0), t = t0 + threadIdx.x;
       const S *q = g.q + z.query_head(b, h) + t0 * stride, *dout = g.dout + z.query_head(b, h) + t0 * stride;

@@ -16,11 +16,13 @@
 namespace crossply {
 namespace {
 
-// At most 129 KiB of shared memory, and up to D = 64 half of that.
-template <int width>
+// Up to D = 64 at most 49 KiB of shared memory, else 97 KiB, but 129 KiB for D = 128 unless in small blocks, which are
+// for the GPUs that do not have so much.
+template <int width, bool small>
 struct KeyBlock {
-  static constexpr int warps = width == 96 || width == 128 ? 8 : 4, m = width > 64 ? 1 : 2;
-  static constexpr int keys = warps * 16 * m, threads = warps * warp_size, queries = width <= 64 ? 32 : width <= 128 ? 64 : 16;
+  static constexpr int warps = width == 96 || (width == 128 && !small) ? 8 : 4, threads = warps * warp_size;
+  static constexpr int m = width > 64 ? 1 : 2, keys = warps * 16 * m;
+  static constexpr int queries = width <= 64 ? 32 : width <= 128 ? 64 : 16;
   static constexpr int columns = width < 128 ? width : 128;  // of dk and dv; a block for each part of the columns
   static constexpr size_t shared_bytes = (2 * keys + 4 * queries) * width * sizeof(bf16) + 4 * queries * sizeof(float);
 };
@@ -34,43 +36,58 @@ __device__ __forceinline__ void write_pair(bf16* to, float first, float second, 
   store_pair(to, first, second);
 }
 
+// As place_of_queries.
+struct KeyPlace {
+  int64_t b, kv;
+  int first;
+};
+template <int keys>
+__device__ __forceinline__ KeyPlace place_of_keys(const AttentionShape& z) {
+  const uint32_t x = forgotten(blockIdx.x), heads = static_cast<uint32_t>(z.K);
+  return {x / heads, x % heads, static_cast<int>(forgotten(blockIdx.y)) * keys};
+}
+
 // Block (x: head of k and v, y: keys, from the first ones, which most queries see, z: columns). factor: scale / ln 2.
-template <int width>
-__global__ void __launch_bounds__(KeyBlock<width>::threads, width > 64 ? 1 : 2)
+template <int width, bool small>
+__global__ void __launch_bounds__(KeyBlock<width, small>::threads, width > 64 ? 1 : 2)
     attention_dkdv_kernel(AttentionBackward<bf16> g, AttentionShape z, float factor) {
-  using F = KeyBlock<width>;
+  using F = KeyBlock<width, small>;
   constexpr int tile = F::queries * width, n = F::queries / 8, columns = F::columns / 8;
   bf16 *k_tile = dynamic_shared<bf16>(), *v_tile = k_tile + F::keys * width, *q_tiles = v_tile + F::keys * width;
   bf16* dout_tiles = q_tiles + 2 * tile;
   float* stats = reinterpret_cast<float*>(dout_tiles + 2 * tile);  // (2, lse and delta, queries)
-  const int D = static_cast<int>(z.D), T = static_cast<int>(z.T), group = static_cast<int>(z.group());
-  const int64_t b = blockIdx.x / z.K, kv = blockIdx.x % z.K;
-  const int first = static_cast<int>(blockIdx.y) * F::keys, tiles = (T - first + F::queries - 1) / F::queries;
-  const auto load_queries = [&](int i, int buffer) {  // tile i % tiles, from the first key on, of head i / tiles
-    const int64_t h = kv * group + i / tiles, t = first + i % tiles * F::queries;
-    const int64_t at = z.query_head(b, h) + t * z.query_stride;
-    const int left = T - static_cast<int>(t), thread = static_cast<int>(threadIdx.x), c = thread % F::queries;
+  const int D = static_cast<int>(z.D), T = static_cast<int>(z.T), group = static_cast<int>(z.group);
+  const KeyPlace place = place_of_keys<F::keys>(z);
+  const int first = place.first;
+  int head = 0, t = first;  // of the tile of queries to be loaded next: from the first key on, head by head
+  const auto load_queries = [&](int buffer) {
+    const KeyPlace p = place_of_keys<F::keys>(z);
+    const int64_t h = p.kv * z.group + head, at = z.query_head(p.b, h) + t * z.query_stride;
+    const int left = T - t, thread = static_cast<int>(threadIdx.x), c = thread % F::queries;
     load_tile<width, F::queries, F::threads>(q_tiles + buffer * tile, g.q + at, z.query_stride, left, D);
     load_tile<width, F::queries, F::threads>(dout_tiles + buffer * tile, g.dout + at, z.query_stride, left, D);
     if (thread < 2 * F::queries) {
-      const float* from = (thread < F::queries ? g.lse : g.delta) + (b * z.H + h) * z.T + t;
+      const float* from = (thread < F::queries ? g.lse : g.delta) + (p.b * z.H + h) * z.T + t;
       cp_async<4>(stats + 2 * buffer * F::queries + thread, c < left ? from + c : from, c < left);
     }
     cp_async_commit();
+    t += F::queries;
+    if (t >= T) t = first, ++head;
   };
-  const int64_t at = z.key_head(b, kv) + first * z.key_stride;
+  const int64_t at = z.key_head(place.b, place.kv) + first * z.key_stride;
   load_tile<width, F::keys, F::threads>(k_tile, g.k + at, z.key_stride, T - first, D);
   load_tile<width, F::keys, F::threads>(v_tile, g.v + at, z.key_stride, T - first, D);
-  load_queries(0, 0);
+  load_queries(0);
 
   const int warp_row = warp_of() * 16 * F::m, part = static_cast<int>(blockIdx.z) * columns;
   Sums<F::m, columns> dk{}, dv{};
-  int buffer = 0;
-  for (int i = 0; i < group * tiles; ++i, buffer ^= 1) {
+  bool more = true;
+  // Query c of the tile sees key r of the block if r <= c + behind.
+  for (int behind = 0, following, buffer = 0; more; behind = following, buffer ^= 1) {
     cp_async_wait<0>();
     __syncthreads();  // the tile is there for all, and nobody reads the other one any more
-    if (i + 1 < group * tiles) load_queries(i + 1, buffer ^ 1);
-    const int behind = i % tiles * F::queries;  // query c of the tile sees key r of the block if r <= c + behind
+    following = t - first, more = head < group;
+    if (more) load_queries(buffer ^ 1);
     if (behind + F::queries <= warp_row) continue;
     const bf16 *q_tile = q_tiles + buffer * tile, *dout_tile = dout_tiles + buffer * tile;
     const float* lse = stats + 2 * buffer * F::queries + lane_of() % 4 * 2;
@@ -111,20 +128,20 @@ __global__ void __launch_bounds__(KeyBlock<width>::threads, width > 64 ? 1 : 2)
     multiply_weights<width>(dk, rounded(ds), q_tile, part);
   }
 
-  const int lane = forgotten(lane_of()), row = first + warp_row + lane / 4, column = part * 8 + lane % 4 * 2;
+  const KeyPlace to = place_of_keys<F::keys>(z);
+  const int lane = forgotten(lane_of()), row = to.first + warp_row + lane / 4, column = part * 8 + lane % 4 * 2;
 #pragma unroll
   for (int r = 0; r < F::m; ++r)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int key = row + r * 16 + half * 8;
       if (key >= T) continue;
-      const int64_t to = z.key_head(b, kv) + key * z.key_stride + column;
+      const int64_t y = z.key_head(to.b, to.kv) + key * z.key_stride + column;
 #pragma unroll
       for (int j = 0; j < columns; ++j)
         if (part * 8 + j * 8 < D) {
-          const Floats<4>&x = dk[r][j], &y = dv[r][j];
-          write_pair(g.dk + to + j * 8, x[2 * half] * g.scale, x[2 * half + 1] * g.scale, g.acc_k);
-          write_pair(g.dv + to + j * 8, y[2 * half], y[2 * half + 1], g.acc_v);
+          write_pair(g.dk + y + j * 8, dk[r][j][2 * half] * g.scale, dk[r][j][2 * half + 1] * g.scale, g.acc_k);
+          write_pair(g.dv + y + j * 8, dv[r][j][2 * half], dv[r][j][2 * half + 1], g.acc_v);
         }
     }
 }
@@ -147,7 +164,7 @@ __global__ void __launch_bounds__(QueryBlock<width>::threads, 2)
   bf16 *k_tiles = dout_tile + F::queries * width, *v_tiles = k_tiles + 2 * tile;
   const auto [b, h, first, left] = place_of_queries<F::queries>(z);
   const int D = static_cast<int>(z.D), seen = first + (left < F::queries ? left : F::queries);
-  int64_t next = z.key_head(b, h / z.group());  // where the rows to be loaded next begin
+  int64_t next = z.key_head(b, h / z.group);  // where the rows to be loaded next begin
   const auto load_keys = [&](int there, int buffer) {
     load_tile<width, F::keys, F::threads>(k_tiles + buffer * tile, g.k + next, z.key_stride, there, D);
     load_tile<width, F::keys, F::threads>(v_tiles + buffer * tile, g.v + next, z.key_stride, there, D);
@@ -221,15 +238,26 @@ __global__ void __launch_bounds__(QueryBlock<width>::threads, 2)
 
 // -----------------------------------------------------------------------------------------------------------------
 
+template <int width, bool small>
+void launch_dkdv(const AttentionBackward<bf16>& g, const AttentionShape& z) {
+  using F = KeyBlock<width, small>;
+  const dim3 grid(static_cast<uint32_t>(z.B * z.K), blocks_of(z.T, F::keys), blocks_of(z.D, F::columns));
+  launch({"attention_dkdv_mma", grid, F::threads, F::shared_bytes}, attention_dkdv_kernel<width, small>, g, z,
+         g.scale * log2_of_e);
+}
+
 void attention_backward_mma(const AttentionBackward<bf16>& g, const AttentionShape& z) {
-  const float factor = g.scale * log2_of_e;
   with_tile_width(z.D, [&](auto width) {
-    using KB = KeyBlock<width>;
-    const dim3 by_keys(static_cast<uint32_t>(z.B * z.K), blocks_of(z.T, KB::keys), blocks_of(z.D, KB::columns));
-    launch({"attention_dkdv_mma", by_keys, KB::threads, KB::shared_bytes}, attention_dkdv_kernel<width>, g, z, factor);
-    using QB = QueryBlock<width>;
-    const dim3 by_queries(static_cast<uint32_t>(z.B * z.H), blocks_of(z.T, QB::queries));
-    launch({"attention_dq_mma", by_queries, QB::threads, QB::shared_bytes}, attention_dq_kernel<width>, g, z, factor);
+    // Each sum is the same in blocks of either size.
+    if constexpr (width == 128)
+      if (z.T <= KeyBlock<width, true>::keys || most_shared_bytes() < KeyBlock<width, false>::shared_bytes)
+        launch_dkdv<width, true>(g, z);
+      else launch_dkdv<width, false>(g, z);
+    else launch_dkdv<width, false>(g, z);
+    using F = QueryBlock<width>;
+    const dim3 grid(static_cast<uint32_t>(z.B * z.H), blocks_of(z.T, F::queries));
+    launch({"attention_dq_mma", grid, F::threads, F::shared_bytes}, attention_dq_kernel<width>, g, z,
+           g.scale * log2_of_e);
   });
 }
 

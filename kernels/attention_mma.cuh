@@ -17,7 +17,7 @@ struct AttentionShape {
   int64_t B, T, H, K, D;
   int64_t S, pos;  // rows of k and v; query t sits at position pos + t
   int64_t query_stride = H * D, key_stride = K * D;  // from row to row of a head
-  __host__ __device__ int64_t group() const { return H / K; }
+  int64_t group = H / K;                             // heads of q to each of k and v
   // Where head h of batch b begins in q, and head kv in k and v.
   __host__ __device__ int64_t query_head(int64_t b, int64_t h) const { return (b * T * H + h) * D; }
   __host__ __device__ int64_t key_head(int64_t b, int64_t kv) const { return (b * S * K + kv) * D; }
@@ -108,7 +108,7 @@ __device__ __forceinline__ void multiply_rows(Sums<m, n>& sums, const bf16* a, c
   static_assert(n % 2 == 0);
   const int lane = forgotten(lane_of()), a_row = lane % 16, a_chunk = lane / 16, b_row = lane % 8 + lane / 16 * 8,
             b_chunk = lane / 8 % 2;
-#pragma unroll
+#pragma unroll(width > 64 ? 4 : 2)  // all at once, ptxas reads so far ahead that it runs out of registers
   for (int k = 0; k < width / 16; ++k) {
     Pairs a_pairs[m];
 #pragma unroll

@@ -225,7 +225,8 @@ TEST_CASE("attention: narrow heads of every width, at the ends of vectors and bl
 
 // Every width of tiles, whole and ragged, and one that is none; blocks of 128 or 64 queries and keys, parts of them.
 const std::vector<Size> small_sizes_bf16{{1, 1, 1, 1, 8},   {2, 17, 4, 2, 16}, {1, 140, 2, 1, 40}, {1, 150, 1, 1, 64},
-                                         {1, 43, 2, 1, 13}, {1, 65, 1, 1, 88}, {1, 131, 1, 1, 128}, {1, 70, 1, 1, 200}};
+                                         {1, 43, 2, 1, 13}, {1, 65, 1, 1, 88}, {1, 131, 1, 1, 128}, {1, 70, 1, 1, 200},
+                                         {1, 33, 2, 1, 104}};
 
 void check_bf16(const Size& z, Backend backend, bool acc) {
   CAPTURE(z.str());
