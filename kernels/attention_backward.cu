@@ -81,6 +81,7 @@ __global__ void __launch_bounds__(KeyBlock<width, small>::threads, width > 64 ? 
 
   const int warp_row = warp_of() * 16 * F::m, part = static_cast<int>(blockIdx.z) * columns;
   Sums<F::m, columns> dk{}, dv{};
+  const int first_seen = first + warp_row < T ? warp_row : INT32_MAX;  // a warp without keys sees no queries
   bool more = true;
   // Query c of the tile sees key r of the block if r <= c + behind.
   for (int behind = 0, following, buffer = 0; more; behind = following, buffer ^= 1) {
@@ -88,7 +89,7 @@ __global__ void __launch_bounds__(KeyBlock<width, small>::threads, width > 64 ? 
     __syncthreads();  // the tile is there for all, and nobody reads the other one any more
     following = t - first, more = head < group;
     if (more) load_queries(buffer ^ 1);
-    if (behind + F::queries <= warp_row) continue;
+    if (behind + F::queries <= first_seen) continue;
     const bf16 *q_tile = q_tiles + buffer * tile, *dout_tile = dout_tiles + buffer * tile;
     const float* lse = stats + 2 * buffer * F::queries + lane_of() % 4 * 2;
     Sums<F::m, n> p{}, ds{};
@@ -189,8 +190,9 @@ __global__ void __launch_bounds__(QueryBlock<width>::threads, 2)
     }
   Sums<F::m, width / 8> dq{};
   int buffer = 0;
-  // Key c of the tile is there if c < there, and seen by row r of the block if c <= r + ahead.
-  for (int there = seen, ahead = first; there > 0; there -= F::keys, ahead -= F::keys, buffer ^= 1) {
+  // Key c of the tile is there if c < there, and row r of the block sees it if c <= r + ahead; idle warps see none.
+  int ahead = warp_row < left ? first : INT32_MIN / 2;
+  for (int there = seen; there > 0; there -= F::keys, ahead -= F::keys, buffer ^= 1) {
     cp_async_wait<0>();
     __syncthreads();  // the tile is there for all, and nobody reads the other one any more
     if (there > F::keys) load_keys(there - F::keys, buffer ^ 1);

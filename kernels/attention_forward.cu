@@ -96,8 +96,9 @@ __global__ void __launch_bounds__(Forward<width>::threads, Forward<width>::block
     for (int j = 0; j < width / 8; ++j) rows.out[i][j] = Floats<4>{};
   }
   int buffer = 0;
-  // Key c of the tile is there if c < there, and seen by row r of the block if c <= r + ahead.
-  for (int there = seen, ahead = pos + first; there > 0; there -= F::keys, ahead -= F::keys, buffer ^= 1) {
+  // Key c of the tile is there if c < there, and row r of the block sees it if c <= r + ahead; idle warps see none.
+  int ahead = warp_row < left ? pos + first : INT32_MIN / 2;
+  for (int there = seen; there > 0; there -= F::keys, ahead -= F::keys, buffer ^= 1) {
     cp_async_wait<0>();
     __syncthreads();  // the tile is there for all, and nobody reads the other one any more
     if (there > F::keys) load_keys(there - F::keys, buffer ^ 1);
