@@ -15,7 +15,8 @@
 // f32, may be stored as bf16; on a matrix unit p and ds are then rounded to bf16 too, sums and statistics are not. What
 // is written may not alias what is read. A NaN in q or k reaches exactly the rows of out that see it. Where a NaN meets
 // a masked weight it stays NaN, so one in v can also reach out, and any one the gradients, of earlier rows in its tile
-// of 16 positions, or 32 on a matrix unit. In narrow heads what is below the normal numbers may count as 0.
+// of 16 positions, or 32 on a matrix unit, or 128 in bf16 on a GPU. In narrow heads, and on a GPU, what is below the
+// normal numbers may count as 0.
 #pragma once
 
 #include <algorithm>
@@ -38,6 +39,15 @@ void attention_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv, co
 // to the cached positions 0 .. pos+t. What the caches hold beyond that is neither read nor changed.
 void attention_cached(const Tensor& out, const Tensor& k_cache, const Tensor& v_cache, const Tensor& q, const Tensor& k,
                       const Tensor& v, int64_t pos, double scale, Stream stream);
+
+// kernels/attention.cu.
+void attention_forward_cuda(const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v,
+                            double scale);
+void attention_backward_cuda(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout,
+                             const Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lse,
+                             double scale, bool acc_q, bool acc_k, bool acc_v);
+void attention_cached_cuda(const Tensor& out, const Tensor& k_cache, const Tensor& v_cache, const Tensor& q,
+                           const Tensor& k, const Tensor& v, int64_t pos, double scale);
 
 // One query: out (D) and, returned, lse, over the first n rows of one head of k and v, whose rows are `stride` apart.
 template <class Real>
