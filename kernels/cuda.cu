@@ -88,6 +88,9 @@ void copy_from_device(void* host, const void* device, size_t bytes) {
   CHECK_CUDA(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, cuda_stream()));
   synchronize_device();
 }
+void copy_on_device(void* to, const void* from, size_t bytes) {
+  CHECK_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, cuda_stream()));
+}
 void fill_device_memory(void* device, uint8_t byte, size_t bytes) {
   CHECK_CUDA(cudaMemsetAsync(device, byte, bytes, cuda_stream()));
 }
@@ -100,6 +103,7 @@ void* allocate_device_memory(size_t bytes) { return emulator::allocate(bytes); }
 void release_device_memory(void* data) { emulator::release(data); }
 void copy_to_device(void* device, const void* host, size_t bytes) { std::memcpy(device, host, bytes); }
 void copy_from_device(void* host, const void* device, size_t bytes) { std::memcpy(host, device, bytes); }
+void copy_on_device(void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); }
 void fill_device_memory(void* device, uint8_t byte, size_t bytes) { std::memset(device, byte, bytes); }
 void synchronize_device() {}
 
