@@ -104,7 +104,7 @@ void poison_unread(Depth<T>& depth, int l) {
   }
 }
 
-// For the GPU: one block and several, of the mixture and of the correlation; both widths; heads in one group and in two.
+// For the GPU: one block and several, of mixture and correlation; both widths; heads in one group and in two.
 const std::vector<Size>& sizes(Backend backend) {
   static const std::vector<Size> cpu{{1, 1, 1, 1},   {3, 5, 1, 3},   {4, 37, 2, 8},  {3, 70, 3, 24},
                                      {3, 300, 8, 64}, {2, 9, 6, 100}, {4, 33, 4, 16}, {2, 130, 16, 33}};
@@ -260,7 +260,8 @@ TEST_CASE_TEMPLATE("route: memory that begins between two multiples of 16 bytes"
       for (const Router& r : depth.routers) tensors.insert(tensors.end(), {r.weight, r.dweight});
       run_on(backend, tensors, [&](auto& t, Stream stream) {
         auto readers = depth.routers;
-        for (size_t r = 0; r < readers.size(); ++r) readers[r].weight = t[3 + 2 * r], readers[r].dweight = t[4 + 2 * r];
+        for (size_t r = 0; r < readers.size(); ++r)
+          readers[r].weight = t[3 + 2 * r], readers[r].dweight = t[4 + 2 * r];
         route_backward(from_second(t[0], block), from_second(t[1], blocks), from_second(t[2], block), readers, l,
                        stream);
       });
