@@ -102,18 +102,16 @@ T* dynamic_shared() {
 #endif
 
 // -----------------------------------------------------------------------------------------------------------------
-// `width` elements of float or bf16 in memory as floats: accesses of up to 16 bytes. p is a multiple of their size.
+// `width` elements of float or bf16 in memory as floats: one access of up to 16 bytes, or several of 16. p is a
+// multiple of the access's size.
 
 template <class S>
 constexpr int widest = 16 / static_cast<int>(sizeof(S));
+template <int width, class S>
+constexpr size_t access_bytes = width * sizeof(S) < 16 ? width * sizeof(S) : 16;
 
 template <int width>
 using Floats = Array<float, width>;
-
-template <int width, class S>
-struct alignas(width * sizeof(S) < 16 ? width * sizeof(S) : 16) Raw {
-  S s[width];
-};
 
 __device__ inline float to_float(float x) { return x; }
 __device__ inline float to_float(bf16 x) {
@@ -134,7 +132,8 @@ __device__ inline void from_float(bf16& to, float x) {
 
 template <int width, class S>
 __device__ __forceinline__ Floats<width> load(const S* p) {
-  const auto raw = *reinterpret_cast<const Raw<width, S>*>(p);
+  struct alignas(access_bytes<width, S>) Raw { S s[width]; };
+  const Raw raw = *reinterpret_cast<const Raw*>(p);
   Floats<width> x;
 #pragma unroll
   for (int i = 0; i < width; ++i) x[i] = to_float(raw.s[i]);
@@ -142,10 +141,10 @@ __device__ __forceinline__ Floats<width> load(const S* p) {
 }
 template <int width, class S>
 __device__ __forceinline__ void store(S* p, const Floats<width>& x) {
-  Raw<width, S> raw;
+  struct alignas(access_bytes<width, S>) Raw { S s[width]; } raw;
 #pragma unroll
   for (int i = 0; i < width; ++i) from_float(raw.s[i], x[i]);
-  *reinterpret_cast<Raw<width, S>*>(p) = raw;
+  *reinterpret_cast<Raw*>(p) = raw;
 }
 
 // Calls body(width), a constant: the widest access that C columns of all the tensors allow.

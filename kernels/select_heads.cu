@@ -15,6 +15,12 @@ struct Choices {
   int count;
 };
 
+// Elements as they are, without a way through floats.
+template <int width, class S>
+struct alignas(access_bytes<width, S>) Raw {
+  S s[width];
+};
+
 // from_row: elements from a source's token to the next.
 template <int width, class S>
 __global__ void __launch_bounds__(threads)
