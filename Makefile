@@ -6,6 +6,8 @@ JOBS ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu)
 .NOTPARALLEL:
 # Told again each time, so that another CXX also takes effect in a build directory that knows one already.
 COMPILER := $(if $(filter-out default undefined,$(origin CXX)),-DCMAKE_CXX_COMPILER="$(CXX)")
+# make CUDA=1: with the CUDA backend also where there is no GPU.
+CUDA_FLAG := $(if $(filter 1,$(CUDA)),-DCROSSPLY_CUDA=ON)
 # The flags of this make are not meant for those that CMake calls.
 COMPILE = env -u MAKEFLAGS -u MAKELEVEL cmake --build $(BUILD) -j $(JOBS)
 # Homebrew keeps OpenMP where CMake does not look by itself.
@@ -48,7 +50,7 @@ setup:
 	@dev/setup.sh
 
 configure:
-	@cmake -S . -B $(BUILD) $(COMPILER) $(CMAKE_FLAGS) >/dev/null
+	@cmake -S . -B $(BUILD) $(COMPILER) $(CUDA_FLAG) $(CMAKE_FLAGS) >/dev/null
 
 clean:
 	cmake -E rm -rf $(BUILD)
@@ -63,5 +65,5 @@ help:
 	@echo "make NAME     build one program: $(PROGRAMS)"
 	@echo "make setup    install what building needs, where that is allowed"
 	@echo "make clean    remove $(BUILD)/"
-	@echo "Variables: CXX=clang++ (compiler), BUILD=dir (where to build), JOBS=n (compilations at a time),"
+	@echo "Variables: CXX=clang++ (compiler), BUILD=dir (where to build), JOBS=n (compilations at a time), CUDA=1 (for GPUs),"
 	@echo "           CMAKE_FLAGS=-DCROSSPLY_SANITIZE=ON (or any other option of CMakeLists.txt)"

@@ -2,6 +2,7 @@
 // this.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -10,6 +11,12 @@
 #include "engine/tensor.h"
 
 namespace crossply {
+
+// What a device keeps of work that it did before.
+struct Recording {
+  int runs = 0;
+  std::shared_ptr<void> graph;
+};
 
 class Device {
  public:
@@ -22,12 +29,17 @@ class Device {
   virtual void copy_in(void* device, const void* host, size_t bytes) = 0;
   virtual void copy_out(void* host, const void* device, size_t bytes) = 0;
   virtual void fill(void* device, uint8_t byte, size_t bytes) = 0;
+  // Does work, which must launch the same kernels with the same arguments each time, with nothing in between that waits
+  // for the device. A GPU records it when it comes for the second time, and from then on replays the recording.
+  virtual void replay(Recording&, const std::function<void()>& work) { work(); }
+  virtual void wait() {}  // until everything is done
 };
 
 // name: "cpu"; "cuda"; "reference" (the plain loops that define every op: slow, and exact in double); "emulator" (the
 // CUDA kernels, thread by thread on the CPU, in builds without CUDA). matmul: "fp32" or "bf16x3" (engine/stream.h).
 // Throws Exit::device for a device that this build or machine does not have.
 std::unique_ptr<Device> make_device(const std::string& name, const std::string& matmul = "fp32");
+Backend backend_of(const std::string& device);  // without making it
 std::unique_ptr<Device> make_cuda_device(const std::string& name);  // device_cuda.cpp
 
 // One contiguous, named block of device memory: parameters, gradients, moments, activations.

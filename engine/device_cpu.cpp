@@ -66,6 +66,11 @@ class CpuDevice : public Device {
 
 }  // namespace
 
+Backend backend_of(const std::string& device) {
+  if (device == "cuda" || device == "emulator") return Backend::cuda;
+  return device == "reference" ? Backend::reference : Backend::cpu;
+}
+
 std::unique_ptr<Device> make_device(const std::string& name, const std::string& matmul) {
   CHECK_THAT(matmul == "fp32" || matmul == "bf16x3", "unknown products '", matmul, "'");
   const Products products = matmul == "fp32" ? Products::f32 : Products::bf16x3;

@@ -22,6 +22,23 @@ class CudaDevice : public Device {
   void copy_in(void* device, const void* host, size_t bytes) override { copy_to_device(device, host, bytes); }
   void copy_out(void* host, const void* device, size_t bytes) override { copy_from_device(host, device, bytes); }
   void fill(void* device, uint8_t byte, size_t bytes) override { fill_device_memory(device, byte, bytes); }
+  void wait() override { synchronize_device(); }
+
+  // The first run is a plain one: it finds the kernels' scratch memory and the plans of the products.
+  void replay(Recording& recording, const std::function<void()>& work) override {
+    if (recording.runs++ == 0) return work();
+    if (recording.graph == nullptr) {
+      begin_capture();
+      try {
+        work();
+      } catch (...) {
+        abandon_capture();
+        throw;
+      }
+      recording.graph = end_capture();
+    }
+    launch_graph(recording.graph);
+  }
 
  private:
   std::string description_;

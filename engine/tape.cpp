@@ -210,20 +210,31 @@ namespace {
 
 // Calls body; takes its time if somebody wants it.
 template <class Seconds, class F>
-void timed(std::vector<Seconds>& seconds, size_t tick, F&& body) {
+void timed(std::vector<Seconds>& seconds, Device& device, size_t tick, F&& body) {
   if (seconds.empty()) return body();
   const auto start = std::chrono::steady_clock::now();
   body();
+  device.wait();
   seconds[tick].sum += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   ++seconds[tick].calls;
 }
 
 }  // namespace
 
+void Tape::run(const Step& step) {
+  const auto work = [&] {
+    forward(step);
+    if (step.training) backward(step);
+  };
+  if (!seconds_.empty() || after_) return work();  // somebody looks on
+  if (!(step == recorded_)) recording_ = {}, recorded_ = step;
+  device_->replay(recording_, work);
+}
+
 void Tape::forward(const Step& step) {
   if (mode_ == PlanMode::poison && step.training) bury(-1);
   for (size_t n = 0; n < nodes_.size(); ++n) {
-    timed(seconds_, n, [&] { nodes_[n]->forward(step, device_->stream()); });
+    timed(seconds_, *device_, n, [&] { nodes_[n]->forward(step, device_->stream()); });
     if (after_) after_(n, false);
     if (mode_ == PlanMode::poison && step.training) bury(static_cast<int>(n));
   }
@@ -232,7 +243,7 @@ void Tape::forward(const Step& step) {
 void Tape::backward(const Step& step) {
   CHECK_THAT(differentiated_ && step.training, "backward without differentiate(), or of a forward-only step");
   for (size_t n = nodes_.size(); n-- > 0;) {
-    timed(seconds_, 2 * nodes_.size() - 1 - n, [&] {
+    timed(seconds_, *device_, 2 * nodes_.size() - 1 - n, [&] {
       for (const auto& [node, grad] : holes_)
         if (node == n) device_->fill(grad->tensor.data, 0, grad->tensor.bytes());
       nodes_[n]->backward(step, device_->stream());

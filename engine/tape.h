@@ -22,6 +22,7 @@ struct Step {
   bool training = false;    // false: forward only (evaluation, generation); the loss head then leaves gradients alone
   double grad_scale = 1;    // 1 / number of scored tokens of the whole optimizer step
   int64_t position = 0;     // generation: tokens already in the key/value cache
+  bool operator==(const Step&) const = default;
 };
 
 // Memory with one lifetime, in ticks of the replay: forward of node i at tick i, its backward at 2n-1-i.
@@ -138,6 +139,8 @@ class Tape {
   // --- replay ---
   void forward(const Step& step);
   void backward(const Step& step);
+  // Both, the backward in training only; on a device that records, the same step comes from its recording.
+  void run(const Step& step);
 
   // From now on called after every node n's forward and backward: to look at intermediates, or to change them.
   void watch(std::function<void(size_t n, bool backward)> after) { after_ = std::move(after); }
@@ -186,6 +189,8 @@ class Tape {
   size_t arena_bytes_ = 0;
   Arena arena_;
   Device* device_ = nullptr;
+  Recording recording_;  // of `recorded_`
+  Step recorded_;
 };
 
 }  // namespace crossply

@@ -84,7 +84,7 @@ int main(int argc, char** argv) {
     app.add_option("--answers", o.answers, "prompts of a task to answer")
         ->check(integer_from(0))
         ->capture_default_str();
-    app.add_option("--device", o.device, "where to run")->check(CLI::IsMember({"cpu"}))->capture_default_str();
+    app.add_option("--device", o.device, "where to run")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
   };
   return run_program(app, argc, argv, flags, [&] { return run(o); });
 }

@@ -80,7 +80,7 @@ int main(int argc, char** argv) {
         ->capture_default_str();
     app.add_option("--top-k", o.top_k, "sample among the k most likely (0: all)")->check(integer_from(0));
     app.add_option("--seed", o.seed, "of the sampling")->check(integer_from(0))->capture_default_str();
-    app.add_option("--device", o.device, "where to run")->check(CLI::IsMember({"cpu"}))->capture_default_str();
+    app.add_option("--device", o.device, "where to run")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
   };
   return run_program(app, argc, argv, flags, [&] { return run(o); });
 }

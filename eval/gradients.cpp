@@ -87,7 +87,7 @@ int main(int argc, char** argv) {
     app.add_option("--batch", o.batch, "B, sequences")->check(integer_from(1))->capture_default_str();
     app.add_option("--seq", o.seq, "T, tokens per sequence")->check(integer_from(1))->required();
     app.add_option("--out", o.out, "safetensors file to write")->required();
-    app.add_option("--device", o.device, "cpu, or reference (plain loops in double)")->capture_default_str();
+    app.add_option("--device", o.device, "cpu, cuda, or reference (plain loops in double)")->capture_default_str();
     app.add_option("--dtype", o.dtype, "of activations and products: fp32 or bf16")
         ->check(CLI::IsMember({"fp32", "bf16"}))
         ->capture_default_str();

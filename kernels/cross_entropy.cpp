@@ -121,10 +121,11 @@ void cross_entropy_cpu(float* losses, S* dinp, float* dweight, const S* inp, con
 }
 
 void check_shapes(const char* name, const Tensor& losses, const Tensor& inp, const Tensor& weight,
-                  const Tensor& targets) {
+                  const Tensor& targets, Stream stream) {
   const int64_t V = weight.dim(0), C = weight.dim(1), rows = targets.numel();
   CHECK_THAT(weight.shape.rank == 2 && inp.numel() == rows * C && losses.numel() == rows, name, ": losses ",
              losses.str(), " inp ", inp.str(), " weight ", weight.str(), " targets ", targets.str());
+  if (stream.backend == Backend::cuda) return;
   const int32_t* target = targets.as<int32_t>();
   for (int64_t n = 0; n < rows; ++n)
     CHECK_THAT(target[n] >= -1 && target[n] < V, name, ": target ", target[n], " of row ", n, " with V = ", V);
@@ -137,8 +138,10 @@ void check_shapes(const char* name, const Tensor& losses, const Tensor& inp, con
 
 void cross_entropy_forward(const Tensor& losses, const Tensor& inp, const Tensor& weight, const Tensor& targets,
                            Stream stream) {
-  check_shapes("cross_entropy_forward", losses, inp, weight, targets);
+  check_shapes("cross_entropy_forward", losses, inp, weight, targets, stream);
   const int64_t V = weight.dim(0), C = weight.dim(1), rows = targets.numel();
+  if (stream.backend == Backend::cuda)
+    return cross_entropy_cuda(losses, Tensor{}, Tensor{}, inp, weight, targets, 1, stream);
   if (stream.backend == Backend::cpu)
     return with_storage(inp.dtype, [&](auto storage) {
       using S = decltype(storage);
@@ -153,10 +156,12 @@ void cross_entropy_forward(const Tensor& losses, const Tensor& inp, const Tensor
 
 void cross_entropy_forward_backward(const Tensor& losses, const Tensor& dinp, const Tensor& dweight, const Tensor& inp,
                                     const Tensor& weight, const Tensor& targets, double scale, Stream stream) {
-  check_shapes("cross_entropy_forward_backward", losses, inp, weight, targets);
+  check_shapes("cross_entropy_forward_backward", losses, inp, weight, targets, stream);
   const int64_t V = weight.dim(0), C = weight.dim(1), rows = targets.numel();
   CHECK_THAT(dinp.numel() == rows * C && dweight.shape == weight.shape, "cross_entropy_forward_backward: dinp ",
              dinp.str(), " dweight ", dweight.str(), " inp ", inp.str(), " weight ", weight.str());
+  if (stream.backend == Backend::cuda)
+    return cross_entropy_cuda(losses, dinp, dweight, inp, weight, targets, scale, stream);
   if (stream.backend == Backend::cpu)
     return with_storage(inp.dtype, [&](auto storage) {
       using S = decltype(storage);

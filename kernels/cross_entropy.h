@@ -10,7 +10,8 @@
 //
 // bf16 is for inp, dinp and weight (together); logits and dz are then rounded to bf16, too.
 // losses: (rows); inp, dinp: (rows, C) after flattening; weight, dweight: (V, C); targets: (rows) i32, each in [-1, V).
-// A target of -1 marks a row that is not scored (prompt, padding); the matmuls never see it, so it costs nothing.
+// A target of -1 marks a row that is not scored (prompt, padding); on the CPU the matmuls never see it, so it costs
+// nothing. On a GPU, where the host does not see the targets, one outside of [-1, V) makes its loss NaN.
 // Nothing is saved: training calls the second function, which computes the logits once. No output may alias an input.
 #pragma once
 
@@ -28,6 +29,10 @@ void cross_entropy_forward(const Tensor& losses, const Tensor& inp, const Tensor
 // The same losses, bit for bit, and the gradients of L in the same pass.
 void cross_entropy_forward_backward(const Tensor& losses, const Tensor& dinp, const Tensor& dweight, const Tensor& inp,
                                     const Tensor& weight, const Tensor& targets, double scale, Stream stream);
+
+// kernels/cross_entropy.cu; without gradients where dinp has no data.
+void cross_entropy_cuda(const Tensor& losses, const Tensor& dinp, const Tensor& dweight, const Tensor& inp,
+                        const Tensor& weight, const Tensor& targets, double scale, Stream stream);
 
 // The loss of one scored row; z receives softmax(inp weight^T).
 template <class T>

@@ -25,7 +25,7 @@ struct Scratch {
   void* data = nullptr;
   size_t bytes = 0;
 };
-std::array<Scratch, 4> scratch_slots;
+std::array<Scratch, scratch_slot_count> scratch_slots;
 
 }  // namespace
 
@@ -96,6 +96,25 @@ void fill_device_memory(void* device, uint8_t byte, size_t bytes) {
 }
 void synchronize_device() { CHECK_CUDA(cudaStreamSynchronize(cuda_stream())); }
 
+void begin_capture() { CHECK_CUDA(cudaStreamBeginCapture(cuda_stream(), cudaStreamCaptureModeThreadLocal)); }
+std::shared_ptr<void> end_capture() {
+  cudaGraph_t graph;
+  CHECK_CUDA(cudaStreamEndCapture(cuda_stream(), &graph));
+  cudaGraphExec_t ready;
+  CHECK_CUDA(cudaGraphInstantiate(&ready, graph, 0));
+  CHECK_CUDA(cudaGraphDestroy(graph));
+  return {ready, [](void* old) { cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(old)); }};
+}
+void abandon_capture() {
+  cudaGraph_t graph = nullptr;
+  cudaStreamEndCapture(cuda_stream(), &graph);
+  if (graph != nullptr) cudaGraphDestroy(graph);
+  cudaGetLastError();
+}
+void launch_graph(const std::shared_ptr<void>& graph) {
+  CHECK_CUDA(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph.get()), cuda_stream()));
+}
+
 #else
 
 std::string describe_gpu() { return "emulator of a GPU"; }
@@ -103,9 +122,20 @@ void* allocate_device_memory(size_t bytes) { return emulator::allocate(bytes); }
 void release_device_memory(void* data) { emulator::release(data); }
 void copy_to_device(void* device, const void* host, size_t bytes) { std::memcpy(device, host, bytes); }
 void copy_from_device(void* host, const void* device, size_t bytes) { std::memcpy(host, device, bytes); }
-void copy_on_device(void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); }
-void fill_device_memory(void* device, uint8_t byte, size_t bytes) { std::memset(device, byte, bytes); }
+void copy_on_device(void* to, const void* from, size_t bytes) {
+  emulator::enqueue([=] { std::memcpy(to, from, bytes); });
+}
+void fill_device_memory(void* device, uint8_t byte, size_t bytes) {
+  emulator::enqueue([=] { std::memset(device, byte, bytes); });
+}
 void synchronize_device() {}
+
+void begin_capture() { emulator::capture(std::make_shared<emulator::Works>()); }
+std::shared_ptr<void> end_capture() { return emulator::capture(nullptr); }
+void abandon_capture() { emulator::capture(nullptr); }
+void launch_graph(const std::shared_ptr<void>& graph) {
+  for (const auto& work : *static_cast<emulator::Works*>(graph.get())) work();
+}
 
 #endif
 

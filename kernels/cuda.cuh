@@ -56,6 +56,8 @@ inline uint32_t blocks_of(int64_t n, int64_t size) { return static_cast<uint32_t
 
 // Device memory for a kernel's own use. It grows to the largest request, so only the first step of a run allocates. The
 // pointer is valid until the next request for the same slot. Throws Exit::device if there is not enough memory.
+// Slots from 0 on are any kernel's; these are of kernels that call others.
+constexpr int cross_entropy_slot = 6, matmul_slot = 7, scratch_slot_count = 8;
 void* scratch_bytes(size_t bytes, int slot);
 template <class T>
 T* scratch(int64_t count, int slot = 0) {
@@ -73,13 +75,13 @@ cudaStream_t cuda_stream();  // the one on which everything runs
 void check_cuda(cudaError_t error, const char* what, const char* file, int line);
 #define CHECK_CUDA(call) ::crossply::check_cuda((call), #call, __FILE__, __LINE__)
 
-template <class... P, class... A>
-void launch(const Launch& l, void (*kernel)(P...), A&&... args) {
+template <class... P>
+void launch(const Launch& l, void (*kernel)(P...), std::type_identity_t<P>... args) {
   constexpr size_t without_asking = 48 * 1024;
   if (l.shared_bytes > without_asking)
     CHECK_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     static_cast<int>(l.shared_bytes)));
-  kernel<<<l.grid, l.block, l.shared_bytes, cuda_stream()>>>(P(args)...);
+  kernel<<<l.grid, l.block, l.shared_bytes, cuda_stream()>>>(args...);
   check_cuda(cudaGetLastError(), l.name, __FILE__, __LINE__);
 }
 template <class T>
@@ -90,9 +92,11 @@ __device__ T* dynamic_shared() {
 
 #else
 
-template <class... P, class... A>
-void launch(const Launch& l, void (*kernel)(P...), A&&... args) {
-  emulator::run(l.name, l.grid, l.block, l.shared_bytes, [&] { kernel(P(args)...); });
+template <class... P>
+void launch(const Launch& l, void (*kernel)(P...), std::type_identity_t<P>... args) {
+  emulator::enqueue([=] {
+    emulator::run(l.name, l.grid, l.block, l.shared_bytes, [&] { kernel(args...); });
+  });
 }
 template <class T>
 T* dynamic_shared() {

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 
 namespace crossply {
@@ -25,5 +26,13 @@ void copy_from_device(void* host, const void* device, size_t bytes);
 void copy_on_device(void* to, const void* from, size_t bytes);
 void fill_device_memory(void* device, uint8_t byte, size_t bytes);
 void synchronize_device();
+
+// Work on the stream between the two is not done but recorded, and done by every launch of the graph, with the pointers
+// and numbers that it was recorded with. Nothing in between may allocate, or wait for the device. abandon_capture, after
+// an error, forgets the recording. A graph frees itself.
+void begin_capture();
+std::shared_ptr<void> end_capture();
+void abandon_capture();
+void launch_graph(const std::shared_ptr<void>& graph);
 
 }  // namespace crossply

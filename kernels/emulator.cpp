@@ -1,7 +1,9 @@
 #include "kernels/emulator.h"
 
 #include <sys/mman.h>
+#ifndef __x86_64__
 #include <ucontext.h>
+#endif
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -40,28 +43,80 @@ struct Copy {
   size_t bytes;
 };
 
+// Where a stack was left. ucontext.h would do everywhere, but asks the system for the signal mask at every switch, which
+// takes 40 times as long as the switch.
+#ifdef __x86_64__
+using Context = void*;  // its stack pointer, below the registers that a function must keep
+extern "C" void switch_stack(Context* from, Context to) asm("crossply_switch_stack");
+asm(R"(
+.text
+.p2align 4
+crossply_switch_stack:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+)");
+void switch_context(Context& from, const Context& to) { switch_stack(&from, to); }
+void start_context(Context& context, std::byte* stack, size_t bytes, void (*entry)()) {
+  auto top = reinterpret_cast<uintptr_t>(stack + bytes) / 16 * 16;
+  auto* words = reinterpret_cast<void**>(top) - 2;  // as after a call, the stack is 8 bytes off a multiple of 16
+  *words = reinterpret_cast<void*>(entry);
+  for (int i = 0; i < 6; ++i) *--words = nullptr;
+  context = words;
+}
+#else
+using Context = ucontext_t;
+void switch_context(Context& from, const Context& to) { swapcontext(&from, &to); }
+void start_context(Context& context, std::byte* stack, size_t bytes, void (*entry)()) {
+  getcontext(&context);
+  context.uc_stack.ss_sp = stack;
+  context.uc_stack.ss_size = bytes;
+  context.uc_link = nullptr;
+  makecontext(&context, entry, 0);
+}
+#endif
+
 struct Fiber {
-  ucontext_t context{};
+  Context context{};
   std::unique_ptr<std::byte[]> stack{new std::byte[stack_bytes]};
   uint3 index{};
   bool ended = false;
   const char* waits = nullptr;  // for what; null: runs, or may run
   Site site;
-  void* operand = nullptr;
-  uint32_t mask = 0;
   std::deque<std::vector<Copy>> copies;  // committed groups, and the open one
+};
+
+// Lanes of a warp that wait for each other.
+struct Meeting {
+  uint32_t mask, arrived;
+  const char* what;
+  Site site;
+  void* operands[warp_lanes];
 };
 
 struct Block {
   std::vector<int> runnable;
   int alive = 0, at_barrier = 0;
+  std::vector<Meeting> meetings[most_threads / warp_lanes];  // of each warp
   std::exception_ptr error;
 };
 
 std::mutex one_launch;
 std::vector<std::unique_ptr<Fiber>> fibers;
 std::map<const void*, std::pair<void*, size_t>> statics;  // of the present block
-ucontext_t scheduler;
+Context scheduler{};
 const std::function<void()>* kernel_body = nullptr;
 const char* kernel_name = "";
 Block now;
@@ -74,7 +129,7 @@ uint64_t lot(uint64_t below) {
   return (lots * 0x2545F4914F6CDD1Dull >> 33) % below;
 }
 
-std::string where(const Site& site) { return str(site.file_name(), ":", site.line()); }
+std::string where(const Site& site) { return str(site.file, ":", site.line); }
 std::string thread_name(int t) {
   const uint3 i = fibers[static_cast<size_t>(t)]->index;
   return str("thread (", i.x, ", ", i.y, ", ", i.z, ") of block (", blockIdx.x, ", ", blockIdx.y, ", ", blockIdx.z, ")");
@@ -97,7 +152,7 @@ void switch_to_scheduler(Fiber& from, [[maybe_unused]] bool for_good) {
   void* fake = nullptr;
   __sanitizer_start_switch_fiber(for_good ? nullptr : &fake, scheduler_stack, scheduler_stack_bytes);
 #endif
-  swapcontext(&from.context, &scheduler);
+  switch_context(from.context, scheduler);
 #ifdef CROSSPLY_ASAN
   __sanitizer_finish_switch_fiber(fake, &scheduler_stack, &scheduler_stack_bytes);
 #endif
@@ -108,7 +163,7 @@ void switch_to(Fiber& fiber) {
   void* fake = nullptr;
   __sanitizer_start_switch_fiber(&fake, fiber.stack.get(), stack_bytes);
 #endif
-  swapcontext(&scheduler, &fiber.context);
+  switch_context(scheduler, fiber.context);
 #ifdef CROSSPLY_ASAN
   __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
 #endif
@@ -142,7 +197,8 @@ void wake(int t) {
 
 void start_fibers(dim3 block) {
   while (fibers.size() < static_cast<size_t>(threads)) fibers.push_back(std::make_unique<Fiber>());
-  now = Block{{}, threads, 0, nullptr};
+  now.runnable.clear(), now.alive = threads, now.at_barrier = 0, now.error = nullptr;
+  for (auto& meetings : now.meetings) meetings.clear();
   for (int t = 0; t < threads; ++t) {
     Fiber& fiber = *fibers[static_cast<size_t>(t)];
     const auto n = static_cast<uint32_t>(t);
@@ -150,11 +206,7 @@ void start_fibers(dim3 block) {
     fiber.ended = false;
     fiber.waits = nullptr;
     fiber.copies.assign(1, {});
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.get();
-    fiber.context.uc_stack.ss_size = stack_bytes;
-    fiber.context.uc_link = nullptr;
-    makecontext(&fiber.context, fiber_main, 0);
+    start_context(fiber.context, fiber.stack.get(), stack_bytes, fiber_main);
     now.runnable.push_back(t);
   }
 }
@@ -190,6 +242,15 @@ void run_block(dim3 block) {
 
 // -----------------------------------------------------------------------------------------------------------------
 // Launches.
+
+namespace {
+std::shared_ptr<Works> captured;
+}
+void enqueue(std::function<void()> work) {
+  if (captured != nullptr) captured->push_back(std::move(work));
+  else work();
+}
+std::shared_ptr<Works> capture(std::shared_ptr<Works> into) { return std::exchange(captured, std::move(into)); }
 
 void seed(uint64_t value) { lots = value * 0x9E3779B97F4A7C15ull | 1; }
 
@@ -228,7 +289,7 @@ void synchronize_block(const Site& site) {
     const Fiber& other = *fibers[static_cast<size_t>(t)];
     if (other.ended) fail_kernel(thread_name(t), " has ended, ", thread_name(current), " waits in __syncthreads at ",
                                  where(site));
-    if (other.waits != nullptr && std::strcmp(other.waits, "__syncthreads") == 0 && other.site.line() != site.line())
+    if (other.waits != nullptr && std::strcmp(other.waits, "__syncthreads") == 0 && other.site.line != site.line)
       fail_kernel(thread_name(t), " waits in __syncthreads at ", where(other.site), ", ", thread_name(current), " at ",
                   where(site));
   }
@@ -240,26 +301,21 @@ void synchronize_block(const Site& site) {
 
 void synchronize_warp(uint32_t mask, void* operand, Combine combine, const char* what, const Site& site) {
   const int first = current / warp_lanes * warp_lanes, lanes = std::min(warp_lanes, threads - first);
-  Fiber& self = *fibers[static_cast<size_t>(current)];
   const int own = current - first;
   if (!(mask >> own & 1)) fail_kernel(thread_name(current), " is not in its own mask in ", what, " at ", where(site));
   if (lanes < warp_lanes && mask >> lanes != 0)
     fail_kernel("the last warp has ", lanes, " lanes, the mask of ", what, " more, at ", where(site));
-  self.operand = operand, self.mask = mask;
-  void* operands[warp_lanes] = {};
-  bool all = true;
-  for (int lane = 0; lane < lanes; ++lane) {
-    if (!(mask >> lane & 1)) continue;
-    const Fiber& other = *fibers[static_cast<size_t>(first + lane)];
-    if (other.ended) fail_kernel(thread_name(first + lane), " has ended, ", thread_name(current), " waits for it in ",
-                                 what, " at ", where(site));
-    if (lane != own && (other.waits == nullptr || std::strcmp(other.waits, what) != 0 || other.mask != mask ||
-                        other.site.line() != site.line()))
-      all = false;
-    operands[lane] = other.operand;
-  }
-  if (!all) return wait_for(what, site);
-  if (combine != nullptr) combine(operands, mask);
+  auto& meetings = now.meetings[first / warp_lanes];
+  auto meeting = std::find_if(meetings.begin(), meetings.end(), [=](const Meeting& m) { return m.mask == mask; });
+  if (meeting == meetings.end()) meeting = meetings.insert(meetings.end(), Meeting{mask, 0, what, site, {}});
+  if (meeting->site.line != site.line || std::strcmp(meeting->what, what) != 0)
+    fail_kernel(thread_name(current), " waits in ", what, " at ", where(site), ", others of its mask in ", meeting->what,
+                " at ", where(meeting->site));
+  meeting->arrived |= 1u << own;
+  meeting->operands[own] = operand;
+  if (meeting->arrived != mask) return wait_for(what, site);
+  if (combine != nullptr) combine(meeting->operands, mask);
+  meetings.erase(meeting);
   for (int lane = 0; lane < lanes; ++lane)
     if (lane != own && (mask >> lane & 1)) wake(first + lane);
 }

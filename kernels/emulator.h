@@ -15,8 +15,8 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
-#include <source_location>
-#include <string>
+#include <memory>
+#include <vector>
 
 #include "engine/check.h"
 
@@ -41,10 +41,20 @@ inline dim3 blockDim, gridDim;
 
 namespace crossply::emulator {
 
-using Site = std::source_location;
+// Where in a kernel a thread waits.
+struct Site {
+  const char* file;
+  int line;
+  static Site here(const char* in = __builtin_FILE(), int at = __builtin_LINE()) { return {in, at}; }
+};
 
 // Runs body once for every thread of every block. name: of the kernel, for errors.
 void run(const char* name, dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body);
+
+// Does this now, or adds it to the works that are captured, if some are.
+using Works = std::vector<std::function<void()>>;
+void enqueue(std::function<void()> work);
+std::shared_ptr<Works> capture(std::shared_ptr<Works> into);  // null: no more; returns what was captured into before
 
 // The lots of the launches that follow.
 void seed(uint64_t value);
@@ -97,31 +107,31 @@ inline int lane() { return static_cast<int>((threadIdx.x + blockDim.x * (threadI
 
 }  // namespace crossply::emulator
 
-inline void __syncthreads(crossply::emulator::Site site = crossply::emulator::Site::current()) {
+inline void __syncthreads(crossply::emulator::Site site = crossply::emulator::Site::here()) {
   crossply::emulator::synchronize_block(site);
 }
-inline void __syncwarp(uint32_t mask = ~0u, crossply::emulator::Site site = crossply::emulator::Site::current()) {
+inline void __syncwarp(uint32_t mask = ~0u, crossply::emulator::Site site = crossply::emulator::Site::here()) {
   crossply::emulator::synchronize_warp(mask, nullptr, nullptr, "__syncwarp", site);
 }
 template <class T>
-T __shfl_xor_sync(uint32_t mask, T value, int lanes, crossply::emulator::Site site = crossply::emulator::Site::current()) {
+T __shfl_xor_sync(uint32_t mask, T value, int lanes, crossply::emulator::Site site = crossply::emulator::Site::here()) {
   return crossply::emulator::exchange(mask, value, crossply::emulator::lane() ^ lanes, "__shfl_xor_sync", site);
 }
 template <class T>
-T __shfl_sync(uint32_t mask, T value, int from, crossply::emulator::Site site = crossply::emulator::Site::current()) {
+T __shfl_sync(uint32_t mask, T value, int from, crossply::emulator::Site site = crossply::emulator::Site::here()) {
   return crossply::emulator::exchange(mask, value, from & 31, "__shfl_sync", site);
 }
 template <class T>
-T __shfl_up_sync(uint32_t mask, T value, int by, crossply::emulator::Site site = crossply::emulator::Site::current()) {
+T __shfl_up_sync(uint32_t mask, T value, int by, crossply::emulator::Site site = crossply::emulator::Site::here()) {
   const int lane = crossply::emulator::lane();
   return crossply::emulator::exchange(mask, value, lane < by ? lane : lane - by, "__shfl_up_sync", site);
 }
 template <class T>
-T __shfl_down_sync(uint32_t mask, T value, int by, crossply::emulator::Site site = crossply::emulator::Site::current()) {
+T __shfl_down_sync(uint32_t mask, T value, int by, crossply::emulator::Site site = crossply::emulator::Site::here()) {
   const int lane = crossply::emulator::lane();
   return crossply::emulator::exchange(mask, value, lane + by > 31 ? lane : lane + by, "__shfl_down_sync", site);
 }
-inline uint32_t __ballot_sync(uint32_t mask, bool vote, crossply::emulator::Site site = crossply::emulator::Site::current()) {
+inline uint32_t __ballot_sync(uint32_t mask, bool vote, crossply::emulator::Site site = crossply::emulator::Site::here()) {
   struct Vote {
     uint32_t votes;
     bool mine;
@@ -136,10 +146,10 @@ inline uint32_t __ballot_sync(uint32_t mask, bool vote, crossply::emulator::Site
   crossply::emulator::synchronize_warp(mask, &own, combine, "__ballot_sync", site);
   return own.votes;
 }
-inline bool __any_sync(uint32_t mask, bool vote, crossply::emulator::Site site = crossply::emulator::Site::current()) {
+inline bool __any_sync(uint32_t mask, bool vote, crossply::emulator::Site site = crossply::emulator::Site::here()) {
   return __ballot_sync(mask, vote, site) != 0;
 }
-inline bool __all_sync(uint32_t mask, bool vote, crossply::emulator::Site site = crossply::emulator::Site::current()) {
+inline bool __all_sync(uint32_t mask, bool vote, crossply::emulator::Site site = crossply::emulator::Site::here()) {
   return __ballot_sync(mask, vote, site) == mask;
 }
 

@@ -67,6 +67,10 @@ void matmul_forward(const std::vector<Tensor>& outs, const Tensor& inp, const st
       calls.push_back({outs[i], {inp, C, 1}, {weights[i], 1, C}, O, C, false});
       continue;
     }
+    if (stream.backend == Backend::cuda) {
+      matmul_forward_cuda(outs[i], inp, weights[i], rows);
+      continue;
+    }
     with_real(inp.dtype, [&](auto real) {
       using T = decltype(real);
       matmul_forward_ref(outs[i].as<T>(), inp.as<T>(), weights[i].as<T>(), rows, C, O);
@@ -89,6 +93,10 @@ void matmul_backward_input(const Tensor& dinp, const std::vector<Tensor>& douts,
       calls.push_back({dinp, {douts[i], O, 1}, {weights[i], C, 1}, C, O, add});
       continue;
     }
+    if (stream.backend == Backend::cuda) {
+      matmul_backward_input_cuda(dinp, douts[i], weights[i], rows, add);
+      continue;
+    }
     with_real(dinp.dtype, [&](auto real) {
       using T = decltype(real);
       matmul_backward_input_ref(dinp.as<T>(), douts[i].as<T>(), weights[i].as<T>(), rows, C, O, add);
@@ -99,6 +107,7 @@ void matmul_backward_input(const Tensor& dinp, const std::vector<Tensor>& douts,
 
 void matmul_backward_weight(const Tensor& dweight, const Tensor& dout, const Tensor& inp, Stream stream) {
   const int64_t O = dweight.dim(0), C = dweight.dim(1), rows = count_rows("matmul_backward_weight", dout, inp, dweight);
+  if (stream.backend == Backend::cuda) return matmul_backward_weight_cuda(dweight, dout, inp, rows);
   if (stream.backend == Backend::cpu)
     return multiply({{dweight, {dout, 1, O}, {inp, C, 1}, C, rows, true}}, O, stream);
   with_real(dweight.dtype, [&](auto real) {

@@ -8,6 +8,7 @@
 // weight, dweight: (O, C), rank 2. inp, dinp: (rows, C) and out, dout: (rows, O) after flattening, any rank. Nothing is
 // saved. On the CPU all are f32, multiplied as stream.products says, or all are bf16 but dweight, which is f32. No
 // output may alias an input. On the CPU every result is independent of the thread count, bit for bit.
+// A bf16 dinp of several weights is rounded once on the CPU, after each weight on a GPU.
 #pragma once
 
 #include <vector>
@@ -22,6 +23,11 @@ void matmul_forward(const std::vector<Tensor>& outs, const Tensor& inp, const st
 void matmul_backward_input(const Tensor& dinp, const std::vector<Tensor>& douts, const std::vector<Tensor>& weights,
                            bool acc, Stream stream);
 void matmul_backward_weight(const Tensor& dweight, const Tensor& dout, const Tensor& inp, Stream stream);
+
+// kernels/matmul.cu, one weight at a time.
+void matmul_forward_cuda(const Tensor& out, const Tensor& inp, const Tensor& weight, int64_t rows);
+void matmul_backward_input_cuda(const Tensor& dinp, const Tensor& dout, const Tensor& weight, int64_t rows, bool acc);
+void matmul_backward_weight_cuda(const Tensor& dweight, const Tensor& dout, const Tensor& inp, int64_t rows);
 
 template <class T>
 void matmul_forward_ref(T* out, const T* inp, const T* weight, int64_t rows, int64_t C, int64_t O) {

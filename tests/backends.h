@@ -12,12 +12,17 @@ namespace crossply::test {
 
 // What is tested against the reference.
 constexpr Backend fast_backends[] = {Backend::cpu, Backend::cuda};
+#if CROSSPLY_CUDA
+constexpr const char* gpu = "cuda";
+#else
+constexpr const char* gpu = "emulator";
+#endif
 
-// Calls body(tensors, stream) with these tensors, or with copies of them in device memory, each of which ends where
+// Calls body(tensors) with these tensors, or with copies of them in device memory, each of which ends where
 // reading on is an error; then copies all of them back. Tensors with the same data remain one, those without stay so.
 template <class F>
-void run_on(Backend backend, const std::vector<Tensor>& tensors, F&& body) {
-  if (backend != Backend::cuda) return body(tensors, Stream{backend});
+void run_on(Stream stream, const std::vector<Tensor>& tensors, F&& body) {
+  if (stream.backend != Backend::cuda) return body(tensors);
   std::map<void*, void*> copies;
   std::vector<Tensor> there = tensors;
   for (Tensor& t : there) {
@@ -29,10 +34,16 @@ void run_on(Backend backend, const std::vector<Tensor>& tensors, F&& body) {
     }
     t.data = copy;
   }
-  body(there, Stream{backend});
+  body(there);
   for (size_t i = 0; i < tensors.size(); ++i)
     if (tensors[i].data != nullptr) copy_from_device(tensors[i].data, there[i].data, tensors[i].bytes());
   for (const auto& [host, copy] : copies) release_device_memory(copy);
+}
+// The same with the backend's stream: body(tensors, stream).
+template <class F>
+void run_on(Backend backend, const std::vector<Tensor>& tensors, F&& body) {
+  const Stream stream{backend};
+  run_on(stream, tensors, [&](const std::vector<Tensor>& there) { body(there, stream); });
 }
 
 }  // namespace crossply::test

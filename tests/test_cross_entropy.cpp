@@ -2,6 +2,7 @@
 
 #include <omp.h>
 
+#include "tests/backends.h"
 #include "tests/check.h"
 
 using namespace crossply;
@@ -30,6 +31,7 @@ std::vector<int32_t> make_targets(const Size& size, Scored scored) {
 // One problem in both precisions; the outputs start as NaN, dweight as random numbers.
 struct Problem {
   Size size;
+  Backend backend = Backend::cpu;
   std::vector<float> inp, weight;
   std::vector<int32_t> targets;
   std::vector<float> losses, dinp, dweight;
@@ -48,15 +50,19 @@ struct Problem {
         dweight64(convert<double>(dweight)) {}
 
   void forward() {
-    cross_entropy_forward(view(losses.data(), {size.rows}), view(inp.data(), {size.rows, size.C}),
-                          view(weight.data(), {size.V, size.C}), view(targets.data(), {size.rows}),
-                          Stream{Backend::cpu});
+    run_on(backend,
+           {view(losses.data(), {size.rows}), view(inp.data(), {size.rows, size.C}),
+            view(weight.data(), {size.V, size.C}), view(targets.data(), {size.rows})},
+           [](auto& t, Stream stream) { cross_entropy_forward(t[0], t[1], t[2], t[3], stream); });
   }
   void forward_backward(double scale) {
-    cross_entropy_forward_backward(view(losses.data(), {size.rows}), view(dinp.data(), {size.rows, size.C}),
-                                   view(dweight.data(), {size.V, size.C}), view(inp.data(), {size.rows, size.C}),
-                                   view(weight.data(), {size.V, size.C}), view(targets.data(), {size.rows}), scale,
-                                   Stream{Backend::cpu});
+    run_on(backend,
+           {view(losses.data(), {size.rows}), view(dinp.data(), {size.rows, size.C}),
+            view(dweight.data(), {size.V, size.C}), view(inp.data(), {size.rows, size.C}),
+            view(weight.data(), {size.V, size.C}), view(targets.data(), {size.rows})},
+           [=](auto& t, Stream stream) {
+             cross_entropy_forward_backward(t[0], t[1], t[2], t[3], t[4], t[5], scale, stream);
+           });
   }
   void reference(double scale) {
     const auto inp64 = convert<double>(inp), weight64 = convert<double>(weight);
@@ -71,6 +77,7 @@ struct Problem {
 // dz and dinp once each.
 struct NarrowProblem {
   Size size;
+  Backend backend = Backend::cpu;
   std::vector<int32_t> targets;
   std::vector<bf16> inp, weight, dinp;
   std::vector<float> losses, dweight;
@@ -95,10 +102,13 @@ struct NarrowProblem {
   std::vector<double> wide(const std::vector<bf16>& x) const { return convert<double>(convert<float>(x)); }
 
   void fast(double scale) {
-    cross_entropy_forward_backward(view(losses.data(), {size.rows}), view(dinp.data(), {size.rows, size.C}),
-                                   view(dweight.data(), {size.V, size.C}), view(inp.data(), {size.rows, size.C}),
-                                   view(weight.data(), {size.V, size.C}), view(targets.data(), {size.rows}), scale,
-                                   Stream{Backend::cpu});
+    run_on(backend,
+           {view(losses.data(), {size.rows}), view(dinp.data(), {size.rows, size.C}),
+            view(dweight.data(), {size.V, size.C}), view(inp.data(), {size.rows, size.C}),
+            view(weight.data(), {size.V, size.C}), view(targets.data(), {size.rows})},
+           [=](auto& t, Stream stream) {
+             cross_entropy_forward_backward(t[0], t[1], t[2], t[3], t[4], t[5], scale, stream);
+           });
   }
   void exact(double scale) {
     const auto x = wide(inp), w = wide(weight);
@@ -133,14 +143,21 @@ struct NarrowProblem {
 }  // namespace
 
 TEST_CASE("cross_entropy: bf16 is at most twice as far from the exact answer as the plain bf16 computation") {
-  for (const Size& size :
-       std::vector<Size>{{64, 31, 3}, {200, 21, 32}, {70, 5003, 17}, {5000, 21, 7}, {300, 70001, 3}}) {
+  for (const auto& [backend, size] : std::vector<std::pair<Backend, Size>>{{Backend::cpu, {64, 31, 3}},
+                                                                           {Backend::cpu, {200, 21, 32}},
+                                                                           {Backend::cpu, {70, 5003, 17}},
+                                                                           {Backend::cpu, {5000, 21, 7}},
+                                                                           {Backend::cpu, {300, 70001, 3}},
+                                                                           {Backend::cuda, {64, 31, 3}},
+                                                                           {Backend::cuda, {5, 5008, 17}}}) {
     for (Scored scored : {Scored::all, Scored::some, Scored::none}) {
       if (size.V > 10000 && scored != Scored::all) continue;
+      CAPTURE(static_cast<int>(backend));
       CAPTURE(size.rows);
       CAPTURE(size.V);
       CAPTURE(static_cast<int>(scored));
       NarrowProblem p(size, scored);
+      p.backend = backend;
       p.fast(0.5), p.exact(0.5), p.plain(0.5);
       // 1e-6: where nothing is scored nothing is rounded either.
       CHECK(distance(p.losses, p.losses64) <= 2 * distance(p.plain_losses, p.losses64) + 1e-6);
@@ -148,8 +165,10 @@ TEST_CASE("cross_entropy: bf16 is at most twice as far from the exact answer as 
       CHECK(distance(p.dweight, p.dweight64) <= 2 * distance(p.plain_dweight, p.dweight64) + 1e-6);
       const auto losses = p.losses;
       p.losses = poisoned<float>(size.rows);
-      cross_entropy_forward(view(p.losses.data(), {size.rows}), view(p.inp.data(), {size.rows, size.C}),
-                            view(p.weight.data(), {size.V, size.C}), view(p.targets.data(), {size.rows}), Stream{});
+      run_on(backend,
+             {view(p.losses.data(), {size.rows}), view(p.inp.data(), {size.rows, size.C}),
+              view(p.weight.data(), {size.V, size.C}), view(p.targets.data(), {size.rows})},
+             [](auto& t, Stream stream) { cross_entropy_forward(t[0], t[1], t[2], t[3], stream); });
       CHECK(p.losses == losses);
     }
   }
@@ -192,15 +211,25 @@ TEST_CASE("cross_entropy: the loss of equal logits is log V") {
   for (float loss : p.losses) CHECK(std::abs(loss - std::log(11.0)) < 1e-6);
 }
 
-TEST_CASE("cross_entropy: fast CPU equals the reference, whatever the number of chunks and of ignored rows") {
-  // The last two need several chunks: of 4096 rows at most, and of 64 MB.
-  for (const Size& size :
-       std::vector<Size>{{1, 2, 1}, {5, 31, 3}, {200, 21, 32}, {33, 5003, 17}, {10000, 21, 7}, {260, 70001, 3}}) {
+TEST_CASE("cross_entropy: the fast backends equal the reference, whatever the number of chunks and of ignored rows") {
+  struct Case {
+    Backend backend;
+    Size size;
+  };
+  // The CPU's last two need several chunks: of 4096 rows at most, and of 64 MB.
+  for (const Case& c : std::vector<Case>{{Backend::cpu, {1, 2, 1}}, {Backend::cpu, {5, 31, 3}},
+                                         {Backend::cpu, {200, 21, 32}}, {Backend::cpu, {33, 5003, 17}},
+                                         {Backend::cpu, {10000, 21, 7}}, {Backend::cpu, {260, 70001, 3}},
+                                         {Backend::cuda, {1, 2, 1}}, {Backend::cuda, {5, 31, 3}},
+                                         {Backend::cuda, {20, 24, 8}}, {Backend::cuda, {3, 5003, 7}}}) {
     for (Scored scored : {Scored::all, Scored::none, Scored::some, Scored::tail}) {
+      const Size size = c.size;
+      CAPTURE(static_cast<int>(c.backend));
       CAPTURE(size.rows);
       CAPTURE(size.V);
       CAPTURE(static_cast<int>(scored));
       Problem p(size, scored);
+      p.backend = c.backend;
       p.reference(0.5);
       p.forward();
       check_close("losses", p.losses, p.losses64, 1e-6);
@@ -246,6 +275,16 @@ TEST_CASE("cross_entropy: NaN in a scored row shows in its loss and gradients, i
     CHECK(std::isnan(p.dinp[n * static_cast<size_t>(size.C)]) == (n == row));
   }
   for (float g : p.dweight) CHECK(std::isnan(g));
+}
+
+TEST_CASE("cross_entropy: on a GPU a NaN, and a target that is no token, stay in their row's loss") {
+  Problem p({12, 37, 5}, Scored::all);
+  p.backend = Backend::cuda;
+  p.inp[3 * 5 + 2] = std::numeric_limits<float>::quiet_NaN();
+  p.targets[5] = 37, p.targets[7] = -2, p.targets[8] = -1;
+  p.forward();
+  for (size_t n = 0; n < p.losses.size(); ++n) CHECK(std::isnan(p.losses[n]) == (n == 3 || n == 5 || n == 7));
+  CHECK(p.losses[8] == 0);
 }
 
 TEST_CASE("cross_entropy: NaN in one row of the weight shows in every loss") {

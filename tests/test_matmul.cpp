@@ -3,6 +3,7 @@
 #include <omp.h>
 
 #include "kernels/amx.h"
+#include "tests/backends.h"
 #include "tests/check.h"
 #include "tests/threads.h"
 
@@ -37,18 +38,21 @@ Result run(const Case& a, bool acc, Stream stream = {}) {
   const Tensor weight = view(a.weight.data(), {a.O, a.C}), dweight = view(r.dweight.data(), {a.O, a.C});
   const Tensor inp = view(a.inp.data(), {a.rows, a.C}), dinp = view(r.dinp.data(), {a.rows, a.C});
   const Tensor out = view(r.out.data(), {a.rows, a.O}), dout = view(a.dout.data(), {a.rows, a.O});
-  matmul_forward({out}, inp, {weight}, stream);
-  matmul_backward_input(dinp, {dout}, {weight}, acc, stream);
-  matmul_backward_weight(dweight, dout, inp, stream);
+  run_on(stream, {out, inp, weight, dinp, dout, dweight}, [&](auto& t) {
+    matmul_forward({t[0]}, t[1], {t[2]}, stream);
+    matmul_backward_input(t[3], {t[4]}, {t[2]}, acc, stream);
+    matmul_backward_weight(t[5], t[4], t[1], stream);
+  });
   return r;
 }
 
-void check_against_reference(const Case& a, bool acc) {
+void check_against_reference(const Case& a, bool acc, Backend backend = Backend::cpu) {
+  CAPTURE(static_cast<int>(backend));
   CAPTURE(a.rows);
   CAPTURE(a.C);
   CAPTURE(a.O);
   CAPTURE(acc);
-  const Result got = run(a, acc);
+  const Result got = run(a, acc, Stream{backend});
   const auto inp = convert<double>(a.inp), weight = convert<double>(a.weight), dout = convert<double>(a.dout);
   auto out = poisoned<double>(a.rows * a.O), dinp = poisoned<double>(a.rows * a.C);
   auto dweight = convert<double>(a.dweight_before);
@@ -110,6 +114,11 @@ TEST_CASE("matmul: fast CPU equals the reference, set and added") {
     const Case a(size);
     for (bool acc : {false, true}) check_against_reference(a, acc);
   }
+}
+
+TEST_CASE("matmul: CUDA equals the reference, set and added") {
+  for (const Size& size : std::vector<Size>{{1, 1, 1}, {3, 32, 32}, {17, 31, 33}, {70, 64, 40}, {9, 257, 5}})
+    for (bool acc : {false, true}) check_against_reference(Case(size), acc, Backend::cuda);
 }
 
 TEST_CASE("matmul: every height and width of an edge tile") {
@@ -218,7 +227,15 @@ TEST_CASE("matmul: any rank flattens, wrong shapes are refused, the reference ba
 // bf16, and f32 in three products of bf16. The products themselves are tested in test_gemm_bf16.cpp.
 
 TEST_CASE("matmul: bf16 tensors, with dweight in f32, equal the reference on the same numbers") {
-  for (const Size& size : std::vector<Size>{{1, 7, 21}, {5, 200, 67}, {63, 129, 7}, {1500, 21, 96}, {300, 193, 161}}) {
+  for (const auto& [backend, size] : std::vector<std::pair<Backend, Size>>{{Backend::cpu, {1, 7, 21}},
+                                                                           {Backend::cpu, {5, 200, 67}},
+                                                                           {Backend::cpu, {63, 129, 7}},
+                                                                           {Backend::cpu, {1500, 21, 96}},
+                                                                           {Backend::cpu, {300, 193, 161}},
+                                                                           {Backend::cuda, {1, 7, 21}},
+                                                                           {Backend::cuda, {5, 200, 67}},
+                                                                           {Backend::cuda, {63, 129, 7}}}) {
+    const Stream stream{backend};
     const int64_t rows = size.rows, C = size.C, O = size.O;
     CAPTURE(rows);
     const auto inp = random_vector<bf16>(rows * C, 1), dout = random_vector<bf16>(rows * O, 3);
@@ -231,9 +248,12 @@ TEST_CASE("matmul: bf16 tensors, with dweight in f32, equal the reference on the
       CAPTURE(acc);
       auto out0 = poisoned<bf16>(rows * O), out1 = out0, dinp = acc ? dinp_before : poisoned<bf16>(rows * C);
       auto dweight = dweight_before;
-      matmul_forward({view(out0.data(), {rows, O}), view(out1.data(), {rows, O})}, x, {w0, w1}, Stream{});
-      matmul_backward_input(view(dinp.data(), {rows, C}), {dy, dy}, {w0, w1}, acc, Stream{});
-      matmul_backward_weight(view(dweight.data(), {O, C}), dy, x, Stream{});
+      const Tensor y0 = view(out0.data(), {rows, O}), y1 = view(out1.data(), {rows, O});
+      run_on(stream, {y0, y1, x, w0, w1, dy, view(dinp.data(), {rows, C}), view(dweight.data(), {O, C})}, [&](auto& t) {
+        matmul_forward({t[0], t[1]}, t[2], {t[3], t[4]}, stream);
+        matmul_backward_input(t[6], {t[5], t[5]}, {t[3], t[4]}, acc, stream);
+        matmul_backward_weight(t[7], t[5], t[2], stream);
+      });
 
       const auto inp64 = convert<double>(inp), dout64 = convert<double>(dout);
       auto want_dinp = acc ? convert<double>(dinp_before) : poisoned<double>(rows * C);
@@ -246,7 +266,8 @@ TEST_CASE("matmul: bf16 tensors, with dweight in f32, equal the reference on the
         matmul_backward_input_ref(want_dinp.data(), dout64.data(), weight.data(), rows, C, O, acc || i > 0);
       }
       matmul_backward_weight_ref(want_dweight.data(), dout64.data(), inp64.data(), rows, C, O);
-      check_close("dinp", dinp, want_dinp, 0x1p-8);  // rounded once, not after each weight
+      // The CPU rounds once, the GPU after each weight: sums that may be some times as large as the result.
+      check_close("dinp", dinp, want_dinp, backend == Backend::cpu ? 0x1p-8 : 0x1p-6);
       check_close("dweight", dweight, want_dweight, tolerance(rows));
     }
   }

@@ -2,6 +2,7 @@
 // architecture must be equal to is in test_architectures.cpp.
 #include "eval/decode.h"
 #include "models/registry.h"
+#include "tests/backends.h"
 #include "tests/cases.h"
 
 using namespace crossply;
@@ -76,34 +77,62 @@ TEST_CASE("models: poisoning dead memory touches nothing else, also where a para
   CHECK(loss == model.step());
 }
 
-TEST_CASE("models: the fast CPU kernels are as exact as the plain loops in f32") {
+TEST_CASE("models: the fast kernels are as exact as the plain loops in f32") {
   // How far f32 is from f64 depends on the model (the q/k norms of a single small head amplify rounding a hundredfold),
   // so the plain f32 loops on the same model are the yardstick.
   for (const Case& c : cases()) {
-    CAPTURE(c.name);
-    TinyModel fast(c.config, "cpu"), plain(c.config, "reference");
-    TinyModel exact(c.config, "reference", PlanMode::reuse, Dtype::f64);
-    CHECK(std::abs(fast.step() - exact.step()) < 1e-5);
-    plain.step();
-    double worst_fast = 0, worst_plain = 0, sum_fast = 0, sum_plain = 0;  // of the errors, relative to a tensor's size
-    for (Parameter& row : fast.params.rows()) {
-      const auto want = exact.values<double>(exact.params.at(row.name).grad);
-      const double size = size_of(want);
-      const double missed = distance(fast.values<float>(row.grad), want);
-      if (size == 0) {  // a single score has nothing to choose
-        CHECK_MESSAGE(missed == 0, row.name);
-        continue;
+    for (const std::string device : {"cpu", gpu}) {
+      CAPTURE(c.name);
+      CAPTURE(device);
+      TinyModel fast(c.config, device), plain(c.config, "reference");
+      TinyModel exact(c.config, "reference", PlanMode::reuse, Dtype::f64);
+      CHECK(std::abs(fast.step() - exact.step()) < 1e-5);
+      plain.step();
+      double worst_fast = 0, worst_plain = 0, sum_fast = 0, sum_plain = 0;  // of the errors, relative to a tensor's size
+      for (Parameter& row : fast.params.rows()) {
+        const auto want = exact.values<double>(exact.params.at(row.name).grad);
+        const double size = size_of(want);
+        const double missed = distance(fast.values<float>(row.grad), want);
+        if (size == 0) {  // a single score has nothing to choose
+          CHECK_MESSAGE(missed == 0, row.name);
+          continue;
+        }
+        const double relative = missed / size;
+        CHECK_MESSAGE(std::isfinite(relative), row.name);
+        worst_fast = std::max(worst_fast, relative);
+        sum_fast += relative;
+        const double relative_plain = distance(plain.values<float>(plain.params.at(row.name).grad), want) / size;
+        worst_plain = std::max(worst_plain, relative_plain);
+        sum_plain += relative_plain;
       }
-      const double relative = missed / size;
-      CHECK_MESSAGE(std::isfinite(relative), row.name);
-      worst_fast = std::max(worst_fast, relative);
-      sum_fast += relative;
-      const double relative_plain = distance(plain.values<float>(plain.params.at(row.name).grad), want) / size;
-      worst_plain = std::max(worst_plain, relative_plain);
-      sum_plain += relative_plain;
+      CHECK(sum_fast <= 6 * sum_plain);  // one draw of rounding errors each, correlated over the tensors
+      CHECK(worst_fast < std::max(1e-4, 3 * worst_plain));
     }
-    CHECK(sum_fast <= 6 * sum_plain);  // one draw of rounding errors each, correlated over the tensors
-    CHECK(worst_fast < std::max(1e-4, 3 * worst_plain));
+  }
+}
+
+TEST_CASE("models: a step from a GPU's recording has the bits of the first, and follows what changes") {
+  for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+    for (const std::string arch : {"llama", "lime", "hyper"}) {
+      CAPTURE(arch);
+      TinyModel model(tiny_config(arch), gpu, PlanMode::reuse, dtype);
+      const auto gradients_at = [&](double scale) {
+        model.params.zero_gradients();
+        model.tape.run(Step{true, scale, 0});
+        return model.values<float>(model.params.gradients());
+      };
+      const auto first = gradients_at(0.25);
+      for (int replay = 0; replay < 3; ++replay) CHECK(gradients_at(0.25) == first);
+      const auto double_scale = gradients_at(0.5);
+      for (size_t i = 0; i < first.size(); ++i) CHECK(double_scale[i] == 2 * first[i]);
+      model.fill("model.norm.weight", [](int64_t) { return 0.5; });
+      model.params.zero_gradients();
+      model.tape.forward(Step{true, 0.5, 0});
+      model.tape.backward(Step{true, 0.5, 0});
+      const auto changed = model.values<float>(model.params.gradients());
+      CHECK(changed != double_scale);
+      for (int replay = 0; replay < 3; ++replay) CHECK(gradients_at(0.5) == changed);
+    }
   }
 }
 

@@ -98,16 +98,17 @@ TEST_CASE("replicas: large models keep one tape, and the memory plan does not ch
   Config config = tiny_config("llama");
   ParameterTable small;
   declare_model(small, config);
-  CHECK(choose_layout(small, config, {1, T}).lanes == 1);
-  CHECK(choose_layout(small, config, {64, T}).lanes == 16);
-  CHECK(choose_layout(small, config, {64, T}).sequences == 4);
-  CHECK(choose_layout(small, config, {64, 20000}).lanes == 1);
-  const Layout poison = choose_layout(small, config, {64, T, Dtype::f32, true, PlanMode::poison});
+  CHECK(choose_layout(small, config, {64, T}, Backend::cuda).lanes == 1);
+  CHECK(choose_layout(small, config, {1, T}, Backend::cpu).lanes == 1);
+  CHECK(choose_layout(small, config, {64, T}, Backend::cpu).lanes == 16);
+  CHECK(choose_layout(small, config, {64, T}, Backend::cpu).sequences == 4);
+  CHECK(choose_layout(small, config, {64, 20000}, Backend::cpu).lanes == 1);
+  const Layout poison = choose_layout(small, config, {64, T, Dtype::f32, true, PlanMode::poison}, Backend::cpu);
   CHECK(poison.sequences == 4);
   config.vocab_size = 100000;
   ParameterTable large;
   declare_model(large, config);
-  CHECK(choose_layout(large, config, {64, T}).lanes == 1);
+  CHECK(choose_layout(large, config, {64, T}, Backend::cpu).lanes == 1);
 }
 
 TEST_CASE("replicas: what a kernel throws on some thread reaches the caller") {

@@ -49,7 +49,7 @@ void add_train_flags(CLI::App& app, TrainOptions& o) {
   flag("--beta2", o.adamw.beta2, "AdamW's second decay")->check(number_from(0, 0.999999));
   flag("--clip", o.adamw.clip, "largest global gradient norm (0: no clipping)")->check(number_from(0));
   flag("--seed", o.seed, "of initialisation, data and its order")->check(integer_from(0));
-  flag("--device", o.device, "cpu, or reference (slow plain loops)");
+  flag("--device", o.device, "cpu, cuda, or reference (slow plain loops)");
   flag("--dtype", o.dtype, "of activations and products: fp32, or bf16 (with fp32 master weights, moments, gradients)")
       ->check(CLI::IsMember({"fp32", "bf16"}));
   flag("--matmul", o.matmul, "products of --dtype fp32: fp32, or bf16x3 (split in three on bf16 matrix units)")
@@ -113,6 +113,8 @@ Dtype storage_type(const TrainOptions& o) { return o.dtype == "bf16" ? Dtype::bf
 void check_numbers(const TrainOptions& o) {
   if (o.dtype == "bf16" && o.matmul != "fp32")
     fail(Exit::usage, "--matmul ", o.matmul, " is for --dtype fp32; --dtype bf16 multiplies in bf16 anyway");
+  if (o.matmul != "fp32" && backend_of(o.device) == Backend::cuda)
+    fail(Exit::usage, "--matmul ", o.matmul, " is for --device cpu");
   if (o.dtype == "bf16" && o.device == "reference")
     fail(Exit::usage, "--device reference has no bf16; it is for exact numbers");
   for (const double number :

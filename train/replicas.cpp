@@ -22,9 +22,9 @@ Tensor flat_gradients(const Arena& arena, const ParameterTable& params) {
 
 }  // namespace
 
-Layout choose_layout(ParameterTable& params, const Config& config, const Batch& batch) {
+Layout choose_layout(ParameterTable& params, const Config& config, const Batch& batch, Backend backend) {
   const Layout whole{batch.B, 1};
-  if (static_cast<size_t>(params.flat_size()) * size_of(Dtype::f32) > most_gradients || batch.B < 2) return whole;
+  if (backend == Backend::cuda || static_cast<size_t>(params.flat_size()) * size_of(Dtype::f32) > most_gradients || batch.B < 2) return whole;
   const auto arena_of = [&](int64_t sequences) {
     Tape tape(batch.dtype);
     Batch same = batch;
@@ -56,7 +56,7 @@ size_t memory_of(const Layout& layout, const Tape& tape, const ParameterTable& p
 }
 
 Replicas::Replicas(Device& device, ParameterTable& params, const Config& config, const Batch& batch)
-    : device_(device), params_(params), batch_(batch), layout_(choose_layout(params, config, batch)) {
+    : device_(device), params_(params), batch_(batch), layout_(choose_layout(params, config, batch, device.stream().backend)) {
   for (int64_t i = 0; i < layout_.lanes; ++i) {
     Lane& lane = *lanes_.emplace_back(std::make_unique<Lane>(batch.dtype));
     lane.graph = record_replay(lane.tape, params, config, batch, layout_);
@@ -74,9 +74,8 @@ void Replicas::run_lane(int64_t lane, const int32_t* tokens, const int32_t* targ
   const int64_t replays = batch_.B / layout_.sequences, width = layout_.sequences * batch_.T;
   for (int64_t r = replays * lane / layout_.lanes; r < replays * (lane + 1) / layout_.lanes; ++r) {
     load_batch(device_, l.graph, tokens + r * width, targets + r * width);
-    l.tape.forward(step);
+    l.tape.run(step);
     l.loss += sum_losses(device_, l.graph);
-    if (step.training) l.tape.backward(step);
   }
 }
 

@@ -28,7 +28,8 @@ struct Layout {
   int64_t sequences;  // of one replay
   int64_t lanes;      // 1: one tape
 };
-Layout choose_layout(ParameterTable& params, const Config& config, const Batch& batch);
+// A GPU has one large form only.
+Layout choose_layout(ParameterTable& params, const Config& config, const Batch& batch, Backend backend);
 // Records, differentiates and plans what one replay of this layout needs.
 Graph record_replay(Tape& tape, ParameterTable& params, const Config& config, const Batch& batch, const Layout& layout);
 // Bytes of all activations, and of the lanes' gradients.

@@ -186,7 +186,7 @@ struct Plan {
   explicit Plan(const TrainOptions& options) : tape(storage_type(options)) {
     declare(params, options);
     const Batch batch = batch_of(options, options.data.seq_len);
-    layout = choose_layout(params, options.config, batch);
+    layout = choose_layout(params, options.config, batch, backend_of(options.device));
     record_replay(tape, params, options.config, batch, layout);
     forward_flops_per_token = tape.forward_flops() / static_cast<double>(layout.sequences * batch.T);
     memory = parameter_bytes(params, options) + memory_of(layout, tape, params, true);
