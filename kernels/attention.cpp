@@ -358,6 +358,7 @@ void attention_forward(const Tensor& out, const Tensor& lse, const Tensor& q, co
   const Sizes z = sizes_of("attention_forward", q, k, v);
   CHECK_THAT(out.shape == q.shape && lse.shape == Shape({z.B, z.H, z.T}), "attention_forward: out ", out.str(),
              " lse ", lse.str(), " q ", q.str());
+  if (stream.backend == Backend::cuda) return attention_forward_cuda(out, lse, q, k, v, scale);
   if (stream.backend == Backend::cpu)
     return with_storage(out.dtype, [&](auto storage) {
       using S = decltype(storage);
@@ -388,6 +389,8 @@ void attention_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv, co
                  dv.shape == k.shape && lse.shape == Shape({z.B, z.H, z.T}),
              "attention_backward: dq ", dq.str(), " dk ", dk.str(), " dv ", dv.str(), " dout ", dout.str(), " out ",
              out.str(), " q ", q.str(), " k ", k.str(), " lse ", lse.str());
+  if (stream.backend == Backend::cuda)
+    return attention_backward_cuda(dq, dk, dv, dout, out, q, k, v, lse, scale, acc_q, acc_k, acc_v);
   if (stream.backend == Backend::cpu)
     return with_storage(dq.dtype, [&](auto storage) {
       using S = decltype(storage);
@@ -419,6 +422,7 @@ void attention_cached(const Tensor& out, const Tensor& k_cache, const Tensor& v_
                  pos >= 0 && pos + z.T <= z.S,
              "attention_cached: out ", out.str(), " k_cache ", k_cache.str(), " v_cache ", v_cache.str(), " q ",
              q.str(), " k ", k.str(), " pos ", pos);
+  if (stream.backend == Backend::cuda) return attention_cached_cuda(out, k_cache, v_cache, q, k, v, pos, scale);
   if (stream.backend == Backend::reference)
     return with_real(out.dtype, [&](auto real) {
       using Real = decltype(real);

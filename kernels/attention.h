@@ -39,6 +39,15 @@ void attention_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv, co
 void attention_cached(const Tensor& out, const Tensor& k_cache, const Tensor& v_cache, const Tensor& q, const Tensor& k,
                       const Tensor& v, int64_t pos, double scale, Stream stream);
 
+// kernels/attention.cu.
+void attention_forward_cuda(const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v,
+                            double scale);
+void attention_backward_cuda(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout,
+                             const Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lse,
+                             double scale, bool acc_q, bool acc_k, bool acc_v);
+void attention_cached_cuda(const Tensor& out, const Tensor& k_cache, const Tensor& v_cache, const Tensor& q,
+                           const Tensor& k, const Tensor& v, int64_t pos, double scale);
+
 // One query: out (D) and, returned, lse, over the first n rows of one head of k and v, whose rows are `stride` apart.
 template <class Real>
 Real attend_ref(Real* out, const Real* q, const Real* k, const Real* v, int64_t stride, int64_t n, int64_t D,

@@ -58,6 +58,16 @@ cudaStream_t cuda_stream() {
   return stream;
 }
 
+size_t most_shared_bytes() {
+  static const int bytes = [] {
+    int device = 0, most = 0;
+    CHECK_CUDA(cudaGetDevice(&device));
+    CHECK_CUDA(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+    return most;
+  }();
+  return static_cast<size_t>(bytes);
+}
+
 std::string describe_gpu() {
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
@@ -117,6 +127,7 @@ void launch_graph(const std::shared_ptr<void>& graph) {
 
 #else
 
+size_t most_shared_bytes() { return 227 * 1024; }  // as sm_90 and sm_100
 std::string describe_gpu() { return "emulator of a GPU"; }
 void* allocate_device_memory(size_t bytes) { return emulator::allocate(bytes); }
 void release_device_memory(void* data) { emulator::release(data); }

@@ -54,6 +54,9 @@ struct Launch {
 // How many blocks of `size` cover n.
 inline uint32_t blocks_of(int64_t n, int64_t size) { return static_cast<uint32_t>((n + size - 1) / size); }
 
+// What a block may have on this GPU.
+size_t most_shared_bytes();
+
 // Device memory for a kernel's own use. It grows to the largest request, so only the first step of a run allocates. The
 // pointer is valid until the next request for the same slot. Throws Exit::device if there is not enough memory.
 // Slots from 0 on are any kernel's; these are of kernels that call others.

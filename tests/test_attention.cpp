@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "kernels/amx.h"
+#include "tests/backends.h"
 #include "tests/check.h"
 
 using namespace crossply;
@@ -53,13 +54,17 @@ struct Case {
   Tensor of_queries(const std::vector<Real>& x) const { return view(x.data(), {z.B, z.T, z.H, z.D}); }
   Tensor of_keys(const std::vector<Real>& x) const { return view(x.data(), {z.B, z.T, z.K, z.D}); }
   void forward(double scale, Backend backend) {
-    attention_forward(of_queries(out), view(lse.data(), {z.B, z.H, z.T}), of_queries(q), of_keys(k), of_keys(v), scale,
-                      Stream{backend});
+    run_on(backend, {of_queries(out), view(lse.data(), {z.B, z.H, z.T}), of_queries(q), of_keys(k), of_keys(v)},
+           [&](auto& t, Stream stream) { attention_forward(t[0], t[1], t[2], t[3], t[4], scale, stream); });
   }
   void backward(double scale, Backend backend, bool acc_q = false, bool acc_k = false, bool acc_v = false) {
-    attention_backward(of_queries(dq), of_keys(dk), of_keys(dv), of_queries(dout), of_queries(out), of_queries(q),
-                       of_keys(k), of_keys(v), view(lse.data(), {z.B, z.H, z.T}), scale, acc_q, acc_k, acc_v,
-                       Stream{backend});
+    run_on(backend,
+           {of_queries(dq), of_keys(dk), of_keys(dv), of_queries(dout), of_queries(out), of_queries(q), of_keys(k),
+            of_keys(v), view(lse.data(), {z.B, z.H, z.T})},
+           [&](auto& t, Stream stream) {
+             attention_backward(t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8], scale, acc_q, acc_k, acc_v,
+                                stream);
+           });
   }
 };
 
@@ -126,14 +131,15 @@ void check_rounding(const std::string& what, const std::vector<bf16>& got, const
   for (int i = 0; i < 2; ++i) CHECK(mine[i] <= 2 * allowed[i] + 1e-6);
 }
 
-void check_against_reference(Case<float>& fast, double scale, double tolerance, bool acc_q = false, bool acc_k = false,
-                             bool acc_v = false) {
+void check_against_reference(Case<float>& fast, Backend backend, double scale, double tolerance, bool acc_q = false,
+                             bool acc_k = false, bool acc_v = false) {
+  CAPTURE(static_cast<int>(backend));
   Case<double> want(fast);
-  fast.forward(scale, Backend::cpu);
+  fast.forward(scale, backend);
   want.forward(scale, Backend::reference);
   check_close("out", fast.out, want.out, tolerance);
   check_close("lse", fast.lse, want.lse, tolerance);
-  fast.backward(scale, Backend::cpu, acc_q, acc_k, acc_v);
+  fast.backward(scale, backend, acc_q, acc_k, acc_v);
   want.backward(scale, Backend::reference, acc_q, acc_k, acc_v);
   check_close("dq", fast.dq, want.dq, tolerance);
   check_close("dk", fast.dk, want.dk, tolerance);
@@ -155,6 +161,10 @@ const std::vector<Size> sizes{{1, 2, 1, 1, 1},  {2, 5, 4, 4, 8},    {3, 43, 4, 4
                               {1, 67, 6, 2, 13}, {1, 130, 2, 1, 64}, {9, 130, 1, 1, 24}, {2, 192, 4, 4, 8},
                               {1, 200, 3, 3, 48}, {1, 67, 2, 1, 129}, {1, 33, 2, 2, 256}, {1, 300, 1, 1, 31},
                               {4, 17, 6, 3, 80}, {2, 85, 4, 2, 8}, {1, 340, 2, 1, 7}, {1, 530, 1, 1, 8}};
+// For the emulator, which is slow: one block and several of 16 rows, tiles of 32 and stages of 64 columns likewise.
+const std::vector<Size> small_sizes{{1, 1, 1, 1, 1}, {2, 5, 4, 2, 8}, {1, 43, 3, 1, 13}, {2, 33, 2, 2, 66},
+                                    {1, 67, 2, 1, 129}};
+const std::vector<Size>& sizes_for(Backend backend) { return backend == Backend::cuda ? small_sizes : sizes; }
 
 }  // namespace
 
@@ -189,12 +199,13 @@ TEST_CASE("attention: the reference forward on a case worked by hand") {
   CHECK(c.lse[1] == doctest::Approx(std::log(4.0)).epsilon(1e-14));
 }
 
-TEST_CASE("attention: fast CPU equals the reference") {
-  for (const Size& z : sizes) {
-    CAPTURE(z.str());
-    Case<float> c(z);
-    check_against_reference(c, usual_scale(z), 1e-5);
-  }
+TEST_CASE("attention: the fast backends equal the reference") {
+  for (const Backend backend : fast_backends)
+    for (const Size& z : sizes_for(backend)) {
+      CAPTURE(z.str());
+      Case<float> c(z);
+      check_against_reference(c, backend, usual_scale(z), 1e-5);
+    }
 }
 
 TEST_CASE("attention: narrow heads of every width, at the ends of vectors and blocks") {
@@ -208,81 +219,101 @@ TEST_CASE("attention: narrow heads of every width, at the ends of vectors and bl
       if (acc_q) c.dq = random_vector<float>(z.queries(), 5);
       if (acc_k) c.dk = random_vector<float>(z.keys(), 6);
       if (acc_v) c.dv = random_vector<float>(z.keys(), 7);
-      check_against_reference(c, usual_scale(z), 1e-5, acc_q, acc_k, acc_v);
+      check_against_reference(c, Backend::cpu, usual_scale(z), 1e-5, acc_q, acc_k, acc_v);
     }
+}
+
+// Every width of tiles, whole and ragged, and one that is none; blocks of 128 or 64 queries and keys, parts of them.
+const std::vector<Size> small_sizes_bf16{{1, 1, 1, 1, 8},   {2, 17, 4, 2, 16}, {1, 140, 2, 1, 40}, {1, 150, 1, 1, 64},
+                                         {1, 43, 2, 1, 13}, {1, 65, 1, 1, 88}, {1, 131, 1, 1, 128}, {1, 70, 1, 1, 200},
+                                         {1, 33, 2, 1, 104}};
+
+void check_bf16(const Size& z, Backend backend, bool acc) {
+  CAPTURE(z.str());
+  CAPTURE(static_cast<int>(backend));
+  CAPTURE(acc);
+  const double scale = usual_scale(z);
+  Case<bf16> c(z, 3);
+  if (acc) c.dq = random_vector<bf16>(z.queries(), 5), c.dk = c.k, c.dv = c.v;
+  Case<double> want(c), plain(c);
+  c.forward(scale, backend);
+  want.forward(scale, Backend::reference);
+  plain_bf16(plain, scale, acc);
+  check_close("lse", c.lse, want.lse, 1e-5);
+  check_rounding("out", c.out, plain.out, want.out);
+  c.backward(scale, backend, acc, acc, acc);
+  want.backward(scale, Backend::reference, acc, acc, acc);
+  check_rounding("dq", c.dq, plain.dq, want.dq);
+  check_rounding("dk", c.dk, plain.dk, want.dk);
+  check_rounding("dv", c.dv, plain.dv, want.dv);
 }
 
 TEST_CASE("attention: fast CPU in bf16 loses no more than bf16 must") {
   on_every_unit([] {
     for (const Size& z : sizes)
-      for (bool acc : {false, true}) {
-        CAPTURE(z.str());
-        CAPTURE(acc);
-        const double scale = usual_scale(z);
-        Case<bf16> c(z, 3);
-        if (acc) c.dq = random_vector<bf16>(z.queries(), 5), c.dk = c.k, c.dv = c.v;
-        Case<double> want(c), plain(c);
-        c.forward(scale, Backend::cpu);
-        want.forward(scale, Backend::reference);
-        plain_bf16(plain, scale, acc);
-        check_close("lse", c.lse, want.lse, 1e-5);
-        check_rounding("out", c.out, plain.out, want.out);
-        c.backward(scale, Backend::cpu, acc, acc, acc);
-        want.backward(scale, Backend::reference, acc, acc, acc);
-        check_rounding("dq", c.dq, plain.dq, want.dq);
-        check_rounding("dk", c.dk, plain.dk, want.dk);
-        check_rounding("dv", c.dv, plain.dv, want.dv);
-      }
+      for (bool acc : {false, true}) check_bf16(z, Backend::cpu, acc);
   });
+}
+
+TEST_CASE("attention: the GPU in bf16 loses no more than bf16 must") {
+  for (const Size& z : small_sizes_bf16) check_bf16(z, Backend::cuda, z.T % 2 == 0);
 }
 
 TEST_CASE("attention: large logits") {
   // Scores reach 30 * 30 / 3, whose float spacing is 3e-5: that is the relative error a weight may have.
-  for (const Size& z : std::vector<Size>{{2, 67, 4, 2, 8}, {1, 130, 2, 2, 33}}) {
-    CAPTURE(z.str());
-    Case<float> c(z, 30);
-    check_against_reference(c, 30 * usual_scale(z), 1e-3);
-  }
-}
-
-TEST_CASE("attention: scores that are all far below zero, or far above") {
-  for (double sign : {-1.0, 1.0})
-    for (const Size& z : std::vector<Size>{{1, 53, 2, 1, 8}, {1, 40, 2, 2, 16}, {1, 40, 1, 1, 33}}) {
+  for (const Backend backend : fast_backends)
+    for (const Size& z : std::vector<Size>{{2, 67, 4, 2, 8}, {1, 130, 2, 2, 33}}) {
+      if (backend == Backend::cuda && z.D > 8) continue;
       CAPTURE(z.str());
-      CAPTURE(sign);
-      Case<float> c(z);
-      for (size_t i = 0; i < c.q.size(); i += static_cast<size_t>(z.D)) c.q[i] = static_cast<float>(sign * 1000);
-      for (size_t i = 0; i < c.k.size(); i += static_cast<size_t>(z.D)) c.k[i] = 1;
-      check_against_reference(c, usual_scale(z), 1e-3);  // scores of some 350, whose spacing is 3e-5
+      Case<float> c(z, 30);
+      check_against_reference(c, backend, 30 * usual_scale(z), 1e-3);
     }
 }
 
+TEST_CASE("attention: scores that are all far below zero, or far above") {
+  for (const Backend backend : fast_backends)
+    for (double sign : {-1.0, 1.0})
+      for (const Size& z : std::vector<Size>{{1, 40, 1, 1, 33}, {1, 53, 2, 1, 8}, {1, 40, 2, 2, 16}}) {
+        if (backend == Backend::cuda && z.D < 33) break;
+        CAPTURE(z.str());
+        CAPTURE(sign);
+        Case<float> c(z);
+        for (size_t i = 0; i < c.q.size(); i += static_cast<size_t>(z.D)) c.q[i] = static_cast<float>(sign * 1000);
+        for (size_t i = 0; i < c.k.size(); i += static_cast<size_t>(z.D)) c.k[i] = 1;
+        check_against_reference(c, backend, usual_scale(z), 1e-3);  // scores of some 350, whose spacing is 3e-5
+      }
+}
+
 TEST_CASE("attention: later keys do not change a bit, and numbers below the normal ones stay") {
-  const Size z{1, 100, 2, 1, 8};
-  Case<float> c(z, 10), changed(z, 10);
-  constexpr int64_t from = 43;
-  for (auto i = static_cast<size_t>(from * z.D); i < c.k.size(); ++i) changed.k[i] *= 100, changed.v[i] = 7;
-  c.forward(1, Backend::cpu);
-  changed.forward(1, Backend::cpu);
-  const auto rows = [](const std::vector<float>& x) { return std::vector<float>(x.begin(), x.begin() + from * 16); };
-  CHECK(rows(c.out) == rows(changed.out));
-  CHECK(rows(c.out) != std::vector<float>(c.out.end() - from * 16, c.out.end()));
+  for (const Backend backend : fast_backends) {
+    const Size z{1, 100, 2, 1, 8};
+    Case<float> c(z, 10), changed(z, 10);
+    constexpr int64_t from = 43;
+    for (auto i = static_cast<size_t>(from * z.D); i < c.k.size(); ++i) changed.k[i] *= 100, changed.v[i] = 7;
+    c.forward(1, backend);
+    changed.forward(1, backend);
+    const auto rows = [](const std::vector<float>& x) { return std::vector<float>(x.begin(), x.begin() + from * 16); };
+    CHECK(rows(c.out) == rows(changed.out));
+    CHECK(rows(c.out) != std::vector<float>(c.out.end() - from * 16, c.out.end()));
+  }
   volatile float smallest = std::numeric_limits<float>::min();
   CHECK(smallest / 2 > 0);
 }
 
 TEST_CASE("attention: gradients are set, or added where asked") {
-  for (const Size& z : std::vector<Size>{{1, 67, 4, 2, 8}, {5, 20, 4, 2, 17}})
-    for (int flags = 0; flags < 8; ++flags) {
-      const bool acc_q = flags & 1, acc_k = flags & 2, acc_v = flags & 4;
-      CAPTURE(z.str());
-      CAPTURE(flags);
-      Case<float> c(z);
-      if (acc_q) c.dq = random_vector<float>(z.queries(), 5);
-      if (acc_k) c.dk = random_vector<float>(z.keys(), 6);
-      if (acc_v) c.dv = random_vector<float>(z.keys(), 7);
-      check_against_reference(c, 0.3, 1e-5, acc_q, acc_k, acc_v);
-    }
+  for (const Backend backend : fast_backends)
+    for (const Size& z : std::vector<Size>{{1, 67, 4, 2, 8}, {5, 20, 4, 2, 17}})
+      for (int flags = 0; flags < 8; ++flags) {
+        const bool acc_q = flags & 1, acc_k = flags & 2, acc_v = flags & 4;
+        if (backend == Backend::cuda && (z.T > 20 || flags % 3 != 1)) continue;  // 1, 4, 7
+        CAPTURE(z.str());
+        CAPTURE(flags);
+        Case<float> c(z);
+        if (acc_q) c.dq = random_vector<float>(z.queries(), 5);
+        if (acc_k) c.dk = random_vector<float>(z.keys(), 6);
+        if (acc_v) c.dv = random_vector<float>(z.keys(), 7);
+        check_against_reference(c, backend, 0.3, 1e-5, acc_q, acc_k, acc_v);
+      }
 }
 
 TEST_CASE_TEMPLATE("attention: the gradients do not depend on the number of threads", S, float, bf16) {
@@ -307,33 +338,37 @@ TEST_CASE_TEMPLATE("attention: the gradients do not depend on the number of thre
 }
 
 TEST_CASE_TEMPLATE("attention: a NaN in one key reaches the rows that see it, and only those", S, float, bf16) {
-  const Size z{1, 150, 2, 1, 8};
-  for (int64_t key : {int64_t{0}, int64_t{37}, int64_t{64}, int64_t{149}}) {
-    CAPTURE(key);
-    Case<S> c(z);
-    c.k[static_cast<size_t>(key * z.D + 3)] = static_cast<float>(nan_value);
-    c.forward(0.3, Backend::cpu);
-    c.backward(0.3, Backend::cpu);
-    int64_t wrong = 0;
-    for (int64_t t = 0; t < z.T; ++t)
-      for (int64_t i = 0; i < z.H * z.D; ++i) {
-        const auto at = static_cast<size_t>(t * z.H * z.D + i);
-        wrong += std::isnan(static_cast<float>(c.out[at])) != (t >= key);
-        wrong += t >= key && !std::isnan(static_cast<float>(c.dq[at]));
-      }
-    for (int64_t t = 0; t < z.T; ++t)
-      for (int64_t h = 0; h < z.H; ++h) wrong += std::isnan(c.lse[static_cast<size_t>(h * z.T + t)]) != (t >= key);
-    // A row with a NaN sends it back to every key it saw, so to all up to the last row.
-    for (const auto* x : {&c.dk, &c.dv})
-      for (S g : *x) wrong += !std::isnan(static_cast<float>(g));
-    CHECK(wrong == 0);
-  }
+  for (const Backend backend : fast_backends)
+    for (int64_t key : {int64_t{37}, int64_t{149}, int64_t{0}, int64_t{64}}) {
+      const Size z{1, backend == Backend::cuda ? 70 : 150, 2, 1, 8};
+      if (key >= z.T || (backend == Backend::cuda && key == 0)) continue;
+      CAPTURE(static_cast<int>(backend));
+      CAPTURE(key);
+      Case<S> c(z);
+      c.k[static_cast<size_t>(key * z.D + 3)] = static_cast<float>(nan_value);
+      c.forward(0.3, backend);
+      c.backward(0.3, backend);
+      int64_t wrong = 0;
+      for (int64_t t = 0; t < z.T; ++t)
+        for (int64_t i = 0; i < z.H * z.D; ++i) {
+          const auto at = static_cast<size_t>(t * z.H * z.D + i);
+          wrong += std::isnan(static_cast<float>(c.out[at])) != (t >= key);
+          wrong += t >= key && !std::isnan(static_cast<float>(c.dq[at]));
+        }
+      for (int64_t t = 0; t < z.T; ++t)
+        for (int64_t h = 0; h < z.H; ++h) wrong += std::isnan(c.lse[static_cast<size_t>(h * z.T + t)]) != (t >= key);
+      // A row with a NaN sends it back to every key it saw, so to all up to the last row.
+      for (const auto* x : {&c.dk, &c.dv})
+        for (S g : *x) wrong += !std::isnan(static_cast<float>(g));
+      CHECK(wrong == 0);
+    }
 }
 
 TEST_CASE("attention: cached steps and chunks equal the whole sequence") {
   for (const Size& z : std::vector<Size>{{2, 7, 4, 2, 5}, {1, 150, 2, 1, 8}, {2, 130, 3, 3, 33}})
-    for (Backend backend : {Backend::reference, Backend::cpu})
+    for (Backend backend : {Backend::reference, Backend::cpu, Backend::cuda})
       for (int64_t step : {int64_t{1}, int64_t{3}, int64_t{29}, int64_t{70}, z.T}) {
+        if (backend == Backend::cuda && z.T > 7 && (step < 29 || z.D > 8)) continue;
         CAPTURE(z.str());
         CAPTURE(step);
         const int64_t S = z.T + 3, row = z.K * z.D, wide = z.H * z.D;
@@ -352,10 +387,13 @@ TEST_CASE("attention: cached steps and chunks equal the whole sequence") {
             v.insert(v.end(), c.v.begin() + at * row, c.v.begin() + (at + n) * row);
           }
           auto part = poisoned<float>(z.B * n * wide);
-          attention_cached(view(part.data(), {z.B, n, z.H, z.D}), view(k_cache.data(), {z.B, S, z.K, z.D}),
-                           view(v_cache.data(), {z.B, S, z.K, z.D}), view(q.data(), {z.B, n, z.H, z.D}),
-                           view(k.data(), {z.B, n, z.K, z.D}), view(v.data(), {z.B, n, z.K, z.D}), pos, 0.3,
-                           Stream{backend});
+          run_on(backend,
+                 {view(part.data(), {z.B, n, z.H, z.D}), view(k_cache.data(), {z.B, S, z.K, z.D}),
+                  view(v_cache.data(), {z.B, S, z.K, z.D}), view(q.data(), {z.B, n, z.H, z.D}),
+                  view(k.data(), {z.B, n, z.K, z.D}), view(v.data(), {z.B, n, z.K, z.D})},
+                 [&](auto& t, Stream stream) {
+                   attention_cached(t[0], t[1], t[2], t[3], t[4], t[5], pos, 0.3, stream);
+                 });
           for (int64_t b = 0; b < z.B; ++b)
             std::copy_n(part.begin() + b * n * wide, n * wide, out.begin() + (b * z.T + pos) * wide);
         }

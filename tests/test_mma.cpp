@@ -1,0 +1,168 @@
+// The tensor core instructions as the emulator has them: fragments laid out by hand against plain loops.
+#include "kernels/mma.cuh"
+
+#include <set>
+
+#include "kernels/attention_mma.cuh"
+#include "tests/check.h"
+
+#if !CROSSPLY_CUDA
+
+using namespace crossply;
+using namespace crossply::test;
+
+namespace {
+
+// d (16,8) += a (16,16) b (16,8), every register filled from the matrices by the documented layout; `swapped`: with the
+// second and third of a exchanged.
+__global__ void product_kernel(float* d, const bf16* a, const bf16* b, bool swapped) {
+  const int g = static_cast<int>(threadIdx.x) / 4, t = static_cast<int>(threadIdx.x) % 4;
+  const auto pair = [](bf16 low, bf16 high) { return low.bits | static_cast<uint32_t>(high.bits) << 16; };
+  const auto of_a = [&](int row, int column) { return pair(a[row * 16 + column], a[row * 16 + column + 1]); };
+  const auto of_b = [&](int row) { return pair(b[row * 8 + g], b[(row + 1) * 8 + g]); };
+  Pairs pairs{{of_a(g, 2 * t), of_a(g + 8, 2 * t), of_a(g, 2 * t + 8), of_a(g + 8, 2 * t + 8)}};
+  if (swapped) std::swap(pairs[1], pairs[2]);
+  Floats<4> sums;
+  for (int i = 0; i < 4; ++i) sums[i] = d[(g + i / 2 * 8) * 8 + 2 * t + i % 2];
+  mma_m16n8k16(sums, pairs, of_b(2 * t), of_b(2 * t + 8));
+  for (int i = 0; i < 4; ++i) d[(g + i / 2 * 8) * 8 + 2 * t + i % 2] = sums[i];
+}
+
+// to (4, 32): the registers of each lane, the matrices being rows of `from` (32, 8).
+__global__ void matrices_kernel(uint32_t* to, const bf16* from, bool transposed) {
+  bf16* rows = dynamic_shared<bf16>();
+  for (int i = 0; i < 8; ++i) rows[threadIdx.x * 8 + i] = from[threadIdx.x * 8 + i];
+  __syncwarp();
+  const Pairs pairs = transposed ? ldmatrix_transposed(rows + threadIdx.x * 8) : ldmatrix(rows + threadIdx.x * 8);
+  for (int m = 0; m < 4; ++m) to[m * 32 + threadIdx.x] = pairs[m];
+}
+
+// Two groups of copies, of which the first is waited for; then both.
+__global__ void copies_kernel(float* first, float* then, const float* from) {
+  float* shared = dynamic_shared<float>();
+  cp_async<16>(shared, from, true);
+  cp_async<4>(shared + 4, from + 4, true);
+  cp_async<16>(shared + 8, from, false);
+  cp_async_commit();
+  cp_async<16>(shared + 12, from + 8, true);
+  cp_async_commit();
+  cp_async_wait<1>();
+  for (int i = 0; i < 16; ++i) first[i] = shared[i];
+  cp_async_wait<0>();
+  for (int i = 0; i < 16; ++i) then[i] = shared[i];
+}
+
+// s (32,32) = a (32,96) b^T, b (32,96), and out (32,96) = (s rounded to bf16) b: one warp.
+__global__ void tiles_kernel(float* s, float* out, const bf16* a, const bf16* b) {
+  constexpr int width = 96;
+  bf16 *a_tile = dynamic_shared<bf16>(), *b_tile = a_tile + 32 * width;
+  load_tile<width, 32, 32>(a_tile, a, width, 32, width);
+  load_tile<width, 32, 32>(b_tile, b, width, 32, width);
+  cp_async_commit();
+  cp_async_wait<0>();
+  __syncthreads();
+  Sums<2, 4> weights{};
+  multiply_rows<width>(weights, a_tile, b_tile);
+  Sums<2, 12> sums{};
+  multiply_weights<width>(sums, rounded(weights), b_tile, 0);
+  const int g = lane_of() / 4, t = lane_of() % 4;
+  for (int m = 0; m < 2; ++m)
+    for (int i = 0; i < 4; ++i) {
+      const int row = m * 16 + g + i / 2 * 8, column = 2 * t + i % 2;
+      for (int n = 0; n < 4; ++n) s[row * 32 + n * 8 + column] = weights[m][n][i];
+      for (int n = 0; n < 12; ++n) out[row * width + n * 8 + column] = sums[m][n][i];
+    }
+}
+
+}  // namespace
+
+TEST_CASE("mma: a product of fragments equals plain loops, and swapped registers do not") {
+  const auto a = random_vector<bf16>(16 * 16, 1), b = random_vector<bf16>(16 * 8, 2);
+  const auto before = random_vector<float>(16 * 8, 3);
+  auto want = convert<double>(before);
+  for (size_t m = 0; m < 16; ++m)
+    for (size_t n = 0; n < 8; ++n)
+      for (size_t k = 0; k < 16; ++k)
+        want[m * 8 + n] += static_cast<double>(float(a[m * 16 + k])) * static_cast<double>(float(b[k * 8 + n]));
+  auto d = before, wrong = before;
+  launch({"product", 1, 32}, product_kernel, d.data(), a.data(), b.data(), false);
+  check_close("d", d, want, 1e-6);
+  launch({"product", 1, 32}, product_kernel, wrong.data(), a.data(), b.data(), true);
+  CHECK(distance(wrong, want) > 0.1 * size_of(want));
+}
+
+TEST_CASE("mma: ldmatrix deals out four matrices, as they are or transposed") {
+  const auto from = random_vector<bf16>(32 * 8, 1);
+  for (const bool transposed : {false, true}) {
+    CAPTURE(transposed);
+    std::vector<uint32_t> to(4 * 32);
+    launch({"matrices", 1, 32, 32 * 16}, matrices_kernel, to.data(), from.data(), transposed);
+    int wrong = 0;
+    for (size_t m = 0; m < 4; ++m)
+      for (size_t lane = 0; lane < 32; ++lane)
+        for (size_t i = 0; i < 2; ++i) {
+          const size_t g = lane / 4, at = lane % 4 * 2 + i;
+          const bf16 want = from[m * 64 + (transposed ? at * 8 + g : g * 8 + at)];
+          wrong += static_cast<uint16_t>(to[m * 32 + lane] >> 16 * i) != want.bits;
+        }
+    CHECK(wrong == 0);
+  }
+}
+
+TEST_CASE("mma: copies arrive when their group has been waited for, or are zeros") {
+  struct alignas(16) Memory { float x[16]; } from, first, then;
+  for (int i = 0; i < 16; ++i) from.x[i] = static_cast<float>(i + 1);
+  launch({"copies", 1, 1, 64}, copies_kernel, first.x, then.x, from.x);
+  for (int i = 0; i < 16; ++i) {
+    CAPTURE(i);
+    const float want = i < 5 ? static_cast<float>(i + 1) : i >= 8 && i < 12 ? 0 : static_cast<float>(i - 3);
+    if (i >= 5 && i < 8) continue;  // never written
+    if (i < 12) CHECK(first.x[i] == want);
+    else CHECK(std::isnan(first.x[i]));
+    CHECK(then.x[i] == want);
+  }
+}
+
+TEST_CASE("mma: tiles in shared memory are read without conflicts of banks, and hold each element once") {
+  const auto check = []<int width>(std::integral_constant<int, width>) {
+    CAPTURE(width);
+    std::set<int> places;
+    for (int row = 0; row < 32; ++row)
+      for (int chunk = 0; chunk < width / 8; ++chunk) {
+        places.insert(place_of<width>(row, chunk));
+        if (row % 8 != 0) continue;
+        std::set<int> banks;  // of 16 bytes each
+        for (int i = 0; i < 8; ++i) banks.insert(place_of<width>(row + i, chunk) / 8 % 8);
+        CHECK(banks.size() == 8);
+      }
+    CHECK(places.size() == 32 * width / 8);
+    CHECK(*places.rbegin() == 32 * width - 8);
+  };
+  check(std::integral_constant<int, 32>{});
+  check(std::integral_constant<int, 64>{});
+  check(std::integral_constant<int, 96>{});
+  check(std::integral_constant<int, 128>{});
+  check(std::integral_constant<int, 256>{});
+}
+
+TEST_CASE("mma: products of tiles equal plain loops") {
+  constexpr size_t width = 96;
+  struct alignas(16) Memory { bf16 x[32 * width]; } a, b;
+  const auto a_values = random_vector<bf16>(32 * width, 1), b_values = random_vector<bf16>(32 * width, 2);
+  std::copy(a_values.begin(), a_values.end(), a.x);
+  std::copy(b_values.begin(), b_values.end(), b.x);
+  auto s = poisoned<float>(32 * 32), out = poisoned<float>(32 * width);
+  launch({"tiles", 1, 32, 2 * 32 * width * sizeof(bf16)}, tiles_kernel, s.data(), out.data(), a.x, b.x);
+  std::vector<double> want_s(32 * 32), want(32 * width);
+  for (size_t m = 0; m < 32; ++m)
+    for (size_t n = 0; n < 32; ++n) {
+      for (size_t k = 0; k < width; ++k)
+        want_s[m * 32 + n] += static_cast<double>(float(a.x[m * width + k]) * float(b.x[n * width + k]));
+      for (size_t c = 0; c < width; ++c)
+        want[m * width + c] += static_cast<double>(float(bf16(s[m * 32 + n])) * float(b.x[n * width + c]));
+    }
+  check_close("s", s, want_s, 1e-5);
+  check_close("out", out, want, 1e-5);
+}
+
+#endif
