@@ -125,6 +125,9 @@ void copy_from_device(void* host, const void* device, size_t bytes) {
   CHECK_CUDA(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, cuda_stream()));
   synchronize_device();
 }
+void copy_on_device(void* to, const void* from, size_t bytes) {
+  CHECK_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, cuda_stream()));
+}
 void fill_device_memory(void* device, uint8_t byte, size_t bytes) {
   CHECK_CUDA(cudaMemsetAsync(device, byte, bytes, cuda_stream()));
 }
@@ -166,6 +169,9 @@ void release_device_memory(void* data) {
 size_t device_memory() { return size_t{1} << 32; }
 void copy_to_device(void* device, const void* host, size_t bytes) { std::memcpy(device, host, bytes); }
 void copy_from_device(void* host, const void* device, size_t bytes) { std::memcpy(host, device, bytes); }
+void copy_on_device(void* to, const void* from, size_t bytes) {
+  emulator::enqueue([=] { std::memcpy(to, from, bytes); });
+}
 void fill_device_memory(void* device, uint8_t byte, size_t bytes) {
   emulator::enqueue([=] { std::memset(device, byte, bytes); });
 }

@@ -24,6 +24,8 @@ size_t most_device_memory();  // the most that was allocated at one time
 void copy_to_device(void* device, const void* host, size_t bytes);
 void copy_from_device(void* host, const void* device, size_t bytes);
 
+// From one place in device memory to another, in order with the kernels.
+void copy_on_device(void* to, const void* from, size_t bytes);
 void fill_device_memory(void* device, uint8_t byte, size_t bytes);
 void synchronize_device();
 

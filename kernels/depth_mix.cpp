@@ -248,6 +248,7 @@ void depth_mix_forward(const Tensor& out, const std::vector<Tensor>& sources, co
   check_sources("depth_mix_forward", out, sources);
   CHECK_THAT(weights.numel() == static_cast<int64_t>(sources.size()), "depth_mix_forward: weights ", weights.str(),
              " for ", sources.size(), " sources");
+  if (stream.backend == Backend::cuda) return depth_mix_forward_cuda(out, sources, weights);
   if (stream.backend == Backend::cpu)
     return with_storage(out.dtype, [&](auto storage) {
       using S = decltype(storage);
@@ -267,6 +268,7 @@ void depth_mix_backward(const Tensor& dinp, const Tensor& inp, const std::vector
                    r.column < r.weights.numel(),
                "depth_mix_backward: dinp ", dinp.str(), " dout ", r.dout.str(), " weights ", r.weights.str(),
                " dweights ", r.dweights.str(), " column ", r.column);
+  if (stream.backend == Backend::cuda) return depth_mix_backward_cuda(dinp, inp, readers, acc);
   if (stream.backend == Backend::reference) {
     with_real(dinp.dtype, [&](auto real) {
       using T = decltype(real);
@@ -297,6 +299,7 @@ void vertical_dot(const Tensor& pbar, const Tensor& dout, const Tensor& out, Str
   const int64_t N = pbar.numel(), C = out.numel() / N;
   CHECK_THAT(out.numel() == N * C && dout.numel() == N * C, "vertical_dot: pbar ", pbar.str(), " dout ", dout.str(),
              " out ", out.str());
+  if (stream.backend == Backend::cuda) return vertical_dot_cuda(pbar, dout, out, N, C);
   if (stream.backend == Backend::cpu)
     return with_storage(out.dtype, [&](auto storage) {
       using S = decltype(storage);
@@ -319,6 +322,8 @@ void vertical_forward(const Tensor& out, const Tensor& weights, const std::vecto
   for (const Tensor& square : squares)
     CHECK_THAT(square.numel() == N, "vertical_forward: squares ", square.str(), " for ", N, " tokens");
   const bool trained = scores.data != nullptr;
+  if (stream.backend == Backend::cuda)
+    return vertical_forward_cuda(out, weights, sources, squares, scores, N, C, eps);
   if (stream.backend == Backend::cpu)
     return with_storage(out.dtype, [&](auto storage) {
       using Stored = decltype(storage);
@@ -345,6 +350,8 @@ void vertical_backward(const Tensor& dinp, const Tensor& inp, const Tensor& squa
                "vertical_backward: dinp ", dinp.str(), " dout ", r.dout.str(), " weights ", r.weights.str(), " pbar ",
                r.pbar.str(), " dscores ", r.dscores.str(), " column ", r.column);
   }
+  if (stream.backend == Backend::cuda)
+    return vertical_backward_cuda(dinp, inp, squares, readers, N, C, eps, acc);
   if (stream.backend == Backend::reference) {
     with_real(dinp.dtype, [&](auto real) {
       using T = decltype(real);

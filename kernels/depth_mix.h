@@ -68,6 +68,15 @@ struct VerticalReader {
 void vertical_backward(const Tensor& dinp, const Tensor& inp, const Tensor& squares,
                        const std::vector<VerticalReader>& readers, double eps, bool acc, Stream stream);
 
+// kernels/depth_mix.cu; vertical_squares is vertical_dot.
+void depth_mix_forward_cuda(const Tensor& out, const std::vector<Tensor>& sources, const Tensor& weights);
+void depth_mix_backward_cuda(const Tensor& dinp, const Tensor& inp, const std::vector<DepthReader>& readers, bool acc);
+void vertical_dot_cuda(const Tensor& pbar, const Tensor& dout, const Tensor& out, int64_t N, int64_t C);
+void vertical_forward_cuda(const Tensor& out, const Tensor& weights, const std::vector<Tensor>& sources,
+                           const std::vector<Tensor>& squares, const Tensor& scores, int64_t N, int64_t C, double eps);
+void vertical_backward_cuda(const Tensor& dinp, const Tensor& inp, const Tensor& squares,
+                            const std::vector<VerticalReader>& readers, int64_t N, int64_t C, double eps, bool acc);
+
 template <class T>
 void depth_mix_forward_ref(T* out, const std::vector<const T*>& sources, const T* weights, int64_t size /*N*C*/) {
   for (int64_t i = 0; i < size; ++i) {

@@ -302,6 +302,7 @@ HeadMixSize check(const Tensor& k, const Tensor& v, const HeadMix& m) {
 
 void head_mix_forward(const Tensor& k, const Tensor& v, const HeadMix& m, Stream stream) {
   const HeadMixSize z = check(k, v, m);
+  if (stream.backend == Backend::cuda) return head_mix_forward_cuda(k, v, m, z);
   if (stream.backend == Backend::cpu)
     return with_storage(k.dtype, [&](auto storage) {
       using S = decltype(storage);
@@ -323,6 +324,7 @@ void head_mix_backward(const HeadMix& d, const Tensor& dk, const Tensor& dv, con
                  d.wv.shape == m.wv.shape,
              "head_mix_backward: gradients of other shapes");
   for (const Tensor& du : d.sources) CHECK_THAT(du.numel() == z.N * z.C, "head_mix_backward: source ", du.str());
+  if (stream.backend == Backend::cuda) return head_mix_backward_cuda(d, dk, dv, m, acc, z);
   if (stream.backend == Backend::cpu)
     return with_storage(dk.dtype, [&](auto storage) {
       using S = decltype(storage);

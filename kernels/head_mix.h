@@ -41,6 +41,11 @@ struct HeadMixSize {
   bool shared;  // one weight for all tokens
 };
 
+// kernels/head_mix.cu
+void head_mix_forward_cuda(const Tensor& k, const Tensor& v, const HeadMix& m, const HeadMixSize& z);
+void head_mix_backward_cuda(const HeadMix& d, const Tensor& dk, const Tensor& dv, const HeadMix& m,
+                            const std::vector<bool>& acc, const HeadMixSize& z);
+
 // One head's mixture at token n, without the gain.
 template <class T>
 void mixture_ref(T* m, const std::vector<const T*>& u, const T* weight, const HeadMixSize& z, int64_t n, int64_t h) {

@@ -14,7 +14,7 @@
 #if CROSSPLY_CUDA
 #define CALL_SITE
 #else
-#define CALL_SITE , emulator::Site site = emulator::Site::current()
+#define CALL_SITE , emulator::Site site = emulator::Site::here()
 #endif
 
 namespace crossply {

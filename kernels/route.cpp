@@ -223,6 +223,7 @@ void route_forward(const Tensor& out, const Tensor& slab, const Router& router, 
   check_router("route_forward", router, trained ? router.weight.dim(1) / K - 1 : slab.dim(0) - 1, K);
   CHECK_THAT(slab.numel() == slab.dim(0) * out.numel() && router.sources.back() < slab.dim(0), "route_forward: out ",
              out.str(), " slab ", slab.str(), " last source ", router.sources.back());
+  if (stream.backend == Backend::cuda) return route_forward_cuda(out, slab, router, N, K, D);
   if (stream.backend == Backend::cpu)
     return with_storage(out.dtype, [&](auto storage) {
       using S = decltype(storage);
@@ -249,6 +250,7 @@ void route_backward(const Tensor& dslice, const Tensor& slab, const Tensor& dout
     CHECK_THAT(router.dweight.data == nullptr || router.dweight.shape == router.weight.shape, "route_backward: layer ",
                r, " dweight ", router.dweight.str(), " weight ", router.weight.str());
   }
+  if (stream.backend == Backend::cuda) return route_backward_cuda(dslice, slab, dout, routers, layer, N, K, D);
   if (stream.backend == Backend::cpu)
     return with_storage(dslice.dtype, [&](auto storage) {
       using S = decltype(storage);

@@ -41,6 +41,11 @@ void route_forward(const Tensor& out, const Tensor& slab, const Router& router, 
 void route_backward(const Tensor& dslice, const Tensor& slab, const Tensor& dout, const std::vector<Router>& routers,
                     int layer, Stream stream);
 
+// kernels/route.cu
+void route_forward_cuda(const Tensor& out, const Tensor& slab, const Router& router, int64_t N, int64_t K, int64_t D);
+void route_backward_cuda(const Tensor& dslice, const Tensor& slab, const Tensor& dout,
+                         const std::vector<Router>& routers, int layer, int64_t N, int64_t K, int64_t D);
+
 // W[h, s*K + from] with columns = (l+1)*K, or the mean's weight of a head on itself.
 template <class T>
 T route_weight(const T* weight, const std::vector<int>& sources, int64_t columns, int64_t K, int64_t h, int64_t s,

@@ -127,6 +127,7 @@ void select_heads_forward(const Tensor& out, const std::vector<Tensor>& sources,
   }
   const int64_t N = out.dim(0) * out.dim(1), K = sources[0].dim(2), D = out.dim(3);
   check_choice("select_heads_forward", choice, static_cast<int>(sources.size()), K);
+  if (stream.backend == Backend::cuda) return select_heads_forward_cuda(out, sources, choice, K, D);
   if (stream.backend == Backend::cpu)
     return with_storage(out.dtype, [&](auto storage) {
       using S = decltype(storage);
@@ -143,6 +144,8 @@ void select_heads_backward(const Tensor& dsource, const Tensor& dout, const std:
   check_shapes("select_heads_backward", dout, dsource, choice);
   const int64_t N = dout.dim(0) * dout.dim(1), K = dsource.dim(2), D = dout.dim(3);
   check_choice("select_heads_backward", choice, std::numeric_limits<int>::max(), K);
+  if (stream.backend == Backend::cuda)
+    return select_heads_backward_cuda(dsource, dout, choice, source, K, D, acc);
   if (stream.backend == Backend::cpu)
     return with_storage(dsource.dtype, [&](auto storage) {
       using S = decltype(storage);

@@ -28,6 +28,12 @@ void select_heads_forward(const Tensor& out, const std::vector<Tensor>& sources,
 void select_heads_backward(const Tensor& dsource, const Tensor& dout, const std::vector<HeadChoice>& choice, int source,
                            bool acc, Stream stream);
 
+// kernels/select_heads.cu
+void select_heads_forward_cuda(const Tensor& out, const std::vector<Tensor>& sources,
+                               const std::vector<HeadChoice>& choice, int64_t K, int64_t D);
+void select_heads_backward_cuda(const Tensor& dsource, const Tensor& dout, const std::vector<HeadChoice>& choice,
+                                int source, int64_t K, int64_t D, bool acc);
+
 template <class T>
 void select_heads_forward_ref(T* out, const std::vector<const T*>& sources, const std::vector<HeadChoice>& choice,
                               int64_t N, int64_t K, int64_t D) {

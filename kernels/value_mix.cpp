@@ -161,6 +161,7 @@ void value_mix_forward(const Tensor& out, const Tensor& v, const Tensor& v1, con
   CHECK_THAT(v.numel() == n && v1.numel() == n, "value_mix_forward: out ", out.str(), " v ", v.str(), " v1 ", v1.str());
   check_index("value_mix_forward: own", own);
   check_index("value_mix_forward: first", first);
+  if (stream.backend == Backend::cuda) return value_mix_forward_cuda(out, v, v1, own, first);
   if (stream.backend == Backend::cpu)
     return with_storage(out.dtype, [&](auto storage) {
       using S = decltype(storage);
@@ -184,6 +185,8 @@ void value_mix_backward(const Tensor& dv, const Tensor& dv1, const MixWeight& d_
   check_index("value_mix_backward: first", first);
   if (needs_v) check_index("value_mix_backward: d_own", d_own);
   if (d_first.values.data != nullptr) check_index("value_mix_backward: d_first", d_first);
+  if (stream.backend == Backend::cuda)
+    return value_mix_backward_cuda(dv, dv1, d_own, d_first, dout, v, v1, own, first, acc_v, acc_v1);
   if (stream.backend == Backend::cpu)
     return with_storage(dout.dtype, [&](auto storage) {
       using S = decltype(storage);
@@ -204,6 +207,7 @@ void gated_mix_forward(const Tensor& out, const Tensor& v, const Tensor& v1, con
   const int64_t rows = check_rows("gated_mix_forward", alpha, v1), D = v1.dim(v1.shape.rank - 1);
   CHECK_THAT(out.numel() == v1.numel() && v.numel() == v1.numel(), "gated_mix_forward: out ", out.str(), " v ", v.str(),
              " v1 ", v1.str());
+  if (stream.backend == Backend::cuda) return gated_mix_forward_cuda(out, v, v1, alpha, D);
   if (stream.backend == Backend::cpu)
     return with_storage(out.dtype, [&](auto storage) {
       using S = decltype(storage);
@@ -220,6 +224,8 @@ void gated_mix_backward(const Tensor& dv1, const Tensor& dalpha, const Tensor& d
   const int64_t rows = check_rows("gated_mix_backward", alpha, v1), D = v1.dim(v1.shape.rank - 1);
   CHECK_THAT(dv1.numel() == v1.numel() && dout.numel() == v1.numel() && dalpha.numel() == rows,
              "gated_mix_backward: dv1 ", dv1.str(), " dalpha ", dalpha.str(), " dout ", dout.str(), " v1 ", v1.str());
+  if (stream.backend == Backend::cuda)
+    return gated_mix_backward_cuda(dv1, dalpha, dout, v1, alpha, D, acc_v1, acc_alpha);
   if (stream.backend == Backend::cpu)
     return with_storage(dout.dtype, [&](auto storage) {
       using S = decltype(storage);
@@ -237,6 +243,7 @@ void scale_forward(const Tensor& out, const Tensor& inp, const Tensor& factor, S
   const int64_t n = out.numel();
   CHECK_THAT(inp.numel() == n && factor.numel() == 1, "scale_forward: out ", out.str(), " inp ", inp.str(), " factor ",
              factor.str());
+  if (stream.backend == Backend::cuda) return scale_forward_cuda(out, inp, factor);
   if (stream.backend == Backend::cpu)
     return with_storage(out.dtype, [&](auto storage) {
       using S = decltype(storage);
@@ -253,6 +260,7 @@ void scale_backward(const Tensor& dinp, const Tensor& dfactor, const Tensor& dou
   const int64_t n = dout.numel();
   CHECK_THAT(dinp.numel() == n && inp.numel() == n && factor.numel() == 1 && dfactor.numel() == 1,
              "scale_backward: dinp ", dinp.str(), " dfactor ", dfactor.str(), " dout ", dout.str(), " inp ", inp.str());
+  if (stream.backend == Backend::cuda) return scale_backward_cuda(dinp, dfactor, dout, inp, factor, acc);
   if (stream.backend == Backend::cpu)
     return with_storage(dinp.dtype, [&](auto storage) {
       using S = decltype(storage);

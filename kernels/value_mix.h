@@ -51,6 +51,19 @@ void scale_forward(const Tensor& out, const Tensor& inp, const Tensor& factor, S
 void scale_backward(const Tensor& dinp, const Tensor& dfactor, const Tensor& dout, const Tensor& inp,
                     const Tensor& factor, bool acc, Stream stream);
 
+// kernels/value_mix.cu; D: the width of a row with one gate.
+void value_mix_forward_cuda(const Tensor& out, const Tensor& v, const Tensor& v1, const MixWeight& own,
+                            const MixWeight& first);
+void value_mix_backward_cuda(const Tensor& dv, const Tensor& dv1, const MixWeight& d_own, const MixWeight& d_first,
+                             const Tensor& dout, const Tensor& v, const Tensor& v1, const MixWeight& own,
+                             const MixWeight& first, bool acc_v, bool acc_v1);
+void gated_mix_forward_cuda(const Tensor& out, const Tensor& v, const Tensor& v1, const Tensor& alpha, int64_t D);
+void gated_mix_backward_cuda(const Tensor& dv1, const Tensor& dalpha, const Tensor& dout, const Tensor& v1,
+                             const Tensor& alpha, int64_t D, bool acc_v1, bool acc_alpha);
+void scale_forward_cuda(const Tensor& out, const Tensor& inp, const Tensor& factor);
+void scale_backward_cuda(const Tensor& dinp, const Tensor& dfactor, const Tensor& dout, const Tensor& inp,
+                         const Tensor& factor, bool acc);
+
 template <class T>
 void value_mix_forward_ref(T* out, const T* v, const T* v1, T own, T first, int64_t n) {
   for (int64_t i = 0; i < n; ++i) out[i] = own * v[i] + first * v1[i];

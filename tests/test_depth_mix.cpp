@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "tests/backends.h"
 #include "tests/check.h"
 #include "tests/threads.h"
 
@@ -83,32 +84,41 @@ struct Depth {
 
   void forward(Stream stream) {
     for (size_t m = 0; m < sources.size(); ++m) {
-      std::vector<Tensor> read, norms;
-      for (size_t s = 0; s <= m; ++s) read.push_back(rows(sources[s])), norms.push_back(flat(squares[s]));
-      if (vertical) {
-        vertical_squares(flat(squares[m]), rows(sources[m]), stream);
-        vertical_forward(rows(out[m]), table(static_cast<int64_t>(m)), read, norms, flat(scores[m]), eps_used, stream);
-      } else {
-        depth_mix_forward(rows(out[m]), read, flat(scores[m]), stream);
-      }
+      if (vertical)
+        run_on(stream.backend, {flat(squares[m]), rows(sources[m])},
+               [](auto& t, Stream there) { vertical_squares(t[0], t[1], there); });
+      std::vector<Tensor> tensors{rows(out[m]), table(static_cast<int64_t>(m)), flat(scores[m])};
+      for (size_t s = 0; s <= m; ++s) tensors.push_back(rows(sources[s]));
+      for (size_t s = 0; s <= m; ++s) tensors.push_back(flat(squares[s]));
+      run_on(stream.backend, tensors, [&](auto& t, Stream there) {
+        const auto read = t.begin() + 3, norms = read + static_cast<int64_t>(m) + 1;
+        if (vertical) vertical_forward(t[0], t[1], {read, norms}, {norms, t.end()}, t[2], eps_used, there);
+        else depth_mix_forward(t[0], {read, norms}, t[2], there);
+      });
     }
   }
   void backward(bool acc, Stream stream) {
     for (size_t s = sources.size(); s-- > 0;) {
       if (acc) dinp[s] = before[s];
-      std::vector<DepthReader> readers;
-      std::vector<VerticalReader> vertical_readers;
-      const int64_t column = static_cast<int64_t>(s);
-      if (vertical) vertical_dot(flat(pbar[s]), rows(dout[s]), rows(out[s]), stream);
-      for (size_t m = s; m < sources.size(); ++m) {
-        readers.push_back({rows(dout[m]), flat(scores[m]), flat(dscores[m]), column});
-        vertical_readers.push_back(
-            {rows(dout[m]), table(static_cast<int64_t>(m)), flat(pbar[m]), flat(dscores[m]), column});
-      }
       if (vertical)
-        vertical_backward(rows(dinp[s]), rows(sources[s]), flat(squares[s]), vertical_readers, eps_used, acc, stream);
-      else
-        depth_mix_backward(rows(dinp[s]), rows(sources[s]), readers, acc, stream);
+        run_on(stream.backend, {flat(pbar[s]), rows(dout[s]), rows(out[s])},
+               [](auto& t, Stream there) { vertical_dot(t[0], t[1], t[2], there); });
+      std::vector<Tensor> tensors{rows(dinp[s]), rows(sources[s]), flat(squares[s])};
+      for (size_t m = s; m < sources.size(); ++m)
+        for (const Tensor& t : {rows(dout[m]), table(static_cast<int64_t>(m)), flat(pbar[m]), flat(scores[m]),
+                                flat(dscores[m])})
+          tensors.push_back(t);
+      run_on(stream.backend, tensors, [&](auto& t, Stream there) {
+        std::vector<DepthReader> readers;
+        std::vector<VerticalReader> vertical_readers;
+        const int64_t column = static_cast<int64_t>(s);
+        for (size_t i = 3; i < t.size(); i += 5) {
+          readers.push_back({t[i], t[i + 3], t[i + 4], column});
+          vertical_readers.push_back({t[i], t[i + 1], t[i + 2], t[i + 4], column});
+        }
+        if (vertical) vertical_backward(t[0], t[1], t[2], vertical_readers, eps_used, acc, there);
+        else depth_mix_backward(t[0], t[1], readers, acc, there);
+      });
     }
   }
 };
@@ -160,11 +170,18 @@ void check_against_complex_step(Depth<double>& depth) {
   }
 }
 
-const std::vector<Size> sizes{{1, 1, 1},   {2, 5, 3},     {3, 300, 16}, {4, 37, 33},  {12, 130, 64},
-                              {9, 17, 96}, {16, 10, 100}, {7, 9, 257},  {3, 3, 2100}, {129, 3, 20}};
+// For the GPU: rows for one warp, several blocks and several rounds, both widths, ragged ends.
+const std::vector<Size>& sizes(Backend backend) {
+  static const std::vector<Size> cpu{{1, 1, 1},   {2, 5, 3},     {3, 300, 16}, {4, 37, 33},  {12, 130, 64},
+                                     {9, 17, 96}, {16, 10, 100}, {7, 9, 257},  {3, 3, 2100}, {129, 3, 20}};
+  static const std::vector<Size> gpu{{1, 1, 1},   {2, 5, 3},    {4, 19, 33}, {1, 40, 520},
+                                     {6, 3, 257}, {3, 3, 2100}, {5, 2, 96},  {2, 50, 264}};
+  return backend == Backend::cuda ? gpu : cpu;
+}
 
 template <class T>
-void check_fast_against_reference(const Size& size, bool vertical) {
+void check_fast_against_reference(const Size& size, bool vertical, Stream stream) {
+  CAPTURE(static_cast<int>(stream.backend));
   CAPTURE(size.S);
   CAPTURE(size.N);
   CAPTURE(size.C);
@@ -172,12 +189,12 @@ void check_fast_against_reference(const Size& size, bool vertical) {
     Depth<T> depth(size, vertical);
     depth.eps_used = 0.25;  // not lost beside the squares
     Depth<double> want(depth);
-    depth.forward(fast);
+    depth.forward(stream);
     want.forward(reference);
     const auto want_out = want.out;
     for (size_t m = 0; m < want.out.size() && std::is_same_v<T, bf16>; ++m)
       want.out[m] = convert<double>(depth.out[m]);  // pbar is that of the rounded mixtures
-    depth.backward(acc, fast);
+    depth.backward(acc, stream);
     want.backward(acc, reference);
     for (size_t m = 0; m < depth.sources.size(); ++m) {
       CAPTURE(m);
@@ -210,13 +227,93 @@ TEST_CASE("depth_mix: reference backward over a whole depth is the derivative of
   }
 }
 
-TEST_CASE_TEMPLATE("depth_mix: fast CPU equals the reference, set and added", T, float, bf16) {
-  for (const Size& size : sizes) check_fast_against_reference<T>(size, false);
+TEST_CASE_TEMPLATE("depth_mix: the fast backends equal the reference, set and added", T, float, bf16) {
+  for (const Backend backend : fast_backends)
+    for (const Size& size : sizes(backend)) check_fast_against_reference<T>(size, false, Stream{backend});
 }
 
-TEST_CASE_TEMPLATE("depth_mix: vertical attention on the fast CPU equals the reference, set and added", T, float,
+TEST_CASE_TEMPLATE("depth_mix: vertical attention on the fast backends equals the reference, set and added", T, float,
                    bf16) {
-  for (const Size& size : sizes) check_fast_against_reference<T>(size, true);
+  for (const Backend backend : fast_backends)
+    for (const Size& size : sizes(backend)) check_fast_against_reference<T>(size, true, Stream{backend});
+}
+
+TEST_CASE_TEMPLATE("depth_mix: more inputs than lanes, and as many as a GPU takes", T, float, bf16) {
+  // One mix of 256 sources, and the gather of the first of them, from 256 readers that are all alike but for dout.
+  const int64_t S = 256, N = 5, C = 24;
+  const auto sources = random_vector<T>(S * N * C, 1);
+  const auto squares = random_vector<float>(S * N, 2), scores = random_vector<float>(S, 3);
+  std::vector<std::vector<float>> results[2];  // by backend
+  for (size_t b = 0; b < 2; ++b) {
+    auto out = poisoned<T>(N * C), plain = out, dinp = out, plain_dinp = out;
+    auto weights = poisoned<float>(N * S), norms = squares, dscores = random_vector<float>(S * S, 4), dplain = dscores;
+    auto pbar = random_vector<float>(N, 5);
+    for (float& x : norms) x = x * x + 1;
+    run_on(fast_backends[b],
+           {view(sources.data(), {S, N, C}), view(norms.data(), {S, N}), view(scores.data(), {S}),
+            view(out.data(), {N, C}), view(plain.data(), {N, C}), view(weights.data(), {N, S}), view(pbar.data(), {N}),
+            view(dinp.data(), {N, C}), view(plain_dinp.data(), {N, C}), view(dscores.data(), {S, S}),
+            view(dplain.data(), {S, S})},
+           [&](auto& t, Stream stream) {
+             std::vector<Tensor> rows, square;
+             for (int64_t s = 0; s < S; ++s) {
+               rows.push_back(view(t[0].template as<T>() + s * N * C, {N, C}));
+               square.push_back(view(t[1].template as<float>() + s * N, {N}));
+             }
+             vertical_forward(t[3], t[5], rows, square, t[2], eps, stream);
+             depth_mix_forward(t[4], rows, t[2], stream);
+             std::vector<DepthReader> readers;
+             std::vector<VerticalReader> vertical_readers;
+             for (int64_t r = 0; r < S; ++r) {
+               const size_t i = static_cast<size_t>(r);
+               vertical_readers.push_back({rows[i], t[5], t[6], view(t[9].template as<float>() + r * S, {S}), r});
+               readers.push_back({rows[i], t[2], view(t[10].template as<float>() + r * S, {S}), r});
+             }
+             vertical_backward(t[7], rows[0], square[0], vertical_readers, eps, false, stream);
+             depth_mix_backward(t[8], rows[0], readers, false, stream);
+           });
+    results[b] = {convert<float>(out), convert<float>(plain), convert<float>(dinp), convert<float>(plain_dinp),
+                  weights, dscores, dplain};
+  }
+  for (size_t i = 0; i < results[0].size(); ++i) {
+    CAPTURE(i);
+    // Sums of 256 in f32, whose order is different; what is stored as bf16 may be rounded to either side.
+    check_close("result", results[1][i], convert<double>(results[0][i]), i < 4 ? tolerance_or_rounding<T>(4e-6) : 4e-6);
+  }
+}
+
+TEST_CASE_TEMPLATE("depth_mix: memory that begins between two multiples of 16 bytes", T, float, bf16) {
+  // Vertical attention of one source, and a plain mix of it: exact all the same, pbar with dout and out elsewhere.
+  const int64_t N = 5, C = 48, n = N * C;
+  const auto inp = random_vector<T>(n + 1, 1), dout = random_vector<T>(n, 2);
+  const std::vector<float> one{1.f};
+  for (const Backend backend : fast_backends) {
+    auto out = poisoned<T>(n), plain = poisoned<T>(n + 1), dinp = plain, plain_dinp = plain;
+    auto squares = poisoned<float>(N), weights = squares, pbar = squares;
+    std::vector<float> dscores(1, 0.f), dweights(1, 0.f);
+    const auto whole = [](const auto& x) { return view(x.data(), {static_cast<int64_t>(x.size())}); };
+    run_on(backend,
+           {whole(inp), whole(dout), whole(out), whole(plain), whole(dinp), whole(plain_dinp), whole(squares),
+            whole(weights), whole(pbar), whole(dscores), whole(dweights), whole(one)},
+           [&](auto& t, Stream stream) {
+             const auto from = [&](size_t i, int64_t first) { return view(t[i].template as<T>() + first, {N, C}); };
+             const Tensor x = from(0, 1), dy = from(1, 0), table = view(t[7].template as<float>(), {N, 1});
+             vertical_squares(t[6], x, stream);
+             vertical_forward(from(2, 0), table, {x}, {t[6]}, t[11], eps, stream);
+             vertical_dot(t[8], dy, from(2, 0), stream);
+             vertical_backward(from(4, 1), x, t[6], {{dy, table, t[8], t[9], 0}}, eps, false, stream);
+             depth_mix_forward(from(3, 1), {x}, t[11], stream);
+             depth_mix_backward(from(5, 1), x, {{dy, t[11], t[10], 0}}, false, stream);
+           });
+    CHECK(std::equal(out.begin(), out.end(), inp.begin() + 1));
+    CHECK(std::equal(out.begin(), out.end(), plain.begin() + 1));
+    CHECK(std::equal(dout.begin(), dout.end(), dinp.begin() + 1));
+    CHECK(std::equal(dout.begin(), dout.end(), plain_dinp.begin() + 1));
+    CHECK(dscores[0] == 0.f);
+    double dot = 0;
+    for (size_t i = 0; i < dout.size(); ++i) dot += static_cast<double>(dout[i]) * static_cast<double>(inp[i + 1]);
+    CHECK(std::abs(static_cast<double>(dweights[0]) - dot) < 1e-5);
+  }
 }
 
 TEST_CASE("depth_mix: a worked example of vertical attention") {
@@ -275,22 +372,26 @@ TEST_CASE("depth_mix: what must hold for vertical attention over every token") {
 }
 
 TEST_CASE_TEMPLATE("depth_mix: one source is copied bit for bit, and its gather is exactly dout", T, float, bf16) {
-  for (int64_t C : {1, 15, 16, 67, 256}) {
-    for (double scale : {1e-15, 1e-3, 1.0, 1e15}) {
-      CAPTURE(C);
-      CAPTURE(scale);
-      Depth<T> plain({1, 50, C}, false, scale), vertical({1, 50, C}, true, scale);
-      plain.sources[0][3] = vertical.sources[0][3] = -0.f;
-      plain.scores[0][0] = 1;
-      for (Depth<T>* depth : {&plain, &vertical}) {
-        const auto before = depth->dscores[0];
-        depth->forward(fast);
-        depth->backward(false, fast);
-        const size_t bytes = 50 * static_cast<size_t>(C) * sizeof(T);
-        CHECK(std::memcmp(depth->out[0].data(), depth->sources[0].data(), bytes) == 0);
-        CHECK(depth->dinp[0] == depth->dout[0]);
-        if (depth->vertical) CHECK(depth->weights[0] == std::vector<float>(50, 1.f));
-        if (depth->vertical) CHECK(depth->dscores[0] == before);
+  for (const Backend backend : fast_backends) {
+    for (int64_t C : {1, 15, 16, 67, 256}) {
+      for (double scale : {1e-15, 1e-3, 1.0, 1e15}) {
+        CAPTURE(static_cast<int>(backend));
+        CAPTURE(C);
+        CAPTURE(scale);
+        if (backend == Backend::cuda && (scale == 1e-3 || scale == 1e15)) continue;  // slow there
+        Depth<T> plain({1, 50, C}, false, scale), vertical({1, 50, C}, true, scale);
+        plain.sources[0][3] = vertical.sources[0][3] = -0.f;
+        plain.scores[0][0] = 1;
+        for (Depth<T>* depth : {&plain, &vertical}) {
+          const auto before = depth->dscores[0];
+          depth->forward(Stream{backend});
+          depth->backward(false, Stream{backend});
+          const size_t bytes = 50 * static_cast<size_t>(C) * sizeof(T);
+          CHECK(std::memcmp(depth->out[0].data(), depth->sources[0].data(), bytes) == 0);
+          CHECK(depth->dinp[0] == depth->dout[0]);
+          if (depth->vertical) CHECK(depth->weights[0] == std::vector<float>(50, 1.f));
+          if (depth->vertical) CHECK(depth->dscores[0] == before);
+        }
       }
     }
   }
@@ -298,34 +399,39 @@ TEST_CASE_TEMPLATE("depth_mix: one source is copied bit for bit, and its gather 
 
 TEST_CASE_TEMPLATE("depth_mix: weights (0, ..., 0, 1) are the last source exactly, and so is the gather", T, float,
                    bf16) {
-  for (const Size& size : sizes) {
-    CAPTURE(size.S);
-    CAPTURE(size.C);
-    Depth<T> depth(size, false);
-    for (auto& w : depth.scores) std::fill(w.begin(), w.end() - 1, 0.f), w.back() = 1;
-    depth.forward(fast);
-    depth.backward(false, fast);
-    CHECK(depth.out == depth.sources);
-    CHECK(depth.dinp == depth.dout);
+  for (const Backend backend : fast_backends) {
+    for (const Size& size : sizes(backend)) {
+      CAPTURE(static_cast<int>(backend));
+      CAPTURE(size.S);
+      CAPTURE(size.C);
+      Depth<T> depth(size, false);
+      for (auto& w : depth.scores) std::fill(w.begin(), w.end() - 1, 0.f), w.back() = 1;
+      depth.forward(Stream{backend});
+      depth.backward(false, Stream{backend});
+      CHECK(depth.out == depth.sources);
+      CHECK(depth.dinp == depth.dout);
+    }
   }
 }
 
 TEST_CASE("depth_mix: scores without data are zeros, and dscores without data are not written") {
-  for (Stream stream : {fast, reference}) {
+  for (Stream stream : {fast, reference, Stream{Backend::cuda}}) {
     Depth<float> depth({3, 20, 40}, true);
     for (auto& s : depth.scores) std::fill(s.begin(), s.end(), 0.f);
     depth.forward(stream);
     depth.backward(false, stream);
     auto out = poisoned<float>(800), weights = poisoned<float>(60), dinp = poisoned<float>(800);
-    std::vector<Tensor> sources, squares;
-    for (size_t s = 0; s < 3; ++s)
-      sources.push_back(depth.rows(depth.sources[s])), squares.push_back(depth.flat(depth.squares[s]));
-    const Tensor w = view(weights.data(), {20, 3});
-    vertical_forward(view(out.data(), {2, 10, 40}), w, sources, squares, Tensor{}, eps, stream);
+    const Shape shape{2, 10, 40};
+    std::vector<Tensor> tensors{view(out.data(), shape), view(weights.data(), {20, 3}), view(dinp.data(), shape),
+                                depth.rows(depth.dout[2]), depth.flat(depth.pbar[2])};
+    for (size_t s = 0; s < 3; ++s) tensors.push_back(depth.rows(depth.sources[s]));
+    for (size_t s = 0; s < 3; ++s) tensors.push_back(depth.flat(depth.squares[s]));
+    run_on(stream.backend, tensors, [](auto& t, Stream there) {
+      vertical_forward(t[0], t[1], {t[5], t[6], t[7]}, {t[8], t[9], t[10]}, Tensor{}, eps, there);
+      vertical_backward(t[2], t[7], t[10], {{t[3], t[1], t[4], Tensor{}, 2}}, eps, false, there);
+    });
     CHECK(out == depth.out[2]);
     CHECK(weights == depth.weights[2]);
-    vertical_backward(view(dinp.data(), {2, 10, 40}), sources[2], squares[2],
-                      {{depth.rows(depth.dout[2]), w, depth.flat(depth.pbar[2]), Tensor{}, 2}}, eps, false, stream);
     CHECK(dinp == depth.dinp[2]);
   }
 }
@@ -333,13 +439,17 @@ TEST_CASE("depth_mix: scores without data are zeros, and dscores without data ar
 TEST_CASE_TEMPLATE("depth_mix: without readers dinp is 0, or unchanged if added", T, float, bf16) {
   const auto inp = random_vector<T>(60, 1), before = random_vector<T>(60, 3);
   const auto squares = random_vector<float>(3, 2);
-  const Tensor x = view(inp.data(), {3, 20}), square = view(squares.data(), {3});
-  for (Stream stream : {fast, reference}) {
+  for (Stream stream : {fast, reference, Stream{Backend::cuda}}) {
     if (std::is_same_v<T, bf16> && stream.backend == Backend::reference) continue;
     for (bool acc : {false, true}) {
       auto plain = acc ? before : poisoned<T>(60), vertical = plain;
-      depth_mix_backward(view(plain.data(), {3, 20}), x, {}, acc, stream);
-      vertical_backward(view(vertical.data(), {3, 20}), x, square, {}, eps, acc, stream);
+      run_on(stream.backend,
+             {view(plain.data(), {3, 20}), view(vertical.data(), {3, 20}), view(inp.data(), {3, 20}),
+              view(squares.data(), {3})},
+             [&](auto& t, Stream there) {
+               depth_mix_backward(t[0], t[2], {}, acc, there);
+               vertical_backward(t[1], t[2], t[3], {}, eps, acc, there);
+             });
       const auto want = acc ? before : std::vector<T>(60, 0.f);
       CHECK(plain == want);
       CHECK(vertical == want);
@@ -349,45 +459,51 @@ TEST_CASE_TEMPLATE("depth_mix: without readers dinp is 0, or unchanged if added"
 
 TEST_CASE("depth_mix: norms and scores far apart") {
   const Size size{6, 8, 48};
-  Depth<float> depth(size, true);
-  const std::vector<float> factors{1e-16f, 1e-8f, 1.f, 1e8f, 1e16f, 1e-4f};
-  for (size_t s = 0; s < 6; ++s)
-    for (float& x : depth.sources[s]) x *= factors[s];
-  depth.scores[5] = {-300.f, -20.f, -std::numeric_limits<float>::infinity(), 30.f, 40.f, 0.f};
-  for (float& score : depth.scores[4]) score += 200.f;
-  depth.eps_used = 0;
-  Depth<double> want(depth);
-  depth.forward(fast), want.forward(reference);
-  depth.backward(false, fast), want.backward(false, reference);
-  for (size_t m = 0; m < 6; ++m) {
-    CAPTURE(m);
-    check_close("weights", depth.weights[m], want.weights[m], 1e-6);
-    check_close("out", depth.out[m], want.out[m], 2e-6);
-    check_close("dinp", depth.dinp[m], want.dinp[m], 5e-6);
+  for (const Backend backend : fast_backends) {
+    CAPTURE(static_cast<int>(backend));
+    Depth<float> depth(size, true);
+    const std::vector<float> factors{1e-16f, 1e-8f, 1.f, 1e8f, 1e16f, 1e-4f};
+    for (size_t s = 0; s < 6; ++s)
+      for (float& x : depth.sources[s]) x *= factors[s];
+    depth.scores[5] = {-300.f, -20.f, -std::numeric_limits<float>::infinity(), 30.f, 40.f, 0.f};
+    for (float& score : depth.scores[4]) score += 200.f;
+    depth.eps_used = 0;
+    Depth<double> want(depth);
+    depth.forward(Stream{backend}), want.forward(reference);
+    depth.backward(false, Stream{backend}), want.backward(false, reference);
+    for (size_t m = 0; m < 6; ++m) {
+      CAPTURE(m);
+      check_close("weights", depth.weights[m], want.weights[m], 1e-6);
+      check_close("out", depth.out[m], want.out[m], 2e-6);
+      check_close("dinp", depth.dinp[m], want.dinp[m], 5e-6);
+    }
   }
 }
 
 TEST_CASE_TEMPLATE("depth_mix: NaN shows where it must, and nowhere else", T, float, bf16) {
   const Size size{3, 40, 24};
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  for (bool vertical : {false, true}) {
-    CAPTURE(vertical);
-    Depth<T> depth(size, vertical);
-    depth.sources[1][7 * 24 + 5] = nan;
-    depth.forward(fast);
-    depth.backward(false, fast);
-    for (size_t i = 0; i < 40 * 24; ++i) {
-      const bool spoilt = vertical ? i / 24 == 7 : i == 7 * 24 + 5;  // the norm spreads over the row
-      CHECK(!is_nan(depth.out[0][i]));
-      CHECK(is_nan(depth.out[2][i]) == spoilt);
-      CHECK(is_nan(depth.dinp[1][i]) == (vertical && spoilt));
+  for (const Backend backend : fast_backends) {
+    for (bool vertical : {false, true}) {
+      CAPTURE(static_cast<int>(backend));
+      CAPTURE(vertical);
+      Depth<T> depth(size, vertical);
+      depth.sources[1][7 * 24 + 5] = nan;
+      depth.forward(Stream{backend});
+      depth.backward(false, Stream{backend});
+      for (size_t i = 0; i < 40 * 24; ++i) {
+        const bool spoilt = vertical ? i / 24 == 7 : i == 7 * 24 + 5;  // the norm spreads over the row
+        CHECK(!is_nan(depth.out[0][i]));
+        CHECK(is_nan(depth.out[2][i]) == spoilt);
+        CHECK(is_nan(depth.dinp[1][i]) == (vertical && spoilt));
+      }
+      CHECK(is_nan(depth.dscores[2][1]));
+      CHECK(!is_nan(depth.dscores[0][0]));
+      Depth<T> bad_score(size, vertical);
+      bad_score.scores[2][1] = nan;
+      bad_score.forward(Stream{backend});
+      for (float y : bad_score.out[2]) CHECK(is_nan(y));
     }
-    CHECK(is_nan(depth.dscores[2][1]));
-    CHECK(!is_nan(depth.dscores[0][0]));
-    Depth<T> bad_score(size, vertical);
-    bad_score.scores[2][1] = nan;
-    bad_score.forward(fast);
-    for (float y : bad_score.out[2]) CHECK(is_nan(y));
   }
 }
 

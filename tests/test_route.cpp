@@ -2,6 +2,7 @@
 
 #include <omp.h>
 
+#include "tests/backends.h"
 #include "tests/check.h"
 
 using namespace crossply;
@@ -17,6 +18,8 @@ struct Size {
 enum class Variant { full, last_two, first_and_own, mean, mixed };
 const std::vector<Variant> variants{Variant::full, Variant::last_two, Variant::first_and_own, Variant::mean,
                                     Variant::mixed};
+// Mixed has one layer of each of the others.
+const std::vector<Variant> few_variants{Variant::full, Variant::mean, Variant::mixed};
 
 std::vector<int> sources_of(Variant variant, int layer) {
   if (variant == Variant::mixed) variant = variants[static_cast<size_t>(layer) % 4];
@@ -58,17 +61,34 @@ struct Depth {
 
   std::vector<T> forward(int l, Stream stream) {
     auto out = poisoned<T>(size.block());
-    route_forward(view(out.data(), {size.N, size.K, size.D}), slab_view(), routers[static_cast<size_t>(l)], stream);
+    forward(rows(out), slab_view(), l, stream);
     return out;
   }
   void backward(Stream stream) {
     for (int l = static_cast<int>(size.L) - 1; l >= 0; --l) {
       const size_t i = static_cast<size_t>(l);
-      route_backward(view(dslice[i].data(), {size.N, size.K, size.D}), slab_view(),
-                     view(dout[i].data(), {size.N, size.K, size.D}), routers, l, stream);
+      backward(rows(dslice[i]), slab_view(), rows(dout[i]), l, stream);
     }
   }
-  Tensor slab_view() { return view(slab.data(), {size.L, size.N, size.K, size.D}); }
+  void forward(const Tensor& out, const Tensor& slab_tensor, int l, Stream stream) {
+    Router router = routers[static_cast<size_t>(l)];
+    run_on(stream.backend, {out, slab_tensor, router.weight}, [&](auto& t, Stream there) {
+      router.weight = t[2];
+      route_forward(t[0], t[1], router, there);
+    });
+  }
+  void backward(const Tensor& dslice_tensor, const Tensor& slab_tensor, const Tensor& dout_tensor, int l,
+                Stream stream) {
+    std::vector<Tensor> tensors{dslice_tensor, slab_tensor, dout_tensor};
+    for (const Router& router : routers) tensors.insert(tensors.end(), {router.weight, router.dweight});
+    run_on(stream.backend, tensors, [&](auto& t, Stream there) {
+      auto readers = routers;
+      for (size_t r = 0; r < readers.size(); ++r) readers[r].weight = t[3 + 2 * r], readers[r].dweight = t[4 + 2 * r];
+      route_backward(t[0], t[1], t[2], readers, l, there);
+    });
+  }
+  Tensor rows(const std::vector<T>& block) const { return view(block.data(), {size.N, size.K, size.D}); }
+  Tensor slab_view() const { return view(slab.data(), {size.L, size.N, size.K, size.D}); }
 };
 
 const Stream fast{Backend::cpu}, reference{Backend::reference};
@@ -84,8 +104,14 @@ void poison_unread(Depth<T>& depth, int l) {
   }
 }
 
-const std::vector<Size> sizes{{1, 1, 1, 1}, {3, 5, 1, 3},   {4, 37, 2, 8},  {3, 70, 3, 24}, {3, 300, 8, 64},
-                              {2, 9, 6, 100}, {4, 33, 4, 16}, {2, 130, 16, 33}};
+// For the GPU: one block and several, of mixture and correlation; both widths; heads in one group and in two.
+const std::vector<Size>& sizes(Backend backend) {
+  static const std::vector<Size> cpu{{1, 1, 1, 1},   {3, 5, 1, 3},   {4, 37, 2, 8},  {3, 70, 3, 24},
+                                     {3, 300, 8, 64}, {2, 9, 6, 100}, {4, 33, 4, 16}, {2, 130, 16, 33}};
+  static const std::vector<Size> gpu{{1, 1, 1, 1},  {3, 5, 1, 3},   {4, 37, 2, 8}, {2, 70, 1, 33},
+                                     {2, 260, 2, 64}, {2, 4, 6, 100}, {4, 9, 9, 16}};
+  return backend == Backend::cuda ? gpu : cpu;
+}
 
 }  // namespace
 
@@ -150,49 +176,100 @@ TEST_CASE("route: the gather backward equals a scatter backward") {
                     w * static_cast<double>(depth.dout[static_cast<size_t>(l)][in]);
               }
     }
-    depth.backward(fast);
-    std::vector<float> dslab;
-    for (const auto& d : depth.dslice) dslab.insert(dslab.end(), d.begin(), d.end());
-    check_close("dslab", dslab, want, 1e-6);
+    for (const Backend backend : fast_backends) {
+      Depth<float> gathered(size, variant);
+      gathered.backward(Stream{backend});
+      std::vector<float> dslab;
+      for (const auto& d : gathered.dslice) dslab.insert(dslab.end(), d.begin(), d.end());
+      check_close("dslab", dslab, want, 1e-6);
+    }
   }
 }
 
-TEST_CASE_TEMPLATE("route: fast CPU equals the reference and reads nothing but the sources", T, float, bf16) {
+namespace {
+
+template <class T>
+void check_against_reference(const Size& size, Variant variant, Stream stream) {
   const double tolerance = tolerance_or_rounding<T>(1e-6);
-  for (const Size& size : sizes) {
-    for (Variant variant : variants) {
-      CAPTURE(size.K);
-      CAPTURE(size.D);
-      CAPTURE(static_cast<int>(variant));
-      for (int l = 0; l < size.L; ++l) {
-        CAPTURE(l);
-        Depth<T> depth(size, variant);
-        poison_unread(depth, l);
-        const auto slab64 = convert<double>(depth.slab);
-        const auto weight64 = convert<double>(depth.weight[static_cast<size_t>(l)]);
-        auto out64 = poisoned<double>(size.block());
-        route_forward_ref(out64.data(), slab64.data(), weight64.empty() ? nullptr : weight64.data(),
-                          depth.routers[static_cast<size_t>(l)].sources, (l + 1) * size.K, size.N, size.K, size.D);
-        check_close("out", depth.forward(l, fast), out64, tolerance);
+  for (int l = 0; l < size.L; ++l) {
+    CAPTURE(l);
+    Depth<T> depth(size, variant);
+    poison_unread(depth, l);
+    const auto slab64 = convert<double>(depth.slab);
+    const auto weight64 = convert<double>(depth.weight[static_cast<size_t>(l)]);
+    auto out64 = poisoned<double>(size.block());
+    route_forward_ref(out64.data(), slab64.data(), weight64.empty() ? nullptr : weight64.data(),
+                      depth.routers[static_cast<size_t>(l)].sources, (l + 1) * size.K, size.N, size.K, size.D);
+    check_close("out", depth.forward(l, stream), out64, tolerance);
+  }
+  Depth<T> depth(size, variant);
+  Depth<double> depth64(size, variant);
+  for (size_t l = 0; l < depth.weight.size(); ++l) {
+    std::copy(depth.weight[l].begin(), depth.weight[l].end(), depth64.weight[l].begin());
+    std::copy(depth.dweight[l].begin(), depth.dweight[l].end(), depth64.dweight[l].begin());
+    std::copy(depth.dout[l].begin(), depth.dout[l].end(), depth64.dout[l].begin());
+  }
+  std::copy(depth.slab.begin(), depth.slab.end(), depth64.slab.begin());
+  depth.backward(stream);
+  depth64.backward(reference);
+  for (size_t l = 0; l < depth.weight.size(); ++l) {
+    CAPTURE(l);
+    check_close("dslice", depth.dslice[l], depth64.dslice[l], tolerance);
+    check_close("dweight", depth.dweight[l], depth64.dweight[l], 2e-6);
+  }
+  check_close("slab", depth.slab, depth64.slab, 0.0);  // every block is its layer's dout now
+  for (size_t l = 0; l < depth.dout.size(); ++l)
+    CHECK(std::equal(depth.dout[l].begin(), depth.dout[l].end(), &depth.slab[l * depth.dout[l].size()]));
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("route: the fast backends equal the reference and read nothing but the sources", T, float, bf16) {
+  for (const Backend backend : fast_backends) {
+    for (const Size& size : sizes(backend)) {
+      for (Variant variant : backend == Backend::cuda ? few_variants : variants) {
+        CAPTURE(static_cast<int>(backend));
+        CAPTURE(size.K);
+        CAPTURE(size.D);
+        CAPTURE(static_cast<int>(variant));
+        check_against_reference<T>(size, variant, Stream{backend});
       }
-      Depth<T> depth(size, variant);
-      Depth<double> depth64(size, variant);
-      for (size_t l = 0; l < depth.weight.size(); ++l) {
-        std::copy(depth.weight[l].begin(), depth.weight[l].end(), depth64.weight[l].begin());
-        std::copy(depth.dweight[l].begin(), depth.dweight[l].end(), depth64.dweight[l].begin());
-        std::copy(depth.dout[l].begin(), depth.dout[l].end(), depth64.dout[l].begin());
-      }
-      std::copy(depth.slab.begin(), depth.slab.end(), depth64.slab.begin());
-      depth.backward(fast);
-      depth64.backward(reference);
-      for (size_t l = 0; l < depth.weight.size(); ++l) {
-        CAPTURE(l);
-        check_close("dslice", depth.dslice[l], depth64.dslice[l], tolerance);
-        check_close("dweight", depth.dweight[l], depth64.dweight[l], 2e-6);
-      }
-      check_close("slab", depth.slab, depth64.slab, 0.0);  // every block is its layer's dout now
-      for (size_t l = 0; l < depth.dout.size(); ++l)
-        CHECK(std::equal(depth.dout[l].begin(), depth.dout[l].end(), &depth.slab[l * depth.dout[l].size()]));
+    }
+  }
+}
+
+TEST_CASE_TEMPLATE("route: memory that begins between two multiples of 16 bytes", T, float, bf16) {
+  const Size size{3, 9, 2, 16};
+  for (const Backend backend : fast_backends) {
+    Depth<T> depth(size, Variant::full), want(size, Variant::full);
+    for (int l = 2; l >= 0; --l) {
+      const size_t i = static_cast<size_t>(l);
+      auto later = [](std::vector<T> x) { return x.insert(x.begin(), T(0)), x; };
+      auto out = poisoned<T>(size.block() + 1), slab = later(depth.slab);
+      auto dout = later(depth.dout[i]), dslice = poisoned<T>(size.block() + 1);
+      Router router = depth.routers[i];
+      const auto whole = [](const std::vector<T>& x) { return view(x.data(), {static_cast<int64_t>(x.size())}); };
+      const auto from_second = [](const Tensor& x, Shape shape) { return view(x.as<T>() + 1, shape); };
+      const Shape block{size.N, size.K, size.D}, blocks{size.L, size.N, size.K, size.D};
+      run_on(backend, {whole(out), whole(slab), router.weight}, [&](auto& t, Stream stream) {
+        router.weight = t[2];
+        route_forward(from_second(t[0], block), from_second(t[1], blocks), router, stream);
+      });
+      CHECK(std::equal(out.begin() + 1, out.end(), depth.forward(l, Stream{backend}).begin()));
+      std::vector<Tensor> tensors{whole(dslice), whole(slab), whole(dout)};
+      for (const Router& r : depth.routers) tensors.insert(tensors.end(), {r.weight, r.dweight});
+      run_on(backend, tensors, [&](auto& t, Stream stream) {
+        auto readers = depth.routers;
+        for (size_t r = 0; r < readers.size(); ++r)
+          readers[r].weight = t[3 + 2 * r], readers[r].dweight = t[4 + 2 * r];
+        route_backward(from_second(t[0], block), from_second(t[1], blocks), from_second(t[2], block), readers, l,
+                       stream);
+      });
+      std::copy(slab.begin() + 1, slab.end(), depth.slab.begin());
+      want.backward(want.rows(want.dslice[i]), want.slab_view(), want.rows(want.dout[i]), l, Stream{backend});
+      CHECK(std::equal(dslice.begin() + 1, dslice.end(), want.dslice[i].begin()));
+      CHECK(depth.slab == want.slab);
+      check_close("dweight", depth.dweight[i], convert<double>(want.dweight[i]), 1e-6);  // sums in another order
     }
   }
 }
@@ -200,68 +277,90 @@ TEST_CASE_TEMPLATE("route: fast CPU equals the reference and reads nothing but t
 TEST_CASE("route: backward reads only its block and its readers', and keeps the columns of other layers") {
   const Size size{5, 50, 4, 8};
   const int l = 2;
-  Depth<float> depth(size, Variant::last_two);  // layers 2 and 3 read layer 2, layer 4 does not
-  for (const int unread : {0, 1, 4})
-    std::fill_n(depth.slab.begin() + unread * size.block(), size.block(), std::numeric_limits<float>::quiet_NaN());
-  const auto before = depth.dweight;
-  route_backward(view(depth.dslice[l].data(), {size.N, size.K, size.D}), depth.slab_view(),
-                 view(depth.dout[l].data(), {size.N, size.K, size.D}), depth.routers, l, fast);
-  for (float g : depth.dslice[l]) CHECK(std::isfinite(g));
-  for (size_t r = 0; r < before.size(); ++r)
-    for (size_t i = 0; i < before[r].size(); ++i) {
-      const size_t source = i % ((r + 1) * 4) / 4;
-      CHECK((depth.dweight[r][i] != before[r][i]) == (source == 2 && (r == 2 || r == 3)));
-      CHECK(std::isfinite(depth.dweight[r][i]));
-    }
+  for (const Backend backend : fast_backends) {
+    Depth<float> depth(size, Variant::last_two);  // layers 2 and 3 read layer 2, layer 4 does not
+    for (const int unread : {0, 1, 4})
+      std::fill_n(depth.slab.begin() + unread * size.block(), size.block(), std::numeric_limits<float>::quiet_NaN());
+    const auto before = depth.dweight;
+    depth.backward(depth.rows(depth.dslice[l]), depth.slab_view(), depth.rows(depth.dout[l]), l, Stream{backend});
+    for (float g : depth.dslice[l]) CHECK(std::isfinite(g));
+    for (size_t r = 0; r < before.size(); ++r)
+      for (size_t i = 0; i < before[r].size(); ++i) {
+        const size_t source = i % ((r + 1) * 4) / 4;
+        CHECK((depth.dweight[r][i] != before[r][i]) == (source == 2 && (r == 2 || r == 3)));
+        CHECK(std::isfinite(depth.dweight[r][i]));
+      }
+  }
+}
+
+TEST_CASE_TEMPLATE("route: so many heads that a GPU keeps few layers' weights at a time", T, float, bf16) {
+  // 256 terms in a sum in f32, one after the other.
+  const double tolerance = tolerance_or_rounding<T>(4e-6);
+  Depth<T> depth({4, 2, 64, 8}, Variant::full), want({4, 2, 64, 8}, Variant::full);
+  for (Depth<T>* d : {&depth, &want})
+    for (Router& router : d->routers) router.dweight = Tensor{};
+  check_close("out", depth.forward(3, Stream{Backend::cuda}), convert<double>(want.forward(3, fast)), tolerance);
+  depth.backward(Stream{Backend::cuda}), want.backward(fast);
+  check_close("dslice", depth.dslice[0], convert<double>(want.dslice[0]), tolerance);
 }
 
 TEST_CASE_TEMPLATE("route: the identity is exact, forward and backward", T, float, bf16) {
-  for (const Size& size : sizes) {
-    CAPTURE(size.K);
-    CAPTURE(size.D);
-    Depth<T> depth(size, Variant::full);
-    for (int64_t l = 1; l < size.L; ++l) {
-      auto& weight = depth.weight[static_cast<size_t>(l)];
-      for (int64_t h = 0; h < size.K; ++h)
-        for (int64_t c = 0; c < (l + 1) * size.K; ++c)
-          weight[static_cast<size_t>(h * (l + 1) * size.K + c)] = c == l * size.K + h ? 1.f : 0.f;
+  for (const Backend backend : fast_backends) {
+    for (const Size& size : sizes(backend)) {
+      CAPTURE(static_cast<int>(backend));
+      CAPTURE(size.K);
+      CAPTURE(size.D);
+      Depth<T> depth(size, Variant::full);
+      for (int64_t l = 1; l < size.L; ++l) {
+        auto& weight = depth.weight[static_cast<size_t>(l)];
+        for (int64_t h = 0; h < size.K; ++h)
+          for (int64_t c = 0; c < (l + 1) * size.K; ++c)
+            weight[static_cast<size_t>(h * (l + 1) * size.K + c)] = c == l * size.K + h ? 1.f : 0.f;
+      }
+      for (int l = 0; l < size.L; ++l) {
+        const auto out = depth.forward(l, Stream{backend});
+        CHECK(std::equal(out.begin(), out.end(), depth.slab.begin() + l * size.block()));
+      }
+      depth.backward(Stream{backend});
+      CHECK(depth.dslice == depth.dout);
     }
-    for (int l = 0; l < size.L; ++l) {
-      const auto out = depth.forward(l, fast);
-      CHECK(std::equal(out.begin(), out.end(), depth.slab.begin() + l * size.block()));
-    }
-    depth.backward(fast);
-    CHECK(depth.dslice == depth.dout);
   }
 }
 
 TEST_CASE_TEMPLATE("route: other shapes of the same memory, and dslice in place of dout", T, float, bf16) {
-  const Size size{3, 6, 2, 8};
-  Depth<T> depth(size, Variant::full);
-  auto out = poisoned<T>(size.block());
-  route_forward(view(out.data(), {2, 3, 2, 8}), view(depth.slab.data(), {3, 6, 16}), depth.routers[2], fast);
-  CHECK(out == depth.forward(2, fast));
+  for (const Size& size : std::vector<Size>{{3, 6, 2, 8}, {3, 10, 12, 16}}) {
+    for (const Backend backend : fast_backends) {
+      const Stream stream{backend};
+      const Shape split{2, size.N / 2, size.K, size.D}, flat{3, size.N, size.K * size.D};
+      Depth<T> depth(size, Variant::full);
+      auto out = poisoned<T>(size.block());
+      depth.forward(view(out.data(), split), view(depth.slab.data(), flat), 2, stream);
+      CHECK(out == depth.forward(2, stream));
 
-  Depth<T> in_place(size, Variant::full);
-  depth.backward(fast);
-  for (int l = 2; l >= 0; --l) {
-    const size_t i = static_cast<size_t>(l);
-    const Tensor d = view(in_place.dout[i].data(), {2, 3, 2, 8});
-    in_place.routers[i].dweight = Tensor{};
-    route_backward(d, view(in_place.slab.data(), {3, 6, 16}), d, in_place.routers, l, fast);
-    CHECK(in_place.dout[i] == depth.dslice[i]);
+      Depth<T> in_place(size, Variant::full);
+      depth.backward(stream);
+      for (int l = 2; l >= 0; --l) {
+        const size_t i = static_cast<size_t>(l);
+        const Tensor d = view(in_place.dout[i].data(), split);
+        in_place.routers[i].dweight = Tensor{};
+        in_place.backward(d, view(in_place.slab.data(), flat), d, l, stream);
+        CHECK(in_place.dout[i] == depth.dslice[i]);
+      }
+    }
   }
 }
 
 TEST_CASE_TEMPLATE("route: NaN in a source shows, in forward and in dweight", T, float, bf16) {
   const Size size{3, 40, 4, 8};
-  for (Variant variant : {Variant::full, Variant::mean}) {
-    Depth<T> depth(size, variant);
-    depth.slab[(7 * 4 + 1) * 8 + 5] = std::numeric_limits<float>::quiet_NaN();  // layer 0, token 7, head 1, column 5
-    const auto out = depth.forward(2, fast);
-    for (size_t h = 0; h < 4; ++h) CHECK(is_nan(out[(7 * 4 + h) * 8 + 5]) == (variant == Variant::full || h == 1));
-    depth.backward(fast);
-    for (size_t i = 0; i < depth.dweight[2].size(); ++i) CHECK(is_nan(depth.dweight[2][i]) == (i % 12 == 1));
+  for (const Backend backend : fast_backends) {
+    for (Variant variant : {Variant::full, Variant::mean}) {
+      Depth<T> depth(size, variant);
+      depth.slab[(7 * 4 + 1) * 8 + 5] = std::numeric_limits<float>::quiet_NaN();  // layer 0, token 7, head 1, column 5
+      const auto out = depth.forward(2, Stream{backend});
+      for (size_t h = 0; h < 4; ++h) CHECK(is_nan(out[(7 * 4 + h) * 8 + 5]) == (variant == Variant::full || h == 1));
+      depth.backward(Stream{backend});
+      for (size_t i = 0; i < depth.dweight[2].size(); ++i) CHECK(is_nan(depth.dweight[2][i]) == (i % 12 == 1));
+    }
   }
 }
 

@@ -1,5 +1,6 @@
 #include "kernels/select_heads.h"
 
+#include "tests/backends.h"
 #include "tests/check.h"
 #include "tests/threads.h"
 
@@ -37,14 +38,16 @@ struct Heads {
     dout = random_vector<T>(wide.numel(), 7);
   }
   void forward(Stream stream) {
-    std::vector<Tensor> sources;
-    for (const auto& s : source) sources.push_back(view(s.data(), shape));
-    select_heads_forward(view(out.data(), wide), sources, choice, stream);
+    std::vector<Tensor> tensors{view(out.data(), wide)};
+    for (const auto& s : source) tensors.push_back(view(s.data(), shape));
+    run_on(stream.backend, tensors, [&](auto& t, Stream there) {
+      select_heads_forward(t[0], {t.begin() + 1, t.end()}, choice, there);
+    });
   }
   void backward(bool acc, Stream stream) {
     for (int s = 0; s < 3; ++s)
-      select_heads_backward(view(dsource[static_cast<size_t>(s)].data(), shape), view(dout.data(), wide), choice, s,
-                            acc, stream);
+      run_on(stream.backend, {view(dsource[static_cast<size_t>(s)].data(), shape), view(dout.data(), wide)},
+             [&](auto& t, Stream there) { select_heads_backward(t[0], t[1], choice, s, acc, there); });
   }
 };
 
@@ -72,45 +75,74 @@ TEST_CASE("select_heads: reference backward is the derivative of the reference f
 }
 
 TEST_CASE("select_heads: bf16 copies bit for bit, and a sum is rounded once") {
-  for (const Case& c : cases) {
-    for (bool acc : {false, true}) {
-      CAPTURE(c.D);
-      CAPTURE(acc);
-      Heads<bf16> heads(c, acc);
-      Heads<double> want(c, acc);
-      for (size_t s = 0; s < 3; ++s)
-        want.source[s] = convert<double>(heads.source[s]), want.dsource[s] = convert<double>(heads.dsource[s]);
-      want.dout = convert<double>(heads.dout);
-      heads.forward(fast);
-      want.forward(reference);
-      CHECK(convert<double>(heads.out) == want.out);
-      heads.backward(acc, fast);
-      want.backward(acc, reference);
-      for (size_t s = 0; s < 3; ++s) CHECK(heads.dsource[s] == convert<bf16>(want.dsource[s]));
+  for (const Backend backend : fast_backends) {
+    for (const Case& c : cases) {
+      for (bool acc : {false, true}) {
+        CAPTURE(static_cast<int>(backend));
+        CAPTURE(c.D);
+        CAPTURE(acc);
+        Heads<bf16> heads(c, acc);
+        Heads<double> want(c, acc);
+        for (size_t s = 0; s < 3; ++s)
+          want.source[s] = convert<double>(heads.source[s]), want.dsource[s] = convert<double>(heads.dsource[s]);
+        want.dout = convert<double>(heads.dout);
+        heads.forward(Stream{backend});
+        want.forward(reference);
+        CHECK(convert<double>(heads.out) == want.out);
+        heads.backward(acc, Stream{backend});
+        want.backward(acc, reference);
+        for (size_t s = 0; s < 3; ++s) CHECK(heads.dsource[s] == convert<bf16>(want.dsource[s]));
+      }
     }
   }
 }
 
-TEST_CASE("select_heads: fast CPU equals the reference, set and added") {
-  for (const Case& c : cases) {
-    for (bool acc : {false, true}) {
-      CAPTURE(c.D);
-      CAPTURE(acc);
-      Heads<float> heads(c, acc), want(c, acc);
-      heads.forward(fast);
-      want.forward(reference);
-      CHECK(heads.out == want.out);
-      heads.backward(acc, fast);
-      want.backward(acc, reference);
-      CHECK(heads.dsource == want.dsource);  // the same sums in the same order
+TEST_CASE("select_heads: the fast backends equal the reference, set and added") {
+  for (const Backend backend : fast_backends) {
+    for (const Case& c : cases) {
+      for (bool acc : {false, true}) {
+        CAPTURE(static_cast<int>(backend));
+        CAPTURE(c.D);
+        CAPTURE(acc);
+        Heads<float> heads(c, acc), want(c, acc);
+        heads.forward(Stream{backend});
+        want.forward(reference);
+        CHECK(heads.out == want.out);
+        heads.backward(acc, Stream{backend});
+        want.backward(acc, reference);
+        CHECK(heads.dsource == want.dsource);  // the same sums in the same order
+      }
     }
+  }
+}
+
+TEST_CASE_TEMPLATE("select_heads: memory that begins between two multiples of 16 bytes", T, float, bf16) {
+  const Case c{1, 5, 2, 16, {{0, 1}, {1, 0}, {0, 1}}};
+  const auto one = random_vector<T>(161, 1), other = random_vector<T>(160, 2), dout = random_vector<T>(241, 3);
+  std::vector<T> want, want_d;
+  for (const Backend backend : fast_backends) {
+    auto out = poisoned<T>(241), d = poisoned<T>(161);
+    const auto whole = [](const std::vector<T>& x) { return view(x.data(), {static_cast<int64_t>(x.size())}); };
+    run_on(backend, {whole(out), whole(one), whole(other), whole(dout), whole(d)}, [&](auto& t, Stream stream) {
+      const auto at = [&](size_t i, int64_t first, int64_t heads) {
+        return view(t[i].template as<T>() + first, {1, 5, heads, 16});
+      };
+      select_heads_forward(at(0, 1, 3), {at(1, 1, 2), at(2, 0, 2)}, c.choice, stream);
+      select_heads_backward(at(4, 1, 2), at(3, 1, 3), c.choice, 0, false, stream);
+    });
+    CHECK(std::none_of(out.begin() + 1, out.end(), [](float x) { return is_nan(x); }));
+    CHECK(std::none_of(d.begin() + 1, d.end(), [](float x) { return is_nan(x); }));
+    out.erase(out.begin()), d.erase(d.begin());
+    if (backend == Backend::cpu) want = out, want_d = d;
+    CHECK(out == want);
+    CHECK(d == want_d);
   }
 }
 
 TEST_CASE("select_heads: every element comes from where it should") {
   const Case c = cases[2];
   const int64_t J = static_cast<int64_t>(c.choice.size());
-  for (Stream stream : {fast, reference}) {
+  for (Stream stream : {fast, reference, Stream{Backend::cuda}}) {
     Heads<float> heads(c, false);
     heads.forward(stream);
     int64_t wrong = 0;
@@ -126,7 +158,7 @@ TEST_CASE("select_heads: every element comes from where it should") {
 
 TEST_CASE("select_heads: a head that nobody chose gets zero when set, and keeps what it has when added to") {
   const Case c = cases[1];  // of source 1 no head is chosen, of source 2 not the second
-  for (Stream stream : {fast, reference}) {
+  for (Stream stream : {fast, reference, Stream{Backend::cuda}}) {
     Heads<float> set(c, false), added(c, true), before(c, true);
     set.backward(false, stream);
     added.backward(true, stream);
@@ -142,23 +174,25 @@ TEST_CASE("select_heads: a head that nobody chose gets zero when set, and keeps 
 
 TEST_CASE_TEMPLATE("select_heads: NaN shows where it was chosen, and the threads do not matter", T, float, bf16) {
   const Case c = cases[2];
-  auto run = [&](bool spoilt) {
+  auto run = [&](bool spoilt, Stream stream) {
     Heads<T> heads(c, false);
     // Token 9: the head of source 0 that nobody chose, and the one of source 1 that has three readers; dout's head 5.
     const float nan = std::numeric_limits<float>::quiet_NaN();
     const size_t head = (9 * 4 + 3) * 33;
     if (spoilt) heads.source[0][head] = heads.source[1][head] = heads.dout[(9 * 7 + 5) * 33] = nan;
-    heads.forward(fast);
-    heads.backward(false, fast);
+    heads.forward(stream);
+    heads.backward(false, stream);
     return join<T>({heads.out, join(heads.dsource)});
   };
-  check_same_bits_on_any_threads<T>([&] { return run(false); });
-  const auto all = run(true);
-  std::vector<size_t> got;
-  for (size_t i = 0; i < all.size(); ++i)
-    if (is_nan(all[i])) got.push_back(i);
-  const size_t row = 9 * 7 * 33, dsource1 = 700 * (7 + 4) * 33;
-  CHECK(got == std::vector<size_t>{row, row + 3 * 33, row + 5 * 33, dsource1 + (9 * 4 + 3) * 33});
+  check_same_bits_on_any_threads<T>([&] { return run(false, fast); });
+  for (const Backend backend : fast_backends) {
+    const auto all = run(true, Stream{backend});
+    std::vector<size_t> got;
+    for (size_t i = 0; i < all.size(); ++i)
+      if (is_nan(all[i])) got.push_back(i);
+    const size_t row = 9 * 7 * 33, dsource1 = 700 * (7 + 4) * 33;
+    CHECK(got == std::vector<size_t>{row, row + 3 * 33, row + 5 * 33, dsource1 + (9 * 4 + 3) * 33});
+  }
 }
 
 TEST_CASE("select_heads: wrong shapes and choices are errors") {

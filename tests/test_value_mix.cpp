@@ -1,5 +1,6 @@
 #include "kernels/value_mix.h"
 
+#include "tests/backends.h"
 #include "tests/check.h"
 #include "tests/threads.h"
 
@@ -15,11 +16,17 @@ struct Size {
   int64_t rows() const { return B * T * K; }
   int64_t numel() const { return rows() * D; }
 };
-const std::vector<Size> sizes{{1, 1, 1, 1}, {1, 3, 2, 5}, {2, 31, 3, 33}, {1, 700, 4, 16}, {2, 1500, 2, 64}};
+// For the GPU: several blocks and several rounds, both widths, rows for one lane, for a few, and for more than a warp.
+const std::vector<Size>& sizes(Backend backend) {
+  static const std::vector<Size> cpu{{1, 1, 1, 1}, {1, 3, 2, 5}, {2, 31, 3, 33}, {1, 700, 4, 16}, {2, 1500, 2, 64}};
+  static const std::vector<Size> gpu{{1, 1, 1, 1}, {1, 3, 2, 5}, {2, 31, 1, 33}, {1, 70, 3, 16},
+                                     {2, 150, 1, 64}, {1, 3, 2, 520}};
+  return backend == Backend::cuda ? gpu : cpu;
+}
 
 template <class T>
-MixWeight weight_at(const std::vector<T>& values, int64_t index) {
-  return {values.empty() ? Tensor{} : view(values.data(), {static_cast<int64_t>(values.size())}), index};
+Tensor vector(const std::vector<T>& values) {
+  return values.empty() ? Tensor{} : view(values.data(), {static_cast<int64_t>(values.size())});
 }
 
 // The trained numbers sit at elements 2 and 1 of vectors of three.
@@ -49,12 +56,20 @@ struct Mix {
         first(convert<Wide<T>>(m.first)), d_own(convert<Wide<T>>(m.d_own)), d_first(convert<Wide<T>>(m.d_first)) {}
 
   Tensor at(const std::vector<T>& x) const { return x.empty() ? Tensor{} : view(x.data(), shape); }
-  void forward(Stream stream) {
-    value_mix_forward(at(out), at(v), at(v1), weight_at(own, 2), weight_at(first, 1), stream);
+  void forward(Stream stream) { forward(at(out), stream); }
+  void forward(const Tensor& to, Stream stream) {
+    run_on(stream.backend, {to, at(v), at(v1), vector(own), vector(first)}, [](auto& t, Stream there) {
+      value_mix_forward(t[0], t[1], t[2], {t[3], 2}, {t[4], 1}, there);
+    });
   }
-  void backward(bool acc_v, bool acc_v1, Stream stream) {
-    value_mix_backward(at(dv), at(dv1), weight_at(d_own, 2), weight_at(d_first, 1), at(dout), at(v), at(v1),
-                       weight_at(own, 2), weight_at(first, 1), acc_v, acc_v1, stream);
+  void backward(bool acc_v, bool acc_v1, Stream stream) { backward(at(dv), acc_v, acc_v1, stream); }
+  void backward(const Tensor& to_v, bool acc_v, bool acc_v1, Stream stream) {
+    run_on(stream.backend,
+           {to_v, at(dv1), vector(d_own), vector(d_first), at(dout), at(v), at(v1), vector(own), vector(first)},
+           [=](auto& t, Stream there) {
+             value_mix_backward(t[0], t[1], {t[2], 2}, {t[3], 1}, t[4], t[5], t[6], {t[7], 2}, {t[8], 1}, acc_v, acc_v1,
+                                there);
+           });
   }
 };
 
@@ -81,13 +96,18 @@ struct GatedMix {
         out(convert<T>(m.out)), dv1(convert<T>(m.dv1)), alpha(convert<Wide<T>>(m.alpha)),
         dalpha(convert<Wide<T>>(m.dalpha)) {}
 
-  void forward(Stream stream) {
-    gated_mix_forward(view(out.data(), shape), view(v.data(), shape), view(v1.data(), shape), view(alpha.data(), rows),
-                      stream);
+  void forward(Stream stream) { forward(view(out.data(), shape), stream); }
+  void forward(const Tensor& to, Stream stream) {
+    run_on(stream.backend, {to, view(v.data(), shape), view(v1.data(), shape), view(alpha.data(), rows)},
+           [](auto& t, Stream there) { gated_mix_forward(t[0], t[1], t[2], t[3], there); });
   }
   void backward(bool acc_v1, bool acc_alpha, Stream stream) {
-    gated_mix_backward(view(dv1.data(), shape), view(dalpha.data(), rows), view(dout.data(), shape),
-                       view(v1.data(), shape), view(alpha.data(), rows), acc_v1, acc_alpha, stream);
+    run_on(stream.backend,
+           {view(dv1.data(), shape), view(dalpha.data(), rows), view(dout.data(), shape), view(v1.data(), shape),
+            view(alpha.data(), rows)},
+           [=](auto& t, Stream there) {
+             gated_mix_backward(t[0], t[1], t[2], t[3], t[4], acc_v1, acc_alpha, there);
+           });
   }
 };
 
@@ -142,50 +162,59 @@ TEST_CASE("value_mix: reference backwards are the derivatives of the reference f
   }
 }
 
-TEST_CASE_TEMPLATE("value_mix: fast CPU equals the reference, set and added", T, float, bf16) {
-  const double rounding = tolerance_or_rounding<T>(3e-7);  // two products and a sum
-  for (const Size& size : sizes) {
-    for (bool acc_v : {false, true}) {
-      for (bool acc_v1 : {false, true}) {
-        CAPTURE(size.D);
-        CAPTURE(acc_v);
-        CAPTURE(acc_v1);
-        Mix<T> mix(size, acc_v, 1.0);
-        if (acc_v1 != acc_v) mix.dv1 = acc_v1 ? random_vector<T>(size.numel(), 7) : poisoned<T>(size.numel());
-        Mix<double> want(mix);
-        mix.forward(fast);
-        want.forward(reference);
-        mix.backward(acc_v, acc_v1, fast);
-        want.backward(acc_v, acc_v1, reference);
-        check_close("out", mix.out, want.out, rounding);
-        check_close("dv", mix.dv, want.dv, rounding);
-        check_close("dv1", mix.dv1, want.dv1, rounding);
-        // A sum of n numbers of either sign is about sqrt(n) / 3 in size, whatever is left of it by chance. A plain
-        // sum of 2048 numbers in f32 errs by some 1e-6 of that, one in vector lanes by less.
-        const double allowed = 3e-6 * std::max(1.0, std::sqrt(static_cast<double>(size.numel())) / 3);
-        for (size_t i = 0; i < 3; ++i) {
-          CHECK(std::abs(static_cast<double>(mix.d_own[i]) - want.d_own[i]) <= allowed);
-          CHECK(std::abs(static_cast<double>(mix.d_first[i]) - want.d_first[i]) <= allowed);
-        }
+namespace {
 
-        GatedMix<T> gated(size, acc_v1, acc_v, 1.0);
-        GatedMix<double> gated_want(gated);
-        gated.forward(fast);
-        gated_want.forward(reference);
-        gated.backward(acc_v1, acc_v, fast);
-        gated_want.backward(acc_v1, acc_v, reference);
-        check_close("gated out", gated.out, gated_want.out, rounding);
-        check_close("gated dv1", gated.dv1, gated_want.dv1, rounding);
-        check_close("dalpha", gated.dalpha, gated_want.dalpha, 1e-6);
-      }
-    }
+template <class T>
+void check_against_reference(const Size& size, bool acc_v, bool acc_v1, Stream stream) {
+  const double rounding = tolerance_or_rounding<T>(3e-7);  // two products and a sum
+  Mix<T> mix(size, acc_v, 1.0);
+  if (acc_v1 != acc_v) mix.dv1 = acc_v1 ? random_vector<T>(size.numel(), 7) : poisoned<T>(size.numel());
+  Mix<double> want(mix);
+  mix.forward(stream);
+  want.forward(reference);
+  mix.backward(acc_v, acc_v1, stream);
+  want.backward(acc_v, acc_v1, reference);
+  check_close("out", mix.out, want.out, rounding);
+  check_close("dv", mix.dv, want.dv, rounding);
+  check_close("dv1", mix.dv1, want.dv1, rounding);
+  // A sum of n numbers of either sign is about sqrt(n) / 3 in size, whatever is left of it by chance. A plain sum of
+  // 2048 numbers in f32 errs by some 1e-6 of that, one in vector lanes by less.
+  const double allowed = 3e-6 * std::max(1.0, std::sqrt(static_cast<double>(size.numel())) / 3);
+  for (size_t i = 0; i < 3; ++i) {
+    CHECK(std::abs(static_cast<double>(mix.d_own[i]) - want.d_own[i]) <= allowed);
+    CHECK(std::abs(static_cast<double>(mix.d_first[i]) - want.d_first[i]) <= allowed);
   }
+
+  GatedMix<T> gated(size, acc_v1, acc_v, 1.0);
+  GatedMix<double> gated_want(gated);
+  gated.forward(stream);
+  gated_want.forward(reference);
+  gated.backward(acc_v1, acc_v, stream);
+  gated_want.backward(acc_v1, acc_v, reference);
+  check_close("gated out", gated.out, gated_want.out, rounding);
+  check_close("gated dv1", gated.dv1, gated_want.dv1, rounding);
+  check_close("dalpha", gated.dalpha, gated_want.dalpha, 1e-6);
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("value_mix: the fast backends equal the reference, set and added", T, float, bf16) {
+  for (const Backend backend : fast_backends)
+    for (const Size& size : sizes(backend))
+      for (bool acc_v : {false, true})
+        for (bool acc_v1 : {false, true}) {
+          CAPTURE(static_cast<int>(backend));
+          CAPTURE(size.D);
+          CAPTURE(acc_v);
+          CAPTURE(acc_v1);
+          check_against_reference<T>(size, acc_v, acc_v1, Stream{backend});
+        }
 }
 
 TEST_CASE_TEMPLATE("value_mix: only the gradients that have data are written, and v is not needed without d_own", T,
                    float, bf16) {
   const Size size{1, 50, 3, 33};
-  for (Stream stream : {fast, reference}) {
+  for (Stream stream : {fast, reference, Stream{Backend::cuda}}) {
     if (std::is_same_v<T, bf16> && stream.backend == Backend::reference) continue;
     Mix<T> all(size, false, 1.0), none(size, false, 1.0), only_first(size, false, 1.0);
     const auto before = all.d_own;
@@ -203,51 +232,84 @@ TEST_CASE_TEMPLATE("value_mix: only the gradients that have data are written, an
 
 TEST_CASE("value_mix: one tensor may hold both numbers, even the same one") {
   const Size size{1, 5, 2, 7};
-  for (Stream stream : {fast, reference}) {
+  for (Stream stream : {fast, reference, Stream{Backend::cuda}}) {
     Mix<float> mix(size, false, 1.0);
     std::vector<float> d(3, 0.f);
     mix.d_own[2] = mix.d_first[1] = 0;
     mix.backward(false, false, stream);
-    const MixWeight both = weight_at(mix.own, 1), d_both = weight_at(d, 1);
-    value_mix_backward(mix.at(mix.dv), mix.at(mix.dv1), d_both, d_both, mix.at(mix.dout), mix.at(mix.v), mix.at(mix.v1),
-                       both, both, false, false, stream);
+    run_on(stream.backend,
+           {mix.at(mix.dv), mix.at(mix.dv1), vector(d), mix.at(mix.dout), mix.at(mix.v), mix.at(mix.v1),
+            vector(mix.own)},
+           [](auto& t, Stream there) {
+             value_mix_backward(t[0], t[1], {t[2], 1}, {t[2], 1}, t[3], t[4], t[5], {t[6], 1}, {t[6], 1}, false, false,
+                                there);
+           });
     CHECK(d[1] == doctest::Approx(mix.d_own[2] + mix.d_first[1]));
     CHECK(d[0] + d[2] == 0.f);
   }
 }
 
 TEST_CASE_TEMPLATE("value_mix: out may be v, and dv may be dout", T, float, bf16) {
-  for (const Size& size : sizes) {
-    for (Stream stream : {fast, reference}) {
-      if (std::is_same_v<T, bf16> && stream.backend == Backend::reference) continue;
+  for (Stream stream : {fast, reference, Stream{Backend::cuda}}) {
+    if (std::is_same_v<T, bf16> && stream.backend == Backend::reference) continue;
+    for (const Size& size : sizes(stream.backend)) {
       Mix<T> mix(size, false, 1.0), in_place(size, false, 1.0);
       mix.forward(stream);
       mix.backward(false, false, stream);
-      const Tensor dy = in_place.at(in_place.dout), v = in_place.at(in_place.v), v1 = in_place.at(in_place.v1);
-      const MixWeight own = weight_at(in_place.own, 2), first = weight_at(in_place.first, 1);
-      const MixWeight d_own = weight_at(in_place.d_own, 2), d_first = weight_at(in_place.d_first, 1);
-      value_mix_backward(dy, in_place.at(in_place.dv1), d_own, d_first, dy, v, v1, own, first, false, false, stream);
+      in_place.backward(in_place.at(in_place.dout), false, false, stream);
       CHECK(in_place.dout == mix.dv);
       CHECK(in_place.dv1 == mix.dv1);
       CHECK(in_place.d_own == mix.d_own);
       CHECK(in_place.d_first == mix.d_first);
-      value_mix_forward(v, v, v1, own, first, stream);
+      in_place.forward(in_place.at(in_place.v), stream);
       CHECK(in_place.v == mix.out);
 
       GatedMix<T> gated(size, false, false, 1.0), gated_in_place(size, false, false, 1.0);
       gated.forward(stream);
-      gated_in_place.out = gated_in_place.v;
-      const Tensor out = view(gated_in_place.out.data(), gated.shape);
-      gated_mix_forward(out, out, view(gated.v1.data(), gated.shape), view(gated.alpha.data(), gated.rows), stream);
-      CHECK(gated_in_place.out == gated.out);
+      gated_in_place.forward(view(gated_in_place.v.data(), gated.shape), stream);
+      CHECK(gated_in_place.v == gated.out);
     }
   }
 }
 
+TEST_CASE_TEMPLATE("value_mix: memory that begins between two multiples of 16 bytes", T, float, bf16) {
+  const Size size{1, 9, 2, 16};
+  const int64_t n = size.numel();
+  Mix<T> mix(size, false, 1.0);
+  GatedMix<T> gated(size, false, false, 1.0);
+  mix.forward(fast), mix.backward(false, false, fast);
+  gated.forward(fast), gated.backward(false, false, fast);
+  auto later = [](std::vector<T> x) { return x.insert(x.begin(), T(0)), x; };
+  const auto v = later(mix.v), v1 = later(mix.v1), dout = later(mix.dout), gated_dout = later(gated.dout);
+  auto out = poisoned<T>(n + 1), dv = out, dv1 = out, gated_out = out, gated_dv1 = out;
+  auto dalpha = poisoned<float>(size.rows()), d_own = random_vector<float>(3, 8), d_first = random_vector<float>(3, 9);
+  run_on(Backend::cuda,
+         {vector(out), vector(dv), vector(dv1), vector(gated_out), vector(gated_dv1), vector(v), vector(v1),
+          vector(dout), vector(gated_dout), vector(mix.own), vector(mix.first), vector(d_own), vector(d_first),
+          view(gated.alpha.data(), gated.rows), view(dalpha.data(), gated.rows)},
+         [&](auto t, Stream stream) {
+           for (size_t i = 0; i < 9; ++i) t[i] = view(t[i].template as<T>() + 1, mix.shape);
+           value_mix_forward(t[0], t[5], t[6], {t[9], 2}, {t[10], 1}, stream);
+           value_mix_backward(t[1], t[2], {t[11], 2}, {t[12], 1}, t[7], t[5], t[6], {t[9], 2}, {t[10], 1}, false, false,
+                              stream);
+           gated_mix_forward(t[3], t[5], t[6], t[13], stream);
+           gated_mix_backward(t[4], t[14], t[8], t[6], t[13], false, false, stream);
+         });
+  const auto check = [&](const char* what, const std::vector<T>& got, const std::vector<T>& want) {
+    check_close(what, std::vector<T>(got.begin() + 1, got.end()), convert<double>(want),
+                tolerance_or_rounding<T>(3e-7));
+  };
+  check("out", out, mix.out), check("dv", dv, mix.dv), check("dv1", dv1, mix.dv1);
+  check("gated out", gated_out, gated.out), check("gated dv1", gated_dv1, gated.dv1);
+  check_close("dalpha", dalpha, convert<double>(gated.dalpha), 1e-6);
+  check_close("d_own", d_own, convert<double>(mix.d_own), 2e-6);
+  check_close("d_first", d_first, convert<double>(mix.d_first), 2e-6);
+}
+
 namespace {
 template <class S>
-void check_scale(double out_tolerance, double dinp_tolerance) {
-  for (int64_t n : {1, 3, 24, 1000}) {
+void check_scale(double out_tolerance, double dinp_tolerance, Backend backend) {
+  for (int64_t n : {1, 3, 24, 1000, 1001}) {
     const auto inp = random_vector<S>(n, 1), dout = random_vector<S>(n, 2);
     const auto factor = random_vector<float>(1, 3);
     for (bool acc : {false, true}) {
@@ -255,12 +317,14 @@ void check_scale(double out_tolerance, double dinp_tolerance) {
       std::vector<float> dfactor{0.5f};
       auto out64 = poisoned<double>(n), dinp64 = convert<double>(dinp), dfactor64 = convert<double>(dfactor);
       const auto inp64 = convert<double>(inp), dout64 = convert<double>(dout), factor64 = convert<double>(factor);
-      scale_forward(view(out.data(), {n}), view(inp.data(), {n}), view(factor.data(), {1}), fast);
-      scale_backward(view(dinp.data(), {n}), view(dfactor.data(), {1}), view(dout.data(), {n}), view(inp.data(), {n}),
-                     view(factor.data(), {1}), acc, fast);
-      scale_forward(view(out64.data(), {n}), view(inp64.data(), {n}), view(factor64.data(), {1}), reference);
-      scale_backward(view(dinp64.data(), {n}), view(dfactor64.data(), {1}), view(dout64.data(), {n}),
-                     view(inp64.data(), {n}), view(factor64.data(), {1}), acc, reference);
+      run_on(backend, {vector(out), vector(dinp), vector(dfactor), vector(dout), vector(inp), vector(factor)},
+             [&](auto& t, Stream stream) {
+               scale_forward(t[0], t[4], t[5], stream);
+               scale_backward(t[1], t[2], t[3], t[4], t[5], acc, stream);
+             });
+      scale_forward(vector(out64), vector(inp64), vector(factor64), reference);
+      scale_backward(vector(dinp64), vector(dfactor64), vector(dout64), vector(inp64), vector(factor64), acc,
+                     reference);
       check_close("out", out, out64, out_tolerance);
       check_close("dinp", dinp, dinp64, dinp_tolerance);
       check_close("dfactor", dfactor, dfactor64, 2e-6);
@@ -270,50 +334,56 @@ void check_scale(double out_tolerance, double dinp_tolerance) {
 }  // namespace
 
 TEST_CASE("value_mix: scale, set and added") {
-  check_scale<float>(1e-7, 3e-7);
-  check_scale<bf16>(0x1p-8, 0x1p-8);
+  for (const Backend backend : fast_backends) {
+    check_scale<float>(1e-7, 3e-7, backend);
+    check_scale<bf16>(0x1p-8, 0x1p-8, backend);
+  }
 }
 
 TEST_CASE_TEMPLATE("value_mix: own 1 and first 0, and a closed gate, are exactly no mixing", T, float, bf16) {
   const Size size{1, 40, 2, 33};
-  Mix<T> mix(size, false, 1.0);
-  mix.own[2] = 1, mix.first[1] = 0;
-  mix.forward(fast);
-  mix.backward(false, false, fast);
-  CHECK(mix.out == mix.v);
-  CHECK(mix.dv == mix.dout);
-  GatedMix<T> gated(size, false, false, 1.0);
-  std::fill(gated.alpha.begin(), gated.alpha.end(), 0.f);
-  gated.forward(fast);
-  CHECK(gated.out == gated.v);
+  for (const Backend backend : fast_backends) {
+    Mix<T> mix(size, false, 1.0);
+    mix.own[2] = 1, mix.first[1] = 0;
+    mix.forward(Stream{backend});
+    mix.backward(false, false, Stream{backend});
+    CHECK(mix.out == mix.v);
+    CHECK(mix.dv == mix.dout);
+    GatedMix<T> gated(size, false, false, 1.0);
+    std::fill(gated.alpha.begin(), gated.alpha.end(), 0.f);
+    gated.forward(Stream{backend});
+    CHECK(gated.out == gated.v);
+  }
 }
 
 TEST_CASE_TEMPLATE("value_mix: NaN shows, and the threads do not matter", T, float, bf16) {
-  const Size size{2, 1500, 2, 64};
-  auto run = [&](bool spoilt) {
+  auto run = [&](const Size& size, size_t where, Stream stream) {  // where: in v1, or 0
     Mix<T> mix(size, false, 1.0);
     GatedMix<T> gated(size, false, false, 1.0);
-    if (spoilt) mix.v1[100000] = gated.v1[100000] = mix.dout[7] = std::numeric_limits<float>::quiet_NaN();
-    mix.forward(fast);
-    mix.backward(false, false, fast);
-    gated.forward(fast);
-    gated.backward(false, false, fast);
+    if (where > 0) mix.v1[where] = gated.v1[where] = mix.dout[7] = std::numeric_limits<float>::quiet_NaN();
+    mix.forward(stream);
+    mix.backward(false, false, stream);
+    gated.forward(stream);
+    gated.backward(false, false, stream);
     std::vector<float> all;
     const auto append = [&](const auto& part) { all.insert(all.end(), part.begin(), part.end()); };
     append(mix.out), append(mix.dv), append(mix.dv1), append(mix.d_own), append(mix.d_first);
     append(gated.out), append(gated.dv1), append(gated.dalpha);
     return all;
   };
-  check_same_bits_on_any_threads<float>([&] { return run(false); });
-  const size_t n = static_cast<size_t>(size.numel()), gated = 3 * n + 6;
-  // In out, dv, dv1, d_own[2], d_first[1]; in the gated out and dalpha.
-  const std::vector<size_t> want{100000,    n + 7,          2 * n + 7, 3 * n + 2,
-                                 3 * n + 4, gated + 100000, gated + 2 * n + 100000 / 64};
-  std::vector<size_t> got;
-  const auto all = run(true);
-  for (size_t i = 0; i < all.size(); ++i)
-    if (is_nan(all[i])) got.push_back(i);
-  CHECK(got == want);
+  check_same_bits_on_any_threads<float>([&] { return run({2, 1500, 2, 64}, 0, fast); });
+  for (const Backend backend : fast_backends) {
+    const Size size{2, backend == Backend::cuda ? 70 : 1500, 2, 64};
+    const size_t n = static_cast<size_t>(size.numel()), gated = 3 * n + 6, where = n / 2 + 100;
+    // In out, dv, dv1, d_own[2], d_first[1]; in the gated out and dalpha.
+    const std::vector<size_t> want{where,     n + 7,         2 * n + 7, 3 * n + 2,
+                                   3 * n + 4, gated + where, gated + 2 * n + where / 64};
+    std::vector<size_t> got;
+    const auto all = run(size, where, Stream{backend});
+    for (size_t i = 0; i < all.size(); ++i)
+      if (is_nan(all[i])) got.push_back(i);
+    CHECK(got == want);
+  }
 }
 
 TEST_CASE("value_mix: wrong shapes and indices are errors") {

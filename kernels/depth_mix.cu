@@ -1,0 +1,429 @@
+#include "kernels/depth_mix.h"
+
+#include <cmath>
+
+#include "kernels/cuda.cuh"
+
+namespace crossply {
+namespace {
+
+// All of these read every row of every input once and write one row: bytes bound them.
+constexpr int most_inputs = 256, threads = 256, warps = threads / warp_size;
+
+template <class T>
+struct Pointers {
+  T* x[most_inputs];
+  int count;
+};
+
+// -----------------------------------------------------------------------------------------------------------------
+// Weights that do not depend on the token: a block takes tiles of `vectors` accesses a thread.
+
+constexpr int vectors = 4;
+template <int width>
+constexpr int64_t tile_size = threads * vectors * width;
+
+template <int width, class S>
+__global__ void __launch_bounds__(threads)
+    depth_mix_forward_kernel(S* out, const Pointers<const S> sources, const float* weights, int64_t size) {
+  const int64_t first = blockIdx.x * tile_size<width> + threadIdx.x * width;
+  Floats<width> sum[vectors];
+#pragma unroll
+  for (int v = 0; v < vectors; ++v) {
+    const int64_t at = first + v * threads * width;
+    sum[v] = at < size ? load<width>(sources.x[0] + at) : Floats<width>{};
+#pragma unroll
+    for (int i = 0; i < width; ++i) sum[v][i] *= weights[0];  // not 0 + a product, which would lose the sign of -0
+  }
+#pragma unroll 2
+  for (int s = 1; s < sources.count; ++s) {
+    const float w = weights[s];
+#pragma unroll
+    for (int v = 0; v < vectors; ++v) {
+      const int64_t at = first + v * threads * width;
+      if (at >= size) continue;
+      const Floats<width> x = load<width>(sources.x[s] + at);
+#pragma unroll
+      for (int i = 0; i < width; ++i) sum[v][i] += w * x[i];
+    }
+  }
+#pragma unroll
+  for (int v = 0; v < vectors; ++v) {
+    const int64_t at = first + v * threads * width;
+    if (at < size) store<width>(out + at, sum[v]);
+  }
+}
+
+template <class S>
+struct DepthReaders {
+  const S* dout[most_inputs];
+  const float* weight[most_inputs];  // one number each
+  int count;
+};
+
+// The sums of a block's warps, [warp][reader], as one column of `partial` (readers, blocks).
+__device__ void write_partial(float* partial, const float* sums, int readers) {
+  __syncthreads();
+  const auto in_block = static_cast<int>(blockDim.x * blockDim.y);
+  for (int r = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x); r < readers; r += in_block) {
+    float sum = 0;
+    for (int w = 0; w < in_block / warp_size; ++w) sum += sums[w * readers + r];
+    partial[static_cast<int64_t>(r) * gridDim.x + blockIdx.x] = sum;
+  }
+}
+
+template <int width, class S>
+__global__ void __launch_bounds__(threads, 2)
+    depth_mix_backward_kernel(S* dinp, float* partial, const S* inp, const DepthReaders<S> readers, int64_t size,
+                              bool acc) {
+  float* sums = dynamic_shared<float>();
+  for (int i = static_cast<int>(threadIdx.x); i < warps * readers.count; i += threads) sums[i] = 0;
+  __syncthreads();
+  for (int64_t tile = blockIdx.x; tile * tile_size<width> < size; tile += gridDim.x) {
+    const int64_t first = tile * tile_size<width> + threadIdx.x * width;
+    Floats<width> x[vectors], total[vectors];
+#pragma unroll
+    for (int v = 0; v < vectors; ++v) {
+      const int64_t at = first + v * threads * width;
+      x[v] = at < size ? load<width>(inp + at) : Floats<width>{};
+      total[v] = acc && at < size ? load<width>(dinp + at) : Floats<width>{};
+    }
+#pragma unroll 2
+    for (int r = 0; r < readers.count; ++r) {
+      const float w = *readers.weight[r];
+      float dot = 0;
+#pragma unroll
+      for (int v = 0; v < vectors; ++v) {
+        const int64_t at = first + v * threads * width;
+        if (at >= size) continue;
+        const Floats<width> dy = load<width>(readers.dout[r] + at);
+#pragma unroll
+        for (int i = 0; i < width; ++i) dot += dy[i] * x[v][i], total[v][i] += w * dy[i];
+      }
+      dot = warp_sum(dot);
+      if (threadIdx.x % warp_size == 0) sums[threadIdx.x / warp_size * readers.count + r] += dot;
+    }
+#pragma unroll
+    for (int v = 0; v < vectors; ++v) {
+      const int64_t at = first + v * threads * width;
+      if (at < size) store<width>(dinp + at, total[v]);
+    }
+  }
+  write_partial(partial, sums, readers.count);
+}
+
+// *to[r] += the sum of partial[r, :]; a warp for each r.
+__global__ void add_partial_kernel(const Pointers<float> to, const float* partial, int64_t blocks) {
+  const float* from = partial + blockIdx.x * blocks;
+  float sum = 0;
+  for (int64_t b = threadIdx.x; b < blocks; b += warp_size) sum += from[b];
+  sum = warp_sum(sum);
+  if (threadIdx.x == 0 && to.x[blockIdx.x] != nullptr) *to.x[blockIdx.x] += sum;
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// Vertical attention: a warp takes a row. A lane takes `span` columns of it at a time, whether it may load them at once
+// (whole) or not, so that dots are summed in the same order wherever tensors lie: pbar then is exactly the dot of the
+// backward if there is one source.
+
+template <bool whole, class S>
+__device__ __forceinline__ Floats<widest<S>> load_span(const S* row, int64_t c, int64_t C) {
+  if constexpr (whole) {
+    return load<widest<S>>(row + c);
+  } else {
+    Floats<widest<S>> x;
+#pragma unroll
+    for (int i = 0; i < widest<S>; ++i) x[i] = c + i < C ? to_float(row[c + i]) : 0.f;
+    return x;
+  }
+}
+template <bool whole, class S>
+__device__ __forceinline__ void store_span(S* row, int64_t c, int64_t C, const Floats<widest<S>>& x) {
+  if constexpr (whole) {
+    store<widest<S>>(row + c, x);
+  } else {
+#pragma unroll
+    for (int i = 0; i < widest<S>; ++i)
+      if (c + i < C) from_float(row[c + i], x[i]);
+  }
+}
+
+template <bool whole, class S>
+__global__ void vertical_dot_kernel(float* dots, const S* a, const S* b, int64_t N, int64_t C) {
+  const int64_t n = static_cast<int64_t>(blockIdx.x) * warps + threadIdx.y;
+  if (n >= N) return;
+  float dot = 0;
+#pragma unroll 2
+  for (int64_t c = threadIdx.x * widest<S>; c < C; c += warp_size * widest<S>) {
+    const auto x = load_span<whole>(a + n * C, c, C), y = load_span<whole>(b + n * C, c, C);
+#pragma unroll
+    for (int i = 0; i < widest<S>; ++i) dot += x[i] * y[i];
+  }
+  dot = warp_sum(dot);
+  if (threadIdx.x == 0) dots[n] = dot;
+}
+
+template <class S>
+struct VerticalSources {
+  const S* x[most_inputs];
+  const float* squares[most_inputs];
+  int count;
+};
+
+// softmax(score - 1/2 ln(square)) without the logarithm: exp(score) / sqrt(square), normalised. exp(score) is at most
+// 1, relative to the largest. The division makes the weight of a single source exactly 1.
+template <bool whole, class S>
+__global__ void vertical_forward_kernel(S* out, float* weights, const VerticalSources<S> sources, const float* scores,
+                                        int64_t N, int64_t C, float eps) {
+  const int count = sources.count, lane = static_cast<int>(threadIdx.x);
+  const float** squares = dynamic_shared<const float*>();
+  float* exp_scores = reinterpret_cast<float*>(squares + count);
+  float* w = exp_scores + (1 + threadIdx.y) * count;
+  float most = -INFINITY;
+  for (int s = lane; s < count && scores != nullptr; s += warp_size)
+    most = scores[s] > most || scores[s] != scores[s] ? scores[s] : most;
+  most = warp_max(most);
+  for (int s = static_cast<int>(threadIdx.y) * warp_size + lane; s < count; s += threads) {
+    exp_scores[s] = scores == nullptr ? 1.f : expf(scores[s] - most);
+    squares[s] = sources.squares[s];
+  }
+  __syncthreads();
+  for (int64_t n = static_cast<int64_t>(blockIdx.x) * warps + threadIdx.y; n < N;
+       n += static_cast<int64_t>(gridDim.x) * warps) {
+    float sum = 0;
+    for (int s = lane; s < count; s += warp_size) sum += w[s] = exp_scores[s] / sqrtf(squares[s][n] + eps);
+    sum = warp_sum(sum);
+    for (int s = lane; s < count; s += warp_size) weights[n * count + s] = w[s] /= sum;
+    __syncwarp();
+    for (int64_t c = lane * widest<S>; c < C; c += warp_size * widest<S>) {
+      Floats<widest<S>> total = load_span<whole>(sources.x[0] + n * C, c, C);
+#pragma unroll
+      for (int i = 0; i < widest<S>; ++i) total[i] *= w[0];  // keeps the sign of -0
+#pragma unroll 4
+      for (int s = 1; s < count; ++s) {
+        const auto x = load_span<whole>(sources.x[s] + n * C, c, C);
+#pragma unroll
+        for (int i = 0; i < widest<S>; ++i) total[i] += w[s] * x[i];
+      }
+      store_span<whole>(out + n * C, c, C, total);
+    }
+    __syncwarp();
+  }
+}
+
+template <class S>
+struct VerticalReaders {
+  const S* dout[most_inputs];
+  const float* weights[most_inputs];  // weights[r][n * stride[r]]
+  const float* pbar[most_inputs];
+  int32_t stride[most_inputs];
+  int count;
+};
+
+// What a warp has for its row: sums (C) in shared memory, of which every lane touches its own columns only, and the
+// sums of q over its rows, for each reader.
+struct RowSums {
+  float *dinp, *q;
+  int64_t n, C;
+};
+
+// `group` readers from r on: returns the sum of their q.
+template <int group, bool whole, class S>
+__device__ __forceinline__ float add_readers(RowSums row, const S* inp, const VerticalReaders<S>& readers, int r) {
+  float w[group], dot[group];
+#pragma unroll
+  for (int j = 0; j < group; ++j) w[j] = readers.weights[r + j][row.n * readers.stride[r + j]], dot[j] = 0;
+  for (int64_t c = threadIdx.x * widest<S>; c < row.C; c += warp_size * widest<S>) {
+    const auto x = load_span<whole>(inp + row.n * row.C, c, row.C);
+    Floats<widest<S>> dy[group], total{};
+#pragma unroll
+    for (int j = 0; j < group; ++j) dy[j] = load_span<whole>(readers.dout[r + j] + row.n * row.C, c, row.C);
+    if (r > 0) total = load<widest<S>>(row.dinp + c);
+#pragma unroll
+    for (int j = 0; j < group; ++j)
+#pragma unroll
+      for (int i = 0; i < widest<S>; ++i) dot[j] += dy[j][i] * x[i], total[i] += w[j] * dy[j][i];
+    store<widest<S>>(row.dinp + c, total);
+  }
+  float sum = 0;
+#pragma unroll
+  for (int j = 0; j < group; ++j) {
+    const float q = w[j] * (warp_sum(dot[j]) - readers.pbar[r + j][row.n]);
+    if (threadIdx.x == 0) row.q[r + j] += q;
+    sum += q;
+  }
+  return sum;
+}
+
+// padded: C, rounded up to whole spans.
+template <bool whole, class S>
+__global__ void vertical_backward_kernel(S* dinp, float* partial, const S* inp, const float* squares,
+                                         const VerticalReaders<S> readers, int64_t N, int64_t C, int64_t padded,
+                                         float eps, bool acc) {
+  float* rows = dynamic_shared<float>();
+  float* q_sums = rows + blockDim.y * padded;
+  for (int r = static_cast<int>(threadIdx.x); r < readers.count; r += warp_size)
+    q_sums[threadIdx.y * readers.count + r] = 0;
+  __syncwarp();
+  RowSums row{rows + threadIdx.y * padded, q_sums + threadIdx.y * readers.count, 0, C};
+  for (row.n = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y; row.n < N;
+       row.n += static_cast<int64_t>(gridDim.x) * blockDim.y) {
+    float q = 0;
+    int r = 0;
+    for (; r + 4 <= readers.count; r += 4) q += add_readers<4, whole>(row, inp, readers, r);
+    for (; r < readers.count; ++r) q += add_readers<1, whole>(row, inp, readers, r);
+    const float scale = q / (squares[row.n] + eps);
+    for (int64_t c = threadIdx.x * widest<S>; c < C; c += warp_size * widest<S>) {
+      auto total = load<widest<S>>(row.dinp + c);
+      if (acc) {
+        const auto before = load_span<whole>(dinp + row.n * C, c, C);
+#pragma unroll
+        for (int i = 0; i < widest<S>; ++i) total[i] += before[i];
+      }
+      const auto x = load_span<whole>(inp + row.n * C, c, C);
+#pragma unroll
+      for (int i = 0; i < widest<S>; ++i) total[i] -= scale * x[i];
+      store_span<whole>(dinp + row.n * C, c, C, total);
+    }
+  }
+  write_partial(partial, q_sums, readers.count);
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+
+void check_inputs(const char* name, size_t count) {
+  CHECK_THAT(count <= most_inputs, name, ": ", count, " inputs are too many for a GPU");
+}
+
+// Alignment of all tensors for accesses of 16 bytes to C columns: body(a constant that says so).
+template <class S, class F>
+void with_whole(int64_t C, const Tensor& target, const std::vector<const void*>& inputs, F&& body) {
+  with_width<S>(C, {target.data}, [&](auto width) {
+    bool whole = width > 1;
+    for (const void* data : inputs) whole &= reinterpret_cast<uintptr_t>(data) % 16 == 0;
+    if (whole) body(std::true_type{});
+    else body(std::false_type{});
+  });
+}
+
+template <class S, class F>
+void with_tile_width(const Tensor& target, const std::vector<const void*>& inputs, F&& body) {
+  with_whole<S>(target.numel(), target, inputs, [&](auto whole) {
+    body(std::integral_constant<int, whole ? widest<S> : 1>{});
+  });
+}
+
+void add_partial(const Pointers<float>& to, const float* partial, int64_t blocks) {
+  launch({"depth_mix_add_partial", static_cast<uint32_t>(to.count), warp_size}, add_partial_kernel, to, partial,
+         blocks);
+}
+
+}  // namespace
+
+void depth_mix_forward_cuda(const Tensor& out, const std::vector<Tensor>& sources, const Tensor& weights) {
+  check_inputs("depth_mix_forward", sources.size());
+  with_storage(out.dtype, [&](auto storage) {
+    using S = decltype(storage);
+    Pointers<const S> from;
+    std::vector<const void*> inputs;
+    from.count = 0;
+    for (const Tensor& source : sources) inputs.push_back(from.x[from.count++] = source.as<S>());
+    with_tile_width<S>(out, inputs, [&](auto width) {
+      launch({"depth_mix_forward", blocks_of(out.numel(), tile_size<width>), threads},
+             depth_mix_forward_kernel<width, S>, out.as<S>(), from, weights.as<float>(), out.numel());
+    });
+  });
+}
+
+void depth_mix_backward_cuda(const Tensor& dinp, const Tensor& inp, const std::vector<DepthReader>& readers, bool acc) {
+  check_inputs("depth_mix_backward", readers.size());
+  if (readers.empty() && !acc) fill_device_memory(dinp.data, 0, dinp.bytes());
+  if (readers.empty()) return;
+  with_storage(dinp.dtype, [&](auto storage) {
+    using S = decltype(storage);
+    DepthReaders<S> from;
+    Pointers<float> to;
+    std::vector<const void*> inputs{inp.as<S>()};
+    from.count = to.count = 0;
+    for (const DepthReader& r : readers) {
+      inputs.push_back(from.dout[from.count] = r.dout.as<S>());
+      from.weight[from.count++] = r.weights.as<float>() + r.column;
+      to.x[to.count++] = r.dweights.as<float>() + r.column;
+    }
+    with_tile_width<S>(dinp, inputs, [&](auto width) {
+      const int64_t tiles = blocks_of(dinp.numel(), tile_size<width>), blocks = std::clamp<int64_t>(tiles / 2, 1, 528);
+      float* partial = scratch<float>(blocks * to.count);
+      launch({"depth_mix_backward", static_cast<uint32_t>(blocks), threads, warps * readers.size() * sizeof(float)},
+             depth_mix_backward_kernel<width, S>, dinp.as<S>(), partial, inp.as<S>(), from, dinp.numel(), acc);
+      add_partial(to, partial, blocks);
+    });
+  });
+}
+
+void vertical_dot_cuda(const Tensor& pbar, const Tensor& dout, const Tensor& out, int64_t N, int64_t C) {
+  with_storage(out.dtype, [&](auto storage) {
+    using S = decltype(storage);
+    with_whole<S>(C, out, {dout.data}, [&](auto whole) {
+      launch({"vertical_dot", blocks_of(N, warps), dim3(warp_size, warps)}, vertical_dot_kernel<whole, S>,
+             pbar.as<float>(), dout.as<S>(), out.as<S>(), N, C);
+    });
+  });
+}
+
+void vertical_forward_cuda(const Tensor& out, const Tensor& weights, const std::vector<Tensor>& sources,
+                           const std::vector<Tensor>& squares, const Tensor& scores, int64_t N, int64_t C, double eps) {
+  check_inputs("vertical_forward", sources.size());
+  with_storage(out.dtype, [&](auto storage) {
+    using S = decltype(storage);
+    VerticalSources<S> from;
+    std::vector<const void*> inputs;
+    from.count = static_cast<int>(sources.size());
+    for (size_t s = 0; s < sources.size(); ++s) {
+      inputs.push_back(from.x[s] = sources[s].as<S>());
+      from.squares[s] = squares[s].as<float>();
+    }
+    // Each has the scores' exponentials to make.
+    const auto blocks = static_cast<uint32_t>(std::clamp<int64_t>(N / (2 * warps), 1, 1056));
+    const size_t shared = sources.size() * (sizeof(float*) + (1 + warps) * sizeof(float));
+    with_whole<S>(C, out, inputs, [&](auto whole) {
+      launch({"vertical_forward", blocks, dim3(warp_size, warps), shared}, vertical_forward_kernel<whole, S>,
+             out.as<S>(), weights.as<float>(), from, data_or_null<float>(scores), N, C, static_cast<float>(eps));
+    });
+  });
+}
+
+void vertical_backward_cuda(const Tensor& dinp, const Tensor& inp, const Tensor& squares,
+                            const std::vector<VerticalReader>& readers, int64_t N, int64_t C, double eps, bool acc) {
+  check_inputs("vertical_backward", readers.size());
+  if (readers.empty() && !acc) fill_device_memory(dinp.data, 0, dinp.bytes());
+  if (readers.empty()) return;
+  with_storage(dinp.dtype, [&](auto storage) {
+    using S = decltype(storage);
+    VerticalReaders<S> from;
+    Pointers<float> to;
+    std::vector<const void*> inputs{inp.as<S>()};
+    from.count = to.count = 0;
+    for (const VerticalReader& r : readers) {
+      inputs.push_back(from.dout[from.count] = r.dout.as<S>());
+      from.weights[from.count] = r.weights.as<float>() + r.column;
+      from.pbar[from.count] = r.pbar.as<float>();
+      from.stride[from.count++] = static_cast<int32_t>(r.weights.numel() / N);
+      to.x[to.count++] = r.dscores.data == nullptr ? nullptr : r.dscores.as<float>() + r.column;
+    }
+    // So many warps as have room for a row in floats.
+    const int64_t padded = blocks_of(C, widest<S>) * widest<S>;
+    const int64_t warp_bytes = (padded + from.count) * static_cast<int64_t>(sizeof(float));
+    CHECK_THAT(warp_bytes < 200 * 1024, "vertical_backward: rows of ", C, " are too wide for a GPU");
+    const auto rows = static_cast<uint32_t>(std::clamp<int64_t>(96 * 1024 / warp_bytes, 1, warps));
+    const auto blocks = static_cast<uint32_t>(std::clamp<int64_t>(N / (2 * rows), 1, 1056));
+    float* partial = scratch<float>(int64_t{blocks} * to.count);
+    with_whole<S>(C, dinp, inputs, [&](auto whole) {
+      launch({"vertical_backward", blocks, dim3(warp_size, rows), rows * static_cast<size_t>(warp_bytes)},
+             vertical_backward_kernel<whole, S>, dinp.as<S>(), partial, inp.as<S>(), squares.as<float>(), from, N, C,
+             padded, static_cast<float>(eps), acc);
+    });
+    add_partial(to, partial, blocks);
+  });
+}
+
+}  // namespace crossply
