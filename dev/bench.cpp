@@ -50,7 +50,8 @@ int main(int argc, char** argv) {
   ArchitectureFlags architecture_flags;
   ServeFlags serve_flags;
   f.program = argv[0];
-  CLI::App *products = nullptr, *ops = nullptr, *steps = nullptr, *architectures = nullptr, *gpu = nullptr, *serve = nullptr;
+  CLI::App *products = nullptr, *ops = nullptr, *steps = nullptr, *architectures = nullptr, *gpu = nullptr,
+           *serve = nullptr;
   auto flags = [&] {
     app.require_subcommand(0, 1);
     add_flags(app, f, true);

@@ -152,8 +152,8 @@ std::vector<std::string> row(const Competitor& c, const NamedSize& model, double
               format_number("-%.1f", 1e3 * quantile(c.seconds, 0.75))};
 }
 
-// The share of the GPU's dense bf16 peak that the model's own operations take: those of plan.flops_per_token, 6 for each
-// parameter of a product and those of causal attention.
+// The share of the GPU's dense bf16 peak that the model's own operations take: those of plan.flops_per_token, 6 for
+// each parameter of a product and those of causal attention.
 double mfu(const Competitor& c, const NamedSize& model, const TrainResult& plan, double peak) {
   return static_cast<double>(model.size.batch * model.size.seq) * plan.flops_per_token / median(c.seconds) / peak;
 }

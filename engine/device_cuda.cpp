@@ -56,7 +56,8 @@ std::unique_ptr<Device> make_cuda_device(const std::string& name) {
   if (name == "emulator") fail(Exit::device, "this build has CUDA, not its emulator; use --device cuda");
 #else
   if (name == "cuda")
-    fail(Exit::device, "this build has no CUDA; install the CUDA toolkit and build with make CUDA=1, or use --device cpu");
+    fail(Exit::device, "this build has no CUDA; install the CUDA toolkit and build with make CUDA=1, or use ",
+         "--device cpu");
 #endif
   return std::make_unique<CudaDevice>();
 }

@@ -94,8 +94,8 @@ void cross_entropy_cuda(const Tensor& losses, const Tensor& dinp, const Tensor& 
       const Tensor z = view(logits, {count, V}), x = view(inp.as<S>() + begin * C, {count, C});
       matmul_forward({z}, x, {weight}, stream);
       with_width<S>(V, {logits}, [&](auto width) {
-        launch({"loss", static_cast<uint32_t>(count), threads}, loss_kernel<width, S>, losses.as<float>() + begin, logits,
-               targets.as<int32_t>() + begin, static_cast<float>(scale), V, want_dz);
+        launch({"loss", static_cast<uint32_t>(count), threads}, loss_kernel<width, S>, losses.as<float>() + begin,
+               logits, targets.as<int32_t>() + begin, static_cast<float>(scale), V, want_dz);
       });
       if (!want_dz) continue;
       matmul_backward_weight(dweight, z, x, stream);

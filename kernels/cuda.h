@@ -30,8 +30,8 @@ void fill_device_memory(void* device, uint8_t byte, size_t bytes);
 void synchronize_device();
 
 // Work on the stream between the two is not done but recorded, and done by every launch of the graph, with the pointers
-// and numbers that it was recorded with. Nothing in between may allocate, or wait for the device. abandon_capture, after
-// an error, forgets the recording. A graph frees itself.
+// and numbers that it was recorded with. Nothing in between may allocate, or wait for the device. abandon_capture,
+// after an error, forgets the recording. A graph frees itself.
 void begin_capture();
 std::shared_ptr<void> end_capture();
 void abandon_capture();

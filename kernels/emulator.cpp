@@ -43,8 +43,8 @@ struct Copy {
   size_t bytes;
 };
 
-// Where a stack was left. ucontext.h would do everywhere, but asks the system for the signal mask at every switch, which
-// takes 40 times as long as the switch.
+// Where a stack was left. ucontext.h would do everywhere, but asks the system for the signal mask at every switch,
+// which takes 40 times as long as the switch.
 #ifdef __x86_64__
 using Context = void*;  // its stack pointer, below the registers that a function must keep
 extern "C" void switch_stack(Context* from, Context to) asm("crossply_switch_stack");
@@ -132,7 +132,8 @@ uint64_t lot(uint64_t below) {
 std::string where(const Site& site) { return str(site.file, ":", site.line); }
 std::string thread_name(int t) {
   const uint3 i = fibers[static_cast<size_t>(t)]->index;
-  return str("thread (", i.x, ", ", i.y, ", ", i.z, ") of block (", blockIdx.x, ", ", blockIdx.y, ", ", blockIdx.z, ")");
+  return str("thread (", i.x, ", ", i.y, ", ", i.z, ") of block (", blockIdx.x, ", ", blockIdx.y, ", ", blockIdx.z,
+             ")");
 }
 template <class... Args>
 [[noreturn]] void fail_kernel(const Args&... args) {
@@ -262,7 +263,8 @@ void run(const char* name, dim3 grid, dim3 block, size_t shared_bytes, const std
   if (threads < 1 || threads > most_threads || block.z > 64)
     fail_kernel("a block of ", block.x, " x ", block.y, " x ", block.z, " threads; at most ", most_threads);
   if (grid.x < 1 || grid.y < 1 || grid.z < 1 || grid.x > 0x7FFFFFFF || grid.y > 65535 || grid.z > 65535)
-    fail_kernel("a grid of ", grid.x, " x ", grid.y, " x ", grid.z, " blocks; at least 1, at most 2^31-1 x 65535 x 65535");
+    fail_kernel("a grid of ", grid.x, " x ", grid.y, " x ", grid.z,
+                " blocks; at least 1, at most 2^31-1 x 65535 x 65535");
   if (shared_bytes > most_shared) fail_kernel(shared_bytes, " bytes of shared memory; at most ", most_shared);
   gridDim = grid, blockDim = block;
   const std::unique_ptr<void, void (*)(void*)> memory(allocate(shared_bytes), release);
@@ -309,8 +311,8 @@ void synchronize_warp(uint32_t mask, void* operand, Combine combine, const char*
   auto meeting = std::find_if(meetings.begin(), meetings.end(), [=](const Meeting& m) { return m.mask == mask; });
   if (meeting == meetings.end()) meeting = meetings.insert(meetings.end(), Meeting{mask, 0, what, site, {}});
   if (meeting->site.line != site.line || std::strcmp(meeting->what, what) != 0)
-    fail_kernel(thread_name(current), " waits in ", what, " at ", where(site), ", others of its mask in ", meeting->what,
-                " at ", where(meeting->site));
+    fail_kernel(thread_name(current), " waits in ", what, " at ", where(site), ", others of its mask in ",
+                meeting->what, " at ", where(meeting->site));
   meeting->arrived |= 1u << own;
   meeting->operands[own] = operand;
   if (meeting->arrived != mask) return wait_for(what, site);

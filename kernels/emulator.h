@@ -103,7 +103,9 @@ T exchange(uint32_t mask, T value, int from, const char* what, const Site& site)
   return mine.result;
 }
 
-inline int lane() { return static_cast<int>((threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) % 32); }
+inline int lane() {
+  return static_cast<int>((threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) % 32);
+}
 
 }  // namespace crossply::emulator
 
@@ -131,7 +133,8 @@ T __shfl_down_sync(uint32_t mask, T value, int by, crossply::emulator::Site site
   const int lane = crossply::emulator::lane();
   return crossply::emulator::exchange(mask, value, lane + by > 31 ? lane : lane + by, "__shfl_down_sync", site);
 }
-inline uint32_t __ballot_sync(uint32_t mask, bool vote, crossply::emulator::Site site = crossply::emulator::Site::here()) {
+inline uint32_t __ballot_sync(uint32_t mask, bool vote,
+                              crossply::emulator::Site site = crossply::emulator::Site::here()) {
   struct Vote {
     uint32_t votes;
     bool mine;

@@ -61,13 +61,14 @@ struct Plan {
 // cuBLAS is column-major: a row-major c is its c^T = b^T a^T, so the operands change places.
 Plan make_plan(const Tensor& c, const Operand& a, const Operand& b, const Sizes& s) {
   Plan plan;
-  const cublasOperation_t op_a = b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N, op_b = a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+  const cublasOperation_t op_a = b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+  const cublasOperation_t op_b = a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
   CHECK_CUBLAS(cublasLtMatmulDescCreate(&plan.product, CUBLAS_COMPUTE_32F, CUDA_R_32F), s);
   CHECK_CUBLAS(cublasLtMatmulDescSetAttribute(plan.product, CUBLASLT_MATMUL_DESC_TRANSA, &op_a, sizeof op_a), s);
   CHECK_CUBLAS(cublasLtMatmulDescSetAttribute(plan.product, CUBLASLT_MATMUL_DESC_TRANSB, &op_b, sizeof op_b), s);
   const auto layout = [&](cublasLtMatrixLayout_t* to, const Tensor& t, int64_t rows, int64_t cols) {
-    CHECK_CUBLAS(cublasLtMatrixLayoutCreate(to, type_of(t), static_cast<uint64_t>(cols), static_cast<uint64_t>(rows), cols),
-                 s);
+    const auto down = static_cast<uint64_t>(cols), across = static_cast<uint64_t>(rows);
+    CHECK_CUBLAS(cublasLtMatrixLayoutCreate(to, type_of(t), down, across, cols), s);
   };
   layout(&plan.a, b.tensor, b.transposed ? s.N : s.K, b.transposed ? s.K : s.N);
   layout(&plan.b, a.tensor, a.transposed ? s.K : s.M, a.transposed ? s.M : s.K);

@@ -51,7 +51,8 @@ __device__ void gather_coefficients(float* coef, const Mix<Storage>& m, int64_t 
 template <int ways, int width, bool prepost, class Storage>
 __device__ __forceinline__ void mix(WayColumns<ways, width>& a, const float* coef, const Mix<Storage>& m, int64_t n,
                                     int64_t c) {
-  [[maybe_unused]] constexpr int at_once = ways == 8 ? 2 : prepost || ways * width > 16 ? 4 : 8;  // sources on their way
+  // Sources on their way.
+  [[maybe_unused]] constexpr int at_once = ways == 8 ? 2 : prepost || ways * width > 16 ? 4 : 8;
   a = {};
 #pragma unroll at_once
   for (int s = 0; s < m.S; ++s) {

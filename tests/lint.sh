@@ -46,7 +46,7 @@ done
 for header in $(code kernels | grep '\.h$'); do
   name=$(basename "$header" .h)
   case $name in
-    cpu | vec | amx | gemm | gemm_bf16 | gemm_bf16_tile | gemm_split | attention_tile | attention_cpu | attention_amx | hyper_token) continue ;;
+    cpu | cuda | vec | amx | gemm | gemm_bf16 | gemm_bf16_tile | gemm_split | attention_tile | attention_cpu | attention_amx | hyper_token) continue ;;
   esac
   for part in kernels/$name.cpp tests/test_$name.cpp; do
     [ -f "$part" ] || breach "$header: $part is missing"

@@ -88,7 +88,8 @@ TEST_CASE("models: the fast kernels are as exact as the plain loops in f32") {
       TinyModel exact(c.config, "reference", PlanMode::reuse, Dtype::f64);
       CHECK(std::abs(fast.step() - exact.step()) < 1e-5);
       plain.step();
-      double worst_fast = 0, worst_plain = 0, sum_fast = 0, sum_plain = 0;  // of the errors, relative to a tensor's size
+      // Of the errors, relative to a tensor's size.
+      double worst_fast = 0, worst_plain = 0, sum_fast = 0, sum_plain = 0;
       for (Parameter& row : fast.params.rows()) {
         const auto want = exact.values<double>(exact.params.at(row.name).grad);
         const double size = size_of(want);

@@ -96,7 +96,8 @@ TEST_CASE("bf16 models: at most twice as far from the exact gradients as the pla
       CHECK(sum_plain > 0);
       CHECK_MESSAGE(sum_fast <= 2 * sum_plain, "gradients off by " << sum_fast << "; plain, " << sum_plain);
       // The loss head rounds its logits, too, which inside the one op the plain loops do not: 2^-9 of logits around 1.
-      CHECK_MESSAGE(loss_fast <= 2 * loss_plain + static_cast<double>(batches) * 0x1p-9, "losses off by " << loss_fast << "; plain, " << loss_plain);
+      CHECK_MESSAGE(loss_fast <= 2 * loss_plain + static_cast<double>(batches) * 0x1p-9,
+                    "losses off by " << loss_fast << "; plain, " << loss_plain);
       all_fast += sum_fast, all_plain += sum_plain;
     }
     MESSAGE(device << ": errors of all models: " << all_fast << ", plain bf16 " << all_plain);

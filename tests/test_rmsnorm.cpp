@@ -99,7 +99,8 @@ TEST_CASE("rmsnorm: the fast backends equal the reference, set and added") {
         // f32 sums of up to 1027 terms in vector order: some ulps (6e-8) of the result; the backward sums rows as well.
         check_close("out", out, out64, 1e-6);
         check_close("rstd", rstd, rstd64, 1e-6);
-        run_on(backend, {view(dinp.data(), {rows, C}), view(dweight.data(), {C}), view(dout.data(), {rows, C}), x, w, r},
+        const Tensor dx = view(dinp.data(), {rows, C}), dw = view(dweight.data(), {C});
+        run_on(backend, {dx, dw, view(dout.data(), {rows, C}), x, w, r},
                [&](auto& t, Stream stream) { rmsnorm_backward(t[0], t[1], t[2], t[3], t[4], t[5], acc, stream); });
         rmsnorm_backward_ref(dinp64.data(), dweight64.data(), dout64.data(), inp64.data(), weight64.data(),
                              rstd64.data(), rows, C, acc);

@@ -24,7 +24,8 @@ Tensor flat_gradients(const Arena& arena, const ParameterTable& params) {
 
 Layout choose_layout(ParameterTable& params, const Config& config, const Batch& batch, Backend backend) {
   const Layout whole{batch.B, 1};
-  if (backend == Backend::cuda || static_cast<size_t>(params.flat_size()) * size_of(Dtype::f32) > most_gradients || batch.B < 2) return whole;
+  const size_t gradients = static_cast<size_t>(params.flat_size()) * size_of(Dtype::f32);
+  if (backend == Backend::cuda || gradients > most_gradients || batch.B < 2) return whole;
   const auto arena_of = [&](int64_t sequences) {
     Tape tape(batch.dtype);
     Batch same = batch;
@@ -56,7 +57,10 @@ size_t memory_of(const Layout& layout, const Tape& tape, const ParameterTable& p
 }
 
 Replicas::Replicas(Device& device, ParameterTable& params, const Config& config, const Batch& batch)
-    : device_(device), params_(params), batch_(batch), layout_(choose_layout(params, config, batch, device.stream().backend)) {
+    : device_(device),
+      params_(params),
+      batch_(batch),
+      layout_(choose_layout(params, config, batch, device.stream().backend)) {
   for (int64_t i = 0; i < layout_.lanes; ++i) {
     Lane& lane = *lanes_.emplace_back(std::make_unique<Lane>(batch.dtype));
     lane.graph = record_replay(lane.tape, params, config, batch, layout_);
