@@ -413,8 +413,9 @@ TEST_CASE("attention: cached steps and chunks equal the whole sequence") {
 
 TEST_CASE("attention: cached steps and chunks in bf16 lose no more than bf16 must") {
   for (const Backend backend : fast_backends)
-    for (const auto& [step, T] : std::vector<std::array<int64_t, 2>>{{1, 5}, {17, 60}, {60, 135}}) {
-      const Size z{2, T, 2, 1, 24};  // few queries, and blocks that begin anywhere
+    for (const auto& step_and_T : std::vector<std::array<int64_t, 2>>{{1, 5}, {17, 60}, {60, 135}}) {
+      const int64_t step = step_and_T[0];
+      const Size z{2, step_and_T[1], 2, 1, 24};  // few queries, and blocks that begin anywhere
       CAPTURE(step);
       CAPTURE(static_cast<int>(backend));
       Case<bf16> c(z, 3);
