@@ -346,7 +346,8 @@ __global__ void add_way_sums_kernel(ParameterGradients to, const float* partial,
   if (e < W * S) to.base[e] += sum;
   const int64_t column = e - base_sums(W, S), k = column / C;
   if (column < 0) return;
-  (k < W ? to.post.way[k] : to.gains.source[k - W])[column % C] += sum;
+  float* gradient = k < W ? to.post.way[k] : to.gains.source[k - W];
+  gradient[column % C] += sum;
 }
 
 // -----------------------------------------------------------------------------------------------------------------
