@@ -384,7 +384,7 @@ void hyper_read_backward_cuda(const Tensor& dstreams, const HyperWeights& d, con
                               HyperNorm norm, int64_t rows, int64_t E, int64_t C, bool acc) {
   const Plan plan = plan_read(w, norm, E, C);
   const int64_t columns = plan.projection != nullptr ? (E + 2) * C : 0, row = head_size(E) + columns;
-  // A row of sums costs as much as a token or two: no more blocks than run at once.
+  // A row of sums costs as much as a token or two: no more blocks than an H200 runs at once.
   const auto blocks = static_cast<uint32_t>(std::clamp<int64_t>(rows / (2 * warps), 1, 264));
   const size_t shared = static_cast<size_t>(columns) * sizeof(float);
   const bool in_shared = shared <= 64 * 1024;  // and leave some for the L1 cache

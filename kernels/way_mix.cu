@@ -51,7 +51,7 @@ __device__ void gather_coefficients(float* coef, const Mix<Storage>& m, int64_t 
 template <int ways, int width, bool prepost, class Storage>
 __device__ __forceinline__ void mix(WayColumns<ways, width>& a, const float* coef, const Mix<Storage>& m, int64_t n,
                                     int64_t c) {
-  // Sources on their way.
+  // So many sources are on their way.
   [[maybe_unused]] constexpr int at_once = ways == 8 ? 2 : prepost || ways * width > 16 ? 4 : 8;
   a = {};
 #pragma unroll at_once
@@ -271,8 +271,8 @@ __device__ void write_weight_gradients(float* dbase, const float* products, cons
   }
 }
 
-// As many warps of 96 registers as a multiprocessor holds, in as many blocks as that may be.
-constexpr int64_t backward_warps = 20;
+// As many warps of 96 registers as one of an H200's multiprocessors holds, in as many blocks as that may be.
+constexpr int64_t backward_warps = 20, multiprocessors = 132;
 
 // partial: a row of `row` sums a block; sums_in_shared: they become that in shared memory, and go there at the end.
 template <int ways, int width, bool prepost, class Storage>
@@ -346,7 +346,8 @@ __global__ void add_way_sums_kernel(ParameterGradients to, const float* partial,
   if (e < W * S) to.base[e] += sum;
   const int64_t column = e - base_sums(W, S), k = column / C;
   if (column < 0) return;
-  (k < W ? to.post.way[k] : to.gains.source[k - W])[column % C] += sum;
+  float* gradient = k < W ? to.post.way[k] : to.gains.source[k - W];
+  gradient[column % C] += sum;
 }
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -370,15 +371,15 @@ Mix<Storage> table_of(const WayMix& m, int64_t W, int64_t N, int64_t C) {
 
 // Whether 16 bytes at a time fit everything that is read by columns.
 bool wide_accesses(const WayMix& m, const std::vector<Tensor>& outs, int64_t C, bool gradients) {
-  bool whole = C % (16 / static_cast<int64_t>(size_of(outs[0].dtype))) == 0;
-  auto check = [&](const Tensor& t) { whole &= reinterpret_cast<uintptr_t>(t.data) % 16 == 0; };
+  bool wide = C % (16 / static_cast<int64_t>(size_of(outs[0].dtype))) == 0;
+  auto check = [&](const Tensor& t) { wide &= reinterpret_cast<uintptr_t>(t.data) % 16 == 0; };
   for (const Tensor& t : m.sources) check(t);
   for (const Tensor& t : outs) check(t);
   check(m.skip);
-  if (gradients) return whole;  // those of the parameters are written by elements
+  if (gradients) return wide;  // those of the parameters are written by elements
   for (const Tensor& t : m.gains) check(t);
   for (const Tensor& t : m.post) check(t);
-  return whole;
+  return wide;
 }
 
 // Calls body(ways, wide) with constants: ways that are enough for W.
@@ -437,7 +438,7 @@ void launch_backward(const WayMix& d, const std::vector<Tensor>& douts, const Te
   const uint32_t warps = warps_for(C, width, size + ways);
   // A row of sums costs as much as some tokens: a block takes several, and there are no more blocks than run at once.
   const int64_t at_once = std::max<int64_t>(1, (prepost ? 1 : 4) * backward_warps / warps);  // on a multiprocessor
-  const auto blocks = static_cast<uint32_t>(std::clamp<int64_t>(N / 8, 1, 132 * at_once));
+  const auto blocks = static_cast<uint32_t>(std::clamp<int64_t>(N / 8, 1, multiprocessors * at_once));
   const int64_t own_floats = whole(size) + whole(warps * size) + whole(ways) + whole(warps * ways);
   const bool in_shared = (own_floats + row) * static_cast<int64_t>(sizeof(float)) <= 200 * 1024 / at_once;
   const auto floats = static_cast<size_t>(in_shared ? own_floats + row : own_floats);
