@@ -104,12 +104,14 @@ void poison_unread(Depth<T>& depth, int l) {
   }
 }
 
-// For the GPU: one block and several, of mixture and correlation; both widths; heads in one group and in two.
+// For the GPU: one block and several, of mixture and correlation, and several rounds of a warp; both widths; heads in
+// one group and in two.
 const std::vector<Size>& sizes(Backend backend) {
   static const std::vector<Size> cpu{{1, 1, 1, 1},   {3, 5, 1, 3},   {4, 37, 2, 8},  {3, 70, 3, 24},
                                      {3, 300, 8, 64}, {2, 9, 6, 100}, {4, 33, 4, 16}, {2, 130, 16, 33}};
-  static const std::vector<Size> gpu{{1, 1, 1, 1},  {3, 5, 1, 3},   {4, 37, 2, 8}, {2, 70, 1, 33},
-                                     {2, 260, 2, 64}, {2, 4, 6, 100}, {4, 9, 9, 16}};
+  static const std::vector<Size> gpu{{1, 1, 1, 1},  {3, 5, 1, 3},  {4, 37, 2, 8}, {2, 70, 1, 33}, {2, 260, 2, 40},
+                                     {2, 4, 6, 100}, {4, 9, 9, 16},  // on tensor cores in bf16:
+                                     {4, 40, 8, 32}, {3, 9, 3, 64},  {2, 130, 1, 32}, {3, 3, 5, 96}};
   return backend == Backend::cuda ? gpu : cpu;
 }
 
@@ -239,7 +241,7 @@ TEST_CASE_TEMPLATE("route: the fast backends equal the reference and read nothin
 }
 
 TEST_CASE_TEMPLATE("route: memory that begins between two multiples of 16 bytes", T, float, bf16) {
-  const Size size{3, 9, 2, 16};
+  const Size size{3, 9, 2, 32};
   for (const Backend backend : fast_backends) {
     Depth<T> depth(size, Variant::full), want(size, Variant::full);
     for (int l = 2; l >= 0; --l) {
@@ -255,7 +257,8 @@ TEST_CASE_TEMPLATE("route: memory that begins between two multiples of 16 bytes"
         router.weight = t[2];
         route_forward(from_second(t[0], block), from_second(t[1], blocks), router, stream);
       });
-      CHECK(std::equal(out.begin() + 1, out.end(), depth.forward(l, Stream{backend}).begin()));
+      const std::vector<T> got(out.begin() + 1, out.end());
+      check_close("out", got, convert<double>(depth.forward(l, Stream{backend})), tolerance_or_rounding<T>(1e-6));
       std::vector<Tensor> tensors{whole(dslice), whole(slab), whole(dout)};
       for (const Router& r : depth.routers) tensors.insert(tensors.end(), {r.weight, r.dweight});
       run_on(backend, tensors, [&](auto& t, Stream stream) {
@@ -267,7 +270,8 @@ TEST_CASE_TEMPLATE("route: memory that begins between two multiples of 16 bytes"
       });
       std::copy(slab.begin() + 1, slab.end(), depth.slab.begin());
       want.backward(want.rows(want.dslice[i]), want.slab_view(), want.rows(want.dout[i]), l, Stream{backend});
-      CHECK(std::equal(dslice.begin() + 1, dslice.end(), want.dslice[i].begin()));
+      check_close("dslice", std::vector<T>(dslice.begin() + 1, dslice.end()), convert<double>(want.dslice[i]),
+                  tolerance_or_rounding<T>(1e-6));
       CHECK(depth.slab == want.slab);
       check_close("dweight", depth.dweight[i], convert<double>(want.dweight[i]), 1e-6);  // sums in another order
     }
@@ -328,7 +332,7 @@ TEST_CASE_TEMPLATE("route: the identity is exact, forward and backward", T, floa
 }
 
 TEST_CASE_TEMPLATE("route: other shapes of the same memory, and dslice in place of dout", T, float, bf16) {
-  for (const Size& size : std::vector<Size>{{3, 6, 2, 8}, {3, 10, 12, 16}}) {
+  for (const Size& size : std::vector<Size>{{3, 6, 2, 8}, {3, 10, 12, 16}, {3, 10, 8, 64}}) {
     for (const Backend backend : fast_backends) {
       const Stream stream{backend};
       const Shape split{2, size.N / 2, size.K, size.D}, flat{3, size.N, size.K * size.D};
@@ -351,17 +355,65 @@ TEST_CASE_TEMPLATE("route: other shapes of the same memory, and dslice in place 
 }
 
 TEST_CASE_TEMPLATE("route: NaN in a source shows, in forward and in dweight", T, float, bf16) {
-  const Size size{3, 40, 4, 8};
   for (const Backend backend : fast_backends) {
-    for (Variant variant : {Variant::full, Variant::mean}) {
-      Depth<T> depth(size, variant);
-      depth.slab[(7 * 4 + 1) * 8 + 5] = std::numeric_limits<float>::quiet_NaN();  // layer 0, token 7, head 1, column 5
-      const auto out = depth.forward(2, Stream{backend});
-      for (size_t h = 0; h < 4; ++h) CHECK(is_nan(out[(7 * 4 + h) * 8 + 5]) == (variant == Variant::full || h == 1));
-      depth.backward(Stream{backend});
-      for (size_t i = 0; i < depth.dweight[2].size(); ++i) CHECK(is_nan(depth.dweight[2][i]) == (i % 12 == 1));
+    for (const size_t D : {8, 64}) {
+      for (Variant variant : {Variant::full, Variant::mean}) {
+        CAPTURE(static_cast<int>(backend));
+        CAPTURE(D);
+        Depth<T> depth({3, 40, 4, static_cast<int64_t>(D)}, variant);
+        const float nan = std::numeric_limits<float>::quiet_NaN();
+        depth.slab[(7 * 4 + 1) * D + 5] = nan;  // layer 0, token 7, head 1, column 5
+        const auto out = depth.forward(2, Stream{backend});
+        for (size_t i = 0; i < out.size(); ++i) {
+          const size_t head = i / D % 4;
+          CHECK(is_nan(out[i]) == (i / (4 * D) == 7 && i % D == 5 && (variant == Variant::full || head == 1)));
+        }
+        depth.backward(Stream{backend});
+        for (size_t i = 0; i < depth.dweight[2].size(); ++i) CHECK(is_nan(depth.dweight[2][i]) == (i % 12 == 1));
+        for (const T& x : depth.dslice[0]) CHECK(!is_nan(x));
+      }
     }
   }
+}
+
+TEST_CASE_TEMPLATE("route: NaN in a gradient shows in what was read with it", T, float, bf16) {
+  for (const Backend backend : fast_backends) {
+    for (const size_t D : {8, 64}) {
+      for (Variant variant : {Variant::full, Variant::mean}) {
+        Depth<T> depth({3, 40, 4, static_cast<int64_t>(D)}, variant);
+        depth.dout[2][(7 * 4 + 1) * D + 5] = std::numeric_limits<float>::quiet_NaN();  // token 7, head 1, column 5
+        depth.backward(Stream{backend});
+        for (const auto& dslice : depth.dslice)
+          for (size_t i = 0; i < dslice.size(); ++i) {
+            const bool head = variant == Variant::full || i / D % 4 == 1;
+            CHECK(is_nan(dslice[i]) == (i / (4 * D) == 7 && i % D == 5 && head));
+          }
+        for (size_t i = 0; i < depth.dweight[2].size(); ++i) CHECK(is_nan(depth.dweight[2][i]) == (i / 12 == 1));
+      }
+    }
+  }
+}
+
+TEST_CASE("route: weights have more digits than bf16 on tensor cores, too") {
+  const float w = 1 + 0x1p-10f;  // what is left of it after subtracting 1 is lost if it is rounded before
+  Depth<bf16> depth({2, 3, 1, 32}, Variant::full);
+  depth.weight[1] = {w, -1.f};
+  std::fill(depth.slab.begin(), depth.slab.end(), 1.f);
+  std::fill(depth.dout[0].begin(), depth.dout[0].end(), -1.f);
+  std::fill(depth.dout[1].begin(), depth.dout[1].end(), 1.f);
+  for (const bf16 x : depth.forward(1, Stream{Backend::cuda})) CHECK(static_cast<float>(x) == 0x1p-10f);
+  depth.backward(Stream{Backend::cuda});
+  for (const bf16 x : depth.dslice[0]) CHECK(static_cast<float>(x) == 0x1p-10f);
+}
+
+TEST_CASE("route: infinite weights on tensor cores, whose rounding leaves nothing") {
+  const Size size{2, 3, 2, 32};
+  Depth<bf16> depth(size, Variant::full);
+  depth.weight[1] = {std::numeric_limits<float>::infinity(), 1.f, 0.5f, 0.25f, 1.f, 2.f, 3.f, 4.f};
+  std::fill(depth.slab.begin(), depth.slab.end(), 1.f);
+  const auto out = depth.forward(1, Stream{Backend::cuda});
+  for (size_t i = 0; i < out.size(); ++i)
+    CHECK(static_cast<float>(out[i]) == (i / 32 % 2 == 0 ? std::numeric_limits<float>::infinity() : 10.f));
 }
 
 TEST_CASE_TEMPLATE("route: the thread count does not change a bit", T, float, bf16) {
