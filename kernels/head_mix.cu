@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(threads, 2)
   Floats<width> sum[heads_at_once];
 #pragma unroll
   for (int h = 0; h < heads_at_once; ++h) sum[h] = Floats<width>{};
-#pragma unroll 2
+#pragma unroll 1
   for (int s = 0; s < u.count; ++s) {
     const Floats<width> x = load<width>(u.x[s] + (chunk.n0 + n) * z.C + c);
 #pragma unroll
@@ -106,7 +106,7 @@ __device__ __forceinline__ void load_tile(Array<Array<float, padded>, depth>& to
 
 // A block computes a tile of 64 x 64 of head blockIdx.z's product, a thread 4 x 4 of it.
 template <bool a_transposed, bool b_transposed, class A, class B, class Out>
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(threads, 2)
     product_kernel(const Out out, const A a, const B b, int64_t rows, int64_t columns, int64_t inner) {
   SHARED(left, Array<Array<float, padded>, depth>);
   SHARED(right, Array<Array<float, padded>, depth>);
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(threads)
 // du_s and dweight from dm (K, rows, C): a block takes tokens one after the other, a warp the sources that are its own.
 // partial (blocks, K, S), if one weight is shared by all tokens; sums (K, S) in shared memory then.
 template <int width, class S>
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(threads, 2)
     unmix_kernel(const Sources<S> du, const Flags acc_of, float* dweight, float* partial, const float* dm,
                  const Sources<const S> u, const float* weight, HeadMixSize z, Chunk chunk) {
   float* sums = dynamic_shared<float>();

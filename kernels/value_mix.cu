@@ -56,7 +56,7 @@ __device__ __forceinline__ void add_dot(float& dot, const Input<S>& input, const
 
 // partial (2, blocks): the block's dots of v and v1. v's d may be dout.
 template <int width, class S>
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(threads, 4)
     mix_backward_kernel(float* partial, const S* dout, const Input<S> v, const Input<S> v1, int64_t n) {
   SHARED(sums, Array<Array<float, warps>, 2>);
   float own = 0, first = 0;
