@@ -24,6 +24,7 @@
 #endif
 #endif
 #ifdef CROSSPLY_ASAN
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 constexpr size_t stack_bytes = 512 * 1024;  // its frames are larger
 #else
@@ -207,6 +208,9 @@ void start_fibers(dim3 block) {
     fiber.ended = false;
     fiber.waits = nullptr;
     fiber.copies.assign(1, {});
+#ifdef CROSSPLY_ASAN
+    __asan_unpoison_memory_region(fiber.stack.get(), stack_bytes);  // of frames that were left for good
+#endif
     start_context(fiber.context, fiber.stack.get(), stack_bytes, fiber_main);
     now.runnable.push_back(t);
   }
