@@ -1,4 +1,6 @@
 // The emulator itself: that it computes as a GPU would, and that it catches what was planted.
+#if !CROSSPLY_CUDA
+
 #include "kernels/cuda.cuh"
 
 #include <sys/wait.h>
@@ -8,8 +10,6 @@
 #include <cstdio>
 
 #include "tests/check.h"
-
-#if !CROSSPLY_CUDA
 
 using namespace crossply;
 using namespace crossply::test;

@@ -1,12 +1,12 @@
 // The tensor core instructions as the emulator has them: fragments laid out by hand against plain loops.
+#if !CROSSPLY_CUDA
+
 #include "kernels/mma.cuh"
 
 #include <set>
 
 #include "kernels/attention_mma.cuh"
 #include "tests/check.h"
-
-#if !CROSSPLY_CUDA
 
 using namespace crossply;
 using namespace crossply::test;
