@@ -110,9 +110,19 @@ TEST_CASE("head_mix: the reference's backward is the derivative of its forward")
 
 namespace {
 
+// What is stored in S may be rounded. On a GPU that is also the mixtures and the weights times the gain, whose errors
+// add up in everything: up to three roundings of 2^-9 at most, so the whole is judged, not its smallest elements.
+template <class S, class A>
+void check_part(const std::string& what, const std::vector<A>& got, const std::vector<double>& want, bool stored,
+                Backend backend) {
+  constexpr bool narrow = std::is_same_v<S, bf16>;
+  if (!narrow || backend != Backend::cuda) return check_close(what, got, want, narrow && stored ? 0x1p-8 : 2e-5);
+  const double wrong = distance(got, want) / size_of(want);
+  CHECK_MESSAGE(wrong <= 0x1p-7, what << ": " << wrong);
+}
+
 template <class S>
 void check_against_reference(const HeadMixSize& z, Backend backend) {
-  const double exact = 2e-5, rounded = std::is_same_v<S, bf16> ? 0x1p-8 : exact;  // of what is stored in S
   Case<S> x = make<S>(z, 4);
   Case<float> factors{z, convert<float>(x.all)};
   Case<double> wide{z, convert<double>(x.all)};
@@ -125,8 +135,8 @@ void check_against_reference(const HeadMixSize& z, Backend backend) {
   std::vector<double> want_k(static_cast<size_t>(out)), want_v(want_k);
   head_mix_forward_ref(want_k.data(), want_v.data(), wide.u(), wide.part(1), wide.part(2), wide.part(3),
                        wide.part(4), z);
-  check_close("k", k, want_k, rounded);
-  check_close("v", v, want_v, rounded);
+  check_part<S>("k", k, want_k, true, backend);
+  check_part<S>("v", v, want_v, true, backend);
 
   const auto dk = random_vector<S>(out, 5), dv = random_vector<S>(out, 6);
   for (const int added : {0, 1, 2, 3}) {  // to no source, every second, every other second, all
@@ -152,8 +162,8 @@ void check_against_reference(const HeadMixSize& z, Backend backend) {
     for (int part = 0; part < 5; ++part) {
       CAPTURE(part);
       const std::vector<float> got(d.part(part), d.part(part) + d.sizes(part));
-      check_close("gradient", got, std::vector<double>(want.part(part), want.part(part) + d.sizes(part)),
-                  part == 0 ? rounded : exact);
+      check_part<S>("gradient", got, std::vector<double>(want.part(part), want.part(part) + d.sizes(part)), part == 0,
+                    backend);
     }
   }
 }
