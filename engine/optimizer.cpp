@@ -19,13 +19,13 @@ double Optimizer::gradient_norm() const {
   return std::sqrt(sum_of_squares(params_.gradients(), params_.device().stream()));
 }
 
-void Optimizer::update(double lr, double norm) {
+void Optimizer::update(double lr, double norm, double scale) {
   ++step;
   std::vector<AdamwRow> rows;
   for (const Parameter& row : params_.rows())
     rows.push_back({row.offset, row.offset + row.shape.numel(), lr * row.lr_mul, options_.weight_decay * row.wd_mul});
-  AdamwScalars scalars{options_.beta1, options_.beta2, options_.eps, step, 1};
-  if (options_.clip > 0) scalars.grad_scale = std::min(1.0, options_.clip / (norm + 1e-6));
+  AdamwScalars scalars{options_.beta1, options_.beta2, options_.eps, step, scale};
+  if (options_.clip > 0) scalars.grad_scale *= std::min(1.0, options_.clip / (norm + 1e-6));
   adamw_update(params_.values(), m(), v(), params_.narrow(), params_.gradients(), rows, scalars,
                params_.device().stream());
 }

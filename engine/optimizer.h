@@ -16,9 +16,9 @@ class Optimizer {
   Optimizer(ParameterTable& params, const AdamwOptions& options);
   // The L2 norm over all gradients.
   double gradient_norm() const;
-  // One update with base rate lr; gradients are scaled by min(1, clip / (norm + 1e-6)). Neither NaN nor infinity may
-  // get here: the caller stops first.
-  void update(double lr, double norm);
+  // One update with base rate lr, by the gradients times `scale`, and times min(1, clip / (norm + 1e-6)), norm being
+  // theirs after the first. Neither NaN nor infinity may get here: the caller stops first.
+  void update(double lr, double norm, double scale = 1);
 
   int64_t step = 0;  // updates done
   Tensor m() const { return Tensor{m_.data(), params_.dtype(), Shape{params_.flat_size()}}; }

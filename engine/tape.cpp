@@ -227,8 +227,9 @@ void Tape::run(const Step& step) {
     if (step.training) backward(step);
   };
   if (!seconds_.empty() || after_) return work();  // somebody looks on
-  if (!(step == recorded_)) recording_ = {}, recorded_ = step;
-  device_->replay(recording_, work);
+  Recorded& known = recorded_[step.training];
+  if (!(known.step == step)) known = {step, {}};
+  device_->replay(known.recording, work);
 }
 
 void Tape::forward(const Step& step) {

@@ -20,7 +20,7 @@ namespace crossply {
 // What changes from replay to replay; kernels get it when they run, never when they are recorded.
 struct Step {
   bool training = false;    // false: forward only (evaluation, generation); the loss head then leaves gradients alone
-  double grad_scale = 1;    // 1 / number of scored tokens of the whole optimizer step
+  double grad_scale = 1;    // of the sum of the losses, before its gradient is taken
   int64_t position = 0;     // generation: tokens already in the key/value cache
   bool operator==(const Step&) const = default;
 };
@@ -189,8 +189,10 @@ class Tape {
   size_t arena_bytes_ = 0;
   Arena arena_;
   Device* device_ = nullptr;
-  Recording recording_;  // of `recorded_`
-  Step recorded_;
+  struct Recorded {
+    Step step;
+    Recording recording;
+  } recorded_[2];  // of evaluation and of training
 };
 
 }  // namespace crossply

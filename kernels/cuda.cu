@@ -1,6 +1,7 @@
 #include "kernels/cuda.cuh"
 
 #include <array>
+#include <cstring>
 #include <map>
 
 namespace crossply {
@@ -117,9 +118,28 @@ size_t device_memory() {
   return total;
 }
 
+// Through pinned memory, which the GPU reads by itself: the host waits only for the copy before the last one.
 void copy_to_device(void* device, const void* host, size_t bytes) {
-  CHECK_CUDA(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, cuda_stream()));
-  synchronize_device();
+  struct Pinned {
+    void* data = nullptr;
+    cudaEvent_t read;  // by the GPU
+  };
+  static Pinned buffers[2];
+  static size_t next = 0;
+  constexpr size_t most = size_t{4} << 20;
+  for (size_t done = 0; done < bytes; done += most) {
+    Pinned& buffer = buffers[next++ % 2];
+    const size_t count = std::min(most, bytes - done);
+    if (buffer.data == nullptr) {
+      CHECK_CUDA(cudaEventCreateWithFlags(&buffer.read, cudaEventDisableTiming));
+      CHECK_CUDA(cudaMallocHost(&buffer.data, most));
+    }
+    CHECK_CUDA(cudaEventSynchronize(buffer.read));
+    std::memcpy(buffer.data, static_cast<const std::byte*>(host) + done, count);
+    CHECK_CUDA(cudaMemcpyAsync(static_cast<std::byte*>(device) + done, buffer.data, count, cudaMemcpyHostToDevice,
+                               cuda_stream()));
+    CHECK_CUDA(cudaEventRecord(buffer.read, cuda_stream()));
+  }
 }
 void copy_from_device(void* host, const void* device, size_t bytes) {
   CHECK_CUDA(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, cuda_stream()));

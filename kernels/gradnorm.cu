@@ -19,8 +19,9 @@ __device__ double block_sum(double x) {
   return x;
 }
 
-template <int width>
-__global__ void squares_kernel(double* partial, const float* x, int64_t n) {
+// Of squares, or of x itself.
+template <int width, bool square>
+__global__ void sums_kernel(double* partial, const float* x, int64_t n) {
   Array<double, width> sum{};
   const int64_t step = static_cast<int64_t>(gridDim.x) * threads * width;
   for (int64_t first = first_of_thread<width>(); first < n; first += step * at_once) {
@@ -34,7 +35,10 @@ __global__ void squares_kernel(double* partial, const float* x, int64_t n) {
 #pragma unroll
     for (int k = 0; k < at_once; ++k)
 #pragma unroll
-      for (int j = 0; j < width; ++j) sum[j] += static_cast<double>(v[k][j]) * static_cast<double>(v[k][j]);
+      for (int j = 0; j < width; ++j) {
+        const double value = static_cast<double>(v[k][j]);
+        sum[j] += square ? value * value : value;
+      }
   }
   double total = 0;
 #pragma unroll
@@ -43,32 +47,35 @@ __global__ void squares_kernel(double* partial, const float* x, int64_t n) {
   if (threadIdx.x == 0) partial[blockIdx.x] = total;
 }
 
-__global__ void add_partial_kernel(double* to, const double* partial, int count) {
+__global__ void add_partial_kernel(double* to, const double* partial, int count, bool add) {
   double sum = 0;
   for (int i = static_cast<int>(threadIdx.x); i < count; i += threads) sum += partial[i];
   sum = block_sum(sum);
-  if (threadIdx.x == 0) *to = sum;
+  if (threadIdx.x == 0) *to = add ? *to + sum : sum;
+}
+
+template <bool square>
+void sum_up(double* to, const Tensor& x, bool add) {
+  const int64_t n = x.numel();
+  const auto blocks = static_cast<uint32_t>(std::clamp<int64_t>(n / (threads * 16), 1, most_blocks));
+  double* partial = scratch<double>(blocks);
+  with_width<float>(n, {x.data}, [&](auto width) {
+    launch({"sums", blocks, threads}, sums_kernel<width, square>, partial, x.as<float>(), n);
+  });
+  launch({"add_partial", 1, threads}, add_partial_kernel, to, partial, static_cast<int>(blocks), add);
 }
 
 }  // namespace
 
 // -----------------------------------------------------------------------------------------------------------------
 
-void sum_of_squares_cuda(double* to, const Tensor& x) {
-  const int64_t n = x.numel();
-  const auto blocks = static_cast<uint32_t>(std::clamp<int64_t>(n / (threads * 16), 1, most_blocks));
-  double* partial = scratch<double>(blocks);
-  with_width<float>(n, {x.data}, [&](auto width) {
-    launch({"squares", blocks, threads}, squares_kernel<width>, partial, x.as<float>(), n);
-  });
-  launch({"add_partial", 1, threads}, add_partial_kernel, to, partial, static_cast<int>(blocks));
-}
-
 double sum_of_squares_cuda(const Tensor& x) {
   double *there = scratch<double>(1, 1), sum = 0;
-  sum_of_squares_cuda(there, x);
+  sum_up<true>(there, x, false);
   copy_from_device(&sum, there, sizeof sum);
   return sum;
 }
+
+void add_sum_cuda(double* to, const Tensor& x) { sum_up<false>(to, x, true); }
 
 }  // namespace crossply

@@ -1,8 +1,9 @@
-// The sum of squares of all elements, in double: the gradient norm before the root, and the test for a finite gradient.
+// Sums over all elements, in double. Of squares: the gradient norm before the root, and the test for a finite gradient;
+// plain: the loss.
 //
-//   result = sum_i x[i]^2
+//   sum_of_squares = sum_i x[i]^2        add_sum: to += sum_i x[i]
 //
-// x: any shape, only read. The square of an f32 neither overflows nor vanishes in double, so for f32 the result
+// x: any shape, only read. The square of an f32 neither overflows nor vanishes in double, so for f32 the sum of squares
 // is NaN or infinite exactly when an element is.
 #pragma once
 
@@ -13,10 +14,12 @@ namespace crossply {
 
 // The sum goes through partial sums that depend on the size alone, not on the thread count.
 double sum_of_squares(const Tensor& x, Stream stream);
+// to: (1) of f64, where the stream's tensors are. Waits for nothing.
+void add_sum(const Tensor& to, const Tensor& x, Stream stream);
 
-// kernels/gradnorm.cu; `to` is in device memory. The second waits for the GPU.
-void sum_of_squares_cuda(double* to, const Tensor& x);
+// kernels/gradnorm.cu; the first waits for the GPU.
 double sum_of_squares_cuda(const Tensor& x);
+void add_sum_cuda(double* to, const Tensor& x);
 
 template <class T>
 double sum_of_squares_ref(const T* x, int64_t n) {

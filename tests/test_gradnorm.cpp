@@ -66,3 +66,19 @@ TEST_CASE("gradnorm: one NaN or infinity anywhere shows") {
     }
   }
 }
+
+TEST_CASE("gradnorm: sums add to what is there, in double") {
+  for (const int64_t n : sizes) {
+    CAPTURE(n);
+    const auto x = random_vector<float>(n, 2);
+    long double want = 0.25, size = 0.25;
+    for (const float value : x) want += static_cast<long double>(value), size += std::abs(value);
+    for (const Backend backend : {Backend::reference, Backend::cpu, Backend::cuda}) {
+      if (backend == Backend::cuda && n > 20000) continue;  // slow in the emulator
+      double sum = 0.25;
+      run_on(backend, {view(&sum, {1}), view(x.data(), {n})},
+             [&](auto& t, Stream stream) { add_sum(t[0], t[1], stream); });
+      CHECK(std::abs(sum - static_cast<double>(want)) <= static_cast<double>(n) * 0x1p-53 * static_cast<double>(size));
+    }
+  }
+}

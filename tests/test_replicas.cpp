@@ -63,7 +63,8 @@ TEST_CASE("replicas: lanes give the loss and the gradients of one tape") {
       Replicas replicas(*s.device, s.params, s.config, {B, T, dtype});
       CHECK(replicas.layout().lanes > 1);
       const Step step{true, 0.01, 0};
-      const double loss = replicas.run(s.tokens.data(), s.targets.data(), step);
+      replicas.run(s.tokens.data(), s.targets.data(), step);
+      const double loss = replicas.take_losses();
       const std::vector<float> lanes = s.gradients();
       s.params.zero_gradients();
       Tape tape(dtype);
@@ -117,7 +118,9 @@ TEST_CASE("replicas: what a kernel throws on some thread reaches the caller") {
   s.targets[6 * T] = 1000;
   CHECK_THROWS_AS(replicas.run(s.tokens.data(), s.targets.data(), Step{}), Error);
   s.targets[6 * T] = 1;
-  CHECK(std::isfinite(replicas.run(s.tokens.data(), s.targets.data(), Step{})));
+  replicas.take_losses();
+  replicas.run(s.tokens.data(), s.targets.data(), Step{});
+  CHECK(std::isfinite(replicas.take_losses()));
 }
 
 TEST_CASE("replicas: the mean loss counts every sequence once, also where the last batch is not full") {

@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "models/registry.h"
+#include "tests/backends.h"
 #include "tests/check.h"
 #include "train/trainer.h"
 
@@ -53,7 +54,9 @@ TrainOptions tiny_options(const std::string& arch) {
 
 std::vector<float> weights(Trainer& trainer) {
   const Tensor values = trainer.params().values();
-  return {values.as<float>(), values.as<float>() + values.numel()};
+  std::vector<float> host(static_cast<size_t>(values.numel()));
+  trainer.device().copy_out(host.data(), values.data, values.bytes());
+  return host;
 }
 
 // A directory of its own for each test, gone afterwards.
@@ -309,4 +312,41 @@ TEST_CASE("train: the same seed gives the same run, another seed another") {
   CHECK(second == b.step().loss);
   c.step();
   CHECK(second != c.step().loss);
+}
+
+TEST_CASE("train: a GPU's losses follow the CPU's; two runs, and one with a pause, have the same bits") {
+  struct Case {
+    std::string dtype;
+    int64_t steps;  // the emulator is slow
+    double near, apart;  // relative differences of the first losses, which rounding alone explains, and of the last
+  };
+  for (const Case& c : {Case{"fp32", 100, 1e-5, 1e-3}, Case{"bf16", 30, 1e-2, 0.1}}) {
+    CAPTURE(c.dtype);
+    const Counting data(10);
+    TrainOptions o = tiny_options("lime");
+    o.dtype = c.dtype;
+    o.steps = c.steps;
+    Trainer cpu(o, data);
+    o.device = gpu;
+    Trainer first(o, data), second(o, data);
+    double want_last = 0, last = 0;  // means over the last ten
+    std::vector<double> losses;
+    for (int64_t i = 0; i < c.steps; ++i) {
+      const double want = cpu.step().loss, got = first.step().loss;
+      losses.push_back(got);
+      if (i < 10) CHECK(got == doctest::Approx(want).epsilon(c.near));
+      if (i >= c.steps - 10) want_last += want / 10, last += got / 10;
+    }
+    CHECK(last < 0.8 * losses.front());
+    CHECK(last == doctest::Approx(want_last).epsilon(c.apart));
+
+    const Scratch run;
+    const int64_t pause = c.steps / 3;
+    for (int64_t i = 0; i < pause; ++i) CHECK(second.step().loss == losses[static_cast<size_t>(i)]);
+    second.save(run.path + "/step_00000001", Tokenizer());
+    Trainer third(o, data, newest_valid_checkpoint(run.path));
+    for (int64_t i = pause; i < c.steps; ++i) CHECK(third.step().loss == losses[static_cast<size_t>(i)]);
+    const std::vector<float> a = weights(first), b = weights(third);
+    CHECK(std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
+  }
 }

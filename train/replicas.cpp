@@ -3,9 +3,11 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "eval/loss.h"
 #include "kernels/add.h"
+#include "kernels/gradnorm.h"
 
 namespace crossply {
 namespace {
@@ -60,7 +62,8 @@ Replicas::Replicas(Device& device, ParameterTable& params, const Config& config,
     : device_(device),
       params_(params),
       batch_(batch),
-      layout_(choose_layout(params, config, batch, device.stream().backend)) {
+      layout_(choose_layout(params, config, batch, device.stream().backend)),
+      losses_(device, "sums of losses", static_cast<size_t>(layout_.lanes) * sizeof(double)) {
   for (int64_t i = 0; i < layout_.lanes; ++i) {
     Lane& lane = *lanes_.emplace_back(std::make_unique<Lane>(batch.dtype));
     lane.graph = record_replay(lane.tape, params, config, batch, layout_);
@@ -68,26 +71,23 @@ Replicas::Replicas(Device& device, ParameterTable& params, const Config& config,
       lane.gradients = Arena(device, "gradients of a lane", params.gradients().bytes());
     const Tensor gradients = flat_gradients(lane.gradients, params);
     lane.tape.allocate(device, gradients.data != nullptr ? &gradients : nullptr);
+    lane.loss = Tensor{losses_.data() + static_cast<size_t>(i) * sizeof(double), Dtype::f64, Shape{1}};
   }
 }
 
 void Replicas::run_lane(int64_t lane, const int32_t* tokens, const int32_t* targets, const Step& step) {
   Lane& l = *lanes_[static_cast<size_t>(lane)];
-  l.loss = 0;
   if (step.training && l.gradients.data() != nullptr) device_.fill(l.gradients.data(), 0, l.gradients.bytes());
   const int64_t replays = batch_.B / layout_.sequences, width = layout_.sequences * batch_.T;
   for (int64_t r = replays * lane / layout_.lanes; r < replays * (lane + 1) / layout_.lanes; ++r) {
     load_batch(device_, l.graph, tokens + r * width, targets + r * width);
     l.tape.run(step);
-    l.loss += sum_losses(device_, l.graph);
+    add_sum(l.loss, l.graph.losses->tensor, device_.stream());
   }
 }
 
-double Replicas::run(const int32_t* tokens, const int32_t* targets, const Step& step) {
-  if (layout_.lanes == 1) {
-    run_lane(0, tokens, targets, step);
-    return lanes_[0]->loss;
-  }
+void Replicas::run(const int32_t* tokens, const int32_t* targets, const Step& step) {
+  if (layout_.lanes == 1) return run_lane(0, tokens, targets, step);
 #pragma omp parallel for schedule(static, 1)
   for (int64_t i = 0; i < layout_.lanes; ++i) {
     Lane& lane = *lanes_[static_cast<size_t>(i)];
@@ -97,14 +97,18 @@ double Replicas::run(const int32_t* tokens, const int32_t* targets, const Step& 
       lane.error = std::current_exception();
     }
   }
-  double loss = 0;
-  for (const auto& lane : lanes_) {
+  for (const auto& lane : lanes_)
     if (lane->error) std::rethrow_exception(std::exchange(lane->error, nullptr));
-    loss += lane->loss;
+  for (const auto& lane : lanes_)
     if (step.training)
       accumulate(params_.gradients(), flat_gradients(lane->gradients, params_), true, device_.stream());
-  }
-  return loss;
+}
+
+double Replicas::take_losses() {
+  std::vector<double> sums(lanes_.size());
+  device_.copy_out(sums.data(), losses_.data(), losses_.bytes());
+  device_.fill(losses_.data(), 0, losses_.bytes());
+  return std::accumulate(sums.begin(), sums.end(), 0.0);
 }
 
 Replicas::Mean Replicas::mean_loss(const Source& source, int64_t sequences) {
@@ -112,7 +116,7 @@ Replicas::Mean Replicas::mean_loss(const Source& source, int64_t sequences) {
   Mean mean;
   mean.sequences = std::min(sequences, source.size());
   std::vector<int32_t> tokens(static_cast<size_t>(B * T)), targets(tokens.size());
-  double sum = 0;
+  take_losses();
   for (int64_t first = 0; first < mean.sequences; first += B) {
     for (int64_t b = 0; b < B; ++b) {
       source.read(std::min(first + b, mean.sequences - 1), &tokens[static_cast<size_t>(b * T)],
@@ -121,9 +125,9 @@ Replicas::Mean Replicas::mean_loss(const Source& source, int64_t sequences) {
       if (first + b >= mean.sequences) std::fill_n(&targets[static_cast<size_t>(b * T)], T, -1);
     }
     mean.scored += std::count_if(targets.begin(), targets.end(), [](int32_t target) { return target >= 0; });
-    sum += run(tokens.data(), targets.data(), Step{});
+    run(tokens.data(), targets.data(), Step{});
   }
-  if (mean.scored > 0) mean.loss = sum / static_cast<double>(mean.scored);
+  if (mean.scored > 0) mean.loss = take_losses() / static_cast<double>(mean.scored);
   return mean;
 }
 

@@ -40,9 +40,11 @@ class Replicas {
   // The parameters must have been allocated; for bf16, their narrow copies too.
   Replicas(Device& device, ParameterTable& params, const Config& config, const Batch& batch);
 
-  // tokens, targets: (B, T). Returns the sum of the losses; in training, adds the gradients of step.grad_scale times
-  // that sum to the table's. Rethrows what a kernel threw.
-  double run(const int32_t* tokens, const int32_t* targets, const Step& step);
+  // tokens, targets: (B, T). In training adds the gradients of step.grad_scale times the sum of the losses to the
+  // table's. Does not wait for the device. Rethrows what a kernel threw.
+  void run(const int32_t* tokens, const int32_t* targets, const Step& step);
+  // The sum of the losses of all runs since the last call, in double. Waits for the device.
+  double take_losses();
   // Mean loss over the first `sequences` of a source.
   struct Mean {
     double loss = 0;  // 0 if nothing is scored
@@ -64,7 +66,7 @@ class Replicas {
     Tape tape;
     Graph graph;
     Arena gradients;  // none if there is one lane only
-    double loss = 0;
+    Tensor loss;      // (1) of f64, in losses_
     std::exception_ptr error;
   };
   void run_lane(int64_t lane, const int32_t* tokens, const int32_t* targets, const Step& step);
@@ -73,6 +75,7 @@ class Replicas {
   ParameterTable& params_;
   Batch batch_;
   Layout layout_;
+  Arena losses_;  // a sum for each lane
   std::vector<std::unique_ptr<Lane>> lanes_;
 };
 

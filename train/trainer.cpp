@@ -86,6 +86,7 @@ void Trainer::phase(const char* name, double bytes, F&& body) {
   const auto start = std::chrono::steady_clock::now();
   body();
   if (!options_.profile) return;
+  device_->wait();
   const double taken = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   auto known = std::find_if(phases_.begin(), phases_.end(), [&](const OpCost& cost) { return cost.op == name; });
   if (known == phases_.end()) known = phases_.insert(phases_.end(), OpCost{name});
@@ -109,22 +110,24 @@ StepResult Trainer::step() {
   const int64_t micro = options_.batch * T_, position = loader_.position();
   for (int64_t a = 0; a < options_.accumulate; ++a) loader_.next(&tokens_[a * micro], &targets_[a * micro]);
   const int64_t scored = std::count_if(targets_.begin(), targets_.end(), [](int32_t target) { return target >= 0; });
-  const Step replay{true, scored > 0 ? 1 / static_cast<double>(scored) : 0, 0};
+  // The replays are the same in every step, so that a device may record them; how many tokens are scored comes after.
+  const double all = static_cast<double>(tokens_per_step());
+  const Step replay{true, 1 / all, 0};
+  const double scale = scored > 0 ? all / static_cast<double>(scored) : 0;
   const double flat = static_cast<double>(params_.values().bytes());
   const double narrow = static_cast<double>(params_.narrow_bytes());
   phase("zero gradients", flat, [&] { params_.zero_gradients(); });
-  double sum = 0;
   for (int64_t a = 0; a < options_.accumulate; ++a)
-    sum += replicas_.run(&tokens_[a * micro], &targets_[a * micro], replay);
+    replicas_.run(&tokens_[a * micro], &targets_[a * micro], replay);
   double norm = 0;
-  phase("gradient norm", flat, [&] { norm = optimizer_.gradient_norm(); });
-  const double loss = sum * replay.grad_scale;
+  phase("gradient norm", flat, [&] { norm = scale * optimizer_.gradient_norm(); });  // the first to wait
+  const double loss = scale * replay.grad_scale * replicas_.take_losses();
   if (!std::isfinite(loss) || !std::isfinite(norm))
     fail(Exit::not_finite, "step ", steps_done() + 1, ": loss ", loss, ", gradient norm ", norm,
          ", at positions ", position, " to ", loader_.position() - 1, " of the stream of training samples. ",
          "No update was made; the last checkpoint is untouched. Try a lower --lr, a longer --warmup or --clip");
   const double lr = options_.lr * schedule_.at(steps_done());
-  phase("adamw", 7 * flat + narrow, [&] { optimizer_.update(lr, norm); });
+  phase("adamw", 7 * flat + narrow, [&] { optimizer_.update(lr, norm, scale); });
   ++profiled_;
   seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return {loss, norm, lr, scored};
