@@ -66,9 +66,10 @@ void measure_steps(const std::vector<Model*>& group, const ArchitectureFlags& f)
     std::vector<double> seconds(group.size());
     for (size_t k = 0; k < group.size(); ++k) {
       const size_t i = (static_cast<size_t>(round) + k) % group.size();
-      const double before = trainers[i]->seconds;
+      const double start = now();
       trainers[i]->step();
-      seconds[i] = trainers[i]->seconds - before;
+      trainers[i]->device().wait();
+      seconds[i] = now() - start;
     }
     for (size_t i = 0; i < group.size() && round > 0; ++i) {
       group[i]->seconds.push_back(seconds[i]);

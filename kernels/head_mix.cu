@@ -5,8 +5,8 @@
 namespace crossply {
 namespace {
 
-// Mixtures, and the gradients of mixtures, of some tokens at a time are in scratch memory; between them are products, one
-// for each head. What is outside of the products is bound by bytes: K rows of the mixtures for the S rows of the sources.
+// Mixtures, and the gradients of mixtures, of some tokens at a time are in scratch memory; between them are products,
+// one for each head. The rest is bound by bytes: K rows of mixtures for the S rows of the sources.
 constexpr int most_sources = 256, threads = 256, warps = threads / warp_size;
 constexpr int heads_at_once = 8;
 enum Slot { mixture_slot, dm_slot, weight_slot, product_slot, partial_slot };  // of scratch memory

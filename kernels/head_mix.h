@@ -14,9 +14,9 @@
 // (B,T,K,D). Mixing before projecting costs K*S*C multiply-adds a token, the other order (S-1)*2*C*K*D more. The
 // mixtures are K times as large as a stream, so they live in scratch memory for some hundred tokens at a time; the
 // backward makes them again. Nothing is saved. dwk, dwv and dgain are added to, dweight is set, du_s is set or added
-// to. No output may alias an input. u_s, k, v, their gradients, wk and wv are all f32 or all bf16, the rest is f32; on a
-// GPU mixtures, and weights times the gain, are of the former too. (Gerasimov et al., arXiv 2502.09245v1; the gain folded
-// into the weights.)
+// to. No output may alias an input. u_s, k, v, their gradients, wk and wv are all f32 or all bf16, the rest is f32; on
+// a GPU mixtures, and weights times the gain, are of the former too. (Gerasimov et al., arXiv 2502.09245v1; the gain
+// folded into the weights.)
 #pragma once
 
 #include <algorithm>
