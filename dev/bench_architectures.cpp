@@ -106,7 +106,7 @@ void bench_architectures(const ArchitectureFlags& f) {
   std::vector<std::vector<std::string>> table = {
       {"architecture", "parameters added", "FLOP/token", "time", "quartiles", "memory", "MiB", "tokens/s"}};
   for (const Model& model : models) table.push_back(cells(model, models[0], f));
-  print_table("architectures", table);
+  print_table(str("architectures, ", f.size.kv_heads, " of ", f.size.heads, " heads with keys of their own"), table);
   std::printf("x: relative to llama. time: of each round, divided by llama's in that round; median and quartiles.\n"
               "memory, MiB: the planned peak of activations and their gradients.\n");
 }

@@ -36,7 +36,9 @@ struct Linear : Node {  // in[0] is shared by the weights in[1..], each with its
     outs = tensors_of(out), douts = grads_of(out), weights.clear();
     for (size_t i = 1; i < in.size(); ++i) weights.push_back(factor_of(in[i], in[0]->dtype));
   }
-  void forward(const Step&, Stream stream) override { matmul_forward(outs, input(0), weights, stream); }
+  void forward(const Step&, Stream stream) override {
+    matmul_forward(outs, input(0), weights, stream, tensor_of(addend));
+  }
   void backward(const Step&, Stream stream) override {
     matmul_backward_input(dinput(0), douts, weights, acc[0], stream);
     for (size_t i = 0; i < out.size(); ++i) matmul_backward_weight(dinput(i + 1), douts[i], input(0), stream);
@@ -155,6 +157,7 @@ std::vector<Value*> linears(Tape& t, const std::string& name, Value* inp, const 
     node->out.push_back(t.activation(p.name, p.shape));
   }
   node->keep = {inp};
+  node->can_add = projections.size() == 1;
   const std::vector<Value*> outs = node->out;
   t.record(std::move(node));
   return outs;
@@ -221,6 +224,7 @@ Value* add(Tape& t, const std::string& name, Value* a, Value* b) {
   CHECK_THAT(a->shape == b->shape, name, ": ", a->shape.str(), " and ", b->shape.str());
   auto node = make_node<Add>(name, {a, b}, {t.activation(name, a->shape)});
   node->passes_grad = a != b;
+  node->is_sum = true;
   return t.record(std::move(node));
 }
 

@@ -30,6 +30,21 @@ PlanMode plan_mode(const std::string& name) {
   fail(Exit::usage, "unknown memory plan '", name, "'; known: reuse, distinct, poison");
 }
 
+// What only the next node reads, and that to add it to something, need not be in memory by itself.
+void Tape::find_sums() {
+  std::unordered_map<const Value*, int> readers;
+  for (const auto& node : nodes_)
+    for (const auto* list : {&node->in, &node->reads, &node->keep, &node->saved})
+      for (const Value* value : *list) ++readers[value];
+  for (size_t n = 1; n < nodes_.size(); ++n) {
+    Node &sum = *nodes_[n], &from = *nodes_[n - 1];
+    if (!sum.is_sum || !from.can_add || sum.in[1] != from.out[0] || readers[sum.in[1]] > 1) continue;
+    from.addend = sum.in[0];
+    sum.done = true;
+    share(from.out[0], sum.out[0]);
+  }
+}
+
 void Tape::find_lifetimes() {
   const int n = static_cast<int>(nodes_.size());
   for (Buffer& buffer : buffers_) buffer.first = buffer.last = -1;
@@ -54,6 +69,7 @@ void Tape::find_lifetimes() {
 void Tape::plan(PlanMode mode) {
   mode_ = mode;
   planned_ = true;
+  find_sums();
   find_lifetimes();
   std::vector<Buffer*> order;
   for (Buffer& buffer : buffers_)

@@ -235,7 +235,7 @@ void Tape::run(const Step& step) {
 void Tape::forward(const Step& step) {
   if (mode_ == PlanMode::poison && step.training) bury(-1);
   for (size_t n = 0; n < nodes_.size(); ++n) {
-    timed(seconds_, *device_, n, [&] { nodes_[n]->forward(step, device_->stream()); });
+    if (!nodes_[n]->done) timed(seconds_, *device_, n, [&] { nodes_[n]->forward(step, device_->stream()); });
     if (after_) after_(n, false);
     if (mode_ == PlanMode::poison && step.training) bury(static_cast<int>(n));
   }

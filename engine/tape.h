@@ -70,6 +70,10 @@ struct Node {
   bool grads_over_inputs = false;  // the backward may write an input's gradient over the input: the tape makes use of
                                    // it where nobody else needs the input
   bool grad_optional = false;    // if nobody differentiates out[0], its gradient stays null instead of zero
+  bool is_sum = false;           // out[0] = in[0] + in[1]
+  bool can_add = false;          // the forward adds `addend` to its only output, unless that is null
+  Value* addend = nullptr;       // set by plan(): the sum that comes next is then done on the way,
+  bool done = false;             // and its own forward is left out
 
   virtual ~Node() = default;
   virtual const char* op() const = 0;
@@ -165,6 +169,7 @@ class Tape {
   bool may_share_gradient(const UsesOf& uses, size_t n, size_t i) const;
   bool may_overwrite(const UsesOf& uses, size_t n, size_t i) const;
   Value* add_value(const std::string& name, Shape shape, Dtype dtype, bool persistent);
+  void find_sums();
   void find_lifetimes();
   void bury(int tick);
   double bytes_of(const Node& node, bool backward) const;

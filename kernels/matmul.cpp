@@ -2,6 +2,7 @@
 
 #include <type_traits>
 
+#include "kernels/add.h"
 #include "kernels/gemm.h"
 #include "kernels/gemm_bf16.h"
 
@@ -55,9 +56,13 @@ int64_t count_rows(const char* name, const Tensor& out, const Tensor& inp, const
 // Entry points: check shapes, choose the backend.
 
 void matmul_forward(const std::vector<Tensor>& outs, const Tensor& inp, const std::vector<Tensor>& weights,
-                    Stream stream) {
+                    Stream stream, const Tensor& addend) {
+  const bool add = addend.data != nullptr;
   CHECK_THAT(outs.size() == weights.size(), "matmul_forward: ", outs.size(), " outputs of ", weights.size(),
              " weights");
+  CHECK_THAT(!add || (outs.size() == 1 && addend.numel() == outs[0].numel() && addend.dtype == outs[0].dtype),
+             "matmul_forward: ", addend.str(), " cannot be added to ", outs.size(), " outputs, the first ",
+             outs[0].str());
   int64_t rows = 0;
   std::vector<Call> calls;
   for (size_t i = 0; i < outs.size(); ++i) {
@@ -68,7 +73,7 @@ void matmul_forward(const std::vector<Tensor>& outs, const Tensor& inp, const st
       continue;
     }
     if (stream.backend == Backend::cuda) {
-      matmul_forward_cuda(outs[i], inp, weights[i], rows);
+      matmul_forward_cuda(outs[i], inp, weights[i], rows, addend);
       continue;
     }
     with_real(inp.dtype, [&](auto real) {
@@ -77,6 +82,7 @@ void matmul_forward(const std::vector<Tensor>& outs, const Tensor& inp, const st
     });
   }
   multiply(calls, rows, stream);
+  if (add && stream.backend != Backend::cuda) add_forward(outs[0], outs[0], addend, stream);
 }
 
 void matmul_backward_input(const Tensor& dinp, const std::vector<Tensor>& douts, const std::vector<Tensor>& weights,

@@ -167,9 +167,10 @@ Matrix rows_of(const Tensor& tensor, int64_t columns) { return {tensor.data, ten
 
 }  // namespace
 
-void matmul_forward_cuda(const Tensor& out, const Tensor& inp, const Tensor& weight, int64_t rows) {
+void matmul_forward_cuda(const Tensor& out, const Tensor& inp, const Tensor& weight, int64_t rows,
+                         const Tensor& addend) {
   const int64_t to = weight.dim(0), from = weight.dim(1);
-  multiply(rows_of(out, to), rows_of(inp, from), transposed(rows_of(weight, from)), {rows, to, from}, nullptr);
+  multiply(rows_of(out, to), rows_of(inp, from), transposed(rows_of(weight, from)), {rows, to, from}, addend.data);
 }
 
 void matmul_backward_input_cuda(const Tensor& dinp, const Tensor& dout, const Tensor& weight, int64_t rows, bool acc) {

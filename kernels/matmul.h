@@ -1,6 +1,7 @@
 // Matrix products with weights, over rows: linear layers that share their input, and their gradients.
 //
 //   out[n,o]  = sum_c inp[n,c] * weight[o,c]                                      for each weight and its out
+//             + addend[n,o]                                                       if there is one, for one weight only
 //
 //   dinp[n,c] = sum_o dout[n,o] * weight[o,c], summed over the weights            set, or added if acc
 //   dweight[o,c] += sum_n dout[n,o] * inp[n,c]                                    always added
@@ -8,7 +9,8 @@
 // weight, dweight: (O, C), rank 2. inp, dinp: (rows, C) and out, dout: (rows, O) after flattening, any rank. Nothing is
 // saved. On the CPU all are f32, multiplied as stream.products says, or all are bf16 but dweight, which is f32. No
 // output may alias an input. On the CPU every result is independent of the thread count, bit for bit.
-// A bf16 dinp of several weights is rounded once on the CPU, after each weight on a GPU.
+// A bf16 dinp of several weights is rounded once on the CPU, after each weight on a GPU. What is added to is rounded
+// before on the CPU, not on a GPU.
 #pragma once
 
 #include <vector>
@@ -19,13 +21,14 @@
 namespace crossply {
 
 void matmul_forward(const std::vector<Tensor>& outs, const Tensor& inp, const std::vector<Tensor>& weights,
-                    Stream stream);
+                    Stream stream, const Tensor& addend = {});
 void matmul_backward_input(const Tensor& dinp, const std::vector<Tensor>& douts, const std::vector<Tensor>& weights,
                            bool acc, Stream stream);
 void matmul_backward_weight(const Tensor& dweight, const Tensor& dout, const Tensor& inp, Stream stream);
 
 // kernels/matmul.cu, one weight at a time.
-void matmul_forward_cuda(const Tensor& out, const Tensor& inp, const Tensor& weight, int64_t rows);
+void matmul_forward_cuda(const Tensor& out, const Tensor& inp, const Tensor& weight, int64_t rows,
+                         const Tensor& addend);
 void matmul_backward_input_cuda(const Tensor& dinp, const Tensor& dout, const Tensor& weight, int64_t rows, bool acc);
 void matmul_backward_weight_cuda(const Tensor& dweight, const Tensor& dout, const Tensor& inp, int64_t rows);
 

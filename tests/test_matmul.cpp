@@ -121,6 +121,27 @@ TEST_CASE("matmul: CUDA equals the reference, set and added") {
     for (bool acc : {false, true}) check_against_reference(Case(size), acc, Backend::cuda);
 }
 
+TEST_CASE("matmul: the forward adds to another tensor, which keeps its values") {
+  const Case a({17, 31, 33});
+  const auto addend = random_vector<float>(a.rows * a.O, 6);
+  const Tensor inp = view(a.inp.data(), {a.rows, a.C}), weight = view(a.weight.data(), {a.O, a.C});
+  auto want = poisoned<double>(a.rows * a.O);
+  const auto wide_inp = convert<double>(a.inp), wide_weight = convert<double>(a.weight);
+  matmul_forward_ref(want.data(), wide_inp.data(), wide_weight.data(), a.rows, a.C, a.O);
+  for (size_t i = 0; i < want.size(); ++i) want[i] += static_cast<double>(addend[i]);
+  for (const Backend backend : {Backend::reference, Backend::cpu, Backend::cuda}) {
+    CAPTURE(static_cast<int>(backend));
+    auto out = poisoned<float>(a.rows * a.O), plus = addend;
+    const Tensor to = view(out.data(), {a.rows, a.O}), from = view(plus.data(), {a.rows, a.O});
+    run_on(backend, {to, from, inp, weight},
+           [&](auto& t, Stream stream) { matmul_forward({t[0]}, t[2], {t[3]}, stream, t[1]); });
+    check_close("out", out, want, tolerance(a.C));
+    CHECK(plus == addend);
+    CHECK_THROWS_AS(matmul_forward({to}, inp, {weight}, Stream{backend}, inp), Error);
+    CHECK_THROWS_AS(matmul_forward({to, to}, inp, {weight, weight}, Stream{backend}, from), Error);
+  }
+}
+
 TEST_CASE("matmul: every height and width of an edge tile") {
   for (int64_t rows = 1; rows <= 30; ++rows) check_against_reference(Case({rows, 18, 35}), false);
   for (int64_t width = 1; width <= 70; ++width) check_against_reference(Case({20, width, width + 1}), true);

@@ -83,6 +83,32 @@ TEST_CASE("tape: a residual stream's gradient stays where it is, and a sublayer 
   }
 }
 
+TEST_CASE("tape: a sum is done on the way only where nobody else reads what is added") {
+  for (const std::string form : {"next", "y read twice", "y kept", "not next", "y first", "cannot"}) {
+    CAPTURE(form);
+    Tape t(Dtype::f32);
+    Value* x = t.record(nothing({t.input("in", Shape{4}, Dtype::f32)}, {t.activation("x", Shape{4})}));
+    auto product = nothing({x}, {t.activation("y", Shape{4})});
+    product->can_add = form != "cannot";
+    const Node& from = *product;
+    Value* y = t.record(std::move(product));
+    if (form == "not next") t.record(nothing({x}, {t.activation("other", Shape{4})}));
+    auto add = nothing(form == "y first" ? std::vector<Value*>{y, x} : std::vector<Value*>{x, y},
+                       {t.activation("out", Shape{4})});
+    add->is_sum = true;
+    const Node& sum = *add;
+    Value* out = t.record(std::move(add));
+    auto end = nothing(form == "y read twice" ? std::vector<Value*>{out, y} : std::vector<Value*>{out},
+                       {t.activation("end", Shape{4})});
+    if (form == "y kept") end->keep = {y};
+    t.record(std::move(end));
+    t.plan(PlanMode::reuse);
+    CHECK(from.addend == (form == "next" ? x : nullptr));
+    CHECK(sum.done == (form == "next"));
+    CHECK((y->buffer == out->buffer) == (form == "next"));
+  }
+}
+
 TEST_CASE("tape: a gradient goes over its input only where nobody else needs the input") {
   for (const std::string form : {"alone", "read twice", "kept by another"}) {
     CAPTURE(form);
