@@ -187,21 +187,27 @@ void release_device_memory(void* data) {
   count_release(data);
 }
 size_t device_memory() { return size_t{1} << 32; }
-void copy_to_device(void* device, const void* host, size_t bytes) { std::memcpy(device, host, bytes); }
-void copy_from_device(void* host, const void* device, size_t bytes) { std::memcpy(host, device, bytes); }
+void copy_to_device(void* device, const void* host, size_t bytes) {
+  CHECK_THAT(!emulator::captures(), "a recording copies from the host");
+  emulator::enqueue([=] { std::memcpy(device, host, bytes); });
+}
+void copy_from_device(void* host, const void* device, size_t bytes) {
+  CHECK_THAT(!emulator::captures(), "a recording waits for the device");
+  emulator::enqueue([=] { std::memcpy(host, device, bytes); });
+}
 void copy_on_device(void* to, const void* from, size_t bytes) {
   emulator::enqueue([=] { std::memcpy(to, from, bytes); });
 }
 void fill_device_memory(void* device, uint8_t byte, size_t bytes) {
   emulator::enqueue([=] { std::memset(device, byte, bytes); });
 }
-void synchronize_device() {}
+void synchronize_device() { CHECK_THAT(!emulator::captures(), "a recording waits for the device"); }
 
 void begin_capture() { emulator::capture(std::make_shared<emulator::Works>()); }
 std::shared_ptr<void> end_capture() { return emulator::capture(nullptr); }
 void abandon_capture() { emulator::capture(nullptr); }
 void launch_graph(const std::shared_ptr<void>& graph) {
-  for (const auto& work : *static_cast<emulator::Works*>(graph.get())) work();
+  for (const auto& work : *static_cast<emulator::Works*>(graph.get())) emulator::enqueue(work);
 }
 
 #endif

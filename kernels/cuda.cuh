@@ -97,6 +97,10 @@ __device__ T* dynamic_shared() {
 
 template <class... P>
 void launch(const Launch& l, void (*kernel)(P...), std::type_identity_t<P>... args) {
+  [[maybe_unused]] const auto check = [&](const auto& arg) {
+    if constexpr (std::is_pointer_v<std::remove_cvref_t<decltype(arg)>>) emulator::check_device_memory(l.name, arg);
+  };
+  (check(args), ...);
   emulator::enqueue([=] {
     emulator::run(l.name, l.grid, l.block, l.shared_bytes, [&] { kernel(args...); });
   });

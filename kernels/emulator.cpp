@@ -249,13 +249,48 @@ void run_block(dim3 block) {
 // Launches.
 
 namespace {
+struct Mapping {
+  void* base;
+  size_t usable, guard;  // bytes
+  const void* end() const { return static_cast<std::byte*>(base) + usable; }
+};
+std::map<void*, Mapping> mappings;
+int protection = PROT_NONE;  // of what is not guarded
+std::mutex mappings_lock;    // for both
+}  // namespace
+
+namespace {
 std::shared_ptr<Works> captured;
-}
+
+// Only while this lives may anybody touch device memory.
+class Open {
+ public:
+  Open() { protect(PROT_READ | PROT_WRITE); }
+  ~Open() { protect(PROT_NONE); }
+
+ private:
+  static void protect(int how) {
+    const std::lock_guard lock(mappings_lock);
+    protection = how;
+    for (const auto& [data, mapping] : mappings) mprotect(mapping.base, mapping.usable, how);
+  }
+};
+}  // namespace
+
 void enqueue(std::function<void()> work) {
-  if (captured != nullptr) captured->push_back(std::move(work));
-  else work();
+  if (captured != nullptr) return captured->push_back(std::move(work));
+  const Open open;
+  work();
 }
 std::shared_ptr<Works> capture(std::shared_ptr<Works> into) { return std::exchange(captured, std::move(into)); }
+bool captures() { return captured != nullptr; }
+
+void check_device_memory(const char* name, const void* data) {
+  const std::lock_guard lock(mappings_lock);
+  auto at = mappings.upper_bound(const_cast<void*>(data));
+  const bool inside = at != mappings.begin() && data < (--at)->second.end();
+  if (data != nullptr && !inside) fail(Exit::device, "emulator: ", name, " gets a pointer into the host's memory");
+}
 
 void seed(uint64_t value) { lots = value * 0x9E3779B97F4A7C15ull | 1; }
 
@@ -358,15 +393,6 @@ void wait_copies(int groups_left) {
 // -----------------------------------------------------------------------------------------------------------------
 // Memory.
 
-namespace {
-struct Mapping {
-  void* base;
-  size_t bytes;
-};
-std::map<void*, Mapping> mappings;
-std::mutex mappings_lock;
-}  // namespace
-
 void* allocate(size_t bytes) {
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   const size_t used = (std::max<size_t>(bytes, 1) + 15) / 16 * 16, pages = (used + page - 1) / page * page;
@@ -374,8 +400,10 @@ void* allocate(size_t bytes) {
   if (base == MAP_FAILED) return nullptr;
   mprotect(static_cast<std::byte*>(base) + pages, page, PROT_NONE);
   void* data = static_cast<std::byte*>(base) + pages - used;
+  std::memset(base, poison, pages);
   const std::lock_guard lock(mappings_lock);
-  mappings[data] = {base, pages + page};
+  mprotect(base, pages, protection);
+  mappings[data] = {base, pages, page};
   return data;
 }
 
@@ -384,7 +412,7 @@ void release(void* data) {
   const std::lock_guard lock(mappings_lock);
   const auto at = mappings.find(data);
   CHECK_THAT(at != mappings.end(), "emulator: memory that was not allocated, or is released twice");
-  munmap(at->second.base, at->second.bytes);
+  munmap(at->second.base, at->second.usable + at->second.guard);
   mappings.erase(at);
 }
 

@@ -51,15 +51,19 @@ struct Site {
 // Runs body once for every thread of every block. name: of the kernel, for errors.
 void run(const char* name, dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body);
 
-// Does this now, or adds it to the works that are captured, if some are.
+// Does this now, or adds it to the works that are captured, if some are. Only such work may touch device memory:
+// everybody else who does is killed.
 using Works = std::vector<std::function<void()>>;
 void enqueue(std::function<void()> work);
 std::shared_ptr<Works> capture(std::shared_ptr<Works> into);  // null: no more; returns what was captured into before
+bool captures();
+// Throws Exit::device if this points into the host's memory; null does not.
+void check_device_memory(const char* name, const void* data);
 
 // The lots of the launches that follow.
 void seed(uint64_t value);
 
-// Memory that is zero, aligned to 256 bytes, or to 16 where the size is no multiple of 256, with a page behind it that
+// Memory full of NaN, aligned to 256 bytes, or to 16 where the size is no multiple of 256, with a page behind it that
 // nobody may touch. Null if there is not enough.
 void* allocate(size_t bytes);
 void release(void* data);

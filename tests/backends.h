@@ -18,6 +18,24 @@ constexpr const char* gpu = "cuda";
 constexpr const char* gpu = "emulator";
 #endif
 
+// A copy of host's elements in device memory.
+template <class T>
+struct OnDevice {
+  T* data;
+  size_t count;
+  explicit OnDevice(const std::vector<T>& host)
+      : data(static_cast<T*>(allocate_device_memory(host.size() * sizeof(T)))), count(host.size()) {
+    copy_to_device(data, host.data(), count * sizeof(T));
+  }
+  OnDevice(const OnDevice&) = delete;
+  ~OnDevice() { release_device_memory(data); }
+  std::vector<T> host() const {
+    std::vector<T> copy(count);
+    copy_from_device(copy.data(), data, count * sizeof(T));
+    return copy;
+  }
+};
+
 // Calls body(tensors) with these tensors, or with copies of them in device memory, each of which ends where
 // reading on is an error; then copies all of them back. Tensors with the same data remain one, those without stay so.
 template <class F>

@@ -9,6 +9,7 @@
 #include <csignal>
 #include <cstdio>
 
+#include "tests/backends.h"
 #include "tests/check.h"
 
 using namespace crossply;
@@ -51,11 +52,13 @@ __global__ void lane_kernel(int* out) {
 // How many of `seeds` runs gave the right sums.
 int right_sums(bool barrier, int seeds) {
   const auto inp = random_vector<float>(3 * 40, 1);
+  const OnDevice there(inp);
   int right = 0;
   for (int seed = 0; seed < seeds; ++seed) {
     emulator::seed(static_cast<uint64_t>(seed));
-    auto out = poisoned<float>(3);
-    launch({"block_sum", 3, 40, 40 * sizeof(float)}, block_sum_kernel, out.data(), inp.data(), barrier);
+    const OnDevice sums(poisoned<float>(3));
+    launch({"block_sum", 3, 40, 40 * sizeof(float)}, block_sum_kernel, sums.data, there.data, barrier);
+    const std::vector<float> out = sums.host();
     bool all = true;
     for (size_t b = 0; b < 3; ++b) {
       float want = 0;
@@ -94,15 +97,15 @@ TEST_CASE("emulator: lanes exchange values, in whole warps and the last part of 
   for (const int threads : {1, 7, 32, 50, 96}) {
     CAPTURE(threads);
     const auto inp = random_vector<float>(threads, 2);
-    auto out = poisoned<float>(threads), largest = poisoned<float>(threads);
+    const OnDevice from(inp), to(poisoned<float>(threads)), most_of(poisoned<float>(threads));
+    const Launch shuffle{"shuffle", 1, static_cast<uint32_t>(threads)};
     if (threads % 32 != 0) {
       // A mask of all lanes is right on a GPU only where they are there.
-      CHECK_THROWS_AS(launch({"shuffle", 1, static_cast<uint32_t>(threads)}, shuffle_kernel, out.data(), largest.data(),
-                             inp.data()),
-                      Error);
+      CHECK_THROWS_AS(launch(shuffle, shuffle_kernel, to.data, most_of.data, from.data), Error);
       continue;
     }
-    launch({"shuffle", 1, static_cast<uint32_t>(threads)}, shuffle_kernel, out.data(), largest.data(), inp.data());
+    launch(shuffle, shuffle_kernel, to.data, most_of.data, from.data);
+    const std::vector<float> out = to.host(), largest = most_of.host();
     for (int first = 0; first < threads; first += 32) {
       double sum = 0;
       float most = -2;
@@ -120,18 +123,38 @@ TEST_CASE("emulator: what would hang a GPU is an error") {
   CHECK_THROWS_AS(launch({"divergent", 1, 8}, divergent_kernel, true), Error);
   CHECK_NOTHROW(launch({"divergent", 1, 8}, divergent_kernel, false));
   CHECK_THROWS_AS(launch({"two_places", 1, 8}, two_places_kernel), Error);
-  int out[32];
-  CHECK_THROWS_AS(launch({"lane", 1, 32}, lane_kernel, out), Error);
+  const OnDevice out(std::vector<int>(32));
+  CHECK_THROWS_AS(launch({"lane", 1, 32}, lane_kernel, out.data), Error);
   CHECK_THROWS_AS(launch({"too_large", 1, 1025}, divergent_kernel, false), Error);
   CHECK_THROWS_AS(launch({"too_large", 1, 8, 228 * 1024}, divergent_kernel, false), Error);
 }
 
 TEST_CASE("emulator: reading past the end of device memory kills the process") {
-  auto* inp = static_cast<float*>(allocate_device_memory(64 * sizeof(float)));
-  float out = 0;
-  CHECK_FALSE(dies([&] { launch({"read", 1, 1}, read_kernel, &out, inp, int64_t{63}); }));
-  CHECK(dies([&] { launch({"read", 1, 1}, read_kernel, &out, inp, int64_t{64}); }));
-  release_device_memory(inp);
+  const OnDevice inp(random_vector<float>(64, 1)), out(std::vector<float>(1));
+  CHECK_FALSE(dies([&] { launch({"read", 1, 1}, read_kernel, out.data, inp.data, int64_t{63}); }));
+  CHECK(dies([&] { launch({"read", 1, 1}, read_kernel, out.data, inp.data, int64_t{64}); }));
+}
+
+TEST_CASE("emulator: neither may the host touch device memory, nor a kernel get the host's") {
+  const OnDevice inp(random_vector<float>(8, 1)), out(std::vector<float>(1));
+  CHECK(dies([&] { static_cast<void>(*const_cast<const volatile float*>(inp.data)); }));
+  CHECK(dies([&] { *const_cast<volatile float*>(out.data) = 1; }));
+  std::vector<float> host(8);
+  CHECK_THROWS_AS(launch({"read", 1, 1}, read_kernel, out.data, host.data(), int64_t{0}), Error);
+  CHECK_THROWS_AS(launch({"read", 1, 1}, read_kernel, host.data(), inp.data, int64_t{0}), Error);
+}
+
+TEST_CASE("emulator: new device memory is full of NaN, and a recording must not wait") {
+  auto* data = static_cast<float*>(allocate_device_memory(3 * sizeof(float)));
+  float host[3] = {};
+  copy_from_device(host, data, sizeof host);
+  for (const float x : host) CHECK(std::isnan(x));
+  begin_capture();
+  CHECK_THROWS_AS(copy_from_device(host, data, sizeof host), Error);
+  CHECK_THROWS_AS(copy_to_device(data, host, sizeof host), Error);
+  CHECK_THROWS_AS(synchronize_device(), Error);
+  abandon_capture();
+  release_device_memory(data);
 }
 
 #endif

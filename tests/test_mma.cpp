@@ -3,9 +3,11 @@
 
 #include "kernels/mma.cuh"
 
+#include <numeric>
 #include <set>
 
 #include "kernels/attention_mma.cuh"
+#include "tests/backends.h"
 #include "tests/check.h"
 
 using namespace crossply;
@@ -84,19 +86,22 @@ TEST_CASE("mma: a product of fragments equals plain loops, and swapped registers
     for (size_t n = 0; n < 8; ++n)
       for (size_t k = 0; k < 16; ++k)
         want[m * 8 + n] += static_cast<double>(float(a[m * 16 + k])) * static_cast<double>(float(b[k * 8 + n]));
-  auto d = before, wrong = before;
-  launch({"product", 1, 32}, product_kernel, d.data(), a.data(), b.data(), false);
-  check_close("d", d, want, 1e-6);
-  launch({"product", 1, 32}, product_kernel, wrong.data(), a.data(), b.data(), true);
-  CHECK(distance(wrong, want) > 0.1 * size_of(want));
+  const OnDevice d(before), wrong(before);
+  const OnDevice a_there(a), b_there(b);
+  launch({"product", 1, 32}, product_kernel, d.data, a_there.data, b_there.data, false);
+  check_close("d", d.host(), want, 1e-6);
+  launch({"product", 1, 32}, product_kernel, wrong.data, a_there.data, b_there.data, true);
+  CHECK(distance(wrong.host(), want) > 0.1 * size_of(want));
 }
 
 TEST_CASE("mma: ldmatrix deals out four matrices, as they are or transposed") {
   const auto from = random_vector<bf16>(32 * 8, 1);
   for (const bool transposed : {false, true}) {
     CAPTURE(transposed);
-    std::vector<uint32_t> to(4 * 32);
-    launch({"matrices", 1, 32, 32 * 16}, matrices_kernel, to.data(), from.data(), transposed);
+    const OnDevice registers(std::vector<uint32_t>(4 * 32));
+    const OnDevice rows(from);
+    launch({"matrices", 1, 32, 32 * 16}, matrices_kernel, registers.data, rows.data, transposed);
+    const std::vector<uint32_t> to = registers.host();
     int wrong = 0;
     for (size_t m = 0; m < 4; ++m)
       for (size_t lane = 0; lane < 32; ++lane)
@@ -110,16 +115,18 @@ TEST_CASE("mma: ldmatrix deals out four matrices, as they are or transposed") {
 }
 
 TEST_CASE("mma: copies arrive when their group has been waited for, or are zeros") {
-  struct alignas(16) Memory { float x[16]; } from, first, then;
-  for (int i = 0; i < 16; ++i) from.x[i] = static_cast<float>(i + 1);
-  launch({"copies", 1, 1, 64}, copies_kernel, first.x, then.x, from.x);
-  for (int i = 0; i < 16; ++i) {
+  std::vector<float> from(16);
+  std::iota(from.begin(), from.end(), 1.f);
+  const OnDevice source(from), early(from), late(from);
+  launch({"copies", 1, 1, 64}, copies_kernel, early.data, late.data, source.data);
+  const std::vector<float> first = early.host(), then = late.host();
+  for (size_t i = 0; i < 16; ++i) {
     CAPTURE(i);
-    const float want = i < 5 ? static_cast<float>(i + 1) : i >= 8 && i < 12 ? 0 : static_cast<float>(i - 3);
+    const float want = i < 5 ? from[i] : i >= 8 && i < 12 ? 0 : from[i - 4];
     if (i >= 5 && i < 8) continue;  // never written
-    if (i < 12) CHECK(first.x[i] == want);
-    else CHECK(std::isnan(first.x[i]));
-    CHECK(then.x[i] == want);
+    if (i < 12) CHECK(first[i] == want);
+    else CHECK(std::isnan(first[i]));
+    CHECK(then[i] == want);
   }
 }
 
@@ -147,19 +154,19 @@ TEST_CASE("mma: tiles in shared memory are read without conflicts of banks, and 
 
 TEST_CASE("mma: products of tiles equal plain loops") {
   constexpr size_t width = 96;
-  struct alignas(16) Memory { bf16 x[32 * width]; } a, b;
-  const auto a_values = random_vector<bf16>(32 * width, 1), b_values = random_vector<bf16>(32 * width, 2);
-  std::copy(a_values.begin(), a_values.end(), a.x);
-  std::copy(b_values.begin(), b_values.end(), b.x);
-  auto s = poisoned<float>(32 * 32), out = poisoned<float>(32 * width);
-  launch({"tiles", 1, 32, 2 * 32 * width * sizeof(bf16)}, tiles_kernel, s.data(), out.data(), a.x, b.x);
+  const auto a = random_vector<bf16>(32 * width, 1), b = random_vector<bf16>(32 * width, 2);
+  const OnDevice a_there(a), b_there(b);
+  const OnDevice products(poisoned<float>(32 * 32)), back(poisoned<float>(32 * width));
+  launch({"tiles", 1, 32, 2 * 32 * width * sizeof(bf16)}, tiles_kernel, products.data, back.data, a_there.data,
+         b_there.data);
+  const std::vector<float> s = products.host(), out = back.host();
   std::vector<double> want_s(32 * 32), want(32 * width);
   for (size_t m = 0; m < 32; ++m)
     for (size_t n = 0; n < 32; ++n) {
       for (size_t k = 0; k < width; ++k)
-        want_s[m * 32 + n] += static_cast<double>(float(a.x[m * width + k]) * float(b.x[n * width + k]));
+        want_s[m * 32 + n] += static_cast<double>(float(a[m * width + k]) * float(b[n * width + k]));
       for (size_t c = 0; c < width; ++c)
-        want[m * width + c] += static_cast<double>(float(bf16(s[m * 32 + n])) * float(b.x[n * width + c]));
+        want[m * width + c] += static_cast<double>(float(bf16(s[m * 32 + n])) * float(b[n * width + c]));
     }
   check_close("s", s, want_s, 1e-5);
   check_close("out", out, want, 1e-5);
