@@ -270,4 +270,27 @@ __device__ __forceinline__ void store_warp_sums(float* to, const float* v) {
   if constexpr (n > part) store_warp_sums<n - part>(to + part, v + part);
 }
 
+// -----------------------------------------------------------------------------------------------------------------
+// Sums over rows. A block of dim3(warp_size, groups_of_rows) has a thread for each of 32 columns and one of as many
+// interleaved groups of rows.
+
+constexpr int groups_of_rows = 8;
+
+// The sum over the groups, for the threads of the first one. The whole block calls this, once in a kernel.
+__device__ __forceinline__ float sum_of_groups(float x) {
+  SHARED(sums, Array<Array<float, warp_size>, groups_of_rows>);
+  sums[threadIdx.y][threadIdx.x] = x;
+  __syncthreads();
+  if (threadIdx.y == 0)
+    for (int group = 1; group < groups_of_rows; ++group) x += sums[group][threadIdx.x];
+  return x;
+}
+// The same of sum_r from[r, c], for from (rows, C); c may be beyond.
+__device__ __forceinline__ float sum_of_rows(const float* from, int64_t rows, int64_t C, int64_t c) {
+  float sum = 0;
+  if (c < C)
+    for (int64_t r = threadIdx.y; r < rows; r += groups_of_rows) sum += from[r * C + c];
+  return sum_of_groups(sum);
+}
+
 }  // namespace crossply
