@@ -122,8 +122,7 @@ __global__ void attention_forward_kernel(S* out, float* lse, const S* q, const S
 #pragma unroll
     for (int r = 0; r < own; ++r) {
       const float x = key + threadIdx.x <= z.pos + t + r ? s[r] * scale : -INFINITY, old_max = max[r];
-      const float tile_max = warp_max(x);
-      max[r] = tile_max > old_max || tile_max != tile_max ? tile_max : old_max;
+      max[r] = larger_or_nan(old_max, warp_max(x));
       shrink[r] = expf(old_max - max[r]);
       p[r] = expf(x - max[r]);
       sum[r] = sum[r] * shrink[r] + p[r];

@@ -164,21 +164,25 @@ void with_width(int64_t C, std::initializer_list<const void*> tensors, F&& body)
 }
 
 // -----------------------------------------------------------------------------------------------------------------
-// Sums. Every lane gets the result.
+// Sums and maxima over groups of `lanes` lanes, a power of two, which take a row each where rows are short, or over a
+// warp. Every lane gets the result.
 
-__device__ __forceinline__ float warp_sum(float x) {
-#pragma unroll
-  for (int lanes = warp_size / 2; lanes > 0; lanes /= 2) x += __shfl_xor_sync(~0u, x, lanes);
+inline int lanes_of_row(int64_t width) {
+  int lanes = 1;
+  while (lanes < width && lanes < warp_size) lanes *= 2;
+  return lanes;
+}
+__device__ __forceinline__ float group_sum(float x, int lanes) {
+  for (int by = lanes / 2; by > 0; by /= 2) x += __shfl_xor_sync(~0u, x, by);
   return x;
 }
-__device__ __forceinline__ float warp_max(float x) {
-#pragma unroll
-  for (int lanes = warp_size / 2; lanes > 0; lanes /= 2) {
-    const float other = __shfl_xor_sync(~0u, x, lanes);
-    x = other > x || other != other ? other : x;  // a NaN stays
-  }
+__device__ __forceinline__ float larger_or_nan(float a, float b) { return b > a || b != b ? b : a; }
+__device__ __forceinline__ float group_max(float x, int lanes) {
+  for (int by = lanes / 2; by > 0; by /= 2) x = larger_or_nan(x, __shfl_xor_sync(~0u, x, by));
   return x;
 }
+__device__ __forceinline__ float warp_sum(float x) { return group_sum(x, warp_size); }
+__device__ __forceinline__ float warp_max(float x) { return group_max(x, warp_size); }
 
 // -----------------------------------------------------------------------------------------------------------------
 // Elementwise kernels. A thread takes `width` neighbours of n; their last parameter is n.
@@ -214,24 +218,6 @@ struct Logistic {
 __device__ __forceinline__ Logistic logistic(float x) {
   const float e = expf(-fabsf(x)), r = __fdividef(1.f, 1.f + e);
   return x < 0 ? Logistic{e * r, r} : Logistic{r, e * r};
-}
-
-// -----------------------------------------------------------------------------------------------------------------
-// Rows that may be short: a group of lanes takes one, `lanes` of them, a power of two; every lane gets the result.
-
-inline int lanes_of_row(int64_t width) {
-  int lanes = 1;
-  while (lanes < width && lanes < warp_size) lanes *= 2;
-  return lanes;
-}
-__device__ __forceinline__ float group_sum(float x, int lanes) {
-  for (int by = lanes / 2; by > 0; by /= 2) x += __shfl_xor_sync(~0u, x, by);
-  return x;
-}
-__device__ __forceinline__ float larger_or_nan(float a, float b) { return b > a || b != b ? b : a; }
-__device__ __forceinline__ float group_max(float x, int lanes) {
-  for (int by = lanes / 2; by > 0; by /= 2) x = larger_or_nan(x, __shfl_xor_sync(~0u, x, by));
-  return x;
 }
 
 // -----------------------------------------------------------------------------------------------------------------

@@ -180,8 +180,7 @@ __global__ void vertical_forward_kernel(S* out, float* weights, const VerticalSo
   float* exp_scores = reinterpret_cast<float*>(squares + count);
   float* w = exp_scores + (1 + threadIdx.y) * count;
   float most = -INFINITY;
-  for (int s = lane; s < count && scores != nullptr; s += warp_size)
-    most = scores[s] > most || scores[s] != scores[s] ? scores[s] : most;
+  for (int s = lane; s < count && scores != nullptr; s += warp_size) most = larger_or_nan(most, scores[s]);
   most = warp_max(most);
   for (int s = static_cast<int>(threadIdx.y) * warp_size + lane; s < count; s += threads) {
     exp_scores[s] = scores == nullptr ? 1.f : expf(scores[s] - most);
