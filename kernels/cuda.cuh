@@ -154,12 +154,17 @@ __device__ __forceinline__ void store(S* p, const Floats<width>& x) {
   *reinterpret_cast<Raw*>(p) = raw;
 }
 
+inline bool is_aligned16(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
+inline bool is_aligned16(const Tensor& tensor) { return is_aligned16(tensor.data); }
+// Whether all of these are at multiples of 16 bytes: tensors, or pointers to their data.
+template <class List = std::initializer_list<const void*>>
+bool aligned16(const List& tensors) {
+  return std::all_of(tensors.begin(), tensors.end(), [](const auto& tensor) { return is_aligned16(tensor); });
+}
 // Calls body(width), a constant: the widest access that C columns of all the tensors allow.
-template <class S, class F>
-void with_width(int64_t C, std::initializer_list<const void*> tensors, F&& body) {
-  bool whole = C % widest<S> == 0;
-  for (const void* data : tensors) whole &= reinterpret_cast<uintptr_t>(data) % 16 == 0;
-  if (whole) body(std::integral_constant<int, widest<S>>{});
+template <class S, class List = std::initializer_list<const void*>, class F>
+void with_width(int64_t C, const List& tensors, F&& body) {
+  if (C % widest<S> == 0 && aligned16(tensors)) body(std::integral_constant<int, widest<S>>{});
   else body(std::integral_constant<int, 1>{});
 }
 

@@ -427,10 +427,8 @@ bool mix_on_tensor_cores(const Tensor& out, const Tensor& slab, const Tensor& do
                          const Readers& readers, int layer, int64_t columns, int64_t N, int64_t K, int64_t D) {
   const int64_t pairs = (terms.trained + 1) / 2, units = N * (D / warp_size);
   const int64_t bytes = pairs * warp_size * int64_t{sizeof(Pairs)} * (backward ? 1 + mma_warps : 1);
-  bool aligned = true;
-  for (const Tensor* t : {&out, &slab, &dout}) aligned &= reinterpret_cast<uintptr_t>(t->data) % 16 == 0;
-  if (out.dtype != Dtype::bf16 || K > 8 || D % warp_size != 0 || !aligned || bytes > 96 * 1024 ||
-      units >= int64_t{1} << 31)
+  if (out.dtype != Dtype::bf16 || K > 8 || D % warp_size != 0 || !aligned16({out.data, slab.data, dout.data}) ||
+      bytes > 96 * 1024 || units >= int64_t{1} << 31)
     return false;
   const int64_t blocks = std::clamp<int64_t>(units / (4 * mma_warps * stretches), 1, 528);
   float* partial = backward ? scratch<float>(blocks * terms.trained * K * K) : nullptr;

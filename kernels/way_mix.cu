@@ -364,15 +364,9 @@ Mix<Storage> table_of(const WayMix& m, int64_t W, int64_t N, int64_t C) {
 
 // Whether 16 bytes at a time fit everything that is read by columns.
 bool wide_accesses(const WayMix& m, const std::vector<Tensor>& outs, int64_t C, bool gradients) {
-  bool wide = C % (16 / static_cast<int64_t>(size_of(outs[0].dtype))) == 0;
-  auto check = [&](const Tensor& t) { wide &= reinterpret_cast<uintptr_t>(t.data) % 16 == 0; };
-  for (const Tensor& t : m.sources) check(t);
-  for (const Tensor& t : outs) check(t);
-  check(m.skip);
-  if (gradients) return wide;  // those of the parameters are written by elements
-  for (const Tensor& t : m.gains) check(t);
-  for (const Tensor& t : m.post) check(t);
-  return wide;
+  const bool whole = C % (16 / static_cast<int64_t>(size_of(outs[0].dtype))) == 0;
+  if (!whole || !aligned16(m.sources) || !aligned16(outs) || !is_aligned16(m.skip)) return false;
+  return gradients || (aligned16(m.gains) && aligned16(m.post));  // the parameters' gradients are written by elements
 }
 
 // Calls body(ways, wide) with constants: ways that are enough for W.
