@@ -93,7 +93,7 @@ TEST_CASE("gelu: the fast backends equal the reference to 1e-7, everywhere") {
   auto want = poisoned<double>(n), want_slope = poisoned<double>(n);
   gelu_forward_ref(want.data(), inp64.data(), n);
   gelu_backward_ref(want_slope.data(), convert<double>(dout).data(), inp64.data(), n, false);
-  for (const Backend backend : fast_backends) {
+  for (const Backend backend : fast_backends()) {
     CAPTURE(static_cast<int>(backend));
     const auto out = forward(inp, backend), slope = backward(poisoned<float>(n), dout, inp, false, backend);
     CHECK(worst_difference(slope, want_slope) < 2e-7);
@@ -115,7 +115,7 @@ TEST_CASE("gelu: the fast backends equal the reference to 1e-7, everywhere") {
 }
 
 TEST_CASE("gelu: the fast backends equal the reference, set and added") {
-  for (const Backend backend : fast_backends) {
+  for (const Backend backend : fast_backends()) {
     for (double scale : {1e-3, 1.0, 12.0, 200.0}) {
       for (int64_t n : sizes_for(backend)) {
         CAPTURE(static_cast<int>(backend));
@@ -139,7 +139,7 @@ TEST_CASE("gelu: the fast backends equal the reference, set and added") {
 }
 
 TEST_CASE("gelu: NaN shows, very large numbers are harmless, and threads do not matter") {
-  for (const Backend backend : fast_backends) {
+  for (const Backend backend : fast_backends()) {
     const int64_t n = sizes_for(backend).back();
     auto inp = random_vector<float>(n, 1, 4), dout = random_vector<float>(n, 2);
     const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
@@ -166,7 +166,7 @@ TEST_CASE("gelu: NaN shows, very large numbers are harmless, and threads do not 
 }
 
 TEST_CASE("gelu: in bf16 the fast backends equal the reference, rounded once, and NaN shows") {
-  for (const Backend backend : fast_backends) {
+  for (const Backend backend : fast_backends()) {
     for (double scale : {1e-3, 1.0, 12.0, 200.0}) {
       for (int64_t n : sizes_for(backend)) {
         CAPTURE(static_cast<int>(backend));
