@@ -23,8 +23,8 @@ std::vector<Size> sizes_for(Backend backend) {
 }
 
 template <class T>
-std::vector<T> forward(const std::vector<T>& inp, const Size& size, Gate gate, Stream stream) {
-  auto out = poisoned<T>(size.rows * size.K);
+std::vector<Wide<T>> forward(const std::vector<T>& inp, const Size& size, Gate gate, Stream stream) {
+  auto out = poisoned<Wide<T>>(size.rows * size.K);
   const Shape shape{1, size.rows, size.K};
   run_on(stream.backend, {view(out.data(), shape), view(inp.data(), shape)},
          [=](auto& t, Stream on) { gate_forward(t[0], t[1], gate, on); });
@@ -32,8 +32,8 @@ std::vector<T> forward(const std::vector<T>& inp, const Size& size, Gate gate, S
 }
 
 template <class T>
-std::vector<T> backward(std::vector<T> dinp, const std::vector<T>& dout, const std::vector<T>& inp, const Size& size,
-                        Gate gate, bool acc, Stream stream) {
+std::vector<T> backward(std::vector<T> dinp, const std::vector<Wide<T>>& dout, const std::vector<T>& inp,
+                        const Size& size, Gate gate, bool acc, Stream stream) {
   const Shape shape{1, size.rows, size.K};
   run_on(stream.backend, {view(dinp.data(), shape), view(dout.data(), shape), view(inp.data(), shape)},
          [=](auto& t, Stream on) { gate_backward(t[0], t[1], t[2], gate, acc, on); });
@@ -210,23 +210,17 @@ TEST_CASE("gate: of bf16 the fast backends equal the reference") {
           CAPTURE(static_cast<int>(gate));
           CAPTURE(size.K);
           const int64_t n = size.rows * size.K;
-          const Shape shape{size.rows, size.K};
           const auto inp = random_vector<bf16>(n, 1, scale);
           const auto dout = random_vector<float>(n, 2);
           const auto inp64 = convert<double>(inp), dout64 = convert<double>(dout);
-          auto out = poisoned<float>(n);
-          const Tensor x = view(inp.data(), shape);
-          run_on(backend, {view(out.data(), shape), x},
-                 [=](auto& t, Stream stream) { gate_forward(t[0], t[1], gate, stream); });
-          check_close("out", out, forward(inp64, size, gate, reference), 1e-6);
+          check_close("out", forward(inp, size, gate, Stream{backend}), forward(inp64, size, gate, reference), 1e-6);
           for (bool acc : {false, true}) {
-            auto dinp = acc ? random_vector<bf16>(n, 3) : poisoned<bf16>(n);
+            const auto dinp = acc ? random_vector<bf16>(n, 3) : poisoned<bf16>(n);
+            const auto got = backward(dinp, dout, inp, size, gate, acc, Stream{backend});
             const auto want = backward(convert<double>(dinp), dout64, inp64, size, gate, acc, reference);
-            run_on(backend, {view(dinp.data(), shape), view(dout.data(), shape), x},
-                   [=](auto& t, Stream stream) { gate_backward(t[0], t[1], t[2], gate, acc, stream); });
             const bool cancels = !acc && size.K == 1 && gate == Gate::softmax;  // the gradient of a constant
-            if (cancels) for (bf16 d : dinp) CHECK(std::abs(static_cast<float>(d)) < 1e-6f);
-            else check_close("dinp", dinp, want, 0x1p-8);
+            if (cancels) for (bf16 d : got) CHECK(std::abs(static_cast<float>(d)) < 1e-6f);
+            else check_close("dinp", got, want, 0x1p-8);
           }
         }
       }
