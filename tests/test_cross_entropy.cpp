@@ -14,6 +14,11 @@ struct Size {
   int64_t rows, V, C;
 };
 
+struct Case {
+  Backend backend;
+  Size size;
+};
+
 enum class Scored { all, none, some, tail };
 
 // Pseudo-random targets; `some` leaves out scattered rows, `tail` a prompt at the start.
@@ -115,22 +120,20 @@ struct NarrowProblem : ProblemOf<bf16> {
 }  // namespace
 
 TEST_CASE("cross_entropy: bf16 is at most twice as far from the exact answer as the plain bf16 computation") {
-  for (const auto& [backend, size] : std::vector<std::pair<Backend, Size>>{{Backend::cpu, {64, 31, 3}},
-                                                                           {Backend::cpu, {200, 21, 32}},
-                                                                           {Backend::cpu, {70, 5003, 17}},
-                                                                           {Backend::cpu, {5000, 21, 7}},
-                                                                           {Backend::cpu, {300, 70001, 3}},
-                                                                           {Backend::cuda, {64, 31, 3}},
-                                                                           {Backend::cuda, {5, 5008, 17}}}) {
-    if (!available(backend)) continue;
+  for (const Case& c : std::vector<Case>{{Backend::cpu, {64, 31, 3}}, {Backend::cpu, {200, 21, 32}},
+                                         {Backend::cpu, {70, 5003, 17}}, {Backend::cpu, {5000, 21, 7}},
+                                         {Backend::cpu, {300, 70001, 3}}, {Backend::cuda, {64, 31, 3}},
+                                         {Backend::cuda, {5, 5008, 17}}}) {
+    if (!available(c.backend)) continue;
     for (Scored scored : {Scored::all, Scored::some, Scored::none}) {
+      const Size size = c.size;
       if (size.V > 10000 && scored != Scored::all) continue;
-      CAPTURE(static_cast<int>(backend));
+      CAPTURE(static_cast<int>(c.backend));
       CAPTURE(size.rows);
       CAPTURE(size.V);
       CAPTURE(static_cast<int>(scored));
       NarrowProblem p(size, scored);
-      p.backend = backend;
+      p.backend = c.backend;
       p.forward_backward(0.5), p.reference(0.5), p.plain(0.5);
       // 1e-6: where nothing is scored nothing is rounded either.
       CHECK(distance(p.losses, p.losses64) <= 2 * distance(p.plain_losses, p.losses64) + 1e-6);
@@ -182,10 +185,6 @@ TEST_CASE("cross_entropy: the loss of equal logits is log V") {
 }
 
 TEST_CASE("cross_entropy: the fast backends equal the reference, whatever the number of chunks and of ignored rows") {
-  struct Case {
-    Backend backend;
-    Size size;
-  };
   // The CPU's last two need several chunks: of 4096 rows at most, and of 64 MB.
   for (const Case& c : std::vector<Case>{{Backend::cpu, {1, 2, 1}}, {Backend::cpu, {5, 31, 3}},
                                          {Backend::cpu, {200, 21, 32}}, {Backend::cpu, {33, 5003, 17}},

@@ -199,7 +199,9 @@ TEST_CASE_TEMPLATE("hyper: the fast backends equal the reference, set and added"
     std::vector<std::pair<Backend, Size>> sizes;
     for (const Size& s : of_cpu) sizes.emplace_back(Backend::cpu, s);
     for (const Size& s : of_gpu) sizes.emplace_back(Backend::cuda, s);
-    for (const auto& [backend, s] : sizes) {
+    for (const auto& of : sizes) {
+      const Backend backend = of.first;
+      const Size s = of.second;
       if (!available(backend)) continue;
       CAPTURE(static_cast<int>(backend));
       for (bool acc : {false, true}) {
@@ -351,15 +353,17 @@ TEST_CASE("hyper: NaN stays in its token and reaches every sum over tokens; the 
   std::vector<std::pair<Backend, Kind>> all_kinds;
   for (const Backend backend : fast_backends())
     for (const Kind& kind : kinds) all_kinds.emplace_back(backend, kind);
-  for (const auto& [backend, kind] : all_kinds) {
+  for (const auto& of : all_kinds) {
+    const Backend backend = of.first;
+    const Kind& kind = of.second;
     CAPTURE(static_cast<int>(backend));
     CAPTURE(kind.name);
     const bool on_cpu = backend == Backend::cpu;
     const Size s = on_cpu ? Size{2, 150, 4, 35} : Size{1, 9, 4, 24};
     Wrapper<float> a(s, kind);
-    auto run = [&a, where = backend] {
-      a.forward(where);
-      a.backward(where, false, false);
+    auto run = [&a, backend] {
+      a.forward(backend);
+      a.backward(backend, false, false);
       std::vector<float> all;
       for (const auto* v : {&a.out, &a.dy, &a.next, &a.dstreams, &a.dwritten})
         all.insert(all.end(), v->begin(), v->end());

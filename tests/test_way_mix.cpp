@@ -338,7 +338,9 @@ TEST_CASE("way_mix: NaN shows where it should, and threads do not matter") {
     check_same_bits_on_any_threads<float>(
         [&] { return flatten(run(Backend::cpu, m, douts, alternating(size, false), size)); });
   }
-  for (const auto& [backend, prepost] : fast_kinds) {
+  for (const FastKind& kind : fast_kinds) {
+    const Backend backend = kind.backend;
+    const bool prepost = kind.prepost;
     if (!available(backend)) continue;
     CAPTURE(static_cast<int>(backend));
     CAPTURE(prepost);
