@@ -79,8 +79,8 @@ void adamw_update_cuda(const Tensor& params, const Tensor& m, const Tensor& v, c
                   static_cast<float>(scalars.beta2), static_cast<float>(1 - scalars.beta2),
                   static_cast<float>(1 / std::sqrt(1 - std::pow(scalars.beta2, count))),
                   static_cast<float>(scalars.grad_scale), static_cast<float>(scalars.eps)};
-  bool aligned = true;  // so that every fourth element of all of them is; narrow's is half the others' size
-  for (const Tensor* t : {&params, &m, &v, &grads, &narrow}) aligned &= reinterpret_cast<uintptr_t>(t->data) % 16 == 0;
+  // So that every fourth element of all of them is; narrow's is half the others' size.
+  const bool aligned = aligned16({params.data, m.data, v.data, grads.data, narrow.data});
   const int64_t width = aligned ? 4 : 1;
   Runs runs{};
   uint32_t blocks = 0;

@@ -122,8 +122,7 @@ __global__ void attention_forward_kernel(S* out, float* lse, const S* q, const S
 #pragma unroll
     for (int r = 0; r < own; ++r) {
       const float x = key + threadIdx.x <= z.pos + t + r ? s[r] * scale : -INFINITY, old_max = max[r];
-      const float tile_max = warp_max(x);
-      max[r] = tile_max > old_max || tile_max != tile_max ? tile_max : old_max;
+      max[r] = larger_or_nan(old_max, warp_max(x));
       shrink[r] = expf(old_max - max[r]);
       p[r] = expf(x - max[r]);
       sum[r] = sum[r] * shrink[r] + p[r];
@@ -282,10 +281,8 @@ AttentionShape shape_of(const Tensor& q, const Tensor& k) {
 
 // Whether the tensor cores serve: bf16 rows in whole chunks of 16 bytes.
 template <class S>
-bool tiles_serve(const AttentionShape& z, double scale, std::initializer_list<const Tensor*> tensors) {
-  bool whole = std::is_same_v<S, bf16> && z.D % 8 == 0 && z.D <= 256 && z.S < INT32_MAX && scale > 0;
-  for (const Tensor* t : tensors) whole &= reinterpret_cast<uintptr_t>(t->data) % 16 == 0;
-  return whole;
+bool tiles_serve(const AttentionShape& z, double scale, std::initializer_list<const void*> tensors) {
+  return std::is_same_v<S, bf16> && z.D % 8 == 0 && z.D <= 256 && z.S < INT32_MAX && scale > 0 && aligned16(tensors);
 }
 
 }  // namespace
@@ -297,7 +294,7 @@ void attention_forward_cuda(const Tensor& out, const Tensor& lse, const Tensor& 
     const AttentionShape z = shape_of(q, k);
     const float factor = static_cast<float>(scale);
     if constexpr (std::is_same_v<S, bf16>)
-      if (tiles_serve<S>(z, scale, {&out, &q, &k, &v}))
+      if (tiles_serve<S>(z, scale, {out.data, q.data, k.data, v.data}))
         return attention_forward_mma(out.as<S>(), lse.as<float>(), q.as<S>(), k.as<S>(), v.as<S>(), z, factor);
     attention_forward_plain(out.as<S>(), lse.as<float>(), q.as<S>(), k.as<S>(), v.as<S>(), z, factor);
   });
@@ -318,7 +315,8 @@ void attention_backward_cuda(const Tensor& dq, const Tensor& dk, const Tensor& d
     const AttentionBackward<S> g{dq.as<S>(), dk.as<S>(), dv.as<S>(), dout.as<S>(), q.as<S>(), k.as<S>(), v.as<S>(),
                                  lse.as<float>(), delta, static_cast<float>(scale), acc_q, acc_k, acc_v};
     if constexpr (std::is_same_v<S, bf16>)
-      if (tiles_serve<S>(z, scale, {&dq, &dk, &dv, &dout, &q, &k, &v})) return attention_backward_mma(g, z);
+      if (tiles_serve<S>(z, scale, {dq.data, dk.data, dv.data, dout.data, q.data, k.data, v.data}))
+        return attention_backward_mma(g, z);
     attention_backward_plain(g, z);
   });
 }
@@ -337,7 +335,7 @@ void attention_cached_cuda(const Tensor& out, const Tensor& k_cache, const Tenso
     });
     const float factor = static_cast<float>(scale);
     if constexpr (std::is_same_v<S, bf16>)
-      if (z.T > own * most_warps && tiles_serve<S>(z, scale, {&out, &q, &k_cache, &v_cache}))
+      if (z.T > own * most_warps && tiles_serve<S>(z, scale, {out.data, q.data, k_cache.data, v_cache.data}))
         return attention_forward_mma(out.as<S>(), nullptr, q.as<S>(), k_cache.as<S>(), v_cache.as<S>(), z, factor);
     attention_forward_plain<S>(out.as<S>(), nullptr, q.as<S>(), k_cache.as<S>(), v_cache.as<S>(), z, factor);
   });

@@ -27,15 +27,6 @@ struct KeyBlock {
   static constexpr size_t shared_bytes = (2 * keys + 4 * queries) * width * sizeof(bf16) + 4 * queries * sizeof(float);
 };
 
-// Two neighbouring columns.
-__device__ __forceinline__ void write_pair(bf16* to, float first, float second, bool acc) {
-  if (acc) {
-    const Floats<2> before = load<2>(to);
-    first += before[0], second += before[1];
-  }
-  store_pair(to, first, second);
-}
-
 // As place_of_queries.
 struct KeyPlace {
   int64_t b, kv;
@@ -141,8 +132,8 @@ __global__ void __launch_bounds__(KeyBlock<width, small>::threads, width > 64 ? 
 #pragma unroll
       for (int j = 0; j < columns; ++j)
         if (part * 8 + j * 8 < D) {
-          write_pair(g.dk + y + j * 8, dk[r][j][2 * half] * g.scale, dk[r][j][2 * half + 1] * g.scale, g.acc_k);
-          write_pair(g.dv + y + j * 8, dv[r][j][2 * half], dv[r][j][2 * half + 1], g.acc_v);
+          store_or_add<2>(g.dk + y + j * 8, {dk[r][j][2 * half] * g.scale, dk[r][j][2 * half + 1] * g.scale}, g.acc_k);
+          store_or_add<2>(g.dv + y + j * 8, {dv[r][j][2 * half], dv[r][j][2 * half + 1]}, g.acc_v);
         }
     }
 }
@@ -232,7 +223,7 @@ __global__ void __launch_bounds__(QueryBlock<width>::threads, 2)
 #pragma unroll
       for (int j = 0; j < width / 8; ++j)
         if (j * 8 < D)
-          write_pair(y + j * 8, dq[i][j][2 * half] * g.scale, dq[i][j][2 * half + 1] * g.scale, g.acc_q);
+          store_or_add<2>(y + j * 8, {dq[i][j][2 * half] * g.scale, dq[i][j][2 * half + 1] * g.scale}, g.acc_q);
     }
 }
 

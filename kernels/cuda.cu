@@ -7,20 +7,10 @@
 namespace crossply {
 namespace {
 
-constexpr int column_groups = 8;
-
-// A thread for each column and one of eight interleaved groups of rows.
 __global__ void add_rows_kernel(float* to, const float* from, int64_t rows, int64_t C) {
-  SHARED(sums, Array<Array<float, warp_size>, column_groups>);
   const int64_t c = static_cast<int64_t>(blockIdx.x) * warp_size + threadIdx.x;
-  float sum = 0;
-  if (c < C)
-    for (int64_t r = threadIdx.y; r < rows; r += column_groups) sum += from[r * C + c];
-  sums[threadIdx.y][threadIdx.x] = sum;
-  __syncthreads();
-  if (threadIdx.y > 0 || c >= C) return;
-  for (int group = 1; group < column_groups; ++group) sum += sums[group][threadIdx.x];
-  to[c] += sum;
+  const float sum = sum_of_rows(from, rows, C, c);
+  if (threadIdx.y == 0 && c < C) to[c] += sum;
 }
 
 std::map<void*, size_t> allocations;
@@ -213,7 +203,7 @@ void launch_graph(const std::shared_ptr<void>& graph) {
 #endif
 
 void add_rows(float* to, const float* from, int64_t rows, int64_t C) {
-  launch({"add_rows", blocks_of(C, warp_size), dim3(warp_size, column_groups)}, add_rows_kernel, to, from, rows, C);
+  launch({"add_rows", blocks_of(C, warp_size), dim3(warp_size, groups_of_rows)}, add_rows_kernel, to, from, rows, C);
 }
 
 }  // namespace crossply

@@ -158,31 +158,40 @@ __device__ __forceinline__ void store(S* p, const Floats<width>& x) {
   *reinterpret_cast<Raw*>(p) = raw;
 }
 
+inline bool is_aligned16(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
+inline bool is_aligned16(const Tensor& tensor) { return is_aligned16(tensor.data); }
+// Whether all of these are at multiples of 16 bytes: tensors, or pointers to their data.
+template <class List = std::initializer_list<const void*>>
+bool aligned16(const List& tensors) {
+  return std::all_of(tensors.begin(), tensors.end(), [](const auto& tensor) { return is_aligned16(tensor); });
+}
 // Calls body(width), a constant: the widest access that C columns of all the tensors allow.
-template <class S, class F>
-void with_width(int64_t C, std::initializer_list<const void*> tensors, F&& body) {
-  bool whole = C % widest<S> == 0;
-  for (const void* data : tensors) whole &= reinterpret_cast<uintptr_t>(data) % 16 == 0;
-  if (whole) body(std::integral_constant<int, widest<S>>{});
+template <class S, class List = std::initializer_list<const void*>, class F>
+void with_width(int64_t C, const List& tensors, F&& body) {
+  if (C % widest<S> == 0 && aligned16(tensors)) body(std::integral_constant<int, widest<S>>{});
   else body(std::integral_constant<int, 1>{});
 }
 
 // -----------------------------------------------------------------------------------------------------------------
-// Sums. Every lane gets the result.
+// Sums and maxima over groups of `lanes` lanes, a power of two, which take a row each where rows are short, or over a
+// warp. Every lane gets the result.
 
-__device__ __forceinline__ float warp_sum(float x) {
-#pragma unroll
-  for (int lanes = warp_size / 2; lanes > 0; lanes /= 2) x += __shfl_xor_sync(~0u, x, lanes);
+inline int lanes_of_row(int64_t width) {
+  int lanes = 1;
+  while (lanes < width && lanes < warp_size) lanes *= 2;
+  return lanes;
+}
+__device__ __forceinline__ float group_sum(float x, int lanes) {
+  for (int by = lanes / 2; by > 0; by /= 2) x += __shfl_xor_sync(~0u, x, by);
   return x;
 }
-__device__ __forceinline__ float warp_max(float x) {
-#pragma unroll
-  for (int lanes = warp_size / 2; lanes > 0; lanes /= 2) {
-    const float other = __shfl_xor_sync(~0u, x, lanes);
-    x = other > x || other != other ? other : x;  // a NaN stays
-  }
+__device__ __forceinline__ float larger_or_nan(float a, float b) { return b > a || b != b ? b : a; }
+__device__ __forceinline__ float group_max(float x, int lanes) {
+  for (int by = lanes / 2; by > 0; by /= 2) x = larger_or_nan(x, __shfl_xor_sync(~0u, x, by));
   return x;
 }
+__device__ __forceinline__ float warp_sum(float x) { return group_sum(x, warp_size); }
+__device__ __forceinline__ float warp_max(float x) { return group_max(x, warp_size); }
 
 // -----------------------------------------------------------------------------------------------------------------
 // Elementwise kernels. A thread takes `width` neighbours of n; their last parameter is n.
@@ -221,24 +230,6 @@ __device__ __forceinline__ Logistic logistic(float x) {
 }
 
 // -----------------------------------------------------------------------------------------------------------------
-// Rows that may be short: a group of lanes takes one, `lanes` of them, a power of two; every lane gets the result.
-
-inline int lanes_of_row(int64_t width) {
-  int lanes = 1;
-  while (lanes < width && lanes < warp_size) lanes *= 2;
-  return lanes;
-}
-__device__ __forceinline__ float group_sum(float x, int lanes) {
-  for (int by = lanes / 2; by > 0; by /= 2) x += __shfl_xor_sync(~0u, x, by);
-  return x;
-}
-__device__ __forceinline__ float larger_or_nan(float a, float b) { return b > a || b != b ? b : a; }
-__device__ __forceinline__ float group_max(float x, int lanes) {
-  for (int by = lanes / 2; by > 0; by /= 2) x = larger_or_nan(x, __shfl_xor_sync(~0u, x, by));
-  return x;
-}
-
-// -----------------------------------------------------------------------------------------------------------------
 // Many sums at once: the sum of v[i] over the warp's lanes goes to the lanes i, i + n, ...; n is a power of two. Each
 // step halves the values that a lane still holds: n - 1 exchanges for n = 32, not 5 n. blockDim.x is a multiple of 32.
 // v is used up.
@@ -272,6 +263,29 @@ __device__ __forceinline__ void store_warp_sums(float* to, const float* v) {
   const int lane = static_cast<int>(threadIdx.x) % warp_size;
   if (lane < part && lane < n) to[lane] = sum;
   if constexpr (n > part) store_warp_sums<n - part>(to + part, v + part);
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// Sums over rows. A block of dim3(warp_size, groups_of_rows) has a thread for each of 32 columns and one of as many
+// interleaved groups of rows.
+
+constexpr int groups_of_rows = 8;
+
+// The sum over the groups, for the threads of the first one. The whole block calls this, once in a kernel.
+__device__ __forceinline__ float sum_of_groups(float x) {
+  SHARED(sums, Array<Array<float, warp_size>, groups_of_rows>);
+  sums[threadIdx.y][threadIdx.x] = x;
+  __syncthreads();
+  if (threadIdx.y == 0)
+    for (int group = 1; group < groups_of_rows; ++group) x += sums[group][threadIdx.x];
+  return x;
+}
+// The same of sum_r from[r, c], for from (rows, C); c may be beyond.
+__device__ __forceinline__ float sum_of_rows(const float* from, int64_t rows, int64_t C, int64_t c) {
+  float sum = 0;
+  if (c < C)
+    for (int64_t r = threadIdx.y; r < rows; r += groups_of_rows) sum += from[r * C + c];
+  return sum_of_groups(sum);
 }
 
 }  // namespace crossply

@@ -180,8 +180,7 @@ __global__ void vertical_forward_kernel(S* out, float* weights, const VerticalSo
   float* exp_scores = reinterpret_cast<float*>(squares + count);
   float* w = exp_scores + (1 + threadIdx.y) * count;
   float most = -INFINITY;
-  for (int s = lane; s < count && scores != nullptr; s += warp_size)
-    most = scores[s] > most || scores[s] != scores[s] ? scores[s] : most;
+  for (int s = lane; s < count && scores != nullptr; s += warp_size) most = larger_or_nan(most, scores[s]);
   most = warp_max(most);
   for (int s = static_cast<int>(threadIdx.y) * warp_size + lane; s < count; s += threads) {
     exp_scores[s] = scores == nullptr ? 1.f : expf(scores[s] - most);
@@ -295,22 +294,10 @@ void check_inputs(const char* name, size_t count) {
   CHECK_THAT(count <= most_inputs, name, ": ", count, " inputs are too many for a GPU");
 }
 
-// Alignment of all tensors for accesses of 16 bytes to C columns: body(a constant that says so).
+// Calls body(whole), a constant: whether C columns of all the tensors allow accesses of 16 bytes.
 template <class S, class F>
-void with_whole(int64_t C, const Tensor& target, const std::vector<const void*>& inputs, F&& body) {
-  with_width<S>(C, {target.data}, [&](auto width) {
-    bool whole = width > 1;
-    for (const void* data : inputs) whole &= reinterpret_cast<uintptr_t>(data) % 16 == 0;
-    if (whole) body(std::true_type{});
-    else body(std::false_type{});
-  });
-}
-
-template <class S, class F>
-void with_tile_width(const Tensor& target, const std::vector<const void*>& inputs, F&& body) {
-  with_whole<S>(target.numel(), target, inputs, [&](auto whole) {
-    body(std::integral_constant<int, whole ? widest<S> : 1>{});
-  });
+void with_whole(int64_t C, const std::vector<const void*>& tensors, F&& body) {
+  with_width<S>(C, tensors, [&](auto width) { body(std::bool_constant<(width > 1)>{}); });
 }
 
 void add_partial(const Pointers<float>& to, const float* partial, int64_t blocks) {
@@ -325,10 +312,9 @@ void depth_mix_forward_cuda(const Tensor& out, const std::vector<Tensor>& source
   with_storage(out.dtype, [&](auto storage) {
     using S = decltype(storage);
     Pointers<const S> from;
-    std::vector<const void*> inputs;
     from.count = 0;
-    for (const Tensor& source : sources) inputs.push_back(from.x[from.count++] = source.as<S>());
-    with_tile_width<S>(out, inputs, [&](auto width) {
+    for (const Tensor& source : sources) from.x[from.count++] = source.as<S>();
+    with_width<S>(aligned16(sources) ? out.numel() : 1, {out.data}, [&](auto width) {
       launch({"depth_mix_forward", blocks_of(out.numel(), tile_size<width>), threads},
              depth_mix_forward_kernel<width, S>, out.as<S>(), from, weights.as<float>(), out.numel());
     });
@@ -343,14 +329,14 @@ void depth_mix_backward_cuda(const Tensor& dinp, const Tensor& inp, const std::v
     using S = decltype(storage);
     DepthReaders<S> from;
     Pointers<float> to;
-    std::vector<const void*> inputs{inp.as<S>()};
+    std::vector<const void*> tensors{dinp.data, inp.data};
     from.count = to.count = 0;
     for (const DepthReader& r : readers) {
-      inputs.push_back(from.dout[from.count] = r.dout.as<S>());
+      tensors.push_back(from.dout[from.count] = r.dout.as<S>());
       from.weight[from.count++] = r.weights.as<float>() + r.column;
       to.x[to.count++] = r.dweights.as<float>() + r.column;
     }
-    with_tile_width<S>(dinp, inputs, [&](auto width) {
+    with_width<S>(dinp.numel(), tensors, [&](auto width) {
       const int64_t tiles = blocks_of(dinp.numel(), tile_size<width>), blocks = std::clamp<int64_t>(tiles / 2, 1, 528);
       float* partial = scratch<float>(blocks * to.count);
       launch({"depth_mix_backward", static_cast<uint32_t>(blocks), threads, warps * readers.size() * sizeof(float)},
@@ -363,7 +349,7 @@ void depth_mix_backward_cuda(const Tensor& dinp, const Tensor& inp, const std::v
 void vertical_dot_cuda(const Tensor& pbar, const Tensor& dout, const Tensor& out, int64_t N, int64_t C) {
   with_storage(out.dtype, [&](auto storage) {
     using S = decltype(storage);
-    with_whole<S>(C, out, {dout.data}, [&](auto whole) {
+    with_whole<S>(C, {out.data, dout.data}, [&](auto whole) {
       launch({"vertical_dot", blocks_of(N, warps), dim3(warp_size, warps)}, vertical_dot_kernel<whole, S>,
              pbar.as<float>(), dout.as<S>(), out.as<S>(), N, C);
     });
@@ -376,16 +362,16 @@ void vertical_forward_cuda(const Tensor& out, const Tensor& weights, const std::
   with_storage(out.dtype, [&](auto storage) {
     using S = decltype(storage);
     VerticalSources<S> from;
-    std::vector<const void*> inputs;
+    std::vector<const void*> tensors{out.data};
     from.count = static_cast<int>(sources.size());
     for (size_t s = 0; s < sources.size(); ++s) {
-      inputs.push_back(from.x[s] = sources[s].as<S>());
+      tensors.push_back(from.x[s] = sources[s].as<S>());
       from.squares[s] = squares[s].as<float>();
     }
     // Each has the scores' exponentials to make.
     const auto blocks = static_cast<uint32_t>(std::clamp<int64_t>(N / (2 * warps), 1, 1056));
     const size_t shared = sources.size() * (sizeof(float*) + (1 + warps) * sizeof(float));
-    with_whole<S>(C, out, inputs, [&](auto whole) {
+    with_whole<S>(C, tensors, [&](auto whole) {
       launch({"vertical_forward", blocks, dim3(warp_size, warps), shared}, vertical_forward_kernel<whole, S>,
              out.as<S>(), weights.as<float>(), from, data_or_null<float>(scores), N, C, static_cast<float>(eps));
     });
@@ -401,10 +387,10 @@ void vertical_backward_cuda(const Tensor& dinp, const Tensor& inp, const Tensor&
     using S = decltype(storage);
     VerticalReaders<S> from;
     Pointers<float> to;
-    std::vector<const void*> inputs{inp.as<S>()};
+    std::vector<const void*> tensors{dinp.data, inp.data};
     from.count = to.count = 0;
     for (const VerticalReader& r : readers) {
-      inputs.push_back(from.dout[from.count] = r.dout.as<S>());
+      tensors.push_back(from.dout[from.count] = r.dout.as<S>());
       from.weights[from.count] = r.weights.as<float>() + r.column;
       from.pbar[from.count] = r.pbar.as<float>();
       from.stride[from.count++] = static_cast<int32_t>(r.weights.numel() / N);
@@ -417,7 +403,7 @@ void vertical_backward_cuda(const Tensor& dinp, const Tensor& inp, const Tensor&
     const auto rows = static_cast<uint32_t>(std::clamp<int64_t>(96 * 1024 / warp_bytes, 1, warps));
     const auto blocks = static_cast<uint32_t>(std::clamp<int64_t>(N / (2 * rows), 1, 1056));
     float* partial = scratch<float>(int64_t{blocks} * to.count);
-    with_whole<S>(C, dinp, inputs, [&](auto whole) {
+    with_whole<S>(C, tensors, [&](auto whole) {
       launch({"vertical_backward", blocks, dim3(warp_size, rows), rows * static_cast<size_t>(warp_bytes)},
              vertical_backward_kernel<whole, S>, dinp.as<S>(), partial, inp.as<S>(), squares.as<float>(), from, N, C,
              padded, static_cast<float>(eps), acc);

@@ -70,12 +70,7 @@ __global__ void rmsnorm_backward_kernel(S* dinp, float* partial, const S* dout, 
       }
 #pragma unroll
       for (int i = 0; i < width; ++i) d[i] = r * (d[i] - v[i] * mean);
-      if (acc) {
-        const Floats<width> before = load<width>(dinp + n * C + c);
-#pragma unroll
-        for (int i = 0; i < width; ++i) d[i] += before[i];
-      }
-      store<width>(dinp + n * C + c, d);
+      store_or_add<width>(dinp + n * C + c, d, acc);
     }
   }
   if (weight == nullptr) return;

@@ -185,18 +185,11 @@ __global__ void __launch_bounds__(threads, 3)
   partial[((static_cast<int64_t>(blockIdx.y) * readers.count + reader) * K + h) * K + i] = total;
 }
 
-// dweight of all readers += the chunks' sums: a thread for each and one of eight interleaved groups of chunks.
-constexpr int chunk_groups = 8;
+// dweight of all readers += the chunks' sums.
 __global__ void add_chunks_kernel(const Readers readers, const float* partial, int64_t chunks, int64_t K) {
-  SHARED(sums, Array<Array<float, warp_size>, chunk_groups>);
   const int64_t size = readers.count * K * K, e = static_cast<int64_t>(blockIdx.x) * warp_size + threadIdx.x;
-  float sum = 0;
-  if (e < size)
-    for (int64_t c = threadIdx.y; c < chunks; c += chunk_groups) sum += partial[c * size + e];
-  sums[threadIdx.y][threadIdx.x] = sum;
-  __syncthreads();
+  const float sum = sum_of_rows(partial, chunks, size, e);
   if (threadIdx.y > 0 || e >= size) return;
-  for (int group = 1; group < chunk_groups; ++group) sum += sums[group][threadIdx.x];
   const int64_t reader = e / (K * K), h = e / K % K, i = e % K;
   if (readers.dweight[reader] != nullptr)
     readers.dweight[reader][h * (readers.layer[reader] + 1) * K + i] += sum;
@@ -410,7 +403,7 @@ void mix(S* out, const S* slab, const Terms& terms, int64_t columns, int64_t N, 
 }
 
 void add_chunks(const Readers& readers, const float* partial, int64_t chunks, int64_t K) {
-  launch({"route_add_chunks", blocks_of(readers.count * K * K, warp_size), dim3(warp_size, chunk_groups)},
+  launch({"route_add_chunks", blocks_of(readers.count * K * K, warp_size), dim3(warp_size, groups_of_rows)},
          add_chunks_kernel, readers, partial, chunks, K);
 }
 
@@ -434,10 +427,8 @@ bool mix_on_tensor_cores(const Tensor& out, const Tensor& slab, const Tensor& do
                          const Readers& readers, int layer, int64_t columns, int64_t N, int64_t K, int64_t D) {
   const int64_t pairs = (terms.trained + 1) / 2, units = N * (D / warp_size);
   const int64_t bytes = pairs * warp_size * int64_t{sizeof(Pairs)} * (backward ? 1 + mma_warps : 1);
-  bool aligned = true;
-  for (const Tensor* t : {&out, &slab, &dout}) aligned &= reinterpret_cast<uintptr_t>(t->data) % 16 == 0;
-  if (out.dtype != Dtype::bf16 || K > 8 || D % warp_size != 0 || !aligned || bytes > 96 * 1024 ||
-      units >= int64_t{1} << 31)
+  if (out.dtype != Dtype::bf16 || K > 8 || D % warp_size != 0 || !aligned16({out.data, slab.data, dout.data}) ||
+      bytes > 96 * 1024 || units >= int64_t{1} << 31)
     return false;
   const int64_t blocks = std::clamp<int64_t>(units / (4 * mma_warps * stretches), 1, 528);
   float* partial = backward ? scratch<float>(blocks * terms.trained * K * K) : nullptr;

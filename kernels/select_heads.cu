@@ -92,11 +92,9 @@ void select_heads_forward_cuda(const Tensor& out, const std::vector<Tensor>& sou
     using S = decltype(storage);
     Choices<S> choices;
     choices.count = 0;
-    bool whole = true;
-    for (const Tensor& source : sources) whole &= reinterpret_cast<uintptr_t>(source.as<S>()) % 16 == 0;
     for (const HeadChoice& c : choice)
       choices.head[choices.count++] = sources[static_cast<size_t>(c.source)].as<S>() + c.head * D;
-    with_width<S>(whole ? D : 1, {out.data}, [&](auto width) {
+    with_width<S>(aligned16(sources) ? D : 1, {out.data}, [&](auto width) {
       launch({"select_heads", blocks_for<S>(out.numel(), width), threads}, select_kernel<width, S>, out.as<S>(),
              choices, out.numel(), K * D, D);
     });

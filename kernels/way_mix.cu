@@ -330,19 +330,12 @@ struct ParameterGradients {
   Sources<float> gains;
 };
 
-// Adds the blocks' sums: a thread for each element of a row and one of eight interleaved groups of blocks.
-constexpr int block_groups = 8;
+// Adds the blocks' sums, a row each.
 __global__ void add_way_sums_kernel(ParameterGradients to, const float* partial, int64_t blocks, int64_t row, int W,
                                     int S, int64_t C) {
-  SHARED(sums, Array<Array<float, warp_size>, block_groups>);
   const int64_t e = static_cast<int64_t>(blockIdx.x) * warp_size + threadIdx.x;
-  float sum = 0;
-  if (e < row)
-    for (int64_t b = threadIdx.y; b < blocks; b += block_groups) sum += partial[b * row + e];
-  sums[threadIdx.y][threadIdx.x] = sum;
-  __syncthreads();
+  const float sum = sum_of_rows(partial, blocks, row, e);
   if (threadIdx.y > 0 || e >= row) return;
-  for (int group = 1; group < block_groups; ++group) sum += sums[group][threadIdx.x];
   if (e < W * S) to.base[e] += sum;
   const int64_t column = e - base_sums(W, S), k = column / C;
   if (column < 0) return;
@@ -371,15 +364,9 @@ Mix<Storage> table_of(const WayMix& m, int64_t W, int64_t N, int64_t C) {
 
 // Whether 16 bytes at a time fit everything that is read by columns.
 bool wide_accesses(const WayMix& m, const std::vector<Tensor>& outs, int64_t C, bool gradients) {
-  bool wide = C % (16 / static_cast<int64_t>(size_of(outs[0].dtype))) == 0;
-  auto check = [&](const Tensor& t) { wide &= reinterpret_cast<uintptr_t>(t.data) % 16 == 0; };
-  for (const Tensor& t : m.sources) check(t);
-  for (const Tensor& t : outs) check(t);
-  check(m.skip);
-  if (gradients) return wide;  // those of the parameters are written by elements
-  for (const Tensor& t : m.gains) check(t);
-  for (const Tensor& t : m.post) check(t);
-  return wide;
+  const bool whole = C % (16 / static_cast<int64_t>(size_of(outs[0].dtype))) == 0;
+  if (!whole || !aligned16(m.sources) || !aligned16(outs) || !is_aligned16(m.skip)) return false;
+  return gradients || (aligned16(m.gains) && aligned16(m.post));  // the parameters' gradients are written by elements
 }
 
 // Calls body(ways, wide) with constants: ways that are enough for W.
@@ -446,7 +433,7 @@ void launch_backward(const WayMix& d, const std::vector<Tensor>& douts, const Te
   launch({"way_mix_backward", blocks, warps * warp_size, floats * sizeof(float)},
          way_mix_backward_kernel<ways, width, prepost, Storage>, table_of<Storage>(d, douts, acc),
          data_or_null<float>(rstd), table, partial, row, in_shared);
-  launch({"add_way_sums", blocks_of(row, warp_size), dim3(warp_size, block_groups)}, add_way_sums_kernel,
+  launch({"add_way_sums", blocks_of(row, warp_size), dim3(warp_size, groups_of_rows)}, add_way_sums_kernel,
          parameter_table(d), partial, static_cast<int64_t>(blocks), row, table.W, table.S, C);
 }
 

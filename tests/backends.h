@@ -1,22 +1,53 @@
 // Runs a kernel where a backend wants its tensors: the CPU's where they are, the GPU's in device memory.
 #pragma once
 
+#include <cstdio>
 #include <map>
+#include <string>
 #include <vector>
 
+#include "engine/check.h"
 #include "engine/stream.h"
 #include "engine/tensor.h"
 #include "kernels/cuda.h"
 
 namespace crossply::test {
 
+// Whether this machine has it: what was built with CUDA may have no GPU, and says so once.
+inline bool available(Backend backend) {
+  if (backend != Backend::cuda) return true;
+  static const bool there = [] {
+    try {
+      describe_gpu();
+      return true;
+    } catch (const Error& error) {
+      std::fprintf(stderr, "Tests of the GPU are skipped: %s\n", error.what());
+      return false;
+    }
+  }();
+  return there;
+}
+
 // What is tested against the reference.
-constexpr Backend fast_backends[] = {Backend::cpu, Backend::cuda};
+inline std::vector<Backend> fast_backends() {
+  if (!available(Backend::cuda)) return {Backend::cpu};
+  return {Backend::cpu, Backend::cuda};
+}
+inline std::vector<Backend> all_backends() {
+  auto all = fast_backends();
+  all.push_back(Backend::reference);
+  return all;
+}
+
 #if CROSSPLY_CUDA
 constexpr const char* gpu = "cuda";
 #else
 constexpr const char* gpu = "emulator";
 #endif
+inline std::vector<std::string> fast_devices() {
+  if (!available(Backend::cuda)) return {"cpu"};
+  return {"cpu", gpu};
+}
 
 // A copy of host's elements in device memory.
 template <class T>

@@ -8,7 +8,7 @@ using namespace crossply::test;
 
 // One addition in float, rounded once, on every backend: the results must be equal, not just close.
 TEST_CASE("add: forward adds, also in place") {
-  for (Backend backend : {Backend::reference, Backend::cpu, Backend::cuda}) {
+  for (const Backend backend : all_backends()) {
     for (int64_t n : {1, 17, 1000, 70001, 70008}) {
       CAPTURE(static_cast<int>(backend));
       CAPTURE(n);
@@ -25,7 +25,7 @@ TEST_CASE("add: forward adds, also in place") {
 }
 
 TEST_CASE("add: accumulate sets or adds") {
-  for (Backend backend : {Backend::reference, Backend::cpu, Backend::cuda}) {
+  for (const Backend backend : all_backends()) {
     for (int64_t n : {1, 17, 1000, 70001, 70008}) {
       CAPTURE(static_cast<int>(backend));
       CAPTURE(n);
@@ -59,7 +59,7 @@ TEST_CASE("add: accumulate is the derivative of the forward") {
 TEST_CASE("add: NaN stays, and sizes must agree") {
   std::vector<float> a(40, 1.f), b(40, 2.f), out(40);
   b[33] = std::numeric_limits<float>::quiet_NaN();
-  for (const Backend backend : fast_backends) {
+  for (const Backend backend : fast_backends()) {
     run_on(backend, {view(out.data(), {40}), view(a.data(), {40}), view(b.data(), {40})},
            [](auto& t, Stream stream) { add_forward(t[0], t[1], t[2], stream); });
     for (size_t i = 0; i < out.size(); ++i) CHECK(std::isnan(out[i]) == (i == 33));
@@ -70,7 +70,7 @@ TEST_CASE("add: NaN stays, and sizes must agree") {
 
 // A sum of two bf16 numbers in float, rounded to bf16 once: equal, except that what is too small to be normal may be 0.
 TEST_CASE("add: in bf16 the sum is rounded once") {
-  for (const Backend backend : fast_backends) {
+  for (const Backend backend : fast_backends()) {
     for (int64_t n : {1, 17, 1000, 70001, 70008}) {
       CAPTURE(static_cast<int>(backend));
       CAPTURE(n);
@@ -105,7 +105,7 @@ TEST_CASE("add: in bf16 NaN and infinity stay, and ties go to even") {
   std::vector<bf16> a(40, 1.f), b(40, 0x1p-8f);
   b[1] = 0x1.8p-7f, b[2] = nan, b[3] = inf, b[39] = nan;
   a[4] = b[4] = 0x1.fep127f;
-  for (const Backend backend : fast_backends) {
+  for (const Backend backend : fast_backends()) {
     auto out = poisoned<bf16>(40);
     run_on(backend, {view(out.data(), {40}), view(a.data(), {40}), view(b.data(), {40})},
            [](auto& t, Stream stream) { add_forward(t[0], t[1], t[2], stream); });

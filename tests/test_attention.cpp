@@ -200,7 +200,7 @@ TEST_CASE("attention: the reference forward on a case worked by hand") {
 }
 
 TEST_CASE("attention: the fast backends equal the reference") {
-  for (const Backend backend : fast_backends)
+  for (const Backend backend : fast_backends())
     for (const Size& z : sizes_for(backend)) {
       CAPTURE(z.str());
       Case<float> c(z);
@@ -256,12 +256,13 @@ TEST_CASE("attention: fast CPU in bf16 loses no more than bf16 must") {
 }
 
 TEST_CASE("attention: the GPU in bf16 loses no more than bf16 must") {
+  if (!available(Backend::cuda)) return;
   for (const Size& z : small_sizes_bf16) check_bf16(z, Backend::cuda, z.T % 2 == 0);
 }
 
 TEST_CASE("attention: large logits") {
   // Scores reach 30 * 30 / 3, whose float spacing is 3e-5: that is the relative error a weight may have.
-  for (const Backend backend : fast_backends)
+  for (const Backend backend : fast_backends())
     for (const Size& z : std::vector<Size>{{1, 67, 2, 1, 8}, {2, 67, 4, 2, 8}, {1, 130, 2, 2, 33}}) {
       if (backend == Backend::cuda && z.H != 2) break;
       CAPTURE(z.str());
@@ -271,7 +272,7 @@ TEST_CASE("attention: large logits") {
 }
 
 TEST_CASE("attention: scores that are all far below zero, or far above") {
-  for (const Backend backend : fast_backends)
+  for (const Backend backend : fast_backends())
     for (double sign : {-1.0, 1.0})
       for (const Size& z : std::vector<Size>{{1, 40, 1, 1, 33}, {1, 53, 2, 1, 8}, {1, 40, 2, 2, 16}}) {
         if (backend == Backend::cuda && z.D < 33) break;
@@ -286,7 +287,7 @@ TEST_CASE("attention: scores that are all far below zero, or far above") {
 
 TEST_CASE_TEMPLATE("attention: later keys do not change a bit, and numbers below the normal ones stay", S, float,
                    bf16) {
-  for (const Backend backend : fast_backends) {
+  for (const Backend backend : fast_backends()) {
     const Size z{1, 100, 2, 1, 8};
     Case<S> c(z, 10), changed(z, 10);
     constexpr int64_t from = 43;
@@ -303,7 +304,7 @@ TEST_CASE_TEMPLATE("attention: later keys do not change a bit, and numbers below
 }
 
 TEST_CASE("attention: gradients are set, or added where asked") {
-  for (const Backend backend : fast_backends)
+  for (const Backend backend : fast_backends())
     for (const Size& z : std::vector<Size>{{1, 10, 4, 2, 9}, {1, 67, 4, 2, 8}, {5, 20, 4, 2, 17}})
       for (int flags = 0; flags < 8; ++flags) {
         const bool acc_q = flags & 1, acc_k = flags & 2, acc_v = flags & 4;
@@ -340,7 +341,7 @@ TEST_CASE_TEMPLATE("attention: the gradients do not depend on the number of thre
 }
 
 TEST_CASE_TEMPLATE("attention: a NaN in one key reaches the rows that see it, and only those", S, float, bf16) {
-  for (const Backend backend : fast_backends)
+  for (const Backend backend : fast_backends())
     for (int64_t key : {int64_t{37}, int64_t{149}, int64_t{0}, int64_t{64}}) {
       const Size z{1, 150, backend == Backend::cuda ? 1 : 2, 1, 8};
       if (backend == Backend::cuda && key % 64 == 0) continue;
@@ -398,7 +399,7 @@ std::vector<S> in_chunks(const Case<S>& c, int64_t step, Backend backend) {
 
 TEST_CASE("attention: cached steps and chunks equal the whole sequence") {
   for (const Size& z : std::vector<Size>{{2, 7, 4, 2, 5}, {1, 150, 2, 1, 8}, {2, 130, 3, 3, 33}})
-    for (Backend backend : {Backend::reference, Backend::cpu, Backend::cuda})
+    for (const Backend backend : all_backends())
       for (int64_t step : {int64_t{1}, int64_t{3}, int64_t{29}, int64_t{70}, z.T}) {
         if (backend == Backend::cuda && z.T > 7 && (step != 70 || z.D > 8)) continue;
         CAPTURE(z.str());
@@ -412,7 +413,7 @@ TEST_CASE("attention: cached steps and chunks equal the whole sequence") {
 }
 
 TEST_CASE("attention: cached steps and chunks in bf16 lose no more than bf16 must") {
-  for (const Backend backend : fast_backends)
+  for (const Backend backend : fast_backends())
     for (const auto& step_and_T : std::vector<std::array<int64_t, 2>>{{1, 5}, {17, 60}, {60, 135}}) {
       const int64_t step = step_and_T[0];
       const Size z{2, step_and_T[1], 2, 1, 24};  // few queries, and blocks that begin anywhere
@@ -428,6 +429,7 @@ TEST_CASE("attention: cached steps and chunks in bf16 lose no more than bf16 mus
 
 // 2 bytes before a boundary of 16, where tensor cores cannot read.
 TEST_CASE("attention: bf16 at any address") {
+  if (!available(Backend::cuda)) return;
   const Size z{1, 20, 2, 1, 16};
   const Case<bf16> c(z, 3);
   Case<double> want(c), plain(c);
@@ -451,6 +453,7 @@ TEST_CASE("attention: bf16 at any address") {
 }
 
 TEST_CASE("attention: on the GPU, who comes first does not matter") {
+  if (!available(Backend::cuda)) return;
   const auto run = [] {  // the emulator draws another order each time
     Case<bf16> c({1, 40, 2, 1, 40}, 3);
     c.forward(0.3, Backend::cuda);

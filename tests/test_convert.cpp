@@ -29,6 +29,7 @@ TEST_CASE("convert: to the nearest, fast and reference") {
     inp.push_back(special);
   for (const auto& [backend, n] : std::vector<std::pair<Backend, int64_t>>{
            {Backend::cpu, 70010}, {Backend::reference, 70010}, {Backend::cuda, 70010}, {Backend::cuda, 70008}}) {
+    if (!available(backend)) continue;
     REQUIRE(n <= static_cast<int64_t>(inp.size()));
     inp.erase(inp.begin(), inp.end() - n);
     std::vector<bf16> out(inp.size(), bf16(NAN));

@@ -228,13 +228,13 @@ TEST_CASE("depth_mix: reference backward over a whole depth is the derivative of
 }
 
 TEST_CASE_TEMPLATE("depth_mix: the fast backends equal the reference, set and added", T, float, bf16) {
-  for (const Backend backend : fast_backends)
+  for (const Backend backend : fast_backends())
     for (const Size& size : sizes(backend)) check_fast_against_reference<T>(size, false, Stream{backend});
 }
 
 TEST_CASE_TEMPLATE("depth_mix: vertical attention on the fast backends equals the reference, set and added", T, float,
                    bf16) {
-  for (const Backend backend : fast_backends)
+  for (const Backend backend : fast_backends())
     for (const Size& size : sizes(backend)) check_fast_against_reference<T>(size, true, Stream{backend});
 }
 
@@ -243,13 +243,13 @@ TEST_CASE_TEMPLATE("depth_mix: more inputs than lanes, and as many as a GPU take
   const int64_t S = 256, N = 5, C = 24;
   const auto sources = random_vector<T>(S * N * C, 1);
   const auto squares = random_vector<float>(S * N, 2), scores = random_vector<float>(S, 3);
-  std::vector<std::vector<float>> results[2];  // by backend
-  for (size_t b = 0; b < 2; ++b) {
+  std::vector<std::vector<float>> first;  // results
+  for (const Backend backend : fast_backends()) {
     auto out = poisoned<T>(N * C), plain = out, dinp = out, plain_dinp = out;
     auto weights = poisoned<float>(N * S), norms = squares, dscores = random_vector<float>(S * S, 4), dplain = dscores;
     auto pbar = random_vector<float>(N, 5);
     for (float& x : norms) x = x * x + 1;
-    run_on(fast_backends[b],
+    run_on(backend,
            {view(sources.data(), {S, N, C}), view(norms.data(), {S, N}), view(scores.data(), {S}),
             view(out.data(), {N, C}), view(plain.data(), {N, C}), view(weights.data(), {N, S}), view(pbar.data(), {N}),
             view(dinp.data(), {N, C}), view(plain_dinp.data(), {N, C}), view(dscores.data(), {S, S}),
@@ -272,13 +272,15 @@ TEST_CASE_TEMPLATE("depth_mix: more inputs than lanes, and as many as a GPU take
              vertical_backward(t[7], rows[0], square[0], vertical_readers, eps, false, stream);
              depth_mix_backward(t[8], rows[0], readers, false, stream);
            });
-    results[b] = {convert<float>(out), convert<float>(plain), convert<float>(dinp), convert<float>(plain_dinp),
-                  weights, dscores, dplain};
-  }
-  for (size_t i = 0; i < results[0].size(); ++i) {
-    CAPTURE(i);
-    // Sums of 256 in f32, whose order is different; what is stored as bf16 may be rounded to either side.
-    check_close("result", results[1][i], convert<double>(results[0][i]), i < 4 ? tolerance_or_rounding<T>(4e-6) : 4e-6);
+    const std::vector<std::vector<float>> results{
+        convert<float>(out), convert<float>(plain), convert<float>(dinp), convert<float>(plain_dinp), weights, dscores,
+        dplain};
+    if (first.empty()) first = results;
+    for (size_t i = 0; i < results.size(); ++i) {
+      CAPTURE(i);
+      // Sums of 256 in f32, whose order is different; what is stored as bf16 may be rounded to either side.
+      check_close("result", results[i], convert<double>(first[i]), i < 4 ? tolerance_or_rounding<T>(4e-6) : 4e-6);
+    }
   }
 }
 
@@ -287,7 +289,7 @@ TEST_CASE_TEMPLATE("depth_mix: memory that begins between two multiples of 16 by
   const int64_t N = 5, C = 48, n = N * C;
   const auto inp = random_vector<T>(n + 1, 1), dout = random_vector<T>(n, 2);
   const std::vector<float> one{1.f};
-  for (const Backend backend : fast_backends) {
+  for (const Backend backend : fast_backends()) {
     auto out = poisoned<T>(n), plain = poisoned<T>(n + 1), dinp = plain, plain_dinp = plain;
     auto squares = poisoned<float>(N), weights = squares, pbar = squares;
     std::vector<float> dscores(1, 0.f), dweights(1, 0.f);
@@ -372,7 +374,7 @@ TEST_CASE("depth_mix: what must hold for vertical attention over every token") {
 }
 
 TEST_CASE_TEMPLATE("depth_mix: one source is copied bit for bit, and its gather is exactly dout", T, float, bf16) {
-  for (const Backend backend : fast_backends) {
+  for (const Backend backend : fast_backends()) {
     for (int64_t C : {1, 15, 16, 67, 256}) {
       for (double scale : {1e-15, 1e-3, 1.0, 1e15}) {
         CAPTURE(static_cast<int>(backend));
@@ -399,7 +401,7 @@ TEST_CASE_TEMPLATE("depth_mix: one source is copied bit for bit, and its gather 
 
 TEST_CASE_TEMPLATE("depth_mix: weights (0, ..., 0, 1) are the last source exactly, and so is the gather", T, float,
                    bf16) {
-  for (const Backend backend : fast_backends) {
+  for (const Backend backend : fast_backends()) {
     for (const Size& size : sizes(backend)) {
       CAPTURE(static_cast<int>(backend));
       CAPTURE(size.S);
@@ -415,7 +417,8 @@ TEST_CASE_TEMPLATE("depth_mix: weights (0, ..., 0, 1) are the last source exactl
 }
 
 TEST_CASE("depth_mix: scores without data are zeros, and dscores without data are not written") {
-  for (Stream stream : {fast, reference, Stream{Backend::cuda}}) {
+  for (const Backend backend : all_backends()) {
+    const Stream stream{backend};
     Depth<float> depth({3, 20, 40}, true);
     for (auto& s : depth.scores) std::fill(s.begin(), s.end(), 0.f);
     depth.forward(stream);
@@ -439,7 +442,8 @@ TEST_CASE("depth_mix: scores without data are zeros, and dscores without data ar
 TEST_CASE_TEMPLATE("depth_mix: without readers dinp is 0, or unchanged if added", T, float, bf16) {
   const auto inp = random_vector<T>(60, 1), before = random_vector<T>(60, 3);
   const auto squares = random_vector<float>(3, 2);
-  for (Stream stream : {fast, reference, Stream{Backend::cuda}}) {
+  for (const Backend backend : all_backends()) {
+    const Stream stream{backend};
     if (std::is_same_v<T, bf16> && stream.backend == Backend::reference) continue;
     for (bool acc : {false, true}) {
       auto plain = acc ? before : poisoned<T>(60), vertical = plain;
@@ -459,7 +463,7 @@ TEST_CASE_TEMPLATE("depth_mix: without readers dinp is 0, or unchanged if added"
 
 TEST_CASE("depth_mix: norms and scores far apart") {
   const Size size{6, 8, 48};
-  for (const Backend backend : fast_backends) {
+  for (const Backend backend : fast_backends()) {
     CAPTURE(static_cast<int>(backend));
     Depth<float> depth(size, true);
     const std::vector<float> factors{1e-16f, 1e-8f, 1.f, 1e8f, 1e16f, 1e-4f};
@@ -483,7 +487,7 @@ TEST_CASE("depth_mix: norms and scores far apart") {
 TEST_CASE_TEMPLATE("depth_mix: NaN shows where it must, and nowhere else", T, float, bf16) {
   const Size size{3, 40, 24};
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  for (const Backend backend : fast_backends) {
+  for (const Backend backend : fast_backends()) {
     for (bool vertical : {false, true}) {
       CAPTURE(static_cast<int>(backend));
       CAPTURE(vertical);

@@ -14,7 +14,7 @@ struct Size {
 };
 const std::vector<Gate> gates{Gate::relu, Gate::sigmoid, Gate::softmax, Gate::softmax_sigmoid, Gate::tanh,
                               Gate::identity};
-const Stream reference{Backend::reference}, cuda{Backend::cuda}, fast{Backend::cpu};
+const Stream reference{Backend::reference}, fast{Backend::cpu};
 
 // One lane a row to several columns a lane; several blocks, with both widths of access.
 std::vector<Size> sizes_for(Backend backend) {
@@ -23,8 +23,8 @@ std::vector<Size> sizes_for(Backend backend) {
 }
 
 template <class T>
-std::vector<T> forward(const std::vector<T>& inp, const Size& size, Gate gate, Stream stream) {
-  auto out = poisoned<T>(size.rows * size.K);
+std::vector<Wide<T>> forward(const std::vector<T>& inp, const Size& size, Gate gate, Stream stream) {
+  auto out = poisoned<Wide<T>>(size.rows * size.K);
   const Shape shape{1, size.rows, size.K};
   run_on(stream.backend, {view(out.data(), shape), view(inp.data(), shape)},
          [=](auto& t, Stream on) { gate_forward(t[0], t[1], gate, on); });
@@ -32,8 +32,8 @@ std::vector<T> forward(const std::vector<T>& inp, const Size& size, Gate gate, S
 }
 
 template <class T>
-std::vector<T> backward(std::vector<T> dinp, const std::vector<T>& dout, const std::vector<T>& inp, const Size& size,
-                        Gate gate, bool acc, Stream stream) {
+std::vector<T> backward(std::vector<T> dinp, const std::vector<Wide<T>>& dout, const std::vector<T>& inp,
+                        const Size& size, Gate gate, bool acc, Stream stream) {
   const Shape shape{1, size.rows, size.K};
   run_on(stream.backend, {view(dinp.data(), shape), view(dout.data(), shape), view(inp.data(), shape)},
          [=](auto& t, Stream on) { gate_backward(t[0], t[1], t[2], gate, acc, on); });
@@ -84,7 +84,8 @@ TEST_CASE("gate: golden values") {
       CHECK(std::abs(out[j] - golden.out[j]) <= 5.01e-7);
       CHECK(std::abs(dinp[j] - golden.dinp[j]) <= 5.01e-7);
     }
-    for (Stream stream : {fast, cuda}) {
+    for (const Backend backend : fast_backends()) {
+      const Stream stream{backend};
       const auto out32 = forward(convert<float>(inp), {1, 4}, golden.gate, stream);
       const auto dinp32 = backward(poisoned<float>(4), convert<float>(dout), convert<float>(inp), {1, 4}, golden.gate,
                                    false, stream);
@@ -98,7 +99,7 @@ TEST_CASE("gate: golden values") {
 }
 
 TEST_CASE("gate: the fast backends equal the reference, set and added") {
-  for (const Backend backend : fast_backends) {
+  for (const Backend backend : fast_backends()) {
     CAPTURE(static_cast<int>(backend));
     for (double scale : {1e-3, 1.0, 20.0}) {
       for (Gate gate : gates) {
@@ -135,7 +136,8 @@ TEST_CASE("gate: tanh and the slopes are accurate everywhere") {
   for (float x = 1e-20f; x < 80.f; x *= 1.01f) z.insert(z.end(), {x, -x});
   const Size size{static_cast<int64_t>(z.size()), 1};
   const std::vector<float> ones(z.size(), 1.f);
-  for (const Stream stream : {fast, cuda}) {
+  for (const Backend backend : fast_backends()) {
+    const Stream stream{backend};
     CAPTURE(static_cast<int>(stream.backend));
     const auto out = forward(z, size, Gate::tanh, stream);
     const auto tanh_slope = backward(poisoned<float>(size.rows), ones, z, size, Gate::tanh, false, stream);
@@ -153,7 +155,8 @@ TEST_CASE("gate: tanh and the slopes are accurate everywhere") {
 
 TEST_CASE("gate: relu at zero, and zero gates are exactly zero") {
   const std::vector<float> zero(5, 0.f), ones(5, 1.f);
-  for (Stream stream : {fast, cuda, reference}) {
+  for (const Backend backend : all_backends()) {
+    const Stream stream{backend};
     CHECK(backward(poisoned<float>(5), ones, zero, {1, 5}, Gate::relu, false, stream) == zero);
     for (Gate gate : {Gate::relu, Gate::tanh, Gate::identity}) CHECK(forward(zero, {1, 5}, gate, stream) == zero);
     CHECK(forward(zero, {1, 5}, Gate::softmax, stream)[3] == doctest::Approx(1.0));
@@ -162,7 +165,8 @@ TEST_CASE("gate: relu at zero, and zero gates are exactly zero") {
 
 TEST_CASE("gate: NaN stays, and the threads do not matter") {
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  for (Stream stream : {fast, cuda, reference}) {
+  for (const Backend backend : all_backends()) {
+    const Stream stream{backend};
     CAPTURE(static_cast<int>(stream.backend));
     const Size size{stream.backend == Backend::cuda ? 100 : 5000, 4};
     for (Gate gate : gates) {
@@ -197,7 +201,7 @@ TEST_CASE("gate: wrong shapes are errors") {
 
 // Out is f32 and computed from the same numbers: as close as before. dinp is rounded once.
 TEST_CASE("gate: of bf16 the fast backends equal the reference") {
-  for (const Backend backend : fast_backends) {
+  for (const Backend backend : fast_backends()) {
     CAPTURE(static_cast<int>(backend));
     for (double scale : {1e-3, 1.0, 6.0}) {
       for (Gate gate : gates) {
@@ -206,23 +210,17 @@ TEST_CASE("gate: of bf16 the fast backends equal the reference") {
           CAPTURE(static_cast<int>(gate));
           CAPTURE(size.K);
           const int64_t n = size.rows * size.K;
-          const Shape shape{size.rows, size.K};
           const auto inp = random_vector<bf16>(n, 1, scale);
           const auto dout = random_vector<float>(n, 2);
           const auto inp64 = convert<double>(inp), dout64 = convert<double>(dout);
-          auto out = poisoned<float>(n);
-          const Tensor x = view(inp.data(), shape);
-          run_on(backend, {view(out.data(), shape), x},
-                 [=](auto& t, Stream stream) { gate_forward(t[0], t[1], gate, stream); });
-          check_close("out", out, forward(inp64, size, gate, reference), 1e-6);
+          check_close("out", forward(inp, size, gate, Stream{backend}), forward(inp64, size, gate, reference), 1e-6);
           for (bool acc : {false, true}) {
-            auto dinp = acc ? random_vector<bf16>(n, 3) : poisoned<bf16>(n);
+            const auto dinp = acc ? random_vector<bf16>(n, 3) : poisoned<bf16>(n);
+            const auto got = backward(dinp, dout, inp, size, gate, acc, Stream{backend});
             const auto want = backward(convert<double>(dinp), dout64, inp64, size, gate, acc, reference);
-            run_on(backend, {view(dinp.data(), shape), view(dout.data(), shape), x},
-                   [=](auto& t, Stream stream) { gate_backward(t[0], t[1], t[2], gate, acc, stream); });
             const bool cancels = !acc && size.K == 1 && gate == Gate::softmax;  // the gradient of a constant
-            if (cancels) for (bf16 d : dinp) CHECK(std::abs(static_cast<float>(d)) < 1e-6f);
-            else check_close("dinp", dinp, want, 0x1p-8);
+            if (cancels) for (bf16 d : got) CHECK(std::abs(static_cast<float>(d)) < 1e-6f);
+            else check_close("dinp", got, want, 0x1p-8);
           }
         }
       }

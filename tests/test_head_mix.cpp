@@ -171,7 +171,7 @@ void check_against_reference(const HeadMixSize& z, Backend backend) {
 }  // namespace
 
 TEST_CASE_TEMPLATE("head_mix: fast against reference", S, float, bf16) {
-  for (const Backend backend : fast_backends)
+  for (const Backend backend : fast_backends())
     for (const HeadMixSize& z : backend == Backend::cuda ? gpu_sizes : sizes) {
       CAPTURE(static_cast<int>(backend));
       CAPTURE(z.N);
@@ -203,7 +203,7 @@ TEST_CASE("head_mix: the same bits for any number of threads") {
 TEST_CASE("head_mix: NaN reaches what depends on it, and nothing else") {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const int64_t n = 131, h = 1, d = 2;  // where
-  for (const Backend backend : fast_backends) {
+  for (const Backend backend : fast_backends()) {
     for (const bool shared : {true, false}) {
       CAPTURE(static_cast<int>(backend));
       CAPTURE(shared);

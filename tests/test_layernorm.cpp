@@ -53,7 +53,7 @@ TEST_CASE("layernorm: reference backward is the derivative of the reference forw
 }
 
 TEST_CASE("layernorm: every row of the output has mean 0 and variance 1") {
-  for (const Backend backend : fast_backends) {
+  for (const Backend backend : fast_backends()) {
     CAPTURE(static_cast<int>(backend));
     const int64_t rows = 5, C = 700;
     auto inp = random_vector<float>(rows * C, 1);
@@ -76,7 +76,7 @@ TEST_CASE("layernorm: every row of the output has mean 0 and variance 1") {
 }
 
 TEST_CASE("layernorm: NaN stays in its row, aliases are allowed, and the threads do not matter") {
-  for (const Backend backend : fast_backends) {
+  for (const Backend backend : fast_backends()) {
     CAPTURE(static_cast<int>(backend));
     const int64_t rows = backend == Backend::cpu ? 300 : 50, C = 133;
     auto inp = random_vector<float>(rows * C, 1);
@@ -101,7 +101,7 @@ TEST_CASE("layernorm: NaN stays in its row, aliases are allowed, and the threads
 }
 
 TEST_CASE("layernorm: the fast backends equal the reference, set and added, with and without an offset") {
-  for (const Backend backend : fast_backends) {
+  for (const Backend backend : fast_backends()) {
     CAPTURE(static_cast<int>(backend));
     for (const Size& size : sizes_for(backend)) {
       for (float offset : {0.f, 100.f}) {
@@ -141,7 +141,7 @@ TEST_CASE("layernorm: the fast backends equal the reference, set and added, with
 
 // bf16 keeps 8 bits, so an offset of 100 deviations would leave inp nothing to normalise: 3 is large enough.
 TEST_CASE("layernorm: in bf16 the fast backends equal the reference, rounded once") {
-  for (const Backend backend : fast_backends) {
+  for (const Backend backend : fast_backends()) {
     CAPTURE(static_cast<int>(backend));
     for (const Size& size : sizes_for(backend)) {
       for (double offset : {0.0, 3.0}) {

@@ -117,6 +117,7 @@ TEST_CASE("matmul: fast CPU equals the reference, set and added") {
 }
 
 TEST_CASE("matmul: CUDA equals the reference, set and added") {
+  if (!available(Backend::cuda)) return;
   for (const Size& size : std::vector<Size>{{1, 1, 1}, {3, 32, 32}, {17, 31, 33}, {70, 64, 40}, {9, 257, 5}})
     for (bool acc : {false, true}) check_against_reference(Case(size), acc, Backend::cuda);
 }
@@ -256,6 +257,7 @@ TEST_CASE("matmul: bf16 tensors, with dweight in f32, equal the reference on the
                                                                            {Backend::cuda, {1, 7, 21}},
                                                                            {Backend::cuda, {5, 200, 67}},
                                                                            {Backend::cuda, {63, 129, 7}}}) {
+    if (!available(backend)) continue;
     const Stream stream{backend};
     const int64_t rows = size.rows, C = size.C, O = size.O;
     CAPTURE(rows);

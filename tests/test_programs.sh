@@ -159,7 +159,11 @@ expect 64 "no option 'rat'; it has: rate" compare llama,hyper:rat=2 --out x
 expect 64 'hyper:rate=99: .*1..8' compare llama,hyper:rate=99 --out x
 expect 64 'llama twice' compare llama,lime,llama --out x
 expect 64 'trainers' compare llama --out x --dump-tape
-expect 71 'cuda|CUDA' train llama --steps 1 --out x --device cuda
+if grep -qs '^CROSSPLY_CUDA:BOOL=ON' "$build/CMakeCache.txt" && nvidia-smi -L >/dev/null 2>&1; then
+  expect 0 'test loss' train llama --steps 1 --out on_gpu --device cuda
+else
+  expect 71 'cuda|CUDA' train llama --steps 1 --out x --device cuda
+fi
 expect 66 'nowhere.txt' train llama --out x --data text:nowhere.txt
 expect 64 'not a number' "$build/generate" --model run --prompt 1 --temperature nan
 "$build/generate" --model run --prompt '3 + 4 =' >/dev/full 2>output

@@ -94,7 +94,7 @@ TEST_CASE("rope: reference backward is the derivative of the reference forward")
 
 // Two products and a sum, each rounded once: at most 1.5 * 2^-24 * (|x c| + |y s|), against a scale of about 0.58.
 TEST_CASE("rope: the fast backends equal the reference, set, added and in place") {
-  for (const Backend backend : fast_backends) {
+  for (const Backend backend : fast_backends()) {
     CAPTURE(static_cast<int>(backend));
     for (const Size& s : sizes) {
       CAPTURE(s.T);
@@ -127,7 +127,7 @@ TEST_CASE("rope: the fast backends equal the reference, set, added and in place"
 }
 
 TEST_CASE("rope: NaN stays in its pair, threads do not matter, positions beyond the table are refused") {
-  for (const Backend backend : fast_backends) {
+  for (const Backend backend : fast_backends()) {
     CAPTURE(static_cast<int>(backend));
     const Size s{2, 501, 3, 34, 3};
     const auto table = convert<float>(rope_table(504, s.D, 10000.0));
@@ -148,7 +148,7 @@ TEST_CASE("rope: NaN stays in its pair, threads do not matter, positions beyond 
 }
 
 TEST_CASE("rope: in bf16 the fast backends equal the reference, rounded once") {
-  for (const Backend backend : fast_backends) {
+  for (const Backend backend : fast_backends()) {
     CAPTURE(static_cast<int>(backend));
     for (const Size& s : sizes) {
       CAPTURE(s.T);

@@ -178,7 +178,7 @@ TEST_CASE("route: the gather backward equals a scatter backward") {
                     w * static_cast<double>(depth.dout[static_cast<size_t>(l)][in]);
               }
     }
-    for (const Backend backend : fast_backends) {
+    for (const Backend backend : fast_backends()) {
       Depth<float> gathered(size, variant);
       gathered.backward(Stream{backend});
       std::vector<float> dslab;
@@ -227,7 +227,7 @@ void check_against_reference(const Size& size, Variant variant, Stream stream) {
 }  // namespace
 
 TEST_CASE_TEMPLATE("route: the fast backends equal the reference and read nothing but the sources", T, float, bf16) {
-  for (const Backend backend : fast_backends) {
+  for (const Backend backend : fast_backends()) {
     for (const Size& size : sizes(backend)) {
       for (Variant variant : backend == Backend::cuda ? few_variants : variants) {
         CAPTURE(static_cast<int>(backend));
@@ -242,7 +242,7 @@ TEST_CASE_TEMPLATE("route: the fast backends equal the reference and read nothin
 
 TEST_CASE_TEMPLATE("route: memory that begins between two multiples of 16 bytes", T, float, bf16) {
   const Size size{3, 9, 2, 32};
-  for (const Backend backend : fast_backends) {
+  for (const Backend backend : fast_backends()) {
     Depth<T> depth(size, Variant::full), want(size, Variant::full);
     for (int l = 2; l >= 0; --l) {
       const size_t i = static_cast<size_t>(l);
@@ -281,7 +281,7 @@ TEST_CASE_TEMPLATE("route: memory that begins between two multiples of 16 bytes"
 TEST_CASE("route: backward reads only its block and its readers', and keeps the columns of other layers") {
   const Size size{5, 50, 4, 8};
   const int l = 2;
-  for (const Backend backend : fast_backends) {
+  for (const Backend backend : fast_backends()) {
     Depth<float> depth(size, Variant::last_two);  // layers 2 and 3 read layer 2, layer 4 does not
     for (const int unread : {0, 1, 4})
       std::fill_n(depth.slab.begin() + unread * size.block(), size.block(), std::numeric_limits<float>::quiet_NaN());
@@ -298,6 +298,7 @@ TEST_CASE("route: backward reads only its block and its readers', and keeps the 
 }
 
 TEST_CASE_TEMPLATE("route: so many heads that a GPU keeps few layers' weights at a time", T, float, bf16) {
+  if (!available(Backend::cuda)) return;
   // 256 terms in a sum in f32, one after the other.
   const double tolerance = tolerance_or_rounding<T>(4e-6);
   Depth<T> depth({4, 2, 64, 8}, Variant::full), want({4, 2, 64, 8}, Variant::full);
@@ -309,7 +310,7 @@ TEST_CASE_TEMPLATE("route: so many heads that a GPU keeps few layers' weights at
 }
 
 TEST_CASE_TEMPLATE("route: the identity is exact, forward and backward", T, float, bf16) {
-  for (const Backend backend : fast_backends) {
+  for (const Backend backend : fast_backends()) {
     for (const Size& size : sizes(backend)) {
       CAPTURE(static_cast<int>(backend));
       CAPTURE(size.K);
@@ -333,7 +334,7 @@ TEST_CASE_TEMPLATE("route: the identity is exact, forward and backward", T, floa
 
 TEST_CASE_TEMPLATE("route: other shapes of the same memory, and dslice in place of dout", T, float, bf16) {
   for (const Size& size : std::vector<Size>{{3, 6, 2, 8}, {3, 10, 12, 16}, {3, 10, 8, 64}}) {
-    for (const Backend backend : fast_backends) {
+    for (const Backend backend : fast_backends()) {
       const Stream stream{backend};
       const Shape split{2, size.N / 2, size.K, size.D}, flat{3, size.N, size.K * size.D};
       Depth<T> depth(size, Variant::full);
@@ -355,7 +356,7 @@ TEST_CASE_TEMPLATE("route: other shapes of the same memory, and dslice in place 
 }
 
 TEST_CASE_TEMPLATE("route: NaN in a source shows, in forward and in dweight", T, float, bf16) {
-  for (const Backend backend : fast_backends) {
+  for (const Backend backend : fast_backends()) {
     for (const size_t D : {8, 64}) {
       for (Variant variant : {Variant::full, Variant::mean}) {
         CAPTURE(static_cast<int>(backend));
@@ -377,7 +378,7 @@ TEST_CASE_TEMPLATE("route: NaN in a source shows, in forward and in dweight", T,
 }
 
 TEST_CASE_TEMPLATE("route: NaN in a gradient shows in what was read with it", T, float, bf16) {
-  for (const Backend backend : fast_backends) {
+  for (const Backend backend : fast_backends()) {
     for (const size_t D : {8, 64}) {
       for (Variant variant : {Variant::full, Variant::mean}) {
         Depth<T> depth({3, 40, 4, static_cast<int64_t>(D)}, variant);
@@ -395,6 +396,7 @@ TEST_CASE_TEMPLATE("route: NaN in a gradient shows in what was read with it", T,
 }
 
 TEST_CASE("route: weights have more digits than bf16 on tensor cores, too") {
+  if (!available(Backend::cuda)) return;
   const float w = 1 + 0x1p-10f;  // what is left of it after subtracting 1 is lost if it is rounded before
   Depth<bf16> depth({2, 3, 1, 32}, Variant::full);
   depth.weight[1] = {w, -1.f};
@@ -407,6 +409,7 @@ TEST_CASE("route: weights have more digits than bf16 on tensor cores, too") {
 }
 
 TEST_CASE("route: infinite weights on tensor cores, whose rounding leaves nothing") {
+  if (!available(Backend::cuda)) return;
   const Size size{2, 3, 2, 32};
   Depth<bf16> depth(size, Variant::full);
   depth.weight[1] = {std::numeric_limits<float>::infinity(), 1.f, 0.5f, 0.25f, 1.f, 2.f, 3.f, 4.f};

@@ -75,7 +75,7 @@ TEST_CASE("select_heads: reference backward is the derivative of the reference f
 }
 
 TEST_CASE("select_heads: bf16 copies bit for bit, and a sum is rounded once") {
-  for (const Backend backend : fast_backends) {
+  for (const Backend backend : fast_backends()) {
     for (const Case& c : cases) {
       for (bool acc : {false, true}) {
         CAPTURE(static_cast<int>(backend));
@@ -98,7 +98,7 @@ TEST_CASE("select_heads: bf16 copies bit for bit, and a sum is rounded once") {
 }
 
 TEST_CASE("select_heads: the fast backends equal the reference, set and added") {
-  for (const Backend backend : fast_backends) {
+  for (const Backend backend : fast_backends()) {
     for (const Case& c : cases) {
       for (bool acc : {false, true}) {
         CAPTURE(static_cast<int>(backend));
@@ -120,7 +120,7 @@ TEST_CASE_TEMPLATE("select_heads: memory that begins between two multiples of 16
   const Case c{1, 5, 2, 16, {{0, 1}, {1, 0}, {0, 1}}};
   const auto one = random_vector<T>(161, 1), other = random_vector<T>(160, 2), dout = random_vector<T>(241, 3);
   std::vector<T> want, want_d;
-  for (const Backend backend : fast_backends) {
+  for (const Backend backend : fast_backends()) {
     auto out = poisoned<T>(241), d = poisoned<T>(161);
     const auto whole = [](const std::vector<T>& x) { return view(x.data(), {static_cast<int64_t>(x.size())}); };
     run_on(backend, {whole(out), whole(one), whole(other), whole(dout), whole(d)}, [&](auto& t, Stream stream) {
@@ -142,7 +142,8 @@ TEST_CASE_TEMPLATE("select_heads: memory that begins between two multiples of 16
 TEST_CASE("select_heads: every element comes from where it should") {
   const Case c = cases[2];
   const int64_t J = static_cast<int64_t>(c.choice.size());
-  for (Stream stream : {fast, reference, Stream{Backend::cuda}}) {
+  for (const Backend backend : all_backends()) {
+    const Stream stream{backend};
     Heads<float> heads(c, false);
     heads.forward(stream);
     int64_t wrong = 0;
@@ -158,7 +159,8 @@ TEST_CASE("select_heads: every element comes from where it should") {
 
 TEST_CASE("select_heads: a head that nobody chose gets zero when set, and keeps what it has when added to") {
   const Case c = cases[1];  // of source 1 no head is chosen, of source 2 not the second
-  for (Stream stream : {fast, reference, Stream{Backend::cuda}}) {
+  for (const Backend backend : all_backends()) {
+    const Stream stream{backend};
     Heads<float> set(c, false), added(c, true), before(c, true);
     set.backward(false, stream);
     added.backward(true, stream);
@@ -185,7 +187,7 @@ TEST_CASE_TEMPLATE("select_heads: NaN shows where it was chosen, and the threads
     return join<T>({heads.out, join(heads.dsource)});
   };
   check_same_bits_on_any_threads<T>([&] { return run(false, fast); });
-  for (const Backend backend : fast_backends) {
+  for (const Backend backend : fast_backends()) {
     const auto all = run(true, Stream{backend});
     std::vector<size_t> got;
     for (size_t i = 0; i < all.size(); ++i)

@@ -199,7 +199,7 @@ void check_against_reference(const Size& size, bool acc_v, bool acc_v1, Stream s
 }  // namespace
 
 TEST_CASE_TEMPLATE("value_mix: the fast backends equal the reference, set and added", T, float, bf16) {
-  for (const Backend backend : fast_backends)
+  for (const Backend backend : fast_backends())
     for (const Size& size : sizes(backend))
       for (bool acc_v : {false, true})
         for (bool acc_v1 : {false, true}) {
@@ -214,7 +214,8 @@ TEST_CASE_TEMPLATE("value_mix: the fast backends equal the reference, set and ad
 TEST_CASE_TEMPLATE("value_mix: only the gradients that have data are written, and v is not needed without d_own", T,
                    float, bf16) {
   const Size size{1, 50, 3, 33};
-  for (Stream stream : {fast, reference, Stream{Backend::cuda}}) {
+  for (const Backend backend : all_backends()) {
+    const Stream stream{backend};
     if (std::is_same_v<T, bf16> && stream.backend == Backend::reference) continue;
     Mix<T> all(size, false, 1.0), none(size, false, 1.0), only_first(size, false, 1.0);
     const auto before = all.d_own;
@@ -232,7 +233,8 @@ TEST_CASE_TEMPLATE("value_mix: only the gradients that have data are written, an
 
 TEST_CASE("value_mix: one tensor may hold both numbers, even the same one") {
   const Size size{1, 5, 2, 7};
-  for (Stream stream : {fast, reference, Stream{Backend::cuda}}) {
+  for (const Backend backend : all_backends()) {
+    const Stream stream{backend};
     Mix<float> mix(size, false, 1.0);
     std::vector<float> d(3, 0.f);
     mix.d_own[2] = mix.d_first[1] = 0;
@@ -250,7 +252,8 @@ TEST_CASE("value_mix: one tensor may hold both numbers, even the same one") {
 }
 
 TEST_CASE_TEMPLATE("value_mix: out may be v, and dv may be dout", T, float, bf16) {
-  for (Stream stream : {fast, reference, Stream{Backend::cuda}}) {
+  for (const Backend backend : all_backends()) {
+    const Stream stream{backend};
     if (std::is_same_v<T, bf16> && stream.backend == Backend::reference) continue;
     for (const Size& size : sizes(stream.backend)) {
       Mix<T> mix(size, false, 1.0), in_place(size, false, 1.0);
@@ -273,6 +276,7 @@ TEST_CASE_TEMPLATE("value_mix: out may be v, and dv may be dout", T, float, bf16
 }
 
 TEST_CASE_TEMPLATE("value_mix: memory that begins between two multiples of 16 bytes", T, float, bf16) {
+  if (!available(Backend::cuda)) return;
   const Size size{1, 9, 2, 16};
   const int64_t n = size.numel();
   Mix<T> mix(size, false, 1.0);
@@ -334,7 +338,7 @@ void check_scale(double out_tolerance, double dinp_tolerance, Backend backend) {
 }  // namespace
 
 TEST_CASE("value_mix: scale, set and added") {
-  for (const Backend backend : fast_backends) {
+  for (const Backend backend : fast_backends()) {
     check_scale<float>(1e-7, 3e-7, backend);
     check_scale<bf16>(0x1p-8, 0x1p-8, backend);
   }
@@ -342,7 +346,7 @@ TEST_CASE("value_mix: scale, set and added") {
 
 TEST_CASE_TEMPLATE("value_mix: own 1 and first 0, and a closed gate, are exactly no mixing", T, float, bf16) {
   const Size size{1, 40, 2, 33};
-  for (const Backend backend : fast_backends) {
+  for (const Backend backend : fast_backends()) {
     Mix<T> mix(size, false, 1.0);
     mix.own[2] = 1, mix.first[1] = 0;
     mix.forward(Stream{backend});
@@ -372,7 +376,7 @@ TEST_CASE_TEMPLATE("value_mix: NaN shows, and the threads do not matter", T, flo
     return all;
   };
   check_same_bits_on_any_threads<float>([&] { return run({2, 1500, 2, 64}, 0, fast); });
-  for (const Backend backend : fast_backends) {
+  for (const Backend backend : fast_backends()) {
     const Size size{2, backend == Backend::cuda ? 70 : 1500, 2, 64};
     const size_t n = static_cast<size_t>(size.numel()), gated = 3 * n + 6, where = n / 2 + 100;
     // In out, dv, dv1, d_own[2], d_first[1]; in the gated out and dalpha.
