@@ -118,20 +118,6 @@ struct Readers {
   int count;
 };
 
-// The sums of n values over a warp's lanes, n a power of two: half of the values go at each step, until lane i holds
-// those from i * n / 32 on; if there are fewer values than lanes, neighbours hold the same one.
-template <int n, int lanes = warp_size / 2>
-__device__ __forceinline__ void sum_and_scatter(float* x) {
-  constexpr int left = n > 1 ? n / 2 : 1;
-  const bool upper = n > 1 && threadIdx.x & lanes;
-#pragma unroll
-  for (int i = 0; i < left; ++i) {
-    const float mine = upper ? x[i + left] : x[i], other = n > 1 && !upper ? x[i + left] : x[i];
-    x[i] = mine + __shfl_xor_sync(~0u, other, lanes);
-  }
-  if constexpr (lanes > 1) sum_and_scatter<left, lanes / 2>(x);
-}
-
 // partial[chunk, reader, h, i] = sum over the chunk's tokens and columns of dout_r[n,h,:] * own[n,i,:], for a square of
 // heads x heads of them: block (reader and square, chunk). own comes from the L2 cache for all readers but one.
 template <int heads, int width, class S>
@@ -171,12 +157,7 @@ __global__ void __launch_bounds__(threads, 3)
         for (int c = 0; c < width; ++c) sum[h * heads + i] += y[c] * x[i][c];
     }
   }
-  sum_and_scatter<heads * heads>(sum);
-  constexpr int each = heads * heads / warp_size;  // results a lane, or none: then pairs of lanes hold one
-  const int lane = threadIdx.x % warp_size, warp = threadIdx.x / warp_size;
-#pragma unroll
-  for (int i = 0; i < (each > 0 ? each : 1); ++i)
-    sums[warp][lane * heads * heads / warp_size + i] = sum[i];
+  store_warp_sums<heads * heads>(sums[threadIdx.x / warp_size].x, sum);
   __syncthreads();
   const int e = threadIdx.x, h = first_h + e / heads, i = first_i + e % heads;
   if (e >= heads * heads || h >= K || i >= K) return;
