@@ -114,25 +114,20 @@ __global__ void __launch_bounds__(threads, 2)
 }
 
 // From g (2, K*D, C), the products of dk and dv with the mixtures: dwk, dwv += g * gain, dgain += sum over rows of
-// g * w. A thread for each column and one of eight interleaved groups of rows.
-constexpr int row_groups = 8;
+// g * w. A block as sum_of_groups needs it.
 template <class S>
 __global__ void finish_kernel(float* dgain, float* dwk, float* dwv, const float* g, const float* gain, const S* wk,
                               const S* wv, HeadMixSize z) {
-  SHARED(sums, Array<Array<float, warp_size>, row_groups>);
   const int64_t c = static_cast<int64_t>(blockIdx.x) * warp_size + threadIdx.x, rows = z.K * z.D;
   float sum = 0;
-  for (int64_t r = threadIdx.y; r < 2 * rows && c < z.C; r += row_groups) {
+  for (int64_t r = threadIdx.y; r < 2 * rows && c < z.C; r += groups_of_rows) {
     const int64_t at = r % rows * z.C + c;
     const float x = g[r * z.C + c];
     (r < rows ? dwk : dwv)[at] += x * gain[c];
     sum += x * to_float((r < rows ? wk : wv)[at]);
   }
-  sums[threadIdx.y][threadIdx.x] = sum;
-  __syncthreads();
-  if (threadIdx.y > 0 || c >= z.C) return;
-  for (int group = 1; group < row_groups; ++group) sum += sums[group][threadIdx.x];
-  dgain[c] += sum;
+  sum = sum_of_groups(sum);
+  if (threadIdx.y == 0 && c < z.C) dgain[c] += sum;
 }
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -143,15 +138,6 @@ Sources<S> table_of(const std::vector<Tensor>& tensors) {
   table.count = 0;
   for (const Tensor& t : tensors) table.x[table.count++] = t.as<std::remove_const_t<S>>();
   return table;
-}
-
-// Calls body(width): the widest access to rows of C that all sources allow.
-template <class S, class F>
-void with_source_width(int64_t C, const std::vector<Tensor>& u, const std::vector<Tensor>& du, F&& body) {
-  bool whole = true;
-  for (const std::vector<Tensor>* tensors : {&u, &du})
-    for (const Tensor& t : *tensors) whole &= reinterpret_cast<uintptr_t>(t.data) % 16 == 0;
-  with_width<S>(whole ? C : 1, {}, body);
 }
 
 // Enough for the products to fill a GPU, and few enough for much of the mixtures to be still in the L2 cache when they
@@ -194,7 +180,7 @@ Weights fold(const HeadMix& of, const HeadMixSize& z) {
 
 template <class S>
 void mix(S* m, const HeadMix& of, const HeadMixSize& z, const Chunk& chunk) {
-  with_source_width<S>(z.C, of.sources, {}, [&](auto width) {
+  with_width<S>(z.C, of.sources, [&](auto width) {
     const dim3 grid(blocks_of(chunk.rows * (z.C / width), threads), blocks_of(z.K, heads_at_once));
     launch({"head_mix", grid, threads}, mix_kernel<width, S>, m, table_of<const S>(of.sources), of.weight.as<float>(),
            z, chunk);
@@ -209,7 +195,7 @@ void unmix(const HeadMix& d, const float* dm, const HeadMix& of, const std::vect
   const int64_t blocks = std::min<int64_t>(chunk.rows, 264);
   const size_t shared = z.shared ? static_cast<size_t>(z.K * z.S) * sizeof(float) : 0;
   float* partial = z.shared ? scratch<float>(blocks * z.K * z.S, partial_slot) : nullptr;
-  with_source_width<S>(z.C, of.sources, d.sources, [&](auto width) {
+  with_width<S>(aligned16(of.sources) ? z.C : 1, d.sources, [&](auto width) {
     launch({"head_mix_unmix", static_cast<uint32_t>(blocks), threads, shared}, unmix_kernel<width, S>,
            table_of<S>(d.sources), add, d.weight.as<float>(), partial, dm, table_of<const S>(of.sources),
            of.weight.as<float>(), z, chunk);
@@ -258,7 +244,7 @@ void head_mix_backward_cuda(const HeadMix& d, const Tensor& dk, const Tensor& dv
       multiply(dmixed, dv_heads, w.v, of_mixture, dm);
       unmix<S>(d, dm, m, acc, z, chunk);
     });
-    launch({"head_mix_finish", blocks_of(z.C, warp_size), dim3(warp_size, row_groups)}, finish_kernel<S>,
+    launch({"head_mix_finish", blocks_of(z.C, warp_size), dim3(warp_size, groups_of_rows)}, finish_kernel<S>,
            d.gain.as<float>(), d.wk.as<float>(), d.wv.as<float>(), gk, m.gain.as<float>(), m.wk.as<S>(),
            m.wv.as<S>(), z);
   });

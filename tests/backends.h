@@ -40,10 +40,11 @@ inline std::vector<Backend> all_backends() {
 }
 
 #if CROSSPLY_CUDA
-constexpr const char* gpu = "cuda";
+constexpr bool emulated = false;
 #else
-constexpr const char* gpu = "emulator";
+constexpr bool emulated = true;  // and so much slower
 #endif
+constexpr const char* gpu = emulated ? "emulator" : "cuda";
 inline std::vector<std::string> fast_devices() {
   if (!available(Backend::cuda)) return {"cpu"};
   return {"cpu", gpu};

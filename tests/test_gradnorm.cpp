@@ -73,7 +73,7 @@ TEST_CASE("gradnorm: sums add to what is there, in double") {
     const auto x = random_vector<float>(n, 2);
     long double want = 0.25, size = 0.25;
     for (const float value : x) want += static_cast<long double>(value), size += std::abs(value);
-    for (const Backend backend : {Backend::reference, Backend::cpu, Backend::cuda}) {
+    for (const Backend backend : all_backends()) {
       if (backend == Backend::cuda && n > 20000) continue;  // slow in the emulator
       double sum = 0.25;
       run_on(backend, {view(&sum, {1}), view(x.data(), {n})},

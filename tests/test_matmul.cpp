@@ -130,7 +130,7 @@ TEST_CASE("matmul: the forward adds to another tensor, which keeps its values") 
   const auto wide_inp = convert<double>(a.inp), wide_weight = convert<double>(a.weight);
   matmul_forward_ref(want.data(), wide_inp.data(), wide_weight.data(), a.rows, a.C, a.O);
   for (size_t i = 0; i < want.size(); ++i) want[i] += static_cast<double>(addend[i]);
-  for (const Backend backend : {Backend::reference, Backend::cpu, Backend::cuda}) {
+  for (const Backend backend : all_backends()) {
     CAPTURE(static_cast<int>(backend));
     auto out = poisoned<float>(a.rows * a.O), plus = addend;
     const Tensor to = view(out.data(), {a.rows, a.O}), from = view(plus.data(), {a.rows, a.O});
