@@ -66,14 +66,14 @@ cudaStream_t cuda_stream() {
   return stream;
 }
 
-size_t most_shared_bytes() {
+int64_t most_shared_bytes() {
   static const int bytes = [] {
     int device = 0, most = 0;
     CHECK_CUDA(cudaGetDevice(&device));
     CHECK_CUDA(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
     return most;
   }();
-  return static_cast<size_t>(bytes);
+  return bytes;
 }
 
 std::string describe_gpu() {
@@ -99,7 +99,7 @@ void* allocate_device_memory(size_t bytes) {
 }
 void release_device_memory(void* data) {
   if (data == nullptr) return;
-  CHECK_CUDA(cudaFree(data));
+  if (cudaFree(data) != cudaSuccess) cudaGetLastError();  // an earlier call's error, which is on its way already
   count_release(data);
 }
 size_t device_memory() {
@@ -164,15 +164,17 @@ void launch_graph(const std::shared_ptr<void>& graph) {
 
 #else
 
-size_t most_shared_bytes() { return 227 * 1024; }  // as sm_90 and sm_100
+int64_t most_shared_bytes() { return 227 * 1024; }  // as sm_90 and sm_100
 std::string describe_gpu() { return "emulator of a GPU"; }
 void* allocate_device_memory(size_t bytes) {
+  CHECK_THAT(!emulator::captures(), "a recording allocates memory");
   void* data = emulator::allocate(bytes);
   if (data != nullptr) count_allocation(data, bytes);
   return data;
 }
 void release_device_memory(void* data) {
   if (data == nullptr) return;
+  CHECK_THAT(!emulator::captures(), "a recording releases memory");
   emulator::release(data);
   count_release(data);
 }

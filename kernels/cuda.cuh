@@ -55,7 +55,7 @@ struct Launch {
 inline uint32_t blocks_of(int64_t n, int64_t size) { return static_cast<uint32_t>((n + size - 1) / size); }
 
 // What a block may have on this GPU.
-size_t most_shared_bytes();
+int64_t most_shared_bytes();
 
 // Device memory for a kernel's own use. It grows to the largest request, so only the first step of a run allocates. The
 // pointer is valid until the next request for the same slot. Throws Exit::device if there is not enough memory.
@@ -80,8 +80,7 @@ void check_cuda(cudaError_t error, const char* what, const char* file, int line)
 
 template <class... P>
 void launch(const Launch& l, void (*kernel)(P...), std::type_identity_t<P>... args) {
-  constexpr size_t without_asking = 48 * 1024;
-  if (l.shared_bytes > without_asking)
+  if (l.shared_bytes > 0)  // up to 48 KiB need no asking, but what the kernel has of its own counts as well
     CHECK_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     static_cast<int>(l.shared_bytes)));
   kernel<<<l.grid, l.block, l.shared_bytes, cuda_stream()>>>(args...);
@@ -150,13 +149,52 @@ __device__ __forceinline__ Floats<width> load(const S* p) {
   for (int i = 0; i < width; ++i) x[i] = to_float(raw.s[i]);
   return x;
 }
+// Two floats rounded to bf16, the first one in the lower half.
+__device__ __forceinline__ uint32_t pack(float low, float high) {
+#if CROSSPLY_CUDA
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+#else
+  return bf16::rounded(low) | static_cast<uint32_t>(bf16::rounded(high)) << 16;
+#endif
+}
+
+#if CROSSPLY_CUDA
+// By hand: where a store's values come from a loop, the compiler takes it apart into one for each of them.
+__device__ __forceinline__ void store_words(void* p, const uint32_t (&w)[1]) { *static_cast<uint32_t*>(p) = w[0]; }
+__device__ __forceinline__ void store_words(void* p, const uint32_t (&w)[2]) {
+  asm volatile("st.v2.b32 [%0], {%1, %2};" ::"l"(p), "r"(w[0]), "r"(w[1]) : "memory");
+}
+__device__ __forceinline__ void store_words(void* p, const uint32_t (&w)[4]) {
+  asm volatile("st.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
+}
 template <int width, class S>
 __device__ __forceinline__ void store(S* p, const Floats<width>& x) {
-  struct alignas(access_bytes<width, S>) Raw { S s[width]; } raw;
+  if constexpr (width == 1) {
+    from_float(*p, x[0]);
+  } else {
+    constexpr int words = access_bytes<width, S> / 4, each = access_bytes<width, S> / sizeof(S);
 #pragma unroll
+    for (int first = 0; first < width; first += each) {
+      uint32_t w[words];
+#pragma unroll
+      for (int i = 0; i < words; ++i) {
+        if constexpr (sizeof(S) == 2) w[i] = pack(x[first + 2 * i], x[first + 2 * i + 1]);
+        else w[i] = __float_as_uint(x[first + i]);
+      }
+      store_words(p + first, w);
+    }
+  }
+}
+#else
+template <int width, class S>
+void store(S* p, const Floats<width>& x) {
+  struct alignas(access_bytes<width, S>) Raw { S s[width]; } raw;
   for (int i = 0; i < width; ++i) from_float(raw.s[i], x[i]);
   *reinterpret_cast<Raw*>(p) = raw;
 }
+#endif
 
 inline bool is_aligned16(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
 inline bool is_aligned16(const Tensor& tensor) { return is_aligned16(tensor.data); }

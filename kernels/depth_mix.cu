@@ -399,7 +399,7 @@ void vertical_backward_cuda(const Tensor& dinp, const Tensor& inp, const Tensor&
     // So many warps as have room for a row in floats.
     const int64_t padded = blocks_of(C, widest<S>) * widest<S>;
     const int64_t warp_bytes = (padded + from.count) * static_cast<int64_t>(sizeof(float));
-    CHECK_THAT(warp_bytes < 200 * 1024, "vertical_backward: rows of ", C, " are too wide for a GPU");
+    CHECK_THAT(warp_bytes < most_shared_bytes() - 1024, "vertical_backward: rows of ", C, " are too wide for a GPU");
     const auto rows = static_cast<uint32_t>(std::clamp<int64_t>(96 * 1024 / warp_bytes, 1, warps));
     const auto blocks = static_cast<uint32_t>(std::clamp<int64_t>(N / (2 * rows), 1, 1056));
     float* partial = scratch<float>(int64_t{blocks} * to.count);

@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -123,6 +124,7 @@ const char* kernel_name = "";
 Block now;
 int current = 0, threads = 0;
 void* dynamic = nullptr;
+size_t dynamic_bytes = 0;
 uint64_t lots = 1;
 
 uint64_t lot(uint64_t below) {
@@ -307,7 +309,7 @@ void run(const char* name, dim3 grid, dim3 block, size_t shared_bytes, const std
   if (shared_bytes > most_shared) fail_kernel(shared_bytes, " bytes of shared memory; at most ", most_shared);
   gridDim = grid, blockDim = block;
   const std::unique_ptr<void, void (*)(void*)> memory(allocate(shared_bytes), release);
-  dynamic = memory.get();
+  dynamic = memory.get(), dynamic_bytes = shared_bytes;
   struct Clean {
     ~Clean() {
       for (auto& [key, memory] : statics) release(memory.first);
@@ -370,6 +372,9 @@ void* dynamic_shared() { return dynamic; }
 void* static_shared(const void* key, size_t bytes) {
   auto& [memory, size] = statics[key];
   if (memory == nullptr) {
+    const size_t all = std::accumulate(statics.begin(), statics.end(), dynamic_bytes + bytes,
+                                       [](size_t sum, const auto& entry) { return sum + entry.second.second; });
+    if (all > most_shared) fail_kernel(all, " bytes of shared memory with the kernel's own; at most ", most_shared);
     memory = allocate(bytes), size = bytes;
     std::memset(memory, poison, bytes);
   }

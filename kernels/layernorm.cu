@@ -72,8 +72,8 @@ struct Layout {
   size_t shared_bytes;
 };
 Layout layout_for(int64_t row_bytes) {
-  constexpr int64_t goal = 64 * 1024, most = 227 * 1024;
-  CHECK_THAT(row_bytes <= most, "layernorm: rows of ", row_bytes, " bytes do not fit into shared memory");
+  constexpr int64_t goal = 64 * 1024;
+  CHECK_THAT(row_bytes <= most_shared_bytes(), "layernorm: rows of ", row_bytes, " bytes exceed a GPU's shared memory");
   const int64_t warps = std::clamp<int64_t>(goal / row_bytes, 1, most_warps);
   return {static_cast<uint32_t>(warps), static_cast<size_t>(warps * row_bytes)};
 }

@@ -63,6 +63,9 @@ cublasLtMatrixLayout_t make_layout(const Matrix& of, int64_t rows, int64_t colum
 
 // A row-major c is cuBLAS's c^T = b^T a^T: the factors change places.
 Plan make_plan(const Matrix& c, const Matrix& a, const Matrix& b, const ProductSize& z, const void* plus) {
+  cudaStreamCaptureStatus recording;
+  CHECK_CUDA(cudaStreamIsCapturing(cuda_stream(), &recording));
+  CHECK_THAT(recording == cudaStreamCaptureStatusNone, "a recording has a product of a new kind");
   Plan plan;
   const cublasOperation_t first = b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
   const cublasOperation_t second = a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
@@ -78,6 +81,8 @@ Plan make_plan(const Matrix& c, const Matrix& a, const Matrix& b, const ProductS
     CHECK_CUBLAS(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value), z);
   };
   prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace_bytes);
+  // Not in the type of c: parts of a sum would be rounded to bf16.
+  prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment_of(b.data, b));
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment_of(a.data, a));
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment_of(plus, c));

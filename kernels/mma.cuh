@@ -168,17 +168,6 @@ __device__ __forceinline__ T forgotten(T x) {
   return x;
 }
 
-// Two floats rounded to bf16, the first one in the lower half.
-__device__ __forceinline__ uint32_t pack(float low, float high) {
-#if CROSSPLY_CUDA
-  uint32_t pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-#else
-  return bf16::rounded(low) | static_cast<uint32_t>(bf16::rounded(high)) << 16;
-#endif
-}
-
 // 2^x to 2 ulps; results below the normal numbers are 0.
 __device__ __forceinline__ float exp2_fast(float x) {
 #if CROSSPLY_CUDA

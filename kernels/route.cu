@@ -375,7 +375,7 @@ void mix(S* out, const S* slab, const Terms& terms, int64_t columns, int64_t N, 
   with_heads<S>(K, D, {out, slab}, [&](auto heads, auto width) {
     const int64_t groups = blocks_of(K, heads), items = N * groups * (D / width);
     const int64_t term_bytes = K * groups * heads * static_cast<int64_t>(sizeof(float));
-    CHECK_THAT(items < int64_t{1} << 31 && term_bytes < 200 * 1024, "route: ", N, " tokens of ", K,
+    CHECK_THAT(items < int64_t{1} << 31 && term_bytes < most_shared_bytes() - 1024, "route: ", N, " tokens of ", K,
                " heads are too many for a GPU");
     const int64_t at_once = std::clamp<int64_t>(shared_limit / term_bytes, 1, terms.count);
     launch({"route_mix", blocks_of(items, threads), threads, static_cast<size_t>(at_once * term_bytes)},

@@ -427,7 +427,8 @@ void launch_backward(const WayMix& d, const std::vector<Tensor>& douts, const Te
   const int64_t at_once = std::max<int64_t>(1, (prepost ? 1 : 4) * backward_warps / warps);  // on a multiprocessor
   const auto blocks = static_cast<uint32_t>(std::clamp<int64_t>(N / 8, 1, multiprocessors * at_once));
   const int64_t own_floats = whole(size) + whole(warps * size) + whole(ways) + whole(warps * ways);
-  const bool in_shared = (own_floats + row) * static_cast<int64_t>(sizeof(float)) <= 200 * 1024 / at_once;
+  const int64_t room = std::min<int64_t>(200 * 1024, most_shared_bytes() - 1024) / at_once;
+  const bool in_shared = (own_floats + row) * static_cast<int64_t>(sizeof(float)) <= room;
   const auto floats = static_cast<size_t>(in_shared ? own_floats + row : own_floats);
   float* partial = scratch<float>(blocks * row);
   launch({"way_mix_backward", blocks, warps * warp_size, floats * sizeof(float)},
