@@ -140,8 +140,7 @@ void cross_entropy_forward(const Tensor& losses, const Tensor& inp, const Tensor
                            Stream stream) {
   check_shapes("cross_entropy_forward", losses, inp, weight, targets, stream);
   const int64_t V = weight.dim(0), C = weight.dim(1), rows = targets.numel();
-  if (stream.backend == Backend::cuda)
-    return cross_entropy_cuda(losses, Tensor{}, Tensor{}, inp, weight, targets, 1, stream);
+  if (stream.backend == Backend::cuda) return cross_entropy_cuda(losses, {}, {}, inp, weight, targets, 1);
   if (stream.backend == Backend::cpu)
     return with_storage(inp.dtype, [&](auto storage) {
       using S = decltype(storage);
@@ -160,8 +159,7 @@ void cross_entropy_forward_backward(const Tensor& losses, const Tensor& dinp, co
   const int64_t V = weight.dim(0), C = weight.dim(1), rows = targets.numel();
   CHECK_THAT(dinp.numel() == rows * C && dweight.shape == weight.shape, "cross_entropy_forward_backward: dinp ",
              dinp.str(), " dweight ", dweight.str(), " inp ", inp.str(), " weight ", weight.str());
-  if (stream.backend == Backend::cuda)
-    return cross_entropy_cuda(losses, dinp, dweight, inp, weight, targets, scale, stream);
+  if (stream.backend == Backend::cuda) return cross_entropy_cuda(losses, dinp, dweight, inp, weight, targets, scale);
   if (stream.backend == Backend::cpu)
     return with_storage(inp.dtype, [&](auto storage) {
       using S = decltype(storage);

@@ -1,7 +1,6 @@
 #include "kernels/cross_entropy.h"
 
-#include "kernels/cuda.cuh"
-#include "kernels/matmul.h"
+#include "kernels/matmul.cuh"
 
 namespace crossply {
 namespace {
@@ -20,15 +19,26 @@ struct Softmax {
   }
 };
 
-// A block for each row of logits z (rows, V): the loss, and z becomes dz if want_dz. The second pass finds the row in
-// the L2 cache, so what bounds it is one read and one write of z. Rows with target -1 get 0 and zeros; a target that is
-// no token gets NaN, as the host cannot look.
+// Logits v and on; beyond the last they are minus infinity, whatever is there.
 template <int width, class S>
-__global__ void loss_kernel(float* losses, S* z, const int32_t* targets, float scale, int64_t V, bool want_dz) {
+__device__ __forceinline__ Floats<width> load_logits(const S* z, int64_t v, int64_t V) {
+  Floats<width> x = load<width>(z + v);
+#pragma unroll
+  for (int i = 1; i < width; ++i)
+    if (v + i >= V) x[i] = -INFINITY;
+  return x;
+}
+
+// A block for each row of logits z (rows, V), rows `stride` apart: the loss, and z becomes dz if want_dz. The second
+// pass finds the row in the L2 cache, so what bounds it is one read and one write of z. Rows with target -1 get 0 and
+// zeros; a target that is no token gets NaN, as the host cannot look.
+template <int width, class S>
+__global__ void loss_kernel(float* losses, S* z, const int32_t* targets, float scale, int64_t V, int64_t stride,
+                            bool want_dz) {
   SHARED(parts, Array<Softmax, threads / warp_size>);
   const int64_t n = blockIdx.x;
   const int32_t target = targets[n];
-  z += n * V;
+  z += n * stride;
   if (target < 0) {
     if (threadIdx.x == 0) losses[n] = target == -1 ? 0.f : nanf("");
     if (want_dz)
@@ -37,7 +47,7 @@ __global__ void loss_kernel(float* losses, S* z, const int32_t* targets, float s
   }
   Softmax mine{0, 0};
   for (int64_t v = threadIdx.x * width; v < V; v += threads * width) {
-    const Floats<width> x = load<width>(z + v);
+    const Floats<width> x = load_logits<width>(z, v, V);
     float largest = x[0];
 #pragma unroll
     for (int i = 1; i < width; ++i) largest = x[i] > largest ? x[i] : largest;
@@ -60,7 +70,7 @@ __global__ void loss_kernel(float* losses, S* z, const int32_t* targets, float s
   if (!want_dz) return;
   const float factor = scale / all.sum;
   for (int64_t v = threadIdx.x * width; v < V; v += threads * width) {
-    Floats<width> x = load<width>(z + v);
+    Floats<width> x = load_logits<width>(z, v, V);
 #pragma unroll
     for (int i = 0; i < width; ++i) {
       x[i] = factor * expf(x[i] - all.largest);
@@ -72,9 +82,8 @@ __global__ void loss_kernel(float* losses, S* z, const int32_t* targets, float s
 
 // Rows whose logits exist at the same time: 1 GiB of them, because every chunk reads the weight twice and updates its
 // f32 gradient, which for few rows costs more than the products.
-template <class S>
-int64_t chunk_rows(int64_t V, int64_t rows) {
-  return std::min(rows, std::max<int64_t>((int64_t{1} << 30) / (V * static_cast<int64_t>(sizeof(S))), 1024));
+int64_t chunk_rows(int64_t stride, int64_t rows, size_t each) {
+  return std::min(rows, std::max<int64_t>((int64_t{1} << 30) / (stride * static_cast<int64_t>(each)), 1024));
 }
 
 }  // namespace
@@ -82,24 +91,25 @@ int64_t chunk_rows(int64_t V, int64_t rows) {
 // -----------------------------------------------------------------------------------------------------------------
 
 void cross_entropy_cuda(const Tensor& losses, const Tensor& dinp, const Tensor& dweight, const Tensor& inp,
-                        const Tensor& weight, const Tensor& targets, double scale, Stream stream) {
+                        const Tensor& weight, const Tensor& targets, double scale) {
   const int64_t V = weight.dim(0), C = weight.dim(1), rows = targets.numel();
   const bool want_dz = dinp.data != nullptr;
   with_storage(inp.dtype, [&](auto storage) {
     using S = decltype(storage);
-    const int64_t most = chunk_rows<S>(V, rows);
-    S* logits = scratch<S>(most * V, cross_entropy_slot);
+    constexpr int width = widest<S>;
+    const int64_t stride = blocks_of(V, width) * int64_t{width};  // whole vectors: also for 50,257 tokens
+    const int64_t most = chunk_rows(stride, rows, sizeof(S));
+    S* logits = scratch<S>(most * stride, cross_entropy_slot);
+    const Matrix z{logits, inp.dtype, stride}, w{weight.data, weight.dtype, C};
     for (int64_t begin = 0; begin < rows; begin += most) {
       const int64_t count = std::min(most, rows - begin);
-      const Tensor z = view(logits, {count, V}), x = view(inp.as<S>() + begin * C, {count, C});
-      matmul_forward({z}, x, {weight}, stream);
-      with_width<S>(V, {logits}, [&](auto width) {
-        launch({"loss", static_cast<uint32_t>(count), threads}, loss_kernel<width, S>, losses.as<float>() + begin,
-               logits, targets.as<int32_t>() + begin, static_cast<float>(scale), V, want_dz);
-      });
+      const Matrix x{inp.as<S>() + begin * C, inp.dtype, C};
+      multiply(z, x, transposed(w), {count, V, C}, nullptr);
+      launch({"loss", static_cast<uint32_t>(count), threads}, loss_kernel<width, S>, losses.as<float>() + begin, logits,
+             targets.as<int32_t>() + begin, static_cast<float>(scale), V, stride, want_dz);
       if (!want_dz) continue;
-      matmul_backward_weight(dweight, z, x, stream);
-      matmul_backward_input(view(dinp.as<S>() + begin * C, {count, C}), {z}, {weight}, false, stream);
+      multiply({dweight.data, dweight.dtype, C}, transposed(z), x, {V, C, count}, dweight.data);
+      multiply({dinp.as<S>() + begin * C, dinp.dtype, C}, z, w, {count, C, V}, nullptr);
     }
   });
 }

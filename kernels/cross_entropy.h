@@ -32,7 +32,7 @@ void cross_entropy_forward_backward(const Tensor& losses, const Tensor& dinp, co
 
 // kernels/cross_entropy.cu; without gradients where dinp has no data.
 void cross_entropy_cuda(const Tensor& losses, const Tensor& dinp, const Tensor& dweight, const Tensor& inp,
-                        const Tensor& weight, const Tensor& targets, double scale, Stream stream);
+                        const Tensor& weight, const Tensor& targets, double scale);
 
 // The loss of one scored row; z receives softmax(inp weight^T).
 template <class T>

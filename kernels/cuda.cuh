@@ -12,6 +12,7 @@
 #endif
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <initializer_list>
 #include <type_traits>
@@ -123,14 +124,15 @@ constexpr size_t access_bytes = width * sizeof(S) < 16 ? width * sizeof(S) : 16;
 template <int width>
 using Floats = Array<float, width>;
 
-__device__ inline float to_float(float x) { return x; }
-__device__ inline float to_float(bf16 x) {
+__device__ inline float float_of_bits(uint32_t bits) {
 #if CROSSPLY_CUDA
-  return __uint_as_float(static_cast<uint32_t>(x.bits) << 16);
+  return __uint_as_float(bits);
 #else
-  return x;
+  return std::bit_cast<float>(bits);
 #endif
 }
+__device__ inline float to_float(float x) { return x; }
+__device__ inline float to_float(bf16 x) { return float_of_bits(static_cast<uint32_t>(x.bits) << 16); }
 __device__ inline void from_float(float& to, float x) { to = x; }
 __device__ inline void from_float(bf16& to, float x) {
 #if CROSSPLY_CUDA
@@ -203,6 +205,24 @@ template <class List = std::initializer_list<const void*>>
 bool aligned16(const List& tensors) {
   return std::all_of(tensors.begin(), tensors.end(), [](const auto& tensor) { return is_aligned16(tensor); });
 }
+// 16 bytes as they are in memory: to be held for long, bf16 takes half the registers of floats.
+template <class S>
+struct Held {
+  uint4 words;
+  __device__ Floats<widest<S>> floats() const {
+    const uint32_t w[4] = {words.x, words.y, words.z, words.w};
+    Floats<widest<S>> x;
+#pragma unroll
+    for (int i = 0; i < widest<S>; ++i) {
+      if constexpr (sizeof(S) == 2) x[i] = float_of_bits(i % 2 == 0 ? w[i / 2] << 16 : w[i / 2] & 0xFFFF0000u);
+      else x[i] = float_of_bits(w[i]);
+    }
+    return x;
+  }
+};
+template <class S>
+__device__ __forceinline__ Held<S> hold(const S* p) { return {*reinterpret_cast<const uint4*>(p)}; }
+
 // Calls body(width), a constant: the widest access that C columns of all the tensors allow.
 template <class S, class List = std::initializer_list<const void*>, class F>
 void with_width(int64_t C, const List& tensors, F&& body) {
