@@ -83,9 +83,7 @@ void softmax_gate_backward(S* dinp, const float* dout, const S* inp, int64_t row
     }
     float* dz = begin_floats(wide, dinp + n * K, count * K, acc);
     for (int64_t row = 0; row < count; ++row) {
-      float sum = 0;
-#pragma omp simd reduction(+ : sum)
-      for (int64_t i = row * K; i < (row + 1) * K; ++i) sum += dy_y[i];
+      const float sum = sum_of(dy_y + row * K, K);
       if (acc) {
 #pragma omp simd
         for (int64_t i = row * K; i < (row + 1) * K; ++i) dz[i] += dy_y[i] * f[i] - p[i] * sum;

@@ -34,9 +34,7 @@ void softmax_forward_cpu(float* out, const X* inp, int64_t rows, int64_t S, doub
 }
 
 inline void softmax_backward_row(float* dinp, const float* da, const float* alpha, int64_t S, bool acc) {
-  float mean = 0;
-#pragma omp simd reduction(+ : mean)
-  for (int64_t m = 0; m < S; ++m) mean += alpha[m] * da[m];
+  const float mean = dot_of(alpha, da, S);
   if (acc) {
 #pragma omp simd
     for (int64_t m = 0; m < S; ++m) dinp[m] += alpha[m] * (da[m] - mean);
@@ -79,10 +77,7 @@ void softmax_rows_cpu(float* out, const float* inp, int64_t rows, int64_t S) {
   for (int64_t i = 0; i < rows * S; ++i) out[i] = exp_f32(out[i]);
   for (int64_t n = 0; n < rows; ++n) {
     float* y = out + n * S;
-    float sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t m = 0; m < S; ++m) sum += y[m];
-    const float scale = 1.f / sum;
+    const float scale = 1.f / sum_of(y, S);
 #pragma omp simd
     for (int64_t m = 0; m < S; ++m) y[m] *= scale;
   }

@@ -10,18 +10,10 @@ namespace {
 
 constexpr int64_t grain = 32768;
 
-template <class S>
-float dot(const S* a, const S* b, int64_t n) {
-  float sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < n; ++i) sum += a[i] * b[i];
-  return sum;
-}
-
 // dx = (acc ? dx : 0) + factor * dy, and <dy, x>, or 0 without x. dx may be dy.
 template <bool acc>
 float scale_and_dot(float* dx, const float* dy, float factor, const float* x, int64_t n) {
-  const float sum = x == nullptr ? 0.f : dot(dy, x, n);
+  const float sum = x == nullptr ? 0.f : dot_of(dy, x, n);
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) dx[i] = acc ? dx[i] + factor * dy[i] : factor * dy[i];
   return sum;
@@ -122,7 +114,7 @@ void scale_forward_cpu(S* out, const S* inp, float factor, int64_t n) {
 
 template <class S>
 void scale_backward_cpu(S* dinp, float* dfactor, const S* dout, const S* inp, float factor, int64_t n, bool acc) {
-  *dfactor += dot(dout, inp, n);
+  *dfactor += dot_of(dout, inp, n);
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) dinp[i] = acc ? dinp[i] + factor * dout[i] : factor * dout[i];
 }

@@ -95,6 +95,25 @@ inline float sum_of_lanes(const Vec16& sum) {
   return sum_of_lanes(half);
 }
 
+// Sums of n terms, x[i] or a[i] * b[i], by the same additions whatever a compiler makes of loops.
+inline float sum_of(const float* x, int64_t n) {
+  Vec16 sum{}, v;
+  float rest = 0;
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) load(v, x + i), sum += v;
+  for (; i < n; ++i) rest += x[i];
+  return sum_of_lanes(sum) + rest;
+}
+template <class S>
+float dot_of(const S* a, const S* b, int64_t n) {
+  Vec16 sum{}, x, y;
+  float rest = 0;
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) load(x, a + i), load(y, b + i), sum += x * y;
+  for (; i < n; ++i) rest += a[i] * b[i];
+  return sum_of_lanes(sum) + rest;
+}
+
 // Sixteen elements, or the `count` that are left at an end; what is beyond is 0 after loading.
 struct Whole {};
 template <class S>

@@ -107,7 +107,8 @@ TEST_CASE("models: the fast kernels are as exact as the plain loops in f32") {
         sum_plain += relative_plain;
       }
       CHECK(sum_fast <= 6 * sum_plain);  // one draw of rounding errors each, correlated over the tensors
-      CHECK(worst_fast < std::max(1e-4, 3 * worst_plain));
+      // Hyper-connected models lose up to 1.3e-4 in PyTorch's f32, and here with a compiler that fuses other products.
+      CHECK(worst_fast < std::max(2e-4, 3 * worst_plain));
     }
   }
 }
