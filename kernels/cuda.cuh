@@ -149,6 +149,12 @@ __device__ __forceinline__ Floats<width> load(const S* p) {
   for (int i = 0; i < width; ++i) x[i] = to_float(raw.s[i]);
   return x;
 }
+// The same, or zeros. Ask for all that is needed and then compute: an `if` around a load and its use lets no later load
+// begin before that use.
+template <int width, class S>
+__device__ __forceinline__ Floats<width> load_if(bool there, const S* p) {
+  return there ? load<width>(p) : Floats<width>{};
+}
 // Two floats rounded to bf16, the first one in the lower half.
 __device__ __forceinline__ uint32_t pack(float low, float high) {
 #if CROSSPLY_CUDA

@@ -24,27 +24,30 @@ template <int width>
 constexpr int64_t tile_size = threads * vectors * width;
 
 template <int width, class S>
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(threads, 4)
     depth_mix_forward_kernel(S* out, const Pointers<const S> sources, const float* weights, int64_t size) {
   const int64_t first = blockIdx.x * tile_size<width> + threadIdx.x * width;
   Floats<width> sum[vectors];
 #pragma unroll
   for (int v = 0; v < vectors; ++v) {
     const int64_t at = first + v * threads * width;
-    sum[v] = at < size ? load<width>(sources.x[0] + at) : Floats<width>{};
+    sum[v] = load_if<width>(at < size, sources.x[0] + at);
 #pragma unroll
     for (int i = 0; i < width; ++i) sum[v][i] *= weights[0];  // not 0 + a product, which would lose the sign of -0
   }
 #pragma unroll 2
   for (int s = 1; s < sources.count; ++s) {
     const float w = weights[s];
+    Floats<width> x[vectors];
 #pragma unroll
     for (int v = 0; v < vectors; ++v) {
       const int64_t at = first + v * threads * width;
-      if (at >= size) continue;
-      const Floats<width> x = load<width>(sources.x[s] + at);
+      x[v] = load_if<width>(at < size, sources.x[s] + at);
+    }
 #pragma unroll
-      for (int i = 0; i < width; ++i) sum[v][i] += w * x[i];
+    for (int v = 0; v < vectors; ++v) {
+#pragma unroll
+      for (int i = 0; i < width; ++i) sum[v][i] += w * x[v][i];
     }
   }
 #pragma unroll
