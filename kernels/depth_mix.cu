@@ -17,16 +17,17 @@ struct Pointers {
 };
 
 // -----------------------------------------------------------------------------------------------------------------
-// Weights that do not depend on the token: a block takes tiles of `vectors` accesses a thread.
+// Weights that do not depend on the token: a block takes a tile of `vectors` accesses a thread.
 
-constexpr int vectors = 4;
-template <int width>
+constexpr int forward_vectors = 4, backward_vectors = 2;
+template <int width, int vectors>
 constexpr int64_t tile_size = threads * vectors * width;
 
 template <int width, class S>
 __global__ void __launch_bounds__(threads, 4)
     depth_mix_forward_kernel(S* out, const Pointers<const S> sources, const float* weights, int64_t size) {
-  const int64_t first = blockIdx.x * tile_size<width> + threadIdx.x * width;
+  constexpr int vectors = forward_vectors;
+  const int64_t first = blockIdx.x * tile_size<width, vectors> + threadIdx.x * width;
   Floats<width> sum[vectors];
 #pragma unroll
   for (int v = 0; v < vectors; ++v) {
@@ -75,53 +76,70 @@ __device__ void write_partial(float* partial, const float* sums, int readers) {
   }
 }
 
+// Readers come in groups of four: their loads are under way together, and their dots are added up together.
+constexpr int group = 4;
+
 template <int width, class S>
-__global__ void __launch_bounds__(threads, 2)
+__global__ void __launch_bounds__(threads, 3)
     depth_mix_backward_kernel(S* dinp, float* partial, const S* inp, const DepthReaders<S> readers, int64_t size,
                               bool acc) {
-  float* sums = dynamic_shared<float>();
-  for (int i = static_cast<int>(threadIdx.x); i < warps * readers.count; i += threads) sums[i] = 0;
-  __syncthreads();
-  for (int64_t tile = blockIdx.x; tile * tile_size<width> < size; tile += gridDim.x) {
-    const int64_t first = tile * tile_size<width> + threadIdx.x * width;
-    Floats<width> x[vectors], total[vectors];
+  constexpr int vectors = backward_vectors;
+  const int lane = static_cast<int>(threadIdx.x) % warp_size;
+  float* sums = dynamic_shared<float>() + static_cast<int>(threadIdx.x) / warp_size * readers.count;
+  const int64_t first = blockIdx.x * tile_size<width, vectors> + threadIdx.x * width;
+  Floats<width> x[vectors], total[vectors];
 #pragma unroll
-    for (int v = 0; v < vectors; ++v) {
-      const int64_t at = first + v * threads * width;
-      x[v] = at < size ? load<width>(inp + at) : Floats<width>{};
-      total[v] = acc && at < size ? load<width>(dinp + at) : Floats<width>{};
-    }
-#pragma unroll 2
-    for (int r = 0; r < readers.count; ++r) {
-      const float w = *readers.weight[r];
-      float dot = 0;
+  for (int v = 0; v < vectors; ++v) {
+    const int64_t at = first + v * threads * width;
+    x[v] = load_if<width>(at < size, inp + at);
+    total[v] = load_if<width>(acc && at < size, dinp + at);
+  }
+#pragma unroll 1
+  for (int r = 0; r < readers.count; r += group) {
+    Floats<width> dy[group][vectors];
+    float w[group], dots[group] = {};
+#pragma unroll
+    for (int j = 0; j < group; ++j) {
+      const bool there = r + j < readers.count;
+      w[j] = there ? *readers.weight[r + j] : 0.f;
 #pragma unroll
       for (int v = 0; v < vectors; ++v) {
         const int64_t at = first + v * threads * width;
-        if (at >= size) continue;
-        const Floats<width> dy = load<width>(readers.dout[r] + at);
-#pragma unroll
-        for (int i = 0; i < width; ++i) dot += dy[i] * x[v][i], total[v][i] += w * dy[i];
+        dy[j][v] = load_if<width>(there && at < size, readers.dout[r + j] + at);
       }
-      dot = warp_sum(dot);
-      if (threadIdx.x % warp_size == 0) sums[threadIdx.x / warp_size * readers.count + r] += dot;
     }
 #pragma unroll
-    for (int v = 0; v < vectors; ++v) {
-      const int64_t at = first + v * threads * width;
-      if (at < size) store<width>(dinp + at, total[v]);
+    for (int j = 0; j < group; ++j) {
+#pragma unroll
+      for (int v = 0; v < vectors; ++v) {
+#pragma unroll
+        for (int i = 0; i < width; ++i) dots[j] += dy[j][v][i] * x[v][i], total[v][i] += w[j] * dy[j][v][i];
+      }
     }
+    const float dot = warp_sums<group>(dots);
+    if (lane < group && r + lane < readers.count) sums[r + lane] = dot;
   }
-  write_partial(partial, sums, readers.count);
+#pragma unroll
+  for (int v = 0; v < vectors; ++v) {
+    const int64_t at = first + v * threads * width;
+    if (at < size) store<width>(dinp + at, total[v]);
+  }
+  write_partial(partial, dynamic_shared<float>(), readers.count);
 }
 
-// *to[r] += the sum of partial[r, :]; a warp for each r.
+// *to[r] += the sum of partial[r, :]; a block for each r.
 __global__ void add_partial_kernel(const Pointers<float> to, const float* partial, int64_t blocks) {
+  SHARED(sums, Array<float, warps>);
   const float* from = partial + blockIdx.x * blocks;
   float sum = 0;
-  for (int64_t b = threadIdx.x; b < blocks; b += warp_size) sum += from[b];
+#pragma unroll 4
+  for (int64_t b = threadIdx.x; b < blocks; b += threads) sum += from[b];
   sum = warp_sum(sum);
-  if (threadIdx.x == 0 && to.x[blockIdx.x] != nullptr) *to.x[blockIdx.x] += sum;
+  if (threadIdx.x % warp_size == 0) sums[threadIdx.x / warp_size] = sum;
+  __syncthreads();
+  if (threadIdx.x > 0 || to.x[blockIdx.x] == nullptr) return;
+  for (int w = 1; w < warps; ++w) sum += sums[w];
+  *to.x[blockIdx.x] += sum;
 }
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -304,8 +322,7 @@ void with_whole(int64_t C, const std::vector<const void*>& tensors, F&& body) {
 }
 
 void add_partial(const Pointers<float>& to, const float* partial, int64_t blocks) {
-  launch({"depth_mix_add_partial", static_cast<uint32_t>(to.count), warp_size}, add_partial_kernel, to, partial,
-         blocks);
+  launch({"depth_mix_add_partial", static_cast<uint32_t>(to.count), threads}, add_partial_kernel, to, partial, blocks);
 }
 
 }  // namespace
@@ -318,7 +335,7 @@ void depth_mix_forward_cuda(const Tensor& out, const std::vector<Tensor>& source
     from.count = 0;
     for (const Tensor& source : sources) from.x[from.count++] = source.as<S>();
     with_width<S>(aligned16(sources) ? out.numel() : 1, {out.data}, [&](auto width) {
-      launch({"depth_mix_forward", blocks_of(out.numel(), tile_size<width>), threads},
+      launch({"depth_mix_forward", blocks_of(out.numel(), tile_size<width, forward_vectors>), threads},
              depth_mix_forward_kernel<width, S>, out.as<S>(), from, weights.as<float>(), out.numel());
     });
   });
@@ -340,7 +357,8 @@ void depth_mix_backward_cuda(const Tensor& dinp, const Tensor& inp, const std::v
       to.x[to.count++] = r.dweights.as<float>() + r.column;
     }
     with_width<S>(dinp.numel(), tensors, [&](auto width) {
-      const int64_t tiles = blocks_of(dinp.numel(), tile_size<width>), blocks = std::clamp<int64_t>(tiles / 2, 1, 528);
+      // A block a tile: however many the readers, none waits long for the last one.
+      const int64_t blocks = blocks_of(dinp.numel(), tile_size<width, backward_vectors>);
       float* partial = scratch<float>(blocks * to.count);
       launch({"depth_mix_backward", static_cast<uint32_t>(blocks), threads, warps * readers.size() * sizeof(float)},
              depth_mix_backward_kernel<width, S>, dinp.as<S>(), partial, inp.as<S>(), from, dinp.numel(), acc);
