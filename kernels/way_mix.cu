@@ -52,21 +52,29 @@ template <int ways, int width, bool prepost, class Storage>
 __device__ __forceinline__ void mix(WayColumns<ways, width>& a, const float* coef, const Mix<Storage>& m, int64_t n,
                                     int64_t c) {
   // So many sources are on their way.
-  [[maybe_unused]] constexpr int at_once = ways == 8 ? 2 : prepost || ways * width > 16 ? 4 : 8;
+  constexpr int at_once = ways * width > 32 ? 2 : prepost || ways * width > 16 ? 4 : 8;
   a = {};
-#pragma unroll at_once
-  for (int s = 0; s < m.S; ++s) {
-    Columns<width> x = load<width>(m.sources.source[s] + n * m.C + c);
-    if constexpr (prepost) {
-      const Columns<width> gain = load<width>(m.gains.source[s] + c);
+#pragma unroll 1
+  for (int first = 0; first < m.S; first += at_once) {
+    Columns<width> x[at_once];
 #pragma unroll
-      for (int i = 0; i < width; ++i) x[i] *= gain[i];
-    }
-    const Floats<ways> k = load<ways>(coef + s * ways);
+    for (int i = 0; i < at_once; ++i)
+      x[i] = load_if<width>(first + i < m.S, m.sources.source[first + i] + n * m.C + c);
 #pragma unroll
-    for (int w = 0; w < ways; ++w) {
+    for (int i = 0; i < at_once; ++i) {
+      const int s = first + i;
+      if (s >= m.S) break;
+      if constexpr (prepost) {
+        const Columns<width> gain = load<width>(m.gains.source[s] + c);
 #pragma unroll
-      for (int i = 0; i < width; ++i) a[w][i] += k[w] * x[i];
+        for (int k = 0; k < width; ++k) x[i][k] *= gain[k];
+      }
+      const Floats<ways> k = load<ways>(coef + s * ways);
+#pragma unroll
+      for (int w = 0; w < ways; ++w) {
+#pragma unroll
+        for (int j = 0; j < width; ++j) a[w][j] += k[w] * x[i][j];
+      }
     }
   }
 }
@@ -91,7 +99,7 @@ __device__ __host__ inline int64_t whole(int64_t floats) { return (floats + 7) /
 // Forward. Where a row has more columns than the block takes at once, the norm needs its a_w once more.
 
 template <int ways, int width, bool prepost, class Storage>
-__global__ void __launch_bounds__(most_threads)
+__global__ void __launch_bounds__(most_threads, 1)
 way_mix_forward_kernel(Ways<Storage> outs, float* rstd, Mix<Storage> m, float eps) {
   float* coef = dynamic_shared<float>();  // (S,ways)
   float* room = coef + whole(m.S * ways);  // (warps,ways)
