@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(threads, 4)
 #pragma unroll
   for (int v = 0; v < vectors; ++v) {
     const int64_t at = first + v * threads * width;
-    sum[v] = load_if<width>(at < size, sources.x[0] + at);
+    sum[v] = load_if<width>(at < size, sources.x[0], at);
 #pragma unroll
     for (int i = 0; i < width; ++i) sum[v][i] *= weights[0];  // not 0 + a product, which would lose the sign of -0
   }
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(threads, 4)
 #pragma unroll
     for (int v = 0; v < vectors; ++v) {
       const int64_t at = first + v * threads * width;
-      x[v] = load_if<width>(at < size, sources.x[s] + at);
+      x[v] = load_if<width>(at < size, sources.x[s], at);
     }
 #pragma unroll
     for (int v = 0; v < vectors; ++v) {
@@ -94,8 +94,8 @@ __global__ void __launch_bounds__(threads, 3)
 #pragma unroll
   for (int v = 0; v < vectors; ++v) {
     const int64_t at = first + v * threads * width;
-    x[v] = load_if<width>(at < size, inp + at);
-    total[v] = load_if<width>(acc && at < size, dinp + at);
+    x[v] = load_if<width>(at < size, inp, at);
+    total[v] = load_if<width>(acc && at < size, dinp, at);
   }
 #pragma unroll 1
   for (int r = 0; r < readers.count; r += group) {
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(threads, 3)
 #pragma unroll
       for (int v = 0; v < vectors; ++v) {
         const int64_t at = first + v * threads * width;
-        dy[j][v] = load_if<width>(there && at < size, readers.dout[r + j] + at);
+        dy[j][v] = load_if<width>(there && at < size, readers.dout[r + j], at);
       }
     }
 #pragma unroll
@@ -151,15 +151,15 @@ __global__ void add_partial_kernel(const Pointers<float> to, const float* partia
 // not, and vertical_dot divides a row among threads as the backward does, so that dots are summed in the same order
 // wherever tensors lie: pbar then is exactly the dot of the backward if there is one source.
 
-// Columns c.. of a row, as far as there are such: zeros beyond, or if not there.
+// Columns c.. of row n of p (N,C), as far as there are such: zeros beyond, or if not there.
 template <bool whole, class S>
-__device__ __forceinline__ Floats<widest<S>> load_span(bool there, const S* row, int64_t c, int64_t C) {
+__device__ __forceinline__ Floats<widest<S>> load_span(bool there, const S* p, int64_t n, int64_t c, int64_t C) {
   if constexpr (whole) {
-    return load_if<widest<S>>(there && c < C, row + c);
+    return load_if<widest<S>>(there && c < C, p, n * C + c);
   } else {
     Floats<widest<S>> x;
 #pragma unroll
-    for (int i = 0; i < widest<S>; ++i) x[i] = there && c + i < C ? to_float(row[c + i]) : 0.f;
+    for (int i = 0; i < widest<S>; ++i) x[i] = there && c + i < C ? to_float(p[n * C + c + i]) : 0.f;
     return x;
   }
 }
@@ -186,8 +186,8 @@ __global__ void __launch_bounds__(threads, 3)
     float dot[group] = {};
 #pragma unroll
     for (int j = 0; j < group; ++j) {
-      x[j] = load_span<whole>(n + j < N, a + (n + j) * C, c, C);
-      y[j] = load_span<whole>(n + j < N, b + (n + j) * C, c, C);
+      x[j] = load_span<whole>(n + j < N, a, n + j, c, C);
+      y[j] = load_span<whole>(n + j < N, b, n + j, c, C);
     }
 #pragma unroll
     for (int j = 0; j < group; ++j) {
@@ -233,14 +233,14 @@ __global__ void vertical_forward_kernel(S* out, float* weights, const VerticalSo
     for (int s = lane; s < count; s += warp_size) weights[n * count + s] = w[s] /= sum;
     __syncwarp();
     for (int64_t c = lane * widest<S>; c < C; c += warp_size * widest<S>) {
-      Floats<widest<S>> total = load_span<whole>(true, sources.x[0] + n * C, c, C);
+      Floats<widest<S>> total;
 #pragma unroll
-      for (int i = 0; i < widest<S>; ++i) total[i] *= w[0];  // keeps the sign of -0
-      for (int first = 1; first < count; first += group) {
+      for (int i = 0; i < widest<S>; ++i) total[i] = -0.f;  // plus the first product is that, -0 as well
+      for (int first = 0; first < count; first += group) {
         Floats<widest<S>> x[group];
 #pragma unroll
         for (int j = 0; j < group; ++j)
-          x[j] = load_span<whole>(first + j < count, sources.x[first + j] + n * C, c, C);
+          x[j] = load_span<whole>(first + j < count, sources.x[first + j], n, c, C);
 #pragma unroll
         for (int j = 0; j < group; ++j) {
           if (first + j >= count) break;
@@ -276,8 +276,8 @@ __global__ void __launch_bounds__(threads, 3)
   const float square = squares[n];
   for (int64_t begin = 0; begin < C; begin += step) {
     const int64_t c = begin + own;
-    const Floats<widest<S>> x = load_span<whole>(true, inp + n * C, c, C);
-    Floats<widest<S>> total = load_span<whole>(acc, dinp + n * C, c, C);
+    const Floats<widest<S>> x = load_span<whole>(true, inp, n, c, C);
+    Floats<widest<S>> total = load_span<whole>(acc, dinp, n, c, C);
 #pragma unroll 1
     for (int r = 0; r < readers.count; r += group) {
       Floats<widest<S>> dy[group];
@@ -286,7 +286,7 @@ __global__ void __launch_bounds__(threads, 3)
       for (int j = 0; j < group; ++j) {
         const bool there = r + j < readers.count;
         w[j] = there ? readers.weights[r + j][n * readers.stride[r + j]] : 0.f;
-        dy[j] = load_span<whole>(there, readers.dout[r + j] + n * C, c, C);
+        dy[j] = load_span<whole>(there, readers.dout[r + j], n, c, C);
       }
 #pragma unroll
       for (int j = 0; j < group; ++j) {
@@ -307,7 +307,7 @@ __global__ void __launch_bounds__(threads, 3)
   }
   const float scale = warp_sum(q) / (square + eps);
   for (int64_t c = own; c < C; c += step) {
-    const Floats<widest<S>> x = load_span<whole>(true, inp + n * C, c, C);
+    const Floats<widest<S>> x = load_span<whole>(true, inp, n, c, C);
     Floats<widest<S>> total = load<widest<S>>(totals + c);
 #pragma unroll
     for (int i = 0; i < widest<S>; ++i) total[i] -= scale * x[i];

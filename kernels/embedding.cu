@@ -102,7 +102,7 @@ __global__ void embedding_backward_kernel(float* dweight, float* partial, const 
     for (int i = 0; i < at_once; ++i) key[i] = first + i < end ? keys[first + i] : no_key;
 #pragma unroll
     for (int i = 0; i < at_once; ++i)  // several rows are on their way before the first is added
-      x[i] = load_if<width>(key[i] != no_key, dout + static_cast<int64_t>(key[i] & no_word) * C + c);
+      x[i] = load_if<width>(key[i] != no_key, dout, static_cast<int64_t>(key[i] & no_word) * C + c);
 #pragma unroll
     for (int i = 0; i < at_once; ++i) {
       if (word_of(key[i]) != word) {

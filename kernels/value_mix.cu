@@ -64,11 +64,11 @@ __global__ void __launch_bounds__(threads, 4)
 #pragma unroll
     for (int k = 0; k < vectors; ++k) {
       const int64_t at = begin + k * threads * width;
-      dy[k] = load_if<width>(at < n, dout + at);
-      x[k] = load_if<width>(at < n && v.x != nullptr, v.x + at);
-      x1[k] = load_if<width>(at < n && v1.x != nullptr, v1.x + at);
-      d[k] = load_if<width>(at < n && v.acc, v.d + at);
-      d1[k] = load_if<width>(at < n && v1.acc, v1.d + at);
+      dy[k] = load_if<width>(at < n, dout, at);
+      x[k] = load_if<width>(at < n && v.x != nullptr, v.x, at);
+      x1[k] = load_if<width>(at < n && v1.x != nullptr, v1.x, at);
+      d[k] = load_if<width>(at < n && v.acc, v.d, at);
+      d1[k] = load_if<width>(at < n && v1.acc, v1.d, at);
     }
 #pragma unroll
     for (int k = 0; k < vectors; ++k) {

@@ -59,7 +59,7 @@ __device__ __forceinline__ void mix(WayColumns<ways, width>& a, const float* coe
     Columns<width> x[at_once];
 #pragma unroll
     for (int i = 0; i < at_once; ++i)
-      x[i] = load_if<width>(first + i < m.S, m.sources.source[first + i] + n * m.C + c);
+      x[i] = load_if<width>(first + i < m.S, m.sources.source[first + i], n * m.C + c);
 #pragma unroll
     for (int i = 0; i < at_once; ++i) {
       const int s = first + i;

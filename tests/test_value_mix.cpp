@@ -331,7 +331,7 @@ void check_scale(double out_tolerance, double dinp_tolerance, Backend backend) {
                      reference);
       check_close("out", out, out64, out_tolerance);
       check_close("dinp", dinp, dinp64, dinp_tolerance);
-      check_close("dfactor", dfactor, dfactor64, 2e-6);
+      check_close("dfactor", dfactor, dfactor64, n < 2000 ? 2e-6 : 1e-5);  // of products that mostly cancel
     }
   }
 }
