@@ -151,6 +151,26 @@ __device__ __forceinline__ Floats<width> load(const S* p) {
   for (int i = 0; i < width; ++i) x[i] = to_float(raw.s[i]);
   return x;
 }
+// From p + at, or zeros if not there: p may then be anything. Ask for all that is needed and then compute: an `if`
+// around a load and its use lets no later load begin before that use.
+template <int width, class S>
+__device__ __forceinline__ Floats<width> load_if(bool there, const S* p, int64_t at) {
+#if CROSSPLY_CUDA
+  if constexpr (width > 1) {  // the choice is between words, not between twice as many floats
+    struct alignas(access_bytes<width, S>) Raw { uint32_t w[width * sizeof(S) / 4]; };
+    Raw raw = {};
+    if (there) raw = *reinterpret_cast<const Raw*>(p + at);
+    Floats<width> x;
+#pragma unroll
+    for (int i = 0; i < width; ++i) {
+      if constexpr (sizeof(S) == 4) x[i] = __uint_as_float(raw.w[i]);
+      else x[i] = __uint_as_float(i % 2 ? raw.w[i / 2] & 0xffff0000u : raw.w[i / 2] << 16);
+    }
+    return x;
+  }
+#endif
+  return there ? load<width>(p + at) : Floats<width>{};
+}
 // Two floats rounded to bf16, the first one in the lower half.
 __device__ __forceinline__ uint32_t pack(float low, float high) {
 #if CROSSPLY_CUDA

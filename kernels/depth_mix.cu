@@ -17,34 +17,38 @@ struct Pointers {
 };
 
 // -----------------------------------------------------------------------------------------------------------------
-// Weights that do not depend on the token: a block takes tiles of `vectors` accesses a thread.
+// Weights that do not depend on the token: a block takes a tile of `vectors` accesses a thread.
 
-constexpr int vectors = 4;
-template <int width>
+constexpr int forward_vectors = 4, backward_vectors = 2;
+template <int width, int vectors>
 constexpr int64_t tile_size = threads * vectors * width;
 
 template <int width, class S>
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(threads, 4)
     depth_mix_forward_kernel(S* out, const Pointers<const S> sources, const float* weights, int64_t size) {
-  const int64_t first = blockIdx.x * tile_size<width> + threadIdx.x * width;
+  constexpr int vectors = forward_vectors;
+  const int64_t first = blockIdx.x * tile_size<width, vectors> + threadIdx.x * width;
   Floats<width> sum[vectors];
 #pragma unroll
   for (int v = 0; v < vectors; ++v) {
     const int64_t at = first + v * threads * width;
-    sum[v] = at < size ? load<width>(sources.x[0] + at) : Floats<width>{};
+    sum[v] = load_if<width>(at < size, sources.x[0], at);
 #pragma unroll
     for (int i = 0; i < width; ++i) sum[v][i] *= weights[0];  // not 0 + a product, which would lose the sign of -0
   }
 #pragma unroll 2
   for (int s = 1; s < sources.count; ++s) {
     const float w = weights[s];
+    Floats<width> x[vectors];
 #pragma unroll
     for (int v = 0; v < vectors; ++v) {
       const int64_t at = first + v * threads * width;
-      if (at >= size) continue;
-      const Floats<width> x = load<width>(sources.x[s] + at);
+      x[v] = load_if<width>(at < size, sources.x[s], at);
+    }
 #pragma unroll
-      for (int i = 0; i < width; ++i) sum[v][i] += w * x[i];
+    for (int v = 0; v < vectors; ++v) {
+#pragma unroll
+      for (int i = 0; i < width; ++i) sum[v][i] += w * x[v][i];
     }
   }
 #pragma unroll
@@ -61,79 +65,101 @@ struct DepthReaders {
   int count;
 };
 
-// The sums of a block's warps, [warp][reader], as one column of `partial` (readers, blocks).
-__device__ void write_partial(float* partial, const float* sums, int readers) {
-  __syncthreads();
-  const auto in_block = static_cast<int>(blockDim.x * blockDim.y);
-  for (int r = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x); r < readers; r += in_block) {
-    float sum = 0;
-    for (int w = 0; w < in_block / warp_size; ++w) sum += sums[w * readers + r];
-    partial[static_cast<int64_t>(r) * gridDim.x + blockIdx.x] = sum;
-  }
+// Readers come in groups of four: their loads are under way together, and their dots are added up together.
+constexpr int group = 4;
+
+// The warp's sums of its dots with the readers from r on, set or added: sums[warp][reader].
+__device__ __forceinline__ void add_dots(float* sums, float (&dots)[group], int r, int readers, bool set) {
+  const int lane = static_cast<int>(threadIdx.x) % warp_size, warp = static_cast<int>(threadIdx.x) / warp_size;
+  const float dot = warp_sums<group>(dots);
+  if (lane >= group || r + lane >= readers) return;
+  float& sum = sums[warp * readers + r + lane];
+  sum = set ? dot : sum + dot;
+}
+__device__ __forceinline__ float sum_of_warps(const float* sums, int r, int readers) {
+  float sum = 0;
+  for (int w = 0; w < static_cast<int>(blockDim.x) / warp_size; ++w) sum += sums[w * readers + r];
+  return sum;
 }
 
+// partial: (readers, blocks).
 template <int width, class S>
-__global__ void __launch_bounds__(threads, 2)
+__global__ void __launch_bounds__(threads, 3)
     depth_mix_backward_kernel(S* dinp, float* partial, const S* inp, const DepthReaders<S> readers, int64_t size,
                               bool acc) {
+  constexpr int vectors = backward_vectors;
   float* sums = dynamic_shared<float>();
-  for (int i = static_cast<int>(threadIdx.x); i < warps * readers.count; i += threads) sums[i] = 0;
-  __syncthreads();
-  for (int64_t tile = blockIdx.x; tile * tile_size<width> < size; tile += gridDim.x) {
-    const int64_t first = tile * tile_size<width> + threadIdx.x * width;
-    Floats<width> x[vectors], total[vectors];
+  const int64_t first = blockIdx.x * tile_size<width, vectors> + threadIdx.x * width;
+  Floats<width> x[vectors], total[vectors];
 #pragma unroll
-    for (int v = 0; v < vectors; ++v) {
-      const int64_t at = first + v * threads * width;
-      x[v] = at < size ? load<width>(inp + at) : Floats<width>{};
-      total[v] = acc && at < size ? load<width>(dinp + at) : Floats<width>{};
-    }
-#pragma unroll 2
-    for (int r = 0; r < readers.count; ++r) {
-      const float w = *readers.weight[r];
-      float dot = 0;
+  for (int v = 0; v < vectors; ++v) {
+    const int64_t at = first + v * threads * width;
+    x[v] = load_if<width>(at < size, inp, at);
+    total[v] = load_if<width>(acc && at < size, dinp, at);
+  }
+#pragma unroll 1
+  for (int r = 0; r < readers.count; r += group) {
+    Floats<width> dy[group][vectors];
+    float w[group], dots[group] = {};
+#pragma unroll
+    for (int j = 0; j < group; ++j) {
+      const bool there = r + j < readers.count;
+      w[j] = there ? *readers.weight[r + j] : 0.f;
 #pragma unroll
       for (int v = 0; v < vectors; ++v) {
         const int64_t at = first + v * threads * width;
-        if (at >= size) continue;
-        const Floats<width> dy = load<width>(readers.dout[r] + at);
-#pragma unroll
-        for (int i = 0; i < width; ++i) dot += dy[i] * x[v][i], total[v][i] += w * dy[i];
+        dy[j][v] = load_if<width>(there && at < size, readers.dout[r + j], at);
       }
-      dot = warp_sum(dot);
-      if (threadIdx.x % warp_size == 0) sums[threadIdx.x / warp_size * readers.count + r] += dot;
     }
 #pragma unroll
-    for (int v = 0; v < vectors; ++v) {
-      const int64_t at = first + v * threads * width;
-      if (at < size) store<width>(dinp + at, total[v]);
+    for (int j = 0; j < group; ++j) {
+#pragma unroll
+      for (int v = 0; v < vectors; ++v) {
+#pragma unroll
+        for (int i = 0; i < width; ++i) dots[j] += dy[j][v][i] * x[v][i], total[v][i] += w[j] * dy[j][v][i];
+      }
     }
+    add_dots(sums, dots, r, readers.count, true);
   }
-  write_partial(partial, sums, readers.count);
+#pragma unroll
+  for (int v = 0; v < vectors; ++v) {
+    const int64_t at = first + v * threads * width;
+    if (at < size) store<width>(dinp + at, total[v]);
+  }
+  __syncthreads();
+  for (int r = static_cast<int>(threadIdx.x); r < readers.count; r += threads)
+    partial[static_cast<int64_t>(r) * gridDim.x + blockIdx.x] = sum_of_warps(sums, r, readers.count);
 }
 
-// *to[r] += the sum of partial[r, :]; a warp for each r.
+// *to[r] += the sum of partial[r, :]; a block for each r.
 __global__ void add_partial_kernel(const Pointers<float> to, const float* partial, int64_t blocks) {
+  SHARED(sums, Array<float, warps>);
   const float* from = partial + blockIdx.x * blocks;
   float sum = 0;
-  for (int64_t b = threadIdx.x; b < blocks; b += warp_size) sum += from[b];
+#pragma unroll 4
+  for (int64_t b = threadIdx.x; b < blocks; b += threads) sum += from[b];
   sum = warp_sum(sum);
-  if (threadIdx.x == 0 && to.x[blockIdx.x] != nullptr) *to.x[blockIdx.x] += sum;
+  if (threadIdx.x % warp_size == 0) sums[threadIdx.x / warp_size] = sum;
+  __syncthreads();
+  if (threadIdx.x > 0 || to.x[blockIdx.x] == nullptr) return;
+  for (int w = 1; w < warps; ++w) sum += sums[w];
+  *to.x[blockIdx.x] += sum;
 }
 
 // -----------------------------------------------------------------------------------------------------------------
-// Vertical attention: a warp takes a row. A lane takes `span` columns of it at a time, whether it may load them at once
-// (whole) or not, so that dots are summed in the same order wherever tensors lie: pbar then is exactly the dot of the
-// backward if there is one source.
+// Vertical attention. A thread takes a span of a row's columns at a time, whether it may load it at once (whole) or
+// not, and vertical_dot divides a row among threads as the backward does, so that dots are summed in the same order
+// wherever tensors lie: pbar then is exactly the dot of the backward if there is one source.
 
+// Columns c.. of row n of p (N,C), as far as there are such: zeros beyond, or if not there.
 template <bool whole, class S>
-__device__ __forceinline__ Floats<widest<S>> load_span(const S* row, int64_t c, int64_t C) {
+__device__ __forceinline__ Floats<widest<S>> load_span(bool there, const S* p, int64_t n, int64_t c, int64_t C) {
   if constexpr (whole) {
-    return load<widest<S>>(row + c);
+    return load_if<widest<S>>(there && c < C, p, n * C + c);
   } else {
     Floats<widest<S>> x;
 #pragma unroll
-    for (int i = 0; i < widest<S>; ++i) x[i] = c + i < C ? to_float(row[c + i]) : 0.f;
+    for (int i = 0; i < widest<S>; ++i) x[i] = there && c + i < C ? to_float(p[n * C + c + i]) : 0.f;
     return x;
   }
 }
@@ -148,19 +174,31 @@ __device__ __forceinline__ void store_span(S* row, int64_t c, int64_t C, const F
   }
 }
 
+// A block takes `group` rows.
 template <bool whole, class S>
-__global__ void vertical_dot_kernel(float* dots, const S* a, const S* b, int64_t N, int64_t C) {
-  const int64_t n = static_cast<int64_t>(blockIdx.x) * warps + threadIdx.y;
-  if (n >= N) return;
-  float dot = 0;
-#pragma unroll 2
-  for (int64_t c = threadIdx.x * widest<S>; c < C; c += warp_size * widest<S>) {
-    const auto x = load_span<whole>(a + n * C, c, C), y = load_span<whole>(b + n * C, c, C);
+__global__ void __launch_bounds__(threads, 3)
+    vertical_dot_kernel(float* dots, const S* a, const S* b, int64_t N, int64_t C) {
+  SHARED(sums, Array<float, warps * group>);
+  const int64_t n = static_cast<int64_t>(blockIdx.x) * group;
+  for (int64_t begin = 0; begin < C; begin += blockDim.x * widest<S>) {
+    const int64_t c = begin + threadIdx.x * widest<S>;
+    Floats<widest<S>> x[group], y[group];
+    float dot[group] = {};
 #pragma unroll
-    for (int i = 0; i < widest<S>; ++i) dot += x[i] * y[i];
+    for (int j = 0; j < group; ++j) {
+      x[j] = load_span<whole>(n + j < N, a, n + j, c, C);
+      y[j] = load_span<whole>(n + j < N, b, n + j, c, C);
+    }
+#pragma unroll
+    for (int j = 0; j < group; ++j) {
+#pragma unroll
+      for (int i = 0; i < widest<S>; ++i) dot[j] += x[j][i] * y[j][i];
+    }
+    add_dots(sums.x, dot, 0, group, begin == 0);
   }
-  dot = warp_sum(dot);
-  if (threadIdx.x == 0) dots[n] = dot;
+  __syncthreads();
+  const int j = static_cast<int>(threadIdx.x);
+  if (j < group && n + j < N) dots[n + j] = sum_of_warps(sums.x, j, group);
 }
 
 template <class S>
@@ -170,8 +208,8 @@ struct VerticalSources {
   int count;
 };
 
-// softmax(score - 1/2 ln(square)) without the logarithm: exp(score) / sqrt(square), normalised. exp(score) is at most
-// 1, relative to the largest. The division makes the weight of a single source exactly 1.
+// A warp takes a row. softmax(score - 1/2 ln(square)) without the logarithm: exp(score) / sqrt(square), normalised.
+// exp(score) is at most 1, relative to the largest. The division makes the weight of a single source exactly 1.
 template <bool whole, class S>
 __global__ void vertical_forward_kernel(S* out, float* weights, const VerticalSources<S> sources, const float* scores,
                                         int64_t N, int64_t C, float eps) {
@@ -195,14 +233,20 @@ __global__ void vertical_forward_kernel(S* out, float* weights, const VerticalSo
     for (int s = lane; s < count; s += warp_size) weights[n * count + s] = w[s] /= sum;
     __syncwarp();
     for (int64_t c = lane * widest<S>; c < C; c += warp_size * widest<S>) {
-      Floats<widest<S>> total = load_span<whole>(sources.x[0] + n * C, c, C);
+      Floats<widest<S>> total;
 #pragma unroll
-      for (int i = 0; i < widest<S>; ++i) total[i] *= w[0];  // keeps the sign of -0
-#pragma unroll 4
-      for (int s = 1; s < count; ++s) {
-        const auto x = load_span<whole>(sources.x[s] + n * C, c, C);
+      for (int i = 0; i < widest<S>; ++i) total[i] = -0.f;  // plus the first product is that, -0 as well
+      for (int first = 0; first < count; first += group) {
+        Floats<widest<S>> x[group];
 #pragma unroll
-        for (int i = 0; i < widest<S>; ++i) total[i] += w[s] * x[i];
+        for (int j = 0; j < group; ++j)
+          x[j] = load_span<whole>(first + j < count, sources.x[first + j], n, c, C);
+#pragma unroll
+        for (int j = 0; j < group; ++j) {
+          if (first + j >= count) break;
+#pragma unroll
+          for (int i = 0; i < widest<S>; ++i) total[i] += w[first + j] * x[j][i];
+        }
       }
       store_span<whole>(out + n * C, c, C, total);
     }
@@ -219,73 +263,56 @@ struct VerticalReaders {
   int count;
 };
 
-// What a warp has for its row: sums (C) in shared memory, of which every lane touches its own columns only, and the
-// sums of q over its rows, for each reader.
-struct RowSums {
-  float *dinp, *q;
-  int64_t n, C;
-};
-
-// `group` readers from r on: returns the sum of their q.
-template <int group, bool whole, class S>
-__device__ __forceinline__ float add_readers(RowSums row, const S* inp, const VerticalReaders<S>& readers, int r) {
-  float w[group], dot[group];
-#pragma unroll
-  for (int j = 0; j < group; ++j) w[j] = readers.weights[r + j][row.n * readers.stride[r + j]], dot[j] = 0;
-  for (int64_t c = threadIdx.x * widest<S>; c < row.C; c += warp_size * widest<S>) {
-    const auto x = load_span<whole>(inp + row.n * row.C, c, row.C);
-    Floats<widest<S>> dy[group], total{};
-#pragma unroll
-    for (int j = 0; j < group; ++j) dy[j] = load_span<whole>(readers.dout[r + j] + row.n * row.C, c, row.C);
-    if (r > 0) total = load<widest<S>>(row.dinp + c);
-#pragma unroll
-    for (int j = 0; j < group; ++j)
-#pragma unroll
-      for (int i = 0; i < widest<S>; ++i) dot[j] += dy[j][i] * x[i], total[i] += w[j] * dy[j][i];
-    store<widest<S>>(row.dinp + c, total);
-  }
-  float sum = 0;
-#pragma unroll
-  for (int j = 0; j < group; ++j) {
-    const float q = w[j] * (warp_sum(dot[j]) - readers.pbar[r + j][row.n]);
-    if (threadIdx.x == 0) row.q[r + j] += q;
-    sum += q;
-  }
-  return sum;
-}
-
-// padded: C, rounded up to whole spans.
+// A block takes a row. A thread keeps its columns of dinp without the last term in shared memory until all dots are
+// there, and gets x for that term once more, mostly from the caches. partial: (readers, N), the q of every row.
 template <bool whole, class S>
-__global__ void vertical_backward_kernel(S* dinp, float* partial, const S* inp, const float* squares,
-                                         const VerticalReaders<S> readers, int64_t N, int64_t C, int64_t padded,
-                                         float eps, bool acc) {
-  float* rows = dynamic_shared<float>();
-  float* q_sums = rows + blockDim.y * padded;
-  for (int r = static_cast<int>(threadIdx.x); r < readers.count; r += warp_size)
-    q_sums[threadIdx.y * readers.count + r] = 0;
-  __syncwarp();
-  RowSums row{rows + threadIdx.y * padded, q_sums + threadIdx.y * readers.count, 0, C};
-  for (row.n = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y; row.n < N;
-       row.n += static_cast<int64_t>(gridDim.x) * blockDim.y) {
-    float q = 0;
-    int r = 0;
-    for (; r + 4 <= readers.count; r += 4) q += add_readers<4, whole>(row, inp, readers, r);
-    for (; r < readers.count; ++r) q += add_readers<1, whole>(row, inp, readers, r);
-    const float scale = q / (squares[row.n] + eps);
-    for (int64_t c = threadIdx.x * widest<S>; c < C; c += warp_size * widest<S>) {
-      auto total = load<widest<S>>(row.dinp + c);
-      if (acc) {
-        const auto before = load_span<whole>(dinp + row.n * C, c, C);
+__global__ void __launch_bounds__(threads, 3)
+    vertical_backward_kernel(S* dinp, float* partial, const S* inp, const float* squares,
+                             const VerticalReaders<S> readers, int64_t N, int64_t C, int64_t padded, float eps,
+                             bool acc) {
+  float* totals = dynamic_shared<float>();  // (C), and up to whole spans: padded
+  float* sums = totals + padded;            // (warps, readers)
+  const int64_t n = blockIdx.x, step = blockDim.x * widest<S>, own = threadIdx.x * widest<S>;
+  const float square = squares[n];
+  for (int64_t begin = 0; begin < C; begin += step) {
+    const int64_t c = begin + own;
+    const Floats<widest<S>> x = load_span<whole>(true, inp, n, c, C);
+    Floats<widest<S>> total = load_span<whole>(acc, dinp, n, c, C);
+#pragma unroll 1
+    for (int r = 0; r < readers.count; r += group) {
+      Floats<widest<S>> dy[group];
+      float w[group], dots[group] = {};
 #pragma unroll
-        for (int i = 0; i < widest<S>; ++i) total[i] += before[i];
+      for (int j = 0; j < group; ++j) {
+        const bool there = r + j < readers.count;
+        w[j] = there ? readers.weights[r + j][n * readers.stride[r + j]] : 0.f;
+        dy[j] = load_span<whole>(there, readers.dout[r + j], n, c, C);
       }
-      const auto x = load_span<whole>(inp + row.n * C, c, C);
 #pragma unroll
-      for (int i = 0; i < widest<S>; ++i) total[i] -= scale * x[i];
-      store_span<whole>(dinp + row.n * C, c, C, total);
+      for (int j = 0; j < group; ++j) {
+#pragma unroll
+        for (int i = 0; i < widest<S>; ++i) dots[j] += dy[j][i] * x[i], total[i] += w[j] * dy[j][i];
+      }
+      add_dots(sums, dots, r, readers.count, begin == 0);
     }
+    if (c < C) store<widest<S>>(totals + c, total);
   }
-  write_partial(partial, q_sums, readers.count);
+  __syncthreads();
+  float q = 0;  // every warp makes the sum of all for itself
+  for (int r = static_cast<int>(threadIdx.x) % warp_size; r < readers.count; r += warp_size) {
+    const float dot = sum_of_warps(sums, r, readers.count);
+    const float q_r = readers.weights[r][n * readers.stride[r]] * (dot - readers.pbar[r][n]);
+    if (threadIdx.x < warp_size) partial[r * N + n] = q_r;
+    q += q_r;
+  }
+  const float scale = warp_sum(q) / (square + eps);
+  for (int64_t c = own; c < C; c += step) {
+    const Floats<widest<S>> x = load_span<whole>(true, inp, n, c, C);
+    Floats<widest<S>> total = load<widest<S>>(totals + c);
+#pragma unroll
+    for (int i = 0; i < widest<S>; ++i) total[i] -= scale * x[i];
+    store_span<whole>(dinp + n * C, c, C, total);
+  }
 }
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -300,9 +327,14 @@ void with_whole(int64_t C, const std::vector<const void*>& tensors, F&& body) {
   with_width<S>(C, tensors, [&](auto width) { body(std::bool_constant<(width > 1)>{}); });
 }
 
+// So many threads as have a span of a row's columns to do.
+template <class S>
+uint32_t threads_of_row(int64_t C) {
+  return std::min<uint32_t>(blocks_of(C, warp_size * widest<S>) * warp_size, threads);
+}
+
 void add_partial(const Pointers<float>& to, const float* partial, int64_t blocks) {
-  launch({"depth_mix_add_partial", static_cast<uint32_t>(to.count), warp_size}, add_partial_kernel, to, partial,
-         blocks);
+  launch({"depth_mix_add_partial", static_cast<uint32_t>(to.count), threads}, add_partial_kernel, to, partial, blocks);
 }
 
 }  // namespace
@@ -315,7 +347,7 @@ void depth_mix_forward_cuda(const Tensor& out, const std::vector<Tensor>& source
     from.count = 0;
     for (const Tensor& source : sources) from.x[from.count++] = source.as<S>();
     with_width<S>(aligned16(sources) ? out.numel() : 1, {out.data}, [&](auto width) {
-      launch({"depth_mix_forward", blocks_of(out.numel(), tile_size<width>), threads},
+      launch({"depth_mix_forward", blocks_of(out.numel(), tile_size<width, forward_vectors>), threads},
              depth_mix_forward_kernel<width, S>, out.as<S>(), from, weights.as<float>(), out.numel());
     });
   });
@@ -337,7 +369,8 @@ void depth_mix_backward_cuda(const Tensor& dinp, const Tensor& inp, const std::v
       to.x[to.count++] = r.dweights.as<float>() + r.column;
     }
     with_width<S>(dinp.numel(), tensors, [&](auto width) {
-      const int64_t tiles = blocks_of(dinp.numel(), tile_size<width>), blocks = std::clamp<int64_t>(tiles / 2, 1, 528);
+      // A block a tile: however many the readers, none waits long for the last one.
+      const int64_t blocks = blocks_of(dinp.numel(), tile_size<width, backward_vectors>);
       float* partial = scratch<float>(blocks * to.count);
       launch({"depth_mix_backward", static_cast<uint32_t>(blocks), threads, warps * readers.size() * sizeof(float)},
              depth_mix_backward_kernel<width, S>, dinp.as<S>(), partial, inp.as<S>(), from, dinp.numel(), acc);
@@ -350,7 +383,7 @@ void vertical_dot_cuda(const Tensor& pbar, const Tensor& dout, const Tensor& out
   with_storage(out.dtype, [&](auto storage) {
     using S = decltype(storage);
     with_whole<S>(C, {out.data, dout.data}, [&](auto whole) {
-      launch({"vertical_dot", blocks_of(N, warps), dim3(warp_size, warps)}, vertical_dot_kernel<whole, S>,
+      launch({"vertical_dot", blocks_of(N, group), threads_of_row<S>(C)}, vertical_dot_kernel<whole, S>,
              pbar.as<float>(), dout.as<S>(), out.as<S>(), N, C);
     });
   });
@@ -396,19 +429,18 @@ void vertical_backward_cuda(const Tensor& dinp, const Tensor& inp, const Tensor&
       from.stride[from.count++] = static_cast<int32_t>(r.weights.numel() / N);
       to.x[to.count++] = r.dscores.data == nullptr ? nullptr : r.dscores.as<float>() + r.column;
     }
-    // So many warps as have room for a row in floats.
     const int64_t padded = blocks_of(C, widest<S>) * widest<S>;
-    const int64_t warp_bytes = (padded + from.count) * static_cast<int64_t>(sizeof(float));
-    CHECK_THAT(warp_bytes < most_shared_bytes() - 1024, "vertical_backward: rows of ", C, " are too wide for a GPU");
-    const auto rows = static_cast<uint32_t>(std::clamp<int64_t>(96 * 1024 / warp_bytes, 1, warps));
-    const auto blocks = static_cast<uint32_t>(std::clamp<int64_t>(N / (2 * rows), 1, 1056));
-    float* partial = scratch<float>(int64_t{blocks} * to.count);
+    const uint32_t row_threads = threads_of_row<S>(C);
+    const size_t shared = static_cast<size_t>(padded + row_threads / warp_size * from.count) * sizeof(float);
+    CHECK_THAT(static_cast<int64_t>(shared) < most_shared_bytes() - 1024, "vertical_backward: rows of ", C,
+               " are too wide for a GPU");
+    float* partial = scratch<float>(N * to.count);
     with_whole<S>(C, tensors, [&](auto whole) {
-      launch({"vertical_backward", blocks, dim3(warp_size, rows), rows * static_cast<size_t>(warp_bytes)},
-             vertical_backward_kernel<whole, S>, dinp.as<S>(), partial, inp.as<S>(), squares.as<float>(), from, N, C,
-             padded, static_cast<float>(eps), acc);
+      launch({"vertical_backward", static_cast<uint32_t>(N), row_threads, shared}, vertical_backward_kernel<whole, S>,
+             dinp.as<S>(), partial, inp.as<S>(), squares.as<float>(), from, N, C, padded, static_cast<float>(eps),
+             acc);
     });
-    add_partial(to, partial, blocks);
+    add_partial(to, partial, N);
   });
 }
 

@@ -96,21 +96,19 @@ __global__ void embedding_backward_kernel(float* dweight, float* partial, const 
     if (word != no_word) store_or_add<width>((goes_on ? partial + w * C : dweight + word * C) + c, sum, !goes_on);
   };
   for (int64_t first = begin; first < end; first += at_once) {
-    uint32_t words[at_once];
+    uint64_t key[at_once];
     Floats<width> x[at_once];
 #pragma unroll
-    for (int i = 0; i < at_once; ++i) {  // several rows are on their way before the first is added
-      const uint64_t key = first + i < end ? keys[first + i] : no_key;
-      words[i] = word_of(key);
-      if (words[i] != no_word) x[i] = load<width>(dout + static_cast<int64_t>(key & no_word) * C + c);
-    }
+    for (int i = 0; i < at_once; ++i) key[i] = first + i < end ? keys[first + i] : no_key;
+#pragma unroll
+    for (int i = 0; i < at_once; ++i)  // several rows are on their way before the first is added
+      x[i] = load_if<width>(key[i] != no_key, dout, static_cast<int64_t>(key[i] & no_word) * C + c);
 #pragma unroll
     for (int i = 0; i < at_once; ++i) {
-      if (words[i] != word) {
+      if (word_of(key[i]) != word) {
         write();
-        word = words[i], goes_on = false, sum = {};
+        word = word_of(key[i]), goes_on = false, sum = {};
       }
-      if (word == no_word) continue;
 #pragma unroll
       for (int k = 0; k < width; ++k) sum[k] += x[i][k];
     }

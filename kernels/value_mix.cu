@@ -41,63 +41,56 @@ struct Input {
   bool acc;
 };
 
-template <int width, class S>
-__device__ __forceinline__ void add_dot(float& dot, const Input<S>& input, const Floats<width> (&dy)[vectors],
-                                        int64_t first, int64_t n) {
-#pragma unroll
-  for (int k = 0; k < vectors; ++k) {
-    const int64_t at = first + k * threads * width;
-    if (input.x == nullptr || at >= n) continue;
-    const Floats<width> x = load<width>(input.x + at);
-#pragma unroll
-    for (int i = 0; i < width; ++i) dot += dy[k][i] * x[i];
-  }
+// The sums over the block's threads, for the first one. The whole block calls this, once in a kernel.
+__device__ __forceinline__ void sum_of_block(float& own, float& first) {
+  SHARED(sums, Array<Array<float, warps>, 2>);
+  own = warp_sum(own), first = warp_sum(first);
+  if (threadIdx.x % warp_size == 0)
+    sums[0][threadIdx.x / warp_size] = own, sums[1][threadIdx.x / warp_size] = first;
+  __syncthreads();
+  if (threadIdx.x > 0) return;
+  for (int w = 1; w < warps; ++w) own += sums[0][w], first += sums[1][w];
 }
 
 // partial (2, blocks): the block's dots of v and v1. v's d may be dout.
 template <int width, class S>
 __global__ void __launch_bounds__(threads, 4)
     mix_backward_kernel(float* partial, const S* dout, const Input<S> v, const Input<S> v1, int64_t n) {
-  SHARED(sums, Array<Array<float, warps>, 2>);
   float own = 0, first = 0;
   for (int64_t tile = blockIdx.x; tile * tile_size<width> < n; tile += gridDim.x) {
     const int64_t begin = tile * tile_size<width> + threadIdx.x * width;
-    Floats<width> dy[vectors];
-#pragma unroll
-    for (int k = 0; k < vectors; ++k) {
-      const int64_t at = begin + k * threads * width;
-      dy[k] = at < n ? load<width>(dout + at) : Floats<width>{};
-    }
-    add_dot<width>(own, v, dy, begin, n);
-    add_dot<width>(first, v1, dy, begin, n);
     const float a = v.d == nullptr ? 0.f : *v.factor, b = *v1.factor;
+    Floats<width> dy[vectors], x[vectors], x1[vectors], d[vectors], d1[vectors];
 #pragma unroll
     for (int k = 0; k < vectors; ++k) {
       const int64_t at = begin + k * threads * width;
-      if (at >= n) break;
-      Floats<width> d = v.acc ? load<width>(v.d + at) : Floats<width>{};
-      Floats<width> d1 = v1.acc ? load<width>(v1.d + at) : Floats<width>{};
+      dy[k] = load_if<width>(at < n, dout, at);
+      x[k] = load_if<width>(at < n && v.x != nullptr, v.x, at);
+      x1[k] = load_if<width>(at < n && v1.x != nullptr, v1.x, at);
+      d[k] = load_if<width>(at < n && v.acc, v.d, at);
+      d1[k] = load_if<width>(at < n && v1.acc, v1.d, at);
+    }
 #pragma unroll
-      for (int i = 0; i < width; ++i) d[i] += a * dy[k][i], d1[i] += b * dy[k][i];
-      if (v.d != nullptr) store<width>(v.d + at, d);
-      store<width>(v1.d + at, d1);
+    for (int k = 0; k < vectors; ++k) {
+      const int64_t at = begin + k * threads * width;
+#pragma unroll
+      for (int i = 0; i < width; ++i) {
+        own += dy[k][i] * x[k][i], first += dy[k][i] * x1[k][i];
+        d[k][i] += a * dy[k][i], d1[k][i] += b * dy[k][i];
+      }
+      if (at < n && v.d != nullptr) store<width>(v.d + at, d[k]);
+      if (at < n) store<width>(v1.d + at, d1[k]);
     }
   }
-  own = warp_sum(own), first = warp_sum(first);
-  if (threadIdx.x % warp_size == 0)
-    sums[0][threadIdx.x / warp_size] = own, sums[1][threadIdx.x / warp_size] = first;
-  __syncthreads();
-  if (threadIdx.x >= 2) return;
-  float sum = 0;
-  for (int w = 0; w < warps; ++w) sum += sums[threadIdx.x][w];
-  partial[threadIdx.x * gridDim.x + blockIdx.x] = sum;
+  sum_of_block(own, first);
+  if (threadIdx.x == 0) partial[blockIdx.x] = own, partial[gridDim.x + blockIdx.x] = first;
 }
 
-// Adds the two sums of partial (2, blocks) to two numbers, which may be the same one. One warp.
+// Adds the two sums of partial (2, blocks) to two numbers, which may be the same one. One block.
 __global__ void add_partial_kernel(float* d_own, float* d_first, const float* partial, int64_t blocks) {
   float own = 0, first = 0;
-  for (int64_t b = threadIdx.x; b < blocks; b += warp_size) own += partial[b], first += partial[blocks + b];
-  own = warp_sum(own), first = warp_sum(first);
+  for (int64_t b = threadIdx.x; b < blocks; b += threads) own += partial[b], first += partial[blocks + b];
+  sum_of_block(own, first);
   if (threadIdx.x > 0) return;
   if (d_own != nullptr) *d_own += own;
   if (d_first != nullptr) *d_first += first;
@@ -156,7 +149,7 @@ void pass_back(float* d_own, float* d_first, const Tensor& dout, const Input<S>&
     launch({"value_mix_backward", static_cast<uint32_t>(blocks), threads}, mix_backward_kernel<width, S>, partial,
            dout.as<S>(), v, v1, n);
     if (d_own != nullptr || d_first != nullptr)
-      launch({"value_mix_add_partial", 1, warp_size}, add_partial_kernel, d_own, d_first, partial, blocks);
+      launch({"value_mix_add_partial", 1, threads}, add_partial_kernel, d_own, d_first, partial, blocks);
   });
 }
 

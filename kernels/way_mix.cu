@@ -38,10 +38,10 @@ using Columns = Floats<width>;
 template <int ways, int width>
 using WayColumns = Array<Columns<width>, ways>;
 
-// coef(S,ways) of token n, in shared memory; 0 where there is no such way.
+// coef(S,ways) of token n from element `first` on, in shared memory; 0 where there is no such way.
 template <int ways, class Storage>
-__device__ void gather_coefficients(float* coef, const Mix<Storage>& m, int64_t n) {
-  for (int e = static_cast<int>(threadIdx.x); e < m.S * ways; e += static_cast<int>(blockDim.x)) {
+__device__ void gather_coefficients(float* coef, const Mix<Storage>& m, int64_t n, uint32_t first = 0) {
+  for (int e = static_cast<int>(first + threadIdx.x); e < m.S * ways; e += static_cast<int>(blockDim.x)) {
     const int w = e % ways, s = e / ways;
     coef[e] = w < m.W ? to_float(m.weight[(n * m.W + w) * m.S + s]) + m.base[w * m.S + s] : 0.f;
   }
@@ -52,21 +52,29 @@ template <int ways, int width, bool prepost, class Storage>
 __device__ __forceinline__ void mix(WayColumns<ways, width>& a, const float* coef, const Mix<Storage>& m, int64_t n,
                                     int64_t c) {
   // So many sources are on their way.
-  [[maybe_unused]] constexpr int at_once = ways == 8 ? 2 : prepost || ways * width > 16 ? 4 : 8;
+  constexpr int at_once = ways * width > 32 ? 2 : prepost || ways * width > 16 ? 4 : 8;
   a = {};
-#pragma unroll at_once
-  for (int s = 0; s < m.S; ++s) {
-    Columns<width> x = load<width>(m.sources.source[s] + n * m.C + c);
-    if constexpr (prepost) {
-      const Columns<width> gain = load<width>(m.gains.source[s] + c);
+#pragma unroll 1
+  for (int first = 0; first < m.S; first += at_once) {
+    Columns<width> x[at_once];
 #pragma unroll
-      for (int i = 0; i < width; ++i) x[i] *= gain[i];
-    }
-    const Floats<ways> k = load<ways>(coef + s * ways);
+    for (int i = 0; i < at_once; ++i)
+      x[i] = load_if<width>(first + i < m.S, m.sources.source[first + i], n * m.C + c);
 #pragma unroll
-    for (int w = 0; w < ways; ++w) {
+    for (int i = 0; i < at_once; ++i) {
+      const int s = first + i;
+      if (s >= m.S) break;
+      if constexpr (prepost) {
+        const Columns<width> gain = load<width>(m.gains.source[s] + c);
 #pragma unroll
-      for (int i = 0; i < width; ++i) a[w][i] += k[w] * x[i];
+        for (int k = 0; k < width; ++k) x[i][k] *= gain[k];
+      }
+      const Floats<ways> k = load<ways>(coef + s * ways);
+#pragma unroll
+      for (int w = 0; w < ways; ++w) {
+#pragma unroll
+        for (int j = 0; j < width; ++j) a[w][j] += k[w] * x[i][j];
+      }
     }
   }
 }
@@ -91,7 +99,7 @@ __device__ __host__ inline int64_t whole(int64_t floats) { return (floats + 7) /
 // Forward. Where a row has more columns than the block takes at once, the norm needs its a_w once more.
 
 template <int ways, int width, bool prepost, class Storage>
-__global__ void __launch_bounds__(most_threads)
+__global__ void __launch_bounds__(most_threads, 1)
 way_mix_forward_kernel(Ways<Storage> outs, float* rstd, Mix<Storage> m, float eps) {
   float* coef = dynamic_shared<float>();  // (S,ways)
   float* room = coef + whole(m.S * ways);  // (warps,ways)
@@ -271,12 +279,17 @@ __device__ void write_weight_gradients(float* dbase, const float* products, cons
   }
 }
 
-// As many warps of 96 registers as one of an H200's multiprocessors holds, in as many blocks as that may be.
-constexpr int64_t backward_warps = 20, multiprocessors = 132;
+// A block's warps at most, and so many such blocks at once on a multiprocessor. If plain, several: while one waits at a
+// barrier, or for memory, others go on. Else one as wide as it may be, which keeps a_w of all columns in registers.
+template <bool prepost>
+constexpr int64_t backward_warps = prepost ? most_threads / warp_size : 8;
+template <bool prepost>
+constexpr int64_t backward_blocks = prepost ? 1 : 3;
+constexpr int64_t multiprocessors = 132;  // of an H200
 
 // partial: a row of `row` sums a block; sums_in_shared: they become that in shared memory, and go there at the end.
 template <int ways, int width, bool prepost, class Storage>
-__global__ void __launch_bounds__(backward_warps * warp_size)
+__global__ void __launch_bounds__(backward_warps<prepost> * warp_size, backward_blocks<prepost>)
 way_mix_backward_kernel(Gradients<Storage> d, const float* rstd, Mix<Storage> m, float* partial, int64_t row,
                         bool sums_in_shared) {
   constexpr int group = sources_at_once<ways>, values = group * ways;
@@ -292,10 +305,16 @@ way_mix_backward_kernel(Gradients<Storage> d, const float* rstd, Mix<Storage> m,
   float* dgains = dpost + m.W * m.C;
   const int lane = static_cast<int>(threadIdx.x) % warp_size;
   const int64_t step = static_cast<int64_t>(blockDim.x) * width;
+  const int e = static_cast<int>(threadIdx.x);  // the coefficient that this thread asks for ahead, if there is one
+  const bool has_coefficient = e < size && e % ways < m.W;
+  const int place = has_coefficient ? e % ways * m.S + e / ways : 0;
+  const float base = m.base[place];
+  gather_coefficients<ways>(coef, m, blockIdx.x);
   for (int64_t n = blockIdx.x; n < m.N; n += gridDim.x) {
     const bool first = n == blockIdx.x;
-    gather_coefficients<ways>(coef, m, n);
+    const int64_t next = n + gridDim.x < m.N ? n + gridDim.x : n;
     __syncthreads();
+    const Storage next_weight = m.weight[next * m.W * m.S + place];  // under way while this token is worked on
     WayColumns<ways, width> a = {};  // a_w, then its gradient
     if constexpr (prepost) norm_means<ways, width>(mean, a, coef, d, m, rstd, n, room);
 #pragma unroll 1
@@ -312,16 +331,18 @@ way_mix_backward_kernel(Gradients<Storage> d, const float* rstd, Mix<Storage> m,
         float product[values] = {};
         if (there) source_gradients<group, ways, width, prepost>(product, a, coef, dgains, d, m, s, n, c, first);
         const float sum = warp_sums<values>(product);
-        const int e = s * ways + lane;
-        if (lane < values && e < size) own[e] = begin == 0 ? sum : own[e] + sum;
+        const int to = s * ways + lane;
+        if (lane < values && to < size) own[to] = begin == 0 ? sum : own[to] + sum;
       }
     }
     __syncthreads();  // of the shared memory only the products are now still to be read
     write_weight_gradients<ways>(sums, products, d, m, n, first);
+    if (has_coefficient) coef[e] = to_float(next_weight) + base;
+    gather_coefficients<ways>(coef, m, next, blockDim.x);
   }
   if (!sums_in_shared) return;
   __syncthreads();
-  for (int64_t e = threadIdx.x; e < row; e += blockDim.x) partial[e] = sums[e];
+  for (int64_t i = threadIdx.x; i < row; i += blockDim.x) partial[i] = sums[i];
 }
 
 struct ParameterGradients {
@@ -379,11 +400,11 @@ void with_ways(int64_t W, bool wide, F&& body) {
   else with(std::integral_constant<int, 8>{});
 }
 
-// So many warps as have columns to do, if there is shared memory for the `floats` of each.
-uint32_t warps_for(int64_t C, int width, int64_t floats) {
+// So many warps as have columns to do, at most `most`, if there is shared memory for the `floats` of each.
+uint32_t warps_for(int64_t C, int width, int64_t floats, int64_t most) {
   constexpr int64_t room = 160 * 1024 / sizeof(float);
   const int64_t warps = (C + width * warp_size - 1) / (width * warp_size);
-  return static_cast<uint32_t>(std::clamp<int64_t>(std::min(warps, room / floats), 1, most_threads / warp_size));
+  return static_cast<uint32_t>(std::clamp<int64_t>(std::min(warps, room / floats), 1, most));
 }
 
 template <int ways, int width, bool prepost, class Storage>
@@ -391,7 +412,7 @@ void launch_forward(const std::vector<Tensor>& outs, const Tensor& rstd, const W
   const Mix<Storage> table = table_of<Storage>(m, static_cast<int64_t>(outs.size()), N, C);
   Ways<Storage> to = {};
   fill_table(to.way, outs);
-  const uint32_t warps = warps_for(C, width, ways);
+  const uint32_t warps = warps_for(C, width, ways, most_threads / warp_size);
   const auto floats = static_cast<size_t>(whole(table.S * ways) + warps * ways);
   launch({"way_mix_forward", static_cast<uint32_t>(N), warps * warp_size, floats * sizeof(float)},
          way_mix_forward_kernel<ways, width, prepost, Storage>, to, data_or_null<float>(rstd), table,
@@ -422,9 +443,9 @@ void launch_backward(const WayMix& d, const std::vector<Tensor>& douts, const Te
                      const WayAcc& acc, int64_t N, int64_t C) {
   const Mix<Storage> table = table_of<Storage>(m, static_cast<int64_t>(douts.size()), N, C);
   const int64_t S = table.S, W = table.W, size = S * ways, row = base_sums(W, S) + (prepost ? (W + S) * C : 0);
-  const uint32_t warps = warps_for(C, width, size + ways);
+  const uint32_t warps = warps_for(C, width, size + ways, backward_warps<prepost>);
   // A row of sums costs as much as some tokens: a block takes several, and there are no more blocks than run at once.
-  const int64_t at_once = std::max<int64_t>(1, (prepost ? 1 : 4) * backward_warps / warps);  // on a multiprocessor
+  const int64_t at_once = backward_blocks<prepost> * backward_warps<prepost> / warps;  // on a multiprocessor
   const auto blocks = static_cast<uint32_t>(std::clamp<int64_t>(N / 8, 1, multiprocessors * at_once));
   const int64_t own_floats = whole(size) + whole(warps * size) + whole(ways) + whole(warps * ways);
   const int64_t room = std::min<int64_t>(200 * 1024, most_shared_bytes() - 1024) / at_once;

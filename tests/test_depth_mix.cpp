@@ -170,12 +170,13 @@ void check_against_complex_step(Depth<double>& depth) {
   }
 }
 
-// For the GPU: rows for one warp, several blocks and several rounds, both widths, ragged ends.
+// For the GPU: rows for one warp, several blocks and several rounds, more blocks than lanes, both widths, ragged ends.
 const std::vector<Size>& sizes(Backend backend) {
   static const std::vector<Size> cpu{{1, 1, 1},   {2, 5, 3},     {3, 300, 16}, {4, 37, 33},  {12, 130, 64},
                                      {9, 17, 96}, {16, 10, 100}, {7, 9, 257},  {3, 3, 2100}, {129, 3, 20}};
   static const std::vector<Size> gpu{{1, 1, 1},   {2, 5, 3},    {4, 19, 33}, {1, 40, 520},
-                                     {6, 3, 257}, {3, 3, 2100}, {5, 2, 96},  {2, 50, 264}};
+                                     {6, 3, 257}, {3, 3, 2100}, {5, 2, 96},  {2, 50, 264},
+                                   {1, 67, 257}};
   return backend == Backend::cuda ? gpu : cpu;
 }
 

@@ -313,7 +313,7 @@ TEST_CASE_TEMPLATE("value_mix: memory that begins between two multiples of 16 by
 namespace {
 template <class S>
 void check_scale(double out_tolerance, double dinp_tolerance, Backend backend) {
-  for (int64_t n : {1, 3, 24, 1000, 1001}) {
+  for (int64_t n : {1, 3, 24, 1000, 1001, 40001}) {  // the last: more blocks of a GPU than a warp has lanes
     const auto inp = random_vector<S>(n, 1), dout = random_vector<S>(n, 2);
     const auto factor = random_vector<float>(1, 3);
     for (bool acc : {false, true}) {
@@ -331,7 +331,7 @@ void check_scale(double out_tolerance, double dinp_tolerance, Backend backend) {
                      reference);
       check_close("out", out, out64, out_tolerance);
       check_close("dinp", dinp, dinp64, dinp_tolerance);
-      check_close("dfactor", dfactor, dfactor64, 2e-6);
+      check_close("dfactor", dfactor, dfactor64, n < 2000 ? 2e-6 : 1e-5);  // of products that mostly cancel
     }
   }
 }
