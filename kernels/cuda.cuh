@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <initializer_list>
 #include <type_traits>
 
@@ -147,6 +148,33 @@ __device__ __forceinline__ Floats<width> load(const S* p) {
   Floats<width> x;
 #pragma unroll
   for (int i = 0; i < width; ++i) x[i] = to_float(raw.s[i]);
+  return x;
+}
+// The same in two steps. What is on its way, or kept for later, takes half the registers as it lies in memory.
+template <int width, class S>
+struct alignas(access_bytes<width, S>) Packed {
+  static constexpr bool pairs = sizeof(S) == 2 && width > 1;  // of bf16, the first one in the lower half
+  std::conditional_t<pairs, uint32_t, S> x[pairs ? width / 2 : width];
+};
+template <int width, class S>
+__device__ __forceinline__ Packed<width, S> load_packed(const S* p) {
+#if CROSSPLY_CUDA
+  return *reinterpret_cast<const Packed<width, S>*>(p);
+#else
+  Packed<width, S> raw;
+  std::memcpy(&raw, p, sizeof raw);
+  return raw;
+#endif
+}
+template <int width, class S>
+__device__ __forceinline__ Floats<width> floats(const Packed<width, S>& raw) {
+  Floats<width> x;
+#pragma unroll
+  for (int i = 0; i < width; ++i) {
+    if constexpr (!Packed<width, S>::pairs) x[i] = to_float(raw.x[i]);
+    else if (i % 2 == 0) x[i] = __uint_as_float(raw.x[i / 2] << 16);
+    else x[i] = __uint_as_float(raw.x[i / 2] & 0xFFFF0000);
+  }
   return x;
 }
 // Two floats rounded to bf16, the first one in the lower half.

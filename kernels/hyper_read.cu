@@ -93,11 +93,13 @@ __device__ __forceinline__ void project(float* sums, const float* projection, in
   store_warp_sums<count * row>(sums, products);
 }
 
-template <int most, int width, class S>
-__global__ void __launch_bounds__(threads, most == 8 ? 1 : 2)
+template <int exact, int width, class S>
+__global__ void __launch_bounds__(threads, most_of<exact> == 8 ? 1 : 2)
 hyper_read_forward_kernel(S* __restrict__ out, float* __restrict__ coef, float* __restrict__ stats,
-                          const S* __restrict__ streams, Plan plan, int64_t rows, int E, int64_t C, float eps,
+                          const S* __restrict__ streams, Plan plan, int64_t rows, int given_E, int64_t C, float eps,
                           bool centred) {
+  constexpr int most = most_of<exact>;
+  const int E = number_of_streams<exact>(given_E);
   constexpr int count = streams_at_once<most>, row = most + 3;
   SHARED(sums, Array<Array<float, most * row>, warps>);
   SHARED(first_column, Array<Array<float, most>, warps>);  // A[i,0]
@@ -281,9 +283,11 @@ __device__ __forceinline__ void column_gradients(float* sums /*(E+2,C)*/, const 
     if (dynamic && j < b.E + 2) store_or_add<width>(sums + j * b.C + c, dprojection[j], !first);
 }
 
-template <int most, bool wide, class S>
-__global__ void __launch_bounds__(threads, most == 8 ? 1 : 2)
+template <int exact, bool wide, class S>
+__global__ void __launch_bounds__(threads, most_of<exact> == 8 ? 1 : 2)
 hyper_read_backward_kernel(ReadBackward<S> b, Plan plan) {
+  constexpr int most = most_of<exact>;
+  b.E = number_of_streams<exact>(b.E);
   constexpr int most_values = most * (most + 2);
   constexpr int width = wide ? 4 : 1, first_width = wide && most < 8 ? widest<S> : width;
   SHARED(rows_of_k, Array<float, warps * most * StreamRow<most>::size>);
@@ -370,11 +374,11 @@ Plan plan_read(const HyperWeights& w, HyperNorm norm, int64_t E, int64_t C) {
 void hyper_read_forward_cuda(const Tensor& out, const Tensor& coef, const Tensor& stats, const Tensor& streams,
                              const HyperWeights& w, HyperNorm norm, int64_t rows, int64_t E, int64_t C, double eps) {
   const Plan plan = plan_read(w, norm, E, C);
-  with_instance(out.dtype, E, C, {out.data, streams.data}, [&](auto storage, auto most, auto wide) {
+  with_instance(out.dtype, E, C, {out.data, streams.data}, [&](auto storage, auto exact, auto wide) {
     using S = decltype(storage);
-    constexpr int width = wide ? (most == 8 ? 4 : widest<S>) : 1;  // the sums need the registers
+    constexpr int width = width_with_sums<exact, wide, S>;
     launch({"hyper_read_forward", blocks_of(rows, warps), dim3(warp_size, warps)},
-           hyper_read_forward_kernel<most, width, S>, out.as<S>(), coef.as<float>(), data_or_null<float>(stats),
+           hyper_read_forward_kernel<exact, width, S>, out.as<S>(), coef.as<float>(), data_or_null<float>(stats),
            streams.as<S>(), plan, rows, static_cast<int>(E), C, static_cast<float>(eps), norm != HyperNorm::rmsnorm);
   });
 }
@@ -390,12 +394,12 @@ void hyper_read_backward_cuda(const Tensor& dstreams, const HyperWeights& d, con
   const bool in_shared = shared <= 64 * 1024;  // and leave some for the L1 cache
   float *partial = scratch<float>(blocks * row), *total = scratch<float>(row, total_slot);
   with_instance(dstreams.dtype, E, C, {dstreams.data, dout.data, streams.data},
-                [&](auto storage, auto most, auto wide) {
+                [&](auto storage, auto exact, auto wide) {
     using S = decltype(storage);
     const ReadBackward<S> b{dstreams.as<S>(), dout.as<S>(), dcoef.as<float>(), streams.as<S>(), coef.as<float>(),
                             data_or_null<float>(stats), partial, row, rows, C, static_cast<int>(E), acc, in_shared};
     launch({"hyper_read_backward", blocks, dim3(warp_size, warps), in_shared ? shared : 0},
-           hyper_read_backward_kernel<most, wide, S>, b, plan);
+           hyper_read_backward_kernel<exact, wide, S>, b, plan);
   });
   fill_device_memory(total, 0, static_cast<size_t>(row) * sizeof(float));
   add_rows(total, partial, blocks, row);
