@@ -108,8 +108,8 @@ hyper_write_backward_kernel(S* dstreams, float* dcoef, S* dy, const S* dnext, co
   float dots[(most + 1) * most] = {};
   for (int64_t c = threadIdx.x * width; c < C; c += warp_size * width) {
     Array<Packed<width, S>, most> raw_g, x;
-    load_streams<most, width>(raw_g, dnext, E, C, c);
-    load_streams<most, width>(x, streams, E, C, c);
+    load_streams<most, width>(raw_g, dnext + c, E, static_cast<int>(C));
+    load_streams<most, width>(x, streams + c, E, static_cast<int>(C));
     const Packed<width, S> in = load_packed<width>(y + c);
     Array<Columns<width>, most> g;
 #pragma unroll
