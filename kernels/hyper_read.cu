@@ -62,107 +62,144 @@ template <int most>
 constexpr int streams_at_once = most < 4 ? most : 4;
 
 // -----------------------------------------------------------------------------------------------------------------
-// Read. A token's streams come from memory once, and from the L1 cache for the passes after the first. For many streams
-// the arithmetic of the projections, E (E+2) products a column, takes about as long as the memory.
+// Read. A block takes a token, with as few warps as can hold its streams as they lie in memory: so these are read once.
+// For more columns than that they are read again for each pass. For many streams the arithmetic of the projections,
+// E (E+2) products a column, takes about as long as the memory.
 
+constexpr int read_warps = 4;
+// A thread has `width` columns each of so many parts of a token: in up to 64 registers, or 32 beside the sums for eight
+// streams.
 template <int most, int width, class S>
-__device__ __forceinline__ void stream_means(float (&mean)[most], const S* x, int E, int64_t C) {
-  float sum[most] = {};
-  for (int64_t c = threadIdx.x * width; c < C; c += warp_size * width) {
-    Array<Columns<width>, most> in;
-    load_streams<most, width>(in, x, E, C, c);
+constexpr int parts_of = std::min(4, (most == 8 ? 32 : 64) * 4 / (most * width * static_cast<int>(sizeof(S))));
+
+// A thread's columns from `begin` on of all streams; 0 beyond C.
+template <int most, int width, class S>
+struct TokenPart {
+  static constexpr int parts = parts_of<most, width, S>;
+  Array<Packed<width, S>, most> x[parts];
+
+  static __device__ int64_t step() { return static_cast<int64_t>(blockDim.x) * width; }
+  static __device__ int64_t column(int64_t begin, int part) { return begin + part * step() + threadIdx.x * width; }
+  __device__ __forceinline__ void load(const S* streams, int E, int64_t C, int64_t begin) {
 #pragma unroll
-    for (int i = 0; i < most; ++i) {
-#pragma unroll
-      for (int l = 0; l < width; ++l) sum[i] += in[i][l];
+    for (int part = 0; part < parts; ++part) {
+      x[part] = {};
+      const int64_t c = column(begin, part);
+      if (c < C) load_streams<most, width>(x[part], streams + c, E, static_cast<int>(C));
     }
   }
+};
+
+// Calls body(c, x) for a thread's columns c.. of all streams, which `held` has already if all fit.
+template <int most, int width, class S, class F>
+__device__ __forceinline__ void for_columns(TokenPart<most, width, S>& held, const S* streams, int E, int64_t C,
+                                            F&& body) {
+  using Part = TokenPart<most, width, S>;
+  for (int64_t begin = 0; begin < C; begin += Part::parts * Part::step()) {
+    if (C > Part::parts * Part::step()) held.load(streams, E, C, begin);
 #pragma unroll
-  for (int i = 0; i < most; ++i) mean[i] = warp_sum(sum[i]) / static_cast<float>(C);
+    for (int part = 0; part < Part::parts; ++part) {
+      const int64_t c = Part::column(begin, part);
+      if (c < C) body(c, held.x[part]);
+    }
+  }
 }
 
-// load_both gives `count` rows d and extra at columns c..: sums(count,most+3) in shared memory gets d . projection_j
-// for j < J, and after these d . extra.
-template <int count, int most, int width, class Load>
-__device__ __forceinline__ void project(float* sums, const float* projection, int J, int64_t C, Load&& load_both) {
-  constexpr int row = most + 3;
-  float products[count * row] = {};
-  for (int64_t c = threadIdx.x * width; c < C; c += warp_size * width) {
-    Array<Columns<width>, count> d, extra;
-    load_both(d, extra, c);
-#pragma unroll
-    for (int i = 0; i < count; ++i) products[i * row + most + 2] += dot(d[i], extra[i]);
-#pragma unroll
-    for (int j = 0; j < most + 2; ++j) {
-      if (j >= J) continue;
-      const Columns<width> p = load<width>(projection + j * C + c);
-#pragma unroll
-      for (int i = 0; i < count; ++i) products[i * row + j] += dot(d[i], p);
-    }
+// to[i] = the sum over the block's warps of from(warps,n). A barrier must come before and behind.
+__device__ __forceinline__ void add_warps(float* to, const float* from, int n) {
+  for (int e = static_cast<int>(threadIdx.x); e < n; e += static_cast<int>(blockDim.x)) {
+    float sum = from[e];
+#pragma unroll 1
+    for (uint32_t warp = 1; warp < blockDim.x / warp_size; ++warp) sum += from[static_cast<int>(warp) * n + e];
+    to[e] = sum;
   }
-  store_warp_sums<count * row>(sums, products);
 }
 
 template <int exact, int width, class S>
-__global__ void __launch_bounds__(threads, most_of<exact> == 8 ? 1 : 2)
-hyper_read_forward_kernel(S* __restrict__ out, float* __restrict__ coef, float* __restrict__ stats,
-                          const S* __restrict__ streams, Plan plan, int64_t rows, int given_E, int64_t C, float eps,
-                          bool centred) {
-  constexpr int most = most_of<exact>;
-  const int E = number_of_streams<exact>(given_E);
-  constexpr int count = streams_at_once<most>, row = most + 3;
-  SHARED(sums, Array<Array<float, most * row>, warps>);
-  SHARED(first_column, Array<Array<float, most>, warps>);  // A[i,0]
-  const int64_t n = static_cast<int64_t>(blockIdx.x) * warps + threadIdx.y;
-  if (n >= rows) return;
-  const int J = E + 2, lane = static_cast<int>(threadIdx.x);
+__global__ void __launch_bounds__(read_warps * warp_size, 3)
+hyper_read_forward_kernel(S* out, float* coef, float* stats, const S* streams, Plan plan, int given_E, int64_t C,
+                          float eps, bool centred) {
+  constexpr int most = most_of<exact>, count = streams_at_once<most>, row = most + 3;
+  const int E = number_of_streams<exact>(given_E), J = E + 2, thread = static_cast<int>(threadIdx.x);
+  SHARED(sums, Array<float, read_warps * most * row>);
+  SHARED(products, Array<float, most * row>);
+  SHARED(means, Array<float, most>);
+  SHARED(first_column, Array<float, most>);  // A[i,0]
+  const int64_t n = blockIdx.x;
+  const int warp = thread / warp_size;
   out += n * C, streams += n * E * C, coef += n * E * J;
-  float *products = &sums[threadIdx.y][0], *a = &first_column[threadIdx.y][0];
-  if (lane < most) a[lane] = 0;
-  __syncwarp();
-  float mean[most] = {};
+  TokenPart<most, width, S> token;
+  token.load(streams, E, C, 0);
+  if (thread < most) first_column[thread] = means[thread] = 0;
+  __syncthreads();
   if (plan.projection != nullptr) {
     stats += n * E * (E + 4);
-    if (centred) stream_means<most, width>(mean, streams, E, C);
+    float mean[most] = {};
+    if (centred) {
+      for_columns(token, streams, E, C, [&](int64_t, auto& x) {
 #pragma unroll
-    for (int i = 0; i < most; i += count)
-      project<count, most, width>(products + i * row, plan.projection, J, C, [&](auto& d, auto& extra, int64_t c) {
+        for (int i = 0; i < most; ++i) {
+          const Columns<width> in = floats(x[i]);
 #pragma unroll
-        for (int k = 0; k < count; ++k) {
-          d[k] = {};
-          if (i + k < E) d[k] = load<width>(streams + (i + k) * C + c);
-#pragma unroll
-          for (int l = 0; l < width; ++l) d[k][l] -= mean[i + k];
-          extra[k] = d[k];
+          for (int l = 0; l < width; ++l) mean[i] += in[l];
         }
       });
+      store_warp_sums<most>(&sums[warp * most], mean);
+      __syncthreads();
+      add_warps(&means[0], &sums[0], most);
+      __syncthreads();
 #pragma unroll
-    for (int i = 0; i < most; ++i)
-      if (lane == 0 && i < E) stats[i * (E + 4)] = mean[i];
-    __syncwarp();
+      for (int i = 0; i < most; ++i) mean[i] = means[i] / static_cast<float>(C);
+    }
+    // d . projection_j, and d . d behind them
+#pragma unroll
+    for (int i = 0; i < most; i += count) {
+      float product[count * row] = {};
+      for_columns(token, streams, E, C, [&](int64_t c, auto& x) {
+        Array<Columns<width>, count> d;
+        float of_these[count];
+#pragma unroll
+        for (int k = 0; k < count; ++k) {
+          d[k] = floats(x[i + k]);
+          of_these[k] = mean[i + k];
+        }
+        if (centred) subtract(d, of_these);
+#pragma unroll
+        for (int k = 0; k < count; ++k) product[k * row + most + 2] += dot(d[k], d[k]);
+#pragma unroll
+        for (int j = 0; j < most + 2; ++j) {
+          if (j >= J) continue;
+          const Columns<width> p = load<width>(plan.projection + c + j * static_cast<int>(C));
+#pragma unroll
+          for (int k = 0; k < count; ++k) product[k * row + j] += dot(d[k], p);
+        }
+      });
+      store_warp_sums<count * row>(&sums[(warp * most + i) * row], product);
+    }
+    __syncthreads();
+    add_warps(&products[0], &sums[0], most * row);
+    __syncthreads();
   }
-  for (int e = lane; e < E * J; e += warp_size) {
+  for (int e = thread; e < E * J; e += static_cast<int>(blockDim.x)) {
     const int i = e / J, j = e % J;
     float value = j <= E ? plan.w.static_alpha[i * (E + 1) + j] : plan.w.static_beta[i];
     if (plan.projection != nullptr) {
       const float rstd = rsqrtf(products[i * row + most + 2] / static_cast<float>(C) + eps);
       const float t = tanhf(products[i * row + j] * rstd + plan.offset[j]);
       stats[i * (E + 4) + 2 + j] = t;
-      if (j == 0) stats[i * (E + 4) + 1] = rstd;
+      if (j == 0) stats[i * (E + 4)] = means[i] / static_cast<float>(C), stats[i * (E + 4) + 1] = rstd;
       value += (j <= E ? *plan.w.alpha_scale : *plan.w.beta_scale) * t;
     }
     coef[e] = value;
-    if (j == 0) a[i] = value;
+    if (j == 0) first_column[i] = value;
   }
-  __syncwarp();
-  for (int64_t c = lane * width; c < C; c += warp_size * width) {
-    Array<Columns<width>, most> x;
-    load_streams<most, width>(x, streams, E, C, c);
+  __syncthreads();
+  for_columns(token, streams, E, C, [&](int64_t c, auto& x) {
     Columns<width> sum = {};
 #pragma unroll
-    for (int i = 0; i < most; ++i) add_scaled(sum, a[i], x[i]);
+    for (int i = 0; i < most; ++i) add_scaled(sum, first_column[i], floats(x[i]));
     store<width>(out + c, sum);
-  }
+  });
 }
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -178,8 +215,8 @@ template <int most>
 struct StreamRow {
   static constexpr int size = (most + 2 + 3 + 3) / 4 * 4, mean = most + 2, a = most + 3, along = most + 4;
 };
-// A warp's sums over its columns of a token, in shared memory: for each stream d . projection_j for j < E+2, and d . dout
-// behind them, which lacks what the mean takes from x . dout; in the end the sum of dout.
+// A warp's sums over its columns of a token, in shared memory: for each stream d . projection_j for j < E+2, then
+// d . dout, which lacks what the mean takes from x . dout; in the end the sum of dout.
 template <int most>
 struct Products {
   static constexpr int row = most + 3, total = most * row, size = total + 1;
@@ -427,9 +464,12 @@ void hyper_read_forward_cuda(const Tensor& out, const Tensor& coef, const Tensor
   with_instance(out.dtype, E, C, {out.data, streams.data}, [&](auto storage, auto exact, auto wide) {
     using S = decltype(storage);
     constexpr int width = width_with_sums<exact, wide, S>;
-    launch({"hyper_read_forward", blocks_of(rows, warps), dim3(warp_size, warps)},
+    constexpr int64_t columns_of_warp = parts_of<most_of<exact>, width, S> * width * warp_size;
+    const int64_t warps_that_hold = (C + columns_of_warp - 1) / columns_of_warp;
+    launch({"hyper_read_forward", static_cast<uint32_t>(rows),
+            static_cast<uint32_t>(std::min<int64_t>(warps_that_hold, read_warps) * warp_size)},
            hyper_read_forward_kernel<exact, width, S>, out.as<S>(), coef.as<float>(), data_or_null<float>(stats),
-           streams.as<S>(), plan, rows, static_cast<int>(E), C, static_cast<float>(eps), norm != HyperNorm::rmsnorm);
+           streams.as<S>(), plan, static_cast<int>(E), C, static_cast<float>(eps), norm != HyperNorm::rmsnorm);
   });
 }
 
