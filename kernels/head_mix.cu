@@ -26,31 +26,48 @@ struct Chunk {
   int64_t n0, rows;
 };
 
-// m (K, rows, C): eight heads of `width` columns of a token to a thread; a block row for every eight heads.
+// The weights of eight heads from h0 on, to(S,8) in shared memory; 0 where there is no such head.
+__device__ __forceinline__ void gather_weights(float* to, const float* weight /*(K,S)*/, int64_t h0,
+                                               const HeadMixSize& z) {
+  for (int64_t e = threadIdx.x; e < z.S * heads_at_once; e += blockDim.x) {
+    const int64_t h = h0 + e % heads_at_once, s = e / heads_at_once;
+    to[e] = h < z.K ? weight[h * z.S + s] : 0.f;
+  }
+}
+
+// m (K, rows, C): a block takes eight heads of a token, a thread `width` columns of them. The sources are asked for four
+// at a time.
 template <int width, class S>
 __global__ void __launch_bounds__(threads, 2)
     mix_kernel(S* m, const Sources<const S> u, const float* weight, HeadMixSize z, Chunk chunk) {
-  const int64_t vectors = z.C / width, item = static_cast<int64_t>(blockIdx.x) * threads + threadIdx.x;
-  const int64_t n = item / vectors, c = item % vectors * width, h0 = int64_t{blockIdx.y} * heads_at_once;
-  if (n >= chunk.rows) return;
-  const float* w = weight + ((z.shared ? 0 : chunk.n0 + n) * z.K + h0) * z.S;
-  Floats<width> sum[heads_at_once];
-#pragma unroll
-  for (int h = 0; h < heads_at_once; ++h) sum[h] = Floats<width>{};
+  constexpr int at_once = 4;
+  float* factors = dynamic_shared<float>();  // (S,8)
+  const int64_t n = blockIdx.x, h0 = int64_t{blockIdx.y} * heads_at_once, from = (chunk.n0 + n) * z.C;
+  gather_weights(factors, weight + (z.shared ? 0 : chunk.n0 + n) * z.K * z.S, h0, z);
+  __syncthreads();
+  for (int64_t c = threadIdx.x * width; c < z.C; c += blockDim.x * width) {
+    Array<Floats<width>, heads_at_once> sum = {};
 #pragma unroll 1
-  for (int s = 0; s < u.count; ++s) {
-    const Floats<width> x = load<width>(u.x[s] + (chunk.n0 + n) * z.C + c);
+    for (int s = 0; s < u.count; s += at_once) {
+      Array<Packed<width, S>, at_once> raw;
 #pragma unroll
-    for (int h = 0; h < heads_at_once; ++h) {
-      if (h0 + h >= z.K) break;
-      const float factor = w[h * z.S + s];
+      for (int k = 0; k < at_once; ++k) raw[k] = load_packed<width>(u.x[s + k < u.count ? s + k : s] + from + c);
 #pragma unroll
-      for (int i = 0; i < width; ++i) sum[h][i] += factor * x[i];
+      for (int k = 0; k < at_once; ++k) {
+        if (s + k >= u.count) continue;
+        const Floats<width> x = floats(raw[k]);
+        const Floats<heads_at_once> factor = load<heads_at_once>(factors + (s + k) * heads_at_once);
+#pragma unroll
+        for (int h = 0; h < heads_at_once; ++h) {
+#pragma unroll
+          for (int i = 0; i < width; ++i) sum[h][i] += factor[h] * x[i];
+        }
+      }
     }
-  }
 #pragma unroll
-  for (int h = 0; h < heads_at_once; ++h)
-    if (h0 + h < z.K) store<width>(m + ((h0 + h) * chunk.rows + n) * z.C + c, sum[h]);
+    for (int h = 0; h < heads_at_once; ++h)
+      if (h0 + h < z.K) store<width>(m + ((h0 + h) * chunk.rows + n) * z.C + c, sum[h]);
+  }
 }
 
 // Weights to project with: w (rows, C) times the gain.
@@ -178,12 +195,18 @@ Weights fold(const HeadMix& of, const HeadMixSize& z) {
   return {heads_of(k, z.D, z), heads_of(v, z.D, z)};
 }
 
+// So many as have columns to do.
+uint32_t threads_for(int64_t C, int width) {
+  return static_cast<uint32_t>(std::min<int64_t>(threads, (C + width * warp_size - 1) / (width * warp_size) * warp_size));
+}
+
 template <class S>
 void mix(S* m, const HeadMix& of, const HeadMixSize& z, const Chunk& chunk) {
   with_width<S>(z.C, of.sources, [&](auto width) {
-    const dim3 grid(blocks_of(chunk.rows * (z.C / width), threads), blocks_of(z.K, heads_at_once));
-    launch({"head_mix", grid, threads}, mix_kernel<width, S>, m, table_of<const S>(of.sources), of.weight.as<float>(),
-           z, chunk);
+    const dim3 grid(static_cast<uint32_t>(chunk.rows), blocks_of(z.K, heads_at_once));
+    const size_t shared = static_cast<size_t>(z.S * heads_at_once) * sizeof(float);
+    launch({"head_mix", grid, threads_for(z.C, width), shared}, mix_kernel<width, S>, m,
+           table_of<const S>(of.sources), of.weight.as<float>(), z, chunk);
   });
 }
 
