@@ -168,21 +168,23 @@ __global__ void __launch_bounds__(threads, 2)
   }
 }
 
-// From g (2, K*D, C), the products of dk and dv with the mixtures: dwk, dwv += g * gain, dgain += sum over rows of
-// g * w. A block as sum_of_groups needs it.
+// From g (2, K*D, C), the products of dk and dv with the mixtures: dwk, dwv += g * gain, and dgain (blocks of rows, C),
+// sums over some rows of g * w. A block as sum_of_groups needs it.
+constexpr int64_t rows_of_finish = 64;
 template <class S>
 __global__ void finish_kernel(float* dgain, float* dwk, float* dwv, const float* g, const float* gain, const S* wk,
                               const S* wv, HeadMixSize z) {
   const int64_t c = static_cast<int64_t>(blockIdx.x) * warp_size + threadIdx.x, rows = z.K * z.D;
+  const int64_t first = blockIdx.y * rows_of_finish, end = first + rows_of_finish;
   float sum = 0;
-  for (int64_t r = threadIdx.y; r < 2 * rows && c < z.C; r += groups_of_rows) {
-    const int64_t at = r % rows * z.C + c;
-    const float x = g[r * z.C + c];
+  for (int64_t r = first + threadIdx.y; r < (end < 2 * rows ? end : 2 * rows) && c < z.C; r += groups_of_rows) {
+    const int64_t at = (r < rows ? r : r - rows) * z.C + c;
+    const float x = g[r * z.C + c], w = to_float((r < rows ? wk : wv)[at]);
     (r < rows ? dwk : dwv)[at] += x * gain[c];
-    sum += x * to_float((r < rows ? wk : wv)[at]);
+    sum += x * w;
   }
   sum = sum_of_groups(sum);
-  if (threadIdx.y == 0 && c < z.C) dgain[c] += sum;
+  if (threadIdx.y == 0 && c < z.C) dgain[blockIdx.y * z.C + c] = sum;
 }
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -307,9 +309,11 @@ void head_mix_backward_cuda(const HeadMix& d, const Tensor& dk, const Tensor& dv
       multiply(dmixed, dv_heads, w.v, of_mixture, dm);
       unmix<S>(d, dm, m, acc, z, chunk);
     });
-    launch({"head_mix_finish", blocks_of(z.C, warp_size), dim3(warp_size, groups_of_rows)}, finish_kernel<S>,
-           d.gain.as<float>(), d.wk.as<float>(), d.wv.as<float>(), gk, m.gain.as<float>(), m.wk.as<S>(),
-           m.wv.as<S>(), z);
+    const dim3 grid(blocks_of(z.C, warp_size), blocks_of(2 * z.K * z.D, rows_of_finish));
+    float* partial = scratch<float>(grid.y * z.C, partial_slot);
+    launch({"head_mix_finish", grid, dim3(warp_size, groups_of_rows)}, finish_kernel<S>, partial, d.wk.as<float>(),
+           d.wv.as<float>(), gk, m.gain.as<float>(), m.wk.as<S>(), m.wv.as<S>(), z);
+    add_rows(d.gain.as<float>(), partial, grid.y, z.C);
   });
 }
 
