@@ -286,13 +286,13 @@ __device__ __forceinline__ void token_values(float* k, float* values, float* pro
   using Row = StreamRow<most_of<exact>>;
   using P = Products<most_of<exact>>;
   const int E = number_of_streams<exact>(b.E), J = E + 2, lane = static_cast<int>(threadIdx.x);
-  const float* stats = b.stats + n * E * (E + 4);
+  const float* stats = dynamic ? b.stats + n * E * (E + 4) : nullptr;
   for (int e = lane; e < P::size; e += warp_size)
     for (int part = 1; part < warps_of_token; ++part) products[e] += products[part * P::size + e];
   __syncwarp();
   for (int e = lane; e < E * J; e += warp_size) {
     const int i = e / J, j = e % J;
-    const float* s = stats + i * (E + 4);
+    const float* s = dynamic ? stats + i * (E + 4) : nullptr;
     const float mean = dynamic ? s[0] : 0.f, t = dynamic ? s[2 + j] : 0.f;
     float da = b.dcoef[(n * E + i) * J + j];
     if (j == 0) da += products[i * P::row + most_of<exact> + 2] + mean * products[P::total];
