@@ -12,8 +12,8 @@
 #endif
 
 #include <algorithm>
-#include <bit>
 #include <cstdint>
+#include <cstring>
 #include <initializer_list>
 #include <type_traits>
 
@@ -124,15 +124,8 @@ constexpr size_t access_bytes = width * sizeof(S) < 16 ? width * sizeof(S) : 16;
 template <int width>
 using Floats = Array<float, width>;
 
-__device__ inline float float_of_bits(uint32_t bits) {
-#if CROSSPLY_CUDA
-  return __uint_as_float(bits);
-#else
-  return std::bit_cast<float>(bits);
-#endif
-}
 __device__ inline float to_float(float x) { return x; }
-__device__ inline float to_float(bf16 x) { return float_of_bits(static_cast<uint32_t>(x.bits) << 16); }
+__device__ inline float to_float(bf16 x) { return __uint_as_float(static_cast<uint32_t>(x.bits) << 16); }
 __device__ inline void from_float(float& to, float x) { to = x; }
 __device__ inline void from_float(bf16& to, float x) {
 #if CROSSPLY_CUDA
@@ -151,26 +144,46 @@ __device__ __forceinline__ Floats<width> load(const S* p) {
   for (int i = 0; i < width; ++i) x[i] = to_float(raw.s[i]);
   return x;
 }
+// The same in two steps. What is on its way, or kept for later, takes half the registers as it lies in memory.
+template <int width, class S>
+struct alignas(access_bytes<width, S>) Packed {
+  static constexpr bool pairs = sizeof(S) == 2 && width > 1;  // of bf16, the first one in the lower half
+  std::conditional_t<pairs, uint32_t, S> x[pairs ? width / 2 : width];
+};
+template <int width, class S>
+__device__ __forceinline__ Packed<width, S> load_packed(const S* p) {
+#if CROSSPLY_CUDA
+  return *reinterpret_cast<const Packed<width, S>*>(p);
+#else
+  Packed<width, S> raw;
+  CHECK_THAT(reinterpret_cast<uintptr_t>(p) % alignof(decltype(raw)) == 0, "a load of ", width, " is not aligned");
+  std::memcpy(&raw, p, sizeof raw);
+  return raw;
+#endif
+}
+template <int width, class S>
+__device__ __forceinline__ Floats<width> floats(const Packed<width, S>& raw) {
+  Floats<width> x;
+#pragma unroll
+  for (int i = 0; i < width; ++i) {
+    if constexpr (!Packed<width, S>::pairs) x[i] = to_float(raw.x[i]);
+    else x[i] = __uint_as_float(i % 2 == 0 ? raw.x[i / 2] << 16 : raw.x[i / 2] & 0xFFFF0000);
+  }
+  return x;
+}
 // From p + at, or zeros if not there: p may then be anything. Ask for all that is needed and then compute: an `if`
 // around a load and its use lets no later load begin before that use.
 template <int width, class S>
-__device__ __forceinline__ Floats<width> load_if(bool there, const S* p, int64_t at) {
-#if CROSSPLY_CUDA
-  if constexpr (width > 1) {  // the choice is between words, not between twice as many floats
-    struct alignas(access_bytes<width, S>) Raw { uint32_t w[width * sizeof(S) / 4]; };
-    Raw raw = {};
-    if (there) raw = *reinterpret_cast<const Raw*>(p + at);
-    Floats<width> x;
-#pragma unroll
-    for (int i = 0; i < width; ++i) {
-      if constexpr (sizeof(S) == 4) x[i] = __uint_as_float(raw.w[i]);
-      else x[i] = __uint_as_float(i % 2 ? raw.w[i / 2] & 0xffff0000u : raw.w[i / 2] << 16);
-    }
-    return x;
-  }
-#endif
-  return there ? load<width>(p + at) : Floats<width>{};
+__device__ __forceinline__ Packed<width, S> load_packed_if(bool there, const S* p, int64_t at) {
+  Packed<width, S> raw = {};
+  if (there) raw = load_packed<width>(p + at);
+  return raw;
 }
+template <int width, class S>
+__device__ __forceinline__ Floats<width> load_if(bool there, const S* p, int64_t at) {
+  return floats(load_packed_if<width>(there, p, at));
+}
+
 // Two floats rounded to bf16, the first one in the lower half.
 __device__ __forceinline__ uint32_t pack(float low, float high) {
 #if CROSSPLY_CUDA
@@ -225,23 +238,6 @@ template <class List = std::initializer_list<const void*>>
 bool aligned16(const List& tensors) {
   return std::all_of(tensors.begin(), tensors.end(), [](const auto& tensor) { return is_aligned16(tensor); });
 }
-// 16 bytes as they are in memory: to be held for long, bf16 takes half the registers of floats.
-template <class S>
-struct Held {
-  uint4 words;
-  __device__ Floats<widest<S>> floats() const {
-    const uint32_t w[4] = {words.x, words.y, words.z, words.w};
-    Floats<widest<S>> x;
-#pragma unroll
-    for (int i = 0; i < widest<S>; ++i) {
-      if constexpr (sizeof(S) == 2) x[i] = float_of_bits(i % 2 == 0 ? w[i / 2] << 16 : w[i / 2] & 0xFFFF0000u);
-      else x[i] = float_of_bits(w[i]);
-    }
-    return x;
-  }
-};
-template <class S>
-__device__ __forceinline__ Held<S> hold(const S* p) { return {*reinterpret_cast<const uint4*>(p)}; }
 
 // Calls body(width), a constant: the widest access that C columns of all the tensors allow.
 template <class S, class List = std::initializer_list<const void*>, class F>

@@ -10,6 +10,7 @@
 // at another place, an exchange with a lane that does not take part, too many threads or too much shared memory.
 #pragma once
 
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -169,6 +170,7 @@ T atomicAdd(T* at, T value) {
 }
 template <class T>
 T __ldg(const T* at) { return *at; }
+inline float __uint_as_float(uint32_t x) { return std::bit_cast<float>(x); }
 inline float rsqrtf(float x) { return 1.f / std::sqrt(x); }
 inline float __expf(float x) { return std::exp(x); }
 inline float __fdividef(float x, float y) { return x / y; }

@@ -42,16 +42,19 @@ template <int most>
 __device__ __forceinline__ void gather_coefficients(float* a, const float* coef, int E) {
   for (int e = static_cast<int>(threadIdx.x); e < most * (most + 1); e += warp_size) {
     const int i = e / (most + 1), k = e % (most + 1);
-    a[e] = i >= E ? 0.f : k < E ? coef[k * (E + 2) + i + 1] : k == most ? coef[i * (E + 2) + E + 1] : 0.f;
+    const int from = k == most ? i * (E + 2) + E + 1 : k * (E + 2) + i + 1;
+    a[e] = i < E && (k < E || k == most) ? coef[from] : 0.f;
   }
   __syncwarp();
 }
 
 // next_i = b[i] y + sum_k A[k,i+1] x_k
-template <int most, int width, class S>
+template <int exact, int width, class S>
 __global__ void hyper_write_forward_kernel(S* __restrict__ next, const S* __restrict__ streams,
-                                           const float* __restrict__ coef, const S* __restrict__ y, int64_t rows, int E,
-                                           int64_t C) {
+                                           const float* __restrict__ coef, const S* __restrict__ y, int64_t rows,
+                                           int given_E, int64_t C) {
+  constexpr int most = most_of<exact>;
+  const int E = number_of_streams<exact>(given_E);
   SHARED(coefficients, Array<Array<float, most*(most + 1)>, warps>);
   const int64_t n = static_cast<int64_t>(blockIdx.x) * warps + threadIdx.y;
   if (n >= rows) return;
@@ -76,24 +79,25 @@ __global__ void hyper_write_forward_kernel(S* __restrict__ next, const S* __rest
 
 // dx = or += sum_i A[k,i+1] dnext_i, with y as stream number `most`; dots[i] += x . dnext_i
 template <int most, int width, class S>
-__device__ __forceinline__ void write_back(S* dx, float* dots, const S* x, const float* a, int k,
-                                           const Array<Columns<width>, most>& g, int64_t c, bool acc) {
-  const Columns<width> in = load<width>(x + c);
+__device__ __forceinline__ void write_back(S* dx, float* dots, const Packed<width, S>& x, const float* a, int k,
+                                           const Array<Columns<width>, most>& g, bool acc) {
+  const Columns<width> in = floats(x);
   Columns<width> sum = {};
-  if (acc) sum = load<width>(dx + c);
 #pragma unroll
   for (int i = 0; i < most; ++i) {
     dots[i] += dot(in, g[i]);
     add_scaled(sum, a[i * (most + 1) + k], g[i]);
   }
-  store<width>(dx + c, sum);
+  store_or_add<width>(dx, sum, acc);
 }
 
-template <int most, int width, class S>
-__global__ void __launch_bounds__(warps * warp_size, most == 8 ? 1 : 2)
-hyper_write_backward_kernel(S* __restrict__ dstreams, float* __restrict__ dcoef, S* __restrict__ dy,
-                            const S* __restrict__ dnext, const S* __restrict__ streams, const float* __restrict__ coef,
-                            const S* __restrict__ y, int64_t rows, int E, int64_t C, bool acc_streams, bool acc_y) {
+// All that a step reads is asked for before any of it is used. Not restricted: so the loads stay before the stores.
+template <int exact, int width, class S>
+__global__ void __launch_bounds__(warps * warp_size, most_of<exact> == 8 ? 1 : 2)
+hyper_write_backward_kernel(S* dstreams, float* dcoef, S* dy, const S* dnext, const S* streams, const float* coef,
+                            const S* y, int64_t rows, int given_E, int64_t C, bool acc_streams, bool acc_y) {
+  constexpr int most = most_of<exact>;
+  const int E = number_of_streams<exact>(given_E);
   SHARED(coefficients, Array<Array<float, most*(most + 1)>, warps>);
   SHARED(sums, Array<Array<float, most*(most + 1)>, warps>);
   const int64_t n = static_cast<int64_t>(blockIdx.x) * warps + threadIdx.y;
@@ -103,13 +107,17 @@ hyper_write_backward_kernel(S* __restrict__ dstreams, float* __restrict__ dcoef,
   dstreams += n * E * C, streams += n * E * C, dnext += n * E * C, dy += n * C, y += n * C;
   float dots[(most + 1) * most] = {};
   for (int64_t c = threadIdx.x * width; c < C; c += warp_size * width) {
+    Array<Packed<width, S>, most> raw_g, x;
+    load_streams<most, width>(raw_g, dnext + c, E, static_cast<int>(C));
+    load_streams<most, width>(x, streams + c, E, static_cast<int>(C));
+    const Packed<width, S> in = load_packed<width>(y + c);
     Array<Columns<width>, most> g;
-    load_streams<most, width>(g, dnext, E, C, c);
+#pragma unroll
+    for (int i = 0; i < most; ++i) g[i] = floats(raw_g[i]);
 #pragma unroll
     for (int k = 0; k < most; ++k)
-      if (k < E)
-        write_back<most, width>(dstreams + k * C, dots + k * most, streams + k * C, a, k, g, c, acc_streams);
-    write_back<most, width>(dy, dots + most * most, y, a, most, g, c, acc_y);
+      if (k < E) write_back<most, width>(dstreams + k * C + c, dots + k * most, x[k], a, k, g, acc_streams);
+    write_back<most, width>(dy + c, dots + most * most, in, a, most, g, acc_y);
   }
   store_warp_sums<(most + 1) * most>(products, dots);
   __syncwarp();
@@ -146,12 +154,12 @@ void streams_sum_cuda(const Tensor& out, const Tensor& streams, int64_t rows, in
 
 void hyper_write_forward_cuda(const Tensor& next, const Tensor& streams, const Tensor& coef, const Tensor& y,
                               int64_t rows, int64_t E, int64_t C) {
-  with_instance(next.dtype, E, C, {next.data, streams.data, y.data}, [&](auto storage, auto most, auto wide) {
+  with_instance(next.dtype, E, C, {next.data, streams.data, y.data}, [&](auto storage, auto exact, auto wide) {
     using S = decltype(storage);
     constexpr int width = wide ? widest<S> : 1;
     launch({"hyper_write_forward", blocks_of(rows, warps), dim3(warp_size, warps)},
-           hyper_write_forward_kernel<most, width, S>, next.as<S>(), streams.as<S>(), coef.as<float>(), y.as<S>(), rows,
-           static_cast<int>(E), C);
+           hyper_write_forward_kernel<exact, width, S>, next.as<S>(), streams.as<S>(), coef.as<float>(), y.as<S>(),
+           rows, static_cast<int>(E), C);
   });
 }
 
@@ -159,11 +167,11 @@ void hyper_write_backward_cuda(const Tensor& dstreams, const Tensor& dcoef, cons
                                const Tensor& streams, const Tensor& coef, const Tensor& y, int64_t rows, int64_t E,
                                int64_t C, bool acc_streams, bool acc_y) {
   with_instance(dstreams.dtype, E, C, {dstreams.data, dy.data, dnext.data, streams.data, y.data},
-                [&](auto storage, auto most, auto wide) {
+                [&](auto storage, auto exact, auto wide) {
     using S = decltype(storage);
-    constexpr int width = wide ? (most == 8 ? 4 : widest<S>) : 1;  // the sums for 8 streams need the registers
+    constexpr int width = width_with_sums<exact, wide, S>;
     launch({"hyper_write_backward", blocks_of(rows, warps), dim3(warp_size, warps)},
-           hyper_write_backward_kernel<most, width, S>, dstreams.as<S>(), dcoef.as<float>(), dy.as<S>(), dnext.as<S>(),
+           hyper_write_backward_kernel<exact, width, S>, dstreams.as<S>(), dcoef.as<float>(), dy.as<S>(), dnext.as<S>(),
            streams.as<S>(), coef.as<float>(), y.as<S>(), rows, static_cast<int>(E), C, acc_streams, acc_y);
   });
 }

@@ -1,5 +1,7 @@
 #include "kernels/rmsnorm.h"
 
+#include <bit>
+
 #include "kernels/cuda.cuh"
 
 namespace crossply {
@@ -34,18 +36,18 @@ template <int held, int width, class S>
 struct Vectors {
   const S* row;
   bool wanted;
-  Held<S> x[held > 0 ? held : 1];
+  Packed<width, S> x[held > 0 ? held : 1];
   __device__ Vectors(const S* begin, const Rows& rows, bool want = true) : row(begin), wanted(want) {
     if constexpr (held > 0) {
       const int64_t first = static_cast<int>(threadIdx.x) % rows.lanes * width, step = rows.lanes * width;
 #pragma unroll
       for (int v = 0; v < held; ++v)
-        x[v] = wanted && first + v * step < rows.C ? hold(row + first + v * step) : Held<S>{};
+        x[v] = load_packed_if<width>(wanted && first + v * step < rows.C, row, first + v * step);
     }
   }
   __device__ Floats<width> at(int v, int64_t c) const {
-    if constexpr (held > 0) return x[v].floats();
-    else return wanted ? load<width>(row + c) : Floats<width>{};
+    if constexpr (held > 0) return floats(x[v]);
+    else return load_if<width>(wanted, row, c);
   }
 };
 

@@ -54,10 +54,11 @@ const std::vector<HeadMixSize> sizes = {
     {1100, 2, 2, 4, 200, true},
 };
 
-// For the GPU: several tiles and chunks of tokens, both widths, more than eight heads, more sources than warps.
+// For the GPU: several tiles and chunks of tokens, both widths, more than eight heads, several tokens to a block and
+// several steps through the columns.
 const std::vector<HeadMixSize> gpu_sizes = {
-    {1, 1, 1, 2, 3, true},  {5, 3, 2, 4, 7, false}, {70, 2, 2, 6, 65, true},
-    {9, 12, 2, 36, 80, false}, {3, 2, 9, 2, 264, true},  {4100, 1, 1, 2, 8, true},
+    {1, 1, 1, 2, 3, true},    {5, 3, 2, 4, 7, false},   {70, 2, 2, 6, 65, true},   {9, 12, 2, 36, 80, false},
+    {3, 2, 9, 2, 264, true},  {4100, 1, 1, 2, 8, true}, {300, 3, 2, 2, 8, false},  {3, 3, 9, 2, 301, false},
 };
 
 void forward(const Tensor& k, const Tensor& v, const HeadMix& m, Backend backend) {

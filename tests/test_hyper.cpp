@@ -191,10 +191,11 @@ TEST_CASE_TEMPLATE("hyper: the fast backends equal the reference, set and added"
     const std::vector<Size> of_cpu{{1, 1, 1, 1},   {1, 3, 1, 33},  {2, 5, 2, 16},  {2, 100, 2, 129},
                                    {1, 7, 3, 40},  {3, 100, 4, 67}, {1, 200, 4, 64}, {1, 5, 5, 21},
                                    {1, 9, 6, 32},  {2, 65, 7, 18},  {1, 4, 8, 259}};
-    std::vector<Size> of_gpu{{1, 3, 3, 40}};
-    // Several blocks and several turns of each, ragged; rows of several passes; sums that shared memory does not hold.
+    std::vector<Size> of_gpu{{1, 3, 3, 40}, {1, 5, 4, 24}};
+    // Several blocks and turns of each, ragged; several passes; sums beyond 48 KiB, and beyond what is shared.
     const std::vector<Size> larger{{1, 2, 2, 33}, {1, 3, 1, 72},  {1, 33, 4, 24},
-                                   {1, 2, 6, 32}, {1, 1, 7, 259}, {1, 1, 2, 4104}};
+                                   {1, 2, 6, 32}, {1, 1, 7, 259}, {1, 1, 2, 4104},
+                                   {1, 9, 8, 32}, {1, 2, 4, 2048}};
     if (kind.norm == HyperNorm::layernorm) of_gpu.insert(of_gpu.end(), larger.begin(), larger.end());
     std::vector<std::pair<Backend, Size>> sizes;
     for (const Size& s : of_cpu) sizes.emplace_back(Backend::cpu, s);
