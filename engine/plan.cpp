@@ -30,7 +30,8 @@ PlanMode plan_mode(const std::string& name) {
   fail(Exit::usage, "unknown memory plan '", name, "'; known: reuse, distinct, poison");
 }
 
-// What only the next node reads, and that to add it to something, need not be in memory by itself.
+// What only the next node reads, and that to add it to something, need not be in memory by itself, unless its place was
+// chosen.
 void Tape::find_sums() {
   std::unordered_map<const Value*, int> readers;
   for (const auto& node : nodes_)
@@ -39,6 +40,7 @@ void Tape::find_sums() {
   for (size_t n = 1; n < nodes_.size(); ++n) {
     Node &sum = *nodes_[n], &from = *nodes_[n - 1];
     if (!sum.is_sum || !from.can_add || sum.in[1] != from.out[0] || readers[sum.in[1]] > 1) continue;
+    if (const Buffer& own = *from.out[0]->buffer; own.inside != nullptr || own.persistent) continue;
     from.addend = sum.in[0];
     sum.done = true;
     share(from.out[0], sum.out[0]);

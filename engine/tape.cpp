@@ -278,6 +278,7 @@ double Tape::bytes_of(const Node& node, bool backward) const {
   };
   for (const Value* value : node.saved) count(value, 1);
   if (!backward) {
+    count(node.addend, 1);
     for (const auto* list : {&node.in, &node.reads, &node.out})
       for (const Value* value : *list) count(value, 1);
     return sum;
@@ -294,6 +295,7 @@ std::vector<OpCost> Tape::costs() const {
   for (size_t tick = 0; tick < seconds_.size(); ++tick) {
     const bool backward = tick >= nodes_.size();
     const Node& node = *nodes_[backward ? 2 * nodes_.size() - 1 - tick : tick];
+    if (node.done && !backward) continue;
     const double calls = static_cast<double>(seconds_[tick].calls);
     const double passes = node.grad_in_forward ? (backward ? 0 : 3) : backward ? 2 : 1;
     const OpCost cost{std::string(node.op()) + (backward ? " backward" : ""), seconds_[tick].calls, seconds_[tick].sum,

@@ -20,7 +20,7 @@ namespace crossply {
 // What changes from replay to replay; kernels get it when they run, never when they are recorded.
 struct Step {
   bool training = false;    // false: forward only (evaluation, generation); the loss head then leaves gradients alone
-  double grad_scale = 1;    // of the sum of the losses, before its gradient is taken
+  double grad_scale = 1;    // gradients are those of this times the sum of the losses
   int64_t position = 0;     // generation: tokens already in the key/value cache
   bool operator==(const Step&) const = default;
 };

@@ -97,7 +97,7 @@ void cross_entropy_cuda(const Tensor& losses, const Tensor& dinp, const Tensor& 
   with_storage(inp.dtype, [&](auto storage) {
     using S = decltype(storage);
     constexpr int width = widest<S>;
-    const int64_t stride = blocks_of(V, width) * int64_t{width};  // whole vectors: also for 50,257 tokens
+    const int64_t stride = blocks_of(V, width) * int64_t{width};  // rows of whole vectors, also for 50,257 tokens
     const int64_t most = chunk_rows(stride, rows, sizeof(S));
     S* logits = scratch<S>(most * stride, cross_entropy_slot);
     const Matrix z{logits, inp.dtype, stride}, w{weight.data, weight.dtype, C};

@@ -135,9 +135,18 @@ __device__ inline void from_float(bf16& to, float x) {
 #endif
 }
 
+// The emulator's CPU would not mind.
+template <class Access>
+__device__ __forceinline__ void check_alignment([[maybe_unused]] const void* p) {
+#if !CROSSPLY_CUDA
+  CHECK_THAT(reinterpret_cast<uintptr_t>(p) % alignof(Access) == 0, "an access of ", sizeof(Access), " bytes at ", p);
+#endif
+}
+
 template <int width, class S>
 __device__ __forceinline__ Floats<width> load(const S* p) {
   struct alignas(access_bytes<width, S>) Raw { S s[width]; };
+  check_alignment<Raw>(p);
   const Raw raw = *reinterpret_cast<const Raw*>(p);
   Floats<width> x;
 #pragma unroll
@@ -155,8 +164,8 @@ __device__ __forceinline__ Packed<width, S> load_packed(const S* p) {
 #if CROSSPLY_CUDA
   return *reinterpret_cast<const Packed<width, S>*>(p);
 #else
+  check_alignment<Packed<width, S>>(p);
   Packed<width, S> raw;
-  CHECK_THAT(reinterpret_cast<uintptr_t>(p) % alignof(decltype(raw)) == 0, "a load of ", width, " is not aligned");
   std::memcpy(&raw, p, sizeof raw);
   return raw;
 #endif
@@ -226,6 +235,7 @@ __device__ __forceinline__ void store(S* p, const Floats<width>& x) {
 template <int width, class S>
 void store(S* p, const Floats<width>& x) {
   struct alignas(access_bytes<width, S>) Raw { S s[width]; } raw;
+  check_alignment<Raw>(p);
   for (int i = 0; i < width; ++i) from_float(raw.s[i], x[i]);
   *reinterpret_cast<Raw*>(p) = raw;
 }

@@ -115,7 +115,7 @@ struct Block {
   std::exception_ptr error;
 };
 
-std::mutex one_launch;
+std::mutex one_work;
 std::vector<std::unique_ptr<Fiber>> fibers;
 std::map<const void*, std::pair<void*, size_t>> statics;  // of the present block
 Context scheduler{};
@@ -267,7 +267,7 @@ std::shared_ptr<Works> captured;
 // Only while this lives may anybody touch device memory.
 class Open {
  public:
-  Open() { protect(PROT_READ | PROT_WRITE); }
+  Open() : lock_(one_work) { protect(PROT_READ | PROT_WRITE); }
   ~Open() { protect(PROT_NONE); }
 
  private:
@@ -276,6 +276,7 @@ class Open {
     protection = how;
     for (const auto& [data, mapping] : mappings) mprotect(mapping.base, mapping.usable, how);
   }
+  const std::lock_guard<std::mutex> lock_;
 };
 }  // namespace
 
@@ -297,7 +298,6 @@ void check_device_memory(const char* name, const void* data) {
 void seed(uint64_t value) { lots = value * 0x9E3779B97F4A7C15ull | 1; }
 
 void run(const char* name, dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body) {
-  const std::lock_guard lock(one_launch);
   kernel_name = name;
   kernel_body = &body;
   threads = static_cast<int>(block.x * block.y * block.z);

@@ -58,7 +58,8 @@ using Works = std::vector<std::function<void()>>;
 void enqueue(std::function<void()> work);
 std::shared_ptr<Works> capture(std::shared_ptr<Works> into);  // null: no more; returns what was captured into before
 bool captures();
-// Throws Exit::device if this points into the host's memory; null does not.
+// Throws Exit::device if this points into the host's memory; null does not. Asked of a kernel's pointers, not of those
+// in structs.
 void check_device_memory(const char* name, const void* data);
 
 // The lots of the launches that follow.

@@ -255,18 +255,18 @@ void unmix(const HeadMix& d, const float* dm, const HeadMix& of, const std::vect
            const Chunk& chunk) {
   Flags add{};
   std::copy(acc.begin(), acc.end(), add.x);
-  const int64_t blocks = std::min<int64_t>(chunk.rows, 264);
-  float* partial = z.shared ? scratch<float>(blocks * z.K * z.S, partial_slot) : nullptr;
   with_width<S>(aligned16(of.sources) ? z.C : 1, d.sources, [&](auto width) {
     const uint32_t block = threads_for(z.C, width);
+    const int64_t blocks = std::min<int64_t>(chunk.rows, 264 * threads / block);  // as run at once on an H200
+    float* partial = z.shared ? scratch<float>(blocks * z.K * z.S, partial_slot) : nullptr;
     const size_t floats = (1 + block / warp_size) * blocks_of(z.K, heads_at_once) * heads_at_once * z.S;
     CHECK_THAT(floats * sizeof(float) <= static_cast<size_t>(most_shared_bytes()), "head_mix_backward: ", z.K,
                " mixtures of ", z.S, " sources are too many for a GPU");
     launch({"head_mix_unmix", static_cast<uint32_t>(blocks), block, floats * sizeof(float)}, unmix_kernel<width, S>,
            table_of<S>(d.sources), add, d.weight.as<float>(), partial, dm, table_of<const S>(of.sources),
            of.weight.as<float>(), z, chunk);
+    if (z.shared) add_rows(d.weight.as<float>(), partial, blocks, z.K * z.S);
   });
-  if (z.shared) add_rows(d.weight.as<float>(), partial, blocks, z.K * z.S);
 }
 
 }  // namespace

@@ -91,7 +91,8 @@ __device__ __forceinline__ void write_back(S* dx, float* dots, const Packed<widt
   store_or_add<width>(dx, sum, acc);
 }
 
-// All that a step reads is asked for before any of it is used. Not restricted: so the loads stay before the stores.
+// All that a step reads, but what it adds to, is asked for before any of it is used. Not restricted: so the loads stay
+// before the stores.
 template <int exact, int width, class S>
 __global__ void __launch_bounds__(warps * warp_size, most_of<exact> == 8 ? 1 : 2)
 hyper_write_backward_kernel(S* dstreams, float* dcoef, S* dy, const S* dnext, const S* streams, const float* coef,

@@ -479,7 +479,8 @@ void hyper_read_backward_cuda(const Tensor& dstreams, const HyperWeights& d, con
   const Plan plan = plan_read(w, norm, E, C);
   const int64_t columns = plan.projection != nullptr ? (E + 2) * C : 0, row = head_size(E) + columns;
   // A row of sums costs as much as a token or two: no more blocks than an H200 runs at once.
-  const auto blocks = static_cast<uint32_t>(std::clamp<int64_t>(rows / (2 * warps), 1, 264));
+  const int64_t at_once = E == 2 || E == 4 ? 264 : 132;
+  const auto blocks = static_cast<uint32_t>(std::clamp<int64_t>(rows / (2 * warps), 1, at_once));
   const size_t shared = static_cast<size_t>(columns) * sizeof(float);
   const bool in_shared = shared <= 64 * 1024;  // and leave some for the L1 cache
   float *partial = scratch<float>(blocks * row), *total = scratch<float>(row, total_slot);

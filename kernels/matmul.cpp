@@ -60,7 +60,8 @@ void matmul_forward(const std::vector<Tensor>& outs, const Tensor& inp, const st
   const bool add = addend.data != nullptr;
   CHECK_THAT(outs.size() == weights.size(), "matmul_forward: ", outs.size(), " outputs of ", weights.size(),
              " weights");
-  CHECK_THAT(!add || (outs.size() == 1 && addend.numel() == outs[0].numel() && addend.dtype == outs[0].dtype),
+  CHECK_THAT(!add || (outs.size() == 1 && addend.numel() == outs[0].numel() && addend.dtype == outs[0].dtype &&
+                     addend.data != outs[0].data),
              "matmul_forward: ", addend.str(), " cannot be added to ", outs.size(), " outputs, the first ",
              outs[0].str());
   int64_t rows = 0;

@@ -100,7 +100,7 @@ Plan make_plan(const Matrix& c, const Matrix& a, const Matrix& b, const ProductS
 
 // Chosen at the first product of its kind, so in the first step of a run, and kept.
 const Plan& plan_of(const Matrix& c, const Matrix& a, const Matrix& b, const ProductSize& z, const void* plus) {
-  using Key = std::array<int64_t, 20>;
+  using Key = std::array<int64_t, 5 + 3 * 4>;
   static std::map<Key, Plan> plans;
   Key key{z.M, z.N, z.K, z.batch, alignment_of(plus, c)};
   size_t next = 5;

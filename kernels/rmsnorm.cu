@@ -14,13 +14,18 @@ constexpr int warps = 8, backward_warps = 4;
 struct Rows {
   int64_t count, C;
   int lanes, log_lanes;
+  // Of this lane and `width` columns a vector: the column of its first one, and how far it is to the next.
+  template <int width>
+  __device__ int64_t first() const { return static_cast<int>(threadIdx.x) % lanes * width; }
+  template <int width>
+  __device__ int64_t step() const { return int64_t{lanes} * width; }
   __device__ int64_t of_thread(int64_t warp) const { return (warp * warp_size + threadIdx.x) >> log_lanes; }
 };
 
 // Calls body(v, c) for a lane's vectors: the v-th begins at column c. held: how many they are at most, 0 for any.
 template <int held, int width, class F>
 __device__ __forceinline__ void for_vectors(const Rows& rows, F&& body) {
-  const int64_t first = static_cast<int>(threadIdx.x) % rows.lanes * width, step = rows.lanes * width;
+  const int64_t first = rows.first<width>(), step = rows.step<width>();
   if constexpr (held == 0) {
 #pragma unroll 1
     for (int64_t c = first; c < rows.C; c += step) body(0, c);
@@ -37,9 +42,9 @@ struct Vectors {
   const S* row;
   bool wanted;
   Packed<width, S> x[held > 0 ? held : 1];
-  __device__ Vectors(const S* begin, const Rows& rows, bool want = true) : row(begin), wanted(want) {
+  __device__ Vectors(const S* begin, const Rows& rows, bool want) : row(begin), wanted(want) {
     if constexpr (held > 0) {
-      const int64_t first = static_cast<int>(threadIdx.x) % rows.lanes * width, step = rows.lanes * width;
+      const int64_t first = rows.first<width>(), step = rows.step<width>();
 #pragma unroll
       for (int v = 0; v < held; ++v)
         x[v] = load_packed_if<width>(wanted && first + v * step < rows.C, row, first + v * step);
@@ -56,7 +61,7 @@ __global__ void __launch_bounds__(warps * warp_size)
     rmsnorm_forward_kernel(S* out, float* rstd, const S* inp, const float* weight, Rows rows, float eps) {
   const int64_t n = rows.of_thread(static_cast<int64_t>(blockIdx.x) * warps + threadIdx.y), C = rows.C;
   const bool there = n < rows.count;
-  const Vectors<held, width, S> x(inp + (there ? n : 0) * C, rows);
+  const Vectors<held, width, S> x(inp + (there ? n : 0) * C, rows, there);
   float sum = 0;
   for_vectors<held, width>(rows, [&](int v, int64_t c) {
     const Floats<width> value = x.at(v, c);
@@ -112,9 +117,10 @@ __global__ void __launch_bounds__(backward_warps * warp_size)
   for (int64_t n0 = blockIdx.x * groups; n0 < rows.count; n0 += gridDim.x * groups) {
     const int64_t n = n0 + rows.of_thread(threadIdx.y);
     const bool there = n < rows.count;
-    const float r = there ? rstd[n] : 0.f;  // so that another row adds nothing
+    const float r = there ? rstd[n] : 0.f;
     const int64_t at = (there ? n : 0) * C;
-    const Vectors<held, width, S> dy(dout + at, rows), x(inp + at, rows), before(dinp + at, rows, acc);
+    const Vectors<held, width, S> dy(dout + at, rows, there), x(inp + at, rows, there),
+        before(dinp + at, rows, acc && there);
     float dot = 0;
     for_vectors<held, width>(rows, [&](int v, int64_t c) {
       const Floats<width> d = dy.at(v, c), value = x.at(v, c);
@@ -204,7 +210,8 @@ void rmsnorm_backward_cuda(const Tensor& dinp, const Tensor& dweight, const Tens
       const int64_t room = 64 * 1024 / warp_bytes;
       const auto at_once = static_cast<uint32_t>(gain ? std::clamp<int64_t>(room, 1, backward_warps) : backward_warps);
       const int64_t groups = at_once * warp_size / lanes;
-      const auto blocks = static_cast<uint32_t>(std::clamp<int64_t>(rows / (8 * groups), 1, 396));
+      const int64_t most = held == 1 ? 4 * 396 : 396;  // as run at once on an H200, more where a lane asks for little
+      const auto blocks = static_cast<uint32_t>(std::clamp<int64_t>(rows / (8 * groups), 1, most));
       float* partial = gain ? scratch<float>(blocks * C) : nullptr;
       const size_t shared = gain ? at_once * static_cast<size_t>(warp_bytes) : 0;
       launch({"rmsnorm_backward", blocks, dim3(warp_size, at_once), shared}, rmsnorm_backward_kernel<held, width, S>,

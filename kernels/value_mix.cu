@@ -5,8 +5,8 @@
 namespace crossply {
 namespace {
 
-// Every element is read and written once, and little is computed: bytes bound all of these. A thread has `vectors`
-// accesses to each tensor under way.
+// Every element is read and written once, and little is computed: bytes bound all of these. In the
+// backward a thread has `vectors` accesses to each tensor under way.
 constexpr int threads = 256, warps = threads / warp_size, vectors = 2;
 template <int width>
 constexpr int64_t tile_size = threads * vectors * width;

@@ -31,6 +31,11 @@ __global__ void block_sum_kernel(float* out, const float* inp, bool barrier) {
 
 __global__ void read_kernel(float* out, const float* inp, int64_t i) { out[0] = inp[i]; }
 
+template <int width>
+__global__ void copy_kernel(float* out, const float* inp, int64_t from, int64_t to) {
+  store<width>(out + to, load<width>(inp + from));
+}
+
 __global__ void shuffle_kernel(float* out, float* largest, const float* inp) {
   const float x = inp[threadIdx.x];
   out[threadIdx.x] = warp_sum(x);
@@ -142,6 +147,13 @@ TEST_CASE("emulator: neither may the host touch device memory, nor a kernel get 
   std::vector<float> host(8);
   CHECK_THROWS_AS(launch({"read", 1, 1}, read_kernel, out.data, host.data(), int64_t{0}), Error);
   CHECK_THROWS_AS(launch({"read", 1, 1}, read_kernel, host.data(), inp.data, int64_t{0}), Error);
+}
+
+TEST_CASE("emulator: an access that is not aligned is an error") {
+  const OnDevice inp(random_vector<float>(8, 1)), out(std::vector<float>(8));
+  CHECK_NOTHROW(launch({"copy", 1, 1}, copy_kernel<4>, out.data, inp.data, int64_t{4}, int64_t{0}));
+  CHECK_THROWS_AS(launch({"copy", 1, 1}, copy_kernel<4>, out.data, inp.data, int64_t{2}, int64_t{0}), Error);
+  CHECK_THROWS_AS(launch({"copy", 1, 1}, copy_kernel<4>, out.data, inp.data, int64_t{4}, int64_t{1}), Error);
 }
 
 TEST_CASE("emulator: new device memory is full of NaN, and a recording must not wait") {

@@ -84,14 +84,17 @@ TEST_CASE("tape: a residual stream's gradient stays where it is, and a sublayer 
 }
 
 TEST_CASE("tape: a sum is done on the way only where nobody else reads what is added") {
-  for (const std::string form : {"next", "y read twice", "y kept", "not next", "y first", "cannot"}) {
+  for (const std::string form :
+       {"next", "y read twice", "y kept", "y placed", "y a result", "not next", "y first", "cannot"}) {
     CAPTURE(form);
     Tape t(Dtype::f32);
     Value* x = t.record(nothing({t.input("in", Shape{4}, Dtype::f32)}, {t.activation("x", Shape{4})}));
-    auto product = nothing({x}, {t.activation("y", Shape{4})});
+    const Shape shape{1, 1, 1, 4};
+    auto product = nothing({x}, {form == "y a result" ? t.result("y", shape) : t.activation("y", shape)});
     product->can_add = form != "cannot";
     const Node& from = *product;
     Value* y = t.record(std::move(product));
+    if (form == "y placed") t.place(y, t.slab("slab", 2, shape), 1);
     if (form == "not next") t.record(nothing({x}, {t.activation("other", Shape{4})}));
     auto add = nothing(form == "y first" ? std::vector<Value*>{y, x} : std::vector<Value*>{x, y},
                        {t.activation("out", Shape{4})});
@@ -210,6 +213,9 @@ TEST_CASE("optimizer: rows learn and decay at their own rates, and the clip scal
   CHECK(params.at("fast").value.as<float>()[2] == doctest::Approx(1 - 0.1).epsilon(1e-5));
   const float clipped = optimizer.m().as<float>()[0];
   CHECK(clipped == doctest::Approx(0.1 * 100 / norm).epsilon(1e-4));
+  // The gradients times 1/1000 are not clipped.
+  optimizer.update(0.01, norm / 1000, 1e-3);
+  CHECK(optimizer.m().as<float>()[0] == doctest::Approx(0.9f * clipped + 0.1 * 0.1).epsilon(1e-4));
 }
 
 TEST_CASE("params: initialisation depends on seed, name and element only") {

@@ -277,6 +277,33 @@ TEST_CASE("train: accumulating two half batches is the whole batch") {
   }
 }
 
+TEST_CASE("train: loss, norm and update are of the mean over the tokens that are scored") {
+  const Counting data(3);
+  TrainOptions o = tiny_options("lime");
+  o.batch = 3;
+  o.warmup = 0;
+  o.adamw.eps = 1;  // so that the update depends on the size of the gradient
+  o.adamw.clip = 0.5;
+  Trainer trainer(o, data), same(o, data);
+  const StepResult got = trainer.step();
+
+  std::vector<int32_t> tokens(18), targets(18);
+  for (size_t i = 0; i < 3; ++i) data.read(static_cast<int64_t>(i), &tokens[6 * i], &targets[6 * i]);
+  const auto scored = std::count_if(targets.begin(), targets.end(), [](int32_t target) { return target >= 0; });
+  Replicas replicas(same.device(), same.params(), o.config, {3, 6});
+  replicas.run(tokens.data(), targets.data(), Step{true, 1.0 / static_cast<double>(scored), 0});
+  Optimizer optimizer(same.params(), o.adamw);
+  const double norm = optimizer.gradient_norm();
+  CHECK(got.scored == scored);
+  CHECK(got.scored < 18);
+  CHECK(got.loss == doctest::Approx(replicas.take_losses() / static_cast<double>(scored)).epsilon(1e-6));
+  CHECK(got.norm == doctest::Approx(norm).epsilon(1e-5));
+  CHECK(norm > o.adamw.clip);
+  CHECK(got.lr > 0);
+  optimizer.update(got.lr, norm);
+  check_close("weights", weights(trainer), convert<double>(weights(same)), 1e-6);
+}
+
 TEST_CASE("train: a loss that is not finite stops before the update and says where") {
   const Counting data(10);
   Trainer trainer(tiny_options("llama"), data);

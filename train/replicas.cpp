@@ -127,7 +127,8 @@ Replicas::Mean Replicas::mean_loss(const Source& source, int64_t sequences) {
     mean.scored += std::count_if(targets.begin(), targets.end(), [](int32_t target) { return target >= 0; });
     run(tokens.data(), targets.data(), Step{});
   }
-  if (mean.scored > 0) mean.loss = take_losses() / static_cast<double>(mean.scored);
+  const double sum = take_losses();
+  if (mean.scored > 0) mean.loss = sum / static_cast<double>(mean.scored);
   return mean;
 }
 

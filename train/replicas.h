@@ -41,11 +41,11 @@ class Replicas {
   Replicas(Device& device, ParameterTable& params, const Config& config, const Batch& batch);
 
   // tokens, targets: (B, T). In training adds the gradients of step.grad_scale times the sum of the losses to the
-  // table's. Does not wait for the device. Rethrows what a kernel threw.
+  // table's. Does not wait until the device is done. Rethrows what a kernel threw.
   void run(const int32_t* tokens, const int32_t* targets, const Step& step);
   // The sum of the losses of all runs since the last call, in double. Waits for the device.
   double take_losses();
-  // Mean loss over the first `sequences` of a source.
+  // Mean loss over the first `sequences` of a source. Forgets the losses that were not taken.
   struct Mean {
     double loss = 0;  // 0 if nothing is scored
     int64_t sequences = 0, scored = 0;
