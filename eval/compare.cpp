@@ -79,6 +79,7 @@ void record_failure(ComparedRun& run, Exit code, const std::string& message, con
 
 // A run that fails ends itself, not the comparison; but flags that are wrong for one are wrong for all.
 void train(ComparedRun& run, const std::string& label) {
+  run.error.clear();
   try {
     run.result = run_training(run.options, label);
     run.state = run.result.code == Exit::done ? RunState::done : RunState::stopped;
@@ -139,7 +140,7 @@ Exit run(const Options& o) {
     return Exit::done;
   }
   make_device(o.train.device);  // refuses one that is not there
-  if (o.train.resume) check_resumed(comparison);
+  if (o.train.resume) take_up(comparison);
   if (comparison.out != o.train.out)
     std::printf("%s holds an earlier comparison; this one is in %s\n", o.train.out.c_str(), comparison.out.c_str());
   for (const std::string& warning : {warmup_warning(o.train), parameter_warning(comparison)})

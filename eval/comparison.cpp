@@ -124,12 +124,6 @@ std::string remark(const ComparedRun& run) {
   return name_of(run.state) + at + (run.error.empty() ? "" : ": " + run.error);
 }
 
-const char* meaning_of_columns(bool task) {
-  return task ? "train loss: mean of the last fiftieth of the steps. answers: the final answer is\n"
-                "correct; valid: so is every generated step.\n"
-              : "train loss: mean of the last fiftieth of the steps.\n";
-}
-
 // A cell of a Markdown table.
 std::string cell(const std::string& text) {
   std::string out;
@@ -192,6 +186,27 @@ json json_of(const Comparison& comparison, const ComparedRun& run) {
           {"steps_valid", measured(r.steps_valid, r.steps_valid >= 0)}};
 }
 
+// The inverse of json_of, for what only the run could say.
+void take_up(ComparedRun& run, const json& before, const std::string& out) {
+  const auto number = [&](const char* key, double otherwise) {
+    const auto found = before.find(key);
+    return found != before.end() && found->is_number() ? found->get<double>() : otherwise;
+  };
+  for (const RunState state : {RunState::done, RunState::stopped, RunState::failed})
+    if (before.value("state", json()) == name_of(state)) run.state = state;
+  if (run.state == RunState::waiting) return;
+  TrainResult& r = run.result;
+  r.code = static_cast<Exit>(static_cast<int>(number("exit_code", 0)));
+  r.tokens_per_second = number("tokens_per_second", 0);
+  r.memory = static_cast<size_t>(number("memory_bytes", static_cast<double>(r.memory)));
+  r.train_loss = number("train_loss", 0);
+  r.test_loss = number("test_loss", 0);
+  r.answers = number("answers", -1);
+  r.steps_valid = number("steps_valid", -1);
+  r.curves = read_curves(out + "/" + run.choice.file_name() + "/metrics.jsonl");
+  if (before.contains("error") && before["error"].is_string()) run.error = before["error"];
+}
+
 void draw(const Comparison& comparison) {
   Panel losses{"training loss", "test loss", {}}, answers{"correct answers to test prompts", "", {}, true};
   for (const ComparedRun& run : comparison.runs) {
@@ -221,7 +236,13 @@ std::string results_table(const Comparison& comparison, size_t width) {
     if (!is_done(run)) out += run.choice.text + ": " + remark(run) + "\n";
   out += "time, memory: relative to " + comparison.runs[0].choice.text + ", which ran at another time;\n" +
          "`make bench-architectures` measures in turn. All columns: results.md.\n";
-  return out + meaning_of_columns(is_task(comparison));
+  for (const auto& [name, meaning] : {std::pair{"train loss", "mean of the last fiftieth of the steps"},
+                                      std::pair{"answers", "the final answer is correct"},
+                                      std::pair{"valid", "so is every generated step"}}) {
+    const auto shown = [&, wanted = name](const Column& column) { return column.name == wanted; };
+    if (std::any_of(columns.begin(), columns.end(), shown)) out += std::string(name) + ": " + meaning + ".\n";
+  }
+  return out;
 }
 
 std::string results_markdown(const Comparison& comparison) {
@@ -269,12 +290,8 @@ std::string parameter_warning(const Comparison& comparison) {
   return list.empty() ? "" : "warning: not as many parameters as " + yardstick.choice.text + ":" + list;
 }
 
-void check_resumed(const Comparison& comparison) {
+void take_up(Comparison& comparison) {
   const std::string path = comparison.out + "/results.json";
-  const auto named = [&](const std::string& name) {
-    return std::any_of(comparison.runs.begin(), comparison.runs.end(),
-                       [&](const ComparedRun& run) { return run.choice.text == name; });
-  };
   std::error_code error;
   if (!fs::exists(path, error)) {
     const bool has_run = std::any_of(comparison.runs.begin(), comparison.runs.end(), [&](const ComparedRun& run) {
@@ -286,13 +303,16 @@ void check_resumed(const Comparison& comparison) {
   }
   const json old = read_json(path);
   if (!old.contains("runs") || !old["runs"].is_array()) fail(Exit::bad_data, path, ": \"runs\" is missing");
-  for (const json& run : old["runs"]) {
-    if (!run.is_object() || !run.contains("name") || !run["name"].is_string())
+  for (const json& before : old["runs"]) {
+    if (!before.is_object() || !before.contains("name") || !before["name"].is_string())
       fail(Exit::bad_data, path, ": a run has no \"name\"");
-    const std::string name = run["name"];
-    if (!named(name))
+    const std::string name = before["name"];
+    const auto run = std::find_if(comparison.runs.begin(), comparison.runs.end(),
+                                  [&](const ComparedRun& candidate) { return candidate.choice.text == name; });
+    if (run == comparison.runs.end())
       fail(Exit::usage, "--resume: ", comparison.out, " also compares ", name,
            ", whose results would be lost; give --arch with all of them");
+    take_up(*run, before, comparison.out);
   }
 }
 

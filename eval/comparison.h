@@ -38,8 +38,9 @@ void write_results(const Comparison& comparison);
 // Which architectures have a number of parameters that differs by more than a tenth from the yardstick's, in one line;
 // "" if none has.
 std::string parameter_warning(const Comparison& comparison);
-// Throws Exit::usage if the directory holds runs that `comparison` does not name, whose results would be lost, or files
-// but no comparison.
-void check_resumed(const Comparison& comparison);
+// For a comparison that is resumed: takes what is known of its runs from the results.json in its directory, so that
+// nothing is lost if this one ends before it reaches them. Throws Exit::usage if the directory holds files but no
+// comparison, or one with runs that `comparison` does not name; Exit::bad_data if results.json is damaged.
+void take_up(Comparison& comparison);
 
 }  // namespace crossply

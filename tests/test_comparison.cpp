@@ -191,7 +191,8 @@ TEST_CASE("comparison: resuming refuses a directory that is no comparison, or on
   Comparison comparison = example(scratch.path);
   const auto code = [&] {
     try {
-      check_resumed(comparison);
+      Comparison copy = comparison;
+      take_up(copy);
     } catch (const Error& error) {
       return error.code;
     }
@@ -212,6 +213,29 @@ TEST_CASE("comparison: resuming refuses a directory that is no comparison, or on
   CHECK(code() == Exit::done);
   std::ofstream(scratch.path + "/results.json") << "{\"runs\": [3]}";
   CHECK(code() == Exit::bad_data);
+}
+
+TEST_CASE("comparison: resuming takes up every number that was there before") {
+  const Scratch scratch;
+  Comparison before = example(scratch.path);
+  write_results(before);
+  fs::create_directory(scratch.path + "/lime");
+  std::ofstream(scratch.path + "/lime/metrics.jsonl") << R"({"step":1,"loss":3.0}
+{"step":2,"loss":2.0,"test_loss":2.1}
+{"step":3,"loss":0.4})";
+  Comparison after = example(scratch.path);
+  for (ComparedRun& run : after.runs) {
+    const ComparedRun waiting = run_of(run.choice.text, RunState::waiting);
+    run.result = waiting.result;
+    run.state = waiting.state;
+    run.error.clear();
+  }
+  take_up(after);
+  CHECK(after.runs[1].result.curves.loss == before.runs[1].result.curves.loss);
+  CHECK(after.runs[1].result.curves.test_loss == before.runs[1].result.curves.test_loss);
+  for (ComparedRun& run : before.runs) run.result.curves = {};  // no other run has a file
+  for (ComparedRun& run : after.runs) run.result.curves = {};
+  CHECK(results_json(after) == results_json(before));
 }
 
 TEST_CASE("comparison: curves are read from whatever a run left") {

@@ -278,39 +278,64 @@ Drawing thin_out(const std::vector<Line>& raw, const std::vector<Line>& marked, 
   return out;
 }
 
-// Where a curve ends: as it is drawn, or where its marks end if it has only those.
-const Line& line_with_end(const Drawing& drawing, size_t i) {
-  return drawing.means[i].empty() ? drawing.marked[i] : drawing.means[i];
+// Where curve i ends, in pixels: its line, or its marks if it has only those. If it ends above or below the picture: at
+// the edge, where it leaves. Not a number if it has no points.
+Point end_of(const Drawing& drawing, size_t i, const Axis& x, const Axis& y) {
+  const Line& line = drawing.means[i].empty() ? drawing.marked[i] : drawing.means[i];
+  if (line.empty()) return {NAN, y.from};
+  size_t last = line.size() - 1;
+  const auto outside = [&](size_t k) { return line[k].y < y.low || line[k].y > y.high; };
+  while (last > 0 && outside(last) && outside(last - 1)) --last;
+  return {x.pixel(line[last].x), std::clamp(y.pixel(line[last].y), y.to, y.from)};
+}
+
+// Moves heights, which are sorted, as little as possible until they are a line of text apart: those that would meet
+// stand together around their mean.
+void spread(std::vector<double>& heights, double top, double bottom) {
+  struct Group {
+    double mean, count;
+  };
+  const double line = std::min(19.0, (bottom - top) / std::max<double>(1, static_cast<double>(heights.size())));
+  const auto held = [&](Group g) {  // inside the plot
+    const double half = line * (g.count - 1) / 2;
+    return Group{std::min(std::max(g.mean, top + half), bottom - half), g.count};
+  };
+  std::vector<Group> groups;
+  for (const double height : heights) {
+    Group group = held({height, 1});
+    while (!groups.empty() && group.mean - groups.back().mean < line * (group.count + groups.back().count) / 2) {
+      const Group& last = groups.back();
+      const double count = group.count + last.count;
+      group = held({(group.mean * group.count + last.mean * last.count) / count, count});
+      groups.pop_back();
+    }
+    groups.push_back(group);
+  }
+  size_t next = 0;
+  for (const Group& group : groups)
+    for (double k = 0; k < group.count; ++k) heights[next++] = group.mean + line * (k - (group.count - 1) / 2);
 }
 
 // Names at the right, each as near as possible to the height at which its curve ends, and a thin line from there.
 std::string legend(const std::vector<Curve>& curves, const Drawing& drawing, const Axis& x, const Axis& y) {
   std::vector<size_t> order(curves.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  const auto height_of = [&](size_t i) {
-    const Line& line = line_with_end(drawing, i);
-    return line.empty() ? y.from : std::clamp(y.pixel(line.back().y), y.to, y.from);
-  };
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return height_of(a) < height_of(b); });
-  const double names = std::max<double>(1, static_cast<double>(order.size()));
-  const double line_height = std::min(19.0, (y.from - y.to) / names);
+  std::vector<Point> ends;
+  for (size_t i : order) ends.push_back(end_of(drawing, i, x, y));
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return ends[a].y < ends[b].y; });
   std::vector<double> at;
-  for (size_t i : order) at.push_back(std::max(height_of(i), at.empty() ? y.to : at.back() + line_height));
-  double limit = y.from;  // push those that slid off the bottom up again
-  for (size_t k = at.size(); k-- > 0; limit = at[k] - line_height) at[k] = std::min(at[k], limit);
+  for (size_t i : order) at.push_back(ends[i].y);
+  spread(at, y.to, y.from);
   std::string out;
   for (size_t k = 0; k < order.size(); ++k) {
     const size_t i = order[k];
-    const Line& line = line_with_end(drawing, i);
     const std::string thin = "<path fill=\"none\" stroke=\"" + std::string(colour_of(i)) + "\" stroke-opacity=\"0.6\" ";
-    const std::string height = px(height_of(i));
-    const double end = line.empty() ? x.to : x.pixel(line.back().x);
-    if (end < x.to - 4)  // it ends earlier than others
-      out += thin + "stroke-dasharray=\"1 4\" d=\"M" + px(end + 5) + " " + height + "H" + px(x.to) + "\"/>\n";
-    if (!line.empty())
-      out += thin + "d=\"M" + px(x.to + 2) + " " + height + "L" + px(x.to + 13) + " " + px(at[k]) + "\"/>\n";
-    out += "<path " + stroke(i, "3") + " d=\"M" + px(x.to + 14) + " " + px(at[k]) + "h24\"/>\n";
-    out += text(x.to + 44, at[k] + 4.5, "fill=\"#1f2933\" font-size=\"13\"", curves[i].name, longest_name);
+    const std::string height = px(ends[i].y), name = px(x.to + 23) + " " + px(at[k]);
+    if (ends[i].x < x.to - 4)  // it ends earlier than others
+      out += thin + "stroke-dasharray=\"1 4\" d=\"M" + px(ends[i].x + 5) + " " + height + "H" + px(x.to) + "\"/>\n";
+    if (!std::isnan(ends[i].x)) out += thin + "d=\"M" + px(x.to + 3) + " " + height + "L" + name + "\"/>\n";
+    out += "<path " + stroke(i, "3") + " d=\"M" + px(x.to + 24) + " " + px(at[k]) + "h24\"/>\n";
+    out += text(x.to + 54, at[k] + 4.5, "fill=\"#1f2933\" font-size=\"13\"", curves[i].name, longest_name);
   }
   return out;
 }
@@ -354,15 +379,14 @@ std::string draw_lines(const Drawing& drawing, const Axis& x, const Axis& y) {
   return out;
 }
 
-// A cross where a run broke off; at the upper edge where it had left the picture.
+// A cross where a run broke off; at the edge where it had left the picture.
 std::string crosses(const std::vector<Curve>& curves, const Drawing& drawing, const Axis& x, const Axis& y) {
   std::string out;
   for (size_t i = 0; i < curves.size(); ++i) {
-    const Line& line = line_with_end(drawing, i);
-    if (!curves[i].broken_off || line.empty()) continue;
-    const double height = std::clamp(y.pixel(line.back().y), y.to, y.from);
-    out += "<path fill=\"none\" stroke=\"" + std::string(colour_of(i)) + "\" stroke-width=\"2\" d=\"M" +
-           px(x.pixel(line.back().x)) + " " + px(height) + "m-4-4l8 8m0-8l-8 8\"/>\n";
+    const Point end = end_of(drawing, i, x, y);
+    if (!curves[i].broken_off || std::isnan(end.x)) continue;
+    out += "<path fill=\"none\" stroke=\"" + std::string(colour_of(i)) + "\" stroke-width=\"2\" d=\"M" + px(end.x) +
+           " " + px(end.y) + "m-4-4l8 8m0-8l-8 8\"/>\n";
   }
   return out;
 }
@@ -406,7 +430,7 @@ void write_curve_svg(const std::string& path, const std::string& title, const st
       all.push_back(drawable(curve, curve.marks_x, curve.marks_y, log_x));
     }
   }
-  const double right = width - (66 + 7.2 * static_cast<double>(longest));  // 7.2: a wide letter
+  const double right = width - (76 + 7.2 * static_cast<double>(longest));  // 7.2: a wide letter
   const Axis x = fit(range_of(all, &Point::x), left, right, log_x, 0);
   const double plot = panels.size() == 1 ? only_panel : panel_of_many;
   double top = title_height;
