@@ -242,6 +242,7 @@ TEST_CASE("curve: what XML forbids, and what is no UTF-8, is replaced") {
                                         "\xC0\x80",          // overlong
                                         "\xE0\x80\x80",      // overlong
                                         "\xF4\x90\x80\x80",  // beyond U+10FFFF
+                                        "\xF8\x90\x80\x80",  // begins with no first byte
                                         "\xFF", "\x80", "\xE2\x82"};
   for (const std::string& text : bad) {
     const std::string svg = svg_of({{"a" + text + "b", {1, 2}, {1, 2}}}, false, text);

@@ -60,7 +60,8 @@ std::string px(double v) { return fixed(v, 1); }
 // of the two after U+FFFD.
 size_t character_length(const std::string& text, size_t at) {
   const auto byte = [&](size_t i) { return at + i < text.size() ? static_cast<unsigned char>(text[at + i]) : 0u; };
-  const size_t length = byte(0) < 0x80 ? 1 : byte(0) < 0xC2 ? 0 : byte(0) < 0xE0 ? 2 : byte(0) < 0xF0 ? 3 : 4;
+  const size_t length =
+      byte(0) < 0x80 ? 1 : byte(0) < 0xC2 ? 0 : byte(0) < 0xE0 ? 2 : byte(0) < 0xF0 ? 3 : byte(0) < 0xF5 ? 4 : 0;
   if (length < 2) return length;
   uint32_t code = byte(0) & (0xFFu >> (length + 1));
   for (size_t i = 1; i < length; ++i) {
