@@ -84,11 +84,11 @@ std::vector<Column> columns_of(const Comparison& comparison) {
       }));
   add("time", 4, [&](const ComparedRun& run) { return ratio_text(relative_time(comparison, run)); });
   add("memory", 6, [&](const ComparedRun& run) { return ratio_text(relative_memory(comparison, run)); });
-  add("train loss", 7, measured([](const TrainResult& r) { return loss_text(r.train_loss); }));
+  add("train loss", 8, measured([](const TrainResult& r) { return loss_text(r.train_loss); }));
   add("test loss", 1, measured([](const TrainResult& r) { return loss_text(r.test_loss); }));
   if (!is_task(comparison)) return columns;
   add("answers", 3, measured([&](const TrainResult& r) { return percent(r.answers); }));
-  add("valid", 8, measured([&](const TrainResult& r) { return percent(r.steps_valid); }));
+  add("valid", 7, measured([&](const TrainResult& r) { return percent(r.steps_valid); }));
   return columns;
 }
 

@@ -74,10 +74,10 @@ bool has(const std::string& text, const std::string& what) { return text.find(wh
 TEST_CASE("comparison: the table has sensible digits, dashes for what is not done, and fits a terminal") {
   const std::string table = results_table(example());
   const std::vector<std::string> lines = lines_of(table);
-  CHECK(lines[0] == "architecture  parameters  tokens/s   time  memory  test loss  answers");
-  CHECK(lines[1] == "llama             66,496   400,040  1.00x   1.00x     0.0741   13.7 %");
-  CHECK(lines[2] == "lime              66,496   200,020  2.00x   1.06x     0.0741   13.7 %");
-  CHECK(lines[3] == "hyper:rate=2      66,496         -      -   1.00x          -        -");
+  CHECK(lines[0] == "architecture  parameters  tokens/s   time  memory  test loss  answers  valid");
+  CHECK(lines[1] == "llama             66,496   400,040  1.00x   1.00x     0.0741   13.7 %  2.3 %");
+  CHECK(lines[2] == "lime              66,496   200,020  2.00x   1.06x     0.0741   13.7 %  2.3 %");
+  CHECK(lines[3] == "hyper:rate=2      66,496         -      -   1.00x          -        -      -");
   CHECK(has(table, "\nhyper:rate=2: failed after step 3 of 6000: step 4: loss nan\n"));
   CHECK(has(table, "\nmudd: stopped after step 3 of 6000\n"));
   CHECK(has(table, "\nvertical: not started\n"));

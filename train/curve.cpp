@@ -368,7 +368,8 @@ bool any_outside(const std::vector<Line>& lines, const Axis& y) {
 std::string draw_lines(const Drawing& drawing, const Axis& x, const Axis& y) {
   std::string out;
   for (size_t i = 0; i < drawing.pale.size(); ++i)
-    if (!drawing.pale[i].empty()) out += polyline(drawing.pale[i], x, y, stroke(i, "1") + " stroke-opacity=\"0.3\"");
+    if (!drawing.pale[i].empty())
+      out += polyline(drawing.pale[i], x, y, "stroke=\"" + std::string(colour_of(i)) + "\" stroke-opacity=\"0.3\"");
   for (size_t i = 0; i < drawing.marked.size(); ++i)
     if (drawing.marked[i].size() > 1) out += polyline(drawing.marked[i], x, y, stroke(i, "1"));
   for (size_t i = 0; i < drawing.means.size(); ++i) {
