@@ -29,7 +29,7 @@ run: setup build
 # Long enough for the curves to part, with 3 operators; a fair trial is `$(BUILD)/compare --arch all --preset arith --out DIR`.
 compare: setup configure
 	@$(COMPILE) --target compare generate
-	$(BUILD)/compare --arch all --data arith:3 --steps 3000 --warmup 150 --lr 3e-3 \
+	$(BUILD)/compare --arch all --preset arith-quick --data arith:3 --steps 3000 --warmup 150 --lr 3e-3 \
 	  --eval-every 1000 --save-every 3000 --out runs/compare-all
 
 bench: configure
