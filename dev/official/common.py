@@ -8,6 +8,10 @@ import torch.nn.functional as F
 from reference import model_dir
 from torch.overrides import TorchFunctionMode
 
+# Beside 4 layers of width 8: what two layers, or many, make special, and rows as wide as the kernels' vectors.
+OTHER_SHAPES = (
+  dict(num_hidden_layers=2), dict(num_hidden_layers=7), dict(hidden_size=64, head_dim=16, intermediate_size=40))
+
 
 class Doubles(TorchFunctionMode):
   """While active, code that asks for float32 or bfloat16 gets float64: their rotary tables, norms and softmaxes."""
@@ -73,6 +77,17 @@ def official_gradients(adapter, directory, inputs, targets):
 def crossed(**choices):
   """Arguments of make_tiny: every combination. choices: name=[values, ...]."""
   return [dict(zip(choices, values)) for values in itertools.product(*choices.values())]
+
+
+def in_other_shapes(models):
+  """(row, options) as they come, the first two of each row also with other depths and a larger width."""
+  seen = {}
+  for row, options in models:
+    yield row, options
+    seen[row] = seen.get(row, 0) + 1
+    if seen[row] <= 2 and "num_hidden_layers" not in options:
+      for shape in OTHER_SHAPES:
+        yield row, {**options, **shape}
 
 
 def head(w):

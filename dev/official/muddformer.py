@@ -2,7 +2,7 @@
 
 It does not repeat key/value heads for grouped queries, so that only K = H and K = 1 run. Its first layer has one
 attention norm where we have three, for queries, keys and values: ours are put into its projections. Its feed-forward
-widths are multiples of 128 that grow with the layer.
+widths are multiples of 128 that grow with the layer; other widths are those of its class FeedForward without that rule.
 """
 import torch
 
@@ -16,25 +16,31 @@ BASE, WIDTHS = 256, [128, 256, 256, 384]  # their rule makes the widths out of t
 
 
 def load(root):
-  global MUDDFormer, MUDDFormerConfig
+  global FeedForward, MUDDFormer, MUDDFormerConfig
   common.use(root / "MUDDFormer" / "pytorch" / "muddformer")
   from configuration_muddformer import MUDDFormerConfig
-  from modeling_muddformer import MUDDFormer
+  from modeling_muddformer import FeedForward, MUDDFormer
 
 
 def models():
   for options in common.crossed(
       K=(4, 1), tied=(True, False), qk_norm=(False, True), rms_norm_eps=(1e-6, 1e-3), seed=range(3)):
-    yield "mudd, norm none", dict(arch="mudd", norm="none", intermediate_sizes=WIDTHS,
-                                  qk_norm_eps=options["rms_norm_eps"], **options)
+    options["qk_norm_eps"] = options["rms_norm_eps"]
+    yield "mudd, norm none", dict(arch="mudd", norm="none", **options)
+  for options in common.crossed(K=(4, 1), tied=(True, False), seed=range(4)):
+    yield "mudd, norm none, their widths", dict(
+      arch="mudd", norm="none", num_hidden_layers=len(WIDTHS), intermediate_sizes=WIDTHS, rms_norm_eps=1e-6, **options)
 
 
 def build(config):
-  module = MUDDFormer(MUDDFormerConfig(
+  theirs = MUDDFormerConfig(
     block_size=64, vocab_size=config.vocab_size, n_layer=config.num_hidden_layers, n_head=config.num_attention_heads,
-    dim=config.hidden_size, intermediate_size=BASE, n_local_heads=config.num_key_value_heads,
-    head_dim=config.head_dim, rope_base=config.rope_theta, norm_eps=config.rms_norm_eps, is_training=True,
-    use_qk_norm=config.qk_norm))
+    dim=config.hidden_size, intermediate_size=BASE if config.intermediate_sizes else config.intermediate_size,
+    n_local_heads=config.num_key_value_heads, head_dim=config.head_dim, rope_base=config.rope_theta,
+    norm_eps=config.rms_norm_eps, is_training=True, use_qk_norm=config.qk_norm)
+  module = MUDDFormer(theirs)
+  for i, layer in enumerate(module.layers if not config.intermediate_sizes else ()):
+    layer.feed_forward = FeedForward(theirs, i, round128=False, scale_with_layer=False)
   module.setup_caches(2, 8)
   return module
 
