@@ -187,6 +187,8 @@ kv_init lime_dynamic --kv-init zero
 rate hyper --rate 99
 rate hyper --rate 0
 norm hyper --norm batchnorm
+dynamic_norm_eps hyper --dynamic-norm-eps 2
+top_p_renormalize lime_static --top-p-renormalize often
 dynamic hyper --dynamic maybe
 map vertical --map sideways
 residual vertical --residual 2
