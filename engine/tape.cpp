@@ -72,7 +72,6 @@ void Tape::place(Value* value, const Slab& slab, int64_t i) {
   CHECK_THAT(value->shape.numel() * slab.all->shape[0] == slab.all->shape.numel() && i < slab.all->shape[0],
              value->name, value->shape.str(), " as slice ", i, " of ", slab.all->shape.str());
   buffer.inside = slab.all->buffer;
-  slab.all->buffer->values.push_back(value);
   buffer.offset = static_cast<size_t>(i) * buffer.bytes;
 }
 
@@ -87,12 +86,15 @@ std::string described(const Node& node) { return str(node.name, " (", node.op(),
 
 }  // namespace
 
-// Values that nobody may read any more, and gradients that would be written twice at once.
+// Values that nobody may read any more or that nobody wrote, and gradients that would be written twice at once.
 void Tape::check_readable(const Node& node) {
   for (const std::vector<Value*>* list : {&node.in, &node.reads, &node.keep})
     for (const Value* value : *list)
       CHECK_THAT(value->taken_by == nullptr, described(node), " reads ", value->name, ", whose memory ",
                  described(*value->taken_by), " has taken. Give that op a copy instead: ops::copy(tape, name, value)");
+  for (const Value* value : node.in)
+    CHECK_THAT(value->written || value->parameter != nullptr || value->buffer->persistent, described(node), " reads ",
+               value->name, ", which no op has written, so its gradient would be lost. Use what an op returned");
   if (node.is_sum) return;
   std::vector<const Value*> differentiated;
   for (const Value* value : node.in)
@@ -110,9 +112,8 @@ void Tape::check_takeable(const Node& node) {
   const char* remedy = ". Give it a copy instead: ops::copy(tape, name, value)";
   CHECK_THAT(value.parameter == nullptr && !value.buffer->persistent, described(node), how, value.name,
              ", which must stay as it is from step to step", remedy);
-  for (const Value* part : value.buffer->values)
-    CHECK_THAT(part->buffer->keeper == nullptr, described(node), how, value.name, ", which the backward of ",
-               described(*part->buffer->keeper), " reads", remedy);
+  CHECK_THAT(value.buffer->keeper == nullptr, described(node), how, value.name, ", which the backward of ",
+             described(*value.buffer->keeper), " reads", remedy);
   CHECK_THAT(!node.in_place || value.buffer->inside == nullptr, described(node), how, value.name,
              ", which lies in the slab ", value.buffer->inside->name, ", where other layers read it", remedy);
   for (const std::vector<Value*>* list : {&node.in, &node.reads, &node.keep})
@@ -134,6 +135,8 @@ Value* Tape::record(std::unique_ptr<Node> node) {
   for (const std::vector<Value*>* list : {&node->keep, &node->saved})
     for (const Value* value : *list)
       if (value->buffer != nullptr) value->buffer->keeper = node.get();
+  for (const std::vector<Value*>* list : {&node->out, &node->saved})
+    for (Value* value : *list) value->written = true;
   nodes_.push_back(std::move(node));
   return nodes_.back()->out[0];
 }

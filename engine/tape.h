@@ -36,7 +36,7 @@ struct Buffer {
   Buffer* inside = nullptr;   // part of a slab
   size_t offset = 0;          // in the arena; within `inside` if that is set
   int first = -1, last = -1;  // ticks of the first and last use; -1: never used
-  std::vector<Value*> values;     // who lives here, in a slab also in its parts
+  std::vector<Value*> values;     // who lives here
   const Node* keeper = nullptr;   // a node whose backward reads it
 };
 
@@ -51,6 +51,7 @@ struct Value {
   Buffer* buffer = nullptr;        // null for parameters, which live in their table
   Parameter* parameter = nullptr;
   bool needs_grad = false;
+  bool written = false;            // by a node
   const Node* taken_by = nullptr;  // the node that took the memory over: nobody may read the value any more
   Value* grad = nullptr;           // same shape; made by differentiate()
   Tensor tensor;
@@ -133,8 +134,8 @@ class Tape {
   void place(Value* value, const Slab& slab, int64_t i);
   // Two values in the same memory. An in-place node on one takes both.
   void share(Value* value, const Value* with);
-  // Returns the node's first output. Refuses, naming op, value and remedy, what would compute with overwritten memory:
-  // to read a value that an earlier node took, and to take one that is still needed.
+  // Returns the node's first output. Refuses, naming op, value and remedy, what would compute with overwritten memory
+  // or lose a gradient: to read a value that an earlier node took or none wrote, and to take one that is still needed.
   Value* record(std::unique_ptr<Node> node);
   int64_t cache_length() const { return cache_length_; }
   Dtype dtype() const { return real_; }
