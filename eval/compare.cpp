@@ -162,7 +162,7 @@ int main(int argc, char** argv) {
                "compare");
   Options o;
   auto flags = [&] {
-    const std::string preset = find_preset_flag(argc, argv);
+    const std::string preset = find_flag(argc, argv, "--preset");
     apply_preset(preset.empty() ? "arith-quick" : preset, o.train);
     app.add_option("--arch", o.archs, "the first is the yardstick; " + arch_list_help())->capture_default_str();
     add_train_flags(app, o.train);
