@@ -251,6 +251,7 @@ printf 'X' | dd of=flipped/step_00000020/model.safetensors bs=1 seek=3000 conv=n
 rm -rf flipped/step_00000018
 expect 66 'step_00000020' "$build/generate" --model flipped --prompt '3 + 4 =' --max-new 2
 cp -r run/step_00000018 flipped
+expect 0 '^note: skipped .*step_00000020.*SHA-256' "$build/generate" --model flipped --prompt '3 + 4 =' --max-new 2
 expect 0 '= .+' "$build/generate" --model flipped --prompt '3 + 4 =' --max-new 2
 
 # shards: tokens beyond the vocabulary, a header that lies

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <signal.h>
-#include <stdio.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -10,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <cstdio>
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -313,16 +313,14 @@ void CheckpointWriter::publish() {
 bool is_valid_checkpoint(const std::string& dir, std::string* why) { return passes(dir, true, why); }
 
 std::string newest_valid_checkpoint(const std::string& run_dir, std::vector<std::string>* skipped) {
+  if (skipped != nullptr) skipped->clear();
   if (!path_exists(run_dir)) return "";
-  std::vector<std::string> damaged;
   for (const Step& step : steps_in(run_dir)) {
     std::string why;
-    const bool valid = is_valid_checkpoint(step.dir, &why);
+    if (is_valid_checkpoint(step.dir, &why)) return step.dir;
     // Removed while we were reading, by a run that has saved a newer one.
-    if (!valid && !path_exists(step.dir)) return newest_valid_checkpoint(run_dir, skipped);
-    if (!valid) damaged.push_back("skipped the checkpoint " + step.dir + ": " + why);
-    if (skipped != nullptr) *skipped = damaged;
-    if (valid) return step.dir;
+    if (!path_exists(step.dir)) return newest_valid_checkpoint(run_dir, skipped);
+    if (skipped != nullptr) skipped->push_back("skipped the checkpoint " + step.dir + ": " + why);
   }
   return "";
 }
@@ -336,7 +334,10 @@ std::string resolve_model_dir(const std::string& path) {
     fail(Exit::no_input, path, ": no such directory; expected a model or run directory");
   std::vector<std::string> skipped;
   const std::string newest = newest_valid_checkpoint(path, &skipped);
-  if (!newest.empty()) return newest;
+  if (!newest.empty()) {
+    for (const std::string& line : skipped) std::fprintf(stderr, "note: %s\n", line.c_str());
+    return newest;
+  }
   std::string why;
   for (const std::string& line : skipped) why += "; " + line;
   fail(Exit::no_input, path, ": neither config.json nor a valid checkpoint (step_*) in it", why);

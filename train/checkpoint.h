@@ -41,8 +41,8 @@ bool is_valid_checkpoint(const std::string& dir, std::string* why);
 // adds a line to *skipped. Also considers step_NUMBER.old, which a kill may leave: see CheckpointWriter::publish.
 std::string newest_valid_checkpoint(const std::string& run_dir, std::vector<std::string>* skipped = nullptr);
 
-// --model of every program: a model directory, or a run directory, which stands for its newest valid checkpoint. Throws
-// Exit::no_input where there is neither.
+// --model of every program: a model directory, or a run directory, which stands for its newest valid checkpoint; a
+// note on standard error names newer ones that are damaged. Throws Exit::no_input where there is neither.
 std::string resolve_model_dir(const std::string& path);
 
 // The same, held: a training run beside this process removes no checkpoint that somebody holds.

@@ -89,8 +89,8 @@ class Run {
       const bool stopping = stop_requested != 0 && done < o_.steps;
       if (stopping || done == o_.steps || done % save_every_ == 0) save();
       if (!stopping) continue;
-      progress_.say(str("stopped on request after step ", done, "; continue with the same command and --resume (in ",
-                        o_.out, ")"));
+      progress_.say(str("stopped on request after step ", done, "; to continue: train_", o_.config.arch,
+                        " --resume --out ", o_.out));
       return Exit::stopped;
     }
     return Exit::done;
