@@ -338,7 +338,7 @@ TEST_CASE("checkpoint: a reader beside a run that keeps one never sees half of i
     }
   }
   std::string seen;
-  for (int i = 0; i < 200; ++i) {
+  for (int i = 0; i < 3000; ++i) {
     Error error(Exit::done, "");
     try {
       const ModelDir model(run);
