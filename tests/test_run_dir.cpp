@@ -246,7 +246,7 @@ TEST_CASE("run directory: --resume --out alone continues, and more steps change 
   CHECK(json::parse(contents_of(run + "/flags.json"))["keep"] == 1);
 
   const Outcome grown = train(scratch, {"--resume", "--out", run, "--steps", "20"});
-  check_outcome(grown, Exit::done, "--steps grows from 12 to 20: the cosine schedule is that of 20 steps from here on");
+  check_outcome(grown, Exit::done, "--steps grows from 12 to 20: from here on the cosine schedule is that of 20 steps");
   const Schedule schedule{ScheduleKind::cosine, 2, 20, 0};
   std::ifstream lines(run + "/metrics.jsonl");
   int64_t step = 0;
@@ -307,20 +307,22 @@ TEST_CASE("run directory: a checkpoint that cannot be read ends --resume; nothin
 
 TEST_CASE("run directory: the --init directory is needed at the start only") {
   const Scratch scratch;
-  const std::string run = scratch / "run", model = scratch / "model", tokenizer = "{\"its\": \"own\"}";
+  const std::string run = scratch / "run", model = scratch / "model";
   std::string shard(1024, '\0');
   const int32_t header[] = {20240520, 1, 500};
   shard.replace(0, sizeof header, reinterpret_cast<const char*>(header), sizeof header);
   for (int i = 0; i < 500; ++i) shard += std::string{static_cast<char>(i * 7 % 19), '\0'};
   put(scratch / "data.bin", shard);
   check_outcome(train(scratch, tiny(model, {"--steps", "0"})), Exit::done, "initialised");
-  put(model + "/tokenizer.json", tokenizer);
+  const std::string tokenizer = contents_of(model + "/tokenizer.json");
+  put(model + "/tokenizer_config.json", "its own");
   check_outcome(train(scratch, {"--data", scratch / "data.bin", "--seq", "8", "--init", model, "--steps", "4",
                                 "--batch", "2", "--out", run}),
                 Exit::done, "step 4/4");
   fs::rename(model, scratch / "moved");
   check_outcome(train(scratch, {"--resume", "--out", run, "--steps", "6"}), Exit::done, "resumed after step 4");
   CHECK(contents_of(run + "/step_00000006/tokenizer.json") == tokenizer);
+  CHECK(contents_of(run + "/step_00000006/tokenizer_config.json") == "its own");
 }
 
 TEST_CASE("run directory: one that is removed, moved or replaced is noticed") {

@@ -209,8 +209,8 @@ bool is_leftover(const std::string& name, std::string* of) {
 bool is_leftover_of_run(const std::string& name) {
   std::string of;
   if (!is_leftover(name, &of)) return false;
-  for (const char* file : {"metrics.jsonl", "flags.json", "curve.svg"})
-    if (of.starts_with(file)) return true;  // also FILE.kept-1
+  for (const std::string file : {"metrics.jsonl", "flags.json", "curve.svg"})
+    if (of == file || of.starts_with(file + ".kept-")) return true;
   const std::string start = "step_";
   if (of.starts_with("damaged_")) of = of.substr(8);
   if (of.ends_with(old_suffix)) of.resize(of.size() - old_suffix.size());

@@ -192,10 +192,10 @@ std::string Trainer::schedule_change() const {
   if (steps_before_ == 0 || steps_before_ == options_.steps) return "";
   Schedule before = schedule_;
   before.total = steps_before_;
-  const int64_t next = steps_done();
-  return str("--steps grows from ", steps_before_, " to ", options_.steps, ": the ", options_.schedule,
-             " schedule is that of ", options_.steps, " steps from here on, so the next rate is ",
-             options_.lr * schedule_.at(next), " instead of ", options_.lr * before.at(next));
+  const double rate = options_.lr * schedule_.at(steps_done()), old = options_.lr * before.at(steps_done());
+  return str("--steps grows from ", steps_before_, " to ", options_.steps, ": from here on the ", options_.schedule,
+             " schedule is that of ", options_.steps, " steps; the next rate is ", rate,
+             rate == old ? ", as before" : str(", it would have been ", old));
 }
 
 namespace {
