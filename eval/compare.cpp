@@ -153,14 +153,6 @@ Exit run(const Options& o) {
   print_next(comparison);
   return conclude(comparison);
 }
-
-// Read before the other flags, because it changes their defaults.
-bool gives_data(int argc, char** argv) {
-  for (int i = 1; i < argc; ++i)
-    if (std::strcmp(argv[i], "--data") == 0 || std::strncmp(argv[i], "--data=", 7) == 0) return true;
-  return false;
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -170,8 +162,8 @@ int main(int argc, char** argv) {
   Options o;
   auto flags = [&] {
     // With --data, the sizes and steps that the trainers have, too; without, the demonstration.
-    std::string preset = find_preset_flag(argc, argv);
-    if (preset.empty() && !gives_data(argc, argv)) preset = "arith-quick";
+    std::string preset = find_flag(argc, argv, "--preset");
+    if (preset.empty() && find_flag(argc, argv, "--data").empty()) preset = "arith-quick";
     if (!preset.empty()) apply_preset(preset, o.train);
     app.add_option("--arch", o.archs, "the first is the yardstick; " + arch_list_help())->capture_default_str();
     add_train_flags(app, o.train);

@@ -1,13 +1,13 @@
 #include "eval/loaded_model.h"
 
 #include "models/model_dir.h"
-#include "train/checkpoint.h"
 
 namespace crossply {
 
 LoadedModel::LoadedModel(const std::string& path, const std::string& device_name, bool with_gradients,
                          const std::string& matmul)
-    : dir(resolve_model_dir(path)),
+    : source(path),
+      dir(source.path()),
       config(load_config(dir + "/config.json")),
       device(make_device(device_name, matmul)) {
   declare_model(params, config);

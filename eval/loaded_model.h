@@ -5,6 +5,7 @@
 #include <string>
 
 #include "models/model.h"
+#include "train/checkpoint.h"
 
 namespace crossply {
 
@@ -13,6 +14,7 @@ struct LoadedModel {
   LoadedModel(const std::string& path, const std::string& device_name, bool with_gradients,
               const std::string& matmul = "fp32");
 
+  ModelDir source;  // held as long as the model is there
   std::string dir;
   Config config;
   std::unique_ptr<Device> device;

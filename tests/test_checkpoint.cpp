@@ -40,6 +40,9 @@ struct ScratchDir {
   std::string operator/(const std::string& name) const { return (path / name).string(); }
 };
 
+// Neither a kill nor a reader tells a disk from memory, but in memory a save is so short that many are affordable.
+fs::path memory_or_disk() { return fs::exists("/dev/shm") ? fs::path("/dev/shm") : fs::temp_directory_path(); }
+
 std::string sha256_of(const std::string& text) {
   Sha256 hash;
   hash.update(text.data(), text.size());
@@ -248,9 +251,13 @@ TEST_CASE("checkpoint: the newest valid one is found, and old ones are removed")
   if (dead == 0) ::_exit(0);
   ::waitpid(dead, nullptr, 0);
   fs::create_directory(run + str("/.tmp-step_00000007-", dead));
+  put(run + str("/.tmp-metrics.jsonl-", dead), "x");
+  CHECK(!holds_only_leftovers(run));
+  const std::string thesis = str(".tmp-thesis-", dead);  // as ours are called, but nothing that we write
+  put(run + "/" + thesis, "years");
   fs::create_directory(run + str("/.tmp-step_00000007-", ::getppid()));
   remove_old_checkpoints(run, 2);
-  CHECK(names_in(run) == std::vector<std::string>{str(".tmp-step_00000007-", ::getppid()), "step_00000020",
+  CHECK(names_in(run) == std::vector<std::string>{str(".tmp-step_00000007-", ::getppid()), thesis, "step_00000020",
                                                   "step_00000100", "step_00001000", "step_99999999", "step_x"});
   remove_old_checkpoints(run, 1);
   CHECK(!fs::exists(step_dir(run, 20)));
@@ -267,19 +274,105 @@ TEST_CASE("checkpoint: the newest valid one is found, and old ones are removed")
   CHECK(!fs::exists(step_dir(run, 100) + ".old"));
 }
 
-// Saves for ever: either one directory again and again, or new steps, replaced steps, and retention.
-[[noreturn]] static void save_until_killed(const std::string& run, int first, bool one_directory, bool can_exchange) {
-  if (!can_exchange) {
-    // As on a file system that does not know RENAME_EXCHANGE: the system call says EINVAL.
-    sock_filter program[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-                             BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_renameat2, 0, 1),
-                             BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EINVAL),
-                             BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
-    const sock_fprog filter{4, program};
-    if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0) {
-      ::_exit(not_possible_here);
+// From now on this process cannot make the system call: it gets `error`.
+static void forbid(long call, int error) {
+  sock_filter program[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+                           BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(call), 0, 1),
+                           BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<uint32_t>(error)),
+                           BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+  const sock_fprog filter{4, program};
+  if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0)
+    ::_exit(not_possible_here);
+}
+
+TEST_CASE("checkpoint: a read that fails proves no damage") {
+  const ScratchDir dir;
+  for (int step : {1, 2}) save(step_dir(dir.path, step), "x");
+  for (const long call : {SYS_pread64, SYS_openat, SYS_newfstatat}) {
+    for (int function = 0; function < 4; ++function) {
+      const int status = in_child([&] {
+        forbid(call, call == SYS_openat ? EMFILE : EIO);
+        if (function == 0) is_valid_checkpoint(step_dir(dir.path, 2), nullptr);
+        if (function == 1) newest_valid_checkpoint(dir.path);
+        if (function == 2) set_aside_damaged_checkpoints(dir.path);
+        if (function == 3) remove_old_checkpoints(dir.path, 1);
+        return 0;
+      });
+      CAPTURE(call);
+      CAPTURE(function);
+      // fstat may be another system call here, and then nothing fails.
+      const bool unused = call == SYS_newfstatat && status == 0;
+      CHECK_MESSAGE((status == static_cast<int>(Exit::io) || status == not_possible_here || unused), status);
+      if (function < 3) CHECK(names_in(dir.path) == std::vector<std::string>{"step_00000001", "step_00000002"});
     }
   }
+  std::string why;
+  fs::remove(step_dir(dir.path, 2) + "/train_state.json");
+  CHECK(!is_valid_checkpoint(step_dir(dir.path, 2), &why));  // a file that the manifest lists is missing: that does
+  CHECK(why.find("train_state.json") != std::string::npos);
+}
+
+TEST_CASE("checkpoint: a reader beside a run that keeps one never sees half of it") {
+  const ScratchDir dir(memory_or_disk());
+  const std::string run = dir.path;
+  save(step_dir(run, 1), "first");
+  {
+    const ModelDir held(run);
+    save(step_dir(run, 2), "second");
+    remove_old_checkpoints(run, 1);
+    CHECK(contents_of(held.path() + "/model.safetensors") == "first");
+    CHECK(ModelDir(run).path() == step_dir(run, 2));
+  }
+  remove_old_checkpoints(run, 1);
+  CHECK(names_in(run) == std::vector<std::string>{"step_00000002"});
+
+  const pid_t child = ::fork();
+  if (child == 0) {
+    try {
+      for (int step = 3;; ++step) {
+        save(step_dir(run, step), std::string(static_cast<size_t>(step % 7000), 'x'));
+        remove_old_checkpoints(run, 1);
+      }
+    } catch (...) {
+      ::_exit(100);
+    }
+  }
+  std::string seen;
+  for (int i = 0; i < 3000; ++i) {
+    Error error(Exit::done, "");
+    try {
+      const ModelDir model(run);
+      const auto size = contents_of(model.path() + "/model.safetensors").size();
+      CHECK(contents_of(model.path() + "/train_state.json") == str("{\"size\": ", size, "}"));
+      CHECK(names_in(model.path()).size() == 3);
+      seen = model.path();
+    } catch (const Error& caught) {
+      error = caught;
+    }
+    CHECK_MESSAGE(error.code == Exit::done, error.what());
+  }
+  ::kill(child, SIGKILL);
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  CHECK(WIFSIGNALED(status));
+  CHECK(seen > step_dir(run, 2));
+}
+
+TEST_CASE("checkpoint: a temporary of a killed process is removed by the next save to the same name") {
+  const ScratchDir dir;
+  const pid_t dead = ::fork();
+  if (dead == 0) ::_exit(0);
+  ::waitpid(dead, nullptr, 0);
+  fs::create_directory(dir / str(".tmp-model-", dead));
+  put(dir / str(".tmp-model-", dead) + "/model.safetensors", "half");
+  fs::create_directory(dir / str(".tmp-other-", dead));
+  save(dir / "model", "x");
+  CHECK(names_in(dir.path) == std::vector<std::string>{str(".tmp-other-", dead), "model"});
+}
+
+// Saves for ever: either one directory again and again, or new steps, replaced steps, and retention.
+[[noreturn]] static void save_until_killed(const std::string& run, int first, bool one_directory, bool can_exchange) {
+  if (!can_exchange) forbid(SYS_renameat2, EINVAL);  // as on a file system that does not know RENAME_EXCHANGE
   try {
     for (int i = 0;; ++i) {
       const uint64_t seed = static_cast<uint64_t>(first + i);
@@ -293,8 +386,7 @@ TEST_CASE("checkpoint: the newest valid one is found, and old ones are removed")
 }
 
 TEST_CASE("checkpoint: killed at any moment, the newest checkpoint is valid and the next save works") {
-  // A kill does not tell a disk from memory, but in memory a save is so short that many kills are affordable.
-  const ScratchDir dir(fs::exists("/dev/shm") ? fs::path("/dev/shm") : fs::temp_directory_path());
+  const ScratchDir dir(memory_or_disk());
   const std::string run = dir.path;
   const auto start = std::chrono::steady_clock::now();
   for (int i = 0; i < 10; ++i) save(step_dir(run, 1), std::string(25000, 'x'));

@@ -79,9 +79,9 @@ done
 
 # --- stopping and resuming ---------------------------------------------------------------------------------------
 expect 0 'test loss' train llama --steps 60 --out whole --save-every 7
-for signal in INT TERM; do
+for signal in INT TERM HUP USR1; do
   rm -rf part
-  "$build/train_llama" "${tiny[@]}" --steps 60 --out part --save-every 7 >output 2>&1 &
+  env --default-signal=INT "$build/train_llama" "${tiny[@]}" --steps 60 --out part --save-every 7 >output 2>&1 &
   pid=$!
   while [ ! -d part/step_00000007 ] && kill -0 $pid 2>/dev/null; do sleep 0.01; done
   kill -$signal $pid
@@ -104,6 +104,24 @@ for _ in 1 2 3 4 5 6; do  # killed without warning
 done
 expect 0 'test loss|resumed' train llama --steps 60 --out part --save-every 2 --resume
 cmp -s whole/step_00000060/model.safetensors part/step_00000060/model.safetensors || fail "SIGKILL: other weights"
+# a signal at any moment of the start: a checkpoint and 75, or nothing
+for _ in 1 2 3 4 5 6 7 8 9 10 11 12; do
+  rm -rf early
+  "$build/train_llama" "${tiny[@]}" --steps 4000 --save-every 4000 --out early >output 2>&1 &
+  pid=$!
+  sleep 0.0$((RANDOM % 8))$((RANDOM % 10))
+  kill -TERM $pid 2>/dev/null
+  wait $pid 2>/dev/null
+  code=$?
+  if [ $code = 75 ]; then expect 0 '=' "$build/generate" --model early --prompt '3 + 4 =' --max-new 2
+  elif [ $code != 143 ] || [ -e early ]; then fail "SIGTERM at the start: exit code $code"; fi
+done
+# what was ignored before the start, as nohup does with SIGHUP, stays ignored
+env --ignore-signal=HUP "$build/train_llama" "${tiny[@]}" --steps 60 --out ignoring --save-every 7 >output 2>&1 &
+pid=$!
+while [ ! -d ignoring/step_00000007 ] && kill -0 $pid 2>/dev/null; do sleep 0.01; done
+kill -HUP $pid 2>/dev/null
+wait $pid || fail "SIGHUP was ignored before the start, but ended the run"
 expect 64 'not empty' train llama --steps 60 --out whole
 expect 64 'lr' train llama --steps 60 --out whole --lr 0.5 --resume
 expect 64 'config.json' train llama --steps 60 --out whole --layers 3 --resume
@@ -122,6 +140,30 @@ while [ ! -s busy/metrics.jsonl ] && kill -0 $pid 2>/dev/null; do sleep 0.01; do
 expect 64 'in use' train llama --steps 100000 --out busy --resume
 kill -KILL $pid
 wait $pid 2>/dev/null
+rm -rf busy
+# a run directory that is gone is not a success
+"$build/train_llama" "${tiny[@]}" --steps 100000 --save-every 100000 --out busy >output 2>&1 &
+pid=$!
+while [ ! -s busy/metrics.jsonl ] && kill -0 $pid 2>/dev/null; do sleep 0.01; done
+mv busy moved
+wait $pid
+[ $? = 74 ] || fail "the run directory was moved during the run: not exit code 74"
+grep -q '^error: .*busy was removed, moved or replaced' output || fail "nobody said that the run directory is gone"
+[ ! -e busy ] || fail "the run made its directory again"
+# readers beside a run that keeps one checkpoint
+"$build/train_llama" "${tiny[@]}" --steps 100000 --save-every 1 --keep 1 --out one >/dev/null 2>&1 &
+pid=$!
+while [ ! -d one/step_00000001 ] && [ ! -d one/step_00000002 ] && kill -0 $pid 2>/dev/null; do sleep 0.01; done
+for _ in 1 2 3 4 5; do expect 0 '=' "$build/generate" --model one --prompt '3 + 4 =' --max-new 2; done
+kill -KILL $pid
+wait $pid 2>/dev/null
+# --resume goes on with what the directory says, and takes over no directory that is not a run's
+expect 0 'resumed after step 60' "$build/train_llama" --resume --out whole
+expect 64 'there is no run in nowhere' "$build/train_llama" --resume --out nowhere
+expect 0 'initialised' train llama --steps 0 --out initialised
+expect 64 'initialised is a model directory' train llama --steps 60 --out initialised --resume
+rm -rf piped && cp -r whole piped && rm piped/metrics.jsonl && mkfifo piped/metrics.jsonl
+expect 65 'metrics.jsonl: is not a regular file' timeout 20 "$build/train_llama" --resume --out piped
 
 # A comparison: one run that fails leaves the others, and continues exactly after a stop.
 expect 77 '^error: failed: lime;' compare llama,lime,resformer --steps 8 --router-lr 1e30 --clip 0 --out one_fails
@@ -266,6 +308,7 @@ printf 'X' | dd of=flipped/step_00000020/model.safetensors bs=1 seek=3000 conv=n
 rm -rf flipped/step_00000018
 expect 66 'step_00000020' "$build/generate" --model flipped --prompt '3 + 4 =' --max-new 2
 cp -r run/step_00000018 flipped
+expect 0 '^note: skipped .*step_00000020.*SHA-256' "$build/generate" --model flipped --prompt '3 + 4 =' --max-new 2
 expect 0 '= .+' "$build/generate" --model flipped --prompt '3 + 4 =' --max-new 2
 
 # shards: tokens beyond the vocabulary, a header that lies

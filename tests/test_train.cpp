@@ -7,6 +7,7 @@
 #include <fstream>
 #include <iterator>
 #include <limits>
+#include <nlohmann/json.hpp>
 
 #include "models/registry.h"
 #include "tests/backends.h"
@@ -258,6 +259,39 @@ TEST_CASE("train: resuming with other flags is refused by name") {
   CHECK(message(changed).find("config.json") != std::string::npos);
   const Counting longer(11);
   CHECK_THROWS_AS(Trainer(o, longer, newest_valid_checkpoint(run.path)), Error);
+}
+
+TEST_CASE("train: a checkpoint's state of wrong types or sizes is refused") {
+  const Counting data(10);
+  const TrainOptions o = tiny_options("llama");
+  const Scratch run;
+  Trainer trainer(o, data);
+  trainer.step();
+  trainer.save(run.path + "/step_00000001", Tokenizer());
+  const std::string path = run.path + "/step_00000001/train_state.json";
+  const auto good = nlohmann::json::parse(bytes_of(path));
+  auto code = [&](const std::string& text) {
+    std::ofstream(path) << text;
+    try {
+      Trainer other(o, data, run.path + "/step_00000001");
+    } catch (const Error& error) {
+      return error.code;
+    }
+    return Exit::done;
+  };
+  CHECK(code(good.dump()) == Exit::done);
+  using nlohmann::json;
+  for (const auto& [key, value] : std::vector<std::pair<std::string, json>>{
+           {"step", -5}, {"step", 2}, {"step", "1"}, {"step", 1.5}, {"step", json()}, {"step", 18446744073709551615u},
+           {"position", -3}, {"position", 4}, {"position", 1e30}, {"position", 9223372036854775807},
+           {"seconds", "long"}, {"seconds", json()}, {"seconds", -1}, {"data", 7}, {"data", json()}, {"trajectory", 3},
+           {"trajectory", "steps"}, {"trajectory", json::array()}}) {
+    json spoilt = good;
+    spoilt[key] = value;
+    CAPTURE(spoilt.dump());
+    CHECK(code(spoilt.dump()) == Exit::bad_data);
+  }
+  for (const std::string text : {"", "{", "[]", "7", "{\"step\":1e999}"}) CHECK(code(text) == Exit::bad_data);
 }
 
 TEST_CASE("train: accumulating two half batches is the whole batch") {

@@ -2,13 +2,14 @@
 
 #include <fcntl.h>
 #include <signal.h>
-#include <stdio.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <cstdio>
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -30,7 +31,8 @@ struct FileEntry {
 using Manifest = std::map<std::string, FileEntry>;
 
 bool is_plain_name(const std::string& name) {
-  return !name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos;
+  const bool short_enough = !name.empty() && name.size() <= 255;
+  return short_enough && name != "." && name != ".." && name.find_first_of(std::string("/\0", 2)) == std::string::npos;
 }
 
 std::string sha256_of(const InputFile& file) {
@@ -82,21 +84,18 @@ void verify(const std::string& dir, bool contents) {
   }
 }
 
+// Whether an error says that the contents are wrong, and not that they could not be read.
+bool is_damage(const Error& error) { return error.code == Exit::bad_data || error.code == Exit::no_input; }
+
 bool passes(const std::string& dir, bool contents, std::string* why) {
   try {
     verify(dir, contents);
     return true;
   } catch (const Error& error) {
+    if (!is_damage(error)) throw;
     if (why != nullptr) *why = error.what();
     return false;
   }
-}
-
-bool exists(const std::string& path) {
-  std::error_code error;
-  const auto status = fs::symlink_status(path, error);
-  if (status.type() == fs::file_type::none) fail_io("look for", path, error.value());
-  return status.type() != fs::file_type::not_found;
 }
 
 // Names in a directory, sorted.
@@ -118,7 +117,8 @@ bool is_only_a_checkpoint(const std::string& dir) {
     const auto names = names_in(dir);
     return std::all_of(names.begin(), names.end(),
                        [&](const std::string& name) { return name == manifest_name || manifest.count(name) != 0; });
-  } catch (const Error&) {
+  } catch (const Error& error) {
+    if (!is_damage(error)) throw;
     return false;
   }
 }
@@ -135,7 +135,25 @@ void rename_path(const std::string& from, const std::string& to) {
 
 std::string parent_of(const std::string& path) { return fs::path(path).parent_path().string(); }
 
-// Removes a checkpoint; under a temporary name, so that a kill does not leave half of it under a real one.
+// Absolute, without links and without a slash at the end.
+std::string full_path(const std::string& path) {
+  std::error_code error;
+  fs::path full = fs::weakly_canonical(fs::absolute(path, error), error);
+  if (error) fail_io("find", path, error.value());
+  if (!full.has_filename()) full = full.parent_path();
+  return full.string();
+}
+
+// Opens a directory and locks it; false if it is gone or another's lock is in the way. Where the file system has no
+// locks it is as if nobody else had one.
+bool lock_directory(const std::string& dir, int how, Descriptor* lock) {
+  *lock = Descriptor(::open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (lock->get() < 0 && errno == ENOENT) return false;
+  if (lock->get() < 0) fail_io("open", dir, errno);
+  return ::flock(lock->get(), how | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+}
+
+// Removes a checkpoint; under a temporary name, so that nobody sees half of it under a real one.
 void remove_checkpoint(const std::string& dir) {
   const std::string doomed = temporary_sibling(dir);
   remove_tree(doomed);
@@ -145,11 +163,9 @@ void remove_checkpoint(const std::string& dir) {
 
 // Frees the name `dir`: removes a checkpoint, keeps anything else as FINAL.kept-1, -2, ...
 void make_way(const std::string& dir, const std::string& final_dir) {
-  if (!exists(dir)) return;
+  if (!path_exists(dir)) return;
   if (is_only_a_checkpoint(dir)) return remove_checkpoint(dir);
-  int number = 1;
-  while (exists(str(final_dir, ".kept-", number))) ++number;
-  rename_path(dir, str(final_dir, ".kept-", number));
+  rename_path(dir, free_kept_name(final_dir));
 }
 
 struct Step {
@@ -176,18 +192,61 @@ std::vector<Step> steps_in(const std::string& run_dir) {
   return steps;
 }
 
-// Whether NAME is .tmp-...-PID of a process that is gone. This process counts as gone: after a restart in a container
-// the number is often the same one.
-bool is_leftover(const std::string& name) {
-  if (!name.starts_with(temporary_prefix)) return false;
+// Whether `name` is .tmp-NAME-PID of a process that is gone; NAME goes to *of. This process counts as gone: after a
+// restart in a container the number is often the same one.
+bool is_leftover(const std::string& name, std::string* of) {
+  const size_t dash = name.rfind('-');
+  if (!name.starts_with(temporary_prefix) || dash < temporary_prefix.size()) return false;
   const char* last = name.data() + name.size();
   pid_t pid = 0;
-  const auto [rest, error] = std::from_chars(name.data() + name.rfind('-') + 1, last, pid);
+  const auto [rest, error] = std::from_chars(name.data() + dash + 1, last, pid);
   if (error != std::errc() || rest != last || pid <= 0) return false;
+  *of = name.substr(temporary_prefix.size(), dash - temporary_prefix.size());
   return pid == ::getpid() || (::kill(pid, 0) != 0 && errno == ESRCH);
 }
 
+// The leftovers among the names in a run directory: of the files and checkpoints that a run writes, of nothing else.
+bool is_leftover_of_run(const std::string& name) {
+  std::string of;
+  if (!is_leftover(name, &of)) return false;
+  for (const std::string file : {"metrics.jsonl", "flags.json", "curve.svg"})
+    if (of == file || of.starts_with(file + ".kept-")) return true;
+  const std::string start = "step_";
+  if (of.starts_with("damaged_")) of = of.substr(8);
+  if (of.ends_with(old_suffix)) of.resize(of.size() - old_suffix.size());
+  return of.size() > start.size() && of.starts_with(start) &&
+         of.find_first_not_of("0123456789", start.size()) == std::string::npos;
+}
+
 }  // namespace
+
+bool path_exists(const std::string& path) {
+  std::error_code error;
+  const auto status = fs::symlink_status(path, error);
+  if (status.type() == fs::file_type::none) fail_io("look for", path, error.value());
+  return status.type() != fs::file_type::not_found;
+}
+
+std::string free_kept_name(const std::string& path) {
+  int number = 1;
+  while (path_exists(str(path, ".kept-", number))) ++number;
+  return str(path, ".kept-", number);
+}
+
+bool holds_only_leftovers(const std::string& dir) {
+  const auto names = names_in(dir);
+  return std::all_of(names.begin(), names.end(), is_leftover_of_run);
+}
+
+void remove_leftovers_of(const std::string& path) {
+  const fs::path target = full_path(path);
+  std::vector<fs::path> leftovers;
+  std::error_code error;  // of a directory that cannot be listed: then they stay
+  std::string of;
+  for (fs::directory_iterator it(target.parent_path(), error), end; !error && it != end; it.increment(error))
+    if (is_leftover(it->path().filename(), &of) && of == target.filename()) leftovers.push_back(it->path());
+  for (const fs::path& leftover : leftovers) remove_tree(leftover);
+}
 
 CheckpointWriter::~CheckpointWriter() {
   std::error_code ignored;  // a destructor cannot report; remove_old_checkpoints tries again
@@ -196,20 +255,17 @@ CheckpointWriter::~CheckpointWriter() {
 
 void CheckpointWriter::begin(const std::string& final_dir) {
   CHECK_THAT(temporary_.empty(), "a checkpoint is already being written to ", final_);
+  final_ = full_path(final_dir);
   std::error_code error;
-  fs::path target = fs::weakly_canonical(fs::absolute(final_dir, error), error);
-  if (error) fail_io("write a checkpoint to", final_dir, error.value());
-  if (!target.has_filename()) target = target.parent_path();  // a slash at the end
-  final_ = target.string();
-  fs::create_directories(target.parent_path(), error);
+  fs::create_directories(parent_of(final_), error);
   if (error) fail_io("create", parent_of(final_), error.value());
   // Listing also fails if the name belongs to a file.
-  if (exists(final_) && !names_in(final_).empty() && !exists(final_ + "/" + manifest_name)) {
+  if (path_exists(final_) && !names_in(final_).empty() && !path_exists(final_ + "/" + manifest_name)) {
     fail(Exit::io, "cannot write a checkpoint to ", final_, ": it holds files but no ", manifest_name,
          ", so it is not a checkpoint to replace: move it away or choose another name");
   }
+  remove_leftovers_of(final_);
   const std::string temporary = temporary_sibling(final_);
-  remove_tree(temporary);  // left by a dead process that had the same number
   if (::mkdir(temporary.c_str(), 0777) != 0) fail_io("create", temporary, errno);
   temporary_ = temporary;
 }
@@ -257,10 +313,13 @@ void CheckpointWriter::publish() {
 bool is_valid_checkpoint(const std::string& dir, std::string* why) { return passes(dir, true, why); }
 
 std::string newest_valid_checkpoint(const std::string& run_dir, std::vector<std::string>* skipped) {
-  if (!exists(run_dir)) return "";
+  if (skipped != nullptr) skipped->clear();
+  if (!path_exists(run_dir)) return "";
   for (const Step& step : steps_in(run_dir)) {
     std::string why;
     if (is_valid_checkpoint(step.dir, &why)) return step.dir;
+    // Removed while we were reading, by a run that has saved a newer one.
+    if (!path_exists(step.dir)) return newest_valid_checkpoint(run_dir, skipped);
     if (skipped != nullptr) skipped->push_back("skipped the checkpoint " + step.dir + ": " + why);
   }
   return "";
@@ -269,18 +328,28 @@ std::string newest_valid_checkpoint(const std::string& run_dir, std::vector<std:
 std::string resolve_model_dir(const std::string& path) {
   std::error_code error;
   if (fs::exists(fs::path(path) / "config.json", error)) return path;
-  if (!fs::is_directory(path, error))
+  const auto type = fs::status(path, error).type();
+  if (type == fs::file_type::none) fail_io("look into", path, error.value());
+  if (type != fs::file_type::directory)
     fail(Exit::no_input, path, ": no such directory; expected a model or run directory");
   std::vector<std::string> skipped;
   const std::string newest = newest_valid_checkpoint(path, &skipped);
-  if (!newest.empty()) return newest;
+  if (!newest.empty()) {
+    for (const std::string& line : skipped) std::fprintf(stderr, "note: %s\n", line.c_str());
+    return newest;
+  }
   std::string why;
   for (const std::string& line : skipped) why += "; " + line;
   fail(Exit::no_input, path, ": neither config.json nor a valid checkpoint (step_*) in it", why);
 }
 
+ModelDir::ModelDir(const std::string& path) {
+  do path_ = resolve_model_dir(path);
+  while (!lock_directory(path_, LOCK_SH, &lock_) || !path_exists(path_));  // removed before we held it
+}
+
 void set_aside_damaged_checkpoints(const std::string& run_dir) {
-  if (!exists(run_dir)) return;
+  if (!path_exists(run_dir)) return;
   for (const Step& step : steps_in(run_dir)) {
     if (is_valid_checkpoint(step.dir, nullptr)) return;
     const std::string aside = run_dir + "/damaged_" + fs::path(step.dir).filename().string();
@@ -301,10 +370,11 @@ void remove_old_checkpoints(const std::string& run_dir, int keep) {
     // Complete is enough here: reading every byte of every checkpoint at every save would be slow.
     if (!older || !passes(step.dir, false, nullptr)) continue;
     if (!step.old && keep-- > 0) continue;
-    if (is_only_a_checkpoint(step.dir)) remove_checkpoint(step.dir);
+    Descriptor lock;  // against a ModelDir; kept until the name is gone
+    if (is_only_a_checkpoint(step.dir) && lock_directory(step.dir, LOCK_EX, &lock)) remove_checkpoint(step.dir);
   }
   for (const std::string& name : names_in(run_dir)) {
-    if (is_leftover(name)) remove_tree(run_dir + "/" + name);
+    if (is_leftover_of_run(name)) remove_tree(run_dir + "/" + name);
   }
 }
 

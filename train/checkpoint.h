@@ -32,23 +32,47 @@ class CheckpointWriter {
   std::string final_, temporary_;
 };
 
-// Reads every byte. If false, *why says what is wrong.
+// Reads every byte. If false, *why says what is wrong. That is only what is proven: contents other than the
+// manifest's, or a file that is missing. A read that fails says nothing about the checkpoint and is thrown as Exit::io,
+// here and in all that look for valid ones below.
 bool is_valid_checkpoint(const std::string& dir, std::string* why);
 
 // The valid directory named step_NUMBER with the largest number; "" if there is none. Each newer one that is not valid
 // adds a line to *skipped. Also considers step_NUMBER.old, which a kill may leave: see CheckpointWriter::publish.
 std::string newest_valid_checkpoint(const std::string& run_dir, std::vector<std::string>* skipped = nullptr);
 
-// --model of every program: a model directory, or a run directory, which stands for its newest valid checkpoint. Throws
-// Exit::no_input where there is neither.
+// --model of every program: a model directory, or a run directory, which stands for its newest valid checkpoint; a
+// note on standard error names newer ones that are damaged. Throws Exit::no_input where there is neither.
 std::string resolve_model_dir(const std::string& path);
+
+// The same, held: a training run beside this process removes no checkpoint that somebody holds.
+class ModelDir {
+ public:
+  explicit ModelDir(const std::string& path);
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+  Descriptor lock_;
+};
 
 // Renames every step_NUMBER newer than the newest valid checkpoint to damaged_step_NUMBER, so that the resumed run can
 // write its own. Call it only where a valid one exists.
 void set_aside_damaged_checkpoints(const std::string& run_dir);
 
-// Keeps the newest valid checkpoint and the keep - 1 complete ones before it; removes older complete ones, and
-// temporaries of dead processes. Invalid directories stay for a person to look at. Not during a write of this process.
+// Keeps the newest valid checkpoint and the keep - 1 complete ones before it; removes older complete ones that nobody
+// holds, and temporaries of dead processes. Invalid directories stay for a person to look at. Not during a write of
+// this process.
 void remove_old_checkpoints(const std::string& run_dir, int keep);
+
+// Temporaries of dead processes, which a kill leaves. The first: whether there is nothing else in a directory. The
+// second: removes those of this one file or directory, from beside it.
+bool holds_only_leftovers(const std::string& dir);
+void remove_leftovers_of(const std::string& path);
+
+// Whether there is something of that name, be it a dangling link. Exit::io if that cannot be known.
+bool path_exists(const std::string& path);
+// PATH.kept-1, -2, ...: the first that is free.
+std::string free_kept_name(const std::string& path);
 
 }  // namespace crossply

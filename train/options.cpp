@@ -65,7 +65,7 @@ void add_train_flags(CLI::App& app, TrainOptions& o) {
   app.add_flag("--dry-run", o.dry_run, "print parameters, FLOPs and the memory plan, and stop");
   app.add_flag("--dump-tape", o.dump_tape, "print the step as a table, and stop");
   app.add_flag("--profile", o.profile, "end with time, FLOPs and bytes by op");
-  app.add_flag("--resume", o.resume, "continue --out from its newest valid checkpoint, bit for bit");
+  app.add_flag("--resume", o.resume, "continue the run in --out, bit for bit; needs no other flags");
 }
 
 void add_size_flags(CLI::App& app, TrainOptions& o) {
@@ -136,45 +136,6 @@ std::string warmup_warning(const TrainOptions& o) {
              "--warmup lets it reach --lr ", o.lr);
 }
 
-nlohmann::json all_settings(const TrainOptions& o) {
-  nlohmann::json settings = trajectory(o);
-  settings["preset"] = o.preset;
-  settings["config"] = to_json(o.config);
-  settings["plan"] = o.plan;
-  settings["eval_every"] = o.eval_every;
-  settings["eval_samples"] = o.eval_samples;
-  settings["answer_samples"] = o.answer_samples;
-  settings["save_every"] = o.save_every;
-  settings["keep"] = o.keep;
-  return settings;
-}
-
-nlohmann::json trajectory(const TrainOptions& o) {
-  return {{"data", o.data.spec},
-          {"val_data", o.data.val_spec},
-          {"train_samples", o.data.train_samples},
-          {"test_samples", o.data.test_samples},
-          {"seq", o.data.seq_len},
-          {"init", o.init},
-          {"steps", o.steps},
-          {"batch", o.batch},
-          {"accumulate", o.accumulate},
-          {"lr", o.lr},
-          {"router_lr", o.router_lr},
-          {"schedule", o.schedule},
-          {"warmup", o.warmup},
-          {"lr_floor", o.lr_floor},
-          {"weight_decay", o.adamw.weight_decay},
-          {"decay_all", o.decay_all},
-          {"beta1", o.adamw.beta1},
-          {"beta2", o.adamw.beta2},
-          {"clip", o.adamw.clip},
-          {"seed", o.seed},
-          {"device", o.device},
-          {"dtype", o.dtype},
-          {"matmul", o.matmul}};
-}
-
 void apply_preset(const std::string& name, TrainOptions& options) {
   std::string known;
   for (const Preset& preset : presets()) {
@@ -187,13 +148,13 @@ void apply_preset(const std::string& name, TrainOptions& options) {
   fail(Exit::usage, "unknown preset '", name, "'; known:", known);
 }
 
-std::string find_preset_flag(int argc, char** argv) {
-  std::string name;
+std::string find_flag(int argc, char** argv, const std::string& flag) {
+  std::string value;
   for (int i = 1; i < argc; ++i) {
-    if (std::strcmp(argv[i], "--preset") == 0 && i + 1 < argc) name = argv[i + 1];
-    if (std::strncmp(argv[i], "--preset=", 9) == 0) name = argv[i] + 9;
+    if (argv[i] == flag && i + 1 < argc) value = argv[i + 1];
+    if (std::strncmp(argv[i], (flag + "=").c_str(), flag.size() + 1) == 0) value = argv[i] + flag.size() + 1;
   }
-  return name;
+  return value;
 }
 
 }  // namespace crossply

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
@@ -26,6 +27,7 @@ struct TrainOptions {
   std::string out;
   std::string init;  // model or run directory to start from
   std::vector<std::string> given_sizes;  // the model flags on the command line, which --init refuses
+  std::map<std::string, std::string> init_files;  // --init's tokenizer by name: the directory may move during the run
   int64_t steps = 1000;
   int64_t batch = 16;      // sequences per micro-step
   int64_t accumulate = 1;  // micro-steps per optimizer step
@@ -61,8 +63,16 @@ std::vector<std::string> given_model_flags(const CLI::App& app);
 
 // The settings that a run must keep when it is resumed.
 nlohmann::json trajectory(const TrainOptions& options);
-// All settings, for the run directory: enough to repeat the run.
+// All settings, for the run directory's flags.json: enough to repeat the run, or to continue it.
 nlohmann::json all_settings(const TrainOptions& options);
+// flags.json of a run directory; null where there is none.
+nlohmann::json read_run_settings(const std::string& run_dir);
+// The same into options, whose config.arch it must have; false where there is none. Throws Exit::bad_data for values
+// that no flag could have.
+bool take_run_settings(const std::string& run_dir, TrainOptions& options);
+// Throw Exit::usage with the name of a setting that differs from what the run in `where` has; --steps may be larger.
+void refuse_other_settings(const nlohmann::json& saved, const TrainOptions& now, const std::string& where);
+void refuse_other_config(const Config& saved, const Config& now, const std::string& where);
 // Throws Exit::usage for numbers that no check of a single flag can refuse.
 void check_numbers(const TrainOptions& options);
 // One line where the warm-up takes the whole run or more; "" otherwise.
@@ -82,7 +92,8 @@ const std::vector<Preset>& presets();
 void apply_preset(const std::string& name, TrainOptions& options);  // throws Exit::usage for an unknown one
 // The preset's values for config.arch's own options, where none are given.
 void apply_preset_to_architecture(TrainOptions& options);
-// The value of the last --preset in argv, read before the other flags because they change what it sets; "" for none.
-std::string find_preset_flag(int argc, char** argv);
+// The value of the last such flag in argv; "" for none. For flags that must be read before the others, because the
+// others change what they set.
+std::string find_flag(int argc, char** argv, const std::string& flag);
 
 }  // namespace crossply

@@ -3,12 +3,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <utility>
-
-#include "engine/file.h"
 
 namespace crossply {
 namespace {
@@ -79,31 +76,6 @@ void Progress::step(int64_t step, double loss, double lr, double norm, double to
 void Progress::say(const std::string& line) {
   std::printf("%s%s %s\n", terminal_ ? "\r\033[K" : "", label_.c_str(), line.c_str());
   std::fflush(stdout);
-}
-
-Metrics::Metrics(const std::string& path, int64_t step) : path_(path) {
-  std::ifstream old(path);
-  std::string contents;
-  for (std::string line; std::getline(old, line);) {
-    const auto parsed = nlohmann::json::parse(line, nullptr, false);
-    if (!parsed.is_object()) break;  // a line that a kill cut short
-    for (const char* key : {"step", "loss"})
-      if (!parsed.contains(key) || !parsed[key].is_number())
-        fail(Exit::bad_data, path, ": line ", lines_.size() + 1, " has no \"", key,
-             "\"; it was not written by this program");
-    if (parsed["step"] > step) break;
-    contents += line + "\n";
-    lines_.push_back(parsed);
-  }
-  write_file_atomically(path, contents);
-  file_.open(path, std::ios::app);
-  if (!file_) fail_io("write", path, errno);
-}
-
-void Metrics::write(const nlohmann::json& line) {
-  lines_.push_back(line);
-  file_ << line.dump() << std::endl;
-  if (!file_) fail_io("write", path_, errno != 0 ? errno : EIO);
 }
 
 }  // namespace crossply

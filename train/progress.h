@@ -1,9 +1,7 @@
-// What a run tells: a status line on a terminal, plain lines in a log, and metrics.jsonl.
+// What a run tells: a status line on a terminal, plain lines in a log.
 #pragma once
 
 #include <cstdint>
-#include <fstream>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -24,21 +22,6 @@ class Progress {
   int64_t total_, first_ = -1;
   bool terminal_;
   double start_ = 0, last_ = 0;
-};
-
-// metrics.jsonl: one JSON object a line. Opening for a resumed run first drops the lines after `step`, so that a step
-// is never there twice. Lines are flushed one by one; a write that fails is Exit::io.
-class Metrics {
- public:
-  Metrics(const std::string& path, int64_t step);
-  void write(const nlohmann::json& line);
-  // The lines so far, with those of earlier parts of a resumed run.
-  const std::vector<nlohmann::json>& lines() const { return lines_; }
-
- private:
-  std::string path_;
-  std::ofstream file_;
-  std::vector<nlohmann::json> lines_;
 };
 
 // "2:05" or "1:02:05".

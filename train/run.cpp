@@ -1,10 +1,8 @@
 // The loop around a Trainer, the same for every architecture.
-#include <fcntl.h>
-#include <sys/file.h>
-
-#include <cerrno>
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <numeric>
 
@@ -13,9 +11,11 @@
 #include "models/model_dir.h"
 #include "models/registry.h"
 #include "train/checkpoint.h"
+#include "train/metrics.h"
 #include "train/program.h"
 #include "train/progress.h"
 #include "train/run_curves.h"
+#include "train/run_dir.h"
 #include "train/trainer.h"
 
 namespace crossply {
@@ -26,46 +26,24 @@ using nlohmann::json;
 
 volatile std::sig_atomic_t stop_requested = 0;
 
-void request_stop(int signal) {
-  stop_requested = 1;
-  std::signal(signal, SIG_DFL);  // a second one ends the program at once
+void request_stop(int) { stop_requested = 1; }
+
+// A second signal of a kind ends the program at once. What is ignored, as under nohup, stays ignored.
+void catch_stop_signals() {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1}) {
+    struct sigaction action;
+    ::sigaction(signal, nullptr, &action);
+    if (action.sa_handler == SIG_IGN) continue;
+    action.sa_handler = request_stop;
+    action.sa_flags = SA_RESTART | SA_RESETHAND;
+    ::sigaction(signal, &action, nullptr);
+  }
 }
 
 std::string step_dir(const std::string& run_dir, int64_t step) {
   char name[32];
   std::snprintf(name, sizeof name, "/step_%08lld", static_cast<long long>(step));
   return run_dir + name;
-}
-
-// Holds the run directory for this process; the system lets go of it when the process ends, however it ends.
-class RunLock {
- public:
-  explicit RunLock(const std::string& run_dir) : fd_(::open(run_dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
-    if (fd_.get() < 0) fail_io("open", run_dir, errno);
-    if (::flock(fd_.get(), LOCK_EX | LOCK_NB) != 0)
-      fail(Exit::usage, run_dir, " is in use by another training process; wait for it or choose another --out");
-  }
-
- private:
-  Descriptor fd_;
-};
-
-// Nothing in a directory that somebody else filled is overwritten, and no run is continued by accident.
-void check_run_dir(const TrainOptions& options) {
-  if (options.out.empty()) fail(Exit::usage, "--out is needed: the directory for the run");
-  std::error_code error;
-  const bool used =
-      fs::exists(options.out, error) && !(fs::is_directory(options.out, error) && fs::is_empty(options.out, error));
-  if (options.resume && options.steps == 0) fail(Exit::usage, "--resume with --steps 0: there is nothing to continue");
-  if (used && !options.resume)
-    fail(Exit::usage, options.out,
-         " exists and is not empty; choose another --out, or --resume to continue the run in it");
-}
-
-void make_directory(const std::string& path) {
-  std::error_code error;
-  fs::create_directories(path, error);
-  if (error) fail_io("create", path, error.value());
 }
 
 // Fills in what only the data can say, and checks the model against it.
@@ -91,14 +69,18 @@ Dataset open_data(TrainOptions& o) {
 // A run's loop, with what it needs between steps.
 class Run {
  public:
-  Run(const TrainOptions& options, const Dataset& dataset, Trainer& trainer, const std::string& label)
+  Run(const TrainOptions& options, const RunDir& dir, const Dataset& dataset, Trainer& trainer,
+      const std::string& label)
       : o_(options),
+        dir_(dir),
         data_(dataset),
         trainer_(trainer),
         progress_(label, options.steps),
         metrics_(options.out + "/metrics.jsonl", trainer.steps_done()),
         eval_every_(options.eval_every > 0 ? options.eval_every : std::max<int64_t>(1, options.steps / 10)),
-        save_every_(options.save_every > 0 ? options.save_every : std::max<int64_t>(1, options.steps / 10)) {}
+        save_every_(options.save_every > 0 ? options.save_every : std::max<int64_t>(1, options.steps / 10)) {
+    for (const std::string& note : metrics_.notes()) progress_.say(note);
+  }
 
   Exit loop() {
     while (trainer_.steps_done() < o_.steps) {
@@ -107,8 +89,8 @@ class Run {
       const bool stopping = stop_requested != 0 && done < o_.steps;
       if (stopping || done == o_.steps || done % save_every_ == 0) save();
       if (!stopping) continue;
-      progress_.say(str("stopped on request after step ", done, "; continue with the same command and --resume (in ",
-                        o_.out, ")"));
+      progress_.say(str("stopped on request after step ", done, "; to continue: train_", o_.config.arch,
+                        " --resume --out ", o_.out));
       return Exit::stopped;
     }
     return Exit::done;
@@ -117,13 +99,14 @@ class Run {
   const std::vector<json>& lines() const { return metrics_.lines(); }
  private:
   void step() {
+    dir_.check_present();
     const double before = trainer_.seconds;
     const StepResult result = trainer_.step();
     const int64_t done = trainer_.steps_done();
-    const double rate = static_cast<double>(trainer_.tokens_per_step()) / (trainer_.seconds - before);
+    const double rate = tokens_per_second(trainer_.tokens_per_step(), trainer_.seconds - before);
     json line = {{"step", done},          {"tokens", done * trainer_.tokens_per_step()}, {"loss", result.loss},
-                 {"lr", result.lr},       {"grad_norm", result.norm},                    {"seconds", trainer_.seconds},
-                 {"tokens_per_s", rate}};
+                 {"lr", result.lr},       {"grad_norm", result.norm},                    {"seconds", trainer_.seconds}};
+    if (rate > 0) line["tokens_per_s"] = rate;
     progress_.step(done, result.loss, result.lr, result.norm, rate);
     if (done % eval_every_ == 0 || done == o_.steps) evaluate(line);
     metrics_.write(line);
@@ -150,12 +133,15 @@ class Run {
 
   void save() {
     const std::string dir = step_dir(o_.out, trainer_.steps_done());
+    metrics_.sync();
     trainer_.save(dir, data_.tokenizer);
+    dir_.check_present();
     remove_old_checkpoints(o_.out, static_cast<int>(o_.keep));
     write_run_picture(o_.out + "/curve.svg", o_.config.arch + " on " + o_.data.spec, curves_of(metrics_.lines()));
   }
 
   const TrainOptions& o_;
+  const RunDir& dir_;
   const Dataset& data_;
   Trainer& trainer_;
   Progress progress_;
@@ -169,8 +155,7 @@ TrainResult summarise(const Trainer& trainer, const TrainOptions& o, const std::
   result.parameters = trainer.params().count();
   result.flops_per_token = 3 * trainer.replicas().forward_flops() / static_cast<double>(o.batch * o.data.seq_len);
   result.memory = trainer.memory();
-  if (trainer.seconds > 0)
-    result.tokens_per_second = static_cast<double>(trainer.steps_done() * trainer.tokens_per_step()) / trainer.seconds;
+  result.tokens_per_second = tokens_per_second(trainer.steps_done() * trainer.tokens_per_step(), trainer.seconds);
   result.curves = curves_of(lines);
   const auto last = [](const std::vector<double>& of, double none) { return of.empty() ? none : of.back(); };
   result.test_loss = last(result.curves.test_loss, 0);
@@ -182,8 +167,23 @@ TrainResult summarise(const Trainer& trainer, const TrainOptions& o, const std::
   return result;
 }
 
+// What every checkpoint takes over from the model that the run starts from, as it is.
+std::map<std::string, std::string> read_init_files(const std::string& model_dir) {
+  std::map<std::string, std::string> files;
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model"}) {
+    const std::string path = model_dir + "/" + name;
+    if (!path_exists(path)) continue;
+    const InputFile file(path);
+    std::string& contents = files[name];
+    contents.resize(file.size());
+    file.read(0, contents.data(), contents.size());
+  }
+  return files;
+}
+
 // --steps 0: the initialised model itself, as a plain model directory.
-TrainResult write_initialised(const TrainOptions& o, const Dataset& dataset) {
+TrainResult write_initialised(TrainOptions o, const Dataset& dataset) {
+  if (!o.init.empty()) o.init_files = read_init_files(resolve_model_dir(o.init));
   Trainer trainer(o, *dataset.train);
   CheckpointWriter writer;
   writer.begin(o.out);
@@ -194,26 +194,13 @@ TrainResult write_initialised(const TrainOptions& o, const Dataset& dataset) {
   return summarise(trainer, o, {});
 }
 
-// The sizes of --init's model. A resumed run has them in its checkpoint.
-void take_config(TrainOptions& o, const std::string& checkpoint) {
+// The sizes of --init's model. A resumed run has them in its flags.json.
+void take_config(TrainOptions& o) {
   if (!o.given_sizes.empty())
     fail(Exit::usage, "--init takes the sizes from its config.json; leave out ", o.given_sizes.front());
   const std::string arch = o.config.arch;
-  o.config = load_config((checkpoint.empty() ? resolve_model_dir(o.init) : checkpoint) + "/config.json");
+  o.config = load_config(resolve_model_dir(o.init) + "/config.json");
   if (o.config.arch != arch) fail(Exit::usage, "--init ", o.init, " holds a ", o.config.arch, ", not a ", arch);
-}
-
-// The checkpoint to continue from; "" to start at step 0.
-std::string find_checkpoint(const TrainOptions& o, const std::string& label) {
-  if (!o.resume) return "";
-  std::vector<std::string> skipped;
-  const std::string checkpoint = newest_valid_checkpoint(o.out, &skipped);
-  for (const std::string& line : skipped) std::printf("%s %s\n", label.c_str(), line.c_str());
-  if (checkpoint.empty() && !skipped.empty())
-    fail(Exit::bad_data, "--resume: no checkpoint in ", o.out, " is valid; move it away to start again");
-  set_aside_damaged_checkpoints(o.out);
-  if (checkpoint.empty()) std::printf("%s no checkpoint in %s yet: starting at step 0\n", label.c_str(), o.out.c_str());
-  return checkpoint;
 }
 
 }  // namespace
@@ -222,14 +209,9 @@ void write_model(const CheckpointWriter& writer, const TrainOptions& o, const Pa
                  const Tokenizer& tokenizer) {
   save_config(writer.path("config.json"), o.config);
   save_tensors(writer.path("model.safetensors"), params, {{"", params.values()}});
-  const fs::path dir = fs::path(writer.path("config.json")).parent_path();
-  tokenizer.save(dir);
-  if (o.init.empty() || tokenizer.vocab_size() > 0) return;
-  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model"}) {
-    const fs::path from = fs::path(resolve_model_dir(o.init)) / name;
-    std::error_code error;
-    if (fs::exists(from, error) && !fs::copy_file(from, writer.path(name), error)) fail_io("copy", from, error.value());
-  }
+  tokenizer.save(fs::path(writer.path("config.json")).parent_path());
+  if (tokenizer.vocab_size() > 0) return;
+  for (const auto& [name, contents] : o.init_files) write_file_atomically(writer.path(name), contents);
 }
 
 Dataset complete_options(TrainOptions& o) {
@@ -245,7 +227,8 @@ Dataset complete_options(TrainOptions& o) {
 TrainResult run_training(TrainOptions o, const std::string& label) {
   const bool plan_only = o.dry_run || o.dump_tape;
   if (!plan_only) check_run_dir(o);
-  if (!o.init.empty()) take_config(o, o.resume ? newest_valid_checkpoint(o.out) : "");
+  const bool started = o.resume && !read_run_settings(o.out).is_null();
+  if (!o.init.empty() && !started) take_config(o);
   const Dataset dataset = complete_options(o);
   if (plan_only) {
     print_plan(o);
@@ -253,17 +236,21 @@ TrainResult run_training(TrainOptions o, const std::string& label) {
   }
   if (o.steps == 0) return write_initialised(o, dataset);
   make_device(o.device);  // refuses one that is not there before the run directory exists
-  make_directory(o.out);
-  const RunLock lock(o.out);
+  catch_stop_signals();   // before there is anything to leave behind
+  const RunDir run_dir(o.out);
+  check_run_dir(o);  // again, now that nobody else changes it
+  remove_leftovers_of(o.out);
   const std::string checkpoint = find_checkpoint(o, label);
+  if (!o.init.empty()) o.init_files = read_init_files(checkpoint.empty() ? resolve_model_dir(o.init) : checkpoint);
   Trainer trainer(o, *dataset.train, checkpoint);
   if (!checkpoint.empty())
     std::printf("%s resumed after step %lld\n", label.c_str(), static_cast<long long>(trainer.steps_done()));
+  if (const std::string change = trainer.schedule_change(); !change.empty())
+    std::printf("%s %s\n", label.c_str(), change.c_str());
   write_file_atomically(o.out + "/flags.json", all_settings(o).dump(2) + "\n");
   std::printf("%s %s parameters, %s, %s of memory\n", label.c_str(), format_count(trainer.params().count()).c_str(),
               trainer.device().describe().c_str(), format_bytes(static_cast<double>(trainer.memory())).c_str());
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, request_stop);
-  Run run(o, dataset, trainer, label);
+  Run run(o, run_dir, dataset, trainer, label);
   const Exit code = run.loop();
   std::printf("%s", trainer.profile().c_str());
   TrainResult result = summarise(trainer, o, run.lines());
@@ -275,9 +262,12 @@ int train_main(int argc, char** argv, const std::string& arch) {
   CLI::App app("Trains " + arch + ": " + find_architecture(arch).meaning + ".", "train_" + arch);
   TrainOptions options;
   auto flags = [&] {
-    const std::string preset = find_preset_flag(argc, argv);
-    if (!preset.empty()) apply_preset(preset, options);
     options.config.arch = arch;
+    // A run that is resumed has its flags; those given beside --resume come on top.
+    auto is_resume = [](const char* word) { return std::strcmp(word, "--resume") == 0; };
+    if (std::any_of(argv, argv + argc, is_resume)) take_run_settings(find_flag(argc, argv, "--out"), options);
+    const std::string preset = find_flag(argc, argv, "--preset");
+    if (!preset.empty() && preset != options.preset) apply_preset(preset, options);
     add_train_flags(app, options);
     add_size_flags(app, options);
     add_architecture_flags(app, options);

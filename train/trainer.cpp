@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "engine/rng.h"
@@ -59,6 +60,14 @@ std::string fingerprint(const Source& source) {
     for (const int32_t token : tokens) hash = mix_bits(hash * 31 + static_cast<uint32_t>(token));
   }
   return str(std::hex, hash);
+}
+
+// A count in train_state.json.
+int64_t state_number(const json& state, const char* key, const std::string& path) {
+  const json number = state.value(key, json());
+  if (!number.is_number_unsigned() || number.get<uint64_t>() > uint64_t{std::numeric_limits<int64_t>::max()})
+    fail(Exit::bad_data, path, ": \"", key, "\" is ", number.dump(), ", not a count");
+  return number.get<int64_t>();
 }
 
 }  // namespace
@@ -156,30 +165,37 @@ void Trainer::save(const std::string& dir, const Tokenizer& tokenizer) const {
 }
 
 void Trainer::restore(const std::string& dir) {
-  if (to_json(load_config(dir + "/config.json")) != to_json(options_.config))
-    fail(Exit::usage, dir,
-         "/config.json is of another model than the flags describe; resume with the flags it was started with");
+  refuse_other_config(load_config(dir + "/config.json"), options_.config, dir + "/config.json");
   const std::string path = dir + "/train_state.json";
-  const json state = read_json(path);
-  for (const char* key : {"step", "position"})
-    if (!state.contains(key) || !state[key].is_number_integer())
-      fail(Exit::bad_data, path, ": \"", key, "\" is missing");
-  const json saved = state.value("trajectory", json::object()), now = trajectory(options_);
-  for (const auto& [key, value] : now.items()) {
-    const json was = saved.value(key, key == "matmul" ? json("fp32") : json());  // older runs had no choice there
-    if (was != value)
-      fail(Exit::usage, "--resume: the run in ", dir, " has ", key, " ", was.dump(), ", the flags say ", value.dump(),
-           "; resume with the flags it was started with");
-  }
+  const json state = read_json(path), trajectory = state.value("trajectory", json());
+  refuse_other_settings(trajectory, options_, dir);
   if (state.value("data", json()) != data_)
     fail(Exit::bad_data, "--resume: ", options_.data.spec, " is not the data that the run in ", dir,
          " was trained on; its size or contents changed");
+  const int64_t step = state_number(state, "step", path), position = state_number(state, "position", path);
+  const int64_t samples = options_.batch * options_.accumulate;  // of a step
+  if (step > options_.steps || position % samples != 0 || position / samples != step)
+    fail(Exit::bad_data, path, ": \"step\" ", step, " and \"position\" ", position, " do not go together, at ", samples,
+         " samples a step and ", options_.steps, " steps");
+  if (!state.contains("seconds") || !state["seconds"].is_number() || state["seconds"] < 0)
+    fail(Exit::bad_data, path, ": \"seconds\" is not a time");
   load_weights(dir, options_.config, params_);
   params_.refresh_narrow();
   load_tensors(dir + "/optimizer.safetensors", params_, {{"m.", optimizer_.m()}, {"v.", optimizer_.v()}});
-  optimizer_.step = state["step"].get<int64_t>();
-  loader_.seek(state["position"].get<int64_t>());
-  if (state.contains("seconds") && state["seconds"].is_number()) seconds = state["seconds"].get<double>();
+  optimizer_.step = step;
+  loader_.seek(position);
+  seconds = state["seconds"].get<double>();
+  steps_before_ = trajectory["steps"].get<int64_t>();
+}
+
+std::string Trainer::schedule_change() const {
+  if (steps_before_ == 0 || steps_before_ == options_.steps) return "";
+  Schedule before = schedule_;
+  before.total = steps_before_;
+  const double rate = options_.lr * schedule_.at(steps_done()), old = options_.lr * before.at(steps_done());
+  return str("--steps grows from ", steps_before_, " to ", options_.steps, ": from here on the ", options_.schedule,
+             " schedule is that of ", options_.steps, " steps; the next rate is ", rate,
+             rate == old ? ", as before" : str(", it would have been ", old));
 }
 
 namespace {

@@ -44,6 +44,8 @@ class Trainer {
   size_t memory() const;  // bytes of all arenas
   // What the steps so far spent their time on, as a table; empty without --profile.
   std::string profile() const;
+  // What more --steps than the continued checkpoint's do to the rates, as a line; empty where they are as they were.
+  std::string schedule_change() const;
   double seconds = 0;     // spent in step() over the whole run, resumed parts included
 
  private:
@@ -60,6 +62,7 @@ class Trainer {
   Optimizer optimizer_;
   Loader loader_;
   Schedule schedule_;
+  int64_t steps_before_ = 0;  // --steps of the checkpoint that this continues
   std::string data_;  // tells whether a resumed run has the same data
   std::vector<int32_t> tokens_, targets_;  // all micro-steps of one step
   std::vector<OpCost> phases_;             // of a step, outside the tape; for the profile
@@ -80,7 +83,7 @@ struct TrainResult {
 };
 
 // Trains by the options and keeps the run directory: metrics.jsonl, curve.svg, flags.json, checkpoints. Prints progress
-// under `label`. Returns Exit::stopped after SIGINT or SIGTERM, with a checkpoint saved.
+// under `label`. Returns Exit::stopped after SIGINT, SIGTERM, SIGHUP or SIGUSR1, with a checkpoint saved.
 TrainResult run_training(TrainOptions options, const std::string& label);
 
 // What run_training does first: adds the preset's options for the architecture and what only the data can say, and

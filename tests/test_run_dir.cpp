@@ -1,0 +1,342 @@
+// Run directories: what --resume takes over, what it refuses, and that no line of their history is lost.
+#include "train/run_dir.h"
+
+#include <fcntl.h>
+#include <omp.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <nlohmann/json.hpp>
+
+#include "tests/check.h"
+#include "train/checkpoint.h"
+#include "train/metrics.h"
+#include "train/trainer.h"
+
+using namespace crossply;
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+namespace {
+
+// In memory where there is such a disk: every save waits for the disk several times.
+struct Scratch {
+  fs::path path = (fs::exists("/dev/shm") ? fs::path("/dev/shm") : fs::temp_directory_path()) /
+                  str("crossply-run-dir-", ::getpid());
+  Scratch() {
+    fs::remove_all(path);
+    fs::create_directories(path);
+  }
+  ~Scratch() { fs::remove_all(path); }
+  std::string operator/(const std::string& name) const { return (path / name).string(); }
+};
+
+std::string contents_of(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  REQUIRE_MESSAGE(in.good(), path);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+void put(const std::string& path, const std::string& contents) {
+  std::ofstream out(path, std::ios::binary);
+  out << contents;
+  REQUIRE(out.flush());
+}
+
+Error error_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error;
+  }
+  return Error(Exit::done, "");
+}
+
+struct Outcome {
+  int code;
+  std::string output;  // standard output and error
+};
+
+// train_ARCH with these arguments, in this process, on one thread.
+Outcome train(const Scratch& scratch, const std::vector<std::string>& arguments, const std::string& arch = "llama") {
+  std::vector<std::string> words = {"train_" + arch};
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  std::vector<char*> argv;
+  for (std::string& word : words) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  const std::string file = scratch / "output";
+  const int threads = omp_get_max_threads(), out = ::dup(1), err = ::dup(2);
+  const int fd = ::open(file.c_str(), O_CREAT | O_TRUNC | O_WRONLY, 0600);
+  std::fflush(stdout);
+  ::dup2(fd, 1), ::dup2(fd, 2), ::close(fd);
+  omp_set_num_threads(1);
+  const int code = train_main(static_cast<int>(words.size()), argv.data(), arch);
+  omp_set_num_threads(threads);
+  std::fflush(stdout);
+  ::dup2(out, 1), ::dup2(err, 2), ::close(out), ::close(err);
+  return {code, contents_of(file)};
+}
+
+std::vector<std::string> tiny(const std::string& out, std::vector<std::string> more = {}) {
+  std::vector<std::string> flags = {
+      "--data", "arith:3", "--train-samples", "100", "--test-samples", "20", "--width", "16", "--ffn", "24", "--layers",
+      "2", "--heads", "2", "--batch", "4", "--eval-samples", "8", "--answer-samples", "0", "--out", out};
+  flags.insert(flags.end(), more.begin(), more.end());
+  return flags;
+}
+
+void check_outcome(const Outcome& got, Exit code, const std::string& says) {
+  CHECK_MESSAGE(got.code == static_cast<int>(code), got.output);
+  CHECK_MESSAGE(got.output.find(says) != std::string::npos, "no '" << says << "' in: " << got.output);
+}
+
+std::string metrics_line(int64_t step) {
+  return str("{\"loss\":2.5,\"lr\":0.1,\"seconds\":", step, ".5,\"step\":", step, "}\n");
+}
+
+// Metrics without what another run has measured: the times.
+std::string timeless(const std::string& path) {
+  std::ifstream in(path);
+  std::string out;
+  for (std::string line; std::getline(in, line);) {
+    json object = json::parse(line);
+    object.erase("seconds"), object.erase("tokens_per_s");
+    out += object.dump() + "\n";
+  }
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("run directory: only the last line of metrics.jsonl can be cut; a file with any other bad line is kept") {
+  const Scratch scratch;
+  const std::string path = scratch / "metrics.jsonl", one = metrics_line(1), two = metrics_line(2);
+  const std::string three = metrics_line(3);
+  struct Case {
+    std::string before;
+    int64_t step;
+    std::string after;
+    bool kept;
+  };
+  for (const Case& c : std::vector<Case>{
+           {"", 2, "", false},
+           {one + two + three, 3, one + two + three, false},
+           {one + two + three, 2, one + two, false},          // later steps are done again
+           {one + two + three.substr(0, 9), 2, one + two, false},
+           {one + two + three.substr(0, three.size() - 1), 3, one + two + three, false},  // only the newline is missing
+           {one + two + std::string(20, '\0'), 2, one + two, false},
+           {one + "\n" + three, 3, one + three, true},
+           {one + "oops\n" + three, 3, one + three, true},
+           {one + two.substr(0, 9) + "\n" + three, 3, one + three, true},
+           {one + "{\"step\":2}\n" + three, 3, one + three, true},
+           {one + "{\"step\":2,\"loss\":\"low\"}\n" + three, 3, one + three, true},
+           {one + "{\"step\":2,\"loss\":1,\"test_loss\":\"low\"}\n" + three, 3, one + three, true},
+           {one + "{\"step\":2.5,\"loss\":1}\n" + three, 3, one + three, true},
+           {one + "{\"step\":18446744073709551615,\"loss\":1}\n" + two, 2, one + two, true},
+           {one + "{\"step\":2,\"loss\":null}\n", 2, one, true},
+           {one + two + one, 2, one + two, true},
+           {one + std::string(90000, '[') + "\n" + two, 2, one + two, true},
+           {one + two, 0, "", true}}) {
+    CAPTURE(c.before);
+    put(path, c.before);
+    const std::string aside = free_kept_name(path);
+    const Metrics metrics(path, c.step);
+    CHECK(contents_of(path) == c.after);
+    CHECK(metrics.lines().size() == static_cast<size_t>(std::count(c.after.begin(), c.after.end(), '\n')));
+    CHECK(metrics.notes().size() == (c.kept ? 1 : 0));
+    CHECK(fs::exists(aside) == c.kept);
+    if (c.kept) CHECK(contents_of(aside) == c.before);
+  }
+  put(path, one + "oops\n" + two);
+  CHECK(Metrics(path, 2).notes()[0].find("line 2 ") != std::string::npos);
+}
+
+TEST_CASE("run directory: metrics.jsonl that is a pipe is refused, and one that is removed is noticed") {
+  const Scratch scratch;
+  const std::string path = scratch / "metrics.jsonl";
+  REQUIRE(::mkfifo(path.c_str(), 0600) == 0);
+  CHECK(error_of([&] { Metrics(path, 3); }).code == Exit::bad_data);
+  fs::remove(path);
+  Metrics metrics(path, 0);
+  metrics.write({{"step", 1}, {"loss", 2.5}});
+  CHECK(contents_of(path) == "{\"loss\":2.5,\"step\":1}\n");
+  fs::remove(path);
+  CHECK(error_of([&] { metrics.write({{"step", 2}, {"loss", 2.5}}); }).code == Exit::io);
+  CHECK(tokens_per_second(100, 0) == 0);
+  CHECK(tokens_per_second(100, 0.5) == 200);
+}
+
+TEST_CASE("run directory: flags.json gives every setting back, and no value that a flag could not have") {
+  const Scratch scratch;
+  TrainOptions o;
+  o.config.arch = "lime";
+  o.config.vocab_size = 19;
+  o.config.options["window"] = "2";
+  o.config.rope_theta = 12345.678;
+  o.config.check(Exit::usage, "test");
+  o.preset = "arith";
+  o.data.spec = "arith:4", o.data.val_spec = "v*.bin";
+  o.data.train_samples = 7, o.data.test_samples = 8, o.data.seq_len = 9;
+  o.init = "somewhere";
+  o.steps = 11, o.batch = 12, o.accumulate = 13, o.warmup = 14;
+  o.lr = 0.1, o.router_lr = 1.0 / 3, o.lr_floor = 0.25, o.schedule = "linear";
+  o.adamw.weight_decay = 0.3, o.adamw.beta1 = 0.8, o.adamw.beta2 = 0.99, o.adamw.clip = 2;
+  o.decay_all = true, o.seed = 18446744073709551615u;
+  o.device = "reference", o.dtype = "bf16", o.matmul = "bf16x3", o.plan = "distinct";
+  o.eval_every = 3, o.eval_samples = 4, o.answer_samples = 5, o.save_every = 6, o.keep = 7;
+  const json saved = all_settings(o);
+  auto write = [&](const json& settings) { put(scratch / "flags.json", settings.dump()); };
+  auto read = [&](const std::string& arch = "lime") {
+    TrainOptions other;
+    other.config.arch = arch;
+    if (!take_run_settings(scratch.path, other)) FAIL_CHECK("no flags.json");
+    return all_settings(other);
+  };
+  TrainOptions none;
+  CHECK(!take_run_settings(scratch.path, none));
+  const json defaults = all_settings(none);
+  for (const auto& [key, value] : defaults.items()) CHECK_MESSAGE(saved[key] != value, key);
+  write(saved);
+  CHECK(read() == saved);
+  CHECK(error_of([&] { read("llama"); }).code == Exit::usage);
+  for (const auto& [key, value] : std::vector<std::pair<std::string, json>>{
+           {"steps", -5}, {"steps", 0}, {"steps", "many"}, {"steps", 1e30}, {"steps", 18446744073709551615u},
+           {"batch", 0}, {"batch", 2.5}, {"keep", -1}, {"seq", json::array()}, {"lr", "fast"}, {"lr", -1},
+           {"lr_floor", 2}, {"seed", -1}, {"data", 7}, {"decay_all", 1}, {"config", 3}, {"config", json::object()}}) {
+    json spoilt = saved;
+    spoilt[key] = value;
+    write(spoilt);
+    CAPTURE(key);
+    CAPTURE(value.dump());
+    const Error error = error_of([&] { read(); });
+    CHECK(error.code == Exit::bad_data);
+    CHECK(std::string(error.what()).find(key) != std::string::npos);
+  }
+}
+
+TEST_CASE("run directory: --resume --out alone continues, and more steps change the schedule from there on") {
+  const Scratch scratch;
+  const std::string run = scratch / "run";
+  const std::vector<std::string> more = {"--steps", "12", "--save-every", "4", "--keep", "9", "--warmup", "2",
+                                         "--lr",    "0.01"};
+  check_outcome(train(scratch, tiny(run, more)), Exit::done, "step 12/12");
+  const std::string weights = contents_of(run + "/step_00000012/model.safetensors");
+  const std::string metrics = timeless(run + "/metrics.jsonl"), flags = contents_of(run + "/flags.json");
+  fs::remove_all(run + "/step_00000012");
+  fs::remove_all(run + "/step_00000008");
+  check_outcome(train(scratch, {"--resume", "--out", run}), Exit::done, "resumed after step 4");
+  CHECK(contents_of(run + "/step_00000012/model.safetensors") == weights);
+  CHECK(timeless(run + "/metrics.jsonl") == metrics);
+  CHECK(contents_of(run + "/flags.json") == flags);
+
+  // What may not change is refused by name; what may, is taken.
+  struct Case {
+    std::string flag, value;
+  };
+  for (const Case& c : std::vector<Case>{{"--lr", "0.02"}, {"--seed", "7"}, {"--batch", "8"}, {"--steps", "11"},
+                                         {"--test-samples", "30"}})
+    check_outcome(train(scratch, {"--resume", "--out", run, c.flag, c.value}), Exit::usage, c.flag);
+  check_outcome(train(scratch, {"--resume", "--out", run, "--layers", "3"}), Exit::usage, "num_hidden_layers");
+  check_outcome(train(scratch, {"--resume", "--out", run}, "lime"), Exit::usage, "train_llama");
+  check_outcome(train(scratch, {"--resume", "--out", run, "--keep", "1"}), Exit::done, "resumed after step 12");
+  CHECK(json::parse(contents_of(run + "/flags.json"))["keep"] == 1);
+
+  const Outcome grown = train(scratch, {"--resume", "--out", run, "--steps", "20"});
+  check_outcome(grown, Exit::done, "--steps grows from 12 to 20: from here on the cosine schedule is that of 20 steps");
+  const Schedule schedule{ScheduleKind::cosine, 2, 20, 0};
+  std::ifstream lines(run + "/metrics.jsonl");
+  int64_t step = 0;
+  for (std::string line; std::getline(lines, line); ++step)
+    if (step >= 12) CHECK(json::parse(line)["lr"] == 0.01 * schedule.at(step));
+  CHECK(step == 20);
+  check_outcome(train(scratch, {"--resume", "--out", run}), Exit::done, "resumed after step 20");
+}
+
+TEST_CASE("run directory: without checkpoints a resumed run has the same flags, and the old metrics are kept") {
+  const Scratch scratch;
+  const std::string run = scratch / "run";
+  check_outcome(train(scratch, tiny(run, {"--steps", "5"})), Exit::done, "step 5/5");
+  const std::string metrics = contents_of(run + "/metrics.jsonl"), curve = contents_of(run + "/curve.svg");
+  for (const char* step : {"/step_00000004", "/step_00000005"}) fs::remove_all(run + step);
+  check_outcome(train(scratch, tiny(run, {"--steps", "5", "--resume", "--lr", "0.5"})), Exit::usage, "--lr");
+  check_outcome(train(scratch, tiny(run, {"--steps", "5", "--resume", "--ffn", "40"})), Exit::usage, "intermediate");
+  CHECK(contents_of(run + "/metrics.jsonl") == metrics);
+  check_outcome(train(scratch, {"--resume", "--out", run}), Exit::done, "of 5 earlier steps are kept as");
+  CHECK(contents_of(run + "/metrics.jsonl.kept-1") == metrics);
+  CHECK(contents_of(run + "/curve.svg.kept-1") == curve);
+  CHECK(timeless(run + "/metrics.jsonl") == timeless(run + "/metrics.jsonl.kept-1"));
+}
+
+TEST_CASE("run directory: --resume takes over nothing but a run") {
+  const Scratch scratch;
+  const std::string model = scratch / "model", foreign = scratch / "foreign";
+  check_outcome(train(scratch, tiny(model, {"--steps", "0"})), Exit::done, "initialised");
+  check_outcome(train(scratch, tiny(model, {"--steps", "4", "--resume"})), Exit::usage, "is a model directory");
+  fs::create_directory(foreign);
+  put(foreign + "/metrics.jsonl", "mine\n");
+  check_outcome(train(scratch, tiny(foreign, {"--steps", "4", "--resume"})), Exit::usage, "no flags.json");
+  CHECK(contents_of(foreign + "/metrics.jsonl") == "mine\n");
+  CHECK(!fs::exists(foreign + "/step_00000004"));
+  check_outcome(train(scratch, {"--resume", "--out", scratch / "new"}), Exit::usage, "there is no run in");
+  // Killed before it could write its flags.
+  fs::create_directory(scratch / "new");
+  put(scratch / str("new/.tmp-flags.json-", ::getpid()), "{");
+  check_outcome(train(scratch, tiny(scratch / "new", {"--steps", "4", "--resume"})), Exit::done, "at step 0");
+  CHECK(!fs::exists(scratch / str("new/.tmp-flags.json-", ::getpid())));
+}
+
+TEST_CASE("run directory: a checkpoint that cannot be read ends --resume; nothing is renamed, nothing is skipped") {
+  const Scratch scratch;
+  const std::string run = scratch / "run", newest = run + "/step_00000005/model.safetensors";
+  check_outcome(train(scratch, tiny(run, {"--steps", "5"})), Exit::done, "step 5/5");
+  fs::rename(newest, scratch / "moved");
+  fs::create_symlink("model.safetensors", newest);  // a loop: opening it is a failure of the system
+  const std::string metrics = contents_of(run + "/metrics.jsonl");
+  check_outcome(train(scratch, {"--resume", "--out", run}), Exit::io, newest);
+  CHECK(fs::exists(run + "/step_00000005"));
+  CHECK(contents_of(run + "/metrics.jsonl") == metrics);
+  CHECK(error_of([&] { resolve_model_dir(run); }).code == Exit::io);
+  fs::remove(newest);  // gone: that is damage
+  check_outcome(train(scratch, {"--resume", "--out", run}), Exit::done, "resumed after step 4");
+  CHECK(fs::exists(run + "/damaged_step_00000005"));
+}
+
+TEST_CASE("run directory: the --init directory is needed at the start only") {
+  const Scratch scratch;
+  const std::string run = scratch / "run", model = scratch / "model";
+  std::string shard(1024, '\0');
+  const int32_t header[] = {20240520, 1, 500};
+  shard.replace(0, sizeof header, reinterpret_cast<const char*>(header), sizeof header);
+  for (int i = 0; i < 500; ++i) shard += std::string{static_cast<char>(i * 7 % 19), '\0'};
+  put(scratch / "data.bin", shard);
+  check_outcome(train(scratch, tiny(model, {"--steps", "0"})), Exit::done, "initialised");
+  const std::string tokenizer = contents_of(model + "/tokenizer.json");
+  put(model + "/tokenizer_config.json", "its own");
+  check_outcome(train(scratch, {"--data", scratch / "data.bin", "--seq", "8", "--init", model, "--steps", "4",
+                                "--batch", "2", "--out", run}),
+                Exit::done, "step 4/4");
+  fs::rename(model, scratch / "moved");
+  check_outcome(train(scratch, {"--resume", "--out", run, "--steps", "6"}), Exit::done, "resumed after step 4");
+  CHECK(contents_of(run + "/step_00000006/tokenizer.json") == tokenizer);
+  CHECK(contents_of(run + "/step_00000006/tokenizer_config.json") == "its own");
+}
+
+TEST_CASE("run directory: one that is removed, moved or replaced is noticed") {
+  const Scratch scratch;
+  const RunDir run(scratch / "a/run");
+  run.check_present();
+  CHECK(error_of([&] { RunDir(scratch / "a/run"); }).code == Exit::usage);  // held
+  fs::rename(scratch / "a/run", scratch / "b");
+  CHECK(error_of([&] { run.check_present(); }).code == Exit::io);
+  fs::create_directory(scratch / "a/run");
+  CHECK(error_of([&] { run.check_present(); }).code == Exit::io);
+  fs::remove_all(scratch / "a/run");
+  fs::rename(scratch / "b", scratch / "a/run");
+  run.check_present();
+  fs::remove_all(scratch / "a");
+  CHECK(error_of([&] { run.check_present(); }).code == Exit::io);
+}

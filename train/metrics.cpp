@@ -1,0 +1,94 @@
+#include "train/metrics.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "train/checkpoint.h"
+
+namespace crossply {
+namespace {
+
+using nlohmann::json;
+
+constexpr size_t longest_line = 4096;  // ours have a few hundred bytes
+
+json parse_line(const std::string& text) {
+  return text.size() > longest_line ? json(json::value_t::discarded) : json::parse(text, nullptr, false);
+}
+
+// Whether it is a line of ours, for a step after `last`.
+bool is_metrics_line(const json& line, int64_t last) {
+  if (!line.is_object() || !line.contains("step") || !line["step"].is_number_unsigned() || !line.contains("loss"))
+    return false;
+  for (const auto& [key, value] : line.items())
+    if (!value.is_number()) return false;
+  return line["step"].get<int64_t>() > last;
+}
+
+std::string read_text(const std::string& path) {
+  if (!path_exists(path)) return "";
+  const InputFile file(path);
+  std::string text(file.size(), '\0');
+  file.read(0, text.data(), text.size());
+  return text;
+}
+
+void append(int fd, const std::string& path, const std::string& text) {
+  for (size_t at = 0; at < text.size();) {
+    const ssize_t n = ::write(fd, text.data() + at, text.size() - at);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) fail_io("write", path, errno);
+    at += static_cast<size_t>(n);
+  }
+}
+
+}  // namespace
+
+Metrics::Metrics(const std::string& path, int64_t step) : path_(path) {
+  const std::string old = read_text(path);
+  std::string contents;
+  size_t number = 0, first_bad = 0, good = 0;
+  int64_t last = 0;
+  for (size_t at = 0, end; at < old.size(); at = end + 1) {
+    end = std::min(old.find('\n', at), old.size());
+    ++number;
+    const std::string text = old.substr(at, end - at);
+    json line = parse_line(text);
+    if (line.is_discarded() && end + 1 >= old.size()) break;  // cut by a kill
+    if (!is_metrics_line(line, last)) {
+      if (first_bad == 0) first_bad = number;
+      continue;
+    }
+    last = line["step"].get<int64_t>(), ++good;
+    if (last > step) continue;
+    contents += text + "\n";
+    lines_.push_back(std::move(line));
+  }
+  if (first_bad > 0 || (step == 0 && good > 0)) {
+    const std::string kept = free_kept_name(path);
+    write_file_atomically(kept, old);
+    notes_.push_back(first_bad > 0 ? str(path, ": line ", first_bad, " is not a line of this program; the file as it ",
+                                         "was is kept as ", kept, ", and its good lines go on")
+                                   : str("the metrics of ", good, " earlier steps are kept as ", kept));
+  }
+  write_file_atomically(path, contents);
+  file_ = Descriptor(::open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC));
+  if (file_.get() < 0) fail_io("write", path, errno);
+}
+
+void Metrics::write(const json& line) {
+  lines_.push_back(line);
+  append(file_.get(), path_, line.dump() + "\n");
+  struct stat status;
+  if (::fstat(file_.get(), &status) != 0) fail_io("inspect", path_, errno);
+  if (status.st_nlink == 0) fail(Exit::io, path_, " was removed while the run was writing to it");
+}
+
+void Metrics::sync() const {
+  if (::fsync(file_.get()) != 0) fail_io("sync to disk", path_, errno);
+}
+
+}  // namespace crossply

@@ -1,0 +1,39 @@
+// metrics.jsonl: one JSON object a line, one line a step.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "engine/file.h"
+
+namespace crossply {
+
+// 0 where the clock stood still: then no rate is known.
+inline double tokens_per_second(int64_t tokens, double seconds) {
+  return seconds > 0 ? static_cast<double>(tokens) / seconds : 0;
+}
+
+class Metrics {
+ public:
+  // Continues the file after `step`: later lines are dropped, because the run writes them again, and so is a last line
+  // that a kill cut short. A file with any other line that is not ours, or with lines where the run starts at step 0,
+  // is kept under another name; notes() says so. Throws Exit::bad_data for what is not a regular file, Exit::io.
+  Metrics(const std::string& path, int64_t step);
+  // Reaches the system before it returns. Exit::io if that fails or if the file was removed.
+  void write(const nlohmann::json& line);
+  // Makes the lines durable: before a checkpoint, so that none of its steps can lack its line.
+  void sync() const;
+  // The lines so far, with those of earlier parts of a resumed run.
+  const std::vector<nlohmann::json>& lines() const { return lines_; }
+  const std::vector<std::string>& notes() const { return notes_; }
+
+ private:
+  std::string path_;
+  Descriptor file_;
+  std::vector<nlohmann::json> lines_;
+  std::vector<std::string> notes_;
+};
+
+}  // namespace crossply

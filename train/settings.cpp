@@ -1,0 +1,147 @@
+// A run's settings as JSON, in the flags' own words: what flags.json holds, what a checkpoint keeps of it, and back.
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "models/json_file.h"
+#include "train/checkpoint.h"
+#include "train/options.h"
+
+namespace crossply {
+namespace {
+
+using nlohmann::json;
+
+constexpr double any = std::numeric_limits<double>::max();
+
+// Calls visit(flag with underscores, variable, smallest = 0 and largest = any value) for what a resumed run must keep.
+template <class Options, class Visit>
+void each_kept(Options& o, Visit&& visit) {
+  visit("data", o.data.spec);
+  visit("val_data", o.data.val_spec);
+  visit("train_samples", o.data.train_samples);
+  visit("test_samples", o.data.test_samples);
+  visit("seq", o.data.seq_len);
+  visit("init", o.init);
+  visit("steps", o.steps, 1);
+  visit("batch", o.batch, 1);
+  visit("accumulate", o.accumulate, 1);
+  visit("lr", o.lr);
+  visit("router_lr", o.router_lr);
+  visit("schedule", o.schedule);
+  visit("warmup", o.warmup);
+  visit("lr_floor", o.lr_floor, 0, 1);
+  visit("weight_decay", o.adamw.weight_decay);
+  visit("decay_all", o.decay_all);
+  visit("beta1", o.adamw.beta1, 0, 1);
+  visit("beta2", o.adamw.beta2, 0, 1);
+  visit("clip", o.adamw.clip);
+  visit("seed", o.seed);
+  visit("device", o.device);
+  visit("dtype", o.dtype);
+  visit("matmul", o.matmul);
+}
+
+// The same for what a resumed run may change, because it does not touch the numbers.
+template <class Options, class Visit>
+void each_free(Options& o, Visit&& visit) {
+  visit("preset", o.preset);
+  visit("plan", o.plan);
+  visit("eval_every", o.eval_every);
+  visit("eval_samples", o.eval_samples, 1);
+  visit("answer_samples", o.answer_samples);
+  visit("save_every", o.save_every);
+  visit("keep", o.keep, 1);
+}
+
+struct Put {
+  json& settings;
+  template <class T>
+  void operator()(const char* key, const T& value, double = 0, double = 0) const {
+    settings[key] = value;
+  }
+};
+
+template <class T>
+bool fits(const json& value, double least, double most) {
+  if constexpr (std::is_same_v<T, std::string>) return value.is_string();
+  else if constexpr (std::is_same_v<T, bool>) return value.is_boolean();
+  else if constexpr (std::is_integral_v<T>)
+    return value.is_number_integer() && value.get<double>() >= least &&
+           (!value.is_number_unsigned() || value.get<uint64_t>() <= uint64_t{std::numeric_limits<T>::max()});
+  else return value.is_number() && value.get<double>() >= least && value.get<double>() <= most;
+}
+
+struct Take {
+  const json& settings;
+  const std::string& path;
+  template <class T>
+  void operator()(const char* key, T& variable, double least = 0, double most = any) const {
+    if (!settings.contains(key)) return;  // written before there was such a flag
+    const json& value = settings[key];
+    if (!fits<T>(value, least, most))
+      fail(Exit::bad_data, path, ": \"", key, "\" cannot be ", value.dump(), "; mend it or start a new run");
+    value.get_to(variable);
+  }
+};
+
+std::string flag_of(std::string key) {
+  for (char& letter : key) letter = letter == '_' ? '-' : letter;
+  return "--" + key;
+}
+
+}  // namespace
+
+json trajectory(const TrainOptions& o) {
+  json settings;
+  each_kept(o, Put{settings});
+  return settings;
+}
+
+json all_settings(const TrainOptions& o) {
+  json settings = trajectory(o);
+  each_free(o, Put{settings});
+  settings["config"] = to_json(o.config);
+  return settings;
+}
+
+json read_run_settings(const std::string& run_dir) {
+  const std::string path = run_dir + "/flags.json";
+  return !run_dir.empty() && path_exists(path) ? read_json(path) : json();
+}
+
+bool take_run_settings(const std::string& run_dir, TrainOptions& o) {
+  const json settings = read_run_settings(run_dir);
+  if (settings.is_null()) return false;
+  const std::string path = run_dir + "/flags.json", arch = o.config.arch;
+  if (!settings.contains("config")) fail(Exit::bad_data, path, ": \"config\" is missing");
+  each_kept(o, Take{settings, path});
+  each_free(o, Take{settings, path});
+  o.config = parse_config(settings["config"], path + ": config");
+  if (o.config.arch != arch)
+    fail(Exit::usage, "--resume: the run in ", run_dir, " is of train_", o.config.arch, ", not of train_", arch);
+  return true;
+}
+
+void refuse_other_settings(const json& saved, const TrainOptions& now, const std::string& where) {
+  if (!saved.is_object()) fail(Exit::bad_data, where, ": the flags of the run are missing");
+  const json current = trajectory(now);
+  for (const auto& [key, value] : current.items()) {
+    const json was = saved.value(key, key == "matmul" ? json("fp32") : json());  // older runs had no choice there
+    if (was == value) continue;
+    if (key == "steps" && was.is_number_integer() && was < value) continue;
+    fail(Exit::usage, "--resume: the run in ", where, " has ", flag_of(key), " ", was.dump(), ", the flags say ",
+         value.dump(), key == "steps" ? "; it can only grow" : "; resume with the flags it was started with");
+  }
+}
+
+void refuse_other_config(const Config& saved, const Config& now, const std::string& where) {
+  const json was = to_json(saved).flatten(), is = to_json(now).flatten();
+  if (was == is) return;
+  std::string key = "/arch";
+  for (const auto& [name, value] : is.items())
+    if (!was.contains(name) || was[name] != value) key = name;
+  fail(Exit::usage, "--resume: ", where, " is of another model than the flags describe: its ", key.substr(1),
+       " is another; resume with the flags it was started with");
+}
+
+}  // namespace crossply
