@@ -2,7 +2,6 @@
 // picture. Without --data and --preset it is the demonstration, arith-quick.
 #include <algorithm>
 #include <cstdio>
-#include <cstring>
 #include <filesystem>
 
 #include "engine/file.h"
