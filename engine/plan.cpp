@@ -90,6 +90,8 @@ void Tape::plan(PlanMode mode) {
     }
     buffer->offset = offset;
     arena_bytes_ = std::max(arena_bytes_, offset + aligned(buffer->bytes));
+    if (arena_bytes_ > size_t{1} << 60)  // far from where sizes overflow: each buffer is smaller
+      fail(Exit::usage, "the activations are larger than any memory; use a smaller --batch, --seq or model");
     placed.insert(std::upper_bound(placed.begin(), placed.end(), buffer,
                                    [](const Buffer* a, const Buffer* b) { return a->offset < b->offset; }),
                   buffer);

@@ -62,9 +62,9 @@ void print_plans(const std::vector<Row>& rows) {
   for (const Row& row : rows) {
     const TrainResult plan = plan_training(row.options);
     table.push_back({row.choice.text, format_count(plan.parameters), format_number("%.4g", plan.flops_per_token),
-                     format_bytes(static_cast<double>(plan.memory))});
+                     format_bytes(plan.planned_memory)});
   }
-  std::printf("%sFLOP/token: forward and backward. memory: values, gradients, moments and activations.\n",
+  std::printf("%sFLOP/token: forward and backward. memory: of the whole run, about.\n",
               format_table(table).c_str());
 }
 
@@ -105,9 +105,9 @@ std::vector<Row> prepare(const Options& o) {
 }
 
 // A loss that is not finite ends this run, not the comparison.
-TrainResult train(const TrainOptions& options, const std::string& label) {
+TrainResult train(const TrainOptions& options, const std::string& label, int64_t runs_after) {
   try {
-    return run_training(options, label);
+    return run_training(options, label, runs_after);
   } catch (const Error& error) {
     if (error.code != Exit::not_finite) throw;
     Progress(label, options.steps).say(str("stopped: ", error.what()));
@@ -138,11 +138,14 @@ Exit run(const Options& o) {
     std::printf("%s holds an earlier comparison; this one is in %s\n", o.train.out.c_str(), out.c_str());
   size_t width = 0;
   for (const Row& row : rows) width = std::max(width, row.choice.text.size());
+  const std::string all = "/" + std::to_string(rows.size()) + " ";
   std::string failed;
+  int64_t runs = 0;
   for (Row& row : rows) {
     const std::string& name = row.choice.text;
     row.options.out = out + "/" + row.choice.file_name();
-    row.result = train(row.options, name + std::string(width - name.size(), ' '));
+    const std::string label = std::to_string(++runs) + all + name + std::string(width - name.size(), ' ');
+    row.result = train(row.options, label, static_cast<int64_t>(rows.size()) - runs);
     if (row.result.code == Exit::not_finite) failed += " " + name;
     if (row.result.code != Exit::stopped) continue;
     std::printf("to continue this comparison: the same command with --resume --out %s\n", out.c_str());
@@ -164,9 +167,8 @@ int main(int argc, char** argv) {
   auto flags = [&] {
     const std::string preset = find_preset_flag(argc, argv);
     apply_preset(preset.empty() ? "arith-quick" : preset, o.train);
-    app.add_option("--arch", o.archs, "the first is the yardstick; " + arch_list_help())->capture_default_str();
+    add_text(app, "--arch", o.archs, "LIST", "the first is the yardstick; " + arch_list_help());
     add_train_flags(app, o.train);
-    add_size_flags(app, o.train);
   };
   return run_program(app, argc, argv, flags, [&] { return run(o); });
 }

@@ -16,6 +16,7 @@
 #include "train/curve.h"
 #include "train/program.h"
 #include "train/progress.h"
+#include "train/report.h"
 #include "train/trainer.h"
 
 namespace crossply {
@@ -91,11 +92,12 @@ Dataset open_data(TrainOptions& o) {
 // A run's loop, with what it needs between steps.
 class Run {
  public:
-  Run(const TrainOptions& options, const Dataset& dataset, Trainer& trainer, const std::string& label)
+  Run(const TrainOptions& options, const Dataset& dataset, Trainer& trainer, const std::string& label,
+      int64_t runs_after)
       : o_(options),
         data_(dataset),
         trainer_(trainer),
-        progress_(label, options.steps),
+        progress_(label, options.steps, runs_after),
         metrics_(options.out + "/metrics.jsonl", trainer.steps_done()),
         eval_every_(options.eval_every > 0 ? options.eval_every : std::max<int64_t>(1, options.steps / 10)),
         save_every_(options.save_every > 0 ? options.save_every : std::max<int64_t>(1, options.steps / 10)) {}
@@ -143,13 +145,14 @@ class Run {
 
   void evaluate(json& line) {
     line["test_loss"] = trainer_.evaluate(*data_.test, o_.eval_samples);
-    std::string text = str("test loss ", line["test_loss"].get<double>());
+    std::string text = "test loss " + format_number("%.4f", line["test_loss"]);
     if (data_.test->task() != nullptr && o_.answer_samples > 0) {
       const Answers answers = answer_task(trainer_.device(), trainer_.params(), trainer_.config(), *data_.test,
-                                          o_.answer_samples, /*rows=*/std::max<int64_t>(o_.batch, 16));
+                                          o_.answer_samples, answer_rows(o_));
       line["answers_correct"] = answers.correct();
       line["steps_valid"] = answers.steps_valid();
-      text += str(", answers ", 100 * answers.correct(), "%, all steps valid ", 100 * answers.steps_valid(), "%");
+      text += format_number(", answers %.1f%%", 100 * answers.correct()) +
+              format_number(", all steps valid %.1f%%", 100 * answers.steps_valid());
       progress_.say(text);
       std::string prompt = data_.tokenizer.decode(answers.sample_prompt),
                   answer = data_.tokenizer.decode(answers.sample);
@@ -256,7 +259,7 @@ Dataset complete_options(TrainOptions& o) {
   return dataset;
 }
 
-TrainResult run_training(TrainOptions o, const std::string& label) {
+TrainResult run_training(TrainOptions o, const std::string& label, int64_t runs_after) {
   const bool plan_only = o.dry_run || o.dump_tape;
   if (!plan_only) check_run_dir(o);
   if (!o.init.empty()) take_config(o, o.resume ? newest_valid_checkpoint(o.out) : "");
@@ -274,12 +277,15 @@ TrainResult run_training(TrainOptions o, const std::string& label) {
   if (!checkpoint.empty())
     std::printf("%s resumed after step %lld\n", label.c_str(), static_cast<long long>(trainer.steps_done()));
   write_file_atomically(o.out + "/flags.json", all_settings(o).dump(2) + "\n");
-  std::printf("%s %s parameters, %s, %s of memory\n", label.c_str(), format_count(trainer.params().count()).c_str(),
-              trainer.device().describe().c_str(), format_bytes(static_cast<double>(trainer.memory())).c_str());
+  std::printf("%s %s parameters, %s, %s for the model and its activations\n%s %s\n", label.c_str(),
+              format_count(trainer.params().count()).c_str(), trainer.device().describe().c_str(),
+              format_bytes(static_cast<double>(trainer.memory())).c_str(), label.c_str(),
+              describe_data(o, dataset).c_str());
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, request_stop);
-  Run run(o, dataset, trainer, label);
+  Run run(o, dataset, trainer, label, runs_after);
   const Exit code = run.loop();
   std::printf("%s", trainer.profile().c_str());
+  if (o.profile) std::printf("peak of resident memory: %s\n", format_bytes(peak_memory()).c_str());
   TrainResult result = summarise(trainer, o, run.lines());
   result.code = code;
   return result;
@@ -293,11 +299,10 @@ int train_main(int argc, char** argv, const std::string& arch) {
     if (!preset.empty()) apply_preset(preset, options);
     options.config.arch = arch;
     add_train_flags(app, options);
-    add_size_flags(app, options);
     add_architecture_flags(app, options);
   };
   return run_program(app, argc, argv, flags, [&] {
-    options.given_sizes = given_model_flags(app);
+    options.given_sizes = given_model_flags(app, arch);
     return run_training(options, arch).code;
   });
 }
