@@ -30,8 +30,11 @@ DataOptions complete(const Options& o, const std::string& dir) {
   std::error_code ignored;
   const std::string path = dir + "/train_state.json";
   if (!std::filesystem::exists(path, ignored)) return data;
-  const nlohmann::json state = read_json(path), run = state.value("trajectory", nlohmann::json::object());
-  if (run.value("data", "") != data.spec) return data;
+  const nlohmann::json state = read_json(path), run = state.value("trajectory", nlohmann::json());
+  if (!run.is_object()) fail(Exit::bad_data, path, ": \"trajectory\" is no object");
+  std::string spec;
+  read(run, "data", spec, path);
+  if (spec != data.spec) return data;
   auto count = [&](const char* key, auto& into) {
     int64_t number = static_cast<int64_t>(into);
     read(run, key, number, path);
@@ -42,7 +45,7 @@ DataOptions complete(const Options& o, const std::string& dir) {
   if (data.seq_len == 0) count("seq", data.seq_len);
   if (data.train_samples == 0) count("train_samples", data.train_samples);
   if (data.test_samples == 0) count("test_samples", data.test_samples);
-  if (data.val_spec.empty()) data.val_spec = run.value("val_data", data.val_spec);
+  if (data.val_spec.empty()) read(run, "val_data", data.val_spec, path);
   return data;
 }
 

@@ -181,6 +181,12 @@ for huge in '--seq 9223372036854775807' '--batch 40000000000' '--batch 107374182
   # shellcheck disable=SC2086
   expect 64 '(to [0-9]+$|the most is [0-9]+ sequences|at most [0-9]+)' train llama --out x $huge
 done
+cp -r run/step_00000020 wrong
+rm wrong/manifest.json
+for value in 1e30 18446744073709551615 -5 '"many"'; do
+  sed -E "s/\"seq\": [0-9]+/\"seq\": $value/" run/step_00000020/train_state.json >wrong/train_state.json
+  expect 65 '"seq"' "$build/evaluate" --model wrong --data arith:3
+done
 expect 64 'to [0-9]+$' "$build/evaluate" --model run --data arith:3 --batch 9223372036854775807
 expect 64 'the most is [0-9]+ sequences' "$build/gradients" --model run --tokens none --batch 1073741824 --seq 1048576 --out x
 expect 0 '10 steps x 8 sequences = 0[.]2 epochs; test set 50 sequences' train llama --steps 010 --warmup 0 --out octal

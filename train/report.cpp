@@ -29,7 +29,8 @@ double scratch_memory(const TrainOptions& o, const Layout& layout) {
   const auto bytes = [](int64_t floats) { return 4.0 * static_cast<double>(floats); };
   const double logits = static_cast<double>(
       cross_entropy_scratch(layout.sequences * T, c.vocab_size, c.hidden_size, storage_type(o)));
-  const double packed = bytes(std::min<int64_t>(256, widest) * (std::min<int64_t>(1024, widest) + 384));
+  const int64_t left_operand = widest > 384 ? 384 : 0;  // smaller ones are read where they are
+  const double packed = bytes(std::min<int64_t>(256, widest) * (std::min<int64_t>(1024, widest) + left_operand));
   const double attention = bytes(4 * T * c.head_dim);
   const double lanes = static_cast<double>(std::min(threads, layout.lanes));
   return lanes * logits + static_cast<double>(threads) * (packed + attention);
@@ -71,11 +72,11 @@ std::vector<MemoryPart> memory_parts(const TrainOptions& o, ParameterTable& para
   if (layout.lanes > 1) parts.push_back({"gradients of the lanes", lanes * flat});
   if (backend_of(o.device) == Backend::cuda) return parts;
   const double tokens = static_cast<double>(o.batch) * static_cast<double>(o.data.seq_len);
-  const double program = resident_memory();
+  constexpr double program = 12 << 20;  // however small the model; planning does not touch all of it
   parts.push_back({"scratch of the kernels, about", scratch_memory(o, layout)});
   parts.push_back({"tokens of a step", 8 * tokens * static_cast<double>(o.accumulate + 1)});
   if (const double bytes = answering_memory(o, params); bytes > 0) parts.push_back({"answering of prompts", bytes});
-  parts.push_back({"program and data, about", program});
+  parts.push_back({"program and data, about", std::max(program, resident_memory())});
   return parts;
 }
 
