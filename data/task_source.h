@@ -53,6 +53,8 @@ class TaskSource : public Source, public Task {
 
 template <class Draw>
 void TaskSource::fill(int64_t count, Seen& seen, Draw&& draw) {
+  constexpr int64_t most = int64_t{1} << 27;  // they are kept in memory
+  if (count > most) fail(Exit::usage, "a task has at most ", most, " generated samples, asked for ", count);
   constexpr int patience = 10000;  // so many duplicates in a row mean that there is hardly a fresh sample left
   for (int duplicates = 0; size() < count;) {
     const TaskSample sample = draw();

@@ -11,20 +11,18 @@ using namespace crossply;
 namespace {
 
 void add_flags(CLI::App& app, BenchFlags& f, bool models) {
-  if (models) app.add_option("--models", f.models, "sizes of the training steps")->capture_default_str();
-  app.add_option("--rounds", f.rounds, "how often each is measured")->capture_default_str()->check(integer_from(1));
+  if (models) add_text(app, "--models", f.models, "LIST", "sizes of the training steps");
+  add_integer(app, "--rounds", f.rounds, 1, most_size, "how often each is measured");
   app.add_flag("--no-torch", f.no_torch, "without PyTorch");
-  app.add_option("--json", f.json, "file to write the tables to");
+  add_text(app, "--json", f.json, "FILE", "where to write the tables, too");
 }
 
 void add_flags(CLI::App& app, ArchitectureFlags& f) {
-  app.add_option("--arch", f.archs, "besides llama: " + arch_list_help())->capture_default_str();
-  app.add_option("--dtype", f.dtype, "fp32 or bf16")->capture_default_str()->check(CLI::IsMember({"fp32", "bf16"}));
-  app.add_option("--device", f.device, "cpu or cuda")->capture_default_str();
+  add_text(app, "--arch", f.archs, "LIST", "besides llama: " + arch_list_help());
+  add_choice(app, "--dtype", f.dtype, {"fp32", "bf16"}, "fp32 or bf16");
+  add_text(app, "--device", f.device, "NAME", "cpu or cuda");
   add_flags(app, f.size);
-  app.add_option("--rounds", f.rounds, "steps of every model, besides a first one that does not count")
-      ->capture_default_str()
-      ->check(integer_from(1));
+  add_integer(app, "--rounds", f.rounds, 1, most_size, "steps of every model, besides a first one that does not count");
 }
 
 void add_flags(CLI::App& app, ServeFlags& f) {

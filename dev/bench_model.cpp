@@ -72,7 +72,7 @@ TrainOptions train_options(const ArchChoice& choice, const ModelSize& size, cons
 
 void add_flags(CLI::App& app, ModelSize& size) {
   auto flag = [&](const char* name, int64_t& variable, const char* help) {
-    app.add_option(name, variable, help)->capture_default_str()->check(integer_from(1));
+    add_integer(app, name, variable, 1, most_size, help);
   };
   flag("--width", size.width, "C, model width");
   flag("--layers", size.layers, "L, number of blocks");

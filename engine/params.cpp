@@ -53,6 +53,8 @@ void ParameterTable::remove(const std::string& name) {
 int64_t ParameterTable::flat_size() const {
   int64_t size = 0;
   for (const Parameter& row : rows_) size += padded(row);
+  if (size > int64_t{1} << 50)  // each row is smaller, so nothing overflowed
+    fail(Exit::usage, "the model has more parameters than any memory holds: ", size);
   return size;
 }
 

@@ -79,7 +79,11 @@ void Tape::plan(PlanMode mode) {
   std::stable_sort(order.begin(), order.end(), [](const Buffer* a, const Buffer* b) { return a->bytes > b->bytes; });
   const int ticks = std::max(1, 2 * static_cast<int>(nodes_.size()));
   std::vector<Block> blocks;
+  size_t total = 0;
   for (const Buffer* buffer : order) {
+    total += aligned(buffer->bytes);
+    if (total > size_t{1} << 60)  // far from where sizes overflow: each buffer is smaller
+      fail(Exit::usage, "the activations are larger than any memory; use a smaller --batch, --seq or model");
     const bool always = buffer->persistent || mode != PlanMode::reuse;
     blocks.push_back({aligned(buffer->bytes), always ? 0 : buffer->first, always ? ticks - 1 : buffer->last});
   }

@@ -22,9 +22,8 @@ void print_plans(const Comparison& comparison) {
   std::vector<std::vector<std::string>> table = {{"architecture", "parameters", "FLOP/token", "memory"}};
   for (const ComparedRun& run : comparison.runs)
     table.push_back({run.choice.text, format_count(run.result.parameters),
-                     format_number("%.4g", run.result.flops_per_token),
-                     format_bytes(static_cast<double>(run.result.memory))});
-  std::printf("%sFLOP/token: forward and backward. memory: values, gradients, moments and activations.\n",
+                     format_number("%.4g", run.result.flops_per_token), format_bytes(run.result.planned_memory)});
+  std::printf("%sFLOP/token: forward and backward. memory: of the whole run, about.\n",
               format_table(table).c_str());
 }
 
@@ -77,10 +76,10 @@ void record_failure(ComparedRun& run, Exit code, const std::string& message, con
 }
 
 // A run that fails ends itself, not the comparison; but flags that are wrong for one are wrong for all.
-void train(ComparedRun& run, const std::string& label) {
+void train(ComparedRun& run, const std::string& label, int64_t runs_after) {
   run.error.clear();
   try {
-    run.result = run_training(run.options, label);
+    run.result = run_training(run.options, label, runs_after);
     run.state = run.result.code == Exit::done ? RunState::done : RunState::stopped;
   } catch (const Error& error) {
     if (error.code == Exit::usage) throw;
@@ -96,9 +95,12 @@ void train(ComparedRun& run, const std::string& label) {
 void train_all(Comparison& comparison) {
   size_t width = 0;
   for (const ComparedRun& run : comparison.runs) width = std::max(width, run.choice.text.size());
+  const std::string all = "/" + std::to_string(comparison.runs.size()) + " ";
+  int64_t started = 0;
   for (ComparedRun& run : comparison.runs) {
     const std::string& name = run.choice.text;
-    train(run, name + std::string(width - name.size(), ' '));
+    const std::string label = std::to_string(++started) + all + name + std::string(width - name.size(), ' ');
+    train(run, label, static_cast<int64_t>(comparison.runs.size()) - started);
     write_results(comparison);
     if (run.state == RunState::stopped) return;
   }
@@ -164,9 +166,8 @@ int main(int argc, char** argv) {
     std::string preset = find_flag(argc, argv, "--preset");
     if (preset.empty() && find_flag(argc, argv, "--data").empty()) preset = "arith-quick";
     if (!preset.empty()) apply_preset(preset, o.train);
-    app.add_option("--arch", o.archs, "the first is the yardstick; " + arch_list_help())->capture_default_str();
+    add_text(app, "--arch", o.archs, "LIST", "the first is the yardstick; " + arch_list_help());
     add_train_flags(app, o.train);
-    add_size_flags(app, o.train);
   };
   return run_program(app, argc, argv, flags, [&] { return run(o); });
 }

@@ -30,13 +30,22 @@ DataOptions complete(const Options& o, const std::string& dir) {
   std::error_code ignored;
   const std::string path = dir + "/train_state.json";
   if (!std::filesystem::exists(path, ignored)) return data;
-  const nlohmann::json state = read_json(path), run = state.value("trajectory", nlohmann::json::object());
-  if (run.value("data", "") != data.spec) return data;
-  if (!o.seed) data.seed = run.value("seed", data.seed);
-  if (data.seq_len == 0) data.seq_len = run.value("seq", data.seq_len);
-  if (data.train_samples == 0) data.train_samples = run.value("train_samples", data.train_samples);
-  if (data.test_samples == 0) data.test_samples = run.value("test_samples", data.test_samples);
-  if (data.val_spec.empty()) data.val_spec = run.value("val_data", data.val_spec);
+  const nlohmann::json state = read_json(path), run = state.value("trajectory", nlohmann::json());
+  if (!run.is_object()) fail(Exit::bad_data, path, ": \"trajectory\" is no object");
+  std::string spec;
+  read(run, "data", spec, path);
+  if (spec != data.spec) return data;
+  auto count = [&](const char* key, auto& into) {
+    int64_t number = static_cast<int64_t>(into);
+    read(run, key, number, path);
+    if (number < 0) fail(Exit::bad_data, path, ": \"", key, "\" is ", number, "; it must not be negative");
+    into = static_cast<std::decay_t<decltype(into)>>(number);
+  };
+  if (!o.seed) count("seed", data.seed);
+  if (data.seq_len == 0) count("seq", data.seq_len);
+  if (data.train_samples == 0) count("train_samples", data.train_samples);
+  if (data.test_samples == 0) count("test_samples", data.test_samples);
+  if (data.val_spec.empty()) read(run, "val_data", data.val_spec, path);
   return data;
 }
 
@@ -45,6 +54,7 @@ Exit run(const Options& o) {
   const Dataset dataset = open_dataset(complete(o, model.dir));
   const Source& source = o.split == "train" ? *dataset.train : *dataset.test;
   source.check_tokens(model.config.vocab_size);
+  check_batch(o.batch, 1, source.seq_len());
 
   Replicas replicas(*model.device, model.params, model.config,
                     Batch{o.batch, source.seq_len(), model.params.dtype(), /*training=*/false});
@@ -71,20 +81,22 @@ int main(int argc, char** argv) {
                "evaluate");
   Options o;
   auto flags = [&] {
-    app.add_option("--model", o.model, "model or run directory")->required();
-    app.add_option("--data", o.data.spec, "arith:3|4|5|6, prosqa, text:FILE, or a glob of token shards")->required();
-    app.add_option("--split", o.split, "test or train")->check(CLI::IsMember({"test", "train"}))->capture_default_str();
-    app.add_option("--seq", o.data.seq_len, "tokens per sequence (0: the data's own)")->check(integer_from(0));
-    app.add_option("--val-data", o.data.val_spec, "glob of validation shards, which are then the test set");
-    app.add_option("--seed", o.seed, "of generated data (default: that of the training run)")->check(integer_from(0));
-    app.add_option("--train-samples", o.data.train_samples, "size of the training set (0: as in the training run)");
-    app.add_option("--test-samples", o.data.test_samples, "size of the test set (0: as in the training run)");
-    app.add_option("--batch", o.batch, "sequences at a time")->check(integer_from(1))->capture_default_str();
-    app.add_option("--samples", o.samples, "sequences for the loss (0: all)")->check(integer_from(0));
-    app.add_option("--answers", o.answers, "prompts of a task to answer")
-        ->check(integer_from(0))
-        ->capture_default_str();
-    app.add_option("--device", o.device, "where to run")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
+    add_text(app, "--model", o.model, "DIR", "model or run directory")->required();
+    add_text(app, "--data", o.data.spec, "SOURCE", "arith:3|4|5|6, prosqa, text:FILE, or a glob of token shards")
+        ->required();
+    add_choice(app, "--split", o.split, {"test", "train"}, "test or train");
+    add_integer(app, "--seq", o.data.seq_len, 0, most_size, "tokens per sequence (0: the data's own)");
+    add_text(app, "--val-data", o.data.val_spec, "GLOB", "validation shards, which are then the test set");
+    add_integer(app, "--seed", o.seed, 0, std::numeric_limits<int64_t>::max(),
+                "of generated data (default: that of the training run)");
+    add_integer(app, "--train-samples", o.data.train_samples, 0, most_count,
+                "size of the training set (0: as in the training run)");
+    add_integer(app, "--test-samples", o.data.test_samples, 0, most_count,
+                "size of the test set (0: as in the training run)");
+    add_integer(app, "--batch", o.batch, 1, most_size, "sequences at a time");
+    add_integer(app, "--samples", o.samples, 0, most_count, "sequences for the loss (0: all)");
+    add_integer(app, "--answers", o.answers, 0, most_count, "prompts of a task to answer");
+    add_choice(app, "--device", o.device, {"cpu", "cuda"}, "where to run: cpu or cuda");
   };
   return run_program(app, argc, argv, flags, [&] { return run(o); });
 }

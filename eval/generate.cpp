@@ -72,15 +72,13 @@ int main(int argc, char** argv) {
   CLI::App app("Continues a prompt. Greedy unless --temperature is given.", "generate");
   Options o;
   auto flags = [&] {
-    app.add_option("--model", o.model, "model or run directory")->required();
-    app.add_option("--prompt", o.prompt, "text in the model's own words; without a tokenizer, integers")->required();
-    app.add_option("--max-new", o.max_new, "most tokens to write")->check(integer_from(1))->capture_default_str();
-    app.add_option("--temperature", o.temperature, "0: the most likely token")
-        ->check(number_from(0))
-        ->capture_default_str();
-    app.add_option("--top-k", o.top_k, "sample among the k most likely (0: all)")->check(integer_from(0));
-    app.add_option("--seed", o.seed, "of the sampling")->check(integer_from(0))->capture_default_str();
-    app.add_option("--device", o.device, "where to run")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
+    add_text(app, "--model", o.model, "DIR", "model or run directory")->required();
+    add_text(app, "--prompt", o.prompt, "TEXT", "in the model's own words; without a tokenizer, integers")->required();
+    add_integer(app, "--max-new", o.max_new, 1, most_size, "most tokens to write");
+    add_number(app, "--temperature", o.temperature, 0, most_number, "0: the most likely token");
+    add_integer(app, "--top-k", o.top_k, 0, most_size, "sample among the k most likely (0: all)");
+    add_integer(app, "--seed", o.seed, 0, std::numeric_limits<int64_t>::max(), "of the sampling");
+    add_choice(app, "--device", o.device, {"cpu", "cuda"}, "where to run: cpu or cuda");
   };
   return run_program(app, argc, argv, flags, [&] { return run(o); });
 }

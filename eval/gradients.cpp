@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "data/shards.h"
+#include "engine/numbers.h"
 #include "eval/loaded_model.h"
 #include "eval/loss.h"
 #include "models/model_dir.h"
@@ -24,16 +25,11 @@ std::vector<int32_t> read_tokens(const std::string& path, int64_t count, int64_t
     std::ifstream file(path);
     if (!file) fail(Exit::no_input, path, ": cannot open");
     for (std::string word; static_cast<int64_t>(tokens.size()) < count && file >> word;) {
-      size_t used = 0;
-      long value = -1;
-      try {
-        value = std::stol(word, &used);
-      } catch (const std::exception&) {
-      }
-      if (used != word.size() || used == 0) fail(Exit::bad_data, path, ": '", word, "' is not an integer");
-      if (value < 0 || value >= vocab)
-        fail(Exit::bad_data, path, ": token ", value, " is outside the vocabulary of ", vocab);
-      tokens.push_back(static_cast<int32_t>(value));
+      const auto value = parse_integer(word);
+      if (!value) fail(Exit::bad_data, path, ": '", word, "' is not an integer");
+      if (*value < 0 || *value >= vocab)
+        fail(Exit::bad_data, path, ": token ", *value, " is outside the vocabulary of ", vocab);
+      tokens.push_back(static_cast<int32_t>(*value));
     }
   }
   if (static_cast<int64_t>(tokens.size()) < count)
@@ -50,6 +46,7 @@ struct Options {
 };
 
 Exit run(const Options& o) {
+  check_batch(o.batch, 1, o.seq);
   LoadedModel model(o.model, o.device, true, o.matmul);
   const int64_t count = o.batch * o.seq;
   const std::vector<int32_t> tokens = read_tokens(o.tokens, count + 1, model.config.vocab_size);
@@ -77,26 +74,20 @@ Exit run(const Options& o) {
 
 int main(int argc, char** argv) {
   CLI::App app(
-      "One forward and backward over the first B*T+1 tokens of a file: prints the mean loss and writes the fp32\n"
+      "One forward and backward over the first B*T+1 tokens of a file: prints the mean loss and writes the fp32 "
       "gradient of every parameter, under the parameter's name.",
       "gradients");
   Options o;
   auto flags = [&] {
-    app.add_option("--model", o.model, "model or run directory")->required();
-    app.add_option("--tokens", o.tokens, "whitespace-separated integers, or a token shard (*.bin)")->required();
-    app.add_option("--batch", o.batch, "B, sequences")->check(integer_from(1))->capture_default_str();
-    app.add_option("--seq", o.seq, "T, tokens per sequence")->check(integer_from(1))->required();
-    app.add_option("--out", o.out, "safetensors file to write")->required();
-    app.add_option("--device", o.device, "cpu, cuda, or reference (plain loops in double)")->capture_default_str();
-    app.add_option("--dtype", o.dtype, "of activations and products: fp32 or bf16")
-        ->check(CLI::IsMember({"fp32", "bf16"}))
-        ->capture_default_str();
-    app.add_option("--matmul", o.matmul, "products of --dtype fp32: fp32 or bf16x3")
-        ->check(CLI::IsMember({"fp32", "bf16x3"}))
-        ->capture_default_str();
-    app.add_option("--plan", o.plan, "memory plan: reuse, distinct or poison")
-        ->check(CLI::IsMember({"reuse", "distinct", "poison"}))
-        ->capture_default_str();
+    add_text(app, "--model", o.model, "DIR", "model or run directory")->required();
+    add_text(app, "--tokens", o.tokens, "FILE", "whitespace-separated integers, or a token shard (*.bin)")->required();
+    add_integer(app, "--batch", o.batch, 1, most_size, "B, sequences");
+    add_integer(app, "--seq", o.seq, 1, most_size, "T, tokens per sequence")->required()->default_str("");
+    add_text(app, "--out", o.out, "FILE", "safetensors file to write")->required();
+    add_text(app, "--device", o.device, "NAME", "cpu, cuda, or reference (plain loops in double)");
+    add_choice(app, "--dtype", o.dtype, {"fp32", "bf16"}, "of activations and products: fp32 or bf16");
+    add_choice(app, "--matmul", o.matmul, {"fp32", "bf16x3"}, "products of --dtype fp32: fp32 or bf16x3");
+    add_plan_flag(app, o.plan);
   };
   return run_program(app, argc, argv, flags, [&] { return run(o); });
 }

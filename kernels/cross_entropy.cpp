@@ -136,6 +136,11 @@ void check_shapes(const char* name, const Tensor& losses, const Tensor& inp, con
 // -----------------------------------------------------------------------------------------------------------------
 // Entry points: check shapes and targets, choose the backend.
 
+int64_t cross_entropy_scratch(int64_t rows, int64_t V, int64_t C, Dtype dtype) {
+  const int64_t most = std::min(rows, dtype == Dtype::bf16 ? chunk_rows<bf16>(V) : chunk_rows<float>(V));
+  return most * (V + 2 * C) * static_cast<int64_t>(size_of(dtype));
+}
+
 void cross_entropy_forward(const Tensor& losses, const Tensor& inp, const Tensor& weight, const Tensor& targets,
                            Stream stream) {
   check_shapes("cross_entropy_forward", losses, inp, weight, targets, stream);

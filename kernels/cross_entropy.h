@@ -30,6 +30,9 @@ void cross_entropy_forward(const Tensor& losses, const Tensor& inp, const Tensor
 void cross_entropy_forward_backward(const Tensor& losses, const Tensor& dinp, const Tensor& dweight, const Tensor& inp,
                                     const Tensor& weight, const Tensor& targets, double scale, Stream stream);
 
+// Bytes of scratch that a CPU takes for both, if all rows are scored.
+int64_t cross_entropy_scratch(int64_t rows, int64_t V, int64_t C, Dtype dtype);
+
 // kernels/cross_entropy.cu; without gradients where dinp has no data.
 void cross_entropy_cuda(const Tensor& losses, const Tensor& dinp, const Tensor& dweight, const Tensor& inp,
                         const Tensor& weight, const Tensor& targets, double scale);

@@ -1,9 +1,11 @@
 #include "models/config.h"
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "engine/numbers.h"
 #include "models/json_file.h"
 #include "models/registry.h"
 
@@ -17,18 +19,6 @@ const std::set<std::string> inert_keys = {
     "architectures", "torch_dtype", "dtype", "transformers_version", "use_cache", "_name_or_path", "bos_token_id",
     "eos_token_id", "pad_token_id", "pretraining_tp", "_attn_implementation", "_commit_hash", "return_dict",
     "output_attentions", "output_hidden_states", "is_encoder_decoder", "id2label", "label2id"};
-
-template <class T>
-void read(const json& object, const char* key, T& into, const std::string& where) {
-  const auto it = object.find(key);
-  if (it == object.end() || it->is_null()) return;
-  const bool matches = std::is_same_v<T, bool>          ? it->is_boolean()
-                       : std::is_same_v<T, std::string> ? it->is_string()
-                       : std::is_same_v<T, int64_t>     ? it->is_number_integer()
-                                                        : it->is_number();
-  if (!matches) fail(Exit::bad_data, where, ": key \"", key, "\" has the wrong type: ", it->dump());
-  into = it->get<T>();
-}
 
 // A key that crossply accepts only at the value that leaves the plain LLaMA as it is.
 void require(const json& object, const char* key, const json& neutral, const std::string& where) {
@@ -76,10 +66,21 @@ constexpr int64_t most_integer = int64_t{1} << 30;
 bool allowed(const Option& option, const std::string& value) {
   if (!option.choices.empty())
     return std::find(option.choices.begin(), option.choices.end(), value) != option.choices.end();
-  const json parsed = json::parse(value, nullptr, false), standard = json::parse(option.default_value);
-  if (standard.is_number_integer()) return parsed.is_number_integer() && parsed >= 0 && parsed <= most_integer;
-  if (standard.is_number_float()) return parsed.is_number();
-  return parsed.type() == standard.type();
+  if (parse_truth(option.default_value)) return parse_truth(value).has_value();
+  if (parse_integer(option.default_value)) {
+    const auto number = parse_integer(value);
+    return number && *number >= 0 && *number <= most_integer;
+  }
+  if (parse_number(option.default_value)) return parse_number(value).has_value();
+  return json::parse(value, nullptr, false).is_array();
+}
+
+// An allowed value as it stands in JSON.
+std::string as_json(const Option& option, const std::string& value) {
+  if (!option.choices.empty() || parse_truth(value)) return value;
+  if (parse_integer(option.default_value)) return std::to_string(*parse_integer(value));
+  if (const auto number = parse_number(value)) return json(*number).dump();
+  return json::parse(value).dump();
 }
 
 void check_options(Config& config, Exit code, const std::string& where) {
@@ -89,11 +90,10 @@ void check_options(Config& config, Exit code, const std::string& where) {
     const auto it = config.options.find(option.key);
     const std::string value = it == config.options.end() ? option.default_value : it->second;
     if (!allowed(option, value)) {
-      const bool integer = option.choices.empty() && json::parse(option.default_value).is_number_integer();
       fail(code, where, ": \"", option.key, "\" is ", value, ", must be: ", option.help,
-           integer ? str(" (0 to ", most_integer, ")") : "");
+           parse_integer(option.default_value) ? str(" (0 to ", most_integer, ")") : "");
     }
-    complete[option.key] = option.choices.empty() ? json::parse(value).dump() : value;
+    complete[option.key] = as_json(option, value);
   }
   for (const auto& [key, value] : config.options) {
     if (complete.contains(key)) continue;
@@ -111,8 +111,8 @@ void check_options(Config& config, Exit code, const std::string& where) {
 
 }  // namespace
 
-int64_t Config::integer(const std::string& key) const { return json::parse(options.at(key)).get<int64_t>(); }
-double Config::number(const std::string& key) const { return json::parse(options.at(key)).get<double>(); }
+int64_t Config::integer(const std::string& key) const { return parse_integer(options.at(key)).value(); }
+double Config::number(const std::string& key) const { return parse_number(options.at(key)).value(); }
 
 void Config::check(Exit code, const std::string& where) {
   auto positive = [&](const char* key, int64_t value) {
@@ -138,9 +138,10 @@ void Config::check(Exit code, const std::string& where) {
   if (num_attention_heads % num_key_value_heads != 0)
     fail(code, where, ": num_attention_heads ", num_attention_heads, " is not a multiple of num_key_value_heads ",
          num_key_value_heads);
-  if (!(rms_norm_eps > 0) || !(qk_norm_eps > 0) || !(rope_theta > 0))
-    fail(code, where, ": rms_norm_eps ", rms_norm_eps, ", qk_norm_eps ", qk_norm_eps, " and rope_theta ", rope_theta,
-         " must be positive");
+  for (const double number : {rms_norm_eps, qk_norm_eps, rope_theta})
+    if (!(number > 0) || !std::isfinite(number))
+      fail(code, where, ": rms_norm_eps ", rms_norm_eps, ", qk_norm_eps ", qk_norm_eps, " and rope_theta ", rope_theta,
+           " must be positive and finite");
   check_options(*this, code, where);
 }
 

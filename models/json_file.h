@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
@@ -7,5 +8,12 @@ namespace crossply {
 
 // The JSON object in a file. Missing: Exit::no_input; unreadable: Exit::io; no valid JSON object: Exit::bad_data.
 nlohmann::json read_json(const std::string& path);
+
+// The value of a key; where it is absent or null, `into` stays as it is. Another type, or a number that T cannot hold,
+// is Exit::bad_data, with `where`.
+void read(const nlohmann::json& object, const char* key, bool& into, const std::string& where);
+void read(const nlohmann::json& object, const char* key, int64_t& into, const std::string& where);
+void read(const nlohmann::json& object, const char* key, double& into, const std::string& where);
+void read(const nlohmann::json& object, const char* key, std::string& into, const std::string& where);
 
 }  // namespace crossply

@@ -76,12 +76,15 @@ void load_weights(const std::string& dir, const Config& config, ParameterTable& 
 }
 
 void save_tensors(const std::string& path, const ParameterTable& params, const std::vector<FlatArray>& arrays) {
-  std::deque<std::vector<float>> data;
+  const bool readable = params.device().stream().backend != Backend::cuda;  // by this program, where it is
+  std::deque<std::vector<float>> copies;
   std::vector<TensorToWrite> tensors;
   for (const FlatArray& array : arrays) {
     for (const Parameter& row : params.rows()) {
-      data.push_back(params.read(row, array.flat));
-      tensors.push_back({array.prefix + row.name, "F32", sizes(row.shape), data.back().data()});
+      const bool as_it_is = readable && array.flat.dtype == Dtype::f32;
+      const float* data = as_it_is ? array.flat.as<float>() + row.offset
+                                   : copies.emplace_back(params.read(row, array.flat)).data();
+      tensors.push_back({array.prefix + row.name, "F32", sizes(row.shape), data});
     }
   }
   write_safetensors(path, tensors);

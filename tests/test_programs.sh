@@ -67,8 +67,29 @@ expect 0 '^mudd +[0-9,]+ +[0-9.e+]+ +[0-9.]+ [KM]iB$' compare all,hyper:rate=2 -
 [ ! -e planned ] || fail "a dry run wrote something"
 for program in "${trainers[@]}" compare generate evaluate gradients; do
   expect 0 'Exit codes' "$build/$program" --help
+  [ "$(awk 'length > 80 || /TEXT[^"]*\[/' output)" = '' ] || fail "$program --help is too wide or names no types"
+  expect 0 "^$program of crossply, commit [0-9a-z.-]+$" "$build/$program" --version
   expect 64 'not-a-flag|required' "$build/$program" --not-a-flag
 done
+# What a dry run says of memory, and what a run then takes: lanes, a wide model, a large vocabulary.
+if ! grep -qs '^CROSSPLY_SANITIZE:BOOL=ON' "$build/CMakeCache.txt"; then
+  in_mib() { sed -nE "s/^$1: ([0-9.]+) MiB.*/\1/p" output; }
+  head -c 200000 /dev/zero | tr '\0' 'a' >wide.txt
+  small_run=(--steps 1 --warmup 0 --eval-samples 1)
+  while read -r -a sizes; do
+    expect 0 '^memory: [0-9.]+ MiB in all' "$build/train_lime" "${sizes[@]}" "${small_run[@]}" --dry-run
+    planned=$(in_mib memory)
+    expect 0 '^peak of resident memory' "$build/train_lime" "${sizes[@]}" "${small_run[@]}" --profile --out memory
+    taken=$(in_mib 'peak of resident memory')
+    awk -v p="$planned" -v t="$taken" 'BEGIN { exit !(p > 0.9 * t && p < 1.1 * t) }' ||
+      fail "planned $planned MiB, took $taken MiB: ${sizes[*]}"
+    rm -rf memory
+  done <<END
+--preset arith-quick
+--data text:wide.txt --width 512 --ffn 2048 --layers 2 --heads 8 --seq 256 --batch 4
+--data text:wide.txt --width 128 --layers 2 --vocab 50257 --seq 512 --batch 4
+END
+fi
 expect 64 'known: llama ' "$build/compare" --arch none --out x
 for arch in $(sed -n 's/.*known: //p' output); do
   [[ " ${trainers[*]} " = *" train_$arch "* ]] || fail "$arch has no trainer"
@@ -253,6 +274,21 @@ for bad in '--seed -1' '--seed 99999999999999999999' '--lr nan' '--lr -1' '--bat
   # shellcheck disable=SC2086
   expect 64 "is not (a number|an integer)" train llama --out x $bad
 done
+expect 64 'unknown flag --stpes; did you mean --steps[?]' train llama --out x --stpes 3
+for huge in '--seq 9223372036854775807' '--batch 40000000000' '--batch 1073741824 --accumulate 100000' '--keep 4294967297' \
+  '--train-samples 9223372036854775807' '--train-samples 1000000000'; do
+  # shellcheck disable=SC2086
+  expect 64 '(to [0-9]+$|the most is [0-9]+ sequences|at most [0-9]+)' train llama --out x $huge
+done
+cp -r run/step_00000020 wrong
+rm wrong/manifest.json
+for value in 1e30 18446744073709551615 -5 '"many"'; do
+  sed -E "s/\"seq\": [0-9]+/\"seq\": $value/" run/step_00000020/train_state.json >wrong/train_state.json
+  expect 65 '"seq"' "$build/evaluate" --model wrong --data arith:3
+done
+expect 64 'to [0-9]+$' "$build/evaluate" --model run --data arith:3 --batch 9223372036854775807
+expect 64 'the most is [0-9]+ sequences' "$build/gradients" --model run --tokens none --batch 1073741824 --seq 1048576 --out x
+expect 0 '10 steps x 8 sequences = 0[.]2 epochs; test set 50 sequences' train llama --steps 010 --warmup 0 --out octal
 expect 64 'limo.*known: llama' compare llama,limo --out x
 expect 64 "no option 'rat'; it has: rate" compare llama,hyper:rat=2 --out x
 expect 64 'hyper:rate=99: .*1..8' compare llama,hyper:rate=99 --out x
@@ -270,7 +306,7 @@ expect 64 'not a number' "$build/generate" --model run --prompt 1 --temperature 
 expect 66 'nowhere' "$build/generate" --model nowhere --prompt 1
 expect 77 '^error: step [0-9]+: loss' train llama --steps 30 --out boom --lr 1e30 --clip 0 --warmup 0 --schedule constant
 expect 77 '^lime +[0-9,]+ .* - +-$' compare llama,lime --steps 3 --out booms --lr 1e30 --clip 0 --warmup 0 --schedule constant
-grep -q '^llama failed: the test loss after step 1' output || fail "the reason of a stopped run is not said"
+grep -q '^1/2 llama failed: the test loss after step 1' output || fail "the reason of a stopped run is not said"
 rmdir boom/step_* 2>/dev/null
 [ ! -e x ] || fail "a refused run left x behind"
 expect 65 'vocabulary' train llama --steps 1 --out y --vocab 20

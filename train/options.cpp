@@ -4,8 +4,9 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "engine/numbers.h"
 #include "models/registry.h"
-#include "train/program.h"
+#include "train/flags.h"
 
 namespace crossply {
 
@@ -17,73 +18,119 @@ TrainOptions::TrainOptions() {
   config.tie_word_embeddings = true;
 }
 
-void add_train_flags(CLI::App& app, TrainOptions& o) {
-  auto flag = [&](const char* name, auto& variable, const char* help) {
-    return app.add_option(name, variable, help)->capture_default_str();
-  };
+namespace {
+
+// Adds flags of one kind after the other to one group of --help.
+struct Group {
+  Group(CLI::App& program, const char* name) : app(program) { app.option_defaults()->group(name); }
+  ~Group() { app.option_defaults()->group("Options"); }
+  void integer(const char* name, auto& variable, int64_t least, int64_t most, const char* help) const {
+    add_integer(app, name, variable, least, most, help);
+  }
+  void number(const char* name, double& variable, double least, double most, const char* help) const {
+    add_number(app, name, variable, least, most, help);
+  }
+  void text(const char* name, std::string& variable, const char* type, const std::string& help) const {
+    add_text(app, name, variable, type, help);
+  }
+  void choice(const char* name, std::string& variable, const std::vector<std::string>& choices,
+              const char* help) const {
+    add_choice(app, name, variable, choices, help);
+  }
+  CLI::App& app;
+};
+
+void add_data_flags(CLI::App& app, TrainOptions& o) {
   std::string names;
-  for (const Preset& preset : presets()) names += "\n  " + preset.name + ": " + preset.about;
-  flag("--preset", o.preset, "")->description("a paper's setting; other flags change it" + names);
-  flag("--data", o.data.spec, "arith:3|4|5|6, prosqa, text:FILE, or a glob of token shards (*.bin)");
-  flag("--val-data", o.data.val_spec, "glob of validation shards (default: the end of --data)");
-  flag("--train-samples", o.data.train_samples, "size of a generated training set (0: the task's own)")
-      ->check(integer_from(0));
-  flag("--test-samples", o.data.test_samples, "size of a generated test set (0: the task's own)")
-      ->check(integer_from(0));
-  flag("--seq", o.data.seq_len, "tokens per sequence (0: the data's own)")->check(integer_from(0));
-  flag("--out", o.out, "run directory: metrics.jsonl, curve.svg, checkpoints");
-  flag("--init", o.init, "start from the weights of this model directory, which also gives the sizes");
-  flag("--steps", o.steps, "optimizer steps; 0 writes an initialised model directory")->check(integer_from(0));
-  flag("--batch", o.batch, "sequences per micro-step")->check(integer_from(1));
-  flag("--accumulate", o.accumulate, "micro-steps per optimizer step")->check(integer_from(1));
-  flag("--lr", o.lr, "base learning rate")->check(number_from(0));
-  flag("--router-lr", o.router_lr, "of routers and depth scores (0: ten times --lr)")->check(number_from(0));
-  flag("--schedule", o.schedule, "cosine, cosine1, linear or constant (engine/schedule.h)")
-      ->check(CLI::IsMember({"cosine", "cosine1", "linear", "constant"}));
-  flag("--warmup", o.warmup, "warm-up steps")->check(integer_from(0));
-  flag("--lr-floor", o.lr_floor, "smallest multiple of --lr after the warm-up")->check(number_from(0, 1));
-  flag("--weight-decay", o.adamw.weight_decay, "decoupled weight decay")->check(number_from(0));
-  app.add_flag("--decay-all", o.decay_all,
-               "decay norms, embeddings, routers and scalars, too, as SATFormer's code does");
-  flag("--beta1", o.adamw.beta1, "AdamW's first decay")->check(number_from(0, 0.999999));
-  flag("--beta2", o.adamw.beta2, "AdamW's second decay")->check(number_from(0, 0.999999));
-  flag("--clip", o.adamw.clip, "largest global gradient norm (0: no clipping)")->check(number_from(0));
-  flag("--seed", o.seed, "of initialisation, data and its order")->check(integer_from(0));
-  flag("--device", o.device, "cpu, cuda, or reference (slow plain loops)");
-  flag("--dtype", o.dtype, "of activations and products: fp32, or bf16 (with fp32 master weights, moments, gradients)")
-      ->check(CLI::IsMember({"fp32", "bf16"}));
-  flag("--matmul", o.matmul, "products of --dtype fp32: fp32, or bf16x3 (split in three on bf16 matrix units)")
-      ->check(CLI::IsMember({"fp32", "bf16x3"}));
-  flag("--plan", o.plan, "memory plan: reuse, distinct or poison (all give the same numbers)")
-      ->check(CLI::IsMember({"reuse", "distinct", "poison"}));
-  flag("--eval-every", o.eval_every, "steps between evaluations (0: a tenth of the run)")->check(integer_from(0));
-  flag("--eval-samples", o.eval_samples, "test sequences for the loss")->check(integer_from(1));
-  flag("--answer-samples", o.answer_samples, "test prompts to answer by generation (0: none)")
-      ->check(integer_from(0));
-  flag("--save-every", o.save_every, "steps between checkpoints (0: a tenth of the run)")->check(integer_from(0));
-  flag("--keep", o.keep, "checkpoints to keep")->check(integer_from(1));
-  app.add_flag("--dry-run", o.dry_run, "print parameters, FLOPs and the memory plan, and stop");
-  app.add_flag("--dump-tape", o.dump_tape, "print the step as a table, and stop");
-  app.add_flag("--profile", o.profile, "end with time, FLOPs and bytes by op");
-  app.add_flag("--resume", o.resume, "continue the run in --out, bit for bit; needs no other flags");
+  for (const Preset& preset : presets()) names += "\n" + preset.name + ": " + preset.about;
+  const Group group(app, "Data");
+  group.text("--preset", o.preset, "NAME", "a paper's setting; other flags change it" + names);
+  group.text("--data", o.data.spec, "SOURCE", "arith:3|4|5|6, prosqa, text:FILE, or a glob of token shards (*.bin)");
+  group.text("--val-data", o.data.val_spec, "GLOB", "validation shards (default: the end of --data)");
+  group.integer("--train-samples", o.data.train_samples, 0, most_count,
+                "size of a generated training set (0: the task's own)");
+  group.integer("--test-samples", o.data.test_samples, 0, most_count,
+                "size of a generated test set (0: the task's own)");
+  group.integer("--seq", o.data.seq_len, 0, most_size, "T, tokens per sequence (0: the data's own)");
+  group.integer("--seed", o.seed, 0, std::numeric_limits<int64_t>::max(), "of initialisation, data and its order");
 }
 
 void add_size_flags(CLI::App& app, TrainOptions& o) {
   Config& c = o.config;
-  auto flag = [&](const char* name, auto& variable, const char* help) {
-    return app.add_option(name, variable, help)->capture_default_str()->group("Model");
-  };
-  flag("--vocab", c.vocab_size, "V, vocabulary size (0: the data's)");
-  flag("--width", c.hidden_size, "C, model width");
-  flag("--layers", c.num_hidden_layers, "L, number of blocks");
-  flag("--heads", c.num_attention_heads, "H, query heads");
-  flag("--kv-heads", c.num_key_value_heads, "K, key/value heads (0: H)");
-  flag("--head-width", c.head_dim, "D, head width (0: C / H)");
-  flag("--ffn", c.intermediate_size, "F, feed-forward width");
-  flag("--rope-theta", c.rope_theta, "base of the rotary frequencies");
-  flag("--norm-eps", c.rms_norm_eps, "epsilon of the norms");
-  flag("--tie", c.tie_word_embeddings, "head and embedding share one matrix (true or false)");
-  flag("--qk-norm", c.qk_norm, "RMSNorm on queries and keys (true or false)");
+  const Group group(app, "Model");
+  group.text("--init", o.init, "DIR", "start from the weights of this model directory, which also gives the sizes");
+  group.integer("--vocab", c.vocab_size, 0, most_size, "V, vocabulary size (0: the data's)");
+  group.integer("--width", c.hidden_size, 1, most_size, "C, model width");
+  group.integer("--layers", c.num_hidden_layers, 1, 4096, "L, number of blocks");
+  group.integer("--heads", c.num_attention_heads, 1, most_size, "H, query heads");
+  group.integer("--kv-heads", c.num_key_value_heads, 0, most_size, "K, key/value heads (0: H)");
+  group.integer("--head-width", c.head_dim, 0, most_size, "D, head width (0: C / H)");
+  group.integer("--ffn", c.intermediate_size, 1, most_size, "F, feed-forward width");
+  group.number("--rope-theta", c.rope_theta, 0, most_number, "base of the rotary frequencies");
+  group.number("--norm-eps", c.rms_norm_eps, 0, most_number, "epsilon of the norms");
+  add_truth(app, "--tie", c.tie_word_embeddings, "head and embedding share one matrix");
+  add_truth(app, "--qk-norm", c.qk_norm, "RMSNorm on queries and keys");
+}
+
+void add_optimiser_flags(CLI::App& app, TrainOptions& o) {
+  const Group group(app, "Optimiser");
+  group.integer("--steps", o.steps, 0, most_count, "optimizer steps; 0 writes an initialised model directory");
+  group.integer("--batch", o.batch, 1, most_size, "sequences per micro-step");
+  group.integer("--accumulate", o.accumulate, 1, most_size, "micro-steps per optimizer step");
+  group.number("--lr", o.lr, 0, most_number, "base learning rate");
+  group.number("--router-lr", o.router_lr, 0, most_number, "of routers and depth scores (0: ten times --lr)");
+  group.choice("--schedule", o.schedule, {"cosine", "cosine1", "linear", "constant"},
+               "cosine, cosine1, linear or constant (engine/schedule.h)");
+  group.integer("--warmup", o.warmup, 0, most_count, "warm-up steps");
+  group.number("--lr-floor", o.lr_floor, 0, 1, "smallest multiple of --lr after the warm-up");
+  group.number("--weight-decay", o.adamw.weight_decay, 0, most_number, "decoupled weight decay");
+  app.add_flag("--decay-all", o.decay_all,
+               "decay norms, embeddings, routers and scalars, too, as SATFormer's code does");
+  group.number("--beta1", o.adamw.beta1, 0, 0.999999, "AdamW's first decay");
+  group.number("--beta2", o.adamw.beta2, 0, 0.999999, "AdamW's second decay");
+  group.number("--clip", o.adamw.clip, 0, most_number, "largest global gradient norm (0: no clipping)");
+}
+
+void add_output_flags(CLI::App& app, TrainOptions& o) {
+  const Group group(app, "Output");
+  group.text("--out", o.out, "DIR", "run directory: metrics.jsonl, curve.svg, checkpoints");
+  app.add_flag("--resume", o.resume, "continue the run in --out, bit for bit; needs no other flags");
+  group.integer("--eval-every", o.eval_every, 0, most_count, "steps between evaluations (0: a tenth of the run)");
+  group.integer("--eval-samples", o.eval_samples, 1, most_count, "test sequences for the loss");
+  group.integer("--answer-samples", o.answer_samples, 0, most_count, "test prompts to answer by generation (0: none)");
+  group.integer("--save-every", o.save_every, 0, most_count, "steps between checkpoints (0: a tenth of the run)");
+  group.integer("--keep", o.keep, 1, most_size, "checkpoints to keep");
+  app.add_flag("--dry-run", o.dry_run, "print memory, FLOPs and parameters, and stop");
+  app.add_flag("--dump-tape", o.dump_tape, "print the step as a table, and stop");
+  app.add_flag("--profile", o.profile, "end with time, FLOPs and bytes by op, and the peak of memory");
+}
+
+void add_machine_flags(CLI::App& app, TrainOptions& o) {
+  const Group group(app, "Machine");
+  group.text("--device", o.device, "NAME", "cpu, cuda, or reference (slow plain loops)");
+  group.choice("--dtype", o.dtype, {"fp32", "bf16"},
+               "of activations and products: fp32, or bf16 (with fp32 master weights, moments, gradients)");
+  group.choice("--matmul", o.matmul, {"fp32", "bf16x3"},
+               "products of --dtype fp32: fp32, or bf16x3 (split in three on bf16 matrix units)");
+  add_plan_flag(app, o.plan);
+}
+
+}  // namespace
+
+void add_train_flags(CLI::App& app, TrainOptions& o) {
+  add_data_flags(app, o);
+  add_size_flags(app, o);
+  add_optimiser_flags(app, o);
+  add_output_flags(app, o);
+  add_machine_flags(app, o);
+}
+
+// What --help shows in the place of an option's value.
+static std::string type_of(const Option& option) {
+  if (!option.choices.empty()) return "NAME";
+  if (parse_truth(option.default_value)) return "BOOL";
+  if (parse_integer(option.default_value)) return "INT";
+  return parse_number(option.default_value) ? "FLOAT" : "LIST";
 }
 
 void add_architecture_flags(CLI::App& app, TrainOptions& o) {
@@ -96,15 +143,18 @@ void add_architecture_flags(CLI::App& app, TrainOptions& o) {
     for (char& letter : name) letter = letter == '_' ? '-' : letter;
     auto set = [&c, option](const std::string& text) { c.options[option.key] = text; };
     app.add_option_function<std::string>("--" + name, set, option.help)
+        ->type_name(type_of(option))
         ->default_str(option.default_value)
         ->group(architecture.name);
   }
 }
 
-std::vector<std::string> given_model_flags(const CLI::App& app) {
+std::vector<std::string> given_model_flags(const CLI::App& app, const std::string& arch) {
   std::vector<std::string> given;
   for (const CLI::Option* option : app.get_options())
-    if (option->count() > 0 && option->get_group() != "Options") given.push_back(option->get_name());
+    if (option->count() > 0 && option->get_name() != "--init" &&
+        (option->get_group() == "Model" || option->get_group() == arch))
+      given.push_back(option->get_name());
   return given;
 }
 
@@ -122,12 +172,7 @@ void check_numbers(const TrainOptions& o) {
     if (!std::isfinite(number)) fail(Exit::usage, "--lr, --weight-decay, --clip and the like must be finite numbers");
   if (o.lr == 0 && o.router_lr > 0)
     fail(Exit::usage, "--router-lr ", o.router_lr, " with --lr 0: nothing else would learn");
-  constexpr double most = 1LL << 40;
-  const double tokens =
-      static_cast<double>(o.batch) * static_cast<double>(o.accumulate) * static_cast<double>(o.data.seq_len);
-  if (tokens > most || static_cast<double>(o.steps) > most)
-    fail(Exit::usage, "--batch ", o.batch, " x --accumulate ", o.accumulate, " x --seq ", o.data.seq_len,
-         ", or --steps ", o.steps, ", is beyond anything a machine can do");
+  check_batch(o.batch, o.accumulate, o.data.seq_len);
 }
 
 std::string warmup_warning(const TrainOptions& o) {

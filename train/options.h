@@ -1,6 +1,7 @@
 // Everything that decides a training run, its command-line flags, and the papers' presets.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <nlohmann/json_fwd.hpp>
@@ -53,13 +54,14 @@ struct TrainOptions {
 
 // What --dtype names.
 Dtype storage_type(const TrainOptions& options);
+// How many prompts an evaluation answers at a time, at most.
+inline int64_t answer_rows(const TrainOptions& options) { return std::max<int64_t>(options.batch, 16); }
 
-// Flags of the run; of the model's sizes; of config.arch's connection, one per option. `options` holds the defaults.
+// Flags of the run and of the model's sizes; of config.arch's connection, one per option. `options` holds the defaults.
 void add_train_flags(CLI::App& app, TrainOptions& options);
-void add_size_flags(CLI::App& app, TrainOptions& options);
 void add_architecture_flags(CLI::App& app, TrainOptions& options);
-// Which flags of the last two were given.
-std::vector<std::string> given_model_flags(const CLI::App& app);
+// Which flags were given that --init's config.json decides: the sizes and the connection's.
+std::vector<std::string> given_model_flags(const CLI::App& app, const std::string& arch);
 
 // The settings that a run must keep when it is resumed.
 nlohmann::json trajectory(const TrainOptions& options);

@@ -3,42 +3,19 @@
 
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
-#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
-#include <limits>
+#include <memory>
 #include <new>
 
 #include "engine/check.h"
+#include "train/flags.h"
 
 namespace crossply {
 
-// For flags: an integer from `least` on, a finite number from `least` on. CLI11's own ranges let NaN and wrapped
-// integers through.
-inline CLI::Validator integer_from(int64_t least) {
-  auto check = [least](const std::string& text) {
-    int64_t value = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    const bool good = error == std::errc() && end == text.data() + text.size() && value >= least;
-    return good ? std::string() : str("'", text, "' is not an integer of at least ", least);
-  };
-  return CLI::Validator(check, "");
-}
-inline CLI::Validator number_from(double least, double most = std::numeric_limits<double>::max()) {
-  auto check = [least, most](const std::string& text) {
-    char* end = nullptr;
-    const double value = std::strtod(text.c_str(), &end);
-    if (!text.empty() && *end == '\0' && value >= least && value <= most) return std::string();
-    return str("'", text, "' is not a number of at least ", least,
-               most < 1e300 ? str(" and at most ", most) : std::string());
-  };
-  return CLI::Validator(check, "");
-}
-
 inline const char* exit_code_help() {
-  return "Exit codes: 0 done, 64 wrong usage, 65 bad data, 66 missing input, 70 internal error, 71 device failure,\n"
+  return "Exit codes: 0 done, 64 wrong usage, 65 bad data, 66 missing input, 70 internal error, 71 device failure, "
          "74 input/output failure, 75 stopped on request (start again with --resume), 77 loss not finite.";
 }
 
@@ -46,6 +23,9 @@ inline const char* exit_code_help() {
 inline int run_program(CLI::App& app, int argc, char** argv, const std::function<void()>& flags,
                        const std::function<Exit()>& body) {
   app.footer(exit_code_help());
+  app.formatter(std::make_shared<Help>());
+  app.set_version_flag("--version", [&app] { return str(app.get_name(), " of crossply, commit ", commit()); },
+                       "Print the commit that this was built from and exit");
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // a later flag replaces an earlier one
   auto report = [](Exit code, const char* message) {
     if (isatty(STDOUT_FILENO) == 1) std::printf("\r\033[K");  // over an unfinished status line
@@ -63,7 +43,9 @@ inline int run_program(CLI::App& app, int argc, char** argv, const std::function
   } catch (const CLI::Success& success) {  // --help
     return app.exit(success);
   } catch (const CLI::ParseError& error) {
-    std::fprintf(stderr, "error: %s\n%s --help lists the flags.\n", error.what(), app.get_name().c_str());
+    const std::string unknown = unknown_flag(app);
+    std::fprintf(stderr, "error: %s\n%s --help lists the flags.\n", unknown.empty() ? error.what() : unknown.c_str(),
+                 app.get_name().c_str());
     return static_cast<int>(Exit::usage);
   } catch (const Error& error) {
     return report(error.code, error.what());

@@ -1,11 +1,16 @@
 #include "train/progress.h"
 
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <utility>
+
+#include "engine/numbers.h"
 
 namespace crossply {
 namespace {
@@ -56,8 +61,55 @@ std::string format_table(const std::vector<std::vector<std::string>>& rows) {
   return out;
 }
 
-Progress::Progress(std::string label, int64_t total)
-    : label_(std::move(label)), total_(total), terminal_(isatty(STDOUT_FILENO) == 1), start_(now()), last_(0) {}
+std::string format_status(const Status& s, size_t width) {
+  struct Part {
+    int importance;
+    std::string text;
+  };
+  const std::string rate =
+      std::isfinite(s.tokens_per_second) ? format_count(static_cast<int64_t>(s.tokens_per_second)) : "-";
+  std::vector<Part> parts = {{5, format_number("  loss %.4f", s.loss)},
+                             {2, format_number("  lr %.2e", s.lr)},
+                             {1, format_number("  norm %.3f", s.norm)},
+                             {3, "  " + rate + " tok/s"},
+                             {6, "  " + format_seconds(s.seconds_left) + " left"},
+                             {4, s.runs_after > 0 ? " in all" : ""}};
+  const std::string step = str("step ", s.step, "/", s.total);
+  std::string label = s.label + " ";
+  auto line = [&] {
+    std::string text = label + step;
+    for (const Part& part : parts) text += part.text;
+    return text;
+  };
+  if (line().size() > width) label.resize(label.find_last_not_of(' ') + 1), label += " ";
+  while (line().size() > width && !parts.empty())
+    parts.erase(std::min_element(parts.begin(), parts.end(),
+                                 [](const Part& a, const Part& b) { return a.importance < b.importance; }));
+  if (line().size() > width) label = width > step.size() ? label.substr(0, width - step.size() - 1) + " " : "";
+  return line().substr(0, width);
+}
+
+size_t terminal_width() {
+  winsize size{};
+  if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
+  const char* columns = std::getenv("COLUMNS");
+  const auto number = columns == nullptr ? std::nullopt : parse_integer(columns);
+  return number && *number > 0 ? static_cast<size_t>(*number) : 80;
+}
+
+Progress::Progress(std::string label, int64_t total, int64_t runs_after)
+    : label_(std::move(label)),
+      total_(total),
+      runs_after_(runs_after),
+      terminal_(isatty(STDOUT_FILENO) == 1),
+      start_(now()) {}
+
+void Progress::clear() {
+  if (!terminal_) return;
+  if (const size_t rows = shown_ > 0 ? (shown_ - 1) / terminal_width() : 0; rows > 0) std::printf("\033[%zuA", rows);
+  std::printf("\r\033[J");
+  shown_ = 0;
+}
 
 void Progress::step(int64_t step, double loss, double lr, double norm, double tokens_per_second) {
   if (first_ < 0) first_ = step - 1;
@@ -66,15 +118,20 @@ void Progress::step(int64_t step, double loss, double lr, double norm, double to
   const double time = now();
   if (!keep && (!terminal_ || time - last_ < 0.1)) return;
   last_ = time;
-  const double left = (time - start_) / static_cast<double>(step - first_) * static_cast<double>(total_ - step);
-  std::printf("%s%s step %lld/%lld  loss %.4f  lr %.2e  norm %.3f  %.0f tok/s  %s left%s", terminal_ ? "\r\033[K" : "",
-              label_.c_str(), static_cast<long long>(step), static_cast<long long>(total_), loss, lr, norm,
-              tokens_per_second, format_seconds(left).c_str(), keep ? "\n" : "");
+  const double each = (time - start_) / static_cast<double>(step - first_);
+  const double left = each * static_cast<double>(total_ - step + runs_after_ * total_);
+  // The last column stays free: some terminals begin a new line as soon as it is taken.
+  const std::string line = format_status({label_, step, total_, loss, lr, norm, tokens_per_second, left, runs_after_},
+                                         terminal_ ? terminal_width() - 1 : std::string::npos);
+  clear();
+  std::printf("%s%s", line.c_str(), keep ? "\n" : "");
+  if (!keep) shown_ = line.size();
   std::fflush(stdout);
 }
 
 void Progress::say(const std::string& line) {
-  std::printf("%s%s %s\n", terminal_ ? "\r\033[K" : "", label_.c_str(), line.c_str());
+  clear();
+  std::printf("%s %s\n", label_.c_str(), line.c_str());
   std::fflush(stdout);
 }
 

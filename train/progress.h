@@ -7,20 +7,38 @@
 
 namespace crossply {
 
+// Where a run stands. seconds_left counts the runs that follow, too.
+struct Status {
+  std::string label;
+  int64_t step, total;  // steps of this run
+  double loss, lr, norm, tokens_per_second, seconds_left;
+  int64_t runs_after = 0;
+};
+// The status in at most `width` columns. What matters least is left out first: norm, rate, speed, "in all", loss, time
+// left; then the label is cut.
+std::string format_status(const Status& status, size_t width);
+
+// Columns of the terminal that standard output is; else of COLUMNS, else 80.
+size_t terminal_width();
+
 class Progress {
  public:
-  // label: printed before every line. total: steps of the run.
-  Progress(std::string label, int64_t total);
-  // After every step: rewrites the status line if standard output is a terminal, at most ten times a second; prints a
-  // line of its own every twentieth of the run, otherwise.
+  // label: printed before every line. total: steps of the run. runs_after: like this one, for the time left.
+  Progress(std::string label, int64_t total, int64_t runs_after = 0);
+  // After every step: rewrites the status line if standard output is a terminal, at most ten times a second; leaves a
+  // line every twentieth of the run.
   void step(int64_t step, double loss, double lr, double norm, double tokens_per_second);
   // A line that stays.
   void say(const std::string& line);
 
  private:
+  // Wipes the status line, also where a terminal that became narrower has broken it.
+  void clear();
+
   std::string label_;
-  int64_t total_, first_ = -1;
+  int64_t total_, runs_after_, first_ = -1;
   bool terminal_;
+  size_t shown_ = 0;  // columns of the status line on the screen
   double start_ = 0, last_ = 0;
 };
 

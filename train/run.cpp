@@ -14,6 +14,7 @@
 #include "train/metrics.h"
 #include "train/program.h"
 #include "train/progress.h"
+#include "train/report.h"
 #include "train/run_curves.h"
 #include "train/run_dir.h"
 #include "train/trainer.h"
@@ -70,12 +71,12 @@ Dataset open_data(TrainOptions& o) {
 class Run {
  public:
   Run(const TrainOptions& options, const RunDir& dir, const Dataset& dataset, Trainer& trainer,
-      const std::string& label)
+      const std::string& label, int64_t runs_after)
       : o_(options),
         dir_(dir),
         data_(dataset),
         trainer_(trainer),
-        progress_(label, options.steps),
+        progress_(label, options.steps, runs_after),
         metrics_(options.out + "/metrics.jsonl", trainer.steps_done()),
         eval_every_(options.eval_every > 0 ? options.eval_every : std::max<int64_t>(1, options.steps / 10)),
         save_every_(options.save_every > 0 ? options.save_every : std::max<int64_t>(1, options.steps / 10)) {
@@ -114,13 +115,14 @@ class Run {
 
   void evaluate(json& line) {
     line["test_loss"] = trainer_.evaluate(*data_.test, o_.eval_samples);
-    std::string text = str("test loss ", line["test_loss"].get<double>());
+    std::string text = "test loss " + format_number("%.4f", line["test_loss"]);
     if (data_.test->task() != nullptr && o_.answer_samples > 0) {
       const Answers answers = answer_task(trainer_.device(), trainer_.params(), trainer_.config(), *data_.test,
-                                          o_.answer_samples, /*rows=*/std::max<int64_t>(o_.batch, 16));
+                                          o_.answer_samples, answer_rows(o_));
       line["answers_correct"] = answers.correct();
       line["steps_valid"] = answers.steps_valid();
-      text += str(", answers ", 100 * answers.correct(), "%, all steps valid ", 100 * answers.steps_valid(), "%");
+      text += format_number(", answers %.1f%%", 100 * answers.correct()) +
+              format_number(", all steps valid %.1f%%", 100 * answers.steps_valid());
       progress_.say(text);
       std::string prompt = data_.tokenizer.decode(answers.sample_prompt),
                   answer = data_.tokenizer.decode(answers.sample);
@@ -224,7 +226,7 @@ Dataset complete_options(TrainOptions& o) {
   return dataset;
 }
 
-TrainResult run_training(TrainOptions o, const std::string& label) {
+TrainResult run_training(TrainOptions o, const std::string& label, int64_t runs_after) {
   const bool plan_only = o.dry_run || o.dump_tape;
   if (!plan_only) check_run_dir(o);
   const bool started = o.resume && !read_run_settings(o.out).is_null();
@@ -248,11 +250,14 @@ TrainResult run_training(TrainOptions o, const std::string& label) {
   if (const std::string change = trainer.schedule_change(); !change.empty())
     std::printf("%s %s\n", label.c_str(), change.c_str());
   write_file_atomically(o.out + "/flags.json", all_settings(o).dump(2) + "\n");
-  std::printf("%s %s parameters, %s, %s of memory\n", label.c_str(), format_count(trainer.params().count()).c_str(),
-              trainer.device().describe().c_str(), format_bytes(static_cast<double>(trainer.memory())).c_str());
-  Run run(o, run_dir, dataset, trainer, label);
+  std::printf("%s %s parameters, %s, %s for the model and its activations\n%s %s\n", label.c_str(),
+              format_count(trainer.params().count()).c_str(), trainer.device().describe().c_str(),
+              format_bytes(static_cast<double>(trainer.memory())).c_str(), label.c_str(),
+              describe_data(o, dataset).c_str());
+  Run run(o, run_dir, dataset, trainer, label, runs_after);
   const Exit code = run.loop();
   std::printf("%s", trainer.profile().c_str());
+  if (o.profile) std::printf("peak of resident memory: %s\n", format_bytes(peak_memory()).c_str());
   TrainResult result = summarise(trainer, o, run.lines());
   result.code = code;
   return result;
@@ -269,11 +274,10 @@ int train_main(int argc, char** argv, const std::string& arch) {
     const std::string preset = find_flag(argc, argv, "--preset");
     if (!preset.empty() && preset != options.preset) apply_preset(preset, options);
     add_train_flags(app, options);
-    add_size_flags(app, options);
     add_architecture_flags(app, options);
   };
   return run_program(app, argc, argv, flags, [&] {
-    options.given_sizes = given_model_flags(app);
+    options.given_sizes = given_model_flags(app, arch);
     if (const std::string warning = warmup_warning(options); !warning.empty()) std::printf("%s\n", warning.c_str());
     return run_training(options, arch).code;
   });

@@ -13,6 +13,7 @@
 #include "models/model_dir.h"
 #include "train/checkpoint.h"
 #include "train/profile.h"
+#include "train/report.h"
 
 namespace crossply {
 namespace {
@@ -220,36 +221,35 @@ struct Plan {
 }  // namespace
 
 TrainResult plan_training(const TrainOptions& options) {
-  const Plan plan(options);
+  Plan plan(options);
   TrainResult result;
   result.parameters = plan.params.count();
   result.flops_per_token = 3 * plan.forward_flops_per_token;
   result.memory = plan.memory;
+  result.planned_memory = total(memory_parts(options, plan.params, plan.tape, plan.layout));
   return result;
 }
 
 void print_plan(const TrainOptions& options) {
-  const Plan plan(options);
+  Plan plan(options);
   if (options.dump_tape) {
     std::printf("%s", plan.tape.dump().c_str());
     return;
   }
-  const double flat = 4.0 * static_cast<double>(plan.params.flat_size());
-  const bool narrow = storage_type(options) == Dtype::bf16;
-  std::printf("%s", plan.params.report().c_str());
+  const std::vector<MemoryPart> parts = memory_parts(options, plan.params, plan.tape, plan.layout);
   std::printf("parameters: %lld\n", static_cast<long long>(plan.params.count()));
   std::printf(
-      "training FLOPs per token: %.6g (forward %.6g; 2 per multiply-add of products, causal attention and mixtures)\n",
+      "training FLOPs per token: %.4g (forward %.4g; 2 per multiply-add of products, causal attention and mixtures)\n",
       3 * plan.forward_flops_per_token, plan.forward_flops_per_token);
-  std::printf("memory: %s in all; parameters %s%s, gradients %s, moments %s\n",
-              format_bytes(static_cast<double>(plan.memory)).c_str(), format_bytes(flat).c_str(),
-              narrow ? str(" and their bf16 copy ", format_bytes(flat / 2)).c_str() : "", format_bytes(flat).c_str(),
-              format_bytes(2 * flat).c_str());
+  std::printf("memory: %s in all%s\n", format_bytes(total(parts)).c_str(),
+              backend_of(options.device) == Backend::cuda ? ", without scratch" : "");
+  for (const MemoryPart& part : parts)
+    std::printf("  %-36s %12s\n", part.name.c_str(), format_bytes(part.bytes).c_str());
   if (plan.layout.lanes > 1)
     std::printf("%lld lanes, each with its gradients and the activations of %lld of %lld sequences at a time:\n",
                 static_cast<long long>(plan.layout.lanes), static_cast<long long>(plan.layout.sequences),
                 static_cast<long long>(options.batch));
-  std::printf("%s", plan.tape.memory_report().c_str());
+  std::printf("%s%s", plan.tape.memory_report().c_str(), plan.params.report().c_str());
 }
 
 }  // namespace crossply

@@ -75,6 +75,7 @@ struct TrainResult {
   double flops_per_token = 0;  // forward and backward
   double tokens_per_second = 0;
   size_t memory = 0;
+  double planned_memory = 0;  // of the whole run, as a dry run says; set by plan_training
   double train_loss = 0;  // mean over the last fiftieth of the steps
   double test_loss = 0;
   double answers = -1, steps_valid = -1;  // -1: the data is no task
@@ -83,8 +84,9 @@ struct TrainResult {
 };
 
 // Trains by the options and keeps the run directory: metrics.jsonl, curve.svg, flags.json, checkpoints. Prints progress
-// under `label`. Returns Exit::stopped after SIGINT, SIGTERM, SIGHUP or SIGUSR1, with a checkpoint saved.
-TrainResult run_training(TrainOptions options, const std::string& label);
+// under `label`; its time left counts runs_after more runs like this one. Returns Exit::stopped after SIGINT, SIGTERM,
+// SIGHUP or SIGUSR1, with a checkpoint saved.
+TrainResult run_training(TrainOptions options, const std::string& label, int64_t runs_after = 0);
 
 // What run_training does first: adds the preset's options for the architecture and what only the data can say, and
 // refuses what does not fit. A dry run whose sizes are known needs no data.

@@ -1,0 +1,174 @@
+// What a user types: numbers are read strictly and once, misspelt flags are recognised, --help fits a terminal.
+#include "train/flags.h"
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "engine/numbers.h"
+#include "models/json_file.h"
+#include "models/registry.h"
+#include "tests/check.h"
+#include "train/options.h"
+#include "train/report.h"
+
+using namespace crossply;
+
+namespace {
+
+// Parses the words as the flags of a trainer; returns the message of the error, "" if there is none.
+std::string parse(TrainOptions& o, std::vector<std::string> words) {
+  CLI::App app("", "train");
+  o.config.arch = "lime";
+  add_train_flags(app, o);
+  add_architecture_flags(app, o);
+  std::reverse(words.begin(), words.end());
+  try {
+    app.parse(words);
+  } catch (const CLI::ParseError& error) {
+    const std::string unknown = unknown_flag(app);
+    return unknown.empty() ? error.what() : unknown;
+  }
+  return "";
+}
+
+std::string refusal(const std::function<void()>& body, Exit code) {
+  try {
+    body();
+  } catch (const Error& error) {
+    CHECK(error.code == code);
+    return error.what();
+  }
+  return "";
+}
+
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+}  // namespace
+
+TEST_CASE("numbers: decimal, whole, finite and within range, or nothing") {
+  CHECK(parse_integer("010") == 10);
+  CHECK(parse_integer("-7") == -7);
+  CHECK(parse_integer("9223372036854775807") == std::numeric_limits<int64_t>::max());
+  for (const char* bad : {"", " 1", "1 ", "+1", "1.0", "1e3", "0x10", "9223372036854775808", "1_000", "--1"}) {
+    CAPTURE(bad);
+    CHECK(!parse_integer(bad));
+  }
+  CHECK(parse_number("1e-5") == 1e-5);
+  CHECK(parse_number("007.5") == 7.5);
+  for (const char* bad : {"", "nan", "inf", "-inf", "infinity", "1e400", "1,5", "0x1p3", "1 ", " 1", "1e"}) {
+    CAPTURE(bad);
+    CHECK(!parse_number(bad));
+  }
+  CHECK(parse_truth("true") == true);
+  CHECK(parse_truth("false") == false);
+  for (const char* bad : {"7", "1", "yes", "TRUE", ""}) CHECK(!parse_truth(bad));
+}
+
+TEST_CASE("flags: what was checked is what is used") {
+  TrainOptions o;
+  CHECK(parse(o, {"--steps", "010", "--lr", "01e-3", "--tie", "false", "--keep", "08"}) == "");
+  CHECK(o.steps == 10);
+  CHECK(o.lr == 1e-3);
+  CHECK(o.config.tie_word_embeddings == false);
+  CHECK(o.keep == 8);
+  for (const std::vector<std::string>& bad : std::vector<std::vector<std::string>>{
+           {"--norm-eps", "inf"}, {"--norm-eps", "nan"}, {"--rope-theta", "inf"}, {"--rope-theta", "1e400"},
+           {"--tie", "7"}, {"--steps", "0x10"}, {"--steps", "1e3"}, {"--lr-floor", "2"}}) {
+    CAPTURE(bad[0] + " " + bad[1]);
+    const std::string message = parse(o, bad);
+    CHECK(has(message, bad[0] + ": '" + bad[1] + "' is n"));
+  }
+  CHECK(o.steps == 10);
+}
+
+TEST_CASE("flags: a size that is too large is refused with the largest that works") {
+  TrainOptions o;
+  for (const char* flag : {"--seq", "--batch", "--accumulate", "--width", "--keep"})
+    for (const char* size : {"9223372036854775807", "9223372036854775808", "4294967297", "40000000000"})
+      CHECK(has(parse(o, {flag, size}), "to 1073741824"));
+  CHECK(has(parse(o, {"--train-samples", "9223372036854775807"}), "to 1099511627776"));
+  CHECK(has(refusal([] { check_batch(most_size, 1024, 1024); }, Exit::usage), "the most is 1073741824 sequences"));
+  CHECK_NOTHROW(check_batch(most_size, 1, 1024));
+  DataOptions data;
+  data.spec = "arith:3";
+  data.train_samples = most_count;
+  CHECK(has(refusal([&] { open_dataset(data); }, Exit::usage), "at most 134217728"));
+}
+
+TEST_CASE("flags: a connection's options are read by the same rules") {
+  Config config;
+  config.arch = "lime";
+  config.vocab_size = config.hidden_size = config.intermediate_size = 16;
+  config.num_hidden_layers = config.num_attention_heads = 2;
+  auto with = [&](const char* value) {
+    Config c = config;
+    c.options = {{"routing", "last"}, {"window", value}};
+    c.check(Exit::usage, "flags");
+    return c.integer("window");
+  };
+  CHECK(with("02") == 2);
+  for (const char* bad : {"1e30", "2.0", "inf", "1e0", "9223372036854775808", "true"}) {
+    CAPTURE(bad);
+    CHECK(has(refusal([&] { with(bad); }, Exit::usage), "\"window\" is "));
+  }
+}
+
+TEST_CASE("flags: numbers in JSON that a size or an epsilon cannot hold are refused") {
+  using nlohmann::json;
+  const json plain = {{"vocab_size", 16}, {"hidden_size", 16}, {"intermediate_size", 16}, {"num_hidden_layers", 1},
+                      {"num_attention_heads", 2}};
+  auto refused = [&](const char* key, const json& value) {
+    json object = plain;
+    object[key] = value;
+    return has(refusal([&] { parse_config(object, "config.json"); }, Exit::bad_data), key);
+  };
+  CHECK_NOTHROW(parse_config(plain, "config.json"));
+  CHECK(refused("hidden_size", 1e30));
+  CHECK(refused("num_key_value_heads", std::numeric_limits<uint64_t>::max()));
+  CHECK(refused("rms_norm_eps", std::numeric_limits<double>::infinity()));
+  CHECK(refused("rope_theta", std::nan("")));
+  CHECK(refused("initializer_range", std::numeric_limits<double>::infinity()));
+  CHECK(refused("tie_word_embeddings", 7));
+}
+
+TEST_CASE("flags: a misspelt flag is answered with the nearest one") {
+  TrainOptions o;
+  CHECK(parse(o, {"--stpes", "3"}) == "unknown flag --stpes; did you mean --steps?");
+  CHECK(parse(o, {"--warm=3"}) == "unknown flag --warm; did you mean --warmup?");
+  CHECK(parse(o, {"--learning_rate", "1"}) == "unknown flag --learning_rate");
+  CHECK(parse(o, {"--train_samples", "5"}) == "unknown flag --train_samples; did you mean --train-samples?");
+}
+
+TEST_CASE("flags: --help has groups, types and at most 80 columns") {
+  TrainOptions o;
+  CLI::App app("About.", "train_mudd");
+  app.formatter(std::make_shared<Help>());
+  o.config.arch = "mudd";
+  add_train_flags(app, o);
+  add_architecture_flags(app, o);
+  const std::string help = app.help();
+  size_t at = 0;
+  for (const char* part : {"Options:", "\nData:", "\nModel:", "\nOptimiser:", "\nOutput:", "\nMachine:", "\nmudd:"}) {
+    CAPTURE(part);
+    CHECK(help.find(part) != std::string::npos);
+    CHECK(help.find(part) >= at);
+    at = help.find(part);
+  }
+  for (const char* part : {"--steps INT", "--lr FLOAT", "--out DIR", "--tie BOOL", "--intermediate-sizes LIST"})
+    CHECK(has(help, part));
+  for (const char* part : {"TEXT", "--plan"}) CHECK(!has(help, part));
+  std::istringstream lines(help);
+  for (std::string line; std::getline(lines, line);) CHECK(line.size() <= 80);
+}
+
+TEST_CASE("report: the data line counts tokens, sequences and epochs") {
+  TrainOptions o;
+  o.data.spec = "arith:3";
+  o.data.train_samples = 400, o.data.test_samples = 50;
+  o.steps = 10, o.batch = 8, o.accumulate = 2;
+  const Dataset data = open_dataset(o.data);
+  CHECK(describe_data(o, data) ==
+        str("data: ", 400 * data.train->seq_len() / 1000, ",000 training tokens in 400 sequences of ",
+            data.train->seq_len(), "; 10 steps x 16 sequences = 0.4 epochs; test set 50 sequences"));
+}

@@ -1,0 +1,59 @@
+// Command-line flags: values that are read once and strictly, --help for 80 columns, suggestions for misspelt names.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+namespace crossply {
+
+// The largest value of most integers: of sizes, and of steps and samples. Products of them stay far below 2^63.
+constexpr int64_t most_size = int64_t{1} << 30, most_count = int64_t{1} << 40;
+constexpr double most_number = std::numeric_limits<double>::max();
+
+// The one reading of a flag's text. Throw CLI::ValidationError with the range.
+int64_t read_integer(const std::string& name, const std::string& text, int64_t least, int64_t most);
+double read_number(const std::string& name, const std::string& text, double least, double most);
+bool read_truth(const std::string& name, const std::string& text);
+
+// Flags of one value. The variable holds the default; an std::optional has none.
+template <class T>
+CLI::Option* add_integer(CLI::App& app, const std::string& name, T& variable, int64_t least, int64_t most,
+                         const std::string& help) {
+  auto set = [=, &variable](const std::string& text) {
+    variable = static_cast<T>(read_integer(name, text, least, most));
+  };
+  CLI::Option* option = app.add_option_function<std::string>(name, set, help)->type_name("INT");
+  if constexpr (std::is_integral_v<T>) option->default_str(std::to_string(variable));
+  return option;
+}
+CLI::Option* add_number(CLI::App& app, const std::string& name, double& variable, double least, double most,
+                        const std::string& help);
+CLI::Option* add_truth(CLI::App& app, const std::string& name, bool& variable, const std::string& help);
+// type: what --help shows in the place of the value: FILE, DIR, NAME.
+CLI::Option* add_text(CLI::App& app, const std::string& name, std::string& variable, const std::string& type,
+                      const std::string& help);
+CLI::Option* add_choice(CLI::App& app, const std::string& name, std::string& variable,
+                        const std::vector<std::string>& choices, const std::string& help);
+// --plan, for tests: not in --help.
+void add_plan_flag(CLI::App& app, std::string& variable);
+
+// Throws Exit::usage, with the largest number of sequences, if a batch has more tokens than any machine could take.
+void check_batch(int64_t batch, int64_t accumulate, int64_t seq_len);
+
+// What --help prints: the flags by group, in the order in which the groups were first used, in 80 columns.
+class Help : public CLI::FormatterBase {
+ public:
+  std::string make_help(const CLI::App* app, std::string name, CLI::AppFormatMode mode) const override;
+};
+
+// After a failed parse: "unknown flag --stpes; did you mean --steps?", or "" if no flag was unknown.
+std::string unknown_flag(const CLI::App& app);
+
+// The commit that this program was built from, as git describes it; "unknown" without git.
+std::string commit();
+
+}  // namespace crossply

@@ -1,0 +1,92 @@
+#include "train/report.h"
+
+#include <omp.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+
+#include "kernels/cross_entropy.h"
+#include "train/progress.h"
+
+namespace crossply {
+namespace {
+
+// Bytes that this process has resident now: the program, its libraries, generated data, recorded tapes.
+double resident_memory() {
+  std::ifstream statm("/proc/self/statm");
+  int64_t size = 0, resident = 0;
+  if (!(statm >> size >> resident)) return peak_memory();
+  return static_cast<double>(resident) * static_cast<double>(sysconf(_SC_PAGESIZE));
+}
+
+// Of the kernels' scratch what weighs: logits, the blocks that products pack, and a head's rows in attention.
+double scratch_memory(const TrainOptions& o, const Layout& layout) {
+  const Config& c = o.config;
+  const int64_t T = o.data.seq_len, threads = omp_get_max_threads();
+  const int64_t widest = std::max({c.hidden_size, c.intermediate_size, c.vocab_size});
+  const auto bytes = [](int64_t floats) { return 4.0 * static_cast<double>(floats); };
+  const double logits = static_cast<double>(
+      cross_entropy_scratch(layout.sequences * T, c.vocab_size, c.hidden_size, storage_type(o)));
+  const int64_t left_operand = widest > 384 ? 384 : 0;  // smaller ones are read where they are
+  const double packed = bytes(std::min<int64_t>(256, widest) * (std::min<int64_t>(1024, widest) + left_operand));
+  const double attention = bytes(4 * T * c.head_dim);
+  const double lanes = static_cast<double>(std::min(threads, layout.lanes));
+  return lanes * logits + static_cast<double>(threads) * (packed + attention);
+}
+
+// The cache and the activations of answering a task's prompts, as an evaluation does.
+double answering_memory(const TrainOptions& o, ParameterTable& params) {
+  const bool task = o.data.spec.starts_with("arith:") || o.data.spec == "prosqa";
+  if (!task || o.answer_samples == 0) return 0;
+  const int64_t rows = std::min(o.answer_samples, answer_rows(o));
+  Tape tape(Dtype::f32, o.data.seq_len + 1);
+  record_model(tape, params, o.config, rows, 1);
+  tape.plan(PlanMode::reuse);
+  return static_cast<double>(tape.arena_bytes());
+}
+
+}  // namespace
+
+double peak_memory() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return 1024.0 * static_cast<double>(usage.ru_maxrss);
+}
+
+double total(const std::vector<MemoryPart>& parts) {
+  double sum = 0;
+  for (const MemoryPart& part : parts) sum += part.bytes;
+  return sum;
+}
+
+std::vector<MemoryPart> memory_parts(const TrainOptions& o, ParameterTable& params, const Tape& tape,
+                                     const Layout& layout) {
+  const double flat = 4.0 * static_cast<double>(params.flat_size()), lanes = static_cast<double>(layout.lanes);
+  std::vector<MemoryPart> parts = {{"parameters", flat}};
+  if (storage_type(o) == Dtype::bf16) parts.push_back({"their bf16 copy", flat / 2});
+  parts.push_back({"gradients", flat});
+  parts.push_back({"moments", 2 * flat});
+  parts.push_back({"activations", lanes * static_cast<double>(tape.arena_bytes())});
+  if (layout.lanes > 1) parts.push_back({"gradients of the lanes", lanes * flat});
+  if (backend_of(o.device) == Backend::cuda) return parts;
+  const double tokens = static_cast<double>(o.batch) * static_cast<double>(o.data.seq_len);
+  constexpr double program = 12 << 20;  // however small the model; planning does not touch all of it
+  parts.push_back({"scratch of the kernels, about", scratch_memory(o, layout)});
+  parts.push_back({"tokens of a step", 8 * tokens * static_cast<double>(o.accumulate + 1)});
+  if (const double bytes = answering_memory(o, params); bytes > 0) parts.push_back({"answering of prompts", bytes});
+  parts.push_back({"program and data, about", std::max(program, resident_memory())});
+  return parts;
+}
+
+std::string describe_data(const TrainOptions& o, const Dataset& data) {
+  const int64_t size = data.train->size(), T = data.train->seq_len(), each = o.batch * o.accumulate;
+  const double epochs = static_cast<double>(o.steps) * static_cast<double>(each) / static_cast<double>(size);
+  return str("data: ", format_count(size * T), " training tokens in ", format_count(size), " sequences of ",
+             format_count(T), "; ", format_count(o.steps), " steps x ", format_count(each), " sequences = ",
+             format_number(epochs < 0.1 ? "%.2g" : epochs < 100 ? "%.1f" : "%.0f", epochs),
+             " epochs; test set ", format_count(data.test->size()), " sequences");
+}
+
+}  // namespace crossply
