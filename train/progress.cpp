@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <utility>
 
+#include "engine/check.h"
 #include "engine/numbers.h"
 
 namespace crossply {
