@@ -1,8 +1,11 @@
-// evaluate: loss and perplexity of a model on data, and the accuracy where the data is a task.
+// evaluate: loss and perplexity of a model on data, and the accuracy where the data is a task. A file is scored from end
+// to end in windows of the model's training length, every token but the first once; where the model was trained on the
+// file, its test part is.
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <numbers>
 #include <optional>
 
 #include "eval/answers.h"
@@ -17,50 +20,98 @@ using namespace crossply;
 namespace {
 
 struct Options {
-  std::string model, split = "test", device = "cpu";
+  std::string model, split, device = "cpu";
   DataOptions data;
   std::optional<uint64_t> seed;
-  int64_t batch = 16, samples = 0, answers = 1000;
+  int64_t batch = 0, samples = 0, answers = 1000;
 };
 
-// What the flags leave open is as in the run that trained the model, so that the test set is the one it did not see.
-DataOptions complete(const Options& o, const std::string& dir) {
-  DataOptions data = o.data;
-  data.seed = o.seed.value_or(42);
-  std::error_code ignored;
+struct Choice {
+  DataOptions data;
+  std::string split;  // test, train or all
+};
+
+// The flags of the run that trained the model; without one, an empty object.
+nlohmann::json read_run(const std::string& dir) {
   const std::string path = dir + "/train_state.json";
-  if (!std::filesystem::exists(path, ignored)) return data;
-  const nlohmann::json state = read_json(path), run = state.value("trajectory", nlohmann::json::object());
-  if (run.value("data", "") != data.spec) return data;
-  if (!o.seed) data.seed = run.value("seed", data.seed);
-  if (data.seq_len == 0) data.seq_len = run.value("seq", data.seq_len);
-  if (data.train_samples == 0) data.train_samples = run.value("train_samples", data.train_samples);
-  if (data.test_samples == 0) data.test_samples = run.value("test_samples", data.test_samples);
-  if (data.val_spec.empty()) data.val_spec = run.value("val_data", data.val_spec);
-  return data;
+  std::error_code ignored;
+  if (!std::filesystem::exists(path, ignored)) return nlohmann::json::object();
+  const nlohmann::json run = read_json(path).value("trajectory", nlohmann::json::object());
+  for (const char* key : {"data", "val_data"})
+    if (run.contains(key) && !run[key].is_string()) fail(Exit::bad_data, path, ": \"", key, "\" is no text");
+  for (const char* key : {"seed", "seq", "train_samples", "test_samples"})
+    if (run.contains(key) && !run[key].is_number_unsigned())
+      fail(Exit::bad_data, path, ": \"", key, "\" is no integer of at least 0");
+  return run;
+}
+
+// What the flags leave open is as in the run that trained the model, so that the test set is the one it did not see.
+// Files that this run did not train on are scored from end to end.
+Choice complete(const Options& o, const LoadedModel& model) {
+  Choice choice{o.data, o.split};
+  DataOptions& data = choice.data;
+  data.seed = o.seed.value_or(42);
+  const bool files = data.spec.starts_with("text:") || data.spec.ends_with(".bin");
+  const nlohmann::json run = read_run(model.dir);
+  const bool same = run.value("data", "") == data.spec;
+  if (same && !o.seed) data.seed = run.value("seed", data.seed);
+  if (same && data.train_samples == 0) data.train_samples = run.value("train_samples", data.train_samples);
+  if (same && data.test_samples == 0) data.test_samples = run.value("test_samples", data.test_samples);
+  if (same && data.val_spec.empty()) data.val_spec = run.value("val_data", data.val_spec);
+  if (data.seq_len == 0 && files) data.seq_len = run.value("seq", model.config.max_position_embeddings);
+  if (data.seq_len == 0 && same) data.seq_len = run.value("seq", data.seq_len);
+  if (choice.split.empty()) choice.split = same || !files || !data.val_spec.empty() ? "test" : "all";
+  if (choice.split == "all" && !files) fail(Exit::usage, "--split all is for files; ", data.spec, " is generated");
+  data.whole = choice.split == "all";
+  return choice;
+}
+
+void print_loss(const Source& source, const Replicas::Mean& mean, bool bytes, const Choice& choice) {
+  const char* meaning = choice.split == "all"
+                            ? "every token but a file's first, once; a file's last sequence overlaps the one before it"
+                        : choice.split == "train" ? "what the model's run trained on"
+                                                  : "what is kept from training";
+  std::printf("split %s: %s\nsequences %s of %lld tokens\n", choice.split.c_str(), meaning,
+              format_count(mean.sequences).c_str(), static_cast<long long>(source.seq_len()));
+  if (source.file_tokens() > 0)
+    std::printf("scored %s of %s tokens\n", format_count(mean.scored).c_str(),
+                format_count(source.file_tokens()).c_str());
+  else std::printf("scored tokens %s\n", format_count(mean.scored).c_str());
+  std::printf("loss %.9g\nperplexity %.9g\n", mean.loss, std::exp(mean.loss));
+  if (bytes) std::printf("bits per byte %.9g\n", mean.loss / std::numbers::ln2);
+}
+
+void print_answers(LoadedModel& model, const Source& source, int64_t count) {
+  const Answers answers = answer_task(*model.device, model.params, model.config, source, count, 64);
+  std::printf("prompts %s\nanswers correct %.2f%%\nall steps valid %.2f%%\n", format_count(answers.asked).c_str(),
+              100 * answers.correct(), 100 * answers.steps_valid());
+  if (answers.hard > 0)
+    std::printf("answers correct where counting mentions fails %.2f%% (of %s)\n",
+                100.0 * static_cast<double>(answers.hard_right) / static_cast<double>(answers.hard),
+                format_count(answers.hard).c_str());
 }
 
 Exit run(const Options& o) {
   LoadedModel model(o.model, o.device, false);
-  const Dataset dataset = open_dataset(complete(o, model.dir));
-  const Source& source = o.split == "train" ? *dataset.train : *dataset.test;
+  const Choice choice = complete(o, model);
+  const Dataset dataset = open_dataset(choice.data);
+  const Tokenizer tokenizer = Tokenizer::load(model.dir);
+  require_same_tokenizer(tokenizer, o.model, dataset.tokenizer, choice.data.spec);
+  if (tokenizer.is_none() && !dataset.tokenizer.is_none())
+    std::fprintf(stderr, "note: %s has no tokenizer: the ids of %s are taken as its own\n", o.model.c_str(),
+                 choice.data.spec.c_str());
+  const Source& source = choice.split == "train" ? *dataset.train : *dataset.test;
   source.check_tokens(model.config.vocab_size);
 
+  const int64_t samples = o.samples > 0 ? o.samples : source.size(), T = source.seq_len();
+  const int64_t enough = std::max<int64_t>(1, std::min<int64_t>(16, 16384 / T));  // long sequences fill the cores alone
+  const int64_t batch = o.batch > 0 ? o.batch : std::min(enough, std::min(samples, source.size()));
   Replicas replicas(*model.device, model.params, model.config,
-                    Batch{o.batch, source.seq_len(), model.params.dtype(), /*training=*/false});
-  const Replicas::Mean mean = replicas.mean_loss(source, o.samples > 0 ? o.samples : source.size());
+                    Batch{batch, T, model.params.dtype(), /*training=*/false});
+  const Replicas::Mean mean = replicas.mean_loss(source, samples);
   if (!std::isfinite(mean.loss)) fail(Exit::not_finite, "the loss is ", mean.loss);
-  std::printf("sequences %s\nscored tokens %s\nloss %.9g\nperplexity %.9g\n", format_count(mean.sequences).c_str(),
-              format_count(mean.scored).c_str(), mean.loss, std::exp(mean.loss));
-  if (source.task() != nullptr && o.answers > 0) {
-    const Answers answers = answer_task(*model.device, model.params, model.config, source, o.answers, 64);
-    std::printf("prompts %s\nanswers correct %.2f%%\nall steps valid %.2f%%\n", format_count(answers.asked).c_str(),
-                100 * answers.correct(), 100 * answers.steps_valid());
-    if (answers.hard > 0)
-      std::printf("answers correct where counting mentions fails %.2f%% (of %s)\n",
-                  100.0 * static_cast<double>(answers.hard_right) / static_cast<double>(answers.hard),
-                  format_count(answers.hard).c_str());
-  }
+  print_loss(source, mean, tokenizer.is_bytes() || dataset.tokenizer.is_bytes(), choice);
+  if (source.task() != nullptr && o.answers > 0) print_answers(model, source, o.answers);
   return Exit::done;
 }
 
@@ -73,13 +124,16 @@ int main(int argc, char** argv) {
   auto flags = [&] {
     app.add_option("--model", o.model, "model or run directory")->required();
     app.add_option("--data", o.data.spec, "arith:3|4|5|6, prosqa, text:FILE, or a glob of token shards")->required();
-    app.add_option("--split", o.split, "test or train")->check(CLI::IsMember({"test", "train"}))->capture_default_str();
-    app.add_option("--seq", o.data.seq_len, "tokens per sequence (0: the data's own)")->check(integer_from(0));
+    app.add_option("--split", o.split,
+                   "all of a file, its test or its train part (default: all; test where the model was trained on it)")
+        ->check(CLI::IsMember({"all", "test", "train"}));
+    app.add_option("--seq", o.data.seq_len, "tokens per sequence (0: those the model was trained with)")
+        ->check(integer_from(0));
     app.add_option("--val-data", o.data.val_spec, "glob of validation shards, which are then the test set");
     app.add_option("--seed", o.seed, "of generated data (default: that of the training run)")->check(integer_from(0));
     app.add_option("--train-samples", o.data.train_samples, "size of the training set (0: as in the training run)");
     app.add_option("--test-samples", o.data.test_samples, "size of the test set (0: as in the training run)");
-    app.add_option("--batch", o.batch, "sequences at a time")->check(integer_from(1))->capture_default_str();
+    app.add_option("--batch", o.batch, "sequences at a time (0: 16, fewer where they are long)")->check(integer_from(0));
     app.add_option("--samples", o.samples, "sequences for the loss (0: all)")->check(integer_from(0));
     app.add_option("--answers", o.answers, "prompts of a task to answer")
         ->check(integer_from(0))

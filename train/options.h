@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
@@ -18,6 +19,13 @@ class App;
 
 namespace crossply {
 
+// What --init's directory gives a run, read once at its start.
+struct InitialModel {
+  Config config;
+  Tokenizer tokenizer;
+  std::map<std::string, std::string> files;  // that saved models carry along, by name
+};
+
 struct TrainOptions {
   TrainOptions();  // a small model, for `train_llama --data text:FILE --out DIR`
   std::string preset;
@@ -25,7 +33,9 @@ struct TrainOptions {
   DataOptions data;
   std::string out;
   std::string init;  // model or run directory to start from
-  std::vector<std::string> given_sizes;  // the model flags on the command line, which --init refuses
+  InitialModel initial;
+  std::vector<std::string> given_sizes;    // the model flags on the command line: --init takes --layers of them
+  std::vector<std::string> given_options;  // and the architecture's: --init takes them from a model of another one
   int64_t steps = 1000;
   int64_t batch = 16;      // sequences per micro-step
   int64_t accumulate = 1;  // micro-steps per optimizer step
@@ -57,7 +67,7 @@ void add_train_flags(CLI::App& app, TrainOptions& options);
 void add_size_flags(CLI::App& app, TrainOptions& options);
 void add_architecture_flags(CLI::App& app, TrainOptions& options);
 // Which flags of the last two were given.
-std::vector<std::string> given_model_flags(const CLI::App& app);
+std::vector<std::string> given_flags(const CLI::App& app, const std::string& group);
 
 // The settings that a run must keep when it is resumed.
 nlohmann::json trajectory(const TrainOptions& options);
