@@ -86,7 +86,8 @@ struct ShardSet {
       const int64_t full = std::max<int64_t>(0, shard.tokens - 1) / T;
       first_window.push_back(first_window.back() + (whole ? count_windows(shard.tokens, T) : full));
     }
-    if (windows() == 0) fail(Exit::bad_data, pattern, ": no shard has the ", whole ? 2 : T + 1, " tokens of one window");
+    if (windows() == 0)
+      fail(Exit::bad_data, pattern, ": no shard has the ", whole ? 2 : T + 1, " tokens of one window");
   }
   int64_t windows() const { return first_window.back(); }
   size_t shard_of(int64_t window) const {

@@ -36,7 +36,8 @@ Dataset open_text(const std::string& path, const DataOptions& options) {
   int64_t T = options.seq_len ? options.seq_len : 256;
   const auto file = std::make_shared<const MappedFile>(path);
   if (options.whole) {
-    if (file->size() < 2) fail(Exit::bad_data, path, ": has ", file->size(), " bytes; the first to score is the second");
+    if (file->size() < 2)
+      fail(Exit::bad_data, path, ": has ", file->size(), " bytes; the second one is the first to score");
     T = std::min(T, file->size() - 1);
     const int64_t all = count_windows(file->size(), T);
     return {nullptr,

@@ -220,7 +220,7 @@ Tokenizer Tokenizer::load(const std::string& dir) {
   const json object = json::parse(file.data(), file.data() + file.size(), nullptr, false);
   if (!object.is_object()) fail(Exit::bad_data, path, ": is not a JSON object");
   const auto model = object.find("model");
-  if (model == object.end() || !model->is_object() || !model->contains("vocab") || type_of(object, "model") == "missing")
+  if (type_of(object, "model") == "missing" || !model->contains("vocab"))
     fail(Exit::bad_data, path, ": is no tokenizer: a \"model\" with a type and a vocab is missing");
   const std::string part = foreign_part(object);
   if (!part.empty()) return foreign(part);

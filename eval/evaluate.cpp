@@ -1,6 +1,6 @@
-// evaluate: loss and perplexity of a model on data, and the accuracy where the data is a task. A file is scored from end
-// to end in windows of the model's training length, every token but the first once; where the model was trained on the
-// file, its test part is.
+// evaluate: loss and perplexity of a model on data, and the accuracy where the data is a task. A file is scored from
+// end to end in windows of the model's training length, every token but the first once; where the model was trained on
+// the file, its test part is.
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
@@ -133,7 +133,7 @@ int main(int argc, char** argv) {
     app.add_option("--seed", o.seed, "of generated data (default: that of the training run)")->check(integer_from(0));
     app.add_option("--train-samples", o.data.train_samples, "size of the training set (0: as in the training run)");
     app.add_option("--test-samples", o.data.test_samples, "size of the test set (0: as in the training run)");
-    app.add_option("--batch", o.batch, "sequences at a time (0: 16, fewer where they are long)")->check(integer_from(0));
+    app.add_option("--batch", o.batch, "sequences at a time (0: 16, or fewer long ones)")->check(integer_from(0));
     app.add_option("--samples", o.samples, "sequences for the loss (0: all)")->check(integer_from(0));
     app.add_option("--answers", o.answers, "prompts of a task to answer")
         ->check(integer_from(0))

@@ -79,7 +79,8 @@ int main(int argc, char** argv) {
   Options o;
   auto flags = [&] {
     app.add_option("--model", o.model, "model or run directory")->required();
-    app.add_option("--prompt", o.prompt, "text in the model's own words or bytes; with any other tokenizer, token ids")->required();
+    app.add_option("--prompt", o.prompt, "text in the model's own words or bytes; with any other tokenizer, token ids")
+        ->required();
     app.add_option("--max-new", o.max_new, "most tokens to write")->check(integer_from(1))->capture_default_str();
     app.add_option("--temperature", o.temperature, "0: the most likely token")
         ->check(number_from(0))

@@ -1,6 +1,7 @@
 // Rotary position embedding: every head's vector is turned by angles that grow with the token's position.
 //
-//   w_j, j < D/2, mostly theta^(-2j/D);   table[t] = cos(t w_0), ..., cos(t w_{D/2-1}), sin(t w_0), ..., sin(t w_{D/2-1})
+//   w_j = theta^(-2j/D), j < D/2, or given ones;
+//   table[t] = cos(t w_0), ..., cos(t w_{D/2-1}), sin(t w_0), ..., sin(t w_{D/2-1})
 //
 //   with h = D/2, and c, s the two halves of table[pos + t]:
 //   out[j]    = inp[j] c[j] - inp[j+h] s[j]         the pairs are (j, j+h), not neighbours

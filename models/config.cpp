@@ -123,10 +123,10 @@ void read_rope(const json& object, Config& config, const std::string& where) {
            " is not computed here; \"default\" and \"llama3\" are");
     require(*it, "partial_rotary_factor", 1.0, str(where, ": ", key));
     for (const auto& [name, value] : it->items()) {
-      const bool shared = name == "rope_theta" || name == "rope_type" || name == "type" || name == "partial_rotary_factor";
-      const bool scales = name == "factor" || name == "low_freq_factor" || name == "high_freq_factor" ||
-                          name == "original_max_position_embeddings";
-      if (!shared && !(llama3 && scales))
+      static const std::set<std::string> always = {"rope_theta", "rope_type", "type", "partial_rotary_factor"};
+      static const std::set<std::string> scaling = {"factor", "low_freq_factor", "high_freq_factor",
+                                                    "original_max_position_embeddings"};
+      if (!always.contains(name) && !(llama3 && scaling.contains(name)))
         fail(Exit::bad_data, where, ": \"", key, ".", name, "\": ", value.dump(), " is not computed here");
     }
     if (llama3) config.rope_scaling = read_llama3(*it, str(where, ": ", key));

@@ -53,9 +53,9 @@ struct Config {
   void check(Exit code, const std::string& where);
 };
 
-// From a config.json. Unknown keys, and known ones with a value that crossply does not compute (sliding windows, biases),
-// are refused by name. Throws Exit::no_input, Exit::bad_data. load_config names on stderr the keys that mean something
-// elsewhere and nothing here; parse_config lists them in *ignored.
+// From a config.json. Unknown keys, and known ones with a value that crossply does not compute (sliding windows,
+// biases), are refused by name. Throws Exit::no_input, Exit::bad_data. load_config names on stderr the keys that mean
+// something elsewhere and nothing here; parse_config lists them in *ignored.
 Config load_config(const std::string& path);
 Config parse_config(const nlohmann::json& json, const std::string& where, std::string* ignored = nullptr);
 // What a config.json holds. A plain LLaMA, and one with q/k norms of the same epsilon, which is a Qwen3, get no

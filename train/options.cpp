@@ -32,7 +32,7 @@ void add_train_flags(CLI::App& app, TrainOptions& o) {
       ->check(integer_from(0));
   flag("--seq", o.data.seq_len, "tokens per sequence (0: the data's own)")->check(integer_from(0));
   flag("--out", o.out, "run directory: metrics.jsonl, curve.svg, checkpoints");
-  flag("--init", o.init, "start from the weights of this model directory, which also gives the sizes; --layers takes its first blocks");
+  flag("--init", o.init, "start from this model directory's weights and sizes; --layers takes its first blocks");
   flag("--steps", o.steps, "optimizer steps; 0 writes an initialised model directory")->check(integer_from(0));
   flag("--batch", o.batch, "sequences per micro-step")->check(integer_from(1));
   flag("--accumulate", o.accumulate, "micro-steps per optimizer step")->check(integer_from(1));
