@@ -3,8 +3,8 @@
 
   dev/check_transformers.py [BUILD]      BUILD: the directory with the programs, default build
 
-Out: directories written by the reference, and those that build/train_llama writes, load in transformers with no weight
-missing or left over, and give the logits of our reference module and the loss of build/gradients.
+Out: directories written by the reference, and those that build/train_llama writes, load in transformers with no
+weight missing or left over, and give the logits of our reference module and the loss of build/gradients.
 In: directories written by transformers, with Llama 3.1's rotary scaling too, load in build/gradients with the same loss;
 what build/train_llama --init makes of them gives the same logits, special tokens and generation_config.json in
 transformers.

@@ -29,6 +29,7 @@ struct Options {
 struct Choice {
   DataOptions data;
   std::string split;  // test, train or all
+  bool trained_on;    // is it the data of the run that trained the model?
 };
 
 // The flags of the run that trained the model; without one, an empty object.
@@ -45,15 +46,21 @@ nlohmann::json read_run(const std::string& dir) {
   return run;
 }
 
+bool same_data(const std::string& a, const std::string& b) {
+  std::error_code ignored;
+  return a == b || (a.starts_with("text:") && b.starts_with("text:") &&
+                    std::filesystem::equivalent(a.substr(5), b.substr(5), ignored));
+}
+
 // What the flags leave open is as in the run that trained the model, so that the test set is the one it did not see.
 // Files that this run did not train on are scored from end to end.
 Choice complete(const Options& o, const LoadedModel& model) {
-  Choice choice{o.data, o.split};
+  Choice choice{o.data, o.split, false};
   DataOptions& data = choice.data;
   data.seed = o.seed.value_or(42);
   const bool files = data.spec.starts_with("text:") || data.spec.ends_with(".bin");
   const nlohmann::json run = read_run(model.dir);
-  const bool same = run.value("data", "") == data.spec;
+  const bool same = choice.trained_on = same_data(run.value("data", ""), data.spec);
   if (same && !o.seed) data.seed = run.value("seed", data.seed);
   if (same && data.train_samples == 0) data.train_samples = run.value("train_samples", data.train_samples);
   if (same && data.test_samples == 0) data.test_samples = run.value("test_samples", data.test_samples);
@@ -67,11 +74,12 @@ Choice complete(const Options& o, const LoadedModel& model) {
 }
 
 void print_loss(const Source& source, const Replicas::Mean& mean, bool bytes, const Choice& choice) {
-  const char* meaning = choice.split == "all"
-                            ? "every token but a file's first, once; a file's last sequence overlaps the one before it"
-                        : choice.split == "train" ? "what the model's run trained on"
-                                                  : "what is kept from training";
-  std::printf("split %s: %s\nsequences %s of %lld tokens\n", choice.split.c_str(), meaning,
+  std::string meaning = "every token but a file's first, once; a file's last sequence overlaps the one before it";
+  if (choice.split != "all") {
+    meaning = choice.trained_on ? "of the data that the model was trained on, " : "";
+    meaning += choice.split == "test" ? "the part kept from training" : "the part for training";
+  }
+  std::printf("split %s: %s\nsequences %s of %lld tokens\n", choice.split.c_str(), meaning.c_str(),
               format_count(mean.sequences).c_str(), static_cast<long long>(source.seq_len()));
   if (source.file_tokens() > 0)
     std::printf("scored %s of %s tokens\n", format_count(mean.scored).c_str(),

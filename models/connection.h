@@ -59,7 +59,9 @@ class Connection {
   // For a start from a plain LLaMA's weights: changes how the connection's parameters (declared before) start, so that
   // the model computes the LLaMA's numbers bit for bit. Returns what the user should know, mostly nothing; throws
   // Exit::usage with the reason where no start does that.
-  virtual std::string start_as_llama(ParameterTable&, const Config&) const { return ""; }
+  virtual std::string start_as_llama(ParameterTable&, const Config& c) const {
+    fail(Exit::usage, c.arch, " does not say how it could start as a LLaMA; train it from scratch");
+  }
   // The LLaMA's parameter that a parameter starts as; one of no such name starts by its rule.
   virtual std::string llama_name(const std::string& name) const { return name; }
 

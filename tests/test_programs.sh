@@ -246,7 +246,8 @@ awk "BEGIN { exit !($loss / log(2) - $bits < 1e-6 && $bits > 0) }" || fail "bits
 
 # the tokenizer belongs to the model; one of another library leaves token ids
 expect 64 'run has .*words.*text:text has bytes.*shards' "$build/evaluate" --model run --data text:text
-expect 64 'init bytes has .*bytes.*arith:3 has .*words' train llama --init bytes --steps 1 --out x
+expect 64 'init bytes has .*bytes.*arith:3 has .*words' "$build/train_llama" --init bytes --data arith:3 --steps 1 --out x
+expect 0 '^split test: of the data that' "$build/evaluate" --model bytes --data text:../"$(basename "$work")"/text
 expect 64 'init run .*words .*text:text has bytes' "$build/train_lime" --init run --data text:text --steps 1 --out x
 cp -r shards/step_00000002 foreign
 echo '{"model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}}' >foreign/tokenizer.json
