@@ -89,7 +89,7 @@ std::string check_keys(const json& object, const std::string& where) {
     if (!ignored_keys.contains(key) && key != "layer_types" && key != "sliding_window")
       fail(Exit::bad_data, where, ": unknown key \"", key,
            "\". If it does not change what the model computes, remove it");
-    ignored += (ignored.empty() ? "" : ", ") + key;
+    if (!value.is_null()) ignored += (ignored.empty() ? "" : ", ") + key;
   }
   require_full_attention(object, where);
   return ignored;

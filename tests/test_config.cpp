@@ -30,7 +30,7 @@ const Json llama3 = {{"rope_type", "llama3"},   {"factor", 8.0},
 TEST_CASE("config: keys that mean nothing here are named and ignored, harmful ones are refused by name") {
   Json object = minimal();
   object.update({{"temperature", 0.6}, {"top_p", 0.9}, {"layer_types", Json::array({"full_attention"})},
-                 {"use_sliding_window", false}, {"sliding_window", 4096}, {"max_window_layers", 2},
+                 {"use_sliding_window", false}, {"sliding_window", 4096}, {"max_window_layers", 2}, {"min_p", nullptr},
                  {"architectures", Json::array({"X"})}, {"bos_token_id", 1}, {"partial_rotary_factor", 1.0}});
   std::string ignored;
   parse_config(object, "c", &ignored);
