@@ -5,9 +5,9 @@
 
 Out: directories written by the reference, and those that build/train_llama writes, load in transformers with no
 weight missing or left over, and give the logits of our reference module and the loss of build/gradients.
-In: directories written by transformers, with Llama 3.1's rotary scaling too, load in build/gradients with the same loss;
-what build/train_llama --init makes of them gives the same logits, special tokens and generation_config.json in
-transformers.
+In: directories written by transformers, with Llama 3.1's rotary scaling too, load in build/gradients with the same
+loss; what build/train_llama --init makes of them gives transformers the same logits, special tokens and
+generation_config.json.
 
 Exit 0: all hold. 1: one does not. 77: skipped, PyTorch or transformers is not importable.
 """
