@@ -29,7 +29,7 @@ run: setup build
 # Long enough for the curves to part, with 3 operators; a fair trial is `$(BUILD)/compare --arch all --preset arith --out DIR`.
 compare: setup configure
 	@$(COMPILE) --target compare generate
-	$(BUILD)/compare --arch all --data arith:3 --steps 3000 --warmup 150 --lr 3e-3 \
+	$(BUILD)/compare --arch all --preset arith-quick --data arith:3 --steps 3000 --warmup 150 --lr 3e-3 \
 	  --eval-every 1000 --save-every 3000 --out runs/compare-all
 
 bench: configure
@@ -65,7 +65,7 @@ clean:
 help:
 	@echo "make          build everything into $(BUILD)/"
 	@echo "make run      build, then train LLaMA and LIMe on the same data for two minutes and compare them"
-	@echo "make compare  the same with every architecture, more briefly: five minutes"
+	@echo "make compare  the same with every architecture, more briefly: four minutes"
 	@echo "make test     build, then run every test"
 	@echo "make bench    build, then measure this machine, the ops and training steps (ARGS=\"steps --models iii\")"
 	@echo "make bench-architectures   build, then measure what each architecture costs (ARGS=\"--arch lime --seq 256\")"

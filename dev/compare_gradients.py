@@ -70,6 +70,9 @@ SAMPLED = (  # each with three or four backbones
   {"arch": "mudd", "norm": "prepost"},
   {"arch": "mudd", "norm": "none"},
   {"arch": "mudd", "norm": "none", "intermediate_sizes": [3, 5, 6, 10]},
+  *({"arch": "mudd", "norm": norm, "rms_norm_eps": 1e-3} for norm in ("prepost", "none")),
+  *({"arch": "hyper", "norm": norm, "dynamic_norm_eps": 1e-2} for norm in HYPER_NORMS),
+  *({"arch": "lime_static", "top_p": top_p, "top_p_renormalize": False} for top_p in (0.7, 0.4)),
 )
 
 

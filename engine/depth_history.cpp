@@ -121,7 +121,8 @@ Value* DepthRouter::route(const std::string& name, int layer, Value* own, Value*
   node->layer = layer;
   node->readers = readers_;
   node->reads = {slab_.all};
-  node->keep = {slab_.all};  // the backward replaces slice after slice by gradients (kernels/route.h)
+  node->keep = {slab_.all};
+  node->takes_input = true;  // the backward replaces slice after slice by gradients (kernels/route.h)
   if (layer == 0) tape_.share(node->out[0], own);
   return tape_.record(std::move(node));
 }

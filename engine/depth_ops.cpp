@@ -20,11 +20,11 @@ namespace {
 // Nodes: one struct per op, each method one kernel call.
 
 struct Softmax : Node {
-  double top_p = 1;
+  Pruning pruning;
   const char* op() const override { return "softmax"; }
-  void forward(const Step&, Stream stream) override { softmax_forward(output(), input(0), top_p, stream); }
+  void forward(const Step&, Stream stream) override { softmax_forward(output(), input(0), pruning, stream); }
   void backward(const Step&, Stream stream) override {
-    softmax_backward(dinput(0), doutput(), input(0), top_p, acc[0], stream);
+    softmax_backward(dinput(0), doutput(), input(0), pruning, acc[0], stream);
   }
 };
 
@@ -211,9 +211,9 @@ struct HeadMixNode : Node {  // in: the sources, weight, gain, wk, wv; out: keys
 // -----------------------------------------------------------------------------------------------------------------
 // Recording
 
-Value* softmax(Tape& t, const std::string& name, Value* inp, double top_p) {
+Value* softmax(Tape& t, const std::string& name, Value* inp, double top_p, bool renormalize) {
   auto node = make_node<Softmax>(name, {inp}, {t.statistic(name, inp->shape)});
-  node->top_p = top_p;
+  node->pruning = {top_p, renormalize};
   node->keep = {inp};
   return t.record(std::move(node));
 }
@@ -299,7 +299,7 @@ Value* streams_sum(Tape& t, const std::string& name, Value* streams) {
 }
 
 HyperRead hyper_read(Tape& t, const std::string& name, Value* streams, const HyperParameters& p,
-                     const std::string& norm) {
+                     const std::string& norm, double eps) {
   const Shape& s = streams->shape;
   const int64_t E = s[2];
   Value* x = t.activation(name, Shape{s[0], s[1], s[3]});
@@ -311,7 +311,7 @@ HyperRead hyper_read(Tape& t, const std::string& name, Value* streams, const Hyp
   node->norm = norm == "rmsnorm"     ? HyperNorm::rmsnorm
                : norm == "layernorm" ? HyperNorm::layernorm
                                      : HyperNorm::layernorm_no_affine;
-  node->eps = norm == "rmsnorm" ? 1e-6 : 1e-5;
+  node->eps = eps;
   if (p.alpha_proj != nullptr) node->saved = {t.statistic(name + ".stats", Shape{s[0], s[1], E, E + 4})};
   node->keep = {streams, coef};
   t.record(std::move(node));

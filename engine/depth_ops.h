@@ -18,6 +18,8 @@ class DepthRouter {
   DepthRouter(Tape& t, const std::string& name, int64_t layers, Shape slice);
   // Layer `layer` has written `own`, which moves into the slab; returns what the layer's attention uses: for layer 0
   // `own` itself, else the mixture of `sources` by weight (K, (layer+1)*K), or their plain mean if weight is null.
+  // IN PLACE: takes own. Layer 0's result stays in the slab, so no op may work in place on it: rotate before routing,
+  // or rotate a copy.
   Value* route(const std::string& name, int layer, Value* own, Value* weight, std::vector<int> sources);
 
   struct Reader {
@@ -37,7 +39,7 @@ class DepthHistory {
  public:
   // by_norm: for attend(), else for mix(). eps: added to the squared norms.
   DepthHistory(Tape& t, bool by_norm, double eps = 0) : tape_(t), by_norm_(by_norm), eps_(eps) {}
-  // x becomes the next source. Use the returned value (the same memory) instead of x from now on.
+  // x becomes the next source. IN PLACE: use the returned value (the same memory) instead of x from now on.
   Value* add(const std::string& name, Value* x);
   // DenseFormer: sum over i of weight[i] * source[sources[i]]; weight (1, S).
   Value* mix(const std::string& name, const std::vector<int>& sources, Value* weight);
@@ -52,8 +54,9 @@ class DepthHistory {
   std::vector<Node*> nodes_;  // of the sources
 };
 
-// Over the last dimension; entries outside the smallest set with a sum above top_p become 0 (kernels/softmax.h).
-Value* softmax(Tape& t, const std::string& name, Value* inp, double top_p = 1);
+// Over the last dimension; entries outside the smallest set with a sum above top_p become 0, and the others are divided
+// by their sum if renormalize (kernels/softmax.h).
+Value* softmax(Tape& t, const std::string& name, Value* inp, double top_p = 1, bool renormalize = true);
 // A short vector times factor (1).
 Value* scale(Tape& t, const std::string& name, Value* inp, Value* factor);
 // SATFormer's gates over (B, T, K): relu, sigmoid, softmax, softmax_sigmoid, tanh, identity.
@@ -62,13 +65,14 @@ Value* gelu(Tape& t, const std::string& name, Value* inp);
 // Without a gain: (inp - mean) / deviation over the last dimension.
 Value* layernorm(Tape& t, const std::string& name, Value* inp, double eps);
 
-// Value residuals: own * v + first * v1, both (B, T, K, D), with one scalar for all tokens (values.data[index]).
+// Value residuals: own * v + first * v1, both (B, T, K, D), with one scalar for all tokens (values.data[index]). IN
+// PLACE: takes v, unless own is trained.
 struct Scalar {
   Value* values;
   int64_t index = 0;
 };
 Value* value_mix(Tape& t, const std::string& name, Value* v, Value* v1, Scalar own, Scalar first);
-// v + alpha * v1 with alpha (B, T, K), in v's memory.
+// v + alpha * v1 with alpha (B, T, K). IN PLACE: takes v.
 Value* gated_mix(Tape& t, const std::string& name, Value* v, Value* v1, Value* alpha);
 
 // Output head j is head `head` of sources[source], each (B, T, K, D) -> (B, T, choice.size(), D).
@@ -89,9 +93,9 @@ struct HyperParameters {
 struct HyperRead {
   Value *x, *coef;  // what the sublayer reads (B, T, C); the token's coefficients (B, T, E, E+2)
 };
-// norm: layernorm_no_affine, layernorm or rmsnorm, of the dynamic branch.
+// norm: layernorm_no_affine, layernorm or rmsnorm, of the dynamic branch, with this epsilon.
 HyperRead hyper_read(Tape& t, const std::string& name, Value* streams, const HyperParameters& p,
-                     const std::string& norm);
+                     const std::string& norm, double eps);
 Value* hyper_write(Tape& t, const std::string& name, Value* streams, Value* coef, Value* y);
 
 // MUDDFormer's ways over sources (kernels/way_mix.h). weight (B, T, W*S), base (W, S); with gains (S of (C)) there are

@@ -118,6 +118,14 @@ struct Add : Node {
   }
 };
 
+struct Copy : Node {
+  const char* op() const override { return "copy"; }
+  void forward(const Step&, Stream stream) override { accumulate(output(), input(0), false, stream); }
+  void backward(const Step&, Stream stream) override {
+    if (dinput(0).data != doutput().data) accumulate(dinput(0), doutput(), acc[0], stream);
+  }
+};
+
 struct CrossEntropy : Node {
   Tensor weight() const { return factor_of(in[1], in[0]->dtype); }
   const char* op() const override { return "cross_entropy"; }
@@ -226,6 +234,13 @@ Value* add(Tape& t, const std::string& name, Value* a, Value* b) {
   auto node = make_node<Add>(name, {a, b}, {t.activation(name, a->shape)});
   node->passes_grad = a != b;
   node->is_sum = true;
+  return t.record(std::move(node));
+}
+
+Value* copy(Tape& t, const std::string& name, Value* inp) {
+  CHECK_THAT(inp->dtype == t.dtype(), name, ": ", inp->name, " is not stored as activations are");
+  auto node = make_node<Copy>(name, {inp}, {t.activation(name, inp->shape)});
+  node->passes_grad = true;
   return t.record(std::move(node));
 }
 

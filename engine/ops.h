@@ -1,5 +1,8 @@
 // The vocabulary models are written in. Each function records one node and returns its output. Names are those of the
 // dump: "L3.attn.q". Shapes are checked here, when the model is built.
+//
+// Ops marked IN PLACE reuse the memory of an input: use what they return, the input itself is gone. They refuse, when
+// recorded, an input that others need, and so does what would read one that is gone. Give them a copy() then.
 #pragma once
 
 #include <memory>
@@ -23,7 +26,7 @@ std::vector<Value*> linears(Tape& t, const std::string& name, Value* inp, const 
 Value* linear(Tape& t, const std::string& name, Value* inp, Value* weight, Shape shape);
 // Over the last dimension: the model width, or the head width for q/k norms. weight null: without a gain.
 Value* rmsnorm(Tape& t, const std::string& name, Value* inp, Value* weight, double eps);
-// Rotates (B, T, H, D) in place; the table is rope_positions'.
+// Rotates (B, T, H, D); the table is rope_positions'. IN PLACE: takes inp.
 Value* rope(Tape& t, const std::string& name, Value* inp, Value* table);
 // cos and sin for positions 0 .. count-1 and D/2 frequencies: (count, D), a constant of the tape
 Value* rope_positions(Tape& t, int64_t count, const std::vector<double>& frequencies);
@@ -32,6 +35,8 @@ Value* rope_positions(Tape& t, int64_t count, const std::vector<double>& frequen
 Value* attention(Tape& t, const std::string& name, Value* q, Value* k, Value* v);
 Value* swiglu(Tape& t, const std::string& name, Value* gate, Value* up);
 Value* add(Tape& t, const std::string& name, Value* a, Value* b);
+// The same numbers in memory of their own, for an op that works in place.
+Value* copy(Tape& t, const std::string& name, Value* inp);
 // The head and the loss in one node: inp (B, T, C), weight (V, C), targets (B, T) i32 -> losses (B, T), 0 where the
 // target is -1. A training forward also writes the gradients of grad_scale * sum(losses).
 Value* cross_entropy(Tape& t, const std::string& name, Value* inp, Value* weight, Value* targets);

@@ -44,9 +44,10 @@ Parameter& ParameterTable::at(const std::string& name) {
 
 void ParameterTable::remove(const std::string& name) {
   at(name);
-  rows_.erase(rows_.begin() + static_cast<std::ptrdiff_t>(index_[name]));
-  index_.clear();
-  for (size_t i = 0; i < rows_.size(); ++i) index_[rows_[i].name] = i;
+  const size_t gone = index_[name];
+  index_.erase(name);
+  rows_.erase(rows_.begin() + static_cast<std::ptrdiff_t>(gone));
+  for (auto& entry : index_) entry.second -= entry.second > gone;
 }
 
 int64_t ParameterTable::flat_size() const {

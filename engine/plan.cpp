@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "engine/packing.h"
 #include "engine/tape.h"
 
 namespace crossply {
@@ -17,9 +18,8 @@ void touch(Buffer* buffer, int tick) {
   buffer->last = std::max(buffer->last, tick);
 }
 
-bool together(const Buffer& a, const Buffer& b) {
-  return a.persistent || b.persistent || (a.first <= b.last && b.first <= a.last);
-}
+// Has it a place of its own in the arena?
+bool placed(const Buffer& buffer) { return buffer.inside == nullptr && (buffer.persistent || buffer.first >= 0); }
 
 }  // namespace
 
@@ -75,51 +75,42 @@ void Tape::plan(PlanMode mode) {
   find_lifetimes();
   std::vector<Buffer*> order;
   for (Buffer& buffer : buffers_)
-    if (buffer.inside == nullptr && (buffer.persistent || buffer.first >= 0)) order.push_back(&buffer);
+    if (placed(buffer)) order.push_back(&buffer);
   std::stable_sort(order.begin(), order.end(), [](const Buffer* a, const Buffer* b) { return a->bytes > b->bytes; });
-  std::vector<Buffer*> placed;  // sorted by offset
-  arena_bytes_ = 0;
-  for (Buffer* buffer : order) {
-    size_t offset = mode == PlanMode::reuse ? 0 : arena_bytes_;
-    if (mode == PlanMode::reuse) {
-      for (const Buffer* other : placed) {
-        if (!together(*buffer, *other)) continue;
-        if (offset + aligned(buffer->bytes) <= other->offset) break;
-        offset = std::max(offset, other->offset + aligned(other->bytes));
-      }
-    }
-    buffer->offset = offset;
-    arena_bytes_ = std::max(arena_bytes_, offset + aligned(buffer->bytes));
-    placed.insert(std::upper_bound(placed.begin(), placed.end(), buffer,
-                                   [](const Buffer* a, const Buffer* b) { return a->offset < b->offset; }),
-                  buffer);
+  const int ticks = std::max(1, 2 * static_cast<int>(nodes_.size()));
+  std::vector<Block> blocks;
+  for (const Buffer* buffer : order) {
+    const bool always = buffer->persistent || mode != PlanMode::reuse;
+    blocks.push_back({aligned(buffer->bytes), always ? 0 : buffer->first, always ? ticks - 1 : buffer->last});
   }
+  arena_bytes_ = pack(blocks, ticks);
+  for (size_t i = 0; i < order.size(); ++i) order[i]->offset = blocks[i].offset;
 }
 
 std::string Tape::memory_report() const {
-  const int ticks = static_cast<int>(nodes_.size()) * (differentiated_ ? 2 : 1);
-  auto alive = [](const Buffer& b, int tick) {
-    return b.inside == nullptr && (b.persistent || (b.first >= 0 && b.first <= tick && tick <= b.last));
-  };
-  size_t peak = 0, total = 0;
-  int when = 0;
-  for (int tick = 0; tick < ticks; ++tick) {
-    size_t sum = 0;
-    for (const Buffer& buffer : buffers_)
-      if (alive(buffer, tick)) sum += aligned(buffer.bytes);
-    if (sum > peak) peak = sum, when = tick;
+  const size_t n = nodes_.size(), ticks = std::max<size_t>(1, n * (differentiated_ ? 2 : 1));
+  std::vector<size_t> born(ticks + 1, 0), died(ticks + 1, 0);  // bytes, by the first tick with and without them
+  const auto first_of = [](const Buffer& b) { return b.persistent ? 0 : static_cast<size_t>(b.first); };
+  const auto end_of = [&](const Buffer& b) { return b.persistent ? ticks : static_cast<size_t>(b.last) + 1; };
+  size_t total = 0, alive = 0, peak = 0, when = 0;
+  for (const Buffer& buffer : buffers_) {
+    if (!placed(buffer)) continue;
+    born[first_of(buffer)] += aligned(buffer.bytes);
+    died[end_of(buffer)] += aligned(buffer.bytes);
+    total += aligned(buffer.bytes);
+  }
+  for (size_t tick = 0; tick < ticks; ++tick) {
+    alive = alive + born[tick] - died[tick];
+    if (alive > peak) peak = alive, when = tick;
   }
   std::vector<const Buffer*> residents;
-  for (const Buffer& buffer : buffers_) {
-    if (buffer.inside == nullptr && (buffer.persistent || buffer.first >= 0)) total += aligned(buffer.bytes);
-    if (alive(buffer, when)) residents.push_back(&buffer);
-  }
+  for (const Buffer& buffer : buffers_)
+    if (placed(buffer) && first_of(buffer) <= when && when < end_of(buffer)) residents.push_back(&buffer);
   std::sort(residents.begin(), residents.end(), [](const Buffer* a, const Buffer* b) { return a->bytes > b->bytes; });
-  const size_t n = nodes_.size();
-  const size_t node = static_cast<size_t>(when) < n ? static_cast<size_t>(when) : 2 * n - 1 - static_cast<size_t>(when);
+  const size_t node = when < n ? when : 2 * n - 1 - when;
   std::string out = str("activations: ", format_bytes(static_cast<double>(arena_bytes_)), " planned, ",
                         format_bytes(static_cast<double>(peak)), " alive at the peak (",
-                        static_cast<size_t>(when) < n ? "forward" : "backward", " of ", nodes_[node]->name, "), ",
+                        when < n ? "forward" : "backward", " of ", nodes_[node]->name, "), ",
                         format_bytes(static_cast<double>(total)), " without reuse\n");
   char line[160];
   for (size_t i = 0; i < std::min<size_t>(residents.size(), 10); ++i) {

@@ -20,6 +20,7 @@ Value* Tape::add_value(const std::string& name, Shape shape, Dtype dtype, bool p
   value.shape = shape;
   value.dtype = dtype;
   value.buffer = &buffer;
+  buffer.values = {&value};
   return &value;
 }
 
@@ -64,25 +65,75 @@ Slab Tape::slab(const std::string& name, int64_t slices, Shape slice) {
 }
 
 void Tape::place(Value* value, const Slab& slab, int64_t i) {
+  CHECK_THAT(value->parameter == nullptr && !value->buffer->persistent && value->buffer->inside == nullptr, value->name,
+             " cannot move into the slab ", slab.all->name,
+             ": it has a place already. Place a copy: ops::copy(tape, name, value)");
   Buffer& buffer = *value->buffer;
-  CHECK_THAT(buffer.inside == nullptr && !buffer.persistent, value->name, " has a place already");
   CHECK_THAT(value->shape.numel() * slab.all->shape[0] == slab.all->shape.numel() && i < slab.all->shape[0],
              value->name, value->shape.str(), " as slice ", i, " of ", slab.all->shape.str());
   buffer.inside = slab.all->buffer;
+  slab.all->buffer->values.push_back(value);
   buffer.offset = static_cast<size_t>(i) * buffer.bytes;
 }
 
-Value* Tape::record(std::unique_ptr<Node> node) {
-  for (const std::vector<Value*>* list : {&node->in, &node->reads})
+void Tape::share(Value* value, const Value* with) {
+  value->buffer = with->buffer;
+  with->buffer->values.push_back(value);
+}
+
+namespace {
+
+std::string described(const Node& node) { return str(node.name, " (", node.op(), ")"); }
+
+}  // namespace
+
+// Values that nobody may read any more, and gradients that would be written twice at once.
+void Tape::check_readable(const Node& node) {
+  for (const std::vector<Value*>* list : {&node.in, &node.reads, &node.keep})
     for (const Value* value : *list)
-      CHECK_THAT(!value->overwritten, node->name, " reads ", value->name, ", whose memory was reused in place");
+      CHECK_THAT(value->taken_by == nullptr, described(node), " reads ", value->name, ", whose memory ",
+                 described(*value->taken_by), " has taken. Give that op a copy instead: ops::copy(tape, name, value)");
+  if (node.is_sum) return;
+  std::vector<const Value*> differentiated;
+  for (const Value* value : node.in)
+    if (value->needs_grad && value->parameter == nullptr) differentiated.push_back(value);
+  std::sort(differentiated.begin(), differentiated.end());
+  const auto twice = std::adjacent_find(differentiated.begin(), differentiated.end());
+  CHECK_THAT(twice == differentiated.end(), described(node), " reads ", (*twice)->name,
+             " twice. Give it a copy the second time: ops::copy(tape, name, value)");
+}
+
+// Is in[0]'s memory needed by nobody else?
+void Tape::check_takeable(const Node& node) {
+  const Value& value = *node.in[0];
+  const char* how = node.in_place ? " works in place on " : " takes over ";
+  const char* remedy = ". Give it a copy instead: ops::copy(tape, name, value)";
+  CHECK_THAT(value.parameter == nullptr && !value.buffer->persistent, described(node), how, value.name,
+             ", which must stay as it is from step to step", remedy);
+  for (const Value* part : value.buffer->values)
+    CHECK_THAT(part->buffer->keeper == nullptr, described(node), how, value.name, ", which the backward of ",
+               described(*part->buffer->keeper), " reads", remedy);
+  CHECK_THAT(!node.in_place || value.buffer->inside == nullptr, described(node), how, value.name,
+             ", which lies in the slab ", value.buffer->inside->name, ", where other layers read it", remedy);
+  for (const std::vector<Value*>* list : {&node.in, &node.reads, &node.keep})
+    for (size_t i = list == &node.in ? 1 : 0; i < list->size(); ++i)
+      CHECK_THAT((*list)[i]->buffer != value.buffer, described(node), how, value.name, " and reads it besides", remedy);
+}
+
+Value* Tape::record(std::unique_ptr<Node> node) {
+  check_readable(*node);
   bool needs_grad = false;
   for (const Value* value : node->in) needs_grad |= value->needs_grad;
   for (Value* value : node->out) value->needs_grad = needs_grad && !value->buffer->persistent;
-  if (node->in_place) {
-    node->in[0]->overwritten = true;
-    share(node->out[0], node->in[0]);
+  if (node->in_place || node->takes_input) {
+    check_takeable(*node);
+    for (Value* value : node->in[0]->buffer->values)
+      if (value != node->out[0]) value->taken_by = node.get();
   }
+  if (node->in_place) share(node->out[0], node->in[0]);
+  for (const std::vector<Value*>* list : {&node->keep, &node->saved})
+    for (const Value* value : *list)
+      if (value->buffer != nullptr) value->buffer->keeper = node.get();
   nodes_.push_back(std::move(node));
   return nodes_.back()->out[0];
 }
@@ -131,8 +182,9 @@ bool Tape::may_share_gradient(const UsesOf& uses, size_t n, size_t i) const {
 bool Tape::may_overwrite(const UsesOf& uses, size_t n, size_t i) const {
   const Value& value = *nodes_[n]->in[i];
   const Uses& use = uses.at(&value);
-  return value.parameter == nullptr && !value.overwritten && !value.buffer->persistent &&
-         value.buffer->inside == nullptr && use.readers.size() == 1 && use.kept == 1 && !use.grad_read_late;
+  return value.parameter == nullptr && value.taken_by == nullptr && !value.buffer->persistent &&
+         value.buffer->inside == nullptr && value.buffer->values.size() == 1 && use.readers.size() == 1 &&
+         use.kept == 1 && !use.grad_read_late;
 }
 
 void Tape::differentiate() {
@@ -141,8 +193,6 @@ void Tape::differentiate() {
   const UsesOf uses = find_uses();
   for (size_t n = nodes_.size(); n-- > 0;) {
     Node& node = *nodes_[n];
-    for (const Value* value : node.keep)
-      CHECK_THAT(!value->overwritten, node.name, "'s backward reads ", value->name, ", reused in place");
     for (Value* value : node.out) {
       if (!value->needs_grad || value->grad != nullptr || node.grad_optional) continue;
       value->grad = add_gradient(*value);

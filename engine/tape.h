@@ -25,6 +25,9 @@ struct Step {
   bool operator==(const Step&) const = default;
 };
 
+struct Node;
+struct Value;
+
 // Memory with one lifetime, in ticks of the replay: forward of node i at tick i, its backward at 2n-1-i.
 struct Buffer {
   std::string name;
@@ -33,6 +36,8 @@ struct Buffer {
   Buffer* inside = nullptr;   // part of a slab
   size_t offset = 0;          // in the arena; within `inside` if that is set
   int first = -1, last = -1;  // ticks of the first and last use; -1: never used
+  std::vector<Value*> values;     // who lives here, in a slab also in its parts
+  const Node* keeper = nullptr;   // a node whose backward reads it
 };
 
 // The type of what is not stored narrowly: statistics, coefficients, losses, parameters.
@@ -46,7 +51,7 @@ struct Value {
   Buffer* buffer = nullptr;        // null for parameters, which live in their table
   Parameter* parameter = nullptr;
   bool needs_grad = false;
-  bool overwritten = false;        // an in-place node reused the memory: nobody may read it any more
+  const Node* taken_by = nullptr;  // the node that took the memory over: nobody may read the value any more
   Value* grad = nullptr;           // same shape; made by differentiate()
   Tensor tensor;
 };
@@ -64,6 +69,7 @@ struct Node {
   std::vector<Value*> adds_to;  // inputs to whose gradients the backward only adds: the tape zeroes them where needed
   std::vector<char> acc;      // per input: does the backward add to its gradient? decided by differentiate()
   bool in_place = false;      // out[0] takes in[0]'s memory, and their gradients share memory too
+  bool takes_input = false;   // in[0]'s memory is this node's from now on: its backward writes there
   bool grad_in_forward = false;  // the loss head writes its input's gradient in the training forward
   bool passes_grad = false;      // the gradient of every input is that of out[0]: the tape lets them share memory
                                  // where nobody would notice, and backward() leaves those alone
@@ -125,9 +131,11 @@ class Tape {
   Slab slab(const std::string& name, int64_t slices, Shape slice);
   // From now on `value`, which some node has written, lives in slice i of the slab. No copy.
   void place(Value* value, const Slab& slab, int64_t i);
-  // Two values in the same memory.
-  void share(Value* value, const Value* with) { value->buffer = with->buffer; }
-  Value* record(std::unique_ptr<Node> node);  // returns its first output
+  // Two values in the same memory. An in-place node on one takes both.
+  void share(Value* value, const Value* with);
+  // Returns the node's first output. Refuses, naming op, value and remedy, what would compute with overwritten memory:
+  // to read a value that an earlier node took, and to take one that is still needed.
+  Value* record(std::unique_ptr<Node> node);
   int64_t cache_length() const { return cache_length_; }
   Dtype dtype() const { return real_; }
 
@@ -158,6 +166,8 @@ class Tape {
 
  private:
   Value* add_gradient(const Value& of);
+  static void check_readable(const Node& node);
+  static void check_takeable(const Node& node);
   struct Uses {
     int64_t writer = -1;           // the node that made the value
     std::vector<int64_t> readers;  // whose backward adds to its gradient

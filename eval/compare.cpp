@@ -1,11 +1,13 @@
 // compare: trains several architectures on the same batches from the same seed, and ends with one table and one
-// picture.
+// picture. Without --data and --preset it is the demonstration, arith-quick.
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 
+#include "engine/file.h"
+#include "eval/comparison.h"
 #include "train/arch_list.h"
-#include "train/curve.h"
 #include "train/program.h"
 #include "train/progress.h"
 #include "train/trainer.h"
@@ -16,54 +18,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct Row {
-  ArchChoice choice;
-  TrainOptions options;  // complete
-  TrainResult result;
-};
-
-// A row of the table; "-" where the run, or the yardstick that it is compared with, has no numbers.
-std::vector<std::string> cells(const Row& row, const TrainResult& yardstick, bool task) {
-  const TrainResult& r = row.result;
-  const bool done = r.code == Exit::done, comparable = done && yardstick.code == Exit::done;
-  auto known = [](bool is_known, const std::string& text) { return is_known ? text : "-"; };
-  std::vector<std::string> out = {
-      row.choice.text,
-      format_count(r.parameters),
-      format_number("%.4g", r.flops_per_token),
-      known(done, format_count(static_cast<int64_t>(r.tokens_per_second))),
-      known(comparable, format_number("%.2fx", yardstick.tokens_per_second / r.tokens_per_second)),
-      format_number("%.2fx", static_cast<double>(r.memory) / static_cast<double>(yardstick.memory)),
-      known(done, format_number("%.4f", r.train_loss)),
-      known(done, format_number("%.4f", r.test_loss))};
-  if (!task) return out;
-  out.push_back(known(done, format_number("%.1f%%", 100 * r.answers)));
-  out.push_back(known(done, format_number("%.1f%%", 100 * r.steps_valid)));
-  return out;
-}
-
-void print_results(const std::vector<Row>& rows) {
-  const bool task = std::any_of(rows.begin(), rows.end(), [](const Row& row) { return row.result.answers >= 0; });
-  std::vector<std::vector<std::string>> table = {
-      {"architecture", "parameters", "FLOP/token", "tokens/s", "rel. time", "memory", "train loss", "test loss"}};
-  if (task) table[0].insert(table[0].end(), {"answers", "steps valid"});
-  for (const Row& row : rows) table.push_back(cells(row, rows[0].result, task));
-  std::printf("\n%s", format_table(table).c_str());
-  std::printf(
-      "rel. time and memory: against %s, which ran at another time; `make bench-architectures` measures in turn.\n"
-      "FLOP/token: forward and backward. train loss: mean of the last fiftieth of the steps.\n",
-      rows[0].choice.text.c_str());
-  if (task) std::printf("answers: final answer correct; steps valid: every generated step is correct, too.\n");
-}
-
 // --dry-run: what the table can say without training.
-void print_plans(const std::vector<Row>& rows) {
+void print_plans(const Comparison& comparison) {
   std::vector<std::vector<std::string>> table = {{"architecture", "parameters", "FLOP/token", "memory"}};
-  for (const Row& row : rows) {
-    const TrainResult plan = plan_training(row.options);
-    table.push_back({row.choice.text, format_count(plan.parameters), format_number("%.4g", plan.flops_per_token),
-                     format_bytes(static_cast<double>(plan.memory))});
-  }
+  for (const ComparedRun& run : comparison.runs)
+    table.push_back({run.choice.text, format_count(run.result.parameters),
+                     format_number("%.4g", run.result.flops_per_token),
+                     format_bytes(static_cast<double>(run.result.memory))});
   std::printf("%sFLOP/token: forward and backward. memory: values, gradients, moments and activations.\n",
               format_table(table).c_str());
 }
@@ -83,7 +44,7 @@ struct Options {
 };
 
 // The runs in the order of --arch, complete. Refuses here what would only fail after hours of training.
-std::vector<Row> prepare(const Options& o) {
+Comparison prepare(const Options& o) {
   if (!o.train.init.empty()) fail(Exit::usage, "compare trains from scratch; --init is for the trainers");
   if (o.train.dump_tape) fail(Exit::usage, "compare prints no tapes; --dump-tape is for the trainers");
   if (o.train.out.empty() && !o.train.dry_run) fail(Exit::usage, "--out is needed: the directory for the runs");
@@ -92,78 +53,126 @@ std::vector<Row> prepare(const Options& o) {
   TrainOptions plain = o.train;
   plain.config.arch = "llama";
   complete_options(plain);
-  std::vector<Row> rows;
+  const bool fresh = !o.train.resume && !o.train.dry_run;
+  Comparison comparison{plain.data.spec, fresh ? fresh_dir(o.train.out) : o.train.out, {}};
   for (const ArchChoice& choice : choices) {
-    Row row{choice, plain, {}};
-    row.options.config.arch = choice.arch;
-    row.options.config.options = choice.options;
-    apply_preset_to_architecture(row.options);
-    row.options.config.check(Exit::usage, "--arch " + choice.text);
-    rows.push_back(row);
+    ComparedRun run{choice, plain, {}};
+    run.options.config.arch = choice.arch;
+    run.options.config.options = choice.options;
+    run.options.out = comparison.out + "/" + choice.file_name();
+    apply_preset_to_architecture(run.options);
+    run.options.config.check(Exit::usage, "--arch " + choice.text);
+    run.result = plan_training(run.options);
+    run.result.run_dir = run.options.out;
+    comparison.runs.push_back(run);
   }
-  return rows;
+  return comparison;
 }
 
-// A loss that is not finite ends this run, not the comparison.
-TrainResult train(const TrainOptions& options, const std::string& label) {
+void record_failure(ComparedRun& run, Exit code, const std::string& message, const std::string& label) {
+  run.state = RunState::failed;
+  run.error = message;
+  run.result.code = code;
+  run.result.curves = read_curves(run.options.out + "/metrics.jsonl");
+  Progress(label, run.options.steps).say("failed: " + message);
+}
+
+// A run that fails ends itself, not the comparison; but flags that are wrong for one are wrong for all.
+void train(ComparedRun& run, const std::string& label) {
+  run.error.clear();
   try {
-    return run_training(options, label);
+    run.result = run_training(run.options, label);
+    run.state = run.result.code == Exit::done ? RunState::done : RunState::stopped;
   } catch (const Error& error) {
-    if (error.code != Exit::not_finite) throw;
-    Progress(label, options.steps).say(str("stopped: ", error.what()));
+    if (error.code == Exit::usage) throw;
+    record_failure(run, error.code, error.what(), label);
+  } catch (const std::bad_alloc&) {
+    record_failure(run, Exit::device, "out of memory; use a smaller --batch, --seq or model", label);
+  } catch (const std::exception& error) {
+    record_failure(run, Exit::internal, error.what(), label);
   }
-  TrainResult result = plan_training(options);
-  result.code = Exit::not_finite;
-  return result;
 }
 
-void draw(const std::string& picture, const std::string& data, const std::vector<Row>& rows) {
-  std::vector<Curve> curves;
-  for (const Row& row : rows) curves.push_back({row.choice.text, row.result.curve_step, row.result.curve_loss});
-  write_curve_svg(picture, "training loss on " + data, "step", "loss", curves);
-  std::printf("\npicture: %s\nmodels:  ", picture.c_str());
-  for (const Row& row : rows) std::printf(" %s", row.result.run_dir.c_str());
-  const char* prompt = data.starts_with("arith:") ? "\"( 3 + 4 ) * 2 - 5 / 6 =\"" : "...";
-  std::printf("\nnext:    build/generate --model %s --prompt %s\n", rows.back().result.run_dir.c_str(), prompt);
+// Trains them one after the other; after each, the results so far are on the disk.
+void train_all(Comparison& comparison) {
+  size_t width = 0;
+  for (const ComparedRun& run : comparison.runs) width = std::max(width, run.choice.text.size());
+  for (ComparedRun& run : comparison.runs) {
+    const std::string& name = run.choice.text;
+    train(run, name + std::string(width - name.size(), ' '));
+    write_results(comparison);
+    if (run.state == RunState::stopped) return;
+  }
+}
+
+// What to look at and what to do next.
+void print_next(const Comparison& comparison) {
+  std::printf("\nresults:  %s/results.md, results.json\npicture:  %s/compare.svg\n", comparison.out.c_str(),
+              comparison.out.c_str());
+  std::string last;
+  for (const ComparedRun& run : comparison.runs)
+    if (run.state == RunState::done) last = run.result.run_dir;
+  const char* prompt = comparison.data.starts_with("arith:") ? "\"( 3 + 4 ) * 2 - 5 / 6 =\"" : "...";
+  if (!last.empty()) std::printf("next:     build/generate --model %s --prompt %s\n", last.c_str(), prompt);
+}
+
+// The exit code is that of the first run that failed.
+Exit conclude(const Comparison& comparison) {
+  std::string failed;
+  Exit code = Exit::done;
+  for (const ComparedRun& run : comparison.runs) {
+    if (run.state == RunState::stopped) {
+      std::printf("\nto continue this comparison: the same command with --resume --out %s\n", comparison.out.c_str());
+      return Exit::stopped;
+    }
+    if (run.state != RunState::failed) continue;
+    if (failed.empty()) code = run.result.code;
+    failed += " " + run.choice.text;
+  }
+  if (!failed.empty()) fail(code, "failed:", failed, "; the reason stands above");
+  return Exit::done;
 }
 
 Exit run(const Options& o) {
-  std::vector<Row> rows = prepare(o);
+  Comparison comparison = prepare(o);
   if (o.train.dry_run) {
-    print_plans(rows);
+    print_plans(comparison);
     return Exit::done;
   }
-  const std::string out = o.train.resume ? o.train.out : fresh_dir(o.train.out);
-  if (out != o.train.out)
-    std::printf("%s holds an earlier comparison; this one is in %s\n", o.train.out.c_str(), out.c_str());
-  size_t width = 0;
-  for (const Row& row : rows) width = std::max(width, row.choice.text.size());
-  std::string failed;
-  for (Row& row : rows) {
-    const std::string& name = row.choice.text;
-    row.options.out = out + "/" + row.choice.file_name();
-    row.result = train(row.options, name + std::string(width - name.size(), ' '));
-    if (row.result.code == Exit::not_finite) failed += " " + name;
-    if (row.result.code != Exit::stopped) continue;
-    std::printf("to continue this comparison: the same command with --resume --out %s\n", out.c_str());
-    return Exit::stopped;
-  }
-  print_results(rows);
-  std::erase_if(rows, [](const Row& row) { return row.result.code != Exit::done; });
-  if (!rows.empty()) draw(out + "/compare.svg", o.train.data.spec, rows);
-  if (!failed.empty()) fail(Exit::not_finite, "the loss did not stay finite:", failed, "; the reason stands above");
-  return Exit::done;
+  make_device(o.train.device);  // refuses one that is not there
+  if (o.train.resume) take_up(comparison);
+  if (comparison.out != o.train.out)
+    std::printf("%s holds an earlier comparison; this one is in %s\n", o.train.out.c_str(), comparison.out.c_str());
+  for (const std::string& warning : {warmup_warning(o.train), parameter_warning(comparison)})
+    if (!warning.empty()) std::printf("%s\n", warning.c_str());
+  std::error_code error;
+  std::filesystem::create_directories(comparison.out, error);
+  if (error) fail_io("create", comparison.out, error.value());
+  train_all(comparison);
+  std::printf("\n%s", results_table(comparison).c_str());
+  print_next(comparison);
+  return conclude(comparison);
+}
+
+// Read before the other flags, because it changes their defaults.
+bool gives_data(int argc, char** argv) {
+  for (int i = 1; i < argc; ++i)
+    if (std::strcmp(argv[i], "--data") == 0 || std::strncmp(argv[i], "--data=", 7) == 0) return true;
+  return false;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Trains several architectures on the same batches from the same seed; ends with a table and a picture.",
+  CLI::App app("Trains several architectures on the same batches from the same seed; ends with a table and a picture.\n"
+               "Without --data and --preset: --preset arith-quick.",
                "compare");
   Options o;
   auto flags = [&] {
-    const std::string preset = find_preset_flag(argc, argv);
-    apply_preset(preset.empty() ? "arith-quick" : preset, o.train);
+    // With --data, the sizes and steps that the trainers have, too; without, the demonstration.
+    std::string preset = find_preset_flag(argc, argv);
+    if (preset.empty() && !gives_data(argc, argv)) preset = "arith-quick";
+    if (!preset.empty()) apply_preset(preset, o.train);
     app.add_option("--arch", o.archs, "the first is the yardstick; " + arch_list_help())->capture_default_str();
     add_train_flags(app, o.train);
     add_size_flags(app, o.train);

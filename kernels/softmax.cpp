@@ -21,15 +21,24 @@ void prune(float* values, const float* alpha, uint64_t* keys, int64_t S, double 
   }
 }
 
+// Makes the weights of a row, alpha, the pruned ones.
+void prune_weights(float* alpha, uint64_t* keys, int64_t S, const Pruning& pruning) {
+  prune(alpha, alpha, keys, S, pruning.top_p);
+  if (!pruning.renormalize) return;
+  const float scale = 1.f / sum_of(alpha, S);
+#pragma omp simd
+  for (int64_t m = 0; m < S; ++m) alpha[m] *= scale;
+}
+
 uint64_t* prune_keys(int64_t S) { return reinterpret_cast<uint64_t*>(scratch_f32(static_cast<size_t>(2 * S))); }
 
 template <class X>
-void softmax_forward_cpu(float* out, const X* inp, int64_t rows, int64_t S, double top_p) {
+void softmax_forward_cpu(float* out, const X* inp, int64_t rows, int64_t S, const Pruning& pruning) {
   for_row_tiles(rows, S, [=](int64_t n, int64_t count) {
     float* wide = scratch_f32(static_cast<size_t>(count * S), 3);
     softmax_rows_cpu(out + n * S, read_floats(wide, inp + n * S, count * S), count, S);
-    if (top_p >= 1) return;
-    for (float* y = out + n * S; y < out + (n + count) * S; y += S) prune(y, y, prune_keys(S), S, top_p);
+    if (pruning.top_p >= 1) return;
+    for (float* y = out + n * S; y < out + (n + count) * S; y += S) prune_weights(y, prune_keys(S), S, pruning);
   });
 }
 
@@ -45,7 +54,8 @@ inline void softmax_backward_row(float* dinp, const float* da, const float* alph
 }
 
 template <class X>
-void softmax_backward_cpu(X* dinp, const float* dout, const X* inp, int64_t rows, int64_t S, double top_p, bool acc) {
+void softmax_backward_cpu(X* dinp, const float* dout, const X* inp, int64_t rows, int64_t S, const Pruning& pruning,
+                          bool acc) {
   for_row_tiles(rows, S, [=](int64_t n, int64_t count) {
     float* alpha = scratch_f32(static_cast<size_t>(count * S), 1);
     float* masked = scratch_f32(static_cast<size_t>(S), 2);
@@ -54,9 +64,11 @@ void softmax_backward_cpu(X* dinp, const float* dout, const X* inp, int64_t rows
     float* dz = begin_floats(wide, dinp + n * S, count * S, acc);
     for (int64_t i = 0; i < count; ++i) {
       const float* da = dout + (n + i) * S;
-      if (top_p < 1) {
+      if (pruning.top_p < 1 && pruning.renormalize) {
+        prune_weights(alpha + i * S, prune_keys(S), S, pruning);
+      } else if (pruning.top_p < 1) {
         std::copy_n(da, S, masked);
-        prune(masked, alpha + i * S, prune_keys(S), S, top_p);
+        prune(masked, alpha + i * S, prune_keys(S), S, pruning.top_p);
         da = masked;
       }
       softmax_backward_row(dz + i * S, da, alpha + i * S, S, acc);
@@ -95,32 +107,32 @@ int64_t width_of(const char* name, const Tensor& out, const Tensor& inp) {
 }
 }  // namespace
 
-void softmax_forward(const Tensor& out, const Tensor& inp, double top_p, Stream stream) {
+void softmax_forward(const Tensor& out, const Tensor& inp, const Pruning& pruning, Stream stream) {
   const int64_t S = width_of("softmax_forward", out, inp), rows = inp.numel() / S;
-  if (stream.backend == Backend::cuda) return softmax_forward_cuda(out, inp, S, top_p);
+  if (stream.backend == Backend::cuda) return softmax_forward_cuda(out, inp, S, pruning);
   if (stream.backend == Backend::cpu)
     return with_storage(inp.dtype, [&](auto storage) {
-      softmax_forward_cpu(out.as<float>(), inp.as<decltype(storage)>(), rows, S, top_p);
+      softmax_forward_cpu(out.as<float>(), inp.as<decltype(storage)>(), rows, S, pruning);
     });
   with_real(out.dtype, [&](auto real) {
     using T = decltype(real);
-    softmax_forward_ref(out.as<T>(), inp.as<T>(), rows, S, top_p);
+    softmax_forward_ref(out.as<T>(), inp.as<T>(), rows, S, pruning);
   });
 }
 
-void softmax_backward(const Tensor& dinp, const Tensor& dout, const Tensor& inp, double top_p, bool acc,
+void softmax_backward(const Tensor& dinp, const Tensor& dout, const Tensor& inp, const Pruning& pruning, bool acc,
                       Stream stream) {
   const int64_t S = width_of("softmax_backward", dinp, inp), rows = inp.numel() / S;
   CHECK_THAT(dout.numel() == inp.numel(), "softmax_backward: dout ", dout.str(), " inp ", inp.str());
-  if (stream.backend == Backend::cuda) return softmax_backward_cuda(dinp, dout, inp, S, top_p, acc);
+  if (stream.backend == Backend::cuda) return softmax_backward_cuda(dinp, dout, inp, S, pruning, acc);
   if (stream.backend == Backend::cpu)
     return with_storage(inp.dtype, [&](auto storage) {
       using X = decltype(storage);
-      softmax_backward_cpu(dinp.as<X>(), dout.as<float>(), inp.as<X>(), rows, S, top_p, acc);
+      softmax_backward_cpu(dinp.as<X>(), dout.as<float>(), inp.as<X>(), rows, S, pruning, acc);
     });
   with_real(dinp.dtype, [&](auto real) {
     using T = decltype(real);
-    softmax_backward_ref(dinp.as<T>(), dout.as<T>(), inp.as<T>(), rows, S, top_p, acc);
+    softmax_backward_ref(dinp.as<T>(), dout.as<T>(), inp.as<T>(), rows, S, pruning, acc);
   });
 }
 

@@ -36,12 +36,14 @@ __global__ void softmax_forward_kernel(float* out, const X* inp, int64_t rows, i
     out[m] = expf(to_float(inp[m]) - r.largest) * r.scale;
 }
 
-// da: dout after pruning.
+// da: dout after pruning. weights: what stands in for the softmax of inp, if it is not null.
 template <class X>
-__global__ void softmax_backward_kernel(X* dinp, const float* da, const X* inp, int64_t rows, int64_t S, bool acc,
-                                        int lanes) {
+__global__ void softmax_backward_kernel(X* dinp, const float* da, const X* inp, const float* weights, int64_t rows,
+                                        int64_t S, bool acc, int lanes) {
   const Row r = softmax_of_row(inp, rows, S, lanes);
-  const auto alpha = [&](int64_t m) { return expf(to_float(inp[m]) - r.largest) * r.scale; };
+  const auto alpha = [&](int64_t m) {
+    return weights != nullptr ? weights[m] : expf(to_float(inp[m]) - r.largest) * r.scale;
+  };
   float mean = 0;
   for (int64_t m = r.n * S + r.lane; m < r.n * S + r.width; m += lanes) mean += alpha(m) * da[m];
   mean = group_sum(mean, lanes);
@@ -63,6 +65,17 @@ __global__ void prune_kernel(float* to, const float* values, const float* alpha,
   to[i] = before > most ? values[i] * 0.f : values[i];  // a product: NaN must stay
 }
 
+// Divides each row by its sum.
+__global__ void renormalize_kernel(float* values, int64_t rows, int64_t S, int lanes) {
+  const int lane = static_cast<int>(threadIdx.x) % lanes;
+  const int64_t n = (static_cast<int64_t>(blockIdx.x) * threads + threadIdx.x) / lanes, width = n < rows ? S : 0;
+  float* row = values + n * S;
+  float sum = 0;
+  for (int64_t m = lane; m < width; m += lanes) sum += row[m];
+  const float scale = 1.f / group_sum(sum, lanes);
+  for (int64_t m = lane; m < width; m += lanes) row[m] *= scale;
+}
+
 template <class X>
 void launch_softmax(float* out, const X* inp, int64_t rows, int64_t S) {
   const int lanes = lanes_of_row(S);
@@ -74,33 +87,42 @@ void launch_prune(float* to, const float* values, const float* alpha, double top
   launch_elementwise("prune", rows * S, 1, prune_kernel, to, values, alpha, top_p + top_p_slack, S);
 }
 
+// to = the pruned weights of alpha.
+void launch_prune_weights(float* to, const float* alpha, const Pruning& pruning, int64_t rows, int64_t S) {
+  launch_prune(to, alpha, alpha, pruning.top_p, rows, S);
+  if (!pruning.renormalize) return;
+  const int lanes = lanes_of_row(S);
+  launch({"renormalize", blocks_of(rows * lanes, threads), threads}, renormalize_kernel, to, rows, S, lanes);
+}
+
 }  // namespace
 
 // -----------------------------------------------------------------------------------------------------------------
 
-void softmax_forward_cuda(const Tensor& out, const Tensor& inp, int64_t S, double top_p) {
+void softmax_forward_cuda(const Tensor& out, const Tensor& inp, int64_t S, const Pruning& pruning) {
   const int64_t rows = inp.numel() / S;
   float* to = out.as<float>();
-  float* alpha = top_p < 1 ? scratch<float>(rows * S) : to;
+  float* alpha = pruning.top_p < 1 ? scratch<float>(rows * S) : to;
   with_storage(inp.dtype, [&](auto storage) { launch_softmax(alpha, inp.as<decltype(storage)>(), rows, S); });
-  if (top_p < 1) launch_prune(to, alpha, alpha, top_p, rows, S);
+  if (pruning.top_p < 1) launch_prune_weights(to, alpha, pruning, rows, S);
 }
 
-void softmax_backward_cuda(const Tensor& dinp, const Tensor& dout, const Tensor& inp, int64_t S, double top_p,
+void softmax_backward_cuda(const Tensor& dinp, const Tensor& dout, const Tensor& inp, int64_t S, const Pruning& pruning,
                            bool acc) {
   const int64_t rows = inp.numel() / S;
   with_storage(inp.dtype, [&](auto storage) {
     using X = decltype(storage);
-    const float* da = dout.as<float>();
-    if (top_p < 1) {
-      float *alpha = scratch<float>(2 * rows * S), *masked = alpha + rows * S;
+    const float *da = dout.as<float>(), *weights = nullptr;
+    if (pruning.top_p < 1) {
+      float *alpha = scratch<float>(2 * rows * S), *pruned = alpha + rows * S;
       launch_softmax(alpha, inp.as<X>(), rows, S);
-      launch_prune(masked, da, alpha, top_p, rows, S);
-      da = masked;
+      if (pruning.renormalize) launch_prune_weights(pruned, alpha, pruning, rows, S);
+      else launch_prune(pruned, da, alpha, pruning.top_p, rows, S);
+      (pruning.renormalize ? weights : da) = pruned;
     }
     const int lanes = lanes_of_row(S);
     launch({"softmax_backward", blocks_of(rows * lanes, threads), threads}, softmax_backward_kernel<X>, dinp.as<X>(),
-           da, inp.as<X>(), rows, S, acc, lanes);
+           da, inp.as<X>(), weights, rows, S, acc, lanes);
   });
 }
 

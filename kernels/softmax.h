@@ -1,19 +1,26 @@
 // Softmax over the last dimension (rows of width S, such as the streams of a depth), with top-p pruning.
 //
 //   alpha[n,m] = exp(inp[n,m] - max_j inp[n,j]) / sum_j exp(inp[n,j] - max_j inp[n,j])
-//   out[n,m]   = mask[n,m] * alpha[n,m]                          not normalised again
-//
+//   out[n,m]   = mask[n,m] * alpha[n,m] / s[n]                   s[n] = sum_j mask[n,j] * alpha[n,j] if renormalize,
+//                                                                else 1
 // mask is 1 for the entries of alpha that come first in descending order, until their sum exceeds top_p: an entry stays
 // if the sum of those strictly before it is <= top_p. Of equal entries the one with the larger index comes first. So
 // top_p = 0 keeps one entry, top_p >= 1 all. The sum may exceed top_p by 1e-6: where equal weights meet top_p exactly,
 // as they do when training starts, the rounding of alpha must not decide.
 //
-//   da = mask * dout
+// The backward holds the mask constant.
+//
 //   dinp[n,m] = alpha[n,m] * (da[n,m] - sum_j alpha[n,j] * da[n,j])        set, or added if acc
 //
-// The backward holds the mask constant. It runs over all entries: pruned ones learn too, and so can come back. Nothing
-// is saved: it computes alpha and mask again. All tensors: (rows, S) after flattening; inp and dinp are f32 or bf16,
-// out and dout f32. No output may alias anything. A NaN makes its whole row NaN, and so does +infinity in inp.
+// Not renormalised, da = mask * dout: pruned entries learn too. Renormalised, da[n,m] = mask[n,m] / s[n] * (dout[n,m] -
+// sum_j out[n,j] * dout[n,j]), whose product with alpha sums to 0, so that
+//
+//   dinp[n,m] = out[n,m] * (dout[n,m] - sum_j out[n,j] * dout[n,j])
+//
+// which is the softmax of the kept entries alone: a pruned one has the gradient 0, and comes back when those above it
+// fall. Nothing is saved: the backward computes alpha and mask again. All tensors: (rows, S) after flattening; inp and
+// dinp are f32 or bf16, out and dout f32. No output may alias anything. A NaN makes its whole row NaN, and so does
+// +infinity in inp.
 #pragma once
 
 #include <algorithm>
@@ -27,12 +34,18 @@
 
 namespace crossply {
 
-void softmax_forward(const Tensor& out, const Tensor& inp, double top_p, Stream stream);
-void softmax_backward(const Tensor& dinp, const Tensor& dout, const Tensor& inp, double top_p, bool acc, Stream stream);
+struct Pruning {
+  double top_p = 1;
+  bool renormalize = true;
+};
+
+void softmax_forward(const Tensor& out, const Tensor& inp, const Pruning& pruning, Stream stream);
+void softmax_backward(const Tensor& dinp, const Tensor& dout, const Tensor& inp, const Pruning& pruning, bool acc,
+                      Stream stream);
 
 // kernels/softmax.cu
-void softmax_forward_cuda(const Tensor& out, const Tensor& inp, int64_t S, double top_p);
-void softmax_backward_cuda(const Tensor& dinp, const Tensor& dout, const Tensor& inp, int64_t S, double top_p,
+void softmax_forward_cuda(const Tensor& out, const Tensor& inp, int64_t S, const Pruning& pruning);
+void softmax_backward_cuda(const Tensor& dinp, const Tensor& dout, const Tensor& inp, int64_t S, const Pruning& pruning,
                            bool acc);
 
 // How far the kept sum may exceed top_p.
@@ -69,21 +82,34 @@ void prune_row_ref(T* values, const T* alpha, int64_t S, double top_p) {
   }
 }
 
+// The weights of one row, pruned.
 template <class T>
-void softmax_forward_ref(T* out, const T* inp, int64_t rows, int64_t S, double top_p) {
-  for (int64_t n = 0; n < rows; ++n) {
-    softmax_row_ref(out + n * S, inp + n * S, S);
-    prune_row_ref(out + n * S, out + n * S, S, top_p);
-  }
+void pruned_row_ref(T* out, const T* inp, int64_t S, const Pruning& pruning) {
+  softmax_row_ref(out, inp, S);
+  prune_row_ref(out, out, S, pruning.top_p);
+  if (pruning.top_p >= 1 || !pruning.renormalize) return;
+  T sum = 0;
+  for (int64_t m = 0; m < S; ++m) sum += out[m];
+  for (int64_t m = 0; m < S; ++m) out[m] /= sum;
 }
 
 template <class T>
-void softmax_backward_ref(T* dinp, const T* dout, const T* inp, int64_t rows, int64_t S, double top_p, bool acc) {
+void softmax_forward_ref(T* out, const T* inp, int64_t rows, int64_t S, const Pruning& pruning) {
+  for (int64_t n = 0; n < rows; ++n) pruned_row_ref(out + n * S, inp + n * S, S, pruning);
+}
+
+template <class T>
+void softmax_backward_ref(T* dinp, const T* dout, const T* inp, int64_t rows, int64_t S, const Pruning& pruning,
+                          bool acc) {
   std::vector<T> alpha(static_cast<size_t>(S)), da(alpha);
   for (int64_t n = 0; n < rows; ++n) {
-    softmax_row_ref(alpha.data(), inp + n * S, S);
     std::copy(dout + n * S, dout + (n + 1) * S, da.begin());
-    prune_row_ref(da.data(), alpha.data(), S, top_p);
+    if (pruning.renormalize) {
+      pruned_row_ref(alpha.data(), inp + n * S, S, pruning);  // the result takes alpha's place
+    } else {
+      softmax_row_ref(alpha.data(), inp + n * S, S);
+      prune_row_ref(da.data(), alpha.data(), S, pruning.top_p);
+    }
     T mean = 0;
     for (size_t m = 0; m < alpha.size(); ++m) mean += alpha[m] * da[m];
     for (size_t m = 0; m < alpha.size(); ++m) {

@@ -9,7 +9,8 @@
 // and wb start at 0: the model starts as an ordinary pre-norm transformer (the sum is E times its stream).
 //
 // The defaults are the LIMe repository's: the sublayers' norms have no gain, index is the layer. The SATFormer
-// repository's: prenorm rmsnorm, norm rmsnorm or layernorm, layer_index sublayer, output_init_scale true.
+// repository's: prenorm rmsnorm, norm rmsnorm (dynamic_norm_eps the type's machine epsilon) or layernorm, layer_index
+// sublayer, output_init_scale true.
 // (Zhu et al., "Hyper-Connections", arXiv 2409.19606.)
 #include <cmath>
 
@@ -24,10 +25,13 @@ class Hyper : public Connection {
       : E_(config.integer("rate")),
         dynamic_(config.flag("dynamic")),
         norm_(config.text("norm")),
+        eps_(config.number("dynamic_norm_eps")),
         gains_(config.text("prenorm") == "rmsnorm"),
         by_sublayer_(config.text("layer_index") == "sublayer"),
         scale_outputs_(config.flag("output_init_scale")) {
     if (E_ < 1 || E_ > 8) fail(Exit::usage, "hyper: rate ", E_, " must be in 1..8");
+    if (!(eps_ >= 0 && eps_ <= 1)) fail(Exit::usage, "hyper: dynamic_norm_eps ", eps_, " must be in 0..1");
+    if (eps_ == 0) eps_ = norm_ == "rmsnorm" ? 1e-6 : 1e-5;
   }
 
   void declare(ParameterTable& params, const Config& config) const override {
@@ -64,7 +68,7 @@ class Hyper : public Connection {
                                  parameter("dynamic_alpha_proj"),  parameter("dynamic_beta_proj"),
                                  parameter("dynamic_alpha_scale"), parameter("dynamic_beta_scale"),
                                  parameter("norm.weight"),         parameter("norm.bias")};
-    const ops::HyperRead in = ops::hyper_read(build_->tape, site.name() + ".read", x_, p, norm_);
+    const ops::HyperRead in = ops::hyper_read(build_->tape, site.name() + ".read", x_, p, norm_, eps_);
     coef_ = in.coef;
     return gains_ ? norm(site, in.x) : ops::layernorm(build_->tape, site.name() + ".norm", in.x, 1e-5);
   }
@@ -103,6 +107,7 @@ class Hyper : public Connection {
   int64_t E_;
   bool dynamic_;
   std::string norm_;
+  double eps_;
   bool gains_, by_sublayer_, scale_outputs_;
   Value* coef_ = nullptr;  // of the sublayer in progress
 };
@@ -117,6 +122,7 @@ Architecture hyper_architecture() {
       {{"rate", "4", "an integer in 1..8: how many streams", {}},
        {"dynamic", "true", "true or false: every token adds a term of its own to the mixtures", {}},
        {"norm", "layernorm_no_affine", "layernorm_no_affine, layernorm or rmsnorm: in front of that term", norms},
+       {"dynamic_norm_eps", "0.0", "a number in 0..1: that norm's epsilon (0: rmsnorm 1e-6, the others 1e-5)", {}},
        {"prenorm",
         "layernorm_no_affine",
         "layernorm_no_affine or rmsnorm: in front of the sublayers",

@@ -4,7 +4,8 @@
 //
 //   Z_h = sum_{m <= l} a[h,m] rms(X_m) * g          k_h = Z_h Wk_h,  v_h = Z_h Wv_h,  queries as in LLaMA
 //
-//   lime_static:   a = softmax_m(R)              R (K, l+1) learned; top_p prunes the smallest weights, in training too
+//   lime_static:   a = softmax_m(R)              R (K, l+1) learned; top_p prunes the smallest weights, in training
+//                                                too, and divides the others by their sum
 //   lime_dynamic:  a = softmax_m(x Wr) anew for every token, x = rms(X_l) * g
 //
 // rms(X_m) without the gain is the same for all readers, so it is computed once. The mixtures are K times as large as
@@ -20,7 +21,7 @@ namespace {
 class LimeV1 : public Connection {
  public:
   LimeV1(const Config& config, bool dynamic) : dynamic_(dynamic), literal_(config.text("kv_init") == "literal") {
-    if (!dynamic) top_p_ = config.number("top_p");
+    if (!dynamic) top_p_ = config.number("top_p"), renormalize_ = config.flag("top_p_renormalize");
     if (!(top_p_ >= 0 && top_p_ <= 1)) fail(Exit::usage, "lime_static: top_p ", top_p_, " must be in 0..1");
   }
 
@@ -70,11 +71,12 @@ class LimeV1 : public Connection {
       const Shape logits{build_->B, build_->T, c.num_key_value_heads, layer + 1};
       router = ops::linear(build_->tape, name + ".router", input, router, logits);
     }
-    return ops::softmax(build_->tape, name + ".route", router, top_p_);
+    return ops::softmax(build_->tape, name + ".route", router, top_p_, renormalize_);
   }
 
   bool dynamic_, literal_;
   double top_p_ = 1;
+  bool renormalize_ = true;
   std::vector<Value*> streams_;  // rms(X_0), rms(X_1), ...
 };
 
@@ -88,7 +90,9 @@ const Option kv_init{"kv_init",
 Architecture lime_static_architecture() {
   return {"lime_static",
           "every key/value head reads its own mixture of all earlier outputs",
-          {{"top_p", "1.0", "a number in 0..1: weights beyond this sum are pruned", {}}, kv_init},
+          {{"top_p", "1.0", "a number in 0..1: weights beyond this sum are pruned", {}},
+           {"top_p_renormalize", "true", "true or false: what is left is divided by its sum", {}},
+           kv_init},
           [](const Config& config) { return std::make_unique<LimeV1>(config, false); }};
 }
 

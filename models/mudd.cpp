@@ -17,7 +17,6 @@
 namespace crossply {
 namespace {
 
-constexpr double eps = 1e-6;  // of the norms inside the mixtures
 enum Way { query, key, value, stream };
 
 class Mudd : public Connection {
@@ -115,6 +114,7 @@ class Mudd : public Connection {
 
   // The stream x_ = X_n becomes a source, and its gain-free norm the input of the weights.
   void add_source(int n) {
+    const double eps = build_->config.rms_norm_eps;
     if (prepost_ || n > 0) unit_ = ops::rmsnorm(build_->tape, str("X", n, ".unit"), x_, nullptr, eps);
     sources_.push_back(prepost_ ? unit_ : x_);
   }
@@ -128,7 +128,7 @@ class Mudd : public Connection {
     Value* hidden = ops::linear(build_->tape, name + ".w1", unit_, parameter("w1.weight"), shape);
     hidden = ops::gelu(build_->tape, name + ".gelu", hidden);
     ops::WaySources s{sources_, {}, {}, ops::linear(build_->tape, name + ".w2", hidden, parameter("w2.weight"), shape),
-                      parameter("static_weight"), prepost_ ? x_ : nullptr, eps};
+                      parameter("static_weight"), prepost_ ? x_ : nullptr, build_->config.rms_norm_eps};
     for (int l = 0; l < layer + 2 && prepost_; ++l) s.gains.push_back(parameter(str("pre_da_norms.", l, ".weight")));
     for (int c = 0; c < ways(layer) && prepost_; ++c) s.post.push_back(parameter(str("post_da_norms.", c, ".weight")));
     ways_ = ops::way_mix(build_->tape, name, s);

@@ -37,12 +37,13 @@ inline std::vector<Case> cases() {
   }
   for (const std::string routing : {"average", "last", "first"})
     list.push_back(with("lime", {{"routing", routing}, {"window", "2"}}));
-  list.push_back(with("lime_static", {{"top_p", "0.6"}}));
+  for (const std::string renormalize : {"true", "false"})
+    list.push_back(with("lime_static", {{"top_p", "0.6"}, {"top_p_renormalize", renormalize}}));
   for (const std::string rate : {"1", "2", "3"})
     list.push_back(with("hyper", {{"rate", rate}, {"dynamic", rate == "2" ? "false" : "true"}}));
   list.push_back(
       with("hyper", {{"norm", "layernorm"}, {"prenorm", "rmsnorm"}, {"layer_index", "sublayer"}, {"rate", "2"}}, 4));
-  list.push_back(with("hyper", {{"norm", "rmsnorm"}, {"output_init_scale", "true"}}));
+  list.push_back(with("hyper", {{"norm", "rmsnorm"}, {"output_init_scale", "true"}, {"dynamic_norm_eps", "0.01"}}));
   for (const std::string map : {"unet", "inet"}) list.push_back(with("vertical", {{"map", map}}));
   list.push_back(with("vertical", {{"map", "unet"}, {"mirror_offset", "2"}}));
   list.push_back(with("vertical", {{"residual", "false"}}));

@@ -256,6 +256,9 @@ double golden_element(const Parameter& row, int64_t i) {
   const int block = row.name.starts_with(prefix) ? std::stoi(row.name.substr(prefix.size())) + 1 : 0;
   if (row.name.ends_with("dynamic_beta_proj"))  // (C, 1) there
     return golden_number({row.name.find("attn_hc") != std::string::npos ? 29 : 37, M}, block, i, 0);
+  for (const auto& [part, code] : {std::pair{"da.pre_da_norms.", Code{25, G}}, {"da.post_da_norms.", Code{26, H}}})
+    if (const size_t at = row.name.find(part); at != std::string::npos)
+      return golden_number(code, block, std::stoi(row.name.substr(at + std::strlen(part))), i);
   const int64_t columns = row.shape.rank == 1 ? row.shape[0] : row.shape[1];
   for (const Rule& rule : golden_rules()) {
     if (!row.name.ends_with(rule.suffix)) continue;
@@ -271,6 +274,7 @@ struct Golden {
   Options options;
   double loss, norm;
   std::vector<std::tuple<std::string, int64_t, double>> gradients;  // parameter, element as stored, value
+  double eps = 1e-6;  // rms_norm_eps
 };
 
 }  // namespace
@@ -299,10 +303,23 @@ TEST_CASE("architectures: the specification's golden losses and gradients, in do
        {{emb, 24, -13.7038215}, {l + "0.attn_hc.static_alpha", 0, -0.000862170467},
         {l + "1.mlp_hc.dynamic_alpha_proj", 1, -0.433759789},
         {l + "2.attn_hc.dynamic_beta_scale", 0, -0.830844147}, {l + "3.mlp_hc.norm.weight", 2, -0.0174313841}}},
+      // Of dev/reference: epsilons that are not the default, large enough to show wherever they belong.
+      {"mudd", {{"norm", "none"}}, 3.0682574977, 14.96059928,
+       {{emb, 24, -2.30013729}, {l + "0.da.w1.weight", 0, 0.506642417}}, 1e-3},
+      {"mudd", {{"norm", "prepost"}}, 2.9439760089, 14.11540485,
+       {{emb, 24, 1.47393647}, {l + "0.da.w1.weight", 0, -0.145792893},
+        {l + "1.da.pre_da_norms.2.weight", 3, 0.100809239}, {l + "2.da.post_da_norms.1.weight", 5, -0.014912549}},
+       1e-3},
+      {"hyper", {{"rate", "2"}, {"norm", "rmsnorm"}, {"dynamic_norm_eps", "0.01"}, {"prenorm", "rmsnorm"}},
+       2.9611581489, 38.57592651,
+       {{emb, 24, -3.12911895}, {l + "1.mlp_hc.dynamic_alpha_proj", 1, 0.0303287449},
+        {l + "3.mlp_hc.norm.weight", 2, -0.0180681273}}},
   };
   for (const Golden& golden : all) {
     CAPTURE(golden.arch);
-    TinyModel model(tiny_with(golden.arch, golden.options), "reference", PlanMode::reuse, Dtype::f64);
+    Config config = tiny_with(golden.arch, golden.options);
+    config.rms_norm_eps = golden.eps;
+    TinyModel model(config, "reference", PlanMode::reuse, Dtype::f64);
     for (Parameter& row : model.params.rows()) model.fill(row.name, [&](int64_t i) { return golden_element(row, i); });
     model.use({3, 1, 4, 1, 5, 0, 0, 0, 0, 0}, {1, 4, 1, 5, -1, -1, -1, -1, -1, -1});
     CHECK(std::abs(model.step() - golden.loss) < 1e-9);
@@ -365,15 +382,19 @@ TEST_CASE("architectures: parameter counts of the papers, to the last digit") {
       {"1.2b", "hyper", 1177064256},
       {"1.2b", "lime_static", 1176770784},
       {"1.2b", "lime_dynamic", 1185613824},
-      {"deep32", "llama", 159982592},
-      {"deep32", "lime", 160016320},
-      {"deep32", "hyper", 159982592 + 165504},
-      {"deep64", "llama", 294233088},
-      {"deep64", "lime", 294366144},
-      {"deep64", "hyper", 294233088 + 331008},
-      {"deep128", "llama", 562734080},
-      {"deep128", "lime", 563262400},
-      {"deep128", "hyper", 562734080 + 662016},
+      {"deep32", "llama", 46436864},
+      {"deep32", "lime", 46470592},
+      {"deep32", "hyper", 46436864 + 83584},
+      {"deep32", "lime_dynamic", 46436864 + 1087232},
+      {"deep32", "lime_static", 46436864 + 12152},
+      {"deep64", "llama", 80007680},
+      {"deep64", "lime", 80140736},
+      {"deep64", "hyper", 80007680 + 167168},
+      {"deep64", "lime_static", 80007680 + 32760},
+      {"deep128", "llama", 147149312},
+      {"deep128", "lime", 147677632},
+      {"deep128", "hyper", 147149312 + 334336},
+      {"deep128", "lime_static", 147149312 + 98552},
       {"130m", "llama", 128404096},
       {"340m", "llama", 334798080},
       {"760m", "llama", 766440320},

@@ -48,9 +48,9 @@ void check_well_formed(const std::string& svg) {
   CHECK(open.empty());
 }
 
-std::string svg_of(const std::vector<Curve>& curves, bool log_x = false, const std::string& title = "title") {
+std::string svg_of_panels(const std::vector<Panel>& panels, bool log_x = false, const std::string& title = "title") {
   const std::string path = (std::filesystem::temp_directory_path() / str("crossply-curve-", ::getpid())).string();
-  write_curve_svg(path, title, "step", "loss", curves, log_x);
+  write_curve_svg(path, title, "step", panels, log_x);
   std::ifstream in(path);
   const std::string svg(std::istreambuf_iterator<char>(in), {});
   std::filesystem::remove(path);
@@ -59,6 +59,10 @@ std::string svg_of(const std::vector<Curve>& curves, bool log_x = false, const s
   CHECK(svg.find("fill=\"#ffffff\"") != std::string::npos);
   for (const char* word : {"nan", "inf", "NaN"}) CHECK_MESSAGE(svg.find(word) == std::string::npos, svg);
   return svg;
+}
+
+std::string svg_of(const std::vector<Curve>& curves, bool log_x = false, const std::string& title = "title") {
+  return svg_of_panels({{"loss", "", curves}}, log_x, title);
 }
 
 // The points of the k-th line in the file.
@@ -158,7 +162,7 @@ TEST_CASE("curve: names and titles are text, not markup, and many curves have th
   for (int i = 0; i < 12; ++i) many.push_back({str("curve ", i), {0, 1}, {1.0 * i, 2.0}});
   const std::string all = svg_of(many);
   CHECK(count(all, "<polyline") == 12);
-  CHECK(count(all, "stroke-dasharray") == 12);  // six lines and their six legends
+  CHECK(count(all, "stroke-dasharray") == 18);  // nine lines of twelve, and their legends
   for (int i = 0; i < 12; ++i) CHECK(all.find(str(">curve ", i, "<")) != std::string::npos);
 }
 
@@ -203,4 +207,123 @@ TEST_CASE("curve: ticks carry readable numbers") {
   check_labels(1, 1e6, true, {"1", "100", "10k", "1M"});
   check_labels(1, 60, true, {"1", "20", "50"});
   check_labels(120, 180, true, {"120", "150", "180"});
+}
+
+namespace {
+
+// A loss that falls from 3 to about `end`, over `n` steps.
+Curve falling(const std::string& name, double end, int n = 3000) {
+  Curve curve{name, {}, {}};
+  for (int i = 1; i <= n; ++i) {
+    curve.x.push_back(i);
+    curve.y.push_back(end + (3 - end) * std::exp(-i / 200.0));
+  }
+  return curve;
+}
+
+// The heights of the names, from top to bottom.
+std::vector<double> heights_of_names(const std::string& svg) {
+  std::vector<double> heights;
+  const std::string name = "font-size=\"13\">curve";
+  for (size_t at = svg.find(name); at != std::string::npos; at = svg.find(name, at + 1))
+    heights.push_back(std::stod(svg.substr(svg.rfind(" y=\"", at) + 4)));
+  return heights;
+}
+
+}  // namespace
+
+TEST_CASE("curve: what XML forbids, and what is no UTF-8, is replaced") {
+  const std::string good = "\xC3\xA4 \xE2\x82\xAC \xF0\x9F\x98\x80 \xEF\xBF\xBD \xEF\xBF\xBC";
+  const std::string replacement = "\xEF\xBF\xBD";
+  CHECK(svg_of({{good, {1, 2}, {1, 2}}}, false, good).find(">" + good + "<") != std::string::npos);
+  const std::vector<std::string> bad = {"\xEF\xBF\xBF",      // U+FFFF
+                                        "\xEF\xBF\xBE",      // U+FFFE
+                                        "\xED\xA0\x80",      // a surrogate
+                                        "\xC0\x80",          // overlong
+                                        "\xE0\x80\x80",      // overlong
+                                        "\xF4\x90\x80\x80",  // beyond U+10FFFF
+                                        "\xF8\x90\x80\x80",  // begins with no first byte
+                                        "\xFF", "\x80", "\xE2\x82"};
+  for (const std::string& text : bad) {
+    const std::string svg = svg_of({{"a" + text + "b", {1, 2}, {1, 2}}}, false, text);
+    CHECK(svg.find(text + "b") == std::string::npos);
+    CHECK(svg.find(">a" + replacement) != std::string::npos);
+    CHECK(svg.find("<title>" + replacement) != std::string::npos);
+  }
+  CHECK(svg_of({{std::string("a\0b\x7F", 4), {1, 2}, {1, 2}}}).find(">a b <") != std::string::npos);
+}
+
+TEST_CASE("curve: long names and titles lose their middle, not their room") {
+  const std::string name = "curve " + std::string(300, 'x') + " end";
+  const std::string svg = svg_of({{name, {1, 2}, {1, 2}}}, false, name);
+  CHECK(svg.find(">curve xxx") != std::string::npos);
+  CHECK(svg.find("xxx end<") != std::string::npos);
+  CHECK(svg.find(std::string(100, 'x')) == svg.find("<title>") + 13);  // whole only there
+  CHECK(svg.find(std::string(100, 'x'), svg.find("</title>")) == std::string::npos);
+}
+
+TEST_CASE("curve: a decade of values stands on a logarithmic axis, less does not, and shares never do") {
+  const std::string decade = svg_of({falling("a", 0.1)});
+  CHECK(decade.find("; logarithmic<") != std::string::npos);
+  for (const char* label : {">0.1<", ">0.2<", ">0.5<", ">1<", ">2<"})
+    CHECK_MESSAGE(decade.find(label) != std::string::npos, label);
+  const auto points = points_of(svg_of({{"a", {1, 2, 3}, {1, 0.1, 0.01}}}), 0);
+  CHECK(std::abs((points[0].second - points[1].second) - (points[1].second - points[2].second)) < 0.2);
+  CHECK(svg_of({falling("a", 0.5)}).find("logarithmic") == std::string::npos);
+  CHECK(svg_of({{"a", {1, 2, 3}, {-1, 0.1, 10}}}).find("logarithmic") == std::string::npos);
+  const std::string shares = svg_of_panels({{"answers", "", {{"a", {1, 2, 3}, {0.01, 0.1, 0.9}}}, true}});
+  CHECK(shares.find("logarithmic") == std::string::npos);
+  for (const char* label : {">0 %<", ">80 %<"}) CHECK_MESSAGE(shares.find(label) != std::string::npos, label);
+  const std::string none = svg_of_panels({{"answers", "", {{"a", {1, 2}, {0, 0}}}, true}});
+  CHECK(none.find(">0 %<") != std::string::npos);
+  CHECK(none.find(">-") == std::string::npos);
+}
+
+TEST_CASE("curve: marks lie on the same axes, hollow, on a thin line, and the caption says what they are") {
+  Curve curve{"a", {0, 10}, {1, 3}, {5, 10}, {2, 4}};
+  const std::string svg = svg_of_panels({{"training loss", "test loss", {curve}}});
+  CHECK(svg.find(">training loss; marks: test loss<") != std::string::npos);
+  CHECK(count(svg, "<circle r=\"3\" fill=\"#ffffff\"") == 2);
+  const auto thin = points_of(svg, 0), line = points_of(svg, 1);
+  CHECK(thin[1].first == line[1].first);
+  CHECK(std::abs(thin[0].second - (line[0].second + line[1].second) / 2) < 0.11);
+  CHECK(thin[1].second < line[1].second);  // the axis has room for it
+  curve.marks_x.clear(), curve.marks_y.clear();
+  for (int i = 0; i < 5000; ++i) curve.marks_x.push_back(0.002 * i), curve.marks_y.push_back(2);
+  CHECK(count(svg_of({curve}), "fill=\"#ffffff\" stroke") <= 30);
+}
+
+TEST_CASE("curve: two panels share the x axis and stand below each other") {
+  const Panel above{"loss", "", {{"a", {0, 100}, {3, 1}}}}, below{"answers", "", {{"a", {50, 100}, {0, 0.5}}}, true};
+  const std::string svg = svg_of_panels({above, below});
+  const auto loss = points_of(svg, 0), answers = points_of(svg, 1);
+  CHECK(answers[1].first == loss[1].first);
+  CHECK(std::abs(answers[0].first - (loss[0].first + loss[1].first) / 2) < 0.11);
+  CHECK(std::min(answers[0].second, answers[1].second) > std::max(loss[0].second, loss[1].second) + 50);
+  CHECK(svg.find(">loss<") < svg.find(">answers<"));
+}
+
+TEST_CASE("curve: of thirteen curves, one diverging and one short, every one can be seen and read") {
+  std::vector<Curve> curves;
+  for (int i = 0; i < 13; ++i) {
+    curves.push_back(falling(str("curve ", i), 1 + 0.001 * i));  // ends nearly at one height
+    for (int k = 300; k <= 3000; k += 300) curves.back().marks_x.push_back(k), curves.back().marks_y.push_back(1.1);
+  }
+  curves[3] = falling("curve short", 1, 400);
+  for (int i = 400; i < 430; ++i) curves[5].y[static_cast<size_t>(i)] = std::exp(i - 400.0);
+  curves[5].x.resize(430), curves[5].y.resize(430);
+  curves[5].broken_off = true;
+  const std::string svg = svg_of(curves);
+  const std::vector<double> heights = heights_of_names(svg);
+  REQUIRE(heights.size() == 13);
+  for (size_t i = 1; i < 13; ++i) CHECK(heights[i] - heights[i - 1] >= 14);
+  CHECK(heights.front() > 70);
+  CHECK(heights.back() < 440);
+  CHECK(count(svg, "stroke-dasharray=\"1 4\"") == 2);  // from the ends of those two to their names
+  CHECK(count(svg, "m-4-4l8 8m0-8l-8 8") == 1);         // the cross
+  CHECK(count(svg, "clip-path=") == 1);
+  // The one that diverges is cut off; the others keep more than half of the height.
+  const auto points = points_of(svg, 13);
+  CHECK(points.back().second - points.front().second > 170);
+  CHECK(svg.size() < 60000);
 }

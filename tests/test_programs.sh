@@ -46,6 +46,22 @@ expect 0 '^hyper:rate=2 +[0-9,]+ ' compare llama,hyper:rate=2,vertical:map=unet 
 grep -qE '^vertical:map=unet +[0-9,]+ ' output || fail "no row for vertical:map=unet"
 [ -s three/hyper-rate-2/metrics.jsonl ] || fail "three/hyper-rate-2 is missing"
 grep -q '"rate":2' <(tr -d ' \n' <three/hyper-rate-2/step_00000002/config.json) || fail "hyper:rate=2 has another rate"
+[ -z "$(sed -n '/^architecture/,/^$/p' output | awk 'length > 80')" ] || fail "compare's table is wider than 80 columns"
+# Of data that is named, the sizes are the trainers', whatever the demonstration has; flags.json does not name a preset.
+seq 9999 >numbers.txt
+for data in text:numbers.txt arith:3; do
+  expect 0 '^parameters: ' "$build/train_llama" --data $data --dry-run
+  parameters=$(awk '/^parameters:/ {print $2}' output)
+  expect 0 '^lime ' "$build/compare" --data $data --dry-run
+  [ "$(awk '/^llama/ {print $2}' output | tr -d ,)" = "$parameters" ] ||
+    fail "compare --data $data has other sizes than the trainer"
+done
+expect 0 '^llama +66,496 ' "$build/compare" --dry-run
+expect 0 '^llama +66,496 ' "$build/compare" --preset arith-quick --data arith:3 --dry-run
+grep -q '"preset": ""' cmp/lime/flags.json || fail "flags.json names a preset that nobody gave"
+expect 0 'warning: --warmup 5 of --steps 2:' compare llama --steps 2 --warmup 5 --out late
+expect 0 'warning: --warmup 5 of --steps 2:' train llama --steps 2 --warmup 5 --out late_too
+expect 0 '^warning: not as many parameters as llama: mudd [+][0-9]+ %$' compare llama,mudd --layers 6 --steps 1 --out more
 expect 0 '^mudd +[0-9,]+ +[0-9.e+]+ +[0-9.]+ [KM]iB$' compare all,hyper:rate=2 --dry-run --out planned
 [ "$(grep -cE '^[a-z_]+(:rate=2)? +[0-9,]+ ' output)" -ge 13 ] || fail "the plan does not list every architecture"
 [ ! -e planned ] || fail "a dry run wrote something"
@@ -107,6 +123,45 @@ expect 64 'in use' train llama --steps 100000 --out busy --resume
 kill -KILL $pid
 wait $pid 2>/dev/null
 
+# A comparison: one run that fails leaves the others, and continues exactly after a stop.
+expect 77 '^error: failed: lime;' compare llama,lime,resformer --steps 8 --router-lr 1e30 --clip 0 --out one_fails
+grep -qE '^resformer +[0-9,]+ .* [0-9.]+ %$' output || fail "after a failed run, the next one has no numbers"
+grep -qE '^lime: failed after step 0 of 8: the test loss' output || fail "the table does not say why lime failed"
+[ "$(grep -cE '"state": "(done|failed)"' one_fails/results.json)" = 3 ] || fail "results.json lacks a run"
+grep -q '^| lime .*| failed after' one_fails/results.md || fail "results.md does not say that lime failed"
+grep -q 'lime' one_fails/compare.svg || fail "the picture does not name lime"
+small_memory() (ulimit -v 350000 && exec "$build/compare" --data text:numbers.txt --width 64 --heads 2 --ffn 64 --layers 12 \
+  --seq 512 --batch 8 --steps 1 --eval-samples 1 --arch "$1" "${@:2}")
+if small_memory llama --dry-run >output 2>&1; then  # not where sanitizers take their own memory
+  expect 71 '^hyper:rate=8 failed: not enough memory' small_memory hyper:rate=8,llama --out small_memory
+  grep -qE '^llama +[0-9,]+ .* [0-9.]+$' output || fail "after a run without memory, the next one has no numbers"
+fi
+expect 0 '^relay +[0-9,]+ ' compare llama,relay --steps 60 --out compared
+"$build/compare" --arch llama,relay "${tiny[@]}" --steps 60 --out compared_twice >output 2>&1 &
+pid=$!
+while [ ! -s compared_twice/llama/metrics.jsonl ] && kill -0 $pid 2>/dev/null; do sleep 0.01; done
+kill -INT $pid
+wait $pid
+code=$?
+[ $code = 75 ] || [ $code = 0 ] || fail "compare, SIGINT: exit code $code, want 75"
+for file in compare.svg results.md results.json; do [ -s compared_twice/$file ] || fail "stopped: $file is missing"; done
+[ $code = 0 ] || grep -q '^to continue this comparison' output || fail "a stopped comparison does not say how to go on"
+expect 64 'also compares relay' compare llama --steps 60 --out compared_twice --resume
+expect 0 '^relay +[0-9,]+ ' compare llama,relay --steps 60 --out compared_twice --resume
+for arch in llama relay; do
+  cmp -s compared{,_twice}/$arch/step_00000060/model.safetensors || fail "compare --resume: other weights of $arch"
+done
+mkdir diary && touch diary/page
+expect 64 'holds files, but no comparison' compare llama --steps 1 --out diary --resume
+if command -v python3 >/dev/null; then  # a parser of XML, on a name that XML cannot hold
+  printf -v odd 'text:a\xef\xbf\xbf<&>.txt'
+  cp numbers.txt "${odd#text:}"
+  expect 0 '^llama ' "$build/compare" --arch llama --data "$odd" "${tiny[@]:6}" --steps 2 --out odd
+  for file in odd/compare.svg odd/llama/curve.svg one_fails/compare.svg compared/relay/curve.svg; do
+    python3 -c 'import sys, xml.dom.minidom as xml; xml.parse(sys.argv[1])' $file >output 2>&1 || fail "$file is not XML"
+  done
+fi
+
 # --- wrong usage, wrong files ------------------------------------------------------------------------------------
 expect 64 '--data is needed' "$build/train_llama" --out x
 expect 64 '--out is needed' "$build/train_llama" --data arith:3
@@ -132,6 +187,8 @@ kv_init lime_dynamic --kv-init zero
 rate hyper --rate 99
 rate hyper --rate 0
 norm hyper --norm batchnorm
+dynamic_norm_eps hyper --dynamic-norm-eps 2
+top_p_renormalize lime_static --top-p-renormalize often
 dynamic hyper --dynamic maybe
 map vertical --map sideways
 residual vertical --residual 2
@@ -171,7 +228,7 @@ expect 64 'not a number' "$build/generate" --model run --prompt 1 --temperature 
 expect 66 'nowhere' "$build/generate" --model nowhere --prompt 1
 expect 77 '^error: step [0-9]+: loss' train llama --steps 30 --out boom --lr 1e30 --clip 0 --warmup 0 --schedule constant
 expect 77 '^lime +[0-9,]+ .* - +-$' compare llama,lime --steps 3 --out booms --lr 1e30 --clip 0 --warmup 0 --schedule constant
-grep -q '^llama stopped: the test loss after step 1' output || fail "the reason of a stopped run is not said"
+grep -q '^llama failed: the test loss after step 1' output || fail "the reason of a stopped run is not said"
 rmdir boom/step_* 2>/dev/null
 [ ! -e x ] || fail "a refused run left x behind"
 expect 65 'vocabulary' train llama --steps 1 --out y --vocab 20

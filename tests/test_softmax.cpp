@@ -21,21 +21,29 @@ std::vector<Size> sizes_for(Backend backend) {
 }
 
 template <class T>
-std::vector<T> forward(const std::vector<T>& inp, const Size& size, double top_p, Stream stream) {
+std::vector<T> forward(const std::vector<T>& inp, const Size& size, const Pruning& pruning, Stream stream) {
   auto out = poisoned<T>(size.rows * size.S);
   const Shape shape{1, size.rows, size.S};
   run_on(stream.backend, {view(out.data(), shape), view(inp.data(), shape)},
-         [=](auto& t, Stream on) { softmax_forward(t[0], t[1], top_p, on); });
+         [=](auto& t, Stream on) { softmax_forward(t[0], t[1], pruning, on); });
   return out;
 }
 
 template <class T>
 std::vector<T> backward(std::vector<T> dinp, const std::vector<T>& dout, const std::vector<T>& inp, const Size& size,
-                        double top_p, bool acc, Stream stream) {
+                        const Pruning& pruning, bool acc, Stream stream) {
   const Shape shape{1, size.rows, size.S};
   run_on(stream.backend, {view(dinp.data(), shape), view(dout.data(), shape), view(inp.data(), shape)},
-         [=](auto& t, Stream on) { softmax_backward(t[0], t[1], t[2], top_p, acc, on); });
+         [=](auto& t, Stream on) { softmax_backward(t[0], t[1], t[2], pruning, acc, on); });
   return dinp;
+}
+
+// Each top_p with and without renormalising.
+std::vector<Pruning> prunings(const std::vector<double>& top_ps) {
+  std::vector<Pruning> list;
+  for (const double top_p : top_ps)
+    for (const bool renormalize : {true, false}) list.push_back({top_p, renormalize});
+  return list;
 }
 
 int64_t kept(const std::vector<float>& out) {
@@ -46,20 +54,26 @@ int64_t kept(const std::vector<float>& out) {
 
 TEST_CASE("softmax: reference backward is the derivative of the reference forward, pruned or not") {
   for (double scale : {1e-3, 1.0, 10.0}) {
-    for (double top_p : {0.0, 0.37, 0.8, 1.0}) {
+    for (const Pruning& pruning : prunings({0.0, 0.37, 0.8, 1.0})) {
       for (const Size& size : std::vector<Size>{{1, 1}, {3, 2}, {4, 7}, {2, 31}}) {
         CAPTURE(scale);
-        CAPTURE(top_p);
+        CAPTURE(pruning.top_p);
+        CAPTURE(pruning.renormalize);
         CAPTURE(size.S);
         const int64_t n = size.rows * size.S;
         const auto inp = random_vector<double>(n, 1, scale), dout = random_vector<double>(n, 2);
         // An infinitesimal step leaves the mask, which goes by the real parts, as it is.
-        const auto want = complex_step(inp, [&](auto& x) {
+        auto want = complex_step(inp, [&](auto& x) {
           std::vector<Complex> out(x.size());
-          softmax_forward_ref(out.data(), x.data(), size.rows, size.S, top_p);
+          softmax_forward_ref(out.data(), x.data(), size.rows, size.S, pruning);
           return dot(dout, out);
         });
-        check_close("dinp", backward(poisoned<double>(n), dout, inp, size, top_p, false, reference), want, 1e-11);
+        auto got = backward(poisoned<double>(n), dout, inp, size, pruning, false, reference);
+        if (pruning.renormalize) {  // 0 where one entry is kept: judge it beside dout
+          got.insert(got.end(), dout.begin(), dout.end());
+          want.insert(want.end(), dout.begin(), dout.end());
+        }
+        check_close("dinp", got, want, 1e-11);
       }
     }
   }
@@ -69,21 +83,24 @@ TEST_CASE("softmax: the fast backends equal the reference, set and added") {
   for (const Backend backend : fast_backends()) {
     CAPTURE(static_cast<int>(backend));
     for (double scale : {1.0, 30.0}) {
-      for (double top_p : {0.0, 0.371, 0.9, 1.0}) {
+      for (const Pruning& pruning : prunings({0.0, 0.371, 0.9, 1.0})) {
         for (const Size& size : sizes_for(backend)) {
           CAPTURE(scale);
-          CAPTURE(top_p);
+          CAPTURE(pruning.top_p);
+          CAPTURE(pruning.renormalize);
           CAPTURE(size.S);
           const int64_t n = size.rows * size.S;
           const auto inp = random_vector<float>(n, 1, scale), dout = random_vector<float>(n, 2);
           const auto inp64 = convert<double>(inp), dout64 = convert<double>(dout);
           // Sums of up to 1300 terms in vector order, and an exp of 1.5 ulp: some ulps (6e-8) of the result.
-          check_close("out", forward(inp, size, top_p, Stream{backend}), forward(inp64, size, top_p, reference), 1e-6);
+          const auto out64 = forward(inp64, size, pruning, reference);
+          check_close("out", forward(inp, size, pruning, Stream{backend}), out64, 1e-6);
           for (bool acc : {false, true}) {
             const auto dinp = acc ? random_vector<float>(n, 3) : poisoned<float>(n);
-            auto got = backward(dinp, dout, inp, size, top_p, acc, Stream{backend});
-            auto want = backward(convert<double>(dinp), dout64, inp64, size, top_p, acc, reference);
-            if (scale > 1) {  // dinp is all cancellation where one entry has all the weight: judge it beside dout
+            auto got = backward(dinp, dout, inp, size, pruning, acc, Stream{backend});
+            auto want = backward(convert<double>(dinp), dout64, inp64, size, pruning, acc, reference);
+            // dinp is all cancellation where one entry has all the weight: judge it beside dout.
+            if (scale > 1 || pruning.top_p == 0) {
               got.insert(got.end(), dout.begin(), dout.end());
               want.insert(want.end(), dout.begin(), dout.end());
             }
@@ -109,12 +126,17 @@ TEST_CASE("softmax: top-p by hand") {
   for (const Backend backend : all_backends()) {
     const Stream stream{backend};
     for (const Case& c : cases) {
-      CAPTURE(c.top_p);
-      std::vector<float> want;
-      for (size_t m = 0; m < 4; ++m) want.push_back(c.mask[m] * alpha[m]);
-      const auto out = forward(inp, {1, 4}, c.top_p, stream);
-      check_close("out", out, want, 1e-6);
-      CHECK(kept(out) == std::count(c.mask.begin(), c.mask.end(), 1.f));
+      for (const bool renormalize : {true, false}) {
+        CAPTURE(c.top_p);
+        CAPTURE(renormalize);
+        float sum = 0;
+        for (size_t m = 0; m < 4; ++m) sum += c.mask[m] * alpha[m];
+        std::vector<float> want;
+        for (size_t m = 0; m < 4; ++m) want.push_back(c.mask[m] * alpha[m] / (renormalize ? sum : 1));
+        const auto out = forward(inp, {1, 4}, {c.top_p, renormalize}, stream);
+        check_close("out", out, want, 1e-6);
+        CHECK(kept(out) == std::count(c.mask.begin(), c.mask.end(), 1.f));
+      }
     }
   }
 }
@@ -126,7 +148,7 @@ TEST_CASE("softmax: among equal entries the last ones stay, and rounding does no
     for (const auto& [L, want] : std::vector<std::pair<int64_t, int64_t>>{{32, 288}, {64, 1392}, {128, 6048}}) {
       int64_t pruned = 0;
       for (int64_t S = 1; S <= L; ++S) {
-        const auto out = forward(std::vector<float>(static_cast<size_t>(8 * S), 0.25f), {8, S}, 0.9, stream);
+        const auto out = forward(std::vector<float>(static_cast<size_t>(8 * S), 0.25f), {8, S}, Pruning{0.9}, stream);
         pruned += 8 * S - kept(out);
         for (size_t i = 1; i < out.size(); ++i)
           CHECK_MESSAGE((i % static_cast<size_t>(S) == 0 || out[i - 1] <= out[i]), "entry " << i << " of " << S);
@@ -134,33 +156,40 @@ TEST_CASE("softmax: among equal entries the last ones stay, and rounding does no
       CHECK(pruned == want);
     }
     for (int64_t S : {1, 2, 9, 200}) {
-      CHECK(kept(forward(random_vector<float>(3 * S, 1), {3, S}, 0.0, stream)) == 3);
-      CHECK(kept(forward(random_vector<float>(3 * S, 1), {3, S}, 1.0, stream)) == 3 * S);
+      CHECK(kept(forward(random_vector<float>(3 * S, 1), {3, S}, Pruning{0.0}, stream)) == 3);
+      CHECK(kept(forward(random_vector<float>(3 * S, 1), {3, S}, Pruning{}, stream)) == 3 * S);
     }
   }
 }
 
-TEST_CASE("softmax: pruned entries receive gradient") {
+TEST_CASE("softmax: pruned entries receive gradient, unless the others are renormalised") {
   const Size size{1, 3};
-  const std::vector<float> inp{0.f, 3.f, 1.f}, dout{5.f, 1.f, 7.f};
-  for (const Backend backend : fast_backends())
-    for (float d : backward(poisoned<float>(3), dout, inp, size, 0.0, false, Stream{backend}))
+  const std::vector<float> inp{0.f, 3.f, 2.5f}, dout{5.f, 1.f, 7.f};  // weights 0.03, 0.60, 0.37
+  for (const Backend backend : all_backends()) {
+    const Stream stream{backend};
+    for (float d : backward(poisoned<float>(3), dout, inp, size, {0.5, false}, false, stream))
       CHECK(std::abs(d) > 1e-3f);
+    const auto renormalised = backward(poisoned<float>(3), dout, inp, size, {0.7, true}, false, stream);
+    CHECK(renormalised[0] == 0);
+    CHECK(renormalised[2] > 1);  // 0.62 * 0.38 * (7 - 1)
+    CHECK(renormalised[1] == doctest::Approx(-renormalised[2]));
+  }
 }
 
 TEST_CASE("softmax: NaN and overflow make their row NaN, a large logit does not, and the threads do not matter") {
   for (const Backend backend : fast_backends()) {
     const Stream stream{backend};
-    for (double top_p : {0.5, 1.0}) {
+    for (const Pruning& pruning : prunings({0.5, 1.0})) {
       CAPTURE(static_cast<int>(stream.backend));
-      CAPTURE(top_p);
+      CAPTURE(pruning.top_p);
+      CAPTURE(pruning.renormalize);
       const Size size{stream.backend == Backend::cpu ? 2000 : 60, 9};
       const size_t rows = static_cast<size_t>(size.rows);
       auto inp = random_vector<float>(size.rows * size.S, 1);
       auto dout = random_vector<float>(size.rows * size.S, 2);
       auto run = [&] {
-        auto both = forward(inp, size, top_p, stream);
-        const auto dinp = backward(poisoned<float>(size.rows * size.S), dout, inp, size, top_p, false, stream);
+        auto both = forward(inp, size, pruning, stream);
+        const auto dinp = backward(poisoned<float>(size.rows * size.S), dout, inp, size, pruning, false, stream);
         both.insert(both.end(), dinp.begin(), dinp.end());
         return both;
       };
@@ -183,18 +212,19 @@ TEST_CASE("softmax: NaN and overflow make their row NaN, a large logit does not,
 
 TEST_CASE("softmax: wrong shapes are errors") {
   const std::vector<float> x(6);
-  CHECK_THROWS_AS(softmax_forward(view(x.data(), {2, 3}), view(x.data(), {5}), 1.0, fast), Error);
-  CHECK_THROWS_AS(softmax_backward(view(x.data(), {6}), view(x.data(), {5}), view(x.data(), {2, 3}), 1.0, false, fast),
-                  Error);
+  CHECK_THROWS_AS(softmax_forward(view(x.data(), {2, 3}), view(x.data(), {5}), Pruning{}, fast), Error);
+  const Tensor inp = view(x.data(), {2, 3});
+  CHECK_THROWS_AS(softmax_backward(view(x.data(), {6}), view(x.data(), {5}), inp, Pruning{}, false, fast), Error);
 }
 
 // Out is f32 and computed from the same numbers: as close as before. dinp is rounded once.
 TEST_CASE("softmax: of bf16 the fast backends equal the reference") {
   for (const Backend backend : fast_backends()) {
     CAPTURE(static_cast<int>(backend));
-    for (double top_p : {0.0, 0.371, 0.9, 1.0}) {
+    for (const Pruning& pruning : prunings({0.0, 0.371, 0.9, 1.0})) {
       for (const Size& size : sizes_for(backend)) {
-        CAPTURE(top_p);
+        CAPTURE(pruning.top_p);
+        CAPTURE(pruning.renormalize);
         CAPTURE(size.S);
         const int64_t n = size.rows * size.S;
         const Shape shape{size.rows, size.S};
@@ -204,15 +234,16 @@ TEST_CASE("softmax: of bf16 the fast backends equal the reference") {
         auto out = poisoned<float>(n);
         const Tensor x = view(inp.data(), shape);
         run_on(backend, {view(out.data(), shape), x},
-               [=](auto& t, Stream stream) { softmax_forward(t[0], t[1], top_p, stream); });
+               [=](auto& t, Stream stream) { softmax_forward(t[0], t[1], pruning, stream); });
         // Equal weights are frequent in bf16, and the larger index comes first in both.
-        check_close("out", out, forward(inp64, size, top_p, reference), 1e-6);
+        check_close("out", out, forward(inp64, size, pruning, reference), 1e-6);
         for (bool acc : {false, true}) {
           auto dinp = acc ? random_vector<bf16>(n, 3) : poisoned<bf16>(n);
-          const auto want = backward(convert<double>(dinp), dout64, inp64, size, top_p, acc, reference);
+          const auto want = backward(convert<double>(dinp), dout64, inp64, size, pruning, acc, reference);
           run_on(backend, {view(dinp.data(), shape), view(dout.data(), shape), x},
-                 [=](auto& t, Stream stream) { softmax_backward(t[0], t[1], t[2], top_p, acc, stream); });
-          if (size.S == 1 && !acc) CHECK(std::abs(static_cast<float>(dinp[0])) < 1e-6f);  // the gradient of a constant
+                 [=](auto& t, Stream stream) { softmax_backward(t[0], t[1], t[2], pruning, acc, stream); });
+          const bool constant = size.S == 1 || (pruning.top_p == 0 && pruning.renormalize);  // all weight on one entry
+          if (constant && !acc) for (const bf16 d : dinp) CHECK(std::abs(static_cast<float>(d)) < 1e-6f);
           else check_close("dinp", dinp, want, 0x1p-8);
         }
       }

@@ -55,6 +55,9 @@ TEST_CASE("tape: reading what was overwritten in place is refused") {
   Value* z = t.record(std::move(in_place));
   CHECK(z->buffer == y->buffer);
   CHECK_THROWS_AS(t.record(nothing({y}, {t.activation("late", Shape{4})})), Error);
+  auto keeper = nothing({z}, {t.activation("kept", Shape{4})});
+  keeper->keep = {y};
+  CHECK_THROWS_AS(t.record(std::move(keeper)), Error);
 }
 
 TEST_CASE("tape: a residual stream's gradient stays where it is, and a sublayer reads it there, if that is safe") {

@@ -10,21 +10,25 @@
 namespace crossply {
 namespace {
 
-constexpr double width = 920, height = 480, left = 64, top = 82, bottom = height - 58;
+constexpr double width = 920, left = 64, title_height = 82, foot = 58;
+constexpr double only_panel = 340, panel_of_many = 300, between_panels = 76;
 constexpr size_t smooth_above = 200;  // points; fewer are drawn as they are
+constexpr size_t marks_up_to = 30;    // points; of more, every so manyth
 
 constexpr size_t pale_below = 5;      // curves; of more, only the means are drawn
-constexpr double most_points = 3500;  // of the whole file, at about 12 bytes each
+constexpr double most_points = 3500;  // of a panel, at about 12 bytes each
+constexpr size_t longest_name = 32, longest_title = 84;  // characters, by the room there is
 
-// The colours of Okabe and Ito, which remain distinct for colour-blind readers; after six of them, another dash.
-constexpr const char* colours[] = {"#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"};
+// The colours of Okabe and Ito, which remain distinct for colour-blind readers, but for the yellow, too pale on white.
+// Neighbours also differ in dash and mark, for print; 7 and 4 have no common factor, so that 28 looks differ.
+constexpr const char* colours[] = {"#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"};
 constexpr const char* dashes[] = {"", "7 3", "2 2", "9 3 2 3"};
 
 const char* colour_of(size_t i) { return colours[i % std::size(colours)]; }
 
 // The look of curve i.
 std::string stroke(size_t i, const std::string& stroke_width) {
-  const std::string dash = dashes[i / std::size(colours) % std::size(dashes)];
+  const std::string dash = dashes[i % std::size(dashes)];
   return "stroke=\"" + std::string(colour_of(i)) + "\" stroke-width=\"" + stroke_width + "\"" +
          (dash.empty() ? "" : " stroke-dasharray=\"" + dash + "\"");
 }
@@ -38,8 +42,9 @@ struct Axis {
   double low, high, from, to;  // values, and the pixels they go to
   bool logarithmic;
   double pixel(double v) const {
-    const double t = logarithmic ? std::log(v / low) / std::log(high / low) : (v - low) / (high - low);
-    return from + t * (to - from);
+    const double t = logarithmic ? std::log(std::max(v, 1e-100) / low) / std::log(high / low) :
+                                   (v - low) / (high - low);
+    return from + std::clamp(t, -9.0, 10.0) * (to - from);  // far outside: cut off, however far
   }
 };
 
@@ -51,13 +56,43 @@ std::string fixed(double v, int decimals) {
 
 std::string px(double v) { return fixed(v, 1); }
 
-std::string escaped(const std::string& text) {
+// The length of the UTF-8 sequence at text[at], 0 if it is none or is a character that XML forbids: a surrogate, or one
+// of the two after U+FFFD.
+size_t character_length(const std::string& text, size_t at) {
+  const auto byte = [&](size_t i) { return at + i < text.size() ? static_cast<unsigned char>(text[at + i]) : 0u; };
+  const size_t length =
+      byte(0) < 0x80 ? 1 : byte(0) < 0xC2 ? 0 : byte(0) < 0xE0 ? 2 : byte(0) < 0xF0 ? 3 : byte(0) < 0xF5 ? 4 : 0;
+  if (length < 2) return length;
+  uint32_t code = byte(0) & (0xFFu >> (length + 1));
+  for (size_t i = 1; i < length; ++i) {
+    if ((byte(i) & 0xC0) != 0x80) return 0;
+    code = code << 6 | (byte(i) & 0x3F);
+  }
+  const bool overlong = (length == 3 && code < 0x800) || (length == 4 && code < 0x10000);
+  const bool forbidden = (code >= 0xD800 && code < 0xE000) || code == 0xFFFE || code == 0xFFFF || code > 0x10FFFF;
+  return overlong || forbidden ? 0 : length;
+}
+
+// Text for the inside of an element. Of more than `most` characters, the middle ones are left out. What XML cannot hold
+// becomes a space (control characters) or U+FFFD.
+std::string escaped(const std::string& text, size_t most = std::string::npos) {
+  std::vector<std::string> characters;
+  for (size_t at = 0; at < text.size();) {
+    const size_t length = character_length(text, at);
+    const char c = text[at];
+    if (length == 0) characters.push_back("\xEF\xBF\xBD");
+    else if (length > 1) characters.push_back(text.substr(at, length));
+    else if (c == '&') characters.push_back("&amp;");
+    else if (c == '<') characters.push_back("&lt;");
+    else if (c == '>') characters.push_back("&gt;");
+    else characters.push_back(std::string(1, static_cast<unsigned char>(c) < 0x20 || c == 0x7F ? ' ' : c));
+    at += std::max<size_t>(1, length);
+  }
   std::string out;
-  for (char c : text) {
-    if (c == '&') out += "&amp;";
-    else if (c == '<') out += "&lt;";
-    else if (c == '>') out += "&gt;";
-    else out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
+  const size_t left_out = characters.size() > most ? characters.size() - most + 1 : 0, begin = (most - 1) / 2;
+  for (size_t i = 0; i < characters.size(); ++i) {
+    if (left_out > 0 && i == begin) out += "\xE2\x80\xA6";  // an ellipsis
+    if (left_out == 0 || i < begin || i >= begin + left_out) out += characters[i];
   }
   return out;
 }
@@ -105,11 +140,11 @@ std::vector<std::pair<double, std::string>> ticks_of(const Axis& axis, int count
 }
 
 // The points that can be drawn, by x. Beyond 1e100 the arithmetic of the axes would overflow.
-Line drawable(const Curve& curve, bool log_x) {
-  CHECK_THAT(curve.x.size() == curve.y.size(), curve.name, ": ", curve.x.size(), " x and ", curve.y.size(), " y");
+Line drawable(const Curve& curve, const std::vector<double>& xs, const std::vector<double>& ys, bool log_x) {
+  CHECK_THAT(xs.size() == ys.size(), curve.name, ": ", xs.size(), " x and ", ys.size(), " y");
   Line out;
-  for (size_t i = 0; i < curve.x.size(); ++i) {
-    const double x = curve.x[i], y = curve.y[i];
+  for (size_t i = 0; i < xs.size(); ++i) {
+    const double x = xs[i], y = ys[i];
     if (std::abs(x) < 1e100 && std::abs(y) < 1e100 && (!log_x || x > 1e-100)) out.push_back({x, y});
   }
   std::stable_sort(out.begin(), out.end(), [](const Point& a, const Point& b) { return a.x < b.x; });
@@ -148,21 +183,33 @@ Line decimated(const Line& line, const Axis& x, double column_width) {
   return out;
 }
 
-// The smallest axis that shows all values, with some air around them; 0 to 1 if there are none.
-Axis fit(const std::vector<Line>& lines, double Point::*value, double from, double to, bool logarithmic, double air) {
+struct Range {
   double low = INFINITY, high = -INFINITY;
-  for (const Line& line : lines) {
-    for (const Point& p : line) low = std::min(low, p.*value), high = std::max(high, p.*value);
-  }
+};
+
+Range range_of(const std::vector<Line>& lines, double Point::*value) {
+  Range range;
+  for (const Line& line : lines)
+    for (const Point& p : line) range = {std::min(range.low, p.*value), std::max(range.high, p.*value)};
+  return range;
+}
+
+// The smallest axis that shows the range, with some air around it; 0 to 1 if it is empty.
+Axis fit(Range range, double from, double to, bool logarithmic, double air) {
+  auto [low, high] = range;
   if (low > high) low = logarithmic ? 1 : 0, high = logarithmic ? 10 : 1;
   const double middle = std::abs(low) / 2 + std::abs(high) / 2;
   if (high - low <= 1e-9 * middle) {  // one value: give it a neighbourhood
     const double room = middle > 1e-100 ? 0.1 * middle : 1;
     low -= room, high += room;
   }
-  if (!logarithmic && low > 0 && low < 0.03 * high) low = 0;  // step 1 of thousands: begin at zero
-  const double margin = logarithmic ? 0 : air * (high - low);
-  return {low - margin, high + margin, from, to, logarithmic};
+  if (logarithmic) {
+    const double margin = std::pow(high / low, air);
+    return {low / margin, high * margin, from, to, true};
+  }
+  if (low > 0 && low < 0.03 * high) low = 0;  // step 1 of thousands: begin at zero
+  const double margin = air * (high - low);
+  return {low - margin, high + margin, from, to, false};
 }
 
 std::string polyline(const Line& line, const Axis& x, const Axis& y, const std::string& style) {
@@ -171,52 +218,53 @@ std::string polyline(const Line& line, const Axis& x, const Axis& y, const std::
   return out + "\"/>\n";
 }
 
-std::string text(double x, double y, const std::string& style, const std::string& words) {
-  return "<text x=\"" + px(x) + "\" y=\"" + px(y) + "\" " + style + ">" + escaped(words) + "</text>\n";
+std::string text(double x, double y, const std::string& style, const std::string& words, size_t most = 200) {
+  return "<text x=\"" + px(x) + "\" y=\"" + px(y) + "\" " + style + ">" + escaped(words, most) + "</text>\n";
 }
 
-std::string axes(const Axis& x, const Axis& y) {
-  std::string out;
-  for (const auto& [v, label] : ticks_of(y, 6)) {
-    const std::string at = px(y.pixel(v));
-    out += "<path stroke=\"#e4e7eb\" d=\"M" + px(x.from) + " " + at + "H" + px(x.to) + "\"/>\n";
-    out += text(x.from - 10, y.pixel(v) + 4, "text-anchor=\"end\"", label);
+// The mark of curve i: disc, square, triangle or diamond, as its dash.
+std::string mark(size_t i, double x, double y, bool hollow) {
+  const std::string colour = colour_of(i), at = px(x) + " " + px(y);
+  const std::string paint = hollow ? "fill=\"#ffffff\" stroke=\"" + colour + "\" " : "fill=\"" + colour + "\" ";
+  switch (i % std::size(dashes)) {
+    case 0: return "<circle r=\"3\" " + paint + "cx=\"" + px(x) + "\" cy=\"" + px(y) + "\"/>\n";
+    case 1: return "<path " + paint + "d=\"M" + at + "m-2.7-2.7h5.4v5.4h-5.4z\"/>\n";
+    case 2: return "<path " + paint + "d=\"M" + at + "m0-3.6l3.4 6h-6.8z\"/>\n";
+    default: return "<path " + paint + "d=\"M" + at + "m0-3.8l3.8 3.8-3.8 3.8-3.8-3.8z\"/>\n";
   }
-  for (const auto& [v, label] : ticks_of(x, 7)) {
-    const std::string at = px(x.pixel(v));
-    out += "<path stroke=\"#9aa3ad\" d=\"M" + at + " " + px(bottom) + "v5\"/>\n";
-    out += text(x.pixel(v), bottom + 20, "text-anchor=\"middle\"", label);
-  }
-  return out + "<path stroke=\"#9aa3ad\" d=\"M" + px(x.from) + " " + px(bottom) + "H" + px(x.to) + "\"/>\n";
 }
 
-// Names at the right, each as near as possible to the height at which its curve ends.
-std::string legend(const std::vector<Curve>& curves, const std::vector<Line>& means, const Axis& x, const Axis& y) {
-  std::vector<size_t> order(curves.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  const auto height_of = [&](size_t i) { return means[i].empty() ? bottom : y.pixel(means[i].back().y); };
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return height_of(a) < height_of(b); });
-  const double line_height = std::min(19.0, (bottom - top) / std::max<double>(1, static_cast<double>(order.size())));
-  std::vector<double> at;
-  for (size_t i : order) at.push_back(std::max(height_of(i), at.empty() ? top : at.back() + line_height));
-  double limit = bottom;  // push those that slid off the bottom up again
-  for (size_t k = at.size(); k-- > 0; limit = at[k] - line_height) at[k] = std::min(at[k], limit);
+std::string marks(size_t i, const Line& line, const Axis& x, const Axis& y, bool hollow) {
   std::string out;
-  for (size_t k = 0; k < order.size(); ++k) {
-    const size_t i = order[k];
-    out += "<path " + stroke(i, "3") + " d=\"M" + px(x.to + 14) + " " + px(at[k]) + "h24\"/>\n";
-    out += text(x.to + 44, at[k] + 4.5, "fill=\"#1f2933\" font-size=\"13\"", curves[i].name);
-  }
+  const size_t stride = (line.size() + marks_up_to - 1) / marks_up_to;
+  for (size_t k = 0; k < line.size(); k += stride) out += mark(i, x.pixel(line[k].x), y.pixel(line[k].y), hollow);
   return out;
 }
 
-// The curves as they are drawn: pale in the background as they are, and on top their means.
+// Percent where `shares`, which go from 0 to 1.
+std::string axes(const Axis& x, const Axis& y, bool shares) {
+  std::string out;
+  const Axis shown = shares ? Axis{100 * y.low, 100 * y.high, y.from, y.to, false} : y;
+  for (const auto& [v, label] : ticks_of(shown, 6)) {
+    const std::string at = px(shown.pixel(v));
+    out += "<path stroke=\"#e4e7eb\" d=\"M" + px(x.from) + " " + at + "H" + px(x.to) + "\"/>\n";
+    out += text(x.from - 10, shown.pixel(v) + 4, "text-anchor=\"end\"", label + (shares ? " %" : ""));
+  }
+  for (const auto& [v, label] : ticks_of(x, 7)) {
+    const std::string at = px(x.pixel(v));
+    out += "<path stroke=\"#9aa3ad\" d=\"M" + at + " " + px(y.from) + "v5\"/>\n";
+    out += text(x.pixel(v), y.from + 20, "text-anchor=\"middle\"", label);
+  }
+  return out + "<path stroke=\"#9aa3ad\" d=\"M" + px(x.from) + " " + px(y.from) + "H" + px(x.to) + "\"/>\n";
+}
+
+// The curves as they are drawn: pale in the background as they are, on top their means, and the marked points.
 struct Drawing {
-  std::vector<Line> pale, means;
+  std::vector<Line> pale, means, marked;
   bool smooth = false, crowded = false;
 };
 
-Drawing thin_out(const std::vector<Line>& raw, const Axis& x) {
+Drawing thin_out(const std::vector<Line>& raw, const std::vector<Line>& marked, const Axis& x) {
   Drawing out;
   out.crowded = raw.size() >= pale_below;
   const double lines = static_cast<double>(raw.size()) * (out.crowded ? 1 : 2);
@@ -227,65 +275,179 @@ Drawing thin_out(const std::vector<Line>& raw, const Axis& x) {
     out.means.push_back(decimated(smooth ? smoothed(line) : line, x, column));
     out.pale.push_back(smooth && !out.crowded ? decimated(line, x, column) : Line());
   }
+  for (const Line& line : marked) out.marked.push_back(decimated(line, x, column));
   return out;
 }
 
-// Shows everything; but of many smooth curves not the steep start (a twentieth), which would press the rest together.
-Axis y_axis(const Drawing& drawing) {
+// Where curve i ends, in pixels: its line, or its marks if it has only those. If it ends above or below the picture: at
+// the edge, where it leaves. Not a number if it has no points.
+Point end_of(const Drawing& drawing, size_t i, const Axis& x, const Axis& y) {
+  const Line& line = drawing.means[i].empty() ? drawing.marked[i] : drawing.means[i];
+  if (line.empty()) return {NAN, y.from};
+  size_t last = line.size() - 1;
+  const auto outside = [&](size_t k) { return line[k].y < y.low || line[k].y > y.high; };
+  while (last > 0 && outside(last) && outside(last - 1)) --last;
+  return {x.pixel(line[last].x), std::clamp(y.pixel(line[last].y), y.to, y.from)};
+}
+
+// Moves heights, which are sorted, as little as possible until they are a line of text apart: those that would meet
+// stand together around their mean.
+void spread(std::vector<double>& heights, double top, double bottom) {
+  struct Group {
+    double mean, count;
+  };
+  const double line = std::min(19.0, (bottom - top) / std::max<double>(1, static_cast<double>(heights.size())));
+  const auto held = [&](Group g) {  // inside the plot
+    const double half = line * (g.count - 1) / 2;
+    return Group{std::min(std::max(g.mean, top + half), bottom - half), g.count};
+  };
+  std::vector<Group> groups;
+  for (const double height : heights) {
+    Group group = held({height, 1});
+    while (!groups.empty() && group.mean - groups.back().mean < line * (group.count + groups.back().count) / 2) {
+      const Group& last = groups.back();
+      const double count = group.count + last.count;
+      group = held({(group.mean * group.count + last.mean * last.count) / count, count});
+      groups.pop_back();
+    }
+    groups.push_back(group);
+  }
+  size_t next = 0;
+  for (const Group& group : groups)
+    for (double k = 0; k < group.count; ++k) heights[next++] = group.mean + line * (k - (group.count - 1) / 2);
+}
+
+// Names at the right, each as near as possible to the height at which its curve ends, and a thin line from there.
+std::string legend(const std::vector<Curve>& curves, const Drawing& drawing, const Axis& x, const Axis& y) {
+  std::vector<size_t> order(curves.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::vector<Point> ends;
+  for (size_t i : order) ends.push_back(end_of(drawing, i, x, y));
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return ends[a].y < ends[b].y; });
+  std::vector<double> at;
+  for (size_t i : order) at.push_back(ends[i].y);
+  spread(at, y.to, y.from);
+  std::string out;
+  for (size_t k = 0; k < order.size(); ++k) {
+    const size_t i = order[k];
+    const std::string thin = "<path fill=\"none\" stroke=\"" + std::string(colour_of(i)) + "\" stroke-opacity=\"0.6\" ";
+    const std::string height = px(ends[i].y), name = px(x.to + 23) + " " + px(at[k]);
+    if (ends[i].x < x.to - 4)  // it ends earlier than others
+      out += thin + "stroke-dasharray=\"1 4\" d=\"M" + px(ends[i].x + 5) + " " + height + "H" + px(x.to) + "\"/>\n";
+    if (!std::isnan(ends[i].x)) out += thin + "d=\"M" + px(x.to + 3) + " " + height + "L" + name + "\"/>\n";
+    out += "<path " + stroke(i, "3") + " d=\"M" + px(x.to + 24) + " " + px(at[k]) + "h24\"/>\n";
+    out += text(x.to + 54, at[k] + 4.5, "fill=\"#1f2933\" font-size=\"13\"", curves[i].name, longest_name);
+  }
+  return out;
+}
+
+// Everything; but of many smooth curves not the steep start (a twentieth), which would press the rest together, and of
+// losses nothing above three times the highest start, to which a run that diverges would press all others flat.
+Range shown_range(const Drawing& drawing, const std::vector<Line>& raw, bool shares) {
   std::vector<Line> shown = drawing.means;
   shown.insert(shown.end(), drawing.pale.begin(), drawing.pale.end());
   for (Line& line : shown) {
     const auto start = static_cast<std::ptrdiff_t>(line.size() / 20);
     if (drawing.crowded && drawing.smooth) line.erase(line.begin(), line.begin() + start);
   }
-  return fit(shown, &Point::y, bottom, top, false, 0.04);
+  shown.insert(shown.end(), drawing.marked.begin(), drawing.marked.end());
+  double highest_start = 0;
+  for (const Line& line : raw) highest_start = std::max(highest_start, line.empty() ? 0 : line.front().y);
+  const auto too_high = [&](const Point& p) { return !shares && highest_start > 0 && p.y > 3 * highest_start; };
+  for (Line& line : shown) std::erase_if(line, too_high);
+  return range_of(shown, &Point::y);
 }
 
-std::string draw(const Drawing& drawing, const Axis& x, const Axis& y) {
-  const std::string corner = "x=\"" + px(x.from) + "\" y=\"" + px(y.to) + "\" ";
-  const std::string size = "width=\"" + px(x.to - x.from + 3) + "\" height=\"" + px(y.from - y.to) + "\"";
-  const bool cut = drawing.crowded && drawing.smooth;
+bool any_outside(const std::vector<Line>& lines, const Axis& y) {
+  for (const Line& line : lines)
+    for (const Point& p : line)
+      if (p.y < y.low || p.y > y.high) return true;
+  return false;
+}
+
+std::string draw_lines(const Drawing& drawing, const Axis& x, const Axis& y) {
   std::string out;
-  if (cut) out += "<clipPath id=\"plot\"><rect " + corner + size + "/></clipPath>\n<g clip-path=\"url(#plot)\">\n";
   for (size_t i = 0; i < drawing.pale.size(); ++i)
-    if (!drawing.pale[i].empty()) out += polyline(drawing.pale[i], x, y, stroke(i, "1") + " stroke-opacity=\"0.3\"");
+    if (!drawing.pale[i].empty())
+      out += polyline(drawing.pale[i], x, y, "stroke=\"" + std::string(colour_of(i)) + "\" stroke-opacity=\"0.3\"");
+  for (size_t i = 0; i < drawing.marked.size(); ++i)
+    if (drawing.marked[i].size() > 1) out += polyline(drawing.marked[i], x, y, stroke(i, "1"));
   for (size_t i = 0; i < drawing.means.size(); ++i) {
     const Line& mean = drawing.means[i];
     if (mean.size() > 1) out += polyline(mean, x, y, stroke(i, "2"));
-    for (const Point& p : mean.size() <= 30 ? mean : Line()) {
-      const std::string centre = "cx=\"" + px(x.pixel(p.x)) + "\" cy=\"" + px(y.pixel(p.y)) + "\"";
-      out += "<circle r=\"3\" fill=\"" + std::string(colour_of(i)) + "\" " + centre + "/>\n";
-    }
+    if (mean.size() <= marks_up_to) out += marks(i, mean, x, y, false);
   }
-  return out + (cut ? "</g>\n" : "");
+  for (size_t i = 0; i < drawing.marked.size(); ++i) out += marks(i, drawing.marked[i], x, y, true);
+  return out;
+}
+
+// A cross where a run broke off; at the edge where it had left the picture.
+std::string crosses(const std::vector<Curve>& curves, const Drawing& drawing, const Axis& x, const Axis& y) {
+  std::string out;
+  for (size_t i = 0; i < curves.size(); ++i) {
+    const Point end = end_of(drawing, i, x, y);
+    if (!curves[i].broken_off || std::isnan(end.x)) continue;
+    out += "<path fill=\"none\" stroke=\"" + std::string(colour_of(i)) + "\" stroke-width=\"2\" d=\"M" + px(end.x) +
+           " " + px(end.y) + "m-4-4l8 8m0-8l-8 8\"/>\n";
+  }
+  return out;
+}
+
+std::string draw_panel(const Panel& panel, size_t number, Axis x, double top, double bottom) {
+  std::vector<Line> raw, marked;
+  for (const Curve& curve : panel.curves) {
+    raw.push_back(drawable(curve, curve.x, curve.y, x.logarithmic));
+    marked.push_back(drawable(curve, curve.marks_x, curve.marks_y, x.logarithmic));
+  }
+  const Drawing drawing = thin_out(raw, marked, x);
+  Range range = shown_range(drawing, raw, panel.shares);
+  const bool empty = range.low > range.high, log_y = !panel.shares && range.low > 0 && range.high >= 10 * range.low;
+  if (panel.shares) range = {std::min(range.low, 0.0), std::max(range.high, 0.05)};
+  const Axis y = fit(range, bottom, top, log_y, 0.04);
+  const bool has_marks = std::any_of(marked.begin(), marked.end(), [](const Line& line) { return !line.empty(); });
+  const std::string caption = panel.caption + (drawing.smooth ? ", running mean over a fiftieth of the run" : "") +
+                              (has_marks ? "; marks: " + panel.marks : "") + (log_y ? "; logarithmic" : "");
+  std::string out = text(left - 40, top - 20, "font-size=\"13\"", caption) + axes(x, y, panel.shares);
+  const std::string id = "plot" + std::to_string(number), corner = "x=\"" + px(x.from) + "\" y=\"" + px(top) + "\" ";
+  const std::string size = "width=\"" + px(x.to - x.from + 3) + "\" height=\"" + px(bottom - top) + "\"";
+  const bool cut = any_outside(drawing.means, y) || any_outside(drawing.pale, y) || any_outside(drawing.marked, y);
+  if (cut)
+    out += "<clipPath id=\"" + id + "\"><rect " + corner + size + "/></clipPath>\n<g clip-path=\"url(#" + id + ")\">\n";
+  out += draw_lines(drawing, x, y) + (cut ? "</g>\n" : "");
+  const std::string middle = "text-anchor=\"middle\" font-size=\"13\"";
+  if (empty) out += text((x.from + x.to) / 2, (top + bottom) / 2, middle, "no data");
+  return out + crosses(panel.curves, drawing, x, y) + legend(panel.curves, drawing, x, y);
 }
 
 }  // namespace
 
 void write_curve_svg(const std::string& path, const std::string& title, const std::string& x_label,
-                     const std::string& y_label, const std::vector<Curve>& curves, bool log_x) {
+                     const std::vector<Panel>& panels, bool log_x) {
   size_t longest = 0;
-  std::vector<Line> raw;
-  for (const Curve& curve : curves) {
-    longest = std::max(longest, curve.name.size());
-    raw.push_back(drawable(curve, log_x));
+  std::vector<Line> all;
+  for (const Panel& panel : panels) {
+    for (const Curve& curve : panel.curves) {
+      longest = std::max(longest, std::min(curve.name.size(), longest_name));
+      all.push_back(drawable(curve, curve.x, curve.y, log_x));
+      all.push_back(drawable(curve, curve.marks_x, curve.marks_y, log_x));
+    }
   }
-  const double right = width - std::min(300.0, 66 + 7.2 * static_cast<double>(longest));  // 7.2: a wide letter
-  const Axis x = fit(raw, &Point::x, left, right, log_x, 0);
-  const Drawing drawing = thin_out(raw, x);
-  const Axis y = y_axis(drawing);
-  const bool empty = std::all_of(raw.begin(), raw.end(), [](const Line& line) { return line.empty(); });
+  const double right = width - (76 + 7.2 * static_cast<double>(longest));  // 7.2: a wide letter
+  const Axis x = fit(range_of(all, &Point::x), left, right, log_x, 0);
+  const double plot = panels.size() == 1 ? only_panel : panel_of_many;
+  double top = title_height;
+  std::string plots;
+  for (size_t i = 0; i < panels.size(); ++i, top += plot + between_panels)
+    plots += draw_panel(panels[i], i, x, top, top + plot);
+  const double height = top - between_panels + foot;
   const std::string size = fixed(width, 0) + " " + fixed(height, 0), middle = "text-anchor=\"middle\" font-size=\"13\"";
-  const std::string caption = y_label + (drawing.smooth ? ", running mean over a fiftieth of the run" : "");
   const std::string svg =
       "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 " + size + "\" role=\"img\" font-size=\"12\" "
       "fill=\"#52606d\" font-family=\"system-ui, 'Segoe UI', Helvetica, Arial, sans-serif\">\n"
       "<title>" + escaped(title) + "</title>\n"
       "<rect width=\"100%\" height=\"100%\" rx=\"8\" fill=\"#ffffff\"/>\n" +
-      text(left - 40, 36, "font-size=\"18\" font-weight=\"600\" fill=\"#1f2933\"", title) +
-      text(left - 40, 62, "font-size=\"13\"", caption) + axes(x, y) + draw(drawing, x, y) +
-      legend(curves, drawing.means, x, y) + text((left + right) / 2, height - 16, middle, x_label) +
-      (empty ? text((left + right) / 2, (top + bottom) / 2, middle, "no data") : "") + "</svg>\n";
+      text(left - 40, 36, "font-size=\"18\" font-weight=\"600\" fill=\"#1f2933\"", title, longest_title) + plots +
+      text((left + right) / 2, height - 16, middle, x_label) + "</svg>\n";
   write_file_atomically(path, svg);
 }
 

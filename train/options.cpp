@@ -130,6 +130,12 @@ void check_numbers(const TrainOptions& o) {
          ", or --steps ", o.steps, ", is beyond anything a machine can do");
 }
 
+std::string warmup_warning(const TrainOptions& o) {
+  if (o.warmup == 0 || o.steps == 0 || o.warmup < o.steps) return "";
+  return str("warning: --warmup ", o.warmup, " of --steps ", o.steps, ": the learning rate only rises; a smaller ",
+             "--warmup lets it reach --lr ", o.lr);
+}
+
 nlohmann::json all_settings(const TrainOptions& o) {
   nlohmann::json settings = trajectory(o);
   settings["preset"] = o.preset;

@@ -75,6 +75,8 @@ nlohmann::json trajectory(const TrainOptions& options);
 nlohmann::json all_settings(const TrainOptions& options);
 // Throws Exit::usage for numbers that no check of a single flag can refuse.
 void check_numbers(const TrainOptions& options);
+// One line where the warm-up takes the whole run or more; "" otherwise.
+std::string warmup_warning(const TrainOptions& options);
 
 // The papers' settings by name; every architecture trains in them.
 struct Preset {

@@ -37,6 +37,12 @@ void language_model(TrainOptions& o, const Size& size) {
   o.adamw.weight_decay = 0.1;
 }
 
+// The deep models of LIMe's first version: narrow, a quarter of the steps.
+void deep_model(TrainOptions& o, int64_t L) {
+  language_model(o, {256, 1024, L, 8, 0});
+  o.steps = 5000;
+}
+
 // Generated tasks: 4 blocks, 4 heads, width 32, as in the paper; F and the decay are ours.
 void arithmetic(TrainOptions& o) {
   set_size(o, {32, 128, 4, 4, 0});
@@ -152,19 +158,19 @@ const std::vector<Preset>& presets() {
        [](TrainOptions& o) {
          language_model(o, {2048, 8192, 16, 32, 0});
        }},
-      {"deep32", "32 layers (width ours)",
+      {"deep32", "32 narrow layers, LIMe's first version",
        [](TrainOptions& o) {
-         language_model(o, {512, 2048, 32, 8, 0});
+         deep_model(o, 32);
        },
        pruned},
-      {"deep64", "64 layers (width ours)",
+      {"deep64", "64 narrow layers, LIMe's first version",
        [](TrainOptions& o) {
-         language_model(o, {512, 2048, 64, 8, 0});
+         deep_model(o, 64);
        },
        pruned},
-      {"deep128", "128 layers (width ours)",
+      {"deep128", "128 narrow layers, LIMe's first version",
        [](TrainOptions& o) {
-         language_model(o, {512, 2048, 128, 8, 0});
+         deep_model(o, 128);
        },
        pruned},
       {"130m", "the SATFormer paper's small size",

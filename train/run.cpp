@@ -15,9 +15,9 @@
 #include "models/model_dir.h"
 #include "models/registry.h"
 #include "train/checkpoint.h"
-#include "train/curve.h"
 #include "train/program.h"
 #include "train/progress.h"
+#include "train/run_curves.h"
 #include "train/trainer.h"
 
 namespace crossply {
@@ -130,18 +130,6 @@ class Run {
 
   const std::vector<json>& lines() const { return metrics_.lines(); }
  private:
-  void draw() const {
-    Curve loss{"training loss", {}, {}}, test{"test loss", {}, {}};
-    for (const json& line : metrics_.lines()) {
-      loss.x.push_back(line.at("step"));
-      loss.y.push_back(line.at("loss"));
-      if (!line.contains("test_loss")) continue;
-      test.x.push_back(line.at("step"));
-      test.y.push_back(line.at("test_loss"));
-    }
-    write_curve_svg(o_.out + "/curve.svg", o_.config.arch + " on " + o_.data.spec, "step", "loss", {loss, test});
-  }
-
   void step() {
     const double before = trainer_.seconds;
     const StepResult result = trainer_.step();
@@ -178,7 +166,7 @@ class Run {
     const std::string dir = step_dir(o_.out, trainer_.steps_done());
     trainer_.save(dir, data_.tokenizer);
     remove_old_checkpoints(o_.out, static_cast<int>(o_.keep));
-    draw();
+    write_run_picture(o_.out + "/curve.svg", o_.config.arch + " on " + o_.data.spec, curves_of(metrics_.lines()));
   }
 
   const TrainOptions& o_;
@@ -197,14 +185,12 @@ TrainResult summarise(const Trainer& trainer, const TrainOptions& o, const std::
   result.memory = trainer.memory();
   if (trainer.seconds > 0)
     result.tokens_per_second = static_cast<double>(trainer.steps_done() * trainer.tokens_per_step()) / trainer.seconds;
-  for (const json& line : lines) {
-    result.curve_step.push_back(line.at("step"));
-    result.curve_loss.push_back(line.at("loss"));
-    result.test_loss = line.value("test_loss", result.test_loss);
-    result.answers = line.value("answers_correct", result.answers);
-    result.steps_valid = line.value("steps_valid", result.steps_valid);
-  }
-  const auto end = result.curve_loss.end();
+  result.curves = curves_of(lines);
+  const auto last = [](const std::vector<double>& of, double none) { return of.empty() ? none : of.back(); };
+  result.test_loss = last(result.curves.test_loss, 0);
+  result.answers = last(result.curves.answers, -1);
+  result.steps_valid = last(result.curves.steps_valid, -1);
+  const auto end = result.curves.loss.end();
   const auto count = static_cast<std::ptrdiff_t>((lines.size() + 49) / 50);
   if (count > 0) result.train_loss = std::accumulate(end - count, end, 0.0) / static_cast<double>(count);
   return result;
@@ -361,6 +347,7 @@ int train_main(int argc, char** argv, const std::string& arch) {
   return run_program(app, argc, argv, flags, [&] {
     options.given_sizes = given_flags(app, "Model");
     options.given_options = given_flags(app, arch);
+    if (const std::string warning = warmup_warning(options); !warning.empty()) std::printf("%s\n", warning.c_str());
     return run_training(options, arch).code;
   });
 }

@@ -28,14 +28,17 @@
 //   option                 LIMe's code (default)  SATFormer (130m .. 1.3b)  meaning
 //   --rate E               4                      2 (its code: 4)           how many streams
 //   --norm KIND            layernorm_no_affine    layernorm (code: rmsnorm) of n_i; those have gains (and a bias)
+//   --dynamic-norm-eps E   0: 1e-5                0: 1e-5 (code: see below) of that norm; 0 with rmsnorm: 1e-6
 //   --prenorm KIND         layernorm_no_affine    rmsnorm                   of the sublayers; the first has no gains
 //   --layer-index KIND     layer                  sublayer                  r = its index, from 0, mod E
 //   --output-init-scale    false                  true                      Wo and Wdown start divided by sqrt(E)
 //   --dynamic              true                   true                      false: A = As and b = bs for all tokens
 //
-// SATFormer's configuration files are --rate 4 --norm rmsnorm on top of its presets; its text and its measured memory
-// speak for 2. The method's paper counts sublayers, takes E = 4, and scales Wo and Wdown without saying which way. As
-// and bs do not decay, the dynamic parameters do (LIMe's code; SATFormer's decays all). None learns at --router-lr.
+// SATFormer's configuration files are --rate 4 --norm rmsnorm on top of its presets, and that norm's epsilon is the
+// machine epsilon of the type it computes in (for f32: --dynamic-norm-eps 1.1920929e-7); its text and its measured
+// memory speak for 2 streams. The method's paper counts sublayers, takes E = 4, and scales Wo and Wdown without saying
+// which way. As and bs do not decay, the dynamic parameters do (LIMe's code; SATFormer's decays all). None learns at
+// --router-lr.
 //
 // Presets (--preset; train/presets.cpp) with the parameters they add to train_llama's:
 //
@@ -44,9 +47,9 @@
 //   150m           92,784    151,955,568         340m         221,544   335,019,624    258,984   335,057,064
 //   1b             328,512   1,076,400,960       760m         350,588   766,790,908    409,564   766,849,884
 //   1.2b           328,512   1,177,064,256       760m-thin    442,848   757,463,520    517,344   757,538,016
-//   deep32         165,504   160,148,096         1.3b         590,304   1,299,355,104  689,376   1,299,454,176
-//   deep64         331,008   294,564,096
-//   deep128        662,016   563,396,096         (SATFormer compares at the sizes up to 760m)
+//   deep32         83,584    46,520,448          1.3b         590,304   1,299,355,104  689,376   1,299,454,176
+//   deep64         167,168   80,174,848
+//   deep128        334,336   147,483,648         (SATFormer compares at the sizes up to 760m)
 //
 // models/hyper.cpp is the connection; kernels/hyper.h reads and writes the streams, kernels/layernorm.h norms.
 #include "train/trainer.h"

@@ -13,9 +13,9 @@
 // Presets (--preset; train/presets.cpp): those of train_llama, plus LIMe's parameters:
 //
 //   name         added    total               name      added     total
-//   arith(-quick) 144     66,640              deep32    33,728    160,016,320
-//   150m         11,088   151,873,872         deep64    133,056   294,366,144
-//   1b           8,640    1,076,081,088       deep128   528,320   563,262,400
+//   arith(-quick) 144     66,640              deep32    33,728    46,470,592
+//   150m         11,088   151,873,872         deep64    133,056   80,140,736
+//   1b           8,640    1,076,081,088       deep128   528,320   147,677,632
 //   1.2b         138,240  1,176,873,984
 //
 // Ablations: --routing average | last | first, --window j.

@@ -30,15 +30,15 @@
 //   150m          718,080    152,580,864
 //   1b            2,242,560  1,078,315,008       (grouped heads, not in the paper: K l router rows)
 //   1.2b          8,878,080  1,185,613,824
-//   deep32        2,174,464  162,157,056         (the paper trains its deep models with fixed routers)
+//   deep32        1,087,232  47,524,096          (the paper trains its deep models with fixed routers)
 //
 // Options:
 //   --kv-init KIND    literal: the bound as the paper's pseudocode computes it, from a tensor (1, K, C, D) whose fan-in
 //                     a library takes to be K D C (default); fan_in: +-1/sqrt(C), the usual one.
 //   --router-lr R     the rate of Wr_l; the paper's 1e-2 is ten times --lr, the default.
 //
-// The published code is the second version's only. The paper's text feeds the router with X_{l-1}, its pseudocode with
-// U_{l-1}, and so does this.
+// The paper's text feeds the router with X_{l-1}, its pseudocode with U_{l-1}, and so do the authors' code of this
+// version (an early commit, 601cd30, of their repository) and this.
 // models/lime_v1.cpp is the connection; kernels/head_mix.h mixes and projects, kernels/softmax.h and matmul.h route.
 #include "train/trainer.h"
 

@@ -22,24 +22,28 @@
 //
 // Gerasimov et al., "You Do Not Fully Utilize Transformer's Representation Capacity", arXiv 2502.09245, version 1.
 //
-// Presets (--preset; train/presets.cpp). The paper's are 1.2b and, with --top-p 0.9, the deep ones (their width: ours):
+// Presets (--preset; train/presets.cpp). The paper's are 1.2b and, with --top-p 0.9, the deep ones (C = 256, F = 1024,
+// 8 heads, 5,000 steps):
 //
 //   name          added   total                  name         added    total
-//   arith(-quick) 132     66,628                 deep32       20,088   160,002,680
-//   150m          9,372   151,872,156            deep64       48,888   294,281,976
-//   1.2b          35,040  1,176,770,784          deep128      131,064  562,865,144
+//   arith(-quick) 132     66,628                 deep32       12,152   46,449,016
+//   150m          9,372   151,872,156            deep64       32,760   80,040,440
+//   1.2b          35,040  1,176,770,784          deep128      98,552   147,247,864
 //
 // The paper has K = H. With grouped heads there is a row of R_l for each key/value head (1b: 31,800, 1,076,104,248).
 //
 // Options:
-//   --top-p P         keeps the fewest largest weights of a head whose sum exceeds P, and sets the others to 0, without
-//                     rescaling; in training, too, where pruned logits can come back. 1.0 prunes nothing.
+//   --top-p P         keeps the fewest largest weights of a head whose sum exceeds P, sets the others to 0, and divides
+//                     what is left by its sum; in training, too, anew at every step. Pruned logits have no gradient
+//                     then, and come back when those that are kept fall. 1.0 prunes nothing.
+//   --top-p-renormalize false     leaves what is left as it is, as the paper can be read; pruned logits learn, too
 //   --kv-init KIND    literal: the bound as the paper's pseudocode computes it, from a tensor (1, K, C, D) whose fan-in
 //                     a library takes to be K D C (default); fan_in: +-1/sqrt(C), the usual one.
 //   --router-lr R     the rate of R_l; the paper's 1e-2 is ten times --lr, the default.
 //
-// The published code is the second version's only. The norm g_l is in the paper's pseudocode only; its parameter count
-// needs it.
+// The paper does not say that pruned weights are renormalised; the authors' code of this version (an early commit,
+// 601cd30, of their repository) does it. There the mask is made once, when the model is built. The norm g_l is in the
+// pseudocode and the code, not in the text; the paper's parameter count needs it.
 // models/lime_v1.cpp is the connection; kernels/head_mix.h mixes and projects, kernels/softmax.h weighs and prunes.
 #include "train/trainer.h"
 

@@ -10,6 +10,7 @@
 #include "train/checkpoint.h"
 #include "train/options.h"
 #include "train/replicas.h"
+#include "train/run_curves.h"
 
 namespace crossply {
 
@@ -75,7 +76,7 @@ struct TrainResult {
   double test_loss = 0;
   double answers = -1, steps_valid = -1;  // -1: the data is no task
   std::string run_dir;
-  std::vector<double> curve_step, curve_loss;
+  RunCurves curves;
 };
 
 // Trains by the options and keeps the run directory: metrics.jsonl, curve.svg, flags.json, checkpoints. Prints progress

@@ -24,15 +24,16 @@ class HyperConfig(Config):
   rate: int = 4  # E
   dynamic: bool = True
   norm: str = "layernorm_no_affine"  # of the dynamic part: layernorm_no_affine | layernorm | rmsnorm
+  dynamic_norm_eps: float = 0.0  # that norm's epsilon; 0: NORMS' own
   prenorm: str = "layernorm_no_affine"  # of the sublayers: layernorm_no_affine | rmsnorm, the backbone's
   layer_index: str = "layer"  # layer | sublayer: what says which stream a sublayer reads at first
   output_init_scale: bool = False  # o_proj and down_proj start smaller by sqrt(E)
 
 
 NORMS = {
-  "layernorm_no_affine": lambda width: nn.LayerNorm(width, eps=1e-5, elementwise_affine=False),
-  "layernorm": lambda width: nn.LayerNorm(width, eps=1e-5),
-  "rmsnorm": lambda width: RMSNorm(width, eps=1e-6),
+  "layernorm_no_affine": lambda width, eps=1e-5: nn.LayerNorm(width, eps=eps, elementwise_affine=False),
+  "layernorm": lambda width, eps=1e-5: nn.LayerNorm(width, eps=eps),
+  "rmsnorm": lambda width, eps=1e-6: RMSNorm(width, eps=eps),
 }
 
 
@@ -46,7 +47,7 @@ class HyperConnection(nn.Module):
     self.static_alpha = nn.Parameter(torch.cat([torch.eye(E)[:, [index % E]], torch.eye(E)], dim=1))
     self.static_beta = nn.Parameter(torch.ones(E))
     if self.dynamic:
-      self.norm = NORMS[config.norm](C)
+      self.norm = NORMS[config.norm](C, *([config.dynamic_norm_eps] if config.dynamic_norm_eps else []))
       self.dynamic_alpha_proj = nn.Parameter(torch.zeros(C, E + 1))
       self.dynamic_beta_proj = nn.Parameter(torch.zeros(C))
       self.dynamic_alpha_scale = nn.Parameter(torch.full((1,), 0.01))

@@ -111,6 +111,14 @@ def check_lime(check, options):
   check(f"{options}: lime_static with top_p nearly 1 prunes nothing",
         same(tiny("lime_static", top_p=1 - 1e-9, **options), unpruned))
   check(f"{options}: lime_static with top_p 0.5 prunes", not same(tiny("lime_static", top_p=0.5, **options), unpruned))
+  pruned, kept = (tiny("lime_static", top_p=0.5, top_p_renormalize=on, **options) for on in (True, False))
+  check(f"{options}: renormalising matters", not same(pruned, kept))
+  for layer in pruned.model.layers[1:]:
+    weight = layer.self_attn.lime_router.weight
+    weight[~keep_top(weight.softmax(-1), 0.5)] = NEVER
+    layer.self_attn.lime_router.top_p = 1.0
+  check(f"{options}: renormalised, what is kept is a softmax of its own",
+        same(tiny("lime_static", top_p=0.5, **options), pruned))
   weights = torch.rand(6, 9, dtype=torch.float64).softmax(-1)
   kept = keep_top(weights, 0.0)
   check("top-p 0 keeps the largest", bool((kept == (weights == weights.amax(-1, keepdim=True))).all()))
@@ -143,6 +151,9 @@ def check_norms(check):
   wanted["layernorm_no_affine"] = wanted["layernorm"]
   for name, want in wanted.items():
     check(f"the epsilon of hyper's {name}", torch.allclose(hyper.NORMS[name](4).double()(x), want, rtol=1e-12))
+  config = dataclasses.replace(tiny("hyper").config, norm="rmsnorm", dynamic_norm_eps=0.25)
+  norm = hyper.HyperConnection(config, 0).norm
+  check("hyper's dynamic_norm_eps", norm.eps == 0.25 and isinstance(norm, type(hyper.NORMS["rmsnorm"](4))))
 
 
 def check_skip(check, options):

@@ -9,7 +9,7 @@ Key/value head h reads its own convex combination of them, and its rows of k_pro
   lime_dynamic   weights = softmax over m of a projection of the token's own normed(X_i)
 
 Queries read the stream as ever. With fewer key/value heads than query heads there is one mixture per key/value head.
-top_p < 1 prunes static weights: see keep_top.
+top_p < 1 prunes static weights (see keep_top) and divides what is left by its sum, unless top_p_renormalize is false.
 """
 import dataclasses
 import math
@@ -30,12 +30,13 @@ class LimeDynamicConfig(Config):
 class LimeStaticConfig(LimeDynamicConfig):
   arch: str = "lime_static"
   top_p: float = 1.0
+  top_p_renormalize: bool = True  # what is kept is divided by its sum
 
 
 def keep_top(weights, p):
   """Which weights (heads, m) to keep: in descending order, all up to the one that brings the sum above p.
 
-  Of equal weights the larger m comes first. What is kept is not scaled up to a sum of 1 again.
+  Of equal weights the larger m comes first.
   """
   backwards = weights.detach().flip(-1)
   ordered, index = backwards.sort(dim=-1, descending=True, stable=True)
@@ -46,13 +47,15 @@ def keep_top(weights, p):
 class StaticRouter(nn.Module):
   def __init__(self, config, layer):
     super().__init__()
-    self.top_p = config.top_p
+    self.top_p, self.renormalize = config.top_p, config.top_p_renormalize
     self.weight = nn.Parameter(0.1 * torch.randn(config.num_key_value_heads, layer + 1))
 
   def forward(self, newest):  # (B, T, C)
     weights = self.weight.softmax(-1)  # (K, i+1)
     if self.top_p < 1:
       weights = weights * keep_top(weights, self.top_p)
+      if self.renormalize:
+        weights = weights / weights.sum(-1, keepdim=True)
     return weights.expand(*newest.shape[:2], -1, -1)
 
 

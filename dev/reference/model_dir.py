@@ -146,12 +146,12 @@ def make_tiny(directory, arch="llama", qk_norm=False, tied=True, seed=0, K=2, he
   routers are noise everywhere, masked entries included, and normed queries and keys are small enough to feel their
   epsilon. Yet it is tame enough for float32: each linear layer halves, no norm divides by nearly nothing.
   """
-  C, H = 8, 4
   model_class = ARCHITECTURES[arch]
-  config = model_class.config_class(
-    vocab_size=7, hidden_size=C, intermediate_size=6, num_hidden_layers=4, num_attention_heads=H,
-    num_key_value_heads=K, head_dim=head_dim or C // H, tie_word_embeddings=tied, qk_norm=qk_norm,
-    **{"rms_norm_eps": 1e-4, "rope_theta": 100.0, **more})
+  fields = dict(vocab_size=7, hidden_size=8, intermediate_size=6, num_hidden_layers=4, num_attention_heads=4,
+                num_key_value_heads=K, tie_word_embeddings=tied, qk_norm=qk_norm, rms_norm_eps=1e-4, rope_theta=100.0)
+  fields.update(more)
+  head_dim = head_dim or fields["hidden_size"] // fields["num_attention_heads"]
+  config = model_class.config_class(head_dim=head_dim, **fields)
   model = model_class(config)
   generator = torch.Generator().manual_seed(seed)
   with torch.no_grad():

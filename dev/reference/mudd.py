@@ -18,8 +18,6 @@ from torch import nn
 
 from .llama import MLP, Attention, Backbone, Config, Layer, Llama, RMSNorm, check_choice, split_heads, unit_rms
 
-EPS = 1e-6  # of the norms of the depth-aggregate modules
-
 
 @dataclasses.dataclass
 class MuddConfig(Config):
@@ -33,6 +31,7 @@ class DepthAggregate(nn.Module):
   def __init__(self, config, layer):
     super().__init__()
     check_choice("norm", config.norm, ("prepost", "none"))
+    self.eps = config.rms_norm_eps
     C, sources, ways = config.hidden_size, layer + 2, 4 if layer < config.num_hidden_layers - 1 else 1
     self.w1 = nn.Linear(C, ways * sources, bias=False)
     self.w2 = nn.Linear(ways * sources, ways * sources, bias=False)
@@ -41,12 +40,12 @@ class DepthAggregate(nn.Module):
     self.w1_std = 1 / C if config.w1_init == "literal" else 1 / math.sqrt(C)
     self.prepost = config.norm == "prepost"
     if self.prepost:
-      self.pre_da_norms = nn.ModuleList(RMSNorm(C, EPS) for _ in range(sources))
-      self.post_da_norms = nn.ModuleList(RMSNorm(C, EPS) for _ in range(ways))
+      self.pre_da_norms = nn.ModuleList(RMSNorm(C, self.eps) for _ in range(sources))
+      self.post_da_norms = nn.ModuleList(RMSNorm(C, self.eps) for _ in range(ways))
 
   def forward(self, outputs):  # [X_0, ..., X_n], each (B, T, C)
     newest = outputs[-1]
-    weights = self.w2(F.gelu(self.w1(unit_rms(newest, EPS)))).unflatten(-1, self.static_weight.shape)
+    weights = self.w2(F.gelu(self.w1(unit_rms(newest, self.eps)))).unflatten(-1, self.static_weight.shape)
     if self.prepost:
       outputs = [norm(x) for norm, x in zip(self.pre_da_norms, outputs)]
     mixed = torch.einsum("btcl,lbtd->cbtd", weights + self.static_weight, torch.stack(outputs))

@@ -1,0 +1,260 @@
+#include "eval/comparison.h"
+
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "tests/check.h"
+
+using namespace crossply;
+
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+struct Scratch {
+  std::string path = (fs::temp_directory_path() / str("crossply-comparison-", ::getpid())).string();
+  Scratch() { fs::create_directories(path); }
+  ~Scratch() { fs::remove_all(path); }
+};
+
+ComparedRun run_of(const std::string& text, RunState state) {
+  ComparedRun run{parse_arch_list(text)[0], {}, {}};
+  run.options.config.arch = run.choice.arch;
+  run.options.config.options = run.choice.options;
+  run.options.config.vocab_size = 32;
+  run.options.config.check(Exit::usage, text);
+  run.options.steps = 6000;
+  run.state = state;
+  run.result.parameters = 66496;
+  run.result.flops_per_token = 381234.56;
+  run.result.memory = 1000;
+  if (state == RunState::waiting) return run;
+  run.result.curves.step = {1, 2, 3};
+  run.result.curves.loss = {3.0, 2.0, 0.4};
+  run.result.curves.test_step = {2};
+  run.result.curves.test_loss = {2.1};
+  if (state != RunState::done) return run;
+  run.result.tokens_per_second = 400040;
+  run.result.train_loss = 0.36912;
+  run.result.test_loss = 0.07413;
+  run.result.answers = 0.13672;
+  run.result.steps_valid = 0.0234;
+  return run;
+}
+
+// A yardstick that is done, one with other numbers, and one of each other state.
+Comparison example(const std::string& out = "nowhere") {
+  Comparison comparison{"arith:4", out, {run_of("llama", RunState::done), run_of("lime", RunState::done)}};
+  comparison.runs[1].result.tokens_per_second = 200020;
+  comparison.runs[1].result.memory = 1060;
+  comparison.runs.push_back(run_of("hyper:rate=2", RunState::failed));
+  comparison.runs[2].error = "step 4: loss nan";
+  comparison.runs[2].result.code = Exit::not_finite;
+  comparison.runs.push_back(run_of("mudd", RunState::stopped));
+  comparison.runs[3].result.code = Exit::stopped;
+  comparison.runs.push_back(run_of("vertical", RunState::waiting));
+  return comparison;
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::istringstream in(text);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
+}
+
+bool has(const std::string& text, const std::string& what) { return text.find(what) != std::string::npos; }
+
+}  // namespace
+
+TEST_CASE("comparison: the table has sensible digits, dashes for what is not done, and fits a terminal") {
+  const std::string table = results_table(example());
+  const std::vector<std::string> lines = lines_of(table);
+  CHECK(lines[0] == "architecture  parameters  tokens/s   time  memory  test loss  answers  valid");
+  CHECK(lines[1] == "llama             66,496   400,040  1.00x   1.00x     0.0741   13.7 %  2.3 %");
+  CHECK(lines[2] == "lime              66,496   200,020  2.00x   1.06x     0.0741   13.7 %  2.3 %");
+  CHECK(lines[3] == "hyper:rate=2      66,496         -      -   1.00x          -        -      -");
+  CHECK(has(table, "\nhyper:rate=2: failed after step 3 of 6000: step 4: loss nan\n"));
+  CHECK(has(table, "\nmudd: stopped after step 3 of 6000\n"));
+  CHECK(has(table, "\nvertical: not started\n"));
+  for (const std::string& line : lines) CHECK_MESSAGE(line.size() <= 80, line);
+}
+
+TEST_CASE("comparison: what does not fit a terminal is left out, least important first; the file has everything") {
+  Comparison comparison = example();
+  comparison.runs[1].choice.text = "mudd:norm=none:intermediate_sizes=[64,96,128,160]";
+  comparison.runs[1].result.parameters = 1076081088;
+  const std::string narrow = lines_of(results_table(comparison))[0], wide = lines_of(results_table(comparison, 200))[0];
+  CHECK(narrow.size() <= 80);
+  CHECK(has(narrow, "test loss"));
+  CHECK(!has(narrow, "tokens/s"));
+  for (const char* name : {"FLOP/token", "tokens/s", "train loss", "valid"}) CHECK_MESSAGE(has(wide, name), name);
+  CHECK(has(results_table(comparison, 200), " 1.076G "));
+  for (Comparison c : {example(), comparison}) {
+    const std::string file = results_markdown(c);
+    CHECK(has(file, "| FLOP/token | tokens/s |"));
+    CHECK(has(file, "| 0.3691 | 0.0741 | 13.7 % | 2.3 % | done |"));
+    CHECK(has(file, "| failed after step 3 of 6000: step 4: loss nan |"));
+    size_t rows = 0;
+    for (const std::string& line : lines_of(file)) {
+      if (!line.starts_with("|")) continue;
+      CHECK(std::count(line.begin(), line.end(), '|') == 13);
+      ++rows;
+    }
+    CHECK(rows == 7);
+  }
+  CHECK(has(results_markdown(comparison), "| 1,076,081,088 |"));
+}
+
+TEST_CASE("comparison: Markdown and JSON survive any bytes in names and messages") {
+  Comparison comparison = example();
+  comparison.data = "text:a|b\n\xFF";
+  comparison.runs[2].error = "cannot read a|b\n\xFF\"";
+  const std::string file = results_markdown(comparison);
+  CHECK(has(file, "# text:a\\|b \xFF\n"));
+  CHECK(has(file, ": cannot read a\\|b \xFF\" |\n"));
+  CHECK(json::parse(results_json(comparison))["data"] == "text:a|b\n\xEF\xBF\xBD");
+}
+
+TEST_CASE("comparison: results.json has every number, every setting and the way to the curves") {
+  const json all = json::parse(results_json(example()));
+  CHECK(all["version"] == 1);
+  CHECK(all["yardstick"] == "llama");
+  CHECK(all["data"] == "arith:4");
+  REQUIRE(all["runs"].size() == 5);
+  const json& lime = all["runs"][1];
+  CHECK(lime["name"] == "lime");
+  CHECK(lime["state"] == "done");
+  CHECK(lime["exit_code"] == 0);
+  CHECK(lime["seed"] == 42);
+  CHECK(lime["parameters"] == 66496);
+  CHECK(lime["train_loss"] == 0.36912);
+  CHECK(lime["answers"] == 0.13672);
+  CHECK(lime["relative_time"] == 2.0);
+  CHECK(lime["relative_memory"] == 1.06);
+  CHECK(lime["metrics"] == "lime/metrics.jsonl");
+  CHECK(lime["flags"]["steps"] == 6000);
+  CHECK(lime["flags"]["config"].contains("hidden_size"));
+  const json& failed = all["runs"][2];
+  CHECK(failed["state"] == "failed");
+  CHECK(failed["exit_code"] == 77);
+  CHECK(failed["error"] == "step 4: loss nan");
+  CHECK(failed["steps_done"] == 3);
+  CHECK(failed["test_loss"].is_null());
+  CHECK(failed["relative_time"].is_null());
+  CHECK(failed["metrics"] == "hyper-rate-2/metrics.jsonl");
+  CHECK(failed["options"]["rate"] == "2");
+  CHECK(all["runs"][3]["exit_code"] == 75);
+  CHECK(all["runs"][4]["state"] == "not started");
+  CHECK(all["runs"][4]["exit_code"].is_null());
+  CHECK(all["runs"][4]["metrics"].is_null());
+}
+
+TEST_CASE("comparison: the picture names what did not end well, and has answers only of a task") {
+  const Scratch scratch;
+  Comparison comparison = example(scratch.path);
+  comparison.runs[0].result.curves.answer_step = {2, 3};
+  comparison.runs[0].result.curves.answers = {0, 0.5};
+  const auto picture = [&] {
+    write_results(comparison);
+    std::ifstream in(scratch.path + "/compare.svg");
+    return std::string(std::istreambuf_iterator<char>(in), {});
+  };
+  const std::string svg = picture();
+  for (const char* text :
+       {">llama<", ">hyper:rate=2 (failed)<", ">mudd (stopped)<", "marks: test loss", "test prompts<"})
+    CHECK_MESSAGE(has(svg, text), text);
+  CHECK(!has(svg, "vertical"));
+  CHECK(fs::file_size(scratch.path + "/results.json") > 1000);
+  CHECK(fs::file_size(scratch.path + "/results.md") > 500);
+  comparison.runs[0].result.curves.answers.clear();
+  comparison.runs[0].result.curves.answer_step.clear();
+  CHECK(!has(picture(), "test prompts<"));
+}
+
+TEST_CASE("comparison: parameters that differ by more than a tenth are said in one line") {
+  Comparison comparison = example();
+  CHECK(parameter_warning(comparison) == "");
+  comparison.runs[1].result.parameters = 66496 * 11 / 10;
+  CHECK(parameter_warning(comparison) == "");
+  comparison.runs[2].result.parameters = 83120;
+  comparison.runs[3].result.parameters = 50000;
+  CHECK(parameter_warning(comparison) == "warning: not as many parameters as llama: hyper:rate=2 +25 %, mudd -25 %");
+}
+
+TEST_CASE("comparison: resuming refuses a directory that is no comparison, or one whose results would be lost") {
+  const Scratch scratch;
+  Comparison comparison = example(scratch.path);
+  const auto code = [&] {
+    try {
+      Comparison copy = comparison;
+      take_up(copy);
+    } catch (const Error& error) {
+      return error.code;
+    }
+    return Exit::done;
+  };
+  CHECK(code() == Exit::done);  // nothing there yet
+  std::ofstream(scratch.path + "/diary.txt") << "mine";
+  CHECK(code() == Exit::usage);
+  fs::create_directory(scratch.path + "/lime");  // killed before there were results
+  CHECK(code() == Exit::done);
+  write_results(comparison);
+  CHECK(code() == Exit::done);
+  const ComparedRun lime = comparison.runs[1];
+  comparison.runs.erase(comparison.runs.begin() + 1);
+  CHECK(code() == Exit::usage);
+  comparison.runs.push_back(lime);
+  comparison.runs.push_back(run_of("sla", RunState::waiting));  // more is no loss
+  CHECK(code() == Exit::done);
+  std::ofstream(scratch.path + "/results.json") << "{\"runs\": [3]}";
+  CHECK(code() == Exit::bad_data);
+}
+
+TEST_CASE("comparison: resuming takes up every number that was there before") {
+  const Scratch scratch;
+  Comparison before = example(scratch.path);
+  write_results(before);
+  fs::create_directory(scratch.path + "/lime");
+  std::ofstream(scratch.path + "/lime/metrics.jsonl") << R"({"step":1,"loss":3.0}
+{"step":2,"loss":2.0,"test_loss":2.1}
+{"step":3,"loss":0.4})";
+  Comparison after = example(scratch.path);
+  for (ComparedRun& run : after.runs) {
+    const ComparedRun waiting = run_of(run.choice.text, RunState::waiting);
+    run.result = waiting.result;
+    run.state = waiting.state;
+    run.error.clear();
+  }
+  take_up(after);
+  CHECK(after.runs[1].result.curves.loss == before.runs[1].result.curves.loss);
+  CHECK(after.runs[1].result.curves.test_loss == before.runs[1].result.curves.test_loss);
+  for (ComparedRun& run : before.runs) run.result.curves = {};  // no other run has a file
+  for (ComparedRun& run : after.runs) run.result.curves = {};
+  CHECK(results_json(after) == results_json(before));
+}
+
+TEST_CASE("comparison: curves are read from whatever a run left") {
+  const Scratch scratch;
+  const std::string path = scratch.path + "/metrics.jsonl";
+  CHECK(read_curves(path).step.empty());
+  std::ofstream(path) << R"({"step":1,"loss":3.5}
+not json
+
+{"step":2,"loss":"three","test_loss":3.25,"answers_correct":0.5,"steps_valid":0.25}
+{"step":"x","loss":1}
+[1]
+{"step":3,"loss":3.0,"test_lo)";
+  const RunCurves curves = read_curves(path);
+  CHECK(curves.step == std::vector<double>{1, 2});
+  CHECK(curves.loss[0] == 3.5);
+  CHECK(std::isnan(curves.loss[1]));
+  CHECK(curves.test_step == std::vector<double>{2});
+  CHECK(curves.test_loss == std::vector<double>{3.25});
+  CHECK(curves.answers == std::vector<double>{0.5});
+  CHECK(curves.steps_valid == std::vector<double>{0.25});
+}

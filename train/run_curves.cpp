@@ -1,0 +1,60 @@
+#include "train/run_curves.h"
+
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "train/curve.h"
+
+namespace crossply {
+namespace {
+
+using nlohmann::json;
+
+// NaN where the line has no such number.
+double number(const json& line, const char* key) {
+  const auto found = line.find(key);
+  return found != line.end() && found->is_number() ? found->get<double>() : NAN;
+}
+
+}  // namespace
+
+RunCurves curves_of(const std::vector<json>& lines) {
+  RunCurves out;
+  for (const json& line : lines) {
+    const double step = number(line, "step"), test = number(line, "test_loss");
+    const double answers = number(line, "answers_correct");
+    out.step.push_back(step);
+    out.loss.push_back(number(line, "loss"));
+    if (!std::isnan(test)) {
+      out.test_step.push_back(step);
+      out.test_loss.push_back(test);
+    }
+    if (!std::isnan(answers)) {
+      out.answer_step.push_back(step);
+      out.answers.push_back(answers);
+      out.steps_valid.push_back(number(line, "steps_valid"));
+    }
+  }
+  return out;
+}
+
+RunCurves read_curves(const std::string& path) {
+  std::ifstream in(path);
+  std::vector<json> lines;
+  for (std::string text; std::getline(in, text);) {
+    json line = json::parse(text, nullptr, false);
+    if (line.is_object() && !std::isnan(number(line, "step"))) lines.push_back(std::move(line));
+  }
+  return curves_of(lines);
+}
+
+void write_run_picture(const std::string& path, const std::string& title, const RunCurves& c) {
+  const Curve loss{"training loss", c.step, c.loss}, test{"test loss", c.test_step, c.test_loss};
+  const Curve answers{"answers", c.answer_step, c.answers}, valid{"steps valid", c.answer_step, c.steps_valid};
+  std::vector<Panel> panels = {{"loss", "", {loss, test}}};
+  if (!c.answers.empty()) panels.push_back({"right on test prompts", "", {answers, valid}, true});
+  write_curve_svg(path, title, "step", panels);
+}
+
+}  // namespace crossply

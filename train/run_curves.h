@@ -1,0 +1,24 @@
+// The numbers of a run over its steps, as metrics.jsonl has them.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+namespace crossply {
+
+struct RunCurves {
+  std::vector<double> step, loss;                       // of every step
+  std::vector<double> test_step, test_loss;             // of every evaluation
+  std::vector<double> answer_step, answers, steps_valid;  // shares of 1; empty where the data is no task
+};
+
+RunCurves curves_of(const std::vector<nlohmann::json>& lines);
+// Of a file that a run may have left in any state: what is not such a line is passed over; a file that is not there has
+// none.
+RunCurves read_curves(const std::string& path);
+
+// curve.svg: the loss and, of a task, the answers.
+void write_run_picture(const std::string& path, const std::string& title, const RunCurves& curves);
+
+}  // namespace crossply
