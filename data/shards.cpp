@@ -72,14 +72,22 @@ std::vector<std::string> glob_paths(const std::string& pattern) {
 struct ShardSet {
   std::vector<Shard> shards;
   std::vector<int64_t> first_window;  // (shards + 1), the last one is the number of windows
+  int64_t T;
 
-  ShardSet(const std::string& pattern, int64_t T) : first_window{0} {
+  ShardSet(const std::string& pattern, int64_t length, bool whole = false) : first_window{0}, T(length) {
+    int64_t longest = 0;
     for (const std::string& path : glob_paths(pattern)) {
       shards.push_back(open_shard(path));
       require_same_format(shards.back(), shards.front());
-      first_window.push_back(first_window.back() + std::max<int64_t>(0, shards.back().tokens - 1) / T);
+      longest = std::max(longest, shards.back().tokens);
     }
-    if (windows() == 0) fail(Exit::bad_data, pattern, ": no shard has the ", T + 1, " tokens of one window");
+    if (whole) T = std::max<int64_t>(1, std::min(T, longest - 1));
+    for (const Shard& shard : shards) {
+      const int64_t full = std::max<int64_t>(0, shard.tokens - 1) / T;
+      first_window.push_back(first_window.back() + (whole ? count_windows(shard.tokens, T) : full));
+    }
+    if (windows() == 0)
+      fail(Exit::bad_data, pattern, ": no shard has the ", whole ? 2 : T + 1, " tokens of one window");
   }
   int64_t windows() const { return first_window.back(); }
   size_t shard_of(int64_t window) const {
@@ -110,19 +118,25 @@ void check_shard(const Shard& shard, int64_t vocab) {
 
 class ShardSource : public Source {
  public:
-  ShardSource(std::shared_ptr<const ShardSet> set, int64_t T, int64_t first, int64_t count)
-      : set_(std::move(set)), T_(T), first_(first), count_(count) {}
+  ShardSource(std::shared_ptr<const ShardSet> set, int64_t T, int64_t first, int64_t count, bool whole = false)
+      : set_(std::move(set)), T_(T), first_(first), count_(count), whole_(whole) {}
 
   int64_t size() const override { return count_; }
   int64_t seq_len() const override { return T_; }
   int64_t vocab_size() const override { return 0; }
+  int64_t file_tokens() const override {
+    int64_t sum = 0;
+    for (const Shard& shard : set_->shards) sum += shard.tokens;
+    return sum;
+  }
 
   void read(int64_t index, int32_t* tokens, int32_t* targets) const override {
     CHECK_THAT(index >= 0 && index < count_, "window ", index, " of ", count_);
     const size_t s = set_->shard_of(first_ + index);
-    const int64_t offset = (first_ + index - set_->first_window[s]) * T_;
+    const int64_t in_shard = first_ + index - set_->first_window[s];
     set_->shards[s].with_tokens([&](const auto* all) {
-      const auto* window = all + offset;
+      if (whole_) return read_window(all, set_->shards[s].tokens, T_, in_shard, tokens, targets);
+      const auto* window = all + in_shard * T_;
       for (int64_t t = 0; t < T_; ++t) tokens[t] = static_cast<int32_t>(window[t]);
       for (int64_t t = 0; t < T_; ++t) targets[t] = static_cast<int32_t>(window[t + 1]);
     });
@@ -137,12 +151,18 @@ class ShardSource : public Source {
  private:
   std::shared_ptr<const ShardSet> set_;
   int64_t T_, first_, count_;
+  bool whole_;
 };
 
 }  // namespace
 
 Dataset open_shards(const DataOptions& options) {
   const int64_t T = options.seq_len ? options.seq_len : 1024;
+  if (options.whole) {
+    const auto all = std::make_shared<const ShardSet>(options.spec, T, true);
+    const int64_t count = count_samples(options.spec, "test", options.test_samples, all->windows());
+    return {nullptr, std::make_unique<ShardSource>(all, all->T, 0, count, true), Tokenizer()};
+  }
   const auto set = std::make_shared<const ShardSet>(options.spec, T);
   auto test_set = set;
   int64_t train = set->windows(), test = 0, first_test = 0;

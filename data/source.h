@@ -2,6 +2,7 @@
 // generation. open_dataset turns what the user writes after --data into a training and a test set.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -45,6 +46,8 @@ class Source {
       fail(Exit::bad_data, "the data has a vocabulary of ", vocab_size(), ", the model only of ", vocab);
   }
   virtual const Task* task() const { return nullptr; }
+  // Tokens of the files behind it, unread ones included; 0 where there is no file.
+  virtual int64_t file_tokens() const { return 0; }
 };
 
 struct DataOptions {
@@ -54,14 +57,29 @@ struct DataOptions {
   int64_t train_samples = 0;  // 0: the source's own number; of files, the first so many windows
   int64_t test_samples = 0;
   std::string val_spec;       // shards only: a glob of validation shards; without it, the last 1% of the windows
+  bool whole = false;         // files only: no training set, and all of each file as the test set (read_window)
 };
 
 struct Dataset {
-  std::unique_ptr<Source> train, test;
+  std::unique_ptr<Source> train, test;  // train: null where all is for testing
   Tokenizer tokenizer;
 };
 
 Dataset open_dataset(const DataOptions& options);
+
+// A file of N tokens in windows of T, so that every token but the first is a target once. The last window begins early
+// enough to be full, and what the one before has scored is not scored again; a file shorter than T is padded.
+inline int64_t count_windows(int64_t N, int64_t T) { return N < 2 ? 0 : (N - 2) / T + 1; }
+template <class Token>
+void read_window(const Token* file, int64_t N, int64_t T, int64_t index, int32_t* tokens, int32_t* targets) {
+  const int64_t length = std::min(T, N - 1), begin = std::min(index * T, N - 1 - length);
+  std::fill_n(tokens, T, 0);
+  std::fill_n(targets, T, -1);
+  for (int64_t t = 0; t < length; ++t) {
+    tokens[t] = static_cast<int32_t>(file[begin + t]);
+    if (begin + t >= index * T) targets[t] = static_cast<int32_t>(file[begin + t + 1]);
+  }
+}
 
 // How many of the available samples a split of a file has: those that were asked for, or all. `where` is for the error.
 int64_t count_samples(const std::string& where, const char* split, int64_t asked, int64_t available);

@@ -25,12 +25,11 @@ void for_each_word(std::string_view text, F&& body) {
   }
 }
 
-int32_t parse_id(std::string_view word) {
+int32_t parse_id(std::string_view word, const std::string& why) {
   int32_t id = -1;
   const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), id);
   if (error != std::errc() || end != word.data() + word.size() || id < 0)
-    fail(Exit::usage, "\"", word, "\" is not a token id: without a tokenizer.json the text is whitespace-separated ",
-         "integers");
+    fail(Exit::usage, "\"", word, "\" is not a token id: ", why, " the text is whitespace-separated integers");
   return id;
 }
 
@@ -52,7 +51,9 @@ std::vector<std::string> byte_names() {
 
 Json vocab_json(const std::vector<std::string>& words) {
   Json vocab = Json::object();
-  for (size_t id = 0; id < words.size(); ++id) vocab[words[id]] = id;
+  auto& pairs = vocab.get_ref<Json::object_t&>();  // a vector: looking for each word in it would be quadratic
+  for (size_t id = 0; id < words.size(); ++id)
+    static_cast<std::vector<Json::object_t::value_type>&>(pairs).emplace_back(words[id], id);
   return vocab;
 }
 
@@ -75,36 +76,51 @@ Json bytes_json() {
                      {"vocab", vocab_json(byte_names())}, {"merges", Json::array()}}}};
 }
 
-[[noreturn]] void unsupported(const std::string& path, const std::string& why) {
-  fail(Exit::bad_data, path, ": ", why, ". Supported are a WordLevel model with the WhitespaceSplit pre-tokenizer, ",
-       "and a ByteLevel BPE model of the 256 bytes without merges");
-}
+using nlohmann::json;  // for reading: finds a key in logarithmic time
 
 // The words of a vocabulary by id; the ids must be 0, 1, ..., n-1.
-std::vector<std::string> words_of(const Json& vocab, const std::string& path) {
+std::vector<std::string> words_of(const json& vocab, const std::string& path) {
   std::vector<std::string> words(vocab.size());
   for (const auto& [word, id] : vocab.items()) {
     if (!id.is_number_unsigned() || id.get<uint64_t>() >= words.size())
-      unsupported(path, "the id of \"" + word + "\" is " + id.dump() + ", expected an integer below " +
-                            std::to_string(words.size()));
+      fail(Exit::bad_data, path, ": the id of \"", word, "\" is ", id.dump(), ", expected an integer below ",
+           words.size());
     std::string& place = words[id.get<size_t>()];
-    if (!place.empty()) unsupported(path, "\"" + word + "\" and \"" + place + "\" have the same id");
-    if (word.empty()) unsupported(path, "a word is empty");
+    if (!place.empty()) fail(Exit::bad_data, path, ": \"", word, "\" and \"", place, "\" have the same id");
+    if (word.empty() || std::any_of(word.begin(), word.end(), is_space))
+      fail(Exit::bad_data, path, ": the word \"", word, "\" is empty or holds whitespace");
     place = word;
   }
   return words;
 }
 
-std::string type_of(const Json& object, const char* key) {
+std::string type_of(const json& object, const char* key) {
   const auto found = object.find(key);
   if (found == object.end() || !found->is_object()) return "missing";
   const auto type = found->find("type");
   return type != found->end() && type->is_string() ? type->get<std::string>() : "missing";
 }
 
-bool is_empty(const Json& object, const char* key) {
+bool is_empty(const json& object, const char* key) {
   const auto found = object.find(key);
   return found == object.end() || found->empty();  // null counts as empty
+}
+
+// What of a tokenizer.json is not computed here; "" where all of it is. A BPE model must be the 256 bytes in order.
+std::string foreign_part(const json& object) {
+  const std::string model = type_of(object, "model"), split = type_of(object, "pre_tokenizer");
+  const bool is_words = model == "WordLevel" && split == "WhitespaceSplit";
+  if (!is_words && !(model == "BPE" && split == "ByteLevel"))
+    return "the model is " + model + ", the pre-tokenizer " + split;
+  for (const char* key : {"added_tokens", "normalizer", "post_processor"})
+    if (!is_empty(object, key)) return std::string("it has ") + key;
+  if (is_words) return "";
+  if (!is_empty(object["model"], "merges")) return str(object["model"]["merges"].size(), " merges");
+  static const std::vector<std::string> names = byte_names();
+  const json& vocab = object["model"]["vocab"];
+  bool same = vocab.is_object() && vocab.size() == names.size();
+  for (size_t id = 0; same && id < names.size(); ++id) same = vocab.value(names[id], json()) == id;
+  return same ? "" : "other tokens than the 256 bytes";
 }
 
 }  // namespace
@@ -127,6 +143,26 @@ Tokenizer Tokenizer::bytes() {
   return t;
 }
 
+Tokenizer Tokenizer::foreign(const std::string& what) {
+  Tokenizer t;
+  t.kind_ = Kind::foreign;
+  t.what_ = what;
+  return t;
+}
+
+bool Tokenizer::operator==(const Tokenizer& other) const {
+  return kind_ == other.kind_ && (kind_ == Kind::words || kind_ == Kind::bytes) && words_ == other.words_;
+}
+
+std::string Tokenizer::describe() const {
+  if (kind_ == Kind::none) return "no tokenizer";
+  if (kind_ == Kind::bytes) return "bytes";
+  if (kind_ == Kind::foreign) return "a tokenizer that is not computed here (" + what_ + ")";
+  std::string text = str(words_.size(), " words (");
+  for (size_t i = 0; i < words_.size() && i < 6; ++i) text += words_[i] + " ";
+  return text + "...)";
+}
+
 int64_t Tokenizer::vocab_size() const {
   return kind_ == Kind::bytes ? 256 : static_cast<int64_t>(words_.size());
 }
@@ -138,7 +174,8 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
     return ids;
   }
   for_each_word(text, [&](std::string_view word) {
-    if (kind_ == Kind::none) return ids.push_back(parse_id(word));
+    if (kind_ == Kind::none) return ids.push_back(parse_id(word, "without a tokenizer.json"));
+    if (kind_ == Kind::foreign) return ids.push_back(parse_id(word, "with " + describe()));
     const auto found = ids_.find(std::string(word));
     if (found == ids_.end())
       fail(Exit::usage, "\"", word, "\" is not among the ", words_.size(), " words of the vocabulary");
@@ -152,7 +189,7 @@ std::string Tokenizer::decode(const std::vector<int32_t>& ids) const {
   for (int32_t id : ids) {
     const bool known = id >= 0 && id < vocab_size();
     if (!text.empty()) text += separator();
-    if (kind_ == Kind::none) text += std::to_string(id);
+    if (kind_ == Kind::none || kind_ == Kind::foreign) text += std::to_string(id);
     else if (!known) text += str("<", id, ">");
     else if (kind_ == Kind::bytes) text += static_cast<char>(id);
     else text += words_[static_cast<size_t>(id)];
@@ -166,35 +203,41 @@ int32_t Tokenizer::eos() const {
 }
 
 void Tokenizer::save(const std::string& dir) const {
-  if (kind_ == Kind::none) return;
-  const Json json = kind_ == Kind::words ? words_json(words_) : bytes_json();
-  write_file_atomically(dir + "/tokenizer.json", json.dump(2) + "\n");
+  if (kind_ == Kind::none || kind_ == Kind::foreign) return;
+  const Json object = kind_ == Kind::words ? words_json(words_) : bytes_json();
+  write_file_atomically(dir + "/tokenizer.json", object.dump(2) + "\n");
 }
 
 Tokenizer Tokenizer::load(const std::string& dir) {
   const std::string path = dir + "/tokenizer.json";
   std::error_code ignored;
-  if (!std::filesystem::exists(path, ignored)) return Tokenizer();
-  const MappedFile file(path);
-  const Json json = Json::parse(file.data(), file.data() + file.size(), nullptr, false);
-  if (!json.is_object()) fail(Exit::bad_data, path, ": is not a JSON object");
-  const std::string model = type_of(json, "model"), split = type_of(json, "pre_tokenizer");
-  const bool is_words = model == "WordLevel" && split == "WhitespaceSplit";
-  if (!is_words && !(model == "BPE" && split == "ByteLevel"))
-    unsupported(path, "the model is " + model + " and the pre-tokenizer " + split);
-  for (const char* key : {"added_tokens", "normalizer", "post_processor"})
-    if (!is_empty(json, key)) unsupported(path, std::string("it has ") + key);
-  const auto vocab = json["model"].find("vocab");
-  if (vocab == json["model"].end() || !vocab->is_object()) unsupported(path, "the model has no vocab");
-  std::vector<std::string> list = words_of(*vocab, path);
-  if (!is_words) {
-    if (!is_empty(json["model"], "merges")) unsupported(path, "the model has merges");
-    if (list != byte_names()) unsupported(path, "the vocabulary is not the 256 bytes in order");
-    return bytes();
+  if (!std::filesystem::exists(path, ignored)) {
+    for (const char* name : {"tokenizer.model", "vocab.json", "merges.txt"})
+      if (std::filesystem::exists(dir + "/" + name, ignored)) return foreign(name);
+    return Tokenizer();
   }
-  for (const std::string& word : list)
-    if (std::any_of(word.begin(), word.end(), is_space)) unsupported(path, "\"" + word + "\" holds whitespace");
-  return words(std::move(list));
+  const MappedFile file(path);
+  const json object = json::parse(file.data(), file.data() + file.size(), nullptr, false);
+  if (!object.is_object()) fail(Exit::bad_data, path, ": is not a JSON object");
+  const auto model = object.find("model");
+  if (type_of(object, "model") == "missing" || !model->contains("vocab"))
+    fail(Exit::bad_data, path, ": is no tokenizer: a \"model\" with a type and a vocab is missing");
+  const std::string part = foreign_part(object);
+  if (!part.empty()) return foreign(part);
+  if (type_of(object, "model") == "BPE") return bytes();
+  if (!(*model)["vocab"].is_object()) fail(Exit::bad_data, path, ": the vocab of the model is not an object");
+  return words(words_of((*model)["vocab"], path));
+}
+
+void require_same_tokenizer(const Tokenizer& model, const std::string& name, const Tokenizer& data,
+                            const std::string& spec) {
+  if (model.is_none() || data.is_none() || model == data) return;
+  if (model.is_foreign())
+    fail(Exit::usage, name, " has ", model.describe(), ", ", spec, " is encoded as ", data.describe(),
+         ": its ids would mean other tokens. Encode the data with the model's tokenizer into token shards, and give ",
+         "those (*.bin)");
+  fail(Exit::usage, name, " has the tokenizer ", model.describe(), ", ", spec, " has ", data.describe(),
+       ": its ids would mean other tokens. Choose data of the model's tokenizer, or token shards made with it (*.bin)");
 }
 
 }  // namespace crossply

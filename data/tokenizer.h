@@ -1,8 +1,9 @@
-// Tokenizer: text <-> token ids, in one of three kinds.
+// Tokenizer: text <-> token ids, in one of four kinds.
 //
-//   none    no vocabulary is known: the text is whitespace-separated integers
-//   words   words separated by whitespace; the id of a word is its place in the list
-//   bytes   256 tokens, id = byte value
+//   none     no vocabulary is known: the text is whitespace-separated integers
+//   words    words separated by whitespace; the id of a word is its place in the list
+//   bytes    256 tokens, id = byte value
+//   foreign  the directory has a tokenizer that is not computed here: integers, as with none
 //
 // words and bytes are saved as Hugging Face's tokenizer.json, so a model directory knows its vocabulary.
 #pragma once
@@ -24,24 +25,39 @@ class Tokenizer {
 
   // 0 where no vocabulary is known.
   int64_t vocab_size() const;
+  bool is_none() const { return kind_ == Kind::none; }
+  bool is_bytes() const { return kind_ == Kind::bytes; }
+  bool is_foreign() const { return kind_ == Kind::foreign; }
+  // Do both know what their ids mean, and the same?
+  bool operator==(const Tokenizer& other) const;
+  // What it is, for a message: "14 words (<pad> <cls> <eos> + - ...)".
+  std::string describe() const;
   std::vector<int32_t> encode(std::string_view text) const;
   // Words and integers are joined by single spaces. An id beyond the vocabulary, which a model with a larger one may
   // write, becomes "<id>".
   std::string decode(const std::vector<int32_t>& ids) const;
   // What stands between two tokens of a text: a space, or nothing between bytes.
-  const char* separator() const { return kind_ == Kind::bytes ? "" : " "; }
+  const char* separator() const { return is_bytes() ? "" : " "; }
   // The id of the word <eos>; -1 where there is none.
   int32_t eos() const;
 
-  // DIR/tokenizer.json. Saving `none` writes nothing; loading where there is no such file gives `none`.
+  // DIR/tokenizer.json. Saving `none` or `foreign` writes nothing; loading where there is no tokenizer gives `none`. A
+  // file that is no tokenizer, or a list of words with a hole, is Exit::bad_data.
   void save(const std::string& dir) const;
   static Tokenizer load(const std::string& dir);
 
  private:
-  enum class Kind { none, words, bytes };
+  enum class Kind { none, words, bytes, foreign };
+  static Tokenizer foreign(const std::string& what);
   Kind kind_ = Kind::none;
   std::vector<std::string> words_;
   std::unordered_map<std::string, int32_t> ids_;
+  std::string what_;  // foreign: what it is
 };
+
+// The ids of a model mean what its tokenizer says. Exit::usage, with both described, where the data was encoded by
+// another one. `name` and `spec`: the model and the data, as the user wrote them.
+void require_same_tokenizer(const Tokenizer& model, const std::string& name, const Tokenizer& data,
+                            const std::string& spec);
 
 }  // namespace crossply

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Checks that a plain LLaMA travels both ways between crossply and the transformers library.
+"""Checks that a plain LLaMA and a dense Qwen3 travel both ways between crossply and the transformers library.
 
   dev/check_transformers.py [BUILD]      BUILD: the directory with the programs, default build
 
-Out: directories written by the reference, and one written by build/train_llama, load in transformers with no weight
-missing or left over, and give the logits of our reference module and the loss of build/gradients.
-In: directories written by transformers load in build/gradients with the same loss.
+Out: directories written by the reference, and those that build/train_llama writes, load in transformers with no
+weight missing or left over, and give the logits of our reference module and the loss of build/gradients.
+In: directories written by transformers, with Llama 3.1's rotary scaling too, load in build/gradients with the same
+loss; what build/train_llama --init makes of them gives transformers the same logits, special tokens and
+generation_config.json.
 
 Exit 0: all hold. 1: one does not. 77: skipped, PyTorch or transformers is not importable.
 """
@@ -38,7 +40,7 @@ def check_equal(what, got, want):
 
 def theirs(directory):
   """The directory as transformers reads it, complete or an error."""
-  model, report = transformers.LlamaForCausalLM.from_pretrained(
+  model, report = transformers.AutoModelForCausalLM.from_pretrained(
     directory, dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
   for key in ("missing_keys", "unexpected_keys", "mismatched_keys"):
     if report[key]:
@@ -61,31 +63,65 @@ def check_directory(directory, build):
   check_equal("the losses of gradients and of transformers", loss, want)
 
 
+def check_round_trip(directory, build):
+  """The directory, and what our trainer writes from it, are the same model to transformers."""
+  again = directory.parent / "again"
+  shard = directory.parent / "shard.bin"
+  header = [20240520, 1, 4 * T] + [0] * 253
+  shard.write_bytes(b"".join(i.to_bytes(4, "little") for i in header) + bytes(8 * T))
+  run_trainer(build, "--init", directory, "--data", shard, "--seq", "4", "--out", again)
+  before, after = theirs(directory), theirs(again)
+  tokens = torch.arange(11)[None]
+  with torch.no_grad():
+    check_equal("the logits before and after", after(tokens).logits, before(tokens).logits)
+  if type(before) is not type(after):
+    raise RuntimeError(f"{type(before).__name__} became {type(after).__name__}")
+  for key in ("bos_token_id", "eos_token_id", "pad_token_id", "rope_parameters", "rms_norm_eps", "head_dim"):
+    if getattr(before.config, key) != getattr(after.config, key):
+      raise RuntimeError(f"{key} {getattr(before.config, key)} became {getattr(after.config, key)}")
+  if (directory / "generation_config.json").read_text() != (again / "generation_config.json").read_text():
+    raise RuntimeError("generation_config.json is another one")
+
+
+def run_trainer(build, *flags):
+  done = subprocess.run([build / "train_llama", *flags, "--steps", "0"], capture_output=True, text=True)
+  if done.returncode != 0:
+    raise RuntimeError(f"train_llama ended with {done.returncode}: {done.stderr.strip()}")
+
+
 def written_by_reference(directory, build, **options):
   model_dir.make_tiny(directory, **options)
   return directory
 
 
-def written_by_trainer(directory, build):
+def written_by_trainer(directory, build, flags):
   """An initialised model, straight from the program people run."""
-  command = [build / "train_llama", "--data", "arith:4", "--steps", "0", "--out", directory]
-  done = subprocess.run(command, capture_output=True, text=True)
-  if done.returncode != 0:
-    raise RuntimeError(f"train_llama ended with {done.returncode}: {done.stderr.strip()}")
+  run_trainer(build, "--data", "arith:4", "--out", directory, *flags)
   models = [path.parent for path in sorted(directory.rglob("model.safetensors"))]
   if not models:
     raise RuntimeError("train_llama --steps 0 wrote no model.safetensors")
   return models[0]
 
 
-def written_by_transformers(directory, build, tied, K, head_dim):
+ROPE = {"rope_type": "default", "rope_theta": 100.0}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 100.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 40}
+
+
+def written_by_transformers(directory, build, tied, K, head_dim, model="Llama", rope=ROPE):
   # A wide initialisation, so that the loss of a random model depends on every part of it.
-  config = transformers.LlamaConfig(
+  config = getattr(transformers, model + "Config")(
     vocab_size=11, hidden_size=16, intermediate_size=10, num_hidden_layers=3, num_attention_heads=4,
-    num_key_value_heads=K, head_dim=head_dim, tie_word_embeddings=tied, max_position_embeddings=16, rms_norm_eps=1e-4,
-    rope_parameters={"rope_type": "default", "rope_theta": 100.0}, initializer_range=0.3)
+    num_key_value_heads=K, head_dim=head_dim, tie_word_embeddings=tied, max_position_embeddings=64, rms_norm_eps=1e-4,
+    rope_parameters=dict(rope), initializer_range=0.3, bos_token_id=3, eos_token_id=[5, 7], pad_token_id=None)
   torch.manual_seed(3)
-  transformers.LlamaForCausalLM(config).save_pretrained(directory)
+  other = getattr(transformers, model + "ForCausalLM")(config)
+  with torch.no_grad():
+    for name, parameter in other.named_parameters():
+      if "norm" in name:
+        parameter.add_(0.3 * torch.randn(parameter.shape))
+  other.save_pretrained(directory)
+  check_round_trip(directory, build)
   return directory
 
 
@@ -93,7 +129,9 @@ CASES = [(written_by_reference, {"tied": tied, "K": K, "head_dim": head_dim})
          for tied, K, head_dim in ((True, 4, 2), (True, 2, 6), (False, 2, 2))]
 CASES += [(written_by_transformers, {"tied": tied, "K": K, "head_dim": head_dim})
           for tied, K, head_dim in ((True, 2, None), (False, 2, None), (False, 1, 8))]
-CASES += [(written_by_trainer, {})]
+CASES += [(written_by_transformers, {"tied": False, "K": 2, "head_dim": 8, "model": model, "rope": rope})
+          for model, rope in (("Llama", LLAMA3), ("Qwen3", ROPE), ("Qwen3", LLAMA3))]
+CASES += [(written_by_trainer, {"flags": flags}) for flags in ((), ("--qk-norm", "true", "--norm-eps", "1e-5"))]
 
 
 def main():

@@ -187,8 +187,9 @@ Value* rmsnorm(Tape& t, const std::string& name, Value* inp, Value* weight, doub
   return t.record(std::move(node));
 }
 
-Value* rope_positions(Tape& t, int64_t count, int64_t D, double theta) {
-  return t.constant("rope", Shape{count, D}, rope_table(count, D, theta));
+Value* rope_positions(Tape& t, int64_t count, const std::vector<double>& frequencies) {
+  return t.constant("rope", Shape{count, 2 * static_cast<int64_t>(frequencies.size())},
+                    rope_table(count, frequencies));
 }
 
 Value* rope(Tape& t, const std::string& name, Value* inp, Value* table) {

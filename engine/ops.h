@@ -28,8 +28,8 @@ Value* linear(Tape& t, const std::string& name, Value* inp, Value* weight, Shape
 Value* rmsnorm(Tape& t, const std::string& name, Value* inp, Value* weight, double eps);
 // Rotates (B, T, H, D); the table is rope_positions'. IN PLACE: takes inp.
 Value* rope(Tape& t, const std::string& name, Value* inp, Value* table);
-// cos and sin for positions 0 .. count-1 at head width D: (count, D), a constant of the tape
-Value* rope_positions(Tape& t, int64_t count, int64_t D, double theta);
+// cos and sin for positions 0 .. count-1 and D/2 frequencies: (count, D), a constant of the tape
+Value* rope_positions(Tape& t, int64_t count, const std::vector<double>& frequencies);
 // Causal, grouped heads: q (B, T, H, D), k and v (B, T, K, D) -> (B, T, H, D). On a generation tape the keys and values
 // are appended to caches of the tape's length, and the queries see all of them.
 Value* attention(Tape& t, const std::string& name, Value* q, Value* k, Value* v);

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <numeric>
 
+#include "data/printable.h"
 #include "data/tokenizer.h"
 #include "engine/rng.h"
 #include "eval/decode.h"
@@ -43,6 +44,9 @@ int32_t sample(const float* logits, int64_t V, const Options& o, Random& random)
 Exit run(const Options& o) {
   LoadedModel model(o.model, o.device, false);
   const Tokenizer tokenizer = Tokenizer::load(model.dir);
+  if (tokenizer.is_foreign())
+    std::fprintf(stderr, "note: %s has %s: the prompt is token ids, and so is what follows\n", o.model.c_str(),
+                 printable(tokenizer.describe()).c_str());
   const std::vector<int32_t> prompt = tokenizer.encode(o.prompt);
   if (prompt.empty()) fail(Exit::usage, "--prompt is empty; the model needs at least one token to continue");
   for (const int32_t token : prompt)
@@ -57,12 +61,14 @@ Exit run(const Options& o) {
     return o.temperature > 0 ? sample(logits, V, o, random) : most_likely(logits, V);
   };
   std::printf("%s", o.prompt.c_str());
+  Printable terminal;
   auto show = [&](size_t, int32_t token) {
-    if (token != tokenizer.eos()) std::printf("%s%s", tokenizer.separator(), tokenizer.decode({token}).c_str());
+    if (token != tokenizer.eos())
+      std::printf("%s%s", tokenizer.separator(), terminal.add(tokenizer.decode({token})).c_str());
     std::fflush(stdout);
   };
   generate(decoder, {prompt}, o.max_new, tokenizer.eos(), sampler, show);
-  std::printf("\n");
+  std::printf("%s\n", terminal.finish().c_str());
   return Exit::done;
 }
 
@@ -73,7 +79,8 @@ int main(int argc, char** argv) {
   Options o;
   auto flags = [&] {
     add_text(app, "--model", o.model, "DIR", "model or run directory")->required();
-    add_text(app, "--prompt", o.prompt, "TEXT", "in the model's own words; without a tokenizer, integers")->required();
+    add_text(app, "--prompt", o.prompt, "TEXT", "the model's own words or bytes; with any other tokenizer, token ids")
+        ->required();
     add_integer(app, "--max-new", o.max_new, 1, most_size, "most tokens to write");
     add_number(app, "--temperature", o.temperature, 0, most_number, "0: the most likely token");
     add_integer(app, "--top-k", o.top_k, 0, most_size, "sample among the k most likely (0: all)");

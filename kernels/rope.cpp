@@ -99,13 +99,12 @@ void rotate_cpu(S* out, const S* inp, const float* table, Sizes size, int64_t po
 
 }  // namespace
 
-std::vector<double> rope_table(int64_t positions, int64_t D, double theta) {
-  CHECK_THAT(positions >= 0 && D > 0 && D % 2 == 0 && theta > 0, "rope_table: positions ", positions, " D ", D,
-             " theta ", theta);
-  const int64_t h = D / 2;
+std::vector<double> rope_table(int64_t positions, const std::vector<double>& frequencies) {
+  const auto h = static_cast<int64_t>(frequencies.size()), D = 2 * h;
+  CHECK_THAT(positions >= 0 && D > 0, "rope_table: positions ", positions, " D ", D);
   std::vector<double> table(static_cast<size_t>(positions * D));
   for (int64_t j = 0; j < h; ++j) {
-    const double w = std::pow(theta, -2.0 * static_cast<double>(j) / static_cast<double>(D));
+    const double w = frequencies[static_cast<size_t>(j)];
     for (int64_t t = 0; t < positions; ++t) {
       table[static_cast<size_t>(t * D + j)] = std::cos(static_cast<double>(t) * w);
       table[static_cast<size_t>(t * D + j + h)] = std::sin(static_cast<double>(t) * w);

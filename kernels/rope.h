@@ -1,6 +1,7 @@
 // Rotary position embedding: every head's vector is turned by angles that grow with the token's position.
 //
-//   w_j = theta^(-2j/D), j < D/2;   table[t] = cos(t w_0), ..., cos(t w_{D/2-1}), sin(t w_0), ..., sin(t w_{D/2-1})
+//   w_j = theta^(-2j/D), j < D/2, or given ones;
+//   table[t] = cos(t w_0), ..., cos(t w_{D/2-1}), sin(t w_0), ..., sin(t w_{D/2-1})
 //
 //   with h = D/2, and c, s the two halves of table[pos + t]:
 //   out[j]    = inp[j] c[j] - inp[j+h] s[j]         the pairs are (j, j+h), not neighbours
@@ -20,8 +21,9 @@
 
 namespace crossply {
 
-// (positions, D). In double: far positions times fast frequencies lose their fraction in float.
-std::vector<double> rope_table(int64_t positions, int64_t D, double theta);
+// (positions, D) of the frequencies w (D/2). In double: far positions times fast frequencies lose their fraction in
+// float.
+std::vector<double> rope_table(int64_t positions, const std::vector<double>& frequencies);
 
 void rope_forward(const Tensor& out, const Tensor& inp, const Tensor& table, int64_t pos, Stream stream);
 void rope_backward(const Tensor& dinp, const Tensor& dout, const Tensor& table, int64_t pos, bool acc, Stream stream);

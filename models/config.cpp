@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <nlohmann/json.hpp>
+#include <numbers>
 #include <set>
 
 #include "engine/numbers.h"
@@ -14,17 +16,87 @@ namespace {
 
 using nlohmann::json;
 
-// Keys that do not change what is computed here.
+// Keys that describe the file or the library that wrote it.
 const std::set<std::string> inert_keys = {
-    "architectures", "torch_dtype", "dtype", "transformers_version", "use_cache", "_name_or_path", "bos_token_id",
-    "eos_token_id", "pad_token_id", "pretraining_tp", "_attn_implementation", "_commit_hash", "return_dict",
-    "output_attentions", "output_hidden_states", "is_encoder_decoder", "id2label", "label2id"};
+    "architectures", "torch_dtype", "dtype", "transformers_version", "use_cache", "_name_or_path", "pretraining_tp",
+    "_attn_implementation", "_commit_hash", "return_dict", "output_attentions", "output_hidden_states",
+    "is_encoder_decoder", "id2label", "label2id", "auto_map", "tokenizer_class", "torchscript", "model_max_length"};
 
-// A key that crossply accepts only at the value that leaves the plain LLaMA as it is.
-void require(const json& object, const char* key, const json& neutral, const std::string& where) {
+// Keys of generation, of training and of other models, which do not change the logits.
+const std::set<std::string> ignored_keys = {
+    "temperature", "top_k", "top_p", "typical_p", "min_p", "do_sample", "num_beams", "num_beam_groups",
+    "num_return_sequences", "max_length", "min_length", "max_new_tokens", "early_stopping", "length_penalty",
+    "diversity_penalty", "repetition_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids",
+    "forced_bos_token_id", "forced_eos_token_id", "begin_suppress_tokens", "suppress_tokens", "remove_invalid_values",
+    "exponential_decay_length_penalty", "output_scores", "return_dict_in_generate", "decoder_start_token_id",
+    "sep_token_id", "prefix", "problem_type", "finetuning_task", "task_specific_params", "num_labels",
+    "chunk_size_feed_forward", "tf_legacy_loss", "use_bfloat16", "is_decoder", "tie_encoder_decoder",
+    "cross_attention_hidden_size", "max_window_layers", "router_aux_loss_coef", "output_router_logits"};
+
+// Keys that change the model wherever they have another value than this, or than null.
+const std::map<std::string, json>& neutral_values() {
+  static const std::map<std::string, json> values = {
+      {"hidden_act", "silu"}, {"hidden_activation", "silu"}, {"attention_bias", false}, {"mlp_bias", false},
+      {"attention_dropout", 0.0}, {"partial_rotary_factor", 1.0}, {"use_sliding_window", false},
+      {"logit_softcapping", nullptr}, {"attn_logit_softcapping", nullptr}, {"final_logit_softcapping", nullptr},
+      {"quantization_config", nullptr}, {"pruned_heads", json::object()}, {"add_cross_attention", false}};
+  return values;
+}
+
+const std::set<std::string> token_keys = {"bos_token_id", "eos_token_id", "pad_token_id"};
+
+// A key that crossply accepts only at the value that leaves the model as it is.
+void require(const json& object, const std::string& key, const json& neutral, const std::string& where) {
   const auto it = object.find(key);
   if (it == object.end() || it->is_null() || *it == neutral) return;
-  fail(Exit::bad_data, where, ": \"", key, "\": ", it->dump(), " is not supported; only ", neutral.dump(), " is");
+  fail(Exit::bad_data, where, ": \"", key, "\": ", it->dump(), " is not computed here; only ", neutral.dump(), " is");
+}
+
+// Attention over all earlier tokens in every layer, whether the keys are there or not.
+void require_full_attention(const json& object, const std::string& where) {
+  if (object.contains("sliding_window") && !object.contains("use_sliding_window"))
+    require(object, "sliding_window", nullptr, where);
+  const json types = object.value("layer_types", json());
+  for (const json& type : types.is_null() || types.is_array() ? types : json::array({types}))
+    if (type != "full_attention")
+      fail(Exit::bad_data, where, ": \"layer_types\" has ", type.dump(),
+           ", which is not computed here; only \"full_attention\" is");
+}
+
+// Refuses what is not computed here. Returns the names of what is there and ignored.
+std::string check_keys(const json& object, const std::string& where) {
+  static const std::set<std::string> used = {
+      "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+      "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps", "rope_theta", "rope_parameters",
+      "rope_scaling", "tie_word_embeddings", "initializer_range", "model_type", "crossply"};
+  std::string ignored;
+  for (const auto& [key, value] : object.items()) {
+    const auto neutral = neutral_values().find(key);
+    if (neutral != neutral_values().end()) require(object, key, neutral->second, where);
+    const bool known = used.contains(key) || inert_keys.contains(key) || token_keys.contains(key);
+    if (known || neutral != neutral_values().end()) continue;
+    if (!ignored_keys.contains(key) && key != "layer_types" && key != "sliding_window")
+      fail(Exit::bad_data, where, ": unknown key \"", key,
+           "\". If it does not change what the model computes, remove it");
+    if (!value.is_null()) ignored += (ignored.empty() ? "" : ", ") + key;
+  }
+  require_full_attention(object, where);
+  return ignored;
+}
+
+RopeScaling read_llama3(const json& object, const std::string& where) {
+  RopeScaling scaling;
+  for (const char* key : {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"})
+    if (!object.contains(key)) fail(Exit::bad_data, where, ": rope_type llama3 needs \"", key, "\"");
+  read(object, "factor", scaling.factor, where);
+  read(object, "low_freq_factor", scaling.low_freq_factor, where);
+  read(object, "high_freq_factor", scaling.high_freq_factor, where);
+  read(object, "original_max_position_embeddings", scaling.original_max_position_embeddings, where);
+  if (!(scaling.factor >= 1) || !(scaling.low_freq_factor > 0) || scaling.original_max_position_embeddings < 1 ||
+      !(scaling.high_freq_factor > scaling.low_freq_factor) || !std::isfinite(scaling.factor) ||
+      !std::isfinite(scaling.high_freq_factor))
+    fail(Exit::bad_data, where, ": rope_type llama3 with ", object.dump(), " has no meaning");
+  return scaling;
 }
 
 void read_rope(const json& object, Config& config, const std::string& where) {
@@ -33,12 +105,20 @@ void read_rope(const json& object, Config& config, const std::string& where) {
     const auto it = object.find(key);
     if (it == object.end() || it->is_null()) continue;
     if (!it->is_object()) fail(Exit::bad_data, where, ": \"", key, "\" must be an object, is ", it->dump());
+    const json type = it->value("rope_type", it->value("type", json("default")));
+    const bool llama3 = type == "llama3";
+    if (!llama3 && type != "default")
+      fail(Exit::bad_data, where, ": \"", key, ".rope_type\": ", type.dump(),
+           " is not computed here; \"default\" and \"llama3\" are");
+    require(*it, "partial_rotary_factor", 1.0, str(where, ": ", key));
     for (const auto& [name, value] : it->items()) {
-      const bool is_default = (name == "rope_type" || name == "type") && value == "default";
-      if (name != "rope_theta" && !is_default)
-        fail(Exit::bad_data, where, ": \"", key, ".", name, "\": ", value.dump(),
-             " is not supported; only rope_type \"default\" is");
+      static const std::set<std::string> always = {"rope_theta", "rope_type", "type", "partial_rotary_factor"};
+      static const std::set<std::string> scaling = {"factor", "low_freq_factor", "high_freq_factor",
+                                                    "original_max_position_embeddings"};
+      if (!always.contains(name) && !(llama3 && scaling.contains(name)))
+        fail(Exit::bad_data, where, ": \"", key, ".", name, "\": ", value.dump(), " is not computed here");
     }
+    if (llama3) config.rope_scaling = read_llama3(*it, str(where, ": ", key));
     read(*it, "rope_theta", config.rope_theta, where);
   }
 }
@@ -114,6 +194,22 @@ void check_options(Config& config, Exit code, const std::string& where) {
 int64_t Config::integer(const std::string& key) const { return parse_integer(options.at(key)).value(); }
 double Config::number(const std::string& key) const { return parse_number(options.at(key)).value(); }
 
+std::vector<double> Config::rope_frequencies() const {
+  std::vector<double> frequencies;
+  for (int64_t j = 0; j < head_dim / 2; ++j) {
+    double w = std::pow(rope_theta, -2.0 * static_cast<double>(j) / static_cast<double>(head_dim));
+    if (rope_scaling) {
+      const auto length = static_cast<double>(rope_scaling->original_max_position_embeddings);
+      const double low = rope_scaling->low_freq_factor, high = rope_scaling->high_freq_factor;
+      const double turns = length * w / (2 * std::numbers::pi);
+      const double kept = std::clamp((turns - low) / (high - low), 0.0, 1.0);
+      w = (1 - kept) * w / rope_scaling->factor + kept * w;
+    }
+    frequencies.push_back(w);
+  }
+  return frequencies;
+}
+
 void Config::check(Exit code, const std::string& where) {
   auto positive = [&](const char* key, int64_t value) {
     const int64_t most = std::string(key) == "num_hidden_layers" ? 4096 : int64_t{1} << 30;
@@ -145,17 +241,29 @@ void Config::check(Exit code, const std::string& where) {
   check_options(*this, code, where);
 }
 
-Config parse_config(const json& object, const std::string& where) {
+namespace {
+
+// What the model_type says beside the sizes; a "crossply" object says it all.
+void read_model_type(const json& object, Config& config, const std::string& where) {
+  std::string model_type = "llama";
+  read(object, "model_type", model_type, where);
+  if (object.contains("crossply")) return read_crossply(object["crossply"], config, where);
+  if (model_type == "llama") return;
+  if (model_type != "qwen3")
+    fail(Exit::bad_data, where, ": model_type \"", model_type,
+         "\" is not supported without a \"crossply\" object; known: llama, qwen3");
+  for (const char* key : {"head_dim", "num_key_value_heads"})  // defaults there are those of one size
+    if (!object.contains(key)) fail(Exit::bad_data, where, ": key \"", key, "\" is missing");
+  config.qk_norm = true;
+  config.qk_norm_eps = config.rms_norm_eps;
+}
+
+}  // namespace
+
+Config parse_config(const json& object, const std::string& where, std::string* ignored) {
   if (!object.is_object()) fail(Exit::bad_data, where, ": a configuration must be a JSON object");
-  const std::set<std::string> used = {
-      "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-      "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps", "rope_theta", "rope_parameters",
-      "rope_scaling", "tie_word_embeddings", "initializer_range", "hidden_act", "attention_bias", "mlp_bias",
-      "attention_dropout", "model_type", "crossply"};
-  for (const auto& [key, value] : object.items())
-    if (!used.contains(key) && !inert_keys.contains(key))
-      fail(Exit::bad_data, where, ": unknown key \"", key,
-           "\". If it does not change what the model computes, remove it");
+  const std::string names = check_keys(object, where);
+  if (ignored != nullptr) *ignored = names;
   for (const char* key : {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"})
     if (!object.contains(key)) fail(Exit::bad_data, where, ": key \"", key, "\" is missing");
   Config config;
@@ -171,29 +279,44 @@ Config parse_config(const json& object, const std::string& where) {
   read(object, "tie_word_embeddings", config.tie_word_embeddings, where);
   read(object, "initializer_range", config.initializer_range, where);
   read_rope(object, config, where);
-  require(object, "hidden_act", "silu", where);
-  require(object, "attention_bias", false, where);
-  require(object, "mlp_bias", false, where);
-  require(object, "attention_dropout", 0.0, where);
-  std::string model_type = "llama";
-  read(object, "model_type", model_type, where);
-  if (object.contains("crossply")) read_crossply(object["crossply"], config, where);
-  if (model_type != "llama" && !object.contains("crossply"))
-    fail(Exit::bad_data, where, ": model_type \"", model_type,
-         "\" is not supported without a \"crossply\" object; known: llama");
+  for (const std::string& key : token_keys)
+    if (object.contains(key)) config.token_ids[key] = object[key].dump();
+  read_model_type(object, config, where);
   config.check(Exit::bad_data, where);
   return config;
 }
 
 Config load_config(const std::string& path) {
-  return parse_config(read_json(path), path);
+  std::string ignored;
+  const Config config = parse_config(read_json(path), path, &ignored);
+  if (!ignored.empty())
+    std::fprintf(stderr, "note: %s: ignored, since nothing here depends on them: %s\n", path.c_str(), ignored.c_str());
+  return config;
 }
 
+namespace {
+
+json rope_json(const Config& config) {
+  json rope = {{"rope_type", "default"}, {"rope_theta", config.rope_theta}};
+  if (!config.rope_scaling) return rope;
+  const RopeScaling& scaling = *config.rope_scaling;
+  rope.update({{"rope_type", "llama3"},
+               {"factor", scaling.factor},
+               {"low_freq_factor", scaling.low_freq_factor},
+               {"high_freq_factor", scaling.high_freq_factor},
+               {"original_max_position_embeddings", scaling.original_max_position_embeddings}});
+  return rope;
+}
+
+}  // namespace
+
 json to_json(const Config& config) {
-  const bool plain = config.arch == "llama" && !config.qk_norm;
+  const bool qwen3 = config.arch == "llama" && config.qk_norm && config.qk_norm_eps == config.rms_norm_eps;
+  const bool plain = config.arch == "llama" && (qwen3 || !config.qk_norm);
+  const char* name = qwen3 ? "Qwen3ForCausalLM" : plain ? "LlamaForCausalLM" : "CrossplyForCausalLM";
   json object = {
-      {"architectures", json::array({plain ? "LlamaForCausalLM" : "CrossplyForCausalLM"})},
-      {"model_type", plain ? "llama" : "crossply_" + config.arch},
+      {"architectures", json::array({name})},
+      {"model_type", qwen3 ? "qwen3" : plain ? "llama" : "crossply_" + config.arch},
       {"vocab_size", config.vocab_size},
       {"hidden_size", config.hidden_size},
       {"intermediate_size", config.intermediate_size},
@@ -204,7 +327,7 @@ json to_json(const Config& config) {
       {"max_position_embeddings", config.max_position_embeddings},
       {"rms_norm_eps", config.rms_norm_eps},
       {"rope_theta", config.rope_theta},
-      {"rope_parameters", {{"rope_type", "default"}, {"rope_theta", config.rope_theta}}},
+      {"rope_parameters", rope_json(config)},
       {"tie_word_embeddings", config.tie_word_embeddings},
       {"initializer_range", config.initializer_range},
       {"hidden_act", "silu"},
@@ -214,6 +337,9 @@ json to_json(const Config& config) {
       {"torch_dtype", "float32"},
       {"dtype", "float32"},
       {"use_cache", true}};
+  if (config.rope_scaling) object["rope_scaling"] = rope_json(config);  // the name that older readers know
+  if (qwen3) object["use_sliding_window"] = false;
+  for (const auto& [key, value] : config.token_ids) object[key] = json::parse(value);
   if (plain) return object;
   for (const Option& option : find_architecture(config.arch).options) {
     const std::string& value = config.options.at(option.key);

@@ -4,11 +4,20 @@
 #include <cstdint>
 #include <map>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "engine/check.h"
 
 namespace crossply {
+
+// Llama 3.1's stretching of slow rotary frequencies: those that turn less than low_freq_factor times in the original
+// length are divided by factor, those that turn more than high_freq_factor times stay, in between it is gradual.
+struct RopeScaling {
+  double factor = 1, low_freq_factor = 1, high_freq_factor = 4;
+  int64_t original_max_position_embeddings = 8192;
+};
 
 struct Config {
   std::string arch = "llama";
@@ -22,10 +31,12 @@ struct Config {
   int64_t max_position_embeddings = 2048;
   double rms_norm_eps = 1e-6;
   double rope_theta = 10000;
+  std::optional<RopeScaling> rope_scaling;
   bool tie_word_embeddings = false;
   double initializer_range = 0.02;
   bool qk_norm = false;                 // RMSNorm over the head width on q and k, before RoPE, as in Qwen3
   double qk_norm_eps = 1e-5;
+  std::map<std::string, std::string> token_ids;  // bos_token_id and the like, as JSON: kept for other readers
   std::map<std::string, std::string> options;  // the connection's own keys, as text; complete after check()
 
   // One of the options, which check() has found to be of its kind.
@@ -34,16 +45,21 @@ struct Config {
   int64_t integer(const std::string& key) const;
   double number(const std::string& key) const;
 
+  // (D/2): the angles, in radians, by which RoPE turns each pair of channels from one position to the next.
+  std::vector<double> rope_frequencies() const;
+
   // Fills in what other keys imply, the connection's defaults included, and refuses what cannot be: throws `code` with
   // `where` (a file, or "flags") and the offending values.
   void check(Exit code, const std::string& where);
 };
 
-// From a config.json. Unknown keys, and known ones with a value that crossply does not compute (rope_scaling, biases),
-// are refused by name. Throws Exit::no_input, Exit::bad_data.
+// From a config.json. Unknown keys, and known ones with a value that crossply does not compute (sliding windows,
+// biases), are refused by name. Throws Exit::no_input, Exit::bad_data. load_config names on stderr the keys that mean
+// something elsewhere and nothing here; parse_config lists them in *ignored.
 Config load_config(const std::string& path);
-Config parse_config(const nlohmann::json& json, const std::string& where);
-// What a config.json holds. A plain LLaMA gets no "crossply" object and loads in transformers as it is.
+Config parse_config(const nlohmann::json& json, const std::string& where, std::string* ignored = nullptr);
+// What a config.json holds. A plain LLaMA, and one with q/k norms of the same epsilon, which is a Qwen3, get no
+// "crossply" object and load in transformers as they are.
 nlohmann::json to_json(const Config& config);
 
 }  // namespace crossply

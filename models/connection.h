@@ -43,12 +43,27 @@ inline std::string layer_name(int layer, const std::string& rest) {
 // Is layer n (from 0) one of those that take in something of the first layer: all but itself, or the last_k last ones?
 inline bool takes_first(int n, int64_t last_k, int64_t L) { return n > 0 && (last_k == 0 || n >= L - last_k); }
 
+// For every row whose name contains `part`: its start becomes this.
+inline void start_at(ParameterTable& params, const std::string& part, const Init& init) {
+  for (Parameter& row : params.rows())
+    if (row.name.find(part) != std::string::npos) row.init = init;
+}
+
 class Connection {
  public:
   virtual ~Connection() = default;
 
   // Adds the connection's parameters, and may change or remove the backbone's (declared before).
   virtual void declare(ParameterTable&, const Config&) const {}
+
+  // For a start from a plain LLaMA's weights: changes how the connection's parameters (declared before) start, so that
+  // the model computes the LLaMA's numbers bit for bit. Returns what the user should know, mostly nothing; throws
+  // Exit::usage with the reason where no start does that.
+  virtual std::string start_as_llama(ParameterTable&, const Config& c) const {
+    fail(Exit::usage, c.arch, " does not say how it could start as a LLaMA; train it from scratch");
+  }
+  // The LLaMA's parameter that a parameter starts as; one of no such name starts by its rule.
+  virtual std::string llama_name(const std::string& name) const { return name; }
 
   // Called once per recording with the embeddings (B, T, C).
   virtual void begin(const Build& build, Value* embeddings) {

@@ -30,6 +30,9 @@ class DenseFormer : public Connection {
     }
   }
 
+  // A new model's weights are the identity anyway.
+  std::string start_as_llama(ParameterTable&, const Config&) const override { return ""; }
+
   void begin(const Build& build, Value* embeddings) override {
     build_ = &build;
     history_.emplace(build.tape, /*by_norm=*/false);

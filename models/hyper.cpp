@@ -47,6 +47,14 @@ class Hyper : public Connection {
     }
   }
 
+  std::string start_as_llama(ParameterTable&, const Config&) const override {
+    if (E_ != 1 || !gains_)
+      fail(Exit::usage, "hyper: rate ", E_, " with prenorm ", gains_ ? "rmsnorm" : "layernorm_no_affine",
+           " cannot start as a LLaMA bit for bit: only one stream sums up to the LLaMA's, and the sublayers' norms ",
+           "need their gains; --rate 1 --prenorm rmsnorm can");
+    return "";
+  }
+
   void begin(const Build& build, Value* embeddings) override {
     Connection::begin(build, embeddings);
     x_ = ops::streams_expand(build.tape, "streams", embeddings, E_);

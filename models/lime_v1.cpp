@@ -39,6 +39,10 @@ class LimeV1 : public Connection {
     }
   }
 
+  std::string start_as_llama(ParameterTable&, const Config& c) const override {
+    fail(Exit::usage, c.arch, " multiplies its norms in another order than a LLaMA, so it equals none bit for bit");
+  }
+
   Heads project(int layer, Value* x) override {
     const Config& c = build_->config;
     const std::string name = Site{layer, false}.name();

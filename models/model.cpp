@@ -21,7 +21,7 @@ Graph record_model(Tape& tape, ParameterTable& params, const Config& config, int
   const auto connection = find_architecture(config.arch).make(config);
   Graph graph;
   graph.tokens = tape.input("tokens", Shape{B, T}, Dtype::i32);
-  Value* rope = ops::rope_positions(tape, std::max(T, tape.cache_length()), config.head_dim, config.rope_theta);
+  Value* rope = ops::rope_positions(tape, std::max(T, tape.cache_length()), config.rope_frequencies());
   Value* embed = build.parameter("model.embed_tokens.weight");
   connection->begin(build, ops::embedding(tape, "embed", graph.tokens, embed));
   for (int i = 0; i < config.num_hidden_layers; ++i) record_llama_block(build, *connection, i, rope);

@@ -7,6 +7,8 @@
 #include <unordered_map>
 
 #include "models/json_file.h"
+#include "models/model.h"
+#include "models/registry.h"
 
 namespace crossply {
 namespace {
@@ -45,11 +47,11 @@ std::deque<SafetensorsFile> open_weights(const std::string& dir) {
   return files;
 }
 
-}  // namespace
+using Tensors = std::unordered_map<std::string, Found>;
 
-void load_weights(const std::string& dir, const Config& config, ParameterTable& params) {
-  const std::deque<SafetensorsFile> files = open_weights(dir);
-  std::unordered_map<std::string, Found> found;
+// Every tensor by name. The files must hold exactly what the table declares.
+Tensors find_tensors(const std::deque<SafetensorsFile>& files, const Config& config, ParameterTable& params) {
+  Tensors found;
   for (const SafetensorsFile& file : files) {
     for (const TensorInfo& info : file.tensors()) {
       const bool tied_head = config.tie_word_embeddings && info.name == "lm_head.weight";
@@ -66,13 +68,37 @@ void load_weights(const std::string& dir, const Config& config, ParameterTable& 
   for (const Parameter& row : params.rows())
     if (!found.contains(row.name))
       fail(Exit::bad_data, files.front().path(), ": tensor \"", row.name, "\" ", row.shape.str(), " is missing");
-  std::vector<double> host;
+  return found;
+}
+
+void read_row(const Found& source, ParameterTable& params, const Parameter& row) {
+  std::vector<double> host(static_cast<size_t>(row.shape.numel()));
+  source.file->read_f64(*source.info, host.data());
+  params.write(row, host.data());
+}
+
+}  // namespace
+
+void load_weights(const std::string& dir, const Config& config, ParameterTable& params) {
+  const std::deque<SafetensorsFile> files = open_weights(dir);
+  const Tensors found = find_tensors(files, config, params);
+  for (const Parameter& row : params.rows()) read_row(found.at(row.name), params, row);
+}
+
+void load_initial_weights(const std::string& dir, const Config& source, const Config& config, ParameterTable& params) {
+  const std::deque<SafetensorsFile> files = open_weights(dir);
+  ParameterTable theirs;
+  declare_model(theirs, source);
+  const Tensors found = find_tensors(files, source, theirs);
+  const auto connection = find_architecture(config.arch).make(config);
+  std::vector<std::pair<const Parameter*, const Found*>> taken;
   for (const Parameter& row : params.rows()) {
-    const Found& source = found.at(row.name);
-    host.resize(static_cast<size_t>(row.shape.numel()));
-    source.file->read_f64(*source.info, host.data());
-    params.write(row, host.data());
+    const auto it = found.find(source.arch == config.arch ? row.name : connection->llama_name(row.name));
+    if (it == found.end()) continue;
+    check_shape(it->second.file->path(), *it->second.info, row);
+    taken.emplace_back(&row, &it->second);
   }
+  for (const auto& [row, tensor] : taken) read_row(*tensor, params, *row);
 }
 
 void save_tensors(const std::string& path, const ParameterTable& params, const std::vector<FlatArray>& arrays) {

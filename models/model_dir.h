@@ -14,6 +14,9 @@ namespace crossply {
 // lists. A missing, superfluous or misshapen tensor is Exit::bad_data with its name; nothing is filled before all are
 // checked. A head that the configuration ties may be there too, and is ignored.
 void load_weights(const std::string& dir, const Config& config, ParameterTable& params);
+// The weights of a `source` directory into a model of `config`: the same architecture with fewer blocks, or one that a
+// plain LLaMA becomes. What the source has no tensor for keeps its value.
+void load_initial_weights(const std::string& dir, const Config& source, const Config& config, ParameterTable& params);
 
 // A flat array of a parameter table: values, gradients, moments. In files its tensors are called prefix + parameter.
 struct FlatArray {

@@ -51,6 +51,18 @@ class Mudd : public Connection {
     }
   }
 
+  // Its mixtures start as the plain stream anyway.
+  std::string start_as_llama(ParameterTable&, const Config&) const override {
+    if (!widths_.empty())
+      fail(Exit::usage, "mudd: a LLaMA's feed-forward parts are all alike; leave out intermediate_sizes");
+    return "";
+  }
+  std::string llama_name(const std::string& name) const override {
+    const std::string norm = "input_layernorm_";
+    const size_t at = name.find(norm);
+    return at == std::string::npos ? name : name.substr(0, at) + "input_layernorm.weight";
+  }
+
   void begin(const Build& build, Value* embeddings) override {
     Connection::begin(build, embeddings);
     ways_ = {x_, x_, x_, x_};

@@ -16,6 +16,11 @@ class Relay : public Connection {
       params.add(gate_name(n), Shape{c.num_key_value_heads, c.hidden_size}, Init::normal(c.initializer_range), 1, 1);
   }
 
+  std::string start_as_llama(ParameterTable& params, const Config&) const override {
+    start_at(params, "relay_gate", Init::constant(0));
+    return "a relu gate has no gradient at 0, so its gates stay shut and it stays a LLaMA";
+  }
+
   Heads project(int layer, Value* x) override {
     if (layer == 0) {
       const Heads own = Connection::project(layer, x);

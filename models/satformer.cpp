@@ -26,6 +26,14 @@ class SatFormer : public Connection {
       if (consumes(n)) params.add(gate_name(n), Shape{c.num_key_value_heads, c.hidden_size}, start(c), 1, 1);
   }
 
+  std::string start_as_llama(ParameterTable& params, const Config&) const override {
+    if (gate_ != "relu" && gate_ != "tanh" && gate_ != "identity")
+      fail(Exit::usage, "satformer: gate ", gate_, " is never 0; relu, tanh and identity can start as a LLaMA");
+    start_at(params, "alpha_proj", Init::constant(0));
+    if (gate_ != "relu") return "";
+    return "a relu gate has no gradient at 0, so its gates stay shut and it stays a LLaMA; --gate tanh opens them";
+  }
+
   Heads project(int layer, Value* x) override {
     const std::string name = str("L", layer);
     std::vector<ops::Projection> projections = {queries(layer), keys(layer), values(layer)};

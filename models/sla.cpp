@@ -17,6 +17,15 @@ namespace {
 
 class SkipAttention : public Connection {
  public:
+  std::string start_as_llama(ParameterTable&, const Config& c) const override {
+    for (int layer = 0; layer < c.num_hidden_layers; ++layer)
+      for (int64_t j = 0; j < c.num_attention_heads; ++j)
+        if (source(layer, j) != layer)
+          fail(Exit::usage, c.arch, ": head ", j, " of layer ", layer, " reads the keys of layer ", source(layer, j),
+               " from the start, so it cannot start as a LLaMA");
+    return "";
+  }
+
   KeyValue kv(int layer, KeyValue own) override {
     const int64_t H = build_->config.num_attention_heads, K = build_->config.num_key_value_heads, group = H / K;
     layers_.push_back(own);

@@ -6,6 +6,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -62,6 +63,22 @@ inline Sample read_sample(const Source& source, int64_t index) {
   Sample sample{std::vector<int32_t>(T, -77), std::vector<int32_t>(T, -77)};
   source.read(index, sample.tokens.data(), sample.targets.data());
   return sample;
+}
+
+// Of tokens that count from 0 on: first .. last - 1 but `never` are targets once each, of the token before, with all
+// that stands before it in its window.
+inline void check_scored_once(const Source& source, int32_t first, int64_t last, const std::set<int32_t>& never = {}) {
+  std::multiset<int32_t> scored;
+  for (int64_t i = 0; i < source.size(); ++i) {
+    const Sample s = read_sample(source, i);
+    for (size_t t = 0; t < s.targets.size(); ++t) {
+      if (s.targets[t] < 0) continue;
+      scored.insert(s.targets[t]);
+      for (size_t u = 0; u <= t; ++u) CHECK(s.tokens[u] == s.targets[t] - static_cast<int32_t>(t - u) - 1);
+    }
+  }
+  for (int32_t token = first; token < last; ++token) CHECK(scored.count(token) == (never.contains(token) ? 0 : 1));
+  CHECK(static_cast<int64_t>(scored.size()) == last - first - static_cast<int64_t>(never.size()));
 }
 
 }  // namespace crossply::test

@@ -364,6 +364,52 @@ expect 65 'good.bin.*vocabulary' "$build/train_llama" --data good.bin --vocab 40
 expect 65 'lies.bin' "$build/train_llama" --data lies.bin --vocab 50 "${small[@]}" --out x
 expect 66 'none' "$build/train_llama" --data 'none*.bin' --vocab 50 "${small[@]}" --out x
 
+# a file is scored from end to end, in the model's own length; the file that the run trained on, in its test part
+cp good.bin other.bin
+expect 0 '^scored 599 of 600 tokens' "$build/evaluate" --model shards --data other.bin
+grep -q '^sequences 75 of 8 tokens' output || fail "evaluate has another length than the model"
+expect 0 '^scored 1,198 of 1,200 tokens' "$build/evaluate" --model shards --data '[go]*[dr].bin' --seq 100
+expect 0 '^split test' "$build/evaluate" --model shards --data good.bin
+grep -q '^scored 8 of 600 tokens' output || fail "the test part of good.bin is not one window"
+expect 0 '^scored 599 of 600 tokens' "$build/evaluate" --model shards --data good.bin --split all
+expect 64 'generated' "$build/evaluate" --model run --data arith:3 --split all
+seq 300 >text
+expect 0 'test loss' "$build/train_llama" --data text:text "${small[@]}" --out bytes
+seq 200 >other
+expect 0 '^scored 691 of 692 tokens' "$build/evaluate" --model bytes --data text:other
+loss=$(sed -n 's/^loss //p' output) bits=$(sed -n 's/^bits per byte //p' output)
+awk "BEGIN { exit !($loss / log(2) - $bits < 1e-6 && $bits > 0) }" || fail "bits per byte are '$bits', the loss $loss"
+
+# the tokenizer belongs to the model; one of another library leaves token ids
+expect 64 'run has .*words.*text:text has bytes.*shards' "$build/evaluate" --model run --data text:text
+expect 64 'init bytes has .*bytes.*arith:3 has .*words' "$build/train_llama" --init bytes --data arith:3 --steps 1 --out x
+expect 0 '^split test: of the data that' "$build/evaluate" --model bytes --data text:../"$(basename "$work")"/text
+expect 64 'init run .*words .*text:text has bytes' "$build/train_lime" --init run --data text:text --steps 1 --out x
+cp -r shards/step_00000002 foreign
+echo '{"model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}}' >foreign/tokenizer.json
+expect 0 '^7 3 [0-9]+ [0-9]+$' "$build/generate" --model foreign --prompt '7 3' --max-new 2
+[ "$(grep -c '^note: .*token ids' output)" = 1 ] || fail "generate does not say that it writes token ids"
+expect 64 'BPE.*integers' "$build/generate" --model foreign --prompt 'ab' --max-new 2
+expect 64 'BPE.*token shards' "$build/evaluate" --model foreign --data text:text
+expect 0 '^scored 599 of' "$build/evaluate" --model foreign --data other.bin
+expect 0 'starts as the llama of foreign' "$build/train_lime" --init foreign --data good.bin --layers 1 --batch 2 --seq 8 \
+  --steps 2 --out init
+cmp -s foreign/tokenizer.json init/step_00000002/tokenizer.json || fail "--init lost the tokenizer"
+mv foreign moved
+expect 0 'resumed after step 2' "$build/train_lime" --init foreign --data good.bin --layers 1 --batch 2 --seq 8 --steps 2 \
+  --out init --resume
+expect 64 'flags describe' "$build/train_lime" --init foreign --data good.bin --layers 2 --batch 2 --seq 8 --steps 2 \
+  --out init --resume
+expect 0 'stays a LLaMA' "$build/train_satformer" --init moved --data good.bin --seq 8 --steps 0 --out sat
+expect 64 'gate' "$build/train_satformer" --init sat --gate tanh --data good.bin --seq 8 --steps 0 --out x
+expect 64 'gate sigmoid' "$build/train_satformer" --init moved --gate sigmoid --data good.bin --seq 8 --steps 0 --out x
+expect 64 'leave out --width' "$build/train_lime" --init moved --layers 1 --width 8 --data good.bin --steps 0 --out x
+words=$(for i in $(seq 0 49); do printf ', "\\u001b]0;%d\\u0007": %d' "$i" "$i"; done)
+printf '{"model": {"type": "WordLevel", "vocab": {%s}}, "pre_tokenizer": {"type": "WhitespaceSplit"}}' "${words#, }" \
+  >moved/tokenizer.json
+expect 0 '\\x1b\]0;[0-9]+\\x07' "$build/generate" --model moved --prompt $'\e]0;3\a' --max-new 2
+grep -qa $'\e' <(cut -d' ' -f2- output) && fail "an escape code reached the terminal"
+
 # a full disk: the run ends with 74, and the checkpoint before is still valid
 if mkdir disk && mount -t tmpfs -o size=400k tmpfs disk 2>/dev/null; then
   expect 74 'space' train llama --steps 400 --save-every 1 --keep 50 --out disk/run

@@ -17,6 +17,13 @@ struct Size {
 const std::vector<Size> sizes{{1, 1, 1, 2, 0},  {2, 3, 5, 6, 4},  {3, 5, 4, 8, 0},   {2, 9, 3, 16, 7},
                               {2, 33, 4, 32, 1}, {1, 65, 3, 64, 0}, {2, 70, 2, 128, 9}, {2, 501, 3, 34, 3}};
 
+std::vector<double> powers(int64_t D, double theta) {
+  std::vector<double> frequencies;
+  for (int64_t j = 0; j < D / 2; ++j)
+    frequencies.push_back(std::pow(theta, -2.0 * static_cast<double>(j) / static_cast<double>(D)));
+  return frequencies;
+}
+
 void forward(Backend backend, const Tensor& out, const Tensor& inp, const Tensor& table, int64_t pos) {
   run_on(backend, {out, inp, table}, [=](auto& t, Stream stream) { rope_forward(t[0], t[1], t[2], pos, stream); });
 }
@@ -27,7 +34,7 @@ void backward(Backend backend, const Tensor& dinp, const Tensor& dout, const Ten
 }  // namespace
 
 TEST_CASE("rope: the table holds cosines, then sines") {
-  const std::vector<double> table = rope_table(301, 6, 10000.0);
+  const std::vector<double> table = rope_table(301, powers(6, 10000.0));
   REQUIRE(table.size() == 301 * 6);
   for (int64_t t : {0, 1, 17, 300}) {
     for (int64_t j = 0; j < 3; ++j) {
@@ -40,7 +47,7 @@ TEST_CASE("rope: the table holds cosines, then sines") {
 
 TEST_CASE("rope: the reference is a product of complex numbers, and its scores depend on distance alone") {
   const int64_t B = 2, T = 5, H = 3, D = 10, h = D / 2, pos = 4;
-  const auto inp = random_vector<double>(B * T * H * D, 1), table = rope_table(pos + T, D, 500.0);
+  const auto inp = random_vector<double>(B * T * H * D, 1), table = rope_table(pos + T, powers(D, 500.0));
   auto out = poisoned<double>(B * T * H * D);
   rope_forward_ref(out.data(), inp.data(), table.data(), B, T, H, D, pos);
   for (int64_t b = 0; b < B; ++b)
@@ -54,7 +61,7 @@ TEST_CASE("rope: the reference is a product of complex numbers, and its scores d
         }
 
   // The same two vectors, five positions apart, at three places.
-  const auto q = random_vector<double>(D, 2), k = random_vector<double>(D, 3), far = rope_table(40, D, 500.0);
+  const auto q = random_vector<double>(D, 2), k = random_vector<double>(D, 3), far = rope_table(40, powers(D, 500.0));
   std::vector<double> scores;
   for (int64_t at : {0, 11, 34}) {
     auto rq = poisoned<double>(D), rk = poisoned<double>(D);
@@ -74,7 +81,7 @@ TEST_CASE("rope: reference backward is the derivative of the reference forward")
       CAPTURE(scale);
       CAPTURE(s.D);
       const auto inp = random_vector<double>(s.numel(), 1, scale), dout = random_vector<double>(s.numel(), 2);
-      const auto table = rope_table(s.pos + s.T, s.D, 100.0), before = random_vector<double>(s.numel(), 3);
+      const auto table = rope_table(s.pos + s.T, powers(s.D, 100.0)), before = random_vector<double>(s.numel(), 3);
       const auto table_c = convert<Complex>(table);
       auto want = complex_step(inp, [&](const std::vector<Complex>& x) {
         std::vector<Complex> out(x.size());
@@ -100,7 +107,7 @@ TEST_CASE("rope: the fast backends equal the reference, set, added and in place"
       CAPTURE(s.T);
       CAPTURE(s.D);
       const auto inp = random_vector<float>(s.numel(), 1), before = random_vector<float>(s.numel(), 2);
-      const auto table = convert<float>(rope_table(s.pos + s.T + 2, s.D, 10000.0));
+      const auto table = convert<float>(rope_table(s.pos + s.T + 2, powers(s.D, 10000.0)));
       const auto inp64 = convert<double>(inp), table64 = convert<double>(table);
       const Tensor table_view = view(table.data(), {s.pos + s.T + 2, s.D}), inp_view = view(inp.data(), s.shape());
       auto out = poisoned<float>(s.numel()), in_place = inp;
@@ -130,7 +137,7 @@ TEST_CASE("rope: NaN stays in its pair, threads do not matter, positions beyond 
   for (const Backend backend : fast_backends()) {
     CAPTURE(static_cast<int>(backend));
     const Size s{2, 501, 3, 34, 3};
-    const auto table = convert<float>(rope_table(504, s.D, 10000.0));
+    const auto table = convert<float>(rope_table(504, powers(s.D, 10000.0)));
     const Tensor table_view = view(table.data(), {504, s.D});
     auto inp = random_vector<float>(s.numel(), 1);
     inp[34 * 7 + 20] = std::numeric_limits<float>::quiet_NaN();
@@ -154,7 +161,7 @@ TEST_CASE("rope: in bf16 the fast backends equal the reference, rounded once") {
       CAPTURE(s.T);
       CAPTURE(s.D);
       const auto inp = random_vector<bf16>(s.numel(), 1);
-      const auto table = convert<float>(rope_table(s.pos + s.T, s.D, 10000.0));
+      const auto table = convert<float>(rope_table(s.pos + s.T, powers(s.D, 10000.0)));
       const auto inp64 = convert<double>(inp), table64 = convert<double>(table);
       const Tensor table_view = view(table.data(), {s.pos + s.T, s.D}), inp_view = view(inp.data(), s.shape());
       auto out = poisoned<bf16>(s.numel()), in_place = inp;

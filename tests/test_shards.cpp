@@ -110,6 +110,26 @@ TEST_CASE("shards: the last hundredth is for testing, and fewer samples can be a
   check_fails(Exit::bad_data, {"12 tokens of one window"}, [&] { open_dataset(options(dir.file("b.bin"), 11)); });
 }
 
+TEST_CASE("shards: the whole of all files, every token but each one's first scored once") {
+  const TempDir dir;
+  write_shard(dir.file("a.bin"), counting(0, 25), ShardFormat::uint16);
+  write_shard(dir.file("b.bin"), counting(25, 3), ShardFormat::uint16);  // shorter than a window
+  write_shard(dir.file("c.bin"), counting(28, 1), ShardFormat::uint16);  // nothing to score
+  write_shard(dir.file("d.bin"), counting(29, 12), ShardFormat::uint16);
+  DataOptions o = options(dir.file("?.bin"), 10);
+  o.whole = true;
+  const Dataset data = open_dataset(o);
+  CHECK((data.train == nullptr && data.test->size() == 3 + 1 + 2 && data.test->file_tokens() == 41));
+  check_scored_once(*data.test, 1, 41, {25, 28, 29});
+  check_fails(Exit::bad_data, {"token 11 is 40"}, [&] { data.test->check_tokens(40); });
+  o.seq_len = 1000;
+  const Dataset longest = open_dataset(o);
+  CHECK((longest.test->seq_len() == 24 && longest.test->size() == 3));
+  check_scored_once(*longest.test, 1, 41, {25, 28, 29});
+  o.spec = dir.file("c.bin");
+  check_fails(Exit::bad_data, {"c.bin", "2 tokens"}, [&] { open_dataset(o); });
+}
+
 TEST_CASE("shards: every damaged header is refused, wherever the shard stands") {
   const auto refuses = [](const std::string& bytes, const std::vector<std::string>& why) {
     const TempDir dir;

@@ -31,7 +31,7 @@ struct Small {
     graph.tokens = tape.input("tokens", Shape{B, T}, Dtype::i32);
     graph.targets = tape.input("targets", Shape{B, T}, Dtype::i32);
     Value* embed = weight("embed", Shape{V, C});
-    table = ops::rope_positions(tape, T, D, 100);
+    table = ops::rope_positions(tape, T, std::vector<double>(D / 2, 0.3));
     Value* x = ops(*this, ops::embedding(tape, "x", graph.tokens, embed));
     graph.losses = ops::cross_entropy(tape, "loss", x, embed, graph.targets);
     tape.differentiate();

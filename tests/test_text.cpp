@@ -34,6 +34,25 @@ TEST_CASE("text: consecutive windows of bytes, the last tenth for testing") {
   check_fails(Exit::internal, {"window 18 of 18"}, [&] { read_sample(*data.train, 18); });
 }
 
+TEST_CASE("text: the whole of a file, every byte but the first scored once") {
+  const TempDir dir;
+  for (const int64_t N : {2, 3, 12, 13, 14, 25, 26, 100}) {
+    std::string bytes;
+    for (int64_t i = 0; i < N; ++i) bytes += static_cast<char>(i);
+    write_text(dir.file("a"), bytes);
+    DataOptions o = options(dir.file("a"), 12);
+    o.whole = true;
+    const Dataset data = open_dataset(o);
+    CHECK((data.train == nullptr && data.test->seq_len() == std::min<int64_t>(12, N - 1)));
+    CHECK(data.test->file_tokens() == N);
+    check_scored_once(*data.test, 1, N);
+  }
+  write_text(dir.file("one"), "x");
+  DataOptions o = options(dir.file("one"), 12);
+  o.whole = true;
+  check_fails(Exit::bad_data, {"one", "1 bytes"}, [&] { open_dataset(o); });
+}
+
 TEST_CASE("text: sizes that are too small, too many samples, missing files, unknown sources") {
   const TempDir dir;
   write_text(dir.file("two"), std::string(20, 'x'));

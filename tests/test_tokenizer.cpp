@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "data/printable.h"
 #include "tests/data_check.h"
 
 using namespace crossply;
@@ -78,30 +79,38 @@ TEST_CASE("tokenizer: saved and loaded") {
   check_fails(Exit::io, {"nowhere"}, [&] { bytes.save(dir.file("nowhere")); });
 }
 
-TEST_CASE("tokenizer: a tokenizer.json of another kind is refused") {
+TEST_CASE("tokenizer: one of another kind leaves token ids; what is no tokenizer is refused") {
   const TempDir dir;
   const std::string path = dir.file("tokenizer.json");
   const auto refuses = [&](const std::string& contents, const std::string& why) {
     write_text(path, contents);
     check_fails(Exit::bad_data, {path, why}, [&] { Tokenizer::load(dir.path.string()); });
   };
+  const auto is_foreign = [&](const std::string& contents, const std::string& what) {
+    write_text(path, contents);
+    const Tokenizer t = Tokenizer::load(dir.path.string());
+    CHECK_MESSAGE((t.is_foreign() && t.describe().find(what) != std::string::npos), contents << ": " << t.describe());
+    CHECK((t.encode(" 7 0\n") == Ids{7, 0} && t.decode({7, 0}) == "7 0" && t.vocab_size() == 0 && t.eos() == -1));
+    check_fails(Exit::usage, {"\"seven\"", what, "integers"}, [&] { t.encode("seven"); });
+  };
   refuses("", "not a JSON object");
   refuses("[1]", "not a JSON object");
   refuses("{\"model\": ", "not a JSON object");
-  refuses("{}", "Supported are");
-  refuses("{\"model\": {\"type\": 3}}", "missing");
+  refuses("{}", "is no tokenizer");
+  refuses("{\"model\": {\"type\": 3, \"vocab\": {}}}", "is no tokenizer");
+  refuses("{\"model\": {\"type\": \"BPE\"}}", "is no tokenizer");
   Tokenizer::words({"b", "a"}).save(dir.path.string());
   const Json words = Json::parse(read_text(path));
   const auto patched = [](Json json, const char* at, const Json& value) {
     json[Json::json_pointer(at)] = value;
     return json.dump();
   };
-  refuses(patched(words, "/model/type", "Unigram"), "Unigram");
-  refuses(patched(words, "/pre_tokenizer", nullptr), "pre-tokenizer missing");
-  refuses(patched(words, "/pre_tokenizer/type", "Whitespace"), "Whitespace");
-  refuses(patched(words, "/normalizer", {{"type", "Lowercase"}}), "normalizer");
-  refuses(patched(words, "/added_tokens", Json::array({{{"id", 2}, {"content", "<s>"}}})), "added_tokens");
-  refuses(patched(words, "/model/vocab", Json::array()), "no vocab");
+  is_foreign(patched(words, "/model/type", "Unigram"), "Unigram");
+  is_foreign(patched(words, "/pre_tokenizer", nullptr), "pre-tokenizer missing");
+  is_foreign(patched(words, "/pre_tokenizer/type", "Whitespace"), "Whitespace");
+  is_foreign(patched(words, "/normalizer", {{"type", "Lowercase"}}), "normalizer");
+  is_foreign(patched(words, "/added_tokens", Json::array({{{"id", 2}, {"content", "<s>"}}})), "added_tokens");
+  refuses(patched(words, "/model/vocab", Json::array()), "not an object");
   for (const Json& id : {Json(2), Json(-1), Json("x"), Json(1.5), Json(1ull << 40)})
     refuses(patched(words, "/model/vocab/b", id), "expected an integer below 2");
   refuses(patched(words, "/model/vocab/b", 1), "same id");
@@ -109,7 +118,62 @@ TEST_CASE("tokenizer: a tokenizer.json of another kind is refused") {
   refuses(patched(words, "/model/vocab", {{"", 0}}), "empty");
   Tokenizer::bytes().save(dir.path.string());
   const Json bytes = Json::parse(read_text(path));
-  refuses(patched(bytes, "/model/merges", Json::array({"a b"})), "merges");
-  refuses(patched(bytes, "/model/vocab", {{"a", 0}}), "256 bytes");
-  refuses(patched(bytes, "/model/vocab/A", 66), "same id");
+  is_foreign(patched(bytes, "/model/merges", Json::array({"a b"})), "1 merges");
+  is_foreign(patched(bytes, "/model/vocab", {{"a", 0}}), "256 bytes");
+  is_foreign(patched(bytes, "/model/vocab", Json::array()), "256 bytes");
+  is_foreign(patched(bytes, "/model/vocab/A", 66), "256 bytes");
+  std::filesystem::remove(path);
+  write_text(dir.file("tokenizer.model"), "sentences");
+  CHECK(Tokenizer::load(dir.path.string()).is_foreign());
+}
+
+TEST_CASE("tokenizer: data of another tokenizer than the model's is refused, with both named") {
+  const TempDir dir;
+  write_text(dir.file("merges.txt"), "a b");
+  const Tokenizer none, bytes = Tokenizer::bytes(), foreign = Tokenizer::load(dir.path.string());
+  const Tokenizer words = Tokenizer::words({"a", "b"}), other = Tokenizer::words({"b", "a"});
+  for (const Tokenizer& model : {none, bytes, words, foreign}) require_same_tokenizer(model, "M", none, "x.bin");
+  for (const Tokenizer& data : {none, bytes, words}) require_same_tokenizer(none, "M", data, "D");
+  require_same_tokenizer(bytes, "M", bytes, "text:D");
+  require_same_tokenizer(words, "M", words, "D");
+  const auto refused = [](const Tokenizer& model, const Tokenizer& data, const std::vector<std::string>& parts) {
+    check_fails(Exit::usage, parts, [&] { require_same_tokenizer(model, "M", data, "text:D"); });
+  };
+  refused(words, other, {"M has", "2 words (a b ...)", "text:D has 2 words (b a ...)", ".bin"});
+  refused(words, bytes, {"2 words", "bytes"});
+  refused(bytes, words, {"bytes", "2 words"});
+  refused(foreign, bytes, {"merges.txt", "bytes", "token shards"});
+  refused(foreign, words, {"merges.txt", "2 words", "token shards"});
+}
+
+TEST_CASE("tokenizer: a large one is read and written in time that grows with its size") {
+  constexpr size_t count = 500000;  // looking every word up in a list would take an hour
+  std::vector<std::string> list;
+  for (size_t i = 0; i < count; ++i) list.push_back("w" + std::to_string(i * 7919 % 1000003));
+  const TempDir dir;
+  Tokenizer::words(list).save(dir.path.string());
+  const Tokenizer t = Tokenizer::load(dir.path.string());
+  CHECK((t.vocab_size() == count && t.encode(list[123456]) == Ids{123456}));
+}
+
+TEST_CASE("tokenizer: control characters and broken UTF-8 are escaped for a terminal, in one piece and in bytes") {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"a b\n\tc", "a b\n\tc"},
+      {"\x1b[2J\x07\r\x7f", "\\x1b[2J\\x07\\x0d\\x7f"},
+      {std::string("\0x", 2), "\\x00x"},
+      {"\xC3\xA9 \xE2\x82\xAC \xF0\x9F\x98\x80", "\xC3\xA9 \xE2\x82\xAC \xF0\x9F\x98\x80"},
+      {"\xC2\x9B" "1m", "\\xc2\\x9b1m"},                  // a control character of two bytes
+      {"\x9B" "1m\xFF\xC0\x9B", "\\x9b1m\\xff\\xc0\\x9b"},  // none that UTF-8 has
+      {"\xE0\x80\x9B", "\\xe0\\x80\\x9b"},                // a control character, too long
+      {"\xED\xA0\x80\xF4\x90\x80\x80", "\\xed\\xa0\\x80\\xf4\\x90\\x80\\x80"},
+      {"\xE2\x82", "\\xe2\\x82"},
+      {"\xE2\x82z", "\\xe2\\x82z"},
+  };
+  for (const auto& [text, want] : cases) {
+    CHECK(printable(text) == want);
+    Printable terminal;
+    std::string got;
+    for (const char c : text) got += terminal.add(std::string_view(&c, 1));
+    CHECK(got + terminal.finish() == want);
+  }
 }

@@ -58,7 +58,7 @@ void add_data_flags(CLI::App& app, TrainOptions& o) {
 void add_size_flags(CLI::App& app, TrainOptions& o) {
   Config& c = o.config;
   const Group group(app, "Model");
-  group.text("--init", o.init, "DIR", "start from the weights of this model directory, which also gives the sizes");
+  group.text("--init", o.init, "DIR", "start from this model directory: weights and sizes; --layers takes its first blocks");
   group.integer("--vocab", c.vocab_size, 0, most_size, "V, vocabulary size (0: the data's)");
   group.integer("--width", c.hidden_size, 1, most_size, "C, model width");
   group.integer("--layers", c.num_hidden_layers, 1, 4096, "L, number of blocks");
@@ -149,11 +149,10 @@ void add_architecture_flags(CLI::App& app, TrainOptions& o) {
   }
 }
 
-std::vector<std::string> given_model_flags(const CLI::App& app, const std::string& arch) {
+std::vector<std::string> given_flags(const CLI::App& app, const std::string& group) {
   std::vector<std::string> given;
   for (const CLI::Option* option : app.get_options())
-    if (option->count() > 0 && option->get_name() != "--init" &&
-        (option->get_group() == "Model" || option->get_group() == arch))
+    if (option->count() > 0 && option->get_group() == group && option->get_name() != "--init")
       given.push_back(option->get_name());
   return given;
 }

@@ -20,6 +20,13 @@ class App;
 
 namespace crossply {
 
+// What --init's directory gives a run, read once at its start.
+struct InitialModel {
+  Config config;
+  Tokenizer tokenizer;
+  std::map<std::string, std::string> files;  // that saved models carry along, by name
+};
+
 struct TrainOptions {
   TrainOptions();  // a small model, for `train_llama --data text:FILE --out DIR`
   std::string preset;
@@ -27,8 +34,9 @@ struct TrainOptions {
   DataOptions data;
   std::string out;
   std::string init;  // model or run directory to start from
-  std::vector<std::string> given_sizes;  // the model flags on the command line, which --init refuses
-  std::map<std::string, std::string> init_files;  // --init's tokenizer by name: the directory may move during the run
+  InitialModel initial;
+  std::vector<std::string> given_sizes;    // the model flags on the command line: --init takes --layers of them
+  std::vector<std::string> given_options;  // and the architecture's: --init takes them from a model of another one
   int64_t steps = 1000;
   int64_t batch = 16;      // sequences per micro-step
   int64_t accumulate = 1;  // micro-steps per optimizer step
@@ -60,8 +68,8 @@ inline int64_t answer_rows(const TrainOptions& options) { return std::max<int64_
 // Flags of the run and of the model's sizes; of config.arch's connection, one per option. `options` holds the defaults.
 void add_train_flags(CLI::App& app, TrainOptions& options);
 void add_architecture_flags(CLI::App& app, TrainOptions& options);
-// Which flags were given that --init's config.json decides: the sizes and the connection's.
-std::vector<std::string> given_model_flags(const CLI::App& app, const std::string& arch);
+// Which flags of a group of --help were given, without --init.
+std::vector<std::string> given_flags(const CLI::App& app, const std::string& group);
 
 // The settings that a run must keep when it is resumed.
 nlohmann::json trajectory(const TrainOptions& options);

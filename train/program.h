@@ -9,6 +9,7 @@
 #include <memory>
 #include <new>
 
+#include "data/printable.h"
 #include "engine/check.h"
 #include "train/flags.h"
 
@@ -30,7 +31,7 @@ inline int run_program(CLI::App& app, int argc, char** argv, const std::function
   auto report = [](Exit code, const char* message) {
     if (isatty(STDOUT_FILENO) == 1) std::printf("\r\033[K");  // over an unfinished status line
     std::fflush(stdout);
-    std::fprintf(stderr, "error: %s\n", message);
+    std::fprintf(stderr, "error: %s\n", printable(message).c_str());
     return static_cast<int>(code);
   };
   try {

@@ -6,8 +6,10 @@
 #include <filesystem>
 #include <numeric>
 
+#include "data/printable.h"
 #include "engine/file.h"
 #include "eval/answers.h"
+#include "models/model.h"
 #include "models/model_dir.h"
 #include "models/registry.h"
 #include "train/checkpoint.h"
@@ -47,11 +49,23 @@ std::string step_dir(const std::string& run_dir, int64_t step) {
   return run_dir + name;
 }
 
+// The tokenizer belongs to the model.
+void take_tokenizer(const TrainOptions& o, Dataset& dataset) {
+  if (o.init.empty()) return;
+  const Tokenizer& own = o.initial.tokenizer;
+  require_same_tokenizer(own, "--init " + o.init, dataset.tokenizer, o.data.spec);
+  if (own.is_none() && !dataset.tokenizer.is_none())
+    std::fprintf(stderr, "note: --init %s has no tokenizer: it gets that of %s, %s\n", o.init.c_str(),
+                 o.data.spec.c_str(), dataset.tokenizer.describe().c_str());
+  if (dataset.tokenizer.is_none()) dataset.tokenizer = own;
+}
+
 // Fills in what only the data can say, and checks the model against it.
 Dataset open_data(TrainOptions& o) {
   if (o.data.spec.empty()) fail(Exit::usage, "--data is needed: arith:3|4|5|6, prosqa, text:FILE, or a glob of shards");
   o.data.seed = o.seed;
   Dataset dataset = open_dataset(o.data);
+  take_tokenizer(o, dataset);
   const int64_t data_vocab = dataset.train->vocab_size();
   if (o.config.vocab_size == 0) o.config.vocab_size = data_vocab;
   if (o.config.vocab_size < 1) fail(Exit::usage, "--vocab is needed: token shards do not say their vocabulary");
@@ -128,7 +142,7 @@ class Run {
                   answer = data_.tokenizer.decode(answers.sample);
       if (prompt.size() > 60) prompt = "..." + prompt.substr(prompt.size() - 57);
       if (answer.size() > 120) answer = answer.substr(0, 117) + "...";
-      text = "sample: " + prompt + " >> " + answer;
+      text = printable("sample: " + prompt + " >> " + answer);
     }
     progress_.say(text);
   }
@@ -196,13 +210,63 @@ TrainResult write_initialised(TrainOptions o, const Dataset& dataset) {
   return summarise(trainer, o, {});
 }
 
-// The sizes of --init's model. A resumed run has them in its flags.json.
-void take_config(TrainOptions& o) {
-  if (!o.given_sizes.empty())
-    fail(Exit::usage, "--init takes the sizes from its config.json; leave out ", o.given_sizes.front());
-  const std::string arch = o.config.arch;
-  o.config = load_config(resolve_model_dir(o.init) + "/config.json");
-  if (o.config.arch != arch) fail(Exit::usage, "--init ", o.init, " holds a ", o.config.arch, ", not a ", arch);
+// The files of a model directory that are not ours to understand: they belong to the model wherever it goes.
+std::map<std::string, std::string> read_carried_files(const std::string& dir) {
+  std::map<std::string, std::string> files;
+  for (const char* name :
+       {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",
+        "vocab.json", "merges.txt", "chat_template.jinja", "generation_config.json"}) {
+    const std::string path = dir + "/" + name;
+    std::error_code error;
+    if (!fs::exists(path, error)) continue;
+    const InputFile file(path);
+    std::string& contents = files[name];
+    contents.resize(file.size());
+    file.read(0, contents.data(), contents.size());
+  }
+  return files;
+}
+
+// What --init's model becomes: its own architecture, or from a plain LLaMA one that can start as it.
+void choose_architecture(TrainOptions& o, const Config& asked) {
+  Config& c = o.config;
+  const std::string from = c.arch;
+  if (from == asked.arch) {
+    if (!o.given_options.empty())
+      fail(Exit::usage, "--init takes the options from its config.json; leave out ", o.given_options.front());
+    return;
+  }
+  if (from != "llama")
+    fail(Exit::usage, "--init ", o.init, " holds a ", from, ", not a ", asked.arch,
+         "; only a llama can become another architecture");
+  c.arch = asked.arch;
+  c.options = asked.options;
+  c.check(Exit::usage, "flags");
+  ParameterTable params;
+  declare_model(params, c);
+  const std::string remark = find_architecture(c.arch).make(c)->start_as_llama(params, c);
+  std::fprintf(stderr, "note: %s starts as the llama of %s%s%s\n", c.arch.c_str(), o.init.c_str(),
+               remark.empty() ? "" : ": ", remark.c_str());
+}
+
+// The model of --init: sizes, tokenizer and its other files. A run that was started has its sizes in flags.json, and
+// the rest in its newest checkpoint, so that the directory is no longer needed.
+void take_initial(TrainOptions& o, bool started) {
+  const std::string newest = started ? newest_valid_checkpoint(o.out) : "";
+  const std::string dir = newest.empty() ? resolve_model_dir(o.init) : newest;
+  o.initial = {load_config(dir + "/config.json"), Tokenizer::load(dir), read_carried_files(dir)};
+  if (started) return;
+  const Config asked = o.config;
+  const bool fewer = o.given_sizes == std::vector<std::string>{"--layers"};
+  if (!o.given_sizes.empty() && !fewer)
+    fail(Exit::usage, "--init takes the sizes from its config.json; leave out ",
+         o.given_sizes[o.given_sizes[0] == "--layers" ? 1 : 0]);
+  o.config = o.initial.config;
+  if (fewer && (asked.num_hidden_layers < 1 || asked.num_hidden_layers > o.config.num_hidden_layers))
+    fail(Exit::usage, "--layers ", asked.num_hidden_layers, ": --init ", o.init, " has ", o.config.num_hidden_layers,
+         " blocks, of which the first so many can be taken");
+  if (fewer) o.config.num_hidden_layers = asked.num_hidden_layers;
+  choose_architecture(o, asked);
 }
 
 }  // namespace
@@ -212,8 +276,7 @@ void write_model(const CheckpointWriter& writer, const TrainOptions& o, const Pa
   save_config(writer.path("config.json"), o.config);
   save_tensors(writer.path("model.safetensors"), params, {{"", params.values()}});
   tokenizer.save(fs::path(writer.path("config.json")).parent_path());
-  if (tokenizer.vocab_size() > 0) return;
-  for (const auto& [name, contents] : o.init_files) write_file_atomically(writer.path(name), contents);
+  for (const auto& [name, contents] : o.initial.files) write_file_atomically(writer.path(name), contents);
 }
 
 Dataset complete_options(TrainOptions& o) {
@@ -230,7 +293,7 @@ TrainResult run_training(TrainOptions o, const std::string& label, int64_t runs_
   const bool plan_only = o.dry_run || o.dump_tape;
   if (!plan_only) check_run_dir(o);
   const bool started = o.resume && !read_run_settings(o.out).is_null();
-  if (!o.init.empty() && !started) take_config(o);
+  if (!o.init.empty()) take_initial(o, started);
   const Dataset dataset = complete_options(o);
   if (plan_only) {
     print_plan(o);
@@ -277,7 +340,8 @@ int train_main(int argc, char** argv, const std::string& arch) {
     add_architecture_flags(app, options);
   };
   return run_program(app, argc, argv, flags, [&] {
-    options.given_sizes = given_model_flags(app, arch);
+    options.given_sizes = given_flags(app, "Model");
+    options.given_options = given_flags(app, arch);
     if (const std::string warning = warmup_warning(options); !warning.empty()) std::printf("%s\n", warning.c_str());
     return run_training(options, arch).code;
   });

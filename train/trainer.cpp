@@ -11,6 +11,7 @@
 #include "engine/rng.h"
 #include "models/json_file.h"
 #include "models/model_dir.h"
+#include "models/registry.h"
 #include "train/checkpoint.h"
 #include "train/profile.h"
 #include "train/report.h"
@@ -23,6 +24,9 @@ using nlohmann::json;
 // The parameter table with the run's own rates.
 void declare(ParameterTable& params, const TrainOptions& options) {
   declare_model(params, options.config);
+  const Config& c = options.config;
+  if (!options.init.empty() && options.initial.config.arch != c.arch)
+    find_architecture(c.arch).make(c)->start_as_llama(params, c);
   for (Parameter& row : params.rows()) {
     if (row.lr_mul != 1 && options.router_lr > 0) row.lr_mul = options.router_lr / options.lr;
     if (options.decay_all) row.wd_mul = 1;
@@ -35,8 +39,9 @@ ParameterTable& prepare(ParameterTable& params, const TrainOptions& options, Dev
   declare(params, options);
   params.allocate(device, Dtype::f32, true);
   if (storage_type(options) == Dtype::bf16) params.allocate_narrow();
-  if (options.init.empty() || resumed) params.initialise(options.seed);
-  else load_weights(resolve_model_dir(options.init), options.config, params);
+  params.initialise(options.seed);
+  if (!options.init.empty() && !resumed)
+    load_initial_weights(resolve_model_dir(options.init), options.initial.config, options.config, params);
   params.refresh_narrow();
   return params;
 }

@@ -95,8 +95,8 @@ Dataset complete_options(TrainOptions& options);
 // main of a single-file trainer.
 int train_main(int argc, char** argv, const std::string& arch);
 
-// config.json, model.safetensors and the tokenizer into a directory that is being written. Where the data has no
-// tokenizer, that of --init is copied.
+// config.json, model.safetensors and the tokenizer into a directory that is being written, and what --init's directory
+// had beside them.
 void write_model(const CheckpointWriter& writer, const TrainOptions& options, const ParameterTable& params,
                  const Tokenizer& tokenizer);
 

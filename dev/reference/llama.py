@@ -28,6 +28,7 @@ class Config:
   head_dim: int  # D, which need not be C / H
   rms_norm_eps: float = 1e-6
   rope_theta: float = 10000.0
+  rope_scaling: dict | None = None  # Llama 3.1's: factor, low_freq_factor, high_freq_factor, the original length
   tie_word_embeddings: bool = False
   qk_norm: bool = False
   qk_norm_eps: float = 1e-5
@@ -57,10 +58,21 @@ class RMSNorm(nn.Module):
     return self.weight * unit_rms(x, self.eps)
 
 
-def rotate(x, theta):
+def frequencies(D, theta, scaling):
+  """Radians a position for each pair of channels: (D/2). Scaling slows down those that turn seldom."""
+  frequency = theta ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)
+  if scaling is None:
+    return frequency
+  low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+  turns = scaling["original_max_position_embeddings"] * frequency / (2 * math.pi)
+  kept = ((turns - low) / (high - low)).clamp(0, 1)
+  return frequency * (kept + (1 - kept) / scaling["factor"])
+
+
+def rotate(x, theta, scaling=None):
   """Rotary positions, half-split: channel j turns together with channel j + D/2. x: (B, heads, T, D)."""
   T, D = x.shape[-2:]
-  frequency = theta ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)  # (D/2)
+  frequency = frequencies(D, theta, scaling)  # (D/2)
   angle = torch.arange(T, dtype=torch.float64)[:, None] * frequency  # (T, D/2)
   cos, sin = angle.cos().to(x), angle.sin().to(x)
   a, b = x[..., : D // 2], x[..., D // 2 :]
@@ -99,7 +111,7 @@ class Attention(nn.Module):
     q, k, v = self.project(x, shared)
     if self.config.qk_norm:
       q, k = self.q_norm(q), self.k_norm(k)
-    q, k = rotate(q, self.config.rope_theta), rotate(k, self.config.rope_theta)
+    q, k = (rotate(x, self.config.rope_theta, self.config.rope_scaling) for x in (q, k))
     k, v = self.route(k, v, shared)
     (H, T, D), heads = q.shape[1:], k.shape[1]
     k, v = k.repeat_interleave(H // heads, dim=1), v.repeat_interleave(H // heads, dim=1)

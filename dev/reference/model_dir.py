@@ -66,9 +66,10 @@ def read_config(path):
   for key in extra:
     check_choice(f'{path}: a key in "crossply"', key, ("arch", "qk_norm", "qk_norm_eps", *option_keys(arch)))
   H = keys["num_attention_heads"]
-  rope = keys.get("rope_parameters") or {}
-  if rope.get("rope_type", "default") != "default" or keys.get("rope_scaling"):
-    raise ValueError(f"{path}: scaled rotary positions are not supported")
+  rope = keys.get("rope_parameters") or keys.get("rope_scaling") or {}
+  check_choice(f"{path}: rope_type", rope.get("rope_type", "default"), ("default", "llama3"))
+  if keys.get("model_type") == "qwen3":
+    extra = {"qk_norm": True, "qk_norm_eps": keys["rms_norm_eps"]}
   return ARCHITECTURES[arch].config_class(
     **{key: keys[key] for key in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")},
     num_attention_heads=H,
@@ -76,6 +77,7 @@ def read_config(path):
     head_dim=keys.get("head_dim") or keys["hidden_size"] // H,
     rms_norm_eps=keys.get("rms_norm_eps", 1e-6),
     rope_theta=rope.get("rope_theta", keys.get("rope_theta", 10000.0)),
+    rope_scaling=rope if rope.get("rope_type") == "llama3" else None,
     tie_word_embeddings=keys.get("tie_word_embeddings", False),
     **extra,
   )
@@ -85,6 +87,8 @@ def write_config(path, config):
   options = {key: getattr(config, key) for key in option_keys(config.arch)}
   keys = {key: value for key, value in vars(config).items() if key not in options}
   arch, qk_norm, qk_norm_eps = (keys.pop(key) for key in ("arch", "qk_norm", "qk_norm_eps"))
+  if keys["rope_scaling"] is None:
+    del keys["rope_scaling"]
   keys.update(hidden_act="silu", model_type="llama", architectures=["LlamaForCausalLM"], dtype="float32")
   if arch != "llama" or qk_norm:
     keys["crossply"] = {"arch": arch, "qk_norm": qk_norm, **options}

@@ -1,0 +1,23 @@
+// Text from outside, made safe for a terminal: a word of a tokenizer may hold escape codes.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace crossply {
+
+class Printable {
+ public:
+  // The text with every control character but line break and tab, and every byte that is not UTF-8, as \xNN. An
+  // incomplete character at the end waits for the next call: a model of bytes writes it in pieces.
+  std::string add(std::string_view text);
+  // What still waits.
+  std::string finish();
+
+ private:
+  std::string waiting_;
+};
+
+std::string printable(std::string_view text);
+
+}  // namespace crossply

@@ -1,0 +1,148 @@
+// Starting from another model: every architecture that can start as a plain LLaMA does so bit for bit, the others say
+// why not; fewer blocks; damage stays an error.
+#include "models/model_dir.h"
+#include "tests/data_check.h"
+#include "tests/twin.h"
+#include "train/trainer.h"
+
+using namespace crossply;
+using namespace crossply::test;
+
+namespace {
+
+void save(TinyModel& model, const std::string& dir) {
+  save_config(dir + "/config.json", model.config);
+  save_tensors(dir + "/model.safetensors", model.params, {{"", model.params.values()}});
+}
+
+// A model with `source`'s weights as a trainer starts it, the rest by its own rules.
+void start_from(const std::string& dir, TinyModel& model) {
+  const Config source = load_config(dir + "/config.json");
+  if (source.arch != model.config.arch)
+    find_architecture(model.config.arch).make(model.config)->start_as_llama(model.params, model.config);
+  model.params.initialise(5);
+  load_initial_weights(dir, source, model.config, model.params);
+}
+
+const std::vector<std::pair<std::string, Options>> able = {
+    {"lime", {}}, {"lime", {{"routing", "last"}, {"window", "2"}}}, {"lime", {{"routing", "first"}, {"window", "1"}}},
+    {"hyper", {{"rate", "1"}, {"prenorm", "rmsnorm"}}}, {"vertical", {}}, {"sla", {{"distance", "4"}}},
+    {"ala", {{"stride", "4"}}}, {"resformer", {}}, {"resformer", {{"variant", "learnable"}}}, {"satformer", {}},
+    {"satformer", {{"gate", "tanh"}}}, {"satformer", {{"gate", "identity"}}}, {"denseformer", {}},
+    {"denseformer", {{"dilation", "2"}, {"period", "3"}}}, {"mudd", {}}, {"mudd", {{"norm", "none"}}}, {"relay", {}}};
+const std::vector<std::pair<std::string, Options>> unable = {
+    {"lime", {{"routing", "average"}}}, {"lime_static", {}}, {"lime_dynamic", {}}, {"hyper", {}},
+    {"hyper", {{"rate", "2"}, {"prenorm", "rmsnorm"}}}, {"hyper", {{"rate", "1"}}}, {"vertical", {{"map", "unet"}}},
+    {"vertical", {{"residual", "false"}}}, {"sla", {}}, {"ala", {}}, {"resformer", {{"variant", "svformer"}}},
+    {"resformer", {{"variant", "identity"}}}, {"satformer", {{"gate", "sigmoid"}}},
+    {"mudd", {{"intermediate_sizes", "[6,6,6,6]"}}}};
+
+}  // namespace
+
+TEST_CASE("init: a LLaMA becomes every architecture that can start as it, bit for bit") {
+  for (const int64_t K : {2, 4}) {
+    const TempDir dir;
+    TinyModel llama(tiny_config("llama", K, true), "cpu");
+    save(llama, dir.path.string());
+    const double want = llama.loss();
+    std::set<std::string> seen = {"llama"};
+    for (const auto& [arch, options] : able) {
+      CAPTURE(arch);
+      TinyModel model(tiny_with(arch, options, K), "cpu");
+      start_from(dir.path.string(), model);
+      CHECK(model.loss() == want);
+      seen.insert(arch);
+    }
+    for (const auto& [arch, options] : unable) {
+      CAPTURE(arch);
+      TinyModel model(tiny_with(arch, options, K), "cpu");
+      check_fails(Exit::usage, {arch}, [&] { start_from(dir.path.string(), model); });
+      seen.insert(arch);
+    }
+    CHECK(seen.size() == architectures().size());
+  }
+}
+
+TEST_CASE("init: the first blocks of a model are that model without the last ones") {
+  for (const std::string arch : {"llama", "lime", "denseformer"}) {
+    CAPTURE(arch);
+    const TempDir dir;
+    TinyModel whole(tiny_config(arch), "cpu");
+    save(whole, dir.path.string());
+    Config config = whole.config;
+    config.num_hidden_layers = 2;
+    TinyModel want(config, "cpu"), got(config, "cpu");
+    want.take(whole);
+    got.params.initialise(5);
+    start_from(dir.path.string(), got);
+    CHECK(got.loss() == want.loss());
+    for (const Parameter& row : got.params.rows())
+      CHECK(got.values<float>(row.value) == want.values<float>(want.params.at(row.name).value));
+  }
+}
+
+TEST_CASE("init: a damaged directory stays an error, whatever it is to become") {
+  const TempDir dir;
+  TinyModel llama(tiny_config("llama"), "cpu"), lime(tiny_config("lime"), "cpu");
+  save(llama, dir.path.string());
+  const std::string path = dir.file("model.safetensors"), name = "model.layers.1.mlp.up_proj.weight";
+  std::vector<float> host(8, 1);
+  write_safetensors(path, {{"model.norm.weight", "F32", {8}, host.data()}});
+  check_fails(Exit::bad_data, {path, "is missing"}, [&] { start_from(dir.path.string(), lime); });
+  llama.params.remove(name);
+  save_tensors(path, llama.params, {{"", llama.params.values()}});
+  check_fails(Exit::bad_data, {path, name}, [&] { start_from(dir.path.string(), lime); });
+  TinyModel routed(tiny_config("lime"), "cpu");
+  save_tensors(path, routed.params, {{"", routed.params.values()}});  // a lime's tensors under a llama's config
+  check_fails(Exit::bad_data, {path, "lime_router"}, [&] { start_from(dir.path.string(), lime); });
+}
+
+TEST_CASE("init: what belongs to the model survives training on token shards, and data of other ids is refused") {
+  const TempDir dir;
+  const std::string from = dir.file("model"), text = dir.file("text"), out = dir.file("run");
+  std::filesystem::create_directory(from);
+  Config config = tiny_config("llama");
+  config.vocab_size = 256;
+  config.token_ids["eos_token_id"] = "[7,9]";
+  TinyModel model(config, "cpu");
+  save(model, from);
+  write_text(from + "/generation_config.json", "{\"eos_token_id\": [7, 9]}");
+  write_text(from + "/tokenizer.json", R"({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a a"]}})");
+  write_text(text, std::string(400, 'x'));
+  TrainOptions o;
+  o.config.arch = "lime";
+  o.init = from;
+  o.out = out;
+  o.data.spec = "text:" + text;
+  o.data.seq_len = 5;
+  o.steps = 2;
+  o.batch = 2;
+  o.eval_samples = 1;
+  check_fails(Exit::usage, {from, "text:", "BPE", "bytes", "token shards"}, [&] { run_training(o, "lime"); });
+  CHECK(!std::filesystem::exists(out));
+  Tokenizer::words({"a", "b"}).save(from);
+  check_fails(Exit::usage, {from, "2 words (a b", "bytes"}, [&] { run_training(o, "lime"); });
+  Tokenizer::bytes().save(from);
+  const std::string own = read_text(from + "/tokenizer.json") + "\n";
+  write_text(from + "/tokenizer.json", own);
+  CHECK(run_training(o, "lime").code == Exit::done);
+  const std::string saved = out + "/step_00000002/";
+  CHECK(read_text(saved + "tokenizer.json") == own);
+  CHECK(read_text(saved + "generation_config.json") == read_text(from + "/generation_config.json"));
+  const Config after = load_config(saved + "config.json");
+  CHECK((after.arch == "lime" && after.token_ids.at("eos_token_id") == "[7,9]"));
+  o.steps = 3;
+  o.out = dir.file("two");
+  o.config = Config();
+  o.config.arch = "lime";
+  o.init = out;
+  o.config.num_hidden_layers = 5;
+  o.given_sizes = {"--layers"};
+  check_fails(Exit::usage, {"--layers 5", "4 blocks"}, [&] { run_training(o, "lime"); });
+  o.config.num_hidden_layers = 2;
+  CHECK(run_training(o, "lime").code == Exit::done);
+  CHECK(load_config(dir.file("two/step_00000003/config.json")).num_hidden_layers == 2);
+  o.config.arch = "mudd";
+  o.out = dir.file("three");
+  check_fails(Exit::usage, {out, "lime", "mudd"}, [&] { run_training(o, "mudd"); });
+}
