@@ -3,11 +3,10 @@
 #include <algorithm>
 #include <charconv>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
-#include "data/file.h"
-#include "engine/file.h"
 #include "engine/check.h"
+#include "engine/file.h"
+#include "engine/json.h"
 
 namespace crossply {
 namespace {
@@ -175,8 +174,8 @@ Tokenizer Tokenizer::load(const std::string& dir) {
   const std::string path = dir + "/tokenizer.json";
   std::error_code ignored;
   if (!std::filesystem::exists(path, ignored)) return Tokenizer();
-  const MappedFile file(path);
-  const Json json = Json::parse(file.data(), file.data() + file.size(), nullptr, false);
+  constexpr uint64_t most = 256 << 20;
+  const Json json = parse_json<Json>(read_file(path, most), path);
   if (!json.is_object()) fail(Exit::bad_data, path, ": is not a JSON object");
   const std::string model = type_of(json, "model"), split = type_of(json, "pre_tokenizer");
   const bool is_words = model == "WordLevel" && split == "WhitespaceSplit";

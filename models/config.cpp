@@ -1,9 +1,9 @@
 #include "models/config.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <set>
 
+#include "engine/json.h"
 #include "models/json_file.h"
 #include "models/registry.h"
 
@@ -76,7 +76,7 @@ constexpr int64_t most_integer = int64_t{1} << 30;
 bool allowed(const Option& option, const std::string& value) {
   if (!option.choices.empty())
     return std::find(option.choices.begin(), option.choices.end(), value) != option.choices.end();
-  const json parsed = json::parse(value, nullptr, false), standard = json::parse(option.default_value);
+  const json parsed = try_parse_json(value), standard = json::parse(option.default_value);
   if (standard.is_number_integer()) return parsed.is_number_integer() && parsed >= 0 && parsed <= most_integer;
   if (standard.is_number_float()) return parsed.is_number();
   return parsed.type() == standard.type();

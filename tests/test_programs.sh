@@ -185,7 +185,7 @@ expect 65 'tokens' gradients --model model --seq 50
 expect 65 'vocabulary' gradients --model model --tokens <(echo "1 2 3 99 1 2 3 4 5 6 7 8")
 expect 65 'integer' gradients --model model --tokens <(echo "1 2 three 99 1 2 3 4 5 6 7 8")
 expect 66 'missing.txt' gradients --model model --tokens missing.txt
-broken() { rm -rf broken && cp -r model broken; }
+broken() { rm -rf broken && cp -r model broken && rm broken/manifest.json; }
 broken && sed -i 's/"hidden_size": 16/"hidden_size": 18/' broken/config.json
 expect 65 'does not fit' gradients --model broken
 broken && sed -i 's/"hidden_size"/"hiden_size"/' broken/config.json

@@ -39,8 +39,11 @@ bool is_valid_checkpoint(const std::string& dir, std::string* why);
 // adds a line to *skipped. Also considers step_NUMBER.old, which a kill may leave: see CheckpointWriter::publish.
 std::string newest_valid_checkpoint(const std::string& run_dir, std::vector<std::string>* skipped = nullptr);
 
+// Exit::bad_data unless every file that DIR/manifest.json lists is there and as listed. A directory without one passes.
+void check_manifest(const std::string& dir);
+
 // --model of every program: a model directory, or a run directory, which stands for its newest valid checkpoint. Throws
-// Exit::no_input where there is neither.
+// Exit::no_input where there is neither, and what check_manifest throws.
 std::string resolve_model_dir(const std::string& path);
 
 // Renames every step_NUMBER newer than the newest valid checkpoint to damaged_step_NUMBER, so that the resumed run can

@@ -2,8 +2,8 @@
 
 #include <cmath>
 #include <cstring>
-#include <nlohmann/json.hpp>
 
+#include "engine/json.h"
 #include "models/registry.h"
 #include "train/program.h"
 
@@ -144,12 +144,12 @@ nlohmann::json all_settings(const TrainOptions& o) {
 }
 
 nlohmann::json trajectory(const TrainOptions& o) {
-  return {{"data", o.data.spec},
-          {"val_data", o.data.val_spec},
+  return {{"data", utf8_or_escaped(o.data.spec)},
+          {"val_data", utf8_or_escaped(o.data.val_spec)},
           {"train_samples", o.data.train_samples},
           {"test_samples", o.data.test_samples},
           {"seq", o.data.seq_len},
-          {"init", o.init},
+          {"init", utf8_or_escaped(o.init)},
           {"steps", o.steps},
           {"batch", o.batch},
           {"accumulate", o.accumulate},

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "engine/file.h"
+#include "engine/json.h"
 
 namespace crossply {
 namespace {
@@ -85,7 +86,7 @@ Metrics::Metrics(const std::string& path, int64_t step) : path_(path) {
   std::ifstream old(path);
   std::string contents;
   for (std::string line; std::getline(old, line);) {
-    const auto parsed = nlohmann::json::parse(line, nullptr, false);
+    const auto parsed = try_parse_json(line);
     if (!parsed.is_object()) break;  // a line that a kill cut short
     for (const char* key : {"step", "loss"})
       if (!parsed.contains(key) || !parsed[key].is_number())
