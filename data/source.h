@@ -44,11 +44,13 @@ class Source {
     if (vocab_size() > vocab)
       fail(Exit::bad_data, "the data has a vocabulary of ", vocab_size(), ", the model only of ", vocab);
   }
+  // Changes when any of the data does; where it is in files, whatever is in them. Reads all of it.
+  virtual uint64_t digest() const;
   virtual const Task* task() const { return nullptr; }
 };
 
 struct DataOptions {
-  std::string spec;           // arith:3|4|5|6, prosqa, text:FILE, or a glob of shards (*.bin)
+  std::string spec;           // arith:3|4|5|6, prosqa, text:FILE, or a shard (*.bin) or a glob of shards
   int64_t seq_len = 0;        // 0: the source's own
   uint64_t seed = 0;          // of generated tasks
   int64_t train_samples = 0;  // 0: the source's own number; of files, the first so many windows

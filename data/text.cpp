@@ -1,15 +1,17 @@
 #include "data/text.h"
 
 #include <algorithm>
+#include <memory>
 
-#include "data/file.h"
+#include "data/digest.h"
+#include "engine/file.h"
 
 namespace crossply {
 namespace {
 
 class TextSource : public Source {
  public:
-  TextSource(std::shared_ptr<const MappedFile> file, int64_t T, int64_t first, int64_t count)
+  TextSource(std::shared_ptr<const InputFile> file, int64_t T, int64_t first, int64_t count)
       : file_(std::move(file)), T_(T), first_(first), count_(count) {}
 
   int64_t size() const override { return count_; }
@@ -17,13 +19,25 @@ class TextSource : public Source {
   int64_t vocab_size() const override { return 256; }
   void read(int64_t index, int32_t* tokens, int32_t* targets) const override {
     CHECK_THAT(index >= 0 && index < count_, "window ", index, " of ", count_);
-    const uint8_t* window = file_->data() + (first_ + index) * (T_ + 1);
-    std::copy(window, window + T_, tokens);
-    std::copy(window + 1, window + T_ + 1, targets);
+    const int64_t bytes = T_ + 1;
+    const auto window = std::make_unique_for_overwrite<uint8_t[]>(static_cast<size_t>(bytes));
+    file_->read(static_cast<uint64_t>((first_ + index) * bytes), window.get(), static_cast<uint64_t>(bytes));
+    std::copy(window.get(), window.get() + T_, tokens);
+    std::copy(window.get() + 1, window.get() + bytes, targets);
+  }
+  uint64_t digest() const override {
+    std::vector<uint8_t> chunk(std::min<uint64_t>(file_->size(), 1 << 20));
+    Digest digest;
+    for (uint64_t at = 0; at < file_->size(); at += chunk.size()) {
+      const uint64_t n = std::min<uint64_t>(chunk.size(), file_->size() - at);
+      file_->read(at, chunk.data(), n);
+      digest.add(chunk.data(), n);
+    }
+    return digest.value();
   }
 
  private:
-  std::shared_ptr<const MappedFile> file_;
+  std::shared_ptr<const InputFile> file_;
   int64_t T_, first_, count_;
 };
 
@@ -31,8 +45,9 @@ class TextSource : public Source {
 
 Dataset open_text(const std::string& path, const DataOptions& options) {
   const int64_t T = options.seq_len ? options.seq_len : 256;
-  const auto file = std::make_shared<const MappedFile>(path);
-  const int64_t windows = file->size() / (T + 1), test = std::max<int64_t>(1, windows / 10), train = windows - test;
+  const auto file = std::make_shared<const InputFile>(path);
+  const int64_t windows = static_cast<int64_t>(file->size()) / (T + 1);
+  const int64_t test = std::max<int64_t>(1, windows / 10), train = windows - test;
   if (train < 1)
     fail(Exit::bad_data, path, ": has ", file->size(), " bytes, but training and testing with a sequence length of ", T,
          " needs at least ", 2 * (T + 1));
