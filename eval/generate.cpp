@@ -59,7 +59,7 @@ Exit run(const Options& o) {
   std::printf("%s", o.prompt.c_str());
   auto show = [&](size_t, int32_t token) {
     if (token != tokenizer.eos()) std::printf("%s%s", tokenizer.separator(), tokenizer.decode({token}).c_str());
-    std::fflush(stdout);
+    flush_standard_output();
   };
   generate(decoder, {prompt}, o.max_new, tokenizer.eos(), sampler, show);
   std::printf("\n");

@@ -1,5 +1,7 @@
 #include "models/model_dir.h"
 
+#include <algorithm>
+#include <cmath>
 #include <deque>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -71,11 +73,16 @@ void load_weights(const std::string& dir, const Config& config, ParameterTable& 
     const Found& source = found.at(row.name);
     host.resize(static_cast<size_t>(row.shape.numel()));
     source.file->read_f64(*source.info, host.data());
+    const auto bad = std::find_if(host.begin(), host.end(), [](double weight) { return !std::isfinite(weight); });
+    if (bad != host.end())
+      fail(Exit::bad_data, source.file->path(), ": tensor ", source.info->str(), " holds ", *bad, " at its element ",
+           bad - host.begin(), "; no model can be run with that");
     params.write(row, host.data());
   }
 }
 
-void save_tensors(const std::string& path, const ParameterTable& params, const std::vector<FlatArray>& arrays) {
+void save_tensors(const std::string& path, const ParameterTable& params, const std::vector<FlatArray>& arrays,
+                  const std::map<std::string, std::string>& metadata) {
   std::deque<std::vector<float>> data;
   std::vector<TensorToWrite> tensors;
   for (const FlatArray& array : arrays) {
@@ -84,7 +91,7 @@ void save_tensors(const std::string& path, const ParameterTable& params, const s
       tensors.push_back({array.prefix + row.name, "F32", sizes(row.shape), data.back().data()});
     }
   }
-  write_safetensors(path, tensors);
+  write_safetensors(path, tensors, metadata);
 }
 
 void load_tensors(const std::string& path, ParameterTable& params, const std::vector<FlatArray>& arrays) {

@@ -10,8 +10,10 @@
 #include <functional>
 #include <limits>
 #include <new>
+#include <sstream>
 
 #include "engine/check.h"
+#include "train/standard_streams.h"
 
 namespace crossply {
 
@@ -39,12 +41,15 @@ inline CLI::Validator number_from(double least, double most = std::numeric_limit
 
 inline const char* exit_code_help() {
   return "Exit codes: 0 done, 64 wrong usage, 65 bad data, 66 missing input, 70 internal error, 71 device failure,\n"
-         "74 input/output failure, 75 stopped on request (start again with --resume), 77 loss not finite.";
+         "74 input/output failure, 75 stopped on request (start again with --resume), 77 loss not finite.\n"
+         "A reader of the output that goes away (| head -1) is no error, and a closed standard stream is the null\n"
+         "device: what has files to write goes on, anything else ends with 0. Output on a full disk is 74.";
 }
 
 // Calls `flags` to add the flags, parses argv, then runs `body`, whose result is the exit code.
 inline int run_program(CLI::App& app, int argc, char** argv, const std::function<void()>& flags,
                        const std::function<Exit()>& body) {
+  prepare_standard_streams();
   app.footer(exit_code_help());
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // a later flag replaces an earlier one
   auto report = [](Exit code, const char* message) {
@@ -53,15 +58,21 @@ inline int run_program(CLI::App& app, int argc, char** argv, const std::function
     std::fprintf(stderr, "error: %s\n", message);
     return static_cast<int>(code);
   };
+  Exit code = Exit::done;
   try {
     flags();
-    app.parse(argc, argv);
-    const Exit code = body();
-    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
-      return report(Exit::io, "cannot write to standard output");
+    try {
+      app.parse(argc, argv);
+      code = body();
+    } catch (const CLI::Success& success) {  // --help
+      std::ostringstream help;
+      app.exit(success, help, help);
+      std::printf("%s", help.str().c_str());
+    }
+    if (code == Exit::done) flush_standard_output();
     return static_cast<int>(code);
-  } catch (const CLI::Success& success) {  // --help
-    return app.exit(success);
+  } catch (const ReaderGone&) {
+    return static_cast<int>(code);
   } catch (const CLI::ParseError& error) {
     std::fprintf(stderr, "error: %s\n%s --help lists the flags.\n", error.what(), app.get_name().c_str());
     return static_cast<int>(Exit::usage);
