@@ -1,5 +1,6 @@
-// Digest: 64 bits that tell whether data is still the same, much faster than SHA-256: 12 GB/s on the core where that
-// does 0.3, so that reading the file is what takes the time. No protection against somebody who wants to deceive.
+// Digest: 64 bits that tell whether data is still the same, at 9 GB/s on one core, where SHA-256 does 0.3 in plain code
+// and 1.5 with the CPU's help. 10 GB of shards are read, looked through for the largest token and digested in three
+// seconds, so nothing is remembered from one start to the next. No protection against somebody who wants to deceive.
 #pragma once
 
 #include <array>

@@ -251,6 +251,9 @@ read_one & "$build/generate" --model run --prompt '3 + 4 =' --max-new 200 >pipe 
 [ $? = 0 ] && [ ! -s output ] || fail "generate without a reader: not a quiet 0"
 wait
 
+"$build/train_llama" "${tiny[@]}" --steps 5 --out unheard >/dev/full 2>output
+[ $? = 74 ] && [ -d unheard/step_00000005 ] || fail "a training run on a full standard output: not 74 at its end"
+
 # Data that changes under a run: one line, and the last checkpoint stays.
 changes() {  # changes CODE PATTERN DATA COMMAND...: runs COMMAND once the run on DATA has a checkpoint
   rm -rf changing

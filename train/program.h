@@ -41,7 +41,7 @@ inline CLI::Validator number_from(double least, double most = std::numeric_limit
 
 inline const char* exit_code_help() {
   return "Exit codes: 0 done, 64 wrong usage, 65 bad data, 66 missing input, 70 internal error, 71 device failure,\n"
-         "74 input/output failure, 75 stopped on request (start again with --resume), 77 loss not finite.\n"
+         "74 input/output failure, 75 stopped on request (start again with --resume), 77 a loss or logits not finite.\n"
          "A reader of the output that goes away (| head -1) is no error, and a closed standard stream is the null\n"
          "device: what has files to write goes on, anything else ends with 0. Output on a full disk is 74.";
 }
