@@ -1,4 +1,5 @@
 // Files whose system calls are interrupted, do a part of the work, or fail.
+#undef _FORTIFY_SOURCE  // its inline wrappers would stand in the way of the functions below
 #include "engine/file.h"
 
 #include <fcntl.h>
