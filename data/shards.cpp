@@ -1,13 +1,17 @@
 #include "data/shards.h"
 
 #include <glob.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstring>
 #include <limits>
+#include <memory>
+#include <optional>
 
-#include "data/file.h"
+#include "data/digest.h"
 #include "engine/file.h"
 
 namespace crossply {
@@ -23,48 +27,138 @@ constexpr Format format_of(ShardFormat format) {
   return format == ShardFormat::uint16 ? Format{20240520, 1, 2} : Format{20240801, 7, 4};
 }
 
-struct Shard {
-  MappedFile file;
-  ShardFormat format;
-  int64_t tokens;  // how many
-
-  // Calls body(first token), typed as the file has them.
-  template <class F>
-  auto with_tokens(F&& body) const {
-    const uint8_t* data = file.data() + header_bytes;
-    return format == ShardFormat::uint16 ? body(reinterpret_cast<const uint16_t*>(data))
-                                         : body(reinterpret_cast<const uint32_t*>(data));
-  }
+// What one pass over all tokens of a shard tells.
+struct Scan {
+  uint32_t largest = 0;
+  uint64_t digest = 0;
 };
 
-Shard open_shard(const std::string& path) {
-  MappedFile file(path);
-  if (file.size() < header_bytes)
-    fail(Exit::bad_data, path, ": has ", file.size(), " bytes, but a shard begins with a header of ", header_bytes);
+template <class Token>
+uint32_t largest_of(const Token* tokens, int64_t count) {
+  uint32_t largest = 0;
+#pragma omp simd reduction(max : largest)
+  for (int64_t i = 0; i < count; ++i) largest = std::max<uint32_t>(largest, tokens[i]);
+  return largest;
+}
+
+class Shard {
+ public:
+  explicit Shard(const std::string& path);
+  const std::string& path() const { return file_.path(); }
+  ShardFormat format() const { return format_; }
+  int64_t tokens() const { return tokens_; }  // how many
+  const Scan& scan() const;                   // reads the file at the first call
+  // Calls body(tokens [first, first + count), typed as the file has them); none may be larger than the largest that a
+  // scan before saw.
+  template <class F>
+  void read(int64_t first, int64_t count, F&& body) const {
+    with_tokens(first, count, [&](const auto* tokens) {
+      const uint32_t largest = largest_of(tokens, count);
+      if (scan_ && largest > scan_->largest) fail_changed(first, count, largest);
+      body(tokens);
+    });
+  }
+  // Fails, with its place, for the first token that is not below `vocab`.
+  void check(int64_t vocab) const;
+
+ private:
+  // By a read, not a map: a file that is cut short while a program runs is an error then, not a signal.
+  template <class F>
+  auto with_tokens(int64_t first, int64_t count, F&& body) const {
+    const int64_t each = format_of(format_).token_bytes;
+    const auto bytes = std::make_unique_for_overwrite<uint8_t[]>(static_cast<size_t>(count * each));
+    file_.read(static_cast<uint64_t>(header_bytes + first * each), bytes.get(), static_cast<uint64_t>(count * each));
+    return format_ == ShardFormat::uint16 ? body(reinterpret_cast<const uint16_t*>(bytes.get()))
+                                          : body(reinterpret_cast<const uint32_t*>(bytes.get()));
+  }
+  [[noreturn]] void fail_changed(int64_t first, int64_t count, uint32_t largest) const;
+
+  static constexpr int64_t chunk = 1 << 18;  // tokens to read at a time
+  InputFile file_;
+  ShardFormat format_ = ShardFormat::uint16;
+  int64_t tokens_ = 0;
+  mutable std::optional<Scan> scan_;
+};
+
+Shard::Shard(const std::string& path) : file_(path) {
+  if (file_.size() < header_bytes)
+    fail(Exit::bad_data, path, ": has ", file_.size(), " bytes, but a shard begins with a header of ", header_bytes);
   std::array<int32_t, 3> header{};
-  std::memcpy(header.data(), file.data(), sizeof header);
-  ShardFormat format = ShardFormat::uint16;
-  if (header[0] == format_of(ShardFormat::uint32).magic) format = ShardFormat::uint32;
-  const Format want = format_of(format);
+  file_.read(0, header.data(), sizeof header);
+  if (header[0] == format_of(ShardFormat::uint32).magic) format_ = ShardFormat::uint32;
+  const Format want = format_of(format_);
   if (header[0] != want.magic)
     fail(Exit::bad_data, path, ": the magic number is ", header[0], ", expected 20240520 (uint16 tokens) or 20240801 ",
          "(uint32 tokens)");
   if (header[1] != want.version)
     fail(Exit::bad_data, path, ": the version is ", header[1], ", expected ", want.version, " with magic ", want.magic);
-  const int64_t tokens = header[2], bytes = header_bytes + tokens * want.token_bytes;
-  if (bytes != file.size())
-    fail(Exit::bad_data, path, ": the header says ", tokens, " tokens, a file of ", bytes, " bytes, but it has ",
-         file.size());
-  return {std::move(file), format, tokens};
+  tokens_ = header[2];
+  const int64_t bytes = header_bytes + tokens_ * want.token_bytes;
+  if (tokens_ < 0 || static_cast<uint64_t>(bytes) != file_.size())
+    fail(Exit::bad_data, path, ": the header says ", tokens_, " tokens, a file of ", bytes, " bytes, but it has ",
+         file_.size());
 }
 
+const Scan& Shard::scan() const {
+  if (scan_) return *scan_;
+  Scan scan;
+  Digest digest;
+  for (int64_t first = 0; first < tokens_; first += chunk) {
+    const int64_t n = std::min(chunk, tokens_ - first);
+    with_tokens(first, n, [&](const auto* tokens) {
+      digest.add(tokens, static_cast<size_t>(n) * sizeof *tokens);
+      scan.largest = std::max(scan.largest, largest_of(tokens, n));
+    });
+  }
+  scan.digest = digest.value();
+  return scan_.emplace(scan);
+}
+
+void Shard::fail_changed(int64_t first, int64_t count, uint32_t largest) const {
+  fail(Exit::bad_data, path(), ": was changed while in use: one of the tokens ", first, " to ", first + count - 1,
+       " is ", largest, ", but the largest was ", scan_->largest, " before");
+}
+
+void Shard::check(int64_t vocab) const {
+  if (static_cast<int64_t>(scan().largest) < vocab) return;
+  for (int64_t first = 0; first < tokens_; first += chunk) {
+    const int64_t n = std::min(chunk, tokens_ - first);
+    with_tokens(first, n, [&](const auto* tokens) {
+      const auto* bad = std::find_if(tokens, tokens + n, [&](uint32_t token) { return token >= vocab; });
+      if (bad != tokens + n)
+        fail(Exit::bad_data, path(), ": token ", first + (bad - tokens), " is ", *bad,
+             ", but the model's vocabulary has only ", vocab);
+    });
+  }
+}
+
+int glob_error = 0;  // glob's callback gets no context
+std::string glob_error_path;
+
+// A directory that is not there matches nothing; one that cannot be listed is an error.
+int note_glob_error(const char* path, int error) {
+  if (error == ENOENT || error == ENOTDIR) return 0;
+  glob_error = error;
+  glob_error_path = path;
+  return 1;
+}
+
+// A file of exactly this name wins: its name may have the characters of a pattern.
 std::vector<std::string> glob_paths(const std::string& pattern) {
+  struct stat status {};
+  if (::stat(pattern.c_str(), &status) == 0) return {pattern};
+  if (errno != ENOENT && errno != ENOTDIR && errno != ENAMETOOLONG) fail_io("open", pattern, errno);
   glob_t found{};
-  const int error = ::glob(pattern.c_str(), GLOB_ERR, nullptr, &found);
+  int error = ::glob(pattern.c_str(), 0, note_glob_error, &found);
+  while (error == GLOB_ABORTED && glob_error == EINTR) {
+    ::globfree(&found);
+    error = ::glob(pattern.c_str(), 0, note_glob_error, &found);
+  }
   std::vector<std::string> paths(found.gl_pathv, found.gl_pathv + found.gl_pathc);
   ::globfree(&found);
   if (error == GLOB_NOMATCH) fail(Exit::no_input, pattern, ": no such file");
-  if (error != 0) fail(Exit::io, pattern, ": cannot list the files");
+  if (error == GLOB_ABORTED) fail_io("list", glob_error_path, glob_error);
+  if (error != 0) fail_io("list", pattern, ENOMEM);
   return paths;
 }
 
@@ -77,14 +171,14 @@ struct ShardSet {
   ShardSet(const std::string& pattern, int64_t length, bool whole = false) : first_window{0}, T(length) {
     int64_t longest = 0;
     for (const std::string& path : glob_paths(pattern)) {
-      shards.push_back(open_shard(path));
+      shards.emplace_back(path);
       require_same_format(shards.back(), shards.front());
-      longest = std::max(longest, shards.back().tokens);
+      longest = std::max(longest, shards.back().tokens());
     }
     if (whole) T = std::max<int64_t>(1, std::min(T, longest - 1));
     for (const Shard& shard : shards) {
-      const int64_t full = std::max<int64_t>(0, shard.tokens - 1) / T;
-      first_window.push_back(first_window.back() + (whole ? count_windows(shard.tokens, T) : full));
+      const int64_t full = std::max<int64_t>(0, shard.tokens() - 1) / T;
+      first_window.push_back(first_window.back() + (whole ? count_windows(shard.tokens(), T) : full));
     }
     if (windows() == 0)
       fail(Exit::bad_data, pattern, ": no shard has the ", whole ? 2 : T + 1, " tokens of one window");
@@ -95,26 +189,10 @@ struct ShardSet {
     return static_cast<size_t>(after - first_window.begin()) - 1;
   }
   static void require_same_format(const Shard& a, const Shard& b) {
-    if (a.format != b.format)
-      fail(Exit::bad_data, a.file.path(), " and ", b.file.path(), ": one has uint16 and the other uint32 tokens");
+    if (a.format() != b.format())
+      fail(Exit::bad_data, a.path(), " and ", b.path(), ": one has uint16 and the other uint32 tokens");
   }
 };
-
-void check_shard(const Shard& shard, int64_t vocab) {
-  shard.with_tokens([&](const auto* tokens) {
-    constexpr int64_t chunk = 1 << 16;  // first the largest of a chunk, which is quick; then, if need be, the culprit
-    for (int64_t begin = 0; begin < shard.tokens; begin += chunk) {
-      const int64_t end = std::min(begin + chunk, shard.tokens);
-      uint32_t largest = 0;
-#pragma omp simd reduction(max : largest)
-      for (int64_t i = begin; i < end; ++i) largest = std::max<uint32_t>(largest, tokens[i]);
-      if (static_cast<int64_t>(largest) < vocab) continue;
-      const auto* bad = std::find_if(tokens + begin, tokens + end, [&](uint32_t token) { return token >= vocab; });
-      fail(Exit::bad_data, shard.file.path(), ": token ", bad - tokens, " is ", *bad,
-           ", but the model's vocabulary has only ", vocab);
-    }
-  });
-}
 
 class ShardSource : public Source {
  public:
@@ -126,26 +204,34 @@ class ShardSource : public Source {
   int64_t vocab_size() const override { return 0; }
   int64_t file_tokens() const override {
     int64_t sum = 0;
-    for (const Shard& shard : set_->shards) sum += shard.tokens;
+    for (const Shard& shard : set_->shards) sum += shard.tokens();
     return sum;
   }
 
   void read(int64_t index, int32_t* tokens, int32_t* targets) const override {
     CHECK_THAT(index >= 0 && index < count_, "window ", index, " of ", count_);
     const size_t s = set_->shard_of(first_ + index);
+    const Shard& shard = set_->shards[s];
     const int64_t in_shard = first_ + index - set_->first_window[s];
-    set_->shards[s].with_tokens([&](const auto* all) {
-      if (whole_) return read_window(all, set_->shards[s].tokens, T_, in_shard, tokens, targets);
-      const auto* window = all + in_shard * T_;
-      for (int64_t t = 0; t < T_; ++t) tokens[t] = static_cast<int32_t>(window[t]);
-      for (int64_t t = 0; t < T_; ++t) targets[t] = static_cast<int32_t>(window[t + 1]);
+    const Window window = whole_ ? whole_window(shard.tokens(), T_, in_shard) : Window{in_shard * T_, T_, 0};
+    shard.read(window.begin, window.length + 1, [&](const auto* from) {
+      copy_window(from, window, T_, tokens, targets);
     });
   }
 
   // Whole files: every one that a window of this split is in.
   void check_tokens(int64_t vocab) const override {
     for (size_t s = set_->shard_of(first_); s <= set_->shard_of(first_ + count_ - 1); ++s)
-      check_shard(set_->shards[s], vocab);
+      set_->shards[s].check(vocab);
+  }
+
+  uint64_t digest() const override {
+    Digest all;
+    for (const Shard& shard : set_->shards) {
+      const uint64_t one = shard.scan().digest;
+      all.add(&one, sizeof one);
+    }
+    return all.value();
   }
 
  private:
@@ -183,10 +269,11 @@ Dataset open_shards(const DataOptions& options) {
 }
 
 std::vector<int32_t> read_shard(const std::string& path, int64_t count) {
-  const Shard shard = open_shard(path);
-  return shard.with_tokens([&](const auto* tokens) {
-    return std::vector<int32_t>(tokens, tokens + std::min(count, shard.tokens));
-  });
+  const Shard shard(path);
+  std::vector<int32_t> tokens(static_cast<size_t>(std::min(count, shard.tokens())));
+  const int64_t n = static_cast<int64_t>(tokens.size());
+  shard.read(0, n, [&](const auto* all) { std::copy(all, all + n, tokens.begin()); });
+  return tokens;
 }
 
 void write_shard(const std::string& path, const std::vector<uint32_t>& tokens, ShardFormat format) {

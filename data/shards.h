@@ -11,8 +11,9 @@
 
 namespace crossply {
 
-// Opens every shard that matches options.spec, and options.val_spec where it is given. All headers are validated here;
-// the tokens are by Source::check_tokens.
+// Opens every shard that matches options.spec, and options.val_spec where it is given; a file of exactly that name wins
+// over the pattern. All headers are validated here; the tokens are by Source::check_tokens. After that a file may not
+// change: one that is cut short is Exit::io at the next read, a token larger than any before Exit::bad_data.
 Dataset open_shards(const DataOptions& options);
 
 // The first `count` tokens of one shard, fewer if it has no more.

@@ -1,11 +1,23 @@
 #include "data/source.h"
 
 #include "data/arith.h"
+#include "data/digest.h"
 #include "data/prosqa.h"
 #include "data/shards.h"
 #include "data/text.h"
 
 namespace crossply {
+
+uint64_t Source::digest() const {
+  const size_t T = static_cast<size_t>(seq_len());
+  std::vector<int32_t> sample(2 * T);
+  Digest digest;
+  for (int64_t i = 0; i < size(); ++i) {
+    read(i, sample.data(), sample.data() + T);
+    digest.add(sample.data(), sample.size() * sizeof sample[0]);
+  }
+  return digest.value();
+}
 
 int64_t count_samples(const std::string& where, const char* split, int64_t asked, int64_t available) {
   if (asked > available)
@@ -17,6 +29,9 @@ Dataset open_dataset(const DataOptions& options) {
   const std::string& spec = options.spec;
   if (options.seq_len < 0 || options.train_samples < 0 || options.test_samples < 0)
     fail(Exit::usage, "sequence length and numbers of samples must not be negative");
+  constexpr int64_t longest = int64_t{1} << 30;  // of any model
+  if (options.seq_len > longest)
+    fail(Exit::usage, "a sequence length of ", options.seq_len, " is more than any model has, ", longest);
   if (!options.val_spec.empty() && !spec.ends_with(".bin"))
     fail(Exit::usage, "validation files go with token shards only, not with \"", spec, "\"");
   for (int k = 3; k <= 6; ++k)

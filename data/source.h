@@ -45,19 +45,21 @@ class Source {
     if (vocab_size() > vocab)
       fail(Exit::bad_data, "the data has a vocabulary of ", vocab_size(), ", the model only of ", vocab);
   }
+  // Changes when any of the data does; where it is in files, whatever is in them. Reads all of it.
+  virtual uint64_t digest() const;
   virtual const Task* task() const { return nullptr; }
   // Tokens of the files behind it, unread ones included; 0 where there is no file.
   virtual int64_t file_tokens() const { return 0; }
 };
 
 struct DataOptions {
-  std::string spec;           // arith:3|4|5|6, prosqa, text:FILE, or a glob of shards (*.bin)
+  std::string spec;           // arith:3|4|5|6, prosqa, text:FILE, or a shard (*.bin) or a glob of shards
   int64_t seq_len = 0;        // 0: the source's own
   uint64_t seed = 0;          // of generated tasks
   int64_t train_samples = 0;  // 0: the source's own number; of files, the first so many windows
   int64_t test_samples = 0;
   std::string val_spec;       // shards only: a glob of validation shards; without it, the last 1% of the windows
-  bool whole = false;         // files only: no training set, and all of each file as the test set (read_window)
+  bool whole = false;         // files only: no training set, and all of each file as the test set (whole_window)
 };
 
 struct Dataset {
@@ -67,18 +69,25 @@ struct Dataset {
 
 Dataset open_dataset(const DataOptions& options);
 
+// What a sample takes from a file: `length` tokens from `begin` on, and their followers as targets from the one at
+// `scored` on.
+struct Window {
+  int64_t begin, length, scored;
+};
 // A file of N tokens in windows of T, so that every token but the first is a target once. The last window begins early
 // enough to be full, and what the one before has scored is not scored again; a file shorter than T is padded.
 inline int64_t count_windows(int64_t N, int64_t T) { return N < 2 ? 0 : (N - 2) / T + 1; }
-template <class Token>
-void read_window(const Token* file, int64_t N, int64_t T, int64_t index, int32_t* tokens, int32_t* targets) {
+inline Window whole_window(int64_t N, int64_t T, int64_t index) {
   const int64_t length = std::min(T, N - 1), begin = std::min(index * T, N - 1 - length);
+  return {begin, length, index * T - begin};
+}
+// from: the window's length + 1 tokens
+template <class Token>
+void copy_window(const Token* from, const Window& window, int64_t T, int32_t* tokens, int32_t* targets) {
   std::fill_n(tokens, T, 0);
   std::fill_n(targets, T, -1);
-  for (int64_t t = 0; t < length; ++t) {
-    tokens[t] = static_cast<int32_t>(file[begin + t]);
-    if (begin + t >= index * T) targets[t] = static_cast<int32_t>(file[begin + t + 1]);
-  }
+  std::copy_n(from, window.length, tokens);
+  std::copy_n(from + 1 + window.scored, window.length - window.scored, targets + window.scored);
 }
 
 // How many of the available samples a split of a file has: those that were asked for, or all. `where` is for the error.

@@ -3,11 +3,10 @@
 #include <algorithm>
 #include <charconv>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
-#include "data/file.h"
-#include "engine/file.h"
 #include "engine/check.h"
+#include "engine/file.h"
+#include "engine/json.h"
 
 namespace crossply {
 namespace {
@@ -216,8 +215,8 @@ Tokenizer Tokenizer::load(const std::string& dir) {
       if (std::filesystem::exists(dir + "/" + name, ignored)) return foreign(name);
     return Tokenizer();
   }
-  const MappedFile file(path);
-  const json object = json::parse(file.data(), file.data() + file.size(), nullptr, false);
+  constexpr uint64_t most = 256 << 20;
+  const json object = parse_json<json>(read_file(path, most), path);
   if (!object.is_object()) fail(Exit::bad_data, path, ": is not a JSON object");
   const auto model = object.find("model");
   if (type_of(object, "model") == "missing" || !model->contains("vocab"))

@@ -1,6 +1,7 @@
 #include "engine/file.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -22,11 +23,37 @@ std::string parent_of(const std::string& path) {
   return parent.empty() ? "." : parent;
 }
 
+// Calls again what a signal interrupted.
+template <class F>
+auto uninterrupted(F&& call) {
+  auto result = call();
+  while (result < 0 && errno == EINTR) result = call();
+  return result;
+}
+
+bool raise_descriptor_limit() {
+  const int error = errno;
+  rlimit limit{};
+  bool raised = ::getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max;
+  limit.rlim_cur = limit.rlim_max;
+  raised = raised && ::setrlimit(RLIMIT_NOFILE, &limit) == 0;
+  errno = error;
+  return raised;
+}
+
+int open_file(const std::string& path, int flags) {
+  const auto open = [&] { return ::open(path.c_str(), flags | O_CLOEXEC, 0666); };
+  int fd = uninterrupted(open);
+  if (fd < 0 && errno == EMFILE && raise_descriptor_limit()) fd = uninterrupted(open);
+  return fd;
+}
+
 void sync(const std::string& path, int flags) {
-  const Descriptor fd(::open(path.c_str(), flags | O_RDONLY | O_CLOEXEC));
+  const Descriptor fd(open_file(path, flags | O_RDONLY));
   if (fd.get() < 0) fail_io("open", path, errno);
+  const int result = uninterrupted([&] { return ::fsync(fd.get()); });
   // Some network file systems cannot sync a directory and say EINVAL: there is nothing more to be done there.
-  if (::fsync(fd.get()) != 0 && !(errno == EINVAL && (flags & O_DIRECTORY))) fail_io("sync to disk", path, errno);
+  if (result != 0 && !(errno == EINVAL && (flags & O_DIRECTORY))) fail_io("sync to disk", path, errno);
 }
 
 // Where a write to `path` must go: a link's target, so that the rename does not replace the link by a file.
@@ -52,7 +79,7 @@ void fail_io(const std::string& action, const std::string& path, int error) {
 
 InputFile::InputFile(const std::string& path) : path_(path) {
   // O_NONBLOCK: opening a pipe must not wait for a writer; it has no effect on regular files.
-  fd_ = Descriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  fd_ = Descriptor(open_file(path, O_RDONLY | O_NONBLOCK));
   if (fd_.get() < 0 && (errno == ENOENT || errno == ENOTDIR)) {
     fail(Exit::no_input, "cannot open ", path, ": ", reason(errno), ": check the path");
   }
@@ -66,10 +93,10 @@ InputFile::InputFile(const std::string& path) : path_(path) {
 void InputFile::read(uint64_t offset, void* out, uint64_t bytes) const {
   char* to = static_cast<char*>(out);
   while (bytes > 0) {
-    const ssize_t n = ::pread(fd_.get(), to, bytes, static_cast<off_t>(offset));
-    if (n < 0 && errno == EINTR) continue;
+    const ssize_t n = uninterrupted([&] { return ::pread(fd_.get(), to, bytes, static_cast<off_t>(offset)); });
     if (n < 0) fail_io("read", path_, errno);
-    if (n == 0) fail(Exit::io, "cannot read ", path_, ": it ends ", bytes, " bytes early: it changed while being read");
+    if (n == 0)
+      fail(Exit::io, "cannot read ", path_, ": it ends ", bytes, " bytes early: it was shortened while in use");
     to += n, offset += static_cast<uint64_t>(n), bytes -= static_cast<uint64_t>(n);
   }
 }
@@ -77,7 +104,7 @@ void InputFile::read(uint64_t offset, void* out, uint64_t bytes) const {
 OutputFile::OutputFile(const std::string& path, uint64_t bytes) : path_(writable_target(path)), expected_(bytes) {
   temporary_ = temporary_sibling(path_);
   ::unlink(temporary_.c_str());  // left by a dead process that had the same number
-  fd_ = Descriptor(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+  fd_ = Descriptor(open_file(temporary_, O_WRONLY | O_CREAT | O_EXCL));
   if (fd_.get() < 0) {
     const int error = errno;
     temporary_.clear();
@@ -103,8 +130,7 @@ void OutputFile::fail_write(int error) const {
 void OutputFile::write(const void* data, uint64_t bytes) {
   const char* from = static_cast<const char*>(data);
   while (bytes > 0) {
-    const ssize_t n = ::write(fd_.get(), from, bytes);
-    if (n < 0 && errno == EINTR) continue;
+    const ssize_t n = uninterrupted([&] { return ::write(fd_.get(), from, bytes); });
     if (n < 0) fail_write(errno);
     from += n, written_ += static_cast<uint64_t>(n), bytes -= static_cast<uint64_t>(n);
   }
@@ -112,11 +138,21 @@ void OutputFile::write(const void* data, uint64_t bytes) {
 
 void OutputFile::commit() {
   // A full disk may show up only here, because the system writes behind our back.
-  if (::fsync(fd_.get()) != 0) fail_write(errno);
-  if (::close(fd_.release()) != 0) fail_write(errno);
+  if (uninterrupted([&] { return ::fsync(fd_.get()); }) != 0) fail_write(errno);
+  // Linux lets go of the descriptor even when a signal interrupts; what was written is on the disk already.
+  if (::close(fd_.release()) != 0 && errno != EINTR) fail_write(errno);
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail_io("rename " + temporary_ + " to", path_, errno);
   temporary_.clear();
   sync_directory(parent_of(path_));
+}
+
+std::string read_file(const std::string& path, uint64_t most) {
+  const InputFile file(path);
+  if (file.size() > most)
+    fail(Exit::bad_data, path, ": has ", file.size(), " bytes, more than the ", most, " that such a file may have");
+  std::string contents(file.size(), '\0');
+  file.read(0, contents.data(), contents.size());
+  return contents;
 }
 
 void write_file_atomically(const std::string& path, const std::string& contents) {

@@ -30,7 +30,8 @@ class Descriptor {
 // Exit::io with "cannot ACTION PATH: REASON"; a full disk gets a hint.
 [[noreturn]] void fail_io(const std::string& action, const std::string& path, int error);
 
-// A regular file open for reading. A missing file is Exit::no_input, anything else that fails is Exit::io.
+// A regular file open for reading. A missing file is Exit::no_input, anything else that fails is Exit::io. It holds a
+// descriptor; where a process may have only few at a time, as many are asked for as the system allows.
 class InputFile {
  public:
   explicit InputFile(const std::string& path);
@@ -62,6 +63,9 @@ class OutputFile {
   Descriptor fd_;
   uint64_t expected_, written_ = 0;
 };
+
+// The whole of a regular file, at most `most` bytes; more are Exit::bad_data.
+std::string read_file(const std::string& path, uint64_t most);
 
 void write_file_atomically(const std::string& path, const std::string& contents);
 

@@ -1,6 +1,7 @@
 #include "eval/decode.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace crossply {
 
@@ -19,6 +20,10 @@ const std::vector<float>& Decoder::feed(const std::vector<int32_t>& tokens) {
   device_.copy_in(graph_.tokens->tensor.data, tokens.data(), tokens.size() * sizeof(int32_t));
   tape_.forward(step_);
   device_.copy_out(logits_.data(), graph_.logits->tensor.data, logits_.size() * sizeof(float));
+  const auto bad = std::find_if(logits_.begin(), logits_.end(), [](float logit) { return !std::isfinite(logit); });
+  if (bad != logits_.end())
+    fail(Exit::not_finite, "the model's logits after token ", step_.position + 1, " of the sequence are not finite (",
+         *bad, "): its weights are too large or damaged");
   ++step_.position;
   return logits_;
 }

@@ -15,6 +15,7 @@ class Decoder {
   Decoder(Device& device, ParameterTable& params, const Config& config, int64_t rows, int64_t max_length);
 
   // Appends one token to every row and returns the logits (rows, V) for the next one, valid until the next call.
+  // Exit::not_finite where one of them is NaN or infinite.
   const std::vector<float>& feed(const std::vector<int32_t>& tokens);
   void reset() { step_.position = 0; }
   int64_t rows() const { return rows_; }

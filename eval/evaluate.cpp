@@ -35,9 +35,8 @@ struct Choice {
 // The data of the run that trained the model; all empty and zero without one.
 DataOptions read_run(const std::string& dir) {
   const std::string path = dir + "/train_state.json";
-  std::error_code ignored;
   DataOptions run;
-  if (!std::filesystem::exists(path, ignored)) return run;
+  if (!path_exists(path)) return run;
   const nlohmann::json state = read_json(path), flags = state.value("trajectory", nlohmann::json::object());
   if (!flags.is_object()) fail(Exit::bad_data, path, ": \"trajectory\" is no object");
   read(flags, "data", run.spec, path);

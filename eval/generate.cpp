@@ -65,7 +65,7 @@ Exit run(const Options& o) {
   auto show = [&](size_t, int32_t token) {
     if (token != tokenizer.eos())
       std::printf("%s%s", tokenizer.separator(), terminal.add(tokenizer.decode({token})).c_str());
-    std::fflush(stdout);
+    flush_standard_output();
   };
   generate(decoder, {prompt}, o.max_new, tokenizer.eos(), sampler, show);
   std::printf("%s\n", terminal.finish().c_str());

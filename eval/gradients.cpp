@@ -1,7 +1,10 @@
 // gradients: the loss and the gradient of every parameter for given tokens, so that anyone can check crossply against
 // another implementation.
+#include <cerrno>
+#include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <vector>
 
@@ -22,15 +25,18 @@ std::vector<int32_t> read_tokens(const std::string& path, int64_t count, int64_t
   if (path.ends_with(".bin")) {
     tokens = read_shard(path, count);
   } else {
-    std::ifstream file(path);
-    if (!file) fail(Exit::no_input, path, ": cannot open");
+    errno = 0;
+    std::ifstream file(path);  // also a pipe
+    if (!file && errno != ENOENT && errno != ENOTDIR) fail_io("open", path, errno);
+    if (!file) fail(Exit::no_input, path, ": cannot open: check the path");
     for (std::string word; static_cast<int64_t>(tokens.size()) < count && file >> word;) {
       const auto value = parse_integer(word);
-      if (!value) fail(Exit::bad_data, path, ": '", word, "' is not an integer");
+      if (!value) fail(Exit::bad_data, path, ": '", word.substr(0, 40), "' is not an integer");
       if (*value < 0 || *value >= vocab)
         fail(Exit::bad_data, path, ": token ", *value, " is outside the vocabulary of ", vocab);
       tokens.push_back(static_cast<int32_t>(*value));
     }
+    if (file.bad()) fail_io("read", path, errno);
   }
   if (static_cast<int64_t>(tokens.size()) < count)
     fail(Exit::bad_data, path, ": ", tokens.size(), " tokens, --batch times --seq plus 1 is ", count);
@@ -45,10 +51,30 @@ struct Options {
   int64_t batch = 1, seq = 0;
 };
 
+// Gradients replace gradients, which the metadata tells from weights; any other file stays.
+const std::map<std::string, std::string> written_by_us = {{"crossply", "gradients"}};
+
+void check_replaceable(const std::string& path) {
+  std::error_code ignored;
+  if (!std::filesystem::is_regular_file(path, ignored) || std::filesystem::is_empty(path, ignored)) return;
+  bool ours = false;
+  try {
+    const auto metadata = SafetensorsFile(path).metadata();
+    const auto found = metadata.find("crossply");
+    ours = found != metadata.end() && found->second == "gradients";
+  } catch (const Error& error) {
+    if (error.code != Exit::bad_data) throw;
+  }
+  if (!ours)
+    fail(Exit::usage, "--out ", path,
+         " exists and was not written by this program; move it away or choose another name");
+}
+
 Exit run(const Options& o) {
   check_batch(o.batch, 1, o.seq);
-  LoadedModel model(o.model, o.device, true, o.matmul);
+  check_replaceable(o.out);
   const int64_t count = o.batch * o.seq;
+  LoadedModel model(o.model, o.device, true, o.matmul);
   const std::vector<int32_t> tokens = read_tokens(o.tokens, count + 1, model.config.vocab_size);
   const bool narrow = o.dtype == "bf16";
   if (narrow && model.params.dtype() != Dtype::f32) fail(Exit::usage, "--device ", o.device, " has no bf16");
@@ -66,7 +92,7 @@ Exit run(const Options& o) {
   tape.backward(step);
   std::printf("loss %.12g\n", loss);
   if (!std::isfinite(loss)) fail(Exit::not_finite, "the loss is not finite; no gradients written");
-  save_tensors(o.out, model.params, {{"", model.params.gradients()}});
+  save_tensors(o.out, model.params, {{"", model.params.gradients()}}, written_by_us);
   return Exit::done;
 }
 
@@ -83,7 +109,7 @@ int main(int argc, char** argv) {
     add_text(app, "--tokens", o.tokens, "FILE", "whitespace-separated integers, or a token shard (*.bin)")->required();
     add_integer(app, "--batch", o.batch, 1, most_size, "B, sequences");
     add_integer(app, "--seq", o.seq, 1, most_size, "T, tokens per sequence")->required()->default_str("");
-    add_text(app, "--out", o.out, "FILE", "safetensors file to write")->required();
+    add_text(app, "--out", o.out, "FILE", "safetensors file to write; replaces only gradients")->required();
     add_text(app, "--device", o.device, "NAME", "cpu, cuda, or reference (plain loops in double)");
     add_choice(app, "--dtype", o.dtype, {"fp32", "bf16"}, "of activations and products: fp32 or bf16");
     add_choice(app, "--matmul", o.matmul, {"fp32", "bf16x3"}, "products of --dtype fp32: fp32 or bf16x3");

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <nlohmann/json.hpp>
 #include <numbers>
 #include <set>
 
+#include "engine/json.h"
 #include "engine/numbers.h"
 #include "models/json_file.h"
 #include "models/registry.h"
@@ -152,7 +152,7 @@ bool allowed(const Option& option, const std::string& value) {
     return number && *number >= 0 && *number <= most_integer;
   }
   if (parse_number(option.default_value)) return parse_number(value).has_value();
-  return json::parse(value, nullptr, false).is_array();
+  return try_parse_json(value).is_array();
 }
 
 // An allowed value as it stands in JSON.

@@ -2,9 +2,9 @@
 
 #include <cmath>
 #include <limits>
-#include <nlohmann/json.hpp>
 
 #include "engine/file.h"
+#include "engine/json.h"
 
 namespace crossply {
 
@@ -22,12 +22,8 @@ void read_value(const nlohmann::json& object, const char* key, T& into, const st
 }  // namespace
 
 nlohmann::json read_json(const std::string& path) {
-  const InputFile file(path);
-  constexpr uint64_t limit = 64 << 20;
-  if (file.size() > limit) fail(Exit::bad_data, path, ": ", file.size(), " bytes is too large for such a file");
-  std::string text(file.size(), '\0');
-  file.read(0, text.data(), text.size());
-  auto object = nlohmann::json::parse(text, nullptr, false);
+  constexpr uint64_t most = 64 << 20;
+  auto object = parse_json(read_file(path, most), path);
   if (!object.is_object()) fail(Exit::bad_data, path, ": not a JSON object");
   return object;
 }

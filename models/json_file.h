@@ -6,7 +6,8 @@
 
 namespace crossply {
 
-// The JSON object in a file. Missing: Exit::no_input; unreadable: Exit::io; no valid JSON object: Exit::bad_data.
+// The JSON object in a file. Missing: Exit::no_input; unreadable: Exit::io; no valid JSON object, or one nested too
+// deep (engine/json.h): Exit::bad_data.
 nlohmann::json read_json(const std::string& path);
 
 // The value of a key; where it is absent or null, `into` stays as it is. Another type, or a number that T cannot hold,

@@ -1,5 +1,7 @@
 #include "models/model_dir.h"
 
+#include <algorithm>
+#include <cmath>
 #include <deque>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -74,6 +76,10 @@ Tensors find_tensors(const std::deque<SafetensorsFile>& files, const Config& con
 void read_row(const Found& source, ParameterTable& params, const Parameter& row) {
   std::vector<double> host(static_cast<size_t>(row.shape.numel()));
   source.file->read_f64(*source.info, host.data());
+  const auto bad = std::find_if(host.begin(), host.end(), [](double weight) { return !std::isfinite(weight); });
+  if (bad != host.end())
+    fail(Exit::bad_data, source.file->path(), ": tensor ", source.info->str(), " holds ", *bad, " at its element ",
+         bad - host.begin(), "; no model can be run with that");
   params.write(row, host.data());
 }
 
@@ -101,7 +107,8 @@ void load_initial_weights(const std::string& dir, const Config& source, const Co
   for (const auto& [row, tensor] : taken) read_row(*tensor, params, *row);
 }
 
-void save_tensors(const std::string& path, const ParameterTable& params, const std::vector<FlatArray>& arrays) {
+void save_tensors(const std::string& path, const ParameterTable& params, const std::vector<FlatArray>& arrays,
+                  const std::map<std::string, std::string>& metadata) {
   const bool readable = params.device().stream().backend != Backend::cuda;  // by this program, where it is
   std::deque<std::vector<float>> copies;
   std::vector<TensorToWrite> tensors;
@@ -113,7 +120,7 @@ void save_tensors(const std::string& path, const ParameterTable& params, const s
       tensors.push_back({array.prefix + row.name, "F32", sizes(row.shape), data});
     }
   }
-  write_safetensors(path, tensors);
+  write_safetensors(path, tensors, metadata);
 }
 
 void load_tensors(const std::string& path, ParameterTable& params, const std::vector<FlatArray>& arrays) {

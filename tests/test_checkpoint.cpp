@@ -232,6 +232,40 @@ TEST_CASE("checkpoint: a flipped byte, a lost byte, an extra byte or a missing f
   }
 }
 
+TEST_CASE("checkpoint: a model directory is checked against its own manifest, where it has one") {
+  const ScratchDir dir;
+  const std::string target = dir / "c", weights = target + "/model.safetensors";
+  save(target, std::string(10000, 'm'));
+  put(target + "/config.json", "{}");
+  CHECK(resolve_model_dir(target) == target);
+  std::string flipped = contents_of(weights);
+  flipped[5000] = static_cast<char>(flipped[5000] ^ 1);
+  put(weights, flipped);
+  const Error error = error_of([&] { resolve_model_dir(target); });
+  CHECK(error.code == Exit::bad_data);
+  CHECK_MESSAGE(std::string(error.what()).find("manifest.json") != std::string::npos, error.what());
+  fs::remove(weights);
+  CHECK(error_of([&] { resolve_model_dir(target); }).code == Exit::bad_data);
+  fs::remove(target + "/manifest.json");
+  CHECK(resolve_model_dir(target) == target);
+}
+
+TEST_CASE("checkpoint: a model directory that cannot be looked into is not a missing one") {
+  const ScratchDir dir;
+  fs::create_directories(dir / "locked/model");
+  fs::create_directory_symlink("loop", dir / "loop");
+  CHECK(error_of([&] { resolve_model_dir(dir / "loop"); }).code == Exit::io);
+  CHECK(error_of([&] { resolve_model_dir(dir / "none"); }).code == Exit::no_input);
+  fs::permissions(dir / "locked", fs::perms::none);
+  const int status = in_child([&] {
+    if (::geteuid() == 0 && ::seteuid(65534) != 0) return not_possible_here;
+    const Error error = error_of([&] { resolve_model_dir(dir / "locked/model"); });
+    return error.code == Exit::io && std::string(error.what()).find("Permission denied") != std::string::npos ? 0 : 1;
+  });
+  fs::permissions(dir / "locked", fs::perms::owner_all);
+  CHECK((status == 0 || status == not_possible_here));
+}
+
 TEST_CASE("checkpoint: the newest valid one is found, and old ones are removed") {
   const ScratchDir dir;
   const std::string run = dir.path;

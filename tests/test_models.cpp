@@ -139,6 +139,22 @@ TEST_CASE("models: a step from a GPU's recording has the bits of the first, and 
   }
 }
 
+TEST_CASE("models: logits that are not finite end the generation") {
+  TinyModel model(tiny_config("llama"), "cpu");
+  Decoder decoder(*model.device, model.params, model.config, 1, 3);
+  decoder.feed({1});
+  for (const float weight : {std::numeric_limits<float>::quiet_NaN(), 3e38f}) {
+    std::fill_n(model.params.at("model.norm.weight").value.as<float>(), 8, weight);
+    try {
+      decoder.feed({1});
+      FAIL_CHECK("went on with " << weight);
+    } catch (const Error& error) {
+      CHECK(error.code == Exit::not_finite);
+      CHECK_MESSAGE(std::string(error.what()).find("token 2") != std::string::npos, error.what());
+    }
+  }
+}
+
 TEST_CASE("models: generating token by token sees what training sees") {
   for (const Case& c : cases()) {
     CAPTURE(c.name);

@@ -320,7 +320,7 @@ expect 65 'tokens' gradients --model model --seq 50
 expect 65 'vocabulary' gradients --model model --tokens <(echo "1 2 3 99 1 2 3 4 5 6 7 8")
 expect 65 'integer' gradients --model model --tokens <(echo "1 2 three 99 1 2 3 4 5 6 7 8")
 expect 66 'missing.txt' gradients --model model --tokens missing.txt
-broken() { rm -rf broken && cp -r model broken; }
+broken() { rm -rf broken && cp -r model broken && rm broken/manifest.json; }
 broken && sed -i 's/"hidden_size": 16/"hidden_size": 18/' broken/config.json
 expect 65 'does not fit' gradients --model broken
 broken && sed -i 's/"hidden_size"/"hiden_size"/' broken/config.json
@@ -409,6 +409,88 @@ printf '{"model": {"type": "WordLevel", "vocab": {%s}}, "pre_tokenizer": {"type"
   >moved/tokenizer.json
 expect 0 '\\x1b\]0;[0-9]+\\x07' "$build/generate" --model moved --prompt $'\e]0;3\a' --max-new 2
 grep -qa $'\e' <(cut -d' ' -f2- output) && fail "an escape code reached the terminal"
+# --- the edges of a process --------------------------------------------------------------------------------------
+# Closed standard streams are the null device: no file of a run gets their numbers, and with them what is printed.
+"$build/train_llama" "${tiny[@]}" --steps 20 --out closed <&- >&- 2>&-
+[ $? = 0 ] || fail "closed streams: not 0"
+[ "$(grep -c '^{.*}$' closed/metrics.jsonl)" = 20 ] && [ "$(wc -l <closed/metrics.jsonl)" = 20 ] ||
+  fail "closed streams: something else is in metrics.jsonl"
+"$build/generate" --model run --prompt '3 + 4 =' >&- 2>output || fail "a closed standard output is an error"
+# A reader that goes away ends what only prints, quietly, and leaves a training run alone.
+for program in generate train_llama; do
+  "$build/$program" --help 2>output | true
+  [ "${PIPESTATUS[0]}" = 0 ] && [ ! -s output ] || fail "$program --help without a reader: not a quiet 0"
+  "$build/$program" --help >/dev/full 2>output
+  [ $? = 74 ] || fail "$program --help on a full standard output: not 74"
+done
+mkfifo pipe
+read_one() { read -r _ <pipe; }
+read_one & "$build/train_llama" "${tiny[@]}" --steps 200 --out unread >pipe 2>output
+[ $? = 0 ] && [ -d unread/step_00000200 ] && [ ! -s output ] || fail "a training run did not go on without a reader"
+wait
+read_one & "$build/generate" --model run --prompt '3 + 4 =' --max-new 200 >pipe 2>output
+[ $? = 0 ] && [ ! -s output ] || fail "generate without a reader: not a quiet 0"
+wait
+
+"$build/train_llama" "${tiny[@]}" --steps 5 --out unheard >/dev/full 2>output
+[ $? = 74 ] && [ -d unheard/step_00000005 ] || fail "a training run on a full standard output: not 74 at its end"
+
+# Data that changes under a run: one line, and the last checkpoint stays.
+changes() {  # changes CODE PATTERN DATA COMMAND...: runs COMMAND once the run on DATA has a checkpoint
+  rm -rf changing
+  timeout 120 "$build/train_llama" --data "$3" --seq 8 --width 16 --ffn 24 --layers 1 --heads 2 --batch 2 --steps 1000000 \
+    --save-every 5 --vocab 256 --out changing >output 2>&1 </dev/null &
+  pid=$!
+  while [ ! -d changing/step_00000005 ] && kill -0 $pid 2>/dev/null; do sleep 0.01; done
+  "${@:4}"
+  wait $pid
+  code=$?
+  [ $code = "$1" ] || fail "data that changes: exit code $code, want $1: ${*:4}"
+  grep -q "^error: .*$2" output || fail "data that changes: no line matches '$2': ${*:4}"
+  expect 0 'loss' "$build/gradients" --model changing --tokens good.bin --batch 1 --seq 4 --out changed.safetensors
+}
+head -c 20000 "$build/train_llama" >some_text
+changes 74 'some_text.*shortened' text:some_text truncate -s 3 some_text
+cp good.bin cut.bin
+changes 74 'cut.bin.*shortened' cut.bin truncate -s 1030 cut.bin
+cp good.bin other.bin
+fill() { head -c 1200 /dev/zero | tr '\0' '\377' | dd of=other.bin bs=1024 seek=1 conv=notrunc status=none; }
+changes 65 'other.bin.*changed.* 65535' other.bin fill
+
+# Gradients replace gradients, and nothing else.
+expect 0 '^loss' gradients --model model --out again.safetensors
+expect 0 '^loss' gradients --model model --out again.safetensors
+cp model/model.safetensors weights.safetensors
+for file in weights.safetensors tokens.txt; do
+  cp $file before
+  expect 64 "$file" gradients --model model --out $file
+  cmp -s $file before || fail "gradients changed $file"
+done
+expect 64 'seq' gradients --model model --batch 4000000000 --seq 4000000000
+expect 64 'seq' gradients --model model --batch 1 --seq 9223372036854775807
+expect 64 'sequence length' "$build/train_llama" --data good.bin --vocab 50 --seq 9223372036854775807 --out x
+
+# Names that are not UTF-8, or look like patterns.
+odd=$(printf 'odd\xff')
+cp good.bin "$odd.bin"
+expect 0 'test loss' "$build/train_llama" --data "$odd.bin" --vocab 50 "${small[@]}" --out "$odd"
+expect 0 'resumed' "$build/train_llama" --data "$odd.bin" --vocab 50 "${small[@]}" --out "$odd" --resume
+cp good.bin 'a[1].bin'
+expect 0 'test loss' "$build/train_llama" --data 'a[1].bin' --vocab 50 "${small[@]}" --out pattern
+expect 66 'a\[2\].bin' "$build/train_llama" --data 'a[2].bin' --vocab 50 "${small[@]}" --out x
+
+# Damaged weights: by the manifest where there is one, by their numbers where there is none.
+cp -r run/step_00000020 flip
+printf 'X' | dd of=flip/model.safetensors bs=1 seek=3000 conv=notrunc status=none
+for program in "generate --prompt 3" "evaluate --data arith:3" "gradients --tokens tokens.txt --seq 4 --out f.safetensors"; do
+  # shellcheck disable=SC2086
+  expect 65 'flip/model.safetensors.*SHA-256' "$build"/${program/ / --model flip }
+done
+expect 65 'flip/model.safetensors.*SHA-256' "$build/train_lime" --init flip --data arith:3 --steps 1 --out x
+rm flip/manifest.json
+printf '\x00\x00\xc0\x7f' | dd of=flip/model.safetensors bs=1 seek=$(($(stat -c %s flip/model.safetensors) - 4)) conv=notrunc status=none
+expect 65 'model.safetensors.*nan' "$build/generate" --model flip --prompt '3 + 4 ='
+expect 65 'model.safetensors.*nan' "$build/evaluate" --model flip --data arith:3 --train-samples 400
 
 # a full disk: the run ends with 74, and the checkpoint before is still valid
 if mkdir disk && mount -t tmpfs -o size=400k tmpfs disk 2>/dev/null; then

@@ -205,3 +205,65 @@ TEST_CASE("shards: more files than the process may have open") {
   ::setrlimit(RLIMIT_NOFILE, &before);
   CHECK(data.train->size() + data.test->size() == 60 * 4);
 }
+
+TEST_CASE("shards: a file of exactly the given name wins over the pattern") {
+  const TempDir dir;
+  write_shard(dir.file("a[1].bin"), counting(0, 50), ShardFormat::uint16);
+  write_shard(dir.file("a1.bin"), counting(1000, 50), ShardFormat::uint16);
+  check_window(*open_dataset(options(dir.file("a[1].bin"), 4)).train, 0, 0);
+  check_window(*open_dataset(options(dir.file("a[0-9].bin"), 4)).train, 0, 1000);
+}
+
+TEST_CASE("shards: a directory that cannot be read is not taken for a missing file") {
+  const TempDir dir;
+  std::filesystem::create_directory_symlink("loop", dir.file("loop"));
+  for (const char* spec : {"loop/a.bin", "loop/*.bin"})
+    check_fails(Exit::io, {"loop", "symbolic links"}, [&] { open_dataset(options(dir.file(spec), 4)); });
+  check_fails(Exit::no_input, {"none"}, [&] { open_dataset(options(dir.file("none/*.bin"), 4)); });
+}
+
+TEST_CASE("shards: a file that changes while it is used is an error, not a signal") {
+  for (ShardFormat format : {ShardFormat::uint16, ShardFormat::uint32}) {
+    const TempDir dir;
+    write_shard(dir.file("a.bin"), std::vector<uint32_t>(50000, 7), format);
+    const Dataset data = open_dataset(options(dir.file("a.bin"), 16));
+    data.train->check_tokens(8);
+    const Sample before = read_sample(*data.train, 0);
+    {
+      std::fstream file(dir.file("a.bin"), std::ios::in | std::ios::out | std::ios::binary);
+      file.seekp(1024 + (format == ShardFormat::uint16 ? 2 : 4) * 10);
+      file.put(9);
+    }
+    check_fails(Exit::bad_data, {"a.bin", "changed", "tokens 0 to 16", " 9,", " 7 "},
+                [&] { read_sample(*data.train, 0); });
+    CHECK(read_sample(*data.train, 1) == before);  // all sevens
+    std::filesystem::resize_file(dir.file("a.bin"), 2048);
+    check_fails(Exit::io, {"a.bin", "shortened"}, [&] { read_sample(*data.train, data.train->size() - 1); });
+    check_fails(Exit::io, {"a.bin", "shortened"}, [&] { read_sample(*data.test, 0); });
+  }
+}
+
+TEST_CASE("shards: the digest changes with any token of any file, and only then") {
+  const TempDir dir;
+  std::vector<uint32_t> tokens = counting(0, 600000);  // more than two reads
+  for (uint32_t& token : tokens) token %= 1000;
+  const auto digest = [&] {
+    const Dataset data = open_dataset(options(dir.file("*.bin"), 16));
+    CHECK(data.train->digest() == data.test->digest());  // of the files, not of the split
+    return data.train->digest();
+  };
+  write_shard(dir.file("a.bin"), tokens, ShardFormat::uint16);
+  write_shard(dir.file("b.bin"), tokens, ShardFormat::uint16);
+  const uint64_t want = digest();
+  for (const size_t place : {size_t{0}, size_t{262143}, size_t{262144}, tokens.size() - 1}) {
+    CAPTURE(place);
+    std::vector<uint32_t> other = tokens;
+    other[place] ^= 1;
+    write_shard(dir.file("b.bin"), other, ShardFormat::uint16);
+    CHECK(digest() != want);
+  }
+  write_shard(dir.file("b.bin"), tokens, ShardFormat::uint16);
+  CHECK(digest() == want);
+  std::filesystem::remove(dir.file("b.bin"));
+  CHECK(digest() != want);
+}

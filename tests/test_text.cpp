@@ -78,3 +78,38 @@ TEST_CASE("text: sizes that are too small, too many samples, missing files, unkn
     check_fails(Exit::usage, {"arith:3", "arith:6", "prosqa", "text:FILE", ".bin"}, [&] { open_dataset(unknown); });
   }
 }
+
+TEST_CASE("text: a file that is cut short while it is used is an error, not a signal") {
+  const TempDir dir;
+  write_text(dir.file("a"), std::string(100000, 'x'));
+  const Dataset data = open_dataset(options(dir.file("a"), 9));
+  std::filesystem::resize_file(dir.file("a"), 15);
+  CHECK(read_sample(*data.train, 0).tokens == std::vector<int32_t>(9, 'x'));
+  check_fails(Exit::io, {"shortened"}, [&] { read_sample(*data.train, 1); });
+  check_fails(Exit::io, {"shortened"}, [&] { read_sample(*data.test, 0); });
+}
+
+TEST_CASE("text: the digest changes with any byte") {
+  const TempDir dir;
+  const std::string text(3'000'001, 'x');
+  const auto digest = [&](const std::string& bytes) {
+    write_text(dir.file("a"), bytes);
+    return open_dataset(options(dir.file("a"), 9)).train->digest();
+  };
+  const uint64_t want = digest(text);
+  CHECK(digest(text) == want);
+  for (const size_t place : {size_t{0}, size_t{1 << 20}, text.size() - 1}) {
+    std::string other = text;
+    other[place] = 'y';
+    CHECK(digest(other) != want);
+  }
+  CHECK(digest(text.substr(1)) != want);
+  CHECK(digest(std::string(64, '\0')) != digest(std::string(65, '\0')));
+}
+
+TEST_CASE("data: a sequence length beyond any model's is refused before it is added to") {
+  const TempDir dir;
+  write_text(dir.file("a"), std::string(100, 'x'));
+  for (const int64_t T : {int64_t{1} << 31, INT64_MAX / 2, INT64_MAX})
+    check_fails(Exit::usage, {std::to_string(T)}, [&] { open_dataset(options(dir.file("a"), T)); });
+}

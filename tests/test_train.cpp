@@ -234,6 +234,38 @@ TEST_CASE("train: the profile counts every step and every op, with lanes and wit
   }
 }
 
+TEST_CASE("train: resuming on data of which a part changed is refused, an older checkpoint knows only samples of it") {
+  const Scratch scratch;
+  const std::string path = scratch.path + "/text", dir = scratch.path + "/step_00000001";
+  write_text(path);
+  TrainOptions o = across_depth("llama", "text:" + path);
+  o.data.train_samples = o.data.test_samples = 0;
+  o.config.vocab_size = 256;
+  o.config.check(Exit::usage, "test");
+  {
+    const Dataset data = open_dataset(o.data);
+    Trainer trainer(o, *data.train);
+    trainer.step();
+    trainer.save(dir, Tokenizer());
+  }
+  CHECK(Trainer(o, *open_dataset(o.data).train, dir).steps_done() == 1);
+  const std::string text = bytes_of(path);
+  std::string other = text;
+  other[40] ^= 1;  // between the first and the second of the sampled windows
+  std::ofstream(path) << other;
+  try {
+    Trainer(o, *open_dataset(o.data).train, dir);
+    FAIL_CHECK("resumed on other data");
+  } catch (const Error& error) {
+    CHECK_MESSAGE(error.code == Exit::bad_data, error.what());
+  }
+  std::ofstream(path) << text;
+  nlohmann::json state = nlohmann::json::parse(bytes_of(dir + "/train_state.json"));
+  CHECK(state.erase("data_digest") == 1);
+  std::ofstream(dir + "/train_state.json") << state.dump();
+  CHECK(Trainer(o, *open_dataset(o.data).train, dir).steps_done() == 1);
+}
+
 TEST_CASE("train: resuming with other flags is refused by name") {
   const Counting data(10);
   TrainOptions o = tiny_options("lime");

@@ -12,8 +12,8 @@
 #include <cstdio>
 #include <filesystem>
 #include <map>
-#include <nlohmann/json.hpp>
 
+#include "engine/json.h"
 #include "train/sha256.h"
 
 namespace crossply {
@@ -53,13 +53,9 @@ void write_manifest(const std::string& path, const Manifest& manifest) {
 }
 
 Manifest read_manifest(const std::string& path) {
-  const InputFile file(path);
-  if (file.size() > max_manifest) fail(Exit::bad_data, path, ": ", file.size(), " bytes are too many for a manifest");
-  std::string text(file.size(), '\0');
-  file.read(0, text.data(), text.size());
   Manifest manifest;
   try {
-    const auto json = nlohmann::json::parse(text);
+    const auto json = parse_json(read_file(path, max_manifest), path);
     for (const auto& [name, entry] : json.at("files").items()) {
       if (!is_plain_name(name)) fail(Exit::bad_data, path, ": lists a file outside its directory");
       manifest[name] = {entry.at("bytes").get<uint64_t>(), entry.at("sha256").get<std::string>()};
@@ -325,9 +321,23 @@ std::string newest_valid_checkpoint(const std::string& run_dir, std::vector<std:
   return "";
 }
 
+void check_manifest(const std::string& dir) {
+  const std::string path = dir + "/" + manifest_name;
+  if (!path_exists(path)) return;
+  try {
+    verify(dir, true);
+  } catch (const Error& error) {
+    if (error.code != Exit::bad_data && error.code != Exit::no_input) throw;
+    fail(Exit::bad_data, error.what(), "; if it was changed on purpose, remove ", path);
+  }
+}
+
 std::string resolve_model_dir(const std::string& path) {
+  if (path_exists(path + "/config.json")) {
+    check_manifest(path);
+    return path;
+  }
   std::error_code error;
-  if (fs::exists(fs::path(path) / "config.json", error)) return path;
   const auto type = fs::status(path, error).type();
   if (type == fs::file_type::none) fail_io("look into", path, error.value());
   if (type != fs::file_type::directory)

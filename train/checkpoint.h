@@ -41,8 +41,12 @@ bool is_valid_checkpoint(const std::string& dir, std::string* why);
 // adds a line to *skipped. Also considers step_NUMBER.old, which a kill may leave: see CheckpointWriter::publish.
 std::string newest_valid_checkpoint(const std::string& run_dir, std::vector<std::string>* skipped = nullptr);
 
+// Exit::bad_data unless every file that DIR/manifest.json lists is there and as listed. A directory without one passes.
+void check_manifest(const std::string& dir);
+
 // --model of every program: a model directory, or a run directory, which stands for its newest valid checkpoint; a
-// note on standard error names newer ones that are damaged. Throws Exit::no_input where there is neither.
+// note on standard error names newer ones that are damaged. Throws Exit::no_input where there is neither, and what
+// check_manifest throws.
 std::string resolve_model_dir(const std::string& path);
 
 // The same, held: a training run beside this process removes no checkpoint that somebody holds.

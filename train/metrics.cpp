@@ -5,7 +5,9 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <limits>
 
+#include "engine/json.h"
 #include "train/checkpoint.h"
 
 namespace crossply {
@@ -16,7 +18,7 @@ using nlohmann::json;
 constexpr size_t longest_line = 4096;  // ours have a few hundred bytes
 
 json parse_line(const std::string& text) {
-  return text.size() > longest_line ? json(json::value_t::discarded) : json::parse(text, nullptr, false);
+  return text.size() > longest_line ? json(json::value_t::discarded) : try_parse_json(text);
 }
 
 // Whether it is a line of ours, for a step after `last`.
@@ -29,11 +31,7 @@ bool is_metrics_line(const json& line, int64_t last) {
 }
 
 std::string read_text(const std::string& path) {
-  if (!path_exists(path)) return "";
-  const InputFile file(path);
-  std::string text(file.size(), '\0');
-  file.read(0, text.data(), text.size());
-  return text;
+  return path_exists(path) ? read_file(path, std::numeric_limits<int64_t>::max()) : "";
 }
 
 void append(int fd, const std::string& path, const std::string& text) {

@@ -2,7 +2,6 @@
 
 #include <cmath>
 #include <cstring>
-#include <nlohmann/json.hpp>
 
 #include "engine/numbers.h"
 #include "models/registry.h"

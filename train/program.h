@@ -8,21 +8,26 @@
 #include <functional>
 #include <memory>
 #include <new>
+#include <sstream>
 
 #include "data/printable.h"
 #include "engine/check.h"
 #include "train/flags.h"
+#include "train/standard_streams.h"
 
 namespace crossply {
 
 inline const char* exit_code_help() {
   return "Exit codes: 0 done, 64 wrong usage, 65 bad data, 66 missing input, 70 internal error, 71 device failure, "
-         "74 input/output failure, 75 stopped on request (start again with --resume), 77 loss not finite.";
+         "74 input/output failure, 75 stopped on request (start again with --resume), 77 a loss or logits not finite.\n"
+         "A reader of the output that goes away (| head -1) is no error, and a closed standard stream is the null "
+         "device: what has files to write goes on, anything else ends with 0. Output on a full disk is 74.";
 }
 
 // Calls `flags` to add the flags, parses argv, then runs `body`, whose result is the exit code.
 inline int run_program(CLI::App& app, int argc, char** argv, const std::function<void()>& flags,
                        const std::function<Exit()>& body) {
+  prepare_standard_streams();
   app.footer(exit_code_help());
   app.formatter(std::make_shared<Help>());
   app.set_version_flag("--version", [&app] { return str(app.get_name(), " of crossply, commit ", commit()); },
@@ -34,15 +39,21 @@ inline int run_program(CLI::App& app, int argc, char** argv, const std::function
     std::fprintf(stderr, "error: %s\n", printable(message).c_str());
     return static_cast<int>(code);
   };
+  Exit code = Exit::done;
   try {
     flags();
-    app.parse(argc, argv);
-    const Exit code = body();
-    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
-      return report(Exit::io, "cannot write to standard output");
+    try {
+      app.parse(argc, argv);
+      code = body();
+    } catch (const CLI::Success& success) {  // --help
+      std::ostringstream help;
+      app.exit(success, help, help);
+      std::printf("%s", help.str().c_str());
+    }
+    if (code == Exit::done) flush_standard_output();
     return static_cast<int>(code);
-  } catch (const CLI::Success& success) {  // --help
-    return app.exit(success);
+  } catch (const ReaderGone&) {
+    return static_cast<int>(code);
   } catch (const CLI::ParseError& error) {
     const std::string unknown = unknown_flag(app);
     std::fprintf(stderr, "error: %s\n%s --help lists the flags.\n", unknown.empty() ? error.what() : unknown.c_str(),

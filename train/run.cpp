@@ -13,6 +13,7 @@
 #include "models/model_dir.h"
 #include "models/registry.h"
 #include "train/checkpoint.h"
+#include "train/initial.h"
 #include "train/metrics.h"
 #include "train/program.h"
 #include "train/progress.h"
@@ -183,23 +184,8 @@ TrainResult summarise(const Trainer& trainer, const TrainOptions& o, const std::
   return result;
 }
 
-// What every checkpoint takes over from the model that the run starts from, as it is.
-std::map<std::string, std::string> read_init_files(const std::string& model_dir) {
-  std::map<std::string, std::string> files;
-  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model"}) {
-    const std::string path = model_dir + "/" + name;
-    if (!path_exists(path)) continue;
-    const InputFile file(path);
-    std::string& contents = files[name];
-    contents.resize(file.size());
-    file.read(0, contents.data(), contents.size());
-  }
-  return files;
-}
-
 // --steps 0: the initialised model itself, as a plain model directory.
-TrainResult write_initialised(TrainOptions o, const Dataset& dataset) {
-  if (!o.init.empty()) o.init_files = read_init_files(resolve_model_dir(o.init));
+TrainResult write_initialised(const TrainOptions& o, const Dataset& dataset) {
   Trainer trainer(o, *dataset.train);
   CheckpointWriter writer;
   writer.begin(o.out);
@@ -208,65 +194,6 @@ TrainResult write_initialised(TrainOptions o, const Dataset& dataset) {
   std::printf("wrote an initialised %s with %s parameters to %s\n", o.config.arch.c_str(),
               format_count(trainer.params().count()).c_str(), o.out.c_str());
   return summarise(trainer, o, {});
-}
-
-// The files of a model directory that are not ours to understand: they belong to the model wherever it goes.
-std::map<std::string, std::string> read_carried_files(const std::string& dir) {
-  std::map<std::string, std::string> files;
-  for (const char* name :
-       {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",
-        "vocab.json", "merges.txt", "chat_template.jinja", "generation_config.json"}) {
-    const std::string path = dir + "/" + name;
-    std::error_code error;
-    if (!fs::exists(path, error)) continue;
-    const InputFile file(path);
-    std::string& contents = files[name];
-    contents.resize(file.size());
-    file.read(0, contents.data(), contents.size());
-  }
-  return files;
-}
-
-// What --init's model becomes: its own architecture, or from a plain LLaMA one that can start as it.
-void choose_architecture(TrainOptions& o, const Config& asked) {
-  Config& c = o.config;
-  const std::string from = c.arch;
-  if (from == asked.arch) {
-    if (!o.given_options.empty())
-      fail(Exit::usage, "--init takes the options from its config.json; leave out ", o.given_options.front());
-    return;
-  }
-  if (from != "llama")
-    fail(Exit::usage, "--init ", o.init, " holds a ", from, ", not a ", asked.arch,
-         "; only a llama can become another architecture");
-  c.arch = asked.arch;
-  c.options = asked.options;
-  c.check(Exit::usage, "flags");
-  ParameterTable params;
-  declare_model(params, c);
-  const std::string remark = find_architecture(c.arch).make(c)->start_as_llama(params, c);
-  std::fprintf(stderr, "note: %s starts as the llama of %s%s%s\n", c.arch.c_str(), o.init.c_str(),
-               remark.empty() ? "" : ": ", remark.c_str());
-}
-
-// The model of --init: sizes, tokenizer and its other files. A run that was started has its sizes in flags.json, and
-// the rest in its newest checkpoint, so that the directory is no longer needed.
-void take_initial(TrainOptions& o, bool started) {
-  const std::string newest = started ? newest_valid_checkpoint(o.out) : "";
-  const std::string dir = newest.empty() ? resolve_model_dir(o.init) : newest;
-  o.initial = {load_config(dir + "/config.json"), Tokenizer::load(dir), read_carried_files(dir)};
-  if (started) return;
-  const Config asked = o.config;
-  const bool fewer = o.given_sizes == std::vector<std::string>{"--layers"};
-  if (!o.given_sizes.empty() && !fewer)
-    fail(Exit::usage, "--init takes the sizes from its config.json; leave out ",
-         o.given_sizes[o.given_sizes[0] == "--layers" ? 1 : 0]);
-  o.config = o.initial.config;
-  if (fewer && (asked.num_hidden_layers < 1 || asked.num_hidden_layers > o.config.num_hidden_layers))
-    fail(Exit::usage, "--layers ", asked.num_hidden_layers, ": --init ", o.init, " has ", o.config.num_hidden_layers,
-         " blocks, of which the first so many can be taken");
-  if (fewer) o.config.num_hidden_layers = asked.num_hidden_layers;
-  choose_architecture(o, asked);
 }
 
 }  // namespace
@@ -306,7 +233,6 @@ TrainResult run_training(TrainOptions o, const std::string& label, int64_t runs_
   check_run_dir(o);  // again, now that nobody else changes it
   remove_leftovers_of(o.out);
   const std::string checkpoint = find_checkpoint(o, label);
-  if (!o.init.empty()) o.init_files = read_init_files(checkpoint.empty() ? resolve_model_dir(o.init) : checkpoint);
   Trainer trainer(o, *dataset.train, checkpoint);
   if (!checkpoint.empty())
     std::printf("%s resumed after step %lld\n", label.c_str(), static_cast<long long>(trainer.steps_done()));

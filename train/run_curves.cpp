@@ -2,8 +2,8 @@
 
 #include <cmath>
 #include <fstream>
-#include <nlohmann/json.hpp>
 
+#include "engine/json.h"
 #include "train/curve.h"
 
 namespace crossply {
@@ -43,7 +43,7 @@ RunCurves read_curves(const std::string& path) {
   std::ifstream in(path);
   std::vector<json> lines;
   for (std::string text; std::getline(in, text);) {
-    json line = json::parse(text, nullptr, false);
+    json line = try_parse_json(text);
     if (line.is_object() && !std::isnan(number(line, "step"))) lines.push_back(std::move(line));
   }
   return curves_of(lines);

@@ -1,7 +1,7 @@
 // A run's settings as JSON, in the flags' own words: what flags.json holds, what a checkpoint keeps of it, and back.
 #include <limits>
-#include <nlohmann/json.hpp>
 
+#include "engine/json.h"
 #include "models/json_file.h"
 #include "train/checkpoint.h"
 #include "train/options.h"
@@ -57,7 +57,8 @@ struct Put {
   json& settings;
   template <class T>
   void operator()(const char* key, const T& value, double = 0, double = 0) const {
-    settings[key] = value;
+    if constexpr (std::is_same_v<T, std::string>) settings[key] = utf8_or_escaped(value);
+    else settings[key] = value;
   }
 };
 

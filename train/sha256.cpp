@@ -4,6 +4,10 @@
 #include <bit>
 #include <cstring>
 
+#ifdef __SHA__
+#include <immintrin.h>
+#endif
+
 namespace crossply {
 namespace {
 
@@ -36,12 +40,45 @@ constexpr std::array<uint32_t, 64> round_constants() {
 
 constexpr std::array<uint32_t, 64> K = round_constants();
 
+#ifndef __SHA__
 uint32_t load_big_endian(const uint8_t* p) {
   return uint32_t{p[0]} << 24 | uint32_t{p[1]} << 16 | uint32_t{p[2]} << 8 | uint32_t{p[3]};
 }
+#endif
 
 }  // namespace
 
+#ifdef __SHA__  // five times as fast: the CPU does two rounds in one instruction
+void Sha256::compress(const uint8_t* block) {
+  auto word = [&](int i) { return static_cast<int>(state_[static_cast<size_t>(i)]); };
+  // As the instructions want the state, the first letter in the highest lane.
+  __m128i abef = _mm_set_epi32(word(0), word(1), word(4), word(5));
+  __m128i cdgh = _mm_set_epi32(word(2), word(3), word(6), word(7));
+  const __m128i abef_before = abef, cdgh_before = cdgh;
+  const __m128i big_endian = _mm_set_epi64x(0x0c0d0e0f08090a0b, 0x0405060700010203);
+  __m128i w[4];  // a ring of 16 words: four rounds' words in each
+#pragma GCC unroll 16
+  for (int t = 0; t < 16; ++t) {
+    __m128i& now = w[t % 4];
+    const __m128i &after = w[(t + 1) % 4], &third = w[(t + 2) % 4], &last = w[(t + 3) % 4];
+    if (t < 4) {
+      now = _mm_shuffle_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(block) + t), big_endian);
+    } else {
+      const __m128i sum = _mm_add_epi32(_mm_sha256msg1_epu32(now, after), _mm_alignr_epi8(last, third, 4));
+      now = _mm_sha256msg2_epu32(sum, last);
+    }
+    const __m128i wk = _mm_add_epi32(now, _mm_loadu_si128(reinterpret_cast<const __m128i*>(K.data()) + t));
+    // Two rounds each. They give a, b, e, f; those before are the new c, d, g, h.
+    cdgh = _mm_sha256rnds2_epu32(cdgh, abef, wk);
+    abef = _mm_sha256rnds2_epu32(abef, cdgh, _mm_shuffle_epi32(wk, 0x0e));
+  }
+  abef = _mm_add_epi32(abef, abef_before), cdgh = _mm_add_epi32(cdgh, cdgh_before);
+  uint32_t feba[4], hgdc[4];
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(feba), abef);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(hgdc), cdgh);
+  state_ = {feba[3], feba[2], hgdc[3], hgdc[2], feba[1], feba[0], hgdc[1], hgdc[0]};
+}
+#else
 void Sha256::compress(const uint8_t* block) {
   uint32_t w[64];
   for (int t = 0; t < 16; ++t) w[t] = load_big_endian(block + 4 * t);
@@ -61,6 +98,7 @@ void Sha256::compress(const uint8_t* block) {
   state_[0] += a, state_[1] += b, state_[2] += c, state_[3] += d;
   state_[4] += e, state_[5] += f, state_[6] += g, state_[7] += h;
 }
+#endif
 
 void Sha256::update(const void* data, size_t bytes) {
   const uint8_t* from = static_cast<const uint8_t*>(data);

@@ -56,7 +56,7 @@ size_t parameter_bytes(const ParameterTable& params, const TrainOptions& options
   return static_cast<size_t>(params.flat_size()) * each;
 }
 
-// Tells whether it is the same data: its size and the contents of some samples.
+// All that older checkpoints know of their data: its size and the contents of some samples.
 std::string fingerprint(const Source& source) {
   const size_t T = static_cast<size_t>(source.seq_len());
   std::vector<int32_t> tokens(2 * T);
@@ -87,7 +87,8 @@ Trainer::Trainer(const TrainOptions& options, const Source& train, const std::st
       optimizer_(params_, options.adamw),
       loader_(train, options.batch, options.seed, true),
       schedule_{schedule_kind(options.schedule), options.warmup, std::max<int64_t>(options.steps, 1), options.lr_floor},
-      data_(fingerprint(train)) {
+      data_(fingerprint(train)),
+      digest_(str(std::hex, train.digest())) {
   tokens_.resize(static_cast<size_t>(tokens_per_step()));
   targets_.resize(tokens_.size());
   if (options_.profile) replicas_.start_profile();
@@ -165,6 +166,7 @@ void Trainer::save(const std::string& dir, const Tokenizer& tokenizer) const {
                       {"position", loader_.position()},
                       {"seconds", seconds},
                       {"data", data_},
+                      {"data_digest", digest_},
                       {"trajectory", trajectory(options_)}};
   write_file_atomically(writer.path("train_state.json"), state.dump(2) + "\n");
   writer.commit();
@@ -175,7 +177,7 @@ void Trainer::restore(const std::string& dir) {
   const std::string path = dir + "/train_state.json";
   const json state = read_json(path), trajectory = state.value("trajectory", json());
   refuse_other_settings(trajectory, options_, dir);
-  if (state.value("data", json()) != data_)
+  if (state.value("data", json()) != data_ || state.value("data_digest", json(digest_)) != digest_)
     fail(Exit::bad_data, "--resume: ", options_.data.spec, " is not the data that the run in ", dir,
          " was trained on; its size or contents changed");
   const int64_t step = state_number(state, "step", path), position = state_number(state, "position", path);

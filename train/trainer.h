@@ -62,8 +62,8 @@ class Trainer {
   Optimizer optimizer_;
   Loader loader_;
   Schedule schedule_;
-  int64_t steps_before_ = 0;  // --steps of the checkpoint that this continues
-  std::string data_;  // tells whether a resumed run has the same data
+  int64_t steps_before_ = 0;   // --steps of the checkpoint that this continues
+  std::string data_, digest_;  // tell whether a resumed run has the same data
   std::vector<int32_t> tokens_, targets_;  // all micro-steps of one step
   std::vector<OpCost> phases_;             // of a step, outside the tape; for the profile
   int64_t profiled_ = 0;                   // steps

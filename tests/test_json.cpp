@@ -1,0 +1,85 @@
+#include "engine/json.h"
+
+#include "data/tokenizer.h"
+#include "engine/safetensors.h"
+#include "models/config.h"
+#include "models/json_file.h"
+#include "models/model_dir.h"
+#include "tests/data_check.h"
+#include "tests/tiny.h"
+#include "train/checkpoint.h"
+#include "train/progress.h"
+
+using namespace crossply;
+using namespace crossply::test;
+
+namespace {
+
+std::string nested(int depth) {
+  const size_t n = static_cast<size_t>(depth);
+  return std::string(n, '[') + std::string(n, ']');
+}
+
+// A JSON object with something nested too deep for a stack under a key that its reader may or may not know.
+std::string deep_object(const std::string& key) { return "{\"" + key + "\": " + nested(80000) + "}"; }
+
+}  // namespace
+
+TEST_CASE("json: nesting is limited, and brackets in strings are none") {
+  CHECK(parse_json(nested(max_json_depth), "here").is_array());
+  check_fails(Exit::bad_data, {"here", "deep"}, [] { parse_json(nested(max_json_depth + 1), "here"); });
+  check_fails(Exit::bad_data, {"deep"}, [] { parse_json(nested(80000), "here"); });
+  check_fails(Exit::bad_data, {"deep"}, [] { parse_json(std::string(80000, '['), "here"); });
+  CHECK(try_parse_json(nested(80000)).is_discarded());
+  const std::string brackets(1000, '[');
+  CHECK(parse_json("[\"" + brackets + "\"]", "here")[0] == brackets);
+  CHECK(parse_json("[\"\\\"" + brackets + "\\\\\",[]]", "here")[0] == "\"" + brackets + "\\");
+  std::string many = "[[]";  // wide is not deep
+  for (int i = 0; i < 1000; ++i) many += ",[{}]";
+  CHECK(parse_json(many + "]", "here").size() == 1001);
+}
+
+TEST_CASE("json: what is no JSON is bad data, with the place") {
+  for (const char* text : {"", "{", "{\"a\":1}}", "nan", "[\"\xff\"]", "\xff", "[1,]"})
+    check_fails(Exit::bad_data, {"here", "at byte"}, [&] { parse_json(text, "here"); });
+  check_fails(Exit::bad_data, {"here", "too large"}, [] { parse_json("[1e999]", "here"); });
+  CHECK(try_parse_json("{").is_discarded());
+}
+
+TEST_CASE("json: a name that is not UTF-8 is escaped, any other stays") {
+  CHECK(utf8_or_escaped("plain \\ name") == "plain \\ name");
+  CHECK(utf8_or_escaped("donn\xc3\xa9" "es") == "donn\xc3\xa9" "es");
+  CHECK(utf8_or_escaped("donn\xe9" "es") == "donn\\xe9es");
+}
+
+TEST_CASE("json: every reader refuses a document that is nested too deep") {
+  const TempDir dir;
+  const std::string path = dir.file("x.json");
+  for (const char* key : {"rope_scaling", "crossply", "hidden_act", "unknown"}) {
+    write_text(path, deep_object(key));
+    check_fails(Exit::bad_data, {"x.json", "deep"}, [&] { load_config(path); });
+  }
+  write_text(path, deep_object("files"));
+  check_fails(Exit::bad_data, {"deep"}, [&] { read_json(path); });
+  write_text(dir.file("manifest.json"), deep_object("files"));
+  check_fails(Exit::bad_data, {"manifest.json", "deep"}, [&] { check_manifest(dir.path.string()); });
+  write_text(dir.file("tokenizer.json"), deep_object("model"));
+  check_fails(Exit::bad_data, {"tokenizer.json", "deep"}, [&] { Tokenizer::load(dir.path.string()); });
+  Config config = tiny_config("mudd");
+  config.options["intermediate_sizes"] = nested(80000);
+  check_fails(Exit::usage, {"intermediate_sizes"}, [&] { config.check(Exit::usage, "flags"); });
+  write_text(dir.file("metrics.jsonl"), "{\"step\": 1, \"loss\": 2}\n" + deep_object("step") + "\n");
+  try {
+    CHECK(Metrics(dir.file("metrics.jsonl"), 5).lines().size() == 1);
+  } catch (const Error& error) {
+    CHECK(error.code == Exit::bad_data);
+  }
+  ParameterTable params;
+  write_text(dir.file("model.safetensors.index.json"), deep_object("weight_map"));
+  check_fails(Exit::bad_data, {"index.json", "deep"},
+              [&] { load_weights(dir.path.string(), tiny_config("llama"), params); });
+  const std::string header = deep_object("a");
+  const uint64_t length = header.size();
+  write_text(dir.file("s"), std::string(reinterpret_cast<const char*>(&length), 8) + header);
+  check_fails(Exit::bad_data, {"belong"}, [&] { SafetensorsFile file(dir.file("s")); });
+}
