@@ -369,8 +369,8 @@ int main(int argc, char** argv) {
   auto flags = [&] {
     app.add_option("build", o.build, "where the programs are")->required();
     app.add_option("preload", o.preload, "the library to load in front of them")->required();
-    app.add_option("--every", o.every, "one in so many faults")->check(integer_from(1))->capture_default_str();
-    app.add_option("--jobs", o.jobs, "so many at a time")->check(integer_from(1))->capture_default_str();
+    app.add_option("--every", o.every, "one in so many faults")->check(CLI::PositiveNumber)->capture_default_str();
+    app.add_option("--jobs", o.jobs, "so many at a time")->check(CLI::PositiveNumber)->capture_default_str();
   };
   return run_program(app, argc, argv, flags, [&] {
     o.build = fs::absolute(o.build).string(), o.preload = fs::absolute(o.preload).string();

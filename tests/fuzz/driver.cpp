@@ -281,9 +281,9 @@ int main(int argc, char** argv) {
   Options o;
   auto flags = [&] {
     app.add_option("corpus", o.corpus, "files, or directories of them")->required();
-    app.add_option("--count", o.count, "how many mutations")->check(integer_from(0))->capture_default_str();
-    app.add_option("--seed", o.seed, "of the mutations")->check(integer_from(0))->capture_default_str();
-    app.add_option("--first", o.first, "the first input to try")->check(integer_from(0))->capture_default_str();
+    app.add_option("--count", o.count, "how many mutations")->check(CLI::NonNegativeNumber)->capture_default_str();
+    app.add_option("--seed", o.seed, "of the mutations")->check(CLI::NonNegativeNumber)->capture_default_str();
+    app.add_option("--first", o.first, "the first input to try")->check(CLI::NonNegativeNumber)->capture_default_str();
     app.add_option("--keep", o.keep, "where inputs that fail are written")->capture_default_str();
   };
   return run_program(app, argc, argv, flags, [&] { return run(o, app.get_name().substr(5)); });
