@@ -16,8 +16,10 @@ export OpenMP_ROOT ?= $(shell brew --prefix libomp)
 endif
 
 PROGRAMS := $(strip $(basename $(notdir $(wildcard train/train_*.cpp))) evaluate generate gradients tests)
+FUZZ_SECONDS ?= 120
 
-.PHONY: all build run compare test bench bench-architectures bench-gpu setup configure clean help $(PROGRAMS)
+.PHONY: all build run compare test fuzz fuzz_targets faults fault_injection bench bench-architectures bench-gpu \
+        setup configure clean help $(PROGRAMS)
 all: build
 
 build: configure
@@ -47,10 +49,18 @@ bench-gpu: configure
 	$(BUILD)/tests
 	$(BUILD)/bench gpu --rounds 3 --json $(BUILD)/gpu.json $(ARGS)
 
-test: setup build tests
+test: setup build tests fuzz_targets fault_injection
 	ctest --test-dir $(BUILD) --output-on-failure
 
-$(PROGRAMS): configure
+# Every reader with as many inputs as there is time for, under the sanitizers; in a build directory of its own.
+fuzz:
+	@tests/fuzz/long.sh $(BUILD)-fuzz $(FUZZ_SECONDS)
+
+# Every call of a tiny run fails once, and the run is killed at every one.
+faults: build fault_injection
+	$(BUILD)/fault_injection $(BUILD) $(BUILD)/libfault_preload.so
+
+$(PROGRAMS) fuzz_targets fault_injection: configure
 	@$(COMPILE) --target $@
 
 setup:
@@ -67,6 +77,8 @@ help:
 	@echo "make run      build, then train LLaMA and LIMe on the same data for two minutes and compare them"
 	@echo "make compare  the same with every architecture, more briefly: four minutes"
 	@echo "make test     build, then run every test"
+	@echo "make fuzz     every reader with mutated input under the sanitizers, FUZZ_SECONDS=120 for each of them"
+	@echo "make faults   every system call of a tiny run fails once, and the run is killed at every one"
 	@echo "make bench    build, then measure this machine, the ops and training steps (ARGS=\"steps --models iii\")"
 	@echo "make bench-architectures   build, then measure what each architecture costs (ARGS=\"--arch lime --seq 256\")"
 	@echo "make bench-gpu   build with CUDA, check every kernel and model against the CPU, and measure; needs a GPU"

@@ -58,6 +58,7 @@ Manifest read_manifest(const std::string& path) {
     const auto json = parse_json(read_file(path, max_manifest), path);
     for (const auto& [name, entry] : json.at("files").items()) {
       if (!is_plain_name(name)) fail(Exit::bad_data, path, ": lists a file outside its directory");
+      if (!entry.at("bytes").is_number_unsigned()) fail(Exit::bad_data, path, ": the size of ", name, " is no integer");
       manifest[name] = {entry.at("bytes").get<uint64_t>(), entry.at("sha256").get<std::string>()};
     }
   } catch (const nlohmann::json::exception&) {
