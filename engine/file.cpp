@@ -23,14 +23,6 @@ std::string parent_of(const std::string& path) {
   return parent.empty() ? "." : parent;
 }
 
-// Calls again what a signal interrupted.
-template <class F>
-auto uninterrupted(F&& call) {
-  auto result = call();
-  while (result < 0 && errno == EINTR) result = call();
-  return result;
-}
-
 bool raise_descriptor_limit() {
   const int error = errno;
   rlimit limit{};

@@ -2,6 +2,7 @@
 // Error that names the file and the system's reason.
 #pragma once
 
+#include <cerrno>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -29,6 +30,14 @@ class Descriptor {
 
 // Exit::io with "cannot ACTION PATH: REASON"; a full disk gets a hint.
 [[noreturn]] void fail_io(const std::string& action, const std::string& path, int error);
+
+// Calls it again for as long as a signal interrupts it.
+template <class F>
+auto uninterrupted(F&& call) {
+  auto result = call();
+  while (result < 0 && errno == EINTR) result = call();
+  return result;
+}
 
 // A regular file open for reading. A missing file is Exit::no_input, anything else that fails is Exit::io. It holds a
 // descriptor; where a process may have only few at a time, as many are asked for as the system allows.

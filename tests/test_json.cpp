@@ -8,7 +8,7 @@
 #include "tests/data_check.h"
 #include "tests/tiny.h"
 #include "train/checkpoint.h"
-#include "train/progress.h"
+#include "train/metrics.h"
 
 using namespace crossply;
 using namespace crossply::test;

@@ -144,10 +144,10 @@ std::string full_path(const std::string& path) {
 // Opens a directory and locks it; false if it is gone or another's lock is in the way. Where the file system has no
 // locks it is as if nobody else had one.
 bool lock_directory(const std::string& dir, int how, Descriptor* lock) {
-  *lock = Descriptor(::open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  *lock = Descriptor(uninterrupted([&] { return ::open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
   if (lock->get() < 0 && errno == ENOENT) return false;
   if (lock->get() < 0) fail_io("open", dir, errno);
-  return ::flock(lock->get(), how | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+  return uninterrupted([&] { return ::flock(lock->get(), how | LOCK_NB); }) == 0 || errno != EWOULDBLOCK;
 }
 
 // Removes a checkpoint; under a temporary name, so that nobody sees half of it under a real one.
@@ -233,6 +233,11 @@ std::string free_kept_name(const std::string& path) {
 bool holds_only_leftovers(const std::string& dir) {
   const auto names = names_in(dir);
   return std::all_of(names.begin(), names.end(), is_leftover_of_run);
+}
+
+void remove_leftovers_in(const std::string& run_dir) {
+  for (const std::string& name : names_in(run_dir))
+    if (is_leftover_of_run(name)) remove_tree(run_dir + "/" + name);
 }
 
 void remove_leftovers_of(const std::string& path) {
@@ -384,9 +389,7 @@ void remove_old_checkpoints(const std::string& run_dir, int keep) {
     Descriptor lock;  // against a ModelDir; kept until the name is gone
     if (is_only_a_checkpoint(step.dir) && lock_directory(step.dir, LOCK_EX, &lock)) remove_checkpoint(step.dir);
   }
-  for (const std::string& name : names_in(run_dir)) {
-    if (is_leftover_of_run(name)) remove_tree(run_dir + "/" + name);
-  }
+  remove_leftovers_in(run_dir);
 }
 
 }  // namespace crossply

@@ -70,8 +70,9 @@ void set_aside_damaged_checkpoints(const std::string& run_dir);
 void remove_old_checkpoints(const std::string& run_dir, int keep);
 
 // Temporaries of dead processes, which a kill leaves. The first: whether there is nothing else in a directory. The
-// second: removes those of this one file or directory, from beside it.
+// second: removes them there. The third: removes those of this one file or directory, from beside it.
 bool holds_only_leftovers(const std::string& dir);
+void remove_leftovers_in(const std::string& run_dir);
 void remove_leftovers_of(const std::string& path);
 
 // Whether there is something of that name, be it a dangling link. Exit::io if that cannot be known.

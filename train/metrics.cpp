@@ -36,8 +36,7 @@ std::string read_text(const std::string& path) {
 
 void append(int fd, const std::string& path, const std::string& text) {
   for (size_t at = 0; at < text.size();) {
-    const ssize_t n = ::write(fd, text.data() + at, text.size() - at);
-    if (n < 0 && errno == EINTR) continue;
+    const ssize_t n = uninterrupted([&] { return ::write(fd, text.data() + at, text.size() - at); });
     if (n < 0) fail_io("write", path, errno);
     at += static_cast<size_t>(n);
   }
@@ -73,7 +72,7 @@ Metrics::Metrics(const std::string& path, int64_t step) : path_(path) {
                                    : str("the metrics of ", good, " earlier steps are kept as ", kept));
   }
   write_file_atomically(path, contents);
-  file_ = Descriptor(::open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC));
+  file_ = Descriptor(uninterrupted([&] { return ::open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC); }));
   if (file_.get() < 0) fail_io("write", path, errno);
 }
 
@@ -86,7 +85,7 @@ void Metrics::write(const json& line) {
 }
 
 void Metrics::sync() const {
-  if (::fsync(file_.get()) != 0) fail_io("sync to disk", path_, errno);
+  if (uninterrupted([&] { return ::fsync(file_.get()); }) != 0) fail_io("sync to disk", path_, errno);
 }
 
 }  // namespace crossply

@@ -57,7 +57,7 @@ void add_data_flags(CLI::App& app, TrainOptions& o) {
 void add_size_flags(CLI::App& app, TrainOptions& o) {
   Config& c = o.config;
   const Group group(app, "Model");
-  group.text("--init", o.init, "DIR", "start from this model directory: weights and sizes; --layers takes its first blocks");
+  group.text("--init", o.init, "DIR", "start from this model: weights and sizes; --layers takes its first blocks");
   group.integer("--vocab", c.vocab_size, 0, most_size, "V, vocabulary size (0: the data's)");
   group.integer("--width", c.hidden_size, 1, most_size, "C, model width");
   group.integer("--layers", c.num_hidden_layers, 1, 4096, "L, number of blocks");

@@ -232,6 +232,7 @@ TrainResult run_training(TrainOptions o, const std::string& label, int64_t runs_
   const RunDir run_dir(o.out);
   check_run_dir(o);  // again, now that nobody else changes it
   remove_leftovers_of(o.out);
+  remove_leftovers_in(o.out);
   const std::string checkpoint = find_checkpoint(o, label);
   Trainer trainer(o, *dataset.train, checkpoint);
   if (!checkpoint.empty())

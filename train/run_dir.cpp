@@ -35,10 +35,10 @@ RunDir::RunDir(const std::string& path) : path_(path) {
   std::error_code error;
   fs::create_directories(path, error);
   if (error) fail_io("create", path, error.value());
-  fd_ = Descriptor(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  fd_ = Descriptor(uninterrupted([&] { return ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
   if (fd_.get() < 0) fail_io("open", path, errno);
   // Any other failure means a file system without locks.
-  if (::flock(fd_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+  if (uninterrupted([&] { return ::flock(fd_.get(), LOCK_EX | LOCK_NB); }) != 0 && errno == EWOULDBLOCK)
     fail(Exit::usage, path, " is in use by another training process; wait for it or choose another --out");
 }
 

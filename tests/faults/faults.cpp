@@ -4,7 +4,6 @@
 //   fault_injection BUILD_DIR PRELOAD [--every N]   one in N of the faults (default: all)
 // Exit code 77 is "skipped": where nothing can be loaded in front of a program.
 #include <fcntl.h>
-#include <fnmatch.h>
 #include <sys/wait.h>
 
 #include <algorithm>
@@ -26,17 +25,6 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 namespace {
-
-// For the time being: faults that are not survived yet, as patterns of their descriptions.
-const std::vector<std::string> known_open = {
-    "* EINTR *",                      // an interrupted call is an error
-    "resume E* run/step_*",           // a read error sets a good checkpoint aside
-    "evaluate E* run*",               // or is taken for a missing one
-    "resume E* run/metrics.jsonl *",  // an unreadable file is taken for an empty one
-    "* run/.tmp-*",                   // temporaries stay
-    "* rename run/curve.svg *",
-    "* flock *",  // a file system without locks is "in use"
-};
 
 constexpr int last_step = 6;
 
@@ -252,15 +240,8 @@ class Experiment {
     const size_t all = faults.size();
     uint64_t number = 0;
     std::erase_if(faults, [&](const Fault&) { return mix_bits(++number) % static_cast<uint64_t>(o_.every) != 0; });
-    const size_t sampled = faults.size();
-    std::erase_if(faults, [](const Fault& fault) {
-      return std::any_of(known_open.begin(), known_open.end(), [&](const std::string& pattern) {
-        return ::fnmatch(pattern.c_str(), fault.str().c_str(), 0) == 0;
-      });
-    });
     for (const auto& [scenario, calls] : calls_) std::printf("%s: %zu calls\n", scenario.c_str(), calls.size());
-    std::printf("%zu of %zu faults, %zu of them known to be open and left out\n", sampled, all,
-                sampled - faults.size());
+    std::printf("%zu of %zu faults\n", faults.size(), all);
     std::fflush(stdout);
     return in_parallel(faults);
   }

@@ -235,20 +235,8 @@ void report(const std::string& name, const std::string& origin, int status, cons
   std::fflush(stdout);
 }
 
-// For the time being: what the readers do not survive yet. A line NAME/FILE takes a file from the corpus, NAME alone
-// all mutations.
-void leave_out_known_open(const std::string& name, std::vector<Seed>& corpus, Options& o) {
-  std::istringstream known(read_file((fs::path(o.corpus[0]).parent_path() / "known_open").string()));
-  for (std::string line; std::getline(known, line);) {
-    if (line == name) o.count = 0;
-    const auto same = [&](const Seed& seed) { return seed.name.ends_with("/" + line); };
-    if (std::erase_if(corpus, same) > 0 || line == name) std::printf("known open, left out: %s\n", line.c_str());
-  }
-}
-
-Exit run(Options o, const std::string& name) {
-  std::vector<Seed> corpus = read_corpus(o.corpus);
-  leave_out_known_open(name, corpus, o);
+Exit run(const Options& o, const std::string& name) {
+  const std::vector<Seed> corpus = read_corpus(o.corpus);
   const Mutator mutator(corpus, o.seed);
   void* shared = ::mmap(nullptr, sizeof(Current), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (shared == MAP_FAILED) fail(Exit::io, "cannot share memory with a child");
