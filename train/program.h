@@ -12,6 +12,7 @@
 #include <new>
 
 #include "engine/check.h"
+#include "engine/spin.h"
 
 namespace crossply {
 
@@ -45,6 +46,7 @@ inline const char* exit_code_help() {
 // Calls `flags` to add the flags, parses argv, then runs `body`, whose result is the exit code.
 inline int run_program(CLI::App& app, int argc, char** argv, const std::function<void()>& flags,
                        const std::function<Exit()>& body) {
+  bound_spinning(argv);
   app.footer(exit_code_help());
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // a later flag replaces an earlier one
   auto report = [](Exit code, const char* message) {
