@@ -65,7 +65,7 @@ clean:
 help:
 	@echo "make          build everything into $(BUILD)/"
 	@echo "make run      build, then train LLaMA and LIMe on the same data for two minutes and compare them"
-	@echo "make compare  the same with every architecture, more briefly: five minutes"
+	@echo "make compare  the same with every architecture, more briefly: four minutes"
 	@echo "make test     build, then run every test"
 	@echo "make bench    build, then measure this machine, the ops and training steps (ARGS=\"steps --models iii\")"
 	@echo "make bench-architectures   build, then measure what each architecture costs (ARGS=\"--arch lime --seq 256\")"

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cmath>
+#include <deque>
 #include <functional>
 #include <optional>
 #include <string>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "data/source.h"
+#include "engine/device.h"
 #include "train/arch_list.h"
 #include "train/options.h"
 
@@ -49,6 +51,29 @@ double seconds_per_call(double least, F&& body) {
   for (; taken < least; taken = now() - start, ++calls) body();
   return taken / static_cast<double>(calls);
 }
+
+// Of the machine, or of its GPU: what a table says of it, and bytes of memory.
+std::string name_of_machine(const std::string& device);
+double memory_of_machine(const std::string& device);
+
+// Tensors in a device's memory.
+class DeviceTensors {
+ public:
+  explicit DeviceTensors(Device& device) : device_(device) {}
+  // number(i): the i-th element.
+  template <class T, class F>
+  Tensor fill(Shape shape, F&& number) {
+    std::vector<T> host(static_cast<size_t>(shape.numel()));
+    for (int64_t i = 0; i < shape.numel(); ++i) host[static_cast<size_t>(i)] = T(number(i));
+    memory_.emplace_back(device_, "a tensor", host.size() * sizeof(T));
+    device_.copy_in(memory_.back().data(), host.data(), host.size() * sizeof(T));
+    return Tensor{memory_.back().data(), DtypeOf<T>::value, shape};
+  }
+
+ private:
+  Device& device_;
+  std::deque<Arena> memory_;
+};
 
 double quantile(std::vector<double> values, double fraction);  // the value with that fraction of the others below it
 double median(const std::vector<double>& values);

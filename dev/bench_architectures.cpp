@@ -1,13 +1,9 @@
 // bench architectures: what a training step of each costs, relative to plain LLaMA.
-#include <omp.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <memory>
 
 #include "dev/bench.h"
-#include "kernels/cuda.h"
 #include "train/progress.h"
 #include "train/trainer.h"
 
@@ -38,8 +34,7 @@ std::vector<Model> models_of(const ArchitectureFlags& f) {
 
 // Groups that fit into three quarters of the memory, each with LLaMA in front.
 std::vector<std::vector<Model*>> groups_that_fit(std::vector<Model>& models, const ArchitectureFlags& f) {
-  const double machine = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
-  const double memory = backend_of(f.device) == Backend::cuda ? static_cast<double>(device_memory()) : machine;
+  const double memory = memory_of_machine(f.device);
   std::vector<std::vector<Model*>> groups;
   double used = INFINITY;
   for (size_t i = models.size() > 1 ? 1 : 0; i < models.size(); ++i) {
@@ -96,10 +91,9 @@ void bench_architectures(const ArchitectureFlags& f) {
   std::vector<Model> models = models_of(f);
   const auto groups = groups_that_fit(models, f);
   const std::string parts = groups.size() > 1 ? str(" of each of ", groups.size(), " groups") : "";
-  const std::string where = backend_of(f.device) == Backend::cuda ? f.device : str(omp_get_max_threads(), " threads");
   std::printf("%zu models, %s, %s; training steps of %lld x %lld tokens, in turn, %lld rounds%s after the "
               "first\n",
-              models.size(), where.c_str(), f.dtype.c_str(), static_cast<long long>(f.size.batch),
+              models.size(), name_of_machine(f.device).c_str(), f.dtype.c_str(), static_cast<long long>(f.size.batch),
               static_cast<long long>(f.size.seq), static_cast<long long>(f.rounds), parts.c_str());
   std::fflush(stdout);
   for (const std::vector<Model*>& group : groups) measure_steps(group, f);

@@ -2,7 +2,6 @@
 // and what each architecture costs.
 #include <array>
 #include <cstdio>
-#include <deque>
 #include <memory>
 
 #include "dev/bench.h"
@@ -20,26 +19,19 @@ constexpr double least_seconds = 0.05;
 // Normal numbers in bf16, or f32, in a device's memory: the same few thousand over and over.
 class Operands {
  public:
-  explicit Operands(Device& device) : device_(device) {
+  explicit Operands(Device& device) : tensors_(device) {
     for (size_t i = 0; i < normal_.size(); ++i) normal_[i] = static_cast<float>(random_normal(1, 0, i));
   }
   Tensor make(Shape shape, Dtype dtype = Dtype::bf16) {
-    return dtype == Dtype::bf16 ? fill<bf16>(shape) : fill<float>(shape);
+    const auto number = [&](int64_t i) { return normal_[(next_ + static_cast<size_t>(i)) % normal_.size()]; };
+    ++next_;  // or all would be the same
+    return dtype == Dtype::bf16 ? tensors_.fill<bf16>(shape, number) : tensors_.fill<float>(shape, number);
   }
 
  private:
-  template <class T>
-  Tensor fill(Shape shape) {
-    std::vector<T> host(static_cast<size_t>(shape.numel()));
-    for (size_t i = 0, j = memory_.size(); i < host.size(); ++i, j = j + 1 < normal_.size() ? j + 1 : 0)
-      host[i] = T(normal_[j]);
-    memory_.emplace_back(device_, "an operand", host.size() * sizeof(T));
-    device_.copy_in(memory_.back().data(), host.data(), host.size() * sizeof(T));
-    return Tensor{memory_.back().data(), DtypeOf<T>::value, shape};
-  }
-  Device& device_;
-  std::array<float, 8191> normal_;
-  std::deque<Arena> memory_;
+  DeviceTensors tensors_;
+  std::array<float, 8192> normal_;
+  size_t next_ = 0;
 };
 
 std::string teraflops(double flops, double seconds) { return format_number("%.0f", 1e-12 * flops / seconds); }

@@ -1,4 +1,6 @@
+#include <omp.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -27,6 +29,15 @@ double geometric_mean(const std::vector<double>& values) {
   double sum = 0;
   for (const double value : values) sum += std::log(value);
   return std::exp(sum / static_cast<double>(values.size()));
+}
+
+std::string name_of_machine(const std::string& device) {
+  return backend_of(device) == Backend::cuda ? device : str(omp_get_max_threads(), " threads");
+}
+
+double memory_of_machine(const std::string& device) {
+  if (backend_of(device) == Backend::cuda) return static_cast<double>(device_memory());
+  return static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
 }
 
 void RandomTokens::read(int64_t index, int32_t* tokens, int32_t* targets) const {

@@ -2,7 +2,6 @@
 // a copy that moves as many bytes.
 #include <array>
 #include <cstdio>
-#include <deque>
 #include <memory>
 
 #include "dev/bench.h"
@@ -47,7 +46,10 @@ struct Op {
 class Tensors {
  public:
   Tensors(Dtype real, Device& device)
-      : z(device.stream().backend == Backend::cuda ? gpu_sizes : Sizes{}), real_(real), device_(device) {}
+      : z(device.stream().backend == Backend::cuda ? gpu_sizes : Sizes{}),
+        real_(real),
+        device_(device),
+        memory_(device) {}
   const Sizes z;
   Stream stream() const { return device_.stream(); }
   Tensor activation(Shape shape) { return make(shape, real_); }
@@ -59,26 +61,18 @@ class Tensors {
   }
   Tensor tokens(Shape shape, int64_t below) {
     Random random(5, 0);
-    return fill<int32_t>(shape, [&](int64_t) { return static_cast<int32_t>(random.below(below)); });
+    return memory_.fill<int32_t>(shape, [&](int64_t) { return random.below(below); });
   }
 
  private:
   // Numbers between 0.1 and 0.2: no sum over them becomes tiny, which some CPUs are slow at, or overflows.
   Tensor make(Shape shape, Dtype dtype) {
     const auto number = [](int64_t i) { return 0.1f + 0.001f * static_cast<float>(i * 37 % 101); };
-    return dtype == Dtype::bf16 ? fill<bf16>(shape, number) : fill<float>(shape, number);
-  }
-  template <class T, class F>
-  Tensor fill(Shape shape, F&& number) {
-    std::vector<T> host(static_cast<size_t>(shape.numel()));
-    for (int64_t i = 0; i < shape.numel(); ++i) host[static_cast<size_t>(i)] = number(i);
-    memory_.emplace_back(device_, "a tensor", host.size() * sizeof(T));
-    device_.copy_in(memory_.back().data(), host.data(), host.size() * sizeof(T));
-    return Tensor{memory_.back().data(), DtypeOf<T>::value, shape};
+    return dtype == Dtype::bf16 ? memory_.fill<bf16>(shape, number) : memory_.fill<float>(shape, number);
   }
   Dtype real_;
   Device& device_;
-  std::deque<Arena> memory_;
+  DeviceTensors memory_;
 };
 
 std::vector<Tensor> operator+(std::vector<Tensor> a, const std::vector<Tensor>& b) {

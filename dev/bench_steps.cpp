@@ -1,8 +1,5 @@
 // bench steps: training steps of LLaMA in three sizes and three precisions, beside PyTorch's, each competitor in a
 // process of its own: so the peak of its resident memory is its own, too.
-#include <omp.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -11,7 +8,6 @@
 #include <sstream>
 
 #include "dev/bench.h"
-#include "kernels/cuda.h"
 #include "train/progress.h"
 #include "train/trainer.h"
 
@@ -113,14 +109,13 @@ void measure_in_turn(const std::vector<Competitor*>& group, int64_t rounds) {
 // One group if all fit into three quarters of the memory, otherwise one for each precision, on a GPU each alone.
 void measure_all(std::vector<Competitor>& all, const NamedSize& model, const BenchFlags& f) {
   const bool gpu = backend_of(f.device) == Backend::cuda;
-  const double pages = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
-  const double machine = gpu ? static_cast<double>(device_memory()) : pages;
   const TrainOptions options = train_options({"llama", "llama", {}}, model.size, "fp32", "fp32");
   const double ours = static_cast<double>(plan_training(options).memory);
   std::map<std::string, std::vector<Competitor*>> groups;
   double needed = 0;
   for (const Competitor& c : all) needed += c.ours ? ours : 2 * ours;
-  for (Competitor& c : all) groups[needed < 0.75 * machine ? "all" : gpu ? c.name : c.dtype].push_back(&c);
+  const bool together = needed < 0.75 * memory_of_machine(f.device);
+  for (Competitor& c : all) groups[together ? "all" : gpu ? c.name : c.dtype].push_back(&c);
   for (const auto& [name, group] : groups) measure_in_turn(group, f.rounds);
 }
 
@@ -193,9 +188,8 @@ Ratios bench_model(const NamedSize& model, const BenchFlags& f, const Torch& tor
 
 Ratios bench_steps(const BenchFlags& f) {
   const std::vector<NamedSize> models = named_sizes(f.models);
-  const std::string where = backend_of(f.device) == Backend::cuda ? f.device : str(omp_get_max_threads(), " threads");
-  std::printf("\ntraining steps of LLaMA, %s; medians of %lld rounds of about 2.5 s each, in turn\n", where.c_str(),
-              static_cast<long long>(f.rounds));
+  std::printf("\ntraining steps of LLaMA, %s; medians of %lld rounds of about 2.5 s each, in turn\n",
+              name_of_machine(f.device).c_str(), static_cast<long long>(f.rounds));
   const Torch torch(f);
   Ratios ratios;
   for (const NamedSize& model : models)

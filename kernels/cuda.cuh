@@ -143,17 +143,7 @@ __device__ __forceinline__ void check_alignment([[maybe_unused]] const void* p) 
 #endif
 }
 
-template <int width, class S>
-__device__ __forceinline__ Floats<width> load(const S* p) {
-  struct alignas(access_bytes<width, S>) Raw { S s[width]; };
-  check_alignment<Raw>(p);
-  const Raw raw = *reinterpret_cast<const Raw*>(p);
-  Floats<width> x;
-#pragma unroll
-  for (int i = 0; i < width; ++i) x[i] = to_float(raw.s[i]);
-  return x;
-}
-// The same in two steps. What is on its way, or kept for later, takes half the registers as it lies in memory.
+// Numbers as they lie in memory: on their way, or kept for later, they take half the registers of floats.
 template <int width, class S>
 struct alignas(access_bytes<width, S>) Packed {
   static constexpr bool pairs = sizeof(S) == 2 && width > 1;  // of bf16, the first one in the lower half
@@ -179,6 +169,10 @@ __device__ __forceinline__ Floats<width> floats(const Packed<width, S>& raw) {
     else x[i] = __uint_as_float(i % 2 == 0 ? raw.x[i / 2] << 16 : raw.x[i / 2] & 0xFFFF0000);
   }
   return x;
+}
+template <int width, class S>
+__device__ __forceinline__ Floats<width> load(const S* p) {
+  return floats(load_packed<width>(p));
 }
 // From p + at, or zeros if not there: p may then be anything. Ask for all that is needed and then compute: an `if`
 // around a load and its use lets no later load begin before that use.
@@ -265,7 +259,12 @@ inline int lanes_of_row(int64_t width) {
   while (lanes < width && lanes < warp_size) lanes *= 2;
   return lanes;
 }
-__device__ __forceinline__ float group_sum(float x, int lanes) {
+// So many threads as have columns to do, `width` each, in whole warps; at most `most`.
+inline uint32_t threads_of_row(int64_t C, int width, uint32_t most) {
+  return std::min(blocks_of(C, width * warp_size) * warp_size, most);
+}
+template <class T>
+__device__ __forceinline__ T group_sum(T x, int lanes) {
   for (int by = lanes / 2; by > 0; by /= 2) x += __shfl_xor_sync(~0u, x, by);
   return x;
 }
@@ -276,6 +275,17 @@ __device__ __forceinline__ float group_max(float x, int lanes) {
 }
 __device__ __forceinline__ float warp_sum(float x) { return group_sum(x, warp_size); }
 __device__ __forceinline__ float warp_max(float x) { return group_max(x, warp_size); }
+
+// The sum over a block of so many warps, in order, for its first thread. The whole block calls this, once in a kernel.
+template <int warps, class T>
+__device__ __forceinline__ T block_sum(T x) {
+  SHARED(sums, Array<T, warps>);
+  x = group_sum(x, warp_size);
+  if (threadIdx.x % warp_size == 0) sums[threadIdx.x / warp_size] = x;
+  __syncthreads();
+  for (int warp = 1; warp < warps && threadIdx.x == 0; ++warp) x += sums[warp];
+  return x;
+}
 
 // -----------------------------------------------------------------------------------------------------------------
 // Elementwise kernels. A thread takes `width` neighbours of n; their last parameter is n.

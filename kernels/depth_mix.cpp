@@ -10,6 +10,19 @@ namespace {
 // inputs share stays in the L1 cache.
 constexpr int64_t tile_size = 1024;
 
+// sum_c a[c] * b[c] over columns [begin, end). One machine code for all that need the columns behind the last whole
+// vector: with one source, the backward's own dot must be pbar to the bit, and inlined twice it could be rounded twice.
+template <class Vec, class S>
+[[gnu::noinline]] float dot_columns(const S* a, const S* b, int64_t begin, int64_t end) {
+  Vec dot = {}, u, v;
+  for (int64_t c = begin; c < end; c += lanes_of<Vec>) {
+    load(u, a + c);
+    load(v, b + c);
+    dot += u * v;
+  }
+  return sum_of_lanes(dot);
+}
+
 // Columns [begin, end) of mix_row, for a few inputs whose sums stay in registers: out = from + them, from may be null.
 template <class Vec, int Inputs, bool Dot, class Out, class From, class S>
 void mix_columns(Out* out, From from, float* dots, const S* inp, const S* const* inputs, const float* weights,
@@ -40,7 +53,10 @@ void mix_group(Out* out, From from, float* dots, const S* inp, const S* const* x
                int64_t width) {
   const int64_t whole = width / lanes_of<Vec16> * lanes_of<Vec16>;
   if (whole > 0) mix_columns<Vec16, Inputs, Dot>(out, from, dots, inp, x, w, at, 0, whole);
-  if (whole < width) mix_columns<float, Inputs, Dot>(out, from, dots, inp, x, w, at, whole, width);
+  if (whole == width) return;
+  mix_columns<float, Inputs, false>(out, from, nullptr, inp, x, w, at, whole, width);
+  if constexpr (Dot)
+    for (int i = 0; i < Inputs; ++i) dots[i] += dot_columns<float>(x[i] + at, inp, whole, width);
 }
 
 // The sum of a row between two groups of inputs, which must not be rounded: in the row itself if that is of floats.
@@ -114,18 +130,6 @@ void depth_mix_backward_cpu(S* dinp, float* dweights, const S* inp, const std::v
   std::fill_n(dweights, R, 0.f);
   for (int64_t b = 0; b < split.blocks; ++b)
     for (int64_t r = 0; r < R; ++r) dweights[r] += partial[b * R + r];
-}
-
-// In the order of mix_columns, so that with one source pbar is exactly that source's own dot and q is 0.
-template <class Vec, class S>
-float dot_columns(const S* a, const S* b, int64_t begin, int64_t end) {
-  Vec dot = {}, u, v;
-  for (int64_t c = begin; c < end; c += lanes_of<Vec>) {
-    load(u, a + c);
-    load(v, b + c);
-    dot += u * v;
-  }
-  return sum_of_lanes(dot);
 }
 
 template <class S>

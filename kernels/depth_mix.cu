@@ -133,17 +133,12 @@ __global__ void __launch_bounds__(threads, 3)
 
 // *to[r] += the sum of partial[r, :]; a block for each r.
 __global__ void add_partial_kernel(const Pointers<float> to, const float* partial, int64_t blocks) {
-  SHARED(sums, Array<float, warps>);
   const float* from = partial + blockIdx.x * blocks;
   float sum = 0;
 #pragma unroll 4
   for (int64_t b = threadIdx.x; b < blocks; b += threads) sum += from[b];
-  sum = warp_sum(sum);
-  if (threadIdx.x % warp_size == 0) sums[threadIdx.x / warp_size] = sum;
-  __syncthreads();
-  if (threadIdx.x > 0 || to.x[blockIdx.x] == nullptr) return;
-  for (int w = 1; w < warps; ++w) sum += sums[w];
-  *to.x[blockIdx.x] += sum;
+  sum = block_sum<warps>(sum);
+  if (threadIdx.x == 0 && to.x[blockIdx.x] != nullptr) *to.x[blockIdx.x] += sum;
 }
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -327,12 +322,6 @@ void with_whole(int64_t C, const std::vector<const void*>& tensors, F&& body) {
   with_width<S>(C, tensors, [&](auto width) { body(std::bool_constant<(width > 1)>{}); });
 }
 
-// So many threads as have a span of a row's columns to do.
-template <class S>
-uint32_t threads_of_row(int64_t C) {
-  return std::min<uint32_t>(blocks_of(C, warp_size * widest<S>) * warp_size, threads);
-}
-
 void add_partial(const Pointers<float>& to, const float* partial, int64_t blocks) {
   launch({"depth_mix_add_partial", static_cast<uint32_t>(to.count), threads}, add_partial_kernel, to, partial, blocks);
 }
@@ -383,8 +372,8 @@ void vertical_dot_cuda(const Tensor& pbar, const Tensor& dout, const Tensor& out
   with_storage(out.dtype, [&](auto storage) {
     using S = decltype(storage);
     with_whole<S>(C, {out.data, dout.data}, [&](auto whole) {
-      launch({"vertical_dot", blocks_of(N, group), threads_of_row<S>(C)}, vertical_dot_kernel<whole, S>,
-             pbar.as<float>(), dout.as<S>(), out.as<S>(), N, C);
+      launch({"vertical_dot", blocks_of(N, group), threads_of_row(C, widest<S>, threads)},
+             vertical_dot_kernel<whole, S>, pbar.as<float>(), dout.as<S>(), out.as<S>(), N, C);
     });
   });
 }
@@ -430,7 +419,7 @@ void vertical_backward_cuda(const Tensor& dinp, const Tensor& inp, const Tensor&
       to.x[to.count++] = r.dscores.data == nullptr ? nullptr : r.dscores.as<float>() + r.column;
     }
     const int64_t padded = blocks_of(C, widest<S>) * widest<S>;
-    const uint32_t row_threads = threads_of_row<S>(C);
+    const uint32_t row_threads = threads_of_row(C, widest<S>, threads);
     const size_t shared = static_cast<size_t>(padded + row_threads / warp_size * from.count) * sizeof(float);
     CHECK_THAT(static_cast<int64_t>(shared) < most_shared_bytes() - 1024, "vertical_backward: rows of ", C,
                " are too wide for a GPU");

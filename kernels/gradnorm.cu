@@ -6,18 +6,7 @@ namespace crossply {
 namespace {
 
 // Bound by memory: x once. The number of blocks depends on n alone, and so does the order of the sum.
-constexpr int threads = 256, most_blocks = 1056, at_once = 4;
-
-// Lane and warp sums in a fixed order; thread 0 gets the result.
-__device__ double block_sum(double x) {
-  SHARED(sums, Array<double, threads / warp_size>);
-#pragma unroll
-  for (int lanes = warp_size / 2; lanes > 0; lanes /= 2) x += __shfl_xor_sync(~0u, x, lanes);
-  if (threadIdx.x % warp_size == 0) sums[threadIdx.x / warp_size] = x;
-  __syncthreads();
-  for (int warp = 1; warp < threads / warp_size && threadIdx.x == 0; ++warp) x += sums[warp];
-  return x;
-}
+constexpr int threads = 256, warps = threads / warp_size, most_blocks = 1056, at_once = 4;
 
 // Of squares, or of x itself.
 template <int width, bool square>
@@ -29,8 +18,7 @@ __global__ void sums_kernel(double* partial, const float* x, int64_t n) {
 #pragma unroll
     for (int k = 0; k < at_once; ++k) {
       const int64_t i = first + k * step;
-      if (i < n) v[k] = load<width>(x + i);
-      else v[k] = {};
+      v[k] = load_if<width>(i < n, x, i);
     }
 #pragma unroll
     for (int k = 0; k < at_once; ++k)
@@ -43,14 +31,14 @@ __global__ void sums_kernel(double* partial, const float* x, int64_t n) {
   double total = 0;
 #pragma unroll
   for (int j = 0; j < width; ++j) total += sum[j];
-  total = block_sum(total);
+  total = block_sum<warps>(total);
   if (threadIdx.x == 0) partial[blockIdx.x] = total;
 }
 
 __global__ void add_partial_kernel(double* to, const double* partial, int count, bool add) {
   double sum = 0;
   for (int i = static_cast<int>(threadIdx.x); i < count; i += threads) sum += partial[i];
-  sum = block_sum(sum);
+  sum = block_sum<warps>(sum);
   if (threadIdx.x == 0) *to = add ? *to + sum : sum;
 }
 

@@ -235,17 +235,12 @@ Weights fold(const HeadMix& of, const HeadMixSize& z) {
   return {heads_of(k, z.D, z), heads_of(v, z.D, z)};
 }
 
-// So many as have columns to do.
-uint32_t threads_for(int64_t C, int width) {
-  return static_cast<uint32_t>(std::min<int64_t>(threads, blocks_of(C, width * warp_size) * warp_size));
-}
-
 template <class S>
 void mix(S* m, const HeadMix& of, const HeadMixSize& z, const Chunk& chunk) {
   with_width<S>(z.C, of.sources, [&](auto width) {
     const dim3 grid(static_cast<uint32_t>(chunk.rows), blocks_of(z.K, heads_at_once));
     const size_t shared = static_cast<size_t>(z.S * heads_at_once) * sizeof(float);
-    launch({"head_mix", grid, threads_for(z.C, width), shared}, mix_kernel<width, S>, m,
+    launch({"head_mix", grid, threads_of_row(z.C, width, threads), shared}, mix_kernel<width, S>, m,
            table_of<const S>(of.sources), of.weight.as<float>(), z, chunk);
   });
 }
@@ -256,7 +251,7 @@ void unmix(const HeadMix& d, const float* dm, const HeadMix& of, const std::vect
   Flags add{};
   std::copy(acc.begin(), acc.end(), add.x);
   with_width<S>(aligned16(of.sources) ? z.C : 1, d.sources, [&](auto width) {
-    const uint32_t block = threads_for(z.C, width);
+    const uint32_t block = threads_of_row(z.C, width, threads);
     const int64_t blocks = std::min<int64_t>(chunk.rows, 264 * threads / block);  // as run at once on an H200
     float* partial = z.shared ? scratch<float>(blocks * z.K * z.S, partial_slot) : nullptr;
     const size_t floats = (1 + block / warp_size) * blocks_of(z.K, heads_at_once) * heads_at_once * z.S;

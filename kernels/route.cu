@@ -143,10 +143,7 @@ __global__ void __launch_bounds__(threads, 3)
     const int64_t at = n * K * D + static_cast<uint32_t>(item) % vectors * width;
     Floats<width> x[heads];
 #pragma unroll
-    for (int i = 0; i < heads; ++i) {
-      if (first_i + i < K) x[i] = load<width>(own + at + (first_i + i) * D);
-      else x[i] = Floats<width>{};
-    }
+    for (int i = 0; i < heads; ++i) x[i] = load_if<width>(first_i + i < K, own, at + (first_i + i) * D);
 #pragma unroll
     for (int h = 0; h < heads; ++h) {
       if (first_h + h >= K) break;

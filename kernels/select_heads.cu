@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(threads)
     const uint32_t head = static_cast<uint32_t>(vector) / head_vectors;
     const auto k = head % static_cast<uint32_t>(K), token = head / static_cast<uint32_t>(K);
     const S* dy = dout + token * J * D + static_cast<uint32_t>(vector) % head_vectors * width;
-    Floats<width> sum = acc ? load<width>(dsource + vector * width) : Floats<width>{};
+    Floats<width> sum = load_if<width>(acc, dsource, vector * width);
     for (int r = table.first[k]; r < table.first[k + 1]; ++r) {
       const Floats<width> term = load<width>(dy + table.j[r] * D);
 #pragma unroll

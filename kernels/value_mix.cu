@@ -123,13 +123,13 @@ __global__ void gated_backward_kernel(S* dv1, float* dalpha, const S* dout, cons
     const float a = alpha[row];
     for (int64_t at = row * D + lane * width; at < (row + 1) * D; at += lanes * width) {
       const Floats<width> dy = load<width>(dout + at), x = load<width>(v1 + at);
-      Floats<width> d = acc_v1 ? load<width>(dv1 + at) : Floats<width>{};
+      Floats<width> d = load_if<width>(acc_v1, dv1, at);
 #pragma unroll
       for (int i = 0; i < width; ++i) dot += dy[i] * x[i], d[i] += a * dy[i];
       store<width>(dv1 + at, d);
     }
   }
-  for (int apart = lanes / 2; apart > 0; apart /= 2) dot += __shfl_xor_sync(~0u, dot, apart);
+  dot = group_sum(dot, lanes);
   if (lane == 0 && row < rows) dalpha[row] = acc_alpha ? dalpha[row] + dot : dot;
 }
 
@@ -215,8 +215,7 @@ void gated_mix_backward_cuda(const Tensor& dv1, const Tensor& dalpha, const Tens
   with_storage(dout.dtype, [&](auto storage) {
     using S = decltype(storage);
     with_width<S>(D, {dv1.data, dout.data, v1.data}, [&](auto width) {
-      int lanes = 1;
-      while (lanes < warp_size && lanes * width < D) lanes *= 2;
+      const int lanes = lanes_of_row(D / width);
       launch({"gated_mix_backward", blocks_of(rows * lanes, threads), threads}, gated_backward_kernel<width, S>,
              dv1.as<S>(), dalpha.as<float>(), dout.as<S>(), v1.as<S>(), alpha.as<float>(), rows, D, lanes, acc_v1,
              acc_alpha);
