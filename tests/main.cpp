@@ -1,2 +1,9 @@
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
+
+#include "engine/spin.h"
+
+int main(int argc, char** argv) {
+  crossply::bound_spinning(argv);
+  return doctest::Context(argc, argv).run();
+}

@@ -12,6 +12,7 @@
 
 #include "data/printable.h"
 #include "engine/check.h"
+#include "engine/spin.h"
 #include "train/flags.h"
 #include "train/standard_streams.h"
 
@@ -27,6 +28,7 @@ inline const char* exit_code_help() {
 // Calls `flags` to add the flags, parses argv, then runs `body`, whose result is the exit code.
 inline int run_program(CLI::App& app, int argc, char** argv, const std::function<void()>& flags,
                        const std::function<Exit()>& body) {
+  bound_spinning(argv);
   prepare_standard_streams();
   app.footer(exit_code_help());
   app.formatter(std::make_shared<Help>());

@@ -15,6 +15,7 @@ namespace crossply::fuzz {
 
 // The exit code of a program with these arguments.
 inline int call(const std::string& program, std::vector<std::string> arguments) {
+  setenv("OMP_WAIT_POLICY", "passive", 1);  // or bound_spinning() would start this process anew
   arguments.insert(arguments.begin(), program);
   std::vector<char*> argv;
   for (std::string& argument : arguments) argv.push_back(argument.data());
