@@ -155,9 +155,12 @@ rm damaged/step_00000060/manifest.json
 expect 0 'resumed after step' train llama --steps 60 --out damaged --save-every 7 --resume
 cmp -s whole/step_00000060/model.safetensors damaged/step_00000060/model.safetensors || fail "damaged: other weights"
 [ -d damaged/damaged_step_00000060 ] || fail "the damaged checkpoint was not set aside"
-"$build/train_llama" "${tiny[@]}" --steps 100000 --out busy >output 2>&1 &
+env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT -u KMP_BLOCKTIME "$build/train_llama" "${tiny[@]}" --steps 100000 --out busy \
+  >output 2>&1 &
 pid=$!
 while [ ! -s busy/metrics.jsonl ] && kill -0 $pid 2>/dev/null; do sleep 0.01; done
+[ ! -r /proc/$pid/environ ] || tr '\0' '\n' </proc/$pid/environ | grep -qE '^(GOMP_SPINCOUNT|KMP_BLOCKTIME)=' ||
+  fail "the spinning of OpenMP's threads has no bound"
 expect 64 'in use' train llama --steps 100000 --out busy --resume
 kill -KILL $pid
 wait $pid 2>/dev/null
