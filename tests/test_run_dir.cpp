@@ -205,8 +205,9 @@ TEST_CASE("run directory: flags.json gives every setting back, and no value that
   CHECK(error_of([&] { read("llama"); }).code == Exit::usage);
   for (const auto& [key, value] : std::vector<std::pair<std::string, json>>{
            {"steps", -5}, {"steps", 0}, {"steps", "many"}, {"steps", 1e30}, {"steps", 18446744073709551615u},
-           {"batch", 0}, {"batch", 2.5}, {"keep", -1}, {"seq", json::array()}, {"lr", "fast"}, {"lr", -1},
-           {"lr_floor", 2}, {"seed", -1}, {"data", 7}, {"decay_all", 1}, {"config", 3}, {"config", json::object()}}) {
+           {"batch", 0}, {"batch", 2.5}, {"batch", int64_t{1} << 41}, {"keep", -1}, {"seq", json::array()},
+           {"lr", "fast"}, {"lr", -1}, {"lr_floor", 2}, {"beta2", 1}, {"seed", -1}, {"data", 7}, {"decay_all", 1},
+           {"schedule", "flat"}, {"dtype", "fp17"}, {"matmul", "fp8"}, {"config", 3}, {"config", json::object()}}) {
     json spoilt = saved;
     spoilt[key] = value;
     write(spoilt);

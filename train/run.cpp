@@ -154,7 +154,7 @@ class Run {
     metrics_.sync();
     trainer_.save(dir, data_.tokenizer);
     dir_.check_present();
-    remove_old_checkpoints(o_.out, static_cast<int>(o_.keep));
+    remove_old_checkpoints(o_.out, o_.keep);
     write_run_picture(o_.out + "/curve.svg", o_.config.arch + " on " + o_.data.spec, curves_of(metrics_.lines()));
   }
 
@@ -224,7 +224,7 @@ Dataset complete_options(TrainOptions& o) {
   Dataset dataset;
   if (!(plan_only && sizes_known && o.data.spec.empty())) dataset = open_data(o);
   o.config.check(Exit::usage, "flags");
-  check_numbers(o);
+  check_together(o);
   return dataset;
 }
 
