@@ -129,6 +129,7 @@ TEST_CASE("run directory: only the last line of metrics.jsonl can be cut; a file
            {one + two + three.substr(0, 9), 2, one + two, false},
            {one + two + three.substr(0, three.size() - 1), 3, one + two + three, false},  // only the newline is missing
            {one + two + std::string(20, '\0'), 2, one + two, false},
+           {one + two + "oops\n", 2, one + two, true},
            {one + "\n" + three, 3, one + three, true},
            {one + "oops\n" + three, 3, one + three, true},
            {one + two.substr(0, 9) + "\n" + three, 3, one + three, true},
