@@ -58,7 +58,7 @@ std::string find_checkpoint(const TrainOptions& o, const std::string& label) {
   for (const std::string& line : skipped) std::printf("%s %s\n", label.c_str(), line.c_str());
   if (checkpoint.empty() && !skipped.empty())
     fail(Exit::bad_data, "--resume: no checkpoint in ", o.out, " is valid; move it away to start again");
-  set_aside_damaged_checkpoints(o.out);
+  if (!skipped.empty()) set_aside_damaged_checkpoints(o.out);
   if (!checkpoint.empty()) return checkpoint;
   const nlohmann::json settings = read_run_settings(o.out);
   if (!settings.is_null()) {

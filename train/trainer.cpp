@@ -42,7 +42,7 @@ ParameterTable& prepare(ParameterTable& params, const TrainOptions& options, Dev
   if (storage_type(options) == Dtype::bf16) params.allocate_narrow();
   params.initialise(options.seed);
   if (!options.init.empty() && !resumed)
-    load_initial_weights(resolve_model_dir(options.init), options.initial.config, options.config, params);
+    load_initial_weights(ModelDir(options.init).path(), options.initial.config, options.config, params);
   params.refresh_narrow();
   return params;
 }
