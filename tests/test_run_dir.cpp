@@ -123,7 +123,6 @@ TEST_CASE("run directory: only the last line of metrics.jsonl can be cut; a file
     bool kept;
   };
   for (const Case& c : std::vector<Case>{
-           {"", 2, "", false},
            {one + two + three, 3, one + two + three, false},
            {one + two + three, 2, one + two, false},          // later steps are done again
            {one + two + three.substr(0, 9), 2, one + two, false},
@@ -154,6 +153,11 @@ TEST_CASE("run directory: only the last line of metrics.jsonl can be cut; a file
   }
   put(path, one + "oops\n" + two);
   CHECK(Metrics(path, 2).notes()[0].find("line 2 ") != std::string::npos);
+  put(path, one);
+  CHECK(Metrics(path, 1).notes().empty());
+  CHECK(Metrics(path, 3).notes()[0].find("lacks 2 of the 3 steps") != std::string::npos);
+  fs::remove(path);
+  CHECK(Metrics(path, 3).notes()[0].find("lacks 3 of the 3 steps") != std::string::npos);
 }
 
 TEST_CASE("run directory: metrics.jsonl that is a pipe is refused, and one that is removed is noticed") {

@@ -70,6 +70,9 @@ Metrics::Metrics(const std::string& path, int64_t step) : path_(path) {
     notes_.push_back(step == 0 ? str("the metrics of ", good, " earlier steps are kept as ", kept)
                                : str(path, ": line ", first_bad, " is not a line of this program; the file as it was ",
                                      "is kept as ", kept, ", and its good lines go on"));
+  } else if (static_cast<int64_t>(lines_.size()) < step) {
+    notes_.push_back(str(path, ": lacks ", step - static_cast<int64_t>(lines_.size()), " of the ", step,
+                         " steps so far, and so will the curves"));
   }
   write_file_atomically(path, contents);
   file_ = Descriptor(uninterrupted([&] { return ::open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC); }));
