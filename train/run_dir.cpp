@@ -18,7 +18,9 @@ void check_run_dir(const TrainOptions& o) {
   if (o.out.empty()) fail(Exit::usage, "--out is needed: the directory for the run");
   if (o.resume && o.steps == 0) fail(Exit::usage, "--resume with --steps 0: there is nothing to continue");
   std::error_code error;
-  const bool used = path_exists(o.out) && !(fs::is_directory(o.out, error) && holds_only_leftovers(o.out));
+  const fs::file_type type = fs::status(o.out, error).type();
+  if (type == fs::file_type::none) fail_io("inspect", o.out, error.value());
+  const bool used = path_exists(o.out) && !(type == fs::file_type::directory && holds_only_leftovers(o.out));
   if (!used && o.resume && o.data.spec.empty())
     fail(Exit::usage, "--resume: there is no run in ", o.out, " yet; to start one, give its flags");
   if (!used) return;
