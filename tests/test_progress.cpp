@@ -1,10 +1,10 @@
 // The status line, as a pure function of where a run stands and of the terminal's width.
 #include "train/progress.h"
 
-#include <cmath>
 #include <cstdlib>
 
 #include "tests/check.h"
+#include "train/metrics.h"
 
 using namespace crossply;
 
@@ -42,6 +42,6 @@ TEST_CASE("progress: a narrow status line leaves out what matters least") {
 TEST_CASE("progress: a run by itself names no other, and a rate that is unknown is no number") {
   Status s = status("lime", 0);
   CHECK(format_status(s, 79) == "lime step 5999/6000  loss 10.3769  lr 1.00e-03  401,234 tok/s  1:02:05 left");
-  s.tokens_per_second = INFINITY;
+  s.tokens_per_second = tokens_per_second(100, 0);
   CHECK(format_status(s, 90) == "lime step 5999/6000  loss 10.3769  lr 1.00e-03  norm 12.345  - tok/s  1:02:05 left");
 }

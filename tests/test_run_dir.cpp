@@ -123,12 +123,12 @@ TEST_CASE("run directory: only the last line of metrics.jsonl can be cut; a file
     bool kept;
   };
   for (const Case& c : std::vector<Case>{
-           {"", 2, "", false},
            {one + two + three, 3, one + two + three, false},
            {one + two + three, 2, one + two, false},          // later steps are done again
            {one + two + three.substr(0, 9), 2, one + two, false},
            {one + two + three.substr(0, three.size() - 1), 3, one + two + three, false},  // only the newline is missing
            {one + two + std::string(20, '\0'), 2, one + two, false},
+           {one + two + "oops\n", 2, one + two, true},
            {one + "\n" + three, 3, one + three, true},
            {one + "oops\n" + three, 3, one + three, true},
            {one + two.substr(0, 9) + "\n" + three, 3, one + three, true},
@@ -153,6 +153,11 @@ TEST_CASE("run directory: only the last line of metrics.jsonl can be cut; a file
   }
   put(path, one + "oops\n" + two);
   CHECK(Metrics(path, 2).notes()[0].find("line 2 ") != std::string::npos);
+  put(path, one);
+  CHECK(Metrics(path, 1).notes().empty());
+  CHECK(Metrics(path, 3).notes()[0].find("lacks 2 of the 3 steps") != std::string::npos);
+  fs::remove(path);
+  CHECK(Metrics(path, 3).notes()[0].find("lacks 3 of the 3 steps") != std::string::npos);
 }
 
 TEST_CASE("run directory: metrics.jsonl that is a pipe is refused, and one that is removed is noticed") {
@@ -205,8 +210,9 @@ TEST_CASE("run directory: flags.json gives every setting back, and no value that
   CHECK(error_of([&] { read("llama"); }).code == Exit::usage);
   for (const auto& [key, value] : std::vector<std::pair<std::string, json>>{
            {"steps", -5}, {"steps", 0}, {"steps", "many"}, {"steps", 1e30}, {"steps", 18446744073709551615u},
-           {"batch", 0}, {"batch", 2.5}, {"keep", -1}, {"seq", json::array()}, {"lr", "fast"}, {"lr", -1},
-           {"lr_floor", 2}, {"seed", -1}, {"data", 7}, {"decay_all", 1}, {"config", 3}, {"config", json::object()}}) {
+           {"batch", 0}, {"batch", 2.5}, {"batch", int64_t{1} << 41}, {"keep", -1}, {"seq", json::array()},
+           {"lr", "fast"}, {"lr", -1}, {"lr_floor", 2}, {"beta2", 1}, {"seed", -1}, {"data", 7}, {"decay_all", 1},
+           {"schedule", "flat"}, {"dtype", "fp17"}, {"matmul", "fp8"}, {"config", 3}, {"config", json::object()}}) {
     json spoilt = saved;
     spoilt[key] = value;
     write(spoilt);

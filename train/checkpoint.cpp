@@ -333,7 +333,7 @@ void check_manifest(const std::string& dir) {
   try {
     verify(dir, true);
   } catch (const Error& error) {
-    if (error.code != Exit::bad_data && error.code != Exit::no_input) throw;
+    if (!is_damage(error)) throw;
     fail(Exit::bad_data, error.what(), "; if it was changed on purpose, remove ", path);
   }
 }
@@ -374,7 +374,7 @@ void set_aside_damaged_checkpoints(const std::string& run_dir) {
   }
 }
 
-void remove_old_checkpoints(const std::string& run_dir, int keep) {
+void remove_old_checkpoints(const std::string& run_dir, int64_t keep) {
   CHECK_THAT(keep >= 1, "the newest checkpoint must stay, keep = ", keep);
   const std::string newest = newest_valid_checkpoint(run_dir);
   bool older = false;

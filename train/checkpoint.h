@@ -5,6 +5,7 @@
 // A directory that holds a file which no checkpoint lists, somebody's notes, is never removed.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -67,7 +68,7 @@ void set_aside_damaged_checkpoints(const std::string& run_dir);
 // Keeps the newest valid checkpoint and the keep - 1 complete ones before it; removes older complete ones that nobody
 // holds, and temporaries of dead processes. Invalid directories stay for a person to look at. Not during a write of
 // this process.
-void remove_old_checkpoints(const std::string& run_dir, int keep);
+void remove_old_checkpoints(const std::string& run_dir, int64_t keep);
 
 // Temporaries of dead processes, which a kill leaves. The first: whether there is nothing else in a directory. The
 // second: removes them there. The third: removes those of this one file or directory, from beside it.

@@ -14,7 +14,6 @@ constexpr double width = 920, left = 64, title_height = 82, foot = 58;
 constexpr double only_panel = 340, panel_of_many = 300, between_panels = 76;
 constexpr size_t smooth_above = 200;  // points; fewer are drawn as they are
 constexpr size_t marks_up_to = 30;    // points; of more, every so manyth
-
 constexpr size_t pale_below = 5;      // curves; of more, only the means are drawn
 constexpr double most_points = 3500;  // of a panel, at about 12 bytes each
 constexpr size_t longest_name = 32, longest_title = 84;  // characters, by the room there is

@@ -21,6 +21,10 @@ std::map<std::string, std::string> read_carried_files(const std::string& dir) {
   return files;
 }
 
+InitialModel read_initial(const std::string& dir) {
+  return {load_config(dir + "/config.json"), Tokenizer::load(dir), read_carried_files(dir)};
+}
+
 // What --init's model becomes: its own architecture, or from a plain LLaMA one that can start as it.
 void choose_architecture(TrainOptions& o, const Config& asked) {
   Config& c = o.config;
@@ -47,8 +51,11 @@ void choose_architecture(TrainOptions& o, const Config& asked) {
 
 void take_initial(TrainOptions& o, bool started) {
   const std::string newest = started ? newest_valid_checkpoint(o.out) : "";
-  const std::string dir = newest.empty() ? resolve_model_dir(o.init) : newest;
-  o.initial = {load_config(dir + "/config.json"), Tokenizer::load(dir), read_carried_files(dir)};
+  if (!newest.empty()) {
+    o.initial = read_initial(newest);
+    return;
+  }
+  o.initial = read_initial(ModelDir(o.init).path());
   if (started) return;
   const Config asked = o.config;
   const bool fewer = o.given_sizes == std::vector<std::string>{"--layers"};

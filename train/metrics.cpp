@@ -54,7 +54,7 @@ Metrics::Metrics(const std::string& path, int64_t step) : path_(path) {
     ++number;
     const std::string text = old.substr(at, end - at);
     json line = parse_line(text);
-    if (line.is_discarded() && end + 1 >= old.size()) break;  // cut by a kill
+    if (line.is_discarded() && end == old.size()) break;  // cut by a kill
     if (!is_metrics_line(line, last)) {
       if (first_bad == 0) first_bad = number;
       continue;
@@ -67,9 +67,12 @@ Metrics::Metrics(const std::string& path, int64_t step) : path_(path) {
   if (first_bad > 0 || (step == 0 && good > 0)) {
     const std::string kept = free_kept_name(path);
     write_file_atomically(kept, old);
-    notes_.push_back(first_bad > 0 ? str(path, ": line ", first_bad, " is not a line of this program; the file as it ",
-                                         "was is kept as ", kept, ", and its good lines go on")
-                                   : str("the metrics of ", good, " earlier steps are kept as ", kept));
+    notes_.push_back(step == 0 ? str("the metrics of ", good, " earlier steps are kept as ", kept)
+                               : str(path, ": line ", first_bad, " is not a line of this program; the file as it was ",
+                                     "is kept as ", kept, ", and its good lines go on"));
+  } else if (static_cast<int64_t>(lines_.size()) < step) {
+    notes_.push_back(str(path, ": lacks ", step - static_cast<int64_t>(lines_.size()), " of the ", step,
+                         " steps so far, and so will the curves"));
   }
   write_file_atomically(path, contents);
   file_ = Descriptor(uninterrupted([&] { return ::open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC); }));

@@ -19,7 +19,8 @@ class Metrics {
  public:
   // Continues the file after `step`: later lines are dropped, because the run writes them again, and so is a last line
   // that a kill cut short. A file with any other line that is not ours, or with lines where the run starts at step 0,
-  // is kept under another name; notes() says so. Throws Exit::bad_data for what is not a regular file, Exit::io.
+  // is kept under another name; notes() says so, and how many steps have no line. Throws Exit::bad_data for what is
+  // not a regular file, Exit::io.
   Metrics(const std::string& path, int64_t step);
   // Reaches the system before it returns. Exit::io if that fails or if the file was removed.
   void write(const nlohmann::json& line);

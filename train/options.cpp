@@ -1,6 +1,5 @@
 #include "train/options.h"
 
-#include <cmath>
 #include <cstring>
 
 #include "engine/numbers.h"
@@ -78,15 +77,15 @@ void add_optimiser_flags(CLI::App& app, TrainOptions& o) {
   group.integer("--accumulate", o.accumulate, 1, most_size, "micro-steps per optimizer step");
   group.number("--lr", o.lr, 0, most_number, "base learning rate");
   group.number("--router-lr", o.router_lr, 0, most_number, "of routers and depth scores (0: ten times --lr)");
-  group.choice("--schedule", o.schedule, {"cosine", "cosine1", "linear", "constant"},
+  group.choice("--schedule", o.schedule, schedules,
                "cosine, cosine1, linear or constant (engine/schedule.h)");
   group.integer("--warmup", o.warmup, 0, most_count, "warm-up steps");
   group.number("--lr-floor", o.lr_floor, 0, 1, "smallest multiple of --lr after the warm-up");
   group.number("--weight-decay", o.adamw.weight_decay, 0, most_number, "decoupled weight decay");
   app.add_flag("--decay-all", o.decay_all,
                "decay norms, embeddings, routers and scalars, too, as SATFormer's code does");
-  group.number("--beta1", o.adamw.beta1, 0, 0.999999, "AdamW's first decay");
-  group.number("--beta2", o.adamw.beta2, 0, 0.999999, "AdamW's second decay");
+  group.number("--beta1", o.adamw.beta1, 0, most_beta, "AdamW's first decay");
+  group.number("--beta2", o.adamw.beta2, 0, most_beta, "AdamW's second decay");
   group.number("--clip", o.adamw.clip, 0, most_number, "largest global gradient norm (0: no clipping)");
 }
 
@@ -107,9 +106,9 @@ void add_output_flags(CLI::App& app, TrainOptions& o) {
 void add_machine_flags(CLI::App& app, TrainOptions& o) {
   const Group group(app, "Machine");
   group.text("--device", o.device, "NAME", "cpu, cuda, or reference (slow plain loops)");
-  group.choice("--dtype", o.dtype, {"fp32", "bf16"},
+  group.choice("--dtype", o.dtype, dtypes,
                "of activations and products: fp32, or bf16 (with fp32 master weights, moments, gradients)");
-  group.choice("--matmul", o.matmul, {"fp32", "bf16x3"},
+  group.choice("--matmul", o.matmul, matmuls,
                "products of --dtype fp32: fp32, or bf16x3 (split in three on bf16 matrix units)");
   add_plan_flag(app, o.plan);
 }
@@ -158,16 +157,13 @@ std::vector<std::string> given_flags(const CLI::App& app, const std::string& gro
 
 Dtype storage_type(const TrainOptions& o) { return o.dtype == "bf16" ? Dtype::bf16 : Dtype::f32; }
 
-void check_numbers(const TrainOptions& o) {
+void check_together(const TrainOptions& o) {
   if (o.dtype == "bf16" && o.matmul != "fp32")
     fail(Exit::usage, "--matmul ", o.matmul, " is for --dtype fp32; --dtype bf16 multiplies in bf16 anyway");
   if (o.matmul != "fp32" && backend_of(o.device) == Backend::cuda)
     fail(Exit::usage, "--matmul ", o.matmul, " is for --device cpu");
   if (o.dtype == "bf16" && o.device == "reference")
     fail(Exit::usage, "--device reference has no bf16; it is for exact numbers");
-  for (const double number :
-       {o.lr, o.router_lr, o.lr_floor, o.adamw.weight_decay, o.adamw.beta1, o.adamw.beta2, o.adamw.clip})
-    if (!std::isfinite(number)) fail(Exit::usage, "--lr, --weight-decay, --clip and the like must be finite numbers");
   if (o.lr == 0 && o.router_lr > 0)
     fail(Exit::usage, "--router-lr ", o.router_lr, " with --lr 0: nothing else would learn");
   check_batch(o.batch, o.accumulate, o.data.seq_len);

@@ -60,6 +60,9 @@ struct TrainOptions {
   bool resume = false, dry_run = false, dump_tape = false, profile = false;
 };
 
+// What these flags take.
+inline const std::vector<std::string> schedules = {"cosine", "cosine1", "linear", "constant"};
+inline const std::vector<std::string> dtypes = {"fp32", "bf16"}, matmuls = {"fp32", "bf16x3"};
 // What --dtype names.
 Dtype storage_type(const TrainOptions& options);
 // How many prompts an evaluation answers at a time, at most.
@@ -83,8 +86,8 @@ bool take_run_settings(const std::string& run_dir, TrainOptions& options);
 // Throw Exit::usage with the name of a setting that differs from what the run in `where` has; --steps may be larger.
 void refuse_other_settings(const nlohmann::json& saved, const TrainOptions& now, const std::string& where);
 void refuse_other_config(const Config& saved, const Config& now, const std::string& where);
-// Throws Exit::usage for numbers that no check of a single flag can refuse.
-void check_numbers(const TrainOptions& options);
+// Throws Exit::usage for what no check of a single flag can refuse.
+void check_together(const TrainOptions& options);
 // One line where the warm-up takes the whole run or more; "" otherwise.
 std::string warmup_warning(const TrainOptions& options);
 

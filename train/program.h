@@ -58,8 +58,8 @@ inline int run_program(CLI::App& app, int argc, char** argv, const std::function
     return static_cast<int>(code);
   } catch (const CLI::ParseError& error) {
     const std::string unknown = unknown_flag(app);
-    std::fprintf(stderr, "error: %s\n%s --help lists the flags.\n", unknown.empty() ? error.what() : unknown.c_str(),
-                 app.get_name().c_str());
+    std::fprintf(stderr, "error: %s\n%s --help lists the flags.\n",
+                 printable(unknown.empty() ? error.what() : unknown).c_str(), app.get_name().c_str());
     return static_cast<int>(Exit::usage);
   } catch (const Error& error) {
     return report(error.code, error.what());

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <utility>
@@ -67,8 +66,7 @@ std::string format_status(const Status& s, size_t width) {
     int importance;
     std::string text;
   };
-  const std::string rate =
-      std::isfinite(s.tokens_per_second) ? format_count(static_cast<int64_t>(s.tokens_per_second)) : "-";
+  const std::string rate = s.tokens_per_second > 0 ? format_count(static_cast<int64_t>(s.tokens_per_second)) : "-";
   std::vector<Part> parts = {{5, format_number("  loss %.4f", s.loss)},
                              {2, format_number("  lr %.2e", s.lr)},
                              {1, format_number("  norm %.3f", s.norm)},

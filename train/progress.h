@@ -7,7 +7,7 @@
 
 namespace crossply {
 
-// Where a run stands. seconds_left counts the runs that follow, too.
+// Where a run stands. tokens_per_second: 0 where it is not known. seconds_left counts the runs that follow, too.
 struct Status {
   std::string label;
   int64_t step, total;  // steps of this run

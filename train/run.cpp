@@ -1,5 +1,6 @@
 // The loop around a Trainer, the same for every architecture.
 #include <algorithm>
+#include <cmath>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
@@ -14,10 +15,10 @@
 #include "models/registry.h"
 #include "train/checkpoint.h"
 #include "train/initial.h"
+#include "train/memory.h"
 #include "train/metrics.h"
 #include "train/program.h"
 #include "train/progress.h"
-#include "train/report.h"
 #include "train/run_curves.h"
 #include "train/run_dir.h"
 #include "train/trainer.h"
@@ -70,7 +71,7 @@ Dataset open_data(TrainOptions& o) {
   const int64_t data_vocab = dataset.train->vocab_size();
   if (o.config.vocab_size == 0) o.config.vocab_size = data_vocab;
   if (o.config.vocab_size < 1) fail(Exit::usage, "--vocab is needed: token shards do not say their vocabulary");
-  if (o.config.vocab_size > 0 && o.config.vocab_size < data_vocab)
+  if (o.config.vocab_size < data_vocab)
     fail(Exit::bad_data, o.data.spec, " has a vocabulary of ", data_vocab, ", the model's is ", o.config.vocab_size,
          "; give --vocab ", data_vocab);
   if (!o.dry_run && !o.dump_tape) {
@@ -153,7 +154,7 @@ class Run {
     metrics_.sync();
     trainer_.save(dir, data_.tokenizer);
     dir_.check_present();
-    remove_old_checkpoints(o_.out, static_cast<int>(o_.keep));
+    remove_old_checkpoints(o_.out, o_.keep);
     write_run_picture(o_.out + "/curve.svg", o_.config.arch + " on " + o_.data.spec, curves_of(metrics_.lines()));
   }
 
@@ -175,13 +176,24 @@ TrainResult summarise(const Trainer& trainer, const TrainOptions& o, const std::
   result.tokens_per_second = tokens_per_second(trainer.steps_done() * trainer.tokens_per_step(), trainer.seconds);
   result.curves = curves_of(lines);
   const auto last = [](const std::vector<double>& of, double none) { return of.empty() ? none : of.back(); };
-  result.test_loss = last(result.curves.test_loss, 0);
+  result.test_loss = last(result.curves.test_loss, NAN);  // where somebody removed the metrics of a run that is done
   result.answers = last(result.curves.answers, -1);
   result.steps_valid = last(result.curves.steps_valid, -1);
   const auto end = result.curves.loss.end();
   const auto count = static_cast<std::ptrdiff_t>((lines.size() + 49) / 50);
-  if (count > 0) result.train_loss = std::accumulate(end - count, end, 0.0) / static_cast<double>(count);
+  result.train_loss = count > 0 ? std::accumulate(end - count, end, 0.0) / static_cast<double>(count) : NAN;
   return result;
+}
+
+void print_start(const TrainOptions& o, const Dataset& dataset, Trainer& trainer, const std::string& label) {
+  auto say = [&](const std::string& line) {
+    if (!line.empty()) std::printf("%s %s\n", label.c_str(), line.c_str());
+  };
+  if (trainer.steps_done() > 0) say(str("resumed after step ", trainer.steps_done()));
+  say(trainer.schedule_change());
+  say(str(format_count(trainer.params().count()), " parameters, ", trainer.device().describe(), ", ",
+          format_bytes(static_cast<double>(trainer.memory())), " for the model and its activations"));
+  say(describe_data(o, dataset));
 }
 
 // --steps 0: the initialised model itself, as a plain model directory.
@@ -212,8 +224,17 @@ Dataset complete_options(TrainOptions& o) {
   Dataset dataset;
   if (!(plan_only && sizes_known && o.data.spec.empty())) dataset = open_data(o);
   o.config.check(Exit::usage, "flags");
-  check_numbers(o);
+  check_together(o);
   return dataset;
+}
+
+std::string describe_data(const TrainOptions& o, const Dataset& data) {
+  const int64_t size = data.train->size(), T = data.train->seq_len(), each = o.batch * o.accumulate;
+  const double epochs = static_cast<double>(o.steps) * static_cast<double>(each) / static_cast<double>(size);
+  return str("data: ", format_count(size * T), " training tokens in ", format_count(size), " sequences of ",
+             format_count(T), "; ", format_count(o.steps), " steps x ", format_count(each), " sequences = ",
+             format_number(epochs < 0.1 ? "%.2g" : epochs < 100 ? "%.1f" : "%.0f", epochs),
+             " epochs; test set ", format_count(data.test->size()), " sequences");
 }
 
 TrainResult run_training(TrainOptions o, const std::string& label, int64_t runs_after) {
@@ -233,17 +254,9 @@ TrainResult run_training(TrainOptions o, const std::string& label, int64_t runs_
   check_run_dir(o);  // again, now that nobody else changes it
   remove_leftovers_of(o.out);
   remove_leftovers_in(o.out);
-  const std::string checkpoint = find_checkpoint(o, label);
-  Trainer trainer(o, *dataset.train, checkpoint);
-  if (!checkpoint.empty())
-    std::printf("%s resumed after step %lld\n", label.c_str(), static_cast<long long>(trainer.steps_done()));
-  if (const std::string change = trainer.schedule_change(); !change.empty())
-    std::printf("%s %s\n", label.c_str(), change.c_str());
+  Trainer trainer(o, *dataset.train, find_checkpoint(o, label));
   write_file_atomically(o.out + "/flags.json", all_settings(o).dump(2) + "\n");
-  std::printf("%s %s parameters, %s, %s for the model and its activations\n%s %s\n", label.c_str(),
-              format_count(trainer.params().count()).c_str(), trainer.device().describe().c_str(),
-              format_bytes(static_cast<double>(trainer.memory())).c_str(), label.c_str(),
-              describe_data(o, dataset).c_str());
+  print_start(o, dataset, trainer, label);
   Run run(o, run_dir, dataset, trainer, label, runs_after);
   const Exit code = run.loop();
   std::printf("%s", trainer.profile().c_str());

@@ -18,7 +18,9 @@ void check_run_dir(const TrainOptions& o) {
   if (o.out.empty()) fail(Exit::usage, "--out is needed: the directory for the run");
   if (o.resume && o.steps == 0) fail(Exit::usage, "--resume with --steps 0: there is nothing to continue");
   std::error_code error;
-  const bool used = path_exists(o.out) && !(fs::is_directory(o.out, error) && holds_only_leftovers(o.out));
+  const fs::file_type type = fs::status(o.out, error).type();
+  if (type == fs::file_type::none) fail_io("inspect", o.out, error.value());
+  const bool used = path_exists(o.out) && !(type == fs::file_type::directory && holds_only_leftovers(o.out));
   if (!used && o.resume && o.data.spec.empty())
     fail(Exit::usage, "--resume: there is no run in ", o.out, " yet; to start one, give its flags");
   if (!used) return;
@@ -58,7 +60,7 @@ std::string find_checkpoint(const TrainOptions& o, const std::string& label) {
   for (const std::string& line : skipped) std::printf("%s %s\n", label.c_str(), line.c_str());
   if (checkpoint.empty() && !skipped.empty())
     fail(Exit::bad_data, "--resume: no checkpoint in ", o.out, " is valid; move it away to start again");
-  set_aside_damaged_checkpoints(o.out);
+  if (!skipped.empty()) set_aside_damaged_checkpoints(o.out);
   if (!checkpoint.empty()) return checkpoint;
   const nlohmann::json settings = read_run_settings(o.out);
   if (!settings.is_null()) {

@@ -1,9 +1,10 @@
 // A run's settings as JSON, in the flags' own words: what flags.json holds, what a checkpoint keeps of it, and back.
-#include <limits>
+#include <algorithm>
 
 #include "engine/json.h"
 #include "models/json_file.h"
 #include "train/checkpoint.h"
+#include "train/flags.h"
 #include "train/options.h"
 
 namespace crossply {
@@ -11,9 +12,8 @@ namespace {
 
 using nlohmann::json;
 
-constexpr double any = std::numeric_limits<double>::max();
-
-// Calls visit(flag with underscores, variable, smallest = 0 and largest = any value) for what a resumed run must keep.
+// Calls visit for what a resumed run must keep: with the flag, underscores for its dashes; the variable; and what the
+// flag refuses beside the usual, as the smallest and largest number or as the words that it takes.
 template <class Options, class Visit>
 void each_kept(Options& o, Visit&& visit) {
   visit("data", o.data.spec);
@@ -27,18 +27,18 @@ void each_kept(Options& o, Visit&& visit) {
   visit("accumulate", o.accumulate, 1);
   visit("lr", o.lr);
   visit("router_lr", o.router_lr);
-  visit("schedule", o.schedule);
+  visit("schedule", o.schedule, schedules);
   visit("warmup", o.warmup);
   visit("lr_floor", o.lr_floor, 0, 1);
   visit("weight_decay", o.adamw.weight_decay);
   visit("decay_all", o.decay_all);
-  visit("beta1", o.adamw.beta1, 0, 1);
-  visit("beta2", o.adamw.beta2, 0, 1);
+  visit("beta1", o.adamw.beta1, 0, most_beta);
+  visit("beta2", o.adamw.beta2, 0, most_beta);
   visit("clip", o.adamw.clip);
   visit("seed", o.seed);
   visit("device", o.device);
-  visit("dtype", o.dtype);
-  visit("matmul", o.matmul);
+  visit("dtype", o.dtype, dtypes);
+  visit("matmul", o.matmul, matmuls);
 }
 
 // The same for what a resumed run may change, because it does not touch the numbers.
@@ -56,7 +56,7 @@ void each_free(Options& o, Visit&& visit) {
 struct Put {
   json& settings;
   template <class T>
-  void operator()(const char* key, const T& value, double = 0, double = 0) const {
+  void operator()(const char* key, const T& value, const auto&...) const {
     if constexpr (std::is_same_v<T, std::string>) settings[key] = utf8_or_escaped(value);
     else settings[key] = value;
   }
@@ -66,9 +66,9 @@ template <class T>
 bool fits(const json& value, double least, double most) {
   if constexpr (std::is_same_v<T, std::string>) return value.is_string();
   else if constexpr (std::is_same_v<T, bool>) return value.is_boolean();
+  else if constexpr (std::is_same_v<T, uint64_t>) return value.is_number_unsigned();  // the seed
   else if constexpr (std::is_integral_v<T>)
-    return value.is_number_integer() && value.get<double>() >= least &&
-           (!value.is_number_unsigned() || value.get<uint64_t>() <= uint64_t{std::numeric_limits<T>::max()});
+    return value.is_number_unsigned() && value.get<double>() >= least && value.get<uint64_t>() <= most_count;
   else return value.is_number() && value.get<double>() >= least && value.get<double>() <= most;
 }
 
@@ -76,12 +76,18 @@ struct Take {
   const json& settings;
   const std::string& path;
   template <class T>
-  void operator()(const char* key, T& variable, double least = 0, double most = any) const {
+  void operator()(const char* key, T& variable, double least = 0, double most = most_number) const {
     if (!settings.contains(key)) return;  // written before there was such a flag
     const json& value = settings[key];
-    if (!fits<T>(value, least, most))
-      fail(Exit::bad_data, path, ": \"", key, "\" cannot be ", value.dump(), "; mend it or start a new run");
+    if (!fits<T>(value, least, most)) refuse(key);
     value.get_to(variable);
+  }
+  void operator()(const char* key, std::string& variable, const std::vector<std::string>& words) const {
+    operator()(key, variable);
+    if (std::find(words.begin(), words.end(), variable) == words.end()) refuse(key);
+  }
+  [[noreturn]] void refuse(const char* key) const {
+    fail(Exit::bad_data, path, ": \"", key, "\" cannot be ", settings[key].dump(), "; mend it or start a new run");
   }
 };
 
@@ -129,7 +135,7 @@ void refuse_other_settings(const json& saved, const TrainOptions& now, const std
   for (const auto& [key, value] : current.items()) {
     const json was = saved.value(key, key == "matmul" ? json("fp32") : json());  // older runs had no choice there
     if (was == value) continue;
-    if (key == "steps" && was.is_number_integer() && was < value) continue;
+    if (key == "steps" && was.is_number_unsigned() && was < value) continue;
     fail(Exit::usage, "--resume: the run in ", where, " has ", flag_of(key), " ", was.dump(), ", the flags say ",
          value.dump(), key == "steps" ? "; it can only grow" : "; resume with the flags it was started with");
   }
@@ -138,11 +144,13 @@ void refuse_other_settings(const json& saved, const TrainOptions& now, const std
 void refuse_other_config(const Config& saved, const Config& now, const std::string& where) {
   const json was = to_json(saved).flatten(), is = to_json(now).flatten();
   if (was == is) return;
-  std::string key = "/arch";
-  for (const auto& [name, value] : is.items())
-    if (!was.contains(name) || was[name] != value) key = name;
-  fail(Exit::usage, "--resume: ", where, " is of another model than the flags describe: its ", key.substr(1),
-       " is another; resume with the flags it was started with");
+  std::string differences;
+  for (const auto& [key, value] : is.items()) {
+    const json old = was.value(key, json());
+    if (old != value) differences += str(" ", key.substr(1), " is ", old.dump(), ", not ", value.dump(), ";");
+  }
+  fail(Exit::usage, "--resume: ", where, " is of another model than the flags describe:", differences,
+       " resume with the flags it was started with");
 }
 
 }  // namespace crossply

@@ -13,8 +13,9 @@
 #include "models/model_dir.h"
 #include "models/registry.h"
 #include "train/checkpoint.h"
+#include "train/memory.h"
 #include "train/profile.h"
-#include "train/report.h"
+#include "train/progress.h"
 
 namespace crossply {
 namespace {
@@ -41,7 +42,7 @@ ParameterTable& prepare(ParameterTable& params, const TrainOptions& options, Dev
   if (storage_type(options) == Dtype::bf16) params.allocate_narrow();
   params.initialise(options.seed);
   if (!options.init.empty() && !resumed)
-    load_initial_weights(resolve_model_dir(options.init), options.initial.config, options.config, params);
+    load_initial_weights(ModelDir(options.init).path(), options.initial.config, options.config, params);
   params.refresh_narrow();
   return params;
 }
@@ -202,8 +203,8 @@ std::string Trainer::schedule_change() const {
   before.total = steps_before_;
   const double rate = options_.lr * schedule_.at(steps_done()), old = options_.lr * before.at(steps_done());
   return str("--steps grows from ", steps_before_, " to ", options_.steps, ": from here on the ", options_.schedule,
-             " schedule is that of ", options_.steps, " steps; the next rate is ", rate,
-             rate == old ? ", as before" : str(", it would have been ", old));
+             " schedule is that of ", options_.steps, " steps; the next rate is ", format_number("%.3g", rate),
+             rate == old ? ", as before" : format_number(", it would have been %.3g", old));
 }
 
 namespace {

@@ -21,9 +21,8 @@ struct StepResult {
 
 class Trainer {
  public:
-  // The options are complete. checkpoint: a directory that save() wrote, from which
-  // the run continues bit for bit; "" for a new run. Other flags than the checkpoint's are Exit::usage by name, other
-  // data is Exit::bad_data.
+  // The options are complete. checkpoint: a directory that save() wrote, from which the run continues bit for bit; ""
+  // for a new run. Other flags than the checkpoint's are Exit::usage by name, other data is Exit::bad_data.
   Trainer(const TrainOptions& options, const Source& train, const std::string& checkpoint = "");
 
   // One optimizer step. Throws Exit::not_finite before the update when the loss or the gradient is not finite.
@@ -46,7 +45,7 @@ class Trainer {
   std::string profile() const;
   // What more --steps than the continued checkpoint's do to the rates, as a line; empty where they are as they were.
   std::string schedule_change() const;
-  double seconds = 0;     // spent in step() over the whole run, resumed parts included
+  double seconds = 0;  // spent in step() over the whole run, resumed parts included
 
  private:
   void restore(const std::string& checkpoint);
@@ -76,7 +75,7 @@ struct TrainResult {
   double tokens_per_second = 0;
   size_t memory = 0;
   double planned_memory = 0;  // of the whole run, as a dry run says; set by plan_training
-  double train_loss = 0;  // mean over the last fiftieth of the steps
+  double train_loss = 0;      // mean over the last fiftieth of the steps
   double test_loss = 0;
   double answers = -1, steps_valid = -1;  // -1: the data is no task
   std::string run_dir;
@@ -91,6 +90,9 @@ TrainResult run_training(TrainOptions options, const std::string& label, int64_t
 // What run_training does first: adds the preset's options for the architecture and what only the data can say, and
 // refuses what does not fit. A dry run whose sizes are known needs no data.
 Dataset complete_options(TrainOptions& options);
+// "data: 1,003,776 training tokens in 3,921 sequences of 256; 40 steps x 32 sequences = 0.3 epochs; test set 436
+// sequences"
+std::string describe_data(const TrainOptions& options, const Dataset& data);
 
 // main of a single-file trainer.
 int train_main(int argc, char** argv, const std::string& arch);

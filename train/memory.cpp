@@ -1,4 +1,4 @@
-#include "train/report.h"
+#include "train/memory.h"
 
 #include <omp.h>
 #include <sys/resource.h>
@@ -8,7 +8,6 @@
 #include <fstream>
 
 #include "kernels/cross_entropy.h"
-#include "train/progress.h"
 
 namespace crossply {
 namespace {
@@ -78,15 +77,6 @@ std::vector<MemoryPart> memory_parts(const TrainOptions& o, ParameterTable& para
   if (const double bytes = answering_memory(o, params); bytes > 0) parts.push_back({"answering of prompts", bytes});
   parts.push_back({"program and data, about", std::max(program, resident_memory())});
   return parts;
-}
-
-std::string describe_data(const TrainOptions& o, const Dataset& data) {
-  const int64_t size = data.train->size(), T = data.train->seq_len(), each = o.batch * o.accumulate;
-  const double epochs = static_cast<double>(o.steps) * static_cast<double>(each) / static_cast<double>(size);
-  return str("data: ", format_count(size * T), " training tokens in ", format_count(size), " sequences of ",
-             format_count(T), "; ", format_count(o.steps), " steps x ", format_count(each), " sequences = ",
-             format_number(epochs < 0.1 ? "%.2g" : epochs < 100 ? "%.1f" : "%.0f", epochs),
-             " epochs; test set ", format_count(data.test->size()), " sequences");
 }
 
 }  // namespace crossply
