@@ -1,5 +1,7 @@
 #include "engine/json.h"
 
+#include "engine/printable.h"
+
 namespace crossply {
 
 bool is_nested_too_deep(std::string_view text) {
@@ -21,14 +23,7 @@ std::string utf8_or_escaped(const std::string& text) {
     return text;
   } catch (const nlohmann::json::exception&) {
   }
-  std::string out;
-  for (const char c : text) {
-    const unsigned byte = static_cast<unsigned char>(c);
-    const char* digits = "0123456789abcdef";
-    if (byte < 0x80) out += c;
-    else out += {'\\', 'x', digits[byte >> 4], digits[byte & 15]};
-  }
-  return out;
+  return printable(text);
 }
 
 }  // namespace crossply

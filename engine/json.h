@@ -1,4 +1,5 @@
-// JSON from outside, files, lines and flags alike, is parsed here and nowhere else. What comes out is in UTF-8 and
+// JSON from outside, files, lines and flags alike, is parsed here and nowhere else, but for the headers of safetensors
+// files, which are never held as a tree. What comes out is in UTF-8 and
 // nested at most max_json_depth deep, so that it can be copied, compared and printed: each level of that takes stack.
 #pragma once
 
@@ -35,8 +36,7 @@ Json parse_json(std::string_view text, const std::string& where) {
   }
 }
 
-// For JSON, which is in UTF-8, while a file name may be any bytes: the text itself if it is UTF-8, else with \xNN in
-// place of each byte that is not ASCII.
+// For JSON, which is in UTF-8, while a file name may be any bytes: the text itself if it is UTF-8, else printable().
 std::string utf8_or_escaped(const std::string& text);
 
 }  // namespace crossply

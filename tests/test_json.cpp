@@ -50,6 +50,7 @@ TEST_CASE("json: a name that is not UTF-8 is escaped, any other stays") {
   CHECK(utf8_or_escaped("plain \\ name") == "plain \\ name");
   CHECK(utf8_or_escaped("donn\xc3\xa9" "es") == "donn\xc3\xa9" "es");
   CHECK(utf8_or_escaped("donn\xe9" "es") == "donn\\xe9es");
+  CHECK(utf8_or_escaped("\x1b") == "\x1b");  // JSON escapes it, and who reads it gets the name back
 }
 
 TEST_CASE("json: every reader refuses a document that is nested too deep") {
