@@ -1,12 +1,12 @@
 #include "data/tokenizer.h"
 
 #include <algorithm>
-#include <charconv>
 #include <filesystem>
 
 #include "engine/check.h"
 #include "engine/file.h"
 #include "engine/json.h"
+#include "engine/numbers.h"
 #include "engine/printable.h"
 
 namespace crossply {
@@ -26,11 +26,10 @@ void for_each_word(std::string_view text, F&& body) {
 }
 
 int32_t parse_id(std::string_view word, const std::string& why) {
-  int32_t id = -1;
-  const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), id);
-  if (error != std::errc() || end != word.data() + word.size() || id < 0)
+  const auto id = parse_all<int32_t>(word);
+  if (!id || *id < 0)
     fail(Exit::usage, "\"", excerpt(word), "\" is not a token id: ", why, " the text is whitespace-separated integers");
-  return id;
+  return *id;
 }
 
 std::string utf8(int code_point) {  // below 0x800 is all that the byte table needs
