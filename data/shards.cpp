@@ -196,8 +196,10 @@ struct ShardSet {
 
 class ShardSource : public Source {
  public:
-  ShardSource(std::shared_ptr<const ShardSet> set, int64_t T, int64_t first, int64_t count, bool whole = false)
-      : set_(std::move(set)), T_(T), first_(first), count_(count), whole_(whole) {}
+  // other: the files of the other split, where it has its own.
+  ShardSource(std::shared_ptr<const ShardSet> set, std::shared_ptr<const ShardSet> other, int64_t T, int64_t first,
+              int64_t count, bool whole = false)
+      : set_(std::move(set)), other_(std::move(other)), T_(T), first_(first), count_(count), whole_(whole) {}
 
   int64_t size() const override { return count_; }
   int64_t seq_len() const override { return T_; }
@@ -227,15 +229,18 @@ class ShardSource : public Source {
 
   uint64_t digest() const override {
     Digest all;
-    for (const Shard& shard : set_->shards) {
-      const uint64_t one = shard.scan().digest;
-      all.add(&one, sizeof one);
+    for (const ShardSet* files : {set_.get(), other_.get()}) {
+      if (files == nullptr) continue;
+      for (const Shard& shard : files->shards) {
+        const uint64_t one = shard.scan().digest;
+        all.add(&one, sizeof one);
+      }
     }
     return all.value();
   }
 
  private:
-  std::shared_ptr<const ShardSet> set_;
+  std::shared_ptr<const ShardSet> set_, other_;
   int64_t T_, first_, count_;
   bool whole_;
 };
@@ -247,10 +252,10 @@ Dataset open_shards(const DataOptions& options) {
   if (options.whole) {
     const auto all = std::make_shared<const ShardSet>(options.spec, T, true);
     const int64_t count = count_samples(options.spec, "test", options.test_samples, all->windows());
-    return {nullptr, std::make_unique<ShardSource>(all, all->T, 0, count, true), Tokenizer()};
+    return {nullptr, std::make_unique<ShardSource>(all, nullptr, all->T, 0, count, true), Tokenizer()};
   }
   const auto set = std::make_shared<const ShardSet>(options.spec, T);
-  auto test_set = set;
+  std::shared_ptr<const ShardSet> val_set;
   int64_t train = set->windows(), test = 0, first_test = 0;
   if (options.val_spec.empty()) {
     test = std::max<int64_t>(1, train / 100);
@@ -258,14 +263,15 @@ Dataset open_shards(const DataOptions& options) {
     first_test = train;
     if (train < 1) fail(Exit::bad_data, options.spec, ": has one window of ", T + 1, " tokens, testing needs another");
   } else {
-    test_set = std::make_shared<const ShardSet>(options.val_spec, T);
-    ShardSet::require_same_format(test_set->shards[0], set->shards[0]);
-    test = test_set->windows();
+    val_set = std::make_shared<const ShardSet>(options.val_spec, T);
+    ShardSet::require_same_format(val_set->shards[0], set->shards[0]);
+    test = val_set->windows();
   }
   train = count_samples(options.spec, "train", options.train_samples, train);
   test = count_samples(options.val_spec.empty() ? options.spec : options.val_spec, "test", options.test_samples, test);
-  return {std::make_unique<ShardSource>(set, T, 0, train),
-          std::make_unique<ShardSource>(test_set, T, first_test, test), Tokenizer()};
+  return {std::make_unique<ShardSource>(set, val_set, T, 0, train),
+          std::make_unique<ShardSource>(val_set ? val_set : set, val_set ? set : nullptr, T, first_test, test),
+          Tokenizer()};
 }
 
 std::vector<int32_t> read_shard(const std::string& path, int64_t count) {

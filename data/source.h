@@ -45,7 +45,8 @@ class Source {
     if (vocab_size() > vocab)
       fail(Exit::bad_data, "the data has a vocabulary of ", vocab_size(), ", the model only of ", vocab);
   }
-  // Changes when any of the data does; where it is in files, whatever is in them. Reads all of it.
+  // Changes when any of the data does; where it is in files, whatever is in them, also in those of the other split.
+  // Reads all of it.
   virtual uint64_t digest() const;
   virtual const Task* task() const { return nullptr; }
   // Tokens of the files behind it, unread ones included; 0 where there is no file.

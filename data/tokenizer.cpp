@@ -1,12 +1,13 @@
 #include "data/tokenizer.h"
 
 #include <algorithm>
-#include <charconv>
 #include <filesystem>
 
 #include "engine/check.h"
 #include "engine/file.h"
 #include "engine/json.h"
+#include "engine/numbers.h"
+#include "engine/printable.h"
 
 namespace crossply {
 namespace {
@@ -25,11 +26,10 @@ void for_each_word(std::string_view text, F&& body) {
 }
 
 int32_t parse_id(std::string_view word, const std::string& why) {
-  int32_t id = -1;
-  const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), id);
-  if (error != std::errc() || end != word.data() + word.size() || id < 0)
-    fail(Exit::usage, "\"", word, "\" is not a token id: ", why, " the text is whitespace-separated integers");
-  return id;
+  const auto id = parse_all<int32_t>(word);
+  if (!id || *id < 0)
+    fail(Exit::usage, "\"", excerpt(word), "\" is not a token id: ", why, " the text is whitespace-separated integers");
+  return *id;
 }
 
 std::string utf8(int code_point) {  // below 0x800 is all that the byte table needs
@@ -82,12 +82,13 @@ std::vector<std::string> words_of(const json& vocab, const std::string& path) {
   std::vector<std::string> words(vocab.size());
   for (const auto& [word, id] : vocab.items()) {
     if (!id.is_number_unsigned() || id.get<uint64_t>() >= words.size())
-      fail(Exit::bad_data, path, ": the id of \"", word, "\" is ", id.dump(), ", expected an integer below ",
-           words.size());
+      fail(Exit::bad_data, path, ": the id of \"", excerpt(word), "\" is ", excerpt(id.dump()),
+           ", expected an integer below ", words.size());
     std::string& place = words[id.get<size_t>()];
-    if (!place.empty()) fail(Exit::bad_data, path, ": \"", word, "\" and \"", place, "\" have the same id");
+    if (!place.empty())
+      fail(Exit::bad_data, path, ": \"", excerpt(word), "\" and \"", excerpt(place), "\" have the same id");
     if (word.empty() || std::any_of(word.begin(), word.end(), is_space))
-      fail(Exit::bad_data, path, ": the word \"", word, "\" is empty or holds whitespace");
+      fail(Exit::bad_data, path, ": the word \"", excerpt(word), "\" is empty or holds whitespace");
     place = word;
   }
   return words;
@@ -110,7 +111,7 @@ std::string foreign_part(const json& object) {
   const std::string model = type_of(object, "model"), split = type_of(object, "pre_tokenizer");
   const bool is_words = model == "WordLevel" && split == "WhitespaceSplit";
   if (!is_words && !(model == "BPE" && split == "ByteLevel"))
-    return "the model is " + model + ", the pre-tokenizer " + split;
+    return "the model is " + excerpt(model) + ", the pre-tokenizer " + excerpt(split);
   for (const char* key : {"added_tokens", "normalizer", "post_processor"})
     if (!is_empty(object, key)) return std::string("it has ") + key;
   if (is_words) return "";
@@ -158,7 +159,7 @@ std::string Tokenizer::describe() const {
   if (kind_ == Kind::bytes) return "bytes";
   if (kind_ == Kind::foreign) return "a tokenizer that is not computed here (" + what_ + ")";
   std::string text = str(words_.size(), " words (");
-  for (size_t i = 0; i < words_.size() && i < 6; ++i) text += words_[i] + " ";
+  for (size_t i = 0; i < words_.size() && i < 6; ++i) text += excerpt(words_[i]) + " ";
   return text + "...)";
 }
 
@@ -177,7 +178,7 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
     if (kind_ == Kind::foreign) return ids.push_back(parse_id(word, "with " + describe()));
     const auto found = ids_.find(std::string(word));
     if (found == ids_.end())
-      fail(Exit::usage, "\"", word, "\" is not among the ", words_.size(), " words of the vocabulary");
+      fail(Exit::usage, "\"", excerpt(word), "\" is not among the ", words_.size(), " words of the vocabulary");
     ids.push_back(found->second);
   });
   return ids;

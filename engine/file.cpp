@@ -37,6 +37,7 @@ int open_file(const std::string& path, int flags) {
   const auto open = [&] { return ::open(path.c_str(), flags | O_CLOEXEC, 0666); };
   int fd = uninterrupted(open);
   if (fd < 0 && errno == EMFILE && raise_descriptor_limit()) fd = uninterrupted(open);
+  if (fd > 900) raise_descriptor_limit();  // mostly 1024: who opens without asking for more shall find some left
   return fd;
 }
 

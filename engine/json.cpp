@@ -1,18 +1,31 @@
 #include "engine/json.h"
 
+#include "engine/numbers.h"
+#include "engine/printable.h"
+
 namespace crossply {
 
-bool is_nested_too_deep(std::string_view text) {
+std::string unfit_part(std::string_view text) {
+  if (const size_t zero = text.find('\0'); zero != text.npos) return str("a zero byte, its byte ", zero + 1);
   int depth = 0;
   bool in_string = false;
   for (size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
-    if (in_string && c == '\\') ++i;  // whatever follows does not end the string
-    else if (c == '"') in_string = !in_string;
-    else if (!in_string && (c == '[' || c == '{') && ++depth > max_json_depth) return true;
-    else if (!in_string && (c == ']' || c == '}')) --depth;
+    if (in_string && c == '\\') {
+      ++i;  // whatever follows does not end the string
+    } else if (c == '"') {
+      in_string = !in_string;
+    } else if (!in_string && (c == '[' || c == '{')) {
+      if (++depth > max_json_depth) return str("more than ", max_json_depth, " levels: nested too deep");
+    } else if (!in_string && (c == ']' || c == '}')) {
+      --depth;
+    } else if (!in_string && c >= '0' && c <= '9') {
+      const std::string_view number = text.substr(i, text.find_first_not_of("0123456789.eE+-", i) - i);
+      if (!parse_number(number)) return str("the number ", excerpt(number), ", too large or too small for a double");
+      i += number.size() - 1;
+    }
   }
-  return false;
+  return "";
 }
 
 std::string utf8_or_escaped(const std::string& text) {
@@ -21,14 +34,7 @@ std::string utf8_or_escaped(const std::string& text) {
     return text;
   } catch (const nlohmann::json::exception&) {
   }
-  std::string out;
-  for (const char c : text) {
-    const unsigned byte = static_cast<unsigned char>(c);
-    const char* digits = "0123456789abcdef";
-    if (byte < 0x80) out += c;
-    else out += {'\\', 'x', digits[byte >> 4], digits[byte & 15]};
-  }
-  return out;
+  return printable(text);
 }
 
 }  // namespace crossply

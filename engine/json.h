@@ -1,4 +1,5 @@
-// JSON from outside, files, lines and flags alike, is parsed here and nowhere else. What comes out is in UTF-8 and
+// JSON from outside, files, lines and flags alike, is parsed here and nowhere else, but for the headers of safetensors
+// files, which are never held as a tree. What comes out is in UTF-8 and
 // nested at most max_json_depth deep, so that it can be copied, compared and printed: each level of that takes stack.
 #pragma once
 
@@ -13,30 +14,29 @@ namespace crossply {
 // No file of a model or a run comes near it: a tokenizer of Hugging Face's has about 8.
 constexpr int max_json_depth = 100;
 
-// Counts the brackets outside of strings; right for JSON, and for anything else the parser refuses.
-bool is_nested_too_deep(std::string_view text);
+// What the parser would take and should not, in words; "" if there is nothing of the kind: too deep a nesting, a zero
+// byte, where it takes the text to end, or a number like 1e-400, which it reads as 0. Right for JSON; anything else the
+// parser refuses.
+std::string unfit_part(std::string_view text);
 
-// A discarded value (is_discarded()) where `text` is not JSON or nested too deep. Json: nlohmann::json or ordered_json.
+// A discarded value (is_discarded()) where `text` is not JSON or unfit. Json: nlohmann::json or ordered_json.
 template <class Json = nlohmann::json>
 Json try_parse_json(std::string_view text) {
-  return is_nested_too_deep(text) ? Json(nlohmann::json::value_t::discarded) : Json::parse(text, nullptr, false);
+  return unfit_part(text).empty() ? Json::parse(text, nullptr, false) : Json(nlohmann::json::value_t::discarded);
 }
 
 // The same, but such a text is Exit::bad_data; `where` names its file.
 template <class Json = nlohmann::json>
 Json parse_json(std::string_view text, const std::string& where) {
-  if (is_nested_too_deep(text)) fail(Exit::bad_data, where, ": JSON nested more than ", max_json_depth, " deep");
+  if (const std::string unfit = unfit_part(text); !unfit.empty()) fail(Exit::bad_data, where, ": JSON with ", unfit);
   try {
     return Json::parse(text);
   } catch (const nlohmann::json::parse_error& error) {
     fail(Exit::bad_data, where, ": is not a JSON object in UTF-8: wrong at byte ", error.byte);
-  } catch (const nlohmann::json::out_of_range&) {
-    fail(Exit::bad_data, where, ": JSON with a number that is too large");
   }
 }
 
-// For JSON, which is in UTF-8, while a file name may be any bytes: the text itself if it is UTF-8, else with \xNN in
-// place of each byte that is not ASCII.
+// For JSON, which is in UTF-8, while a file name may be any bytes: the text itself if it is UTF-8, else printable().
 std::string utf8_or_escaped(const std::string& text);
 
 }  // namespace crossply

@@ -7,6 +7,8 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "engine/printable.h"
+
 namespace crossply {
 namespace {
 
@@ -27,12 +29,7 @@ uint64_t bits_of(const std::string& dtype) {
   return found == bits.end() ? 0 : found->second;
 }
 
-// A name from an untrusted file, fit for a terminal: no control characters, no endless text.
-std::string show_name(const std::string& name) {
-  std::string out = "\"";
-  for (char c : name.substr(0, 120)) out += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;
-  return out + (name.size() > 120 ? "...\"" : "\"");
-}
+std::string show_name(const std::string& name) { return "\"" + excerpt(name) + "\""; }
 
 std::string list(const std::vector<int64_t>& numbers) {
   std::string out = "[";

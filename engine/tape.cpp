@@ -61,7 +61,9 @@ Value* Tape::parameter(Parameter& row) {
 
 Slab Tape::slab(const std::string& name, int64_t slices, Shape slice) {
   CHECK_THAT(slice.rank == 4, "a slice is (B, T, K, D), got ", slice.str());
-  return Slab{add_value(name, Shape{slices, slice[0] * slice[1], slice[2], slice[3]}, real_, false)};
+  const Slab slab{add_value(name, Shape{slices, slice[0] * slice[1], slice[2], slice[3]}, real_, false)};
+  slab.all->buffer->sliced = true;
+  return slab;
 }
 
 void Tape::place(Value* value, const Slab& slab, int64_t i) {
@@ -123,6 +125,10 @@ void Tape::check_takeable(const Node& node) {
 
 Value* Tape::record(std::unique_ptr<Node> node) {
   check_readable(*node);
+  for (const std::vector<Value*>* list : {&node->out, &node->saved})
+    for (const Value* value : *list)
+      CHECK_THAT(!value->buffer->sliced, described(*node), " writes the whole slab ", value->name,
+                 ", over what its slices hold. Write each slice as a value, and place() that");
   bool needs_grad = false;
   for (const Value* value : node->in) needs_grad |= value->needs_grad;
   for (Value* value : node->out) value->needs_grad = needs_grad && !value->buffer->persistent;

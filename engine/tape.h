@@ -34,6 +34,7 @@ struct Buffer {
   size_t bytes = 0;
   bool persistent = false;    // inputs, results, caches, constants: alive throughout
   Buffer* inside = nullptr;   // part of a slab
+  bool sliced = false;        // a slab, which is written slice by slice
   size_t offset = 0;          // in the arena; within `inside` if that is set
   int first = -1, last = -1;  // ticks of the first and last use; -1: never used
   std::vector<Value*> values;     // who lives here
@@ -135,7 +136,8 @@ class Tape {
   // Two values in the same memory. An in-place node on one takes both.
   void share(Value* value, const Value* with);
   // Returns the node's first output. Refuses, naming op, value and remedy, what would compute with overwritten memory
-  // or lose a gradient: to read a value that an earlier node took or none wrote, and to take one that is still needed.
+  // or lose a gradient: to read a value that an earlier node took or none wrote, to take one that is still needed, and
+  // to write a slab as a whole.
   Value* record(std::unique_ptr<Node> node);
   int64_t cache_length() const { return cache_length_; }
   Dtype dtype() const { return real_; }

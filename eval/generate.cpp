@@ -4,8 +4,8 @@
 #include <cstdio>
 #include <numeric>
 
-#include "data/printable.h"
 #include "data/tokenizer.h"
+#include "engine/printable.h"
 #include "engine/rng.h"
 #include "eval/decode.h"
 #include "eval/loaded_model.h"
@@ -46,7 +46,7 @@ Exit run(const Options& o) {
   const Tokenizer tokenizer = Tokenizer::load(model.dir);
   if (tokenizer.is_foreign())
     std::fprintf(stderr, "note: %s has %s: the prompt is token ids, and so is what follows\n", o.model.c_str(),
-                 printable(tokenizer.describe()).c_str());
+                 tokenizer.describe().c_str());
   const std::vector<int32_t> prompt = tokenizer.encode(o.prompt);
   if (prompt.empty()) fail(Exit::usage, "--prompt is empty; the model needs at least one token to continue");
   for (const int32_t token : prompt)

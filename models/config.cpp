@@ -8,6 +8,7 @@
 
 #include "engine/json.h"
 #include "engine/numbers.h"
+#include "engine/printable.h"
 #include "models/json_file.h"
 #include "models/registry.h"
 
@@ -45,11 +46,13 @@ const std::map<std::string, json>& neutral_values() {
 
 const std::set<std::string> token_keys = {"bos_token_id", "eos_token_id", "pad_token_id"};
 
+std::string shown(const json& value) { return excerpt(value.dump()); }
+
 // A key that crossply accepts only at the value that leaves the model as it is.
 void require(const json& object, const std::string& key, const json& neutral, const std::string& where) {
   const auto it = object.find(key);
   if (it == object.end() || it->is_null() || *it == neutral) return;
-  fail(Exit::bad_data, where, ": \"", key, "\": ", it->dump(), " is not computed here; only ", neutral.dump(), " is");
+  fail(Exit::bad_data, where, ": \"", key, "\": ", shown(*it), " is not computed here; only ", neutral.dump(), " is");
 }
 
 // Attention over all earlier tokens in every layer, whether the keys are there or not.
@@ -59,7 +62,7 @@ void require_full_attention(const json& object, const std::string& where) {
   const json types = object.value("layer_types", json());
   for (const json& type : types.is_null() || types.is_array() ? types : json::array({types}))
     if (type != "full_attention")
-      fail(Exit::bad_data, where, ": \"layer_types\" has ", type.dump(),
+      fail(Exit::bad_data, where, ": \"layer_types\" has ", shown(type),
            ", which is not computed here; only \"full_attention\" is");
 }
 
@@ -76,7 +79,7 @@ std::string check_keys(const json& object, const std::string& where) {
     const bool known = used.contains(key) || inert_keys.contains(key) || token_keys.contains(key);
     if (known || neutral != neutral_values().end()) continue;
     if (!ignored_keys.contains(key) && key != "layer_types" && key != "sliding_window")
-      fail(Exit::bad_data, where, ": unknown key \"", key,
+      fail(Exit::bad_data, where, ": unknown key \"", excerpt(key),
            "\". If it does not change what the model computes, remove it");
     if (!value.is_null()) ignored += (ignored.empty() ? "" : ", ") + key;
   }
@@ -95,7 +98,7 @@ RopeScaling read_llama3(const json& object, const std::string& where) {
   if (!(scaling.factor >= 1) || !(scaling.low_freq_factor > 0) || scaling.original_max_position_embeddings < 1 ||
       !(scaling.high_freq_factor > scaling.low_freq_factor) || !std::isfinite(scaling.factor) ||
       !std::isfinite(scaling.high_freq_factor))
-    fail(Exit::bad_data, where, ": rope_type llama3 with ", object.dump(), " has no meaning");
+    fail(Exit::bad_data, where, ": rope_type llama3 with ", shown(object), " has no meaning");
   return scaling;
 }
 
@@ -104,11 +107,11 @@ void read_rope(const json& object, Config& config, const std::string& where) {
   for (const char* key : {"rope_parameters", "rope_scaling"}) {
     const auto it = object.find(key);
     if (it == object.end() || it->is_null()) continue;
-    if (!it->is_object()) fail(Exit::bad_data, where, ": \"", key, "\" must be an object, is ", it->dump());
+    if (!it->is_object()) fail(Exit::bad_data, where, ": \"", key, "\" must be an object, is ", shown(*it));
     const json type = it->value("rope_type", it->value("type", json("default")));
     const bool llama3 = type == "llama3";
     if (!llama3 && type != "default")
-      fail(Exit::bad_data, where, ": \"", key, ".rope_type\": ", type.dump(),
+      fail(Exit::bad_data, where, ": \"", key, ".rope_type\": ", shown(type),
            " is not computed here; \"default\" and \"llama3\" are");
     require(*it, "partial_rotary_factor", 1.0, str(where, ": ", key));
     for (const auto& [name, value] : it->items()) {
@@ -116,7 +119,7 @@ void read_rope(const json& object, Config& config, const std::string& where) {
       static const std::set<std::string> scaling = {"factor", "low_freq_factor", "high_freq_factor",
                                                     "original_max_position_embeddings"};
       if (!always.contains(name) && !(llama3 && scaling.contains(name)))
-        fail(Exit::bad_data, where, ": \"", key, ".", name, "\": ", value.dump(), " is not computed here");
+        fail(Exit::bad_data, where, ": \"", key, ".", excerpt(name), "\": ", shown(value), " is not computed here");
     }
     if (llama3) config.rope_scaling = read_llama3(*it, str(where, ": ", key));
     read(*it, "rope_theta", config.rope_theta, where);
@@ -170,7 +173,7 @@ void check_options(Config& config, Exit code, const std::string& where) {
     const auto it = config.options.find(option.key);
     const std::string value = it == config.options.end() ? option.default_value : it->second;
     if (!allowed(option, value)) {
-      fail(code, where, ": \"", option.key, "\" is ", value, ", must be: ", option.help,
+      fail(code, where, ": \"", option.key, "\" is ", excerpt(value), ", must be: ", option.help,
            parse_integer(option.default_value) ? str(" (0 to ", most_integer, ")") : "");
     }
     complete[option.key] = as_json(option, value);
@@ -179,7 +182,7 @@ void check_options(Config& config, Exit code, const std::string& where) {
     if (complete.contains(key)) continue;
     std::string known = "arch qk_norm qk_norm_eps";
     for (const Option& option : architecture.options) known += " " + option.key;
-    fail(code, where, ": unknown key \"crossply.", key, "\"; ", config.arch, " knows: ", known);
+    fail(code, where, ": unknown key \"crossply.", excerpt(key), "\"; ", config.arch, " knows: ", known);
   }
   config.options = complete;
   try {
@@ -250,7 +253,7 @@ void read_model_type(const json& object, Config& config, const std::string& wher
   if (object.contains("crossply")) return read_crossply(object["crossply"], config, where);
   if (model_type == "llama") return;
   if (model_type != "qwen3")
-    fail(Exit::bad_data, where, ": model_type \"", model_type,
+    fail(Exit::bad_data, where, ": model_type \"", excerpt(model_type),
          "\" is not supported without a \"crossply\" object; known: llama, qwen3");
   for (const char* key : {"head_dim", "num_key_value_heads"})  // defaults there are those of one size
     if (!object.contains(key)) fail(Exit::bad_data, where, ": key \"", key, "\" is missing");

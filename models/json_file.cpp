@@ -5,6 +5,7 @@
 
 #include "engine/file.h"
 #include "engine/json.h"
+#include "engine/printable.h"
 
 namespace crossply {
 
@@ -15,7 +16,7 @@ template <class T, class F>
 void read_value(const nlohmann::json& object, const char* key, T& into, const std::string& where, F&& good) {
   const auto it = object.find(key);
   if (it == object.end() || it->is_null()) return;
-  if (!good(*it)) fail(Exit::bad_data, where, ": key \"", key, "\" has the wrong type: ", it->dump());
+  if (!good(*it)) fail(Exit::bad_data, where, ": key \"", key, "\" has the wrong type: ", excerpt(it->dump()));
   into = it->template get<T>();
 }
 

@@ -23,6 +23,10 @@ class LimeV1 : public Connection {
   LimeV1(const Config& config, bool dynamic) : dynamic_(dynamic), literal_(config.text("kv_init") == "literal") {
     if (!dynamic) top_p_ = config.number("top_p"), renormalize_ = config.flag("top_p_renormalize");
     if (!(top_p_ >= 0 && top_p_ <= 1)) fail(Exit::usage, "lime_static: top_p ", top_p_, " must be in 0..1");
+    const auto L = static_cast<double>(config.num_hidden_layers);  // sources at most; the largest weight is >= 1/L
+    if (renormalize_ && L > 1 && top_p_ * L < 1)
+      fail(Exit::usage, "lime_static: top_p ", top_p_, " keeps one weight of each head, which divided by itself is 1: ",
+           "no router could learn. Give at least 1/", L, ", or top_p_renormalize false");
   }
 
   void declare(ParameterTable& params, const Config& c) const override {
@@ -90,7 +94,7 @@ const Option kv_init{"kv_init",
 Architecture lime_static_architecture() {
   return {"lime_static",
           "every key/value head reads its own mixture of all earlier outputs",
-          {{"top_p", "1.0", "a number in 0..1: weights beyond this sum are pruned", {}},
+          {{"top_p", "1.0", "a number in 0..1: weights beyond this sum are pruned (renormalised: >= 1/layers)", {}},
            {"top_p_renormalize", "true", "true or false: what is left is divided by its sum", {}},
            kv_init},
           [](const Config& config) { return std::make_unique<LimeV1>(config, false); }};

@@ -8,6 +8,7 @@
 #include <set>
 #include <unordered_map>
 
+#include "engine/printable.h"
 #include "models/json_file.h"
 #include "models/model.h"
 #include "models/registry.h"
@@ -42,7 +43,7 @@ std::deque<SafetensorsFile> open_weights(const std::string& dir) {
   std::set<std::string> names;
   for (const auto& [tensor, file] : index["weight_map"].items()) {
     if (!file.is_string() || file.get<std::string>().find('/') != std::string::npos)
-      fail(Exit::bad_data, index_path, ": the file of ", tensor, " is ", file.dump());
+      fail(Exit::bad_data, index_path, ": the file of ", excerpt(tensor), " is ", excerpt(file.dump()));
     names.insert(file.get<std::string>());
   }
   for (const std::string& name : names) files.emplace_back(dir + "/" + name);

@@ -12,6 +12,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "engine/printable.h"
 #include "models/registry.h"
 
 namespace crossply {
@@ -27,7 +28,7 @@ class Mudd : public Connection {
         L_(static_cast<int>(config.num_hidden_layers)) {
     for (const auto& width : nlohmann::json::parse(config.text("intermediate_sizes"))) {
       if (!width.is_number_integer() || width < 1 || width > (1 << 30))
-        fail(Exit::usage, "mudd: intermediate_sizes must be positive integers, has ", width.dump());
+        fail(Exit::usage, "mudd: intermediate_sizes must be positive integers, has ", excerpt(width.dump()));
       widths_.push_back(width);
     }
     if (!widths_.empty() && static_cast<int>(widths_.size()) != L_)

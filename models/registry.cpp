@@ -1,5 +1,7 @@
 #include "models/registry.h"
 
+#include "engine/printable.h"
+
 namespace crossply {
 
 const std::vector<Architecture>& architectures() {
@@ -28,7 +30,7 @@ const Architecture& find_architecture(const std::string& name, Exit code, const 
     if (architecture.name == name) return architecture;
     known += " " + architecture.name;
   }
-  fail(code, where, ": unknown architecture '", name, "'; known:", known);
+  fail(code, where, ": unknown architecture '", excerpt(name), "'; known:", known);
 }
 
 }  // namespace crossply

@@ -29,7 +29,7 @@ code() { printf '%s\n' "${files[@]}" | grep -E "^($1)/.*\.(h|cpp|cuh?)$" || true
 declare -A may_include=(
   [kernels]='kernels/.*|engine/(check|dtype|tensor|stream)\.h'
   [engine]='(engine|kernels)/.*'
-  [data]='data/.*|engine/(check|rng|file|json)\.h'
+  [data]='data/.*|engine/(check|rng|file|json|numbers|printable)\.h'
   [models]='(models|engine)/.*'
   [train]='(train|eval|models|data|engine|kernels)/.*'
   [eval]='(train|eval|models|data|engine|kernels)/.*'

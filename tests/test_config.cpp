@@ -49,6 +49,25 @@ TEST_CASE("config: keys that mean nothing here are named and ignored, harmful on
   check_fails(Exit::bad_data, {"mistral", "qwen3"}, [] { parse_config(with("model_type", "mistral"), "c"); });
 }
 
+TEST_CASE("config: what a hostile file holds is quoted in one short line") {
+  const std::string text = "\x1b[2J\n" + std::string(100000, 'x');
+  Json lime = minimal(), rope = with("rope_scaling", {{text, 1}});
+  lime["crossply"] = {{"arch", "lime"}, {"routing", text}};
+  Json option = minimal();
+  option["crossply"] = {{"arch", "lime"}, {text, 1}};
+  for (const Json& object : {with(text, 1), with("hidden_act", text), with("hidden_size", text),
+                             with("model_type", text), with("layer_types", text), with("rope_parameters", text),
+                             with("crossply", {{"arch", text}}), lime, rope, option}) {
+    try {
+      parse_config(object, "c");
+      FAIL_CHECK("accepted");
+    } catch (const Error& error) {
+      const std::string message = error.what();
+      CHECK((message.size() < 400 && message.find_first_of("\x1b\n") == message.npos));
+    }
+  }
+}
+
 TEST_CASE("config: the ids of special tokens survive") {
   Json object = with("eos_token_id", Json::array({7, 9}));
   object["bos_token_id"] = 3;

@@ -3,6 +3,7 @@
 #include "engine/file.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -69,6 +70,20 @@ TEST_CASE("file: interrupted and partial reads and writes are continued") {
     sync_file(dir.file("a"));
   }
   check_fails(Exit::bad_data, {"31 bytes", "30"}, [&] { read_file(dir.file("a"), text.size() - 1); });
+}
+
+TEST_CASE("file: more descriptors are asked for before they run out") {
+  rlimit before{}, after{};
+  REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
+  const rlimit usual{1024, before.rlim_max};
+  if (before.rlim_max <= 1024 || ::setrlimit(RLIMIT_NOFILE, &usual) != 0) return;
+  const TempDir dir;
+  write_text(dir.file("a"), "1");
+  std::vector<InputFile> files;
+  for (int i = 0; i < 1000; ++i) files.emplace_back(dir.file("a"));
+  ::getrlimit(RLIMIT_NOFILE, &after);
+  ::setrlimit(RLIMIT_NOFILE, &before);
+  CHECK(after.rlim_cur > 1024);
 }
 
 TEST_CASE("file: one that became shorter is an error") {

@@ -56,7 +56,10 @@ TEST_CASE("numbers: decimal, whole, finite and within range, or nothing") {
   }
   CHECK(parse_number("1e-5") == 1e-5);
   CHECK(parse_number("007.5") == 7.5);
-  for (const char* bad : {"", "nan", "inf", "-inf", "infinity", "1e400", "1,5", "0x1p3", "1 ", " 1", "1e"}) {
+  CHECK(parse_number("1e-310") == 1e-310);
+  for (const char* zero : {"0", "-0.0", "0e7", "00.00e-999"}) CHECK(parse_number(zero) == 0.0);
+  for (const char* bad : {"", "nan", "inf", "-inf", "infinity", "1e400", "1e-400", "-0.1e-400", "1,5", "0x1p3", "1 ",
+                          " 1", "1e"}) {
     CAPTURE(bad);
     CHECK(!parse_number(bad));
   }

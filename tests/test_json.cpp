@@ -42,7 +42,11 @@ TEST_CASE("json: nesting is limited, and brackets in strings are none") {
 TEST_CASE("json: what is no JSON is bad data, with the place") {
   for (const char* text : {"", "{", "{\"a\":1}}", "nan", "[\"\xff\"]", "\xff", "[1,]"})
     check_fails(Exit::bad_data, {"here", "at byte"}, [&] { parse_json(text, "here"); });
-  check_fails(Exit::bad_data, {"here", "too large"}, [] { parse_json("[1e999]", "here"); });
+  for (const std::string number : {"1e999", "-1e-400", "0.1e-400"})  // the parser would take the small ones for 0
+    check_fails(Exit::bad_data, {"here", "too large or too small"}, [&] { parse_json("[" + number + "]", "here"); });
+  CHECK(parse_json("[-0.0e-999, 1e-310, 18446744073709551616, \"1e-400\"]", "here")[1] == 1e-310);
+  check_fails(Exit::bad_data, {"here", "zero byte", " 3"}, [] { parse_json(std::string("{}\0x", 4), "here"); });
+  CHECK(try_parse_json(std::string("{}\0", 3)).is_discarded());
   CHECK(try_parse_json("{").is_discarded());
 }
 
@@ -50,6 +54,7 @@ TEST_CASE("json: a name that is not UTF-8 is escaped, any other stays") {
   CHECK(utf8_or_escaped("plain \\ name") == "plain \\ name");
   CHECK(utf8_or_escaped("donn\xc3\xa9" "es") == "donn\xc3\xa9" "es");
   CHECK(utf8_or_escaped("donn\xe9" "es") == "donn\\xe9es");
+  CHECK(utf8_or_escaped("\x1b") == "\x1b");  // JSON escapes it, and who reads it gets the name back
 }
 
 TEST_CASE("json: every reader refuses a document that is nested too deep") {

@@ -249,11 +249,13 @@ window lime --routing last
 routing lime --routing sideways
 top_p lime_static --top-p 1.5
 top_p lime_static --top-p much
+at.least.1/ lime_static --top-p 0.1
 kv_init lime_dynamic --kv-init zero
 rate hyper --rate 99
 rate hyper --rate 0
 norm hyper --norm batchnorm
 dynamic_norm_eps hyper --dynamic-norm-eps 2
+dynamic_norm_eps hyper --dynamic-norm-eps 1e-400
 top_p_renormalize lime_static --top-p-renormalize often
 dynamic hyper --dynamic maybe
 map vertical --map sideways

@@ -267,3 +267,15 @@ TEST_CASE("shards: the digest changes with any token of any file, and only then"
   std::filesystem::remove(dir.file("b.bin"));
   CHECK(digest() != want);
 }
+
+TEST_CASE("shards: the digest changes with validation shards, too") {
+  const TempDir dir;
+  write_shard(dir.file("a.bin"), counting(0, 50), ShardFormat::uint16);
+  const auto digests = [&](uint32_t first) {
+    write_shard(dir.file("v.bin"), counting(first, 50), ShardFormat::uint16);
+    const Dataset data = open_dataset(options(dir.file("a.bin"), 16, dir.file("v.bin")));
+    return std::vector<uint64_t>{data.train->digest(), data.test->digest()};
+  };
+  const auto want = digests(7), got = digests(8);
+  CHECK((got[0] != want[0] && got[1] != want[1] && digests(7) == want));
+}

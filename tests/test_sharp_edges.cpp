@@ -191,6 +191,14 @@ const std::vector<Trap> refused = {
        return s.to_stream("out", ops::add(s.tape, "sum", s.rope("turned", q), other));
      },
      {"sum (add)", "reads other", "turned (rope)"}},
+    {"a value that shared memory before it moved into a slab",
+     [](Small& s, Value* x) {
+       ops::DepthRouter router(s.tape, "slab", 1, heads);
+       Value *q = s.to_heads("q", x), *other = s.tape.activation("other", heads);
+       s.tape.share(other, q);
+       return s.to_stream("out", ops::add(s.tape, "sum", route(s, router, 0, q), other));
+     },
+     {"sum (add)", "reads other", "routed0 (route)"}},
     {"a whole slab is read, through which no gradient reaches its slices",
      [](Small& s, Value* x) {
        const Slab slab = s.tape.slab("slab", 1, heads);
@@ -294,6 +302,12 @@ const std::vector<Trap> right = {
      }},
 };
 
+struct WholeSlab : Node {
+  const char* op() const override { return "whole"; }
+  void forward(const Step&, Stream) override {}
+  void backward(const Step&, Stream) override {}
+};
+
 }  // namespace
 
 TEST_CASE("sharp edges: what would compute with overwritten memory is refused, with op, value and remedy") {
@@ -309,6 +323,21 @@ TEST_CASE("sharp edges: what would compute with overwritten memory is refused, w
     for (const std::string& part : trap.says) CHECK(message.find(part) != std::string::npos);
     const bool copy = message.find("ops::copy(tape, name, value)") != std::string::npos;
     CHECK((copy || message.find("Use what an op returned") != std::string::npos));
+  }
+}
+
+TEST_CASE("sharp edges: no op writes a slab as a whole, before or after its slices") {
+  for (const bool before : {true, false}) {
+    const auto ops = [before](Small& s, Value* x) {
+      const Slab slab = s.tape.slab("slab", 1, heads);
+      Value* q = s.to_heads("q", x);
+      if (!before) s.tape.place(q, slab, 0);
+      auto node = std::make_unique<WholeSlab>();
+      node->name = "whole", node->in = {x}, node->out = {slab.all};
+      return s.to_stream("out", s.rope("turned", s.tape.record(std::move(node))));
+    };
+    CHECK_THROWS_WITH(Small(ops, "reference", Dtype::f64),
+                      doctest::Contains("whole (whole) writes the whole slab slab"));
   }
 }
 

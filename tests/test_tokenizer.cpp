@@ -2,7 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "data/printable.h"
+#include "engine/printable.h"
 #include "tests/data_check.h"
 
 using namespace crossply;
@@ -176,4 +176,11 @@ TEST_CASE("tokenizer: control characters and broken UTF-8 are escaped for a term
     for (const char c : text) got += terminal.add(std::string_view(&c, 1));
     CHECK(got + terminal.finish() == want);
   }
+}
+
+TEST_CASE("tokenizer: what a message quotes is one line that ends") {
+  CHECK(excerpt("a b\n\tc\x1b[2J") == "a b  c\\x1b[2J");
+  CHECK(excerpt(std::string(120, 'x')) == std::string(120, 'x'));
+  CHECK(excerpt(std::string(121, 'x')) == std::string(120, 'x') + "...");
+  CHECK(excerpt(std::string(119, 'x') + "\xE2\x82\xAC") == std::string(119, 'x') + "...");  // not half a character
 }

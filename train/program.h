@@ -10,8 +10,8 @@
 #include <new>
 #include <sstream>
 
-#include "data/printable.h"
 #include "engine/check.h"
+#include "engine/printable.h"
 #include "engine/spin.h"
 #include "train/flags.h"
 #include "train/standard_streams.h"

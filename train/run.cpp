@@ -7,8 +7,8 @@
 #include <filesystem>
 #include <numeric>
 
-#include "data/printable.h"
 #include "engine/file.h"
+#include "engine/printable.h"
 #include "eval/answers.h"
 #include "models/model.h"
 #include "models/model_dir.h"

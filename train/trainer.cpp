@@ -179,8 +179,9 @@ void Trainer::restore(const std::string& dir) {
   const json state = read_json(path), trajectory = state.value("trajectory", json());
   refuse_other_settings(trajectory, options_, dir);
   if (state.value("data", json()) != data_ || state.value("data_digest", json(digest_)) != digest_)
-    fail(Exit::bad_data, "--resume: ", options_.data.spec, " is not the data that the run in ", dir,
-         " was trained on; its size or contents changed");
+    fail(Exit::bad_data, "--resume: ", options_.data.spec,
+         options_.data.val_spec.empty() ? "" : " or " + options_.data.val_spec,
+         " is not the data that the run in ", dir, " was trained on; its size or contents changed");
   const int64_t step = state_number(state, "step", path), position = state_number(state, "position", path);
   const int64_t samples = options_.batch * options_.accumulate;  // of a step
   if (step > options_.steps || position % samples != 0 || position / samples != step)

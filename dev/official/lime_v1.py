@@ -23,7 +23,7 @@ def models():
   for options in common.crossed(**backbones):
     yield "lime_static", dict(arch="lime_static", **options)
     yield "lime_dynamic", dict(arch="lime_dynamic", **options)
-  for options in common.crossed(**backbones, top_p=(0.4, 0.7)):
+  for options in common.crossed(**backbones, top_p=(0.5, 0.7)):
     yield "lime_static, top_p", dict(arch="lime_static", **options)
 
 

@@ -1,4 +1,4 @@
-// Text from outside, made safe for a terminal: a word of a tokenizer may hold escape codes.
+// Text from outside, made safe for a terminal and for a message: a word of a tokenizer may hold escape codes.
 #pragma once
 
 #include <string>
@@ -18,6 +18,10 @@ class Printable {
   std::string waiting_;
 };
 
+// The whole of a text like that.
 std::string printable(std::string_view text);
+
+// The beginning of a text, in one line: for what a message quotes of a file, which may be as long as it likes.
+std::string excerpt(std::string_view text);
 
 }  // namespace crossply

@@ -1,6 +1,5 @@
-#include "data/printable.h"
+#include "engine/printable.h"
 
-#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <utility>
@@ -59,6 +58,15 @@ std::string printable(std::string_view text) {
   Printable whole;
   std::string out = whole.add(text);
   return out + whole.finish();
+}
+
+std::string excerpt(std::string_view text) {
+  constexpr size_t most = 120;  // bytes
+  // Printable keeps a character that is cut in two.
+  std::string out = text.size() > most ? Printable().add(text.substr(0, most)) + "..." : printable(text);
+  for (char& c : out)
+    if (c == '\n' || c == '\t') c = ' ';
+  return out;
 }
 
 }  // namespace crossply
