@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <filesystem>
 
 #include "engine/check.h"
 #include "engine/file.h"
@@ -209,10 +208,9 @@ void Tokenizer::save(const std::string& dir) const {
 
 Tokenizer Tokenizer::load(const std::string& dir) {
   const std::string path = dir + "/tokenizer.json";
-  std::error_code ignored;
-  if (!std::filesystem::exists(path, ignored)) {
+  if (!path_exists(path)) {
     for (const char* name : {"tokenizer.model", "vocab.json", "merges.txt"})
-      if (std::filesystem::exists(dir + "/" + name, ignored)) return foreign(name);
+      if (path_exists(dir + "/" + name)) return foreign(name);
     return Tokenizer();
   }
   constexpr uint64_t most = 256 << 20;
