@@ -253,6 +253,8 @@ TEST_CASE("run directory: --resume takes over nothing but a run") {
   CHECK(read_text(foreign + "/metrics.jsonl") == "mine\n");
   CHECK(!fs::exists(foreign + "/step_00000004"));
   check_outcome(train(scratch, {"--resume", "--out", scratch.file("new")}), Exit::usage, "there is no run in");
+  fs::create_directory_symlink("loop", scratch.file("loop"));  // that it cannot be looked at does not make it a run
+  check_outcome(train(scratch, tiny(scratch.file("loop"), {"--steps", "4"})), Exit::io, "loop");
   // Killed before it could write its flags.
   fs::create_directory(scratch.file("new"));
   write_text(scratch.file(str("new/.tmp-flags.json-", ::getpid())), "{");

@@ -19,6 +19,7 @@ void check_run_dir(const TrainOptions& o) {
   if (o.resume && o.steps == 0) fail(Exit::usage, "--resume with --steps 0: there is nothing to continue");
   std::error_code error;
   const bool used = path_exists(o.out) && !(fs::is_directory(o.out, error) && holds_only_leftovers(o.out));
+  if (error && error != std::errc::no_such_file_or_directory) fail_io("inspect", o.out, error.value());
   if (!used && o.resume && o.data.spec.empty())
     fail(Exit::usage, "--resume: there is no run in ", o.out, " yet; to start one, give its flags");
   if (!used) return;

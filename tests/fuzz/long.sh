@@ -9,8 +9,9 @@ seconds=$2
 TMPDIR=$(if [ -w /dev/shm ]; then mktemp -d -p /dev/shm; else mktemp -d; fi) && export TMPDIR || exit 1
 trap 'rm -rf "$TMPDIR"' EXIT
 
-# Kernels without much optimization: they compile in a tenth of the time, and the models here are tiny.
-flags=(-DCROSSPLY_SANITIZE=ON -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG=-O1)
+# Kernels without much optimization: they compile in a tenth of the time, and the models here are tiny. clang says which
+# of their loops it then leaves as they are, which would be an error in continuous integration.
+flags=(-DCROSSPLY_SANITIZE=ON -DCMAKE_BUILD_TYPE=Debug '-DCMAKE_CXX_FLAGS_DEBUG=-O1 -Wno-pass-failed')
 libfuzzer=OFF
 target='extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }'
 if clang++ -x c++ -fsanitize=fuzzer,address -fopenmp - -o "$TMPDIR/probe" <<<"$target" 2>/dev/null; then
