@@ -1,7 +1,6 @@
 #include "data/tokenizer.h"
 
 #include <algorithm>
-#include <filesystem>
 
 #include "engine/check.h"
 #include "engine/file.h"
@@ -210,10 +209,9 @@ void Tokenizer::save(const std::string& dir) const {
 
 Tokenizer Tokenizer::load(const std::string& dir) {
   const std::string path = dir + "/tokenizer.json";
-  std::error_code ignored;
-  if (!std::filesystem::exists(path, ignored)) {
+  if (!path_exists(path)) {
     for (const char* name : {"tokenizer.model", "vocab.json", "merges.txt"})
-      if (std::filesystem::exists(dir + "/" + name, ignored)) return foreign(name);
+      if (path_exists(dir + "/" + name)) return foreign(name);
     return Tokenizer();
   }
   constexpr uint64_t most = 256 << 20;

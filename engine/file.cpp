@@ -70,6 +70,13 @@ void fail_io(const std::string& action, const std::string& path, int error) {
   fail(Exit::io, "cannot ", action, " ", path, ": ", reason(error), hint);
 }
 
+bool path_exists(const std::string& path) {
+  std::error_code error;
+  const auto status = std::filesystem::symlink_status(path, error);
+  if (status.type() == std::filesystem::file_type::none) fail_io("look for", path, error.value());
+  return status.type() != std::filesystem::file_type::not_found;
+}
+
 InputFile::InputFile(const std::string& path) : path_(path) {
   // O_NONBLOCK: opening a pipe must not wait for a writer; it has no effect on regular files.
   fd_ = Descriptor(open_file(path, O_RDONLY | O_NONBLOCK));

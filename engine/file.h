@@ -31,6 +31,9 @@ class Descriptor {
 // Exit::io with "cannot ACTION PATH: REASON"; a full disk gets a hint.
 [[noreturn]] void fail_io(const std::string& action, const std::string& path, int error);
 
+// Whether there is something of that name, be it a dangling link. Exit::io if that cannot be known.
+bool path_exists(const std::string& path);
+
 // Calls it again for as long as a signal interrupts it.
 template <class F>
 auto uninterrupted(F&& call) {

@@ -255,7 +255,8 @@ std::string results_markdown(const Comparison& comparison) {
   out += "|---|---|---|---|---|---|---|---|---|---|---|---|\n";
   for (const ComparedRun& run : comparison.runs) out += markdown_row(markdown_cells(comparison, run));
   return out + "\ntime and relative memory: against " + cell(comparison.runs[0].choice.text) +
-         ", which ran at another time. FLOP/token: forward and backward.\n"
+         ", which ran at another time. FLOP/token: forward and backward. memory: of the model and its activations, "
+         "without the program's own.\n"
          "train loss: mean of the last fiftieth of the steps. answers: the final answer is correct; steps valid: so is "
          "every generated step.\n";
 }
@@ -265,8 +266,9 @@ std::string results_json(const Comparison& comparison) {
   for (const ComparedRun& run : comparison.runs) runs.push_back(json_of(comparison, run));
   const json all = {{"format", "crossply comparison"},
                     {"version", 1},
-                    {"about", "paths are relative to this file; flops, memory_bytes: of a training step; times and "
-                              "memory relative to the yardstick; answers and steps_valid: shares of 1; null: unknown"},
+                    {"about", "paths are relative to this file; flops_per_token: forward and backward; memory_bytes: "
+                              "of the model and its activations, without the program's own; relative: to the "
+                              "yardstick; answers and steps_valid: shares of 1; null: unknown"},
                     {"data", comparison.data},
                     {"yardstick", comparison.runs[0].choice.text},
                     {"runs", runs}};
@@ -292,12 +294,12 @@ std::string parameter_warning(const Comparison& comparison) {
 
 void take_up(Comparison& comparison) {
   const std::string path = comparison.out + "/results.json";
-  std::error_code error;
-  if (!fs::exists(path, error)) {
+  if (!path_exists(path)) {
     const bool has_run = std::any_of(comparison.runs.begin(), comparison.runs.end(), [&](const ComparedRun& run) {
-      return fs::exists(comparison.out + "/" + run.choice.file_name(), error);
+      return path_exists(comparison.out + "/" + run.choice.file_name());
     });
-    if (!has_run && fs::exists(comparison.out, error) && !fs::is_empty(comparison.out, error))
+    std::error_code ignored;
+    if (!has_run && path_exists(comparison.out) && !fs::is_empty(comparison.out, ignored))
       fail(Exit::usage, "--resume: ", comparison.out, " holds files, but no comparison; choose another --out");
     return;
   }

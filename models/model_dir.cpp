@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <deque>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <unordered_map>
@@ -32,8 +31,7 @@ void check_shape(const std::string& path, const TensorInfo& info, const Paramete
 std::deque<SafetensorsFile> open_weights(const std::string& dir) {
   std::deque<SafetensorsFile> files;
   const std::string single = dir + "/model.safetensors", index_path = single + ".index.json";
-  std::error_code ignored;
-  if (std::filesystem::exists(single, ignored) || !std::filesystem::exists(index_path, ignored)) {
+  if (path_exists(single) || !path_exists(index_path)) {
     files.emplace_back(single);
     return files;
   }

@@ -1,57 +1,13 @@
 // What the tests of the data room share.
 #pragma once
 
-#include <doctest/doctest.h>
-#include <unistd.h>
-
-#include <filesystem>
-#include <fstream>
 #include <set>
-#include <string>
 #include <vector>
 
 #include "data/source.h"
+#include "tests/files.h"
 
 namespace crossply::test {
-
-// A directory that is gone at the end of the test.
-struct TempDir {
-  std::filesystem::path path;
-  TempDir() {
-    std::string name = (std::filesystem::temp_directory_path() / "crossply-XXXXXX").string();
-    REQUIRE(::mkdtemp(name.data()) != nullptr);
-    path = name;
-  }
-  ~TempDir() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path, ignored);
-  }
-  std::string file(const std::string& name) const { return (path / name).string(); }
-};
-
-inline void write_text(const std::string& path, const std::string& contents) {
-  std::ofstream(path, std::ios::binary) << contents;
-}
-
-inline std::string read_text(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
-// Runs body, which must fail with this exit code and a message that holds every one of `parts`.
-template <class F>
-void check_fails(Exit code, const std::vector<std::string>& parts, F&& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    CHECK_MESSAGE(error.code == code, "exit code " << static_cast<int>(error.code) << ": " << error.what());
-    for (const std::string& part : parts)
-      CHECK_MESSAGE(std::string(error.what()).find(part) != std::string::npos,
-                    "\"" << part << "\" is not in: " << error.what());
-    return;
-  }
-  FAIL_CHECK("did not fail; expected: " << (parts.empty() ? "an error" : parts[0]));
-}
 
 struct Sample {
   std::vector<int32_t> tokens, targets;

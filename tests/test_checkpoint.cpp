@@ -21,43 +21,19 @@
 #include <functional>
 
 #include "engine/rng.h"
-#include "tests/check.h"
+#include "tests/files.h"
 #include "train/sha256.h"
 
 using namespace crossply;
+using namespace crossply::test;
 namespace fs = std::filesystem;
 
 namespace {
-
-struct ScratchDir {
-  fs::path path;
-  explicit ScratchDir(const fs::path& parent = fs::temp_directory_path())
-      : path(parent / str("crossply-checkpoint-", ::getpid())) {
-    fs::remove_all(path);
-    fs::create_directories(path);
-  }
-  ~ScratchDir() { fs::remove_all(path); }
-  std::string operator/(const std::string& name) const { return (path / name).string(); }
-};
-
-// Neither a kill nor a reader tells a disk from memory, but in memory a save is so short that many are affordable.
-fs::path memory_or_disk() { return fs::exists("/dev/shm") ? fs::path("/dev/shm") : fs::temp_directory_path(); }
 
 std::string sha256_of(const std::string& text) {
   Sha256 hash;
   hash.update(text.data(), text.size());
   return hash.hex();
-}
-
-std::string contents_of(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  return std::string(std::istreambuf_iterator<char>(in), {});
-}
-
-void put(const std::string& path, const std::string& contents) {
-  std::ofstream out(path, std::ios::binary);
-  out << contents;
-  REQUIRE(out.flush());
 }
 
 std::string step_dir(const std::string& run, int step) {
@@ -78,15 +54,6 @@ std::vector<std::string> names_in(const std::string& dir) {
   for (const auto& entry : fs::directory_iterator(dir)) names.push_back(entry.path().filename().string());
   std::sort(names.begin(), names.end());
   return names;
-}
-
-Error error_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error;
-  }
-  return Error(Exit::done, "");
 }
 
 // The exit status of `action` run in a child process, where it can spoil the process's rights and limits.
@@ -118,7 +85,7 @@ TEST_CASE("sha256: published vectors, in one piece and in many") {
   CHECK(sha256_of(two_blocks) == "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
   CHECK(sha256_of(std::string(1000000, 'a')) == "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
   for (size_t size : {55, 56, 63, 64, 65, 200}) {
-    const std::string text = contents_of("/proc/self/exe").substr(0, size);
+    const std::string text = read_text("/proc/self/exe").substr(0, size);
     for (size_t piece : {1, 7, 64, 100}) {
       Sha256 hash;
       for (size_t i = 0; i < size; i += piece) hash.update(text.data() + i, std::min(piece, size - i));
@@ -128,119 +95,119 @@ TEST_CASE("sha256: published vectors, in one piece and in many") {
 }
 
 TEST_CASE("checkpoint: a file is written completely or not at all") {
-  const ScratchDir dir;
-  write_file_atomically(dir / "a", "one");
-  write_file_atomically(dir / "a", "two");
-  CHECK(contents_of(dir / "a") == "two");
+  const TempDir dir;
+  write_file_atomically(dir.file("a"), "one");
+  write_file_atomically(dir.file("a"), "two");
+  CHECK(read_text(dir.file("a")) == "two");
   fs::create_symlink("a", dir.path / "link");
-  write_file_atomically(dir / "link", "three");
-  CHECK(contents_of(dir / "a") == "three");
+  write_file_atomically(dir.file("link"), "three");
+  CHECK(read_text(dir.file("a")) == "three");
   CHECK(fs::is_symlink(dir.path / "link"));
   {
-    OutputFile abandoned(dir / "a", 10);
+    OutputFile abandoned(dir.file("a"), 10);
     abandoned.write("x", 1);
   }
-  CHECK(contents_of(dir / "a") == "three");
+  CHECK(read_text(dir.file("a")) == "three");
   CHECK(names_in(dir.path) == std::vector<std::string>{"a", "link"});
-  CHECK(error_of([&] { write_file_atomically(dir / "none/a", "x"); }).code == Exit::io);
+  CHECK(error_of([&] { write_file_atomically(dir.file("none/a"), "x"); }).code == Exit::io);
   CHECK(error_of([&] { write_file_atomically(dir.path, "x"); }).code == Exit::io);
   CHECK(error_of([&] { write_file_atomically("/dev/null", "x"); }).code == Exit::io);
 }
 
 TEST_CASE("checkpoint: committed, valid, replaced; abandoned, gone") {
-  const ScratchDir dir;
-  const std::string target = dir / "new/run/step_00000001";
+  const TempDir dir;
+  const std::string target = dir.file("new/run/step_00000001");
   std::string why;
   CHECK(!is_valid_checkpoint(target, &why));
   save(target + "/", "first");
   CHECK_MESSAGE(is_valid_checkpoint(target, &why), why);
-  CHECK(contents_of(target + "/manifest.json").find(sha256_of("first")) != std::string::npos);
+  CHECK(read_text(target + "/manifest.json").find(sha256_of("first")) != std::string::npos);
   save(target, "second");
   CHECK(is_valid_checkpoint(target, &why));
-  CHECK(contents_of(target + "/model.safetensors") == "second");
+  CHECK(read_text(target + "/model.safetensors") == "second");
   {
     CheckpointWriter writer;
     writer.begin(target);
-    put(writer.path("x"), "x");
+    write_text(writer.path("x"), "x");
     CHECK(error_of([&] { writer.path("a/b"); }).code == Exit::internal);
     CHECK(error_of([&] { writer.path("manifest.json"); }).code == Exit::internal);
     CHECK(error_of([&] { writer.begin(target); }).code == Exit::internal);
   }
-  CHECK(contents_of(target + "/model.safetensors") == "second");
-  CHECK(names_in(dir / "new/run") == std::vector<std::string>{"step_00000001"});
+  CHECK(read_text(target + "/model.safetensors") == "second");
+  CHECK(names_in(dir.file("new/run")) == std::vector<std::string>{"step_00000001"});
   CHECK(error_of([&] { CheckpointWriter().commit(); }).code == Exit::internal);
 }
 
 TEST_CASE("checkpoint: somebody else's files are never removed") {
-  const ScratchDir dir;
+  const TempDir dir;
   fs::create_directory(dir.path / "home");
-  put(dir / "home/thesis.tex", "years");
-  const Error error = error_of([&] { save(dir / "home", "x"); });
+  write_text(dir.file("home/thesis.tex"), "years");
+  const Error error = error_of([&] { save(dir.file("home"), "x"); });
   CHECK(error.code == Exit::io);
   CHECK_MESSAGE(std::string(error.what()).find("move it away") != std::string::npos, error.what());
-  put(dir / "file", "x");
-  CHECK(error_of([&] { save(dir / "file", "x"); }).code == Exit::io);
-  CHECK(contents_of(dir / "file") == "x");
+  write_text(dir.file("file"), "x");
+  CHECK(error_of([&] { save(dir.file("file"), "x"); }).code == Exit::io);
+  CHECK(read_text(dir.file("file")) == "x");
 
   save(step_dir(dir.path, 1), "first");
-  put(step_dir(dir.path, 1) + "/notes.txt", "mine");
+  write_text(step_dir(dir.path, 1) + "/notes.txt", "mine");
   save(step_dir(dir.path, 1), "second");
-  CHECK(contents_of(step_dir(dir.path, 1) + "/model.safetensors") == "second");
-  CHECK(contents_of(step_dir(dir.path, 1) + ".kept-1/notes.txt") == "mine");
+  CHECK(read_text(step_dir(dir.path, 1) + "/model.safetensors") == "second");
+  CHECK(read_text(step_dir(dir.path, 1) + ".kept-1/notes.txt") == "mine");
   CHECK(is_valid_checkpoint(step_dir(dir.path, 1) + ".kept-1", nullptr));
-  put(step_dir(dir.path, 1) + "/notes.txt", "mine too");
+  write_text(step_dir(dir.path, 1) + "/notes.txt", "mine too");
   for (int step : {2, 3, 4}) save(step_dir(dir.path, step), "later");
-  put(dir / ".tmp-mine", "not of our making");
+  write_text(dir.file(".tmp-mine"), "not of our making");
   remove_old_checkpoints(dir.path, 1);
   CHECK(names_in(dir.path) == std::vector<std::string>{".tmp-mine", "file", "home", "step_00000001",
                                                        "step_00000001.kept-1", "step_00000004"});
-  CHECK(contents_of(step_dir(dir.path, 1) + "/notes.txt") == "mine too");
-  CHECK(contents_of(dir / "home/thesis.tex") == "years");
+  CHECK(read_text(step_dir(dir.path, 1) + "/notes.txt") == "mine too");
+  CHECK(read_text(dir.file("home/thesis.tex")) == "years");
 }
 
 TEST_CASE("checkpoint: a flipped byte, a lost byte, an extra byte or a missing file is noticed in every file") {
-  const ScratchDir dir;
-  const std::string target = dir / "c";
+  const TempDir dir;
+  const std::string target = dir.file("c");
   save(target, std::string(1500000, 'm'));
   for (const std::string& name : names_in(target)) {
-    const std::string file = target + "/" + name, good = contents_of(file);
+    const std::string file = target + "/" + name, good = read_text(file);
     CAPTURE(name);
     std::string why;
     for (size_t at : {size_t{0}, good.size() / 2, good.size() - 3}) {
       std::string flipped = good;
       flipped[at] = static_cast<char>(flipped[at] ^ 1);
-      put(file, flipped);
+      write_text(file, flipped);
       CHECK(!is_valid_checkpoint(target, &why));
       CHECK_MESSAGE(why.find(name == "manifest.json" ? "" : name) != std::string::npos, why);
     }
-    put(file, good.substr(0, good.size() - (name == "manifest.json" ? 3 : 1)));
+    write_text(file, good.substr(0, good.size() - (name == "manifest.json" ? 3 : 1)));
     CHECK(!is_valid_checkpoint(target, &why));
-    put(file, good + "x");
+    write_text(file, good + "x");
     CHECK(!is_valid_checkpoint(target, &why));
     fs::remove(file);
     CHECK(!is_valid_checkpoint(target, &why));
-    put(file, good);
+    write_text(file, good);
     CHECK(is_valid_checkpoint(target, &why));
   }
   for (const char* manifest : {"", "{}", "[]", "7", R"({"files":{}})", R"({"files":[]})", R"({"files":5})",
                                R"({"files":{"../c/model.safetensors":{"bytes":1,"sha256":""}}})",
                                R"({"files":{"model.safetensors":{"bytes":"1","sha256":""}}})",
                                R"({"files":{"model.safetensors":{"sha256":""}}})"}) {
-    put(target + "/manifest.json", manifest);
+    write_text(target + "/manifest.json", manifest);
     CAPTURE(manifest);
     CHECK(!is_valid_checkpoint(target, nullptr));
   }
 }
 
 TEST_CASE("checkpoint: a model directory is checked against its own manifest, where it has one") {
-  const ScratchDir dir;
-  const std::string target = dir / "c", weights = target + "/model.safetensors";
+  const TempDir dir;
+  const std::string target = dir.file("c"), weights = target + "/model.safetensors";
   save(target, std::string(10000, 'm'));
-  put(target + "/config.json", "{}");
+  write_text(target + "/config.json", "{}");
   CHECK(resolve_model_dir(target) == target);
-  std::string flipped = contents_of(weights);
+  std::string flipped = read_text(weights);
   flipped[5000] = static_cast<char>(flipped[5000] ^ 1);
-  put(weights, flipped);
+  write_text(weights, flipped);
   const Error error = error_of([&] { resolve_model_dir(target); });
   CHECK(error.code == Exit::bad_data);
   CHECK_MESSAGE(std::string(error.what()).find("manifest.json") != std::string::npos, error.what());
@@ -251,25 +218,26 @@ TEST_CASE("checkpoint: a model directory is checked against its own manifest, wh
 }
 
 TEST_CASE("checkpoint: a model directory that cannot be looked into is not a missing one") {
-  const ScratchDir dir;
-  fs::create_directories(dir / "locked/model");
-  fs::create_directory_symlink("loop", dir / "loop");
-  CHECK(error_of([&] { resolve_model_dir(dir / "loop"); }).code == Exit::io);
-  CHECK(error_of([&] { resolve_model_dir(dir / "none"); }).code == Exit::no_input);
-  fs::permissions(dir / "locked", fs::perms::none);
+  const TempDir dir;
+  fs::permissions(dir.path, static_cast<fs::perms>(0755));
+  fs::create_directories(dir.file("locked/model"));
+  fs::create_directory_symlink("loop", dir.file("loop"));
+  CHECK(error_of([&] { resolve_model_dir(dir.file("loop")); }).code == Exit::io);
+  CHECK(error_of([&] { resolve_model_dir(dir.file("none")); }).code == Exit::no_input);
+  fs::permissions(dir.file("locked"), fs::perms::none);
   const int status = in_child([&] {
     if (::geteuid() == 0 && ::seteuid(65534) != 0) return not_possible_here;
-    const Error error = error_of([&] { resolve_model_dir(dir / "locked/model"); });
+    const Error error = error_of([&] { resolve_model_dir(dir.file("locked/model")); });
     return error.code == Exit::io && std::string(error.what()).find("Permission denied") != std::string::npos ? 0 : 1;
   });
-  fs::permissions(dir / "locked", fs::perms::owner_all);
+  fs::permissions(dir.file("locked"), fs::perms::owner_all);
   CHECK((status == 0 || status == not_possible_here));
 }
 
 TEST_CASE("checkpoint: the newest valid one is found, and old ones are removed") {
-  const ScratchDir dir;
+  const TempDir dir;
   const std::string run = dir.path;
-  CHECK(newest_valid_checkpoint(dir / "missing") == "");
+  CHECK(newest_valid_checkpoint(dir.file("missing")) == "");
   CHECK(newest_valid_checkpoint(run) == "");
   remove_old_checkpoints(run, 1);
   for (int step : {5, 20, 100, 1000}) save(step_dir(run, step), "x");
@@ -285,10 +253,10 @@ TEST_CASE("checkpoint: the newest valid one is found, and old ones are removed")
   if (dead == 0) ::_exit(0);
   ::waitpid(dead, nullptr, 0);
   fs::create_directory(run + str("/.tmp-step_00000007-", dead));
-  put(run + str("/.tmp-metrics.jsonl-", dead), "x");
+  write_text(run + str("/.tmp-metrics.jsonl-", dead), "x");
   CHECK(!holds_only_leftovers(run));
   const std::string thesis = str(".tmp-thesis-", dead);  // as ours are called, but nothing that we write
-  put(run + "/" + thesis, "years");
+  write_text(run + "/" + thesis, "years");
   fs::create_directory(run + str("/.tmp-step_00000007-", ::getppid()));
   remove_old_checkpoints(run, 2);
   CHECK(names_in(run) == std::vector<std::string>{str(".tmp-step_00000007-", ::getppid()), thesis, "step_00000020",
@@ -320,7 +288,7 @@ static void forbid(long call, int error) {
 }
 
 TEST_CASE("checkpoint: a read that fails proves no damage") {
-  const ScratchDir dir;
+  const TempDir dir;
   for (int step : {1, 2}) save(step_dir(dir.path, step), "x");
   for (const long call : {SYS_pread64, SYS_openat, SYS_newfstatat}) {
     for (int function = 0; function < 4; ++function) {
@@ -347,14 +315,14 @@ TEST_CASE("checkpoint: a read that fails proves no damage") {
 }
 
 TEST_CASE("checkpoint: a reader beside a run that keeps one never sees half of it") {
-  const ScratchDir dir(memory_or_disk());
+  const TempDir dir(memory_or_disk());
   const std::string run = dir.path;
   save(step_dir(run, 1), "first");
   {
     const ModelDir held(run);
     save(step_dir(run, 2), "second");
     remove_old_checkpoints(run, 1);
-    CHECK(contents_of(held.path() + "/model.safetensors") == "first");
+    CHECK(read_text(held.path() + "/model.safetensors") == "first");
     CHECK(ModelDir(run).path() == step_dir(run, 2));
   }
   remove_old_checkpoints(run, 1);
@@ -376,8 +344,8 @@ TEST_CASE("checkpoint: a reader beside a run that keeps one never sees half of i
     Error error(Exit::done, "");
     try {
       const ModelDir model(run);
-      const auto size = contents_of(model.path() + "/model.safetensors").size();
-      CHECK(contents_of(model.path() + "/train_state.json") == str("{\"size\": ", size, "}"));
+      const auto size = read_text(model.path() + "/model.safetensors").size();
+      CHECK(read_text(model.path() + "/train_state.json") == str("{\"size\": ", size, "}"));
       CHECK(names_in(model.path()).size() == 3);
       seen = model.path();
     } catch (const Error& caught) {
@@ -393,14 +361,14 @@ TEST_CASE("checkpoint: a reader beside a run that keeps one never sees half of i
 }
 
 TEST_CASE("checkpoint: a temporary of a killed process is removed by the next save to the same name") {
-  const ScratchDir dir;
+  const TempDir dir;
   const pid_t dead = ::fork();
   if (dead == 0) ::_exit(0);
   ::waitpid(dead, nullptr, 0);
-  fs::create_directory(dir / str(".tmp-model-", dead));
-  put(dir / str(".tmp-model-", dead) + "/model.safetensors", "half");
-  fs::create_directory(dir / str(".tmp-other-", dead));
-  save(dir / "model", "x");
+  fs::create_directory(dir.file(str(".tmp-model-", dead)));
+  write_text(dir.file(str(".tmp-model-", dead)) + "/model.safetensors", "half");
+  fs::create_directory(dir.file(str(".tmp-other-", dead)));
+  save(dir.file("model"), "x");
   CHECK(names_in(dir.path) == std::vector<std::string>{str(".tmp-other-", dead), "model"});
 }
 
@@ -420,7 +388,7 @@ TEST_CASE("checkpoint: a temporary of a killed process is removed by the next sa
 }
 
 TEST_CASE("checkpoint: killed at any moment, the newest checkpoint is valid and the next save works") {
-  const ScratchDir dir(memory_or_disk());
+  const TempDir dir(memory_or_disk());
   const std::string run = dir.path;
   const auto start = std::chrono::steady_clock::now();
   for (int i = 0; i < 10; ++i) save(step_dir(run, 1), std::string(25000, 'x'));
@@ -461,11 +429,11 @@ TEST_CASE("checkpoint: killed at any moment, the newest checkpoint is valid and 
 }
 
 TEST_CASE("checkpoint: no permission") {
-  const ScratchDir dir;
+  const TempDir dir;
   fs::permissions(dir.path, static_cast<fs::perms>(0555));
   const int status = in_child([&] {
     if (::geteuid() == 0 && ::seteuid(65534) != 0) return not_possible_here;
-    const Error error = error_of([&] { save(dir / "c", "x"); });
+    const Error error = error_of([&] { save(dir.file("c"), "x"); });
     const std::string what = error.what();
     const bool said = what.find("Permission denied") != std::string::npos && what.find(dir.path) != std::string::npos;
     return error.code == Exit::io && said ? 0 : 1;
@@ -476,38 +444,38 @@ TEST_CASE("checkpoint: no permission") {
 }
 
 TEST_CASE("checkpoint: a file larger than allowed leaves the old checkpoint") {
-  const ScratchDir dir;
-  save(dir / "c", "old");
+  const TempDir dir;
+  save(dir.file("c"), "old");
   const int status = in_child([&] {
     ::signal(SIGXFSZ, SIG_IGN);
     const rlimit limit{100000, 100000};
     if (::setrlimit(RLIMIT_FSIZE, &limit) != 0) return not_possible_here;
-    const Error error = error_of([&] { save(dir / "c", std::string(1000000, 'x')); });
+    const Error error = error_of([&] { save(dir.file("c"), std::string(1000000, 'x')); });
     return error.code == Exit::io && std::string(error.what()).find("File too large") != std::string::npos ? 0 : 1;
   });
   CHECK(status == 0);
-  CHECK(is_valid_checkpoint(dir / "c", nullptr));
-  CHECK(contents_of(dir / "c/model.safetensors") == "old");
+  CHECK(is_valid_checkpoint(dir.file("c"), nullptr));
+  CHECK(read_text(dir.file("c/model.safetensors")) == "old");
   CHECK(names_in(dir.path) == std::vector<std::string>{"c"});
 }
 
 TEST_CASE("checkpoint: a full disk leaves the old checkpoint and says how much is missing") {
-  const ScratchDir dir;
+  const TempDir dir;
   const int status = in_child([&] {
     // A disk of one mebibyte, seen by this process only.
     if (::unshare(CLONE_NEWNS) != 0 || ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
         ::mount("none", dir.path.c_str(), "tmpfs", 0, "size=1m") != 0) {
       return not_possible_here;
     }
-    save(dir / "c", std::string(300000, 'o'));
-    const Error error = error_of([&] { save(dir / "c", std::string(2000000, 'x')); });
+    save(dir.file("c"), std::string(300000, 'o'));
+    const Error error = error_of([&] { save(dir.file("c"), std::string(2000000, 'x')); });
     const std::string what = error.what();
     if (error.code != Exit::io || what.find("no space left on device while writing") == std::string::npos) return 1;
     if (what.find("free 1") == std::string::npos || what.find("of 2000000 bytes fitted") == std::string::npos) return 2;
     if (names_in(dir.path) != std::vector<std::string>{"c"}) return 3;
-    if (!is_valid_checkpoint(dir / "c", nullptr)) return 4;
-    save(dir / "c", std::string(400000, 'n'));  // room enough for the old and the new one
-    return is_valid_checkpoint(dir / "c", nullptr) ? 0 : 5;
+    if (!is_valid_checkpoint(dir.file("c"), nullptr)) return 4;
+    save(dir.file("c"), std::string(400000, 'n'));  // room enough for the old and the new one
+    return is_valid_checkpoint(dir.file("c"), nullptr) ? 0 : 5;
   });
   if (status == not_possible_here) MESSAGE("skipped: mounting a small disk takes more rights");
   else CHECK(status == 0);

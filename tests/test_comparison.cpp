@@ -1,25 +1,18 @@
 #include "eval/comparison.h"
 
-#include <unistd.h>
-
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
-#include "tests/check.h"
+#include "tests/files.h"
 
 using namespace crossply;
+using namespace crossply::test;
 
 namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
-
-struct Scratch {
-  std::string path = (fs::temp_directory_path() / str("crossply-comparison-", ::getpid())).string();
-  Scratch() { fs::create_directories(path); }
-  ~Scratch() { fs::remove_all(path); }
-};
 
 ComparedRun run_of(const std::string& text, RunState state) {
   ComparedRun run{parse_arch_list(text)[0], {}, {}};
@@ -155,22 +148,21 @@ TEST_CASE("comparison: results.json has every number, every setting and the way 
 }
 
 TEST_CASE("comparison: the picture names what did not end well, and has answers only of a task") {
-  const Scratch scratch;
+  const TempDir scratch;
   Comparison comparison = example(scratch.path);
   comparison.runs[0].result.curves.answer_step = {2, 3};
   comparison.runs[0].result.curves.answers = {0, 0.5};
   const auto picture = [&] {
     write_results(comparison);
-    std::ifstream in(scratch.path + "/compare.svg");
-    return std::string(std::istreambuf_iterator<char>(in), {});
+    return read_text(scratch.file("compare.svg"));
   };
   const std::string svg = picture();
   for (const char* text :
        {">llama<", ">hyper:rate=2 (failed)<", ">mudd (stopped)<", "marks: test loss", "test prompts<"})
     CHECK_MESSAGE(has(svg, text), text);
   CHECK(!has(svg, "vertical"));
-  CHECK(fs::file_size(scratch.path + "/results.json") > 1000);
-  CHECK(fs::file_size(scratch.path + "/results.md") > 500);
+  CHECK(fs::file_size(scratch.file("results.json")) > 1000);
+  CHECK(fs::file_size(scratch.file("results.md")) > 500);
   comparison.runs[0].result.curves.answers.clear();
   comparison.runs[0].result.curves.answer_step.clear();
   CHECK(!has(picture(), "test prompts<"));
@@ -187,21 +179,16 @@ TEST_CASE("comparison: parameters that differ by more than a tenth are said in o
 }
 
 TEST_CASE("comparison: resuming refuses a directory that is no comparison, or one whose results would be lost") {
-  const Scratch scratch;
+  const TempDir scratch;
   Comparison comparison = example(scratch.path);
   const auto code = [&] {
-    try {
-      Comparison copy = comparison;
-      take_up(copy);
-    } catch (const Error& error) {
-      return error.code;
-    }
-    return Exit::done;
+    Comparison copy = comparison;
+    return error_of([&] { take_up(copy); }).code;
   };
   CHECK(code() == Exit::done);  // nothing there yet
-  std::ofstream(scratch.path + "/diary.txt") << "mine";
+  write_text(scratch.file("diary.txt"), "mine");
   CHECK(code() == Exit::usage);
-  fs::create_directory(scratch.path + "/lime");  // killed before there were results
+  fs::create_directory(scratch.file("lime"));  // killed before there were results
   CHECK(code() == Exit::done);
   write_results(comparison);
   CHECK(code() == Exit::done);
@@ -211,18 +198,18 @@ TEST_CASE("comparison: resuming refuses a directory that is no comparison, or on
   comparison.runs.push_back(lime);
   comparison.runs.push_back(run_of("sla", RunState::waiting));  // more is no loss
   CHECK(code() == Exit::done);
-  std::ofstream(scratch.path + "/results.json") << "{\"runs\": [3]}";
+  write_text(scratch.file("results.json"), "{\"runs\": [3]}");
   CHECK(code() == Exit::bad_data);
 }
 
 TEST_CASE("comparison: resuming takes up every number that was there before") {
-  const Scratch scratch;
+  const TempDir scratch;
   Comparison before = example(scratch.path);
   write_results(before);
-  fs::create_directory(scratch.path + "/lime");
-  std::ofstream(scratch.path + "/lime/metrics.jsonl") << R"({"step":1,"loss":3.0}
+  fs::create_directory(scratch.file("lime"));
+  write_text(scratch.file("lime/metrics.jsonl"), R"({"step":1,"loss":3.0}
 {"step":2,"loss":2.0,"test_loss":2.1}
-{"step":3,"loss":0.4})";
+{"step":3,"loss":0.4})");
   Comparison after = example(scratch.path);
   for (ComparedRun& run : after.runs) {
     const ComparedRun waiting = run_of(run.choice.text, RunState::waiting);
@@ -239,16 +226,16 @@ TEST_CASE("comparison: resuming takes up every number that was there before") {
 }
 
 TEST_CASE("comparison: curves are read from whatever a run left") {
-  const Scratch scratch;
-  const std::string path = scratch.path + "/metrics.jsonl";
+  const TempDir scratch;
+  const std::string path = scratch.file("metrics.jsonl");
   CHECK(read_curves(path).step.empty());
-  std::ofstream(path) << R"({"step":1,"loss":3.5}
+  write_text(path, R"({"step":1,"loss":3.5}
 not json
 
 {"step":2,"loss":"three","test_loss":3.25,"answers_correct":0.5,"steps_valid":0.25}
 {"step":"x","loss":1}
 [1]
-{"step":3,"loss":3.0,"test_lo)";
+{"step":3,"loss":3.0,"test_lo)");
   const RunCurves curves = read_curves(path);
   CHECK(curves.step == std::vector<double>{1, 2});
   CHECK(curves.loss[0] == 3.5);

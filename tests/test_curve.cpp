@@ -1,12 +1,9 @@
 #include "train/curve.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
 
 #include "tests/check.h"
+#include "tests/files.h"
 
 using namespace crossply;
 using namespace crossply::test;
@@ -49,11 +46,9 @@ void check_well_formed(const std::string& svg) {
 }
 
 std::string svg_of_panels(const std::vector<Panel>& panels, bool log_x = false, const std::string& title = "title") {
-  const std::string path = (std::filesystem::temp_directory_path() / str("crossply-curve-", ::getpid())).string();
-  write_curve_svg(path, title, "step", panels, log_x);
-  std::ifstream in(path);
-  const std::string svg(std::istreambuf_iterator<char>(in), {});
-  std::filesystem::remove(path);
+  const TempDir dir;
+  write_curve_svg(dir.file("svg"), title, "step", panels, log_x);
+  const std::string svg = read_text(dir.file("svg"));
   check_well_formed(svg);
   CHECK(svg.rfind("<svg xmlns=", 0) == 0);
   CHECK(svg.find("fill=\"#ffffff\"") != std::string::npos);

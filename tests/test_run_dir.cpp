@@ -8,53 +8,24 @@
 
 #include <filesystem>
 #include <fstream>
-#include <functional>
-#include <iterator>
 #include <nlohmann/json.hpp>
 
-#include "tests/check.h"
+#include "tests/files.h"
 #include "train/checkpoint.h"
 #include "train/metrics.h"
 #include "train/trainer.h"
 
 using namespace crossply;
+using namespace crossply::test;
 namespace fs = std::filesystem;
 using nlohmann::json;
 
 namespace {
 
 // In memory where there is such a disk: every save waits for the disk several times.
-struct Scratch {
-  fs::path path = (fs::exists("/dev/shm") ? fs::path("/dev/shm") : fs::temp_directory_path()) /
-                  str("crossply-run-dir-", ::getpid());
-  Scratch() {
-    fs::remove_all(path);
-    fs::create_directories(path);
-  }
-  ~Scratch() { fs::remove_all(path); }
-  std::string operator/(const std::string& name) const { return (path / name).string(); }
+struct Scratch : TempDir {
+  Scratch() : TempDir(memory_or_disk()) {}
 };
-
-std::string contents_of(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  REQUIRE_MESSAGE(in.good(), path);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
-void put(const std::string& path, const std::string& contents) {
-  std::ofstream out(path, std::ios::binary);
-  out << contents;
-  REQUIRE(out.flush());
-}
-
-Error error_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error;
-  }
-  return Error(Exit::done, "");
-}
 
 struct Outcome {
   int code;
@@ -68,7 +39,7 @@ Outcome train(const Scratch& scratch, const std::vector<std::string>& arguments,
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
-  const std::string file = scratch / "output";
+  const std::string file = scratch.file("output");
   const int threads = omp_get_max_threads(), out = ::dup(1), err = ::dup(2);
   const int fd = ::open(file.c_str(), O_CREAT | O_TRUNC | O_WRONLY, 0600);
   std::fflush(stdout);
@@ -78,7 +49,7 @@ Outcome train(const Scratch& scratch, const std::vector<std::string>& arguments,
   omp_set_num_threads(threads);
   std::fflush(stdout);
   ::dup2(out, 1), ::dup2(err, 2), ::close(out), ::close(err);
-  return {code, contents_of(file)};
+  return {code, read_text(file)};
 }
 
 std::vector<std::string> tiny(const std::string& out, std::vector<std::string> more = {}) {
@@ -114,7 +85,7 @@ std::string timeless(const std::string& path) {
 
 TEST_CASE("run directory: only the last line of metrics.jsonl can be cut; a file with any other bad line is kept") {
   const Scratch scratch;
-  const std::string path = scratch / "metrics.jsonl", one = metrics_line(1), two = metrics_line(2);
+  const std::string path = scratch.file("metrics.jsonl"), one = metrics_line(1), two = metrics_line(2);
   const std::string three = metrics_line(3);
   struct Case {
     std::string before;
@@ -142,16 +113,16 @@ TEST_CASE("run directory: only the last line of metrics.jsonl can be cut; a file
            {one + std::string(90000, '[') + "\n" + two, 2, one + two, true},
            {one + two, 0, "", true}}) {
     CAPTURE(c.before);
-    put(path, c.before);
+    write_text(path, c.before);
     const std::string aside = free_kept_name(path);
     const Metrics metrics(path, c.step);
-    CHECK(contents_of(path) == c.after);
+    CHECK(read_text(path) == c.after);
     CHECK(metrics.lines().size() == static_cast<size_t>(std::count(c.after.begin(), c.after.end(), '\n')));
     CHECK(metrics.notes().size() == (c.kept ? 1 : 0));
     CHECK(fs::exists(aside) == c.kept);
-    if (c.kept) CHECK(contents_of(aside) == c.before);
+    if (c.kept) CHECK(read_text(aside) == c.before);
   }
-  put(path, one + "oops\n" + two);
+  write_text(path, one + "oops\n" + two);
   CHECK(Metrics(path, 2).notes()[0].find("line 2 ") != std::string::npos);
   put(path, one);
   CHECK(Metrics(path, 1).notes().empty());
@@ -162,13 +133,13 @@ TEST_CASE("run directory: only the last line of metrics.jsonl can be cut; a file
 
 TEST_CASE("run directory: metrics.jsonl that is a pipe is refused, and one that is removed is noticed") {
   const Scratch scratch;
-  const std::string path = scratch / "metrics.jsonl";
+  const std::string path = scratch.file("metrics.jsonl");
   REQUIRE(::mkfifo(path.c_str(), 0600) == 0);
   CHECK(error_of([&] { Metrics(path, 3); }).code == Exit::bad_data);
   fs::remove(path);
   Metrics metrics(path, 0);
   metrics.write({{"step", 1}, {"loss", 2.5}});
-  CHECK(contents_of(path) == "{\"loss\":2.5,\"step\":1}\n");
+  CHECK(read_text(path) == "{\"loss\":2.5,\"step\":1}\n");
   fs::remove(path);
   CHECK(error_of([&] { metrics.write({{"step", 2}, {"loss", 2.5}}); }).code == Exit::io);
   CHECK(tokens_per_second(100, 0) == 0);
@@ -194,7 +165,7 @@ TEST_CASE("run directory: flags.json gives every setting back, and no value that
   o.device = "reference", o.dtype = "bf16", o.matmul = "bf16x3", o.plan = "distinct";
   o.eval_every = 3, o.eval_samples = 4, o.answer_samples = 5, o.save_every = 6, o.keep = 7;
   const json saved = all_settings(o);
-  auto write = [&](const json& settings) { put(scratch / "flags.json", settings.dump()); };
+  auto write = [&](const json& settings) { write_text(scratch.file("flags.json"), settings.dump()); };
   auto read = [&](const std::string& arch = "lime") {
     TrainOptions other;
     other.config.arch = arch;
@@ -226,18 +197,18 @@ TEST_CASE("run directory: flags.json gives every setting back, and no value that
 
 TEST_CASE("run directory: --resume --out alone continues, and more steps change the schedule from there on") {
   const Scratch scratch;
-  const std::string run = scratch / "run";
+  const std::string run = scratch.file("run");
   const std::vector<std::string> more = {"--steps", "12", "--save-every", "4", "--keep", "9", "--warmup", "2",
                                          "--lr",    "0.01"};
   check_outcome(train(scratch, tiny(run, more)), Exit::done, "step 12/12");
-  const std::string weights = contents_of(run + "/step_00000012/model.safetensors");
-  const std::string metrics = timeless(run + "/metrics.jsonl"), flags = contents_of(run + "/flags.json");
+  const std::string weights = read_text(run + "/step_00000012/model.safetensors");
+  const std::string metrics = timeless(run + "/metrics.jsonl"), flags = read_text(run + "/flags.json");
   fs::remove_all(run + "/step_00000012");
   fs::remove_all(run + "/step_00000008");
   check_outcome(train(scratch, {"--resume", "--out", run}), Exit::done, "resumed after step 4");
-  CHECK(contents_of(run + "/step_00000012/model.safetensors") == weights);
+  CHECK(read_text(run + "/step_00000012/model.safetensors") == weights);
   CHECK(timeless(run + "/metrics.jsonl") == metrics);
-  CHECK(contents_of(run + "/flags.json") == flags);
+  CHECK(read_text(run + "/flags.json") == flags);
 
   // What may not change is refused by name; what may, is taken.
   struct Case {
@@ -249,7 +220,7 @@ TEST_CASE("run directory: --resume --out alone continues, and more steps change 
   check_outcome(train(scratch, {"--resume", "--out", run, "--layers", "3"}), Exit::usage, "num_hidden_layers");
   check_outcome(train(scratch, {"--resume", "--out", run}, "lime"), Exit::usage, "train_llama");
   check_outcome(train(scratch, {"--resume", "--out", run, "--keep", "1"}), Exit::done, "resumed after step 12");
-  CHECK(json::parse(contents_of(run + "/flags.json"))["keep"] == 1);
+  CHECK(json::parse(read_text(run + "/flags.json"))["keep"] == 1);
 
   const Outcome grown = train(scratch, {"--resume", "--out", run, "--steps", "20"});
   check_outcome(grown, Exit::done, "--steps grows from 12 to 20: from here on the cosine schedule is that of 20 steps");
@@ -264,47 +235,49 @@ TEST_CASE("run directory: --resume --out alone continues, and more steps change 
 
 TEST_CASE("run directory: without checkpoints a resumed run has the same flags, and the old metrics are kept") {
   const Scratch scratch;
-  const std::string run = scratch / "run";
+  const std::string run = scratch.file("run");
   check_outcome(train(scratch, tiny(run, {"--steps", "5"})), Exit::done, "step 5/5");
-  const std::string metrics = contents_of(run + "/metrics.jsonl"), curve = contents_of(run + "/curve.svg");
+  const std::string metrics = read_text(run + "/metrics.jsonl"), curve = read_text(run + "/curve.svg");
   for (const char* step : {"/step_00000004", "/step_00000005"}) fs::remove_all(run + step);
   check_outcome(train(scratch, tiny(run, {"--steps", "5", "--resume", "--lr", "0.5"})), Exit::usage, "--lr");
   check_outcome(train(scratch, tiny(run, {"--steps", "5", "--resume", "--ffn", "40"})), Exit::usage, "intermediate");
-  CHECK(contents_of(run + "/metrics.jsonl") == metrics);
+  CHECK(read_text(run + "/metrics.jsonl") == metrics);
   check_outcome(train(scratch, {"--resume", "--out", run}), Exit::done, "of 5 earlier steps are kept as");
-  CHECK(contents_of(run + "/metrics.jsonl.kept-1") == metrics);
-  CHECK(contents_of(run + "/curve.svg.kept-1") == curve);
+  CHECK(read_text(run + "/metrics.jsonl.kept-1") == metrics);
+  CHECK(read_text(run + "/curve.svg.kept-1") == curve);
   CHECK(timeless(run + "/metrics.jsonl") == timeless(run + "/metrics.jsonl.kept-1"));
 }
 
 TEST_CASE("run directory: --resume takes over nothing but a run") {
   const Scratch scratch;
-  const std::string model = scratch / "model", foreign = scratch / "foreign";
+  const std::string model = scratch.file("model"), foreign = scratch.file("foreign");
   check_outcome(train(scratch, tiny(model, {"--steps", "0"})), Exit::done, "initialised");
   check_outcome(train(scratch, tiny(model, {"--steps", "4", "--resume"})), Exit::usage, "is a model directory");
   fs::create_directory(foreign);
-  put(foreign + "/metrics.jsonl", "mine\n");
+  write_text(foreign + "/metrics.jsonl", "mine\n");
   check_outcome(train(scratch, tiny(foreign, {"--steps", "4", "--resume"})), Exit::usage, "no flags.json");
-  CHECK(contents_of(foreign + "/metrics.jsonl") == "mine\n");
+  CHECK(read_text(foreign + "/metrics.jsonl") == "mine\n");
   CHECK(!fs::exists(foreign + "/step_00000004"));
-  check_outcome(train(scratch, {"--resume", "--out", scratch / "new"}), Exit::usage, "there is no run in");
+  check_outcome(train(scratch, {"--resume", "--out", scratch.file("new")}), Exit::usage, "there is no run in");
+  fs::create_directory_symlink("loop", scratch.file("loop"));  // that it cannot be looked at does not make it a run
+  check_outcome(train(scratch, tiny(scratch.file("loop"), {"--steps", "4"})), Exit::io, "loop");
   // Killed before it could write its flags.
-  fs::create_directory(scratch / "new");
-  put(scratch / str("new/.tmp-flags.json-", ::getpid()), "{");
-  check_outcome(train(scratch, tiny(scratch / "new", {"--steps", "4", "--resume"})), Exit::done, "at step 0");
-  CHECK(!fs::exists(scratch / str("new/.tmp-flags.json-", ::getpid())));
+  fs::create_directory(scratch.file("new"));
+  write_text(scratch.file(str("new/.tmp-flags.json-", ::getpid())), "{");
+  check_outcome(train(scratch, tiny(scratch.file("new"), {"--steps", "4", "--resume"})), Exit::done, "at step 0");
+  CHECK(!fs::exists(scratch.file(str("new/.tmp-flags.json-", ::getpid()))));
 }
 
 TEST_CASE("run directory: a checkpoint that cannot be read ends --resume; nothing is renamed, nothing is skipped") {
   const Scratch scratch;
-  const std::string run = scratch / "run", newest = run + "/step_00000005/model.safetensors";
+  const std::string run = scratch.file("run"), newest = run + "/step_00000005/model.safetensors";
   check_outcome(train(scratch, tiny(run, {"--steps", "5"})), Exit::done, "step 5/5");
-  fs::rename(newest, scratch / "moved");
+  fs::rename(newest, scratch.file("moved"));
   fs::create_symlink("model.safetensors", newest);  // a loop: opening it is a failure of the system
-  const std::string metrics = contents_of(run + "/metrics.jsonl");
+  const std::string metrics = read_text(run + "/metrics.jsonl");
   check_outcome(train(scratch, {"--resume", "--out", run}), Exit::io, newest);
   CHECK(fs::exists(run + "/step_00000005"));
-  CHECK(contents_of(run + "/metrics.jsonl") == metrics);
+  CHECK(read_text(run + "/metrics.jsonl") == metrics);
   CHECK(error_of([&] { resolve_model_dir(run); }).code == Exit::io);
   fs::remove(newest);  // gone: that is damage
   check_outcome(train(scratch, {"--resume", "--out", run}), Exit::done, "resumed after step 4");
@@ -313,36 +286,36 @@ TEST_CASE("run directory: a checkpoint that cannot be read ends --resume; nothin
 
 TEST_CASE("run directory: the --init directory is needed at the start only") {
   const Scratch scratch;
-  const std::string run = scratch / "run", model = scratch / "model";
+  const std::string run = scratch.file("run"), model = scratch.file("model");
   std::string shard(1024, '\0');
   const int32_t header[] = {20240520, 1, 500};
   shard.replace(0, sizeof header, reinterpret_cast<const char*>(header), sizeof header);
   for (int i = 0; i < 500; ++i) shard += std::string{static_cast<char>(i * 7 % 19), '\0'};
-  put(scratch / "data.bin", shard);
+  write_text(scratch.file("data.bin"), shard);
   check_outcome(train(scratch, tiny(model, {"--steps", "0"})), Exit::done, "initialised");
-  const std::string tokenizer = contents_of(model + "/tokenizer.json");
-  put(model + "/tokenizer_config.json", "its own");
-  check_outcome(train(scratch, {"--data", scratch / "data.bin", "--seq", "8", "--init", model, "--steps", "4",
+  const std::string tokenizer = read_text(model + "/tokenizer.json");
+  write_text(model + "/tokenizer_config.json", "its own");
+  check_outcome(train(scratch, {"--data", scratch.file("data.bin"), "--seq", "8", "--init", model, "--steps", "4",
                                 "--batch", "2", "--out", run}),
                 Exit::done, "step 4/4");
-  fs::rename(model, scratch / "moved");
+  fs::rename(model, scratch.file("moved"));
   check_outcome(train(scratch, {"--resume", "--out", run, "--steps", "6"}), Exit::done, "resumed after step 4");
-  CHECK(contents_of(run + "/step_00000006/tokenizer.json") == tokenizer);
-  CHECK(contents_of(run + "/step_00000006/tokenizer_config.json") == "its own");
+  CHECK(read_text(run + "/step_00000006/tokenizer.json") == tokenizer);
+  CHECK(read_text(run + "/step_00000006/tokenizer_config.json") == "its own");
 }
 
 TEST_CASE("run directory: one that is removed, moved or replaced is noticed") {
   const Scratch scratch;
-  const RunDir run(scratch / "a/run");
+  const RunDir run(scratch.file("a/run"));
   run.check_present();
-  CHECK(error_of([&] { RunDir(scratch / "a/run"); }).code == Exit::usage);  // held
-  fs::rename(scratch / "a/run", scratch / "b");
+  CHECK(error_of([&] { RunDir(scratch.file("a/run")); }).code == Exit::usage);  // held
+  fs::rename(scratch.file("a/run"), scratch.file("b"));
   CHECK(error_of([&] { run.check_present(); }).code == Exit::io);
-  fs::create_directory(scratch / "a/run");
+  fs::create_directory(scratch.file("a/run"));
   CHECK(error_of([&] { run.check_present(); }).code == Exit::io);
-  fs::remove_all(scratch / "a/run");
-  fs::rename(scratch / "b", scratch / "a/run");
+  fs::remove_all(scratch.file("a/run"));
+  fs::rename(scratch.file("b"), scratch.file("a/run"));
   run.check_present();
-  fs::remove_all(scratch / "a");
+  fs::remove_all(scratch.file("a"));
   CHECK(error_of([&] { run.check_present(); }).code == Exit::io);
 }

@@ -123,6 +123,9 @@ TEST_CASE("tokenizer: one of another kind leaves token ids; what is no tokenizer
   is_foreign(patched(bytes, "/model/vocab", Json::array()), "256 bytes");
   is_foreign(patched(bytes, "/model/vocab/A", 66), "256 bytes");
   std::filesystem::remove(path);
+  std::filesystem::create_symlink("tokenizer.json", path);  // a loop: it cannot be looked at, but that is not "none"
+  check_fails(Exit::io, {path}, [&] { Tokenizer::load(dir.path.string()); });
+  std::filesystem::remove(path);
   write_text(dir.file("tokenizer.model"), "sentences");
   CHECK(Tokenizer::load(dir.path.string()).is_foreign());
 }

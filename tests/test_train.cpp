@@ -1,17 +1,15 @@
 // Whole training runs: resuming, accumulating, stopping before a bad update.
 #include <omp.h>
-#include <unistd.h>
 
 #include <cstring>
-#include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
 
 #include "models/registry.h"
 #include "tests/backends.h"
 #include "tests/check.h"
+#include "tests/files.h"
 #include "train/trainer.h"
 
 using namespace crossply;
@@ -60,21 +58,8 @@ std::vector<float> weights(Trainer& trainer) {
   return host;
 }
 
-// A directory of its own for each test, gone afterwards.
-struct Scratch {
-  std::string path = std::filesystem::temp_directory_path() / ("crossply-test-" + std::to_string(getpid()));
-  Scratch() { std::filesystem::create_directories(path); }
-  ~Scratch() { std::filesystem::remove_all(path); }
-};
-
-std::string bytes_of(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  REQUIRE_MESSAGE(file.good(), path);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 // A text of which a small model learns something within a few steps.
-void write_text(const std::string& path) {
+void write_story(const std::string& path) {
   const std::string who[] = {"the miller", "a sailor", "my sister", "the old king"};
   const std::string does[] = {"sees", "paints", "buys"},
                     what[] = {"a boat", "the river", "two horses", "bread", "the moon"};
@@ -114,9 +99,9 @@ struct OneThread {
 
 TEST_CASE("train: every architecture learns, and stopping in the middle changes no bit of it") {
   const OneThread threads;
-  const Scratch scratch;
-  write_text(scratch.path + "/text");
-  for (const std::string& spec : {std::string("arith:3"), "text:" + scratch.path + "/text"}) {
+  const TempDir scratch;
+  write_story(scratch.file("text"));
+  for (const std::string& spec : {std::string("arith:3"), "text:" + scratch.file("text")}) {
     double start = 0;  // LLaMA's loss at its first step
     for (const Architecture& architecture : architectures()) {
       CAPTURE(architecture.name);
@@ -125,7 +110,7 @@ TEST_CASE("train: every architecture learns, and stopping in the middle changes 
       const Dataset data = open_dataset(o.data);
       o.config.vocab_size = data.train->vocab_size();
       o.config.check(Exit::usage, "test");
-      const std::string dir = scratch.path + "/" + architecture.name + "-" + spec.substr(0, 4);
+      const std::string dir = scratch.file(architecture.name + "-" + spec.substr(0, 4));
 
       Trainer whole(o, *data.train);
       double last = 0;  // the mean of the last four
@@ -145,7 +130,7 @@ TEST_CASE("train: every architecture learns, and stopping in the middle changes 
       after.save(dir + "-resumed", Tokenizer());
       for (const char* file : {"/model.safetensors", "/optimizer.safetensors"}) {
         CAPTURE(file);
-        CHECK(bytes_of(dir + "-whole" + file) == bytes_of(dir + "-resumed" + file));
+        CHECK(read_text(dir + "-whole" + file) == read_text(dir + "-resumed" + file));
       }
     }
   }
@@ -178,13 +163,13 @@ TEST_CASE("train: resuming twice gives the losses and weights of the uninterrupt
     std::vector<double> want, got;
     for (int i = 0; i < 12; ++i) want.push_back(whole.step().loss);
 
-    Scratch run;
+    TempDir run;
     for (int part = 0, step = 0; part < 3; ++part) {
       Trainer trainer(o, data, newest_valid_checkpoint(run.path));
       CHECK(trainer.steps_done() == step);
       for (const int end = std::vector<int>{4, 7, 12}[static_cast<size_t>(part)]; step < end; ++step)
         got.push_back(trainer.step().loss);
-      trainer.save(run.path + "/step_0000000" + std::to_string(part), Tokenizer());
+      trainer.save(run.file("step_0000000" + std::to_string(part)), Tokenizer());
       if (part < 2) continue;
       const std::vector<float> a = weights(whole), b = weights(trainer);
       CHECK(std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
@@ -196,11 +181,11 @@ TEST_CASE("train: resuming twice gives the losses and weights of the uninterrupt
 
 TEST_CASE("train: every architecture learns in bf16 about what it learns in fp32") {
   const OneThread threads;
-  const Scratch scratch;
-  write_text(scratch.path + "/text");
+  const TempDir scratch;
+  write_story(scratch.file("text"));
   for (const Architecture& architecture : architectures()) {
     CAPTURE(architecture.name);
-    TrainOptions o = across_depth(architecture.name, "text:" + scratch.path + "/text");
+    TrainOptions o = across_depth(architecture.name, "text:" + scratch.file("text"));
     const Dataset data = open_dataset(o.data);
     o.config.vocab_size = data.train->vocab_size();
     o.config.check(Exit::usage, "test");
@@ -235,9 +220,9 @@ TEST_CASE("train: the profile counts every step and every op, with lanes and wit
 }
 
 TEST_CASE("train: resuming on data of which a part changed is refused, an older checkpoint knows only samples of it") {
-  const Scratch scratch;
-  const std::string path = scratch.path + "/text", dir = scratch.path + "/step_00000001";
-  write_text(path);
+  const TempDir scratch;
+  const std::string path = scratch.file("text"), dir = scratch.file("step_00000001");
+  write_story(path);
   TrainOptions o = across_depth("llama", "text:" + path);
   o.data.train_samples = o.data.test_samples = 0;
   o.config.vocab_size = 256;
@@ -249,30 +234,25 @@ TEST_CASE("train: resuming on data of which a part changed is refused, an older 
     trainer.save(dir, Tokenizer());
   }
   CHECK(Trainer(o, *open_dataset(o.data).train, dir).steps_done() == 1);
-  const std::string text = bytes_of(path);
+  const std::string text = read_text(path);
   std::string other = text;
   other[40] ^= 1;  // between the first and the second of the sampled windows
-  std::ofstream(path) << other;
-  try {
-    Trainer(o, *open_dataset(o.data).train, dir);
-    FAIL_CHECK("resumed on other data");
-  } catch (const Error& error) {
-    CHECK_MESSAGE(error.code == Exit::bad_data, error.what());
-  }
-  std::ofstream(path) << text;
-  nlohmann::json state = nlohmann::json::parse(bytes_of(dir + "/train_state.json"));
+  write_text(path, other);
+  check_fails(Exit::bad_data, {}, [&] { Trainer(o, *open_dataset(o.data).train, dir); });
+  write_text(path, text);
+  nlohmann::json state = nlohmann::json::parse(read_text(dir + "/train_state.json"));
   CHECK(state.erase("data_digest") == 1);
-  std::ofstream(dir + "/train_state.json") << state.dump();
+  write_text(dir + "/train_state.json", state.dump());
   CHECK(Trainer(o, *open_dataset(o.data).train, dir).steps_done() == 1);
 }
 
 TEST_CASE("train: resuming with other flags is refused by name") {
   const Counting data(10);
   TrainOptions o = tiny_options("lime");
-  Scratch run;
+  TempDir run;
   Trainer trainer(o, data);
   trainer.step();
-  trainer.save(run.path + "/step_00000001", Tokenizer());
+  trainer.save(run.file("step_00000001"), Tokenizer());
   auto message = [&](TrainOptions changed) {
     try {
       Trainer other(changed, data, newest_valid_checkpoint(run.path));
@@ -296,20 +276,15 @@ TEST_CASE("train: resuming with other flags is refused by name") {
 TEST_CASE("train: a checkpoint's state of wrong types or sizes is refused") {
   const Counting data(10);
   const TrainOptions o = tiny_options("llama");
-  const Scratch run;
+  const TempDir run;
   Trainer trainer(o, data);
   trainer.step();
-  trainer.save(run.path + "/step_00000001", Tokenizer());
-  const std::string path = run.path + "/step_00000001/train_state.json";
-  const auto good = nlohmann::json::parse(bytes_of(path));
+  trainer.save(run.file("step_00000001"), Tokenizer());
+  const std::string path = run.file("step_00000001/train_state.json");
+  const auto good = nlohmann::json::parse(read_text(path));
   auto code = [&](const std::string& text) {
-    std::ofstream(path) << text;
-    try {
-      Trainer other(o, data, run.path + "/step_00000001");
-    } catch (const Error& error) {
-      return error.code;
-    }
-    return Exit::done;
+    write_text(path, text);
+    return error_of([&] { Trainer(o, data, run.file("step_00000001")); }).code;
   };
   CHECK(code(good.dump()) == Exit::done);
   using nlohmann::json;
@@ -434,10 +409,10 @@ TEST_CASE("train: a GPU's losses follow the CPU's; two runs, and one with a paus
     CHECK(last < losses.front());
     CHECK(last == doctest::Approx(want_last).epsilon(c.apart));
 
-    const Scratch run;
+    const TempDir run;
     const int64_t pause = c.steps / 3;
     for (int64_t i = 0; i < pause; ++i) CHECK(second.step().loss == losses[static_cast<size_t>(i)]);
-    second.save(run.path + "/step_00000001", Tokenizer());
+    second.save(run.file("step_00000001"), Tokenizer());
     Trainer third(o, data, newest_valid_checkpoint(run.path));
     for (int64_t i = pause; i < c.steps; ++i) CHECK(third.step().loss == losses[static_cast<size_t>(i)]);
     const std::vector<float> a = weights(first), b = weights(third);

@@ -217,13 +217,6 @@ bool is_leftover_of_run(const std::string& name) {
 
 }  // namespace
 
-bool path_exists(const std::string& path) {
-  std::error_code error;
-  const auto status = fs::symlink_status(path, error);
-  if (status.type() == fs::file_type::none) fail_io("look for", path, error.value());
-  return status.type() != fs::file_type::not_found;
-}
-
 std::string free_kept_name(const std::string& path) {
   int number = 1;
   while (path_exists(str(path, ".kept-", number))) ++number;

@@ -76,8 +76,6 @@ bool holds_only_leftovers(const std::string& dir);
 void remove_leftovers_in(const std::string& run_dir);
 void remove_leftovers_of(const std::string& path);
 
-// Whether there is something of that name, be it a dangling link. Exit::io if that cannot be known.
-bool path_exists(const std::string& path);
 // PATH.kept-1, -2, ...: the first that is free.
 std::string free_kept_name(const std::string& path);
 

@@ -144,7 +144,7 @@ def build(config):
   for part in module.modules():
     # The norm in hyper-connections has no epsilon: PyTorch takes the type's own, and would take double's here.
     if isinstance(part, nn.RMSNorm) and part.eps is None:
-      part.eps = getattr(config, "norm_eps", 0) or 1e-6
+      part.eps = getattr(config, "dynamic_norm_eps", 0) or 1e-6
   return module
 
 

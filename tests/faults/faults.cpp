@@ -170,13 +170,13 @@ std::map<std::string, std::string> contents_of(const std::string& dir) {
 class Experiment {
  public:
   explicit Experiment(const Options& options)
-      : o_(options), whole_{scratch() + "/whole"}, part_{scratch() + "/part"} {}
+      : o_(options), nothing_{scratch() + "/nothing"}, whole_{scratch() + "/whole"}, part_{scratch() + "/part"} {}
 
   Exit run() {
-    for (const Place& place : {whole_, part_}) {
+    std::string text;
+    for (uint64_t i = 0; i < 2000; ++i) text += static_cast<char>('a' + random_bits(1, 1, i) % 26);
+    for (const Place& place : {nothing_, whole_, part_}) {
       fs::create_directory(place.dir);
-      std::string text;
-      for (uint64_t i = 0; i < 2000; ++i) text += static_cast<char>('a' + random_bits(1, 1, i) % 26);
       write_file(place.dir + "/data.txt", text);
     }
     if (!ended_with(execute(o_, whole_, "train", nullptr, false), 0)) fail(Exit::internal, read_file(whole_.output()));
@@ -211,12 +211,9 @@ class Experiment {
   }
 
   // The place where a scenario starts: train from nothing; resume where the last line of the metrics was cut by a kill.
-  Place start_of(const std::string& scenario) {
-    if (scenario != "train") return scenario == "resume" ? part_ : whole_;
-    const Place nothing{scratch() + "/nothing"};
-    fs::create_directory(nothing.dir);
-    fs::copy_file(whole_.dir + "/data.txt", nothing.dir + "/data.txt", fs::copy_options::overwrite_existing);
-    return nothing;
+  // All jobs read it, none writes there.
+  const Place& start_of(const std::string& scenario) const {
+    return scenario == "train" ? nothing_ : scenario == "resume" ? part_ : whole_;
   }
 
   void cut_short(const std::vector<std::string>& calls) {
@@ -337,7 +334,7 @@ class Experiment {
   }
 
   Options o_;
-  Place whole_, part_;
+  Place nothing_, whole_, part_;
   std::map<std::string, std::vector<std::string>> calls_;  // by scenario
   std::string scores_;                                     // what evaluate says
 };

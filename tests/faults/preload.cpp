@@ -89,7 +89,10 @@ int remember(int fd, const std::string& path) {
   return fd;
 }
 
-int mode_of(int flags, va_list rest) { return flags & (O_CREAT | O_TMPFILE) ? va_arg(rest, int) : 0; }
+// open's third argument, which is there only if the flags ask for it. O_TMPFILE is more than one bit.
+int mode_of(int flags, va_list rest) {
+  return (flags & O_CREAT) != 0 || (flags & O_TMPFILE) == O_TMPFILE ? va_arg(rest, int) : 0;
+}
 
 // A read or a write of `bytes`; `transfer` does it for as many as it is given.
 template <class F>
@@ -131,7 +134,7 @@ REPLACE_OPEN(open64)
     const int mode = mode_of(flags, rest);                                \
     va_end(rest);                                                         \
     const std::string ours = below_at(dir, path);                         \
-    if (fate("opendir", ours) == Fate::fail) return -1;                      \
+    if (fate("opendir", ours) == Fate::fail) return -1;                   \
     return remember(real(dir, path, flags, mode), ours);                  \
   }
 REPLACE_OPENAT(openat)
@@ -253,11 +256,11 @@ int closedir(DIR* dir) {
   remember(::dirfd(dir), "");
   return real(dir);
 }
-#define REPLACE_READDIR(name, Entry)                                      \
-  Entry* name(DIR* dir) {                                                 \
-    NEXT(name);                                                           \
+#define REPLACE_READDIR(name, Entry)                                        \
+  Entry* name(DIR* dir) {                                                   \
+    NEXT(name);                                                             \
     if (fate("readdir", below(::dirfd(dir))) == Fate::fail) return nullptr; \
-    return real(dir);                                                     \
+    return real(dir);                                                       \
   }
 REPLACE_READDIR(readdir, dirent)
 REPLACE_READDIR(readdir64, dirent64)

@@ -28,6 +28,7 @@ extern "C" const char* __asan_default_options() { return "hard_rss_limit_mb=4096
 
 using namespace crossply;
 using namespace crossply::fuzz;
+using namespace std::string_literals;
 namespace fs = std::filesystem;
 
 namespace {
@@ -91,7 +92,7 @@ const std::vector<std::string> edges = {
     "4294967296", "9007199254740993", "9223372036854775807", "9223372036854775808", "18446744073709551615",
     "18446744073709551616", "-9223372036854775808", "1e30", "1e308", "1e400", "1e-400", "0.5", "-0.5", "inf", "nan",
     "null", "true", "\"1\"", "\"\"", "[]", "{}", "[1]", "{\"a\":1}"};
-const std::string special("\"\\{}[]:,\n\r\t \0\x01\x1b\x7f\x80\xc3\xff./*-=", 28);
+const std::string special = "\"\\{}[]:,\n\r\t \0\x01\x1b\x7f\x80\xc3\xff./*-="s;
 
 class Mutator {
  public:

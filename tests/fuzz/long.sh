@@ -9,21 +9,22 @@ seconds=$2
 TMPDIR=$(if [ -w /dev/shm ]; then mktemp -d -p /dev/shm; else mktemp -d; fi) && export TMPDIR || exit 1
 trap 'rm -rf "$TMPDIR"' EXIT
 
-# Kernels without much optimization: they compile in a tenth of the time, and the models here are tiny.
-flags=(-DCROSSPLY_SANITIZE=ON -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG=-O1)
-libfuzzer=
+# Kernels without much optimization: they compile in a tenth of the time, and the models here are tiny. clang says which
+# of their loops it then leaves as they are, which would be an error in continuous integration.
+flags=(-DCROSSPLY_SANITIZE=ON -DCMAKE_BUILD_TYPE=Debug '-DCMAKE_CXX_FLAGS_DEBUG=-O1 -Wno-pass-failed')
+libfuzzer=OFF
 target='extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }'
 if clang++ -x c++ -fsanitize=fuzzer,address -fopenmp - -o "$TMPDIR/probe" <<<"$target" 2>/dev/null; then
-  libfuzzer=yes
-  flags+=(-DCROSSPLY_LIBFUZZER=ON -DCMAKE_CXX_COMPILER=clang++)
+  libfuzzer=ON
+  flags+=(-DCMAKE_CXX_COMPILER=clang++)
 fi
-cmake -S . -B "$build" "${flags[@]}" >/dev/null || exit 1
+cmake -S . -B "$build" -DCROSSPLY_LIBFUZZER=$libfuzzer "${flags[@]}" >/dev/null || exit 1
 cmake --build "$build" -j "$(nproc)" --target fuzz_targets || exit 1
 
 failures=0
 for corpus in tests/fuzz/corpus/*/; do
   name=$(basename "$corpus")
-  if [ $libfuzzer ]; then
+  if [ $libfuzzer = ON ]; then
     mkdir -p "$build/corpus/$name"
     "$build/fuzz_$name" -max_total_time="$seconds" -timeout=60 -rss_limit_mb=4096 -malloc_limit_mb=4096 \
       -max_len=1000000 -close_fd_mask=3 -detect_leaks=0 -verbosity=0 -print_final_stats=1 \
