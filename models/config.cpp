@@ -122,6 +122,9 @@ void read_rope(const json& object, Config& config, const std::string& where) {
         fail(Exit::bad_data, where, ": \"", key, ".", excerpt(name), "\": ", shown(value), " is not computed here");
     }
     if (llama3) config.rope_scaling = read_llama3(*it, str(where, ": ", key));
+    if (object.contains("rope_theta") && it->contains("rope_theta") && object["rope_theta"] != (*it)["rope_theta"])
+      fail(Exit::bad_data, where, ": \"rope_theta\" is ", shown(object["rope_theta"]), ", \"", key, ".rope_theta\" is ",
+           shown((*it)["rope_theta"]), "; which one is meant? Make them equal");
     read(*it, "rope_theta", config.rope_theta, where);
   }
 }
@@ -214,15 +217,14 @@ std::vector<double> Config::rope_frequencies() const {
 }
 
 void Config::check(Exit code, const std::string& where) {
-  auto positive = [&](const char* key, int64_t value) {
-    const int64_t most = std::string(key) == "num_hidden_layers" ? 4096 : int64_t{1} << 30;
+  auto positive = [&](const char* key, int64_t value, int64_t most = int64_t{1} << 30) {
     if (value < 1 || value > most) fail(code, where, ": ", key, " must be in 1..", most, ", is ", value);
   };
   if (num_key_value_heads == 0) num_key_value_heads = num_attention_heads;
   positive("vocab_size", vocab_size);
   positive("hidden_size", hidden_size);
   positive("intermediate_size", intermediate_size);
-  positive("num_hidden_layers", num_hidden_layers);
+  positive("num_hidden_layers", num_hidden_layers, 4096);
   positive("num_attention_heads", num_attention_heads);
   positive("num_key_value_heads", num_key_value_heads);
   positive("max_position_embeddings", max_position_embeddings);
@@ -232,7 +234,7 @@ void Config::check(Exit code, const std::string& where) {
            num_attention_heads, "; change one of them or set head_dim");
     head_dim = hidden_size / num_attention_heads;
   }
-  positive("head_dim", head_dim);
+  positive("head_dim", head_dim, 1 << 16);  // the angles of RoPE are made while a model is recorded
   if (head_dim % 2 != 0) fail(code, where, ": head_dim ", head_dim, " is odd; RoPE rotates pairs, so it must be even");
   if (num_attention_heads % num_key_value_heads != 0)
     fail(code, where, ": num_attention_heads ", num_attention_heads, " is not a multiple of num_key_value_heads ",
@@ -269,6 +271,9 @@ Config parse_config(const json& object, const std::string& where, std::string* i
   if (ignored != nullptr) *ignored = names;
   for (const char* key : {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"})
     if (!object.contains(key)) fail(Exit::bad_data, where, ": key \"", key, "\" is missing");
+  for (const char* key : {"rms_norm_eps", "rope_theta", "initializer_range"})  // what inf and nan become in JSON
+    if (object.contains(key) && object[key].is_null())
+      fail(Exit::bad_data, where, ": \"", key, "\" is null; give the number that the model was trained with");
   Config config;
   read(object, "vocab_size", config.vocab_size, where);
   read(object, "hidden_size", config.hidden_size, where);

@@ -43,9 +43,13 @@ TEST_CASE("config: keys that mean nothing here are named and ignored, harmful on
       {"partial_rotary_factor", 0.5}, {"layer_types", Json::array({"full_attention", "sliding_attention"})},
       {"layer_types", "sliding_attention"}, {"quantization_config", {{"bits", 4}}}, {"never_heard_of", 1},
       {"rope_scaling", {{"rope_type", "yarn"}, {"factor", 2.0}}}, {"rope_scaling", {{"type", "linear"}}},
-      {"rope_scaling", {{"factor", 2.0}}}, {"rope_parameters", {{"partial_rotary_factor", 0.5}}}};
+      {"rope_scaling", {{"factor", 2.0}}}, {"rope_parameters", {{"partial_rotary_factor", 0.5}}},
+      {"rms_norm_eps", nullptr}, {"rope_theta", nullptr}, {"head_dim", 1 << 30}};
   for (const auto& [key, value] : harmful)
     check_fails(Exit::bad_data, {"c: ", key}, [&] { parse_config(with(key, value), "c"); });
+  Json rope = with("rope_theta", 10000.0);
+  rope["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 500000.0}};
+  check_fails(Exit::bad_data, {"rope_theta", "10000", "500000"}, [&] { parse_config(rope, "c"); });
   check_fails(Exit::bad_data, {"mistral", "qwen3"}, [] { parse_config(with("model_type", "mistral"), "c"); });
 }
 

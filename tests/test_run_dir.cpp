@@ -124,7 +124,7 @@ TEST_CASE("run directory: only the last line of metrics.jsonl can be cut; a file
   }
   write_text(path, one + "oops\n" + two);
   CHECK(Metrics(path, 2).notes()[0].find("line 2 ") != std::string::npos);
-  put(path, one);
+  write_text(path, one);
   CHECK(Metrics(path, 1).notes().empty());
   CHECK(Metrics(path, 3).notes()[0].find("lacks 2 of the 3 steps") != std::string::npos);
   fs::remove(path);
