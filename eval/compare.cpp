@@ -2,6 +2,7 @@
 // picture. Without --data and --preset it is the demonstration, arith-quick.
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 
 #include "engine/file.h"
@@ -50,9 +51,10 @@ Comparison prepare(const Options& o) {
   const std::vector<ArchChoice> choices = parse_arch_list(o.archs);
   TrainOptions plain = o.train;
   plain.config.arch = "llama";
-  complete_options(plain);
+  const Dataset data = complete_options(plain);
   const bool fresh = !o.train.resume && !o.train.dry_run;
   Comparison comparison{plain.data.spec, fresh ? fresh_dir(o.train.out) : o.train.out, {}};
+  if (data.test != nullptr) comparison.test_size = data.test->size();
   for (const ArchChoice& choice : choices) {
     ComparedRun run{choice, plain, {}};
     run.options.config.arch = choice.arch;
@@ -72,6 +74,7 @@ void record_failure(ComparedRun& run, Exit code, const std::string& message, con
   run.error = message;
   run.result.code = code;
   run.result.curves = read_curves(run.options.out + "/metrics.jsonl");
+  run.result.tokens_per_second = 0;
   Progress(label, run.options.steps).say("failed: " + message);
 }
 
@@ -96,11 +99,11 @@ void train_all(Comparison& comparison) {
   size_t width = 0;
   for (const ComparedRun& run : comparison.runs) width = std::max(width, run.choice.text.size());
   const std::string all = "/" + std::to_string(comparison.runs.size()) + " ";
-  int64_t started = 0;
+  size_t started = 0;
   for (ComparedRun& run : comparison.runs) {
     const std::string& name = run.choice.text;
     const std::string label = std::to_string(++started) + all + name + std::string(width - name.size(), ' ');
-    train(run, label, static_cast<int64_t>(comparison.runs.size()) - started);
+    train(run, label, unfinished_runs(comparison, started));
     write_results(comparison);
     if (run.state == RunState::stopped) return;
   }
@@ -123,7 +126,7 @@ Exit conclude(const Comparison& comparison) {
   Exit code = Exit::done;
   for (const ComparedRun& run : comparison.runs) {
     if (run.state == RunState::stopped) {
-      std::printf("\nto continue this comparison: the same command with --resume --out %s\n", comparison.out.c_str());
+      std::printf("\nto continue this comparison: build/compare --resume --out %s\n", comparison.out.c_str());
       return Exit::stopped;
     }
     if (run.state != RunState::failed) continue;
@@ -149,10 +152,26 @@ Exit run(const Options& o) {
   std::error_code error;
   std::filesystem::create_directories(comparison.out, error);
   if (error) fail_io("create", comparison.out, error.value());
+  // Before the first run ends: a kill then leaves what --resume needs.
+  write_file_atomically(comparison.out + "/results.json", results_json(comparison));
   train_all(comparison);
   std::printf("\n%s", results_table(comparison).c_str());
   print_next(comparison);
   return conclude(comparison);
+}
+
+// A comparison that is resumed has its flags. Otherwise, with --data, the sizes and steps that the trainers have, too;
+// without, the demonstration. The flags that are given come on top.
+void set_defaults(int argc, char** argv, Options& o) {
+  const std::string out = find_flag(argc, argv, "--out"), given = find_flag(argc, argv, "--preset");
+  const auto is_resume = [](const char* word) { return std::strcmp(word, "--resume") == 0; };
+  const bool resume = std::any_of(argv, argv + argc, is_resume) && !out.empty();
+  const bool found = resume && take_comparison_settings(out, o.archs, o.train);
+  const bool demonstration = !found && given.empty() && find_flag(argc, argv, "--data").empty();
+  if (demonstration && resume && !path_exists(out))
+    fail(Exit::usage, "--resume: there is no comparison in ", out, " yet; to start one, give its flags");
+  const std::string preset = demonstration ? "arith-quick" : given;
+  if (!preset.empty() && preset != o.train.preset) apply_preset(preset, o.train);
 }
 }  // namespace
 
@@ -162,12 +181,13 @@ int main(int argc, char** argv) {
                "compare");
   Options o;
   auto flags = [&] {
-    // With --data, the sizes and steps that the trainers have, too; without, the demonstration.
-    std::string preset = find_flag(argc, argv, "--preset");
-    if (preset.empty() && find_flag(argc, argv, "--data").empty()) preset = "arith-quick";
-    if (!preset.empty()) apply_preset(preset, o.train);
+    set_defaults(argc, argv, o);
     add_text(app, "--arch", o.archs, "LIST", "the first is the yardstick; " + arch_list_help());
     add_train_flags(app, o.train);
+    for (const char* refused : {"--init", "--dump-tape"}) app.get_option(refused)->group("");  // prepare() says why
+    app.get_option("--steps")->description("optimizer steps of each run");
+    app.get_option("--out")->description("directory of the comparison: results.md, compare.svg, a directory per run");
+    app.get_option("--resume")->description("continue the comparison in --out; needs no other flags");
   };
   return run_program(app, argc, argv, flags, [&] { return run(o); });
 }

@@ -1,9 +1,11 @@
 #include "eval/comparison.h"
 
+#include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "models/json_file.h"
 #include "tests/files.h"
 
 using namespace crossply;
@@ -30,7 +32,9 @@ ComparedRun run_of(const std::string& text, RunState state) {
   run.result.curves.loss = {3.0, 2.0, 0.4};
   run.result.curves.test_step = {2};
   run.result.curves.test_loss = {2.1};
+  if (state == RunState::stopped) run.result.tokens_per_second = 90000;
   if (state != RunState::done) return run;
+  run.result.curves.step.back() = 6000;
   run.result.tokens_per_second = 400040;
   run.result.train_loss = 0.36912;
   run.result.test_loss = 0.07413;
@@ -64,17 +68,51 @@ bool has(const std::string& text, const std::string& what) { return text.find(wh
 
 }  // namespace
 
-TEST_CASE("comparison: the table has sensible digits, dashes for what is not done, and fits a terminal") {
+TEST_CASE("comparison: the table has sensible digits, the last numbers of what is not done, and fits a terminal") {
   const std::string table = results_table(example());
   const std::vector<std::string> lines = lines_of(table);
-  CHECK(lines[0] == "architecture  parameters  tokens/s   time  memory  test loss  answers  valid");
-  CHECK(lines[1] == "llama             66,496   400,040  1.00x   1.00x     0.0741   13.7 %  2.3 %");
-  CHECK(lines[2] == "lime              66,496   200,020  2.00x   1.06x     0.0741   13.7 %  2.3 %");
-  CHECK(lines[3] == "hyper:rate=2      66,496         -      -   1.00x          -        -      -");
+  CHECK(lines[0] == "architecture  parameters  tokens/s  memory  test loss  answers  valid");
+  CHECK(lines[1] == "llama             66,496   400,040   1.00x     0.0741   13.7 %  2.3 %");
+  CHECK(lines[2] == "lime              66,496   200,020   1.06x     0.0741   13.7 %  2.3 %");
+  CHECK(lines[3] == "hyper:rate=2      66,496         -   1.00x   2.100 @2        -      -");
+  CHECK(lines[4] == "mudd              66,496    90,000   1.00x   2.100 @2        -      -");
+  CHECK(lines[5] == "vertical          66,496         -   1.00x          -        -      -");
   CHECK(has(table, "\nhyper:rate=2: failed after step 3 of 6000: step 4: loss nan\n"));
   CHECK(has(table, "\nmudd: stopped after step 3 of 6000\n"));
   CHECK(has(table, "\nvertical: not started\n"));
   for (const std::string& line : lines) CHECK_MESSAGE(line.size() <= 80, line);
+}
+
+TEST_CASE("comparison: a rate or a loss that nobody knows is a dash and null, never 0") {
+  Comparison comparison = example();
+  comparison.runs[1].result.tokens_per_second = 0;
+  comparison.runs[1].result.test_loss = NAN;
+  CHECK(lines_of(results_table(comparison))[2] ==
+        "lime              66,496         -   1.06x          -   13.7 %  2.3 %");
+  const json lime = json::parse(results_json(comparison))["runs"][1];
+  for (const char* key : {"tokens_per_second", "relative_time", "test_loss", "test_loss_step"})
+    CHECK_MESSAGE(lime[key].is_null(), key);
+}
+
+TEST_CASE("comparison: the notes say of how many samples, what guessing gets, and how large the sampling error is") {
+  Comparison comparison = example();
+  comparison.test_size = 1000;
+  comparison.runs[1].result.answers = 0.5;  // 2 sqrt(0.5 * 0.5 / 256) = 0.0625
+  for (const std::string& text : {results_table(comparison), results_markdown(comparison)}) {
+    CHECK(has(text, "\ntest loss: over the first 512 of 1,000 test sequences.\n"));
+    CHECK(has(text, "\nanswers: to the first 256 of 1,000 test prompts; guessing gets 9.1 %;\n"
+                    "sampling error (two standard errors) up to 6.2 points.\n"));
+    CHECK(has(text, "one seed"));
+    for (const std::string& line : lines_of(results_table(comparison))) CHECK_MESSAGE(line.size() <= 80, line);
+    CHECK(has(text, "one after the other"));
+  }
+  CHECK(has(results_markdown(comparison), "| ~2.0x |"));
+  comparison.test_size = 50;
+  CHECK(has(results_table(comparison), "over the first 50 of 50 test sequences"));
+  comparison.data = "prosqa";
+  CHECK(has(results_table(comparison), "guessing gets 50.0 %"));
+  comparison.data = "text:x";
+  CHECK(!has(results_table(comparison), "guessing"));
 }
 
 TEST_CASE("comparison: what does not fit a terminal is left out, least important first; the file has everything") {
@@ -137,7 +175,12 @@ TEST_CASE("comparison: results.json has every number, every setting and the way 
   CHECK(failed["exit_code"] == 77);
   CHECK(failed["error"] == "step 4: loss nan");
   CHECK(failed["steps_done"] == 3);
-  CHECK(failed["test_loss"].is_null());
+  CHECK(failed["test_loss"] == 2.1);
+  CHECK(failed["test_loss_step"] == 2);
+  CHECK(failed["train_loss"] == 0.4);
+  CHECK(failed["train_loss_step"] == 3);
+  CHECK(failed["answers"].is_null());
+  CHECK(lime["test_loss_step"] == 6000);
   CHECK(failed["relative_time"].is_null());
   CHECK(failed["metrics"] == "hyper-rate-2/metrics.jsonl");
   CHECK(failed["options"]["rate"] == "2");
@@ -198,6 +241,18 @@ TEST_CASE("comparison: resuming refuses a directory that is no comparison, or on
   comparison.runs.push_back(lime);
   comparison.runs.push_back(run_of("sla", RunState::waiting));  // more is no loss
   CHECK(code() == Exit::done);
+  comparison.runs[0].options.lr = 0.5;
+  Comparison other = comparison;
+  CHECK(has(error_of([&] { take_up(other); }).what(), "has --lr 0.001, the flags say 0.5"));
+  comparison.runs[0].options.lr = 1e-3;
+  CHECK(code() == Exit::done);
+  const json all = read_json(scratch.file("results.json"));
+  for (const json& damaged : {json(3), json(), json(1e300), json("75")}) {
+    json changed = all;
+    changed["runs"][0]["exit_code"] = damaged;
+    write_text(scratch.file("results.json"), changed.dump());
+    CHECK_MESSAGE(code() == Exit::bad_data, damaged.dump());
+  }
   write_text(scratch.file("results.json"), "{\"runs\": [3]}");
   CHECK(code() == Exit::bad_data);
 }
@@ -223,6 +278,41 @@ TEST_CASE("comparison: resuming takes up every number that was there before") {
   for (ComparedRun& run : before.runs) run.result.curves = {};  // no other run has a file
   for (ComparedRun& run : after.runs) run.result.curves = {};
   CHECK(results_json(after) == results_json(before));
+}
+
+TEST_CASE("comparison: resuming needs no flags: architectures and settings are read back, leftovers removed") {
+  const TempDir scratch;
+  Comparison before = example(scratch.path);
+  for (ComparedRun& run : before.runs) run.options.lr = 0.125;
+  write_results(before);
+  std::string archs;
+  TrainOptions options;
+  CHECK(!take_comparison_settings(scratch.file("nowhere"), archs, options));
+  REQUIRE(take_comparison_settings(scratch.path, archs, options));
+  CHECK(archs == "llama,lime,hyper:rate=2,mudd,vertical");
+  CHECK(options.lr == 0.125);
+  CHECK(options.steps == 6000);
+  CHECK(options.config.arch == "llama");
+  const std::string leftover = scratch.file(".tmp-results.json-999999999");
+  write_text(leftover, "{");
+  Comparison after = before;
+  take_up(after);
+  CHECK(!fs::exists(leftover));
+}
+
+TEST_CASE("comparison: the time left counts only the runs that have steps to do") {
+  const TempDir scratch;
+  Comparison comparison = example(scratch.path);
+  CHECK(unfinished_runs(comparison, 0) == 3);
+  CHECK(unfinished_runs(comparison, 4) == 1);
+  CHECK(unfinished_runs(comparison, 5) == 0);
+  write_results(comparison);
+  Comparison longer = comparison;
+  take_up(longer);
+  CHECK(unfinished_runs(longer, 0) == 3);
+  for (ComparedRun& run : longer.runs) run.options.steps = 7000;
+  take_up(longer);
+  CHECK(unfinished_runs(longer, 0) == 5);
 }
 
 TEST_CASE("comparison: curves are read from whatever a run left") {

@@ -213,15 +213,29 @@ code=$?
 [ $code = 75 ] || [ $code = 0 ] || fail "compare, SIGINT: exit code $code, want 75"
 [ $code = 0 ] && echo "note: the comparison was faster than SIGINT"
 for file in compare.svg results.md results.json; do [ -s compared_twice/$file ] || fail "stopped: $file is missing"; done
-[ $code = 0 ] || grep -q '^to continue this comparison' output || fail "a stopped comparison does not say how to go on"
+[ $code = 0 ] || grep -q '^to continue this comparison: build/compare --resume --out compared_twice$' output ||
+  fail "a stopped comparison does not say how to go on"
 expect 64 'also compares relay' compare llama --steps 60 --out compared_twice --resume
-expect 0 '^relay +[0-9,]+ ' compare llama,relay --steps 60 --out compared_twice --resume
+touch compared_twice/.tmp-results.json-999999999
+expect 64 "compared_twice/llama has --lr 0[.][0-9]+, the flags say 0[.]5" \
+  "$build/compare" --resume --out compared_twice --lr 0.5
+expect 64 'hidden_size is 16, not 32' "$build/compare" --resume --out compared_twice --width 32
+expect 0 '^relay +[0-9,]+ ' "$build/compare" --resume --out compared_twice
+[ ! -e compared_twice/.tmp-results.json-999999999 ] || fail "what a kill left of results.json is still there"
+expect 64 'no comparison in nothing yet' "$build/compare" --resume --out nothing
+"$build/compare" --help | grep -qE -- '--(init|dump-tape)' && fail "compare --help lists flags that compare refuses"
 for arch in llama relay; do
   cmp -s compared{,_twice}/$arch/step_00000060/model.safetensors || fail "compare --resume: other weights of $arch"
 done
 rm compared_twice/llama/metrics.jsonl && mkfifo compared_twice/llama/metrics.jsonl
 expect 65 'metrics.jsonl: is not a regular file' timeout 20 "$build/compare" --arch llama,relay "${tiny[@]}" --steps 60 \
   --out compared_twice --resume
+"$build/compare" --arch lime,relay "${tiny[@]}" --steps 600 --save-every 20 --out killed_early >output 2>&1 &
+pid=$!
+while [ ! -s killed_early/lime/metrics.jsonl ] && kill -0 $pid 2>/dev/null; do sleep 0.01; done
+kill -KILL $pid 2>/dev/null
+wait $pid 2>/dev/null
+expect 0 '^relay +[0-9,]+ ' "$build/compare" --resume --out killed_early  # no run had ended
 mkdir diary && touch diary/page
 expect 64 'holds files, but no comparison' compare llama --steps 1 --out diary --resume
 if command -v python3 >/dev/null; then  # a parser of XML, on a name that XML cannot hold

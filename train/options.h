@@ -80,8 +80,10 @@ nlohmann::json trajectory(const TrainOptions& options);
 nlohmann::json all_settings(const TrainOptions& options);
 // flags.json of a run directory; null where there is none.
 nlohmann::json read_run_settings(const std::string& run_dir);
-// The same into options, whose config.arch it must have; false where there is none. Throws Exit::bad_data for values
-// that no flag could have.
+// What all_settings wrote, into options; path: where it stood, for errors. Throws Exit::bad_data for values that no
+// flag could have.
+void take_settings(const nlohmann::json& settings, const std::string& path, TrainOptions& options);
+// The same of a run directory, whose config.arch the options must have; false where there is none.
 bool take_run_settings(const std::string& run_dir, TrainOptions& options);
 // Throw Exit::usage with the name of a setting that differs from what the run in `where` has; --steps may be larger.
 void refuse_other_settings(const nlohmann::json& saved, const TrainOptions& now, const std::string& where);

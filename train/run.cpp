@@ -5,7 +5,6 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <numeric>
 
 #include "engine/file.h"
 #include "engine/printable.h"
@@ -179,9 +178,7 @@ TrainResult summarise(const Trainer& trainer, const TrainOptions& o, const std::
   result.test_loss = last(result.curves.test_loss, NAN);  // where somebody removed the metrics of a run that is done
   result.answers = last(result.curves.answers, -1);
   result.steps_valid = last(result.curves.steps_valid, -1);
-  const auto end = result.curves.loss.end();
-  const auto count = static_cast<std::ptrdiff_t>((lines.size() + 49) / 50);
-  result.train_loss = count > 0 ? std::accumulate(end - count, end, 0.0) / static_cast<double>(count) : NAN;
+  result.train_loss = final_loss(result.curves);
   return result;
 }
 

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <numeric>
 
 #include "engine/json.h"
 #include "train/curve.h"
@@ -50,6 +51,12 @@ RunCurves read_curves(const std::string& path) {
     if (line.is_object() && !std::isnan(number(line, "step"))) lines.push_back(std::move(line));
   }
   return curves_of(lines);
+}
+
+double final_loss(const RunCurves& curves) {
+  const auto end = curves.loss.end();
+  const auto count = static_cast<std::ptrdiff_t>((curves.loss.size() + 49) / 50);
+  return count > 0 ? std::accumulate(end - count, end, 0.0) / static_cast<double>(count) : NAN;
 }
 
 void write_run_picture(const std::string& path, const std::string& title, const RunCurves& c) {

@@ -17,6 +17,8 @@ RunCurves curves_of(const std::vector<nlohmann::json>& lines);
 // Of a file that a run may have left in any state: what is not such a line is passed over; a file that is not there has
 // none.
 RunCurves read_curves(const std::string& path);
+// The training loss as one number: the mean of the last fiftieth of the steps; NaN of none.
+double final_loss(const RunCurves& curves);
 
 // curve.svg: the loss and, of a task, the answers.
 void write_run_picture(const std::string& path, const std::string& title, const RunCurves& curves);

@@ -116,14 +116,19 @@ json read_run_settings(const std::string& run_dir) {
   return !run_dir.empty() && path_exists(path) ? read_json(path) : json();
 }
 
-bool take_run_settings(const std::string& run_dir, TrainOptions& o) {
-  const json settings = read_run_settings(run_dir);
-  if (settings.is_null()) return false;
-  const std::string path = run_dir + "/flags.json", arch = o.config.arch;
-  if (!settings.contains("config")) fail(Exit::bad_data, path, ": \"config\" is missing");
+void take_settings(const json& settings, const std::string& path, TrainOptions& o) {
+  if (!settings.is_object() || !settings.contains("config"))
+    fail(Exit::bad_data, path, ": \"config\" is missing");
   each_kept(o, Take{settings, path});
   each_free(o, Take{settings, path});
   o.config = parse_config(settings["config"], path + ": config");
+}
+
+bool take_run_settings(const std::string& run_dir, TrainOptions& o) {
+  const json settings = read_run_settings(run_dir);
+  if (settings.is_null()) return false;
+  const std::string arch = o.config.arch;
+  take_settings(settings, run_dir + "/flags.json", o);
   if (o.config.arch != arch)
     fail(Exit::usage, "--resume: the run in ", run_dir, " is of train_", o.config.arch, ", not of train_", arch);
   return true;
