@@ -285,8 +285,8 @@ std::string notes_on_tests(const Comparison& comparison) {
   const TrainOptions& o = comparison.runs[0].options;
   const auto part = [&](int64_t samples, const std::string& what) {
     if (comparison.test_size == 0) return str("at most ", format_count(samples), " ", what);
-    return str("the first ", format_count(std::min(samples, comparison.test_size)), " of ",
-               format_count(comparison.test_size), " ", what);
+    if (samples >= comparison.test_size) return str("all ", format_count(comparison.test_size), " ", what);
+    return str("the first ", format_count(samples), " of ", format_count(comparison.test_size), " ", what);
   };
   std::string out = "test loss: over " + part(o.eval_samples, "test sequences") + ".\n";
   if (is_task(comparison)) {

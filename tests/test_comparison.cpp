@@ -108,7 +108,7 @@ TEST_CASE("comparison: the notes say of how many samples, what guessing gets, an
   }
   CHECK(has(results_markdown(comparison), "| ~2.0x |"));
   comparison.test_size = 50;
-  CHECK(has(results_table(comparison), "over the first 50 of 50 test sequences"));
+  CHECK(has(results_table(comparison), "over all 50 test sequences"));
   comparison.data = "prosqa";
   CHECK(has(results_table(comparison), "guessing gets 50.0 %"));
   comparison.data = "text:x";

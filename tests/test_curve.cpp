@@ -274,6 +274,17 @@ TEST_CASE("curve: a decade of values stands on a logarithmic axis, less does not
   CHECK(none.find(">-") == std::string::npos);
 }
 
+TEST_CASE("curve: a start that takes half of the height is cut off, a gradual one is not") {
+  const std::string steep = svg_of({falling("a", 2), falling("b", 2.1)});
+  CHECK(count(steep, "clip-path=") == 1);
+  const auto points = points_of(steep, 0);
+  CHECK(points.front().second < 82);
+  CHECK(points[points.size() / 10].second > 82);
+  Curve gradual{"a", {}, {}};
+  for (int i = 1; i <= 3000; ++i) gradual.x.push_back(i), gradual.y.push_back(3 - i / 3000.0);
+  CHECK(count(svg_of({gradual}), "clip-path=") == 0);
+}
+
 TEST_CASE("curve: marks lie on the same axes, hollow, on a thin line, and the caption says what they are") {
   Curve curve{"a", {0, 10}, {1, 3}, {5, 10}, {2, 4}};
   const std::string svg = svg_of_panels({{"training loss", "test loss", {curve}}});

@@ -340,15 +340,26 @@ std::string legend(const std::vector<Curve>& curves, const Drawing& drawing, con
   return out;
 }
 
-// Everything; but of many smooth curves not the steep start (a twentieth), which would press the rest together, and of
-// losses nothing above three times the highest start, to which a run that diverges would press all others flat.
+bool is_wide(const Range& range) { return range.low > 0 && range.high >= 10 * range.low; }  // for a logarithmic axis
+
+// Without the steep start, where that would press the rest together: of many smooth curves the first twentieth; of few,
+// the first tenth if that takes half of the height.
+std::vector<Line> without_start(const Drawing& drawing, bool shares) {
+  std::vector<Line> whole = drawing.means;
+  whole.insert(whole.end(), drawing.pale.begin(), drawing.pale.end());
+  if (!drawing.smooth) return whole;
+  std::vector<Line> rest = whole;
+  for (Line& line : rest)
+    line.erase(line.begin(), line.begin() + static_cast<std::ptrdiff_t>(line.size() / (drawing.crowded ? 20 : 10)));
+  if (drawing.crowded) return rest;
+  const Range all = range_of(whole, &Point::y), end = range_of(rest, &Point::y);
+  return !shares && !is_wide(all) && end.high - end.low < (all.high - all.low) / 2 ? rest : whole;
+}
+
+// Everything but the steep start; of losses nothing above three times the highest start, to which a run that diverges
+// would press all others flat.
 Range shown_range(const Drawing& drawing, const std::vector<Line>& raw, bool shares) {
-  std::vector<Line> shown = drawing.means;
-  shown.insert(shown.end(), drawing.pale.begin(), drawing.pale.end());
-  for (Line& line : shown) {
-    const auto start = static_cast<std::ptrdiff_t>(line.size() / 20);
-    if (drawing.crowded && drawing.smooth) line.erase(line.begin(), line.begin() + start);
-  }
+  std::vector<Line> shown = without_start(drawing, shares);
   shown.insert(shown.end(), drawing.marked.begin(), drawing.marked.end());
   double highest_start = 0;
   for (const Line& line : raw) highest_start = std::max(highest_start, line.empty() ? 0 : line.front().y);
@@ -400,7 +411,7 @@ std::string draw_panel(const Panel& panel, size_t number, Axis x, double top, do
   }
   const Drawing drawing = thin_out(raw, marked, x);
   Range range = shown_range(drawing, raw, panel.shares);
-  const bool empty = range.low > range.high, log_y = !panel.shares && range.low > 0 && range.high >= 10 * range.low;
+  const bool empty = range.low > range.high, log_y = !panel.shares && is_wide(range);
   if (panel.shares) range = {std::min(range.low, 0.0), std::max(range.high, 0.05)};
   const Axis y = fit(range, bottom, top, log_y, 0.04);
   const bool has_marks = std::any_of(marked.begin(), marked.end(), [](const Line& line) { return !line.empty(); });
