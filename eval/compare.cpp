@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "engine/file.h"
+#include "engine/printable.h"
 #include "eval/comparison.h"
 #include "train/arch_list.h"
 #include "train/program.h"
@@ -111,13 +112,13 @@ void train_all(Comparison& comparison) {
 
 // What to look at and what to do next.
 void print_next(const Comparison& comparison) {
-  std::printf("\nresults:  %s/results.md, results.json\npicture:  %s/compare.svg\n", comparison.out.c_str(),
-              comparison.out.c_str());
+  const std::string out = printable(comparison.out);
+  std::printf("\nresults:  %s/results.md, results.json\npicture:  %s/compare.svg\n", out.c_str(), out.c_str());
   std::string last;
   for (const ComparedRun& run : comparison.runs)
     if (run.state == RunState::done) last = run.result.run_dir;
   const char* prompt = comparison.data.starts_with("arith:") ? "\"( 3 + 4 ) * 2 - 5 / 6 =\"" : "...";
-  if (!last.empty()) std::printf("next:     build/generate --model %s --prompt %s\n", last.c_str(), prompt);
+  if (!last.empty()) std::printf("next:     build/generate --model %s --prompt %s\n", printable(last).c_str(), prompt);
 }
 
 // The exit code is that of the first run that failed.
@@ -126,7 +127,8 @@ Exit conclude(const Comparison& comparison) {
   Exit code = Exit::done;
   for (const ComparedRun& run : comparison.runs) {
     if (run.state == RunState::stopped) {
-      std::printf("\nto continue this comparison: build/compare --resume --out %s\n", comparison.out.c_str());
+      std::printf("\nto continue this comparison: build/compare --resume --out %s\n",
+                  printable(comparison.out).c_str());
       return Exit::stopped;
     }
     if (run.state != RunState::failed) continue;
@@ -146,7 +148,8 @@ Exit run(const Options& o) {
   make_device(o.train.device);  // refuses one that is not there
   if (o.train.resume) take_up(comparison);
   if (comparison.out != o.train.out)
-    std::printf("%s holds an earlier comparison; this one is in %s\n", o.train.out.c_str(), comparison.out.c_str());
+    std::printf("%s holds an earlier comparison; this one is in %s\n", printable(o.train.out).c_str(),
+                printable(comparison.out).c_str());
   for (const std::string& warning : {warmup_warning(o.train), parameter_warning(comparison)})
     if (!warning.empty()) std::printf("%s\n", warning.c_str());
   std::error_code error;

@@ -8,6 +8,7 @@
 
 #include "engine/device.h"
 #include "engine/file.h"
+#include "engine/printable.h"
 #include "models/json_file.h"
 #include "train/checkpoint.h"
 #include "train/curve.h"
@@ -174,9 +175,10 @@ std::string remark(const ComparedRun& run) {
 // A cell of a Markdown table.
 std::string cell(const std::string& text) {
   std::string out;
-  for (const char c : text) {
+  for (const char c : printable(text)) {
     if (c == '|') out += '\\';
-    out += c == '\n' || c == '\r' ? ' ' : c;
+    if (c == '<') out += "&lt;";
+    else out += c == '\n' || c == '\r' ? ' ' : c;
   }
   return out;
 }

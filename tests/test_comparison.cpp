@@ -143,12 +143,12 @@ TEST_CASE("comparison: what does not fit a terminal is left out, least important
 
 TEST_CASE("comparison: Markdown and JSON survive any bytes in names and messages") {
   Comparison comparison = example();
-  comparison.data = "text:a|b\n\xFF";
+  comparison.data = "text:a|b<svg>\n\x1b\xFF";
   comparison.runs[2].error = "cannot read a|b\n\xFF\"";
   const std::string file = results_markdown(comparison);
-  CHECK(has(file, "# text:a\\|b \xFF\n"));
-  CHECK(has(file, ": cannot read a\\|b \xFF\" |\n"));
-  CHECK(json::parse(results_json(comparison))["data"] == "text:a|b\n\xEF\xBF\xBD");
+  CHECK(has(file, "# text:a\\|b&lt;svg> \\x1b\\xff\n"));
+  CHECK(has(file, ": cannot read a\\|b \\xff\" |\n"));
+  CHECK(json::parse(results_json(comparison))["data"] == "text:a|b<svg>\n\x1b\xEF\xBF\xBD");
 }
 
 TEST_CASE("comparison: results.json has every number, every setting and the way to the curves") {
