@@ -11,6 +11,7 @@
 #include "eval/answers.h"
 #include "eval/loaded_model.h"
 #include "models/json_file.h"
+#include "train/options.h"
 #include "train/program.h"
 #include "train/progress.h"
 #include "train/replicas.h"
@@ -56,8 +57,9 @@ DataOptions read_run(const std::string& dir) {
 
 bool same_data(const std::string& a, const std::string& b) {
   std::error_code ignored;
-  return a == b || (a.starts_with("text:") && b.starts_with("text:") &&
-                    std::filesystem::equivalent(a.substr(5), b.substr(5), ignored));
+  return absolute_data(a) == absolute_data(b) ||
+         (a.starts_with("text:") && b.starts_with("text:") &&
+          std::filesystem::equivalent(a.substr(5), b.substr(5), ignored));
 }
 
 // What the flags leave open is as in the run that trained the model, so that the test set is the one it did not see.
