@@ -1,5 +1,6 @@
 #include "engine/params.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <utility>
 
@@ -25,6 +26,19 @@ Init Init::uniform(double bound) {
   return {str("uniform(", bound, ")"), [bound](uint64_t seed, uint64_t stream, int64_t i) {
             return bound * (2 * random_uniform(seed, stream, static_cast<uint64_t>(i)) - 1);
           }};
+}
+
+// A name with {i} for every number that stands between dots.
+static std::string kind_of(const std::string& name) {
+  std::string kind;
+  for (size_t at = 0; at <= name.size();) {
+    const size_t end = std::min(name.find('.', at), name.size());
+    const std::string part = name.substr(at, end - at);
+    const bool number = !part.empty() && part.find_first_not_of("0123456789") == std::string::npos;
+    kind += (at > 0 ? "." : "") + (number ? std::string("{i}") : part);
+    at = end + 1;
+  }
+  return kind;
 }
 
 // Elements a row takes in the flat arrays.
@@ -125,12 +139,32 @@ std::vector<float> ParameterTable::read(const Parameter& row, const Tensor& flat
 }
 
 std::string ParameterTable::report() const {
-  std::string out =
-      "parameter                                                shape              init             lr x  decay x\n";
-  char line[256];
+  // Rows that only numbers in their names tell apart are of one kind.
+  struct Kind {
+    std::string name;
+    const Parameter *first, *last;
+    int64_t count;
+  };
+  std::vector<Kind> kinds;
   for (const Parameter& row : rows_) {
-    std::snprintf(line, sizeof line, "%-56s %-18s %-16s %4g %7g\n", row.name.c_str(), row.shape.str().c_str(),
-                  row.init.rule.c_str(), row.lr_mul, row.wd_mul);
+    const std::string name = kind_of(row.name);
+    const auto same = std::find_if(kinds.begin(), kinds.end(), [&](const Kind& kind) {
+      return kind.name == name && kind.first->lr_mul == row.lr_mul && kind.first->wd_mul == row.wd_mul;
+    });
+    if (same == kinds.end()) kinds.push_back({name, &row, &row, 1});
+    else same->last = &row, ++same->count;
+  }
+  std::string out = "parameter      count shape                    init                   lr x  decay\n";
+  char line[256];
+  for (const Kind& kind : kinds) {
+    const bool long_name = kind.name.size() > 14;
+    if (long_name) out += kind.name + "\n";
+    const std::string shape = kind.first->shape.str(), end = kind.last->shape.str(), rule = kind.first->init.rule;
+    std::snprintf(line, sizeof line, "%-14s %5lld %-24s %-21s %5g %6g\n", long_name ? "" : kind.name.c_str(),
+                  static_cast<long long>(kind.count),
+                  (shape == end ? shape : shape + " to " + end).c_str(),
+                  (rule + (rule == kind.last->init.rule ? "" : " ...")).c_str(), kind.first->lr_mul,
+                  kind.first->wd_mul);
     out += line;
   }
   return out;

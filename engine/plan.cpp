@@ -113,7 +113,7 @@ std::string Tape::memory_report() const {
   std::sort(residents.begin(), residents.end(), [](const Buffer* a, const Buffer* b) { return a->bytes > b->bytes; });
   const size_t node = when < n ? when : 2 * n - 1 - when;
   std::string out = str("activations: ", format_bytes(static_cast<double>(arena_bytes_)), " planned, ",
-                        format_bytes(static_cast<double>(peak)), " alive at the peak (",
+                        format_bytes(static_cast<double>(peak)), " alive at the peak\n  (",
                         when < n ? "forward" : "backward", " of ", nodes_[node]->name, "), ",
                         format_bytes(static_cast<double>(total)), " without reuse\n");
   char line[160];

@@ -294,7 +294,9 @@ void Tape::run(const Step& step) {
 void Tape::forward(const Step& step) {
   if (mode_ == PlanMode::poison && step.training) bury(-1);
   for (size_t n = 0; n < nodes_.size(); ++n) {
-    if (!nodes_[n]->done) timed(seconds_, *device_, n, [&] { nodes_[n]->forward(step, device_->stream()); });
+    const auto work = [&] { nodes_[n]->forward(step, device_->stream()); };
+    if (!nodes_[n]->done && step.training) timed(seconds_, *device_, n, work);  // the profile is of training
+    else if (!nodes_[n]->done) work();
     if (after_) after_(n, false);
     if (mode_ == PlanMode::poison && step.training) bury(static_cast<int>(n));
   }

@@ -159,7 +159,7 @@ class Tape {
 
   // From now on called after every node n's forward and backward: to look at intermediates, or to change them.
   void watch(std::function<void(size_t n, bool backward)> after) { after_ = std::move(after); }
-  // From now on every node's time is taken.
+  // From now on every node's time in training is taken.
   void start_profile() { seconds_.assign(2 * nodes_.size(), {}); }
   std::vector<OpCost> costs() const;  // in the order in which ops first run
 

@@ -9,10 +9,11 @@
 #include <numbers>
 #include <optional>
 
-#include "eval/answers.h"
 #include "engine/printable.h"
+#include "eval/answers.h"
 #include "eval/loaded_model.h"
 #include "models/json_file.h"
+#include "train/options.h"
 #include "train/program.h"
 #include "train/progress.h"
 #include "train/replicas.h"
@@ -78,7 +79,8 @@ bool same_file(const std::string& a, const std::string& b) {
 }
 
 bool same_data(const std::string& a, const std::string& b) {
-  if (a == b || a.starts_with("text:") != b.starts_with("text:")) return a == b;
+  if (absolute_data(a) == absolute_data(b)) return true;
+  if (a.starts_with("text:") != b.starts_with("text:")) return false;
   const std::vector<std::string> of_a = files_of(a), of_b = files_of(b);
   return !of_a.empty() && std::equal(of_a.begin(), of_a.end(), of_b.begin(), of_b.end(), same_file);
 }

@@ -32,7 +32,8 @@ train() { "$build/train_$1" "${tiny[@]}" "${@:2}"; }
 compare() { "$build/compare" --arch "$1" "${tiny[@]}" "${@:2}"; }
 
 # --- a run from start to end -------------------------------------------------------------------------------------
-expect 0 'test loss' train lime --steps 20 --out run
+expect 0 'step 20: test loss [0-9.]+ [(]16 of 50 sequences[)], answers' train lime --steps 20 --out run
+grep -qE '^lime answers: guessing gets 9[.]1%$' output || fail "nobody says what guessing gets"
 for file in metrics.jsonl curve.svg flags.json; do [ -s run/$file ] || fail "run/$file is missing"; done
 [ "$(wc -l <run/metrics.jsonl)" = 20 ] || fail "metrics.jsonl has $(wc -l <run/metrics.jsonl) lines, want 20"
 expect 0 'perplexity' "$build/evaluate" --model run --data arith:3 --train-samples 400 --answers 4
@@ -40,6 +41,8 @@ expect 0 '= .+' "$build/generate" --model run --prompt '3 + 4 * 2 - 1 =' --max-n
 expect 0 '=' "$build/generate" --model run --prompt '3 + 4 * 2 - 1 =' --max-new 8 --temperature 1 --top-k 3 --seed 5
 expect 0 'parameters: 1,?076,?081,?088' "$build/train_lime" --preset 1b --dry-run
 expect 0 'route' "$build/train_lime" --preset arith --dump-tape
+expect 0 '^a step: B = 16 sequences of T = 2,048 tokens, 16 times$' "$build/train_lime" --preset 1b --batch 16 --accumulate 16 \
+  --dry-run
 expect 0 '^lime +[0-9,]+ ' "$build/compare" --out cmp "${tiny[@]}" --steps 6 --warmup 1
 [ -s cmp/compare.svg ] || fail "cmp/compare.svg is missing"
 expect 0 '^hyper:rate=2 +[0-9,]+ ' compare llama,hyper:rate=2,vertical:map=unet --steps 2 --warmup 1 --out three
@@ -51,7 +54,7 @@ grep -q '"rate":2' <(tr -d ' \n' <three/hyper-rate-2/step_00000002/config.json) 
 seq 9999 >numbers.txt
 for data in text:numbers.txt arith:3; do
   expect 0 '^parameters: ' "$build/train_llama" --data $data --dry-run
-  parameters=$(awk '/^parameters:/ {print $2}' output)
+  parameters=$(awk '/^parameters:/ {gsub(",", ""); print $2}' output)
   expect 0 '^lime ' "$build/compare" --data $data --dry-run
   [ "$(awk '/^llama/ {print $2}' output | tr -d ,)" = "$parameters" ] ||
     fail "compare --data $data has other sizes than the trainer"
@@ -93,7 +96,9 @@ fi
 expect 64 'known: llama ' "$build/compare" --arch none --out x
 for arch in $(sed -n 's/.*known: //p' output); do
   [[ " ${trainers[*]} " = *" train_$arch "* ]] || fail "$arch has no trainer"
-  expect 0 '^parameters: [0-9]+$' "$build/train_$arch" --preset arith-quick --dry-run
+  expect 0 '^parameters: [0-9,]+$' "$build/train_$arch" --preset arith-quick --dry-run
+  expect 0 '^parameters: [0-9,]+$' "$build/train_$arch" --preset deep128 --dry-run
+  [ -z "$(awk 'length > 80' output)" ] && [ "$(wc -l <output)" -lt 90 ] || fail "the dry run of $arch is a flood"
   grep -q "arch: str = \"$arch\"" "$dev"/reference/*.py || fail "$arch has no PyTorch reference"
   grep -q "\"arch\": \"$arch\"" "$dev/compare_gradients.py" || fail "$arch is not compared with PyTorch"
 done
@@ -109,7 +114,8 @@ for signal in INT TERM HUP USR1; do
   wait $pid
   code=$?
   [ $code = 75 ] || [ $code = 0 ] || fail "SIG$signal: exit code $code, want 75"
-  [ $code = 0 ] && echo "note: the run was faster than SIG$signal"
+  if [ $code = 0 ]; then echo "note: the run was faster than SIG$signal"
+  else grep -qE "; to continue: $build/train_llama --resume --out part\$" output || fail "no command that continues"; fi
   train llama --steps 60 --out part --save-every 7 --resume >output 2>&1 || fail "resume after SIG$signal"
   cmp -s whole/step_00000060/model.safetensors part/step_00000060/model.safetensors || fail "SIG$signal: other weights"
   diff <(sed -E 's/"(seconds|tokens_per_s)":[^,}]*//g' whole/metrics.jsonl) \
@@ -148,6 +154,10 @@ expect 64 'lr' train llama --steps 60 --out whole --lr 0.5 --resume
 expect 64 'config.json' train llama --steps 60 --out whole --layers 3 --resume
 expect 64 'dtype' train llama --steps 60 --out whole --dtype bf16 --resume
 expect 0 'adamw .*%' train lime --steps 5 --out profiled --profile
+calls_of_linear() { awk '$1 == "linear" && $2 != "backward" {print $4}' output; }
+calls=$(calls_of_linear)
+expect 0 'adamw .*%' train lime --steps 5 --eval-every 1 --eval-samples 50 --out profiled_too --profile
+[ "$calls" = "$(calls_of_linear)" ] || fail "the profile of the steps counts evaluations"
 expect 0 'bf16 copy' train lime --dry-run --dtype bf16
 
 cp -r whole damaged
@@ -183,7 +193,7 @@ for _ in 1 2 3 4 5; do expect 0 '=' "$build/generate" --model one --prompt '3 + 
 kill -KILL $pid
 wait $pid 2>/dev/null
 # --resume goes on with what the directory says, and takes over no directory that is not a run's
-expect 0 'resumed after step 60' "$build/train_llama" --resume --out whole
+expect 0 'resumed after step 60, the last one: the run is done' "$build/train_llama" --resume --out whole
 expect 64 'there is no run in nowhere' "$build/train_llama" --resume --out nowhere
 expect 0 'initialised' train llama --steps 0 --out initialised
 expect 64 'initialised is a model directory' train llama --steps 60 --out initialised --resume
@@ -213,6 +223,7 @@ code=$?
 [ $code = 75 ] || [ $code = 0 ] || fail "compare, SIGINT: exit code $code, want 75"
 [ $code = 0 ] && echo "note: the comparison was faster than SIGINT"
 for file in compare.svg results.md results.json; do [ -s compared_twice/$file ] || fail "stopped: $file is missing"; done
+[ $code = 0 ] || [ "$(grep -c 'to continue' output)" = 1 ] || fail "a stopped comparison says twice how to go on"
 [ $code = 0 ] || grep -q '^to continue this comparison: build/compare --resume --out compared_twice$' output ||
   fail "a stopped comparison does not say how to go on"
 expect 64 'also compares relay' compare llama --steps 60 --out compared_twice --resume
@@ -328,7 +339,10 @@ expect 64 'not a number' "$build/generate" --model run --prompt 1 --temperature 
 "$build/generate" --model run --prompt '3 + 4 =' >/dev/full 2>output
 [ $? = 74 ] || fail "a full standard output is not an error"
 expect 66 'nowhere' "$build/generate" --model nowhere --prompt 1
-expect 77 '^error: step [0-9]+: loss' train llama --steps 30 --out boom --lr 1e30 --clip 0 --warmup 0 --schedule constant
+expect 77 '^error: .*last checkpoint is (untouched|from before)' train llama --steps 30 --save-every 1 --eval-every 30 \
+  --out boom --lr 1e30 --clip 0 --warmup 0 --schedule constant
+expect 77 '^error: .*there is no checkpoint yet' train llama --steps 30 --save-every 30 --eval-every 30 --out bang --lr 1e30 \
+  --clip 0 --warmup 0 --schedule constant
 expect 77 '^lime +[0-9,]+ .* - +-$' compare llama,lime --steps 3 --out booms --lr 1e30 --clip 0 --warmup 0 --schedule constant
 grep -q '^1/2 llama failed: the test loss after step 1' output || fail "the reason of a stopped run is not said"
 rmdir boom/step_* 2>/dev/null
@@ -383,6 +397,7 @@ shard good.bin 600 "${tokens[@]}"
 shard lies.bin 601 "${tokens[@]}"
 small=(--width 16 --ffn 24 --layers 2 --heads 2 --batch 2 --seq 8 --steps 2)
 expect 0 'test loss' "$build/train_llama" --data good.bin --vocab 50 "${small[@]}" --out shards
+expect 0 'the part kept from training' "$build/evaluate" --model shards --data good.bin
 expect 64 '--vocab' "$build/train_llama" --data good.bin "${small[@]}" --out x
 expect 65 'good.bin.*vocabulary' "$build/train_llama" --data good.bin --vocab 40 "${small[@]}" --out x
 expect 65 'lies.bin' "$build/train_llama" --data lies.bin --vocab 50 "${small[@]}" --out x

@@ -319,3 +319,62 @@ TEST_CASE("run directory: one that is removed, moved or replaced is noticed") {
   fs::remove_all(scratch.file("a"));
   CHECK(error_of([&] { run.check_present(); }).code == Exit::io);
 }
+
+TEST_CASE("run directory: data that moved is taken where it holds the same, and is found from any directory") {
+  const Scratch scratch;
+  const std::string run = scratch.file("run"), text = scratch.file("text");
+  std::string contents;
+  for (int i = 0; i < 900; ++i) contents += str(i * i % 977, " ");
+  write_text(text, contents);
+  const std::vector<std::string> sizes = {"--width", "16", "--ffn",  "24", "--layers",     "1",  "--heads", "2",
+                                          "--batch", "2",  "--seq",  "16", "--save-every", "2",  "--out",   run};
+  auto flags = [&](const std::string& data, std::vector<std::string> more) {
+    more.insert(more.end(), {"--data", data});
+    more.insert(more.end(), sizes.begin(), sizes.end());
+    return more;
+  };
+  const fs::path here = fs::current_path();
+  fs::current_path(scratch.path);
+  const Outcome started = train(scratch, flags("text:text", {"--steps", "4"}));
+  fs::current_path(here);
+  check_outcome(started, Exit::done, "step 4: test loss");
+  check_outcome(train(scratch, {"--resume", "--out", run, "--steps", "6"}), Exit::done, "resumed after step 4");
+  CHECK(json::parse(read_text(run + "/flags.json"))["data"] == "text:" + text);
+
+  fs::rename(text, scratch.file("moved"));
+  check_outcome(train(scratch, {"--resume", "--out", run}), Exit::no_input, "say with --data where it is now");
+  const std::string moved = "text:" + scratch.file("moved");
+  check_outcome(train(scratch, {"--resume", "--out", run, "--steps", "8", "--data", moved}), Exit::done,
+                "resumed after step 6");
+  check_outcome(train(scratch, {"--resume", "--out", run}), Exit::done, "resumed after step 8, the last one");
+  contents[700] ^= 1;
+  write_text(scratch.file("other"), contents);
+  check_outcome(train(scratch, {"--resume", "--out", run, "--data", "text:" + scratch.file("other")}), Exit::usage,
+                "only other files with the same contents");
+
+  // As older runs have it, and without a checkpoint: only the same place.
+  json settings = json::parse(read_text(run + "/flags.json"));
+  settings["data"] = "text:moved";
+  write_text(run + "/flags.json", settings.dump());
+  for (const fs::directory_entry& entry : fs::directory_iterator(run))
+    if (entry.is_directory()) fs::remove_all(entry.path());
+  write_text(text, read_text(scratch.file("moved")));
+  fs::current_path(scratch.path);
+  const Outcome elsewhere = train(scratch, {"--resume", "--out", run, "--data", "text:" + text});
+  const Outcome same = train(scratch, {"--resume", "--out", run, "--data", moved});
+  fs::current_path(here);
+  check_outcome(elsewhere, Exit::usage, "--data");
+  check_outcome(same, Exit::done, "at step 0");
+}
+
+TEST_CASE("run directory: a run says what of a large vocabulary is of no use, and what --init started from") {
+  const Scratch scratch;
+  const std::string model = scratch.file("model"), note = "--vocab 21 would save 15,664 parameters";
+  CHECK(train(scratch, tiny(scratch.file("small"), {"--steps", "2"})).output.find("note:") == std::string::npos);
+  check_outcome(train(scratch, tiny(scratch.file("large"), {"--steps", "2", "--vocab", "1000"})), Exit::done, note);
+  check_outcome(train(scratch, tiny(model, {"--steps", "0"})), Exit::done, "initialised");
+  check_outcome(train(scratch, {"--data", "arith:3", "--train-samples", "100", "--test-samples", "20", "--init", model,
+                                "--layers", "1", "--steps", "2", "--answer-samples", "0", "--out",
+                                scratch.file("next")}),
+                Exit::done, "note: starting from the weights of " + model + ", a llama, the first 1 of its 2 blocks");
+}

@@ -25,6 +25,14 @@ InitialModel read_initial(const std::string& dir) {
   return {load_config(dir + "/config.json"), Tokenizer::load(dir), read_carried_files(dir)};
 }
 
+// The same architecture: the note says what is taken of it.
+void note_start(const TrainOptions& o) {
+  const int64_t taken = o.config.num_hidden_layers, all = o.initial.config.num_hidden_layers;
+  const std::string part = taken < all ? str(", the first ", taken, " of its ", all, " blocks") : "";
+  std::fprintf(stderr, "note: starting from the weights of %s, a %s%s\n", o.init.c_str(), o.config.arch.c_str(),
+               part.c_str());
+}
+
 // What --init's model becomes: its own architecture, or from a plain LLaMA one that can start as it.
 void choose_architecture(TrainOptions& o, const Config& asked) {
   Config& c = o.config;
@@ -32,6 +40,7 @@ void choose_architecture(TrainOptions& o, const Config& asked) {
   if (from == asked.arch) {
     if (!o.given_options.empty())
       fail(Exit::usage, "--init takes the options from its config.json; leave out ", o.given_options.front());
+    note_start(o);
     return;
   }
   if (from != "llama")

@@ -49,7 +49,8 @@ void add_data_flags(CLI::App& app, TrainOptions& o) {
                 "size of a generated training set (0: the task's own)");
   group.integer("--test-samples", o.data.test_samples, 0, most_count,
                 "size of a generated test set (0: the task's own)");
-  group.integer("--seq", o.data.seq_len, 0, most_size, "T, tokens per sequence (0: the data's own)");
+  group.integer("--seq", o.data.seq_len, 0, most_size,
+                "T, tokens per sequence (0: the task's own; 256 of text, 1024 of shards)");
   group.integer("--seed", o.seed, 0, std::numeric_limits<int64_t>::max(), "of initialisation, data and its order");
 }
 

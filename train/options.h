@@ -32,6 +32,7 @@ struct TrainOptions {
   std::string preset;
   Config config;
   DataOptions data;
+  std::string program;  // as it was called, for the command that continues the run; "": part of another program
   std::string out;
   std::string init;  // model or run directory to start from
   InitialModel initial;
@@ -74,7 +75,10 @@ void add_architecture_flags(CLI::App& app, TrainOptions& options);
 // Which flags of a group of --help were given, without --init.
 std::vector<std::string> given_flags(const CLI::App& app, const std::string& group);
 
-// The settings that a run must keep when it is resumed.
+// A path, and the files of --data, as they are from any directory; what names no file stays.
+std::string absolute_path(const std::string& path);
+std::string absolute_data(const std::string& spec);
+// The settings that a run must keep when it is resumed; its files by their absolute paths.
 nlohmann::json trajectory(const TrainOptions& options);
 // All settings, for the run directory's flags.json: enough to repeat the run, or to continue it.
 nlohmann::json all_settings(const TrainOptions& options);
@@ -86,7 +90,9 @@ void take_settings(const nlohmann::json& settings, const std::string& path, Trai
 // The same of a run directory, whose config.arch the options must have; false where there is none.
 bool take_run_settings(const std::string& run_dir, TrainOptions& options);
 // Throw Exit::usage with the name of a setting that differs from what the run in `where` has; --steps may be larger.
-void refuse_other_settings(const nlohmann::json& saved, const TrainOptions& now, const std::string& where);
+// same_data: files of other names hold the same.
+void refuse_other_settings(const nlohmann::json& saved, const TrainOptions& now, const std::string& where,
+                           bool same_data = false);
 void refuse_other_config(const Config& saved, const Config& now, const std::string& where);
 // Throws Exit::usage for what no check of a single flag can refuse.
 void check_together(const TrainOptions& options);

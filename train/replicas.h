@@ -56,7 +56,7 @@ class Replicas {
   const Tape& tape() const { return lanes_[0]->tape; }
   size_t bytes() const { return memory_of(layout_, tape(), params_, batch_.training); }
   double forward_flops() const;  // of a batch
-  // From now on the tapes take the time of every node; costs() sums it up by op, over all lanes.
+  // From now on the tapes take the time of every node in training; costs() sums it up by op, over all lanes.
   void start_profile();
   std::vector<OpCost> costs() const;
 

@@ -1,11 +1,13 @@
 // The loop around a Trainer, the same for every architecture.
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 
+#include "data/arith.h"
 #include "engine/file.h"
 #include "engine/printable.h"
 #include "eval/answers.h"
@@ -50,6 +52,21 @@ std::string step_dir(const std::string& run_dir, int64_t step) {
   return run_dir + name;
 }
 
+// A word as a shell takes it back.
+std::string shell_word(const std::string& text) {
+  const auto plain = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || std::strchr("_./+,:@%-", c); };
+  if (!text.empty() && std::all_of(text.begin(), text.end(), plain)) return text;
+  std::string word = "'";
+  for (const char c : text) word += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return word + "'";
+}
+
+// --data without the directories of its files.
+std::string short_name(const std::string& spec) {
+  const std::string kind = spec.starts_with("text:") ? "text:" : "";
+  return kind + fs::path(spec.substr(kind.size())).filename().string();
+}
+
 // The tokenizer belongs to the model.
 void take_tokenizer(const TrainOptions& o, Dataset& dataset) {
   if (o.init.empty()) return;
@@ -61,11 +78,22 @@ void take_tokenizer(const TrainOptions& o, Dataset& dataset) {
   if (dataset.tokenizer.is_none()) dataset.tokenizer = own;
 }
 
+// The same data may have moved since the run began.
+Dataset open_named_data(const TrainOptions& o) {
+  try {
+    return open_dataset(o.data);
+  } catch (const Error& error) {
+    if (!o.resume || error.code != Exit::no_input) throw;
+    fail(error.code, error.what(), "; if the data has moved, say with --data", o.data.val_spec.empty() ? "" :
+         " and --val-data", " where it is now");
+  }
+}
+
 // Fills in what only the data can say, and checks the model against it.
 Dataset open_data(TrainOptions& o) {
   if (o.data.spec.empty()) fail(Exit::usage, "--data is needed: arith:3|4|5|6, prosqa, text:FILE, or a glob of shards");
   o.data.seed = o.seed;
-  Dataset dataset = open_dataset(o.data);
+  Dataset dataset = open_named_data(o);
   take_tokenizer(o, dataset);
   const int64_t data_vocab = dataset.train->vocab_size();
   if (o.config.vocab_size == 0) o.config.vocab_size = data_vocab;
@@ -105,8 +133,8 @@ class Run {
       const bool stopping = stop_requested != 0 && done < o_.steps;
       if (stopping || done == o_.steps || done % save_every_ == 0) save();
       if (!stopping) continue;
-      progress_.say(str("stopped on request after step ", done, "; to continue: train_", o_.config.arch,
-                        " --resume --out ", o_.out));
+      const std::string command = o_.program + " --resume --out " + shell_word(o_.out);
+      progress_.say(str("stopped on request after step ", done, o_.program.empty() ? "" : "; to continue: " + command));
       return Exit::stopped;
     }
     return Exit::done;
@@ -130,7 +158,10 @@ class Run {
 
   void evaluate(json& line) {
     line["test_loss"] = trainer_.evaluate(*data_.test, o_.eval_samples);
-    std::string text = "test loss " + format_number("%.4f", line["test_loss"]);
+    const int64_t size = data_.test->size();
+    std::string text = str("step ", trainer_.steps_done(), ": test loss ", format_number("%.4f", line["test_loss"]));
+    if (o_.eval_samples < size)
+      text += " (" + format_count(o_.eval_samples) + " of " + format_count(size) + " sequences)";
     if (data_.test->task() != nullptr && o_.answer_samples > 0) {
       const Answers answers = answer_task(trainer_.device(), trainer_.params(), trainer_.config(), *data_.test,
                                           o_.answer_samples, answer_rows(o_));
@@ -154,7 +185,8 @@ class Run {
     trainer_.save(dir, data_.tokenizer);
     dir_.check_present();
     remove_old_checkpoints(o_.out, o_.keep);
-    write_run_picture(o_.out + "/curve.svg", o_.config.arch + " on " + o_.data.spec, curves_of(metrics_.lines()));
+    const std::string title = o_.config.arch + " on " + short_name(o_.data.spec);
+    write_run_picture(o_.out + "/curve.svg", title, curves_of(metrics_.lines()));
   }
 
   const TrainOptions& o_;
@@ -182,15 +214,45 @@ TrainResult summarise(const Trainer& trainer, const TrainOptions& o, const std::
   return result;
 }
 
+// The share of a task's prompts that a guess answers: one number of those that there are, one of two names.
+double chance_of(const std::string& spec) {
+  return spec.starts_with("arith:") ? 1.0 / arith::modulus : spec == "prosqa" ? 0.5 : 0;
+}
+
+// Where most of the vocabulary is of no use; "" otherwise. That of --init is the model's own.
+std::string vocabulary_note(const TrainOptions& o, const Dataset& dataset) {
+  const int64_t used = dataset.train->vocab_size(), V = o.config.vocab_size;
+  if (!o.init.empty() || used == 0 || V < 2 * used) return "";
+  const int64_t saved = (V - used) * o.config.hidden_size * (o.config.tie_word_embeddings ? 1 : 2);
+  return str("note: the data has ", format_count(used), " different tokens, the model ", format_count(V),
+             ": --vocab ", used, " would save ", format_count(saved), " parameters");
+}
+
+// The lines of a dry run about its data; none where sizes alone were enough.
+std::string data_lines(const TrainOptions& o, const Dataset& dataset) {
+  if (dataset.train == nullptr) return "";
+  std::string text = describe_data(o, dataset);
+  for (size_t at = 0; (at = text.find("; ", at)) != std::string::npos; ++at) text.replace(at, 2, "\n  ");
+  std::string note = vocabulary_note(o, dataset);
+  if (const size_t at = note.find(": --vocab"); at != std::string::npos) note.replace(at, 2, "\n  ");
+  return text + "\n" + (note.empty() ? "" : note + "\n");
+}
+
 void print_start(const TrainOptions& o, const Dataset& dataset, Trainer& trainer, const std::string& label) {
   auto say = [&](const std::string& line) {
     if (!line.empty()) std::printf("%s %s\n", label.c_str(), line.c_str());
   };
-  if (trainer.steps_done() > 0) say(str("resumed after step ", trainer.steps_done()));
+  const int64_t done = trainer.steps_done();
+  if (done > 0)
+    say(str("resumed after step ", done,
+            done == o.steps ? ", the last one: the run is done; a larger --steps continues it" : ""));
   say(trainer.schedule_change());
   say(str(format_count(trainer.params().count()), " parameters, ", trainer.device().describe(), ", ",
           format_bytes(static_cast<double>(trainer.memory())), " for the model and its activations"));
   say(describe_data(o, dataset));
+  const double chance = dataset.test->task() != nullptr && o.answer_samples > 0 ? chance_of(o.data.spec) : 0;
+  if (chance > 0) say(format_number("answers: guessing gets %.1f%%", 100 * chance));
+  if (done == 0) say(vocabulary_note(o, dataset));
 }
 
 // --steps 0: the initialised model itself, as a plain model directory.
@@ -230,7 +292,7 @@ std::string describe_data(const TrainOptions& o, const Dataset& data) {
   const double epochs = static_cast<double>(o.steps) * static_cast<double>(each) / static_cast<double>(size);
   return str("data: ", format_count(size * T), " training tokens in ", format_count(size), " sequences of ",
              format_count(T), "; ", format_count(o.steps), " steps x ", format_count(each), " sequences = ",
-             format_number(epochs < 0.1 ? "%.2g" : epochs < 100 ? "%.1f" : "%.0f", epochs),
+             epochs < 100 ? format_number(epochs < 0.1 ? "%.2g" : "%.1f", epochs) : format_count(std::llround(epochs)),
              " epochs; test set ", format_count(data.test->size()), " sequences");
 }
 
@@ -241,7 +303,7 @@ TrainResult run_training(TrainOptions o, const std::string& label, int64_t runs_
   if (!o.init.empty()) take_initial(o, started);
   const Dataset dataset = complete_options(o);
   if (plan_only) {
-    print_plan(o);
+    print_plan(o, data_lines(o, dataset));
     return {};
   }
   if (o.steps == 0) return write_initialised(o, dataset);
@@ -277,6 +339,7 @@ int train_main(int argc, char** argv, const std::string& arch) {
     add_architecture_flags(app, options);
   };
   return run_program(app, argc, argv, flags, [&] {
+    options.program = argv[0];
     options.given_sizes = given_flags(app, "Model");
     options.given_options = given_flags(app, arch);
     if (const std::string warning = warmup_warning(options); !warning.empty()) std::printf("%s\n", warning.c_str());

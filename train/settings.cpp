@@ -1,5 +1,6 @@
 // A run's settings as JSON, in the flags' own words: what flags.json holds, what a checkpoint keeps of it, and back.
 #include <algorithm>
+#include <filesystem>
 
 #include "engine/json.h"
 #include "models/json_file.h"
@@ -10,6 +11,7 @@
 namespace crossply {
 namespace {
 
+namespace fs = std::filesystem;
 using nlohmann::json;
 
 // Calls visit for what a resumed run must keep: with the flag, underscores for its dashes; the variable; and what the
@@ -91,6 +93,13 @@ struct Take {
   }
 };
 
+// A setting as it is from any directory; older runs have paths as they were typed.
+json placed(const std::string& key, const json& value) {
+  if (!value.is_string()) return value;
+  if (key == "init") return absolute_path(value);
+  return key == "data" || key == "val_data" ? json(absolute_data(value)) : value;
+}
+
 std::string flag_of(std::string key) {
   for (char& letter : key) letter = letter == '_' ? '-' : letter;
   return "--" + key;
@@ -98,9 +107,24 @@ std::string flag_of(std::string key) {
 
 }  // namespace
 
+std::string absolute_path(const std::string& path) {
+  std::error_code error;
+  const fs::path full = fs::absolute(path, error);
+  return path.empty() || error ? path : full.string();
+}
+
+std::string absolute_data(const std::string& spec) {
+  if (spec.starts_with("text:")) return "text:" + absolute_path(spec.substr(5));
+  const std::string full = spec.ends_with(".bin") ? absolute_path(spec) : spec;
+  // A directory whose own name reads as a pattern would change what the glob finds.
+  const bool same_glob = full.substr(0, full.size() - spec.size()).find_first_of("*?[\\") == std::string::npos;
+  return same_glob ? full : spec;
+}
+
 json trajectory(const TrainOptions& o) {
   json settings;
   each_kept(o, Put{settings});
+  for (const char* key : {"data", "val_data", "init"}) settings[key] = placed(key, settings[key]);
   return settings;
 }
 
@@ -134,15 +158,19 @@ bool take_run_settings(const std::string& run_dir, TrainOptions& o) {
   return true;
 }
 
-void refuse_other_settings(const json& saved, const TrainOptions& now, const std::string& where) {
+void refuse_other_settings(const json& saved, const TrainOptions& now, const std::string& where, bool same_data) {
   if (!saved.is_object()) fail(Exit::bad_data, where, ": the flags of the run are missing");
   const json current = trajectory(now);
   for (const auto& [key, value] : current.items()) {
-    const json was = saved.value(key, key == "matmul" ? json("fp32") : json());  // older runs had no choice there
-    if (was == value) continue;
+    // older runs had no choice of matmul
+    const json was = placed(key, saved.value(key, key == "matmul" ? json("fp32") : json()));
+    const bool files = key == "data" || key == "val_data";
+    if (was == value || (files && same_data)) continue;
     if (key == "steps" && was.is_number_unsigned() && was < value) continue;
     fail(Exit::usage, "--resume: the run in ", where, " has ", flag_of(key), " ", was.dump(), ", the flags say ",
-         value.dump(), key == "steps" ? "; it can only grow" : "; resume with the flags it was started with");
+         value.dump(), key == "steps" ? "; it can only grow"
+         : files        ? "; only other files with the same contents can take its place"
+                        : "; resume with the flags it was started with");
   }
 }
 

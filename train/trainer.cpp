@@ -142,7 +142,8 @@ StepResult Trainer::step() {
   if (!std::isfinite(loss) || !std::isfinite(norm))
     fail(Exit::not_finite, "step ", steps_done() + 1, ": loss ", loss, ", gradient norm ", norm,
          ", at positions ", position, " to ", loader_.position() - 1, " of the stream of training samples. ",
-         "No update was made; the last checkpoint is untouched. Try a lower --lr, a longer --warmup or --clip");
+         "No update was made", has_checkpoint_ ? "; the last checkpoint is untouched" : "; there is no checkpoint yet",
+         ". Try a lower --lr, a longer --warmup or --clip");
   const double lr = options_.lr * schedule_.at(steps_done());
   phase("adamw", 7 * flat + narrow, [&] { optimizer_.update(lr, norm, scale); });
   ++profiled_;
@@ -154,11 +155,12 @@ double Trainer::evaluate(const Source& test, int64_t samples) {
   const double loss = replicas_.mean_loss(test, samples).loss;
   if (!std::isfinite(loss))
     fail(Exit::not_finite, "the test loss after step ", steps_done(), " is ", loss,
-         ". The last checkpoint is from before that. Try a lower --lr, a longer --warmup or --clip");
+         has_checkpoint_ ? ". The last checkpoint is from before that" : ". There is no checkpoint yet",
+         ". Try a lower --lr, a longer --warmup or --clip");
   return loss;
 }
 
-void Trainer::save(const std::string& dir, const Tokenizer& tokenizer) const {
+void Trainer::save(const std::string& dir, const Tokenizer& tokenizer) {
   CheckpointWriter writer;
   writer.begin(dir);
   write_model(writer, options_, params_, tokenizer);
@@ -171,13 +173,15 @@ void Trainer::save(const std::string& dir, const Tokenizer& tokenizer) const {
                       {"trajectory", trajectory(options_)}};
   write_file_atomically(writer.path("train_state.json"), state.dump(2) + "\n");
   writer.commit();
+  has_checkpoint_ = true;
 }
 
 void Trainer::restore(const std::string& dir) {
   refuse_other_config(load_config(dir + "/config.json"), options_.config, dir + "/config.json");
   const std::string path = dir + "/train_state.json";
   const json state = read_json(path), trajectory = state.value("trajectory", json());
-  refuse_other_settings(trajectory, options_, dir);
+  const bool same_data = state.value("data", json()) == data_ && state.value("data_digest", json()) == digest_;
+  refuse_other_settings(trajectory, options_, dir, same_data);
   if (state.value("data", json()) != data_ || state.value("data_digest", json(digest_)) != digest_)
     fail(Exit::bad_data, "--resume: ", options_.data.spec,
          options_.data.val_spec.empty() ? "" : " or " + options_.data.val_spec,
@@ -194,6 +198,7 @@ void Trainer::restore(const std::string& dir) {
   load_tensors(dir + "/optimizer.safetensors", params_, {{"m.", optimizer_.m()}, {"v.", optimizer_.v()}});
   optimizer_.step = step;
   loader_.seek(position);
+  has_checkpoint_ = true;
   seconds = state["seconds"].get<double>();
   steps_before_ = trajectory["steps"].get<int64_t>();
 }
@@ -239,23 +244,28 @@ TrainResult plan_training(const TrainOptions& options) {
   return result;
 }
 
-void print_plan(const TrainOptions& options) {
+void print_plan(const TrainOptions& options, const std::string& data) {
   Plan plan(options);
   if (options.dump_tape) {
     std::printf("%s", plan.tape.dump().c_str());
     return;
   }
   const std::vector<MemoryPart> parts = memory_parts(options, plan.params, plan.tape, plan.layout);
-  std::printf("parameters: %lld\n", static_cast<long long>(plan.params.count()));
-  std::printf(
-      "training FLOPs per token: %.4g (forward %.4g; 2 per multiply-add of products, causal attention and mixtures)\n",
-      3 * plan.forward_flops_per_token, plan.forward_flops_per_token);
+  std::printf("parameters: %s\n", format_count(plan.params.count()).c_str());
+  std::printf("a step: B = %s sequences of T = %s tokens%s\n", format_count(options.batch).c_str(),
+              format_count(options.data.seq_len).c_str(),
+              options.accumulate > 1 ? str(", ", format_count(options.accumulate), " times").c_str() : "");
+  if (data.empty()) std::printf("steps: %s\n", format_count(options.steps).c_str());
+  else std::printf("%s", data.c_str());
+  std::printf("training FLOPs per token: %.4g (forward %.4g)\n"
+              "  2 per multiply-add of products, causal attention and mixtures\n",
+              3 * plan.forward_flops_per_token, plan.forward_flops_per_token);
   std::printf("memory: %s in all%s\n", format_bytes(total(parts)).c_str(),
               backend_of(options.device) == Backend::cuda ? ", without scratch" : "");
   for (const MemoryPart& part : parts)
     std::printf("  %-36s %12s\n", part.name.c_str(), format_bytes(part.bytes).c_str());
   if (plan.layout.lanes > 1)
-    std::printf("%lld lanes, each with its gradients and the activations of %lld of %lld sequences at a time:\n",
+    std::printf("%lld lanes, each with its gradients and the activations of\n  %lld of %lld sequences at a time:\n",
                 static_cast<long long>(plan.layout.lanes), static_cast<long long>(plan.layout.sequences),
                 static_cast<long long>(options.batch));
   std::printf("%s%s", plan.tape.memory_report().c_str(), plan.params.report().c_str());

@@ -31,7 +31,7 @@ class Trainer {
   double evaluate(const Source& test, int64_t samples);
 
   // A complete model directory, with what continuing needs.
-  void save(const std::string& dir, const Tokenizer& tokenizer) const;
+  void save(const std::string& dir, const Tokenizer& tokenizer);
 
   int64_t steps_done() const { return optimizer_.step; }
   int64_t tokens_per_step() const { return options_.batch * options_.accumulate * T_; }
@@ -61,6 +61,7 @@ class Trainer {
   Optimizer optimizer_;
   Loader loader_;
   Schedule schedule_;
+  bool has_checkpoint_ = false;  // that this run wrote or continues
   int64_t steps_before_ = 0;   // --steps of the checkpoint that this continues
   std::string data_, digest_;  // tell whether a resumed run has the same data
   std::vector<int32_t> tokens_, targets_;  // all micro-steps of one step
@@ -104,6 +105,7 @@ void write_model(const CheckpointWriter& writer, const TrainOptions& options, co
 
 // What a training run of these complete options would be: parameters, FLOPs, memory. Both allocate nothing.
 TrainResult plan_training(const TrainOptions& options);
-void print_plan(const TrainOptions& options);
+// data: its lines, "" where it is not open.
+void print_plan(const TrainOptions& options, const std::string& data);
 
 }  // namespace crossply
