@@ -222,7 +222,7 @@ int main(int argc, char** argv) {
     add_choice(app, "--split", o.split, {"all", "test", "train"},
                "all of a file, its test or its train part (default: all; test where the model was trained on it)");
     add_integer(app, "--seq", o.data.seq_len, 0, most_size,
-                "tokens per sequence (0: as the model was trained; of a file, where that is not known, the longest that "
+                "tokens per sequence (0: as the model was trained; of a file, where that is unknown, the longest that "
                 "the model takes, but at most 2048)");
     add_text(app, "--val-data", o.data.val_spec, "GLOB",
              "validation shards, which are then the test set (default: those of the training run)");

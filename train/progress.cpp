@@ -110,8 +110,9 @@ void Progress::clear() {
   shown_ = 0;
 }
 
-void Progress::step(int64_t step, double loss, double lr, double norm, double tokens_per_second) {
+void Progress::step(int64_t step, double loss, double lr, double norm, double tokens, double seconds) {
   if (first_ < 0) first_ = step - 1;
+  tokens_ += tokens, seconds_ += seconds;
   const int64_t every = std::max<int64_t>(1, total_ / 20);
   const bool keep = step % every == 0 || step == total_;
   const double time = now();
@@ -120,7 +121,9 @@ void Progress::step(int64_t step, double loss, double lr, double norm, double to
   const double each = (time - start_) / static_cast<double>(step - first_);
   const double left = each * static_cast<double>(total_ - step + runs_after_ * total_);
   // The last column stays free: some terminals begin a new line as soon as it is taken.
-  const std::string line = format_status({label_, step, total_, loss, lr, norm, tokens_per_second, left, runs_after_},
+  const double rate = seconds_ > 0 ? tokens_ / seconds_ : 0;
+  tokens_ = seconds_ = 0;
+  const std::string line = format_status({label_, step, total_, loss, lr, norm, rate, left, runs_after_},
                                          terminal_ ? terminal_width() - 1 : std::string::npos);
   clear();
   std::printf("%s%s", line.c_str(), keep ? "\n" : "");

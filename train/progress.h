@@ -25,9 +25,9 @@ class Progress {
  public:
   // label: printed before every line. total: steps of the run. runs_after: like this one, for the time left.
   Progress(std::string label, int64_t total, int64_t runs_after = 0);
-  // After every step: rewrites the status line if standard output is a terminal, at most ten times a second; leaves a
-  // line every twentieth of the run.
-  void step(int64_t step, double loss, double lr, double norm, double tokens_per_second);
+  // After every step, with its tokens and seconds: rewrites the status line if standard output is a terminal, at most
+  // ten times a second; leaves a line every twentieth of the run. The rate is that of the steps since the line before.
+  void step(int64_t step, double loss, double lr, double norm, double tokens, double seconds);
   // A line that stays.
   void say(const std::string& line);
 
@@ -40,6 +40,7 @@ class Progress {
   bool terminal_;
   size_t shown_ = 0;  // columns of the status line on the screen
   double start_ = 0, last_ = 0;
+  double tokens_ = 0, seconds_ = 0;  // since the last line
 };
 
 // "2:05" or "1:02:05".

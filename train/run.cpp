@@ -151,7 +151,8 @@ class Run {
     json line = {{"step", done},          {"tokens", done * trainer_.tokens_per_step()}, {"loss", result.loss},
                  {"lr", result.lr},       {"grad_norm", result.norm},                    {"seconds", trainer_.seconds}};
     if (rate > 0) line["tokens_per_s"] = rate;
-    progress_.step(done, result.loss, result.lr, result.norm, rate);
+    progress_.step(done, result.loss, result.lr, result.norm, static_cast<double>(trainer_.tokens_per_step()),
+                   trainer_.seconds - before);
     if (done % eval_every_ == 0 || done == o_.steps) evaluate(line);
     metrics_.write(line);
   }
