@@ -143,25 +143,6 @@ int note_glob_error(const char* path, int error) {
   return 1;
 }
 
-// A file of exactly this name wins: its name may have the characters of a pattern.
-std::vector<std::string> glob_paths(const std::string& pattern) {
-  struct stat status {};
-  if (::stat(pattern.c_str(), &status) == 0) return {pattern};
-  if (errno != ENOENT && errno != ENOTDIR && errno != ENAMETOOLONG) fail_io("open", pattern, errno);
-  glob_t found{};
-  int error = ::glob(pattern.c_str(), 0, note_glob_error, &found);
-  while (error == GLOB_ABORTED && glob_error == EINTR) {
-    ::globfree(&found);
-    error = ::glob(pattern.c_str(), 0, note_glob_error, &found);
-  }
-  std::vector<std::string> paths(found.gl_pathv, found.gl_pathv + found.gl_pathc);
-  ::globfree(&found);
-  if (error == GLOB_NOMATCH) fail(Exit::no_input, pattern, ": no such file");
-  if (error == GLOB_ABORTED) fail_io("list", glob_error_path, glob_error);
-  if (error != 0) fail_io("list", pattern, ENOMEM);
-  return paths;
-}
-
 // The shards of one glob, and where each one's windows begin in the numbering of all windows.
 struct ShardSet {
   std::vector<Shard> shards;
@@ -170,7 +151,7 @@ struct ShardSet {
 
   ShardSet(const std::string& pattern, int64_t length, bool whole = false) : first_window{0}, T(length) {
     int64_t longest = 0;
-    for (const std::string& path : glob_paths(pattern)) {
+    for (const std::string& path : shard_paths(pattern)) {
       shards.emplace_back(path);
       require_same_format(shards.back(), shards.front());
       longest = std::max(longest, shards.back().tokens());
@@ -246,6 +227,25 @@ class ShardSource : public Source {
 };
 
 }  // namespace
+
+// A file of exactly this name wins: its name may have the characters of a pattern.
+std::vector<std::string> shard_paths(const std::string& pattern) {
+  struct stat status {};
+  if (::stat(pattern.c_str(), &status) == 0) return {pattern};
+  if (errno != ENOENT && errno != ENOTDIR && errno != ENAMETOOLONG) fail_io("open", pattern, errno);
+  glob_t found{};
+  int error = ::glob(pattern.c_str(), 0, note_glob_error, &found);
+  while (error == GLOB_ABORTED && glob_error == EINTR) {
+    ::globfree(&found);
+    error = ::glob(pattern.c_str(), 0, note_glob_error, &found);
+  }
+  std::vector<std::string> paths(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+  ::globfree(&found);
+  if (error == GLOB_NOMATCH) fail(Exit::no_input, pattern, ": no such file");
+  if (error == GLOB_ABORTED) fail_io("list", glob_error_path, glob_error);
+  if (error != 0) fail_io("list", pattern, ENOMEM);
+  return paths;
+}
 
 Dataset open_shards(const DataOptions& options) {
   const int64_t T = options.seq_len ? options.seq_len : 1024;

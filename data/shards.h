@@ -16,6 +16,9 @@ namespace crossply {
 // change: one that is cut short is Exit::io at the next read, a token larger than any before Exit::bad_data.
 Dataset open_shards(const DataOptions& options);
 
+// The files that a pattern matches, in order. Throws Exit::no_input if there is none, io if one cannot be told.
+std::vector<std::string> shard_paths(const std::string& pattern);
+
 // The first `count` tokens of one shard, fewer if it has no more.
 std::vector<int32_t> read_shard(const std::string& path, int64_t count);
 

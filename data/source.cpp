@@ -43,4 +43,9 @@ Dataset open_dataset(const DataOptions& options) {
        "a glob of token shards that ends with .bin");
 }
 
+std::vector<std::string> data_files(const std::string& spec) {
+  if (spec.starts_with("text:")) return {spec.substr(5)};
+  return spec.ends_with(".bin") ? shard_paths(spec) : std::vector<std::string>();
+}
+
 }  // namespace crossply

@@ -70,6 +70,9 @@ struct Dataset {
 
 Dataset open_dataset(const DataOptions& options);
 
+// The files behind a spec or a val_spec, unopened; none where the data is generated. Throws as shard_paths does.
+std::vector<std::string> data_files(const std::string& spec);
+
 // What a sample takes from a file: `length` tokens from `begin` on, and their followers as targets from the one at
 // `scored` on.
 struct Window {

@@ -1,6 +1,7 @@
 // evaluate: loss and perplexity of a model on data, and the accuracy where the data is a task. A file is scored from
-// end to end in windows of the model's training length, every token but the first once; where the model was trained on
-// the file, its test part is.
+// end to end in windows of the model's training length, every token but the first once, the last window overlapping the
+// one before it; where the model was trained on the file, its test part is. A note says where training data is scored.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
@@ -9,6 +10,7 @@
 #include <optional>
 
 #include "eval/answers.h"
+#include "engine/printable.h"
 #include "eval/loaded_model.h"
 #include "models/json_file.h"
 #include "train/program.h"
@@ -26,10 +28,17 @@ struct Options {
   int64_t batch = 0, samples = 0, answers = 1000;
 };
 
+constexpr int64_t usual_seq = 2048;  // at most, of a model that does not say what it was trained on
+
 struct Choice {
-  DataOptions data;
-  std::string split;  // test, train or all
-  bool trained_on;    // is it the data of the run that trained the model?
+  DataOptions data, run;   // run: of the run that trained the model; all empty without one
+  std::string split;       // test, train or all
+  bool files = false;      // not generated
+  bool own = false;        // is it the data of the run?
+  bool own_parts = false;  // is it also cut into the same training and test set?
+  bool guessed_T = false;  // nothing says how long a sequence should be
+
+  const std::string& scored() const { return split == "test" && !data.val_spec.empty() ? data.val_spec : data.spec; }
 };
 
 // The data of the run that trained the model; all empty and zero without one.
@@ -54,52 +63,117 @@ DataOptions read_run(const std::string& dir) {
   return run;
 }
 
-bool same_data(const std::string& a, const std::string& b) {
+// None where they cannot be found, too: opening the data says why.
+std::vector<std::string> files_of(const std::string& spec) {
+  try {
+    return data_files(spec);
+  } catch (const Error&) {
+    return {};
+  }
+}
+
+bool same_file(const std::string& a, const std::string& b) {
   std::error_code ignored;
-  return a == b || (a.starts_with("text:") && b.starts_with("text:") &&
-                    std::filesystem::equivalent(a.substr(5), b.substr(5), ignored));
+  return std::filesystem::equivalent(a, b, ignored);
+}
+
+bool same_data(const std::string& a, const std::string& b) {
+  if (a == b || a.starts_with("text:") != b.starts_with("text:")) return a == b;
+  const std::vector<std::string> of_a = files_of(a), of_b = files_of(b);
+  return !of_a.empty() && std::equal(of_a.begin(), of_a.end(), of_b.begin(), of_b.end(), same_file);
 }
 
 // What the flags leave open is as in the run that trained the model, so that the test set is the one it did not see.
 // Files that this run did not train on are scored from end to end.
 Choice complete(const Options& o, const LoadedModel& model) {
-  Choice choice{o.data, o.split, false};
+  Choice choice{o.data, read_run(model.dir), o.split};
   DataOptions& data = choice.data;
-  const bool files = data.spec.starts_with("text:") || data.spec.ends_with(".bin");
-  const DataOptions run = read_run(model.dir);
-  const bool same = choice.trained_on = same_data(run.spec, data.spec);
-  data.seed = o.seed.value_or(same ? run.seed : 42);
-  if (same && data.train_samples == 0) data.train_samples = run.train_samples;
-  if (same && data.test_samples == 0) data.test_samples = run.test_samples;
-  if (same && data.val_spec.empty()) data.val_spec = run.val_spec;
-  if (data.seq_len == 0 && (same || files)) data.seq_len = run.seq_len;
-  if (data.seq_len == 0 && files) data.seq_len = model.config.max_position_embeddings;
-  if (choice.split.empty()) choice.split = same || !files || !data.val_spec.empty() ? "test" : "all";
+  const DataOptions& run = choice.run;
+  const bool files = choice.files = data.spec.starts_with("text:") || data.spec.ends_with(".bin");
+  const bool own = choice.own = same_data(run.spec, data.spec);
+  if (choice.split.empty()) choice.split = own || !files || !data.val_spec.empty() ? "test" : "all";
   if (choice.split == "all" && !files) fail(Exit::usage, "--split all is for files; ", data.spec, " is generated");
   data.whole = choice.split == "all";
+  data.seed = o.seed.value_or(own ? run.seed : 42);
+  if (own && data.train_samples == 0) data.train_samples = run.train_samples;
+  if (own && data.test_samples == 0 && !data.whole) data.test_samples = run.test_samples;
+  if (own && data.val_spec.empty()) data.val_spec = run.val_spec;
+  if (data.seq_len == 0 && (own || files)) data.seq_len = run.seq_len;
+  choice.guessed_T = data.seq_len == 0 && files;
+  if (choice.guessed_T) data.seq_len = std::min(model.config.max_position_embeddings, usual_seq);
+  choice.own_parts = own && (files ? !data.val_spec.empty() || data.seq_len == run.seq_len
+                                   : data.seed == run.seed && data.train_samples == run.train_samples);
   return choice;
 }
 
-void print_loss(const Source& source, const Replicas::Mean& mean, bool bytes, const Choice& choice) {
-  std::string meaning = "every token but a file's first, once; a file's last sequence overlaps the one before it";
-  if (choice.split != "all") {
-    meaning = choice.trained_on ? "of the data that the model was trained on, " : "";
-    meaning += choice.split == "test" ? "the part kept from training" : "the part for training";
+// Says so where the model may know from its training what is going to be scored.
+void note_training_data(const Choice& choice) {
+  const DataOptions& run = choice.run;
+  if (!choice.files) {
+    if (choice.own && !choice.own_parts)
+      std::fprintf(stderr, "note: --seed or --train-samples differ from the run's: training and test data mix\n");
+  } else if (choice.own && (choice.split == "train" || (choice.split == "test" && choice.data.val_spec.empty()))) {
+    if (!choice.own_parts)
+      std::fprintf(stderr, "note: the run cut its data for --seq %lld: here, training and test data mix\n",
+                   static_cast<long long>(run.seq_len));
+  } else {
+    const std::vector<std::string> scored = files_of(choice.scored()), trained = files_of(run.spec);
+    const int64_t known = std::count_if(scored.begin(), scored.end(), [&](const std::string& a) {
+      return std::any_of(trained.begin(), trained.end(), [&](const std::string& b) { return same_file(a, b); });
+    });
+    if (known > 0 && scored.size() == 1)
+      std::fprintf(stderr, "note: %s is among the files that the model was trained on\n", printable(scored[0]).c_str());
+    else if (known > 0)
+      std::fprintf(stderr, "note: %lld of these %zu files are among those that the model was trained on\n",
+                   static_cast<long long>(known), scored.size());
   }
-  std::printf("split %s: %s\nsequences %s of %lld tokens\n", choice.split.c_str(), meaning.c_str(),
-              format_count(mean.sequences).c_str(), static_cast<long long>(source.seq_len()));
+}
+
+// What of the data is scored. complete: is it all of its split?
+std::string describe(const Choice& choice, bool complete) {
+  const DataOptions &data = choice.data, &run = choice.run;
+  const bool test = choice.split == "test";
+  if (!choice.files && !choice.own)
+    return run.spec.empty() ? "generated" : "generated; the model was trained on " + run.spec;
+  if (choice.split == "all") return complete ? "every token but a file's first, once" : "";
+  if (test && !data.val_spec.empty())
+    return choice.own && same_data(data.val_spec, run.val_spec) ? "the run's validation data" : "as validation data";
+  if (!choice.own) return test ? "what training on it would leave out" : "what training on it would use";
+  if (!choice.own_parts) return choice.files ? str("cut for --seq ", data.seq_len) : "generated";
+  return test ? "kept from training" : "what the model was trained on";
+}
+
+// "the first 600 of 9,800", where it is not all of them.
+std::string first_of(int64_t count, int64_t all) {
+  return count == all ? "" : ": the first " + format_count(count) + " of " + format_count(all);
+}
+
+void print_split(const Choice& choice, bool complete) {
+  const std::vector<std::string> files = files_of(choice.scored());
+  const std::string name = files.size() == 1 ? files[0] : choice.scored(), what = describe(choice, complete);
+  std::printf("split %s: %s", choice.split.c_str(), printable(name).c_str());
+  if (files.size() > 1) std::printf(" (%zu files)", files.size());
+  std::printf("%s%s\n", what.empty() ? "" : ", ", printable(what).c_str());
+}
+
+void print_loss(const Source& source, const Replicas::Mean& mean, bool bytes, const Choice& choice, int64_t longest) {
+  print_split(choice, mean.sequences == source.size() && choice.data.test_samples == 0);
+  std::printf("sequences %s of %s tokens%s", format_count(mean.sequences).c_str(),
+              format_count(source.seq_len()).c_str(), first_of(mean.sequences, source.size()).c_str());
+  if (choice.guessed_T && source.seq_len() == usual_seq && longest > usual_seq)
+    std::printf("; the model takes up to %s (--seq)", format_count(longest).c_str());
   if (source.file_tokens() > 0)
-    std::printf("scored %s of %s tokens\n", format_count(mean.scored).c_str(),
+    std::printf("\nscored %s of %s tokens\n", format_count(mean.scored).c_str(),
                 format_count(source.file_tokens()).c_str());
-  else std::printf("scored tokens %s\n", format_count(mean.scored).c_str());
+  else std::printf("\nscored tokens %s\n", format_count(mean.scored).c_str());
   std::printf("loss %.6f\nperplexity %.6g\n", mean.loss, std::exp(mean.loss));
   if (bytes) std::printf("bits per byte %.4f\n", mean.loss / std::numbers::ln2);
 }
 
 void print_answers(LoadedModel& model, const Source& source, int64_t count) {
   const Answers answers = answer_task(*model.device, model.params, model.config, source, count, 64);
-  std::printf("prompts %s\nanswers correct %.2f%%\nall steps valid %.2f%%\n", format_count(answers.asked).c_str(),
-              100 * answers.correct(), 100 * answers.steps_valid());
+  std::printf("prompts %s%s\nanswers correct %.2f%%\nall steps valid %.2f%%\n", format_count(answers.asked).c_str(),
+              first_of(answers.asked, source.size()).c_str(), 100 * answers.correct(), 100 * answers.steps_valid());
   if (answers.hard > 0)
     std::printf("answers correct where counting mentions fails %.2f%% (of %s)\n",
                 100.0 * static_cast<double>(answers.hard_right) / static_cast<double>(answers.hard),
@@ -117,6 +191,7 @@ Exit run(const Options& o) {
                  choice.data.spec.c_str());
   const Source& source = choice.split == "train" ? *dataset.train : *dataset.test;
   source.check_tokens(model.config.vocab_size);
+  note_training_data(choice);
 
   const int64_t samples = o.samples > 0 ? o.samples : source.size(), T = source.seq_len();
   const int64_t enough = std::max<int64_t>(1, std::min<int64_t>(16, 16384 / T));  // long sequences fill the cores alone
@@ -126,7 +201,8 @@ Exit run(const Options& o) {
                     Batch{batch, T, model.params.dtype(), /*training=*/false});
   const Replicas::Mean mean = replicas.mean_loss(source, samples);
   if (!std::isfinite(mean.loss)) fail(Exit::not_finite, "the loss is ", mean.loss);
-  print_loss(source, mean, tokenizer.is_bytes() || dataset.tokenizer.is_bytes(), choice);
+  print_loss(source, mean, tokenizer.is_bytes() || dataset.tokenizer.is_bytes(), choice,
+             model.config.max_position_embeddings);
   if (source.task() != nullptr && o.answers > 0) print_answers(model, source, o.answers);
   return Exit::done;
 }
@@ -143,8 +219,11 @@ int main(int argc, char** argv) {
         ->required();
     add_choice(app, "--split", o.split, {"all", "test", "train"},
                "all of a file, its test or its train part (default: all; test where the model was trained on it)");
-    add_integer(app, "--seq", o.data.seq_len, 0, most_size, "tokens per sequence (0: as the model was trained)");
-    add_text(app, "--val-data", o.data.val_spec, "GLOB", "validation shards, which are then the test set");
+    add_integer(app, "--seq", o.data.seq_len, 0, most_size,
+                "tokens per sequence (0: as the model was trained; of a file, where that is not known, the longest "
+                "that the model takes, but at most 2048)");
+    add_text(app, "--val-data", o.data.val_spec, "GLOB",
+             "validation shards, which are then the test set (default: those of the training run)");
     add_integer(app, "--seed", o.seed, 0, std::numeric_limits<int64_t>::max(),
                 "of generated data (default: that of the training run)");
     add_integer(app, "--train-samples", o.data.train_samples, 0, most_count,
@@ -152,8 +231,8 @@ int main(int argc, char** argv) {
     add_integer(app, "--test-samples", o.data.test_samples, 0, most_count,
                 "size of the test set (0: as in the training run)");
     add_integer(app, "--batch", o.batch, 0, most_size, "sequences at a time (0: 16, or fewer long ones)");
-    add_integer(app, "--samples", o.samples, 0, most_count, "sequences for the loss (0: all)");
-    add_integer(app, "--answers", o.answers, 0, most_count, "prompts of a task to answer");
+    add_integer(app, "--samples", o.samples, 0, most_count, "score the first so many sequences (0: all)");
+    add_integer(app, "--answers", o.answers, 0, most_count, "answer the first so many prompts of a task");
     add_choice(app, "--device", o.device, {"cpu", "cuda"}, "where to run: cpu or cuda");
   };
   return run_program(app, argc, argv, flags, [&] { return run(o); });

@@ -375,25 +375,64 @@ expect 65 'lies.bin' "$build/train_llama" --data lies.bin --vocab 50 "${small[@]
 expect 66 'none' "$build/train_llama" --data 'none*.bin' --vocab 50 "${small[@]}" --out x
 
 # a file is scored from end to end, in the model's own length; the file that the run trained on, in its test part
+evaluate() { "$build/evaluate" --model "$@"; }
 cp good.bin other.bin
 expect 0 '^scored 599 of 600 tokens' "$build/evaluate" --model shards --data other.bin
 grep -q '^sequences 75 of 8 tokens' output || fail "evaluate has another length than the model"
 expect 0 '^scored 1,198 of 1,200 tokens' "$build/evaluate" --model shards --data '[go]*[dr].bin' --seq 100
-expect 0 '^split test' "$build/evaluate" --model shards --data good.bin
+expect 0 '^split test: good.bin, kept from training$' evaluate shards --data good.bin
 grep -q '^scored 8 of 600 tokens' output || fail "the test part of good.bin is not one window"
-expect 0 '^scored 599 of 600 tokens' "$build/evaluate" --model shards --data good.bin --split all
+grep -q '^note' output && fail "the run's own test part gets a note"
+expect 0 '^scored 599 of 600 tokens' evaluate shards --data good.bin --split all
+# what is scored is named, and so is what the model was trained on
+grep -q '^note: good.bin is among the files that the model was trained on$' output || fail "good.bin is trained on"
+expect 0 '^split test: good.bin, cut for --seq 16$' evaluate shards --data good.bin --seq 16
+grep -q '^note: the run cut its data for --seq 8: ' output || fail "another --seq mixes the parts, and nobody says so"
+mkdir sh
+for name in sh/1 sh/2 val; do cp good.bin $name.bin; done
+expect 0 'test loss' "$build/train_llama" --data 'sh/*.bin' --val-data 'va*.bin' --test-samples 1 --vocab 50 "${small[@]}" \
+  --out sharded
+for data in 'sh/*.bin' './sh/?.bin'; do
+  expect 0 "^split test: (/.*/)?val.bin, the run's validation data$" evaluate sharded --data "$data"
+  grep -q '^note' output && fail "the run's validation data gets a note"
+done
+expect 0 '^split all: sh/2.bin, every token but a file.s first, once$' evaluate sharded --data sh/2.bin
+grep -q '^note: sh/2.bin is among the files that the model was trained on$' output || fail "sh/2.bin is trained on"
+expect 0 "^split test: ./val.bin, the run's validation data$" evaluate sharded --data 'sh/*.bin' --val-data ./val.bin
+ln sh/2.bin linked.bin
+expect 0 '^note: 1 of these 2 files are among those' evaluate sharded --data '[lo][it]*e[dr].bin'
+expect 0 '^split all: \[lo\].* \(2 files\)$' evaluate sharded --data '[lo][it]*e[dr].bin' --samples 7
+grep -q '^sequences 7 of 8 tokens: the first 7 of 150$' output || fail "nobody says which seven sequences"
+expect 0 '^split test: linked.bin, as val' evaluate sharded --data other.bin --val-data linked.bin
+grep -q '^note: linked.bin is among' output || fail "validation files that were trained on get no note"
+expect 0 '^scored 1,198 of 1,200 tokens' evaluate sharded --data 'sh/*.bin' --split all
+expect 0 '^split test: other.bin, what training on it would leave out$' evaluate shards --data other.bin --split test
+task=(--train-samples 400 --test-samples 50 --answers 4)
+expect 0 '^split test: arith:4, generated; the model was trained on arith:3$' evaluate run --data arith:4 "${task[@]}"
+grep -q '^prompts 4: the first 4 of 50$' output || fail "nobody says which prompts"
+expect 0 '^split test: arith:3, kept from training$' evaluate run --data arith:3 "${task[@]}"
+expect 0 '^note: --seed or --train-samples differ' evaluate run --data arith:3 "${task[@]}" --seed 5
+grep -q 'kept from' output && fail "a test set of another seed is not kept from training"
 expect 64 'generated' "$build/evaluate" --model run --data arith:3 --split all
 seq 300 >text
 expect 0 'test loss' "$build/train_llama" --data text:text "${small[@]}" --out bytes
 seq 200 >other
 expect 0 '^scored 691 of 692 tokens' "$build/evaluate" --model bytes --data text:other
+grep -q '^split all: other, every token' output || fail "the text that is scored has no name"
 loss=$(sed -n 's/^loss //p' output) bits=$(sed -n 's/^bits per byte //p' output)
 awk "BEGIN { exit !($loss / log(2) - $bits < 1e-6 && $bits > 0) }" || fail "bits per byte are '$bits', the loss $loss"
+
+cp -r bytes/step_00000002 long
+rm long/train_state.json long/manifest.json
+sed -Ei 's/"max_position_embeddings": [0-9]+/"max_position_embeddings": 131072/' long/config.json
+seq 2000 >long.txt
+expect 0 '^sequences 5 of 2,048 tokens; the model takes up to 131,072 \(--seq\)$' evaluate long --data text:long.txt
+expect 0 '^sequences 3 of 4,000 tokens$' evaluate long --data text:long.txt --seq 4000
 
 # the tokenizer belongs to the model; one of another library leaves token ids
 expect 64 'run has .*words.*text:text has bytes.*shards' "$build/evaluate" --model run --data text:text
 expect 64 'init bytes has .*bytes.*arith:3 has .*words' "$build/train_llama" --init bytes --data arith:3 --steps 1 --out x
-expect 0 '^split test: of the data that' "$build/evaluate" --model bytes --data text:../"$(basename "$work")"/text
+expect 0 '^split test: .*/text, kept from training$' "$build/evaluate" --model bytes --data text:../"$(basename "$work")"/text
 expect 64 'init run .*words .*text:text has bytes' "$build/train_lime" --init run --data text:text --steps 1 --out x
 cp -r shards/step_00000002 foreign
 echo '{"model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}}' >foreign/tokenizer.json

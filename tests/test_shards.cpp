@@ -212,6 +212,9 @@ TEST_CASE("shards: a file of exactly the given name wins over the pattern") {
   write_shard(dir.file("a1.bin"), counting(1000, 50), ShardFormat::uint16);
   check_window(*open_dataset(options(dir.file("a[1].bin"), 4)).train, 0, 0);
   check_window(*open_dataset(options(dir.file("a[0-9].bin"), 4)).train, 0, 1000);
+  CHECK(data_files(dir.file("a[1].bin")) == std::vector{dir.file("a[1].bin")});
+  CHECK(data_files(dir.file("a*.bin")) == std::vector{dir.file("a1.bin"), dir.file("a[1].bin")});
+  check_fails(Exit::no_input, {"b*.bin"}, [&] { data_files(dir.file("b*.bin")); });
 }
 
 TEST_CASE("shards: a directory that cannot be read is not taken for a missing file") {

@@ -107,6 +107,11 @@ TEST_CASE("text: the digest changes with any byte") {
   CHECK(digest(std::string(64, '\0')) != digest(std::string(65, '\0')));
 }
 
+TEST_CASE("data: the files behind a spec") {
+  CHECK(data_files("text:corpus.bin") == std::vector<std::string>{"corpus.bin"});
+  CHECK((data_files("arith:3").empty() && data_files("prosqa").empty() && data_files("").empty()));
+}
+
 TEST_CASE("data: a sequence length beyond any model's is refused before it is added to") {
   const TempDir dir;
   write_text(dir.file("a"), std::string(100, 'x'));
