@@ -13,7 +13,6 @@
 #include "eval/answers.h"
 #include "eval/loaded_model.h"
 #include "models/json_file.h"
-#include "train/options.h"
 #include "train/program.h"
 #include "train/progress.h"
 #include "train/replicas.h"
@@ -79,8 +78,7 @@ bool same_file(const std::string& a, const std::string& b) {
 }
 
 bool same_data(const std::string& a, const std::string& b) {
-  if (absolute_data(a) == absolute_data(b)) return true;
-  if (a.starts_with("text:") != b.starts_with("text:")) return false;
+  if (a == b || a.starts_with("text:") != b.starts_with("text:")) return a == b;
   const std::vector<std::string> of_a = files_of(a), of_b = files_of(b);
   return !of_a.empty() && std::equal(of_a.begin(), of_a.end(), of_b.begin(), of_b.end(), same_file);
 }
@@ -139,7 +137,7 @@ std::string describe(const Choice& choice, bool complete) {
     return run.spec.empty() ? "generated" : "generated; the model was trained on " + run.spec;
   if (choice.split == "all") return complete ? "every token but a file's first, once" : "";
   if (test && !data.val_spec.empty())
-    return choice.own && data.val_spec == run.val_spec ? "the run's validation data" : "as validation data";
+    return choice.own && same_data(data.val_spec, run.val_spec) ? "the run's validation data" : "as validation data";
   if (!choice.own) return test ? "what training on it would leave out" : "what training on it would use";
   if (!choice.own_parts) return choice.files ? str("cut for --seq ", data.seq_len) : "generated";
   return test ? "kept from training" : "what the model was trained on";
@@ -222,8 +220,8 @@ int main(int argc, char** argv) {
     add_choice(app, "--split", o.split, {"all", "test", "train"},
                "all of a file, its test or its train part (default: all; test where the model was trained on it)");
     add_integer(app, "--seq", o.data.seq_len, 0, most_size,
-                "tokens per sequence (0: as the model was trained; of a file, where that is unknown, the longest that "
-                "the model takes, but at most 2048)");
+                "tokens per sequence (0: as the model was trained; of a file, where that is not known, the longest "
+                "that the model takes, but at most 2048)");
     add_text(app, "--val-data", o.data.val_spec, "GLOB",
              "validation shards, which are then the test set (default: those of the training run)");
     add_integer(app, "--seed", o.seed, 0, std::numeric_limits<int64_t>::max(),

@@ -28,6 +28,8 @@ expect() {
 }
 tiny=(--data arith:3 --train-samples 400 --test-samples 50 --width 16 --ffn 24 --layers 2 --heads 2 --batch 8
   --eval-samples 16 --answer-samples 4)
+# Whether a run has a checkpoint: any, because the first one is soon removed again.
+saved() { compgen -G "$1/step_*" >/dev/null; }
 train() { "$build/train_$1" "${tiny[@]}" "${@:2}"; }
 compare() { "$build/compare" --arch "$1" "${tiny[@]}" "${@:2}"; }
 
@@ -109,7 +111,7 @@ for signal in INT TERM HUP USR1; do
   rm -rf part
   env --default-signal=INT "$build/train_llama" "${tiny[@]}" --steps 60 --out part --save-every 7 >output 2>&1 &
   pid=$!
-  while [ ! -d part/step_00000007 ] && kill -0 $pid 2>/dev/null; do sleep 0.01; done
+  while ! saved part && kill -0 $pid 2>/dev/null; do sleep 0.01; done
   kill -$signal $pid
   wait $pid
   code=$?
@@ -146,7 +148,7 @@ done
 # what was ignored before the start, as nohup does with SIGHUP, stays ignored
 env --ignore-signal=HUP "$build/train_llama" "${tiny[@]}" --steps 60 --out ignoring --save-every 7 >output 2>&1 &
 pid=$!
-while [ ! -d ignoring/step_00000007 ] && kill -0 $pid 2>/dev/null; do sleep 0.01; done
+while ! saved ignoring && kill -0 $pid 2>/dev/null; do sleep 0.01; done
 kill -HUP $pid 2>/dev/null
 wait $pid || fail "SIGHUP was ignored before the start, but ended the run"
 expect 64 'not empty' train llama --steps 60 --out whole
@@ -422,11 +424,12 @@ for name in sh/1 sh/2 val; do cp good.bin $name.bin; done
 expect 0 'test loss' "$build/train_llama" --data 'sh/*.bin' --val-data 'va*.bin' --test-samples 1 --vocab 50 "${small[@]}" \
   --out sharded
 for data in 'sh/*.bin' './sh/?.bin'; do
-  expect 0 "^split test: val.bin, the run's validation data$" evaluate sharded --data "$data"
+  expect 0 "^split test: (/.*/)?val.bin, the run's validation data$" evaluate sharded --data "$data"
   grep -q '^note' output && fail "the run's validation data gets a note"
 done
 expect 0 '^split all: sh/2.bin, every token but a file.s first, once$' evaluate sharded --data sh/2.bin
 grep -q '^note: sh/2.bin is among the files that the model was trained on$' output || fail "sh/2.bin is trained on"
+expect 0 "^split test: ./val.bin, the run's validation data$" evaluate sharded --data 'sh/*.bin' --val-data ./val.bin
 ln sh/2.bin linked.bin
 expect 0 '^note: 1 of these 2 files are among those' evaluate sharded --data '[lo][it]*e[dr].bin'
 expect 0 '^split all: \[lo\].* \(2 files\)$' evaluate sharded --data '[lo][it]*e[dr].bin' --samples 7
@@ -518,7 +521,7 @@ changes() {  # changes CODE PATTERN DATA COMMAND...: runs COMMAND once the run o
   timeout 120 "$build/train_llama" --data "$3" --seq 8 --width 16 --ffn 24 --layers 1 --heads 2 --batch 2 --steps 1000000 \
     --save-every 5 --vocab 256 --out changing >output 2>&1 </dev/null &
   pid=$!
-  while [ ! -d changing/step_00000005 ] && kill -0 $pid 2>/dev/null; do sleep 0.01; done
+  while ! saved changing && kill -0 $pid 2>/dev/null; do sleep 0.01; done
   "${@:4}"
   wait $pid
   code=$?
