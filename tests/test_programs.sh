@@ -399,7 +399,7 @@ shard good.bin 600 "${tokens[@]}"
 shard lies.bin 601 "${tokens[@]}"
 small=(--width 16 --ffn 24 --layers 2 --heads 2 --batch 2 --seq 8 --steps 2)
 expect 0 'test loss' "$build/train_llama" --data good.bin --vocab 50 "${small[@]}" --out shards
-expect 0 'the part kept from training' "$build/evaluate" --model shards --data good.bin
+expect 0 'kept from training' "$build/evaluate" --model shards --data good.bin
 expect 64 '--vocab' "$build/train_llama" --data good.bin "${small[@]}" --out x
 expect 65 'good.bin.*vocabulary' "$build/train_llama" --data good.bin --vocab 40 "${small[@]}" --out x
 expect 65 'lies.bin' "$build/train_llama" --data lies.bin --vocab 50 "${small[@]}" --out x
