@@ -1,5 +1,7 @@
 #include "data/source.h"
 
+#include <cmath>
+
 #include "data/arith.h"
 #include "data/digest.h"
 #include "data/prosqa.h"
@@ -46,6 +48,10 @@ Dataset open_dataset(const DataOptions& options) {
 std::vector<std::string> data_files(const std::string& spec) {
   if (spec.starts_with("text:")) return {spec.substr(5)};
   return spec.ends_with(".bin") ? shard_paths(spec) : std::vector<std::string>();
+}
+
+double chance_of(const std::string& spec) {
+  return spec.starts_with("arith:") ? 1.0 / arith::modulus : spec == "prosqa" ? 0.5 : NAN;
 }
 
 }  // namespace crossply

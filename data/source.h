@@ -70,6 +70,10 @@ struct Dataset {
 
 Dataset open_dataset(const DataOptions& options);
 
+// The share of a task's prompts that a guess answers: one of the numbers there are, one of the two options. NaN where
+// the data is no task.
+double chance_of(const std::string& spec);
+
 // The files behind a spec or a val_spec, unopened; none where the data is generated. Throws as shard_paths does.
 std::vector<std::string> data_files(const std::string& spec);
 

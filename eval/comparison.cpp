@@ -78,11 +78,6 @@ Measured steps_valid(const ComparedRun& run) {
   return task_share(run, run.result.steps_valid, run.result.curves.steps_valid);
 }
 
-// The share of right answers that guessing gets: one of the eleven numbers, or of the two options. NaN: unknown.
-double chance_of(const std::string& data) {
-  return data.starts_with("arith:") ? 1.0 / 11 : data == "prosqa" ? 0.5 : NAN;
-}
-
 // Whole below `exact_below`, then with four digits: 66,496 and 124.4M.
 std::string short_count(int64_t count, int64_t exact_below) {
   if (count < exact_below) return format_count(count);

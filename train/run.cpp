@@ -7,7 +7,6 @@
 #include <cstring>
 #include <filesystem>
 
-#include "data/arith.h"
 #include "engine/file.h"
 #include "engine/printable.h"
 #include "eval/answers.h"
@@ -215,11 +214,6 @@ TrainResult summarise(const Trainer& trainer, const TrainOptions& o, const std::
   return result;
 }
 
-// The share of a task's prompts that a guess answers: one number of those that there are, one of two names.
-double chance_of(const std::string& spec) {
-  return spec.starts_with("arith:") ? 1.0 / arith::modulus : spec == "prosqa" ? 0.5 : 0;
-}
-
 // Where most of the vocabulary is of no use; "" otherwise. That of --init is the model's own.
 std::string vocabulary_note(const TrainOptions& o, const Dataset& dataset) {
   const int64_t used = dataset.train->vocab_size(), V = o.config.vocab_size;
@@ -251,8 +245,8 @@ void print_start(const TrainOptions& o, const Dataset& dataset, Trainer& trainer
   say(str(format_count(trainer.params().count()), " parameters, ", trainer.device().describe(), ", ",
           format_bytes(static_cast<double>(trainer.memory())), " for the model and its activations"));
   say(describe_data(o, dataset));
-  const double chance = dataset.test->task() != nullptr && o.answer_samples > 0 ? chance_of(o.data.spec) : 0;
-  if (chance > 0) say(format_number("answers: guessing gets %.1f%%", 100 * chance));
+  const double chance = dataset.test->task() != nullptr && o.answer_samples > 0 ? chance_of(o.data.spec) : NAN;
+  if (std::isfinite(chance)) say(format_number("answers: guessing gets %.1f%%", 100 * chance));
   if (done == 0) say(vocabulary_note(o, dataset));
 }
 
