@@ -162,6 +162,7 @@ std::map<std::string, std::string> contents_of(const std::string& dir) {
     if (name != "train_state.json") continue;
     json state = json::parse(files[name]);
     state.erase("seconds");
+    state["trajectory"].erase("data");  // an absolute path, of another directory in every experiment
     files[name] = state.dump();
   }
   return files;
