@@ -116,6 +116,8 @@ def models():
     ("mudd, norm none", dict(arch="mudd", norm="none")),
     *((f"hyper, norm {norm}", dict(arch="hyper", prenorm="rmsnorm", layer_index="sublayer", norm=norm, rate=rate))
       for norm in ("rmsnorm", "layernorm") for rate in (1, 2, 4)),
+    ("hyper, norm rmsnorm, its own epsilon",
+     dict(arch="hyper", prenorm="rmsnorm", layer_index="sublayer", norm="rmsnorm", dynamic_norm_eps=2.0**-23)),
     ("hyper, static", dict(arch="hyper", prenorm="rmsnorm", layer_index="sublayer", dynamic=False)),
   ]
   for number, (row, options) in enumerate(rows):
@@ -144,7 +146,7 @@ def build(config):
   for part in module.modules():
     # The norm in hyper-connections has no epsilon: PyTorch takes the type's own, and would take double's here.
     if isinstance(part, nn.RMSNorm) and part.eps is None:
-      part.eps = getattr(config, "norm_eps", 0) or 1e-6
+      part.eps = config.dynamic_norm_eps or 1e-6
   return module
 
 
