@@ -116,6 +116,8 @@ def models():
     ("mudd, norm none", dict(arch="mudd", norm="none")),
     *((f"hyper, norm {norm}", dict(arch="hyper", prenorm="rmsnorm", layer_index="sublayer", norm=norm, rate=rate))
       for norm in ("rmsnorm", "layernorm") for rate in (1, 2, 4)),
+    ("hyper, norm rmsnorm, its own epsilon",
+     dict(arch="hyper", prenorm="rmsnorm", layer_index="sublayer", norm="rmsnorm", dynamic_norm_eps=2.0**-23)),
     ("hyper, static", dict(arch="hyper", prenorm="rmsnorm", layer_index="sublayer", dynamic=False)),
   ]
   for number, (row, options) in enumerate(rows):
