@@ -229,13 +229,13 @@ bool is_valid_chain(std::span<const int32_t> lines, const std::vector<Statement>
 const std::vector<std::string>& prosqa_words() {
   // <nl> and not a line break, because words are separated by whitespace.
   static const std::vector<std::string> words = {
-      "<pad>",   "<eos>",   "<nl>",    "###",     ".",       "?",       "Every",   "Is",      "is",       "a",
-      "or",      "Alex",    "Bob",     "Carol",   "Davis",   "Eva",     "Fae",     "Gabriel", "Jack",     "Max",
-      "Oliver",  "Polly",   "Rex",     "Sally",   "Sam",     "Stella",  "Tom",     "Wren",    "bompus",   "boompus",
-      "brimpus", "chorpus", "dumpus",  "felpus",  "fompus",  "gerpus",  "gorpus",  "grimpus", "gwompus",  "hilpus",
-      "impus",   "jelpus",  "jompus",  "kerpus",  "lempus",  "lorpus",  "numpus",  "quimpus", "rempus",   "rompus",
-      "rorpus",  "scrompus", "shumpus", "sterpus", "storpus", "terpus",  "timpus",  "tumpus",  "vumpus",   "worpus",
-      "wumpus",  "yerpus",  "yimpus",  "yumpus",  "zhorpus", "zumpus"};
+      "<pad>",   "<eos>",    "<nl>",    "###",     ".",       "?",      "Every",  "Is",      "is",      "a",
+      "or",      "Alex",     "Bob",     "Carol",   "Davis",   "Eva",    "Fae",    "Gabriel", "Jack",    "Max",
+      "Oliver",  "Polly",    "Rex",     "Sally",   "Sam",     "Stella", "Tom",    "Wren",    "bompus",  "boompus",
+      "brimpus", "chorpus",  "dumpus",  "felpus",  "fompus",  "gerpus", "gorpus", "grimpus", "gwompus", "hilpus",
+      "impus",   "jelpus",   "jompus",  "kerpus",  "lempus",  "lorpus", "numpus", "quimpus", "rempus",  "rompus",
+      "rorpus",  "scrompus", "shumpus", "sterpus", "storpus", "terpus", "timpus", "tumpus",  "vumpus",  "worpus",
+      "wumpus",  "yerpus",   "yimpus",  "yumpus",  "zhorpus", "zumpus"};
   return words;
 }
 
@@ -270,8 +270,7 @@ TaskSample prosqa_text(const ProsqaGraph& graph, Random& random) {
   return sample;
 }
 
-ProsqaSource::ProsqaSource(int64_t seq_len)
-    : TaskSource({seq_len, prosqa::vocab_size, pad, prosqa::eos}) {}
+ProsqaSource::ProsqaSource(int64_t seq_len) : TaskSource({seq_len, prosqa::vocab_size, pad, prosqa::eos}) {}
 
 Task::Verdict ProsqaSource::judge(int64_t index, const std::vector<int32_t>& generated) const {
   const std::span<const uint8_t> given = prompt_tokens(index), gold = sequence(index).last(6).first(5);

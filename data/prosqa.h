@@ -29,10 +29,10 @@ struct ProsqaGraph {
   struct Edge {
     int parent, child;  // "<parent> is a <child>"; parent < child
   };
-  std::vector<Edge> edges;   // grouped by child, increasing
-  std::vector<int> label;    // (nodes) the roots are nodes 0 and 1
+  std::vector<Edge> edges;  // grouped by child, increasing
+  std::vector<int> label;   // (nodes) the roots are nodes 0 and 1
   int root = 0, target = 0, distractor = 0;
-  std::vector<int> path;     // a shortest one: root, ..., target
+  std::vector<int> path;  // a shortest one: root, ..., target
 };
 
 ProsqaGraph prosqa_graph(Random& random);

@@ -197,15 +197,13 @@ class ShardSource : public Source {
     const Shard& shard = set_->shards[s];
     const int64_t in_shard = first_ + index - set_->first_window[s];
     const Window window = whole_ ? whole_window(shard.tokens(), T_, in_shard) : Window{in_shard * T_, T_, 0};
-    shard.read(window.begin, window.length + 1, [&](const auto* from) {
-      copy_window(from, window, T_, tokens, targets);
-    });
+    shard.read(window.begin, window.length + 1,
+               [&](const auto* from) { copy_window(from, window, T_, tokens, targets); });
   }
 
   // Whole files: every one that a window of this split is in.
   void check_tokens(int64_t vocab) const override {
-    for (size_t s = set_->shard_of(first_); s <= set_->shard_of(first_ + count_ - 1); ++s)
-      set_->shards[s].check(vocab);
+    for (size_t s = set_->shard_of(first_); s <= set_->shard_of(first_ + count_ - 1); ++s) set_->shards[s].check(vocab);
   }
 
   uint64_t digest() const override {

@@ -20,8 +20,7 @@ class TextSource : public Source {
   int64_t file_tokens() const override { return static_cast<int64_t>(file_->size()); }
   void read(int64_t index, int32_t* tokens, int32_t* targets) const override {
     CHECK_THAT(index >= 0 && index < count_, "window ", index, " of ", count_);
-    const Window window =
-        whole_ ? whole_window(file_tokens(), T_, index) : Window{(first_ + index) * (T_ + 1), T_, 0};
+    const Window window = whole_ ? whole_window(file_tokens(), T_, index) : Window{(first_ + index) * (T_ + 1), T_, 0};
     const auto bytes = static_cast<size_t>(window.length + 1);
     const auto from = std::make_unique_for_overwrite<uint8_t[]>(bytes);
     file_->read(static_cast<uint64_t>(window.begin), from.get(), bytes);

@@ -57,21 +57,37 @@ Json vocab_json(const std::vector<std::string>& words) {
 
 Json words_json(const std::vector<std::string>& words) {
   // The format demands a token for unknown words. It is not in the vocabulary, so an unknown word is an error there.
-  return {{"version", "1.0"}, {"truncation", nullptr}, {"padding", nullptr}, {"added_tokens", Json::array()},
-          {"normalizer", nullptr}, {"pre_tokenizer", {{"type", "WhitespaceSplit"}}}, {"post_processor", nullptr},
+  return {{"version", "1.0"},
+          {"truncation", nullptr},
+          {"padding", nullptr},
+          {"added_tokens", Json::array()},
+          {"normalizer", nullptr},
+          {"pre_tokenizer", {{"type", "WhitespaceSplit"}}},
+          {"post_processor", nullptr},
           {"decoder", nullptr},
           {"model", {{"type", "WordLevel"}, {"vocab", vocab_json(words)}, {"unk_token", "<unk>"}}}};
 }
 
 Json bytes_json() {
-  const Json byte_level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false},
-                           {"use_regex", false}};
-  return {{"version", "1.0"}, {"truncation", nullptr}, {"padding", nullptr}, {"added_tokens", Json::array()},
-          {"normalizer", nullptr}, {"pre_tokenizer", byte_level}, {"post_processor", nullptr},
+  const Json byte_level = {
+      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false}, {"use_regex", false}};
+  return {{"version", "1.0"},
+          {"truncation", nullptr},
+          {"padding", nullptr},
+          {"added_tokens", Json::array()},
+          {"normalizer", nullptr},
+          {"pre_tokenizer", byte_level},
+          {"post_processor", nullptr},
           {"decoder", byte_level},
-          {"model", {{"type", "BPE"}, {"dropout", nullptr}, {"unk_token", nullptr},
-                     {"continuing_subword_prefix", nullptr}, {"end_of_word_suffix", nullptr}, {"fuse_unk", false},
-                     {"vocab", vocab_json(byte_names())}, {"merges", Json::array()}}}};
+          {"model",
+           {{"type", "BPE"},
+            {"dropout", nullptr},
+            {"unk_token", nullptr},
+            {"continuing_subword_prefix", nullptr},
+            {"end_of_word_suffix", nullptr},
+            {"fuse_unk", false},
+            {"vocab", vocab_json(byte_names())},
+            {"merges", Json::array()}}}};
 }
 
 using nlohmann::json;  // for reading: finds a key in logarithmic time
@@ -162,9 +178,7 @@ std::string Tokenizer::describe() const {
   return text + "...)";
 }
 
-int64_t Tokenizer::vocab_size() const {
-  return kind_ == Kind::bytes ? 256 : static_cast<int64_t>(words_.size());
-}
+int64_t Tokenizer::vocab_size() const { return kind_ == Kind::bytes ? 256 : static_cast<int64_t>(words_.size()); }
 
 std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
   std::vector<int32_t> ids;

@@ -2,9 +2,9 @@
 // whole training steps, beside PyTorch's; then the ratios. With a subcommand one part of that.
 // bench architectures: what a training step of each costs, relative to plain LLaMA.
 #include "dev/bench.h"
+#include "cli/format.h"
 
-#include "train/program.h"
-#include "train/progress.h"
+#include "cli/program.h"
 
 using namespace crossply;
 

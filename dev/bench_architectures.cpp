@@ -3,8 +3,8 @@
 #include <cstdio>
 #include <memory>
 
+#include "cli/format.h"
 #include "dev/bench.h"
-#include "train/progress.h"
 #include "train/trainer.h"
 
 namespace crossply {
@@ -55,7 +55,7 @@ void measure_steps(const std::vector<Model*>& group, const ArchitectureFlags& f)
   std::vector<std::unique_ptr<Trainer>> trainers;
   for (Model* model : group) {
     trainers.push_back(std::make_unique<Trainer>(model->options, data));
-    model->activations = trainers.back()->replicas().bytes();
+    model->activations = trainers.back()->model().bytes();
   }
   for (int64_t round = 0; round <= f.rounds; ++round) {
     std::vector<double> seconds(group.size());
@@ -91,18 +91,20 @@ void bench_architectures(const ArchitectureFlags& f) {
   std::vector<Model> models = models_of(f);
   const auto groups = groups_that_fit(models, f);
   const std::string parts = groups.size() > 1 ? str(" of each of ", groups.size(), " groups") : "";
-  std::printf("%zu models, %s, %s; training steps of %lld x %lld tokens, in turn, %lld rounds%s after the "
-              "first\n",
-              models.size(), name_of_machine(f.device).c_str(), f.dtype.c_str(), static_cast<long long>(f.size.batch),
-              static_cast<long long>(f.size.seq), static_cast<long long>(f.rounds), parts.c_str());
+  std::printf(
+      "%zu models, %s, %s; training steps of %lld x %lld tokens, in turn, %lld rounds%s after the "
+      "first\n",
+      models.size(), name_of_machine(f.device).c_str(), f.dtype.c_str(), static_cast<long long>(f.size.batch),
+      static_cast<long long>(f.size.seq), static_cast<long long>(f.rounds), parts.c_str());
   std::fflush(stdout);
   for (const std::vector<Model*>& group : groups) measure_steps(group, f);
   std::vector<std::vector<std::string>> table = {
       {"architecture", "parameters added", "FLOP/token", "time", "quartiles", "memory", "MiB", "tokens/s"}};
   for (const Model& model : models) table.push_back(cells(model, models[0], f));
   print_table(str("architectures, ", f.size.kv_heads, " of ", f.size.heads, " heads with keys of their own"), table);
-  std::printf("x: relative to llama. time: of each round, divided by llama's in that round; median and quartiles.\n"
-              "memory, MiB: the planned peak of activations and their gradients.\n");
+  std::printf(
+      "x: relative to llama. time: of each round, divided by llama's in that round; median and quartiles.\n"
+      "memory, MiB: the planned peak of activations and their gradients.\n");
 }
 
 }  // namespace crossply

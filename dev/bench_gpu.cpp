@@ -4,12 +4,13 @@
 #include <cstdio>
 #include <memory>
 
+#include "cli/format.h"
 #include "dev/bench.h"
 #include "engine/rng.h"
-#include "kernels/attention.h"
-#include "kernels/cuda.h"
-#include "kernels/matmul.h"
-#include "train/progress.h"
+#include "kernels/attention/attention.h"
+#include "kernels/block/matmul.h"
+#include "kernels/cuda/cuda.h"
+#include "kernels/devices.h"
 
 namespace crossply {
 namespace {
@@ -51,8 +52,8 @@ void bench_attention(Device& device) {
       const double scale = 1 / std::sqrt(static_cast<double>(D));
       const double flops = 2.0 * static_cast<double>(B * H * T) * static_cast<double>(T * D);
       const Stream s = device.stream();
-      const double forward = gpu_seconds_per_call(least_seconds, device,
-                                                  [&] { attention_forward(out, lse, q, k, v, scale, s); });
+      const double forward =
+          gpu_seconds_per_call(least_seconds, device, [&] { attention_forward(out, lse, q, k, v, scale, s); });
       const double backward = gpu_seconds_per_call(least_seconds, device, [&] {
         attention_backward(dq, dk, dv, dout, out, q, k, v, lse, scale, false, false, false, s);
       });
@@ -68,8 +69,12 @@ void bench_gpu_products(Device& device) {
   struct Shape3 {
     int64_t rows, in, out;
   };
-  for (const Shape3& z : std::vector<Shape3>{{32768, 768, 768}, {32768, 768, 2048}, {32768, 2048, 768},
-                                             {16384, 2048, 2048}, {16384, 2048, 8192}, {16384, 8192, 2048},
+  for (const Shape3& z : std::vector<Shape3>{{32768, 768, 768},
+                                             {32768, 768, 2048},
+                                             {32768, 2048, 768},
+                                             {16384, 2048, 2048},
+                                             {16384, 2048, 8192},
+                                             {16384, 8192, 2048},
                                              {16384, 2048, 50304}}) {
     Operands m(device);
     const Tensor inp = m.make({z.rows, z.in}), out = m.make({z.rows, z.out}), weight = m.make({z.out, z.in}),
@@ -94,7 +99,7 @@ double gpu_peak() {
     const char* name;
     double teraflops;
   };
-  const std::string gpu = describe_gpu();
+  const std::string gpu = make_device("cuda")->describe();
   for (const Peak& known : {Peak{"A100", 312}, Peak{"H100 PCIe", 756}, Peak{"H100", 989}, Peak{"H200", 989},
                             Peak{"GH200", 989}, Peak{"B200", 2250}})
     if (gpu.find(known.name) != std::string::npos) return 1e12 * known.teraflops;
@@ -103,10 +108,11 @@ double gpu_peak() {
 
 double gpu_seconds_per_call(double least, Device& gpu, const std::function<void()>& work) {
   constexpr int together = 10;  // so that waiting for the GPU does not count
-  return seconds_per_call(least, [&] {
-           for (int i = 0; i < together; ++i) work();
-           gpu.wait();
-         }) /
+  return seconds_per_call(least,
+                          [&] {
+                            for (int i = 0; i < together; ++i) work();
+                            gpu.wait();
+                          }) /
          together;
 }
 

@@ -5,10 +5,10 @@
 #include <cstdio>
 #include <cstring>
 
+#include "cli/format.h"
 #include "dev/bench.h"
-#include "kernels/amx.h"
-#include "kernels/cpu.h"
-#include "train/progress.h"
+#include "kernels/cpu/amx.h"
+#include "kernels/cpu/cpu.h"
 
 namespace crossply {
 namespace {

@@ -8,12 +8,13 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
+#include "cli/format.h"
+#include "cli/program.h"
 #include "dev/bench.h"
 #include "engine/file.h"
 #include "engine/rng.h"
-#include "kernels/cuda.h"
-#include "train/program.h"
-#include "train/progress.h"
+#include "kernels/cuda/cuda.h"
+#include "kernels/devices.h"
 #include "train/trainer.h"
 
 namespace crossply {
@@ -86,9 +87,14 @@ void add_flags(CLI::App& app, ModelSize& size) {
 
 std::vector<std::string> arguments(const ModelSize& size) {
   std::vector<std::string> words;
-  for (const auto& [name, value] : std::vector<std::pair<const char*, int64_t>>{
-           {"--width", size.width}, {"--layers", size.layers}, {"--heads", size.heads}, {"--kv-heads", size.kv_heads},
-           {"--ffn", size.ffn}, {"--vocab", size.vocab}, {"--seq", size.seq}, {"--batch", size.batch}}) {
+  for (const auto& [name, value] : std::vector<std::pair<const char*, int64_t>>{{"--width", size.width},
+                                                                                {"--layers", size.layers},
+                                                                                {"--heads", size.heads},
+                                                                                {"--kv-heads", size.kv_heads},
+                                                                                {"--ffn", size.ffn},
+                                                                                {"--vocab", size.vocab},
+                                                                                {"--seq", size.seq},
+                                                                                {"--batch", size.batch}}) {
     words.push_back(name);
     words.push_back(std::to_string(value));
   }
@@ -133,9 +139,8 @@ void serve_steps(const ServeFlags& flags) {
     const double start = now();
     for (int64_t i = 0; i < steps; ++i) trainer.step();
     trainer.device().wait();
-    const double mib = backend_of(flags.device) == Backend::cuda
-                           ? static_cast<double>(most_device_memory()) / (1 << 20)
-                           : peak_resident_mib();
+    const double mib = backend_of(flags.device) == Backend::cuda ? static_cast<double>(most_device_memory()) / (1 << 20)
+                                                                 : peak_resident_mib();
     std::cout << now() - start << ' ' << mib << std::endl;
   }
 }

@@ -4,20 +4,21 @@
 #include <cstdio>
 #include <memory>
 
+#include "cli/format.h"
 #include "dev/bench.h"
 #include "engine/rng.h"
-#include "kernels/adamw.h"
-#include "kernels/add.h"
-#include "kernels/depth_mix.h"
-#include "kernels/embedding.h"
-#include "kernels/hyper.h"
-#include "kernels/rmsnorm.h"
-#include "kernels/rope.h"
-#include "kernels/route.h"
-#include "kernels/swiglu.h"
-#include "kernels/value_mix.h"
-#include "kernels/way_mix.h"
-#include "train/progress.h"
+#include "kernels/block/add.h"
+#include "kernels/block/embedding.h"
+#include "kernels/block/rmsnorm.h"
+#include "kernels/block/rope.h"
+#include "kernels/block/swiglu.h"
+#include "kernels/depth/depth_mix.h"
+#include "kernels/depth/hyper/hyper.h"
+#include "kernels/depth/multiway_mix.h"
+#include "kernels/depth/route.h"
+#include "kernels/depth/value_mix.h"
+#include "kernels/devices.h"
+#include "kernels/optim/adamw.h"
 
 namespace crossply {
 namespace {
@@ -88,8 +89,8 @@ void add_norm_and_rope(Ops& ops, Tensors& m) {
   const Tensor x = m.activation({B, T, C}), y = m.activation(x.shape), dx = m.activation(x.shape),
                rstd = m.wide({B, T}), w = m.wide({C}), dw = m.wide({C});
   ops.push_back({"rmsnorm forward", {x, w}, {y, rstd}, [=] { rmsnorm_forward(y, rstd, x, w, 1e-5, s); }});
-  ops.push_back({"rmsnorm backward", {y, x, w, rstd, dw}, {dx, dw},
-                 [=] { rmsnorm_backward(dx, dw, y, x, w, rstd, false, s); }});
+  ops.push_back(
+      {"rmsnorm backward", {y, x, w, rstd, dw}, {dx, dw}, [=] { rmsnorm_backward(dx, dw, y, x, w, rstd, false, s); }});
   const Tensor q = m.activation({B, T, H, D}), p = m.activation(q.shape), table = m.wide({T, D});
   ops.push_back({"rope forward", {q, table}, {p}, [=] { rope_forward(p, q, table, 0, s); }});
   ops.push_back({"rope backward", {p, table}, {q}, [=] { rope_backward(q, p, table, 0, false, s); }});
@@ -101,8 +102,9 @@ void add_elementwise(Ops& ops, Tensors& m) {
   const Tensor gate = m.activation({B, T, F}), up = m.activation(gate.shape), out = m.activation(gate.shape),
                dgate = m.activation(gate.shape), dup = m.activation(gate.shape);
   ops.push_back({"swiglu forward", {gate, up}, {out}, [=] { swiglu_forward(out, gate, up, s); }});
-  ops.push_back({"swiglu backward", {out, gate, up}, {dgate, dup},
-                 [=] { swiglu_backward(dgate, dup, out, gate, up, false, false, s); }});
+  ops.push_back({"swiglu backward", {out, gate, up}, {dgate, dup}, [=] {
+                   swiglu_backward(dgate, dup, out, gate, up, false, false, s);
+                 }});
   const Tensor a = m.activation({B, T, C}), b = m.activation(a.shape), sum = m.activation(a.shape);
   ops.push_back({"add forward", {a, b}, {sum}, [=] { add_forward(sum, a, b, s); }});
   ops.push_back({"add backward, accumulating", {sum, a}, {a}, [=] { accumulate(a, sum, true, s); }});
@@ -115,12 +117,11 @@ void add_parameter_ops(Ops& ops, Tensors& m) {
   const Tensor out = m.activation({B, T, C}), weight = m.wide({V, C}), dweight = m.wide({V, C}),
                tokens = m.tokens({B, T}, V), rows = m.wide({B, T, C});
   ops.push_back({"embedding forward", {tokens, rows}, {out}, [=] { embedding_forward(out, weight, tokens, s); }});
-  ops.push_back({"embedding backward", {tokens, out, rows}, {rows},
-                 [=] { embedding_backward(dweight, out, tokens, s); }});
+  ops.push_back(
+      {"embedding backward", {tokens, out, rows}, {rows}, [=] { embedding_backward(dweight, out, tokens, s); }});
   const Shape flat{int64_t{8} << 20};
   const Tensor params = m.wide(flat), moment = m.wide(flat), square = m.wide(flat), grads = m.wide(flat);
-  ops.push_back({"adamw, 8 Mi parameters", {params, moment, square, grads}, {params, moment, square},
-                 [=] {
+  ops.push_back({"adamw, 8 Mi parameters", {params, moment, square, grads}, {params, moment, square}, [=] {
                    const AdamwRow row{0, flat[0], 1e-6, 0.1};
                    adamw_update(params, moment, square, {}, grads, {row}, {0.9, 0.999, 1e-8, 1000, 1}, s);
                  }});
@@ -138,7 +139,9 @@ void add_route(Ops& ops, Tensors& m) {
     routers.push_back(r);
   }
   ops.push_back({"route forward, all sources", {slab}, {out}, [=] { route_forward(out, slab, routers[L - 1], s); }});
-  ops.push_back({"route backward, all readers", {slab, dout}, {out, out},  // dslice, and dout's place in the slab
+  ops.push_back({"route backward, all readers",
+                 {slab, dout},
+                 {out, out},  // dslice, and dout's place in the slab
                  [=] { route_backward(out, slab, dout, routers, 0, s); }});
 }
 
@@ -150,10 +153,11 @@ void add_depth_mix(Ops& ops, Tensors& m) {
   std::vector<DepthReader> readers;
   for (int64_t reader = 1; reader < L; ++reader)
     readers.push_back({sources[static_cast<size_t>(reader)], weights, dweights, reader});
-  ops.push_back({"depth_mix forward, all sources", sources, {out},
-                 [=] { depth_mix_forward(out, sources, weights, s); }});
-  ops.push_back({"depth_mix backward, all readers", sources, {out},
-                 [=] { depth_mix_backward(out, sources[0], readers, false, s); }});
+  ops.push_back(
+      {"depth_mix forward, all sources", sources, {out}, [=] { depth_mix_forward(out, sources, weights, s); }});
+  ops.push_back({"depth_mix backward, all readers", sources, {out}, [=] {
+                   depth_mix_backward(out, sources[0], readers, false, s);
+                 }});
 }
 
 void add_value_mixes(Ops& ops, Tensors& m) {
@@ -162,15 +166,17 @@ void add_value_mixes(Ops& ops, Tensors& m) {
   const Tensor v = m.activation({B, T, K, D}), v1 = m.activation(v.shape), out = m.activation(v.shape),
                dv = m.activation(v.shape), dv1 = m.activation(v.shape), alpha = m.wide({B, T, K}),
                dalpha = m.wide({B, T, K}), numbers = m.wide({2}), dnumbers = m.wide({2});
-  ops.push_back({"value_mix forward", {v, v1}, {out},
-                 [=] { value_mix_forward(out, v, v1, {numbers, 0}, {numbers, 1}, s); }});
+  ops.push_back({"value_mix forward", {v, v1}, {out}, [=] {
+                   value_mix_forward(out, v, v1, {numbers, 0}, {numbers, 1}, s);
+                 }});
   ops.push_back({"value_mix backward", {out, v, v1}, {dv, dv1}, [=] {
                    value_mix_backward(dv, dv1, {dnumbers, 0}, {dnumbers, 1}, out, v, v1, {numbers, 0}, {numbers, 1},
                                       false, false, s);
                  }});
   ops.push_back({"gated_mix forward", {v, v1, alpha}, {out}, [=] { gated_mix_forward(out, v, v1, alpha, s); }});
-  ops.push_back({"gated_mix backward", {out, v1, alpha}, {dv1, dalpha},
-                 [=] { gated_mix_backward(dv1, dalpha, out, v1, alpha, false, false, s); }});
+  ops.push_back({"gated_mix backward", {out, v1, alpha}, {dv1, dalpha}, [=] {
+                   gated_mix_backward(dv1, dalpha, out, v1, alpha, false, false, s);
+                 }});
 }
 
 HyperWeights hyper_weights(Tensors& m, int64_t E) {
@@ -187,32 +193,35 @@ void add_hyper(Ops& ops, Tensors& m) {
                stats = m.wide({B, T, E, E + 4});
   const HyperWeights w = hyper_weights(m, E), d = hyper_weights(m, E);
   const HyperNorm norm = HyperNorm::rmsnorm;
-  ops.push_back({"hyper read forward, 4 streams", {streams}, {y, coef, stats},
-                 [=] { hyper_read_forward(y, coef, stats, streams, w, norm, 1e-5, s); }});
-  ops.push_back({"hyper read backward", {y, dcoef, streams, coef, stats}, {next},
-                 [=] { hyper_read_backward(next, d, y, dcoef, streams, coef, stats, w, norm, false, s); }});
-  ops.push_back({"hyper write forward", {streams, coef, y}, {next},
-                 [=] { hyper_write_forward(next, streams, coef, y, s); }});
+  ops.push_back({"hyper read forward, 4 streams", {streams}, {y, coef, stats}, [=] {
+                   hyper_read_forward(y, coef, stats, streams, w, norm, 1e-5, s);
+                 }});
+  ops.push_back({"hyper read backward", {y, dcoef, streams, coef, stats}, {next}, [=] {
+                   hyper_read_backward(next, d, y, dcoef, streams, coef, stats, w, norm, false, s);
+                 }});
+  ops.push_back(
+      {"hyper write forward", {streams, coef, y}, {next}, [=] { hyper_write_forward(next, streams, coef, y, s); }});
   const Tensor dstreams = m.activation(streams.shape);
-  ops.push_back({"hyper write backward", {next, streams, coef, y}, {dstreams, dcoef, dy},
-                 [=] { hyper_write_backward(dstreams, dcoef, dy, next, streams, coef, y, false, false, s); }});
+  ops.push_back({"hyper write backward", {next, streams, coef, y}, {dstreams, dcoef, dy}, [=] {
+                   hyper_write_backward(dstreams, dcoef, dy, next, streams, coef, y, false, false, s);
+                 }});
 }
 
-void add_way_mix(Ops& ops, Tensors& m) {
+void add_multiway_mix(Ops& ops, Tensors& m) {
   const Stream s = m.stream();
   const int64_t B = m.z.B, T = m.z.T, C = m.z.C;
   constexpr int64_t W = 4, S = 7;
   auto plain = [&] {
-    return WayMix{m.activations(S, {B, T, C}), {}, {}, m.activation({B, T, W * S}), m.wide({W, S}), {}, 1e-6};
+    return MultiwayMix{m.activations(S, {B, T, C}), {}, {}, m.activation({B, T, W * S}), m.wide({W, S}), {}, 1e-6};
   };
-  const WayMix mix = plain(), gradient = plain();
+  const MultiwayMix mix = plain(), gradient = plain();
   const std::vector<Tensor> outs = m.activations(W, {B, T, C});
-  const WayAcc acc{std::vector<bool>(S, false), false};
-  ops.push_back({"way_mix forward, 4 ways of 7 sources", mix.sources + std::vector{mix.weight}, outs,
-                 [=] { way_mix_forward(outs, {}, mix, s); }});
-  ops.push_back({"way_mix backward", mix.sources + outs + std::vector{mix.weight},
+  const MultiwayAcc acc{std::vector<bool>(S, false), false};
+  ops.push_back({"multiway_mix forward, 4 ways of 7 sources", mix.sources + std::vector{mix.weight}, outs,
+                 [=] { multiway_mix_forward(outs, {}, mix, s); }});
+  ops.push_back({"multiway_mix backward", mix.sources + outs + std::vector{mix.weight},
                  gradient.sources + std::vector{gradient.weight},
-                 [=] { way_mix_backward(gradient, outs, {}, mix, acc, s); }});
+                 [=] { multiway_mix_backward(gradient, outs, {}, mix, acc, s); }});
 }
 
 // What was measured in one type.
@@ -224,8 +233,8 @@ Rates measure(const Op& op, int64_t rounds, Device& device) {
   const bool gpu = device.stream().backend == Backend::cuda;
   Rates rates;
   for (int64_t round = 0; round < rounds; ++round) {
-    const double seconds = gpu ? gpu_seconds_per_call(least_seconds, device, op.run)
-                               : seconds_per_call(least_seconds, op.run);
+    const double seconds =
+        gpu ? gpu_seconds_per_call(least_seconds, device, op.run) : seconds_per_call(least_seconds, op.run);
     rates.gigabytes.push_back(1e-9 * static_cast<double>(op.bytes()) / seconds);
     rates.of_copy.push_back((gpu ? copy_seconds(op.bytes(), device) : copy_seconds(op.bytes())) / seconds);
   }
@@ -234,17 +243,18 @@ Rates measure(const Op& op, int64_t rounds, Device& device) {
 
 // One family's tensors at a time.
 constexpr std::array families = {add_norm_and_rope, add_elementwise, add_parameter_ops, add_route,
-                                 add_depth_mix,     add_value_mixes, add_hyper,         add_way_mix};
+                                 add_depth_mix,     add_value_mixes, add_hyper,         add_multiway_mix};
 
 }  // namespace
 
 Ratios bench_ops(const BenchFlags& f) {
   const std::unique_ptr<Device> device = make_device(f.device);
   const Sizes z = Tensors(Dtype::f32, *device).z;
-  std::printf("\nops, %s, %lld x %lld tokens, C=%lld; medians of %lld rounds: GB/s of what must be read and written, "
-              "and over a copy of as many bytes\n",
-              device->describe().c_str(), static_cast<long long>(z.B), static_cast<long long>(z.T),
-              static_cast<long long>(z.C), static_cast<long long>(f.rounds));
+  std::printf(
+      "\nops, %s, %lld x %lld tokens, C=%lld; medians of %lld rounds: GB/s of what must be read and written, "
+      "and over a copy of as many bytes\n",
+      device->describe().c_str(), static_cast<long long>(z.B), static_cast<long long>(z.T), static_cast<long long>(z.C),
+      static_cast<long long>(f.rounds));
   std::vector<std::vector<std::string>> table = {{"", "fp32 MiB", "GB/s", "of copy", "bf16 MiB", "GB/s", "of copy"}};
   std::array<std::vector<double>, 2> of_copy;
   for (const auto add_family : families) {
@@ -268,8 +278,8 @@ Ratios bench_ops(const BenchFlags& f) {
   Ratios ratios;
   for (const bool narrow : {false, true})
     if (!of_copy[narrow].empty())
-      ratios.push_back({str("ops, ", narrow ? "bf16" : "fp32", ": of a copy, geometric mean"),
-                        geometric_mean(of_copy[narrow])});
+      ratios.push_back(
+          {str("ops, ", narrow ? "bf16" : "fp32", ": of a copy, geometric mean"), geometric_mean(of_copy[narrow])});
   return ratios;
 }
 

@@ -115,8 +115,9 @@ std::vector<std::string> Torch::command(const std::string& script, const std::ve
 // Large pages, and memory that is kept instead of given back and asked for again in each step.
 const std::vector<std::string>& Torch::environment() {
   static const std::vector<std::string> variables = {
-      "OMP_NUM_THREADS", "GLIBC_TUNABLES=glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=1073741824:"
-                         "glibc.malloc.trim_threshold=8589934592:glibc.malloc.top_pad=268435456"};
+      "OMP_NUM_THREADS",
+      "GLIBC_TUNABLES=glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=1073741824:"
+      "glibc.malloc.trim_threshold=8589934592:glibc.malloc.top_pad=268435456"};
   return variables;
 }
 

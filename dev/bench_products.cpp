@@ -6,9 +6,9 @@
 #include <cstdlib>
 #include <memory>
 
+#include "cli/format.h"
 #include "dev/bench.h"
-#include "kernels/matmul.h"
-#include "train/progress.h"
+#include "kernels/block/matmul.h"
 
 namespace crossply {
 namespace {
@@ -25,7 +25,7 @@ struct Kind {
   const char* name;
   Dtype dtype;
   Products products;
-  const char* torch;      // what PyTorch's side calls its nearest
+  const char* torch;        // what PyTorch's side calls its nearest
   double products_of_peak;  // on matrix units, for each one counted
 };
 constexpr std::array kinds = {Kind{"fp32", Dtype::f32, Products::f32, "fp32", 0},
@@ -42,8 +42,11 @@ using Measured = std::array<std::array<Rates, form_names.size()>, kinds.size()>;
 class Operands {
  public:
   Operands(const Shape3& s, Dtype dtype)
-      : inp(make({s.rows, s.in}, dtype)), out(make({s.rows, s.out}, dtype)), dinp(make({s.rows, s.in}, dtype)),
-        weight(make({s.out, s.in}, dtype)), dweight(make({s.out, s.in}, Dtype::f32)) {}
+      : inp(make({s.rows, s.in}, dtype)),
+        out(make({s.rows, s.out}, dtype)),
+        dinp(make({s.rows, s.in}, dtype)),
+        weight(make({s.out, s.in}, dtype)),
+        dweight(make({s.out, s.in}, Dtype::f32)) {}
   void run(size_t form, Stream stream) const {
     if (form == 0) matmul_forward({out}, inp, {weight}, stream);
     if (form == 1) matmul_backward_input(dinp, {out}, {weight}, false, stream);
@@ -112,13 +115,20 @@ Ratios bench_products(const BenchFlags& f) {
   if (pytorch.available())
     torch = std::make_unique<Process>(pytorch.command("bench_torch_products.py", {}), Torch::environment());
   if (torch && torch->answer() != "ready") torch.reset();
-  std::printf("\nmatrix products, %d threads; medians of %lld rounds: GFLOP/s, the fraction of the round's peak "
-              "(bf16x3: of a third of the matrix units')%s\n",
-              omp_get_max_threads(), static_cast<long long>(f.rounds), torch ? ", and over torch.mm" : "");
+  std::printf(
+      "\nmatrix products, %d threads; medians of %lld rounds: GFLOP/s, the fraction of the round's peak "
+      "(bf16x3: of a third of the matrix units')%s\n",
+      omp_get_max_threads(), static_cast<long long>(f.rounds), torch ? ", and over torch.mm" : "");
   std::vector<std::vector<std::string>> table = {{"rows x in x out", "", "forward", "dinput", "dweight"}};
   std::array<std::array<std::vector<double>, form_names.size()>, kinds.size()> of_peak, of_torch;
-  for (const Shape3& s : std::vector<Shape3>{{2048, 768, 768}, {2048, 768, 2048}, {2048, 2048, 768}, {2048, 768, 3072},
-                                             {2048, 3072, 768}, {2048, 192, 192}, {4096, 32, 32}, {4096, 32, 128},
+  for (const Shape3& s : std::vector<Shape3>{{2048, 768, 768},
+                                             {2048, 768, 2048},
+                                             {2048, 2048, 768},
+                                             {2048, 768, 3072},
+                                             {2048, 3072, 768},
+                                             {2048, 192, 192},
+                                             {4096, 32, 32},
+                                             {4096, 32, 128},
                                              {4096, 128, 32}}) {
     std::vector<Operands> operands;
     for (const Kind& kind : kinds) operands.emplace_back(s, kind.dtype);

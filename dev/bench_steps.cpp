@@ -7,8 +7,9 @@
 #include <memory>
 #include <sstream>
 
+#include "cli/format.h"
 #include "dev/bench.h"
-#include "train/progress.h"
+#include "kernels/devices.h"
 #include "train/trainer.h"
 
 namespace crossply {
@@ -138,13 +139,13 @@ double speed_ratio(const Competitor& own, const Competitor& other) {
 std::vector<std::string> row(const Competitor& c, const NamedSize& model, double flops_per_token) {
   if (!c.measured()) return {c.name, "failed"};
   const double rate = static_cast<double>(model.size.batch * model.size.seq) / median(c.seconds);
-  return {c.name,
-          format_count(std::lrint(rate)),
-          format_number("%.0f", 1e-9 * rate * flops_per_token),
-          format_number("%.0f", c.memory),
-          format_number("%.1f", 1e3 * median(c.seconds)),
-          format_number("%.1f", 1e3 * quantile(c.seconds, 0.25)) +
-              format_number("-%.1f", 1e3 * quantile(c.seconds, 0.75))};
+  return {
+      c.name,
+      format_count(std::lrint(rate)),
+      format_number("%.0f", 1e-9 * rate * flops_per_token),
+      format_number("%.0f", c.memory),
+      format_number("%.1f", 1e3 * median(c.seconds)),
+      format_number("%.1f", 1e3 * quantile(c.seconds, 0.25)) + format_number("-%.1f", 1e3 * quantile(c.seconds, 0.75))};
 }
 
 // The share of the GPU's dense bf16 peak that the model's own operations take: those of plan.flops_per_token, 6 for

@@ -42,9 +42,9 @@ template <class... Args>
 }  // namespace crossply
 
 // For the program's own promises (shapes, states). Bad input from outside gets fail() with its own words instead.
-#define CHECK_THAT(condition, ...)                                                                      \
-  do {                                                                                                  \
-    if (!(condition))                                                                                   \
-      ::crossply::fail(::crossply::Exit::internal, __FILE__, ":", __LINE__, ": " #condition " is false: ", \
-                       __VA_ARGS__);                                                                    \
+#define CHECK_THAT(condition, ...)                                          \
+  do {                                                                      \
+    if (!(condition))                                                       \
+      ::crossply::fail(::crossply::Exit::internal, __FILE__, ":", __LINE__, \
+                       ": " #condition " is false: ", __VA_ARGS__);         \
   } while (0)

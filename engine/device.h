@@ -15,7 +15,7 @@ namespace crossply {
 // What a device keeps of work that it did before.
 struct Recording {
   int runs = 0;
-  int64_t scratch = 0;  // scratch_moves() of kernels/cuda.h
+  int64_t scratch = 0;  // scratch_moves() of kernels/cuda/cuda.h
   std::shared_ptr<void> graph;
 };
 
@@ -35,13 +35,6 @@ class Device {
   virtual void replay(Recording&, const std::function<void()>& work) { work(); }
   virtual void wait() {}  // until everything is done
 };
-
-// name: "cpu"; "cuda"; "reference" (the plain loops that define every op: slow, and exact in double); "emulator" (the
-// CUDA kernels, thread by thread on the CPU, in builds without CUDA). matmul: "fp32" or "bf16x3" (engine/stream.h).
-// Throws Exit::device for a device that this build or machine does not have.
-std::unique_ptr<Device> make_device(const std::string& name, const std::string& matmul = "fp32");
-Backend backend_of(const std::string& device);  // without making it
-std::unique_ptr<Device> make_cuda_device(const std::string& name);  // device_cuda.cpp
 
 // One contiguous, named block of device memory: parameters, gradients, moments, activations.
 class Arena {

@@ -37,10 +37,23 @@ inline const char* name_of(Dtype dtype) {
   return dtype == Dtype::f32 ? "f32" : dtype == Dtype::f64 ? "f64" : dtype == Dtype::i32 ? "i32" : "bf16";
 }
 
-template <class T> struct DtypeOf;
-template <> struct DtypeOf<float> { static constexpr Dtype value = Dtype::f32; };
-template <> struct DtypeOf<double> { static constexpr Dtype value = Dtype::f64; };
-template <> struct DtypeOf<int32_t> { static constexpr Dtype value = Dtype::i32; };
-template <> struct DtypeOf<bf16> { static constexpr Dtype value = Dtype::bf16; };
+template <class T>
+struct DtypeOf;
+template <>
+struct DtypeOf<float> {
+  static constexpr Dtype value = Dtype::f32;
+};
+template <>
+struct DtypeOf<double> {
+  static constexpr Dtype value = Dtype::f64;
+};
+template <>
+struct DtypeOf<int32_t> {
+  static constexpr Dtype value = Dtype::i32;
+};
+template <>
+struct DtypeOf<bf16> {
+  static constexpr Dtype value = Dtype::bf16;
+};
 
 }  // namespace crossply

@@ -123,8 +123,8 @@ void OutputFile::fail_write(int error) const {
   const uint64_t available = known ? disk.f_bavail * disk.f_frsize : 0;
   const uint64_t missing = expected_ > written_ ? expected_ - written_ : 0;
   fail(Exit::io, error == EDQUOT ? "disk quota exceeded" : "no space left on device", " while writing ", path_,
-       ": free ", missing > available ? missing - available : missing, " bytes or choose another directory (",
-       written_, " of ", expected_, " bytes fitted)");
+       ": free ", missing > available ? missing - available : missing, " bytes or choose another directory (", written_,
+       " of ", expected_, " bytes fitted)");
 }
 
 void OutputFile::write(const void* data, uint64_t bytes) {

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "engine/rng.h"
-#include "kernels/convert.h"
 
 namespace crossply {
 
@@ -101,10 +100,6 @@ void ParameterTable::allocate_narrow() {
   }
 }
 
-void ParameterTable::refresh_narrow() {
-  if (narrow_.data() != nullptr) convert(narrow(), values(), device_->stream());
-}
-
 void ParameterTable::initialise(uint64_t seed) {
   std::vector<double> host;
   for (const Parameter& row : rows_) {
@@ -161,8 +156,7 @@ std::string ParameterTable::report() const {
     if (long_name) out += kind.name + "\n";
     const std::string shape = kind.first->shape.str(), end = kind.last->shape.str(), rule = kind.first->init.rule;
     std::snprintf(line, sizeof line, "%-14s %5lld %-24s %-21s %5g %6g\n", long_name ? "" : kind.name.c_str(),
-                  static_cast<long long>(kind.count),
-                  (shape == end ? shape : shape + " to " + end).c_str(),
+                  static_cast<long long>(kind.count), (shape == end ? shape : shape + " to " + end).c_str(),
                   (rule + (rule == kind.last->init.rule ? "" : " ...")).c_str(), kind.first->lr_mul,
                   kind.first->wd_mul);
     out += line;

@@ -27,8 +27,8 @@ struct Parameter {
   std::string name;  // Hugging Face's name where there is one
   Shape shape;
   Init init;
-  double lr_mul = 1;  // times the base learning rate
-  double wd_mul = 1;  // times the weight decay; 0 for norms, embeddings, routers
+  double lr_mul = 1;   // times the base learning rate
+  double wd_mul = 1;   // times the weight decay; 0 for norms, embeddings, routers
   int64_t offset = 0;  // first element in the flat arrays; set by allocate(), as are value and grad
   Tensor value, grad;
   Tensor narrow;  // bf16 copy of the value, for the products of bf16 tapes; set by allocate_narrow()
@@ -43,14 +43,13 @@ class ParameterTable {
 
   std::deque<Parameter>& rows() { return rows_; }
   const std::deque<Parameter>& rows() const { return rows_; }
-  int64_t count() const;                          // number of parameters
+  int64_t count() const;      // number of parameters
   int64_t flat_size() const;  // elements of the flat arrays: rows start at multiples of 64
 
   // Flat, zero-filled arrays of the given dtype; gradients only when asked for.
   void allocate(Device& device, Dtype dtype, bool with_gradients);
-  // Also a bf16 copy of all values, which refresh_narrow() and the optimizer keep up to date.
+  // Also a bf16 copy of all values, which refresh_narrow() and the optimizer (kernels/optim/) keep up to date.
   void allocate_narrow();
-  void refresh_narrow();  // after the values were changed by anything but the optimizer; without a copy, nothing
   // Every row by its rule; the numbers depend on (seed, name, element) only.
   void initialise(uint64_t seed);
   void zero_gradients();

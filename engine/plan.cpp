@@ -112,10 +112,10 @@ std::string Tape::memory_report() const {
     if (placed(buffer) && first_of(buffer) <= when && when < end_of(buffer)) residents.push_back(&buffer);
   std::sort(residents.begin(), residents.end(), [](const Buffer* a, const Buffer* b) { return a->bytes > b->bytes; });
   const size_t node = when < n ? when : 2 * n - 1 - when;
-  std::string out = str("activations: ", format_bytes(static_cast<double>(arena_bytes_)), " planned, ",
-                        format_bytes(static_cast<double>(peak)), " alive at the peak\n  (",
-                        when < n ? "forward" : "backward", " of ", nodes_[node]->name, "), ",
-                        format_bytes(static_cast<double>(total)), " without reuse\n");
+  std::string out =
+      str("activations: ", format_bytes(static_cast<double>(arena_bytes_)), " planned, ",
+          format_bytes(static_cast<double>(peak)), " alive at the peak\n  (", when < n ? "forward" : "backward", " of ",
+          nodes_[node]->name, "), ", format_bytes(static_cast<double>(total)), " without reuse\n");
   char line[160];
   for (size_t i = 0; i < std::min<size_t>(residents.size(), 10); ++i) {
     std::snprintf(line, sizeof line, "  %-36s %12s\n", residents[i]->name.c_str(),

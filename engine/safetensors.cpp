@@ -21,10 +21,10 @@ const std::string metadata_key = "__metadata__";
 // 0 for a dtype that the format does not know.
 uint64_t bits_of(const std::string& dtype) {
   static const std::map<std::string, uint64_t> bits{
-      {"BOOL", 8},    {"U8", 8},          {"I8", 8},          {"F8_E5M2", 8},  {"F8_E4M3", 8},  {"F8_E8M0", 8},
-      {"I16", 16},    {"F8_E5M2FNUZ", 8}, {"F8_E4M3FNUZ", 8}, {"F4", 4},       {"F6_E2M3", 6},  {"F6_E3M2", 6},
-      {"U16", 16},    {"F16", 16},        {"BF16", 16},       {"I32", 32},     {"U32", 32},     {"F32", 32},
-      {"C64", 64},    {"F64", 64},        {"I64", 64},        {"U64", 64}};
+      {"BOOL", 8}, {"U8", 8},          {"I8", 8},          {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8},
+      {"I16", 16}, {"F8_E5M2FNUZ", 8}, {"F8_E4M3FNUZ", 8}, {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6},
+      {"U16", 16}, {"F16", 16},        {"BF16", 16},       {"I32", 32},    {"U32", 32},    {"F32", 32},
+      {"C64", 64}, {"F64", 64},        {"I64", 64},        {"U64", 64}};
   const auto found = bits.find(dtype);
   return found == bits.end() ? 0 : found->second;
 }
@@ -241,8 +241,8 @@ std::string header_of(std::vector<TensorInfo>* tensors, std::map<std::string, st
     uint64_t bytes = 0;
     CHECK_THAT(bytes_of(tensor, &bytes), "tensor ", tensor.str(), " has no size in bytes");
     tensor.begin = end, tensor.end = end += bytes;
-    header += str(",", json_string(tensor.name), ":{\"dtype\":", json_string(tensor.dtype), ",\"shape\":",
-                  list(tensor.shape), ",\"data_offsets\":[", tensor.begin, ",", tensor.end, "]}");
+    header += str(",", json_string(tensor.name), ":{\"dtype\":", json_string(tensor.dtype),
+                  ",\"shape\":", list(tensor.shape), ",\"data_offsets\":[", tensor.begin, ",", tensor.end, "]}");
   }
   header += "}";
   header.append((8 - header.size() % 8) % 8, ' ');

@@ -19,7 +19,7 @@ struct TensorInfo {
   std::vector<int64_t> shape;
   uint64_t begin = 0, end = 0;  // byte range, counted from the first byte after the header
 
-  int64_t numel() const;  // 1 for rank 0
+  int64_t numel() const;    // 1 for rank 0
   std::string str() const;  // "a.weight" F32 [2, 3]
 };
 

@@ -13,6 +13,14 @@ enum class Backend {
 // units, which keeps about 16 of 24 bits. Without such units the second is the first.
 enum class Products { f32, bf16x3 };
 
+// Marks what only GPU code, or its emulator, defines. A program without either is linked without it, and never gets a
+// Stream that leads there: make_device (kernels/devices.h) refuses.
+#if CROSSPLY_CUDA || !defined(__ELF__)
+#define CUDA_TWIN
+#else
+#define CUDA_TWIN [[gnu::weak]]
+#endif
+
 struct Stream {
   Backend backend = Backend::cpu;
   Products products = Products::f32;

@@ -249,8 +249,8 @@ void Tape::allocate(Device& device, const Tensor* gradients) {
       if (value.grad == nullptr) continue;
       value.grad->tensor = row.grad;
       if (gradients != nullptr)
-        value.grad->tensor.data = static_cast<std::byte*>(gradients->data) +
-                                  static_cast<size_t>(row.offset) * size_of(gradients->dtype);
+        value.grad->tensor.data =
+            static_cast<std::byte*>(gradients->data) + static_cast<size_t>(row.offset) * size_of(gradients->dtype);
     } else if (value.buffer != nullptr) {
       const Buffer& buffer = *value.buffer;
       const size_t base = buffer.inside != nullptr ? buffer.inside->offset : 0;

@@ -19,9 +19,9 @@ namespace crossply {
 
 // What changes from replay to replay; kernels get it when they run, never when they are recorded.
 struct Step {
-  bool training = false;    // false: forward only (evaluation, generation); the loss head then leaves gradients alone
-  double grad_scale = 1;    // gradients are those of this times the sum of the losses
-  int64_t position = 0;     // generation: tokens already in the key/value cache
+  bool training = false;  // false: forward only (evaluation, generation); the loss head then leaves gradients alone
+  double grad_scale = 1;  // gradients are those of this times the sum of the losses
+  int64_t position = 0;   // generation: tokens already in the key/value cache
   bool operator==(const Step&) const = default;
 };
 
@@ -32,13 +32,13 @@ struct Value;
 struct Buffer {
   std::string name;
   size_t bytes = 0;
-  bool persistent = false;    // inputs, results, caches, constants: alive throughout
-  Buffer* inside = nullptr;   // part of a slab
-  bool sliced = false;        // a slab, which is written slice by slice
-  size_t offset = 0;          // in the arena; within `inside` if that is set
-  int first = -1, last = -1;  // ticks of the first and last use; -1: never used
-  std::vector<Value*> values;     // who lives here
-  const Node* keeper = nullptr;   // a node whose backward reads it
+  bool persistent = false;       // inputs, results, caches, constants: alive throughout
+  Buffer* inside = nullptr;      // part of a slab
+  bool sliced = false;           // a slab, which is written slice by slice
+  size_t offset = 0;             // in the arena; within `inside` if that is set
+  int first = -1, last = -1;     // ticks of the first and last use; -1: never used
+  std::vector<Value*> values;    // who lives here
+  const Node* keeper = nullptr;  // a node whose backward reads it
 };
 
 // The type of what is not stored narrowly: statistics, coefficients, losses, parameters.
@@ -49,7 +49,7 @@ struct Value {
   std::string name;
   Shape shape;
   Dtype dtype = Dtype::f32;
-  Buffer* buffer = nullptr;        // null for parameters, which live in their table
+  Buffer* buffer = nullptr;  // null for parameters, which live in their table
   Parameter* parameter = nullptr;
   bool needs_grad = false;
   bool written = false;            // by a node
@@ -65,23 +65,23 @@ struct Node {
   std::vector<Value*> in;     // what the forward reads and the backward differentiates
   std::vector<Value*> reads;  // what the forward reads besides, without a gradient from this node
   std::vector<Value*> out;
-  std::vector<Value*> saved;  // written by the forward for the backward
-  std::vector<Value*> keep;   // forward values (or slabs) that the backward touches; of later nodes too
+  std::vector<Value*> saved;       // written by the forward for the backward
+  std::vector<Value*> keep;        // forward values (or slabs) that the backward touches; of later nodes too
   std::vector<Value*> keep_grads;  // values of later nodes whose gradients the backward reads
-  std::vector<Value*> adds_to;  // inputs to whose gradients the backward only adds: the tape zeroes them where needed
-  std::vector<char> acc;      // per input: does the backward add to its gradient? decided by differentiate()
-  bool in_place = false;      // out[0] takes in[0]'s memory, and their gradients share memory too
-  bool takes_input = false;   // in[0]'s memory is this node's from now on: its backward writes there
+  std::vector<Value*> adds_to;   // inputs to whose gradients the backward only adds: the tape zeroes them where needed
+  std::vector<char> acc;         // per input: does the backward add to its gradient? decided by differentiate()
+  bool in_place = false;         // out[0] takes in[0]'s memory, and their gradients share memory too
+  bool takes_input = false;      // in[0]'s memory is this node's from now on: its backward writes there
   bool grad_in_forward = false;  // the loss head writes its input's gradient in the training forward
   bool passes_grad = false;      // the gradient of every input is that of out[0]: the tape lets them share memory
                                  // where nobody would notice, and backward() leaves those alone
   bool grads_over_inputs = false;  // the backward may write an input's gradient over the input: the tape makes use of
                                    // it where nobody else needs the input
-  bool grad_optional = false;    // if nobody differentiates out[0], its gradient stays null instead of zero
-  bool is_sum = false;           // out[0] = in[0] + in[1]
-  bool can_add = false;          // the forward adds `addend` to its only output, unless that is null
-  Value* addend = nullptr;       // set by plan(): the sum that comes next is then done on the way,
-  bool done = false;             // and its own forward is left out
+  bool grad_optional = false;      // if nobody differentiates out[0], its gradient stays null instead of zero
+  bool is_sum = false;             // out[0] = in[0] + in[1]
+  bool can_add = false;            // the forward adds `addend` to its only output, unless that is null
+  Value* addend = nullptr;         // set by plan(): the sum that comes next is then done on the way,
+  bool done = false;               // and its own forward is left out
 
   virtual ~Node() = default;
   virtual const char* op() const = 0;
@@ -95,6 +95,7 @@ struct Node {
   const Tensor& output() const { return out[0]->tensor; }
   const Tensor& doutput() const { return out[0]->grad->tensor; }
   const Tensor& dinput(size_t i) const { return in[i]->grad->tensor; }
+  Grad gradient(size_t i) const { return {in[i]->grad->tensor, acc[i] != 0}; }
 };
 
 // A tensor whose slices are written by different layers: "all layers so far" is then one block of memory, not a copy.

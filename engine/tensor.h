@@ -55,6 +55,14 @@ struct Tensor {
   std::string str() const { return std::string(name_of(dtype)) + shape.str(); }
 };
 
+// Where a backward leaves a gradient, and whether it adds to what is there or replaces it.
+struct Grad : Tensor {
+  bool add = false;
+
+  Grad() = default;
+  Grad(const Tensor& tensor, bool adds) : Tensor(tensor), add(adds) {}
+};
+
 template <class T>
 T* data_or_null(const Tensor& tensor) {
   return tensor.data == nullptr ? nullptr : tensor.as<std::remove_const_t<T>>();

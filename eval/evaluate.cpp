@@ -9,13 +9,13 @@
 #include <numbers>
 #include <optional>
 
+#include "cli/format.h"
+#include "cli/program.h"
 #include "engine/printable.h"
 #include "eval/answers.h"
+#include "eval/batch_model.h"
 #include "eval/loaded_model.h"
 #include "models/json_file.h"
-#include "train/program.h"
-#include "train/progress.h"
-#include "train/replicas.h"
 
 using namespace crossply;
 
@@ -156,7 +156,7 @@ void print_split(const Choice& choice, bool complete) {
   std::printf("%s%s\n", what.empty() ? "" : ", ", printable(what).c_str());
 }
 
-void print_loss(const Source& source, const Replicas::Mean& mean, bool bytes, const Choice& choice, int64_t longest) {
+void print_loss(const Source& source, const BatchModel::Mean& mean, bool bytes, const Choice& choice, int64_t longest) {
   print_split(choice, mean.sequences == source.size() && choice.data.test_samples == 0);
   std::printf("sequences %s of %s tokens%s", format_count(mean.sequences).c_str(),
               format_count(source.seq_len()).c_str(), first_of(mean.sequences, source.size()).c_str());
@@ -197,9 +197,9 @@ Exit run(const Options& o) {
   const int64_t enough = std::max<int64_t>(1, std::min<int64_t>(16, 16384 / T));  // long sequences fill the cores alone
   const int64_t batch = o.batch > 0 ? o.batch : std::min(enough, std::min(samples, source.size()));
   check_batch(batch, 1, T);
-  Replicas replicas(*model.device, model.params, model.config,
-                    Batch{batch, T, model.params.dtype(), /*training=*/false});
-  const Replicas::Mean mean = replicas.mean_loss(source, samples);
+  BatchModel batches(*model.device, model.params, model.config,
+                   Batch{batch, T, model.params.dtype(), /*training=*/false});
+  const BatchModel::Mean mean = batches.mean_loss(source, samples);
   if (!std::isfinite(mean.loss)) fail(Exit::not_finite, "the loss is ", mean.loss);
   print_loss(source, mean, tokenizer.is_bytes() || dataset.tokenizer.is_bytes(), choice,
              model.config.max_position_embeddings);

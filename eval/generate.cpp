@@ -4,12 +4,12 @@
 #include <cstdio>
 #include <numeric>
 
+#include "cli/program.h"
 #include "data/tokenizer.h"
 #include "engine/printable.h"
 #include "engine/rng.h"
 #include "eval/decode.h"
 #include "eval/loaded_model.h"
-#include "train/program.h"
 
 using namespace crossply;
 
@@ -27,9 +27,8 @@ int32_t sample(const float* logits, int64_t V, const Options& o, Random& random)
   std::vector<int32_t> order(static_cast<size_t>(V));
   std::iota(order.begin(), order.end(), 0);
   const int64_t k = o.top_k > 0 ? std::min(o.top_k, V) : V;
-  std::partial_sort(order.begin(), order.begin() + k, order.end(), [&](int32_t a, int32_t b) {
-    return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
-  });
+  std::partial_sort(order.begin(), order.begin() + k, order.end(),
+                    [&](int32_t a, int32_t b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; });
   order.resize(static_cast<size_t>(k));
   std::vector<double> weight(order.size());
   for (size_t i = 0; i < order.size(); ++i)

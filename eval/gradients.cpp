@@ -8,12 +8,13 @@
 #include <fstream>
 #include <vector>
 
+#include "cli/program.h"
 #include "data/shards.h"
 #include "engine/numbers.h"
 #include "eval/loaded_model.h"
 #include "eval/loss.h"
+#include "kernels/optim/optimizer.h"
 #include "models/model_dir.h"
-#include "train/program.h"
 
 using namespace crossply;
 
@@ -79,7 +80,7 @@ Exit run(const Options& o) {
   const bool narrow = o.dtype == "bf16";
   if (narrow && model.params.dtype() != Dtype::f32) fail(Exit::usage, "--device ", o.device, " has no bf16");
   if (narrow) model.params.allocate_narrow();
-  model.params.refresh_narrow();
+  refresh_narrow(model.params);
   Tape tape(narrow ? Dtype::bf16 : model.params.dtype());
   const Graph graph = record_model(tape, model.params, model.config, o.batch, o.seq);
   tape.differentiate();

@@ -1,5 +1,6 @@
 #include "eval/loaded_model.h"
 
+#include "kernels/devices.h"
 #include "models/model_dir.h"
 
 namespace crossply {

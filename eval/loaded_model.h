@@ -4,8 +4,8 @@
 #include <memory>
 #include <string>
 
+#include "models/checkpoint.h"
 #include "models/model.h"
-#include "train/checkpoint.h"
 
 namespace crossply {
 

@@ -18,29 +18,86 @@ namespace {
 using nlohmann::json;
 
 // Keys that describe the file or the library that wrote it.
-const std::set<std::string> inert_keys = {
-    "architectures", "torch_dtype", "dtype", "transformers_version", "use_cache", "_name_or_path", "pretraining_tp",
-    "_attn_implementation", "_commit_hash", "return_dict", "output_attentions", "output_hidden_states",
-    "is_encoder_decoder", "id2label", "label2id", "auto_map", "tokenizer_class", "torchscript", "model_max_length"};
+const std::set<std::string> inert_keys = {"architectures",
+                                          "torch_dtype",
+                                          "dtype",
+                                          "transformers_version",
+                                          "use_cache",
+                                          "_name_or_path",
+                                          "pretraining_tp",
+                                          "_attn_implementation",
+                                          "_commit_hash",
+                                          "return_dict",
+                                          "output_attentions",
+                                          "output_hidden_states",
+                                          "is_encoder_decoder",
+                                          "id2label",
+                                          "label2id",
+                                          "auto_map",
+                                          "tokenizer_class",
+                                          "torchscript",
+                                          "model_max_length"};
 
 // Keys of generation, of training and of other models, which do not change the logits.
-const std::set<std::string> ignored_keys = {
-    "temperature", "top_k", "top_p", "typical_p", "min_p", "do_sample", "num_beams", "num_beam_groups",
-    "num_return_sequences", "max_length", "min_length", "max_new_tokens", "early_stopping", "length_penalty",
-    "diversity_penalty", "repetition_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids",
-    "forced_bos_token_id", "forced_eos_token_id", "begin_suppress_tokens", "suppress_tokens", "remove_invalid_values",
-    "exponential_decay_length_penalty", "output_scores", "return_dict_in_generate", "decoder_start_token_id",
-    "sep_token_id", "prefix", "problem_type", "finetuning_task", "task_specific_params", "num_labels",
-    "chunk_size_feed_forward", "tf_legacy_loss", "use_bfloat16", "is_decoder", "tie_encoder_decoder",
-    "cross_attention_hidden_size", "max_window_layers", "router_aux_loss_coef", "output_router_logits"};
+const std::set<std::string> ignored_keys = {"temperature",
+                                            "top_k",
+                                            "top_p",
+                                            "typical_p",
+                                            "min_p",
+                                            "do_sample",
+                                            "num_beams",
+                                            "num_beam_groups",
+                                            "num_return_sequences",
+                                            "max_length",
+                                            "min_length",
+                                            "max_new_tokens",
+                                            "early_stopping",
+                                            "length_penalty",
+                                            "diversity_penalty",
+                                            "repetition_penalty",
+                                            "no_repeat_ngram_size",
+                                            "encoder_no_repeat_ngram_size",
+                                            "bad_words_ids",
+                                            "forced_bos_token_id",
+                                            "forced_eos_token_id",
+                                            "begin_suppress_tokens",
+                                            "suppress_tokens",
+                                            "remove_invalid_values",
+                                            "exponential_decay_length_penalty",
+                                            "output_scores",
+                                            "return_dict_in_generate",
+                                            "decoder_start_token_id",
+                                            "sep_token_id",
+                                            "prefix",
+                                            "problem_type",
+                                            "finetuning_task",
+                                            "task_specific_params",
+                                            "num_labels",
+                                            "chunk_size_feed_forward",
+                                            "tf_legacy_loss",
+                                            "use_bfloat16",
+                                            "is_decoder",
+                                            "tie_encoder_decoder",
+                                            "cross_attention_hidden_size",
+                                            "max_window_layers",
+                                            "router_aux_loss_coef",
+                                            "output_router_logits"};
 
 // Keys that change the model wherever they have another value than this, or than null.
 const std::map<std::string, json>& neutral_values() {
-  static const std::map<std::string, json> values = {
-      {"hidden_act", "silu"}, {"hidden_activation", "silu"}, {"attention_bias", false}, {"mlp_bias", false},
-      {"attention_dropout", 0.0}, {"partial_rotary_factor", 1.0}, {"use_sliding_window", false},
-      {"logit_softcapping", nullptr}, {"attn_logit_softcapping", nullptr}, {"final_logit_softcapping", nullptr},
-      {"quantization_config", nullptr}, {"pruned_heads", json::object()}, {"add_cross_attention", false}};
+  static const std::map<std::string, json> values = {{"hidden_act", "silu"},
+                                                     {"hidden_activation", "silu"},
+                                                     {"attention_bias", false},
+                                                     {"mlp_bias", false},
+                                                     {"attention_dropout", 0.0},
+                                                     {"partial_rotary_factor", 1.0},
+                                                     {"use_sliding_window", false},
+                                                     {"logit_softcapping", nullptr},
+                                                     {"attn_logit_softcapping", nullptr},
+                                                     {"final_logit_softcapping", nullptr},
+                                                     {"quantization_config", nullptr},
+                                                     {"pruned_heads", json::object()},
+                                                     {"add_cross_attention", false}};
   return values;
 }
 
@@ -69,9 +126,10 @@ void require_full_attention(const json& object, const std::string& where) {
 // Refuses what is not computed here. Returns the names of what is there and ignored.
 std::string check_keys(const json& object, const std::string& where) {
   static const std::set<std::string> used = {
-      "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-      "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps", "rope_theta", "rope_parameters",
-      "rope_scaling", "tie_word_embeddings", "initializer_range", "model_type", "crossply"};
+      "vocab_size",          "hidden_size",         "intermediate_size", "num_hidden_layers",
+      "num_attention_heads", "num_key_value_heads", "head_dim",          "max_position_embeddings",
+      "rms_norm_eps",        "rope_theta",          "rope_parameters",   "rope_scaling",
+      "tie_word_embeddings", "initializer_range",   "model_type",        "crossply"};
   std::string ignored;
   for (const auto& [key, value] : object.items()) {
     const auto neutral = neutral_values().find(key);
@@ -322,29 +380,30 @@ json to_json(const Config& config) {
   const bool qwen3 = config.arch == "llama" && config.qk_norm && config.qk_norm_eps == config.rms_norm_eps;
   const bool plain = config.arch == "llama" && (qwen3 || !config.qk_norm);
   const char* name = qwen3 ? "Qwen3ForCausalLM" : plain ? "LlamaForCausalLM" : "CrossplyForCausalLM";
-  json object = {
-      {"architectures", json::array({name})},
-      {"model_type", qwen3 ? "qwen3" : plain ? "llama" : "crossply_" + config.arch},
-      {"vocab_size", config.vocab_size},
-      {"hidden_size", config.hidden_size},
-      {"intermediate_size", config.intermediate_size},
-      {"num_hidden_layers", config.num_hidden_layers},
-      {"num_attention_heads", config.num_attention_heads},
-      {"num_key_value_heads", config.num_key_value_heads},
-      {"head_dim", config.head_dim},
-      {"max_position_embeddings", config.max_position_embeddings},
-      {"rms_norm_eps", config.rms_norm_eps},
-      {"rope_theta", config.rope_theta},
-      {"rope_parameters", rope_json(config)},
-      {"tie_word_embeddings", config.tie_word_embeddings},
-      {"initializer_range", config.initializer_range},
-      {"hidden_act", "silu"},
-      {"attention_bias", false},
-      {"mlp_bias", false},
-      {"attention_dropout", 0.0},
-      {"torch_dtype", "float32"},
-      {"dtype", "float32"},
-      {"use_cache", true}};
+  json object = {{"architectures", json::array({name})},
+                 {"model_type", qwen3   ? "qwen3"
+                                : plain ? "llama"
+                                        : "crossply_" + config.arch},
+                 {"vocab_size", config.vocab_size},
+                 {"hidden_size", config.hidden_size},
+                 {"intermediate_size", config.intermediate_size},
+                 {"num_hidden_layers", config.num_hidden_layers},
+                 {"num_attention_heads", config.num_attention_heads},
+                 {"num_key_value_heads", config.num_key_value_heads},
+                 {"head_dim", config.head_dim},
+                 {"max_position_embeddings", config.max_position_embeddings},
+                 {"rms_norm_eps", config.rms_norm_eps},
+                 {"rope_theta", config.rope_theta},
+                 {"rope_parameters", rope_json(config)},
+                 {"tie_word_embeddings", config.tie_word_embeddings},
+                 {"initializer_range", config.initializer_range},
+                 {"hidden_act", "silu"},
+                 {"attention_bias", false},
+                 {"mlp_bias", false},
+                 {"attention_dropout", 0.0},
+                 {"torch_dtype", "float32"},
+                 {"dtype", "float32"},
+                 {"use_cache", true}};
   if (config.rope_scaling) object["rope_scaling"] = rope_json(config);  // the name that older readers know
   if (qwen3) object["use_sliding_window"] = false;
   for (const auto& [key, value] : config.token_ids) object[key] = json::parse(value);

@@ -21,23 +21,23 @@ struct RopeScaling {
 
 struct Config {
   std::string arch = "llama";
-  int64_t vocab_size = 0;               // V
-  int64_t hidden_size = 0;              // C
-  int64_t intermediate_size = 0;        // F
-  int64_t num_hidden_layers = 0;        // L
-  int64_t num_attention_heads = 0;      // H
-  int64_t num_key_value_heads = 0;      // K; 0: H
-  int64_t head_dim = 0;                 // D; 0: C / H
+  int64_t vocab_size = 0;           // V
+  int64_t hidden_size = 0;          // C
+  int64_t intermediate_size = 0;    // F
+  int64_t num_hidden_layers = 0;    // L
+  int64_t num_attention_heads = 0;  // H
+  int64_t num_key_value_heads = 0;  // K; 0: H
+  int64_t head_dim = 0;             // D; 0: C / H
   int64_t max_position_embeddings = 2048;
   double rms_norm_eps = 1e-6;
   double rope_theta = 10000;
   std::optional<RopeScaling> rope_scaling;
   bool tie_word_embeddings = false;
   double initializer_range = 0.02;
-  bool qk_norm = false;                 // RMSNorm over the head width on q and k, before RoPE, as in Qwen3
+  bool qk_norm = false;  // RMSNorm over the head width on q and k, before RoPE, as in Qwen3
   double qk_norm_eps = 1e-5;
   std::map<std::string, std::string> token_ids;  // bos_token_id and the like, as JSON: kept for other readers
-  std::map<std::string, std::string> options;  // the connection's own keys, as text; complete after check()
+  std::map<std::string, std::string> options;    // the connection's own keys, as text; complete after check()
 
   // One of the options, which check() has found to be of its kind.
   const std::string& text(const std::string& key) const { return options.at(key); }

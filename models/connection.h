@@ -6,8 +6,9 @@
 
 #include <string>
 
-#include "engine/depth_ops.h"
-#include "engine/ops.h"
+#include "kernels/attention/ops.h"
+#include "kernels/block/ops.h"
+#include "kernels/depth/ops.h"
 #include "models/config.h"
 
 namespace crossply {

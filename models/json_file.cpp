@@ -40,9 +40,8 @@ void read(const nlohmann::json& object, const char* key, int64_t& into, const st
 }
 
 void read(const nlohmann::json& object, const char* key, double& into, const std::string& where) {
-  read_value(object, key, into, where, [](const auto& value) {
-    return value.is_number() && std::isfinite(value.template get<double>());
-  });
+  read_value(object, key, into, where,
+             [](const auto& value) { return value.is_number() && std::isfinite(value.template get<double>()); });
 }
 
 void read(const nlohmann::json& object, const char* key, std::string& into, const std::string& where) {

@@ -24,8 +24,7 @@ namespace {
 
 class Lime : public Connection {
  public:
-  explicit Lime(const Config& config)
-      : routing_(config.text("routing")), window_(config.integer("window")) {
+  explicit Lime(const Config& config) : routing_(config.text("routing")), window_(config.integer("window")) {
     const bool windowed = routing_ == "last" || routing_ == "first";
     if (windowed && window_ < 1) fail(Exit::usage, "lime: routing ", routing_, " needs a window of at least 1 layer");
   }

@@ -114,8 +114,8 @@ void save_tensors(const std::string& path, const ParameterTable& params, const s
   for (const FlatArray& array : arrays) {
     for (const Parameter& row : params.rows()) {
       const bool as_it_is = readable && array.flat.dtype == Dtype::f32;
-      const float* data = as_it_is ? array.flat.as<float>() + row.offset
-                                   : copies.emplace_back(params.read(row, array.flat)).data();
+      const float* data =
+          as_it_is ? array.flat.as<float>() + row.offset : copies.emplace_back(params.read(row, array.flat)).data();
       tensors.push_back({array.prefix + row.name, "F32", sizes(row.shape), data});
     }
   }

@@ -14,7 +14,7 @@ namespace crossply {
 // of that name already, the architecture's stands in front (--sla-heads).
 struct Option {
   std::string key;
-  std::string default_value;         // the default, as it would stand in JSON; a text without quotes
+  std::string default_value;  // the default, as it would stand in JSON; a text without quotes
   std::string help;
   std::vector<std::string> choices;  // of a text; empty for numbers, truth values and lists
 };

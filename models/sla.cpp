@@ -87,8 +87,7 @@ class Sla : public SkipAttention {
 
 class Ala : public SkipAttention {
  public:
-  explicit Ala(const Config& c)
-      : stride_(c.integer("stride")), L_(c.num_hidden_layers), self_(c.flag("include_self")) {
+  explicit Ala(const Config& c) : stride_(c.integer("stride")), L_(c.num_hidden_layers), self_(c.flag("include_self")) {
     if (stride_ < 1) fail(Exit::usage, "ala: stride ", stride_, " must be at least 1");
   }
 

@@ -9,7 +9,7 @@
 #include "engine/check.h"
 #include "engine/stream.h"
 #include "engine/tensor.h"
-#include "kernels/cuda.h"
+#include "kernels/cuda/cuda.h"
 
 namespace crossply::test {
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "data/source.h"
-#include "tests/files.h"
+#include "tests/temp_dir.h"
 
 namespace crossply::test {
 

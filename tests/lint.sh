@@ -4,6 +4,8 @@
 set -euo pipefail
 cd "${1:-$(dirname "$0")/..}"
 
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
 breaches=0
 breach() { breaches=$((breaches + 1)); echo "lint: $*"; }
 
@@ -25,36 +27,62 @@ list_files() {
 mapfile -t files < <(list_files | while IFS= read -r file; do if [ -f "$file" ]; then echo "$file"; fi; done)
 code() { printf '%s\n' "${files[@]}" | grep -E "^($1)/.*\.(h|cpp|cuh?)$" || true; }
 
-# Includes run one way: train, eval, tests -> models, data -> engine -> kernels. For each room, what it may include.
-declare -A may_include=(
-  [kernels]='kernels/.*|engine/(check|dtype|tensor|stream)\.h'
-  [engine]='(engine|kernels)/.*'
-  [data]='data/.*|engine/(check|rng|file|json|numbers|printable)\.h'
-  [models]='(models|engine)/.*'
-  [train]='(train|eval|models|data|engine|kernels)/.*'
-  [eval]='(train|eval|models|data|engine|kernels)/.*'
-  [tests]='(tests|train|eval|models|data|engine|kernels)/.*'
-)
-forbidden_includes() {
-  xargs -r grep -HnE '^ *# *include *"' <<<"$2" | grep -vE "\"($1)\"" | sed -E 's/^([^:]*:[0-9]+):.*"(.*)".*/\1: "\2"/'
+# Includes run one way. A room may look into itself and into the rooms that stand after the colon, and into nothing else;
+# no room stands after the colon of one above it, so there is no circle. Tests and dev/ may look everywhere.
+rooms='
+engine:
+kernels/cpu: engine
+kernels/cuda: engine
+kernels: engine kernels/cpu kernels/cuda
+kernels/block: engine kernels kernels/cpu kernels/cuda
+kernels/attention: engine kernels kernels/cpu kernels/cuda
+kernels/depth: engine kernels kernels/cpu kernels/cuda kernels/block
+kernels/depth/hyper: engine kernels kernels/cpu kernels/cuda kernels/depth
+kernels/optim: engine kernels kernels/cpu kernels/cuda
+cli: engine
+data: engine
+models: engine kernels/block kernels/attention kernels/depth
+eval: engine kernels kernels/block kernels/optim cli data models
+train: engine kernels kernels/block kernels/optim cli data models eval
+'
+# file:line: room -> room, for every include of the repository's own files.
+includes() {
+  code "$all_rooms|tests|dev" | xargs grep -HnE '^ *# *include *"' |
+    sed -E 's|^(([^:]*)/[^/:]*:[0-9]+):.*"([^"]*)/[^"/]*".*|\1: \2 -> \3|'
 }
-for room in "${!may_include[@]}"; do
-  report "$room/ may not include this" forbidden_includes "${may_include[$room]}" "$(code "$room")"
-done
+all_rooms='engine|cli|kernels|data|models|eval|train'
+declare -A may_include=()
+while IFS=: read -r room others; do
+  [ -z "$room" ] && continue
+  may_include[$room]=" $room$others "
+  for other in $others; do
+    [ -n "${may_include[$other]:-}" ] || breach "tests/lint.sh: $room may include $other, which does not stand above it"
+  done
+done <<<"$rooms"
+includes >"$work/includes"
+while read -r where from _ to; do
+  case $from in tests* | dev*) continue ;; esac
+  [[ ${may_include[$from]:-} == *" $to "* ]] || breach "$where $from may not include $to"
+done <"$work/includes"
+# Models see nodes, never a raw kernel; only .cu and the CUDA rooms see CUDA.
+raw_kernels() { code models | xargs grep -HnE '^ *# *include *"kernels/' | grep -v '/ops\.h"'; }
+report "models/ may include a kernel's ops.h only" raw_kernels
+raw_cuda() {
+  code "$all_rooms" | grep -vE '\.cuh?$|^kernels/cuda/' | xargs grep -HnE '^ *# *include *[<"](cuda|cublas|[^">]*\.cuh)'
+}
+report "only .cu, .cuh and kernels/cuda/ may include CUDA" raw_cuda
 
-# A kernel family is complete.
-for header in $(code kernels | grep '\.h$'); do
-  name=$(basename "$header" .h)
-  case $name in
-    cpu | cuda | vec | amx | gemm | gemm_bf16 | gemm_bf16_tile | gemm_split | attention_tile | attention_cpu | attention_amx | hyper_token) continue ;;
-  esac
-  for part in kernels/$name.cpp tests/test_$name.cpp; do
+# A kernel family is complete: X.h with X.cpp, X.cu and tests/test_X.cpp. X_y.h belongs to X, and ops.h to the room.
+for header in $(code kernels/block; code kernels/attention; code kernels/depth; code kernels/optim); do
+  name=$(basename "$header" .h) room=$(dirname "$header")
+  if [[ $header != *.h || $name == ops || ! -f $room/$name.cu ]]; then continue; fi
+  for part in "$room/$name.cpp" "tests/test_$name.cpp"; do
     [ -f "$part" ] || breach "$header: $part is missing"
   done
 done
 
 # Files that fit in a head.
-for file in $(code 'engine|kernels|models|data|train|eval|tests|dev'); do
+for file in $(code "$all_rooms|tests|dev"); do
   lines=$(wc -l <"$file")
   [ "$lines" -le 600 ] || breach "$file: $lines lines, more than 600"
 done
@@ -69,6 +97,22 @@ search_except_makefile() { search "$@" | grep -vE '^(.*/)?Makefile:'; }
 report "a path of one machine" search '(^|[^A-Za-z0-9_.)}*-])/(work|opt|home|root|Users)(/|["'"'"' ]|$)'
 report "trailing space" search '[ '$'\t'']$'
 report "a tab" search_except_makefile $'\t'
+
+# The rooms: lines of code, share of the whole, and how often each looks into which others.
+declare -A lines_of=()
+total=0
+while read -r lines file; do
+  [[ $file == total || $file != */* ]] && continue
+  room=${file%/*}
+  lines_of[$room]=$((${lines_of[$room]:-0} + lines)) total=$((total + lines))
+done < <(code "$all_rooms|tests|dev" | xargs wc -l)
+for room in $(printf '%s\n' "${!lines_of[@]}" | sort); do
+  share=$((100 * lines_of[$room] / total))
+  [ $share -lt 30 ] || breach "$room/ holds $share % of the code, more than 30"
+  looks=$(awk -v room="$room" '$2 == room && $4 != room {n[$4]++} END {for (o in n) print o " " n[o]}' "$work/includes" |
+    sort | paste -sd, | sed 's/,/, /g')
+  printf '%-20s %6d lines %3d %%  -> %s\n' "$room" "${lines_of[$room]}" "$share" "$looks"
+done
 
 [ $breaches = 0 ] || { echo "lint: $breaches breaches"; exit 1; }
 echo "lint: ${#files[@]} files keep the rules"

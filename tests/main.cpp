@@ -1,7 +1,7 @@
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
 
-#include "engine/spin.h"
+#include "cli/spin.h"
 
 int main(int argc, char** argv) {
   crossply::bound_spinning(argv);

@@ -1,4 +1,4 @@
-#include "kernels/adamw.h"
+#include "kernels/optim/adamw.h"
 
 #include "tests/backends.h"
 #include "tests/check.h"
@@ -119,8 +119,8 @@ TEST_CASE("adamw: a rate of zero moves the moments and not the parameter") {
     std::vector<float> p{1.f, 2.f}, m(2, 0.f), v(2, 0.f), g{0.5f, -4.f};
     run_on(backend, {view(p.data(), {2}), view(m.data(), {2}), view(v.data(), {2}), view(g.data(), {2})},
            [](auto& t, Stream stream) {
-             adamw_update(t[0], t[1], t[2], Tensor{}, t[3], {{0, 2, 0.0, 0.1}},
-                          AdamwScalars{0.9, 0.95, 1e-8, 1, 1.0}, stream);
+             adamw_update(t[0], t[1], t[2], Tensor{}, t[3], {{0, 2, 0.0, 0.1}}, AdamwScalars{0.9, 0.95, 1e-8, 1, 1.0},
+                          stream);
            });
     CHECK(p == std::vector<float>{1.f, 2.f});
     CHECK(m[1] < 0.f);

@@ -1,4 +1,4 @@
-#include "kernels/add.h"
+#include "kernels/block/add.h"
 
 #include "tests/backends.h"
 #include "tests/check.h"
@@ -77,8 +77,7 @@ TEST_CASE("add: in bf16 the sum is rounded once") {
       const auto a = random_vector<bf16>(n, 1), b = random_vector<bf16>(n, 2);
       auto sum = poisoned<bf16>(n), copy = poisoned<bf16>(n), in_place = a;
       std::vector<float> want;
-      for (size_t i = 0; i < a.size(); ++i)
-        want.push_back(bf16(static_cast<float>(a[i]) + static_cast<float>(b[i])));
+      for (size_t i = 0; i < a.size(); ++i) want.push_back(bf16(static_cast<float>(a[i]) + static_cast<float>(b[i])));
       run_on(backend,
              {view(sum.data(), {n}), view(copy.data(), {n}), view(in_place.data(), {n}), view(a.data(), {n}),
               view(b.data(), {n})},

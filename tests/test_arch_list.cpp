@@ -1,8 +1,8 @@
+#include "cli/format.h"
 #include "train/arch_list.h"
 
 #include "models/registry.h"
 #include "tests/check.h"
-#include "train/progress.h"
 
 using namespace crossply;
 

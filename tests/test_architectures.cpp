@@ -25,9 +25,8 @@ void copy(TinyModel& model, const std::string& to, const Parameter& from, TinyMo
 void lime_is_llama() {
   for (const int64_t K : {1, 2, 4})
     check_same_bits(Twin(tiny_with("lime", {}, K), [K](TinyModel& m) {
-      set(m, "lime_router", [K](const Parameter& row, int64_t i) {
-        return i % row.shape[1] - (row.shape[1] - K) == i / row.shape[1];
-      });
+      set(m, "lime_router",
+          [K](const Parameter& row, int64_t i) { return i % row.shape[1] - (row.shape[1] - K) == i / row.shape[1]; });
     }));
 }
 
@@ -42,10 +41,13 @@ const std::vector<std::string> v1_norms = {"input_layernorm.weight", "lime_layer
 void lime_static_is_llama() {
   for (const int64_t K : {1, 2, 4})
     for (const std::string top_p : {"0.25", "1"})
-      check_same(Twin(tiny_with("lime_static", {{"top_p", top_p}}, K), [](TinyModel& m) {
-        set(m, "lime_router", [](const Parameter& row, int64_t i) { return 200 * last_column(row, i); });
-        share_gains(m);
-      }), 1e-5, v1_norms);
+      check_same(Twin(tiny_with("lime_static", {{"top_p", top_p}}, K),
+                      [](TinyModel& m) {
+                        set(m, "lime_router",
+                            [](const Parameter& row, int64_t i) { return 200 * last_column(row, i); });
+                        share_gains(m);
+                      }),
+                 1e-5, v1_norms);
 }
 
 // The router is linear in the stream, so it needs something that every token has: here nothing writes to channel 0,
@@ -117,8 +119,12 @@ void vertical_is_llama() {
   }));
 }
 
-void sla_is_llama() { check_same_bits(Twin(tiny_with("sla", {{"distance", "4"}}), [](TinyModel&) {})); }
-void ala_is_llama() { check_same_bits(Twin(tiny_with("ala", {{"stride", "4"}}), [](TinyModel&) {})); }
+void sla_is_llama() {
+  check_same_bits(Twin(tiny_with("sla", {{"distance", "4"}}), [](TinyModel&) {}));
+}
+void ala_is_llama() {
+  check_same_bits(Twin(tiny_with("ala", {{"stride", "4"}}), [](TinyModel&) {}));
+}
 
 void resformer_is_llama() {
   check_same_bits(Twin(tiny_with("resformer", {}), [](TinyModel& m) {
@@ -133,8 +139,7 @@ void satformer_is_llama() {
 }
 
 void denseformer_is_llama() {
-  const std::vector<Options> all = {
-      {}, {{"dilation", "2"}}, {{"period", "3"}}, {{"dilation", "3"}, {"period", "2"}}};
+  const std::vector<Options> all = {{}, {{"dilation", "2"}}, {{"period", "3"}}, {{"dilation", "3"}, {"period", "2"}}};
   for (const Options& o : all)
     check_same_bits(Twin(tiny_with("denseformer", o), [](TinyModel& m) { set(m, "dwa_modules", last_column); }));
 }
@@ -165,12 +170,18 @@ void mudd_is_llama() {
 
 TEST_CASE("architectures: each contains the plain backbone, bit for bit where it computes the same products") {
   const std::map<std::string, void (*)()> identities = {
-      {"lime", lime_is_llama},           {"lime_static", lime_static_is_llama},
-      {"lime_dynamic", lime_dynamic_is_llama}, {"hyper", hyper_is_llama},
-      {"vertical", vertical_is_llama},   {"sla", sla_is_llama},
-      {"ala", ala_is_llama},             {"resformer", resformer_is_llama},
-      {"satformer", satformer_is_llama}, {"denseformer", denseformer_is_llama},
-      {"relay", relay_is_llama},         {"mudd", mudd_is_llama},
+      {"lime", lime_is_llama},
+      {"lime_static", lime_static_is_llama},
+      {"lime_dynamic", lime_dynamic_is_llama},
+      {"hyper", hyper_is_llama},
+      {"vertical", vertical_is_llama},
+      {"sla", sla_is_llama},
+      {"ala", ala_is_llama},
+      {"resformer", resformer_is_llama},
+      {"satformer", satformer_is_llama},
+      {"denseformer", denseformer_is_llama},
+      {"relay", relay_is_llama},
+      {"mudd", mudd_is_llama},
   };
   for (const Architecture& architecture : architectures()) {
     CAPTURE(architecture.name);
@@ -228,23 +239,40 @@ struct Rule {
 };
 const std::vector<Rule>& golden_rules() {
   static const std::vector<Rule> rules = {
-      {"embed_tokens.weight", {1, M}, true},       {"model.norm.weight", {2, G}, true},
-      {"q_proj.weight", {3, M}, false},            {"k_proj.weight", {4, M}, false},
-      {"v_proj.weight", {5, M}, false},            {"o_proj.weight", {6, M}, false},
-      {"gate_proj.weight", {7, M}, false},         {"up_proj.weight", {8, M}, false},
-      {"down_proj.weight", {9, M}, false},         {"input_layernorm.weight", {10, G}, true},
-      {"post_attention_layernorm.weight", {11, G}, true}, {"q_norm.weight", {12, G}, true},
-      {"k_norm.weight", {13, G}, true},            {"alpha_proj.weight", {14, M}, false},
-      {"input_layernorm_q.weight", {19, G}, true}, {"input_layernorm_k.weight", {20, G}, true},
-      {"input_layernorm_v.weight", {21, G}, true}, {"w1.weight", {22, M}, false},
-      {"w2.weight", {23, M}, false},               {"static_weight", {24, M}, true},
-      {"attn_hc.static_beta", {27, M}, true},      {"attn_hc.static_alpha", {28, M}, true},
-      {"attn_hc.dynamic_alpha_proj", {30, M}, true}, {"attn_hc.dynamic_beta_scale", {31, M}, true},
-      {"attn_hc.dynamic_alpha_scale", {32, M}, true}, {"attn_hc.norm.weight", {33, G}, true},
-      {"attn_hc.norm.bias", {34, M}, true},        {"mlp_hc.static_beta", {35, M}, true},
-      {"mlp_hc.static_alpha", {36, M}, true},      {"mlp_hc.dynamic_alpha_proj", {38, M}, true},
-      {"mlp_hc.dynamic_beta_scale", {39, M}, true}, {"mlp_hc.dynamic_alpha_scale", {40, M}, true},
-      {"mlp_hc.norm.weight", {41, G}, true},       {"mlp_hc.norm.bias", {42, M}, true},
+      {"embed_tokens.weight", {1, M}, true},
+      {"model.norm.weight", {2, G}, true},
+      {"q_proj.weight", {3, M}, false},
+      {"k_proj.weight", {4, M}, false},
+      {"v_proj.weight", {5, M}, false},
+      {"o_proj.weight", {6, M}, false},
+      {"gate_proj.weight", {7, M}, false},
+      {"up_proj.weight", {8, M}, false},
+      {"down_proj.weight", {9, M}, false},
+      {"input_layernorm.weight", {10, G}, true},
+      {"post_attention_layernorm.weight", {11, G}, true},
+      {"q_norm.weight", {12, G}, true},
+      {"k_norm.weight", {13, G}, true},
+      {"alpha_proj.weight", {14, M}, false},
+      {"input_layernorm_q.weight", {19, G}, true},
+      {"input_layernorm_k.weight", {20, G}, true},
+      {"input_layernorm_v.weight", {21, G}, true},
+      {"w1.weight", {22, M}, false},
+      {"w2.weight", {23, M}, false},
+      {"static_weight", {24, M}, true},
+      {"attn_hc.static_beta", {27, M}, true},
+      {"attn_hc.static_alpha", {28, M}, true},
+      {"attn_hc.dynamic_alpha_proj", {30, M}, true},
+      {"attn_hc.dynamic_beta_scale", {31, M}, true},
+      {"attn_hc.dynamic_alpha_scale", {32, M}, true},
+      {"attn_hc.norm.weight", {33, G}, true},
+      {"attn_hc.norm.bias", {34, M}, true},
+      {"mlp_hc.static_beta", {35, M}, true},
+      {"mlp_hc.static_alpha", {36, M}, true},
+      {"mlp_hc.dynamic_alpha_proj", {38, M}, true},
+      {"mlp_hc.dynamic_beta_scale", {39, M}, true},
+      {"mlp_hc.dynamic_alpha_scale", {40, M}, true},
+      {"mlp_hc.norm.weight", {41, G}, true},
+      {"mlp_hc.norm.bias", {42, M}, true},
   };
   return rules;
 }
@@ -274,7 +302,7 @@ struct Golden {
   Options options;
   double loss, norm;
   std::vector<std::tuple<std::string, int64_t, double>> gradients;  // parameter, element as stored, value
-  double eps = 1e-6;  // rms_norm_eps
+  double eps = 1e-6;                                                // rms_norm_eps
 };
 
 }  // namespace
@@ -282,37 +310,76 @@ struct Golden {
 TEST_CASE("architectures: the specification's golden losses and gradients, in double") {
   const std::string l = "model.layers.", emb = "model.embed_tokens.weight";
   const std::vector<Golden> all = {
-      {"llama", {}, 2.4329042095, 17.61264579,
-       {{emb, 24, -1.00880811}, {l + "0.self_attn.v_proj.weight", 0, -0.645432875},
-        {l + "3.mlp.down_proj.weight", 3 * 6 + 2, -0.128825324}, {l + "1.self_attn.q_norm.weight", 1, 0.0446031825}}},
-      {"satformer", {}, 2.3538606023, 19.05012873,
-       {{emb, 24, -1.34790532}, {l + "0.self_attn.v_proj.weight", 0, -0.989452172},
+      {"llama",
+       {},
+       2.4329042095,
+       17.61264579,
+       {{emb, 24, -1.00880811},
+        {l + "0.self_attn.v_proj.weight", 0, -0.645432875},
+        {l + "3.mlp.down_proj.weight", 3 * 6 + 2, -0.128825324},
+        {l + "1.self_attn.q_norm.weight", 1, 0.0446031825}}},
+      {"satformer",
+       {},
+       2.3538606023,
+       19.05012873,
+       {{emb, 24, -1.34790532},
+        {l + "0.self_attn.v_proj.weight", 0, -0.989452172},
         {l + "1.self_attn.value_residual_mixing.alpha_proj.weight", 0, -0.272334489},
         {l + "3.self_attn.value_residual_mixing.alpha_proj.weight", 8 + 5, 1.42658058}}},
-      {"satformer", {{"gate", "softmax"}}, 2.6166121013, 17.76708929,
-       {{emb, 24, -1.99753559}, {l + "0.self_attn.v_proj.weight", 0, 0.441777278},
+      {"satformer",
+       {{"gate", "softmax"}},
+       2.6166121013,
+       17.76708929,
+       {{emb, 24, -1.99753559},
+        {l + "0.self_attn.v_proj.weight", 0, 0.441777278},
         {l + "1.self_attn.value_residual_mixing.alpha_proj.weight", 0, -0.00927837865},
         {l + "3.self_attn.value_residual_mixing.alpha_proj.weight", 8 + 5, -0.00427454930}}},
-      {"denseformer", {}, 2.0256778471, 4.66317073,
-       {{emb, 24, -0.843848637}, {"model.dwa_modules.alphas.1.weight", 0, -0.0275027484},
+      {"denseformer",
+       {},
+       2.0256778471,
+       4.66317073,
+       {{emb, 24, -0.843848637},
+        {"model.dwa_modules.alphas.1.weight", 0, -0.0275027484},
         {"model.dwa_modules.alphas.3.weight", 4, 0.216333601}}},
-      {"mudd", {{"norm", "none"}}, 3.2047637262, 167.87104236,
-       {{emb, 24, 39.2574009}, {l + "0.da.w1.weight", 0, -4.42988228}, {l + "1.da.w2.weight", 5 * 12 + 3, 0.0666578147},
+      {"mudd",
+       {{"norm", "none"}},
+       3.2047637262,
+       167.87104236,
+       {{emb, 24, 39.2574009},
+        {l + "0.da.w1.weight", 0, -4.42988228},
+        {l + "1.da.w2.weight", 5 * 12 + 3, 0.0666578147},
         {l + "2.da.static_weight", 2 * 4 + 1, -0.169929020}}},
-      {"hyper", {{"rate", "2"}, {"norm", "layernorm"}, {"prenorm", "rmsnorm"}}, 2.2149817565, 206.51247999,
-       {{emb, 24, -13.7038215}, {l + "0.attn_hc.static_alpha", 0, -0.000862170467},
+      {"hyper",
+       {{"rate", "2"}, {"norm", "layernorm"}, {"prenorm", "rmsnorm"}},
+       2.2149817565,
+       206.51247999,
+       {{emb, 24, -13.7038215},
+        {l + "0.attn_hc.static_alpha", 0, -0.000862170467},
         {l + "1.mlp_hc.dynamic_alpha_proj", 1, -0.433759789},
-        {l + "2.attn_hc.dynamic_beta_scale", 0, -0.830844147}, {l + "3.mlp_hc.norm.weight", 2, -0.0174313841}}},
+        {l + "2.attn_hc.dynamic_beta_scale", 0, -0.830844147},
+        {l + "3.mlp_hc.norm.weight", 2, -0.0174313841}}},
       // Of dev/reference: epsilons that are not the default, large enough to show wherever they belong.
-      {"mudd", {{"norm", "none"}}, 3.0682574977, 14.96059928,
-       {{emb, 24, -2.30013729}, {l + "0.da.w1.weight", 0, 0.506642417}}, 1e-3},
-      {"mudd", {{"norm", "prepost"}}, 2.9439760089, 14.11540485,
-       {{emb, 24, 1.47393647}, {l + "0.da.w1.weight", 0, -0.145792893},
-        {l + "1.da.pre_da_norms.2.weight", 3, 0.100809239}, {l + "2.da.post_da_norms.1.weight", 5, -0.014912549}},
+      {"mudd",
+       {{"norm", "none"}},
+       3.0682574977,
+       14.96059928,
+       {{emb, 24, -2.30013729}, {l + "0.da.w1.weight", 0, 0.506642417}},
        1e-3},
-      {"hyper", {{"rate", "2"}, {"norm", "rmsnorm"}, {"dynamic_norm_eps", "0.01"}, {"prenorm", "rmsnorm"}},
-       2.9611581489, 38.57592651,
-       {{emb, 24, -3.12911895}, {l + "1.mlp_hc.dynamic_alpha_proj", 1, 0.0303287449},
+      {"mudd",
+       {{"norm", "prepost"}},
+       2.9439760089,
+       14.11540485,
+       {{emb, 24, 1.47393647},
+        {l + "0.da.w1.weight", 0, -0.145792893},
+        {l + "1.da.pre_da_norms.2.weight", 3, 0.100809239},
+        {l + "2.da.post_da_norms.1.weight", 5, -0.014912549}},
+       1e-3},
+      {"hyper",
+       {{"rate", "2"}, {"norm", "rmsnorm"}, {"dynamic_norm_eps", "0.01"}, {"prenorm", "rmsnorm"}},
+       2.9611581489,
+       38.57592651,
+       {{emb, 24, -3.12911895},
+        {l + "1.mlp_hc.dynamic_alpha_proj", 1, 0.0303287449},
         {l + "3.mlp_hc.norm.weight", 2, -0.0180681273}}},
   };
   for (const Golden& golden : all) {
@@ -493,7 +560,8 @@ TEST_CASE("architectures: FLOPs a token beyond LLaMA's are the formulas of the t
       {"lime_static", [](const Sizes& s) { return 2 * s.K * s.C * s.streams(); }, {{"top_p", "0.5"}}},
       {"lime_dynamic", [](const Sizes& s) { return 4 * s.K * s.C * s.streams(); }},
       {"hyper", [](const Sizes& s) { return 2 * s.L * 4 * 4 * s.C * (4 + 2); }},
-      {"hyper", [](const Sizes& s) { return 2 * s.L * 4 * 3 * s.C * (3 + 2); },
+      {"hyper",
+       [](const Sizes& s) { return 2 * s.L * 4 * 3 * s.C * (3 + 2); },
        {{"rate", "3"}, {"norm", "rmsnorm"}, {"prenorm", "rmsnorm"}}},
       {"hyper", [](const Sizes& s) { return 2 * s.L * 2 * 4 * s.C * (4 + 2); }, {{"dynamic", "false"}}},
       {"vertical", [](const Sizes& s) { return s.C * s.L * (s.L + 1) + 2 * s.C * s.L - 2 * s.C; }},

@@ -34,10 +34,35 @@ int64_t operators(const std::vector<int32_t>& tokens) {
 using Histogram = std::map<int64_t, double>;
 const std::map<int, Histogram> published = {
     {4, {{30, 4322}, {32, 3156}, {34, 3370}, {36, 4989}, {38, 1919}, {40, 1695}, {42, 549}}},
-    {5, {{42, 2383}, {44, 1857}, {46, 1946}, {48, 3262}, {50, 3205}, {52, 2634}, {54, 1816}, {56, 1841}, {58, 556},
-         {60, 384}, {62, 116}}},
-    {6, {{56, 1406}, {58, 1035}, {60, 1161}, {62, 1917}, {64, 1982}, {66, 2707}, {68, 2077}, {70, 2125}, {72, 1721},
-         {74, 1622}, {76, 949}, {78, 616}, {80, 449}, {82, 118}, {84, 88}, {86, 27}}}};
+    {5,
+     {{42, 2383},
+      {44, 1857},
+      {46, 1946},
+      {48, 3262},
+      {50, 3205},
+      {52, 2634},
+      {54, 1816},
+      {56, 1841},
+      {58, 556},
+      {60, 384},
+      {62, 116}}},
+    {6,
+     {{56, 1406},
+      {58, 1035},
+      {60, 1161},
+      {62, 1917},
+      {64, 1982},
+      {66, 2707},
+      {68, 2077},
+      {70, 2125},
+      {72, 1721},
+      {74, 1622},
+      {76, 949},
+      {78, 616},
+      {80, 449},
+      {82, 118},
+      {84, 88},
+      {86, 27}}}};
 
 struct Moments {
   double n = 0, sum = 0, squares = 0;
@@ -86,8 +111,9 @@ TEST_CASE("arith: the evaluator knows brackets, precedence and division modulo 1
 }
 
 TEST_CASE("arith: what is no expression has no value, and no garbage is too much") {
-  for (const char* text : {"", "+", "3 +", "+ 3", "3 3", "( 3", "3 )", "( )", "3 ( 4 )", "( 3 ) 4", "3 + * 4", "3 = 3",
-                           "3 <eos>", "<pad>", "4 / 0", "4 / ( 3 - 3 )", "0 / 0", "( 4 / 0", "( 3 ) )", "3 + ( 4"})
+  for (const char* text :
+       {"",        "+",     "3 +",     "+ 3",   "3 3",   "( 3",           "3 )",   "( )",     "3 ( 4 )", "( 3 ) 4",
+        "3 + * 4", "3 = 3", "3 <eos>", "<pad>", "4 / 0", "4 / ( 3 - 3 )", "0 / 0", "( 4 / 0", "( 3 ) )", "3 + ( 4"})
     CHECK_MESSAGE(!value_of(text).has_value(), text);
   CHECK(!arith_evaluate(std::vector<int32_t>{-1}).has_value());
   CHECK(!arith_evaluate(std::vector<int32_t>{1 << 30}).has_value());
@@ -225,14 +251,14 @@ TEST_CASE("arith: the judge") {
     return std::string(v.answer ? "answer" : "wrong") + (v.steps ? "+steps" : "");
   };
   CHECK(verdict("3 + 9 - 0 = 3 + 9 = 1 <eos>") == "answer+steps");
-  CHECK(verdict("3 - 2 - 0 = 1 - 0 = 1 <eos>") == "answer+steps");              // another order
-  CHECK(verdict("3 + 9 - 0 = 3 + 9 = 1 <eos> = 4 <pad>") == "answer+steps");    // after eos nothing counts
-  CHECK(verdict("3 + 9 - 0 = 3 + 9 = 1") == "wrong");                           // no eos
+  CHECK(verdict("3 - 2 - 0 = 1 - 0 = 1 <eos>") == "answer+steps");            // another order
+  CHECK(verdict("3 + 9 - 0 = 3 + 9 = 1 <eos> = 4 <pad>") == "answer+steps");  // after eos nothing counts
+  CHECK(verdict("3 + 9 - 0 = 3 + 9 = 1") == "wrong");                         // no eos
   CHECK(verdict("3 + 9 - 0 = 3 + 9 = 2 <eos>") == "wrong");
-  CHECK(verdict("1 <eos>") == "answer");                                        // steps left out
+  CHECK(verdict("1 <eos>") == "answer");  // steps left out
   CHECK(verdict("3 + 9 = 1 <eos>") == "answer");
-  CHECK(verdict("3 + 9 - 0 = 3 + 9 = 3 + 9 = 1 <eos>") == "answer");            // a step twice
-  CHECK(verdict("3 + 9 - 0 = 3 + 8 = 1 <eos>") == "answer");                    // a wrong step
+  CHECK(verdict("3 + 9 - 0 = 3 + 9 = 3 + 9 = 1 <eos>") == "answer");  // a step twice
+  CHECK(verdict("3 + 9 - 0 = 3 + 8 = 1 <eos>") == "answer");          // a wrong step
   CHECK(verdict("3 + 9 - 0 = 3 + 9 = ( 1 <eos>") == "answer");
   CHECK(verdict("3 + 9 - 0 = 3 + 9 = 5 = 1 <eos>") == "answer");
   CHECK(verdict("3 + 9 - 0 3 + 9 = 1 <eos>") == "answer");

@@ -1,11 +1,11 @@
-#include "kernels/attention.h"
+#include "kernels/attention/attention.h"
 
 #include <omp.h>
 
 #include <array>
 #include <type_traits>
 
-#include "kernels/amx.h"
+#include "kernels/cpu/amx.h"
 #include "tests/backends.h"
 #include "tests/check.h"
 
@@ -47,9 +47,16 @@ struct Case {
   // The same numbers in double, as the reference reads them.
   template <class From>
   explicit Case(const Case<From>& from)
-      : z(from.z), q(convert<Real>(from.q)), k(convert<Real>(from.k)), v(convert<Real>(from.v)),
-        dout(convert<Real>(from.dout)), out(convert<Real>(from.out)), lse(convert<Stat>(from.lse)),
-        dq(convert<Real>(from.dq)), dk(convert<Real>(from.dk)), dv(convert<Real>(from.dv)) {}
+      : z(from.z),
+        q(convert<Real>(from.q)),
+        k(convert<Real>(from.k)),
+        v(convert<Real>(from.v)),
+        dout(convert<Real>(from.dout)),
+        out(convert<Real>(from.out)),
+        lse(convert<Stat>(from.lse)),
+        dq(convert<Real>(from.dq)),
+        dk(convert<Real>(from.dk)),
+        dv(convert<Real>(from.dv)) {}
 
   Tensor of_queries(const std::vector<Real>& x) const { return view(x.data(), {z.B, z.T, z.H, z.D}); }
   Tensor of_keys(const std::vector<Real>& x) const { return view(x.data(), {z.B, z.T, z.K, z.D}); }
@@ -157,13 +164,13 @@ void on_every_unit(F&& body) {
 }
 
 // Heads narrower than a vector, odd, wider than the widest tile; one tile and several, full and ragged; cut pairs.
-const std::vector<Size> sizes{{1, 2, 1, 1, 1},  {2, 5, 4, 4, 8},    {3, 43, 4, 4, 8},  {2, 64, 4, 2, 16},
-                              {1, 67, 6, 2, 13}, {1, 130, 2, 1, 64}, {9, 130, 1, 1, 24}, {2, 192, 4, 4, 8},
+const std::vector<Size> sizes{{1, 2, 1, 1, 1},    {2, 5, 4, 4, 8},    {3, 43, 4, 4, 8},   {2, 64, 4, 2, 16},
+                              {1, 67, 6, 2, 13},  {1, 130, 2, 1, 64}, {9, 130, 1, 1, 24}, {2, 192, 4, 4, 8},
                               {1, 200, 3, 3, 48}, {1, 67, 2, 1, 129}, {1, 33, 2, 2, 256}, {1, 300, 1, 1, 31},
-                              {4, 17, 6, 3, 80}, {2, 85, 4, 2, 8}, {1, 340, 2, 1, 7}, {1, 530, 1, 1, 8}};
+                              {4, 17, 6, 3, 80},  {2, 85, 4, 2, 8},   {1, 340, 2, 1, 7},  {1, 530, 1, 1, 8}};
 // For the emulator, which is slow: one block and several of 16 rows, tiles of 32 and stages of 64 columns likewise.
-const std::vector<Size> small_sizes{{1, 1, 1, 1, 1}, {2, 5, 4, 2, 8}, {1, 43, 3, 1, 13}, {2, 33, 2, 2, 66},
-                                    {1, 67, 2, 1, 129}};
+const std::vector<Size> small_sizes{
+    {1, 1, 1, 1, 1}, {2, 5, 4, 2, 8}, {1, 43, 3, 1, 13}, {2, 33, 2, 2, 66}, {1, 67, 2, 1, 129}};
 const std::vector<Size>& sizes_for(Backend backend) { return backend == Backend::cuda ? small_sizes : sizes; }
 
 }  // namespace
@@ -224,9 +231,9 @@ TEST_CASE("attention: narrow heads of every width, at the ends of vectors and bl
 }
 
 // Every width of tiles, whole and ragged, and one that is none; blocks of 128 or 64 queries and keys, parts of them.
-const std::vector<Size> small_sizes_bf16{{1, 1, 1, 1, 8},   {2, 17, 4, 2, 16}, {1, 140, 2, 1, 40}, {1, 150, 1, 1, 64},
-                                         {1, 43, 2, 1, 13}, {1, 65, 1, 1, 88}, {1, 131, 1, 1, 128}, {1, 70, 1, 1, 200},
-                                         {1, 33, 2, 1, 104}};
+const std::vector<Size> small_sizes_bf16{{1, 1, 1, 1, 8},     {2, 17, 4, 2, 16},  {1, 140, 2, 1, 40},
+                                         {1, 150, 1, 1, 64},  {1, 43, 2, 1, 13},  {1, 65, 1, 1, 88},
+                                         {1, 131, 1, 1, 128}, {1, 70, 1, 1, 200}, {1, 33, 2, 1, 104}};
 
 void check_bf16(const Size& z, Backend backend, bool acc) {
   CAPTURE(z.str());

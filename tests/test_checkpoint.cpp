@@ -1,4 +1,4 @@
-#include "train/checkpoint.h"
+#include "models/checkpoint.h"
 
 #include <fcntl.h>
 #include <sched.h>
@@ -21,8 +21,8 @@
 #include <functional>
 
 #include "engine/rng.h"
-#include "tests/files.h"
-#include "train/sha256.h"
+#include "models/sha256.h"
+#include "tests/temp_dir.h"
 
 using namespace crossply;
 using namespace crossply::test;

@@ -1,4 +1,4 @@
-#include "eval/comparison.h"
+#include "train/comparison.h"
 
 #include <cmath>
 #include <filesystem>
@@ -6,7 +6,7 @@
 #include <sstream>
 
 #include "models/json_file.h"
-#include "tests/files.h"
+#include "tests/temp_dir.h"
 
 using namespace crossply;
 using namespace crossply::test;
@@ -100,8 +100,9 @@ TEST_CASE("comparison: the notes say of how many samples, what guessing gets, an
   comparison.runs[1].result.answers = 0.5;  // 2 sqrt(0.5 * 0.5 / 256) = 0.0625
   for (const std::string& text : {results_table(comparison), results_markdown(comparison)}) {
     CHECK(has(text, "\ntest loss: over the first 512 of 1,000 test sequences.\n"));
-    CHECK(has(text, "\nanswers: to the first 256 of 1,000 test prompts; guessing gets 9.1 %;\n"
-                    "sampling error (two standard errors) up to 6.2 points.\n"));
+    CHECK(has(text,
+              "\nanswers: to the first 256 of 1,000 test prompts; guessing gets 9.1 %;\n"
+              "sampling error (two standard errors) up to 6.2 points.\n"));
     CHECK(has(text, "one seed"));
     for (const std::string& line : lines_of(results_table(comparison))) CHECK_MESSAGE(line.size() <= 80, line);
     CHECK(has(text, "one after the other"));

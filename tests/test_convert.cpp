@@ -1,4 +1,4 @@
-#include "kernels/convert.h"
+#include "kernels/optim/convert.h"
 
 #include <bit>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "kernels/cpu.h"
+#include "kernels/cpu/cpu.h"
 
 #include "tests/check.h"
 
@@ -47,9 +47,9 @@ TEST_CASE("cpu: exp_f32 is within 1.5 units in the last place over its range") {
 TEST_CASE("cpu: exp_f32 keeps NaN, and is positive and finite for everything else") {
   const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
   // Twice a vector's length, so that the vector loop sees every one of them.
-  const std::vector<float> y = exp_all({nan, -nan, inf, -inf, 1e30f, -1e30f, 89.f, -88.f, nan, -nan, inf, -inf, 1e30f,
-                                        -1e30f, 89.f, -88.f, nan, -nan, inf, -inf, 1e30f, -1e30f, 89.f, -88.f, nan,
-                                        -nan, inf, -inf, 1e30f, -1e30f, 89.f, -88.f});
+  const std::vector<float> y =
+      exp_all({nan, -nan, inf, -inf, 1e30f, -1e30f, 89.f, -88.f, nan, -nan, inf, -inf, 1e30f, -1e30f, 89.f, -88.f,
+               nan, -nan, inf, -inf, 1e30f, -1e30f, 89.f, -88.f, nan, -nan, inf, -inf, 1e30f, -1e30f, 89.f, -88.f});
   for (size_t i = 0; i < y.size(); ++i) {
     CAPTURE(i);
     if (i % 8 < 2) {

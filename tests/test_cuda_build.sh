@@ -36,7 +36,7 @@ declare -A budget=(
   [sums_kernel]=64
   [unmix_kernel]=128
   [vertical]=80
-  [way_mix_backward_kernel]=128
+  [multiway_mix_backward_kernel]=128
 )
 declare -A stack registers
 kernel=

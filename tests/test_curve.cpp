@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "tests/check.h"
-#include "tests/files.h"
+#include "tests/temp_dir.h"
 
 using namespace crossply;
 using namespace crossply::test;
@@ -238,7 +238,9 @@ TEST_CASE("curve: what XML forbids, and what is no UTF-8, is replaced") {
                                         "\xE0\x80\x80",      // overlong
                                         "\xF4\x90\x80\x80",  // beyond U+10FFFF
                                         "\xF8\x90\x80\x80",  // begins with no first byte
-                                        "\xFF", "\x80", "\xE2\x82"};
+                                        "\xFF",
+                                        "\x80",
+                                        "\xE2\x82"};
   for (const std::string& text : bad) {
     const std::string svg = svg_of({{"a" + text + "b", {1, 2}, {1, 2}}}, false, text);
     CHECK(svg.find(text + "b") == std::string::npos);
@@ -326,7 +328,7 @@ TEST_CASE("curve: of thirteen curves, one diverging and one short, every one can
   CHECK(heights.front() > 70);
   CHECK(heights.back() < 440);
   CHECK(count(svg, "stroke-dasharray=\"1 4\"") == 2);  // from the ends of those two to their names
-  CHECK(count(svg, "m-4-4l8 8m0-8l-8 8") == 1);         // the cross
+  CHECK(count(svg, "m-4-4l8 8m0-8l-8 8") == 1);        // the cross
   CHECK(count(svg, "clip-path=") == 1);
   // The one that diverges is cut off; the others keep more than half of the height.
   const auto points = points_of(svg, 13);

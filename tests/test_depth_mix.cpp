@@ -1,4 +1,4 @@
-#include "kernels/depth_mix.h"
+#include "kernels/depth/depth_mix.h"
 
 #include <cstring>
 
@@ -48,10 +48,10 @@ struct Depth {
   Size size;
   bool vertical;
   double eps_used = eps;
-  std::vector<std::vector<T>> sources, out, dout, dinp;            // [S] (N,C)
-  std::vector<std::vector<T>> before;                              // dinp before an acc
-  std::vector<std::vector<Wide<T>>> squares, weights, pbar;        // [S] (N), (N,m+1), (N)
-  std::vector<std::vector<Wide<T>>> scores, dscores;               // [S] (m+1): the trained scalars of either kind
+  std::vector<std::vector<T>> sources, out, dout, dinp;      // [S] (N,C)
+  std::vector<std::vector<T>> before;                        // dinp before an acc
+  std::vector<std::vector<Wide<T>>> squares, weights, pbar;  // [S] (N), (N,m+1), (N)
+  std::vector<std::vector<Wide<T>>> scores, dscores;         // [S] (m+1): the trained scalars of either kind
 
   Depth(const Size& s, bool is_vertical, double scale = 1.0) : size(s), vertical(is_vertical) {
     for (int64_t m = 0; m < s.S; ++m) {
@@ -105,8 +105,8 @@ struct Depth {
                [](auto& t, Stream there) { vertical_dot(t[0], t[1], t[2], there); });
       std::vector<Tensor> tensors{rows(dinp[s]), rows(sources[s]), flat(squares[s])};
       for (size_t m = s; m < sources.size(); ++m)
-        for (const Tensor& t : {rows(dout[m]), table(static_cast<int64_t>(m)), flat(pbar[m]), flat(scores[m]),
-                                flat(dscores[m])})
+        for (const Tensor& t :
+             {rows(dout[m]), table(static_cast<int64_t>(m)), flat(pbar[m]), flat(scores[m]), flat(dscores[m])})
           tensors.push_back(t);
       run_on(stream.backend, tensors, [&](auto& t, Stream there) {
         std::vector<DepthReader> readers;
@@ -150,8 +150,8 @@ void check_against_complex_step(Depth<double>& depth) {
   std::vector<std::vector<Complex>> sources, scores;
   for (const auto& s : depth.sources) sources.push_back(convert<Complex>(s));
   for (const auto& s : depth.scores) scores.push_back(convert<Complex>(s));
-  const auto want_dinp = complex_step(
-      joined(depth.sources), [&](auto& x) { return loss(depth, parts(x, depth.size.S), scores); });
+  const auto want_dinp =
+      complex_step(joined(depth.sources), [&](auto& x) { return loss(depth, parts(x, depth.size.S), scores); });
   std::vector<std::vector<double>> want_dscores;
   for (size_t m = 0; m < scores.size(); ++m) {
     want_dscores.push_back(complex_step(depth.scores[m], [&](auto& w) {
@@ -174,8 +174,8 @@ void check_against_complex_step(Depth<double>& depth) {
 const std::vector<Size>& sizes(Backend backend) {
   static const std::vector<Size> cpu{{1, 1, 1},   {2, 5, 3},     {3, 300, 16}, {4, 37, 33},  {12, 130, 64},
                                      {9, 17, 96}, {16, 10, 100}, {7, 9, 257},  {3, 3, 2100}, {129, 3, 20}};
-  static const std::vector<Size> gpu{{1, 1, 1},   {2, 5, 3},    {4, 19, 33}, {1, 40, 520},
-                                     {6, 3, 257}, {3, 3, 2100}, {5, 2, 96},  {2, 50, 264}, {1, 67, 257}};
+  static const std::vector<Size> gpu{{1, 1, 1},    {2, 5, 3},  {4, 19, 33},  {1, 40, 520}, {6, 3, 257},
+                                     {3, 3, 2100}, {5, 2, 96}, {2, 50, 264}, {1, 67, 257}};
   return backend == Backend::cuda ? gpu : cpu;
 }
 
@@ -272,9 +272,13 @@ TEST_CASE_TEMPLATE("depth_mix: more inputs than lanes, and as many as a GPU take
              vertical_backward(t[7], rows[0], square[0], vertical_readers, eps, false, stream);
              depth_mix_backward(t[8], rows[0], readers, false, stream);
            });
-    const std::vector<std::vector<float>> results{
-        convert<float>(out), convert<float>(plain), convert<float>(dinp), convert<float>(plain_dinp), weights, dscores,
-        dplain};
+    const std::vector<std::vector<float>> results{convert<float>(out),
+                                                  convert<float>(plain),
+                                                  convert<float>(dinp),
+                                                  convert<float>(plain_dinp),
+                                                  weights,
+                                                  dscores,
+                                                  dplain};
     if (first.empty()) first = results;
     for (size_t i = 0; i < results.size(); ++i) {
       CAPTURE(i);

@@ -1,4 +1,4 @@
-#include "kernels/embedding.h"
+#include "kernels/block/embedding.h"
 
 #include <algorithm>
 #include <numeric>

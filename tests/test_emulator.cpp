@@ -1,7 +1,7 @@
 // The emulator itself: that it computes as a GPU would, and that it catches what was planted.
 #if !CROSSPLY_CUDA
 
-#include "kernels/cuda.cuh"
+#include "kernels/cuda/cuda.cuh"
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -47,8 +47,7 @@ __global__ void divergent_kernel(bool half) {
 }
 __global__ void two_places_kernel() {
   if (threadIdx.x < 5) __syncthreads();
-  else
-    __syncthreads();
+  else __syncthreads();
 }
 __global__ void lane_kernel(int* out) {
   if (threadIdx.x < 16) out[threadIdx.x] = __shfl_xor_sync(0xFFFFu, static_cast<int>(threadIdx.x), 16);

@@ -1,5 +1,5 @@
 // What a user types: numbers are read strictly and once, misspelt flags are recognised, --help fits a terminal.
-#include "train/flags.h"
+#include "cli/flags.h"
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -58,8 +58,8 @@ TEST_CASE("numbers: decimal, whole, finite and within range, or nothing") {
   CHECK(parse_number("007.5") == 7.5);
   CHECK(parse_number("1e-310") == 1e-310);
   for (const char* zero : {"0", "-0.0", "0e7", "00.00e-999"}) CHECK(parse_number(zero) == 0.0);
-  for (const char* bad : {"", "nan", "inf", "-inf", "infinity", "1e400", "1e-400", "-0.1e-400", "1,5", "0x1p3", "1 ",
-                          " 1", "1e"}) {
+  for (const char* bad :
+       {"", "nan", "inf", "-inf", "infinity", "1e400", "1e-400", "-0.1e-400", "1,5", "0x1p3", "1 ", " 1", "1e"}) {
     CAPTURE(bad);
     CHECK(!parse_number(bad));
   }
@@ -75,9 +75,14 @@ TEST_CASE("flags: what was checked is what is used") {
   CHECK(o.lr == 1e-3);
   CHECK(o.config.tie_word_embeddings == false);
   CHECK(o.keep == 8);
-  for (const std::vector<std::string>& bad : std::vector<std::vector<std::string>>{
-           {"--norm-eps", "inf"}, {"--norm-eps", "nan"}, {"--rope-theta", "inf"}, {"--rope-theta", "1e400"},
-           {"--tie", "7"}, {"--steps", "0x10"}, {"--steps", "1e3"}, {"--lr-floor", "2"}}) {
+  for (const std::vector<std::string>& bad : std::vector<std::vector<std::string>>{{"--norm-eps", "inf"},
+                                                                                   {"--norm-eps", "nan"},
+                                                                                   {"--rope-theta", "inf"},
+                                                                                   {"--rope-theta", "1e400"},
+                                                                                   {"--tie", "7"},
+                                                                                   {"--steps", "0x10"},
+                                                                                   {"--steps", "1e3"},
+                                                                                   {"--lr-floor", "2"}}) {
     CAPTURE(bad[0] + " " + bad[1]);
     const std::string message = parse(o, bad);
     CHECK(has(message, bad[0] + ": '" + bad[1] + "' is n"));
@@ -119,7 +124,10 @@ TEST_CASE("flags: a connection's options are read by the same rules") {
 
 TEST_CASE("flags: numbers in JSON that a size or an epsilon cannot hold are refused") {
   using nlohmann::json;
-  const json plain = {{"vocab_size", 16}, {"hidden_size", 16}, {"intermediate_size", 16}, {"num_hidden_layers", 1},
+  const json plain = {{"vocab_size", 16},
+                      {"hidden_size", 16},
+                      {"intermediate_size", 16},
+                      {"num_hidden_layers", 1},
                       {"num_attention_heads", 2}};
   auto refused = [&](const char* key, const json& value) {
     json object = plain;
@@ -171,7 +179,7 @@ TEST_CASE("report: the data line counts tokens, sequences and epochs") {
   o.data.train_samples = 400, o.data.test_samples = 50;
   o.steps = 10, o.batch = 8, o.accumulate = 2;
   const Dataset data = open_dataset(o.data);
-  CHECK(describe_data(o, data) ==
-        str("data: ", 400 * data.train->seq_len() / 1000, ",000 training tokens in 400 sequences of ",
-            data.train->seq_len(), "; 10 steps x 16 sequences = 0.4 epochs; test set 50 sequences"));
+  CHECK(describe_data(o, data) == str("data: ", 400 * data.train->seq_len() / 1000,
+                                      ",000 training tokens in 400 sequences of ", data.train->seq_len(),
+                                      "; 10 steps x 16 sequences = 0.4 epochs; test set 50 sequences"));
 }

@@ -1,4 +1,4 @@
-#include "kernels/gate.h"
+#include "kernels/depth/gate.h"
 
 #include "tests/backends.h"
 #include "tests/check.h"
@@ -12,8 +12,8 @@ namespace {
 struct Size {
   int64_t rows, K;
 };
-const std::vector<Gate> gates{Gate::relu, Gate::sigmoid, Gate::softmax, Gate::softmax_sigmoid, Gate::tanh,
-                              Gate::identity};
+const std::vector<Gate> gates{Gate::relu, Gate::sigmoid, Gate::softmax, Gate::softmax_sigmoid,
+                              Gate::tanh, Gate::identity};
 const Stream reference{Backend::reference}, fast{Backend::cpu};
 
 // One lane a row to several columns a lane; several blocks, with both widths of access.
@@ -36,7 +36,7 @@ std::vector<T> backward(std::vector<T> dinp, const std::vector<Wide<T>>& dout, c
                         const Size& size, Gate gate, bool acc, Stream stream) {
   const Shape shape{1, size.rows, size.K};
   run_on(stream.backend, {view(dinp.data(), shape), view(dout.data(), shape), view(inp.data(), shape)},
-         [=](auto& t, Stream on) { gate_backward(t[0], t[1], t[2], gate, acc, on); });
+         [=](auto& t, Stream on) { gate_backward({t[0], acc}, t[1], t[2], gate, on); });
   return dinp;
 }
 
@@ -87,8 +87,8 @@ TEST_CASE("gate: golden values") {
     for (const Backend backend : fast_backends()) {
       const Stream stream{backend};
       const auto out32 = forward(convert<float>(inp), {1, 4}, golden.gate, stream);
-      const auto dinp32 = backward(poisoned<float>(4), convert<float>(dout), convert<float>(inp), {1, 4}, golden.gate,
-                                   false, stream);
+      const auto dinp32 =
+          backward(poisoned<float>(4), convert<float>(dout), convert<float>(inp), {1, 4}, golden.gate, false, stream);
       for (size_t j = 0; j < 4; ++j) {  // and for f32 its rounding
         CAPTURE(j);
         CHECK(std::abs(static_cast<double>(out32[j]) - golden.out[j]) <= 9e-7);
@@ -196,7 +196,7 @@ TEST_CASE("gate: wrong shapes are errors") {
   const std::vector<float> x(6);
   const Tensor six = view(x.data(), {2, 3}), five = view(x.data(), {5});
   CHECK_THROWS_AS(gate_forward(six, five, Gate::relu, fast), Error);
-  CHECK_THROWS_AS(gate_backward(six, five, six, Gate::relu, false, fast), Error);
+  CHECK_THROWS_AS(gate_backward({six, false}, five, six, Gate::relu, fast), Error);
 }
 
 // Out is f32 and computed from the same numbers: as close as before. dinp is rounded once.
@@ -219,7 +219,8 @@ TEST_CASE("gate: of bf16 the fast backends equal the reference") {
             const auto got = backward(dinp, dout, inp, size, gate, acc, Stream{backend});
             const auto want = backward(convert<double>(dinp), dout64, inp64, size, gate, acc, reference);
             const bool cancels = !acc && size.K == 1 && gate == Gate::softmax;  // the gradient of a constant
-            if (cancels) for (bf16 d : got) CHECK(std::abs(static_cast<float>(d)) < 1e-6f);
+            if (cancels)
+              for (bf16 d : got) CHECK(std::abs(static_cast<float>(d)) < 1e-6f);
             else check_close("dinp", got, want, 0x1p-8);
           }
         }

@@ -1,4 +1,4 @@
-#include "kernels/gelu.h"
+#include "kernels/block/gelu.h"
 
 #include "tests/backends.h"
 #include "tests/check.h"

@@ -1,6 +1,6 @@
-#include "kernels/gemm_bf16.h"
+#include "kernels/cpu/gemm_bf16.h"
 
-#include "kernels/amx.h"
+#include "kernels/cpu/amx.h"
 #include "tests/check.h"
 #include "tests/threads.h"
 
@@ -57,8 +57,7 @@ struct Case {
     std::vector<C> c = add ? before : poisoned<C>(size.M * size.N);
     if constexpr (std::is_same_v<T, bf16>)
       gemm_bf16(c.data(), {a.data(), a_row(), a_col()}, {b.data(), b_row(), b_col()}, size.M, size.N, size.K, add);
-    else
-      gemm_bf16x3(c.data(), {a.data(), a_row(), a_col()}, {b.data(), b_row(), b_col()}, size.M, size.N, size.K, add);
+    else gemm_bf16x3(c.data(), {a.data(), a_row(), a_col()}, {b.data(), b_row(), b_col()}, size.M, size.N, size.K, add);
     return c;
   }
   std::vector<double> exact() const {
@@ -108,11 +107,11 @@ void check_all(const Size& size, const Form& form, int64_t gap) {
 }
 
 const std::vector<Size> sizes{
-    {1, 1, 1},     {17, 1, 33},  {1, 33, 17},    {33, 17, 1},   {2, 3, 5},       {16, 16, 32},  {32, 32, 64},
-    {31, 65, 63},  {96, 64, 96}, {70, 40, 129},  {64, 1, 320},  {5, 400, 31},    {33, 47, 700},  // several depths
-    {40, 36, 4200}, {513, 3, 4097},                                              // sums kept while K passes
-    {35, 1060, 40}, {20, 400, 2050},                                              // several blocks of columns
-    {300, 330, 700}, {260, 254, 1500}, {140, 1100, 300},                          // larger than a cache, packed aside
+    {1, 1, 1},       {17, 1, 33},      {1, 33, 17},      {33, 17, 1},  {2, 3, 5},    {16, 16, 32},  {32, 32, 64},
+    {31, 65, 63},    {96, 64, 96},     {70, 40, 129},    {64, 1, 320}, {5, 400, 31}, {33, 47, 700},  // several depths
+    {40, 36, 4200},  {513, 3, 4097},                      // sums kept while K passes
+    {35, 1060, 40},  {20, 400, 2050},                     // several blocks of columns
+    {300, 330, 700}, {260, 254, 1500}, {140, 1100, 300},  // larger than a cache, packed aside
 };
 
 }  // namespace
@@ -145,8 +144,8 @@ TEST_CASE("gemm_bf16: a sum is rounded once, after c's old value was added") {
 
 TEST_CASE("gemm_bf16: the result does not depend on the thread count, nor on who calls") {
   on_every_unit([] {
-    for (const Size& size : std::vector<Size>{
-             {300, 400, 200}, {32, 33, 9000}, {1100, 70, 513}, {70, 1500, 70}, {200, 400, 1400}}) {
+    for (const Size& size :
+         std::vector<Size>{{300, 400, 200}, {32, 33, 9000}, {1100, 70, 513}, {70, 1500, 70}, {200, 400, 1400}}) {
       for (const Form& form : forms) {
         const Case<bf16> x(size, form);
         const Case<float> y(size, form);

@@ -1,4 +1,4 @@
-#include "kernels/head_mix.h"
+#include "kernels/depth/head_mix.h"
 
 #include "tests/backends.h"
 #include "tests/check.h"
@@ -49,16 +49,15 @@ Case<T> make(const HeadMixSize& z, uint64_t seed, double scale = 1) {
 }
 
 const std::vector<HeadMixSize> sizes = {
-    {1, 1, 1, 2, 3, true},   {5, 3, 2, 4, 7, true},     {5, 3, 2, 4, 7, false},   {130, 5, 3, 6, 65, true},
-    {67, 12, 5, 8, 80, false}, {200, 4, 4, 32, 128, true}, {70, 2, 6, 2, 17, false},
-    {1100, 2, 2, 4, 200, true},
+    {1, 1, 1, 2, 3, true},     {5, 3, 2, 4, 7, true},      {5, 3, 2, 4, 7, false},   {130, 5, 3, 6, 65, true},
+    {67, 12, 5, 8, 80, false}, {200, 4, 4, 32, 128, true}, {70, 2, 6, 2, 17, false}, {1100, 2, 2, 4, 200, true},
 };
 
 // For the GPU: several tiles and chunks of tokens, both widths, more than eight heads, several tokens to a block and
 // several steps through the columns.
 const std::vector<HeadMixSize> gpu_sizes = {
-    {1, 1, 1, 2, 3, true},    {5, 3, 2, 4, 7, false},   {70, 2, 2, 6, 65, true},   {9, 12, 2, 36, 80, false},
-    {3, 2, 9, 2, 264, true},  {4100, 1, 1, 2, 8, true}, {300, 3, 2, 2, 8, false},  {3, 3, 9, 2, 301, false},
+    {1, 1, 1, 2, 3, true},   {5, 3, 2, 4, 7, false},   {70, 2, 2, 6, 65, true},  {9, 12, 2, 36, 80, false},
+    {3, 2, 9, 2, 264, true}, {4100, 1, 1, 2, 8, true}, {300, 3, 2, 2, 8, false}, {3, 3, 9, 2, 301, false},
 };
 
 void forward(const Tensor& k, const Tensor& v, const HeadMix& m, Backend backend) {
@@ -134,8 +133,8 @@ void check_against_reference(const HeadMixSize& z, Backend backend) {
   const Shape shape{1, z.N, z.K, z.D};
   forward(view(k.data(), shape), view(v.data(), shape), m, backend);
   std::vector<double> want_k(static_cast<size_t>(out)), want_v(want_k);
-  head_mix_forward_ref(want_k.data(), want_v.data(), wide.u(), wide.part(1), wide.part(2), wide.part(3),
-                       wide.part(4), z);
+  head_mix_forward_ref(want_k.data(), want_v.data(), wide.u(), wide.part(1), wide.part(2), wide.part(3), wide.part(4),
+                       z);
   check_part<S>("k", k, want_k, true, backend);
   check_part<S>("v", v, want_v, true, backend);
 

@@ -1,4 +1,4 @@
-#include "kernels/hyper.h"
+#include "kernels/depth/hyper/hyper.h"
 
 #include "tests/backends.h"
 #include "tests/check.h"
@@ -76,31 +76,40 @@ template <class T, class P = T>
 struct Wrapper {
   Size s;
   Kind kind;
-  std::vector<T> streams, y, dnext, dout;          // given
+  std::vector<T> streams, y, dnext, dout;            // given
   std::vector<T> out, next, dstreams, dwritten, dy;  // computed
   std::vector<P> coef, stats, dcoef;
   Fields<P> w, d;
 
   Wrapper(const Size& size, const Kind& of_kind, double scale = 1)
-      : s(size), kind(of_kind), streams(random_vector<T>(s.streams(), 1, scale)), y(random_vector<T>(s.x(), 2)),
-        dnext(random_vector<T>(s.streams(), 3)), dout(random_vector<T>(s.x(), 4)), out(poisoned<T>(s.x())),
-        next(poisoned<T>(s.streams())), dstreams(poisoned<T>(s.streams())), dwritten(poisoned<T>(s.streams())),
-        dy(poisoned<T>(s.x())), coef(poisoned<P>(s.coef())), stats(poisoned<P>(s.stats() * kind.dynamic)),
-        dcoef(poisoned<P>(s.coef())), w(convert_fields<P>(random_fields(kind, s.E, s.C, 10))), d(w) {
+      : s(size),
+        kind(of_kind),
+        streams(random_vector<T>(s.streams(), 1, scale)),
+        y(random_vector<T>(s.x(), 2)),
+        dnext(random_vector<T>(s.streams(), 3)),
+        dout(random_vector<T>(s.x(), 4)),
+        out(poisoned<T>(s.x())),
+        next(poisoned<T>(s.streams())),
+        dstreams(poisoned<T>(s.streams())),
+        dwritten(poisoned<T>(s.streams())),
+        dy(poisoned<T>(s.x())),
+        coef(poisoned<P>(s.coef())),
+        stats(poisoned<P>(s.stats() * kind.dynamic)),
+        dcoef(poisoned<P>(s.coef())),
+        w(convert_fields<P>(random_fields(kind, s.E, s.C, 10))),
+        d(w) {
     for (auto& field : d) std::fill(field.begin(), field.end(), P(0));
   }
 
   Tensor streams_of(const std::vector<T>& v) const { return view(v.data(), {s.B, s.T, s.E, s.C}); }
   Tensor coef_of(const std::vector<P>& v) const { return view(v.data(), {s.B, s.T, s.E, s.E + 2}); }
   Tensor x_of(const std::vector<T>& v) const { return view(v.data(), {s.B, s.T, s.C}); }
-  Tensor stats_tensor() const {
-    return stats.empty() ? Tensor{} : view(stats.data(), {s.B, s.T, s.E, s.E + 4});
-  }
+  Tensor stats_tensor() const { return stats.empty() ? Tensor{} : view(stats.data(), {s.B, s.T, s.E, s.E + 4}); }
 
   void forward(Backend backend) {
     const HyperWeights weights = tensors(w, s.E, s.C);
-    run_on(backend, with({x_of(out), coef_of(coef), stats_tensor(), streams_of(streams), streams_of(next), x_of(y)},
-                         {weights}),
+    run_on(backend,
+           with({x_of(out), coef_of(coef), stats_tensor(), streams_of(streams), streams_of(next), x_of(y)}, {weights}),
            [&](auto& t, Stream stream) {
              hyper_read_forward(t[0], t[1], t[2], t[3], taken(t, 6), kind.norm, kind.eps, stream);
              hyper_write_forward(t[4], t[3], t[1], t[5], stream);
@@ -188,14 +197,13 @@ TEST_CASE_TEMPLATE("hyper: the fast backends equal the reference, set and added"
   // alone has variance 0 and an xh of 0.
   const double exact = 3e-6, rounding = std::is_same_v<S, bf16> ? 0x1p-8 : 0;
   for (const Kind& kind : kinds) {
-    const std::vector<Size> of_cpu{{1, 1, 1, 1},   {1, 3, 1, 33},  {2, 5, 2, 16},  {2, 100, 2, 129},
-                                   {1, 7, 3, 40},  {3, 100, 4, 67}, {1, 200, 4, 64}, {1, 5, 5, 21},
-                                   {1, 9, 6, 32},  {2, 65, 7, 18},  {1, 4, 8, 259}};
+    const std::vector<Size> of_cpu{{1, 1, 1, 1},  {1, 3, 1, 33},   {2, 5, 2, 16},   {2, 100, 2, 129},
+                                   {1, 7, 3, 40}, {3, 100, 4, 67}, {1, 200, 4, 64}, {1, 5, 5, 21},
+                                   {1, 9, 6, 32}, {2, 65, 7, 18},  {1, 4, 8, 259}};
     std::vector<Size> of_gpu{{1, 3, 3, 40}, {1, 5, 4, 24}};
     // Several blocks and turns of each, ragged; several passes; sums beyond 48 KiB, and beyond what is shared.
-    const std::vector<Size> larger{{1, 2, 2, 33}, {1, 3, 1, 72},  {1, 33, 4, 24},
-                                   {1, 2, 6, 32}, {1, 1, 7, 259}, {1, 1, 2, 4104},
-                                   {1, 9, 8, 32}, {1, 2, 4, 2048}};
+    const std::vector<Size> larger{{1, 2, 2, 33},  {1, 3, 1, 72},   {1, 33, 4, 24}, {1, 2, 6, 32},
+                                   {1, 1, 7, 259}, {1, 1, 2, 4104}, {1, 9, 8, 32},  {1, 2, 4, 2048}};
     if (kind.norm == HyperNorm::layernorm) of_gpu.insert(of_gpu.end(), larger.begin(), larger.end());
     std::vector<std::pair<Backend, Size>> sizes;
     for (const Size& s : of_cpu) sizes.emplace_back(Backend::cpu, s);

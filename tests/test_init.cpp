@@ -24,18 +24,37 @@ void start_from(const std::string& dir, TinyModel& model) {
   load_initial_weights(dir, source, model.config, model.params);
 }
 
-const std::vector<std::pair<std::string, Options>> able = {
-    {"lime", {}}, {"lime", {{"routing", "last"}, {"window", "2"}}}, {"lime", {{"routing", "first"}, {"window", "1"}}},
-    {"hyper", {{"rate", "1"}, {"prenorm", "rmsnorm"}}}, {"vertical", {}}, {"sla", {{"distance", "4"}}},
-    {"ala", {{"stride", "4"}}}, {"resformer", {}}, {"resformer", {{"variant", "learnable"}}}, {"satformer", {}},
-    {"satformer", {{"gate", "tanh"}}}, {"satformer", {{"gate", "identity"}}}, {"denseformer", {}},
-    {"denseformer", {{"dilation", "2"}, {"period", "3"}}}, {"mudd", {}}, {"mudd", {{"norm", "none"}}}, {"relay", {}}};
-const std::vector<std::pair<std::string, Options>> unable = {
-    {"lime", {{"routing", "average"}}}, {"lime_static", {}}, {"lime_dynamic", {}}, {"hyper", {}},
-    {"hyper", {{"rate", "2"}, {"prenorm", "rmsnorm"}}}, {"hyper", {{"rate", "1"}}}, {"vertical", {{"map", "unet"}}},
-    {"vertical", {{"residual", "false"}}}, {"sla", {}}, {"ala", {}}, {"resformer", {{"variant", "svformer"}}},
-    {"resformer", {{"variant", "identity"}}}, {"satformer", {{"gate", "sigmoid"}}},
-    {"mudd", {{"intermediate_sizes", "[6,6,6,6]"}}}};
+const std::vector<std::pair<std::string, Options>> able = {{"lime", {}},
+                                                           {"lime", {{"routing", "last"}, {"window", "2"}}},
+                                                           {"lime", {{"routing", "first"}, {"window", "1"}}},
+                                                           {"hyper", {{"rate", "1"}, {"prenorm", "rmsnorm"}}},
+                                                           {"vertical", {}},
+                                                           {"sla", {{"distance", "4"}}},
+                                                           {"ala", {{"stride", "4"}}},
+                                                           {"resformer", {}},
+                                                           {"resformer", {{"variant", "learnable"}}},
+                                                           {"satformer", {}},
+                                                           {"satformer", {{"gate", "tanh"}}},
+                                                           {"satformer", {{"gate", "identity"}}},
+                                                           {"denseformer", {}},
+                                                           {"denseformer", {{"dilation", "2"}, {"period", "3"}}},
+                                                           {"mudd", {}},
+                                                           {"mudd", {{"norm", "none"}}},
+                                                           {"relay", {}}};
+const std::vector<std::pair<std::string, Options>> unable = {{"lime", {{"routing", "average"}}},
+                                                             {"lime_static", {}},
+                                                             {"lime_dynamic", {}},
+                                                             {"hyper", {}},
+                                                             {"hyper", {{"rate", "2"}, {"prenorm", "rmsnorm"}}},
+                                                             {"hyper", {{"rate", "1"}}},
+                                                             {"vertical", {{"map", "unet"}}},
+                                                             {"vertical", {{"residual", "false"}}},
+                                                             {"sla", {}},
+                                                             {"ala", {}},
+                                                             {"resformer", {{"variant", "svformer"}}},
+                                                             {"resformer", {{"variant", "identity"}}},
+                                                             {"satformer", {{"gate", "sigmoid"}}},
+                                                             {"mudd", {{"intermediate_sizes", "[6,6,6,6]"}}}};
 
 }  // namespace
 

@@ -155,8 +155,10 @@ std::vector<Model> hyper_models() {
 }
 
 std::vector<Model> mudd_models() {
-  const std::vector<Rule> common = {{"input_layernorm_q", 1, 0, all(1)}, {"input_layernorm_k", 1, 0, all(1)},
-                                    {"input_layernorm_v", 1, 0, all(1)}, {"da.w2", 1, 1, all(0)}};
+  const std::vector<Rule> common = {{"input_layernorm_q", 1, 0, all(1)},
+                                    {"input_layernorm_k", 1, 0, all(1)},
+                                    {"input_layernorm_v", 1, 0, all(1)},
+                                    {"da.w2", 1, 1, all(0)}};
   auto with = [&](double w1, const std::vector<Rule>& more) {
     std::vector<Rule> rules = common;
     rules.push_back({"da.w1", 1, 1, normal(w1)});

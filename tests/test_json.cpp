@@ -2,12 +2,12 @@
 
 #include "data/tokenizer.h"
 #include "engine/safetensors.h"
+#include "models/checkpoint.h"
 #include "models/config.h"
 #include "models/json_file.h"
 #include "models/model_dir.h"
 #include "tests/data_check.h"
 #include "tests/tiny.h"
-#include "train/checkpoint.h"
 #include "train/metrics.h"
 
 using namespace crossply;
@@ -52,8 +52,12 @@ TEST_CASE("json: what is no JSON is bad data, with the place") {
 
 TEST_CASE("json: a name that is not UTF-8 is escaped, any other stays") {
   CHECK(utf8_or_escaped("plain \\ name") == "plain \\ name");
-  CHECK(utf8_or_escaped("donn\xc3\xa9" "es") == "donn\xc3\xa9" "es");
-  CHECK(utf8_or_escaped("donn\xe9" "es") == "donn\\xe9es");
+  CHECK(utf8_or_escaped("donn\xc3\xa9"
+                        "es") ==
+        "donn\xc3\xa9"
+        "es");
+  CHECK(utf8_or_escaped("donn\xe9"
+                        "es") == "donn\\xe9es");
   CHECK(utf8_or_escaped("\x1b") == "\x1b");  // JSON escapes it, and who reads it gets the name back
 }
 

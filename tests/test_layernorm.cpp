@@ -1,4 +1,4 @@
-#include "kernels/layernorm.h"
+#include "kernels/block/layernorm.h"
 
 #include "tests/backends.h"
 #include "tests/check.h"

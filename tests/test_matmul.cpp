@@ -1,8 +1,8 @@
-#include "kernels/matmul.h"
+#include "kernels/block/matmul.h"
 
 #include <omp.h>
 
-#include "kernels/amx.h"
+#include "kernels/cpu/amx.h"
 #include "tests/backends.h"
 #include "tests/check.h"
 #include "tests/threads.h"
@@ -24,9 +24,14 @@ struct Case {
   int64_t rows, C, O;
   std::vector<float> inp, weight, dout, dinp_before, dweight_before;
   explicit Case(const Size& size)
-      : rows(size.rows), C(size.C), O(size.O), inp(random_vector<float>(rows * C, 1)),
-        weight(random_vector<float>(O * C, 2)), dout(random_vector<float>(rows * O, 3)),
-        dinp_before(random_vector<float>(rows * C, 4)), dweight_before(random_vector<float>(O * C, 5)) {}
+      : rows(size.rows),
+        C(size.C),
+        O(size.O),
+        inp(random_vector<float>(rows * C, 1)),
+        weight(random_vector<float>(O * C, 2)),
+        dout(random_vector<float>(rows * O, 3)),
+        dinp_before(random_vector<float>(rows * C, 4)),
+        dweight_before(random_vector<float>(O * C, 5)) {}
 };
 
 struct Result {
@@ -103,12 +108,13 @@ TEST_CASE("matmul: reference backward is the derivative of the reference forward
 
 TEST_CASE("matmul: fast CPU equals the reference, set and added") {
   const std::vector<Size> sizes{
-      {0, 5, 4},      {1, 1, 1},      {1, 7, 21},     {2, 33, 5},     {3, 32, 32},    {5, 200, 67},   // a few rows
-      {16, 96, 130},  {17, 31, 33},   {29, 64, 32},   {63, 129, 7},                   // around tiles of 14 x 32
-      {700, 32, 21},  {4100, 32, 32}, {1500, 21, 96}, {9001, 7, 40},                  // long and thin: split sums
-      {64, 401, 300}, {130, 800, 64}, {70, 64, 801},  {300, 193, 161},
-      {50, 770, 390}, {600, 90, 1100},                                                // more than one block each way
-      {300, 400, 390}, {40, 513, 35}, {35, 257, 385}, {1000, 33, 190}, {700, 200, 40},  // deep, narrow, fetched ahead
+      {0, 5, 4},       {1, 1, 1},      {1, 7, 21},     {2, 33, 5},      {3, 32, 32},
+      {5, 200, 67},                                                    // a few rows
+      {16, 96, 130},   {17, 31, 33},   {29, 64, 32},   {63, 129, 7},   // around tiles of 14 x 32
+      {700, 32, 21},   {4100, 32, 32}, {1500, 21, 96}, {9001, 7, 40},  // long and thin: split sums
+      {64, 401, 300},  {130, 800, 64}, {70, 64, 801},  {300, 193, 161}, {50, 770, 390},
+      {600, 90, 1100},                                                                   // more than one block each way
+      {300, 400, 390}, {40, 513, 35},  {35, 257, 385}, {1000, 33, 190}, {700, 200, 40},  // deep, narrow, fetched ahead
   };
   for (const Size& size : sizes) {
     const Case a(size);

@@ -1,12 +1,12 @@
 // The tensor core instructions as the emulator has them: fragments laid out by hand against plain loops.
 #if !CROSSPLY_CUDA
 
-#include "kernels/mma.cuh"
+#include "kernels/cuda/mma.cuh"
 
 #include <numeric>
 #include <set>
 
-#include "kernels/attention_mma.cuh"
+#include "kernels/attention/attention_mma.cuh"
 #include "tests/backends.h"
 #include "tests/check.h"
 

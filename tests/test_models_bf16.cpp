@@ -27,7 +27,7 @@ void round_parameters(TinyModel& model) {
     for (double& x : host) x = static_cast<double>(static_cast<float>(bf16(static_cast<float>(x))));
     model.params.write(row, host.data());
   }
-  model.params.refresh_narrow();
+  refresh_narrow(model.params);
 }
 
 double plain_step(TinyModel& plain, const TinyModel& shadow) {
@@ -60,9 +60,7 @@ void use_sequences(TinyModel& model, uint64_t seed) {
 // nearly cancels is lost in bf16 either way.
 double sum_of_errors(TinyModel& got, TinyModel& exact) {
   double mean = 0, sum = 0;
-  const auto size_of_gradient = [&](const Parameter& row) {
-    return size_of(exact.values<double>(row.grad));
-  };
+  const auto size_of_gradient = [&](const Parameter& row) { return size_of(exact.values<double>(row.grad)); };
   for (const Parameter& row : exact.params.rows()) mean += size_of_gradient(row);
   mean /= static_cast<double>(exact.params.rows().size());
   for (const Parameter& row : exact.params.rows()) {

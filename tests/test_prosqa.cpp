@@ -44,9 +44,13 @@ struct Figures {
     }
   }
   Means means() const {
-    return {{"nodes", nodes / graphs}, {"edges", edges / graphs}, {"steps", steps / graphs},
-            {"shortest paths", shortest_paths / graphs}, {"entities", entities / graphs},
-            {"root is 1", root_is_one / graphs}, {"leaves of both", common_leaves / label[3]}};
+    return {{"nodes", nodes / graphs},
+            {"edges", edges / graphs},
+            {"steps", steps / graphs},
+            {"shortest paths", shortest_paths / graphs},
+            {"entities", entities / graphs},
+            {"root is 1", root_is_one / graphs},
+            {"leaves of both", common_leaves / label[3]}};
   }
   std::array<double, 4> label_shares() const {
     const double all = label[0] + label[1] + label[2] + label[3];
@@ -114,8 +118,8 @@ TEST_CASE("prosqa: 20,000 graphs have the statistics of the published splits") {
     figures.add(static_cast<int>(graph.label.size()), graph.edges, graph.root, graph.target);
     ++steps[graph.path.size() - 1];
   }
-  const Means want = {{"nodes", 22.8}, {"edges", 36.2}, {"steps", 3.81}, {"shortest paths", 1.63}, {"entities", 2.58},
-                      {"root is 1", .61}, {"leaves of both", .88}};
+  const Means want = {{"nodes", 22.8},    {"edges", 36.2},    {"steps", 3.81},        {"shortest paths", 1.63},
+                      {"entities", 2.58}, {"root is 1", .61}, {"leaves of both", .88}};
   check_means(figures.means(), want, .02);
   const std::array<double, 4> labels = {.034, .391, .514, .061}, got = figures.label_shares();
   for (size_t i = 0; i < 4; ++i) CHECK_MESSAGE(std::abs(got[i] - labels[i]) < .01, "label " << i << ": " << got[i]);
@@ -219,16 +223,16 @@ TEST_CASE("prosqa: the judge") {
   CHECK(verdict("Tom is a terpus . <nl> Every terpus is a brimpus . <nl> Every brimpus is a lempus . <nl> " + right) ==
         "answer+steps");
   CHECK(verdict("Tom is a dumpus . <nl> Every dumpus is a lempus . <nl> " + right + " Tom ###") == "answer+steps");
-  CHECK(verdict(right) == "answer");                                                              // no chain
-  CHECK(verdict("Every dumpus is a lempus . <nl> " + right) == "answer");                         // not from Tom
-  CHECK(verdict("Tom is a dumpus . <nl> Every brimpus is a lempus . <nl> " + right) == "answer"); // a gap
+  CHECK(verdict(right) == "answer");                                                                // no chain
+  CHECK(verdict("Every dumpus is a lempus . <nl> " + right) == "answer");                           // not from Tom
+  CHECK(verdict("Tom is a dumpus . <nl> Every brimpus is a lempus . <nl> " + right) == "answer");   // a gap
   CHECK(verdict("Tom is a brimpus . <nl> Every brimpus is a lempus . <nl> " + right) == "answer");  // never stated
-  CHECK(verdict("Tom is a dumpus . <nl> " + right) == "answer");                                  // ends too early
-  CHECK(verdict("Tom is a dumpus . Every dumpus is a lempus . <nl> " + right) == "answer");       // one line
+  CHECK(verdict("Tom is a dumpus . <nl> " + right) == "answer");                                    // ends too early
+  CHECK(verdict("Tom is a dumpus . Every dumpus is a lempus . <nl> " + right) == "answer");         // one line
   CHECK(verdict("Tom is a dumpus . <nl> Every dumpus is a lempus . " + right) == "answer");
   CHECK(verdict("Tom is a dumpus . <nl> Every dumpus is a lempus . <nl> ### ### Tom is a lempus .") == "answer");
   CHECK(verdict("Davis is a scrompus . <nl> ### Tom is a scrompus . <eos>") == "wrong");
-  CHECK(verdict("Tom is a dumpus . <nl> ### Tom is a dumpus . <eos>") == "wrong");                // not an option
+  CHECK(verdict("Tom is a dumpus . <nl> ### Tom is a dumpus . <eos>") == "wrong");  // not an option
   CHECK(verdict("Tom is a lempus . <eos>") == "wrong");
   CHECK(verdict("### Tom is a lempus <eos>") == "wrong");
   CHECK(verdict("###") == "wrong");

@@ -1,4 +1,4 @@
-#include "kernels/rmsnorm.h"
+#include "kernels/block/rmsnorm.h"
 
 #include "tests/backends.h"
 #include "tests/check.h"
@@ -79,8 +79,8 @@ TEST_CASE("rmsnorm: NaN stays in its row, dinp may alias dout, and the threads d
 TEST_CASE("rmsnorm: the fast backends equal the reference, set and added") {
   for (const Backend backend : fast_backends()) {
     // A GPU has a kernel for each number of 16-byte vectors a lane: one, up to 4, up to 8, and more.
-    for (const Size& size : std::vector<Size>{{1, 3}, {5, 31}, {300, 32}, {3, 1027}, {2000, 96}, {70, 420}, {7, 1012},
-                                              {5, 1028}}) {
+    for (const Size& size :
+         std::vector<Size>{{1, 3}, {5, 31}, {300, 32}, {3, 1027}, {2000, 96}, {70, 420}, {7, 1012}, {5, 1028}}) {
       const int64_t rows = size.rows, C = size.C;
       CAPTURE(static_cast<int>(backend));
       CAPTURE(rows);
@@ -147,8 +147,8 @@ TEST_CASE("rmsnorm: without a gain it is the norm with a gain of ones") {
 // The same inputs, sums in float: what is stored as f32 is as close as before, what is stored as bf16 is rounded once.
 TEST_CASE("rmsnorm: in bf16 the fast backends equal the reference, rounded once") {
   for (const Backend backend : fast_backends()) {
-    for (const Size& size : std::vector<Size>{{1, 3}, {7, 8}, {5, 31}, {301, 32}, {3, 1027}, {1000, 96}, {70, 840},
-                                              {7, 2024}, {5, 2056}}) {
+    for (const Size& size : std::vector<Size>{
+             {1, 3}, {7, 8}, {5, 31}, {301, 32}, {3, 1027}, {1000, 96}, {70, 840}, {7, 2024}, {5, 2056}}) {
       const int64_t rows = size.rows, C = size.C;
       CAPTURE(rows);
       CAPTURE(C);

@@ -1,4 +1,4 @@
-#include "kernels/rope.h"
+#include "kernels/block/rope.h"
 
 #include "tests/backends.h"
 #include "tests/check.h"
@@ -14,7 +14,7 @@ struct Size {
   Shape shape() const { return {B, T, H, D}; }
 };
 // Every head size with code of its own, and others; positions that begin at 0 and later; work for more than one thread.
-const std::vector<Size> sizes{{1, 1, 1, 2, 0},  {2, 3, 5, 6, 4},  {3, 5, 4, 8, 0},   {2, 9, 3, 16, 7},
+const std::vector<Size> sizes{{1, 1, 1, 2, 0},   {2, 3, 5, 6, 4},   {3, 5, 4, 8, 0},    {2, 9, 3, 16, 7},
                               {2, 33, 4, 32, 1}, {1, 65, 3, 64, 0}, {2, 70, 2, 128, 9}, {2, 501, 3, 34, 3}};
 
 std::vector<double> powers(int64_t D, double theta) {

@@ -1,4 +1,4 @@
-#include "kernels/route.h"
+#include "kernels/depth/route.h"
 
 #include <omp.h>
 
@@ -25,8 +25,8 @@ std::vector<int> sources_of(Variant variant, int layer) {
   if (variant == Variant::mixed) variant = variants[static_cast<size_t>(layer) % 4];
   std::vector<int> sources;
   for (int s = 0; s <= layer; ++s) {
-    const bool skipped = (variant == Variant::last_two && s < layer - 1) ||
-                         (variant == Variant::first_and_own && s > 0 && s < layer);
+    const bool skipped =
+        (variant == Variant::last_two && s < layer - 1) || (variant == Variant::first_and_own && s > 0 && s < layer);
     if (!skipped) sources.push_back(s);
   }
   return sources;
@@ -107,11 +107,11 @@ void poison_unread(Depth<T>& depth, int l) {
 // For the GPU: one block and several, of mixture and correlation, and several rounds of a warp; both widths; heads in
 // one group and in two.
 const std::vector<Size>& sizes(Backend backend) {
-  static const std::vector<Size> cpu{{1, 1, 1, 1},   {3, 5, 1, 3},   {4, 37, 2, 8},  {3, 70, 3, 24},
+  static const std::vector<Size> cpu{{1, 1, 1, 1},    {3, 5, 1, 3},   {4, 37, 2, 8},  {3, 70, 3, 24},
                                      {3, 300, 8, 64}, {2, 9, 6, 100}, {4, 33, 4, 16}, {2, 130, 16, 33}};
-  static const std::vector<Size> gpu{{1, 1, 1, 1},  {3, 5, 1, 3},  {4, 37, 2, 8}, {2, 70, 1, 33}, {2, 260, 2, 40},
-                                     {2, 4, 6, 100}, {4, 9, 9, 16},  // on tensor cores in bf16:
-                                     {4, 40, 8, 32}, {3, 9, 3, 64},  {2, 130, 1, 32}, {3, 3, 5, 96}};
+  static const std::vector<Size> gpu{{1, 1, 1, 1},    {3, 5, 1, 3},   {4, 37, 2, 8},   {2, 70, 1, 33},
+                                     {2, 260, 2, 40}, {2, 4, 6, 100}, {4, 9, 9, 16},  // on tensor cores in bf16:
+                                     {4, 40, 8, 32},  {3, 9, 3, 64},  {2, 130, 1, 32}, {3, 3, 5, 96}};
   return backend == Backend::cuda ? gpu : cpu;
 }
 
@@ -170,9 +170,10 @@ TEST_CASE("route: the gather backward equals a scatter backward") {
             for (int64_t from = 0; from < size.K; ++from)
               for (int64_t d = 0; d < size.D; ++d) {
                 const double mean = h == from ? 1.0 / static_cast<double>(sources.size()) : 0.0;
-                const double w = weight.empty() ? mean
-                                                : static_cast<double>(weight[static_cast<size_t>(
-                                                      h * (l + 1) * size.K + s * size.K + from)]);
+                const double w =
+                    weight.empty()
+                        ? mean
+                        : static_cast<double>(weight[static_cast<size_t>(h * (l + 1) * size.K + s * size.K + from)]);
                 const auto in = static_cast<size_t>((n * size.K + h) * size.D + d);
                 want[static_cast<size_t>(s * size.block() + (n * size.K + from) * size.D + d)] +=
                     w * static_cast<double>(depth.dout[static_cast<size_t>(l)][in]);
@@ -263,8 +264,7 @@ TEST_CASE_TEMPLATE("route: memory that begins between two multiples of 16 bytes"
       for (const Router& r : depth.routers) tensors.insert(tensors.end(), {r.weight, r.dweight});
       run_on(backend, tensors, [&](auto& t, Stream stream) {
         auto readers = depth.routers;
-        for (size_t r = 0; r < readers.size(); ++r)
-          readers[r].weight = t[3 + 2 * r], readers[r].dweight = t[4 + 2 * r];
+        for (size_t r = 0; r < readers.size(); ++r) readers[r].weight = t[3 + 2 * r], readers[r].dweight = t[4 + 2 * r];
         route_backward(from_second(t[0], block), from_second(t[1], blocks), from_second(t[2], block), readers, l,
                        stream);
       });

@@ -10,8 +10,8 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "tests/files.h"
-#include "train/checkpoint.h"
+#include "models/checkpoint.h"
+#include "tests/temp_dir.h"
 #include "train/metrics.h"
 #include "train/trainer.h"
 
@@ -53,9 +53,10 @@ Outcome train(const Scratch& scratch, const std::vector<std::string>& arguments,
 }
 
 std::vector<std::string> tiny(const std::string& out, std::vector<std::string> more = {}) {
-  std::vector<std::string> flags = {
-      "--data", "arith:3", "--train-samples", "100", "--test-samples", "20", "--width", "16", "--ffn", "24", "--layers",
-      "2", "--heads", "2", "--batch", "4", "--eval-samples", "8", "--answer-samples", "0", "--out", out};
+  std::vector<std::string> flags = {"--data",           "arith:3", "--train-samples", "100", "--test-samples", "20",
+                                    "--width",          "16",      "--ffn",           "24",  "--layers",       "2",
+                                    "--heads",          "2",       "--batch",         "4",   "--eval-samples", "8",
+                                    "--answer-samples", "0",       "--out",           out};
   flags.insert(flags.end(), more.begin(), more.end());
   return flags;
 }
@@ -95,7 +96,7 @@ TEST_CASE("run directory: only the last line of metrics.jsonl can be cut; a file
   };
   for (const Case& c : std::vector<Case>{
            {one + two + three, 3, one + two + three, false},
-           {one + two + three, 2, one + two, false},          // later steps are done again
+           {one + two + three, 2, one + two, false},  // later steps are done again
            {one + two + three.substr(0, 9), 2, one + two, false},
            {one + two + three.substr(0, three.size() - 1), 3, one + two + three, false},  // only the newline is missing
            {one + two + std::string(20, '\0'), 2, one + two, false},
@@ -179,11 +180,28 @@ TEST_CASE("run directory: flags.json gives every setting back, and no value that
   write(saved);
   CHECK(read() == saved);
   CHECK(error_of([&] { read("llama"); }).code == Exit::usage);
-  for (const auto& [key, value] : std::vector<std::pair<std::string, json>>{
-           {"steps", -5}, {"steps", 0}, {"steps", "many"}, {"steps", 1e30}, {"steps", 18446744073709551615u},
-           {"batch", 0}, {"batch", 2.5}, {"batch", int64_t{1} << 41}, {"keep", -1}, {"seq", json::array()},
-           {"lr", "fast"}, {"lr", -1}, {"lr_floor", 2}, {"beta2", 1}, {"seed", -1}, {"data", 7}, {"decay_all", 1},
-           {"schedule", "flat"}, {"dtype", "fp17"}, {"matmul", "fp8"}, {"config", 3}, {"config", json::object()}}) {
+  for (const auto& [key, value] : std::vector<std::pair<std::string, json>>{{"steps", -5},
+                                                                            {"steps", 0},
+                                                                            {"steps", "many"},
+                                                                            {"steps", 1e30},
+                                                                            {"steps", 18446744073709551615u},
+                                                                            {"batch", 0},
+                                                                            {"batch", 2.5},
+                                                                            {"batch", int64_t{1} << 41},
+                                                                            {"keep", -1},
+                                                                            {"seq", json::array()},
+                                                                            {"lr", "fast"},
+                                                                            {"lr", -1},
+                                                                            {"lr_floor", 2},
+                                                                            {"beta2", 1},
+                                                                            {"seed", -1},
+                                                                            {"data", 7},
+                                                                            {"decay_all", 1},
+                                                                            {"schedule", "flat"},
+                                                                            {"dtype", "fp17"},
+                                                                            {"matmul", "fp8"},
+                                                                            {"config", 3},
+                                                                            {"config", json::object()}}) {
     json spoilt = saved;
     spoilt[key] = value;
     write(spoilt);
@@ -198,8 +216,8 @@ TEST_CASE("run directory: flags.json gives every setting back, and no value that
 TEST_CASE("run directory: --resume --out alone continues, and more steps change the schedule from there on") {
   const Scratch scratch;
   const std::string run = scratch.file("run");
-  const std::vector<std::string> more = {"--steps", "12", "--save-every", "4", "--keep", "9", "--warmup", "2",
-                                         "--lr",    "0.01"};
+  const std::vector<std::string> more = {"--steps",  "12", "--save-every", "4",   "--keep", "9",
+                                         "--warmup", "2",  "--lr",         "0.01"};
   check_outcome(train(scratch, tiny(run, more)), Exit::done, "step 12/12");
   const std::string weights = read_text(run + "/step_00000012/model.safetensors");
   const std::string metrics = timeless(run + "/metrics.jsonl"), flags = read_text(run + "/flags.json");
@@ -214,8 +232,8 @@ TEST_CASE("run directory: --resume --out alone continues, and more steps change 
   struct Case {
     std::string flag, value;
   };
-  for (const Case& c : std::vector<Case>{{"--lr", "0.02"}, {"--seed", "7"}, {"--batch", "8"}, {"--steps", "11"},
-                                         {"--test-samples", "30"}})
+  for (const Case& c : std::vector<Case>{
+           {"--lr", "0.02"}, {"--seed", "7"}, {"--batch", "8"}, {"--steps", "11"}, {"--test-samples", "30"}})
     check_outcome(train(scratch, {"--resume", "--out", run, c.flag, c.value}), Exit::usage, c.flag);
   check_outcome(train(scratch, {"--resume", "--out", run, "--layers", "3"}), Exit::usage, "num_hidden_layers");
   check_outcome(train(scratch, {"--resume", "--out", run}, "lime"), Exit::usage, "train_llama");
@@ -326,8 +344,8 @@ TEST_CASE("run directory: data that moved is taken where it holds the same, and 
   std::string contents;
   for (int i = 0; i < 900; ++i) contents += str(i * i % 977, " ");
   write_text(text, contents);
-  const std::vector<std::string> sizes = {"--width", "16", "--ffn",  "24", "--layers",     "1",  "--heads", "2",
-                                          "--batch", "2",  "--seq",  "16", "--save-every", "2",  "--out",   run};
+  const std::vector<std::string> sizes = {"--width", "16", "--ffn", "24", "--layers",     "1", "--heads", "2",
+                                          "--batch", "2",  "--seq", "16", "--save-every", "2", "--out",   run};
   auto flags = [&](const std::string& data, std::vector<std::string> more) {
     more.insert(more.end(), {"--data", data});
     more.insert(more.end(), sizes.begin(), sizes.end());
@@ -373,8 +391,8 @@ TEST_CASE("run directory: a run says what of a large vocabulary is of no use, an
   CHECK(train(scratch, tiny(scratch.file("small"), {"--steps", "2"})).output.find("note:") == std::string::npos);
   check_outcome(train(scratch, tiny(scratch.file("large"), {"--steps", "2", "--vocab", "1000"})), Exit::done, note);
   check_outcome(train(scratch, tiny(model, {"--steps", "0"})), Exit::done, "initialised");
-  check_outcome(train(scratch, {"--data", "arith:3", "--train-samples", "100", "--test-samples", "20", "--init", model,
-                                "--layers", "1", "--steps", "2", "--answer-samples", "0", "--out",
-                                scratch.file("next")}),
-                Exit::done, "note: starting from the weights of " + model + ", a llama, the first 1 of its 2 blocks");
+  check_outcome(
+      train(scratch, {"--data", "arith:3", "--train-samples", "100", "--test-samples", "20", "--init", model,
+                      "--layers", "1", "--steps", "2", "--answer-samples", "0", "--out", scratch.file("next")}),
+      Exit::done, "note: starting from the weights of " + model + ", a llama, the first 1 of its 2 blocks");
 }

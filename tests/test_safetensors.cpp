@@ -197,9 +197,9 @@ TEST_CASE("safetensors: every one of the 65536 halves and bfloats is converted e
       if (exponent == largest) want = mantissa != 0 ? NAN : INFINITY;
       if (b & 0x8000) want = -want;
       const size_t i = static_cast<size_t>(b);
-      const bool same = std::isnan(want) ? std::isnan(got[i]) && std::isnan(got64[i])
-                                         : got[i] == want && got64[i] == want &&
-                                               std::signbit(got[i]) == std::signbit(want);
+      const bool same = std::isnan(want)
+                            ? std::isnan(got[i]) && std::isnan(got64[i])
+                            : got[i] == want && got64[i] == want && std::signbit(got[i]) == std::signbit(want);
       wrong += !same;
     }
     CHECK_MESSAGE(wrong == 0, name << ": " << wrong << " wrong");
@@ -293,7 +293,8 @@ TEST_CASE("safetensors: unusual but legal files open") {
     CHECK(SafetensorsFile(scratch.path).tensors().empty());
   }
   scratch.put(file_of(R"({"z":{"data_offsets":[2,3],"dtype":"F4","shape":[2]},)"
-                      R"("y":{"shape":[2],"dtype":"U8","data_offsets":[0,2]}})", "xxx"));
+                      R"("y":{"shape":[2],"dtype":"U8","data_offsets":[0,2]}})",
+                      "xxx"));
   const SafetensorsFile file(scratch.path);
   CHECK(file.tensors()[0].name == "y");
   CHECK(file.tensors()[1].name == "z");
@@ -350,8 +351,24 @@ TEST_CASE("safetensors: every flipped bit of the header is refused or leaves a c
 TEST_CASE("safetensors: random mutations are refused or leave a consistent file") {
   const ScratchFile scratch;
   const std::string whole = small_file();
-  const std::vector<std::string> pieces{"0", "9", "-", "\"", "[", "]", "{", "}", ",", ":", "18446744073709551615", "e9",
-                                        "F16", "\"a\":", "[0,8]", "\\u0000", std::string(1, '\0'), "\x80"};
+  const std::vector<std::string> pieces{"0",
+                                        "9",
+                                        "-",
+                                        "\"",
+                                        "[",
+                                        "]",
+                                        "{",
+                                        "}",
+                                        ",",
+                                        ":",
+                                        "18446744073709551615",
+                                        "e9",
+                                        "F16",
+                                        "\"a\":",
+                                        "[0,8]",
+                                        "\\u0000",
+                                        std::string(1, '\0'),
+                                        "\x80"};
   Random random(5, 0);
   const auto below = [&](size_t n) { return static_cast<size_t>(random.below(static_cast<int64_t>(n))); };
   int opened = 0;

@@ -1,4 +1,4 @@
-#include "kernels/select_heads.h"
+#include "kernels/depth/select_heads.h"
 
 #include "tests/backends.h"
 #include "tests/check.h"

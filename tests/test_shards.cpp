@@ -62,8 +62,9 @@ TEST_CASE("shards: the bytes of both formats") {
   CHECK(a.substr(1024) == std::string("\x01\x00\xCD\xAB", 4));
   CHECK(b.substr(1024) == std::string("\x01\x00\x00\x00\x04\x03\x02\x01", 8));
   CHECK(!std::filesystem::exists(dir.file("a.bin.tmp")));
-  check_fails(Exit::internal, {"token 1 is 65536"},
-              [&] { write_shard(dir.file("c.bin"), {0, 65536}, ShardFormat::uint16); });
+  check_fails(Exit::internal, {"token 1 is 65536"}, [&] {
+    write_shard(dir.file("c.bin"), {0, 65536}, ShardFormat::uint16);
+  });
   check_fails(Exit::io, {"nowhere"}, [&] { write_shard(dir.file("nowhere/c.bin"), {0}, ShardFormat::uint16); });
   CHECK(!std::filesystem::exists(dir.file("c.bin")));
 }
@@ -184,8 +185,7 @@ TEST_CASE("shards: a token beyond the vocabulary is found, wherever it is") {
       const Dataset data = open_dataset(options(dir.file("a.bin"), 16, dir.file("b.bin")));
       data.train->check_tokens(1000);
       check_fails(Exit::bad_data, {"a.bin", "token 0 is 999", "only 999"}, [&] { data.train->check_tokens(999); });
-      check_fails(Exit::bad_data, {"b.bin", str("token ", place, " is ", bad)},
-                  [&] { data.test->check_tokens(1000); });
+      check_fails(Exit::bad_data, {"b.bin", str("token ", place, " is ", bad)}, [&] { data.test->check_tokens(1000); });
       const Dataset split = open_dataset(options(dir.file("*.bin"), 16));  // both splits have windows of b.bin
       check_fails(Exit::bad_data, {"b.bin"}, [&] { split.train->check_tokens(1000); });
       check_fails(Exit::bad_data, {"b.bin"}, [&] { split.test->check_tokens(1000); });

@@ -3,9 +3,10 @@
 #include <numeric>
 #include <optional>
 
-#include "engine/depth_ops.h"
-#include "engine/ops.h"
-#include "kernels/rope.h"
+#include "kernels/block/ops.h"
+#include "kernels/block/rope.h"
+#include "kernels/depth/ops.h"
+#include "kernels/devices.h"
 #include "models/llama.h"
 #include "tests/backends.h"
 #include "tests/tiny.h"

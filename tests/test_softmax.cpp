@@ -1,4 +1,4 @@
-#include "kernels/softmax.h"
+#include "kernels/block/softmax.h"
 
 #include "tests/backends.h"
 #include "tests/check.h"
@@ -243,7 +243,8 @@ TEST_CASE("softmax: of bf16 the fast backends equal the reference") {
           run_on(backend, {view(dinp.data(), shape), view(dout.data(), shape), x},
                  [=](auto& t, Stream stream) { softmax_backward(t[0], t[1], t[2], pruning, acc, stream); });
           const bool constant = size.S == 1 || (pruning.top_p == 0 && pruning.renormalize);  // all weight on one entry
-          if (constant && !acc) for (const bf16 d : dinp) CHECK(std::abs(static_cast<float>(d)) < 1e-6f);
+          if (constant && !acc)
+            for (const bf16 d : dinp) CHECK(std::abs(static_cast<float>(d)) < 1e-6f);
           else check_close("dinp", dinp, want, 0x1p-8);
         }
       }

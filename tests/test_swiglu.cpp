@@ -1,4 +1,4 @@
-#include "kernels/swiglu.h"
+#include "kernels/block/swiglu.h"
 
 #include "tests/backends.h"
 #include "tests/check.h"

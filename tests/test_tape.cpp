@@ -1,9 +1,10 @@
 #include "engine/tape.h"
+#include "kernels/devices.h"
 
-#include "engine/ops.h"
-#include "engine/optimizer.h"
-#include "engine/schedule.h"
+#include "kernels/block/ops.h"
+#include "kernels/optim/optimizer.h"
 #include "tests/check.h"
+#include "train/schedule.h"
 
 using namespace crossply;
 using namespace crossply::test;

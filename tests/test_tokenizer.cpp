@@ -72,7 +72,7 @@ TEST_CASE("tokenizer: saved and loaded") {
   const Json vocab = Json::parse(read_text(dir.file("tokenizer.json")))["model"]["vocab"];
   // GPT-2's names: a space is U+0120, a line break U+010A, a soft hyphen (0xAD) the last of the 68 replaced ones.
   const std::vector<std::pair<std::string, int>> names = {
-      {"A", 65},         {"!", 33},          {"~", 126},         {"\xC4\x80", 0},   {"\xC4\xA0", 32},  {"\xC4\x8A", 10},
+      {"A", 65},         {"!", 33},         {"~", 126},        {"\xC4\x80", 0},   {"\xC4\xA0", 32},  {"\xC4\x8A", 10},
       {"\xC4\xA1", 127}, {"\xC4\xA2", 128}, {"\xC5\x82", 160}, {"\xC2\xA1", 161}, {"\xC5\x83", 173}, {"\xC3\xBF", 255}};
   for (const auto& name : names) CHECK(vocab.value(name.first, -1) == name.second);
 
@@ -165,9 +165,13 @@ TEST_CASE("tokenizer: control characters and broken UTF-8 are escaped for a term
       {"\x1b[2J\x07\r\x7f", "\\x1b[2J\\x07\\x0d\\x7f"},
       {std::string("\0x", 2), "\\x00x"},
       {"\xC3\xA9 \xE2\x82\xAC \xF0\x9F\x98\x80", "\xC3\xA9 \xE2\x82\xAC \xF0\x9F\x98\x80"},
-      {"\xC2\x9B" "1m", "\\xc2\\x9b1m"},                  // a control character of two bytes
-      {"\x9B" "1m\xFF\xC0\x9B", "\\x9b1m\\xff\\xc0\\x9b"},  // none that UTF-8 has
-      {"\xE0\x80\x9B", "\\xe0\\x80\\x9b"},                // a control character, too long
+      {"\xC2\x9B"
+       "1m",
+       "\\xc2\\x9b1m"},  // a control character of two bytes
+      {"\x9B"
+       "1m\xFF\xC0\x9B",
+       "\\x9b1m\\xff\\xc0\\x9b"},           // none that UTF-8 has
+      {"\xE0\x80\x9B", "\\xe0\\x80\\x9b"},  // a control character, too long
       {"\xED\xA0\x80\xF4\x90\x80\x80", "\\xed\\xa0\\x80\\xf4\\x90\\x80\\x80"},
       {"\xE2\x82", "\\xe2\\x82"},
       {"\xE2\x82z", "\\xe2\\x82z"},

@@ -9,7 +9,7 @@
 #include "models/registry.h"
 #include "tests/backends.h"
 #include "tests/check.h"
-#include "tests/files.h"
+#include "tests/temp_dir.h"
 #include "train/trainer.h"
 
 using namespace crossply;
@@ -288,11 +288,24 @@ TEST_CASE("train: a checkpoint's state of wrong types or sizes is refused") {
   };
   CHECK(code(good.dump()) == Exit::done);
   using nlohmann::json;
-  for (const auto& [key, value] : std::vector<std::pair<std::string, json>>{
-           {"step", -5}, {"step", 2}, {"step", "1"}, {"step", 1.5}, {"step", json()}, {"step", 18446744073709551615u},
-           {"position", -3}, {"position", 4}, {"position", 1e30}, {"position", 9223372036854775807},
-           {"seconds", "long"}, {"seconds", json()}, {"seconds", -1}, {"data", 7}, {"data", json()}, {"trajectory", 3},
-           {"trajectory", "steps"}, {"trajectory", json::array()}}) {
+  for (const auto& [key, value] : std::vector<std::pair<std::string, json>>{{"step", -5},
+                                                                            {"step", 2},
+                                                                            {"step", "1"},
+                                                                            {"step", 1.5},
+                                                                            {"step", json()},
+                                                                            {"step", 18446744073709551615u},
+                                                                            {"position", -3},
+                                                                            {"position", 4},
+                                                                            {"position", 1e30},
+                                                                            {"position", 9223372036854775807},
+                                                                            {"seconds", "long"},
+                                                                            {"seconds", json()},
+                                                                            {"seconds", -1},
+                                                                            {"data", 7},
+                                                                            {"data", json()},
+                                                                            {"trajectory", 3},
+                                                                            {"trajectory", "steps"},
+                                                                            {"trajectory", json::array()}}) {
     json spoilt = good;
     spoilt[key] = value;
     CAPTURE(spoilt.dump());
@@ -331,13 +344,13 @@ TEST_CASE("train: loss, norm and update are of the mean over the tokens that are
   std::vector<int32_t> tokens(18), targets(18);
   for (size_t i = 0; i < 3; ++i) data.read(static_cast<int64_t>(i), &tokens[6 * i], &targets[6 * i]);
   const auto scored = std::count_if(targets.begin(), targets.end(), [](int32_t target) { return target >= 0; });
-  Replicas replicas(same.device(), same.params(), o.config, {3, 6});
-  replicas.run(tokens.data(), targets.data(), Step{true, 1.0 / static_cast<double>(scored), 0});
+  BatchModel model(same.device(), same.params(), o.config, {3, 6});
+  model.run(tokens.data(), targets.data(), Step{true, 1.0 / static_cast<double>(scored), 0});
   Optimizer optimizer(same.params(), o.adamw);
   const double norm = optimizer.gradient_norm();
   CHECK(got.scored == scored);
   CHECK(got.scored < 18);
-  CHECK(got.loss == doctest::Approx(replicas.take_losses() / static_cast<double>(scored)).epsilon(1e-6));
+  CHECK(got.loss == doctest::Approx(model.take_losses() / static_cast<double>(scored)).epsilon(1e-6));
   CHECK(got.norm == doctest::Approx(norm).epsilon(1e-5));
   CHECK(norm > o.adamw.clip);
   CHECK(got.lr > 0);

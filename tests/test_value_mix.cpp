@@ -1,4 +1,4 @@
-#include "kernels/value_mix.h"
+#include "kernels/depth/value_mix.h"
 
 #include "tests/backends.h"
 #include "tests/check.h"
@@ -19,8 +19,8 @@ struct Size {
 // For the GPU: several blocks and several rounds, both widths, rows for one lane, for a few, and for more than a warp.
 const std::vector<Size>& sizes(Backend backend) {
   static const std::vector<Size> cpu{{1, 1, 1, 1}, {1, 3, 2, 5}, {2, 31, 3, 33}, {1, 700, 4, 16}, {2, 1500, 2, 64}};
-  static const std::vector<Size> gpu{{1, 1, 1, 1}, {1, 3, 2, 5}, {2, 31, 1, 33}, {1, 70, 3, 16},
-                                     {2, 150, 1, 64}, {1, 3, 2, 520}};
+  static const std::vector<Size> gpu{{1, 1, 1, 1},   {1, 3, 2, 5},    {2, 31, 1, 33},
+                                     {1, 70, 3, 16}, {2, 150, 1, 64}, {1, 3, 2, 520}};
   return backend == Backend::cuda ? gpu : cpu;
 }
 
@@ -51,9 +51,17 @@ struct Mix {
 
   template <class From>
   explicit Mix(const Mix<From>& m)
-      : shape(m.shape), v(convert<T>(m.v)), v1(convert<T>(m.v1)), dout(convert<T>(m.dout)), out(convert<T>(m.out)),
-        dv(convert<T>(m.dv)), dv1(convert<T>(m.dv1)), own(convert<Wide<T>>(m.own)),
-        first(convert<Wide<T>>(m.first)), d_own(convert<Wide<T>>(m.d_own)), d_first(convert<Wide<T>>(m.d_first)) {}
+      : shape(m.shape),
+        v(convert<T>(m.v)),
+        v1(convert<T>(m.v1)),
+        dout(convert<T>(m.dout)),
+        out(convert<T>(m.out)),
+        dv(convert<T>(m.dv)),
+        dv1(convert<T>(m.dv1)),
+        own(convert<Wide<T>>(m.own)),
+        first(convert<Wide<T>>(m.first)),
+        d_own(convert<Wide<T>>(m.d_own)),
+        d_first(convert<Wide<T>>(m.d_first)) {}
 
   Tensor at(const std::vector<T>& x) const { return x.empty() ? Tensor{} : view(x.data(), shape); }
   void forward(Stream stream) { forward(at(out), stream); }
@@ -92,8 +100,14 @@ struct GatedMix {
 
   template <class From>
   explicit GatedMix(const GatedMix<From>& m)
-      : shape(m.shape), rows(m.rows), v(convert<T>(m.v)), v1(convert<T>(m.v1)), dout(convert<T>(m.dout)),
-        out(convert<T>(m.out)), dv1(convert<T>(m.dv1)), alpha(convert<Wide<T>>(m.alpha)),
+      : shape(m.shape),
+        rows(m.rows),
+        v(convert<T>(m.v)),
+        v1(convert<T>(m.v1)),
+        dout(convert<T>(m.dout)),
+        out(convert<T>(m.out)),
+        dv1(convert<T>(m.dv1)),
+        alpha(convert<Wide<T>>(m.alpha)),
         dalpha(convert<Wide<T>>(m.dalpha)) {}
 
   void forward(Stream stream) { forward(view(out.data(), shape), stream); }
@@ -105,9 +119,7 @@ struct GatedMix {
     run_on(stream.backend,
            {view(dv1.data(), shape), view(dalpha.data(), rows), view(dout.data(), shape), view(v1.data(), shape),
             view(alpha.data(), rows)},
-           [=](auto& t, Stream there) {
-             gated_mix_backward(t[0], t[1], t[2], t[3], t[4], acc_v1, acc_alpha, there);
-           });
+           [=](auto& t, Stream there) { gated_mix_backward(t[0], t[1], t[2], t[3], t[4], acc_v1, acc_alpha, there); });
   }
 };
 
@@ -239,13 +251,13 @@ TEST_CASE("value_mix: one tensor may hold both numbers, even the same one") {
     std::vector<float> d(3, 0.f);
     mix.d_own[2] = mix.d_first[1] = 0;
     mix.backward(false, false, stream);
-    run_on(stream.backend,
-           {mix.at(mix.dv), mix.at(mix.dv1), vector(d), mix.at(mix.dout), mix.at(mix.v), mix.at(mix.v1),
-            vector(mix.own)},
-           [](auto& t, Stream there) {
-             value_mix_backward(t[0], t[1], {t[2], 1}, {t[2], 1}, t[3], t[4], t[5], {t[6], 1}, {t[6], 1}, false, false,
-                                there);
-           });
+    run_on(
+        stream.backend,
+        {mix.at(mix.dv), mix.at(mix.dv1), vector(d), mix.at(mix.dout), mix.at(mix.v), mix.at(mix.v1), vector(mix.own)},
+        [](auto& t, Stream there) {
+          value_mix_backward(t[0], t[1], {t[2], 1}, {t[2], 1}, t[3], t[4], t[5], {t[6], 1}, {t[6], 1}, false, false,
+                             there);
+        });
     CHECK(d[1] == doctest::Approx(mix.d_own[2] + mix.d_first[1]));
     CHECK(d[0] + d[2] == 0.f);
   }
@@ -380,8 +392,8 @@ TEST_CASE_TEMPLATE("value_mix: NaN shows, and the threads do not matter", T, flo
     const Size size{2, backend == Backend::cuda ? 70 : 1500, 2, 64};
     const size_t n = static_cast<size_t>(size.numel()), gated = 3 * n + 6, where = n / 2 + 100;
     // In out, dv, dv1, d_own[2], d_first[1]; in the gated out and dalpha.
-    const std::vector<size_t> want{where,     n + 7,         2 * n + 7, 3 * n + 2,
-                                   3 * n + 4, gated + where, gated + 2 * n + where / 64};
+    const std::vector<size_t> want{
+        where, n + 7, 2 * n + 7, 3 * n + 2, 3 * n + 4, gated + where, gated + 2 * n + where / 64};
     std::vector<size_t> got;
     const auto all = run(size, where, Stream{backend});
     for (size_t i = 0; i < all.size(); ++i)

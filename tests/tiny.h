@@ -10,6 +10,8 @@
 
 #include "engine/rng.h"
 #include "eval/loss.h"
+#include "kernels/devices.h"
+#include "kernels/optim/optimizer.h"
 #include "models/model.h"
 #include "tests/check.h"
 
@@ -46,7 +48,7 @@ struct TinyModel {
     if (real == Dtype::bf16) params.allocate_narrow();
     params.initialise(seed);
     for (Parameter& row : params.rows()) move_from_neutral(row);
-    params.refresh_narrow();
+    refresh_narrow(params);
     graph = record_model(tape, params, config, B, T);
     tape.differentiate();
     tape.plan(mode);

@@ -32,8 +32,8 @@ ArchChoice parse_choice(const std::string& text) {
     const std::string key = parts[i].substr(0, equals);
     const auto has_key = [&](const Option& option) { return option.key == key; };
     if (std::none_of(architecture.options.begin(), architecture.options.end(), has_key))
-      fail(Exit::usage, "--arch ", text, ": ", choice.arch, " has no option '", key, "'; it has:",
-           known.empty() ? " none" : known);
+      fail(Exit::usage, "--arch ", text, ": ", choice.arch, " has no option '", key,
+           "'; it has:", known.empty() ? " none" : known);
     if (!choice.options.emplace(key, parts[i].substr(equals + 1)).second)
       fail(Exit::usage, "--arch ", text, " gives ", key, " twice");
   }
@@ -45,8 +45,8 @@ ArchChoice parse_choice(const std::string& text) {
 std::string ArchChoice::file_name() const {
   std::string name;
   for (const char c : text) {
-    const bool safe = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
-                      c == '.' || c == '-';
+    const bool safe =
+        (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '.' || c == '-';
     if (safe) name += c;
     else if (name.back() != '-') name += '-';
   }
@@ -64,7 +64,8 @@ std::vector<ArchChoice> parse_arch_list(const std::string& list) {
   };
   for (const std::string& text : split(list, ',')) {
     if (text != "all") add(text);
-    else for (const Architecture& architecture : architectures()) add(architecture.name);
+    else
+      for (const Architecture& architecture : architectures()) add(architecture.name);
   }
   return choices;
 }

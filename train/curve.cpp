@@ -12,10 +12,10 @@ namespace {
 
 constexpr double width = 920, left = 64, title_height = 82, foot = 58;
 constexpr double only_panel = 340, panel_of_many = 300, between_panels = 76;
-constexpr size_t smooth_above = 200;  // points; fewer are drawn as they are
-constexpr size_t marks_up_to = 30;    // points; of more, every so manyth
-constexpr size_t pale_below = 5;      // curves; of more, only the means are drawn
-constexpr double most_points = 3500;  // of a panel, at about 12 bytes each
+constexpr size_t smooth_above = 200;                     // points; fewer are drawn as they are
+constexpr size_t marks_up_to = 30;                       // points; of more, every so manyth
+constexpr size_t pale_below = 5;                         // curves; of more, only the means are drawn
+constexpr double most_points = 3500;                     // of a panel, at about 12 bytes each
 constexpr size_t longest_name = 32, longest_title = 84;  // characters, by the room there is
 
 // The colours of Okabe and Ito, which remain distinct for colour-blind readers, but for the yellow, too pale on white.
@@ -41,8 +41,8 @@ struct Axis {
   double low, high, from, to;  // values, and the pixels they go to
   bool logarithmic;
   double pixel(double v) const {
-    const double t = logarithmic ? std::log(std::max(v, 1e-100) / low) / std::log(high / low) :
-                                   (v - low) / (high - low);
+    const double t =
+        logarithmic ? std::log(std::max(v, 1e-100) / low) / std::log(high / low) : (v - low) / (high - low);
     return from + std::clamp(t, -9.0, 10.0) * (to - from);  // far outside: cut off, however far
   }
 };
@@ -59,8 +59,12 @@ std::string px(double v) { return fixed(v, 1); }
 // of the two after U+FFFD.
 size_t character_length(const std::string& text, size_t at) {
   const auto byte = [&](size_t i) { return at + i < text.size() ? static_cast<unsigned char>(text[at + i]) : 0u; };
-  const size_t length =
-      byte(0) < 0x80 ? 1 : byte(0) < 0xC2 ? 0 : byte(0) < 0xE0 ? 2 : byte(0) < 0xF0 ? 3 : byte(0) < 0xF5 ? 4 : 0;
+  const size_t length = byte(0) < 0x80   ? 1
+                        : byte(0) < 0xC2 ? 0
+                        : byte(0) < 0xE0 ? 2
+                        : byte(0) < 0xF0 ? 3
+                        : byte(0) < 0xF5 ? 4
+                                         : 0;
   if (length < 2) return length;
   uint32_t code = byte(0) & (0xFFu >> (length + 1));
   for (size_t i = 1; i < length; ++i) {
@@ -452,9 +456,12 @@ void write_curve_svg(const std::string& path, const std::string& title, const st
   const double height = top - between_panels + foot;
   const std::string size = fixed(width, 0) + " " + fixed(height, 0), middle = "text-anchor=\"middle\" font-size=\"13\"";
   const std::string svg =
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 " + size + "\" role=\"img\" font-size=\"12\" "
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 " + size +
+      "\" role=\"img\" font-size=\"12\" "
       "fill=\"#52606d\" font-family=\"system-ui, 'Segoe UI', Helvetica, Arial, sans-serif\">\n"
-      "<title>" + escaped(title) + "</title>\n"
+      "<title>" +
+      escaped(title) +
+      "</title>\n"
       "<rect width=\"100%\" height=\"100%\" rx=\"8\" fill=\"#ffffff\"/>\n" +
       text(left - 40, 36, "font-size=\"18\" font-weight=\"600\" fill=\"#1f2933\"", title, longest_title) + plots +
       text((left + right) / 2, height - 16, middle, x_label) + "</svg>\n";

@@ -17,7 +17,7 @@ struct Curve {
 struct Panel {
   std::string caption, marks;  // what the lines and the marks are
   std::vector<Curve> curves;
-  bool shares = false;         // y goes from 0 to 1, and is shown in percent
+  bool shares = false;  // y goes from 0 to 1, and is shown in percent
 };
 
 // Points that are not finite, or not positive on a logarithmic x axis, are left out. A curve of more than 200 points is

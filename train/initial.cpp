@@ -2,9 +2,9 @@
 
 #include <cstdio>
 
+#include "models/checkpoint.h"
 #include "models/model.h"
 #include "models/registry.h"
-#include "train/checkpoint.h"
 
 namespace crossply {
 namespace {

@@ -7,7 +7,8 @@
 #include <algorithm>
 #include <fstream>
 
-#include "kernels/cross_entropy.h"
+#include "kernels/block/cross_entropy.h"
+#include "kernels/devices.h"
 
 namespace crossply {
 namespace {
@@ -26,8 +27,8 @@ double scratch_memory(const TrainOptions& o, const Layout& layout) {
   const int64_t T = o.data.seq_len, threads = omp_get_max_threads();
   const int64_t widest = std::max({c.hidden_size, c.intermediate_size, c.vocab_size});
   const auto bytes = [](int64_t floats) { return 4.0 * static_cast<double>(floats); };
-  const double logits = static_cast<double>(
-      cross_entropy_scratch(layout.sequences * T, c.vocab_size, c.hidden_size, storage_type(o)));
+  const double logits =
+      static_cast<double>(cross_entropy_scratch(layout.sequences * T, c.vocab_size, c.hidden_size, storage_type(o)));
   const int64_t left_operand = widest > 384 ? 384 : 0;  // smaller ones are read where they are
   const double packed = bytes(std::min<int64_t>(256, widest) * (std::min<int64_t>(1024, widest) + left_operand));
   const double attention = bytes(4 * T * c.head_dim);

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "eval/batch_model.h"
 #include "train/options.h"
-#include "train/replicas.h"
 
 namespace crossply {
 

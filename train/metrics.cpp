@@ -8,7 +8,7 @@
 #include <limits>
 
 #include "engine/json.h"
-#include "train/checkpoint.h"
+#include "models/checkpoint.h"
 
 namespace crossply {
 namespace {

@@ -2,9 +2,10 @@
 
 #include <cstring>
 
+#include "cli/flags.h"
 #include "engine/numbers.h"
+#include "kernels/devices.h"
 #include "models/registry.h"
-#include "train/flags.h"
 
 namespace crossply {
 
@@ -78,8 +79,7 @@ void add_optimiser_flags(CLI::App& app, TrainOptions& o) {
   group.integer("--accumulate", o.accumulate, 1, most_size, "micro-steps per optimizer step");
   group.number("--lr", o.lr, 0, most_number, "base learning rate");
   group.number("--router-lr", o.router_lr, 0, most_number, "of routers and depth scores (0: ten times --lr)");
-  group.choice("--schedule", o.schedule, schedules,
-               "cosine, cosine1, linear or constant (engine/schedule.h)");
+  group.choice("--schedule", o.schedule, schedules, "cosine, cosine1, linear or constant (train/schedule.h)");
   group.integer("--warmup", o.warmup, 0, most_count, "warm-up steps");
   group.number("--lr-floor", o.lr_floor, 0, 1, "smallest multiple of --lr after the warm-up");
   group.number("--weight-decay", o.adamw.weight_decay, 0, most_number, "decoupled weight decay");

@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "data/source.h"
-#include "engine/optimizer.h"
-#include "engine/schedule.h"
 #include "engine/tensor.h"
+#include "kernels/optim/optimizer.h"
 #include "models/config.h"
+#include "train/schedule.h"
 
 namespace CLI {
 class App;
@@ -42,7 +42,7 @@ struct TrainOptions {
   int64_t batch = 16;      // sequences per micro-step
   int64_t accumulate = 1;  // micro-steps per optimizer step
   double lr = 1e-3;
-  double router_lr = 0;    // of the parameters whose table row has a multiplier; 0: the multiplier times lr
+  double router_lr = 0;  // of the parameters whose table row has a multiplier; 0: the multiplier times lr
   std::string schedule = "cosine";
   int64_t warmup = 0;
   double lr_floor = 0;

@@ -158,21 +158,9 @@ const std::vector<Preset>& presets() {
        [](TrainOptions& o) {
          language_model(o, {2048, 8192, 16, 32, 0});
        }},
-      {"deep32", "32 narrow layers, LIMe's first version",
-       [](TrainOptions& o) {
-         deep_model(o, 32);
-       },
-       pruned},
-      {"deep64", "64 narrow layers, LIMe's first version",
-       [](TrainOptions& o) {
-         deep_model(o, 64);
-       },
-       pruned},
-      {"deep128", "128 narrow layers, LIMe's first version",
-       [](TrainOptions& o) {
-         deep_model(o, 128);
-       },
-       pruned},
+      {"deep32", "32 narrow layers, LIMe's first version", [](TrainOptions& o) { deep_model(o, 32); }, pruned},
+      {"deep64", "64 narrow layers, LIMe's first version", [](TrainOptions& o) { deep_model(o, 64); }, pruned},
+      {"deep128", "128 narrow layers, LIMe's first version", [](TrainOptions& o) { deep_model(o, 128); }, pruned},
       {"130m", "the SATFormer paper's small size",
        [](TrainOptions& o) {
          sat_model(o, {768, 3072, 11, 12, 0}, 2e-3, 9536, 95);

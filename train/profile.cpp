@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "train/progress.h"
+#include "cli/format.h"
 
 namespace crossply {
 

@@ -9,57 +9,16 @@
 #include <cstdlib>
 #include <utility>
 
+#include "cli/format.h"
 #include "engine/check.h"
 #include "engine/numbers.h"
 
 namespace crossply {
 namespace {
 
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 }  // namespace
-
-std::string format_seconds(double seconds) {
-  const long s = static_cast<long>(seconds + 0.5);
-  char text[32];
-  if (s >= 3600) std::snprintf(text, sizeof text, "%ld:%02ld:%02ld", s / 3600, s / 60 % 60, s % 60);
-  else std::snprintf(text, sizeof text, "%ld:%02ld", s / 60, s % 60);
-  return text;
-}
-
-std::string format_count(int64_t count) {
-  std::string digits = std::to_string(count), out;
-  for (size_t i = 0; i < digits.size(); ++i) {
-    if (i > 0 && (digits.size() - i) % 3 == 0) out += ',';
-    out += digits[i];
-  }
-  return out;
-}
-
-std::string format_number(const char* format, double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, format, value);
-  return text;
-}
-
-std::string format_table(const std::vector<std::vector<std::string>>& rows) {
-  std::vector<size_t> widths;
-  for (const auto& row : rows) {
-    widths.resize(std::max(widths.size(), row.size()));
-    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
-  }
-  std::string out;
-  for (const auto& row : rows) {
-    for (size_t i = 0; i < row.size(); ++i) {
-      const std::string room(widths[i] - row[i].size(), ' ');
-      out += i == 0 ? row[i] + (row.size() > 1 ? room : "") : "  " + room + row[i];
-    }
-    out += "\n";
-  }
-  return out;
-}
 
 std::string format_status(const Status& s, size_t width) {
   struct Part {

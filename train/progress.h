@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <string>
-#include <vector>
 
 namespace crossply {
 
@@ -42,14 +41,5 @@ class Progress {
   double start_ = 0, last_ = 0;
   double tokens_ = 0, seconds_ = 0;  // since the last line
 };
-
-// "2:05" or "1:02:05".
-std::string format_seconds(double seconds);
-// "8,640".
-std::string format_count(int64_t count);
-// By a format of printf's for one double.
-std::string format_number(const char* format, double value);
-// Rows of cells as lines, in columns: the first one begins at the left, the others end at the right.
-std::string format_table(const std::vector<std::vector<std::string>>& rows);
 
 }  // namespace crossply

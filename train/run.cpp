@@ -7,17 +7,19 @@
 #include <cstring>
 #include <filesystem>
 
+#include "cli/format.h"
+#include "cli/program.h"
 #include "engine/file.h"
 #include "engine/printable.h"
 #include "eval/answers.h"
+#include "kernels/devices.h"
+#include "models/checkpoint.h"
 #include "models/model.h"
 #include "models/model_dir.h"
 #include "models/registry.h"
-#include "train/checkpoint.h"
 #include "train/initial.h"
 #include "train/memory.h"
 #include "train/metrics.h"
-#include "train/program.h"
 #include "train/progress.h"
 #include "train/run_curves.h"
 #include "train/run_dir.h"
@@ -83,8 +85,8 @@ Dataset open_named_data(const TrainOptions& o) {
     return open_dataset(o.data);
   } catch (const Error& error) {
     if (!o.resume || error.code != Exit::no_input) throw;
-    fail(error.code, error.what(), "; if the data has moved, say with --data", o.data.val_spec.empty() ? "" :
-         " and --val-data", " where it is now");
+    fail(error.code, error.what(), "; if the data has moved, say with --data",
+         o.data.val_spec.empty() ? "" : " and --val-data", " where it is now");
   }
 }
 
@@ -140,6 +142,7 @@ class Run {
   }
 
   const std::vector<json>& lines() const { return metrics_.lines(); }
+
  private:
   void step() {
     dir_.check_present();
@@ -147,8 +150,12 @@ class Run {
     const StepResult result = trainer_.step();
     const int64_t done = trainer_.steps_done();
     const double rate = tokens_per_second(trainer_.tokens_per_step(), trainer_.seconds - before);
-    json line = {{"step", done},          {"tokens", done * trainer_.tokens_per_step()}, {"loss", result.loss},
-                 {"lr", result.lr},       {"grad_norm", result.norm},                    {"seconds", trainer_.seconds}};
+    json line = {{"step", done},
+                 {"tokens", done * trainer_.tokens_per_step()},
+                 {"loss", result.loss},
+                 {"lr", result.lr},
+                 {"grad_norm", result.norm},
+                 {"seconds", trainer_.seconds}};
     if (rate > 0) line["tokens_per_s"] = rate;
     progress_.step(done, result.loss, result.lr, result.norm, static_cast<double>(trainer_.tokens_per_step()),
                    trainer_.seconds - before);
@@ -202,7 +209,7 @@ TrainResult summarise(const Trainer& trainer, const TrainOptions& o, const std::
   TrainResult result;
   result.run_dir = o.out;
   result.parameters = trainer.params().count();
-  result.flops_per_token = 3 * trainer.replicas().forward_flops() / static_cast<double>(o.batch * o.data.seq_len);
+  result.flops_per_token = 3 * trainer.model().forward_flops() / static_cast<double>(o.batch * o.data.seq_len);
   result.memory = trainer.memory();
   result.tokens_per_second = tokens_per_second(trainer.steps_done() * trainer.tokens_per_step(), trainer.seconds);
   result.curves = curves_of(lines);
@@ -219,8 +226,8 @@ std::string vocabulary_note(const TrainOptions& o, const Dataset& dataset) {
   const int64_t used = dataset.train->vocab_size(), V = o.config.vocab_size;
   if (!o.init.empty() || used == 0 || V < 2 * used) return "";
   const int64_t saved = (V - used) * o.config.hidden_size * (o.config.tie_word_embeddings ? 1 : 2);
-  return str("note: the data has ", format_count(used), " different tokens, the model ", format_count(V),
-             ": --vocab ", used, " would save ", format_count(saved), " parameters");
+  return str("note: the data has ", format_count(used), " different tokens, the model ", format_count(V), ": --vocab ",
+             used, " would save ", format_count(saved), " parameters");
 }
 
 // The lines of a dry run about its data; none where sizes alone were enough.

@@ -9,7 +9,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "train/checkpoint.h"
+#include "models/checkpoint.h"
 
 namespace crossply {
 namespace fs = std::filesystem;
@@ -27,8 +27,10 @@ void check_run_dir(const TrainOptions& o) {
   if (!o.resume)
     fail(Exit::usage, o.out, " exists and is not empty; choose another --out, or --resume to continue the run in it");
   if (path_exists(o.out + "/config.json"))
-    fail(Exit::usage, "--resume: ", o.out, " is a model directory, not a run directory; give another --out,"
-         " and --init ", o.out, " to start from its weights");
+    fail(Exit::usage, "--resume: ", o.out,
+         " is a model directory, not a run directory; give another --out,"
+         " and --init ",
+         o.out, " to start from its weights");
   if (!path_exists(o.out + "/flags.json"))
     fail(Exit::usage, "--resume: ", o.out, " is not a run directory: it has no flags.json; choose another --out");
 }

@@ -2,10 +2,10 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "cli/flags.h"
 #include "engine/json.h"
+#include "models/checkpoint.h"
 #include "models/json_file.h"
-#include "train/checkpoint.h"
-#include "train/flags.h"
 #include "train/options.h"
 
 namespace crossply {
@@ -141,8 +141,7 @@ json read_run_settings(const std::string& run_dir) {
 }
 
 void take_settings(const json& settings, const std::string& path, TrainOptions& o) {
-  if (!settings.is_object() || !settings.contains("config"))
-    fail(Exit::bad_data, path, ": \"config\" is missing");
+  if (!settings.is_object() || !settings.contains("config")) fail(Exit::bad_data, path, ": \"config\" is missing");
   each_kept(o, Take{settings, path});
   each_free(o, Take{settings, path});
   o.config = parse_config(settings["config"], path + ": config");
@@ -168,7 +167,8 @@ void refuse_other_settings(const json& saved, const TrainOptions& now, const std
     if (was == value || (files && same_data)) continue;
     if (key == "steps" && was.is_number_unsigned() && was < value) continue;
     fail(Exit::usage, "--resume: the run in ", where, " has ", flag_of(key), " ", was.dump(), ", the flags say ",
-         value.dump(), key == "steps" ? "; it can only grow"
+         value.dump(),
+         key == "steps" ? "; it can only grow"
          : files        ? "; only other files with the same contents can take its place"
                         : "; resume with the flags it was started with");
   }

@@ -31,7 +31,7 @@
 //                         c = L - s (1 + j mod (M-1)); with M = 1 it keeps its own.
 //
 // The paper leaves details open. That layer L itself is among those read is our reading: at va50m it gives three layers
-// to three heads. models/sla.cpp is the connection (with train_sla's), kernels/select_heads.h gathers the heads.
+// to three heads. models/sla.cpp is the connection (with train_sla's), kernels/depth/select_heads.h gathers the heads.
 #include "train/trainer.h"
 
 int main(int argc, char** argv) { return crossply::train_main(argc, argv, "ala"); }

@@ -40,7 +40,7 @@
 //   --period p          one combination after every p blocks. DenseFormer's paper takes k = 4, p = 5 for 48 blocks and
 //                       finds them as good as 1 and 1 (perplexity 17.87 and 17.84, plain 18.61).
 //
-// models/denseformer.cpp is the connection; kernels/depth_mix.h has the combination and its gradients.
+// models/denseformer.cpp is the connection; kernels/depth/depth_mix.h has the combination and its gradients.
 #include "train/trainer.h"
 
 int main(int argc, char** argv) { return crossply::train_main(argc, argv, "denseformer"); }

@@ -51,7 +51,7 @@
 //   deep64         167,168   80,174,848
 //   deep128        334,336   147,483,648         (SATFormer compares at the sizes up to 760m)
 //
-// models/hyper.cpp is the connection; kernels/hyper.h reads and writes the streams, kernels/layernorm.h norms.
+// models/hyper.cpp is the connection; hyper.h reads and writes the streams, layernorm.h norms.
 #include "train/trainer.h"
 
 int main(int argc, char** argv) { return crossply::train_main(argc, argv, "hyper"); }

@@ -7,7 +7,7 @@
 //
 // Nothing else changes, so LIMe adds K^2 (L (L+1)/2 - 1) numbers: 144 at the arithmetic sizes, 8,640 at 1B. W_l starts
 // as [random | identity], learns ten times as fast as the rest, and does not decay. With W_l = [0 | I] it is LLaMA, bit
-// for bit. models/lime.cpp is the connection, kernels/route.h the mixture and its gradients.
+// for bit. models/lime.cpp is the connection, kernels/depth/route.h the mixture and its gradients.
 // Gerasimov et al., "You Do Not Fully Utilize Transformer's Representation Capacity", arXiv 2502.09245.
 //
 // Presets (--preset; train/presets.cpp): those of train_llama, plus LIMe's parameters:

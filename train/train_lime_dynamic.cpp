@@ -39,7 +39,7 @@
 //
 // The paper's text feeds the router with X_{l-1}, its pseudocode with U_{l-1}, and so do the authors' code of this
 // version (an early commit, 601cd30, of their repository) and this.
-// models/lime_v1.cpp is the connection; kernels/head_mix.h mixes and projects, kernels/softmax.h and matmul.h route.
+// models/lime_static.cpp is the connection; head_mix.h mixes and projects, softmax.h and matmul.h route.
 #include "train/trainer.h"
 
 int main(int argc, char** argv) { return crossply::train_main(argc, argv, "lime_dynamic"); }

@@ -44,7 +44,7 @@
 // The paper does not say that pruned weights are renormalised; the authors' code of this version (an early commit,
 // 601cd30, of their repository) does it. There the mask is made once, when the model is built. The norm g_l is in the
 // pseudocode and the code, not in the text; the paper's parameter count needs it.
-// models/lime_v1.cpp is the connection; kernels/head_mix.h mixes and projects, kernels/softmax.h weighs and prunes.
+// models/lime_static.cpp is the connection; head_mix.h mixes and projects, softmax.h weighs and prunes.
 #include "train/trainer.h"
 
 int main(int argc, char** argv) { return crossply::train_main(argc, argv, "lime_static"); }

@@ -51,7 +51,7 @@
 // mixtures, adds X_n and norms on way R only, and rounds the width of p up; here each mixture has its own gains, all
 // four ways are alike and p has W N entries, as in SATFormer's.
 //
-// models/mudd.cpp is the connection; kernels/way_mix.h has the four mixtures at once, kernels/gelu.h and matmul.h their
+// models/mudd.cpp is the connection; multiway_mix.h has the four mixtures at once, gelu.h and matmul.h their
 // weights.
 #include "train/trainer.h"
 

@@ -43,8 +43,8 @@
 //   --last-k M          only the last M layers mix; 0 (default): all from the second on. plus keeps all entries of e in
 //                       its softmax, as SATFormer's code does. svformer's other layers keep their Wv.
 //
-// models/resformer.cpp is the connection; kernels/value_mix.h mixes (in place of V_n where nothing needs it again),
-// kernels/softmax.h shares the budget out.
+// models/resformer.cpp is the connection; value_mix.h mixes (in place of V_n where nothing needs it again),
+// kernels/block/softmax.h shares the budget out.
 #include "train/trainer.h"
 
 int main(int argc, char** argv) { return crossply::train_main(argc, argv, "resformer"); }

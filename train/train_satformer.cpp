@@ -42,7 +42,7 @@
 //                       gates then open by 0.23 at any C.
 //
 // models/satformer.cpp is the connection: the gate's rows ride in the matrix product for queries, keys and values;
-// kernels/gate.h has the gates, kernels/value_mix.h the gated sum.
+// kernels/depth/gate.h has the gates, kernels/depth/value_mix.h the gated sum.
 #include "train/trainer.h"
 
 int main(int argc, char** argv) { return crossply::train_main(argc, argv, "satformer"); }

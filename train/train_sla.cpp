@@ -33,7 +33,7 @@
 // attention paper does not say which heads skip (here the first ones), nor whether keys and values are reused or made
 // anew from the lower layer's output: here they are reused, which adds no parameters, as is said of the method.
 //
-// models/sla.cpp is the connection (with train_ala's), kernels/select_heads.h gathers the heads that attention reads.
+// models/sla.cpp is the connection (with train_ala's), select_heads.h gathers the heads that attention reads.
 #include "train/trainer.h"
 
 int main(int argc, char** argv) { return crossply::train_main(argc, argv, "sla"); }

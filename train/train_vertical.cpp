@@ -45,7 +45,7 @@
 //   --mirror-offset N   which source unet mirrors: 1 (default) is h^{L+1-l}, what the mirrored block reads; 2 is
 //                       h^{L+2-l}, what it puts out.
 //
-// models/vertical.cpp is the connection; kernels/depth_mix.h has the mixture, its gradients and those of the lengths.
+// models/vertical.cpp is the connection; depth_mix.h has the mixture, its gradients and those of the lengths.
 #include "train/trainer.h"
 
 int main(int argc, char** argv) { return crossply::train_main(argc, argv, "vertical"); }

@@ -8,14 +8,16 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "cli/format.h"
 #include "engine/rng.h"
+#include "kernels/devices.h"
+#include "kernels/optim/optimizer.h"
+#include "models/checkpoint.h"
 #include "models/json_file.h"
 #include "models/model_dir.h"
 #include "models/registry.h"
-#include "train/checkpoint.h"
 #include "train/memory.h"
 #include "train/profile.h"
-#include "train/progress.h"
 
 namespace crossply {
 namespace {
@@ -43,7 +45,7 @@ ParameterTable& prepare(ParameterTable& params, const TrainOptions& options, Dev
   params.initialise(options.seed);
   if (!options.init.empty() && !resumed)
     load_initial_weights(ModelDir(options.init).path(), options.initial.config, options.config, params);
-  params.refresh_narrow();
+  refresh_narrow(params);
   return params;
 }
 
@@ -82,8 +84,8 @@ int64_t state_number(const json& state, const char* key, const std::string& path
 Trainer::Trainer(const TrainOptions& options, const Source& train, const std::string& checkpoint)
     : options_(options),
       device_(make_device(options.device, options.matmul)),
-      replicas_(*device_, prepare(params_, options, *device_, !checkpoint.empty()), options.config,
-                batch_of(options, train.seq_len())),
+      model_(*device_, prepare(params_, options, *device_, !checkpoint.empty()), options.config,
+             batch_of(options, train.seq_len())),
       T_(train.seq_len()),
       optimizer_(params_, options.adamw),
       loader_(train, options.batch, options.seed, true),
@@ -92,11 +94,11 @@ Trainer::Trainer(const TrainOptions& options, const Source& train, const std::st
       digest_(str(std::hex, train.digest())) {
   tokens_.resize(static_cast<size_t>(tokens_per_step()));
   targets_.resize(tokens_.size());
-  if (options_.profile) replicas_.start_profile();
+  if (options_.profile) model_.start_profile();
   if (!checkpoint.empty()) restore(checkpoint);
 }
 
-size_t Trainer::memory() const { return parameter_bytes(params_, options_) + replicas_.bytes(); }
+size_t Trainer::memory() const { return parameter_bytes(params_, options_) + model_.bytes(); }
 
 template <class F>
 void Trainer::phase(const char* name, double bytes, F&& body) {
@@ -113,8 +115,8 @@ void Trainer::phase(const char* name, double bytes, F&& body) {
 std::string Trainer::profile() const {
   if (!options_.profile || profiled_ == 0) return "";
   // Lanes run side by side and each takes its own time.
-  const int64_t workers = std::min<int64_t>(replicas_.layout().lanes, omp_get_max_threads());
-  std::vector<OpCost> costs = replicas_.costs();
+  const int64_t workers = std::min<int64_t>(model_.layout().lanes, omp_get_max_threads());
+  std::vector<OpCost> costs = model_.costs();
   for (OpCost cost : phases_) {
     cost.seconds *= static_cast<double>(workers);
     costs.push_back(cost);
@@ -134,15 +136,14 @@ StepResult Trainer::step() {
   const double flat = static_cast<double>(params_.values().bytes());
   const double narrow = static_cast<double>(params_.narrow_bytes());
   phase("zero gradients", flat, [&] { params_.zero_gradients(); });
-  for (int64_t a = 0; a < options_.accumulate; ++a)
-    replicas_.run(&tokens_[a * micro], &targets_[a * micro], replay);
+  for (int64_t a = 0; a < options_.accumulate; ++a) model_.run(&tokens_[a * micro], &targets_[a * micro], replay);
   double norm = 0;
   phase("gradient norm", flat, [&] { norm = scale * optimizer_.gradient_norm(); });  // the first to wait
-  const double loss = scale * replay.grad_scale * replicas_.take_losses();
+  const double loss = scale * replay.grad_scale * model_.take_losses();
   if (!std::isfinite(loss) || !std::isfinite(norm))
-    fail(Exit::not_finite, "step ", steps_done() + 1, ": loss ", loss, ", gradient norm ", norm,
-         ", at positions ", position, " to ", loader_.position() - 1, " of the stream of training samples. ",
-         "No update was made", has_checkpoint_ ? "; the last checkpoint is untouched" : "; there is no checkpoint yet",
+    fail(Exit::not_finite, "step ", steps_done() + 1, ": loss ", loss, ", gradient norm ", norm, ", at positions ",
+         position, " to ", loader_.position() - 1, " of the stream of training samples. ", "No update was made",
+         has_checkpoint_ ? "; the last checkpoint is untouched" : "; there is no checkpoint yet",
          ". Try a lower --lr, a longer --warmup or --clip");
   const double lr = options_.lr * schedule_.at(steps_done());
   phase("adamw", 7 * flat + narrow, [&] { optimizer_.update(lr, norm, scale); });
@@ -152,7 +153,7 @@ StepResult Trainer::step() {
 }
 
 double Trainer::evaluate(const Source& test, int64_t samples) {
-  const double loss = replicas_.mean_loss(test, samples).loss;
+  const double loss = model_.mean_loss(test, samples).loss;
   if (!std::isfinite(loss))
     fail(Exit::not_finite, "the test loss after step ", steps_done(), " is ", loss,
          has_checkpoint_ ? ". The last checkpoint is from before that" : ". There is no checkpoint yet",
@@ -165,12 +166,9 @@ void Trainer::save(const std::string& dir, const Tokenizer& tokenizer) {
   writer.begin(dir);
   write_model(writer, options_, params_, tokenizer);
   save_tensors(writer.path("optimizer.safetensors"), params_, {{"m.", optimizer_.m()}, {"v.", optimizer_.v()}});
-  const json state = {{"step", optimizer_.step},
-                      {"position", loader_.position()},
-                      {"seconds", seconds},
-                      {"data", data_},
-                      {"data_digest", digest_},
-                      {"trajectory", trajectory(options_)}};
+  const json state = {{"step", optimizer_.step}, {"position", loader_.position()},
+                      {"seconds", seconds},      {"data", data_},
+                      {"data_digest", digest_},  {"trajectory", trajectory(options_)}};
   write_file_atomically(writer.path("train_state.json"), state.dump(2) + "\n");
   writer.commit();
   has_checkpoint_ = true;
@@ -184,8 +182,8 @@ void Trainer::restore(const std::string& dir) {
   refuse_other_settings(trajectory, options_, dir, same_data);
   if (state.value("data", json()) != data_ || state.value("data_digest", json(digest_)) != digest_)
     fail(Exit::bad_data, "--resume: ", options_.data.spec,
-         options_.data.val_spec.empty() ? "" : " or " + options_.data.val_spec,
-         " is not the data that the run in ", dir, " was trained on; its size or contents changed");
+         options_.data.val_spec.empty() ? "" : " or " + options_.data.val_spec, " is not the data that the run in ",
+         dir, " was trained on; its size or contents changed");
   const int64_t step = state_number(state, "step", path), position = state_number(state, "position", path);
   const int64_t samples = options_.batch * options_.accumulate;  // of a step
   if (step > options_.steps || position % samples != 0 || position / samples != step)
@@ -194,7 +192,7 @@ void Trainer::restore(const std::string& dir) {
   if (!state.contains("seconds") || !state["seconds"].is_number() || state["seconds"] < 0)
     fail(Exit::bad_data, path, ": \"seconds\" is not a time");
   load_weights(dir, options_.config, params_);
-  params_.refresh_narrow();
+  refresh_narrow(params_);
   load_tensors(dir + "/optimizer.safetensors", params_, {{"m.", optimizer_.m()}, {"v.", optimizer_.v()}});
   optimizer_.step = step;
   loader_.seek(position);
@@ -257,9 +255,10 @@ void print_plan(const TrainOptions& options, const std::string& data) {
               options.accumulate > 1 ? str(", ", format_count(options.accumulate), " times").c_str() : "");
   if (data.empty()) std::printf("steps: %s\n", format_count(options.steps).c_str());
   else std::printf("%s", data.c_str());
-  std::printf("training FLOPs per token: %.4g (forward %.4g)\n"
-              "  2 per multiply-add of products, causal attention and mixtures\n",
-              3 * plan.forward_flops_per_token, plan.forward_flops_per_token);
+  std::printf(
+      "training FLOPs per token: %.4g (forward %.4g)\n"
+      "  2 per multiply-add of products, causal attention and mixtures\n",
+      3 * plan.forward_flops_per_token, plan.forward_flops_per_token);
   std::printf("memory: %s in all%s\n", format_bytes(total(parts)).c_str(),
               backend_of(options.device) == Backend::cuda ? ", without scratch" : "");
   for (const MemoryPart& part : parts)

@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "data/loader.h"
-#include "engine/optimizer.h"
-#include "train/checkpoint.h"
+#include "eval/batch_model.h"
+#include "kernels/optim/optimizer.h"
+#include "models/checkpoint.h"
 #include "train/options.h"
-#include "train/replicas.h"
 #include "train/run_curves.h"
 
 namespace crossply {
@@ -38,7 +38,7 @@ class Trainer {
   ParameterTable& params() { return params_; }
   const ParameterTable& params() const { return params_; }
   Device& device() { return *device_; }
-  const Replicas& replicas() const { return replicas_; }
+  const BatchModel& model() const { return model_; }
   const Config& config() const { return options_.config; }
   size_t memory() const;  // bytes of all arenas
   // What the steps so far spent their time on, as a table; empty without --profile.
@@ -56,14 +56,14 @@ class Trainer {
   TrainOptions options_;
   std::unique_ptr<Device> device_;
   ParameterTable params_;
-  Replicas replicas_;
+  BatchModel model_;
   int64_t T_;
   Optimizer optimizer_;
   Loader loader_;
   Schedule schedule_;
-  bool has_checkpoint_ = false;  // that this run wrote or continues
-  int64_t steps_before_ = 0;   // --steps of the checkpoint that this continues
-  std::string data_, digest_;  // tell whether a resumed run has the same data
+  bool has_checkpoint_ = false;            // that this run wrote or continues
+  int64_t steps_before_ = 0;               // --steps of the checkpoint that this continues
+  std::string data_, digest_;              // tell whether a resumed run has the same data
   std::vector<int32_t> tokens_, targets_;  // all micro-steps of one step
   std::vector<OpCost> phases_;             // of a step, outside the tape; for the profile
   int64_t profiled_ = 0;                   // steps

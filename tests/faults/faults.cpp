@@ -14,10 +14,10 @@
 #include <set>
 #include <sstream>
 
+#include "cli/program.h"
 #include "engine/rng.h"
+#include "models/checkpoint.h"
 #include "tests/fuzz/target.h"
-#include "train/checkpoint.h"
-#include "train/program.h"
 
 using namespace crossply;
 using fuzz::read_file, fuzz::scratch, fuzz::write_file;

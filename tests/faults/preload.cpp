@@ -38,8 +38,8 @@ struct Plan {
   std::string dir = variable("FAULT_DIR"), kind = variable("FAULT_KIND");
   long at = std::atol(variable("FAULT_AT").c_str()), count = 0;
   // By the system call itself: the functions here are the ones that are replaced.
-  int log = static_cast<int>(::syscall(SYS_openat, AT_FDCWD, variable("FAULT_LOG").c_str(),
-                                       O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
+  int log = static_cast<int>(
+      ::syscall(SYS_openat, AT_FDCWD, variable("FAULT_LOG").c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
 };
 
 Plan& plan() {
@@ -111,43 +111,43 @@ ssize_t moved(const char* call, int fd, size_t bytes, F&& transfer) {
 
 extern "C" {
 
-#define REPLACE_OPEN(name)                                                \
-  int name(const char* path, int flags, ...) {                            \
-    NEXT(name);                                                           \
-    va_list rest;                                                         \
-    va_start(rest, flags);                                                \
-    const int mode = mode_of(flags, rest);                                \
-    va_end(rest);                                                         \
-    const std::string ours = below(path);                                 \
-    if (fate("open", ours) == Fate::fail) return -1;                      \
-    return remember(real(path, flags, mode), ours);                       \
+#define REPLACE_OPEN(name)                           \
+  int name(const char* path, int flags, ...) {       \
+    NEXT(name);                                      \
+    va_list rest;                                    \
+    va_start(rest, flags);                           \
+    const int mode = mode_of(flags, rest);           \
+    va_end(rest);                                    \
+    const std::string ours = below(path);            \
+    if (fate("open", ours) == Fate::fail) return -1; \
+    return remember(real(path, flags, mode), ours);  \
   }
 REPLACE_OPEN(open)
 REPLACE_OPEN(open64)
 
 // Only the standard library opens like this, and only directories.
-#define REPLACE_OPENAT(name)                                              \
-  int name(int dir, const char* path, int flags, ...) {                   \
-    NEXT(name);                                                           \
-    va_list rest;                                                         \
-    va_start(rest, flags);                                                \
-    const int mode = mode_of(flags, rest);                                \
-    va_end(rest);                                                         \
-    const std::string ours = below_at(dir, path);                         \
-    if (fate("opendir", ours) == Fate::fail) return -1;                   \
-    return remember(real(dir, path, flags, mode), ours);                  \
+#define REPLACE_OPENAT(name)                             \
+  int name(int dir, const char* path, int flags, ...) {  \
+    NEXT(name);                                          \
+    va_list rest;                                        \
+    va_start(rest, flags);                               \
+    const int mode = mode_of(flags, rest);               \
+    va_end(rest);                                        \
+    const std::string ours = below_at(dir, path);        \
+    if (fate("opendir", ours) == Fate::fail) return -1;  \
+    return remember(real(dir, path, flags, mode), ours); \
   }
 REPLACE_OPENAT(openat)
 REPLACE_OPENAT(openat64)
 
-#define REPLACE_FOPEN(name)                                               \
-  FILE* name(const char* path, const char* mode) {                        \
-    NEXT(name);                                                           \
-    const std::string ours = below(path);                                 \
-    if (fate("open", ours) == Fate::fail) return nullptr;                 \
-    FILE* file = real(path, mode);                                        \
-    if (file != nullptr) remember(::fileno(file), ours);                  \
-    return file;                                                          \
+#define REPLACE_FOPEN(name)                               \
+  FILE* name(const char* path, const char* mode) {        \
+    NEXT(name);                                           \
+    const std::string ours = below(path);                 \
+    if (fate("open", ours) == Fate::fail) return nullptr; \
+    FILE* file = real(path, mode);                        \
+    if (file != nullptr) remember(::fileno(file), ours);  \
+    return file;                                          \
   }
 REPLACE_FOPEN(fopen)
 REPLACE_FOPEN(fopen64)
@@ -171,10 +171,10 @@ ssize_t write(int fd, const void* data, size_t bytes) {
   NEXT(write);
   return moved("write", fd, bytes, [&](size_t n) { return real(fd, data, n); });
 }
-#define REPLACE_PREAD(name)                                                                  \
-  ssize_t name(int fd, void* out, size_t bytes, off_t offset) {                              \
-    NEXT(name);                                                                              \
-    return moved("read", fd, bytes, [&](size_t n) { return real(fd, out, n, offset); });     \
+#define REPLACE_PREAD(name)                                                              \
+  ssize_t name(int fd, void* out, size_t bytes, off_t offset) {                          \
+    NEXT(name);                                                                          \
+    return moved("read", fd, bytes, [&](size_t n) { return real(fd, out, n, offset); }); \
   }
 REPLACE_PREAD(pread)
 REPLACE_PREAD(pread64)
@@ -183,21 +183,21 @@ ssize_t writev(int fd, const iovec* parts, int count) {
   return moved("write", fd, static_cast<size_t>(count), [&](size_t n) { return real(fd, parts, static_cast<int>(n)); });
 }
 
-#define REPLACE_MMAP(name)                                                                   \
-  void* name(void* at, size_t bytes, int protection, int flags, int fd, off_t offset) {      \
-    NEXT(name);                                                                              \
-    if (fate("mmap", below(fd)) == Fate::fail) return MAP_FAILED;                            \
-    return real(at, bytes, protection, flags, fd, offset);                                   \
+#define REPLACE_MMAP(name)                                                              \
+  void* name(void* at, size_t bytes, int protection, int flags, int fd, off_t offset) { \
+    NEXT(name);                                                                         \
+    if (fate("mmap", below(fd)) == Fate::fail) return MAP_FAILED;                       \
+    return real(at, bytes, protection, flags, fd, offset);                              \
   }
 REPLACE_MMAP(mmap)
 REPLACE_MMAP(mmap64)
 
 // Of a descriptor.
-#define REPLACE_FD(name, parameters, arguments)            \
-  int name parameters {                                    \
-    NEXT(name);                                            \
-    if (fate(#name, below(fd)) == Fate::fail) return -1;   \
-    return real arguments;                                 \
+#define REPLACE_FD(name, parameters, arguments)          \
+  int name parameters {                                  \
+    NEXT(name);                                          \
+    if (fate(#name, below(fd)) == Fate::fail) return -1; \
+    return real arguments;                               \
   }
 REPLACE_FD(fsync, (int fd), (fd))
 REPLACE_FD(fdatasync, (int fd), (fd))

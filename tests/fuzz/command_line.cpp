@@ -41,8 +41,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::string program;
   std::vector<std::string> arguments;
   std::getline(lines, program);
-  for (std::string line; std::getline(lines, line);)
-    arguments.push_back(line.substr(0, line.find('\0')));
+  for (std::string line; std::getline(lines, line);) arguments.push_back(line.substr(0, line.find('\0')));
   if (!is_known(program)) return 0;
   const bool plans = program == "compare" || program.starts_with("train_");
   for (size_t i = 0; i < arguments.size(); ++i) {

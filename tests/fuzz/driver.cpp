@@ -10,9 +10,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cli/program.h"
 #include "engine/rng.h"
 #include "tests/fuzz/target.h"
-#include "train/program.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #define FUZZ_ASAN 1
@@ -61,7 +61,8 @@ std::vector<Seed> read_corpus(const std::vector<std::string>& paths) {
   for (const std::string& path : paths) {
     if (!fs::exists(path)) fail(Exit::no_input, path, ": no such file or directory");
     if (!fs::is_directory(path)) files.push_back(path);
-    else for (const auto& entry : fs::directory_iterator(path)) files.push_back(entry.path().string());
+    else
+      for (const auto& entry : fs::directory_iterator(path)) files.push_back(entry.path().string());
   }
   std::sort(files.begin(), files.end());
   std::vector<Seed> corpus;
@@ -87,11 +88,42 @@ std::vector<std::string> dictionary_of(const std::vector<Seed>& corpus) {
   return words;
 }
 
-const std::vector<std::string> edges = {
-    "0", "-1", "1", "-0", "010", "2", "255", "256", "65535", "65536", "2147483647", "2147483648", "4294967295",
-    "4294967296", "9007199254740993", "9223372036854775807", "9223372036854775808", "18446744073709551615",
-    "18446744073709551616", "-9223372036854775808", "1e30", "1e308", "1e400", "1e-400", "0.5", "-0.5", "inf", "nan",
-    "null", "true", "\"1\"", "\"\"", "[]", "{}", "[1]", "{\"a\":1}"};
+const std::vector<std::string> edges = {"0",
+                                        "-1",
+                                        "1",
+                                        "-0",
+                                        "010",
+                                        "2",
+                                        "255",
+                                        "256",
+                                        "65535",
+                                        "65536",
+                                        "2147483647",
+                                        "2147483648",
+                                        "4294967295",
+                                        "4294967296",
+                                        "9007199254740993",
+                                        "9223372036854775807",
+                                        "9223372036854775808",
+                                        "18446744073709551615",
+                                        "18446744073709551616",
+                                        "-9223372036854775808",
+                                        "1e30",
+                                        "1e308",
+                                        "1e400",
+                                        "1e-400",
+                                        "0.5",
+                                        "-0.5",
+                                        "inf",
+                                        "nan",
+                                        "null",
+                                        "true",
+                                        "\"1\"",
+                                        "\"\"",
+                                        "[]",
+                                        "{}",
+                                        "[1]",
+                                        "{\"a\":1}"};
 const std::string special = "\"\\{}[]:,\n\r\t \0\x01\x1b\x7f\x80\xc3\xff./*-="s;
 
 class Mutator {
@@ -122,8 +154,12 @@ class Mutator {
   void mutate(std::string& text, Random& random) const {
     const auto [at, length] = piece(text, random);
     switch (random.below(11)) {
-      case 0: if (at < text.size()) text[at] = static_cast<char>(text[at] ^ (1 << random.below(8))); break;
-      case 1: if (at < text.size()) text[at] = special[below(special.size(), random)]; break;
+      case 0:
+        if (at < text.size()) text[at] = static_cast<char>(text[at] ^ (1 << random.below(8)));
+        break;
+      case 1:
+        if (at < text.size()) text[at] = special[below(special.size(), random)];
+        break;
       case 2: text.insert(at, 1, special[below(special.size(), random)]); break;
       case 3: text.erase(at, length); break;
       case 4: text.insert(below(text.size() + 1, random), text.substr(at, length)); break;
@@ -148,16 +184,27 @@ class Mutator {
       return number ? std::strchr("0123456789+-.e", c) != nullptr && c != '\0'
                     : std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '"' || c == '-' || c == '.';
     };
-    const auto begin = std::find_if(text.begin() + static_cast<std::ptrdiff_t>(below(text.size() + 1, random)),
-                                    text.end(), is_part);
+    const auto begin =
+        std::find_if(text.begin() + static_cast<std::ptrdiff_t>(below(text.size() + 1, random)), text.end(), is_part);
     text.replace(begin, std::find_if_not(begin, text.end(), is_part), by);
   }
 
   static void binary_number(std::string& text, Random& random) {
     const size_t bytes = size_t{1} << random.below(4);
     if (text.size() < bytes) return;
-    constexpr uint64_t values[] = {0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF,
-                                   0x7FFFFFFFFFFFFFFF, 0x8000000000000000, 0xFFFFFFFFFFFFFFFF};
+    constexpr uint64_t values[] = {0,
+                                   1,
+                                   0x7F,
+                                   0x80,
+                                   0xFF,
+                                   0x7FFF,
+                                   0xFFFF,
+                                   0x7FFFFFFF,
+                                   0x80000000,
+                                   0xFFFFFFFF,
+                                   0x7FFFFFFFFFFFFFFF,
+                                   0x8000000000000000,
+                                   0xFFFFFFFFFFFFFFFF};
     std::memcpy(&text[below(text.size() - bytes + 1, random)], &values[random.below(std::size(values))], bytes);
   }
 
@@ -253,8 +300,8 @@ Exit run(const Options& o, const std::string& name) {
     int status = 0;
     if (child < 0 || ::waitpid(child, &status, 0) != child) fail(Exit::io, "cannot run a child");
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0) break;
-    const std::string origin = current.index < corpus.size() ? corpus[current.index].name
-                                                             : str("seed ", o.seed, ", mutation ", current.index);
+    const std::string origin =
+        current.index < corpus.size() ? corpus[current.index].name : str("seed ", o.seed, ", mutation ", current.index);
     report(name, origin, status, current, o, output);
     ++failures;
   }

@@ -1,5 +1,6 @@
 // Any bytes as the index of a model whose weights are in two files.
 #include "engine/device.h"
+#include "kernels/devices.h"
 #include "models/model.h"
 #include "models/model_dir.h"
 #include "tests/fuzz/target.h"

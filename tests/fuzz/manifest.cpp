@@ -1,8 +1,8 @@
 // Any bytes as a checkpoint's manifest.
 #include <nlohmann/json.hpp>
 
+#include "models/checkpoint.h"
 #include "tests/fuzz/target.h"
-#include "train/checkpoint.h"
 
 using namespace crossply;
 using namespace crossply::fuzz;

@@ -37,9 +37,9 @@ inline void call_and_check(const std::string& program, const std::vector<std::st
 
 // The flags of a run of two steps of a model of a few hundred parameters.
 inline std::vector<std::string> tiny_run(const std::string& out) {
-  return {"--data", "arith:3", "--train-samples", "8", "--test-samples", "4", "--width", "4", "--ffn", "4", "--layers",
-          "1", "--heads", "1", "--batch", "2", "--steps", "2", "--eval-samples", "2", "--answer-samples", "1",
-          "--out", out};
+  return {"--data",  "arith:3", "--train-samples", "8", "--test-samples",   "4", "--width", "4",
+          "--ffn",   "4",       "--layers",        "1", "--heads",          "1", "--batch", "2",
+          "--steps", "2",       "--eval-samples",  "2", "--answer-samples", "1", "--out",   out};
 }
 
 }  // namespace crossply::fuzz

@@ -2,8 +2,8 @@
 // resumed. The manifest says that the file is as it was written.
 #include <nlohmann/json.hpp>
 
+#include "models/sha256.h"
 #include "tests/fuzz/programs.h"
-#include "train/sha256.h"
 
 using namespace crossply;
 using namespace crossply::fuzz;

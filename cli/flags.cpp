@@ -1,0 +1,172 @@
+#include "cli/flags.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <optional>
+
+#include "engine/check.h"
+#include "engine/numbers.h"
+
+namespace crossply {
+
+int64_t read_integer(const std::string& name, const std::string& text, int64_t least, int64_t most) {
+  const auto value = parse_integer(text);
+  if (!value || *value < least || *value > most)
+    throw CLI::ValidationError(name, str("'", text, "' is not an integer from ", least, " to ", most));
+  return *value;
+}
+
+double read_number(const std::string& name, const std::string& text, double least, double most) {
+  const auto value = parse_number(text);
+  if (!value || *value < least || *value > most)
+    throw CLI::ValidationError(name, str("'", text, "' is not a number from ", least,
+                                         most < most_number ? str(" to ", most) : std::string(" on")));
+  return *value;
+}
+
+bool read_truth(const std::string& name, const std::string& text) {
+  const auto value = parse_truth(text);
+  if (!value) throw CLI::ValidationError(name, str("'", text, "' is neither true nor false"));
+  return *value;
+}
+
+CLI::Option* add_number(CLI::App& app, const std::string& name, double& variable, double least, double most,
+                        const std::string& help) {
+  auto set = [=, &variable](const std::string& text) { variable = read_number(name, text, least, most); };
+  return app.add_option_function<std::string>(name, set, help)->type_name("FLOAT")->default_str(str(variable));
+}
+
+CLI::Option* add_truth(CLI::App& app, const std::string& name, bool& variable, const std::string& help) {
+  auto set = [=, &variable](const std::string& text) { variable = read_truth(name, text); };
+  return app.add_option_function<std::string>(name, set, help)
+      ->type_name("BOOL")
+      ->default_str(variable ? "true" : "false");
+}
+
+CLI::Option* add_text(CLI::App& app, const std::string& name, std::string& variable, const std::string& type,
+                      const std::string& help) {
+  return app.add_option(name, variable, help)->type_name(type)->default_str(variable);
+}
+
+CLI::Option* add_choice(CLI::App& app, const std::string& name, std::string& variable,
+                        const std::vector<std::string>& choices, const std::string& help) {
+  auto check = [choices](const std::string& text) {
+    if (std::find(choices.begin(), choices.end(), text) != choices.end()) return std::string();
+    std::string known;
+    for (const std::string& choice : choices) known += " " + choice;
+    return str("'", text, "' is not one of:", known);
+  };
+  return add_text(app, name, variable, "NAME", help)->check(CLI::Validator(check, ""));
+}
+
+void add_plan_flag(CLI::App& app, std::string& variable) {
+  add_choice(app, "--plan", variable, {"reuse", "distinct", "poison"}, "memory plan; all give the same numbers")
+      ->group("");
+}
+
+void check_batch(int64_t batch, int64_t accumulate, int64_t seq_len) {
+  const int64_t sequences = most_count / std::max<int64_t>(1, seq_len);
+  if (accumulate > sequences || batch > sequences / accumulate)
+    fail(Exit::usage, "--batch ", batch, accumulate > 1 ? str(" x --accumulate ", accumulate) : "", " sequences of ",
+         seq_len, " tokens are more than a step can have; the most is ", sequences, " sequences");
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// --help
+
+namespace {
+
+constexpr size_t screen = 80, names_width = 26;
+
+// The text in lines of at most `width` columns; what begins a new line in it still does, and hangs from there.
+std::string wrap(const std::string& text, size_t width, size_t indent) {
+  std::string out;
+  size_t column = 0, hang = 0;
+  auto new_line = [&] { out += "\n" + std::string(indent, ' '), column = 0; };
+  for (size_t at = 0; at < text.size();) {
+    if (text[at] == '\n') {
+      new_line(), ++at;
+      hang = 2;
+      continue;
+    }
+    const size_t end = std::min(text.find_first_of(" \n", at), text.size());
+    const size_t length = end - at;
+    if (column > 0 && column + 1 + length > width) new_line(), out.append(hang, ' '), column = hang;
+    else if (column > 0) out += ' ', ++column;
+    out += text.substr(at, length), column += length;
+    at = end + (end < text.size() && text[end] == ' ');
+  }
+  return out;
+}
+
+// A name on the left and its description on the right, or below where the name is long.
+std::string entry(const std::string& name, const std::string& about) {
+  std::string out = "  " + name;
+  if (about.empty()) return out + "\n";
+  if (out.size() + 2 > names_width) out += "\n" + std::string(names_width, ' ');
+  else out.resize(names_width, ' ');
+  return out + wrap(about, screen - names_width, names_width) + "\n";
+}
+
+std::string describe(const CLI::Option& option) {
+  std::string about = option.get_description();
+  if (option.get_required()) about += " (required)";
+  const std::string standard = option.get_default_str();
+  return standard.empty() ? about : about + (about.empty() ? "" : " ") + "[" + standard + "]";
+}
+
+// How many letters have to be changed, added, left out or swapped with the next one.
+size_t distance(const std::string& a, const std::string& b) {
+  std::vector<std::vector<size_t>> d(a.size() + 1, std::vector<size_t>(b.size() + 1));
+  std::iota(d[0].begin(), d[0].end(), size_t{0});
+  for (size_t i = 1; i <= a.size(); ++i) {
+    d[i][0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      d[i][j] = std::min({d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + (a[i - 1] != b[j - 1])});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+        d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
+    }
+  }
+  return d[a.size()][b.size()];
+}
+
+}  // namespace
+
+std::string Help::make_help(const CLI::App* app, std::string name, CLI::AppFormatMode) const {
+  std::string out = wrap(app->get_description(), screen, 0) + "\nUsage: " + (name.empty() ? app->get_name() : name) +
+                    " [FLAGS]" + (app->get_subcommands({}).empty() ? "" : " [SUBCOMMAND]") + "\n";
+  for (const std::string& group : app->get_groups()) {
+    const auto options =
+        app->get_options([&](const CLI::Option* option) { return !group.empty() && option->get_group() == group; });
+    if (!options.empty()) out += "\n" + group + ":\n";
+    for (const CLI::Option* option : options) {
+      const std::string type = option->get_type_size() != 0 ? " " + option->get_type_name() : "";
+      out += entry(option->get_name(false, true) + type, describe(*option));
+    }
+  }
+  const auto parts = app->get_subcommands([](const CLI::App* part) { return !part->get_group().empty(); });
+  if (!parts.empty()) out += "\nSubcommands:\n";
+  for (const CLI::App* part : parts) out += entry(part->get_name(), part->get_description());
+  return out + "\n" + wrap(app->get_footer(), screen, 0) + "\n";
+}
+
+std::string unknown_flag(const CLI::App& app) {
+  for (const std::string& word : app.remaining(true)) {
+    if (!word.starts_with("--")) continue;
+    const std::string typed = word.substr(0, word.find('='));
+    std::string best;
+    size_t least = std::max<size_t>(2, (typed.size() - 2) / 3) + 1;
+    for (const CLI::Option* option : app.get_options()) {
+      for (const std::string& name : option->get_lnames()) {
+        const std::string known = "--" + name;
+        const size_t apart = typed.size() > 4 && known.starts_with(typed) ? 0 : distance(typed, known);
+        if (apart < least) least = apart, best = known;
+      }
+    }
+    return str("unknown flag ", typed, best.empty() ? "" : str("; did you mean ", best, "?"));
+  }
+  return "";
+}
+
+}  // namespace crossply

@@ -1,0 +1,19 @@
+// Numbers and tables as people read them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace crossply {
+
+// "2:05" or "1:02:05".
+std::string format_seconds(double seconds);
+// "8,640".
+std::string format_count(int64_t count);
+// By a format of printf's for one double.
+std::string format_number(const char* format, double value);
+// Rows of cells as lines, in columns: the first one begins at the left, the others end at the right.
+std::string format_table(const std::vector<std::vector<std::string>>& rows);
+
+}  // namespace crossply

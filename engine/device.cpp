@@ -1,0 +1,37 @@
+#include "engine/device.h"
+
+#include <cstdio>
+#include <utility>
+
+namespace crossply {
+
+Arena::Arena(Device& device, std::string name, size_t bytes)
+    : device_(&device), name_(std::move(name)), data_(device.allocate(bytes, name_)), bytes_(bytes) {}
+
+Arena::Arena(Arena&& other) noexcept { *this = std::move(other); }
+
+Arena& Arena::operator=(Arena&& other) noexcept {
+  std::swap(device_, other.device_);
+  std::swap(name_, other.name_);
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+Arena::~Arena() {
+  if (data_ != nullptr) device_->release(data_);
+}
+
+std::string format_bytes(double bytes) {
+  const char* unit = "B";
+  for (const char* next : {"KiB", "MiB", "GiB", "TiB"}) {
+    if (bytes < 1024) break;
+    bytes /= 1024;
+    unit = next;
+  }
+  char text[32];
+  std::snprintf(text, sizeof text, unit[0] == 'B' ? "%.0f %s" : "%.1f %s", bytes, unit);
+  return text;
+}
+
+}  // namespace crossply

@@ -1,0 +1,155 @@
+#include "eval/batch_model.h"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "eval/loss.h"
+#include "kernels/block/add.h"
+#include "kernels/optim/gradient_norm.h"
+
+namespace crossply {
+namespace {
+
+// A core's own cache is 1 to 2 MiB; beyond about twice that, whole sequences on a thread are no faster than whole ops.
+constexpr size_t most_gradients = size_t{1} << 20, most_activations = size_t{4} << 20;
+// Sequences go through together while they take no more than this: longer loops, fewer calls.
+constexpr size_t roomy = size_t{1} << 20;
+constexpr int64_t most_lanes = 16;  // so many threads can work; each costs a set of activations and gradients
+
+Tensor flat_gradients(const Arena& arena, const ParameterTable& params) {
+  return Tensor{arena.data(), params.dtype(), Shape{params.flat_size()}};
+}
+
+}  // namespace
+
+Layout choose_layout(ParameterTable& params, const Config& config, const Batch& batch, Backend backend) {
+  const Layout whole{batch.B, 1};
+  const size_t gradients = static_cast<size_t>(params.flat_size()) * size_of(Dtype::f32);
+  if (backend == Backend::cuda || gradients > most_gradients || batch.B < 2) return whole;
+  const auto arena_of = [&](int64_t sequences) {
+    Tape tape(batch.dtype);
+    Batch same = batch;
+    same.plan = PlanMode::reuse;  // the other plans must give the same bits
+    same.training = true;         // and so must evaluation
+    record_replay(tape, params, config, same, {sequences, 1});
+    return tape.arena_bytes();
+  };
+  const size_t one = arena_of(1);
+  if (one > most_activations) return whole;
+  int64_t sequences = 1;
+  for (int64_t n = 2; n * 2 <= batch.B && static_cast<size_t>(n) * one <= roomy; ++n)
+    if (batch.B % n == 0 && batch.B / n >= std::min(most_lanes, batch.B / 2)) sequences = n;
+  return {sequences, std::min(most_lanes, batch.B / sequences)};
+}
+
+Graph record_replay(Tape& tape, ParameterTable& params, const Config& config, const Batch& batch,
+                    const Layout& layout) {
+  const Graph graph = record_model(tape, params, config, layout.sequences, batch.T);
+  if (batch.training) tape.differentiate();
+  tape.plan(batch.plan);
+  return graph;
+}
+
+size_t memory_of(const Layout& layout, const Tape& tape, const ParameterTable& params, bool training) {
+  const size_t gradients =
+      layout.lanes > 1 && training ? static_cast<size_t>(params.flat_size()) * size_of(params.dtype()) : 0;
+  return static_cast<size_t>(layout.lanes) * (tape.arena_bytes() + gradients);
+}
+
+BatchModel::BatchModel(Device& device, ParameterTable& params, const Config& config, const Batch& batch)
+    : device_(device),
+      params_(params),
+      batch_(batch),
+      layout_(choose_layout(params, config, batch, device.stream().backend)),
+      losses_(device, "sums of losses", static_cast<size_t>(layout_.lanes) * sizeof(double)) {
+  for (int64_t i = 0; i < layout_.lanes; ++i) {
+    Lane& lane = *lanes_.emplace_back(std::make_unique<Lane>(batch.dtype));
+    lane.graph = record_replay(lane.tape, params, config, batch, layout_);
+    if (layout_.lanes > 1 && batch.training)
+      lane.gradients = Arena(device, "gradients of a lane", params.gradients().bytes());
+    const Tensor gradients = flat_gradients(lane.gradients, params);
+    lane.tape.allocate(device, gradients.data != nullptr ? &gradients : nullptr);
+    lane.loss = Tensor{losses_.data() + static_cast<size_t>(i) * sizeof(double), Dtype::f64, Shape{1}};
+  }
+}
+
+void BatchModel::run_lane(int64_t lane, const int32_t* tokens, const int32_t* targets, const Step& step) {
+  Lane& l = *lanes_[static_cast<size_t>(lane)];
+  if (step.training && l.gradients.data() != nullptr) device_.fill(l.gradients.data(), 0, l.gradients.bytes());
+  const int64_t replays = batch_.B / layout_.sequences, width = layout_.sequences * batch_.T;
+  for (int64_t r = replays * lane / layout_.lanes; r < replays * (lane + 1) / layout_.lanes; ++r) {
+    load_batch(device_, l.graph, tokens + r * width, targets + r * width);
+    l.tape.run(step);
+    add_sum(l.loss, l.graph.losses->tensor, device_.stream());
+  }
+}
+
+void BatchModel::run(const int32_t* tokens, const int32_t* targets, const Step& step) {
+  if (layout_.lanes == 1) return run_lane(0, tokens, targets, step);
+#pragma omp parallel for schedule(static, 1)
+  for (int64_t i = 0; i < layout_.lanes; ++i) {
+    Lane& lane = *lanes_[static_cast<size_t>(i)];
+    try {
+      run_lane(i, tokens, targets, step);
+    } catch (...) {  // no exception may leave a parallel region
+      lane.error = std::current_exception();
+    }
+  }
+  for (const auto& lane : lanes_)
+    if (lane->error) std::rethrow_exception(std::exchange(lane->error, nullptr));
+  for (const auto& lane : lanes_)
+    if (step.training)
+      accumulate(params_.gradients(), flat_gradients(lane->gradients, params_), true, device_.stream());
+}
+
+double BatchModel::take_losses() {
+  std::vector<double> sums(lanes_.size());
+  device_.copy_out(sums.data(), losses_.data(), losses_.bytes());
+  device_.fill(losses_.data(), 0, losses_.bytes());
+  return std::accumulate(sums.begin(), sums.end(), 0.0);
+}
+
+BatchModel::Mean BatchModel::mean_loss(const Source& source, int64_t sequences) {
+  const int64_t B = batch_.B, T = batch_.T;
+  Mean mean;
+  mean.sequences = std::min(sequences, source.size());
+  std::vector<int32_t> tokens(static_cast<size_t>(B * T)), targets(tokens.size());
+  take_losses();
+  for (int64_t first = 0; first < mean.sequences; first += B) {
+    for (int64_t b = 0; b < B; ++b) {
+      source.read(std::min(first + b, mean.sequences - 1), &tokens[static_cast<size_t>(b * T)],
+                  &targets[static_cast<size_t>(b * T)]);
+      // The last batch may be only partly full.
+      if (first + b >= mean.sequences) std::fill_n(&targets[static_cast<size_t>(b * T)], T, -1);
+    }
+    mean.scored += std::count_if(targets.begin(), targets.end(), [](int32_t target) { return target >= 0; });
+    run(tokens.data(), targets.data(), Step{});
+  }
+  const double sum = take_losses();
+  if (mean.scored > 0) mean.loss = sum / static_cast<double>(mean.scored);
+  return mean;
+}
+
+double BatchModel::forward_flops() const {
+  return tape().forward_flops() * static_cast<double>(batch_.B) / static_cast<double>(layout_.sequences);
+}
+
+void BatchModel::start_profile() {
+  for (const auto& lane : lanes_) lane->tape.start_profile();
+}
+
+std::vector<OpCost> BatchModel::costs() const {
+  std::vector<OpCost> sums;
+  for (const auto& lane : lanes_) {
+    for (const OpCost& cost : lane->tape.costs()) {
+      const auto same = std::find_if(sums.begin(), sums.end(), [&](const OpCost& s) { return s.op == cost.op; });
+      if (same == sums.end()) sums.push_back(cost);
+      else *same += cost;
+    }
+  }
+  return sums;
+}
+
+}  // namespace crossply

@@ -1,0 +1,82 @@
+// A model recorded for batches of B sequences of T tokens, in the form that suits its size:
+//
+//   large  one tape for the whole batch; the threads share the work of every op.
+//   small  where a sequence's activations and a set of gradients fit into a core's own cache, several tapes for one or
+//          a few sequences each, the lanes. A thread takes a lane's sequences through the whole model, one after the
+//          other, and meets the others only at the end of the batch, where the lanes' gradients are added in order.
+//
+// The form, and which sequences a lane gets, depend on sizes alone, so that results do not depend on the thread count.
+#pragma once
+
+#include <exception>
+#include <memory>
+#include <vector>
+
+#include "data/source.h"
+#include "models/model.h"
+
+namespace crossply {
+
+struct Batch {
+  int64_t B, T;
+  Dtype dtype = Dtype::f32;
+  bool training = true;
+  PlanMode plan = PlanMode::reuse;
+};
+
+struct Layout {
+  int64_t sequences;  // of one replay
+  int64_t lanes;      // 1: one tape
+};
+// A GPU has one large form only.
+Layout choose_layout(ParameterTable& params, const Config& config, const Batch& batch, Backend backend);
+// Records, differentiates and plans what one replay of this layout needs.
+Graph record_replay(Tape& tape, ParameterTable& params, const Config& config, const Batch& batch, const Layout& layout);
+// Bytes of all activations, and of the lanes' gradients.
+size_t memory_of(const Layout& layout, const Tape& tape, const ParameterTable& params, bool training);
+
+class BatchModel {
+ public:
+  // The parameters must have been allocated; for bf16, their narrow copies too.
+  BatchModel(Device& device, ParameterTable& params, const Config& config, const Batch& batch);
+
+  // tokens, targets: (B, T). In training adds the gradients of step.grad_scale times the sum of the losses to the
+  // table's. Does not wait until the device is done. Rethrows what a kernel threw.
+  void run(const int32_t* tokens, const int32_t* targets, const Step& step);
+  // The sum of the losses of all runs since the last call, in double. Waits for the device.
+  double take_losses();
+  // Mean loss over the first `sequences` of a source. Forgets the losses that were not taken.
+  struct Mean {
+    double loss = 0;  // 0 if nothing is scored
+    int64_t sequences = 0, scored = 0;
+  };
+  Mean mean_loss(const Source& source, int64_t sequences);
+
+  const Layout& layout() const { return layout_; }
+  const Tape& tape() const { return lanes_[0]->tape; }
+  size_t bytes() const { return memory_of(layout_, tape(), params_, batch_.training); }
+  double forward_flops() const;  // of a batch
+  // From now on the tapes take the time of every node in training; costs() sums it up by op, over all lanes.
+  void start_profile();
+  std::vector<OpCost> costs() const;
+
+ private:
+  struct Lane {
+    explicit Lane(Dtype dtype) : tape(dtype) {}
+    Tape tape;
+    Graph graph;
+    Arena gradients;  // none if there is one lane only
+    Tensor loss;      // (1) of f64, in losses_
+    std::exception_ptr error;
+  };
+  void run_lane(int64_t lane, const int32_t* tokens, const int32_t* targets, const Step& step);
+
+  Device& device_;
+  ParameterTable& params_;
+  Batch batch_;
+  Layout layout_;
+  Arena losses_;  // a sum for each lane
+  std::vector<std::unique_ptr<Lane>> lanes_;
+};
+
+}  // namespace crossply

@@ -1,0 +1,507 @@
+#include "kernels/attention/attention.h"
+
+#include <type_traits>
+
+#include "engine/node.h"
+#include "kernels/attention/attention_cpu.h"
+#include "kernels/attention/attention_tile.h"
+#include "kernels/attention/ops.h"
+#include "kernels/cpu/cpu.h"
+
+namespace crossply {
+
+using namespace attention_tile;
+
+namespace {
+
+// -----------------------------------------------------------------------------------------------------------------
+// Which work there is.
+
+// One head of k or v: rows of D floats.
+struct Rows {
+  const float* data;
+  int64_t stride;
+  const float* row(int64_t i) const { return data + i * stride; }
+};
+
+// Many strided rows would fall into few sets of the cache: those are read from a copy, as are those not in float.
+template <class S>
+Rows gather(float* copy, const S* from, int64_t stride, int64_t rows, int64_t D) {
+  if constexpr (std::is_same_v<S, float>)
+    if (rows <= 256) return {from, stride};
+  write_rows(copy, D, from, stride, rows, D, 1.f, false);
+  return {copy, D};
+}
+
+struct Sizes : AttentionSizes {
+  int64_t blocks() const { return ceil_div(T, tile); }
+};
+
+// Calls body(row, rows, first) for the parts of a tile of n keys against `vectors` vectors of queries, of which a part
+// needs those from `first` on. A tile off the diagonal is one part. On it, a part is `lanes` keys: the vectors before
+// see none of them, its first vector sees some, the others see all.
+template <class F>
+void for_parts(int64_t n, int64_t vectors, bool diagonal, F&& body) {
+  if (!diagonal) return body(int64_t{0}, n, int64_t{0});
+  for (int64_t j = 0; j < vectors; ++j) body(j * lanes, std::min(lanes, n - j * lanes), j);
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// Forward.
+
+// Scratch of one thread.
+struct Forward {
+  float *k_copy, *v_copy;  // (keys, D)
+  float *q, *out;          // (D, tile): q times scale / ln 2; out before its division by sum
+  float* s;                // (tile, tile): scores of (key, query) in units of ln 2, then their weights
+  float *max, *sum;        // (tile): over the keys so far, and of exp2(s - max); at the end max becomes lse
+
+  Forward(int64_t keys, int64_t D) {
+    const int64_t copied = round_up(keys * D);
+    k_copy = scratch_f32(static_cast<size_t>(2 * copied + 2 * D * tile + tile * tile + 2 * tile));
+    v_copy = k_copy + copied;
+    q = v_copy + copied;
+    out = q + D * tile;
+    s = out + D * tile;
+    max = s + tile * tile;
+    sum = max + tile;
+  }
+};
+
+// max = the larger of max and every row of s (n, tile), in four chains that do not wait for each other.
+inline void max_of_column(Vec& max, const float* s, int64_t n) {
+  Vec chain[4] = {max, max, max, max};
+  for (int64_t i = 0; i < n; i += 4)
+#pragma GCC unroll 4
+    for (int64_t c = 0; c < 4; ++c) {
+      Vec x;
+      load(x, s + std::min(i + c, n - 1) * tile);
+      take_larger(chain[c], x);
+    }
+  for (const Vec& x : chain) take_larger(max, x);
+}
+
+// Takes one tile of scores into the running softmax; scores become weights.
+void softmax_tile(const Forward& w, int64_t n, int64_t vectors, bool diagonal, bool first, int64_t D) {
+  for (int64_t j = 0; j < vectors; ++j) {
+    float* s = w.s + j * lanes;
+    const int64_t keys = diagonal ? std::min(n, (j + 1) * lanes) : n;
+    Vec x, max, sum;
+    load(max, w.max + j * lanes);
+    const Vec old_max = max;
+    for (int64_t i = diagonal ? j * lanes : n; i < keys; ++i) {
+      load(x, s + i * tile);
+      mask(x, i, j * lanes, -INFINITY);
+      store(s + i * tile, x);
+    }
+    max_of_column(max, s, keys);
+    store(w.max + j * lanes, max);
+    Vec shrink = old_max - max;
+    exp2_in_place(shrink);
+    load(sum, w.sum + j * lanes);
+    sum *= shrink;
+    for (int64_t i = 0; i < keys; ++i) {
+      load(x, s + i * tile);
+      x -= max;
+      exp2_in_place(x);
+      sum += x;
+      store(s + i * tile, x);
+    }
+    store(w.sum + j * lanes, sum);
+    for (int64_t d = 0; d < (first ? 0 : D); ++d) {
+      load(x, w.out + d * tile + j * lanes);
+      store(w.out + d * tile + j * lanes, x * shrink);
+    }
+  }
+}
+
+// Queries t0 .. of one head. lse may be null.
+template <class S>
+void forward_block(S* out, float* lse, const S* q, const Rows& k, const Rows& v, const Sizes& z, int64_t t0,
+                   float scale, const Forward& w) {
+  const int64_t n = std::min(tile, z.T - t0), vectors = ceil_div(n, lanes), D = z.D, stride = z.H * D;
+  const int64_t diagonal = z.pos + t0;  // the keys before it are seen by every query of the block
+  pack_transposed(w.q, q + t0 * stride, stride, n, D, scale * log2_e);
+  std::fill_n(w.max, tile, -INFINITY);
+  std::fill_n(w.sum, tile, 0.f);
+  for (int64_t key = 0, keys; key < diagonal + n; key += keys) {
+    const bool on = key == diagonal;
+    keys = on ? n : std::min(tile, diagonal - key);
+    for_parts(keys, vectors, on, [&](int64_t row, int64_t rows, int64_t first) {
+      multiply<false>(w.s + row * tile + first * lanes, tile, k.row(key + row), k.stride, w.q + first * lanes, tile,
+                      rows, vectors - first, D, false);
+    });
+    softmax_tile(w, keys, vectors, on, key == 0, D);
+    for_parts(keys, vectors, on, [&](int64_t row, int64_t rows, int64_t first) {
+      multiply<true>(w.out + first * lanes, tile, v.row(key + row), v.stride, w.s + row * tile + first * lanes, tile, D,
+                     vectors - first, rows, key + row > 0);
+    });
+  }
+  for (int64_t j = 0; j < vectors * lanes; j += lanes) {
+    Vec x, max, sum;
+    load(max, w.max + j);
+    load(sum, w.sum + j);
+    const Vec r = 1.f / sum;
+    log_in_place(sum);
+    store(w.max + j, max * ln_2 + sum);
+    for (int64_t d = 0; d < D; ++d) {
+      load(x, w.out + d * tile + j);
+      store(w.out + d * tile + j, x * r);
+    }
+  }
+  unpack_transposed(out + t0 * stride, stride, w.out, n, D, 1.f, false);
+  if (lse != nullptr) std::copy_n(w.max, n, lse + t0);
+}
+
+// lse may be null.
+template <class S>
+void attention_forward_cpu(S* out, float* lse, const S* q, const S* k, const S* v, const Sizes& z, float scale) {
+  const int64_t blocks = z.blocks(), items = z.B * z.H * blocks, keys = z.pos + z.T, stride = z.K * z.D;
+  parallel_for(items, z.grain(items), [=](int64_t begin, int64_t end) {
+    const Forward w(keys, z.D);
+    Rows k_rows{}, v_rows{};
+    int64_t gathered = -1;  // whose rows these are
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t head = item / blocks, b = head / z.H, h = head % z.H, kv = h / z.group();
+      if (b * z.K + kv != gathered) {
+        k_rows = gather(w.k_copy, k + z.key_head(b, kv), stride, keys, z.D);
+        v_rows = gather(w.v_copy, v + z.key_head(b, kv), stride, keys, z.D);
+        gathered = b * z.K + kv;
+      }
+      const int64_t at = z.query_head(b, h);
+      forward_block(out + at, lse == nullptr ? nullptr : lse + head * z.T, q + at, k_rows, v_rows, z,
+                    folded(item % blocks, blocks) * tile, scale, w);
+    }
+  });
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// Backward.
+
+// Scratch of one thread. `width` is D rounded up to vectors.
+struct Backward {
+  float *k_copy, *v_copy;   // (T, D)
+  float *dk, *dv;           // (T, width): dk lacks the factor scale
+  float *q_rows, *do_rows;  // (tile, width): the padding is never used, but denormals there would be slow
+  float *q, *dout, *dq;     // (D, tile): q times scale / ln 2; dq lacks the factor scale
+  float *p, *ds;            // (tile, tile): weights of (key, query), and the gradients of the scores but for scale
+  float *lse, *delta;       // (tile): lse in units of ln 2
+
+  Backward(int64_t T, int64_t D) {
+    const int64_t width = round_up(D), copied = round_up(T * D);
+    k_copy = scratch_f32(
+        static_cast<size_t>(2 * copied + 2 * (T + tile) * width + 3 * D * tile + 2 * tile * tile + 2 * tile));
+    v_copy = k_copy + copied;
+    dk = v_copy + copied;
+    dv = dk + T * width;
+    q_rows = dv + T * width;
+    do_rows = q_rows + tile * width;
+    q = do_rows + tile * width;
+    dout = q + D * tile;
+    dq = dout + D * tile;
+    p = dq + D * tile;
+    ds = p + tile * tile;
+    lse = ds + tile * tile;
+    delta = lse + tile;
+    std::fill(q_rows, q, 0.f);
+  }
+};
+
+// From s = q k and dp = dout v, which p and ds hold, the weights and the gradients of the scores.
+void weights_tile(const Backward& w, int64_t row, int64_t rows, int64_t first, int64_t vectors, bool diagonal) {
+  for (int64_t j = first; j < vectors; ++j) {
+    Vec lse, delta, p, dp;
+    load(lse, w.lse + j * lanes);
+    load(delta, w.delta + j * lanes);
+    for (int64_t i = row; i < row + rows; ++i) {
+      const int64_t at = i * tile + j * lanes;
+      load(p, w.p + at);
+      load(dp, w.ds + at);
+      p -= lse;
+      exp2_in_place(p);
+      Vec ds = p * (dp - delta);
+      if (diagonal && j == first) {
+        mask(p, i, j * lanes, 0.f);
+        mask(ds, i, j * lanes, 0.f);
+      }
+      store(w.p + at, p);
+      store(w.ds + at, ds);
+    }
+  }
+}
+
+// w.delta from w.dout and out (n rows); takes w.dq as scratch.
+template <class S>
+void delta_of(const Backward& w, const S* out, int64_t stride, int64_t n, int64_t D) {
+  pack_transposed(w.dq, out, stride, n, D, 1.f);
+  for (int64_t j = 0; j < n; j += lanes) {
+    Vec sum{}, x, y;
+    for (int64_t d = 0; d < D; ++d) {
+      load(x, w.dout + d * tile + j);
+      load(y, w.dq + d * tile + j);
+      sum += x * y;
+    }
+    store(w.delta + j, sum);
+  }
+}
+
+// Adds to w.dk and w.dv what queries t0 .. of head h contribute, and writes their dq.
+template <class S>
+void backward_block(const AttentionGradients<S>& g, const Rows& k, const Rows& v, const Sizes& z, int64_t b, int64_t h,
+                    int64_t t0, const Backward& w) {
+  const int64_t n = std::min(tile, z.T - t0), vectors = ceil_div(n, lanes), D = z.D, width = round_up(D);
+  const int64_t stride = z.H * D, at = z.query_head(b, h) + t0 * stride;
+  write_rows(w.q_rows, width, g.q + at, stride, n, D, 1.f, false);
+  write_rows(w.do_rows, width, g.dout + at, stride, n, D, 1.f, false);
+  pack_transposed(w.q, g.q + at, stride, n, D, g.scale * log2_e);
+  pack_transposed(w.dout, g.dout + at, stride, n, D, 1.f);
+  delta_of(w, g.out + at, stride, n, D);
+  for (int64_t i = 0; i < vectors * lanes; ++i) w.lse[i] = i < n ? g.lse[(b * z.H + h) * z.T + t0 + i] * log2_e : 0.f;
+  for (int64_t key = 0; key < t0 + n; key += tile) {
+    const bool on = key == t0;
+    for_parts(on ? n : tile, vectors, on, [&](int64_t row, int64_t rows, int64_t first) {
+      const int64_t at_tile = row * tile + first * lanes, wide = vectors - first, query = first * lanes;
+      const int64_t at_key = (key + row) * width, seeing = n - query;
+      const float *k_row = k.row(key + row), *v_row = v.row(key + row);
+      multiply<false>(w.p + at_tile, tile, k_row, k.stride, w.q + query, tile, rows, wide, D, false);
+      multiply<false>(w.ds + at_tile, tile, v_row, v.stride, w.dout + query, tile, rows, wide, D, false);
+      weights_tile(w, row, rows, first, vectors, on);
+      multiply<true>(w.dq + query, tile, k_row, k.stride, w.ds + at_tile, tile, D, wide, rows, key + row > 0);
+      multiply<false>(w.dv + at_key, width, w.p + at_tile, tile, w.do_rows + query * width, width, rows, width / lanes,
+                      seeing, true);
+      multiply<false>(w.dk + at_key, width, w.ds + at_tile, tile, w.q_rows + query * width, width, rows, width / lanes,
+                      seeing, true);
+    });
+  }
+  unpack_transposed(g.dq + at, stride, w.dq, n, D, g.scale, g.acc_q);
+}
+
+template <class S>
+void attention_backward_cpu(const AttentionGradients<S>& g, const Sizes& z) {
+  const int64_t T = z.T, D = z.D, width = round_up(D), stride = z.K * D, blocks = z.blocks(), pairs = z.B * z.K;
+  const int64_t work = z.group() * blocks, parts = backward_parts(pairs, work), items = pairs * parts;
+  float* partial = parts == 1 ? nullptr : scratch_f32(static_cast<size_t>(2 * items * T * width), 1);
+  parallel_for(items, z.grain(items), [=](int64_t begin, int64_t end) {
+    Backward w(T, D);
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t pair = item / parts, part = item % parts, b = pair / z.K, kv = pair % z.K;
+      const int64_t head = z.key_head(b, kv);
+      const Rows k = gather(w.k_copy, g.k + head, stride, T, D), v = gather(w.v_copy, g.v + head, stride, T, D);
+      if (parts > 1) w.dk = partial + 2 * item * T * width, w.dv = w.dk + T * width;
+      std::fill_n(w.dk, T * width, 0.f);
+      std::fill_n(w.dv, T * width, 0.f);
+      for (int64_t i = work * part / parts; i < work * (part + 1) / parts; ++i)
+        backward_block(g, k, v, z, b, kv * z.group() + i / blocks, folded(i % blocks, blocks) * tile, w);
+      if (parts > 1) continue;
+      write_rows(g.dk + head, stride, w.dk, width, T, D, g.scale, g.acc_k);
+      write_rows(g.dv + head, stride, w.dv, width, T, D, 1.f, g.acc_v);
+    }
+  });
+  for (int64_t pair = 0; parts > 1 && pair < pairs; ++pair) {
+    const int64_t head = z.key_head(pair / z.K, pair % z.K), size = 2 * T * width;
+    float* dk = partial + pair * parts * size;
+    add_parts(dk, size, size, parts);
+    write_rows(g.dk + head, stride, dk, width, T, D, g.scale, g.acc_k);
+    write_rows(g.dv + head, stride, dk + T * width, width, T, D, 1.f, g.acc_v);
+  }
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// A few queries against long caches: too few to fill a vector, so along d.
+
+template <class S>
+void attend_rows_cpu(S* out, const S* q, const S* k_cache, const S* v_cache, const Sizes& z, float scale) {
+  const int64_t D = z.D, stride = z.K * D, items = z.B * z.T * z.H;
+  parallel_for(items, z.grain(items), [=](int64_t begin, int64_t end) {
+    float *y = scratch_f32(static_cast<size_t>(D + z.pos + z.T)), *p = y + D;
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t b = item / (z.T * z.H), t = item / z.H % z.T, h = item % z.H, n = z.pos + t + 1;
+      const int64_t head = z.key_head(b, h / z.group());
+      const S *x = q + item * D, *k = k_cache + head, *v = v_cache + head;
+      float max = -INFINITY, sum = 0;
+      for (int64_t j = 0; j < n; ++j) {
+        float s = 0;
+#pragma omp simd reduction(+ : s)
+        for (int64_t d = 0; d < D; ++d) s += x[d] * k[j * stride + d];
+        p[j] = s * scale;
+        max = std::max(max, p[j]);
+      }
+#pragma omp simd reduction(+ : sum)
+      for (int64_t j = 0; j < n; ++j) sum += p[j] = exp_f32(p[j] - max);
+      std::fill_n(y, D, 0.f);
+      for (int64_t j = 0; j < n; ++j) {
+        const float weight = p[j] / sum;
+#pragma omp simd
+        for (int64_t d = 0; d < D; ++d) y[d] += weight * v[j * stride + d];
+      }
+      std::copy_n(y, D, out + item * D);
+    }
+  });
+}
+
+// The sizes of an attention over whole sequences, after checking that the shapes agree.
+Sizes sizes_of(const char* what, const Tensor& q, const Tensor& k, const Tensor& v) {
+  const Sizes z{{q.dim(0), q.dim(1), q.dim(2), k.dim(2), q.dim(3), k.dim(1), 0}};
+  CHECK_THAT(
+      q.shape.rank == 4 && k.shape == Shape({z.B, z.T, z.K, z.D}) && v.shape == k.shape && z.K > 0 && z.H % z.K == 0,
+      what, ": q ", q.str(), " k ", k.str(), " v ", v.str());
+  return z;
+}
+
+bool tiles_serve(double scale) { return matrix_unit() == MatrixUnit::amx && scale >= 0; }
+
+}  // namespace
+
+// -----------------------------------------------------------------------------------------------------------------
+// Entry points: check shapes, choose the backend.
+
+void attention_forward(const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v,
+                       double scale, Stream stream) {
+  const Sizes z = sizes_of("attention_forward", q, k, v);
+  CHECK_THAT(out.shape == q.shape && lse.shape == Shape({z.B, z.H, z.T}), "attention_forward: out ", out.str(), " lse ",
+             lse.str(), " q ", q.str());
+  if (stream.backend == Backend::cuda) return attention_forward_cuda(out, lse, q, k, v, scale);
+  if (stream.backend == Backend::cpu)
+    return with_storage(out.dtype, [&](auto storage) {
+      using S = decltype(storage);
+      const float factor = static_cast<float>(scale);
+      const bool tiles = std::is_same_v<S, bf16> && tiles_serve(scale);
+      if constexpr (narrow_paths)
+        if (narrow_forward_serves(z, tiles))
+          return attention_forward_narrow(out.as<S>(), lse.as<float>(), q.as<S>(), k.as<S>(), v.as<S>(), z, factor);
+#if CROSSPLY_MATRIX_UNITS
+      if constexpr (std::is_same_v<S, bf16>)
+        if (tiles)
+          return attention_forward_amx(out.as<S>(), lse.as<float>(), q.as<S>(), k.as<S>(), v.as<S>(), z, factor);
+#endif
+      attention_forward_cpu(out.as<S>(), lse.as<float>(), q.as<S>(), k.as<S>(), v.as<S>(), z, factor);
+    });
+  with_real(out.dtype, [&](auto real) {
+    using Real = decltype(real);
+    attention_forward_ref(out.as<Real>(), lse.as<Real>(), q.as<Real>(), k.as<Real>(), v.as<Real>(), z.B, z.T, z.H, z.K,
+                          z.D, scale);
+  });
+}
+
+void attention_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout, const Tensor& out,
+                        const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lse, double scale, bool acc_q,
+                        bool acc_k, bool acc_v, Stream stream) {
+  const Sizes z = sizes_of("attention_backward", q, k, v);
+  CHECK_THAT(dq.shape == q.shape && dout.shape == q.shape && out.shape == q.shape && dk.shape == k.shape &&
+                 dv.shape == k.shape && lse.shape == Shape({z.B, z.H, z.T}),
+             "attention_backward: dq ", dq.str(), " dk ", dk.str(), " dv ", dv.str(), " dout ", dout.str(), " out ",
+             out.str(), " q ", q.str(), " k ", k.str(), " lse ", lse.str());
+  if (stream.backend == Backend::cuda)
+    return attention_backward_cuda(dq, dk, dv, dout, out, q, k, v, lse, scale, acc_q, acc_k, acc_v);
+  if (stream.backend == Backend::cpu)
+    return with_storage(dq.dtype, [&](auto storage) {
+      using S = decltype(storage);
+      const AttentionGradients<S> g{dq.as<S>(), dk.as<S>(), dv.as<S>(), dout.as<S>(),    out.as<S>(),
+                                    q.as<S>(),  k.as<S>(),  v.as<S>(),  lse.as<float>(), static_cast<float>(scale),
+                                    acc_q,      acc_k,      acc_v};
+      const bool tiles = std::is_same_v<S, bf16> && tiles_serve(scale);
+      if constexpr (narrow_paths)
+        if (narrow_backward_serves(z, tiles)) return attention_backward_narrow(g, z);
+#if CROSSPLY_MATRIX_UNITS
+      if constexpr (std::is_same_v<S, bf16>)
+        if (tiles) return attention_backward_amx(g, z);
+#endif
+      attention_backward_cpu(g, z);
+    });
+  with_real(dq.dtype, [&](auto real) {
+    using Real = decltype(real);
+    attention_backward_ref(dq.as<Real>(), dk.as<Real>(), dv.as<Real>(), dout.as<Real>(), out.as<Real>(), q.as<Real>(),
+                           k.as<Real>(), v.as<Real>(), lse.as<Real>(), z.B, z.T, z.H, z.K, z.D, scale, acc_q, acc_k,
+                           acc_v);
+  });
+}
+
+void attention_cached(const Tensor& out, const Tensor& k_cache, const Tensor& v_cache, const Tensor& q, const Tensor& k,
+                      const Tensor& v, int64_t pos, double scale, Stream stream) {
+  Sizes z = sizes_of("attention_cached", q, k, v);
+  z.S = k_cache.dim(1), z.pos = pos;
+  CHECK_THAT(out.shape == q.shape && k_cache.shape == Shape({z.B, z.S, z.K, z.D}) && v_cache.shape == k_cache.shape &&
+                 pos >= 0 && pos + z.T <= z.S,
+             "attention_cached: out ", out.str(), " k_cache ", k_cache.str(), " v_cache ", v_cache.str(), " q ",
+             q.str(), " k ", k.str(), " pos ", pos);
+  if (stream.backend == Backend::cuda) return attention_cached_cuda(out, k_cache, v_cache, q, k, v, pos, scale);
+  if (stream.backend == Backend::reference)
+    return with_real(out.dtype, [&](auto real) {
+      using Real = decltype(real);
+      attention_cached_ref(out.as<Real>(), k_cache.as<Real>(), v_cache.as<Real>(), q.as<Real>(), k.as<Real>(),
+                           v.as<Real>(), z.B, z.T, z.S, z.H, z.K, z.D, pos, scale);
+    });
+  with_storage(out.dtype, [&](auto storage) {
+    using S = decltype(storage);
+    const int64_t row = z.K * z.D;
+    for (int64_t b = 0; b < z.B; ++b) {
+      std::copy_n(k.as<S>() + b * z.T * row, z.T * row, k_cache.as<S>() + (b * z.S + pos) * row);
+      std::copy_n(v.as<S>() + b * z.T * row, z.T * row, v_cache.as<S>() + (b * z.S + pos) * row);
+    }
+    const float factor = static_cast<float>(scale);
+    if (z.T < 4) return attend_rows_cpu(out.as<S>(), q.as<S>(), k_cache.as<S>(), v_cache.as<S>(), z, factor);
+    if constexpr (narrow_paths)
+      if (narrow_forward_serves(z, false))
+        return attention_forward_narrow<S>(out.as<S>(), nullptr, q.as<S>(), k_cache.as<S>(), v_cache.as<S>(), z,
+                                           factor);
+    attention_forward_cpu(out.as<S>(), nullptr, q.as<S>(), k_cache.as<S>(), v_cache.as<S>(), z, factor);
+  });
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// On the tape.
+
+namespace ops {
+namespace {
+
+struct Attention : Node {
+  double scale = 0;
+  const char* op() const override { return "attention"; }
+  void forward(const Step&, Stream stream) override {
+    attention_forward(output(), saved[0]->tensor, input(0), input(1), input(2), scale, stream);
+  }
+  void backward(const Step&, Stream stream) override {
+    attention_backward(dinput(0), dinput(1), dinput(2), doutput(), output(), input(0), input(1), input(2),
+                       saved[0]->tensor, scale, acc[0], acc[1], acc[2], stream);
+  }
+  double flops() const override {  // q.k and p.v over the causal half
+    const Shape& q = in[0]->shape;
+    return 2.0 * static_cast<double>(q.numel()) * static_cast<double>(q[1] + 1);
+  }
+};
+
+struct CachedAttention : Node {
+  double scale = 0;
+  Value *k_cache = nullptr, *v_cache = nullptr;  // (B, cache length, K, D), kept from replay to replay
+  const char* op() const override { return "cached_attn"; }
+  void forward(const Step& step, Stream stream) override {
+    attention_cached(output(), k_cache->tensor, v_cache->tensor, input(0), input(1), input(2), step.position, scale,
+                     stream);
+  }
+  void backward(const Step&, Stream) override { CHECK_THAT(false, "a generation tape has no backward: ", name); }
+};
+
+}  // namespace
+
+Value* attention(Tape& t, const std::string& name, Value* q, Value* k, Value* v) {
+  const Shape &qs = q->shape, &ks = k->shape;
+  CHECK_THAT(ks == v->shape && qs[0] == ks[0] && qs[1] == ks[1] && qs[3] == ks[3] && qs[2] % ks[2] == 0, name, ": q ",
+             qs.str(), " k ", ks.str(), " v ", v->shape.str());
+  const double scale = 1 / std::sqrt(static_cast<double>(qs[3]));
+  Value* out = t.activation(name, qs);
+  if (t.cache_length() > 0) {
+    auto node = make_node<CachedAttention>(name, {q, k, v}, {out});
+    node->scale = scale;
+    node->k_cache = t.result(name + ".k_cache", Shape{ks[0], t.cache_length(), ks[2], ks[3]});
+    node->v_cache = t.result(name + ".v_cache", Shape{ks[0], t.cache_length(), ks[2], ks[3]});
+    return t.record(std::move(node));
+  }
+  auto node = make_node<Attention>(name, {q, k, v}, {out});
+  node->scale = scale;
+  node->saved = {t.statistic(name + ".lse", Shape{qs[0], qs[2], qs[1]})};
+  node->keep = {q, k, v, out};
+  return t.record(std::move(node));
+}
+
+}  // namespace ops
+}  // namespace crossply

@@ -1,0 +1,166 @@
+// Attention on tensor cores: what its forward and its backward share. Tiles of rows of bf16 in shared memory, and a
+// warp's products of them; and the sizes of all the CUDA attentions.
+//
+// The two products, multiply_rows and multiply_weights, are all that knows of the instructions. A warp holds sums
+// (16 m, 8 n) as the instruction does (cuda/mma.cuh), and the weights of the second product are such sums, so that
+// scores never leave the registers.
+#pragma once
+
+#include <bit>
+
+#include "kernels/attention/attention.h"
+#include "kernels/cuda/mma.cuh"
+
+namespace crossply {
+
+struct AttentionShape {
+  int64_t B, T, H, K, D;
+  int64_t S, pos;                                    // rows of k and v; query t sits at position pos + t
+  int64_t query_stride = H * D, key_stride = K * D;  // from row to row of a head
+  int64_t group = H / K;                             // heads of q to each of k and v
+  // Where head h of batch b begins in q, and head kv in k and v.
+  __host__ __device__ int64_t query_head(int64_t b, int64_t h) const { return (b * T * H + h) * D; }
+  __host__ __device__ int64_t key_head(int64_t b, int64_t kv) const { return (b * S * K + kv) * D; }
+};
+
+template <class S>
+struct AttentionBackward {
+  S *dq, *dk, *dv;            // dq: (B,T,H,D); dk, dv: (B,T,K,D)
+  const S *dout, *q, *k, *v;  // the same
+  const float *lse, *delta;   // (B,H,T)
+  float scale;
+  bool acc_q, acc_k, acc_v;
+};
+
+// attention_forward.cu and attention_backward.cu: D a multiple of 8 up to 256, addresses of 16 bytes, a
+// positive scale, less than 2^31 positions. lse may be null.
+void attention_forward_mma(bf16* out, float* lse, const bf16* q, const bf16* k, const bf16* v, const AttentionShape& z,
+                           float scale);
+void attention_backward_mma(const AttentionBackward<bf16>& g, const AttentionShape& z);
+
+// Calls body(width), a constant: that of the narrowest tiles that hold D columns, the rest of which are zeros.
+template <class F>
+void with_tile_width(int64_t D, F&& body) {
+  if (D <= 32) body(std::integral_constant<int, 32>{});
+  else if (D <= 64) body(std::integral_constant<int, 64>{});
+  else if (D <= 96) body(std::integral_constant<int, 96>{});
+  else if (D <= 128) body(std::integral_constant<int, 128>{});
+  else body(std::integral_constant<int, 256>{});
+}
+
+constexpr float log2_of_e = 1.44269504088896341f, ln_of_2 = 0.69314718055994531f;
+
+// -----------------------------------------------------------------------------------------------------------------
+// Tiles: `width` columns in chunks of 8 (16 bytes). The chunks of a row are permuted such that the same chunk of 8
+// rows, which is what ldmatrix reads at a time, and 8 neighbouring chunks of a row lie in different banks.
+
+template <int width>
+__device__ __forceinline__ int place_of(int row, int chunk) {
+  static_assert(width % 32 == 0);
+  return row * width + (chunk ^ (width % 64 == 0 ? row & 7 : row >> 1 & 3)) * 8;
+}
+
+__device__ __forceinline__ int lane_of() { return static_cast<int>(threadIdx.x) % warp_size; }
+__device__ __forceinline__ int warp_of() { return static_cast<int>(threadIdx.x) / warp_size; }
+
+// The block's threads begin to copy `rows` rows of D columns, `stride` apart, of which there are only `left`; what is
+// missing, rows and columns, becomes 0.
+template <int width, int rows, int threads>
+__device__ __forceinline__ void load_tile(bf16* tile, const bf16* from, int64_t stride, int left, int D) {
+  constexpr int chunks = width / 8, at_once = static_cast<int>(std::bit_floor(static_cast<unsigned>(threads / chunks)));
+  static_assert(rows % at_once == 0);
+  const int thread = forgotten(static_cast<int>(threadIdx.x)), row = thread / chunks, chunk = thread % chunks;
+  if (thread >= at_once * chunks) return;
+  const bool column = chunk * 8 < D;
+  const bf16* source = from + (column ? row * stride + chunk * 8 : 0);
+  const int64_t step = forgotten(column ? at_once * stride : 0);
+#pragma unroll
+  for (int i = 0; i < rows; i += at_once, source += step) {
+    const bool there = column && row + i < left;
+    cp_async<16>(tile + place_of<width>(row + i, chunk), there ? source : from, there);
+  }
+}
+
+// Where the queries of a block (x: head, y: `queries` of them from the last ones, which see the most keys and so should
+// begin first) are. Made anew at every call: a loop between two calls has better use for the registers.
+struct QueryPlace {
+  int64_t b, h;
+  int first, left;  // how many there are from the first one on
+};
+template <int queries>
+__device__ __forceinline__ QueryPlace place_of_queries(const AttentionShape& z) {
+  const uint32_t x = forgotten(blockIdx.x), y = forgotten(blockIdx.y), heads = static_cast<uint32_t>(z.H);
+  const int first = static_cast<int>(gridDim.y - 1 - y) * queries;
+  return {x / heads, x % heads, first, static_cast<int>(z.T) - first};
+}
+
+// Two neighbouring columns, rounded.
+__device__ __forceinline__ void store_pair(bf16* to, float first, float second) {
+  *reinterpret_cast<uint32_t*>(to) = pack(first, second);
+}
+
+template <int64_t m, int64_t n>
+using Sums = Array<Array<Floats<4>, n>, m>;
+
+// sums (16 m, 8 n) += a b^T, for a (16 m, width) and b (8 n, width), both tiles.
+template <int width, int64_t m, int64_t n>
+__device__ __forceinline__ void multiply_rows(Sums<m, n>& sums, const bf16* a, const bf16* b) {
+  static_assert(n % 2 == 0);
+  const int lane = forgotten(lane_of()), a_row = lane % 16, a_chunk = lane / 16, b_row = lane % 8 + lane / 16 * 8,
+            b_chunk = lane / 8 % 2;
+#pragma unroll(width > 64 ? 4 : 2)  // all at once, ptxas reads so far ahead that it runs out of registers
+  for (int k = 0; k < width / 16; ++k) {
+    Pairs a_pairs[m];
+#pragma unroll
+    for (int i = 0; i < m; ++i) a_pairs[i] = ldmatrix(a + place_of<width>(i * 16 + a_row, 2 * k + a_chunk));
+#pragma unroll
+    for (int j = 0; j < n / 2; ++j) {
+      const Pairs b_pairs = ldmatrix(b + place_of<width>(j * 16 + b_row, 2 * k + b_chunk));
+#pragma unroll
+      for (int i = 0; i < m; ++i) {
+        mma_m16n8k16(sums[i][2 * j], a_pairs[i], b_pairs[0], b_pairs[1]);
+        mma_m16n8k16(sums[i][2 * j + 1], a_pairs[i], b_pairs[2], b_pairs[3]);
+      }
+    }
+  }
+}
+
+// Sums rounded to bf16, as a multiplies: columns 16 k .. of rows 16 i .. are [k][i].
+template <int64_t m, int64_t columns>
+using Weights = Array<Array<Pairs, m>, columns / 16>;
+
+template <int64_t m, int64_t n>
+__device__ __forceinline__ Weights<m, 8 * n> rounded(const Sums<m, n>& sums) {
+  static_assert(n % 2 == 0);
+  Weights<m, 8 * n> weights;
+#pragma unroll
+  for (int k = 0; k < n / 2; ++k)
+#pragma unroll
+    for (int i = 0; i < m; ++i) {
+      const Floats<4>&left = sums[i][2 * k], &right = sums[i][2 * k + 1];
+      weights[k][i] = {
+          {pack(left[0], left[1]), pack(left[2], left[3]), pack(right[0], right[1]), pack(right[2], right[3])}};
+    }
+  return weights;
+}
+
+// sums (16 m, 8 n) += weights b, for weights (16 m, 16 k) and the 8 n columns of b (16 k, width) from chunk `first` on.
+template <int width, int64_t m, int64_t n, int64_t k>
+__device__ __forceinline__ void multiply_weights(Sums<m, n>& sums, const Array<Array<Pairs, m>, k>& weights,
+                                                 const bf16* b, int first) {
+  static_assert(n % 2 == 0);
+  const int lane = forgotten(lane_of()), b_row = lane % 16, b_chunk = lane / 16;
+#pragma unroll
+  for (int row = 0; row < k; ++row)
+#pragma unroll
+    for (int j = 0; j < n / 2; ++j) {
+      const Pairs b_pairs = ldmatrix_transposed(b + place_of<width>(row * 16 + b_row, first + 2 * j + b_chunk));
+#pragma unroll
+      for (int i = 0; i < m; ++i) {
+        mma_m16n8k16(sums[i][2 * j], weights[row][i], b_pairs[0], b_pairs[1]);
+        mma_m16n8k16(sums[i][2 * j + 1], weights[row][i], b_pairs[2], b_pairs[3]);
+      }
+    }
+}
+
+}  // namespace crossply

@@ -1,0 +1,14 @@
+// Attention as a node: the rules are those of kernels/block/ops.h.
+#pragma once
+
+#include <string>
+
+#include "engine/tape.h"
+
+namespace crossply::ops {
+
+// Causal, grouped heads: q (B, T, H, D), k and v (B, T, K, D) -> (B, T, H, D). On a generation tape the keys and values
+// are appended to caches of the tape's length, and the queries see all of them.
+Value* attention(Tape& t, const std::string& name, Value* q, Value* k, Value* v);
+
+}  // namespace crossply::ops

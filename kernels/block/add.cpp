@@ -1,0 +1,109 @@
+#include "kernels/block/add.h"
+
+#include <algorithm>
+
+#include "engine/node.h"
+#include "kernels/block/ops.h"
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/vec.h"
+
+namespace crossply {
+namespace {
+
+constexpr int64_t grain = 32768;
+
+template <class S>
+void add_forward_cpu(S* out, const S* a, const S* b, int64_t n) {
+  parallel_for(n, grain, [=](int64_t begin, int64_t end) {
+    for_vectors(begin, end, [=](int64_t i, auto part) {
+      Vec16 x, y;
+      load(x, a + i, part);
+      load(y, b + i, part);
+      store(out + i, x + y, part);
+    });
+  });
+}
+
+template <class S>
+void accumulate_cpu(S* dinp, const S* dout, int64_t n, bool acc) {
+  if (acc) return add_forward_cpu(dinp, dinp, dout, n);
+  parallel_for(n, grain, [=](int64_t begin, int64_t end) { std::copy(dout + begin, dout + end, dinp + begin); });
+}
+
+}  // namespace
+
+// -----------------------------------------------------------------------------------------------------------------
+// Entry points: check shapes, choose the backend.
+
+void add_forward(const Tensor& out, const Tensor& a, const Tensor& b, Stream stream) {
+  const int64_t n = out.numel();
+  CHECK_THAT(a.numel() == n && b.numel() == n, "add_forward: out ", out.str(), " a ", a.str(), " b ", b.str());
+  if (stream.backend == Backend::cuda) return add_forward_cuda(out, a, b);
+  if (stream.backend == Backend::cpu)
+    return with_storage(out.dtype, [&](auto storage) {
+      using S = decltype(storage);
+      add_forward_cpu(out.as<S>(), a.as<S>(), b.as<S>(), n);
+    });
+  with_real(out.dtype, [&](auto real) {
+    using T = decltype(real);
+    add_forward_ref(out.as<T>(), a.as<T>(), b.as<T>(), n);
+  });
+}
+
+void accumulate(const Tensor& dinp, const Tensor& dout, bool acc, Stream stream) {
+  const int64_t n = dinp.numel();
+  CHECK_THAT(dout.numel() == n, "accumulate: dinp ", dinp.str(), " dout ", dout.str());
+  if (stream.backend == Backend::cuda) return accumulate_cuda(dinp, dout, acc);
+  if (stream.backend == Backend::cpu)
+    return with_storage(dinp.dtype, [&](auto storage) {
+      using S = decltype(storage);
+      accumulate_cpu(dinp.as<S>(), dout.as<S>(), n, acc);
+    });
+  with_real(dinp.dtype, [&](auto real) {
+    using T = decltype(real);
+    accumulate_ref(dinp.as<T>(), dout.as<T>(), n, acc);
+  });
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// On the tape.
+
+namespace ops {
+namespace {
+
+struct Add : Node {
+  const char* op() const override { return "add"; }
+  void forward(const Step&, Stream stream) override { add_forward(output(), input(0), input(1), stream); }
+  void backward(const Step&, Stream stream) override {
+    for (size_t i = 0; i < 2; ++i)
+      if (dinput(i).data != doutput().data) accumulate(dinput(i), doutput(), acc[i], stream);
+  }
+};
+
+struct Copy : Node {
+  const char* op() const override { return "copy"; }
+  void forward(const Step&, Stream stream) override { accumulate(output(), input(0), false, stream); }
+  void backward(const Step&, Stream stream) override {
+    if (dinput(0).data != doutput().data) accumulate(dinput(0), doutput(), acc[0], stream);
+  }
+};
+
+}  // namespace
+
+Value* add(Tape& t, const std::string& name, Value* a, Value* b) {
+  CHECK_THAT(a->shape == b->shape, name, ": ", a->shape.str(), " and ", b->shape.str());
+  auto node = make_node<Add>(name, {a, b}, {t.activation(name, a->shape)});
+  node->passes_grad = a != b;
+  node->is_sum = true;
+  return t.record(std::move(node));
+}
+
+Value* copy(Tape& t, const std::string& name, Value* inp) {
+  CHECK_THAT(inp->dtype == t.dtype(), name, ": ", inp->name, " is not stored as activations are");
+  auto node = make_node<Copy>(name, {inp}, {t.activation(name, inp->shape)});
+  node->passes_grad = true;
+  return t.record(std::move(node));
+}
+
+}  // namespace ops
+}  // namespace crossply

@@ -1,0 +1,50 @@
+#include "kernels/block/add.h"
+
+#include "kernels/cuda/cuda.cuh"
+
+namespace crossply {
+namespace {
+
+// Bound by memory: three tensors, two where a gradient is copied.
+template <int width, class S>
+__global__ void add_forward_kernel(S* out, const S* a, const S* b, int64_t n) {
+  const int64_t i = first_of_thread<width>();
+  if (i >= n) return;
+  Floats<width> x = load<width>(a + i);
+  const Floats<width> y = load<width>(b + i);
+#pragma unroll
+  for (int k = 0; k < width; ++k) x[k] += y[k];
+  store<width>(out + i, x);
+}
+
+template <int width, class S>
+__global__ void accumulate_kernel(S* dinp, const S* dout, bool acc, int64_t n) {
+  const int64_t i = first_of_thread<width>();
+  if (i < n) store_or_add<width>(dinp + i, load<width>(dout + i), acc);
+}
+
+}  // namespace
+
+// -----------------------------------------------------------------------------------------------------------------
+
+void add_forward_cuda(const Tensor& out, const Tensor& a, const Tensor& b) {
+  const int64_t n = out.numel();
+  with_storage(out.dtype, [&](auto storage) {
+    using S = decltype(storage);
+    with_width<S>(n, {out.data, a.data, b.data}, [&](auto width) {
+      launch_elementwise("add_forward", n, width, add_forward_kernel<width, S>, out.as<S>(), a.as<S>(), b.as<S>());
+    });
+  });
+}
+
+void accumulate_cuda(const Tensor& dinp, const Tensor& dout, bool acc) {
+  const int64_t n = dinp.numel();
+  with_storage(dinp.dtype, [&](auto storage) {
+    using S = decltype(storage);
+    with_width<S>(n, {dinp.data, dout.data}, [&](auto width) {
+      launch_elementwise("accumulate", n, width, accumulate_kernel<width, S>, dinp.as<S>(), dout.as<S>(), acc);
+    });
+  });
+}
+
+}  // namespace crossply

@@ -1,0 +1,218 @@
+#include "kernels/block/cross_entropy.h"
+
+#include <algorithm>
+#include <type_traits>
+
+#include "engine/node.h"
+#include "kernels/block/matmul.h"
+#include "kernels/block/ops.h"
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/vec.h"
+
+namespace crossply {
+namespace {
+
+// Rows whose logits exist at the same time: 64 MB of them, but never below 128, because every chunk reads the weight
+// twice and updates dweight (64 rows were slower by a quarter at V = 128000), and few enough to gather cheaply.
+template <class S>
+int64_t chunk_rows(int64_t V) {
+  return std::clamp<int64_t>((int64_t{64} << 20) / (V * static_cast<int64_t>(sizeof(S))), 128, 4096);
+}
+
+// e = exp(z - largest) for one row; returns the sum. e may be z. What cannot change a float sum becomes 0, so that no
+// denormals reach the products; NaN takes the other branch. A float sum over the whole vocabulary would drift, hence
+// blocks.
+template <class S>
+double exponentials_of(float* e, const S* z, float largest, int64_t V) {
+  double sum = 0;
+  for (int64_t begin = 0; begin < V; begin += 2048) {
+    Vec16 part{};
+    for_vectors(begin, std::min(V, begin + 2048), [&](int64_t v, auto count) {
+      Vec16 x;
+      load(x, z + v, count);
+      x -= largest;
+      Vec16 exponential = x;
+      exp_in_place(exponential);
+      x = x < -60.f ? Vec16{} : exponential;
+      clear_beyond(x, count);
+      part += x;
+      store(e + v, x, count);
+    });
+    sum += static_cast<double>(sum_of_lanes(part));
+  }
+  return sum;
+}
+
+// The loss of one row of logits z, (V). z becomes dz if asked for. e: (V), room for exponentials; may be z.
+template <class S>
+float loss_of(S* z, float* e, int32_t target, float scale, int64_t V, bool want_dz) {
+  const float largest = largest_of(z, V), shifted = z[target] - largest;
+  const double sum = exponentials_of(e, z, largest, V);
+  if (want_dz) {
+    const float factor = scale / static_cast<float>(sum), at_target = e[target] * factor - scale;
+    for_vectors(0, V, [=](int64_t v, auto count) {
+      Vec16 x;
+      load(x, e + v, count);
+      store(z + v, x * factor, count);
+    });
+    z[target] = at_target;
+  }
+  return static_cast<float>(std::log(sum)) - shifted;
+}
+
+// The numbers of the scored rows, ascending. The other rows get their zeros here; dinp may be null.
+template <class S>
+std::vector<int64_t> scored_rows(float* losses, S* dinp /*(rows,C)*/, const int32_t* targets, int64_t rows, int64_t C) {
+  std::vector<int64_t> scored;
+  scored.reserve(static_cast<size_t>(rows));
+  for (int64_t n = 0; n < rows; ++n) {
+    if (targets[n] >= 0) {
+      scored.push_back(n);
+    } else {
+      losses[n] = 0;
+      if (dinp != nullptr) std::fill(dinp + n * C, dinp + (n + 1) * C, S(0.f));
+    }
+  }
+  return scored;
+}
+
+// `to` row to_row(i) = `from` row from_row(i), for each i below count.
+template <class S, class To, class From>
+void copy_rows(S* to, const S* from, int64_t count, int64_t C, To to_row, From from_row) {
+  parallel_for(count, 32768 / C, [=](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) std::copy_n(from + from_row(i) * C, C, to + to_row(i) * C);
+  });
+}
+
+template <class S>
+S* scratch(int64_t count, int slot) {
+  return reinterpret_cast<S*>(scratch_f32((static_cast<size_t>(count) * sizeof(S) + 3) / 4, slot));
+}
+
+// Both entry points: without gradients when dinp is null.
+template <class S>
+void cross_entropy_cpu(float* losses, S* dinp, float* dweight, const S* inp, const S* weight, const int32_t* targets,
+                       float scale, int64_t rows, int64_t V, int64_t C, Stream stream) {
+  const std::vector<int64_t> scored = scored_rows(losses, dinp, targets, rows, C);
+  const int64_t total = static_cast<int64_t>(scored.size()), most = std::min(total, chunk_rows<S>(V));
+  S* z = scratch<S>(most * V, 2);
+  S* gathered = scratch<S>(2 * most * C, 3);  // the rows of inp, then those of dinp
+  const Tensor head = view(weight, {V, C});
+  for (int64_t begin = 0; begin < total; begin += most) {
+    const int64_t count = std::min(most, total - begin);
+    const int64_t* row = scored.data() + begin;
+    const auto own = [=](int64_t i) { return row[i]; };
+    const auto packed = [](int64_t i) { return i; };
+    const bool in_place = row[count - 1] - row[0] == count - 1;  // no gaps: nothing to gather
+    if (!in_place) copy_rows(gathered, inp, count, C, packed, own);
+    const S* x = in_place ? inp + row[0] * C : gathered;
+    matmul_forward({view(z, {count, V})}, view(x, {count, C}), {head}, stream);
+    parallel_for(count, 16384 / V, [=](int64_t first, int64_t last) {
+      float* e = std::is_same_v<S, float> ? nullptr : scratch_f32(static_cast<size_t>(V), 0);
+      for (int64_t i = first; i < last; ++i) {
+        if constexpr (std::is_same_v<S, float>) e = z + i * V;
+        losses[row[i]] = loss_of(z + i * V, e, targets[row[i]], scale, V, dinp != nullptr);
+      }
+    });
+    if (dinp == nullptr) continue;
+    S* dx = in_place ? dinp + row[0] * C : gathered + most * C;
+    matmul_backward_weight(view(dweight, {V, C}), view(z, {count, V}), view(x, {count, C}), stream);
+    matmul_backward_input(view(dx, {count, C}), {view(z, {count, V})}, {head}, false, stream);
+    if (!in_place) copy_rows(dinp, dx, count, C, own, packed);
+  }
+}
+
+void check_shapes(const char* name, const Tensor& losses, const Tensor& inp, const Tensor& weight,
+                  const Tensor& targets, Stream stream) {
+  const int64_t V = weight.dim(0), C = weight.dim(1), rows = targets.numel();
+  CHECK_THAT(weight.shape.rank == 2 && inp.numel() == rows * C && losses.numel() == rows, name, ": losses ",
+             losses.str(), " inp ", inp.str(), " weight ", weight.str(), " targets ", targets.str());
+  if (stream.backend == Backend::cuda) return;
+  const int32_t* target = targets.as<int32_t>();
+  for (int64_t n = 0; n < rows; ++n)
+    CHECK_THAT(target[n] >= -1 && target[n] < V, name, ": target ", target[n], " of row ", n, " with V = ", V);
+}
+
+}  // namespace
+
+// -----------------------------------------------------------------------------------------------------------------
+// Entry points: check shapes and targets, choose the backend.
+
+int64_t cross_entropy_scratch(int64_t rows, int64_t V, int64_t C, Dtype dtype) {
+  const int64_t most = std::min(rows, dtype == Dtype::bf16 ? chunk_rows<bf16>(V) : chunk_rows<float>(V));
+  return most * (V + 2 * C) * static_cast<int64_t>(size_of(dtype));
+}
+
+void cross_entropy_forward(const Tensor& losses, const Tensor& inp, const Tensor& weight, const Tensor& targets,
+                           Stream stream) {
+  check_shapes("cross_entropy_forward", losses, inp, weight, targets, stream);
+  const int64_t V = weight.dim(0), C = weight.dim(1), rows = targets.numel();
+  if (stream.backend == Backend::cuda) return cross_entropy_cuda(losses, {}, {}, inp, weight, targets, 1);
+  if (stream.backend == Backend::cpu)
+    return with_storage(inp.dtype, [&](auto storage) {
+      using S = decltype(storage);
+      cross_entropy_cpu<S>(losses.as<float>(), nullptr, nullptr, inp.as<S>(), weight.as<S>(), targets.as<int32_t>(),
+                           1.f, rows, V, C, stream);
+    });
+  with_real(losses.dtype, [&](auto real) {
+    using T = decltype(real);
+    cross_entropy_forward_ref(losses.as<T>(), inp.as<T>(), weight.as<T>(), targets.as<int32_t>(), rows, V, C);
+  });
+}
+
+void cross_entropy_forward_backward(const Tensor& losses, const Tensor& dinp, const Tensor& dweight, const Tensor& inp,
+                                    const Tensor& weight, const Tensor& targets, double scale, Stream stream) {
+  check_shapes("cross_entropy_forward_backward", losses, inp, weight, targets, stream);
+  const int64_t V = weight.dim(0), C = weight.dim(1), rows = targets.numel();
+  CHECK_THAT(dinp.numel() == rows * C && dweight.shape == weight.shape, "cross_entropy_forward_backward: dinp ",
+             dinp.str(), " dweight ", dweight.str(), " inp ", inp.str(), " weight ", weight.str());
+  if (stream.backend == Backend::cuda) return cross_entropy_cuda(losses, dinp, dweight, inp, weight, targets, scale);
+  if (stream.backend == Backend::cpu)
+    return with_storage(inp.dtype, [&](auto storage) {
+      using S = decltype(storage);
+      cross_entropy_cpu<S>(losses.as<float>(), dinp.as<S>(), dweight.as<float>(), inp.as<S>(), weight.as<S>(),
+                           targets.as<int32_t>(), static_cast<float>(scale), rows, V, C, stream);
+    });
+  with_real(losses.dtype, [&](auto real) {
+    using T = decltype(real);
+    cross_entropy_forward_backward_ref(losses.as<T>(), dinp.as<T>(), dweight.as<T>(), inp.as<T>(), weight.as<T>(),
+                                       targets.as<int32_t>(), scale, rows, V, C);
+  });
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// On the tape.
+
+namespace ops {
+namespace {
+
+struct CrossEntropy : Node {
+  Tensor weight() const { return factor_of(in[1], in[0]->dtype); }
+  const char* op() const override { return "cross_entropy"; }
+  void forward(const Step& step, Stream stream) override {
+    const Tensor& targets = reads[0]->tensor;
+    if (!step.training) return cross_entropy_forward(output(), input(0), weight(), targets, stream);
+    CHECK_THAT(!acc[0], name, " must be the only reader of ", in[0]->name);
+    cross_entropy_forward_backward(output(), dinput(0), dinput(1), input(0), weight(), targets, step.grad_scale,
+                                   stream);
+  }
+  void backward(const Step&, Stream) override {}  // done in the forward, while the logits were in cache
+  double flops() const override {
+    return 2.0 * static_cast<double>(in[0]->shape.numel()) * static_cast<double>(in[1]->shape[0]);
+  }
+};
+
+}  // namespace
+
+Value* cross_entropy(Tape& t, const std::string& name, Value* inp, Value* weight, Value* targets) {
+  CHECK_THAT(
+      inp->shape[0] == targets->shape[0] && inp->shape[1] == targets->shape[1] && inp->shape[2] == weight->shape[1],
+      name, ": inp ", inp->shape.str(), " weight ", weight->shape.str(), " targets ", targets->shape.str());
+  auto node = make_node<CrossEntropy>(name, {inp, weight}, {t.result(name, targets->shape)});
+  node->reads = {targets};
+  node->grad_in_forward = true;
+  return t.record(std::move(node));
+}
+
+}  // namespace ops
+}  // namespace crossply

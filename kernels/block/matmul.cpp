@@ -1,0 +1,178 @@
+#include "kernels/block/matmul.h"
+
+#include <type_traits>
+
+#include "engine/node.h"
+#include "kernels/block/add.h"
+#include "kernels/block/ops.h"
+#include "kernels/cpu/gemm.h"
+#include "kernels/cpu/gemm_bf16.h"
+
+namespace crossply {
+
+namespace {
+
+// c (M, N) = a (M, K) * b (K, N), the latter two in either order, given by their strides.
+struct Factor {
+  Tensor tensor;
+  int64_t row, col;
+};
+struct Call {
+  Tensor c;
+  Factor a, b;
+  int64_t N, K;
+  bool add;
+};
+
+template <class P>
+std::vector<P> typed(const std::vector<Call>& calls) {
+  using C = std::remove_pointer_t<decltype(P::c)>;
+  using T = std::remove_cvref_t<decltype(*P::a.data)>;
+  std::vector<P> products;
+  for (const Call& p : calls)
+    products.push_back(
+        {p.c.as<C>(), {p.a.tensor.as<T>(), p.a.row, p.a.col}, {p.b.tensor.as<T>(), p.b.row, p.b.col}, p.N, p.K, p.add});
+  return products;
+}
+
+void multiply(const std::vector<Call>& calls, int64_t M, Stream stream) {
+  if (calls.empty()) return;
+  const bool b16 = calls[0].a.tensor.dtype == Dtype::bf16;
+  if (b16 && calls[0].c.dtype == Dtype::bf16) gemm_rows_bf16(typed<Product16<bf16>>(calls), M);
+  else if (b16) gemm_rows_bf16(typed<Product16<float>>(calls), M);
+  else if (stream.products == Products::bf16x3) gemm_rows_bf16x3(typed<Product>(calls), M);
+  else gemm_rows(typed<Product>(calls), M);
+}
+
+// Rows of a product with this weight; CHECKs all shapes.
+int64_t count_rows(const char* name, const Tensor& out, const Tensor& inp, const Tensor& weight) {
+  const int64_t O = weight.dim(0), C = weight.dim(1), rows = C > 0 ? inp.numel() / C : 0;
+  CHECK_THAT(weight.shape.rank == 2 && O > 0 && C > 0 && inp.numel() == rows * C && out.numel() == rows * O, name,
+             ": out ", out.str(), " inp ", inp.str(), " weight ", weight.str());
+  return rows;
+}
+
+}  // namespace
+
+// -----------------------------------------------------------------------------------------------------------------
+// Entry points: check shapes, choose the backend.
+
+void matmul_forward(const std::vector<Tensor>& outs, const Tensor& inp, const std::vector<Tensor>& weights,
+                    Stream stream, const Tensor& addend) {
+  const bool add = addend.data != nullptr;
+  CHECK_THAT(outs.size() == weights.size(), "matmul_forward: ", outs.size(), " outputs of ", weights.size(),
+             " weights");
+  CHECK_THAT(!add || (outs.size() == 1 && addend.numel() == outs[0].numel() && addend.dtype == outs[0].dtype &&
+                      addend.data != outs[0].data),
+             "matmul_forward: ", addend.str(), " cannot be added to ", outs.size(), " outputs, the first ",
+             outs[0].str());
+  int64_t rows = 0;
+  std::vector<Call> calls;
+  for (size_t i = 0; i < outs.size(); ++i) {
+    const int64_t O = weights[i].dim(0), C = weights[i].dim(1);
+    rows = count_rows("matmul_forward", outs[i], inp, weights[i]);
+    if (stream.backend == Backend::cpu) {
+      calls.push_back({outs[i], {inp, C, 1}, {weights[i], 1, C}, O, C, false});
+      continue;
+    }
+    if (stream.backend == Backend::cuda) {
+      matmul_forward_cuda(outs[i], inp, weights[i], rows, addend);
+      continue;
+    }
+    with_real(inp.dtype, [&](auto real) {
+      using T = decltype(real);
+      matmul_forward_ref(outs[i].as<T>(), inp.as<T>(), weights[i].as<T>(), rows, C, O);
+    });
+  }
+  multiply(calls, rows, stream);
+  if (add && stream.backend != Backend::cuda) add_forward(outs[0], outs[0], addend, stream);
+}
+
+void matmul_backward_input(const Tensor& dinp, const std::vector<Tensor>& douts, const std::vector<Tensor>& weights,
+                           bool acc, Stream stream) {
+  CHECK_THAT(douts.size() == weights.size(), "matmul_backward_input: ", douts.size(), " gradients of ", weights.size(),
+             " weights");
+  int64_t rows = 0;
+  std::vector<Call> calls;
+  for (size_t i = 0; i < douts.size(); ++i) {
+    const int64_t O = weights[i].dim(0), C = weights[i].dim(1);
+    const bool add = acc || i > 0;
+    rows = count_rows("matmul_backward_input", douts[i], dinp, weights[i]);
+    if (stream.backend == Backend::cpu) {
+      calls.push_back({dinp, {douts[i], O, 1}, {weights[i], C, 1}, C, O, add});
+      continue;
+    }
+    if (stream.backend == Backend::cuda) {
+      matmul_backward_input_cuda(dinp, douts[i], weights[i], rows, add);
+      continue;
+    }
+    with_real(dinp.dtype, [&](auto real) {
+      using T = decltype(real);
+      matmul_backward_input_ref(dinp.as<T>(), douts[i].as<T>(), weights[i].as<T>(), rows, C, O, add);
+    });
+  }
+  multiply(calls, rows, stream);
+}
+
+void matmul_backward_weight(const Tensor& dweight, const Tensor& dout, const Tensor& inp, Stream stream) {
+  const int64_t O = dweight.dim(0), C = dweight.dim(1), rows = count_rows("matmul_backward_weight", dout, inp, dweight);
+  if (stream.backend == Backend::cuda) return matmul_backward_weight_cuda(dweight, dout, inp, rows);
+  if (stream.backend == Backend::cpu) return multiply({{dweight, {dout, 1, O}, {inp, C, 1}, C, rows, true}}, O, stream);
+  with_real(dweight.dtype, [&](auto real) {
+    using T = decltype(real);
+    matmul_backward_weight_ref(dweight.as<T>(), dout.as<T>(), inp.as<T>(), rows, C, O);
+  });
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// On the tape.
+
+namespace ops {
+namespace {
+
+struct Linear : Node {  // in[0] is shared by the weights in[1..], each with its out
+  std::vector<Tensor> outs, douts, weights;
+  const char* op() const override { return "linear"; }
+  void prepare() override {
+    outs = tensors_of(out), douts = grads_of(out), weights.clear();
+    for (size_t i = 1; i < in.size(); ++i) weights.push_back(factor_of(in[i], in[0]->dtype));
+  }
+  void forward(const Step&, Stream stream) override {
+    matmul_forward(outs, input(0), weights, stream, tensor_of(addend));
+  }
+  void backward(const Step&, Stream stream) override {
+    matmul_backward_input(dinput(0), douts, weights, acc[0], stream);
+    for (size_t i = 0; i < out.size(); ++i) matmul_backward_weight(dinput(i + 1), douts[i], input(0), stream);
+  }
+  double flops() const override {
+    double sum = 0;
+    for (size_t i = 1; i < in.size(); ++i)
+      sum += 2.0 * static_cast<double>(in[0]->shape.numel()) * static_cast<double>(in[i]->shape[0]);
+    return sum;
+  }
+};
+
+}  // namespace
+
+std::vector<Value*> linears(Tape& t, const std::string& name, Value* inp, const std::vector<Projection>& projections) {
+  auto node = make_node<Linear>(name, {inp}, {});
+  for (const Projection& p : projections) {
+    const int64_t in = p.weight->shape[1], rows = inp->shape.numel() / in;
+    CHECK_THAT(inp->shape.numel() % in == 0 && p.shape.numel() == rows * p.weight->shape[0], p.name, ": inp ",
+               inp->shape.str(), " weight ", p.weight->shape.str(), " out ", p.shape.str());
+    node->in.push_back(p.weight);
+    node->out.push_back(t.activation(p.name, p.shape));
+  }
+  node->keep = {inp};
+  node->can_add = projections.size() == 1;
+  const std::vector<Value*> outs = node->out;
+  t.record(std::move(node));
+  return outs;
+}
+
+Value* linear(Tape& t, const std::string& name, Value* inp, Value* weight, Shape shape) {
+  return linears(t, name, inp, {{name, weight, shape}})[0];
+}
+
+}  // namespace ops
+}  // namespace crossply

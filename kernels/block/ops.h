@@ -1,0 +1,47 @@
+// The vocabulary models are written in. Each function records one node and returns its output. Names are those of the
+// dump: "L3.attn.q". Shapes are checked here, when the model is built.
+//
+// Ops marked IN PLACE reuse the memory of an input: use what they return, the input itself is gone. They refuse, when
+// recorded, an input that others need, and so does what would read one that is gone. Give them a copy() then.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/tape.h"
+
+namespace crossply::ops {
+
+// weight (V, C), tokens (B, T) i32 -> (B, T, C)
+Value* embedding(Tape& t, const std::string& name, Value* tokens, Value* weight);
+// Several linear layers on one input, as one product: "L3.attn.q", the weight (out, in), the shape of its output.
+struct Projection {
+  std::string name;
+  Value* weight;
+  Shape shape;
+};
+std::vector<Value*> linears(Tape& t, const std::string& name, Value* inp, const std::vector<Projection>& projections);
+// inp (..., in), weight (out, in) -> `shape`, whose size is rows * out
+Value* linear(Tape& t, const std::string& name, Value* inp, Value* weight, Shape shape);
+// Over the last dimension: the model width, or the head width for q/k norms. weight null: without a gain.
+Value* rmsnorm(Tape& t, const std::string& name, Value* inp, Value* weight, double eps);
+// Rotates (B, T, H, D); the table is rope_positions'. IN PLACE: takes inp.
+Value* rope(Tape& t, const std::string& name, Value* inp, Value* table);
+// cos and sin for positions 0 .. count-1 and D/2 frequencies: (count, D), a constant of the tape
+Value* rope_positions(Tape& t, int64_t count, const std::vector<double>& frequencies);
+Value* swiglu(Tape& t, const std::string& name, Value* gate, Value* up);
+Value* add(Tape& t, const std::string& name, Value* a, Value* b);
+// The same numbers in memory of their own, for an op that works in place.
+Value* copy(Tape& t, const std::string& name, Value* inp);
+Value* gelu(Tape& t, const std::string& name, Value* inp);
+// Without a gain: (inp - mean) / deviation over the last dimension.
+Value* layernorm(Tape& t, const std::string& name, Value* inp, double eps);
+// Over the last dimension; entries outside the smallest set with a sum above top_p become 0, and the others are divided
+// by their sum if renormalize (kernels/block/softmax.h).
+Value* softmax(Tape& t, const std::string& name, Value* inp, double top_p = 1, bool renormalize = true);
+// The head and the loss in one node: inp (B, T, C), weight (V, C), targets (B, T) i32 -> losses (B, T), 0 where the
+// target is -1. A training forward also writes the gradients of grad_scale * sum(losses).
+Value* cross_entropy(Tape& t, const std::string& name, Value* inp, Value* weight, Value* targets);
+
+}  // namespace crossply::ops

@@ -1,0 +1,195 @@
+#include "kernels/block/rope.h"
+
+#include <cmath>
+
+#include "engine/node.h"
+#include "kernels/block/ops.h"
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/vec.h"
+
+namespace crossply {
+namespace {
+
+struct Sizes {
+  int64_t B, T, H, D;
+};
+
+// One token: out and inp are (H, 2h), row is (2h).
+template <bool add, class S>
+void rotate_token(S* out, const S* inp, const float* row, int64_t H, int64_t h, float sign) {
+  for (int64_t head = 0; head < H; ++head) {
+    const S* x = inp + head * 2 * h;
+    S* y = out + head * 2 * h;
+#pragma omp simd
+    for (int64_t j = 0; j < h; ++j) {
+      const float c = row[j], s = sign * row[j + h], x0 = x[j], x1 = x[j + h];
+      const float y0 = x0 * c - x1 * s, y1 = x1 * c + x0 * s;
+      y[j] = add ? y[j] + y0 : y0;
+      y[j + h] = add ? y[j + h] + y1 : y1;
+    }
+  }
+}
+
+// The same for heads whose halves are whole vectors.
+template <bool add, class S>
+void rotate_long_heads(S* out, const S* inp, const float* row, int64_t H, int64_t h, float sign) {
+  Vec16 c, s, x0, x1;
+  for (int64_t j = 0; j < h; j += 16) {
+    load(c, row + j);
+    load(s, row + h + j);
+    s *= sign;
+    for (int64_t i = j; i < H * 2 * h; i += 2 * h) {
+      load(x0, inp + i);
+      load(x1, inp + i + h);
+      Vec16 y0 = x0 * c - x1 * s, y1 = x1 * c + x0 * s;
+      if (add) {
+        load(x0, out + i);
+        load(x1, out + i + h);
+        y0 += x0;
+        y1 += x1;
+      }
+      store(out + i, y0);
+      store(out + i + h, y1);
+    }
+  }
+}
+
+// And for heads of 8 and of 16 numbers, two or one in a vector: cosines * x + (-sines, sines) * x with its halves
+// exchanged.
+template <bool add, int64_t D, class S>
+void rotate_short_heads(S* out, const S* inp, const float* row, int64_t H, float sign) {
+  Vec16 c, s;
+  if constexpr (D == 16) {
+    Vec16 both;
+    load(both, row);
+    c = __builtin_shufflevector(both, both, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7);
+    s = __builtin_shufflevector(-both, both, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+  } else {
+    Vec8 both;
+    load(both, row);
+    c = __builtin_shufflevector(both, both, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3);
+    s = __builtin_shufflevector(-both, both, 4, 5, 6, 7, 12, 13, 14, 15, 4, 5, 6, 7, 12, 13, 14, 15);
+  }
+  s *= sign;
+  for_vectors(0, H * D, [=](int64_t i, auto part) {
+    Vec16 x, exchanged, before;
+    load(x, inp + i, part);
+    if (D == 16) exchanged = __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+    else exchanged = __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+    Vec16 y = x * c + exchanged * s;
+    if (add) load(before, out + i, part), y += before;
+    store(out + i, y, part);
+  });
+}
+
+// sign = 1 turns forward, -1 turns back.
+template <bool add, class S>
+void rotate_cpu(S* out, const S* inp, const float* table, Sizes size, int64_t pos, float sign) {
+  const int64_t T = size.T, H = size.H, D = size.D;
+  parallel_for(size.B * T, 32768 / (H * D), [=](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n) {
+      const float* row = table + (pos + n % T) * D;
+      const S* x = inp + n * H * D;
+      S* y = out + n * H * D;
+      if (D == 8) rotate_short_heads<add, 8>(y, x, row, H, sign);
+      else if (D == 16) rotate_short_heads<add, 16>(y, x, row, H, sign);
+      else if (D % 32 == 0) rotate_long_heads<add>(y, x, row, H, D / 2, sign);
+      else rotate_token<add>(y, x, row, H, D / 2, sign);
+    }
+  });
+}
+
+}  // namespace
+
+std::vector<double> rope_table(int64_t positions, const std::vector<double>& frequencies) {
+  const auto h = static_cast<int64_t>(frequencies.size()), D = 2 * h;
+  CHECK_THAT(positions >= 0 && D > 0, "rope_table: positions ", positions, " D ", D);
+  std::vector<double> table(static_cast<size_t>(positions * D));
+  for (int64_t j = 0; j < h; ++j) {
+    const double w = frequencies[static_cast<size_t>(j)];
+    for (int64_t t = 0; t < positions; ++t) {
+      table[static_cast<size_t>(t * D + j)] = std::cos(static_cast<double>(t) * w);
+      table[static_cast<size_t>(t * D + j + h)] = std::sin(static_cast<double>(t) * w);
+    }
+  }
+  return table;
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// Entry points: check shapes, choose the backend.
+
+namespace {
+
+Sizes check_sizes(const char* op, const Tensor& out, const Tensor& inp, const Tensor& table, int64_t pos) {
+  const Sizes size{inp.dim(0), inp.dim(1), inp.dim(2), inp.dim(3)};
+  CHECK_THAT(inp.shape.rank == 4 && out.shape == inp.shape && size.H * size.D > 0 && size.D % 2 == 0, op, ": ",
+             out.str(), " ", inp.str());
+  CHECK_THAT(table.shape.rank == 2 && table.dim(1) == size.D && pos >= 0 && pos + size.T <= table.dim(0), op, ": ",
+             inp.str(), " table ", table.str(), " pos ", pos);
+  return size;
+}
+
+}  // namespace
+
+void rope_forward(const Tensor& out, const Tensor& inp, const Tensor& table, int64_t pos, Stream stream) {
+  const Sizes size = check_sizes("rope_forward", out, inp, table, pos);
+  if (stream.backend == Backend::cuda) return rope_cuda(out, inp, table, pos, 1.f, false);
+  if (stream.backend == Backend::cpu)
+    return with_storage(out.dtype, [&](auto storage) {
+      using S = decltype(storage);
+      rotate_cpu<false>(out.as<S>(), inp.as<S>(), table.as<float>(), size, pos, 1.f);
+    });
+  with_real(out.dtype, [&](auto real) {
+    using X = decltype(real);
+    rope_forward_ref(out.as<X>(), inp.as<X>(), table.as<X>(), size.B, size.T, size.H, size.D, pos);
+  });
+}
+
+void rope_backward(const Tensor& dinp, const Tensor& dout, const Tensor& table, int64_t pos, bool acc, Stream stream) {
+  const Sizes size = check_sizes("rope_backward", dinp, dout, table, pos);
+  if (stream.backend == Backend::cuda) return rope_cuda(dinp, dout, table, pos, -1.f, acc);
+  if (stream.backend == Backend::cpu)
+    return with_storage(dinp.dtype, [&](auto storage) {
+      using S = decltype(storage);
+      auto rotate = acc ? rotate_cpu<true, S> : rotate_cpu<false, S>;
+      rotate(dinp.as<S>(), dout.as<S>(), table.as<float>(), size, pos, -1.f);
+    });
+  with_real(dinp.dtype, [&](auto real) {
+    using X = decltype(real);
+    rope_backward_ref(dinp.as<X>(), dout.as<X>(), table.as<X>(), size.B, size.T, size.H, size.D, pos, acc);
+  });
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// On the tape.
+
+namespace ops {
+namespace {
+
+struct Rope : Node {
+  const char* op() const override { return "rope"; }
+  void forward(const Step& step, Stream stream) override {
+    rope_forward(output(), input(0), reads[0]->tensor, step.position, stream);
+  }
+  void backward(const Step&, Stream stream) override {
+    rope_backward(dinput(0), doutput(), reads[0]->tensor, 0, false, stream);  // in place: always set
+  }
+};
+
+}  // namespace
+
+Value* rope_positions(Tape& t, int64_t count, const std::vector<double>& frequencies) {
+  return t.constant("rope", Shape{count, 2 * static_cast<int64_t>(frequencies.size())}, rope_table(count, frequencies));
+}
+
+Value* rope(Tape& t, const std::string& name, Value* inp, Value* table) {
+  CHECK_THAT(inp->shape.rank == 4 && inp->shape[3] == table->shape[1], name, ": inp ", inp->shape.str(), " table ",
+             table->shape.str());
+  auto node = make_node<Rope>(name, {inp}, {t.activation(name, inp->shape)});
+  node->reads = {table};
+  node->in_place = true;
+  return t.record(std::move(node));
+}
+
+}  // namespace ops
+}  // namespace crossply

@@ -1,0 +1,66 @@
+#include "kernels/block/swiglu.h"
+
+#include "kernels/cuda/cuda.cuh"
+
+namespace crossply {
+namespace {
+
+// Bound by memory: three tensors.
+template <int width, class S>
+__global__ void swiglu_forward_kernel(S* out, const S* gate, const S* up, int64_t n) {
+  const int64_t i = first_of_thread<width>();
+  if (i >= n) return;
+  const Floats<width> a = load<width>(gate + i), b = load<width>(up + i);
+  Floats<width> y;
+#pragma unroll
+  for (int k = 0; k < width; ++k) y[k] = a[k] * logistic(a[k]).s * b[k];
+  store<width>(out + i, y);
+}
+
+// Five tensors. All is read before anything is written: dgate may be gate, and dup up.
+template <int width, class S>
+__global__ void swiglu_backward_kernel(S* dgate, S* dup, const S* dout, const S* gate, const S* up, bool acc_gate,
+                                       bool acc_up, int64_t n) {
+  const int64_t i = first_of_thread<width>();
+  if (i >= n) return;
+  const Floats<width> a = load<width>(gate + i), b = load<width>(up + i), dy = load<width>(dout + i);
+  Floats<width> dg, du;
+#pragma unroll
+  for (int k = 0; k < width; ++k) {
+    const Logistic l = logistic(a[k]);
+    const float d = dy[k] * l.s;
+    dg[k] = d * b[k] * (1.f + a[k] * l.rest);
+    du[k] = d * a[k];
+  }
+  store_or_add<width>(dgate + i, dg, acc_gate);
+  store_or_add<width>(dup + i, du, acc_up);
+}
+
+}  // namespace
+
+// -----------------------------------------------------------------------------------------------------------------
+
+void swiglu_forward_cuda(const Tensor& out, const Tensor& gate, const Tensor& up) {
+  const int64_t n = out.numel();
+  with_storage(out.dtype, [&](auto storage) {
+    using S = decltype(storage);
+    with_width<S>(n, {out.data, gate.data, up.data}, [&](auto width) {
+      launch_elementwise("swiglu_forward", n, width, swiglu_forward_kernel<width, S>, out.as<S>(), gate.as<S>(),
+                         up.as<S>());
+    });
+  });
+}
+
+void swiglu_backward_cuda(const Tensor& dgate, const Tensor& dup, const Tensor& dout, const Tensor& gate,
+                          const Tensor& up, bool acc_gate, bool acc_up) {
+  const int64_t n = dout.numel();
+  with_storage(dout.dtype, [&](auto storage) {
+    using S = decltype(storage);
+    with_width<S>(n, {dgate.data, dup.data, dout.data, gate.data, up.data}, [&](auto width) {
+      launch_elementwise("swiglu_backward", n, width, swiglu_backward_kernel<width, S>, dgate.as<S>(), dup.as<S>(),
+                         dout.as<S>(), gate.as<S>(), up.as<S>(), acc_gate, acc_up);
+    });
+  });
+}
+
+}  // namespace crossply

@@ -1,0 +1,280 @@
+// Vectors for the fast CPU kernels, by the compilers' vector extensions: on machines with narrower registers they
+// become several instructions. What is alike in the kernels that sum over columns stands here once.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
+#include "engine/dtype.h"
+
+namespace crossply {
+
+using Vec16 = float __attribute__((vector_size(64)));
+using Vec8 = float __attribute__((vector_size(32)));
+using Vec4 = float __attribute__((vector_size(16)));
+
+template <class Vec>
+constexpr int64_t lanes_of = sizeof(Vec) / sizeof(float);
+
+template <class Vec>
+inline void load(Vec& v, const float* p) {
+  std::memcpy(&v, p, sizeof(Vec));
+}
+template <class Vec>
+inline void store(float* p, const Vec& v) {
+  std::memcpy(p, &v, sizeof(Vec));
+}
+
+// The same between bf16 in memory and float in registers; storing rounds as bf16's constructor does, except that the
+// instruction for it, where there is one, makes 0 of what is below the normal numbers: below 1.2e-38.
+template <class Vec>
+struct BitsOf;  // the integers beside a vector of floats: as wide, and half as wide
+template <>
+struct BitsOf<Vec16> {
+  using Word = uint32_t __attribute__((vector_size(64)));
+  using Half = uint16_t __attribute__((vector_size(32)));
+};
+template <>
+struct BitsOf<Vec8> {
+  using Word = uint32_t __attribute__((vector_size(32)));
+  using Half = uint16_t __attribute__((vector_size(16)));
+};
+template <>
+struct BitsOf<Vec4> {
+  using Word = uint32_t __attribute__((vector_size(16)));
+  using Half = uint16_t __attribute__((vector_size(8)));
+};
+
+template <class Vec>
+inline void load(Vec& v, const bf16* p) {
+  typename BitsOf<Vec>::Half half;
+  std::memcpy(&half, p, sizeof half);
+#ifdef __AVX512F__
+  if constexpr (lanes_of<Vec> == 16) {
+    const __m512i wide = _mm512_maskz_cvtepu16_epi32(0xFFFF, reinterpret_cast<__m256i>(half));
+    v = reinterpret_cast<Vec>(reinterpret_cast<typename BitsOf<Vec>::Word>(wide) << 16);
+    return;
+  }
+#endif
+  v = reinterpret_cast<Vec>(__builtin_convertvector(half, typename BitsOf<Vec>::Word) << 16);
+}
+template <class Vec>
+inline void store(bf16* p, const Vec& v) {
+#ifdef __AVX512BF16__  // a third of the instructions, which is what an elementwise kernel in the caches waits for
+  if constexpr (lanes_of<Vec> == 16) {
+    const __m256bh narrow = _mm512_cvtneps_pbh(reinterpret_cast<__m512>(v));
+    return static_cast<void>(std::memcpy(static_cast<void*>(p), &narrow, sizeof narrow));
+  }
+#endif
+  using Word = typename BitsOf<Vec>::Word;
+  const Word word = reinterpret_cast<Word>(v), rounded = word + 0x7FFF + ((word >> 16) & 1);
+  const Word bits = (v != v ? word | 0x400000 : rounded) >> 16;
+#ifdef __AVX512F__  // g++ makes two of every conversion of 16 lanes
+  if constexpr (lanes_of<Vec> == 16) {
+    const __m256i narrow = _mm512_maskz_cvtepi32_epi16(0xFFFF, reinterpret_cast<__m512i>(bits));
+    return static_cast<void>(std::memcpy(static_cast<void*>(p), &narrow, sizeof narrow));
+  }
+#endif
+  const typename BitsOf<Vec>::Half half = __builtin_convertvector(bits, typename BitsOf<Vec>::Half);
+  std::memcpy(static_cast<void*>(p), &half, sizeof half);
+}
+
+// One element, for the end of a loop over vectors.
+inline void load(float& v, const bf16* p) { v = *p; }
+inline void store(bf16* p, const float& v) { *p = v; }
+
+// Halving by shuffles: from a loop over the lanes g++ makes a detour through memory.
+inline float sum_of_lanes(float sum) { return sum; }
+inline float sum_of_lanes(const Vec8& sum) {
+  const Vec4 half = __builtin_shufflevector(sum, sum, 0, 1, 2, 3) + __builtin_shufflevector(sum, sum, 4, 5, 6, 7);
+  return (half[0] + half[2]) + (half[1] + half[3]);
+}
+inline float sum_of_lanes(const Vec16& sum) {
+  const Vec8 half = __builtin_shufflevector(sum, sum, 0, 1, 2, 3, 4, 5, 6, 7) +
+                    __builtin_shufflevector(sum, sum, 8, 9, 10, 11, 12, 13, 14, 15);
+  return sum_of_lanes(half);
+}
+
+// Sums of n terms, x[i] or a[i] * b[i], by the same additions whatever a compiler makes of loops.
+inline float sum_of(const float* x, int64_t n) {
+  Vec16 sum{}, v;
+  float rest = 0;
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) load(v, x + i), sum += v;
+  for (; i < n; ++i) rest += x[i];
+  return sum_of_lanes(sum) + rest;
+}
+template <class S>
+float dot_of(const S* a, const S* b, int64_t n) {
+  Vec16 sum{}, x, y;
+  float rest = 0;
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) load(x, a + i), load(y, b + i), sum += x * y;
+  for (; i < n; ++i) rest += a[i] * b[i];
+  return sum_of_lanes(sum) + rest;
+}
+
+// Sixteen elements, or the `count` that are left at an end; what is beyond is 0 after loading.
+struct Whole {};
+template <class S>
+inline void load(Vec16& v, const S* p, Whole) {
+  load(v, p);
+}
+template <class S>
+inline void store(S* p, const Vec16& v, Whole) {
+  store(p, v);
+}
+template <class S>
+inline void load(Vec16& v, const S* p, int64_t count) {
+  S part[16] = {};
+  std::memcpy(static_cast<void*>(part), p, static_cast<size_t>(count) * sizeof(S));
+  load(v, part);
+}
+template <class S>
+inline void store(S* p, const Vec16& v, int64_t count) {
+  S part[16];
+  store(part, v);
+  std::memcpy(static_cast<void*>(p), part, static_cast<size_t>(count) * sizeof(S));
+}
+
+// Makes the lanes 0 again that are beyond the end.
+inline void clear_beyond(Vec16&, Whole) {}
+inline void clear_beyond(Vec16& v, int64_t count) {
+  for (int64_t i = count; i < 16; ++i) v[i] = 0;
+}
+
+// Calls body(i, part) for every sixteenth i of [begin, end), where part is what load and store want to know. The ends
+// go through the same instructions as the rest, so that where a range ends, as between two threads, changes no bit.
+template <class F>
+inline void for_vectors(int64_t begin, int64_t end, F&& body) {
+  int64_t i = begin;
+  for (; i + 16 <= end; i += 16) body(i, Whole{});
+  if (i < end) body(i, end - i);
+}
+
+// The numbers of a small tile as floats in memory, for kernels that go over them several times: f32 where it stands,
+// bf16 in `scratch`. A tile that is written begins with what is to be added to, if acc, and ends with write_floats.
+inline const float* read_floats(float*, const float* tile, int64_t) { return tile; }
+inline const float* read_floats(float* scratch, const bf16* tile, int64_t count) {
+  for_vectors(0, count, [=](int64_t i, auto part) {
+    Vec16 x;
+    load(x, tile + i, part);
+    store(scratch + i, x, part);
+  });
+  return scratch;
+}
+inline float* begin_floats(float*, float* tile, int64_t, bool) { return tile; }
+inline float* begin_floats(float* scratch, bf16* tile, int64_t count, bool acc) {
+  if (acc) read_floats(scratch, tile, count);
+  return scratch;
+}
+inline void write_floats(float*, const float*, int64_t) {}
+inline void write_floats(bf16* tile, const float* scratch, int64_t count) {
+  for_vectors(0, count, [=](int64_t i, auto part) {
+    Vec16 x;
+    load(x, scratch + i, part);
+    store(tile + i, x, part);
+  });
+}
+
+// Kernels with a pass over each row that sums, and a second one that writes, take up to sixteen rows at a time, because
+// sixteen sums over lanes cost hardly more than one; fewer of the long rows, so that they are still in the cache for
+// the second pass.
+constexpr int64_t most_rows = 16;
+inline int64_t rows_at_once(int64_t C) { return C <= 256 ? most_rows : 4; }
+
+// Calls body(n, how many) for four rows together, then for each that is left: one row alone would wait for its
+// additions, and sixteen of some widths would push each other out of the cache. The count is a compile-time constant.
+template <class F>
+inline void by_fours(int64_t rows, F&& body) {
+  int64_t n = 0;
+  for (; n + 4 <= rows; n += 4) body(n, std::integral_constant<int64_t, 4>{});
+  for (; n < rows; ++n) body(n, std::integral_constant<int64_t, 1>{});
+}
+
+// The first pass calls this where the second one will write: else the memory would rest from writing meanwhile.
+// Inlined, because g++ sees no effect in it and drops the call.
+template <int64_t rows, class S>
+[[gnu::always_inline]] inline void fetch_to_write(S* out, int64_t C, int64_t c) {
+  constexpr int64_t line = 64 / sizeof(S);
+  if (c % line == 0)
+    for (int64_t n = 0; n < rows; ++n) __builtin_prefetch(out + n * C + c, 1);
+}
+
+// The largest of n > 0. In lanes by hand: no compiler vectorises a maximum of floats that may be NaN. A NaN may be lost
+// here, but not in the exponentials of differences from it. Four chains, because one would wait for itself.
+template <class S>
+float largest_of(const S* x, int64_t n) {
+  float largest = x[0];
+  int64_t i = 0;
+  if (n >= 64) {
+    Vec16 chain[4];
+    for (int64_t c = 0; c < 4; ++c) load(chain[c], x + 16 * c);
+    for (i = 64; i + 64 <= n; i += 64)
+      for (int64_t c = 0; c < 4; ++c) {
+        Vec16 next;
+        load(next, x + i + 16 * c);
+        chain[c] = next > chain[c] ? next : chain[c];
+      }
+    for (const Vec16& lanes : chain)
+      for (int l = 0; l < 16; ++l) largest = std::max(largest, lanes[l]);
+  }
+  for (; i < n; ++i) largest = std::max<float>(largest, x[i]);
+  return largest;
+}
+
+// exp_f32 of kernels/cpu/cpu.h, to the bit.
+inline void exp_in_place(Vec16& x) {
+  const Vec16 shifter = Vec16{} + 12582912.f, lowest = Vec16{} - 87.3f, highest = Vec16{} + 88.7f;
+  x = x < lowest ? lowest : x;
+  x = x > highest ? highest : x;
+  const Vec16 biased = x * 1.44269504f + shifter, n = biased - shifter;
+  const Vec16 r = (x - n * 0.693145752f) - n * 1.42860677e-6f;
+  Vec16 p = r * 1.9875691e-4f + 1.3981999e-3f;
+  p = p * r + 8.3334519e-3f;
+  p = p * r + 4.1665796e-2f;
+  p = p * r + 1.6666665e-1f;
+  p = p * r + 5.0000001e-1f;
+  p = p * r * r + r + 1.f;
+#ifdef __AVX512F__
+  x = reinterpret_cast<Vec16>(_mm512_maskz_scalef_ps(0xFFFF, reinterpret_cast<__m512>(p), reinterpret_cast<__m512>(n)));
+#else
+  using Int = int32_t __attribute__((vector_size(64)));
+  const Int k = reinterpret_cast<Int>(biased) - reinterpret_cast<Int>(shifter), half = k >> 1;
+  x = p * reinterpret_cast<Vec16>((half + 127) << 23) * reinterpret_cast<Vec16>((k - half + 127) << 23);
+#endif
+}
+
+// sums[i] = the sum of v[i]'s lanes, the first first, as a loop would add them. v is overwritten: sixteen rows become
+// sixteen columns, by exchanging blocks of 8, of 4, of 2 and of 1.
+inline void sums_of_lanes(Vec16& sums, Vec16 (&v)[16]) {
+  for (int i = 0; i < 8; ++i) {
+    const Vec16 a = v[i], b = v[i + 8];
+    v[i] = __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23);
+    v[i + 8] = __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+  }
+  for (int k = 0; k < 8; ++k) {
+    const int i = k / 4 * 8 + k % 4;
+    const Vec16 a = v[i], b = v[i + 4];
+    v[i] = __builtin_shufflevector(a, b, 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27);
+    v[i + 4] = __builtin_shufflevector(a, b, 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31);
+  }
+  for (int k = 0; k < 8; ++k) {
+    const int i = k / 2 * 4 + k % 2;
+    const Vec16 a = v[i], b = v[i + 2];
+    v[i] = __builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
+    v[i + 2] = __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+  }
+  sums = Vec16{};
+  for (int i = 0; i < 16; i += 2) {
+    const Vec16 a = v[i], b = v[i + 1];
+    sums += __builtin_shufflevector(a, b, 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30);
+    sums += __builtin_shufflevector(a, b, 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
+  }
+}
+
+}  // namespace crossply

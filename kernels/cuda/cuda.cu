@@ -1,0 +1,211 @@
+#include "kernels/cuda/cuda.cuh"
+
+#include <array>
+#include <cstring>
+#include <map>
+
+namespace crossply {
+namespace {
+
+__global__ void add_rows_kernel(float* to, const float* from, int64_t rows, int64_t C) {
+  const int64_t c = static_cast<int64_t>(blockIdx.x) * warp_size + threadIdx.x;
+  const float sum = sum_of_rows(from, rows, C, c);
+  if (threadIdx.y == 0 && c < C) to[c] += sum;
+}
+
+std::map<void*, size_t> allocations;
+size_t allocated = 0, most_allocated = 0;
+void count_allocation(void* data, size_t bytes) {
+  allocations[data] = bytes;
+  allocated += bytes;
+  most_allocated = std::max(most_allocated, allocated);
+}
+void count_release(void* data) {
+  allocated -= allocations.at(data);
+  allocations.erase(data);
+}
+
+struct Scratch {
+  void* data = nullptr;
+  size_t bytes = 0;
+};
+std::array<Scratch, scratch_slot_count> scratch_slots;
+int64_t moves = 0;
+
+}  // namespace
+
+void* scratch_bytes(size_t bytes, int slot) {
+  Scratch& s = scratch_slots.at(static_cast<size_t>(slot));
+  if (s.bytes < bytes) {
+    release_device_memory(s.data);
+    s = {};
+    s.data = allocate_device_memory(bytes);
+    if (s.data == nullptr) fail(Exit::device, "not enough device memory for ", bytes, " bytes of scratch");
+    s.bytes = bytes;
+    ++moves;
+  }
+  return s.data;
+}
+int64_t scratch_moves() { return moves; }
+size_t most_device_memory() { return most_allocated; }
+
+#if CROSSPLY_CUDA
+
+void check_cuda(cudaError_t error, const char* what, const char* file, int line) {
+  if (error == cudaSuccess) return;
+  cudaGetLastError();  // or the next call would report it again
+  fail(Exit::device, file, ":", line, ": ", what, ": ", cudaGetErrorName(error), ", ", cudaGetErrorString(error));
+}
+
+cudaStream_t cuda_stream() {
+  static const cudaStream_t stream = [] {
+    cudaStream_t made;
+    CHECK_CUDA(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking));
+    return made;
+  }();
+  return stream;
+}
+
+int64_t most_shared_bytes() {
+  static const int bytes = [] {
+    int device = 0, most = 0;
+    CHECK_CUDA(cudaGetDevice(&device));
+    CHECK_CUDA(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+    return most;
+  }();
+  return bytes;
+}
+
+std::string describe_gpu() {
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error != cudaSuccess || count == 0)
+    fail(Exit::device, "no usable GPU: ", cudaGetErrorString(error), "; see nvidia-smi, or use --device cpu");
+  int device = 0;
+  cudaDeviceProp gpu;
+  CHECK_CUDA(cudaGetDevice(&device));
+  CHECK_CUDA(cudaGetDeviceProperties(&gpu, device));
+  return str(gpu.name, ", ", static_cast<double>(gpu.totalGlobalMem >> 20) / 1024, " GiB, compute capability ",
+             gpu.major, ".", gpu.minor);
+}
+
+void* allocate_device_memory(size_t bytes) {
+  void* data = nullptr;
+  const cudaError_t error = cudaMalloc(&data, std::max<size_t>(bytes, 1));
+  if (error == cudaErrorMemoryAllocation) return cudaGetLastError(), nullptr;
+  CHECK_CUDA(error);
+  count_allocation(data, bytes);
+  return data;
+}
+void release_device_memory(void* data) {
+  if (data == nullptr) return;
+  if (cudaFree(data) != cudaSuccess) cudaGetLastError();  // an earlier call's error, which is on its way already
+  count_release(data);
+}
+size_t device_memory() {
+  size_t free = 0, total = 0;
+  CHECK_CUDA(cudaMemGetInfo(&free, &total));
+  return total;
+}
+
+// Through pinned memory, which the GPU reads by itself: the host waits only for the copy before the last one.
+void copy_to_device(void* device, const void* host, size_t bytes) {
+  struct Pinned {
+    void* data = nullptr;
+    cudaEvent_t read;  // by the GPU
+  };
+  static Pinned buffers[2];
+  static size_t next = 0;
+  constexpr size_t most = size_t{4} << 20;
+  for (size_t done = 0; done < bytes; done += most) {
+    Pinned& buffer = buffers[next++ % 2];
+    const size_t count = std::min(most, bytes - done);
+    if (buffer.data == nullptr) {
+      CHECK_CUDA(cudaEventCreateWithFlags(&buffer.read, cudaEventDisableTiming));
+      CHECK_CUDA(cudaMallocHost(&buffer.data, most));
+    }
+    CHECK_CUDA(cudaEventSynchronize(buffer.read));
+    std::memcpy(buffer.data, static_cast<const std::byte*>(host) + done, count);
+    CHECK_CUDA(cudaMemcpyAsync(static_cast<std::byte*>(device) + done, buffer.data, count, cudaMemcpyHostToDevice,
+                               cuda_stream()));
+    CHECK_CUDA(cudaEventRecord(buffer.read, cuda_stream()));
+  }
+}
+void copy_from_device(void* host, const void* device, size_t bytes) {
+  CHECK_CUDA(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, cuda_stream()));
+  synchronize_device();
+}
+void copy_on_device(void* to, const void* from, size_t bytes) {
+  CHECK_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, cuda_stream()));
+}
+void fill_device_memory(void* device, uint8_t byte, size_t bytes) {
+  CHECK_CUDA(cudaMemsetAsync(device, byte, bytes, cuda_stream()));
+}
+void synchronize_device() { CHECK_CUDA(cudaStreamSynchronize(cuda_stream())); }
+
+void begin_capture() { CHECK_CUDA(cudaStreamBeginCapture(cuda_stream(), cudaStreamCaptureModeThreadLocal)); }
+std::shared_ptr<void> end_capture() {
+  cudaGraph_t graph;
+  CHECK_CUDA(cudaStreamEndCapture(cuda_stream(), &graph));
+  cudaGraphExec_t ready;
+  CHECK_CUDA(cudaGraphInstantiate(&ready, graph, 0));
+  CHECK_CUDA(cudaGraphDestroy(graph));
+  return {ready, [](void* old) { cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(old)); }};
+}
+void abandon_capture() {
+  cudaGraph_t graph = nullptr;
+  cudaStreamEndCapture(cuda_stream(), &graph);
+  if (graph != nullptr) cudaGraphDestroy(graph);
+  cudaGetLastError();
+}
+void launch_graph(const std::shared_ptr<void>& graph) {
+  CHECK_CUDA(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph.get()), cuda_stream()));
+}
+
+#else
+
+int64_t most_shared_bytes() { return 227 * 1024; }  // as sm_90 and sm_100
+std::string describe_gpu() { return "emulator of a GPU"; }
+void* allocate_device_memory(size_t bytes) {
+  CHECK_THAT(!emulator::captures(), "a recording allocates memory");
+  void* data = emulator::allocate(bytes);
+  if (data != nullptr) count_allocation(data, bytes);
+  return data;
+}
+void release_device_memory(void* data) {
+  if (data == nullptr) return;
+  CHECK_THAT(!emulator::captures(), "a recording releases memory");
+  emulator::release(data);
+  count_release(data);
+}
+size_t device_memory() { return size_t{1} << 32; }
+void copy_to_device(void* device, const void* host, size_t bytes) {
+  CHECK_THAT(!emulator::captures(), "a recording copies from the host");
+  emulator::enqueue([=] { std::memcpy(device, host, bytes); });
+}
+void copy_from_device(void* host, const void* device, size_t bytes) {
+  CHECK_THAT(!emulator::captures(), "a recording waits for the device");
+  emulator::enqueue([=] { std::memcpy(host, device, bytes); });
+}
+void copy_on_device(void* to, const void* from, size_t bytes) {
+  emulator::enqueue([=] { std::memcpy(to, from, bytes); });
+}
+void fill_device_memory(void* device, uint8_t byte, size_t bytes) {
+  emulator::enqueue([=] { std::memset(device, byte, bytes); });
+}
+void synchronize_device() { CHECK_THAT(!emulator::captures(), "a recording waits for the device"); }
+
+void begin_capture() { emulator::capture(std::make_shared<emulator::Works>()); }
+std::shared_ptr<void> end_capture() { return emulator::capture(nullptr); }
+void abandon_capture() { emulator::capture(nullptr); }
+void launch_graph(const std::shared_ptr<void>& graph) {
+  for (const auto& work : *static_cast<emulator::Works*>(graph.get())) emulator::enqueue(work);
+}
+
+#endif
+
+void add_rows(float* to, const float* from, int64_t rows, int64_t C) {
+  launch({"add_rows", blocks_of(C, warp_size), dim3(warp_size, groups_of_rows)}, add_rows_kernel, to, from, rows, C);
+}
+
+}  // namespace crossply

@@ -1,0 +1,47 @@
+// The GPU as the rest of the program sees it: memory, copies, and waiting. One GPU a process, one stream on which
+// everything happens in order. In a build without CUDA all of this is the emulator's (kernels/cuda/emulator.h).
+//
+// All of these throw Error with Exit::device, and what the driver says, if a call fails, or one before it has.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "engine/device.h"
+
+namespace crossply {
+
+// "NVIDIA H200, 139.8 GiB, compute capability 9.0". Throws Exit::device, with what to do, if there is no usable GPU.
+std::string describe_gpu();
+
+// The GPU as a device (kernels/cuda/device.cpp). Throws what describe_gpu throws.
+CUDA_TWIN std::unique_ptr<Device> make_cuda_device();
+
+// Null if there is not enough; releasing null does nothing. Not zeroed.
+void* allocate_device_memory(size_t bytes);
+void release_device_memory(void* data);
+CUDA_TWIN size_t device_memory();       // bytes of the whole GPU
+CUDA_TWIN size_t most_device_memory();  // the most that was allocated at one time
+
+// The host memory may be reused, or read, when these return.
+void copy_to_device(void* device, const void* host, size_t bytes);
+void copy_from_device(void* host, const void* device, size_t bytes);
+
+// From one place in device memory to another, in order with the kernels.
+CUDA_TWIN void copy_on_device(void* to, const void* from, size_t bytes);
+void fill_device_memory(void* device, uint8_t byte, size_t bytes);
+void synchronize_device();
+
+// Work on the stream between the two is not done but recorded, and done by every launch of the graph, with the pointers
+// and numbers that it was recorded with. Nothing in between may allocate, or wait for the device. abandon_capture,
+// after an error, forgets the recording. A graph frees itself.
+void begin_capture();
+std::shared_ptr<void> end_capture();
+void abandon_capture();
+void launch_graph(const std::shared_ptr<void>& graph);
+// How often the kernels' scratch memory has moved: a graph from before that would write into memory that is gone.
+int64_t scratch_moves();
+
+}  // namespace crossply

@@ -1,0 +1,55 @@
+#include "kernels/cuda/cuda.h"
+
+namespace crossply {
+namespace {
+
+class CudaDevice : public Device {
+ public:
+  CudaDevice() : description_(describe_gpu()) {}
+  std::string describe() const override { return description_; }
+  Stream stream() const override { return Stream{Backend::cuda}; }
+
+  void* allocate(size_t bytes, const std::string& name) override {
+    void* data = allocate_device_memory(bytes);
+    if (data == nullptr)
+      fail(Exit::device, "not enough memory on the GPU for ", name, ": ", format_bytes(static_cast<double>(bytes)),
+           ". Use a smaller --batch with --accumulate, a shorter --seq, or a smaller model");
+    fill_device_memory(data, 0, bytes);
+    return data;
+  }
+  void release(void* data) override { release_device_memory(data); }
+  void copy_in(void* device, const void* host, size_t bytes) override { copy_to_device(device, host, bytes); }
+  void copy_out(void* host, const void* device, size_t bytes) override { copy_from_device(host, device, bytes); }
+  void fill(void* device, uint8_t byte, size_t bytes) override { fill_device_memory(device, byte, bytes); }
+  void wait() override { synchronize_device(); }
+
+  // The first run is a plain one: it finds the kernels' scratch memory and the plans of the products.
+  void replay(Recording& recording, const std::function<void()>& work) override {
+    if (recording.runs++ == 0 || recording.scratch != scratch_moves()) {
+      recording.graph = nullptr;
+      work();
+      recording.scratch = scratch_moves();
+      return;
+    }
+    if (recording.graph == nullptr) {
+      begin_capture();
+      try {
+        work();
+      } catch (...) {
+        abandon_capture();
+        throw;
+      }
+      recording.graph = end_capture();
+    }
+    launch_graph(recording.graph);
+  }
+
+ private:
+  std::string description_;
+};
+
+}  // namespace
+
+std::unique_ptr<Device> make_cuda_device() { return std::make_unique<CudaDevice>(); }
+
+}  // namespace crossply

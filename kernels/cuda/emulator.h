@@ -1,0 +1,187 @@
+// A GPU on the CPU, for tests and for reading: CUDA kernels compiled as C++, a fiber for every CUDA thread.
+//
+// A fiber runs until it must wait for others: at __syncthreads, or where the lanes of a warp exchange values. Who runs
+// next is drawn by lot, and shared memory is filled with NaN before each block, so that a missing barrier or a missing
+// write shows in the results. Device memory ends at a page that nobody may touch. What no fiber can show: races within
+// one stretch of code between two waits, limits of registers, and speed.
+//
+// This header stands in for the CUDA headers; kernels/cuda/cuda.cuh includes one or the other. A launch throws Error
+// (Exit::internal) where a GPU would hang or give undefined results: a barrier that some threads never reach or reach
+// at another place, an exchange with a lane that does not take part, too many threads or too much shared memory.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "engine/check.h"
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+
+struct alignas(8) float2 {
+  float x, y;
+};
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+struct alignas(16) uint4 {
+  uint32_t x, y, z, w;
+};
+struct uint3 {
+  uint32_t x, y, z;
+};
+struct dim3 {
+  uint32_t x, y, z;
+  constexpr dim3(uint32_t x_ = 1, uint32_t y_ = 1, uint32_t z_ = 1) : x(x_), y(y_), z(z_) {}
+};
+
+// One block runs at a time, so these are its own.
+inline uint3 threadIdx, blockIdx;
+inline dim3 blockDim, gridDim;
+
+namespace crossply::emulator {
+
+// Where in a kernel a thread waits.
+struct Site {
+  const char* file;
+  int line;
+  static Site here(const char* in = __builtin_FILE(), int at = __builtin_LINE()) { return {in, at}; }
+};
+
+// Runs body once for every thread of every block. name: of the kernel, for errors.
+void run(const char* name, dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body);
+
+// Does this now, or adds it to the works that are captured, if some are. Only such work may touch device memory:
+// everybody else who does is killed.
+using Works = std::vector<std::function<void()>>;
+void enqueue(std::function<void()> work);
+std::shared_ptr<Works> capture(std::shared_ptr<Works> into);  // null: no more; returns what was captured into before
+bool captures();
+// Throws Exit::device if this points into the host's memory; null does not. Asked of a kernel's pointers, not of those
+// in structs.
+void check_device_memory(const char* name, const void* data);
+
+// The lots of the launches that follow.
+void seed(uint64_t value);
+
+// Memory full of NaN, aligned to 256 bytes, or to 16 where the size is no multiple of 256, with a page behind it that
+// nobody may touch. Null if there is not enough.
+void* allocate(size_t bytes);
+void release(void* data);
+
+void synchronize_block(const Site& site);
+
+// Waits for the lanes of `mask`, each of which brings an operand; the last to come calls combine(operands, mask), with
+// null for lanes outside of the mask.
+using Combine = void (*)(void* const* operands, uint32_t mask);
+void synchronize_warp(uint32_t mask, void* operand, Combine combine, const char* what, const Site& site);
+
+// The launch's shared memory, and a block's own variable of some bytes: one for every `key`.
+void* dynamic_shared();
+void* static_shared(const void* key, size_t bytes);
+
+// Copies that are under way until they are waited for; the target is NaN meanwhile. src null: zeros.
+void copy_async(void* to, const void* from, size_t bytes);
+void commit_copies();
+void wait_copies(int groups_left);
+
+[[noreturn]] void fail_lane(const char* what, int lane, int from, const Site& site);
+
+template <class T>
+struct Exchanged {
+  T value, result;
+  int from;
+};
+// Every lane's result is the value of lane `from`.
+template <class T>
+T exchange(uint32_t mask, T value, int from, const char* what, const Site& site) {
+  Exchanged<T> mine{value, value, from};
+  const auto combine = [](void* const* operands, uint32_t present) {
+    for (int lane = 0; lane < 32; ++lane) {
+      if (!(present >> lane & 1)) continue;
+      auto& to = *static_cast<Exchanged<T>*>(operands[lane]);
+      to.result = present >> to.from & 1 ? static_cast<Exchanged<T>*>(operands[to.from])->value : T{};
+    }
+  };
+  if (!(mask >> from & 1)) fail_lane(what, static_cast<int>(threadIdx.x % 32), from, site);
+  synchronize_warp(mask, &mine, combine, what, site);
+  return mine.result;
+}
+
+inline int lane() {
+  return static_cast<int>((threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) % 32);
+}
+
+}  // namespace crossply::emulator
+
+inline void __syncthreads(crossply::emulator::Site site = crossply::emulator::Site::here()) {
+  crossply::emulator::synchronize_block(site);
+}
+inline void __syncwarp(uint32_t mask = ~0u, crossply::emulator::Site site = crossply::emulator::Site::here()) {
+  crossply::emulator::synchronize_warp(mask, nullptr, nullptr, "__syncwarp", site);
+}
+template <class T>
+T __shfl_xor_sync(uint32_t mask, T value, int lanes, crossply::emulator::Site site = crossply::emulator::Site::here()) {
+  return crossply::emulator::exchange(mask, value, crossply::emulator::lane() ^ lanes, "__shfl_xor_sync", site);
+}
+template <class T>
+T __shfl_sync(uint32_t mask, T value, int from, crossply::emulator::Site site = crossply::emulator::Site::here()) {
+  return crossply::emulator::exchange(mask, value, from & 31, "__shfl_sync", site);
+}
+template <class T>
+T __shfl_up_sync(uint32_t mask, T value, int by, crossply::emulator::Site site = crossply::emulator::Site::here()) {
+  const int lane = crossply::emulator::lane();
+  return crossply::emulator::exchange(mask, value, lane < by ? lane : lane - by, "__shfl_up_sync", site);
+}
+template <class T>
+T __shfl_down_sync(uint32_t mask, T value, int by, crossply::emulator::Site site = crossply::emulator::Site::here()) {
+  const int lane = crossply::emulator::lane();
+  return crossply::emulator::exchange(mask, value, lane + by > 31 ? lane : lane + by, "__shfl_down_sync", site);
+}
+inline uint32_t __ballot_sync(uint32_t mask, bool vote,
+                              crossply::emulator::Site site = crossply::emulator::Site::here()) {
+  struct Vote {
+    uint32_t votes;
+    bool mine;
+  } own{0, vote};
+  const auto combine = [](void* const* operands, uint32_t present) {
+    uint32_t votes = 0;
+    for (int lane = 0; lane < 32; ++lane)
+      if (present >> lane & 1) votes |= static_cast<uint32_t>(static_cast<Vote*>(operands[lane])->mine) << lane;
+    for (int lane = 0; lane < 32; ++lane)
+      if (present >> lane & 1) static_cast<Vote*>(operands[lane])->votes = votes;
+  };
+  crossply::emulator::synchronize_warp(mask, &own, combine, "__ballot_sync", site);
+  return own.votes;
+}
+inline bool __any_sync(uint32_t mask, bool vote, crossply::emulator::Site site = crossply::emulator::Site::here()) {
+  return __ballot_sync(mask, vote, site) != 0;
+}
+inline bool __all_sync(uint32_t mask, bool vote, crossply::emulator::Site site = crossply::emulator::Site::here()) {
+  return __ballot_sync(mask, vote, site) == mask;
+}
+
+// One fiber runs at a time, so these need nothing more.
+template <class T>
+T atomicAdd(T* at, T value) {
+  const T before = *at;
+  *at += value;
+  return before;
+}
+template <class T>
+T __ldg(const T* at) {
+  return *at;
+}
+inline float __uint_as_float(uint32_t x) { return std::bit_cast<float>(x); }
+inline float rsqrtf(float x) { return 1.f / std::sqrt(x); }
+inline float __expf(float x) { return std::exp(x); }
+inline float __fdividef(float x, float y) { return x / y; }

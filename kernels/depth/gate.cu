@@ -1,0 +1,149 @@
+#include "kernels/depth/gate.h"
+
+#include "kernels/cuda/cuda.cuh"
+
+namespace crossply {
+namespace {
+
+// These tensors are small, a number a head: each kernel is a few microseconds, most of them its launch.
+
+__device__ __forceinline__ float gate_value(float z, Gate gate) {
+  switch (gate) {
+    case Gate::relu: return z < 0 ? 0.f : z;
+    case Gate::sigmoid: return logistic(z).s;
+    case Gate::tanh: return tanhf(z);
+    default: return z;
+  }
+}
+__device__ __forceinline__ float gate_slope(float z, Gate gate) {
+  switch (gate) {
+    case Gate::relu: return z > 0 ? 1.f : z <= 0 ? 0.f : z;
+    case Gate::sigmoid: {
+      const Logistic l = logistic(z);
+      return l.s * l.rest;
+    }
+    case Gate::tanh: {
+      const Logistic l = logistic(2.f * z);
+      return 4.f * l.s * l.rest;
+    }
+    default: return 1.f;
+  }
+}
+
+template <int width, class S>
+__global__ void gate_forward_kernel(float* out, const S* inp, Gate gate, int64_t n) {
+  const int64_t i = first_of_thread<width>();
+  if (i >= n) return;
+  Floats<width> x = load<width>(inp + i);
+#pragma unroll
+  for (int k = 0; k < width; ++k) x[k] = gate_value(x[k], gate);
+  store<width>(out + i, x);
+}
+
+template <int width, class S>
+__global__ void gate_backward_kernel(S* dinp, const float* dout, const S* inp, Gate gate, bool acc, int64_t n) {
+  const int64_t i = first_of_thread<width>();
+  if (i >= n) return;
+  const Floats<width> x = load<width>(inp + i);
+  Floats<width> d = load<width>(dout + i);
+#pragma unroll
+  for (int k = 0; k < width; ++k) d[k] *= gate_slope(x[k], gate);
+  store_or_add<width>(dinp + i, d, acc);
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// With a softmax: `lanes` neighbours take a row of K.
+
+constexpr int row_threads = 256;
+
+// The K factors exp(z[j] - largest) * scale are the row's softmax.
+struct Softmax {
+  float largest, scale;
+};
+template <class S>
+__device__ Softmax softmax_of_row(const S* z, int64_t K, int lane, int lanes) {
+  float largest = -INFINITY, sum = 0;
+  for (int64_t j = lane; j < K; j += lanes) largest = larger_or_nan(largest, to_float(z[j]));
+  largest = group_max(largest, lanes);
+  for (int64_t j = lane; j < K; j += lanes) sum += expf(to_float(z[j]) - largest);
+  return {largest, 1.f / group_sum(sum, lanes)};
+}
+
+template <class S>
+__global__ void softmax_gate_forward_kernel(float* out, const S* inp, int64_t rows, int64_t K, bool sigmoid,
+                                            int lanes) {
+  const int lane = static_cast<int>(threadIdx.x) % lanes;
+  const int64_t n = (static_cast<int64_t>(blockIdx.x) * row_threads + threadIdx.x) / lanes;
+  const int64_t width = n < rows ? K : 0;  // the lanes of a warp stay together
+  const S* z = inp + n * K;
+  const Softmax p = softmax_of_row(z, width, lane, lanes);
+  for (int64_t j = lane; j < width; j += lanes) {
+    const float x = to_float(z[j]), y = static_cast<float>(K) * expf(x - p.largest) * p.scale;
+    out[n * K + j] = sigmoid ? y * logistic(x).s : y;
+  }
+}
+
+// With y = out and f = 2 - s, or 1 without a sigmoid: dinp = y dout f - p sum_j dout y.
+template <class S>
+__global__ void softmax_gate_backward_kernel(S* dinp, const float* dout, const S* inp, int64_t rows, int64_t K,
+                                             bool sigmoid, bool acc, int lanes) {
+  const int lane = static_cast<int>(threadIdx.x) % lanes;
+  const int64_t n = (static_cast<int64_t>(blockIdx.x) * row_threads + threadIdx.x) / lanes;
+  const int64_t width = n < rows ? K : 0;
+  const S* z = inp + n * K;
+  const float* dy = dout + n * K;
+  const Softmax softmax = softmax_of_row(z, width, lane, lanes);
+  const auto p_of = [&](float x) { return expf(x - softmax.largest) * softmax.scale; };
+  const auto sigmoid_of = [&](float x) { return sigmoid ? logistic(x) : Logistic{1.f, 0.f}; };
+  float sum = 0;
+  for (int64_t j = lane; j < width; j += lanes) {
+    const float x = to_float(z[j]);
+    sum += dy[j] * (static_cast<float>(K) * p_of(x) * sigmoid_of(x).s);
+  }
+  sum = group_sum(sum, lanes);
+  for (int64_t j = lane; j < width; j += lanes) {
+    const float x = to_float(z[j]), p = p_of(x);
+    const Logistic l = sigmoid_of(x);
+    const float d = p * (static_cast<float>(K) * l.s * dy[j] * (1.f + l.rest) - sum);
+    store_or_add<1>(dinp + n * K + j, Floats<1>{{d}}, acc);
+  }
+}
+
+bool has_softmax(Gate gate) { return gate == Gate::softmax || gate == Gate::softmax_sigmoid; }
+
+}  // namespace
+
+// -----------------------------------------------------------------------------------------------------------------
+
+void gate_forward_cuda(const Tensor& out, const Tensor& inp, int64_t K, Gate gate) {
+  const int64_t n = inp.numel(), rows = n / K;
+  with_storage(inp.dtype, [&](auto storage) {
+    using S = decltype(storage);
+    const int lanes = lanes_of_row(K);
+    if (has_softmax(gate))
+      return launch({"softmax_gate_forward", blocks_of(rows * lanes, row_threads), row_threads},
+                    softmax_gate_forward_kernel<S>, out.as<float>(), inp.as<S>(), rows, K,
+                    gate == Gate::softmax_sigmoid, lanes);
+    with_width<S>(n, {out.data, inp.data}, [&](auto width) {
+      launch_elementwise("gate_forward", n, width, gate_forward_kernel<width, S>, out.as<float>(), inp.as<S>(), gate);
+    });
+  });
+}
+
+void gate_backward_cuda(const Grad& dinp, const Tensor& dout, const Tensor& inp, int64_t K, Gate gate) {
+  const int64_t n = inp.numel(), rows = n / K;
+  with_storage(inp.dtype, [&](auto storage) {
+    using S = decltype(storage);
+    const int lanes = lanes_of_row(K);
+    if (has_softmax(gate))
+      return launch({"softmax_gate_backward", blocks_of(rows * lanes, row_threads), row_threads},
+                    softmax_gate_backward_kernel<S>, dinp.as<S>(), dout.as<float>(), inp.as<S>(), rows, K,
+                    gate == Gate::softmax_sigmoid, dinp.add, lanes);
+    with_width<S>(n, {dinp.data, dout.data, inp.data}, [&](auto width) {
+      launch_elementwise("gate_backward", n, width, gate_backward_kernel<width, S>, dinp.as<S>(), dout.as<float>(),
+                         inp.as<S>(), gate, dinp.add);
+    });
+  });
+}
+
+}  // namespace crossply

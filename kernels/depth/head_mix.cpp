@@ -1,0 +1,393 @@
+#include "kernels/depth/head_mix.h"
+
+#include "engine/node.h"
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/gemm.h"
+#include "kernels/cpu/vec.h"
+#include "kernels/depth/ops.h"
+
+namespace crossply {
+namespace {
+
+constexpr int64_t lanes = lanes_of<Vec16>,
+                  columns = 4 * lanes;  // a mixture's block of columns stays in registers while the sources pass
+constexpr int heads_at_once = 4;
+using Vec = Vec16;
+
+template <class S>
+struct Data {
+  std::vector<const S*> u;
+  const float* weight;
+  HeadMixSize z;
+  const float* weights(int64_t n) const { return weight + (z.shared ? 0 : n * z.K * z.S); }
+};
+
+// -----------------------------------------------------------------------------------------------------------------
+// Mixing: heads h0 .. h0+R of one token into m, m + stride, ...
+
+template <int R, class S>
+void mix_token(float* m, int64_t stride, const Data<S>& of, int64_t n, int64_t h0) {
+  const HeadMixSize& z = of.z;
+  const float* w = of.weights(n) + h0 * z.S;
+  int64_t c = 0;
+  for (; c + columns <= z.C; c += columns) {
+    Vec sum[R][4] = {};
+    for (int64_t s = 0; s < z.S; ++s) {
+      const S* u = of.u[static_cast<size_t>(s)] + n * z.C + c;
+      Vec x[4];
+      for (int i = 0; i < 4; ++i) load(x[i], u + i * lanes);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r)
+        for (int i = 0; i < 4; ++i) sum[r][i] += w[r * z.S + s] * x[i];
+    }
+    for (int r = 0; r < R; ++r)
+      for (int i = 0; i < 4; ++i) store(m + r * stride + c + i * lanes, sum[r][i]);
+  }
+  for (; c < z.C; ++c)
+    for (int r = 0; r < R; ++r) {
+      float sum = 0;
+      for (int64_t s = 0; s < z.S; ++s) sum += w[r * z.S + s] * of.u[static_cast<size_t>(s)][n * z.C + c];
+      m[r * stride + c] = sum;
+    }
+}
+
+// All heads of tokens n0 .. n0+rows: head h at m + h * stride, (rows, C) each.
+template <class S>
+void mix_tile(float* m, int64_t stride, const Data<S>& of, int64_t n0, int64_t rows) {
+  const HeadMixSize& z = of.z;
+  for (int64_t n = 0; n < rows; ++n) {
+    int64_t h = 0;
+    for (; h + heads_at_once <= z.K; h += heads_at_once)
+      mix_token<heads_at_once>(m + h * stride + n * z.C, stride, of, n0 + n, h);
+    for (; h < z.K; ++h) mix_token<1>(m + h * stride + n * z.C, stride, of, n0 + n, h);
+  }
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// The gradients of a token's sources, and of the weights on them. du is a sum over all heads, R of them at a time:
+// until the last it is kept in floats.
+
+template <class S>
+struct SourceRow {
+  S* du;          // (C)
+  const S* u;     // (C)
+  float* so_far;  // (C)
+  bool acc, first, last;
+
+  template <class T>
+  void begin(T& sum, int64_t c) const {
+    if (!first) load(sum, so_far + c);
+    else if (acc) load(sum, du + c);
+  }
+  template <class T>
+  void end(const T& sum, int64_t c) const {
+    if (last) store(du + c, sum);
+    else store(so_far + c, sum);
+  }
+};
+
+// R heads' part of a row, from their dm at dm, dm + stride, ... Weights and their gradients lie z.S apart; the latter
+// are added to.
+template <int R, class S>
+void unmix_row(SourceRow<S> row, float* dweight, const float* dm, int64_t stride, const float* w,
+               const HeadMixSize& z) {
+  Vec dot[R] = {};
+  float rest[R] = {};
+  int64_t c = 0;
+  for (; c + lanes <= z.C; c += lanes) {
+    Vec x, sum{};
+    load(x, row.u + c);
+    row.begin(sum, c);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      Vec g;
+      load(g, dm + r * stride + c);
+      dot[r] += g * x;
+      sum += w[r * z.S] * g;
+    }
+    row.end(sum, c);
+  }
+  for (; c < z.C; ++c) {
+    float sum = 0;
+    row.begin(sum, c);
+    for (int r = 0; r < R; ++r) {
+      rest[r] += dm[r * stride + c] * row.u[c];
+      sum += w[r * z.S] * dm[r * stride + c];
+    }
+    row.end(sum, c);
+  }
+  for (int r = 0; r < R; ++r) dweight[r * z.S] += rest[r] + sum_of_lanes(dot[r]);
+}
+
+// Tokens n0 .. n0+rows. dkv: their gradients as join_heads leaves them, one head after the other, `apart` floats apart;
+// wg: the folded weights; dm: scratch, (K, rows, C) and a row.
+template <class S>
+void unmix_tile(const std::vector<S*>& du, float* dweight, const float* dkv, int64_t apart, const float* wg, float* dm,
+                const Data<S>& of, int64_t n0, int64_t rows, const std::vector<bool>& acc) {
+  const HeadMixSize& z = of.z;
+  const int64_t stride = rows * z.C, width = 2 * z.D;
+  for (int64_t h = 0; h < z.K; ++h)
+    gemm(dm + h * stride, {dkv + h * apart, width, 1}, {wg + h * width * z.C, z.C, 1}, rows, z.C, width, false);
+  for (int64_t n = 0; n < rows; ++n) {
+    for (int64_t s = 0; s < z.S; ++s) {
+      const size_t i = static_cast<size_t>(s);
+      const int64_t at = (n0 + n) * z.C;
+      SourceRow<S> row{du[i] + at, of.u[i] + at, dm + z.K * stride, acc[i], true, false};
+      for (int64_t h = 0; h < z.K; h += heads_at_once, row.first = false) {
+        const int64_t R = std::min<int64_t>(heads_at_once, z.K - h);
+        float* dw = dweight + ((z.shared ? 0 : n0 + n) * z.K + h) * z.S + s;
+        const float *w = of.weights(n0 + n) + h * z.S + s, *g = dm + h * stride + n * z.C;
+        row.last = h + R == z.K;
+        if (R == 4) unmix_row<4>(row, dw, g, stride, w, z);
+        else if (R == 3) unmix_row<3>(row, dw, g, stride, w, z);
+        else if (R == 2) unmix_row<2>(row, dw, g, stride, w, z);
+        else unmix_row<1>(row, dw, g, stride, w, z);
+      }
+    }
+  }
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// Keys and values of one head side by side, so that both are one product: kv (rows, 2D) of head h, in `to`.
+
+template <class To, class From>
+void copy_row(To* to, const From* from, int64_t D) {
+#pragma omp simd
+  for (int64_t d = 0; d < D; ++d) to[d] = from[d];
+}
+template <class S>
+void join_heads(float* to, const S* k, const S* v, const HeadMixSize& z, int64_t h, int64_t n0, int64_t rows) {
+  for (int64_t n = 0; n < rows; ++n) {
+    const int64_t from = ((n0 + n) * z.K + h) * z.D;
+    copy_row(to + n * 2 * z.D, k + from, z.D);
+    copy_row(to + n * 2 * z.D + z.D, v + from, z.D);
+  }
+}
+template <class S>
+void split_heads(S* k, S* v, const float* from, const HeadMixSize& z, int64_t h, int64_t n0, int64_t rows) {
+  for (int64_t n = 0; n < rows; ++n) {
+    const int64_t to = ((n0 + n) * z.K + h) * z.D;
+    copy_row(k + to, from + n * 2 * z.D, z.D);
+    copy_row(v + to, from + n * 2 * z.D + z.D, z.D);
+  }
+}
+
+// The row of wk or wv that is row r of the joined weights (K, 2D, C).
+template <class T>
+T* joined_row(T* wk, T* wv, const HeadMixSize& z, int64_t r) {
+  const int64_t h = r / (2 * z.D), d = r % (2 * z.D);
+  return d < z.D ? wk + (h * z.D + d) * z.C : wv + (h * z.D + d - z.D) * z.C;
+}
+
+// The joined weights with the gain in every row, in scratch slot 0.
+template <class S>
+float* fold_gain(const float* gain, const S* wk, const S* wv, const HeadMixSize& z) {
+  const int64_t rows = 2 * z.K * z.D;
+  float* wg = scratch_f32(static_cast<size_t>(rows * z.C), 0);
+  parallel_for(rows, 256, [=](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const S* from = joined_row(wk, wv, z, r);
+#pragma omp simd
+      for (int64_t c = 0; c < z.C; ++c) wg[r * z.C + c] = gain[c] * from[c];
+    }
+  });
+  return wg;
+}
+
+// Tokens whose streams of a few heads stay in the L2 cache.
+int64_t tile_tokens(const HeadMixSize& z) { return std::clamp<int64_t>(32768 / z.C, 16, 128); }
+
+template <class S>
+void forward_cpu(S* k, S* v, const Data<S>& of, const float* gain, const S* wk, const S* wv) {
+  const HeadMixSize& z = of.z;
+  const float* wg = fold_gain(gain, wk, wv, z);
+  const int64_t tile = tile_tokens(z), tiles = ceil_div(z.N, tile);
+  parallel_for(tiles, 1, [=, &of](int64_t begin, int64_t end) {
+    float* m = scratch_f32(static_cast<size_t>(z.K * tile * z.C), 1);
+    float* kv = scratch_f32(static_cast<size_t>(tile * 2 * z.D), 2);
+    for (int64_t t = begin; t < end; ++t) {
+      const int64_t n0 = t * tile, rows = std::min(tile, z.N - n0);
+      mix_tile(m, tile * z.C, of, n0, rows);
+      for (int64_t h = 0; h < z.K; ++h) {
+        gemm(kv, {m + h * tile * z.C, z.C, 1}, {wg + h * 2 * z.D * z.C, 1, z.C}, rows, 2 * z.D, z.C, false);
+        split_heads(k, v, kv, z, h, n0, rows);
+      }
+    }
+  });
+}
+
+// G_h = dkv_h^T m_h over a chunk of tokens, added to what earlier chunks left, in blocks of columns: a task for each
+// head and block. g: (K, blocks, 2D, width), the last block narrower in its own memory.
+constexpr int64_t block_width = 128;
+void correlate(float* g, const float* dkv, const float* m, const HeadMixSize& z, int64_t chunk, int64_t count,
+               bool add) {
+  const int64_t blocks = ceil_div(z.C, block_width);
+  parallel_for(z.K * blocks, 1, [=, &z](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t h = i / blocks, c0 = i % blocks * block_width;
+      gemm(g + h * 2 * z.D * z.C + c0 * 2 * z.D, {dkv + h * chunk * 2 * z.D, 1, 2 * z.D},
+           {m + h * chunk * z.C + c0, z.C, 1}, 2 * z.D, std::min(block_width, z.C - c0), count, add);
+    }
+  });
+}
+
+// From G the gradients of the weights and of the gain, a block of columns after the other.
+template <class S>
+void finish_weights(float* dgain, float* dwk, float* dwv, const float* g, const float* gain, const S* wk, const S* wv,
+                    const HeadMixSize& z) {
+  const int64_t head = 2 * z.D, blocks = ceil_div(z.C, block_width);
+  parallel_for(blocks, z.K * head * z.C <= 32768 ? blocks : 1, [=, &z](int64_t begin, int64_t end) {
+    for (int64_t c0 = begin * block_width; c0 < std::min(z.C, end * block_width); c0 += block_width) {
+      const int64_t width = std::min(block_width, z.C - c0);
+      for (int64_t r = 0; r < z.K * head; ++r) {
+        const S* w = joined_row(wk, wv, z, r) + c0;
+        const float* from = g + r / head * head * z.C + c0 * head + r % head * width;
+        float* to = joined_row(dwk, dwv, z, r) + c0;
+#pragma omp simd
+        for (int64_t c = 0; c < width; ++c) {
+          to[c] += from[c] * gain[c0 + c];
+          dgain[c0 + c] += from[c] * w[c];
+        }
+      }
+    }
+  });
+}
+
+template <class S>
+void backward_cpu(const std::vector<S*>& du, float* dweight, float* dgain, float* dwk, float* dwv, const S* dk,
+                  const S* dv, const Data<S>& of, const float* gain, const S* wk, const S* wv,
+                  const std::vector<bool>& acc) {
+  const HeadMixSize& z = of.z;
+  const int64_t weights = z.K * z.S, tile = tile_tokens(z), tiles = ceil_div(z.N, tile);
+  const int64_t chunk = std::clamp<int64_t>((int64_t{1} << 19) / (z.K * z.C) / tile, 1, 512 / tile) * tile;  // tokens
+  const int64_t head = chunk * 2 * z.D;
+  const float* wg = fold_gain(gain, wk, wv, z);
+  float* m = scratch_f32(static_cast<size_t>(z.K * chunk * (z.C + 2 * z.D)), 1);
+  float* dkv = m + z.K * chunk * z.C;
+  float* g = scratch_f32(static_cast<size_t>(2 * z.K * z.D * z.C), 2);
+  float* partial = z.shared ? scratch_f32(static_cast<size_t>(tiles * weights), 7) : nullptr;
+  std::fill_n(z.shared ? partial : dweight, (z.shared ? tiles : z.N) * weights, 0.f);
+  for (int64_t n0 = 0; n0 < z.N; n0 += chunk) {
+    const int64_t count = std::min(chunk, z.N - n0);
+    parallel_for(ceil_div(count, tile), 1, [=, &of, &du, &acc](int64_t begin, int64_t end) {
+      float* dm = scratch_f32(static_cast<size_t>((z.K * tile + 1) * z.C), 3);
+      for (int64_t t = begin; t < end; ++t) {
+        const int64_t first = t * tile, rows = std::min(tile, count - first);
+        mix_tile(m + first * z.C, chunk * z.C, of, n0 + first, rows);
+        for (int64_t h = 0; h < z.K; ++h) join_heads(dkv + h * head + first * 2 * z.D, dk, dv, z, h, n0 + first, rows);
+        float* dw = z.shared ? partial + (n0 + first) / tile * weights : dweight;
+        unmix_tile(du, dw, dkv + first * 2 * z.D, head, wg, dm, of, n0 + first, rows, acc);
+      }
+    });
+    correlate(g, dkv, m, z, chunk, count, n0 > 0);
+  }
+  for (int64_t t = 0; t < tiles && z.shared; ++t)
+    for (int64_t i = 0; i < weights; ++i) dweight[i] = (t > 0 ? dweight[i] : 0.f) + partial[t * weights + i];
+  finish_weights(dgain, dwk, dwv, g, gain, wk, wv, z);
+}
+
+HeadMixSize check(const Tensor& k, const Tensor& v, const HeadMix& m) {
+  CHECK_THAT(k.shape.rank == 4 && v.shape == k.shape && !m.sources.empty(), "head_mix: k ", k.str(), " v ", v.str());
+  const int64_t K = k.dim(2), D = k.dim(3), N = k.dim(0) * k.dim(1), C = m.gain.numel();
+  const int64_t S = static_cast<int64_t>(m.sources.size());
+  const bool shared = m.weight.shape == Shape{K, S};
+  CHECK_THAT((shared || m.weight.numel() == N * K * S) && m.wk.shape == (Shape{K * D, C}) && m.wv.shape == m.wk.shape,
+             "head_mix: weight ", m.weight.str(), " wk ", m.wk.str(), " wv ", m.wv.str(), " k ", k.str());
+  for (const Tensor& u : m.sources) CHECK_THAT(u.numel() == N * C, "head_mix: source ", u.str(), " k ", k.str());
+  return {N, S, K, D, C, shared};
+}
+
+}  // namespace
+
+// -----------------------------------------------------------------------------------------------------------------
+// Entry points: check shapes, choose the backend.
+
+void head_mix_forward(const Tensor& k, const Tensor& v, const HeadMix& m, Stream stream) {
+  const HeadMixSize z = check(k, v, m);
+  if (stream.backend == Backend::cuda) return head_mix_forward_cuda(k, v, m, z);
+  if (stream.backend == Backend::cpu)
+    return with_storage(k.dtype, [&](auto storage) {
+      using S = decltype(storage);
+      const Data<S> of{pointers<const S>(m.sources), m.weight.as<float>(), z};
+      forward_cpu(k.as<S>(), v.as<S>(), of, m.gain.as<float>(), m.wk.as<S>(), m.wv.as<S>());
+    });
+  with_real(k.dtype, [&](auto real) {
+    using T = decltype(real);
+    head_mix_forward_ref(k.as<T>(), v.as<T>(), pointers<const T>(m.sources), m.weight.as<T>(), m.gain.as<T>(),
+                         m.wk.as<T>(), m.wv.as<T>(), z);
+  });
+}
+
+void head_mix_backward(const HeadMix& d, const Tensor& dk, const Tensor& dv, const HeadMix& m,
+                       const std::vector<bool>& acc, Stream stream) {
+  const HeadMixSize z = check(dk, dv, m);
+  CHECK_THAT(d.sources.size() == m.sources.size() && acc.size() == m.sources.size() &&
+                 d.weight.shape == m.weight.shape && d.gain.shape == m.gain.shape && d.wk.shape == m.wk.shape &&
+                 d.wv.shape == m.wv.shape,
+             "head_mix_backward: gradients of other shapes");
+  for (const Tensor& du : d.sources) CHECK_THAT(du.numel() == z.N * z.C, "head_mix_backward: source ", du.str());
+  if (stream.backend == Backend::cuda) return head_mix_backward_cuda(d, dk, dv, m, acc, z);
+  if (stream.backend == Backend::cpu)
+    return with_storage(dk.dtype, [&](auto storage) {
+      using S = decltype(storage);
+      const Data<S> of{pointers<const S>(m.sources), m.weight.as<float>(), z};
+      backward_cpu(pointers<S>(d.sources), d.weight.as<float>(), d.gain.as<float>(), d.wk.as<float>(), d.wv.as<float>(),
+                   dk.as<S>(), dv.as<S>(), of, m.gain.as<float>(), m.wk.as<S>(), m.wv.as<S>(), acc);
+    });
+  with_real(dk.dtype, [&](auto real) {
+    using T = decltype(real);
+    head_mix_backward_ref(pointers<T>(d.sources), d.weight.as<T>(), d.gain.as<T>(), d.wk.as<T>(), d.wv.as<T>(),
+                          dk.as<T>(), dv.as<T>(), pointers<const T>(m.sources), m.weight.as<T>(), m.gain.as<T>(),
+                          m.wk.as<T>(), m.wv.as<T>(), z, acc);
+  });
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// On the tape.
+
+namespace ops {
+namespace {
+
+struct HeadMixNode : Node {  // in: the sources, weight, gain, wk, wv; out: keys, values
+  size_t S = 0;
+  HeadMix tensors, gradients;
+  std::vector<bool> add;
+
+  const char* op() const override { return "head_mix"; }
+  static HeadMix gather(const std::vector<Value*>& list, size_t S,
+                        std::vector<Tensor> (*get)(const std::vector<Value*>&)) {
+    const std::vector<Tensor> all = get(list);
+    return {{all.begin(), all.begin() + static_cast<std::ptrdiff_t>(S)}, all[S], all[S + 1], all[S + 2], all[S + 3]};
+  }
+  void prepare() override {
+    tensors = gather(in, S, tensors_of), gradients = gather(in, S, grads_of);
+    tensors.wk = factor_of(in[S + 2], in[0]->dtype), tensors.wv = factor_of(in[S + 3], in[0]->dtype);
+    add.clear();
+    for (size_t s = 0; s < S && !acc.empty(); ++s) add.push_back(acc[s] != 0);
+  }
+  void forward(const Step&, Stream stream) override { head_mix_forward(output(), out[1]->tensor, tensors, stream); }
+  void backward(const Step&, Stream stream) override {
+    CHECK_THAT(!acc[S], name, " must be the only reader of ", in[S]->name);
+    head_mix_backward(gradients, doutput(), out[1]->grad->tensor, tensors, add, stream);
+  }
+  double flops() const override {  // the mixtures, then the two projections
+    const double heads = static_cast<double>(out[0]->shape[2]), rows = static_cast<double>(in[0]->shape.numel());
+    return 2.0 * rows * heads * static_cast<double>(S) + 4.0 * rows * heads * static_cast<double>(out[0]->shape[3]);
+  }
+};
+
+}  // namespace
+
+std::pair<Value*, Value*> head_mix(Tape& t, const std::string& name, const HeadSources& s, int64_t K) {
+  const Shape& stream = s.sources.at(0)->shape;
+  const Shape heads{stream[0], stream[1], K, s.wk->shape[0] / K};
+  Value *k = t.activation(name + ".k", heads), *v = t.activation(name + ".v", heads);
+  auto node = make_node<HeadMixNode>(name, joined(s.sources, {s.weight, s.gain, s.wk, s.wv}), {k, v});
+  node->S = s.sources.size();
+  node->keep = joined(s.sources, {s.weight});
+  t.record(std::move(node));
+  return {k, v};
+}
+
+}  // namespace ops
+}  // namespace crossply

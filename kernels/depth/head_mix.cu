@@ -1,0 +1,315 @@
+#include "kernels/depth/head_mix.h"
+
+#include "kernels/block/matmul.cuh"
+
+namespace crossply {
+namespace {
+
+// Mixtures, and the gradients of mixtures, of some tokens at a time are in scratch memory; between them are products,
+// one for each head. The rest is bound by bytes: K rows of mixtures for the S rows of the sources.
+constexpr int most_sources = 256, threads = 256;
+constexpr int heads_at_once = 8;
+enum Slot { mixture_slot, dm_slot, weight_slot, product_slot, partial_slot };  // of scratch memory
+
+template <class S>
+struct Sources {
+  S* x[most_sources];
+  int count;
+};
+
+struct Flags {
+  bool x[most_sources];
+};
+
+// Tokens n0 to n0 + rows, whose part of everything with rows for tokens this is.
+struct Chunk {
+  int64_t n0, rows;
+};
+
+// The weights of eight heads from h0 on, to(S,8) in shared memory; 0 where there is no such head.
+__device__ __forceinline__ void gather_weights(float* to, const float* weight /*(K,S)*/, int64_t h0,
+                                               const HeadMixSize& z) {
+  for (int64_t e = threadIdx.x; e < z.S * heads_at_once; e += blockDim.x) {
+    const int64_t h = h0 + e % heads_at_once, s = e / heads_at_once;
+    to[e] = h < z.K ? weight[h * z.S + s] : 0.f;
+  }
+}
+
+// m (K, rows, C): a block takes eight heads of a token, a thread `width` columns of them, four sources at a time.
+template <int width, class S>
+__global__ void __launch_bounds__(threads, 2)
+    mix_kernel(S* m, const Sources<const S> u, const float* weight, HeadMixSize z, Chunk chunk) {
+  constexpr int at_once = 4;
+  float* factors = dynamic_shared<float>();  // (S,8)
+  const int64_t n = blockIdx.x, h0 = int64_t{blockIdx.y} * heads_at_once, from = (chunk.n0 + n) * z.C;
+  gather_weights(factors, weight + (z.shared ? 0 : chunk.n0 + n) * z.K * z.S, h0, z);
+  __syncthreads();
+  for (int64_t c = threadIdx.x * width; c < z.C; c += blockDim.x * width) {
+    Array<Floats<width>, heads_at_once> sum = {};
+#pragma unroll 1
+    for (int s = 0; s < u.count; s += at_once) {
+      Array<Packed<width, S>, at_once> raw;
+#pragma unroll
+      for (int k = 0; k < at_once; ++k) raw[k] = load_packed<width>(u.x[s + k < u.count ? s + k : s] + from + c);
+#pragma unroll
+      for (int k = 0; k < at_once; ++k) {
+        if (s + k >= u.count) continue;
+        const Floats<width> x = floats(raw[k]);
+        const Floats<heads_at_once> factor = load<heads_at_once>(factors + (s + k) * heads_at_once);
+#pragma unroll
+        for (int h = 0; h < heads_at_once; ++h) {
+#pragma unroll
+          for (int i = 0; i < width; ++i) sum[h][i] += factor[h] * x[i];
+        }
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < heads_at_once; ++h)
+      if (h0 + h < z.K) store<width>(m + ((h0 + h) * chunk.rows + n) * z.C + c, sum[h]);
+  }
+}
+
+// Weights to project with: w (rows, C) times the gain.
+template <class S>
+__global__ void fold_kernel(S* to, const S* w, const float* gain, int64_t C, int64_t n) {
+  const int64_t i = first_of_thread<1>();
+  if (i < n) from_float(to[i], gain[i % C] * to_float(w[i]));
+}
+
+template <int width>
+using Heads = Array<Floats<width>, heads_at_once>;
+// So many sources, that their products with the heads and what is on its way fit into registers beside the heads.
+template <int width>
+constexpr int sources_at_once = width == 8 ? 2 : 4;
+
+// A thread's columns of du_s for some sources from s on: = or += sum over the heads g of factor * g; and its part of
+// product(sources,8) = <g, u_s>. All that comes from far is asked for before any of it is used.
+template <int width, class S>
+__device__ __forceinline__ void source_gradients(float* product, const Heads<width>& g, const float* factors /*(S,8)*/,
+                                                 const Sources<S>& du, const Flags& acc_of, bool acc,
+                                                 const Sources<const S>& u, int s, int64_t at) {
+  constexpr int at_once = sources_at_once<width>;
+  Array<Packed<width, S>, at_once> x, before = {};
+#pragma unroll
+  for (int k = 0; k < at_once; ++k) {
+    const int source = s + k < u.count ? s + k : s;
+    x[k] = load_packed<width>(u.x[source] + at);
+    if (acc || acc_of.x[source]) before[k] = load_packed<width>(du.x[source] + at);
+  }
+#pragma unroll
+  for (int k = 0; k < at_once; ++k) {
+    if (s + k >= u.count) continue;
+    const Floats<width> y = floats(x[k]);
+    const Floats<heads_at_once> factor = load<heads_at_once>(factors + (s + k) * heads_at_once);
+    Floats<width> sum = floats(before[k]);
+#pragma unroll
+    for (int h = 0; h < heads_at_once; ++h) {
+#pragma unroll
+      for (int i = 0; i < width; ++i) {
+        sum[i] += factor[h] * g[h][i];
+        product[k * heads_at_once + h] += g[h][i] * y[i];
+      }
+    }
+    store<width>(du.x[s + k] + at, sum);
+  }
+}
+
+// du_s and dweight from dm (K, rows, C): a block takes tokens one after the other, a thread `width` columns of eight
+// heads at a time, for all sources: so dm is read once. More than eight heads round du_s once more for each eight.
+// partial (blocks, K, S), if one weight is shared by all tokens: then the warps' products are sums over tokens.
+template <int width, class S>
+__global__ void __launch_bounds__(threads, 2)
+    unmix_kernel(const Sources<S> du, const Flags acc_of, float* dweight, float* partial, const float* dm,
+                 const Sources<const S> u, const float* weight, HeadMixSize z, Chunk chunk) {
+  constexpr int at_once = sources_at_once<width>, values = at_once * heads_at_once;
+  const int of_heads = static_cast<int>(z.S) * heads_at_once, lane = static_cast<int>(threadIdx.x) % warp_size;
+  const int size = static_cast<int>((z.K + heads_at_once - 1) / heads_at_once) * of_heads;
+  float* factors = dynamic_shared<float>();  // (K/8,S,8)
+  float* products = factors + size;          // (warps,K/8,S,8)
+  float* own = products + static_cast<int>(threadIdx.x) / warp_size * size;
+  for (int e = lane; e < size; e += warp_size) own[e] = 0;
+  for (int64_t n = blockIdx.x; n < chunk.rows; n += gridDim.x) {
+    const int64_t row = z.shared ? 0 : chunk.n0 + n;
+    for (int64_t h0 = 0; h0 < z.K; h0 += heads_at_once)
+      gather_weights(factors + h0 / heads_at_once * of_heads, weight + row * z.K * z.S, h0, z);
+    __syncthreads();
+    for (int64_t begin = 0; begin < z.C; begin += blockDim.x * width) {
+      const int64_t c = begin + threadIdx.x * width, at = (chunk.n0 + n) * z.C + c;
+      const bool there = c < z.C;
+      for (int64_t h0 = 0; h0 < z.K; h0 += heads_at_once) {
+        const int first = static_cast<int>(h0) / heads_at_once * of_heads;
+        Heads<width> g = {};
+#pragma unroll
+        for (int h = 0; h < heads_at_once; ++h)
+          if (there && h0 + h < z.K) g[h] = load<width>(dm + ((h0 + h) * chunk.rows + n) * z.C + c);
+#pragma unroll 1
+        for (int s = 0; s < u.count; s += at_once) {
+          float product[values] = {};
+          if (there) source_gradients<width>(product, g, factors + first, du, acc_of, h0 > 0, u, s, at);
+          const float sum = warp_sums<values>(product);
+          const int e = s * heads_at_once + lane;
+          if (lane < values && e < of_heads) own[first + e] += sum;
+        }
+      }
+    }
+    __syncthreads();
+    if (z.shared && n + gridDim.x < chunk.rows) continue;
+    float* dw = z.shared ? partial + blockIdx.x * z.K * z.S : dweight + row * z.K * z.S;
+    for (int e = static_cast<int>(threadIdx.x); e < z.K * z.S; e += static_cast<int>(blockDim.x)) {
+      const int h = e / static_cast<int>(z.S), s = e % static_cast<int>(z.S);
+      const int from = h / heads_at_once * of_heads + s * heads_at_once + h % heads_at_once;
+      float sum = 0;
+      for (uint32_t warp = 0; warp < blockDim.x / warp_size; ++warp) {
+        sum += products[static_cast<int>(warp) * size + from];
+        products[static_cast<int>(warp) * size + from] = 0;
+      }
+      dw[e] = sum;
+    }
+  }
+}
+
+// From g (2, K*D, C), the products of dk and dv with the mixtures: dwk, dwv += g * gain, and dgain (blocks of rows, C),
+// sums over some rows of g * w. A block as sum_of_groups needs it.
+constexpr int64_t rows_of_finish = 64;
+template <class S>
+__global__ void finish_kernel(float* dgain, float* dwk, float* dwv, const float* g, const float* gain, const S* wk,
+                              const S* wv, HeadMixSize z) {
+  const int64_t c = static_cast<int64_t>(blockIdx.x) * warp_size + threadIdx.x, rows = z.K * z.D;
+  const int64_t first = blockIdx.y * rows_of_finish, end = first + rows_of_finish;
+  float sum = 0;
+  for (int64_t r = first + threadIdx.y; r < (end < 2 * rows ? end : 2 * rows) && c < z.C; r += groups_of_rows) {
+    const int64_t at = (r < rows ? r : r - rows) * z.C + c;
+    const float x = g[r * z.C + c], w = to_float((r < rows ? wk : wv)[at]);
+    (r < rows ? dwk : dwv)[at] += x * gain[c];
+    sum += x * w;
+  }
+  sum = sum_of_groups(sum);
+  if (threadIdx.y == 0 && c < z.C) dgain[blockIdx.y * z.C + c] = sum;
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+
+template <class S>
+Sources<S> table_of(const std::vector<Tensor>& tensors) {
+  Sources<S> table;
+  table.count = 0;
+  for (const Tensor& t : tensors) table.x[table.count++] = t.as<std::remove_const_t<S>>();
+  return table;
+}
+
+// Enough for the products to fill a GPU, and few enough for much of the mixtures to be still in the L2 cache when they
+// are read.
+int64_t rows_of_chunk(const HeadMixSize& z) {
+  return std::min(z.N, std::clamp<int64_t>((int64_t{1} << 24) / (z.K * z.C), 64, 4096));
+}
+int64_t chunk_size(const HeadMixSize& z) { return rows_of_chunk(z) * z.K * z.C; }
+
+// Calls body(chunk) for some tokens after the other.
+template <class F>
+void for_chunks(const HeadMixSize& z, F&& body) {
+  const int64_t rows = rows_of_chunk(z);
+  for (int64_t n0 = 0; n0 < z.N; n0 += rows) body(Chunk{n0, std::min(rows, z.N - n0)});
+}
+
+// Each head's part of (K, rows, C): mixtures, or weights, whose rows are D.
+template <class S>
+Matrix heads_of(S* data, int64_t rows, const HeadMixSize& z) {
+  return {data, DtypeOf<S>::value, z.C, false, rows * z.C};
+}
+// Each head's part of (B, T, K, D), from token n0 on.
+template <class S>
+Matrix heads_of_tokens(const Tensor& tensor, int64_t n0, const HeadMixSize& z) {
+  return {tensor.as<S>() + n0 * z.K * z.D, tensor.dtype, z.K * z.D, false, z.D};
+}
+
+struct Weights {
+  Matrix k, v;  // times the gain
+};
+template <class S>
+Weights fold(const HeadMix& of, const HeadMixSize& z) {
+  const int64_t each = z.K * z.D * z.C;
+  S *k = scratch<S>(2 * each, weight_slot), *v = k + each;
+  const float* gain = of.gain.as<float>();
+  launch_elementwise("head_mix_fold", each, 1, fold_kernel<S>, k, of.wk.as<S>(), gain, z.C);
+  launch_elementwise("head_mix_fold", each, 1, fold_kernel<S>, v, of.wv.as<S>(), gain, z.C);
+  return {heads_of(k, z.D, z), heads_of(v, z.D, z)};
+}
+
+template <class S>
+void mix(S* m, const HeadMix& of, const HeadMixSize& z, const Chunk& chunk) {
+  with_width<S>(z.C, of.sources, [&](auto width) {
+    const dim3 grid(static_cast<uint32_t>(chunk.rows), blocks_of(z.K, heads_at_once));
+    const size_t shared = static_cast<size_t>(z.S * heads_at_once) * sizeof(float);
+    launch({"head_mix", grid, threads_of_row(z.C, width, threads), shared}, mix_kernel<width, S>, m,
+           table_of<const S>(of.sources), of.weight.as<float>(), z, chunk);
+  });
+}
+
+template <class S>
+void unmix(const HeadMix& d, const float* dm, const HeadMix& of, const std::vector<bool>& acc, const HeadMixSize& z,
+           const Chunk& chunk) {
+  Flags add{};
+  std::copy(acc.begin(), acc.end(), add.x);
+  with_width<S>(aligned16(of.sources) ? z.C : 1, d.sources, [&](auto width) {
+    const uint32_t block = threads_of_row(z.C, width, threads);
+    const int64_t blocks = std::min<int64_t>(chunk.rows, 264 * threads / block);  // as run at once on an H200
+    float* partial = z.shared ? scratch<float>(blocks * z.K * z.S, partial_slot) : nullptr;
+    const size_t floats = (1 + block / warp_size) * blocks_of(z.K, heads_at_once) * heads_at_once * z.S;
+    CHECK_THAT(floats * sizeof(float) <= static_cast<size_t>(most_shared_bytes()), "head_mix_backward: ", z.K,
+               " mixtures of ", z.S, " sources are too many for a GPU");
+    launch({"head_mix_unmix", static_cast<uint32_t>(blocks), block, floats * sizeof(float)}, unmix_kernel<width, S>,
+           table_of<S>(d.sources), add, d.weight.as<float>(), partial, dm, table_of<const S>(of.sources),
+           of.weight.as<float>(), z, chunk);
+    if (z.shared) add_rows(d.weight.as<float>(), partial, blocks, z.K * z.S);
+  });
+}
+
+}  // namespace
+
+void head_mix_forward_cuda(const Tensor& k, const Tensor& v, const HeadMix& m, const HeadMixSize& z) {
+  CHECK_THAT(z.S <= most_sources, "head_mix_forward: ", z.S, " sources are too many for a GPU");
+  with_storage(k.dtype, [&](auto storage) {
+    using S = decltype(storage);
+    S* mixtures = scratch<S>(chunk_size(z), mixture_slot);
+    const Weights w = fold<S>(m, z);
+    for_chunks(z, [&](const Chunk& chunk) {
+      const Matrix mixed = heads_of(mixtures, chunk.rows, z);
+      const ProductSize size{chunk.rows, z.D, z.C, z.K};
+      mix(mixtures, m, z, chunk);
+      multiply(heads_of_tokens<S>(k, chunk.n0, z), mixed, transposed(w.k), size, nullptr);
+      multiply(heads_of_tokens<S>(v, chunk.n0, z), mixed, transposed(w.v), size, nullptr);
+    });
+  });
+}
+
+void head_mix_backward_cuda(const HeadMix& d, const Tensor& dk, const Tensor& dv, const HeadMix& m,
+                            const std::vector<bool>& acc, const HeadMixSize& z) {
+  CHECK_THAT(z.S <= most_sources, "head_mix_backward: ", z.S, " sources are too many for a GPU");
+  const int64_t each = z.K * z.D * z.C;
+  float *dm = scratch<float>(chunk_size(z), dm_slot), *gk = scratch<float>(2 * each, product_slot), *gv = gk + each;
+  if (z.shared) fill_device_memory(d.weight.data, 0, d.weight.bytes());
+  with_storage(dk.dtype, [&](auto storage) {
+    using S = decltype(storage);
+    S* mixtures = scratch<S>(chunk_size(z), mixture_slot);
+    const Weights w = fold<S>(m, z);
+    for_chunks(z, [&](const Chunk& chunk) {
+      const Matrix mixed = heads_of(mixtures, chunk.rows, z), dmixed = heads_of(dm, chunk.rows, z);
+      const Matrix dk_heads = heads_of_tokens<S>(dk, chunk.n0, z), dv_heads = heads_of_tokens<S>(dv, chunk.n0, z);
+      const ProductSize of_weight{z.D, z.C, chunk.rows, z.K}, of_mixture{chunk.rows, z.C, z.D, z.K};
+      const bool more = chunk.n0 > 0;
+      mix(mixtures, m, z, chunk);
+      multiply(heads_of(gk, z.D, z), transposed(dk_heads), mixed, of_weight, more ? gk : nullptr);
+      multiply(heads_of(gv, z.D, z), transposed(dv_heads), mixed, of_weight, more ? gv : nullptr);
+      multiply(dmixed, dk_heads, w.k, of_mixture, nullptr);
+      multiply(dmixed, dv_heads, w.v, of_mixture, dm);
+      unmix<S>(d, dm, m, acc, z, chunk);
+    });
+    const dim3 grid(blocks_of(z.C, warp_size), blocks_of(2 * z.K * z.D, rows_of_finish));
+    float* partial = scratch<float>(grid.y * z.C, partial_slot);
+    launch({"head_mix_finish", grid, dim3(warp_size, groups_of_rows)}, finish_kernel<S>, partial, d.wk.as<float>(),
+           d.wv.as<float>(), gk, m.gain.as<float>(), m.wk.as<S>(), m.wv.as<S>(), z);
+    add_rows(d.gain.as<float>(), partial, grid.y, z.C);
+  });
+}
+
+}  // namespace crossply

@@ -1,0 +1,320 @@
+#include "kernels/depth/hyper/hyper.h"
+
+#include "engine/node.h"
+#include "kernels/depth/hyper/hyper_token.h"
+#include "kernels/depth/ops.h"
+
+namespace crossply {
+
+using namespace hyper;
+
+namespace {
+
+// -----------------------------------------------------------------------------------------------------------------
+// Expand and sum.
+
+template <class Vec, int E, class S>
+void expand_columns(S* streams, const S* x, int64_t c, int64_t C, bool acc) {
+  for (; c + lanes_of<Vec> <= C; c += lanes_of<Vec>) {
+    Vec in, s = {};
+    load(in, x + c);
+    for (int i = 0; i < E; ++i) {
+      prefetch_to_write(streams + (E + i) * C + c);
+      if (acc) load(s, streams + i * C + c);
+      store(streams + i * C + c, acc ? s + in : in);
+    }
+  }
+  if (c < C) expand_columns<float, E>(streams, x, c, C, acc);
+}
+
+template <int E, class S>
+void streams_expand_cpu(S* streams, const S* x, int64_t rows, int64_t C, bool acc) {
+  parallel_for(rows, grain(E, C), [=](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n) expand_columns<Vec16, E>(streams + n * E * C, x + n * C, 0, C, acc);
+  });
+}
+
+template <class Vec, int E, class S>
+void sum_columns(S* out, const S* x, int64_t c, int64_t C, bool acc) {
+  for (; c + lanes_of<Vec> <= C; c += lanes_of<Vec>) {
+    Vec sum = {}, s;
+    if (acc) load(sum, out + c);
+    for (int i = 0; i < E; ++i) {
+      prefetch(x + (E + i) * C + c);
+      load(s, x + i * C + c);
+      sum += s;
+    }
+    store(out + c, sum);
+  }
+  if (c < C) sum_columns<float, E>(out, x, c, C, acc);
+}
+
+template <int E, class S>
+void streams_sum_cpu(S* out, const S* streams, int64_t rows, int64_t C, bool acc) {
+  parallel_for(rows, grain(E, C), [=](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n) sum_columns<Vec16, E>(out + n * C, streams + n * E * C, 0, C, acc);
+  });
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// Write.
+
+// next_i = b[i] y + sum_k A[k,i+1] x_k
+template <class Vec, int E, class S>
+void write_columns(S* next, const S* x, const float* coef, const S* y, int64_t c, int64_t C) {
+  for (; c + lanes_of<Vec> <= C; c += lanes_of<Vec>) {
+    Vec in, s[E];
+    load(in, y + c);
+    unrolled<E>([&](auto k) {
+      prefetch(x + (E + k) * C + c);
+      load(s[k], x + k * C + c);
+    });
+    unrolled<E>([&](auto i) {
+      prefetch_to_write(next + (E + i) * C + c);
+      Vec sum = coef[i * (E + 2) + E + 1] * in;
+      unrolled<E>([&](auto k) { sum += coef[k * (E + 2) + i + 1] * s[k]; });
+      store(next + i * C + c, sum);
+    });
+  }
+  if (c < C) write_columns<float, E>(next, x, coef, y, c, C);
+}
+
+template <int E, class S>
+void hyper_write_forward_cpu(S* next, const S* streams, const float* coef, const S* y, int64_t rows, int64_t C) {
+  parallel_for(rows, grain(E, C), [=](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n) {
+      float a[E * (E + 2)];  // a copy, which the stores to next cannot change
+      std::copy_n(coef + n * E * (E + 2), E * (E + 2), a);
+      write_columns<Vec16, E>(next + n * E * C, streams + n * E * C, a, y + n * C, 0, C);
+    }
+  });
+}
+
+// In the write's backward y is to b what stream k is to A[k,1..E]: one more row.
+template <int E, class S>
+struct WriteRow {
+  const S* x;  // (C)
+  S* dx;       // (C)
+  float coef[E];
+  float dcoef[E];
+  bool acc;
+  int64_t step;  // to the next token's x
+};
+
+// For R rows: dcoef[i] += x . dnext_i, dx = or += sum_i coef[i] dnext_i
+template <class Vec, int R, int E, class S>
+void write_back_columns(WriteRow<E, S>* rows, const S* dnext, int64_t c, int64_t C) {
+  Vec dots[R * E] = {};
+  float coef[R][E];  // a copy, which the stores cannot change
+  for (int r = 0; r < R; ++r) std::copy_n(rows[r].coef, E, coef[r]);
+  for (; c + lanes_of<Vec> <= C; c += lanes_of<Vec>) {
+    Vec g[E];
+    unrolled<E>([&](auto i) {
+      prefetch(dnext + (E + i) * C + c);
+      load(g[i], dnext + i * C + c);
+    });
+    unrolled<R>([&](auto r) {
+      Vec x, sum = {};
+      if (rows[r].acc) load(sum, rows[r].dx + c);
+      prefetch(rows[r].x + rows[r].step + c);
+      prefetch_to_write(rows[r].dx + rows[r].step + c);
+      load(x, rows[r].x + c);
+      unrolled<E>([&](auto i) {
+        dots[r * E + i] += x * g[i];
+        sum += coef[r][i] * g[i];
+      });
+      store(rows[r].dx + c, sum);
+    });
+  }
+  float sums[R * E] = {};
+  add_sums_of_lanes(sums, dots);
+  for (int r = 0; r < R; ++r)
+    for (int i = 0; i < E; ++i) rows[r].dcoef[i] += sums[r * E + i];
+  if (c < C) write_back_columns<float, R>(rows, dnext, c, C);
+}
+
+// Rows [r, E], R at a time.
+template <int R, int E, class S>
+void write_back(WriteRow<E, S>* rows, const S* dnext, int64_t C, int r) {
+  for (; r + R <= E + 1; r += R) write_back_columns<Vec16, R>(rows + r, dnext, 0, C);
+  if constexpr (R > 1)
+    if (r < E + 1) write_back<1>(rows, dnext, C, r);
+}
+
+template <int E, class S>
+void hyper_write_backward_cpu(S* dstreams, float* dcoef, S* dy, const S* dnext, const S* streams, const float* coef,
+                              const S* y, int64_t tokens, int64_t C, bool acc_streams, bool acc_y) {
+  constexpr int J = E + 2;
+  parallel_for(tokens, grain(E, C), [=](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n) {
+      const float* a = coef + n * E * J;
+      float* da = dcoef + n * E * J;
+      WriteRow<E, S> rows[E + 1];
+      for (int k = 0; k < E; ++k) {
+        rows[k] = {streams + (n * E + k) * C, dstreams + (n * E + k) * C, {}, {}, acc_streams, E * C};
+        for (int i = 0; i < E; ++i) rows[k].coef[i] = a[k * J + i + 1];
+      }
+      rows[E] = {y + n * C, dy + n * C, {}, {}, acc_y, C};
+      for (int i = 0; i < E; ++i) rows[E].coef[i] = a[i * J + E + 1];
+      write_back<E <= 4 ? E + 1 : E <= 6 ? 3 : 2>(rows, dnext + n * E * C, C, 0);  // so many fit in registers
+      for (int k = 0; k < E; ++k) {
+        da[k * J] = 0;
+        std::copy_n(rows[k].dcoef, E, da + k * J + 1);
+        da[k * J + E + 1] = rows[E].dcoef[k];
+      }
+    }
+  });
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// Checks and dispatch.
+
+void streams_expand(const char* name, const Tensor& streams, const Tensor& x, bool acc, Stream stream) {
+  check_streams(name, streams, x);
+  const int64_t E = streams.dim(2), C = streams.dim(3), rows = streams.dim(0) * streams.dim(1);
+  if (stream.backend == Backend::cuda) return streams_expand_cuda(streams, x, rows, E, C, acc);
+  if (stream.backend == Backend::cpu)
+    return with_storage_and_streams(x.dtype, E, [&](auto storage, auto count) {
+      using S = decltype(storage);
+      streams_expand_cpu<count>(streams.as<S>(), x.as<S>(), rows, C, acc);
+    });
+  with_real(x.dtype, [&](auto real) {
+    using T = decltype(real);
+    streams_expand_ref(streams.as<T>(), x.as<T>(), rows, E, C, acc);
+  });
+}
+
+void streams_sum(const char* name, const Tensor& out, const Tensor& streams, bool acc, Stream stream) {
+  check_streams(name, streams, out);
+  const int64_t E = streams.dim(2), C = streams.dim(3), rows = streams.dim(0) * streams.dim(1);
+  if (stream.backend == Backend::cuda) return streams_sum_cuda(out, streams, rows, E, C, acc);
+  if (stream.backend == Backend::cpu)
+    return with_storage_and_streams(out.dtype, E, [&](auto storage, auto count) {
+      using S = decltype(storage);
+      streams_sum_cpu<count>(out.as<S>(), streams.as<S>(), rows, C, acc);
+    });
+  with_real(out.dtype, [&](auto real) {
+    using T = decltype(real);
+    streams_sum_ref(out.as<T>(), streams.as<T>(), rows, E, C, acc);
+  });
+}
+
+}  // namespace
+
+// -----------------------------------------------------------------------------------------------------------------
+// Entry points: check shapes, choose the backend. Those of the read are in hyper_read.cpp.
+
+void streams_expand_forward(const Tensor& streams, const Tensor& x, Stream stream) {
+  streams_expand("streams_expand_forward", streams, x, false, stream);
+}
+
+void streams_expand_backward(const Tensor& dx, const Tensor& dstreams, bool acc, Stream stream) {
+  streams_sum("streams_expand_backward", dx, dstreams, acc, stream);
+}
+
+void streams_sum_forward(const Tensor& out, const Tensor& streams, Stream stream) {
+  streams_sum("streams_sum_forward", out, streams, false, stream);
+}
+
+void streams_sum_backward(const Tensor& dstreams, const Tensor& dout, bool acc, Stream stream) {
+  streams_expand("streams_sum_backward", dstreams, dout, acc, stream);
+}
+
+void hyper_write_forward(const Tensor& next, const Tensor& streams, const Tensor& coef, const Tensor& y,
+                         Stream stream) {
+  constexpr const char* name = "hyper_write_forward";
+  check_streams(name, streams, y);
+  CHECK_THAT(next.shape == streams.shape, name, ": next ", next.str(), " streams ", streams.str());
+  check_coef(name, coef, streams);
+  const int64_t E = streams.dim(2), C = streams.dim(3), rows = streams.dim(0) * streams.dim(1);
+  if (stream.backend == Backend::cuda) return hyper_write_forward_cuda(next, streams, coef, y, rows, E, C);
+  if (stream.backend == Backend::cpu)
+    return with_storage_and_streams(next.dtype, E, [&](auto storage, auto count) {
+      using S = decltype(storage);
+      hyper_write_forward_cpu<count>(next.as<S>(), streams.as<S>(), coef.as<float>(), y.as<S>(), rows, C);
+    });
+  with_real(next.dtype, [&](auto real) {
+    using T = decltype(real);
+    hyper_write_forward_ref(next.as<T>(), streams.as<T>(), coef.as<T>(), y.as<T>(), rows, E, C);
+  });
+}
+
+void hyper_write_backward(const Tensor& dstreams, const Tensor& dcoef, const Tensor& dy, const Tensor& dnext,
+                          const Tensor& streams, const Tensor& coef, const Tensor& y, bool acc_streams, bool acc_y,
+                          Stream stream) {
+  constexpr const char* name = "hyper_write_backward";
+  check_streams(name, streams, y);
+  check_streams(name, dstreams, dy);
+  CHECK_THAT(dstreams.shape == streams.shape && dnext.shape == streams.shape, name, ": dstreams ", dstreams.str(),
+             " dnext ", dnext.str(), " streams ", streams.str());
+  check_coef(name, coef, streams);
+  check_coef(name, dcoef, streams);
+  const int64_t E = streams.dim(2), C = streams.dim(3), rows = streams.dim(0) * streams.dim(1);
+  if (stream.backend == Backend::cuda)
+    return hyper_write_backward_cuda(dstreams, dcoef, dy, dnext, streams, coef, y, rows, E, C, acc_streams, acc_y);
+  if (stream.backend == Backend::cpu)
+    return with_storage_and_streams(dstreams.dtype, E, [&](auto storage, auto count) {
+      using S = decltype(storage);
+      hyper_write_backward_cpu<count>(dstreams.as<S>(), dcoef.as<float>(), dy.as<S>(), dnext.as<S>(), streams.as<S>(),
+                                      coef.as<float>(), y.as<S>(), rows, C, acc_streams, acc_y);
+    });
+  with_real(dstreams.dtype, [&](auto real) {
+    using T = decltype(real);
+    hyper_write_backward_ref(dstreams.as<T>(), dcoef.as<T>(), dy.as<T>(), dnext.as<T>(), streams.as<T>(), coef.as<T>(),
+                             y.as<T>(), rows, E, C, acc_streams, acc_y);
+  });
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// On the tape.
+
+namespace ops {
+namespace {
+
+struct StreamsExpand : Node {
+  const char* op() const override { return "expand"; }
+  void forward(const Step&, Stream stream) override { streams_expand_forward(output(), input(0), stream); }
+  void backward(const Step&, Stream stream) override { streams_expand_backward(dinput(0), doutput(), acc[0], stream); }
+};
+
+struct StreamsSum : Node {
+  const char* op() const override { return "streams_sum"; }
+  void forward(const Step&, Stream stream) override { streams_sum_forward(output(), input(0), stream); }
+  void backward(const Step&, Stream stream) override { streams_sum_backward(dinput(0), doutput(), acc[0], stream); }
+};
+
+struct HyperWrite : Node {  // in: streams, coefficients, the sublayer's output
+  const char* op() const override { return "hyper_write"; }
+  void forward(const Step&, Stream stream) override {
+    hyper_write_forward(output(), input(0), input(1), input(2), stream);
+  }
+  void backward(const Step&, Stream stream) override {
+    CHECK_THAT(!acc[1], name, " must be the only reader of ", in[1]->name);
+    hyper_write_backward(dinput(0), dinput(1), dinput(2), doutput(), input(0), input(1), input(2), acc[0], acc[2],
+                         stream);
+  }
+  double flops() const override {
+    return 2.0 * static_cast<double>(in[0]->shape.numel()) * static_cast<double>(in[0]->shape[2] + 1);
+  }
+};
+
+}  // namespace
+
+Value* streams_expand(Tape& t, const std::string& name, Value* x, int64_t E) {
+  const Shape& s = x->shape;
+  return t.record(make_node<StreamsExpand>(name, {x}, {t.activation(name, Shape{s[0], s[1], E, s[2]})}));
+}
+
+Value* streams_sum(Tape& t, const std::string& name, Value* streams) {
+  const Shape& s = streams->shape;
+  return t.record(make_node<StreamsSum>(name, {streams}, {t.activation(name, Shape{s[0], s[1], s[3]})}));
+}
+
+Value* hyper_write(Tape& t, const std::string& name, Value* streams, Value* coef, Value* y) {
+  auto node = make_node<HyperWrite>(name, {streams, coef, y}, {t.activation(name, streams->shape)});
+  node->keep = {streams, coef, y};
+  return t.record(std::move(node));
+}
+
+}  // namespace ops
+}  // namespace crossply

@@ -1,0 +1,181 @@
+#include "kernels/depth/hyper/hyper.cuh"
+
+namespace crossply {
+
+using namespace hyper;
+
+namespace {
+
+// All of these are bound by memory: what is read is read once, what is written is written once. The pointers are
+// restricted, as the contract says, so that the loads of a token need not wait for its stores.
+
+// streams_i = or += x
+template <int width, class S>
+__global__ void streams_expand_kernel(S* __restrict__ streams, const S* __restrict__ x, int64_t rows, int E, int64_t C,
+                                      bool acc) {
+  const int64_t n = static_cast<int64_t>(blockIdx.x) * warps + threadIdx.y;
+  if (n >= rows) return;
+  streams += n * E * C, x += n * C;
+  for (int64_t c = threadIdx.x * width; c < C; c += warp_size * width) {
+    const Columns<width> in = load<width>(x + c);
+    for (int i = 0; i < E; ++i) store_or_add<width>(streams + i * C + c, in, acc);
+  }
+}
+
+// out = or += sum_i streams_i
+template <int width, class S>
+__global__ void streams_sum_kernel(S* out, const S* streams, int64_t rows, int E, int64_t C, bool acc) {
+  const int64_t n = static_cast<int64_t>(blockIdx.x) * warps + threadIdx.y;
+  if (n >= rows) return;
+  out += n * C, streams += n * E * C;
+  for (int64_t c = threadIdx.x * width; c < C; c += warp_size * width) {
+    Columns<width> sum = {};
+    if (acc) sum = load<width>(out + c);
+#pragma unroll 4
+    for (int i = 0; i < E; ++i) add_scaled(sum, 1.f, load<width>(streams + i * C + c));
+    store<width>(out + c, sum);
+  }
+}
+
+// The coefficients of the write, by target: a(most,most+1), row i holds A[0..E,i+1] and, at the end, b[i]; else 0.
+template <int most>
+__device__ __forceinline__ void gather_coefficients(float* a, const float* coef, int E) {
+  for (int e = static_cast<int>(threadIdx.x); e < most * (most + 1); e += warp_size) {
+    const int i = e / (most + 1), k = e % (most + 1);
+    const int from = k == most ? i * (E + 2) + E + 1 : k * (E + 2) + i + 1;
+    a[e] = i < E && (k < E || k == most) ? coef[from] : 0.f;
+  }
+  __syncwarp();
+}
+
+// next_i = b[i] y + sum_k A[k,i+1] x_k
+template <int exact, int width, class S>
+__global__ void hyper_write_forward_kernel(S* __restrict__ next, const S* __restrict__ streams,
+                                           const float* __restrict__ coef, const S* __restrict__ y, int64_t rows,
+                                           int given_E, int64_t C) {
+  constexpr int most = most_of<exact>;
+  const int E = number_of_streams<exact>(given_E);
+  SHARED(coefficients, Array<Array<float, most*(most + 1)>, warps>);
+  const int64_t n = static_cast<int64_t>(blockIdx.x) * warps + threadIdx.y;
+  if (n >= rows) return;
+  float* a = &coefficients[threadIdx.y][0];
+  gather_coefficients<most>(a, coef + n * E * (E + 2), E);
+  next += n * E * C, streams += n * E * C, y += n * C;
+  for (int64_t c = threadIdx.x * width; c < C; c += warp_size * width) {
+    const Columns<width> in = load<width>(y + c);
+    Array<Columns<width>, most> x;
+    load_streams<most, width>(x, streams, E, C, c);
+#pragma unroll
+    for (int i = 0; i < most; ++i) {
+      if (i >= E) continue;
+      Columns<width> sum = {};
+      add_scaled(sum, a[i * (most + 1) + most], in);
+#pragma unroll
+      for (int k = 0; k < most; ++k) add_scaled(sum, a[i * (most + 1) + k], x[k]);
+      store<width>(next + i * C + c, sum);
+    }
+  }
+}
+
+// dx = or += sum_i A[k,i+1] dnext_i, with y as stream number `most`; dots[i] += x . dnext_i
+template <int most, int width, class S>
+__device__ __forceinline__ void write_back(S* dx, float* dots, const Packed<width, S>& x, const float* a, int k,
+                                           const Array<Columns<width>, most>& g, bool acc) {
+  const Columns<width> in = floats(x);
+  Columns<width> sum = {};
+#pragma unroll
+  for (int i = 0; i < most; ++i) {
+    dots[i] += dot(in, g[i]);
+    add_scaled(sum, a[i * (most + 1) + k], g[i]);
+  }
+  store_or_add<width>(dx, sum, acc);
+}
+
+// All that a step reads, but what it adds to, is asked for before any of it is used. Not restricted: so the loads stay
+// before the stores.
+template <int exact, int width, class S>
+__global__ void __launch_bounds__(warps* warp_size, most_of<exact> == 8 ? 1 : 2)
+    hyper_write_backward_kernel(S* dstreams, float* dcoef, S* dy, const S* dnext, const S* streams, const float* coef,
+                                const S* y, int64_t rows, int given_E, int64_t C, bool acc_streams, bool acc_y) {
+  constexpr int most = most_of<exact>;
+  const int E = number_of_streams<exact>(given_E);
+  SHARED(coefficients, Array<Array<float, most*(most + 1)>, warps>);
+  SHARED(sums, Array<Array<float, most*(most + 1)>, warps>);
+  const int64_t n = static_cast<int64_t>(blockIdx.x) * warps + threadIdx.y;
+  if (n >= rows) return;
+  float *a = &coefficients[threadIdx.y][0], *products = &sums[threadIdx.y][0];
+  gather_coefficients<most>(a, coef + n * E * (E + 2), E);
+  dstreams += n * E * C, streams += n * E * C, dnext += n * E * C, dy += n * C, y += n * C;
+  float dots[(most + 1) * most] = {};
+  for (int64_t c = threadIdx.x * width; c < C; c += warp_size * width) {
+    Array<Packed<width, S>, most> raw_g, x;
+    load_streams<most, width>(raw_g, dnext + c, E, static_cast<int>(C));
+    load_streams<most, width>(x, streams + c, E, static_cast<int>(C));
+    const Packed<width, S> in = load_packed<width>(y + c);
+    Array<Columns<width>, most> g;
+#pragma unroll
+    for (int i = 0; i < most; ++i) g[i] = floats(raw_g[i]);
+#pragma unroll
+    for (int k = 0; k < most; ++k)
+      if (k < E) write_back<most, width>(dstreams + k * C + c, dots + k * most, x[k], a, k, g, acc_streams);
+    write_back<most, width>(dy + c, dots + most * most, in, a, most, g, acc_y);
+  }
+  store_warp_sums<(most + 1) * most>(products, dots);
+  __syncwarp();
+  for (int e = static_cast<int>(threadIdx.x); e < E * (E + 2); e += warp_size) {
+    const int k = e / (E + 2), j = e % (E + 2);
+    const float sum = j <= E ? products[k * most + (j > 0 ? j - 1 : 0)] : products[most * most + k];
+    dcoef[n * E * (E + 2) + e] = j > 0 ? sum : 0.f;
+  }
+}
+
+}  // namespace
+
+// -----------------------------------------------------------------------------------------------------------------
+
+void streams_expand_cuda(const Tensor& streams, const Tensor& x, int64_t rows, int64_t E, int64_t C, bool acc) {
+  with_storage(x.dtype, [&](auto storage) {
+    using S = decltype(storage);
+    with_width<S>(C, {streams.data, x.data}, [&](auto width) {
+      launch({"streams_expand", blocks_of(rows, warps), dim3(warp_size, warps)}, streams_expand_kernel<width, S>,
+             streams.as<S>(), x.as<S>(), rows, static_cast<int>(E), C, acc);
+    });
+  });
+}
+
+void streams_sum_cuda(const Tensor& out, const Tensor& streams, int64_t rows, int64_t E, int64_t C, bool acc) {
+  with_storage(out.dtype, [&](auto storage) {
+    using S = decltype(storage);
+    with_width<S>(C, {out.data, streams.data}, [&](auto width) {
+      launch({"streams_sum", blocks_of(rows, warps), dim3(warp_size, warps)}, streams_sum_kernel<width, S>, out.as<S>(),
+             streams.as<S>(), rows, static_cast<int>(E), C, acc);
+    });
+  });
+}
+
+void hyper_write_forward_cuda(const Tensor& next, const Tensor& streams, const Tensor& coef, const Tensor& y,
+                              int64_t rows, int64_t E, int64_t C) {
+  with_instance(next.dtype, E, C, {next.data, streams.data, y.data}, [&](auto storage, auto exact, auto wide) {
+    using S = decltype(storage);
+    constexpr int width = wide ? widest<S> : 1;
+    launch({"hyper_write_forward", blocks_of(rows, warps), dim3(warp_size, warps)},
+           hyper_write_forward_kernel<exact, width, S>, next.as<S>(), streams.as<S>(), coef.as<float>(), y.as<S>(),
+           rows, static_cast<int>(E), C);
+  });
+}
+
+void hyper_write_backward_cuda(const Tensor& dstreams, const Tensor& dcoef, const Tensor& dy, const Tensor& dnext,
+                               const Tensor& streams, const Tensor& coef, const Tensor& y, int64_t rows, int64_t E,
+                               int64_t C, bool acc_streams, bool acc_y) {
+  with_instance(dstreams.dtype, E, C, {dstreams.data, dy.data, dnext.data, streams.data, y.data},
+                [&](auto storage, auto exact, auto wide) {
+                  using S = decltype(storage);
+                  constexpr int width = width_with_sums<exact, wide, S>;
+                  launch({"hyper_write_backward", blocks_of(rows, warps), dim3(warp_size, warps)},
+                         hyper_write_backward_kernel<exact, width, S>, dstreams.as<S>(), dcoef.as<float>(), dy.as<S>(),
+                         dnext.as<S>(), streams.as<S>(), coef.as<float>(), y.as<S>(), rows, static_cast<int>(E), C,
+                         acc_streams, acc_y);
+                });
+}
+
+}  // namespace crossply

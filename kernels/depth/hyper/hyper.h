@@ -1,0 +1,277 @@
+// Hyper-connections: E residual streams of width C in place of one. Around each sublayer a read mixes the streams into
+// what the sublayer sees, and a write mixes them among themselves and adds the sublayer's y to each.
+//
+//   streams, next: (B,T,E,C); x, y, out: (B,T,C); coef: (B,T,E,E+2), row i holds A[i,0..E], then b[i]
+//
+//   expand:  streams_i = x                                          the start of the model
+//   read:    A[i,j] = static_alpha[i,j] + alpha_scale * tanh(Nh_i . alpha_proj[:,j])      Nh_i = norm(streams_i)
+//            b[i]   = static_beta[i] + beta_scale * tanh(Nh_i . beta_proj)
+//            out    = sum_i A[i,0] streams_i
+//   write:   next_i = b[i] y + sum_k A[k,i+1] streams_k
+//   sum:     out = sum_i streams_i                                  its end
+//
+// Static connections have no tanh terms. Norms: LayerNorm over C without or with gain and bias, or RMSNorm with a gain.
+// The read saves stats: (B,T,E,E+4), row i holds the mean (0 for RMSNorm), rstd, then the E+2 values of the tanhs of
+// row i of coef; without data for static connections.
+//
+// With A[:,0] one-hot at s, A[:,1..E] the identity, b = 1 and zero projections or scales, out is exactly streams_s and
+// next_i exactly streams_i + y (but -0 may become 0), as long as all streams are finite.
+//
+// Backward, in this order: write, sublayer, read. hyper_write_backward sets dcoef, with 0 in the column of A[:,0],
+// which only the read uses; hyper_read_backward adds that column's part to what it reads from dcoef. Outputs may not
+// alias inputs, nor each other. Outside of the reference the streams, x, y, out and their gradients are all f32 or all
+// bf16, the rest is f32.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "engine/stream.h"
+#include "engine/tensor.h"
+
+namespace crossply {
+
+enum class HyperNorm { layernorm_no_affine, layernorm, rmsnorm };
+
+// The parameters around one sublayer, or their gradients. Static connections: only the first two have data, and whether
+// alpha_proj has data decides. Gradients without data are skipped.
+struct HyperWeights {
+  Tensor static_alpha;  // (E,E+1)
+  Tensor static_beta;   // (E)
+  Tensor alpha_proj;    // (C,E+1)
+  Tensor beta_proj;     // (C)
+  Tensor alpha_scale;   // (1)
+  Tensor beta_scale;    // (1)
+  Tensor norm_weight;   // (C), for HyperNorm::layernorm and rmsnorm
+  Tensor norm_bias;     // (C), for HyperNorm::layernorm
+};
+
+constexpr int64_t max_streams = 8;  // E
+
+void streams_expand_forward(const Tensor& streams, const Tensor& x, Stream stream);
+// dx = sum_i dstreams_i, set, or added if acc.
+void streams_expand_backward(const Tensor& dx, const Tensor& dstreams, bool acc, Stream stream);
+void streams_sum_forward(const Tensor& out, const Tensor& streams, Stream stream);
+// dstreams_i = dout, set, or added if acc.
+void streams_sum_backward(const Tensor& dstreams, const Tensor& dout, bool acc, Stream stream);
+
+void hyper_read_forward(const Tensor& out, const Tensor& coef, const Tensor& stats, const Tensor& streams,
+                        const HyperWeights& w, HyperNorm norm, double eps, Stream stream);
+// dA[i,j] = dcoef[i,j] + [j = 0] <streams_i, dout>, db = dcoef's last column; then, with TA and Tb the tanhs and sums
+// over all tokens (and i):
+//   dstatic_alpha += sum dA;  dalpha_scale += sum dA * TA;  qA = alpha_scale * dA * (1 - TA^2);  so too for beta
+//   dalpha_proj[:,j] += sum Nh_i qA[i,j];  dbeta_proj += sum Nh_i qb[i];  dNh_i = alpha_proj qA[i,:] + beta_proj qb[i]
+//   dnorm_weight += sum dNh_i * xh_i;  dnorm_bias += sum dNh_i            xh_i = (streams_i - mean_i) rstd_i
+//   dstreams_i = A[i,0] dout + the norm's backward of dNh_i               set, or added if acc
+// d's fields are always added to. The sums over tokens go through a fixed number of partial sums, so they do not depend
+// on the thread count.
+void hyper_read_backward(const Tensor& dstreams, const HyperWeights& d, const Tensor& dout, const Tensor& dcoef,
+                         const Tensor& streams, const Tensor& coef, const Tensor& stats, const HyperWeights& w,
+                         HyperNorm norm, bool acc, Stream stream);
+
+void hyper_write_forward(const Tensor& next, const Tensor& streams, const Tensor& coef, const Tensor& y, Stream stream);
+//   dstreams_k = sum_i A[k,i+1] dnext_i       set, or added if acc_streams
+//   dy = sum_i b[i] dnext_i                   set, or added if acc_y
+//   dA[k,i+1] = <streams_k, dnext_i>,  dA[k,0] = 0,  db[i] = <dnext_i, y>         set
+void hyper_write_backward(const Tensor& dstreams, const Tensor& dcoef, const Tensor& dy, const Tensor& dnext,
+                          const Tensor& streams, const Tensor& coef, const Tensor& y, bool acc_streams, bool acc_y,
+                          Stream stream);
+
+// kernels/depth/hyper/hyper.cu and hyper_read.cu. The first two serve a forward and the other's backward each.
+CUDA_TWIN void streams_expand_cuda(const Tensor& streams, const Tensor& x, int64_t rows, int64_t E, int64_t C,
+                                   bool acc);
+CUDA_TWIN void streams_sum_cuda(const Tensor& out, const Tensor& streams, int64_t rows, int64_t E, int64_t C, bool acc);
+CUDA_TWIN void hyper_write_forward_cuda(const Tensor& next, const Tensor& streams, const Tensor& coef, const Tensor& y,
+                                        int64_t rows, int64_t E, int64_t C);
+CUDA_TWIN void hyper_write_backward_cuda(const Tensor& dstreams, const Tensor& dcoef, const Tensor& dy,
+                                         const Tensor& dnext, const Tensor& streams, const Tensor& coef,
+                                         const Tensor& y, int64_t rows, int64_t E, int64_t C, bool acc_streams,
+                                         bool acc_y);
+CUDA_TWIN void hyper_read_forward_cuda(const Tensor& out, const Tensor& coef, const Tensor& stats,
+                                       const Tensor& streams, const HyperWeights& w, HyperNorm norm, int64_t rows,
+                                       int64_t E, int64_t C, double eps);
+CUDA_TWIN void hyper_read_backward_cuda(const Tensor& dstreams, const HyperWeights& d, const Tensor& dout,
+                                        const Tensor& dcoef, const Tensor& streams, const Tensor& coef,
+                                        const Tensor& stats, const HyperWeights& w, HyperNorm norm, int64_t rows,
+                                        int64_t E, int64_t C, bool acc);
+
+// -----------------------------------------------------------------------------------------------------------------
+// Reference.
+
+// The data of a HyperWeights; null where there is none.
+template <class T>
+struct HyperPointers {
+  T *static_alpha = nullptr, *static_beta = nullptr, *alpha_proj = nullptr, *beta_proj = nullptr;
+  T *alpha_scale = nullptr, *beta_scale = nullptr, *norm_weight = nullptr, *norm_bias = nullptr;
+};
+
+template <class T>
+HyperPointers<T> pointers_of(const HyperWeights& w) {
+  return {data_or_null<T>(w.static_alpha), data_or_null<T>(w.static_beta), data_or_null<T>(w.alpha_proj),
+          data_or_null<T>(w.beta_proj),    data_or_null<T>(w.alpha_scale), data_or_null<T>(w.beta_scale),
+          data_or_null<T>(w.norm_weight),  data_or_null<T>(w.norm_bias)};
+}
+
+// Every stream of every row n = (b,t) becomes, or grows by, its x.
+template <class T>
+void streams_expand_ref(T* streams, const T* x, int64_t rows, int64_t E, int64_t C, bool acc) {
+  for (int64_t n = 0; n < rows; ++n)
+    for (int64_t i = 0; i < E; ++i)
+      for (int64_t c = 0; c < C; ++c) {
+        T& s = streams[(n * E + i) * C + c];
+        s = acc ? s + x[n * C + c] : x[n * C + c];
+      }
+}
+
+template <class T>
+void streams_sum_ref(T* out, const T* streams, int64_t rows, int64_t E, int64_t C, bool acc) {
+  for (int64_t n = 0; n < rows; ++n)
+    for (int64_t c = 0; c < C; ++c) {
+      T sum = acc ? out[n * C + c] : T(0);
+      for (int64_t i = 0; i < E; ++i) sum += streams[(n * E + i) * C + c];
+      out[n * C + c] = sum;
+    }
+}
+
+// mean and rstd of one stream x (C).
+template <class T>
+void hyper_norm_ref(T& mean, T& rstd, const T* x, HyperNorm norm, int64_t C, double eps) {
+  using std::sqrt;
+  T sum = 0, square = 0;
+  for (int64_t c = 0; c < C; ++c) sum += x[c];
+  mean = norm == HyperNorm::rmsnorm ? T(0) : sum / T(C);
+  for (int64_t c = 0; c < C; ++c) square += (x[c] - mean) * (x[c] - mean);
+  rstd = T(1) / sqrt(square / T(C) + T(eps));
+}
+
+// Nh at column c, from xh there.
+template <class T>
+T hyper_gained(const HyperPointers<T>& w, T xh, int64_t c) {
+  const T gained = w.norm_weight != nullptr ? w.norm_weight[c] * xh : xh;
+  return w.norm_bias != nullptr ? gained + w.norm_bias[c] : gained;
+}
+
+// Column j of (alpha_proj | beta_proj) at c.
+template <class T>
+T& hyper_projection(const HyperPointers<T>& w, int64_t c, int64_t j, int64_t E) {
+  return j <= E ? w.alpha_proj[c * (E + 1) + j] : w.beta_proj[c];
+}
+
+template <class T>
+void hyper_read_forward_ref(T* out, T* coef, T* stats, const T* streams, const HyperPointers<T>& w, HyperNorm norm,
+                            int64_t rows, int64_t E, int64_t C, double eps) {
+  using std::tanh;
+  std::fill(out, out + rows * C, T(0));
+  for (int64_t n = 0; n < rows; ++n) {
+    for (int64_t i = 0; i < E; ++i) {
+      const T* x = streams + (n * E + i) * C;
+      T* a = coef + (n * E + i) * (E + 2);
+      for (int64_t j = 0; j <= E; ++j) a[j] = w.static_alpha[i * (E + 1) + j];
+      a[E + 1] = w.static_beta[i];
+      if (w.alpha_proj != nullptr) {
+        T* s = stats + (n * E + i) * (E + 4);
+        hyper_norm_ref(s[0], s[1], x, norm, C, eps);
+        for (int64_t j = 0; j < E + 2; ++j) {
+          T z = 0;
+          for (int64_t c = 0; c < C; ++c) z += hyper_gained(w, (x[c] - s[0]) * s[1], c) * hyper_projection(w, c, j, E);
+          s[2 + j] = tanh(z);
+          a[j] += (j <= E ? *w.alpha_scale : *w.beta_scale) * s[2 + j];
+        }
+      }
+      for (int64_t c = 0; c < C; ++c) out[n * C + c] += a[0] * x[c];
+    }
+  }
+}
+
+// What the dynamic branch of one stream adds: to d from dA and db (da, E+2 values), and to dx (C) through the norm.
+template <class T>
+void hyper_dynamic_backward_ref(T* dx, const HyperPointers<T>& d, const T* da, const T* x, const T* s,
+                                const HyperPointers<T>& w, HyperNorm norm, int64_t E, int64_t C) {
+  T q[max_streams + 2], along_one = 0, along_xh = 0;
+  for (int64_t j = 0; j < E + 2; ++j) {
+    T* dscale = j <= E ? d.alpha_scale : d.beta_scale;
+    if (dscale != nullptr) *dscale += da[j] * s[2 + j];
+    q[j] = (j <= E ? *w.alpha_scale : *w.beta_scale) * da[j] * (T(1) - s[2 + j] * s[2 + j]);
+  }
+  auto at = [&](int64_t c, T& xh, T& dnormed) {  // dnormed: the gradient of Nh
+    xh = (x[c] - s[0]) * s[1];
+    dnormed = 0;
+    for (int64_t j = 0; j < E + 2; ++j) dnormed += q[j] * hyper_projection(w, c, j, E);
+  };
+  T xh, dnormed;
+  for (int64_t c = 0; c < C; ++c) {
+    at(c, xh, dnormed);
+    for (int64_t j = 0; j < E + 2; ++j)
+      if ((j <= E ? d.alpha_proj : d.beta_proj) != nullptr)
+        hyper_projection(d, c, j, E) += hyper_gained(w, xh, c) * q[j];
+    if (d.norm_weight != nullptr) d.norm_weight[c] += dnormed * xh;
+    if (d.norm_bias != nullptr) d.norm_bias[c] += dnormed;
+    const T dxh = w.norm_weight != nullptr ? w.norm_weight[c] * dnormed : dnormed;
+    if (norm != HyperNorm::rmsnorm) along_one += dxh / T(C);
+    along_xh += dxh * xh / T(C);
+  }
+  for (int64_t c = 0; c < C; ++c) {
+    at(c, xh, dnormed);
+    const T dxh = w.norm_weight != nullptr ? w.norm_weight[c] * dnormed : dnormed;
+    dx[c] += s[1] * (dxh - along_one - xh * along_xh);
+  }
+}
+
+template <class T>
+void hyper_read_backward_ref(T* dstreams, const HyperPointers<T>& d, const T* dout, const T* dcoef, const T* streams,
+                             const T* coef, const T* stats, const HyperPointers<T>& w, HyperNorm norm, int64_t rows,
+                             int64_t E, int64_t C, bool acc) {
+  for (int64_t n = 0; n < rows; ++n) {
+    for (int64_t i = 0; i < E; ++i) {
+      const T* x = streams + (n * E + i) * C;
+      T* dx = dstreams + (n * E + i) * C;
+      T da[max_streams + 2];
+      std::copy_n(dcoef + (n * E + i) * (E + 2), E + 2, da);
+      for (int64_t c = 0; c < C; ++c) {
+        da[0] += x[c] * dout[n * C + c];
+        dx[c] = (acc ? dx[c] : T(0)) + coef[(n * E + i) * (E + 2)] * dout[n * C + c];
+      }
+      for (int64_t j = 0; j <= E && d.static_alpha != nullptr; ++j) d.static_alpha[i * (E + 1) + j] += da[j];
+      if (d.static_beta != nullptr) d.static_beta[i] += da[E + 1];
+      if (w.alpha_proj != nullptr)
+        hyper_dynamic_backward_ref(dx, d, da, x, stats + (n * E + i) * (E + 4), w, norm, E, C);
+    }
+  }
+}
+
+template <class T>
+void hyper_write_forward_ref(T* next, const T* streams, const T* coef, const T* y, int64_t rows, int64_t E, int64_t C) {
+  for (int64_t n = 0; n < rows; ++n) {
+    const T* a = coef + n * E * (E + 2);
+    for (int64_t i = 0; i < E; ++i)
+      for (int64_t c = 0; c < C; ++c) {
+        T sum = a[i * (E + 2) + E + 1] * y[n * C + c];
+        for (int64_t k = 0; k < E; ++k) sum += a[k * (E + 2) + i + 1] * streams[(n * E + k) * C + c];
+        next[(n * E + i) * C + c] = sum;
+      }
+  }
+}
+
+template <class T>
+void hyper_write_backward_ref(T* dstreams, T* dcoef, T* dy, const T* dnext, const T* streams, const T* coef, const T* y,
+                              int64_t rows, int64_t E, int64_t C, bool acc_streams, bool acc_y) {
+  if (!acc_streams) std::fill(dstreams, dstreams + rows * E * C, T(0));
+  if (!acc_y) std::fill(dy, dy + rows * C, T(0));
+  std::fill(dcoef, dcoef + rows * E * (E + 2), T(0));
+  for (int64_t n = 0; n < rows; ++n) {
+    const T* a = coef + n * E * (E + 2);
+    T* da = dcoef + n * E * (E + 2);
+    for (int64_t i = 0; i < E; ++i)
+      for (int64_t c = 0; c < C; ++c) {
+        const T g = dnext[(n * E + i) * C + c];
+        dy[n * C + c] += a[i * (E + 2) + E + 1] * g;
+        da[i * (E + 2) + E + 1] += g * y[n * C + c];
+        for (int64_t k = 0; k < E; ++k) {
+          dstreams[(n * E + k) * C + c] += a[k * (E + 2) + i + 1] * g;
+          da[k * (E + 2) + i + 1] += g * streams[(n * E + k) * C + c];
+        }
+      }
+  }
+}
+
+}  // namespace crossply

@@ -1,0 +1,75 @@
+// What hyper.cpp and hyper_read.cpp share: vectors over the columns of a token, loops over its E streams unrolled at
+// compile time, checks.
+//
+// A function `..._columns<Vec>(..., c, C)` works on columns [c, C) of a token, and calls its own <float> version for
+// those at the end that do not fill a Vec. What it sums over columns it adds to its result.
+#pragma once
+
+#include <type_traits>
+#include <utility>
+
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/vec.h"
+#include "kernels/depth/hyper/hyper.h"
+
+namespace crossply::hyper {
+
+// For a place one token ahead, which the hardware does not foresee: a token's streams are several sequences at once,
+// and the passes after the first hit the cache. An address behind the end does no harm.
+inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
+inline void prefetch_to_write(const void* p) { __builtin_prefetch(p, 1, 2); }
+
+// out[i] += the sum of v[i]'s lanes. Sixteen vectors at a time, in a tree: the sums of neighbouring lanes of two
+// vectors make one vector.
+template <int N>
+inline void add_sums_of_lanes(float* out, const Vec16 (&v)[N]) {
+  for (int first = 0; first < N; first += 16) {
+    Vec16 tree[16] = {};
+    for (int i = 0; i < 16 && first + i < N; ++i) tree[i] = v[first + i];
+    for (int width = 8; width > 0; width /= 2)
+      for (int i = 0; i < width; ++i)
+        tree[i] = __builtin_shufflevector(tree[2 * i], tree[2 * i + 1], 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24,
+                                          26, 28, 30) +
+                  __builtin_shufflevector(tree[2 * i], tree[2 * i + 1], 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25,
+                                          27, 29, 31);
+    for (int i = 0; i < 16 && first + i < N; ++i) out[first + i] += tree[0][i];
+  }
+}
+template <int N>
+inline void add_sums_of_lanes(float* out, const float (&v)[N]) {
+  for (int i = 0; i < N; ++i) out[i] += v[i];
+}
+
+// Calls body(integral_constant<int, i>) for i in [0, N). With constant indices small arrays of vectors live in
+// registers; where the compiler leaves a loop a loop, they live in memory and every use waits for a store.
+template <int N, class F>
+inline void unrolled(F&& body) {
+  [&]<int... i>(std::integer_sequence<int, i...>) { (body(std::integral_constant<int, i>{}), ...); }
+  (std::make_integer_sequence<int, N>{});
+}
+
+// Calls body(float{} or bf16{}, integral_constant<int, E>).
+template <int First = 1, class F>
+void with_storage_and_streams(Dtype dtype, int64_t E, F&& body) {
+  if constexpr (First < max_streams)
+    if (E != First) return with_storage_and_streams<First + 1>(dtype, E, body);
+  with_storage(dtype, [&](auto storage) { body(storage, std::integral_constant<int, First>{}); });
+}
+
+// For parallel_for over tokens.
+inline int64_t grain(int64_t E, int64_t C) { return 32768 / (E * C); }
+
+inline void check_streams(const char* name, const Tensor& streams, const Tensor& x) {
+  const int64_t E = streams.dim(2), C = streams.dim(3);
+  CHECK_THAT(streams.shape.rank == 4 && E >= 1 && E <= max_streams, name, ": streams ", streams.str());
+  CHECK_THAT(x.numel() * E == streams.numel() && x.dim(x.shape.rank - 1) == C, name, ": streams ", streams.str(), " x ",
+             x.str());
+}
+
+inline void check_coef(const char* name, const Tensor& coef, const Tensor& streams) {
+  const int64_t E = streams.dim(2);
+  CHECK_THAT(coef.shape == Shape({streams.dim(0), streams.dim(1), E, E + 2}), name, ": streams ", streams.str(),
+             " coef ", coef.str());
+}
+
+}  // namespace crossply::hyper

@@ -1,0 +1,112 @@
+// The ops with which layers reach other layers. Same rules as in ops.h: each function records one node and returns its
+// output, and shapes are checked here.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/tape.h"
+
+namespace crossply::ops {
+
+// LIMe's router (route.h) over one slab: how every layer reads the keys (or the values) of the layers so far.
+// One object per slab, shared by its nodes, because the backward of layer l gathers from all layers above it.
+class DepthRouter {
+ public:
+  DepthRouter(Tape& t, const std::string& name, int64_t layers, Shape slice);
+  // Layer `layer` has written `own`, which moves into the slab; returns what the layer's attention uses: for layer 0
+  // `own` itself, else the mixture of `sources` by weight (K, (layer+1)*K), or their plain mean if weight is null.
+  // IN PLACE: takes own. Layer 0's result stays in the slab, so no op may work in place on it: rotate before routing,
+  // or rotate a copy.
+  Value* route(const std::string& name, int layer, Value* own, Value* weight, std::vector<int> sources);
+
+  struct Reader {
+    Value* weight;
+    std::vector<int> sources;
+  };
+
+ private:
+  Tape& tape_;
+  Slab slab_;
+  std::shared_ptr<std::vector<Reader>> readers_;
+};
+
+// The residual streams (B, T, C) of all layers so far, as the sources of mixtures (depth_mix.h). Nothing is
+// copied: mixtures read the streams where they are, and the backward of a source gathers from all its readers.
+class DepthHistory {
+ public:
+  // by_norm: for attend(), else for mix(). eps: added to the squared norms.
+  DepthHistory(Tape& t, bool by_norm, double eps = 0) : tape_(t), by_norm_(by_norm), eps_(eps) {}
+  // x becomes the next source. IN PLACE: use the returned value (the same memory) instead of x from now on.
+  Value* add(const std::string& name, Value* x);
+  // DenseFormer: sum over i of weight[i] * source[sources[i]]; weight (1, S).
+  Value* mix(const std::string& name, const std::vector<int>& sources, Value* weight);
+  // Vertical attention: the weights are softmax over i of scores[i] - ln |source|, per token; scores (S), or null for
+  // all 0.
+  Value* attend(const std::string& name, const std::vector<int>& sources, Value* scores);
+
+ private:
+  Tape& tape_;
+  bool by_norm_;
+  double eps_;
+  std::vector<Node*> nodes_;  // of the sources
+};
+
+// A short vector times factor (1).
+Value* scale(Tape& t, const std::string& name, Value* inp, Value* factor);
+// SATFormer's gates over (B, T, K): relu, sigmoid, softmax, softmax_sigmoid, tanh, identity.
+Value* gate(Tape& t, const std::string& name, Value* inp, const std::string& kind);
+
+// Value residuals: own * v + first * v1, both (B, T, K, D), with one scalar for all tokens (values.data[index]). IN
+// PLACE: takes v, unless own is trained.
+struct Scalar {
+  Value* values;
+  int64_t index = 0;
+};
+Value* value_mix(Tape& t, const std::string& name, Value* v, Value* v1, Scalar own, Scalar first);
+// v + alpha * v1 with alpha (B, T, K). IN PLACE: takes v.
+Value* gated_mix(Tape& t, const std::string& name, Value* v, Value* v1, Value* alpha);
+
+// Output head j is head `head` of sources[source], each (B, T, K, D) -> (B, T, choice.size(), D).
+struct Head {
+  int source;
+  int64_t head;
+};
+Value* select_heads(Tape& t, const std::string& name, const std::vector<Value*>& sources,
+                    const std::vector<Head>& choice);
+
+// Hyper-connections (kernels/depth/hyper/hyper.h): E residual streams (B, T, E, C).
+Value* streams_expand(Tape& t, const std::string& name, Value* x, int64_t E);
+Value* streams_sum(Tape& t, const std::string& name, Value* streams);
+// Null where a connection has no such parameter; static connections have only the first two.
+struct HyperParameters {
+  Value *static_alpha, *static_beta, *alpha_proj, *beta_proj, *alpha_scale, *beta_scale, *norm_weight, *norm_bias;
+};
+struct HyperRead {
+  Value *x, *coef;  // what the sublayer reads (B, T, C); the token's coefficients (B, T, E, E+2)
+};
+// norm: layernorm_no_affine, layernorm or rmsnorm, of the dynamic branch, with this epsilon.
+HyperRead hyper_read(Tape& t, const std::string& name, Value* streams, const HyperParameters& p,
+                     const std::string& norm, double eps);
+Value* hyper_write(Tape& t, const std::string& name, Value* streams, Value* coef, Value* y);
+
+// MUDDFormer's ways over sources (multiway_mix.h). weight (B, T, W*S), base (W, S); with gains (S of (C)) there are
+// also post gains (W of (C)) and a skip (B, T, C).
+struct MultiwaySources {
+  std::vector<Value*> sources, gains, post;
+  Value *weight, *base, *skip;
+  double eps;
+};
+std::vector<Value*> multiway_mix(Tape& t, const std::string& name, const MultiwaySources& s);
+
+// LIMe v1 (head_mix.h): keys and values (B, T, K, D), each head projected from its own mixture of the sources.
+// weight (K, S) or (B, T, K*S); gain (C); wk, wv (K*D, C).
+struct HeadSources {
+  std::vector<Value*> sources;
+  Value *gain, *weight, *wk, *wv;
+};
+std::pair<Value*, Value*> head_mix(Tape& t, const std::string& name, const HeadSources& s, int64_t K);
+
+}  // namespace crossply::ops

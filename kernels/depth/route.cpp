@@ -1,0 +1,324 @@
+#include "kernels/depth/route.h"
+
+#include "engine/node.h"
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/vec.h"
+#include "kernels/depth/ops.h"
+
+namespace crossply {
+namespace {
+
+// One layer's share of a sum over layers: out[n,o,:] += sum_i coef[i,o] * block[n,i,:].
+template <class S>
+struct Term {
+  const S* block;     // (N,K,D)
+  const float* coef;  // (K,K), or null: scale times the identity
+  float scale;
+};
+
+// Columns [d, d + Vecs * lanes) of the heads [o, o + Heads) of the token that starts at element `at`: they stay in
+// registers while all terms pass. In f32 each term is summed on its own first, for which bf16's rounding is too coarse.
+template <class Vec, int Vecs, int Heads, class S>
+void mix_columns(S* out, const std::vector<Term<S>>& terms, int64_t at, int64_t K, int64_t D, int64_t o, int64_t d,
+                 int64_t ahead) {
+  constexpr bool apart = std::is_same_v<S, float>;
+  Vec total[Heads][Vecs] = {}, in;
+  for (const Term<S>& term : terms) {
+    const S* x = term.block + at + d;
+    if (term.coef == nullptr) {
+      for (int h = 0; h < Heads; ++h) {
+        for (int v = 0; v < Vecs; ++v) {
+          load(in, x + (o + h) * D + v * lanes_of<Vec>);
+          total[h][v] += term.scale * in;
+        }
+      }
+      continue;
+    }
+    Vec own[Heads][Vecs] = {}, (&sum)[Heads][Vecs] = apart ? own : total;
+    for (int64_t i = 0; i < K; ++i) {
+      const float* coef = term.coef + i * K + o;
+      for (int v = 0; v < Vecs; ++v) {
+        load(in, x + i * D + v * lanes_of<Vec>);
+        if (o == 0 && v * lanes_of<Vec> * sizeof(S) % 64 == 0)
+          __builtin_prefetch(x + i * D + v * lanes_of<Vec> + ahead);
+        for (int h = 0; h < Heads; ++h) sum[h][v] += coef[h] * in;
+      }
+    }
+    for (int h = 0; h < Heads && apart; ++h)
+      for (int v = 0; v < Vecs; ++v) total[h][v] += own[h][v];
+  }
+  for (int h = 0; h < Heads; ++h)
+    for (int v = 0; v < Vecs; ++v) store(out + at + (o + h) * D + d + v * lanes_of<Vec>, total[h][v]);
+}
+
+template <int Heads, class S>
+void mix_tokens(S* out, const std::vector<Term<S>>& terms, int64_t begin, int64_t end, int64_t K, int64_t D,
+                int64_t ahead) {
+  for (int64_t at = begin * K * D; at < end * K * D; at += K * D) {
+    for (int64_t o = 0; o < K; o += Heads) {
+      int64_t d = 0;
+      for (; d + 32 <= D; d += 32) mix_columns<Vec16, 2, Heads>(out, terms, at, K, D, o, d, ahead);
+      for (; d + 16 <= D; d += 16) mix_columns<Vec16, 1, Heads>(out, terms, at, K, D, o, d, ahead);
+      for (; d + 8 <= D; d += 8) mix_columns<Vec8, 1, Heads>(out, terms, at, K, D, o, d, ahead);
+      for (; d < D; ++d) mix_columns<float, 1, Heads>(out, terms, at, K, D, o, d, ahead);
+    }
+  }
+}
+
+// out (N,K,D) = the sum of the terms, for tokens [begin, end). Memory is asked for what lies `ahead` elements on, which
+// past the end does no harm: the machine's own guesses stop at every page.
+template <class S>
+void mix(S* out, const std::vector<Term<S>>& terms, int64_t begin, int64_t end, int64_t K, int64_t D, int64_t ahead) {
+  if (K % 8 == 0 && sizeof(S) < 4) mix_tokens<8>(out, terms, begin, end, K, D, ahead);
+  else if (K % 4 == 0) mix_tokens<4>(out, terms, begin, end, K, D, ahead);
+  else if (K % 3 == 0) mix_tokens<3>(out, terms, begin, end, K, D, ahead);
+  else if (K % 2 == 0) mix_tokens<2>(out, terms, begin, end, K, D, ahead);
+  else mix_tokens<1>(out, terms, begin, end, K, D, ahead);
+}
+
+// dw[h,i] += sum over tokens and columns [d, end) of dout[t,h,:] * x[t,i,:], a square of Heads x Heads at a time.
+template <class Vec, int Heads, class S>
+void correlate_columns(float* dw, const S* dout, const float* x, int64_t tokens, int64_t K, int64_t D, int64_t d,
+                       int64_t end) {
+  for (int64_t h = 0; h < K; h += Heads) {
+    for (int64_t i = 0; i < K; i += Heads) {
+      Vec sum[Heads][Heads] = {};
+      for (int64_t t = 0; t < tokens; ++t) {
+        for (int64_t c = d; c < end; c += lanes_of<Vec>) {
+          for (int a = 0; a < Heads; ++a) {
+            for (int b = 0; b < Heads; ++b) {
+              Vec dy, in;
+              load(dy, dout + (t * K + h + a) * D + c);
+              load(in, x + (t * K + i + b) * D + c);
+              sum[a][b] += dy * in;
+            }
+          }
+        }
+      }
+      for (int a = 0; a < Heads; ++a)
+        for (int b = 0; b < Heads; ++b) dw[(h + a) * K + i + b] += sum_of_lanes(sum[a][b]);
+    }
+  }
+}
+
+template <int Heads, class S>
+void correlate(float* dw, const S* dout, const float* x, int64_t tokens, int64_t K, int64_t D) {
+  const int64_t end16 = D / 16 * 16, end8 = D / 8 * 8;
+  if (end16 > 0) correlate_columns<Vec16, Heads>(dw, dout, x, tokens, K, D, 0, end16);
+  if (end8 > end16) correlate_columns<Vec8, Heads>(dw, dout, x, tokens, K, D, end16, end8);
+  if (D > end8) correlate_columns<float, Heads>(dw, dout, x, tokens, K, D, end8, D);
+}
+
+// The term of reading block `s` through a router: forward [i = h', o = h], backward the transpose. Its coefficients, if
+// any, are packed into `coef`, because the rows of a weight lie apart by a multiple of the cache's period.
+template <class S>
+Term<S> make_term(const S* block, const Router& router, int64_t s, bool backward, float* coef, int64_t K) {
+  if (router.weight.data == nullptr) return {block, nullptr, 1.f / static_cast<float>(router.sources.size())};
+  const float* weight = router.weight.as<float>() + s * K;
+  const int64_t columns = router.weight.dim(1);
+  for (int64_t h = 0; h < K; ++h)
+    for (int64_t from = 0; from < K; ++from) coef[backward ? h * K + from : from * K + h] = weight[h * columns + from];
+  return {block, coef, 1.f};
+}
+
+template <class S>
+void route_forward_cpu(S* out, const S* slab, const Router& router, int64_t N, int64_t K, int64_t D) {
+  const int64_t layers = static_cast<int64_t>(router.sources.size());
+  float* coef = scratch_f32(static_cast<size_t>(layers * K * K));
+  std::vector<Term<S>> terms;
+  for (int s : router.sources) {
+    terms.push_back(make_term(slab + s * N * K * D, router, s, false, coef, K));
+    coef += K * K;
+  }
+  parallel_for(N, 32768 / (K * D * layers),
+               [=, &terms](int64_t begin, int64_t end) { mix(out, terms, begin, end, K, D, 4 * K * D); });
+}
+
+template <class S>
+void convert(float* to, const S* from, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) to[i] = from[i];
+}
+
+// dw (K,K) += the correlation of a reader's dout with what it read, both (tokens,K,D).
+template <class S>
+void weight_gradient(float* dw, const S* dout, const float* x, int64_t tokens, int64_t K, int64_t D) {
+  if (K % 4 == 0) correlate<4>(dw, dout, x, tokens, K, D);
+  else if (K % 2 == 0) correlate<2>(dw, dout, x, tokens, K, D);
+  else correlate<1>(dw, dout, x, tokens, K, D);
+}
+
+// What reading block `layer` has to give to a router's gradient.
+struct BlockReader {
+  float* dweight;  // W's element [0, layer*K], or null
+  int64_t columns;
+};
+
+// Tokens handled together in the backward: a block's own tile of 16 KB stays in the L1 cache for all its readers, whose
+// tiles are still in the L2 cache when they are used for the second time.
+int64_t tile_tokens(int64_t K, int64_t D) { return (std::clamp<int64_t>(8192 / (K * D), 4, 64) + 1) / 2; }
+
+template <class S>
+void route_backward_cpu(S* dslice, S* slab, const S* dout, const std::vector<Router>& routers, int layer, int64_t N,
+                        int64_t K, int64_t D) {
+  std::vector<Term<S>> terms;  // what the readers pass on
+  std::vector<BlockReader> readers;
+  float* coef = scratch_f32(routers.size() * static_cast<size_t>(K * K));
+  for (size_t r = static_cast<size_t>(layer); r < routers.size(); ++r, coef += K * K) {
+    const Router& router = routers[r];
+    if (!std::binary_search(router.sources.begin(), router.sources.end(), layer)) continue;
+    terms.push_back(make_term(slab + static_cast<int64_t>(r) * N * K * D, router, layer, true, coef, K));
+    readers.push_back({router.dweight.data == nullptr ? nullptr : router.dweight.as<float>() + layer * K,
+                       static_cast<int64_t>(r + 1) * K});
+  }
+  const int64_t layers = static_cast<int64_t>(readers.size());
+  const int64_t tokens = tile_tokens(K, D), tiles = ceil_div(N, tokens);
+  // One partial sum per block of tiles; the number of blocks is fixed by the shape alone.
+  const int64_t blocks = std::clamp<int64_t>(tiles / 4, 1, 32), size = layers * K * K;
+  float* partial = scratch_f32(static_cast<size_t>(blocks * size), 1);
+  std::fill_n(partial, blocks * size, 0.f);
+  parallel_for(blocks, N * K * D * layers <= 32768 ? blocks : 1, [=, &terms, &readers](int64_t begin, int64_t end) {
+    float* own = scratch_f32(static_cast<size_t>(tokens * K * D), 2);
+    for (int64_t b = begin; b < end; ++b) {
+      const int64_t last = std::min(N, tiles * (b + 1) / blocks * tokens);
+      for (int64_t n = tiles * b / blocks * tokens; n < last; n += tokens) {
+        const int64_t count = std::min(tokens, last - n), at = n * K * D;
+        S* block = slab + layer * N * K * D + at;
+        convert(own, block, count * K * D);
+        std::copy_n(dout + at, count * K * D, block);
+        float* dw = partial + b * size;
+        for (size_t r = 0; r < readers.size(); ++r, dw += K * K)
+          if (readers[r].dweight != nullptr) weight_gradient(dw, terms[r].block + at, own, count, K, D);
+        mix(dslice, terms, n, n + count, K, D, count * K * D);
+      }
+    }
+  });
+  for (int64_t b = 0; b < blocks; ++b)
+    for (int64_t r = 0; r < layers; ++r) {
+      const BlockReader& reader = readers[static_cast<size_t>(r)];
+      for (int64_t h = 0; h < K && reader.dweight != nullptr; ++h)
+        for (int64_t from = 0; from < K; ++from)
+          reader.dweight[h * reader.columns + from] += partial[b * size + (r * K + h) * K + from];
+    }
+}
+
+void check_router(const char* name, const Router& router, int64_t layer, int64_t K) {
+  bool ascending = !router.sources.empty() && router.sources.front() >= 0 && router.sources.back() <= layer;
+  for (size_t i = 1; i < router.sources.size(); ++i) ascending &= router.sources[i - 1] < router.sources[i];
+  CHECK_THAT(ascending, name, ": the sources of layer ", layer, " must ascend within 0 to ", layer);
+  CHECK_THAT(router.weight.data == nullptr || router.weight.shape == Shape({K, (layer + 1) * K}), name, ": layer ",
+             layer, " has the weight ", router.weight.str(), " for ", K, " heads");
+}
+
+}  // namespace
+
+// -----------------------------------------------------------------------------------------------------------------
+// Entry points: check shapes and routers, choose the backend.
+
+void route_forward(const Tensor& out, const Tensor& slab, const Router& router, Stream stream) {
+  const int rank = out.shape.rank;
+  CHECK_THAT(rank >= 2, "route_forward: out ", out.str());
+  const int64_t K = out.dim(rank - 2), D = out.dim(rank - 1), N = out.numel() / (K * D);
+  const bool trained = router.weight.data != nullptr;
+  check_router("route_forward", router, trained ? router.weight.dim(1) / K - 1 : slab.dim(0) - 1, K);
+  CHECK_THAT(slab.numel() == slab.dim(0) * out.numel() && router.sources.back() < slab.dim(0), "route_forward: out ",
+             out.str(), " slab ", slab.str(), " last source ", router.sources.back());
+  if (stream.backend == Backend::cuda) return route_forward_cuda(out, slab, router, N, K, D);
+  if (stream.backend == Backend::cpu)
+    return with_storage(out.dtype, [&](auto storage) {
+      using S = decltype(storage);
+      route_forward_cpu(out.as<S>(), slab.as<S>(), router, N, K, D);
+    });
+  with_real(out.dtype, [&](auto real) {
+    using T = decltype(real);
+    route_forward_ref(out.as<T>(), slab.as<T>(), trained ? router.weight.as<T>() : nullptr, router.sources,
+                      router.weight.dim(1), N, K, D);
+  });
+}
+
+void route_backward(const Tensor& dslice, const Tensor& slab, const Tensor& dout, const std::vector<Router>& routers,
+                    int layer, Stream stream) {
+  const int64_t L = static_cast<int64_t>(routers.size());
+  const int rank = dslice.shape.rank;
+  CHECK_THAT(rank >= 2 && layer >= 0 && layer < L, "route_backward: dslice ", dslice.str(), " layer ", layer);
+  const int64_t K = dslice.dim(rank - 2), D = dslice.dim(rank - 1), N = dslice.numel() / (K * D);
+  CHECK_THAT(slab.dim(0) == L && slab.numel() == L * dslice.numel() && dout.numel() == dslice.numel(),
+             "route_backward: dslice ", dslice.str(), " slab ", slab.str(), " dout ", dout.str(), " L ", L);
+  for (int64_t r = layer; r < L; ++r) {
+    const Router& router = routers[static_cast<size_t>(r)];
+    check_router("route_backward", router, r, K);
+    CHECK_THAT(router.dweight.data == nullptr || router.dweight.shape == router.weight.shape, "route_backward: layer ",
+               r, " dweight ", router.dweight.str(), " weight ", router.weight.str());
+  }
+  if (stream.backend == Backend::cuda) return route_backward_cuda(dslice, slab, dout, routers, layer, N, K, D);
+  if (stream.backend == Backend::cpu)
+    return with_storage(dslice.dtype, [&](auto storage) {
+      using S = decltype(storage);
+      route_backward_cpu(dslice.as<S>(), slab.as<S>(), dout.as<S>(), routers, layer, N, K, D);
+    });
+  with_real(dslice.dtype, [&](auto real) {
+    using T = decltype(real);
+    route_backward_ref(dslice.as<T>(), slab.as<T>(), dout.as<T>(), routers, layer, N, K, D);
+  });
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// On the tape.
+
+namespace ops {
+namespace {
+
+// in[0] is the layer's own slice, in[1] its weight if it has one; reads[0] is the slab.
+struct Route : Node {
+  int layer = 0;
+  std::shared_ptr<std::vector<DepthRouter::Reader>> readers;  // of all layers, complete once the model is recorded
+  std::vector<Router> routers;
+
+  const char* op() const override { return "route"; }
+  void prepare() override {
+    routers.clear();
+    for (const auto& reader : *readers)
+      routers.push_back(Router{tensor_of(reader.weight), reader.sources, grad_of(reader.weight)});
+  }
+  void forward(const Step&, Stream stream) override {
+    if (layer == 0) return;  // the output is the slice itself
+    route_forward(output(), reads[0]->tensor, routers[static_cast<size_t>(layer)], stream);
+  }
+  void backward(const Step&, Stream stream) override {
+    CHECK_THAT(!acc[0], name, " must be the only reader of ", in[0]->name);
+    route_backward(dinput(0), reads[0]->tensor, doutput(), routers, layer, stream);
+  }
+  double flops() const override {
+    if (layer == 0) return 0;
+    const auto& sources = (*readers)[static_cast<size_t>(layer)].sources;
+    const double heads = in.size() > 1 ? static_cast<double>(in[0]->shape[2]) : 1;
+    return 2.0 * static_cast<double>(in[0]->shape.numel()) * heads * static_cast<double>(sources.size());
+  }
+};
+
+}  // namespace
+
+DepthRouter::DepthRouter(Tape& t, const std::string& name, int64_t layers, Shape slice)
+    : tape_(t), slab_(t.slab(name, layers, slice)), readers_(std::make_shared<std::vector<Reader>>()) {}
+
+Value* DepthRouter::route(const std::string& name, int layer, Value* own, Value* weight, std::vector<int> sources) {
+  CHECK_THAT(layer == static_cast<int>(readers_->size()), name, ": layers must be routed in order, got ", layer);
+  CHECK_THAT(layer > 0 || (weight == nullptr && sources == std::vector<int>{0}), name, ": layer 0 reads itself");
+  const int64_t K = own->shape[2];
+  CHECK_THAT(weight == nullptr || (weight->shape == Shape{K, (layer + 1) * K}), name, ": weight ", weight->shape.str(),
+             ", own ", own->shape.str());
+  readers_->push_back(Reader{weight, std::move(sources)});
+  tape_.place(own, slab_, layer);
+  auto node = make_node<Route>(name, {own}, {tape_.activation(name, own->shape)});
+  if (weight != nullptr) node->in.push_back(weight);
+  node->layer = layer;
+  node->readers = readers_;
+  node->reads = {slab_.all};
+  node->keep = {slab_.all};
+  node->takes_input = true;  // the backward replaces slice after slice by gradients (kernels/depth/route.h)
+  if (layer == 0) tape_.share(node->out[0], own);
+  return tape_.record(std::move(node));
+}
+
+}  // namespace ops
+}  // namespace crossply

@@ -1,0 +1,62 @@
+// Heads chosen across the depth, as skip-layer attention reads them: every output head is one head of one of several
+// layers' keys (or values).
+//
+//   out[b,t,j,:] = sources[choice[j].source][b,t,choice[j].head,:]
+//
+//   dsource[b,t,k,:] = sum over the j that chose head k of this source of dout[b,t,j,:]       set, or added if acc
+//
+// A head that nobody chose gets zero when set. sources, dsource: (B,T,K,D); out, dout: (B,T,J,D) with J the size of
+// choice. On the CPU all are f32 or all bf16. No output may alias an input.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "engine/stream.h"
+#include "engine/tensor.h"
+
+namespace crossply {
+
+struct HeadChoice {
+  int source;    // which of the sources
+  int64_t head;  // which of its K heads
+};
+
+void select_heads_forward(const Tensor& out, const std::vector<Tensor>& sources, const std::vector<HeadChoice>& choice,
+                          Stream stream);
+// The gradient of one source; call it once for each.
+void select_heads_backward(const Tensor& dsource, const Tensor& dout, const std::vector<HeadChoice>& choice, int source,
+                           bool acc, Stream stream);
+
+// kernels/depth/select_heads.cu
+CUDA_TWIN void select_heads_forward_cuda(const Tensor& out, const std::vector<Tensor>& sources,
+                                         const std::vector<HeadChoice>& choice, int64_t K, int64_t D);
+CUDA_TWIN void select_heads_backward_cuda(const Tensor& dsource, const Tensor& dout,
+                                          const std::vector<HeadChoice>& choice, int source, int64_t K, int64_t D,
+                                          bool acc);
+
+template <class T>
+void select_heads_forward_ref(T* out, const std::vector<const T*>& sources, const std::vector<HeadChoice>& choice,
+                              int64_t N, int64_t K, int64_t D) {
+  for (int64_t n = 0; n < N; ++n) {
+    for (const HeadChoice& c : choice) {
+      const T* from = sources[static_cast<size_t>(c.source)] + (n * K + c.head) * D;
+      out = std::copy(from, from + D, out);
+    }
+  }
+}
+
+template <class T>
+void select_heads_backward_ref(T* dsource, const T* dout, const std::vector<HeadChoice>& choice, int source, int64_t N,
+                               int64_t K, int64_t D, bool acc) {
+  if (!acc) std::fill(dsource, dsource + N * K * D, T(0));
+  for (int64_t n = 0; n < N; ++n) {
+    for (const HeadChoice& c : choice) {
+      if (c.source == source)
+        for (int64_t d = 0; d < D; ++d) dsource[(n * K + c.head) * D + d] += dout[d];
+      dout += D;
+    }
+  }
+}
+
+}  // namespace crossply

@@ -1,0 +1,342 @@
+#include "kernels/depth/value_mix.h"
+
+#include <algorithm>
+
+#include "engine/node.h"
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/vec.h"
+#include "kernels/depth/ops.h"
+
+namespace crossply {
+namespace {
+
+constexpr int64_t grain = 32768;
+
+// dx = (acc ? dx : 0) + factor * dy, and <dy, x>, or 0 without x. dx may be dy.
+template <bool acc>
+float scale_and_dot(float* dx, const float* dy, float factor, const float* x, int64_t n) {
+  const float sum = x == nullptr ? 0.f : dot_of(dy, x, n);
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) dx[i] = acc ? dx[i] + factor * dy[i] : factor * dy[i];
+  return sum;
+}
+
+template <class Vec, bool acc>
+float scale_columns(bf16* dx, const bf16* dy, float factor, const bf16* x, int64_t begin, int64_t end) {
+  Vec sum = {}, u, v;
+  for (int64_t i = begin; i < end; i += lanes_of<Vec>) {
+    load(u, dy + i);
+    if (x != nullptr) {
+      load(v, x + i);
+      sum += u * v;
+    }
+    u *= factor;
+    if constexpr (acc) {
+      load(v, dx + i);
+      u += v;
+    }
+    store(dx + i, u);
+  }
+  return sum_of_lanes(sum);
+}
+
+// The same in one pass: converting costs more than adding.
+template <bool acc>
+float scale_and_dot(bf16* dx, const bf16* dy, float factor, const bf16* x, int64_t n) {
+  const int64_t by16 = n / 16 * 16, by8 = n / 8 * 8;
+  return scale_columns<Vec16, acc>(dx, dy, factor, x, 0, by16) +
+         scale_columns<Vec8, acc>(dx, dy, factor, x, by16, by8) + scale_columns<float, acc>(dx, dy, factor, x, by8, n);
+}
+
+template <class S>
+void value_mix_forward_cpu(S* out, const S* v, const S* v1, float own, float first, int64_t n) {
+  parallel_for(n, grain, [=](int64_t begin, int64_t end) {
+#pragma omp simd
+    for (int64_t i = begin; i < end; ++i) out[i] = own * v[i] + first * v1[i];
+  });
+}
+
+// In pieces that are short enough for f32 dot products, and for all steps to find dout in the L1 cache; over the pieces
+// the sums are in f64.
+template <bool acc_v, bool acc_v1, class S>
+void value_mix_backward_cpu(S* dv, S* dv1, float* d_own, float* d_first, const S* dout, const S* v, const S* v1,
+                            float own, float first, int64_t n) {
+  constexpr int64_t piece = 2048, most_blocks = 64;
+  // One pair of partial sums per block of pieces; the number of blocks is fixed by the shape alone.
+  const int64_t pieces = ceil_div(n, piece), blocks = std::clamp<int64_t>(pieces / 4, 1, most_blocks);
+  struct Sums {
+    double own = 0, first = 0;
+  } partial[most_blocks];
+  parallel_for(blocks, n <= grain ? blocks : 1, [=, &partial](int64_t begin, int64_t end) {
+    for (int64_t b = begin; b < end; ++b) {
+      Sums sums;
+      for (int64_t p = pieces * b / blocks; p < pieces * (b + 1) / blocks; ++p) {
+        const int64_t start = p * piece, count = std::min(piece, n - start);
+        sums.first += static_cast<double>(
+            scale_and_dot<acc_v1>(dv1 + start, dout + start, first, d_first == nullptr ? nullptr : v1 + start, count));
+        sums.own += static_cast<double>(
+            scale_and_dot<acc_v>(dv + start, dout + start, own, d_own == nullptr ? nullptr : v + start, count));
+      }
+      partial[b] = sums;
+    }
+  });
+  Sums total;
+  for (const Sums& sums : partial) total.own += sums.own, total.first += sums.first;
+  if (d_own != nullptr) *d_own += static_cast<float>(total.own);
+  if (d_first != nullptr) *d_first += static_cast<float>(total.first);
+}
+
+template <class S>
+void gated_mix_forward_cpu(S* out, const S* v, const S* v1, const float* alpha, int64_t rows, int64_t D) {
+  parallel_for(rows, grain / D, [=](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n) {
+      const float a = alpha[n];
+#pragma omp simd
+      for (int64_t i = n * D; i < (n + 1) * D; ++i) out[i] = v[i] + a * v1[i];
+    }
+  });
+}
+
+template <bool acc_v1, class S>
+void gated_mix_backward_cpu(S* dv1, float* dalpha, const S* dout, const S* v1, const float* alpha, int64_t rows,
+                            int64_t D, bool acc_alpha) {
+  parallel_for(rows, grain / D, [=](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n) {
+      const float sum = scale_and_dot<acc_v1>(dv1 + n * D, dout + n * D, alpha[n], v1 + n * D, D);
+      dalpha[n] = acc_alpha ? dalpha[n] + sum : sum;
+    }
+  });
+}
+
+template <class S>
+void scale_forward_cpu(S* out, const S* inp, float factor, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) out[i] = factor * inp[i];
+}
+
+template <class S>
+void scale_backward_cpu(S* dinp, float* dfactor, const S* dout, const S* inp, float factor, int64_t n, bool acc) {
+  *dfactor += dot_of(dout, inp, n);
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) dinp[i] = acc ? dinp[i] + factor * dout[i] : factor * dout[i];
+}
+
+template <class T>
+T* element(const MixWeight& weight) {
+  return weight.values.as<T>() + weight.index;
+}
+
+template <class T>
+T* element_or_null(const MixWeight& weight) {
+  return weight.values.data == nullptr ? nullptr : element<T>(weight);
+}
+
+void check_index(const char* name, const MixWeight& weight) {
+  CHECK_THAT(weight.index >= 0 && weight.index < weight.values.numel(), name, ": element ", weight.index, " of ",
+             weight.values.str());
+}
+
+// The rows of width D that alpha has one number each for.
+int64_t check_rows(const char* name, const Tensor& alpha, const Tensor& v1) {
+  const int rank = v1.shape.rank;
+  CHECK_THAT(rank >= 1 && v1.dim(rank - 1) >= 1 && alpha.numel() * v1.dim(rank - 1) == v1.numel(), name, ": alpha ",
+             alpha.str(), " v1 ", v1.str());
+  return alpha.numel();
+}
+
+}  // namespace
+
+// -----------------------------------------------------------------------------------------------------------------
+// Entry points: check shapes, choose the backend.
+
+void value_mix_forward(const Tensor& out, const Tensor& v, const Tensor& v1, const MixWeight& own,
+                       const MixWeight& first, Stream stream) {
+  const int64_t n = out.numel();
+  CHECK_THAT(v.numel() == n && v1.numel() == n, "value_mix_forward: out ", out.str(), " v ", v.str(), " v1 ", v1.str());
+  check_index("value_mix_forward: own", own);
+  check_index("value_mix_forward: first", first);
+  if (stream.backend == Backend::cuda) return value_mix_forward_cuda(out, v, v1, own, first);
+  if (stream.backend == Backend::cpu)
+    return with_storage(out.dtype, [&](auto storage) {
+      using S = decltype(storage);
+      value_mix_forward_cpu(out.as<S>(), v.as<S>(), v1.as<S>(), *element<float>(own), *element<float>(first), n);
+    });
+  with_real(out.dtype, [&](auto real) {
+    using T = decltype(real);
+    value_mix_forward_ref(out.as<T>(), v.as<T>(), v1.as<T>(), *element<T>(own), *element<T>(first), n);
+  });
+}
+
+void value_mix_backward(const Tensor& dv, const Tensor& dv1, const MixWeight& d_own, const MixWeight& d_first,
+                        const Tensor& dout, const Tensor& v, const Tensor& v1, const MixWeight& own,
+                        const MixWeight& first, bool acc_v, bool acc_v1, Stream stream) {
+  const int64_t n = dout.numel();
+  const bool needs_v = d_own.values.data != nullptr;
+  CHECK_THAT(dv.numel() == n && dv1.numel() == n && v1.numel() == n && (v.numel() == n || !needs_v),
+             "value_mix_backward: dv ", dv.str(), " dv1 ", dv1.str(), " dout ", dout.str(), " v ", v.str(), " v1 ",
+             v1.str());
+  check_index("value_mix_backward: own", own);
+  check_index("value_mix_backward: first", first);
+  if (needs_v) check_index("value_mix_backward: d_own", d_own);
+  if (d_first.values.data != nullptr) check_index("value_mix_backward: d_first", d_first);
+  if (stream.backend == Backend::cuda)
+    return value_mix_backward_cuda(dv, dv1, d_own, d_first, dout, v, v1, own, first, acc_v, acc_v1);
+  if (stream.backend == Backend::cpu)
+    return with_storage(dout.dtype, [&](auto storage) {
+      using S = decltype(storage);
+      auto backward = acc_v    ? acc_v1 ? value_mix_backward_cpu<true, true, S> : value_mix_backward_cpu<true, false, S>
+                         : acc_v1 ? value_mix_backward_cpu<false, true, S>
+                               : value_mix_backward_cpu<false, false, S>;
+      backward(dv.as<S>(), dv1.as<S>(), element_or_null<float>(d_own), element_or_null<float>(d_first), dout.as<S>(),
+               needs_v ? v.as<S>() : nullptr, v1.as<S>(), *element<float>(own), *element<float>(first), n);
+    });
+  with_real(dout.dtype, [&](auto real) {
+    using T = decltype(real);
+    value_mix_backward_ref(dv.as<T>(), dv1.as<T>(), element_or_null<T>(d_own), element_or_null<T>(d_first),
+                           dout.as<T>(), needs_v ? v.as<T>() : nullptr, v1.as<T>(), *element<T>(own),
+                           *element<T>(first), n, acc_v, acc_v1);
+  });
+}
+
+void gated_mix_forward(const Tensor& out, const Tensor& v, const Tensor& v1, const Tensor& alpha, Stream stream) {
+  const int64_t rows = check_rows("gated_mix_forward", alpha, v1), D = v1.dim(v1.shape.rank - 1);
+  CHECK_THAT(out.numel() == v1.numel() && v.numel() == v1.numel(), "gated_mix_forward: out ", out.str(), " v ", v.str(),
+             " v1 ", v1.str());
+  if (stream.backend == Backend::cuda) return gated_mix_forward_cuda(out, v, v1, alpha, D);
+  if (stream.backend == Backend::cpu)
+    return with_storage(out.dtype, [&](auto storage) {
+      using S = decltype(storage);
+      gated_mix_forward_cpu(out.as<S>(), v.as<S>(), v1.as<S>(), alpha.as<float>(), rows, D);
+    });
+  with_real(out.dtype, [&](auto real) {
+    using T = decltype(real);
+    gated_mix_forward_ref(out.as<T>(), v.as<T>(), v1.as<T>(), alpha.as<T>(), rows, D);
+  });
+}
+
+void gated_mix_backward(const Tensor& dv1, const Tensor& dalpha, const Tensor& dout, const Tensor& v1,
+                        const Tensor& alpha, bool acc_v1, bool acc_alpha, Stream stream) {
+  const int64_t rows = check_rows("gated_mix_backward", alpha, v1), D = v1.dim(v1.shape.rank - 1);
+  CHECK_THAT(dv1.numel() == v1.numel() && dout.numel() == v1.numel() && dalpha.numel() == rows,
+             "gated_mix_backward: dv1 ", dv1.str(), " dalpha ", dalpha.str(), " dout ", dout.str(), " v1 ", v1.str());
+  if (stream.backend == Backend::cuda)
+    return gated_mix_backward_cuda(dv1, dalpha, dout, v1, alpha, D, acc_v1, acc_alpha);
+  if (stream.backend == Backend::cpu)
+    return with_storage(dout.dtype, [&](auto storage) {
+      using S = decltype(storage);
+      auto backward = acc_v1 ? gated_mix_backward_cpu<true, S> : gated_mix_backward_cpu<false, S>;
+      backward(dv1.as<S>(), dalpha.as<float>(), dout.as<S>(), v1.as<S>(), alpha.as<float>(), rows, D, acc_alpha);
+    });
+  with_real(dout.dtype, [&](auto real) {
+    using T = decltype(real);
+    gated_mix_backward_ref(dv1.as<T>(), dalpha.as<T>(), dout.as<T>(), v1.as<T>(), alpha.as<T>(), rows, D, acc_v1,
+                           acc_alpha);
+  });
+}
+
+void scale_forward(const Tensor& out, const Tensor& inp, const Tensor& factor, Stream stream) {
+  const int64_t n = out.numel();
+  CHECK_THAT(inp.numel() == n && factor.numel() == 1, "scale_forward: out ", out.str(), " inp ", inp.str(), " factor ",
+             factor.str());
+  if (stream.backend == Backend::cuda) return scale_forward_cuda(out, inp, factor);
+  if (stream.backend == Backend::cpu)
+    return with_storage(out.dtype, [&](auto storage) {
+      using S = decltype(storage);
+      scale_forward_cpu(out.as<S>(), inp.as<S>(), *factor.as<float>(), n);
+    });
+  with_real(out.dtype, [&](auto real) {
+    using T = decltype(real);
+    scale_forward_ref(out.as<T>(), inp.as<T>(), *factor.as<T>(), n);
+  });
+}
+
+void scale_backward(const Tensor& dinp, const Tensor& dfactor, const Tensor& dout, const Tensor& inp,
+                    const Tensor& factor, bool acc, Stream stream) {
+  const int64_t n = dout.numel();
+  CHECK_THAT(dinp.numel() == n && inp.numel() == n && factor.numel() == 1 && dfactor.numel() == 1,
+             "scale_backward: dinp ", dinp.str(), " dfactor ", dfactor.str(), " dout ", dout.str(), " inp ", inp.str());
+  if (stream.backend == Backend::cuda) return scale_backward_cuda(dinp, dfactor, dout, inp, factor, acc);
+  if (stream.backend == Backend::cpu)
+    return with_storage(dinp.dtype, [&](auto storage) {
+      using S = decltype(storage);
+      scale_backward_cpu(dinp.as<S>(), dfactor.as<float>(), dout.as<S>(), inp.as<S>(), *factor.as<float>(), n, acc);
+    });
+  with_real(dout.dtype, [&](auto real) {
+    using T = decltype(real);
+    scale_backward_ref(dinp.as<T>(), dfactor.as<T>(), dout.as<T>(), inp.as<T>(), *factor.as<T>(), n, acc);
+  });
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// On the tape.
+
+namespace ops {
+namespace {
+
+struct Scale : Node {
+  const char* op() const override { return "scale"; }
+  void forward(const Step&, Stream stream) override { scale_forward(output(), input(0), input(1), stream); }
+  void backward(const Step&, Stream stream) override {
+    scale_backward(dinput(0), dinput(1), doutput(), input(0), input(1), acc[0], stream);
+  }
+};
+
+struct ValueMix : Node {  // in: v, v1, the own scalar, the first layer's
+  int64_t own = 0, first = 0;
+  const char* op() const override { return "value_mix"; }
+  void forward(const Step&, Stream stream) override {
+    value_mix_forward(output(), input(0), input(1), {input(2), own}, {input(3), first}, stream);
+  }
+  void backward(const Step&, Stream stream) override {
+    const Tensor v = in_place ? Tensor{} : input(0);
+    value_mix_backward(dinput(0), dinput(1), {grad_of(in[2]), own}, {grad_of(in[3]), first}, doutput(), v, input(1),
+                       {input(2), own}, {input(3), first}, acc[0], acc[1], stream);
+  }
+  double flops() const override { return 3.0 * static_cast<double>(in[0]->shape.numel()); }
+};
+
+struct GatedMix : Node {  // in: v, v1, alpha; the gradient of v is that of the output, in place
+  const char* op() const override { return "gated_mix"; }
+  void forward(const Step&, Stream stream) override {
+    gated_mix_forward(output(), input(0), input(1), input(2), stream);
+  }
+  void backward(const Step&, Stream stream) override {
+    gated_mix_backward(dinput(1), dinput(2), doutput(), input(1), input(2), acc[1], acc[2], stream);
+  }
+  double flops() const override { return 2.0 * static_cast<double>(in[0]->shape.numel()); }
+};
+
+}  // namespace
+
+Value* scale(Tape& t, const std::string& name, Value* inp, Value* factor) {
+  CHECK_THAT(factor->shape.numel() == 1, name, ": factor ", factor->shape.str());
+  auto node = make_node<Scale>(name, {inp, factor}, {t.statistic(name, inp->shape)});
+  node->keep = {inp};
+  return t.record(std::move(node));
+}
+
+Value* value_mix(Tape& t, const std::string& name, Value* v, Value* v1, Scalar own, Scalar first) {
+  CHECK_THAT(
+      v->shape == v1->shape && own.index < own.values->shape.numel() && first.index < first.values->shape.numel(), name,
+      ": v ", v->shape.str(), " v1 ", v1->shape.str());
+  auto node = make_node<ValueMix>(name, {v, v1, own.values, first.values}, {t.activation(name, v->shape)});
+  node->own = own.index;
+  node->first = first.index;
+  node->adds_to = {own.values, first.values};
+  node->in_place = !own.values->needs_grad;  // else v is needed for the gradient of its scalar
+  node->keep = {v1, own.values, first.values};
+  if (!node->in_place) node->keep.push_back(v);
+  return t.record(std::move(node));
+}
+
+Value* gated_mix(Tape& t, const std::string& name, Value* v, Value* v1, Value* alpha) {
+  CHECK_THAT(v->shape == v1->shape && alpha->shape.numel() * v->shape[3] == v->shape.numel(), name, ": v ",
+             v->shape.str(), " v1 ", v1->shape.str(), " alpha ", alpha->shape.str());
+  auto node = make_node<GatedMix>(name, {v, v1, alpha}, {t.activation(name, v->shape)});
+  node->in_place = true;
+  node->keep = {v1, alpha};
+  return t.record(std::move(node));
+}
+
+}  // namespace ops
+}  // namespace crossply

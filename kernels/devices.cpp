@@ -1,0 +1,40 @@
+#include "kernels/devices.h"
+
+#include "kernels/cpu/device.h"
+#include "kernels/cuda/cuda.h"
+
+namespace crossply {
+namespace {
+
+std::unique_ptr<Device> make_gpu(const std::string& name) {
+#if CROSSPLY_CUDA
+  if (name == "emulator") fail(Exit::device, "this build has CUDA, not its emulator; use --device cuda");
+#else
+  if (name == "cuda")
+    fail(Exit::device, "this build has no CUDA; install the CUDA toolkit and build with make CUDA=1, or use ",
+         "--device cpu");
+#endif
+  const auto make = make_cuda_device;  // null where neither was linked
+  if (make == nullptr)
+    fail(Exit::device, "only the tests have the emulator; for a program with it, build with make ",
+         "CMAKE_FLAGS=-DCROSSPLY_EMULATOR=ON");
+  return make();
+}
+
+}  // namespace
+
+Backend backend_of(const std::string& device) {
+  if (device == "cuda" || device == "emulator") return Backend::cuda;
+  return device == "reference" ? Backend::reference : Backend::cpu;
+}
+
+std::unique_ptr<Device> make_device(const std::string& name, const std::string& matmul) {
+  CHECK_THAT(matmul == "fp32" || matmul == "bf16x3", "unknown products '", matmul, "'");
+  const Products products = matmul == "fp32" ? Products::f32 : Products::bf16x3;
+  if (name == "cpu") return make_cpu_device(Backend::cpu, products);
+  if (name == "reference") return make_cpu_device(Backend::reference, Products::f32);
+  if (name == "cuda" || name == "emulator") return make_gpu(name);
+  fail(Exit::usage, "unknown device '", name, "'; known: cpu, cuda, reference, emulator");
+}
+
+}  // namespace crossply

@@ -1,0 +1,48 @@
+// How an entry point checks its tensors and reaches its three bodies.
+#pragma once
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+
+#include "engine/stream.h"
+#include "engine/tensor.h"
+
+namespace crossply {
+
+// Calls cuda(), or cpu(S{}) with the type S in which tensors of this dtype are stored (float or bf16), or
+// reference(T{}) with the scalar T of the plain loops (float or double). They look like [&]<class S>(S) { ... }.
+template <class Cuda, class Cpu, class Reference>
+void dispatch(Stream stream, Dtype dtype, Cuda&& cuda, Cpu&& cpu, Reference&& reference) {
+  if (stream.backend == Backend::cuda) return cuda();
+  if (stream.backend == Backend::cpu) return with_storage(dtype, cpu);
+  with_real(dtype, reference);
+}
+
+// A tensor as rows of its last dimension.
+struct Rows {
+  int64_t count, width;
+};
+inline Rows rows_of(const Tensor& tensor) {
+  const int rank = tensor.shape.rank;
+  CHECK_THAT(rank >= 1 && tensor.dim(rank - 1) >= 1, tensor.str());
+  return {tensor.numel() / tensor.dim(rank - 1), tensor.dim(rank - 1)};
+}
+
+// "out f32(2, 3), inp f32(6)", from the text of the macro's arguments and what they are.
+template <class... Tensors>
+std::string named(std::string_view names, const Tensors&... tensors) {
+  std::string text;
+  const auto append = [&](const Tensor& tensor) {
+    const size_t end = std::min(names.find(','), names.size());
+    text += (text.empty() ? "" : ", ") + std::string(names.substr(0, end)) + " " + tensor.str();
+    names.remove_prefix(std::min(names.size(), end + 2));
+  };
+  (append(tensors), ...);
+  return text;
+}
+
+}  // namespace crossply
+
+// An entry point's promise about the shapes of its tensors, which the error names: CHECK_SHAPES(a == b, out, inp).
+#define CHECK_SHAPES(condition, ...) CHECK_THAT(condition, ::crossply::named(#__VA_ARGS__, __VA_ARGS__))

@@ -1,0 +1,38 @@
+#include "kernels/optim/optimizer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "kernels/optim/adamw.h"
+#include "kernels/optim/convert.h"
+#include "kernels/optim/gradient_norm.h"
+
+namespace crossply {
+
+void refresh_narrow(ParameterTable& params) {
+  if (params.narrow_bytes() > 0) convert(params.narrow(), params.values(), params.device().stream());
+}
+
+Optimizer::Optimizer(ParameterTable& params, const AdamwOptions& options)
+    : params_(params),
+      options_(options),
+      m_(params.device(), "first moments", params.values().bytes()),
+      v_(params.device(), "second moments", params.values().bytes()) {}
+
+double Optimizer::gradient_norm() const {
+  return std::sqrt(sum_of_squares(params_.gradients(), params_.device().stream()));
+}
+
+void Optimizer::update(double lr, double norm, double scale) {
+  ++step;
+  std::vector<AdamwRow> rows;
+  for (const Parameter& row : params_.rows())
+    rows.push_back({row.offset, row.offset + row.shape.numel(), lr * row.lr_mul, options_.weight_decay * row.wd_mul});
+  AdamwScalars scalars{options_.beta1, options_.beta2, options_.eps, step, scale};
+  if (options_.clip > 0) scalars.grad_scale *= std::min(1.0, options_.clip / (norm + 1e-6));
+  adamw_update(params_.values(), m(), v(), params_.narrow(), params_.gradients(), rows, scalars,
+               params_.device().stream());
+}
+
+}  // namespace crossply

@@ -1,0 +1,111 @@
+// LIMe, first version: routers over residual streams. From the second layer on, every key/value head h projects its own
+// convex mixture of the embedding and all layers' outputs so far, each normalised by a norm that the layer has for
+// this:
+//
+//   Z_h = sum_{m <= l} a[h,m] rms(X_m) * g          k_h = Z_h Wk_h,  v_h = Z_h Wv_h,  queries as in LLaMA
+//
+//   lime_static:   a = softmax_m(R)              R (K, l+1) learned; top_p prunes the smallest weights, in training
+//                                                too, and divides the others by their sum
+//   lime_dynamic:  a = softmax_m(x Wr) anew for every token, x = rms(X_l) * g
+//
+// rms(X_m) without the gain is the same for all readers, so it is computed once. The mixtures are K times as large as
+// the streams and are never stored (kernels/depth/head_mix.h). The papers have one router row per head with K = H; with
+// grouped heads there is one per key/value head. (Gerasimov et al., arXiv 2502.09245, version 1.)
+#include <cmath>
+
+#include "models/registry.h"
+
+namespace crossply {
+namespace {
+
+class LimeV1 : public Connection {
+ public:
+  LimeV1(const Config& config, bool dynamic) : dynamic_(dynamic), literal_(config.text("kv_init") == "literal") {
+    if (!dynamic) top_p_ = config.number("top_p"), renormalize_ = config.flag("top_p_renormalize");
+    if (!(top_p_ >= 0 && top_p_ <= 1)) fail(Exit::usage, "lime_static: top_p ", top_p_, " must be in 0..1");
+    const auto L = static_cast<double>(config.num_hidden_layers);  // sources at most; the largest weight is >= 1/L
+    if (renormalize_ && L > 1 && top_p_ * L < 1)
+      fail(Exit::usage, "lime_static: top_p ", top_p_,
+           " keeps one weight of each head, which divided by itself is 1: ", "no router could learn. Give at least 1/",
+           L, ", or top_p_renormalize false");
+  }
+
+  void declare(ParameterTable& params, const Config& c) const override {
+    const int64_t K = c.num_key_value_heads, C = c.hidden_size;
+    const double fan_in = static_cast<double>(literal_ ? K * c.head_dim * C : C);
+    for (int i = 1; i < c.num_hidden_layers; ++i) {
+      for (const char* name : {"self_attn.k_proj.weight", "self_attn.v_proj.weight"})
+        params.at(layer_name(i, name)).init = Init::uniform(1 / std::sqrt(fan_in));
+      params.add(layer_name(i, "lime_layernorm.weight"), Shape{C}, Init::constant(1), 1, 0);
+      if (dynamic_)
+        params.add(router_name(i), Shape{K * (i + 1), C}, Init::normal(c.initializer_range), /*lr_mul=*/10,
+                   /*wd_mul=*/1);
+      else params.add(router_name(i), Shape{K, i + 1}, Init::normal(0.1), 10, 0);
+    }
+  }
+
+  std::string start_as_llama(ParameterTable&, const Config& c) const override {
+    fail(Exit::usage, c.arch, " multiplies its norms in another order than a LLaMA, so it equals none bit for bit");
+  }
+
+  Heads project(int layer, Value* x) override {
+    const Config& c = build_->config;
+    const std::string name = Site{layer, false}.name();
+    if (c.num_hidden_layers > 1)
+      streams_.push_back(ops::rmsnorm(build_->tape, name + ".unit", x_, nullptr, c.rms_norm_eps));
+    if (layer == 0) return Connection::project(layer, x);
+    auto parameter = [&](const std::string& rest) { return build_->parameter(layer_name(layer, rest)); };
+    const ops::HeadSources s{streams_, parameter("lime_layernorm.weight"), weights(layer, name),
+                             parameter("self_attn.k_proj.weight"), parameter("self_attn.v_proj.weight")};
+    const auto heads = ops::head_mix(build_->tape, name, s, c.num_key_value_heads);
+    return {linears(layer, x, {queries(layer)})[0], heads.first, heads.second};
+  }
+
+ private:
+  std::string router_name(int layer) const {
+    return layer_name(layer, dynamic_ ? "self_attn.lime_router.proj.weight" : "self_attn.lime_router.weight");
+  }
+
+  // (K, l+1), or (B, T, K, l+1)
+  Value* weights(int layer, const std::string& name) const {
+    Value* router = build_->parameter(router_name(layer));
+    if (dynamic_) {
+      const Config& c = build_->config;
+      Value* gain = build_->parameter(layer_name(layer, "lime_layernorm.weight"));
+      Value* input = ops::rmsnorm(build_->tape, name + ".router_norm", x_, gain, c.rms_norm_eps);
+      const Shape logits{build_->B, build_->T, c.num_key_value_heads, layer + 1};
+      router = ops::linear(build_->tape, name + ".router", input, router, logits);
+    }
+    return ops::softmax(build_->tape, name + ".route", router, top_p_, renormalize_);
+  }
+
+  bool dynamic_, literal_;
+  double top_p_ = 1;
+  bool renormalize_ = true;
+  std::vector<Value*> streams_;  // rms(X_0), rms(X_1), ...
+};
+
+const Option kv_init{"kv_init",
+                     "literal",
+                     "literal or fan_in: the spread that keys' and values' weights start with",
+                     {"literal", "fan_in"}};
+
+}  // namespace
+
+Architecture lime_static_architecture() {
+  return {"lime_static",
+          "every key/value head reads its own mixture of all earlier outputs",
+          {{"top_p", "1.0", "a number in 0..1: weights beyond this sum are pruned (renormalised: >= 1/layers)", {}},
+           {"top_p_renormalize", "true", "true or false: what is left is divided by its sum", {}},
+           kv_init},
+          [](const Config& config) { return std::make_unique<LimeV1>(config, false); }};
+}
+
+Architecture lime_dynamic_architecture() {
+  return {"lime_dynamic",
+          "every key/value head reads its own mixture of all earlier outputs, anew for every token",
+          {kv_init},
+          [](const Config& config) { return std::make_unique<LimeV1>(config, true); }};
+}
+
+}  // namespace crossply

@@ -1,0 +1,84 @@
+#include "kernels/optim/gradient_norm.h"
+
+#include "tests/backends.h"
+#include "tests/check.h"
+#include "tests/threads.h"
+
+using namespace crossply;
+using namespace crossply::test;
+
+namespace {
+const std::vector<int64_t> sizes{0, 1, 31, 32, 33, 8191, 16385, 20000, 300007};
+
+double norm(const std::vector<float>& x, Backend backend = Backend::cpu) {
+  double sum = 0;
+  run_on(backend, {view(x.data(), {static_cast<int64_t>(x.size())})},
+         [&](auto& t, Stream stream) { sum = sum_of_squares(t[0], stream); });
+  return sum;
+}
+}  // namespace
+
+// A float's square is exact in double, and n additions of positive numbers lose at most n * 2^-53 between them.
+TEST_CASE("gradnorm: the sum of squares, in double, at every magnitude of a float") {
+  for (double scale : {1e-38, 1e-20, 1.0, 1e20, 3e38}) {
+    for (int64_t n : sizes) {
+      CAPTURE(scale);
+      CAPTURE(n);
+      const auto x = random_vector<float>(n, 1, scale);
+      long double want = 0;
+      for (float value : x) want += static_cast<long double>(value) * static_cast<long double>(value);
+      for (const Backend backend : all_backends()) {
+        if (backend == Backend::cuda && n > 20000) continue;  // slow in the emulator
+        const double got = norm(x, backend);
+        const double allowed = static_cast<double>(n) * 0x1p-53 * static_cast<double>(want);
+        CHECK(std::abs(got - static_cast<double>(want)) <= allowed);
+      }
+    }
+  }
+}
+
+TEST_CASE("gradnorm: every element counts once, wherever a block ends") {
+  for (int64_t n : sizes) {
+    CAPTURE(n);
+    for (const Backend backend : fast_backends())
+      CHECK(norm(std::vector<float>(static_cast<size_t>(n), 3.f), backend) == 9.0 * static_cast<double>(n));
+  }
+}
+
+TEST_CASE("gradnorm: the same bits on any number of threads") {
+  for (int64_t n : sizes) {
+    const auto x = random_vector<float>(n, 1);
+    check_same_bits_on_any_threads<double>([&] { return std::vector<double>{norm(x)}; });
+  }
+}
+
+TEST_CASE("gradnorm: one NaN or infinity anywhere shows") {
+  const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
+  for (size_t n : {1u, 33u, 20001u}) {
+    for (size_t at : {size_t{0}, n / 2, n - 1}) {
+      std::vector<float> x(n, 1.f);
+      for (const Backend backend : fast_backends()) {
+        x[at] = nan;
+        CHECK(std::isnan(norm(x, backend)));
+        x[at] = -inf;
+        CHECK(norm(x, backend) == std::numeric_limits<double>::infinity());
+      }
+    }
+  }
+}
+
+TEST_CASE("gradnorm: sums add to what is there, in double") {
+  for (const int64_t n : sizes) {
+    CAPTURE(n);
+    const auto x = random_vector<float>(n, 2);
+    long double want = 0.25, size = 0.25;
+    for (const float value : x) want += static_cast<long double>(value), size += std::abs(value);
+    for (const Backend backend : all_backends()) {
+      if (backend == Backend::cuda && n > 20000) continue;  // slow in the emulator
+      double sum = 0.25;
+      run_on(backend, {view(&sum, {1}), view(x.data(), {n})},
+             [&](auto& t, Stream stream) { add_sum(t[0], t[1], stream); });
+      CHECK(std::abs(sum - static_cast<double>(want)) <= static_cast<double>(n) * 0x1p-53 * static_cast<double>(size));
+    }
+  }
+}
