@@ -295,8 +295,10 @@ void layer_backward(Model& model, int64_t l) {
                                 false, false, false);
   // 4: so far dk is that of the mixture k~_l. What 3 needs is that of k_l, which this layer and all above have read.
   // Those above have left the gradients of their mixtures in the slab, so one sum over them has everything.
-  if (routing) route_backward_ref(dk, all.keys, dk, model.routers, static_cast<int>(l), N, K, D);
-  if (routing) route_backward_ref(dv, all.values, dv, model.routers, static_cast<int>(l), N, K, D);
+  /* 4*/ if (routing)
+    route_backward_ref(dk, all.keys, dk, model.routers, static_cast<int>(l), N, K, D);
+  /* 4*/ if (routing)
+    route_backward_ref(dv, all.values, dv, model.routers, static_cast<int>(l), N, K, D);
   /* 3*/ rope_backward_ref(dq, dq, model.rope.data(), B, T, H, D, 0, false);
   /* 3*/ rope_backward_ref(dk, dk, model.rope.data(), B, T, K, D, 0, false);
   /* 2*/ matmul_backward_weight_ref(dw.wq, dq, a.norm1, N, C, H * D);
@@ -374,7 +376,7 @@ std::string expand(const std::string& state, Random& random) {
   return state.substr(0, at) + text + state.substr(at + 1);
 }
 
-// A solution of T + 1 tokens. One prompt in eight is held out: those are only drawn for tests, all others never.
+// A solution of T + 1 tokens. One prompt in eight is held out, drawn for tests only, the others for training only.
 std::string draw_solution(Random& random, bool held_out) {
   while (true) {
     std::string state(1, digits[random.below(11)]), solution = state + ";";
@@ -412,10 +414,8 @@ double solved(Model& model, int batches) {
     matmul_forward_ref(logits.data(), model.a.norm, model.w.embed, B * T, C, V);
     for (int64_t b = 0; b < B; ++b) {
       bool all = true;
-      for (int64_t n = b * T; n < (b + 1) * T; ++n) {
-        const real* z = logits.data() + n * V;
-        all &= targets[n] < 0 || std::max_element(z, z + V) - z == targets[n];
-      }
+      for (int64_t n = b * T; n < (b + 1) * T; ++n)
+        all &= targets[n] < 0 || std::max_element(&logits[n * V], &logits[n * V] + V) - &logits[n * V] == targets[n];
       right += all;
     }
   }
