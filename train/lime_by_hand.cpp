@@ -254,10 +254,10 @@ void layer_forward(Model& model, int64_t l) {
   /* 2*/ matmul_forward_ref(a.own_v, a.norm1, w.wv, N, C, K * D);
   /* 3*/ rope_forward_ref(a.q, a.q, model.rope.data(), B, T, H, D, 0);
   /* 3*/ rope_forward_ref(a.own_k, a.own_k, model.rope.data(), B, T, K, D, 0);
-  /* 4*/ if (w.router)
-    route_forward_ref(a.k, all.keys, w.router, sources, (l + 1) * K, N, K, D);
-  /* 4*/ if (w.router)
-    route_forward_ref(a.v, all.values, w.router, sources, (l + 1) * K, N, K, D);
+  if (w.router) {
+    /* 4*/ route_forward_ref(a.k, all.keys, w.router, sources, (l + 1) * K, N, K, D);
+    /* 4*/ route_forward_ref(a.v, all.values, w.router, sources, (l + 1) * K, N, K, D);
+  }
   /* 5*/ attention_forward_ref(a.heads, a.lse, a.q, a.k, a.v, B, T, H, K, D, 1 / std::sqrt(D));
   /* 6*/ matmul_forward_ref(a.mid, a.heads, w.wo, N, H * D, C);
   /* 7*/ add_forward_ref(a.mid, a.mid, all.x[l], N * C);
@@ -295,10 +295,10 @@ void layer_backward(Model& model, int64_t l) {
                                 false, false, false);
   // 4: so far dk is that of the mixture k~_l. What 3 needs is that of k_l, which this layer and all above have read.
   // Those above have left the gradients of their mixtures in the slab, so one sum over them has everything.
-  /* 4*/ if (routing)
-    route_backward_ref(dk, all.keys, dk, model.routers, static_cast<int>(l), N, K, D);
-  /* 4*/ if (routing)
-    route_backward_ref(dv, all.values, dv, model.routers, static_cast<int>(l), N, K, D);
+  if (routing) {
+    /* 4*/ route_backward_ref(dk, all.keys, dk, model.routers, static_cast<int>(l), N, K, D);
+    /* 4*/ route_backward_ref(dv, all.values, dv, model.routers, static_cast<int>(l), N, K, D);
+  }
   /* 3*/ rope_backward_ref(dq, dq, model.rope.data(), B, T, H, D, 0, false);
   /* 3*/ rope_backward_ref(dk, dk, model.rope.data(), B, T, K, D, 0, false);
   /* 2*/ matmul_backward_weight_ref(dw.wq, dq, a.norm1, N, C, H * D);
@@ -429,7 +429,7 @@ int main(int argc, char** argv) {
   using namespace crossply::by_hand;
   const bool llama = argc == 2 && std::string(argv[1]) == "--llama";
   if (argc > 1 && !llama) return std::fprintf(stderr, "usage: lime_by_hand [--llama]\n"), 64;
-  constexpr int64_t steps = 3000, warmup = 100, every = 250;
+  constexpr long steps = 3000, warmup = 100, every = 250;
   constexpr double peak_lr = 3e-3;
   Config c;
   c.routing = !llama;
@@ -442,7 +442,7 @@ int main(int argc, char** argv) {
   crossply::Random random(42, crossply::stream_of("train"));
   const auto start = std::chrono::steady_clock::now();
   double loss = 0;  // mean of the steps since the line before
-  for (int64_t step = 1; step <= steps; ++step) {
+  for (long step = 1; step <= steps; ++step) {
     draw_batch(c, random, false, tokens.data(), targets.data());
     loss += forward_backward(model, tokens.data(), targets.data()) / every;
     if (!std::isfinite(loss))
