@@ -43,7 +43,7 @@ cli: engine
 data: engine
 models: engine kernels/block kernels/attention kernels/depth
 eval: engine kernels kernels/block kernels/optim cli data models
-train: engine kernels kernels/block kernels/optim cli data models eval
+train: engine kernels kernels/block kernels/attention kernels/depth kernels/optim cli data models eval
 '
 # file:line: room -> room, for every include of the repository's own files.
 includes() {
