@@ -123,10 +123,8 @@ void add_partial(const std::vector<DepthReader>& readers, const float* partial, 
   std::fill_n(sums, R, 0.f);
   for (int64_t b = 0; b < blocks; ++b)
     for (int64_t r = 0; r < R; ++r) sums[r] += partial[b * R + r];
-  for (const DepthReader& reader : readers) {
-    if (reader.dtrained.data != nullptr) reader.dtrained.as<float>()[reader.column] += *sums;
-    ++sums;
-  }
+  for (size_t r = 0; r < readers.size(); ++r)
+    if (readers[r].dtrained.data != nullptr) readers[r].dtrained.as<float>()[readers[r].column] += sums[r];
 }
 
 template <class S>
@@ -175,14 +173,12 @@ void vertical_forward_cpu(S* out, float* weights, const std::vector<const S*>& s
                           const std::vector<const float*>& squares, const float* scores, int64_t N, int64_t C,
                           float eps) {
   const int64_t inputs = static_cast<int64_t>(sources.size());
-  std::vector<float> exp_scores(sources.size(), 1.f);
-  if (scores != nullptr) {
-    const float max = *std::max_element(scores, scores + inputs);
-    for (int64_t s = 0; s < inputs; ++s) exp_scores[static_cast<size_t>(s)] = std::exp(scores[s] - max);
-  }
-  parallel_for(N, 32768 / (C * inputs), [=, &sources, &squares, &exp_scores](int64_t begin, int64_t end) {
+  float* exp_scores = scratch_f32(sources.size(), 3);
+  const float max = scores == nullptr ? 0.f : *std::max_element(scores, scores + inputs);
+  for (int64_t s = 0; s < inputs; ++s) exp_scores[s] = scores == nullptr ? 1.f : std::exp(scores[s] - max);
+  parallel_for(N, 32768 / (C * inputs), [=, &sources, &squares](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n) {
-      token_weights(weights + n * inputs, squares, exp_scores.data(), n, eps);
+      token_weights(weights + n * inputs, squares, exp_scores, n, eps);
       mix_row<false, S, S>(out + n * C, nullptr, nullptr, sources.data(), weights + n * inputs, inputs, n * C, C,
                            false);
     }
