@@ -152,11 +152,11 @@ void add_depth_mix(Ops& ops, Tensors& m) {
   const Tensor out = m.activation({B, T, C}), weights = m.wide({L}), dweights = m.wide({L});
   std::vector<DepthReader> readers;
   for (int64_t reader = 1; reader < L; ++reader)
-    readers.push_back({sources[static_cast<size_t>(reader)], weights, dweights, reader});
+    readers.push_back({sources[static_cast<size_t>(reader)], weights, dweights, reader, {}});
   ops.push_back(
       {"depth_mix forward, all sources", sources, {out}, [=] { depth_mix_forward(out, sources, weights, s); }});
   ops.push_back({"depth_mix backward, all readers", sources, {out}, [=] {
-                   depth_mix_backward(out, sources[0], readers, false, s);
+                   depth_mix_backward({out, false}, sources[0], readers, s);
                  }});
 }
 
@@ -170,16 +170,16 @@ void add_value_mixes(Ops& ops, Tensors& m) {
                    value_mix_forward(out, v, v1, {numbers, 0}, {numbers, 1}, s);
                  }});
   ops.push_back({"value_mix backward", {out, v, v1}, {dv, dv1}, [=] {
-                   value_mix_backward(dv, dv1, {dnumbers, 0}, {dnumbers, 1}, out, v, v1, {numbers, 0}, {numbers, 1},
-                                      false, false, s);
+                   value_mix_backward({dv, false}, {dv1, false}, {dnumbers, 0}, {dnumbers, 1}, out, v, v1, {numbers, 0},
+                                      {numbers, 1}, s);
                  }});
   ops.push_back({"gated_mix forward", {v, v1, alpha}, {out}, [=] { gated_mix_forward(out, v, v1, alpha, s); }});
   ops.push_back({"gated_mix backward", {out, v1, alpha}, {dv1, dalpha}, [=] {
-                   gated_mix_backward(dv1, dalpha, out, v1, alpha, false, false, s);
+                   gated_mix_backward({dv1, false}, {dalpha, false}, out, v1, alpha, s);
                  }});
 }
 
-HyperWeights hyper_weights(Tensors& m, int64_t E) {
+HyperWeights<Tensor> hyper_weights(Tensors& m, int64_t E) {
   const int64_t C = m.z.C;
   return {m.wide({E, E + 1}), m.wide({E}), m.wide({C, E + 1}), m.wide({C}), m.wide({1}), m.wide({1}), m.wide({C}), {}};
 }
@@ -191,19 +191,19 @@ void add_hyper(Ops& ops, Tensors& m) {
   const Tensor streams = m.activation({B, T, E, C}), next = m.activation(streams.shape), y = m.activation({B, T, C}),
                dy = m.activation(y.shape), coef = m.wide({B, T, E, E + 2}), dcoef = m.wide(coef.shape),
                stats = m.wide({B, T, E, E + 4});
-  const HyperWeights w = hyper_weights(m, E), d = hyper_weights(m, E);
+  const HyperWeights<Tensor> w = hyper_weights(m, E), d = hyper_weights(m, E);
   const HyperNorm norm = HyperNorm::rmsnorm;
   ops.push_back({"hyper read forward, 4 streams", {streams}, {y, coef, stats}, [=] {
                    hyper_read_forward(y, coef, stats, streams, w, norm, 1e-5, s);
                  }});
   ops.push_back({"hyper read backward", {y, dcoef, streams, coef, stats}, {next}, [=] {
-                   hyper_read_backward(next, d, y, dcoef, streams, coef, stats, w, norm, false, s);
+                   hyper_read_backward({next, false}, d, y, dcoef, streams, coef, stats, w, norm, s);
                  }});
   ops.push_back(
       {"hyper write forward", {streams, coef, y}, {next}, [=] { hyper_write_forward(next, streams, coef, y, s); }});
   const Tensor dstreams = m.activation(streams.shape);
   ops.push_back({"hyper write backward", {next, streams, coef, y}, {dstreams, dcoef, dy}, [=] {
-                   hyper_write_backward(dstreams, dcoef, dy, next, streams, coef, y, false, false, s);
+                   hyper_write_backward({dstreams, false}, dcoef, {dy, false}, next, streams, coef, y, s);
                  }});
 }
 
@@ -212,16 +212,16 @@ void add_multiway_mix(Ops& ops, Tensors& m) {
   const int64_t B = m.z.B, T = m.z.T, C = m.z.C;
   constexpr int64_t W = 4, S = 7;
   auto plain = [&] {
-    return MultiwayMix{m.activations(S, {B, T, C}), {}, {}, m.activation({B, T, W * S}), m.wide({W, S}), {}, 1e-6};
+    return MultiwayMix<Tensor>{m.activations(S, {B, T, C}), {}, {}, m.activation({B, T, W * S}), m.wide({W, S}), {}};
   };
-  const MultiwayMix mix = plain(), gradient = plain();
+  const MultiwayMix<Tensor> mix = plain(), d = plain();
+  MultiwayMix<Grad, Tensor> gradient{{}, {}, {}, {d.weight, false}, d.base, {}};
+  for (const Tensor& source : d.sources) gradient.sources.emplace_back(source, false);
   const std::vector<Tensor> outs = m.activations(W, {B, T, C});
-  const MultiwayAcc acc{std::vector<bool>(S, false), false};
   ops.push_back({"multiway_mix forward, 4 ways of 7 sources", mix.sources + std::vector{mix.weight}, outs,
-                 [=] { multiway_mix_forward(outs, {}, mix, s); }});
+                 [=] { multiway_mix_forward(outs, {}, mix, 1e-6, s); }});
   ops.push_back({"multiway_mix backward", mix.sources + outs + std::vector{mix.weight},
-                 gradient.sources + std::vector{gradient.weight},
-                 [=] { multiway_mix_backward(gradient, outs, {}, mix, acc, s); }});
+                 d.sources + std::vector{d.weight}, [=] { multiway_mix_backward(gradient, outs, {}, mix, s); }});
 }
 
 // What was measured in one type.

@@ -2,8 +2,11 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
 #include <string>
 #include <string_view>
+#include <type_traits>
+#include <vector>
 
 #include "engine/stream.h"
 #include "engine/tensor.h"
@@ -27,6 +30,16 @@ inline Rows rows_of(const Tensor& tensor) {
   const int rank = tensor.shape.rank;
   CHECK_THAT(rank >= 1 && tensor.dim(rank - 1) >= 1, tensor.str());
   return {tensor.numel() / tensor.dim(rank - 1), tensor.dim(rank - 1)};
+}
+
+// Where the tensors' elements are; of each item of the list, tensor(item). The vector is the thread's own, for these
+// types and this slot, and holds until it is asked for again: so only the first step allocates.
+template <class T, int slot = 0, class List, class Projection = std::identity>
+const std::vector<T*>& data_of(const List& list, Projection tensor = {}) {
+  static thread_local std::vector<T*> data;
+  data.clear();
+  for (const auto& item : list) data.push_back(std::invoke(tensor, item).template as<std::remove_const_t<T>>());
+  return data;
 }
 
 // "out f32(2, 3), inp f32(6)", from the text of the macro's arguments and what they are.

@@ -55,9 +55,9 @@ class LimeV1 : public Connection {
       streams_.push_back(ops::rmsnorm(build_->tape, name + ".unit", x_, nullptr, c.rms_norm_eps));
     if (layer == 0) return Connection::project(layer, x);
     auto parameter = [&](const std::string& rest) { return build_->parameter(layer_name(layer, rest)); };
-    const ops::HeadSources s{streams_, parameter("lime_layernorm.weight"), weights(layer, name),
-                             parameter("self_attn.k_proj.weight"), parameter("self_attn.v_proj.weight")};
-    const auto heads = ops::head_mix(build_->tape, name, s, c.num_key_value_heads);
+    const HeadMix<Value*> m{streams_, weights(layer, name), parameter("lime_layernorm.weight"),
+                            parameter("self_attn.k_proj.weight"), parameter("self_attn.v_proj.weight")};
+    const auto heads = ops::head_mix(build_->tape, name, m, c.num_key_value_heads);
     return {linears(layer, x, {queries(layer)})[0], heads.first, heads.second};
   }
 

@@ -128,16 +128,13 @@ class Mudd : public Connection {
     auto parameter = [&](const std::string& rest) { return build_->parameter(da_name(layer, rest)); };
     Value* hidden = ops::linear(build_->tape, name + ".w1", unit_, parameter("w1.weight"), shape);
     hidden = ops::gelu(build_->tape, name + ".gelu", hidden);
-    ops::MultiwaySources s{sources_,
-                           {},
-                           {},
-                           ops::linear(build_->tape, name + ".w2", hidden, parameter("w2.weight"), shape),
-                           parameter("static_weight"),
-                           prepost_ ? x_ : nullptr,
-                           build_->config.rms_norm_eps};
-    for (int l = 0; l < layer + 2 && prepost_; ++l) s.gains.push_back(parameter(str("pre_da_norms.", l, ".weight")));
-    for (int c = 0; c < ways(layer) && prepost_; ++c) s.post.push_back(parameter(str("post_da_norms.", c, ".weight")));
-    ways_ = ops::multiway_mix(build_->tape, name, s);
+    MultiwayMix<Value*> m{.sources = sources_,
+                          .weight = ops::linear(build_->tape, name + ".w2", hidden, parameter("w2.weight"), shape),
+                          .base = parameter("static_weight"),
+                          .skip = prepost_ ? x_ : nullptr};
+    for (int l = 0; l < layer + 2 && prepost_; ++l) m.gains.push_back(parameter(str("pre_da_norms.", l, ".weight")));
+    for (int c = 0; c < ways(layer) && prepost_; ++c) m.post.push_back(parameter(str("post_da_norms.", c, ".weight")));
+    ways_ = ops::multiway_mix(build_->tape, name, m, build_->config.rms_norm_eps);
   }
 
   bool prepost_, literal_;

@@ -2,9 +2,7 @@
 
 #include <cstring>
 
-#include "tests/backends.h"
-#include "tests/check.h"
-#include "tests/threads.h"
+#include "tests/depth_cases.h"
 
 using namespace crossply;
 using namespace crossply::test;
@@ -17,19 +15,11 @@ struct Size {
 };
 
 constexpr double eps = 1e-12;
-const Stream fast{Backend::cpu}, reference{Backend::reference};
 
 template <class T>
 std::vector<const T*> pointers(const std::vector<std::vector<T>>& vectors) {
   std::vector<const T*> out;
   for (const auto& v : vectors) out.push_back(v.data());
-  return out;
-}
-
-template <class T>
-std::vector<T> joined(const std::vector<std::vector<T>>& vectors) {
-  std::vector<T> out;
-  for (const auto& v : vectors) out.insert(out.end(), v.begin(), v.end());
   return out;
 }
 
@@ -68,28 +58,23 @@ struct Depth {
       before.push_back(random_vector<T>(s.block(), seed + 4));
     }
   }
-  // The same numbers in another type.
+  auto members() { return std::tie(sources, out, dout, dinp, before, squares, weights, pbar, scores, dscores); }
   template <class From>
-  explicit Depth(const Depth<From>& o) : Depth(o.size, o.vertical) {
-    for (size_t m = 0; m < sources.size(); ++m) {
-      sources[m] = convert<T>(o.sources[m]), dout[m] = convert<T>(o.dout[m]), before[m] = convert<T>(o.before[m]);
-      scores[m] = convert<Wide<T>>(o.scores[m]), dscores[m] = convert<Wide<T>>(o.dscores[m]);
-    }
-    eps_used = o.eps_used;
+  explicit Depth(Depth<From>& from) : size(from.size), vertical(from.vertical), eps_used(from.eps_used) {
+    convert_members(*this, from);
   }
 
   Tensor rows(const std::vector<T>& v) const { return view(v.data(), {size.N, size.C}); }
-  Tensor flat(const std::vector<Wide<T>>& v) const { return view(v.data(), {static_cast<int64_t>(v.size())}); }
   Tensor table(int64_t m) const { return view(weights[static_cast<size_t>(m)].data(), {size.N, m + 1}); }
 
   void forward(Stream stream) {
     for (size_t m = 0; m < sources.size(); ++m) {
       if (vertical)
-        run_on(stream.backend, {flat(squares[m]), rows(sources[m])},
-               [](auto& t, Stream there) { vertical_squares(t[0], t[1], there); });
-      std::vector<Tensor> tensors{rows(out[m]), table(static_cast<int64_t>(m)), flat(scores[m])};
+        run_on(stream.backend, {tensor_of(squares[m]), rows(sources[m])},
+               [](auto& t, Stream there) { vertical_dot(t[0], t[1], t[1], there); });
+      std::vector<Tensor> tensors{rows(out[m]), table(static_cast<int64_t>(m)), tensor_of(scores[m])};
       for (size_t s = 0; s <= m; ++s) tensors.push_back(rows(sources[s]));
-      for (size_t s = 0; s <= m; ++s) tensors.push_back(flat(squares[s]));
+      for (size_t s = 0; s <= m; ++s) tensors.push_back(tensor_of(squares[s]));
       run_on(stream.backend, tensors, [&](auto& t, Stream there) {
         const auto read = t.begin() + 3, norms = read + static_cast<int64_t>(m) + 1;
         if (vertical) vertical_forward(t[0], t[1], {read, norms}, {norms, t.end()}, t[2], eps_used, there);
@@ -101,23 +86,19 @@ struct Depth {
     for (size_t s = sources.size(); s-- > 0;) {
       if (acc) dinp[s] = before[s];
       if (vertical)
-        run_on(stream.backend, {flat(pbar[s]), rows(dout[s]), rows(out[s])},
+        run_on(stream.backend, {tensor_of(pbar[s]), rows(dout[s]), rows(out[s])},
                [](auto& t, Stream there) { vertical_dot(t[0], t[1], t[2], there); });
-      std::vector<Tensor> tensors{rows(dinp[s]), rows(sources[s]), flat(squares[s])};
+      std::vector<Tensor> tensors{rows(dinp[s]), rows(sources[s]), tensor_of(squares[s])};
       for (size_t m = s; m < sources.size(); ++m)
-        for (const Tensor& t :
-             {rows(dout[m]), table(static_cast<int64_t>(m)), flat(pbar[m]), flat(scores[m]), flat(dscores[m])})
+        for (const Tensor& t : {rows(dout[m]), table(static_cast<int64_t>(m)), tensor_of(pbar[m]), tensor_of(scores[m]),
+                                tensor_of(dscores[m])})
           tensors.push_back(t);
       run_on(stream.backend, tensors, [&](auto& t, Stream there) {
         std::vector<DepthReader> readers;
-        std::vector<VerticalReader> vertical_readers;
-        const int64_t column = static_cast<int64_t>(s);
-        for (size_t i = 3; i < t.size(); i += 5) {
-          readers.push_back({t[i], t[i + 3], t[i + 4], column});
-          vertical_readers.push_back({t[i], t[i + 1], t[i + 2], t[i + 4], column});
-        }
-        if (vertical) vertical_backward(t[0], t[1], t[2], vertical_readers, eps_used, acc, there);
-        else depth_mix_backward(t[0], t[1], readers, acc, there);
+        for (size_t i = 3; i < t.size(); i += 5)
+          readers.push_back({t[i], t[vertical ? i + 1 : i + 3], t[i + 4], static_cast<int64_t>(s), t[i + 2]});
+        if (vertical) vertical_backward({t[0], acc}, t[1], t[2], readers, eps_used, there);
+        else depth_mix_backward({t[0], acc}, t[1], readers, there);
       });
     }
   }
@@ -135,7 +116,7 @@ Complex loss(const Depth<double>& depth, const std::vector<std::vector<Complex>>
     if (depth.vertical) {
       squares.emplace_back(static_cast<size_t>(size.N));
       std::vector<Complex> weights(static_cast<size_t>(size.N) * (m + 1));
-      row_dots_ref(squares[m].data(), sources[m].data(), sources[m].data(), size.N, size.C);
+      vertical_dot_ref(squares[m].data(), sources[m].data(), sources[m].data(), size.N, size.C);
       vertical_forward_ref(out.data(), weights.data(), pointers(read), pointers(squares), scores[m].data(), size.N,
                            size.C, depth.eps_used);
     } else {
@@ -170,18 +151,14 @@ void check_against_complex_step(Depth<double>& depth) {
   }
 }
 
-// For the GPU: rows for one warp, several blocks and several rounds, more blocks than lanes, both widths, ragged ends.
-const std::vector<Size>& sizes(Backend backend) {
-  static const std::vector<Size> cpu{{1, 1, 1},   {2, 5, 3},     {3, 300, 16}, {4, 37, 33},  {12, 130, 64},
-                                     {9, 17, 96}, {16, 10, 100}, {7, 9, 257},  {3, 3, 2100}, {129, 3, 20}};
-  static const std::vector<Size> gpu{{1, 1, 1},    {2, 5, 3},  {4, 19, 33},  {1, 40, 520}, {6, 3, 257},
-                                     {3, 3, 2100}, {5, 2, 96}, {2, 50, 264}, {1, 67, 257}};
-  return backend == Backend::cuda ? gpu : cpu;
-}
+const std::vector<Size> sizes{{1, 1, 1},   {2, 5, 3},     {3, 300, 16}, {4, 37, 33},  {12, 130, 64},
+                              {9, 17, 96}, {16, 10, 100}, {7, 9, 257},  {3, 3, 2100}, {129, 3, 20}};
+// Rows for one warp, several blocks and several rounds, more blocks than lanes, both widths, ragged ends.
+const std::vector<Size> gpu_sizes{{1, 1, 1},    {2, 5, 3},  {4, 19, 33},  {1, 40, 520}, {6, 3, 257},
+                                  {3, 3, 2100}, {5, 2, 96}, {2, 50, 264}, {1, 67, 257}};
 
 template <class T>
 void check_fast_against_reference(const Size& size, bool vertical, Stream stream) {
-  CAPTURE(static_cast<int>(stream.backend));
   CAPTURE(size.S);
   CAPTURE(size.N);
   CAPTURE(size.C);
@@ -227,15 +204,13 @@ TEST_CASE("depth_mix: reference backward over a whole depth is the derivative of
   }
 }
 
-TEST_CASE_TEMPLATE("depth_mix: the fast backends equal the reference, set and added", T, float, bf16) {
-  for (const Backend backend : fast_backends())
-    for (const Size& size : sizes(backend)) check_fast_against_reference<T>(size, false, Stream{backend});
-}
-
-TEST_CASE_TEMPLATE("depth_mix: vertical attention on the fast backends equals the reference, set and added", T, float,
-                   bf16) {
-  for (const Backend backend : fast_backends())
-    for (const Size& size : sizes(backend)) check_fast_against_reference<T>(size, true, Stream{backend});
+TEST_CASE_TEMPLATE("depth_mix: both kinds on the fast backends equal the reference, set and added", T, float, bf16) {
+  for_sizes(sizes, gpu_sizes, [](Backend backend, const Size& size) {
+    for (bool vertical : {false, true}) {
+      CAPTURE(vertical);
+      check_fast_against_reference<T>(size, vertical, Stream{backend});
+    }
+  });
 }
 
 TEST_CASE_TEMPLATE("depth_mix: more inputs than lanes, and as many as a GPU takes", T, float, bf16) {
@@ -262,15 +237,15 @@ TEST_CASE_TEMPLATE("depth_mix: more inputs than lanes, and as many as a GPU take
              }
              vertical_forward(t[3], t[5], rows, square, t[2], eps, stream);
              depth_mix_forward(t[4], rows, t[2], stream);
-             std::vector<DepthReader> readers;
-             std::vector<VerticalReader> vertical_readers;
+             std::vector<DepthReader> readers, vertical_readers;
              for (int64_t r = 0; r < S; ++r) {
-               const size_t i = static_cast<size_t>(r);
-               vertical_readers.push_back({rows[i], t[5], t[6], view(t[9].template as<float>() + r * S, {S}), r});
-               readers.push_back({rows[i], t[2], view(t[10].template as<float>() + r * S, {S}), r});
+               const auto own = [&](const Tensor& all) { return view(all.as<float>() + r * S, {S}); };
+               const Tensor& dout = rows[static_cast<size_t>(r)];
+               vertical_readers.push_back({dout, t[5], own(t[9]), r, t[6]});
+               readers.push_back({dout, t[2], own(t[10]), r, {}});
              }
-             vertical_backward(t[7], rows[0], square[0], vertical_readers, eps, false, stream);
-             depth_mix_backward(t[8], rows[0], readers, false, stream);
+             vertical_backward({t[7], false}, rows[0], square[0], vertical_readers, eps, stream);
+             depth_mix_backward({t[8], false}, rows[0], readers, stream);
            });
     const std::vector<std::vector<float>> results{convert<float>(out),
                                                   convert<float>(plain),
@@ -297,24 +272,22 @@ TEST_CASE_TEMPLATE("depth_mix: memory that begins between two multiples of 16 by
     auto out = poisoned<T>(n), plain = poisoned<T>(n + 1), dinp = plain, plain_dinp = plain;
     auto squares = poisoned<float>(N), weights = squares, pbar = squares;
     std::vector<float> dscores(1, 0.f), dweights(1, 0.f);
-    const auto whole = [](const auto& x) { return view(x.data(), {static_cast<int64_t>(x.size())}); };
     run_on(backend,
-           {whole(inp), whole(dout), whole(out), whole(plain), whole(dinp), whole(plain_dinp), whole(squares),
-            whole(weights), whole(pbar), whole(dscores), whole(dweights), whole(one)},
+           {tensor_of(inp), tensor_of(dout), tensor_of(out), tensor_of(plain), tensor_of(dinp), tensor_of(plain_dinp),
+            tensor_of(squares), tensor_of(weights), tensor_of(pbar), tensor_of(dscores), tensor_of(dweights),
+            tensor_of(one)},
            [&](auto& t, Stream stream) {
              const auto from = [&](size_t i, int64_t first) { return view(t[i].template as<T>() + first, {N, C}); };
              const Tensor x = from(0, 1), dy = from(1, 0), table = view(t[7].template as<float>(), {N, 1});
-             vertical_squares(t[6], x, stream);
+             vertical_dot(t[6], x, x, stream);
              vertical_forward(from(2, 0), table, {x}, {t[6]}, t[11], eps, stream);
              vertical_dot(t[8], dy, from(2, 0), stream);
-             vertical_backward(from(4, 1), x, t[6], {{dy, table, t[8], t[9], 0}}, eps, false, stream);
+             vertical_backward({from(4, 1), false}, x, t[6], {{dy, table, t[9], 0, t[8]}}, eps, stream);
              depth_mix_forward(from(3, 1), {x}, t[11], stream);
-             depth_mix_backward(from(5, 1), x, {{dy, t[11], t[10], 0}}, false, stream);
+             depth_mix_backward({from(5, 1), false}, x, {{dy, t[11], t[10], 0, {}}}, stream);
            });
-    CHECK(std::equal(out.begin(), out.end(), inp.begin() + 1));
-    CHECK(std::equal(out.begin(), out.end(), plain.begin() + 1));
-    CHECK(std::equal(dout.begin(), dout.end(), dinp.begin() + 1));
-    CHECK(std::equal(dout.begin(), dout.end(), plain_dinp.begin() + 1));
+    for (const auto& x : {inp, plain}) CHECK(one_earlier(x) == out);
+    for (const auto& x : {dinp, plain_dinp}) CHECK(one_earlier(x) == dout);
     CHECK(dscores[0] == 0.f);
     double dot = 0;
     for (size_t i = 0; i < dout.size(); ++i) dot += static_cast<double>(dout[i]) * static_cast<double>(inp[i + 1]);
@@ -336,7 +309,7 @@ TEST_CASE("depth_mix: a worked example of vertical attention") {
     std::vector<Tensor> sources, norms;
     for (size_t s = 0; s < 3; ++s) {
       sources.push_back(view(h[s].data(), {1, 4})), norms.push_back(view(&squares[s], {1}));
-      vertical_squares(norms[s], sources[s], stream);
+      vertical_dot(norms[s], sources[s], sources[s], stream);
     }
     const Tensor w = view(weights.data(), {1, 3}), y = view(out.data(), {1, 4}), dy = view(dout.data(), {1, 4});
     vertical_forward(y, w, sources, norms, view(scores.data(), {3}), 0.0, stream);
@@ -347,8 +320,8 @@ TEST_CASE("depth_mix: a worked example of vertical attention") {
     check_close("pbar", pbar, std::vector<double>{0.24734792}, 2e-7);
     for (int64_t s = 0; s < 3; ++s) {
       const size_t i = static_cast<size_t>(s);
-      vertical_backward(view(dinp.data(), {1, 4}), sources[i], norms[i],
-                        {{dy, w, view(pbar.data(), {1}), view(dscores.data(), {3}), s}}, 0.0, false, stream);
+      vertical_backward({view(dinp.data(), {1, 4}), false}, sources[i], norms[i],
+                        {{dy, w, tensor_of(dscores), s, tensor_of(pbar)}}, 0.0, stream);
       check_close("dinp", dinp, want_dinp[i], 5e-7);
     }
     check_close("dscores", dscores, want_dscores, 5e-7);
@@ -405,19 +378,16 @@ TEST_CASE_TEMPLATE("depth_mix: one source is copied bit for bit, and its gather 
 
 TEST_CASE_TEMPLATE("depth_mix: weights (0, ..., 0, 1) are the last source exactly, and so is the gather", T, float,
                    bf16) {
-  for (const Backend backend : fast_backends()) {
-    for (const Size& size : sizes(backend)) {
-      CAPTURE(static_cast<int>(backend));
-      CAPTURE(size.S);
-      CAPTURE(size.C);
-      Depth<T> depth(size, false);
-      for (auto& w : depth.scores) std::fill(w.begin(), w.end() - 1, 0.f), w.back() = 1;
-      depth.forward(Stream{backend});
-      depth.backward(false, Stream{backend});
-      CHECK(depth.out == depth.sources);
-      CHECK(depth.dinp == depth.dout);
-    }
-  }
+  for_sizes(sizes, gpu_sizes, [](Backend backend, const Size& size) {
+    CAPTURE(size.S);
+    CAPTURE(size.C);
+    Depth<T> depth(size, false);
+    for (auto& w : depth.scores) std::fill(w.begin(), w.end() - 1, 0.f), w.back() = 1;
+    depth.forward(Stream{backend});
+    depth.backward(false, Stream{backend});
+    CHECK(depth.out == depth.sources);
+    CHECK(depth.dinp == depth.dout);
+  });
 }
 
 TEST_CASE("depth_mix: scores without data are zeros, and dscores without data are not written") {
@@ -430,12 +400,12 @@ TEST_CASE("depth_mix: scores without data are zeros, and dscores without data ar
     auto out = poisoned<float>(800), weights = poisoned<float>(60), dinp = poisoned<float>(800);
     const Shape shape{2, 10, 40};
     std::vector<Tensor> tensors{view(out.data(), shape), view(weights.data(), {20, 3}), view(dinp.data(), shape),
-                                depth.rows(depth.dout[2]), depth.flat(depth.pbar[2])};
+                                depth.rows(depth.dout[2]), tensor_of(depth.pbar[2])};
     for (size_t s = 0; s < 3; ++s) tensors.push_back(depth.rows(depth.sources[s]));
-    for (size_t s = 0; s < 3; ++s) tensors.push_back(depth.flat(depth.squares[s]));
+    for (size_t s = 0; s < 3; ++s) tensors.push_back(tensor_of(depth.squares[s]));
     run_on(stream.backend, tensors, [](auto& t, Stream there) {
       vertical_forward(t[0], t[1], {t[5], t[6], t[7]}, {t[8], t[9], t[10]}, Tensor{}, eps, there);
-      vertical_backward(t[2], t[7], t[10], {{t[3], t[1], t[4], Tensor{}, 2}}, eps, false, there);
+      vertical_backward({t[2], false}, t[7], t[10], {{t[3], t[1], Tensor{}, 2, t[4]}}, eps, there);
     });
     CHECK(out == depth.out[2]);
     CHECK(weights == depth.weights[2]);
@@ -446,17 +416,15 @@ TEST_CASE("depth_mix: scores without data are zeros, and dscores without data ar
 TEST_CASE_TEMPLATE("depth_mix: without readers dinp is 0, or unchanged if added", T, float, bf16) {
   const auto inp = random_vector<T>(60, 1), before = random_vector<T>(60, 3);
   const auto squares = random_vector<float>(3, 2);
-  for (const Backend backend : all_backends()) {
-    const Stream stream{backend};
-    if (std::is_same_v<T, bf16> && stream.backend == Backend::reference) continue;
+  for (const Backend backend : backends_of<T>()) {
     for (bool acc : {false, true}) {
       auto plain = acc ? before : poisoned<T>(60), vertical = plain;
-      run_on(stream.backend,
+      run_on(backend,
              {view(plain.data(), {3, 20}), view(vertical.data(), {3, 20}), view(inp.data(), {3, 20}),
               view(squares.data(), {3})},
              [&](auto& t, Stream there) {
-               depth_mix_backward(t[0], t[2], {}, acc, there);
-               vertical_backward(t[1], t[2], t[3], {}, eps, acc, there);
+               depth_mix_backward({t[0], acc}, t[2], {}, there);
+               vertical_backward({t[1], acc}, t[2], t[3], {}, eps, there);
              });
       const auto want = acc ? before : std::vector<T>(60, 0.f);
       CHECK(plain == want);
@@ -521,10 +489,7 @@ TEST_CASE_TEMPLATE("depth_mix: the thread count does not change a bit", T, float
       Depth<T> depth({5, 700, 51}, vertical);
       depth.forward(fast);
       depth.backward(true, fast);
-      auto all = convert<float>(joined(depth.out));
-      for (const auto& part : {convert<float>(joined(depth.dinp)), joined(depth.dscores)})
-        all.insert(all.end(), part.begin(), part.end());
-      return all;
+      return flat(depth.out, depth.dinp, depth.dscores);
     });
 }
 
@@ -532,38 +497,41 @@ TEST_CASE("depth_mix: activations of one call have one type, weights and statist
   Depth<bf16> half({1, 4, 5}, true);
   Depth<float> whole({1, 4, 5}, true);
   const Tensor x = half.rows(half.sources[0]), out = half.rows(half.out[0]), wide = whole.rows(whole.sources[0]);
-  const Tensor square = half.flat(half.squares[0]), score = half.flat(half.scores[0]), table = half.table(0);
+  const Tensor square = tensor_of(half.squares[0]), score = tensor_of(half.scores[0]), table = half.table(0);
   const Tensor narrow = view(half.sources[0].data(), {1}), narrow_column = view(half.sources[0].data(), {4});
+  const Grad d{out, false};
   CHECK_THROWS_AS(depth_mix_forward(out, {wide}, score, fast), Error);
   CHECK_THROWS_AS(depth_mix_forward(out, {x}, narrow, fast), Error);
   CHECK_THROWS_AS(depth_mix_forward(out, {x}, score, reference), Error);
-  CHECK_THROWS_AS(depth_mix_backward(out, wide, {{x, score, score, 0}}, false, fast), Error);
-  CHECK_THROWS_AS(depth_mix_backward(out, x, {{x, score, narrow, 0}}, false, fast), Error);
-  CHECK_THROWS_AS(vertical_squares(narrow_column, x, fast), Error);
+  CHECK_THROWS_AS(depth_mix_backward(d, wide, {{x, score, score, 0, {}}}, fast), Error);
+  CHECK_THROWS_AS(depth_mix_backward(d, x, {{x, score, narrow, 0, {}}}, fast), Error);
+  CHECK_THROWS_AS(vertical_dot(narrow_column, x, x, fast), Error);
   CHECK_THROWS_AS(vertical_forward(out, table, {x}, {narrow_column}, score, eps, fast), Error);
-  CHECK_THROWS_AS(vertical_backward(out, x, square, {{wide, table, square, score, 0}}, eps, false, fast), Error);
+  CHECK_THROWS_AS(vertical_backward(d, x, square, {{wide, table, score, 0, square}}, eps, fast), Error);
 }
 
 TEST_CASE("depth_mix: wrong shapes are errors") {
   Depth<float> d({3, 4, 5}, true);
   d.forward(fast);
-  const Tensor x = d.rows(d.sources[0]), out = d.rows(d.out[0]), dy = d.rows(d.dout[1]), square = d.flat(d.squares[0]);
-  const Tensor three = d.flat(d.scores[2]), two = d.flat(d.scores[1]), table = d.table(1);
+  const Tensor x = d.rows(d.sources[0]), out = d.rows(d.out[0]), dy = d.rows(d.dout[1]),
+               square = tensor_of(d.squares[0]);
+  const Tensor three = tensor_of(d.scores[2]), two = tensor_of(d.scores[1]), table = d.table(1);
   const Tensor short_row = view(d.sources[0].data(), {4, 4});
   CHECK_THROWS_AS(depth_mix_forward(out, {}, three, fast), Error);
   CHECK_THROWS_AS(depth_mix_forward(out, {x, x}, three, fast), Error);
   CHECK_THROWS_AS(depth_mix_forward(out, {x, short_row}, two, fast), Error);
-  CHECK_THROWS_AS(depth_mix_backward(out, short_row, {}, false, fast), Error);
-  CHECK_THROWS_AS(depth_mix_backward(out, x, {{short_row, two, two, 0}}, false, fast), Error);
-  CHECK_THROWS_AS(depth_mix_backward(out, x, {{dy, two, three, 0}}, false, fast), Error);
+  const Grad dx{out, false};
+  CHECK_THROWS_AS(depth_mix_backward(dx, short_row, {}, fast), Error);
+  CHECK_THROWS_AS(depth_mix_backward(dx, x, {{short_row, two, two, 0, {}}}, fast), Error);
+  CHECK_THROWS_AS(depth_mix_backward(dx, x, {{dy, two, three, 0, {}}}, fast), Error);
   for (int64_t column : {-1, 2}) {
-    CHECK_THROWS_AS(depth_mix_backward(out, x, {{dy, two, two, column}}, false, fast), Error);
-    CHECK_THROWS_AS(vertical_backward(out, x, square, {{dy, table, square, two, column}}, eps, false, fast), Error);
+    CHECK_THROWS_AS(depth_mix_backward(dx, x, {{dy, two, two, column, {}}}, fast), Error);
+    CHECK_THROWS_AS(vertical_backward(dx, x, square, {{dy, table, two, column, square}}, eps, fast), Error);
   }
   CHECK_THROWS_AS(vertical_forward(out, table, {x, x}, {square}, two, eps, fast), Error);
   CHECK_THROWS_AS(vertical_forward(out, table, {x, x}, {square, square}, three, eps, fast), Error);
   CHECK_THROWS_AS(vertical_forward(out, table, {x, x}, {square, two}, two, eps, fast), Error);
-  CHECK_THROWS_AS(vertical_backward(out, x, square, {{dy, table, square, three, 0}}, eps, false, fast), Error);
-  CHECK_THROWS_AS(vertical_backward(out, x, square, {{dy, table, two, two, 0}}, eps, false, fast), Error);
-  CHECK_THROWS_AS(vertical_squares(view(d.squares[0].data(), {3}), x, fast), Error);
+  CHECK_THROWS_AS(vertical_backward(dx, x, square, {{dy, table, three, 0, square}}, eps, fast), Error);
+  CHECK_THROWS_AS(vertical_backward(dx, x, square, {{dy, table, two, 0, two}}, eps, fast), Error);
+  CHECK_THROWS_AS(vertical_dot(view(d.squares[0].data(), {3}), x, x, fast), Error);
 }

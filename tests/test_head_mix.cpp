@@ -1,8 +1,6 @@
 #include "kernels/depth/head_mix.h"
 
-#include "tests/backends.h"
-#include "tests/check.h"
-#include "tests/threads.h"
+#include "tests/depth_cases.h"
 
 using namespace crossply;
 using namespace crossply::test;
@@ -25,26 +23,35 @@ struct Case {
     for (int i = 0; i < index; ++i) at += sizes(i);
     return all.data() + at;
   }
-  std::vector<const T*> u() {
-    std::vector<const T*> list;
-    for (int64_t s = 0; s < z.S; ++s) list.push_back(part(0) + s * z.N * z.C);
-    return list;
-  }
-  HeadMix views() {
-    HeadMix m;
-    for (const T* source : u()) m.sources.push_back(view(source, {1, z.N, z.C}));
-    m.weight = z.shared ? view(part(1), {z.K, z.S}) : view(part(1), {1, z.N, z.K, z.S});
-    m.gain = view(part(2), {z.C});
-    m.wk = view(part(3), {z.K * z.D, z.C});
-    m.wv = view(part(4), {z.K * z.D, z.C});
+  std::vector<T> values(int index) { return {part(index), part(index) + sizes(index)}; }
+  HeadMix<const T*> pointers() {
+    HeadMix<const T*> m{{}, part(1), part(2), part(3), part(4)};
+    for (int64_t s = 0; s < z.S; ++s) m.sources.push_back(part(0) + s * z.N * z.C);
     return m;
   }
+  HeadMix<Tensor> views() {
+    HeadMix<Tensor> m{{},
+                      z.shared ? view(part(1), {z.K, z.S}) : view(part(1), {1, z.N, z.K, z.S}),
+                      view(part(2), {z.C}),
+                      view(part(3), {z.K * z.D, z.C}),
+                      view(part(4), {z.K * z.D, z.C})};
+    for (const T* source : pointers().sources) m.sources.push_back(view(source, {1, z.N, z.C}));
+    return m;
+  }
+  Tensor heads(const std::vector<T>& x) const { return view(x.data(), {1, z.N, z.K, z.D}); }
+  int64_t out() const { return z.N * z.K * z.D; }
 };
 
 template <class T>
 Case<T> make(const HeadMixSize& z, uint64_t seed, double scale = 1) {
   Case<T> c{z, {}};
   c.all = random_vector<T>(c.total(), seed, scale);
+  return c;
+}
+template <class T>
+Case<T> filled(const HeadMixSize& z, T value) {
+  Case<T> c{z, {}};
+  c.all.assign(static_cast<size_t>(c.total()), value);
   return c;
 }
 
@@ -60,22 +67,24 @@ const std::vector<HeadMixSize> gpu_sizes = {
     {3, 2, 9, 2, 264, true}, {4100, 1, 1, 2, 8, true}, {300, 3, 2, 2, 8, false}, {3, 3, 9, 2, 301, false},
 };
 
-void forward(const Tensor& k, const Tensor& v, const HeadMix& m, Backend backend) {
-  std::vector<Tensor> tensors{k, v, m.weight, m.gain, m.wk, m.wv};
-  tensors.insert(tensors.end(), m.sources.begin(), m.sources.end());
-  run_on(backend, tensors, [&](auto& t, Stream stream) {
+HeadMix<Grad, Tensor> gradients_of(const HeadMix<Tensor>& d, const std::vector<bool>& add) {
+  HeadMix<Grad, Tensor> gradients{{}, d.weight, d.gain, d.wk, d.wv};
+  for (size_t s = 0; s < d.sources.size(); ++s) gradients.sources.emplace_back(d.sources[s], add[s]);
+  return gradients;
+}
+
+void forward(const Tensor& k, const Tensor& v, const HeadMix<Tensor>& m, Backend backend) {
+  run_on(backend, joined({k, v, m.weight, m.gain, m.wk, m.wv}, m.sources), [&](auto& t, Stream stream) {
     head_mix_forward(t[0], t[1], {{t.begin() + 6, t.end()}, t[2], t[3], t[4], t[5]}, stream);
   });
 }
-void backward(const HeadMix& d, const Tensor& dk, const Tensor& dv, const HeadMix& m, const std::vector<bool>& acc,
-              Backend backend) {
-  std::vector<Tensor> tensors{dk, dv, m.weight, m.gain, m.wk, m.wv, d.weight, d.gain, d.wk, d.wv};
-  tensors.insert(tensors.end(), m.sources.begin(), m.sources.end());
-  tensors.insert(tensors.end(), d.sources.begin(), d.sources.end());
-  run_on(backend, tensors, [&](auto& t, Stream stream) {
+void backward(const HeadMix<Tensor>& d, const Tensor& dk, const Tensor& dv, const HeadMix<Tensor>& m,
+              const std::vector<bool>& add, Backend backend) {
+  const std::vector<Tensor> others{dk, dv, m.weight, m.gain, m.wk, m.wv, d.weight, d.gain, d.wk, d.wv};
+  run_on(backend, joined(joined(others, m.sources), d.sources), [&](auto& t, Stream stream) {
     const auto u = t.begin() + 10, du = u + static_cast<int64_t>(m.sources.size());
-    head_mix_backward({{du, t.end()}, t[6], t[7], t[8], t[9]}, t[0], t[1], {{u, du}, t[2], t[3], t[4], t[5]}, acc,
-                      stream);
+    head_mix_backward(gradients_of({{du, t.end()}, t[6], t[7], t[8], t[9]}, add), t[0], t[1],
+                      {{u, du}, t[2], t[3], t[4], t[5]}, stream);
   });
 }
 
@@ -84,21 +93,16 @@ void backward(const HeadMix& d, const Tensor& dk, const Tensor& dv, const HeadMi
 TEST_CASE("head_mix: the reference's backward is the derivative of its forward") {
   for (const HeadMixSize& z : {sizes[1], sizes[2]}) {
     for (const double scale : {0.1, 1.0, 3.0}) {
-      Case<double> x = make<double>(z, 1, scale), d{z, std::vector<double>(static_cast<size_t>(x.total()), 0.5)};
-      const int64_t out = z.N * z.K * z.D;
-      const auto dk = random_vector<double>(out, 2), dv = random_vector<double>(out, 3);
-      std::vector<double*> du;
-      for (int64_t s = 0; s < z.S; ++s) du.push_back(d.part(0) + s * z.N * z.C);
-      const std::vector<bool> acc{true, false, true};
-      head_mix_backward_ref(du, d.part(1), d.part(2), d.part(3), d.part(4), dk.data(), dv.data(), x.u(), x.part(1),
-                            x.part(2), x.part(3), x.part(4), z, acc);
-      auto forward = [&](const std::vector<Complex>& all) {
+      Case<double> x = make<double>(z, 1, scale), d = filled(z, 0.5);
+      const auto dk = random_vector<double>(x.out(), 2), dv = random_vector<double>(x.out(), 3);
+      backward(d.views(), x.heads(dk), x.heads(dv), x.views(), {true, false, true}, Backend::reference);
+      auto loss = [&](const std::vector<Complex>& all) {
         Case<Complex> c{z, all};
-        std::vector<Complex> k(static_cast<size_t>(out)), v(k.size());
-        head_mix_forward_ref(k.data(), v.data(), c.u(), c.part(1), c.part(2), c.part(3), c.part(4), z);
+        std::vector<Complex> k(static_cast<size_t>(c.out())), v(k.size());
+        head_mix_forward_ref(k.data(), v.data(), c.pointers(), z);
         return dot(dk, k) + dot(dv, v);
       };
-      std::vector<double> want = complex_step(x.all, forward);
+      std::vector<double> want = complex_step(x.all, loss);
       for (int64_t i = 0; i < d.total(); ++i) {  // what was added to
         const bool set = (i < d.sizes(0) && i / (z.N * z.C) == 1) || (i >= d.sizes(0) && i < d.sizes(0) + d.sizes(1));
         if (!set) want[static_cast<size_t>(i)] += 0.5;
@@ -126,44 +130,36 @@ void check_against_reference(const HeadMixSize& z, Backend backend) {
   Case<S> x = make<S>(z, 4);
   Case<float> factors{z, convert<float>(x.all)};
   Case<double> wide{z, convert<double>(x.all)};
-  HeadMix m = x.views();
+  HeadMix<Tensor> m = x.views();
   m.weight = factors.views().weight, m.gain = factors.views().gain;
-  const int64_t out = z.N * z.K * z.D;
-  auto k = poisoned<S>(out), v = k;
-  const Shape shape{1, z.N, z.K, z.D};
-  forward(view(k.data(), shape), view(v.data(), shape), m, backend);
-  std::vector<double> want_k(static_cast<size_t>(out)), want_v(want_k);
-  head_mix_forward_ref(want_k.data(), want_v.data(), wide.u(), wide.part(1), wide.part(2), wide.part(3), wide.part(4),
-                       z);
+  auto k = poisoned<S>(x.out()), v = k;
+  auto want_k = poisoned<double>(x.out()), want_v = want_k;
+  forward(x.heads(k), x.heads(v), m, backend);
+  forward(wide.heads(want_k), wide.heads(want_v), wide.views(), Backend::reference);
   check_part<S>("k", k, want_k, true, backend);
   check_part<S>("v", v, want_v, true, backend);
 
-  const auto dk = random_vector<S>(out, 5), dv = random_vector<S>(out, 6);
+  const auto dk = random_vector<S>(x.out(), 5), dv = random_vector<S>(x.out(), 6);
+  const auto wide_dk = convert<double>(dk), wide_dv = convert<double>(dv);
   for (const int added : {0, 1, 2, 3}) {  // to no source, every second, every other second, all
     CAPTURE(added);
     if (backend == Backend::cuda && added % 3 == 0) continue;  // slow there
-    std::vector<bool> acc;
-    for (int64_t s = 0; s < z.S; ++s) acc.push_back((added >> s % 2 & 1) != 0);
+    std::vector<bool> add;
+    for (int64_t s = 0; s < z.S; ++s) add.push_back((added >> s % 2 & 1) != 0);
     Case<float> d{z, poisoned<float>(x.total())};  // sources and weight are set where they are not added to
     for (int64_t s = 0; s < z.S; ++s)
-      if (acc[static_cast<size_t>(s)]) std::fill_n(d.part(0) + s * z.N * z.C, z.N * z.C, 0.25f);
+      if (add[static_cast<size_t>(s)]) std::fill_n(d.part(0) + s * z.N * z.C, z.N * z.C, 0.25f);
     std::fill(d.all.begin() + d.sizes(0) + d.sizes(1), d.all.end(), 0.25f);
     Case<double> want{z, convert<double>(d.all)};
     Case<S> stored{z, convert<S>(d.all)};
-    HeadMix gradients = d.views();
+    HeadMix<Tensor> gradients = d.views();
     gradients.sources = stored.views().sources;
-    backward(gradients, view(dk.data(), shape), view(dv.data(), shape), m, acc, backend);
+    backward(gradients, x.heads(dk), x.heads(dv), m, add, backend);
     std::copy_n(stored.part(0), d.sizes(0), d.part(0));
-    std::vector<double*> du;
-    for (int64_t s = 0; s < z.S; ++s) du.push_back(want.part(0) + s * z.N * z.C);
-    const auto wide_k = convert<double>(dk), wide_v = convert<double>(dv);
-    head_mix_backward_ref(du, want.part(1), want.part(2), want.part(3), want.part(4), wide_k.data(), wide_v.data(),
-                          wide.u(), wide.part(1), wide.part(2), wide.part(3), wide.part(4), z, acc);
+    backward(want.views(), want.heads(wide_dk), want.heads(wide_dv), wide.views(), add, Backend::reference);
     for (int part = 0; part < 5; ++part) {
       CAPTURE(part);
-      const std::vector<float> got(d.part(part), d.part(part) + d.sizes(part));
-      check_part<S>("gradient", got, std::vector<double>(want.part(part), want.part(part) + d.sizes(part)), part == 0,
-                    backend);
+      check_part<S>("gradient", d.values(part), want.values(part), part == 0, backend);
     }
   }
 }
@@ -171,13 +167,11 @@ void check_against_reference(const HeadMixSize& z, Backend backend) {
 }  // namespace
 
 TEST_CASE_TEMPLATE("head_mix: fast against reference", S, float, bf16) {
-  for (const Backend backend : fast_backends())
-    for (const HeadMixSize& z : backend == Backend::cuda ? gpu_sizes : sizes) {
-      CAPTURE(static_cast<int>(backend));
-      CAPTURE(z.N);
-      CAPTURE(z.C);
-      check_against_reference<S>(z, backend);
-    }
+  for_sizes(sizes, gpu_sizes, [](Backend backend, const HeadMixSize& z) {
+    CAPTURE(z.N);
+    CAPTURE(z.C);
+    check_against_reference<S>(z, backend);
+  });
 }
 
 TEST_CASE("head_mix: the same bits for any number of threads") {
@@ -185,17 +179,13 @@ TEST_CASE("head_mix: the same bits for any number of threads") {
   for (const HeadMixSize& z : std::vector<HeadMixSize>{{333, 5, 4, 8, 96, true}, {333, 5, 4, 40, 96, false}}) {
     CAPTURE(z.shared);
     Case<float> x = make<float>(z, 7);
-    const auto dk = random_vector<float>(z.N * z.K * z.D, 8), dv = random_vector<float>(z.N * z.K * z.D, 9);
-    const Shape shape{1, z.N, z.K, z.D};
+    const auto dk = random_vector<float>(x.out(), 8), dv = random_vector<float>(x.out(), 9);
     check_same_bits_on_any_threads<float>([&] {
-      Case<float> d{z, std::vector<float>(static_cast<size_t>(x.total()), 0.f)};
-      head_mix_backward(d.views(), view(dk.data(), shape), view(dv.data(), shape), x.views(),
-                        std::vector<bool>(5, false), Stream{});
-      auto k = poisoned<float>(z.N * z.K * z.D), v = k;
-      head_mix_forward(view(k.data(), shape), view(v.data(), shape), x.views(), Stream{});
-      d.all.insert(d.all.end(), k.begin(), k.end());
-      d.all.insert(d.all.end(), v.begin(), v.end());
-      return d.all;
+      Case<float> d = filled(z, 0.f);
+      backward(d.views(), x.heads(dk), x.heads(dv), x.views(), std::vector<bool>(5, false), Backend::cpu);
+      auto k = poisoned<float>(x.out()), v = k;
+      forward(x.heads(k), x.heads(v), x.views(), Backend::cpu);
+      return joined(joined(d.all, k), v);
     });
   }
 }
@@ -208,12 +198,10 @@ TEST_CASE("head_mix: NaN reaches what depends on it, and nothing else") {
       CAPTURE(static_cast<int>(backend));
       CAPTURE(shared);
       const HeadMixSize z{150, 3, 2, 4, 65, shared};
-      const int64_t out = z.N * z.K * z.D;
-      const Shape shape{1, z.N, z.K, z.D};
-      auto k = poisoned<float>(out), v = k;
-      Case<float> spoilt = make<float>(z, 1);
+      Case<float> spoilt = make<float>(z, 1), x = spoilt, dx = filled(z, 0.f);
+      auto k = poisoned<float>(x.out()), v = k;
       spoilt.part(0)[(z.N + n) * z.C + 7] = nan;  // the second source's token n
-      forward(view(k.data(), shape), view(v.data(), shape), spoilt.views(), backend);
+      forward(x.heads(k), x.heads(v), spoilt.views(), backend);
       int64_t wrong = 0;
       for (size_t i = 0; i < k.size(); ++i) {
         const bool depends = static_cast<int64_t>(i) / (z.K * z.D) == n;
@@ -221,11 +209,9 @@ TEST_CASE("head_mix: NaN reaches what depends on it, and nothing else") {
       }
       CHECK(wrong == 0);
 
-      Case<float> x = make<float>(z, 1), dx{z, std::vector<float>(static_cast<size_t>(x.total()), 0.f)};
-      auto dk = random_vector<float>(out, 2), dv = random_vector<float>(out, 3);
+      auto dk = random_vector<float>(x.out(), 2), dv = random_vector<float>(x.out(), 3);
       dk[static_cast<size_t>((n * z.K + h) * z.D + d)] = nan;
-      backward(dx.views(), view(dk.data(), shape), view(dv.data(), shape), x.views(), std::vector<bool>(3, false),
-               backend);
+      backward(dx.views(), x.heads(dk), x.heads(dv), x.views(), std::vector<bool>(3, false), backend);
       const std::vector<std::function<bool(int64_t)>> depends = {
           [&](int64_t i) { return i / z.C % z.N == n; },  // of every source
           [&](int64_t i) { return i / z.S % z.K == h && (shared || i / (z.S * z.K) == n); },
@@ -247,23 +233,21 @@ TEST_CASE("head_mix: NaN reaches what depends on it, and nothing else") {
 TEST_CASE("head_mix: refuses shapes that do not fit") {
   const HeadMixSize z{6, 3, 2, 4, 5, true};
   Case<float> x = make<float>(z, 1), dx = make<float>(z, 2);
-  auto k = random_vector<float>(z.N * z.K * z.D, 3), v = k;
-  const Tensor heads = view(k.data(), {1, z.N, z.K, z.D}), others = view(v.data(), {1, z.N, z.K, z.D});
-  const std::vector<bool> acc(3, false);
-  auto refused = [&](const std::function<void(HeadMix&)>& spoil) {
-    HeadMix m = x.views(), d = dx.views();
-    spoil(m);
-    CHECK_THROWS_AS(head_mix_forward(heads, others, m, Stream{}), Error);
-    CHECK_THROWS_AS(head_mix_backward(dx.views(), heads, others, m, acc, Stream{}), Error);
-    spoil(d);
-    CHECK_THROWS_AS(head_mix_backward(d, heads, others, x.views(), acc, Stream{}), Error);
+  const auto k = random_vector<float>(x.out(), 3), v = k;
+  const Tensor heads = x.heads(k), others = x.heads(v);
+  auto refused = [&](const std::function<void(HeadMix<Tensor>&)>& spoil) {
+    HeadMix<Tensor> m = x.views(), d = dx.views();
+    spoil(m), spoil(d);
+    const std::vector<bool> add(3, false);
+    CHECK_THROWS_AS(head_mix_forward(heads, others, m, fast), Error);
+    CHECK_THROWS_AS(head_mix_backward(gradients_of(dx.views(), add), heads, others, m, fast), Error);
+    CHECK_THROWS_AS(head_mix_backward(gradients_of(d, add), heads, others, x.views(), fast), Error);
   };
-  refused([](HeadMix& m) { m.sources.pop_back(); });
-  refused([](HeadMix& m) { m.sources[1] = view(m.sources[1].as<float>(), {1, 5, 5}); });
-  refused([](HeadMix& m) { m.weight = view(m.weight.as<float>(), {2, 2}); });
-  refused([](HeadMix& m) { m.gain = view(m.gain.as<float>(), {4}); });
-  refused([](HeadMix& m) { m.wk = view(m.wk.as<float>(), {7, 5}); });
-  refused([](HeadMix& m) { m.wv = view(m.wv.as<float>(), {8, 4}); });
-  CHECK_THROWS_AS(head_mix_forward(heads, view(v.data(), {1, z.N, z.K, 2}), x.views(), Stream{}), Error);
-  CHECK_THROWS_AS(head_mix_backward(dx.views(), heads, others, x.views(), {false, false}, Stream{}), Error);
+  refused([](HeadMix<Tensor>& m) { m.sources.pop_back(); });
+  refused([](HeadMix<Tensor>& m) { m.sources[1] = view(m.sources[1].as<float>(), {1, 5, 5}); });
+  refused([](HeadMix<Tensor>& m) { m.weight = view(m.weight.as<float>(), {2, 2}); });
+  refused([](HeadMix<Tensor>& m) { m.gain = view(m.gain.as<float>(), {4}); });
+  refused([](HeadMix<Tensor>& m) { m.wk = view(m.wk.as<float>(), {7, 5}); });
+  refused([](HeadMix<Tensor>& m) { m.wv = view(m.wv.as<float>(), {8, 4}); });
+  CHECK_THROWS_AS(head_mix_forward(heads, view(v.data(), {1, z.N, z.K, 2}), x.views(), fast), Error);
 }

@@ -1,8 +1,6 @@
 #include "kernels/depth/hyper/hyper.h"
 
-#include "tests/backends.h"
-#include "tests/check.h"
-#include "tests/threads.h"
+#include "tests/depth_cases.h"
 
 using namespace crossply;
 using namespace crossply::test;
@@ -46,19 +44,19 @@ Fields<double> random_fields(const Kind& kind, int64_t E, int64_t C, uint64_t se
 template <class T, class From>
 Fields<T> convert_fields(const Fields<From>& from) {
   Fields<T> to;
-  for (const auto& field : from) to.push_back(convert<T>(field));
+  convert_into(to, from);
   return to;
 }
 
 template <class T>
-HyperPointers<T> pointers(Fields<T>& f) {
+HyperWeights<T*> pointers(Fields<T>& f) {
   auto p = [&](size_t i) { return f[i].empty() ? nullptr : f[i].data(); };
   return {p(0), p(1), p(2), p(3), p(4), p(5), p(6), p(7)};
 }
 
 template <class T>
-HyperWeights tensors(const Fields<T>& f, int64_t E, int64_t C) {
-  auto t = [&](size_t i, Shape shape) { return f[i].empty() ? Tensor{} : view(f[i].data(), shape); };
+HyperWeights<Tensor> tensors(const Fields<T>& f, int64_t E, int64_t C) {
+  auto t = [&](size_t i, Shape shape) { return tensor_of(f[i], shape); };
   return {t(0, {E, E + 1}), t(1, {E}), t(2, {C, E + 1}), t(3, {C}), t(4, {1}), t(5, {1}), t(6, {C}), t(7, {C})};
 }
 
@@ -71,15 +69,19 @@ struct Size {
   int64_t x() const { return B * T * C; }
 };
 
-// All the data around one sublayer, forward and backward: activations in T, the rest in P.
-template <class T, class P = T>
+// All the data around one sublayer, forward and backward.
+template <class T>
 struct Wrapper {
+  using P = Wide<T>;
   Size s;
   Kind kind;
   std::vector<T> streams, y, dnext, dout;            // given
   std::vector<T> out, next, dstreams, dwritten, dy;  // computed
   std::vector<P> coef, stats, dcoef;
   Fields<P> w, d;
+  auto members() {
+    return std::tie(streams, y, dnext, dout, out, next, dstreams, dwritten, dy, coef, stats, dcoef, w, d);
+  }
 
   Wrapper(const Size& size, const Kind& of_kind, double scale = 1)
       : s(size),
@@ -104,38 +106,37 @@ struct Wrapper {
   Tensor streams_of(const std::vector<T>& v) const { return view(v.data(), {s.B, s.T, s.E, s.C}); }
   Tensor coef_of(const std::vector<P>& v) const { return view(v.data(), {s.B, s.T, s.E, s.E + 2}); }
   Tensor x_of(const std::vector<T>& v) const { return view(v.data(), {s.B, s.T, s.C}); }
-  Tensor stats_tensor() const { return stats.empty() ? Tensor{} : view(stats.data(), {s.B, s.T, s.E, s.E + 4}); }
+  Tensor stats_tensor() const { return tensor_of(stats, {s.B, s.T, s.E, s.E + 4}); }
 
   void forward(Backend backend) {
-    const HyperWeights weights = tensors(w, s.E, s.C);
     run_on(backend,
-           with({x_of(out), coef_of(coef), stats_tensor(), streams_of(streams), streams_of(next), x_of(y)}, {weights}),
+           with({x_of(out), coef_of(coef), stats_tensor(), streams_of(streams), streams_of(next), x_of(y)},
+                {tensors(w, s.E, s.C)}),
            [&](auto& t, Stream stream) {
              hyper_read_forward(t[0], t[1], t[2], t[3], taken(t, 6), kind.norm, kind.eps, stream);
              hyper_write_forward(t[4], t[3], t[1], t[5], stream);
            });
   }
   // The write's gradient of the streams goes to `dwritten`, the read's to `dstreams`, so that each is seen alone.
-  void backward(Backend backend, bool acc, bool acc_y) {
-    run_on(backend,
-           with({streams_of(dwritten), coef_of(dcoef), x_of(dy), streams_of(dnext), streams_of(streams), coef_of(coef),
-                 x_of(y), streams_of(dstreams), x_of(dout), stats_tensor()},
-                {tensors(d, s.E, s.C), tensors(w, s.E, s.C)}),
-           [&](auto& t, Stream stream) {
-             hyper_write_backward(t[0], t[1], t[2], t[3], t[4], t[5], t[6], acc, acc_y, stream);
-             hyper_read_backward(t[7], taken(t, 10), t[8], t[1], t[4], t[5], t[9], taken(t, 18), kind.norm, acc,
-                                 stream);
-           });
+  void backward(Backend backend, bool add, bool add_y) {
+    run_on(
+        backend,
+        with({streams_of(dwritten), coef_of(dcoef), x_of(dy), streams_of(dnext), streams_of(streams), coef_of(coef),
+              x_of(y), streams_of(dstreams), x_of(dout), stats_tensor()},
+             {tensors(d, s.E, s.C), tensors(w, s.E, s.C)}),
+        [&](auto& t, Stream stream) {
+          hyper_write_backward({t[0], add}, t[1], {t[2], add_y}, t[3], t[4], t[5], t[6], stream);
+          hyper_read_backward({t[7], add}, taken(t, 10), t[8], t[1], t[4], t[5], t[9], taken(t, 18), kind.norm, stream);
+        });
   }
 
-  // For run_on: the fields of the weights behind the others, and back.
-  static std::vector<Tensor> with(std::vector<Tensor> list, const std::vector<HyperWeights>& weights) {
-    for (const HyperWeights& h : weights)
-      list.insert(list.end(), {h.static_alpha, h.static_beta, h.alpha_proj, h.beta_proj, h.alpha_scale, h.beta_scale,
-                               h.norm_weight, h.norm_bias});
+  // For run_on: the weights behind the others, and back.
+  static std::vector<Tensor> with(std::vector<Tensor> list, const std::vector<HyperWeights<Tensor>>& weights) {
+    for (const auto& each : weights)
+      for (const Tensor& tensor : each.list()) list.push_back(tensor);
     return list;
   }
-  static HyperWeights taken(const std::vector<Tensor>& t, size_t i) {
+  static HyperWeights<Tensor> taken(const std::vector<Tensor>& t, size_t i) {
     return {t[i], t[i + 1], t[i + 2], t[i + 3], t[i + 4], t[i + 5], t[i + 6], t[i + 7]};
   }
 };
@@ -172,11 +173,11 @@ TEST_CASE("hyper: reference backward of read and write is the derivative of thei
         a.forward(Backend::reference);
         for (size_t i = 0; i < y0.size(); ++i) a.y[i] = y0[i] + a.out[i] * a.out[i];
         const Tensor dx = a.streams_of(a.dstreams), coef = a.coef_of(a.coef), dcoef = a.coef_of(a.dcoef);
-        hyper_write_backward(dx, dcoef, a.x_of(a.dy), a.streams_of(a.dnext), a.streams_of(a.streams), coef, a.x_of(a.y),
-                             false, false, Stream{Backend::reference});
+        hyper_write_backward({dx, false}, dcoef, {a.x_of(a.dy), false}, a.streams_of(a.dnext), a.streams_of(a.streams),
+                             coef, a.x_of(a.y), reference);
         for (size_t i = 0; i < y0.size(); ++i) a.dout[i] = 2 * a.out[i] * a.dy[i];
-        hyper_read_backward(dx, tensors(a.d, E, s.C), a.x_of(a.dout), dcoef, a.streams_of(a.streams), coef,
-                            a.stats_tensor(), tensors(a.w, E, s.C), kind.norm, true, Stream{Backend::reference});
+        hyper_read_backward({dx, true}, tensors(a.d, E, s.C), a.x_of(a.dout), dcoef, a.streams_of(a.streams), coef,
+                            a.stats_tensor(), tensors(a.w, E, s.C), kind.norm, reference);
         check_close("dstreams", a.dstreams, want_dstreams, 1e-10);
         check_close("dy", a.dy, want_dy, 1e-10);
         for (size_t f = 0; f < a.w.size(); ++f) {
@@ -205,111 +206,65 @@ TEST_CASE_TEMPLATE("hyper: the fast backends equal the reference, set and added"
     const std::vector<Size> larger{{1, 2, 2, 33},  {1, 3, 1, 72},   {1, 33, 4, 24}, {1, 2, 6, 32},
                                    {1, 1, 7, 259}, {1, 1, 2, 4104}, {1, 9, 8, 32},  {1, 2, 4, 2048}};
     if (kind.norm == HyperNorm::layernorm) of_gpu.insert(of_gpu.end(), larger.begin(), larger.end());
-    std::vector<std::pair<Backend, Size>> sizes;
-    for (const Size& s : of_cpu) sizes.emplace_back(Backend::cpu, s);
-    for (const Size& s : of_gpu) sizes.emplace_back(Backend::cuda, s);
-    for (const auto& of : sizes) {
-      const Backend backend = of.first;
-      const Size s = of.second;
-      if (!available(backend)) continue;
-      CAPTURE(static_cast<int>(backend));
-      for (bool acc : {false, true}) {
+    for_sizes(of_cpu, of_gpu, [&](Backend backend, const Size& s) {
+      for (bool add : {false, true}) {
         CAPTURE(kind.name);
         CAPTURE(s.E);
         CAPTURE(s.C);
-        CAPTURE(acc);
-        Wrapper<S, float> a(s, kind);
-        if (acc) {
+        CAPTURE(add);
+        Wrapper<S> a(s, kind);
+        Wrapper<double> b(s, kind);
+        if (add) {
           a.dstreams = random_vector<S>(s.streams(), 5), a.dwritten = random_vector<S>(s.streams(), 6);
         } else {
-          a.dy = random_vector<S>(s.x(), 7);  // the write's two flags are independent: here always opposite
+          a.dy = random_vector<S>(s.x(), 7);  // the write's two gradients are independent: here always opposite
         }
         a.d = convert_fields<float>(random_fields(kind, s.E, s.C, 30));  // parameter gradients are always added to
-        Wrapper<double> b(s, kind);
-        b.streams = convert<double>(a.streams), b.y = convert<double>(a.y), b.dnext = convert<double>(a.dnext);
-        b.dout = convert<double>(a.dout), b.dstreams = convert<double>(a.dstreams);
-        b.dwritten = convert<double>(a.dwritten), b.dy = convert<double>(a.dy);
-        b.w = convert_fields<double>(a.w), b.d = convert_fields<double>(a.d);
+        convert_members(b, a);
         a.forward(backend);
         b.forward(Backend::reference);
         check_close("out", a.out, b.out, std::max(exact, rounding));
         check_close("coef", a.coef, b.coef, exact);
         check_close("stats", a.stats, b.stats, exact);
         check_close("next", a.next, b.next, std::max(exact, rounding));
-        a.backward(backend, acc, !acc);
-        b.backward(Backend::reference, acc, !acc);
+        a.backward(backend, add, !add);
+        b.backward(Backend::reference, add, !add);
         check_close("dcoef", a.dcoef, b.dcoef, exact);
         check_close("dy", a.dy, b.dy, std::max(exact, rounding));
         check_close("dwritten", a.dwritten, b.dwritten, std::max(exact, rounding));
         check_close("dstreams", a.dstreams, b.dstreams, std::max(1e-5, rounding));
         for (size_t f = 0; f < a.d.size(); ++f) check_close(field_names[f], a.d[f], b.d[f], 1e-5);
       }
-    }
+    });
   }
 }
 
-TEST_CASE("hyper: bf16 streams are copied and summed, with one rounding") {
+TEST_CASE_TEMPLATE("hyper: streams are copied and summed, with one rounding", T, float, bf16) {
   for (const Size& s : std::vector<Size>{{1, 1, 1, 1}, {2, 3, 2, 33}, {1, 70, 4, 128}, {2, 3, 7, 50}, {1, 2, 8, 16}}) {
-    CAPTURE(s.E);
-    const auto x = random_vector<bf16>(s.x(), 1), streams = random_vector<bf16>(s.streams(), 2);
+    const auto x = random_vector<T>(s.x(), 1), streams = random_vector<T>(s.streams(), 2);
     const Shape rows{s.B, s.T, s.C}, all{s.B, s.T, s.E, s.C};
-    const Tensor xt = view(x.data(), rows), st = view(streams.data(), all);
-    for (const Backend backend : fast_backends()) {
-      for (bool acc : {false, true}) {
-        CAPTURE(acc);
-        auto expanded = acc ? streams : poisoned<bf16>(s.streams()), sum = acc ? x : poisoned<bf16>(s.x());
-        auto want_expanded = convert<double>(expanded), want_sum = convert<double>(sum);
-        const auto wide_x = convert<double>(x), wide_streams = convert<double>(streams);
-        run_on(backend, {view(expanded.data(), all), view(sum.data(), rows), xt, st}, [&](auto& t, Stream stream) {
-          streams_sum_backward(t[0], t[2], acc, stream);
-          streams_expand_backward(t[1], t[3], acc, stream);
-        });
-        streams_expand_ref(want_expanded.data(), wide_x.data(), s.rows(), s.E, s.C, acc);
-        streams_sum_ref(want_sum.data(), wide_streams.data(), s.rows(), s.E, s.C, acc);
-        check_close("expanded", expanded, want_expanded, 0x1p-8);
-        check_close("sum", sum, want_sum, 0x1p-8);
+    for (const Backend backend : backends_of<T>()) {
+      for (bool add : {false, true}) {
+        CAPTURE(s.E);
+        CAPTURE(add);
+        auto expanded = add ? streams : poisoned<T>(s.streams()), sum = add ? x : poisoned<T>(s.x());
+        auto want_expanded = std::vector<double>(streams.size()), want_sum = std::vector<double>(x.size());
+        if (add) want_expanded = convert<double>(streams), want_sum = convert<double>(x);
+        for (size_t at = 0; at < streams.size(); ++at) {
+          const size_t C = static_cast<size_t>(s.C), row = at / C / static_cast<size_t>(s.E) * C + at % C;
+          want_expanded[at] += static_cast<double>(x[row]);
+          want_sum[row] += static_cast<double>(streams[at]);
+        }
+        run_on(backend,
+               {view(expanded.data(), all), view(sum.data(), rows), view(x.data(), rows), view(streams.data(), all)},
+               [&](auto& t, Stream stream) {
+                 streams_expand({t[0], add}, t[2], stream);
+                 streams_sum({t[1], add}, t[3], stream);
+               });
+        if (!add) CHECK(expanded == convert<T>(want_expanded));
+        check_close("expanded", expanded, want_expanded, tolerance_or_rounding<T>(1e-6));
+        check_close("sum", sum, want_sum, tolerance_or_rounding<T>(1e-6));
       }
-    }
-  }
-}
-
-TEST_CASE("hyper: streams are copied and summed, and each is the other's backward") {
-  for (const Size& s : std::vector<Size>{{1, 1, 1, 1}, {2, 3, 2, 33}, {1, 70, 4, 128}, {2, 3, 7, 50}, {1, 2, 8, 16}}) {
-    for (const Backend backend : all_backends()) {
-      CAPTURE(s.E);
-      const auto x = random_vector<float>(s.x(), 1), streams = random_vector<float>(s.streams(), 2);
-      auto expanded = poisoned<float>(s.streams()), sum = poisoned<float>(s.x());
-      auto dx = x, dstreams = streams;
-      const Tensor xt = view(x.data(), {s.B, s.T, s.C}), st = view(streams.data(), {s.B, s.T, s.E, s.C});
-      const Tensor et = view(expanded.data(), st.shape), sumt = view(sum.data(), xt.shape);
-      run_on(backend, {et, sumt, view(dx.data(), xt.shape), view(dstreams.data(), st.shape), xt, st},
-             [](auto& t, Stream stream) {
-               streams_expand_forward(t[0], t[4], stream);
-               streams_sum_forward(t[1], t[5], stream);
-               streams_expand_backward(t[2], t[5], true, stream);
-               streams_sum_backward(t[3], t[4], true, stream);
-             });
-      std::vector<double> want_sum(x.size(), 0.0), want_dx = convert<double>(x), want_dstreams(streams.size());
-      for (int64_t n = 0; n < s.rows(); ++n)
-        for (int64_t i = 0; i < s.E; ++i)
-          for (int64_t c = 0; c < s.C; ++c) {
-            const size_t at = static_cast<size_t>((n * s.E + i) * s.C + c), row = static_cast<size_t>(n * s.C + c);
-            want_sum[row] += streams[at];
-            want_dx[row] += streams[at];
-            want_dstreams[at] = double(streams[at]) + x[row];
-            CHECK(expanded[at] == x[row]);
-          }
-      check_close("sum", sum, want_sum, 1e-6);
-      check_close("dx", dx, want_dx, 1e-6);
-      check_close("dstreams", dstreams, want_dstreams, 1e-6);
-      auto copied = poisoned<float>(s.streams()), summed = poisoned<float>(s.x());
-      run_on(backend, {view(copied.data(), st.shape), view(summed.data(), xt.shape), xt, st},
-             [](auto& t, Stream stream) {
-               streams_sum_backward(t[0], t[2], false, stream);
-               streams_expand_backward(t[1], t[3], false, stream);
-             });
-      CHECK(copied == expanded);
-      CHECK(summed == sum);
     }
   }
 }
@@ -359,13 +314,7 @@ TEST_CASE("hyper: large and tiny projections have the right tanh, and NaN stays 
 }
 
 TEST_CASE("hyper: NaN stays in its token and reaches every sum over tokens; the threads do not matter") {
-  std::vector<std::pair<Backend, Kind>> all_kinds;
-  for (const Backend backend : fast_backends())
-    for (const Kind& kind : kinds) all_kinds.emplace_back(backend, kind);
-  for (const auto& of : all_kinds) {
-    const Backend backend = of.first;
-    const Kind& kind = of.second;
-    CAPTURE(static_cast<int>(backend));
+  for_sizes(kinds, kinds, [](Backend backend, const Kind& kind) {
     CAPTURE(kind.name);
     const bool on_cpu = backend == Backend::cpu;
     const Size s = on_cpu ? Size{2, 150, 4, 35} : Size{1, 9, 4, 24};
@@ -373,13 +322,8 @@ TEST_CASE("hyper: NaN stays in its token and reaches every sum over tokens; the 
     auto run = [&a, backend] {
       a.forward(backend);
       a.backward(backend, false, false);
-      std::vector<float> all;
-      for (const auto* v : {&a.out, &a.dy, &a.next, &a.dstreams, &a.dwritten})
-        all.insert(all.end(), v->begin(), v->end());
-      for (auto& field : a.d) {
-        all.insert(all.end(), field.begin(), field.end());
-        std::fill(field.begin(), field.end(), 0.f);
-      }
+      const auto all = flat(a.out, a.dy, a.next, a.dstreams, a.dwritten, a.d);
+      for (auto& field : a.d) std::fill(field.begin(), field.end(), 0.f);
       return all;
     };
     if (on_cpu) check_same_bits_on_any_threads<float>(run);
@@ -400,7 +344,7 @@ TEST_CASE("hyper: NaN stays in its token and reaches every sum over tokens; the 
     const size_t row = params + static_cast<size_t>(2 * (s.E + 1));
     for (size_t i = row; i < row + static_cast<size_t>(s.E + 1); ++i) CHECK(std::isnan(spoilt[i]));
     for (size_t i = params + static_cast<size_t>(s.E * (s.E + 2)); i < spoilt.size(); ++i) CHECK(std::isnan(spoilt[i]));
-  }
+  });
 }
 
 TEST_CASE("hyper: gradients that nobody wants are skipped, the others do not notice") {

@@ -1,15 +1,11 @@
 #include "kernels/depth/multiway_mix.h"
 
-#include "tests/backends.h"
-#include "tests/check.h"
-#include "tests/threads.h"
+#include "tests/depth_cases.h"
 
 using namespace crossply;
 using namespace crossply::test;
 
 namespace {
-
-const Stream cpu{Backend::cpu};
 
 struct FastKind {
   Backend backend;
@@ -26,24 +22,27 @@ struct Size {
 template <class T>
 using Rows = std::vector<std::vector<T>>;
 
-// The members of a MultiwayMix, or their gradients, as vectors that own their numbers: activations in T, the rest in P.
-template <class T, class P = T>
-struct Mix {
-  Rows<T> sources;
-  Rows<P> gains, post;
-  std::vector<T> weight;
-  std::vector<P> base;
-  std::vector<T> skip;
+// A mixture, or its gradients, as vectors that own their numbers: activations in T, the rest in Wide<T>.
+template <class T>
+using Mix = MultiwayMix<std::vector<T>, std::vector<Wide<T>>>;
 
-  // All of them in one list.
-  std::vector<std::vector<T>*> members() {
-    std::vector<std::vector<T>*> list;
-    for (Rows<T>* rows : {&sources, &gains, &post})
-      for (auto& row : *rows) list.push_back(&row);
-    list.insert(list.end(), {&weight, &base, &skip});
-    return list;
-  }
-};
+// All members in one list.
+template <class T>
+std::vector<std::vector<T>*> members(MultiwayMix<std::vector<T>>& m) {
+  std::vector<std::vector<T>*> list;
+  for (Rows<T>* rows : {&m.sources, &m.gains, &m.post})
+    for (auto& row : *rows) list.push_back(&row);
+  list.insert(list.end(), {&m.weight, &m.base, &m.skip});
+  return list;
+}
+
+template <class To, class From>
+MultiwayMix<std::vector<To>> convert_mix(const From& from) {
+  MultiwayMix<std::vector<To>> to;
+  const auto f = [](const auto& x) { return convert<To>(x); };
+  map_members(to, from, f, f);
+  return to;
+}
 
 template <class T>
 std::vector<T*> pointers(Rows<T>& rows) {
@@ -52,28 +51,18 @@ std::vector<T*> pointers(Rows<T>& rows) {
   return list;
 }
 
+// What the reference's forward takes; m must live on.
 template <class T>
-MultiwayMixData<T> data_of(Mix<T>& m) {
+MultiwayMix<T*> data_of(MultiwayMix<std::vector<T>>& m) {
   return {pointers(m.sources), pointers(m.gains), pointers(m.post), m.weight.data(), m.base.data(), m.skip.data()};
 }
 
-template <class T>
-std::vector<Tensor> views(const Rows<T>& rows, const Shape& shape) {
-  std::vector<Tensor> list;
-  for (const auto& row : rows) list.push_back(view(row.data(), shape));
-  return list;
-}
-
-template <class T, class P>
-MultiwayMix tensors_of(const Mix<T, P>& m, const Size& size) {
-  MultiwayMix out;
-  out.sources = views(m.sources, {1, size.N, size.C});
-  out.gains = views(m.gains, {size.C});
-  out.post = views(m.post, {size.C});
-  out.weight = view(m.weight.data(), {1, size.N, size.W * size.S});
-  out.base = view(m.base.data(), {size.W, size.S});
-  if (size.prepost) out.skip = view(m.skip.data(), {1, size.N, size.C});
-  return out;
+template <class M>
+MultiwayMix<Tensor> mix_tensors(const M& m, const Size& size) {
+  const Shape rows{1, size.N, size.C}, column{size.C};
+  return {tensors_of(m.sources, rows),         tensors_of(m.gains, column),
+          tensors_of(m.post, column),          tensor_of(m.weight, {1, size.N, size.W * size.S}),
+          tensor_of(m.base, {size.W, size.S}), tensor_of(m.skip, rows)};
 }
 
 template <class T>
@@ -84,27 +73,16 @@ Rows<T> random_rows(int64_t rows, int64_t n, uint64_t seed) {
 }
 
 // weight and base are `scale` times a random number.
-template <class T, class P = T>
-Mix<T, P> random_mix(const Size& size, uint64_t seed, double scale = 1.0) {
+template <class T>
+Mix<T> random_mix(const Size& size, uint64_t seed, double scale = 1.0) {
+  using P = Wide<T>;
   const int64_t N = size.N, C = size.C, S = size.S, W = size.W;
-  Mix<T, P> m;
-  m.sources = random_rows<T>(S, N * C, seed);
-  m.gains = random_rows<P>(size.prepost ? S : 0, C, seed + 200);
-  m.post = random_rows<P>(size.prepost ? W : 0, C, seed + 400);
-  m.weight = random_vector<T>(N * W * S, seed + 500, scale);
-  m.base = random_vector<P>(W * S, seed + 501, scale);
-  m.skip = random_vector<T>(size.prepost ? N * C : 0, seed + 502);
-  return m;
-}
-
-template <class To, class T, class P>
-Mix<To> convert_mix(const Mix<T, P>& from) {
-  Mix<To> to;
-  for (const auto& row : from.sources) to.sources.push_back(convert<To>(row));
-  for (const auto& row : from.gains) to.gains.push_back(convert<To>(row));
-  for (const auto& row : from.post) to.post.push_back(convert<To>(row));
-  to.weight = convert<To>(from.weight), to.base = convert<To>(from.base), to.skip = convert<To>(from.skip);
-  return to;
+  return {random_rows<T>(S, N * C, seed),
+          random_rows<P>(size.prepost ? S : 0, C, seed + 200),
+          random_rows<P>(size.prepost ? W : 0, C, seed + 400),
+          random_vector<T>(N * W * S, seed + 500, scale),
+          random_vector<P>(W * S, seed + 501, scale),
+          random_vector<T>(size.prepost ? N * C : 0, seed + 502)};
 }
 
 template <class T>
@@ -112,71 +90,65 @@ Rows<T> poisoned_rows(int64_t rows, int64_t n) {
   return Rows<T>(static_cast<size_t>(rows), poisoned<T>(n));
 }
 
-// What a gradient may find in memory: random numbers where it adds, NaN where it sets. Every other source is added to.
-template <class T, class P = T>
-Mix<T, P> gradients_before(const Size& size, const MultiwayAcc& acc) {
-  Mix<T, P> d = random_mix<T, P>(size, 900);
+// Every other source is added to, and the skip if the first one is.
+bool added(size_t source, bool first) { return (source % 2 == 0) == first; }
+
+// What a gradient may find in memory: random numbers where it adds, NaN where it sets.
+template <class T>
+Mix<T> gradients_before(const Size& size, bool first) {
+  Mix<T> d = random_mix<T>(size, 900);
   for (size_t s = 0; s < d.sources.size(); ++s)
-    if (!acc.sources[s]) d.sources[s] = poisoned<T>(size.N * size.C);
-  if (size.prepost && !acc.skip) d.skip = poisoned<T>(size.N * size.C);
+    if (!added(s, first)) d.sources[s] = poisoned<T>(size.N * size.C);
+  if (size.prepost && !first) d.skip = poisoned<T>(size.N * size.C);
   d.weight = poisoned<T>(size.N * size.W * size.S);
   return d;
 }
 
-MultiwayAcc alternating(const Size& size, bool first) {
-  MultiwayAcc acc;
-  for (int64_t s = 0; s < size.S; ++s) acc.sources.push_back((s % 2 == 0) == first);
-  acc.skip = first;
-  return acc;
+MultiwayMix<Grad, Tensor> gradients_of(const MultiwayMix<Tensor>& d, bool first) {
+  MultiwayMix<Grad, Tensor> grads{{}, d.gains, d.post, {d.weight, false}, d.base, {d.skip, first}};
+  for (size_t s = 0; s < d.sources.size(); ++s) grads.sources.push_back({d.sources[s], added(s, first)});
+  return grads;
 }
 
 // Forward and backward.
-template <class S>
+template <class T>
 struct Run {
-  Rows<S> outs;
-  std::vector<float> rstd;
-  Mix<S, float> d;
+  Rows<T> outs;
+  std::vector<Wide<T>> rstd;
+  Mix<T> d;
 };
 
-// The tensors of m in one list, and a MultiwayMix of the same ones from such a list.
-void append(std::vector<Tensor>& list, const MultiwayMix& m) {
-  for (const auto* tensors : {&m.sources, &m.gains, &m.post}) list.insert(list.end(), tensors->begin(), tensors->end());
-  list.insert(list.end(), {m.weight, m.base, m.skip});
+// The tensors of m in one list, and a mixture of the same ones from such a list.
+std::vector<Tensor> list_of(const MultiwayMix<Tensor>& m) {
+  return joined(joined(joined(m.sources, m.gains), m.post), {m.weight, m.base, m.skip});
 }
-MultiwayMix taken(const Tensor*& from, const MultiwayMix& like) {
-  MultiwayMix m = like;
+MultiwayMix<Tensor> taken(const Tensor*& from, const MultiwayMix<Tensor>& like) {
+  MultiwayMix<Tensor> m = like;
   for (auto* tensors : {&m.sources, &m.gains, &m.post})
     for (Tensor& tensor : *tensors) tensor = *from++;
   m.weight = *from++, m.base = *from++, m.skip = *from++;
   return m;
 }
 
-template <class S>
-Run<S> run(Backend backend, const Mix<S, float>& m, const Rows<S>& douts, const MultiwayAcc& acc, const Size& size) {
-  Run<S> r{poisoned_rows<S>(size.W, size.N * size.C), poisoned<float>(size.prepost ? size.N * size.W : 0),
-           gradients_before<S, float>(size, acc)};
+// d: what the gradients find in memory, the sources added to as `first` says.
+template <class T, class M>
+Run<T> run(Backend backend, const M& m, const Rows<T>& douts, const M& d, bool first, const Size& size,
+           double eps = 1e-6) {
+  Run<T> r{poisoned_rows<T>(size.W, size.N * size.C), poisoned<Wide<T>>(size.prepost ? size.N * size.W : 0), d};
   const Shape rows{1, size.N, size.C};
-  const Tensor rstd = size.prepost ? view(r.rstd.data(), {1, size.N, size.W}) : Tensor{};
-  const MultiwayMix tensors = tensors_of(m, size), gradients = tensors_of(r.d, size);
-  std::vector<Tensor> all = views(r.outs, rows), dy = views(douts, rows);
-  all.insert(all.end(), dy.begin(), dy.end());
-  all.push_back(rstd), append(all, tensors), append(all, gradients);
-  run_on(backend, all, [&](const std::vector<Tensor>& t, Stream stream) {
-    const auto first_dy = t.begin() + size.W;
-    const Tensor* rest = t.data() + 2 * size.W;
-    const Tensor saved = *rest++;
-    const MultiwayMix mix = taken(rest, tensors), d = taken(rest, gradients);
-    multiway_mix_forward({t.begin(), first_dy}, saved, mix, stream);
-    multiway_mix_backward(d, {first_dy, first_dy + size.W}, saved, mix, acc, stream);
-  });
+  const MultiwayMix<Tensor> tensors = mix_tensors(m, size), gradients = mix_tensors(r.d, size);
+  std::vector<Tensor> all = joined(tensors_of(r.outs, rows), tensors_of(douts, rows));
+  all.push_back(tensor_of(r.rstd, {1, size.N, size.W}));
+  run_on(backend, joined(joined(all, list_of(tensors)), list_of(gradients)),
+         [&](const std::vector<Tensor>& t, Stream stream) {
+           const auto first_dy = t.begin() + size.W;
+           const Tensor* rest = t.data() + 2 * size.W;
+           const Tensor saved = *rest++;
+           const MultiwayMix<Tensor> mix = taken(rest, tensors), grads = taken(rest, gradients);
+           multiway_mix_forward({t.begin(), first_dy}, saved, mix, eps, stream);
+           multiway_mix_backward(gradients_of(grads, first), {first_dy, first_dy + size.W}, saved, mix, stream);
+         });
   return r;
-}
-
-std::vector<float> flatten(Run<float> r) {
-  std::vector<float> all = r.rstd;
-  for (const auto& row : r.outs) all.insert(all.end(), row.begin(), row.end());
-  for (const auto* member : r.d.members()) all.insert(all.end(), member->begin(), member->end());
-  return all;
 }
 
 void check_reference(const Size& size, double scale, double eps) {
@@ -192,16 +164,12 @@ void check_reference(const Size& size, double scale, double eps) {
     for (size_t w = 0; w < outs.size(); ++w) sum += dot(douts[w], outs[w]);
     return sum;
   };
-  auto outs = poisoned_rows<double>(size.W, N * C);
-  auto rstd = poisoned<double>(N * size.W);
-  multiway_mix_forward_ref(pointers(outs), rstd.data(), data_of(m), N, C, eps);
   for (bool first : {false, true}) {
     CAPTURE(first);
-    const MultiwayAcc acc = alternating(size, first);
-    auto d = gradients_before<double>(size, acc), before = d;
-    multiway_mix_backward_ref(data_of(d), pointers(douts), rstd.data(), data_of(m), acc, N, C);
-    const auto got = d.members(), old = before.members(), values = m.members();
-    const auto steps = complex.members();
+    auto before = gradients_before<double>(size, first);
+    auto d = run(Backend::reference, m, douts, before, first, size, eps).d;
+    const auto got = members(d), old = members(before), values = members(m);
+    const auto steps = members(complex);
     for (size_t k = 0; k < got.size(); ++k) {
       const auto want = complex_step(*values[k], [&](const std::vector<Complex>& x) {
         *steps[k] = x;
@@ -218,30 +186,26 @@ void check_reference(const Size& size, double scale, double eps) {
   }
 }
 
-template <class S>
+template <class T>
 void check_fast(Backend backend, const Size& size, double scale) {
-  const double rounding = std::is_same_v<S, bf16> ? 0x1p-8 : 0;  // of activations, once
-  const int64_t N = size.N, C = size.C;
-  auto m = random_mix<S, float>(size, 1, scale);
-  auto douts = random_rows<S>(size.W, N * C, 700);
-  auto m64 = convert_mix<double>(m);
-  Rows<double> douts64, outs64 = poisoned_rows<double>(size.W, N * C);
-  for (const auto& row : douts) douts64.push_back(convert<double>(row));
-  auto rstd64 = poisoned<double>(size.prepost ? N * size.W : 0);
-  multiway_mix_forward_ref(pointers(outs64), rstd64.data(), data_of(m64), N, C, 1e-6);
+  const double rounding = std::is_same_v<T, bf16> ? 0x1p-8 : 0;  // of activations, once
+  const auto m = random_mix<T>(size, 1, scale);
+  const auto douts = random_rows<T>(size.W, size.N * size.C, 700);
+  Rows<double> douts64;
+  convert_into(douts64, douts);
   for (bool first : {false, true}) {
     CAPTURE(first);
-    const MultiwayAcc acc = alternating(size, first);
-    const Run<S> r = run(backend, m, douts, acc, size);
-    for (size_t w = 0; w < outs64.size(); ++w)
-      check_close(str("out ", w), r.outs[w], outs64[w], std::max(5e-6, rounding));
-    check_close("rstd", r.rstd, rstd64, 5e-6);
-    auto d64 = convert_mix<double>(gradients_before<S, float>(size, acc)), got64 = convert_mix<double>(r.d);
-    multiway_mix_backward_ref(data_of(d64), pointers(douts64), rstd64.data(), data_of(m64), acc, N, C);
-    const auto got = got64.members(), want = d64.members();
+    const auto before = gradients_before<T>(size, first);
+    const Run<T> r = run(backend, m, douts, before, first, size);
+    auto want = run(Backend::reference, convert_mix<double>(m), douts64, convert_mix<double>(before), first, size);
+    for (size_t w = 0; w < want.outs.size(); ++w)
+      check_close(str("out ", w), r.outs[w], want.outs[w], std::max(5e-6, rounding));
+    check_close("rstd", r.rstd, want.rstd, 5e-6);
+    auto got64 = convert_mix<double>(r.d);
+    const auto got = members(got64), wanted = members(want.d);
     for (size_t k = 0; k < got.size(); ++k) {
       const bool activation = k < r.d.sources.size() || got[k] == &got64.weight || got[k] == &got64.skip;
-      check_close(str("gradient ", k), *got[k], *want[k], activation ? std::max(2e-5, rounding) : 2e-5);
+      check_close(str("gradient ", k), *got[k], *wanted[k], activation ? std::max(2e-5, rounding) : 2e-5);
     }
   }
 }
@@ -249,7 +213,7 @@ void check_fast(Backend backend, const Size& size, double scale) {
 }  // namespace
 
 TEST_CASE("multiway_mix: reference forward, by hand") {
-  Mix<double> m;
+  MultiwayMix<std::vector<double>> m;
   m.sources = {{1, 2}, {3, 5}}, m.gains = {{1, -1}, {2, 1}}, m.post = {{10, 100}};
   m.weight = {0.5, 1}, m.base = {1.5, -2}, m.skip = {7, 8};
   // c = (2, -1): a = 2 (1, -2) - (6, 5) = (-4, -9), whose mean square is 48.5.
@@ -292,20 +256,14 @@ TEST_CASE_TEMPLATE("multiway_mix: the fast backends equal the reference, set and
     // passes; more sources than sums at once; ways that not every thread has.
     const std::vector<Size> of_gpu{{17, 80, 30, 2, prepost}, {1, 1048, 3, 3, prepost}, {1, 531, 2, 2, prepost},
                                    {3, 136, 9, 6, prepost},  {9, 112, 11, 1, prepost}, {1, 16, 129, 4, prepost}};
-    for (const Backend backend : fast_backends()) {
-      auto all = sizes;
-      const auto& more = backend == Backend::cpu ? of_cpu : of_gpu;
-      all.insert(all.end(), more.begin(), more.end());
-      for (const Size& size : all) {
-        CAPTURE(static_cast<int>(backend));
-        CAPTURE(size.N);
-        CAPTURE(size.C);
-        CAPTURE(size.S);
-        CAPTURE(size.W);
-        check_fast<S>(backend, size, 1.0);
-        if (backend == Backend::cpu || size.N * size.C < 200) check_fast<S>(backend, size, 1e-4);
-      }
-    }
+    for_sizes(joined(sizes, of_cpu), joined(sizes, of_gpu), [](Backend backend, const Size& size) {
+      CAPTURE(size.N);
+      CAPTURE(size.C);
+      CAPTURE(size.S);
+      CAPTURE(size.W);
+      check_fast<S>(backend, size, 1.0);
+      if (backend == Backend::cpu || size.N * size.C < 200) check_fast<S>(backend, size, 1e-4);
+    });
   }
 }
 
@@ -317,11 +275,11 @@ TEST_CASE("multiway_mix: at the start the ways are the last source or the skip, 
     auto m = random_mix<float>(size, 1, 0.0);
     if (!prepost)
       for (size_t w = 0; w < 4; ++w) m.base[w * 6 + 5] = 1.f;
-    const Run<float> r = run(backend, m, douts, alternating(size, false), size);
+    const auto before = gradients_before<float>(size, false);
+    const Run<float> r = run(backend, m, douts, before, false, size);
     for (const auto& out : r.outs) CHECK(out == (prepost ? m.skip : m.sources.back()));
     // With a = 0 the norm's slope is eps^(-1/2), and the gains and posts get nothing.
     for (float rstd : r.rstd) CHECK(rstd == doctest::Approx(1000).epsilon(1e-6));
-    const Mix<float> before = gradients_before<float>(size, alternating(size, false));
     CHECK(r.d.gains == before.gains);
     CHECK(r.d.post == before.post);
     if (prepost) check_fast<float>(backend, size, 0.0);
@@ -335,8 +293,12 @@ TEST_CASE("multiway_mix: NaN shows where it should, and threads do not matter") 
     const Size size{700, 48, 5, 4, prepost};
     const auto m = random_mix<float>(size, 1);
     const auto douts = random_rows<float>(size.W, size.N * size.C, 700);
-    check_same_bits_on_any_threads<float>(
-        [&] { return flatten(run(Backend::cpu, m, douts, alternating(size, false), size)); });
+    check_same_bits_on_any_threads<float>([&] {
+      auto r = run(Backend::cpu, m, douts, gradients_before<float>(size, false), false, size);
+      std::vector<float> all = flat(r.outs, r.rstd);
+      for (const auto* member : members(r.d)) all = joined(all, *member);
+      return all;
+    });
   }
   for (const FastKind& kind : fast_kinds) {
     const Backend backend = kind.backend;
@@ -348,10 +310,9 @@ TEST_CASE("multiway_mix: NaN shows where it should, and threads do not matter") 
     const Size size{static_cast<int64_t>(N), 48, 5, 4, prepost};
     auto m = random_mix<float>(size, 1);
     auto douts = random_rows<float>(size.W, size.N * size.C, 700);
-    const MultiwayAcc acc = alternating(size, false);
     m.sources[2][100 * C + 7] = nan;
     douts[1][200 * C + 9] = nan;
-    const Run<float> r = run(backend, m, douts, acc, size);
+    const Run<float> r = run(backend, m, douts, gradients_before<float>(size, false), false, size);
     for (size_t i = 0; i < N * C; ++i) {
       const bool row = i / C == 100, element = i == 100 * C + 7, spoilt = i / C == 200;
       for (const auto& out : r.outs) REQUIRE(std::isnan(out[i]) == (prepost ? row : element));
@@ -367,45 +328,36 @@ TEST_CASE("multiway_mix: NaN shows where it should, and threads do not matter") 
   }
 }
 
-TEST_CASE("multiway_mix: the reference backend in f32 and f64, and shapes that do not fit") {
+TEST_CASE("multiway_mix: shapes that do not fit") {
   const Size size{6, 9, 3, 2, true};
   const auto m = random_mix<double>(size, 1);
-  auto m64 = m;
-  auto outs = poisoned_rows<double>(2, 54), want = outs;
-  auto rstd = poisoned<double>(12), want_rstd = rstd;
+  auto outs = poisoned_rows<double>(2, 54);
+  auto rstd = poisoned<double>(12);
+  const auto d = gradients_before<double>(size, false);
   const Tensor saved = view(rstd.data(), {2, 3, 2});
-  const auto out = views(outs, {2, 3, 9});
-  const MultiwayMix mix = tensors_of(m, size);
-  multiway_mix_forward(out, saved, mix, Stream{Backend::reference});
-  multiway_mix_forward_ref(pointers(want), want_rstd.data(), data_of(m64), 6, 9, 1e-6);
-  CHECK(outs == want);
-  CHECK(rstd == want_rstd);
-  const MultiwayAcc acc = alternating(size, false);
-  auto d = gradients_before<double>(size, acc);
-  const MultiwayMix gradients = tensors_of(d, size);
-  multiway_mix_backward(gradients, out, saved, mix, acc, Stream{Backend::reference});
-  for (const auto* member : d.members())
-    for (double g : *member) CHECK(std::isfinite(g));
+  const auto out = tensors_of(outs, {2, 3, 9});
+  const MultiwayMix<Tensor> mix = mix_tensors(m, size);
+  const auto gradients = gradients_of(mix_tensors(d, size), false);
+  multiway_mix_forward(out, saved, mix, 1e-6, reference);
+  multiway_mix_backward(gradients, out, saved, mix, reference);
 
-  auto refuses = [&](const std::vector<Tensor>& o, const Tensor& r, const MultiwayMix& wrong) {
-    CHECK_THROWS_AS(multiway_mix_forward(o, r, wrong, Stream{Backend::reference}), Error);
-    CHECK_THROWS_AS(multiway_mix_backward(gradients, o, r, wrong, acc, Stream{Backend::reference}), Error);
-    CHECK_THROWS_AS(multiway_mix_backward(wrong, out, saved, wrong, acc, Stream{Backend::reference}), Error);
+  auto refuses = [&](const auto& spoil) {
+    MultiwayMix<Tensor> wrong = mix;
+    MultiwayMix<Grad, Tensor> wrong_gradients = gradients;
+    spoil(wrong), spoil(wrong_gradients);
+    CHECK_THROWS_AS(multiway_mix_forward(out, saved, wrong, 1e-6, reference), Error);
+    CHECK_THROWS_AS(multiway_mix_backward(gradients, out, saved, wrong, reference), Error);
+    CHECK_THROWS_AS(multiway_mix_backward(wrong_gradients, out, saved, mix, reference), Error);
   };
-  MultiwayMix wrong = mix;
-  wrong.gains.pop_back();
-  refuses(out, saved, wrong);
-  wrong = mix, wrong.sources.clear();
-  refuses(out, saved, wrong);
-  wrong = mix, wrong.post.clear();
-  refuses(out, saved, wrong);
-  wrong = mix, wrong.skip = Tensor{};
-  refuses(out, saved, wrong);
-  wrong = mix, wrong.base.shape = Shape{3, 3};
-  refuses(out, saved, wrong);
-  wrong = mix, wrong.weight.shape = Shape{2, 3, 5};
-  refuses(out, saved, wrong);
-  CHECK_THROWS_AS(multiway_mix_forward(out, Tensor{}, mix, cpu), Error);
-  CHECK_THROWS_AS(multiway_mix_forward(std::vector<Tensor>(9, out[0]), saved, mix, cpu), Error);
-  CHECK_THROWS_AS(multiway_mix_backward(gradients, out, saved, mix, MultiwayAcc{{true}, false}, cpu), Error);
+  refuses([](auto& wrong) { wrong.gains.pop_back(); });
+  refuses([](auto& wrong) { wrong.sources.clear(); });
+  refuses([](auto& wrong) { wrong.post.clear(); });
+  refuses([](auto& wrong) { wrong.skip = {}; });
+  refuses([](auto& wrong) { wrong.base.shape = Shape{3, 3}; });
+  refuses([](auto& wrong) { wrong.weight.shape = Shape{2, 3, 5}; });
+  CHECK_THROWS_AS(multiway_mix_forward(out, Tensor{}, mix, 1e-6, fast), Error);
+  CHECK_THROWS_AS(multiway_mix_forward(std::vector<Tensor>(9, out[0]), saved, mix, 1e-6, fast), Error);
+  MultiwayMix<Grad, Tensor> adds = gradients;
+  adds.weight.add = true;  // which is always set
+  CHECK_THROWS_AS(multiway_mix_backward(adds, out, saved, mix, reference), Error);
 }

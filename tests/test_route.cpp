@@ -1,9 +1,6 @@
 #include "kernels/depth/route.h"
 
-#include <omp.h>
-
-#include "tests/backends.h"
-#include "tests/check.h"
+#include "tests/depth_cases.h"
 
 using namespace crossply;
 using namespace crossply::test;
@@ -91,8 +88,6 @@ struct Depth {
   Tensor slab_view() const { return view(slab.data(), {size.L, size.N, size.K, size.D}); }
 };
 
-const Stream fast{Backend::cpu}, reference{Backend::reference};
-
 // A random slab in which the blocks that layer l may not read are NaN: any use of them shows.
 template <class T>
 void poison_unread(Depth<T>& depth, int l) {
@@ -104,16 +99,13 @@ void poison_unread(Depth<T>& depth, int l) {
   }
 }
 
-// For the GPU: one block and several, of mixture and correlation, and several rounds of a warp; both widths; heads in
-// one group and in two.
-const std::vector<Size>& sizes(Backend backend) {
-  static const std::vector<Size> cpu{{1, 1, 1, 1},    {3, 5, 1, 3},   {4, 37, 2, 8},  {3, 70, 3, 24},
-                                     {3, 300, 8, 64}, {2, 9, 6, 100}, {4, 33, 4, 16}, {2, 130, 16, 33}};
-  static const std::vector<Size> gpu{{1, 1, 1, 1},    {3, 5, 1, 3},   {4, 37, 2, 8},   {2, 70, 1, 33},
-                                     {2, 260, 2, 40}, {2, 4, 6, 100}, {4, 9, 9, 16},  // on tensor cores in bf16:
-                                     {4, 40, 8, 32},  {3, 9, 3, 64},  {2, 130, 1, 32}, {3, 3, 5, 96}};
-  return backend == Backend::cuda ? gpu : cpu;
-}
+const std::vector<Size> sizes{{1, 1, 1, 1},    {3, 5, 1, 3},   {4, 37, 2, 8},  {3, 70, 3, 24},
+                              {3, 300, 8, 64}, {2, 9, 6, 100}, {4, 33, 4, 16}, {2, 130, 16, 33}};
+// One block and several, of mixture and correlation, and several rounds of a warp; both widths; heads in one group and
+// in two.
+const std::vector<Size> gpu_sizes{{1, 1, 1, 1},    {3, 5, 1, 3},   {4, 37, 2, 8},   {2, 70, 1, 33},
+                                  {2, 260, 2, 40}, {2, 4, 6, 100}, {4, 9, 9, 16},  // on tensor cores in bf16:
+                                  {4, 40, 8, 32},  {3, 9, 3, 64},  {2, 130, 1, 32}, {3, 3, 5, 96}};
 
 }  // namespace
 
@@ -148,9 +140,7 @@ TEST_CASE("route: reference backward over a whole depth is the derivative of the
     }
 
     depth.backward(reference);
-    std::vector<double> dslab;
-    for (const auto& d : depth.dslice) dslab.insert(dslab.end(), d.begin(), d.end());
-    check_close("dslab", dslab, want_dslab, 1e-14);
+    check_close("dslab", joined(depth.dslice), want_dslab, 1e-14);
     for (size_t l = 0; l < weight.size(); ++l) check_close("dweight", depth.dweight[l], want_dweight[l], 1e-14);
   }
 }
@@ -182,9 +172,7 @@ TEST_CASE("route: the gather backward equals a scatter backward") {
     for (const Backend backend : fast_backends()) {
       Depth<float> gathered(size, variant);
       gathered.backward(Stream{backend});
-      std::vector<float> dslab;
-      for (const auto& d : gathered.dslice) dslab.insert(dslab.end(), d.begin(), d.end());
-      check_close("dslab", dslab, want, 1e-6);
+      check_close("dslab", joined(gathered.dslice), want, 1e-6);
     }
   }
 }
@@ -207,12 +195,11 @@ void check_against_reference(const Size& size, Variant variant, Stream stream) {
   }
   Depth<T> depth(size, variant);
   Depth<double> depth64(size, variant);
-  for (size_t l = 0; l < depth.weight.size(); ++l) {
-    std::copy(depth.weight[l].begin(), depth.weight[l].end(), depth64.weight[l].begin());
-    std::copy(depth.dweight[l].begin(), depth.dweight[l].end(), depth64.dweight[l].begin());
-    std::copy(depth.dout[l].begin(), depth.dout[l].end(), depth64.dout[l].begin());
-  }
-  std::copy(depth.slab.begin(), depth.slab.end(), depth64.slab.begin());
+  const auto copy = [](const auto& from, auto& to) {  // in place: the routers point there
+    for (size_t l = 0; l < from.size(); ++l) std::copy(from[l].begin(), from[l].end(), to[l].begin());
+  };
+  copy(depth.weight, depth64.weight), copy(depth.dweight, depth64.dweight), copy(depth.dout, depth64.dout);
+  depth64.slab = convert<double>(depth.slab);
   depth.backward(stream);
   depth64.backward(reference);
   for (size_t l = 0; l < depth.weight.size(); ++l) {
@@ -221,24 +208,20 @@ void check_against_reference(const Size& size, Variant variant, Stream stream) {
     check_close("dweight", depth.dweight[l], depth64.dweight[l], 2e-6);
   }
   check_close("slab", depth.slab, depth64.slab, 0.0);  // every block is its layer's dout now
-  for (size_t l = 0; l < depth.dout.size(); ++l)
-    CHECK(std::equal(depth.dout[l].begin(), depth.dout[l].end(), &depth.slab[l * depth.dout[l].size()]));
+  CHECK(depth.slab == joined(depth.dout));
 }
 
 }  // namespace
 
 TEST_CASE_TEMPLATE("route: the fast backends equal the reference and read nothing but the sources", T, float, bf16) {
-  for (const Backend backend : fast_backends()) {
-    for (const Size& size : sizes(backend)) {
-      for (Variant variant : backend == Backend::cuda ? few_variants : variants) {
-        CAPTURE(static_cast<int>(backend));
-        CAPTURE(size.K);
-        CAPTURE(size.D);
-        CAPTURE(static_cast<int>(variant));
-        check_against_reference<T>(size, variant, Stream{backend});
-      }
+  for_sizes(sizes, gpu_sizes, [](Backend backend, const Size& size) {
+    for (Variant variant : backend == Backend::cuda ? few_variants : variants) {
+      CAPTURE(size.K);
+      CAPTURE(size.D);
+      CAPTURE(static_cast<int>(variant));
+      check_against_reference<T>(size, variant, Stream{backend});
     }
-  }
+  });
 }
 
 TEST_CASE_TEMPLATE("route: memory that begins between two multiples of 16 bytes", T, float, bf16) {
@@ -247,31 +230,27 @@ TEST_CASE_TEMPLATE("route: memory that begins between two multiples of 16 bytes"
     Depth<T> depth(size, Variant::full), want(size, Variant::full);
     for (int l = 2; l >= 0; --l) {
       const size_t i = static_cast<size_t>(l);
-      auto later = [](std::vector<T> x) { return x.insert(x.begin(), T(0)), x; };
-      auto out = poisoned<T>(size.block() + 1), slab = later(depth.slab);
-      auto dout = later(depth.dout[i]), dslice = poisoned<T>(size.block() + 1);
+      auto out = poisoned<T>(size.block() + 1), slab = one_later(depth.slab);
+      auto dout = one_later(depth.dout[i]), dslice = poisoned<T>(size.block() + 1);
       Router router = depth.routers[i];
-      const auto whole = [](const std::vector<T>& x) { return view(x.data(), {static_cast<int64_t>(x.size())}); };
-      const auto from_second = [](const Tensor& x, Shape shape) { return view(x.as<T>() + 1, shape); };
       const Shape block{size.N, size.K, size.D}, blocks{size.L, size.N, size.K, size.D};
-      run_on(backend, {whole(out), whole(slab), router.weight}, [&](auto& t, Stream stream) {
+      run_on(backend, {tensor_of(out), tensor_of(slab), router.weight}, [&](auto& t, Stream stream) {
         router.weight = t[2];
-        route_forward(from_second(t[0], block), from_second(t[1], blocks), router, stream);
+        route_forward(from_second<T>(t[0], block), from_second<T>(t[1], blocks), router, stream);
       });
-      const std::vector<T> got(out.begin() + 1, out.end());
-      check_close("out", got, convert<double>(depth.forward(l, Stream{backend})), tolerance_or_rounding<T>(1e-6));
-      std::vector<Tensor> tensors{whole(dslice), whole(slab), whole(dout)};
+      check_close("out", one_earlier(out), convert<double>(depth.forward(l, Stream{backend})),
+                  tolerance_or_rounding<T>(1e-6));
+      std::vector<Tensor> tensors{tensor_of(dslice), tensor_of(slab), tensor_of(dout)};
       for (const Router& r : depth.routers) tensors.insert(tensors.end(), {r.weight, r.dweight});
       run_on(backend, tensors, [&](auto& t, Stream stream) {
         auto readers = depth.routers;
         for (size_t r = 0; r < readers.size(); ++r) readers[r].weight = t[3 + 2 * r], readers[r].dweight = t[4 + 2 * r];
-        route_backward(from_second(t[0], block), from_second(t[1], blocks), from_second(t[2], block), readers, l,
-                       stream);
+        route_backward(from_second<T>(t[0], block), from_second<T>(t[1], blocks), from_second<T>(t[2], block), readers,
+                       l, stream);
       });
       std::copy(slab.begin() + 1, slab.end(), depth.slab.begin());
       want.backward(want.rows(want.dslice[i]), want.slab_view(), want.rows(want.dout[i]), l, Stream{backend});
-      check_close("dslice", std::vector<T>(dslice.begin() + 1, dslice.end()), convert<double>(want.dslice[i]),
-                  tolerance_or_rounding<T>(1e-6));
+      check_close("dslice", one_earlier(dslice), convert<double>(want.dslice[i]), tolerance_or_rounding<T>(1e-6));
       CHECK(depth.slab == want.slab);
       check_close("dweight", depth.dweight[i], convert<double>(want.dweight[i]), 1e-6);  // sums in another order
     }
@@ -310,26 +289,23 @@ TEST_CASE_TEMPLATE("route: so many heads that a GPU keeps few layers' weights at
 }
 
 TEST_CASE_TEMPLATE("route: the identity is exact, forward and backward", T, float, bf16) {
-  for (const Backend backend : fast_backends()) {
-    for (const Size& size : sizes(backend)) {
-      CAPTURE(static_cast<int>(backend));
-      CAPTURE(size.K);
-      CAPTURE(size.D);
-      Depth<T> depth(size, Variant::full);
-      for (int64_t l = 1; l < size.L; ++l) {
-        auto& weight = depth.weight[static_cast<size_t>(l)];
-        for (int64_t h = 0; h < size.K; ++h)
-          for (int64_t c = 0; c < (l + 1) * size.K; ++c)
-            weight[static_cast<size_t>(h * (l + 1) * size.K + c)] = c == l * size.K + h ? 1.f : 0.f;
-      }
-      for (int l = 0; l < size.L; ++l) {
-        const auto out = depth.forward(l, Stream{backend});
-        CHECK(std::equal(out.begin(), out.end(), depth.slab.begin() + l * size.block()));
-      }
-      depth.backward(Stream{backend});
-      CHECK(depth.dslice == depth.dout);
+  for_sizes(sizes, gpu_sizes, [](Backend backend, const Size& size) {
+    CAPTURE(size.K);
+    CAPTURE(size.D);
+    Depth<T> depth(size, Variant::full);
+    for (int64_t l = 1; l < size.L; ++l) {
+      auto& weight = depth.weight[static_cast<size_t>(l)];
+      for (int64_t h = 0; h < size.K; ++h)
+        for (int64_t c = 0; c < (l + 1) * size.K; ++c)
+          weight[static_cast<size_t>(h * (l + 1) * size.K + c)] = c == l * size.K + h ? 1.f : 0.f;
     }
-  }
+    for (int l = 0; l < size.L; ++l) {
+      const auto out = depth.forward(l, Stream{backend});
+      CHECK(std::equal(out.begin(), out.end(), depth.slab.begin() + l * size.block()));
+    }
+    depth.backward(Stream{backend});
+    CHECK(depth.dslice == depth.dout);
+  });
 }
 
 TEST_CASE_TEMPLATE("route: other shapes of the same memory, and dslice in place of dout", T, float, bf16) {
@@ -420,18 +396,12 @@ TEST_CASE("route: infinite weights on tensor cores, whose rounding leaves nothin
 }
 
 TEST_CASE_TEMPLATE("route: the thread count does not change a bit", T, float, bf16) {
-  const Size size{3, 1000, 4, 8};
-  const int threads = omp_get_max_threads();
-  Depth<T> one(size, Variant::full), three(size, Variant::full);
-  omp_set_num_threads(1);
-  const auto out = one.forward(2, fast);
-  one.backward(fast);
-  omp_set_num_threads(3);
-  CHECK(three.forward(2, fast) == out);
-  three.backward(fast);
-  omp_set_num_threads(threads);
-  CHECK(one.dslice == three.dslice);
-  CHECK(one.dweight == three.dweight);
+  check_same_bits_on_any_threads<float>([] {
+    Depth<T> depth({3, 1000, 4, 8}, Variant::full);
+    const auto out = depth.forward(2, fast);
+    depth.backward(fast);
+    return flat(out, depth.dslice, depth.dweight);
+  });
 }
 
 TEST_CASE("route: wrong routers are errors") {

@@ -1,33 +1,21 @@
 #include "kernels/depth/value_mix.h"
 
-#include "tests/backends.h"
-#include "tests/check.h"
-#include "tests/threads.h"
+#include "tests/depth_cases.h"
 
 using namespace crossply;
 using namespace crossply::test;
 
 namespace {
 
-const Stream fast{Backend::cpu}, reference{Backend::reference};
-
 struct Size {
   int64_t B, T, K, D;
   int64_t rows() const { return B * T * K; }
   int64_t numel() const { return rows() * D; }
 };
-// For the GPU: several blocks and several rounds, both widths, rows for one lane, for a few, and for more than a warp.
-const std::vector<Size>& sizes(Backend backend) {
-  static const std::vector<Size> cpu{{1, 1, 1, 1}, {1, 3, 2, 5}, {2, 31, 3, 33}, {1, 700, 4, 16}, {2, 1500, 2, 64}};
-  static const std::vector<Size> gpu{{1, 1, 1, 1},   {1, 3, 2, 5},    {2, 31, 1, 33},
-                                     {1, 70, 3, 16}, {2, 150, 1, 64}, {1, 3, 2, 520}};
-  return backend == Backend::cuda ? gpu : cpu;
-}
-
-template <class T>
-Tensor vector(const std::vector<T>& values) {
-  return values.empty() ? Tensor{} : view(values.data(), {static_cast<int64_t>(values.size())});
-}
+const std::vector<Size> sizes{{1, 1, 1, 1}, {1, 3, 2, 5}, {2, 31, 3, 33}, {1, 700, 4, 16}, {2, 1500, 2, 64}};
+// Several blocks and several rounds, both widths, rows for one lane, for a few, and for more than a warp.
+const std::vector<Size> gpu_sizes{{1, 1, 1, 1},   {1, 3, 2, 5},    {2, 31, 1, 33},
+                                  {1, 70, 3, 16}, {2, 150, 1, 64}, {1, 3, 2, 520}};
 
 // The trained numbers sit at elements 2 and 1 of vectors of three.
 template <class T>
@@ -35,48 +23,40 @@ struct Mix {
   Shape shape;
   std::vector<T> v, v1, dout, out, dv, dv1;
   std::vector<Wide<T>> own, first, d_own, d_first;
+  auto members() { return std::tie(v, v1, dout, out, dv, dv1, own, first, d_own, d_first); }
 
-  Mix(const Size& s, bool acc, double scale)
+  Mix(const Size& s, bool add, double scale)
       : shape{s.B, s.T, s.K, s.D},
         v(random_vector<T>(s.numel(), 1, scale)),
         v1(random_vector<T>(s.numel(), 2, scale)),
         dout(random_vector<T>(s.numel(), 3)),
         out(poisoned<T>(s.numel())),
-        dv(acc ? random_vector<T>(s.numel(), 6) : poisoned<T>(s.numel())),
-        dv1(acc ? random_vector<T>(s.numel(), 7) : poisoned<T>(s.numel())),
+        dv(add ? random_vector<T>(s.numel(), 6) : poisoned<T>(s.numel())),
+        dv1(add ? random_vector<T>(s.numel(), 7) : poisoned<T>(s.numel())),
         own(random_vector<Wide<T>>(3, 4)),
         first(random_vector<Wide<T>>(3, 5)),
         d_own(random_vector<Wide<T>>(3, 8)),
         d_first(random_vector<Wide<T>>(3, 9)) {}
-
   template <class From>
-  explicit Mix(const Mix<From>& m)
-      : shape(m.shape),
-        v(convert<T>(m.v)),
-        v1(convert<T>(m.v1)),
-        dout(convert<T>(m.dout)),
-        out(convert<T>(m.out)),
-        dv(convert<T>(m.dv)),
-        dv1(convert<T>(m.dv1)),
-        own(convert<Wide<T>>(m.own)),
-        first(convert<Wide<T>>(m.first)),
-        d_own(convert<Wide<T>>(m.d_own)),
-        d_first(convert<Wide<T>>(m.d_first)) {}
+  explicit Mix(Mix<From>& from) : shape(from.shape) {
+    convert_members(*this, from);
+  }
 
-  Tensor at(const std::vector<T>& x) const { return x.empty() ? Tensor{} : view(x.data(), shape); }
+  Tensor at(const std::vector<T>& x) const { return tensor_of(x, shape); }
   void forward(Stream stream) { forward(at(out), stream); }
   void forward(const Tensor& to, Stream stream) {
-    run_on(stream.backend, {to, at(v), at(v1), vector(own), vector(first)}, [](auto& t, Stream there) {
+    run_on(stream.backend, {to, at(v), at(v1), tensor_of(own), tensor_of(first)}, [](auto& t, Stream there) {
       value_mix_forward(t[0], t[1], t[2], {t[3], 2}, {t[4], 1}, there);
     });
   }
-  void backward(bool acc_v, bool acc_v1, Stream stream) { backward(at(dv), acc_v, acc_v1, stream); }
-  void backward(const Tensor& to_v, bool acc_v, bool acc_v1, Stream stream) {
+  void backward(bool add_v, bool add_v1, Stream stream) { backward(at(dv), add_v, add_v1, stream); }
+  void backward(const Tensor& to_v, bool add_v, bool add_v1, Stream stream) {
     run_on(stream.backend,
-           {to_v, at(dv1), vector(d_own), vector(d_first), at(dout), at(v), at(v1), vector(own), vector(first)},
+           {to_v, at(dv1), tensor_of(d_own), tensor_of(d_first), at(dout), at(v), at(v1), tensor_of(own),
+            tensor_of(first)},
            [=](auto& t, Stream there) {
-             value_mix_backward(t[0], t[1], {t[2], 2}, {t[3], 1}, t[4], t[5], t[6], {t[7], 2}, {t[8], 1}, acc_v, acc_v1,
-                                there);
+             value_mix_backward({t[0], add_v}, {t[1], add_v1}, {t[2], 2}, {t[3], 1}, t[4], t[5], t[6], {t[7], 2},
+                                {t[8], 1}, there);
            });
   }
 };
@@ -86,40 +66,34 @@ struct GatedMix {
   Shape shape, rows;
   std::vector<T> v, v1, dout, out, dv1;
   std::vector<Wide<T>> alpha, dalpha;
+  auto members() { return std::tie(v, v1, dout, out, dv1, alpha, dalpha); }
 
-  GatedMix(const Size& s, bool acc_v1, bool acc_alpha, double scale)
+  GatedMix(const Size& s, bool add_v1, bool add_alpha, double scale)
       : shape{s.B, s.T, s.K, s.D},
         rows{s.B, s.T, s.K},
         v(random_vector<T>(s.numel(), 1, scale)),
         v1(random_vector<T>(s.numel(), 2, scale)),
         dout(random_vector<T>(s.numel(), 4)),
         out(poisoned<T>(s.numel())),
-        dv1(acc_v1 ? random_vector<T>(s.numel(), 5) : poisoned<T>(s.numel())),
+        dv1(add_v1 ? random_vector<T>(s.numel(), 5) : poisoned<T>(s.numel())),
         alpha(random_vector<Wide<T>>(s.rows(), 3)),
-        dalpha(acc_alpha ? random_vector<Wide<T>>(s.rows(), 6) : poisoned<Wide<T>>(s.rows())) {}
-
+        dalpha(add_alpha ? random_vector<Wide<T>>(s.rows(), 6) : poisoned<Wide<T>>(s.rows())) {}
   template <class From>
-  explicit GatedMix(const GatedMix<From>& m)
-      : shape(m.shape),
-        rows(m.rows),
-        v(convert<T>(m.v)),
-        v1(convert<T>(m.v1)),
-        dout(convert<T>(m.dout)),
-        out(convert<T>(m.out)),
-        dv1(convert<T>(m.dv1)),
-        alpha(convert<Wide<T>>(m.alpha)),
-        dalpha(convert<Wide<T>>(m.dalpha)) {}
+  explicit GatedMix(GatedMix<From>& from) : shape(from.shape), rows(from.rows) {
+    convert_members(*this, from);
+  }
 
-  void forward(Stream stream) { forward(view(out.data(), shape), stream); }
+  Tensor at(const std::vector<T>& x) const { return tensor_of(x, shape); }
+  void forward(Stream stream) { forward(at(out), stream); }
   void forward(const Tensor& to, Stream stream) {
-    run_on(stream.backend, {to, view(v.data(), shape), view(v1.data(), shape), view(alpha.data(), rows)},
+    run_on(stream.backend, {to, at(v), at(v1), tensor_of(alpha, rows)},
            [](auto& t, Stream there) { gated_mix_forward(t[0], t[1], t[2], t[3], there); });
   }
-  void backward(bool acc_v1, bool acc_alpha, Stream stream) {
-    run_on(stream.backend,
-           {view(dv1.data(), shape), view(dalpha.data(), rows), view(dout.data(), shape), view(v1.data(), shape),
-            view(alpha.data(), rows)},
-           [=](auto& t, Stream there) { gated_mix_backward(t[0], t[1], t[2], t[3], t[4], acc_v1, acc_alpha, there); });
+  void backward(bool add_v1, bool add_alpha, Stream stream) {
+    run_on(stream.backend, {at(dv1), tensor_of(dalpha, rows), at(dout), at(v1), tensor_of(alpha, rows)},
+           [=](auto& t, Stream there) {
+             gated_mix_backward({t[0], add_v1}, {t[1], add_alpha}, t[2], t[3], t[4], there);
+           });
   }
 };
 
@@ -177,15 +151,15 @@ TEST_CASE("value_mix: reference backwards are the derivatives of the reference f
 namespace {
 
 template <class T>
-void check_against_reference(const Size& size, bool acc_v, bool acc_v1, Stream stream) {
+void check_against_reference(const Size& size, bool add_v, bool add_v1, Stream stream) {
   const double rounding = tolerance_or_rounding<T>(3e-7);  // two products and a sum
-  Mix<T> mix(size, acc_v, 1.0);
-  if (acc_v1 != acc_v) mix.dv1 = acc_v1 ? random_vector<T>(size.numel(), 7) : poisoned<T>(size.numel());
+  Mix<T> mix(size, add_v, 1.0);
+  if (add_v1 != add_v) mix.dv1 = add_v1 ? random_vector<T>(size.numel(), 7) : poisoned<T>(size.numel());
   Mix<double> want(mix);
   mix.forward(stream);
   want.forward(reference);
-  mix.backward(acc_v, acc_v1, stream);
-  want.backward(acc_v, acc_v1, reference);
+  mix.backward(add_v, add_v1, stream);
+  want.backward(add_v, add_v1, reference);
   check_close("out", mix.out, want.out, rounding);
   check_close("dv", mix.dv, want.dv, rounding);
   check_close("dv1", mix.dv1, want.dv1, rounding);
@@ -197,12 +171,12 @@ void check_against_reference(const Size& size, bool acc_v, bool acc_v1, Stream s
     CHECK(std::abs(static_cast<double>(mix.d_first[i]) - want.d_first[i]) <= allowed);
   }
 
-  GatedMix<T> gated(size, acc_v1, acc_v, 1.0);
+  GatedMix<T> gated(size, add_v1, add_v, 1.0);
   GatedMix<double> gated_want(gated);
   gated.forward(stream);
   gated_want.forward(reference);
-  gated.backward(acc_v1, acc_v, stream);
-  gated_want.backward(acc_v1, acc_v, reference);
+  gated.backward(add_v1, add_v, stream);
+  gated_want.backward(add_v1, add_v, reference);
   check_close("gated out", gated.out, gated_want.out, rounding);
   check_close("gated dv1", gated.dv1, gated_want.dv1, rounding);
   check_close("dalpha", gated.dalpha, gated_want.dalpha, 1e-6);
@@ -211,24 +185,22 @@ void check_against_reference(const Size& size, bool acc_v, bool acc_v1, Stream s
 }  // namespace
 
 TEST_CASE_TEMPLATE("value_mix: the fast backends equal the reference, set and added", T, float, bf16) {
-  for (const Backend backend : fast_backends())
-    for (const Size& size : sizes(backend))
-      for (bool acc_v : {false, true})
-        for (bool acc_v1 : {false, true}) {
-          CAPTURE(static_cast<int>(backend));
-          CAPTURE(size.D);
-          CAPTURE(acc_v);
-          CAPTURE(acc_v1);
-          check_against_reference<T>(size, acc_v, acc_v1, Stream{backend});
-        }
+  for_sizes(sizes, gpu_sizes, [](Backend backend, const Size& size) {
+    for (bool add_v : {false, true})
+      for (bool add_v1 : {false, true}) {
+        CAPTURE(size.D);
+        CAPTURE(add_v);
+        CAPTURE(add_v1);
+        check_against_reference<T>(size, add_v, add_v1, Stream{backend});
+      }
+  });
 }
 
 TEST_CASE_TEMPLATE("value_mix: only the gradients that have data are written, and v is not needed without d_own", T,
                    float, bf16) {
   const Size size{1, 50, 3, 33};
-  for (const Backend backend : all_backends()) {
+  for (const Backend backend : backends_of<T>()) {
     const Stream stream{backend};
-    if (std::is_same_v<T, bf16> && stream.backend == Backend::reference) continue;
     Mix<T> all(size, false, 1.0), none(size, false, 1.0), only_first(size, false, 1.0);
     const auto before = all.d_own;
     all.backward(false, false, stream);
@@ -251,23 +223,22 @@ TEST_CASE("value_mix: one tensor may hold both numbers, even the same one") {
     std::vector<float> d(3, 0.f);
     mix.d_own[2] = mix.d_first[1] = 0;
     mix.backward(false, false, stream);
-    run_on(
-        stream.backend,
-        {mix.at(mix.dv), mix.at(mix.dv1), vector(d), mix.at(mix.dout), mix.at(mix.v), mix.at(mix.v1), vector(mix.own)},
-        [](auto& t, Stream there) {
-          value_mix_backward(t[0], t[1], {t[2], 1}, {t[2], 1}, t[3], t[4], t[5], {t[6], 1}, {t[6], 1}, false, false,
-                             there);
-        });
+    run_on(stream.backend,
+           {mix.at(mix.dv), mix.at(mix.dv1), tensor_of(d), mix.at(mix.dout), mix.at(mix.v), mix.at(mix.v1),
+            tensor_of(mix.own)},
+           [](auto& t, Stream there) {
+             value_mix_backward({t[0], false}, {t[1], false}, {t[2], 1}, {t[2], 1}, t[3], t[4], t[5], {t[6], 1},
+                                {t[6], 1}, there);
+           });
     CHECK(d[1] == doctest::Approx(mix.d_own[2] + mix.d_first[1]));
     CHECK(d[0] + d[2] == 0.f);
   }
 }
 
 TEST_CASE_TEMPLATE("value_mix: out may be v, and dv may be dout", T, float, bf16) {
-  for (const Backend backend : all_backends()) {
+  for (const Backend backend : backends_of<T>()) {
     const Stream stream{backend};
-    if (std::is_same_v<T, bf16> && stream.backend == Backend::reference) continue;
-    for (const Size& size : sizes(stream.backend)) {
+    for (const Size& size : backend == Backend::cuda ? gpu_sizes : sizes) {
       Mix<T> mix(size, false, 1.0), in_place(size, false, 1.0);
       mix.forward(stream);
       mix.backward(false, false, stream);
@@ -295,25 +266,24 @@ TEST_CASE_TEMPLATE("value_mix: memory that begins between two multiples of 16 by
   GatedMix<T> gated(size, false, false, 1.0);
   mix.forward(fast), mix.backward(false, false, fast);
   gated.forward(fast), gated.backward(false, false, fast);
-  auto later = [](std::vector<T> x) { return x.insert(x.begin(), T(0)), x; };
-  const auto v = later(mix.v), v1 = later(mix.v1), dout = later(mix.dout), gated_dout = later(gated.dout);
+  const auto v = one_later(mix.v), v1 = one_later(mix.v1), dout = one_later(mix.dout);
+  const auto gated_dout = one_later(gated.dout);
   auto out = poisoned<T>(n + 1), dv = out, dv1 = out, gated_out = out, gated_dv1 = out;
   auto dalpha = poisoned<float>(size.rows()), d_own = random_vector<float>(3, 8), d_first = random_vector<float>(3, 9);
   run_on(Backend::cuda,
-         {vector(out), vector(dv), vector(dv1), vector(gated_out), vector(gated_dv1), vector(v), vector(v1),
-          vector(dout), vector(gated_dout), vector(mix.own), vector(mix.first), vector(d_own), vector(d_first),
-          view(gated.alpha.data(), gated.rows), view(dalpha.data(), gated.rows)},
+         {tensor_of(out), tensor_of(dv), tensor_of(dv1), tensor_of(gated_out), tensor_of(gated_dv1), tensor_of(v),
+          tensor_of(v1), tensor_of(dout), tensor_of(gated_dout), tensor_of(mix.own), tensor_of(mix.first),
+          tensor_of(d_own), tensor_of(d_first), view(gated.alpha.data(), gated.rows), view(dalpha.data(), gated.rows)},
          [&](auto t, Stream stream) {
-           for (size_t i = 0; i < 9; ++i) t[i] = view(t[i].template as<T>() + 1, mix.shape);
+           for (size_t i = 0; i < 9; ++i) t[i] = from_second<T>(t[i], mix.shape);
            value_mix_forward(t[0], t[5], t[6], {t[9], 2}, {t[10], 1}, stream);
-           value_mix_backward(t[1], t[2], {t[11], 2}, {t[12], 1}, t[7], t[5], t[6], {t[9], 2}, {t[10], 1}, false, false,
-                              stream);
+           value_mix_backward({t[1], false}, {t[2], false}, {t[11], 2}, {t[12], 1}, t[7], t[5], t[6], {t[9], 2},
+                              {t[10], 1}, stream);
            gated_mix_forward(t[3], t[5], t[6], t[13], stream);
-           gated_mix_backward(t[4], t[14], t[8], t[6], t[13], false, false, stream);
+           gated_mix_backward({t[4], false}, {t[14], false}, t[8], t[6], t[13], stream);
          });
   const auto check = [&](const char* what, const std::vector<T>& got, const std::vector<T>& want) {
-    check_close(what, std::vector<T>(got.begin() + 1, got.end()), convert<double>(want),
-                tolerance_or_rounding<T>(3e-7));
+    check_close(what, one_earlier(got), convert<double>(want), tolerance_or_rounding<T>(3e-7));
   };
   check("out", out, mix.out), check("dv", dv, mix.dv), check("dv1", dv1, mix.dv1);
   check("gated out", gated_out, gated.out), check("gated dv1", gated_dv1, gated.dv1);
@@ -328,19 +298,20 @@ void check_scale(double out_tolerance, double dinp_tolerance, Backend backend) {
   for (int64_t n : {1, 3, 24, 1000, 1001, 40001}) {  // the last: more blocks of a GPU than a warp has lanes
     const auto inp = random_vector<S>(n, 1), dout = random_vector<S>(n, 2);
     const auto factor = random_vector<float>(1, 3);
-    for (bool acc : {false, true}) {
-      auto out = poisoned<S>(n), dinp = acc ? random_vector<S>(n, 4) : poisoned<S>(n);
+    for (bool add : {false, true}) {
+      auto out = poisoned<S>(n), dinp = add ? random_vector<S>(n, 4) : poisoned<S>(n);
       std::vector<float> dfactor{0.5f};
       auto out64 = poisoned<double>(n), dinp64 = convert<double>(dinp), dfactor64 = convert<double>(dfactor);
       const auto inp64 = convert<double>(inp), dout64 = convert<double>(dout), factor64 = convert<double>(factor);
-      run_on(backend, {vector(out), vector(dinp), vector(dfactor), vector(dout), vector(inp), vector(factor)},
+      run_on(backend,
+             {tensor_of(out), tensor_of(dinp), tensor_of(dfactor), tensor_of(dout), tensor_of(inp), tensor_of(factor)},
              [&](auto& t, Stream stream) {
                scale_forward(t[0], t[4], t[5], stream);
-               scale_backward(t[1], t[2], t[3], t[4], t[5], acc, stream);
+               scale_backward({t[1], add}, t[2], t[3], t[4], t[5], stream);
              });
-      scale_forward(vector(out64), vector(inp64), vector(factor64), reference);
-      scale_backward(vector(dinp64), vector(dfactor64), vector(dout64), vector(inp64), vector(factor64), acc,
-                     reference);
+      scale_forward(tensor_of(out64), tensor_of(inp64), tensor_of(factor64), reference);
+      scale_backward({tensor_of(dinp64), add}, tensor_of(dfactor64), tensor_of(dout64), tensor_of(inp64),
+                     tensor_of(factor64), reference);
       check_close("out", out, out64, out_tolerance);
       check_close("dinp", dinp, dinp64, dinp_tolerance);
       check_close("dfactor", dfactor, dfactor64, n < 2000 ? 2e-6 : 1e-5);  // of products that mostly cancel
@@ -381,11 +352,7 @@ TEST_CASE_TEMPLATE("value_mix: NaN shows, and the threads do not matter", T, flo
     mix.backward(false, false, stream);
     gated.forward(stream);
     gated.backward(false, false, stream);
-    std::vector<float> all;
-    const auto append = [&](const auto& part) { all.insert(all.end(), part.begin(), part.end()); };
-    append(mix.out), append(mix.dv), append(mix.dv1), append(mix.d_own), append(mix.d_first);
-    append(gated.out), append(gated.dv1), append(gated.dalpha);
-    return all;
+    return flat(mix.out, mix.dv, mix.dv1, mix.d_own, mix.d_first, gated.out, gated.dv1, gated.dalpha);
   };
   check_same_bits_on_any_threads<float>([&] { return run({2, 1500, 2, 64}, 0, fast); });
   for (const Backend backend : fast_backends()) {
@@ -394,11 +361,7 @@ TEST_CASE_TEMPLATE("value_mix: NaN shows, and the threads do not matter", T, flo
     // In out, dv, dv1, d_own[2], d_first[1]; in the gated out and dalpha.
     const std::vector<size_t> want{
         where, n + 7, 2 * n + 7, 3 * n + 2, 3 * n + 4, gated + where, gated + 2 * n + where / 64};
-    std::vector<size_t> got;
-    const auto all = run(size, where, Stream{backend});
-    for (size_t i = 0; i < all.size(); ++i)
-      if (is_nan(all[i])) got.push_back(i);
-    CHECK(got == want);
+    CHECK(nans_of(run(size, where, Stream{backend})) == want);
   }
 }
 
@@ -408,15 +371,16 @@ TEST_CASE("value_mix: wrong shapes and indices are errors") {
   CHECK_THROWS_AS(value_mix_forward(a, a, b, {w, 0}, {w, 0}, fast), Error);
   CHECK_THROWS_AS(value_mix_forward(a, a, a, {w, 3}, {w, 0}, fast), Error);
   CHECK_THROWS_AS(value_mix_forward(a, a, a, {w, 0}, {w, -1}, fast), Error);
-  CHECK_THROWS_AS(value_mix_backward(a, a, {w, 0}, {}, a, {}, a, {w, 0}, {w, 0}, false, false, fast), Error);
-  CHECK_THROWS_AS(value_mix_backward(a, a, {w, 3}, {}, a, a, a, {w, 0}, {w, 0}, false, false, fast), Error);
+  const Grad d{a, false};
+  CHECK_THROWS_AS(value_mix_backward(d, d, {w, 0}, {}, a, {}, a, {w, 0}, {w, 0}, fast), Error);
+  CHECK_THROWS_AS(value_mix_backward(d, d, {w, 3}, {}, a, a, a, {w, 0}, {w, 0}, fast), Error);
   CHECK_THROWS_AS(gated_mix_forward(a, a, a, w, fast), Error);
-  CHECK_THROWS_AS(gated_mix_backward(a, w, a, a, view(x.data(), {1, 2, 2}), false, false, fast), Error);
+  CHECK_THROWS_AS(gated_mix_backward(d, {w, false}, a, a, view(x.data(), {1, 2, 2}), fast), Error);
   CHECK_THROWS_AS(scale_forward(a, a, w, fast), Error);
   const std::vector<bf16> half(12);
   const Tensor n = view(half.data(), a.shape), few = view(half.data(), {3});
   CHECK_THROWS_AS(value_mix_forward(n, n, a, {w, 0}, {w, 0}, fast), Error);
   CHECK_THROWS_AS(value_mix_forward(n, n, n, {few, 0}, {w, 0}, fast), Error);
   CHECK_THROWS_AS(gated_mix_forward(n, n, n, view(half.data(), {1, 2, 2}), fast), Error);
-  CHECK_THROWS_AS(scale_backward(a, w, a, a, view(x.data(), {1}), false, fast), Error);
+  CHECK_THROWS_AS(scale_backward(d, w, a, a, view(x.data(), {1}), fast), Error);
 }

@@ -1,9 +1,12 @@
 #include "kernels/depth/depth_mix.h"
 
+#include <cstring>
+
 #include "engine/node.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/vec.h"
 #include "kernels/depth/ops.h"
+#include "kernels/dispatch.h"
 
 namespace crossply {
 namespace {
@@ -113,14 +116,26 @@ void depth_mix_forward_cpu(S* out, const std::vector<const S*>& sources, const f
   });
 }
 
-// dweights (R): one number per reader.
+// Each reader's number of the trained ones, where it has any, += the sum over the blocks of partial (blocks, R).
+void add_partial(const std::vector<DepthReader>& readers, const float* partial, int64_t blocks) {
+  const int64_t R = static_cast<int64_t>(readers.size());
+  float* sums = scratch_f32(static_cast<size_t>(R), 1);
+  std::fill_n(sums, R, 0.f);
+  for (int64_t b = 0; b < blocks; ++b)
+    for (int64_t r = 0; r < R; ++r) sums[r] += partial[b * R + r];
+  for (size_t r = 0; r < readers.size(); ++r)
+    if (readers[r].dtrained.data != nullptr) readers[r].dtrained.as<float>()[readers[r].column] += sums[r];
+}
+
 template <class S>
-void depth_mix_backward_cpu(S* dinp, float* dweights, const S* inp, const std::vector<const S*>& dout,
-                            const float* weights, int64_t size, bool acc) {
-  const int64_t R = static_cast<int64_t>(dout.size()), tiles = ceil_div(size, tile_size);
+void depth_mix_backward_cpu(S* dinp, const S* inp, const std::vector<DepthReader>& readers, int64_t size, bool acc) {
+  const int64_t R = static_cast<int64_t>(readers.size()), tiles = ceil_div(size, tile_size);
+  const std::vector<const S*>& dout = data_of<const S>(readers, &DepthReader::dout);
   const Split split(tiles, size * R);
-  float* partial = scratch_f32(static_cast<size_t>(split.blocks * R));
+  float* partial = scratch_f32(static_cast<size_t>((split.blocks + 1) * R));
+  float* weights = partial + split.blocks * R;
   std::fill_n(partial, split.blocks * R, 0.f);
+  for (size_t r = 0; r < readers.size(); ++r) weights[r] = readers[r].weights.as<float>()[readers[r].column];
   parallel_for(split.blocks, split.grain(), [=, &dout](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) {
       const int64_t last = std::min(size, tiles * (b + 1) / split.blocks * tile_size);
@@ -129,13 +144,11 @@ void depth_mix_backward_cpu(S* dinp, float* dweights, const S* inp, const std::v
                       acc);
     }
   });
-  std::fill_n(dweights, R, 0.f);
-  for (int64_t b = 0; b < split.blocks; ++b)
-    for (int64_t r = 0; r < R; ++r) dweights[r] += partial[b * R + r];
+  add_partial(readers, partial, split.blocks);
 }
 
 template <class S>
-void row_dots_cpu(float* dots, const S* a, const S* b, int64_t N, int64_t C) {
+void vertical_dot_cpu(float* dots, const S* a, const S* b, int64_t N, int64_t C) {
   const int64_t whole = C / lanes_of<Vec16> * lanes_of<Vec16>;
   parallel_for(N, 32768 / C, [=](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n)
@@ -160,14 +173,12 @@ void vertical_forward_cpu(S* out, float* weights, const std::vector<const S*>& s
                           const std::vector<const float*>& squares, const float* scores, int64_t N, int64_t C,
                           float eps) {
   const int64_t inputs = static_cast<int64_t>(sources.size());
-  std::vector<float> exp_scores(sources.size(), 1.f);
-  if (scores != nullptr) {
-    const float max = *std::max_element(scores, scores + inputs);
-    for (int64_t s = 0; s < inputs; ++s) exp_scores[static_cast<size_t>(s)] = std::exp(scores[s] - max);
-  }
-  parallel_for(N, 32768 / (C * inputs), [=, &sources, &squares, &exp_scores](int64_t begin, int64_t end) {
+  float* exp_scores = scratch_f32(sources.size(), 3);
+  const float max = scores == nullptr ? 0.f : *std::max_element(scores, scores + inputs);
+  for (int64_t s = 0; s < inputs; ++s) exp_scores[s] = scores == nullptr ? 1.f : std::exp(scores[s] - max);
+  parallel_for(N, 32768 / (C * inputs), [=, &sources, &squares](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n) {
-      token_weights(weights + n * inputs, squares, exp_scores.data(), n, eps);
+      token_weights(weights + n * inputs, squares, exp_scores, n, eps);
       mix_row<false, S, S>(out + n * C, nullptr, nullptr, sources.data(), weights + n * inputs, inputs, n * C, C,
                            false);
     }
@@ -197,12 +208,16 @@ struct Column {
   const float* pbar;  // (N)
 };
 
-// dscores (R): one number per reader.
 template <class S>
-void vertical_backward_cpu(S* dinp, float* dscores, const S* inp, const float* squares,
-                           const std::vector<const S*>& dout, const std::vector<Column>& columns, int64_t N, int64_t C,
-                           float eps, bool acc) {
-  const int64_t R = static_cast<int64_t>(dout.size());
+void vertical_backward_cpu(S* dinp, const S* inp, const float* squares, const std::vector<DepthReader>& readers,
+                           int64_t N, int64_t C, float eps, bool acc) {
+  static thread_local std::vector<Column> all_columns;
+  const std::vector<const S*>& dout = data_of<const S>(readers, &DepthReader::dout);
+  const int64_t R = static_cast<int64_t>(readers.size());
+  all_columns.clear();
+  for (const DepthReader& r : readers)
+    all_columns.push_back({r.weights.as<float>() + r.column, r.weights.numel() / N, r.pbar.as<float>()});
+  const std::vector<Column>& columns = all_columns;  // this thread's, for the others
   const Split split(N, N * C * R);
   float* partial = scratch_f32(static_cast<size_t>(split.blocks * R));
   std::fill_n(partial, split.blocks * R, 0.f);
@@ -234,151 +249,103 @@ void vertical_backward_cpu(S* dinp, float* dscores, const S* inp, const float* s
       }
     }
   });
-  std::fill_n(dscores, R, 0.f);
-  for (int64_t b = 0; b < split.blocks; ++b)
-    for (int64_t r = 0; r < R; ++r) dscores[r] += partial[b * R + r];
+  add_partial(readers, partial, split.blocks);
 }
 
-void check_sources(const char* name, const Tensor& out, const std::vector<Tensor>& sources) {
-  CHECK_THAT(!sources.empty(), name, ": no sources");
-  for (const Tensor& source : sources)
-    CHECK_THAT(source.numel() == out.numel(), name, ": out ", out.str(), " source ", source.str());
+void check_sources(const Tensor& out, const std::vector<Tensor>& sources) {
+  CHECK_THAT(!sources.empty(), "no sources for ", out.str());
+  for (const Tensor& source : sources) CHECK_SHAPES(source.numel() == out.numel(), out, source);
+}
+
+// Without readers nothing else has to be done.
+bool set_to_zero(const Grad& dinp, const std::vector<DepthReader>& readers) {
+  if (readers.empty() && !dinp.add) std::memset(dinp.data, 0, dinp.bytes());
+  return readers.empty();
 }
 
 }  // namespace
 
 // -----------------------------------------------------------------------------------------------------------------
-// Entry points: check shapes, choose the backend.
+// Entry points.
 
 void depth_mix_forward(const Tensor& out, const std::vector<Tensor>& sources, const Tensor& weights, Stream stream) {
-  check_sources("depth_mix_forward", out, sources);
-  CHECK_THAT(weights.numel() == static_cast<int64_t>(sources.size()), "depth_mix_forward: weights ", weights.str(),
-             " for ", sources.size(), " sources");
-  if (stream.backend == Backend::cuda) return depth_mix_forward_cuda(out, sources, weights);
-  if (stream.backend == Backend::cpu)
-    return with_storage(out.dtype, [&](auto storage) {
-      using S = decltype(storage);
-      depth_mix_forward_cpu(out.as<S>(), pointers<const S>(sources), weights.as<float>(), out.numel());
-    });
-  with_real(out.dtype, [&](auto real) {
-    using T = decltype(real);
-    depth_mix_forward_ref(out.as<T>(), pointers<const T>(sources), weights.as<T>(), out.numel());
-  });
+  check_sources(out, sources);
+  CHECK_THAT(weights.numel() == static_cast<int64_t>(sources.size()), weights.str(), " for ", sources.size());
+  dispatch(
+      stream, out.dtype, [&] { depth_mix_forward_cuda(out, sources, weights); },
+      [&]<class S>(S) {
+        depth_mix_forward_cpu(out.as<S>(), data_of<const S>(sources), weights.as<float>(), out.numel());
+      },
+      [&]<class T>(T) { depth_mix_forward_ref(out.as<T>(), data_of<const T>(sources), weights.as<T>(), out.numel()); });
 }
 
-void depth_mix_backward(const Tensor& dinp, const Tensor& inp, const std::vector<DepthReader>& readers, bool acc,
-                        Stream stream) {
-  CHECK_THAT(inp.numel() == dinp.numel(), "depth_mix_backward: dinp ", dinp.str(), " inp ", inp.str());
-  for (const DepthReader& r : readers)
-    CHECK_THAT(r.dout.numel() == dinp.numel() && r.dweights.numel() == r.weights.numel() && r.column >= 0 &&
-                   r.column < r.weights.numel(),
-               "depth_mix_backward: dinp ", dinp.str(), " dout ", r.dout.str(), " weights ", r.weights.str(),
-               " dweights ", r.dweights.str(), " column ", r.column);
-  if (stream.backend == Backend::cuda) return depth_mix_backward_cuda(dinp, inp, readers, acc);
-  if (stream.backend == Backend::reference) {
-    with_real(dinp.dtype, [&](auto real) {
-      using T = decltype(real);
-      depth_mix_backward_ref(dinp.as<T>(), inp.as<T>(), readers, dinp.numel(), acc);
-    });
-    return;
+void depth_mix_backward(const Grad& dinp, const Tensor& inp, const std::vector<DepthReader>& readers, Stream stream) {
+  const int64_t size = dinp.numel();
+  CHECK_SHAPES(inp.numel() == size, dinp, inp);
+  for (const auto& [dout, weights, dtrained, column, pbar] : readers) {
+    CHECK_SHAPES(dout.numel() == size && dtrained.numel() == weights.numel(), dinp, dout, weights, dtrained);
+    CHECK_THAT(column >= 0 && column < weights.numel(), column, " of ", weights.str());
   }
-  with_storage(dinp.dtype, [&](auto storage) {
-    using S = decltype(storage);
-    if (readers.empty() && !acc) std::fill_n(dinp.as<S>(), dinp.numel(), S(0.f));
-    if (readers.empty()) return;
-    std::vector<const S*> dout;
-    std::vector<float> weights, dweights(readers.size());
-    for (const DepthReader& r : readers) {
-      dout.push_back(r.dout.as<S>());
-      weights.push_back(r.weights.as<float>()[r.column]);
-    }
-    depth_mix_backward_cpu(dinp.as<S>(), dweights.data(), inp.as<S>(), dout, weights.data(), dinp.numel(), acc);
-    for (size_t r = 0; r < readers.size(); ++r) readers[r].dweights.as<float>()[readers[r].column] += dweights[r];
-  });
+  dispatch(
+      stream, dinp.dtype, [&] { depth_mix_backward_cuda(dinp, inp, readers); },
+      [&]<class S>(S) {
+        if (set_to_zero(dinp, readers)) return;
+        depth_mix_backward_cpu(dinp.as<S>(), inp.as<S>(), readers, size, dinp.add);
+      },
+      [&]<class T>(T) { depth_mix_backward_ref(dinp.as<T>(), inp.as<T>(), readers, size, dinp.add); });
 }
 
-void vertical_squares(const Tensor& squares, const Tensor& inp, Stream stream) {
-  vertical_dot(squares, inp, inp, stream);
-}
-
-void vertical_dot(const Tensor& pbar, const Tensor& dout, const Tensor& out, Stream stream) {
-  const int64_t N = pbar.numel(), C = out.numel() / N;
-  CHECK_THAT(out.numel() == N * C && dout.numel() == N * C, "vertical_dot: pbar ", pbar.str(), " dout ", dout.str(),
-             " out ", out.str());
-  if (stream.backend == Backend::cuda) return vertical_dot_cuda(pbar, dout, out, N, C);
-  if (stream.backend == Backend::cpu)
-    return with_storage(out.dtype, [&](auto storage) {
-      using S = decltype(storage);
-      row_dots_cpu(pbar.as<float>(), dout.as<S>(), out.as<S>(), N, C);
-    });
-  with_real(pbar.dtype, [&](auto real) {
-    using T = decltype(real);
-    row_dots_ref(pbar.as<T>(), dout.as<T>(), out.as<T>(), N, C);
-  });
+void vertical_dot(const Tensor& dots, const Tensor& a, const Tensor& b, Stream stream) {
+  const int64_t N = dots.numel(), C = a.numel() / N;
+  CHECK_SHAPES(a.numel() == N * C && b.numel() == N * C, dots, a, b);
+  dispatch(
+      stream, a.dtype, [&] { vertical_dot_cuda(dots, a, b, N, C); },
+      [&]<class S>(S) { vertical_dot_cpu(dots.as<float>(), a.as<S>(), b.as<S>(), N, C); },
+      [&]<class T>(T) { vertical_dot_ref(dots.as<T>(), a.as<T>(), b.as<T>(), N, C); });
 }
 
 void vertical_forward(const Tensor& out, const Tensor& weights, const std::vector<Tensor>& sources,
                       const std::vector<Tensor>& squares, const Tensor& scores, double eps, Stream stream) {
-  check_sources("vertical_forward", out, sources);
+  check_sources(out, sources);
   const int64_t S = static_cast<int64_t>(sources.size()), N = weights.numel() / S, C = out.numel() / N;
-  CHECK_THAT(weights.numel() == N * S && out.numel() == N * C && squares.size() == sources.size() &&
-                 (scores.data == nullptr || scores.numel() == S),
-             "vertical_forward: out ", out.str(), " weights ", weights.str(), " scores ", scores.str(), ", ", S,
-             " sources, ", squares.size(), " squares");
-  for (const Tensor& square : squares)
-    CHECK_THAT(square.numel() == N, "vertical_forward: squares ", square.str(), " for ", N, " tokens");
-  const bool trained = scores.data != nullptr;
-  if (stream.backend == Backend::cuda) return vertical_forward_cuda(out, weights, sources, squares, scores, N, C, eps);
-  if (stream.backend == Backend::cpu)
-    return with_storage(out.dtype, [&](auto storage) {
-      using Stored = decltype(storage);
-      vertical_forward_cpu(out.as<Stored>(), weights.as<float>(), pointers<const Stored>(sources),
-                           pointers<const float>(squares), trained ? scores.as<float>() : nullptr, N, C,
-                           static_cast<float>(eps));
-    });
-  with_real(out.dtype, [&](auto real) {
-    using T = decltype(real);
-    vertical_forward_ref(out.as<T>(), weights.as<T>(), pointers<const T>(sources), pointers<const T>(squares),
-                         trained ? scores.as<T>() : nullptr, N, C, eps);
-  });
+  CHECK_SHAPES(weights.numel() == N * S && out.numel() == N * C && (scores.data == nullptr || scores.numel() == S), out,
+               weights, scores);
+  CHECK_THAT(squares.size() == sources.size(), S, " sources, ", squares.size(), " squares");
+  for (const Tensor& square : squares) CHECK_SHAPES(square.numel() == N, square, weights);
+  dispatch(
+      stream, out.dtype, [&] { vertical_forward_cuda(out, weights, sources, squares, scores, N, C, eps); },
+      [&]<class Stored>(Stored) {
+        vertical_forward_cpu(out.as<Stored>(), weights.as<float>(), data_of<const Stored>(sources),
+                             data_of<const float, 1>(squares), data_or_null<float>(scores), N, C,
+                             static_cast<float>(eps));
+      },
+      [&]<class T>(T) {
+        vertical_forward_ref(out.as<T>(), weights.as<T>(), data_of<const T>(sources), data_of<const T, 1>(squares),
+                             data_or_null<const T>(scores), N, C, eps);
+      });
 }
 
-void vertical_backward(const Tensor& dinp, const Tensor& inp, const Tensor& squares,
-                       const std::vector<VerticalReader>& readers, double eps, bool acc, Stream stream) {
+void vertical_backward(const Grad& dinp, const Tensor& inp, const Tensor& squares,
+                       const std::vector<DepthReader>& readers, double eps, Stream stream) {
   const int64_t N = squares.numel(), C = inp.numel() / N;
-  CHECK_THAT(inp.numel() == N * C && dinp.numel() == N * C, "vertical_backward: dinp ", dinp.str(), " inp ", inp.str(),
-             " squares ", squares.str());
-  for (const VerticalReader& r : readers) {
-    const int64_t S = r.weights.numel() / N;
-    CHECK_THAT(r.dout.numel() == N * C && r.weights.numel() == N * S && r.pbar.numel() == N && r.column >= 0 &&
-                   r.column < S && (r.dscores.data == nullptr || r.dscores.numel() == S),
-               "vertical_backward: dinp ", dinp.str(), " dout ", r.dout.str(), " weights ", r.weights.str(), " pbar ",
-               r.pbar.str(), " dscores ", r.dscores.str(), " column ", r.column);
+  CHECK_SHAPES(inp.numel() == N * C && dinp.numel() == N * C, dinp, inp, squares);
+  for (const auto& [dout, weights, dscores, column, pbar] : readers) {
+    const int64_t S = weights.numel() / N;
+    CHECK_SHAPES(dout.numel() == N * C && weights.numel() == N * S && pbar.numel() == N &&
+                     (dscores.data == nullptr || dscores.numel() == S),
+                 dinp, dout, weights, pbar, dscores);
+    CHECK_THAT(column >= 0 && column < S, column, " of ", weights.str());
   }
-  if (stream.backend == Backend::cuda) return vertical_backward_cuda(dinp, inp, squares, readers, N, C, eps, acc);
-  if (stream.backend == Backend::reference) {
-    with_real(dinp.dtype, [&](auto real) {
-      using T = decltype(real);
-      vertical_backward_ref(dinp.as<T>(), inp.as<T>(), squares.as<T>(), readers, N, C, eps, acc);
-    });
-    return;
-  }
-  with_storage(dinp.dtype, [&](auto storage) {
-    using S = decltype(storage);
-    if (readers.empty() && !acc) std::fill_n(dinp.as<S>(), N * C, S(0.f));
-    if (readers.empty()) return;
-    std::vector<const S*> dout;
-    std::vector<Column> columns;
-    std::vector<float> dscores(readers.size());
-    for (const VerticalReader& r : readers) {
-      dout.push_back(r.dout.as<S>());
-      columns.push_back({r.weights.as<float>() + r.column, r.weights.numel() / N, r.pbar.as<float>()});
-    }
-    vertical_backward_cpu(dinp.as<S>(), dscores.data(), inp.as<S>(), squares.as<float>(), dout, columns, N, C,
-                          static_cast<float>(eps), acc);
-    for (size_t r = 0; r < readers.size(); ++r)
-      if (readers[r].dscores.data != nullptr) readers[r].dscores.as<float>()[readers[r].column] += dscores[r];
-  });
+  dispatch(
+      stream, dinp.dtype, [&] { vertical_backward_cuda(dinp, inp, squares, readers, N, C, eps); },
+      [&]<class S>(S) {
+        if (set_to_zero(dinp, readers)) return;
+        vertical_backward_cpu(dinp.as<S>(), inp.as<S>(), squares.as<float>(), readers, N, C, static_cast<float>(eps),
+                              dinp.add);
+      },
+      [&]<class T>(T) {
+        vertical_backward_ref(dinp.as<T>(), inp.as<T>(), squares.as<T>(), readers, N, C, eps, dinp.add);
+      });
 }
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -387,50 +354,19 @@ void vertical_backward(const Tensor& dinp, const Tensor& inp, const Tensor& squa
 namespace ops {
 namespace {
 
-// A source of mixtures: out[0] is in[0]. Its backward gathers from the readers, which are recorded after it.
-struct DepthSource : Node {
-  struct Reader {
-    Value *out, *weights;  // the mixture and its weights: a parameter, or one row per token
-    int64_t column;        // of this source among them
-    Value *scores, *pbar;  // vertical attention only
-  };
-  bool by_norm = false;  // saved[0] then holds the squared norms (B*T)
-  double eps = 0;
-  std::vector<Reader> readers;
-  std::vector<DepthReader> mixes;  // the same as tensors
-  std::vector<VerticalReader> attends;
-
-  const char* op() const override { return "depth_source"; }
-  void prepare() override {
-    mixes.clear(), attends.clear();
-    for (const Reader& r : readers) {
-      if (r.out->grad == nullptr) continue;  // a tape that only goes forward
-      if (by_norm)
-        attends.push_back({grad_of(r.out), tensor_of(r.weights), tensor_of(r.pbar), grad_of(r.scores), r.column});
-      else mixes.push_back({grad_of(r.out), tensor_of(r.weights), grad_of(r.weights), r.column});
-    }
-  }
-  void forward(const Step&, Stream stream) override {
-    if (by_norm) vertical_squares(saved[0]->tensor, input(0), stream);
-  }
-  double flops() const override { return by_norm ? 2.0 * static_cast<double>(in[0]->shape.numel()) : 0; }
-  void backward(const Step&, Stream stream) override {
-    const bool add = out[0]->grad != nullptr;  // which is dinput(0) then, with what the direct readers passed on
-    if (by_norm) vertical_backward(dinput(0), output(), saved[0]->tensor, attends, eps, add, stream);
-    else depth_mix_backward(dinput(0), output(), mixes, add, stream);
-  }
-};
-
 // A mixture: reads the sources, which take care of all its gradients but one.
 struct DepthMix : Node {
   std::vector<Value*> sources, squares;  // squares: vertical attention only, saved[0] the weights, saved[1] pbar
+  Value* trained = nullptr;              // in[0]: the weights, or the scores, which may be null
+  std::vector<Tensor> source_tensors, square_tensors;
   double eps = 0;
 
   const char* op() const override { return squares.empty() ? "depth_mix" : "vertical"; }
+  void prepare() override { source_tensors = tensors_of(sources), square_tensors = tensors_of(squares); }
   void forward(const Step&, Stream stream) override {
-    const Tensor weights = in.empty() ? Tensor{} : input(0);
-    if (squares.empty()) depth_mix_forward(output(), tensors_of(sources), weights, stream);
-    else vertical_forward(output(), saved[0]->tensor, tensors_of(sources), tensors_of(squares), weights, eps, stream);
+    const Tensor weights = tensor_of(trained);
+    if (squares.empty()) depth_mix_forward(output(), source_tensors, weights, stream);
+    else vertical_forward(output(), saved[0]->tensor, source_tensors, square_tensors, weights, eps, stream);
   }
   void backward(const Step&, Stream stream) override {
     if (!squares.empty()) vertical_dot(saved[1]->tensor, doutput(), output(), stream);
@@ -438,15 +374,44 @@ struct DepthMix : Node {
   double flops() const override {
     return 2.0 * static_cast<double>(out[0]->shape.numel()) * static_cast<double>(sources.size());
   }
+  // As its source number `column` sees it.
+  DepthReader reader(int64_t column) const {
+    if (squares.empty()) return {doutput(), tensor_of(trained), grad_of(trained), column, {}};
+    return {doutput(), saved[0]->tensor, grad_of(trained), column, saved[1]->tensor};
+  }
 };
 
-// The mixture reads the sources by `weights`, and each source learns of its reader. Vertical attention passes the
-// scores, or null, and saves its weights and pbar in the mixture.
-void connect(DepthMix& mix, const std::vector<Node*>& nodes, const std::vector<int>& sources, Value* weights,
-             Value* scores, Value* pbar) {
+// A source of mixtures: out[0] is in[0]. Its backward gathers from the readers, which are recorded after it.
+struct DepthSource : Node {
+  bool by_norm = false;  // saved[0] then holds the squared norms (B*T)
+  double eps = 0;
+  std::vector<std::pair<const DepthMix*, int64_t>> mixes;  // and which of their sources this is
+  std::vector<DepthReader> readers;
+
+  const char* op() const override { return "depth_source"; }
+  void prepare() override {
+    readers.clear();
+    for (const auto& [mix, column] : mixes)
+      if (mix->out[0]->grad != nullptr)
+        readers.push_back(mix->reader(column));  // null on a tape that only goes forward
+  }
+  void forward(const Step&, Stream stream) override {
+    if (by_norm) vertical_dot(saved[0]->tensor, input(0), input(0), stream);
+  }
+  double flops() const override { return by_norm ? 2.0 * static_cast<double>(in[0]->shape.numel()) : 0; }
+  void backward(const Step&, Stream stream) override {
+    // out[0]'s gradient, where it has one, is in[0]'s with what the direct readers passed on.
+    const Grad dinp{dinput(0), out[0]->grad != nullptr};
+    if (by_norm) vertical_backward(dinp, output(), saved[0]->tensor, readers, eps, stream);
+    else depth_mix_backward(dinp, output(), readers, stream);
+  }
+};
+
+// The mixture reads the sources, and each of them learns of its reader.
+void connect(DepthMix& mix, const std::vector<Node*>& nodes, const std::vector<int>& sources) {
   for (const int s : sources) {
     auto& source = static_cast<DepthSource&>(*nodes.at(static_cast<size_t>(s)));
-    source.readers.push_back({mix.out[0], weights, static_cast<int64_t>(mix.sources.size()), scores, pbar});
+    source.mixes.emplace_back(&mix, static_cast<int64_t>(mix.sources.size()));
     source.keep_grads.push_back(mix.out[0]);
     source.keep.insert(source.keep.end(), mix.saved.begin(), mix.saved.end());
     mix.sources.push_back(source.out[0]);
@@ -474,7 +439,8 @@ Value* DepthHistory::mix(const std::string& name, const std::vector<int>& source
   const int64_t S = static_cast<int64_t>(sources.size());
   CHECK_THAT(!by_norm_ && S > 0 && weight->shape.numel() == S, name, ": ", S, " sources, weight ", weight->shape.str());
   auto node = make_node<DepthMix>(name, {weight}, {tape_.activation(name, nodes_[0]->out[0]->shape)});
-  connect(*node, nodes_, sources, weight, nullptr, nullptr);
+  node->trained = weight;
+  connect(*node, nodes_, sources);
   return tape_.record(std::move(node));
 }
 
@@ -484,9 +450,10 @@ Value* DepthHistory::attend(const std::string& name, const std::vector<int>& sou
   const Shape stream = nodes_[0]->out[0]->shape;
   const int64_t N = stream[0] * stream[1];
   auto node = make_node<DepthMix>(name, present({scores}), {tape_.activation(name, stream)});
+  node->trained = scores;
   node->eps = eps_;
   node->saved = {tape_.statistic(name + ".weights", Shape{N, S}), tape_.statistic(name + ".pbar", Shape{N})};
-  connect(*node, nodes_, sources, node->saved[0], scores, node->saved[1]);
+  connect(*node, nodes_, sources);
   node->keep = {node->out[0]};
   Value* out = tape_.record(std::move(node));
   out->needs_grad = true;  // through the sources, also where there are no scores

@@ -317,8 +317,13 @@ void check_inputs(const char* name, size_t count) {
 
 // Calls body(whole), a constant: whether C columns of all the tensors allow accesses of 16 bytes.
 template <class S, class F>
-void with_whole(int64_t C, const std::vector<const void*>& tensors, F&& body) {
+void with_whole(int64_t C, std::initializer_list<const void*> tensors, F&& body) {
   with_width<S>(C, tensors, [&](auto width) { body(std::bool_constant<(width > 1)>{}); });
+}
+
+// Where this source's number of what the reader trains has its gradient; null if nothing is trained.
+float* trained_number(const DepthReader& r) {
+  return r.dtrained.data == nullptr ? nullptr : r.dtrained.as<float>() + r.column;
 }
 
 void add_partial(const Pointers<float>& to, const float* partial, int64_t blocks) {
@@ -329,8 +334,7 @@ void add_partial(const Pointers<float>& to, const float* partial, int64_t blocks
 
 void depth_mix_forward_cuda(const Tensor& out, const std::vector<Tensor>& sources, const Tensor& weights) {
   check_inputs("depth_mix_forward", sources.size());
-  with_storage(out.dtype, [&](auto storage) {
-    using S = decltype(storage);
+  with_storage(out.dtype, [&]<class S>(S) {
     Pointers<const S> from;
     from.count = 0;
     for (const Tensor& source : sources) from.x[from.count++] = source.as<S>();
@@ -341,38 +345,37 @@ void depth_mix_forward_cuda(const Tensor& out, const std::vector<Tensor>& source
   });
 }
 
-void depth_mix_backward_cuda(const Tensor& dinp, const Tensor& inp, const std::vector<DepthReader>& readers, bool acc) {
+void depth_mix_backward_cuda(const Grad& dinp, const Tensor& inp, const std::vector<DepthReader>& readers) {
   check_inputs("depth_mix_backward", readers.size());
-  if (readers.empty() && !acc) fill_device_memory(dinp.data, 0, dinp.bytes());
+  if (readers.empty() && !dinp.add) fill_device_memory(dinp.data, 0, dinp.bytes());
   if (readers.empty()) return;
-  with_storage(dinp.dtype, [&](auto storage) {
-    using S = decltype(storage);
+  with_storage(dinp.dtype, [&]<class S>(S) {
     DepthReaders<S> from;
     Pointers<float> to;
-    std::vector<const void*> tensors{dinp.data, inp.data};
+    bool aligned = true;
     from.count = to.count = 0;
     for (const DepthReader& r : readers) {
-      tensors.push_back(from.dout[from.count] = r.dout.as<S>());
+      aligned &= is_aligned16(r.dout);
+      from.dout[from.count] = r.dout.as<S>();
       from.weight[from.count++] = r.weights.as<float>() + r.column;
-      to.x[to.count++] = r.dweights.as<float>() + r.column;
+      to.x[to.count++] = trained_number(r);
     }
-    with_width<S>(dinp.numel(), tensors, [&](auto width) {
+    with_width<S>(aligned ? dinp.numel() : 1, {dinp.data, inp.data}, [&](auto width) {
       // A block a tile: however many the readers, none waits long for the last one.
       const int64_t blocks = blocks_of(dinp.numel(), tile_size<width, backward_vectors>);
       float* partial = scratch<float>(blocks * to.count);
       launch({"depth_mix_backward", static_cast<uint32_t>(blocks), threads, warps * readers.size() * sizeof(float)},
-             depth_mix_backward_kernel<width, S>, dinp.as<S>(), partial, inp.as<S>(), from, dinp.numel(), acc);
+             depth_mix_backward_kernel<width, S>, dinp.as<S>(), partial, inp.as<S>(), from, dinp.numel(), dinp.add);
       add_partial(to, partial, blocks);
     });
   });
 }
 
-void vertical_dot_cuda(const Tensor& pbar, const Tensor& dout, const Tensor& out, int64_t N, int64_t C) {
-  with_storage(out.dtype, [&](auto storage) {
-    using S = decltype(storage);
-    with_whole<S>(C, {out.data, dout.data}, [&](auto whole) {
+void vertical_dot_cuda(const Tensor& dots, const Tensor& a, const Tensor& b, int64_t N, int64_t C) {
+  with_storage(a.dtype, [&]<class S>(S) {
+    with_whole<S>(C, {a.data, b.data}, [&](auto whole) {
       launch({"vertical_dot", blocks_of(N, group), threads_of_row(C, widest<S>, threads)},
-             vertical_dot_kernel<whole, S>, pbar.as<float>(), dout.as<S>(), out.as<S>(), N, C);
+             vertical_dot_kernel<whole, S>, dots.as<float>(), a.as<S>(), b.as<S>(), N, C);
     });
   });
 }
@@ -380,42 +383,38 @@ void vertical_dot_cuda(const Tensor& pbar, const Tensor& dout, const Tensor& out
 void vertical_forward_cuda(const Tensor& out, const Tensor& weights, const std::vector<Tensor>& sources,
                            const std::vector<Tensor>& squares, const Tensor& scores, int64_t N, int64_t C, double eps) {
   check_inputs("vertical_forward", sources.size());
-  with_storage(out.dtype, [&](auto storage) {
-    using S = decltype(storage);
+  with_storage(out.dtype, [&]<class S>(S) {
     VerticalSources<S> from;
-    std::vector<const void*> tensors{out.data};
     from.count = static_cast<int>(sources.size());
-    for (size_t s = 0; s < sources.size(); ++s) {
-      tensors.push_back(from.x[s] = sources[s].as<S>());
-      from.squares[s] = squares[s].as<float>();
-    }
+    for (size_t s = 0; s < sources.size(); ++s)
+      from.x[s] = sources[s].as<S>(), from.squares[s] = squares[s].as<float>();
     // Each has the scores' exponentials to make.
     const auto blocks = static_cast<uint32_t>(std::clamp<int64_t>(N / (2 * warps), 1, 1056));
     const size_t shared = sources.size() * (sizeof(float*) + (1 + warps) * sizeof(float));
-    with_whole<S>(C, tensors, [&](auto whole) {
+    with_whole<S>(aligned16(sources) ? C : 1, {out.data}, [&](auto whole) {
       launch({"vertical_forward", blocks, dim3(warp_size, warps), shared}, vertical_forward_kernel<whole, S>,
              out.as<S>(), weights.as<float>(), from, data_or_null<float>(scores), N, C, static_cast<float>(eps));
     });
   });
 }
 
-void vertical_backward_cuda(const Tensor& dinp, const Tensor& inp, const Tensor& squares,
-                            const std::vector<VerticalReader>& readers, int64_t N, int64_t C, double eps, bool acc) {
+void vertical_backward_cuda(const Grad& dinp, const Tensor& inp, const Tensor& squares,
+                            const std::vector<DepthReader>& readers, int64_t N, int64_t C, double eps) {
   check_inputs("vertical_backward", readers.size());
-  if (readers.empty() && !acc) fill_device_memory(dinp.data, 0, dinp.bytes());
+  if (readers.empty() && !dinp.add) fill_device_memory(dinp.data, 0, dinp.bytes());
   if (readers.empty()) return;
-  with_storage(dinp.dtype, [&](auto storage) {
-    using S = decltype(storage);
+  with_storage(dinp.dtype, [&]<class S>(S) {
     VerticalReaders<S> from;
     Pointers<float> to;
-    std::vector<const void*> tensors{dinp.data, inp.data};
+    bool aligned = true;
     from.count = to.count = 0;
-    for (const VerticalReader& r : readers) {
-      tensors.push_back(from.dout[from.count] = r.dout.as<S>());
+    for (const DepthReader& r : readers) {
+      aligned &= is_aligned16(r.dout);
+      from.dout[from.count] = r.dout.as<S>();
       from.weights[from.count] = r.weights.as<float>() + r.column;
       from.pbar[from.count] = r.pbar.as<float>();
       from.stride[from.count++] = static_cast<int32_t>(r.weights.numel() / N);
-      to.x[to.count++] = r.dscores.data == nullptr ? nullptr : r.dscores.as<float>() + r.column;
+      to.x[to.count++] = trained_number(r);
     }
     const int64_t padded = blocks_of(C, widest<S>) * widest<S>;
     const uint32_t row_threads = threads_of_row(C, widest<S>, threads);
@@ -423,9 +422,10 @@ void vertical_backward_cuda(const Tensor& dinp, const Tensor& inp, const Tensor&
     CHECK_THAT(static_cast<int64_t>(shared) < most_shared_bytes() - 1024, "vertical_backward: rows of ", C,
                " are too wide for a GPU");
     float* partial = scratch<float>(N * to.count);
-    with_whole<S>(C, tensors, [&](auto whole) {
+    with_whole<S>(aligned ? C : 1, {dinp.data, inp.data}, [&](auto whole) {
       launch({"vertical_backward", static_cast<uint32_t>(N), row_threads, shared}, vertical_backward_kernel<whole, S>,
-             dinp.as<S>(), partial, inp.as<S>(), squares.as<float>(), from, N, C, padded, static_cast<float>(eps), acc);
+             dinp.as<S>(), partial, inp.as<S>(), squares.as<float>(), from, N, C, padded, static_cast<float>(eps),
+             dinp.add);
     });
     add_partial(to, partial, N);
   });

@@ -11,19 +11,19 @@
 // Backward in gather form: when the gradients of all mixes that read a source are there (its readers), the source's own
 // gradient is written once. Reader r read it with the weight w = r.weights[r.column], or r.weights[n, r.column].
 //
-//   depth_mix   dinp[n,:] = sum_r w * r.dout[n,:]                                  set, or added if acc
-//               r.dweights[r.column] += sum_n <r.dout[n,:], inp[n,:]>              always added
+//   depth_mix   dinp[n,:] = sum_r w * r.dout[n,:]                                  set, or added
+//               r.dtrained[r.column] += sum_n <r.dout[n,:], inp[n,:]>              always added
 //   vertical    r.pbar[n] = <r.dout[n,:], r.out[n,:]>                              once per mix, before any gather
 //               q_r[n]    = w * (<r.dout[n,:], inp[n,:]> - r.pbar[n])
 //               dinp[n,:] = sum_r w * r.dout[n,:] - (sum_r q_r[n]) * inp[n,:] / (squares[n] + eps)   set, or added
-//               r.dscores[r.column] += sum_n q_r[n]                                always added
+//               r.dtrained[r.column] += sum_n q_r[n]                                always added
 //
-// The last term of dinp is the gradient through the norm. Without readers dinp is 0, or unchanged if acc.
+// The last term of dinp is the gradient through the norm. Without readers dinp is 0, or unchanged if added to.
 // sources, inp, out, dout, dinp: any shape of N*C elements, on the CPU f32 or bf16; squares, pbar: (N); they and all
 // weights, scores and their gradients are f32. Nothing that is written may alias
 // anything else. Sums over tokens go through a fixed number of partial sums: the thread count does not change them.
 //
-// A vertical mix of one source copies it bit for bit with the weight 1, and its gather is exactly dout, with dscores
+// A vertical mix of one source copies it bit for bit with the weight 1, and its gather is exactly dout, with dtrained
 // exactly 0. depth_mix with weights (0,...,0,1) gives the last source exactly, as long as the others are finite (but -0
 // may become 0). Squares are summed in f32: a row near 1e19 overflows, its weight is 0; if all of them do, it is NaN.
 // A row of zeros with eps 0 gives NaN.
@@ -42,43 +42,33 @@ namespace crossply {
 // weights: as many elements as there are sources.
 void depth_mix_forward(const Tensor& out, const std::vector<Tensor>& sources, const Tensor& weights, Stream stream);
 
-// A mix that read this source with the weight weights[column].
+// A mix that read this source as number `column` of its S sources.
 struct DepthReader {
-  Tensor dout;               // the gradient of its out
-  Tensor weights, dweights;  // (S)
+  Tensor dout;      // the gradient of its out
+  Tensor weights;   // (S); vertical: (N,S), saved by its forward
+  Tensor dtrained;  // (S), the gradient of the weights, always added; vertical: of the scores, or without data
   int64_t column;
+  Tensor pbar;  // (N), only vertical
 };
-void depth_mix_backward(const Tensor& dinp, const Tensor& inp, const std::vector<DepthReader>& readers, bool acc,
-                        Stream stream);
+void depth_mix_backward(const Grad& dinp, const Tensor& inp, const std::vector<DepthReader>& readers, Stream stream);
 
-void vertical_squares(const Tensor& squares, const Tensor& inp, Stream stream);
 // weights: (N,S). scores: (S), or without data: all zero, which is a fixed map over the given sources.
 void vertical_forward(const Tensor& out, const Tensor& weights, const std::vector<Tensor>& sources,
                       const std::vector<Tensor>& squares, const Tensor& scores, double eps, Stream stream);
-void vertical_dot(const Tensor& pbar, const Tensor& dout, const Tensor& out, Stream stream);
+// dots[n] = <a[n,:], b[n,:]>: a source's squares, and pbar from dout and out.
+void vertical_dot(const Tensor& dots, const Tensor& a, const Tensor& b, Stream stream);
+void vertical_backward(const Grad& dinp, const Tensor& inp, const Tensor& squares,
+                       const std::vector<DepthReader>& readers, double eps, Stream stream);
 
-// A mix that read this source with the weights weights[:, column].
-struct VerticalReader {
-  Tensor dout;     // the gradient of its out
-  Tensor weights;  // (N,S), saved by its forward
-  Tensor pbar;     // (N)
-  Tensor dscores;  // (S), or without data if the scores are not trained
-  int64_t column;
-};
-void vertical_backward(const Tensor& dinp, const Tensor& inp, const Tensor& squares,
-                       const std::vector<VerticalReader>& readers, double eps, bool acc, Stream stream);
-
-// kernels/depth/depth_mix.cu; vertical_squares is vertical_dot.
+// kernels/depth/depth_mix.cu
 CUDA_TWIN void depth_mix_forward_cuda(const Tensor& out, const std::vector<Tensor>& sources, const Tensor& weights);
-CUDA_TWIN void depth_mix_backward_cuda(const Tensor& dinp, const Tensor& inp, const std::vector<DepthReader>& readers,
-                                       bool acc);
-CUDA_TWIN void vertical_dot_cuda(const Tensor& pbar, const Tensor& dout, const Tensor& out, int64_t N, int64_t C);
+CUDA_TWIN void depth_mix_backward_cuda(const Grad& dinp, const Tensor& inp, const std::vector<DepthReader>& readers);
+CUDA_TWIN void vertical_dot_cuda(const Tensor& dots, const Tensor& a, const Tensor& b, int64_t N, int64_t C);
 CUDA_TWIN void vertical_forward_cuda(const Tensor& out, const Tensor& weights, const std::vector<Tensor>& sources,
                                      const std::vector<Tensor>& squares, const Tensor& scores, int64_t N, int64_t C,
                                      double eps);
-CUDA_TWIN void vertical_backward_cuda(const Tensor& dinp, const Tensor& inp, const Tensor& squares,
-                                      const std::vector<VerticalReader>& readers, int64_t N, int64_t C, double eps,
-                                      bool acc);
+CUDA_TWIN void vertical_backward_cuda(const Grad& dinp, const Tensor& inp, const Tensor& squares,
+                                      const std::vector<DepthReader>& readers, int64_t N, int64_t C, double eps);
 
 template <class T>
 void depth_mix_forward_ref(T* out, const std::vector<const T*>& sources, const T* weights, int64_t size /*N*C*/) {
@@ -97,14 +87,13 @@ void depth_mix_backward_ref(T* dinp, const T* inp, const std::vector<DepthReader
     const T w = reader.weights.as<T>()[reader.column];
     for (int64_t i = 0; i < size; ++i) {
       dinp[i] += w * dout[i];
-      reader.dweights.as<T>()[reader.column] += dout[i] * inp[i];
+      reader.dtrained.as<T>()[reader.column] += dout[i] * inp[i];
     }
   }
 }
 
-// dots[n] = <a[n,:], b[n,:]>: the squares, and pbar.
 template <class T>
-void row_dots_ref(T* dots, const T* a, const T* b, int64_t N, int64_t C) {
+void vertical_dot_ref(T* dots, const T* a, const T* b, int64_t N, int64_t C) {
   for (int64_t n = 0; n < N; ++n) {
     dots[n] = T(0);
     for (int64_t c = 0; c < C; ++c) dots[n] += a[n * C + c] * b[n * C + c];
@@ -135,10 +124,10 @@ void vertical_forward_ref(T* out, T* weights, const std::vector<const T*>& sourc
 }
 
 template <class T>
-void vertical_backward_ref(T* dinp, const T* inp, const T* squares, const std::vector<VerticalReader>& readers,
-                           int64_t N, int64_t C, double eps, bool acc) {
+void vertical_backward_ref(T* dinp, const T* inp, const T* squares, const std::vector<DepthReader>& readers, int64_t N,
+                           int64_t C, double eps, bool acc) {
   if (!acc) std::fill(dinp, dinp + N * C, T(0));
-  for (const VerticalReader& reader : readers) {
+  for (const DepthReader& reader : readers) {
     const int64_t S = reader.weights.numel() / N;
     for (int64_t n = 0; n < N; ++n) {
       const T* dout = reader.dout.as<T>() + n * C;
@@ -147,7 +136,7 @@ void vertical_backward_ref(T* dinp, const T* inp, const T* squares, const std::v
       T p = 0;
       for (int64_t c = 0; c < C; ++c) p += dout[c] * x[c];
       const T q = w * (p - reader.pbar.as<T>()[n]);
-      if (reader.dscores.data != nullptr) reader.dscores.as<T>()[reader.column] += q;
+      if (reader.dtrained.data != nullptr) reader.dtrained.as<T>()[reader.column] += q;
       for (int64_t c = 0; c < C; ++c) dinp[n * C + c] += w * dout[c] - q * x[c] / (squares[n] + T(eps));
     }
   }

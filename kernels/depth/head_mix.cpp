@@ -5,6 +5,7 @@
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/vec.h"
 #include "kernels/depth/ops.h"
+#include "kernels/dispatch.h"
 
 namespace crossply {
 namespace {
@@ -16,7 +17,7 @@ using Vec = Vec16;
 
 template <class S>
 struct Data {
-  std::vector<const S*> u;
+  const std::vector<const S*>& u;
   const float* weight;
   HeadMixSize z;
   const float* weights(int64_t n) const { return weight + (z.shared ? 0 : n * z.K * z.S); }
@@ -61,6 +62,75 @@ void mix_tile(float* m, int64_t stride, const Data<S>& of, int64_t n0, int64_t r
       mix_token<heads_at_once>(m + h * stride + n * z.C, stride, of, n0 + n, h);
     for (; h < z.K; ++h) mix_token<1>(m + h * stride + n * z.C, stride, of, n0 + n, h);
   }
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// Keys and values of one head side by side, so that both are one product: kv (rows, 2D) of head h, in `to`.
+
+template <class To, class From>
+void copy_row(To* to, const From* from, int64_t D) {
+#pragma omp simd
+  for (int64_t d = 0; d < D; ++d) to[d] = from[d];
+}
+template <class S>
+void join_heads(float* to, const S* k, const S* v, const HeadMixSize& z, int64_t h, int64_t n0, int64_t rows) {
+  for (int64_t n = 0; n < rows; ++n) {
+    const int64_t from = ((n0 + n) * z.K + h) * z.D;
+    copy_row(to + n * 2 * z.D, k + from, z.D);
+    copy_row(to + n * 2 * z.D + z.D, v + from, z.D);
+  }
+}
+template <class S>
+void split_heads(S* k, S* v, const float* from, const HeadMixSize& z, int64_t h, int64_t n0, int64_t rows) {
+  for (int64_t n = 0; n < rows; ++n) {
+    const int64_t to = ((n0 + n) * z.K + h) * z.D;
+    copy_row(k + to, from + n * 2 * z.D, z.D);
+    copy_row(v + to, from + n * 2 * z.D + z.D, z.D);
+  }
+}
+
+// The row of wk or wv that is row r of the joined weights (K, 2D, C).
+template <class T>
+T* joined_row(T* wk, T* wv, const HeadMixSize& z, int64_t r) {
+  const int64_t h = r / (2 * z.D), d = r % (2 * z.D);
+  return d < z.D ? wk + (h * z.D + d) * z.C : wv + (h * z.D + d - z.D) * z.C;
+}
+
+// The joined weights with the gain in every row, in scratch slot 0.
+template <class S>
+float* fold_gain(const float* gain, const S* wk, const S* wv, const HeadMixSize& z) {
+  const int64_t rows = 2 * z.K * z.D;
+  float* wg = scratch_f32(static_cast<size_t>(rows * z.C), 0);
+  parallel_for(rows, 256, [=](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const S* from = joined_row(wk, wv, z, r);
+#pragma omp simd
+      for (int64_t c = 0; c < z.C; ++c) wg[r * z.C + c] = gain[c] * from[c];
+    }
+  });
+  return wg;
+}
+
+// Tokens whose streams of a few heads stay in the L2 cache.
+int64_t tile_tokens(const HeadMixSize& z) { return std::clamp<int64_t>(32768 / z.C, 16, 128); }
+
+template <class S>
+void head_mix_forward_cpu(S* k, S* v, const Data<S>& of, const float* gain, const S* wk, const S* wv) {
+  const HeadMixSize& z = of.z;
+  const float* wg = fold_gain(gain, wk, wv, z);
+  const int64_t tile = tile_tokens(z), tiles = ceil_div(z.N, tile);
+  parallel_for(tiles, 1, [=, &of](int64_t begin, int64_t end) {
+    float* m = scratch_f32(static_cast<size_t>(z.K * tile * z.C), 1);
+    float* kv = scratch_f32(static_cast<size_t>(tile * 2 * z.D), 2);
+    for (int64_t t = begin; t < end; ++t) {
+      const int64_t n0 = t * tile, rows = std::min(tile, z.N - n0);
+      mix_tile(m, tile * z.C, of, n0, rows);
+      for (int64_t h = 0; h < z.K; ++h) {
+        gemm(kv, {m + h * tile * z.C, z.C, 1}, {wg + h * 2 * z.D * z.C, 1, z.C}, rows, 2 * z.D, z.C, false);
+        split_heads(k, v, kv, z, h, n0, rows);
+      }
+    }
+  });
 }
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -122,8 +192,8 @@ void unmix_row(SourceRow<S> row, float* dweight, const float* dm, int64_t stride
 // Tokens n0 .. n0+rows. dkv: their gradients as join_heads leaves them, one head after the other, `apart` floats apart;
 // wg: the folded weights; dm: scratch, (K, rows, C) and a row.
 template <class S>
-void unmix_tile(const std::vector<S*>& du, float* dweight, const float* dkv, int64_t apart, const float* wg, float* dm,
-                const Data<S>& of, int64_t n0, int64_t rows, const std::vector<bool>& acc) {
+void unmix_tile(const std::vector<Grad>& dsources, const std::vector<S*>& du, float* dweight, const float* dkv,
+                int64_t apart, const float* wg, float* dm, const Data<S>& of, int64_t n0, int64_t rows) {
   const HeadMixSize& z = of.z;
   const int64_t stride = rows * z.C, width = 2 * z.D;
   for (int64_t h = 0; h < z.K; ++h)
@@ -132,7 +202,7 @@ void unmix_tile(const std::vector<S*>& du, float* dweight, const float* dkv, int
     for (int64_t s = 0; s < z.S; ++s) {
       const size_t i = static_cast<size_t>(s);
       const int64_t at = (n0 + n) * z.C;
-      SourceRow<S> row{du[i] + at, of.u[i] + at, dm + z.K * stride, acc[i], true, false};
+      SourceRow<S> row{du[i] + at, of.u[i] + at, dm + z.K * stride, dsources[i].add, true, false};
       for (int64_t h = 0; h < z.K; h += heads_at_once, row.first = false) {
         const int64_t R = std::min<int64_t>(heads_at_once, z.K - h);
         float* dw = dweight + ((z.shared ? 0 : n0 + n) * z.K + h) * z.S + s;
@@ -145,75 +215,6 @@ void unmix_tile(const std::vector<S*>& du, float* dweight, const float* dkv, int
       }
     }
   }
-}
-
-// -----------------------------------------------------------------------------------------------------------------
-// Keys and values of one head side by side, so that both are one product: kv (rows, 2D) of head h, in `to`.
-
-template <class To, class From>
-void copy_row(To* to, const From* from, int64_t D) {
-#pragma omp simd
-  for (int64_t d = 0; d < D; ++d) to[d] = from[d];
-}
-template <class S>
-void join_heads(float* to, const S* k, const S* v, const HeadMixSize& z, int64_t h, int64_t n0, int64_t rows) {
-  for (int64_t n = 0; n < rows; ++n) {
-    const int64_t from = ((n0 + n) * z.K + h) * z.D;
-    copy_row(to + n * 2 * z.D, k + from, z.D);
-    copy_row(to + n * 2 * z.D + z.D, v + from, z.D);
-  }
-}
-template <class S>
-void split_heads(S* k, S* v, const float* from, const HeadMixSize& z, int64_t h, int64_t n0, int64_t rows) {
-  for (int64_t n = 0; n < rows; ++n) {
-    const int64_t to = ((n0 + n) * z.K + h) * z.D;
-    copy_row(k + to, from + n * 2 * z.D, z.D);
-    copy_row(v + to, from + n * 2 * z.D + z.D, z.D);
-  }
-}
-
-// The row of wk or wv that is row r of the joined weights (K, 2D, C).
-template <class T>
-T* joined_row(T* wk, T* wv, const HeadMixSize& z, int64_t r) {
-  const int64_t h = r / (2 * z.D), d = r % (2 * z.D);
-  return d < z.D ? wk + (h * z.D + d) * z.C : wv + (h * z.D + d - z.D) * z.C;
-}
-
-// The joined weights with the gain in every row, in scratch slot 0.
-template <class S>
-float* fold_gain(const float* gain, const S* wk, const S* wv, const HeadMixSize& z) {
-  const int64_t rows = 2 * z.K * z.D;
-  float* wg = scratch_f32(static_cast<size_t>(rows * z.C), 0);
-  parallel_for(rows, 256, [=](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) {
-      const S* from = joined_row(wk, wv, z, r);
-#pragma omp simd
-      for (int64_t c = 0; c < z.C; ++c) wg[r * z.C + c] = gain[c] * from[c];
-    }
-  });
-  return wg;
-}
-
-// Tokens whose streams of a few heads stay in the L2 cache.
-int64_t tile_tokens(const HeadMixSize& z) { return std::clamp<int64_t>(32768 / z.C, 16, 128); }
-
-template <class S>
-void forward_cpu(S* k, S* v, const Data<S>& of, const float* gain, const S* wk, const S* wv) {
-  const HeadMixSize& z = of.z;
-  const float* wg = fold_gain(gain, wk, wv, z);
-  const int64_t tile = tile_tokens(z), tiles = ceil_div(z.N, tile);
-  parallel_for(tiles, 1, [=, &of](int64_t begin, int64_t end) {
-    float* m = scratch_f32(static_cast<size_t>(z.K * tile * z.C), 1);
-    float* kv = scratch_f32(static_cast<size_t>(tile * 2 * z.D), 2);
-    for (int64_t t = begin; t < end; ++t) {
-      const int64_t n0 = t * tile, rows = std::min(tile, z.N - n0);
-      mix_tile(m, tile * z.C, of, n0, rows);
-      for (int64_t h = 0; h < z.K; ++h) {
-        gemm(kv, {m + h * tile * z.C, z.C, 1}, {wg + h * 2 * z.D * z.C, 1, z.C}, rows, 2 * z.D, z.C, false);
-        split_heads(k, v, kv, z, h, n0, rows);
-      }
-    }
-  });
 }
 
 // G_h = dkv_h^T m_h over a chunk of tokens, added to what earlier chunks left, in blocks of columns: a task for each
@@ -254,10 +255,10 @@ void finish_weights(float* dgain, float* dwk, float* dwv, const float* g, const 
 }
 
 template <class S>
-void backward_cpu(const std::vector<S*>& du, float* dweight, float* dgain, float* dwk, float* dwv, const S* dk,
-                  const S* dv, const Data<S>& of, const float* gain, const S* wk, const S* wv,
-                  const std::vector<bool>& acc) {
+void head_mix_backward_cpu(const std::vector<Grad>& dsources, float* dweight, float* dgain, float* dwk, float* dwv,
+                           const S* dk, const S* dv, const Data<S>& of, const float* gain, const S* wk, const S* wv) {
   const HeadMixSize& z = of.z;
+  const std::vector<S*>& du = data_of<S>(dsources);
   const int64_t weights = z.K * z.S, tile = tile_tokens(z), tiles = ceil_div(z.N, tile);
   const int64_t chunk = std::clamp<int64_t>((int64_t{1} << 19) / (z.K * z.C) / tile, 1, 512 / tile) * tile;  // tokens
   const int64_t head = chunk * 2 * z.D;
@@ -269,14 +270,14 @@ void backward_cpu(const std::vector<S*>& du, float* dweight, float* dgain, float
   std::fill_n(z.shared ? partial : dweight, (z.shared ? tiles : z.N) * weights, 0.f);
   for (int64_t n0 = 0; n0 < z.N; n0 += chunk) {
     const int64_t count = std::min(chunk, z.N - n0);
-    parallel_for(ceil_div(count, tile), 1, [=, &of, &du, &acc](int64_t begin, int64_t end) {
+    parallel_for(ceil_div(count, tile), 1, [=, &of, &dsources, &du](int64_t begin, int64_t end) {
       float* dm = scratch_f32(static_cast<size_t>((z.K * tile + 1) * z.C), 3);
       for (int64_t t = begin; t < end; ++t) {
         const int64_t first = t * tile, rows = std::min(tile, count - first);
         mix_tile(m + first * z.C, chunk * z.C, of, n0 + first, rows);
         for (int64_t h = 0; h < z.K; ++h) join_heads(dkv + h * head + first * 2 * z.D, dk, dv, z, h, n0 + first, rows);
         float* dw = z.shared ? partial + (n0 + first) / tile * weights : dweight;
-        unmix_tile(du, dw, dkv + first * 2 * z.D, head, wg, dm, of, n0 + first, rows, acc);
+        unmix_tile(dsources, du, dw, dkv + first * 2 * z.D, head, wg, dm, of, n0 + first, rows);
       }
     });
     correlate(g, dkv, m, z, chunk, count, n0 > 0);
@@ -286,60 +287,70 @@ void backward_cpu(const std::vector<S*>& du, float* dweight, float* dgain, float
   finish_weights(dgain, dwk, dwv, g, gain, wk, wv, z);
 }
 
-HeadMixSize check(const Tensor& k, const Tensor& v, const HeadMix& m) {
-  CHECK_THAT(k.shape.rank == 4 && v.shape == k.shape && !m.sources.empty(), "head_mix: k ", k.str(), " v ", v.str());
-  const int64_t K = k.dim(2), D = k.dim(3), N = k.dim(0) * k.dim(1), C = m.gain.numel();
-  const int64_t S = static_cast<int64_t>(m.sources.size());
-  const bool shared = m.weight.shape == Shape{K, S};
-  CHECK_THAT((shared || m.weight.numel() == N * K * S) && m.wk.shape == (Shape{K * D, C}) && m.wv.shape == m.wk.shape,
-             "head_mix: weight ", m.weight.str(), " wk ", m.wk.str(), " wv ", m.wv.str(), " k ", k.str());
-  for (const Tensor& u : m.sources) CHECK_THAT(u.numel() == N * C, "head_mix: source ", u.str(), " k ", k.str());
+HeadMixSize check(const Tensor& k, const Tensor& v, const HeadMix<Tensor>& m) {
+  CHECK_SHAPES(k.shape.rank == 4 && v.shape == k.shape, k, v);
+  const auto& [sources, weight, gain, wk, wv] = m;
+  const int64_t K = k.dim(2), D = k.dim(3), N = k.dim(0) * k.dim(1), C = gain.numel();
+  const int64_t S = static_cast<int64_t>(sources.size());
+  const bool shared = weight.shape == Shape{K, S};
+  CHECK_THAT(S > 0, "no sources for ", k.str());
+  CHECK_SHAPES((shared || weight.numel() == N * K * S) && wk.shape == (Shape{K * D, C}) && wv.shape == wk.shape, k,
+               weight, gain, wk, wv);
+  for (const Tensor& source : sources) CHECK_SHAPES(source.numel() == N * C, source, gain, k);
   return {N, S, K, D, C, shared};
+}
+
+void check_gradients(const HeadMix<Grad, Tensor>& d, const HeadMix<Tensor>& m) {
+  const auto& [dsources, dweight, dgain, dwk, dwv] = d;
+  CHECK_THAT(dsources.size() == m.sources.size(), dsources.size(), " gradients of ", m.sources.size(), " sources");
+  CHECK_SHAPES(dweight.shape == m.weight.shape && dgain.shape == m.gain.shape, dweight, m.weight, dgain, m.gain);
+  CHECK_SHAPES(dwk.shape == m.wk.shape && dwv.shape == m.wv.shape, dwk, m.wk, dwv, m.wv);
+  for (const Grad& du : dsources) CHECK_SHAPES(du.numel() == m.sources[0].numel(), du, m.sources[0]);
+}
+
+template <class T>
+HeadMix<const T*> pointers_of(const HeadMix<Tensor>& m) {
+  return {data_of<const T>(m.sources), m.weight.as<T>(), m.gain.as<T>(), m.wk.as<T>(), m.wv.as<T>()};
+}
+
+template <class T>
+void backward_ref(const HeadMix<Grad, Tensor>& d, const Tensor& dk, const Tensor& dv, const HeadMix<Tensor>& m,
+                  const HeadMixSize& z) {
+  for (const Grad& du : d.sources)
+    if (!du.add) std::fill_n(du.as<T>(), du.numel(), T(0));
+  std::fill_n(d.weight.as<T>(), d.weight.numel(), T(0));
+  head_mix_backward_ref<T>({data_of<T>(d.sources), d.weight.as<T>(), d.gain.as<T>(), d.wk.as<T>(), d.wv.as<T>()},
+                           dk.as<T>(), dv.as<T>(), pointers_of<T>(m), z);
 }
 
 }  // namespace
 
 // -----------------------------------------------------------------------------------------------------------------
-// Entry points: check shapes, choose the backend.
+// Entry points.
 
-void head_mix_forward(const Tensor& k, const Tensor& v, const HeadMix& m, Stream stream) {
+void head_mix_forward(const Tensor& k, const Tensor& v, const HeadMix<Tensor>& m, Stream stream) {
   const HeadMixSize z = check(k, v, m);
-  if (stream.backend == Backend::cuda) return head_mix_forward_cuda(k, v, m, z);
-  if (stream.backend == Backend::cpu)
-    return with_storage(k.dtype, [&](auto storage) {
-      using S = decltype(storage);
-      const Data<S> of{pointers<const S>(m.sources), m.weight.as<float>(), z};
-      forward_cpu(k.as<S>(), v.as<S>(), of, m.gain.as<float>(), m.wk.as<S>(), m.wv.as<S>());
-    });
-  with_real(k.dtype, [&](auto real) {
-    using T = decltype(real);
-    head_mix_forward_ref(k.as<T>(), v.as<T>(), pointers<const T>(m.sources), m.weight.as<T>(), m.gain.as<T>(),
-                         m.wk.as<T>(), m.wv.as<T>(), z);
-  });
+  dispatch(
+      stream, k.dtype, [&] { head_mix_forward_cuda(k, v, m, z); },
+      [&]<class S>(S) {
+        const Data<S> of{data_of<const S>(m.sources), m.weight.as<float>(), z};
+        head_mix_forward_cpu(k.as<S>(), v.as<S>(), of, m.gain.as<float>(), m.wk.as<S>(), m.wv.as<S>());
+      },
+      [&]<class T>(T) { head_mix_forward_ref(k.as<T>(), v.as<T>(), pointers_of<T>(m), z); });
 }
 
-void head_mix_backward(const HeadMix& d, const Tensor& dk, const Tensor& dv, const HeadMix& m,
-                       const std::vector<bool>& acc, Stream stream) {
+void head_mix_backward(const HeadMix<Grad, Tensor>& d, const Tensor& dk, const Tensor& dv, const HeadMix<Tensor>& m,
+                       Stream stream) {
   const HeadMixSize z = check(dk, dv, m);
-  CHECK_THAT(d.sources.size() == m.sources.size() && acc.size() == m.sources.size() &&
-                 d.weight.shape == m.weight.shape && d.gain.shape == m.gain.shape && d.wk.shape == m.wk.shape &&
-                 d.wv.shape == m.wv.shape,
-             "head_mix_backward: gradients of other shapes");
-  for (const Tensor& du : d.sources) CHECK_THAT(du.numel() == z.N * z.C, "head_mix_backward: source ", du.str());
-  if (stream.backend == Backend::cuda) return head_mix_backward_cuda(d, dk, dv, m, acc, z);
-  if (stream.backend == Backend::cpu)
-    return with_storage(dk.dtype, [&](auto storage) {
-      using S = decltype(storage);
-      const Data<S> of{pointers<const S>(m.sources), m.weight.as<float>(), z};
-      backward_cpu(pointers<S>(d.sources), d.weight.as<float>(), d.gain.as<float>(), d.wk.as<float>(), d.wv.as<float>(),
-                   dk.as<S>(), dv.as<S>(), of, m.gain.as<float>(), m.wk.as<S>(), m.wv.as<S>(), acc);
-    });
-  with_real(dk.dtype, [&](auto real) {
-    using T = decltype(real);
-    head_mix_backward_ref(pointers<T>(d.sources), d.weight.as<T>(), d.gain.as<T>(), d.wk.as<T>(), d.wv.as<T>(),
-                          dk.as<T>(), dv.as<T>(), pointers<const T>(m.sources), m.weight.as<T>(), m.gain.as<T>(),
-                          m.wk.as<T>(), m.wv.as<T>(), z, acc);
-  });
+  check_gradients(d, m);
+  dispatch(
+      stream, dk.dtype, [&] { head_mix_backward_cuda(d, dk, dv, m, z); },
+      [&]<class S>(S) {
+        const Data<S> of{data_of<const S>(m.sources), m.weight.as<float>(), z};
+        head_mix_backward_cpu(d.sources, d.weight.as<float>(), d.gain.as<float>(), d.wk.as<float>(), d.wv.as<float>(),
+                              dk.as<S>(), dv.as<S>(), of, m.gain.as<float>(), m.wk.as<S>(), m.wv.as<S>());
+      },
+      [&]<class T>(T) { backward_ref<T>(d, dk, dv, m, z); });
 }
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -350,25 +361,23 @@ namespace {
 
 struct HeadMixNode : Node {  // in: the sources, weight, gain, wk, wv; out: keys, values
   size_t S = 0;
-  HeadMix tensors, gradients;
-  std::vector<bool> add;
+  HeadMix<Tensor> tensors;
+  HeadMix<Grad, Tensor> gradients;
 
   const char* op() const override { return "head_mix"; }
-  static HeadMix gather(const std::vector<Value*>& list, size_t S,
-                        std::vector<Tensor> (*get)(const std::vector<Value*>&)) {
-    const std::vector<Tensor> all = get(list);
-    return {{all.begin(), all.begin() + static_cast<std::ptrdiff_t>(S)}, all[S], all[S + 1], all[S + 2], all[S + 3]};
-  }
   void prepare() override {
-    tensors = gather(in, S, tensors_of), gradients = gather(in, S, grads_of);
-    tensors.wk = factor_of(in[S + 2], in[0]->dtype), tensors.wv = factor_of(in[S + 3], in[0]->dtype);
-    add.clear();
-    for (size_t s = 0; s < S && !acc.empty(); ++s) add.push_back(acc[s] != 0);
+    const Dtype dtype = in[0]->dtype;
+    tensors = {{}, input(S), input(S + 1), factor_of(in[S + 2], dtype), factor_of(in[S + 3], dtype)};
+    gradients = {{}, grad_of(in[S]), grad_of(in[S + 1]), grad_of(in[S + 2]), grad_of(in[S + 3])};
+    for (size_t s = 0; s < S; ++s) {
+      tensors.sources.push_back(input(s));
+      if (!acc.empty()) gradients.sources.push_back(gradient(s));  // empty on a tape that only goes forward
+    }
   }
   void forward(const Step&, Stream stream) override { head_mix_forward(output(), out[1]->tensor, tensors, stream); }
   void backward(const Step&, Stream stream) override {
     CHECK_THAT(!acc[S], name, " must be the only reader of ", in[S]->name);
-    head_mix_backward(gradients, doutput(), out[1]->grad->tensor, tensors, add, stream);
+    head_mix_backward(gradients, doutput(), out[1]->grad->tensor, tensors, stream);
   }
   double flops() const override {  // the mixtures, then the two projections
     const double heads = static_cast<double>(out[0]->shape[2]), rows = static_cast<double>(in[0]->shape.numel());
@@ -378,13 +387,13 @@ struct HeadMixNode : Node {  // in: the sources, weight, gain, wk, wv; out: keys
 
 }  // namespace
 
-std::pair<Value*, Value*> head_mix(Tape& t, const std::string& name, const HeadSources& s, int64_t K) {
-  const Shape& stream = s.sources.at(0)->shape;
-  const Shape heads{stream[0], stream[1], K, s.wk->shape[0] / K};
+std::pair<Value*, Value*> head_mix(Tape& t, const std::string& name, const HeadMix<Value*>& m, int64_t K) {
+  const Shape& stream = m.sources.at(0)->shape;
+  const Shape heads{stream[0], stream[1], K, m.wk->shape[0] / K};
   Value *k = t.activation(name + ".k", heads), *v = t.activation(name + ".v", heads);
-  auto node = make_node<HeadMixNode>(name, joined(s.sources, {s.weight, s.gain, s.wk, s.wv}), {k, v});
-  node->S = s.sources.size();
-  node->keep = joined(s.sources, {s.weight});
+  auto node = make_node<HeadMixNode>(name, joined(m.sources, {m.weight, m.gain, m.wk, m.wv}), {k, v});
+  node->S = m.sources.size();
+  node->keep = joined(m.sources, {m.weight});
   t.record(std::move(node));
   return {k, v};
 }

@@ -189,8 +189,8 @@ __global__ void finish_kernel(float* dgain, float* dwk, float* dwv, const float*
 
 // -----------------------------------------------------------------------------------------------------------------
 
-template <class S>
-Sources<S> table_of(const std::vector<Tensor>& tensors) {
+template <class S, class List>
+Sources<S> table_of(const List& tensors) {
   Sources<S> table;
   table.count = 0;
   for (const Tensor& t : tensors) table.x[table.count++] = t.as<std::remove_const_t<S>>();
@@ -226,7 +226,7 @@ struct Weights {
   Matrix k, v;  // times the gain
 };
 template <class S>
-Weights fold(const HeadMix& of, const HeadMixSize& z) {
+Weights fold(const HeadMix<Tensor>& of, const HeadMixSize& z) {
   const int64_t each = z.K * z.D * z.C;
   S *k = scratch<S>(2 * each, weight_slot), *v = k + each;
   const float* gain = of.gain.as<float>();
@@ -236,7 +236,7 @@ Weights fold(const HeadMix& of, const HeadMixSize& z) {
 }
 
 template <class S>
-void mix(S* m, const HeadMix& of, const HeadMixSize& z, const Chunk& chunk) {
+void mix(S* m, const HeadMix<Tensor>& of, const HeadMixSize& z, const Chunk& chunk) {
   with_width<S>(z.C, of.sources, [&](auto width) {
     const dim3 grid(static_cast<uint32_t>(chunk.rows), blocks_of(z.K, heads_at_once));
     const size_t shared = static_cast<size_t>(z.S * heads_at_once) * sizeof(float);
@@ -246,10 +246,10 @@ void mix(S* m, const HeadMix& of, const HeadMixSize& z, const Chunk& chunk) {
 }
 
 template <class S>
-void unmix(const HeadMix& d, const float* dm, const HeadMix& of, const std::vector<bool>& acc, const HeadMixSize& z,
+void unmix(const HeadMix<Grad, Tensor>& d, const float* dm, const HeadMix<Tensor>& of, const HeadMixSize& z,
            const Chunk& chunk) {
   Flags add{};
-  std::copy(acc.begin(), acc.end(), add.x);
+  for (size_t s = 0; s < d.sources.size(); ++s) add.x[s] = d.sources[s].add;
   with_width<S>(aligned16(of.sources) ? z.C : 1, d.sources, [&](auto width) {
     const uint32_t block = threads_of_row(z.C, width, threads);
     const int64_t blocks = std::min<int64_t>(chunk.rows, 264 * threads / block);  // as run at once on an H200
@@ -266,10 +266,9 @@ void unmix(const HeadMix& d, const float* dm, const HeadMix& of, const std::vect
 
 }  // namespace
 
-void head_mix_forward_cuda(const Tensor& k, const Tensor& v, const HeadMix& m, const HeadMixSize& z) {
+void head_mix_forward_cuda(const Tensor& k, const Tensor& v, const HeadMix<Tensor>& m, const HeadMixSize& z) {
   CHECK_THAT(z.S <= most_sources, "head_mix_forward: ", z.S, " sources are too many for a GPU");
-  with_storage(k.dtype, [&](auto storage) {
-    using S = decltype(storage);
+  with_storage(k.dtype, [&]<class S>(S) {
     S* mixtures = scratch<S>(chunk_size(z), mixture_slot);
     const Weights w = fold<S>(m, z);
     for_chunks(z, [&](const Chunk& chunk) {
@@ -282,14 +281,13 @@ void head_mix_forward_cuda(const Tensor& k, const Tensor& v, const HeadMix& m, c
   });
 }
 
-void head_mix_backward_cuda(const HeadMix& d, const Tensor& dk, const Tensor& dv, const HeadMix& m,
-                            const std::vector<bool>& acc, const HeadMixSize& z) {
+void head_mix_backward_cuda(const HeadMix<Grad, Tensor>& d, const Tensor& dk, const Tensor& dv,
+                            const HeadMix<Tensor>& m, const HeadMixSize& z) {
   CHECK_THAT(z.S <= most_sources, "head_mix_backward: ", z.S, " sources are too many for a GPU");
   const int64_t each = z.K * z.D * z.C;
   float *dm = scratch<float>(chunk_size(z), dm_slot), *gk = scratch<float>(2 * each, product_slot), *gv = gk + each;
   if (z.shared) fill_device_memory(d.weight.data, 0, d.weight.bytes());
-  with_storage(dk.dtype, [&](auto storage) {
-    using S = decltype(storage);
+  with_storage(dk.dtype, [&]<class S>(S) {
     S* mixtures = scratch<S>(chunk_size(z), mixture_slot);
     const Weights w = fold<S>(m, z);
     for_chunks(z, [&](const Chunk& chunk) {
@@ -302,7 +300,7 @@ void head_mix_backward_cuda(const HeadMix& d, const Tensor& dk, const Tensor& dv
       multiply(heads_of(gv, z.D, z), transposed(dv_heads), mixed, of_weight, more ? gv : nullptr);
       multiply(dmixed, dk_heads, w.k, of_mixture, nullptr);
       multiply(dmixed, dv_heads, w.v, of_mixture, dm);
-      unmix<S>(d, dm, m, acc, z, chunk);
+      unmix<S>(d, dm, m, z, chunk);
     });
     const dim3 grid(blocks_of(z.C, warp_size), blocks_of(2 * z.K * z.D, rows_of_finish));
     float* partial = scratch<float>(grid.y * z.C, partial_slot);

@@ -7,12 +7,15 @@
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/vec.h"
 #include "kernels/depth/ops.h"
+#include "kernels/dispatch.h"
 
 namespace crossply {
 namespace {
 
+constexpr int most_ways = 8;
+
 template <class Storage>
-using Data = MultiwayMixData<Storage, float>;
+using Data = MultiwayMix<Storage*, float*>;
 
 // coef(S,W) of token n: the W weights of a source side by side.
 template <int W, class Storage>
@@ -186,14 +189,14 @@ struct Backward {
   const std::vector<Storage*>& douts;
   const float* rstd;
   const Data<Storage>& m;
-  const MultiwayAcc& acc;
+  const MultiwayMix<Grad, Tensor>& gradients;  // d as it came: which are added to
   int64_t C, S;
 
   // Plain f32 needs no da: it is dout. From bf16 it is converted, once for all sources.
   static constexpr bool in_place = !prepost && std::is_same_v<Storage, float>;
 
-  // da(W,C) and dskip of token n.
-  void token(float* da, const Partial& partial, const float* coef, int64_t n) const {
+  // da(W,C), dpost and dskip of token n.
+  void way_gradients(float* da, const Partial& partial, const float* coef, int64_t n) const {
     float* rows[W];
     const Storage* dy[W];
     for (int w = 0; w < W; ++w) rows[w] = da + w * C, dy[w] = douts[static_cast<size_t>(w)] + n * C;
@@ -204,18 +207,19 @@ struct Backward {
     mix<W, prepost>(rows, coef, m, n, C);
     for (int w = 0; w < W; ++w)
       normalize_backward(rows[w], partial.post + w * C, dy[w], m.post[static_cast<size_t>(w)], rstd[n * W + w], C);
-    skip_backward<W>(d.skip + n * C, dy, acc.skip, C);
+    skip_backward<W>(d.skip + n * C, dy, gradients.skip.add, C);
   }
 
-  void source(const Partial& partial, const float* da, const float* coef, int64_t n, int64_t s) const {
+  // Source s of token n: its gradient, dweight, and its parts of dbase and dgain.
+  void source_gradients(const Partial& partial, const float* da, const float* coef, int64_t n, int64_t s) const {
     const size_t i = static_cast<size_t>(s);
     const float* rows[W];
     for (int w = 0; w < W; ++w) {
       if constexpr (in_place) rows[w] = douts[static_cast<size_t>(w)] + n * C;
       else rows[w] = da + w * C;
     }
-    SourceRow<Storage> row{rows,    coef + s * W,  m.sources[i] + n * C, nullptr, d.sources[i] + n * C,
-                           nullptr, acc.sources[i]};
+    SourceRow<Storage> row{
+        rows, coef + s * W, m.sources[i] + n * C, nullptr, d.sources[i] + n * C, nullptr, gradients.sources[i].add};
     if constexpr (prepost) row.gain = m.gains[i], row.dgain = partial.gains + s * C;
     float product[W] = {};
     const int64_t end32 = C / 32 * 32, end16 = C / 16 * 16;
@@ -238,10 +242,10 @@ struct Backward {
       const int64_t tokens = std::min(tile, end - n);
       for (int64_t t = 0; t < tokens; ++t) {
         gather_coefficients<W>(coef + t * W * S, m, n + t);
-        if constexpr (!in_place) token(da + t * W * C, partial, coef + t * W * S, n + t);
+        if constexpr (!in_place) way_gradients(da + t * W * C, partial, coef + t * W * S, n + t);
       }
       for (int64_t s = 0; s < S; ++s)
-        for (int64_t t = 0; t < tokens; ++t) source(partial, da + t * W * C, coef + t * W * S, n + t, s);
+        for (int64_t t = 0; t < tokens; ++t) source_gradients(partial, da + t * W * C, coef + t * W * S, n + t, s);
     }
   }
 };
@@ -253,12 +257,13 @@ void add_row(float* out, const float* inp, int64_t n) {
 
 template <int W, bool prepost, class Storage>
 void multiway_mix_backward_cpu(const Data<Storage>& d, const std::vector<Storage*>& douts, const float* rstd,
-                               const Data<Storage>& m, const MultiwayAcc& acc, int64_t N, int64_t C) {
+                               const Data<Storage>& m, const MultiwayMix<Grad, Tensor>& gradients, int64_t N,
+                               int64_t C) {
   const int64_t S = static_cast<int64_t>(m.sources.size()), size = Partial::size(W, S, C, prepost);
   // One partial sum per block of tokens; the number of blocks is fixed by the shape alone.
   const int64_t blocks = std::clamp<int64_t>(N / 32, 1, 32);
   float* partials = scratch_f32(static_cast<size_t>(blocks * size), 1);
-  const Backward<W, prepost, Storage> backward{d, douts, rstd, m, acc, C, S};
+  const Backward<W, prepost, Storage> backward{d, douts, rstd, m, gradients, C, S};
   parallel_for(blocks, N * S * C <= 32768 ? blocks : 1, [=, &backward](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) {
       std::fill_n(partials + b * size, size, 0.f);
@@ -273,106 +278,98 @@ void multiway_mix_backward_cpu(const Data<Storage>& d, const std::vector<Storage
   }
 }
 
-// Calls body(W, prepost, float{} or bf16{}) with the first two as constants.
-template <class F>
-void with_ways(size_t W, bool prepost, Dtype dtype, F&& body) {
-  auto with = [&](auto ways) {
-    with_storage(dtype, [&](auto storage) {
-      prepost ? body(ways, std::true_type{}, storage) : body(ways, std::false_type{}, storage);
-    });
-  };
-  switch (W) {
-    case 1: return with(std::integral_constant<int, 1>{});
-    case 2: return with(std::integral_constant<int, 2>{});
-    case 3: return with(std::integral_constant<int, 3>{});
-    case 4: return with(std::integral_constant<int, 4>{});
-    case 5: return with(std::integral_constant<int, 5>{});
-    case 6: return with(std::integral_constant<int, 6>{});
-    case 7: return with(std::integral_constant<int, 7>{});
-    case 8: return with(std::integral_constant<int, 8>{});
-  }
+// Calls body(W, prepost) as constants.
+template <int First = 1, class F>
+void with_ways(size_t W, bool prepost, F&& body) {
+  if constexpr (First < most_ways)
+    if (W > First) return with_ways<First + 1>(W, prepost, body);
+  const std::integral_constant<int, First> ways;
+  prepost ? body(ways, std::true_type{}) : body(ways, std::false_type{});
 }
 
-template <class T, class P = T>
-MultiwayMixData<T, P> data_of(const MultiwayMix& m) {
-  return {pointers<T>(m.sources), pointers<P>(m.gains), pointers<P>(m.post),
-          m.weight.as<T>(),       m.base.as<P>(),       data_or_null<T>(m.skip)};
+// The tensors' data. It is the thread's own for these types, as that of data_of.
+template <class T, class P = T, class Mix>
+MultiwayMix<T*, P*>& mix_data(const Mix& m) {
+  static thread_local MultiwayMix<T*, P*> data;
+  map_members(data, m, data_or_null<T>, data_or_null<P>);
+  return data;
 }
 
-struct Size {
-  int64_t W, S, N, C;
-};
+template <class T>
+void backward_ref(const MultiwayMix<Grad, Tensor>& d, const std::vector<Tensor>& douts, const Tensor& rstd,
+                  const MultiwayMix<Tensor>& m, int64_t N, int64_t C) {
+  for (const Grad& dx : d.sources)
+    if (!dx.add) std::fill_n(dx.as<T>(), dx.numel(), T(0));
+  if (d.skip.data != nullptr && !d.skip.add) std::fill_n(d.skip.as<T>(), d.skip.numel(), T(0));
+  multiway_mix_backward_ref(mix_data<T>(d), data_of<T>(douts), data_or_null<const T>(rstd), mix_data<T>(m), N, C);
+}
 
-void check_size(const char* name, const char* what, const std::vector<Tensor>& tensors, int64_t count, int64_t numel) {
-  CHECK_THAT(static_cast<int64_t>(tensors.size()) == count, name, ": ", tensors.size(), " ", what, ", not ", count);
+template <class List>
+void check_list(const char* what, const List& tensors, size_t count, int64_t numel) {
+  CHECK_THAT(tensors.size() == count, tensors.size(), " ", what, ", not ", count);
   for (const Tensor& tensor : tensors)
-    CHECK_THAT(tensor.data != nullptr && tensor.numel() == numel, name, ": ", what, " ", tensor.str(), ", not of ",
-               numel, " numbers");
+    CHECK_THAT(tensor.data != nullptr && tensor.numel() == numel, what, " ", tensor.str());
 }
 
-void check_members(const char* name, const MultiwayMix& m, const Size& size, bool prepost) {
-  check_size(name, "sources", m.sources, size.S, size.N * size.C);
-  check_size(name, "gains", m.gains, prepost ? size.S : 0, size.C);
-  check_size(name, "post", m.post, prepost ? size.W : 0, size.C);
-  CHECK_THAT(m.weight.numel() == size.N * size.W * size.S && m.base.numel() == size.W * size.S, name, ": weight ",
-             m.weight.str(), " base ", m.base.str(), " for ", size.W, " ways of ", size.S, " sources");
-  CHECK_THAT((m.skip.data != nullptr) == prepost && (!prepost || m.skip.numel() == size.N * size.C), name, ": skip ",
-             m.skip.str());
+template <class Mix>
+void check_members(const Mix& m, size_t W, size_t S, int64_t N, int64_t C, bool prepost) {
+  const auto& [sources, gains, post, weight, base, skip] = m;
+  const int64_t pairs = static_cast<int64_t>(W * S);
+  check_list("sources", sources, S, N * C);
+  check_list("gains", gains, prepost ? S : 0, C);
+  check_list("post", post, prepost ? W : 0, C);
+  CHECK_SHAPES(weight.numel() == N * pairs && base.numel() == pairs, weight, base, sources[0]);
+  CHECK_SHAPES((skip.data != nullptr) == prepost && (!prepost || skip.numel() == N * C), skip, sources[0]);
 }
 
-Size check_mix(const char* name, const std::vector<Tensor>& outs, const Tensor& rstd, const MultiwayMix& m) {
-  CHECK_THAT(!outs.empty() && outs.size() <= 8 && !m.sources.empty(), name, ": ", outs.size(), " ways of ",
-             m.sources.size(), " sources");
-  const int rank = outs[0].shape.rank;
-  CHECK_THAT(rank >= 1 && outs[0].numel() > 0, name, ": out ", outs[0].str());
-  const int64_t C = outs[0].dim(rank - 1);
-  const Size size{static_cast<int64_t>(outs.size()), static_cast<int64_t>(m.sources.size()), outs[0].numel() / C, C};
+// Returns the rows of the streams, (N,C).
+Rows check_mix(const std::vector<Tensor>& outs, const Tensor& rstd, const MultiwayMix<Tensor>& m) {
+  const size_t W = outs.size(), S = m.sources.size();
+  CHECK_THAT(W > 0 && W <= most_ways && S > 0, W, " ways of ", S, " sources");
+  const auto [N, C] = rows_of(outs[0]);
   const bool prepost = !m.post.empty();
-  check_size(name, "outs", outs, size.W, size.N * C);
-  check_members(name, m, size, prepost);
-  CHECK_THAT((rstd.data != nullptr) == prepost && (!prepost || rstd.numel() == size.N * size.W), name, ": rstd ",
-             rstd.str());
-  return size;
+  check_list("outs", outs, W, N * C);
+  check_members(m, W, S, N, C, prepost);
+  CHECK_SHAPES((rstd.data != nullptr) == prepost && (!prepost || rstd.numel() == N * static_cast<int64_t>(W)), rstd,
+               outs[0]);
+  return {N, C};
 }
 
 }  // namespace
 
 // -----------------------------------------------------------------------------------------------------------------
-// Entry points: check shapes, choose the backend.
+// Entry points.
 
-void multiway_mix_forward(const std::vector<Tensor>& outs, const Tensor& rstd, const MultiwayMix& m, Stream stream) {
-  const Size size = check_mix("multiway_mix_forward", outs, rstd, m);
-  if (stream.backend == Backend::cuda) return multiway_mix_forward_cuda(outs, rstd, m, size.N, size.C);
-  if (stream.backend == Backend::cpu)
-    return with_ways(outs.size(), !m.post.empty(), outs[0].dtype, [&](auto ways, auto prepost, auto storage) {
-      using S = decltype(storage);
-      multiway_mix_forward_cpu<ways, prepost>(pointers<S>(outs), data_or_null<float>(rstd), data_of<S, float>(m),
-                                              size.N, size.C, static_cast<float>(m.eps));
-    });
-  with_real(outs[0].dtype, [&](auto real) {
-    using T = decltype(real);
-    multiway_mix_forward_ref(pointers<T>(outs), data_or_null<T>(rstd), data_of<T>(m), size.N, size.C, m.eps);
-  });
+void multiway_mix_forward(const std::vector<Tensor>& outs, const Tensor& rstd, const MultiwayMix<Tensor>& m, double eps,
+                          Stream stream) {
+  const auto [N, C] = check_mix(outs, rstd, m);
+  dispatch(
+      stream, outs[0].dtype, [&] { multiway_mix_forward_cuda(outs, rstd, m, eps, N, C); },
+      [&]<class S>(S) {
+        with_ways(outs.size(), !m.post.empty(), [&](auto ways, auto prepost) {
+          multiway_mix_forward_cpu<ways, prepost>(data_of<S>(outs), data_or_null<float>(rstd), mix_data<S, float>(m), N,
+                                                  C, static_cast<float>(eps));
+        });
+      },
+      [&]<class T>(T) {
+        multiway_mix_forward_ref(data_of<T>(outs), data_or_null<T>(rstd), mix_data<T>(m), N, C, eps);
+      });
 }
 
-void multiway_mix_backward(const MultiwayMix& d, const std::vector<Tensor>& douts, const Tensor& rstd,
-                           const MultiwayMix& m, const MultiwayAcc& acc, Stream stream) {
-  const Size size = check_mix("multiway_mix_backward", douts, rstd, m);
-  check_members("multiway_mix_backward, gradients", d, size, !m.post.empty());
-  CHECK_THAT(acc.sources.size() == m.sources.size(), "multiway_mix_backward: ", acc.sources.size(), " flags for ",
-             m.sources.size(), " sources");
-  if (stream.backend == Backend::cuda) return multiway_mix_backward_cuda(d, douts, rstd, m, acc, size.N, size.C);
-  if (stream.backend == Backend::cpu)
-    return with_ways(douts.size(), !m.post.empty(), douts[0].dtype, [&](auto ways, auto prepost, auto storage) {
-      using S = decltype(storage);
-      multiway_mix_backward_cpu<ways, prepost>(data_of<S, float>(d), pointers<S>(douts), data_or_null<float>(rstd),
-                                               data_of<S, float>(m), acc, size.N, size.C);
-    });
-  with_real(douts[0].dtype, [&](auto real) {
-    using T = decltype(real);
-    multiway_mix_backward_ref(data_of<T>(d), pointers<T>(douts), static_cast<const T*>(data_or_null<T>(rstd)),
-                              data_of<T>(m), acc, size.N, size.C);
-  });
+void multiway_mix_backward(const MultiwayMix<Grad, Tensor>& d, const std::vector<Tensor>& douts, const Tensor& rstd,
+                           const MultiwayMix<Tensor>& m, Stream stream) {
+  const auto [N, C] = check_mix(douts, rstd, m);
+  check_members(d, douts.size(), m.sources.size(), N, C, !m.post.empty());
+  CHECK_SHAPES(!d.weight.add, d.weight);
+  dispatch(
+      stream, douts[0].dtype, [&] { multiway_mix_backward_cuda(d, douts, rstd, m, N, C); },
+      [&]<class S>(S) {
+        with_ways(douts.size(), !m.post.empty(), [&](auto ways, auto prepost) {
+          multiway_mix_backward_cpu<ways, prepost>(mix_data<S, float>(d), data_of<S>(douts), data_or_null<float>(rstd),
+                                                   mix_data<S, float>(m), d, N, C);
+        });
+      },
+      [&]<class T>(T) { backward_ref<T>(d, douts, rstd, m, N, C); });
 }
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -381,39 +378,27 @@ void multiway_mix_backward(const MultiwayMix& d, const std::vector<Tensor>& dout
 namespace ops {
 namespace {
 
-struct MultiwayMixNode : Node {  // in: the sources, then whatever else of MultiwaySources there is
-  MultiwaySources of;
-  MultiwayMix tensors, gradients;
+struct MultiwayMixNode : Node {  // in: the sources, the weight, then whatever else there is
+  MultiwayMix<Value*> of;
+  MultiwayMix<Tensor> tensors;
+  MultiwayMix<Grad, Tensor> gradients;
   std::vector<Tensor> outs, douts;
-  MultiwayAcc add;
+  double eps = 0;
 
   const char* op() const override { return "multiway_mix"; }
   Tensor rstd() const { return saved.empty() ? Tensor{} : saved[0]->tensor; }
   void prepare() override {
-    tensors = {tensors_of(of.sources),
-               tensors_of(of.gains),
-               tensors_of(of.post),
-               tensor_of(of.weight),
-               tensor_of(of.base),
-               tensor_of(of.skip),
-               of.eps};
-    gradients = {grads_of(of.sources),
-                 grads_of(of.gains),
-                 grads_of(of.post),
-                 grad_of(of.weight),
-                 grad_of(of.base),
-                 grad_of(of.skip),
-                 of.eps};
+    map_members(tensors, of, tensor_of, tensor_of);
     outs = tensors_of(out), douts = grads_of(out);
     if (acc.empty()) return;  // a tape that only goes forward
-    add.sources.clear();
-    for (size_t s = 0; s < of.sources.size(); ++s) add.sources.push_back(acc[s] != 0);
     CHECK_THAT(acc[of.sources.size()] == 0, name, " must be the only reader of ", of.weight->name);
-    add.skip = of.skip != nullptr && acc[of.sources.size() + 1] != 0;
+    size_t i = 0;  // among the inputs
+    const auto next = [&](const Value* value) { return value == nullptr ? Grad{} : gradient(i++); };
+    map_members(gradients, of, next, grad_of);
   }
-  void forward(const Step&, Stream stream) override { multiway_mix_forward(outs, rstd(), tensors, stream); }
+  void forward(const Step&, Stream stream) override { multiway_mix_forward(outs, rstd(), tensors, eps, stream); }
   void backward(const Step&, Stream stream) override {
-    multiway_mix_backward(gradients, douts, rstd(), tensors, add, stream);
+    multiway_mix_backward(gradients, douts, rstd(), tensors, stream);
   }
   double flops() const override {
     return 2.0 * static_cast<double>(in[0]->shape.numel() * static_cast<int64_t>(of.sources.size() * out.size()));
@@ -422,18 +407,19 @@ struct MultiwayMixNode : Node {  // in: the sources, then whatever else of Multi
 
 }  // namespace
 
-std::vector<Value*> multiway_mix(Tape& t, const std::string& name, const MultiwaySources& s) {
-  const int64_t S = static_cast<int64_t>(s.sources.size()), W = s.base->shape[0];
-  const Shape& stream = s.sources.at(0)->shape;
-  CHECK_THAT(s.base->shape == (Shape{W, S}) && s.weight->shape.numel() == stream[0] * stream[1] * W * S, name,
-             ": base ", s.base->shape.str(), " weight ", s.weight->shape.str());
+std::vector<Value*> multiway_mix(Tape& t, const std::string& name, const MultiwayMix<Value*>& m, double eps) {
+  const int64_t S = static_cast<int64_t>(m.sources.size()), W = m.base->shape[0];
+  const Shape& stream = m.sources.at(0)->shape;
+  CHECK_THAT(m.base->shape == (Shape{W, S}) && m.weight->shape.numel() == stream[0] * stream[1] * W * S, name,
+             ": base ", m.base->shape.str(), " weight ", m.weight->shape.str());
   std::vector<Value*> outs;
   for (int64_t w = 0; w < W; ++w) outs.push_back(t.activation(str(name, ".", w), stream));
   auto node = make_node<MultiwayMixNode>(
-      name, joined(joined(joined(s.sources, present({s.weight, s.skip, s.base})), s.gains), s.post), outs);
-  node->of = s;
-  node->keep = joined(s.sources, {s.weight});
-  if (s.skip != nullptr) node->saved = {t.statistic(name + ".rstd", Shape{stream[0], stream[1], W})};
+      name, joined(joined(joined(m.sources, present({m.weight, m.skip, m.base})), m.gains), m.post), outs);
+  node->of = m;
+  node->eps = eps;
+  node->keep = joined(m.sources, {m.weight});
+  if (m.skip != nullptr) node->saved = {t.statistic(name + ".rstd", Shape{stream[0], stream[1], W})};
   t.record(std::move(node));
   return outs;
 }

@@ -366,14 +366,14 @@ __global__ void add_way_sums_kernel(ParameterGradients to, const float* partial,
 
 // -----------------------------------------------------------------------------------------------------------------
 
-template <class P, size_t n>
-void fill_table(P* (&table)[n], const std::vector<Tensor>& tensors) {
+template <class P, size_t n, class List>
+void fill_table(P* (&table)[n], const List& tensors) {
   CHECK_THAT(tensors.size() <= n, "multiway_mix: at most ", n, " sources on a GPU, got ", tensors.size());
-  for (size_t i = 0; i < tensors.size(); ++i) table[i] = tensors[i].as<std::remove_const_t<P>>();
+  for (size_t i = 0; i < tensors.size(); ++i) table[i] = tensors[i].template as<std::remove_const_t<P>>();
 }
 
 template <class Storage>
-Mix<Storage> table_of(const MultiwayMix& m, int64_t W, int64_t N, int64_t C) {
+Mix<Storage> table_of(const MultiwayMix<Tensor>& m, int64_t W, int64_t N, int64_t C) {
   Mix<Storage> table = {};
   fill_table(table.sources.source, m.sources);
   fill_table(table.gains.source, m.gains);
@@ -384,7 +384,8 @@ Mix<Storage> table_of(const MultiwayMix& m, int64_t W, int64_t N, int64_t C) {
 }
 
 // Whether 16 bytes at a time fit everything that is read by columns.
-bool wide_accesses(const MultiwayMix& m, const std::vector<Tensor>& outs, int64_t C, bool gradients) {
+template <class Members>
+bool wide_accesses(const Members& m, const std::vector<Tensor>& outs, int64_t C, bool gradients) {
   const bool whole = C % (16 / static_cast<int64_t>(size_of(outs[0].dtype))) == 0;
   if (!whole || !aligned16(m.sources) || !aligned16(outs) || !is_aligned16(m.skip)) return false;
   return gradients || (aligned16(m.gains) && aligned16(m.post));  // the parameters' gradients are written by elements
@@ -408,7 +409,8 @@ uint32_t warps_for(int64_t C, int width, int64_t floats, int64_t most) {
 }
 
 template <int ways, int width, bool prepost, class Storage>
-void launch_forward(const std::vector<Tensor>& outs, const Tensor& rstd, const MultiwayMix& m, int64_t N, int64_t C) {
+void launch_forward(const std::vector<Tensor>& outs, const Tensor& rstd, const MultiwayMix<Tensor>& m, double eps,
+                    int64_t N, int64_t C) {
   const Mix<Storage> table = table_of<Storage>(m, static_cast<int64_t>(outs.size()), N, C);
   Ways<Storage> to = {};
   fill_table(to.way, outs);
@@ -416,21 +418,21 @@ void launch_forward(const std::vector<Tensor>& outs, const Tensor& rstd, const M
   const auto floats = static_cast<size_t>(whole(table.S * ways) + warps * ways);
   launch({"multiway_mix_forward", static_cast<uint32_t>(N), warps * warp_size, floats * sizeof(float)},
          multiway_mix_forward_kernel<ways, width, prepost, Storage>, to, data_or_null<float>(rstd), table,
-         static_cast<float>(m.eps));
+         static_cast<float>(eps));
 }
 
 template <class Storage>
-Gradients<Storage> table_of(const MultiwayMix& d, const std::vector<Tensor>& douts, const MultiwayAcc& acc) {
+Gradients<Storage> table_of(const MultiwayMix<Grad, Tensor>& d, const std::vector<Tensor>& douts) {
   Gradients<Storage> table = {};
   fill_table(table.sources.source, d.sources);
   fill_table(table.douts.way, douts);
-  table.weight = d.weight.as<Storage>(), table.skip = data_or_null<Storage>(d.skip), table.acc_skip = acc.skip;
-  for (size_t s = 0; s < acc.sources.size(); ++s)
-    if (acc.sources[s]) table.acc[s / 32] |= 1u << s % 32;
+  table.weight = d.weight.as<Storage>(), table.skip = data_or_null<Storage>(d.skip), table.acc_skip = d.skip.add;
+  for (size_t s = 0; s < d.sources.size(); ++s)
+    if (d.sources[s].add) table.acc[s / 32] |= 1u << s % 32;
   return table;
 }
 
-ParameterGradients parameter_table(const MultiwayMix& d) {
+ParameterGradients parameter_table(const MultiwayMix<Grad, Tensor>& d) {
   ParameterGradients table = {};
   table.base = d.base.as<float>();
   fill_table(table.post.way, d.post);
@@ -439,8 +441,8 @@ ParameterGradients parameter_table(const MultiwayMix& d) {
 }
 
 template <int ways, int width, bool prepost, class Storage>
-void launch_backward(const MultiwayMix& d, const std::vector<Tensor>& douts, const Tensor& rstd, const MultiwayMix& m,
-                     const MultiwayAcc& acc, int64_t N, int64_t C) {
+void launch_backward(const MultiwayMix<Grad, Tensor>& d, const std::vector<Tensor>& douts, const Tensor& rstd,
+                     const MultiwayMix<Tensor>& m, int64_t N, int64_t C) {
   const Mix<Storage> table = table_of<Storage>(m, static_cast<int64_t>(douts.size()), N, C);
   const int64_t S = table.S, W = table.W, size = S * ways, row = base_sums(W, S) + (prepost ? (W + S) * C : 0);
   const uint32_t warps = warps_for(C, width, size + ways, backward_warps<prepost>);
@@ -453,7 +455,7 @@ void launch_backward(const MultiwayMix& d, const std::vector<Tensor>& douts, con
   const auto floats = static_cast<size_t>(in_shared ? own_floats + row : own_floats);
   float* partial = scratch<float>(blocks * row);
   launch({"multiway_mix_backward", blocks, warps * warp_size, floats * sizeof(float)},
-         multiway_mix_backward_kernel<ways, width, prepost, Storage>, table_of<Storage>(d, douts, acc),
+         multiway_mix_backward_kernel<ways, width, prepost, Storage>, table_of<Storage>(d, douts),
          data_or_null<float>(rstd), table, partial, row, in_shared);
   launch({"add_way_sums", blocks_of(row, warp_size), dim3(warp_size, groups_of_rows)}, add_way_sums_kernel,
          parameter_table(d), partial, static_cast<int64_t>(blocks), row, table.W, table.S, C);
@@ -461,32 +463,30 @@ void launch_backward(const MultiwayMix& d, const std::vector<Tensor>& douts, con
 
 }  // namespace
 
-void multiway_mix_forward_cuda(const std::vector<Tensor>& outs, const Tensor& rstd, const MultiwayMix& m, int64_t N,
-                               int64_t C) {
+void multiway_mix_forward_cuda(const std::vector<Tensor>& outs, const Tensor& rstd, const MultiwayMix<Tensor>& m,
+                               double eps, int64_t N, int64_t C) {
   const auto W = static_cast<int64_t>(outs.size());
   with_ways(W, wide_accesses(m, outs, C, false), [&](auto ways, auto wide) {
-    with_storage(outs[0].dtype, [&](auto storage) {
-      using Storage = decltype(storage);
+    with_storage(outs[0].dtype, [&]<class Storage>(Storage) {
       constexpr int width = wide ? widest<Storage> : 1;
       auto forward =
           m.post.empty() ? launch_forward<ways, width, false, Storage> : launch_forward<ways, width, true, Storage>;
-      forward(outs, rstd, m, N, C);
+      forward(outs, rstd, m, eps, N, C);
     });
   });
 }
 
-void multiway_mix_backward_cuda(const MultiwayMix& d, const std::vector<Tensor>& douts, const Tensor& rstd,
-                                const MultiwayMix& m, const MultiwayAcc& acc, int64_t N, int64_t C) {
+void multiway_mix_backward_cuda(const MultiwayMix<Grad, Tensor>& d, const std::vector<Tensor>& douts,
+                                const Tensor& rstd, const MultiwayMix<Tensor>& m, int64_t N, int64_t C) {
   const auto W = static_cast<int64_t>(douts.size());
   const bool whole_rows = wide_accesses(m, douts, C, false) && wide_accesses(d, douts, C, true);
   with_ways(W, whole_rows, [&](auto ways, auto wide) {
-    with_storage(douts[0].dtype, [&](auto storage) {
-      using Storage = decltype(storage);
+    with_storage(douts[0].dtype, [&]<class Storage>(Storage) {
       // Fewer columns a thread leave registers for what is on its way, and more threads for what waits.
       constexpr int width = wide ? (ways == 1 ? widest<Storage> : 4) : 1;
       auto backward =
           m.post.empty() ? launch_backward<ways, width, false, Storage> : launch_backward<ways, width, true, Storage>;
-      backward(d, douts, rstd, m, acc, N, C);
+      backward(d, douts, rstd, m, N, C);
     });
   });
 }

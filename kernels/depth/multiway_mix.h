@@ -10,12 +10,12 @@
 //   plain:    da_w = dout_w
 //   prepost:  u = dout_w * post_w, ah = a_w * rstd:   da_w[n,:] = rstd[n,w] * (u[n,:] - ah[n,:] * mean_c(u * ah))
 //             dpost_w    += sum_n dout_w[n,:] * ah[n,:]                           always added
-//             dskip[n,:]  = sum_w dout_w[n,:]                                     set, or added if acc.skip
+//             dskip[n,:]  = sum_w dout_w[n,:]                                     set, or added
 //             dgain_s    += sum_n v_s[n,:] * source_s[n,:]                        always added; v_s as below
 //   dweight[n, w*S + s]   = <da_w[n,:], gain_s * source_s[n,:]>                   set
 //   dbase[w,s]           += sum_n dweight[n, w*S + s]                             always added
 //   v_s[n,:]              = sum_w c[n,w,s] * da_w[n,:]
-//   dsource_s[n,:]        = gain_s * v_s[n,:]                                     set, or added if acc.sources[s]
+//   dsource_s[n,:]        = gain_s * v_s[n,:]                                     set, or added
 //
 // source, out, skip and their gradients: (B,T,C); weight: (B,T,W*S); base: (W,S); gain, post: (C); rstd: (B,T,W). At
 // most 8 ways. a_w is not saved: the backward computes it again from the sources, which it reads anyway. No output may
@@ -29,48 +29,28 @@
 
 #include "engine/stream.h"
 #include "engine/tensor.h"
+#include "kernels/depth/members.h"
 
 namespace crossply {
 
-// Plain: gains and post are empty, skip is without data. Prepost: S gains, W posts and skip.
-struct MultiwayMix {
-  std::vector<Tensor> sources, gains, post;
-  Tensor weight, base, skip;
-  double eps = 1e-6;
-};
-
 // rstd: without data if plain.
-void multiway_mix_forward(const std::vector<Tensor>& outs, const Tensor& rstd, const MultiwayMix& m, Stream stream);
+void multiway_mix_forward(const std::vector<Tensor>& outs, const Tensor& rstd, const MultiwayMix<Tensor>& m, double eps,
+                          Stream stream);
 
-struct MultiwayAcc {
-  std::vector<bool> sources;  // S of them
-  bool skip = false;
-};
-
-// d: the gradient of each member of m, with the same members empty; its eps is not used. The sums over n go through a
-// fixed number of partial sums, so they do not depend on the thread count.
-void multiway_mix_backward(const MultiwayMix& d, const std::vector<Tensor>& douts, const Tensor& rstd,
-                           const MultiwayMix& m, const MultiwayAcc& acc, Stream stream);
+// d: the gradient of each member of m, with the same members empty. The sums over n go through a fixed number of
+// partial sums, so they do not depend on the thread count.
+void multiway_mix_backward(const MultiwayMix<Grad, Tensor>& d, const std::vector<Tensor>& douts, const Tensor& rstd,
+                           const MultiwayMix<Tensor>& m, Stream stream);
 
 // kernels/depth/multiway_mix.cu, for (N,C) tensors and at most 256 sources.
-CUDA_TWIN void multiway_mix_forward_cuda(const std::vector<Tensor>& outs, const Tensor& rstd, const MultiwayMix& m,
-                                         int64_t N, int64_t C);
-CUDA_TWIN void multiway_mix_backward_cuda(const MultiwayMix& d, const std::vector<Tensor>& douts, const Tensor& rstd,
-                                          const MultiwayMix& m, const MultiwayAcc& acc, int64_t N, int64_t C);
-
-// A MultiwayMix as pointers, the parameters of type P. Plain: gains and post are empty.
-template <class T, class P = T>
-struct MultiwayMixData {
-  std::vector<T*> sources;      // S times (N,C)
-  std::vector<P*> gains, post;  // S times (C), W times (C)
-  T* weight;                    // (N,W*S)
-  P* base;                      // (W,S)
-  T* skip;                      // (N,C)
-};
+CUDA_TWIN void multiway_mix_forward_cuda(const std::vector<Tensor>& outs, const Tensor& rstd,
+                                         const MultiwayMix<Tensor>& m, double eps, int64_t N, int64_t C);
+CUDA_TWIN void multiway_mix_backward_cuda(const MultiwayMix<Grad, Tensor>& d, const std::vector<Tensor>& douts,
+                                          const Tensor& rstd, const MultiwayMix<Tensor>& m, int64_t N, int64_t C);
 
 // a(C), one way of one token; coef(S) is c[n,w,:].
 template <class T>
-void way_sum_ref(T* a, const T* coef, const MultiwayMixData<T>& m, int64_t n, int64_t C) {
+void way_sum_ref(T* a, const T* coef, const MultiwayMix<T*>& m, int64_t n, int64_t C) {
   for (int64_t c = 0; c < C; ++c) {
     a[c] = 0;
     for (size_t s = 0; s < m.sources.size(); ++s)
@@ -79,7 +59,7 @@ void way_sum_ref(T* a, const T* coef, const MultiwayMixData<T>& m, int64_t n, in
 }
 
 template <class T>
-std::vector<T> way_coefficients_ref(const MultiwayMixData<T>& m, int64_t n, size_t w, size_t W) {
+std::vector<T> way_coefficients_ref(const MultiwayMix<T*>& m, int64_t n, size_t w, size_t W) {
   const size_t S = m.sources.size();
   std::vector<T> coef(S);
   for (size_t s = 0; s < S; ++s) coef[s] = m.weight[(static_cast<size_t>(n) * W + w) * S + s] + m.base[w * S + s];
@@ -87,7 +67,7 @@ std::vector<T> way_coefficients_ref(const MultiwayMixData<T>& m, int64_t n, size
 }
 
 template <class T>
-void multiway_mix_forward_ref(const std::vector<T*>& outs, T* rstd, const MultiwayMixData<T>& m, int64_t N, int64_t C,
+void multiway_mix_forward_ref(const std::vector<T*>& outs, T* rstd, const MultiwayMix<T*>& m, int64_t N, int64_t C,
                               double eps) {
   using std::sqrt;
   const size_t W = outs.size();
@@ -116,9 +96,10 @@ void way_norm_backward_ref(T* da, T* dpost, const T* dy, const T* a, const T* po
   for (int64_t c = 0; c < C; ++c) da[c] = r * (dy[c] * post[c] - a[c] * r * mean);
 }
 
+// d: where sources and skip are set, they hold zeros before.
 template <class T>
-void multiway_mix_backward_ref(const MultiwayMixData<T>& d, const std::vector<T*>& douts, const T* rstd,
-                               const MultiwayMixData<T>& m, const MultiwayAcc& acc, int64_t N, int64_t C) {
+void multiway_mix_backward_ref(const MultiwayMix<T*>& d, const std::vector<T*>& douts, const T* rstd,
+                               const MultiwayMix<T*>& m, int64_t N, int64_t C) {
   const size_t W = douts.size(), S = m.sources.size();
   std::vector<T> a(static_cast<size_t>(C)), da(static_cast<size_t>(C));
   for (int64_t n = 0; n < N; ++n) {
@@ -130,7 +111,7 @@ void multiway_mix_backward_ref(const MultiwayMixData<T>& d, const std::vector<T*
       if (!m.post.empty()) {
         way_sum_ref(a.data(), coef.data(), m, n, C);
         way_norm_backward_ref(da.data(), d.post[w], dy, a.data(), m.post[w], rstd[row], C);
-        for (int64_t c = 0; c < C; ++c) d.skip[n * C + c] = acc.skip || w > 0 ? d.skip[n * C + c] + dy[c] : dy[c];
+        for (int64_t c = 0; c < C; ++c) d.skip[n * C + c] += dy[c];
       }
       for (size_t s = 0; s < S; ++s) {
         const T* x = m.sources[s] + n * C;
@@ -140,7 +121,7 @@ void multiway_mix_backward_ref(const MultiwayMixData<T>& d, const std::vector<T*
           const T v = coef[s] * da[static_cast<size_t>(c)], gain = m.gains.empty() ? T(1) : m.gains[s][c];
           product += da[static_cast<size_t>(c)] * gain * x[c];
           if (!m.gains.empty()) d.gains[s][c] += v * x[c];
-          dx[c] = acc.sources[s] || w > 0 ? dx[c] + gain * v : gain * v;
+          dx[c] += gain * v;
         }
         d.weight[row * S + s] = product;
         d.base[w * S + s] += product;

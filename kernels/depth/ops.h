@@ -8,6 +8,11 @@
 #include <vector>
 
 #include "engine/tape.h"
+#include "kernels/depth/members.h"
+
+namespace crossply {
+struct Router;
+}
 
 namespace crossply::ops {
 
@@ -22,15 +27,10 @@ class DepthRouter {
   // or rotate a copy.
   Value* route(const std::string& name, int layer, Value* own, Value* weight, std::vector<int> sources);
 
-  struct Reader {
-    Value* weight;
-    std::vector<int> sources;
-  };
-
  private:
   Tape& tape_;
   Slab slab_;
-  std::shared_ptr<std::vector<Reader>> readers_;
+  std::shared_ptr<std::vector<Router>> routers_;
 };
 
 // The residual streams (B, T, C) of all layers so far, as the sources of mixtures (depth_mix.h). Nothing is
@@ -59,31 +59,23 @@ Value* scale(Tape& t, const std::string& name, Value* inp, Value* factor);
 // SATFormer's gates over (B, T, K): relu, sigmoid, softmax, softmax_sigmoid, tanh, identity.
 Value* gate(Tape& t, const std::string& name, Value* inp, const std::string& kind);
 
-// Value residuals: own * v + first * v1, both (B, T, K, D), with one scalar for all tokens (values.data[index]). IN
-// PLACE: takes v, unless own is trained.
-struct Scalar {
-  Value* values;
-  int64_t index = 0;
-};
+// Value residuals: own * v + first * v1, both (B, T, K, D), with one scalar for all tokens. IN PLACE: takes v,
+// unless own is trained.
+using Scalar = Element<Value*>;
 Value* value_mix(Tape& t, const std::string& name, Value* v, Value* v1, Scalar own, Scalar first);
 // v + alpha * v1 with alpha (B, T, K). IN PLACE: takes v.
 Value* gated_mix(Tape& t, const std::string& name, Value* v, Value* v1, Value* alpha);
 
 // Output head j is head `head` of sources[source], each (B, T, K, D) -> (B, T, choice.size(), D).
-struct Head {
-  int source;
-  int64_t head;
-};
+using Head = HeadChoice;
 Value* select_heads(Tape& t, const std::string& name, const std::vector<Value*>& sources,
                     const std::vector<Head>& choice);
 
 // Hyper-connections (kernels/depth/hyper/hyper.h): E residual streams (B, T, E, C).
 Value* streams_expand(Tape& t, const std::string& name, Value* x, int64_t E);
 Value* streams_sum(Tape& t, const std::string& name, Value* streams);
-// Null where a connection has no such parameter; static connections have only the first two.
-struct HyperParameters {
-  Value *static_alpha, *static_beta, *alpha_proj, *beta_proj, *alpha_scale, *beta_scale, *norm_weight, *norm_bias;
-};
+// Null where a connection has no such parameter.
+using HyperParameters = HyperWeights<Value*>;
 struct HyperRead {
   Value *x, *coef;  // what the sublayer reads (B, T, C); the token's coefficients (B, T, E, E+2)
 };
@@ -92,21 +84,10 @@ HyperRead hyper_read(Tape& t, const std::string& name, Value* streams, const Hyp
                      const std::string& norm, double eps);
 Value* hyper_write(Tape& t, const std::string& name, Value* streams, Value* coef, Value* y);
 
-// MUDDFormer's ways over sources (multiway_mix.h). weight (B, T, W*S), base (W, S); with gains (S of (C)) there are
-// also post gains (W of (C)) and a skip (B, T, C).
-struct MultiwaySources {
-  std::vector<Value*> sources, gains, post;
-  Value *weight, *base, *skip;
-  double eps;
-};
-std::vector<Value*> multiway_mix(Tape& t, const std::string& name, const MultiwaySources& s);
+// MUDDFormer's ways over sources: the outputs. eps: of the prepost norm.
+std::vector<Value*> multiway_mix(Tape& t, const std::string& name, const MultiwayMix<Value*>& m, double eps);
 
-// LIMe v1 (head_mix.h): keys and values (B, T, K, D), each head projected from its own mixture of the sources.
-// weight (K, S) or (B, T, K*S); gain (C); wk, wv (K*D, C).
-struct HeadSources {
-  std::vector<Value*> sources;
-  Value *gain, *weight, *wk, *wv;
-};
-std::pair<Value*, Value*> head_mix(Tape& t, const std::string& name, const HeadSources& s, int64_t K);
+// LIMe v1: keys and values (B, T, K, D), each head projected from its own mixture of the sources.
+std::pair<Value*, Value*> head_mix(Tape& t, const std::string& name, const HeadMix<Value*>& m, int64_t K);
 
 }  // namespace crossply::ops

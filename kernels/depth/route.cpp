@@ -4,6 +4,7 @@
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/vec.h"
 #include "kernels/depth/ops.h"
+#include "kernels/dispatch.h"
 
 namespace crossply {
 namespace {
@@ -121,11 +122,19 @@ Term<S> make_term(const S* block, const Router& router, int64_t s, bool backward
   return {block, coef, 1.f};
 }
 
+// The thread's own list of such items, so that only the first step allocates.
+template <class Item>
+std::vector<Item>& empty_list() {
+  static thread_local std::vector<Item> list;
+  list.clear();
+  return list;
+}
+
 template <class S>
 void route_forward_cpu(S* out, const S* slab, const Router& router, int64_t N, int64_t K, int64_t D) {
   const int64_t layers = static_cast<int64_t>(router.sources.size());
   float* coef = scratch_f32(static_cast<size_t>(layers * K * K));
-  std::vector<Term<S>> terms;
+  std::vector<Term<S>>& terms = empty_list<Term<S>>();
   for (int s : router.sources) {
     terms.push_back(make_term(slab + s * N * K * D, router, s, false, coef, K));
     coef += K * K;
@@ -161,8 +170,8 @@ int64_t tile_tokens(int64_t K, int64_t D) { return (std::clamp<int64_t>(8192 / (
 template <class S>
 void route_backward_cpu(S* dslice, S* slab, const S* dout, const std::vector<Router>& routers, int layer, int64_t N,
                         int64_t K, int64_t D) {
-  std::vector<Term<S>> terms;  // what the readers pass on
-  std::vector<BlockReader> readers;
+  std::vector<Term<S>>& terms = empty_list<Term<S>>();  // what the readers pass on
+  std::vector<BlockReader>& readers = empty_list<BlockReader>();
   float* coef = scratch_f32(routers.size() * static_cast<size_t>(K * K));
   for (size_t r = static_cast<size_t>(layer); r < routers.size(); ++r, coef += K * K) {
     const Router& router = routers[r];
@@ -202,64 +211,57 @@ void route_backward_cpu(S* dslice, S* slab, const S* dout, const std::vector<Rou
     }
 }
 
-void check_router(const char* name, const Router& router, int64_t layer, int64_t K) {
-  bool ascending = !router.sources.empty() && router.sources.front() >= 0 && router.sources.back() <= layer;
-  for (size_t i = 1; i < router.sources.size(); ++i) ascending &= router.sources[i - 1] < router.sources[i];
-  CHECK_THAT(ascending, name, ": the sources of layer ", layer, " must ascend within 0 to ", layer);
-  CHECK_THAT(router.weight.data == nullptr || router.weight.shape == Shape({K, (layer + 1) * K}), name, ": layer ",
-             layer, " has the weight ", router.weight.str(), " for ", K, " heads");
+void check_router(const Router& router, int64_t layer, int64_t K) {
+  const auto& [weight, sources, dweight] = router;
+  bool ascending = !sources.empty() && sources.front() >= 0 && sources.back() <= layer;
+  for (size_t i = 1; i < sources.size(); ++i) ascending &= sources[i - 1] < sources[i];
+  CHECK_THAT(ascending, "the sources of layer ", layer, " must ascend within 0 to ", layer);
+  CHECK_THAT(weight.data == nullptr || weight.shape == Shape({K, (layer + 1) * K}), "layer ", layer, " has the weight ",
+             weight.str(), " for ", K, " heads");
+  CHECK_SHAPES(dweight.data == nullptr || dweight.shape == weight.shape, weight, dweight);
+}
+
+struct Heads {
+  int64_t N, K, D;
+};
+Heads heads_of(const Tensor& out) {
+  const int rank = out.shape.rank;
+  CHECK_SHAPES(rank >= 2, out);
+  const int64_t K = out.dim(rank - 2), D = out.dim(rank - 1);
+  return {out.numel() / (K * D), K, D};
 }
 
 }  // namespace
 
 // -----------------------------------------------------------------------------------------------------------------
-// Entry points: check shapes and routers, choose the backend.
+// Entry points.
 
 void route_forward(const Tensor& out, const Tensor& slab, const Router& router, Stream stream) {
-  const int rank = out.shape.rank;
-  CHECK_THAT(rank >= 2, "route_forward: out ", out.str());
-  const int64_t K = out.dim(rank - 2), D = out.dim(rank - 1), N = out.numel() / (K * D);
+  const auto [N, K, D] = heads_of(out);
   const bool trained = router.weight.data != nullptr;
-  check_router("route_forward", router, trained ? router.weight.dim(1) / K - 1 : slab.dim(0) - 1, K);
-  CHECK_THAT(slab.numel() == slab.dim(0) * out.numel() && router.sources.back() < slab.dim(0), "route_forward: out ",
-             out.str(), " slab ", slab.str(), " last source ", router.sources.back());
-  if (stream.backend == Backend::cuda) return route_forward_cuda(out, slab, router, N, K, D);
-  if (stream.backend == Backend::cpu)
-    return with_storage(out.dtype, [&](auto storage) {
-      using S = decltype(storage);
-      route_forward_cpu(out.as<S>(), slab.as<S>(), router, N, K, D);
-    });
-  with_real(out.dtype, [&](auto real) {
-    using T = decltype(real);
-    route_forward_ref(out.as<T>(), slab.as<T>(), trained ? router.weight.as<T>() : nullptr, router.sources,
-                      router.weight.dim(1), N, K, D);
-  });
+  check_router(router, trained ? router.weight.dim(1) / K - 1 : slab.dim(0) - 1, K);
+  CHECK_SHAPES(slab.numel() == slab.dim(0) * out.numel() && router.sources.back() < slab.dim(0), out, slab);
+  dispatch(
+      stream, out.dtype, [&] { route_forward_cuda(out, slab, router, N, K, D); },
+      [&]<class S>(S) { route_forward_cpu(out.as<S>(), slab.as<S>(), router, N, K, D); },
+      [&]<class T>(T) {
+        route_forward_ref(out.as<T>(), slab.as<T>(), data_or_null<T>(router.weight), router.sources,
+                          router.weight.dim(1), N, K, D);
+      });
 }
 
 void route_backward(const Tensor& dslice, const Tensor& slab, const Tensor& dout, const std::vector<Router>& routers,
                     int layer, Stream stream) {
+  const auto [N, K, D] = heads_of(dslice);
   const int64_t L = static_cast<int64_t>(routers.size());
-  const int rank = dslice.shape.rank;
-  CHECK_THAT(rank >= 2 && layer >= 0 && layer < L, "route_backward: dslice ", dslice.str(), " layer ", layer);
-  const int64_t K = dslice.dim(rank - 2), D = dslice.dim(rank - 1), N = dslice.numel() / (K * D);
-  CHECK_THAT(slab.dim(0) == L && slab.numel() == L * dslice.numel() && dout.numel() == dslice.numel(),
-             "route_backward: dslice ", dslice.str(), " slab ", slab.str(), " dout ", dout.str(), " L ", L);
-  for (int64_t r = layer; r < L; ++r) {
-    const Router& router = routers[static_cast<size_t>(r)];
-    check_router("route_backward", router, r, K);
-    CHECK_THAT(router.dweight.data == nullptr || router.dweight.shape == router.weight.shape, "route_backward: layer ",
-               r, " dweight ", router.dweight.str(), " weight ", router.weight.str());
-  }
-  if (stream.backend == Backend::cuda) return route_backward_cuda(dslice, slab, dout, routers, layer, N, K, D);
-  if (stream.backend == Backend::cpu)
-    return with_storage(dslice.dtype, [&](auto storage) {
-      using S = decltype(storage);
-      route_backward_cpu(dslice.as<S>(), slab.as<S>(), dout.as<S>(), routers, layer, N, K, D);
-    });
-  with_real(dslice.dtype, [&](auto real) {
-    using T = decltype(real);
-    route_backward_ref(dslice.as<T>(), slab.as<T>(), dout.as<T>(), routers, layer, N, K, D);
-  });
+  CHECK_THAT(layer >= 0 && layer < L, "layer ", layer, " of ", L);
+  CHECK_SHAPES(slab.dim(0) == L && slab.numel() == L * dslice.numel() && dout.numel() == dslice.numel(), dslice, slab,
+               dout);
+  for (int64_t r = layer; r < L; ++r) check_router(routers[static_cast<size_t>(r)], r, K);
+  dispatch(
+      stream, dslice.dtype, [&] { route_backward_cuda(dslice, slab, dout, routers, layer, N, K, D); },
+      [&]<class S>(S) { route_backward_cpu(dslice.as<S>(), slab.as<S>(), dout.as<S>(), routers, layer, N, K, D); },
+      [&]<class T>(T) { route_backward_ref(dslice.as<T>(), slab.as<T>(), dout.as<T>(), routers, layer, N, K, D); });
 }
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -271,48 +273,46 @@ namespace {
 // in[0] is the layer's own slice, in[1] its weight if it has one; reads[0] is the slab.
 struct Route : Node {
   int layer = 0;
-  std::shared_ptr<std::vector<DepthRouter::Reader>> readers;  // of all layers, complete once the model is recorded
-  std::vector<Router> routers;
+  std::shared_ptr<std::vector<Router>> routers;  // of all layers, complete once all of them are prepared
 
   const char* op() const override { return "route"; }
+  Router& router() const { return (*routers)[static_cast<size_t>(layer)]; }
   void prepare() override {
-    routers.clear();
-    for (const auto& reader : *readers)
-      routers.push_back(Router{tensor_of(reader.weight), reader.sources, grad_of(reader.weight)});
+    if (in.size() == 1) return;
+    router().weight = input(1), router().dweight = grad_of(in[1]);
   }
   void forward(const Step&, Stream stream) override {
     if (layer == 0) return;  // the output is the slice itself
-    route_forward(output(), reads[0]->tensor, routers[static_cast<size_t>(layer)], stream);
+    route_forward(output(), reads[0]->tensor, router(), stream);
   }
   void backward(const Step&, Stream stream) override {
     CHECK_THAT(!acc[0], name, " must be the only reader of ", in[0]->name);
-    route_backward(dinput(0), reads[0]->tensor, doutput(), routers, layer, stream);
+    route_backward(dinput(0), reads[0]->tensor, doutput(), *routers, layer, stream);
   }
   double flops() const override {
     if (layer == 0) return 0;
-    const auto& sources = (*readers)[static_cast<size_t>(layer)].sources;
     const double heads = in.size() > 1 ? static_cast<double>(in[0]->shape[2]) : 1;
-    return 2.0 * static_cast<double>(in[0]->shape.numel()) * heads * static_cast<double>(sources.size());
+    return 2.0 * static_cast<double>(in[0]->shape.numel()) * heads * static_cast<double>(router().sources.size());
   }
 };
 
 }  // namespace
 
 DepthRouter::DepthRouter(Tape& t, const std::string& name, int64_t layers, Shape slice)
-    : tape_(t), slab_(t.slab(name, layers, slice)), readers_(std::make_shared<std::vector<Reader>>()) {}
+    : tape_(t), slab_(t.slab(name, layers, slice)), routers_(std::make_shared<std::vector<Router>>()) {}
 
 Value* DepthRouter::route(const std::string& name, int layer, Value* own, Value* weight, std::vector<int> sources) {
-  CHECK_THAT(layer == static_cast<int>(readers_->size()), name, ": layers must be routed in order, got ", layer);
+  CHECK_THAT(layer == static_cast<int>(routers_->size()), name, ": layers must be routed in order, got ", layer);
   CHECK_THAT(layer > 0 || (weight == nullptr && sources == std::vector<int>{0}), name, ": layer 0 reads itself");
   const int64_t K = own->shape[2];
   CHECK_THAT(weight == nullptr || (weight->shape == Shape{K, (layer + 1) * K}), name, ": weight ", weight->shape.str(),
              ", own ", own->shape.str());
-  readers_->push_back(Reader{weight, std::move(sources)});
+  routers_->push_back({{}, std::move(sources), {}});
   tape_.place(own, slab_, layer);
   auto node = make_node<Route>(name, {own}, {tape_.activation(name, own->shape)});
   if (weight != nullptr) node->in.push_back(weight);
   node->layer = layer;
-  node->readers = readers_;
+  node->routers = routers_;
   node->reads = {slab_.all};
   node->keep = {slab_.all};
   node->takes_input = true;  // the backward replaces slice after slice by gradients (kernels/depth/route.h)

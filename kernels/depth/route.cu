@@ -425,10 +425,7 @@ void route_forward_cuda(const Tensor& out, const Tensor& slab, const Router& rou
   for (int s : router.sources) add_term(terms, router, s, s, K);
   const int64_t columns = router.weight.dim(1);
   if (mix_on_tensor_cores<false>(out, slab, Tensor{}, terms, none, -1, columns, N, K, D)) return;
-  with_storage(out.dtype, [&](auto storage) {
-    using S = decltype(storage);
-    mix(out.as<S>(), slab.as<S>(), terms, columns, N, K, D);
-  });
+  with_storage(out.dtype, [&]<class S>(S) { mix(out.as<S>(), slab.as<S>(), terms, columns, N, K, D); });
 }
 
 // In float the block's own layer becomes dout between its last use and the mix, so that dslice may be dout.
@@ -449,8 +446,7 @@ void route_backward_cuda(const Tensor& dslice, const Tensor& slab, const Tensor&
   if (mix_on_tensor_cores<true>(dslice, slab, dout, terms, readers, layer, 0, N, K, D)) return;
   const float* none = nullptr;
   const bool wanted = std::count(readers.dweight, readers.dweight + readers.count, none) < readers.count;
-  with_storage(dslice.dtype, [&](auto storage) {
-    using S = decltype(storage);
+  with_storage(dslice.dtype, [&]<class S>(S) {
     S* own = slab.as<S>() + layer * dout.numel();
     if (wanted) correlate(readers, slab.as<S>(), dout.as<S>(), layer, N, K, D);
     copy_on_device(own, dout.as<S>(), dout.bytes());

@@ -7,6 +7,7 @@
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/vec.h"
 #include "kernels/depth/ops.h"
+#include "kernels/dispatch.h"
 
 namespace crossply {
 namespace {
@@ -53,16 +54,16 @@ void select_heads_forward_cpu(S* out, const std::vector<const S*>& sources, cons
   });
 }
 
-// Columns [begin, end) of one head: dx = (acc ? dx : 0) + the sum of the heads js of dy, rounded once.
+// Columns [begin, end) of one head: dx = (acc ? dx : 0) + the sum of the `count` heads js of dy, rounded once.
 template <class Vec, class S>
-void gather_columns(S* dx, const S* dy, const std::vector<int64_t>& js, int64_t D, int64_t begin, int64_t end,
+void gather_columns(S* dx, const S* dy, const int64_t* js, int64_t count, int64_t D, int64_t begin, int64_t end,
                     bool acc) {
   for (int64_t d = begin; d < end; d += lanes_of<Vec>) {
     Vec sum = {}, term;
-    size_t i = 0;
+    int64_t i = 0;
     if (acc) load(sum, dx + d);
-    else if (!js.empty()) load(sum, dy + js[i++] * D + d);
-    for (; i < js.size(); ++i) {
+    else if (count > 0) load(sum, dy + js[i++] * D + d);
+    for (; i < count; ++i) {
       load(term, dy + js[i] * D + d);
       sum += term;
     }
@@ -73,89 +74,72 @@ void gather_columns(S* dx, const S* dy, const std::vector<int64_t>& js, int64_t 
 template <class S>
 void select_heads_backward_cpu(S* dsource, const S* dout, const std::vector<HeadChoice>& choice, int source, int64_t N,
                                int64_t K, int64_t D, bool acc) {
-  // Which heads of dout each head of this source gathers: each of its elements is then written while it is in cache.
-  std::vector<std::vector<int64_t>> readers(static_cast<size_t>(K));
+  // So that each element is written while it is in cache.
+  static thread_local std::vector<int64_t> first, reader;
   const int64_t J = static_cast<int64_t>(choice.size());
-  for (int64_t j = 0; j < J; ++j) {
-    const HeadChoice& c = choice[static_cast<size_t>(j)];
-    if (c.source == source) readers[static_cast<size_t>(c.head)].push_back(j);
-  }
-  parallel_for(N, grain / (K * D), [=, &readers](int64_t begin, int64_t end) {
+  first.resize(static_cast<size_t>(K) + 1), reader.resize(choice.size());
+  find_readers(first.data(), reader.data(), choice, source, K);
+  parallel_for(N, grain / (K * D), [=, first = first.data(), reader = reader.data()](int64_t begin, int64_t end) {
     const int64_t whole = D / lanes_of<Vec16> * lanes_of<Vec16>;
     for (int64_t n = begin; n < end; ++n) {
       S* dx = dsource + n * K * D;
       const S* dy = dout + n * J * D;
-      for (const std::vector<int64_t>& js : readers) {
-        if (!acc && js.empty()) {
+      for (int64_t k = 0; k < K; ++k, dx += D) {
+        const int64_t* js = reader + first[k];
+        const int64_t count = first[k + 1] - first[k];
+        if (!acc && count == 0) {
           clear_head(dx, D);
-        } else if (!acc && js.size() == 1) {
+        } else if (!acc && count == 1) {
           copy_head(dx, dy + js[0] * D, D);
-        } else if (!js.empty()) {
-          gather_columns<Vec16>(dx, dy, js, D, 0, whole, acc);
-          gather_columns<float>(dx, dy, js, D, whole, D, acc);
+        } else if (count > 0) {
+          gather_columns<Vec16>(dx, dy, js, count, D, 0, whole, acc);
+          gather_columns<float>(dx, dy, js, count, D, whole, D, acc);
         }
-        dx += D;
       }
     }
   });
 }
 
-void check_choice(const char* name, const std::vector<HeadChoice>& choice, int sources, int64_t K) {
-  for (const HeadChoice& c : choice)
-    CHECK_THAT(c.source >= 0 && c.source < sources && c.head >= 0 && c.head < K, name, ": head ", c.head, " of source ",
-               c.source, " for ", sources, " sources of ", K, " heads");
-}
-
-// wide (B,T,J,D) is out or its gradient.
-void check_shapes(const char* name, const Tensor& wide, const Tensor& source, const std::vector<HeadChoice>& choice) {
+// wide (B,T,J,D) is out or its gradient, source (B,T,K,D) one of `sources` or its gradient.
+void check_choice(const Tensor& wide, const Tensor& source, const std::vector<HeadChoice>& choice, int sources) {
   const Shape &w = wide.shape, &s = source.shape;
-  CHECK_THAT(w.rank == 4 && s.rank == 4 && w[0] == s[0] && w[1] == s[1] && w[3] == s[3] && w[3] >= 1 && s[2] >= 1 &&
-                 !choice.empty() && w[2] == static_cast<int64_t>(choice.size()),
-             name, ": ", choice.size(), " choices ", wide.str(), " from ", source.str());
+  CHECK_SHAPES(w.rank == 4 && s.rank == 4 && w[0] == s[0] && w[1] == s[1] && w[3] == s[3] && w[3] >= 1 && s[2] >= 1,
+               wide, source);
+  CHECK_THAT(!choice.empty() && w[2] == static_cast<int64_t>(choice.size()), choice.size(), " heads of ", wide.str());
+  for (const HeadChoice& c : choice)
+    CHECK_THAT(c.source >= 0 && c.source < sources && c.head >= 0 && c.head < s[2], "head ", c.head, " of source ",
+               c.source, " for ", sources, " sources ", source.str());
 }
 
 }  // namespace
 
 // -----------------------------------------------------------------------------------------------------------------
-// Entry points: check shapes and choices, choose the backend.
+// Entry points.
 
 void select_heads_forward(const Tensor& out, const std::vector<Tensor>& sources, const std::vector<HeadChoice>& choice,
                           Stream stream) {
-  CHECK_THAT(!sources.empty(), "select_heads_forward: no sources");
-  for (const Tensor& source : sources) {
-    check_shapes("select_heads_forward", out, source, choice);
-    CHECK_THAT(source.shape == sources[0].shape, "select_heads_forward: sources ", sources[0].str(), " and ",
-               source.str());
-  }
+  CHECK_THAT(!sources.empty(), "no sources for ", out.str());
+  check_choice(out, sources[0], choice, static_cast<int>(sources.size()));
+  for (const Tensor& source : sources) CHECK_SHAPES(source.shape == sources[0].shape, source, sources[0]);
   const int64_t N = out.dim(0) * out.dim(1), K = sources[0].dim(2), D = out.dim(3);
-  check_choice("select_heads_forward", choice, static_cast<int>(sources.size()), K);
-  if (stream.backend == Backend::cuda) return select_heads_forward_cuda(out, sources, choice, K, D);
-  if (stream.backend == Backend::cpu)
-    return with_storage(out.dtype, [&](auto storage) {
-      using S = decltype(storage);
-      select_heads_forward_cpu(out.as<S>(), pointers<const S>(sources), choice, N, K, D);
-    });
-  with_real(out.dtype, [&](auto real) {
-    using T = decltype(real);
-    select_heads_forward_ref(out.as<T>(), pointers<const T>(sources), choice, N, K, D);
-  });
+  dispatch(
+      stream, out.dtype, [&] { select_heads_forward_cuda(out, sources, choice, K, D); },
+      [&]<class S>(S) { select_heads_forward_cpu(out.as<S>(), data_of<const S>(sources), choice, N, K, D); },
+      [&]<class T>(T) { select_heads_forward_ref(out.as<T>(), data_of<const T>(sources), choice, N, K, D); });
 }
 
-void select_heads_backward(const Tensor& dsource, const Tensor& dout, const std::vector<HeadChoice>& choice, int source,
-                           bool acc, Stream stream) {
-  check_shapes("select_heads_backward", dout, dsource, choice);
+void select_heads_backward(const Grad& dsource, const Tensor& dout, const std::vector<HeadChoice>& choice, int source,
+                           Stream stream) {
+  check_choice(dout, dsource, choice, std::numeric_limits<int>::max());
   const int64_t N = dout.dim(0) * dout.dim(1), K = dsource.dim(2), D = dout.dim(3);
-  check_choice("select_heads_backward", choice, std::numeric_limits<int>::max(), K);
-  if (stream.backend == Backend::cuda) return select_heads_backward_cuda(dsource, dout, choice, source, K, D, acc);
-  if (stream.backend == Backend::cpu)
-    return with_storage(dsource.dtype, [&](auto storage) {
-      using S = decltype(storage);
-      select_heads_backward_cpu(dsource.as<S>(), dout.as<S>(), choice, source, N, K, D, acc);
-    });
-  with_real(dout.dtype, [&](auto real) {
-    using T = decltype(real);
-    select_heads_backward_ref(dsource.as<T>(), dout.as<T>(), choice, source, N, K, D, acc);
-  });
+  dispatch(
+      stream, dout.dtype, [&] { select_heads_backward_cuda(dsource, dout, choice, source, K, D); },
+      [&]<class S>(S) {
+        select_heads_backward_cpu(dsource.as<S>(), dout.as<S>(), choice, source, N, K, D, dsource.add);
+      },
+      [&]<class T>(T) {
+        select_heads_backward_ref(dsource.as<T>(), dout.as<T>(), choice, source, N, K, D, dsource.add);
+      });
 }
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -166,11 +150,13 @@ namespace {
 
 struct SelectHeads : Node {
   std::vector<HeadChoice> choice;
+  std::vector<Tensor> sources;
   const char* op() const override { return "select_heads"; }
-  void forward(const Step&, Stream stream) override { select_heads_forward(output(), tensors_of(in), choice, stream); }
+  void prepare() override { sources = tensors_of(in); }
+  void forward(const Step&, Stream stream) override { select_heads_forward(output(), sources, choice, stream); }
   void backward(const Step&, Stream stream) override {
     for (size_t s = 0; s < in.size(); ++s)
-      select_heads_backward(dinput(s), doutput(), choice, static_cast<int>(s), acc[s], stream);
+      select_heads_backward(gradient(s), doutput(), choice, static_cast<int>(s), stream);
   }
 };
 
@@ -179,13 +165,12 @@ struct SelectHeads : Node {
 Value* select_heads(Tape& t, const std::string& name, const std::vector<Value*>& sources,
                     const std::vector<Head>& choice) {
   const Shape& s = sources.at(0)->shape;
-  auto node = make_node<SelectHeads>(name, sources, {});
-  for (const Head& head : choice) {
+  for (const Head& head : choice)
     CHECK_THAT(head.source < static_cast<int>(sources.size()) && head.head < s[2], name, ": head ", head.head,
                " of source ", head.source);
-    node->choice.push_back({head.source, head.head});
-  }
-  node->out = {t.activation(name, Shape{s[0], s[1], static_cast<int64_t>(choice.size()), s[3]})};
+  const Shape shape{s[0], s[1], static_cast<int64_t>(choice.size()), s[3]};
+  auto node = make_node<SelectHeads>(name, sources, {t.activation(name, shape)});
+  node->choice = choice;
   return t.record(std::move(node));
 }
 

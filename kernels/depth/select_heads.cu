@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(threads)
     if ((first + k * threads) * width < n) reinterpret_cast<Raw<width, S>*>(out)[first + k * threads] = x[k];
 }
 
-// Head k of a source was chosen as heads j[first[k]] to j[first[k + 1] - 1] of out.
+// As find_readers leaves them.
 struct Readers {
   int16_t first[most_heads + 1], j[most_heads];
 };
@@ -87,8 +87,7 @@ uint32_t blocks_for(int64_t n, int width) {
 void select_heads_forward_cuda(const Tensor& out, const std::vector<Tensor>& sources,
                                const std::vector<HeadChoice>& choice, int64_t K, int64_t D) {
   CHECK_THAT(choice.size() <= most_heads, "select_heads_forward: ", choice.size(), " heads are too many for a GPU");
-  with_storage(out.dtype, [&](auto storage) {
-    using S = decltype(storage);
+  with_storage(out.dtype, [&]<class S>(S) {
     Choices<S> choices;
     choices.count = 0;
     for (const HeadChoice& c : choice)
@@ -100,26 +99,18 @@ void select_heads_forward_cuda(const Tensor& out, const std::vector<Tensor>& sou
   });
 }
 
-void select_heads_backward_cuda(const Tensor& dsource, const Tensor& dout, const std::vector<HeadChoice>& choice,
-                                int source, int64_t K, int64_t D, bool acc) {
+void select_heads_backward_cuda(const Grad& dsource, const Tensor& dout, const std::vector<HeadChoice>& choice,
+                                int source, int64_t K, int64_t D) {
   const int64_t J = static_cast<int64_t>(choice.size());
   CHECK_THAT(K <= most_heads && J <= most_heads, "select_heads_backward: ", K, " or ", J,
              " heads are too many for a GPU");
   Readers readers{};
-  int16_t count = 0;
-  for (int64_t k = 0; k < K; ++k) {
-    for (int64_t j = 0; j < J; ++j) {
-      const HeadChoice& c = choice[static_cast<size_t>(j)];
-      if (c.source == source && c.head == k) readers.j[count++] = static_cast<int16_t>(j);
-    }
-    readers.first[k + 1] = count;
-  }
-  if (acc && count == 0) return;
-  with_storage(dsource.dtype, [&](auto storage) {
-    using S = decltype(storage);
+  find_readers(readers.first, readers.j, choice, source, K);
+  if (dsource.add && readers.first[K] == 0) return;
+  with_storage(dsource.dtype, [&]<class S>(S) {
     with_width<S>(D, {dsource.data, dout.data}, [&](auto width) {
       launch({"select_heads_backward", blocks_for<S>(dsource.numel(), width), threads}, gather_kernel<width, S>,
-             dsource.as<S>(), dout.as<S>(), readers, dsource.numel(), K, J, D, acc);
+             dsource.as<S>(), dout.as<S>(), readers, dsource.numel(), K, J, D, dsource.add);
     });
   });
 }

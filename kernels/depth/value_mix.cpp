@@ -6,6 +6,7 @@
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/vec.h"
 #include "kernels/depth/ops.h"
+#include "kernels/dispatch.h"
 
 namespace crossply {
 namespace {
@@ -121,150 +122,98 @@ void scale_backward_cpu(S* dinp, float* dfactor, const S* dout, const S* inp, fl
   for (int64_t i = 0; i < n; ++i) dinp[i] = acc ? dinp[i] + factor * dout[i] : factor * dout[i];
 }
 
-template <class T>
-T* element(const MixWeight& weight) {
-  return weight.values.as<T>() + weight.index;
-}
-
-template <class T>
-T* element_or_null(const MixWeight& weight) {
-  return weight.values.data == nullptr ? nullptr : element<T>(weight);
-}
-
-void check_index(const char* name, const MixWeight& weight) {
-  CHECK_THAT(weight.index >= 0 && weight.index < weight.values.numel(), name, ": element ", weight.index, " of ",
-             weight.values.str());
-}
-
-// The rows of width D that alpha has one number each for.
-int64_t check_rows(const char* name, const Tensor& alpha, const Tensor& v1) {
-  const int rank = v1.shape.rank;
-  CHECK_THAT(rank >= 1 && v1.dim(rank - 1) >= 1 && alpha.numel() * v1.dim(rank - 1) == v1.numel(), name, ": alpha ",
-             alpha.str(), " v1 ", v1.str());
-  return alpha.numel();
-}
-
 }  // namespace
 
 // -----------------------------------------------------------------------------------------------------------------
-// Entry points: check shapes, choose the backend.
+// Entry points.
 
 void value_mix_forward(const Tensor& out, const Tensor& v, const Tensor& v1, const MixWeight& own,
                        const MixWeight& first, Stream stream) {
   const int64_t n = out.numel();
-  CHECK_THAT(v.numel() == n && v1.numel() == n, "value_mix_forward: out ", out.str(), " v ", v.str(), " v1 ", v1.str());
-  check_index("value_mix_forward: own", own);
-  check_index("value_mix_forward: first", first);
-  if (stream.backend == Backend::cuda) return value_mix_forward_cuda(out, v, v1, own, first);
-  if (stream.backend == Backend::cpu)
-    return with_storage(out.dtype, [&](auto storage) {
-      using S = decltype(storage);
-      value_mix_forward_cpu(out.as<S>(), v.as<S>(), v1.as<S>(), *element<float>(own), *element<float>(first), n);
-    });
-  with_real(out.dtype, [&](auto real) {
-    using T = decltype(real);
-    value_mix_forward_ref(out.as<T>(), v.as<T>(), v1.as<T>(), *element<T>(own), *element<T>(first), n);
-  });
+  CHECK_SHAPES(v.numel() == n && v1.numel() == n, out, v, v1);
+  dispatch(
+      stream, out.dtype, [&] { value_mix_forward_cuda(out, v, v1, own, first); },
+      [&]<class S>(S) {
+        value_mix_forward_cpu(out.as<S>(), v.as<S>(), v1.as<S>(), *number_of<float>(own), *number_of<float>(first), n);
+      },
+      [&]<class T>(T) {
+        value_mix_forward_ref(out.as<T>(), v.as<T>(), v1.as<T>(), *number_of<T>(own), *number_of<T>(first), n);
+      });
 }
 
-void value_mix_backward(const Tensor& dv, const Tensor& dv1, const MixWeight& d_own, const MixWeight& d_first,
+void value_mix_backward(const Grad& dv, const Grad& dv1, const MixWeight& d_own, const MixWeight& d_first,
                         const Tensor& dout, const Tensor& v, const Tensor& v1, const MixWeight& own,
-                        const MixWeight& first, bool acc_v, bool acc_v1, Stream stream) {
+                        const MixWeight& first, Stream stream) {
   const int64_t n = dout.numel();
   const bool needs_v = d_own.values.data != nullptr;
-  CHECK_THAT(dv.numel() == n && dv1.numel() == n && v1.numel() == n && (v.numel() == n || !needs_v),
-             "value_mix_backward: dv ", dv.str(), " dv1 ", dv1.str(), " dout ", dout.str(), " v ", v.str(), " v1 ",
-             v1.str());
-  check_index("value_mix_backward: own", own);
-  check_index("value_mix_backward: first", first);
-  if (needs_v) check_index("value_mix_backward: d_own", d_own);
-  if (d_first.values.data != nullptr) check_index("value_mix_backward: d_first", d_first);
-  if (stream.backend == Backend::cuda)
-    return value_mix_backward_cuda(dv, dv1, d_own, d_first, dout, v, v1, own, first, acc_v, acc_v1);
-  if (stream.backend == Backend::cpu)
-    return with_storage(dout.dtype, [&](auto storage) {
-      using S = decltype(storage);
-      auto backward = acc_v    ? acc_v1 ? value_mix_backward_cpu<true, true, S> : value_mix_backward_cpu<true, false, S>
-                         : acc_v1 ? value_mix_backward_cpu<false, true, S>
-                               : value_mix_backward_cpu<false, false, S>;
-      backward(dv.as<S>(), dv1.as<S>(), element_or_null<float>(d_own), element_or_null<float>(d_first), dout.as<S>(),
-               needs_v ? v.as<S>() : nullptr, v1.as<S>(), *element<float>(own), *element<float>(first), n);
-    });
-  with_real(dout.dtype, [&](auto real) {
-    using T = decltype(real);
-    value_mix_backward_ref(dv.as<T>(), dv1.as<T>(), element_or_null<T>(d_own), element_or_null<T>(d_first),
-                           dout.as<T>(), needs_v ? v.as<T>() : nullptr, v1.as<T>(), *element<T>(own),
-                           *element<T>(first), n, acc_v, acc_v1);
-  });
+  CHECK_SHAPES(dv.numel() == n && dv1.numel() == n && v1.numel() == n && (v.numel() == n || !needs_v), dv, dv1, dout, v,
+               v1);
+  dispatch(
+      stream, dout.dtype, [&] { value_mix_backward_cuda(dv, dv1, d_own, d_first, dout, v, v1, own, first); },
+      [&]<class S>(S) {
+        auto backward = dv.add
+                            ? dv1.add ? value_mix_backward_cpu<true, true, S> : value_mix_backward_cpu<true, false, S>
+                        : dv1.add ? value_mix_backward_cpu<false, true, S>
+                                  : value_mix_backward_cpu<false, false, S>;
+        backward(dv.as<S>(), dv1.as<S>(), number_of<float>(d_own), number_of<float>(d_first), dout.as<S>(),
+                 needs_v ? v.as<S>() : nullptr, v1.as<S>(), *number_of<float>(own), *number_of<float>(first), n);
+      },
+      [&]<class T>(T) {
+        value_mix_backward_ref(dv.as<T>(), dv1.as<T>(), number_of<T>(d_own), number_of<T>(d_first), dout.as<T>(),
+                               needs_v ? v.as<T>() : nullptr, v1.as<T>(), *number_of<T>(own), *number_of<T>(first), n,
+                               dv.add, dv1.add);
+      });
 }
 
 void gated_mix_forward(const Tensor& out, const Tensor& v, const Tensor& v1, const Tensor& alpha, Stream stream) {
-  const int64_t rows = check_rows("gated_mix_forward", alpha, v1), D = v1.dim(v1.shape.rank - 1);
-  CHECK_THAT(out.numel() == v1.numel() && v.numel() == v1.numel(), "gated_mix_forward: out ", out.str(), " v ", v.str(),
-             " v1 ", v1.str());
-  if (stream.backend == Backend::cuda) return gated_mix_forward_cuda(out, v, v1, alpha, D);
-  if (stream.backend == Backend::cpu)
-    return with_storage(out.dtype, [&](auto storage) {
-      using S = decltype(storage);
-      gated_mix_forward_cpu(out.as<S>(), v.as<S>(), v1.as<S>(), alpha.as<float>(), rows, D);
-    });
-  with_real(out.dtype, [&](auto real) {
-    using T = decltype(real);
-    gated_mix_forward_ref(out.as<T>(), v.as<T>(), v1.as<T>(), alpha.as<T>(), rows, D);
-  });
+  const auto [rows, D] = rows_of(v1);
+  CHECK_SHAPES(alpha.numel() == rows && out.numel() == rows * D && v.numel() == rows * D, out, v, v1, alpha);
+  dispatch(
+      stream, out.dtype, [&] { gated_mix_forward_cuda(out, v, v1, alpha, D); },
+      [&]<class S>(S) { gated_mix_forward_cpu(out.as<S>(), v.as<S>(), v1.as<S>(), alpha.as<float>(), rows, D); },
+      [&]<class T>(T) { gated_mix_forward_ref(out.as<T>(), v.as<T>(), v1.as<T>(), alpha.as<T>(), rows, D); });
 }
 
-void gated_mix_backward(const Tensor& dv1, const Tensor& dalpha, const Tensor& dout, const Tensor& v1,
-                        const Tensor& alpha, bool acc_v1, bool acc_alpha, Stream stream) {
-  const int64_t rows = check_rows("gated_mix_backward", alpha, v1), D = v1.dim(v1.shape.rank - 1);
-  CHECK_THAT(dv1.numel() == v1.numel() && dout.numel() == v1.numel() && dalpha.numel() == rows,
-             "gated_mix_backward: dv1 ", dv1.str(), " dalpha ", dalpha.str(), " dout ", dout.str(), " v1 ", v1.str());
-  if (stream.backend == Backend::cuda)
-    return gated_mix_backward_cuda(dv1, dalpha, dout, v1, alpha, D, acc_v1, acc_alpha);
-  if (stream.backend == Backend::cpu)
-    return with_storage(dout.dtype, [&](auto storage) {
-      using S = decltype(storage);
-      auto backward = acc_v1 ? gated_mix_backward_cpu<true, S> : gated_mix_backward_cpu<false, S>;
-      backward(dv1.as<S>(), dalpha.as<float>(), dout.as<S>(), v1.as<S>(), alpha.as<float>(), rows, D, acc_alpha);
-    });
-  with_real(dout.dtype, [&](auto real) {
-    using T = decltype(real);
-    gated_mix_backward_ref(dv1.as<T>(), dalpha.as<T>(), dout.as<T>(), v1.as<T>(), alpha.as<T>(), rows, D, acc_v1,
-                           acc_alpha);
-  });
+void gated_mix_backward(const Grad& dv1, const Grad& dalpha, const Tensor& dout, const Tensor& v1, const Tensor& alpha,
+                        Stream stream) {
+  const auto [rows, D] = rows_of(v1);
+  CHECK_SHAPES(alpha.numel() == rows && dalpha.numel() == rows && dv1.numel() == rows * D && dout.numel() == rows * D,
+               dv1, dalpha, dout, v1, alpha);
+  dispatch(
+      stream, dout.dtype, [&] { gated_mix_backward_cuda(dv1, dalpha, dout, v1, alpha, D); },
+      [&]<class S>(S) {
+        auto backward = dv1.add ? gated_mix_backward_cpu<true, S> : gated_mix_backward_cpu<false, S>;
+        backward(dv1.as<S>(), dalpha.as<float>(), dout.as<S>(), v1.as<S>(), alpha.as<float>(), rows, D, dalpha.add);
+      },
+      [&]<class T>(T) {
+        gated_mix_backward_ref(dv1.as<T>(), dalpha.as<T>(), dout.as<T>(), v1.as<T>(), alpha.as<T>(), rows, D, dv1.add,
+                               dalpha.add);
+      });
 }
 
 void scale_forward(const Tensor& out, const Tensor& inp, const Tensor& factor, Stream stream) {
   const int64_t n = out.numel();
-  CHECK_THAT(inp.numel() == n && factor.numel() == 1, "scale_forward: out ", out.str(), " inp ", inp.str(), " factor ",
-             factor.str());
-  if (stream.backend == Backend::cuda) return scale_forward_cuda(out, inp, factor);
-  if (stream.backend == Backend::cpu)
-    return with_storage(out.dtype, [&](auto storage) {
-      using S = decltype(storage);
-      scale_forward_cpu(out.as<S>(), inp.as<S>(), *factor.as<float>(), n);
-    });
-  with_real(out.dtype, [&](auto real) {
-    using T = decltype(real);
-    scale_forward_ref(out.as<T>(), inp.as<T>(), *factor.as<T>(), n);
-  });
+  CHECK_SHAPES(inp.numel() == n && factor.numel() == 1, out, inp, factor);
+  dispatch(
+      stream, out.dtype, [&] { scale_forward_cuda(out, inp, factor); },
+      [&]<class S>(S) { scale_forward_cpu(out.as<S>(), inp.as<S>(), *factor.as<float>(), n); },
+      [&]<class T>(T) { scale_forward_ref(out.as<T>(), inp.as<T>(), *factor.as<T>(), n); });
 }
 
-void scale_backward(const Tensor& dinp, const Tensor& dfactor, const Tensor& dout, const Tensor& inp,
-                    const Tensor& factor, bool acc, Stream stream) {
+void scale_backward(const Grad& dinp, const Tensor& dfactor, const Tensor& dout, const Tensor& inp,
+                    const Tensor& factor, Stream stream) {
   const int64_t n = dout.numel();
-  CHECK_THAT(dinp.numel() == n && inp.numel() == n && factor.numel() == 1 && dfactor.numel() == 1,
-             "scale_backward: dinp ", dinp.str(), " dfactor ", dfactor.str(), " dout ", dout.str(), " inp ", inp.str());
-  if (stream.backend == Backend::cuda) return scale_backward_cuda(dinp, dfactor, dout, inp, factor, acc);
-  if (stream.backend == Backend::cpu)
-    return with_storage(dinp.dtype, [&](auto storage) {
-      using S = decltype(storage);
-      scale_backward_cpu(dinp.as<S>(), dfactor.as<float>(), dout.as<S>(), inp.as<S>(), *factor.as<float>(), n, acc);
-    });
-  with_real(dout.dtype, [&](auto real) {
-    using T = decltype(real);
-    scale_backward_ref(dinp.as<T>(), dfactor.as<T>(), dout.as<T>(), inp.as<T>(), *factor.as<T>(), n, acc);
-  });
+  CHECK_SHAPES(dinp.numel() == n && inp.numel() == n && factor.numel() == 1 && dfactor.numel() == 1, dinp, dfactor,
+               dout, inp, factor);
+  dispatch(
+      stream, dout.dtype, [&] { scale_backward_cuda(dinp, dfactor, dout, inp, factor); },
+      [&]<class S>(S) {
+        scale_backward_cpu(dinp.as<S>(), dfactor.as<float>(), dout.as<S>(), inp.as<S>(), *factor.as<float>(), n,
+                           dinp.add);
+      },
+      [&]<class T>(T) {
+        scale_backward_ref(dinp.as<T>(), dfactor.as<T>(), dout.as<T>(), inp.as<T>(), *factor.as<T>(), n, dinp.add);
+      });
 }
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -277,7 +226,7 @@ struct Scale : Node {
   const char* op() const override { return "scale"; }
   void forward(const Step&, Stream stream) override { scale_forward(output(), input(0), input(1), stream); }
   void backward(const Step&, Stream stream) override {
-    scale_backward(dinput(0), dinput(1), doutput(), input(0), input(1), acc[0], stream);
+    scale_backward(gradient(0), dinput(1), doutput(), input(0), input(1), stream);
   }
 };
 
@@ -289,8 +238,8 @@ struct ValueMix : Node {  // in: v, v1, the own scalar, the first layer's
   }
   void backward(const Step&, Stream stream) override {
     const Tensor v = in_place ? Tensor{} : input(0);
-    value_mix_backward(dinput(0), dinput(1), {grad_of(in[2]), own}, {grad_of(in[3]), first}, doutput(), v, input(1),
-                       {input(2), own}, {input(3), first}, acc[0], acc[1], stream);
+    value_mix_backward(gradient(0), gradient(1), {grad_of(in[2]), own}, {grad_of(in[3]), first}, doutput(), v, input(1),
+                       {input(2), own}, {input(3), first}, stream);
   }
   double flops() const override { return 3.0 * static_cast<double>(in[0]->shape.numel()); }
 };
@@ -301,7 +250,7 @@ struct GatedMix : Node {  // in: v, v1, alpha; the gradient of v is that of the 
     gated_mix_forward(output(), input(0), input(1), input(2), stream);
   }
   void backward(const Step&, Stream stream) override {
-    gated_mix_backward(dinput(1), dinput(2), doutput(), input(1), input(2), acc[1], acc[2], stream);
+    gated_mix_backward(gradient(1), gradient(2), doutput(), input(1), input(2), stream);
   }
   double flops() const override { return 2.0 * static_cast<double>(in[0]->shape.numel()); }
 };

@@ -134,11 +134,6 @@ __global__ void gated_backward_kernel(S* dv1, float* dalpha, const S* dout, cons
 
 // -----------------------------------------------------------------------------------------------------------------
 
-const float* number(const MixWeight& weight) { return weight.values.as<float>() + weight.index; }
-float* number_or_null(const MixWeight& weight) {
-  return weight.values.data == nullptr ? nullptr : weight.values.as<float>() + weight.index;
-}
-
 template <class S>
 void pass_back(float* d_own, float* d_first, const Tensor& dout, const Input<S>& v, const Input<S>& v1) {
   const int64_t n = dout.numel();
@@ -157,49 +152,28 @@ void pass_back(float* d_own, float* d_first, const Tensor& dout, const Input<S>&
 void value_mix_forward_cuda(const Tensor& out, const Tensor& v, const Tensor& v1, const MixWeight& own,
                             const MixWeight& first) {
   const int64_t n = out.numel();
-  with_storage(out.dtype, [&](auto storage) {
-    using S = decltype(storage);
+  with_storage(out.dtype, [&]<class S>(S) {
     with_width<S>(n, {out.data, v.data, v1.data}, [&](auto width) {
       launch({"value_mix_forward", blocks_of(n, tile_size<width>), threads}, mix_kernel<width, S>, out.as<S>(),
-             v.as<S>(), v1.as<S>(), number(own), number(first), n);
+             v.as<S>(), v1.as<S>(), number_of<float>(own), number_of<float>(first), n);
     });
   });
 }
 
-void value_mix_backward_cuda(const Tensor& dv, const Tensor& dv1, const MixWeight& d_own, const MixWeight& d_first,
+void value_mix_backward_cuda(const Grad& dv, const Grad& dv1, const MixWeight& d_own, const MixWeight& d_first,
                              const Tensor& dout, const Tensor& v, const Tensor& v1, const MixWeight& own,
-                             const MixWeight& first, bool acc_v, bool acc_v1) {
-  float *to_own = number_or_null(d_own), *to_first = number_or_null(d_first);
-  with_storage(dout.dtype, [&](auto storage) {
-    using S = decltype(storage);
-    pass_back<S>(to_own, to_first, dout, {dv.as<S>(), to_own == nullptr ? nullptr : v.as<S>(), number(own), acc_v},
-                 {dv1.as<S>(), to_first == nullptr ? nullptr : v1.as<S>(), number(first), acc_v1});
-  });
-}
-
-void scale_forward_cuda(const Tensor& out, const Tensor& inp, const Tensor& factor) {
-  const int64_t n = out.numel();
-  with_storage(out.dtype, [&](auto storage) {
-    using S = decltype(storage);
-    with_width<S>(n, {out.data, inp.data}, [&](auto width) {
-      launch({"scale_forward", blocks_of(n, tile_size<width>), threads}, mix_kernel<width, S>, out.as<S>(), nullptr,
-             inp.as<S>(), nullptr, factor.as<float>(), n);
-    });
-  });
-}
-
-void scale_backward_cuda(const Tensor& dinp, const Tensor& dfactor, const Tensor& dout, const Tensor& inp,
-                         const Tensor& factor, bool acc) {
-  with_storage(dinp.dtype, [&](auto storage) {
-    using S = decltype(storage);
-    pass_back<S>(nullptr, dfactor.as<float>(), dout, {}, {dinp.as<S>(), inp.as<S>(), factor.as<float>(), acc});
+                             const MixWeight& first) {
+  float *to_own = number_of<float>(d_own), *to_first = number_of<float>(d_first);
+  with_storage(dout.dtype, [&]<class S>(S) {
+    pass_back<S>(to_own, to_first, dout,
+                 {dv.as<S>(), to_own == nullptr ? nullptr : v.as<S>(), number_of<float>(own), dv.add},
+                 {dv1.as<S>(), to_first == nullptr ? nullptr : v1.as<S>(), number_of<float>(first), dv1.add});
   });
 }
 
 void gated_mix_forward_cuda(const Tensor& out, const Tensor& v, const Tensor& v1, const Tensor& alpha, int64_t D) {
   const int64_t n = out.numel();
-  with_storage(out.dtype, [&](auto storage) {
-    using S = decltype(storage);
+  with_storage(out.dtype, [&]<class S>(S) {
     with_width<S>(D, {out.data, v.data, v1.data}, [&](auto width) {
       CHECK_THAT(n / width < int64_t{1} << 32, "gated_mix_forward: ", out.str(), " is too large for a GPU");
       launch({"gated_mix_forward", blocks_of(n, tile_size<width>), threads}, gated_forward_kernel<width, S>,
@@ -208,17 +182,33 @@ void gated_mix_forward_cuda(const Tensor& out, const Tensor& v, const Tensor& v1
   });
 }
 
-void gated_mix_backward_cuda(const Tensor& dv1, const Tensor& dalpha, const Tensor& dout, const Tensor& v1,
-                             const Tensor& alpha, int64_t D, bool acc_v1, bool acc_alpha) {
+void gated_mix_backward_cuda(const Grad& dv1, const Grad& dalpha, const Tensor& dout, const Tensor& v1,
+                             const Tensor& alpha, int64_t D) {
   const int64_t rows = alpha.numel();
-  with_storage(dout.dtype, [&](auto storage) {
-    using S = decltype(storage);
+  with_storage(dout.dtype, [&]<class S>(S) {
     with_width<S>(D, {dv1.data, dout.data, v1.data}, [&](auto width) {
       const int lanes = lanes_of_row(D / width);
       launch({"gated_mix_backward", blocks_of(rows * lanes, threads), threads}, gated_backward_kernel<width, S>,
-             dv1.as<S>(), dalpha.as<float>(), dout.as<S>(), v1.as<S>(), alpha.as<float>(), rows, D, lanes, acc_v1,
-             acc_alpha);
+             dv1.as<S>(), dalpha.as<float>(), dout.as<S>(), v1.as<S>(), alpha.as<float>(), rows, D, lanes, dv1.add,
+             dalpha.add);
     });
+  });
+}
+
+void scale_forward_cuda(const Tensor& out, const Tensor& inp, const Tensor& factor) {
+  const int64_t n = out.numel();
+  with_storage(out.dtype, [&]<class S>(S) {
+    with_width<S>(n, {out.data, inp.data}, [&](auto width) {
+      launch({"scale_forward", blocks_of(n, tile_size<width>), threads}, mix_kernel<width, S>, out.as<S>(), nullptr,
+             inp.as<S>(), nullptr, factor.as<float>(), n);
+    });
+  });
+}
+
+void scale_backward_cuda(const Grad& dinp, const Tensor& dfactor, const Tensor& dout, const Tensor& inp,
+                         const Tensor& factor) {
+  with_storage(dinp.dtype, [&]<class S>(S) {
+    pass_back<S>(nullptr, dfactor.as<float>(), dout, {}, {dinp.as<S>(), inp.as<S>(), factor.as<float>(), dinp.add});
   });
 }
 

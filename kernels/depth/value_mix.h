@@ -2,68 +2,73 @@
 //
 // value_mix (ResFormer), with two trained numbers for all tokens and heads:
 //   out      = own * v + first * v1
-//   dv       = own * dout                    set, or added if acc_v
-//   dv1      = first * dout                  set, or added if acc_v1
+//   dv       = own * dout                    set, or added
+//   dv1      = first * dout                  set, or added
 //   d_own   += <dout, v>                     always added, where they have data
 //   d_first += <dout, v1>
 //
 // gated_mix (SATFormer), with a gate for every token n and head j:
 //   out[n,j,:]   = v[n,j,:] + alpha[n,j] * v1[n,j,:]
 //   dv           = dout                      not written here
-//   dv1[n,j,:]   = alpha[n,j] * dout[n,j,:]  set, or added if acc_v1
-//   dalpha[n,j]  = <dout[n,j,:], v1[n,j,:]>  set, or added if acc_alpha
+//   dv1[n,j,:]   = alpha[n,j] * dout[n,j,:]  set, or added
+//   dalpha[n,j]  = <dout[n,j,:], v1[n,j,:]>  set, or added
 //
 // scale, for ResFormer's vector of `first`, a trained number times a softmax over the layers:
 //   out[i]   = factor[0] * inp[i]
-//   dinp[i]  = factor[0] * dout[i]           set, or added if acc
+//   dinp[i]  = factor[0] * dout[i]           set, or added
 //   dfactor += <dout, inp>                   always added
 //
 // v, v1, out and their gradients: (B,T,K,D); alpha, dalpha: (B,T,K); a MixWeight is one element of a tensor of any
 // shape; factor: one element. On the CPU value_mix and gated_mix store v, v1, out and their gradients as f32 or bf16;
-// all else is f32, and so is everything of scale. out may alias v, and dv may alias dout when acc_v is false; nothing
-// else aliases.
+// all else is f32, and so is everything of scale. out may alias v, and dv may alias dout where it is set; nothing else
+// aliases.
 #pragma once
 
 #include "engine/stream.h"
 #include "engine/tensor.h"
+#include "kernels/depth/members.h"
 
 namespace crossply {
 
-// The number values.data[index].
-struct MixWeight {
-  Tensor values;
-  int64_t index = 0;
-};
+using MixWeight = Element<Tensor>;
+
+// Where it is; null if it has no data.
+template <class T>
+T* number_of(const MixWeight& weight) {
+  if (weight.values.data == nullptr) return nullptr;
+  CHECK_THAT(weight.index >= 0 && weight.index < weight.values.numel(), weight.index, " of ", weight.values.str());
+  return weight.values.as<T>() + weight.index;
+}
 
 void value_mix_forward(const Tensor& out, const Tensor& v, const Tensor& v1, const MixWeight& own,
                        const MixWeight& first, Stream stream);
 // v may be without data when d_own has none. The sums over the elements go through a fixed number of partial sums, so
 // they do not depend on the thread count.
-void value_mix_backward(const Tensor& dv, const Tensor& dv1, const MixWeight& d_own, const MixWeight& d_first,
+void value_mix_backward(const Grad& dv, const Grad& dv1, const MixWeight& d_own, const MixWeight& d_first,
                         const Tensor& dout, const Tensor& v, const Tensor& v1, const MixWeight& own,
-                        const MixWeight& first, bool acc_v, bool acc_v1, Stream stream);
+                        const MixWeight& first, Stream stream);
 
 void gated_mix_forward(const Tensor& out, const Tensor& v, const Tensor& v1, const Tensor& alpha, Stream stream);
-void gated_mix_backward(const Tensor& dv1, const Tensor& dalpha, const Tensor& dout, const Tensor& v1,
-                        const Tensor& alpha, bool acc_v1, bool acc_alpha, Stream stream);
+void gated_mix_backward(const Grad& dv1, const Grad& dalpha, const Tensor& dout, const Tensor& v1, const Tensor& alpha,
+                        Stream stream);
 
 void scale_forward(const Tensor& out, const Tensor& inp, const Tensor& factor, Stream stream);
-void scale_backward(const Tensor& dinp, const Tensor& dfactor, const Tensor& dout, const Tensor& inp,
-                    const Tensor& factor, bool acc, Stream stream);
+void scale_backward(const Grad& dinp, const Tensor& dfactor, const Tensor& dout, const Tensor& inp,
+                    const Tensor& factor, Stream stream);
 
 // kernels/depth/value_mix.cu; D: the width of a row with one gate.
 CUDA_TWIN void value_mix_forward_cuda(const Tensor& out, const Tensor& v, const Tensor& v1, const MixWeight& own,
                                       const MixWeight& first);
-CUDA_TWIN void value_mix_backward_cuda(const Tensor& dv, const Tensor& dv1, const MixWeight& d_own,
+CUDA_TWIN void value_mix_backward_cuda(const Grad& dv, const Grad& dv1, const MixWeight& d_own,
                                        const MixWeight& d_first, const Tensor& dout, const Tensor& v, const Tensor& v1,
-                                       const MixWeight& own, const MixWeight& first, bool acc_v, bool acc_v1);
+                                       const MixWeight& own, const MixWeight& first);
 CUDA_TWIN void gated_mix_forward_cuda(const Tensor& out, const Tensor& v, const Tensor& v1, const Tensor& alpha,
                                       int64_t D);
-CUDA_TWIN void gated_mix_backward_cuda(const Tensor& dv1, const Tensor& dalpha, const Tensor& dout, const Tensor& v1,
-                                       const Tensor& alpha, int64_t D, bool acc_v1, bool acc_alpha);
+CUDA_TWIN void gated_mix_backward_cuda(const Grad& dv1, const Grad& dalpha, const Tensor& dout, const Tensor& v1,
+                                       const Tensor& alpha, int64_t D);
 CUDA_TWIN void scale_forward_cuda(const Tensor& out, const Tensor& inp, const Tensor& factor);
-CUDA_TWIN void scale_backward_cuda(const Tensor& dinp, const Tensor& dfactor, const Tensor& dout, const Tensor& inp,
-                                   const Tensor& factor, bool acc);
+CUDA_TWIN void scale_backward_cuda(const Grad& dinp, const Tensor& dfactor, const Tensor& dout, const Tensor& inp,
+                                   const Tensor& factor);
 
 template <class T>
 void value_mix_forward_ref(T* out, const T* v, const T* v1, T own, T first, int64_t n) {

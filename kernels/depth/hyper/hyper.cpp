@@ -166,103 +166,66 @@ void hyper_write_backward_cpu(S* dstreams, float* dcoef, S* dy, const S* dnext, 
   });
 }
 
-// -----------------------------------------------------------------------------------------------------------------
-// Checks and dispatch.
-
-void streams_expand(const char* name, const Tensor& streams, const Tensor& x, bool acc, Stream stream) {
-  check_streams(name, streams, x);
-  const int64_t E = streams.dim(2), C = streams.dim(3), rows = streams.dim(0) * streams.dim(1);
-  if (stream.backend == Backend::cuda) return streams_expand_cuda(streams, x, rows, E, C, acc);
-  if (stream.backend == Backend::cpu)
-    return with_storage_and_streams(x.dtype, E, [&](auto storage, auto count) {
-      using S = decltype(storage);
-      streams_expand_cpu<count>(streams.as<S>(), x.as<S>(), rows, C, acc);
-    });
-  with_real(x.dtype, [&](auto real) {
-    using T = decltype(real);
-    streams_expand_ref(streams.as<T>(), x.as<T>(), rows, E, C, acc);
-  });
-}
-
-void streams_sum(const char* name, const Tensor& out, const Tensor& streams, bool acc, Stream stream) {
-  check_streams(name, streams, out);
-  const int64_t E = streams.dim(2), C = streams.dim(3), rows = streams.dim(0) * streams.dim(1);
-  if (stream.backend == Backend::cuda) return streams_sum_cuda(out, streams, rows, E, C, acc);
-  if (stream.backend == Backend::cpu)
-    return with_storage_and_streams(out.dtype, E, [&](auto storage, auto count) {
-      using S = decltype(storage);
-      streams_sum_cpu<count>(out.as<S>(), streams.as<S>(), rows, C, acc);
-    });
-  with_real(out.dtype, [&](auto real) {
-    using T = decltype(real);
-    streams_sum_ref(out.as<T>(), streams.as<T>(), rows, E, C, acc);
-  });
-}
-
 }  // namespace
 
 // -----------------------------------------------------------------------------------------------------------------
-// Entry points: check shapes, choose the backend. Those of the read are in hyper_read.cpp.
+// Entry points. Those of the read are in hyper_read.cpp.
 
-void streams_expand_forward(const Tensor& streams, const Tensor& x, Stream stream) {
-  streams_expand("streams_expand_forward", streams, x, false, stream);
+void streams_expand(const Grad& streams, const Tensor& x, Stream stream) {
+  const auto [rows, E, C] = check_streams(streams, x);
+  dispatch(
+      stream, x.dtype, [&] { streams_expand_cuda(streams, x, rows, E, C); },
+      [&]<class S>(S) {
+        with_streams(E,
+                     [&](auto count) { streams_expand_cpu<count>(streams.as<S>(), x.as<S>(), rows, C, streams.add); });
+      },
+      [&]<class T>(T) { streams_expand_ref(streams.as<T>(), x.as<T>(), rows, E, C, streams.add); });
 }
 
-void streams_expand_backward(const Tensor& dx, const Tensor& dstreams, bool acc, Stream stream) {
-  streams_sum("streams_expand_backward", dx, dstreams, acc, stream);
-}
-
-void streams_sum_forward(const Tensor& out, const Tensor& streams, Stream stream) {
-  streams_sum("streams_sum_forward", out, streams, false, stream);
-}
-
-void streams_sum_backward(const Tensor& dstreams, const Tensor& dout, bool acc, Stream stream) {
-  streams_expand("streams_sum_backward", dstreams, dout, acc, stream);
+void streams_sum(const Grad& out, const Tensor& streams, Stream stream) {
+  const auto [rows, E, C] = check_streams(streams, out);
+  dispatch(
+      stream, out.dtype, [&] { streams_sum_cuda(out, streams, rows, E, C); },
+      [&]<class S>(S) {
+        with_streams(E, [&](auto count) { streams_sum_cpu<count>(out.as<S>(), streams.as<S>(), rows, C, out.add); });
+      },
+      [&]<class T>(T) { streams_sum_ref(out.as<T>(), streams.as<T>(), rows, E, C, out.add); });
 }
 
 void hyper_write_forward(const Tensor& next, const Tensor& streams, const Tensor& coef, const Tensor& y,
                          Stream stream) {
-  constexpr const char* name = "hyper_write_forward";
-  check_streams(name, streams, y);
-  CHECK_THAT(next.shape == streams.shape, name, ": next ", next.str(), " streams ", streams.str());
-  check_coef(name, coef, streams);
-  const int64_t E = streams.dim(2), C = streams.dim(3), rows = streams.dim(0) * streams.dim(1);
-  if (stream.backend == Backend::cuda) return hyper_write_forward_cuda(next, streams, coef, y, rows, E, C);
-  if (stream.backend == Backend::cpu)
-    return with_storage_and_streams(next.dtype, E, [&](auto storage, auto count) {
-      using S = decltype(storage);
-      hyper_write_forward_cpu<count>(next.as<S>(), streams.as<S>(), coef.as<float>(), y.as<S>(), rows, C);
-    });
-  with_real(next.dtype, [&](auto real) {
-    using T = decltype(real);
-    hyper_write_forward_ref(next.as<T>(), streams.as<T>(), coef.as<T>(), y.as<T>(), rows, E, C);
-  });
+  const auto [rows, E, C] = check_streams(streams, y);
+  CHECK_SHAPES(next.shape == streams.shape, next, streams);
+  check_coef(coef, streams);
+  dispatch(
+      stream, next.dtype, [&] { hyper_write_forward_cuda(next, streams, coef, y, rows, E, C); },
+      [&]<class S>(S) {
+        with_streams(E, [&](auto count) {
+          hyper_write_forward_cpu<count>(next.as<S>(), streams.as<S>(), coef.as<float>(), y.as<S>(), rows, C);
+        });
+      },
+      [&]<class T>(T) { hyper_write_forward_ref(next.as<T>(), streams.as<T>(), coef.as<T>(), y.as<T>(), rows, E, C); });
 }
 
-void hyper_write_backward(const Tensor& dstreams, const Tensor& dcoef, const Tensor& dy, const Tensor& dnext,
-                          const Tensor& streams, const Tensor& coef, const Tensor& y, bool acc_streams, bool acc_y,
-                          Stream stream) {
-  constexpr const char* name = "hyper_write_backward";
-  check_streams(name, streams, y);
-  check_streams(name, dstreams, dy);
-  CHECK_THAT(dstreams.shape == streams.shape && dnext.shape == streams.shape, name, ": dstreams ", dstreams.str(),
-             " dnext ", dnext.str(), " streams ", streams.str());
-  check_coef(name, coef, streams);
-  check_coef(name, dcoef, streams);
-  const int64_t E = streams.dim(2), C = streams.dim(3), rows = streams.dim(0) * streams.dim(1);
-  if (stream.backend == Backend::cuda)
-    return hyper_write_backward_cuda(dstreams, dcoef, dy, dnext, streams, coef, y, rows, E, C, acc_streams, acc_y);
-  if (stream.backend == Backend::cpu)
-    return with_storage_and_streams(dstreams.dtype, E, [&](auto storage, auto count) {
-      using S = decltype(storage);
-      hyper_write_backward_cpu<count>(dstreams.as<S>(), dcoef.as<float>(), dy.as<S>(), dnext.as<S>(), streams.as<S>(),
-                                      coef.as<float>(), y.as<S>(), rows, C, acc_streams, acc_y);
-    });
-  with_real(dstreams.dtype, [&](auto real) {
-    using T = decltype(real);
-    hyper_write_backward_ref(dstreams.as<T>(), dcoef.as<T>(), dy.as<T>(), dnext.as<T>(), streams.as<T>(), coef.as<T>(),
-                             y.as<T>(), rows, E, C, acc_streams, acc_y);
-  });
+void hyper_write_backward(const Grad& dstreams, const Tensor& dcoef, const Grad& dy, const Tensor& dnext,
+                          const Tensor& streams, const Tensor& coef, const Tensor& y, Stream stream) {
+  const auto [rows, E, C] = check_streams(streams, y);
+  check_streams(dstreams, dy);
+  CHECK_SHAPES(dstreams.shape == streams.shape && dnext.shape == streams.shape, dstreams, dnext, streams);
+  check_coef(coef, streams), check_coef(dcoef, streams);
+  dispatch(
+      stream, dstreams.dtype,
+      [&] { hyper_write_backward_cuda(dstreams, dcoef, dy, dnext, streams, coef, y, rows, E, C); },
+      [&]<class S>(S) {
+        with_streams(E, [&](auto count) {
+          hyper_write_backward_cpu<count>(dstreams.as<S>(), dcoef.as<float>(), dy.as<S>(), dnext.as<S>(),
+                                          streams.as<S>(), coef.as<float>(), y.as<S>(), rows, C, dstreams.add, dy.add);
+        });
+      },
+      [&]<class T>(T) {
+        hyper_write_backward_ref(dstreams.as<T>(), dcoef.as<T>(), dy.as<T>(), dnext.as<T>(), streams.as<T>(),
+                                 coef.as<T>(), y.as<T>(), rows, E, C, dstreams.add, dy.add);
+      });
 }
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -273,14 +236,14 @@ namespace {
 
 struct StreamsExpand : Node {
   const char* op() const override { return "expand"; }
-  void forward(const Step&, Stream stream) override { streams_expand_forward(output(), input(0), stream); }
-  void backward(const Step&, Stream stream) override { streams_expand_backward(dinput(0), doutput(), acc[0], stream); }
+  void forward(const Step&, Stream stream) override { streams_expand({output(), false}, input(0), stream); }
+  void backward(const Step&, Stream stream) override { streams_sum(gradient(0), doutput(), stream); }
 };
 
 struct StreamsSum : Node {
   const char* op() const override { return "streams_sum"; }
-  void forward(const Step&, Stream stream) override { streams_sum_forward(output(), input(0), stream); }
-  void backward(const Step&, Stream stream) override { streams_sum_backward(dinput(0), doutput(), acc[0], stream); }
+  void forward(const Step&, Stream stream) override { streams_sum({output(), false}, input(0), stream); }
+  void backward(const Step&, Stream stream) override { streams_expand(gradient(0), doutput(), stream); }
 };
 
 struct HyperWrite : Node {  // in: streams, coefficients, the sublayer's output
@@ -290,8 +253,7 @@ struct HyperWrite : Node {  // in: streams, coefficients, the sublayer's output
   }
   void backward(const Step&, Stream stream) override {
     CHECK_THAT(!acc[1], name, " must be the only reader of ", in[1]->name);
-    hyper_write_backward(dinput(0), dinput(1), dinput(2), doutput(), input(0), input(1), input(2), acc[0], acc[2],
-                         stream);
+    hyper_write_backward(gradient(0), dinput(1), gradient(2), doutput(), input(0), input(1), input(2), stream);
   }
   double flops() const override {
     return 2.0 * static_cast<double>(in[0]->shape.numel()) * static_cast<double>(in[0]->shape[2] + 1);

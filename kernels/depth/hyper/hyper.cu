@@ -133,30 +133,27 @@ __global__ void __launch_bounds__(warps* warp_size, most_of<exact> == 8 ? 1 : 2)
 
 // -----------------------------------------------------------------------------------------------------------------
 
-void streams_expand_cuda(const Tensor& streams, const Tensor& x, int64_t rows, int64_t E, int64_t C, bool acc) {
-  with_storage(x.dtype, [&](auto storage) {
-    using S = decltype(storage);
+void streams_expand_cuda(const Grad& streams, const Tensor& x, int64_t rows, int64_t E, int64_t C) {
+  with_storage(x.dtype, [&]<class S>(S) {
     with_width<S>(C, {streams.data, x.data}, [&](auto width) {
       launch({"streams_expand", blocks_of(rows, warps), dim3(warp_size, warps)}, streams_expand_kernel<width, S>,
-             streams.as<S>(), x.as<S>(), rows, static_cast<int>(E), C, acc);
+             streams.as<S>(), x.as<S>(), rows, static_cast<int>(E), C, streams.add);
     });
   });
 }
 
-void streams_sum_cuda(const Tensor& out, const Tensor& streams, int64_t rows, int64_t E, int64_t C, bool acc) {
-  with_storage(out.dtype, [&](auto storage) {
-    using S = decltype(storage);
+void streams_sum_cuda(const Grad& out, const Tensor& streams, int64_t rows, int64_t E, int64_t C) {
+  with_storage(out.dtype, [&]<class S>(S) {
     with_width<S>(C, {out.data, streams.data}, [&](auto width) {
       launch({"streams_sum", blocks_of(rows, warps), dim3(warp_size, warps)}, streams_sum_kernel<width, S>, out.as<S>(),
-             streams.as<S>(), rows, static_cast<int>(E), C, acc);
+             streams.as<S>(), rows, static_cast<int>(E), C, out.add);
     });
   });
 }
 
 void hyper_write_forward_cuda(const Tensor& next, const Tensor& streams, const Tensor& coef, const Tensor& y,
                               int64_t rows, int64_t E, int64_t C) {
-  with_instance(next.dtype, E, C, {next.data, streams.data, y.data}, [&](auto storage, auto exact, auto wide) {
-    using S = decltype(storage);
+  with_instance(next.dtype, E, C, {next.data, streams.data, y.data}, [&]<class S>(S, auto exact, auto wide) {
     constexpr int width = wide ? widest<S> : 1;
     launch({"hyper_write_forward", blocks_of(rows, warps), dim3(warp_size, warps)},
            hyper_write_forward_kernel<exact, width, S>, next.as<S>(), streams.as<S>(), coef.as<float>(), y.as<S>(),
@@ -164,17 +161,16 @@ void hyper_write_forward_cuda(const Tensor& next, const Tensor& streams, const T
   });
 }
 
-void hyper_write_backward_cuda(const Tensor& dstreams, const Tensor& dcoef, const Tensor& dy, const Tensor& dnext,
+void hyper_write_backward_cuda(const Grad& dstreams, const Tensor& dcoef, const Grad& dy, const Tensor& dnext,
                                const Tensor& streams, const Tensor& coef, const Tensor& y, int64_t rows, int64_t E,
-                               int64_t C, bool acc_streams, bool acc_y) {
+                               int64_t C) {
   with_instance(dstreams.dtype, E, C, {dstreams.data, dy.data, dnext.data, streams.data, y.data},
-                [&](auto storage, auto exact, auto wide) {
-                  using S = decltype(storage);
+                [&]<class S>(S, auto exact, auto wide) {
                   constexpr int width = width_with_sums<exact, wide, S>;
                   launch({"hyper_write_backward", blocks_of(rows, warps), dim3(warp_size, warps)},
                          hyper_write_backward_kernel<exact, width, S>, dstreams.as<S>(), dcoef.as<float>(), dy.as<S>(),
                          dnext.as<S>(), streams.as<S>(), coef.as<float>(), y.as<S>(), rows, static_cast<int>(E), C,
-                         acc_streams, acc_y);
+                         dstreams.add, dy.add);
                 });
 }
 

@@ -21,8 +21,8 @@ __device__ __forceinline__ int number_of_streams(int E) {
 // 16-byte accesses fit.
 template <class F>
 void with_instance(Dtype dtype, int64_t E, int64_t C, std::initializer_list<const void*> tensors, F&& body) {
-  with_storage(dtype, [&](auto storage) {
-    with_width<decltype(storage)>(C, tensors, [&](auto width) {
+  with_storage(dtype, [&]<class S>(S storage) {
+    with_width<S>(C, tensors, [&](auto width) {
       if constexpr (width == 1) body(storage, std::integral_constant<int, 0>{}, std::false_type{});
       else if (E == 2) body(storage, std::integral_constant<int, 2>{}, std::true_type{});
       else if (E == 4) body(storage, std::integral_constant<int, 4>{}, std::true_type{});

@@ -28,89 +28,59 @@
 
 #include "engine/stream.h"
 #include "engine/tensor.h"
+#include "kernels/depth/members.h"
 
 namespace crossply {
 
 enum class HyperNorm { layernorm_no_affine, layernorm, rmsnorm };
 
-// The parameters around one sublayer, or their gradients. Static connections: only the first two have data, and whether
-// alpha_proj has data decides. Gradients without data are skipped.
-struct HyperWeights {
-  Tensor static_alpha;  // (E,E+1)
-  Tensor static_beta;   // (E)
-  Tensor alpha_proj;    // (C,E+1)
-  Tensor beta_proj;     // (C)
-  Tensor alpha_scale;   // (1)
-  Tensor beta_scale;    // (1)
-  Tensor norm_weight;   // (C), for HyperNorm::layernorm and rmsnorm
-  Tensor norm_bias;     // (C), for HyperNorm::layernorm
-};
-
 constexpr int64_t max_streams = 8;  // E
 
-void streams_expand_forward(const Tensor& streams, const Tensor& x, Stream stream);
-// dx = sum_i dstreams_i, set, or added if acc.
-void streams_expand_backward(const Tensor& dx, const Tensor& dstreams, bool acc, Stream stream);
-void streams_sum_forward(const Tensor& out, const Tensor& streams, Stream stream);
-// dstreams_i = dout, set, or added if acc.
-void streams_sum_backward(const Tensor& dstreams, const Tensor& dout, bool acc, Stream stream);
+// streams_i = x, set or added: the forward of expand, the backward of sum.
+void streams_expand(const Grad& streams, const Tensor& x, Stream stream);
+// out = sum_i streams_i, set or added: the forward of sum, the backward of expand.
+void streams_sum(const Grad& out, const Tensor& streams, Stream stream);
 
+// Whether w.alpha_proj has data decides whether the connections are static.
 void hyper_read_forward(const Tensor& out, const Tensor& coef, const Tensor& stats, const Tensor& streams,
-                        const HyperWeights& w, HyperNorm norm, double eps, Stream stream);
+                        const HyperWeights<Tensor>& w, HyperNorm norm, double eps, Stream stream);
 // dA[i,j] = dcoef[i,j] + [j = 0] <streams_i, dout>, db = dcoef's last column; then, with TA and Tb the tanhs and sums
 // over all tokens (and i):
 //   dstatic_alpha += sum dA;  dalpha_scale += sum dA * TA;  qA = alpha_scale * dA * (1 - TA^2);  so too for beta
 //   dalpha_proj[:,j] += sum Nh_i qA[i,j];  dbeta_proj += sum Nh_i qb[i];  dNh_i = alpha_proj qA[i,:] + beta_proj qb[i]
 //   dnorm_weight += sum dNh_i * xh_i;  dnorm_bias += sum dNh_i            xh_i = (streams_i - mean_i) rstd_i
-//   dstreams_i = A[i,0] dout + the norm's backward of dNh_i               set, or added if acc
-// d's fields are always added to. The sums over tokens go through a fixed number of partial sums, so they do not depend
-// on the thread count.
-void hyper_read_backward(const Tensor& dstreams, const HyperWeights& d, const Tensor& dout, const Tensor& dcoef,
-                         const Tensor& streams, const Tensor& coef, const Tensor& stats, const HyperWeights& w,
-                         HyperNorm norm, bool acc, Stream stream);
+//   dstreams_i = A[i,0] dout + the norm's backward of dNh_i               set, or added
+// d's members are always added to, those without data skipped. The sums over tokens go through a fixed number
+// of partial sums, so they do not depend on the thread count.
+void hyper_read_backward(const Grad& dstreams, const HyperWeights<Tensor>& d, const Tensor& dout, const Tensor& dcoef,
+                         const Tensor& streams, const Tensor& coef, const Tensor& stats, const HyperWeights<Tensor>& w,
+                         HyperNorm norm, Stream stream);
 
 void hyper_write_forward(const Tensor& next, const Tensor& streams, const Tensor& coef, const Tensor& y, Stream stream);
-//   dstreams_k = sum_i A[k,i+1] dnext_i       set, or added if acc_streams
-//   dy = sum_i b[i] dnext_i                   set, or added if acc_y
+//   dstreams_k = sum_i A[k,i+1] dnext_i       set, or added
+//   dy = sum_i b[i] dnext_i                   set, or added
 //   dA[k,i+1] = <streams_k, dnext_i>,  dA[k,0] = 0,  db[i] = <dnext_i, y>         set
-void hyper_write_backward(const Tensor& dstreams, const Tensor& dcoef, const Tensor& dy, const Tensor& dnext,
-                          const Tensor& streams, const Tensor& coef, const Tensor& y, bool acc_streams, bool acc_y,
-                          Stream stream);
+void hyper_write_backward(const Grad& dstreams, const Tensor& dcoef, const Grad& dy, const Tensor& dnext,
+                          const Tensor& streams, const Tensor& coef, const Tensor& y, Stream stream);
 
-// kernels/depth/hyper/hyper.cu and hyper_read.cu. The first two serve a forward and the other's backward each.
-CUDA_TWIN void streams_expand_cuda(const Tensor& streams, const Tensor& x, int64_t rows, int64_t E, int64_t C,
-                                   bool acc);
-CUDA_TWIN void streams_sum_cuda(const Tensor& out, const Tensor& streams, int64_t rows, int64_t E, int64_t C, bool acc);
+// kernels/depth/hyper/hyper.cu and hyper_read.cu
+CUDA_TWIN void streams_expand_cuda(const Grad& streams, const Tensor& x, int64_t rows, int64_t E, int64_t C);
+CUDA_TWIN void streams_sum_cuda(const Grad& out, const Tensor& streams, int64_t rows, int64_t E, int64_t C);
 CUDA_TWIN void hyper_write_forward_cuda(const Tensor& next, const Tensor& streams, const Tensor& coef, const Tensor& y,
                                         int64_t rows, int64_t E, int64_t C);
-CUDA_TWIN void hyper_write_backward_cuda(const Tensor& dstreams, const Tensor& dcoef, const Tensor& dy,
-                                         const Tensor& dnext, const Tensor& streams, const Tensor& coef,
-                                         const Tensor& y, int64_t rows, int64_t E, int64_t C, bool acc_streams,
-                                         bool acc_y);
+CUDA_TWIN void hyper_write_backward_cuda(const Grad& dstreams, const Tensor& dcoef, const Grad& dy, const Tensor& dnext,
+                                         const Tensor& streams, const Tensor& coef, const Tensor& y, int64_t rows,
+                                         int64_t E, int64_t C);
 CUDA_TWIN void hyper_read_forward_cuda(const Tensor& out, const Tensor& coef, const Tensor& stats,
-                                       const Tensor& streams, const HyperWeights& w, HyperNorm norm, int64_t rows,
-                                       int64_t E, int64_t C, double eps);
-CUDA_TWIN void hyper_read_backward_cuda(const Tensor& dstreams, const HyperWeights& d, const Tensor& dout,
+                                       const Tensor& streams, const HyperWeights<Tensor>& w, HyperNorm norm, double eps,
+                                       int64_t rows, int64_t E, int64_t C);
+CUDA_TWIN void hyper_read_backward_cuda(const Grad& dstreams, const HyperWeights<Tensor>& d, const Tensor& dout,
                                         const Tensor& dcoef, const Tensor& streams, const Tensor& coef,
-                                        const Tensor& stats, const HyperWeights& w, HyperNorm norm, int64_t rows,
-                                        int64_t E, int64_t C, bool acc);
+                                        const Tensor& stats, const HyperWeights<Tensor>& w, HyperNorm norm,
+                                        int64_t rows, int64_t E, int64_t C);
 
 // -----------------------------------------------------------------------------------------------------------------
 // Reference.
-
-// The data of a HyperWeights; null where there is none.
-template <class T>
-struct HyperPointers {
-  T *static_alpha = nullptr, *static_beta = nullptr, *alpha_proj = nullptr, *beta_proj = nullptr;
-  T *alpha_scale = nullptr, *beta_scale = nullptr, *norm_weight = nullptr, *norm_bias = nullptr;
-};
-
-template <class T>
-HyperPointers<T> pointers_of(const HyperWeights& w) {
-  return {data_or_null<T>(w.static_alpha), data_or_null<T>(w.static_beta), data_or_null<T>(w.alpha_proj),
-          data_or_null<T>(w.beta_proj),    data_or_null<T>(w.alpha_scale), data_or_null<T>(w.beta_scale),
-          data_or_null<T>(w.norm_weight),  data_or_null<T>(w.norm_bias)};
-}
 
 // Every stream of every row n = (b,t) becomes, or grows by, its x.
 template <class T>
@@ -146,19 +116,19 @@ void hyper_norm_ref(T& mean, T& rstd, const T* x, HyperNorm norm, int64_t C, dou
 
 // Nh at column c, from xh there.
 template <class T>
-T hyper_gained(const HyperPointers<T>& w, T xh, int64_t c) {
+T hyper_gained(const HyperWeights<T*>& w, T xh, int64_t c) {
   const T gained = w.norm_weight != nullptr ? w.norm_weight[c] * xh : xh;
   return w.norm_bias != nullptr ? gained + w.norm_bias[c] : gained;
 }
 
 // Column j of (alpha_proj | beta_proj) at c.
 template <class T>
-T& hyper_projection(const HyperPointers<T>& w, int64_t c, int64_t j, int64_t E) {
+T& hyper_projection(const HyperWeights<T*>& w, int64_t c, int64_t j, int64_t E) {
   return j <= E ? w.alpha_proj[c * (E + 1) + j] : w.beta_proj[c];
 }
 
 template <class T>
-void hyper_read_forward_ref(T* out, T* coef, T* stats, const T* streams, const HyperPointers<T>& w, HyperNorm norm,
+void hyper_read_forward_ref(T* out, T* coef, T* stats, const T* streams, const HyperWeights<T*>& w, HyperNorm norm,
                             int64_t rows, int64_t E, int64_t C, double eps) {
   using std::tanh;
   std::fill(out, out + rows * C, T(0));
@@ -185,8 +155,8 @@ void hyper_read_forward_ref(T* out, T* coef, T* stats, const T* streams, const H
 
 // What the dynamic branch of one stream adds: to d from dA and db (da, E+2 values), and to dx (C) through the norm.
 template <class T>
-void hyper_dynamic_backward_ref(T* dx, const HyperPointers<T>& d, const T* da, const T* x, const T* s,
-                                const HyperPointers<T>& w, HyperNorm norm, int64_t E, int64_t C) {
+void hyper_dynamic_backward_ref(T* dx, const HyperWeights<T*>& d, const T* da, const T* x, const T* s,
+                                const HyperWeights<T*>& w, HyperNorm norm, int64_t E, int64_t C) {
   T q[max_streams + 2], along_one = 0, along_xh = 0;
   for (int64_t j = 0; j < E + 2; ++j) {
     T* dscale = j <= E ? d.alpha_scale : d.beta_scale;
@@ -218,8 +188,8 @@ void hyper_dynamic_backward_ref(T* dx, const HyperPointers<T>& d, const T* da, c
 }
 
 template <class T>
-void hyper_read_backward_ref(T* dstreams, const HyperPointers<T>& d, const T* dout, const T* dcoef, const T* streams,
-                             const T* coef, const T* stats, const HyperPointers<T>& w, HyperNorm norm, int64_t rows,
+void hyper_read_backward_ref(T* dstreams, const HyperWeights<T*>& d, const T* dout, const T* dcoef, const T* streams,
+                             const T* coef, const T* stats, const HyperWeights<T*>& w, HyperNorm norm, int64_t rows,
                              int64_t E, int64_t C, bool acc) {
   for (int64_t n = 0; n < rows; ++n) {
     for (int64_t i = 0; i < E; ++i) {

@@ -27,7 +27,7 @@ struct ReadPlan {
 };
 
 template <int E>
-ReadPlan<E> plan_read(const HyperPointers<float>& w, HyperNorm norm, int64_t C) {
+ReadPlan<E> plan_read(const HyperWeights<float*>& w, HyperNorm norm, int64_t C) {
   ReadPlan<E> plan{};
   for (int i = 0; i < E; ++i) {
     std::copy_n(w.static_alpha + i * (E + 1), E + 1, plan.constant + i * (E + 2));
@@ -136,7 +136,7 @@ void read_columns(S* out, const S* x, const float* coef, int64_t c, int64_t C) {
 }
 
 template <int E, class S>
-void hyper_read_forward_cpu(S* out, float* coef, float* stats, const S* streams, const HyperPointers<float>& w,
+void hyper_read_forward_cpu(S* out, float* coef, float* stats, const S* streams, const HyperWeights<float*>& w,
                             HyperNorm norm, int64_t rows, int64_t C, float eps) {
   ReadPlan<E> plan = plan_read<E>(w, norm, C);
   plan.eps = eps;
@@ -280,8 +280,8 @@ void read_backward_token(const ReadToken<S>& t, ReadSums<E>& sums, float* dproje
 
 // The parameters' gradients from the sums over all tokens.
 template <int E>
-void finish_read_gradients(const HyperPointers<float>& d, const ReadSums<E>& sums, const float* dprojection,
-                           const HyperPointers<float>& w, int64_t C) {
+void finish_read_gradients(const HyperWeights<float*>& d, const ReadSums<E>& sums, const float* dprojection,
+                           const HyperWeights<float*>& w, int64_t C) {
   constexpr int J = E + 2;
   float q[J] = {};
   for (int i = 0; i < E; ++i) {
@@ -309,8 +309,8 @@ void finish_read_gradients(const HyperPointers<float>& d, const ReadSums<E>& sum
 }
 
 template <int E, class S>
-void hyper_read_backward_cpu(S* dstreams, const HyperPointers<float>& d, const S* dout, const float* dcoef,
-                             const S* streams, const float* coef, const float* stats, const HyperPointers<float>& w,
+void hyper_read_backward_cpu(S* dstreams, const HyperWeights<float*>& d, const S* dout, const float* dcoef,
+                             const S* streams, const float* coef, const float* stats, const HyperWeights<float*>& w,
                              HyperNorm norm, int64_t rows, int64_t C, bool acc) {
   const ReadPlan<E> plan = plan_read<E>(w, norm, C);
   const bool dynamic = plan.projection != nullptr;
@@ -339,90 +339,88 @@ void hyper_read_backward_cpu(S* dstreams, const HyperPointers<float>& d, const S
   finish_read_gradients<E>(d, *reinterpret_cast<const ReadSums<E>*>(partial), partial + head, w, C);
 }
 
-// -----------------------------------------------------------------------------------------------------------------
-// Checks.
-
-// Every field has data exactly if it is wanted, or, for gradients, if it may have; and then the right size.
-void check_weights(const char* name, const HyperWeights& w, const Tensor& streams, HyperNorm norm, bool dynamic,
-                   bool gradients) {
-  const int64_t E = streams.dim(2), C = streams.dim(3);
-  auto check = [&](const char* field, const Tensor& t, bool wanted, int64_t numel) {
-    CHECK_THAT((t.data != nullptr) == wanted || (gradients && t.data == nullptr), name, ": ", field,
-               wanted ? " is missing" : " has data, but no place");
-    CHECK_THAT(t.data == nullptr || t.numel() == numel, name, ": ", field, " ", t.str(), " streams ", streams.str());
-  };
-  check("static_alpha", w.static_alpha, true, E * (E + 1));
-  check("static_beta", w.static_beta, true, E);
-  check("alpha_proj", w.alpha_proj, dynamic, C * (E + 1));
-  check("beta_proj", w.beta_proj, dynamic, C);
-  check("alpha_scale", w.alpha_scale, dynamic, 1);
-  check("beta_scale", w.beta_scale, dynamic, 1);
-  check("norm_weight", w.norm_weight, dynamic && norm != HyperNorm::layernorm_no_affine, C);
-  check("norm_bias", w.norm_bias, dynamic && norm == HyperNorm::layernorm, C);
+// Every member has data exactly if it is wanted, or, for gradients, if it may have; and then the right size.
+void check_weights(const HyperWeights<Tensor>& w, const StreamsSize& z, HyperNorm norm, bool dynamic, bool gradients) {
+  const int64_t E = z.E, C = z.C;
+  const int64_t affine = dynamic && norm != HyperNorm::layernorm_no_affine ? C : 0;
+  const HyperWeights<int64_t> wanted{E * (E + 1),
+                                     E,
+                                     dynamic ? C * (E + 1) : 0,
+                                     dynamic ? C : 0,
+                                     dynamic,
+                                     dynamic,
+                                     affine,
+                                     norm == HyperNorm::layernorm ? affine : 0};
+  const std::array<const char*, 8> names{"static_alpha", "static_beta", "alpha_proj",  "beta_proj",
+                                         "alpha_scale",  "beta_scale",  "norm_weight", "norm_bias"};
+  for (size_t i = 0; i < names.size(); ++i) {
+    const Tensor t = w.list()[i];
+    const int64_t size = wanted.list()[i];
+    CHECK_THAT((t.data != nullptr) == (size > 0) || (gradients && t.data == nullptr), names[i],
+               size > 0 ? " is missing" : " has data, but no place");
+    CHECK_THAT(t.data == nullptr || t.numel() == size, names[i], " ", t.str(), " for ", E, " streams of ", C);
+  }
 }
 
-void check_stats(const char* name, const Tensor& stats, const Tensor& streams, bool dynamic) {
+void check_stats(const Tensor& stats, const Tensor& streams) {
   const int64_t E = streams.dim(2);
-  CHECK_THAT(!dynamic || (stats.data != nullptr && stats.shape == Shape({streams.dim(0), streams.dim(1), E, E + 4})),
-             name, ": streams ", streams.str(), " stats ", stats.str());
+  CHECK_SHAPES(stats.data != nullptr && stats.shape == Shape({streams.dim(0), streams.dim(1), E, E + 4}), stats,
+               streams);
 }
 
 }  // namespace
 
 // -----------------------------------------------------------------------------------------------------------------
-// Entry points: check shapes, choose the backend.
+// Entry points.
 
 void hyper_read_forward(const Tensor& out, const Tensor& coef, const Tensor& stats, const Tensor& streams,
-                        const HyperWeights& w, HyperNorm norm, double eps, Stream stream) {
-  constexpr const char* name = "hyper_read_forward";
+                        const HyperWeights<Tensor>& w, HyperNorm norm, double eps, Stream stream) {
   const bool dynamic = w.alpha_proj.data != nullptr;
-  check_streams(name, streams, out);
-  check_coef(name, coef, streams);
-  check_stats(name, stats, streams, dynamic);
-  check_weights(name, w, streams, norm, dynamic, false);
-  const int64_t E = streams.dim(2), C = streams.dim(3), rows = streams.dim(0) * streams.dim(1);
-  if (stream.backend == Backend::cuda)
-    return hyper_read_forward_cuda(out, coef, stats, streams, w, norm, rows, E, C, eps);
-  if (stream.backend == Backend::cpu)
-    return with_storage_and_streams(out.dtype, E, [&](auto storage, auto count) {
-      using S = decltype(storage);
-      hyper_read_forward_cpu<count>(out.as<S>(), coef.as<float>(), data_or_null<float>(stats), streams.as<S>(),
-                                    pointers_of<float>(w), norm, rows, C, static_cast<float>(eps));
-    });
-  with_real(out.dtype, [&](auto real) {
-    using T = decltype(real);
-    hyper_read_forward_ref(out.as<T>(), coef.as<T>(), data_or_null<T>(stats), streams.as<T>(), pointers_of<T>(w), norm,
-                           rows, E, C, eps);
-  });
+  const StreamsSize z = check_streams(streams, out);
+  const auto [rows, E, C] = z;
+  check_coef(coef, streams);
+  if (dynamic) check_stats(stats, streams);
+  check_weights(w, z, norm, dynamic, false);
+  dispatch(
+      stream, out.dtype, [&] { hyper_read_forward_cuda(out, coef, stats, streams, w, norm, eps, rows, E, C); },
+      [&]<class S>(S) {
+        with_streams(E, [&](auto count) {
+          hyper_read_forward_cpu<count>(out.as<S>(), coef.as<float>(), data_or_null<float>(stats), streams.as<S>(),
+                                        mapped(w, data_or_null<float>), norm, rows, C, static_cast<float>(eps));
+        });
+      },
+      [&]<class T>(T) {
+        hyper_read_forward_ref(out.as<T>(), coef.as<T>(), data_or_null<T>(stats), streams.as<T>(),
+                               mapped(w, data_or_null<T>), norm, rows, E, C, eps);
+      });
 }
 
-void hyper_read_backward(const Tensor& dstreams, const HyperWeights& d, const Tensor& dout, const Tensor& dcoef,
-                         const Tensor& streams, const Tensor& coef, const Tensor& stats, const HyperWeights& w,
-                         HyperNorm norm, bool acc, Stream stream) {
-  constexpr const char* name = "hyper_read_backward";
+void hyper_read_backward(const Grad& dstreams, const HyperWeights<Tensor>& d, const Tensor& dout, const Tensor& dcoef,
+                         const Tensor& streams, const Tensor& coef, const Tensor& stats, const HyperWeights<Tensor>& w,
+                         HyperNorm norm, Stream stream) {
   const bool dynamic = w.alpha_proj.data != nullptr;
-  check_streams(name, streams, dout);
-  CHECK_THAT(dstreams.shape == streams.shape, name, ": dstreams ", dstreams.str(), " streams ", streams.str());
-  check_coef(name, coef, streams);
-  check_coef(name, dcoef, streams);
-  check_stats(name, stats, streams, dynamic);
-  check_weights(name, w, streams, norm, dynamic, false);
-  check_weights(name, d, streams, norm, dynamic, true);
-  const int64_t E = streams.dim(2), C = streams.dim(3), rows = streams.dim(0) * streams.dim(1);
-  if (stream.backend == Backend::cuda)
-    return hyper_read_backward_cuda(dstreams, d, dout, dcoef, streams, coef, stats, w, norm, rows, E, C, acc);
-  if (stream.backend == Backend::cpu)
-    return with_storage_and_streams(dstreams.dtype, E, [&](auto storage, auto count) {
-      using S = decltype(storage);
-      hyper_read_backward_cpu<count>(dstreams.as<S>(), pointers_of<float>(d), dout.as<S>(), dcoef.as<float>(),
-                                     streams.as<S>(), coef.as<float>(), data_or_null<float>(stats),
-                                     pointers_of<float>(w), norm, rows, C, acc);
-    });
-  with_real(dstreams.dtype, [&](auto real) {
-    using T = decltype(real);
-    hyper_read_backward_ref(dstreams.as<T>(), pointers_of<T>(d), dout.as<T>(), dcoef.as<T>(), streams.as<T>(),
-                            coef.as<T>(), data_or_null<T>(stats), pointers_of<T>(w), norm, rows, E, C, acc);
-  });
+  const StreamsSize z = check_streams(streams, dout);
+  const auto [rows, E, C] = z;
+  CHECK_SHAPES(dstreams.shape == streams.shape, dstreams, streams);
+  check_coef(coef, streams), check_coef(dcoef, streams);
+  if (dynamic) check_stats(stats, streams);
+  check_weights(w, z, norm, dynamic, false), check_weights(d, z, norm, dynamic, true);
+  dispatch(
+      stream, dstreams.dtype,
+      [&] { hyper_read_backward_cuda(dstreams, d, dout, dcoef, streams, coef, stats, w, norm, rows, E, C); },
+      [&]<class S>(S) {
+        with_streams(E, [&](auto count) {
+          hyper_read_backward_cpu<count>(dstreams.as<S>(), mapped(d, data_or_null<float>), dout.as<S>(),
+                                         dcoef.as<float>(), streams.as<S>(), coef.as<float>(),
+                                         data_or_null<float>(stats), mapped(w, data_or_null<float>), norm, rows, C,
+                                         dstreams.add);
+        });
+      },
+      [&]<class T>(T) {
+        hyper_read_backward_ref(dstreams.as<T>(), mapped(d, data_or_null<T>), dout.as<T>(), dcoef.as<T>(),
+                                streams.as<T>(), coef.as<T>(), data_or_null<T>(stats), mapped(w, data_or_null<T>), norm,
+                                rows, E, C, dstreams.add);
+      });
 }
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -431,24 +429,20 @@ void hyper_read_backward(const Tensor& dstreams, const HyperWeights& d, const Te
 namespace ops {
 namespace {
 
-HyperWeights hyper_weights(const HyperParameters& p, Tensor (*get)(const Value*)) {
-  return {get(p.static_alpha), get(p.static_beta), get(p.alpha_proj),  get(p.beta_proj),
-          get(p.alpha_scale),  get(p.beta_scale),  get(p.norm_weight), get(p.norm_bias)};
-}
-
 struct HyperReadNode : Node {  // in[0]: the streams; out: what the sublayer reads, the coefficients
   HyperParameters parameters{};
+  HyperWeights<Tensor> weights, gradients;
   HyperNorm norm = HyperNorm::layernorm_no_affine;
   double eps = 0;
   const char* op() const override { return "hyper_read"; }
   Tensor stats() const { return saved.empty() ? Tensor{} : saved[0]->tensor; }
+  void prepare() override { weights = mapped(parameters, tensor_of), gradients = mapped(parameters, grad_of); }
   void forward(const Step&, Stream stream) override {
-    hyper_read_forward(output(), out[1]->tensor, stats(), input(0), hyper_weights(parameters, tensor_of), norm, eps,
-                       stream);
+    hyper_read_forward(output(), out[1]->tensor, stats(), input(0), weights, norm, eps, stream);
   }
   void backward(const Step&, Stream stream) override {
-    hyper_read_backward(dinput(0), hyper_weights(parameters, grad_of), doutput(), out[1]->grad->tensor, input(0),
-                        out[1]->tensor, stats(), hyper_weights(parameters, tensor_of), norm, acc[0], stream);
+    hyper_read_backward(gradient(0), gradients, doutput(), out[1]->grad->tensor, input(0), out[1]->tensor, stats(),
+                        weights, norm, stream);
   }
   double flops() const override {
     const double E = static_cast<double>(in[0]->shape[2]), projected = saved.empty() ? 0 : E + 2;
@@ -464,10 +458,10 @@ HyperRead hyper_read(Tape& t, const std::string& name, Value* streams, const Hyp
   const int64_t E = s[2];
   Value* x = t.activation(name, Shape{s[0], s[1], s[3]});
   Value* coef = t.statistic(name + ".coef", Shape{s[0], s[1], E, E + 2});
-  auto node = make_node<HyperReadNode>(name,
-                                       present({streams, p.static_alpha, p.static_beta, p.alpha_proj, p.beta_proj,
-                                                p.alpha_scale, p.beta_scale, p.norm_weight, p.norm_bias}),
-                                       {x, coef});
+  const auto parameters = p.list();
+  std::vector<Value*> in{streams};
+  in.insert(in.end(), parameters.begin(), parameters.end());
+  auto node = make_node<HyperReadNode>(name, present(in), {x, coef});
   node->parameters = p;
   node->norm = norm == "rmsnorm"     ? HyperNorm::rmsnorm
                : norm == "layernorm" ? HyperNorm::layernorm

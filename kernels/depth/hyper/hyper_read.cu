@@ -13,13 +13,13 @@ constexpr int threads = warps * warp_size;
 // their own means: that changes no product with a normalised stream, and saves the backward the mean of dNh. offset
 // (E+2): norm_bias . projection. Both null for static connections.
 struct Plan {
-  HyperPointers<const float> w;
+  HyperWeights<const float*> w;
   float *projection, *offset;
 };
 
 // Column j of (alpha_proj | beta_proj) at c.
 template <class P>
-__device__ P& projection_at(const HyperPointers<P>& w, int64_t c, int j, int E) {
+__device__ P& projection_at(const HyperWeights<P*>& w, int64_t c, int j, int E) {
   return j <= E ? w.alpha_proj[c * (E + 1) + j] : w.beta_proj[c];
 }
 
@@ -409,7 +409,7 @@ __global__ void __launch_bounds__(threads, most_of<exact> == 8 ? 1 : 2)
 
 // The parameters' gradients from a row of sums over all tokens, as in ReadBackward: a thread for each column, and the
 // first block those without columns.
-__global__ void hyper_finish_kernel(HyperPointers<float> d, const float* sums, HyperPointers<const float> w, int E,
+__global__ void hyper_finish_kernel(HyperWeights<float*> d, const float* sums, HyperWeights<const float*> w, int E,
                                     int64_t C) {
   const int J = E + 2, EJ = E * J;
   const int64_t c = static_cast<int64_t>(blockIdx.x) * threads + threadIdx.x;
@@ -446,8 +446,8 @@ __global__ void hyper_finish_kernel(HyperPointers<float> d, const float* sums, H
 
 constexpr int plan_slot = 1, total_slot = 2;
 
-Plan plan_read(const HyperWeights& w, HyperNorm norm, int64_t E, int64_t C) {
-  Plan plan{pointers_of<const float>(w), nullptr, nullptr};
+Plan plan_read(const HyperWeights<Tensor>& w, HyperNorm norm, int64_t E, int64_t C) {
+  Plan plan{mapped(w, data_or_null<const float>), nullptr, nullptr};
   if (w.alpha_proj.data == nullptr) return plan;
   plan.projection = scratch<float>((E + 2) * (C + 1), plan_slot);
   plan.offset = plan.projection + (E + 2) * C;
@@ -459,10 +459,10 @@ Plan plan_read(const HyperWeights& w, HyperNorm norm, int64_t E, int64_t C) {
 }  // namespace
 
 void hyper_read_forward_cuda(const Tensor& out, const Tensor& coef, const Tensor& stats, const Tensor& streams,
-                             const HyperWeights& w, HyperNorm norm, int64_t rows, int64_t E, int64_t C, double eps) {
+                             const HyperWeights<Tensor>& w, HyperNorm norm, double eps, int64_t rows, int64_t E,
+                             int64_t C) {
   const Plan plan = plan_read(w, norm, E, C);
-  with_instance(out.dtype, E, C, {out.data, streams.data}, [&](auto storage, auto exact, auto wide) {
-    using S = decltype(storage);
+  with_instance(out.dtype, E, C, {out.data, streams.data}, [&]<class S>(S, auto exact, auto wide) {
     constexpr int width = width_with_sums<exact, wide, S>;
     constexpr int64_t columns_of_warp = parts_of<most_of<exact>, width, S> * width * warp_size;
     const int64_t warps_that_hold = (C + columns_of_warp - 1) / columns_of_warp;
@@ -473,9 +473,9 @@ void hyper_read_forward_cuda(const Tensor& out, const Tensor& coef, const Tensor
   });
 }
 
-void hyper_read_backward_cuda(const Tensor& dstreams, const HyperWeights& d, const Tensor& dout, const Tensor& dcoef,
-                              const Tensor& streams, const Tensor& coef, const Tensor& stats, const HyperWeights& w,
-                              HyperNorm norm, int64_t rows, int64_t E, int64_t C, bool acc) {
+void hyper_read_backward_cuda(const Grad& dstreams, const HyperWeights<Tensor>& d, const Tensor& dout,
+                              const Tensor& dcoef, const Tensor& streams, const Tensor& coef, const Tensor& stats,
+                              const HyperWeights<Tensor>& w, HyperNorm norm, int64_t rows, int64_t E, int64_t C) {
   const Plan plan = plan_read(w, norm, E, C);
   const int64_t columns = plan.projection != nullptr ? (E + 2) * C : 0, row = head_size(E) + columns;
   // A row of sums costs as much as a token or two: no more blocks than an H200 runs at once.
@@ -484,31 +484,29 @@ void hyper_read_backward_cuda(const Tensor& dstreams, const HyperWeights& d, con
   const size_t shared = static_cast<size_t>(columns) * sizeof(float);
   const bool in_shared = shared <= 64 * 1024;  // and leave some for the L1 cache
   float *partial = scratch<float>(blocks * row), *total = scratch<float>(row, total_slot);
-  with_instance(
-      dstreams.dtype, E, C, {dstreams.data, dout.data, streams.data}, [&](auto storage, auto exact, auto wide) {
-        using S = decltype(storage);
-        const ReadBackward<S> b{dstreams.as<S>(),
-                                dout.as<S>(),
-                                dcoef.as<float>(),
-                                streams.as<S>(),
-                                coef.as<float>(),
-                                data_or_null<float>(stats),
-                                partial,
-                                row,
-                                rows,
-                                C,
-                                static_cast<int>(E),
-                                plan.projection != nullptr && norm != HyperNorm::rmsnorm,
-                                acc,
-                                in_shared};
-        auto kernel = plan.projection != nullptr ? hyper_read_backward_kernel<exact, wide, true, S>
-                                                 : hyper_read_backward_kernel<exact, wide, false, S>;
-        launch({"hyper_read_backward", blocks, dim3(warp_size, warps), in_shared ? shared : 0}, kernel, b, plan);
-      });
+  with_instance(dstreams.dtype, E, C, {dstreams.data, dout.data, streams.data}, [&]<class S>(S, auto exact, auto wide) {
+    const ReadBackward<S> b{dstreams.as<S>(),
+                            dout.as<S>(),
+                            dcoef.as<float>(),
+                            streams.as<S>(),
+                            coef.as<float>(),
+                            data_or_null<float>(stats),
+                            partial,
+                            row,
+                            rows,
+                            C,
+                            static_cast<int>(E),
+                            plan.projection != nullptr && norm != HyperNorm::rmsnorm,
+                            dstreams.add,
+                            in_shared};
+    auto kernel = plan.projection != nullptr ? hyper_read_backward_kernel<exact, wide, true, S>
+                                             : hyper_read_backward_kernel<exact, wide, false, S>;
+    launch({"hyper_read_backward", blocks, dim3(warp_size, warps), in_shared ? shared : 0}, kernel, b, plan);
+  });
   fill_device_memory(total, 0, static_cast<size_t>(row) * sizeof(float));
   add_rows(total, partial, blocks, row);
   launch({"hyper_finish", blocks_of(std::max(C, E * (E + 2)), threads), threads}, hyper_finish_kernel,
-         pointers_of<float>(d), total, plan.w, static_cast<int>(E), C);
+         mapped(d, data_or_null<float>), total, plan.w, static_cast<int>(E), C);
 }
 
 }  // namespace crossply

@@ -11,6 +11,7 @@
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/vec.h"
 #include "kernels/depth/hyper/hyper.h"
+#include "kernels/dispatch.h"
 
 namespace crossply::hyper {
 
@@ -48,28 +49,33 @@ inline void unrolled(F&& body) {
   (std::make_integer_sequence<int, N>{});
 }
 
-// Calls body(float{} or bf16{}, integral_constant<int, E>).
+// Calls body(integral_constant<int, E>).
 template <int First = 1, class F>
-void with_storage_and_streams(Dtype dtype, int64_t E, F&& body) {
+void with_streams(int64_t E, F&& body) {
   if constexpr (First < max_streams)
-    if (E != First) return with_storage_and_streams<First + 1>(dtype, E, body);
-  with_storage(dtype, [&](auto storage) { body(storage, std::integral_constant<int, First>{}); });
+    if (E != First) return with_streams<First + 1>(E, body);
+  body(std::integral_constant<int, First>{});
 }
 
 // For parallel_for over tokens.
 inline int64_t grain(int64_t E, int64_t C) { return 32768 / (E * C); }
 
-inline void check_streams(const char* name, const Tensor& streams, const Tensor& x) {
-  const int64_t E = streams.dim(2), C = streams.dim(3);
-  CHECK_THAT(streams.shape.rank == 4 && E >= 1 && E <= max_streams, name, ": streams ", streams.str());
-  CHECK_THAT(x.numel() * E == streams.numel() && x.dim(x.shape.rank - 1) == C, name, ": streams ", streams.str(), " x ",
-             x.str());
+struct StreamsSize {
+  int64_t rows, E, C;
+};
+// Of streams (B,T,E,C), of which x has one for each token.
+inline StreamsSize check_streams(const Tensor& streams, const Tensor& x) {
+  const auto [rows, C] = rows_of(x);
+  const int64_t E = streams.dim(2);
+  CHECK_SHAPES(
+      streams.shape.rank == 4 && E >= 1 && E <= max_streams && streams.dim(3) == C && streams.numel() == rows * E * C,
+      streams, x);
+  return {rows, E, C};
 }
 
-inline void check_coef(const char* name, const Tensor& coef, const Tensor& streams) {
+inline void check_coef(const Tensor& coef, const Tensor& streams) {
   const int64_t E = streams.dim(2);
-  CHECK_THAT(coef.shape == Shape({streams.dim(0), streams.dim(1), E, E + 2}), name, ": streams ", streams.str(),
-             " coef ", coef.str());
+  CHECK_SHAPES(coef.shape == Shape({streams.dim(0), streams.dim(1), E, E + 2}), coef, streams);
 }
 
 }  // namespace crossply::hyper

@@ -1,0 +1,83 @@
+// What an op has many of: one struct over what a member is. A model fills it with Value*, the tape makes it Tensor (or
+// Grad, for what is set or added to), and the loops see pointers.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+namespace crossply {
+
+// The number values[index].
+template <class Vector>
+struct Element {
+  Vector values{};
+  int64_t index = 0;
+};
+
+// One of the K heads of one of several sources (select_heads.h).
+struct HeadChoice {
+  int source;
+  int64_t head;
+};
+
+// LIMe v1 (head_mix.h): S sources of type A, the rest of type P.
+template <class A, class P = A>
+struct HeadMix {
+  std::vector<A> sources{};  // (B,T,C)
+  P weight{};                // (K,S), or (B,T,K,S)
+  P gain{};                  // (C)
+  P wk{}, wv{};              // (K*D,C)
+};
+
+// MUDDFormer's W ways over S sources (multiway_mix.h): activations of type A, parameters of type P. Plain: gains and
+// post are empty, and there is no skip.
+template <class A, class P = A>
+struct MultiwayMix {
+  std::vector<A> sources{};        // S of (B,T,C)
+  std::vector<P> gains{}, post{};  // S of (C), W of (C)
+  A weight{};                      // (B,T,W*S)
+  P base{};                        // (W,S)
+  A skip{};                        // (B,T,C)
+};
+
+// to = from, member by member: activation(from's) and parameter(from's). Keeps the memory that to's lists have.
+template <class To, class From, class A, class P>
+void map_members(To& to, const From& from, A&& activation, P&& parameter) {
+  const auto map_list = [](auto& out, const auto& in, auto& f) {
+    out.clear();
+    for (const auto& member : in) out.push_back(f(member));
+  };
+  map_list(to.sources, from.sources, activation);
+  map_list(to.gains, from.gains, parameter);
+  map_list(to.post, from.post, parameter);
+  to.weight = activation(from.weight), to.base = parameter(from.base), to.skip = activation(from.skip);
+}
+
+// The parameters around one sublayer of hyper-connections (hyper/hyper.h), or their gradients. Static connections have
+// only the first two.
+template <class P>
+struct HyperWeights {
+  P static_alpha{};  // (E,E+1)
+  P static_beta{};   // (E)
+  P alpha_proj{};    // (C,E+1)
+  P beta_proj{};     // (C)
+  P alpha_scale{};   // (1)
+  P beta_scale{};    // (1)
+  P norm_weight{};   // (C), for HyperNorm::layernorm and rmsnorm
+  P norm_bias{};     // (C), for HyperNorm::layernorm
+
+  std::array<P, 8> list() const {
+    return {static_alpha, static_beta, alpha_proj, beta_proj, alpha_scale, beta_scale, norm_weight, norm_bias};
+  }
+};
+
+// f of every member.
+template <class P, class F>
+auto mapped(const HyperWeights<P>& w, F&& f) {
+  return HyperWeights<decltype(f(w.static_alpha))>{f(w.static_alpha), f(w.static_beta), f(w.alpha_proj),
+                                                   f(w.beta_proj),    f(w.alpha_scale), f(w.beta_scale),
+                                                   f(w.norm_weight),  f(w.norm_bias)};
+}
+
+}  // namespace crossply
