@@ -425,12 +425,14 @@ struct DepthSource : Node {
 struct DepthMix : Node {
   std::vector<Value*> sources, squares;  // squares: vertical attention only, saved[0] the weights, saved[1] pbar
   double eps = 0;
+  std::vector<Tensor> rows, row_squares;  // the same as tensors
 
   const char* op() const override { return squares.empty() ? "depth_mix" : "vertical"; }
+  void prepare() override { rows = tensors_of(sources), row_squares = tensors_of(squares); }
   void forward(const Step&, Stream stream) override {
     const Tensor weights = in.empty() ? Tensor{} : input(0);
-    if (squares.empty()) depth_mix_forward(output(), tensors_of(sources), weights, stream);
-    else vertical_forward(output(), saved[0]->tensor, tensors_of(sources), tensors_of(squares), weights, eps, stream);
+    if (squares.empty()) depth_mix_forward(output(), rows, weights, stream);
+    else vertical_forward(output(), saved[0]->tensor, rows, row_squares, weights, eps, stream);
   }
   void backward(const Step&, Stream stream) override {
     if (!squares.empty()) vertical_dot(saved[1]->tensor, doutput(), output(), stream);

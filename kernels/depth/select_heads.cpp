@@ -166,8 +166,10 @@ namespace {
 
 struct SelectHeads : Node {
   std::vector<HeadChoice> choice;
+  std::vector<Tensor> sources;
   const char* op() const override { return "select_heads"; }
-  void forward(const Step&, Stream stream) override { select_heads_forward(output(), tensors_of(in), choice, stream); }
+  void prepare() override { sources = tensors_of(in); }
+  void forward(const Step&, Stream stream) override { select_heads_forward(output(), sources, choice, stream); }
   void backward(const Step&, Stream stream) override {
     for (size_t s = 0; s < in.size(); ++s)
       select_heads_backward(dinput(s), doutput(), choice, static_cast<int>(s), acc[s], stream);
