@@ -18,9 +18,6 @@ void touch(Buffer* buffer, int tick) {
   buffer->last = std::max(buffer->last, tick);
 }
 
-// Has it a place of its own in the arena?
-bool placed(const Buffer& buffer) { return buffer.inside == nullptr && (buffer.persistent || buffer.first >= 0); }
-
 }  // namespace
 
 PlanMode plan_mode(const std::string& name) {
@@ -75,7 +72,7 @@ void Tape::plan(PlanMode mode) {
   find_lifetimes();
   std::vector<Buffer*> order;
   for (Buffer& buffer : buffers_)
-    if (placed(buffer)) order.push_back(&buffer);
+    if (buffer.placed()) order.push_back(&buffer);
   std::stable_sort(order.begin(), order.end(), [](const Buffer* a, const Buffer* b) { return a->bytes > b->bytes; });
   const int ticks = std::max(1, 2 * static_cast<int>(nodes_.size()));
   std::vector<Block> blocks;
@@ -98,7 +95,7 @@ std::string Tape::memory_report() const {
   const auto end_of = [&](const Buffer& b) { return b.persistent ? ticks : static_cast<size_t>(b.last) + 1; };
   size_t total = 0, alive = 0, peak = 0, when = 0;
   for (const Buffer& buffer : buffers_) {
-    if (!placed(buffer)) continue;
+    if (!buffer.placed()) continue;
     born[first_of(buffer)] += aligned(buffer.bytes);
     died[end_of(buffer)] += aligned(buffer.bytes);
     total += aligned(buffer.bytes);
@@ -109,7 +106,7 @@ std::string Tape::memory_report() const {
   }
   std::vector<const Buffer*> residents;
   for (const Buffer& buffer : buffers_)
-    if (placed(buffer) && first_of(buffer) <= when && when < end_of(buffer)) residents.push_back(&buffer);
+    if (buffer.placed() && first_of(buffer) <= when && when < end_of(buffer)) residents.push_back(&buffer);
   std::sort(residents.begin(), residents.end(), [](const Buffer* a, const Buffer* b) { return a->bytes > b->bytes; });
   const size_t node = when < n ? when : 2 * n - 1 - when;
   std::string out =

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <utility>
 
 namespace crossply {
@@ -12,14 +11,13 @@ namespace crossply {
 
 Value* Tape::add_value(const std::string& name, Shape shape, Dtype dtype, bool persistent) {
   Buffer& buffer = buffers_.emplace_back();
-  buffer.name = name;
-  buffer.bytes = static_cast<size_t>(shape.numel()) * size_of(dtype);
-  buffer.persistent = persistent;
   Value& value = values_.emplace_back();
-  value.name = name;
+  value.name = buffer.name = name;
   value.shape = shape;
   value.dtype = dtype;
   value.buffer = &buffer;
+  buffer.bytes = value.bytes();
+  buffer.persistent = persistent;
   buffer.values = {&value};
   return &value;
 }
@@ -205,7 +203,7 @@ void Tape::differentiate() {
     for (Value* value : node.out) {
       if (!value->needs_grad || value->grad != nullptr || node.grad_optional) continue;
       value->grad = add_gradient(*value);
-      holes_.emplace_back(n, value->grad);
+      node.zeroed.push_back(value->grad);
     }
     node.acc.assign(node.in.size(), 0);
     for (size_t i = 0; i < node.in.size(); ++i) {
@@ -219,7 +217,7 @@ void Tape::differentiate() {
         if (node.grads_over_inputs && may_overwrite(uses, n, i)) share(value.grad, &value);
         if (value.parameter == nullptr &&
             std::find(node.adds_to.begin(), node.adds_to.end(), &value) != node.adds_to.end())
-          holes_.emplace_back(n, value.grad);
+          node.zeroed.push_back(value.grad);
       }
       if (node.in_place && i == 0) {
         CHECK_THAT(!node.acc[0], node.name, " works in place on ", value.name, ", which has another reader");
@@ -252,9 +250,7 @@ void Tape::allocate(Device& device, const Tensor* gradients) {
         value.grad->tensor.data =
             static_cast<std::byte*>(gradients->data) + static_cast<size_t>(row.offset) * size_of(gradients->dtype);
     } else if (value.buffer != nullptr) {
-      const Buffer& buffer = *value.buffer;
-      const size_t base = buffer.inside != nullptr ? buffer.inside->offset : 0;
-      value.tensor = Tensor{arena_.data() + base + buffer.offset, value.dtype, value.shape};
+      value.tensor = Tensor{arena_.data() + value.buffer->place(), value.dtype, value.shape};
     }
   }
   for (const auto& [value, numbers] : constants_) {
@@ -306,8 +302,7 @@ void Tape::backward(const Step& step) {
   CHECK_THAT(differentiated_ && step.training, "backward without differentiate(), or of a forward-only step");
   for (size_t n = nodes_.size(); n-- > 0;) {
     timed(seconds_, *device_, 2 * nodes_.size() - 1 - n, [&] {
-      for (const auto& [node, grad] : holes_)
-        if (node == n) device_->fill(grad->tensor.data, 0, grad->tensor.bytes());
+      for (const Value* grad : nodes_[n]->zeroed) device_->fill(grad->tensor.data, 0, grad->tensor.bytes());
       nodes_[n]->backward(step, device_->stream());
     });
     if (after_) after_(n, true);
@@ -319,12 +314,12 @@ void Tape::backward(const Step& step) {
 // Buffers that were never used (their value shares another's) have no place in the arena.
 void Tape::bury(int tick) {
   for (const Buffer& buffer : buffers_)
-    if (!buffer.persistent && buffer.inside == nullptr && buffer.first >= 0 && (tick == -1 || buffer.last == tick))
+    if (!buffer.persistent && buffer.placed() && (tick == -1 || buffer.last == tick))
       device_->fill(arena_.data() + buffer.offset, 0xFF, buffer.bytes);
 }
 
 // -----------------------------------------------------------------------------------------------------------------
-// Reports
+// Costs
 
 OpCost& OpCost::operator+=(const OpCost& o) {
   calls += o.calls, seconds += o.seconds, flops += o.flops, bytes += o.bytes;
@@ -334,8 +329,7 @@ OpCost& OpCost::operator+=(const OpCost& o) {
 double Tape::bytes_of(const Node& node, bool backward) const {
   double sum = 0;
   const auto count = [&](const Value* value, double times) {
-    if (value == nullptr) return;
-    sum += times * static_cast<double>(static_cast<size_t>(value->shape.numel()) * size_of(value->dtype));
+    if (value != nullptr) sum += times * static_cast<double>(value->bytes());
   };
   for (const Value* value : node.saved) count(value, 1);
   if (!backward) {
@@ -366,30 +360,6 @@ std::vector<OpCost> Tape::costs() const {
     else *same += cost;
   }
   return list;
-}
-
-std::string Tape::dump() const {
-  auto names = [](const std::vector<Value*>& values) {
-    std::string s;
-    for (const Value* value : values) s += (s.empty() ? "" : " ") + value->name + value->shape.str();
-    return s.empty() ? std::string("-") : s;
-  };
-  std::string out =
-      "#    op             node                     offset         bytes     GFLOP  acc    in [read only] -> out | "
-      "saved\n";
-  char line[160];
-  for (size_t n = 0; n < nodes_.size(); ++n) {
-    const Node& node = *nodes_[n];
-    std::string acc;
-    for (size_t i = 0; i < node.acc.size(); ++i) acc += !node.in[i]->needs_grad ? '.' : node.acc[i] ? '+' : '=';
-    const Buffer& buffer = *node.out[0]->buffer;
-    const size_t offset = buffer.offset + (buffer.inside != nullptr ? buffer.inside->offset : 0);
-    std::snprintf(line, sizeof line, "%-4zu %-14s %-24s %-10zu %9zu %9.4f  %-6s ", n, node.op(), node.name.c_str(),
-                  offset, buffer.bytes, node.flops() * 1e-9, acc.c_str());
-    const std::string reads = node.reads.empty() ? "" : " [" + names(node.reads) + "]";
-    out += line + names(node.in) + reads + " -> " + names(node.out) + " | " + names(node.saved) + "\n";
-  }
-  return out + "acc: per input, the backward sets (=) or adds to (+) its gradient; . has none\n";
 }
 
 }  // namespace crossply

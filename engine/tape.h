@@ -1,7 +1,16 @@
 // The static tape. A model's forward is written once, as calls that append nodes; each node calls one kernel forward
 // and one backward. differentiate() walks the nodes once in reverse and fixes, per edge, whether a gradient is set or
 // added. plan() gives every buffer an offset in one arena from its lifetime. A step then replays a flat list in
-// memory that is there already, and takes no decision.
+// memory that is there already, and takes no decision:
+//
+//   Tape tape(Dtype::f32);
+//   Value* tokens = tape.input("tokens", Shape{1, 3}, Dtype::i32);  // (B, T)
+//   Value* targets = tape.input("targets", Shape{1, 3}, Dtype::i32);
+//   Value* weight = tape.parameter(params.at("weight"));  // (V, C)
+//   Value* losses = ops::cross_entropy(tape, "loss", ops::embedding(tape, "x", tokens, weight), weight, targets);
+//   tape.differentiate(), tape.plan(PlanMode::reuse), tape.allocate(*device);
+//   device->copy_in(tokens->tensor.data, text, 12), device->copy_in(targets->tensor.data, text + 1, 12);
+//   tape.run(Step{true});  // losses->tensor has the losses, weight->grad->tensor the gradient of their sum
 #pragma once
 
 #include <deque>
@@ -30,15 +39,19 @@ struct Value;
 
 // Memory with one lifetime, in ticks of the replay: forward of node i at tick i, its backward at 2n-1-i.
 struct Buffer {
-  std::string name;
+  std::string name;  // of the value it was made for
   size_t bytes = 0;
+  size_t offset = 0;           // in the arena; within `inside` if that is set
+  std::vector<Value*> values;  // who lives here
+  int first = -1, last = -1;   // ticks of the first and last use; -1: never used
+
   bool persistent = false;       // inputs, results, caches, constants: alive throughout
-  Buffer* inside = nullptr;      // part of a slab
   bool sliced = false;           // a slab, which is written slice by slice
-  size_t offset = 0;             // in the arena; within `inside` if that is set
-  int first = -1, last = -1;     // ticks of the first and last use; -1: never used
-  std::vector<Value*> values;    // who lives here
+  Buffer* inside = nullptr;      // part of a slab
   const Node* keeper = nullptr;  // a node whose backward reads it
+
+  size_t place() const { return offset + (inside != nullptr ? inside->offset : 0); }  // in the arena
+  bool placed() const { return inside == nullptr && (persistent || first >= 0); }     // has it a place of its own?
 };
 
 // The type of what is not stored narrowly: statistics, coefficients, losses, parameters.
@@ -49,46 +62,59 @@ struct Value {
   std::string name;
   Shape shape;
   Dtype dtype = Dtype::f32;
-  Buffer* buffer = nullptr;  // null for parameters, which live in their table
-  Parameter* parameter = nullptr;
+  Tensor tensor;
+  Value* grad = nullptr;           // same shape, named "d:" and this name; made by differentiate()
+  Parameter* parameter = nullptr;  // the row it is; then it has no buffer, because its table has its memory
+  Buffer* buffer = nullptr;
+
   bool needs_grad = false;
   bool written = false;            // by a node
   const Node* taken_by = nullptr;  // the node that took the memory over: nobody may read the value any more
-  Value* grad = nullptr;           // same shape; made by differentiate()
-  Tensor tensor;
+
+  size_t bytes() const { return static_cast<size_t>(shape.numel()) * size_of(dtype); }
 };
 
-// One op of the step. The functions of ops.h fill the lists; the tape reads them to differentiate, to plan and to
-// print.
+// One op of the step: four lists say what it reads and writes, two functions compute. The functions of ops.h fill the
+// lists; the tape reads them to differentiate, to plan and to print.
 struct Node {
   std::string name;
   std::vector<Value*> in;     // what the forward reads and the backward differentiates
   std::vector<Value*> reads;  // what the forward reads besides, without a gradient from this node
-  std::vector<Value*> out;
-  std::vector<Value*> saved;       // written by the forward for the backward
-  std::vector<Value*> keep;        // forward values (or slabs) that the backward touches; of later nodes too
-  std::vector<Value*> keep_grads;  // values of later nodes whose gradients the backward reads
-  std::vector<Value*> adds_to;   // inputs to whose gradients the backward only adds: the tape zeroes them where needed
-  std::vector<char> acc;         // per input: does the backward add to its gradient? decided by differentiate()
-  bool in_place = false;         // out[0] takes in[0]'s memory, and their gradients share memory too
-  bool takes_input = false;      // in[0]'s memory is this node's from now on: its backward writes there
-  bool grad_in_forward = false;  // the loss head writes its input's gradient in the training forward
-  bool passes_grad = false;      // the gradient of every input is that of out[0]: the tape lets them share memory
-                                 // where nobody would notice, and backward() leaves those alone
-  bool grads_over_inputs = false;  // the backward may write an input's gradient over the input: the tape makes use of
-                                   // it where nobody else needs the input
-  bool grad_optional = false;      // if nobody differentiates out[0], its gradient stays null instead of zero
-  bool is_sum = false;             // out[0] = in[0] + in[1]
-  bool can_add = false;            // the forward adds `addend` to its only output, unless that is null
-  Value* addend = nullptr;         // set by plan(): the sum that comes next is then done on the way,
-  bool done = false;               // and its own forward is left out
+  std::vector<Value*> out;    // what the forward writes
+  std::vector<Value*> saved;  // what it writes for the backward only
 
   virtual ~Node() = default;
   virtual const char* op() const = 0;
   virtual void forward(const Step& step, Stream stream) = 0;
   virtual void backward(const Step& step, Stream stream) = 0;
   virtual double flops() const { return 0; }  // of the forward, two per multiply-add: products, attention, mixtures
-  virtual void prepare() {}                   // called once, when all tensors have their addresses
+  virtual void prepare() {}  // called once, when all tensors have their addresses: lists of them are made here
+
+  // Decided by differentiate():
+  std::vector<char> acc;       // per input: does the backward add to its gradient, or set it?
+  std::vector<Value*> zeroed;  // gradients that the tape zeroes before the backward, because nobody sets them
+
+  // What the backward touches besides `saved` and the gradients of `in` and `out`:
+  std::vector<Value*> keep;        // forward values (or slabs), of later nodes too
+  std::vector<Value*> keep_grads;  // values of later nodes whose gradients it reads
+  std::vector<Value*> adds_to;     // inputs to whose gradients it only adds: the tape zeroes them where needed
+
+  // Who shares memory with whom:
+  bool in_place = false;           // out[0] takes in[0]'s memory, and their gradients share memory too
+  bool takes_input = false;        // in[0]'s memory is this node's from now on: its backward writes there
+  bool passes_grad = false;        // the gradient of every input is that of out[0]: the tape lets them share memory
+                                   // where nobody would notice, and backward() leaves those alone
+  bool grads_over_inputs = false;  // the backward may write an input's gradient over the input: the tape makes use of
+                                   // it where nobody else needs the input
+
+  // A product and the sum after it as one op:
+  bool is_sum = false;      // out[0] = in[0] + in[1]
+  bool can_add = false;     // the forward adds `addend` to its only output, unless that is null
+  Value* addend = nullptr;  // set by plan(): the sum that comes next is then done on the way,
+  bool done = false;        // and its own forward is left out
+
+  bool grad_in_forward = false;  // the loss head writes its input's gradient in the training forward
+  bool grad_optional = false;    // if nobody differentiates out[0], its gradient stays null instead of zero
 
  protected:
   const Tensor& input(size_t i) const { return in[i]->tensor; }
@@ -164,9 +190,10 @@ class Tape {
   void start_profile() { seconds_.assign(2 * nodes_.size(), {}); }
   std::vector<OpCost> costs() const;  // in the order in which ops first run
 
-  std::string dump() const;           // the step as a table a person can read
+  std::string dump() const;           // the step, forward and backward, as a table a person can read (dump.cpp)
   std::string memory_report() const;  // the peak and who is alive at it
   const std::deque<std::unique_ptr<Node>>& nodes() const { return nodes_; }
+  const std::deque<Value>& values() const { return values_; }  // gradients too
 
  private:
   Value* add_gradient(const Value& of);
@@ -186,6 +213,7 @@ class Tape {
   void find_sums();
   void find_lifetimes();
   void bury(int tick);
+  std::string totals() const;
   double bytes_of(const Node& node, bool backward) const;
 
   struct Seconds {
@@ -201,7 +229,6 @@ class Tape {
   std::deque<Buffer> buffers_;
   std::unordered_map<const Parameter*, Value*> parameters_;
   std::deque<std::unique_ptr<Node>> nodes_;
-  std::vector<std::pair<size_t, Value*>> holes_;  // (node, gradient nobody writes): zeroed before the node's backward
   std::vector<std::pair<Value*, std::vector<double>>> constants_;
   std::function<void(size_t, bool)> after_;
   std::vector<Seconds> seconds_;  // by tick (forward n, backward 2N-1-n); empty without a profile

@@ -3,7 +3,6 @@
 #include <omp.h>
 
 #include <algorithm>
-#include <numeric>
 
 #include "eval/loss.h"
 #include "kernels/block/add.h"
@@ -105,10 +104,14 @@ void BatchModel::run(const int32_t* tokens, const int32_t* targets, const Step& 
 }
 
 double BatchModel::take_losses() {
-  std::vector<double> sums(lanes_.size());
-  device_.copy_out(sums.data(), losses_.data(), losses_.bytes());
+  double sum = 0;
+  for (const auto& lane : lanes_) {
+    double loss;
+    device_.copy_out(&loss, lane->loss.data, sizeof loss);
+    sum += loss;
+  }
   device_.fill(losses_.data(), 0, losses_.bytes());
-  return std::accumulate(sums.begin(), sums.end(), 0.0);
+  return sum;
 }
 
 BatchModel::Mean BatchModel::mean_loss(const Source& source, int64_t sequences) {

@@ -91,6 +91,10 @@ done
 long_lines() { printf '%s\0' "${files[@]}" | grep -zE '\.(h|cpp|cuh?|py)$' | xargs -0 awk 'length > 120 {print FILENAME ":" FNR}'; }
 report "a line of more than 120 characters" long_lines
 
+# The example of engine/tape.h is the one that tests/test_tape.cpp runs.
+diff <(sed -n 's|^//   ||p' engine/tape.h) <(sed -n '/These eight lines/,/tape.run/{/These eight lines/d;s/^  //p}' tests/test_tape.cpp) ||
+  breach "engine/tape.h: its example is not that of tests/test_tape.cpp"
+
 # What no text file may hold. The patterns are written so that they do not match themselves.
 search() { printf '%s\0' "${files[@]}" | xargs -0 grep -HnIE "$@" | cut -c1-160; }
 search_except_makefile() { search "$@" | grep -vE '^(.*/)?Makefile:'; }

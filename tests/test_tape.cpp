@@ -1,4 +1,7 @@
 #include "engine/tape.h"
+
+#include <numeric>
+
 #include "kernels/devices.h"
 
 #include "kernels/block/ops.h"
@@ -45,6 +48,31 @@ TEST_CASE("tape: the first writer in reverse order sets a gradient, the others a
   CHECK(nodes[1]->acc == std::vector<char>{1});
   CHECK(nodes[0]->acc == std::vector<char>{1});
   CHECK_THROWS_AS(t.differentiate(), Error);
+}
+
+TEST_CASE("tape: the example of engine/tape.h") {
+  const auto device = make_device("cpu");
+  ParameterTable params;
+  params.add("weight", Shape{5, 4}, Init::normal(1), 1, 1);
+  params.allocate(*device, Dtype::f32, true);
+  params.initialise(42);
+  const int32_t text[4] = {2, 0, 4, 1};
+  // These eight lines stand there.
+  Tape tape(Dtype::f32);
+  Value* tokens = tape.input("tokens", Shape{1, 3}, Dtype::i32);  // (B, T)
+  Value* targets = tape.input("targets", Shape{1, 3}, Dtype::i32);
+  Value* weight = tape.parameter(params.at("weight"));  // (V, C)
+  Value* losses = ops::cross_entropy(tape, "loss", ops::embedding(tape, "x", tokens, weight), weight, targets);
+  tape.differentiate(), tape.plan(PlanMode::reuse), tape.allocate(*device);
+  device->copy_in(tokens->tensor.data, text, 12), device->copy_in(targets->tensor.data, text + 1, 12);
+  tape.run(Step{true});  // losses->tensor has the losses, weight->grad->tensor the gradient of their sum
+  const auto sum = [&] { return std::accumulate(losses->tensor.as<float>(), losses->tensor.as<float>() + 3, 0.0); };
+  float* w = params.at("weight").value.as<float>();
+  const double got = weight->grad->tensor.as<float>()[1], before = sum();
+  CHECK(losses->tensor.as<float>()[2] > 0);
+  w[1] += 1e-3f;
+  tape.run(Step{});
+  CHECK(sum() - before == doctest::Approx(1e-3 * got).epsilon(0.02));
 }
 
 TEST_CASE("tape: reading what was overwritten in place is refused") {

@@ -47,7 +47,8 @@ struct Options {
 // The runs in the order of --arch, complete. Refuses here what would only fail after hours of training.
 Comparison prepare(const Options& o) {
   if (!o.train.init.empty()) fail(Exit::usage, "compare trains from scratch; --init is for the trainers");
-  if (o.train.dump_tape) fail(Exit::usage, "compare prints no tapes; --dump-tape is for the trainers");
+  if (o.train.dump_tape || !o.train.dump_tensors.empty())
+    fail(Exit::usage, "compare shows no single step; --dump-tape and --dump-tensors are for the trainers");
   if (o.train.out.empty() && !o.train.dry_run) fail(Exit::usage, "--out is needed: the directory for the runs");
   if (o.train.steps == 0) fail(Exit::usage, "--steps 0: there is nothing to compare");
   const std::vector<ArchChoice> choices = parse_arch_list(o.archs);
@@ -189,7 +190,8 @@ int main(int argc, char** argv) {
     set_defaults(argc, argv, o);
     add_text(app, "--arch", o.archs, "LIST", "the first is the yardstick; " + arch_list_help());
     add_train_flags(app, o.train);
-    for (const char* refused : {"--init", "--dump-tape"}) app.get_option(refused)->group("");  // prepare() says why
+    for (const char* refused : {"--init", "--dump-tape", "--dump-tensors"})
+      app.get_option(refused)->group("");  // prepare() says why
     app.get_option("--steps")->description("optimizer steps of each run");
     app.get_option("--out")->description("directory of the comparison: results.md, compare.svg, a directory per run");
     app.get_option("--resume")->description("continue the comparison in --out; needs no other flags");

@@ -100,7 +100,11 @@ void add_output_flags(CLI::App& app, TrainOptions& o) {
   group.integer("--save-every", o.save_every, 0, most_count, "steps between checkpoints (0: a tenth of the run)");
   group.integer("--keep", o.keep, 1, most_size, "checkpoints to keep");
   app.add_flag("--dry-run", o.dry_run, "print memory, FLOPs and parameters, and stop");
-  app.add_flag("--dump-tape", o.dump_tape, "print the step as a table, and stop");
+  app.add_flag("--dump-tape", o.dump_tape, "print the step, forward and backward, as a table, and stop");
+  app.add_option("--dump-tensors", o.dump_tensors,
+                 "write these values and gradients (d:NAME; * for any letters) of the next batch to "
+                 "--out DIR/tensors.safetensors, and stop")
+      ->type_name("NAME...");
   app.add_flag("--profile", o.profile, "end with time, FLOPs and bytes by op, and the peak of memory");
 }
 

@@ -17,6 +17,7 @@
 #include "models/model.h"
 #include "models/model_dir.h"
 #include "models/registry.h"
+#include "train/dump_tensors.h"
 #include "train/initial.h"
 #include "train/memory.h"
 #include "train/metrics.h"
@@ -257,6 +258,22 @@ void print_start(const TrainOptions& o, const Dataset& dataset, Trainer& trainer
   if (done == 0) say(vocabulary_note(o, dataset));
 }
 
+// --dump-tensors: of the batch that the run would take next.
+TrainResult write_tensors(const TrainOptions& o, const Source& train, Trainer& trainer) {
+  std::vector<int32_t> tokens(static_cast<size_t>(o.batch * train.seq_len())), targets(tokens.size());
+  Loader loader(train, o.batch, o.seed, true);
+  loader.seek(trainer.steps_done() * o.batch * o.accumulate);
+  loader.next(tokens.data(), targets.data());
+  const std::string path = o.out + "/tensors.safetensors";
+  const Batch batch{o.batch, train.seq_len(), storage_type(o), true, PlanMode::distinct};
+  const Dumped dumped =
+      dump_tensors(o.dump_tensors, path, trainer.params(), o.config, batch, tokens.data(), targets.data());
+  std::printf("wrote %zu tensors of step %lld's %s batch to %s; its loss is %.9g\n", dumped.tensors,
+              static_cast<long long>(trainer.steps_done() + 1), o.accumulate > 1 ? "first" : "whole", path.c_str(),
+              dumped.loss);
+  return {};
+}
+
 // --steps 0: the initialised model itself, as a plain model directory.
 TrainResult write_initialised(const TrainOptions& o, const Dataset& dataset) {
   Trainer trainer(o, *dataset.train);
@@ -316,6 +333,7 @@ TrainResult run_training(TrainOptions o, const std::string& label, int64_t runs_
   remove_leftovers_of(o.out);
   remove_leftovers_in(o.out);
   Trainer trainer(o, *dataset.train, find_checkpoint(o, label));
+  if (!o.dump_tensors.empty()) return write_tensors(o, *dataset.train, trainer);
   write_file_atomically(o.out + "/flags.json", all_settings(o).dump(2) + "\n");
   print_start(o, dataset, trainer, label);
   Run run(o, run_dir, dataset, trainer, label, runs_after);

@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <vector>
 
-#include "kernels/optim/adamw.h"
 #include "kernels/optim/convert.h"
 #include "kernels/optim/gradient_norm.h"
 
@@ -26,12 +24,12 @@ double Optimizer::gradient_norm() const {
 
 void Optimizer::update(double lr, double norm, double scale) {
   ++step;
-  std::vector<AdamwRow> rows;
+  rows_.clear();  // keeps its memory from step to step
   for (const Parameter& row : params_.rows())
-    rows.push_back({row.offset, row.offset + row.shape.numel(), lr * row.lr_mul, options_.weight_decay * row.wd_mul});
+    rows_.push_back({row.offset, row.offset + row.shape.numel(), lr * row.lr_mul, options_.weight_decay * row.wd_mul});
   AdamwScalars scalars{options_.beta1, options_.beta2, options_.eps, step, scale};
   if (options_.clip > 0) scalars.grad_scale *= std::min(1.0, options_.clip / (norm + 1e-6));
-  adamw_update(params_.values(), m(), v(), params_.narrow(), params_.gradients(), rows, scalars,
+  adamw_update(params_.values(), m(), v(), params_.narrow(), params_.gradients(), rows_, scalars,
                params_.device().stream());
 }
 

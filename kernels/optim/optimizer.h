@@ -2,7 +2,10 @@
 // clipping.
 #pragma once
 
+#include <vector>
+
 #include "engine/params.h"
+#include "kernels/optim/adamw.h"
 
 namespace crossply {
 
@@ -31,6 +34,7 @@ class Optimizer {
   ParameterTable& params_;
   AdamwOptions options_;
   Arena m_, v_;
+  std::vector<AdamwRow> rows_;  // of the last update
 };
 
 }  // namespace crossply

@@ -1,0 +1,180 @@
+// What one step looks like from outside: --dump-tape's table, and --dump-tensors' file.
+#include "train/dump_tensors.h"
+
+#include <map>
+#include <set>
+#include <sstream>
+
+#include "engine/safetensors.h"
+#include "tests/cases.h"
+#include "tests/temp_dir.h"
+#include "train/trainer.h"
+
+using namespace crossply;
+using namespace crossply::test;
+
+namespace {
+
+Dumped dump(TinyModel& model, const std::vector<std::string>& names, const std::string& path) {
+  const Batch batch{TinyModel::B, TinyModel::T, model.tape.dtype(), true, PlanMode::distinct};
+  return dump_tensors(names, path, model.params, model.config, batch, model.tokens.data(), model.targets.data());
+}
+
+std::vector<double> read(const SafetensorsFile& file, const std::string& name) {
+  std::vector<double> numbers(static_cast<size_t>(file.find(name)->numel()));
+  file.read_f64(*file.find(name), numbers.data());
+  return numbers;
+}
+
+// The change of the mean loss with element i of a value, where the value is changed right after the forward of node n.
+double slope(TinyModel& model, size_t n, const Value& value, size_t i) {
+  const auto at = [&](double d) {
+    model.tape.watch([&, d](size_t node, bool backward) {
+      if (node == n && !backward) value.tensor.as<double>()[i] += d;
+    });
+    model.tape.forward(Step{true, 1 / model.scored, 0});
+    return sum_losses(*model.device, model.graph) / model.scored;
+  };
+  constexpr double h = 1e-4;
+  return (8 * (at(h) - at(-h)) - (at(2 * h) - at(-2 * h))) / (12 * h);
+}
+
+}  // namespace
+
+TEST_CASE("dump tensors: every gradient is the derivative of the loss by the value that the file has, in double") {
+  const TempDir scratch;
+  for (const Case& c : cases()) {
+    CAPTURE(c.name);
+    TinyModel model(c.config, "reference", PlanMode::distinct, Dtype::f64);
+    const std::string path = scratch.file("all.safetensors");
+    const double loss = dump(model, {"*"}, path).loss;
+    const std::vector<double> gradients = model.values<double>(model.params.gradients());
+    CHECK(loss == model.step());
+    CHECK(gradients == model.values<double>(model.params.gradients()));
+    const SafetensorsFile file(path);
+    for (const Parameter& row : model.params.rows()) {
+      CHECK(read(file, row.name) == model.values<double>(row.value));
+      if (file.find("d:" + row.name) != nullptr) CHECK(read(file, "d:" + row.name) == model.values<double>(row.grad));
+    }
+    size_t checked = 0;
+    for (size_t n = 0; n < model.tape.nodes().size(); ++n) {
+      for (const Value* value : model.tape.nodes()[n]->out) {
+        CAPTURE(value->name);
+        if (value->grad == nullptr || file.find(value->name) == nullptr || file.find(value->grad->name) == nullptr)
+          continue;
+        const std::vector<double> x = read(file, value->name), dx = read(file, value->grad->name);
+        const size_t i = n * 7 % x.size();
+        std::vector<double> seen;
+        model.tape.watch([&](size_t node, bool backward) {
+          if (node == n && !backward) seen = model.values<double>(value->tensor);
+        });
+        model.tape.forward(Step{true, 1 / model.scored, 0});
+        CHECK(seen == x);
+        CHECK(dx[i] == doctest::Approx(slope(model, n, *value, i)).epsilon(1e-6).scale(1e-3));
+        ++checked;
+      }
+    }
+    CHECK(checked > 20);
+  }
+}
+
+TEST_CASE("dump tensors: names, patterns, types, and what is refused") {
+  const TempDir scratch;
+  TinyModel model(tiny_config("llama"), "cpu", PlanMode::reuse, Dtype::bf16);
+  const std::string path = scratch.file("some.safetensors");
+  CHECK(dump(model, {"L1.attn.q", "d:L1.attn.q", "tokens", "model.norm.*", "d:*.norm.weight"}, path).tensors == 5);
+  std::set<std::string> found;
+  const SafetensorsFile file(path);
+  for (const TensorInfo& info : file.tensors()) found.insert(info.str());
+  CHECK(found == std::set<std::string>{"\"L1.attn.q\" BF16 [2, 5, 4, 2]", "\"d:L1.attn.q\" BF16 [2, 5, 4, 2]",
+                                       "\"tokens\" I32 [2, 5]", "\"model.norm.weight\" F32 [8]",
+                                       "\"d:model.norm.weight\" F32 [8]"});
+  std::vector<int32_t> tokens(10);
+  file.read_raw(*file.find("tokens"), "I32", tokens.data());
+  CHECK(tokens == model.tokens);
+  const auto refused = [&](const std::string& name) -> std::string {
+    try {
+      dump(model, {"tokens", name}, scratch.file("refused.safetensors"));
+    } catch (const Error& error) {
+      CHECK(error.code == Exit::usage);
+      return error.what();
+    }
+    return "";
+  };
+  CHECK(refused("L1.atn.q").find("near it are L1.attn.q ") != std::string::npos);
+  CHECK(refused("L9.*").find("named L9.*") != std::string::npos);
+  // The product whose op adds the stream on the way.
+  CHECK(refused("L1.attn.out").find("adds L0.mlp.residual on the way") != std::string::npos);
+  CHECK(!path_exists(scratch.file("refused.safetensors")));
+}
+
+TEST_CASE("dump tensors: a run that is looked at stays as it is, file by file") {
+  const TempDir scratch;
+  write_text(scratch.file("text"), std::string(400, 'a') + std::string(400, 'b'));
+  TrainOptions o;
+  o.config = tiny_config("lime");
+  o.config.vocab_size = 0;
+  o.data.spec = "text:" + scratch.file("text");
+  o.data.seq_len = 8;
+  o.steps = 3, o.batch = 4, o.eval_samples = 2, o.answer_samples = 0;
+  o.out = scratch.file("run");
+  run_training(o, "lime");
+  const auto contents = [&] {
+    std::map<std::string, std::string> files;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(o.out))
+      if (entry.is_regular_file()) files[entry.path().string()] = read_text(entry.path().string());
+    files.erase(o.out + "/tensors.safetensors");
+    return files;
+  };
+  const auto before = contents();
+  o.resume = true;
+  o.dump_tensors = {"tokens", "d:model.norm.weight"};
+  run_training(o, "lime");
+  CHECK(SafetensorsFile(o.out + "/tensors.safetensors").tensors().size() == 2);
+  CHECK(contents() == before);
+}
+
+TEST_CASE("dump tape: lines fit 120 columns, for every architecture") {
+  for (const Architecture& architecture : architectures()) {
+    TinyModel model(tiny_config(architecture.name));
+    std::istringstream lines(model.tape.dump());
+    for (std::string line; std::getline(lines, line);) CHECK_MESSAGE(line.size() <= 120, line);
+  }
+}
+
+TEST_CASE("dump tape: forward, backward in its order, and totals") {
+  const std::string text = TinyModel(tiny_config("llama")).tape.dump();
+  size_t at = 0;
+  for (const char* part : {"FORWARD",
+                           "   0  embedding       embed ",
+                           "(2, 5, 8) ",
+                           "<- model.embed_tokens.weight tokens\n",
+                           "linear          L0.attn.q ",
+                           "L0.attn.k ",
+                           "L0.attn.v ",  // one product
+                           "rope            L0.attn.q_rope ",
+                           "in L0.attn.q\n",
+                           "L0.attn.lse ",
+                           "saved\n",
+                           "adds embed\n",
+                           "by the op above\n",
+                           "BACKWARD",
+                           "cross_entropy = d:norm ",
+                           "in the forward\n",
+                           "= d:L3.mlp.swiglu ",
+                           "+ d:model.layers.3.mlp.down_proj.weight (8, 6) ",
+                           "<- d:L3.mlp.down L3.mlp.swiglu\n",
+                           "in L3.mlp.gate\n",
+                           "+ d:L3.attn.residual ",
+                           "   0  embedding     + d:model.embed_tokens.weight ",
+                           "TOTALS\n",
+                           " ops, 8 of them done by the op above; forward ",
+                           "activations ",
+                           "gradients ",
+                           "alive at the peak"}) {
+    CAPTURE(part);
+    const size_t next = text.find(part, at);
+    CHECK(next != std::string::npos);
+    if (next != std::string::npos) at = next;
+  }
+}
