@@ -2,8 +2,8 @@
 // warp's products of them; and the arguments of all the CUDA backwards.
 //
 // The two products, multiply_rows and multiply_weights, are all that knows of the instructions. A warp holds sums
-// (16 m, 8 n) as the instruction does (cuda/mma.cuh), and the weights of the second product are such sums, so that
-// scores never leave the registers.
+// (16 m, 8 n) as the instruction does (kernels/cuda/mma.cuh), and the weights of the second product are such sums, so
+// that scores never leave the registers.
 #pragma once
 
 #include <bit>
@@ -22,7 +22,7 @@ struct AttentionBackward {
   bool acc_q, acc_k, acc_v;
 };
 
-// attention_forward.cu and attention_backward.cu: D a multiple of 8 up to 256, addresses of 16 bytes, a
+// attention_mma_forward.cu and attention_mma_backward.cu: D a multiple of 8 up to 256, addresses of 16 bytes, a
 // positive scale, less than 2^31 positions. lse may be null.
 void attention_forward_mma(bf16* out, float* lse, const bf16* q, const bf16* k, const bf16* v, const AttentionSizes& z,
                            float scale);
