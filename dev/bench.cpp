@@ -54,7 +54,6 @@ int main(int argc, char** argv) {
     app.require_subcommand(0, 1);
     add_flags(app, f, true);
     products = app.add_subcommand("products", "the matrix products as fractions of the multiply-add peak");
-    products->alias("matmul");
     ops = app.add_subcommand("ops", "the other ops, against a copy of as many bytes");
     steps = app.add_subcommand("steps", "training steps of LLaMA, beside PyTorch's");
     architectures = app.add_subcommand("architectures", "what a training step of each costs, relative to LLaMA");

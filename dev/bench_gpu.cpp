@@ -55,7 +55,7 @@ void bench_attention(Device& device) {
       const double forward =
           gpu_seconds_per_call(least_seconds, device, [&] { attention_forward(out, lse, q, k, v, scale, s); });
       const double backward = gpu_seconds_per_call(least_seconds, device, [&] {
-        attention_backward(dq, dk, dv, dout, out, q, k, v, lse, scale, false, false, false, s);
+        attention_backward({dq, false}, {dk, false}, {dv, false}, dout, out, q, k, v, lse, scale, s);
       });
       table.push_back({str(D, " x ", T), teraflops(flops, forward), teraflops(2.5 * flops, backward)});
     }

@@ -71,33 +71,26 @@ TrainOptions train_options(const ArchChoice& choice, const ModelSize& size, cons
   return o;
 }
 
+namespace {
+struct SizeFlag {
+  const char* name;
+  int64_t ModelSize::*value;
+  const char* help;
+};
+constexpr SizeFlag size_flags[] = {
+    {"--width", &ModelSize::width, "C, model width"},     {"--layers", &ModelSize::layers, "L, number of blocks"},
+    {"--heads", &ModelSize::heads, "H, query heads"},     {"--kv-heads", &ModelSize::kv_heads, "K, key/value heads"},
+    {"--ffn", &ModelSize::ffn, "F, feed-forward width"},  {"--vocab", &ModelSize::vocab, "V, tokens of the vocabulary"},
+    {"--seq", &ModelSize::seq, "T, tokens per sequence"}, {"--batch", &ModelSize::batch, "B, sequences per step"}};
+}  // namespace
+
 void add_flags(CLI::App& app, ModelSize& size) {
-  auto flag = [&](const char* name, int64_t& variable, const char* help) {
-    add_integer(app, name, variable, 1, most_size, help);
-  };
-  flag("--width", size.width, "C, model width");
-  flag("--layers", size.layers, "L, number of blocks");
-  flag("--heads", size.heads, "H, query heads");
-  flag("--kv-heads", size.kv_heads, "K, key/value heads");
-  flag("--ffn", size.ffn, "F, feed-forward width");
-  flag("--vocab", size.vocab, "V, tokens of the vocabulary");
-  flag("--seq", size.seq, "T, tokens per sequence");
-  flag("--batch", size.batch, "B, sequences per step");
+  for (const SizeFlag& flag : size_flags) add_integer(app, flag.name, size.*flag.value, 1, most_size, flag.help);
 }
 
 std::vector<std::string> arguments(const ModelSize& size) {
   std::vector<std::string> words;
-  for (const auto& [name, value] : std::vector<std::pair<const char*, int64_t>>{{"--width", size.width},
-                                                                                {"--layers", size.layers},
-                                                                                {"--heads", size.heads},
-                                                                                {"--kv-heads", size.kv_heads},
-                                                                                {"--ffn", size.ffn},
-                                                                                {"--vocab", size.vocab},
-                                                                                {"--seq", size.seq},
-                                                                                {"--batch", size.batch}}) {
-    words.push_back(name);
-    words.push_back(std::to_string(value));
-  }
+  for (const SizeFlag& flag : size_flags) words.insert(words.end(), {flag.name, std::to_string(size.*flag.value)});
   return words;
 }
 

@@ -4,9 +4,9 @@
 namespace crossply {
 
 enum class Backend {
-  reference,  // the plain templated loops of kernels/*.h, in f64 or f32: slow, and the meaning of every op
+  reference,  // the plain templated loops of each kernel's header, in f64 or f32: slow, and the meaning of every op
   cpu,        // vectorised and threaded, f32 or bf16
-  cuda,       // kernels/*.cu, f32 or bf16, on the GPU, or in its emulator where the build has no CUDA
+  cuda,       // the .cu files of kernels/, f32 or bf16, on the GPU, or in its emulator where the build has no CUDA
 };
 
 // How the CPU multiplies f32 matrices: as they are, or each split into two bf16 parts, in three products on the matrix
@@ -14,8 +14,9 @@ enum class Backend {
 enum class Products { f32, bf16x3 };
 
 // Marks what only GPU code, or its emulator, defines. A program without either is linked without it, and never gets a
-// Stream that leads there: make_device (kernels/devices.h) refuses.
-#if CROSSPLY_CUDA || !defined(__ELF__)
+// Stream that leads there: make_device (kernels/devices.h) refuses. Where a library holds them they are not weak, for
+// a weak name fetches nothing from it.
+#if CROSSPLY_CUDA || CROSSPLY_EMULATOR || !defined(__ELF__)
 #define CUDA_TWIN
 #else
 #define CUDA_TWIN [[gnu::weak]]

@@ -14,7 +14,7 @@ std::unique_ptr<Device> make_gpu(const std::string& name) {
     fail(Exit::device, "this build has no CUDA; install the CUDA toolkit and build with make CUDA=1, or use ",
          "--device cpu");
 #endif
-  const auto make = make_cuda_device;  // null where neither was linked
+  auto make = make_cuda_device;  // null where neither was linked; if const, a warning where one always is
   if (make == nullptr)
     fail(Exit::device, "only the tests have the emulator; for a program with it, build with make ",
          "CMAKE_FLAGS=-DCROSSPLY_EMULATOR=ON");

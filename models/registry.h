@@ -27,7 +27,7 @@ struct Architecture {
   std::function<std::unique_ptr<Connection>(const Config&)> make;
 };
 
-// Each in the file of its name; lime_static and lime_dynamic in lime_v1.cpp, ala in sla.cpp.
+// Each in the file of its name; lime_static and lime_dynamic in lime_static.cpp, ala in sla.cpp.
 Architecture lime_architecture();
 Architecture lime_static_architecture();
 Architecture lime_dynamic_architecture();

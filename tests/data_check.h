@@ -9,6 +9,12 @@
 
 namespace crossply::test {
 
+inline DataOptions data_options(const std::string& spec, int64_t T, const std::string& val = "") {
+  DataOptions o;
+  o.spec = spec, o.val_spec = val, o.seq_len = T;
+  return o;
+}
+
 struct Sample {
   std::vector<int32_t> tokens, targets;
   bool operator==(const Sample&) const = default;

@@ -72,7 +72,7 @@ raw_cuda() {
 }
 report "only .cu, .cuh and kernels/cuda/ may include CUDA" raw_cuda
 
-# A kernel family is complete: X.h with X.cpp, X.cu and tests/test_X.cpp. X_y.h belongs to X, and ops.h to the room.
+# A kernel family is complete: X.h with X.cpp, X.cu and tests/test_X.cpp. X_*.h belongs to X, and ops.h to the room.
 for header in $(code kernels/block; code kernels/attention; code kernels/depth; code kernels/optim); do
   name=$(basename "$header" .h) room=$(dirname "$header")
   if [[ $header != *.h || $name == ops || ! -f $room/$name.cu ]]; then continue; fi
@@ -101,6 +101,39 @@ search_except_makefile() { search "$@" | grep -vE '^(.*/)?Makefile:'; }
 report "a path of one machine" search '(^|[^A-Za-z0-9_.)}*-])/(work|opt|home|root|Users)(/|["'"'"' ]|$)'
 report "trailing space" search '[ '$'\t'']$'
 report "a tab" search_except_makefile $'\t'
+
+# Every path of this repository, and every source file, that a comment or a page names is there. X, NAME, <...> and *
+# stand for any part of one. The lab book may name what was.
+named_paths() {
+  printf '%s\0' "${files[@]}" | grep -zE '\.(h|cpp|cuh?|py|sh|md|yml)$|(^|/)(CMakeLists\.txt|Makefile)$' |
+    grep -zv '^dev/LOG\.md$' | xargs -0 awk '
+    function after(mark, at) { at = index($0, mark); return at ? substr($0, at + length(mark)) : "" }
+    { text = FILENAME ~ /\.(h|cpp|cuh?)$/ ? after("//") : FILENAME ~ /\.(py|md)$/ ? $0 : after("#") }
+    { while (match(text, /[A-Za-z0-9_.<>*\/-]+/)) {
+        path = substr(text, RSTART, RLENGTH)
+        text = substr(text, RSTART + RLENGTH)
+        sub(/[.-]+$/, "", path)
+        if (path ~ /^\.\.?\//) { folder = FILENAME; sub(/[^\/]*$/, "", folder); path = folder path }
+        while (sub(/[^\/]+\/\.\.\//, "", path)) {}
+        gsub(/<[A-Za-z ]*>/, "*", path)
+        while (match(path, /(^|[\/_])(X|NAME)([._\/]|$)/)) sub(/X|NAME/, "*", path)
+        print FILENAME ":" FNR, path } }'
+}
+missing_paths() {
+  local -A there=()
+  local file where path
+  for file in "${files[@]}"; do
+    there[$file]=1 there[${file##*/}]=1
+    while [[ $file == */* ]]; do file=${file%/*} there[$file]=1 there[$file/]=1; done
+  done
+  while read -r where path; do
+    [[ $path == */* && -n ${there[${path%%/*}/]:-} || $path =~ ^[A-Za-z0-9_*]+\.(h|cpp|cuh?)$ ]] || continue
+    [ -z "${there[$path]:-}" ] || continue
+    [[ $path == *\** ]] && printf '%s\n' "${!there[@]}" | grep -qE "^$(sed 's/\./\\./g; s/\*/.*/g' <<<"$path")$" ||
+      echo "$where: $path"
+  done < <(named_paths | sort -u)
+}
+report "is named here, but is not there" missing_paths
 
 # The rooms: lines of code, share of the whole, and how often each looks into which others.
 declare -A lines_of=()

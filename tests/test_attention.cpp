@@ -69,7 +69,7 @@ struct Case {
            {of_queries(dq), of_keys(dk), of_keys(dv), of_queries(dout), of_queries(out), of_queries(q), of_keys(k),
             of_keys(v), view(lse.data(), {z.B, z.H, z.T})},
            [&](auto& t, Stream stream) {
-             attention_backward(t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8], scale, acc_q, acc_k, acc_v,
+             attention_backward({t[0], acc_q}, {t[1], acc_k}, {t[2], acc_v}, t[3], t[4], t[5], t[6], t[7], t[8], scale,
                                 stream);
            });
   }

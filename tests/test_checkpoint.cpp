@@ -208,11 +208,9 @@ TEST_CASE("checkpoint: a model directory is checked against its own manifest, wh
   std::string flipped = read_text(weights);
   flipped[5000] = static_cast<char>(flipped[5000] ^ 1);
   write_text(weights, flipped);
-  const Error error = error_of([&] { resolve_model_dir(target); });
-  CHECK(error.code == Exit::bad_data);
-  CHECK_MESSAGE(std::string(error.what()).find("manifest.json") != std::string::npos, error.what());
+  check_fails(Exit::bad_data, {"manifest.json"}, [&] { resolve_model_dir(target); });
   fs::remove(weights);
-  CHECK(error_of([&] { resolve_model_dir(target); }).code == Exit::bad_data);
+  check_fails(Exit::bad_data, {}, [&] { resolve_model_dir(target); });
   fs::remove(target + "/manifest.json");
   CHECK(resolve_model_dir(target) == target);
 }

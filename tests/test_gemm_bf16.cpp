@@ -55,9 +55,10 @@ struct Case {
   template <class C>
   std::vector<C> run(const std::vector<C>& before, bool add) const {
     std::vector<C> c = add ? before : poisoned<C>(size.M * size.N);
-    if constexpr (std::is_same_v<T, bf16>)
-      gemm_bf16(c.data(), {a.data(), a_row(), a_col()}, {b.data(), b_row(), b_col()}, size.M, size.N, size.K, add);
-    else gemm_bf16x3(c.data(), {a.data(), a_row(), a_col()}, {b.data(), b_row(), b_col()}, size.M, size.N, size.K, add);
+    const std::vector<Product<C, T>> product{
+        {c.data(), {a.data(), a_row(), a_col()}, {b.data(), b_row(), b_col()}, size.N, size.K, add}};
+    if constexpr (std::is_same_v<T, bf16>) gemm_rows_bf16(product, size.M);
+    else gemm_rows_bf16x3(product, size.M);
     return c;
   }
   std::vector<double> exact() const {
@@ -131,11 +132,11 @@ TEST_CASE("gemm_bf16: every height and width of an edge tile, every length of a 
 
 TEST_CASE("gemm_bf16: a sum is rounded once, after c's old value was added") {
   on_every_unit([] {
-    const Size size{40, 40, 5000};  // products of 2^-8: alone each would vanish beside 256
+    // Products of 2^-8: alone each would vanish beside 256.
     const std::vector<bf16> a(static_cast<size_t>(40 * 5000), bf16(0x1p-4f)), b(a);
     for (bool add : {false, true}) {
       std::vector<bf16> c(1600, bf16(256.f));
-      gemm_bf16(c.data(), {a.data(), 5000, 1}, {b.data(), 1, 5000}, size.M, size.N, size.K, add);
+      gemm_rows_bf16<bf16>({{c.data(), {a.data(), 5000, 1}, {b.data(), 1, 5000}, 40, 5000, add}}, 40);
       const float want = bf16((add ? 256.f : 0.f) + 5000 * 0x1p-8f);
       CHECK(std::all_of(c.begin(), c.end(), [&](bf16 x) { return static_cast<float>(x) == want; }));
     }
@@ -178,10 +179,10 @@ TEST_CASE("gemm_bf16: several products give the bits of one after the other") {
       auto compute = [&](bool together) {
         auto c = poisoned<float>(2 * M * 200);
         float* d = c.data() + M * 200;
-        std::vector<Product16<float>> list{{c.data(), {a.data(), K, 1}, {b.data(), 40, 1}, 40, K, false},
-                                           {c.data() + M * 40, {a.data(), K, 1}, {b.data(), 1, K}, 160, K, false}};
-        std::vector<Product> list32{{d, {a32.data(), K, 1}, {b32.data(), 40, 1}, 40, K, false},
-                                    {d + M * 40, {a32.data(), K, 1}, {b32.data(), 1, K}, 160, K, false}};
+        std::vector<Product<float, bf16>> list{{c.data(), {a.data(), K, 1}, {b.data(), 40, 1}, 40, K, false},
+                                               {c.data() + M * 40, {a.data(), K, 1}, {b.data(), 1, K}, 160, K, false}};
+        std::vector<Product<float, float>> list32{{d, {a32.data(), K, 1}, {b32.data(), 40, 1}, 40, K, false},
+                                                  {d + M * 40, {a32.data(), K, 1}, {b32.data(), 1, K}, 160, K, false}};
         if (together) gemm_rows_bf16(list, M), gemm_rows_bf16x3(list32, M);
         for (size_t i = 0; i < 2 && !together; ++i) {
           gemm_rows_bf16<float>({list[i]}, M);
@@ -228,11 +229,11 @@ TEST_CASE("gemm_bf16: nothing to sum") {
   on_every_unit([] {
     const bf16 x(1.f);
     float c[2] = {5, 6};
-    gemm_bf16(c, {&x, 0, 1}, {&x, 2, 1}, 1, 2, 0, true);
+    gemm_rows_bf16<float>({{c, {&x, 0, 1}, {&x, 2, 1}, 2, 0, true}}, 1);
     CHECK(c[0] == 5.f);
-    gemm_bf16(c, {&x, 0, 1}, {&x, 2, 1}, 1, 2, 0, false);
+    gemm_rows_bf16<float>({{c, {&x, 0, 1}, {&x, 2, 1}, 2, 0, false}}, 1);
     CHECK(c[1] == 0.f);
-    gemm_bf16(c, {&x, 1, 1}, {&x, 1, 1}, 0, 1, 1, false);
+    gemm_rows_bf16<float>({{c, {&x, 1, 1}, {&x, 1, 1}, 1, 1, false}}, 0);
   });
 }
 

@@ -336,6 +336,11 @@ if grep -qs '^CROSSPLY_CUDA:BOOL=ON' "$build/CMakeCache.txt" && nvidia-smi -L >/
 else
   expect 71 'cuda|CUDA' train llama --steps 1 --out x --device cuda
 fi
+if grep -qs '^CROSSPLY_EMULATOR:BOOL=ON' "$build/CMakeCache.txt"; then
+  expect 0 'test loss' train llama --steps 1 --batch 1 --out emulated --device emulator
+else
+  expect 71 'emulator' train llama --steps 1 --out x --device emulator
+fi
 expect 66 'nowhere.txt' train llama --out x --data text:nowhere.txt
 expect 64 'not a number' "$build/generate" --model run --prompt 1 --temperature nan
 "$build/generate" --model run --prompt '3 + 4 =' >/dev/full 2>output

@@ -1,34 +1,26 @@
 #include "engine/safetensors.h"
 
-#include <unistd.h>
-
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <numeric>
 #include <set>
 
 #include "engine/rng.h"
 #include "tests/check.h"
+#include "tests/temp_dir.h"
 
 using namespace crossply;
 using namespace crossply::test;
 
 namespace {
 
-// A file that is removed at the end of the test.
+// A file of its own that is gone at the end of the test.
 struct ScratchFile {
-  std::string path = (std::filesystem::temp_directory_path() / str("crossply-safetensors-", ::getpid())).string();
-  ~ScratchFile() { std::filesystem::remove(path); }
+  const TempDir dir{memory_or_disk()};
+  const std::string path = dir.file("x");
   void put(const std::string& bytes) const {
     std::filesystem::remove(path);  // much faster than truncating, for which some file systems wait for the disk
-    std::ofstream out(path, std::ios::binary);
-    out << bytes;
-    REQUIRE(out.flush());
-  }
-  std::string get() const {
-    std::ifstream in(path, std::ios::binary);
-    return std::string(std::istreambuf_iterator<char>(in), {});
+    write_text(path, bytes);
   }
 };
 
@@ -89,26 +81,8 @@ std::string small_file() {
 
 void check_refused(const ScratchFile& scratch, const std::string& bytes, const std::string& words) {
   scratch.put(bytes);
-  CAPTURE(words);
-  try {
-    const SafetensorsFile file(scratch.path);
-    FAIL_CHECK("accepted: " << bytes.substr(8, 200));
-  } catch (const Error& error) {
-    CHECK(error.code == Exit::bad_data);
-    const std::string what = error.what();
-    CHECK_MESSAGE(what.find(words) != std::string::npos, what);
-    CHECK_MESSAGE(what.find(scratch.path) != std::string::npos, what);
-  }
-}
-
-template <class F>
-Exit code_of(F&& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.code;
-  }
-  return Exit::done;
+  CAPTURE(bytes.substr(0, 200));
+  check_fails(Exit::bad_data, {words, scratch.path}, [&] { SafetensorsFile(scratch.path); });
 }
 
 }  // namespace
@@ -153,10 +127,10 @@ TEST_CASE("safetensors: what is written is read back, any dtype, rank and order"
   CHECK(file.find("scalar")->numel() == 1);
   CHECK(file.find("empty")->numel() == 0);
   CHECK(file.find("nothing") == nullptr);
-  CHECK(code_of([&] { file.read_f32(*file.find("i64"), got32.data()); }) == Exit::bad_data);
-  CHECK(code_of([&] { file.read_raw(*file.find("i64"), "U64", got32.data()); }) == Exit::bad_data);
+  check_fails(Exit::bad_data, {}, [&] { file.read_f32(*file.find("i64"), got32.data()); });
+  check_fails(Exit::bad_data, {}, [&] { file.read_raw(*file.find("i64"), "U64", got32.data()); });
   // The layout that other readers rely on.
-  const std::string bytes = scratch.get();
+  const std::string bytes = read_text(scratch.path);
   uint64_t length = 0;
   std::memcpy(&length, bytes.data(), 8);
   CHECK(length % 8 == 0);
@@ -302,21 +276,21 @@ TEST_CASE("safetensors: unusual but legal files open") {
 
 TEST_CASE("safetensors: what cannot be opened, or changes underneath") {
   const ScratchFile scratch;
-  CHECK(code_of([] { SafetensorsFile("/nonexistent/x.safetensors"); }) == Exit::no_input);
-  CHECK(code_of([] { SafetensorsFile("/dev/null"); }) == Exit::bad_data);
-  CHECK(code_of([] { SafetensorsFile("/tmp"); }) == Exit::bad_data);
+  check_fails(Exit::no_input, {}, [] { SafetensorsFile("/nonexistent/x.safetensors"); });
+  check_fails(Exit::bad_data, {}, [] { SafetensorsFile("/dev/null"); });
+  check_fails(Exit::bad_data, {}, [] { SafetensorsFile("/tmp"); });
   scratch.put(small_file());
   const SafetensorsFile file(scratch.path);
   std::filesystem::resize_file(scratch.path, small_file().size() - 1);
   std::vector<float> out(3);
-  CHECK(code_of([&] { file.read_f32(*file.find("b"), out.data()); }) == Exit::io);
-  CHECK(code_of([] { write_safetensors("/nonexistent/x", {}); }) == Exit::io);
-  CHECK(code_of([] { write_safetensors("/dev/null", {}); }) == Exit::io);
+  check_fails(Exit::io, {}, [&] { file.read_f32(*file.find("b"), out.data()); });
+  check_fails(Exit::io, {}, [] { write_safetensors("/nonexistent/x", {}); });
+  check_fails(Exit::io, {}, [] { write_safetensors("/dev/null", {}); });
   const float x = 1;
   const TensorToWrite a{"a", "F32", {}, &x}, not_utf8{"\xff", "F32", {}, &x};
-  CHECK(code_of([&] { write_safetensors(scratch.path, {a, a}); }) == Exit::internal);
-  CHECK(code_of([&] { write_safetensors(scratch.path, {not_utf8}); }) == Exit::internal);
-  CHECK(scratch.get().size() == small_file().size() - 1);  // a refused write leaves what was there
+  check_fails(Exit::internal, {}, [&] { write_safetensors(scratch.path, {a, a}); });
+  check_fails(Exit::internal, {}, [&] { write_safetensors(scratch.path, {not_utf8}); });
+  CHECK(read_text(scratch.path).size() == small_file().size() - 1);  // a refused write leaves what was there
 }
 
 TEST_CASE("safetensors: every truncation is refused") {
@@ -351,24 +325,9 @@ TEST_CASE("safetensors: every flipped bit of the header is refused or leaves a c
 TEST_CASE("safetensors: random mutations are refused or leave a consistent file") {
   const ScratchFile scratch;
   const std::string whole = small_file();
-  const std::vector<std::string> pieces{"0",
-                                        "9",
-                                        "-",
-                                        "\"",
-                                        "[",
-                                        "]",
-                                        "{",
-                                        "}",
-                                        ",",
-                                        ":",
-                                        "18446744073709551615",
-                                        "e9",
-                                        "F16",
-                                        "\"a\":",
-                                        "[0,8]",
-                                        "\\u0000",
-                                        std::string(1, '\0'),
-                                        "\x80"};
+  const std::vector<std::string> pieces{
+      "0",  "9",   "-",      "\"",    "[",       "]",       "{",   "}", ",", ":", "18446744073709551615",
+      "e9", "F16", "\"a\":", "[0,8]", "\\u0000", {"\0", 1}, "\x80"};
   Random random(5, 0);
   const auto below = [&](size_t n) { return static_cast<size_t>(random.below(static_cast<int64_t>(n))); };
   int opened = 0;

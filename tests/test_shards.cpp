@@ -18,14 +18,6 @@ std::vector<uint32_t> counting(uint32_t first, size_t n) {
   return tokens;
 }
 
-DataOptions options(const std::string& spec, int64_t T, const std::string& val = "") {
-  DataOptions o;
-  o.spec = spec;
-  o.seq_len = T;
-  o.val_spec = val;
-  return o;
-}
-
 void check_window(const Source& source, int64_t index, int32_t first) {
   const Sample s = read_sample(source, index);
   for (size_t t = 0; t < s.tokens.size(); ++t) {
@@ -78,7 +70,7 @@ TEST_CASE("shards: windows follow each other within a file and never straddle tw
     write_shard(dir.file("t_4.bin"), counting(4000, 11), format);  // 1
     write_shard(dir.file("t_5.bin"), {}, format);
     write_shard(dir.file("v_1.bin"), counting(5000, 21), format);
-    const Dataset data = open_dataset(options(dir.file("t_*.bin"), 10, dir.file("v_*.bin")));
+    const Dataset data = open_dataset(data_options(dir.file("t_*.bin"), 10, dir.file("v_*.bin")));
     REQUIRE((data.train->size() == 6 && data.test->size() == 2));
     const std::vector<int32_t> firsts = {1000, 1010, 2000, 2010, 2020, 4000};
     for (int64_t i = 0; i < 6; ++i) check_window(*data.train, i, firsts[static_cast<size_t>(i)]);
@@ -86,7 +78,7 @@ TEST_CASE("shards: windows follow each other within a file and never straddle tw
     CHECK((data.train->vocab_size() == 0 && data.tokenizer.vocab_size() == 0 && data.train->task() == nullptr));
     check_fails(Exit::internal, {"window 6 of 6"}, [&] { read_sample(*data.train, 6); });
 
-    const Dataset split = open_dataset(options(dir.file("t_*.bin"), 10));
+    const Dataset split = open_dataset(data_options(dir.file("t_*.bin"), 10));
     CHECK((split.train->size() == 5 && split.test->size() == 1));
     check_window(*split.train, 4, 2020);
     check_window(*split.test, 0, 4000);
@@ -96,7 +88,7 @@ TEST_CASE("shards: windows follow each other within a file and never straddle tw
 TEST_CASE("shards: the last hundredth is for testing, and fewer samples can be asked for") {
   const TempDir dir;
   write_shard(dir.file("a.bin"), counting(0, 5001), ShardFormat::uint16);
-  DataOptions o = options(dir.file("a.bin"), 10);
+  DataOptions o = data_options(dir.file("a.bin"), 10);
   const Dataset data = open_dataset(o);
   CHECK((data.train->size() == 495 && data.test->size() == 5));
   check_window(*data.test, 0, 4950);
@@ -107,8 +99,8 @@ TEST_CASE("shards: the last hundredth is for testing, and fewer samples can be a
   o.test_samples = 6;
   check_fails(Exit::usage, {"6 test samples", "only 5"}, [&] { open_dataset(o); });
   write_shard(dir.file("b.bin"), counting(0, 11), ShardFormat::uint16);
-  check_fails(Exit::bad_data, {"one window"}, [&] { open_dataset(options(dir.file("b.bin"), 10)); });
-  check_fails(Exit::bad_data, {"12 tokens of one window"}, [&] { open_dataset(options(dir.file("b.bin"), 11)); });
+  check_fails(Exit::bad_data, {"one window"}, [&] { open_dataset(data_options(dir.file("b.bin"), 10)); });
+  check_fails(Exit::bad_data, {"12 tokens of one window"}, [&] { open_dataset(data_options(dir.file("b.bin"), 11)); });
 }
 
 TEST_CASE("shards: the whole of all files, every token but each one's first scored once") {
@@ -117,7 +109,7 @@ TEST_CASE("shards: the whole of all files, every token but each one's first scor
   write_shard(dir.file("b.bin"), counting(25, 3), ShardFormat::uint16);  // shorter than a window
   write_shard(dir.file("c.bin"), counting(28, 1), ShardFormat::uint16);  // nothing to score
   write_shard(dir.file("d.bin"), counting(29, 12), ShardFormat::uint16);
-  DataOptions o = options(dir.file("?.bin"), 10);
+  DataOptions o = data_options(dir.file("?.bin"), 10);
   o.whole = true;
   const Dataset data = open_dataset(o);
   CHECK((data.train == nullptr && data.test->size() == 3 + 1 + 2 && data.test->file_tokens() == 41));
@@ -138,7 +130,7 @@ TEST_CASE("shards: every damaged header is refused, wherever the shard stands") 
     write_text(dir.file("b.bin"), bytes);
     std::vector<std::string> parts = why;
     parts.push_back("b.bin");
-    check_fails(Exit::bad_data, parts, [&] { open_dataset(options(dir.file("*.bin"), 4)); });
+    check_fails(Exit::bad_data, parts, [&] { open_dataset(data_options(dir.file("*.bin"), 4)); });
   };
   refuses("", {"0 bytes", "1024"});
   refuses(std::string(1023, '\0'), {"1023 bytes"});
@@ -158,18 +150,18 @@ TEST_CASE("shards: every damaged header is refused, wherever the shard stands") 
   const TempDir dir;
   write_shard(dir.file("a.bin"), counting(0, 50), ShardFormat::uint16);
   write_text(dir.file("v.bin"), whole.substr(0, 1060));
-  check_fails(Exit::bad_data, {"v.bin"}, [&] { open_dataset(options(dir.file("a.bin"), 4, dir.file("v.bin"))); });
+  check_fails(Exit::bad_data, {"v.bin"}, [&] { open_dataset(data_options(dir.file("a.bin"), 4, dir.file("v.bin"))); });
 }
 
 TEST_CASE("shards: missing files and mixed formats") {
   const TempDir dir;
-  check_fails(Exit::no_input, {"*.bin"}, [&] { open_dataset(options(dir.file("*.bin"), 4)); });
+  check_fails(Exit::no_input, {"*.bin"}, [&] { open_dataset(data_options(dir.file("*.bin"), 4)); });
   write_shard(dir.file("a.bin"), counting(0, 50), ShardFormat::uint16);
   write_shard(dir.file("b.bin"), counting(0, 50), ShardFormat::uint32);
   const std::vector<std::string> parts = {"a.bin", "b.bin", "uint16", "uint32"};
-  check_fails(Exit::bad_data, parts, [&] { open_dataset(options(dir.file("*.bin"), 4)); });
-  check_fails(Exit::bad_data, parts, [&] { open_dataset(options(dir.file("a.bin"), 4, dir.file("b.bin"))); });
-  check_fails(Exit::no_input, {"c.bin"}, [&] { open_dataset(options(dir.file("a.bin"), 4, dir.file("c.bin"))); });
+  check_fails(Exit::bad_data, parts, [&] { open_dataset(data_options(dir.file("*.bin"), 4)); });
+  check_fails(Exit::bad_data, parts, [&] { open_dataset(data_options(dir.file("a.bin"), 4, dir.file("b.bin"))); });
+  check_fails(Exit::no_input, {"c.bin"}, [&] { open_dataset(data_options(dir.file("a.bin"), 4, dir.file("c.bin"))); });
 }
 
 TEST_CASE("shards: a token beyond the vocabulary is found, wherever it is") {
@@ -182,11 +174,11 @@ TEST_CASE("shards: a token beyond the vocabulary is found, wherever it is") {
       const uint32_t bad = format == ShardFormat::uint16 ? 1000 : 0xFFFFFFFF;  // an int32 of -1 would mean "not scored"
       tokens[place] = bad;
       write_shard(dir.file("b.bin"), tokens, format);
-      const Dataset data = open_dataset(options(dir.file("a.bin"), 16, dir.file("b.bin")));
+      const Dataset data = open_dataset(data_options(dir.file("a.bin"), 16, dir.file("b.bin")));
       data.train->check_tokens(1000);
       check_fails(Exit::bad_data, {"a.bin", "token 0 is 999", "only 999"}, [&] { data.train->check_tokens(999); });
       check_fails(Exit::bad_data, {"b.bin", str("token ", place, " is ", bad)}, [&] { data.test->check_tokens(1000); });
-      const Dataset split = open_dataset(options(dir.file("*.bin"), 16));  // both splits have windows of b.bin
+      const Dataset split = open_dataset(data_options(dir.file("*.bin"), 16));  // both splits have windows of b.bin
       check_fails(Exit::bad_data, {"b.bin"}, [&] { split.train->check_tokens(1000); });
       check_fails(Exit::bad_data, {"b.bin"}, [&] { split.test->check_tokens(1000); });
     }
@@ -201,7 +193,7 @@ TEST_CASE("shards: more files than the process may have open") {
   const std::string whole = with_header(3, 0);
   for (int i = 0; i < 60; ++i) write_text(dir.file(str("s", 100 + i, ".bin")), whole);
   REQUIRE(::setrlimit(RLIMIT_NOFILE, &few) == 0);
-  const Dataset data = open_dataset(options(dir.file("*.bin"), 4));
+  const Dataset data = open_dataset(data_options(dir.file("*.bin"), 4));
   ::setrlimit(RLIMIT_NOFILE, &before);
   CHECK(data.train->size() + data.test->size() == 60 * 4);
 }
@@ -210,8 +202,8 @@ TEST_CASE("shards: a file of exactly the given name wins over the pattern") {
   const TempDir dir;
   write_shard(dir.file("a[1].bin"), counting(0, 50), ShardFormat::uint16);
   write_shard(dir.file("a1.bin"), counting(1000, 50), ShardFormat::uint16);
-  check_window(*open_dataset(options(dir.file("a[1].bin"), 4)).train, 0, 0);
-  check_window(*open_dataset(options(dir.file("a[0-9].bin"), 4)).train, 0, 1000);
+  check_window(*open_dataset(data_options(dir.file("a[1].bin"), 4)).train, 0, 0);
+  check_window(*open_dataset(data_options(dir.file("a[0-9].bin"), 4)).train, 0, 1000);
   CHECK(data_files(dir.file("a[1].bin")) == std::vector{dir.file("a[1].bin")});
   CHECK(data_files(dir.file("a*.bin")) == std::vector{dir.file("a1.bin"), dir.file("a[1].bin")});
   check_fails(Exit::no_input, {"b*.bin"}, [&] { data_files(dir.file("b*.bin")); });
@@ -221,15 +213,15 @@ TEST_CASE("shards: a directory that cannot be read is not taken for a missing fi
   const TempDir dir;
   std::filesystem::create_directory_symlink("loop", dir.file("loop"));
   for (const char* spec : {"loop/a.bin", "loop/*.bin"})
-    check_fails(Exit::io, {"loop", "symbolic links"}, [&] { open_dataset(options(dir.file(spec), 4)); });
-  check_fails(Exit::no_input, {"none"}, [&] { open_dataset(options(dir.file("none/*.bin"), 4)); });
+    check_fails(Exit::io, {"loop", "symbolic links"}, [&] { open_dataset(data_options(dir.file(spec), 4)); });
+  check_fails(Exit::no_input, {"none"}, [&] { open_dataset(data_options(dir.file("none/*.bin"), 4)); });
 }
 
 TEST_CASE("shards: a file that changes while it is used is an error, not a signal") {
   for (ShardFormat format : {ShardFormat::uint16, ShardFormat::uint32}) {
     const TempDir dir;
     write_shard(dir.file("a.bin"), std::vector<uint32_t>(50000, 7), format);
-    const Dataset data = open_dataset(options(dir.file("a.bin"), 16));
+    const Dataset data = open_dataset(data_options(dir.file("a.bin"), 16));
     data.train->check_tokens(8);
     const Sample before = read_sample(*data.train, 0);
     {
@@ -251,7 +243,7 @@ TEST_CASE("shards: the digest changes with any token of any file, and only then"
   std::vector<uint32_t> tokens = counting(0, 600000);  // more than two reads
   for (uint32_t& token : tokens) token %= 1000;
   const auto digest = [&] {
-    const Dataset data = open_dataset(options(dir.file("*.bin"), 16));
+    const Dataset data = open_dataset(data_options(dir.file("*.bin"), 16));
     CHECK(data.train->digest() == data.test->digest());  // of the files, not of the split
     return data.train->digest();
   };
@@ -276,7 +268,7 @@ TEST_CASE("shards: the digest changes with validation shards, too") {
   write_shard(dir.file("a.bin"), counting(0, 50), ShardFormat::uint16);
   const auto digests = [&](uint32_t first) {
     write_shard(dir.file("v.bin"), counting(first, 50), ShardFormat::uint16);
-    const Dataset data = open_dataset(options(dir.file("a.bin"), 16, dir.file("v.bin")));
+    const Dataset data = open_dataset(data_options(dir.file("a.bin"), 16, dir.file("v.bin")));
     return std::vector<uint64_t>{data.train->digest(), data.test->digest()};
   };
   const auto want = digests(7), got = digests(8);

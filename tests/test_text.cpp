@@ -3,21 +3,12 @@
 using namespace crossply;
 using namespace crossply::test;
 
-namespace {
-DataOptions options(const std::string& path, int64_t T) {
-  DataOptions o;
-  o.spec = "text:" + path;
-  o.seq_len = T;
-  return o;
-}
-}  // namespace
-
 TEST_CASE("text: consecutive windows of bytes, the last tenth for testing") {
   const TempDir dir;
   std::string bytes;
   for (int i = 0; i < 255; ++i) bytes += static_cast<char>(255 - i);  // 19 windows of 13, and a rest of 8
   write_text(dir.file("a"), bytes);
-  const Dataset data = open_dataset(options(dir.file("a"), 12));
+  const Dataset data = open_dataset(data_options("text:" + dir.file("a"), 12));
   CHECK((data.train->size() == 18 && data.test->size() == 1));
   CHECK((data.train->seq_len() == 12 && data.train->vocab_size() == 256 && data.tokenizer.vocab_size() == 256));
   CHECK(data.train->task() == nullptr);
@@ -40,7 +31,7 @@ TEST_CASE("text: the whole of a file, every byte but the first scored once") {
     std::string bytes;
     for (int64_t i = 0; i < N; ++i) bytes += static_cast<char>(i);
     write_text(dir.file("a"), bytes);
-    DataOptions o = options(dir.file("a"), 12);
+    DataOptions o = data_options("text:" + dir.file("a"), 12);
     o.whole = true;
     const Dataset data = open_dataset(o);
     CHECK((data.train == nullptr && data.test->seq_len() == std::min<int64_t>(12, N - 1)));
@@ -48,7 +39,7 @@ TEST_CASE("text: the whole of a file, every byte but the first scored once") {
     check_scored_once(*data.test, 1, N);
   }
   write_text(dir.file("one"), "x");
-  DataOptions o = options(dir.file("one"), 12);
+  DataOptions o = data_options("text:" + dir.file("one"), 12);
   o.whole = true;
   check_fails(Exit::bad_data, {"one", "1 bytes"}, [&] { open_dataset(o); });
 }
@@ -58,14 +49,15 @@ TEST_CASE("text: sizes that are too small, too many samples, missing files, unkn
   write_text(dir.file("two"), std::string(20, 'x'));
   write_text(dir.file("short"), std::string(19, 'x'));
   write_text(dir.file("empty"), "");
-  const Dataset two = open_dataset(options(dir.file("two"), 9));
+  const Dataset two = open_dataset(data_options("text:" + dir.file("two"), 9));
   CHECK((two.train->size() == 1 && two.test->size() == 1));
   check_fails(Exit::bad_data, {"short", "19 bytes", "at least 20"},
-              [&] { open_dataset(options(dir.file("short"), 9)); });
-  check_fails(Exit::bad_data, {"empty", "0 bytes"}, [&] { open_dataset(options(dir.file("empty"), 0)); });
-  check_fails(Exit::no_input, {"missing"}, [&] { open_dataset(options(dir.file("missing"), 0)); });
-  check_fails(Exit::bad_data, {"regular"}, [&] { open_dataset(options(dir.path.string(), 0)); });
-  DataOptions o = options(dir.file("two"), 9);
+              [&] { open_dataset(data_options("text:" + dir.file("short"), 9)); });
+  check_fails(Exit::bad_data, {"empty", "0 bytes"},
+              [&] { open_dataset(data_options("text:" + dir.file("empty"), 0)); });
+  check_fails(Exit::no_input, {"missing"}, [&] { open_dataset(data_options("text:" + dir.file("missing"), 0)); });
+  check_fails(Exit::bad_data, {"regular"}, [&] { open_dataset(data_options("text:" + dir.path.string(), 0)); });
+  DataOptions o = data_options("text:" + dir.file("two"), 9);
   o.train_samples = 2;
   check_fails(Exit::usage, {"asked for 2 train samples", "only 1"}, [&] { open_dataset(o); });
   o.train_samples = -1;
@@ -82,7 +74,7 @@ TEST_CASE("text: sizes that are too small, too many samples, missing files, unkn
 TEST_CASE("text: a file that is cut short while it is used is an error, not a signal") {
   const TempDir dir;
   write_text(dir.file("a"), std::string(100000, 'x'));
-  const Dataset data = open_dataset(options(dir.file("a"), 9));
+  const Dataset data = open_dataset(data_options("text:" + dir.file("a"), 9));
   std::filesystem::resize_file(dir.file("a"), 15);
   CHECK(read_sample(*data.train, 0).tokens == std::vector<int32_t>(9, 'x'));
   check_fails(Exit::io, {"shortened"}, [&] { read_sample(*data.train, 1); });
@@ -94,7 +86,7 @@ TEST_CASE("text: the digest changes with any byte") {
   const std::string text(3'000'001, 'x');
   const auto digest = [&](const std::string& bytes) {
     write_text(dir.file("a"), bytes);
-    return open_dataset(options(dir.file("a"), 9)).train->digest();
+    return open_dataset(data_options("text:" + dir.file("a"), 9)).train->digest();
   };
   const uint64_t want = digest(text);
   CHECK(digest(text) == want);
@@ -116,5 +108,5 @@ TEST_CASE("data: a sequence length beyond any model's is refused before it is ad
   const TempDir dir;
   write_text(dir.file("a"), std::string(100, 'x'));
   for (const int64_t T : {int64_t{1} << 31, INT64_MAX / 2, INT64_MAX})
-    check_fails(Exit::usage, {std::to_string(T)}, [&] { open_dataset(options(dir.file("a"), T)); });
+    check_fails(Exit::usage, {std::to_string(T)}, [&] { open_dataset(data_options("text:" + dir.file("a"), T)); });
 }

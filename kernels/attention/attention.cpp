@@ -7,6 +7,7 @@
 #include "kernels/attention/attention_tile.h"
 #include "kernels/attention/ops.h"
 #include "kernels/cpu/cpu.h"
+#include "kernels/dispatch.h"
 
 namespace crossply {
 
@@ -18,7 +19,7 @@ namespace {
 // Which work there is.
 
 // One head of k or v: rows of D floats.
-struct Rows {
+struct Head {
   const float* data;
   int64_t stride;
   const float* row(int64_t i) const { return data + i * stride; }
@@ -26,16 +27,12 @@ struct Rows {
 
 // Many strided rows would fall into few sets of the cache: those are read from a copy, as are those not in float.
 template <class S>
-Rows gather(float* copy, const S* from, int64_t stride, int64_t rows, int64_t D) {
+Head gather(float* copy, const S* from, int64_t stride, int64_t rows, int64_t D) {
   if constexpr (std::is_same_v<S, float>)
     if (rows <= 256) return {from, stride};
   write_rows(copy, D, from, stride, rows, D, 1.f, false);
   return {copy, D};
 }
-
-struct Sizes : AttentionSizes {
-  int64_t blocks() const { return ceil_div(T, tile); }
-};
 
 // Calls body(row, rows, first) for the parts of a tile of n keys against `vectors` vectors of queries, of which a part
 // needs those from `first` on. A tile off the diagonal is one part. On it, a part is `lanes` keys: the vectors before
@@ -117,9 +114,9 @@ void softmax_tile(const Forward& w, int64_t n, int64_t vectors, bool diagonal, b
 
 // Queries t0 .. of one head. lse may be null.
 template <class S>
-void forward_block(S* out, float* lse, const S* q, const Rows& k, const Rows& v, const Sizes& z, int64_t t0,
+void forward_block(S* out, float* lse, const S* q, const Head& k, const Head& v, const AttentionSizes& z, int64_t t0,
                    float scale, const Forward& w) {
-  const int64_t n = std::min(tile, z.T - t0), vectors = ceil_div(n, lanes), D = z.D, stride = z.H * D;
+  const int64_t n = std::min(tile, z.T - t0), vectors = ceil_div(n, lanes), D = z.D, stride = z.query_stride;
   const int64_t diagonal = z.pos + t0;  // the keys before it are seen by every query of the block
   pack_transposed(w.q, q + t0 * stride, stride, n, D, scale * log2_e);
   std::fill_n(w.max, tile, -INFINITY);
@@ -155,14 +152,15 @@ void forward_block(S* out, float* lse, const S* q, const Rows& k, const Rows& v,
 
 // lse may be null.
 template <class S>
-void attention_forward_cpu(S* out, float* lse, const S* q, const S* k, const S* v, const Sizes& z, float scale) {
-  const int64_t blocks = z.blocks(), items = z.B * z.H * blocks, keys = z.pos + z.T, stride = z.K * z.D;
-  parallel_for(items, z.grain(items), [=](int64_t begin, int64_t end) {
+void attention_forward_cpu(S* out, float* lse, const S* q, const S* k, const S* v, const AttentionSizes& z,
+                           float scale) {
+  const int64_t blocks = ceil_div(z.T, tile), items = z.B * z.H * blocks, keys = z.pos + z.T, stride = z.key_stride;
+  parallel_for(items, grain_of(z, items), [=](int64_t begin, int64_t end) {
     const Forward w(keys, z.D);
-    Rows k_rows{}, v_rows{};
+    Head k_rows{}, v_rows{};
     int64_t gathered = -1;  // whose rows these are
     for (int64_t item = begin; item < end; ++item) {
-      const int64_t head = item / blocks, b = head / z.H, h = head % z.H, kv = h / z.group();
+      const int64_t head = item / blocks, b = head / z.H, h = head % z.H, kv = h / z.group;
       if (b * z.K + kv != gathered) {
         k_rows = gather(w.k_copy, k + z.key_head(b, kv), stride, keys, z.D);
         v_rows = gather(w.v_copy, v + z.key_head(b, kv), stride, keys, z.D);
@@ -247,10 +245,10 @@ void delta_of(const Backward& w, const S* out, int64_t stride, int64_t n, int64_
 
 // Adds to w.dk and w.dv what queries t0 .. of head h contribute, and writes their dq.
 template <class S>
-void backward_block(const AttentionGradients<S>& g, const Rows& k, const Rows& v, const Sizes& z, int64_t b, int64_t h,
-                    int64_t t0, const Backward& w) {
+void backward_block(const AttentionGradients<S>& g, const Head& k, const Head& v, const AttentionSizes& z, int64_t b,
+                    int64_t h, int64_t t0, const Backward& w) {
   const int64_t n = std::min(tile, z.T - t0), vectors = ceil_div(n, lanes), D = z.D, width = round_up(D);
-  const int64_t stride = z.H * D, at = z.query_head(b, h) + t0 * stride;
+  const int64_t stride = z.query_stride, at = z.query_head(b, h) + t0 * stride;
   write_rows(w.q_rows, width, g.q + at, stride, n, D, 1.f, false);
   write_rows(w.do_rows, width, g.dout + at, stride, n, D, 1.f, false);
   pack_transposed(w.q, g.q + at, stride, n, D, g.scale * log2_e);
@@ -277,21 +275,22 @@ void backward_block(const AttentionGradients<S>& g, const Rows& k, const Rows& v
 }
 
 template <class S>
-void attention_backward_cpu(const AttentionGradients<S>& g, const Sizes& z) {
-  const int64_t T = z.T, D = z.D, width = round_up(D), stride = z.K * D, blocks = z.blocks(), pairs = z.B * z.K;
-  const int64_t work = z.group() * blocks, parts = backward_parts(pairs, work), items = pairs * parts;
+void attention_backward_cpu(const AttentionGradients<S>& g, const AttentionSizes& z) {
+  const int64_t T = z.T, D = z.D, width = round_up(D), stride = z.key_stride, blocks = ceil_div(z.T, tile),
+                pairs = z.B * z.K;
+  const int64_t work = z.group * blocks, parts = backward_parts(pairs, work), items = pairs * parts;
   float* partial = parts == 1 ? nullptr : scratch_f32(static_cast<size_t>(2 * items * T * width), 1);
-  parallel_for(items, z.grain(items), [=](int64_t begin, int64_t end) {
+  parallel_for(items, grain_of(z, items), [=](int64_t begin, int64_t end) {
     Backward w(T, D);
     for (int64_t item = begin; item < end; ++item) {
       const int64_t pair = item / parts, part = item % parts, b = pair / z.K, kv = pair % z.K;
       const int64_t head = z.key_head(b, kv);
-      const Rows k = gather(w.k_copy, g.k + head, stride, T, D), v = gather(w.v_copy, g.v + head, stride, T, D);
+      const Head k = gather(w.k_copy, g.k + head, stride, T, D), v = gather(w.v_copy, g.v + head, stride, T, D);
       if (parts > 1) w.dk = partial + 2 * item * T * width, w.dv = w.dk + T * width;
       std::fill_n(w.dk, T * width, 0.f);
       std::fill_n(w.dv, T * width, 0.f);
       for (int64_t i = work * part / parts; i < work * (part + 1) / parts; ++i)
-        backward_block(g, k, v, z, b, kv * z.group() + i / blocks, folded(i % blocks, blocks) * tile, w);
+        backward_block(g, k, v, z, b, kv * z.group + i / blocks, folded(i % blocks, blocks) * tile, w);
       if (parts > 1) continue;
       write_rows(g.dk + head, stride, w.dk, width, T, D, g.scale, g.acc_k);
       write_rows(g.dv + head, stride, w.dv, width, T, D, 1.f, g.acc_v);
@@ -310,13 +309,13 @@ void attention_backward_cpu(const AttentionGradients<S>& g, const Sizes& z) {
 // A few queries against long caches: too few to fill a vector, so along d.
 
 template <class S>
-void attend_rows_cpu(S* out, const S* q, const S* k_cache, const S* v_cache, const Sizes& z, float scale) {
-  const int64_t D = z.D, stride = z.K * D, items = z.B * z.T * z.H;
-  parallel_for(items, z.grain(items), [=](int64_t begin, int64_t end) {
+void attend_rows_cpu(S* out, const S* q, const S* k_cache, const S* v_cache, const AttentionSizes& z, float scale) {
+  const int64_t D = z.D, stride = z.key_stride, items = z.B * z.T * z.H;
+  parallel_for(items, grain_of(z, items), [=](int64_t begin, int64_t end) {
     float *y = scratch_f32(static_cast<size_t>(D + z.pos + z.T)), *p = y + D;
     for (int64_t item = begin; item < end; ++item) {
       const int64_t b = item / (z.T * z.H), t = item / z.H % z.T, h = item % z.H, n = z.pos + t + 1;
-      const int64_t head = z.key_head(b, h / z.group());
+      const int64_t head = z.key_head(b, h / z.group);
       const S *x = q + item * D, *k = k_cache + head, *v = v_cache + head;
       float max = -INFINITY, sum = 0;
       for (int64_t j = 0; j < n; ++j) {
@@ -339,113 +338,113 @@ void attend_rows_cpu(S* out, const S* q, const S* k_cache, const S* v_cache, con
   });
 }
 
-// The sizes of an attention over whole sequences, after checking that the shapes agree.
-Sizes sizes_of(const char* what, const Tensor& q, const Tensor& k, const Tensor& v) {
-  const Sizes z{{q.dim(0), q.dim(1), q.dim(2), k.dim(2), q.dim(3), k.dim(1), 0}};
-  CHECK_THAT(
-      q.shape.rank == 4 && k.shape == Shape({z.B, z.T, z.K, z.D}) && v.shape == k.shape && z.K > 0 && z.H % z.K == 0,
-      what, ": q ", q.str(), " k ", k.str(), " v ", v.str());
-  return z;
+bool tiles_serve(Dtype stored, float scale) {
+  return stored == Dtype::bf16 && matrix_unit() == MatrixUnit::amx && scale >= 0;
 }
 
-bool tiles_serve(double scale) { return matrix_unit() == MatrixUnit::amx && scale >= 0; }
+// Over caches lse is null; the tiles are for whole sequences.
+template <class S>
+void forward_fast(S* out, float* lse, const S* q, const S* k, const S* v, const AttentionSizes& z, float scale) {
+  const bool tiles = lse != nullptr && tiles_serve(DtypeOf<S>::value, scale);
+  if constexpr (narrow_paths)
+    if (narrow_forward_serves(z, tiles)) return attention_forward_narrow(out, lse, q, k, v, z, scale);
+#if CROSSPLY_MATRIX_UNITS
+  if constexpr (std::is_same_v<S, bf16>)
+    if (tiles) return attention_forward_amx(out, lse, q, k, v, z, scale);
+#endif
+  attention_forward_cpu(out, lse, q, k, v, z, scale);
+}
+
+template <class S>
+void backward_fast(const AttentionGradients<S>& g, const AttentionSizes& z) {
+  const bool tiles = tiles_serve(DtypeOf<S>::value, g.scale);
+  if constexpr (narrow_paths)
+    if (narrow_backward_serves(z, tiles)) return attention_backward_narrow(g, z);
+#if CROSSPLY_MATRIX_UNITS
+  if constexpr (std::is_same_v<S, bf16>)
+    if (tiles) return attention_backward_amx(g, z);
+#endif
+  attention_backward_cpu(g, z);
+}
+
+template <class S>
+void cached_fast(S* out, S* k_cache, S* v_cache, const S* q, const S* k, const S* v, const AttentionSizes& z,
+                 float scale) {
+  const int64_t row = z.key_stride;
+  for (int64_t b = 0; b < z.B; ++b) {
+    std::copy_n(k + b * z.T * row, z.T * row, k_cache + (b * z.S + z.pos) * row);
+    std::copy_n(v + b * z.T * row, z.T * row, v_cache + (b * z.S + z.pos) * row);
+  }
+  if (z.T < 4) return attend_rows_cpu(out, q, k_cache, v_cache, z, scale);
+  forward_fast<S>(out, nullptr, q, k_cache, v_cache, z, scale);
+}
+
+// The sizes of an attention over whole sequences, after checking that the shapes agree.
+AttentionSizes sizes_of(const Tensor& q, const Tensor& k, const Tensor& v) {
+  const int64_t K = k.dim(2);
+  CHECK_SHAPES(q.shape.rank == 4 && k.shape == Shape({q.dim(0), q.dim(1), K, q.dim(3)}) && v.shape == k.shape &&
+                   K > 0 && q.dim(2) % K == 0,
+               q, k, v);
+  return {q.dim(0), q.dim(1), q.dim(2), K, q.dim(3), k.dim(1), 0};
+}
 
 }  // namespace
 
 // -----------------------------------------------------------------------------------------------------------------
-// Entry points: check shapes, choose the backend.
+// Entry points.
 
 void attention_forward(const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v,
                        double scale, Stream stream) {
-  const Sizes z = sizes_of("attention_forward", q, k, v);
-  CHECK_THAT(out.shape == q.shape && lse.shape == Shape({z.B, z.H, z.T}), "attention_forward: out ", out.str(), " lse ",
-             lse.str(), " q ", q.str());
-  if (stream.backend == Backend::cuda) return attention_forward_cuda(out, lse, q, k, v, scale);
-  if (stream.backend == Backend::cpu)
-    return with_storage(out.dtype, [&](auto storage) {
-      using S = decltype(storage);
-      const float factor = static_cast<float>(scale);
-      const bool tiles = std::is_same_v<S, bf16> && tiles_serve(scale);
-      if constexpr (narrow_paths)
-        if (narrow_forward_serves(z, tiles))
-          return attention_forward_narrow(out.as<S>(), lse.as<float>(), q.as<S>(), k.as<S>(), v.as<S>(), z, factor);
-#if CROSSPLY_MATRIX_UNITS
-      if constexpr (std::is_same_v<S, bf16>)
-        if (tiles)
-          return attention_forward_amx(out.as<S>(), lse.as<float>(), q.as<S>(), k.as<S>(), v.as<S>(), z, factor);
-#endif
-      attention_forward_cpu(out.as<S>(), lse.as<float>(), q.as<S>(), k.as<S>(), v.as<S>(), z, factor);
-    });
-  with_real(out.dtype, [&](auto real) {
-    using Real = decltype(real);
-    attention_forward_ref(out.as<Real>(), lse.as<Real>(), q.as<Real>(), k.as<Real>(), v.as<Real>(), z.B, z.T, z.H, z.K,
-                          z.D, scale);
-  });
+  const AttentionSizes z = sizes_of(q, k, v);
+  CHECK_SHAPES(out.shape == q.shape && lse.shape == Shape({z.B, z.H, z.T}), out, lse, q);
+  const float narrow = static_cast<float>(scale);
+  dispatch(
+      stream, out.dtype, [&] { attention_forward_cuda(out, lse, q, k, v, z, narrow); },
+      [&]<class S>(S) { forward_fast(out.as<S>(), lse.as<float>(), q.as<S>(), k.as<S>(), v.as<S>(), z, narrow); },
+      [&]<class T>(T) {
+        attention_forward_ref(out.as<T>(), lse.as<T>(), q.as<T>(), k.as<T>(), v.as<T>(), z.B, z.T, z.H, z.K, z.D,
+                              scale);
+      });
 }
 
-void attention_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout, const Tensor& out,
-                        const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lse, double scale, bool acc_q,
-                        bool acc_k, bool acc_v, Stream stream) {
-  const Sizes z = sizes_of("attention_backward", q, k, v);
-  CHECK_THAT(dq.shape == q.shape && dout.shape == q.shape && out.shape == q.shape && dk.shape == k.shape &&
-                 dv.shape == k.shape && lse.shape == Shape({z.B, z.H, z.T}),
-             "attention_backward: dq ", dq.str(), " dk ", dk.str(), " dv ", dv.str(), " dout ", dout.str(), " out ",
-             out.str(), " q ", q.str(), " k ", k.str(), " lse ", lse.str());
-  if (stream.backend == Backend::cuda)
-    return attention_backward_cuda(dq, dk, dv, dout, out, q, k, v, lse, scale, acc_q, acc_k, acc_v);
-  if (stream.backend == Backend::cpu)
-    return with_storage(dq.dtype, [&](auto storage) {
-      using S = decltype(storage);
-      const AttentionGradients<S> g{dq.as<S>(), dk.as<S>(), dv.as<S>(), dout.as<S>(),    out.as<S>(),
-                                    q.as<S>(),  k.as<S>(),  v.as<S>(),  lse.as<float>(), static_cast<float>(scale),
-                                    acc_q,      acc_k,      acc_v};
-      const bool tiles = std::is_same_v<S, bf16> && tiles_serve(scale);
-      if constexpr (narrow_paths)
-        if (narrow_backward_serves(z, tiles)) return attention_backward_narrow(g, z);
-#if CROSSPLY_MATRIX_UNITS
-      if constexpr (std::is_same_v<S, bf16>)
-        if (tiles) return attention_backward_amx(g, z);
-#endif
-      attention_backward_cpu(g, z);
-    });
-  with_real(dq.dtype, [&](auto real) {
-    using Real = decltype(real);
-    attention_backward_ref(dq.as<Real>(), dk.as<Real>(), dv.as<Real>(), dout.as<Real>(), out.as<Real>(), q.as<Real>(),
-                           k.as<Real>(), v.as<Real>(), lse.as<Real>(), z.B, z.T, z.H, z.K, z.D, scale, acc_q, acc_k,
-                           acc_v);
-  });
+void attention_backward(const Grad& dq, const Grad& dk, const Grad& dv, const Tensor& dout, const Tensor& out,
+                        const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lse, double scale,
+                        Stream stream) {
+  const AttentionSizes z = sizes_of(q, k, v);
+  CHECK_SHAPES(dq.shape == q.shape && dout.shape == q.shape && out.shape == q.shape && dk.shape == k.shape &&
+                   dv.shape == k.shape && lse.shape == Shape({z.B, z.H, z.T}),
+               dq, dk, dv, dout, out, q, k, lse);
+  const float narrow = static_cast<float>(scale);
+  dispatch(
+      stream, dq.dtype, [&] { attention_backward_cuda(dq, dk, dv, dout, out, q, k, v, lse, z, narrow); },
+      [&]<class S>(S) {
+        backward_fast<S>({dq.as<S>(), dk.as<S>(), dv.as<S>(), dout.as<S>(), out.as<S>(), q.as<S>(), k.as<S>(),
+                          v.as<S>(), lse.as<float>(), narrow, dq.add, dk.add, dv.add},
+                         z);
+      },
+      [&]<class T>(T) {
+        attention_backward_ref(dq.as<T>(), dk.as<T>(), dv.as<T>(), dout.as<T>(), out.as<T>(), q.as<T>(), k.as<T>(),
+                               v.as<T>(), lse.as<T>(), z.B, z.T, z.H, z.K, z.D, scale, dq.add, dk.add, dv.add);
+      });
 }
 
 void attention_cached(const Tensor& out, const Tensor& k_cache, const Tensor& v_cache, const Tensor& q, const Tensor& k,
                       const Tensor& v, int64_t pos, double scale, Stream stream) {
-  Sizes z = sizes_of("attention_cached", q, k, v);
+  AttentionSizes z = sizes_of(q, k, v);
   z.S = k_cache.dim(1), z.pos = pos;
-  CHECK_THAT(out.shape == q.shape && k_cache.shape == Shape({z.B, z.S, z.K, z.D}) && v_cache.shape == k_cache.shape &&
-                 pos >= 0 && pos + z.T <= z.S,
-             "attention_cached: out ", out.str(), " k_cache ", k_cache.str(), " v_cache ", v_cache.str(), " q ",
-             q.str(), " k ", k.str(), " pos ", pos);
-  if (stream.backend == Backend::cuda) return attention_cached_cuda(out, k_cache, v_cache, q, k, v, pos, scale);
-  if (stream.backend == Backend::reference)
-    return with_real(out.dtype, [&](auto real) {
-      using Real = decltype(real);
-      attention_cached_ref(out.as<Real>(), k_cache.as<Real>(), v_cache.as<Real>(), q.as<Real>(), k.as<Real>(),
-                           v.as<Real>(), z.B, z.T, z.S, z.H, z.K, z.D, pos, scale);
-    });
-  with_storage(out.dtype, [&](auto storage) {
-    using S = decltype(storage);
-    const int64_t row = z.K * z.D;
-    for (int64_t b = 0; b < z.B; ++b) {
-      std::copy_n(k.as<S>() + b * z.T * row, z.T * row, k_cache.as<S>() + (b * z.S + pos) * row);
-      std::copy_n(v.as<S>() + b * z.T * row, z.T * row, v_cache.as<S>() + (b * z.S + pos) * row);
-    }
-    const float factor = static_cast<float>(scale);
-    if (z.T < 4) return attend_rows_cpu(out.as<S>(), q.as<S>(), k_cache.as<S>(), v_cache.as<S>(), z, factor);
-    if constexpr (narrow_paths)
-      if (narrow_forward_serves(z, false))
-        return attention_forward_narrow<S>(out.as<S>(), nullptr, q.as<S>(), k_cache.as<S>(), v_cache.as<S>(), z,
-                                           factor);
-    attention_forward_cpu(out.as<S>(), nullptr, q.as<S>(), k_cache.as<S>(), v_cache.as<S>(), z, factor);
-  });
+  CHECK_SHAPES(out.shape == q.shape && k_cache.shape == Shape({z.B, z.S, z.K, z.D}) && v_cache.shape == k_cache.shape,
+               out, k_cache, v_cache, q, k);
+  CHECK_THAT(pos >= 0 && pos + z.T <= z.S, z.T, " rows at ", pos, " of ", z.S);
+  const float narrow = static_cast<float>(scale);
+  dispatch(
+      stream, out.dtype, [&] { attention_cached_cuda(out, k_cache, v_cache, q, k, v, z, narrow); },
+      [&]<class S>(S) {
+        cached_fast(out.as<S>(), k_cache.as<S>(), v_cache.as<S>(), q.as<S>(), k.as<S>(), v.as<S>(), z, narrow);
+      },
+      [&]<class T>(T) {
+        attention_cached_ref(out.as<T>(), k_cache.as<T>(), v_cache.as<T>(), q.as<T>(), k.as<T>(), v.as<T>(), z.B, z.T,
+                             z.S, z.H, z.K, z.D, pos, scale);
+      });
 }
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -461,8 +460,8 @@ struct Attention : Node {
     attention_forward(output(), saved[0]->tensor, input(0), input(1), input(2), scale, stream);
   }
   void backward(const Step&, Stream stream) override {
-    attention_backward(dinput(0), dinput(1), dinput(2), doutput(), output(), input(0), input(1), input(2),
-                       saved[0]->tensor, scale, acc[0], acc[1], acc[2], stream);
+    attention_backward(gradient(0), gradient(1), gradient(2), doutput(), output(), input(0), input(1), input(2),
+                       saved[0]->tensor, scale, stream);
   }
   double flops() const override {  // q.k and p.v over the causal half
     const Shape& q = in[0]->shape;

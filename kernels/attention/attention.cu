@@ -101,7 +101,7 @@ __device__ inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; 
 
 // Block (x: head, y: queries from the last ones, which see the most keys).
 template <class S>
-__global__ void attention_forward_kernel(S* out, float* lse, const S* q, const S* k, const S* v, AttentionShape z,
+__global__ void attention_forward_kernel(S* out, float* lse, const S* q, const S* k, const S* v, AttentionSizes z,
                                          float scale) {
   const Rows rows{dynamic_shared<Row4>(), z.D};
   Row4 *q_rows = rows.array(0), *sums = rows.array(1), *weights = rows.weights(2, 0);
@@ -144,7 +144,7 @@ __global__ void attention_forward_kernel(S* out, float* lse, const S* q, const S
 
 // A warp for each (b,t,h); bound by reading dout and out.
 template <int width, class S>
-__global__ void attention_delta_kernel(float* delta, const S* dout, const S* out, AttentionShape z) {
+__global__ void attention_delta_kernel(float* delta, const S* dout, const S* out, AttentionSizes z) {
   const int64_t n = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
   if (n >= z.B * z.T * z.H) return;
   float sum = 0;
@@ -159,7 +159,7 @@ __global__ void attention_delta_kernel(float* delta, const S* dout, const S* out
 }
 
 template <class S>
-__global__ void attention_dq_kernel(AttentionBackward<S> g, AttentionShape z) {
+__global__ void attention_dq_kernel(AttentionBackward<S> g, AttentionSizes z) {
   const Rows rows{dynamic_shared<Row4>(), z.D};
   Row4 *q_rows = rows.array(0), *dout_rows = rows.array(1), *sums = rows.array(2), *weights = rows.weights(3, 0);
   float* stage = rows.stage(3, 1);
@@ -194,7 +194,7 @@ __global__ void attention_dq_kernel(AttentionBackward<S> g, AttentionShape z) {
 
 // Block (x: head of k and v, y: keys). Heads and queries in order, so the sums depend on nothing else.
 template <class S>
-__global__ void attention_dkdv_kernel(AttentionBackward<S> g, AttentionShape z) {
+__global__ void attention_dkdv_kernel(AttentionBackward<S> g, AttentionSizes z) {
   const Rows rows{dynamic_shared<Row4>(), z.D};
   Row4 *k_rows = rows.array(0), *v_rows = rows.array(1), *dk = rows.array(2), *dv = rows.array(3);
   Row4 *p_weights = rows.weights(4, 0), *ds_weights = rows.weights(4, 1);
@@ -263,62 +263,59 @@ struct PlainBlock {
 };
 
 template <class S>
-void attention_forward_plain(S* out, float* lse, const S* q, const S* k, const S* v, const AttentionShape& z,
+void attention_forward_plain(S* out, float* lse, const S* q, const S* k, const S* v, const AttentionSizes& z,
                              float scale) {
   launch(PlainBlock(z.D, 2, 1).over("attention_forward", z.B * z.H, z.T), attention_forward_kernel<S>, out, lse, q, k,
          v, z, scale);
 }
 
 template <class S>
-void attention_backward_plain(const AttentionBackward<S>& g, const AttentionShape& z) {
+void attention_backward_plain(const AttentionBackward<S>& g, const AttentionSizes& z) {
   launch(PlainBlock(z.D, 3, 1).over("attention_dq", z.B * z.H, z.T), attention_dq_kernel<S>, g, z);
   launch(PlainBlock(z.D, 4, 2).over("attention_dkdv", z.B * z.K, z.T), attention_dkdv_kernel<S>, g, z);
 }
 
-AttentionShape shape_of(const Tensor& q, const Tensor& k) {
-  return {q.dim(0), q.dim(1), q.dim(2), k.dim(2), q.dim(3), k.dim(1), 0};
-}
-
 // Whether the tensor cores serve: bf16 rows in whole chunks of 16 bytes.
 template <class S>
-bool tiles_serve(const AttentionShape& z, double scale, std::initializer_list<const void*> tensors) {
+bool tiles_serve(const AttentionSizes& z, float scale, std::initializer_list<const void*> tensors) {
   return std::is_same_v<S, bf16> && z.D % 8 == 0 && z.D <= 256 && z.S < INT32_MAX && scale > 0 && aligned16(tensors);
 }
 
 }  // namespace
 
 void attention_forward_cuda(const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v,
-                            double scale) {
-  with_storage(out.dtype, [&](auto storage) {
-    using S = decltype(storage);
-    const AttentionShape z = shape_of(q, k);
-    const float factor = static_cast<float>(scale);
+                            const AttentionSizes& z, float scale) {
+  with_storage(out.dtype, [&]<class S>(S) {
     if constexpr (std::is_same_v<S, bf16>)
       if (tiles_serve<S>(z, scale, {out.data, q.data, k.data, v.data}))
-        return attention_forward_mma(out.as<S>(), lse.as<float>(), q.as<S>(), k.as<S>(), v.as<S>(), z, factor);
-    attention_forward_plain(out.as<S>(), lse.as<float>(), q.as<S>(), k.as<S>(), v.as<S>(), z, factor);
+        return attention_forward_mma(out.as<S>(), lse.as<float>(), q.as<S>(), k.as<S>(), v.as<S>(), z, scale);
+    attention_forward_plain(out.as<S>(), lse.as<float>(), q.as<S>(), k.as<S>(), v.as<S>(), z, scale);
   });
 }
 
-void attention_backward_cuda(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout,
-                             const Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lse,
-                             double scale, bool acc_q, bool acc_k, bool acc_v) {
-  const AttentionShape z = shape_of(q, k);
+void attention_backward_cuda(const Grad& dq, const Grad& dk, const Grad& dv, const Tensor& dout, const Tensor& out,
+                             const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lse,
+                             const AttentionSizes& z, float scale) {
   const int64_t rows = z.B * z.T * z.H;
   float* delta = scratch<float>(rows);
-  with_storage(dq.dtype, [&](auto storage) {
-    using S = decltype(storage);
+  with_storage(dq.dtype, [&]<class S>(S) {
     with_width<S>(z.D, {dout.data, out.data}, [&](auto width) {
       launch({"attention_delta", blocks_of(rows, 8), dim3(warp_size, 8)}, attention_delta_kernel<width, S>, delta,
              dout.as<S>(), out.as<S>(), z);
     });
-    const AttentionBackward<S> g{dq.as<S>(), dk.as<S>(),
-                                 dv.as<S>(), dout.as<S>(),
-                                 q.as<S>(),  k.as<S>(),
-                                 v.as<S>(),  lse.as<float>(),
-                                 delta,      static_cast<float>(scale),
-                                 acc_q,      acc_k,
-                                 acc_v};
+    const AttentionBackward<S> g{.dq = dq.as<S>(),
+                                 .dk = dk.as<S>(),
+                                 .dv = dv.as<S>(),
+                                 .dout = dout.as<S>(),
+                                 .q = q.as<S>(),
+                                 .k = k.as<S>(),
+                                 .v = v.as<S>(),
+                                 .lse = lse.as<float>(),
+                                 .delta = delta,
+                                 .scale = scale,
+                                 .acc_q = dq.add,
+                                 .acc_k = dk.add,
+                                 .acc_v = dv.add};
     if constexpr (std::is_same_v<S, bf16>)
       if (tiles_serve<S>(z, scale, {dq.data, dk.data, dv.data, dout.data, q.data, k.data, v.data}))
         return attention_backward_mma(g, z);
@@ -327,22 +324,18 @@ void attention_backward_cuda(const Tensor& dq, const Tensor& dk, const Tensor& d
 }
 
 void attention_cached_cuda(const Tensor& out, const Tensor& k_cache, const Tensor& v_cache, const Tensor& q,
-                           const Tensor& k, const Tensor& v, int64_t pos, double scale) {
-  AttentionShape z = shape_of(q, k_cache);
-  z.pos = pos;
+                           const Tensor& k, const Tensor& v, const AttentionSizes& z, float scale) {
   const int64_t row = z.K * z.D, n = z.T * row;
-  with_storage(out.dtype, [&](auto storage) {
-    using S = decltype(storage);
+  with_storage(out.dtype, [&]<class S>(S) {
     with_width<S>(row, {k_cache.data, v_cache.data, k.data, v.data}, [&](auto width) {
       launch({"append_rows", dim3(blocks_of(n, 256 * width), static_cast<uint32_t>(z.B), 2), 256},
              append_rows_kernel<width, S>, k_cache.as<S>(), v_cache.as<S>(), k.as<S>(), v.as<S>(), n, z.S * row,
-             pos * row);
+             z.pos * row);
     });
-    const float factor = static_cast<float>(scale);
     if constexpr (std::is_same_v<S, bf16>)
       if (z.T > own * most_warps && tiles_serve<S>(z, scale, {out.data, q.data, k_cache.data, v_cache.data}))
-        return attention_forward_mma(out.as<S>(), nullptr, q.as<S>(), k_cache.as<S>(), v_cache.as<S>(), z, factor);
-    attention_forward_plain<S>(out.as<S>(), nullptr, q.as<S>(), k_cache.as<S>(), v_cache.as<S>(), z, factor);
+        return attention_forward_mma(out.as<S>(), nullptr, q.as<S>(), k_cache.as<S>(), v_cache.as<S>(), z, scale);
+    attention_forward_plain<S>(out.as<S>(), nullptr, q.as<S>(), k_cache.as<S>(), v_cache.as<S>(), z, scale);
   });
 }
 

@@ -7,8 +7,8 @@
 //
 //   with delta[b,h,t] = sum_d dout[b,t,h,d] * out[b,t,h,d],
 //   ds         = scale * p * (sum_d dout[b,t,h,d] * v[b,j,h/(H/K),d] - delta)
-//   dq[b,t,h]  = sum_{j<=t} ds[b,h,t,j] * k[b,j,h/(H/K)]                 each of dq, dk, dv is set, or added to where
-//   dk[b,j,i]  = sum_{h of group i} sum_{t>=j} ds[b,h,t,j] * q[b,t,h]    its flag says so
+//   dq[b,t,h]  = sum_{j<=t} ds[b,h,t,j] * k[b,j,h/(H/K)]                 each of dq, dk, dv set, or added
+//   dk[b,j,i]  = sum_{h of group i} sum_{t>=j} ds[b,h,t,j] * q[b,t,h]
 //   dv[b,j,i]  = sum_{h of group i} sum_{t>=j} p[b,h,t,j] * dout[b,t,h]
 //
 // q, out, dq, dout: (B,T,H,D); k, v, dk, dv: (B,T,K,D); lse: (B,H,T), with K a divisor of H. All but lse, which is
@@ -32,22 +32,32 @@ namespace crossply {
 void attention_forward(const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v,
                        double scale, Stream stream);
 // The sums over queries are taken in an order that depends on the shapes alone, not on the thread count.
-void attention_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout, const Tensor& out,
-                        const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lse, double scale, bool acc_q,
-                        bool acc_k, bool acc_v, Stream stream);
+void attention_backward(const Grad& dq, const Grad& dk, const Grad& dv, const Tensor& dout, const Tensor& out,
+                        const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lse, double scale,
+                        Stream stream);
 // For generation: writes k and v (B,T,K,D) into the caches (B,S,K,D) at positions pos .. pos+T-1; then query t attends
 // to the cached positions 0 .. pos+t. What the caches hold beyond that is neither read nor changed.
 void attention_cached(const Tensor& out, const Tensor& k_cache, const Tensor& v_cache, const Tensor& q, const Tensor& k,
                       const Tensor& v, int64_t pos, double scale, Stream stream);
 
-// kernels/attention/attention.cu.
+struct AttentionSizes {
+  int64_t B, T, H, K, D;
+  int64_t S, pos;                                    // rows of k and v; query t sits at position pos + t
+  int64_t query_stride = H * D, key_stride = K * D;  // from row to row of a head
+  int64_t group = H / K;                             // heads of q to each of k and v
+  // Where head h of batch b begins in q, and head kv in k and v.
+  constexpr int64_t query_head(int64_t b, int64_t h) const { return (b * T * H + h) * D; }
+  constexpr int64_t key_head(int64_t b, int64_t kv) const { return (b * S * K + kv) * D; }
+};
+
+// kernels/attention/attention.cu
 CUDA_TWIN void attention_forward_cuda(const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k,
-                                      const Tensor& v, double scale);
-CUDA_TWIN void attention_backward_cuda(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout,
+                                      const Tensor& v, const AttentionSizes& z, float scale);
+CUDA_TWIN void attention_backward_cuda(const Grad& dq, const Grad& dk, const Grad& dv, const Tensor& dout,
                                        const Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v,
-                                       const Tensor& lse, double scale, bool acc_q, bool acc_k, bool acc_v);
+                                       const Tensor& lse, const AttentionSizes& z, float scale);
 CUDA_TWIN void attention_cached_cuda(const Tensor& out, const Tensor& k_cache, const Tensor& v_cache, const Tensor& q,
-                                     const Tensor& k, const Tensor& v, int64_t pos, double scale);
+                                     const Tensor& k, const Tensor& v, const AttentionSizes& z, float scale);
 
 // One query: out (D) and, returned, lse, over the first n rows of one head of k and v, whose rows are `stride` apart.
 template <class Real>

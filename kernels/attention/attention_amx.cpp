@@ -89,7 +89,7 @@ struct Forward {
 };
 
 MATRIX_TARGET void pack_keys(const Forward& w, const bf16* k, const bf16* v, const AttentionSizes& z) {
-  const int64_t stride = z.K * z.D;
+  const int64_t stride = z.key_stride;
   for (int64_t key = 0; key < z.T; key += depth) {
     const int64_t n = std::min(depth, z.T - key);
     take_rows(w.rows, w.width, k + key * stride, stride, n, z.D);
@@ -171,7 +171,8 @@ MATRIX_TARGET void weights(const Forward& w, int64_t steps, float c, bool first,
 // Queries t0 .. of one head, where out, lse and q begin. The next block's q and out are `ahead` elements behind.
 MATRIX_TARGET void forward_block(bf16* out, float* lse, const bf16* q, const Forward& w, const AttentionSizes& z,
                                  int64_t t0, float c, int64_t ahead) {
-  const int64_t n = std::min(queries, z.T - t0), stride = z.H * z.D, deep = w.width / depth, wide = w.columns * side;
+  const int64_t n = std::min(queries, z.T - t0), stride = z.query_stride, deep = w.width / depth,
+                wide = w.columns * side;
   take_rows(w.q, w.width, q, stride, n, z.D);
   for (int64_t key = 0; key < t0 + queries; key += strip) {
     const int64_t keys = std::min(strip, t0 + queries - key), tiles = keys / side, steps = keys / depth;
@@ -221,7 +222,7 @@ MATRIX_TARGET void forward_items(const ForwardArguments& a, const AttentionSizes
   begin_tiles();
   for (int64_t item = begin; item < end; ++item) {
     const Block x(z, item), next(z, std::min(item + 1, end - 1));
-    const int64_t kv = x.h / z.group(), head = z.key_head(x.b, kv);
+    const int64_t kv = x.h / z.group, head = z.key_head(x.b, kv);
     if (x.b * z.K + kv != packed) pack_keys(w, a.k + head, a.v + head, z);
     packed = x.b * z.K + kv;
     forward_block(a.out + x.at, a.lse + (x.b * z.H + x.h) * z.T + x.t0, a.q + x.at, w, z, x.t0, a.scale * log2_e,
@@ -236,7 +237,7 @@ void attention_forward_amx(bf16* out, float* lse, const bf16* q, const bf16* k, 
                            float scale) {
   const ForwardArguments a{out, lse, q, k, v, scale};
   const int64_t items = z.B * z.H * ceil_div(z.T, queries);
-  parallel_for(items, z.grain(items), [=](int64_t begin, int64_t end) { forward_items(a, z, begin, end); });
+  parallel_for(items, grain_of(z, items), [=](int64_t begin, int64_t end) { forward_items(a, z, begin, end); });
 }
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -285,7 +286,7 @@ struct Backward {
 };
 
 MATRIX_TARGET void pack_keys(const Backward& w, const bf16* k, const bf16* v, const AttentionSizes& z) {
-  const int64_t stride = z.K * z.D;
+  const int64_t stride = z.key_stride;
   for (int64_t key = 0; key < z.T; key += depth) {
     const int64_t n = std::min(depth, z.T - key);
     take_rows(w.rows, w.width, k + key * stride, stride, n, z.D);
@@ -355,7 +356,7 @@ MATRIX_TARGET void weights_block(const Backward& w, int64_t first, int64_t last,
 // Takes queries t0 .. of head h: q, dout, lse and delta.
 MATRIX_TARGET void take_queries(const AttentionGradients<bf16>& g, const AttentionSizes& z, int64_t b, int64_t h,
                                 int64_t t0, const Backward& w) {
-  const int64_t stride = z.H * z.D, wide = w.columns * side;
+  const int64_t stride = z.query_stride, wide = w.columns * side;
   for (int64_t i = 0; i < block && t0 + i < z.T; i += depth) {
     const int64_t n = std::min(depth, z.T - t0 - i), at = z.query_head(b, h) + (t0 + i) * stride;
     take_rows(w.q + i * w.width, w.width, g.q + at, stride, n, z.D);
@@ -372,7 +373,7 @@ MATRIX_TARGET void take_queries(const AttentionGradients<bf16>& g, const Attenti
 // elements behind.
 MATRIX_TARGET void backward_block(const AttentionGradients<bf16>& g, const AttentionSizes& z, int64_t b, int64_t h,
                                   int64_t t0, int64_t ahead, const Backward& w) {
-  const int64_t n = std::min(block, z.T - t0), last = round_up(n, depth), stride = z.H * z.D;
+  const int64_t n = std::min(block, z.T - t0), last = round_up(n, depth), stride = z.query_stride;
   const int64_t deep = w.width / depth, wide = w.columns * side;
   take_queries(g, z, b, h, t0, w);
   for (int64_t key = 0; key < t0 + last; key += depth) {
@@ -405,7 +406,7 @@ MATRIX_TARGET void backward_block(const AttentionGradients<bf16>& g, const Atten
 
 // dst (T, D), one head of dk or dv, = [dst +] factor * sums.
 MATRIX_TARGET void give_keys(bf16* dst, const float* sums, float factor, bool acc, const AttentionSizes& z) {
-  const int64_t stride = z.K * z.D;
+  const int64_t stride = z.key_stride;
   alignas(64) float tile[side * side];
   for (int64_t key = 0; key < round_up(z.T, depth); key += side)
     for (int64_t d = 0; d < z.D; d += side, sums += side * side) {
@@ -421,7 +422,7 @@ MATRIX_TARGET void give_keys(bf16* dst, const float* sums, float factor, bool ac
 MATRIX_TARGET void backward_items(const AttentionGradients<bf16>& g, const AttentionSizes& z, int64_t parts,
                                   float* partial, int64_t begin, int64_t end) {
   Backward w = scratch_of<Backward>(z);
-  const int64_t blocks = ceil_div(z.T, block), work = z.group() * blocks, sums = Backward::sums(z);
+  const int64_t blocks = ceil_div(z.T, block), work = z.group * blocks, sums = Backward::sums(z);
   int64_t packed = -1;
   begin_tiles();
   for (int64_t item = begin; item < end; ++item) {
@@ -434,7 +435,7 @@ MATRIX_TARGET void backward_items(const AttentionGradients<bf16>& g, const Atten
     const auto first_row = [=](int64_t i) { return i / blocks * z.D + folded(i % blocks, blocks) * block * z.H * z.D; };
     const int64_t last = work * (part + 1) / parts;
     for (int64_t i = work * part / parts; i < last; ++i)
-      backward_block(g, z, b, kv * z.group() + i / blocks, folded(i % blocks, blocks) * block,
+      backward_block(g, z, b, kv * z.group + i / blocks, folded(i % blocks, blocks) * block,
                      first_row(std::min(i + 1, last - 1)) - first_row(i), w);
     if (parts > 1) continue;
     give_keys(g.dk + head, w.dk, g.scale, g.acc_k, z);
@@ -446,10 +447,10 @@ MATRIX_TARGET void backward_items(const AttentionGradients<bf16>& g, const Atten
 }  // namespace
 
 void attention_backward_amx(const AttentionGradients<bf16>& g, const AttentionSizes& z) {
-  const int64_t pairs = z.B * z.K, parts = backward_parts(pairs, z.group() * ceil_div(z.T, block));
+  const int64_t pairs = z.B * z.K, parts = backward_parts(pairs, z.group * ceil_div(z.T, block));
   const int64_t items = pairs * parts, size = 2 * Backward::sums(z);
   float* partial = parts == 1 ? nullptr : scratch_f32(static_cast<size_t>(items * size), 1);
-  parallel_for(items, z.grain(items),
+  parallel_for(items, grain_of(z, items),
                [=](int64_t begin, int64_t end) { backward_items(g, z, parts, partial, begin, end); });
   if (parts == 1) return;
   for (int64_t pair = 0; pair < pairs; ++pair) {

@@ -1,4 +1,4 @@
-// What the fast CPU attentions share: their sizes and arguments, and how the work is divided. attention.cpp computes in
+// What the fast CPU attentions share: their arguments, and how the work is divided. attention.cpp computes in
 // float vectors, attention_narrow.cpp does so for small heads, attention_amx.cpp in a matrix unit's bf16 tiles.
 #pragma once
 
@@ -6,21 +6,16 @@
 #include <cstdint>
 
 #include "engine/dtype.h"
+#include "kernels/attention/attention.h"
 #include "kernels/cpu/amx.h"
 #include "kernels/cpu/cpu.h"
 
 namespace crossply {
 
-struct AttentionSizes {
-  int64_t B, T, H, K, D;
-  int64_t S, pos;  // rows of k and v; query t sits at position pos + t
-  // Where head kv of batch b begins in k and v, and head h in q.
-  int64_t key_head(int64_t b, int64_t kv) const { return (b * S * K + kv) * D; }
-  int64_t query_head(int64_t b, int64_t h) const { return (b * T * H + h) * D; }
-  int64_t group() const { return H / K; }
-  // Below this much work the threads stay asleep.
-  int64_t grain(int64_t items) const { return B * H * T * (pos + T) * D <= 65536 ? items : 1; }
-};
+// Below this much work the threads stay asleep.
+inline int64_t grain_of(const AttentionSizes& z, int64_t items) {
+  return z.B * z.H * z.T * (z.pos + z.T) * z.D <= 65536 ? items : 1;
+}
 
 template <class S>
 struct AttentionGradients {

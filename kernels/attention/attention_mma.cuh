@@ -1,9 +1,9 @@
 // Attention on tensor cores: what its forward and its backward share. Tiles of rows of bf16 in shared memory, and a
-// warp's products of them; and the sizes of all the CUDA attentions.
+// warp's products of them; and the arguments of all the CUDA backwards.
 //
 // The two products, multiply_rows and multiply_weights, are all that knows of the instructions. A warp holds sums
-// (16 m, 8 n) as the instruction does (cuda/mma.cuh), and the weights of the second product are such sums, so that
-// scores never leave the registers.
+// (16 m, 8 n) as the instruction does (kernels/cuda/mma.cuh), and the weights of the second product are such sums, so
+// that scores never leave the registers.
 #pragma once
 
 #include <bit>
@@ -12,16 +12,6 @@
 #include "kernels/cuda/mma.cuh"
 
 namespace crossply {
-
-struct AttentionShape {
-  int64_t B, T, H, K, D;
-  int64_t S, pos;                                    // rows of k and v; query t sits at position pos + t
-  int64_t query_stride = H * D, key_stride = K * D;  // from row to row of a head
-  int64_t group = H / K;                             // heads of q to each of k and v
-  // Where head h of batch b begins in q, and head kv in k and v.
-  __host__ __device__ int64_t query_head(int64_t b, int64_t h) const { return (b * T * H + h) * D; }
-  __host__ __device__ int64_t key_head(int64_t b, int64_t kv) const { return (b * S * K + kv) * D; }
-};
 
 template <class S>
 struct AttentionBackward {
@@ -32,11 +22,11 @@ struct AttentionBackward {
   bool acc_q, acc_k, acc_v;
 };
 
-// attention_forward.cu and attention_backward.cu: D a multiple of 8 up to 256, addresses of 16 bytes, a
+// attention_mma_forward.cu and attention_mma_backward.cu: D a multiple of 8 up to 256, addresses of 16 bytes, a
 // positive scale, less than 2^31 positions. lse may be null.
-void attention_forward_mma(bf16* out, float* lse, const bf16* q, const bf16* k, const bf16* v, const AttentionShape& z,
+void attention_forward_mma(bf16* out, float* lse, const bf16* q, const bf16* k, const bf16* v, const AttentionSizes& z,
                            float scale);
-void attention_backward_mma(const AttentionBackward<bf16>& g, const AttentionShape& z);
+void attention_backward_mma(const AttentionBackward<bf16>& g, const AttentionSizes& z);
 
 // Calls body(width), a constant: that of the narrowest tiles that hold D columns, the rest of which are zeros.
 template <class F>
@@ -88,7 +78,7 @@ struct QueryPlace {
   int first, left;  // how many there are from the first one on
 };
 template <int queries>
-__device__ __forceinline__ QueryPlace place_of_queries(const AttentionShape& z) {
+__device__ __forceinline__ QueryPlace place_of_queries(const AttentionSizes& z) {
   const uint32_t x = forgotten(blockIdx.x), y = forgotten(blockIdx.y), heads = static_cast<uint32_t>(z.H);
   const int first = static_cast<int>(gridDim.y - 1 - y) * queries;
   return {x / heads, x % heads, first, static_cast<int>(z.T) - first};

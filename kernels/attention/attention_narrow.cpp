@@ -209,7 +209,7 @@ void largest_scores(Vec* max, const Forward<W>& w, int64_t diagonal, int64_t n) 
 template <int W, int V, class S>
 void forward_block(S* out, float* lse, const S* q, const Forward<W>& w, const AttentionSizes& z, int64_t t0, int64_t n,
                    float scale) {
-  const int64_t stride = z.H * z.D, diagonal = z.pos + t0;
+  const int64_t stride = z.query_stride, diagonal = z.pos + t0;
   pack_transposed(w.q, q + t0 * stride, stride, n, z.D, scale * log2_e);
   Vec offset[V] = {}, sum[V], max[V], x;
   forward_sums<W, V>(sum, w, diagonal, n, offset);
@@ -254,7 +254,7 @@ void forward(S* out, float* lse, const S* q, const S* k, const S* v, const Atten
   constexpr int64_t together = std::max<int64_t>(1, 64 / (W * sizeof(S)));
   const int64_t blocks = ceil_div(z.T, wide<W>), sets = ceil_div(z.K, together), items = z.B * sets * blocks;
   const int64_t keys = z.pos + z.T, size = keys * W;
-  parallel_for(items, z.grain(items), [=](int64_t begin, int64_t end) {
+  parallel_for(items, grain_of(z, items), [=](int64_t begin, int64_t end) {
     const FlushDenormals flush;
     Forward<W> w(together * keys, z.D);
     float *all_k = w.k, *all_v = w.v;
@@ -269,9 +269,9 @@ void forward(S* out, float* lse, const S* q, const S* k, const S* v, const Atten
           read_rows<W>(all_v + i * size + j * W, v + at, z.K * z.D, n, z.D, 1.f);
         }
       gathered = set;
-      for (int64_t i = 0; i < heads * z.group(); ++i) {
-        const int64_t h = first * z.group() + i, at = z.query_head(b, h);
-        w.k = all_k + i / z.group() * size, w.v = all_v + i / z.group() * size;
+      for (int64_t i = 0; i < heads * z.group; ++i) {
+        const int64_t h = first * z.group + i, at = z.query_head(b, h);
+        w.k = all_k + i / z.group * size, w.v = all_v + i / z.group * size;
         forward_head(out + at, lse == nullptr ? nullptr : lse + (b * z.H + h) * z.T, q + at, w, z, last, scale);
       }
     }
@@ -334,7 +334,7 @@ struct Backward {
 // Everything of head h's queries.
 template <class S>
 void take_queries(const Backward& w, const AttentionGradients<S>& g, const AttentionSizes& z, int64_t b, int64_t h) {
-  const int64_t stride = z.H * z.D, head = z.query_head(b, h);
+  const int64_t stride = z.query_stride, head = z.query_head(b, h);
   const float* lse = g.lse + (b * z.H + h) * z.T;
   read_rows<width>(w.q, g.q + head, stride, z.T, z.D, g.scale * log2_e);
   read_rows<width>(w.dout, g.dout + head, stride, z.T, z.D, 1.f);
@@ -445,17 +445,17 @@ void write_dq(S* dq, int64_t stride, float* sums, int64_t T, int64_t D, float sc
 
 template <class S>
 void attention_backward_narrow(const AttentionGradients<S>& g, const AttentionSizes& z) {
-  const int64_t T = z.T, D = z.D, group = z.group(), blocks = ceil_div(T, held), pairs = z.B * z.K;
+  const int64_t T = z.T, D = z.D, group = z.group, blocks = ceil_div(T, held), pairs = z.B * z.K;
   // One thread goes through one part of the keys of one pair (b, kv head). Only where the pairs are few, and long, are
   // they cut, by the shape; then there are as many sums for dq.
   const int64_t parts = backward_parts(pairs, ceil_div(T, 256)), items = pairs * parts, size = T * lanes;
   float* partial = parts == 1 ? nullptr : scratch_f32(static_cast<size_t>(items * group * size), 1);
-  parallel_for(items, z.grain(items), [=](int64_t begin, int64_t end) {
+  parallel_for(items, grain_of(z, items), [=](int64_t begin, int64_t end) {
     const FlushDenormals flush;
     Backward w(T, D);
     for (int64_t item = begin; item < end; ++item) {
       const int64_t pair = item / parts, part = item % parts, b = pair / z.K, kv = pair % z.K;
-      const int64_t at = z.key_head(b, kv), stride = z.K * D;
+      const int64_t at = z.key_head(b, kv), stride = z.key_stride;
       // By turns forwards and backwards, because the first keys are seen by the most queries.
       const auto first_key = [=](int64_t i) { return (i * parts + (i % 2 == 0 ? part : parts - 1 - part)) * held; };
       std::fill_n(w.dk, w.k - w.dk, 0.f);

@@ -1,7 +1,5 @@
 #include "kernels/block/matmul.h"
 
-#include <type_traits>
-
 #include "engine/node.h"
 #include "kernels/block/add.h"
 #include "kernels/block/ops.h"
@@ -24,11 +22,9 @@ struct Call {
   bool add;
 };
 
-template <class P>
-std::vector<P> typed(const std::vector<Call>& calls) {
-  using C = std::remove_pointer_t<decltype(P::c)>;
-  using T = std::remove_cvref_t<decltype(*P::a.data)>;
-  std::vector<P> products;
+template <class C, class T>
+std::vector<Product<C, T>> typed(const std::vector<Call>& calls) {
+  std::vector<Product<C, T>> products;
   for (const Call& p : calls)
     products.push_back(
         {p.c.as<C>(), {p.a.tensor.as<T>(), p.a.row, p.a.col}, {p.b.tensor.as<T>(), p.b.row, p.b.col}, p.N, p.K, p.add});
@@ -38,10 +34,10 @@ std::vector<P> typed(const std::vector<Call>& calls) {
 void multiply(const std::vector<Call>& calls, int64_t M, Stream stream) {
   if (calls.empty()) return;
   const bool b16 = calls[0].a.tensor.dtype == Dtype::bf16;
-  if (b16 && calls[0].c.dtype == Dtype::bf16) gemm_rows_bf16(typed<Product16<bf16>>(calls), M);
-  else if (b16) gemm_rows_bf16(typed<Product16<float>>(calls), M);
-  else if (stream.products == Products::bf16x3) gemm_rows_bf16x3(typed<Product>(calls), M);
-  else gemm_rows(typed<Product>(calls), M);
+  if (b16 && calls[0].c.dtype == Dtype::bf16) gemm_rows_bf16(typed<bf16, bf16>(calls), M);
+  else if (b16) gemm_rows_bf16(typed<float, bf16>(calls), M);
+  else if (stream.products == Products::bf16x3) gemm_rows_bf16x3(typed<float, float>(calls), M);
+  else gemm_rows(typed<float, float>(calls), M);
 }
 
 // Rows of a product with this weight; CHECKs all shapes.

@@ -204,8 +204,8 @@ struct Ahead {
 };
 
 // Rows [i0, i1) and columns [j0, j1) of c, on one thread; j0 is a multiple of tile_cols.
-void multiply_region(float* c, const Strided& a, const Strided& b, const Plan& plan, int64_t i0, int64_t i1, int64_t j0,
-                     int64_t j1) {
+void multiply_region(float* c, const Strided<float>& a, const Strided<float>& b, const Plan& plan, int64_t i0,
+                     int64_t i1, int64_t j0, int64_t j1) {
   const bool k_inner = a.col == 1 && !plan.pack_a;
   // Where a block of b is narrow it may be deep, so that c is read and written less often.
   const int64_t depth = even_blocks(plan.K, a.col == 1 && plan.N <= few ? 2 * k_block : k_block, lanes);
@@ -268,7 +268,7 @@ void multiply_region(float* c, const Strided& a, const Strided& b, const Plan& p
 // Packing costs about as much as a dozen multiplications: an operand that is met rarely is read where it is. A
 // row-major a is fast enough that way always, and so is a block of any a that L2 holds unpacked; columns that lie
 // apart, or end inside a tile, are not. A b as wide as a tile is as good as packed.
-Plan make_plan(const Strided& a, const Strided& b, int64_t M, int64_t N, int64_t K, bool add) {
+Plan make_plan(const Strided<float>& a, const Strided<float>& b, int64_t M, int64_t N, int64_t K, bool add) {
   const bool pack_a = a.col != 1 && N > 128 && std::max(M, N) > few;
   const bool pack_b = b.col != 1 || N % tile_cols != 0 || (M > 64 && b.row != tile_cols);
   return {M, N, K, pack_a, pack_b, add};
@@ -277,13 +277,13 @@ Plan make_plan(const Strided& a, const Strided& b, int64_t M, int64_t N, int64_t
 // Into how many pieces the sum is cut; 1: it is not.
 int64_t chunks_of(const Plan& plan) { return plan.M * plan.N > 16384 ? 1 : chunks_of_sum(plan.K, 512); }
 
-void multiply(float* c, const Strided& a, const Strided& b, const Plan& plan) {
+void multiply(float* c, const Strided<float>& a, const Strided<float>& b, const Plan& plan) {
   share_rectangles(plan.M, plan.N, 1, tile_cols, 16, plan.small(), [&](int64_t i0, int64_t i1, int64_t j0, int64_t j1) {
     multiply_region(c, a, b, plan, i0, i1, j0, j1);
   });
 }
 
-void multiply_in_chunks(float* c, const Strided& a, const Strided& b, const Plan& plan, int64_t chunks) {
+void multiply_in_chunks(float* c, const Strided<float>& a, const Strided<float>& b, const Plan& plan, int64_t chunks) {
   const auto part = [&](float* partial, int64_t k0, int64_t k1) {
     const Plan piece{plan.M, plan.N, k1 - k0, plan.pack_a, plan.pack_b, false};
     multiply_region(partial, {a.data + k0 * a.col, a.row, a.col}, {b.data + k0 * b.row, b.row, b.col}, piece, 0, plan.M,
@@ -338,7 +338,7 @@ void dot_rows(float* c, int64_t ldc, const float* a, int64_t lda, const float* b
   }
 }
 
-void multiply_few_rows(float* c, const Strided& a, const Strided& b, const Plan& plan) {
+void multiply_few_rows(float* c, const Strided<float>& a, const Strided<float>& b, const Plan& plan) {
   const int64_t n_step = 64;  // rows of b that stay in cache while the rows of a pass
   const int64_t steps = ceil_div(plan.N, n_step);
   parallel_for(steps, plan.small() ? steps : 1, [=, &a, &b, &plan](int64_t begin, int64_t end) {
@@ -361,7 +361,7 @@ void multiply_few_rows(float* c, const Strided& a, const Strided& b, const Plan&
 
 // -----------------------------------------------------------------------------------------------------------------
 
-void gemm(float* c, const Strided& a, const Strided& b, int64_t M, int64_t N, int64_t K, bool add) {
+void gemm(float* c, const Strided<float>& a, const Strided<float>& b, int64_t M, int64_t N, int64_t K, bool add) {
   if (K == 0 && !add) std::fill_n(c, M * N, 0.f);
   if (M == 0 || N == 0 || K == 0) return;
   const Plan plan = make_plan(a, b, M, N, K, add);
@@ -370,17 +370,17 @@ void gemm(float* c, const Strided& a, const Strided& b, int64_t M, int64_t N, in
   multiply(c, a, b, plan);
 }
 
-void gemm_rows(const std::vector<Product>& products, int64_t M) {
+void gemm_rows(const std::vector<Product<float, float>>& products, int64_t M) {
   if (products.empty()) return;
   bool alone = products.size() == 1 || !enough_rows(M);
-  for (const Product& p : products)
+  for (const auto& p : products)
     alone |= chunks_of({M, p.N, p.K, false, false, false}) > 1;  // the same bits either way
   if (alone) {
-    for (const Product& p : products) gemm(p.c, p.a, p.b, M, p.N, p.K, p.add);
+    for (const auto& p : products) gemm(p.c, p.a, p.b, M, p.N, p.K, p.add);
     return;
   }
   share_rows(M, 1, [&](int64_t i0, int64_t i1) {
-    for (const Product& p : products)
+    for (const auto& p : products)
       multiply_region(p.c, p.a, p.b, make_plan(p.a, p.b, M, p.N, p.K, p.add), i0, i1, 0, p.N);
   });
 }

@@ -13,21 +13,23 @@
 namespace crossply {
 
 // Element (i, j) is data[i * row + j * col]; one of the two strides is 1.
+template <class T>
 struct Strided {
-  const float* data;
+  const T* data;
   int64_t row, col;
 };
 
-void gemm(float* c, const Strided& a, const Strided& b, int64_t M, int64_t N, int64_t K, bool add);
+void gemm(float* c, const Strided<float>& a, const Strided<float>& b, int64_t M, int64_t N, int64_t K, bool add);
 
 // Several products with the same number of rows M, one after the other. Where there are enough rows, each thread takes
 // its rows through all of them, so that what they share (a, or c) stays in its cache.
+template <class C, class T>
 struct Product {
-  float* c;
-  Strided a, b;
+  C* c;
+  Strided<T> a, b;
   int64_t N, K;
   bool add;
 };
-void gemm_rows(const std::vector<Product>& products, int64_t M);
+void gemm_rows(const std::vector<Product<float, float>>& products, int64_t M);
 
 }  // namespace crossply

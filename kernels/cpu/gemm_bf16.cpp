@@ -248,11 +248,10 @@ void multiply_all(const std::vector<Task<C, T>>& tasks, int64_t M) {
   });
 }
 
-template <class C, class From>
-void multiply_on_units(const std::vector<From>& products, int64_t M) {
-  using T = std::remove_cvref_t<decltype(*From::a.data)>;
+template <class C, class T>
+void multiply_on_units(const std::vector<Product<C, T>>& products, int64_t M) {
   std::vector<Task<C, T>> tasks;
-  for (const From& p : products) {
+  for (const Product<C, T>& p : products) {
     if (p.K == 0 && !p.add) std::fill_n(p.c, M * p.N, C(0.f));
     if (M == 0 || p.N == 0 || p.K == 0) continue;
     const Factors<T> factors{{p.a.data, p.a.row, p.a.col}, {p.b.data, p.b.col, p.b.row}, p.K};
@@ -265,8 +264,8 @@ void multiply_on_units(const std::vector<From>& products, int64_t M) {
 
 #else
 
-template <class C, class From>
-void multiply_on_units(const std::vector<From>&, int64_t) {}
+template <class C, class T>
+void multiply_on_units(const std::vector<Product<C, T>>&, int64_t) {}
 
 #endif
 
@@ -281,7 +280,7 @@ void convert(To* to, const From* from, int64_t n) {
   });
 }
 // A copy without gaps between the lines, of which there are `rows` if they are rows, else `cols`.
-Strided widen(float* to, const Strided16& from, int64_t rows, int64_t cols) {
+Strided<float> widen(float* to, const Strided<bf16>& from, int64_t rows, int64_t cols) {
   const bool row_major = from.col == 1;
   const int64_t lines = row_major ? rows : cols, length = row_major ? cols : rows;
   const int64_t apart = row_major ? from.row : from.col;
@@ -293,14 +292,14 @@ Strided widen(float* to, const Strided16& from, int64_t rows, int64_t cols) {
 
 // The products from `p` to `end`, which are one sum in c.
 template <class C>
-void multiply_in_float(const Product16<C>* p, const Product16<C>* end, int64_t M) {
+void multiply_in_float(const Product<C, bf16>* p, const Product<C, bf16>* end, int64_t M) {
   int64_t most = 0;
-  for (const Product16<C>* q = p; q < end; ++q) most = std::max(most, q->K);
+  for (const Product<C, bf16>* q = p; q < end; ++q) most = std::max(most, q->K);
   float* c = scratch_f32(static_cast<size_t>((M + p->N) * most + M * p->N), 8);
   float *a = c + M * p->N, *b = a + M * most, *sums = c;
   if constexpr (std::is_same_v<C, float>) sums = p->c;
   else if (p->add) convert(c, p->c, M * p->N);
-  for (const Product16<C>* q = p; q < end; ++q)
+  for (const Product<C, bf16>* q = p; q < end; ++q)
     gemm(sums, widen(a, q->a, M, q->K), widen(b, q->b, q->K, q->N), M, q->N, q->K, q->add);
   if constexpr (!std::is_same_v<C, float>) convert(p->c, c, M * p->N);
 }
@@ -310,30 +309,19 @@ void multiply_in_float(const Product16<C>* p, const Product16<C>* end, int64_t M
 // -----------------------------------------------------------------------------------------------------------------
 
 template <class C>
-void gemm_rows_bf16(const std::vector<Product16<C>>& products, int64_t M) {
-  if (matrix_unit() != MatrixUnit::none) return multiply_on_units<C>(products, M);
+void gemm_rows_bf16(const std::vector<Product<C, bf16>>& products, int64_t M) {
+  if (matrix_unit() != MatrixUnit::none) return multiply_on_units(products, M);
   for (size_t i = 0, end; i < products.size(); i = end) {
     for (end = i + 1; end < products.size() && products[end].add && products[end].c == products[i].c;) ++end;
     multiply_in_float(products.data() + i, products.data() + end, M);
   }
 }
-template void gemm_rows_bf16(const std::vector<Product16<float>>&, int64_t);
-template void gemm_rows_bf16(const std::vector<Product16<bf16>>&, int64_t);
+template void gemm_rows_bf16(const std::vector<Product<float, bf16>>&, int64_t);
+template void gemm_rows_bf16(const std::vector<Product<bf16, bf16>>&, int64_t);
 
-template <class C>
-void gemm_bf16(C* c, const Strided16& a, const Strided16& b, int64_t M, int64_t N, int64_t K, bool add) {
-  gemm_rows_bf16<C>({{c, a, b, N, K, add}}, M);
-}
-template void gemm_bf16(float*, const Strided16&, const Strided16&, int64_t, int64_t, int64_t, bool);
-template void gemm_bf16(bf16*, const Strided16&, const Strided16&, int64_t, int64_t, int64_t, bool);
-
-void gemm_rows_bf16x3(const std::vector<Product>& products, int64_t M) {
-  if (matrix_unit() == MatrixUnit::amx) multiply_on_units<float>(products, M);
+void gemm_rows_bf16x3(const std::vector<Product<float, float>>& products, int64_t M) {
+  if (matrix_unit() == MatrixUnit::amx) multiply_on_units(products, M);
   else gemm_rows(products, M);
-}
-
-void gemm_bf16x3(float* c, const Strided& a, const Strided& b, int64_t M, int64_t N, int64_t K, bool add) {
-  gemm_rows_bf16x3({{c, a, b, N, K, add}}, M);
 }
 
 }  // namespace crossply

@@ -45,7 +45,7 @@ struct Copy {
   size_t bytes;
 };
 
-// Where a stack was left. ucontext.h would do everywhere, but asks the system for the signal mask at every switch,
+// Where a stack was left. <ucontext.h> would do everywhere, but asks the system for the signal mask at every switch,
 // which takes 40 times as long as the switch.
 #ifdef __x86_64__
 using Context = void*;  // its stack pointer, below the registers that a function must keep
@@ -259,9 +259,6 @@ struct Mapping {
 std::map<void*, Mapping> mappings;
 int protection = PROT_NONE;  // of what is not guarded
 std::mutex mappings_lock;    // for both
-}  // namespace
-
-namespace {
 std::shared_ptr<Works> captured;
 
 // Only while this lives may anybody touch device memory.

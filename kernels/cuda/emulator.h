@@ -147,41 +147,7 @@ T __shfl_down_sync(uint32_t mask, T value, int by, crossply::emulator::Site site
   const int lane = crossply::emulator::lane();
   return crossply::emulator::exchange(mask, value, lane + by > 31 ? lane : lane + by, "__shfl_down_sync", site);
 }
-inline uint32_t __ballot_sync(uint32_t mask, bool vote,
-                              crossply::emulator::Site site = crossply::emulator::Site::here()) {
-  struct Vote {
-    uint32_t votes;
-    bool mine;
-  } own{0, vote};
-  const auto combine = [](void* const* operands, uint32_t present) {
-    uint32_t votes = 0;
-    for (int lane = 0; lane < 32; ++lane)
-      if (present >> lane & 1) votes |= static_cast<uint32_t>(static_cast<Vote*>(operands[lane])->mine) << lane;
-    for (int lane = 0; lane < 32; ++lane)
-      if (present >> lane & 1) static_cast<Vote*>(operands[lane])->votes = votes;
-  };
-  crossply::emulator::synchronize_warp(mask, &own, combine, "__ballot_sync", site);
-  return own.votes;
-}
-inline bool __any_sync(uint32_t mask, bool vote, crossply::emulator::Site site = crossply::emulator::Site::here()) {
-  return __ballot_sync(mask, vote, site) != 0;
-}
-inline bool __all_sync(uint32_t mask, bool vote, crossply::emulator::Site site = crossply::emulator::Site::here()) {
-  return __ballot_sync(mask, vote, site) == mask;
-}
 
-// One fiber runs at a time, so these need nothing more.
-template <class T>
-T atomicAdd(T* at, T value) {
-  const T before = *at;
-  *at += value;
-  return before;
-}
-template <class T>
-T __ldg(const T* at) {
-  return *at;
-}
 inline float __uint_as_float(uint32_t x) { return std::bit_cast<float>(x); }
 inline float rsqrtf(float x) { return 1.f / std::sqrt(x); }
-inline float __expf(float x) { return std::exp(x); }
 inline float __fdividef(float x, float y) { return x / y; }

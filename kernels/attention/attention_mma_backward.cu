@@ -33,7 +33,7 @@ struct KeyPlace {
   int first;
 };
 template <int keys>
-__device__ __forceinline__ KeyPlace place_of_keys(const AttentionShape& z) {
+__device__ __forceinline__ KeyPlace place_of_keys(const AttentionSizes& z) {
   const uint32_t x = forgotten(blockIdx.x), heads = static_cast<uint32_t>(z.K);
   return {x / heads, x % heads, static_cast<int>(forgotten(blockIdx.y)) * keys};
 }
@@ -41,7 +41,7 @@ __device__ __forceinline__ KeyPlace place_of_keys(const AttentionShape& z) {
 // Block (x: head of k and v, y: keys, from the first ones, which most queries see, z: columns). factor: scale / ln 2.
 template <int width, bool small>
 __global__ void __launch_bounds__(KeyBlock<width, small>::threads, width > 64 ? 1 : 2)
-    attention_dkdv_kernel(AttentionBackward<bf16> g, AttentionShape z, float factor) {
+    attention_dkdv_kernel(AttentionBackward<bf16> g, AttentionSizes z, float factor) {
   using F = KeyBlock<width, small>;
   constexpr int tile = F::queries * width, n = F::queries / 8, columns = F::columns / 8;
   bf16 *k_tile = dynamic_shared<bf16>(), *v_tile = k_tile + F::keys * width, *q_tiles = v_tile + F::keys * width;
@@ -149,7 +149,7 @@ struct QueryBlock {
 // Block (x: head, y: queries from the last ones). factor: scale / ln 2.
 template <int width>
 __global__ void __launch_bounds__(QueryBlock<width>::threads, 2)
-    attention_dq_kernel(AttentionBackward<bf16> g, AttentionShape z, float factor) {
+    attention_dq_kernel(AttentionBackward<bf16> g, AttentionSizes z, float factor) {
   using F = QueryBlock<width>;
   constexpr int tile = F::keys * width, n = F::keys / 8;
   bf16 *q_tile = dynamic_shared<bf16>(), *dout_tile = q_tile + F::queries * width;
@@ -232,14 +232,14 @@ __global__ void __launch_bounds__(QueryBlock<width>::threads, 2)
 // -----------------------------------------------------------------------------------------------------------------
 
 template <int width, bool small>
-void launch_dkdv(const AttentionBackward<bf16>& g, const AttentionShape& z) {
+void launch_dkdv(const AttentionBackward<bf16>& g, const AttentionSizes& z) {
   using F = KeyBlock<width, small>;
   const dim3 grid(static_cast<uint32_t>(z.B * z.K), blocks_of(z.T, F::keys), blocks_of(z.D, F::columns));
   launch({"attention_dkdv_mma", grid, F::threads, F::shared_bytes}, attention_dkdv_kernel<width, small>, g, z,
          g.scale * log2_of_e);
 }
 
-void attention_backward_mma(const AttentionBackward<bf16>& g, const AttentionShape& z) {
+void attention_backward_mma(const AttentionBackward<bf16>& g, const AttentionSizes& z) {
   with_tile_width(z.D, [&](auto width) {
     // Each sum is the same in blocks of either size.
     if constexpr (width == 128)

@@ -67,7 +67,7 @@ struct Softmax {
 // Block (x: head, y: queries from the last ones, which see the most keys and should begin first). factor: scale / ln 2.
 template <int width>
 __global__ void __launch_bounds__(Forward<width>::threads, Forward<width>::blocks_at_once)
-    attention_forward_kernel(bf16* out, float* lse, const bf16* q, const bf16* k, const bf16* v, AttentionShape z,
+    attention_forward_kernel(bf16* out, float* lse, const bf16* q, const bf16* k, const bf16* v, AttentionSizes z,
                              float factor) {
   using F = Forward<width>;
   constexpr int tile = F::keys * width;
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(Forward<width>::threads, Forward<width>::block
 
 // -----------------------------------------------------------------------------------------------------------------
 
-void attention_forward_mma(bf16* out, float* lse, const bf16* q, const bf16* k, const bf16* v, const AttentionShape& z,
+void attention_forward_mma(bf16* out, float* lse, const bf16* q, const bf16* k, const bf16* v, const AttentionSizes& z,
                            float scale) {
   with_tile_width(z.D, [&](auto width) {
     using F = Forward<width>;
