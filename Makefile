@@ -19,7 +19,7 @@ PROGRAMS := $(strip $(basename $(notdir $(wildcard train/train_*.cpp))) lime_by_
 FUZZ_SECONDS ?= 120
 
 .PHONY: all build run compare test fuzz fuzz_targets faults fault_injection bench bench-architectures bench-gpu \
-        setup configure clean help $(PROGRAMS)
+        setup new configure clean help $(PROGRAMS)
 all: build
 
 build: configure
@@ -66,6 +66,9 @@ $(PROGRAMS) fuzz_targets fault_injection: configure
 setup:
 	@dev/setup.sh
 
+new:
+	@dev/new_architecture.sh "$(ARCH)"
+
 configure:
 	@cmake -S . -B $(BUILD) $(COMPILER) $(CUDA_FLAG) $(CMAKE_FLAGS) >/dev/null
 
@@ -83,6 +86,7 @@ help:
 	@echo "make bench-architectures   build, then measure what each architecture costs (ARGS=\"--arch lime --seq 256\")"
 	@echo "make bench-gpu   build with CUDA, check every kernel and model against the CPU, and measure; needs a GPU"
 	@echo "make NAME     build one program: $(PROGRAMS)"
+	@echo "make new ARCH=NAME   the skeleton of an architecture of your own; models/README.md goes on from there"
 	@echo "make setup    install what building needs, where that is allowed"
 	@echo "make clean    remove $(BUILD)/"
 	@echo "Variables: CXX=clang++ (compiler), BUILD=dir (where to build), JOBS=n (compilations at a time), CUDA=1 (for GPUs),"

@@ -1,6 +1,6 @@
 // How layers are connected across depth: the one thing in which the architectures differ. The backbone is written once
 // and asks its connection at four places: what a sublayer reads, how a layer projects its queries, keys and values,
-// which keys and values its queries attend to, and how a sublayer's output is written back. The defaults are the plain
+// what its queries attend to, and how a sublayer's output is written back. The defaults are the plain
 // residual stream, so a connection overrides only what it changes. One file per connection (README.md here).
 #pragma once
 
@@ -81,6 +81,12 @@ class Connection {
   // The keys and values the layer's queries attend to, given its own; k is normalised and rotated by now. They may have
   // any number of heads that divides the queries'.
   virtual KeyValue kv(int /*layer*/, KeyValue own) { return own; }
+  // What the layer's queries read, (B, T, H, D), given its own queries, keys and values; q and k are normalised and
+  // rotated by now. ops::attention may come once, twice under two names, or not at all. Here once, to what kv() says.
+  virtual Value* attend(int layer, Heads own) {
+    const KeyValue read = kv(layer, {own.k, own.v});
+    return ops::attention(build_->tape, Site{layer, false}.name(), own.q, read.k, read.v);
+  }
   // Takes the sublayer's output (B, T, C).
   virtual void write(const Site& site, Value* y) { x_ = ops::add(build_->tape, site.name() + ".residual", x_, y); }
   // What the final norm reads.

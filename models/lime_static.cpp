@@ -85,10 +85,10 @@ class LimeV1 : public Connection {
   std::vector<Value*> streams_;  // rms(X_0), rms(X_1), ...
 };
 
-const Option kv_init{"kv_init",
-                     "literal",
-                     "literal or fan_in: the spread that keys' and values' weights start with",
-                     {"literal", "fan_in"}};
+Option kv_init() {
+  const char* help = "literal or fan_in: the spread that keys' and values' weights start with";
+  return {"kv_init", "literal", help, {"literal", "fan_in"}};
+}
 
 }  // namespace
 
@@ -97,14 +97,14 @@ Architecture lime_static_architecture() {
           "every key/value head reads its own mixture of all earlier outputs",
           {{"top_p", "1.0", "a number in 0..1: weights beyond this sum are pruned (renormalised: >= 1/layers)", {}},
            {"top_p_renormalize", "true", "true or false: what is left is divided by its sum", {}},
-           kv_init},
+           kv_init()},
           [](const Config& config) { return std::make_unique<LimeV1>(config, false); }};
 }
 
 Architecture lime_dynamic_architecture() {
   return {"lime_dynamic",
           "every key/value head reads its own mixture of all earlier outputs, anew for every token",
-          {kv_init},
+          {kv_init()},
           [](const Config& config) { return std::make_unique<LimeV1>(config, true); }};
 }
 

@@ -39,8 +39,7 @@ void record_llama_block(const Build& b, Connection& connection, int layer, Value
   }
   own.q = ops::rope(b.tape, a + ".q_rope", own.q, rope);
   own.k = ops::rope(b.tape, a + ".k_rope", own.k, rope);
-  const KeyValue kv = connection.kv(layer, {own.k, own.v});
-  Value* heads = ops::attention(b.tape, a, own.q, kv.k, kv.v);
+  Value* heads = connection.attend(layer, own);
   connection.write(attn, ops::linear(b.tape, a + ".out", heads, weight("self_attn.o_proj"), stream));
 
   const Site mlp{layer, true};

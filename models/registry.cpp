@@ -4,8 +4,8 @@
 
 namespace crossply {
 
-const std::vector<Architecture>& architectures() {
-  static const std::vector<Architecture> all = {
+std::vector<Architecture>& architectures() {
+  static std::vector<Architecture> all = {
       {"llama", "every layer reads the layer below", {}, [](const Config&) { return std::make_unique<Connection>(); }},
       lime_architecture(),
       lime_static_architecture(),

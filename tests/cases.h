@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/reference/ops.h"
 #include "models/registry.h"
 #include "tests/tiny.h"
 
@@ -24,6 +25,18 @@ inline Case with(const std::string& arch, const std::map<std::string, std::strin
   }
   config.check(Exit::usage, "test");
   return {name, config};
+}
+
+// Has the model an op of plain loops only, which no GPU computes; or, per_sequence, one that cannot generate?
+inline bool has_loops(const Config& config, bool per_sequence = false) {
+  ParameterTable params;
+  declare_model(params, config);
+  Tape tape(Dtype::f32);
+  record_model(tape, params, config, 1, 2);
+  for (const auto& node : tape.nodes())
+    if (const auto* op = dynamic_cast<const ReferenceNode*>(node.get()))
+      if (op->loops->per_sequence() || !per_sequence) return true;
+  return false;
 }
 
 // Every architecture and every option that changes what is computed.

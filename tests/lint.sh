@@ -39,9 +39,10 @@ kernels/attention: engine kernels kernels/cpu kernels/cuda
 kernels/depth: engine kernels kernels/cpu kernels/cuda kernels/block
 kernels/depth/hyper: engine kernels kernels/cpu kernels/cuda kernels/depth
 kernels/optim: engine kernels kernels/cpu kernels/cuda
+kernels/reference: engine kernels/cpu
 cli: engine
 data: engine
-models: engine kernels/block kernels/attention kernels/depth
+models: engine kernels/block kernels/attention kernels/depth kernels/reference
 eval: engine kernels kernels/block kernels/optim cli data models
 train: engine kernels kernels/block kernels/attention kernels/depth kernels/optim cli data models eval
 '

@@ -56,6 +56,8 @@ class DepthHistory {
 
 // A short vector times factor (1).
 Value* scale(Tape& t, const std::string& name, Value* inp, Value* factor);
+// One number for each head: inp (..., K, D) times factor (K), a parameter, a constant (tape.constant) or a value.
+Value* head_scale(Tape& t, const std::string& name, Value* inp, Value* factor);
 // SATFormer's gates over (B, T, K): relu, sigmoid, softmax, softmax_sigmoid, tanh, identity.
 Value* gate(Tape& t, const std::string& name, Value* inp, const std::string& kind);
 

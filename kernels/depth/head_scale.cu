@@ -1,0 +1,72 @@
+#include "kernels/depth/head_scale.h"
+
+#include "kernels/cuda/cuda.cuh"
+
+namespace crossply {
+namespace {
+
+constexpr int threads = 256;
+
+// A thread's `width` neighbours lie in one row of D.
+template <int width, class S>
+__global__ void head_scale_forward_kernel(S* out, const S* inp, const float* factor, int64_t K, int64_t D, int64_t n) {
+  const int64_t at = first_of_thread<width>();
+  if (at >= n) return;
+  const float f = factor[at / D % K];
+  Floats<width> y = load<width>(inp + at);
+#pragma unroll
+  for (int i = 0; i < width; ++i) y[i] *= f;
+  store<width>(out + at, y);
+}
+
+// `lanes` threads, a power of two, take a row of D; dots (rows): <dout, inp> of each, or null.
+template <int width, class S>
+__global__ void head_scale_backward_kernel(S* dinp, float* dots, const S* dout, const S* inp, const float* factor,
+                                           int64_t rows, int64_t K, int64_t D, int lanes, bool add) {
+  const int64_t row = (static_cast<int64_t>(blockIdx.x) * threads + threadIdx.x) / lanes;
+  const int lane = static_cast<int>(threadIdx.x) % lanes;
+  float dot = 0;
+  if (row < rows) {
+    const float f = factor[row % K];
+    for (int64_t at = row * D + lane * width; at < (row + 1) * D; at += lanes * width) {
+      Floats<width> dy = load<width>(dout + at);
+      const Floats<width> x = load_if<width>(dots != nullptr, inp, at);
+#pragma unroll
+      for (int i = 0; i < width; ++i) dot += dy[i] * x[i], dy[i] *= f;
+      store_or_add<width>(dinp + at, dy, add);
+    }
+  }
+  dot = group_sum(dot, lanes);
+  if (dots != nullptr && lane == 0 && row < rows) dots[row] = dot;
+}
+
+}  // namespace
+
+// -----------------------------------------------------------------------------------------------------------------
+
+void head_scale_forward_cuda(const Tensor& out, const Tensor& inp, const Tensor& factor, int64_t D) {
+  with_storage(inp.dtype, [&](auto storage) {
+    using S = decltype(storage);
+    with_width<S>(D, {out.data, inp.data}, [&](auto width) {
+      launch_elementwise("head_scale_forward", inp.numel(), width, head_scale_forward_kernel<width, S>, out.as<S>(),
+                         inp.as<S>(), factor.as<float>(), factor.numel(), D);
+    });
+  });
+}
+
+void head_scale_backward_cuda(const Grad& dinp, const Tensor& dfactor, const Tensor& dout, const Tensor& inp,
+                              const Tensor& factor, int64_t D) {
+  const int64_t rows = dinp.numel() / D, K = factor.numel();
+  float* dots = dfactor.data == nullptr ? nullptr : scratch<float>(rows);
+  with_storage(dinp.dtype, [&](auto storage) {
+    using S = decltype(storage);
+    with_width<S>(D, {dinp.data, dout.data, inp.data}, [&](auto width) {
+      const int lanes = lanes_of_row(D / width);
+      launch({"head_scale_backward", blocks_of(rows * lanes, threads), threads}, head_scale_backward_kernel<width, S>,
+             dinp.as<S>(), dots, dout.as<S>(), data_or_null<S>(inp), factor.as<float>(), rows, K, D, lanes, dinp.add);
+    });
+  });
+  if (dots != nullptr) add_rows(dfactor.as<float>(), dots, rows / K, K);
+}
+
+}  // namespace crossply
