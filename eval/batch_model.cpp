@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "eval/loss.h"
 #include "kernels/block/add.h"
 #include "kernels/optim/gradient_norm.h"
 
@@ -23,6 +22,22 @@ Tensor flat_gradients(const Arena& arena, const ParameterTable& params) {
 }
 
 }  // namespace
+
+void load_batch(Device& device, const Graph& graph, const int32_t* tokens, const int32_t* targets) {
+  device.copy_in(graph.tokens->tensor.data, tokens, graph.tokens->tensor.bytes());
+  device.copy_in(graph.targets->tensor.data, targets, graph.targets->tensor.bytes());
+}
+
+double sum_losses(Device& device, const Graph& graph) {
+  const Tensor& losses = graph.losses->tensor;
+  double sum = 0;
+  with_real(losses.dtype, [&](auto real) {
+    std::vector<decltype(real)> host(static_cast<size_t>(losses.numel()));
+    device.copy_out(host.data(), losses.data, losses.bytes());
+    for (const auto loss : host) sum += static_cast<double>(loss);
+  });
+  return sum;
+}
 
 Layout choose_layout(ParameterTable& params, const Config& config, const Batch& batch, Backend backend) {
   const Layout whole{batch.B, 1};
