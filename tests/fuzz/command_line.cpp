@@ -1,6 +1,7 @@
 // Any text as the command line of a program, one argument a line, the program's name first. Trainers and compare only
 // plan; the others work on a tiny model.
 #include <sstream>
+#include <utility>
 
 #include "tests/fuzz/programs.h"
 
