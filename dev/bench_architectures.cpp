@@ -5,6 +5,7 @@
 
 #include "cli/format.h"
 #include "dev/bench.h"
+#include "train/plan.h"
 #include "train/trainer.h"
 
 namespace crossply {

@@ -10,6 +10,7 @@
 #include "cli/format.h"
 #include "dev/bench.h"
 #include "kernels/devices.h"
+#include "train/plan.h"
 #include "train/trainer.h"
 
 namespace crossply {

@@ -3,9 +3,11 @@
 // nested at most max_json_depth deep, so that it can be copied, compared and printed: each level of that takes stack.
 #pragma once
 
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
+#include <type_traits>
 
 #include "engine/check.h"
 
@@ -34,6 +36,19 @@ Json parse_json(std::string_view text, const std::string& where) {
   } catch (const nlohmann::json::parse_error& error) {
     fail(Exit::bad_data, where, ": is not a JSON object in UTF-8: wrong at byte ", error.byte);
   }
+}
+
+// Whether a value is of T's type, and a number finite, one that T can hold, and within these bounds.
+template <class T>
+bool holds(const nlohmann::json& value, double least = -std::numeric_limits<double>::max(),
+           double most = std::numeric_limits<double>::max()) {
+  const auto within = [&](double number) { return number >= least && number <= most; };
+  if constexpr (std::is_same_v<T, std::string>) return value.is_string();
+  else if constexpr (std::is_same_v<T, bool>) return value.is_boolean();
+  else if constexpr (std::is_floating_point_v<T>) return value.is_number() && within(value.get<double>());
+  else if (value.is_number_unsigned())
+    return value.get<uint64_t>() <= uint64_t{std::numeric_limits<T>::max()} && within(value.get<double>());
+  else return std::is_signed_v<T> && value.is_number_integer() && within(value.get<double>());
 }
 
 // For JSON, which is in UTF-8, while a file name may be any bytes: the text itself if it is UTF-8, else printable().

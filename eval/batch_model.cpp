@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "eval/loss.h"
 #include "kernels/block/add.h"
 #include "kernels/optim/gradient_norm.h"
 
@@ -22,6 +21,22 @@ Tensor flat_gradients(const Arena& arena, const ParameterTable& params) {
 }
 
 }  // namespace
+
+void load_batch(Device& device, const Graph& graph, const int32_t* tokens, const int32_t* targets) {
+  device.copy_in(graph.tokens->tensor.data, tokens, graph.tokens->tensor.bytes());
+  device.copy_in(graph.targets->tensor.data, targets, graph.targets->tensor.bytes());
+}
+
+double sum_losses(Device& device, const Graph& graph) {
+  const Tensor& losses = graph.losses->tensor;
+  double sum = 0;
+  with_real(losses.dtype, [&](auto real) {
+    std::vector<decltype(real)> host(static_cast<size_t>(losses.numel()));
+    device.copy_out(host.data(), losses.data, losses.bytes());
+    for (const auto loss : host) sum += static_cast<double>(loss);
+  });
+  return sum;
+}
 
 Layout choose_layout(ParameterTable& params, const Config& config, const Batch& batch, Backend backend) {
   const Layout whole{batch.B, 1};

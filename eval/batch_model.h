@@ -17,6 +17,11 @@
 
 namespace crossply {
 
+// Copies one batch of the graph's (B, T) tokens and targets to the device.
+void load_batch(Device& device, const Graph& graph, const int32_t* tokens, const int32_t* targets);
+// The sum of the losses of the last replay, in double and in order. Waits for the device.
+double sum_losses(Device& device, const Graph& graph);
+
 struct Batch {
   int64_t B, T;
   Dtype dtype = Dtype::f32;

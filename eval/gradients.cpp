@@ -11,8 +11,8 @@
 #include "cli/program.h"
 #include "data/shards.h"
 #include "engine/numbers.h"
+#include "eval/batch_model.h"
 #include "eval/loaded_model.h"
-#include "eval/loss.h"
 #include "kernels/optim/optimizer.h"
 #include "models/model_dir.h"
 

@@ -12,9 +12,8 @@ nlohmann::json read_json(const std::string& path);
 
 // The value of a key; where it is absent or null, `into` stays as it is. Another type, or a number that T cannot hold,
 // is Exit::bad_data, with `where`.
-void read(const nlohmann::json& object, const char* key, bool& into, const std::string& where);
-void read(const nlohmann::json& object, const char* key, int64_t& into, const std::string& where);
-void read(const nlohmann::json& object, const char* key, double& into, const std::string& where);
-void read(const nlohmann::json& object, const char* key, std::string& into, const std::string& where);
+// T: bool, int64_t, double, std::string.
+template <class T>
+void read(const nlohmann::json& object, const char* key, T& into, const std::string& where);
 
 }  // namespace crossply

@@ -5,7 +5,6 @@
 
 #include <cmath>
 
-#include "eval/loss.h"
 #include "tests/threads.h"
 #include "tests/tiny.h"
 

@@ -7,8 +7,7 @@
 
 #include "engine/safetensors.h"
 #include "tests/cases.h"
-#include "tests/temp_dir.h"
-#include "train/trainer.h"
+#include "tests/program.h"
 
 using namespace crossply;
 using namespace crossply::test;
@@ -111,26 +110,30 @@ TEST_CASE("dump tensors: names, patterns, types, and what is refused") {
 TEST_CASE("dump tensors: a run that is looked at stays as it is, file by file") {
   const TempDir scratch;
   write_text(scratch.file("text"), std::string(400, 'a') + std::string(400, 'b'));
-  TrainOptions o;
-  o.config = tiny_config("lime");
-  o.config.vocab_size = 0;
-  o.data.spec = "text:" + scratch.file("text");
-  o.data.seq_len = 8;
-  o.steps = 3, o.batch = 4, o.eval_samples = 2, o.answer_samples = 0;
-  o.out = scratch.file("run");
-  run_training(o, "lime");
+  const std::string out = scratch.file("run");
+  check_outcome(train(scratch, {"--data",         "text:" + scratch.file("text"),
+                                "--seq",          "8",
+                                "--steps",        "3",
+                                "--batch",        "4",
+                                "--width",        "8",
+                                "--layers",       "2",
+                                "--heads",        "2",
+                                "--ffn",          "12",
+                                "--eval-samples", "2",
+                                "--out",          out},
+                      "lime"),
+                Exit::done, "step 3");
   const auto contents = [&] {
     std::map<std::string, std::string> files;
-    for (const auto& entry : std::filesystem::recursive_directory_iterator(o.out))
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(out))
       if (entry.is_regular_file()) files[entry.path().string()] = read_text(entry.path().string());
-    files.erase(o.out + "/tensors.safetensors");
+    files.erase(out + "/tensors.safetensors");
     return files;
   };
   const auto before = contents();
-  o.resume = true;
-  o.dump_tensors = {"tokens", "d:model.norm.weight"};
-  run_training(o, "lime");
-  CHECK(SafetensorsFile(o.out + "/tensors.safetensors").tensors().size() == 2);
+  check_outcome(train(scratch, {"--resume", "--out", out, "--dump-tensors", "tokens", "d:model.norm.weight"}, "lime"),
+                Exit::done, "wrote 2 tensors");
+  CHECK(SafetensorsFile(out + "/tensors.safetensors").tensors().size() == 2);
   CHECK(contents() == before);
 }
 

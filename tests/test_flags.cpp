@@ -10,7 +10,7 @@
 #include "models/registry.h"
 #include "tests/check.h"
 #include "train/options.h"
-#include "train/trainer.h"
+#include "train/inputs.h"
 
 using namespace crossply;
 

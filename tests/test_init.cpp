@@ -2,8 +2,8 @@
 // why not; fewer blocks; damage stays an error.
 #include "models/model_dir.h"
 #include "tests/data_check.h"
+#include "tests/program.h"
 #include "tests/twin.h"
-#include "train/trainer.h"
 
 using namespace crossply;
 using namespace crossply::test;
@@ -139,40 +139,34 @@ TEST_CASE("init: what belongs to the model survives training on token shards, an
   write_text(from + "/generation_config.json", "{\"eos_token_id\": [7, 9]}");
   write_text(from + "/tokenizer.json", R"({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a a"]}})");
   write_text(text, std::string(400, 'x'));
-  TrainOptions o;
-  o.config.arch = "lime";
-  o.init = from;
-  o.out = out;
-  o.data.spec = "text:" + text;
-  o.data.seq_len = 5;
-  o.steps = 2;
-  o.batch = 2;
-  o.eval_samples = 1;
-  check_fails(Exit::usage, {from, "text:", "BPE", "bytes", "token shards"}, [&] { run_training(o, "lime"); });
+  const auto start = [&](const std::string& arch, const std::string& model, const std::string& run,
+                         std::vector<std::string> more = {}) {
+    more.insert(more.end(), {"--init", model, "--out", run, "--data", "text:" + text, "--seq", "5", "--batch", "2",
+                             "--eval-samples", "1"});
+    return train(dir, more, arch);
+  };
+  const std::vector<std::string> two = {"--steps", "2"};
+  for (const char* says : {from.c_str(), "text:", "BPE", "bytes", "token shards"})
+    check_outcome(start("lime", from, out, two), Exit::usage, says);
   CHECK(!std::filesystem::exists(out));
   Tokenizer::words({"a", "b"}).save(from);
-  check_fails(Exit::usage, {from, "2 words (a b", "bytes"}, [&] { run_training(o, "lime"); });
+  for (const char* says : {from.c_str(), "2 words (a b", "bytes"})
+    check_outcome(start("lime", from, out, two), Exit::usage, says);
   Tokenizer::bytes().save(from);
   const std::string own = read_text(from + "/tokenizer.json") + "\n";
   write_text(from + "/tokenizer.json", own);
-  CHECK(run_training(o, "lime").code == Exit::done);
+  check_outcome(start("lime", from, out, two), Exit::done, "note: lime starts as the llama of " + from);
   const std::string saved = out + "/step_00000002/";
   CHECK(read_text(saved + "tokenizer.json") == own);
   CHECK(read_text(saved + "generation_config.json") == read_text(from + "/generation_config.json"));
   const Config after = load_config(saved + "config.json");
   CHECK((after.arch == "lime" && after.token_ids.at("eos_token_id") == "[7,9]"));
-  o.steps = 3;
-  o.out = dir.file("two");
-  o.config = Config();
-  o.config.arch = "lime";
-  o.init = out;
-  o.config.num_hidden_layers = 5;
-  o.given_sizes = {"--layers"};
-  check_fails(Exit::usage, {"--layers 5", "4 blocks"}, [&] { run_training(o, "lime"); });
-  o.config.num_hidden_layers = 2;
-  CHECK(run_training(o, "lime").code == Exit::done);
-  CHECK(load_config(dir.file("two/step_00000003/config.json")).num_hidden_layers == 2);
-  o.config.arch = "mudd";
-  o.out = dir.file("three");
-  check_fails(Exit::usage, {out, "lime", "mudd"}, [&] { run_training(o, "mudd"); });
+  const std::string other = dir.file("two");
+  for (const char* says : {"--layers 5", "4 blocks"})
+    check_outcome(start("lime", out, other, {"--steps", "3", "--layers", "5"}), Exit::usage, says);
+  check_outcome(start("lime", out, other, {"--steps", "3", "--layers", "2"}), Exit::done,
+                "the first 2 of its 4 blocks");
+  CHECK(load_config(other + "/step_00000003/config.json").num_hidden_layers == 2);
+  for (const std::string& says : {out, std::string("lime"), std::string("mudd")})
+    check_outcome(start("mudd", out, dir.file("three")), Exit::usage, says);
 }

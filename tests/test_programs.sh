@@ -4,7 +4,8 @@
 set -uo pipefail
 build=$(cd "$1" && pwd)
 dev=$(cd "$(dirname "$0")/../dev" && pwd)
-mapfile -t trainers < <(cd "$(dirname "$0")/../train" && printf '%s\n' train_*.cpp | sed 's/\.cpp$//')
+train=$(cd "$(dirname "$0")/../train" && pwd)
+mapfile -t trainers < <(cd "$train" && printf '%s\n' train_*.cpp | sed 's/\.cpp$//')
 work=$(mktemp -d)
 trap '[ $BASHPID = $$ ] && rm -rf "$work"' EXIT  # not in a child that a signal ends before it is a program
 cd "$work" || exit 1
@@ -103,6 +104,8 @@ for arch in $(sed -n 's/.*known: //p' output); do
   [ -z "$(awk 'length > 80' output)" ] && [ "$(wc -l <output)" -lt 90 ] || fail "the dry run of $arch is a flood"
   grep -q "arch: str = \"$arch\"" "$dev"/reference/*.py || fail "$arch has no PyTorch reference"
   grep -q "\"arch\": \"$arch\"" "$dev/compare_gradients.py" || fail "$arch is not compared with PyTorch"
+  cmp -s <(sed '1,/^#include/d' "$train/train_llama.cpp") <(sed "1,/^#include/d; s/, \"$arch\",/, \"llama\",/" "$train/train_$arch.cpp") ||
+    fail "the loop of train_$arch is another than that of train_llama"
 done
 
 # --- stopping and resuming ---------------------------------------------------------------------------------------

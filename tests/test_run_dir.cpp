@@ -2,7 +2,6 @@
 #include "train/run_dir.h"
 
 #include <fcntl.h>
-#include <omp.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -11,9 +10,8 @@
 #include <nlohmann/json.hpp>
 
 #include "models/checkpoint.h"
-#include "tests/temp_dir.h"
+#include "tests/program.h"
 #include "train/metrics.h"
-#include "train/trainer.h"
 
 using namespace crossply;
 using namespace crossply::test;
@@ -27,31 +25,6 @@ struct Scratch : TempDir {
   Scratch() : TempDir(memory_or_disk()) {}
 };
 
-struct Outcome {
-  int code;
-  std::string output;  // standard output and error
-};
-
-// train_ARCH with these arguments, in this process, on one thread.
-Outcome train(const Scratch& scratch, const std::vector<std::string>& arguments, const std::string& arch = "llama") {
-  std::vector<std::string> words = {"train_" + arch};
-  words.insert(words.end(), arguments.begin(), arguments.end());
-  std::vector<char*> argv;
-  for (std::string& word : words) argv.push_back(word.data());
-  argv.push_back(nullptr);
-  const std::string file = scratch.file("output");
-  const int threads = omp_get_max_threads(), out = ::dup(1), err = ::dup(2);
-  const int fd = ::open(file.c_str(), O_CREAT | O_TRUNC | O_WRONLY, 0600);
-  std::fflush(stdout);
-  ::dup2(fd, 1), ::dup2(fd, 2), ::close(fd);
-  omp_set_num_threads(1);
-  const int code = train_main(static_cast<int>(words.size()), argv.data(), arch);
-  omp_set_num_threads(threads);
-  std::fflush(stdout);
-  ::dup2(out, 1), ::dup2(err, 2), ::close(out), ::close(err);
-  return {code, read_text(file)};
-}
-
 std::vector<std::string> tiny(const std::string& out, std::vector<std::string> more = {}) {
   std::vector<std::string> flags = {"--data",           "arith:3", "--train-samples", "100", "--test-samples", "20",
                                     "--width",          "16",      "--ffn",           "24",  "--layers",       "2",
@@ -59,11 +32,6 @@ std::vector<std::string> tiny(const std::string& out, std::vector<std::string> m
                                     "--answer-samples", "0",       "--out",           out};
   flags.insert(flags.end(), more.begin(), more.end());
   return flags;
-}
-
-void check_outcome(const Outcome& got, Exit code, const std::string& says) {
-  CHECK_MESSAGE(got.code == static_cast<int>(code), got.output);
-  CHECK_MESSAGE(got.output.find(says) != std::string::npos, "no '" << says << "' in: " << got.output);
 }
 
 std::string metrics_line(int64_t step) {
@@ -179,6 +147,11 @@ TEST_CASE("run directory: flags.json gives every setting back, and no value that
   for (const auto& [key, value] : defaults.items()) CHECK_MESSAGE(saved[key] != value, key);
   write(saved);
   CHECK(read() == saved);
+  json older = saved;
+  older["schedule"] = "cosine1";
+  write(older);
+  CHECK(read()["schedule"] == "cosine_to_floor");
+  write(saved);
   CHECK(error_of([&] { read("llama"); }).code == Exit::usage);
   for (const auto& [key, value] : std::vector<std::pair<std::string, json>>{{"steps", -5},
                                                                             {"steps", 0},

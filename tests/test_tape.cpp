@@ -214,7 +214,7 @@ TEST_CASE("schedule: the multipliers of the specifications") {
   CHECK(lime.at(200) == doctest::Approx(1.0));
   CHECK(lime.at(10100) == doctest::Approx(0.5));
   CHECK(lime.at(20000) == doctest::Approx(1e-6));
-  const Schedule other{ScheduleKind::cosine1, 10, 110, 0.1};
+  const Schedule other{ScheduleKind::cosine_to_floor, 10, 110, 0.1};
   CHECK(other.at(0) == doctest::Approx(0.1));
   CHECK(other.at(9) == doctest::Approx(1.0));
   CHECK(other.at(60) == doctest::Approx(0.55));

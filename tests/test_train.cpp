@@ -261,6 +261,24 @@ TEST_CASE("train: resuming with other flags is refused by name") {
   CHECK_THROWS_AS(Trainer(o, longer, newest_valid_checkpoint(run.path)), Error);
 }
 
+TEST_CASE("train: a checkpoint resumes whose schedule has the name that older builds gave it") {
+  const Counting data(10);
+  TrainOptions o = tiny_options("llama");
+  o.schedule = "cosine_to_floor";
+  const TempDir run;
+  const std::string dir = run.file("step_00000001"), path = dir + "/train_state.json";
+  Trainer trainer(o, data);
+  trainer.step();
+  trainer.save(dir, Tokenizer());
+  auto state = nlohmann::json::parse(read_text(path));
+  REQUIRE(state["trajectory"]["schedule"] == "cosine_to_floor");
+  state["trajectory"]["schedule"] = "cosine1";
+  write_text(path, state.dump());
+  CHECK(Trainer(o, data, dir).steps_done() == 1);
+  o.schedule = "cosine";
+  check_fails(Exit::usage, {"--schedule", "cosine_to_floor"}, [&] { Trainer(o, data, dir); });
+}
+
 TEST_CASE("train: a checkpoint's state of wrong types or sizes is refused") {
   const Counting data(10);
   const TrainOptions o = tiny_options("llama");

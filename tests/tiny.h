@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "engine/rng.h"
-#include "eval/loss.h"
+#include "eval/batch_model.h"
 #include "kernels/devices.h"
 #include "kernels/optim/optimizer.h"
 #include "models/model.h"

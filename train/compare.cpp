@@ -12,8 +12,7 @@
 #include "kernels/devices.h"
 #include "train/arch_list.h"
 #include "train/comparison.h"
-#include "train/progress.h"
-#include "train/trainer.h"
+#include "train/run.h"
 
 using namespace crossply;
 
@@ -54,7 +53,7 @@ Comparison prepare(const Options& o) {
   const std::vector<ArchChoice> choices = parse_arch_list(o.archs);
   TrainOptions plain = o.train;
   plain.config.arch = "llama";
-  const Dataset data = complete_options(plain);
+  const Dataset data = open_inputs(plain);
   const bool fresh = !o.train.resume && !o.train.dry_run;
   Comparison comparison{plain.data.spec, fresh ? fresh_dir(o.train.out) : o.train.out, {}};
   if (data.test != nullptr) comparison.test_size = data.test->size();
@@ -81,11 +80,31 @@ void record_failure(ComparedRun& run, Exit code, const std::string& message, con
   Progress(label, run.options.steps).say("failed: " + message);
 }
 
+// The loop of the trainers.
+TrainResult train(TrainOptions options) {
+  check_run_dir(options);
+  const Dataset data = open_inputs(options);
+  const RunDir dir = claim_run_dir(options);
+  Trainer trainer(options, *data.train, find_checkpoint(options));
+  Run run(options, data, dir, trainer);
+  while (run.more()) {
+    trainer.step();
+    run.show_progress();
+    if (run.time_to_evaluate()) run.evaluate();
+    run.write_metrics();
+    if (run.time_to_save()) run.save();
+  }
+  return run.finish();
+}
+
 // A run that fails ends itself, not the comparison; but flags that are wrong for one are wrong for all.
-void train(ComparedRun& run, const std::string& label, int64_t runs_after) {
+void train_or_record(ComparedRun& run, const std::string& label, int64_t runs_after) {
   run.error.clear();
+  TrainOptions options = run.options;
+  options.label = label;
+  options.runs_after = runs_after;
   try {
-    run.result = run_training(run.options, label, runs_after);
+    run.result = train(std::move(options));
     run.state = run.result.code == Exit::done ? RunState::done : RunState::stopped;
   } catch (const Error& error) {
     if (error.code == Exit::usage) throw;
@@ -106,7 +125,7 @@ void train_all(Comparison& comparison) {
   for (ComparedRun& run : comparison.runs) {
     const std::string& name = run.choice.text;
     const std::string label = std::to_string(++started) + all + name + std::string(width - name.size(), ' ');
-    train(run, label, unfinished_runs(comparison, started));
+    train_or_record(run, label, unfinished_runs(comparison, started));
     write_results(comparison);
     if (run.state == RunState::stopped) return;
   }

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "train/arch_list.h"
-#include "train/trainer.h"
+#include "train/plan.h"
 
 namespace crossply {
 

@@ -79,6 +79,8 @@ Metrics::Metrics(const std::string& path, int64_t step) : path_(path) {
   if (file_.get() < 0) fail_io("write", path, errno);
 }
 
+Metrics::~Metrics() = default;
+
 void Metrics::write(const json& line) {
   lines_.push_back(line);
   append(file_.get(), path_, line.dump() + "\n");

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -22,6 +22,7 @@ class Metrics {
   // is kept under another name; notes() says so, and how many steps have no line. Throws Exit::bad_data for what is
   // not a regular file, Exit::io.
   Metrics(const std::string& path, int64_t step);
+  ~Metrics();
   // Reaches the system before it returns. Exit::io if that fails or if the file was removed.
   void write(const nlohmann::json& line);
   // Makes the lines durable: before a checkpoint, so that none of its steps can lack its line.

@@ -19,23 +19,10 @@ TrainOptions::TrainOptions() {
 
 namespace {
 
-// Adds flags of one kind after the other to one group of --help.
+// The group of --help that flags are added to while it lives.
 struct Group {
   Group(CLI::App& program, const char* name) : app(program) { app.option_defaults()->group(name); }
   ~Group() { app.option_defaults()->group("Options"); }
-  void integer(const char* name, auto& variable, int64_t least, int64_t most, const char* help) const {
-    add_integer(app, name, variable, least, most, help);
-  }
-  void number(const char* name, double& variable, double least, double most, const char* help) const {
-    add_number(app, name, variable, least, most, help);
-  }
-  void text(const char* name, std::string& variable, const char* type, const std::string& help) const {
-    add_text(app, name, variable, type, help);
-  }
-  void choice(const char* name, std::string& variable, const std::vector<std::string>& choices,
-              const char* help) const {
-    add_choice(app, name, variable, choices, help);
-  }
   CLI::App& app;
 };
 
@@ -43,62 +30,64 @@ void add_data_flags(CLI::App& app, TrainOptions& o) {
   std::string names;
   for (const Preset& preset : presets()) names += "\n" + preset.name + ": " + preset.about;
   const Group group(app, "Data");
-  group.text("--preset", o.preset, "NAME", "a paper's setting; other flags change it" + names);
-  group.text("--data", o.data.spec, "SOURCE", "arith:3|4|5|6, prosqa, text:FILE, or a glob of token shards (*.bin)");
-  group.text("--val-data", o.data.val_spec, "GLOB", "validation shards (default: the end of --data)");
-  group.integer("--train-samples", o.data.train_samples, 0, most_count,
-                "size of a generated training set (0: the task's own)");
-  group.integer("--test-samples", o.data.test_samples, 0, most_count,
-                "size of a generated test set (0: the task's own)");
-  group.integer("--seq", o.data.seq_len, 0, most_size,
-                "T, tokens per sequence (0: the task's own; 256 of text, 1024 of shards)");
-  group.integer("--seed", o.seed, 0, std::numeric_limits<int64_t>::max(), "of initialisation, data and its order");
+  add_text(app, "--preset", o.preset, "NAME", "a paper's setting; other flags change it" + names);
+  add_text(app, "--data", o.data.spec, "SOURCE", "arith:3|4|5|6, prosqa, text:FILE, or a glob of token shards (*.bin)");
+  add_text(app, "--val-data", o.data.val_spec, "GLOB", "validation shards (default: the end of --data)");
+  add_integer(app, "--train-samples", o.data.train_samples, 0, most_count,
+              "size of a generated training set (0: the task's own)");
+  add_integer(app, "--test-samples", o.data.test_samples, 0, most_count,
+              "size of a generated test set (0: the task's own)");
+  add_integer(app, "--seq", o.data.seq_len, 0, most_size,
+              "T, tokens per sequence (0: the task's own; 256 of text, 1024 of shards)");
+  add_integer(app, "--seed", o.seed, 0, std::numeric_limits<int64_t>::max(), "of initialisation, data and its order");
 }
 
 void add_size_flags(CLI::App& app, TrainOptions& o) {
   Config& c = o.config;
   const Group group(app, "Model");
-  group.text("--init", o.init, "DIR", "start from this model: weights and sizes; --layers takes its first blocks");
-  group.integer("--vocab", c.vocab_size, 0, most_size, "V, vocabulary size (0: the data's)");
-  group.integer("--width", c.hidden_size, 1, most_size, "C, model width");
-  group.integer("--layers", c.num_hidden_layers, 1, 4096, "L, number of blocks");
-  group.integer("--heads", c.num_attention_heads, 1, most_size, "H, query heads");
-  group.integer("--kv-heads", c.num_key_value_heads, 0, most_size, "K, key/value heads (0: H)");
-  group.integer("--head-width", c.head_dim, 0, most_size, "D, head width (0: C / H)");
-  group.integer("--ffn", c.intermediate_size, 1, most_size, "F, feed-forward width");
-  group.number("--rope-theta", c.rope_theta, 0, most_number, "base of the rotary frequencies");
-  group.number("--norm-eps", c.rms_norm_eps, 0, most_number, "epsilon of the norms");
+  add_text(app, "--init", o.init, "DIR", "start from this model: weights and sizes; --layers takes its first blocks");
+  add_integer(app, "--vocab", c.vocab_size, 0, most_size, "V, vocabulary size (0: the data's)");
+  add_integer(app, "--width", c.hidden_size, 1, most_size, "C, model width");
+  add_integer(app, "--layers", c.num_hidden_layers, 1, 4096, "L, number of blocks");
+  add_integer(app, "--heads", c.num_attention_heads, 1, most_size, "H, query heads");
+  add_integer(app, "--kv-heads", c.num_key_value_heads, 0, most_size, "K, key/value heads (0: H)");
+  add_integer(app, "--head-width", c.head_dim, 0, most_size, "D, head width (0: C / H)");
+  add_integer(app, "--ffn", c.intermediate_size, 1, most_size, "F, feed-forward width");
+  add_number(app, "--rope-theta", c.rope_theta, 0, most_number, "base of the rotary frequencies");
+  add_number(app, "--norm-eps", c.rms_norm_eps, 0, most_number, "epsilon of the norms");
   add_truth(app, "--tie", c.tie_word_embeddings, "head and embedding share one matrix");
   add_truth(app, "--qk-norm", c.qk_norm, "RMSNorm on queries and keys");
 }
 
 void add_optimiser_flags(CLI::App& app, TrainOptions& o) {
   const Group group(app, "Optimiser");
-  group.integer("--steps", o.steps, 0, most_count, "optimizer steps; 0 writes an initialised model directory");
-  group.integer("--batch", o.batch, 1, most_size, "sequences per micro-step");
-  group.integer("--accumulate", o.accumulate, 1, most_size, "micro-steps per optimizer step");
-  group.number("--lr", o.lr, 0, most_number, "base learning rate");
-  group.number("--router-lr", o.router_lr, 0, most_number, "of routers and depth scores (0: ten times --lr)");
-  group.choice("--schedule", o.schedule, schedules, "cosine, cosine1, linear or constant (train/schedule.h)");
-  group.integer("--warmup", o.warmup, 0, most_count, "warm-up steps");
-  group.number("--lr-floor", o.lr_floor, 0, 1, "smallest multiple of --lr after the warm-up");
-  group.number("--weight-decay", o.adamw.weight_decay, 0, most_number, "decoupled weight decay");
+  add_integer(app, "--steps", o.steps, 0, most_count, "optimizer steps; 0 writes an initialised model directory");
+  add_integer(app, "--batch", o.batch, 1, most_size, "sequences per micro-step");
+  add_integer(app, "--accumulate", o.accumulate, 1, most_size, "micro-steps per optimizer step");
+  add_number(app, "--lr", o.lr, 0, most_number, "base learning rate");
+  add_number(app, "--router-lr", o.router_lr, 0, most_number, "of routers and depth scores (0: ten times --lr)");
+  add_choice(app, "--schedule", o.schedule, schedules,
+             "cosine, cosine_to_floor, linear or constant (train/schedule.h)");
+  add_integer(app, "--warmup", o.warmup, 0, most_count, "warm-up steps");
+  add_number(app, "--lr-floor", o.lr_floor, 0, 1, "smallest multiple of --lr after the warm-up");
+  add_number(app, "--weight-decay", o.adamw.weight_decay, 0, most_number, "decoupled weight decay");
   app.add_flag("--decay-all", o.decay_all,
                "decay norms, embeddings, routers and scalars, too, as SATFormer's code does");
-  group.number("--beta1", o.adamw.beta1, 0, most_beta, "AdamW's first decay");
-  group.number("--beta2", o.adamw.beta2, 0, most_beta, "AdamW's second decay");
-  group.number("--clip", o.adamw.clip, 0, most_number, "largest global gradient norm (0: no clipping)");
+  add_number(app, "--beta1", o.adamw.beta1, 0, most_beta, "AdamW's first decay");
+  add_number(app, "--beta2", o.adamw.beta2, 0, most_beta, "AdamW's second decay");
+  add_number(app, "--clip", o.adamw.clip, 0, most_number, "largest global gradient norm (0: no clipping)");
 }
 
 void add_output_flags(CLI::App& app, TrainOptions& o) {
   const Group group(app, "Output");
-  group.text("--out", o.out, "DIR", "run directory: metrics.jsonl, curve.svg, checkpoints");
+  add_text(app, "--out", o.out, "DIR", "run directory: metrics.jsonl, curve.svg, checkpoints");
   app.add_flag("--resume", o.resume, "continue the run in --out, bit for bit; needs no other flags");
-  group.integer("--eval-every", o.eval_every, 0, most_count, "steps between evaluations (0: a tenth of the run)");
-  group.integer("--eval-samples", o.eval_samples, 1, most_count, "test sequences for the loss");
-  group.integer("--answer-samples", o.answer_samples, 0, most_count, "test prompts to answer by generation (0: none)");
-  group.integer("--save-every", o.save_every, 0, most_count, "steps between checkpoints (0: a tenth of the run)");
-  group.integer("--keep", o.keep, 1, most_size, "checkpoints to keep");
+  add_integer(app, "--eval-every", o.eval_every, 0, most_count, "steps between evaluations (0: a tenth of the run)");
+  add_integer(app, "--eval-samples", o.eval_samples, 1, most_count, "test sequences for the loss");
+  add_integer(app, "--answer-samples", o.answer_samples, 0, most_count,
+              "test prompts to answer by generation (0: none)");
+  add_integer(app, "--save-every", o.save_every, 0, most_count, "steps between checkpoints (0: a tenth of the run)");
+  add_integer(app, "--keep", o.keep, 1, most_size, "checkpoints to keep");
   app.add_flag("--dry-run", o.dry_run, "print memory, FLOPs and parameters, and stop");
   app.add_flag("--dump-tape", o.dump_tape, "print the step, forward and backward, as a table, and stop");
   app.add_option("--dump-tensors", o.dump_tensors,
@@ -110,11 +99,11 @@ void add_output_flags(CLI::App& app, TrainOptions& o) {
 
 void add_machine_flags(CLI::App& app, TrainOptions& o) {
   const Group group(app, "Machine");
-  group.text("--device", o.device, "NAME", "cpu, cuda, or reference (slow plain loops)");
-  group.choice("--dtype", o.dtype, dtypes,
-               "of activations and products: fp32, or bf16 (with fp32 master weights, moments, gradients)");
-  group.choice("--matmul", o.matmul, matmuls,
-               "products of --dtype fp32: fp32, or bf16x3 (split in three on bf16 matrix units)");
+  add_text(app, "--device", o.device, "NAME", "cpu or cuda");
+  add_choice(app, "--dtype", o.dtype, dtypes,
+             "of activations and products: fp32, or bf16 (with fp32 master weights, moments, gradients)");
+  add_choice(app, "--matmul", o.matmul, matmuls,
+             "products of --dtype fp32: fp32, or bf16x3 (split in three on bf16 matrix units)");
   add_plan_flag(app, o.plan);
 }
 
@@ -178,18 +167,6 @@ std::string warmup_warning(const TrainOptions& o) {
   if (o.warmup == 0 || o.steps == 0 || o.warmup < o.steps) return "";
   return str("warning: --warmup ", o.warmup, " of --steps ", o.steps, ": the learning rate only rises; a smaller ",
              "--warmup lets it reach --lr ", o.lr);
-}
-
-void apply_preset(const std::string& name, TrainOptions& options) {
-  std::string known;
-  for (const Preset& preset : presets()) {
-    known += " " + preset.name;
-    if (preset.name != name) continue;
-    preset.apply(options);
-    options.preset = name;
-    return;
-  }
-  fail(Exit::usage, "unknown preset '", name, "'; known:", known);
 }
 
 std::string find_flag(int argc, char** argv, const std::string& flag) {

@@ -60,10 +60,13 @@ struct TrainOptions {
   int64_t keep = 2;
   bool resume = false, dry_run = false, dump_tape = false, profile = false;
   std::vector<std::string> dump_tensors;  // names; not empty: one step, and no training
+  bool plans_only() const { return dry_run || dump_tape; }  // prints, allocates nothing
+
+  std::string label;       // in front of the lines that the run prints
+  int64_t runs_after = 0;  // like this one, for the time left
 };
 
-// What these flags take.
-inline const std::vector<std::string> schedules = {"cosine", "cosine1", "linear", "constant"};
+// What these flags take; --schedule: train/schedule.h.
 inline const std::vector<std::string> dtypes = {"fp32", "bf16"}, matmuls = {"fp32", "bf16x3"};
 // What --dtype names.
 Dtype storage_type(const TrainOptions& options);
@@ -103,12 +106,15 @@ std::string warmup_warning(const TrainOptions& options);
 // The papers' settings by name; every architecture trains in them.
 struct Preset {
   std::string name, about;
-  void (*apply)(TrainOptions&);
+  void (*apply)(TrainOptions&, const Preset&);
+  int64_t C, F, L, H, K = 0;  // K = 0: as many key/value heads as query heads
   // What a paper sets for one architecture only: architecture, key, value.
   struct Own {
     std::string arch, key, value;
   };
   std::vector<Own> options = {};
+  int64_t steps = 0, warmup = 0;  // where the paper has its own for each size
+  double lr = 0;
 };
 const std::vector<Preset>& presets();
 void apply_preset(const std::string& name, TrainOptions& options);  // throws Exit::usage for an unknown one

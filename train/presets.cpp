@@ -7,23 +7,19 @@
 namespace crossply {
 namespace {
 
-struct Size {
-  int64_t C, F, L, H, K;  // K = 0: as many key/value heads as query heads
-};
-
-void set_size(TrainOptions& o, const Size& size) {
-  o.config.hidden_size = size.C;
-  o.config.intermediate_size = size.F;
-  o.config.num_hidden_layers = size.L;
-  o.config.num_attention_heads = size.H;
-  o.config.num_key_value_heads = size.K;
+void set_size(TrainOptions& o, const Preset& preset) {
+  o.config.hidden_size = preset.C;
+  o.config.intermediate_size = preset.F;
+  o.config.num_hidden_layers = preset.L;
+  o.config.num_attention_heads = preset.H;
+  o.config.num_key_value_heads = preset.K;
   o.config.head_dim = 0;
   o.config.tie_word_embeddings = true;
 }
 
 // Language modelling: 20,000 steps of 1024 sequences of 2048 tokens, GPT-2's vocabulary.
-void language_model(TrainOptions& o, const Size& size) {
-  set_size(o, size);
+void language_model(TrainOptions& o, const Preset& preset) {
+  set_size(o, preset);
   o.config.vocab_size = 50257;
   o.config.max_position_embeddings = 2048;
   o.data.seq_len = 2048;
@@ -38,14 +34,14 @@ void language_model(TrainOptions& o, const Size& size) {
 }
 
 // The deep models of LIMe's first version: narrow, a quarter of the steps.
-void deep_model(TrainOptions& o, int64_t L) {
-  language_model(o, {256, 1024, L, 8, 0});
+void deep_model(TrainOptions& o, const Preset& preset) {
+  language_model(o, preset);
   o.steps = 5000;
 }
 
 // Generated tasks: 4 blocks, 4 heads, width 32, as in the paper; F and the decay are ours.
-void arithmetic(TrainOptions& o) {
-  set_size(o, {32, 128, 4, 4, 0});
+void arithmetic(TrainOptions& o, const Preset& preset) {
+  set_size(o, preset);
   o.config.vocab_size = 0;
   o.data.spec = "arith:6";
   o.batch = 128;
@@ -58,8 +54,8 @@ void arithmetic(TrainOptions& o) {
 }
 
 // The same model at the same rate with 4 operators, for minutes instead of hours.
-void arithmetic_quick(TrainOptions& o) {
-  arithmetic(o);
+void arithmetic_quick(TrainOptions& o, const Preset& preset) {
+  arithmetic(o, preset);
   o.data.spec = "arith:4";
   o.batch = 64;
   o.accumulate = 1;
@@ -68,8 +64,8 @@ void arithmetic_quick(TrainOptions& o) {
 }
 
 // Fine-tuning on ProsQA, 10 epochs of about 18,000 graphs; the paper starts from a pre-trained 150M model (--init).
-void prosqa(TrainOptions& o) {
-  language_model(o, {768, 3072, 12, 12, 0});
+void prosqa(TrainOptions& o, const Preset& preset) {
+  language_model(o, preset);
   o.config.vocab_size = 0;
   o.data.spec = "prosqa";
   o.data.seq_len = 0;
@@ -84,17 +80,17 @@ void prosqa(TrainOptions& o) {
 }
 
 // The SATFormer paper: V 32,000, q/k norm, 524,288 tokens a step in rows of 4096, cosine to a tenth.
-void sat_model(TrainOptions& o, const Size& size, double lr, int64_t steps, int64_t warmup) {
-  language_model(o, size);
+void sat_model(TrainOptions& o, const Preset& preset) {
+  language_model(o, preset);
   o.config.vocab_size = 32000;
   o.config.qk_norm = true;
   o.config.max_position_embeddings = o.data.seq_len = 4096;
   o.batch = 4;
   o.accumulate = 32;
-  o.steps = steps;
-  o.lr = lr;
-  o.schedule = "cosine1";
-  o.warmup = warmup;
+  o.steps = preset.steps;
+  o.lr = preset.lr;
+  o.schedule = "cosine_to_floor";
+  o.warmup = preset.warmup;
   o.lr_floor = 0.1;
 }
 
@@ -119,8 +115,8 @@ const std::vector<Preset::Own> sat_options = {{"hyper", "rate", "2"},
 
 // The vertical attention paper: Llama 3's vocabulary and rotation, heads of 128, a constant rate without warm-up. The
 // initialisation, the second moment's decay and the absence of clipping are ours.
-void vertical_model(TrainOptions& o, const Size& size) {
-  language_model(o, size);
+void vertical_model(TrainOptions& o, const Preset& preset) {
+  language_model(o, preset);
   o.config.vocab_size = 128256;
   o.config.head_dim = 128;
   o.config.tie_word_embeddings = false;
@@ -143,63 +139,39 @@ void vertical_model(TrainOptions& o, const Size& size) {
 const std::vector<Preset>& presets() {
   static const std::vector<Preset::Own> pruned = {{"lime_static", "top_p", "0.9"}};
   static const std::vector<Preset> all = {
-      {"arith-quick", "the arithmetic task with 4 operators, minutes on a laptop", arithmetic_quick},
-      {"arith", "the LIMe paper's arithmetic task: 6 operators, 50,000 samples, 200 epochs", arithmetic},
-      {"prosqa", "the LIMe paper's ProsQA fine-tuning, 150M sizes", prosqa},
-      {"150m", "150M, the LIMe paper's router ablation (sizes ours)",
-       [](TrainOptions& o) {
-         language_model(o, {768, 3072, 12, 12, 0});
-       }},
-      {"1b", "1B with 8 key/value heads",
-       [](TrainOptions& o) {
-         language_model(o, {2048, 8192, 16, 32, 8});
-       }},
-      {"1.2b", "1.2B, full attention",
-       [](TrainOptions& o) {
-         language_model(o, {2048, 8192, 16, 32, 0});
-       }},
-      {"deep32", "32 narrow layers, LIMe's first version", [](TrainOptions& o) { deep_model(o, 32); }, pruned},
-      {"deep64", "64 narrow layers, LIMe's first version", [](TrainOptions& o) { deep_model(o, 64); }, pruned},
-      {"deep128", "128 narrow layers, LIMe's first version", [](TrainOptions& o) { deep_model(o, 128); }, pruned},
-      {"130m", "the SATFormer paper's small size",
-       [](TrainOptions& o) {
-         sat_model(o, {768, 3072, 11, 12, 0}, 2e-3, 9536, 95);
-       },
-       sat_options},
-      {"340m", "its medium size",
-       [](TrainOptions& o) {
-         sat_model(o, {1024, 4096, 18, 16, 0}, 1.5e-3, 19073, 190);
-       },
-       sat_options},
-      {"760m", "its large size",
-       [](TrainOptions& o) {
-         sat_model(o, {1536, 6144, 19, 24, 0}, 1e-3, 38146, 381);
-       },
-       sat_options},
-      {"760m-thin", "its thin and long size (rate and steps those of 760m: ours)",
-       [](TrainOptions& o) {
-         sat_model(o, {1536, 4352, 24, 16, 0}, 1e-3, 38146, 381);
-       },
-       sat_options},
-      {"1.3b", "its largest size",
-       [](TrainOptions& o) {
-         sat_model(o, {2048, 5632, 24, 32, 0}, 8e-4, 57220, 572);
-       },
-       sat_options},
-      {"va50m", "the vertical attention paper's small size",
-       [](TrainOptions& o) {
-         vertical_model(o, {192, 768, 6, 3, 1});
-       }},
-      {"va100m", "its medium size",
-       [](TrainOptions& o) {
-         vertical_model(o, {384, 1536, 8, 6, 3});
-       }},
-      {"va300m", "its large size",
-       [](TrainOptions& o) {
-         vertical_model(o, {768, 3072, 12, 12, 4});
-       }},
+      // name, about, setting, C, F, L, H, K, options of single architectures, steps, warm-up, rate
+      {"arith-quick", "the arithmetic task with 4 operators, minutes on a laptop", arithmetic_quick, 32, 128, 4, 4},
+      {"arith", "the LIMe paper's arithmetic task: 6 operators, 50,000 samples, 200 epochs", arithmetic, 32, 128, 4, 4},
+      {"prosqa", "the LIMe paper's ProsQA fine-tuning, 150M sizes", prosqa, 768, 3072, 12, 12},
+      {"150m", "150M, the LIMe paper's router ablation (sizes ours)", language_model, 768, 3072, 12, 12},
+      {"1b", "1B with 8 key/value heads", language_model, 2048, 8192, 16, 32, 8},
+      {"1.2b", "1.2B, full attention", language_model, 2048, 8192, 16, 32},
+      {"deep32", "32 narrow layers, LIMe's first version", deep_model, 256, 1024, 32, 8, 0, pruned},
+      {"deep64", "64 narrow layers, LIMe's first version", deep_model, 256, 1024, 64, 8, 0, pruned},
+      {"deep128", "128 narrow layers, LIMe's first version", deep_model, 256, 1024, 128, 8, 0, pruned},
+      {"130m", "the SATFormer paper's small size", sat_model, 768, 3072, 11, 12, 0, sat_options, 9536, 95, 2e-3},
+      {"340m", "its medium size", sat_model, 1024, 4096, 18, 16, 0, sat_options, 19073, 190, 1.5e-3},
+      {"760m", "its large size", sat_model, 1536, 6144, 19, 24, 0, sat_options, 38146, 381, 1e-3},
+      {"760m-thin", "its thin and long size (rate and steps those of 760m: ours)", sat_model, 1536, 4352, 24, 16, 0,
+       sat_options, 38146, 381, 1e-3},
+      {"1.3b", "its largest size", sat_model, 2048, 5632, 24, 32, 0, sat_options, 57220, 572, 8e-4},
+      {"va50m", "the vertical attention paper's small size", vertical_model, 192, 768, 6, 3, 1},
+      {"va100m", "its medium size", vertical_model, 384, 1536, 8, 6, 3},
+      {"va300m", "its large size", vertical_model, 768, 3072, 12, 12, 4},
   };
   return all;
+}
+
+void apply_preset(const std::string& name, TrainOptions& options) {
+  std::string known;
+  for (const Preset& preset : presets()) {
+    known += " " + preset.name;
+    if (preset.name != name) continue;
+    preset.apply(options, preset);
+    options.preset = name;
+    return;
+  }
+  fail(Exit::usage, "unknown preset '", name, "'; known:", known);
 }
 
 void apply_preset_to_architecture(TrainOptions& o) {

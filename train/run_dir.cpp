@@ -55,11 +55,11 @@ void RunDir::check_present() const {
     fail(Exit::io, "the run directory ", path_, " was removed, moved or replaced during the run");
 }
 
-std::string find_checkpoint(const TrainOptions& o, const std::string& label) {
+std::string find_checkpoint(const TrainOptions& o) {
   if (!o.resume) return "";
   std::vector<std::string> skipped;
   const std::string checkpoint = newest_valid_checkpoint(o.out, &skipped);
-  for (const std::string& line : skipped) std::printf("%s %s\n", label.c_str(), line.c_str());
+  for (const std::string& line : skipped) std::printf("%s %s\n", o.label.c_str(), line.c_str());
   if (checkpoint.empty() && !skipped.empty())
     fail(Exit::bad_data, "--resume: no checkpoint in ", o.out, " is valid; move it away to start again");
   if (!skipped.empty()) set_aside_damaged_checkpoints(o.out);
@@ -73,7 +73,7 @@ std::string find_checkpoint(const TrainOptions& o, const std::string& label) {
   const std::string picture = o.out + "/curve.svg";
   if (path_exists(picture) && ::rename(picture.c_str(), free_kept_name(picture).c_str()) != 0)
     fail_io("rename", picture, errno);
-  std::printf("%s no checkpoint in %s yet: starting at step 0\n", label.c_str(), o.out.c_str());
+  std::printf("%s no checkpoint in %s yet: starting at step 0\n", o.label.c_str(), o.out.c_str());
   return "";
 }
 

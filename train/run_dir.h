@@ -25,8 +25,8 @@ class RunDir {
 };
 
 // The checkpoint to continue from; "" to start at step 0, after the picture of earlier steps was set aside. Prints
-// under `label` what it skips. Throws Exit::bad_data where there are checkpoints but none is valid, and Exit::usage
+// under o.label what it skips. Throws Exit::bad_data where there are checkpoints but none is valid, and Exit::usage
 // where the run that is continued at step 0 was started with other settings.
-std::string find_checkpoint(const TrainOptions& options, const std::string& label);
+std::string find_checkpoint(const TrainOptions& o);
 
 }  // namespace crossply

@@ -1,9 +1,9 @@
 // Learning-rate schedules: the multiplier of the base rate for the update after k finished ones, of K in total.
 //
-//   cosine    warm-up k/W (so the first update has rate 0), then max(floor, (1 + cos(pi q)) / 2)         [LIMe's code]
-//   cosine1   warm-up (k+1)/W, then floor + (1 - floor) (1 + cos(pi q)) / 2             [llm.c, SATFormer]
-//   linear    warm-up (k+1)/W, then 1 - (1 - floor) q
-//   constant  warm-up (k+1)/W, then 1
+//   cosine           warm-up k/W (so the first update has rate 0), then max(floor, (1 + cos(pi q)) / 2)  [LIMe's code]
+//   cosine_to_floor  warm-up (k+1)/W, then floor + (1 - floor) (1 + cos(pi q)) / 2                 [llm.c, SATFormer]
+//   linear           warm-up (k+1)/W, then 1 - (1 - floor) q
+//   constant         warm-up (k+1)/W, then 1
 //   with q = (k - W) / (K - W). W = 0 means no warm-up.
 #pragma once
 
@@ -12,19 +12,20 @@
 #include <cstdint>
 #include <numbers>
 #include <string>
+#include <vector>
 
 #include "engine/check.h"
 
 namespace crossply {
 
-enum class ScheduleKind { cosine, cosine1, linear, constant };
+enum class ScheduleKind { cosine, cosine_to_floor, linear, constant };
+inline const std::vector<std::string> schedules = {"cosine", "cosine_to_floor", "linear", "constant"};
 
+// name: one of schedules.
 inline ScheduleKind schedule_kind(const std::string& name) {
-  if (name == "cosine") return ScheduleKind::cosine;
-  if (name == "cosine1") return ScheduleKind::cosine1;
-  if (name == "linear") return ScheduleKind::linear;
-  if (name == "constant") return ScheduleKind::constant;
-  fail(Exit::usage, "unknown schedule '", name, "'; known: cosine, cosine1, linear, constant");
+  const auto found = std::find(schedules.begin(), schedules.end(), name);
+  if (found == schedules.end()) fail(Exit::usage, "unknown schedule '", name, "'");
+  return static_cast<ScheduleKind>(found - schedules.begin());
 }
 
 struct Schedule {
@@ -40,7 +41,7 @@ struct Schedule {
     const double half = 0.5 * (1 + std::cos(std::numbers::pi * q));
     switch (kind) {
       case ScheduleKind::cosine: return std::max(floor, half);
-      case ScheduleKind::cosine1: return floor + (1 - floor) * half;
+      case ScheduleKind::cosine_to_floor: return floor + (1 - floor) * half;
       case ScheduleKind::linear: return 1 - (1 - floor) * q;
       case ScheduleKind::constant: break;
     }

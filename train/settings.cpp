@@ -64,24 +64,26 @@ struct Put {
   }
 };
 
-template <class T>
-bool fits(const json& value, double least, double most) {
-  if constexpr (std::is_same_v<T, std::string>) return value.is_string();
-  else if constexpr (std::is_same_v<T, bool>) return value.is_boolean();
-  else if constexpr (std::is_same_v<T, uint64_t>) return value.is_number_unsigned();  // the seed
-  else if constexpr (std::is_integral_v<T>)
-    return value.is_number_unsigned() && value.get<double>() >= least && value.get<uint64_t>() <= most_count;
-  else return value.is_number() && value.get<double>() >= least && value.get<double>() <= most;
+// A setting as this program has it, from any directory; older runs have paths as they were typed, and another name.
+json renewed(const std::string& key, const json& value) {
+  if (!value.is_string()) return value;
+  if (key == "schedule" && value == "cosine1") return "cosine_to_floor";
+  if (key == "init") return absolute_path(value);
+  return key == "data" || key == "val_data" ? json(absolute_data(value)) : value;
 }
+
+// The largest value of a flag of this type, where it names no other; the seed may be any.
+template <class T>
+constexpr double most_of = std::is_same_v<T, int64_t> ? static_cast<double>(most_count) : most_number;
 
 struct Take {
   const json& settings;
   const std::string& path;
   template <class T>
-  void operator()(const char* key, T& variable, double least = 0, double most = most_number) const {
+  void operator()(const char* key, T& variable, double least = 0, double most = most_of<T>) const {
     if (!settings.contains(key)) return;  // written before there was such a flag
-    const json& value = settings[key];
-    if (!fits<T>(value, least, most)) refuse(key);
+    const json value = renewed(key, settings[key]);
+    if (!holds<T>(value, least, most)) refuse(key);
     value.get_to(variable);
   }
   void operator()(const char* key, std::string& variable, const std::vector<std::string>& words) const {
@@ -92,13 +94,6 @@ struct Take {
     fail(Exit::bad_data, path, ": \"", key, "\" cannot be ", settings[key].dump(), "; mend it or start a new run");
   }
 };
-
-// A setting as it is from any directory; older runs have paths as they were typed.
-json placed(const std::string& key, const json& value) {
-  if (!value.is_string()) return value;
-  if (key == "init") return absolute_path(value);
-  return key == "data" || key == "val_data" ? json(absolute_data(value)) : value;
-}
 
 std::string flag_of(std::string key) {
   for (char& letter : key) letter = letter == '_' ? '-' : letter;
@@ -124,7 +119,7 @@ std::string absolute_data(const std::string& spec) {
 json trajectory(const TrainOptions& o) {
   json settings;
   each_kept(o, Put{settings});
-  for (const char* key : {"data", "val_data", "init"}) settings[key] = placed(key, settings[key]);
+  for (const char* key : {"data", "val_data", "init"}) settings[key] = renewed(key, settings[key]);
   return settings;
 }
 
@@ -162,7 +157,7 @@ void refuse_other_settings(const json& saved, const TrainOptions& now, const std
   const json current = trajectory(now);
   for (const auto& [key, value] : current.items()) {
     // older runs had no choice of matmul
-    const json was = placed(key, saved.value(key, key == "matmul" ? json("fp32") : json()));
+    const json was = renewed(key, saved.value(key, key == "matmul" ? json("fp32") : json()));
     const bool files = key == "data" || key == "val_data";
     if (was == value || (files && same_data)) continue;
     if (key == "steps" && was.is_number_unsigned() && was < value) continue;

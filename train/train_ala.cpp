@@ -32,6 +32,25 @@
 //
 // The paper leaves details open. That layer L itself is among those read is our reading: at va50m it gives three layers
 // to three heads. models/sla.cpp is the connection (with train_sla's), kernels/depth/select_heads.h gathers the heads.
-#include "train/trainer.h"
+#include "train/run.h"
 
-int main(int argc, char** argv) { return crossply::train_main(argc, argv, "ala"); }
+using namespace crossply;
+
+int main(int argc, char** argv) {
+  return train_program(argc, argv, "ala", [](const TrainOptions& options, const Dataset& data) {
+    const RunDir dir = claim_run_dir(options);                        // --out, for this process alone
+    Trainer trainer(options, *data.train, find_checkpoint(options));  // initialises, or loads where a run stopped
+    Run run(options, data, dir, trainer);
+    while (run.more()) {
+      trainer.next_batch();          // tokens and targets (B, T), --accumulate times
+      trainer.forward_backward();    // replays the tape: losses, and gradients that add up
+      trainer.take_loss_and_norm();  // ends the run where one of them is not finite
+      trainer.update();              // AdamW, at the schedule's rate
+      run.show_progress();
+      if (run.time_to_evaluate()) run.evaluate();
+      run.write_metrics();
+      if (run.time_to_save()) run.save();
+    }
+    return run.finish().code;
+  });
+}

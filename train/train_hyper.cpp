@@ -52,6 +52,25 @@
 //   deep128        334,336   147,483,648         (SATFormer compares at the sizes up to 760m)
 //
 // models/hyper.cpp is the connection; hyper.h reads and writes the streams, layernorm.h norms.
-#include "train/trainer.h"
+#include "train/run.h"
 
-int main(int argc, char** argv) { return crossply::train_main(argc, argv, "hyper"); }
+using namespace crossply;
+
+int main(int argc, char** argv) {
+  return train_program(argc, argv, "hyper", [](const TrainOptions& options, const Dataset& data) {
+    const RunDir dir = claim_run_dir(options);                        // --out, for this process alone
+    Trainer trainer(options, *data.train, find_checkpoint(options));  // initialises, or loads where a run stopped
+    Run run(options, data, dir, trainer);
+    while (run.more()) {
+      trainer.next_batch();          // tokens and targets (B, T), --accumulate times
+      trainer.forward_backward();    // replays the tape: losses, and gradients that add up
+      trainer.take_loss_and_norm();  // ends the run where one of them is not finite
+      trainer.update();              // AdamW, at the schedule's rate
+      run.show_progress();
+      if (run.time_to_evaluate()) run.evaluate();
+      run.write_metrics();
+      if (run.time_to_save()) run.save();
+    }
+    return run.finish().code;
+  });
+}

@@ -20,6 +20,25 @@
 //   deep32/64/128   50,257  256   1024  32/64/128  8   8   2048  5,000   1024   46,436,864 / 80,007,680 / 147,149,312
 //
 // Learning rate 1e-3 (prosqa: 1e-4), linear for the generated tasks, cosine for language modelling.
-#include "train/trainer.h"
+#include "train/run.h"
 
-int main(int argc, char** argv) { return crossply::train_main(argc, argv, "llama"); }
+using namespace crossply;
+
+int main(int argc, char** argv) {
+  return train_program(argc, argv, "llama", [](const TrainOptions& options, const Dataset& data) {
+    const RunDir dir = claim_run_dir(options);                        // --out, for this process alone
+    Trainer trainer(options, *data.train, find_checkpoint(options));  // initialises, or loads where a run stopped
+    Run run(options, data, dir, trainer);
+    while (run.more()) {
+      trainer.next_batch();          // tokens and targets (B, T), --accumulate times
+      trainer.forward_backward();    // replays the tape: losses, and gradients that add up
+      trainer.take_loss_and_norm();  // ends the run where one of them is not finite
+      trainer.update();              // AdamW, at the schedule's rate
+      run.show_progress();
+      if (run.time_to_evaluate()) run.evaluate();
+      run.write_metrics();
+      if (run.time_to_save()) run.save();
+    }
+    return run.finish().code;
+  });
+}

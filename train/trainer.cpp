@@ -3,28 +3,21 @@
 #include <omp.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
-#include <limits>
-#include <nlohmann/json.hpp>
+#include <filesystem>
 
 #include "cli/format.h"
+#include "engine/json.h"
 #include "engine/rng.h"
 #include "kernels/devices.h"
-#include "kernels/optim/optimizer.h"
-#include "models/checkpoint.h"
 #include "models/json_file.h"
 #include "models/model_dir.h"
 #include "models/registry.h"
-#include "train/memory.h"
-#include "train/profile.h"
 
 namespace crossply {
-namespace {
 
 using nlohmann::json;
 
-// The parameter table with the run's own rates.
 void declare(ParameterTable& params, const TrainOptions& options) {
   declare_model(params, options.config);
   const Config& c = options.config;
@@ -35,6 +28,25 @@ void declare(ParameterTable& params, const TrainOptions& options) {
     if (options.decay_all) row.wd_mul = 1;
   }
 }
+
+Batch batch_of(const TrainOptions& options, int64_t T) {
+  return {options.batch, T, storage_type(options), true, plan_mode(options.plan)};
+}
+
+size_t parameter_bytes(const ParameterTable& params, const TrainOptions& options) {
+  const size_t each = 4 * size_of(Dtype::f32) + (storage_type(options) == Dtype::bf16 ? size_of(Dtype::bf16) : 0);
+  return static_cast<size_t>(params.flat_size()) * each;
+}
+
+void write_model(const CheckpointWriter& writer, const TrainOptions& o, const ParameterTable& params,
+                 const Tokenizer& tokenizer) {
+  save_config(writer.path("config.json"), o.config);
+  save_tensors(writer.path("model.safetensors"), params, {{"", params.values()}});
+  tokenizer.save(std::filesystem::path(writer.path("config.json")).parent_path());
+  for (const auto& [name, contents] : o.initial.files) write_file_atomically(writer.path(name), contents);
+}
+
+namespace {
 
 // The parameters with their memory and first values: done before the optimizer sees them. A checkpoint's values come
 // later, with its moments.
@@ -49,16 +61,6 @@ ParameterTable& prepare(ParameterTable& params, const TrainOptions& options, Dev
   return params;
 }
 
-Batch batch_of(const TrainOptions& options, int64_t T) {
-  return {options.batch, T, storage_type(options), true, plan_mode(options.plan)};
-}
-
-// Bytes of the parameters' arenas: values, gradients, two moments, and the copy that bf16 products read.
-size_t parameter_bytes(const ParameterTable& params, const TrainOptions& options) {
-  const size_t each = 4 * size_of(Dtype::f32) + (storage_type(options) == Dtype::bf16 ? size_of(Dtype::bf16) : 0);
-  return static_cast<size_t>(params.flat_size()) * each;
-}
-
 // All that older checkpoints know of their data: its size and the contents of some samples.
 std::string fingerprint(const Source& source) {
   const size_t T = static_cast<size_t>(source.seq_len());
@@ -71,12 +73,14 @@ std::string fingerprint(const Source& source) {
   return str(std::hex, hash);
 }
 
-// A count in train_state.json.
-int64_t state_number(const json& state, const char* key, const std::string& path) {
+// A count, or a time, in train_state.json.
+template <class T>
+T state_number(const json& state, const char* key, const std::string& path) {
   const json number = state.value(key, json());
-  if (!number.is_number_unsigned() || number.get<uint64_t>() > uint64_t{std::numeric_limits<int64_t>::max()})
-    fail(Exit::bad_data, path, ": \"", key, "\" is ", number.dump(), ", not a count");
-  return number.get<int64_t>();
+  if (!holds<T>(number, 0))
+    fail(Exit::bad_data, path, ": \"", key, "\" is ", number.dump(), ", not a ",
+         std::is_integral_v<T> ? "count" : "time");
+  return number.get<T>();
 }
 
 }  // namespace
@@ -89,6 +93,7 @@ Trainer::Trainer(const TrainOptions& options, const Source& train, const std::st
       T_(train.seq_len()),
       optimizer_(params_, options.adamw),
       loader_(train, options.batch, options.seed, true),
+      replay_{true, 1 / static_cast<double>(tokens_per_step()), 0},
       schedule_{schedule_kind(options.schedule), options.warmup, std::max<int64_t>(options.steps, 1), options.lr_floor},
       data_(fingerprint(train)),
       digest_(str(std::hex, train.digest())) {
@@ -98,66 +103,54 @@ Trainer::Trainer(const TrainOptions& options, const Source& train, const std::st
   if (!checkpoint.empty()) restore(checkpoint);
 }
 
-size_t Trainer::memory() const { return parameter_bytes(params_, options_) + model_.bytes(); }
+constexpr const char* remedy = ". Try a lower --lr, a longer --warmup or --clip";
 
-template <class F>
-void Trainer::phase(const char* name, double bytes, F&& body) {
-  const auto start = std::chrono::steady_clock::now();
-  body();
-  if (!options_.profile) return;
-  device_->wait();
-  const double taken = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  auto known = std::find_if(phases_.begin(), phases_.end(), [&](const OpCost& cost) { return cost.op == name; });
-  if (known == phases_.end()) known = phases_.insert(phases_.end(), OpCost{name});
-  *known += OpCost{name, 1, taken, 0, bytes};
+void Trainer::next_batch() {
+  start_ = Clock::now();
+  const int64_t micro = options_.batch * T_;
+  for (int64_t a = 0; a < options_.accumulate; ++a) loader_.next(&tokens_[a * micro], &targets_[a * micro]);
+  last.scored = std::count_if(targets_.begin(), targets_.end(), [](int32_t target) { return target >= 0; });
 }
 
-std::string Trainer::profile() const {
-  if (!options_.profile || profiled_ == 0) return "";
-  // Lanes run side by side and each takes its own time.
-  const int64_t workers = std::min<int64_t>(model_.layout().lanes, omp_get_max_threads());
-  std::vector<OpCost> costs = model_.costs();
-  for (OpCost cost : phases_) {
-    cost.seconds *= static_cast<double>(workers);
-    costs.push_back(cost);
-  }
-  return format_profile(std::move(costs), workers, profiled_);
+void Trainer::forward_backward() {
+  const int64_t micro = options_.batch * T_;
+  phase("zero gradients", flat_bytes(), [&] { params_.zero_gradients(); });
+  for (int64_t a = 0; a < options_.accumulate; ++a) model_.run(&tokens_[a * micro], &targets_[a * micro], replay_);
+}
+
+void Trainer::take_loss_and_norm() {
+  phase("gradient norm", flat_bytes(), [&] { last.norm = scale() * optimizer_.gradient_norm(); });  // the first to wait
+  last.loss = scale() * replay_.grad_scale * model_.take_losses();
+  if (std::isfinite(last.loss) && std::isfinite(last.norm)) return;
+  const int64_t position = loader_.position();
+  fail(Exit::not_finite, "step ", steps_done() + 1, ": loss ", last.loss, ", gradient norm ", last.norm,
+       ", at positions ", position - options_.batch * options_.accumulate, " to ", position - 1,
+       " of the stream of training samples. No update was made",
+       has_checkpoint_ ? "; the last checkpoint is untouched" : "; there is no checkpoint yet", remedy);
+}
+
+void Trainer::update() {
+  last.lr = options_.lr * schedule_.at(steps_done());
+  phase("adamw", 7 * flat_bytes() + static_cast<double>(params_.narrow_bytes()),
+        [&] { optimizer_.update(last.lr, last.norm, scale()); });
+  ++profiled_;
+  last.seconds = std::chrono::duration<double>(Clock::now() - start_).count();
+  seconds += last.seconds;
 }
 
 StepResult Trainer::step() {
-  const auto start = std::chrono::steady_clock::now();
-  const int64_t micro = options_.batch * T_, position = loader_.position();
-  for (int64_t a = 0; a < options_.accumulate; ++a) loader_.next(&tokens_[a * micro], &targets_[a * micro]);
-  const int64_t scored = std::count_if(targets_.begin(), targets_.end(), [](int32_t target) { return target >= 0; });
-  // The replays are the same in every step, so that a device may record them; how many tokens are scored comes after.
-  const double all = static_cast<double>(tokens_per_step());
-  const Step replay{true, 1 / all, 0};
-  const double scale = scored > 0 ? all / static_cast<double>(scored) : 0;
-  const double flat = static_cast<double>(params_.values().bytes());
-  const double narrow = static_cast<double>(params_.narrow_bytes());
-  phase("zero gradients", flat, [&] { params_.zero_gradients(); });
-  for (int64_t a = 0; a < options_.accumulate; ++a) model_.run(&tokens_[a * micro], &targets_[a * micro], replay);
-  double norm = 0;
-  phase("gradient norm", flat, [&] { norm = scale * optimizer_.gradient_norm(); });  // the first to wait
-  const double loss = scale * replay.grad_scale * model_.take_losses();
-  if (!std::isfinite(loss) || !std::isfinite(norm))
-    fail(Exit::not_finite, "step ", steps_done() + 1, ": loss ", loss, ", gradient norm ", norm, ", at positions ",
-         position, " to ", loader_.position() - 1, " of the stream of training samples. ", "No update was made",
-         has_checkpoint_ ? "; the last checkpoint is untouched" : "; there is no checkpoint yet",
-         ". Try a lower --lr, a longer --warmup or --clip");
-  const double lr = options_.lr * schedule_.at(steps_done());
-  phase("adamw", 7 * flat + narrow, [&] { optimizer_.update(lr, norm, scale); });
-  ++profiled_;
-  seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  return {loss, norm, lr, scored};
+  next_batch();
+  forward_backward();
+  take_loss_and_norm();
+  update();
+  return last;
 }
 
 double Trainer::evaluate(const Source& test, int64_t samples) {
   const double loss = model_.mean_loss(test, samples).loss;
   if (!std::isfinite(loss))
     fail(Exit::not_finite, "the test loss after step ", steps_done(), " is ", loss,
-         has_checkpoint_ ? ". The last checkpoint is from before that" : ". There is no checkpoint yet",
-         ". Try a lower --lr, a longer --warmup or --clip");
+         has_checkpoint_ ? ". The last checkpoint is from before that" : ". There is no checkpoint yet", remedy);
   return loss;
 }
 
@@ -184,20 +177,19 @@ void Trainer::restore(const std::string& dir) {
     fail(Exit::bad_data, "--resume: ", options_.data.spec,
          options_.data.val_spec.empty() ? "" : " or " + options_.data.val_spec, " is not the data that the run in ",
          dir, " was trained on; its size or contents changed");
-  const int64_t step = state_number(state, "step", path), position = state_number(state, "position", path);
+  const auto step = state_number<int64_t>(state, "step", path),
+             position = state_number<int64_t>(state, "position", path);
   const int64_t samples = options_.batch * options_.accumulate;  // of a step
   if (step > options_.steps || position % samples != 0 || position / samples != step)
     fail(Exit::bad_data, path, ": \"step\" ", step, " and \"position\" ", position, " do not go together, at ", samples,
          " samples a step and ", options_.steps, " steps");
-  if (!state.contains("seconds") || !state["seconds"].is_number() || state["seconds"] < 0)
-    fail(Exit::bad_data, path, ": \"seconds\" is not a time");
+  seconds = state_number<double>(state, "seconds", path);
   load_weights(dir, options_.config, params_);
   refresh_narrow(params_);
   load_tensors(dir + "/optimizer.safetensors", params_, {{"m.", optimizer_.m()}, {"v.", optimizer_.v()}});
   optimizer_.step = step;
   loader_.seek(position);
   has_checkpoint_ = true;
-  seconds = state["seconds"].get<double>();
   steps_before_ = trajectory["steps"].get<int64_t>();
 }
 
@@ -211,63 +203,60 @@ std::string Trainer::schedule_change() const {
              rate == old ? ", as before" : format_number(", it would have been %.3g", old));
 }
 
+double Trainer::scale() const {
+  return last.scored > 0 ? static_cast<double>(tokens_per_step()) / static_cast<double>(last.scored) : 0;
+}
+
+size_t Trainer::memory() const { return parameter_bytes(params_, options_) + model_.bytes(); }
+
+template <class F>
+void Trainer::phase(const char* name, double bytes, F&& body) {
+  const auto start = Clock::now();
+  body();
+  if (!options_.profile) return;
+  device_->wait();
+  const double taken = std::chrono::duration<double>(Clock::now() - start).count();
+  auto known = std::find_if(phases_.begin(), phases_.end(), [&](const OpCost& cost) { return cost.op == name; });
+  if (known == phases_.end()) known = phases_.insert(phases_.end(), OpCost{name});
+  *known += OpCost{name, 1, taken, 0, bytes};
+}
+
 namespace {
 
-// A model recorded for training, without memory.
-struct Plan {
-  explicit Plan(const TrainOptions& options) : tape(storage_type(options)) {
-    declare(params, options);
-    const Batch batch = batch_of(options, options.data.seq_len);
-    layout = choose_layout(params, options.config, batch, backend_of(options.device));
-    record_replay(tape, params, options.config, batch, layout);
-    forward_flops_per_token = tape.forward_flops() / static_cast<double>(layout.sequences * batch.T);
-    memory = parameter_bytes(params, options) + memory_of(layout, tape, params, true);
+// A table: ms a step, share of all, calls a step, GFLOP/s, GB/s, dearest first. workers: threads that ran ops side by
+// side, each taking its own time; steps: how many the costs are of.
+std::string format_profile(std::vector<OpCost> costs, int64_t workers, int64_t steps) {
+  OpCost all{"all"};
+  for (const OpCost& cost : costs) all += cost;
+  std::stable_sort(costs.begin(), costs.end(), [](const OpCost& a, const OpCost& b) { return a.seconds > b.seconds; });
+  costs.push_back(all);
+  std::vector<std::vector<std::string>> table = {{"op", "ms/step", "share", "calls/step", "GFLOP/s", "GB/s"}};
+  const double parallel = static_cast<double>(workers), n = static_cast<double>(steps);
+  for (const OpCost& cost : costs) {
+    const double seconds = cost.seconds / parallel;
+    const auto rate = [&](double amount) {
+      return amount > 0 && seconds > 0 ? format_number("%.1f", amount / seconds * 1e-9) : "";
+    };
+    table.push_back({cost.op, format_number("%.3f", seconds / n * 1e3),
+                     format_number("%.1f%%", all.seconds > 0 ? 100 * cost.seconds / all.seconds : 0),
+                     format_number("%.0f", static_cast<double>(cost.calls) / n), rate(cost.flops), rate(cost.bytes)});
   }
-  ParameterTable params;
-  Tape tape;
-  Layout layout{1, 1};
-  double forward_flops_per_token;
-  size_t memory;
-};
+  return format_table(table) +
+         "GFLOP/s: two per multiply-add, the backward as two forwards. GB/s: every tensor that an op names, once.\n";
+}
 
 }  // namespace
 
-TrainResult plan_training(const TrainOptions& options) {
-  Plan plan(options);
-  TrainResult result;
-  result.parameters = plan.params.count();
-  result.flops_per_token = 3 * plan.forward_flops_per_token;
-  result.memory = plan.memory;
-  result.planned_memory = total(memory_parts(options, plan.params, plan.tape, plan.layout));
-  return result;
-}
-
-void print_plan(const TrainOptions& options, const std::string& data) {
-  Plan plan(options);
-  if (options.dump_tape) {
-    std::printf("%s", plan.tape.dump().c_str());
-    return;
+std::string Trainer::profile() const {
+  if (!options_.profile || profiled_ == 0) return "";
+  // Lanes run side by side and each takes its own time.
+  const int64_t workers = std::min<int64_t>(model_.layout().lanes, omp_get_max_threads());
+  std::vector<OpCost> costs = model_.costs();
+  for (OpCost cost : phases_) {
+    cost.seconds *= static_cast<double>(workers);
+    costs.push_back(cost);
   }
-  const std::vector<MemoryPart> parts = memory_parts(options, plan.params, plan.tape, plan.layout);
-  std::printf("parameters: %s\n", format_count(plan.params.count()).c_str());
-  std::printf("a step: B = %s sequences of T = %s tokens%s\n", format_count(options.batch).c_str(),
-              format_count(options.data.seq_len).c_str(),
-              options.accumulate > 1 ? str(", ", format_count(options.accumulate), " times").c_str() : "");
-  if (data.empty()) std::printf("steps: %s\n", format_count(options.steps).c_str());
-  else std::printf("%s", data.c_str());
-  std::printf(
-      "training FLOPs per token: %.4g (forward %.4g)\n"
-      "  2 per multiply-add of products, causal attention and mixtures\n",
-      3 * plan.forward_flops_per_token, plan.forward_flops_per_token);
-  std::printf("memory: %s in all%s\n", format_bytes(total(parts)).c_str(),
-              backend_of(options.device) == Backend::cuda ? ", without scratch" : "");
-  for (const MemoryPart& part : parts)
-    std::printf("  %-36s %12s\n", part.name.c_str(), format_bytes(part.bytes).c_str());
-  if (plan.layout.lanes > 1)
-    std::printf("%lld lanes, each with its gradients and the activations of\n  %lld of %lld sequences at a time:\n",
-                static_cast<long long>(plan.layout.lanes), static_cast<long long>(plan.layout.sequences),
-                static_cast<long long>(options.batch));
-  std::printf("%s%s", plan.tape.memory_report().c_str(), plan.params.report().c_str());
+  return format_profile(std::move(costs), workers, profiled_);
 }
 
 }  // namespace crossply

@@ -1,6 +1,8 @@
-// One training run: a model, its optimizer, its data and its run directory. run_training() is the loop around it.
+// A model in training: parameters, optimizer, and its place in the data. One step is next_batch, forward_backward,
+// take_loss_and_norm, update; the loop around it stands in every trainer (train/train_lime.cpp).
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
@@ -10,12 +12,12 @@
 #include "kernels/optim/optimizer.h"
 #include "models/checkpoint.h"
 #include "train/options.h"
-#include "train/run_curves.h"
 
 namespace crossply {
 
 struct StepResult {
   double loss, norm, lr;
+  double seconds;  // that the step took
   int64_t scored;  // tokens the loss is the mean of
 };
 
@@ -25,8 +27,18 @@ class Trainer {
   // for a new run. Other flags than the checkpoint's are Exit::usage by name, other data is Exit::bad_data.
   Trainer(const TrainOptions& options, const Source& train, const std::string& checkpoint = "");
 
-  // One optimizer step. Throws Exit::not_finite before the update when the loss or the gradient is not finite.
+  // Tokens and targets (B, T) of every micro-step.
+  void next_batch();
+  // Zeroes the gradients, then replays the tape for every micro-step: losses and gradients add up.
+  void forward_backward();
+  // The mean loss and the gradients' norm. Throws Exit::not_finite, before any update, where one of them is not finite.
+  void take_loss_and_norm();
+  // AdamW, clipped by the norm, at the schedule's rate.
+  void update();
+  // The four in one.
   StepResult step();
+  StepResult last{};  // of the last step
+
   // Mean loss over the first `samples` test sequences; Exit::not_finite if it is not finite.
   double evaluate(const Source& test, int64_t samples);
 
@@ -45,10 +57,13 @@ class Trainer {
   std::string profile() const;
   // What more --steps than the continued checkpoint's do to the rates, as a line; empty where they are as they were.
   std::string schedule_change() const;
-  double seconds = 0;  // spent in step() over the whole run, resumed parts included
+  double seconds = 0;  // spent in steps over the whole run, resumed parts included
 
  private:
+  using Clock = std::chrono::steady_clock;
   void restore(const std::string& checkpoint);
+  double scale() const;  // of the sums that the replays leave: from the mean over all tokens to that over the scored
+  double flat_bytes() const { return static_cast<double>(params_.values().bytes()); }
   // Runs a part of a step outside the tape; takes its time, and the bytes it moves, for the profile.
   template <class F>
   void phase(const char* name, double bytes, F&& body);
@@ -60,52 +75,26 @@ class Trainer {
   int64_t T_;
   Optimizer optimizer_;
   Loader loader_;
+  const Step replay_;  // the same in every step, so that a device may record it: of the mean over all tokens
   Schedule schedule_;
   bool has_checkpoint_ = false;            // that this run wrote or continues
   int64_t steps_before_ = 0;               // --steps of the checkpoint that this continues
   std::string data_, digest_;              // tell whether a resumed run has the same data
   std::vector<int32_t> tokens_, targets_;  // all micro-steps of one step
+  Clock::time_point start_;                // of the step
   std::vector<OpCost> phases_;             // of a step, outside the tape; for the profile
   int64_t profiled_ = 0;                   // steps
 };
 
-struct TrainResult {
-  Exit code = Exit::done;
-  int64_t parameters = 0;
-  double flops_per_token = 0;  // forward and backward
-  double tokens_per_second = 0;
-  size_t memory = 0;
-  double planned_memory = 0;  // of the whole run, as a dry run says; set by plan_training
-  double train_loss = 0;      // mean over the last fiftieth of the steps
-  double test_loss = 0;
-  double answers = -1, steps_valid = -1;  // -1: the data is no task
-  std::string run_dir;
-  RunCurves curves;
-};
-
-// Trains by the options and keeps the run directory: metrics.jsonl, curve.svg, flags.json, checkpoints. Prints progress
-// under `label`; its time left counts runs_after more runs like this one. Returns Exit::stopped after SIGINT, SIGTERM,
-// SIGHUP or SIGUSR1, with a checkpoint saved.
-TrainResult run_training(TrainOptions options, const std::string& label, int64_t runs_after = 0);
-
-// What run_training does first: adds the preset's options for the architecture and what only the data can say, and
-// refuses what does not fit. A dry run whose sizes are known needs no data.
-Dataset complete_options(TrainOptions& options);
-// "data: 1,003,776 training tokens in 3,921 sequences of 256; 40 steps x 32 sequences = 0.3 epochs; test set 436
-// sequences"
-std::string describe_data(const TrainOptions& options, const Dataset& data);
-
-// main of a single-file trainer.
-int train_main(int argc, char** argv, const std::string& arch);
-
+// The parameter table with the run's own rates, without memory.
+void declare(ParameterTable& params, const TrainOptions& options);
+// A micro-step's batch.
+Batch batch_of(const TrainOptions& options, int64_t T);
+// Bytes of the parameters' arenas: values, gradients, two moments, and the copy that bf16 products read.
+size_t parameter_bytes(const ParameterTable& params, const TrainOptions& options);
 // config.json, model.safetensors and the tokenizer into a directory that is being written, and what --init's directory
 // had beside them.
 void write_model(const CheckpointWriter& writer, const TrainOptions& options, const ParameterTable& params,
                  const Tokenizer& tokenizer);
-
-// What a training run of these complete options would be: parameters, FLOPs, memory. Both allocate nothing.
-TrainResult plan_training(const TrainOptions& options);
-// data: its lines, "" where it is not open.
-void print_plan(const TrainOptions& options, const std::string& data);
 
 }  // namespace crossply

@@ -1,21 +1,14 @@
 // Any text as the command line of a program, one argument a line, the program's name first. Trainers and compare only
 // plan; the others work on a tiny model.
 #include <sstream>
+#include <utility>
 
-#include "models/registry.h"
 #include "tests/fuzz/programs.h"
 
 using namespace crossply;
 using namespace crossply::fuzz;
 
 namespace {
-
-bool is_known(const std::string& program) {
-  for (const char* name : {"compare", "evaluate", "generate", "gradients"})
-    if (program == name) return true;
-  const auto& list = architectures();
-  return std::any_of(list.begin(), list.end(), [&](const auto& entry) { return program == "train_" + entry.name; });
-}
 
 // A number that means hours of honest work, instead of little work or a refusal.
 bool is_large(const std::string& argument) {
@@ -42,7 +35,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::vector<std::string> arguments;
   std::getline(lines, program);
   for (std::string line; std::getline(lines, line);) arguments.push_back(line.substr(0, line.find('\0')));
-  if (!is_known(program)) return 0;
+  if (!programs_inside().contains(program)) return 0;
   const bool plans = program == "compare" || program.starts_with("train_");
   for (size_t i = 0; i < arguments.size(); ++i) {
     const bool of_samples = arguments[i].find("samples") != std::string::npos ||

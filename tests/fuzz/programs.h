@@ -3,13 +3,8 @@
 
 #include <algorithm>
 
+#include <programs_inside.h>
 #include "tests/fuzz/target.h"
-#include "train/trainer.h"
-
-int compare_main(int argc, char** argv);
-int evaluate_main(int argc, char** argv);
-int generate_main(int argc, char** argv);
-int gradients_main(int argc, char** argv);
 
 namespace crossply::fuzz {
 
@@ -20,12 +15,7 @@ inline int call(const std::string& program, std::vector<std::string> arguments) 
   std::vector<char*> argv;
   for (std::string& argument : arguments) argv.push_back(argument.data());
   argv.push_back(nullptr);
-  const int argc = static_cast<int>(arguments.size());
-  if (program == "compare") return compare_main(argc, argv.data());
-  if (program == "evaluate") return evaluate_main(argc, argv.data());
-  if (program == "generate") return generate_main(argc, argv.data());
-  if (program == "gradients") return gradients_main(argc, argv.data());
-  return train_main(argc, argv.data(), program.substr(std::string("train_").size()));
+  return programs_inside().at(program)(static_cast<int>(arguments.size()), argv.data());
 }
 
 // The same, where the only wrong answers are a code that is not documented and the one that says "a bug".

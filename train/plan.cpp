@@ -1,14 +1,18 @@
-#include "train/memory.h"
+#include "train/plan.h"
 
 #include <omp.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <fstream>
 
+#include "cli/format.h"
 #include "kernels/block/cross_entropy.h"
 #include "kernels/devices.h"
+#include "train/inputs.h"
+#include "train/trainer.h"
 
 namespace crossply {
 namespace {
@@ -47,13 +51,10 @@ double answering_memory(const TrainOptions& o, ParameterTable& params) {
   return static_cast<double>(tape.arena_bytes());
 }
 
-}  // namespace
-
-double peak_memory() {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  return 1024.0 * static_cast<double>(usage.ru_maxrss);
-}
+struct MemoryPart {
+  std::string name;
+  double bytes;
+};
 
 double total(const std::vector<MemoryPart>& parts) {
   double sum = 0;
@@ -61,6 +62,7 @@ double total(const std::vector<MemoryPart>& parts) {
   return sum;
 }
 
+// tape: recorded and planned for the layout.
 std::vector<MemoryPart> memory_parts(const TrainOptions& o, ParameterTable& params, const Tape& tape,
                                      const Layout& layout) {
   const double flat = 4.0 * static_cast<double>(params.flat_size()), lanes = static_cast<double>(layout.lanes);
@@ -78,6 +80,78 @@ std::vector<MemoryPart> memory_parts(const TrainOptions& o, ParameterTable& para
   if (const double bytes = answering_memory(o, params); bytes > 0) parts.push_back({"answering of prompts", bytes});
   parts.push_back({"program and data, about", std::max(program, resident_memory())});
   return parts;
+}
+
+// A model recorded for training, without memory.
+struct Plan {
+  explicit Plan(const TrainOptions& options) : tape(storage_type(options)) {
+    declare(params, options);
+    const Batch batch = batch_of(options, options.data.seq_len);
+    layout = choose_layout(params, options.config, batch, backend_of(options.device));
+    record_replay(tape, params, options.config, batch, layout);
+    forward_flops_per_token = tape.forward_flops() / static_cast<double>(layout.sequences * batch.T);
+    memory = parameter_bytes(params, options) + memory_of(layout, tape, params, true);
+  }
+  ParameterTable params;
+  Tape tape;
+  Layout layout{1, 1};
+  double forward_flops_per_token;
+  size_t memory;
+};
+
+// How many steps, and on what data.
+std::string steps_lines(const TrainOptions& o, const Dataset& dataset) {
+  if (dataset.train == nullptr) return "steps: " + format_count(o.steps) + "\n";
+  std::string text = describe_data(o, dataset);
+  for (size_t at = 0; (at = text.find("; ", at)) != std::string::npos; ++at) text.replace(at, 2, "\n  ");
+  std::string note = vocabulary_note(o, dataset);
+  if (const size_t at = note.find(": --vocab"); at != std::string::npos) note.replace(at, 2, "\n  ");
+  return text + "\n" + (note.empty() ? "" : note + "\n");
+}
+
+}  // namespace
+
+double peak_memory() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return 1024.0 * static_cast<double>(usage.ru_maxrss);
+}
+
+TrainResult plan_training(const TrainOptions& options) {
+  Plan plan(options);
+  TrainResult result;
+  result.parameters = plan.params.count();
+  result.flops_per_token = 3 * plan.forward_flops_per_token;
+  result.memory = plan.memory;
+  result.planned_memory = total(memory_parts(options, plan.params, plan.tape, plan.layout));
+  return result;
+}
+
+void print_plan(const TrainOptions& options, const Dataset& data) {
+  Plan plan(options);
+  if (options.dump_tape) {
+    std::printf("%s", plan.tape.dump().c_str());
+    return;
+  }
+  const std::vector<MemoryPart> parts = memory_parts(options, plan.params, plan.tape, plan.layout);
+  std::printf("parameters: %s\n", format_count(plan.params.count()).c_str());
+  std::printf("a step: B = %s sequences of T = %s tokens%s\n", format_count(options.batch).c_str(),
+              format_count(options.data.seq_len).c_str(),
+              options.accumulate > 1 ? str(", ", format_count(options.accumulate), " times").c_str() : "");
+  std::printf("%s", steps_lines(options, data).c_str());
+  std::printf(
+      "training FLOPs per token: %.4g (forward %.4g)\n"
+      "  2 per multiply-add of products, causal attention and mixtures\n",
+      3 * plan.forward_flops_per_token, plan.forward_flops_per_token);
+  std::printf("memory: %s in all%s\n", format_bytes(total(parts)).c_str(),
+              backend_of(options.device) == Backend::cuda ? ", without scratch" : "");
+  for (const MemoryPart& part : parts)
+    std::printf("  %-36s %12s\n", part.name.c_str(), format_bytes(part.bytes).c_str());
+  if (plan.layout.lanes > 1)
+    std::printf("%lld lanes, each with its gradients and the activations of\n  %lld of %lld sequences at a time:\n",
+                static_cast<long long>(plan.layout.lanes), static_cast<long long>(plan.layout.sequences),
+                static_cast<long long>(options.batch));
+  std::printf("%s%s", plan.tape.memory_report().c_str(), plan.params.report().c_str());
 }
 
 }  // namespace crossply

@@ -1,0 +1,158 @@
+#include "train/inputs.h"
+
+#include <cmath>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "cli/format.h"
+#include "models/checkpoint.h"
+#include "models/model.h"
+#include "models/registry.h"
+
+namespace crossply {
+namespace {
+
+// The files of a model directory that are not ours to understand: they belong to the model wherever it goes.
+std::map<std::string, std::string> read_carried_files(const std::string& dir) {
+  std::map<std::string, std::string> files;
+  for (const char* name :
+       {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",
+        "vocab.json", "merges.txt", "chat_template.jinja", "generation_config.json"}) {
+    const std::string path = dir + "/" + name;
+    if (path_exists(path)) files[name] = read_file(path, uint64_t{1} << 30);
+  }
+  return files;
+}
+
+InitialModel read_initial(const std::string& dir) {
+  return {load_config(dir + "/config.json"), Tokenizer::load(dir), read_carried_files(dir)};
+}
+
+// The same architecture: the note says what is taken of it.
+void note_start(const TrainOptions& o) {
+  const int64_t taken = o.config.num_hidden_layers, all = o.initial.config.num_hidden_layers;
+  const std::string part = taken < all ? str(", the first ", taken, " of its ", all, " blocks") : "";
+  std::fprintf(stderr, "note: starting from the weights of %s, a %s%s\n", o.init.c_str(), o.config.arch.c_str(),
+               part.c_str());
+}
+
+// What --init's model becomes: its own architecture, or from a plain LLaMA one that can start as it.
+void choose_architecture(TrainOptions& o, const Config& asked) {
+  Config& c = o.config;
+  const std::string from = c.arch;
+  if (from == asked.arch) {
+    if (!o.given_options.empty())
+      fail(Exit::usage, "--init takes the options from its config.json; leave out ", o.given_options.front());
+    note_start(o);
+    return;
+  }
+  if (from != "llama")
+    fail(Exit::usage, "--init ", o.init, " holds a ", from, ", not a ", asked.arch,
+         "; only a llama can become another architecture");
+  c.arch = asked.arch;
+  c.options = asked.options;
+  c.check(Exit::usage, "flags");
+  ParameterTable params;
+  declare_model(params, c);
+  const std::string remark = find_architecture(c.arch).make(c)->start_as_llama(params, c);
+  std::fprintf(stderr, "note: %s starts as the llama of %s%s%s\n", c.arch.c_str(), o.init.c_str(),
+               remark.empty() ? "" : ": ", remark.c_str());
+}
+
+// Reads the model directory --init, and decides what the run's configuration is.
+void take_initial(TrainOptions& o) {
+  const bool started = o.resume && !read_run_settings(o.out).is_null();
+  const std::string newest = started ? newest_valid_checkpoint(o.out) : "";
+  if (!newest.empty()) {
+    o.initial = read_initial(newest);
+    return;
+  }
+  o.initial = read_initial(ModelDir(o.init).path());
+  if (started) return;
+  const Config asked = o.config;
+  const bool fewer = o.given_sizes == std::vector<std::string>{"--layers"};
+  if (!o.given_sizes.empty() && !fewer)
+    fail(Exit::usage, "--init takes the sizes from its config.json; leave out ",
+         o.given_sizes[o.given_sizes[0] == "--layers" ? 1 : 0]);
+  o.config = o.initial.config;
+  if (fewer && (asked.num_hidden_layers < 1 || asked.num_hidden_layers > o.config.num_hidden_layers))
+    fail(Exit::usage, "--layers ", asked.num_hidden_layers, ": --init ", o.init, " has ", o.config.num_hidden_layers,
+         " blocks, of which the first so many can be taken");
+  if (fewer) o.config.num_hidden_layers = asked.num_hidden_layers;
+  choose_architecture(o, asked);
+}
+
+// The tokenizer belongs to the model.
+void take_tokenizer(const TrainOptions& o, Dataset& dataset) {
+  if (o.init.empty()) return;
+  const Tokenizer& own = o.initial.tokenizer;
+  require_same_tokenizer(own, "--init " + o.init, dataset.tokenizer, o.data.spec);
+  if (own.is_none() && !dataset.tokenizer.is_none())
+    std::fprintf(stderr, "note: --init %s has no tokenizer: it gets that of %s, %s\n", o.init.c_str(),
+                 o.data.spec.c_str(), dataset.tokenizer.describe().c_str());
+  if (dataset.tokenizer.is_none()) dataset.tokenizer = own;
+}
+
+// The same data may have moved since the run began.
+Dataset open_named_data(const TrainOptions& o) {
+  try {
+    return open_dataset(o.data);
+  } catch (const Error& error) {
+    if (!o.resume || error.code != Exit::no_input) throw;
+    fail(error.code, error.what(), "; if the data has moved, say with --data",
+         o.data.val_spec.empty() ? "" : " and --val-data", " where it is now");
+  }
+}
+
+// Fills in what only the data can say, and checks the model against it.
+Dataset open_data(TrainOptions& o) {
+  if (o.data.spec.empty()) fail(Exit::usage, "--data is needed: arith:3|4|5|6, prosqa, text:FILE, or a glob of shards");
+  o.data.seed = o.seed;
+  Dataset dataset = open_named_data(o);
+  take_tokenizer(o, dataset);
+  const int64_t data_vocab = dataset.train->vocab_size();
+  if (o.config.vocab_size == 0) o.config.vocab_size = data_vocab;
+  if (o.config.vocab_size < 1) fail(Exit::usage, "--vocab is needed: token shards do not say their vocabulary");
+  if (o.config.vocab_size < data_vocab)
+    fail(Exit::bad_data, o.data.spec, " has a vocabulary of ", data_vocab, ", the model's is ", o.config.vocab_size,
+         "; give --vocab ", data_vocab);
+  if (!o.plans_only()) {
+    dataset.train->check_tokens(o.config.vocab_size);
+    dataset.test->check_tokens(o.config.vocab_size);
+  }
+  o.data.seq_len = dataset.train->seq_len();
+  o.config.max_position_embeddings = std::max(o.config.max_position_embeddings, o.data.seq_len);
+  return dataset;
+}
+
+}  // namespace
+
+Dataset open_inputs(TrainOptions& o) {
+  if (o.init.empty()) apply_preset_to_architecture(o);
+  else take_initial(o);
+  const bool sizes_known = o.config.vocab_size > 0 && o.data.seq_len > 0;
+  Dataset dataset;
+  if (!(o.plans_only() && sizes_known && o.data.spec.empty())) dataset = open_data(o);
+  o.config.check(Exit::usage, "flags");
+  check_together(o);
+  return dataset;
+}
+
+std::string describe_data(const TrainOptions& o, const Dataset& data) {
+  const int64_t size = data.train->size(), T = data.train->seq_len(), each = o.batch * o.accumulate;
+  const double epochs = static_cast<double>(o.steps) * static_cast<double>(each) / static_cast<double>(size);
+  return str("data: ", format_count(size * T), " training tokens in ", format_count(size), " sequences of ",
+             format_count(T), "; ", format_count(o.steps), " steps x ", format_count(each), " sequences = ",
+             epochs < 100 ? format_number(epochs < 0.1 ? "%.2g" : "%.1f", epochs) : format_count(std::llround(epochs)),
+             " epochs; test set ", format_count(data.test->size()), " sequences");
+}
+
+std::string vocabulary_note(const TrainOptions& o, const Dataset& dataset) {
+  const int64_t used = dataset.train->vocab_size(), V = o.config.vocab_size;
+  if (!o.init.empty() || used == 0 || V < 2 * used) return "";
+  const int64_t saved = (V - used) * o.config.hidden_size * (o.config.tie_word_embeddings ? 1 : 2);
+  return str("note: the data has ", format_count(used), " different tokens, the model ", format_count(V), ": --vocab ",
+             used, " would save ", format_count(saved), " parameters");
+}
+
+}  // namespace crossply

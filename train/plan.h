@@ -1,0 +1,32 @@
+// What a run takes: what it will be, before any of it is allocated, and what it was.
+#pragma once
+
+#include "data/source.h"
+#include "train/options.h"
+#include "train/run_curves.h"
+
+namespace crossply {
+
+struct TrainResult {
+  Exit code = Exit::done;
+  int64_t parameters = 0;
+  double flops_per_token = 0;  // forward and backward
+  double tokens_per_second = 0;
+  size_t memory = 0;
+  double planned_memory = 0;  // of the whole run, as a dry run says; set by plan_training
+  double train_loss = 0;      // mean over the last fiftieth of the steps
+  double test_loss = 0;
+  double answers = -1, steps_valid = -1;  // -1: the data is no task
+  std::string run_dir;
+  RunCurves curves;
+};
+
+// What a training run of these complete options would be: parameters, FLOPs, memory. On a GPU its memory is that of its
+// arrays; on a CPU the peak of resident memory, to about a tenth: the scratch of the kernels is estimated.
+TrainResult plan_training(const TrainOptions& options);
+// --dry-run: the same in words, by part. --dump-tape: the tape. data: none where the sizes alone were enough.
+void print_plan(const TrainOptions& options, const Dataset& data);
+
+double peak_memory();  // bytes that this process had resident at most
+
+}  // namespace crossply

@@ -1,0 +1,64 @@
+// A training run: a Trainer, its run directory, and what it tells. The loop over its steps stands in every trainer.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "train/inputs.h"
+#include "train/metrics.h"
+#include "train/plan.h"
+#include "train/progress.h"
+#include "train/run_dir.h"
+#include "train/trainer.h"
+
+namespace crossply {
+
+// main() of a trainer. Parses the flags of the architecture and opens the data; then calls `train`, unless --dry-run,
+// --dump-tape, --dump-tensors or --steps 0 ask for less. The result is the exit code, also of what is thrown.
+int train_program(int argc, char** argv, const std::string& arch,
+                  const std::function<Exit(const TrainOptions&, const Dataset&)>& train);
+
+// The directory --out, created and held, after a check that the device is there; from now on signals only ask to stop.
+RunDir claim_run_dir(const TrainOptions& options);
+
+// Keeps the run directory: metrics.jsonl, curve.svg, flags.json, checkpoints; prints progress under options.label.
+class Run {
+ public:
+  Run(const TrainOptions& options, const Dataset& data, const RunDir& dir, Trainer& trainer);
+
+  // Whether another step is to be done: --steps are not, and since the first one no SIGINT, SIGTERM, SIGHUP or SIGUSR1
+  // has asked to stop. Throws Exit::io if the run directory was removed.
+  bool more() const;
+  // The status line, with the step just done.
+  void show_progress();
+  bool time_to_evaluate() const { return is_due(eval_every_); }
+  // The test loss and, of a task, the answers to its prompts: said, and added to the step's line of metrics.
+  void evaluate();
+  // The step's line of metrics.jsonl.
+  void write_metrics();
+  bool time_to_save() const { return is_due(save_every_); }
+  // A checkpoint, of which the newest --keep stay, and the curves so far as a picture.
+  void save();
+  // Saves where a signal ended the run between two checkpoints, and says what is left to say. The code is Exit::done or
+  // Exit::stopped.
+  TrainResult finish();
+
+ private:
+  std::string begin();
+  bool is_due(int64_t every) const { return trainer_.steps_done() % every == 0 || trainer_.steps_done() == o_.steps; }
+
+  const TrainOptions& o_;
+  const Dataset& data_;
+  const RunDir& dir_;
+  Trainer& trainer_;
+  const int64_t first_;  // the steps done before this run
+  const int64_t eval_every_, save_every_;
+  int64_t saved_;                                       // the step of the last checkpoint
+  std::vector<std::pair<const char*, double>> scores_;  // of the last step's evaluation, for its line of metrics
+  Progress progress_;
+  Metrics metrics_;
+};
+
+}  // namespace crossply
