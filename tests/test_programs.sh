@@ -97,15 +97,16 @@ if ! grep -qs '^CROSSPLY_SANITIZE:BOOL=ON' "$build/CMakeCache.txt"; then
 END
 fi
 expect 64 'known: llama ' "$build/compare" --arch none --out x
+loop_of() { sed "1,/^#include/d; s/, \"$1\",/, ARCH,/" "$train"/train_"$1".*; }
 for arch in $(sed -n 's/.*known: //p' output); do
   [[ " ${trainers[*]} " = *" train_$arch "* ]] || fail "$arch has no trainer"
   expect 0 '^parameters: [0-9,]+$' "$build/train_$arch" --preset arith-quick --dry-run
   expect 0 '^parameters: [0-9,]+$' "$build/train_$arch" --preset deep128 --dry-run
   [ -z "$(awk 'length > 80' output)" ] && [ "$(wc -l <output)" -lt 90 ] || fail "the dry run of $arch is a flood"
+  [ "$(loop_of "$arch")" = "$(loop_of llama)" ] || fail "the loop of train_$arch is another than that of train_llama"
+  grep -qs 'draft=\*/true' "$dev/../models/$arch".* && continue  # nobody's but its inventor's yet
   grep -q "arch: str = \"$arch\"" "$dev"/reference/*.py || fail "$arch has no PyTorch reference"
   grep -q "\"arch\": \"$arch\"" "$dev/compare_gradients.py" || fail "$arch is not compared with PyTorch"
-  cmp -s <(sed '1,/^#include/d' "$train/train_llama.cpp") <(sed "1,/^#include/d; s/, \"$arch\",/, \"llama\",/" "$train/train_$arch.cpp") ||
-    fail "the loop of train_$arch is another than that of train_llama"
 done
 
 # --- stopping and resuming ---------------------------------------------------------------------------------------

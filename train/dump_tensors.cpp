@@ -4,7 +4,7 @@
 #include <map>
 
 #include "engine/safetensors.h"
-#include "eval/loss.h"
+#include "eval/batch_model.h"
 
 namespace crossply {
 namespace {
