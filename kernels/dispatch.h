@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <string>
 #include <string_view>
+#include <type_traits>
 
 #include "engine/stream.h"
 #include "engine/tensor.h"
@@ -17,6 +18,13 @@ void dispatch(Stream stream, Dtype dtype, Cuda&& cuda, Cpu&& cpu, Reference&& re
   if (stream.backend == Backend::cuda) return cuda();
   if (stream.backend == Backend::cpu) return with_storage(dtype, cpu);
   with_real(dtype, reference);
+}
+
+// Calls body(flag) with the flag as a constant, for code that is compiled for each of its values.
+template <class F>
+void with_flag(bool flag, F&& body) {
+  if (flag) body(std::true_type{});
+  else body(std::false_type{});
 }
 
 // A tensor as rows of its last dimension.
