@@ -85,8 +85,7 @@ void check_parts(const std::vector<T>& got, const std::vector<double>& want, dou
 TEST_CASE("adamw: all backends equal the textbook over five steps") {
   for (double grad_size : {1e-6, 1e-2, 1e3}) {
     for (double eps : {1e-8, 1e-2}) {
-      CAPTURE(grad_size);
-      CAPTURE(eps);
+      CAPTURES(grad_size, eps);
       const auto want = textbook(grad_size, eps);
       check_parts(run<double>(grad_size, eps, Backend::reference), want, 1e-12);
       check_parts(run<float>(grad_size, eps, Backend::reference), want, 1e-6);

@@ -13,13 +13,12 @@ std::vector<Backend> backends_for() {
 }
 }  // namespace
 
-// One addition in float, rounded once, to bf16 where that is the type: the results must be equal, not just close, except
-// that of bf16 what is too small to be normal may be 0.
+// One addition in float, rounded once, to bf16 where that is the type: the results must be equal, not just close,
+// except that of bf16 what is too small to be normal may be 0.
 TEST_CASE_TEMPLATE("add: the sum is rounded once, set, added and in place", T, float, bf16) {
   for (const Backend backend : backends_for<T>()) {
     for (int64_t n : {1, 17, 1000, 70001, 70008}) {
-      CAPTURE(static_cast<int>(backend));
-      CAPTURE(n);
+      CAPTURES(backend, n);
       const auto a = random_vector<T>(n, 1), b = random_vector<T>(n, 2);
       auto sum = poisoned<T>(n), copy = sum, in_place = a, added = a;
       std::vector<float> want;

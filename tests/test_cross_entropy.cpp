@@ -130,10 +130,7 @@ TEST_CASE("cross_entropy: bf16 is at most twice as far from the exact answer as 
     for (Scored scored : {Scored::all, Scored::some, Scored::none}) {
       const Size size = c.size;
       if (size.V > 10000 && scored != Scored::all) continue;
-      CAPTURE(static_cast<int>(c.backend));
-      CAPTURE(size.rows);
-      CAPTURE(size.V);
-      CAPTURE(static_cast<int>(scored));
+      CAPTURES(c.backend, size.rows, size.V, scored);
       NarrowProblem p(size, scored);
       p.backend = c.backend;
       p.forward_backward(0.5), p.reference(0.5), p.plain(0.5);
@@ -153,8 +150,7 @@ TEST_CASE("cross_entropy: reference backward is the derivative of the reference 
   const double scale = 0.37;
   for (double magnitude : {1e-3, 1.0, 30.0}) {
     for (const Size& size : std::vector<Size>{{1, 2, 1}, {5, 7, 3}, {4, 31, 5}}) {
-      CAPTURE(magnitude);
-      CAPTURE(size.V);
+      CAPTURES(magnitude, size.V);
       const auto inp = random_vector<double>(size.rows * size.C, 1, magnitude);
       const auto weight = random_vector<double>(size.V * size.C, 2);
       const auto targets = make_targets(size, size.rows == 1 ? Scored::all : Scored::some);
@@ -201,10 +197,7 @@ TEST_CASE("cross_entropy: the fast backends equal the reference, whatever the nu
     if (!available(c.backend)) continue;
     for (Scored scored : {Scored::all, Scored::none, Scored::some, Scored::tail}) {
       const Size size = c.size;
-      CAPTURE(static_cast<int>(c.backend));
-      CAPTURE(size.rows);
-      CAPTURE(size.V);
-      CAPTURE(static_cast<int>(scored));
+      CAPTURES(c.backend, size.rows, size.V, scored);
       Problem p(size, scored);
       p.backend = c.backend;
       p.reference(0.5);

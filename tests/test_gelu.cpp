@@ -63,8 +63,7 @@ TEST_CASE("gelu: reference forward, by values from tables of the normal distribu
 TEST_CASE("gelu: reference backward is the derivative of the reference forward") {
   for (double scale : {1e-3, 1.0, 5.0, 12.0}) {
     for (int64_t n : {1, 7, 33}) {
-      CAPTURE(scale);
-      CAPTURE(n);
+      CAPTURES(scale, n);
       const auto inp = random_vector<double>(n, 1, scale), dout = random_vector<double>(n, 2);
       const auto want = complex_step(inp, [&](const std::vector<Complex>& x) {
         std::vector<Complex> out(x.size());
@@ -89,7 +88,7 @@ TEST_CASE("gelu: the fast backends equal the reference to 1e-7, everywhere") {
   const auto want = forward(inp64, Backend::reference);
   const auto want_slope = backward(poisoned<double>(n), ones, inp64, false, Backend::reference);
   for (const Backend backend : fast_backends()) {
-    CAPTURE(static_cast<int>(backend));
+    CAPTURES(backend);
     const auto out = forward(inp, backend);
     const auto slope = backward(poisoned<float>(n), convert<float>(ones), inp, false, backend);
     CHECK(worst_difference(slope, want_slope) < 2e-7);
@@ -116,9 +115,7 @@ TEST_CASE_TEMPLATE("gelu: the fast backends equal the reference, set and added, 
   for (const Backend backend : fast_backends()) {
     for (double scale : {1e-3, 1.0, 12.0, 200.0}) {
       for (int64_t n : sizes_for(backend)) {
-        CAPTURE(static_cast<int>(backend));
-        CAPTURE(scale);
-        CAPTURE(n);
+        CAPTURES(backend, scale, n);
         auto inp = random_vector<T>(n, 1, scale);
         const auto dout = random_vector<T>(n, 2), before = random_vector<T>(n, 3);
         const auto inp64 = convert<double>(inp), dout64 = convert<double>(dout);

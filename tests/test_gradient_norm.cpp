@@ -21,8 +21,7 @@ double norm(const std::vector<float>& x, Backend backend = Backend::cpu) {
 TEST_CASE("gradnorm: the sum of squares, in double, at every magnitude of a float") {
   for (double scale : {1e-38, 1e-20, 1.0, 1e20, 3e38}) {
     for (int64_t n : sizes) {
-      CAPTURE(scale);
-      CAPTURE(n);
+      CAPTURES(scale, n);
       const auto x = random_vector<float>(n, 1, scale);
       long double want = 0;
       for (float value : x) want += static_cast<long double>(value) * static_cast<long double>(value);

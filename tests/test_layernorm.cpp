@@ -47,9 +47,7 @@ TEST_CASE("layernorm: reference backward is the derivative of the reference forw
   const double eps = 1e-5;
   for (double scale : {1e-3, 1.0, 1e3}) {
     for (const Size& size : std::vector<Size>{{1, 1}, {1, 3}, {3, 7}, {2, 31}}) {
-      CAPTURE(scale);
-      CAPTURE(size.rows);
-      CAPTURE(size.C);
+      CAPTURES(scale, size.rows, size.C);
       const auto inp = random_vector<double>(size.numel(), 1, scale), dout = random_vector<double>(size.numel(), 2);
       const auto want = complex_step(inp, [&](const std::vector<Complex>& x) {
         std::vector<Complex> out(x.size()), mean(x.size()), rstd(x.size());
@@ -64,7 +62,7 @@ TEST_CASE("layernorm: reference backward is the derivative of the reference forw
 
 TEST_CASE("layernorm: every row of the output has mean 0 and variance 1") {
   for (const Backend backend : fast_backends()) {
-    CAPTURE(static_cast<int>(backend));
+    CAPTURES(backend);
     const Size size{5, 700};
     auto inp = random_vector<float>(size.numel(), 1);
     for (auto& x : inp) x += 3;
@@ -83,7 +81,7 @@ TEST_CASE("layernorm: every row of the output has mean 0 and variance 1") {
 
 TEST_CASE("layernorm: NaN stays in its row, aliases are allowed, and the threads do not matter") {
   for (const Backend backend : fast_backends()) {
-    CAPTURE(static_cast<int>(backend));
+    CAPTURES(backend);
     const Size size{backend == Backend::cpu ? 300 : 50, 133};
     const Shape shape{size.rows, size.C};
     auto inp = random_vector<float>(size.numel(), 1);
@@ -112,12 +110,10 @@ TEST_CASE("layernorm: NaN stays in its row, aliases are allowed, and the threads
 TEST_CASE_TEMPLATE("layernorm: the fast backends equal the reference, set and added, with and without an offset", T,
                    float, bf16) {
   for (const Backend backend : fast_backends()) {
-    CAPTURE(static_cast<int>(backend));
+    CAPTURES(backend);
     for (const Size& size : sizes_for(backend)) {
       for (double offset : {0.0, std::is_same_v<T, bf16> ? 3.0 : 100.0}) {
-        CAPTURE(size.rows);
-        CAPTURE(size.C);
-        CAPTURE(offset);
+        CAPTURES(size.rows, size.C, offset);
         auto inp = random_vector<T>(size.numel(), 1);
         for (auto& x : inp) x += static_cast<float>(offset);
         const auto dout = random_vector<T>(size.numel(), 2);

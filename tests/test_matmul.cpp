@@ -77,11 +77,7 @@ Result<T> run(const Case<T>& a, bool add, Stream stream = {}) {
 
 template <class T>
 void check_against_reference(const Case<T>& a, bool add, Backend backend = Backend::cpu) {
-  CAPTURE(static_cast<int>(backend));
-  CAPTURE(a.rows);
-  CAPTURE(a.C);
-  CAPTURE(a.O);
-  CAPTURE(add);
+  CAPTURES(backend, a.rows, a.C, a.O, add);
   const auto got = run(a, add, Stream{backend});
   const auto want = run(Case<double>(a), add, Stream{Backend::reference});
   check_close("out", got.out, want.out, tolerance_or_rounding<T>(tolerance(a.C)));
@@ -102,8 +98,7 @@ TEST_CASE("matmul: reference backward is the derivative of the reference forward
   for (double scale : {1e-3, 1.0, 1e3}) {
     for (const Size& size : std::vector<Size>{{1, 3, 1}, {3, 7, 5}, {4, 1, 6}}) {
       const int64_t rows = size.rows, C = size.C, O = size.O;
-      CAPTURE(scale);
-      CAPTURE(rows);
+      CAPTURES(scale, rows);
       const auto inp = random_vector<double>(rows * C, 1, scale), weight = random_vector<double>(O * C, 2);
       const auto dout = random_vector<double>(rows * O, 3);
       auto loss = [&](const std::vector<Complex>& x, const std::vector<Complex>& w) {
@@ -159,7 +154,7 @@ TEST_CASE("matmul: the forward adds to another tensor, which keeps its values") 
   auto want = run(Case<double>(a), false, Stream{Backend::reference}).out;
   for (size_t i = 0; i < want.size(); ++i) want[i] += static_cast<double>(addend[i]);
   for (const Backend backend : all_backends()) {
-    CAPTURE(static_cast<int>(backend));
+    CAPTURES(backend);
     auto out = poisoned<float>(a.rows * a.O), plus = addend;
     const Tensor to = view(out, {a.rows, a.O}), from = view(plus, {a.rows, a.O});
     run_on(backend, {to, from, inp, weight},

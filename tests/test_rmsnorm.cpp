@@ -43,9 +43,7 @@ Result<T> run(const std::vector<T>& dinp, const std::vector<Wide<T>>& dweight, c
 TEST_CASE("rmsnorm: reference backward is the derivative of the reference forward") {
   for (double scale : {1e-3, 1.0, 1e3}) {
     for (const Size& size : std::vector<Size>{{1, 3}, {3, 7}, {2, 31}}) {
-      CAPTURE(scale);
-      CAPTURE(size.rows);
-      CAPTURE(size.C);
+      CAPTURES(scale, size.rows, size.C);
       const auto inp = random_vector<double>(size.numel(), 1, scale), weight = random_vector<double>(size.C, 2);
       const auto dout = random_vector<double>(size.numel(), 3);
       auto loss = [&](const std::vector<Complex>& x, const std::vector<Complex>& w) {
@@ -111,9 +109,7 @@ TEST_CASE_TEMPLATE("rmsnorm: the fast backends equal the reference, set and adde
                                 {70, 420 * wide}, {7, 1012 * wide}, {5, 1028 * wide}};
   for (const Backend backend : fast_backends()) {
     for (const Size& size : sizes) {
-      CAPTURE(static_cast<int>(backend));
-      CAPTURE(size.rows);
-      CAPTURE(size.C);
+      CAPTURES(backend, size.rows, size.C);
       const auto inp = random_vector<T>(size.numel(), 1), dout = random_vector<T>(size.numel(), 3);
       const auto dweight = random_vector<float>(size.C, 5);
       for (const bool add : {false, true}) {
@@ -138,8 +134,7 @@ TEST_CASE_TEMPLATE("rmsnorm: the fast backends equal the reference, set and adde
 TEST_CASE("rmsnorm: without a gain it is the norm with a gain of ones") {
   for (Backend backend : {Backend::cpu, Backend::reference}) {
     for (const Size& size : std::vector<Size>{{1, 3}, {5, 31}, {300, 32}, {2000, 96}}) {
-      CAPTURE(static_cast<int>(backend));
-      CAPTURE(size.C);
+      CAPTURES(backend, size.C);
       const auto inp = random_vector<float>(size.numel(), 1), dout = random_vector<float>(size.numel(), 3);
       const std::vector<float> ones(static_cast<size_t>(size.C), 1.f);
       for (bool add : {false, true}) {

@@ -80,8 +80,7 @@ TEST_CASE("rope: the reference is a product of complex numbers, and its scores d
 TEST_CASE("rope: reference backward is the derivative of the reference forward") {
   for (double scale : {1e-3, 1.0, 1e3}) {
     for (const Size& s : std::vector<Size>{{1, 1, 1, 2, 3}, {2, 3, 3, 6, 2}, {1, 5, 2, 14, 0}}) {
-      CAPTURE(scale);
-      CAPTURE(s.D);
+      CAPTURES(scale, s.D);
       const auto inp = random_vector<double>(s.numel(), 1, scale), dout = random_vector<double>(s.numel(), 2);
       const auto table = rope_table(s.pos + s.T, powers(s.D, 100.0)), before = random_vector<double>(s.numel(), 3);
       const auto table_c = convert<Complex>(table);
@@ -106,10 +105,9 @@ TEST_CASE("rope: reference backward is the derivative of the reference forward")
 TEST_CASE_TEMPLATE("rope: the fast backends equal the reference, set, added and in place", T, float, bf16) {
   const double tolerance = tolerance_or_rounding<T>(4e-7);
   for (const Backend backend : fast_backends()) {
-    CAPTURE(static_cast<int>(backend));
+    CAPTURES(backend);
     for (const Size& s : sizes) {
-      CAPTURE(s.T);
-      CAPTURE(s.D);
+      CAPTURES(s.T, s.D);
       const auto inp = random_vector<T>(s.numel(), 1), before = random_vector<T>(s.numel(), 2);
       const auto table = convert<float>(rope_table(s.pos + s.T + 2, powers(s.D, 10000.0)));
       const auto inp64 = convert<double>(inp), table64 = convert<double>(table);
@@ -139,7 +137,7 @@ TEST_CASE_TEMPLATE("rope: the fast backends equal the reference, set, added and 
 
 TEST_CASE("rope: NaN stays in its pair, threads do not matter, positions beyond the table are refused") {
   for (const Backend backend : fast_backends()) {
-    CAPTURE(static_cast<int>(backend));
+    CAPTURES(backend);
     const Size s{2, 501, 3, 34, 3};
     const auto table = convert<float>(rope_table(504, powers(s.D, 10000.0)));
     const Tensor angles = view(table, {504, s.D});

@@ -57,10 +57,7 @@ TEST_CASE("softmax: reference backward is the derivative of the reference forwar
   for (double scale : {1e-3, 1.0, 10.0}) {
     for (const Pruning& pruning : prunings({0.0, 0.37, 0.8, 1.0})) {
       for (const Size& size : std::vector<Size>{{1, 1}, {3, 2}, {4, 7}, {2, 31}}) {
-        CAPTURE(scale);
-        CAPTURE(pruning.top_p);
-        CAPTURE(pruning.renormalize);
-        CAPTURE(size.S);
+        CAPTURES(scale, pruning.top_p, pruning.renormalize, size.S);
         const int64_t n = size.rows * size.S;
         const auto inp = random_vector<double>(n, 1, scale), dout = random_vector<double>(n, 2);
         // An infinitesimal step leaves the mask, which goes by the real parts, as it is.
@@ -79,19 +76,16 @@ TEST_CASE("softmax: reference backward is the derivative of the reference forwar
   }
 }
 
-// In bf16 out, which is f32 and computed from the same numbers, is as close, and dinp is rounded once. Equal weights are
-// frequent then, and the larger index comes first in both.
+// In bf16 out, which is f32 and computed from the same numbers, is as close, and dinp is rounded once. Equal weights
+// are frequent then, and the larger index comes first in both.
 TEST_CASE_TEMPLATE("softmax: the fast backends equal the reference, set and added", T, float, bf16) {
   const bool narrow = std::is_same_v<T, bf16>;
   for (const Backend backend : fast_backends()) {
-    CAPTURE(static_cast<int>(backend));
+    CAPTURES(backend);
     for (double scale : narrow ? std::vector<double>{3.0} : std::vector<double>{1.0, 30.0}) {
       for (const Pruning& pruning : prunings({0.0, 0.371, 0.9, 1.0})) {
         for (const Size& size : sizes_for(backend)) {
-          CAPTURE(scale);
-          CAPTURE(pruning.top_p);
-          CAPTURE(pruning.renormalize);
-          CAPTURE(size.S);
+          CAPTURES(scale, pruning.top_p, pruning.renormalize, size.S);
           const int64_t n = size.rows * size.S;
           const auto inp = random_vector<T>(n, 1, scale);
           const auto dout = random_vector<float>(n, 2);
@@ -130,8 +124,7 @@ TEST_CASE("softmax: top-p by hand") {
   for (const Backend backend : all_backends()) {
     for (const Case& c : cases) {
       for (const bool renormalize : {true, false}) {
-        CAPTURE(c.top_p);
-        CAPTURE(renormalize);
+        CAPTURES(c.top_p, renormalize);
         float sum = 0;
         for (size_t m = 0; m < 4; ++m) sum += c.mask[m] * alpha[m];
         std::vector<float> want;
@@ -180,9 +173,7 @@ TEST_CASE("softmax: pruned entries receive gradient, unless the others are renor
 TEST_CASE("softmax: NaN and overflow make their row NaN, a large logit does not, and the threads do not matter") {
   for (const Backend backend : fast_backends()) {
     for (const Pruning& pruning : prunings({0.5, 1.0})) {
-      CAPTURE(static_cast<int>(backend));
-      CAPTURE(pruning.top_p);
-      CAPTURE(pruning.renormalize);
+      CAPTURES(backend, pruning.top_p, pruning.renormalize);
       const Size size{backend == Backend::cpu ? 2000 : 60, 9};
       const size_t rows = static_cast<size_t>(size.rows);
       auto inp = random_vector<float>(size.rows * size.S, 1);

@@ -56,8 +56,7 @@ TEST_CASE("swiglu: reference forward, by values known in closed form") {
 TEST_CASE("swiglu: reference backward is the derivative of the reference forward") {
   for (double scale : {1e-3, 1.0, 30.0}) {
     for (int64_t n : {1, 7, 33}) {
-      CAPTURE(scale);
-      CAPTURE(n);
+      CAPTURES(scale, n);
       const auto gate = random_vector<double>(n, 1, scale), up = random_vector<double>(n, 2, scale);
       const auto dout = random_vector<double>(n, 3), before = random_vector<double>(n, 4);
       auto loss = [&](const std::vector<Complex>& g, const std::vector<Complex>& u) {
@@ -68,8 +67,7 @@ TEST_CASE("swiglu: reference backward is the derivative of the reference forward
       const auto want_dgate = complex_step(gate, [&](auto& g) { return loss(g, convert<Complex>(up)); });
       const auto want_dup = complex_step(up, [&](auto& u) { return loss(convert<Complex>(gate), u); });
       for (const Adds& add : all_adds) {
-        CAPTURE(add.gate);
-        CAPTURE(add.up);
+        CAPTURES(add.gate, add.up);
         auto [dgate, dup] = backward(before, dout, gate, up, add, Backend::reference);
         for (size_t i = 0; i < before.size(); ++i) {
           if (add.gate) dgate[i] -= before[i];
@@ -90,16 +88,13 @@ TEST_CASE_TEMPLATE("swiglu: fast backends equal the reference, set and added", T
   for (const Backend backend : fast_backends()) {
     for (double scale : {1e-3, 1.0, 12.0, 200.0}) {
       for (int64_t n : sizes_for(backend)) {
-        CAPTURE(static_cast<int>(backend));
-        CAPTURE(scale);
-        CAPTURE(n);
+        CAPTURES(backend, scale, n);
         const auto gate = random_vector<T>(n, 1, scale), up = random_vector<T>(n, 2);
         const auto dout = random_vector<T>(n, 3), before = random_vector<T>(n, 4);
         const auto gate64 = convert<double>(gate), up64 = convert<double>(up), dout64 = convert<double>(dout);
         check_close("out", forward(gate, up, backend), forward(gate64, up64, Backend::reference), tolerance);
         for (const Adds& add : all_adds) {
-          CAPTURE(add.gate);
-          CAPTURE(add.up);
+          CAPTURES(add.gate, add.up);
           const auto got = backward(before, dout, gate, up, add, backend);
           const auto want = backward(convert<double>(before), dout64, gate64, up64, add, Backend::reference);
           check_close("dgate", got.dgate, want.dgate, tolerance);
