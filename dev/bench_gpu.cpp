@@ -85,7 +85,9 @@ void bench_gpu_products(Device& device) {
       return teraflops(flops, gpu_seconds_per_call(least_seconds, device, work));
     };
     table.push_back({str(z.rows, " x ", z.in, " x ", z.out), rate([&] { matmul_forward({out}, inp, {weight}, s); }),
-                     rate([&] { matmul_backward_input(inp, {out}, {weight}, false, s); }),
+                     rate([&] {
+                       matmul_backward_input({inp, false}, {out}, {weight}, s);
+                     }),
                      rate([&] { matmul_backward_weight(dweight, out, inp, s); })});
   }
   std::printf("\nproducts in bf16: TFLOP/s\n");

@@ -89,11 +89,12 @@ void add_norm_and_rope(Ops& ops, Tensors& m) {
   const Tensor x = m.activation({B, T, C}), y = m.activation(x.shape), dx = m.activation(x.shape),
                rstd = m.wide({B, T}), w = m.wide({C}), dw = m.wide({C});
   ops.push_back({"rmsnorm forward", {x, w}, {y, rstd}, [=] { rmsnorm_forward(y, rstd, x, w, 1e-5, s); }});
-  ops.push_back(
-      {"rmsnorm backward", {y, x, w, rstd, dw}, {dx, dw}, [=] { rmsnorm_backward(dx, dw, y, x, w, rstd, false, s); }});
+  ops.push_back({"rmsnorm backward", {y, x, w, rstd, dw}, {dx, dw}, [=] {
+                   rmsnorm_backward({dx, false}, dw, y, x, w, rstd, s);
+                 }});
   const Tensor q = m.activation({B, T, H, D}), p = m.activation(q.shape), table = m.wide({T, D});
   ops.push_back({"rope forward", {q, table}, {p}, [=] { rope_forward(p, q, table, 0, s); }});
-  ops.push_back({"rope backward", {p, table}, {q}, [=] { rope_backward(q, p, table, 0, false, s); }});
+  ops.push_back({"rope backward", {p, table}, {q}, [=] { rope_backward({q, false}, p, table, 0, s); }});
 }
 
 void add_elementwise(Ops& ops, Tensors& m) {
@@ -103,11 +104,11 @@ void add_elementwise(Ops& ops, Tensors& m) {
                dgate = m.activation(gate.shape), dup = m.activation(gate.shape);
   ops.push_back({"swiglu forward", {gate, up}, {out}, [=] { swiglu_forward(out, gate, up, s); }});
   ops.push_back({"swiglu backward", {out, gate, up}, {dgate, dup}, [=] {
-                   swiglu_backward(dgate, dup, out, gate, up, false, false, s);
+                   swiglu_backward({dgate, false}, {dup, false}, out, gate, up, s);
                  }});
   const Tensor a = m.activation({B, T, C}), b = m.activation(a.shape), sum = m.activation(a.shape);
   ops.push_back({"add forward", {a, b}, {sum}, [=] { add_forward(sum, a, b, s); }});
-  ops.push_back({"add backward, accumulating", {sum, a}, {a}, [=] { accumulate(a, sum, true, s); }});
+  ops.push_back({"add backward, accumulating", {sum, a}, {a}, [=] { accumulate({a, true}, sum, s); }});
 }
 
 // Of the embedding's rows those that the tokens name, of their gradients too.

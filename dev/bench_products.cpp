@@ -49,7 +49,7 @@ class Operands {
         dweight(make({s.out, s.in}, Dtype::f32)) {}
   void run(size_t form, Stream stream) const {
     if (form == 0) matmul_forward({out}, inp, {weight}, stream);
-    if (form == 1) matmul_backward_input(dinp, {out}, {weight}, false, stream);
+    if (form == 1) matmul_backward_input({dinp, false}, {out}, {weight}, stream);
     if (form == 2) matmul_backward_weight(dweight, out, inp, stream);
   }
 

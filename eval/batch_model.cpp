@@ -115,7 +115,7 @@ void BatchModel::run(const int32_t* tokens, const int32_t* targets, const Step& 
     if (lane->error) std::rethrow_exception(std::exchange(lane->error, nullptr));
   for (const auto& lane : lanes_)
     if (step.training)
-      accumulate(params_.gradients(), flat_gradients(lane->gradients, params_), true, device_.stream());
+      accumulate({params_.gradients(), true}, flat_gradients(lane->gradients, params_), device_.stream());
 }
 
 double BatchModel::take_losses() {

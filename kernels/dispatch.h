@@ -22,6 +22,13 @@ void dispatch(Stream stream, Dtype dtype, Cuda&& cuda, Cpu&& cpu, Reference&& re
   with_real(dtype, reference);
 }
 
+// Calls body(flag) with the flag as a constant, for code that is compiled for each of its values.
+template <class F>
+void with_flag(bool flag, F&& body) {
+  if (flag) body(std::true_type{});
+  else body(std::false_type{});
+}
+
 // A tensor as rows of its last dimension.
 struct Rows {
   int64_t count, width;

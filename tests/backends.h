@@ -1,9 +1,13 @@
 // Runs a kernel where a backend wants its tensors: the CPU's where they are, the GPU's in device memory.
 #pragma once
 
+#include <doctest/doctest.h>
+
 #include <cstdio>
 #include <map>
+#include <sstream>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "engine/check.h"
@@ -49,6 +53,19 @@ inline std::vector<std::string> fast_devices() {
   if (!available(Backend::cuda)) return {"cpu"};
   return {"cpu", gpu};
 }
+
+// CAPTURE of several variables, which may be backends: CAPTURES(backend, rows, add).
+template <class... Values>
+std::string listed(const Values&... values) {
+  std::ostringstream list;
+  const auto append = [&](const auto& value) {
+    if constexpr (std::is_enum_v<std::remove_cvref_t<decltype(value)>>) list << static_cast<int>(value) << ' ';
+    else list << value << ' ';
+  };
+  (append(values), ...);
+  return list.str();
+}
+#define CAPTURES(...) INFO(#__VA_ARGS__ " := " << ::crossply::test::listed(__VA_ARGS__))
 
 // A copy of host's elements in device memory.
 template <class T>

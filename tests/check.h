@@ -40,6 +40,24 @@ std::vector<To> convert(const std::vector<From>& from) {
   return std::vector<To>(from.begin(), from.end());
 }
 
+// The first vector with the elements of all others behind its own.
+template <class T, class... More>
+std::vector<T> joined(std::vector<T> all, const More&... more) {
+  (all.insert(all.end(), more.begin(), more.end()), ...);
+  return all;
+}
+
+// The whole vector as a tensor.
+using crossply::view;
+template <class T>
+Tensor view(const std::vector<T>& x, const Shape& shape) {
+  return view(x.data(), shape);
+}
+template <class T>
+Tensor view(const std::vector<T>& x) {
+  return view(x.data(), {static_cast<int64_t>(x.size())});
+}
+
 inline bool is_nan(float x) { return std::isnan(x); }  // of bf16, too
 
 // What kernels keep in f32 beside activations in bf16: parameters, statistics, coefficients, and their gradients.

@@ -21,11 +21,9 @@ struct State {
   std::vector<T> params = random_vector<T>(n, 1), m = std::vector<T>(n, T(0)), v = m;
 
   void update(const std::vector<T>& grads, int64_t step, double eps, Backend backend, Tensor narrow = {}) {
-    run_on(backend,
-           {view(params.data(), {n}), view(m.data(), {n}), view(v.data(), {n}), narrow, view(grads.data(), {n})},
-           [=](auto& t, Stream stream) {
-             adamw_update(t[0], t[1], t[2], t[3], t[4], rows, AdamwScalars{0.9, 0.95, eps, step, scale}, stream);
-           });
+    run_on(backend, {view(params), view(m), view(v), narrow, view(grads)}, [=](auto& t, Stream stream) {
+      adamw_update(t[0], t[1], t[2], t[3], t[4], rows, AdamwScalars{0.9, 0.95, eps, step, scale}, stream);
+    });
   }
 };
 
@@ -66,10 +64,7 @@ std::vector<T> run(double grad_size, double eps, Backend backend) {
   state.params = convert<T>(random_vector<float>(n, 1));
   for (int64_t step = 1; step <= 5; ++step)
     state.update(convert<T>(random_vector<float>(n, 10 + static_cast<uint64_t>(step), grad_size)), step, eps, backend);
-  std::vector<T> all = state.params;
-  all.insert(all.end(), state.m.begin(), state.m.end());
-  all.insert(all.end(), state.v.begin(), state.v.end());
-  return all;
+  return joined(state.params, state.m, state.v);
 }
 
 // params, m and v have different sizes; each is judged by its own.
@@ -90,8 +85,7 @@ void check_parts(const std::vector<T>& got, const std::vector<double>& want, dou
 TEST_CASE("adamw: all backends equal the textbook over five steps") {
   for (double grad_size : {1e-6, 1e-2, 1e3}) {
     for (double eps : {1e-8, 1e-2}) {
-      CAPTURE(grad_size);
-      CAPTURE(eps);
+      CAPTURES(grad_size, eps);
       const auto want = textbook(grad_size, eps);
       check_parts(run<double>(grad_size, eps, Backend::reference), want, 1e-12);
       check_parts(run<float>(grad_size, eps, Backend::reference), want, 1e-6);
@@ -117,11 +111,9 @@ TEST_CASE("adamw: what lies outside the rows is untouched, and threads do not ma
 TEST_CASE("adamw: a rate of zero moves the moments and not the parameter") {
   for (const Backend backend : all_backends()) {
     std::vector<float> p{1.f, 2.f}, m(2, 0.f), v(2, 0.f), g{0.5f, -4.f};
-    run_on(backend, {view(p.data(), {2}), view(m.data(), {2}), view(v.data(), {2}), view(g.data(), {2})},
-           [](auto& t, Stream stream) {
-             adamw_update(t[0], t[1], t[2], Tensor{}, t[3], {{0, 2, 0.0, 0.1}}, AdamwScalars{0.9, 0.95, 1e-8, 1, 1.0},
-                          stream);
-           });
+    run_on(backend, {view(p), view(m), view(v), view(g)}, [](auto& t, Stream stream) {
+      adamw_update(t[0], t[1], t[2], Tensor{}, t[3], {{0, 2, 0.0, 0.1}}, AdamwScalars{0.9, 0.95, 1e-8, 1, 1.0}, stream);
+    });
     CHECK(p == std::vector<float>{1.f, 2.f});
     CHECK(m[1] < 0.f);
     CHECK(v[1] > 0.f);
@@ -132,8 +124,8 @@ TEST_CASE("adamw: a NaN or infinite gradient makes its parameter NaN, and no oth
   for (const Backend backend : all_backends()) {
     State<float> state;
     auto grads = random_vector<float>(n, 2);
-    grads[10] = std::numeric_limits<float>::quiet_NaN();
-    grads[500] = std::numeric_limits<float>::infinity();
+    grads[10] = NAN;
+    grads[500] = INFINITY;
     grads[1] = grads[10];  // in a gap
     state.update(grads, 1, 1e-8, backend);
     for (size_t i = 0; i < n; ++i) REQUIRE(std::isnan(state.params[i]) == (i == 10 || i == 500));
@@ -187,17 +179,13 @@ TEST_CASE("adamw: any number of rows, of any length") {
   const auto run = [&](Backend backend, int64_t shift) {
     auto params = random_vector<float>(size, 1), m = random_vector<float>(size, 3);
     std::vector<float> v(static_cast<size_t>(size), 0.5f);
-    run_on(backend,
-           {view(params.data(), {size}), view(m.data(), {size}), view(v.data(), {size}), view(grads.data(), {size})},
-           [&](std::vector<Tensor> t, Stream stream) {
-             for (Tensor& x : t) x = view(x.as<float>() + shift, {size - shift});
-             auto shifted = many;
-             for (AdamwRow& row : shifted) row.begin -= shift, row.end -= shift;
-             adamw_update(t[0], t[1], t[2], Tensor{}, t[3], shifted, AdamwScalars{0.9, 0.95, 1e-8, 3, scale}, stream);
-           });
-    params.insert(params.end(), m.begin(), m.end());
-    params.insert(params.end(), v.begin(), v.end());
-    return params;
+    run_on(backend, {view(params), view(m), view(v), view(grads)}, [&](std::vector<Tensor> t, Stream stream) {
+      for (Tensor& x : t) x = view(x.as<float>() + shift, {size - shift});
+      auto shifted = many;
+      for (AdamwRow& row : shifted) row.begin -= shift, row.end -= shift;
+      adamw_update(t[0], t[1], t[2], Tensor{}, t[3], shifted, AdamwScalars{0.9, 0.95, 1e-8, 3, scale}, stream);
+    });
+    return joined(params, m, v);
   };
   const auto want = convert<double>(run(Backend::reference, 0));
   for (const Backend backend : fast_backends())

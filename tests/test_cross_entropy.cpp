@@ -55,27 +55,29 @@ struct ProblemOf {
         dinp64(poisoned<double>(s.rows * s.C)),
         dweight64(convert<double>(dweight)) {}
 
+  // In the order of the arguments.
+  template <class W, class X>
+  std::vector<Tensor> tensors(const std::vector<W>& l, const std::vector<X>& dx, const std::vector<W>& dw,
+                              const std::vector<X>& x, const std::vector<X>& w) const {
+    return {view(l),
+            view(dx, {size.rows, size.C}),
+            view(dw, {size.V, size.C}),
+            view(x, {size.rows, size.C}),
+            view(w, {size.V, size.C}),
+            view(targets)};
+  }
   void forward() {
-    run_on(backend,
-           {view(losses.data(), {size.rows}), view(inp.data(), {size.rows, size.C}),
-            view(weight.data(), {size.V, size.C}), view(targets.data(), {size.rows})},
-           [](auto& t, Stream stream) { cross_entropy_forward(t[0], t[1], t[2], t[3], stream); });
+    run_on(backend, tensors(losses, dinp, dweight, inp, weight),
+           [](auto& t, Stream stream) { cross_entropy_forward(t[0], {}, {}, t[3], t[4], t[5], 1, stream); });
   }
   void forward_backward(double scale) {
-    run_on(backend,
-           {view(losses.data(), {size.rows}), view(dinp.data(), {size.rows, size.C}),
-            view(dweight.data(), {size.V, size.C}), view(inp.data(), {size.rows, size.C}),
-            view(weight.data(), {size.V, size.C}), view(targets.data(), {size.rows})},
-           [=](auto& t, Stream stream) {
-             cross_entropy_forward_backward(t[0], t[1], t[2], t[3], t[4], t[5], scale, stream);
-           });
+    run_on(backend, tensors(losses, dinp, dweight, inp, weight),
+           [=](auto& t, Stream stream) { cross_entropy_forward(t[0], t[1], t[2], t[3], t[4], t[5], scale, stream); });
   }
   void reference(double scale) {
     const auto inp64 = convert<double>(inp), weight64 = convert<double>(weight);
-    cross_entropy_forward_backward(view(losses64.data(), {size.rows}), view(dinp64.data(), {size.rows, size.C}),
-                                   view(dweight64.data(), {size.V, size.C}), view(inp64.data(), {size.rows, size.C}),
-                                   view(weight64.data(), {size.V, size.C}), view(targets.data(), {size.rows}), scale,
-                                   Stream{Backend::reference});
+    const auto t = tensors(losses64, dinp64, dweight64, inp64, weight64);
+    cross_entropy_forward(t[0], t[1], t[2], t[3], t[4], t[5], scale, Stream{Backend::reference});
   }
 };
 using Problem = ProblemOf<float>;
@@ -128,10 +130,7 @@ TEST_CASE("cross_entropy: bf16 is at most twice as far from the exact answer as 
     for (Scored scored : {Scored::all, Scored::some, Scored::none}) {
       const Size size = c.size;
       if (size.V > 10000 && scored != Scored::all) continue;
-      CAPTURE(static_cast<int>(c.backend));
-      CAPTURE(size.rows);
-      CAPTURE(size.V);
-      CAPTURE(static_cast<int>(scored));
+      CAPTURES(c.backend, size.rows, size.V, scored);
       NarrowProblem p(size, scored);
       p.backend = c.backend;
       p.forward_backward(0.5), p.reference(0.5), p.plain(0.5);
@@ -151,8 +150,7 @@ TEST_CASE("cross_entropy: reference backward is the derivative of the reference 
   const double scale = 0.37;
   for (double magnitude : {1e-3, 1.0, 30.0}) {
     for (const Size& size : std::vector<Size>{{1, 2, 1}, {5, 7, 3}, {4, 31, 5}}) {
-      CAPTURE(magnitude);
-      CAPTURE(size.V);
+      CAPTURES(magnitude, size.V);
       const auto inp = random_vector<double>(size.rows * size.C, 1, magnitude);
       const auto weight = random_vector<double>(size.V * size.C, 2);
       const auto targets = make_targets(size, size.rows == 1 ? Scored::all : Scored::some);
@@ -199,10 +197,7 @@ TEST_CASE("cross_entropy: the fast backends equal the reference, whatever the nu
     if (!available(c.backend)) continue;
     for (Scored scored : {Scored::all, Scored::none, Scored::some, Scored::tail}) {
       const Size size = c.size;
-      CAPTURE(static_cast<int>(c.backend));
-      CAPTURE(size.rows);
-      CAPTURE(size.V);
-      CAPTURE(static_cast<int>(scored));
+      CAPTURES(c.backend, size.rows, size.V, scored);
       Problem p(size, scored);
       p.backend = c.backend;
       p.reference(0.5);
@@ -232,9 +227,8 @@ TEST_CASE("cross_entropy: logits of size 1e4 neither overflow nor lose the gradi
 TEST_CASE("cross_entropy: NaN in a scored row shows in its loss and gradients, in an ignored row nowhere") {
   const Size size{70, 37, 5};
   Problem p(size, Scored::some);
-  const auto nan = std::numeric_limits<float>::quiet_NaN();
   for (int64_t n = 0; n < size.rows; ++n)
-    if (p.targets[static_cast<size_t>(n)] == -1) p.inp[static_cast<size_t>(n * size.C)] = nan;
+    if (p.targets[static_cast<size_t>(n)] == -1) p.inp[static_cast<size_t>(n * size.C)] = NAN;
   p.reference(1.0);
   p.forward_backward(1.0);
   check_close("losses", p.losses, p.losses64, 1e-6);
@@ -243,7 +237,7 @@ TEST_CASE("cross_entropy: NaN in a scored row shows in its loss and gradients, i
 
   size_t row = 30;
   while (p.targets[row] == -1) ++row;
-  p.inp[row * static_cast<size_t>(size.C) + 2] = nan;
+  p.inp[row * static_cast<size_t>(size.C) + 2] = NAN;
   p.forward_backward(1.0);
   for (size_t n = 0; n < p.losses.size(); ++n) {
     CHECK(std::isnan(p.losses[n]) == (n == row));
@@ -256,7 +250,7 @@ TEST_CASE("cross_entropy: on a GPU a NaN, and a target that is no token, stay in
   if (!available(Backend::cuda)) return;
   Problem p({12, 37, 5}, Scored::all);
   p.backend = Backend::cuda;
-  p.inp[3 * 5 + 2] = std::numeric_limits<float>::quiet_NaN();
+  p.inp[3 * 5 + 2] = NAN;
   p.targets[5] = 37, p.targets[7] = -2, p.targets[8] = -1;
   p.forward();
   for (size_t n = 0; n < p.losses.size(); ++n) CHECK(std::isnan(p.losses[n]) == (n == 3 || n == 5 || n == 7));
@@ -265,7 +259,7 @@ TEST_CASE("cross_entropy: on a GPU a NaN, and a target that is no token, stay in
 
 TEST_CASE("cross_entropy: NaN in one row of the weight shows in every loss") {
   Problem p({9, 40, 5}, Scored::all);
-  p.weight[39 * 5] = std::numeric_limits<float>::quiet_NaN();
+  p.weight[39 * 5] = NAN;
   p.forward();
   for (float loss : p.losses) CHECK(std::isnan(loss));
 }

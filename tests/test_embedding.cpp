@@ -30,10 +30,11 @@ std::vector<int32_t> some_tokens(const Size& s) {
   return tokens;
 }
 
-std::vector<float> forward(const Size& s, const std::vector<float>& weight, const std::vector<int32_t>& tokens,
-                           Backend backend) {
-  auto out = poisoned<float>(s.rows() * s.C);
-  run_on(backend, {view(out.data(), {s.B, s.T, s.C}), view(weight.data(), {s.V, s.C}), view(tokens.data(), {s.B, s.T})},
+template <class T>
+std::vector<T> forward(const Size& s, const std::vector<float>& weight, const std::vector<int32_t>& tokens,
+                       Backend backend) {
+  auto out = poisoned<T>(s.rows() * s.C);
+  run_on(backend, {view(out, {s.B, s.T, s.C}), view(weight, {s.V, s.C}), view(tokens, {s.B, s.T})},
          [](auto& t, Stream stream) { embedding_forward(t[0], t[1], t[2], stream); });
   return out;
 }
@@ -42,8 +43,7 @@ template <class T>
 std::vector<float> backward(const Size& s, const std::vector<T>& dout, const std::vector<int32_t>& tokens,
                             Backend backend) {
   auto dweight = random_vector<float>(s.V * s.C, 4);
-  const Tensor dw = view(dweight.data(), {s.V, s.C}), ids = view(tokens.data(), {s.B, s.T});
-  run_on(backend, {dw, view(dout.data(), {s.B, s.T, s.C}), ids},
+  run_on(backend, {view(dweight, {s.V, s.C}), view(dout, {s.B, s.T, s.C}), view(tokens, {s.B, s.T})},
          [](auto& t, Stream stream) { embedding_backward(t[0], t[1], t[2], stream); });
   return dweight;
 }
@@ -60,8 +60,8 @@ TEST_CASE("embedding: forward copies the rows of the tokens") {
       const auto row = weight.begin() + token * s.C;
       want.insert(want.end(), row, row + s.C);
     }
-    CHECK(forward(s, weight, tokens, Backend::reference) == want);
-    for (const Backend backend : fast_backends()) CHECK(forward(s, weight, tokens, backend) == want);
+    CHECK(forward<float>(s, weight, tokens, Backend::reference) == want);
+    for (const Backend backend : fast_backends()) CHECK(forward<float>(s, weight, tokens, backend) == want);
   }
 }
 
@@ -140,7 +140,7 @@ TEST_CASE("embedding: NaN stays in its column, and tokens outside the vocabulary
   auto tokens = some_tokens(s);
   tokens[17] = 4;
   auto dout = random_vector<float>(s.rows() * s.C, 2);
-  dout[17 * 32 + 30] = std::numeric_limits<float>::quiet_NaN();
+  dout[17 * 32 + 30] = NAN;
   for (const Backend backend : fast_backends()) {
     const auto dweight = backward(s, dout, tokens, backend);
     for (size_t i = 0; i < dweight.size(); ++i) CHECK(std::isnan(dweight[i]) == (i == 4 * 32 + 30));
@@ -149,7 +149,7 @@ TEST_CASE("embedding: NaN stays in its column, and tokens outside the vocabulary
   for (int32_t bad : {-1, 6}) {
     tokens[39] = bad;
     for (Backend backend : {Backend::reference, Backend::cpu}) {
-      CHECK_THROWS_AS(forward(s, weight, tokens, backend), Error);
+      CHECK_THROWS_AS(forward<float>(s, weight, tokens, backend), Error);
       CHECK_THROWS_AS(backward(s, dout, tokens, backend), Error);
     }
   }
@@ -165,7 +165,8 @@ TEST_CASE("embedding: CUDA makes the rows of tokens outside the vocabulary NaN, 
   bad[3] = -1, bad[40] = 6;
   bad[41] = std::numeric_limits<int32_t>::max(), bad[69] = std::numeric_limits<int32_t>::min();
   const auto is_bad = [&](size_t n) { return bad[n] != tokens[n]; };
-  const auto out = forward(s, weight, bad, Backend::cuda), want = forward(s, weight, tokens, Backend::reference);
+  const auto out = forward<float>(s, weight, bad, Backend::cuda),
+             want = forward<float>(s, weight, tokens, Backend::reference);
   for (size_t i = 0; i < out.size(); ++i) CHECK((is_bad(i / 8) ? std::isnan(out[i]) : out[i] == want[i]));
   auto good_dout = dout;
   for (size_t i = 0; i < good_dout.size(); ++i)
@@ -180,13 +181,9 @@ TEST_CASE("embedding: in bf16 forward rounds the master's rows, backward sums in
     const auto tokens = some_tokens(s);
     const auto weight = random_vector<float>(s.V * s.C, 1);
     const auto dout = random_vector<bf16>(s.rows() * s.C, 2);
-    const auto want = convert<bf16>(forward(s, weight, tokens, Backend::reference));
+    const auto want = convert<bf16>(forward<float>(s, weight, tokens, Backend::reference));
     for (const Backend backend : fast_backends()) {
-      auto out = poisoned<bf16>(s.rows() * s.C);
-      const Tensor w = view(weight.data(), {s.V, s.C}), ids = view(tokens.data(), {s.B, s.T});
-      run_on(backend, {view(out.data(), {s.B, s.T, s.C}), w, ids},
-             [](auto& t, Stream stream) { embedding_forward(t[0], t[1], t[2], stream); });
-      CHECK(convert<float>(out) == convert<float>(want));
+      CHECK(convert<float>(forward<bf16>(s, weight, tokens, backend)) == convert<float>(want));
       if (backend == Backend::cuda && &s == &sizes.back()) continue;  // slow in the emulator
       // The same sums as of the same numbers in f32, although the GPU reads more of them at a time.
       CHECK(backward(s, dout, tokens, backend) ==

@@ -11,19 +11,17 @@ namespace {
 
 template <class T>
 std::vector<T> forward(const std::vector<T>& inp, Backend backend) {
-  const int64_t n = static_cast<int64_t>(inp.size());
-  auto out = poisoned<T>(n);
-  run_on(backend, {view(out.data(), {n}), view(inp.data(), {n})},
-         [](auto& t, Stream stream) { gelu_forward(t[0], t[1], stream); });
+  auto out = poisoned<T>(static_cast<int64_t>(inp.size()));
+  run_on(backend, {view(out), view(inp)}, [](auto& t, Stream stream) { gelu_forward(t[0], t[1], stream); });
   return out;
 }
 
 template <class T>
-std::vector<T> backward(std::vector<T> dinp, const std::vector<T>& dout, const std::vector<T>& inp, bool acc,
+std::vector<T> backward(std::vector<T> dinp, const std::vector<T>& dout, const std::vector<T>& inp, bool add,
                         Backend backend) {
-  const int64_t n = static_cast<int64_t>(inp.size());
-  run_on(backend, {view(dinp.data(), {n}), view(dout.data(), {n}), view(inp.data(), {n})},
-         [=](auto& t, Stream stream) { gelu_backward(t[0], t[1], t[2], acc, stream); });
+  run_on(backend, {view(dinp), view(dout), view(inp)}, [=](auto& t, Stream stream) {
+    gelu_backward({t[0], add}, t[1], t[2], stream);
+  });
   return dinp;
 }
 
@@ -58,28 +56,24 @@ TEST_CASE("gelu: reference forward, by values from tables of the normal distribu
   const std::vector<double> inp{0.0, 1.0, -1.0, 2.0, -6.0, 40.0, -40.0};
   const std::vector<double> phi{
       0.5, 0.841344746068542948, 0.158655253931457051, 0.977249868051820793, 9.8658764503769814e-10, 1.0, 0.0};
-  auto out = poisoned<double>(7);
-  gelu_forward_ref(out.data(), inp.data(), 7);
+  const auto out = forward(inp, Backend::reference);
   for (size_t i = 0; i < 7; ++i) CHECK(std::abs(out[i] - inp[i] * phi[i]) <= 1e-14 * std::abs(inp[i] * phi[i]));
 }
 
 TEST_CASE("gelu: reference backward is the derivative of the reference forward") {
   for (double scale : {1e-3, 1.0, 5.0, 12.0}) {
     for (int64_t n : {1, 7, 33}) {
-      CAPTURE(scale);
-      CAPTURE(n);
+      CAPTURES(scale, n);
       const auto inp = random_vector<double>(n, 1, scale), dout = random_vector<double>(n, 2);
       const auto want = complex_step(inp, [&](const std::vector<Complex>& x) {
         std::vector<Complex> out(x.size());
         gelu_forward_ref(out.data(), x.data(), n);
         return dot(dout, out);
       });
-      auto dinp = poisoned<double>(n);
-      gelu_backward_ref(dinp.data(), dout.data(), inp.data(), n, false);
+      const auto dinp = backward(poisoned<double>(n), dout, inp, false, Backend::reference);
       check_close("dinp", dinp, want, 1e-13);
       const auto before = random_vector<double>(n, 3);
-      auto added = before;
-      gelu_backward_ref(added.data(), dout.data(), inp.data(), n, true);
+      auto added = backward(before, dout, inp, true, Backend::reference);
       for (size_t i = 0; i < added.size(); ++i) added[i] -= before[i];
       check_close("dinp, added", added, dinp, 1e-12);
     }
@@ -90,14 +84,13 @@ TEST_CASE("gelu: reference backward is the derivative of the reference forward")
 TEST_CASE("gelu: the fast backends equal the reference to 1e-7, everywhere") {
   const auto inp = sweep();
   const int64_t n = static_cast<int64_t>(inp.size());
-  const auto inp64 = convert<double>(inp);
-  const std::vector<float> dout(inp.size(), 1.f);
-  auto want = poisoned<double>(n), want_slope = poisoned<double>(n);
-  gelu_forward_ref(want.data(), inp64.data(), n);
-  gelu_backward_ref(want_slope.data(), convert<double>(dout).data(), inp64.data(), n, false);
+  const auto inp64 = convert<double>(inp), ones = std::vector<double>(inp.size(), 1.0);
+  const auto want = forward(inp64, Backend::reference);
+  const auto want_slope = backward(poisoned<double>(n), ones, inp64, false, Backend::reference);
   for (const Backend backend : fast_backends()) {
-    CAPTURE(static_cast<int>(backend));
-    const auto out = forward(inp, backend), slope = backward(poisoned<float>(n), dout, inp, false, backend);
+    CAPTURES(backend);
+    const auto out = forward(inp, backend);
+    const auto slope = backward(poisoned<float>(n), convert<float>(ones), inp, false, backend);
     CHECK(worst_difference(slope, want_slope) < 2e-7);
     double worst = 0;
     for (size_t i = 0; i < out.size(); ++i) {
@@ -122,22 +115,17 @@ TEST_CASE_TEMPLATE("gelu: the fast backends equal the reference, set and added, 
   for (const Backend backend : fast_backends()) {
     for (double scale : {1e-3, 1.0, 12.0, 200.0}) {
       for (int64_t n : sizes_for(backend)) {
-        CAPTURE(static_cast<int>(backend));
-        CAPTURE(scale);
-        CAPTURE(n);
+        CAPTURES(backend, scale, n);
         auto inp = random_vector<T>(n, 1, scale);
         const auto dout = random_vector<T>(n, 2), before = random_vector<T>(n, 3);
         const auto inp64 = convert<double>(inp), dout64 = convert<double>(dout);
-        auto out64 = poisoned<double>(n);
-        gelu_forward_ref(out64.data(), inp64.data(), n);
-        check_close("out", forward(inp, backend), out64, tolerance);
-        for (bool acc : {false, true}) {
-          const auto dinp = acc ? before : poisoned<T>(n);
-          auto dinp64 = convert<double>(dinp);
-          gelu_backward_ref(dinp64.data(), dout64.data(), inp64.data(), n, acc);
-          check_close("dinp", backward(dinp, dout, inp, acc, backend), dinp64, tolerance);
+        check_close("out", forward(inp, backend), forward(inp64, Backend::reference), tolerance);
+        for (bool add : {false, true}) {
+          const auto dinp = add ? before : poisoned<T>(n);
+          const auto want = backward(convert<double>(dinp), dout64, inp64, add, Backend::reference);
+          check_close("dinp", backward(dinp, dout, inp, add, backend), want, tolerance);
         }
-        inp.back() = std::numeric_limits<float>::quiet_NaN();
+        inp.back() = NAN;
         CHECK(is_nan(forward(inp, backend).back()));
       }
     }
@@ -148,21 +136,15 @@ TEST_CASE("gelu: NaN shows, very large numbers are harmless, and threads do not 
   for (const Backend backend : fast_backends()) {
     const int64_t n = sizes_for(backend).back();
     auto inp = random_vector<float>(n, 1, 4), dout = random_vector<float>(n, 2);
-    const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
-    inp[5] = dout.back() = nan;
-    inp[16] = inf, inp[17] = -inf, inp[18] = 3e38f, inp[19] = -3e38f;
-    auto run = [&] {
-      auto all = forward(inp, backend);
-      const auto dinp = backward(poisoned<float>(n), dout, inp, false, backend);
-      all.insert(all.end(), dinp.begin(), dinp.end());
-      return all;
-    };
+    inp[5] = dout.back() = NAN;
+    inp[16] = INFINITY, inp[17] = -INFINITY, inp[18] = 3e38f, inp[19] = -3e38f;
+    auto run = [&] { return joined(forward(inp, backend), backward(poisoned<float>(n), dout, inp, false, backend)); };
     const auto all = run();
     for (int64_t i = 0; i < n; ++i) {
       REQUIRE(std::isnan(all[static_cast<size_t>(i)]) == (i == 5));
       REQUIRE(std::isnan(all[static_cast<size_t>(n + i)]) == (i == 5 || i == n - 1));
     }
-    CHECK(all[16] == inf);
+    CHECK(all[16] == INFINITY);
     CHECK(all[18] == 3e38f);
     for (size_t i : {size_t{17}, size_t{19}}) CHECK(std::abs(all[i]) < 1e-31f);
     for (size_t i : {size_t{16}, size_t{18}}) CHECK(all[static_cast<size_t>(n) + i] == dout[i]);

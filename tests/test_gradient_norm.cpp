@@ -12,8 +12,7 @@ const std::vector<int64_t> sizes{0, 1, 31, 32, 33, 8191, 16385, 20000, 300007};
 
 double norm(const std::vector<float>& x, Backend backend = Backend::cpu) {
   double sum = 0;
-  run_on(backend, {view(x.data(), {static_cast<int64_t>(x.size())})},
-         [&](auto& t, Stream stream) { sum = sum_of_squares(t[0], stream); });
+  run_on(backend, {view(x)}, [&](auto& t, Stream stream) { sum = sum_of_squares(t[0], stream); });
   return sum;
 }
 }  // namespace
@@ -22,8 +21,7 @@ double norm(const std::vector<float>& x, Backend backend = Backend::cpu) {
 TEST_CASE("gradnorm: the sum of squares, in double, at every magnitude of a float") {
   for (double scale : {1e-38, 1e-20, 1.0, 1e20, 3e38}) {
     for (int64_t n : sizes) {
-      CAPTURE(scale);
-      CAPTURE(n);
+      CAPTURES(scale, n);
       const auto x = random_vector<float>(n, 1, scale);
       long double want = 0;
       for (float value : x) want += static_cast<long double>(value) * static_cast<long double>(value);
@@ -53,14 +51,13 @@ TEST_CASE("gradnorm: the same bits on any number of threads") {
 }
 
 TEST_CASE("gradnorm: one NaN or infinity anywhere shows") {
-  const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
   for (size_t n : {1u, 33u, 20001u}) {
     for (size_t at : {size_t{0}, n / 2, n - 1}) {
       std::vector<float> x(n, 1.f);
       for (const Backend backend : fast_backends()) {
-        x[at] = nan;
+        x[at] = NAN;
         CHECK(std::isnan(norm(x, backend)));
-        x[at] = -inf;
+        x[at] = -INFINITY;
         CHECK(norm(x, backend) == std::numeric_limits<double>::infinity());
       }
     }
@@ -76,8 +73,7 @@ TEST_CASE("gradnorm: sums add to what is there, in double") {
     for (const Backend backend : all_backends()) {
       if (backend == Backend::cuda && n > 20000) continue;  // slow in the emulator
       double sum = 0.25;
-      run_on(backend, {view(&sum, {1}), view(x.data(), {n})},
-             [&](auto& t, Stream stream) { add_sum(t[0], t[1], stream); });
+      run_on(backend, {view(&sum, {1}), view(x)}, [&](auto& t, Stream stream) { add_sum(t[0], t[1], stream); });
       CHECK(std::abs(sum - static_cast<double>(want)) <= static_cast<double>(n) * 0x1p-53 * static_cast<double>(size));
     }
   }

@@ -24,12 +24,14 @@ std::vector<double> powers(int64_t D, double theta) {
   return frequencies;
 }
 
+// In place where out is inp.
 void forward(Backend backend, const Tensor& out, const Tensor& inp, const Tensor& table, int64_t pos) {
   run_on(backend, {out, inp, table}, [=](auto& t, Stream stream) { rope_forward(t[0], t[1], t[2], pos, stream); });
 }
-void backward(Backend backend, const Tensor& dinp, const Tensor& dout, const Tensor& table, int64_t pos, bool acc) {
-  run_on(backend, {dinp, dout, table},
-         [=](auto& t, Stream stream) { rope_backward(t[0], t[1], t[2], pos, acc, stream); });
+void backward(Backend backend, const Grad& dinp, const Tensor& dout, const Tensor& table, int64_t pos) {
+  run_on(backend, {dinp, dout, table}, [=](auto& t, Stream stream) {
+    rope_backward({t[0], dinp.add}, t[1], t[2], pos, stream);
+  });
 }
 }  // namespace
 
@@ -78,8 +80,7 @@ TEST_CASE("rope: the reference is a product of complex numbers, and its scores d
 TEST_CASE("rope: reference backward is the derivative of the reference forward") {
   for (double scale : {1e-3, 1.0, 1e3}) {
     for (const Size& s : std::vector<Size>{{1, 1, 1, 2, 3}, {2, 3, 3, 6, 2}, {1, 5, 2, 14, 0}}) {
-      CAPTURE(scale);
-      CAPTURE(s.D);
+      CAPTURES(scale, s.D);
       const auto inp = random_vector<double>(s.numel(), 1, scale), dout = random_vector<double>(s.numel(), 2);
       const auto table = rope_table(s.pos + s.T, powers(s.D, 100.0)), before = random_vector<double>(s.numel(), 3);
       const auto table_c = convert<Complex>(table);
@@ -99,35 +100,36 @@ TEST_CASE("rope: reference backward is the derivative of the reference forward")
   }
 }
 
-// Two products and a sum, each rounded once: at most 1.5 * 2^-24 * (|x c| + |y s|), against a scale of about 0.58.
-TEST_CASE("rope: the fast backends equal the reference, set, added and in place") {
+// Two products and a sum, each rounded once: at most 1.5 * 2^-24 * (|x c| + |y s|), against a scale of about 0.58. In
+// bf16 the result is rounded once.
+TEST_CASE_TEMPLATE("rope: the fast backends equal the reference, set, added and in place", T, float, bf16) {
+  const double tolerance = tolerance_or_rounding<T>(4e-7);
   for (const Backend backend : fast_backends()) {
-    CAPTURE(static_cast<int>(backend));
+    CAPTURES(backend);
     for (const Size& s : sizes) {
-      CAPTURE(s.T);
-      CAPTURE(s.D);
-      const auto inp = random_vector<float>(s.numel(), 1), before = random_vector<float>(s.numel(), 2);
+      CAPTURES(s.T, s.D);
+      const auto inp = random_vector<T>(s.numel(), 1), before = random_vector<T>(s.numel(), 2);
       const auto table = convert<float>(rope_table(s.pos + s.T + 2, powers(s.D, 10000.0)));
       const auto inp64 = convert<double>(inp), table64 = convert<double>(table);
-      const Tensor table_view = view(table.data(), {s.pos + s.T + 2, s.D}), inp_view = view(inp.data(), s.shape());
-      auto out = poisoned<float>(s.numel()), in_place = inp;
+      const Tensor x = view(inp, s.shape()), angles = view(table, {s.pos + s.T + 2, s.D});
+      auto out = poisoned<T>(s.numel()), in_place = inp;
+      const Tensor both = view(in_place, s.shape());
       auto want = poisoned<double>(s.numel());
       rope_forward_ref(want.data(), inp64.data(), table64.data(), s.B, s.T, s.H, s.D, s.pos);
-      forward(backend, view(out.data(), s.shape()), inp_view, table_view, s.pos);
-      check_close("out", out, want, 4e-7);
-      forward(backend, view(in_place.data(), s.shape()), view(in_place.data(), s.shape()), table_view, s.pos);
-      CHECK(in_place == out);
-
-      for (bool acc : {false, true}) {
-        auto dinp = acc ? before : poisoned<float>(s.numel());
+      forward(backend, view(out, s.shape()), x, angles, s.pos);
+      check_close("out", out, want, tolerance);
+      forward(backend, both, both, angles, s.pos);
+      CHECK(convert<float>(in_place) == convert<float>(out));
+      for (bool add : {false, true}) {
+        auto dinp = add ? before : poisoned<T>(s.numel());
         auto dinp64 = convert<double>(dinp);
-        rope_backward_ref(dinp64.data(), inp64.data(), table64.data(), s.B, s.T, s.H, s.D, s.pos, acc);
-        backward(backend, view(dinp.data(), s.shape()), inp_view, table_view, s.pos, acc);
-        check_close("dinp", dinp, dinp64, 4e-7);
-        if (acc) continue;
-        in_place = inp;
-        backward(backend, view(in_place.data(), s.shape()), view(in_place.data(), s.shape()), table_view, s.pos, acc);
-        CHECK(in_place == dinp);
+        rope_backward_ref(dinp64.data(), inp64.data(), table64.data(), s.B, s.T, s.H, s.D, s.pos, add);
+        backward(backend, {view(dinp, s.shape()), add}, x, angles, s.pos);
+        check_close("dinp", dinp, dinp64, tolerance);
+        if (add) continue;
+        std::copy(inp.begin(), inp.end(), in_place.begin());
+        backward(backend, {both, false}, both, angles, s.pos);
+        CHECK(convert<float>(in_place) == convert<float>(dinp));
       }
     }
   }
@@ -135,49 +137,21 @@ TEST_CASE("rope: the fast backends equal the reference, set, added and in place"
 
 TEST_CASE("rope: NaN stays in its pair, threads do not matter, positions beyond the table are refused") {
   for (const Backend backend : fast_backends()) {
-    CAPTURE(static_cast<int>(backend));
+    CAPTURES(backend);
     const Size s{2, 501, 3, 34, 3};
     const auto table = convert<float>(rope_table(504, powers(s.D, 10000.0)));
-    const Tensor table_view = view(table.data(), {504, s.D});
+    const Tensor angles = view(table, {504, s.D});
     auto inp = random_vector<float>(s.numel(), 1);
-    inp[34 * 7 + 20] = std::numeric_limits<float>::quiet_NaN();
+    inp[34 * 7 + 20] = NAN;
     auto run = [&] {
       auto out = std::vector<float>(inp.size());
-      forward(backend, view(out.data(), s.shape()), view(inp.data(), s.shape()), table_view, s.pos);
+      forward(backend, view(out, s.shape()), view(inp, s.shape()), angles, s.pos);
       return out;
     };
     const auto out = run();
     for (size_t i = 0; i < out.size(); ++i) REQUIRE(std::isnan(out[i]) == (i == 34 * 7 + 20 || i == 34 * 7 + 3));
     if (backend == Backend::cpu) check_same_bits_on_any_threads<float>(run);
-    const Tensor x = view(inp.data(), s.shape());
-    CHECK_THROWS_AS(rope_forward(x, x, table_view, 4, Stream{backend}), Error);
-  }
-}
-
-TEST_CASE("rope: in bf16 the fast backends equal the reference, rounded once") {
-  for (const Backend backend : fast_backends()) {
-    CAPTURE(static_cast<int>(backend));
-    for (const Size& s : sizes) {
-      CAPTURE(s.T);
-      CAPTURE(s.D);
-      const auto inp = random_vector<bf16>(s.numel(), 1);
-      const auto table = convert<float>(rope_table(s.pos + s.T, powers(s.D, 10000.0)));
-      const auto inp64 = convert<double>(inp), table64 = convert<double>(table);
-      const Tensor table_view = view(table.data(), {s.pos + s.T, s.D}), inp_view = view(inp.data(), s.shape());
-      auto out = poisoned<bf16>(s.numel()), in_place = inp;
-      auto want = poisoned<double>(s.numel());
-      rope_forward_ref(want.data(), inp64.data(), table64.data(), s.B, s.T, s.H, s.D, s.pos);
-      forward(backend, view(out.data(), s.shape()), inp_view, table_view, s.pos);
-      check_close("out", out, want, 0x1p-8);
-      forward(backend, view(in_place.data(), s.shape()), view(in_place.data(), s.shape()), table_view, s.pos);
-      CHECK(convert<float>(in_place) == convert<float>(out));
-      for (bool acc : {false, true}) {
-        auto dinp = acc ? random_vector<bf16>(s.numel(), 2) : poisoned<bf16>(s.numel());
-        auto dinp64 = convert<double>(dinp);
-        rope_backward_ref(dinp64.data(), inp64.data(), table64.data(), s.B, s.T, s.H, s.D, s.pos, acc);
-        backward(backend, view(dinp.data(), s.shape()), inp_view, table_view, s.pos, acc);
-        check_close("dinp", dinp, dinp64, 0x1p-8);
-      }
-    }
+    const Tensor x = view(inp, s.shape());
+    CHECK_THROWS_AS(rope_forward(x, x, angles, 4, Stream{backend}), Error);
   }
 }

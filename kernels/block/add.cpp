@@ -4,8 +4,8 @@
 
 #include "engine/node.h"
 #include "kernels/block/ops.h"
-#include "kernels/cpu/cpu.h"
 #include "kernels/cpu/vec.h"
+#include "kernels/dispatch.h"
 
 namespace crossply {
 namespace {
@@ -14,13 +14,11 @@ constexpr int64_t grain = 32768;
 
 template <class S>
 void add_forward_cpu(S* out, const S* a, const S* b, int64_t n) {
-  parallel_for(n, grain, [=](int64_t begin, int64_t end) {
-    for_vectors(begin, end, [=](int64_t i, auto part) {
-      Vec16 x, y;
-      load(x, a + i, part);
-      load(y, b + i, part);
-      store(out + i, x + y, part);
-    });
+  for_elements(n, grain, [=](int64_t i, auto part) {
+    Vec16 x, y;
+    load(x, a + i, part);
+    load(y, b + i, part);
+    store(out + i, x + y, part);
   });
 }
 
@@ -33,36 +31,24 @@ void accumulate_cpu(S* dinp, const S* dout, int64_t n, bool acc) {
 }  // namespace
 
 // -----------------------------------------------------------------------------------------------------------------
-// Entry points: check shapes, choose the backend.
+// Entry points.
 
 void add_forward(const Tensor& out, const Tensor& a, const Tensor& b, Stream stream) {
   const int64_t n = out.numel();
-  CHECK_THAT(a.numel() == n && b.numel() == n, "add_forward: out ", out.str(), " a ", a.str(), " b ", b.str());
-  if (stream.backend == Backend::cuda) return add_forward_cuda(out, a, b);
-  if (stream.backend == Backend::cpu)
-    return with_storage(out.dtype, [&](auto storage) {
-      using S = decltype(storage);
-      add_forward_cpu(out.as<S>(), a.as<S>(), b.as<S>(), n);
-    });
-  with_real(out.dtype, [&](auto real) {
-    using T = decltype(real);
-    add_forward_ref(out.as<T>(), a.as<T>(), b.as<T>(), n);
-  });
+  CHECK_SHAPES(a.numel() == n && b.numel() == n, out, a, b);
+  dispatch(
+      stream, out.dtype, [&] { add_forward_cuda(out, a, b); },
+      [&]<class S>(S) { add_forward_cpu(out.as<S>(), a.as<S>(), b.as<S>(), n); },
+      [&]<class T>(T) { add_forward_ref(out.as<T>(), a.as<T>(), b.as<T>(), n); });
 }
 
-void accumulate(const Tensor& dinp, const Tensor& dout, bool acc, Stream stream) {
+void accumulate(const Grad& dinp, const Tensor& dout, Stream stream) {
   const int64_t n = dinp.numel();
-  CHECK_THAT(dout.numel() == n, "accumulate: dinp ", dinp.str(), " dout ", dout.str());
-  if (stream.backend == Backend::cuda) return accumulate_cuda(dinp, dout, acc);
-  if (stream.backend == Backend::cpu)
-    return with_storage(dinp.dtype, [&](auto storage) {
-      using S = decltype(storage);
-      accumulate_cpu(dinp.as<S>(), dout.as<S>(), n, acc);
-    });
-  with_real(dinp.dtype, [&](auto real) {
-    using T = decltype(real);
-    accumulate_ref(dinp.as<T>(), dout.as<T>(), n, acc);
-  });
+  CHECK_SHAPES(dout.numel() == n, dinp, dout);
+  dispatch(
+      stream, dinp.dtype, [&] { accumulate_cuda(dinp, dout); },
+      [&]<class S>(S) { accumulate_cpu(dinp.as<S>(), dout.as<S>(), n, dinp.add); },
+      [&]<class T>(T) { accumulate_ref(dinp.as<T>(), dout.as<T>(), n, dinp.add); });
 }
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -76,15 +62,15 @@ struct Add : Node {
   void forward(const Step&, Stream stream) override { add_forward(output(), input(0), input(1), stream); }
   void backward(const Step&, Stream stream) override {
     for (size_t i = 0; i < 2; ++i)
-      if (dinput(i).data != doutput().data) accumulate(dinput(i), doutput(), acc[i], stream);
+      if (dinput(i).data != doutput().data) accumulate(gradient(i), doutput(), stream);
   }
 };
 
 struct Copy : Node {
   const char* op() const override { return "copy"; }
-  void forward(const Step&, Stream stream) override { accumulate(output(), input(0), false, stream); }
+  void forward(const Step&, Stream stream) override { accumulate({output(), false}, input(0), stream); }
   void backward(const Step&, Stream stream) override {
-    if (dinput(0).data != doutput().data) accumulate(dinput(0), doutput(), acc[0], stream);
+    if (dinput(0).data != doutput().data) accumulate(gradient(0), doutput(), stream);
   }
 };
 

@@ -8,16 +8,10 @@
 #include "kernels/block/ops.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/vec.h"
+#include "kernels/dispatch.h"
 
 namespace crossply {
 namespace {
-
-// Rows whose logits exist at the same time: 64 MB of them, but never below 128, because every chunk reads the weight
-// twice and updates dweight (64 rows were slower by a quarter at V = 128000), and few enough to gather cheaply.
-template <class S>
-int64_t chunk_rows(int64_t V) {
-  return std::clamp<int64_t>((int64_t{64} << 20) / (V * static_cast<int64_t>(sizeof(S))), 128, 4096);
-}
 
 // e = exp(z - largest) for one row; returns the sum. e may be z. What cannot change a float sum becomes 0, so that no
 // denormals reach the products; NaN takes the other branch. A float sum over the whole vocabulary would drift, hence
@@ -84,15 +78,22 @@ void copy_rows(S* to, const S* from, int64_t count, int64_t C, To to_row, From f
   });
 }
 
+// Rows whose logits exist at the same time: 64 MB of them, but never below 128, because every chunk reads the weight
+// twice and updates dweight (64 rows were slower by a quarter at V = 128000), and few enough to gather cheaply.
+template <class S>
+int64_t chunk_rows(int64_t V) {
+  return std::clamp<int64_t>((int64_t{64} << 20) / (V * static_cast<int64_t>(sizeof(S))), 128, 4096);
+}
+
 template <class S>
 S* scratch(int64_t count, int slot) {
   return reinterpret_cast<S*>(scratch_f32((static_cast<size_t>(count) * sizeof(S) + 3) / 4, slot));
 }
 
-// Both entry points: without gradients when dinp is null.
+// Without gradients when dinp is null.
 template <class S>
-void cross_entropy_cpu(float* losses, S* dinp, float* dweight, const S* inp, const S* weight, const int32_t* targets,
-                       float scale, int64_t rows, int64_t V, int64_t C, Stream stream) {
+void cross_entropy_forward_cpu(float* losses, S* dinp, float* dweight, const S* inp, const S* weight,
+                               const int32_t* targets, float scale, int64_t rows, int64_t V, int64_t C, Stream stream) {
   const std::vector<int64_t> scored = scored_rows(losses, dinp, targets, rows, C);
   const int64_t total = static_cast<int64_t>(scored.size()), most = std::min(total, chunk_rows<S>(V));
   S* z = scratch<S>(most * V, 2);
@@ -117,67 +118,43 @@ void cross_entropy_cpu(float* losses, S* dinp, float* dweight, const S* inp, con
     if (dinp == nullptr) continue;
     S* dx = in_place ? dinp + row[0] * C : gathered + most * C;
     matmul_backward_weight(view(dweight, {V, C}), view(z, {count, V}), view(x, {count, C}), stream);
-    matmul_backward_input(view(dx, {count, C}), {view(z, {count, V})}, {head}, false, stream);
+    matmul_backward_input({view(dx, {count, C}), false}, {view(z, {count, V})}, {head}, stream);
     if (!in_place) copy_rows(dinp, dx, count, C, own, packed);
   }
-}
-
-void check_shapes(const char* name, const Tensor& losses, const Tensor& inp, const Tensor& weight,
-                  const Tensor& targets, Stream stream) {
-  const int64_t V = weight.dim(0), C = weight.dim(1), rows = targets.numel();
-  CHECK_THAT(weight.shape.rank == 2 && inp.numel() == rows * C && losses.numel() == rows, name, ": losses ",
-             losses.str(), " inp ", inp.str(), " weight ", weight.str(), " targets ", targets.str());
-  if (stream.backend == Backend::cuda) return;
-  const int32_t* target = targets.as<int32_t>();
-  for (int64_t n = 0; n < rows; ++n)
-    CHECK_THAT(target[n] >= -1 && target[n] < V, name, ": target ", target[n], " of row ", n, " with V = ", V);
 }
 
 }  // namespace
 
 // -----------------------------------------------------------------------------------------------------------------
-// Entry points: check shapes and targets, choose the backend.
+// Entry points.
 
 int64_t cross_entropy_scratch(int64_t rows, int64_t V, int64_t C, Dtype dtype) {
   const int64_t most = std::min(rows, dtype == Dtype::bf16 ? chunk_rows<bf16>(V) : chunk_rows<float>(V));
   return most * (V + 2 * C) * static_cast<int64_t>(size_of(dtype));
 }
 
-void cross_entropy_forward(const Tensor& losses, const Tensor& inp, const Tensor& weight, const Tensor& targets,
-                           Stream stream) {
-  check_shapes("cross_entropy_forward", losses, inp, weight, targets, stream);
+void cross_entropy_forward(const Tensor& losses, const Tensor& dinp, const Tensor& dweight, const Tensor& inp,
+                           const Tensor& weight, const Tensor& targets, double scale, Stream stream) {
   const int64_t V = weight.dim(0), C = weight.dim(1), rows = targets.numel();
-  if (stream.backend == Backend::cuda) return cross_entropy_cuda(losses, {}, {}, inp, weight, targets, 1);
-  if (stream.backend == Backend::cpu)
-    return with_storage(inp.dtype, [&](auto storage) {
-      using S = decltype(storage);
-      cross_entropy_cpu<S>(losses.as<float>(), nullptr, nullptr, inp.as<S>(), weight.as<S>(), targets.as<int32_t>(),
-                           1.f, rows, V, C, stream);
-    });
-  with_real(losses.dtype, [&](auto real) {
-    using T = decltype(real);
-    cross_entropy_forward_ref(losses.as<T>(), inp.as<T>(), weight.as<T>(), targets.as<int32_t>(), rows, V, C);
-  });
-}
-
-void cross_entropy_forward_backward(const Tensor& losses, const Tensor& dinp, const Tensor& dweight, const Tensor& inp,
-                                    const Tensor& weight, const Tensor& targets, double scale, Stream stream) {
-  check_shapes("cross_entropy_forward_backward", losses, inp, weight, targets, stream);
-  const int64_t V = weight.dim(0), C = weight.dim(1), rows = targets.numel();
-  CHECK_THAT(dinp.numel() == rows * C && dweight.shape == weight.shape, "cross_entropy_forward_backward: dinp ",
-             dinp.str(), " dweight ", dweight.str(), " inp ", inp.str(), " weight ", weight.str());
-  if (stream.backend == Backend::cuda) return cross_entropy_cuda(losses, dinp, dweight, inp, weight, targets, scale);
-  if (stream.backend == Backend::cpu)
-    return with_storage(inp.dtype, [&](auto storage) {
-      using S = decltype(storage);
-      cross_entropy_cpu<S>(losses.as<float>(), dinp.as<S>(), dweight.as<float>(), inp.as<S>(), weight.as<S>(),
-                           targets.as<int32_t>(), static_cast<float>(scale), rows, V, C, stream);
-    });
-  with_real(losses.dtype, [&](auto real) {
-    using T = decltype(real);
-    cross_entropy_forward_backward_ref(losses.as<T>(), dinp.as<T>(), dweight.as<T>(), inp.as<T>(), weight.as<T>(),
-                                       targets.as<int32_t>(), scale, rows, V, C);
-  });
+  const bool gradients = dinp.data != nullptr;
+  CHECK_SHAPES(weight.shape.rank == 2 && inp.numel() == rows * C && losses.numel() == rows, losses, inp, weight,
+               targets);
+  CHECK_SHAPES(!gradients || (dinp.numel() == rows * C && dweight.shape == weight.shape), dinp, dweight, inp, weight);
+  const int32_t* target = targets.as<int32_t>();
+  for (int64_t n = 0; stream.backend != Backend::cuda && n < rows; ++n)
+    CHECK_THAT(target[n] >= -1 && target[n] < V, "target ", target[n], " of row ", n, " with V = ", V);
+  dispatch(
+      stream, inp.dtype, [&] { cross_entropy_forward_cuda(losses, dinp, dweight, inp, weight, targets, scale); },
+      [&]<class S>(S) {
+        cross_entropy_forward_cpu(losses.as<float>(), data_or_null<S>(dinp), data_or_null<float>(dweight), inp.as<S>(),
+                                  weight.as<S>(), target, static_cast<float>(scale), rows, V, C, stream);
+      },
+      [&]<class T>(T) {
+        const T *x = inp.as<T>(), *w = weight.as<T>();
+        if (!gradients) return cross_entropy_forward_ref(losses.as<T>(), x, w, target, rows, V, C);
+        cross_entropy_forward_backward_ref(losses.as<T>(), dinp.as<T>(), dweight.as<T>(), x, w, target, scale, rows, V,
+                                           C);
+      });
 }
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -190,11 +167,10 @@ struct CrossEntropy : Node {
   Tensor weight() const { return factor_of(in[1], in[0]->dtype); }
   const char* op() const override { return "cross_entropy"; }
   void forward(const Step& step, Stream stream) override {
-    const Tensor& targets = reads[0]->tensor;
-    if (!step.training) return cross_entropy_forward(output(), input(0), weight(), targets, stream);
-    CHECK_THAT(!acc[0], name, " must be the only reader of ", in[0]->name);
-    cross_entropy_forward_backward(output(), dinput(0), dinput(1), input(0), weight(), targets, step.grad_scale,
-                                   stream);
+    const bool gradients = step.training;
+    CHECK_THAT(!gradients || !acc[0], name, " must be the only reader of ", in[0]->name);
+    cross_entropy_forward(output(), gradients ? dinput(0) : Tensor{}, gradients ? dinput(1) : Tensor{}, input(0),
+                          weight(), reads[0]->tensor, step.grad_scale, stream);
   }
   void backward(const Step&, Stream) override {}  // done in the forward, while the logits were in cache
   double flops() const override {

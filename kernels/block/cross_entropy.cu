@@ -90,12 +90,11 @@ int64_t chunk_rows(int64_t stride, int64_t rows, size_t each) {
 
 // -----------------------------------------------------------------------------------------------------------------
 
-void cross_entropy_cuda(const Tensor& losses, const Tensor& dinp, const Tensor& dweight, const Tensor& inp,
-                        const Tensor& weight, const Tensor& targets, double scale) {
+void cross_entropy_forward_cuda(const Tensor& losses, const Tensor& dinp, const Tensor& dweight, const Tensor& inp,
+                                const Tensor& weight, const Tensor& targets, double scale) {
   const int64_t V = weight.dim(0), C = weight.dim(1), rows = targets.numel();
   const bool want_dz = dinp.data != nullptr;
-  with_storage(inp.dtype, [&](auto storage) {
-    using S = decltype(storage);
+  with_storage(inp.dtype, [&]<class S>(S) {
     constexpr int width = widest<S>;
     const int64_t stride = blocks_of(V, width) * int64_t{width};  // rows of whole vectors, also for 50,257 tokens
     const int64_t most = chunk_rows(stride, rows, sizeof(S));

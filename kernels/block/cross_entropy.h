@@ -12,7 +12,7 @@
 // losses: (rows); inp, dinp: (rows, C) after flattening; weight, dweight: (V, C); targets: (rows) i32, each in [-1, V).
 // A target of -1 marks a row that is not scored (prompt, padding); on the CPU the matmuls never see it, so it costs
 // nothing. On a GPU, where the host does not see the targets, one outside of [-1, V) makes its loss NaN.
-// Nothing is saved: training calls the second function, which computes the logits once. No output may alias an input.
+// Nothing is saved: training takes the gradients at once. No output may alias an input.
 #pragma once
 
 #include <cmath>
@@ -24,18 +24,17 @@
 
 namespace crossply {
 
-void cross_entropy_forward(const Tensor& losses, const Tensor& inp, const Tensor& weight, const Tensor& targets,
-                           Stream stream);
-// The same losses, bit for bit, and the gradients of L in the same pass.
-void cross_entropy_forward_backward(const Tensor& losses, const Tensor& dinp, const Tensor& dweight, const Tensor& inp,
-                                    const Tensor& weight, const Tensor& targets, double scale, Stream stream);
+// The losses, and in the same pass the gradients of L, unless dinp and dweight have no data. The losses are the
+// same, bit for bit.
+void cross_entropy_forward(const Tensor& losses, const Tensor& dinp, const Tensor& dweight, const Tensor& inp,
+                           const Tensor& weight, const Tensor& targets, double scale, Stream stream);
 
 // Bytes of scratch that a CPU takes for both, if all rows are scored.
 int64_t cross_entropy_scratch(int64_t rows, int64_t V, int64_t C, Dtype dtype);
 
-// kernels/block/cross_entropy.cu; without gradients where dinp has no data.
-CUDA_TWIN void cross_entropy_cuda(const Tensor& losses, const Tensor& dinp, const Tensor& dweight, const Tensor& inp,
-                                  const Tensor& weight, const Tensor& targets, double scale);
+// kernels/block/cross_entropy.cu
+CUDA_TWIN void cross_entropy_forward_cuda(const Tensor& losses, const Tensor& dinp, const Tensor& dweight,
+                                          const Tensor& inp, const Tensor& weight, const Tensor& targets, double scale);
 
 // The loss of one scored row; z receives softmax(inp weight^T).
 template <class T>

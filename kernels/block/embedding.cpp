@@ -6,6 +6,7 @@
 #include "kernels/block/ops.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/vec.h"
+#include "kernels/dispatch.h"
 
 namespace crossply {
 namespace {
@@ -57,54 +58,41 @@ void embedding_backward_cpu(float* dweight, const S* dout, const int32_t* tokens
   });
 }
 
-void check_tokens(const char* op, const int32_t* tokens, int64_t rows, int64_t V) {
+void check_tokens(const int32_t* tokens, int64_t rows, int64_t V) {
   int32_t smallest = 0, largest = 0;
 #pragma omp simd reduction(min : smallest) reduction(max : largest)
   for (int64_t n = 0; n < rows; ++n) {
     smallest = std::min(smallest, tokens[n]);
     largest = std::max(largest, tokens[n]);
   }
-  CHECK_THAT(smallest >= 0 && (largest < V || rows == 0), op, ": tokens from ", smallest, " to ", largest, ", V is ",
-             V);
+  CHECK_THAT(smallest >= 0 && (largest < V || rows == 0), "tokens from ", smallest, " to ", largest, ", V is ", V);
 }
 
 }  // namespace
 
 // -----------------------------------------------------------------------------------------------------------------
-// Entry points: check shapes, choose the backend.
+// Entry points.
 
 void embedding_forward(const Tensor& out, const Tensor& weight, const Tensor& tokens, Stream stream) {
   const int64_t V = weight.dim(0), C = weight.dim(1), rows = tokens.numel();
-  CHECK_THAT(weight.shape.rank == 2 && C > 0 && out.numel() == rows * C, "embedding_forward: out ", out.str(),
-             " weight ", weight.str(), " tokens ", tokens.str());
-  if (stream.backend == Backend::cuda) return embedding_forward_cuda(out, weight, tokens);
-  check_tokens("embedding_forward", tokens.as<int32_t>(), rows, V);
-  if (stream.backend == Backend::cpu)
-    return with_storage(out.dtype, [&](auto storage) {
-      using S = decltype(storage);
-      embedding_forward_cpu(out.as<S>(), weight.as<float>(), tokens.as<int32_t>(), rows, C);
-    });
-  with_real(out.dtype, [&](auto real) {
-    using X = decltype(real);
-    embedding_forward_ref(out.as<X>(), weight.as<X>(), tokens.as<int32_t>(), rows, C);
-  });
+  CHECK_SHAPES(weight.shape.rank == 2 && C > 0 && out.numel() == rows * C, out, weight, tokens);
+  const int32_t* token = tokens.as<int32_t>();
+  if (stream.backend != Backend::cuda) check_tokens(token, rows, V);
+  dispatch(
+      stream, out.dtype, [&] { embedding_forward_cuda(out, weight, tokens); },
+      [&]<class S>(S) { embedding_forward_cpu(out.as<S>(), weight.as<float>(), token, rows, C); },
+      [&]<class X>(X) { embedding_forward_ref(out.as<X>(), weight.as<X>(), token, rows, C); });
 }
 
 void embedding_backward(const Tensor& dweight, const Tensor& dout, const Tensor& tokens, Stream stream) {
   const int64_t V = dweight.dim(0), C = dweight.dim(1), rows = tokens.numel();
-  CHECK_THAT(dweight.shape.rank == 2 && C > 0 && dout.numel() == rows * C, "embedding_backward: dweight ",
-             dweight.str(), " dout ", dout.str(), " tokens ", tokens.str());
-  if (stream.backend == Backend::cuda) return embedding_backward_cuda(dweight, dout, tokens);
-  check_tokens("embedding_backward", tokens.as<int32_t>(), rows, V);
-  if (stream.backend == Backend::cpu)
-    return with_storage(dout.dtype, [&](auto storage) {
-      using S = decltype(storage);
-      embedding_backward_cpu(dweight.as<float>(), dout.as<S>(), tokens.as<int32_t>(), rows, C);
-    });
-  with_real(dweight.dtype, [&](auto real) {
-    using X = decltype(real);
-    embedding_backward_ref(dweight.as<X>(), dout.as<X>(), tokens.as<int32_t>(), rows, C);
-  });
+  CHECK_SHAPES(dweight.shape.rank == 2 && C > 0 && dout.numel() == rows * C, dweight, dout, tokens);
+  const int32_t* token = tokens.as<int32_t>();
+  if (stream.backend != Backend::cuda) check_tokens(token, rows, V);
+  dispatch(
+      stream, dout.dtype, [&] { embedding_backward_cuda(dweight, dout, tokens); },
+      [&]<class S>(S) { embedding_backward_cpu(dweight.as<float>(), dout.as<S>(), token, rows, C); },
+      [&]<class X>(X) { embedding_backward_ref(dweight.as<X>(), dout.as<X>(), token, rows, C); });
 }
 
 // -----------------------------------------------------------------------------------------------------------------

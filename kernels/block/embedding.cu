@@ -172,8 +172,7 @@ dim3 block_for(int64_t C, int width) {
 
 void embedding_forward_cuda(const Tensor& out, const Tensor& weight, const Tensor& tokens) {
   const int64_t V = weight.dim(0), C = weight.dim(1), rows = tokens.numel();
-  with_storage(out.dtype, [&](auto storage) {
-    using S = decltype(storage);
+  with_storage(out.dtype, [&]<class S>(S) {
     with_width<S>(C, {out.data, weight.data}, [&](auto width) {
       const dim3 block = block_for(C, width);
       launch({"embedding_forward", blocks_of(rows, block.y), block}, embedding_forward_kernel<width, S>, out.as<S>(),
@@ -188,8 +187,7 @@ void embedding_backward_cuda(const Tensor& dweight, const Tensor& dout, const Te
   const uint64_t* keys = sorted_keys(tokens.as<int32_t>(), rows, V);
   const int64_t windows = (rows + window - 1) / window;
   float* partial = scratch<float>(windows * C, 1);
-  with_storage(dout.dtype, [&](auto storage) {
-    using S = decltype(storage);
+  with_storage(dout.dtype, [&]<class S>(S) {
     with_width<S>(C, {dweight.data, dout.data}, [&](auto width) {
       const dim3 block = block_for(C, width), grid(blocks_of(windows, block.y), blocks_of(C, block.x * width));
       launch({"embedding_backward", grid, block}, embedding_backward_kernel<width, S>, dweight.as<float>(), partial,

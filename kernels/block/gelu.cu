@@ -5,23 +5,16 @@
 namespace crossply {
 namespace {
 
-// area = Phi(-z) and bell = exp(-z^2 / 2), z = min(|x|, 12); NaN stays NaN. The polynomial is explained in gelu.cpp.
+// z = min(|x|, 12); NaN stays NaN.
 struct Tail {
   float z, area, bell;
 };
 __device__ __forceinline__ Tail normal_tail(float x) {
   float z = fabsf(x);
   z = z > 12.f ? 12.f : z;
-  const float t = __fdividef(1.f, 1.f + 0.34f * z), u = t - 0.5f;
-  float q = u * -2.66262207e-2f + 3.53720052e-2f;
-  q = q * u + 3.23217943e-2f;
-  q = q * u - 6.77487525e-2f;
-  q = q * u - 6.74762785e-2f;
-  q = q * u + 1.07994571e-1f;
-  q = q * u + 2.97943905e-1f;
-  q = q * u + 3.41064884e-1f;
-  q = q * u + 2.47139325e-1f;
-  const float bell = expf(-0.5f * z * z);
+  const float t = __fdividef(1.f, 1.f + 0.34f * z), bell = expf(-0.5f * z * z);
+  float q;
+  tail_polynomial(q, t - 0.5f);
   return {z, bell * t * q, bell};
 }
 
@@ -60,21 +53,19 @@ __global__ void gelu_backward_kernel(S* dinp, const S* dout, const S* inp, bool 
 
 void gelu_forward_cuda(const Tensor& out, const Tensor& inp) {
   const int64_t n = out.numel();
-  with_storage(out.dtype, [&](auto storage) {
-    using S = decltype(storage);
+  with_storage(out.dtype, [&]<class S>(S) {
     with_width<S>(n, {out.data, inp.data}, [&](auto width) {
       launch_elementwise("gelu_forward", n, width, gelu_forward_kernel<width, S>, out.as<S>(), inp.as<S>());
     });
   });
 }
 
-void gelu_backward_cuda(const Tensor& dinp, const Tensor& dout, const Tensor& inp, bool acc) {
+void gelu_backward_cuda(const Grad& dinp, const Tensor& dout, const Tensor& inp) {
   const int64_t n = dinp.numel();
-  with_storage(dinp.dtype, [&](auto storage) {
-    using S = decltype(storage);
+  with_storage(dinp.dtype, [&]<class S>(S) {
     with_width<S>(n, {dinp.data, dout.data, inp.data}, [&](auto width) {
       launch_elementwise("gelu_backward", n, width, gelu_backward_kernel<width, S>, dinp.as<S>(), dout.as<S>(),
-                         inp.as<S>(), acc);
+                         inp.as<S>(), dinp.add);
     });
   });
 }

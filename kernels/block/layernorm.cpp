@@ -6,6 +6,7 @@
 #include "kernels/block/ops.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/vec.h"
+#include "kernels/dispatch.h"
 
 namespace crossply {
 namespace {
@@ -62,10 +63,9 @@ void forward_rows(S* out, float* mean, float* rstd, const S* inp, int64_t rows, 
 template <class S>
 void layernorm_forward_cpu(S* out, float* mean, float* rstd, const S* inp, int64_t rows, int64_t C, float eps) {
   parallel_for(rows, 32768 / C, [=](int64_t begin, int64_t end) {
-    for (int64_t n = begin, count; n < end; n += count) {
-      count = std::min(rows_at_once(C), end - n);
+    for_row_groups(begin, end, C, [=](int64_t n, int64_t count) {
       forward_rows(out + n * C, mean + n, rstd + n, inp + n * C, count, C, eps);
-    }
+    });
   });
 }
 
@@ -86,23 +86,22 @@ void add_gradients(Vec16* ones, Vec16* outs, S* dinp, const S* dout, const S* in
   for (int64_t n = 0; n < rows; ++n) ones[n] = one[n], outs[n] = along_out[n];
 }
 
-template <bool acc, int64_t rows, class S>
+template <bool add, int64_t rows, class S>
 void write_gradients(S* dinp, const S* dout, const S* inp, const float* mean, const float* rstd, const float* along_one,
                      const float* along_out, int64_t C) {
   for_vectors(0, C, [=](int64_t c, auto part) {
     for (int64_t n = 0; n < rows; ++n) {
-      Vec16 dy, x, before;
+      Vec16 dy, x;
       load(dy, dout + n * C + c, part);
       load(x, inp + n * C + c, part);
-      Vec16 d = rstd[n] * (dy - along_one[n] - (x - mean[n]) * along_out[n]);
-      if (acc) load(before, dinp + n * C + c, part), d += before;
-      store(dinp + n * C + c, d, part);
+      const Vec16 d = rstd[n] * (dy - along_one[n] - (x - mean[n]) * along_out[n]);
+      store_or_add<add>(dinp + n * C + c, d, part);
     }
   });
 }
 
 // At most most_rows.
-template <bool acc, class S>
+template <bool add, class S>
 void backward_rows(S* dinp, const S* dout, const S* inp, const float* mean, const float* rstd, int64_t rows,
                    int64_t C) {
   Vec16 ones[most_rows] = {}, outs[most_rows] = {}, sums;
@@ -116,66 +115,55 @@ void backward_rows(S* dinp, const S* dout, const S* inp, const float* mean, cons
   store(along_out, sums);
   for (int64_t n = 0; n < rows; ++n) along_out[n] *= rstd[n] * rstd[n] / static_cast<float>(C);
   by_fours(rows, [&](int64_t n, auto count) {
-    write_gradients<acc, count>(dinp + n * C, dout + n * C, inp + n * C, mean + n, rstd + n, along_one + n,
+    write_gradients<add, count>(dinp + n * C, dout + n * C, inp + n * C, mean + n, rstd + n, along_one + n,
                                 along_out + n, C);
   });
 }
 
-template <class S, bool acc>
+template <bool add, class S>
 void layernorm_backward_cpu(S* dinp, const S* dout, const S* inp, const float* mean, const float* rstd, int64_t rows,
                             int64_t C) {
   parallel_for(rows, 32768 / C, [=](int64_t begin, int64_t end) {
-    for (int64_t n = begin, count; n < end; n += count) {
-      count = std::min(rows_at_once(C), end - n);
-      backward_rows<acc>(dinp + n * C, dout + n * C, inp + n * C, mean + n, rstd + n, count, C);
-    }
+    for_row_groups(begin, end, C, [=](int64_t n, int64_t count) {
+      backward_rows<add>(dinp + n * C, dout + n * C, inp + n * C, mean + n, rstd + n, count, C);
+    });
   });
 }
 
 }  // namespace
 
 // -----------------------------------------------------------------------------------------------------------------
-// Entry points: check shapes, choose the backend.
+// Entry points.
 
 void layernorm_forward(const Tensor& out, const Tensor& mean, const Tensor& rstd, const Tensor& inp, double eps,
                        Stream stream) {
-  const int rank = inp.shape.rank;
-  CHECK_THAT(rank >= 1, "layernorm_forward: inp ", inp.str());
-  const int64_t C = inp.dim(rank - 1), rows = rstd.numel();
-  CHECK_THAT(inp.numel() == rows * C && out.numel() == rows * C && mean.numel() == rows, "layernorm_forward: out ",
-             out.str(), " mean ", mean.str(), " rstd ", rstd.str(), " inp ", inp.str());
-  if (stream.backend == Backend::cuda) return layernorm_forward_cuda(out, mean, rstd, inp, C, eps);
-  if (stream.backend == Backend::cpu)
-    return with_storage(out.dtype, [&](auto storage) {
-      using S = decltype(storage);
-      layernorm_forward_cpu(out.as<S>(), mean.as<float>(), rstd.as<float>(), inp.as<S>(), rows, C,
-                            static_cast<float>(eps));
-    });
-  with_real(out.dtype, [&](auto real) {
-    using T = decltype(real);
-    layernorm_forward_ref(out.as<T>(), mean.as<T>(), rstd.as<T>(), inp.as<T>(), rows, C, eps);
-  });
+  const auto [rows, C] = rows_of(inp);
+  CHECK_SHAPES(out.numel() == rows * C && mean.numel() == rows && rstd.numel() == rows, out, mean, rstd, inp);
+  dispatch(
+      stream, out.dtype, [&] { layernorm_forward_cuda(out, mean, rstd, inp, C, eps); },
+      [&]<class S>(S) {
+        layernorm_forward_cpu(out.as<S>(), mean.as<float>(), rstd.as<float>(), inp.as<S>(), rows, C,
+                              static_cast<float>(eps));
+      },
+      [&]<class T>(T) { layernorm_forward_ref(out.as<T>(), mean.as<T>(), rstd.as<T>(), inp.as<T>(), rows, C, eps); });
 }
 
-void layernorm_backward(const Tensor& dinp, const Tensor& dout, const Tensor& inp, const Tensor& mean,
-                        const Tensor& rstd, bool acc, Stream stream) {
-  const int rank = inp.shape.rank;
-  CHECK_THAT(rank >= 1, "layernorm_backward: inp ", inp.str());
-  const int64_t C = inp.dim(rank - 1), rows = rstd.numel();
-  CHECK_THAT(inp.numel() == rows * C && dinp.numel() == rows * C && dout.numel() == rows * C && mean.numel() == rows,
-             "layernorm_backward: dinp ", dinp.str(), " dout ", dout.str(), " inp ", inp.str(), " mean ", mean.str(),
-             " rstd ", rstd.str());
-  if (stream.backend == Backend::cuda) return layernorm_backward_cuda(dinp, dout, inp, mean, rstd, C, acc);
-  if (stream.backend == Backend::cpu)
-    return with_storage(dinp.dtype, [&](auto storage) {
-      using S = decltype(storage);
-      auto backward = acc ? layernorm_backward_cpu<S, true> : layernorm_backward_cpu<S, false>;
-      backward(dinp.as<S>(), dout.as<S>(), inp.as<S>(), mean.as<float>(), rstd.as<float>(), rows, C);
-    });
-  with_real(dinp.dtype, [&](auto real) {
-    using T = decltype(real);
-    layernorm_backward_ref(dinp.as<T>(), dout.as<T>(), inp.as<T>(), mean.as<T>(), rstd.as<T>(), rows, C, acc);
-  });
+void layernorm_backward(const Grad& dinp, const Tensor& dout, const Tensor& inp, const Tensor& mean, const Tensor& rstd,
+                        Stream stream) {
+  const auto [rows, C] = rows_of(inp);
+  CHECK_SHAPES(dinp.numel() == rows * C && dout.numel() == rows * C && mean.numel() == rows && rstd.numel() == rows,
+               dinp, dout, inp, mean, rstd);
+  dispatch(
+      stream, dinp.dtype, [&] { layernorm_backward_cuda(dinp, dout, inp, mean, rstd, C); },
+      [&]<class S>(S) {
+        with_flag(dinp.add, [&](auto add) {
+          layernorm_backward_cpu<add>(dinp.as<S>(), dout.as<S>(), inp.as<S>(), mean.as<float>(), rstd.as<float>(), rows,
+                                      C);
+        });
+      },
+      [&]<class T>(T) {
+        layernorm_backward_ref(dinp.as<T>(), dout.as<T>(), inp.as<T>(), mean.as<T>(), rstd.as<T>(), rows, C, dinp.add);
+      });
 }
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -191,7 +179,7 @@ struct LayerNorm : Node {
     layernorm_forward(output(), saved[0]->tensor, saved[1]->tensor, input(0), eps, stream);
   }
   void backward(const Step&, Stream stream) override {
-    layernorm_backward(dinput(0), doutput(), input(0), saved[0]->tensor, saved[1]->tensor, acc[0], stream);
+    layernorm_backward(gradient(0), doutput(), input(0), saved[0]->tensor, saved[1]->tensor, stream);
   }
 };
 

@@ -86,8 +86,7 @@ void layernorm_forward_cuda(const Tensor& out, const Tensor& mean, const Tensor&
                             double eps) {
   const int64_t rows = rstd.numel();
   const Layout layout = layout_for(C * static_cast<int64_t>(size_of(inp.dtype)));
-  with_storage(out.dtype, [&](auto storage) {
-    using S = decltype(storage);
+  with_storage(out.dtype, [&]<class S>(S) {
     with_width<S>(C, {out.data, inp.data}, [&](auto width) {
       launch({"layernorm_forward", blocks_of(rows, layout.warps), dim3(warp_size, layout.warps), layout.shared_bytes},
              layernorm_forward_kernel<width, S>, out.as<S>(), mean.as<float>(), rstd.as<float>(), inp.as<S>(), rows, C,
@@ -96,16 +95,15 @@ void layernorm_forward_cuda(const Tensor& out, const Tensor& mean, const Tensor&
   });
 }
 
-void layernorm_backward_cuda(const Tensor& dinp, const Tensor& dout, const Tensor& inp, const Tensor& mean,
-                             const Tensor& rstd, int64_t C, bool acc) {
+void layernorm_backward_cuda(const Grad& dinp, const Tensor& dout, const Tensor& inp, const Tensor& mean,
+                             const Tensor& rstd, int64_t C) {
   const int64_t rows = rstd.numel();
   const Layout layout = layout_for(2 * C * static_cast<int64_t>(size_of(inp.dtype)));
-  with_storage(dinp.dtype, [&](auto storage) {
-    using S = decltype(storage);
+  with_storage(dinp.dtype, [&]<class S>(S) {
     with_width<S>(C, {dinp.data, dout.data, inp.data}, [&](auto width) {
       launch({"layernorm_backward", blocks_of(rows, layout.warps), dim3(warp_size, layout.warps), layout.shared_bytes},
              layernorm_backward_kernel<width, S>, dinp.as<S>(), dout.as<S>(), inp.as<S>(), mean.as<float>(),
-             rstd.as<float>(), rows, C, acc);
+             rstd.as<float>(), rows, C, dinp.add);
     });
   });
 }

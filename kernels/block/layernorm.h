@@ -5,12 +5,12 @@
 //   out[n,c]  = (inp[n,c] - mean[n]) * rstd[n]
 //
 //   with xh = out:
-//   dinp[n,c] = rstd[n] * (dout[n,c] - mean_j dout[n,j] - xh[n,c] * mean_j(dout[n,j] * xh[n,j]))   set, or added if acc
+//   dinp[n,c] = rstd[n] * (dout[n,c] - mean_j dout[n,j] - xh[n,c] * mean_j(dout[n,j] * xh[n,j]))   set or added
 //
 // inp, out, dout, dinp: any shape that ends in C, with the same rows, f32 or bf16, all four alike; mean, rstd: (rows),
 // f32. The mean comes first and the squares are of deviations from it, so a large common offset costs no more digits
 // than it already cost inp. The sum of squares is in f32: it overflows for deviations near 1e19. out may alias inp,
-// which the backward needs, however; dinp may alias dout when acc is false.
+// which the backward needs, however; dinp may alias dout where it is set.
 #pragma once
 
 #include <cmath>
@@ -22,14 +22,14 @@ namespace crossply {
 
 void layernorm_forward(const Tensor& out, const Tensor& mean, const Tensor& rstd, const Tensor& inp, double eps,
                        Stream stream);
-void layernorm_backward(const Tensor& dinp, const Tensor& dout, const Tensor& inp, const Tensor& mean,
-                        const Tensor& rstd, bool acc, Stream stream);
+void layernorm_backward(const Grad& dinp, const Tensor& dout, const Tensor& inp, const Tensor& mean, const Tensor& rstd,
+                        Stream stream);
 
 // kernels/block/layernorm.cu
 CUDA_TWIN void layernorm_forward_cuda(const Tensor& out, const Tensor& mean, const Tensor& rstd, const Tensor& inp,
                                       int64_t C, double eps);
-CUDA_TWIN void layernorm_backward_cuda(const Tensor& dinp, const Tensor& dout, const Tensor& inp, const Tensor& mean,
-                                       const Tensor& rstd, int64_t C, bool acc);
+CUDA_TWIN void layernorm_backward_cuda(const Grad& dinp, const Tensor& dout, const Tensor& inp, const Tensor& mean,
+                                       const Tensor& rstd, int64_t C);
 
 template <class T>
 void layernorm_forward_ref(T* out, T* mean, T* rstd, const T* inp, int64_t rows, int64_t C, double eps) {

@@ -5,6 +5,7 @@
 #include "kernels/block/ops.h"
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/gemm_bf16.h"
+#include "kernels/dispatch.h"
 
 namespace crossply {
 
@@ -41,83 +42,65 @@ void multiply(const std::vector<Call>& calls, int64_t M, Stream stream) {
 }
 
 // Rows of a product with this weight; CHECKs all shapes.
-int64_t count_rows(const char* name, const Tensor& out, const Tensor& inp, const Tensor& weight) {
+int64_t count_rows(const Tensor& out, const Tensor& inp, const Tensor& weight) {
   const int64_t O = weight.dim(0), C = weight.dim(1), rows = C > 0 ? inp.numel() / C : 0;
-  CHECK_THAT(weight.shape.rank == 2 && O > 0 && C > 0 && inp.numel() == rows * C && out.numel() == rows * O, name,
-             ": out ", out.str(), " inp ", inp.str(), " weight ", weight.str());
+  CHECK_SHAPES(weight.shape.rank == 2 && O > 0 && C > 0 && inp.numel() == rows * C && out.numel() == rows * O, out, inp,
+               weight);
   return rows;
 }
 
 }  // namespace
 
 // -----------------------------------------------------------------------------------------------------------------
-// Entry points: check shapes, choose the backend.
+// Entry points.
 
 void matmul_forward(const std::vector<Tensor>& outs, const Tensor& inp, const std::vector<Tensor>& weights,
                     Stream stream, const Tensor& addend) {
   const bool add = addend.data != nullptr;
-  CHECK_THAT(outs.size() == weights.size(), "matmul_forward: ", outs.size(), " outputs of ", weights.size(),
-             " weights");
+  CHECK_THAT(outs.size() == weights.size(), outs.size(), " outputs of ", weights.size(), " weights");
   CHECK_THAT(!add || (outs.size() == 1 && addend.numel() == outs[0].numel() && addend.dtype == outs[0].dtype &&
                       addend.data != outs[0].data),
-             "matmul_forward: ", addend.str(), " cannot be added to ", outs.size(), " outputs, the first ",
-             outs[0].str());
+             addend.str(), " cannot be added to ", outs.size(), " outputs, the first ", outs[0].str());
   int64_t rows = 0;
   std::vector<Call> calls;
   for (size_t i = 0; i < outs.size(); ++i) {
     const int64_t O = weights[i].dim(0), C = weights[i].dim(1);
-    rows = count_rows("matmul_forward", outs[i], inp, weights[i]);
-    if (stream.backend == Backend::cpu) {
-      calls.push_back({outs[i], {inp, C, 1}, {weights[i], 1, C}, O, C, false});
-      continue;
-    }
-    if (stream.backend == Backend::cuda) {
-      matmul_forward_cuda(outs[i], inp, weights[i], rows, addend);
-      continue;
-    }
-    with_real(inp.dtype, [&](auto real) {
-      using T = decltype(real);
-      matmul_forward_ref(outs[i].as<T>(), inp.as<T>(), weights[i].as<T>(), rows, C, O);
-    });
+    rows = count_rows(outs[i], inp, weights[i]);
+    if (stream.backend == Backend::cpu) calls.push_back({outs[i], {inp, C, 1}, {weights[i], 1, C}, O, C, false});
+    else if (stream.backend == Backend::cuda) matmul_forward_cuda(outs[i], inp, weights[i], rows, addend);
+    else
+      with_real(inp.dtype,
+                [&]<class T>(T) { matmul_forward_ref(outs[i].as<T>(), inp.as<T>(), weights[i].as<T>(), rows, C, O); });
   }
   multiply(calls, rows, stream);
   if (add && stream.backend != Backend::cuda) add_forward(outs[0], outs[0], addend, stream);
 }
 
-void matmul_backward_input(const Tensor& dinp, const std::vector<Tensor>& douts, const std::vector<Tensor>& weights,
-                           bool acc, Stream stream) {
-  CHECK_THAT(douts.size() == weights.size(), "matmul_backward_input: ", douts.size(), " gradients of ", weights.size(),
-             " weights");
+void matmul_backward_input(const Grad& dinp, const std::vector<Tensor>& douts, const std::vector<Tensor>& weights,
+                           Stream stream) {
+  CHECK_THAT(douts.size() == weights.size(), douts.size(), " gradients of ", weights.size(), " weights");
   int64_t rows = 0;
   std::vector<Call> calls;
   for (size_t i = 0; i < douts.size(); ++i) {
     const int64_t O = weights[i].dim(0), C = weights[i].dim(1);
-    const bool add = acc || i > 0;
-    rows = count_rows("matmul_backward_input", douts[i], dinp, weights[i]);
-    if (stream.backend == Backend::cpu) {
-      calls.push_back({dinp, {douts[i], O, 1}, {weights[i], C, 1}, C, O, add});
-      continue;
-    }
-    if (stream.backend == Backend::cuda) {
-      matmul_backward_input_cuda(dinp, douts[i], weights[i], rows, add);
-      continue;
-    }
-    with_real(dinp.dtype, [&](auto real) {
-      using T = decltype(real);
-      matmul_backward_input_ref(dinp.as<T>(), douts[i].as<T>(), weights[i].as<T>(), rows, C, O, add);
-    });
+    const Grad d{dinp, dinp.add || i > 0};
+    rows = count_rows(douts[i], dinp, weights[i]);
+    if (stream.backend == Backend::cpu) calls.push_back({d, {douts[i], O, 1}, {weights[i], C, 1}, C, O, d.add});
+    else if (stream.backend == Backend::cuda) matmul_backward_input_cuda(d, douts[i], weights[i], rows);
+    else
+      with_real(dinp.dtype, [&]<class T>(T) {
+        matmul_backward_input_ref(d.as<T>(), douts[i].as<T>(), weights[i].as<T>(), rows, C, O, d.add);
+      });
   }
   multiply(calls, rows, stream);
 }
 
 void matmul_backward_weight(const Tensor& dweight, const Tensor& dout, const Tensor& inp, Stream stream) {
-  const int64_t O = dweight.dim(0), C = dweight.dim(1), rows = count_rows("matmul_backward_weight", dout, inp, dweight);
+  const int64_t O = dweight.dim(0), C = dweight.dim(1), rows = count_rows(dout, inp, dweight);
   if (stream.backend == Backend::cuda) return matmul_backward_weight_cuda(dweight, dout, inp, rows);
   if (stream.backend == Backend::cpu) return multiply({{dweight, {dout, 1, O}, {inp, C, 1}, C, rows, true}}, O, stream);
-  with_real(dweight.dtype, [&](auto real) {
-    using T = decltype(real);
-    matmul_backward_weight_ref(dweight.as<T>(), dout.as<T>(), inp.as<T>(), rows, C, O);
-  });
+  with_real(dweight.dtype,
+            [&]<class T>(T) { matmul_backward_weight_ref(dweight.as<T>(), dout.as<T>(), inp.as<T>(), rows, C, O); });
 }
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -137,7 +120,7 @@ struct Linear : Node {  // in[0] is shared by the weights in[1..], each with its
     matmul_forward(outs, input(0), weights, stream, tensor_of(addend));
   }
   void backward(const Step&, Stream stream) override {
-    matmul_backward_input(dinput(0), douts, weights, acc[0], stream);
+    matmul_backward_input(gradient(0), douts, weights, stream);
     for (size_t i = 0; i < out.size(); ++i) matmul_backward_weight(dinput(i + 1), douts[i], input(0), stream);
   }
   double flops() const override {

@@ -146,10 +146,8 @@ void multiply_one(C* c, const C* plus, const T* a, const T* b, const Matrix& of_
 }  // namespace
 
 void multiply(const Matrix& c, const Matrix& a, const Matrix& b, const ProductSize& z, const void* plus) {
-  with_storage(a.dtype, [&](auto factor) {
-    using T = decltype(factor);
-    with_storage(c.dtype, [&](auto result) {
-      using C = decltype(result);
+  with_storage(a.dtype, [&]<class T>(T) {
+    with_storage(c.dtype, [&]<class C>(C) {
       emulator::enqueue([=] {
         const C* addend = static_cast<const C*>(plus);
         for (int64_t i = 0; i < z.batch; ++i)
@@ -178,9 +176,10 @@ void matmul_forward_cuda(const Tensor& out, const Tensor& inp, const Tensor& wei
   multiply(rows_of(out, to), rows_of(inp, from), transposed(rows_of(weight, from)), {rows, to, from}, addend.data);
 }
 
-void matmul_backward_input_cuda(const Tensor& dinp, const Tensor& dout, const Tensor& weight, int64_t rows, bool acc) {
+void matmul_backward_input_cuda(const Grad& dinp, const Tensor& dout, const Tensor& weight, int64_t rows) {
   const int64_t to = weight.dim(0), from = weight.dim(1);
-  multiply(rows_of(dinp, from), rows_of(dout, to), rows_of(weight, from), {rows, from, to}, acc ? dinp.data : nullptr);
+  multiply(rows_of(dinp, from), rows_of(dout, to), rows_of(weight, from), {rows, from, to},
+           dinp.add ? dinp.data : nullptr);
 }
 
 void matmul_backward_weight_cuda(const Tensor& dweight, const Tensor& dout, const Tensor& inp, int64_t rows) {

@@ -3,7 +3,7 @@
 //   out[n,o]  = sum_c inp[n,c] * weight[o,c]                                      for each weight and its out
 //             + addend[n,o]                                                       if there is one, for one weight only
 //
-//   dinp[n,c] = sum_o dout[n,o] * weight[o,c], summed over the weights            set, or added if acc
+//   dinp[n,c] = sum_o dout[n,o] * weight[o,c], summed over the weights            set or added
 //   dweight[o,c] += sum_n dout[n,o] * inp[n,c]                                    always added
 //
 // weight, dweight: (O, C), rank 2. inp, dinp: (rows, C) and out, dout: (rows, O) after flattening, any rank. Nothing is
@@ -22,15 +22,14 @@ namespace crossply {
 
 void matmul_forward(const std::vector<Tensor>& outs, const Tensor& inp, const std::vector<Tensor>& weights,
                     Stream stream, const Tensor& addend = {});
-void matmul_backward_input(const Tensor& dinp, const std::vector<Tensor>& douts, const std::vector<Tensor>& weights,
-                           bool acc, Stream stream);
+void matmul_backward_input(const Grad& dinp, const std::vector<Tensor>& douts, const std::vector<Tensor>& weights,
+                           Stream stream);
 void matmul_backward_weight(const Tensor& dweight, const Tensor& dout, const Tensor& inp, Stream stream);
 
 // kernels/block/matmul.cu, one weight at a time.
 CUDA_TWIN void matmul_forward_cuda(const Tensor& out, const Tensor& inp, const Tensor& weight, int64_t rows,
                                    const Tensor& addend);
-CUDA_TWIN void matmul_backward_input_cuda(const Tensor& dinp, const Tensor& dout, const Tensor& weight, int64_t rows,
-                                          bool acc);
+CUDA_TWIN void matmul_backward_input_cuda(const Grad& dinp, const Tensor& dout, const Tensor& weight, int64_t rows);
 CUDA_TWIN void matmul_backward_weight_cuda(const Tensor& dweight, const Tensor& dout, const Tensor& inp, int64_t rows);
 
 template <class T>

@@ -6,6 +6,7 @@
 #include "kernels/block/ops.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/vec.h"
+#include "kernels/dispatch.h"
 
 namespace crossply {
 namespace {
@@ -51,13 +52,12 @@ void forward_rows(S* out, float* rstd, const S* inp, const float* weight, int64_
   by_fours(rows, [&](int64_t n, auto count) { scale_rows<gain, count>(out + n * C, r + n, inp + n * C, weight, C); });
 }
 
-template <class S, bool gain>
+template <bool gain, class S>
 void rmsnorm_forward_cpu(S* out, float* rstd, const S* inp, const float* weight, int64_t rows, int64_t C, float eps) {
   parallel_for(rows, 32768 / C, [=](int64_t begin, int64_t end) {
-    for (int64_t n = begin, count; n < end; n += count) {
-      count = std::min(rows_at_once(C), end - n);
+    for_row_groups(begin, end, C, [=](int64_t n, int64_t count) {
       forward_rows<gain>(out + n * C, rstd + n, inp + n * C, weight, count, C, eps);
-    }
+    });
   });
 }
 
@@ -82,24 +82,23 @@ void add_products(Vec16* dots, float* dweight, S* dinp, const S* dout, const S* 
   for (int64_t n = 0; n < rows; ++n) dots[n] = dot[n];
 }
 
-template <bool gain, bool acc, int64_t rows, class S>
+template <bool gain, bool add, int64_t rows, class S>
 void write_gradients(S* dinp, const S* dout, const S* inp, const float* weight, const float* rstd, const float* mean,
                      int64_t C) {
   for_vectors(0, C, [=](int64_t c, auto part) {
-    Vec16 w, dy, x, before;
+    Vec16 w, dy, x;
     if (gain) load(w, weight + c, part);
     for (int64_t n = 0; n < rows; ++n) {
       load(dy, dout + n * C + c, part);
       load(x, inp + n * C + c, part);
-      Vec16 d = rstd[n] * ((gain ? dy * w : dy) - x * mean[n]);
-      if (acc) load(before, dinp + n * C + c, part), d += before;
-      store(dinp + n * C + c, d, part);
+      const Vec16 d = rstd[n] * ((gain ? dy * w : dy) - x * mean[n]);
+      store_or_add<add>(dinp + n * C + c, d, part);
     }
   });
 }
 
 // At most most_rows.
-template <bool gain, bool acc, class S>
+template <bool gain, bool add, class S>
 void backward_rows(S* dinp, float* dweight, const S* dout, const S* inp, const float* weight, const float* rstd,
                    int64_t rows, int64_t C) {
   Vec16 lanes[most_rows] = {}, sums;
@@ -111,11 +110,11 @@ void backward_rows(S* dinp, float* dweight, const S* dout, const S* inp, const f
   store(mean, sums);
   for (int64_t n = 0; n < rows; ++n) mean[n] *= rstd[n] * rstd[n] / static_cast<float>(C);
   by_fours(rows, [&](int64_t n, auto count) {
-    write_gradients<gain, acc, count>(dinp + n * C, dout + n * C, inp + n * C, weight, rstd + n, mean + n, C);
+    write_gradients<gain, add, count>(dinp + n * C, dout + n * C, inp + n * C, weight, rstd + n, mean + n, C);
   });
 }
 
-template <class S, bool gain, bool acc>
+template <bool gain, bool add, class S>
 void rmsnorm_backward_cpu(S* dinp, float* dweight, const S* dout, const S* inp, const float* weight, const float* rstd,
                           int64_t rows, int64_t C) {
   // One partial dweight per block of rows; the number of blocks is fixed by the shape alone.
@@ -125,11 +124,9 @@ void rmsnorm_backward_cpu(S* dinp, float* dweight, const S* dout, const S* inp, 
     for (int64_t b = begin; b < end; ++b) {
       float* dw = gain ? partial + b * C : nullptr;
       if (gain) std::fill(dw, dw + C, 0.f);
-      const int64_t last = rows * (b + 1) / blocks;
-      for (int64_t n = rows * b / blocks, count; n < last; n += count) {
-        count = std::min(rows_at_once(C), last - n);
-        backward_rows<gain, acc>(dinp + n * C, dw, dout + n * C, inp + n * C, weight, rstd + n, count, C);
-      }
+      for_row_groups(rows * b / blocks, rows * (b + 1) / blocks, C, [=](int64_t n, int64_t count) {
+        backward_rows<gain, add>(dinp + n * C, dw, dout + n * C, inp + n * C, weight, rstd + n, count, C);
+      });
     }
   });
   for (int64_t b = 0; b < blocks && gain; ++b) {
@@ -138,59 +135,50 @@ void rmsnorm_backward_cpu(S* dinp, float* dweight, const S* dout, const S* inp, 
   }
 }
 
-int64_t width_of(const Tensor& inp, const Tensor& weight) {
-  if (weight.data != nullptr) return weight.numel();
-  CHECK_THAT(inp.shape.rank >= 1, "rmsnorm: inp ", inp.str());
-  return inp.dim(inp.shape.rank - 1);
-}
-
 }  // namespace
 
 // -----------------------------------------------------------------------------------------------------------------
-// Entry points: check shapes, choose the backend.
+// Entry points.
 
 void rmsnorm_forward(const Tensor& out, const Tensor& rstd, const Tensor& inp, const Tensor& weight, double eps,
                      Stream stream) {
-  const int64_t C = width_of(inp, weight), rows = rstd.numel();
-  CHECK_THAT(inp.numel() == rows * C && out.numel() == rows * C, "rmsnorm_forward: out ", out.str(), " rstd ",
-             rstd.str(), " inp ", inp.str(), " weight ", weight.str());
-  if (stream.backend == Backend::cuda) return rmsnorm_forward_cuda(out, rstd, inp, weight, C, eps);
-  if (stream.backend == Backend::cpu)
-    return with_storage(out.dtype, [&](auto storage) {
-      using S = decltype(storage);
-      auto forward = weight.data != nullptr ? rmsnorm_forward_cpu<S, true> : rmsnorm_forward_cpu<S, false>;
-      forward(out.as<S>(), rstd.as<float>(), inp.as<S>(), data_or_null<float>(weight), rows, C,
-              static_cast<float>(eps));
-    });
-  with_real(out.dtype, [&](auto real) {
-    using T = decltype(real);
-    rmsnorm_forward_ref(out.as<T>(), rstd.as<T>(), inp.as<T>(), data_or_null<T>(weight), rows, C, eps);
-  });
+  const auto [rows, C] = rows_of(inp);
+  const bool gain = weight.data != nullptr;
+  CHECK_SHAPES(out.numel() == rows * C && rstd.numel() == rows && (!gain || weight.numel() == C), out, rstd, inp,
+               weight);
+  dispatch(
+      stream, out.dtype, [&] { rmsnorm_forward_cuda(out, rstd, inp, weight, C, eps); },
+      [&]<class S>(S) {
+        with_flag(gain, [&](auto with_gain) {
+          rmsnorm_forward_cpu<with_gain>(out.as<S>(), rstd.as<float>(), inp.as<S>(), data_or_null<float>(weight), rows,
+                                         C, static_cast<float>(eps));
+        });
+      },
+      [&]<class T>(T) {
+        rmsnorm_forward_ref(out.as<T>(), rstd.as<T>(), inp.as<T>(), data_or_null<T>(weight), rows, C, eps);
+      });
 }
 
-void rmsnorm_backward(const Tensor& dinp, const Tensor& dweight, const Tensor& dout, const Tensor& inp,
-                      const Tensor& weight, const Tensor& rstd, bool acc, Stream stream) {
-  const int64_t C = width_of(inp, weight), rows = rstd.numel();
-  CHECK_THAT(inp.numel() == rows * C && dinp.numel() == rows * C && dout.numel() == rows * C, "rmsnorm_backward: dinp ",
-             dinp.str(), " dout ", dout.str(), " inp ", inp.str(), " weight ", weight.str());
+void rmsnorm_backward(const Grad& dinp, const Tensor& dweight, const Tensor& dout, const Tensor& inp,
+                      const Tensor& weight, const Tensor& rstd, Stream stream) {
+  const auto [rows, C] = rows_of(inp);
   const bool gain = weight.data != nullptr;
-  CHECK_THAT(gain ? dweight.numel() == C : dweight.data == nullptr, "rmsnorm_backward: dweight ", dweight.str(),
-             " weight ", weight.str());
-  if (stream.backend == Backend::cuda) return rmsnorm_backward_cuda(dinp, dweight, dout, inp, weight, rstd, C, acc);
-  if (stream.backend == Backend::cpu)
-    return with_storage(dinp.dtype, [&](auto storage) {
-      using S = decltype(storage);
-      auto backward = gain  ? acc ? rmsnorm_backward_cpu<S, true, true> : rmsnorm_backward_cpu<S, true, false>
-                       : acc ? rmsnorm_backward_cpu<S, false, true>
-                            : rmsnorm_backward_cpu<S, false, false>;
-      backward(dinp.as<S>(), data_or_null<float>(dweight), dout.as<S>(), inp.as<S>(), data_or_null<float>(weight),
-               rstd.as<float>(), rows, C);
-    });
-  with_real(dinp.dtype, [&](auto real) {
-    using T = decltype(real);
-    rmsnorm_backward_ref(dinp.as<T>(), data_or_null<T>(dweight), dout.as<T>(), inp.as<T>(), data_or_null<T>(weight),
-                         rstd.as<T>(), rows, C, acc);
-  });
+  CHECK_SHAPES(dinp.numel() == rows * C && dout.numel() == rows * C && rstd.numel() == rows, dinp, dout, inp, rstd);
+  CHECK_SHAPES(gain ? weight.numel() == C && dweight.numel() == C : dweight.data == nullptr, dweight, inp, weight);
+  dispatch(
+      stream, dinp.dtype, [&] { rmsnorm_backward_cuda(dinp, dweight, dout, inp, weight, rstd, C); },
+      [&]<class S>(S) {
+        with_flag(gain, [&](auto with_gain) {
+          with_flag(dinp.add, [&](auto add) {
+            rmsnorm_backward_cpu<with_gain, add>(dinp.as<S>(), data_or_null<float>(dweight), dout.as<S>(), inp.as<S>(),
+                                                 data_or_null<float>(weight), rstd.as<float>(), rows, C);
+          });
+        });
+      },
+      [&]<class T>(T) {
+        rmsnorm_backward_ref(dinp.as<T>(), data_or_null<T>(dweight), dout.as<T>(), inp.as<T>(), data_or_null<T>(weight),
+                             rstd.as<T>(), rows, C, dinp.add);
+      });
 }
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -207,8 +195,8 @@ struct RmsNorm : Node {  // in[1]: the gain, if it has one
   }
   void backward(const Step&, Stream stream) override {
     const bool gain = in.size() > 1;
-    rmsnorm_backward(dinput(0), gain ? dinput(1) : Tensor{}, doutput(), input(0), gain ? input(1) : Tensor{},
-                     saved[0]->tensor, acc[0], stream);
+    rmsnorm_backward(gradient(0), gain ? dinput(1) : Tensor{}, doutput(), input(0), gain ? input(1) : Tensor{},
+                     saved[0]->tensor, stream);
   }
 };
 

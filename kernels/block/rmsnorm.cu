@@ -191,8 +191,7 @@ void with_vectors(int64_t C, std::initializer_list<const void*> tensors, F&& bod
 void rmsnorm_forward_cuda(const Tensor& out, const Tensor& rstd, const Tensor& inp, const Tensor& weight, int64_t C,
                           double eps) {
   const int64_t rows = rstd.numel();
-  with_storage(out.dtype, [&](auto storage) {
-    using S = decltype(storage);
+  with_storage(out.dtype, [&]<class S>(S) {
     with_vectors<S>(C, {out.data, inp.data}, [&](auto held, auto width, int lanes) {
       launch({"rmsnorm_forward", blocks_of(rows * lanes, warps * warp_size), dim3(warp_size, warps)},
              rmsnorm_forward_kernel<held, width, S>, out.as<S>(), rstd.as<float>(), inp.as<S>(),
@@ -202,12 +201,11 @@ void rmsnorm_forward_cuda(const Tensor& out, const Tensor& rstd, const Tensor& i
   });
 }
 
-void rmsnorm_backward_cuda(const Tensor& dinp, const Tensor& dweight, const Tensor& dout, const Tensor& inp,
-                           const Tensor& weight, const Tensor& rstd, int64_t C, bool acc) {
+void rmsnorm_backward_cuda(const Grad& dinp, const Tensor& dweight, const Tensor& dout, const Tensor& inp,
+                           const Tensor& weight, const Tensor& rstd, int64_t C) {
   const int64_t rows = rstd.numel();
   const bool gain = weight.data != nullptr;
-  with_storage(dinp.dtype, [&](auto storage) {
-    using S = decltype(storage);
+  with_storage(dinp.dtype, [&]<class S>(S) {
     with_vectors<S>(C, {dinp.data, dout.data, inp.data}, [&](auto held, auto width, int lanes) {
       // So many warps as have room for their sums, and so many blocks that each has rows to share the sums' cost.
       const int64_t warp_bytes = warp_size / lanes * C * static_cast<int64_t>(sizeof(float));
@@ -220,7 +218,7 @@ void rmsnorm_backward_cuda(const Tensor& dinp, const Tensor& dweight, const Tens
       const size_t shared = gain ? at_once * static_cast<size_t>(warp_bytes) : 0;
       launch({"rmsnorm_backward", blocks, dim3(warp_size, at_once), shared}, rmsnorm_backward_kernel<held, width, S>,
              dinp.as<S>(), partial, dout.as<S>(), inp.as<S>(), data_or_null<float>(weight), rstd.as<float>(),
-             Rows{rows, C, lanes, std::countr_zero(static_cast<unsigned>(lanes))}, acc);
+             Rows{rows, C, lanes, std::countr_zero(static_cast<unsigned>(lanes))}, dinp.add);
       if (gain) add_rows(dweight.as<float>(), partial, blocks, C);
     });
   });

@@ -4,13 +4,13 @@
 //   out[n,c]  = weight[c] * inp[n,c] * rstd[n]
 //
 //   with u = dout * weight and xh = inp * rstd:
-//   dinp[n,c] = rstd[n] * (u[n,c] - xh[n,c] * mean_j(u[n,j] * xh[n,j]))           set, or added if acc
+//   dinp[n,c] = rstd[n] * (u[n,c] - xh[n,c] * mean_j(u[n,j] * xh[n,j]))           set or added
 //   dweight[c] += sum_n dout[n,c] * xh[n,c]                                       always added
 //
-// inp, out, dout, dinp: (rows, C) after flattening; weight, dweight: (C); rstd: (rows). C is weight's size, so the same
-// kernel serves q/k norms over heads. Without data in weight the gain is 1: C is then inp's last dimension, and dweight
-// has no data either. inp, out, dout and dinp are f32 or bf16, all four alike, the others f32. The sum of squares is in
-// f32: it overflows for |inp| near 1e19. out may not alias inp; dinp may alias dout when acc is false.
+// inp, out, dout, dinp: any shape that ends in C, the model width or, for q/k norms, the head width; weight, dweight:
+// (C); rstd: (rows). Without data in weight the gain is 1, and dweight has no data either. inp, out, dout and dinp are
+// f32 or bf16, all four alike, the others f32. The sum of squares is in f32: it overflows for |inp| near 1e19. out may
+// not alias inp; dinp may alias dout where it is set.
 #pragma once
 
 #include <cmath>
@@ -23,14 +23,14 @@ namespace crossply {
 void rmsnorm_forward(const Tensor& out, const Tensor& rstd, const Tensor& inp, const Tensor& weight, double eps,
                      Stream stream);
 // The sum over rows goes through a fixed number of partial sums, so it does not depend on the thread count.
-void rmsnorm_backward(const Tensor& dinp, const Tensor& dweight, const Tensor& dout, const Tensor& inp,
-                      const Tensor& weight, const Tensor& rstd, bool acc, Stream stream);
+void rmsnorm_backward(const Grad& dinp, const Tensor& dweight, const Tensor& dout, const Tensor& inp,
+                      const Tensor& weight, const Tensor& rstd, Stream stream);
 
 // kernels/block/rmsnorm.cu; C is the rows' width.
 CUDA_TWIN void rmsnorm_forward_cuda(const Tensor& out, const Tensor& rstd, const Tensor& inp, const Tensor& weight,
                                     int64_t C, double eps);
-CUDA_TWIN void rmsnorm_backward_cuda(const Tensor& dinp, const Tensor& dweight, const Tensor& dout, const Tensor& inp,
-                                     const Tensor& weight, const Tensor& rstd, int64_t C, bool acc);
+CUDA_TWIN void rmsnorm_backward_cuda(const Grad& dinp, const Tensor& dweight, const Tensor& dout, const Tensor& inp,
+                                     const Tensor& weight, const Tensor& rstd, int64_t C);
 
 // weight and dweight may be null in both.
 template <class T>

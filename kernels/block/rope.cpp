@@ -6,13 +6,10 @@
 #include "kernels/block/ops.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/vec.h"
+#include "kernels/dispatch.h"
 
 namespace crossply {
 namespace {
-
-struct Sizes {
-  int64_t B, T, H, D;
-};
 
 // One token: out and inp are (H, 2h), row is (2h).
 template <bool add, class S>
@@ -41,15 +38,9 @@ void rotate_long_heads(S* out, const S* inp, const float* row, int64_t H, int64_
     for (int64_t i = j; i < H * 2 * h; i += 2 * h) {
       load(x0, inp + i);
       load(x1, inp + i + h);
-      Vec16 y0 = x0 * c - x1 * s, y1 = x1 * c + x0 * s;
-      if (add) {
-        load(x0, out + i);
-        load(x1, out + i + h);
-        y0 += x0;
-        y1 += x1;
-      }
-      store(out + i, y0);
-      store(out + i + h, y1);
+      const Vec16 y0 = x0 * c - x1 * s, y1 = x1 * c + x0 * s;
+      store_or_add<add>(out + i, y0, Whole{});
+      store_or_add<add>(out + i + h, y1, Whole{});
     }
   }
 }
@@ -72,21 +63,19 @@ void rotate_short_heads(S* out, const S* inp, const float* row, int64_t H, float
   }
   s *= sign;
   for_vectors(0, H * D, [=](int64_t i, auto part) {
-    Vec16 x, exchanged, before;
+    Vec16 x, exchanged;
     load(x, inp + i, part);
     if (D == 16) exchanged = __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
     else exchanged = __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
-    Vec16 y = x * c + exchanged * s;
-    if (add) load(before, out + i, part), y += before;
-    store(out + i, y, part);
+    store_or_add<add>(out + i, x * c + exchanged * s, part);
   });
 }
 
 // sign = 1 turns forward, -1 turns back.
 template <bool add, class S>
-void rotate_cpu(S* out, const S* inp, const float* table, Sizes size, int64_t pos, float sign) {
-  const int64_t T = size.T, H = size.H, D = size.D;
-  parallel_for(size.B * T, 32768 / (H * D), [=](int64_t begin, int64_t end) {
+void rope_cpu(S* out, const S* inp, const float* table, const Shape& shape, int64_t pos, float sign) {
+  const int64_t T = shape[1], H = shape[2], D = shape[3];
+  parallel_for(shape[0] * T, 32768 / (H * D), [=](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n) {
       const float* row = table + (pos + n % T) * D;
       const S* x = inp + n * H * D;
@@ -97,6 +86,25 @@ void rotate_cpu(S* out, const S* inp, const float* table, Sizes size, int64_t po
       else rotate_token<add>(y, x, row, H, D / 2, sign);
     }
   });
+}
+
+// Both entry points.
+void turn(const Grad& out, const Tensor& inp, const Tensor& table, int64_t pos, float sign, Stream stream) {
+  const int64_t T = inp.dim(1), H = inp.dim(2), D = inp.dim(3);
+  CHECK_SHAPES(inp.shape.rank == 4 && out.shape == inp.shape && H * D > 0 && D % 2 == 0, out, inp);
+  CHECK_THAT(table.shape.rank == 2 && table.dim(1) == D && pos >= 0 && pos + T <= table.dim(0), inp.str(), " table ",
+             table.str(), " pos ", pos);
+  dispatch(
+      stream, out.dtype, [&] { rope_cuda(out, inp, table, pos, sign); },
+      [&]<class S>(S) {
+        with_flag(out.add,
+                  [&](auto add) { rope_cpu<add>(out.as<S>(), inp.as<S>(), table.as<float>(), inp.shape, pos, sign); });
+      },
+      [&]<class X>(X) {
+        const X *x = inp.as<X>(), *row = table.as<X>();
+        if (sign > 0) rope_forward_ref(out.as<X>(), x, row, inp.dim(0), T, H, D, pos);
+        else rope_backward_ref(out.as<X>(), x, row, inp.dim(0), T, H, D, pos, out.add);
+      });
 }
 
 }  // namespace
@@ -115,49 +123,12 @@ std::vector<double> rope_table(int64_t positions, const std::vector<double>& fre
   return table;
 }
 
-// -----------------------------------------------------------------------------------------------------------------
-// Entry points: check shapes, choose the backend.
-
-namespace {
-
-Sizes check_sizes(const char* op, const Tensor& out, const Tensor& inp, const Tensor& table, int64_t pos) {
-  const Sizes size{inp.dim(0), inp.dim(1), inp.dim(2), inp.dim(3)};
-  CHECK_THAT(inp.shape.rank == 4 && out.shape == inp.shape && size.H * size.D > 0 && size.D % 2 == 0, op, ": ",
-             out.str(), " ", inp.str());
-  CHECK_THAT(table.shape.rank == 2 && table.dim(1) == size.D && pos >= 0 && pos + size.T <= table.dim(0), op, ": ",
-             inp.str(), " table ", table.str(), " pos ", pos);
-  return size;
-}
-
-}  // namespace
-
 void rope_forward(const Tensor& out, const Tensor& inp, const Tensor& table, int64_t pos, Stream stream) {
-  const Sizes size = check_sizes("rope_forward", out, inp, table, pos);
-  if (stream.backend == Backend::cuda) return rope_cuda(out, inp, table, pos, 1.f, false);
-  if (stream.backend == Backend::cpu)
-    return with_storage(out.dtype, [&](auto storage) {
-      using S = decltype(storage);
-      rotate_cpu<false>(out.as<S>(), inp.as<S>(), table.as<float>(), size, pos, 1.f);
-    });
-  with_real(out.dtype, [&](auto real) {
-    using X = decltype(real);
-    rope_forward_ref(out.as<X>(), inp.as<X>(), table.as<X>(), size.B, size.T, size.H, size.D, pos);
-  });
+  turn({out, false}, inp, table, pos, 1.f, stream);
 }
 
-void rope_backward(const Tensor& dinp, const Tensor& dout, const Tensor& table, int64_t pos, bool acc, Stream stream) {
-  const Sizes size = check_sizes("rope_backward", dinp, dout, table, pos);
-  if (stream.backend == Backend::cuda) return rope_cuda(dinp, dout, table, pos, -1.f, acc);
-  if (stream.backend == Backend::cpu)
-    return with_storage(dinp.dtype, [&](auto storage) {
-      using S = decltype(storage);
-      auto rotate = acc ? rotate_cpu<true, S> : rotate_cpu<false, S>;
-      rotate(dinp.as<S>(), dout.as<S>(), table.as<float>(), size, pos, -1.f);
-    });
-  with_real(dinp.dtype, [&](auto real) {
-    using X = decltype(real);
-    rope_backward_ref(dinp.as<X>(), dout.as<X>(), table.as<X>(), size.B, size.T, size.H, size.D, pos, acc);
-  });
+void rope_backward(const Grad& dinp, const Tensor& dout, const Tensor& table, int64_t pos, Stream stream) {
+  turn(dinp, dout, table, pos, -1.f, stream);
 }
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -172,7 +143,7 @@ struct Rope : Node {
     rope_forward(output(), input(0), reads[0]->tensor, step.position, stream);
   }
   void backward(const Step&, Stream stream) override {
-    rope_backward(dinput(0), doutput(), reads[0]->tensor, 0, false, stream);  // in place: always set
+    rope_backward({dinput(0), false}, doutput(), reads[0]->tensor, 0, stream);  // in place: always set
   }
 };
 

@@ -7,11 +7,11 @@
 //   out[j]    = inp[j] c[j] - inp[j+h] s[j]         the pairs are (j, j+h), not neighbours
 //   out[j+h]  = inp[j+h] c[j] + inp[j] s[j]
 //
-//   dinp[j]   = dout[j] c[j] + dout[j+h] s[j]       the rotation back; set, or added if acc
+//   dinp[j]   = dout[j] c[j] + dout[j+h] s[j]       the rotation back; set or added
 //   dinp[j+h] = dout[j+h] c[j] - dout[j] s[j]
 //
 // inp, out, dout, dinp: (B, T, H, D), D even, f32 or bf16, all alike; table: (S, D), f32, pos + T <= S. Token t of the
-// views is at position pos + t. Nothing is saved. out may alias inp; dinp may alias dout when acc is false.
+// views is at position pos + t. Nothing is saved. out may alias inp; dinp may alias dout where it is set.
 #pragma once
 
 #include <vector>
@@ -26,10 +26,11 @@ namespace crossply {
 std::vector<double> rope_table(int64_t positions, const std::vector<double>& frequencies);
 
 void rope_forward(const Tensor& out, const Tensor& inp, const Tensor& table, int64_t pos, Stream stream);
-void rope_backward(const Tensor& dinp, const Tensor& dout, const Tensor& table, int64_t pos, bool acc, Stream stream);
+void rope_backward(const Grad& dinp, const Tensor& dout, const Tensor& table, int64_t pos, Stream stream);
 
-// kernels/block/rope.cu; sign = 1 turns forward, -1 turns back.
-CUDA_TWIN void rope_cuda(const Tensor& out, const Tensor& inp, const Tensor& table, int64_t pos, float sign, bool add);
+// Both are one rotation: sign = 1 turns forward, -1 turns back.
+CUDA_TWIN void rope_cuda(const Grad& out, const Tensor& inp, const Tensor& table, int64_t pos,
+                         float sign);  // kernels/block/rope.cu
 
 template <class X>
 void rope_forward_ref(X* out, const X* inp, const X* table, int64_t B, int64_t T, int64_t H, int64_t D, int64_t pos) {

@@ -6,8 +6,26 @@
 #include "kernels/block/ops.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/vec.h"
+#include "kernels/dispatch.h"
 
 namespace crossply {
+
+void softmax_rows_cpu(float* out, const float* inp, int64_t rows, int64_t S) {
+  for (int64_t n = 0; n < rows; ++n) {
+    const float max = largest_of(inp + n * S, S);
+#pragma omp simd
+    for (int64_t m = n * S; m < (n + 1) * S; ++m) out[m] = inp[m] - max;
+  }
+#pragma omp simd
+  for (int64_t i = 0; i < rows * S; ++i) out[i] = exp_f32(out[i]);
+  for (int64_t n = 0; n < rows; ++n) {
+    float* y = out + n * S;
+    const float scale = 1.f / sum_of(y, S);
+#pragma omp simd
+    for (int64_t m = 0; m < S; ++m) y[m] *= scale;
+  }
+}
+
 namespace {
 
 // Multiplies values (S) by the mask of one row; they may be alpha itself. keys: scratch of S.
@@ -81,61 +99,27 @@ void softmax_backward_cpu(X* dinp, const float* dout, const X* inp, int64_t rows
 
 }  // namespace
 
-void softmax_rows_cpu(float* out, const float* inp, int64_t rows, int64_t S) {
-  for (int64_t n = 0; n < rows; ++n) {
-    const float max = largest_of(inp + n * S, S);
-#pragma omp simd
-    for (int64_t m = n * S; m < (n + 1) * S; ++m) out[m] = inp[m] - max;
-  }
-#pragma omp simd
-  for (int64_t i = 0; i < rows * S; ++i) out[i] = exp_f32(out[i]);
-  for (int64_t n = 0; n < rows; ++n) {
-    float* y = out + n * S;
-    const float scale = 1.f / sum_of(y, S);
-#pragma omp simd
-    for (int64_t m = 0; m < S; ++m) y[m] *= scale;
-  }
-}
-
 // -----------------------------------------------------------------------------------------------------------------
-// Entry points: check shapes, choose the backend.
-
-namespace {
-// The width of the rows, or an error.
-int64_t width_of(const char* name, const Tensor& out, const Tensor& inp) {
-  CHECK_THAT(inp.shape.rank >= 1 && inp.numel() == out.numel() && inp.dim(inp.shape.rank - 1) >= 1, name, ": out ",
-             out.str(), " inp ", inp.str());
-  return inp.dim(inp.shape.rank - 1);
-}
-}  // namespace
+// Entry points.
 
 void softmax_forward(const Tensor& out, const Tensor& inp, const Pruning& pruning, Stream stream) {
-  const int64_t S = width_of("softmax_forward", out, inp), rows = inp.numel() / S;
-  if (stream.backend == Backend::cuda) return softmax_forward_cuda(out, inp, S, pruning);
-  if (stream.backend == Backend::cpu)
-    return with_storage(inp.dtype, [&](auto storage) {
-      softmax_forward_cpu(out.as<float>(), inp.as<decltype(storage)>(), rows, S, pruning);
-    });
-  with_real(out.dtype, [&](auto real) {
-    using T = decltype(real);
-    softmax_forward_ref(out.as<T>(), inp.as<T>(), rows, S, pruning);
-  });
+  const auto [rows, S] = rows_of(inp);
+  CHECK_SHAPES(out.numel() == inp.numel(), out, inp);
+  dispatch(
+      stream, inp.dtype, [&] { softmax_forward_cuda(out, inp, S, pruning); },
+      [&]<class X>(X) { softmax_forward_cpu(out.as<float>(), inp.as<X>(), rows, S, pruning); },
+      [&]<class T>(T) { softmax_forward_ref(out.as<T>(), inp.as<T>(), rows, S, pruning); });
 }
 
-void softmax_backward(const Tensor& dinp, const Tensor& dout, const Tensor& inp, const Pruning& pruning, bool acc,
-                      Stream stream) {
-  const int64_t S = width_of("softmax_backward", dinp, inp), rows = inp.numel() / S;
-  CHECK_THAT(dout.numel() == inp.numel(), "softmax_backward: dout ", dout.str(), " inp ", inp.str());
-  if (stream.backend == Backend::cuda) return softmax_backward_cuda(dinp, dout, inp, S, pruning, acc);
-  if (stream.backend == Backend::cpu)
-    return with_storage(inp.dtype, [&](auto storage) {
-      using X = decltype(storage);
-      softmax_backward_cpu(dinp.as<X>(), dout.as<float>(), inp.as<X>(), rows, S, pruning, acc);
-    });
-  with_real(dinp.dtype, [&](auto real) {
-    using T = decltype(real);
-    softmax_backward_ref(dinp.as<T>(), dout.as<T>(), inp.as<T>(), rows, S, pruning, acc);
-  });
+void softmax_backward(const Grad& dinp, const Tensor& dout, const Tensor& inp, const Pruning& pruning, Stream stream) {
+  const auto [rows, S] = rows_of(inp);
+  CHECK_SHAPES(dinp.numel() == inp.numel() && dout.numel() == inp.numel(), dinp, dout, inp);
+  dispatch(
+      stream, inp.dtype, [&] { softmax_backward_cuda(dinp, dout, inp, S, pruning); },
+      [&]<class X>(X) {
+        softmax_backward_cpu(dinp.as<X>(), dout.as<float>(), inp.as<X>(), rows, S, pruning, dinp.add);
+      },
+      [&]<class T>(T) { softmax_backward_ref(dinp.as<T>(), dout.as<T>(), inp.as<T>(), rows, S, pruning, dinp.add); });
 }
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -149,7 +133,7 @@ struct Softmax : Node {
   const char* op() const override { return "softmax"; }
   void forward(const Step&, Stream stream) override { softmax_forward(output(), input(0), pruning, stream); }
   void backward(const Step&, Stream stream) override {
-    softmax_backward(dinput(0), doutput(), input(0), pruning, acc[0], stream);
+    softmax_backward(gradient(0), doutput(), input(0), pruning, stream);
   }
 };
 

@@ -29,28 +29,6 @@ __device__ Row softmax_of_row(const X* inp, int64_t rows, int64_t S, int lanes) 
   return r;
 }
 
-template <class X>
-__global__ void softmax_forward_kernel(float* out, const X* inp, int64_t rows, int64_t S, int lanes) {
-  const Row r = softmax_of_row(inp, rows, S, lanes);
-  for (int64_t m = r.n * S + r.lane; m < r.n * S + r.width; m += lanes)
-    out[m] = expf(to_float(inp[m]) - r.largest) * r.scale;
-}
-
-// da: dout after pruning. weights: what stands in for the softmax of inp, if it is not null.
-template <class X>
-__global__ void softmax_backward_kernel(X* dinp, const float* da, const X* inp, const float* weights, int64_t rows,
-                                        int64_t S, bool acc, int lanes) {
-  const Row r = softmax_of_row(inp, rows, S, lanes);
-  const auto alpha = [&](int64_t m) {
-    return weights != nullptr ? weights[m] : expf(to_float(inp[m]) - r.largest) * r.scale;
-  };
-  float mean = 0;
-  for (int64_t m = r.n * S + r.lane; m < r.n * S + r.width; m += lanes) mean += alpha(m) * da[m];
-  mean = group_sum(mean, lanes);
-  for (int64_t m = r.n * S + r.lane; m < r.n * S + r.width; m += lanes)
-    store_or_add<1>(dinp + m, Floats<1>{{alpha(m) * (da[m] - mean)}}, acc);
-}
-
 // to = values times the mask of alpha. A thread takes an entry and sums up all that come before it in descending order,
 // in double, so that the order of the sum does not matter.
 __global__ void prune_kernel(float* to, const float* values, const float* alpha, double most, int64_t S, int64_t n) {
@@ -74,6 +52,28 @@ __global__ void renormalize_kernel(float* values, int64_t rows, int64_t S, int l
   for (int64_t m = lane; m < width; m += lanes) sum += row[m];
   const float scale = 1.f / group_sum(sum, lanes);
   for (int64_t m = lane; m < width; m += lanes) row[m] *= scale;
+}
+
+template <class X>
+__global__ void softmax_forward_kernel(float* out, const X* inp, int64_t rows, int64_t S, int lanes) {
+  const Row r = softmax_of_row(inp, rows, S, lanes);
+  for (int64_t m = r.n * S + r.lane; m < r.n * S + r.width; m += lanes)
+    out[m] = expf(to_float(inp[m]) - r.largest) * r.scale;
+}
+
+// da: dout after pruning. weights: what stands in for the softmax of inp, if it is not null.
+template <class X>
+__global__ void softmax_backward_kernel(X* dinp, const float* da, const X* inp, const float* weights, int64_t rows,
+                                        int64_t S, bool acc, int lanes) {
+  const Row r = softmax_of_row(inp, rows, S, lanes);
+  const auto alpha = [&](int64_t m) {
+    return weights != nullptr ? weights[m] : expf(to_float(inp[m]) - r.largest) * r.scale;
+  };
+  float mean = 0;
+  for (int64_t m = r.n * S + r.lane; m < r.n * S + r.width; m += lanes) mean += alpha(m) * da[m];
+  mean = group_sum(mean, lanes);
+  for (int64_t m = r.n * S + r.lane; m < r.n * S + r.width; m += lanes)
+    store_or_add<1>(dinp + m, Floats<1>{{alpha(m) * (da[m] - mean)}}, acc);
 }
 
 template <class X>
@@ -103,15 +103,13 @@ void softmax_forward_cuda(const Tensor& out, const Tensor& inp, int64_t S, const
   const int64_t rows = inp.numel() / S;
   float* to = out.as<float>();
   float* alpha = pruning.top_p < 1 ? scratch<float>(rows * S) : to;
-  with_storage(inp.dtype, [&](auto storage) { launch_softmax(alpha, inp.as<decltype(storage)>(), rows, S); });
+  with_storage(inp.dtype, [&]<class X>(X) { launch_softmax(alpha, inp.as<X>(), rows, S); });
   if (pruning.top_p < 1) launch_prune_weights(to, alpha, pruning, rows, S);
 }
 
-void softmax_backward_cuda(const Tensor& dinp, const Tensor& dout, const Tensor& inp, int64_t S, const Pruning& pruning,
-                           bool acc) {
+void softmax_backward_cuda(const Grad& dinp, const Tensor& dout, const Tensor& inp, int64_t S, const Pruning& pruning) {
   const int64_t rows = inp.numel() / S;
-  with_storage(inp.dtype, [&](auto storage) {
-    using X = decltype(storage);
+  with_storage(inp.dtype, [&]<class X>(X) {
     const float *da = dout.as<float>(), *weights = nullptr;
     if (pruning.top_p < 1) {
       float *alpha = scratch<float>(2 * rows * S), *pruned = alpha + rows * S;
@@ -122,7 +120,7 @@ void softmax_backward_cuda(const Tensor& dinp, const Tensor& dout, const Tensor&
     }
     const int lanes = lanes_of_row(S);
     launch({"softmax_backward", blocks_of(rows * lanes, threads), threads}, softmax_backward_kernel<X>, dinp.as<X>(),
-           da, inp.as<X>(), weights, rows, S, acc, lanes);
+           da, inp.as<X>(), weights, rows, S, dinp.add, lanes);
   });
 }
 

@@ -10,7 +10,7 @@
 //
 // The backward holds the mask constant.
 //
-//   dinp[n,m] = alpha[n,m] * (da[n,m] - sum_j alpha[n,j] * da[n,j])        set, or added if acc
+//   dinp[n,m] = alpha[n,m] * (da[n,m] - sum_j alpha[n,j] * da[n,j])        set or added
 //
 // Not renormalised, da = mask * dout: pruned entries learn too. Renormalised, da[n,m] = mask[n,m] / s[n] * (dout[n,m] -
 // sum_j out[n,j] * dout[n,j]), whose product with alpha sums to 0, so that
@@ -40,13 +40,12 @@ struct Pruning {
 };
 
 void softmax_forward(const Tensor& out, const Tensor& inp, const Pruning& pruning, Stream stream);
-void softmax_backward(const Tensor& dinp, const Tensor& dout, const Tensor& inp, const Pruning& pruning, bool acc,
-                      Stream stream);
+void softmax_backward(const Grad& dinp, const Tensor& dout, const Tensor& inp, const Pruning& pruning, Stream stream);
 
 // kernels/block/softmax.cu
 CUDA_TWIN void softmax_forward_cuda(const Tensor& out, const Tensor& inp, int64_t S, const Pruning& pruning);
-CUDA_TWIN void softmax_backward_cuda(const Tensor& dinp, const Tensor& dout, const Tensor& inp, int64_t S,
-                                     const Pruning& pruning, bool acc);
+CUDA_TWIN void softmax_backward_cuda(const Grad& dinp, const Tensor& dout, const Tensor& inp, int64_t S,
+                                     const Pruning& pruning);
 
 // How far the kept sum may exceed top_p.
 constexpr double top_p_slack = 1e-6;

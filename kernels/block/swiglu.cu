@@ -42,8 +42,7 @@ __global__ void swiglu_backward_kernel(S* dgate, S* dup, const S* dout, const S*
 
 void swiglu_forward_cuda(const Tensor& out, const Tensor& gate, const Tensor& up) {
   const int64_t n = out.numel();
-  with_storage(out.dtype, [&](auto storage) {
-    using S = decltype(storage);
+  with_storage(out.dtype, [&]<class S>(S) {
     with_width<S>(n, {out.data, gate.data, up.data}, [&](auto width) {
       launch_elementwise("swiglu_forward", n, width, swiglu_forward_kernel<width, S>, out.as<S>(), gate.as<S>(),
                          up.as<S>());
@@ -51,14 +50,13 @@ void swiglu_forward_cuda(const Tensor& out, const Tensor& gate, const Tensor& up
   });
 }
 
-void swiglu_backward_cuda(const Tensor& dgate, const Tensor& dup, const Tensor& dout, const Tensor& gate,
-                          const Tensor& up, bool acc_gate, bool acc_up) {
+void swiglu_backward_cuda(const Grad& dgate, const Grad& dup, const Tensor& dout, const Tensor& gate,
+                          const Tensor& up) {
   const int64_t n = dout.numel();
-  with_storage(dout.dtype, [&](auto storage) {
-    using S = decltype(storage);
+  with_storage(dout.dtype, [&]<class S>(S) {
     with_width<S>(n, {dgate.data, dup.data, dout.data, gate.data, up.data}, [&](auto width) {
       launch_elementwise("swiglu_backward", n, width, swiglu_backward_kernel<width, S>, dgate.as<S>(), dup.as<S>(),
-                         dout.as<S>(), gate.as<S>(), up.as<S>(), acc_gate, acc_up);
+                         dout.as<S>(), gate.as<S>(), up.as<S>(), dgate.add, dup.add);
     });
   });
 }

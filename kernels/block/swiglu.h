@@ -2,8 +2,8 @@
 //
 //   s = 1 / (1 + exp(-gate));   out = gate * s * up
 //
-//   dgate = dout * up * s * (1 + gate * (1 - s))        set, or added if acc_gate
-//   dup   = dout * gate * s                             set, or added if acc_up
+//   dgate = dout * up * s * (1 + gate * (1 - s))        set or added
+//   dup   = dout * gate * s                             set or added
 //
 // All tensors have the same number of elements and the same type, f32 or bf16. Nothing is saved: s is cheaper to
 // compute again than to read. dgate may be gate, and dup up, where they are set; nothing else may alias.
@@ -17,13 +17,13 @@
 namespace crossply {
 
 void swiglu_forward(const Tensor& out, const Tensor& gate, const Tensor& up, Stream stream);
-void swiglu_backward(const Tensor& dgate, const Tensor& dup, const Tensor& dout, const Tensor& gate, const Tensor& up,
-                     bool acc_gate, bool acc_up, Stream stream);
+void swiglu_backward(const Grad& dgate, const Grad& dup, const Tensor& dout, const Tensor& gate, const Tensor& up,
+                     Stream stream);
 
 // kernels/block/swiglu.cu
 CUDA_TWIN void swiglu_forward_cuda(const Tensor& out, const Tensor& gate, const Tensor& up);
-CUDA_TWIN void swiglu_backward_cuda(const Tensor& dgate, const Tensor& dup, const Tensor& dout, const Tensor& gate,
-                                    const Tensor& up, bool acc_gate, bool acc_up);
+CUDA_TWIN void swiglu_backward_cuda(const Grad& dgate, const Grad& dup, const Tensor& dout, const Tensor& gate,
+                                    const Tensor& up);
 
 template <class T>
 void swiglu_forward_ref(T* out, const T* gate, const T* up, int64_t n) {

@@ -10,6 +10,7 @@
 #endif
 
 #include "engine/dtype.h"
+#include "kernels/cpu/cpu.h"
 
 namespace crossply {
 
@@ -156,6 +157,24 @@ inline void for_vectors(int64_t begin, int64_t end, F&& body) {
   if (i < end) body(i, end - i);
 }
 
+// The same over [0, n) on all threads: for kernels that work element by element.
+template <class F>
+inline void for_elements(int64_t n, int64_t grain, const F& body) {
+  parallel_for(n, grain, [&body](int64_t begin, int64_t end) {
+    const F own = body;  // a copy on the stack, which no store of the loop can change
+    for_vectors(begin, end, own);
+  });
+}
+
+// p[i] = x[i], or p[i] += x[i] if add: how a gradient is written.
+template <bool add, class S, class Part>
+inline void store_or_add(S* p, const Vec16& x, Part part) {
+  if constexpr (!add) return store(p, x, part);
+  Vec16 before;
+  load(before, p, part);
+  store(p, x + before, part);
+}
+
 // The numbers of a small tile as floats in memory, for kernels that go over them several times: f32 where it stands,
 // bf16 in `scratch`. A tile that is written begins with what is to be added to, if acc, and ends with write_floats.
 inline const float* read_floats(float*, const float* tile, int64_t) { return tile; }
@@ -186,6 +205,15 @@ inline void write_floats(bf16* tile, const float* scratch, int64_t count) {
 // the second pass.
 constexpr int64_t most_rows = 16;
 inline int64_t rows_at_once(int64_t C) { return C <= 256 ? most_rows : 4; }
+
+// Calls body(n, count) for one such group of the rows [begin, end) after the other.
+template <class F>
+inline void for_row_groups(int64_t begin, int64_t end, int64_t C, F&& body) {
+  for (int64_t n = begin, count; n < end; n += count) {
+    count = std::min(rows_at_once(C), end - n);
+    body(n, count);
+  }
+}
 
 // Calls body(n, how many) for four rows together, then for each that is left: one row alone would wait for its
 // additions, and sixteen of some widths would push each other out of the cache. The count is a compile-time constant.

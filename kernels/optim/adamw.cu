@@ -22,22 +22,17 @@ struct Runs {
   int count;
 };
 
-// What is the same for all elements; see adamw.cpp.
-struct Step {
-  float beta1, in1, beta2, in2, unbias, scale, eps;
-};
-
 template <int width>
 __device__ __forceinline__ void update(float* params, float* m, float* v, bf16* narrow, const float* grads, int64_t i,
-                                       float rate, float decay, const Step& step) {
+                                       float rate, float decay, const AdamwFactors& s) {
   Floats<width> p = load<width>(params + i), m1 = load<width>(m + i), v1 = load<width>(v + i);
   const Floats<width> g = load<width>(grads + i);
 #pragma unroll
   for (int k = 0; k < width; ++k) {
-    const float x = step.scale * g[k];
-    m1[k] = step.beta1 * m1[k] + step.in1 * x;
-    v1[k] = step.beta2 * v1[k] + step.in2 * x * x;
-    p[k] -= decay * p[k] + rate * m1[k] / (sqrtf(v1[k]) * step.unbias + step.eps);
+    const float x = s.scale * g[k];
+    m1[k] = s.beta1 * m1[k] + s.in1 * x;
+    v1[k] = s.beta2 * v1[k] + s.in2 * x * x;
+    p[k] -= decay * p[k] + rate * m1[k] / (sqrtf(v1[k]) * s.unbias_v + s.eps);
   }
   store<width>(params + i, p);
   store<width>(m + i, m1);
@@ -47,7 +42,7 @@ __device__ __forceinline__ void update(float* params, float* m, float* v, bf16* 
 
 template <int width>
 __global__ void adamw_kernel(float* params, float* m, float* v, bf16* narrow, const float* grads, const Runs runs,
-                             const Step step) {
+                             const AdamwFactors factors) {
   int r = 0;  // the last run that begins at this block or before
   for (int beyond = runs.count; beyond - r > 1;) {
     const int middle = (r + beyond) / 2;
@@ -60,10 +55,10 @@ __global__ void adamw_kernel(float* params, float* m, float* v, bf16* narrow, co
   const int64_t last = first + piece < end ? first + piece : end;
   for (int64_t i = first + threadIdx.x * width; i < last; i += threads * width) {
     if (i >= begin && i + width <= end) {
-      update<width>(params, m, v, narrow, grads, i, rate, decay, step);
+      update<width>(params, m, v, narrow, grads, i, rate, decay, factors);
     } else {  // an end within a vector
       for (int64_t k = i < begin ? begin : i; k < i + width && k < end; ++k)
-        update<1>(params, m, v, narrow, grads, k, rate, decay, step);
+        update<1>(params, m, v, narrow, grads, k, rate, decay, factors);
     }
   }
 }
@@ -74,14 +69,7 @@ __global__ void adamw_kernel(float* params, float* m, float* v, bf16* narrow, co
 
 void adamw_update_cuda(const Tensor& params, const Tensor& m, const Tensor& v, const Tensor& narrow,
                        const Tensor& grads, const std::vector<AdamwRow>& rows, const AdamwScalars& scalars) {
-  const double count = static_cast<double>(scalars.step), unbias_m = 1 / (1 - std::pow(scalars.beta1, count));
-  const Step step{static_cast<float>(scalars.beta1),
-                  static_cast<float>(1 - scalars.beta1),
-                  static_cast<float>(scalars.beta2),
-                  static_cast<float>(1 - scalars.beta2),
-                  static_cast<float>(1 / std::sqrt(1 - std::pow(scalars.beta2, count))),
-                  static_cast<float>(scalars.grad_scale),
-                  static_cast<float>(scalars.eps)};
+  const AdamwFactors factors = factors_of(scalars);
   // So that every fourth element of all of them is; narrow's is half the others' size.
   const bool aligned = aligned16({params.data, m.data, v.data, grads.data, narrow.data});
   const int64_t width = aligned ? 4 : 1;
@@ -90,7 +78,7 @@ void adamw_update_cuda(const Tensor& params, const Tensor& m, const Tensor& v, c
   const auto launch_runs = [&] {
     if (runs.count > 0)
       launch({"adamw", blocks, threads}, aligned ? adamw_kernel<4> : adamw_kernel<1>, params.as<float>(), m.as<float>(),
-             v.as<float>(), data_or_null<bf16>(narrow), grads.as<float>(), runs, step);
+             v.as<float>(), data_or_null<bf16>(narrow), grads.as<float>(), runs, factors);
     runs.count = 0, blocks = 0;
   };
   for (size_t i = 0; i < rows.size();) {
@@ -102,7 +90,7 @@ void adamw_update_cuda(const Tensor& params, const Tensor& m, const Tensor& v, c
       end = rows[i].end;
     if (row.begin == end) continue;
     if (runs.count == most_runs) launch_runs();
-    runs.run[runs.count++] = {row.begin, end, blocks, static_cast<float>(row.lr * unbias_m),
+    runs.run[runs.count++] = {row.begin, end, blocks, static_cast<float>(row.lr / factors.bias_m),
                               static_cast<float>(row.lr * row.weight_decay)};
     blocks += blocks_of(end - row.begin / width * width, piece);
   }

@@ -33,6 +33,18 @@ struct AdamwScalars {
   double grad_scale;  // from clipping
 };
 
+// What is the same for all elements. In double first: near step 1, 1 - beta2^step cancels in float.
+struct AdamwFactors {
+  float beta1, in1, beta2, in2, unbias_v, scale, eps;
+  double bias_m;  // a row's rate is lr / bias_m
+};
+inline AdamwFactors factors_of(const AdamwScalars& s) {
+  const auto f = [](double x) { return static_cast<float>(x); };
+  const double step = static_cast<double>(s.step), bias_m = 1 - std::pow(s.beta1, step);
+  const double unbias_v = 1 / std::sqrt(1 - std::pow(s.beta2, step));
+  return {f(s.beta1), f(1 - s.beta1), f(s.beta2), f(1 - s.beta2), f(unbias_v), f(s.grad_scale), f(s.eps), bias_m};
+}
+
 // rows: ascending, without overlap. What lies between them stays as it is, moments included.
 void adamw_update(const Tensor& params, const Tensor& m, const Tensor& v, const Tensor& narrow, const Tensor& grads,
                   const std::vector<AdamwRow>& rows, const AdamwScalars& scalars, Stream stream);

@@ -1,13 +1,13 @@
 #include "kernels/optim/convert.h"
 
-#include "kernels/cpu/cpu.h"
 #include "kernels/cpu/vec.h"
+#include "kernels/dispatch.h"
 
 namespace crossply {
 
 void convert(const Tensor& out, const Tensor& inp, Stream stream) {
   const int64_t n = out.numel();
-  CHECK_THAT(inp.numel() == n, "convert: out ", out.str(), " inp ", inp.str());
+  CHECK_SHAPES(inp.numel() == n, out, inp);
   if (stream.backend == Backend::cuda) return convert_cuda(out, inp);
   bf16* to = out.as<bf16>();
   const float* from = inp.as<float>();

@@ -44,21 +44,21 @@ double sum_of_squares_cpu(const float* x, int64_t n) {
 }  // namespace
 
 // -----------------------------------------------------------------------------------------------------------------
-// Entry points: choose the backend.
+// Entry points.
 
 double sum_of_squares(const Tensor& x, Stream stream) {
   if (stream.backend == Backend::cuda) return sum_of_squares_cuda(x);
   if (stream.backend == Backend::cpu) return sum_of_squares_cpu(x.as<float>(), x.numel());
   double sum = 0;
-  with_real(x.dtype, [&](auto real) { sum = sum_of_squares_ref(x.as<decltype(real)>(), x.numel()); });
+  with_real(x.dtype, [&]<class T>(T) { sum = sum_of_squares_ref(x.as<T>(), x.numel()); });
   return sum;
 }
 
 void add_sum(const Tensor& to, const Tensor& x, Stream stream) {
   double* sum = to.as<double>();
   if (stream.backend == Backend::cuda) return add_sum_cuda(sum, x);
-  with_real(x.dtype, [&](auto real) {
-    const auto* from = x.as<decltype(real)>();
+  with_real(x.dtype, [&]<class T>(T) {
+    const T* from = x.as<T>();
     double total = 0;
     for (int64_t i = 0; i < x.numel(); ++i) total += static_cast<double>(from[i]);
     *sum += total;
