@@ -36,7 +36,9 @@ std::vector<T> backward(std::vector<T> dinp, const std::vector<Wide<T>>& dout, c
                         const Size& size, Gate gate, bool acc, Stream stream) {
   const Shape shape{1, size.rows, size.K};
   run_on(stream.backend, {view(dinp.data(), shape), view(dout.data(), shape), view(inp.data(), shape)},
-         [=](auto& t, Stream on) { gate_backward({t[0], acc}, t[1], t[2], gate, on); });
+         [=](auto& t, Stream on) {
+           gate_backward({t[0], acc}, t[1], t[2], gate, on);
+         });
   return dinp;
 }
 
