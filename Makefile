@@ -19,14 +19,17 @@ PROGRAMS := $(strip $(basename $(notdir $(wildcard train/train_*.cpp))) lime_by_
 FUZZ_SECONDS ?= 120
 
 .PHONY: all build run compare test fuzz fuzz_targets faults fault_injection bench bench-architectures bench-gpu \
-        setup new configure clean help $(PROGRAMS)
+        tidy setup new configure clean help $(PROGRAMS)
 all: build
 
 build: configure
 	@$(COMPILE)
 
-run: setup build
+# Trains as soon as it can; what the last line of the output recommends is built afterwards.
+run: setup configure
+	@$(COMPILE) --target compare
 	$(BUILD)/compare --out runs/compare
+	@$(COMPILE) --target generate
 
 # Long enough for the curves to part, with 3 operators; a fair trial is `$(BUILD)/compare --arch all --preset arith --out DIR`.
 compare: setup configure
@@ -50,7 +53,7 @@ bench-gpu: configure
 	$(BUILD)/bench gpu --rounds 3 --json $(BUILD)/gpu.json $(ARGS)
 
 test: setup build tests fuzz_targets fault_injection
-	ctest --test-dir $(BUILD) --output-on-failure
+	ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS) $(ARGS)
 
 # Every reader with as many inputs as there is time for, under the sanitizers; in a build directory of its own.
 fuzz:
@@ -62,6 +65,11 @@ faults: build fault_injection
 
 $(PROGRAMS) fuzz_targets fault_injection: configure
 	@$(COMPILE) --target $@
+
+# The checks of .clang-tidy; ROOMS="models data" for some rooms only. It sees files one by one.
+tidy:
+	@cmake -S . -B $(BUILD)-tidy -DCROSSPLY_UNITY=OFF $(COMPILER) $(CMAKE_FLAGS) >/dev/null
+	@tests/tidy.sh $(BUILD)-tidy $(ROOMS)
 
 setup:
 	@dev/setup.sh
@@ -77,14 +85,15 @@ clean:
 
 help:
 	@echo "make          build everything into $(BUILD)/"
-	@echo "make run      build, then train LLaMA and LIMe on the same data for two minutes and compare them"
+	@echo "make run      build one program, then train LLaMA and LIMe on the same data for two minutes and compare them"
 	@echo "make compare  the same with every architecture, more briefly: four minutes"
-	@echo "make test     build, then run every test"
+	@echo "make test     build, then run every test (ARGS=\"-L kernels\": those with a label)"
 	@echo "make fuzz     every reader with mutated input under the sanitizers, FUZZ_SECONDS=120 for each of them"
 	@echo "make faults   every system call of a tiny run fails once, and the run is killed at every one"
 	@echo "make bench    build, then measure this machine, the ops and training steps (ARGS=\"steps --models iii\")"
 	@echo "make bench-architectures   build, then measure what each architecture costs (ARGS=\"--arch lime --seq 256\")"
 	@echo "make bench-gpu   build with CUDA, check every kernel and model against the CPU, and measure; needs a GPU"
+	@echo "make tidy     clang-tidy over every room but kernels/ (ROOMS=models: over one)"
 	@echo "make NAME     build one program: $(PROGRAMS)"
 	@echo "make new ARCH=NAME   the skeleton of an architecture of your own; models/README.md goes on from there"
 	@echo "make setup    install what building needs, where that is allowed"

@@ -1,12 +1,13 @@
 #include "cli/format.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 
 namespace crossply {
 
 std::string format_seconds(double seconds) {
-  const long s = static_cast<long>(seconds + 0.5);
+  const long s = std::lround(seconds);
   char text[32];
   if (s >= 3600) std::snprintf(text, sizeof text, "%ld:%02ld:%02ld", s / 3600, s / 60 % 60, s % 60);
   else std::snprintf(text, sizeof text, "%ld:%02ld", s / 60, s % 60);

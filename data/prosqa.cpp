@@ -142,7 +142,7 @@ void append(std::vector<uint8_t>& to, std::initializer_list<int> tokens) {
 }
 
 bool is_entity(int32_t token) { return token >= first_entity && token < first_concept; }
-bool is_concept(int32_t token) { return token >= first_concept && token < vocab_size; }
+bool is_concept(int32_t token) { return token >= first_concept && token < prosqa::vocab_size; }
 
 void append_statement(std::vector<uint8_t>& to, int parent, int child) {
   if (!is_entity(parent)) append(to, {every});
@@ -270,7 +270,7 @@ TaskSample prosqa_text(const ProsqaGraph& graph, Random& random) {
   return sample;
 }
 
-ProsqaSource::ProsqaSource(int64_t seq_len) : TaskSource({seq_len, prosqa::vocab_size, pad, prosqa::eos}) {}
+ProsqaSource::ProsqaSource(int64_t seq_len) : TaskSource({seq_len, prosqa::vocab_size, prosqa::pad, prosqa::eos}) {}
 
 Task::Verdict ProsqaSource::judge(int64_t index, const std::vector<int32_t>& generated) const {
   const std::span<const uint8_t> given = prompt_tokens(index), gold = sequence(index).last(6).first(5);

@@ -198,7 +198,7 @@ Exit run(const Options& o) {
   const int64_t batch = o.batch > 0 ? o.batch : std::min(enough, std::min(samples, source.size()));
   check_batch(batch, 1, T);
   BatchModel batches(*model.device, model.params, model.config,
-                   Batch{batch, T, model.params.dtype(), /*training=*/false});
+                     Batch{batch, T, model.params.dtype(), /*training=*/false});
   const BatchModel::Mean mean = batches.mean_loss(source, samples);
   if (!std::isfinite(mean.loss)) fail(Exit::not_finite, "the loss is ", mean.loss);
   print_loss(source, mean, tokenizer.is_bytes() || dataset.tokenizer.is_bytes(), choice,

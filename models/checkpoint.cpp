@@ -165,26 +165,27 @@ void make_way(const std::string& dir, const std::string& final_dir) {
   rename_path(dir, free_kept_name(final_dir));
 }
 
-struct Step {
+struct SavedStep {
   uint64_t number;
   bool old;  // the version that was replaced
   std::string dir;
 };
 
 // Every step_NUMBER and step_NUMBER.old in a run directory, newest first, a replaced one after its replacement.
-std::vector<Step> steps_in(const std::string& run_dir) {
-  std::vector<Step> steps;
+std::vector<SavedStep> steps_in(const std::string& run_dir) {
+  std::vector<SavedStep> steps;
   for (const std::string& name : names_in(run_dir)) {
     const std::string prefix = "step_";
     if (!name.starts_with(prefix)) continue;
-    Step step{0, false, run_dir + "/" + name};
+    SavedStep step{0, false, run_dir + "/" + name};
     const char* last = name.data() + name.size();
     const auto [rest, error] = std::from_chars(name.data() + prefix.size(), last, step.number);
     step.old = rest != last && rest == name.data() + name.size() - old_suffix.size() && name.ends_with(old_suffix);
     if (error == std::errc() && (rest == last || step.old)) steps.push_back(step);
   }
-  std::sort(steps.begin(), steps.end(),
-            [](const Step& a, const Step& b) { return a.number != b.number ? a.number > b.number : a.old < b.old; });
+  std::sort(steps.begin(), steps.end(), [](const SavedStep& a, const SavedStep& b) {
+    return a.number != b.number ? a.number > b.number : a.old < b.old;
+  });
   return steps;
 }
 
@@ -309,7 +310,7 @@ bool is_valid_checkpoint(const std::string& dir, std::string* why) { return pass
 std::string newest_valid_checkpoint(const std::string& run_dir, std::vector<std::string>* skipped) {
   if (skipped != nullptr) skipped->clear();
   if (!path_exists(run_dir)) return "";
-  for (const Step& step : steps_in(run_dir)) {
+  for (const SavedStep& step : steps_in(run_dir)) {
     std::string why;
     if (is_valid_checkpoint(step.dir, &why)) return step.dir;
     // Removed while we were reading, by a run that has saved a newer one.
@@ -341,7 +342,7 @@ std::string resolve_model_dir(const std::string& path) {
   if (type != fs::file_type::directory)
     fail(Exit::no_input, path, ": no such directory; expected a model or run directory");
   std::vector<std::string> skipped;
-  const std::string newest = newest_valid_checkpoint(path, &skipped);
+  std::string newest = newest_valid_checkpoint(path, &skipped);
   if (!newest.empty()) {
     for (const std::string& line : skipped) std::fprintf(stderr, "note: %s\n", line.c_str());
     return newest;
@@ -358,7 +359,7 @@ ModelDir::ModelDir(const std::string& path) {
 
 void set_aside_damaged_checkpoints(const std::string& run_dir) {
   if (!path_exists(run_dir)) return;
-  for (const Step& step : steps_in(run_dir)) {
+  for (const SavedStep& step : steps_in(run_dir)) {
     if (is_valid_checkpoint(step.dir, nullptr)) return;
     const std::string aside = run_dir + "/damaged_" + fs::path(step.dir).filename().string();
     make_way(aside, aside);
@@ -370,7 +371,7 @@ void remove_old_checkpoints(const std::string& run_dir, int64_t keep) {
   CHECK_THAT(keep >= 1, "the newest checkpoint must stay, keep = ", keep);
   const std::string newest = newest_valid_checkpoint(run_dir);
   bool older = false;
-  for (const Step& step : newest.empty() ? std::vector<Step>() : steps_in(run_dir)) {
+  for (const SavedStep& step : newest.empty() ? std::vector<SavedStep>() : steps_in(run_dir)) {
     if (step.dir == newest) {
       older = true, --keep;
       continue;

@@ -354,7 +354,7 @@ Config parse_config(const json& object, const std::string& where, std::string* i
 
 Config load_config(const std::string& path) {
   std::string ignored;
-  const Config config = parse_config(read_json(path), path, &ignored);
+  Config config = parse_config(read_json(path), path, &ignored);
   if (!ignored.empty())
     std::fprintf(stderr, "note: %s: ignored, since nothing here depends on them: %s\n", path.c_str(), ignored.c_str());
   return config;

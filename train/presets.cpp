@@ -99,8 +99,8 @@ std::string rising_widths(int64_t F, int64_t L) {
   std::string list;
   for (int64_t n = 0; n < L; ++n) {
     const double depth = L > 1 ? static_cast<double>(n) / static_cast<double>(L - 1) : 0.5;
-    const double width = static_cast<double>(F) * (0.5 + depth);
-    list += (n > 0 ? "," : "") + std::to_string(std::max<int64_t>(256, (std::lrint(width) + 127) / 256 * 256));
+    const double ffn = static_cast<double>(F) * (0.5 + depth);
+    list += (n > 0 ? "," : "") + std::to_string(std::max<int64_t>(256, (std::lrint(ffn) + 127) / 256 * 256));
   }
   return "[" + list + "]";
 }
