@@ -96,7 +96,7 @@ long_lines() {
 report "a line of more than 120 characters" long_lines
 
 # The example of engine/tape.h is the one that tests/test_tape.cpp runs.
-diff <(sed -n 's|^//   ||p' engine/tape.h) <(sed -n '/These eight lines/,/tape.run/{/These eight lines/d;s/^  //p}' tests/test_tape.cpp) ||
+[ ! -f engine/tape.h ] || diff <(sed -n 's|^//   ||p' engine/tape.h) <(sed -n '/These eight lines/,/tape.run/{/These eight lines/d;s/^  //p}' tests/test_tape.cpp) ||
   breach "engine/tape.h: its example is not that of tests/test_tape.cpp"
 
 # What no text file may hold. The patterns are written so that they do not match themselves.

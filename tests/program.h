@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "engine/check.h"
 #include <programs_inside.h>
+#include "engine/check.h"
 #include "tests/temp_dir.h"
 
 namespace crossply::test {

@@ -9,8 +9,8 @@
 #include "models/json_file.h"
 #include "models/registry.h"
 #include "tests/check.h"
-#include "train/options.h"
 #include "train/inputs.h"
+#include "train/options.h"
 
 using namespace crossply;
 

@@ -6,11 +6,11 @@ tree=$(mktemp -d)
 trap 'rm -rf "$tree"' EXIT
 cd "$tree"
 mkdir -p engine cli models kernels/block kernels/cuda tests train
-echo '#include "models/a.h"' >engine/upwards.h
-printf '%s\n' '#include <algorithm>' '#include "kernels/block/half.h"' >engine/up.cu
-echo '#include "kernels/block/half.h"' >models/raw.cpp
+echo '#include "models/X.h"' >engine/upwards.h
+printf '%s\n' '#include <algorithm>' '#include "kernels/block/X.h"' >engine/up.cu
+echo '#include "kernels/block/X.h"' >models/raw.cpp
 echo '#include <cuda_runtime.h>' >cli/gpu.cpp
-echo '#include <cstdint>' | tee models/a.h kernels/block/half.h kernels/block/half.cu >kernels/block/tested.h
+echo '#include <cstdint>' | tee models/X.h kernels/block/X.h kernels/block/X.cu >kernels/block/tested.h
 touch kernels/block/tested.cpp kernels/block/tested.cu
 printf '\n%.0s' {1..601} >train/long.cpp
 printf '\n%.0s' {1..600} >train/fits.cpp
@@ -19,23 +19,25 @@ printf 'x%.0s' {1..121} >README.md
 printf 'x%.0s' {1..120} >WALK.md
 printf 'int a; \n' >cli/space.h
 printf '\tint a;\n' >cli/tab.h
-home=home tab=$'\t'
+printf '// see engine/gone%s\n' .h >cli/comment.h
+gone=gone.h home=home tab=$'\t'
 echo "// see /$home/someone/notes" >cli/path.h
 
 output=$("$lint" "$tree") && { echo "lint found nothing"; exit 1; }
 expected="README.md:1: a line of more than 120 characters
+cli/comment.h:1: engine/${gone}: is named here, but is not there
 cli/gpu.cpp:1:#include <cuda_runtime.h>: only .cu, .cuh and kernels/cuda/ may include CUDA
 cli/path.h:1:// see /$home/someone/notes: a path of one machine
 cli/space.h:1:int a; : trailing space
 cli/tab.h:1:${tab}int a;: a tab
 engine/up.cu:2: engine may not include kernels/block
 engine/upwards.h:1: engine may not include models
-kernels/block/half.h: kernels/block/half.cpp is missing
-kernels/block/half.h: tests/test_half.cpp is missing
+kernels/block/X.h: kernels/block/X.cpp is missing
+kernels/block/X.h: tests/test_X.cpp is missing
 kernels/block/tested.h: tests/test_tested.cpp is missing
-models/raw.cpp:1:#include \"kernels/block/half.h\": models/ may include a kernel's ops.h only
+models/raw.cpp:1:#include \"kernels/block/X.h\": models/ may include a kernel's ops.h only
 models/wide.cpp:1: a line of more than 120 characters
-train/ holds 99 % of the code, more than 30
+train/ holds 98 % of the code, more than 30
 train/long.cpp: 601 lines, more than 600"
 found=$(sed -n 's/^lint: //p' <<<"$output" | grep -v ' breaches$' | LC_ALL=C sort)
 [ "$found" = "$expected" ] || { diff <(echo "$expected") <(echo "$found"); exit 1; }
