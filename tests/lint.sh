@@ -130,10 +130,12 @@ missing_paths() {
     there[$file]=1 there[${file##*/}]=1
     while [[ $file == */* ]]; do file=${file%/*} there[$file]=1 there[$file/]=1; done
   done
+  local names
+  names=$(printf '%s\n' "${!there[@]}")
   while read -r where path; do
     [[ $path == */* && -n ${there[${path%%/*}/]:-} || $path =~ ^[A-Za-z0-9_*]+\.(h|cpp|cuh?)$ ]] || continue
     [ -z "${there[$path]:-}" ] || continue
-    [[ $path == *\** ]] && printf '%s\n' "${!there[@]}" | grep -qE "^$(sed 's/\./\\./g; s/\*/.*/g' <<<"$path")$" ||
+    [[ $path == *\** ]] && grep -qE "^$(sed 's/\./\\./g; s/\*/.*/g' <<<"$path")$" <<<"$names" ||
       echo "$where: $path"
   done < <(named_paths | sort -u)
 }
