@@ -74,8 +74,8 @@ struct Value {
   size_t bytes() const { return static_cast<size_t>(shape.numel()) * size_of(dtype); }
 };
 
-// One op of the step: four lists say what it reads and writes, two functions compute. The functions of ops.h fill the
-// lists; the tape reads them to differentiate, to plan and to print.
+// One op of the step: four lists say what it reads and writes, two functions compute. The functions of
+// kernels/*/ops.h fill the lists; the tape reads them to differentiate, to plan and to print.
 struct Node {
   std::string name;
   std::vector<Value*> in;     // what the forward reads and the backward differentiates

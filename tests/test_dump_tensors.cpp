@@ -104,6 +104,7 @@ TEST_CASE("dump tensors: names, patterns, types, and what is refused") {
   CHECK(refused("L9.*").find("named L9.*") != std::string::npos);
   // The product whose op adds the stream on the way.
   CHECK(refused("L1.attn.out").find("adds L0.mlp.residual on the way") != std::string::npos);
+  CHECK(refused("L1.attn.ou*").find("adds L0.mlp.residual on the way") != std::string::npos);
   CHECK(!path_exists(scratch.file("refused.safetensors")));
 }
 

@@ -83,13 +83,14 @@ Taps chosen_taps(const Taps& all, const std::vector<std::string>& names) {
   Taps chosen;
   for (const std::string& name : names) {
     size_t found = 0;
+    const Tap* missing = nullptr;
     for (const auto& [known, tap] : all) {
       if (!matches(name.c_str(), known.c_str())) continue;
-      ++found;
-      if (tap.missing.empty()) chosen[known] = tap;
-      else if (name == known)
-        fail(Exit::usage, "--dump-tensors: ", name, " is never in memory by itself: ", tap.missing);
+      if (tap.missing.empty()) ++found, chosen[known] = tap;
+      else missing = &tap;
     }
+    if (found == 0 && missing != nullptr)
+      fail(Exit::usage, "--dump-tensors: ", name, " is never in memory by itself: ", missing->missing);
     if (found == 0)
       fail(Exit::usage, "--dump-tensors: no value or gradient is named ", name, "; near it are", near_names(all, name),
            "; --dump-tape lists them all");

@@ -1,5 +1,6 @@
-// lime_by_hand: LIMe trained without the tape, as one file to read. Every pointer says its shape, every forward stands
-// beside its backward, and every call is a plain loop in a header of kernels/. It compiles alone, from the root:
+// lime_by_hand: LIMe trained without the tape, as one file to read. Every pointer says its shape, forward and backward
+// go through the same numbered steps, and every call is a plain loop in a header of kernels/. It compiles alone, from
+// the root:
 //
 //   g++ -std=c++20 -O3 -march=native -ffast-math -fno-finite-math-only -I. train/lime_by_hand.cpp -o lime_by_hand
 //
@@ -224,6 +225,7 @@ void initialise(Model& model, uint64_t seed) {
       const double uniform = 2 * random_uniform(seed, stream, index) - 1;
       double start = 0.02 * random_normal(seed, stream, index);
       if (row.kind == Kind::gain) start = 1;
+      // Uniform in +-1/sqrt(C): torch's start of a linear layer. In +-sqrt(3/n): the n numbers of variance 1/n.
       if (row.kind == Kind::kv_matrix && c.routing) start = uniform / std::sqrt(c.C);
       if (row.kind == Kind::router) {
         const int64_t own = i % columns - (columns - c.K);  // which of the own heads, if one of them
@@ -368,7 +370,7 @@ std::string expand(const std::string& state, Random& random) {
   const size_t at = numbers[random.below(static_cast<int64_t>(numbers.size()))];
   const auto x = static_cast<int>(digits.find(state[at]));
   const char op = "+-*/"[random.below(4)];
-  const int least = op == '*' || op == '/';  // b = 0 would be a division by 0, or an x = a 0 that leaves a open
+  const int least = op == '*' || op == '/';  // nothing divided by 0 is x, and a 0 is 0 whatever a is
   const int b = least + static_cast<int>(random.below(11 - least));
   const int a = op == '+' ? x - b + 11 : op == '-' ? x + b : op == '*' ? x * inverse[b] : x * b;
   std::string text = {digits[a % 11], op, digits[b]};
@@ -447,6 +449,7 @@ int main(int argc, char** argv) {
     loss += forward_backward(model, tokens.data(), targets.data()) / every;
     if (!std::isfinite(loss))
       return std::fprintf(stderr, "lime_by_hand: the loss of step %ld is not finite\n", step), 77;
+    // The rate rises in a line during the warm-up, then falls in a line to 0.
     update(model, peak_lr * std::min(static_cast<double>(step) / warmup,
                                      static_cast<double>(steps + 1 - step) / (steps + 1 - warmup)));
     if (step % every != 0) continue;

@@ -29,7 +29,7 @@ namespace crossply {
 void cross_entropy_forward(const Tensor& losses, const Tensor& dinp, const Tensor& dweight, const Tensor& inp,
                            const Tensor& weight, const Tensor& targets, double scale, Stream stream);
 
-// Bytes of scratch that a CPU takes for both, if all rows are scored.
+// Bytes of scratch that a CPU takes for it, if all rows are scored.
 int64_t cross_entropy_scratch(int64_t rows, int64_t V, int64_t C, Dtype dtype);
 
 // kernels/block/cross_entropy.cu

@@ -65,6 +65,7 @@ HOST_DEVICE inline void tail_polynomial(T& q, const T& u) {
   q = q * u + 3.41064884e-1f;
   q = q * u + 2.47139325e-1f;
 }
+#undef HOST_DEVICE
 
 template <class T>
 void gelu_forward_ref(T* out, const T* inp, int64_t n) {

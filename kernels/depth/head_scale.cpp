@@ -43,6 +43,8 @@ void head_scale_backward_cpu(S* dinp, float* dfactor, const S* dout, const S* in
   for (int64_t i = 0; i < blocks * K && dfactor != nullptr; ++i) dfactor[i % K] += partial[i];
 }
 
+int64_t heads_of(const Tensor& tensor) { return tensor.shape.rank < 2 ? 0 : tensor.dim(tensor.shape.rank - 2); }
+
 }  // namespace
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -51,7 +53,7 @@ void head_scale_backward_cpu(S* dinp, float* dfactor, const S* dout, const S* in
 void head_scale_forward(const Tensor& out, const Tensor& inp, const Tensor& factor, Stream stream) {
   const auto [rows, D] = rows_of(inp);
   const int64_t K = factor.numel();
-  CHECK_SHAPES(out.numel() == inp.numel() && rows % K == 0, out, inp, factor);
+  CHECK_SHAPES(out.numel() == inp.numel() && heads_of(inp) == K, out, inp, factor);
   dispatch(
       stream, inp.dtype, [&] { head_scale_forward_cuda(out, inp, factor, D); },
       [&]<class S>(S) { head_scale_forward_cpu(out.as<S>(), inp.as<S>(), factor.as<float>(), rows, K, D); },
@@ -63,7 +65,7 @@ void head_scale_backward(const Grad& dinp, const Tensor& dfactor, const Tensor& 
   const auto [rows, D] = rows_of(dinp);
   const int64_t K = factor.numel();
   const bool trained = dfactor.data != nullptr;
-  CHECK_SHAPES(dout.numel() == dinp.numel() && rows % K == 0, dinp, dout, factor);
+  CHECK_SHAPES(dout.numel() == dinp.numel() && heads_of(dinp) == K, dinp, dout, factor);
   CHECK_SHAPES(!trained || (dfactor.numel() == K && inp.numel() == dinp.numel()), dfactor, inp, dinp);
   dispatch(
       stream, dinp.dtype, [&] { head_scale_backward_cuda(dinp, dfactor, dout, inp, factor, D); },

@@ -14,14 +14,17 @@
 //   };
 //   Value* y = ops::from_reference(tape, "L3.squares", {x}, x->shape, Squares{C});
 //
-// The loops see one token: of an input (B, T, ...) that token's numbers, of a parameter, a constant or a value of
-// another shape all of them. Where an op says `static constexpr bool per_sequence = true` they see a whole sequence
+// The loops see one token: of an input (B, T, ...) that token's numbers, of a parameter, a constant or what is computed
+// from these alone all of them. Where an op says `static constexpr bool per_sequence = true` they see a whole sequence
 // (T, ...) instead, for mathematics along time; such an op cannot generate token by token. forward sets all of out;
 // backward adds to every din, which begins at zero. Both know nothing of storage, threads and who else adds.
 //
 // T is float (activations in bf16 are converted), double on the reference device, std::complex<double> in the check: so
 // write T(2), `using std::exp; exp(x)`, and compare real parts, std::real(x) < 0. tests/test_reference.cpp
 // compares the backward of every such op in a registered architecture with the complex-step derivative of its forward.
+//
+// Several threads call the loops, each with scratch memory for its inputs and their gradients; those of parameters are
+// summed in up to 32 blocks, which costs 32 times their size. What the loops throw ends the run with its message.
 //
 // `double flops() const`, if there, is for the profile: those of one forward call, two per multiply-add. A GPU refuses
 // the op (Exit::device) until it has a family of its own, kernels/.

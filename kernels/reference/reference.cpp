@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <exception>
+#include <unordered_set>
 
 #include "kernels/cpu/cpu.h"
 #include "kernels/reference/ops.h"
@@ -82,19 +84,29 @@ struct Caller {
   }
 };
 
-// Threads take whole blocks; the shapes alone decide about the blocks.
+// Threads take whole blocks; the shapes alone decide about the blocks. Rethrows what the loops threw.
 template <class F>
-void for_blocks(int64_t blocks, int64_t work, F&& body) {
-  parallel_for(blocks, work <= grain ? blocks : 1, body);
+void for_blocks(const ReferenceNode& node, int64_t blocks, F&& body) {
+  int64_t work = node.out[0]->shape.numel();
+  for (const auto& input : node.inputs) work += node.parts * input.size;
+  std::exception_ptr error;
+  parallel_for(blocks, work <= grain ? blocks : 1, [&](int64_t begin, int64_t end) {
+    try {
+      body(begin, end);
+    } catch (...) {  // no exception may leave a parallel region
+#pragma omp critical(reference_loops)
+      error = std::current_exception();
+    }
+  });
+  if (error) std::rethrow_exception(error);
 }
 
 template <class T>
 void forward_of(const ReferenceNode& node) {
-  for_blocks(node.parts, node.parts * (node.inputs[0].size + node.out[0]->shape.numel() / node.parts),
-             [&](int64_t begin, int64_t end) {
-               Caller<T> caller(node);
-               for (int64_t part = begin; part < end; ++part) caller.forward(part);
-             });
+  for_blocks(node, node.parts, [&](int64_t begin, int64_t end) {
+    Caller<T> caller(node);
+    for (int64_t part = begin; part < end; ++part) caller.forward(part);
+  });
 }
 
 // The gradients of whole inputs are sums over the parts: a partial sum for each block of parts, then the sum of these.
@@ -105,7 +117,7 @@ void backward_of(const ReferenceNode& node) {
   const int64_t parts = node.parts, blocks = std::min<int64_t>(parts, 32);
   T* sums = scratch<T>(blocks * size, 2);
   std::fill_n(sums, blocks * size, T(0));
-  for_blocks(blocks, node.out[0]->shape.numel() * 2, [&](int64_t begin, int64_t end) {
+  for_blocks(node, blocks, [&](int64_t begin, int64_t end) {
     Caller<T> caller(node);
     for (int64_t b = begin; b < end; ++b)
       for (int64_t part = parts * b / blocks; part < parts * (b + 1) / blocks; ++part)
@@ -118,6 +130,19 @@ void backward_of(const ReferenceNode& node) {
     if (node.in[i]->grad != nullptr) write(node.in[i]->grad->tensor, 0, sums, node.inputs[i].size, node.acc[i] != 0);
     sums += node.inputs[i].size;
   }
+}
+
+// Does the value depend on the tokens, or on parameters and constants only?
+bool is_of_tokens(const Tape& tape, const Value* value) {
+  std::unordered_set<const Value*> wanted = {value};
+  for (size_t n = tape.nodes().size(); n-- > 0;) {
+    const Node& node = *tape.nodes()[n];
+    const bool makes = std::any_of(node.out.begin(), node.out.end(), [&](Value* v) { return wanted.contains(v); });
+    if (!makes) continue;
+    wanted.insert(node.in.begin(), node.in.end());
+    wanted.insert(node.reads.begin(), node.reads.end());
+  }
+  return std::any_of(wanted.begin(), wanted.end(), [](const Value* v) { return v->dtype == Dtype::i32; });
 }
 
 void refuse_gpu(const ReferenceNode& node, Stream stream) {
@@ -150,8 +175,9 @@ Value* ops::record_loops(Tape& t, const std::string& name, const std::vector<Val
   node->parts = loops->per_sequence() ? shape[0] : shape[0] * shape[1];
   for (const Value* value : in) {
     CHECK_THAT(value->dtype != Dtype::i32, name, " reads ", value->name, ", which is no real number");
-    const bool whole = value->parameter != nullptr || value->buffer->persistent || value->shape.rank < 2 ||
-                       value->shape[0] != shape[0] || value->shape[1] != shape[1];
+    const bool whole = !is_of_tokens(t, value);
+    CHECK_THAT(whole || (value->shape.rank >= 2 && value->shape[0] == shape[0] && value->shape[1] == shape[1]), name,
+               " makes ", shape.str(), " and reads ", value->name, value->shape.str(), ", which has other tokens");
     node->inputs.push_back({value->shape.numel() / (whole ? 1 : node->parts), whole});
   }
   node->loops = std::move(loops);
