@@ -3,7 +3,7 @@
 # exit code 77, skipped. CLANG_FORMAT names it where it has another name.   tests/format.sh [--fix]
 set -euo pipefail
 cd "$(dirname "$0")/.."
-for format in ${CLANG_FORMAT:-clang-format-14 clang-format none}; do
+for format in ${CLANG_FORMAT:-clang-format-14 clang-format} none; do
   if "$format" --version 2>/dev/null | grep -q 'version 14\.'; then break; fi
 done
 [ "$format" != none ] || { echo "skipped: there is no clang-format 14"; exit 77; }

@@ -3,7 +3,11 @@
 # lines stand in FILE one after the other, whatever their indentation; a line with ... alone leaves some out.
 #   tests/test_quotes.sh [PAGE...]      default: every page of the repository
 set -euo pipefail
-[ $# -gt 0 ] || { cd "$(dirname "$0")/.." && set -- $(git ls-files --cached --others --exclude-standard '*.md'); }
+if [ $# = 0 ]; then
+  cd "$(dirname "$0")/.."
+  mapfile -t pages < <(find . -name '*.md' -not -path './build*' -not -path './.git/*')
+  set -- "${pages[@]}"
+fi
 
 awk '
   function trimmed(line) { sub(/^[ \t]+/, "", line); sub(/[ \t]+$/, "", line); return line }
@@ -34,5 +38,5 @@ awk '
   /^```cpp [^ ]+$/ { file = $2; at = FILENAME ":" FNR; lines = 0; inside = 1; read_file(file); next }
   /^```/ { if (inside && count > 0) check(); inside = 0; next }
   inside { quote[++lines] = trimmed($0) }
-  END { if (wrong) exit 1; print quotes + 0 " quotes are in the code" }
+  END { if (wrong || quotes == 0) { print "quotes found: " quotes + 0; exit 1 } print quotes + 0 " quotes are in the code" }
 ' "$@"

@@ -48,7 +48,7 @@ int main(int argc, char** argv) {
       trainer.update();              // AdamW, at the schedule's rate
       run.show_progress();
       if (run.time_to_evaluate()) run.evaluate();
-      run.write_metrics();
+      run.write_metrics();  // with the scores, if there are some
       if (run.time_to_save()) run.save();
     }
     return run.finish().code;

@@ -85,6 +85,12 @@ T state_number(const json& state, const char* key, const std::string& path) {
 
 }  // namespace
 
+namespace {
+
+constexpr const char* remedy = ". Try a lower --lr, a longer --warmup or --clip";
+
+}  // namespace
+
 Trainer::Trainer(const TrainOptions& options, const Source& train, const std::string& checkpoint)
     : options_(options),
       device_(make_device(options.device, options.matmul)),
@@ -102,8 +108,6 @@ Trainer::Trainer(const TrainOptions& options, const Source& train, const std::st
   if (options_.profile) model_.start_profile();
   if (!checkpoint.empty()) restore(checkpoint);
 }
-
-constexpr const char* remedy = ". Try a lower --lr, a longer --warmup or --clip";
 
 void Trainer::next_batch() {
   start_ = Clock::now();
