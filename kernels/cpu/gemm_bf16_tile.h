@@ -149,6 +149,7 @@ struct Packing {
   }
   // Among the products, whose loop shall stay short.
   MATRIX_TARGET __attribute__((noinline)) void step_aside() { step(false); }
+  // Compiled once, though called from many places: it is long.
   MATRIX_TARGET __attribute__((noinline)) void finish(bool fetch) {
     while (left()) step(fetch);
   }
@@ -317,8 +318,8 @@ MATRIX_TARGET inline void multiply_amx(float* c, int64_t ldc, const RowPanel& a,
 }
 
 // The same with vectors of 16 pairs: 8 rows x 2 vectors of sums at a time, which leaves registers for b and a.
-MATRIX_TARGET __attribute__((noinline)) inline void multiply_avx512(float* c, int64_t ldc, const RowPanel& a,
-                                                                    const bf16* b, int64_t steps, bool add) {
+MATRIX_TARGET inline void multiply_avx512(float* c, int64_t ldc, const RowPanel& a, const bf16* b, int64_t steps,
+                                          bool add) {
   constexpr int rows = 8;
   for (int64_t i = 0; i < panel_lines; i += rows) {
     __m512 sum[rows][2];
