@@ -1,74 +1,17 @@
 // What every program's main does around its work: parse flags, turn exceptions into one clear line and an exit code.
 #pragma once
 
-#include <unistd.h>
-
-#include <cstdio>
-#include <cstdlib>
 #include <functional>
-#include <memory>
-#include <new>
-#include <sstream>
 
 #include "cli/flags.h"
-#include "cli/spin.h"
-#include "cli/standard_streams.h"
 #include "engine/check.h"
-#include "engine/printable.h"
 
 namespace crossply {
 
-inline const char* exit_code_help() {
-  return "Exit codes: 0 done, 64 wrong usage, 65 bad data, 66 missing input, 70 internal error, 71 device failure, "
-         "74 input/output failure, 75 stopped on request (start again with --resume), 77 a loss or logits not finite.\n"
-         "A reader of the output that goes away (| head -1) is no error, and a closed standard stream is the null "
-         "device: what has files to write goes on, anything else ends with 0. Output on a full disk is 74.";
-}
+const char* exit_code_help();
 
 // Calls `flags` to add the flags, parses argv, then runs `body`, whose result is the exit code.
-inline int run_program(CLI::App& app, int argc, char** argv, const std::function<void()>& flags,
-                       const std::function<Exit()>& body) {
-  bound_spinning(argv);
-  prepare_standard_streams();
-  app.footer(exit_code_help());
-  app.formatter(std::make_shared<Help>());
-  app.set_version_flag(
-      "--version", [&app] { return str(app.get_name(), " of crossply, commit ", commit()); },
-      "Print the commit that this was built from and exit");
-  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // a later flag replaces an earlier one
-  auto report = [](Exit code, const char* message) {
-    if (isatty(STDOUT_FILENO) == 1) std::printf("\r\033[K");  // over an unfinished status line
-    std::fflush(stdout);
-    std::fprintf(stderr, "error: %s\n", printable(message).c_str());
-    return static_cast<int>(code);
-  };
-  Exit code = Exit::done;
-  try {
-    flags();
-    try {
-      app.parse(argc, argv);
-      code = body();
-    } catch (const CLI::Success& success) {  // --help
-      std::ostringstream help;
-      app.exit(success, help, help);
-      std::printf("%s", help.str().c_str());
-    }
-    if (code == Exit::done) flush_standard_output();
-    return static_cast<int>(code);
-  } catch (const ReaderGone&) {
-    return static_cast<int>(code);
-  } catch (const CLI::ParseError& error) {
-    const std::string unknown = unknown_flag(app);
-    std::fprintf(stderr, "error: %s\n%s --help lists the flags.\n",
-                 printable(unknown.empty() ? error.what() : unknown).c_str(), app.get_name().c_str());
-    return static_cast<int>(Exit::usage);
-  } catch (const Error& error) {
-    return report(error.code, error.what());
-  } catch (const std::bad_alloc&) {
-    return report(Exit::device, "out of memory; use a smaller --batch, --seq or model");
-  } catch (const std::exception& error) {
-    return report(Exit::internal, error.what());
-  }
-}
+int run_program(CLI::App& app, int argc, char** argv, const std::function<void()>& flags,
+                const std::function<Exit()>& body);
 
 }  // namespace crossply

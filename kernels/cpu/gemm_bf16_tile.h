@@ -149,7 +149,8 @@ struct Packing {
   }
   // Among the products, whose loop shall stay short.
   MATRIX_TARGET __attribute__((noinline)) void step_aside() { step(false); }
-  MATRIX_TARGET void finish(bool fetch) {
+  // Compiled once, though called from many places: it is long.
+  MATRIX_TARGET __attribute__((noinline)) void finish(bool fetch) {
     while (left()) step(fetch);
   }
 };

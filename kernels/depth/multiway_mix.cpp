@@ -12,7 +12,7 @@
 namespace crossply {
 namespace {
 
-constexpr int most_ways = 8;
+constexpr int most_ways = 4;
 
 template <class Storage>
 using Data = MultiwayMix<Storage*, float*>;
@@ -51,7 +51,7 @@ void mix_columns(Out* const* a, const float* coef /*(S,W)*/, const Data<Storage>
 
 template <int W, bool prepost, class Out, class Storage>
 void mix(Out* const* a /*W times (C)*/, const float* coef, const Data<Storage>& m, int64_t n, int64_t C) {
-  constexpr int wide = W <= 4 ? 4 : 2;  // 16 sums leave registers for the rest
+  constexpr int wide = 4;  // 16 sums leave registers for the rest
   const int64_t end = C / (16 * wide) * (16 * wide), end16 = C / 16 * 16;
   mix_columns<Vec16, wide, W, prepost>(a, coef, m, n, C, 0, end);
   mix_columns<Vec16, 1, W, prepost>(a, coef, m, n, C, end, end16);

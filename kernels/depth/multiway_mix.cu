@@ -8,7 +8,7 @@ namespace {
 // A block takes a token, a thread `width` columns of it, so that the sums over sources stay in registers. Bound by
 // memory: the forward reads each source and writes each out once; the backward writes each source's gradient once and
 // reads each source once if plain, else twice, the second time from the caches.
-constexpr int64_t most_sources = 256, most_ways = 8;
+constexpr int64_t most_sources = 256, most_ways = 4;
 constexpr uint32_t most_threads = 512;  // with up to 128 registers each
 
 template <class P>
@@ -158,8 +158,7 @@ struct Gradients {
 };
 
 // So many sources' products with da make up to 16 sums.
-template <int ways>
-constexpr int sources_at_once = ways == 8 ? 1 : 4;
+constexpr int sources_at_once = 4;
 
 // mean(ways) = rstd^2 mean_c(dout post a) of token n, in shared memory; a: of the last columns. room: a float for each
 // warp and way.
@@ -292,7 +291,7 @@ template <int ways, int width, bool prepost, class Storage>
 __global__ void __launch_bounds__(backward_warps<prepost>* warp_size, backward_blocks<prepost>)
     multiway_mix_backward_kernel(Gradients<Storage> d, const float* rstd, Mix<Storage> m, float* partial, int64_t row,
                                  bool sums_in_shared) {
-  constexpr int group = sources_at_once<ways>, values = group * ways;
+  constexpr int group = sources_at_once, values = group * ways;
   const int size = m.S * ways, warps = static_cast<int>(blockDim.x) / warp_size;
   float* coef = dynamic_shared<float>();         // (S,ways)
   float* products = coef + whole(size);          // (warps,S,ways)
@@ -395,10 +394,9 @@ bool wide_accesses(const Members& m, const std::vector<Tensor>& outs, int64_t C,
 template <class F>
 void with_ways(int64_t W, bool wide, F&& body) {
   auto with = [&](auto ways) { body(ways, std::true_type{}); };
-  if (!wide) body(std::integral_constant<int, 8>{}, std::false_type{});
+  if (!wide) body(std::integral_constant<int, 4>{}, std::false_type{});
   else if (W == 1) with(std::integral_constant<int, 1>{});
-  else if (W <= 4) with(std::integral_constant<int, 4>{});
-  else with(std::integral_constant<int, 8>{});
+  else with(std::integral_constant<int, 4>{});
 }
 
 // So many warps as have columns to do, at most `most`, if there is shared memory for the `floats` of each.

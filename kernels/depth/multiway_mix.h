@@ -18,7 +18,7 @@
 //   dsource_s[n,:]        = gain_s * v_s[n,:]                                     set, or added
 //
 // source, out, skip and their gradients: (B,T,C); weight: (B,T,W*S); base: (W,S); gain, post: (C); rstd: (B,T,W). At
-// most 8 ways. a_w is not saved: the backward computes it again from the sources, which it reads anyway. No output may
+// most 4 ways. a_w is not saved: the backward computes it again from the sources, which it reads anyway. No output may
 // alias anything. If c is 1 for one source and 0 for the others, a plain out_w is that source exactly; if all c are 0,
 // the prepost out_w is skip exactly and rstd is eps^(-1/2), as long as the sources are finite. Outside of the reference
 // source, weight, out, skip and their gradients are all f32 or all bf16, the rest is f32.
