@@ -157,15 +157,9 @@ Dataset open_arith(int k, const DataOptions& options) {
   const int64_t needed = arith_bound(k) - 1;
   if (options.seq_len != 0 && options.seq_len < needed)
     fail(Exit::usage, "arith:", k, " needs a sequence length of at least ", needed, ", not ", options.seq_len);
-  auto train = std::make_unique<ArithSource>(k, options.seq_len);
-  auto test = std::make_unique<ArithSource>(k, options.seq_len);
-  TaskSource::Seen seen;
-  const auto fill = [&](ArithSource& source, int64_t count, Random random) {
-    source.fill(count, seen, [&] { return arith_sample(k, random); });
-  };
-  fill(*train, options.train_samples ? options.train_samples : 50000, Random(options.seed, stream_of("arith.train")));
-  fill(*test, options.test_samples ? options.test_samples : 10000, Random(options.seed, stream_of("arith.test")));
-  return {std::move(train), std::move(test), Tokenizer::words(arith_words())};
+  return fill_task(options, "arith", std::make_unique<ArithSource>(k, options.seq_len), 50000,
+                   std::make_unique<ArithSource>(k, options.seq_len), 10000, arith_words(),
+                   [&](Random& random) { return arith_sample(k, random); });
 }
 
 }  // namespace crossply

@@ -298,20 +298,15 @@ Dataset open_prosqa(const DataOptions& options) {
   const int64_t T = options.seq_len ? options.seq_len : prosqa::context;
   if (T < prosqa::context)
     fail(Exit::usage, "prosqa needs a sequence length of at least ", prosqa::context, ", not ", T);
-  auto train = std::make_unique<ProsqaSource>(T), test = std::make_unique<ProsqaSource>(T);
-  TaskSource::Seen seen;
-  const auto fill = [&](ProsqaSource& source, int64_t count, Random random) {
-    source.fill(count, seen, [&] {
-      // About one graph in ten thousand is too long. The limit does not depend on T, so neither do the data.
-      while (true) {
-        TaskSample sample = prosqa_text(prosqa_graph(random), random);
-        if (static_cast<int64_t>(sample.tokens.size()) <= prosqa::context + 1) return sample;
-      }
-    });
+  const auto draw = [](Random& random) {
+    // About one graph in ten thousand is too long. The limit does not depend on T, so neither do the data.
+    while (true) {
+      TaskSample sample = prosqa_text(prosqa_graph(random), random);
+      if (static_cast<int64_t>(sample.tokens.size()) <= prosqa::context + 1) return sample;
+    }
   };
-  fill(*train, options.train_samples ? options.train_samples : 20000, Random(options.seed, stream_of("prosqa.train")));
-  fill(*test, options.test_samples ? options.test_samples : 500, Random(options.seed, stream_of("prosqa.test")));
-  return {std::move(train), std::move(test), Tokenizer::words(prosqa_words())};
+  return fill_task(options, "prosqa", std::make_unique<ProsqaSource>(T), 20000, std::make_unique<ProsqaSource>(T), 500,
+                   prosqa_words(), draw);
 }
 
 }  // namespace crossply

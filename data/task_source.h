@@ -2,6 +2,7 @@
 // bytes, and read padded on the right, with only the tokens after the prompt as targets.
 #pragma once
 
+#include <functional>
 #include <span>
 #include <string_view>
 #include <unordered_set>
@@ -39,8 +40,7 @@ class TaskSource : public Source, public Task {
   // Hashes of every sequence that any split has. A collision drops a fresh sample, but never lets a duplicate in.
   using Seen = std::unordered_set<uint64_t>;
   // Draws until there are `count` samples that no split has seen.
-  template <class Draw>
-  void fill(int64_t count, Seen& seen, Draw&& draw);
+  void fill(int64_t count, Seen& seen, const std::function<TaskSample()>& draw);
 
  private:
   void add(const TaskSample& sample);
@@ -51,29 +51,17 @@ class TaskSource : public Source, public Task {
   std::vector<int64_t> prompts_;  // (size) prompt lengths
 };
 
-template <class Draw>
-void TaskSource::fill(int64_t count, Seen& seen, Draw&& draw) {
-  constexpr int64_t most = int64_t{1} << 27;  // they are kept in memory
-  if (count > most) fail(Exit::usage, "a task has at most ", most, " generated samples, asked for ", count);
-  constexpr int patience = 10000;  // so many duplicates in a row mean that there is hardly a fresh sample left
-  for (int duplicates = 0; size() < count;) {
-    const TaskSample sample = draw();
-    const std::string_view bytes(reinterpret_cast<const char*>(sample.tokens.data()), sample.tokens.size());
-    if (seen.insert(stream_of(bytes)).second) {
-      add(sample);
-      duplicates = 0;
-    } else if (++duplicates == patience) {
-      fail(Exit::usage, "asked for more samples than there are: after ", seen.size(), " different ones came ", patience,
-           " duplicates in a row");
-    }
-  }
-}
-
 // What was generated before the first eos, and whether there was one.
 struct Answer {
   std::vector<int32_t> tokens;
   bool has_eos;
 };
 Answer cut_at_eos(const std::vector<int32_t>& generated, int32_t eos);
+
+// Both splits of a task filled by `draw`, as many samples as the options ask for, or these. `name` is of the random
+// streams.
+Dataset fill_task(const DataOptions& options, const std::string& name, std::unique_ptr<TaskSource> train,
+                  int64_t train_samples, std::unique_ptr<TaskSource> test, int64_t test_samples,
+                  const std::vector<std::string>& words, const std::function<TaskSample(Random&)>& draw);
 
 }  // namespace crossply

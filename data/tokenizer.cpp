@@ -55,39 +55,34 @@ Json vocab_json(const std::vector<std::string>& words) {
   return vocab;
 }
 
-Json words_json(const std::vector<std::string>& words) {
-  // The format demands a token for unknown words. It is not in the vocabulary, so an unknown word is an error there.
+Json tokenizer_json(const Json& pre_tokenizer, const Json& decoder, const Json& model) {
   return {{"version", "1.0"},
           {"truncation", nullptr},
           {"padding", nullptr},
           {"added_tokens", Json::array()},
           {"normalizer", nullptr},
-          {"pre_tokenizer", {{"type", "WhitespaceSplit"}}},
+          {"pre_tokenizer", pre_tokenizer},
           {"post_processor", nullptr},
-          {"decoder", nullptr},
-          {"model", {{"type", "WordLevel"}, {"vocab", vocab_json(words)}, {"unk_token", "<unk>"}}}};
+          {"decoder", decoder},
+          {"model", model}};
+}
+
+Json words_json(const std::vector<std::string>& words) {
+  // The format demands a token for unknown words. It is not in the vocabulary, so an unknown word is an error there.
+  return tokenizer_json({{"type", "WhitespaceSplit"}}, nullptr,
+                        {{"type", "WordLevel"}, {"vocab", vocab_json(words)}, {"unk_token", "<unk>"}});
 }
 
 Json bytes_json() {
   const Json byte_level = {
       {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false}, {"use_regex", false}};
-  return {{"version", "1.0"},
-          {"truncation", nullptr},
-          {"padding", nullptr},
-          {"added_tokens", Json::array()},
-          {"normalizer", nullptr},
-          {"pre_tokenizer", byte_level},
-          {"post_processor", nullptr},
-          {"decoder", byte_level},
-          {"model",
-           {{"type", "BPE"},
-            {"dropout", nullptr},
-            {"unk_token", nullptr},
-            {"continuing_subword_prefix", nullptr},
-            {"end_of_word_suffix", nullptr},
-            {"fuse_unk", false},
-            {"vocab", vocab_json(byte_names())},
-            {"merges", Json::array()}}}};
+  Json model = {{"type", "BPE"}};
+  for (const char* key : {"dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix"})
+    model[key] = nullptr;
+  model["fuse_unk"] = false;
+  model["vocab"] = vocab_json(byte_names());
+  model["merges"] = Json::array();
+  return tokenizer_json(byte_level, byte_level, model);
 }
 
 using nlohmann::json;  // for reading: finds a key in logarithmic time

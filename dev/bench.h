@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cmath>
+#include <cstdio>
 #include <deque>
 #include <functional>
 #include <optional>
@@ -26,6 +27,12 @@ struct BenchFlags {
   std::string device = "cpu", json;  // json: where to write the tables, too
 };
 
+// Prints all arguments, one behind the other.
+template <class... Args>
+void print_text(const Args&... args) {
+  std::fputs(str(args...).c_str(), stdout);
+  std::fflush(stdout);
+}
 // Prints the rows of cells as a table, and keeps them for the JSON file.
 void print_table(const std::string& name, const std::vector<std::vector<std::string>>& rows);
 void write_tables(const std::string& path);
@@ -70,9 +77,22 @@ class DeviceTensors {
     return Tensor{memory_.back().data(), DtypeOf<T>::value, shape};
   }
 
+  // The same in f32 or bf16.
+  template <class F>
+  Tensor make(Shape shape, Dtype dtype, F&& number) {
+    return dtype == Dtype::bf16 ? fill<bf16>(shape, number) : fill<float>(shape, number);
+  }
+
  private:
   Device& device_;
   std::deque<Arena> memory_;
+};
+
+// Of a product.
+struct ProductShape {
+  int64_t rows, in, out;
+  double flops() const { return 2.0 * static_cast<double>(rows) * static_cast<double>(in) * static_cast<double>(out); }
+  std::string name() const { return str(rows, " x ", in, " x ", out); }
 };
 
 double quantile(std::vector<double> values, double fraction);  // the value with that fraction of the others below it

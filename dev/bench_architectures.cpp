@@ -92,12 +92,8 @@ void bench_architectures(const ArchitectureFlags& f) {
   std::vector<Model> models = models_of(f);
   const auto groups = groups_that_fit(models, f);
   const std::string parts = groups.size() > 1 ? str(" of each of ", groups.size(), " groups") : "";
-  std::printf(
-      "%zu models, %s, %s; training steps of %lld x %lld tokens, in turn, %lld rounds%s after the "
-      "first\n",
-      models.size(), name_of_machine(f.device).c_str(), f.dtype.c_str(), static_cast<long long>(f.size.batch),
-      static_cast<long long>(f.size.seq), static_cast<long long>(f.rounds), parts.c_str());
-  std::fflush(stdout);
+  print_text(models.size(), " models, ", name_of_machine(f.device), ", ", f.dtype, "; training steps of ", f.size.batch,
+             " x ", f.size.seq, " tokens, in turn, ", f.rounds, " rounds", parts, " after the first\n");
   for (const std::vector<Model*>& group : groups) measure_steps(group, f);
   std::vector<std::vector<std::string>> table = {
       {"architecture", "parameters added", "FLOP/token", "time", "quartiles", "memory", "MiB", "tokens/s"}};

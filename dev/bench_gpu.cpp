@@ -26,7 +26,7 @@ class Operands {
   Tensor make(Shape shape, Dtype dtype = Dtype::bf16) {
     const auto number = [&](int64_t i) { return normal_[(next_ + static_cast<size_t>(i)) % normal_.size()]; };
     ++next_;  // or all would be the same
-    return dtype == Dtype::bf16 ? tensors_.fill<bf16>(shape, number) : tensors_.fill<float>(shape, number);
+    return tensors_.make(shape, dtype, number);
   }
 
  private:
@@ -66,26 +66,18 @@ void bench_attention(Device& device) {
 
 void bench_gpu_products(Device& device) {
   std::vector<std::vector<std::string>> table = {{"rows x in x out", "forward", "dinput", "dweight"}};
-  struct Shape3 {
-    int64_t rows, in, out;
-  };
-  for (const Shape3& z : std::vector<Shape3>{{32768, 768, 768},
-                                             {32768, 768, 2048},
-                                             {32768, 2048, 768},
-                                             {16384, 2048, 2048},
-                                             {16384, 2048, 8192},
-                                             {16384, 8192, 2048},
-                                             {16384, 2048, 50304}}) {
+  for (const ProductShape& z :
+       {ProductShape{32768, 768, 768}, ProductShape{32768, 768, 2048}, ProductShape{32768, 2048, 768},
+        ProductShape{16384, 2048, 2048}, ProductShape{16384, 2048, 8192}, ProductShape{16384, 8192, 2048},
+        ProductShape{16384, 2048, 50304}}) {
     Operands m(device);
     const Tensor inp = m.make({z.rows, z.in}), out = m.make({z.rows, z.out}), weight = m.make({z.out, z.in}),
                  dweight = m.make(weight.shape, Dtype::f32);
     const Stream s = device.stream();
-    const double flops = 2.0 * static_cast<double>(z.rows) * static_cast<double>(z.in * z.out);
     const auto rate = [&](const std::function<void()>& work) {
-      return teraflops(flops, gpu_seconds_per_call(least_seconds, device, work));
+      return teraflops(z.flops(), gpu_seconds_per_call(least_seconds, device, work));
     };
-    table.push_back({str(z.rows, " x ", z.in, " x ", z.out), rate([&] { matmul_forward({out}, inp, {weight}, s); }),
-                     rate([&] {
+    table.push_back({z.name(), rate([&] { matmul_forward({out}, inp, {weight}, s); }), rate([&] {
                        matmul_backward_input({inp, false}, {out}, {weight}, s);
                      }),
                      rate([&] { matmul_backward_weight(dweight, out, inp, s); })});

@@ -68,8 +68,7 @@ class Tensors {
  private:
   // Numbers between 0.1 and 0.2: no sum over them becomes tiny, which some CPUs are slow at, or overflows.
   Tensor make(Shape shape, Dtype dtype) {
-    const auto number = [](int64_t i) { return 0.1f + 0.001f * static_cast<float>(i * 37 % 101); };
-    return dtype == Dtype::bf16 ? memory_.fill<bf16>(shape, number) : memory_.fill<float>(shape, number);
+    return memory_.make(shape, dtype, [](int64_t i) { return 0.1f + 0.001f * static_cast<float>(i * 37 % 101); });
   }
   Dtype real_;
   Device& device_;
@@ -251,11 +250,8 @@ constexpr std::array families = {add_norm_and_rope, add_elementwise, add_paramet
 Ratios bench_ops(const BenchFlags& f) {
   const std::unique_ptr<Device> device = make_device(f.device);
   const Sizes z = Tensors(Dtype::f32, *device).z;
-  std::printf(
-      "\nops, %s, %lld x %lld tokens, C=%lld; medians of %lld rounds: GB/s of what must be read and written, "
-      "and over a copy of as many bytes\n",
-      device->describe().c_str(), static_cast<long long>(z.B), static_cast<long long>(z.T), static_cast<long long>(z.C),
-      static_cast<long long>(f.rounds));
+  print_text("\nops, ", device->describe(), ", ", z.B, " x ", z.T, " tokens, C=", z.C, "; medians of ", f.rounds,
+             " rounds: GB/s of what must be read and written, and over a copy of as many bytes\n");
   std::vector<std::vector<std::string>> table = {{"", "fp32 MiB", "GB/s", "of copy", "bf16 MiB", "GB/s", "of copy"}};
   std::array<std::vector<double>, 2> of_copy;
   for (const auto add_family : families) {

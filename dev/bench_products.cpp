@@ -16,11 +16,6 @@ namespace {
 constexpr double least_seconds = 0.05;
 constexpr std::array form_names = {"forward", "dinput", "dweight"};
 
-struct Shape3 {
-  int64_t rows, in, out;
-  double flops() const { return 2.0 * static_cast<double>(rows) * static_cast<double>(in) * static_cast<double>(out); }
-};
-
 struct Kind {
   const char* name;
   Dtype dtype;
@@ -41,7 +36,7 @@ using Measured = std::array<std::array<Rates, form_names.size()>, kinds.size()>;
 // One shape's operands in one type; the numbers do not matter, as long as they are not all equal.
 class Operands {
  public:
-  Operands(const Shape3& s, Dtype dtype)
+  Operands(const ProductShape& s, Dtype dtype)
       : inp(make({s.rows, s.in}, dtype)),
         out(make({s.rows, s.out}, dtype)),
         dinp(make({s.rows, s.in}, dtype)),
@@ -70,13 +65,13 @@ class Operands {
 };
 
 // Seconds of PyTorch's product; 0 if there is none.
-double torch_seconds(Process* torch, const char* dtype, size_t form, const Shape3& s) {
+double torch_seconds(Process* torch, const char* dtype, size_t form, const ProductShape& s) {
   if (torch == nullptr) return 0;
   torch->ask(str(dtype, ' ', form_names[form], ' ', s.rows, ' ', s.in, ' ', s.out, ' ', least_seconds));
   return std::atof(torch->answer().value_or("0").c_str());
 }
 
-void measure_round(Measured& measured, const Shape3& s, const std::vector<Operands>& operands, Process* torch) {
+void measure_round(Measured& measured, const ProductShape& s, const std::vector<Operands>& operands, Process* torch) {
   const double vectors = multiply_add_peak(), tiles = matrix_unit_peak();
   std::array<std::array<double, form_names.size()>, kinds.size()> seconds{};
   for (size_t kind = 0; kind < kinds.size(); ++kind) {
@@ -115,27 +110,21 @@ Ratios bench_products(const BenchFlags& f) {
   if (pytorch.available())
     torch = std::make_unique<Process>(pytorch.command("bench_torch_products.py", {}), Torch::environment());
   if (torch && torch->answer() != "ready") torch.reset();
-  std::printf(
-      "\nmatrix products, %d threads; medians of %lld rounds: GFLOP/s, the fraction of the round's peak "
-      "(bf16x3: of a third of the matrix units')%s\n",
-      omp_get_max_threads(), static_cast<long long>(f.rounds), torch ? ", and over torch.mm" : "");
+  print_text("\nmatrix products, ", omp_get_max_threads(), " threads; medians of ", f.rounds,
+             " rounds: GFLOP/s, the fraction of the round's peak (bf16x3: of a third of the matrix units')",
+             torch ? ", and over torch.mm" : "", "\n");
   std::vector<std::vector<std::string>> table = {{"rows x in x out", "", "forward", "dinput", "dweight"}};
   std::array<std::array<std::vector<double>, form_names.size()>, kinds.size()> of_peak, of_torch;
-  for (const Shape3& s : std::vector<Shape3>{{2048, 768, 768},
-                                             {2048, 768, 2048},
-                                             {2048, 2048, 768},
-                                             {2048, 768, 3072},
-                                             {2048, 3072, 768},
-                                             {2048, 192, 192},
-                                             {4096, 32, 32},
-                                             {4096, 32, 128},
-                                             {4096, 128, 32}}) {
+  for (const ProductShape& s :
+       {ProductShape{2048, 768, 768}, ProductShape{2048, 768, 2048}, ProductShape{2048, 2048, 768},
+        ProductShape{2048, 768, 3072}, ProductShape{2048, 3072, 768}, ProductShape{2048, 192, 192},
+        ProductShape{4096, 32, 32}, ProductShape{4096, 32, 128}, ProductShape{4096, 128, 32}}) {
     std::vector<Operands> operands;
     for (const Kind& kind : kinds) operands.emplace_back(s, kind.dtype);
     Measured measured;
     for (int64_t round = 0; round < f.rounds; ++round) measure_round(measured, s, operands, torch.get());
     for (size_t kind = 0; kind < kinds.size(); ++kind) {
-      std::vector<std::string> row = {str(s.rows, " x ", s.in, " x ", s.out), kinds[kind].name};
+      std::vector<std::string> row = {s.name(), kinds[kind].name};
       for (size_t form = 0; form < form_names.size(); ++form) {
         const Rates& rates = measured[kind][form];
         row.push_back(cell(rates));

@@ -158,12 +158,9 @@ double mfu(const Competitor& c, const NamedSize& model, const TrainResult& plan,
 Ratios bench_model(const NamedSize& model, const BenchFlags& f, const Torch& torch) {
   const ModelSize& s = model.size;
   const TrainResult plan = plan_training(train_options({"llama", "llama", {}}, s, "fp32", "fp32"));
-  std::printf("\n(%s) C=%lld L=%lld H=%lld K=%lld F=%lld V=%lld, %lld x %lld tokens: %s parameters, %.4g FLOP/token\n",
-              model.name.c_str(), static_cast<long long>(s.width), static_cast<long long>(s.layers),
-              static_cast<long long>(s.heads), static_cast<long long>(s.kv_heads), static_cast<long long>(s.ffn),
-              static_cast<long long>(s.vocab), static_cast<long long>(s.batch), static_cast<long long>(s.seq),
-              format_count(plan.parameters).c_str(), plan.flops_per_token);
-  std::fflush(stdout);
+  print_text("\n(", model.name, ") C=", s.width, " L=", s.layers, " H=", s.heads, " K=", s.kv_heads, " F=", s.ffn,
+             " V=", s.vocab, ", ", s.batch, " x ", s.seq, " tokens: ", format_count(plan.parameters), " parameters, ",
+             format_number("%.4g", plan.flops_per_token), " FLOP/token\n");
   std::vector<Competitor> all = competitors(model, f, torch);
   measure_all(all, model, f);
   std::vector<std::vector<std::string>> table = {{"", "tokens/s", "GFLOP/s", "peak MiB", "ms/step", "quartiles"}};
@@ -190,8 +187,8 @@ Ratios bench_model(const NamedSize& model, const BenchFlags& f, const Torch& tor
 
 Ratios bench_steps(const BenchFlags& f) {
   const std::vector<NamedSize> models = named_sizes(f.models);
-  std::printf("\ntraining steps of LLaMA, %s; medians of %lld rounds of about 2.5 s each, in turn\n",
-              name_of_machine(f.device).c_str(), static_cast<long long>(f.rounds));
+  print_text("\ntraining steps of LLaMA, ", name_of_machine(f.device), "; medians of ", f.rounds,
+             " rounds of about 2.5 s each, in turn\n");
   const Torch torch(f);
   Ratios ratios;
   for (const NamedSize& model : models)

@@ -72,12 +72,10 @@ Manifest read_manifest(const std::string& path) {
 void verify(const std::string& dir, bool contents) {
   for (const auto& [name, entry] : read_manifest(dir + "/" + manifest_name)) {
     const InputFile file(dir + "/" + name);
-    if (file.size() != entry.bytes) {
+    if (file.size() != entry.bytes)
       fail(Exit::bad_data, file.path(), ": has ", file.size(), " bytes, the manifest says ", entry.bytes);
-    }
-    if (contents && sha256_of(file) != entry.sha256) {
+    if (contents && sha256_of(file) != entry.sha256)
       fail(Exit::bad_data, file.path(), ": its SHA-256 is not the one in the manifest: the file was damaged");
-    }
   }
 }
 
@@ -99,9 +97,8 @@ bool passes(const std::string& dir, bool contents, std::string* why) {
 std::vector<std::string> names_in(const std::string& dir) {
   std::vector<std::string> names;
   std::error_code error;
-  for (fs::directory_iterator it(dir, error), end; !error && it != end; it.increment(error)) {
+  for (fs::directory_iterator it(dir, error), end; !error && it != end; it.increment(error))
     names.push_back(it->path().filename().string());
-  }
   if (error) fail_io("list", dir, error.value());
   std::sort(names.begin(), names.end());
   return names;
@@ -255,10 +252,9 @@ void CheckpointWriter::begin(const std::string& final_dir) {
   fs::create_directories(parent_of(final_), error);
   if (error) fail_io("create", parent_of(final_), error.value());
   // Listing also fails if the name belongs to a file.
-  if (path_exists(final_) && !names_in(final_).empty() && !path_exists(final_ + "/" + manifest_name)) {
+  if (path_exists(final_) && !names_in(final_).empty() && !path_exists(final_ + "/" + manifest_name))
     fail(Exit::io, "cannot write a checkpoint to ", final_, ": it holds files but no ", manifest_name,
          ", so it is not a checkpoint to replace: move it away or choose another name");
-  }
   remove_leftovers_of(final_);
   const std::string temporary = temporary_sibling(final_);
   if (::mkdir(temporary.c_str(), 0777) != 0) fail_io("create", temporary, errno);
@@ -322,13 +318,9 @@ std::string newest_valid_checkpoint(const std::string& run_dir, std::vector<std:
 
 void check_manifest(const std::string& dir) {
   const std::string path = dir + "/" + manifest_name;
-  if (!path_exists(path)) return;
-  try {
-    verify(dir, true);
-  } catch (const Error& error) {
-    if (!is_damage(error)) throw;
-    fail(Exit::bad_data, error.what(), "; if it was changed on purpose, remove ", path);
-  }
+  std::string why;
+  if (path_exists(path) && !passes(dir, true, &why))
+    fail(Exit::bad_data, why, "; if it was changed on purpose, remove ", path);
 }
 
 std::string resolve_model_dir(const std::string& path) {

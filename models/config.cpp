@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <iterator>
 #include <numbers>
 #include <set>
+#include <span>
+#include <sstream>
 
 #include "engine/json.h"
 #include "engine/numbers.h"
@@ -17,89 +20,59 @@ namespace {
 
 using nlohmann::json;
 
+std::set<std::string> split_words(const std::string& text) {
+  std::istringstream words(text);
+  return {std::istream_iterator<std::string>(words), {}};
+}
+
+// The sizes among the keys; the first five must be there.
+struct SizeKey {
+  const char* key;
+  int64_t Config::*value;
+  int64_t most = int64_t{1} << 30;
+};
+constexpr SizeKey size_keys[] = {
+    {"vocab_size", &Config::vocab_size},
+    {"hidden_size", &Config::hidden_size},
+    {"intermediate_size", &Config::intermediate_size},
+    {"num_hidden_layers", &Config::num_hidden_layers, 4096},
+    {"num_attention_heads", &Config::num_attention_heads},
+    {"num_key_value_heads", &Config::num_key_value_heads},
+    {"max_position_embeddings", &Config::max_position_embeddings},
+    {"head_dim", &Config::head_dim, 1 << 16}};  // RoPE's angles are made while a model is recorded
+constexpr size_t required_sizes = 5;
+
+// The keys of Llama 3.1's scaling beside the length that it stretches.
+struct FactorKey {
+  const char* key;
+  double RopeScaling::*value;
+};
+constexpr FactorKey factor_keys[] = {{"factor", &RopeScaling::factor},
+                                     {"low_freq_factor", &RopeScaling::low_freq_factor},
+                                     {"high_freq_factor", &RopeScaling::high_freq_factor}};
+const std::string original_length = "original_max_position_embeddings";
+
 // Keys that describe the file or the library that wrote it.
-const std::set<std::string> inert_keys = {"architectures",
-                                          "torch_dtype",
-                                          "dtype",
-                                          "transformers_version",
-                                          "use_cache",
-                                          "_name_or_path",
-                                          "pretraining_tp",
-                                          "_attn_implementation",
-                                          "_commit_hash",
-                                          "return_dict",
-                                          "output_attentions",
-                                          "output_hidden_states",
-                                          "is_encoder_decoder",
-                                          "id2label",
-                                          "label2id",
-                                          "auto_map",
-                                          "tokenizer_class",
-                                          "torchscript",
-                                          "model_max_length"};
+const std::set<std::string> inert_keys = split_words(
+    "architectures torch_dtype dtype transformers_version use_cache _name_or_path pretraining_tp "
+    "_attn_implementation _commit_hash return_dict output_attentions output_hidden_states is_encoder_decoder "
+    "id2label label2id auto_map tokenizer_class torchscript model_max_length");
 
 // Keys of generation, of training and of other models, which do not change the logits.
-const std::set<std::string> ignored_keys = {"temperature",
-                                            "top_k",
-                                            "top_p",
-                                            "typical_p",
-                                            "min_p",
-                                            "do_sample",
-                                            "num_beams",
-                                            "num_beam_groups",
-                                            "num_return_sequences",
-                                            "max_length",
-                                            "min_length",
-                                            "max_new_tokens",
-                                            "early_stopping",
-                                            "length_penalty",
-                                            "diversity_penalty",
-                                            "repetition_penalty",
-                                            "no_repeat_ngram_size",
-                                            "encoder_no_repeat_ngram_size",
-                                            "bad_words_ids",
-                                            "forced_bos_token_id",
-                                            "forced_eos_token_id",
-                                            "begin_suppress_tokens",
-                                            "suppress_tokens",
-                                            "remove_invalid_values",
-                                            "exponential_decay_length_penalty",
-                                            "output_scores",
-                                            "return_dict_in_generate",
-                                            "decoder_start_token_id",
-                                            "sep_token_id",
-                                            "prefix",
-                                            "problem_type",
-                                            "finetuning_task",
-                                            "task_specific_params",
-                                            "num_labels",
-                                            "chunk_size_feed_forward",
-                                            "tf_legacy_loss",
-                                            "use_bfloat16",
-                                            "is_decoder",
-                                            "tie_encoder_decoder",
-                                            "cross_attention_hidden_size",
-                                            "max_window_layers",
-                                            "router_aux_loss_coef",
-                                            "output_router_logits"};
+const std::set<std::string> ignored_keys = split_words(
+    "temperature top_k top_p typical_p min_p do_sample num_beams num_beam_groups num_return_sequences max_length "
+    "min_length max_new_tokens early_stopping length_penalty diversity_penalty repetition_penalty "
+    "no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids forced_bos_token_id forced_eos_token_id "
+    "begin_suppress_tokens suppress_tokens remove_invalid_values exponential_decay_length_penalty output_scores "
+    "return_dict_in_generate decoder_start_token_id sep_token_id prefix problem_type finetuning_task "
+    "task_specific_params num_labels chunk_size_feed_forward tf_legacy_loss use_bfloat16 is_decoder "
+    "tie_encoder_decoder cross_attention_hidden_size max_window_layers router_aux_loss_coef output_router_logits");
 
 // Keys that change the model wherever they have another value than this, or than null.
-const std::map<std::string, json>& neutral_values() {
-  static const std::map<std::string, json> values = {{"hidden_act", "silu"},
-                                                     {"hidden_activation", "silu"},
-                                                     {"attention_bias", false},
-                                                     {"mlp_bias", false},
-                                                     {"attention_dropout", 0.0},
-                                                     {"partial_rotary_factor", 1.0},
-                                                     {"use_sliding_window", false},
-                                                     {"logit_softcapping", nullptr},
-                                                     {"attn_logit_softcapping", nullptr},
-                                                     {"final_logit_softcapping", nullptr},
-                                                     {"quantization_config", nullptr},
-                                                     {"pruned_heads", json::object()},
-                                                     {"add_cross_attention", false}};
-  return values;
-}
+const json neutral_values = R"({"hidden_act": "silu", "hidden_activation": "silu", "attention_bias": false,
+    "mlp_bias": false, "attention_dropout": 0.0, "partial_rotary_factor": 1.0, "use_sliding_window": false,
+    "logit_softcapping": null, "attn_logit_softcapping": null, "final_logit_softcapping": null,
+    "quantization_config": null, "pruned_heads": {}, "add_cross_attention": false})"_json;
 
 const std::set<std::string> token_keys = {"bos_token_id", "eos_token_id", "pad_token_id"};
 
@@ -125,17 +98,16 @@ void require_full_attention(const json& object, const std::string& where) {
 
 // Refuses what is not computed here. Returns the names of what is there and ignored.
 std::string check_keys(const json& object, const std::string& where) {
-  static const std::set<std::string> used = {
-      "vocab_size",          "hidden_size",         "intermediate_size", "num_hidden_layers",
-      "num_attention_heads", "num_key_value_heads", "head_dim",          "max_position_embeddings",
-      "rms_norm_eps",        "rope_theta",          "rope_parameters",   "rope_scaling",
-      "tie_word_embeddings", "initializer_range",   "model_type",        "crossply"};
+  static const std::set<std::string> used = split_words(
+      "rms_norm_eps rope_theta rope_parameters rope_scaling tie_word_embeddings initializer_range model_type crossply");
   std::string ignored;
   for (const auto& [key, value] : object.items()) {
-    const auto neutral = neutral_values().find(key);
-    if (neutral != neutral_values().end()) require(object, key, neutral->second, where);
-    const bool known = used.contains(key) || inert_keys.contains(key) || token_keys.contains(key);
-    if (known || neutral != neutral_values().end()) continue;
+    const bool neutral = neutral_values.contains(key);
+    if (neutral) require(object, key, neutral_values[key], where);
+    const bool known =
+        used.contains(key) || inert_keys.contains(key) || token_keys.contains(key) ||
+        std::any_of(std::begin(size_keys), std::end(size_keys), [&](const SizeKey& z) { return key == z.key; });
+    if (known || neutral) continue;
     if (!ignored_keys.contains(key) && key != "layer_types" && key != "sliding_window")
       fail(Exit::bad_data, where, ": unknown key \"", excerpt(key),
            "\". If it does not change what the model computes, remove it");
@@ -147,12 +119,12 @@ std::string check_keys(const json& object, const std::string& where) {
 
 RopeScaling read_llama3(const json& object, const std::string& where) {
   RopeScaling scaling;
-  for (const char* key : {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"})
+  const auto read_needed = [&](const std::string& key, auto& into) {
     if (!object.contains(key)) fail(Exit::bad_data, where, ": rope_type llama3 needs \"", key, "\"");
-  read(object, "factor", scaling.factor, where);
-  read(object, "low_freq_factor", scaling.low_freq_factor, where);
-  read(object, "high_freq_factor", scaling.high_freq_factor, where);
-  read(object, "original_max_position_embeddings", scaling.original_max_position_embeddings, where);
+    read(object, key.c_str(), into, where);
+  };
+  for (const FactorKey& f : factor_keys) read_needed(f.key, scaling.*f.value);
+  read_needed(original_length, scaling.original_max_position_embeddings);
   if (!(scaling.factor >= 1) || !(scaling.low_freq_factor > 0) || scaling.original_max_position_embeddings < 1 ||
       !(scaling.high_freq_factor > scaling.low_freq_factor) || !std::isfinite(scaling.factor) ||
       !std::isfinite(scaling.high_freq_factor))
@@ -173,9 +145,8 @@ void read_rope(const json& object, Config& config, const std::string& where) {
            " is not computed here; \"default\" and \"llama3\" are");
     require(*it, "partial_rotary_factor", 1.0, str(where, ": ", key));
     for (const auto& [name, value] : it->items()) {
-      static const std::set<std::string> always = {"rope_theta", "rope_type", "type", "partial_rotary_factor"};
-      static const std::set<std::string> scaling = {"factor", "low_freq_factor", "high_freq_factor",
-                                                    "original_max_position_embeddings"};
+      static const auto always = split_words("rope_theta rope_type type partial_rotary_factor");
+      static const auto scaling = split_words("factor low_freq_factor high_freq_factor " + original_length);
       if (!always.contains(name) && !(llama3 && scaling.contains(name)))
         fail(Exit::bad_data, where, ": \"", key, ".", excerpt(name), "\": ", shown(value), " is not computed here");
     }
@@ -275,24 +246,20 @@ std::vector<double> Config::rope_frequencies() const {
 }
 
 void Config::check(Exit code, const std::string& where) {
-  auto positive = [&](const char* key, int64_t value, int64_t most = int64_t{1} << 30) {
-    if (value < 1 || value > most) fail(code, where, ": ", key, " must be in 1..", most, ", is ", value);
+  auto check_size = [&](const SizeKey& size) {
+    const int64_t value = this->*size.value;
+    if (value < 1 || value > size.most) fail(code, where, ": ", size.key, " must be in 1..", size.most, ", is ", value);
   };
   if (num_key_value_heads == 0) num_key_value_heads = num_attention_heads;
-  positive("vocab_size", vocab_size);
-  positive("hidden_size", hidden_size);
-  positive("intermediate_size", intermediate_size);
-  positive("num_hidden_layers", num_hidden_layers, 4096);
-  positive("num_attention_heads", num_attention_heads);
-  positive("num_key_value_heads", num_key_value_heads);
-  positive("max_position_embeddings", max_position_embeddings);
+  const SizeKey& last = *std::rbegin(size_keys);
+  std::for_each(std::begin(size_keys), &last, check_size);
   if (head_dim == 0) {
     if (hidden_size % num_attention_heads != 0)
       fail(code, where, ": hidden_size ", hidden_size, " is not a multiple of num_attention_heads ",
            num_attention_heads, "; change one of them or set head_dim");
     head_dim = hidden_size / num_attention_heads;
   }
-  positive("head_dim", head_dim, 1 << 16);  // the angles of RoPE are made while a model is recorded
+  check_size(last);
   if (head_dim % 2 != 0) fail(code, where, ": head_dim ", head_dim, " is odd; RoPE rotates pairs, so it must be even");
   if (num_attention_heads % num_key_value_heads != 0)
     fail(code, where, ": num_attention_heads ", num_attention_heads, " is not a multiple of num_key_value_heads ",
@@ -327,20 +294,13 @@ Config parse_config(const json& object, const std::string& where, std::string* i
   if (!object.is_object()) fail(Exit::bad_data, where, ": a configuration must be a JSON object");
   const std::string names = check_keys(object, where);
   if (ignored != nullptr) *ignored = names;
-  for (const char* key : {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"})
-    if (!object.contains(key)) fail(Exit::bad_data, where, ": key \"", key, "\" is missing");
+  for (const SizeKey& size : std::span(size_keys).first<required_sizes>())
+    if (!object.contains(size.key)) fail(Exit::bad_data, where, ": key \"", size.key, "\" is missing");
   for (const char* key : {"rms_norm_eps", "rope_theta", "initializer_range"})  // what inf and nan become in JSON
     if (object.contains(key) && object[key].is_null())
       fail(Exit::bad_data, where, ": \"", key, "\" is null; give the number that the model was trained with");
   Config config;
-  read(object, "vocab_size", config.vocab_size, where);
-  read(object, "hidden_size", config.hidden_size, where);
-  read(object, "intermediate_size", config.intermediate_size, where);
-  read(object, "num_hidden_layers", config.num_hidden_layers, where);
-  read(object, "num_attention_heads", config.num_attention_heads, where);
-  read(object, "num_key_value_heads", config.num_key_value_heads, where);
-  read(object, "head_dim", config.head_dim, where);
-  read(object, "max_position_embeddings", config.max_position_embeddings, where);
+  for (const SizeKey& size : size_keys) read(object, size.key, config.*size.value, where);
   read(object, "rms_norm_eps", config.rms_norm_eps, where);
   read(object, "tie_word_embeddings", config.tie_word_embeddings, where);
   read(object, "initializer_range", config.initializer_range, where);
@@ -366,11 +326,9 @@ json rope_json(const Config& config) {
   json rope = {{"rope_type", "default"}, {"rope_theta", config.rope_theta}};
   if (!config.rope_scaling) return rope;
   const RopeScaling& scaling = *config.rope_scaling;
-  rope.update({{"rope_type", "llama3"},
-               {"factor", scaling.factor},
-               {"low_freq_factor", scaling.low_freq_factor},
-               {"high_freq_factor", scaling.high_freq_factor},
-               {"original_max_position_embeddings", scaling.original_max_position_embeddings}});
+  rope["rope_type"] = "llama3";
+  for (const FactorKey& f : factor_keys) rope[f.key] = scaling.*f.value;
+  rope[original_length] = scaling.original_max_position_embeddings;
   return rope;
 }
 
@@ -380,30 +338,16 @@ json to_json(const Config& config) {
   const bool qwen3 = config.arch == "llama" && config.qk_norm && config.qk_norm_eps == config.rms_norm_eps;
   const bool plain = config.arch == "llama" && (qwen3 || !config.qk_norm);
   const char* name = qwen3 ? "Qwen3ForCausalLM" : plain ? "LlamaForCausalLM" : "CrossplyForCausalLM";
-  json object = {{"architectures", json::array({name})},
-                 {"model_type", qwen3   ? "qwen3"
-                                : plain ? "llama"
-                                        : "crossply_" + config.arch},
-                 {"vocab_size", config.vocab_size},
-                 {"hidden_size", config.hidden_size},
-                 {"intermediate_size", config.intermediate_size},
-                 {"num_hidden_layers", config.num_hidden_layers},
-                 {"num_attention_heads", config.num_attention_heads},
-                 {"num_key_value_heads", config.num_key_value_heads},
-                 {"head_dim", config.head_dim},
-                 {"max_position_embeddings", config.max_position_embeddings},
-                 {"rms_norm_eps", config.rms_norm_eps},
-                 {"rope_theta", config.rope_theta},
-                 {"rope_parameters", rope_json(config)},
-                 {"tie_word_embeddings", config.tie_word_embeddings},
-                 {"initializer_range", config.initializer_range},
-                 {"hidden_act", "silu"},
-                 {"attention_bias", false},
-                 {"mlp_bias", false},
-                 {"attention_dropout", 0.0},
-                 {"torch_dtype", "float32"},
-                 {"dtype", "float32"},
-                 {"use_cache", true}};
+  json object = R"({"hidden_act": "silu", "attention_bias": false, "mlp_bias": false, "attention_dropout": 0.0,
+                    "torch_dtype": "float32", "dtype": "float32", "use_cache": true})"_json;
+  object["architectures"] = json::array({name});
+  object["model_type"] = qwen3 ? "qwen3" : plain ? "llama" : "crossply_" + config.arch;
+  object["rms_norm_eps"] = config.rms_norm_eps;
+  object["rope_theta"] = config.rope_theta;
+  object["rope_parameters"] = rope_json(config);
+  object["tie_word_embeddings"] = config.tie_word_embeddings;
+  object["initializer_range"] = config.initializer_range;
+  for (const SizeKey& size : size_keys) object[size.key] = config.*size.value;
   if (config.rope_scaling) object["rope_scaling"] = rope_json(config);  // the name that older readers know
   if (qwen3) object["use_sliding_window"] = false;
   for (const auto& [key, value] : config.token_ids) object[key] = json::parse(value);

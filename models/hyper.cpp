@@ -116,6 +116,7 @@ class Hyper : public Connection {
 
 Architecture hyper_architecture() {
   const std::vector<std::string> norms = {"layernorm_no_affine", "layernorm", "rmsnorm"};
+  const std::vector<std::string> prenorms = {"layernorm_no_affine", "rmsnorm"}, indices = {"layer", "sublayer"};
   return {
       "hyper",
       "several residual streams, mixed before and after every sublayer",
@@ -123,14 +124,8 @@ Architecture hyper_architecture() {
        {"dynamic", "true", "true or false: every token adds a term of its own to the mixtures", {}},
        {"norm", "layernorm_no_affine", "layernorm_no_affine, layernorm or rmsnorm: in front of that term", norms},
        {"dynamic_norm_eps", "0.0", "a number in 0..1: that norm's epsilon (0: rmsnorm 1e-6, the others 1e-5)", {}},
-       {"prenorm",
-        "layernorm_no_affine",
-        "layernorm_no_affine or rmsnorm: in front of the sublayers",
-        {"layernorm_no_affine", "rmsnorm"}},
-       {"layer_index",
-        "layer",
-        "layer or sublayer: what counts the stream that a sublayer reads first",
-        {"layer", "sublayer"}},
+       {"prenorm", "layernorm_no_affine", "layernorm_no_affine or rmsnorm: in front of the sublayers", prenorms},
+       {"layer_index", "layer", "layer or sublayer: what counts the stream that a sublayer reads first", indices},
        {"output_init_scale", "false", "true or false: output projections start divided by the root of the rate", {}}},
       [](const Config& config) { return std::make_unique<Hyper>(config); }};
 }

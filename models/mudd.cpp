@@ -147,14 +147,12 @@ class Mudd : public Connection {
 }  // namespace
 
 Architecture mudd_architecture() {
+  const char* spread = "fan_in (spread 1/sqrt(C)) or literal (1/C, as SATFormer's code has it)";
   return {"mudd",
           "queries, keys, values and stream each read their own token-wise mixture of all earlier outputs",
           {{"norm", "prepost", "prepost or none: norms around the mixtures", {"prepost", "none"}},
            {"intermediate_sizes", "[]", "a list like [96,128]: every layer's feed-forward width ([]: all alike)", {}},
-           {"w1_init",
-            "fan_in",
-            "fan_in (spread 1/sqrt(C)) or literal (1/C, as SATFormer's code has it)",
-            {"fan_in", "literal"}}},
+           {"w1_init", "fan_in", spread, {"fan_in", "literal"}}},
           [](const Config& config) { return std::make_unique<Mudd>(config); }};
 }
 

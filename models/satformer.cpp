@@ -66,14 +66,12 @@ class SatFormer : public Connection {
 
 Architecture satformer_architecture() {
   const std::vector<std::string> gates = {"relu", "sigmoid", "softmax", "softmax_sigmoid", "tanh", "identity"};
+  const std::vector<std::string> starts = {"normal", "uniform"};
   return {"satformer",
           "every token and head decides how much of the first layer's value to add",
           {{"gate", "relu", "relu, sigmoid, softmax, softmax_sigmoid, tanh or identity", gates},
            {"last_k", "0", "an integer: how many last layers do (0: all from the second on)", {}},
-           {"gate_init",
-            "normal",
-            "normal (the code's) or uniform (the paper's): how the gates start",
-            {"normal", "uniform"}}},
+           {"gate_init", "normal", "normal (the code's) or uniform (the paper's): how the gates start", starts}},
           [](const Config& config) { return std::make_unique<SatFormer>(config); }};
 }
 

@@ -94,13 +94,11 @@ class Vertical : public Connection {
 }  // namespace
 
 Architecture vertical_architecture() {
+  const char* residual = "true or false: false lets sublayers replace their input, as the paper's equations read";
   return {"vertical",
           "a block reads a softmax mixture of all earlier outputs",
           {{"map", "learned", "learned, unet or inet", {"learned", "unet", "inet"}},
-           {"residual",
-            "true",
-            "true or false: false lets sublayers replace their input, as the paper's equations read",
-            {}},
+           {"residual", "true", residual, {}},
            {"init_diag", "0.0", "a number: how the score of the ordinary stream starts (4: nearly LLaMA)", {}},
            {"mirror_offset", "1", "1 or 2: unet reads the input or the output of the mirrored block", {}}},
           [](const Config& config) { return std::make_unique<Vertical>(config); }};

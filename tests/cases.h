@@ -1,7 +1,6 @@
 // The tiny models that every check of whole models runs through.
 #pragma once
 
-#include <map>
 #include <string>
 #include <vector>
 
@@ -15,17 +14,6 @@ struct Case {
   std::string name;
   Config config;
 };
-
-inline Case with(const std::string& arch, const std::map<std::string, std::string>& options, int64_t K = 2) {
-  Config config = tiny_config(arch, K, K == 4);
-  std::string name = arch;
-  for (const auto& option : options) {
-    config.options[option.first] = option.second;
-    name += " " + option.first + "=" + option.second;
-  }
-  config.check(Exit::usage, "test");
-  return {name, config};
-}
 
 // Has the model an op of plain loops only, which no GPU computes; or, per_sequence, one that cannot generate?
 inline bool has_loops(const Config& config, bool per_sequence = false) {
@@ -48,34 +36,22 @@ inline std::vector<Case> cases() {
     list.push_back({arch + " full heads, q/k norm", tiny_config(arch, 4, true)});
     list.push_back({arch + " one key head, untied, H*D != C", tiny_config(arch, 1, true, false, 6)});
   }
-  for (const std::string routing : {"average", "last", "first"})
-    list.push_back(with("lime", {{"routing", routing}, {"window", "2"}}));
-  for (const std::string renormalize : {"true", "false"})
-    list.push_back(with("lime_static", {{"top_p", "0.6"}, {"top_p_renormalize", renormalize}}));
-  for (const std::string rate : {"1", "2", "3"})
-    list.push_back(with("hyper", {{"rate", rate}, {"dynamic", rate == "2" ? "false" : "true"}}));
-  list.push_back(
-      with("hyper", {{"norm", "layernorm"}, {"prenorm", "rmsnorm"}, {"layer_index", "sublayer"}, {"rate", "2"}}, 4));
-  list.push_back(with("hyper", {{"norm", "rmsnorm"}, {"output_init_scale", "true"}, {"dynamic_norm_eps", "0.01"}}));
-  for (const std::string map : {"unet", "inet"}) list.push_back(with("vertical", {{"map", map}}));
-  list.push_back(with("vertical", {{"map", "unet"}, {"mirror_offset", "2"}}));
-  list.push_back(with("vertical", {{"residual", "false"}}));
-  list.push_back(with("sla", {{"distance", "1"}, {"heads", "1"}}));
-  list.push_back(with("sla", {{"distance", "2"}, {"heads", "3"}}, 4));
-  list.push_back(with("ala", {{"stride", "1"}}));
-  list.push_back(with("ala", {{"stride", "3"}}));
-  list.push_back(with("ala", {{"include_self", "false"}}));
-  for (const std::string variant : {"identity", "constant", "learnable", "sparse", "svformer"})
-    list.push_back(with("resformer", {{"variant", variant}}));
-  list.push_back(with("resformer", {{"last_k", "2"}}));
-  list.push_back(with("resformer", {{"last_k", "2"}, {"variant", "svformer"}}));
-  for (const std::string gate : {"sigmoid", "softmax", "softmax_sigmoid", "tanh", "identity"})
-    list.push_back(with("satformer", {{"gate", gate}}));
-  list.push_back(with("satformer", {{"last_k", "2"}}, 4));
-  list.push_back(with("denseformer", {{"dilation", "2"}}));
-  list.push_back(with("denseformer", {{"dilation", "2"}, {"period", "3"}}));
-  list.push_back(with("mudd", {{"norm", "none"}}));
-  list.push_back(with("mudd", {{"intermediate_sizes", "[4,5,6,9]"}}));
+  const char* grouped =
+      "lime:routing=average:window=2,lime:routing=last:window=2,lime:routing=first:window=2,"
+      "lime_static:top_p=0.6:top_p_renormalize=true,lime_static:top_p=0.6:top_p_renormalize=false,"
+      "hyper:rate=1:dynamic=true,hyper:rate=2:dynamic=false,hyper:rate=3:dynamic=true,"
+      "hyper:norm=rmsnorm:output_init_scale=true:dynamic_norm_eps=0.01,vertical:map=unet,vertical:map=inet,"
+      "vertical:map=unet:mirror_offset=2,vertical:residual=false,sla:distance=1:heads=1,ala:stride=1,"
+      "ala:stride=3,ala:include_self=false,resformer:variant=identity,resformer:variant=constant,"
+      "resformer:variant=learnable,resformer:variant=sparse,resformer:variant=svformer,resformer:last_k=2,"
+      "resformer:last_k=2:variant=svformer,satformer:gate=sigmoid,satformer:gate=softmax,"
+      "satformer:gate=softmax_sigmoid,satformer:gate=tanh,satformer:gate=identity,denseformer:dilation=2,"
+      "denseformer:dilation=2:period=3,mudd:norm=none,mudd:intermediate_sizes=[4,5,6,9]";
+  const char* full =
+      "hyper:norm=layernorm:prenorm=rmsnorm:layer_index=sublayer:rate=2,sla:distance=2:heads=3,satformer:last_k=2";
+  for (const ArchChoice& choice : parse_arch_list(grouped))
+    list.push_back({choice.text, tiny_with(choice.text, 2, false)});
+  for (const ArchChoice& choice : parse_arch_list(full)) list.push_back({choice.text, tiny_with(choice.text, 4)});
   return list;
 }
 

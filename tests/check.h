@@ -6,7 +6,9 @@
 #include <cmath>
 #include <complex>
 #include <functional>
+#include <iterator>
 #include <limits>
+#include <sstream>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -45,6 +47,12 @@ template <class T, class... More>
 std::vector<T> joined(std::vector<T> all, const More&... more) {
   (all.insert(all.end(), more.begin(), more.end()), ...);
   return all;
+}
+
+// The words of a text between its spaces.
+inline std::vector<std::string> split_words(const std::string& text) {
+  std::istringstream in(text);
+  return {std::istream_iterator<std::string>(in), {}};
 }
 
 // The whole vector as a tensor.

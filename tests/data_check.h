@@ -27,6 +27,12 @@ inline Sample read_sample(const Source& source, int64_t index) {
   return sample;
 }
 
+// What a task's first sample says to an answer: wrong, answer, or answer+steps.
+inline std::string verdict_of(const Task& task, const std::vector<int32_t>& generated) {
+  const Task::Verdict v = task.judge(0, generated);
+  return std::string(v.answer ? "answer" : "wrong") + (v.steps ? "+steps" : "");
+}
+
 // Of tokens that count from 0 on: first .. last - 1 but `never` are targets once each, of the token before, with all
 // that stands before it in its window.
 inline void check_scored_once(const Source& source, int32_t first, int64_t last, const std::set<int32_t>& never = {}) {

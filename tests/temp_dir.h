@@ -48,6 +48,8 @@ inline std::string read_text(const std::string& path) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
+inline bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
 // What `action` fails with; Exit::done if it does not.
 template <class F>
 Error error_of(F&& action) {
@@ -65,8 +67,7 @@ void check_fails(Exit code, const std::vector<std::string>& parts, F&& body) {
   const Error error = error_of(body);
   const std::string what = error.what();
   CHECK_MESSAGE(error.code == code, "exit code " << static_cast<int>(error.code) << ": " << what);
-  for (const std::string& part : parts)
-    CHECK_MESSAGE(what.find(part) != std::string::npos, "\"" << part << "\" is not in: " << what);
+  for (const std::string& part : parts) CHECK_MESSAGE(has(what, part), "\"" << part << "\" is not in: " << what);
 }
 
 }  // namespace crossply::test

@@ -2,27 +2,10 @@
 #include "train/arch_list.h"
 
 #include "models/registry.h"
-#include "tests/check.h"
+#include "tests/temp_dir.h"
 
 using namespace crossply;
-
-namespace {
-
-// The message of the Exit::usage that the list must bring.
-std::string refused(const std::string& list) {
-  try {
-    parse_arch_list(list);
-  } catch (const Error& error) {
-    CHECK(error.code == Exit::usage);
-    return error.what();
-  }
-  FAIL_CHECK("not refused: " << list);
-  return "";
-}
-
-bool has(const std::string& text, const std::string& what) { return text.find(what) != std::string::npos; }
-
-}  // namespace
+using namespace crossply::test;
 
 TEST_CASE("arch list: names, options in place, and lists inside options") {
   const auto choices =
@@ -52,17 +35,20 @@ TEST_CASE("arch list: all is every registered architecture, and others may stand
 }
 
 TEST_CASE("arch list: what does not exist is refused by name") {
-  CHECK(has(refused("llama,limo"), "unknown architecture 'limo'; known: llama lime"));
-  CHECK(has(refused(""), "unknown architecture ''"));
-  CHECK(has(refused("llama,"), "unknown architecture ''"));
-  CHECK(has(refused("hyper:rat=2"), "hyper has no option 'rat'; it has: rate dynamic"));
-  CHECK(has(refused("llama:rate=2"), "llama has no option 'rate'; it has: none"));
-  CHECK(has(refused("hyper:rate"), "key=value, not 'rate'"));
-  CHECK(has(refused("hyper:"), "key=value, not ''"));
-  CHECK(has(refused("hyper:rate=2:rate=4"), "gives rate twice"));
-  CHECK(has(refused("llama,lime,llama"), "names llama twice"));
-  CHECK(has(refused("all,lime"), "names lime twice"));
-  CHECK(has(refused("hyper:rate=2,hyper:rate=2"), "names hyper:rate=2 twice"));
+  const auto refused = [](const std::string& list, const std::string& says) {
+    check_fails(Exit::usage, {says}, [&] { parse_arch_list(list); });
+  };
+  refused("llama,limo", "unknown architecture 'limo'; known: llama lime");
+  refused("", "unknown architecture ''");
+  refused("llama,", "unknown architecture ''");
+  refused("hyper:rat=2", "hyper has no option 'rat'; it has: rate dynamic");
+  refused("llama:rate=2", "llama has no option 'rate'; it has: none");
+  refused("hyper:rate", "key=value, not 'rate'");
+  refused("hyper:", "key=value, not ''");
+  refused("hyper:rate=2:rate=4", "gives rate twice");
+  refused("llama,lime,llama", "names llama twice");
+  refused("all,lime", "names lime twice");
+  refused("hyper:rate=2,hyper:rate=2", "names hyper:rate=2 twice");
 }
 
 TEST_CASE("progress: a table has straight columns") {

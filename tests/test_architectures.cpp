@@ -1,5 +1,8 @@
 // What each architecture must be equal to: the plain backbone at its neutral setting, the golden values of the
 // specification, the papers' parameter and FLOP counts. How new models start is in test_initial.cpp.
+#include <set>
+#include <sstream>
+
 #include "tests/twin.h"
 #include "train/options.h"
 
@@ -22,11 +25,17 @@ void copy(TinyModel& model, const std::string& to, const Parameter& from, TinyMo
   model.fill(to, [&](int64_t i) { return static_cast<double>(values[static_cast<size_t>(i)]); });
 }
 
-void lime_is_llama() {
+// Its own parameters as the architecture itself starts them from a LLaMA, which is bit for bit the LLaMA then.
+void starts_as_llama(const std::string& choice) {
+  CAPTURE(choice);
   for (const int64_t K : {1, 2, 4})
-    check_same_bits(Twin(tiny_with("lime", {}, K), [K](TinyModel& m) {
-      set(m, "lime_router",
-          [K](const Parameter& row, int64_t i) { return i % row.shape[1] - (row.shape[1] - K) == i / row.shape[1]; });
+    check_same_bits(Twin(tiny_with(choice, K), [](TinyModel& m) {
+      ParameterTable llama;
+      declare_model(llama, tiny_config("llama", m.config.num_key_value_heads, true));
+      find_architecture(m.config.arch).make(m.config)->start_as_llama(m.params, m.config);
+      for (const Parameter& row : m.params.rows())
+        if (!llama.contains(row.name))
+          m.fill(row.name, [&](int64_t i) { return row.init.at(1, stream_of(row.name), i); });
     }));
 }
 
@@ -41,7 +50,7 @@ const std::vector<std::string> v1_norms = {"input_layernorm.weight", "lime_layer
 void lime_static_is_llama() {
   for (const int64_t K : {1, 2, 4})
     for (const std::string top_p : {"0.25", "1"})
-      check_same(Twin(tiny_with("lime_static", {{"top_p", top_p}}, K),
+      check_same(Twin(tiny_with("lime_static:top_p=" + top_p, K),
                       [](TinyModel& m) {
                         set(m, "lime_router",
                             [](const Parameter& row, int64_t i) { return 200 * last_column(row, i); });
@@ -54,7 +63,7 @@ void lime_static_is_llama() {
 // where all embeddings hold a 5, and the router reads this channel alone.
 void lime_dynamic_is_llama() {
   for (const int64_t K : {1, 2, 4}) {
-    Twin twin(tiny_with("lime_dynamic", {}, K));
+    Twin twin(tiny_with("lime_dynamic", K));
     const int64_t C = twin.llama.config.hidden_size;
     const auto embeddings = twin.llama.values<float>(twin.llama.params.at("model.embed_tokens.weight").value);
     twin.llama.fill("model.embed_tokens.weight", [&](int64_t i) {
@@ -80,7 +89,7 @@ void lime_dynamic_is_llama() {
 
 // With routers at zero both versions read the uniform mixture.
 void lime_dynamic_is_lime_static() {
-  TinyModel fixed(tiny_with("lime_static", {}), "cpu"), dynamic(tiny_with("lime_dynamic", {}), "cpu");
+  TinyModel fixed(tiny_with("lime_static"), "cpu"), dynamic(tiny_with("lime_dynamic"), "cpu");
   dynamic.take(fixed);
   for (TinyModel* m : {&fixed, &dynamic}) set(*m, "lime_router", 0);
   CHECK(fixed.step() == dynamic.step());
@@ -99,7 +108,7 @@ void hyper_is_llama() {
   };
   // E equal streams: the final norm removes the factor E up to its epsilon. One stream is LLaMA's, in the same bits.
   for (const std::string rate : {"1", "2", "4"}) {
-    const Config config = tiny_with("hyper", {{"rate", rate}, {"prenorm", "rmsnorm"}, {"layer_index", "sublayer"}});
+    const Config config = tiny_with("hyper:prenorm=rmsnorm:layer_index=sublayer:rate=" + rate);
     check_same(Twin(config, start), 1e-5);
     Twin twin(config, start);
     if (rate == "1") CHECK(twin.llama.loss() == twin.model.loss());
@@ -107,52 +116,17 @@ void hyper_is_llama() {
 }
 
 void dynamic_hyper_is_static_hyper() {
-  TinyModel still(tiny_with("hyper", {{"dynamic", "false"}}), "cpu"), dynamic(tiny_with("hyper", {}), "cpu");
+  TinyModel still(tiny_with("hyper:dynamic=false"), "cpu"), dynamic(tiny_with("hyper"), "cpu");
   dynamic.take(still);
   set(dynamic, "scale", 0);
   CHECK(still.loss() == dynamic.loss());
-}
-
-void vertical_is_llama() {
-  check_same_bits(Twin(tiny_with("vertical", {}), [](TinyModel& m) {
-    set(m, "vertical_attention.scores", [](const Parameter& row, int64_t i) { return 1000 * last_column(row, i); });
-  }));
-}
-
-void sla_is_llama() {
-  check_same_bits(Twin(tiny_with("sla", {{"distance", "4"}}), [](TinyModel&) {}));
-}
-void ala_is_llama() {
-  check_same_bits(Twin(tiny_with("ala", {{"stride", "4"}}), [](TinyModel&) {}));
-}
-
-void resformer_is_llama() {
-  check_same_bits(Twin(tiny_with("resformer", {}), [](TinyModel& m) {
-    set(m, "lambda_scale", 0);
-    set(m, "lambda2", 1);
-  }));
-}
-
-void satformer_is_llama() {
-  for (const std::string gate : {"relu", "tanh", "identity"})
-    check_same_bits(Twin(tiny_with("satformer", {{"gate", gate}}), [](TinyModel& m) { set(m, "alpha_proj", 0); }));
-}
-
-void denseformer_is_llama() {
-  const std::vector<Options> all = {{}, {{"dilation", "2"}}, {{"period", "3"}}, {{"dilation", "3"}, {"period", "2"}}};
-  for (const Options& o : all)
-    check_same_bits(Twin(tiny_with("denseformer", o), [](TinyModel& m) { set(m, "dwa_modules", last_column); }));
-}
-
-void relay_is_llama() {
-  check_same_bits(Twin(tiny_with("relay", {}), [](TinyModel& m) { set(m, "relay_gate", 0); }));
 }
 
 void mudd_is_llama() {
   const std::vector<std::string> norms = {"input_layernorm_q.weight", "input_layernorm_k.weight",
                                           "input_layernorm_v.weight"};
   for (const std::string norm : {"prepost", "none"}) {
-    Twin twin(tiny_with("mudd", {{"norm", norm}}), [&](TinyModel& m) {
+    Twin twin(tiny_with("mudd:norm=" + norm), [&](TinyModel& m) {
       set(m, "w2.weight", 0);
       set(m, "static_weight", 0);
       if (norm == "none") set(m, "static_weight", last_column);
@@ -169,26 +143,21 @@ void mudd_is_llama() {
 }  // namespace
 
 TEST_CASE("architectures: each contains the plain backbone, bit for bit where it computes the same products") {
-  const std::map<std::string, void (*)()> identities = {
-      {"lime", lime_is_llama},
-      {"lime_static", lime_static_is_llama},
-      {"lime_dynamic", lime_dynamic_is_llama},
-      {"hyper", hyper_is_llama},
-      {"vertical", vertical_is_llama},
-      {"sla", sla_is_llama},
-      {"ala", ala_is_llama},
-      {"resformer", resformer_is_llama},
-      {"satformer", satformer_is_llama},
-      {"denseformer", denseformer_is_llama},
-      {"relay", relay_is_llama},
-      {"mudd", mudd_is_llama},
-  };
-  for (const Architecture& architecture : architectures()) {
-    CAPTURE(architecture.name);
-    if (architecture.name == "llama" || architecture.draft) continue;
-    REQUIRE_MESSAGE(identities.contains(architecture.name), architecture.name << " has no identity test");
-    identities.at(architecture.name)();
+  const std::map<std::string, void (*)()> to_rounding = {{"lime_static", lime_static_is_llama},
+                                                         {"lime_dynamic", lime_dynamic_is_llama},
+                                                         {"hyper", hyper_is_llama},
+                                                         {"mudd", mudd_is_llama}};
+  std::set<std::string> tested = {"llama"};
+  for (const auto& [arch, test] : to_rounding) test(), tested.insert(arch);
+  for (const ArchChoice& choice : parse_arch_list(
+           "lime,vertical,sla:distance=4,ala:stride=4,resformer,satformer,satformer:gate=tanh,satformer:gate=identity,"
+           "denseformer,denseformer:dilation=2,denseformer:period=3,denseformer:dilation=3:period=2,relay")) {
+    starts_as_llama(choice.text);
+    tested.insert(choice.arch);
   }
+  for (const Architecture& architecture : architectures())
+    CHECK_MESSAGE((architecture.draft || tested.contains(architecture.name)),
+                  architecture.name << " has no identity test");
 }
 
 TEST_CASE("architectures: dynamic versions contain the static ones") {
@@ -198,10 +167,7 @@ TEST_CASE("architectures: dynamic versions contain the static ones") {
 
 TEST_CASE("architectures: constrained routers keep unread entries at zero, without a gradient") {
   for (const std::string routing : {"last", "first"}) {
-    Config config = tiny_config("lime", 2);
-    config.options["routing"] = routing;
-    config.options["window"] = "1";
-    TinyModel model(config, "reference", PlanMode::reuse, Dtype::f64);
+    TinyModel model(tiny_with("lime:window=1:routing=" + routing, 2, false), "reference", PlanMode::reuse, Dtype::f64);
     model.step();
     const Parameter& router = model.params.at("model.layers.3.self_attn.lime_router.weight");
     const auto value = model.values<double>(router.value), grad = model.values<double>(router.grad);
@@ -237,170 +203,121 @@ struct Rule {
   Code code;
   bool as_is;
 };
-const std::vector<Rule>& golden_rules() {
-  static const std::vector<Rule> rules = {
-      {"embed_tokens.weight", {1, M}, true},
-      {"model.norm.weight", {2, G}, true},
-      {"q_proj.weight", {3, M}, false},
-      {"k_proj.weight", {4, M}, false},
-      {"v_proj.weight", {5, M}, false},
-      {"o_proj.weight", {6, M}, false},
-      {"gate_proj.weight", {7, M}, false},
-      {"up_proj.weight", {8, M}, false},
-      {"down_proj.weight", {9, M}, false},
-      {"input_layernorm.weight", {10, G}, true},
-      {"post_attention_layernorm.weight", {11, G}, true},
-      {"q_norm.weight", {12, G}, true},
-      {"k_norm.weight", {13, G}, true},
-      {"alpha_proj.weight", {14, M}, false},
-      {"input_layernorm_q.weight", {19, G}, true},
-      {"input_layernorm_k.weight", {20, G}, true},
-      {"input_layernorm_v.weight", {21, G}, true},
-      {"w1.weight", {22, M}, false},
-      {"w2.weight", {23, M}, false},
-      {"static_weight", {24, M}, true},
-      {"attn_hc.static_beta", {27, M}, true},
-      {"attn_hc.static_alpha", {28, M}, true},
-      {"attn_hc.dynamic_alpha_proj", {30, M}, true},
-      {"attn_hc.dynamic_beta_scale", {31, M}, true},
-      {"attn_hc.dynamic_alpha_scale", {32, M}, true},
-      {"attn_hc.norm.weight", {33, G}, true},
-      {"attn_hc.norm.bias", {34, M}, true},
-      {"mlp_hc.static_beta", {35, M}, true},
-      {"mlp_hc.static_alpha", {36, M}, true},
-      {"mlp_hc.dynamic_alpha_proj", {38, M}, true},
-      {"mlp_hc.dynamic_beta_scale", {39, M}, true},
-      {"mlp_hc.dynamic_alpha_scale", {40, M}, true},
-      {"mlp_hc.norm.weight", {41, G}, true},
-      {"mlp_hc.norm.bias", {42, M}, true},
-  };
-  return rules;
-}
+const std::vector<Rule> golden_rules = {{"embed_tokens.weight", {1, M}, true},
+                                        {"model.norm.weight", {2, G}, true},
+                                        {"q_proj.weight", {3, M}, false},
+                                        {"k_proj.weight", {4, M}, false},
+                                        {"v_proj.weight", {5, M}, false},
+                                        {"o_proj.weight", {6, M}, false},
+                                        {"gate_proj.weight", {7, M}, false},
+                                        {"up_proj.weight", {8, M}, false},
+                                        {"down_proj.weight", {9, M}, false},
+                                        {"input_layernorm.weight", {10, G}, true},
+                                        {"post_attention_layernorm.weight", {11, G}, true},
+                                        {"q_norm.weight", {12, G}, true},
+                                        {"k_norm.weight", {13, G}, true},
+                                        {"alpha_proj.weight", {14, M}, false},
+                                        {"input_layernorm_q.weight", {19, G}, true},
+                                        {"input_layernorm_k.weight", {20, G}, true},
+                                        {"input_layernorm_v.weight", {21, G}, true},
+                                        {"w1.weight", {22, M}, false},
+                                        {"w2.weight", {23, M}, false},
+                                        {"static_weight", {24, M}, true},
+                                        {"_hc.static_beta", {27, M}, true},
+                                        {"_hc.static_alpha", {28, M}, true},
+                                        {"_hc.dynamic_alpha_proj", {30, M}, true},
+                                        {"_hc.dynamic_beta_scale", {31, M}, true},
+                                        {"_hc.dynamic_alpha_scale", {32, M}, true},
+                                        {"_hc.norm.weight", {33, G}, true},
+                                        {"_hc.norm.bias", {34, M}, true}};
 
 // The row's element i by its rule; blocks count from 1, model-level rows are block 0.
 double golden_element(const Parameter& row, int64_t i) {
   const std::string prefix = "model.layers.", dwa = "model.dwa_modules.alphas.";
   if (row.name.starts_with(dwa)) return golden_number({18, M}, std::stoi(row.name.substr(dwa.size())) + 1, 0, i);
   const int block = row.name.starts_with(prefix) ? std::stoi(row.name.substr(prefix.size())) + 1 : 0;
-  if (row.name.ends_with("dynamic_beta_proj"))  // (C, 1) there
-    return golden_number({row.name.find("attn_hc") != std::string::npos ? 29 : 37, M}, block, i, 0);
+  const int sublayer = row.name.find("mlp_hc.") != std::string::npos ? 8 : 0;  // codes of attention's, then the MLP's
+  if (row.name.ends_with("dynamic_beta_proj")) return golden_number({29 + sublayer, M}, block, i, 0);  // (C, 1) there
   for (const auto& [part, code] : {std::pair{"da.pre_da_norms.", Code{25, G}}, {"da.post_da_norms.", Code{26, H}}})
     if (const size_t at = row.name.find(part); at != std::string::npos)
       return golden_number(code, block, std::stoi(row.name.substr(at + std::strlen(part))), i);
   const int64_t columns = row.shape.rank == 1 ? row.shape[0] : row.shape[1];
-  for (const Rule& rule : golden_rules()) {
+  for (const Rule& rule : golden_rules) {
     if (!row.name.ends_with(rule.suffix)) continue;
     const int64_t row_index = i / columns, column = i % columns;
-    return golden_number(rule.code, block, rule.as_is ? row_index : column, rule.as_is ? column : row_index);
+    const Code code{rule.code.code + sublayer, rule.code.kind};
+    return golden_number(code, block, rule.as_is ? row_index : column, rule.as_is ? column : row_index);
   }
   FAIL("no rule for " << row.name);
   return 0;
 }
 
-struct Golden {
-  std::string arch;
-  Options options;
-  double loss, norm;
-  std::vector<std::tuple<std::string, int64_t, double>> gradients;  // parameter, element as stored, value
-  double eps = 1e-6;                                                // rms_norm_eps
-};
+// The loss, the norm of all gradients, and some of them: parameter, element as stored, value.
+using Gradients = std::vector<std::tuple<std::string, int64_t, double>>;
+void check_golden(const std::string& choice, double loss, double norm, const Gradients& gradients, double eps = 1e-6) {
+  CAPTURE(choice);
+  Config config = tiny_with(choice);
+  config.rms_norm_eps = eps;
+  TinyModel model(config, "reference", PlanMode::reuse, Dtype::f64);
+  for (Parameter& row : model.params.rows()) model.fill(row.name, [&](int64_t i) { return golden_element(row, i); });
+  model.use({3, 1, 4, 1, 5, 0, 0, 0, 0, 0}, {1, 4, 1, 5, -1, -1, -1, -1, -1, -1});
+  CHECK(std::abs(model.step() - loss) < 1e-9);
+  double square = 0;
+  for (const double g : model.values<double>(model.params.gradients())) square += g * g;
+  CHECK(std::sqrt(square) == doctest::Approx(norm).epsilon(1e-8));
+  for (const auto& [name, element, want] : gradients) {
+    const auto gradient = model.values<double>(model.params.at(name).grad);
+    CHECK_MESSAGE(gradient[static_cast<size_t>(element)] == doctest::Approx(want).epsilon(1e-8), name);
+  }
+}
 
 }  // namespace
 
 TEST_CASE("architectures: the specification's golden losses and gradients, in double") {
   const std::string l = "model.layers.", emb = "model.embed_tokens.weight";
-  const std::vector<Golden> all = {
-      {"llama",
-       {},
-       2.4329042095,
-       17.61264579,
-       {{emb, 24, -1.00880811},
-        {l + "0.self_attn.v_proj.weight", 0, -0.645432875},
-        {l + "3.mlp.down_proj.weight", 3 * 6 + 2, -0.128825324},
-        {l + "1.self_attn.q_norm.weight", 1, 0.0446031825}}},
-      {"satformer",
-       {},
-       2.3538606023,
-       19.05012873,
-       {{emb, 24, -1.34790532},
-        {l + "0.self_attn.v_proj.weight", 0, -0.989452172},
-        {l + "1.self_attn.value_residual_mixing.alpha_proj.weight", 0, -0.272334489},
-        {l + "3.self_attn.value_residual_mixing.alpha_proj.weight", 8 + 5, 1.42658058}}},
-      {"satformer",
-       {{"gate", "softmax"}},
-       2.6166121013,
-       17.76708929,
-       {{emb, 24, -1.99753559},
-        {l + "0.self_attn.v_proj.weight", 0, 0.441777278},
-        {l + "1.self_attn.value_residual_mixing.alpha_proj.weight", 0, -0.00927837865},
-        {l + "3.self_attn.value_residual_mixing.alpha_proj.weight", 8 + 5, -0.00427454930}}},
-      {"denseformer",
-       {},
-       2.0256778471,
-       4.66317073,
-       {{emb, 24, -0.843848637},
-        {"model.dwa_modules.alphas.1.weight", 0, -0.0275027484},
-        {"model.dwa_modules.alphas.3.weight", 4, 0.216333601}}},
-      {"mudd",
-       {{"norm", "none"}},
-       3.2047637262,
-       167.87104236,
-       {{emb, 24, 39.2574009},
-        {l + "0.da.w1.weight", 0, -4.42988228},
-        {l + "1.da.w2.weight", 5 * 12 + 3, 0.0666578147},
-        {l + "2.da.static_weight", 2 * 4 + 1, -0.169929020}}},
-      {"hyper",
-       {{"rate", "2"}, {"norm", "layernorm"}, {"prenorm", "rmsnorm"}},
-       2.2149817565,
-       206.51247999,
-       {{emb, 24, -13.7038215},
-        {l + "0.attn_hc.static_alpha", 0, -0.000862170467},
-        {l + "1.mlp_hc.dynamic_alpha_proj", 1, -0.433759789},
-        {l + "2.attn_hc.dynamic_beta_scale", 0, -0.830844147},
-        {l + "3.mlp_hc.norm.weight", 2, -0.0174313841}}},
-      // Of dev/reference: epsilons that are not the default, large enough to show wherever they belong.
-      {"mudd",
-       {{"norm", "none"}},
-       3.0682574977,
-       14.96059928,
-       {{emb, 24, -2.30013729}, {l + "0.da.w1.weight", 0, 0.506642417}},
-       1e-3},
-      {"mudd",
-       {{"norm", "prepost"}},
-       2.9439760089,
-       14.11540485,
-       {{emb, 24, 1.47393647},
-        {l + "0.da.w1.weight", 0, -0.145792893},
-        {l + "1.da.pre_da_norms.2.weight", 3, 0.100809239},
-        {l + "2.da.post_da_norms.1.weight", 5, -0.014912549}},
-       1e-3},
-      {"hyper",
-       {{"rate", "2"}, {"norm", "rmsnorm"}, {"dynamic_norm_eps", "0.01"}, {"prenorm", "rmsnorm"}},
-       2.9611581489,
-       38.57592651,
-       {{emb, 24, -3.12911895},
-        {l + "1.mlp_hc.dynamic_alpha_proj", 1, 0.0303287449},
-        {l + "3.mlp_hc.norm.weight", 2, -0.0180681273}}},
-  };
-  for (const Golden& golden : all) {
-    CAPTURE(golden.arch);
-    Config config = tiny_with(golden.arch, golden.options);
-    config.rms_norm_eps = golden.eps;
-    TinyModel model(config, "reference", PlanMode::reuse, Dtype::f64);
-    for (Parameter& row : model.params.rows()) model.fill(row.name, [&](int64_t i) { return golden_element(row, i); });
-    model.use({3, 1, 4, 1, 5, 0, 0, 0, 0, 0}, {1, 4, 1, 5, -1, -1, -1, -1, -1, -1});
-    CHECK(std::abs(model.step() - golden.loss) < 1e-9);
-    double square = 0;
-    for (Parameter& row : model.params.rows())
-      for (const double g : model.values<double>(row.grad)) square += g * g;
-    CHECK(std::sqrt(square) == doctest::Approx(golden.norm).epsilon(1e-8));
-    for (const auto& [name, element, want] : golden.gradients) {
-      const std::string parameter = name;
-      CAPTURE(parameter);
-      const auto gradient = model.values<double>(model.params.at(name).grad);
-      CHECK(gradient[static_cast<size_t>(element)] == doctest::Approx(want).epsilon(1e-8));
-    }
-  }
+  check_golden("llama", 2.4329042095, 17.61264579,
+               {{emb, 24, -1.00880811},
+                {l + "0.self_attn.v_proj.weight", 0, -0.645432875},
+                {l + "3.mlp.down_proj.weight", 3 * 6 + 2, -0.128825324},
+                {l + "1.self_attn.q_norm.weight", 1, 0.0446031825}});
+  check_golden("satformer", 2.3538606023, 19.05012873,
+               {{emb, 24, -1.34790532},
+                {l + "0.self_attn.v_proj.weight", 0, -0.989452172},
+                {l + "1.self_attn.value_residual_mixing.alpha_proj.weight", 0, -0.272334489},
+                {l + "3.self_attn.value_residual_mixing.alpha_proj.weight", 8 + 5, 1.42658058}});
+  check_golden("satformer:gate=softmax", 2.6166121013, 17.76708929,
+               {{emb, 24, -1.99753559},
+                {l + "0.self_attn.v_proj.weight", 0, 0.441777278},
+                {l + "1.self_attn.value_residual_mixing.alpha_proj.weight", 0, -0.00927837865},
+                {l + "3.self_attn.value_residual_mixing.alpha_proj.weight", 8 + 5, -0.00427454930}});
+  check_golden("denseformer", 2.0256778471, 4.66317073,
+               {{emb, 24, -0.843848637},
+                {"model.dwa_modules.alphas.1.weight", 0, -0.0275027484},
+                {"model.dwa_modules.alphas.3.weight", 4, 0.216333601}});
+  check_golden("mudd:norm=none", 3.2047637262, 167.87104236,
+               {{emb, 24, 39.2574009},
+                {l + "0.da.w1.weight", 0, -4.42988228},
+                {l + "1.da.w2.weight", 5 * 12 + 3, 0.0666578147},
+                {l + "2.da.static_weight", 2 * 4 + 1, -0.169929020}});
+  check_golden("hyper:rate=2:norm=layernorm:prenorm=rmsnorm", 2.2149817565, 206.51247999,
+               {{emb, 24, -13.7038215},
+                {l + "0.attn_hc.static_alpha", 0, -0.000862170467},
+                {l + "1.mlp_hc.dynamic_alpha_proj", 1, -0.433759789},
+                {l + "2.attn_hc.dynamic_beta_scale", 0, -0.830844147},
+                {l + "3.mlp_hc.norm.weight", 2, -0.0174313841}});
+  // Of dev/reference: epsilons that are not the default, large enough to show wherever they belong.
+  check_golden("mudd:norm=none", 3.0682574977, 14.96059928,
+               {{emb, 24, -2.30013729}, {l + "0.da.w1.weight", 0, 0.506642417}}, 1e-3);
+  check_golden("mudd:norm=prepost", 2.9439760089, 14.11540485,
+               {{emb, 24, 1.47393647},
+                {l + "0.da.w1.weight", 0, -0.145792893},
+                {l + "1.da.pre_da_norms.2.weight", 3, 0.100809239},
+                {l + "2.da.post_da_norms.1.weight", 5, -0.014912549}},
+               1e-3);
+  check_golden("hyper:rate=2:norm=rmsnorm:dynamic_norm_eps=0.01:prenorm=rmsnorm", 2.9611581489, 38.57592651,
+               {{emb, 24, -3.12911895},
+                {l + "1.mlp_hc.dynamic_alpha_proj", 1, 0.0303287449},
+                {l + "3.mlp_hc.norm.weight", 2, -0.0180681273}});
 }
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -408,11 +325,12 @@ TEST_CASE("architectures: the specification's golden losses and gradients, in do
 
 namespace {
 
-Config preset_config(const std::string& preset, const std::string& arch, const Options& options = {}) {
+Config preset_config(const std::string& preset, const std::string& text) {
+  const ArchChoice choice = parse_arch_list(text)[0];
   TrainOptions o;
   apply_preset(preset, o);
-  o.config.arch = arch;
-  for (const auto& option : options) o.config.options[option.first] = option.second;
+  o.config.arch = choice.arch;
+  for (const auto& [key, value] : choice.options) o.config.options[key] = value;
   apply_preset_to_architecture(o);
   if (o.config.vocab_size == 0) o.config.vocab_size = 21;
   o.config.check(Exit::usage, "test");
@@ -428,84 +346,36 @@ int64_t count_parameters(const Config& config) {
 }  // namespace
 
 TEST_CASE("architectures: parameter counts of the papers, to the last digit") {
-  struct Count {
-    std::string preset, arch;
-    int64_t want;
-    Options options = {};
-  };
-  const std::vector<Count> counts = {
-      {"arith", "llama", 66496},
-      {"arith", "lime", 66640},
-      {"arith", "hyper", 66496 + 1488},
-      {"arith", "relay", 66496 + 3 * 4 * 32},
-      {"150m", "llama", 151862784},
-      {"150m", "lime", 151873872},
-      {"150m", "hyper", 151862784 + 92784},
-      {"1b", "llama", 1076072448},
-      {"1b", "lime", 1076081088},
-      {"1b", "hyper", 1076400960},
-      {"1.2b", "llama", 1176735744},
-      {"1.2b", "lime", 1176873984},
-      {"1.2b", "hyper", 1177064256},
-      {"1.2b", "lime_static", 1176770784},
-      {"1.2b", "lime_dynamic", 1185613824},
-      {"deep32", "llama", 46436864},
-      {"deep32", "lime", 46470592},
-      {"deep32", "hyper", 46436864 + 83584},
-      {"deep32", "lime_dynamic", 46436864 + 1087232},
-      {"deep32", "lime_static", 46436864 + 12152},
-      {"deep64", "llama", 80007680},
-      {"deep64", "lime", 80140736},
-      {"deep64", "hyper", 80007680 + 167168},
-      {"deep64", "lime_static", 80007680 + 32760},
-      {"deep128", "llama", 147149312},
-      {"deep128", "lime", 147677632},
-      {"deep128", "hyper", 147149312 + 334336},
-      {"deep128", "lime_static", 147149312 + 98552},
-      {"130m", "llama", 128404096},
-      {"340m", "llama", 334798080},
-      {"760m", "llama", 766440320},
-      {"1.3b", "llama", 1298764800},
-      {"760m-thin", "llama", 757020672},
-      {"130m", "satformer", 128404096 + 92160},
-      {"340m", "satformer", 334798080 + 278528},
-      {"760m", "satformer", 766440320 + 663552},
-      {"1.3b", "satformer", 1300272128},
-      {"760m-thin", "satformer", 757020672 + 565248},
-      {"130m", "resformer", 128404096 + 21},
-      {"340m", "resformer", 334798080 + 35},
-      {"760m", "resformer", 766440320 + 37},
-      {"1.3b", "resformer", 1298764800 + 47},
-      {"130m", "denseformer", 128404096 + 77},
-      {"340m", "denseformer", 334798080 + 189},
-      {"760m", "denseformer", 766440320 + 209},
-      {"1.3b", "denseformer", 1298764800 + 324},
-      {"130m", "denseformer", 128404096 + 5, {{"dilation", "4"}, {"period", "5"}}},
-      {"760m", "denseformer", 766440320 + 9, {{"dilation", "4"}, {"period", "5"}}},
-      {"1.3b", "denseformer", 1298764800 + 15, {{"dilation", "4"}, {"period", "5"}}},
-      {"130m", "mudd", 128729008},
-      {"340m", "mudd", 335849700},
-      {"760m", "mudd", 768164456},
-      {"130m", "hyper", 128404096 + 101596},
-      {"340m", "hyper", 334798080 + 221544},
-      {"760m", "hyper", 766440320 + 350588},
-      {"130m", "hyper", 128404096 + 118844, {{"rate", "4"}, {"norm", "rmsnorm"}}},
-      {"760m", "hyper", 766440320 + 409564, {{"rate", "4"}, {"norm", "rmsnorm"}}},
-      {"va50m", "llama", 53086656},
-      {"va50m", "vertical", 53086677},
-      {"va50m", "vertical", 53086656, {{"map", "unet"}}},
-      {"va50m", "sla", 53086656},
-      {"va50m", "ala", 53086656},
-      {"va100m", "llama", 119740800},
-      {"va100m", "vertical", 119740836},
-      {"va300m", "llama", 319703808},
-      {"va300m", "vertical", 319703886},
-  };
+  // Sizes, with the counts of architectures; a plus: so many more than the size's llama, which comes first.
+  std::istringstream lines(R"(arith  llama 66496  lime 66640  hyper +1488  relay +384
+    150m  llama 151862784  lime 151873872  hyper +92784
+    1b  llama 1076072448  lime 1076081088  hyper 1076400960
+    1.2b  llama 1176735744  lime 1176873984  hyper 1177064256  lime_static 1176770784  lime_dynamic 1185613824
+    deep32  llama 46436864  lime 46470592  hyper +83584  lime_dynamic +1087232  lime_static +12152
+    deep64  llama 80007680  lime 80140736  hyper +167168  lime_static +32760
+    deep128  llama 147149312  lime 147677632  hyper +334336  lime_static +98552
+    130m  llama 128404096  satformer +92160  resformer +21  denseformer +77  denseformer:dilation=4:period=5 +5
+    130m  mudd 128729008  hyper +101596  hyper:rate=4:norm=rmsnorm +118844
+    340m  llama 334798080  satformer +278528  resformer +35  denseformer +189  mudd 335849700  hyper +221544
+    760m  llama 766440320  satformer +663552  resformer +37  denseformer +209  denseformer:dilation=4:period=5 +9
+    760m  mudd 768164456  hyper +350588  hyper:rate=4:norm=rmsnorm +409564
+    1.3b  llama 1298764800  satformer 1300272128  resformer +47  denseformer +324
+    1.3b  denseformer:dilation=4:period=5 +15
+    760m-thin  llama 757020672  satformer +565248
+    va50m  llama 53086656  vertical 53086677  vertical:map=unet +0  sla +0  ala +0
+    va100m  llama 119740800  vertical 119740836
+    va300m  llama 319703808  vertical 319703886)");
   std::map<std::string, int> counted;
-  for (const Count& count : counts) {
-    const Config config = preset_config(count.preset, count.arch, count.options);
-    CHECK_MESSAGE(count_parameters(config) == count.want, count.preset << " " << count.arch);
-    ++counted[count.arch];
+  int64_t llama = 0;
+  for (std::string line, size, choice, count; std::getline(lines, line);) {
+    std::istringstream words(line);
+    for (words >> size; words >> choice >> count;) {
+      const Config config = preset_config(size, choice);
+      const int64_t want = std::stoll(count) + (count[0] == '+' ? llama : 0);
+      if (choice == "llama") llama = want;
+      CHECK_MESSAGE(count_parameters(config) == want, size << " " << choice);
+      ++counted[config.arch];
+    }
   }
   for (const Architecture& architecture : architectures())
     CHECK_MESSAGE((architecture.draft || counted[architecture.name] > 0), architecture.name);
@@ -549,46 +419,44 @@ int64_t dense_flops(const Sizes& s, int64_t k, int64_t p) {
 
 TEST_CASE("architectures: FLOPs a token beyond LLaMA's are the formulas of the trainers' pages") {
   struct Cost {
-    std::string arch;
+    std::string choice;
     std::function<int64_t(const Sizes&)> want;
-    Options options = {};
   };
   const std::vector<Cost> costs = {
       {"llama", [](const Sizes&) { return 0; }},
       {"lime", [](const Sizes& s) { return 4 * s.K * s.K * s.D * s.streams(); }},
       {"lime_static", [](const Sizes& s) { return 2 * s.K * s.C * s.streams(); }},
-      {"lime_static", [](const Sizes& s) { return 2 * s.K * s.C * s.streams(); }, {{"top_p", "0.5"}}},
+      {"lime_static:top_p=0.5", [](const Sizes& s) { return 2 * s.K * s.C * s.streams(); }},
       {"lime_dynamic", [](const Sizes& s) { return 4 * s.K * s.C * s.streams(); }},
       {"hyper", [](const Sizes& s) { return 2 * s.L * 4 * 4 * s.C * (4 + 2); }},
-      {"hyper",
-       [](const Sizes& s) { return 2 * s.L * 4 * 3 * s.C * (3 + 2); },
-       {{"rate", "3"}, {"norm", "rmsnorm"}, {"prenorm", "rmsnorm"}}},
-      {"hyper", [](const Sizes& s) { return 2 * s.L * 2 * 4 * s.C * (4 + 2); }, {{"dynamic", "false"}}},
+      {"hyper:rate=3:norm=rmsnorm:prenorm=rmsnorm", [](const Sizes& s) { return 2 * s.L * 4 * 3 * s.C * (3 + 2); }},
+      {"hyper:dynamic=false", [](const Sizes& s) { return 2 * s.L * 2 * 4 * s.C * (4 + 2); }},
       {"vertical", [](const Sizes& s) { return s.C * s.L * (s.L + 1) + 2 * s.C * s.L - 2 * s.C; }},
       {"sla", [](const Sizes&) { return 0; }},
-      {"sla", [](const Sizes&) { return 0; }, {{"distance", "1"}, {"heads", "1"}}},
+      {"sla:distance=1:heads=1", [](const Sizes&) { return 0; }},
       {"ala", [](const Sizes&) { return 0; }},
       {"resformer", [](const Sizes& s) { return 3 * s.K * s.D * (s.L - 1); }},
-      {"resformer", [](const Sizes& s) { return 3 * s.K * s.D * 2; }, {{"last_k", "2"}}},
-      {"resformer", [](const Sizes& s) { return -2 * s.C * s.K * s.D * (s.L - 1); }, {{"variant", "svformer"}}},
+      {"resformer:last_k=2", [](const Sizes& s) { return 3 * s.K * s.D * 2; }},
+      {"resformer:variant=svformer", [](const Sizes& s) { return -2 * s.C * s.K * s.D * (s.L - 1); }},
       {"satformer", [](const Sizes& s) { return (s.L - 1) * (2 * s.C * s.K + 2 * s.K * s.D); }},
-      {"satformer", [](const Sizes& s) { return 2 * (2 * s.C * s.K + 2 * s.K * s.D); }, {{"last_k", "2"}}},
+      {"satformer:last_k=2", [](const Sizes& s) { return 2 * (2 * s.C * s.K + 2 * s.K * s.D); }},
       {"denseformer", [](const Sizes& s) { return s.C * s.L * (s.L + 3); }},
-      {"denseformer", [](const Sizes& s) { return dense_flops(s, 2, 3); }, {{"dilation", "2"}, {"period", "3"}}},
+      {"denseformer:dilation=2:period=3", [](const Sizes& s) { return dense_flops(s, 2, 3); }},
       {"mudd", mudd_flops},
-      {"mudd", mudd_flops, {{"norm", "none"}}},
+      {"mudd:norm=none", mudd_flops},
       {"relay", [](const Sizes& s) { return (s.L - 1) * (2 * s.C * s.K + 2 * s.K * s.D); }},
   };
   std::map<std::string, int> counted;
   for (const Cost& cost : costs) {
-    ++counted[cost.arch];
+    const ArchChoice choice = parse_arch_list(cost.choice)[0];
+    ++counted[choice.arch];
     for (const int64_t K : {1, 2, 4}) {
-      Config config = tiny_config(cost.arch, K, true, true, 6);  // H D is not C
+      Config config = tiny_config(choice.arch, K, true, true, 6);  // H D is not C
       config.num_hidden_layers = 5;
-      config.options = cost.options;
+      config.options = choice.options;
       config.check(Exit::usage, "test");
       const Sizes sizes{config.hidden_size, config.num_hidden_layers, K, config.head_dim};
-      CHECK_MESSAGE(added_flops(config) == static_cast<double>(cost.want(sizes)), cost.arch << " K=" << K);
+      CHECK_MESSAGE(added_flops(config) == static_cast<double>(cost.want(sizes)), cost.choice << " K=" << K);
     }
   }
   for (const Architecture& architecture : architectures())

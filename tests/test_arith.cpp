@@ -30,39 +30,16 @@ int64_t operators(const std::vector<int32_t>& tokens) {
   return std::count_if(tokens.begin(), tokens.end(), [](int32_t t) { return t >= arith::plus && t <= arith::over; });
 }
 
-// Of 20,000 samples each: how many have so many tokens.
-using Histogram = std::map<int64_t, double>;
-const std::map<int, Histogram> published = {
-    {4, {{30, 4322}, {32, 3156}, {34, 3370}, {36, 4989}, {38, 1919}, {40, 1695}, {42, 549}}},
-    {5,
-     {{42, 2383},
-      {44, 1857},
-      {46, 1946},
-      {48, 3262},
-      {50, 3205},
-      {52, 2634},
-      {54, 1816},
-      {56, 1841},
-      {58, 556},
-      {60, 384},
-      {62, 116}}},
-    {6,
-     {{56, 1406},
-      {58, 1035},
-      {60, 1161},
-      {62, 1917},
-      {64, 1982},
-      {66, 2707},
-      {68, 2077},
-      {70, 2125},
-      {72, 1721},
-      {74, 1622},
-      {76, 949},
-      {78, 616},
-      {80, 449},
-      {82, 118},
-      {84, 88},
-      {86, 27}}}};
+// Of 20,000 samples each, for every k: how many have the fewest tokens, two more, four more ...
+struct Published {
+  int64_t fewest;
+  std::vector<double> counts;
+};
+const std::map<int, Published> published = {
+    {3, {20, {}}},  // only the mean is known
+    {4, {30, {4322, 3156, 3370, 4989, 1919, 1695, 549}}},
+    {5, {42, {2383, 1857, 1946, 3262, 3205, 2634, 1816, 1841, 556, 384, 116}}},
+    {6, {56, {1406, 1035, 1161, 1917, 1982, 2707, 2077, 2125, 1721, 1622, 949, 616, 449, 118, 88, 27}}}};
 
 struct Moments {
   double n = 0, sum = 0, squares = 0;
@@ -131,7 +108,8 @@ TEST_CASE("arith: every segment of every sample has the same value and one opera
   for (int k = 3; k <= 6; ++k) {
     Random random(7, static_cast<uint64_t>(k));
     Moments length;
-    Histogram histogram;
+    std::map<int64_t, double> histogram;
+    const auto& [fewest, counts] = published.at(k);
     std::array<double, 4> operator_count{};
     std::array<double, 11> answer_count{};
     int64_t shortest = 1000, longest = 0, wrong = 0;
@@ -158,7 +136,7 @@ TEST_CASE("arith: every segment of every sample has the same value and one opera
     CAPTURE(k);
     CHECK(wrong == 0);
     CHECK(longest == arith_bound(k));  // 20,000 samples reach it
-    CHECK(shortest == std::map<int, int64_t>{{3, 20}, {4, 30}, {5, 42}, {6, 56}}.at(k));
+    CHECK(shortest == fewest);
     const std::array<double, 4> share = {.266, .267, .243, .224};
     for (size_t op = 0; op < 4; ++op)
       CHECK(operator_count[op] / (samples * k) == doctest::Approx(share[op]).epsilon(.02));
@@ -169,14 +147,15 @@ TEST_CASE("arith: every segment of every sample has the same value and one opera
       continue;
     }
     Moments want;
-    for (const auto& bin : published.at(k)) {
-      const double got = histogram[bin.first], count = bin.second;
-      want.add(static_cast<double>(bin.first), count);
+    for (size_t i = 0; i < counts.size(); ++i) {
+      const int64_t tokens = fewest + 2 * static_cast<int64_t>(i);
+      const double got = histogram[tokens], count = counts[i];
+      want.add(static_cast<double>(tokens), count);
       CHECK_MESSAGE(std::abs(got - count) < 4.5 * std::sqrt(got + count),
-                    bin.first << " tokens: " << got << " samples, published " << count);
+                    tokens << " tokens: " << got << " samples, published " << count);
     }
     CHECK(std::abs(length.mean() - want.mean()) < 4 * std::sqrt(length.variance_of_mean() + want.variance_of_mean()));
-    CHECK(histogram.size() == published.at(k).size());
+    CHECK(histogram.size() == counts.size());
   }
 }
 
@@ -246,10 +225,7 @@ TEST_CASE("arith: the judge") {
     const auto tokens = ids("3 + 0 - 2 - 0 = 3 + 9 - 0 = 3 + 9 = 1 <eos>");
     return TaskSample{{tokens.begin(), tokens.end()}, 8};
   });
-  const auto verdict = [&](const std::string& text) {
-    const Task::Verdict v = source.judge(0, ids(text));
-    return std::string(v.answer ? "answer" : "wrong") + (v.steps ? "+steps" : "");
-  };
+  const auto verdict = [&](const std::string& text) { return verdict_of(source, ids(text)); };
   CHECK(verdict("3 + 9 - 0 = 3 + 9 = 1 <eos>") == "answer+steps");
   CHECK(verdict("3 - 2 - 0 = 1 - 0 = 1 <eos>") == "answer+steps");            // another order
   CHECK(verdict("3 + 9 - 0 = 3 + 9 = 1 <eos> = 4 <pad>") == "answer+steps");  // after eos nothing counts

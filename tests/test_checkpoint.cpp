@@ -56,6 +56,13 @@ std::vector<std::string> names_in(const std::string& dir) {
   return names;
 }
 
+// As check_fails, for a child, whose checks nobody would see.
+bool fails_with_io(const std::vector<std::string>& parts, const std::function<void()>& action) {
+  const Error error = error_of(action);
+  return error.code == Exit::io &&
+         std::all_of(parts.begin(), parts.end(), [&](const std::string& part) { return has(error.what(), part); });
+}
+
 // The exit status of `action` run in a child process, where it can spoil the process's rights and limits.
 int in_child(const std::function<int()>& action) {
   const pid_t pid = ::fork();
@@ -75,6 +82,24 @@ int in_child(const std::function<int()>& action) {
 }
 
 constexpr int not_possible_here = 99;  // a child that lacks the rights for its test
+
+// The number of a process that has ended.
+pid_t dead_process() {
+  const pid_t pid = ::fork();
+  if (pid == 0) ::_exit(0);
+  ::waitpid(pid, nullptr, 0);
+  return pid;
+}
+
+// Kills a child; it must not have ended by itself, but as one that lacks rights (false).
+bool kill_child(pid_t child) {
+  ::kill(child, SIGKILL);
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == not_possible_here) return false;
+  CHECK(WIFSIGNALED(status));
+  return true;
+}
 
 }  // namespace
 
@@ -142,9 +167,7 @@ TEST_CASE("checkpoint: somebody else's files are never removed") {
   const TempDir dir;
   fs::create_directory(dir.path / "home");
   write_text(dir.file("home/thesis.tex"), "years");
-  const Error error = error_of([&] { save(dir.file("home"), "x"); });
-  CHECK(error.code == Exit::io);
-  CHECK_MESSAGE(std::string(error.what()).find("move it away") != std::string::npos, error.what());
+  check_fails(Exit::io, {"move it away"}, [&] { save(dir.file("home"), "x"); });
   write_text(dir.file("file"), "x");
   CHECK(error_of([&] { save(dir.file("file"), "x"); }).code == Exit::io);
   CHECK(read_text(dir.file("file")) == "x");
@@ -194,8 +217,7 @@ TEST_CASE("checkpoint: a flipped byte, a lost byte, an extra byte or a missing f
                                R"({"files":{"model.safetensors":{"bytes":"1","sha256":""}}})",
                                R"({"files":{"model.safetensors":{"sha256":""}}})"}) {
     write_text(target + "/manifest.json", manifest);
-    CAPTURE(manifest);
-    CHECK(!is_valid_checkpoint(target, nullptr));
+    CHECK_MESSAGE(!is_valid_checkpoint(target, nullptr), manifest);
   }
 }
 
@@ -225,8 +247,7 @@ TEST_CASE("checkpoint: a model directory that cannot be looked into is not a mis
   fs::permissions(dir.file("locked"), fs::perms::none);
   const int status = in_child([&] {
     if (::geteuid() == 0 && ::seteuid(65534) != 0) return not_possible_here;
-    const Error error = error_of([&] { resolve_model_dir(dir.file("locked/model")); });
-    return error.code == Exit::io && std::string(error.what()).find("Permission denied") != std::string::npos ? 0 : 1;
+    return fails_with_io({"Permission denied"}, [&] { resolve_model_dir(dir.file("locked/model")); }) ? 0 : 1;
   });
   fs::permissions(dir.file("locked"), fs::perms::owner_all);
   CHECK((status == 0 || status == not_possible_here));
@@ -247,9 +268,7 @@ TEST_CASE("checkpoint: the newest valid one is found, and old ones are removed")
   REQUIRE(skipped.size() == 2);
   CHECK_MESSAGE(skipped[1].find("has 0 bytes, the manifest says 1") != std::string::npos, skipped[1]);
 
-  const pid_t dead = ::fork();
-  if (dead == 0) ::_exit(0);
-  ::waitpid(dead, nullptr, 0);
+  const pid_t dead = dead_process();
   fs::create_directory(run + str("/.tmp-step_00000007-", dead));
   write_text(run + str("/.tmp-metrics.jsonl-", dead), "x");
   CHECK(!holds_only_leftovers(run));
@@ -339,30 +358,22 @@ TEST_CASE("checkpoint: a reader beside a run that keeps one never sees half of i
   }
   std::string seen;
   for (int i = 0; i < 3000; ++i) {
-    Error error(Exit::done, "");
-    try {
+    const Error error = error_of([&] {
       const ModelDir model(run);
       const auto size = read_text(model.path() + "/model.safetensors").size();
       CHECK(read_text(model.path() + "/train_state.json") == str("{\"size\": ", size, "}"));
       CHECK(names_in(model.path()).size() == 3);
       seen = model.path();
-    } catch (const Error& caught) {
-      error = caught;
-    }
+    });
     CHECK_MESSAGE(error.code == Exit::done, error.what());
   }
-  ::kill(child, SIGKILL);
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  CHECK(WIFSIGNALED(status));
+  CHECK(kill_child(child));
   CHECK(seen > step_dir(run, 2));
 }
 
 TEST_CASE("checkpoint: a temporary of a killed process is removed by the next save to the same name") {
   const TempDir dir;
-  const pid_t dead = ::fork();
-  if (dead == 0) ::_exit(0);
-  ::waitpid(dead, nullptr, 0);
+  const pid_t dead = dead_process();
   fs::create_directory(dir.file(str(".tmp-model-", dead)));
   write_text(dir.file(str(".tmp-model-", dead)) + "/model.safetensors", "half");
   fs::create_directory(dir.file(str(".tmp-other-", dead)));
@@ -398,11 +409,7 @@ TEST_CASE("checkpoint: killed at any moment, the newest checkpoint is valid and 
     const pid_t child = ::fork();
     if (child == 0) save_until_killed(run, number, one_directory, kill % 2 == 0);
     ::usleep(static_cast<useconds_t>(500 + random_uniform(2, 0, static_cast<uint64_t>(kill)) * 2 * ten_saves.count()));
-    ::kill(child, SIGKILL);
-    int status = 0;
-    ::waitpid(child, &status, 0);
-    if (WIFEXITED(status) && WEXITSTATUS(status) == not_possible_here) continue;
-    CHECK(WIFSIGNALED(status));  // it did not stop by an error of its own
+    if (!kill_child(child)) continue;
     for (const std::string& name : names_in(run)) interrupted += name.find(".tmp-") == 0 || name.ends_with(".old");
 
     std::vector<std::string> skipped;
@@ -431,10 +438,7 @@ TEST_CASE("checkpoint: no permission") {
   fs::permissions(dir.path, static_cast<fs::perms>(0555));
   const int status = in_child([&] {
     if (::geteuid() == 0 && ::seteuid(65534) != 0) return not_possible_here;
-    const Error error = error_of([&] { save(dir.file("c"), "x"); });
-    const std::string what = error.what();
-    const bool said = what.find("Permission denied") != std::string::npos && what.find(dir.path) != std::string::npos;
-    return error.code == Exit::io && said ? 0 : 1;
+    return fails_with_io({"Permission denied", dir.path}, [&] { save(dir.file("c"), "x"); }) ? 0 : 1;
   });
   fs::permissions(dir.path, fs::perms::owner_all);
   CHECK((status == 0 || status == not_possible_here));
@@ -448,8 +452,7 @@ TEST_CASE("checkpoint: a file larger than allowed leaves the old checkpoint") {
     ::signal(SIGXFSZ, SIG_IGN);
     const rlimit limit{100000, 100000};
     if (::setrlimit(RLIMIT_FSIZE, &limit) != 0) return not_possible_here;
-    const Error error = error_of([&] { save(dir.file("c"), std::string(1000000, 'x')); });
-    return error.code == Exit::io && std::string(error.what()).find("File too large") != std::string::npos ? 0 : 1;
+    return fails_with_io({"File too large"}, [&] { save(dir.file("c"), std::string(1000000, 'x')); }) ? 0 : 1;
   });
   CHECK(status == 0);
   CHECK(is_valid_checkpoint(dir.file("c"), nullptr));
@@ -466,10 +469,9 @@ TEST_CASE("checkpoint: a full disk leaves the old checkpoint and says how much i
       return not_possible_here;
     }
     save(dir.file("c"), std::string(300000, 'o'));
-    const Error error = error_of([&] { save(dir.file("c"), std::string(2000000, 'x')); });
-    const std::string what = error.what();
-    if (error.code != Exit::io || what.find("no space left on device while writing") == std::string::npos) return 1;
-    if (what.find("free 1") == std::string::npos || what.find("of 2000000 bytes fitted") == std::string::npos) return 2;
+    if (!fails_with_io({"no space left on device while writing", "free 1", "of 2000000 bytes fitted"},
+                       [&] { save(dir.file("c"), std::string(2000000, 'x')); }))
+      return 1;
     if (names_in(dir.path) != std::vector<std::string>{"c"}) return 3;
     if (!is_valid_checkpoint(dir.file("c"), nullptr)) return 4;
     save(dir.file("c"), std::string(400000, 'n'));  // room enough for the old and the new one

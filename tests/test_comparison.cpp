@@ -64,8 +64,6 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
-bool has(const std::string& text, const std::string& what) { return text.find(what) != std::string::npos; }
-
 }  // namespace
 
 TEST_CASE("comparison: the table has sensible digits, the last numbers of what is not done, and fits a terminal") {
@@ -153,42 +151,23 @@ TEST_CASE("comparison: Markdown and JSON survive any bytes in names and messages
 }
 
 TEST_CASE("comparison: results.json has every number, every setting and the way to the curves") {
-  const json all = json::parse(results_json(example()));
-  CHECK(all["version"] == 1);
-  CHECK(all["yardstick"] == "llama");
-  CHECK(all["data"] == "arith:4");
+  const json all = json::parse(results_json(example())), &lime = all["runs"][1], &failed = all["runs"][2];
+  const auto check_has = [](const json& object, const json& want) {
+    for (const auto& [key, value] : want.items()) CHECK_MESSAGE(object.at(key) == value, key);
+  };
+  check_has(all, {{"version", 1}, {"yardstick", "llama"}, {"data", "arith:4"}});
   REQUIRE(all["runs"].size() == 5);
-  const json& lime = all["runs"][1];
-  CHECK(lime["name"] == "lime");
-  CHECK(lime["state"] == "done");
-  CHECK(lime["exit_code"] == 0);
-  CHECK(lime["seed"] == 42);
-  CHECK(lime["parameters"] == 66496);
-  CHECK(lime["train_loss"] == 0.36912);
-  CHECK(lime["answers"] == 0.13672);
-  CHECK(lime["relative_time"] == 2.0);
-  CHECK(lime["relative_memory"] == 1.06);
-  CHECK(lime["metrics"] == "lime/metrics.jsonl");
+  check_has(lime, R"({"name": "lime", "state": "done", "exit_code": 0, "seed": 42, "parameters": 66496,
+                      "train_loss": 0.36912, "answers": 0.13672, "relative_time": 2.0, "relative_memory": 1.06,
+                      "metrics": "lime/metrics.jsonl", "test_loss_step": 6000})"_json);
   CHECK(lime["flags"]["steps"] == 6000);
   CHECK(lime["flags"]["config"].contains("hidden_size"));
-  const json& failed = all["runs"][2];
-  CHECK(failed["state"] == "failed");
-  CHECK(failed["exit_code"] == 77);
-  CHECK(failed["error"] == "step 4: loss nan");
-  CHECK(failed["steps_done"] == 3);
-  CHECK(failed["test_loss"] == 2.1);
-  CHECK(failed["test_loss_step"] == 2);
-  CHECK(failed["train_loss"] == 0.4);
-  CHECK(failed["train_loss_step"] == 3);
-  CHECK(failed["answers"].is_null());
-  CHECK(lime["test_loss_step"] == 6000);
-  CHECK(failed["relative_time"].is_null());
-  CHECK(failed["metrics"] == "hyper-rate-2/metrics.jsonl");
+  check_has(failed, R"({"state": "failed", "exit_code": 77, "error": "step 4: loss nan", "steps_done": 3,
+                        "test_loss": 2.1, "test_loss_step": 2, "train_loss": 0.4, "train_loss_step": 3,
+                        "answers": null, "relative_time": null, "metrics": "hyper-rate-2/metrics.jsonl"})"_json);
   CHECK(failed["options"]["rate"] == "2");
   CHECK(all["runs"][3]["exit_code"] == 75);
-  CHECK(all["runs"][4]["state"] == "not started");
-  CHECK(all["runs"][4]["exit_code"].is_null());
-  CHECK(all["runs"][4]["metrics"].is_null());
+  check_has(all["runs"][4], {{"state", "not started"}, {"exit_code", nullptr}, {"metrics", nullptr}});
 }
 
 TEST_CASE("comparison: the picture names what did not end well, and has answers only of a task") {

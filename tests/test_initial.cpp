@@ -13,10 +13,11 @@ namespace {
 constexpr int64_t C = 256, H = 64, K = 32, D = 4, L = 6;
 const double root_C = std::sqrt(static_cast<double>(C));
 
-Config config_of(const std::string& arch, const Options& options) {
+Config config_of(const std::string& text) {
+  const ArchChoice choice = parse_arch_list(text)[0];
   Config config;
-  config.arch = arch;
-  config.options = options;
+  config.arch = choice.arch;
+  config.options = choice.options;
   config.vocab_size = 7;
   config.hidden_size = C;
   config.intermediate_size = 96;
@@ -93,8 +94,7 @@ struct Rule {
   Start start;
 };
 struct Model {
-  std::string arch;
-  Options options;
+  std::string choice;       // as of --arch of compare
   std::vector<Rule> rules;  // for what it adds to LLaMA and what it starts differently
 };
 
@@ -104,10 +104,10 @@ std::vector<Model> lime_models() {
     return Rule{"lime_router", 10, 0, router(reads)};
   };
   return {
-      {"lime", {}, {k, v, routed([](int64_t, int64_t) { return true; })}},
-      {"lime", {{"routing", "last"}, {"window", "2"}}, {k, v, routed([](int64_t l, int64_t s) { return s > l - 2; })}},
-      {"lime", {{"routing", "first"}, {"window", "2"}}, {k, v, routed([](int64_t, int64_t s) { return s < 2; })}},
-      {"lime", {{"routing", "average"}}, {k, v}},
+      {"lime", {k, v, routed([](int64_t, int64_t) { return true; })}},
+      {"lime:routing=last:window=2", {k, v, routed([](int64_t l, int64_t s) { return s > l - 2; })}},
+      {"lime:routing=first:window=2", {k, v, routed([](int64_t, int64_t s) { return s < 2; })}},
+      {"lime:routing=average", {k, v}},
   };
 }
 
@@ -115,8 +115,8 @@ std::vector<Model> lime_models() {
 std::vector<Model> lime_v1_models() {
   std::vector<Model> models;
   for (const std::string arch : {"lime_static", "lime_dynamic"})
-    for (const std::string kv_init : {"", "literal", "fan_in"}) {
-      const double bound = kv_init == "fan_in" ? 1 / root_C : 1 / std::sqrt(static_cast<double>(K * C * D));
+    for (const std::string kv_init : {"", ":kv_init=literal", ":kv_init=fan_in"}) {
+      const double bound = kv_init == ":kv_init=fan_in" ? 1 / root_C : 1 / std::sqrt(static_cast<double>(K * C * D));
       std::vector<Rule> rules = {{"layers.0.self_attn.k_proj", 1, 1, normal(0.02)},
                                  {"layers.0.self_attn.v_proj", 1, 1, normal(0.02)},
                                  {"k_proj", 1, 1, uniform(bound)},
@@ -124,7 +124,7 @@ std::vector<Model> lime_v1_models() {
                                  {"lime_layernorm", 1, 0, all(1)}};
       if (arch == "lime_static") rules.push_back({"lime_router", 10, 0, normal(0.1)});
       else rules.push_back({"lime_router", 10, 1, normal(0.02)});
-      models.push_back({arch, kv_init.empty() ? Options{} : Options{{"kv_init", kv_init}}, rules});
+      models.push_back({arch + kv_init, rules});
     }
   return models;
 }
@@ -138,19 +138,14 @@ std::vector<Model> hyper_models() {
                              {"dynamic_alpha_scale", 1, 1, all(0.01)},
                              {"dynamic_beta_scale", 1, 1, all(0.01)}};
   };
-  auto with = [](std::vector<Rule> some, const std::vector<Rule>& more) {
-    some.insert(some.end(), more.begin(), more.end());
-    return some;
-  };
   const Rule gain{"_hc.norm.weight", 1, 0, all(1)}, bias{"_hc.norm.bias", 1, 0, all(0)};
   const Start smaller = normal(0.02 / std::sqrt(3.0));
   return {
-      {"hyper", {}, rules(4, false)},
-      {"hyper", {{"dynamic", "false"}}, {{"static_alpha", 1, 0, one_stream(4, false)}, {"static_beta", 1, 0, all(1)}}},
-      {"hyper", {{"prenorm", "rmsnorm"}, {"norm", "rmsnorm"}}, with(rules(4, false), {gain})},
-      {"hyper",
-       {{"rate", "3"}, {"layer_index", "sublayer"}, {"norm", "layernorm"}, {"output_init_scale", "true"}},
-       with(rules(3, true), {gain, bias, {"o_proj", 1, 1, smaller}, {"down_proj", 1, 1, smaller}})},
+      {"hyper", rules(4, false)},
+      {"hyper:dynamic=false", {{"static_alpha", 1, 0, one_stream(4, false)}, {"static_beta", 1, 0, all(1)}}},
+      {"hyper:prenorm=rmsnorm:norm=rmsnorm", joined(rules(4, false), std::vector{gain})},
+      {"hyper:rate=3:layer_index=sublayer:norm=layernorm:output_init_scale=true",
+       joined(rules(3, true), std::vector<Rule>{gain, bias, {"o_proj", 1, 1, smaller}, {"down_proj", 1, 1, smaller}})},
   };
 }
 
@@ -160,47 +155,41 @@ std::vector<Model> mudd_models() {
                                     {"input_layernorm_v", 1, 0, all(1)},
                                     {"da.w2", 1, 1, all(0)}};
   auto with = [&](double w1, const std::vector<Rule>& more) {
-    std::vector<Rule> rules = common;
-    rules.push_back({"da.w1", 1, 1, normal(w1)});
-    rules.insert(rules.end(), more.begin(), more.end());
-    return rules;
+    return joined(common, std::vector<Rule>{{"da.w1", 1, 1, normal(w1)}}, more);
   };
   const std::vector<Rule> prepost = {
       {"static_weight", 1, 0, all(0)}, {"pre_da_norms", 1, 0, all(1)}, {"post_da_norms", 1, 0, all(1e-3)}};
   return {
-      {"mudd", {}, with(1 / root_C, prepost)},
-      {"mudd", {{"w1_init", "fan_in"}}, with(1 / root_C, prepost)},
-      {"mudd", {{"w1_init", "literal"}}, with(1 / (root_C * root_C), prepost)},
-      {"mudd", {{"norm", "none"}}, with(1 / root_C, {{"static_weight", 1, 0, exactly(last_column)}})},
+      {"mudd", with(1 / root_C, prepost)},
+      {"mudd:w1_init=fan_in", with(1 / root_C, prepost)},
+      {"mudd:w1_init=literal", with(1 / (root_C * root_C), prepost)},
+      {"mudd:norm=none", with(1 / root_C, {{"static_weight", 1, 0, exactly(last_column)}})},
   };
 }
 
 std::vector<Model> other_models() {
   const std::string gates = "alpha_proj", scores = "vertical_attention.scores";
   return {
-      {"vertical", {}, {{scores, 10, 1, all(0)}}},
-      {"vertical", {{"init_diag", "4"}}, {{scores, 10, 1, own_score(4)}}},
-      {"vertical", {{"map", "unet"}}, {}},
-      {"sla", {}, {}},
-      {"ala", {}, {}},
-      {"resformer", {}, {{"lambda_scale", 1, 0, all(L)}, {"lambda_logits", 1, 0, all(0)}, {"lambda2", 1, 0, all(0.5)}}},
-      {"resformer", {{"variant", "learnable"}}, {{"lambda1", 1, 0, all(0.5)}, {"lambda2", 1, 0, all(0.5)}}},
-      {"resformer", {{"variant", "identity"}}, {}},
-      {"resformer", {{"variant", "svformer"}}, {}},
-      {"satformer", {}, {{gates, 1, 1, normal(0.02)}}},
-      {"satformer", {{"gate_init", "normal"}}, {{gates, 1, 1, normal(0.02)}}},
-      {"satformer", {{"gate_init", "uniform"}}, {{gates, 1, 1, uniform(1 / root_C)}}},
-      {"denseformer", {}, {{"dwa_modules", 1, 0, exactly(last_column)}}},
-      {"denseformer", {{"dilation", "2"}, {"period", "3"}}, {{"dwa_modules", 1, 0, exactly(last_column)}}},
-      {"relay", {}, {{"relay_gate", 1, 1, normal(0.02)}}},
+      {"vertical", {{scores, 10, 1, all(0)}}},
+      {"vertical:init_diag=4", {{scores, 10, 1, own_score(4)}}},
+      {"vertical:map=unet", {}},
+      {"sla", {}},
+      {"ala", {}},
+      {"resformer", {{"lambda_scale", 1, 0, all(L)}, {"lambda_logits", 1, 0, all(0)}, {"lambda2", 1, 0, all(0.5)}}},
+      {"resformer:variant=learnable", {{"lambda1", 1, 0, all(0.5)}, {"lambda2", 1, 0, all(0.5)}}},
+      {"resformer:variant=identity", {}},
+      {"resformer:variant=svformer", {}},
+      {"satformer", {{gates, 1, 1, normal(0.02)}}},
+      {"satformer:gate_init=normal", {{gates, 1, 1, normal(0.02)}}},
+      {"satformer:gate_init=uniform", {{gates, 1, 1, uniform(1 / root_C)}}},
+      {"denseformer", {{"dwa_modules", 1, 0, exactly(last_column)}}},
+      {"denseformer:dilation=2:period=3", {{"dwa_modules", 1, 0, exactly(last_column)}}},
+      {"relay", {{"relay_gate", 1, 1, normal(0.02)}}},
   };
 }
 
 std::vector<Model> all_models() {
-  std::vector<Model> all;
-  for (const auto& some : {lime_models(), lime_v1_models(), hyper_models(), mudd_models(), other_models()})
-    all.insert(all.end(), some.begin(), some.end());
-  return all;
+  return joined(lime_models(), lime_v1_models(), hyper_models(), mudd_models(), other_models());
 }
 
 double start_of(const Parameter& row, int64_t i) { return row.init.at(1, stream_of(row.name), i); }
@@ -237,7 +226,7 @@ void check_plain(const Parameter& row, const Parameter& plain) {
 }
 
 void check_model(const Model& model) {
-  ParameterTable params = declared(config_of(model.arch, model.options)), llama = declared(config_of("llama", {}));
+  ParameterTable params = declared(config_of(model.choice)), llama = declared(config_of("llama"));
   std::vector<std::vector<double>> drawn(model.rules.size());
   std::vector<int> rows(model.rules.size());
   for (const Parameter& row : params.rows()) {
@@ -245,7 +234,7 @@ void check_model(const Model& model) {
     size_t which = 0;
     while (which < model.rules.size() && row.name.find(model.rules[which].part) == std::string::npos) ++which;
     if (which == model.rules.size()) {
-      REQUIRE_MESSAGE(llama.contains(row.name), "no rule for what " << model.arch << " adds");
+      REQUIRE_MESSAGE(llama.contains(row.name), "no rule for what " << model.choice << " adds");
       check_plain(row, llama.at(row.name));
       continue;
     }
@@ -263,8 +252,8 @@ void check_model(const Model& model) {
 }
 
 // The model and LLaMA as they come, every number by its rule.
-Twin new_twin(const std::string& arch, const Options& options) {
-  Twin twin(tiny_with(arch, options));
+Twin new_twin(const std::string& choice) {
+  Twin twin(tiny_with(choice));
   twin.llama.params.initialise(1);
   twin.model.params.initialise(1);
   return twin;
@@ -273,7 +262,7 @@ Twin new_twin(const std::string& arch, const Options& options) {
 }  // namespace
 
 TEST_CASE("initial: the backbone starts normal with spread 0.02; gains and embeddings do not decay") {
-  ParameterTable params = declared(config_of("llama", {}));
+  ParameterTable params = declared(config_of("llama"));
   const Start matrix = normal(0.02);
   for (const Parameter& row : params.rows()) {
     CAPTURE(row.name);
@@ -288,12 +277,9 @@ TEST_CASE("initial: the backbone starts normal with spread 0.02; gains and embed
 TEST_CASE("initial: what architectures add starts, learns and decays as specified") {
   std::map<std::string, int> covered;
   for (const Model& model : all_models()) {
-    std::string options;
-    for (const auto& option : model.options) options += option.first + "=" + option.second + " ";
-    CAPTURE(model.arch);
-    CAPTURE(options);
+    CAPTURE(model.choice);
     check_model(model);
-    ++covered[model.arch];
+    ++covered[parse_arch_list(model.choice)[0].arch];
   }
   for (const Architecture& architecture : architectures())
     CHECK_MESSAGE((architecture.name == "llama" || architecture.draft || covered[architecture.name] > 0),
@@ -302,27 +288,26 @@ TEST_CASE("initial: what architectures add starts, learns and decays as specifie
 
 TEST_CASE("initial: LIMe's first layer has no router") {
   for (const std::string arch : {"lime", "lime_static", "lime_dynamic"}) {
-    const ParameterTable params = declared(config_of(arch, {}));
+    const ParameterTable params = declared(config_of(arch));
     for (const Parameter& row : params.rows())
       if (row.name.find("lime_router") != std::string::npos) CHECK_MESSAGE(layer_of(row) > 0, row.name);
   }
 }
 
 TEST_CASE("initial: a new denseformer, mudd or hyper with one stream is LLaMA") {
-  for (const Options& options : {Options{}, Options{{"dilation", "2"}, {"period", "3"}}})
-    check_same_bits(new_twin("denseformer", options));
+  for (const char* choice : {"denseformer", "denseformer:dilation=2:period=3"}) check_same_bits(new_twin(choice));
 
   const std::vector<std::string> norms = {"input_layernorm_q.weight", "input_layernorm_k.weight",
                                           "input_layernorm_v.weight"};
   for (const std::string norm : {"prepost", "none"}) {
     CAPTURE(norm);
-    Twin twin = new_twin("mudd", {{"norm", norm}});
+    Twin twin = new_twin("mudd:norm=" + norm);
     CHECK(twin.llama.loss() == twin.model.loss());
     check_same(std::move(twin), 1e-6, norms);
   }
   for (const std::string dynamic : {"true", "false"}) {
     CAPTURE(dynamic);
-    Twin twin = new_twin("hyper", {{"rate", "1"}, {"prenorm", "rmsnorm"}, {"dynamic", dynamic}});
+    Twin twin = new_twin("hyper:rate=1:prenorm=rmsnorm:dynamic=" + dynamic);
     CHECK(twin.llama.loss() == twin.model.loss());
     check_same(std::move(twin), 1e-6);
   }

@@ -104,19 +104,7 @@ TEST_CASE("bf16 models: at most twice as far from the exact gradients as the pla
   }
 }
 
-TEST_CASE("bf16 models: the three memory plans give the same bits, and activations take about half the memory") {
-  for (const Case& c : cases()) {
-    CAPTURE(c.name);
-    std::vector<std::vector<float>> gradients;
-    for (PlanMode mode : {PlanMode::reuse, PlanMode::distinct, PlanMode::poison}) {
-      TinyModel model(c.config, "cpu", mode, Dtype::bf16);
-      model.step();
-      CHECK(std::isfinite(model.step()));
-      gradients.push_back(model.values<float>(model.params.gradients()));
-    }
-    for (size_t other : {1, 2})
-      CHECK(std::memcmp(gradients[0].data(), gradients[other].data(), gradients[0].size() * sizeof(float)) == 0);
-  }
+TEST_CASE("bf16 models: activations take about half the memory") {
   const auto arena = [](const std::string& arch, Dtype dtype) {
     Config config = tiny_config(arch);
     config.hidden_size = 128, config.head_dim = 32, config.intermediate_size = 256;

@@ -17,7 +17,8 @@ using Means = std::map<std::string, double>;
 
 // Means over graphs, computed from the edges alone, so that they say the same of generated and of published graphs.
 struct Figures {
-  double graphs = 0, nodes = 0, edges = 0, steps = 0, shortest_paths = 0, entities = 0, root_is_one = 0;
+  double graphs = 0;
+  Means sums;
   std::array<double, 4> label{};  // counts without the two roots
   double common_leaves = 0;       // nodes of both families that are leaves
 
@@ -35,22 +36,21 @@ struct Figures {
       if (at(distance, c) < 0 || via < at(distance, c)) at(distance, c) = via, at(paths, c) = 0;
       if (via == at(distance, c)) at(paths, c) += at(paths, p);
     }
-    ++graphs, nodes += n, edges += static_cast<double>(graph_edges.size());
-    steps += at(distance, target), shortest_paths += at(paths, target), root_is_one += root;
-    entities += static_cast<double>(std::count(parents.begin(), parents.end(), 0));
+    ++graphs, sums["nodes"] += n, sums["edges"] += static_cast<double>(graph_edges.size());
+    sums["steps"] += at(distance, target), sums["shortest paths"] += at(paths, target), sums["root is 1"] += root;
+    sums["entities"] += static_cast<double>(std::count(parents.begin(), parents.end(), 0));
     for (int i = 2; i < n; ++i) {
       ++label[static_cast<size_t>(at(labels, i))];
       common_leaves += at(labels, i) == 3 && at(children, i) == 0;
     }
   }
+  void add(const ProsqaGraph& graph) {
+    add(static_cast<int>(graph.label.size()), graph.edges, graph.root, graph.target);
+  }
   Means means() const {
-    return {{"nodes", nodes / graphs},
-            {"edges", edges / graphs},
-            {"steps", steps / graphs},
-            {"shortest paths", shortest_paths / graphs},
-            {"entities", entities / graphs},
-            {"root is 1", root_is_one / graphs},
-            {"leaves of both", common_leaves / label[3]}};
+    Means out = {{"leaves of both", common_leaves / label[3]}};
+    for (const auto& [name, sum] : sums) out[name] = sum / graphs;
+    return out;
   }
   std::array<double, 4> label_shares() const {
     const double all = label[0] + label[1] + label[2] + label[3];
@@ -74,14 +74,16 @@ std::string words_of(const std::string& text) {
   return out;
 }
 
+TaskSample sample_of(const Tokenizer& tokenizer, const std::string& prompt, const std::string& rest) {
+  const auto first = tokenizer.encode(prompt), all = tokenizer.encode(prompt + " " + rest);
+  return {{all.begin(), all.end()}, static_cast<int64_t>(first.size())};
+}
+
 TaskSample sample_of(const nlohmann::json& item, const Tokenizer& tokenizer) {
   std::string prompt = item["question"].get<std::string>() + "\n", rest;
   for (const auto& step : item["steps"]) rest += step.get<std::string>() + "\n";
   rest += "### " + item["answer"].get<std::string>() + " <eos>";
-  const auto first = tokenizer.encode(words_of(prompt)), second = tokenizer.encode(words_of(rest));
-  TaskSample sample{{first.begin(), first.end()}, static_cast<int64_t>(first.size())};
-  sample.tokens.insert(sample.tokens.end(), second.begin(), second.end());
-  return sample;
+  return sample_of(tokenizer, words_of(prompt), words_of(rest));
 }
 
 // The published splits where they are at hand; they are not part of the project.
@@ -115,7 +117,7 @@ TEST_CASE("prosqa: 20,000 graphs have the statistics of the published splits") {
   std::map<size_t, int> steps;
   for (int i = 0; i < 20000; ++i) {
     const ProsqaGraph graph = prosqa_graph(random);
-    figures.add(static_cast<int>(graph.label.size()), graph.edges, graph.root, graph.target);
+    figures.add(graph);
     ++steps[graph.path.size() - 1];
   }
   const Means want = {{"nodes", 22.8},    {"edges", 36.2},    {"steps", 3.81},        {"shortest paths", 1.63},
@@ -149,8 +151,8 @@ TEST_CASE("prosqa: every graph is what the task promises") {
     CHECK((graph.path.front() == graph.root && graph.path.back() == graph.target));
     for (size_t i = 1; i < graph.path.size(); ++i) CHECK(edges.count({graph.path[i - 1], graph.path[i]}) == 1);
     Figures one;  // the path is a shortest one
-    one.add(n, graph.edges, graph.root, graph.target);
-    CHECK(one.steps == static_cast<double>(graph.path.size() - 1));
+    one.add(graph);
+    CHECK(one.sums["steps"] == static_cast<double>(graph.path.size() - 1));
   }
 }
 
@@ -204,19 +206,12 @@ TEST_CASE("prosqa: the judge") {
   ProsqaSource source;
   TaskSource::Seen seen;
   source.fill(1, seen, [&] {
-    const auto prompt = words.encode(
-        "Every terpus is a brimpus . Tom is a terpus . Every brimpus is a lempus . Tom is a dumpus . "
-        "Every dumpus is a lempus . Davis is a scrompus . Is Tom a lempus or scrompus ? <nl>");
-    const auto rest =
-        words.encode("Tom is a dumpus . <nl> Every dumpus is a lempus . <nl> ### Tom is a lempus . <eos>");
-    TaskSample sample{{prompt.begin(), prompt.end()}, static_cast<int64_t>(prompt.size())};
-    sample.tokens.insert(sample.tokens.end(), rest.begin(), rest.end());
-    return sample;
+    return sample_of(words,
+                     "Every terpus is a brimpus . Tom is a terpus . Every brimpus is a lempus . Tom is a dumpus . "
+                     "Every dumpus is a lempus . Davis is a scrompus . Is Tom a lempus or scrompus ? <nl>",
+                     "Tom is a dumpus . <nl> Every dumpus is a lempus . <nl> ### Tom is a lempus . <eos>");
   });
-  const auto verdict = [&](const std::string& text) {
-    const Task::Verdict v = source.judge(0, words.encode(text));
-    return std::string(v.answer ? "answer" : "wrong") + (v.steps ? "+steps" : "");
-  };
+  const auto verdict = [&](const std::string& text) { return verdict_of(source, words.encode(text)); };
   const std::string right = "### Tom is a lempus . <eos>";
   CHECK(verdict("Tom is a dumpus . <nl> Every dumpus is a lempus . <nl> " + right) == "answer+steps");
   // Another valid chain, even a longer one.
@@ -265,16 +260,13 @@ TEST_CASE("prosqa: the published splits read with our words, judge and statistic
     figures.add(static_cast<int>(item["idx_to_symbol"].size()), edges, item["root"].get<int>(),
                 item["target"].get<int>());
   }
-  CHECK(figures.steps / 800 == doctest::Approx(3.77).epsilon(.002));
+  CHECK(figures.sums["steps"] / 800 == doctest::Approx(3.77).epsilon(.002));
   CHECK(tokens / 800 == doctest::Approx(249.5).epsilon(.001));
   CHECK(share_of_hard(source) == doctest::Approx(.5).epsilon(.03));
 
   Figures ours;
   Random random(5, 6);
-  for (int g = 0; g < 20000; ++g) {
-    const ProsqaGraph graph = prosqa_graph(random);
-    ours.add(static_cast<int>(graph.label.size()), graph.edges, graph.root, graph.target);
-  }
+  for (int g = 0; g < 20000; ++g) ours.add(prosqa_graph(random));
   // 800 graphs do not pin a mean better: the share of root 1, the least certain, has a standard error of 2.7%.
   check_means(ours.means(), figures.means(), .06);
 }

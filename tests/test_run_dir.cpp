@@ -9,7 +9,9 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "data/shards.h"
 #include "models/checkpoint.h"
+#include "tests/check.h"
 #include "tests/program.h"
 #include "train/metrics.h"
 
@@ -25,13 +27,11 @@ struct Scratch : TempDir {
   Scratch() : TempDir(memory_or_disk()) {}
 };
 
-std::vector<std::string> tiny(const std::string& out, std::vector<std::string> more = {}) {
-  std::vector<std::string> flags = {"--data",           "arith:3", "--train-samples", "100", "--test-samples", "20",
-                                    "--width",          "16",      "--ffn",           "24",  "--layers",       "2",
-                                    "--heads",          "2",       "--batch",         "4",   "--eval-samples", "8",
-                                    "--answer-samples", "0",       "--out",           out};
-  flags.insert(flags.end(), more.begin(), more.end());
-  return flags;
+std::vector<std::string> tiny(const std::string& out, const std::vector<std::string>& more = {}) {
+  return joined(
+      split_words("--data arith:3 --train-samples 100 --test-samples 20 --width 16 --ffn 24 --layers 2 --heads 2 "
+                  "--batch 4 --eval-samples 8 --answer-samples 0 --out"),
+      std::vector{out}, more);
 }
 
 std::string metrics_line(int64_t step) {
@@ -153,44 +153,23 @@ TEST_CASE("run directory: flags.json gives every setting back, and no value that
   CHECK(read()["schedule"] == "cosine_to_floor");
   write(saved);
   CHECK(error_of([&] { read("llama"); }).code == Exit::usage);
-  for (const auto& [key, value] : std::vector<std::pair<std::string, json>>{{"steps", -5},
-                                                                            {"steps", 0},
-                                                                            {"steps", "many"},
-                                                                            {"steps", 1e30},
-                                                                            {"steps", 18446744073709551615u},
-                                                                            {"batch", 0},
-                                                                            {"batch", 2.5},
-                                                                            {"batch", int64_t{1} << 41},
-                                                                            {"keep", -1},
-                                                                            {"seq", json::array()},
-                                                                            {"lr", "fast"},
-                                                                            {"lr", -1},
-                                                                            {"lr_floor", 2},
-                                                                            {"beta2", 1},
-                                                                            {"seed", -1},
-                                                                            {"data", 7},
-                                                                            {"decay_all", 1},
-                                                                            {"schedule", "flat"},
-                                                                            {"dtype", "fp17"},
-                                                                            {"matmul", "fp8"},
-                                                                            {"config", 3},
-                                                                            {"config", json::object()}}) {
-    json spoilt = saved;
-    spoilt[key] = value;
-    write(spoilt);
-    CAPTURE(key);
-    CAPTURE(value.dump());
-    const Error error = error_of([&] { read(); });
-    CHECK(error.code == Exit::bad_data);
-    CHECK(std::string(error.what()).find(key) != std::string::npos);
-  }
+  const json spoilt_values = R"({"steps": [-5, 0, "many", 1e30, 18446744073709551615], "batch": [0, 2.5, 2199023255552],
+      "keep": [-1], "seq": [[]], "lr": ["fast", -1], "lr_floor": [2], "beta2": [1], "seed": [-1], "data": [7],
+      "decay_all": [1], "schedule": ["flat"], "dtype": ["fp17"], "matmul": ["fp8"], "config": [3, {}]})"_json;
+  for (const auto& [key, values] : spoilt_values.items())
+    for (const json& value : values) {
+      json spoilt = saved;
+      spoilt[key] = value;
+      write(spoilt);
+      CAPTURE(value.dump());
+      check_fails(Exit::bad_data, {key}, [&] { read(); });
+    }
 }
 
 TEST_CASE("run directory: --resume --out alone continues, and more steps change the schedule from there on") {
   const Scratch scratch;
   const std::string run = scratch.file("run");
-  const std::vector<std::string> more = {"--steps",  "12", "--save-every", "4",   "--keep", "9",
-                                         "--warmup", "2",  "--lr",         "0.01"};
+  const std::vector<std::string> more = split_words("--steps 12 --save-every 4 --keep 9 --warmup 2 --lr 0.01");
   check_outcome(train(scratch, tiny(run, more)), Exit::done, "step 12/12");
   const std::string weights = read_text(run + "/step_00000012/model.safetensors");
   const std::string metrics = timeless(run + "/metrics.jsonl"), flags = read_text(run + "/flags.json");
@@ -202,12 +181,9 @@ TEST_CASE("run directory: --resume --out alone continues, and more steps change 
   CHECK(read_text(run + "/flags.json") == flags);
 
   // What may not change is refused by name; what may, is taken.
-  struct Case {
-    std::string flag, value;
-  };
-  for (const Case& c : std::vector<Case>{
+  for (const auto& [flag, value] : std::map<std::string, std::string>{
            {"--lr", "0.02"}, {"--seed", "7"}, {"--batch", "8"}, {"--steps", "11"}, {"--test-samples", "30"}})
-    check_outcome(train(scratch, {"--resume", "--out", run, c.flag, c.value}), Exit::usage, c.flag);
+    check_outcome(train(scratch, {"--resume", "--out", run, flag, value}), Exit::usage, flag);
   check_outcome(train(scratch, {"--resume", "--out", run, "--layers", "3"}), Exit::usage, "num_hidden_layers");
   check_outcome(train(scratch, {"--resume", "--out", run}, "lime"), Exit::usage, "train_llama");
   check_outcome(train(scratch, {"--resume", "--out", run, "--keep", "1"}), Exit::done, "resumed after step 12");
@@ -278,11 +254,9 @@ TEST_CASE("run directory: a checkpoint that cannot be read ends --resume; nothin
 TEST_CASE("run directory: the --init directory is needed at the start only") {
   const Scratch scratch;
   const std::string run = scratch.file("run"), model = scratch.file("model");
-  std::string shard(1024, '\0');
-  const int32_t header[] = {20240520, 1, 500};
-  shard.replace(0, sizeof header, reinterpret_cast<const char*>(header), sizeof header);
-  for (int i = 0; i < 500; ++i) shard += std::string{static_cast<char>(i * 7 % 19), '\0'};
-  write_text(scratch.file("data.bin"), shard);
+  std::vector<uint32_t> tokens;
+  for (uint32_t i = 0; i < 500; ++i) tokens.push_back(i * 7 % 19);
+  write_shard(scratch.file("data.bin"), tokens, ShardFormat::uint16);
   check_outcome(train(scratch, tiny(model, {"--steps", "0"})), Exit::done, "initialised");
   const std::string tokenizer = read_text(model + "/tokenizer.json");
   write_text(model + "/tokenizer_config.json", "its own");
@@ -317,16 +291,11 @@ TEST_CASE("run directory: data that moved is taken where it holds the same, and 
   std::string contents;
   for (int i = 0; i < 900; ++i) contents += str(i * i % 977, " ");
   write_text(text, contents);
-  const std::vector<std::string> sizes = {"--width", "16", "--ffn", "24", "--layers",     "1", "--heads", "2",
-                                          "--batch", "2",  "--seq", "16", "--save-every", "2", "--out",   run};
-  auto flags = [&](const std::string& data, std::vector<std::string> more) {
-    more.insert(more.end(), {"--data", data});
-    more.insert(more.end(), sizes.begin(), sizes.end());
-    return more;
-  };
+  const std::vector<std::string> sizes =
+      split_words("--width 16 --ffn 24 --layers 1 --heads 2 --batch 2 --seq 16 --save-every 2 --out " + run);
   const fs::path here = fs::current_path();
   fs::current_path(scratch.path);
-  const Outcome started = train(scratch, flags("text:text", {"--steps", "4"}));
+  const Outcome started = train(scratch, joined(split_words("--data text:text --steps 4"), sizes));
   fs::current_path(here);
   check_outcome(started, Exit::done, "step 4: test loss");
   check_outcome(train(scratch, {"--resume", "--out", run, "--steps", "6"}), Exit::done, "resumed after step 4");

@@ -9,6 +9,7 @@
 #include "kernels/devices.h"
 #include "models/llama.h"
 #include "tests/backends.h"
+#include "tests/temp_dir.h"
 #include "tests/tiny.h"
 
 using namespace crossply;
@@ -314,12 +315,7 @@ struct WholeSlab : Node {
 TEST_CASE("sharp edges: what would compute with overwritten memory is refused, with op, value and remedy") {
   for (const Trap& trap : refused) {
     CAPTURE(trap.name);
-    std::string message;
-    try {
-      Small(trap.ops, "reference", Dtype::f64);
-    } catch (const Error& error) {
-      message = error.what();
-    }
+    const std::string message = error_of([&] { Small(trap.ops, "reference", Dtype::f64); }).what();
     CAPTURE(message);
     for (const std::string& part : trap.says) CHECK(message.find(part) != std::string::npos);
     const bool copy = message.find("ops::copy(tape, name, value)") != std::string::npos;

@@ -14,6 +14,7 @@
 
 using namespace crossply;
 using namespace crossply::test;
+using nlohmann::json;
 
 namespace {
 
@@ -42,9 +43,7 @@ TrainOptions tiny_options(const std::string& arch) {
   config.vocab_size = 7, config.hidden_size = 8, config.intermediate_size = 12;
   config.num_hidden_layers = 3, config.num_attention_heads = 2;
   config.check(Exit::usage, "test");
-  o.steps = 12;
-  o.batch = 3;
-  o.warmup = 2;
+  o.steps = 12, o.batch = 3, o.warmup = 2;
   o.lr = 1e-2;
   return o;
 }
@@ -66,22 +65,27 @@ void write_story(const std::string& path) {
     file << who[i * 5 / 3 % 4] << " " << does[i * 7 / 4 % 3] << " " << what[i * 3 / 2 % 5] << ".\n";
 }
 
+// A run of one step, saved.
+void save_one_step(const TrainOptions& o, const Source& data, const std::string& dir) {
+  Trainer trainer(o, data);
+  trainer.step();
+  trainer.save(dir, Tokenizer());
+}
+
 // Four layers, so that every architecture reads across depth with its default options.
 TrainOptions across_depth(const std::string& arch, const std::string& data) {
   TrainOptions o;
-  o.config.arch = arch;
-  o.config.hidden_size = 16;
-  o.config.intermediate_size = 32;
-  o.config.num_hidden_layers = 4;
-  o.config.num_attention_heads = 4;
-  o.config.num_key_value_heads = 2;
+  const bool text = data.starts_with("text:");
+  Config& config = o.config;
+  config.arch = arch;
+  config.vocab_size = text ? 256 : 21;
+  config.hidden_size = 16, config.intermediate_size = 32, config.num_hidden_layers = 4;
+  config.num_attention_heads = 4, config.num_key_value_heads = 2;
+  config.check(Exit::usage, "test");
   o.data.spec = data;
-  o.data.train_samples = 96;
-  o.data.test_samples = 8;
-  if (data.starts_with("text:")) o.data.seq_len = 24;
-  o.steps = 60;
-  o.batch = 8;
-  o.warmup = 4;
+  o.data.train_samples = 96, o.data.test_samples = 8;
+  if (text) o.data.seq_len = 24;
+  o.steps = 60, o.batch = 8, o.warmup = 4;
   o.lr = 3e-2;
   return o;
 }
@@ -104,10 +108,8 @@ TEST_CASE("train: every architecture learns, and stopping in the middle changes 
     for (const Architecture& architecture : architectures()) {
       CAPTURE(architecture.name);
       CAPTURE(spec);
-      TrainOptions o = across_depth(architecture.name, spec);
+      const TrainOptions o = across_depth(architecture.name, spec);
       const Dataset data = open_dataset(o.data);
-      o.config.vocab_size = data.train->vocab_size();
-      o.config.check(Exit::usage, "test");
       const std::string dir = scratch.file(architecture.name + "-" + spec.substr(0, 4));
 
       Trainer whole(o, *data.train);
@@ -150,10 +152,8 @@ TEST_CASE("train: resuming twice gives the losses and weights of the uninterrupt
     INFO(c.arch, " ", c.dtype, " ", c.matmul, ", batch ", c.batch);
     const Counting data(10);
     TrainOptions o = tiny_options(c.arch);
-    o.dtype = c.dtype;
-    o.matmul = c.matmul;
-    o.batch = c.batch;
-    o.accumulate = c.accumulate;
+    o.dtype = c.dtype, o.matmul = c.matmul;
+    o.batch = c.batch, o.accumulate = c.accumulate;
     Trainer whole(o, data);
     std::vector<double> want, got;
     for (int i = 0; i < 12; ++i) want.push_back(whole.step().loss);
@@ -182,8 +182,6 @@ TEST_CASE("train: every architecture learns in bf16 about what it learns in fp32
     CAPTURE(architecture.name);
     TrainOptions o = across_depth(architecture.name, "text:" + scratch.file("text"));
     const Dataset data = open_dataset(o.data);
-    o.config.vocab_size = data.train->vocab_size();
-    o.config.check(Exit::usage, "test");
     double last[2] = {};
     for (const bool narrow : {false, true}) {
       o.dtype = narrow ? "bf16" : "fp32";
@@ -220,14 +218,7 @@ TEST_CASE("train: resuming on data of which a part changed is refused, an older 
   write_story(path);
   TrainOptions o = across_depth("llama", "text:" + path);
   o.data.train_samples = o.data.test_samples = 0;
-  o.config.vocab_size = 256;
-  o.config.check(Exit::usage, "test");
-  {
-    const Dataset data = open_dataset(o.data);
-    Trainer trainer(o, *data.train);
-    trainer.step();
-    trainer.save(dir, Tokenizer());
-  }
+  save_one_step(o, *open_dataset(o.data).train, dir);
   CHECK(Trainer(o, *open_dataset(o.data).train, dir).steps_done() == 1);
   const std::string text = read_text(path);
   std::string other = text;
@@ -235,7 +226,7 @@ TEST_CASE("train: resuming on data of which a part changed is refused, an older 
   write_text(path, other);
   check_fails(Exit::bad_data, {}, [&] { Trainer(o, *open_dataset(o.data).train, dir); });
   write_text(path, text);
-  nlohmann::json state = nlohmann::json::parse(read_text(dir + "/train_state.json"));
+  json state = json::parse(read_text(dir + "/train_state.json"));
   CHECK(state.erase("data_digest") == 1);
   write_text(dir + "/train_state.json", state.dump());
   CHECK(Trainer(o, *open_dataset(o.data).train, dir).steps_done() == 1);
@@ -245,9 +236,7 @@ TEST_CASE("train: resuming with other flags is refused by name") {
   const Counting data(10);
   TrainOptions o = tiny_options("lime");
   TempDir run;
-  Trainer trainer(o, data);
-  trainer.step();
-  trainer.save(run.file("step_00000001"), Tokenizer());
+  save_one_step(o, data, run.file("step_00000001"));
   const auto resume = [&] { Trainer(o, data, newest_valid_checkpoint(run.path)); };
   resume();
   const TrainOptions same = o;
@@ -267,10 +256,8 @@ TEST_CASE("train: a checkpoint resumes whose schedule has the name that older bu
   o.schedule = "cosine_to_floor";
   const TempDir run;
   const std::string dir = run.file("step_00000001"), path = dir + "/train_state.json";
-  Trainer trainer(o, data);
-  trainer.step();
-  trainer.save(dir, Tokenizer());
-  auto state = nlohmann::json::parse(read_text(path));
+  save_one_step(o, data, dir);
+  auto state = json::parse(read_text(path));
   REQUIRE(state["trajectory"]["schedule"] == "cosine_to_floor");
   state["trajectory"]["schedule"] = "cosine1";
   write_text(path, state.dump());
@@ -283,40 +270,24 @@ TEST_CASE("train: a checkpoint's state of wrong types or sizes is refused") {
   const Counting data(10);
   const TrainOptions o = tiny_options("llama");
   const TempDir run;
-  Trainer trainer(o, data);
-  trainer.step();
-  trainer.save(run.file("step_00000001"), Tokenizer());
+  save_one_step(o, data, run.file("step_00000001"));
   const std::string path = run.file("step_00000001/train_state.json");
-  const auto good = nlohmann::json::parse(read_text(path));
+  const auto good = json::parse(read_text(path));
   auto code = [&](const std::string& text) {
     write_text(path, text);
     return error_of([&] { Trainer(o, data, run.file("step_00000001")); }).code;
   };
   CHECK(code(good.dump()) == Exit::done);
-  using nlohmann::json;
-  for (const auto& [key, value] : std::vector<std::pair<std::string, json>>{{"step", -5},
-                                                                            {"step", 2},
-                                                                            {"step", "1"},
-                                                                            {"step", 1.5},
-                                                                            {"step", json()},
-                                                                            {"step", 18446744073709551615u},
-                                                                            {"position", -3},
-                                                                            {"position", 4},
-                                                                            {"position", 1e30},
-                                                                            {"position", 9223372036854775807},
-                                                                            {"seconds", "long"},
-                                                                            {"seconds", json()},
-                                                                            {"seconds", -1},
-                                                                            {"data", 7},
-                                                                            {"data", json()},
-                                                                            {"trajectory", 3},
-                                                                            {"trajectory", "steps"},
-                                                                            {"trajectory", json::array()}}) {
-    json spoilt = good;
-    spoilt[key] = value;
-    CAPTURE(spoilt.dump());
-    CHECK(code(spoilt.dump()) == Exit::bad_data);
-  }
+  const json spoilt_values = R"({"step": [-5, 2, "1", 1.5, null, 18446744073709551615],
+      "position": [-3, 4, 1e30, 9223372036854775807], "seconds": ["long", null, -1],
+      "data": [7, null], "trajectory": [3, "steps", []]})"_json;
+  for (const auto& [key, values] : spoilt_values.items())
+    for (const json& value : values) {
+      json spoilt = good;
+      spoilt[key] = value;
+      CAPTURE(spoilt.dump());
+      CHECK(code(spoilt.dump()) == Exit::bad_data);
+    }
   for (const std::string text : {"", "{", "[]", "7", "{\"step\":1e999}"}) CHECK(code(text) == Exit::bad_data);
 }
 
@@ -325,8 +296,7 @@ TEST_CASE("train: accumulating two half batches is the whole batch") {
   TrainOptions o = tiny_options("lime");
   o.batch = 4;
   Trainer whole(o, data);
-  o.batch = 2;
-  o.accumulate = 2;
+  o.batch = 2, o.accumulate = 2;
   Trainer halves(o, data);
   for (int i = 0; i < 5; ++i) {
     const StepResult a = whole.step(), b = halves.step();
@@ -340,8 +310,7 @@ TEST_CASE("train: accumulating two half batches is the whole batch") {
 TEST_CASE("train: loss, norm and update are of the mean over the tokens that are scored") {
   const Counting data(3);
   TrainOptions o = tiny_options("lime");
-  o.batch = 3;
-  o.warmup = 0;
+  o.batch = 3, o.warmup = 0;
   o.adamw.eps = 1;  // so that the update depends on the size of the gradient
   o.adamw.clip = 0.5;
   Trainer trainer(o, data), same(o, data);

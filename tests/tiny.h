@@ -14,6 +14,7 @@
 #include "kernels/optim/optimizer.h"
 #include "models/model.h"
 #include "tests/check.h"
+#include "train/arch_list.h"
 
 namespace crossply::test {
 
@@ -31,6 +32,15 @@ inline Config tiny_config(const std::string& arch, int64_t K = 2, bool qk_norm =
   config.qk_norm = qk_norm;
   config.tie_word_embeddings = tied;
   config.initializer_range = 0.3;  // large enough that every path matters
+  config.check(Exit::usage, "test");
+  return config;
+}
+
+// The same of an architecture with options in place, as in "hyper:rate=2".
+inline Config tiny_with(const std::string& choice, int64_t K = 2, bool qk_norm = true) {
+  const ArchChoice parsed = parse_arch_list(choice)[0];
+  Config config = tiny_config(parsed.arch, K, qk_norm);
+  config.options = parsed.options;
   config.check(Exit::usage, "test");
   return config;
 }

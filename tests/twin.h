@@ -1,7 +1,6 @@
 // A tiny model beside the plain backbone with the same weights: what an architecture must equal at a neutral setting.
 #pragma once
 
-#include <map>
 #include <string>
 #include <vector>
 
@@ -9,15 +8,6 @@
 #include "tests/tiny.h"
 
 namespace crossply::test {
-
-using Options = std::map<std::string, std::string>;
-
-inline Config tiny_with(const std::string& arch, const Options& options, int64_t K = 2, bool qk_norm = true) {
-  Config config = tiny_config(arch, K, qk_norm);
-  for (const auto& option : options) config.options[option.first] = option.second;
-  config.check(Exit::usage, "test");
-  return config;
-}
 
 struct Twin {
   TinyModel llama, model;

@@ -54,7 +54,6 @@ const std::map<std::string, int> numbers = {{"EIO", EIO},       {"EINTR", EINTR}
 std::vector<std::string> kinds_of(const std::string& call) {
   static const std::map<std::string, std::vector<std::string>> kinds = {
       {"open", {"EACCES", "EIO", "EINTR"}},
-      {"opendir", {"EACCES", "EIO"}},
       {"read", {"EIO", "EINTR", "short"}},
       {"write", {"ENOSPC", "EIO", "EINTR", "short", "tear"}},
       {"close", {"EIO", "EINTR"}},

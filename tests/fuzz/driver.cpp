@@ -9,6 +9,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
+#include <sstream>
 
 #include "cli/program.h"
 #include "engine/rng.h"
@@ -88,42 +90,15 @@ std::vector<std::string> dictionary_of(const std::vector<Seed>& corpus) {
   return words;
 }
 
-const std::vector<std::string> edges = {"0",
-                                        "-1",
-                                        "1",
-                                        "-0",
-                                        "010",
-                                        "2",
-                                        "255",
-                                        "256",
-                                        "65535",
-                                        "65536",
-                                        "2147483647",
-                                        "2147483648",
-                                        "4294967295",
-                                        "4294967296",
-                                        "9007199254740993",
-                                        "9223372036854775807",
-                                        "9223372036854775808",
-                                        "18446744073709551615",
-                                        "18446744073709551616",
-                                        "-9223372036854775808",
-                                        "1e30",
-                                        "1e308",
-                                        "1e400",
-                                        "1e-400",
-                                        "0.5",
-                                        "-0.5",
-                                        "inf",
-                                        "nan",
-                                        "null",
-                                        "true",
-                                        "\"1\"",
-                                        "\"\"",
-                                        "[]",
-                                        "{}",
-                                        "[1]",
-                                        "{\"a\":1}"};
+std::vector<std::string> split_words(const std::string& text) {
+  std::istringstream words(text);
+  return {std::istream_iterator<std::string>(words), {}};
+}
+
+const std::vector<std::string> edges = split_words(R"(
+  0 -1 1 -0 010 2 255 256 65535 65536 2147483647 2147483648 4294967295 4294967296 9007199254740993
+  9223372036854775807 9223372036854775808 18446744073709551615 18446744073709551616 -9223372036854775808 1e30
+  1e308 1e400 1e-400 0.5 -0.5 inf nan null true "1" "" [] {} [1] {"a":1})");
 const std::string special = "\"\\{}[]:,\n\r\t \0\x01\x1b\x7f\x80\xc3\xff./*-="s;
 
 class Mutator {
@@ -192,19 +167,9 @@ class Mutator {
   static void binary_number(std::string& text, Random& random) {
     const size_t bytes = size_t{1} << random.below(4);
     if (text.size() < bytes) return;
-    constexpr uint64_t values[] = {0,
-                                   1,
-                                   0x7F,
-                                   0x80,
-                                   0xFF,
-                                   0x7FFF,
-                                   0xFFFF,
-                                   0x7FFFFFFF,
-                                   0x80000000,
-                                   0xFFFFFFFF,
-                                   0x7FFFFFFFFFFFFFFF,
-                                   0x8000000000000000,
-                                   0xFFFFFFFFFFFFFFFF};
+    constexpr uint64_t values[] = {0,          1,         INT8_MAX,   0x80,       UINT8_MAX, INT16_MAX,
+                                   UINT16_MAX, INT32_MAX, 0x80000000, UINT32_MAX, INT64_MAX, uint64_t{1} << 63,
+                                   UINT64_MAX};
     std::memcpy(&text[below(text.size() - bytes + 1, random)], &values[random.below(std::size(values))], bytes);
   }
 
