@@ -79,16 +79,18 @@ constexpr double tolerance_or_rounding(double tolerance) {
 }
 
 // Every element: |got - want| <= tolerance * max(|want|, scale), where scale is the root mean square of want: an
-// element that is small by cancellation is judged by the size of its neighbours. NaN fails.
+// element that is small by cancellation is judged by the size of its neighbours. A difference of `absolute` is always
+// allowed. NaN fails.
 template <class A, class B>
-void check_close(const std::string& what, const std::vector<A>& got, const std::vector<B>& want, double tolerance) {
+void check_close(const std::string& what, const std::vector<A>& got, const std::vector<B>& want, double tolerance,
+                 double absolute = 0) {
   REQUIRE_MESSAGE(got.size() == want.size(), what << ": sizes " << got.size() << " and " << want.size());
   double square = 0;
   for (const B& w : want) square += static_cast<double>(w) * static_cast<double>(w);
   const double scale = want.empty() ? 0 : std::sqrt(square / static_cast<double>(want.size()));
   for (size_t i = 0; i < want.size(); ++i) {
     const double g = static_cast<double>(got[i]), w = static_cast<double>(want[i]);
-    const double allowed = tolerance * std::max(std::abs(w), scale);
+    const double allowed = std::max(tolerance * std::max(std::abs(w), scale), absolute);
     if (!(std::abs(g - w) <= allowed)) {
       FAIL_CHECK(what << "[" << i << "]: got " << g << ", want " << w << ", allowed difference " << allowed);
       return;  // the first wrong element is enough

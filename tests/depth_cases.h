@@ -6,28 +6,14 @@
 #include <type_traits>
 #include <vector>
 
-#include "tests/backends.h"
-#include "tests/check.h"
-#include "tests/threads.h"
+#include "tests/op.h"
 
 namespace crossply::test {
-
-constexpr Stream fast{Backend::cpu}, reference{Backend::reference};
 
 // Those that store in T.
 template <class T>
 std::vector<Backend> backends_of() {
   return std::is_same_v<T, bf16> ? fast_backends() : all_backends();
-}
-
-// Calls body(backend, size) for what is to be tested against the reference: emulated, small sizes have to do.
-template <class Size, class F>
-void for_sizes(const std::vector<Size>& of_cpu, const std::vector<Size>& of_gpu, F&& body) {
-  for (const Backend backend : fast_backends())
-    for (const Size& size : backend == Backend::cuda ? of_gpu : of_cpu) {
-      CAPTURE(static_cast<int>(backend));
-      body(backend, size);
-    }
 }
 
 // A vector as a tensor, an empty one as a tensor without data.
@@ -38,12 +24,6 @@ Tensor tensor_of(const std::vector<T>& x, Shape shape) {
 template <class T>
 Tensor tensor_of(const std::vector<T>& x) {
   return tensor_of(x, Shape{static_cast<int64_t>(x.size())});
-}
-template <class T>
-std::vector<Tensor> tensors_of(const std::vector<std::vector<T>>& rows, Shape shape) {
-  std::vector<Tensor> list;
-  for (const auto& row : rows) list.push_back(tensor_of(row, shape));
-  return list;
 }
 
 // One list after the other.
@@ -87,15 +67,6 @@ std::vector<float> flat(const std::vector<std::vector<T>>& parts) {
 template <class... Parts>
 std::vector<float> flat(const Parts&... parts) requires(sizeof...(Parts) > 1) {
   return joined(std::vector<std::vector<float>>{flat(parts)...});
-}
-
-// Where it is NaN.
-template <class T>
-std::vector<size_t> nans_of(const std::vector<T>& x) {
-  std::vector<size_t> found;
-  for (size_t i = 0; i < x.size(); ++i)
-    if (is_nan(x[i])) found.push_back(i);
-  return found;
 }
 
 // For memory that begins between two multiples of 16 bytes: x behind one element more, and what comes of it.

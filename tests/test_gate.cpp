@@ -1,6 +1,6 @@
 #include "kernels/depth/gate.h"
 
-#include "tests/depth_cases.h"
+#include "tests/op.h"
 
 using namespace crossply;
 using namespace crossply::test;
@@ -16,46 +16,32 @@ const std::vector<Size> sizes{{1, 1}, {5, 3}, {5000, 4}, {700, 8}, {33, 31}, {2,
 // One lane a row to several columns a lane; several blocks, with both widths of access.
 const std::vector<Size> gpu_sizes{{1, 1}, {5, 3}, {140, 8}, {11, 31}, {1, 130}};
 
-template <class T>
-std::vector<Wide<T>> forward(const std::vector<T>& inp, const Size& size, Gate gate, Stream stream) {
-  auto out = poisoned<Wide<T>>(size.rows * size.K);
-  const Shape shape{1, size.rows, size.K};
-  run_on(stream.backend, {view(out.data(), shape), view(inp.data(), shape)},
-         [=](auto& t, Stream on) { gate_forward(t[0], t[1], gate, on); });
-  return out;
+Op gate_op(Gate gate, const Size& s, double scale = 1) {
+  const Shape shape{1, s.rows, s.K};
+  return {{input("inp", shape, scale), in_f32(output("out", shape))},
+          [=](auto& t, Stream stream) { gate_forward(t["out"], t["inp"], gate, stream); },
+          [=](auto& t, Stream stream) { gate_backward(t.grad("inp"), t["dout"], t["inp"], gate, stream); },
+          [=](auto& z) { gate_forward_ref(z["out"], z["inp"], s.rows, s.K, gate); }};
 }
 
-template <class T>
-std::vector<T> backward(std::vector<T> dinp, const std::vector<Wide<T>>& dout, const std::vector<T>& inp,
-                        const Size& size, Gate gate, bool acc, Stream stream) {
-  const Shape shape{1, size.rows, size.K};
-  run_on(stream.backend, {view(dinp.data(), shape), view(dout.data(), shape), view(inp.data(), shape)},
-         [=](auto& t, Stream on) {
-           gate_backward({t[0], acc}, t[1], t[2], gate, on);
-         });
-  return dinp;
+bool has_softmax(Gate gate) { return gate == Gate::softmax || gate == Gate::softmax_sigmoid; }
+
+Trial computed(const Op& op, Dtype dtype, const std::vector<double>& inp, const std::vector<double>& dout,
+               Backend backend) {
+  Trial trial(op, dtype);
+  trial.x["inp"] = inp, trial.x["dout"] = dout;
+  return trial.run(backend);
 }
 
 }  // namespace
 
 TEST_CASE("gate: reference backward is the derivative of the reference forward") {
-  for (double scale : {1e-3, 1.0, 6.0}) {
-    for (Gate gate : gates) {
+  for (double scale : {1e-3, 1.0, 6.0})
+    for (Gate gate : gates)
       for (const Size& size : std::vector<Size>{{2, 1}, {3, 4}, {2, 7}}) {
-        CAPTURE(scale);
-        CAPTURE(static_cast<int>(gate));
-        CAPTURE(size.K);
-        const int64_t n = size.rows * size.K;
-        const auto inp = random_vector<double>(n, 1, scale), dout = random_vector<double>(n, 2);
-        const auto want = complex_step(inp, [&](auto& x) {
-          std::vector<Complex> out(x.size());
-          gate_forward_ref(out.data(), x.data(), size.rows, size.K, gate);
-          return dot(dout, out);
-        });
-        check_close("dinp", backward(poisoned<double>(n), dout, inp, size, gate, false, reference), want, 1e-11);
+        CAPTURES(scale, gate);
+        check_derivative(gate_op(gate, size, scale), 1e-11);
       }
-    }
-  }
 }
 
 TEST_CASE("gate: golden values") {
@@ -73,122 +59,75 @@ TEST_CASE("gate: golden values") {
   const std::vector<double> inp{-1.2, 0.3, 2.0, -0.1}, dout{0.5, -1, 0.25, 2};
   for (const Golden& golden : table) {
     CAPTURE(static_cast<int>(golden.gate));
-    const auto out = forward(inp, {1, 4}, golden.gate, reference);
-    const auto dinp = backward(poisoned<double>(4), dout, inp, {1, 4}, golden.gate, false, reference);
-    for (size_t j = 0; j < 4; ++j) {  // half of the sixth digit
-      CAPTURE(j);
-      CHECK(std::abs(out[j] - golden.out[j]) <= 5.01e-7);
-      CHECK(std::abs(dinp[j] - golden.dinp[j]) <= 5.01e-7);
-    }
-    for (const Backend backend : fast_backends()) {
-      const Stream stream{backend};
-      const auto out32 = forward(convert<float>(inp), {1, 4}, golden.gate, stream);
-      const auto dinp32 =
-          backward(poisoned<float>(4), convert<float>(dout), convert<float>(inp), {1, 4}, golden.gate, false, stream);
-      for (size_t j = 0; j < 4; ++j) {  // and for f32 its rounding
-        CAPTURE(j);
-        CHECK(std::abs(static_cast<double>(out32[j]) - golden.out[j]) <= 9e-7);
-        CHECK(std::abs(static_cast<double>(dinp32[j]) - golden.dinp[j]) <= 9e-7);
+    const Op op = gate_op(golden.gate, {1, 4});
+    for (const Backend backend : all_backends()) {
+      const bool exact = backend == Backend::reference;
+      const Trial got = computed(op, exact ? Dtype::f64 : Dtype::f32, inp, dout, backend);
+      const double allowed = exact ? 5.01e-7 : 9e-7;  // half of the sixth digit, and for f32 its rounding
+      for (size_t j = 0; j < 4; ++j) {
+        CAPTURES(backend, j);
+        CHECK(std::abs(got["out"][j] - golden.out[j]) <= allowed);
+        CHECK(std::abs(got["dinp"][j] - golden.dinp[j]) <= allowed);
       }
     }
   }
 }
 
-// Also from bf16 out is f32 and computed from the same numbers; dinp is rounded once.
+// Also from bf16 out is f32 and computed from the same numbers.
 TEST_CASE_TEMPLATE("gate: the fast backends equal the reference, set and added", T, float, bf16) {
   constexpr bool narrow = std::is_same_v<T, bf16>;
   for_sizes(sizes, gpu_sizes, [](Backend backend, const Size& size) {
-    for (double scale : {1e-3, 1.0, narrow ? 6.0 : 20.0}) {
+    for (double scale : {1e-3, 1.0, narrow ? 6.0 : 20.0})
       for (Gate gate : gates) {
-        CAPTURE(scale);
-        CAPTURE(static_cast<int>(gate));
-        CAPTURE(size.K);
-        const int64_t n = size.rows * size.K;
-        const auto inp = random_vector<T>(n, 1, scale);
-        const auto dout = random_vector<float>(n, 2);
-        const auto inp64 = convert<double>(inp), dout64 = convert<double>(dout);
+        CAPTURES(scale, gate);
+        // All cancellation, perhaps, or the gradient of a constant: beside its terms, K * dout, of size 0.58 K.
+        const bool cancels = has_softmax(gate) && (size.K == 1 || (!narrow && scale > 1));
+        const double terms = cancels ? 0.4 * static_cast<double>(size.K) : 0;
         // An exp of 1.5 ulp and sums of up to 1100 terms in vector order: some ulps (6e-8) of the result.
-        check_close("out", forward(inp, size, gate, Stream{backend}), forward(inp64, size, gate, reference), 1e-6);
-        for (bool acc : {false, true}) {
-          const auto dinp = acc ? random_vector<T>(n, 3) : poisoned<T>(n);
-          auto got = backward(dinp, dout, inp, size, gate, acc, Stream{backend});
-          auto want = backward(convert<double>(dinp), dout64, inp64, size, gate, acc, reference);
-          if (narrow && !acc && size.K == 1 && gate == Gate::softmax) {  // the gradient of a constant
-            for (float d : got) CHECK(std::abs(d) < 1e-6f);
-            continue;
-          }
-          const bool row = gate == Gate::softmax || gate == Gate::softmax_sigmoid;
-          if constexpr (!narrow)
-            if (row && (scale > 1 || size.K == 1))  // all cancellation, perhaps: judge it beside its terms, K * dout
-              for (float d : dout) {
-                got.push_back(d * static_cast<float>(size.K));
-                want.push_back(static_cast<double>(got.back()));
-              }
-          check_close("dinp", got, want, narrow ? 0x1p-8 : 2e-6);
-        }
+        check_backend(gate_op(gate, size, scale), DtypeOf<T>::value, backend,
+                      {{"out", 1e-6}, {"dinp", {2e-6, 2e-6 * terms}}});
       }
-    }
   });
 }
 
 TEST_CASE("gate: tanh and the slopes are accurate everywhere") {
-  std::vector<float> z;
-  for (float x = 1e-20f; x < 80.f; x *= 1.01f) z.insert(z.end(), {x, -x});
+  std::vector<double> z;
+  for (float x = 1e-20f; x < 80.f; x *= 1.01f) z.insert(z.end(), {static_cast<double>(x), -static_cast<double>(x)});
   const Size size{static_cast<int64_t>(z.size()), 1};
-  const std::vector<float> ones(z.size(), 1.f);
+  const std::vector<double> ones(z.size(), 1.0);
   for (const Backend backend : fast_backends()) {
-    const Stream stream{backend};
-    CAPTURE(static_cast<int>(stream.backend));
-    const auto out = forward(z, size, Gate::tanh, stream);
-    const auto tanh_slope = backward(poisoned<float>(size.rows), ones, z, size, Gate::tanh, false, stream);
-    const auto sigmoid_slope = backward(poisoned<float>(size.rows), ones, z, size, Gate::sigmoid, false, stream);
+    CAPTURES(backend);
+    const Trial tanh = computed(gate_op(Gate::tanh, size), Dtype::f32, z, ones, backend);
+    const Trial sigmoid = computed(gate_op(Gate::sigmoid, size), Dtype::f32, z, ones, backend);
     for (size_t i = 0; i < z.size(); ++i) {
       CAPTURE(z[i]);
-      const double x = static_cast<double>(z[i]), e = std::exp(-std::abs(x));
-      CHECK(std::abs(static_cast<double>(out[i]) / std::tanh(x) - 1) < 4e-7);
-      CHECK(std::abs(static_cast<double>(sigmoid_slope[i]) / (e / ((1 + e) * (1 + e))) - 1) < 5e-7);
+      const double x = z[i], e = std::exp(-std::abs(x));
+      CHECK(std::abs(tanh["out"][i] / std::tanh(x) - 1) < 4e-7);
+      CHECK(std::abs(sigmoid["dinp"][i] / (e / ((1 + e) * (1 + e))) - 1) < 5e-7);
       if (std::abs(x) < 43)  // beyond, exp(-2|z|) is below the smallest float
-        CHECK(std::abs(static_cast<double>(tanh_slope[i]) * std::pow(std::cosh(x), 2) - 1) < 5e-7);
+        CHECK(std::abs(tanh["dinp"][i] * std::pow(std::cosh(x), 2) - 1) < 5e-7);
     }
   }
 }
 
 TEST_CASE("gate: relu at zero, and zero gates are exactly zero") {
-  const std::vector<float> zero(5, 0.f), ones(5, 1.f);
+  const std::vector<double> zero(5, 0.0), ones(5, 1.0);
   for (const Backend backend : all_backends()) {
-    const Stream stream{backend};
-    CHECK(backward(poisoned<float>(5), ones, zero, {1, 5}, Gate::relu, false, stream) == zero);
-    for (Gate gate : {Gate::relu, Gate::tanh, Gate::identity}) CHECK(forward(zero, {1, 5}, gate, stream) == zero);
-    CHECK(forward(zero, {1, 5}, Gate::softmax, stream)[3] == doctest::Approx(1.0));
+    const auto at_zero = [&](Gate gate) { return computed(gate_op(gate, {1, 5}), Dtype::f32, zero, ones, backend); };
+    CHECK(at_zero(Gate::relu)["dinp"] == zero);
+    for (Gate gate : {Gate::relu, Gate::tanh, Gate::identity}) CHECK(at_zero(gate)["out"] == zero);
+    CHECK(at_zero(Gate::softmax)["out"][3] == doctest::Approx(1.0));
   }
 }
 
 TEST_CASE("gate: NaN stays, and the threads do not matter") {
-  const float nan = std::numeric_limits<float>::quiet_NaN();
-  for (const Backend backend : all_backends()) {
-    const Stream stream{backend};
-    CAPTURE(static_cast<int>(stream.backend));
-    const Size size{stream.backend == Backend::cuda ? 100 : 5000, 4};
-    for (Gate gate : gates) {
-      CAPTURE(static_cast<int>(gate));
-      auto inp = random_vector<float>(size.rows * size.K, 1);
-      const auto dout = random_vector<float>(size.rows * size.K, 2);
-      auto run = [&] {
-        auto both = forward(inp, size, gate, stream);
-        const auto dinp = backward(poisoned<float>(size.rows * size.K), dout, inp, size, gate, false, stream);
-        both.insert(both.end(), dinp.begin(), dinp.end());
-        return both;
-      };
-      if (stream.backend == Backend::cpu) check_same_bits_on_any_threads<float>(run);
-      inp[7 * 4 + 1] = nan;
-      const auto both = run();
-      const bool row = gate == Gate::softmax || gate == Gate::softmax_sigmoid;
-      const size_t n = both.size() / 2;
-      for (size_t i = 0; i < both.size(); ++i) {
-        if (gate == Gate::identity && i >= n) continue;  // its dinp is dout, whatever inp is
-        CHECK_MESSAGE(std::isnan(both[i]) == (row ? i % n / 4 == 7 : i % n == 29), "element " << i);
-      }
-    }
+  for (Gate gate : gates) {
+    CAPTURE(static_cast<int>(gate));
+    const Where where = has_softmax(gate) ? in_row(7, 4) : at({29});
+    for (const Backend backend : all_backends())
+      check_nans(gate_op(gate, {backend == Backend::cuda ? 100 : 5000, 4}), Dtype::f32, backend, {{"inp", {29}}},
+                 {{"out", where}, {"dinp", gate == Gate::identity ? at({}) : where}});
+    check_threads(gate_op(gate, {5000, 4}));
   }
 }
 

@@ -1,8 +1,6 @@
 #include "kernels/depth/head_scale.h"
 
-#include "tests/backends.h"
-#include "tests/check.h"
-#include "tests/threads.h"
+#include "tests/op.h"
 
 using namespace crossply;
 using namespace crossply::test;
@@ -12,121 +10,52 @@ namespace {
 struct Size {
   int64_t tokens, K, D;
 };
-const Stream reference{Backend::reference};
-
 // A lane or several for each row, both widths of access; one block of partial sums or many.
-std::vector<Size> sizes_for(Backend backend) {
-  if (backend == Backend::cpu) return {{1, 1, 1}, {3, 2, 5}, {70, 3, 16}, {900, 4, 24}, {5000, 1, 7}};
-  return {{1, 1, 1}, {3, 2, 5}, {70, 3, 16}, {40, 4, 24}, {5, 2, 300}};
-}
+const std::vector<Size> sizes{{1, 1, 1}, {3, 2, 5}, {70, 3, 16}, {900, 4, 24}, {5000, 1, 7}};
+const std::vector<Size> gpu_sizes{{1, 1, 1}, {3, 2, 5}, {70, 3, 16}, {40, 4, 24}, {5, 2, 300}};
 
-template <class T>
-struct Case {
-  Size z;
-  std::vector<T> inp, dout, dinp;
-  std::vector<Wide<T>> factor, dfactor;
-
-  Case(const Size& size, double scale) : z(size) {
-    const int64_t n = z.tokens * z.K * z.D;
-    inp = random_vector<T>(n, 1, scale), dout = random_vector<T>(n, 2), dinp = random_vector<T>(n, 3, scale);
-    factor = random_vector<Wide<T>>(z.K, 4, scale), dfactor = random_vector<Wide<T>>(z.K, 5);
-  }
-  Case<double> exact() const {
-    Case<double> c(z, 1);
-    c.inp = convert<double>(inp), c.dout = convert<double>(dout), c.dinp = convert<double>(dinp);
-    c.factor = convert<double>(factor), c.dfactor = convert<double>(dfactor);
-    return c;
-  }
-  std::vector<T> forward(Backend backend) const {
-    auto out = poisoned<T>(static_cast<int64_t>(inp.size()));
-    const Shape shape{z.tokens, z.K, z.D};
-    run_on(backend, {view(out.data(), shape), view(inp.data(), shape), view(factor.data(), {z.K})},
-           [](auto& t, Stream stream) { head_scale_forward(t[0], t[1], t[2], stream); });
-    return out;
-  }
-  // Writes dinp, and dfactor if trained; else inp is not there either.
-  void backward(Backend backend, bool add, bool trained = true) {
-    if (!add) dinp = poisoned<T>(static_cast<int64_t>(dinp.size()));
-    const Shape shape{z.tokens, z.K, z.D};
-    run_on(backend,
-           {view(dinp.data(), shape), trained ? view(dfactor.data(), {z.K}) : Tensor{}, view(dout.data(), shape),
-            trained ? view(inp.data(), shape) : Tensor{}, view(factor.data(), {z.K})},
-           [=](auto& t, Stream stream) {
-             head_scale_backward({t[0], add}, t[1], t[2], t[3], t[4], stream);
-           });
-  }
-};
-
-template <class T>
-void check_fast(Backend backend, double tolerance) {
-  for (const Size& size : sizes_for(backend))
-    for (const double scale : {1e-3, 1.0, 50.0}) {
-      CAPTURE(static_cast<int>(backend));
-      CAPTURE(size.K);
-      CAPTURE(size.D);
-      CAPTURE(scale);
-      const Case<T> start(size, scale);
-      check_close("out", start.forward(backend), start.exact().forward(Backend::reference),
-                  tolerance_or_rounding<T>(tolerance));
-      for (const bool add : {false, true})
-        for (const bool trained : {false, true}) {
-          Case<T> got = start;
-          Case<double> want = start.exact();
-          got.backward(backend, add, trained);
-          want.backward(Backend::reference, add, trained);
-          check_close("dinp", got.dinp, want.dinp, tolerance_or_rounding<T>(tolerance));
-          check_close("dfactor", got.dfactor, want.dfactor, 20 * tolerance);  // sums of up to 35,000 terms
-        }
-    }
+// The backward of a factor that is not trained gets no inp either.
+Op head_scale(const Size& s, double scale, bool trained = true) {
+  const Shape shape{s.tokens, s.K, s.D};
+  Value factor = parameter("factor", {s.K}, scale);
+  if (!trained) factor.role = Role::constant;
+  return {{input("inp", shape, scale), output("out", shape), factor},
+          [](auto& t, Stream stream) { head_scale_forward(t["out"], t["inp"], t["factor"], stream); },
+          [=](auto& t, Stream stream) {
+            const Tensor inp = trained ? t["inp"] : Tensor{};
+            head_scale_backward(t.grad("inp"), t["dfactor"], t["dout"], inp, t["factor"], stream);
+          },
+          [=](auto& z) { head_scale_forward_ref(z["out"], z["inp"], z["factor"], s.tokens * s.K, s.K, s.D); }};
 }
 
 }  // namespace
 
 TEST_CASE("head_scale: reference backward is the derivative of the reference forward") {
-  for (const Size& z : std::vector<Size>{{1, 1, 1}, {3, 4, 2}, {2, 3, 5}})
+  for (const Size& size : std::vector<Size>{{1, 1, 1}, {3, 4, 2}, {2, 3, 5}})
     for (const double scale : {1e-3, 1.0, 50.0}) {
-      CAPTURE(scale);
-      Case<double> c(z, scale);
-      const auto loss = [&](const std::vector<Complex>& inp, const std::vector<Complex>& factor) {
-        std::vector<Complex> out(inp.size());
-        head_scale_forward_ref(out.data(), inp.data(), factor.data(), z.tokens * z.K, z.K, z.D);
-        return dot(c.dout, out);
-      };
-      const auto dinp = complex_step(c.inp, [&](auto& x) { return loss(x, convert<Complex>(c.factor)); });
-      auto dfactor = complex_step(c.factor, [&](auto& f) { return loss(convert<Complex>(c.inp), f); });
-      for (size_t k = 0; k < dfactor.size(); ++k) dfactor[k] += c.dfactor[k];
-      c.backward(Backend::reference, false);
-      check_close("dinp", c.dinp, dinp, 1e-13);
-      check_close("dfactor", c.dfactor, dfactor, 1e-12);
+      check_derivative(head_scale(size, scale), 1e-13, {{"dfactor", 1e-12}});
+      check_derivative(head_scale(size, scale, false), 1e-13);
     }
 }
 
 TEST_CASE("head_scale: the fast backends equal the reference, set and added, with and without a trained factor") {
-  for (const Backend backend : fast_backends()) {
-    check_fast<float>(backend, 4e-7);
-    check_fast<bf16>(backend, 4e-7);
-  }
+  for_sizes(sizes, gpu_sizes, [](Backend backend, const Size& size) {
+    for (const double scale : {1e-3, 1.0, 50.0})
+      for (const bool trained : {false, true})
+        for (const Dtype dtype : {Dtype::f32, Dtype::bf16})  // dfactor: sums of up to 35,000 terms
+          check_backend(head_scale(size, scale, trained), dtype, backend,
+                        {{"out", 4e-7}, {"dinp", 4e-7}, {"dfactor", 8e-6}});
+  });
 }
 
 TEST_CASE("head_scale: the threads do not matter") {
-  for (const Size& size : std::vector<Size>{{5000, 3, 8}, {70, 2, 600}})
-    check_same_bits_on_any_threads<float>([&] {
-      Case<float> c(size, 1);
-      const auto out = c.forward(Backend::cpu);
-      c.backward(Backend::cpu, true);
-      c.dinp.insert(c.dinp.end(), out.begin(), out.end());
-      c.dinp.insert(c.dinp.end(), c.dfactor.begin(), c.dfactor.end());
-      return c.dinp;
-    });
+  for (const Size& size : std::vector<Size>{{5000, 3, 8}, {70, 2, 600}}) check_threads(head_scale(size, 1));
 }
 
 TEST_CASE("head_scale: NaN stays, and wrong shapes are errors") {
-  for (const Backend backend : all_backends()) {
-    Case<float> c({4, 3, 5}, 1);
-    c.factor[1] = std::numeric_limits<float>::quiet_NaN();
-    const auto out = c.forward(backend);
-    for (size_t i = 0; i < out.size(); ++i) CHECK(std::isnan(out[i]) == (i / 5 % 3 == 1));
-  }
+  const Where head = [](size_t i) { return i / 5 % 3 == 1; };
+  for (const Backend backend : all_backends())
+    check_nans(head_scale({4, 3, 5}, 1), Dtype::f32, backend, {{"factor", {1}}}, {{"out", head}, {"dinp", head}});
   const std::vector<float> x(12);
   const Tensor heads = view(x.data(), {2, 3, 2}), two = view(x.data(), {2}), three = view(x.data(), {3});
   CHECK_THROWS_AS(head_scale_forward(heads, heads, view(x.data(), {4}), Stream{}), Error);

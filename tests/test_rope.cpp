@@ -1,8 +1,6 @@
 #include "kernels/block/rope.h"
 
-#include "tests/backends.h"
-#include "tests/check.h"
-#include "tests/threads.h"
+#include "tests/op.h"
 
 using namespace crossply;
 using namespace crossply::test;
@@ -10,8 +8,6 @@ using namespace crossply::test;
 namespace {
 struct Size {
   int64_t B, T, H, D, pos;
-  int64_t numel() const { return B * T * H * D; }
-  Shape shape() const { return {B, T, H, D}; }
 };
 // Every head size with code of its own, and others; positions that begin at 0 and later; work for more than one thread.
 const std::vector<Size> sizes{{1, 1, 1, 2, 0},   {2, 3, 5, 6, 4},   {3, 5, 4, 8, 0},    {2, 9, 3, 16, 7},
@@ -24,14 +20,15 @@ std::vector<double> powers(int64_t D, double theta) {
   return frequencies;
 }
 
-// In place where out is inp.
-void forward(Backend backend, const Tensor& out, const Tensor& inp, const Tensor& table, int64_t pos) {
-  run_on(backend, {out, inp, table}, [=](auto& t, Stream stream) { rope_forward(t[0], t[1], t[2], pos, stream); });
-}
-void backward(Backend backend, const Grad& dinp, const Tensor& dout, const Tensor& table, int64_t pos) {
-  run_on(backend, {dinp, dout, table}, [=](auto& t, Stream stream) {
-    rope_backward({t[0], dinp.add}, t[1], t[2], pos, stream);
-  });
+// With a table that ends `more` rows behind the last position.
+Op rope(const Size& s, double theta, double scale = 1, int64_t more = 2) {
+  const Shape shape{s.B, s.T, s.H, s.D};
+  const int64_t rows = s.pos + s.T + more;
+  return {{input("inp", shape, scale), output("out", shape),
+           constant("table", {rows, s.D}, rope_table(rows, powers(s.D, theta)))},
+          [=](auto& t, Stream stream) { rope_forward(t["out"], t["inp"], t["table"], s.pos, stream); },
+          [=](auto& t, Stream stream) { rope_backward(t.grad("inp"), t["dout"], t["table"], s.pos, stream); },
+          [=](auto& z) { rope_forward_ref(z["out"], z["inp"], z["table"], s.B, s.T, s.H, s.D, s.pos); }};
 }
 }  // namespace
 
@@ -78,80 +75,31 @@ TEST_CASE("rope: the reference is a product of complex numbers, and its scores d
 }
 
 TEST_CASE("rope: reference backward is the derivative of the reference forward") {
-  for (double scale : {1e-3, 1.0, 1e3}) {
-    for (const Size& s : std::vector<Size>{{1, 1, 1, 2, 3}, {2, 3, 3, 6, 2}, {1, 5, 2, 14, 0}}) {
-      CAPTURES(scale, s.D);
-      const auto inp = random_vector<double>(s.numel(), 1, scale), dout = random_vector<double>(s.numel(), 2);
-      const auto table = rope_table(s.pos + s.T, powers(s.D, 100.0)), before = random_vector<double>(s.numel(), 3);
-      const auto table_c = convert<Complex>(table);
-      auto want = complex_step(inp, [&](const std::vector<Complex>& x) {
-        std::vector<Complex> out(x.size());
-        rope_forward_ref(out.data(), x.data(), table_c.data(), s.B, s.T, s.H, s.D, s.pos);
-        return dot(dout, out);
-      });
-      auto dinp = poisoned<double>(s.numel());
-      rope_backward_ref(dinp.data(), dout.data(), table.data(), s.B, s.T, s.H, s.D, s.pos, false);
-      check_close("dinp", dinp, want, 1e-14);
-      dinp = before;
-      for (size_t i = 0; i < want.size(); ++i) want[i] += before[i];
-      rope_backward_ref(dinp.data(), dout.data(), table.data(), s.B, s.T, s.H, s.D, s.pos, true);
-      check_close("dinp added", dinp, want, 1e-14);
-    }
-  }
+  for (double scale : {1e-3, 1.0, 1e3})
+    for (const Size& s : std::vector<Size>{{1, 1, 1, 2, 3}, {2, 3, 3, 6, 2}, {1, 5, 2, 14, 0}})
+      check_derivative(rope(s, 100, scale, 0), 1e-14);
 }
 
-// Two products and a sum, each rounded once: at most 1.5 * 2^-24 * (|x c| + |y s|), against a scale of about 0.58. In
-// bf16 the result is rounded once.
+// Two products and a sum, each rounded once: at most 1.5 * 2^-24 * (|x c| + |y s|), against a scale of about 0.58.
 TEST_CASE_TEMPLATE("rope: the fast backends equal the reference, set, added and in place", T, float, bf16) {
-  const double tolerance = tolerance_or_rounding<T>(4e-7);
-  for (const Backend backend : fast_backends()) {
-    CAPTURES(backend);
-    for (const Size& s : sizes) {
-      CAPTURES(s.T, s.D);
-      const auto inp = random_vector<T>(s.numel(), 1), before = random_vector<T>(s.numel(), 2);
-      const auto table = convert<float>(rope_table(s.pos + s.T + 2, powers(s.D, 10000.0)));
-      const auto inp64 = convert<double>(inp), table64 = convert<double>(table);
-      const Tensor x = view(inp, s.shape()), angles = view(table, {s.pos + s.T + 2, s.D});
-      auto out = poisoned<T>(s.numel()), in_place = inp;
-      const Tensor both = view(in_place, s.shape());
-      auto want = poisoned<double>(s.numel());
-      rope_forward_ref(want.data(), inp64.data(), table64.data(), s.B, s.T, s.H, s.D, s.pos);
-      forward(backend, view(out, s.shape()), x, angles, s.pos);
-      check_close("out", out, want, tolerance);
-      forward(backend, both, both, angles, s.pos);
-      CHECK(convert<float>(in_place) == convert<float>(out));
-      for (bool add : {false, true}) {
-        auto dinp = add ? before : poisoned<T>(s.numel());
-        auto dinp64 = convert<double>(dinp);
-        rope_backward_ref(dinp64.data(), inp64.data(), table64.data(), s.B, s.T, s.H, s.D, s.pos, add);
-        backward(backend, {view(dinp, s.shape()), add}, x, angles, s.pos);
-        check_close("dinp", dinp, dinp64, tolerance);
-        if (add) continue;
-        std::copy(inp.begin(), inp.end(), in_place.begin());
-        backward(backend, {both, false}, both, angles, s.pos);
-        CHECK(convert<float>(in_place) == convert<float>(dinp));
-      }
-    }
-  }
+  for_sizes(sizes, sizes, [](Backend backend, const Size& s) {
+    const Op op = rope(s, 10000);
+    check_backend(op, DtypeOf<T>::value, backend, {{"out", 4e-7}, {"dinp", 4e-7}});
+    check_in_place(op, DtypeOf<T>::value, backend, {{"out", "inp"}}, {{"dinp", "dout"}});
+  });
 }
 
 TEST_CASE("rope: NaN stays in its pair, threads do not matter, positions beyond the table are refused") {
+  const Op op = rope({2, 501, 3, 34, 3}, 10000, 1, 0);
+  const std::set<size_t> pair{34 * 7 + 20, 34 * 7 + 3};
+  for (const Backend backend : fast_backends())
+    check_nans(op, Dtype::f32, backend, {{"inp", {34 * 7 + 20}}, {"dout", {34 * 7 + 3}}},
+               {{"out", at(pair)}, {"dinp", at(pair)}});
+  check_threads(op);
   for (const Backend backend : fast_backends()) {
-    CAPTURES(backend);
-    const Size s{2, 501, 3, 34, 3};
-    const auto table = convert<float>(rope_table(504, powers(s.D, 10000.0)));
-    const Tensor angles = view(table, {504, s.D});
-    auto inp = random_vector<float>(s.numel(), 1);
-    inp[34 * 7 + 20] = NAN;
-    auto run = [&] {
-      auto out = std::vector<float>(inp.size());
-      forward(backend, view(out, s.shape()), view(inp, s.shape()), angles, s.pos);
-      return out;
-    };
-    const auto out = run();
-    for (size_t i = 0; i < out.size(); ++i) REQUIRE(std::isnan(out[i]) == (i == 34 * 7 + 20 || i == 34 * 7 + 3));
-    if (backend == Backend::cpu) check_same_bits_on_any_threads<float>(run);
-    const Tensor x = view(inp, s.shape());
-    CHECK_THROWS_AS(rope_forward(x, x, angles, 4, Stream{backend}), Error);
+    const std::vector<float> x(2 * 4 * 6), table(6 * 6);
+    CHECK_NOTHROW(rope_forward(view(x, {2, 4, 1, 6}), view(x, {2, 4, 1, 6}), view(table, {6, 6}), 2, Stream{}));
+    CHECK_THROWS_AS(rope_forward(view(x, {2, 4, 1, 6}), view(x, {2, 4, 1, 6}), view(table, {6, 6}), 3, Stream{backend}),
+                    Error);
   }
 }
