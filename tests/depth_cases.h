@@ -25,7 +25,7 @@ template <class Size, class F>
 void for_sizes(const std::vector<Size>& of_cpu, const std::vector<Size>& of_gpu, F&& body) {
   for (const Backend backend : fast_backends())
     for (const Size& size : backend == Backend::cuda ? of_gpu : of_cpu) {
-      CAPTURE(static_cast<int>(backend));
+      CAPTURES(backend);
       body(backend, size);
     }
 }
@@ -33,7 +33,7 @@ void for_sizes(const std::vector<Size>& of_cpu, const std::vector<Size>& of_gpu,
 // A vector as a tensor, an empty one as a tensor without data.
 template <class T>
 Tensor tensor_of(const std::vector<T>& x, Shape shape) {
-  return x.empty() ? Tensor{} : view(x.data(), shape);
+  return x.empty() ? Tensor{} : view(x, shape);
 }
 template <class T>
 Tensor tensor_of(const std::vector<T>& x) {
@@ -47,11 +47,6 @@ std::vector<Tensor> tensors_of(const std::vector<std::vector<T>>& rows, Shape sh
 }
 
 // One list after the other.
-template <class T>
-std::vector<T> joined(std::vector<T> a, const std::vector<T>& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
 template <class T>
 std::vector<T> joined(const std::vector<std::vector<T>>& parts) {
   std::vector<T> all;

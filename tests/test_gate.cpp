@@ -20,7 +20,7 @@ template <class T>
 std::vector<Wide<T>> forward(const std::vector<T>& inp, const Size& size, Gate gate, Stream stream) {
   auto out = poisoned<Wide<T>>(size.rows * size.K);
   const Shape shape{1, size.rows, size.K};
-  run_on(stream.backend, {view(out.data(), shape), view(inp.data(), shape)},
+  run_on(stream.backend, {view(out, shape), view(inp, shape)},
          [=](auto& t, Stream on) { gate_forward(t[0], t[1], gate, on); });
   return out;
 }
@@ -29,10 +29,9 @@ template <class T>
 std::vector<T> backward(std::vector<T> dinp, const std::vector<Wide<T>>& dout, const std::vector<T>& inp,
                         const Size& size, Gate gate, bool acc, Stream stream) {
   const Shape shape{1, size.rows, size.K};
-  run_on(stream.backend, {view(dinp.data(), shape), view(dout.data(), shape), view(inp.data(), shape)},
-         [=](auto& t, Stream on) {
-           gate_backward({t[0], acc}, t[1], t[2], gate, on);
-         });
+  run_on(stream.backend, {view(dinp, shape), view(dout, shape), view(inp, shape)}, [=](auto& t, Stream on) {
+    gate_backward({t[0], acc}, t[1], t[2], gate, on);
+  });
   return dinp;
 }
 
@@ -42,9 +41,7 @@ TEST_CASE("gate: reference backward is the derivative of the reference forward")
   for (double scale : {1e-3, 1.0, 6.0}) {
     for (Gate gate : gates) {
       for (const Size& size : std::vector<Size>{{2, 1}, {3, 4}, {2, 7}}) {
-        CAPTURE(scale);
-        CAPTURE(static_cast<int>(gate));
-        CAPTURE(size.K);
+        CAPTURES(scale, gate, size.K);
         const int64_t n = size.rows * size.K;
         const auto inp = random_vector<double>(n, 1, scale), dout = random_vector<double>(n, 2);
         const auto want = complex_step(inp, [&](auto& x) {
@@ -100,9 +97,7 @@ TEST_CASE_TEMPLATE("gate: the fast backends equal the reference, set and added",
   for_sizes(sizes, gpu_sizes, [](Backend backend, const Size& size) {
     for (double scale : {1e-3, 1.0, narrow ? 6.0 : 20.0}) {
       for (Gate gate : gates) {
-        CAPTURE(scale);
-        CAPTURE(static_cast<int>(gate));
-        CAPTURE(size.K);
+        CAPTURES(scale, gate, size.K);
         const int64_t n = size.rows * size.K;
         const auto inp = random_vector<T>(n, 1, scale);
         const auto dout = random_vector<float>(n, 2);
@@ -174,10 +169,8 @@ TEST_CASE("gate: NaN stays, and the threads do not matter") {
       auto inp = random_vector<float>(size.rows * size.K, 1);
       const auto dout = random_vector<float>(size.rows * size.K, 2);
       auto run = [&] {
-        auto both = forward(inp, size, gate, stream);
-        const auto dinp = backward(poisoned<float>(size.rows * size.K), dout, inp, size, gate, false, stream);
-        both.insert(both.end(), dinp.begin(), dinp.end());
-        return both;
+        return joined(forward(inp, size, gate, stream),
+                      backward(poisoned<float>(size.rows * size.K), dout, inp, size, gate, false, stream));
       };
       if (stream.backend == Backend::cpu) check_same_bits_on_any_threads<float>(run);
       inp[7 * 4 + 1] = nan;
@@ -194,7 +187,7 @@ TEST_CASE("gate: NaN stays, and the threads do not matter") {
 
 TEST_CASE("gate: wrong shapes are errors") {
   const std::vector<float> x(6);
-  const Tensor six = view(x.data(), {2, 3}), five = view(x.data(), {5});
+  const Tensor six = view(x, {2, 3}), five = view(x, {5});
   CHECK_THROWS_AS(gate_forward(six, five, Gate::relu, fast), Error);
   CHECK_THROWS_AS(gate_backward({six, false}, five, six, Gate::relu, fast), Error);
 }

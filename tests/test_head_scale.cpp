@@ -40,7 +40,7 @@ struct Case {
   std::vector<T> forward(Backend backend) const {
     auto out = poisoned<T>(static_cast<int64_t>(inp.size()));
     const Shape shape{z.tokens, z.K, z.D};
-    run_on(backend, {view(out.data(), shape), view(inp.data(), shape), view(factor.data(), {z.K})},
+    run_on(backend, {view(out, shape), view(inp, shape), view(factor, {z.K})},
            [](auto& t, Stream stream) { head_scale_forward(t[0], t[1], t[2], stream); });
     return out;
   }
@@ -49,8 +49,8 @@ struct Case {
     if (!add) dinp = poisoned<T>(static_cast<int64_t>(dinp.size()));
     const Shape shape{z.tokens, z.K, z.D};
     run_on(backend,
-           {view(dinp.data(), shape), trained ? view(dfactor.data(), {z.K}) : Tensor{}, view(dout.data(), shape),
-            trained ? view(inp.data(), shape) : Tensor{}, view(factor.data(), {z.K})},
+           {view(dinp, shape), trained ? view(dfactor, {z.K}) : Tensor{}, view(dout, shape),
+            trained ? view(inp, shape) : Tensor{}, view(factor, {z.K})},
            [=](auto& t, Stream stream) {
              head_scale_backward({t[0], add}, t[1], t[2], t[3], t[4], stream);
            });
@@ -61,10 +61,7 @@ template <class T>
 void check_fast(Backend backend, double tolerance) {
   for (const Size& size : sizes_for(backend))
     for (const double scale : {1e-3, 1.0, 50.0}) {
-      CAPTURE(static_cast<int>(backend));
-      CAPTURE(size.K);
-      CAPTURE(size.D);
-      CAPTURE(scale);
+      CAPTURES(backend, size.K, size.D, scale);
       const Case<T> start(size, scale);
       check_close("out", start.forward(backend), start.exact().forward(Backend::reference),
                   tolerance_or_rounding<T>(tolerance));
@@ -114,9 +111,7 @@ TEST_CASE("head_scale: the threads do not matter") {
       Case<float> c(size, 1);
       const auto out = c.forward(Backend::cpu);
       c.backward(Backend::cpu, true);
-      c.dinp.insert(c.dinp.end(), out.begin(), out.end());
-      c.dinp.insert(c.dinp.end(), c.dfactor.begin(), c.dfactor.end());
-      return c.dinp;
+      return joined(c.dinp, out, c.dfactor);
     });
 }
 
@@ -128,8 +123,8 @@ TEST_CASE("head_scale: NaN stays, and wrong shapes are errors") {
     for (size_t i = 0; i < out.size(); ++i) CHECK(std::isnan(out[i]) == (i / 5 % 3 == 1));
   }
   const std::vector<float> x(12);
-  const Tensor heads = view(x.data(), {2, 3, 2}), two = view(x.data(), {2}), three = view(x.data(), {3});
-  CHECK_THROWS_AS(head_scale_forward(heads, heads, view(x.data(), {4}), Stream{}), Error);
+  const Tensor heads = view(x, {2, 3, 2}), two = view(x, {2}), three = view(x, {3});
+  CHECK_THROWS_AS(head_scale_forward(heads, heads, view(x, {4}), Stream{}), Error);
   CHECK_THROWS_AS(head_scale_forward(three, heads, three, Stream{}), Error);
   CHECK_THROWS_AS(head_scale_backward({heads, false}, two, heads, heads, three, Stream{}), Error);
   CHECK_THROWS_AS(head_scale_backward({heads, false}, three, heads, Tensor{}, three, Stream{}), Error);

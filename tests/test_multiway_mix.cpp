@@ -120,7 +120,7 @@ struct Run {
 
 // The tensors of m in one list, and a mixture of the same ones from such a list.
 std::vector<Tensor> list_of(const MultiwayMix<Tensor>& m) {
-  return joined(joined(joined(m.sources, m.gains), m.post), {m.weight, m.base, m.skip});
+  return joined(m.sources, m.gains, m.post, std::vector<Tensor>{m.weight, m.base, m.skip});
 }
 MultiwayMix<Tensor> taken(const Tensor*& from, const MultiwayMix<Tensor>& like) {
   MultiwayMix<Tensor> m = like;
@@ -139,15 +139,14 @@ Run<T> run(Backend backend, const M& m, const Rows<T>& douts, const M& d, bool f
   const MultiwayMix<Tensor> tensors = mix_tensors(m, size), gradients = mix_tensors(r.d, size);
   std::vector<Tensor> all = joined(tensors_of(r.outs, rows), tensors_of(douts, rows));
   all.push_back(tensor_of(r.rstd, {1, size.N, size.W}));
-  run_on(backend, joined(joined(all, list_of(tensors)), list_of(gradients)),
-         [&](const std::vector<Tensor>& t, Stream stream) {
-           const auto first_dy = t.begin() + size.W;
-           const Tensor* rest = t.data() + 2 * size.W;
-           const Tensor saved = *rest++;
-           const MultiwayMix<Tensor> mix = taken(rest, tensors), grads = taken(rest, gradients);
-           multiway_mix_forward({t.begin(), first_dy}, saved, mix, eps, stream);
-           multiway_mix_backward(gradients_of(grads, first), {first_dy, first_dy + size.W}, saved, mix, stream);
-         });
+  run_on(backend, joined(all, list_of(tensors), list_of(gradients)), [&](const std::vector<Tensor>& t, Stream stream) {
+    const auto first_dy = t.begin() + size.W;
+    const Tensor* rest = t.data() + 2 * size.W;
+    const Tensor saved = *rest++;
+    const MultiwayMix<Tensor> mix = taken(rest, tensors), grads = taken(rest, gradients);
+    multiway_mix_forward({t.begin(), first_dy}, saved, mix, eps, stream);
+    multiway_mix_backward(gradients_of(grads, first), {first_dy, first_dy + size.W}, saved, mix, stream);
+  });
   return r;
 }
 
@@ -232,8 +231,7 @@ TEST_CASE("multiway_mix: reference backward is the derivative of the reference f
     CAPTURE(prepost);
     for (const Size& size : std::vector<Size>{
              {1, 3, 1, 1, prepost}, {2, 7, 3, 4, prepost}, {3, 5, 4, 2, prepost}, {2, 4, 5, 8, prepost}}) {
-      CAPTURE(size.S);
-      CAPTURE(size.W);
+      CAPTURES(size.S, size.W);
       for (double scale : {0.0, 1e-3, 1.0, 30.0}) {
         CAPTURE(scale);
         for (double eps : {1e-6, 0.1}) check_reference(size, scale, eps);
@@ -257,10 +255,7 @@ TEST_CASE_TEMPLATE("multiway_mix: the fast backends equal the reference, set and
     const std::vector<Size> of_gpu{{17, 80, 30, 2, prepost}, {1, 1048, 3, 3, prepost}, {1, 531, 2, 2, prepost},
                                    {3, 136, 9, 6, prepost},  {9, 112, 11, 1, prepost}, {1, 16, 129, 4, prepost}};
     for_sizes(joined(sizes, of_cpu), joined(sizes, of_gpu), [](Backend backend, const Size& size) {
-      CAPTURE(size.N);
-      CAPTURE(size.C);
-      CAPTURE(size.S);
-      CAPTURE(size.W);
+      CAPTURES(size.N, size.C, size.S, size.W);
       check_fast<S>(backend, size, 1.0);
       if (backend == Backend::cpu || size.N * size.C < 200) check_fast<S>(backend, size, 1e-4);
     });
@@ -304,8 +299,7 @@ TEST_CASE("multiway_mix: NaN shows where it should, and threads do not matter") 
     const Backend backend = kind.backend;
     const bool prepost = kind.prepost;
     if (!available(backend)) continue;
-    CAPTURE(static_cast<int>(backend));
-    CAPTURE(prepost);
+    CAPTURES(backend, prepost);
     const size_t N = backend == Backend::cpu ? 700 : 203, C = 48;
     const Size size{static_cast<int64_t>(N), 48, 5, 4, prepost};
     auto m = random_mix<float>(size, 1);
@@ -334,7 +328,7 @@ TEST_CASE("multiway_mix: shapes that do not fit") {
   auto outs = poisoned_rows<double>(2, 54);
   auto rstd = poisoned<double>(12);
   const auto d = gradients_before<double>(size, false);
-  const Tensor saved = view(rstd.data(), {2, 3, 2});
+  const Tensor saved = view(rstd, {2, 3, 2});
   const auto out = tensors_of(outs, {2, 3, 9});
   const MultiwayMix<Tensor> mix = mix_tensors(m, size);
   const auto gradients = gradients_of(mix_tensors(d, size), false);

@@ -35,9 +35,10 @@ struct Heads {
     dout = random_vector<T>(wide.numel(), 7);
   }
   void forward(Stream stream) {
-    run_on(stream.backend, joined({tensor_of(out, wide)}, tensors_of(source, shape)), [&](auto& t, Stream there) {
-      select_heads_forward(t[0], {t.begin() + 1, t.end()}, choice, there);
-    });
+    run_on(stream.backend, joined<Tensor>({tensor_of(out, wide)}, tensors_of(source, shape)),
+           [&](auto& t, Stream there) {
+             select_heads_forward(t[0], {t.begin() + 1, t.end()}, choice, there);
+           });
   }
   void backward(bool add, Stream stream) {
     for (int s = 0; s < 3; ++s)
@@ -69,8 +70,7 @@ TEST_CASE_TEMPLATE("select_heads: the fast backends equal the reference, set and
   using Want = std::conditional_t<std::is_same_v<T, float>, float, double>;  // f32: the same sums in the same order
   for_sizes(cases, cases, [](Backend backend, const Case& c) {
     for (bool add : {false, true}) {
-      CAPTURE(c.D);
-      CAPTURE(add);
+      CAPTURES(c.D, add);
       Heads<T> heads(c, add);
       Heads<Want> want(c, add);
       convert_members(want, heads);
@@ -163,7 +163,7 @@ TEST_CASE_TEMPLATE("select_heads: NaN shows where it was chosen, and the threads
 
 TEST_CASE("select_heads: wrong shapes and choices are errors") {
   const std::vector<float> x(24);
-  const Tensor a = view(x.data(), {1, 3, 2, 4}), b = view(x.data(), {1, 3, 4, 2}), flat = view(x.data(), {3, 2, 4});
+  const Tensor a = view(x, {1, 3, 2, 4}), b = view(x, {1, 3, 4, 2}), flat = view(x, {3, 2, 4});
   const std::vector<std::vector<HeadChoice>> wrong{
       {}, {{0, 0}}, {{0, 0}, {0, 2}}, {{0, -1}, {0, 0}}, {{1, 0}, {0, 0}}, {{-1, 0}, {0, 0}}};
   for (const std::vector<HeadChoice>& choice : wrong)
@@ -175,7 +175,7 @@ TEST_CASE("select_heads: wrong shapes and choices are errors") {
   CHECK_THROWS_AS(select_heads_backward({a, false}, b, good, 0, fast), Error);
   CHECK_THROWS_AS(select_heads_backward({a, false}, a, {{0, 0}, {1, 2}}, 0, fast), Error);
   const std::vector<bf16> half(24);
-  const Tensor narrow = view(half.data(), a.shape);
+  const Tensor narrow = view(half, a.shape);
   CHECK_THROWS_AS(select_heads_forward(narrow, {a}, good, fast), Error);
   CHECK_THROWS_AS(select_heads_backward({narrow, false}, a, good, 0, fast), Error);
   CHECK_THROWS_AS(select_heads_forward(narrow, {narrow}, good, reference), Error);

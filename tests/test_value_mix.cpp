@@ -102,8 +102,7 @@ struct GatedMix {
 TEST_CASE("value_mix: reference backwards are the derivatives of the reference forwards") {
   for (double scale : {1e-3, 1.0, 1e3}) {
     for (const Size& size : std::vector<Size>{{1, 1, 1, 1}, {1, 2, 3, 5}}) {
-      CAPTURE(scale);
-      CAPTURE(size.D);
+      CAPTURES(scale, size.D);
       const int64_t n = size.numel();
       Mix<double> mix(size, false, scale);
       mix.d_own[2] = mix.d_first[1] = 0;
@@ -188,9 +187,7 @@ TEST_CASE_TEMPLATE("value_mix: the fast backends equal the reference, set and ad
   for_sizes(sizes, gpu_sizes, [](Backend backend, const Size& size) {
     for (bool add_v : {false, true})
       for (bool add_v1 : {false, true}) {
-        CAPTURE(size.D);
-        CAPTURE(add_v);
-        CAPTURE(add_v1);
+        CAPTURES(size.D, add_v, add_v1);
         check_against_reference<T>(size, add_v, add_v1, Stream{backend});
       }
   });
@@ -273,7 +270,7 @@ TEST_CASE_TEMPLATE("value_mix: memory that begins between two multiples of 16 by
   run_on(Backend::cuda,
          {tensor_of(out), tensor_of(dv), tensor_of(dv1), tensor_of(gated_out), tensor_of(gated_dv1), tensor_of(v),
           tensor_of(v1), tensor_of(dout), tensor_of(gated_dout), tensor_of(mix.own), tensor_of(mix.first),
-          tensor_of(d_own), tensor_of(d_first), view(gated.alpha.data(), gated.rows), view(dalpha.data(), gated.rows)},
+          tensor_of(d_own), tensor_of(d_first), view(gated.alpha.data(), gated.rows), view(dalpha, gated.rows)},
          [&](auto t, Stream stream) {
            for (size_t i = 0; i < 9; ++i) t[i] = from_second<T>(t[i], mix.shape);
            value_mix_forward(t[0], t[5], t[6], {t[9], 2}, {t[10], 1}, stream);
@@ -367,7 +364,7 @@ TEST_CASE_TEMPLATE("value_mix: NaN shows, and the threads do not matter", T, flo
 
 TEST_CASE("value_mix: wrong shapes and indices are errors") {
   const std::vector<float> x(12);
-  const Tensor a = view(x.data(), {1, 2, 2, 3}), b = view(x.data(), {11}), w = view(x.data(), {3});
+  const Tensor a = view(x, {1, 2, 2, 3}), b = view(x, {11}), w = view(x, {3});
   CHECK_THROWS_AS(value_mix_forward(a, a, b, {w, 0}, {w, 0}, fast), Error);
   CHECK_THROWS_AS(value_mix_forward(a, a, a, {w, 3}, {w, 0}, fast), Error);
   CHECK_THROWS_AS(value_mix_forward(a, a, a, {w, 0}, {w, -1}, fast), Error);
@@ -375,12 +372,12 @@ TEST_CASE("value_mix: wrong shapes and indices are errors") {
   CHECK_THROWS_AS(value_mix_backward(d, d, {w, 0}, {}, a, {}, a, {w, 0}, {w, 0}, fast), Error);
   CHECK_THROWS_AS(value_mix_backward(d, d, {w, 3}, {}, a, a, a, {w, 0}, {w, 0}, fast), Error);
   CHECK_THROWS_AS(gated_mix_forward(a, a, a, w, fast), Error);
-  CHECK_THROWS_AS(gated_mix_backward(d, {w, false}, a, a, view(x.data(), {1, 2, 2}), fast), Error);
+  CHECK_THROWS_AS(gated_mix_backward(d, {w, false}, a, a, view(x, {1, 2, 2}), fast), Error);
   CHECK_THROWS_AS(scale_forward(a, a, w, fast), Error);
   const std::vector<bf16> half(12);
-  const Tensor n = view(half.data(), a.shape), few = view(half.data(), {3});
+  const Tensor n = view(half, a.shape), few = view(half, {3});
   CHECK_THROWS_AS(value_mix_forward(n, n, a, {w, 0}, {w, 0}, fast), Error);
   CHECK_THROWS_AS(value_mix_forward(n, n, n, {few, 0}, {w, 0}, fast), Error);
-  CHECK_THROWS_AS(gated_mix_forward(n, n, n, view(half.data(), {1, 2, 2}), fast), Error);
-  CHECK_THROWS_AS(scale_backward(d, w, a, a, view(x.data(), {1}), fast), Error);
+  CHECK_THROWS_AS(gated_mix_forward(n, n, n, view(half, {1, 2, 2}), fast), Error);
+  CHECK_THROWS_AS(scale_backward(d, w, a, a, view(x, {1}), fast), Error);
 }
