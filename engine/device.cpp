@@ -6,7 +6,13 @@
 namespace crossply {
 
 Arena::Arena(Device& device, std::string name, size_t bytes)
-    : device_(&device), name_(std::move(name)), data_(device.allocate(bytes, name_)), bytes_(bytes) {}
+    : device_(&device), name_(std::move(name)), data_(device.allocate(bytes)), bytes_(bytes) {
+  if (data_ == nullptr)
+    fail(Exit::device, "not enough memory", device.stream().backend == Backend::cuda ? " on the GPU" : "", " for ",
+         name_, ": ", format_bytes(static_cast<double>(bytes)),
+         ". Use a smaller --batch with --accumulate, a shorter --seq, or a smaller model");
+  device.fill(data_, 0, bytes);
+}
 
 Arena::Arena(Arena&& other) noexcept { *this = std::move(other); }
 

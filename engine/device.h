@@ -24,8 +24,7 @@ class Device {
   virtual ~Device() = default;
   virtual std::string describe() const = 0;
   virtual Stream stream() const = 0;
-  // 256-byte aligned and zero-filled. Throws Exit::device, with the size, when there is not enough memory.
-  virtual void* allocate(size_t bytes, const std::string& name) = 0;
+  virtual void* allocate(size_t bytes) = 0;  // 256-byte aligned; null when there is not enough memory
   virtual void release(void* data) = 0;
   virtual void copy_in(void* device, const void* host, size_t bytes) = 0;
   virtual void copy_out(void* host, const void* device, size_t bytes) = 0;
@@ -40,6 +39,7 @@ class Device {
 class Arena {
  public:
   Arena() = default;
+  // Zero-filled. Throws Exit::device, with the size, when there is not enough memory.
   Arena(Device& device, std::string name, size_t bytes);
   Arena(Arena&& other) noexcept;
   Arena& operator=(Arena&& other) noexcept;

@@ -1,6 +1,6 @@
 #include "engine/printable.h"
 
-#include <cstdint>
+#include <algorithm>
 #include <cstdio>
 #include <utility>
 
@@ -12,14 +12,15 @@ size_t expected_length(uint8_t first) {
   return first >= 0xF0 && first <= 0xF4 ? 4 : first >= 0xE0 && first < 0xF0 ? 3 : first >= 0xC2 && first < 0xE0 ? 2 : 1;
 }
 
-// Is it a whole character that a terminal shows, or a line break or tab?
-bool shows(std::string_view character) {
-  const auto first = static_cast<uint8_t>(character[0]);
-  if (character.size() == 1) return (first >= 0x20 && first < 0x7F) || first == '\n' || first == '\t';
-  uint32_t code = first & (0x7Fu >> character.size());
-  for (const char c : character.substr(1)) code = code << 6 | (static_cast<uint8_t>(c) & 0x3Fu);
-  const uint32_t least = character.size() == 2 ? 0xA0 : character.size() == 3 ? 0x800 : 0x10000;  // 0x80..0x9F control
-  return code >= least && code <= 0x10FFFF && (code < 0xD800 || code > 0xDFFF);
+bool is_continuation(char c) { return (c & 0xC0) == 0x80; }
+
+// Is it one that a terminal shows, or a line break or tab? From 0x7F to 0x9F stand control characters.
+bool shows(uint32_t code) { return (code >= 0x20 && code < 0x7F) || code >= 0xA0 || code == '\n' || code == '\t'; }
+
+// Does it end within its first character?
+bool is_cut(std::string_view text) {
+  return text.size() < expected_length(static_cast<uint8_t>(text[0])) &&
+         std::all_of(text.begin() + 1, text.end(), is_continuation);
 }
 
 void escape(std::string& out, std::string_view bytes) {
@@ -32,18 +33,33 @@ void escape(std::string& out, std::string_view bytes) {
 
 }  // namespace
 
+Character first_character(std::string_view text) {
+  const auto first = static_cast<uint8_t>(text[0]);
+  const size_t length = expected_length(first);
+  if (length == 1) return first < 0x80 ? Character{1, first} : Character{};
+  uint32_t code = first & (0x7Fu >> length);
+  for (size_t i = 1; i < length; ++i) {
+    if (i >= text.size() || !is_continuation(text[i])) return {};
+    code = code << 6 | (static_cast<uint8_t>(text[i]) & 0x3Fu);
+  }
+  const bool overlong = (length == 3 && code < 0x800) || (length == 4 && code < 0x10000);
+  const bool surrogate = code >= 0xD800 && code <= 0xDFFF;
+  return overlong || surrogate || code > 0x10FFFF ? Character{} : Character{length, code};
+}
+
 std::string Printable::add(std::string_view text) {
   const std::string all = std::exchange(waiting_, "") + std::string(text);
   std::string out;
-  for (size_t begin = 0; begin < all.size();) {
-    const size_t want = expected_length(static_cast<uint8_t>(all[begin]));
-    size_t length = 1;
-    while (length < want && begin + length < all.size() && (all[begin + length] & 0xC0) == 0x80) ++length;
-    const std::string_view character(&all[begin], length);
-    begin += length;
-    if (length < want && begin == all.size()) waiting_ = character;
-    else if (length == want && shows(character)) out += character;
-    else escape(out, character);
+  for (std::string_view rest = all; !rest.empty();) {
+    const auto [length, code] = first_character(rest);
+    if (length == 0 && is_cut(rest)) {
+      waiting_ = rest;
+      break;
+    }
+    const std::string_view bytes = rest.substr(0, std::max<size_t>(1, length));
+    if (length > 0 && shows(code)) out += bytes;
+    else escape(out, bytes);
+    rest.remove_prefix(bytes.size());
   }
   return out;
 }

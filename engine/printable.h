@@ -1,10 +1,18 @@
 // Text from outside, made safe for a terminal and for a message: a word of a tokenizer may hold escape codes.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 
 namespace crossply {
+
+// The character that a text, which is not empty, begins with. Its length in bytes is 0 where that is no UTF-8.
+struct Character {
+  size_t length = 0;
+  uint32_t code = 0;
+};
+Character first_character(std::string_view text);
 
 class Printable {
  public:

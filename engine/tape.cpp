@@ -345,6 +345,12 @@ double Tape::bytes_of(const Node& node, bool backward) const {
   return sum;
 }
 
+void add_cost(std::vector<OpCost>& list, const OpCost& cost) {
+  const auto same = std::find_if(list.begin(), list.end(), [&](const OpCost& c) { return c.op == cost.op; });
+  if (same == list.end()) list.push_back(cost);
+  else *same += cost;
+}
+
 std::vector<OpCost> Tape::costs() const {
   std::vector<OpCost> list;
   for (size_t tick = 0; tick < seconds_.size(); ++tick) {
@@ -355,9 +361,7 @@ std::vector<OpCost> Tape::costs() const {
     const double passes = node.grad_in_forward ? (backward ? 0 : 3) : backward ? 2 : 1;
     const OpCost cost{std::string(node.op()) + (backward ? " backward" : ""), seconds_[tick].calls, seconds_[tick].sum,
                       passes * calls * node.flops(), calls * bytes_of(node, backward)};
-    const auto same = std::find_if(list.begin(), list.end(), [&](const OpCost& c) { return c.op == cost.op; });
-    if (same == list.end()) list.push_back(cost);
-    else *same += cost;
+    add_cost(list, cost);
   }
   return list;
 }

@@ -138,6 +138,8 @@ struct OpCost {
   double bytes = 0;  // of all tensors it names, read and written once: a floor for what must move
   OpCost& operator+=(const OpCost& o);
 };
+// Adds to the cost of the same op, if the list has one.
+void add_cost(std::vector<OpCost>& list, const OpCost& cost);
 
 // reuse: memory is shared by buffers that are never alive together. distinct: every buffer has its own memory (to look
 // at intermediates). poison: distinct, and a buffer is filled with NaN when it dies. All three give the same bits.

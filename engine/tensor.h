@@ -68,13 +68,6 @@ T* data_or_null(const Tensor& tensor) {
   return tensor.data == nullptr ? nullptr : tensor.as<std::remove_const_t<T>>();
 }
 
-template <class T>
-std::vector<T*> pointers(const std::vector<Tensor>& tensors) {
-  std::vector<T*> list;
-  for (const Tensor& tensor : tensors) list.push_back(tensor.as<std::remove_const_t<T>>());
-  return list;
-}
-
 // A Tensor does not carry const: every kernel's contract says what it writes.
 template <class T>
 Tensor view(const T* data, Shape shape) {

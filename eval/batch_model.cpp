@@ -160,13 +160,8 @@ void BatchModel::start_profile() {
 
 std::vector<OpCost> BatchModel::costs() const {
   std::vector<OpCost> sums;
-  for (const auto& lane : lanes_) {
-    for (const OpCost& cost : lane->tape.costs()) {
-      const auto same = std::find_if(sums.begin(), sums.end(), [&](const OpCost& s) { return s.op == cost.op; });
-      if (same == sums.end()) sums.push_back(cost);
-      else *same += cost;
-    }
-  }
+  for (const auto& lane : lanes_)
+    for (const OpCost& cost : lane->tape.costs()) add_cost(sums, cost);
   return sums;
 }
 

@@ -134,7 +134,7 @@ TEST_CASE("adamw: a NaN or infinite gradient makes its parameter NaN, and no oth
 
 TEST_CASE("adamw: rows that overlap, run backwards or leave the arena are refused") {
   std::vector<float> x(10, 1.f);
-  const Tensor t = view(x.data(), {10});
+  const Tensor t = view(x, {10});
   const AdamwScalars scalars{0.9, 0.95, 1e-8, 1, 1.0};
   using Rows = std::vector<AdamwRow>;
   for (const Rows& bad : {Rows{{0, 5, 1, 0}, {4, 8, 1, 0}}, Rows{{5, 8, 1, 0}, {0, 2, 1, 0}}, Rows{{3, 2, 1, 0}},
@@ -148,7 +148,7 @@ TEST_CASE("adamw: narrow is the updated parameter rounded, and changes nothing e
     State<float> plain, with;
     auto narrow = std::vector<bf16>(n, 7.f);
     plain.update(grads, 1, 1e-8, backend);
-    with.update(grads, 1, 1e-8, backend, view(narrow.data(), {n}));
+    with.update(grads, 1, 1e-8, backend, view(narrow, {n}));
     CHECK(with.params == plain.params);
     CHECK(with.m == plain.m);
     CHECK(with.v == plain.v);
@@ -156,10 +156,10 @@ TEST_CASE("adamw: narrow is the updated parameter rounded, and changes nothing e
       const size_t k = static_cast<size_t>(i);
       REQUIRE(static_cast<float>(narrow[k]) == (in_gap(i) ? 7.f : static_cast<float>(bf16(plain.params[k]))));
     }
-    CHECK_THROWS_AS(with.update(grads, 2, 1e-8, backend, view(narrow.data(), {n - 1})), Error);
+    CHECK_THROWS_AS(with.update(grads, 2, 1e-8, backend, view(narrow, {n - 1})), Error);
   }
   auto narrow = std::vector<bf16>(n, 7.f);
-  CHECK_THROWS_AS(State<float>().update(grads, 2, 1e-8, Backend::reference, view(narrow.data(), {n})), Error);
+  CHECK_THROWS_AS(State<float>().update(grads, 2, 1e-8, Backend::reference, view(narrow, {n})), Error);
 }
 
 // Many short rows: more than one launch has room for; some without a gap and alike, some empty, at every alignment, as

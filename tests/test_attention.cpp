@@ -58,16 +58,16 @@ struct Case {
         dk(convert<Real>(from.dk)),
         dv(convert<Real>(from.dv)) {}
 
-  Tensor of_queries(const std::vector<Real>& x) const { return view(x.data(), {z.B, z.T, z.H, z.D}); }
-  Tensor of_keys(const std::vector<Real>& x) const { return view(x.data(), {z.B, z.T, z.K, z.D}); }
+  Tensor of_queries(const std::vector<Real>& x) const { return view(x, {z.B, z.T, z.H, z.D}); }
+  Tensor of_keys(const std::vector<Real>& x) const { return view(x, {z.B, z.T, z.K, z.D}); }
   void forward(double scale, Backend backend) {
-    run_on(backend, {of_queries(out), view(lse.data(), {z.B, z.H, z.T}), of_queries(q), of_keys(k), of_keys(v)},
+    run_on(backend, {of_queries(out), view(lse, {z.B, z.H, z.T}), of_queries(q), of_keys(k), of_keys(v)},
            [&](auto& t, Stream stream) { attention_forward(t[0], t[1], t[2], t[3], t[4], scale, stream); });
   }
   void backward(double scale, Backend backend, bool acc_q = false, bool acc_k = false, bool acc_v = false) {
     run_on(backend,
            {of_queries(dq), of_keys(dk), of_keys(dv), of_queries(dout), of_queries(out), of_queries(q), of_keys(k),
-            of_keys(v), view(lse.data(), {z.B, z.H, z.T})},
+            of_keys(v), view(lse, {z.B, z.H, z.T})},
            [&](auto& t, Stream stream) {
              attention_backward({t[0], acc_q}, {t[1], acc_k}, {t[2], acc_v}, t[3], t[4], t[5], t[6], t[7], t[8], scale,
                                 stream);
@@ -178,8 +178,7 @@ const std::vector<Size>& sizes_for(Backend backend) { return backend == Backend:
 TEST_CASE("attention: reference backward is the derivative of the reference forward") {
   for (double logits : {1e-2, 1.0, 30.0})
     for (const Size& z : std::vector<Size>{{1, 1, 1, 1, 3}, {2, 5, 2, 2, 3}, {1, 6, 4, 2, 5}, {1, 7, 3, 1, 2}}) {
-      CAPTURE(logits);
-      CAPTURE(z.str());
+      CAPTURES(logits, z.str());
       const double scale = usual_scale(z);
       Case<double> c(z, logits);
       auto loss = [&](const std::vector<Complex>& q, const std::vector<Complex>& k, const std::vector<Complex>& v) {
@@ -236,9 +235,7 @@ const std::vector<Size> small_sizes_bf16{{1, 1, 1, 1, 8},     {2, 17, 4, 2, 16},
                                          {1, 131, 1, 1, 128}, {1, 70, 1, 1, 200}, {1, 33, 2, 1, 104}};
 
 void check_bf16(const Size& z, Backend backend, bool acc) {
-  CAPTURE(z.str());
-  CAPTURE(static_cast<int>(backend));
-  CAPTURE(acc);
+  CAPTURES(z.str(), backend, acc);
   const double scale = usual_scale(z);
   Case<bf16> c(z, 3);
   if (acc) c.dq = random_vector<bf16>(z.queries(), 5), c.dk = c.k, c.dv = c.v;
@@ -283,8 +280,7 @@ TEST_CASE("attention: scores that are all far below zero, or far above") {
     for (double sign : {-1.0, 1.0})
       for (const Size& z : std::vector<Size>{{1, 40, 1, 1, 33}, {1, 53, 2, 1, 8}, {1, 40, 2, 2, 16}}) {
         if (backend == Backend::cuda && z.D < 33) break;
-        CAPTURE(z.str());
-        CAPTURE(sign);
+        CAPTURES(z.str(), sign);
         Case<float> c(z);
         for (size_t i = 0; i < c.q.size(); i += static_cast<size_t>(z.D)) c.q[i] = static_cast<float>(sign * 1000);
         for (size_t i = 0; i < c.k.size(); i += static_cast<size_t>(z.D)) c.k[i] = 1;
@@ -316,8 +312,7 @@ TEST_CASE("attention: gradients are set, or added where asked") {
       for (int flags = 0; flags < 8; ++flags) {
         const bool acc_q = flags & 1, acc_k = flags & 2, acc_v = flags & 4;
         if (backend == Backend::cuda && z.T > 10) continue;
-        CAPTURE(z.str());
-        CAPTURE(flags);
+        CAPTURES(z.str(), flags);
         Case<float> c(z);
         if (acc_q) c.dq = random_vector<float>(z.queries(), 5);
         if (acc_k) c.dk = random_vector<float>(z.keys(), 6);
@@ -352,8 +347,7 @@ TEST_CASE_TEMPLATE("attention: a NaN in one key reaches the rows that see it, an
     for (int64_t key : {int64_t{37}, int64_t{149}, int64_t{0}, int64_t{64}}) {
       const Size z{1, 150, backend == Backend::cuda ? 1 : 2, 1, 8};
       if (backend == Backend::cuda && key % 64 == 0) continue;
-      CAPTURE(static_cast<int>(backend));
-      CAPTURE(key);
+      CAPTURES(backend, key);
       Case<S> c(z);
       c.k[static_cast<size_t>(key * z.D + 3)] = static_cast<float>(nan_value);
       c.forward(0.3, backend);
@@ -391,9 +385,8 @@ std::vector<S> in_chunks(const Case<S>& c, int64_t step, Backend backend) {
     }
     auto part = poisoned<S>(z.B * n * wide);
     run_on(backend,
-           {view(part.data(), {z.B, n, z.H, z.D}), view(k_cache.data(), {z.B, rows, z.K, z.D}),
-            view(v_cache.data(), {z.B, rows, z.K, z.D}), view(q.data(), {z.B, n, z.H, z.D}),
-            view(k.data(), {z.B, n, z.K, z.D}), view(v.data(), {z.B, n, z.K, z.D})},
+           {view(part, {z.B, n, z.H, z.D}), view(k_cache, {z.B, rows, z.K, z.D}), view(v_cache, {z.B, rows, z.K, z.D}),
+            view(q, {z.B, n, z.H, z.D}), view(k, {z.B, n, z.K, z.D}), view(v, {z.B, n, z.K, z.D})},
            [&](auto& t, Stream stream) { attention_cached(t[0], t[1], t[2], t[3], t[4], t[5], pos, 0.3, stream); });
     for (int64_t b = 0; b < z.B; ++b)
       std::copy_n(part.begin() + b * n * wide, n * wide, out.begin() + (b * z.T + pos) * wide);
@@ -409,9 +402,7 @@ TEST_CASE("attention: cached steps and chunks equal the whole sequence") {
     for (const Backend backend : all_backends())
       for (int64_t step : {int64_t{1}, int64_t{3}, int64_t{29}, int64_t{70}, z.T}) {
         if (backend == Backend::cuda && z.T > 7 && (step != 70 || z.D > 8)) continue;
-        CAPTURE(z.str());
-        CAPTURE(step);
-        CAPTURE(static_cast<int>(backend));
+        CAPTURES(z.str(), step, backend);
         Case<float> c(z);
         Case<double> want(c);
         want.forward(0.3, Backend::reference);
@@ -424,8 +415,7 @@ TEST_CASE("attention: cached steps and chunks in bf16 lose no more than bf16 mus
     for (const auto& step_and_T : std::vector<std::array<int64_t, 2>>{{1, 5}, {17, 60}, {60, 135}}) {
       const int64_t step = step_and_T[0];
       const Size z{2, step_and_T[1], 2, 1, 24};  // few queries, and blocks that begin anywhere
-      CAPTURE(step);
-      CAPTURE(static_cast<int>(backend));
+      CAPTURES(step, backend);
       Case<bf16> c(z, 3);
       Case<double> want(c), plain(c);
       want.forward(0.3, Backend::reference);

@@ -64,7 +64,7 @@ struct Depth {
     convert_members(*this, from);
   }
 
-  Tensor rows(const std::vector<T>& v) const { return view(v.data(), {size.N, size.C}); }
+  Tensor rows(const std::vector<T>& v) const { return view(v, {size.N, size.C}); }
   Tensor table(int64_t m) const { return view(weights[static_cast<size_t>(m)].data(), {size.N, m + 1}); }
 
   void forward(Stream stream) {
@@ -159,9 +159,7 @@ const std::vector<Size> gpu_sizes{{1, 1, 1},    {2, 5, 3},  {4, 19, 33},  {1, 40
 
 template <class T>
 void check_fast_against_reference(const Size& size, bool vertical, Stream stream) {
-  CAPTURE(size.S);
-  CAPTURE(size.N);
-  CAPTURE(size.C);
+  CAPTURES(size.S, size.N, size.C);
   for (bool acc : {false, true}) {
     Depth<T> depth(size, vertical);
     depth.eps_used = 0.25;  // not lost beside the squares
@@ -193,8 +191,7 @@ void check_fast_against_reference(const Size& size, bool vertical, Stream stream
 TEST_CASE("depth_mix: reference backward over a whole depth is the derivative of the reference forward") {
   for (const Size& size : std::vector<Size>{{1, 2, 3}, {4, 3, 5}, {3, 1, 7}}) {
     for (double scale : {1e-3, 1.0, 1e3}) {
-      CAPTURE(size.S);
-      CAPTURE(scale);
+      CAPTURES(size.S, scale);
       Depth<double> plain(size, false, scale), vertical(size, true, scale), large_eps(size, true, scale);
       large_eps.eps_used = 0.3 * scale * scale;
       check_against_complex_step(plain);
@@ -225,10 +222,9 @@ TEST_CASE_TEMPLATE("depth_mix: more inputs than lanes, and as many as a GPU take
     auto pbar = random_vector<float>(N, 5);
     for (float& x : norms) x = x * x + 1;
     run_on(backend,
-           {view(sources.data(), {S, N, C}), view(norms.data(), {S, N}), view(scores.data(), {S}),
-            view(out.data(), {N, C}), view(plain.data(), {N, C}), view(weights.data(), {N, S}), view(pbar.data(), {N}),
-            view(dinp.data(), {N, C}), view(plain_dinp.data(), {N, C}), view(dscores.data(), {S, S}),
-            view(dplain.data(), {S, S})},
+           {view(sources, {S, N, C}), view(norms, {S, N}), view(scores, {S}), view(out, {N, C}), view(plain, {N, C}),
+            view(weights, {N, S}), view(pbar, {N}), view(dinp, {N, C}), view(plain_dinp, {N, C}), view(dscores, {S, S}),
+            view(dplain, {S, S})},
            [&](auto& t, Stream stream) {
              std::vector<Tensor> rows, square;
              for (int64_t s = 0; s < S; ++s) {
@@ -308,19 +304,19 @@ TEST_CASE("depth_mix: a worked example of vertical attention") {
     std::vector<float> pbar = poisoned<float>(1), dscores(3, 0.f), dinp = poisoned<float>(4);
     std::vector<Tensor> sources, norms;
     for (size_t s = 0; s < 3; ++s) {
-      sources.push_back(view(h[s].data(), {1, 4})), norms.push_back(view(&squares[s], {1}));
+      sources.push_back(view(h[s], {1, 4})), norms.push_back(view(&squares[s], {1}));
       vertical_dot(norms[s], sources[s], sources[s], stream);
     }
-    const Tensor w = view(weights.data(), {1, 3}), y = view(out.data(), {1, 4}), dy = view(dout.data(), {1, 4});
-    vertical_forward(y, w, sources, norms, view(scores.data(), {3}), 0.0, stream);
-    vertical_dot(view(pbar.data(), {1}), dy, y, stream);
+    const Tensor w = view(weights, {1, 3}), y = view(out, {1, 4}), dy = view(dout, {1, 4});
+    vertical_forward(y, w, sources, norms, view(scores, {3}), 0.0, stream);
+    vertical_dot(view(pbar, {1}), dy, y, stream);
     check_close("squares", squares, std::vector<double>{9, 6.5, 25}, 0.0);
     check_close("weights", weights, std::vector<double>{0.39291728, 0.21839608, 0.38868664}, 2e-7);
     check_close("out", out, want_out, 2e-7);
     check_close("pbar", pbar, std::vector<double>{0.24734792}, 2e-7);
     for (int64_t s = 0; s < 3; ++s) {
       const size_t i = static_cast<size_t>(s);
-      vertical_backward({view(dinp.data(), {1, 4}), false}, sources[i], norms[i],
+      vertical_backward({view(dinp, {1, 4}), false}, sources[i], norms[i],
                         {{dy, w, tensor_of(dscores), s, tensor_of(pbar)}}, 0.0, stream);
       check_close("dinp", dinp, want_dinp[i], 5e-7);
     }
@@ -354,9 +350,7 @@ TEST_CASE_TEMPLATE("depth_mix: one source is copied bit for bit, and its gather 
   for (const Backend backend : fast_backends()) {
     for (int64_t C : {1, 15, 16, 67, 256}) {
       for (double scale : {1e-15, 1e-3, 1.0, 1e15}) {
-        CAPTURE(static_cast<int>(backend));
-        CAPTURE(C);
-        CAPTURE(scale);
+        CAPTURES(backend, C, scale);
         if (backend == Backend::cuda && (scale == 1e-3 || scale == 1e15)) continue;  // slow there
         Depth<T> plain({1, 50, C}, false, scale), vertical({1, 50, C}, true, scale);
         plain.sources[0][3] = vertical.sources[0][3] = -0.f;
@@ -379,8 +373,7 @@ TEST_CASE_TEMPLATE("depth_mix: one source is copied bit for bit, and its gather 
 TEST_CASE_TEMPLATE("depth_mix: weights (0, ..., 0, 1) are the last source exactly, and so is the gather", T, float,
                    bf16) {
   for_sizes(sizes, gpu_sizes, [](Backend backend, const Size& size) {
-    CAPTURE(size.S);
-    CAPTURE(size.C);
+    CAPTURES(size.S, size.C);
     Depth<T> depth(size, false);
     for (auto& w : depth.scores) std::fill(w.begin(), w.end() - 1, 0.f), w.back() = 1;
     depth.forward(Stream{backend});
@@ -399,8 +392,8 @@ TEST_CASE("depth_mix: scores without data are zeros, and dscores without data ar
     depth.backward(false, stream);
     auto out = poisoned<float>(800), weights = poisoned<float>(60), dinp = poisoned<float>(800);
     const Shape shape{2, 10, 40};
-    std::vector<Tensor> tensors{view(out.data(), shape), view(weights.data(), {20, 3}), view(dinp.data(), shape),
-                                depth.rows(depth.dout[2]), tensor_of(depth.pbar[2])};
+    std::vector<Tensor> tensors{view(out, shape), view(weights, {20, 3}), view(dinp, shape), depth.rows(depth.dout[2]),
+                                tensor_of(depth.pbar[2])};
     for (size_t s = 0; s < 3; ++s) tensors.push_back(depth.rows(depth.sources[s]));
     for (size_t s = 0; s < 3; ++s) tensors.push_back(tensor_of(depth.squares[s]));
     run_on(stream.backend, tensors, [](auto& t, Stream there) {
@@ -419,9 +412,7 @@ TEST_CASE_TEMPLATE("depth_mix: without readers dinp is 0, or unchanged if added"
   for (const Backend backend : backends_of<T>()) {
     for (bool acc : {false, true}) {
       auto plain = acc ? before : poisoned<T>(60), vertical = plain;
-      run_on(backend,
-             {view(plain.data(), {3, 20}), view(vertical.data(), {3, 20}), view(inp.data(), {3, 20}),
-              view(squares.data(), {3})},
+      run_on(backend, {view(plain, {3, 20}), view(vertical, {3, 20}), view(inp, {3, 20}), view(squares, {3})},
              [&](auto& t, Stream there) {
                depth_mix_backward({t[0], acc}, t[2], {}, there);
                vertical_backward({t[1], acc}, t[2], t[3], {}, eps, there);
@@ -461,8 +452,7 @@ TEST_CASE_TEMPLATE("depth_mix: NaN shows where it must, and nowhere else", T, fl
   const float nan = std::numeric_limits<float>::quiet_NaN();
   for (const Backend backend : fast_backends()) {
     for (bool vertical : {false, true}) {
-      CAPTURE(static_cast<int>(backend));
-      CAPTURE(vertical);
+      CAPTURES(backend, vertical);
       Depth<T> depth(size, vertical);
       depth.sources[1][7 * 24 + 5] = nan;
       depth.forward(Stream{backend});

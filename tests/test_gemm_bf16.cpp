@@ -151,12 +151,8 @@ TEST_CASE("gemm_bf16: the result does not depend on the thread count, nor on who
         const Case<bf16> x(size, form);
         const Case<float> y(size, form);
         auto compute = [&] {
-          auto out = x.run<float>(random_vector<float>(size.M * size.N, 3), true);
-          const auto rounded = x.run<bf16>({}, false);
-          const auto split = y.run<float>({}, false);
-          out.insert(out.end(), rounded.begin(), rounded.end());
-          out.insert(out.end(), split.begin(), split.end());
-          return out;
+          return joined(x.run<float>(random_vector<float>(size.M * size.N, 3), true), x.run<bf16>({}, false),
+                        y.run<float>({}, false));
         };
         check_same_bits_on_any_threads<float>(compute);
         const auto want = compute();

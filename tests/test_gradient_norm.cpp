@@ -18,7 +18,7 @@ double norm(const std::vector<float>& x, Backend backend = Backend::cpu) {
 }  // namespace
 
 // A float's square is exact in double, and n additions of positive numbers lose at most n * 2^-53 between them.
-TEST_CASE("gradnorm: the sum of squares, in double, at every magnitude of a float") {
+TEST_CASE("gradient_norm: the sum of squares, in double, at every magnitude of a float") {
   for (double scale : {1e-38, 1e-20, 1.0, 1e20, 3e38}) {
     for (int64_t n : sizes) {
       CAPTURES(scale, n);
@@ -35,7 +35,7 @@ TEST_CASE("gradnorm: the sum of squares, in double, at every magnitude of a floa
   }
 }
 
-TEST_CASE("gradnorm: every element counts once, wherever a block ends") {
+TEST_CASE("gradient_norm: every element counts once, wherever a block ends") {
   for (int64_t n : sizes) {
     CAPTURE(n);
     for (const Backend backend : fast_backends())
@@ -43,14 +43,14 @@ TEST_CASE("gradnorm: every element counts once, wherever a block ends") {
   }
 }
 
-TEST_CASE("gradnorm: the same bits on any number of threads") {
+TEST_CASE("gradient_norm: the same bits on any number of threads") {
   for (int64_t n : sizes) {
     const auto x = random_vector<float>(n, 1);
     check_same_bits_on_any_threads<double>([&] { return std::vector<double>{norm(x)}; });
   }
 }
 
-TEST_CASE("gradnorm: one NaN or infinity anywhere shows") {
+TEST_CASE("gradient_norm: one NaN or infinity anywhere shows") {
   for (size_t n : {1u, 33u, 20001u}) {
     for (size_t at : {size_t{0}, n / 2, n - 1}) {
       std::vector<float> x(n, 1.f);
@@ -64,7 +64,7 @@ TEST_CASE("gradnorm: one NaN or infinity anywhere shows") {
   }
 }
 
-TEST_CASE("gradnorm: sums add to what is there, in double") {
+TEST_CASE("gradient_norm: sums add to what is there, in double") {
   for (const int64_t n : sizes) {
     CAPTURE(n);
     const auto x = random_vector<float>(n, 2);

@@ -38,7 +38,7 @@ struct Case {
     for (const T* source : pointers().sources) m.sources.push_back(view(source, {1, z.N, z.C}));
     return m;
   }
-  Tensor heads(const std::vector<T>& x) const { return view(x.data(), {1, z.N, z.K, z.D}); }
+  Tensor heads(const std::vector<T>& x) const { return view(x, {1, z.N, z.K, z.D}); }
   int64_t out() const { return z.N * z.K * z.D; }
 };
 
@@ -74,14 +74,14 @@ HeadMix<Grad, Tensor> gradients_of(const HeadMix<Tensor>& d, const std::vector<b
 }
 
 void forward(const Tensor& k, const Tensor& v, const HeadMix<Tensor>& m, Backend backend) {
-  run_on(backend, joined({k, v, m.weight, m.gain, m.wk, m.wv}, m.sources), [&](auto& t, Stream stream) {
+  run_on(backend, joined<Tensor>({k, v, m.weight, m.gain, m.wk, m.wv}, m.sources), [&](auto& t, Stream stream) {
     head_mix_forward(t[0], t[1], {{t.begin() + 6, t.end()}, t[2], t[3], t[4], t[5]}, stream);
   });
 }
 void backward(const HeadMix<Tensor>& d, const Tensor& dk, const Tensor& dv, const HeadMix<Tensor>& m,
               const std::vector<bool>& add, Backend backend) {
   const std::vector<Tensor> others{dk, dv, m.weight, m.gain, m.wk, m.wv, d.weight, d.gain, d.wk, d.wv};
-  run_on(backend, joined(joined(others, m.sources), d.sources), [&](auto& t, Stream stream) {
+  run_on(backend, joined(others, m.sources, d.sources), [&](auto& t, Stream stream) {
     const auto u = t.begin() + 10, du = u + static_cast<int64_t>(m.sources.size());
     head_mix_backward(gradients_of({{du, t.end()}, t[6], t[7], t[8], t[9]}, add), t[0], t[1],
                       {{u, du}, t[2], t[3], t[4], t[5]}, stream);
@@ -168,8 +168,7 @@ void check_against_reference(const HeadMixSize& z, Backend backend) {
 
 TEST_CASE_TEMPLATE("head_mix: fast against reference", S, float, bf16) {
   for_sizes(sizes, gpu_sizes, [](Backend backend, const HeadMixSize& z) {
-    CAPTURE(z.N);
-    CAPTURE(z.C);
+    CAPTURES(z.N, z.C);
     check_against_reference<S>(z, backend);
   });
 }
@@ -185,7 +184,7 @@ TEST_CASE("head_mix: the same bits for any number of threads") {
       backward(d.views(), x.heads(dk), x.heads(dv), x.views(), std::vector<bool>(5, false), Backend::cpu);
       auto k = poisoned<float>(x.out()), v = k;
       forward(x.heads(k), x.heads(v), x.views(), Backend::cpu);
-      return joined(joined(d.all, k), v);
+      return joined(d.all, k, v);
     });
   }
 }
@@ -195,8 +194,7 @@ TEST_CASE("head_mix: NaN reaches what depends on it, and nothing else") {
   const int64_t n = 131, h = 1, d = 2;  // where
   for (const Backend backend : fast_backends()) {
     for (const bool shared : {true, false}) {
-      CAPTURE(static_cast<int>(backend));
-      CAPTURE(shared);
+      CAPTURES(backend, shared);
       const HeadMixSize z{150, 3, 2, 4, 65, shared};
       Case<float> spoilt = make<float>(z, 1), x = spoilt, dx = filled(z, 0.f);
       auto k = poisoned<float>(x.out()), v = k;
@@ -249,5 +247,5 @@ TEST_CASE("head_mix: refuses shapes that do not fit") {
   refused([](HeadMix<Tensor>& m) { m.gain = view(m.gain.as<float>(), {4}); });
   refused([](HeadMix<Tensor>& m) { m.wk = view(m.wk.as<float>(), {7, 5}); });
   refused([](HeadMix<Tensor>& m) { m.wv = view(m.wv.as<float>(), {8, 4}); });
-  CHECK_THROWS_AS(head_mix_forward(heads, view(v.data(), {1, z.N, z.K, 2}), x.views(), fast), Error);
+  CHECK_THROWS_AS(head_mix_forward(heads, view(v, {1, z.N, z.K, 2}), x.views(), fast), Error);
 }

@@ -103,9 +103,9 @@ struct Wrapper {
     for (auto& field : d) std::fill(field.begin(), field.end(), P(0));
   }
 
-  Tensor streams_of(const std::vector<T>& v) const { return view(v.data(), {s.B, s.T, s.E, s.C}); }
-  Tensor coef_of(const std::vector<P>& v) const { return view(v.data(), {s.B, s.T, s.E, s.E + 2}); }
-  Tensor x_of(const std::vector<T>& v) const { return view(v.data(), {s.B, s.T, s.C}); }
+  Tensor streams_of(const std::vector<T>& v) const { return view(v, {s.B, s.T, s.E, s.C}); }
+  Tensor coef_of(const std::vector<P>& v) const { return view(v, {s.B, s.T, s.E, s.E + 2}); }
+  Tensor x_of(const std::vector<T>& v) const { return view(v, {s.B, s.T, s.C}); }
   Tensor stats_tensor() const { return tensor_of(stats, {s.B, s.T, s.E, s.E + 4}); }
 
   void forward(Backend backend) {
@@ -151,9 +151,7 @@ TEST_CASE("hyper: reference backward of read and write is the derivative of thei
     for (int64_t E : {1, 2, 3, 4}) {
       for (double scale : {1e-2, 1.0, 1e2}) {
         const Size s{1, 3, E, 5};
-        CAPTURE(kind.name);
-        CAPTURE(E);
-        CAPTURE(scale);
+        CAPTURES(kind.name, E, scale);
         Wrapper<double> a(s, kind, scale);
         // The sublayer is y = y0 + out^2: the read's output reaches the loss through the write as well.
         auto loss = [&](const std::vector<Complex>& streams, Fields<Complex> w, std::vector<Complex> y) {
@@ -208,10 +206,7 @@ TEST_CASE_TEMPLATE("hyper: the fast backends equal the reference, set and added"
     if (kind.norm == HyperNorm::layernorm) of_gpu.insert(of_gpu.end(), larger.begin(), larger.end());
     for_sizes(of_cpu, of_gpu, [&](Backend backend, const Size& s) {
       for (bool add : {false, true}) {
-        CAPTURE(kind.name);
-        CAPTURE(s.E);
-        CAPTURE(s.C);
-        CAPTURE(add);
+        CAPTURES(kind.name, s.E, s.C, add);
         Wrapper<S> a(s, kind);
         Wrapper<double> b(s, kind);
         if (add) {
@@ -245,8 +240,7 @@ TEST_CASE_TEMPLATE("hyper: streams are copied and summed, with one rounding", T,
     const Shape rows{s.B, s.T, s.C}, all{s.B, s.T, s.E, s.C};
     for (const Backend backend : backends_of<T>()) {
       for (bool add : {false, true}) {
-        CAPTURE(s.E);
-        CAPTURE(add);
+        CAPTURES(s.E, add);
         auto expanded = add ? streams : poisoned<T>(s.streams()), sum = add ? x : poisoned<T>(s.x());
         auto want_expanded = std::vector<double>(streams.size()), want_sum = std::vector<double>(x.size());
         if (add) want_expanded = convert<double>(streams), want_sum = convert<double>(x);
@@ -255,8 +249,7 @@ TEST_CASE_TEMPLATE("hyper: streams are copied and summed, with one rounding", T,
           want_expanded[at] += static_cast<double>(x[row]);
           want_sum[row] += static_cast<double>(streams[at]);
         }
-        run_on(backend,
-               {view(expanded.data(), all), view(sum.data(), rows), view(x.data(), rows), view(streams.data(), all)},
+        run_on(backend, {view(expanded, all), view(sum, rows), view(x, rows), view(streams, all)},
                [&](auto& t, Stream stream) {
                  streams_expand({t[0], add}, t[2], stream);
                  streams_sum({t[1], add}, t[3], stream);
@@ -275,8 +268,7 @@ TEST_CASE("hyper: at the initial values the read picks one stream and the write 
       for (int64_t E : {1, 2, 3, 4, 8}) {
         const Size s{2, 3, E, 37};
         const int64_t chosen = 5 % E;
-        CAPTURE(kind.name);
-        CAPTURE(E);
+        CAPTURES(kind.name, E);
         Wrapper<float> a(s, kind);
         for (size_t f : {0u, 2u, 3u}) std::fill(a.w[f].begin(), a.w[f].end(), 0.f);
         std::fill(a.w[1].begin(), a.w[1].end(), 1.f);

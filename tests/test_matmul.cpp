@@ -221,13 +221,13 @@ TEST_CASE("matmul: several weights on one input give the bits of one after the o
     }
     auto compute = [&](bool together) {
       auto out = poisoned<float>(rows * (40 + 3 + 129)), dinp = poisoned<float>(rows * C);
-      const Tensor x = view(inp.data(), {rows, C}), dx = view(dinp.data(), {rows, C});
+      const Tensor x = view(inp, {rows, C}), dx = view(dinp, {rows, C});
       std::vector<Tensor> outs, w, d;
       int64_t at = 0;
       for (size_t i = 0; i < 3; ++i) {
         outs.push_back(view(out.data() + at, {rows, widths[i]}));
-        w.push_back(view(weights[i].data(), {widths[i], C}));
-        d.push_back(view(douts[i].data(), {rows, widths[i]}));
+        w.push_back(view(weights[i], {widths[i], C}));
+        d.push_back(view(douts[i], {rows, widths[i]}));
         at += rows * widths[i];
       }
       if (together) {
@@ -250,20 +250,19 @@ TEST_CASE("matmul: several weights on one input give the bits of one after the o
 TEST_CASE("matmul: any rank flattens, wrong shapes are refused, the reference backend serves f64") {
   const auto inp = random_vector<double>(24, 1), weight = random_vector<double>(10, 2);
   auto out = poisoned<double>(60), want = poisoned<double>(60);
-  matmul_forward({view(out.data(), {2, 2, 3, 5})}, view(inp.data(), {2, 2, 6}), {view(weight.data(), {5, 2})},
-                 Stream{Backend::reference});
+  matmul_forward({view(out, {2, 2, 3, 5})}, view(inp, {2, 2, 6}), {view(weight, {5, 2})}, Stream{Backend::reference});
   matmul_forward_ref(want.data(), inp.data(), weight.data(), 12, 2, 5);
   check_close("out", out, want, 1e-15);  // the same loops, perhaps compiled to other roundings
-  const Tensor w = view(weight.data(), {5, 2});
-  CHECK_THROWS_AS(matmul_forward({view(out.data(), {12, 5})}, view(inp.data(), {12, 2}), {w}, Stream{Backend::cpu}),
+  const Tensor w = view(weight, {5, 2});
+  CHECK_THROWS_AS(matmul_forward({view(out, {12, 5})}, view(inp, {12, 2}), {w}, Stream{Backend::cpu}),
                   Error);  // f64 has no fast path
   std::vector<float> x32(24), y32(60), w32(10);
-  const Tensor x = view(x32.data(), {12, 2}), y = view(y32.data(), {12, 5}), wrong = view(w32.data(), {3, 2});
+  const Tensor x = view(x32, {12, 2}), y = view(y32, {12, 5}), wrong = view(w32, {3, 2});
   for (Backend backend : {Backend::reference, Backend::cpu}) {
     CHECK_THROWS_AS(matmul_forward({y}, x, {wrong}, Stream{backend}), Error);
     CHECK_THROWS_AS(matmul_backward_input({x, false}, {y}, {wrong}, Stream{backend}), Error);
     CHECK_THROWS_AS(matmul_backward_weight(wrong, y, x, Stream{backend}), Error);
-    CHECK_THROWS_AS(matmul_forward({y}, x, {view(w32.data(), {10})}, Stream{backend}), Error);
+    CHECK_THROWS_AS(matmul_forward({y}, x, {view(w32, {10})}, Stream{backend}), Error);
   }
 }
 

@@ -50,7 +50,7 @@ struct Depth {
       dout.push_back(random_vector<T>(s.block(), static_cast<uint64_t>(seed + 2)));
       dweight.push_back(random_vector<Wide<T>>(trained ? s.K * columns : 0, static_cast<uint64_t>(seed + 3)));
       dslice.push_back(poisoned<T>(s.block()));
-      auto matrix = [&](const auto& of) { return trained ? view(of.data(), {s.K, columns}) : Tensor{}; };
+      auto matrix = [&](const auto& of) { return trained ? view(of, {s.K, columns}) : Tensor{}; };
       routers.push_back({matrix(weight.back()), sources_of(variant, l), matrix(dweight.back())});
     }
   }
@@ -84,8 +84,8 @@ struct Depth {
       route_backward(t[0], t[1], t[2], readers, l, there);
     });
   }
-  Tensor rows(const std::vector<T>& block) const { return view(block.data(), {size.N, size.K, size.D}); }
-  Tensor slab_view() const { return view(slab.data(), {size.L, size.N, size.K, size.D}); }
+  Tensor rows(const std::vector<T>& block) const { return view(block, {size.N, size.K, size.D}); }
+  Tensor slab_view() const { return view(slab, {size.L, size.N, size.K, size.D}); }
 };
 
 // A random slab in which the blocks that layer l may not read are NaN: any use of them shows.
@@ -216,9 +216,7 @@ void check_against_reference(const Size& size, Variant variant, Stream stream) {
 TEST_CASE_TEMPLATE("route: the fast backends equal the reference and read nothing but the sources", T, float, bf16) {
   for_sizes(sizes, gpu_sizes, [](Backend backend, const Size& size) {
     for (Variant variant : backend == Backend::cuda ? few_variants : variants) {
-      CAPTURE(size.K);
-      CAPTURE(size.D);
-      CAPTURE(static_cast<int>(variant));
+      CAPTURES(size.K, size.D, variant);
       check_against_reference<T>(size, variant, Stream{backend});
     }
   });
@@ -290,8 +288,7 @@ TEST_CASE_TEMPLATE("route: so many heads that a GPU keeps few layers' weights at
 
 TEST_CASE_TEMPLATE("route: the identity is exact, forward and backward", T, float, bf16) {
   for_sizes(sizes, gpu_sizes, [](Backend backend, const Size& size) {
-    CAPTURE(size.K);
-    CAPTURE(size.D);
+    CAPTURES(size.K, size.D);
     Depth<T> depth(size, Variant::full);
     for (int64_t l = 1; l < size.L; ++l) {
       auto& weight = depth.weight[static_cast<size_t>(l)];
@@ -315,7 +312,7 @@ TEST_CASE_TEMPLATE("route: other shapes of the same memory, and dslice in place 
       const Shape split{2, size.N / 2, size.K, size.D}, flat{3, size.N, size.K * size.D};
       Depth<T> depth(size, Variant::full);
       auto out = poisoned<T>(size.block());
-      depth.forward(view(out.data(), split), view(depth.slab.data(), flat), 2, stream);
+      depth.forward(view(out, split), view(depth.slab.data(), flat), 2, stream);
       CHECK(out == depth.forward(2, stream));
 
       Depth<T> in_place(size, Variant::full);
@@ -335,8 +332,7 @@ TEST_CASE_TEMPLATE("route: NaN in a source shows, in forward and in dweight", T,
   for (const Backend backend : fast_backends()) {
     for (const size_t D : {8, 64}) {
       for (Variant variant : {Variant::full, Variant::mean}) {
-        CAPTURE(static_cast<int>(backend));
-        CAPTURE(D);
+        CAPTURES(backend, D);
         Depth<T> depth({3, 40, 4, static_cast<int64_t>(D)}, variant);
         const float nan = std::numeric_limits<float>::quiet_NaN();
         depth.slab[(7 * 4 + 1) * D + 5] = nan;  // layer 0, token 7, head 1, column 5

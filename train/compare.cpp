@@ -2,7 +2,6 @@
 // picture. Without --data and --preset it is the demonstration, arith-quick.
 #include <algorithm>
 #include <cstdio>
-#include <cstring>
 #include <filesystem>
 
 #include "cli/format.h"
@@ -188,8 +187,7 @@ Exit run(const Options& o) {
 // without, the demonstration. The flags that are given come on top.
 void set_defaults(int argc, char** argv, Options& o) {
   const std::string out = find_flag(argc, argv, "--out"), given = find_flag(argc, argv, "--preset");
-  const auto is_resume = [](const char* word) { return std::strcmp(word, "--resume") == 0; };
-  const bool resume = std::any_of(argv, argv + argc, is_resume) && !out.empty();
+  const bool resume = has_flag(argc, argv, "--resume") && !out.empty();
   const bool found = resume && take_comparison_settings(out, o.archs, o.train);
   const bool demonstration = !found && given.empty() && find_flag(argc, argv, "--data").empty();
   if (demonstration && resume && !path_exists(out))

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "engine/file.h"
+#include "engine/printable.h"
 
 namespace crossply {
 namespace {
@@ -55,35 +56,14 @@ std::string fixed(double v, int decimals) {
 
 std::string px(double v) { return fixed(v, 1); }
 
-// The length of the UTF-8 sequence at text[at], 0 if it is none or is a character that XML forbids: a surrogate, or one
-// of the two after U+FFFD.
-size_t character_length(const std::string& text, size_t at) {
-  const auto byte = [&](size_t i) { return at + i < text.size() ? static_cast<unsigned char>(text[at + i]) : 0u; };
-  const size_t length = byte(0) < 0x80   ? 1
-                        : byte(0) < 0xC2 ? 0
-                        : byte(0) < 0xE0 ? 2
-                        : byte(0) < 0xF0 ? 3
-                        : byte(0) < 0xF5 ? 4
-                                         : 0;
-  if (length < 2) return length;
-  uint32_t code = byte(0) & (0xFFu >> (length + 1));
-  for (size_t i = 1; i < length; ++i) {
-    if ((byte(i) & 0xC0) != 0x80) return 0;
-    code = code << 6 | (byte(i) & 0x3F);
-  }
-  const bool overlong = (length == 3 && code < 0x800) || (length == 4 && code < 0x10000);
-  const bool forbidden = (code >= 0xD800 && code < 0xE000) || code == 0xFFFE || code == 0xFFFF || code > 0x10FFFF;
-  return overlong || forbidden ? 0 : length;
-}
-
 // Text for the inside of an element. Of more than `most` characters, the middle ones are left out. What XML cannot hold
 // becomes a space (control characters) or U+FFFD.
 std::string escaped(const std::string& text, size_t most = std::string::npos) {
   std::vector<std::string> characters;
   for (size_t at = 0; at < text.size();) {
-    const size_t length = character_length(text, at);
+    const auto [length, code] = first_character(std::string_view(text).substr(at));
     const char c = text[at];
-    if (length == 0) characters.push_back("\xEF\xBF\xBD");
+    if (length == 0 || code == 0xFFFE || code == 0xFFFF) characters.push_back("\xEF\xBF\xBD");
     else if (length > 1) characters.push_back(text.substr(at, length));
     else if (c == '&') characters.push_back("&amp;");
     else if (c == '<') characters.push_back("&lt;");
@@ -125,11 +105,10 @@ std::vector<std::pair<double, std::string>> linear_ticks(const Axis& axis, int c
   return ticks;
 }
 
-// Powers of ten; where there are few, also 2 and 5 times them; within less than a decade, like a linear axis.
+// Powers of ten; where there are few, also 2 and 5 times them.
 std::vector<std::pair<double, std::string>> ticks_of(const Axis& axis, int count) {
   if (!axis.logarithmic) return linear_ticks(axis, count);
   const double decades = std::log10(axis.high / axis.low);
-  if (decades < 1) return linear_ticks(axis, count);
   std::vector<std::pair<double, std::string>> ticks;
   const int stride = std::max(1, static_cast<int>(decades / count));
   for (int e = static_cast<int>(std::floor(std::log10(axis.low))); e <= std::log10(axis.high); e += stride) {
@@ -143,12 +122,12 @@ std::vector<std::pair<double, std::string>> ticks_of(const Axis& axis, int count
 }
 
 // The points that can be drawn, by x. Beyond 1e100 the arithmetic of the axes would overflow.
-Line drawable(const Curve& curve, const std::vector<double>& xs, const std::vector<double>& ys, bool log_x) {
+Line drawable(const Curve& curve, const std::vector<double>& xs, const std::vector<double>& ys) {
   CHECK_THAT(xs.size() == ys.size(), curve.name, ": ", xs.size(), " x and ", ys.size(), " y");
   Line out;
   for (size_t i = 0; i < xs.size(); ++i) {
     const double x = xs[i], y = ys[i];
-    if (std::abs(x) < 1e100 && std::abs(y) < 1e100 && (!log_x || x > 1e-100)) out.push_back({x, y});
+    if (std::abs(x) < 1e100 && std::abs(y) < 1e100) out.push_back({x, y});
   }
   std::stable_sort(out.begin(), out.end(), [](const Point& a, const Point& b) { return a.x < b.x; });
   return out;
@@ -200,7 +179,7 @@ Range range_of(const std::vector<Line>& lines, double Point::*value) {
 // The smallest axis that shows the range, with some air around it; 0 to 1 if it is empty.
 Axis fit(Range range, double from, double to, bool logarithmic, double air) {
   auto [low, high] = range;
-  if (low > high) low = logarithmic ? 1 : 0, high = logarithmic ? 10 : 1;
+  if (low > high) low = 0, high = 1;
   const double middle = std::abs(low) / 2 + std::abs(high) / 2;
   if (high - low <= 1e-9 * middle) {  // one value: give it a neighbourhood
     const double room = middle > 1e-100 ? 0.1 * middle : 1;
@@ -410,8 +389,8 @@ std::string crosses(const std::vector<Curve>& curves, const Drawing& drawing, co
 std::string draw_panel(const Panel& panel, size_t number, Axis x, double top, double bottom) {
   std::vector<Line> raw, marked;
   for (const Curve& curve : panel.curves) {
-    raw.push_back(drawable(curve, curve.x, curve.y, x.logarithmic));
-    marked.push_back(drawable(curve, curve.marks_x, curve.marks_y, x.logarithmic));
+    raw.push_back(drawable(curve, curve.x, curve.y));
+    marked.push_back(drawable(curve, curve.marks_x, curve.marks_y));
   }
   const Drawing drawing = thin_out(raw, marked, x);
   Range range = shown_range(drawing, raw, panel.shares);
@@ -436,18 +415,18 @@ std::string draw_panel(const Panel& panel, size_t number, Axis x, double top, do
 }  // namespace
 
 void write_curve_svg(const std::string& path, const std::string& title, const std::string& x_label,
-                     const std::vector<Panel>& panels, bool log_x) {
+                     const std::vector<Panel>& panels) {
   size_t longest = 0;
   std::vector<Line> all;
   for (const Panel& panel : panels) {
     for (const Curve& curve : panel.curves) {
       longest = std::max(longest, std::min(curve.name.size(), longest_name));
-      all.push_back(drawable(curve, curve.x, curve.y, log_x));
-      all.push_back(drawable(curve, curve.marks_x, curve.marks_y, log_x));
+      all.push_back(drawable(curve, curve.x, curve.y));
+      all.push_back(drawable(curve, curve.marks_x, curve.marks_y));
     }
   }
   const double right = width - (76 + 7.2 * static_cast<double>(longest));  // 7.2: a wide letter
-  const Axis x = fit(range_of(all, &Point::x), left, right, log_x, 0);
+  const Axis x = fit(range_of(all, &Point::x), left, right, false, 0);
   const double plot = panels.size() == 1 ? only_panel : panel_of_many;
   double top = title_height;
   std::string plots;

@@ -20,13 +20,13 @@ struct Panel {
   bool shares = false;  // y goes from 0 to 1, and is shown in percent
 };
 
-// Points that are not finite, or not positive on a logarithmic x axis, are left out. A curve of more than 200 points is
+// Points that are not finite are left out. A curve of more than 200 points is
 // drawn as its running mean over a fiftieth of it, and where there are fewer than five curves, also as it is, pale. Up
 // to 28 curves look different; the names stand beside the curves' ends, in their order. Values that span a decade or
 // more stand on a logarithmic axis (but not shares); what rises above three times the highest start is cut off, and so
 // is a steep start that would take half of the height. Points are thinned out: at most one per pixel, and about 50 kB
 // for each panel. Text may be any bytes.
 void write_curve_svg(const std::string& path, const std::string& title, const std::string& x_label,
-                     const std::vector<Panel>& panels, bool log_x = false);
+                     const std::vector<Panel>& panels);
 
 }  // namespace crossply

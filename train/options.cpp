@@ -169,6 +169,8 @@ std::string warmup_warning(const TrainOptions& o) {
              "--warmup lets it reach --lr ", o.lr);
 }
 
+bool has_flag(int argc, char** argv, const std::string& flag) { return std::count(argv, argv + argc, flag) > 0; }
+
 std::string find_flag(int argc, char** argv, const std::string& flag) {
   std::string value;
   for (int i = 1; i < argc; ++i) {

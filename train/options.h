@@ -120,8 +120,9 @@ const std::vector<Preset>& presets();
 void apply_preset(const std::string& name, TrainOptions& options);  // throws Exit::usage for an unknown one
 // The preset's values for config.arch's own options, where none are given.
 void apply_preset_to_architecture(TrainOptions& options);
-// The value of the last such flag in argv; "" for none. For flags that must be read before the others, because the
-// others change what they set.
+// Whether argv has this flag; the value of the last such flag, "" for none. For flags that must be read before the
+// others, because the others change what they set.
+bool has_flag(int argc, char** argv, const std::string& flag);
 std::string find_flag(int argc, char** argv, const std::string& flag);
 
 }  // namespace crossply

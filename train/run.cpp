@@ -238,8 +238,7 @@ int train_program(int argc, char** argv, const std::string& arch,
   auto flags = [&] {
     options.config.arch = arch;
     // A run that is resumed has its flags; those given beside --resume come on top.
-    auto is_resume = [](const char* word) { return std::strcmp(word, "--resume") == 0; };
-    if (std::any_of(argv, argv + argc, is_resume)) take_run_settings(find_flag(argc, argv, "--out"), options);
+    if (has_flag(argc, argv, "--resume")) take_run_settings(find_flag(argc, argv, "--out"), options);
     const std::string preset = find_flag(argc, argv, "--preset");
     if (!preset.empty() && preset != options.preset) apply_preset(preset, options);
     add_train_flags(app, options);

@@ -220,9 +220,7 @@ void Trainer::phase(const char* name, double bytes, F&& body) {
   if (!options_.profile) return;
   device_->wait();
   const double taken = std::chrono::duration<double>(Clock::now() - start).count();
-  auto known = std::find_if(phases_.begin(), phases_.end(), [&](const OpCost& cost) { return cost.op == name; });
-  if (known == phases_.end()) known = phases_.insert(phases_.end(), OpCost{name});
-  *known += OpCost{name, 1, taken, 0, bytes};
+  add_cost(phases_, OpCost{name, 1, taken, 0, bytes});
 }
 
 namespace {

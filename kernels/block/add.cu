@@ -29,19 +29,15 @@ __global__ void accumulate_kernel(S* dinp, const S* dout, bool acc, int64_t n) {
 
 void add_forward_cuda(const Tensor& out, const Tensor& a, const Tensor& b) {
   const int64_t n = out.numel();
-  with_storage(out.dtype, [&]<class S>(S) {
-    with_width<S>(n, {out.data, a.data, b.data}, [&](auto width) {
-      launch_elementwise("add_forward", n, width, add_forward_kernel<width, S>, out.as<S>(), a.as<S>(), b.as<S>());
-    });
+  with_access(out.dtype, n, {out.data, a.data, b.data}, [&]<class S>(S, auto width) {
+    launch_elementwise("add_forward", n, width, add_forward_kernel<width, S>, out.as<S>(), a.as<S>(), b.as<S>());
   });
 }
 
 void accumulate_cuda(const Grad& dinp, const Tensor& dout) {
   const int64_t n = dinp.numel();
-  with_storage(dinp.dtype, [&]<class S>(S) {
-    with_width<S>(n, {dinp.data, dout.data}, [&](auto width) {
-      launch_elementwise("accumulate", n, width, accumulate_kernel<width, S>, dinp.as<S>(), dout.as<S>(), dinp.add);
-    });
+  with_access(dinp.dtype, n, {dinp.data, dout.data}, [&]<class S>(S, auto width) {
+    launch_elementwise("accumulate", n, width, accumulate_kernel<width, S>, dinp.as<S>(), dout.as<S>(), dinp.add);
   });
 }
 

@@ -56,8 +56,9 @@ float loss_of(S* z, float* e, int32_t target, float scale, int64_t V, bool want_
 
 // The numbers of the scored rows, ascending. The other rows get their zeros here; dinp may be null.
 template <class S>
-std::vector<int64_t> scored_rows(float* losses, S* dinp /*(rows,C)*/, const int32_t* targets, int64_t rows, int64_t C) {
-  std::vector<int64_t> scored;
+const std::vector<int64_t>& scored_rows(float* losses, S* dinp /*(rows,C)*/, const int32_t* targets, int64_t rows,
+                                        int64_t C) {
+  std::vector<int64_t>& scored = empty_list<int64_t>();
   scored.reserve(static_cast<size_t>(rows));
   for (int64_t n = 0; n < rows; ++n) {
     if (targets[n] >= 0) {
@@ -94,7 +95,7 @@ S* scratch(int64_t count, int slot) {
 template <class S>
 void cross_entropy_forward_cpu(float* losses, S* dinp, float* dweight, const S* inp, const S* weight,
                                const int32_t* targets, float scale, int64_t rows, int64_t V, int64_t C, Stream stream) {
-  const std::vector<int64_t> scored = scored_rows(losses, dinp, targets, rows, C);
+  const std::vector<int64_t>& scored = scored_rows(losses, dinp, targets, rows, C);
   const int64_t total = static_cast<int64_t>(scored.size()), most = std::min(total, chunk_rows<S>(V));
   S* z = scratch<S>(most * V, 2);
   S* gathered = scratch<S>(2 * most * C, 3);  // the rows of inp, then those of dinp

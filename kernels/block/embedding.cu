@@ -172,12 +172,10 @@ dim3 block_for(int64_t C, int width) {
 
 void embedding_forward_cuda(const Tensor& out, const Tensor& weight, const Tensor& tokens) {
   const int64_t V = weight.dim(0), C = weight.dim(1), rows = tokens.numel();
-  with_storage(out.dtype, [&]<class S>(S) {
-    with_width<S>(C, {out.data, weight.data}, [&](auto width) {
-      const dim3 block = block_for(C, width);
-      launch({"embedding_forward", blocks_of(rows, block.y), block}, embedding_forward_kernel<width, S>, out.as<S>(),
-             weight.as<float>(), tokens.as<int32_t>(), rows, V, C);
-    });
+  with_access(out.dtype, C, {out.data, weight.data}, [&]<class S>(S, auto width) {
+    const dim3 block = block_for(C, width);
+    launch({"embedding_forward", blocks_of(rows, block.y), block}, embedding_forward_kernel<width, S>, out.as<S>(),
+           weight.as<float>(), tokens.as<int32_t>(), rows, V, C);
   });
 }
 
@@ -187,14 +185,12 @@ void embedding_backward_cuda(const Tensor& dweight, const Tensor& dout, const Te
   const uint64_t* keys = sorted_keys(tokens.as<int32_t>(), rows, V);
   const int64_t windows = (rows + window - 1) / window;
   float* partial = scratch<float>(windows * C, 1);
-  with_storage(dout.dtype, [&]<class S>(S) {
-    with_width<S>(C, {dweight.data, dout.data}, [&](auto width) {
-      const dim3 block = block_for(C, width), grid(blocks_of(windows, block.y), blocks_of(C, block.x * width));
-      launch({"embedding_backward", grid, block}, embedding_backward_kernel<width, S>, dweight.as<float>(), partial,
-             dout.as<S>(), keys, rows, C);
-      launch({"embedding_join", grid, block}, embedding_join_kernel<width>, dweight.as<float>(), partial, keys, windows,
-             C);
-    });
+  with_access(dout.dtype, C, {dweight.data, dout.data}, [&]<class S>(S, auto width) {
+    const dim3 block = block_for(C, width), grid(blocks_of(windows, block.y), blocks_of(C, block.x * width));
+    launch({"embedding_backward", grid, block}, embedding_backward_kernel<width, S>, dweight.as<float>(), partial,
+           dout.as<S>(), keys, rows, C);
+    launch({"embedding_join", grid, block}, embedding_join_kernel<width>, dweight.as<float>(), partial, keys, windows,
+           C);
   });
 }
 

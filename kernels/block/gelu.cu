@@ -53,20 +53,16 @@ __global__ void gelu_backward_kernel(S* dinp, const S* dout, const S* inp, bool 
 
 void gelu_forward_cuda(const Tensor& out, const Tensor& inp) {
   const int64_t n = out.numel();
-  with_storage(out.dtype, [&]<class S>(S) {
-    with_width<S>(n, {out.data, inp.data}, [&](auto width) {
-      launch_elementwise("gelu_forward", n, width, gelu_forward_kernel<width, S>, out.as<S>(), inp.as<S>());
-    });
+  with_access(out.dtype, n, {out.data, inp.data}, [&]<class S>(S, auto width) {
+    launch_elementwise("gelu_forward", n, width, gelu_forward_kernel<width, S>, out.as<S>(), inp.as<S>());
   });
 }
 
 void gelu_backward_cuda(const Grad& dinp, const Tensor& dout, const Tensor& inp) {
   const int64_t n = dinp.numel();
-  with_storage(dinp.dtype, [&]<class S>(S) {
-    with_width<S>(n, {dinp.data, dout.data, inp.data}, [&](auto width) {
-      launch_elementwise("gelu_backward", n, width, gelu_backward_kernel<width, S>, dinp.as<S>(), dout.as<S>(),
-                         inp.as<S>(), dinp.add);
-    });
+  with_access(dinp.dtype, n, {dinp.data, dout.data, inp.data}, [&]<class S>(S, auto width) {
+    launch_elementwise("gelu_backward", n, width, gelu_backward_kernel<width, S>, dinp.as<S>(), dout.as<S>(),
+                       inp.as<S>(), dinp.add);
   });
 }
 

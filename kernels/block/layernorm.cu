@@ -86,12 +86,10 @@ void layernorm_forward_cuda(const Tensor& out, const Tensor& mean, const Tensor&
                             double eps) {
   const int64_t rows = rstd.numel();
   const Layout layout = layout_for(C * static_cast<int64_t>(size_of(inp.dtype)));
-  with_storage(out.dtype, [&]<class S>(S) {
-    with_width<S>(C, {out.data, inp.data}, [&](auto width) {
-      launch({"layernorm_forward", blocks_of(rows, layout.warps), dim3(warp_size, layout.warps), layout.shared_bytes},
-             layernorm_forward_kernel<width, S>, out.as<S>(), mean.as<float>(), rstd.as<float>(), inp.as<S>(), rows, C,
-             static_cast<float>(eps));
-    });
+  with_access(out.dtype, C, {out.data, inp.data}, [&]<class S>(S, auto width) {
+    launch({"layernorm_forward", blocks_of(rows, layout.warps), dim3(warp_size, layout.warps), layout.shared_bytes},
+           layernorm_forward_kernel<width, S>, out.as<S>(), mean.as<float>(), rstd.as<float>(), inp.as<S>(), rows, C,
+           static_cast<float>(eps));
   });
 }
 
@@ -99,12 +97,10 @@ void layernorm_backward_cuda(const Grad& dinp, const Tensor& dout, const Tensor&
                              const Tensor& rstd, int64_t C) {
   const int64_t rows = rstd.numel();
   const Layout layout = layout_for(2 * C * static_cast<int64_t>(size_of(inp.dtype)));
-  with_storage(dinp.dtype, [&]<class S>(S) {
-    with_width<S>(C, {dinp.data, dout.data, inp.data}, [&](auto width) {
-      launch({"layernorm_backward", blocks_of(rows, layout.warps), dim3(warp_size, layout.warps), layout.shared_bytes},
-             layernorm_backward_kernel<width, S>, dinp.as<S>(), dout.as<S>(), inp.as<S>(), mean.as<float>(),
-             rstd.as<float>(), rows, C, dinp.add);
-    });
+  with_access(dinp.dtype, C, {dinp.data, dout.data, inp.data}, [&]<class S>(S, auto width) {
+    launch({"layernorm_backward", blocks_of(rows, layout.warps), dim3(warp_size, layout.warps), layout.shared_bytes},
+           layernorm_backward_kernel<width, S>, dinp.as<S>(), dout.as<S>(), inp.as<S>(), mean.as<float>(),
+           rstd.as<float>(), rows, C, dinp.add);
   });
 }
 

@@ -3,6 +3,7 @@
 #include "engine/node.h"
 #include "kernels/block/add.h"
 #include "kernels/block/ops.h"
+#include "kernels/cpu/cpu.h"
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/gemm_bf16.h"
 #include "kernels/dispatch.h"
@@ -24,8 +25,8 @@ struct Call {
 };
 
 template <class C, class T>
-std::vector<Product<C, T>> typed(const std::vector<Call>& calls) {
-  std::vector<Product<C, T>> products;
+const std::vector<Product<C, T>>& typed(const std::vector<Call>& calls) {
+  std::vector<Product<C, T>>& products = empty_list<Product<C, T>>();
   for (const Call& p : calls)
     products.push_back(
         {p.c.as<C>(), {p.a.tensor.as<T>(), p.a.row, p.a.col}, {p.b.tensor.as<T>(), p.b.row, p.b.col}, p.N, p.K, p.add});
@@ -54,15 +55,14 @@ int64_t count_rows(const Tensor& out, const Tensor& inp, const Tensor& weight) {
 // -----------------------------------------------------------------------------------------------------------------
 // Entry points.
 
-void matmul_forward(const std::vector<Tensor>& outs, const Tensor& inp, const std::vector<Tensor>& weights,
-                    Stream stream, const Tensor& addend) {
+void matmul_forward(Tensors outs, const Tensor& inp, Tensors weights, Stream stream, const Tensor& addend) {
   const bool add = addend.data != nullptr;
   CHECK_THAT(outs.size() == weights.size(), outs.size(), " outputs of ", weights.size(), " weights");
   CHECK_THAT(!add || (outs.size() == 1 && addend.numel() == outs[0].numel() && addend.dtype == outs[0].dtype &&
                       addend.data != outs[0].data),
              addend.str(), " cannot be added to ", outs.size(), " outputs, the first ", outs[0].str());
   int64_t rows = 0;
-  std::vector<Call> calls;
+  std::vector<Call>& calls = empty_list<Call>();
   for (size_t i = 0; i < outs.size(); ++i) {
     const int64_t O = weights[i].dim(0), C = weights[i].dim(1);
     rows = count_rows(outs[i], inp, weights[i]);
@@ -76,11 +76,10 @@ void matmul_forward(const std::vector<Tensor>& outs, const Tensor& inp, const st
   if (add && stream.backend != Backend::cuda) add_forward(outs[0], outs[0], addend, stream);
 }
 
-void matmul_backward_input(const Grad& dinp, const std::vector<Tensor>& douts, const std::vector<Tensor>& weights,
-                           Stream stream) {
+void matmul_backward_input(const Grad& dinp, Tensors douts, Tensors weights, Stream stream) {
   CHECK_THAT(douts.size() == weights.size(), douts.size(), " gradients of ", weights.size(), " weights");
   int64_t rows = 0;
-  std::vector<Call> calls;
+  std::vector<Call>& calls = empty_list<Call>();
   for (size_t i = 0; i < douts.size(); ++i) {
     const int64_t O = weights[i].dim(0), C = weights[i].dim(1);
     const Grad d{dinp, dinp.add || i > 0};
@@ -98,7 +97,11 @@ void matmul_backward_input(const Grad& dinp, const std::vector<Tensor>& douts, c
 void matmul_backward_weight(const Tensor& dweight, const Tensor& dout, const Tensor& inp, Stream stream) {
   const int64_t O = dweight.dim(0), C = dweight.dim(1), rows = count_rows(dout, inp, dweight);
   if (stream.backend == Backend::cuda) return matmul_backward_weight_cuda(dweight, dout, inp, rows);
-  if (stream.backend == Backend::cpu) return multiply({{dweight, {dout, 1, O}, {inp, C, 1}, C, rows, true}}, O, stream);
+  if (stream.backend == Backend::cpu) {
+    std::vector<Call>& calls = empty_list<Call>();
+    calls.push_back({dweight, {dout, 1, O}, {inp, C, 1}, C, rows, true});
+    return multiply(calls, O, stream);
+  }
   with_real(dweight.dtype,
             [&]<class T>(T) { matmul_backward_weight_ref(dweight.as<T>(), dout.as<T>(), inp.as<T>(), rows, C, O); });
 }

@@ -13,6 +13,8 @@
 // before on the CPU, not on a GPU.
 #pragma once
 
+#include <initializer_list>
+#include <span>
 #include <vector>
 
 #include "engine/stream.h"
@@ -20,10 +22,14 @@
 
 namespace crossply {
 
-void matmul_forward(const std::vector<Tensor>& outs, const Tensor& inp, const std::vector<Tensor>& weights,
-                    Stream stream, const Tensor& addend = {});
-void matmul_backward_input(const Grad& dinp, const std::vector<Tensor>& douts, const std::vector<Tensor>& weights,
-                           Stream stream);
+// Tensors in a vector or in braces, for as long as a call takes.
+struct Tensors : std::span<const Tensor> {
+  Tensors(const std::vector<Tensor>& list) : span(list) {}
+  Tensors(std::initializer_list<Tensor> list) : span(list.begin(), list.size()) {}
+};
+
+void matmul_forward(Tensors outs, const Tensor& inp, Tensors weights, Stream stream, const Tensor& addend = {});
+void matmul_backward_input(const Grad& dinp, Tensors douts, Tensors weights, Stream stream);
 void matmul_backward_weight(const Tensor& dweight, const Tensor& dout, const Tensor& inp, Stream stream);
 
 // kernels/block/matmul.cu, one weight at a time.

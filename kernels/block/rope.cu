@@ -38,12 +38,10 @@ __global__ void __launch_bounds__(threads, 5)
 
 void rope_cuda(const Grad& out, const Tensor& inp, const Tensor& table, int64_t pos, float sign) {
   const int64_t T = inp.dim(1), H = inp.dim(2), D = inp.dim(3), heads = inp.dim(0) * T * H;
-  with_storage(out.dtype, [&]<class S>(S) {
-    with_width<S>(D / 2, {out.data, inp.data, table.data}, [&](auto width) {
-      const auto across = static_cast<uint32_t>(std::min<int64_t>(D / 2 / width, threads)), down = threads / across;
-      launch({"rope", blocks_of(heads, down), dim3(across, down)}, rope_kernel<width, S>, out.as<S>(), inp.as<S>(),
-             table.as<float>(), heads, T, H, D, pos, sign, out.add);
-    });
+  with_access(out.dtype, D / 2, {out.data, inp.data, table.data}, [&]<class S>(S, auto width) {
+    const auto across = static_cast<uint32_t>(std::min<int64_t>(D / 2 / width, threads)), down = threads / across;
+    launch({"rope", blocks_of(heads, down), dim3(across, down)}, rope_kernel<width, S>, out.as<S>(), inp.as<S>(),
+           table.as<float>(), heads, T, H, D, pos, sign, out.add);
   });
 }
 

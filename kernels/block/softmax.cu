@@ -1,33 +1,9 @@
 #include "kernels/block/softmax.h"
 
-#include "kernels/cuda/cuda.cuh"
+#include "kernels/block/softmax.cuh"
 
 namespace crossply {
 namespace {
-
-// The tensors are small, a row for every head of a layer: the launches are most of the time.
-constexpr int threads = 256;
-
-// `lanes` neighbours take a row of S. exp(inp - largest) * scale is its softmax.
-struct Row {
-  int64_t n, width;  // 0 wide beyond the last row: the lanes of a warp stay together
-  int lane, lanes;
-  float largest, scale;
-};
-template <class X>
-__device__ Row softmax_of_row(const X* inp, int64_t rows, int64_t S, int lanes) {
-  Row r;
-  r.lanes = lanes, r.lane = static_cast<int>(threadIdx.x) % lanes;
-  r.n = (static_cast<int64_t>(blockIdx.x) * threads + threadIdx.x) / lanes;
-  r.width = r.n < rows ? S : 0;
-  inp += r.n * S;
-  float largest = -INFINITY, sum = 0;
-  for (int64_t m = r.lane; m < r.width; m += lanes) largest = larger_or_nan(largest, to_float(inp[m]));
-  r.largest = group_max(largest, lanes);
-  for (int64_t m = r.lane; m < r.width; m += lanes) sum += expf(to_float(inp[m]) - r.largest);
-  r.scale = 1.f / group_sum(sum, lanes);
-  return r;
-}
 
 // to = values times the mask of alpha. A thread takes an entry and sums up all that come before it in descending order,
 // in double, so that the order of the sum does not matter.
@@ -45,18 +21,17 @@ __global__ void prune_kernel(float* to, const float* values, const float* alpha,
 
 // Divides each row by its sum.
 __global__ void renormalize_kernel(float* values, int64_t rows, int64_t S, int lanes) {
-  const int lane = static_cast<int>(threadIdx.x) % lanes;
-  const int64_t n = (static_cast<int64_t>(blockIdx.x) * threads + threadIdx.x) / lanes, width = n < rows ? S : 0;
-  float* row = values + n * S;
+  const SoftmaxRow r = row_of_lanes(rows, S, lanes);
+  float* row = values + r.n * S;
   float sum = 0;
-  for (int64_t m = lane; m < width; m += lanes) sum += row[m];
+  for (int64_t m = r.lane; m < r.width; m += lanes) sum += row[m];
   const float scale = 1.f / group_sum(sum, lanes);
-  for (int64_t m = lane; m < width; m += lanes) row[m] *= scale;
+  for (int64_t m = r.lane; m < r.width; m += lanes) row[m] *= scale;
 }
 
 template <class X>
 __global__ void softmax_forward_kernel(float* out, const X* inp, int64_t rows, int64_t S, int lanes) {
-  const Row r = softmax_of_row(inp, rows, S, lanes);
+  const SoftmaxRow r = softmax_of_row(inp, rows, S, lanes);
   for (int64_t m = r.n * S + r.lane; m < r.n * S + r.width; m += lanes)
     out[m] = expf(to_float(inp[m]) - r.largest) * r.scale;
 }
@@ -65,7 +40,7 @@ __global__ void softmax_forward_kernel(float* out, const X* inp, int64_t rows, i
 template <class X>
 __global__ void softmax_backward_kernel(X* dinp, const float* da, const X* inp, const float* weights, int64_t rows,
                                         int64_t S, bool acc, int lanes) {
-  const Row r = softmax_of_row(inp, rows, S, lanes);
+  const SoftmaxRow r = softmax_of_row(inp, rows, S, lanes);
   const auto alpha = [&](int64_t m) {
     return weights != nullptr ? weights[m] : expf(to_float(inp[m]) - r.largest) * r.scale;
   };
@@ -79,8 +54,7 @@ __global__ void softmax_backward_kernel(X* dinp, const float* da, const X* inp, 
 template <class X>
 void launch_softmax(float* out, const X* inp, int64_t rows, int64_t S) {
   const int lanes = lanes_of_row(S);
-  launch({"softmax_forward", blocks_of(rows * lanes, threads), threads}, softmax_forward_kernel<X>, out, inp, rows, S,
-         lanes);
+  launch(launch_of_rows("softmax_forward", rows, lanes), softmax_forward_kernel<X>, out, inp, rows, S, lanes);
 }
 
 void launch_prune(float* to, const float* values, const float* alpha, double top_p, int64_t rows, int64_t S) {
@@ -92,7 +66,7 @@ void launch_prune_weights(float* to, const float* alpha, const Pruning& pruning,
   launch_prune(to, alpha, alpha, pruning.top_p, rows, S);
   if (!pruning.renormalize) return;
   const int lanes = lanes_of_row(S);
-  launch({"renormalize", blocks_of(rows * lanes, threads), threads}, renormalize_kernel, to, rows, S, lanes);
+  launch(launch_of_rows("renormalize", rows, lanes), renormalize_kernel, to, rows, S, lanes);
 }
 
 }  // namespace
@@ -119,8 +93,8 @@ void softmax_backward_cuda(const Grad& dinp, const Tensor& dout, const Tensor& i
       (pruning.renormalize ? weights : da) = pruned;
     }
     const int lanes = lanes_of_row(S);
-    launch({"softmax_backward", blocks_of(rows * lanes, threads), threads}, softmax_backward_kernel<X>, dinp.as<X>(),
-           da, inp.as<X>(), weights, rows, S, dinp.add, lanes);
+    launch(launch_of_rows("softmax_backward", rows, lanes), softmax_backward_kernel<X>, dinp.as<X>(), da, inp.as<X>(),
+           weights, rows, S, dinp.add, lanes);
   });
 }
 

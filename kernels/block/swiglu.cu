@@ -42,22 +42,18 @@ __global__ void swiglu_backward_kernel(S* dgate, S* dup, const S* dout, const S*
 
 void swiglu_forward_cuda(const Tensor& out, const Tensor& gate, const Tensor& up) {
   const int64_t n = out.numel();
-  with_storage(out.dtype, [&]<class S>(S) {
-    with_width<S>(n, {out.data, gate.data, up.data}, [&](auto width) {
-      launch_elementwise("swiglu_forward", n, width, swiglu_forward_kernel<width, S>, out.as<S>(), gate.as<S>(),
-                         up.as<S>());
-    });
+  with_access(out.dtype, n, {out.data, gate.data, up.data}, [&]<class S>(S, auto width) {
+    launch_elementwise("swiglu_forward", n, width, swiglu_forward_kernel<width, S>, out.as<S>(), gate.as<S>(),
+                       up.as<S>());
   });
 }
 
 void swiglu_backward_cuda(const Grad& dgate, const Grad& dup, const Tensor& dout, const Tensor& gate,
                           const Tensor& up) {
   const int64_t n = dout.numel();
-  with_storage(dout.dtype, [&]<class S>(S) {
-    with_width<S>(n, {dgate.data, dup.data, dout.data, gate.data, up.data}, [&](auto width) {
-      launch_elementwise("swiglu_backward", n, width, swiglu_backward_kernel<width, S>, dgate.as<S>(), dup.as<S>(),
-                         dout.as<S>(), gate.as<S>(), up.as<S>(), dgate.add, dup.add);
-    });
+  with_access(dout.dtype, n, {dgate.data, dup.data, dout.data, gate.data, up.data}, [&]<class S>(S, auto width) {
+    launch_elementwise("swiglu_backward", n, width, swiglu_backward_kernel<width, S>, dgate.as<S>(), dup.as<S>(),
+                       dout.as<S>(), gate.as<S>(), up.as<S>(), dgate.add, dup.add);
   });
 }
 

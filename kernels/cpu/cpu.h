@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <vector>
 
 namespace crossply {
 
@@ -123,6 +124,15 @@ inline float* scratch_f32(size_t count, int slot = 0) {
     block.count = count;
   }
   return block.data;
+}
+
+// A list of the thread's own for items of this type, emptied. It keeps its memory, as scratch_f32 does, and is valid
+// until the same thread asks for a list of such items again.
+template <class Item>
+std::vector<Item>& empty_list() {
+  static thread_local std::vector<Item> list;
+  list.clear();
+  return list;
 }
 
 }  // namespace crossply

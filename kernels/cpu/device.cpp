@@ -46,14 +46,7 @@ class CpuDevice : public Device {
   }
   Stream stream() const override { return stream_; }
 
-  void* allocate(size_t bytes, const std::string& name) override {
-    void* data = allocate_pages(bytes);
-    if (data == nullptr)
-      fail(Exit::device, "not enough memory for ", name, ": ", format_bytes(static_cast<double>(bytes)),
-           ". Use a smaller --batch with --accumulate, a shorter --seq, or a smaller model");
-    fill_memory(data, 0, bytes);
-    return data;
-  }
+  void* allocate(size_t bytes) override { return allocate_pages(bytes); }
   void release(void* data) override { std::free(data); }
   void copy_in(void* device, const void* host, size_t bytes) override { std::memcpy(device, host, bytes); }
   void copy_out(void* host, const void* device, size_t bytes) override { std::memcpy(host, device, bytes); }

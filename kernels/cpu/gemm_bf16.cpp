@@ -1,6 +1,7 @@
 #include "kernels/cpu/gemm_bf16.h"
 
 #include <algorithm>
+#include <span>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -30,7 +31,7 @@ struct Factors {
 template <class C, class T>
 struct Task {
   C* c;
-  std::vector<Factors<T>> terms;
+  std::span<const Factors<T>> terms;
   int64_t M, N;
   bool add;
   // As many k as the packed panels of all the terms hold.
@@ -50,14 +51,15 @@ struct Piece {
   size_t term;
   int64_t k, K, at;
 };
-// How the work on n columns is cut. The pieces from outer[o] to outer[o + 1] of b are packed at once.
+// How a thread's work on n columns is cut. The pieces from outer[o] to outer[o + 1] of b are packed at once.
 struct Blocks {
   std::vector<Piece> pieces;
   std::vector<size_t> outer;
   int64_t depth, outer_K, width;
 };
 template <class C, class T>
-Blocks cut(const Task<C, T>& p, int64_t n) {
+const Blocks& cut(const Task<C, T>& p, int64_t n) {
+  static thread_local Blocks block;  // so that only the first step allocates
   // If k is short, all of it is packed at once, so that a bf16 c is finished panel by panel. Else the sums wait, in a
   // float c or in scratch, and a wide block reads a more rarely.
   const int64_t all = p.padded_K(), room = b_block / parts<T>;
@@ -66,7 +68,8 @@ Blocks cut(const Task<C, T>& p, int64_t n) {
   const int64_t width = even_blocks(n, widest, panel_lines);
   // Float sums are added to c once in outer_K, which must therefore not depend on the thread's share of the columns.
   const int64_t outer_K = room / even_blocks(p.N, widest, panel_lines);
-  Blocks block{{}, {0}, 0, std::min(all, std::max(k_block / parts<T>, outer_K)), width};
+  block.pieces.clear(), block.outer.assign(1, 0);
+  block.depth = 0, block.outer_K = std::min(all, std::max(k_block / parts<T>, outer_K)), block.width = width;
   int64_t at = 0, packed = 0;
   for (size_t t = 0; t < p.terms.size(); ++t) {
     const int64_t K = p.terms[t].K, depth = even_blocks(K, k_block / parts<T>, step_k);
@@ -147,7 +150,7 @@ template <class C, class T>
 MATRIX_TARGET void multiply_region(const Task<C, T>& p, int64_t i0, int64_t i1, int64_t j0, int64_t j1) {
   const bool amx = matrix_unit() == MatrixUnit::amx, wide = std::is_same_v<C, float>;
   const bool cold = p.size() > cache_size;
-  const Blocks block = cut(p, j1 - j0);
+  const Blocks& block = cut(p, j1 - j0);
   const int64_t panels = block.width / panel_lines, panel_size = panel_lines * block.outer_K * parts<T>;
   const int64_t group = p.terms[0].a.k_inner() ? 1 : rows_together, group_rows = group * panel_lines;
   const int64_t sums_kept = !wide && block.outer.size() > 2 ? ceil_div(i1 - i0, panel_lines) : group;
@@ -220,8 +223,8 @@ template <class T>
 void multiply_chunks(const Task<float, T>& p, int64_t chunks) {
   const Factors<T>& x = p.terms[0];
   const auto part = [&](float* partial, int64_t k0, int64_t k1) {
-    const Factors<T> piece{{x.a.at(0, k0), x.a.across, x.a.along}, {x.b.at(0, k0), x.b.across, x.b.along}, k1 - k0};
-    multiply_region(Task<float, T>{partial, {piece}, p.M, p.N, false}, 0, p.M, 0, p.N);
+    const Factors<T> piece[]{{{x.a.at(0, k0), x.a.across, x.a.along}, {x.b.at(0, k0), x.b.across, x.b.along}, k1 - k0}};
+    multiply_region(Task<float, T>{partial, piece, p.M, p.N, false}, 0, p.M, 0, p.N);
   };
   sum_in_chunks(p.c, p.M * p.N, x.K, chunks, p.small(), p.add, part);
 }
@@ -250,14 +253,16 @@ void multiply_all(const std::vector<Task<C, T>>& tasks, int64_t M) {
 
 template <class C, class T>
 void multiply_on_units(const std::vector<Product<C, T>>& products, int64_t M) {
-  std::vector<Task<C, T>> tasks;
+  std::vector<Task<C, T>>& tasks = empty_list<Task<C, T>>();
+  std::vector<Factors<T>>& terms = empty_list<Factors<T>>();
+  terms.reserve(products.size());  // so that the tasks' parts of it stay where they are
   for (const Product<C, T>& p : products) {
     if (p.K == 0 && !p.add) std::fill_n(p.c, M * p.N, C(0.f));
     if (M == 0 || p.N == 0 || p.K == 0) continue;
-    const Factors<T> factors{{p.a.data, p.a.row, p.a.col}, {p.b.data, p.b.col, p.b.row}, p.K};
+    terms.push_back({{p.a.data, p.a.row, p.a.col}, {p.b.data, p.b.col, p.b.row}, p.K});
     if (std::is_same_v<C, bf16> && p.add && !tasks.empty() && tasks.back().c == p.c)
-      tasks.back().terms.push_back(factors);
-    else tasks.push_back({p.c, {factors}, M, p.N, p.add});
+      tasks.back().terms = {tasks.back().terms.data(), tasks.back().terms.size() + 1};
+    else tasks.push_back({p.c, {&terms.back(), 1}, M, p.N, p.add});
   }
   if (!tasks.empty()) multiply_all(tasks, M);
 }

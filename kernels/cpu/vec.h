@@ -200,6 +200,13 @@ inline void write_floats(bf16* tile, const float* scratch, int64_t count) {
   });
 }
 
+// to[i] = from[i], converted.
+template <class To, class From>
+inline void copy_row(To* to, const From* from, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) to[i] = from[i];
+}
+
 // Kernels with a pass over each row that sums, and a second one that writes, take up to sixteen rows at a time, because
 // sixteen sums over lanes cost hardly more than one; fewer of the long rows, so that they are still in the cache for
 // the second pass.

@@ -250,6 +250,31 @@ void with_width(int64_t C, const List& tensors, F&& body) {
   else body(std::integral_constant<int, 1>{});
 }
 
+// Calls body(S{}, width) with constants: the type S in which tensors of this dtype are stored, and with_width's width.
+template <class List = std::initializer_list<const void*>, class F>
+void with_access(Dtype dtype, int64_t C, const List& tensors, F&& body) {
+  with_storage(dtype,
+               [&]<class S>(S storage) { with_width<S>(C, tensors, [&](auto width) { body(storage, width); }); });
+}
+
+// Pointers to tensors, for a kernel to take by value: they lie in constant memory.
+constexpr size_t most_inputs = 256;
+template <class T>
+struct Pointers {
+  T* x[most_inputs];
+  int count = 0;
+};
+inline void check_inputs(const char* name, size_t count) {
+  CHECK_THAT(count <= most_inputs, name, ": ", count, " inputs are too many for a GPU");
+}
+template <class T, class List>
+Pointers<T> pointers_to(const char* name, const List& tensors) {
+  check_inputs(name, tensors.size());
+  Pointers<T> table;
+  for (const Tensor& tensor : tensors) table.x[table.count++] = tensor.as<std::remove_const_t<T>>();
+  return table;
+}
+
 // -----------------------------------------------------------------------------------------------------------------
 // Sums and maxima over groups of `lanes` lanes, a power of two, which take a row each where rows are short, or over a
 // warp. Every lane gets the result.

@@ -9,14 +9,7 @@ class CudaDevice : public Device {
   std::string describe() const override { return description_; }
   Stream stream() const override { return Stream{Backend::cuda}; }
 
-  void* allocate(size_t bytes, const std::string& name) override {
-    void* data = allocate_device_memory(bytes);
-    if (data == nullptr)
-      fail(Exit::device, "not enough memory on the GPU for ", name, ": ", format_bytes(static_cast<double>(bytes)),
-           ". Use a smaller --batch with --accumulate, a shorter --seq, or a smaller model");
-    fill_device_memory(data, 0, bytes);
-    return data;
-  }
+  void* allocate(size_t bytes) override { return allocate_device_memory(bytes); }
   void release(void* data) override { release_device_memory(data); }
   void copy_in(void* device, const void* host, size_t bytes) override { copy_to_device(device, host, bytes); }
   void copy_out(void* host, const void* device, size_t bytes) override { copy_from_device(host, device, bytes); }

@@ -211,13 +211,11 @@ struct Column {
 template <class S>
 void vertical_backward_cpu(S* dinp, const S* inp, const float* squares, const std::vector<DepthReader>& readers,
                            int64_t N, int64_t C, float eps, bool acc) {
-  static thread_local std::vector<Column> all_columns;
   const std::vector<const S*>& dout = data_of<const S>(readers, &DepthReader::dout);
   const int64_t R = static_cast<int64_t>(readers.size());
-  all_columns.clear();
+  std::vector<Column>& columns = empty_list<Column>();
   for (const DepthReader& r : readers)
-    all_columns.push_back({r.weights.as<float>() + r.column, r.weights.numel() / N, r.pbar.as<float>()});
-  const std::vector<Column>& columns = all_columns;  // this thread's, for the others
+    columns.push_back({r.weights.as<float>() + r.column, r.weights.numel() / N, r.pbar.as<float>()});
   const Split split(N, N * C * R);
   float* partial = scratch_f32(static_cast<size_t>(split.blocks * R));
   std::fill_n(partial, split.blocks * R, 0.f);

@@ -8,13 +8,7 @@ namespace crossply {
 namespace {
 
 // All of these read every row of every input once and write one row: bytes bound them.
-constexpr int most_inputs = 256, threads = 256, warps = threads / warp_size;
-
-template <class T>
-struct Pointers {
-  T* x[most_inputs];
-  int count;
-};
+constexpr int threads = 256, warps = threads / warp_size;
 
 // -----------------------------------------------------------------------------------------------------------------
 // Weights that do not depend on the token: a block takes a tile of `vectors` accesses a thread.
@@ -311,37 +305,32 @@ __global__ void __launch_bounds__(threads, 3)
 
 // -----------------------------------------------------------------------------------------------------------------
 
-void check_inputs(const char* name, size_t count) {
-  CHECK_THAT(count <= most_inputs, name, ": ", count, " inputs are too many for a GPU");
-}
-
 // Calls body(whole), a constant: whether C columns of all the tensors allow accesses of 16 bytes.
 template <class S, class F>
 void with_whole(int64_t C, std::initializer_list<const void*> tensors, F&& body) {
   with_width<S>(C, tensors, [&](auto width) { body(std::bool_constant<(width > 1)>{}); });
 }
 
-// Where this source's number of what the reader trains has its gradient; null if nothing is trained.
-float* trained_number(const DepthReader& r) {
-  return r.dtrained.data == nullptr ? nullptr : r.dtrained.as<float>() + r.column;
+// C, or one column if the readers' gradients allow no wide accesses.
+int64_t columns_of(const std::vector<DepthReader>& readers, int64_t C) {
+  return std::all_of(readers.begin(), readers.end(), [](const auto& r) { return is_aligned16(r.dout); }) ? C : 1;
 }
 
-void add_partial(const Pointers<float>& to, const float* partial, int64_t blocks) {
+// Adds the sum of partial (readers, blocks) to what each reader trains, if it does: this source's number of it.
+void add_partial(const std::vector<DepthReader>& readers, const float* partial, int64_t blocks) {
+  Pointers<float> to;
+  for (const DepthReader& r : readers)
+    to.x[to.count++] = r.dtrained.data == nullptr ? nullptr : r.dtrained.as<float>() + r.column;
   launch({"depth_mix_add_partial", static_cast<uint32_t>(to.count), threads}, add_partial_kernel, to, partial, blocks);
 }
 
 }  // namespace
 
 void depth_mix_forward_cuda(const Tensor& out, const std::vector<Tensor>& sources, const Tensor& weights) {
-  check_inputs("depth_mix_forward", sources.size());
-  with_storage(out.dtype, [&]<class S>(S) {
-    Pointers<const S> from;
-    from.count = 0;
-    for (const Tensor& source : sources) from.x[from.count++] = source.as<S>();
-    with_width<S>(aligned16(sources) ? out.numel() : 1, {out.data}, [&](auto width) {
-      launch({"depth_mix_forward", blocks_of(out.numel(), tile_size<width, forward_vectors>), threads},
-             depth_mix_forward_kernel<width, S>, out.as<S>(), from, weights.as<float>(), out.numel());
-    });
+  with_access(out.dtype, aligned16(sources) ? out.numel() : 1, {out.data}, [&]<class S>(S, auto width) {
+    launch({"depth_mix_forward", blocks_of(out.numel(), tile_size<width, forward_vectors>), threads},
+           depth_mix_forward_kernel<width, S>, out.as<S>(), pointers_to<const S>("depth_mix_forward", sources),
+           weights.as<float>(), out.numel());
   });
 }
 
@@ -349,25 +338,20 @@ void depth_mix_backward_cuda(const Grad& dinp, const Tensor& inp, const std::vec
   check_inputs("depth_mix_backward", readers.size());
   if (readers.empty() && !dinp.add) fill_device_memory(dinp.data, 0, dinp.bytes());
   if (readers.empty()) return;
-  with_storage(dinp.dtype, [&]<class S>(S) {
+  const int64_t size = dinp.numel();
+  with_access(dinp.dtype, columns_of(readers, size), {dinp.data, inp.data}, [&]<class S>(S, auto width) {
     DepthReaders<S> from;
-    Pointers<float> to;
-    bool aligned = true;
-    from.count = to.count = 0;
+    from.count = 0;
     for (const DepthReader& r : readers) {
-      aligned &= is_aligned16(r.dout);
       from.dout[from.count] = r.dout.as<S>();
       from.weight[from.count++] = r.weights.as<float>() + r.column;
-      to.x[to.count++] = trained_number(r);
     }
-    with_width<S>(aligned ? dinp.numel() : 1, {dinp.data, inp.data}, [&](auto width) {
-      // A block a tile: however many the readers, none waits long for the last one.
-      const int64_t blocks = blocks_of(dinp.numel(), tile_size<width, backward_vectors>);
-      float* partial = scratch<float>(blocks * to.count);
-      launch({"depth_mix_backward", static_cast<uint32_t>(blocks), threads, warps * readers.size() * sizeof(float)},
-             depth_mix_backward_kernel<width, S>, dinp.as<S>(), partial, inp.as<S>(), from, dinp.numel(), dinp.add);
-      add_partial(to, partial, blocks);
-    });
+    // A block a tile: however many the readers, none waits long for the last one.
+    const int64_t blocks = blocks_of(size, tile_size<width, backward_vectors>);
+    float* partial = scratch<float>(blocks * from.count);
+    launch({"depth_mix_backward", static_cast<uint32_t>(blocks), threads, warps * readers.size() * sizeof(float)},
+           depth_mix_backward_kernel<width, S>, dinp.as<S>(), partial, inp.as<S>(), from, size, dinp.add);
+    add_partial(readers, partial, blocks);
   });
 }
 
@@ -405,29 +389,25 @@ void vertical_backward_cuda(const Grad& dinp, const Tensor& inp, const Tensor& s
   if (readers.empty()) return;
   with_storage(dinp.dtype, [&]<class S>(S) {
     VerticalReaders<S> from;
-    Pointers<float> to;
-    bool aligned = true;
-    from.count = to.count = 0;
+    from.count = 0;
     for (const DepthReader& r : readers) {
-      aligned &= is_aligned16(r.dout);
       from.dout[from.count] = r.dout.as<S>();
       from.weights[from.count] = r.weights.as<float>() + r.column;
       from.pbar[from.count] = r.pbar.as<float>();
       from.stride[from.count++] = static_cast<int32_t>(r.weights.numel() / N);
-      to.x[to.count++] = trained_number(r);
     }
     const int64_t padded = blocks_of(C, widest<S>) * widest<S>;
     const uint32_t row_threads = threads_of_row(C, widest<S>, threads);
     const size_t shared = static_cast<size_t>(padded + row_threads / warp_size * from.count) * sizeof(float);
     CHECK_THAT(static_cast<int64_t>(shared) < most_shared_bytes() - 1024, "vertical_backward: rows of ", C,
                " are too wide for a GPU");
-    float* partial = scratch<float>(N * to.count);
-    with_whole<S>(aligned ? C : 1, {dinp.data, inp.data}, [&](auto whole) {
+    float* partial = scratch<float>(N * from.count);
+    with_whole<S>(columns_of(readers, C), {dinp.data, inp.data}, [&](auto whole) {
       launch({"vertical_backward", static_cast<uint32_t>(N), row_threads, shared}, vertical_backward_kernel<whole, S>,
              dinp.as<S>(), partial, inp.as<S>(), squares.as<float>(), from, N, C, padded, static_cast<float>(eps),
              dinp.add);
     });
-    add_partial(to, partial, N);
+    add_partial(readers, partial, N);
   });
 }
 

@@ -1,6 +1,6 @@
 #include "kernels/depth/gate.h"
 
-#include "kernels/cuda/cuda.cuh"
+#include "kernels/block/softmax.cuh"
 
 namespace crossply {
 namespace {
@@ -52,34 +52,15 @@ __global__ void gate_backward_kernel(S* dinp, const float* dout, const S* inp, G
 }
 
 // -----------------------------------------------------------------------------------------------------------------
-// With a softmax: `lanes` neighbours take a row of K.
-
-constexpr int row_threads = 256;
-
-// The K factors exp(z[j] - largest) * scale are the row's softmax.
-struct Softmax {
-  float largest, scale;
-};
-template <class S>
-__device__ Softmax softmax_of_row(const S* z, int64_t K, int lane, int lanes) {
-  float largest = -INFINITY, sum = 0;
-  for (int64_t j = lane; j < K; j += lanes) largest = larger_or_nan(largest, to_float(z[j]));
-  largest = group_max(largest, lanes);
-  for (int64_t j = lane; j < K; j += lanes) sum += expf(to_float(z[j]) - largest);
-  return {largest, 1.f / group_sum(sum, lanes)};
-}
+// With a softmax, over rows of K.
 
 template <class S>
 __global__ void softmax_gate_forward_kernel(float* out, const S* inp, int64_t rows, int64_t K, bool sigmoid,
                                             int lanes) {
-  const int lane = static_cast<int>(threadIdx.x) % lanes;
-  const int64_t n = (static_cast<int64_t>(blockIdx.x) * row_threads + threadIdx.x) / lanes;
-  const int64_t width = n < rows ? K : 0;  // the lanes of a warp stay together
-  const S* z = inp + n * K;
-  const Softmax p = softmax_of_row(z, width, lane, lanes);
-  for (int64_t j = lane; j < width; j += lanes) {
-    const float x = to_float(z[j]), y = static_cast<float>(K) * expf(x - p.largest) * p.scale;
-    out[n * K + j] = sigmoid ? y * logistic(x).s : y;
+  const SoftmaxRow r = softmax_of_row(inp, rows, K, lanes);
+  for (int64_t i = r.n * K + r.lane; i < r.n * K + r.width; i += lanes) {
+    const float x = to_float(inp[i]), y = static_cast<float>(K) * expf(x - r.largest) * r.scale;
+    out[i] = sigmoid ? y * logistic(x).s : y;
   }
 }
 
@@ -87,25 +68,21 @@ __global__ void softmax_gate_forward_kernel(float* out, const S* inp, int64_t ro
 template <class S>
 __global__ void softmax_gate_backward_kernel(S* dinp, const float* dout, const S* inp, int64_t rows, int64_t K,
                                              bool sigmoid, bool acc, int lanes) {
-  const int lane = static_cast<int>(threadIdx.x) % lanes;
-  const int64_t n = (static_cast<int64_t>(blockIdx.x) * row_threads + threadIdx.x) / lanes;
-  const int64_t width = n < rows ? K : 0;
-  const S* z = inp + n * K;
-  const float* dy = dout + n * K;
-  const Softmax softmax = softmax_of_row(z, width, lane, lanes);
-  const auto p_of = [&](float x) { return expf(x - softmax.largest) * softmax.scale; };
+  const SoftmaxRow r = softmax_of_row(inp, rows, K, lanes);
+  const int64_t first = r.n * K + r.lane, end = r.n * K + r.width;
+  const auto p_of = [&](float x) { return expf(x - r.largest) * r.scale; };
   const auto sigmoid_of = [&](float x) { return sigmoid ? logistic(x) : Logistic{1.f, 0.f}; };
   float sum = 0;
-  for (int64_t j = lane; j < width; j += lanes) {
-    const float x = to_float(z[j]);
-    sum += dy[j] * (static_cast<float>(K) * p_of(x) * sigmoid_of(x).s);
+  for (int64_t i = first; i < end; i += lanes) {
+    const float x = to_float(inp[i]);
+    sum += dout[i] * (static_cast<float>(K) * p_of(x) * sigmoid_of(x).s);
   }
   sum = group_sum(sum, lanes);
-  for (int64_t j = lane; j < width; j += lanes) {
-    const float x = to_float(z[j]), p = p_of(x);
+  for (int64_t i = first; i < end; i += lanes) {
+    const float x = to_float(inp[i]), p = p_of(x);
     const Logistic l = sigmoid_of(x);
-    const float d = p * (static_cast<float>(K) * l.s * dy[j] * (1.f + l.rest) - sum);
-    store_or_add<1>(dinp + n * K + j, Floats<1>{{d}}, acc);
+    const float d = p * (static_cast<float>(K) * l.s * dout[i] * (1.f + l.rest) - sum);
+    store_or_add<1>(dinp + i, Floats<1>{{d}}, acc);
   }
 }
 
@@ -117,32 +94,26 @@ bool has_softmax(Gate gate) { return gate == Gate::softmax || gate == Gate::soft
 
 void gate_forward_cuda(const Tensor& out, const Tensor& inp, int64_t K, Gate gate) {
   const int64_t n = inp.numel(), rows = n / K;
-  with_storage(inp.dtype, [&](auto storage) {
-    using S = decltype(storage);
-    const int lanes = lanes_of_row(K);
+  const int lanes = lanes_of_row(K);
+  with_access(inp.dtype, n, {out.data, inp.data}, [&]<class S>(S, auto width) {
     if (has_softmax(gate))
-      return launch({"softmax_gate_forward", blocks_of(rows * lanes, row_threads), row_threads},
-                    softmax_gate_forward_kernel<S>, out.as<float>(), inp.as<S>(), rows, K,
-                    gate == Gate::softmax_sigmoid, lanes);
-    with_width<S>(n, {out.data, inp.data}, [&](auto width) {
+      launch(launch_of_rows("softmax_gate_forward", rows, lanes), softmax_gate_forward_kernel<S>, out.as<float>(),
+             inp.as<S>(), rows, K, gate == Gate::softmax_sigmoid, lanes);
+    else
       launch_elementwise("gate_forward", n, width, gate_forward_kernel<width, S>, out.as<float>(), inp.as<S>(), gate);
-    });
   });
 }
 
 void gate_backward_cuda(const Grad& dinp, const Tensor& dout, const Tensor& inp, int64_t K, Gate gate) {
   const int64_t n = inp.numel(), rows = n / K;
-  with_storage(inp.dtype, [&](auto storage) {
-    using S = decltype(storage);
-    const int lanes = lanes_of_row(K);
+  const int lanes = lanes_of_row(K);
+  with_access(inp.dtype, n, {dinp.data, dout.data, inp.data}, [&]<class S>(S, auto width) {
     if (has_softmax(gate))
-      return launch({"softmax_gate_backward", blocks_of(rows * lanes, row_threads), row_threads},
-                    softmax_gate_backward_kernel<S>, dinp.as<S>(), dout.as<float>(), inp.as<S>(), rows, K,
-                    gate == Gate::softmax_sigmoid, dinp.add, lanes);
-    with_width<S>(n, {dinp.data, dout.data, inp.data}, [&](auto width) {
+      launch(launch_of_rows("softmax_gate_backward", rows, lanes), softmax_gate_backward_kernel<S>, dinp.as<S>(),
+             dout.as<float>(), inp.as<S>(), rows, K, gate == Gate::softmax_sigmoid, dinp.add, lanes);
+    else
       launch_elementwise("gate_backward", n, width, gate_backward_kernel<width, S>, dinp.as<S>(), dout.as<float>(),
                          inp.as<S>(), gate, dinp.add);
-    });
   });
 }
 

@@ -67,11 +67,6 @@ void mix_tile(float* m, int64_t stride, const Data<S>& of, int64_t n0, int64_t r
 // -----------------------------------------------------------------------------------------------------------------
 // Keys and values of one head side by side, so that both are one product: kv (rows, 2D) of head h, in `to`.
 
-template <class To, class From>
-void copy_row(To* to, const From* from, int64_t D) {
-#pragma omp simd
-  for (int64_t d = 0; d < D; ++d) to[d] = from[d];
-}
 template <class S>
 void join_heads(float* to, const S* k, const S* v, const HeadMixSize& z, int64_t h, int64_t n0, int64_t rows) {
   for (int64_t n = 0; n < rows; ++n) {

@@ -7,18 +7,12 @@ namespace {
 
 // Mixtures, and the gradients of mixtures, of some tokens at a time are in scratch memory; between them are products,
 // one for each head. The rest is bound by bytes: K rows of mixtures for the S rows of the sources.
-constexpr int most_sources = 256, threads = 256;
+constexpr int threads = 256;
 constexpr int heads_at_once = 8;
 enum Slot { mixture_slot, dm_slot, weight_slot, product_slot, partial_slot };  // of scratch memory
 
-template <class S>
-struct Sources {
-  S* x[most_sources];
-  int count;
-};
-
 struct Flags {
-  bool x[most_sources];
+  bool x[most_inputs];
 };
 
 // Tokens n0 to n0 + rows, whose part of everything with rows for tokens this is.
@@ -38,7 +32,7 @@ __device__ __forceinline__ void gather_weights(float* to, const float* weight /*
 // m (K, rows, C): a block takes eight heads of a token, a thread `width` columns of them, four sources at a time.
 template <int width, class S>
 __global__ void __launch_bounds__(threads, 2)
-    mix_kernel(S* m, const Sources<const S> u, const float* weight, HeadMixSize z, Chunk chunk) {
+    mix_kernel(S* m, const Pointers<const S> u, const float* weight, HeadMixSize z, Chunk chunk) {
   constexpr int at_once = 4;
   float* factors = dynamic_shared<float>();  // (S,8)
   const int64_t n = blockIdx.x, h0 = int64_t{blockIdx.y} * heads_at_once, from = (chunk.n0 + n) * z.C;
@@ -86,8 +80,8 @@ constexpr int sources_at_once = width == 8 ? 2 : 4;
 // product(sources,8) = <g, u_s>. All that comes from far is asked for before any of it is used.
 template <int width, class S>
 __device__ __forceinline__ void source_gradients(float* product, const Heads<width>& g, const float* factors /*(S,8)*/,
-                                                 const Sources<S>& du, const Flags& acc_of, bool acc,
-                                                 const Sources<const S>& u, int s, int64_t at) {
+                                                 const Pointers<S>& du, const Flags& acc_of, bool acc,
+                                                 const Pointers<const S>& u, int s, int64_t at) {
   constexpr int at_once = sources_at_once<width>;
   Array<Packed<width, S>, at_once> x, before = {};
 #pragma unroll
@@ -119,8 +113,8 @@ __device__ __forceinline__ void source_gradients(float* product, const Heads<wid
 // partial (blocks, K, S), if one weight is shared by all tokens: then the warps' products are sums over tokens.
 template <int width, class S>
 __global__ void __launch_bounds__(threads, 2)
-    unmix_kernel(const Sources<S> du, const Flags acc_of, float* dweight, float* partial, const float* dm,
-                 const Sources<const S> u, const float* weight, HeadMixSize z, Chunk chunk) {
+    unmix_kernel(const Pointers<S> du, const Flags acc_of, float* dweight, float* partial, const float* dm,
+                 const Pointers<const S> u, const float* weight, HeadMixSize z, Chunk chunk) {
   constexpr int at_once = sources_at_once<width>, values = at_once * heads_at_once;
   const int of_heads = static_cast<int>(z.S) * heads_at_once, lane = static_cast<int>(threadIdx.x) % warp_size;
   const int size = static_cast<int>((z.K + heads_at_once - 1) / heads_at_once) * of_heads;
@@ -189,14 +183,6 @@ __global__ void finish_kernel(float* dgain, float* dwk, float* dwv, const float*
 
 // -----------------------------------------------------------------------------------------------------------------
 
-template <class S, class List>
-Sources<S> table_of(const List& tensors) {
-  Sources<S> table;
-  table.count = 0;
-  for (const Tensor& t : tensors) table.x[table.count++] = t.as<std::remove_const_t<S>>();
-  return table;
-}
-
 // Enough for the products to fill a GPU, and few enough for much of the mixtures to be still in the L2 cache when they
 // are read.
 int64_t rows_of_chunk(const HeadMixSize& z) {
@@ -241,7 +227,7 @@ void mix(S* m, const HeadMix<Tensor>& of, const HeadMixSize& z, const Chunk& chu
     const dim3 grid(static_cast<uint32_t>(chunk.rows), blocks_of(z.K, heads_at_once));
     const size_t shared = static_cast<size_t>(z.S * heads_at_once) * sizeof(float);
     launch({"head_mix", grid, threads_of_row(z.C, width, threads), shared}, mix_kernel<width, S>, m,
-           table_of<const S>(of.sources), of.weight.as<float>(), z, chunk);
+           pointers_to<const S>("head_mix", of.sources), of.weight.as<float>(), z, chunk);
   });
 }
 
@@ -258,8 +244,8 @@ void unmix(const HeadMix<Grad, Tensor>& d, const float* dm, const HeadMix<Tensor
     CHECK_THAT(floats * sizeof(float) <= static_cast<size_t>(most_shared_bytes()), "head_mix_backward: ", z.K,
                " mixtures of ", z.S, " sources are too many for a GPU");
     launch({"head_mix_unmix", static_cast<uint32_t>(blocks), block, floats * sizeof(float)}, unmix_kernel<width, S>,
-           table_of<S>(d.sources), add, d.weight.as<float>(), partial, dm, table_of<const S>(of.sources),
-           of.weight.as<float>(), z, chunk);
+           pointers_to<S>("head_mix_unmix", d.sources), add, d.weight.as<float>(), partial, dm,
+           pointers_to<const S>("head_mix", of.sources), of.weight.as<float>(), z, chunk);
     if (z.shared) add_rows(d.weight.as<float>(), partial, blocks, z.K * z.S);
   });
 }
@@ -267,7 +253,7 @@ void unmix(const HeadMix<Grad, Tensor>& d, const float* dm, const HeadMix<Tensor
 }  // namespace
 
 void head_mix_forward_cuda(const Tensor& k, const Tensor& v, const HeadMix<Tensor>& m, const HeadMixSize& z) {
-  CHECK_THAT(z.S <= most_sources, "head_mix_forward: ", z.S, " sources are too many for a GPU");
+  check_inputs("head_mix_forward", m.sources.size());
   with_storage(k.dtype, [&]<class S>(S) {
     S* mixtures = scratch<S>(chunk_size(z), mixture_slot);
     const Weights w = fold<S>(m, z);
@@ -283,7 +269,7 @@ void head_mix_forward_cuda(const Tensor& k, const Tensor& v, const HeadMix<Tenso
 
 void head_mix_backward_cuda(const HeadMix<Grad, Tensor>& d, const Tensor& dk, const Tensor& dv,
                             const HeadMix<Tensor>& m, const HeadMixSize& z) {
-  CHECK_THAT(z.S <= most_sources, "head_mix_backward: ", z.S, " sources are too many for a GPU");
+  check_inputs("head_mix_backward", m.sources.size());
   const int64_t each = z.K * z.D * z.C;
   float *dm = scratch<float>(chunk_size(z), dm_slot), *gk = scratch<float>(2 * each, product_slot), *gv = gk + each;
   if (z.shared) fill_device_memory(d.weight.data, 0, d.weight.bytes());

@@ -45,12 +45,9 @@ __global__ void head_scale_backward_kernel(S* dinp, float* dots, const S* dout, 
 // -----------------------------------------------------------------------------------------------------------------
 
 void head_scale_forward_cuda(const Tensor& out, const Tensor& inp, const Tensor& factor, int64_t D) {
-  with_storage(inp.dtype, [&](auto storage) {
-    using S = decltype(storage);
-    with_width<S>(D, {out.data, inp.data}, [&](auto width) {
-      launch_elementwise("head_scale_forward", inp.numel(), width, head_scale_forward_kernel<width, S>, out.as<S>(),
-                         inp.as<S>(), factor.as<float>(), factor.numel(), D);
-    });
+  with_access(inp.dtype, D, {out.data, inp.data}, [&]<class S>(S, auto width) {
+    launch_elementwise("head_scale_forward", inp.numel(), width, head_scale_forward_kernel<width, S>, out.as<S>(),
+                       inp.as<S>(), factor.as<float>(), factor.numel(), D);
   });
 }
 
@@ -58,13 +55,10 @@ void head_scale_backward_cuda(const Grad& dinp, const Tensor& dfactor, const Ten
                               const Tensor& factor, int64_t D) {
   const int64_t rows = dinp.numel() / D, K = factor.numel();
   float* dots = dfactor.data == nullptr ? nullptr : scratch<float>(rows);
-  with_storage(dinp.dtype, [&](auto storage) {
-    using S = decltype(storage);
-    with_width<S>(D, {dinp.data, dout.data, inp.data}, [&](auto width) {
-      const int lanes = lanes_of_row(D / width);
-      launch({"head_scale_backward", blocks_of(rows * lanes, threads), threads}, head_scale_backward_kernel<width, S>,
-             dinp.as<S>(), dots, dout.as<S>(), data_or_null<S>(inp), factor.as<float>(), rows, K, D, lanes, dinp.add);
-    });
+  with_access(dinp.dtype, D, {dinp.data, dout.data, inp.data}, [&]<class S>(S, auto width) {
+    const int lanes = lanes_of_row(D / width);
+    launch({"head_scale_backward", blocks_of(rows * lanes, threads), threads}, head_scale_backward_kernel<width, S>,
+           dinp.as<S>(), dots, dout.as<S>(), data_or_null<S>(inp), factor.as<float>(), rows, K, D, lanes, dinp.add);
   });
   if (dots != nullptr) add_rows(dfactor.as<float>(), dots, rows / K, K);
 }

@@ -93,12 +93,6 @@ void multiway_mix_forward_cpu(const std::vector<Storage*>& outs, float* rstd, co
   });
 }
 
-template <class Storage>
-void copy_row(float* to, const Storage* from, int64_t C) {
-#pragma omp simd
-  for (int64_t c = 0; c < C; ++c) to[c] = from[c];
-}
-
 // In: da = a_w of a token, dy = its dout_w. Out: da = da_w, dpost added.
 template <class Storage>
 void normalize_backward(float* da, float* dpost, const Storage* dy, const float* post, float r, int64_t C) {

@@ -122,14 +122,6 @@ Term<S> make_term(const S* block, const Router& router, int64_t s, bool backward
   return {block, coef, 1.f};
 }
 
-// The thread's own list of such items, so that only the first step allocates.
-template <class Item>
-std::vector<Item>& empty_list() {
-  static thread_local std::vector<Item> list;
-  list.clear();
-  return list;
-}
-
 template <class S>
 void route_forward_cpu(S* out, const S* slab, const Router& router, int64_t N, int64_t K, int64_t D) {
   const int64_t layers = static_cast<int64_t>(router.sources.size());
@@ -141,12 +133,6 @@ void route_forward_cpu(S* out, const S* slab, const Router& router, int64_t N, i
   }
   parallel_for(N, 32768 / (K * D * layers),
                [=, &terms](int64_t begin, int64_t end) { mix(out, terms, begin, end, K, D, 4 * K * D); });
-}
-
-template <class S>
-void convert(float* to, const S* from, int64_t n) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) to[i] = from[i];
 }
 
 // dw (K,K) += the correlation of a reader's dout with what it read, both (tokens,K,D).
@@ -193,7 +179,7 @@ void route_backward_cpu(S* dslice, S* slab, const S* dout, const std::vector<Rou
       for (int64_t n = tiles * b / blocks * tokens; n < last; n += tokens) {
         const int64_t count = std::min(tokens, last - n), at = n * K * D;
         S* block = slab + layer * N * K * D + at;
-        convert(own, block, count * K * D);
+        copy_row(own, block, count * K * D);
         std::copy_n(dout + at, count * K * D, block);
         float* dw = partial + b * size;
         for (size_t r = 0; r < readers.size(); ++r, dw += K * K)

@@ -107,11 +107,9 @@ void select_heads_backward_cuda(const Grad& dsource, const Tensor& dout, const s
   Readers readers{};
   find_readers(readers.first, readers.j, choice, source, K);
   if (dsource.add && readers.first[K] == 0) return;
-  with_storage(dsource.dtype, [&]<class S>(S) {
-    with_width<S>(D, {dsource.data, dout.data}, [&](auto width) {
-      launch({"select_heads_backward", blocks_for<S>(dsource.numel(), width), threads}, gather_kernel<width, S>,
-             dsource.as<S>(), dout.as<S>(), readers, dsource.numel(), K, J, D, dsource.add);
-    });
+  with_access(dsource.dtype, D, {dsource.data, dout.data}, [&]<class S>(S, auto width) {
+    launch({"select_heads_backward", blocks_for<S>(dsource.numel(), width), threads}, gather_kernel<width, S>,
+           dsource.as<S>(), dout.as<S>(), readers, dsource.numel(), K, J, D, dsource.add);
   });
 }
 

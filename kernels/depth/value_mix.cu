@@ -152,11 +152,9 @@ void pass_back(float* d_own, float* d_first, const Tensor& dout, const Input<S>&
 void value_mix_forward_cuda(const Tensor& out, const Tensor& v, const Tensor& v1, const MixWeight& own,
                             const MixWeight& first) {
   const int64_t n = out.numel();
-  with_storage(out.dtype, [&]<class S>(S) {
-    with_width<S>(n, {out.data, v.data, v1.data}, [&](auto width) {
-      launch({"value_mix_forward", blocks_of(n, tile_size<width>), threads}, mix_kernel<width, S>, out.as<S>(),
-             v.as<S>(), v1.as<S>(), number_of<float>(own), number_of<float>(first), n);
-    });
+  with_access(out.dtype, n, {out.data, v.data, v1.data}, [&]<class S>(S, auto width) {
+    launch({"value_mix_forward", blocks_of(n, tile_size<width>), threads}, mix_kernel<width, S>, out.as<S>(), v.as<S>(),
+           v1.as<S>(), number_of<float>(own), number_of<float>(first), n);
   });
 }
 
@@ -173,35 +171,29 @@ void value_mix_backward_cuda(const Grad& dv, const Grad& dv1, const MixWeight& d
 
 void gated_mix_forward_cuda(const Tensor& out, const Tensor& v, const Tensor& v1, const Tensor& alpha, int64_t D) {
   const int64_t n = out.numel();
-  with_storage(out.dtype, [&]<class S>(S) {
-    with_width<S>(D, {out.data, v.data, v1.data}, [&](auto width) {
-      CHECK_THAT(n / width < int64_t{1} << 32, "gated_mix_forward: ", out.str(), " is too large for a GPU");
-      launch({"gated_mix_forward", blocks_of(n, tile_size<width>), threads}, gated_forward_kernel<width, S>,
-             out.as<S>(), v.as<S>(), v1.as<S>(), alpha.as<float>(), n, D);
-    });
+  with_access(out.dtype, D, {out.data, v.data, v1.data}, [&]<class S>(S, auto width) {
+    CHECK_THAT(n / width < int64_t{1} << 32, "gated_mix_forward: ", out.str(), " is too large for a GPU");
+    launch({"gated_mix_forward", blocks_of(n, tile_size<width>), threads}, gated_forward_kernel<width, S>, out.as<S>(),
+           v.as<S>(), v1.as<S>(), alpha.as<float>(), n, D);
   });
 }
 
 void gated_mix_backward_cuda(const Grad& dv1, const Grad& dalpha, const Tensor& dout, const Tensor& v1,
                              const Tensor& alpha, int64_t D) {
   const int64_t rows = alpha.numel();
-  with_storage(dout.dtype, [&]<class S>(S) {
-    with_width<S>(D, {dv1.data, dout.data, v1.data}, [&](auto width) {
-      const int lanes = lanes_of_row(D / width);
-      launch({"gated_mix_backward", blocks_of(rows * lanes, threads), threads}, gated_backward_kernel<width, S>,
-             dv1.as<S>(), dalpha.as<float>(), dout.as<S>(), v1.as<S>(), alpha.as<float>(), rows, D, lanes, dv1.add,
-             dalpha.add);
-    });
+  with_access(dout.dtype, D, {dv1.data, dout.data, v1.data}, [&]<class S>(S, auto width) {
+    const int lanes = lanes_of_row(D / width);
+    launch({"gated_mix_backward", blocks_of(rows * lanes, threads), threads}, gated_backward_kernel<width, S>,
+           dv1.as<S>(), dalpha.as<float>(), dout.as<S>(), v1.as<S>(), alpha.as<float>(), rows, D, lanes, dv1.add,
+           dalpha.add);
   });
 }
 
 void scale_forward_cuda(const Tensor& out, const Tensor& inp, const Tensor& factor) {
   const int64_t n = out.numel();
-  with_storage(out.dtype, [&]<class S>(S) {
-    with_width<S>(n, {out.data, inp.data}, [&](auto width) {
-      launch({"scale_forward", blocks_of(n, tile_size<width>), threads}, mix_kernel<width, S>, out.as<S>(), nullptr,
-             inp.as<S>(), nullptr, factor.as<float>(), n);
-    });
+  with_access(out.dtype, n, {out.data, inp.data}, [&]<class S>(S, auto width) {
+    launch({"scale_forward", blocks_of(n, tile_size<width>), threads}, mix_kernel<width, S>, out.as<S>(), nullptr,
+           inp.as<S>(), nullptr, factor.as<float>(), n);
   });
 }
 

@@ -134,20 +134,16 @@ __global__ void __launch_bounds__(warps* warp_size, most_of<exact> == 8 ? 1 : 2)
 // -----------------------------------------------------------------------------------------------------------------
 
 void streams_expand_cuda(const Grad& streams, const Tensor& x, int64_t rows, int64_t E, int64_t C) {
-  with_storage(x.dtype, [&]<class S>(S) {
-    with_width<S>(C, {streams.data, x.data}, [&](auto width) {
-      launch({"streams_expand", blocks_of(rows, warps), dim3(warp_size, warps)}, streams_expand_kernel<width, S>,
-             streams.as<S>(), x.as<S>(), rows, static_cast<int>(E), C, streams.add);
-    });
+  with_access(x.dtype, C, {streams.data, x.data}, [&]<class S>(S, auto width) {
+    launch({"streams_expand", blocks_of(rows, warps), dim3(warp_size, warps)}, streams_expand_kernel<width, S>,
+           streams.as<S>(), x.as<S>(), rows, static_cast<int>(E), C, streams.add);
   });
 }
 
 void streams_sum_cuda(const Grad& out, const Tensor& streams, int64_t rows, int64_t E, int64_t C) {
-  with_storage(out.dtype, [&]<class S>(S) {
-    with_width<S>(C, {out.data, streams.data}, [&](auto width) {
-      launch({"streams_sum", blocks_of(rows, warps), dim3(warp_size, warps)}, streams_sum_kernel<width, S>, out.as<S>(),
-             streams.as<S>(), rows, static_cast<int>(E), C, out.add);
-    });
+  with_access(out.dtype, C, {out.data, streams.data}, [&]<class S>(S, auto width) {
+    launch({"streams_sum", blocks_of(rows, warps), dim3(warp_size, warps)}, streams_sum_kernel<width, S>, out.as<S>(),
+           streams.as<S>(), rows, static_cast<int>(E), C, out.add);
   });
 }
 
