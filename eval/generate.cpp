@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "cli/program.h"
+#include "cli/standard_streams.h"
 #include "data/tokenizer.h"
 #include "engine/printable.h"
 #include "engine/rng.h"

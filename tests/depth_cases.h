@@ -26,12 +26,7 @@ Tensor tensor_of(const std::vector<T>& x) {
   return tensor_of(x, Shape{static_cast<int64_t>(x.size())});
 }
 
-// One list after the other.
-template <class T>
-std::vector<T> joined(std::vector<T> a, const std::vector<T>& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
+// The lists, one after the other.
 template <class T>
 std::vector<T> joined(const std::vector<std::vector<T>>& parts) {
   std::vector<T> all;
