@@ -323,13 +323,13 @@ TEST_CASE("reference: what does not depend on the tokens is seen whole, whatever
 }
 
 TEST_CASE("reference: what the loops throw reaches the caller") {
+  const auto device = make_device("cpu");  // outlives what it holds
   ParameterTable params;
   Tape tape(Dtype::f32);
   Value* tokens = tape.input("tokens", Shape{64, 512}, Dtype::i32);
   Value* x =
       ops::embedding(tape, "x", tokens, tape.parameter(params.add("table", Shape{7, 5}, Init::constant(1), 1, 1)));
   ops::from_reference(tape, "y", {x}, x->shape, Throws{});
-  const auto device = make_device("cpu");
   params.allocate(*device, Dtype::f32, false);
   tape.plan(PlanMode::reuse);
   tape.allocate(*device);
