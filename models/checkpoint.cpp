@@ -220,9 +220,10 @@ std::string free_kept_name(const std::string& path) {
   return str(path, ".kept-", number);
 }
 
-bool holds_only_leftovers(const std::string& dir) {
+bool holds_only_leftovers(const std::string& dir, const std::string& besides) {
   const auto names = names_in(dir);
-  return std::all_of(names.begin(), names.end(), is_leftover_of_run);
+  return std::all_of(names.begin(), names.end(),
+                     [&](const std::string& name) { return name == besides || is_leftover_of_run(name); });
 }
 
 void remove_leftovers_in(const std::string& run_dir) {

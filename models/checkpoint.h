@@ -70,9 +70,10 @@ void set_aside_damaged_checkpoints(const std::string& run_dir);
 // this process.
 void remove_old_checkpoints(const std::string& run_dir, int64_t keep);
 
-// Temporaries of dead processes, which a kill leaves. The first: whether there is nothing else in a directory. The
-// second: removes them there. The third: removes those of this one file or directory, from beside it.
-bool holds_only_leftovers(const std::string& dir);
+// Temporaries of dead processes, which a kill leaves. The first: whether there is nothing else in a directory, but for
+// a file `besides`. The second: removes them there. The third: removes those of this one file or directory, from
+// beside it.
+bool holds_only_leftovers(const std::string& dir, const std::string& besides = "");
 void remove_leftovers_in(const std::string& run_dir);
 void remove_leftovers_of(const std::string& path);
 

@@ -123,6 +123,12 @@ TEST_CASE("dump tensors: a run that is looked at stays as it is, file by file") 
                 Exit::done, "wrote 2 tensors");
   CHECK(SafetensorsFile(out + "/tensors.safetensors").tensors().size() == 2);
   CHECK(contents() == before);
+  for (int i = 0; i < 2; ++i)  // without a run, and again
+    check_outcome(train(scratch,
+                        {"--data", "text:" + scratch.file("text"), "--seq", "8", "--width", "8", "--layers", "2",
+                         "--heads", "2", "--out", scratch.file("tap"), "--dump-tensors", "tokens"},
+                        "lime"),
+                  Exit::done, "wrote 1 tensor");
 }
 
 TEST_CASE("dump tape: lines fit 120 columns, for every architecture") {

@@ -4,7 +4,6 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
@@ -15,12 +14,6 @@
 namespace crossply {
 namespace fs = std::filesystem;
 
-// Nothing but what --dump-tensors wrote.
-static bool holds_only_taps(const std::string& dir) {
-  const auto is_tap = [](const auto& entry) { return entry.path().filename() == "tensors.safetensors"; };
-  return std::all_of(fs::directory_iterator(dir), fs::directory_iterator(), is_tap);
-}
-
 void check_run_dir(const TrainOptions& o) {
   if (o.out.empty()) fail(Exit::usage, "--out is needed: the directory for the run");
   if (o.resume && o.steps == 0) fail(Exit::usage, "--resume with --steps 0: there is nothing to continue");
@@ -28,7 +21,8 @@ void check_run_dir(const TrainOptions& o) {
   const fs::file_type type = fs::status(o.out, error).type();
   if (type == fs::file_type::none) fail_io("inspect", o.out, error.value());
   const bool directory = type == fs::file_type::directory;
-  const bool used = path_exists(o.out) && !(directory && (holds_only_leftovers(o.out) || holds_only_taps(o.out)));
+  // What --dump-tensors writes does not make it a run directory.
+  const bool used = path_exists(o.out) && !(directory && holds_only_leftovers(o.out, "tensors.safetensors"));
   if (!used && o.resume && o.data.spec.empty())
     fail(Exit::usage, "--resume: there is no run in ", o.out, " yet; to start one, give its flags");
   if (!used) return;
