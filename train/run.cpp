@@ -93,17 +93,15 @@ void write_initialised(const TrainOptions& o, const Dataset& dataset) {
 void write_tensors(const TrainOptions& o, const Dataset& data) {
   const RunDir dir(o.out);
   Trainer trainer(o, *data.train, o.resume ? newest_valid_checkpoint(o.out) : "");
-  const int64_t step = trainer.steps_done() + 1;
-  std::vector<int32_t> tokens(static_cast<size_t>(o.batch * data.train->seq_len())), targets(tokens.size());
-  Loader loader(*data.train, o.batch, o.seed, true);
-  loader.seek(trainer.steps_done() * o.batch * o.accumulate);
-  loader.next(tokens.data(), targets.data());
+  trainer.next_batch();
+  Batch batch = batch_of(o, data.train->seq_len());
+  batch.plan = PlanMode::distinct;
   const std::string path = o.out + "/tensors.safetensors";
-  const Batch batch{o.batch, data.train->seq_len(), storage_type(o), true, PlanMode::distinct};
-  const Dumped dumped =
-      dump_tensors(o.dump_tensors, path, trainer.params(), o.config, batch, tokens.data(), targets.data());
-  std::printf("wrote %zu tensors of step %lld's %s batch to %s; its loss is %.9g\n", dumped.tensors,
-              static_cast<long long>(step), o.accumulate > 1 ? "first" : "whole", path.c_str(), dumped.loss);
+  const Dumped dumped = dump_tensors(o.dump_tensors, path, trainer.params(), o.config, batch, trainer.tokens().data(),
+                                     trainer.targets().data());
+  const long long step = trainer.steps_done() + 1;
+  std::printf("wrote %zu tensors of step %lld's %s batch to %s; its loss is %.9g\n", dumped.tensors, step,
+              o.accumulate > 1 ? "first" : "whole", path.c_str(), dumped.loss);
 }
 
 // How often something is done that is done ten times where no flag says otherwise.
