@@ -39,8 +39,8 @@ inline Rows rows_of(const Tensor& tensor) {
   return {tensor.numel() / tensor.dim(rank - 1), tensor.dim(rank - 1)};
 }
 
-// Where the tensors' elements are; of each item of the list, tensor(item). The vector is the thread's own, for these
-// types and this slot, and holds until it is asked for again: so only the first step allocates.
+// Where the tensors' elements are; of each item of the list, tensor(item). The vector is the thread's own, so only the
+// first step allocates, and holds until these types and slot are asked for again: two lists at once need two slots.
 template <class T, int slot = 0, class List, class Projection = std::identity>
 const std::vector<T*>& data_of(const List& list, Projection tensor = {}) {
   static thread_local std::vector<T*> data;

@@ -18,9 +18,10 @@
 namespace crossply {
 namespace {
 
-class LimeV1 : public Connection {
+// Also of lime_dynamic, whose weights each token computes.
+class LimeStatic : public Connection {
  public:
-  LimeV1(const Config& config, bool dynamic) : dynamic_(dynamic), literal_(config.text("kv_init") == "literal") {
+  LimeStatic(const Config& config, bool dynamic) : dynamic_(dynamic), literal_(config.text("kv_init") == "literal") {
     if (!dynamic) top_p_ = config.number("top_p"), renormalize_ = config.flag("top_p_renormalize");
     if (!(top_p_ >= 0 && top_p_ <= 1)) fail(Exit::usage, "lime_static: top_p ", top_p_, " must be in 0..1");
     const auto L = static_cast<double>(config.num_hidden_layers);  // sources at most; the largest weight is >= 1/L
@@ -98,14 +99,14 @@ Architecture lime_static_architecture() {
           {{"top_p", "1.0", "a number in 0..1: weights beyond this sum are pruned (renormalised: >= 1/layers)", {}},
            {"top_p_renormalize", "true", "true or false: what is left is divided by its sum", {}},
            kv_init()},
-          [](const Config& config) { return std::make_unique<LimeV1>(config, false); }};
+          [](const Config& config) { return std::make_unique<LimeStatic>(config, false); }};
 }
 
 Architecture lime_dynamic_architecture() {
   return {"lime_dynamic",
           "every key/value head reads its own mixture of all earlier outputs, anew for every token",
           {kv_init()},
-          [](const Config& config) { return std::make_unique<LimeV1>(config, true); }};
+          [](const Config& config) { return std::make_unique<LimeStatic>(config, true); }};
 }
 
 }  // namespace crossply

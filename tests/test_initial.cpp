@@ -112,7 +112,7 @@ std::vector<Model> lime_models() {
 }
 
 // Layer 0 has LLaMA's keys and values. The literal bound takes all sizes of a tensor (1, K, C, D) but the first.
-std::vector<Model> lime_v1_models() {
+std::vector<Model> lime_static_models() {
   std::vector<Model> models;
   for (const std::string arch : {"lime_static", "lime_dynamic"})
     for (const std::string kv_init : {"", ":kv_init=literal", ":kv_init=fan_in"}) {
@@ -189,7 +189,7 @@ std::vector<Model> other_models() {
 }
 
 std::vector<Model> all_models() {
-  return joined(lime_models(), lime_v1_models(), hyper_models(), mudd_models(), other_models());
+  return joined(lime_models(), lime_static_models(), hyper_models(), mudd_models(), other_models());
 }
 
 double start_of(const Parameter& row, int64_t i) { return row.init.at(1, stream_of(row.name), i); }

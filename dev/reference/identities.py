@@ -5,7 +5,7 @@ import tempfile
 import torch
 
 from . import hyper, model_dir
-from .lime_v1 import keep_top
+from .lime_static import keep_top
 
 TOKENS = torch.tensor([[3, 1, 4, 1, 5], [2, 6, 5, 3, 0]])
 L = 4

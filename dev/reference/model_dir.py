@@ -9,7 +9,7 @@ import torch
 from .denseformer import Denseformer
 from .hyper import Hyper
 from .lime import Lime
-from .lime_v1 import LimeDynamic, LimeStatic
+from .lime_static import LimeDynamic, LimeStatic
 from .llama import Config, Llama, check_choice
 from .mudd import Mudd
 from .relay import Relay

@@ -6,7 +6,7 @@ import torch
 from . import model_dir
 from .denseformer import Denseformer
 from .hyper import Hyper
-from .lime_v1 import LimeDynamic, LimeStatic
+from .lime_static import LimeDynamic, LimeStatic
 from .llama import Llama
 from .mudd import Mudd
 from .resformer import Resformer
