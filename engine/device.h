@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -19,6 +20,12 @@ struct Recording {
   std::shared_ptr<void> graph;
 };
 
+// What decides the last digits of a device's numbers beside a run's settings.
+struct Arithmetic {
+  std::map<std::string, std::string> versions;  // of the device, its driver and libraries, by what they are of
+  std::map<std::string, std::string> choices;   // of algorithms, by what they are for, where they were made by timing
+};
+
 class Device {
  public:
   virtual ~Device() = default;
@@ -32,7 +39,11 @@ class Device {
   // Does work, which must launch the same kernels with the same arguments each time, with nothing in between that waits
   // for the device. A GPU records it when it comes for the second time, and from then on replays the recording.
   virtual void replay(Recording&, const std::function<void()>& work) { work(); }
-  virtual void wait() {}  // until everything is done
+  virtual void wait() {}                                // until everything is done
+  virtual Arithmetic arithmetic() const { return {}; }  // so far
+  // Computes with these choices, of a device with the same versions, from now on. Throws Exit::bad_data, with `where`,
+  // for what no device has written.
+  virtual void adopt(const std::map<std::string, std::string>& /*choices*/, const std::string& /*where*/) {}
 };
 
 // One contiguous, named block of device memory: parameters, gradients, moments, activations.

@@ -3,6 +3,7 @@
 #include <omp.h>
 
 #include "kernels/cpu/amx.h"
+#include "kernels/cuda/arithmetic.h"
 #include "tests/backends.h"
 #include "tests/check.h"
 #include "tests/threads.h"
@@ -296,5 +297,33 @@ TEST_CASE("matmul: f32 by bf16x3 is what the stream asks for, and close to f32")
     use_matrix_unit(MatrixUnit::none);
     CHECK(same(run(a, true, split), want));
     use_matrix_unit(unit);
+  }
+}
+
+TEST_CASE("matmul: on a GPU, narrow bf16 rows beside wide ones get strides of whole accesses, and the same results") {
+  if (!available(Backend::cuda)) return;
+  constexpr int64_t bf16_type = static_cast<int64_t>(Dtype::bf16);
+  struct Narrow {
+    Size size;
+    bool padded;
+  };
+  for (const Narrow& n : std::vector<Narrow>{{{9, 64, 3}, true},    // gates of 3 heads
+                                             {{17, 96, 12}, true},  // and of 12
+                                             {{5, 256, 13}, true},
+                                             {{1, 32, 1}, true},
+                                             {{6, 56, 12}, false},  // not small beside the input
+                                             {{4, 67, 3}, false},   // whose rows are no better
+                                             {{5, 64, 16}, false}}) {
+    CAPTURES(n.size.rows, n.size.C, n.size.O);
+    forget_choices();
+    for (bool add : {false, true}) check_against_reference(Case<bf16>(n.size, 2), add, Backend::cuda);
+    bool narrow = false;
+    for (const auto& [product, choice] : choices_as_text()) {
+      std::vector<int64_t> kind;
+      for (const std::string& number : split_words(product)) kind.push_back(std::stoll(number));
+      REQUIRE(kind.size() == ProductKind().size());
+      for (const size_t matrix : {5, 9, 13}) narrow |= kind[matrix] / 2 == bf16_type && kind[matrix + 1] % 8 != 0;
+    }
+    CHECK(narrow == (!n.padded && n.size.O != 16));
   }
 }

@@ -104,6 +104,9 @@ void add_machine_flags(CLI::App& app, TrainOptions& o) {
              "of activations and products: fp32, or bf16 (with fp32 master weights, moments, gradients)");
   add_choice(app, "--matmul", o.matmul, matmuls,
              "products of --dtype fp32: fp32, or bf16x3 (split in three on bf16 matrix units)");
+  app.add_flag("--other-gpu", o.other_gpu,
+               "with --resume: also where the GPU, its driver or cuBLAS is another than the checkpoint's; last digits "
+               "then differ");
   add_plan_flag(app, o.plan);
 }
 
@@ -160,6 +163,7 @@ void check_together(const TrainOptions& o) {
     fail(Exit::usage, "--device reference has no bf16; it is for exact numbers");
   if (o.lr == 0 && o.router_lr > 0)
     fail(Exit::usage, "--router-lr ", o.router_lr, " with --lr 0: nothing else would learn");
+  if (o.other_gpu && !o.resume) fail(Exit::usage, "--other-gpu is for --resume");
   check_batch(o.batch, o.accumulate, o.data.seq_len);
 }
 

@@ -58,7 +58,7 @@ struct TrainOptions {
   int64_t answer_samples = 256;  // for a task's accuracy
   int64_t save_every = 0;        // 0: a tenth of the run
   int64_t keep = 2;
-  bool resume = false, dry_run = false, dump_tape = false, profile = false;
+  bool resume = false, other_gpu = false, dry_run = false, dump_tape = false, profile = false;
   std::vector<std::string> dump_tensors;                    // names; not empty: one step, and no training
   bool plans_only() const { return dry_run || dump_tape; }  // prints, allocates nothing
 

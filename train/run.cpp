@@ -144,6 +144,7 @@ std::string Run::begin() {
     say(str("resumed after step ", first_,
             first_ == o_.steps ? ", the last one: the run is done; a larger --steps continues it" : ""));
   say(trainer_.schedule_change());
+  say(trainer_.device_change());
   say(str(format_count(trainer_.params().count()), " parameters, ", trainer_.device().describe(), ", ",
           format_bytes(static_cast<double>(trainer_.memory())), " for the model and its activations"));
   say(describe_data(o_, data_));

@@ -8,6 +8,7 @@
 
 #include "cli/format.h"
 #include "engine/json.h"
+#include "engine/printable.h"
 #include "engine/rng.h"
 #include "kernels/devices.h"
 #include "models/json_file.h"
@@ -81,6 +82,37 @@ T state_number(const json& state, const char* key, const std::string& path) {
     fail(Exit::bad_data, path, ": \"", key, "\" is ", number.dump(), ", not a ",
          std::is_integral_v<T> ? "count" : "time");
   return number.get<T>();
+}
+
+// One half of a checkpoint's Arithmetic.
+std::map<std::string, std::string> texts(const json& record, const char* key, const std::string& path) {
+  const json part = record.is_object() ? record.value(key, json()) : json();
+  if (!part.is_object() || !std::all_of(part.begin(), part.end(), [](const json& text) { return text.is_string(); }))
+    fail(Exit::bad_data, path, ": \"", key, "\" of \"device\" must be an object of texts; ",
+         "resume from another checkpoint");
+  return part.get<std::map<std::string, std::string>>();
+}
+
+// "cuBLASLt was 130002, is 130100"; "" for the same versions.
+std::string differences(std::map<std::string, std::string> was, std::map<std::string, std::string> is) {
+  std::string list;
+  for (const auto& [of, version] : is) was.insert({of, "unknown"});
+  for (const auto& [of, version] : was)
+    if (const std::string now = is.contains(of) ? is[of] : "unknown"; version != now)
+      list += str(list.empty() ? "" : "; ", of, " was ", version, ", is ", now);
+  return printable(list);
+}
+
+// The device goes on with what a checkpoint's train_state.json says of it, if anything. Returns what differs.
+std::string adopt_arithmetic(Device& device, const json& state, bool other_gpu, const std::string& path) {
+  if (!state.contains("device")) return "";  // of a CPU, or older
+  const auto versions = texts(state["device"], "versions", path), choices = texts(state["device"], "choices", path);
+  const std::string different = differences(versions, device.arithmetic().versions);
+  if (different.empty()) device.adopt(choices, path);
+  else if (!other_gpu)
+    fail(Exit::device, "--resume: ", path, " is of another machine: ", different, ". Last digits would differ; ",
+         "resume it where it ran, or add --other-gpu to go on without equal bits");
+  return different;
 }
 
 }  // namespace
@@ -163,9 +195,10 @@ void Trainer::save(const std::string& dir, const Tokenizer& tokenizer) {
   writer.begin(dir);
   write_model(writer, options_, params_, tokenizer);
   save_tensors(writer.path("optimizer.safetensors"), params_, {{"m.", optimizer_.m()}, {"v.", optimizer_.v()}});
-  const json state = {{"step", optimizer_.step}, {"position", loader_.position()},
-                      {"seconds", seconds},      {"data", data_},
-                      {"data_digest", digest_},  {"trajectory", trajectory(options_)}};
+  json state = {{"step", optimizer_.step}, {"position", loader_.position()}, {"seconds", seconds},
+                {"data", data_},           {"data_digest", digest_},         {"trajectory", trajectory(options_)}};
+  if (const Arithmetic a = device_->arithmetic(); !a.versions.empty())
+    state["device"] = {{"versions", a.versions}, {"choices", a.choices}};
   write_file_atomically(writer.path("train_state.json"), state.dump(2) + "\n");
   writer.commit();
   has_checkpoint_ = true;
@@ -188,6 +221,8 @@ void Trainer::restore(const std::string& dir) {
     fail(Exit::bad_data, path, ": \"step\" ", step, " and \"position\" ", position, " do not go together, at ", samples,
          " samples a step and ", options_.steps, " steps");
   seconds = state_number<double>(state, "seconds", path);
+  if (const std::string different = adopt_arithmetic(*device_, state, options_.other_gpu, path); !different.empty())
+    device_change_ = "--other-gpu: " + different + "; last digits differ from here on";
   load_weights(dir, options_.config, params_);
   refresh_narrow(params_);
   load_tensors(dir + "/optimizer.safetensors", params_, {{"m.", optimizer_.m()}, {"v.", optimizer_.v()}});

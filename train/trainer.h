@@ -59,6 +59,8 @@ class Trainer {
   std::string profile() const;
   // What more --steps than the continued checkpoint's do to the rates, as a line; empty where they are as they were.
   std::string schedule_change() const;
+  // With --other-gpu, how the machine differs from the continued checkpoint's, as a line; empty where it does not.
+  const std::string& device_change() const { return device_change_; }
   double seconds = 0;  // spent in steps over the whole run, resumed parts included
 
  private:
@@ -81,6 +83,7 @@ class Trainer {
   Schedule schedule_;
   bool has_checkpoint_ = false;            // that this run wrote or continues
   int64_t steps_before_ = 0;               // --steps of the checkpoint that this continues
+  std::string device_change_;              // what device_change() says
   std::string data_, digest_;              // tell whether a resumed run has the same data
   std::vector<int32_t> tokens_, targets_;  // all micro-steps of one step
   Clock::time_point start_;                // of the step

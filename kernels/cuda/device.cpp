@@ -1,3 +1,4 @@
+#include "kernels/cuda/arithmetic.h"
 #include "kernels/cuda/cuda.h"
 
 namespace crossply {
@@ -15,8 +16,12 @@ class CudaDevice : public Device {
   void copy_out(void* host, const void* device, size_t bytes) override { copy_from_device(host, device, bytes); }
   void fill(void* device, uint8_t byte, size_t bytes) override { fill_device_memory(device, byte, bytes); }
   void wait() override { synchronize_device(); }
+  Arithmetic arithmetic() const override { return {gpu_versions(), choices_as_text()}; }
+  void adopt(const std::map<std::string, std::string>& choices, const std::string& where) override {
+    take_choices(choices, where);
+  }
 
-  // The first run is a plain one: it finds the kernels' scratch memory and the plans of the products.
+  // The first run is a plain one: it finds the kernels' scratch memory and the algorithms of the products.
   void replay(Recording& recording, const std::function<void()>& work) override {
     if (recording.runs++ == 0 || recording.scratch != scratch_moves()) {
       recording.graph = nullptr;
