@@ -88,13 +88,38 @@ void with_new_product(F&& body) {
 
 }  // namespace
 
-TEST_CASE("arithmetic: the heuristic's first algorithm stays unless another is clearly faster, or it cannot run") {
+TEST_CASE("arithmetic: the first algorithm stays unless another is clearly faster, or it cannot run") {
+  if (!available(Backend::cuda)) return;
   const float never = std::numeric_limits<float>::infinity();
-  CHECK(clearly_fastest({1}) == 0);
-  CHECK(clearly_fastest({1, 0.98f, 1.2f}) == 0);
-  CHECK(clearly_fastest({1, 0.96f, 0.9f, never}) == 2);
-  CHECK(clearly_fastest({never, 3, 2}) == 2);
-  CHECK(clearly_fastest({never, never}) == 0);
+  // The index of the offer that these times make, each offer's bytes being its index.
+  const auto chosen = [](const std::vector<float>& times, size_t count) {
+    std::vector<Choice> offers(count);
+    for (size_t i = 0; i < count; ++i) offers[i].fill(static_cast<uint8_t>(i));
+    return choose(
+        "", [&](bool) { return offers; }, [&](const auto&) { return times; })[0];
+  };
+  CHECK(chosen({1, 0.98f, 1.2f}, 3) == 0);
+  CHECK(chosen({1, 0.96f, 0.9f, never}, 4) == 2);
+  CHECK(chosen({never, 3, 2}, 3) == 2);
+  CHECK(chosen({never, never}, 2) == 0);
+  CHECK(chosen({}, 3) == 0);  // there was no memory for trials
+}
+
+TEST_CASE("arithmetic: where no algorithm is offered, the second question asks for less") {
+  if (!available(Backend::cuda)) return;
+  Choice any{};
+  any.fill(3);
+  std::vector<bool> asked;
+  const auto never_timed = [](const auto&) -> std::vector<float> { throw std::logic_error("timed"); };
+  const auto ask = [&](bool at_last) {
+    return [&, at_last](bool all_wishes) {
+      asked.push_back(all_wishes);
+      return all_wishes || !at_last ? std::vector<Choice>() : std::vector<Choice>{any};
+    };
+  };
+  CHECK(choose("4 x 5", ask(true), never_timed) == any);
+  CHECK(asked == std::vector<bool>{true, false});
+  check_fails(Exit::device, {"4 x 5"}, [&] { choose("4 x 5", ask(false), never_timed); });
 }
 
 TEST_CASE("arithmetic: the table is the same after a way through text, and nothing else is taken for one") {

@@ -38,6 +38,10 @@ ProductKind kind_of(const Matrix& c, const Matrix& a, const Matrix& b, const Pro
   return kind;
 }
 
+std::string text_of(const ProductSize& z) {
+  return str(z.batch, " products of ", z.M, " x ", z.K, " by ", z.K, " x ", z.N);
+}
+
 }  // namespace
 
 #if CROSSPLY_CUDA
@@ -46,8 +50,7 @@ namespace {
 
 void check_cublas(cublasStatus_t status, const char* what, const ProductSize& z, int line) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
-  fail(Exit::device, __FILE__, ":", line, ": ", what, ": ", cublasLtGetStatusString(status), ", for ", z.batch,
-       " products of ", z.M, " x ", z.K, " by ", z.K, " x ", z.N);
+  fail(Exit::device, __FILE__, ":", line, ": ", what, ": ", cublasLtGetStatusString(status), ", for ", text_of(z));
 }
 #define CHECK_CUBLAS(call, size) check_cublas((call), #call, size, __LINE__)
 
@@ -174,7 +177,7 @@ struct Timer {
 
 // Times the offers, writing to `to`: each once to load it, then the least of three. A kind of product gets about 30 ms,
 // so a model of some dozen kinds, most of them small, well under a second; of large products some offers go untried.
-size_t time_offers(const std::vector<Choice>& offers, const Plan& plan, const Product& p, void* to) {
+std::vector<float> time_offers(const std::vector<Choice>& offers, const Plan& plan, const Product& p, void* to) {
   constexpr float most = 30, is_long = 2;
   const Timer timer;
   std::vector<float> times;
@@ -190,26 +193,25 @@ size_t time_offers(const std::vector<Choice>& offers, const Plan& plan, const Pr
     }
     times.push_back(least);
   }
-  return clearly_fastest(times);
+  return times;
 }
 
 // The algorithm for a kind of product that has none yet: at its first product, so in the first step of a run. What the
 // product adds to in place must not change, so trials then write into memory of their own; where there is too little
 // of it, the heuristic decides.
-Choice choose(const Plan& plan, const Product& p) {
+Choice choose_for(const Plan& plan, const Product& p) {
   cudaStreamCaptureStatus recording;
   CHECK_CUDA(cudaStreamIsCapturing(cuda_stream(), &recording));
   CHECK_THAT(recording == cudaStreamCaptureStatusNone, "a recording has a product of a new kind");
-  std::vector<Choice> offers = ask_heuristic(plan, p, true);
-  if (offers.empty()) offers = ask_heuristic(plan, p, false);
-  if (offers.empty()) check_cublas(CUBLAS_STATUS_NOT_SUPPORTED, "cublasLtMatmulAlgoGetHeuristic", p.z, __LINE__);
-  const int64_t elements = (p.z.batch - 1) * p.c.apart + (p.z.M - 1) * p.c.stride + p.z.N;
-  const std::unique_ptr<void, void (*)(void*)> own(
-      p.in_place() ? allocate_device_memory(static_cast<size_t>(elements) * size_of(p.c.dtype)) : nullptr,
-      release_device_memory);
-  void* to = p.in_place() ? own.get() : p.c.data;
-  const bool trials = offers.size() > 1 && to != nullptr;
-  return offers[trials ? time_offers(offers, plan, p, to) : 0];
+  const auto ask = [&](bool all_wishes) { return ask_heuristic(plan, p, all_wishes); };
+  const auto time = [&](const std::vector<Choice>& offers) {
+    if (!p.in_place()) return time_offers(offers, plan, p, p.c.data);
+    const int64_t elements = (p.z.batch - 1) * p.c.apart + (p.z.M - 1) * p.c.stride + p.z.N;
+    const std::unique_ptr<void, void (*)(void*)> to(
+        allocate_device_memory(static_cast<size_t>(elements) * size_of(p.c.dtype)), release_device_memory);
+    return to == nullptr ? std::vector<float>() : time_offers(offers, plan, p, to.get());
+  };
+  return choose(text_of(p.z), ask, time);
 }
 
 }  // namespace
@@ -222,7 +224,7 @@ void multiply(const Matrix& c, const Matrix& a, const Matrix& b, const ProductSi
   auto at = plans.find(kind);
   if (at == plans.end()) at = plans.emplace(kind, make_plan(p)).first;
   const Choice* choice = find_choice(kind);
-  if (choice == nullptr) choice = &keep_choice(kind, choose(at->second, p));
+  if (choice == nullptr) choice = &keep_choice(kind, choose_for(at->second, p));
   check_cublas(run(at->second, p, *choice, c.data), "cublasLtMatmul", z, __LINE__);
 }
 
@@ -232,7 +234,7 @@ namespace {
 
 // The orders in which a sum of K products may be taken: from the first on, from the last on, or the odd ones by
 // themselves.
-enum Order { ascending, descending, halves, orders };
+enum Order : uint8_t { ascending, descending, halves };
 
 template <Order order, class C, class T>
 void multiply_one(C* c, const C* plus, const T* a, const T* b, const Matrix& of_c, const Matrix& of_a,
@@ -253,16 +255,22 @@ void multiply_one(C* c, const C* plus, const T* a, const T* b, const Matrix& of_
     }
 }
 
-// In the place of timing: who forgets what was chosen computes other numbers.
-Choice choose() {
-  static uint64_t lots = 0;
+// With times drawn by lot: who forgets what was chosen computes other numbers.
+Choice choose_for(const ProductSize& z) {
   CHECK_THAT(!emulator::captures(), "a recording has a product of a new kind");
-  return {static_cast<uint8_t>(mix_bits(++lots) % orders)};
+  const auto ask = [](bool) { return std::vector<Choice>{{ascending}, {descending}, {halves}}; };
+  const auto time = [](const std::vector<Choice>& offers) {
+    static uint64_t lots = 0;
+    std::vector<float> times(offers.size(), 2.f);
+    times[mix_bits(++lots) % times.size()] = 1;
+    return times;
+  };
+  return choose(text_of(z), ask, time);
 }
 
 template <class F>
 void with_order(const Choice& choice, F&& body) {
-  switch (choice[0] % orders) {
+  switch (choice[0]) {
     case ascending: return body(std::integral_constant<Order, ascending>());
     case descending: return body(std::integral_constant<Order, descending>());
     default: return body(std::integral_constant<Order, halves>());
@@ -274,7 +282,7 @@ void with_order(const Choice& choice, F&& body) {
 void multiply(const Matrix& c, const Matrix& a, const Matrix& b, const ProductSize& z, const void* plus) {
   const ProductKind kind = kind_of(c, a, b, z, plus != nullptr ? plus : c.data);
   const Choice* found = find_choice(kind);
-  const Choice choice = found != nullptr ? *found : keep_choice(kind, choose());
+  const Choice choice = found != nullptr ? *found : keep_choice(kind, choose_for(z));
   with_storage(a.dtype, [&]<class T>(T) {
     with_storage(c.dtype, [&]<class C>(C) {
       emulator::enqueue([=] {

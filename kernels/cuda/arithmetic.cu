@@ -80,10 +80,17 @@ void take_choices(const std::map<std::string, std::string>& text, const std::str
 
 void forget_choices() { choices().clear(); }
 
-size_t clearly_fastest(const std::vector<float>& times) {
+Choice choose(const std::string& size, const std::function<std::vector<Choice>(bool all_wishes)>& ask,
+              const std::function<std::vector<float>(const std::vector<Choice>& offers)>& time) {
+  std::vector<Choice> offers = ask(true);
+  if (offers.empty()) offers = ask(false);
+  if (offers.empty()) fail(Exit::device, "cuBLASLt has no algorithm for ", size);
+  if (offers.size() == 1) return offers[0];
   constexpr float clearly = 0.97f;
+  const std::vector<float> times = time(offers);
   const auto least = std::min_element(times.begin(), times.end());
-  return *least < clearly * times.front() ? static_cast<size_t>(least - times.begin()) : 0;
+  const bool other = least != times.end() && *least < clearly * times.front();
+  return offers[other ? static_cast<size_t>(least - times.begin()) : 0];
 }
 
 #if CROSSPLY_CUDA
