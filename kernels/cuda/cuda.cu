@@ -30,7 +30,7 @@ struct Scratch {
   size_t bytes = 0;
 };
 std::array<Scratch, scratch_slot_count> scratch_slots;
-int64_t moves = 0;
+int64_t moves = 0, waits = 0;
 
 }  // namespace
 
@@ -48,6 +48,7 @@ void* scratch_bytes(size_t bytes, int slot) {
 }
 int64_t scratch_moves() { return moves; }
 size_t most_device_memory() { return most_allocated; }
+int64_t device_waits() { return waits; }
 
 #if CROSSPLY_CUDA
 
@@ -141,7 +142,10 @@ void copy_on_device(void* to, const void* from, size_t bytes) {
 void fill_device_memory(void* device, uint8_t byte, size_t bytes) {
   CHECK_CUDA(cudaMemsetAsync(device, byte, bytes, cuda_stream()));
 }
-void synchronize_device() { CHECK_CUDA(cudaStreamSynchronize(cuda_stream())); }
+void synchronize_device() {
+  ++waits;
+  CHECK_CUDA(cudaStreamSynchronize(cuda_stream()));
+}
 
 void begin_capture() { CHECK_CUDA(cudaStreamBeginCapture(cuda_stream(), cudaStreamCaptureModeThreadLocal)); }
 std::shared_ptr<void> end_capture() {
@@ -184,7 +188,7 @@ void copy_to_device(void* device, const void* host, size_t bytes) {
   emulator::enqueue([=] { std::memcpy(device, host, bytes); });
 }
 void copy_from_device(void* host, const void* device, size_t bytes) {
-  CHECK_THAT(!emulator::captures(), "a recording waits for the device");
+  synchronize_device();
   emulator::enqueue([=] { std::memcpy(host, device, bytes); });
 }
 void copy_on_device(void* to, const void* from, size_t bytes) {
@@ -193,7 +197,10 @@ void copy_on_device(void* to, const void* from, size_t bytes) {
 void fill_device_memory(void* device, uint8_t byte, size_t bytes) {
   emulator::enqueue([=] { std::memset(device, byte, bytes); });
 }
-void synchronize_device() { CHECK_THAT(!emulator::captures(), "a recording waits for the device"); }
+void synchronize_device() {
+  CHECK_THAT(!emulator::captures(), "a recording waits for the device");
+  ++waits;
+}
 
 void begin_capture() { emulator::capture(std::make_shared<emulator::Works>()); }
 std::shared_ptr<void> end_capture() { return emulator::capture(nullptr); }
