@@ -40,7 +40,7 @@ uint32_t alignment_of(const void* data, const Matrix& of) {
   return static_cast<uint32_t>(address & -address);
 }
 
-constexpr size_t workspace_bytes = size_t{32} << 20;  // what Hopper's algorithms ask for
+constexpr size_t workspace_bytes = matmul_workspace;
 
 struct Plan {
   cublasLtMatmulDesc_t product;

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstring>
 #include <map>
+#include <utility>
 
 namespace crossply {
 namespace {
@@ -29,7 +30,7 @@ struct Scratch {
   void* data = nullptr;
   size_t bytes = 0;
 };
-std::array<Scratch, scratch_slot_count> scratch_slots;
+std::array<Scratch, std::tuple_size_v<ScratchBytes>> scratch_slots;
 int64_t moves = 0, waits = 0;
 
 }  // namespace
@@ -48,6 +49,11 @@ void* scratch_bytes(size_t bytes, int slot) {
 }
 int64_t scratch_moves() { return moves; }
 size_t most_device_memory() { return most_allocated; }
+void restart_memory_count() {
+  for (Scratch& s : scratch_slots) release_device_memory(std::exchange(s, {}).data);
+  ++moves;
+  most_allocated = allocated;
+}
 int64_t device_waits() { return waits; }
 
 #if CROSSPLY_CUDA
@@ -107,6 +113,11 @@ size_t device_memory() {
   size_t free = 0, total = 0;
   CHECK_CUDA(cudaMemGetInfo(&free, &total));
   return total;
+}
+size_t free_device_memory() {
+  size_t free = 0, total = 0;
+  CHECK_CUDA(cudaMemGetInfo(&free, &total));
+  return free;
 }
 
 // Through pinned memory, which the GPU reads by itself: the host waits only for the copy before the last one.
@@ -183,6 +194,7 @@ void release_device_memory(void* data) {
   count_release(data);
 }
 size_t device_memory() { return size_t{1} << 32; }
+size_t free_device_memory() { return device_memory() - std::min(allocated, device_memory()); }
 void copy_to_device(void* device, const void* host, size_t bytes) {
   CHECK_THAT(!emulator::captures(), "a recording copies from the host");
   emulator::enqueue([=] { std::memcpy(device, host, bytes); });
