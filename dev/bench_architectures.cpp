@@ -39,10 +39,10 @@ std::vector<std::vector<Model*>> groups_that_fit(std::vector<Model>& models, con
   std::vector<std::vector<Model*>> groups;
   double used = INFINITY;
   for (size_t i = models.size() > 1 ? 1 : 0; i < models.size(); ++i) {
-    used += static_cast<double>(models[i].plan.memory);
+    used += models[i].plan.planned_memory;
     if (used > 0.75 * memory) {
       groups.push_back({&models[0]});
-      used = static_cast<double>(models[0].plan.memory + models[i].plan.memory);
+      used = models[0].plan.planned_memory + models[i].plan.planned_memory;
     }
     if (i > 0) groups.back().push_back(&models[i]);
   }

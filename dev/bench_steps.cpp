@@ -111,8 +111,8 @@ void measure_in_turn(const std::vector<Competitor*>& group, int64_t rounds) {
 // One group if all fit into three quarters of the memory, otherwise one for each precision, on a GPU each alone.
 void measure_all(std::vector<Competitor>& all, const NamedSize& model, const BenchFlags& f) {
   const bool gpu = backend_of(f.device) == Backend::cuda;
-  const TrainOptions options = train_options({"llama", "llama", {}}, model.size, "fp32", "fp32");
-  const double ours = static_cast<double>(plan_training(options).memory);
+  const TrainOptions options = train_options({"llama", "llama", {}}, model.size, "fp32", "fp32", f.device);
+  const double ours = plan_training(options).planned_memory;
   std::map<std::string, std::vector<Competitor*>> groups;
   double needed = 0;
   for (const Competitor& c : all) needed += c.ours ? ours : 2 * ours;

@@ -7,9 +7,13 @@ namespace crossply {
 
 Arena::Arena(Device& device, std::string name, size_t bytes)
     : device_(&device), name_(std::move(name)), data_(device.allocate(bytes)), bytes_(bytes) {
+  const auto words = [](size_t count) { return format_bytes(static_cast<double>(count)); };
+  const auto of_gpu = [&](const Device::Memory& memory) {
+    return memory.bytes == 0 ? "" : str("; the GPU has ", words(memory.bytes), ", of them free ", words(memory.free));
+  };
   if (data_ == nullptr)
     fail(Exit::device, "not enough memory", device.stream().backend == Backend::cuda ? " on the GPU" : "", " for ",
-         name_, ": ", format_bytes(static_cast<double>(bytes)),
+         name_, ": ", words(bytes), of_gpu(device.memory()),
          ". Use a smaller --batch with --accumulate, a shorter --seq, or a smaller model");
   device.fill(data_, 0, bytes);
 }

@@ -31,6 +31,11 @@ class Device {
   virtual ~Device() = default;
   virtual std::string describe() const = 0;
   virtual Stream stream() const = 0;
+  // Of a GPU; nothing of a CPU, which shares its memory with everything else.
+  struct Memory {
+    size_t bytes = 0, free = 0;
+  };
+  virtual Memory memory() const { return {}; }
   virtual void* allocate(size_t bytes) = 0;  // 256-byte aligned; null when there is not enough memory
   virtual void release(void* data) = 0;
   virtual void copy_in(void* device, const void* host, size_t bytes) = 0;

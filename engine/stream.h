@@ -1,6 +1,9 @@
 // Stream: where a kernel runs. The last argument of every kernel.
 #pragma once
 
+#include <array>
+#include <cstddef>
+
 namespace crossply {
 
 enum class Backend {
@@ -21,6 +24,9 @@ enum class Products { f32, bf16x3 };
 #else
 #define CUDA_TWIN [[gnu::weak]]
 #endif
+
+// Bytes that kernels take on a GPU for their own use, by slot. A slot grows to the largest request, whoever's it is.
+using ScratchBytes = std::array<size_t, 8>;
 
 struct Stream {
   Backend backend = Backend::cpu;

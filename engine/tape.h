@@ -88,6 +88,7 @@ struct Node {
   virtual void forward(const Step& step, Stream stream) = 0;
   virtual void backward(const Step& step, Stream stream) = 0;
   virtual double flops() const { return 0; }  // of the forward, two per multiply-add: products, attention, mixtures
+  virtual ScratchBytes scratch() const { return {}; }  // on a GPU, where it is more than some numbers for each row
   virtual void prepare() {}  // called once, when all tensors have their addresses: lists of them are made here
 
   // Decided by differentiate():

@@ -3,6 +3,7 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "kernels/block/add.h"
 #include "kernels/optim/gradient_norm.h"
@@ -77,7 +78,8 @@ BatchModel::BatchModel(Device& device, ParameterTable& params, const Config& con
       params_(params),
       batch_(batch),
       layout_(choose_layout(params, config, batch, device.stream().backend)),
-      losses_(device, "sums of losses", static_cast<size_t>(layout_.lanes) * sizeof(double)) {
+      sums_(device, "sums of losses", static_cast<size_t>(layout_.lanes + 1) * sizeof(double)),
+      host_sums_(static_cast<size_t>(layout_.lanes + 1)) {
   for (int64_t i = 0; i < layout_.lanes; ++i) {
     Lane& lane = *lanes_.emplace_back(std::make_unique<Lane>(batch.dtype));
     lane.graph = record_replay(lane.tape, params, config, batch, layout_);
@@ -85,8 +87,12 @@ BatchModel::BatchModel(Device& device, ParameterTable& params, const Config& con
       lane.gradients = Arena(device, "gradients of a lane", params.gradients().bytes());
     const Tensor gradients = flat_gradients(lane.gradients, params);
     lane.tape.allocate(device, gradients.data != nullptr ? &gradients : nullptr);
-    lane.loss = Tensor{losses_.data() + static_cast<size_t>(i) * sizeof(double), Dtype::f64, Shape{1}};
+    lane.loss = sum(i);
   }
+}
+
+Tensor BatchModel::sum(int64_t i) const {
+  return Tensor{sums_.data() + static_cast<size_t>(i) * sizeof(double), Dtype::f64, Shape{1}};
 }
 
 void BatchModel::run_lane(int64_t lane, const int32_t* tokens, const int32_t* targets, const Step& step) {
@@ -118,15 +124,12 @@ void BatchModel::run(const int32_t* tokens, const int32_t* targets, const Step& 
       accumulate({params_.gradients(), true}, flat_gradients(lane->gradients, params_), device_.stream());
 }
 
-double BatchModel::take_losses() {
-  double sum = 0;
-  for (const auto& lane : lanes_) {
-    double loss;
-    device_.copy_out(&loss, lane->loss.data, sizeof loss);
-    sum += loss;
-  }
-  device_.fill(losses_.data(), 0, losses_.bytes());
-  return sum;
+void BatchModel::square_gradients() { sum_of_squares(sum(layout_.lanes), params_.gradients(), device_.stream()); }
+
+BatchModel::Sums BatchModel::take_sums() {
+  device_.copy_out(host_sums_.data(), sums_.data(), sums_.bytes());
+  device_.fill(sums_.data(), 0, sums_.bytes());
+  return {std::accumulate(host_sums_.begin(), host_sums_.end() - 1, 0.0), host_sums_.back()};
 }
 
 BatchModel::Mean BatchModel::mean_loss(const Source& source, int64_t sequences) {
@@ -134,7 +137,7 @@ BatchModel::Mean BatchModel::mean_loss(const Source& source, int64_t sequences) 
   Mean mean;
   mean.sequences = std::min(sequences, source.size());
   std::vector<int32_t> tokens(static_cast<size_t>(B * T)), targets(tokens.size());
-  take_losses();
+  take_sums();
   for (int64_t first = 0; first < mean.sequences; first += B) {
     for (int64_t b = 0; b < B; ++b) {
       source.read(std::min(first + b, mean.sequences - 1), &tokens[static_cast<size_t>(b * T)],
@@ -145,7 +148,7 @@ BatchModel::Mean BatchModel::mean_loss(const Source& source, int64_t sequences) 
     mean.scored += std::count_if(targets.begin(), targets.end(), [](int32_t target) { return target >= 0; });
     run(tokens.data(), targets.data(), Step{});
   }
-  const double sum = take_losses();
+  const double sum = take_sums().losses;
   if (mean.scored > 0) mean.loss = sum / static_cast<double>(mean.scored);
   return mean;
 }

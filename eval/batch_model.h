@@ -48,8 +48,14 @@ class BatchModel {
   // tokens, targets: (B, T). In training adds the gradients of step.grad_scale times the sum of the losses to the
   // table's. Does not wait until the device is done. Rethrows what a kernel threw.
   void run(const int32_t* tokens, const int32_t* targets, const Step& step);
-  // The sum of the losses of all runs since the last call, in double. Waits for the device.
-  double take_losses();
+  // Has the squares of the table's gradients summed up, for take_sums. Does not wait either.
+  void square_gradients();
+  // The sums of the losses of all runs since the last call and of the squares, 0 if nobody asked for them, in double.
+  // Waits for the device: one copy brings both.
+  struct Sums {
+    double losses, squares;
+  };
+  Sums take_sums();
   // Mean loss over the first `sequences` of a source. Forgets the losses that were not taken.
   struct Mean {
     double loss = 0;  // 0 if nothing is scored
@@ -71,16 +77,18 @@ class BatchModel {
     Tape tape;
     Graph graph;
     Arena gradients;  // none if there is one lane only
-    Tensor loss;      // (1) of f64, in losses_
+    Tensor loss;      // (1) of f64, in sums_
     std::exception_ptr error;
   };
+  Tensor sum(int64_t i) const;  // (1), element i of sums_
   void run_lane(int64_t lane, const int32_t* tokens, const int32_t* targets, const Step& step);
 
   Device& device_;
   ParameterTable& params_;
   Batch batch_;
   Layout layout_;
-  Arena losses_;  // a sum for each lane
+  Arena sums_;                     // of f64: of each lane's losses, then of the squares of the gradients
+  std::vector<double> host_sums_;  // taken
   std::vector<std::unique_ptr<Lane>> lanes_;
 };
 

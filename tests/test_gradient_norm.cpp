@@ -12,7 +12,7 @@ const std::vector<int64_t> sizes{0, 1, 31, 32, 33, 8191, 16385, 20000, 300007};
 
 double norm(const std::vector<float>& x, Backend backend = Backend::cpu) {
   double sum = 0;
-  run_on(backend, {view(x)}, [&](auto& t, Stream stream) { sum = sum_of_squares(t[0], stream); });
+  run_on(backend, {view(&sum, {1}), view(x)}, [&](auto& t, Stream stream) { sum_of_squares(t[0], t[1], stream); });
   return sum;
 }
 }  // namespace

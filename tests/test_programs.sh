@@ -43,6 +43,10 @@ expect 0 'perplexity' "$build/evaluate" --model run --data arith:3 --train-sampl
 expect 0 '= .+' "$build/generate" --model run --prompt '3 + 4 * 2 - 1 =' --max-new 8
 expect 0 '=' "$build/generate" --model run --prompt '3 + 4 * 2 - 1 =' --max-new 8 --temperature 1 --top-k 3 --seed 5
 expect 0 'parameters: 1,?076,?081,?088' "$build/train_lime" --preset 1b --dry-run
+expect 0 '^memory: 2[0-9][.][0-9] GiB in all, on the GPU$' "$build/train_lime" --preset 1b --dtype bf16 --device cuda --dry-run
+for part in 'scratch of the kernels, about +[89][0-9]{2}[.]' 'CUDA and its libraries, about +600[.]0 MiB'; do
+  grep -qE "^  $part" output || fail "what a GPU is planned to need has no line '$part'"
+done
 expect 0 'route' "$build/train_lime" --preset arith --dump-tape
 expect 0 '^a step: B = 16 sequences of T = 2,048 tokens, 16 times$' "$build/train_lime" --preset 1b --batch 16 --accumulate 16 \
   --dry-run

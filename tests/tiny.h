@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -11,6 +12,7 @@
 #include "engine/rng.h"
 #include "eval/batch_model.h"
 #include "kernels/devices.h"
+#include "kernels/optim/gradient_norm.h"
 #include "kernels/optim/optimizer.h"
 #include "models/model.h"
 #include "tests/check.h"
@@ -43,6 +45,15 @@ inline Config tiny_with(const std::string& choice, int64_t K = 2, bool qk_norm =
   config.options = parsed.options;
   config.check(Exit::usage, "test");
   return config;
+}
+
+// Of all gradients of the table.
+inline double gradient_norm(const ParameterTable& params) {
+  const Arena sum(params.device(), "sum", sizeof(double));
+  sum_of_squares(Tensor{sum.data(), Dtype::f64, Shape{1}}, params.gradients(), params.device().stream());
+  double squares = 0;
+  params.device().copy_out(&squares, sum.data(), sizeof squares);
+  return std::sqrt(squares);
 }
 
 // A model recorded for training with fixed tokens, some of them not scored. On the reference device in f64 or in f32.

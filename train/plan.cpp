@@ -7,9 +7,11 @@
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
+#include <numeric>
 
 #include "cli/format.h"
 #include "kernels/block/cross_entropy.h"
+#include "kernels/block/matmul.h"
 #include "kernels/devices.h"
 #include "train/inputs.h"
 #include "train/trainer.h"
@@ -25,6 +27,9 @@ double resident_memory() {
   return static_cast<double>(resident) * static_cast<double>(sysconf(_SC_PAGESIZE));
 }
 
+// The emulator has neither a library nor a driver.
+bool is_emulated(const TrainOptions& o) { return o.device == "emulator"; }
+
 // Of the kernels' scratch what weighs: logits, the blocks that products pack, and a head's rows in attention.
 double scratch_memory(const TrainOptions& o, const Layout& layout) {
   const Config& c = o.config;
@@ -38,6 +43,16 @@ double scratch_memory(const TrainOptions& o, const Layout& layout) {
   const double attention = bytes(4 * T * c.head_dim);
   const double lanes = static_cast<double>(std::min(threads, layout.lanes));
   return lanes * logits + static_cast<double>(threads) * (packed + attention);
+}
+
+// The same on a GPU: what the nodes of the training tape say, and what a product needs beside its operands.
+double gpu_scratch(const TrainOptions& o, const Tape& tape) {
+  ScratchBytes most{};
+  for (const auto& node : tape.nodes()) {
+    const ScratchBytes bytes = node->scratch();
+    for (size_t slot = 0; slot < most.size(); ++slot) most[slot] = std::max(most[slot], bytes[slot]);
+  }
+  return static_cast<double>(std::accumulate(most.begin(), most.end(), is_emulated(o) ? 0 : matmul_workspace));
 }
 
 // The cache and the activations of answering a task's prompts, as an evaluation does.
@@ -72,12 +87,16 @@ std::vector<MemoryPart> memory_parts(const TrainOptions& o, ParameterTable& para
   parts.push_back({"moments", 2 * flat});
   parts.push_back({"activations", lanes * static_cast<double>(tape.arena_bytes())});
   if (layout.lanes > 1) parts.push_back({"gradients of the lanes", lanes * flat});
-  if (backend_of(o.device) == Backend::cuda) return parts;
+  const bool gpu = backend_of(o.device) == Backend::cuda;
+  parts.push_back({"scratch of the kernels, about", gpu ? gpu_scratch(o, tape) : scratch_memory(o, layout)});
+  if (const double bytes = answering_memory(o, params); bytes > 0) parts.push_back({"answering of prompts", bytes});
+  if (gpu) {  // where neither tokens nor the program are
+    if (!is_emulated(o)) parts.push_back({"CUDA and its libraries, about", cuda_itself});
+    return parts;
+  }
   const double tokens = static_cast<double>(o.batch) * static_cast<double>(o.data.seq_len);
   constexpr double program = 12 << 20;  // however small the model; planning does not touch all of it
-  parts.push_back({"scratch of the kernels, about", scratch_memory(o, layout)});
   parts.push_back({"tokens of a step", 8 * tokens * static_cast<double>(o.accumulate + 1)});
-  if (const double bytes = answering_memory(o, params); bytes > 0) parts.push_back({"answering of prompts", bytes});
   parts.push_back({"program and data, about", std::max(program, resident_memory())});
   return parts;
 }
@@ -127,6 +146,18 @@ TrainResult plan_training(const TrainOptions& options) {
   return result;
 }
 
+void refuse_too_large(const TrainOptions& options, const Device& device) {
+  const auto has = static_cast<double>(device.memory().bytes);
+  if (has == 0) return;
+  Plan plan(options);
+  const std::vector<MemoryPart> parts = memory_parts(options, plan.params, plan.tape, plan.layout);
+  if (total(parts) <= has) return;
+  std::string list;
+  for (const MemoryPart& part : parts) list += (list.empty() ? "" : "; ") + part.name + ": " + format_bytes(part.bytes);
+  fail(Exit::device, "the GPU has ", format_bytes(has), " of memory and the run needs ", format_bytes(total(parts)),
+       " (", list, "). Use a smaller --batch with --accumulate, a shorter --seq, or a smaller model");
+}
+
 void print_plan(const TrainOptions& options, const Dataset& data) {
   Plan plan(options);
   if (options.dump_tape) {
@@ -144,7 +175,7 @@ void print_plan(const TrainOptions& options, const Dataset& data) {
       "  2 per multiply-add of products, causal attention and mixtures\n",
       3 * plan.forward_flops_per_token, plan.forward_flops_per_token);
   std::printf("memory: %s in all%s\n", format_bytes(total(parts)).c_str(),
-              backend_of(options.device) == Backend::cuda ? ", without scratch" : "");
+              backend_of(options.device) == Backend::cuda ? ", on the GPU" : "");
   for (const MemoryPart& part : parts)
     std::printf("  %-36s %12s\n", part.name.c_str(), format_bytes(part.bytes).c_str());
   if (plan.layout.lanes > 1)

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "data/source.h"
+#include "engine/device.h"
 #include "train/options.h"
 #include "train/run_curves.h"
 
@@ -21,11 +22,17 @@ struct TrainResult {
   RunCurves curves;
 };
 
-// What a training run of these complete options would be: parameters, FLOPs, memory. On a GPU its memory is that of its
-// arrays; on a CPU the peak of resident memory, to about a tenth: the scratch of the kernels is estimated.
+// What a training run of these complete options would be: parameters, FLOPs, memory. On a CPU that is the peak of
+// resident memory, to about a tenth, because the scratch of the kernels is estimated; on a GPU the GPU's, whether there
+// is one or not, with an estimate of what CUDA takes for itself.
 TrainResult plan_training(const TrainOptions& options);
+// Throws Exit::device, with the sizes, where a GPU has less memory in all than the run is planned to take.
+void refuse_too_large(const TrainOptions& options, const Device& device);
 // --dry-run: the same in words, by part. --dump-tape: the tape. data: none where the sizes alone were enough.
 void print_plan(const TrainOptions& options, const Dataset& data);
+
+// The context, the kernels of this program and of cuBLASLt, and the recordings: never measured, so several hundred MiB.
+constexpr double cuda_itself = 600 << 20;
 
 double peak_memory();  // bytes that this process had resident at most
 

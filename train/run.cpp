@@ -110,8 +110,8 @@ int64_t every(int64_t flag, int64_t steps) { return flag > 0 ? flag : std::max<i
 }  // namespace
 
 RunDir claim_run_dir(const TrainOptions& o) {
-  make_device(o.device);  // refuses one that is not there before the run directory exists
-  catch_stop_signals();   // before there is anything to leave behind
+  refuse_too_large(o, *make_device(o.device));  // as one that is not there, before the run directory exists
+  catch_stop_signals();                         // before there is anything to leave behind
   RunDir dir(o.out);
   check_run_dir(o);  // again, now that nobody else changes it
   remove_leftovers_of(o.out);

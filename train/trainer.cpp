@@ -155,8 +155,10 @@ void Trainer::forward_backward() {
 }
 
 void Trainer::take_loss_and_norm() {
-  phase("gradient norm", flat_bytes(), [&] { last.norm = scale() * optimizer_.gradient_norm(); });  // the first to wait
-  last.loss = scale() * replay_.grad_scale * model_.take_losses();
+  phase("gradient norm", flat_bytes(), [&] { model_.square_gradients(); });
+  const BatchModel::Sums sums = model_.take_sums();  // here alone does a step wait for the device
+  last.norm = scale() * std::sqrt(sums.squares);
+  last.loss = scale() * replay_.grad_scale * sums.losses;
   if (std::isfinite(last.loss) && std::isfinite(last.norm)) return;
   const int64_t position = loader_.position();
   fail(Exit::not_finite, "step ", steps_done() + 1, ": loss ", last.loss, ", gradient norm ", last.norm,

@@ -467,6 +467,7 @@ struct Attention : Node {
     const Shape& q = in[0]->shape;
     return 2.0 * static_cast<double>(q.numel()) * static_cast<double>(q[1] + 1);
   }
+  ScratchBytes scratch() const override { return {saved[0]->bytes()}; }  // the backward's <dout, out> of each row
 };
 
 struct CachedAttention : Node {

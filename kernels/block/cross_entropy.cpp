@@ -8,6 +8,7 @@
 #include "kernels/block/ops.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/vec.h"
+#include "kernels/cuda/cuda.h"
 #include "kernels/dispatch.h"
 
 namespace crossply {
@@ -134,6 +135,13 @@ int64_t cross_entropy_scratch(int64_t rows, int64_t V, int64_t C, Dtype dtype) {
   return most * (V + 2 * C) * static_cast<int64_t>(size_of(dtype));
 }
 
+// 1 GiB of logits, because every chunk reads the weight twice and updates its f32 gradient, which for few rows costs
+// more than the products. Rows of whole vectors, also for 50,257 tokens.
+LogitChunk logit_chunk(int64_t rows, int64_t V, Dtype dtype) {
+  const auto each = static_cast<int64_t>(size_of(dtype)), width = 16 / each, stride = (V + width - 1) / width * width;
+  return {std::min(rows, std::max<int64_t>((int64_t{1} << 30) / (stride * each), 1024)), stride};
+}
+
 void cross_entropy_forward(const Tensor& losses, const Tensor& dinp, const Tensor& dweight, const Tensor& inp,
                            const Tensor& weight, const Tensor& targets, double scale, Stream stream) {
   const int64_t V = weight.dim(0), C = weight.dim(1), rows = targets.numel();
@@ -176,6 +184,12 @@ struct CrossEntropy : Node {
   void backward(const Step&, Stream) override {}  // done in the forward, while the logits were in cache
   double flops() const override {
     return 2.0 * static_cast<double>(in[0]->shape.numel()) * static_cast<double>(in[1]->shape[0]);
+  }
+  ScratchBytes scratch() const override {
+    const LogitChunk chunk = logit_chunk(reads[0]->shape.numel(), in[1]->shape[0], in[0]->dtype);
+    ScratchBytes bytes{};
+    bytes[cross_entropy_slot] = static_cast<size_t>(chunk.rows * chunk.stride) * size_of(in[0]->dtype);
+    return bytes;
   }
 };
 

@@ -80,12 +80,6 @@ __global__ void loss_kernel(float* losses, S* z, const int32_t* targets, float s
   }
 }
 
-// Rows whose logits exist at the same time: 1 GiB of them, because every chunk reads the weight twice and updates its
-// f32 gradient, which for few rows costs more than the products.
-int64_t chunk_rows(int64_t stride, int64_t rows, size_t each) {
-  return std::min(rows, std::max<int64_t>((int64_t{1} << 30) / (stride * static_cast<int64_t>(each)), 1024));
-}
-
 }  // namespace
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -96,8 +90,7 @@ void cross_entropy_forward_cuda(const Tensor& losses, const Tensor& dinp, const 
   const bool want_dz = dinp.data != nullptr;
   with_storage(inp.dtype, [&]<class S>(S) {
     constexpr int width = widest<S>;
-    const int64_t stride = blocks_of(V, width) * int64_t{width};  // rows of whole vectors, also for 50,257 tokens
-    const int64_t most = chunk_rows(stride, rows, sizeof(S));
+    const auto [most, stride] = logit_chunk(rows, V, inp.dtype);
     S* logits = scratch<S>(most * stride, cross_entropy_slot);
     const Matrix z{logits, inp.dtype, stride}, w{weight.data, weight.dtype, C};
     for (int64_t begin = 0; begin < rows; begin += most) {

@@ -32,6 +32,12 @@ void cross_entropy_forward(const Tensor& losses, const Tensor& dinp, const Tenso
 // Bytes of scratch that a CPU takes for it, if all rows are scored.
 int64_t cross_entropy_scratch(int64_t rows, int64_t V, int64_t C, Dtype dtype);
 
+// On a GPU: the rows whose logits exist at the same time, and the elements from one of these to the next.
+struct LogitChunk {
+  int64_t rows, stride;
+};
+LogitChunk logit_chunk(int64_t rows, int64_t V, Dtype dtype);
+
 // kernels/block/cross_entropy.cu
 CUDA_TWIN void cross_entropy_forward_cuda(const Tensor& losses, const Tensor& dinp, const Tensor& dweight,
                                           const Tensor& inp, const Tensor& weight, const Tensor& targets, double scale);

@@ -107,6 +107,7 @@ struct Embedding : Node {
   void backward(const Step&, Stream stream) override {
     embedding_backward(dinput(0), doutput(), reads[0]->tensor, stream);
   }
+  ScratchBytes scratch() const override { return embedding_scratch(reads[0]->shape.numel(), in[0]->shape[1]); }
 };
 
 }  // namespace

@@ -46,7 +46,7 @@ __global__ void make_keys_kernel(uint64_t* keys, const int32_t* tokens, int64_t 
 
 // Bitonic: runs of `size` keys become sorted, up and down in turn, by exchanges over distances size / 2, size / 4, ...;
 // all keys differ, so there is one result. These fit into shared memory:
-constexpr int tile = 2048;
+constexpr int tile = sort_tile;
 __device__ __forceinline__ void sort_pair(uint64_t& low, uint64_t& high, bool up) {
   if ((low > high) != up) return;
   const uint64_t before = low;
@@ -80,7 +80,7 @@ __global__ void sort_step_kernel(uint64_t* keys, int64_t size, int64_t distance,
 // A window is so many neighbours in the list. Its sums go to dweight where their word begins in it; the first goes to
 // the window's row of `partial` (windows, C) where its word began before. Bound by memory: dout once, and the rows of
 // dweight that have words.
-constexpr int window = 32, at_once = 4;
+constexpr int window = sort_window, at_once = 4;
 
 template <int width, class S>
 __global__ void embedding_backward_kernel(float* dweight, float* partial, const S* dout, const uint64_t* keys,

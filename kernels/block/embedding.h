@@ -9,6 +9,9 @@
 // saved, nothing may alias.
 #pragma once
 
+#include <algorithm>
+#include <bit>
+
 #include "engine/stream.h"
 #include "engine/tensor.h"
 
@@ -18,6 +21,13 @@ void embedding_forward(const Tensor& out, const Tensor& weight, const Tensor& to
 // Every element of dweight has one writer that takes the tokens in order: the sum does not depend on the thread count.
 // The GPU's writer adds a frequent token's rows in parts, whose bounds only the tokens decide.
 void embedding_backward(const Tensor& dweight, const Tensor& dout, const Tensor& tokens, Stream stream);
+
+// On a GPU: the positions as keys that it sorts, in tiles, and a row of sums for each window of the sorted list.
+constexpr int sort_tile = 2048, sort_window = 32;
+inline ScratchBytes embedding_scratch(int64_t rows, int64_t C) {
+  const size_t keys = std::bit_ceil(static_cast<uint64_t>(std::max<int64_t>(rows, sort_tile)));
+  return {keys * sizeof(uint64_t), static_cast<size_t>((rows + sort_window - 1) / sort_window * C) * sizeof(float)};
+}
 
 // kernels/block/embedding.cu
 CUDA_TWIN void embedding_forward_cuda(const Tensor& out, const Tensor& weight, const Tensor& tokens);

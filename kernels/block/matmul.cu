@@ -65,7 +65,7 @@ cublasLtHandle_t cublas() {
 
 cudaDataType_t type_of(Dtype dtype) { return dtype == Dtype::bf16 ? CUDA_R_16BF : CUDA_R_32F; }
 
-constexpr size_t workspace_bytes = size_t{32} << 20;  // what Hopper's algorithms ask for
+constexpr size_t workspace_bytes = matmul_workspace;
 
 struct Product {
   Matrix c, a, b;

@@ -32,6 +32,9 @@ void matmul_forward(Tensors outs, const Tensor& inp, Tensors weights, Stream str
 void matmul_backward_input(const Grad& dinp, Tensors douts, Tensors weights, Stream stream);
 void matmul_backward_weight(const Tensor& dweight, const Tensor& dout, const Tensor& inp, Stream stream);
 
+// Device memory for cuBLASLt's algorithms: what those of Hopper ask for.
+constexpr size_t matmul_workspace = size_t{32} << 20;
+
 // kernels/block/matmul.cu, one weight at a time.
 CUDA_TWIN void matmul_forward_cuda(const Tensor& out, const Tensor& inp, const Tensor& weight, int64_t rows,
                                    const Tensor& addend);

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstring>
 #include <map>
+#include <utility>
 
 namespace crossply {
 namespace {
@@ -29,8 +30,8 @@ struct Scratch {
   void* data = nullptr;
   size_t bytes = 0;
 };
-std::array<Scratch, scratch_slot_count> scratch_slots;
-int64_t moves = 0;
+std::array<Scratch, std::tuple_size_v<ScratchBytes>> scratch_slots;
+int64_t moves = 0, waits = 0;
 
 }  // namespace
 
@@ -48,6 +49,12 @@ void* scratch_bytes(size_t bytes, int slot) {
 }
 int64_t scratch_moves() { return moves; }
 size_t most_device_memory() { return most_allocated; }
+void restart_memory_count() {
+  for (Scratch& s : scratch_slots) release_device_memory(std::exchange(s, {}).data);
+  ++moves;
+  most_allocated = allocated;
+}
+int64_t device_waits() { return waits; }
 
 #if CROSSPLY_CUDA
 
@@ -107,6 +114,11 @@ size_t device_memory() {
   CHECK_CUDA(cudaMemGetInfo(&free, &total));
   return total;
 }
+size_t free_device_memory() {
+  size_t free = 0, total = 0;
+  CHECK_CUDA(cudaMemGetInfo(&free, &total));
+  return free;
+}
 
 // Through pinned memory, which the GPU reads by itself: the host waits only for the copy before the last one.
 void copy_to_device(void* device, const void* host, size_t bytes) {
@@ -141,7 +153,10 @@ void copy_on_device(void* to, const void* from, size_t bytes) {
 void fill_device_memory(void* device, uint8_t byte, size_t bytes) {
   CHECK_CUDA(cudaMemsetAsync(device, byte, bytes, cuda_stream()));
 }
-void synchronize_device() { CHECK_CUDA(cudaStreamSynchronize(cuda_stream())); }
+void synchronize_device() {
+  ++waits;
+  CHECK_CUDA(cudaStreamSynchronize(cuda_stream()));
+}
 
 void begin_capture() { CHECK_CUDA(cudaStreamBeginCapture(cuda_stream(), cudaStreamCaptureModeThreadLocal)); }
 std::shared_ptr<void> end_capture() {
@@ -179,12 +194,13 @@ void release_device_memory(void* data) {
   count_release(data);
 }
 size_t device_memory() { return size_t{1} << 32; }
+size_t free_device_memory() { return device_memory() - std::min(allocated, device_memory()); }
 void copy_to_device(void* device, const void* host, size_t bytes) {
   CHECK_THAT(!emulator::captures(), "a recording copies from the host");
   emulator::enqueue([=] { std::memcpy(device, host, bytes); });
 }
 void copy_from_device(void* host, const void* device, size_t bytes) {
-  CHECK_THAT(!emulator::captures(), "a recording waits for the device");
+  synchronize_device();
   emulator::enqueue([=] { std::memcpy(host, device, bytes); });
 }
 void copy_on_device(void* to, const void* from, size_t bytes) {
@@ -193,7 +209,10 @@ void copy_on_device(void* to, const void* from, size_t bytes) {
 void fill_device_memory(void* device, uint8_t byte, size_t bytes) {
   emulator::enqueue([=] { std::memset(device, byte, bytes); });
 }
-void synchronize_device() { CHECK_THAT(!emulator::captures(), "a recording waits for the device"); }
+void synchronize_device() {
+  CHECK_THAT(!emulator::captures(), "a recording waits for the device");
+  ++waits;
+}
 
 void begin_capture() { emulator::capture(std::make_shared<emulator::Works>()); }
 std::shared_ptr<void> end_capture() { return emulator::capture(nullptr); }

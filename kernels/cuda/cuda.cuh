@@ -60,8 +60,6 @@ int64_t most_shared_bytes();
 
 // Device memory for a kernel's own use. It grows to the largest request, so only the first step of a run allocates. The
 // pointer is valid until the next request for the same slot. Throws Exit::device if there is not enough memory.
-// Slots from 0 on are any kernel's; these are of kernels that call others.
-constexpr int cross_entropy_slot = 6, matmul_slot = 7, scratch_slot_count = 8;
 void* scratch_bytes(size_t bytes, int slot);
 template <class T>
 T* scratch(int64_t count, int slot = 0) {

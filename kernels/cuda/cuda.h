@@ -23,7 +23,10 @@ CUDA_TWIN std::unique_ptr<Device> make_cuda_device();
 void* allocate_device_memory(size_t bytes);
 void release_device_memory(void* data);
 CUDA_TWIN size_t device_memory();       // bytes of the whole GPU
-CUDA_TWIN size_t most_device_memory();  // the most that was allocated at one time
+CUDA_TWIN size_t free_device_memory();  // of them nobody's, now
+CUDA_TWIN size_t most_device_memory();  // the most that was allocated at one time, or since this:
+// Releases the kernels' scratch memory, of which they then take anew what they need, and counts from here.
+CUDA_TWIN void restart_memory_count();
 
 // The host memory may be reused, or read, when these return.
 void copy_to_device(void* device, const void* host, size_t bytes);
@@ -33,6 +36,7 @@ void copy_from_device(void* host, const void* device, size_t bytes);
 CUDA_TWIN void copy_on_device(void* to, const void* from, size_t bytes);
 void fill_device_memory(void* device, uint8_t byte, size_t bytes);
 void synchronize_device();
+CUDA_TWIN int64_t device_waits();  // how often the host has waited until everything was done
 
 // Work on the stream between the two is not done but recorded, and done by every launch of the graph, with the pointers
 // and numbers that it was recorded with. Nothing in between may allocate, or wait for the device. abandon_capture,
@@ -41,6 +45,8 @@ void begin_capture();
 std::shared_ptr<void> end_capture();
 void abandon_capture();
 void launch_graph(const std::shared_ptr<void>& graph);
+// Slots of scratch memory: from 0 on they are any kernel's; these are of kernels that call others.
+constexpr int cross_entropy_slot = 6, matmul_slot = 7;
 // How often the kernels' scratch memory has moved: a graph from before that would write into memory that is gone.
 int64_t scratch_moves();
 

@@ -378,6 +378,11 @@ struct HeadMixNode : Node {  // in: the sources, weight, gain, wk, wv; out: keys
     const double heads = static_cast<double>(out[0]->shape[2]), rows = static_cast<double>(in[0]->shape.numel());
     return 2.0 * rows * heads * static_cast<double>(S) + 4.0 * rows * heads * static_cast<double>(out[0]->shape[3]);
   }
+  ScratchBytes scratch() const override {
+    const Shape &stream = in[0]->shape, &heads = out[0]->shape;
+    const auto sources = static_cast<int64_t>(S);
+    return head_mix_scratch({stream[0] * stream[1], sources, heads[2], heads[3], stream[2], false}, in[0]->dtype);
+  }
 };
 
 }  // namespace

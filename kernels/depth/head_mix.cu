@@ -9,7 +9,7 @@ namespace {
 // one for each head. The rest is bound by bytes: K rows of mixtures for the S rows of the sources.
 constexpr int threads = 256;
 constexpr int heads_at_once = 8;
-enum Slot { mixture_slot, dm_slot, weight_slot, product_slot, partial_slot };  // of scratch memory
+enum Slot { mixture_slot, dm_slot, weight_slot, product_slot, partial_slot };  // the first four as in head_mix_scratch
 
 struct Flags {
   bool x[most_inputs];
@@ -183,17 +183,15 @@ __global__ void finish_kernel(float* dgain, float* dwk, float* dwv, const float*
 
 // -----------------------------------------------------------------------------------------------------------------
 
-// Enough for the products to fill a GPU, and few enough for much of the mixtures to be still in the L2 cache when they
-// are read.
-int64_t rows_of_chunk(const HeadMixSize& z) {
-  return std::min(z.N, std::clamp<int64_t>((int64_t{1} << 24) / (z.K * z.C), 64, 4096));
+template <class S>
+S* take(Slot slot, const HeadMixSize& z) {
+  return static_cast<S*>(scratch_bytes(head_mix_scratch(z, DtypeOf<S>::value)[slot], slot));
 }
-int64_t chunk_size(const HeadMixSize& z) { return rows_of_chunk(z) * z.K * z.C; }
 
 // Calls body(chunk) for some tokens after the other.
 template <class F>
 void for_chunks(const HeadMixSize& z, F&& body) {
-  const int64_t rows = rows_of_chunk(z);
+  const int64_t rows = tokens_of_chunk(z);
   for (int64_t n0 = 0; n0 < z.N; n0 += rows) body(Chunk{n0, std::min(rows, z.N - n0)});
 }
 
@@ -214,7 +212,7 @@ struct Weights {
 template <class S>
 Weights fold(const HeadMix<Tensor>& of, const HeadMixSize& z) {
   const int64_t each = z.K * z.D * z.C;
-  S *k = scratch<S>(2 * each, weight_slot), *v = k + each;
+  S *k = take<S>(weight_slot, z), *v = k + each;
   const float* gain = of.gain.as<float>();
   launch_elementwise("head_mix_fold", each, 1, fold_kernel<S>, k, of.wk.as<S>(), gain, z.C);
   launch_elementwise("head_mix_fold", each, 1, fold_kernel<S>, v, of.wv.as<S>(), gain, z.C);
@@ -255,7 +253,7 @@ void unmix(const HeadMix<Grad, Tensor>& d, const float* dm, const HeadMix<Tensor
 void head_mix_forward_cuda(const Tensor& k, const Tensor& v, const HeadMix<Tensor>& m, const HeadMixSize& z) {
   check_inputs("head_mix_forward", m.sources.size());
   with_storage(k.dtype, [&]<class S>(S) {
-    S* mixtures = scratch<S>(chunk_size(z), mixture_slot);
+    S* mixtures = take<S>(mixture_slot, z);
     const Weights w = fold<S>(m, z);
     for_chunks(z, [&](const Chunk& chunk) {
       const Matrix mixed = heads_of(mixtures, chunk.rows, z);
@@ -271,10 +269,10 @@ void head_mix_backward_cuda(const HeadMix<Grad, Tensor>& d, const Tensor& dk, co
                             const HeadMix<Tensor>& m, const HeadMixSize& z) {
   check_inputs("head_mix_backward", m.sources.size());
   const int64_t each = z.K * z.D * z.C;
-  float *dm = scratch<float>(chunk_size(z), dm_slot), *gk = scratch<float>(2 * each, product_slot), *gv = gk + each;
+  float *dm = take<float>(dm_slot, z), *gk = take<float>(product_slot, z), *gv = gk + each;
   if (z.shared) fill_device_memory(d.weight.data, 0, d.weight.bytes());
   with_storage(dk.dtype, [&]<class S>(S) {
-    S* mixtures = scratch<S>(chunk_size(z), mixture_slot);
+    S* mixtures = take<S>(mixture_slot, z);
     const Weights w = fold<S>(m, z);
     for_chunks(z, [&](const Chunk& chunk) {
       const Matrix mixed = heads_of(mixtures, chunk.rows, z), dmixed = heads_of(dm, chunk.rows, z);

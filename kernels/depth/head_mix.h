@@ -38,6 +38,18 @@ struct HeadMixSize {
   bool shared;  // one weight for all tokens
 };
 
+// On a GPU: so many tokens' mixtures at a time. Enough for the products to fill it, and few enough for much of the
+// mixtures to be still in the L2 cache when they are read.
+inline int64_t tokens_of_chunk(const HeadMixSize& z) {
+  return std::min(z.N, std::clamp<int64_t>((int64_t{1} << 24) / (z.K * z.C), 64, 4096));
+}
+// What it takes there: mixtures, their gradients, the weights times the gain, and what their gradients are made from.
+inline ScratchBytes head_mix_scratch(const HeadMixSize& z, Dtype dtype) {
+  const auto mixtures = static_cast<size_t>(tokens_of_chunk(z) * z.K * z.C);
+  const auto weights = static_cast<size_t>(2 * z.K * z.D * z.C);
+  return {mixtures * size_of(dtype), mixtures * sizeof(float), weights * size_of(dtype), weights * sizeof(float)};
+}
+
 // kernels/depth/head_mix.cu
 CUDA_TWIN void head_mix_forward_cuda(const Tensor& k, const Tensor& v, const HeadMix<Tensor>& m, const HeadMixSize& z);
 CUDA_TWIN void head_mix_backward_cuda(const HeadMix<Grad, Tensor>& d, const Tensor& dk, const Tensor& dv,

@@ -397,6 +397,17 @@ struct MultiwayMixNode : Node {  // in: the sources, the weight, then whatever e
   double flops() const override {
     return 2.0 * static_cast<double>(in[0]->shape.numel() * static_cast<int64_t>(of.sources.size() * out.size()));
   }
+  ScratchBytes scratch() const override {
+    const Shape& stream = in[0]->shape;
+    const int64_t N = stream[0] * stream[1], C = stream[2], W = static_cast<int64_t>(out.size());
+    const int64_t width = W == 1 ? 16 / static_cast<int64_t>(size_of(in[0]->dtype)) : 4, S = of.base->shape[1];
+    const auto bytes_of = [&]<bool prepost>(std::bool_constant<prepost>) {
+      const int64_t warps = std::clamp<int64_t>((C + width * 32 - 1) / (width * 32), 1, way_warps<prepost>);
+      const auto [blocks, row] = way_sums<prepost>(N, C, W, S, warps);
+      return ScratchBytes{static_cast<size_t>(blocks * row) * sizeof(float)};
+    };
+    return of.post.empty() ? bytes_of(std::false_type{}) : bytes_of(std::true_type{});
+  }
 };
 
 }  // namespace

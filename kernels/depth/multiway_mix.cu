@@ -278,17 +278,9 @@ __device__ void write_weight_gradients(float* dbase, const float* products, cons
   }
 }
 
-// A block's warps at most, and so many such blocks at once on a multiprocessor. If plain, several: while one waits at a
-// barrier, or for memory, others go on. Else one as wide as it may be, which keeps a_w of all columns in registers.
-template <bool prepost>
-constexpr int64_t backward_warps = prepost ? most_threads / warp_size : 8;
-template <bool prepost>
-constexpr int64_t backward_blocks = prepost ? 1 : 3;
-constexpr int64_t multiprocessors = 132;  // of an H200
-
 // partial: a row of `row` sums a block; sums_in_shared: they become that in shared memory, and go there at the end.
 template <int ways, int width, bool prepost, class Storage>
-__global__ void __launch_bounds__(backward_warps<prepost>* warp_size, backward_blocks<prepost>)
+__global__ void __launch_bounds__(way_warps<prepost>* warp_size, way_blocks<prepost>)
     multiway_mix_backward_kernel(Gradients<Storage> d, const float* rstd, Mix<Storage> m, float* partial, int64_t row,
                                  bool sums_in_shared) {
   constexpr int group = sources_at_once, values = group * ways;
@@ -442,21 +434,20 @@ template <int ways, int width, bool prepost, class Storage>
 void launch_backward(const MultiwayMix<Grad, Tensor>& d, const std::vector<Tensor>& douts, const Tensor& rstd,
                      const MultiwayMix<Tensor>& m, int64_t N, int64_t C) {
   const Mix<Storage> table = table_of<Storage>(m, static_cast<int64_t>(douts.size()), N, C);
-  const int64_t S = table.S, W = table.W, size = S * ways, row = base_sums(W, S) + (prepost ? (W + S) * C : 0);
-  const uint32_t warps = warps_for(C, width, size + ways, backward_warps<prepost>);
-  // A row of sums costs as much as some tokens: a block takes several, and there are no more blocks than run at once.
-  const int64_t at_once = backward_blocks<prepost> * backward_warps<prepost> / warps;  // on a multiprocessor
-  const auto blocks = static_cast<uint32_t>(std::clamp<int64_t>(N / 8, 1, multiprocessors * at_once));
+  const int64_t S = table.S, size = S * ways;
+  const uint32_t warps = warps_for(C, width, size + ways, way_warps<prepost>);
+  const int64_t at_once = way_blocks<prepost> * way_warps<prepost> / warps;  // on a multiprocessor
+  const auto [blocks, row] = way_sums<prepost>(N, C, table.W, S, warps);
   const int64_t own_floats = whole(size) + whole(warps * size) + whole(ways) + whole(warps * ways);
   const int64_t room = std::min<int64_t>(200 * 1024, most_shared_bytes() - 1024) / at_once;
   const bool in_shared = (own_floats + row) * static_cast<int64_t>(sizeof(float)) <= room;
   const auto floats = static_cast<size_t>(in_shared ? own_floats + row : own_floats);
   float* partial = scratch<float>(blocks * row);
-  launch({"multiway_mix_backward", blocks, warps * warp_size, floats * sizeof(float)},
+  launch({"multiway_mix_backward", static_cast<uint32_t>(blocks), warps * warp_size, floats * sizeof(float)},
          multiway_mix_backward_kernel<ways, width, prepost, Storage>, table_of<Storage>(d, douts),
          data_or_null<float>(rstd), table, partial, row, in_shared);
   launch({"add_way_sums", blocks_of(row, warp_size), dim3(warp_size, groups_of_rows)}, add_way_sums_kernel,
-         parameter_table(d), partial, static_cast<int64_t>(blocks), row, table.W, table.S, C);
+         parameter_table(d), partial, blocks, row, table.W, table.S, C);
 }
 
 }  // namespace

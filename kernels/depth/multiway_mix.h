@@ -24,6 +24,7 @@
 // source, weight, out, skip and their gradients are all f32 or all bf16, the rest is f32.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -41,6 +42,24 @@ void multiway_mix_forward(const std::vector<Tensor>& outs, const Tensor& rstd, c
 // partial sums, so they do not depend on the thread count.
 void multiway_mix_backward(const MultiwayMix<Grad, Tensor>& d, const std::vector<Tensor>& douts, const Tensor& rstd,
                            const MultiwayMix<Tensor>& m, Stream stream);
+
+// On a GPU the backward's blocks have up to so many warps, and so many of these are at once on a multiprocessor. If
+// plain, several: while one waits at a barrier, or for memory, others go on. Else one as wide as it may be, which keeps
+// a_w of all columns in registers.
+template <bool prepost>
+constexpr int64_t way_warps = prepost ? 16 : 8;
+template <bool prepost>
+constexpr int64_t way_blocks = prepost ? 1 : 3;
+// How many blocks, each with a row of sums over its tokens. A row costs as much as some tokens: a block takes several,
+// and there are no more blocks than an H200's 132 multiprocessors run at once.
+struct BlockSums {
+  int64_t blocks, row;
+};
+template <bool prepost>
+BlockSums way_sums(int64_t N, int64_t C, int64_t W, int64_t S, int64_t warps) {
+  const int64_t at_once = way_blocks<prepost> * way_warps<prepost> / warps;
+  return {std::clamp<int64_t>(N / 8, 1, 132 * at_once), (W * S + 7) / 8 * 8 + (prepost ? (W + S) * C : 0)};
+}
 
 // kernels/depth/multiway_mix.cu, for (N,C) tensors and at most 256 sources.
 CUDA_TWIN void multiway_mix_forward_cuda(const std::vector<Tensor>& outs, const Tensor& rstd,

@@ -280,6 +280,11 @@ struct Route : Node {
     const double heads = in.size() > 1 ? static_cast<double>(in[0]->shape[2]) : 1;
     return 2.0 * static_cast<double>(in[0]->shape.numel()) * heads * static_cast<double>(router().sources.size());
   }
+  ScratchBytes scratch() const override {
+    const Shape& s = in[0]->shape;
+    const int64_t D = s[s.rank - 1], K = s[s.rank - 2], readers = static_cast<int64_t>(routers->size()) - layer;
+    return {static_cast<size_t>(most_sums(s.numel() / (K * D), D) * readers * K * K) * sizeof(float)};
+  }
 };
 
 }  // namespace

@@ -389,7 +389,7 @@ void correlate(const Readers& readers, const S* slab, const S* dout, int layer, 
     const int64_t items = N * (D / width), chunks = std::clamp<int64_t>(items / (8 * threads), 1, 512);
     const int64_t groups = blocks_of(K, heads);
     CHECK_THAT(items < int64_t{1} << 31, "route_backward: ", N, " tokens are too many for a GPU");
-    float* partial = scratch<float>(chunks * readers.count * K * K);
+    float* partial = scratch<float>(most_sums(N, D) * readers.count * K * K);
     const dim3 grid(static_cast<uint32_t>(readers.count * groups * groups), static_cast<uint32_t>(chunks));
     launch({"route_correlate", grid, threads}, correlate_kernel<heads, width, S>, partial, slab, dout, readers, layer,
            N, K, D);
@@ -407,7 +407,7 @@ bool mix_on_tensor_cores(const Tensor& out, const Tensor& slab, const Tensor& do
       bytes > 96 * 1024 || units >= int64_t{1} << 31)
     return false;
   const int64_t blocks = std::clamp<int64_t>(units / (4 * mma_warps * stretches), 1, 528);
-  float* partial = backward ? scratch<float>(blocks * terms.trained * K * K) : nullptr;
+  float* partial = backward ? scratch<float>(most_sums(N, D) * terms.trained * K * K) : nullptr;
   launch({"route_mma", static_cast<uint32_t>(blocks), mma_threads, static_cast<size_t>(bytes)}, mma_kernel<backward>,
          out.as<bf16>(), partial, slab.as<bf16>(), backward ? dout.as<bf16>() : nullptr, terms, layer, columns, N, K,
          D);

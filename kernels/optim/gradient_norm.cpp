@@ -46,12 +46,11 @@ double sum_of_squares_cpu(const float* x, int64_t n) {
 // -----------------------------------------------------------------------------------------------------------------
 // Entry points.
 
-double sum_of_squares(const Tensor& x, Stream stream) {
-  if (stream.backend == Backend::cuda) return sum_of_squares_cuda(x);
-  if (stream.backend == Backend::cpu) return sum_of_squares_cpu(x.as<float>(), x.numel());
-  double sum = 0;
-  with_real(x.dtype, [&]<class T>(T) { sum = sum_of_squares_ref(x.as<T>(), x.numel()); });
-  return sum;
+void sum_of_squares(const Tensor& to, const Tensor& x, Stream stream) {
+  double* sum = to.as<double>();
+  if (stream.backend == Backend::cuda) return sum_of_squares_cuda(sum, x);
+  if (stream.backend == Backend::cpu) *sum = sum_of_squares_cpu(x.as<float>(), x.numel());
+  else with_real(x.dtype, [&]<class T>(T) { *sum = sum_of_squares_ref(x.as<T>(), x.numel()); });
 }
 
 void add_sum(const Tensor& to, const Tensor& x, Stream stream) {

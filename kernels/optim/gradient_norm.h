@@ -1,10 +1,11 @@
 // Sums over all elements, in double. Of squares: the gradient norm before the root, and the test for a finite gradient;
 // plain: the loss.
 //
-//   sum_of_squares = sum_i x[i]^2        add_sum: to += sum_i x[i]
+//   sum_of_squares: to = sum_i x[i]^2        add_sum: to += sum_i x[i]
 //
-// x: any shape, only read. The square of an f32 neither overflows nor vanishes in double, so for f32 the sum of squares
-// is NaN or infinite exactly when an element is.
+// to: (1) of f64, where the stream's tensors are, so that neither waits for the device. x: any shape, only read. The
+// square of an f32 neither overflows nor vanishes in double, so for f32 the sum of squares is NaN or infinite exactly
+// when an element is.
 #pragma once
 
 #include "engine/stream.h"
@@ -13,12 +14,11 @@
 namespace crossply {
 
 // The sum goes through partial sums that depend on the size alone, not on the thread count.
-double sum_of_squares(const Tensor& x, Stream stream);
-// to: (1) of f64, where the stream's tensors are. Waits for nothing.
+void sum_of_squares(const Tensor& to, const Tensor& x, Stream stream);
 void add_sum(const Tensor& to, const Tensor& x, Stream stream);
 
-// kernels/optim/gradient_norm.cu; the first waits for the GPU.
-CUDA_TWIN double sum_of_squares_cuda(const Tensor& x);
+// kernels/optim/gradient_norm.cu
+CUDA_TWIN void sum_of_squares_cuda(double* to, const Tensor& x);
 CUDA_TWIN void add_sum_cuda(double* to, const Tensor& x);
 
 template <class T>

@@ -1,10 +1,8 @@
 #include "kernels/optim/optimizer.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "kernels/optim/convert.h"
-#include "kernels/optim/gradient_norm.h"
 
 namespace crossply {
 
@@ -17,10 +15,6 @@ Optimizer::Optimizer(ParameterTable& params, const AdamwOptions& options)
       options_(options),
       m_(params.device(), "first moments", params.values().bytes()),
       v_(params.device(), "second moments", params.values().bytes()) {}
-
-double Optimizer::gradient_norm() const {
-  return std::sqrt(sum_of_squares(params_.gradients(), params_.device().stream()));
-}
 
 void Optimizer::update(double lr, double norm, double scale) {
   ++step;

@@ -20,10 +20,8 @@ void refresh_narrow(ParameterTable& params);
 class Optimizer {
  public:
   Optimizer(ParameterTable& params, const AdamwOptions& options);
-  // The L2 norm over all gradients.
-  double gradient_norm() const;
   // One update with base rate lr, by the gradients times `scale`, and times min(1, clip / (norm + 1e-6)), norm being
-  // theirs after the first. Neither NaN nor infinity may get here: the caller stops first.
+  // their L2 norm after the first. Waits for nothing. Neither NaN nor infinity may get here: the caller stops first.
   void update(double lr, double norm, double scale = 1);
 
   int64_t step = 0;  // updates done

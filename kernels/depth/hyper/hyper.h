@@ -56,6 +56,18 @@ void hyper_read_backward(const Grad& dstreams, const HyperWeights<Tensor>& d, co
                          const Tensor& streams, const Tensor& coef, const Tensor& stats, const HyperWeights<Tensor>& w,
                          HyperNorm norm, Stream stream);
 
+// On a GPU hyper_read_backward takes a row of sums over tokens a block: of dA, dA tanh and q, (E,E+2) each, then, if
+// dynamic, of those for the projections, (E+2,C). A row costs as much as a token or two: no more blocks than an H200
+// runs at once, each of eight tokens at a time.
+constexpr int64_t head_size(int64_t E) { return (3 * E * (E + 2) + 3) / 4 * 4; }
+struct ReadSums {
+  int64_t blocks, row;
+};
+inline ReadSums read_sums(int64_t rows, int64_t E, int64_t C, bool dynamic) {
+  const int64_t at_once = E == 2 || E == 4 ? 264 : 132;
+  return {std::clamp<int64_t>(rows / 16, 1, at_once), head_size(E) + (dynamic ? (E + 2) * C : 0)};
+}
+
 void hyper_write_forward(const Tensor& next, const Tensor& streams, const Tensor& coef, const Tensor& y, Stream stream);
 //   dstreams_k = sum_i A[k,i+1] dnext_i       set, or added
 //   dy = sum_i b[i] dnext_i                   set, or added

@@ -448,6 +448,13 @@ struct HyperReadNode : Node {  // in[0]: the streams; out: what the sublayer rea
     const double E = static_cast<double>(in[0]->shape[2]), projected = saved.empty() ? 0 : E + 2;
     return 2.0 * static_cast<double>(in[0]->shape.numel()) * (1 + projected);
   }
+  ScratchBytes scratch() const override {  // the sums, the projections with the norm's gain folded in, the sums' sum
+    const Shape& s = in[0]->shape;
+    const bool dynamic = parameters.alpha_proj != nullptr;
+    const auto [blocks, row] = read_sums(s[0] * s[1], s[2], s[3], dynamic);
+    const auto bytes = [](int64_t floats) { return static_cast<size_t>(floats) * sizeof(float); };
+    return {bytes(blocks * row), dynamic ? bytes((s[2] + 2) * (s[3] + 1)) : 0, bytes(row)};
+  }
 };
 
 }  // namespace

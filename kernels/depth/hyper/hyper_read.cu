@@ -229,14 +229,11 @@ struct ReadBackward {
   const float* dcoef;  // (rows,E,E+2)
   const S* streams;
   const float *coef, *stats;  // stats (rows,E,E+4)
-  float* partial;             // (blocks,row): sums over tokens of dA, dA tanh and q, (E,E+2) each, of k_j d_i (E+2,C)
+  float* partial;             // (blocks,row): as in ReadSums; for the projections k_j d_i
   int64_t row, rows, C;
   int E;
   bool centred, acc, sums_in_shared;
 };
-
-// Where the sums (E+2,C) begin in a block's row of partial.
-__device__ __host__ inline int64_t head_size(int64_t E) { return (3 * E * (E + 2) + 3) / 4 * 4; }
 
 // Products for every second part of `width` columns of token n, `part` the first of them.
 template <int exact, int width, bool dynamic, class S>
@@ -477,11 +474,9 @@ void hyper_read_backward_cuda(const Grad& dstreams, const HyperWeights<Tensor>& 
                               const Tensor& dcoef, const Tensor& streams, const Tensor& coef, const Tensor& stats,
                               const HyperWeights<Tensor>& w, HyperNorm norm, int64_t rows, int64_t E, int64_t C) {
   const Plan plan = plan_read(w, norm, E, C);
-  const int64_t columns = plan.projection != nullptr ? (E + 2) * C : 0, row = head_size(E) + columns;
-  // A row of sums costs as much as a token or two: no more blocks than an H200 runs at once.
-  const int64_t at_once = E == 2 || E == 4 ? 264 : 132;
-  const auto blocks = static_cast<uint32_t>(std::clamp<int64_t>(rows / (2 * warps), 1, at_once));
-  const size_t shared = static_cast<size_t>(columns) * sizeof(float);
+  const ReadSums sums = read_sums(rows, E, C, plan.projection != nullptr);
+  const int64_t blocks = sums.blocks, row = sums.row;
+  const size_t shared = static_cast<size_t>(row - head_size(E)) * sizeof(float);
   const bool in_shared = shared <= 64 * 1024;  // and leave some for the L1 cache
   float *partial = scratch<float>(blocks * row), *total = scratch<float>(row, total_slot);
   with_instance(dstreams.dtype, E, C, {dstreams.data, dout.data, streams.data}, [&]<class S>(S, auto exact, auto wide) {
@@ -501,7 +496,8 @@ void hyper_read_backward_cuda(const Grad& dstreams, const HyperWeights<Tensor>& 
                             in_shared};
     auto kernel = plan.projection != nullptr ? hyper_read_backward_kernel<exact, wide, true, S>
                                              : hyper_read_backward_kernel<exact, wide, false, S>;
-    launch({"hyper_read_backward", blocks, dim3(warp_size, warps), in_shared ? shared : 0}, kernel, b, plan);
+    launch({"hyper_read_backward", static_cast<uint32_t>(blocks), dim3(warp_size, warps), in_shared ? shared : 0},
+           kernel, b, plan);
   });
   fill_device_memory(total, 0, static_cast<size_t>(row) * sizeof(float));
   add_rows(total, partial, blocks, row);

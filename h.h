@@ -1,0 +1,2 @@
+inline const char* g() { return __FILE__; }
+inline const char* gg = g();
