@@ -3,11 +3,14 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdio>
 #include <map>
 #include <sstream>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "engine/check.h"
@@ -48,10 +51,20 @@ constexpr bool emulated = false;
 #else
 constexpr bool emulated = true;  // and so much slower
 #endif
+// Where only few and small sizes can be had.
+constexpr bool is_slow(Backend backend) { return emulated && backend == Backend::cuda; }
 constexpr const char* gpu = emulated ? "emulator" : "cuda";
 inline std::vector<std::string> fast_devices() {
   if (!available(Backend::cuda)) return {"cpu"};
   return {"cpu", gpu};
+}
+
+// The sizes that a backend is tested with: small ones have to do in the emulator, a GPU gets both lists.
+template <class Size>
+std::vector<Size> sizes_of(Backend backend, const std::vector<Size>& of_cpu, const std::vector<Size>& of_gpu) {
+  std::vector<Size> sizes = backend == Backend::cuda ? of_gpu : of_cpu;
+  if (backend == Backend::cuda && !emulated) sizes.insert(sizes.end(), of_cpu.begin(), of_cpu.end());
+  return sizes;
 }
 
 // CAPTURE of several variables, which may be backends: CAPTURES(backend, rows, add).
@@ -67,44 +80,72 @@ std::string listed(const Values&... values) {
 }
 #define CAPTURES(...) INFO(#__VA_ARGS__ " := " << ::crossply::test::listed(__VA_ARGS__))
 
+// Device memory between two zones of NaN that must stay. A GPU stops nobody who writes beyond an array; the emulator
+// does, and reading, too, so there an array ends with its memory.
+class DeviceMemory {
+ public:
+  explicit DeviceMemory(size_t bytes, size_t zone = emulated ? 0 : 16384)
+      : bytes_(bytes), zone_(zone), memory_(static_cast<std::byte*>(allocate_device_memory(bytes + 2 * zone))) {
+    REQUIRE_MESSAGE(memory_ != nullptr, "no device memory for " << bytes << " bytes");
+    if (zone == 0) return;
+    fill_device_memory(memory_, 0xFF, zone);
+    fill_device_memory(memory_ + zone + bytes, 0xFF, zone);
+  }
+  DeviceMemory(DeviceMemory&& other) noexcept
+      : bytes_(other.bytes_), zone_(other.zone_), memory_(std::exchange(other.memory_, nullptr)) {}
+  ~DeviceMemory() { release_device_memory(memory_); }
+  void* data() const { return memory_ + zone_; }
+  // Whether both zones are as they were.
+  bool kept_inside() const {
+    if (zone_ == 0) return true;
+    std::vector<std::byte> zones(2 * zone_);
+    copy_from_device(zones.data(), memory_, zone_);
+    copy_from_device(zones.data() + zone_, memory_ + zone_ + bytes_, zone_);
+    return std::all_of(zones.begin(), zones.end(), [](std::byte b) { return b == std::byte{0xFF}; });
+  }
+
+ private:
+  size_t bytes_, zone_;
+  std::byte* memory_;
+};
+
 // A copy of host's elements in device memory.
 template <class T>
 struct OnDevice {
+  DeviceMemory memory;
   T* data;
   size_t count;
   explicit OnDevice(const std::vector<T>& host)
-      : data(static_cast<T*>(allocate_device_memory(host.size() * sizeof(T)))), count(host.size()) {
+      : memory(host.size() * sizeof(T)), data(static_cast<T*>(memory.data())), count(host.size()) {
     copy_to_device(data, host.data(), count * sizeof(T));
   }
   OnDevice(const OnDevice&) = delete;
-  ~OnDevice() { release_device_memory(data); }
   std::vector<T> host() const {
     std::vector<T> copy(count);
     copy_from_device(copy.data(), data, count * sizeof(T));
+    CHECK(memory.kept_inside());
     return copy;
   }
 };
 
-// Calls body(tensors) with these tensors, or with copies of them in device memory, each of which ends where
-// reading on is an error; then copies all of them back. Tensors with the same data remain one, those without stay so.
+// Calls body(tensors) with these tensors, or with copies of them in device memory, beside each of which nothing may be
+// written, nor read behind it; then copies all of them back. Tensors with the same data remain one, those without stay
+// so.
 template <class F>
 void run_on(Stream stream, const std::vector<Tensor>& tensors, F&& body) {
   if (stream.backend != Backend::cuda) return body(tensors);
-  std::map<void*, void*> copies;
+  std::map<void*, DeviceMemory> copies;
   std::vector<Tensor> there = tensors;
   for (Tensor& t : there) {
     if (t.data == nullptr) continue;
-    void*& copy = copies[t.data];
-    if (copy == nullptr) {
-      copy = allocate_device_memory(t.bytes());
-      copy_to_device(copy, t.data, t.bytes());
-    }
-    t.data = copy;
+    const auto [copy, fresh] = copies.try_emplace(t.data, t.bytes());
+    if (fresh) copy_to_device(copy->second.data(), t.data, t.bytes());
+    t.data = copy->second.data();
   }
   body(there);
   for (size_t i = 0; i < tensors.size(); ++i)
     if (tensors[i].data != nullptr) copy_from_device(tensors[i].data, there[i].data, tensors[i].bytes());
-  for (const auto& [host, copy] : copies) release_device_memory(copy);
+  for (const auto& [host, copy] : copies) CHECK_MESSAGE(copy.kept_inside(), "written beside an array");
 }
 // The same with the backend's stream: body(tensors, stream).
 template <class F>

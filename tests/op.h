@@ -19,11 +19,11 @@ namespace crossply::test {
 
 constexpr Stream fast{Backend::cpu}, reference{Backend::reference};
 
-// Calls body(backend, size) for what is to be tested against the reference: emulated, small sizes have to do.
+// Calls body(backend, size) for what is to be tested against the reference.
 template <class Size, class F>
 void for_sizes(const std::vector<Size>& of_cpu, const std::vector<Size>& of_gpu, F&& body) {
   for (const Backend backend : fast_backends())
-    for (const Size& size : backend == Backend::cuda ? of_gpu : of_cpu) {
+    for (const Size& size : sizes_of(backend, of_cpu, of_gpu)) {
       CAPTURE(static_cast<int>(backend));
       body(backend, size);
     }

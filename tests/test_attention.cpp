@@ -171,7 +171,7 @@ const std::vector<Size> sizes{{1, 2, 1, 1, 1},    {2, 5, 4, 4, 8},    {3, 43, 4,
 // For the emulator, which is slow: one block and several of 16 rows, tiles of 32 and stages of 64 columns likewise.
 const std::vector<Size> small_sizes{
     {1, 1, 1, 1, 1}, {2, 5, 4, 2, 8}, {1, 43, 3, 1, 13}, {2, 33, 2, 2, 66}, {1, 67, 2, 1, 129}};
-const std::vector<Size>& sizes_for(Backend backend) { return backend == Backend::cuda ? small_sizes : sizes; }
+std::vector<Size> sizes_for(Backend backend) { return sizes_of(backend, sizes, small_sizes); }
 
 }  // namespace
 
@@ -261,14 +261,14 @@ TEST_CASE("attention: fast CPU in bf16 loses no more than bf16 must") {
 
 TEST_CASE("attention: the GPU in bf16 loses no more than bf16 must") {
   if (!available(Backend::cuda)) return;
-  for (const Size& z : small_sizes_bf16) check_bf16(z, Backend::cuda, z.T % 2 == 0);
+  for (const Size& z : sizes_of(Backend::cuda, sizes, small_sizes_bf16)) check_bf16(z, Backend::cuda, z.T % 2 == 0);
 }
 
 TEST_CASE("attention: large logits") {
   // Scores reach 30 * 30 / 3, whose float spacing is 3e-5: that is the relative error a weight may have.
   for (const Backend backend : fast_backends())
     for (const Size& z : std::vector<Size>{{1, 67, 2, 1, 8}, {2, 67, 4, 2, 8}, {1, 130, 2, 2, 33}}) {
-      if (backend == Backend::cuda && z.H != 2) break;
+      if (is_slow(backend) && z.H != 2) break;
       CAPTURE(z.str());
       Case<float> c(z, 30);
       check_against_reference(c, backend, 30 * usual_scale(z), 1e-3);
@@ -279,7 +279,7 @@ TEST_CASE("attention: scores that are all far below zero, or far above") {
   for (const Backend backend : fast_backends())
     for (double sign : {-1.0, 1.0})
       for (const Size& z : std::vector<Size>{{1, 40, 1, 1, 33}, {1, 53, 2, 1, 8}, {1, 40, 2, 2, 16}}) {
-        if (backend == Backend::cuda && z.D < 33) break;
+        if (is_slow(backend) && z.D < 33) break;
         CAPTURES(z.str(), sign);
         Case<float> c(z);
         for (size_t i = 0; i < c.q.size(); i += static_cast<size_t>(z.D)) c.q[i] = static_cast<float>(sign * 1000);
@@ -311,7 +311,7 @@ TEST_CASE("attention: gradients are set, or added where asked") {
     for (const Size& z : std::vector<Size>{{1, 10, 4, 2, 9}, {1, 67, 4, 2, 8}, {5, 20, 4, 2, 17}})
       for (int flags = 0; flags < 8; ++flags) {
         const bool acc_q = flags & 1, acc_k = flags & 2, acc_v = flags & 4;
-        if (backend == Backend::cuda && z.T > 10) continue;
+        if (is_slow(backend) && z.T > 10) continue;
         CAPTURES(z.str(), flags);
         Case<float> c(z);
         if (acc_q) c.dq = random_vector<float>(z.queries(), 5);
@@ -401,7 +401,7 @@ TEST_CASE("attention: cached steps and chunks equal the whole sequence") {
   for (const Size& z : std::vector<Size>{{2, 7, 4, 2, 5}, {1, 150, 2, 1, 8}, {2, 130, 3, 3, 33}})
     for (const Backend backend : all_backends())
       for (int64_t step : {int64_t{1}, int64_t{3}, int64_t{29}, int64_t{70}, z.T}) {
-        if (backend == Backend::cuda && z.T > 7 && (step != 70 || z.D > 8)) continue;
+        if (is_slow(backend) && z.T > 7 && (step != 70 || z.D > 8)) continue;
         CAPTURES(z.str(), step, backend);
         Case<float> c(z);
         Case<double> want(c);

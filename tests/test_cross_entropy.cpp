@@ -19,6 +19,13 @@ struct Case {
   Size size;
 };
 
+// A GPU gets the CPU's sizes, too.
+std::vector<Case> for_backends(std::vector<Case> cases) {
+  for (size_t i = 0, n = cases.size(); i < n && !emulated; ++i)
+    if (cases[i].backend == Backend::cpu) cases.push_back({Backend::cuda, cases[i].size});
+  return cases;
+}
+
 enum class Scored { all, none, some, tail };
 
 // Pseudo-random targets; `some` leaves out scattered rows, `tail` a prompt at the start.
@@ -119,13 +126,13 @@ struct NarrowProblem : ProblemOf<bf16> {
 }  // namespace
 
 TEST_CASE("cross_entropy: bf16 is at most twice as far from the exact answer as the plain bf16 computation") {
-  for (const Case& c : std::vector<Case>{{Backend::cpu, {64, 31, 3}},
-                                         {Backend::cpu, {200, 21, 32}},
-                                         {Backend::cpu, {70, 5003, 17}},
-                                         {Backend::cpu, {5000, 21, 7}},
-                                         {Backend::cpu, {300, 70001, 3}},
-                                         {Backend::cuda, {64, 31, 3}},
-                                         {Backend::cuda, {5, 5008, 17}}}) {
+  for (const Case& c : for_backends({{Backend::cpu, {64, 31, 3}},
+                                     {Backend::cpu, {200, 21, 32}},
+                                     {Backend::cpu, {70, 5003, 17}},
+                                     {Backend::cpu, {5000, 21, 7}},
+                                     {Backend::cpu, {300, 70001, 3}},
+                                     {Backend::cuda, {64, 31, 3}},
+                                     {Backend::cuda, {5, 5008, 17}}})) {
     if (!available(c.backend)) continue;
     for (Scored scored : {Scored::all, Scored::some, Scored::none}) {
       const Size size = c.size;
@@ -184,16 +191,16 @@ TEST_CASE("cross_entropy: the loss of equal logits is log V") {
 
 TEST_CASE("cross_entropy: the fast backends equal the reference, whatever the number of chunks and of ignored rows") {
   // The CPU's last two need several chunks: of 4096 rows at most, and of 64 MB.
-  for (const Case& c : std::vector<Case>{{Backend::cpu, {1, 2, 1}},
-                                         {Backend::cpu, {5, 31, 3}},
-                                         {Backend::cpu, {200, 21, 32}},
-                                         {Backend::cpu, {33, 5003, 17}},
-                                         {Backend::cpu, {10000, 21, 7}},
-                                         {Backend::cpu, {260, 70001, 3}},
-                                         {Backend::cuda, {1, 2, 1}},
-                                         {Backend::cuda, {5, 31, 3}},
-                                         {Backend::cuda, {20, 24, 8}},
-                                         {Backend::cuda, {3, 5003, 7}}}) {
+  for (const Case& c : for_backends({{Backend::cpu, {1, 2, 1}},
+                                     {Backend::cpu, {5, 31, 3}},
+                                     {Backend::cpu, {200, 21, 32}},
+                                     {Backend::cpu, {33, 5003, 17}},
+                                     {Backend::cpu, {10000, 21, 7}},
+                                     {Backend::cpu, {260, 70001, 3}},
+                                     {Backend::cuda, {1, 2, 1}},
+                                     {Backend::cuda, {5, 31, 3}},
+                                     {Backend::cuda, {20, 24, 8}},
+                                     {Backend::cuda, {3, 5003, 7}}})) {
     if (!available(c.backend)) continue;
     for (Scored scored : {Scored::all, Scored::none, Scored::some, Scored::tail}) {
       const Size size = c.size;

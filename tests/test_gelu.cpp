@@ -16,8 +16,7 @@ Op gelu(int64_t n, double scale = 1) {
 
 // Below and beside a vector; several threads, or several blocks with both widths of access.
 std::vector<int64_t> sizes_for(Backend backend) {
-  if (backend == Backend::cpu) return {1, 31, 1000, 40001};
-  return {1, 31, 1000, 5001, 5008};
+  return sizes_of<int64_t>(backend, {1, 31, 1000, 40001}, {1, 31, 1000, 5001, 5008});
 }
 
 // The largest |got - want| over all i; NaN if any is.

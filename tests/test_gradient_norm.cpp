@@ -26,7 +26,7 @@ TEST_CASE("gradient_norm: the sum of squares, in double, at every magnitude of a
       long double want = 0;
       for (float value : x) want += static_cast<long double>(value) * static_cast<long double>(value);
       for (const Backend backend : all_backends()) {
-        if (backend == Backend::cuda && n > 20000) continue;  // slow in the emulator
+        if (is_slow(backend) && n > 20000) continue;  // slow in the emulator
         const double got = norm(x, backend);
         const double allowed = static_cast<double>(n) * 0x1p-53 * static_cast<double>(want);
         CHECK(std::abs(got - static_cast<double>(want)) <= allowed);
@@ -71,7 +71,7 @@ TEST_CASE("gradient_norm: sums add to what is there, in double") {
     long double want = 0.25, size = 0.25;
     for (const float value : x) want += static_cast<long double>(value), size += std::abs(value);
     for (const Backend backend : all_backends()) {
-      if (backend == Backend::cuda && n > 20000) continue;  // slow in the emulator
+      if (is_slow(backend) && n > 20000) continue;  // slow in the emulator
       double sum = 0.25;
       run_on(backend, {view(&sum, {1}), view(x)}, [&](auto& t, Stream stream) { add_sum(t[0], t[1], stream); });
       CHECK(std::abs(sum - static_cast<double>(want)) <= static_cast<double>(n) * 0x1p-53 * static_cast<double>(size));

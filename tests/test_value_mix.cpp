@@ -118,7 +118,7 @@ TEST_CASE("value_mix: one tensor may hold both numbers, even the same one") {
 
 TEST_CASE_TEMPLATE("value_mix: out may be v, and dv may be dout", T, float, bf16) {
   for (const Backend backend : std::is_same_v<T, bf16> ? fast_backends() : all_backends())
-    for (const Size& size : backend == Backend::cuda ? gpu_sizes : sizes) {
+    for (const Size& size : sizes_of(backend, sizes, gpu_sizes)) {
       check_in_place(value_mix(size), DtypeOf<T>::value, backend, {{"out", "v"}}, {{"dv", "dout"}});
       check_in_place(gated_mix(size), DtypeOf<T>::value, backend, {{"out", "v"}}, {});
     }
@@ -158,7 +158,7 @@ TEST_CASE_TEMPLATE("value_mix: NaN shows, and the threads do not matter", T, flo
   check_threads(value_mix(large), DtypeOf<T>::value);
   check_threads(gated_mix(large), DtypeOf<T>::value);
   for (const Backend backend : fast_backends()) {
-    const Size size{2, backend == Backend::cuda ? 70 : 300, 2, 64};
+    const Size size{2, is_slow(backend) ? 70 : 300, 2, 64};
     const size_t where = static_cast<size_t>(size.shape().numel() / 2 + 100);
     check_nans(value_mix(size), DtypeOf<T>::value, backend, {{"v1", {where}}, {"dout", {7}}},
                {{"out", at({where})}, {"dv", at({7})}, {"dv1", at({7})}, {"dw", at({2})}, {"dw1", at({1})}});
