@@ -42,8 +42,12 @@ TEST_CASE("library: CUDA's are looked for beside the program, in CUDA_HOME and i
   const std::string own = dir.file("home/.local/lib/python3.9/site-packages/nvidia/cublas/lib");
   fs::create_directories(pip);
   fs::create_directories(own);
+  fs::create_directories(dir.path / "python" / "bin");
+  fs::create_directories(dir.path / "links");
+  fs::create_symlink("../python/bin/python3.12", dir.path / "links" / "python3");
+  fs::create_symlink("/usr/bin/of_no_machine/python3", dir.path / "python" / "bin" / "python3.12");
   const Environment cuda("CUDA_HOME", dir.file("cuda")), home("HOME", dir.file("home"));
-  const Environment path("PATH", "relative:" + dir.file("nothing/bin") + ":" + dir.file("python/bin"));
+  const Environment path("PATH", "relative:" + dir.file("nothing/bin") + ":" + dir.file("links"));
   const std::vector<std::string> folders = cuda_library_folders();
   const fs::path program = fs::canonical("/proc/self/exe");
   const std::vector<std::string> want = {(program.parent_path().parent_path() / "lib").string(),

@@ -12,10 +12,10 @@ namespace {
 // Any version of the major number that this was compiled with is good: within one, NVIDIA only adds functions.
 void* open_cublaslt() {
   const std::string name = str("libcublasLt.so.", CUBLAS_VER_MAJOR);
-  void* library = open_library(
-      name, cuda_library_folders(),
-      str("Install cuBLAS of CUDA ", CUBLAS_VER_MAJOR, " (or pip install nvidia-cublas), or name the folder of ", name,
-          " in LD_LIBRARY_PATH, or CUDA's in CUDA_HOME, or use --device cpu"));
+  void* library = open_library(name, cuda_library_folders(),
+                               str("Install cuBLAS of CUDA ", CUBLAS_VER_MAJOR,
+                                   " (or pip install nvidia-cublas for a python3 of PATH), or name the folder of ",
+                                   name, " in LD_LIBRARY_PATH, or CUDA's in CUDA_HOME, or use --device cpu"));
   const auto version =
       reinterpret_cast<decltype(&cublasLtGetVersion)>(find_function(library, "cublasLtGetVersion", name));
   if (version() / 10000 != CUBLAS_VER_MAJOR)

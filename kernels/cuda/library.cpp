@@ -19,12 +19,24 @@ std::string variable(const char* name) {
   return value != nullptr ? value : "";
 }
 
-// Where pip puts NVIDIA's libraries for a Python whose programs are in prefix/bin.
-void add_python(std::vector<std::string>& folders, const std::string& prefix) {
+// Where pip puts NVIDIA's libraries for a Python installed in `prefix`.
+void add_packages(std::vector<std::string>& folders, const std::string& prefix) {
   glob_t found;
   if (glob((prefix + "/lib/python3*/*-packages/nvidia/*/lib").c_str(), 0, nullptr, &found) == 0)
     folders.insert(folders.end(), found.gl_pathv, found.gl_pathv + found.gl_pathc);
   globfree(&found);
+}
+
+// Of every Python that a file bin/python3 is, or is a link to: an environment's is itself a link to the system's.
+void add_python(std::vector<std::string>& folders, const fs::path& bin) {
+  std::error_code none;
+  fs::path python = bin / "python3";
+  for (int links = 0; links < 8 && fs::exists(fs::symlink_status(python, none)); ++links) {
+    add_packages(folders, python.parent_path().parent_path().string());
+    const fs::path target = fs::read_symlink(python, none);
+    if (none) return;
+    python = (python.parent_path() / target).lexically_normal();
+  }
 }
 
 }  // namespace
@@ -38,8 +50,8 @@ std::vector<std::string> cuda_library_folders() {
     if (!cuda.empty()) folders.insert(folders.end(), {cuda + "/lib64", cuda + "/lib"});
   std::istringstream path(variable("PATH"));
   for (std::string bin; std::getline(path, bin, ':');)
-    if (fs::path(bin).is_absolute()) add_python(folders, fs::path(bin).parent_path().string());
-  if (const std::string home = variable("HOME"); !home.empty()) add_python(folders, home + "/.local");
+    if (fs::path(bin).is_absolute()) add_python(folders, bin);
+  if (const std::string home = variable("HOME"); !home.empty()) add_packages(folders, home + "/.local");
   return folders;
 }
 

@@ -7,7 +7,7 @@
 namespace crossply {
 
 // Where CUDA's libraries may lie besides the loader's own path: the package of this program, CUDA_HOME, CUDA's usual
-// folder, and pip's packages for the Pythons of PATH and for the user.
+// folder, and where pip puts them for any python3 of PATH, and for the user.
 std::vector<std::string> cuda_library_folders();
 
 // Opens `file` from the loader's own path (LD_LIBRARY_PATH, ldconfig), else from the first of the folders that has one
