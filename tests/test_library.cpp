@@ -36,6 +36,7 @@ struct Environment {
 
 }  // namespace
 
+#ifdef __linux__
 TEST_CASE("library: CUDA's are looked for beside the program, in CUDA_HOME and in the Pythons of PATH, in this order") {
   const TempDir dir;
   const std::string pip = dir.file("python/lib/python3.12/site-packages/nvidia/cu13/lib");
@@ -59,6 +60,7 @@ TEST_CASE("library: CUDA's are looked for beside the program, in CUDA_HOME and i
                                          own};
   CHECK(folders == want);
 }
+#endif
 
 TEST_CASE("library: one that is nowhere, or cannot be loaded, ends with every place and what to do") {
   const TempDir dir;
@@ -101,7 +103,7 @@ TEST_CASE("library: cuBLASLt is of the major version that this was compiled with
     CHECK(std::string(cublasLtGetStatusString(CUBLAS_STATUS_NOT_SUPPORTED)) != "");
     return;
   }
-  MESSAGE(error.what());
+  MESSAGE(std::string(error.what()));
   CHECK(error.code == Exit::device);
   for (const std::string& part :
        {std::string("LD_LIBRARY_PATH"), std::string("CUDA_HOME"), str("libcublasLt.so.", CUBLAS_VER_MAJOR)})
