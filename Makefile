@@ -17,9 +17,10 @@ endif
 
 PROGRAMS := $(strip $(basename $(notdir $(wildcard train/train_*.cpp))) lime_by_hand evaluate generate gradients tests)
 FUZZ_SECONDS ?= 120
+ARCHITECTURES ?= 90
 
 .PHONY: all build run compare test fuzz fuzz_targets faults fault_injection bench bench-architectures bench-gpu \
-        tidy setup new configure clean help $(PROGRAMS)
+        tidy pack setup new configure clean help $(PROGRAMS)
 all: build
 
 build: configure
@@ -54,6 +55,13 @@ bench-gpu: configure
 
 test: setup build tests fuzz_targets fault_injection
 	ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS) $(ARGS)
+
+# For machines without a compiler: in a build directory of its own, and tried in an empty root.
+pack:
+	@cmake -S . -B $(BUILD)-pack -DCROSSPLY_PACK=ON $(COMPILER) $(CMAKE_FLAGS) >/dev/null \
+	  $(if $(filter 0,$(CUDA)),-DCROSSPLY_CUDA=OFF,-DCROSSPLY_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES="$(ARCHITECTURES)")
+	@env -u MAKEFLAGS -u MAKELEVEL cmake --build $(BUILD)-pack -j $(JOBS) --target pack
+	@tests/test_pack.sh $(BUILD)-pack || [ $$? = 77 ]
 
 # Every reader with as many inputs as there is time for, under the sanitizers; in a build directory of its own.
 fuzz:
@@ -93,6 +101,8 @@ help:
 	@echo "make bench    build, then measure this machine, the ops and training steps (ARGS=\"steps --models iii\")"
 	@echo "make bench-architectures   build, then measure what each architecture costs (ARGS=\"--arch lime --seq 256\")"
 	@echo "make bench-gpu   build with CUDA, check every kernel and model against the CPU, and measure; needs a GPU"
+	@echo "make pack     one file to carry to machines without compiler and CUDA toolkit: $(BUILD)-pack/crossply-*.tar.xz"
+	@echo "              (ARCHITECTURES=\"80-real;90-real;100\": for other GPUs than Hopper's; CUDA=0: for CPUs alone)"
 	@echo "make tidy     clang-tidy over every room but kernels/ (ROOMS=models: over one)"
 	@echo "make NAME     build one program: $(PROGRAMS)"
 	@echo "make new ARCH=NAME   the skeleton of an architecture of your own; models/README.md goes on from there"

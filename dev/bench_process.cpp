@@ -7,6 +7,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <thread>
 
 #include "dev/bench.h"
@@ -46,6 +47,13 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
   for (std::string& s : strings) out.push_back(s.data());
   out.push_back(nullptr);
   return out;
+}
+
+// BENCH_SCRIPTS is dev/ of the repository, or, in a package, its place relative to this program.
+std::string script_path(const std::string& script) {
+  std::error_code no_program;
+  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", no_program);
+  return (program.parent_path() / BENCH_SCRIPTS / script).string();
 }
 
 }  // namespace
@@ -106,8 +114,7 @@ Torch::Torch(const BenchFlags& flags) {
 }
 
 std::vector<std::string> Torch::command(const std::string& script, const std::vector<std::string>& flags) const {
-  std::vector<std::string> words = {python_, std::string(BENCH_SCRIPTS) + "/" + script, "--threads",
-                                    std::to_string(omp_get_max_threads())};
+  std::vector<std::string> words = {python_, script_path(script), "--threads", std::to_string(omp_get_max_threads())};
   words.insert(words.end(), flags.begin(), flags.end());
   return words;
 }
