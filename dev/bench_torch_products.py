@@ -1,7 +1,8 @@
 """PyTorch's side of `bench products`, and of the products of `bench gpu`.
 
 Speaks lines on its standard streams: prints `ready`, then for each line "fp32|bf16 forward|dinput|dweight ROWS IN OUT
-SECONDS" repeats that product for that long and prints the seconds of one. Used by dev/bench_products.cpp and dev/bench_gpu.cpp.
+SECONDS" repeats that product for that long and prints the seconds of one. Used by dev/bench_products.cpp and
+dev/bench_gpu.cpp.
 """
 
 import argparse
