@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares two safetensors files in F32 or F64, tensor by tensor: the norm of the difference over the norm of the first.
+"""Compares two safetensors files in F32 or F64, tensor by tensor: norm of the difference over norm of the first.
 
   dev/gpu/compare_files.py A B LIMIT      exit 1: a tensor is off by more than LIMIT, is not finite, or is missing
 
