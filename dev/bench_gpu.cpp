@@ -217,7 +217,9 @@ double gpu_peak(const std::string& description) {
   };
   static constexpr Peak known[] = {{"A100", 312},     {"H100 PCIe", 756}, {"H100 NVL", 835}, {"H100", 989},
                                    {"H200 NVL", 835}, {"H200", 989},      {"GH200", 989},    {"B200", 2250}};
-  const auto in_word = [&](size_t i) { return i < description.size() && std::isalnum(description[i]) != 0; };
+  const auto in_word = [&](size_t i) {
+    return i < description.size() && std::isalnum(static_cast<unsigned char>(description[i])) != 0;
+  };
   for (const Peak& peak : known)
     if (const size_t at = description.find(peak.name); at != std::string::npos)
       if (!in_word(at - 1) && !in_word(at + std::string(peak.name).size())) return 1e12 * peak.teraflops;

@@ -56,5 +56,23 @@ for codes in "0 0" "3 0" "0 4"; do
   grep -qE '^bench gpu .*--no-torch' "$box/log" || fail "make bench-gpu measures nothing where tests end with $1"
 done
 
+# Where bench was built: a table is in the file as soon as its part is done, also when another part is killed.
+if [ -x "$build/bench" ]; then
+  "$build/bench" gpu --device cpu --only attention,nothing >"$box/output" 2>&1
+  [ $? = 64 ] || fail "bench gpu takes any --only"
+  grep -q 'is none of machine, products, attention, steps, architectures, ops, torch$' "$box/output" || fail "no names of parts"
+  "$build/bench" gpu --device cpu --no-torch --only steps,machine --rounds 1 --json "$box/gpu.json" >"$box/output" 2>&1 &
+  for ((i = 0; i < 600; ++i)); do
+    grep -q '^--- steps$' "$box/output" && part=$(pgrep -P $! -f 'part steps') && break
+    sleep 0.1
+  done
+  [ -z "${part:-}" ] || kill -SEGV "$part"
+  wait $!
+  [ $? = 71 ] || fail "bench gpu does not end with 71 where a part crashed"
+  grep -q '^FAILED: steps: ended by signal 11$' "$box/output" || fail "bench gpu does not say that a part crashed"
+  "$PYTHON" -c 'import json, sys; tables = json.load(open(sys.argv[1])); assert tables["machine"] and "failures of steps" in tables' \
+    "$box/gpu.json" 2>>"$box/output" || fail "the tables are not in the file"
+fi
+
 echo "$failures failures"
 [ $failures = 0 ]

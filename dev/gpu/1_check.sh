@@ -7,7 +7,7 @@ if [ "$DEVICE" = cuda ]; then
 fi
 step "the CPU" 10 lscpu
 step "PyTorch" 60 "$PYTHON" -c 'import torch; print(torch.__version__, torch.version.cuda, torch.cuda.is_available())'
-build tests bench train_llama train_lime gradients
+build all tests bench
 if [ -n "$SMALL" ]; then
   step "tests: a few" 60 "$BIN/tests" -d '-tc=params*'
   finish

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Is it right: gradients at real sizes against the CPU, resume, the sanitizers. About 8 minutes.
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
-build tests train_llama train_lime gradients
+build all tests
 
 tokens=$work/tokens data=$work/text
 seq 100000 >"$data"

@@ -44,11 +44,11 @@ step() {
   say "=== ${summary[-1]}"
 }
 
-# From a checkout: what is to run, compiled for the GPU that is here.
+# build TARGETS...: from a checkout; for the GPU that is here, with the lines that the tools name.
 build() {
-  if [ "$BIN" = build ] && [ "$DEVICE" = cuda ]; then
-    step "build" 420 make CUDA=1 CMAKE_FLAGS=-DCMAKE_CUDA_FLAGS=-lineinfo "$@"
-  fi
+  [ "$BIN" = build ] && [ "$DEVICE" = cuda ] || return 0
+  step "configure" 60 make configure CUDA=1 CMAKE_FLAGS=-DCMAKE_CUDA_FLAGS=-lineinfo
+  step "build" 420 cmake --build build -j "$(nproc)" --target "$@"
 }
 
 # The last line of every script: 1 if a step failed, or what it needs is missing.
