@@ -6,8 +6,8 @@ JOBS ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu)
 .NOTPARALLEL:
 # Told again each time, so that another CXX also takes effect in a build directory that knows one already.
 COMPILER := $(if $(filter-out default undefined,$(origin CXX)),-DCMAKE_CXX_COMPILER="$(CXX)")
-# make CUDA=1: with the CUDA backend also where there is no GPU.
-CUDA_FLAG := $(if $(filter 1,$(CUDA)),-DCROSSPLY_CUDA=ON)
+# make CUDA=1: with the CUDA backend also where there is no GPU. Expanded where it is used: a rule may set CUDA.
+CUDA_FLAG = $(if $(filter 1,$(CUDA)),-DCROSSPLY_CUDA=ON)
 # The flags of this make are not meant for those that CMake calls.
 COMPILE = env -u MAKEFLAGS -u MAKELEVEL cmake --build $(BUILD) -j $(JOBS)
 # Homebrew keeps OpenMP where CMake does not look by itself.
@@ -46,12 +46,14 @@ bench-architectures: configure
 	@$(COMPILE) --target bench
 	$(BUILD)/bench architectures $(ARGS)
 
-# Everything that needs a GPU, in one go: the kernels and models against the CPU's, then their speed.
+# Everything that needs a GPU, in one go: the kernels and models against the CPU's, then their speed, which a failing
+# test does not keep anybody from knowing.
 bench-gpu: CUDA = 1
 bench-gpu: configure
 	@$(COMPILE) --target bench tests
-	$(BUILD)/tests
-	$(BUILD)/bench gpu --rounds 3 --json $(BUILD)/gpu.json $(ARGS)
+	@$(BUILD)/tests; tests=$$?; \
+	$(BUILD)/bench gpu --rounds 3 --json $(BUILD)/gpu.json $(ARGS); bench=$$?; \
+	echo "exit codes: tests $$tests, bench $$bench"; [ $$tests = 0 ] && exit $$bench || exit $$tests
 
 test: setup build tests fuzz_targets fault_injection
 	ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS) $(ARGS)
@@ -100,7 +102,7 @@ help:
 	@echo "make faults   every system call of a tiny run fails once, and the run is killed at every one"
 	@echo "make bench    build, then measure this machine, the ops and training steps (ARGS=\"steps --models iii\")"
 	@echo "make bench-architectures   build, then measure what each architecture costs (ARGS=\"--arch lime --seq 256\")"
-	@echo "make bench-gpu   build with CUDA, check every kernel and model against the CPU, and measure; needs a GPU"
+	@echo "make bench-gpu   build with CUDA, run the tests, then measure a GPU (ARGS=\"--only attention,steps\")"
 	@echo "make pack     one file to carry to machines without compiler and CUDA toolkit: $(BUILD)-pack/crossply-*.tar.xz"
 	@echo "              (ARCHITECTURES=\"80-real;90-real;100\": for other GPUs than Hopper's; CUDA=0: for CPUs alone)"
 	@echo "make tidy     clang-tidy over every room but kernels/ (ROOMS=models: over one)"

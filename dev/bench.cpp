@@ -10,17 +10,21 @@ using namespace crossply;
 
 namespace {
 
+void add_device(CLI::App& app, std::string& device) {
+  add_choice(app, "--device", device, {"cpu", "cuda", "emulator"}, "cpu, cuda, or emulator, where it is built in");
+}
+
 void add_flags(CLI::App& app, BenchFlags& f, bool models) {
-  if (models) add_text(app, "--models", f.models, "LIST", "sizes of the training steps");
+  if (models) add_text(app, "--models", f.models, "LIST", "sizes of the training steps: i, ii, iii, 124m, 1b, tiny");
   add_integer(app, "--rounds", f.rounds, 1, most_size, "how often each is measured");
   app.add_flag("--no-torch", f.no_torch, "without PyTorch");
-  add_text(app, "--json", f.json, "FILE", "where to write the tables, too");
+  add_text(app, "--json", f.json, "FILE", "where to write each table, too, when it is known");
 }
 
 void add_flags(CLI::App& app, ArchitectureFlags& f) {
   add_text(app, "--arch", f.archs, "LIST", "besides llama: " + arch_list_help());
   add_choice(app, "--dtype", f.dtype, {"fp32", "bf16"}, "fp32 or bf16");
-  add_text(app, "--device", f.device, "NAME", "cpu or cuda");
+  add_device(app, f.device);
   add_flags(app, f.size);
   add_integer(app, "--rounds", f.rounds, 1, most_size, "steps of every model, besides a first one that does not count");
 }
@@ -32,57 +36,75 @@ void add_flags(CLI::App& app, ServeFlags& f) {
   add_flags(app, f.size);
 }
 
-void print(const Ratios& ratios) {
-  if (ratios.empty()) return;
-  std::vector<std::vector<std::string>> table = {{"ratios", ""}};
-  for (const Ratio& ratio : ratios) table.push_back({ratio.what, format_number("%.3f", ratio.value)});
-  std::printf("\n");
-  print_table("ratios", table);
+// What the command line names.
+struct Flags {
+  BenchFlags bench, gpu;
+  std::string part;
+  ArchitectureFlags architectures;
+  ServeFlags serve;
+};
+
+void add_commands(CLI::App& app, Flags& f) {
+  app.require_subcommand(0, 1);
+  add_flags(app, f.bench, true);
+  CLI::App* products = app.add_subcommand("products", "the matrix products as fractions of the multiply-add peak");
+  CLI::App* ops = app.add_subcommand("ops", "the other ops, against a copy of as many bytes");
+  CLI::App* steps = app.add_subcommand("steps", "training steps of LLaMA, beside PyTorch's");
+  CLI::App* architectures =
+      app.add_subcommand("architectures", "what a training step of each costs, relative to LLaMA");
+  CLI::App* gpu = app.add_subcommand("gpu", "what a GPU does, and all architectures on it, in about 8 minutes");
+  CLI::App* part = app.add_subcommand("part")->group("");
+  CLI::App* serve = app.add_subcommand("serve")->group("");
+  for (CLI::App* command : {products, ops, steps}) add_flags(*command, f.bench, command == steps);
+  for (CLI::App* command : {ops, steps}) add_device(*command, f.bench.device);
+  for (CLI::App* command : {gpu, part}) add_flags(*command, f.gpu, false), add_device(*command, f.gpu.device);
+  add_text(*gpu, "--only", f.gpu.only, "PART[,PART]",
+           "of machine, products, attention, steps, architectures, ops, torch (the steps beside PyTorch)");
+  part->add_option("name", f.part);
+  for (CLI::App* command : {products, ops, steps, architectures, gpu}) command->footer(exit_code_help());
+  add_flags(*architectures, f.architectures);
+  add_flags(*serve, f.serve);
+}
+
+void run(const Flags& f, const std::string& command) {
+  if (command == "part") keep_tables_in(f.gpu.json, true);
+  else keep_tables_in(command == "gpu" ? f.gpu.json : f.bench.json);
+  if (command == "serve") serve_steps(f.serve);
+  if (command == "architectures") bench_architectures(f.architectures);
+  if (command == "gpu") bench_gpu(f.gpu);
+  if (command == "part") bench_gpu_part(f.part, f.gpu);
+  if (command.empty()) print_machine();
+  Ratios ratios;
+  const auto part = [&](const char* name, Ratios (*bench)(const BenchFlags&)) {
+    if (!command.empty() && command != name) return;
+    for (const Ratio& ratio : bench(f.bench)) ratios.push_back(ratio);
+  };
+  part("products", bench_products);
+  part("ops", bench_ops);
+  part("steps", bench_steps);
+  print("ratios", ratios);
 }
 
 }  // namespace
 
+void crossply::print(const std::string& name, const Ratios& ratios) {
+  if (ratios.empty()) return;
+  std::vector<std::vector<std::string>> table = {{name, ""}};
+  for (const Ratio& ratio : ratios) table.push_back({ratio.what, format_number("%.3f", ratio.value)});
+  print_text("\n");
+  print_table(name, table);
+}
+
 int main(int argc, char** argv) {
   CLI::App app("Measures this machine and crossply on it.", "bench");
-  BenchFlags f;
-  ArchitectureFlags architecture_flags;
-  ServeFlags serve_flags;
-  f.program = argv[0];
-  CLI::App *products = nullptr, *ops = nullptr, *steps = nullptr, *architectures = nullptr, *gpu = nullptr,
-           *serve = nullptr;
-  auto flags = [&] {
-    app.require_subcommand(0, 1);
-    add_flags(app, f, true);
-    products = app.add_subcommand("products", "the matrix products as fractions of the multiply-add peak");
-    ops = app.add_subcommand("ops", "the other ops, against a copy of as many bytes");
-    steps = app.add_subcommand("steps", "training steps of LLaMA, beside PyTorch's");
-    architectures = app.add_subcommand("architectures", "what a training step of each costs, relative to LLaMA");
-    gpu = app.add_subcommand("gpu", "what a GPU does, and all architectures on it");
-    serve = app.add_subcommand("serve")->group("");
-    for (CLI::App* part : {products, ops, steps, gpu}) add_flags(*part, f, part == steps);
-    for (CLI::App* part : {products, ops, steps, architectures, gpu}) part->footer(exit_code_help());
-    add_flags(*architectures, architecture_flags);
-    add_flags(*serve, serve_flags);
-  };
-  return run_program(app, argc, argv, flags, [&] {
-    if (architectures->parsed()) bench_architectures(architecture_flags);
-    else if (serve->parsed()) serve_steps(serve_flags);
-    else {
-      const bool all = app.get_subcommands().empty();
-      Ratios ratios;
-      auto part = [&](const CLI::App* command, Ratios (*bench)(const BenchFlags&)) {
-        if (!all && !command->parsed()) return;
-        for (const Ratio& ratio : bench(f)) ratios.push_back(ratio);
-      };
-      if (all) print_machine();
-      if (gpu->parsed()) f.device = "cuda";
-      part(products, bench_products);
-      part(ops, bench_ops);
-      part(steps, bench_steps);
-      if (gpu->parsed()) ratios = bench_gpu(f);
-      print(ratios);
-      if (!f.json.empty()) write_tables(f.json);
-    }
-    return Exit::done;
-  });
+  Flags f;
+  f.bench.program = f.gpu.program = argv[0];
+  f.gpu.device = "cuda";
+  return run_program(
+      app, argc, argv, [&] { add_commands(app, f); },
+      [&] {
+        const auto commands = app.get_subcommands();
+        run(f, commands.empty() ? "" : commands[0]->get_name());
+        return exit_code();
+      });
 }

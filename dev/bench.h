@@ -7,13 +7,15 @@
 #include <cstdio>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "data/source.h"
-#include "engine/device.h"
+#include "engine/check.h"
+#include "engine/generate.h"
 #include "train/arch_list.h"
 #include "train/options.h"
 
@@ -23,8 +25,9 @@ struct BenchFlags {
   std::string program;  // bench itself, as it was called
   std::string models = "i,ii,iii";
   int64_t rounds = 5;
-  bool no_torch = false;
+  bool no_torch = false, need_torch = false;
   std::string device = "cpu", json;  // json: where to write the tables, too
+  std::string only;                  // parts of bench gpu; "": all
 };
 
 // Prints all arguments, one behind the other.
@@ -33,9 +36,32 @@ void print_text(const Args&... args) {
   std::fputs(str(args...).c_str(), stdout);
   std::fflush(stdout);
 }
-// Prints the rows of cells as a table, and keeps them for the JSON file.
+
+// --- bench_tables.cpp: each table is written when it is known, so that it stays, whatever ends the program ---
+
+// From here on every table also goes into that file, which is replaced each time. with_those_there: beside the tables
+// that the file has; otherwise it begins anew. "": no file.
+void keep_tables_in(const std::string& path, bool with_those_there = false);
 void print_table(const std::string& name, const std::vector<std::vector<std::string>>& rows);
-void write_tables(const std::string& path);
+
+// A table for what takes long: each row is printed when it is known.
+class GrowingTable {
+ public:
+  // first, least: how wide the first column and each of the others are at least.
+  GrowingTable(std::string name, const std::vector<std::string>& titles, size_t first, size_t least = 8);
+  void add(const std::vector<std::string>& row);
+
+ private:
+  std::string name_;
+  std::vector<size_t> widths_;
+  std::vector<std::vector<std::string>> rows_;
+};
+
+// Says it, and sees to it that exit_code() is the first failure's.
+void note_failure(const std::string& what, const std::string& why, Exit code);
+Exit exit_code();
+// What `measure` returns; where it fails, "failed", and the failure is noted.
+std::string attempt(const std::string& what, const std::function<std::string()>& measure);
 
 // A line of the last table.
 struct Ratio {
@@ -67,13 +93,11 @@ double memory_of_machine(const std::string& device);
 class DeviceTensors {
  public:
   explicit DeviceTensors(Device& device) : device_(device) {}
-  // number(i): the i-th element.
+  // number(i): the i-th element, whoever asks.
   template <class T, class F>
   Tensor fill(Shape shape, F&& number) {
-    std::vector<T> host(static_cast<size_t>(shape.numel()));
-    for (int64_t i = 0; i < shape.numel(); ++i) host[static_cast<size_t>(i)] = T(number(i));
-    memory_.emplace_back(device_, "a tensor", host.size() * sizeof(T));
-    device_.copy_in(memory_.back().data(), host.data(), host.size() * sizeof(T));
+    memory_.emplace_back(device_, "a tensor", static_cast<size_t>(shape.numel()) * sizeof(T));
+    generate<T>(device_, memory_.back().data(), shape.numel(), number);
     return Tensor{memory_.back().data(), DtypeOf<T>::value, shape};
   }
 
@@ -107,7 +131,8 @@ double matrix_unit_peak();
 // Seconds for all threads, or the GPU, to copy bytes/2 bytes, so that `bytes` are read and written.
 double copy_seconds(size_t bytes);
 double copy_seconds(size_t bytes, Device& gpu);
-// Seconds of one call of work that a GPU does after it returns.
+// Seconds of one call of work that a GPU does after it returns: many in a row without a wait, each launched anew, after
+// as much time that does not count, in which the clocks go up.
 double gpu_seconds_per_call(double least, Device& gpu, const std::function<void()>& work);
 void print_machine();
 
@@ -116,9 +141,16 @@ void print_machine();
 Ratios bench_products(const BenchFlags& flags);
 Ratios bench_ops(const BenchFlags& flags);
 Ratios bench_steps(const BenchFlags& flags);
+
 // --- bench_gpu.cpp: attention and products by shape, ops, training steps and architectures on a GPU ---
-Ratios bench_gpu(const BenchFlags& flags);
-double gpu_peak();  // FLOP/s of dense bf16 products by the data sheet; 0: not known
+
+// Each part in a process of its own, so that one that fails, or hangs, does not end the others.
+void bench_gpu(const BenchFlags& flags);
+// One of them, in its process.
+void bench_gpu_part(const std::string& name, const BenchFlags& flags);
+void print(const std::string& name, const Ratios& ratios);
+// FLOP/s of dense bf16 products by the data sheet of the GPU that a description names; 0: not known.
+double gpu_peak(const std::string& description);
 
 // --- bench_model.cpp ---
 
@@ -177,11 +209,16 @@ class Process {
 
   void ask(const std::string& line);
   std::optional<std::string> answer();  // waits; nothing if the program has ended
+  int end();                            // waits until it has ended: its exit code, or minus the signal that ended it
 
  private:
   int pid_ = -1, input_ = -1, output_ = -1;
   std::string received_;
 };
+
+// For a program that another one started by Process: it, and all that it starts, ends when its standard input does, and
+// at the latest after so many seconds.
+void end_with_input(double seconds);
 
 // PyTorch, where Python has it: in python3, or what PYTHON names.
 class Torch {
@@ -191,6 +228,8 @@ class Torch {
   bool available() const { return !version_.empty(); }
   // A script of dev/ with the settings at which PyTorch is fastest.
   std::vector<std::string> command(const std::string& script, const std::vector<std::string>& flags) const;
+  // The script as a process that answers; none if it does not.
+  std::unique_ptr<Process> start(const std::string& script, const std::vector<std::string>& flags = {}) const;
   static const std::vector<std::string>& environment();
 
  private:

@@ -1,10 +1,10 @@
 // bench architectures: what a training step of each costs, relative to plain LLaMA.
 #include <algorithm>
-#include <cstdio>
 #include <memory>
 
 #include "cli/format.h"
 #include "dev/bench.h"
+#include "kernels/devices.h"
 #include "train/plan.h"
 #include "train/trainer.h"
 
@@ -49,33 +49,60 @@ std::vector<std::vector<Model*>> groups_that_fit(std::vector<Model>& models, con
   return groups;
 }
 
+// A model of a group at work; no trainer: it failed.
+struct Runner {
+  Model* model;
+  std::unique_ptr<Trainer> trainer = nullptr;
+
+  // Where the work fails that is so noted, and the model has no numbers.
+  template <class F>
+  void attempt_to(F&& work) {
+    const std::string said = attempt(model->choice.text, [&] { return work(), ""; });
+    if (!said.empty()) trainer.reset(), model->seconds.clear(), model->ratio.clear();
+  }
+};
+
+// Seconds of each one's step; 0 for those that failed.
+std::vector<double> step_in_turn(std::vector<Runner>& runners, int64_t round) {
+  std::vector<double> seconds(runners.size());
+  for (size_t k = 0; k < runners.size(); ++k) {
+    const size_t i = (static_cast<size_t>(round) + k) % runners.size();
+    if (!runners[i].trainer) continue;
+    runners[i].attempt_to([&] {
+      const double start = now();
+      runners[i].trainer->step();
+      runners[i].trainer->device().wait();
+      seconds[i] = now() - start;
+    });
+  }
+  return seconds;
+}
+
 // All models of a group live at once and step in turn; the one that begins changes from round to round. The first
-// round, which touches the memory for the first time, does not count.
+// rounds, which touch the memory for the first time and, on a GPU, record the step, do not count.
 void measure_steps(const std::vector<Model*>& group, const ArchitectureFlags& f) {
   const RandomTokens data(f.size);
-  std::vector<std::unique_ptr<Trainer>> trainers;
+  std::vector<Runner> runners;
   for (Model* model : group) {
-    trainers.push_back(std::make_unique<Trainer>(model->options, data));
-    model->activations = trainers.back()->model().bytes();
+    Runner& runner = runners.emplace_back(Runner{model});
+    runner.attempt_to([&] {
+      runner.trainer = std::make_unique<Trainer>(model->options, data);
+      model->activations = runner.trainer->model().bytes();
+    });
   }
-  for (int64_t round = 0; round <= f.rounds; ++round) {
-    std::vector<double> seconds(group.size());
-    for (size_t k = 0; k < group.size(); ++k) {
-      const size_t i = (static_cast<size_t>(round) + k) % group.size();
-      const double start = now();
-      trainers[i]->step();
-      trainers[i]->device().wait();
-      seconds[i] = now() - start;
-    }
+  const int64_t first = backend_of(f.device) == Backend::cuda ? -2 : 0;
+  for (int64_t round = first; round <= f.rounds; ++round) {
+    const std::vector<double> seconds = step_in_turn(runners, round - first);
     for (size_t i = 0; i < group.size() && round > 0; ++i) {
-      group[i]->seconds.push_back(seconds[i]);
-      group[i]->ratio.push_back(seconds[i] / seconds[0]);
+      if (seconds[i] > 0) group[i]->seconds.push_back(seconds[i]);
+      if (seconds[i] > 0 && seconds[0] > 0) group[i]->ratio.push_back(seconds[i] / seconds[0]);
     }
   }
 }
 
 std::vector<std::string> cells(const Model& model, const Model& llama, const ArchitectureFlags& f) {
   const double bytes = static_cast<double>(model.activations);
+  if (model.ratio.empty()) return {model.choice.text, "failed"};
   return {model.choice.text,
           format_count(model.plan.parameters - llama.plan.parameters),
           format_number("%.3fx", model.plan.flops_per_token / llama.plan.flops_per_token),
@@ -92,16 +119,21 @@ void bench_architectures(const ArchitectureFlags& f) {
   std::vector<Model> models = models_of(f);
   const auto groups = groups_that_fit(models, f);
   const std::string parts = groups.size() > 1 ? str(" of each of ", groups.size(), " groups") : "";
-  print_text(models.size(), " models, ", name_of_machine(f.device), ", ", f.dtype, "; training steps of ", f.size.batch,
-             " x ", f.size.seq, " tokens, in turn, ", f.rounds, " rounds", parts, " after the first\n");
-  for (const std::vector<Model*>& group : groups) measure_steps(group, f);
-  std::vector<std::vector<std::string>> table = {
-      {"architecture", "parameters added", "FLOP/token", "time", "quartiles", "memory", "MiB", "tokens/s"}};
-  for (const Model& model : models) table.push_back(cells(model, models[0], f));
-  print_table(str("architectures, ", f.size.kv_heads, " of ", f.size.heads, " heads with keys of their own"), table);
-  std::printf(
-      "x: relative to llama. time: of each round, divided by llama's in that round; median and quartiles.\n"
-      "memory, MiB: the planned peak of activations and their gradients.\n");
+  const ModelSize& z = f.size;
+  print_text("\n", models.size(), " models, ", name_of_machine(f.device), ", ", f.dtype, "; C=", z.width,
+             " L=", z.layers, " H=", z.heads, " K=", z.kv_heads, " F=", z.ffn, " V=", z.vocab, ", LLaMA ",
+             format_count(models[0].plan.parameters), " parameters;\ntraining steps of ", z.batch, " x ", z.seq,
+             " tokens, in turn, ", f.rounds, " rounds", parts, " after the first\n",
+             "x: relative to llama. time: of each round, divided by llama's in that round; median and quartiles.\n"
+             "memory, MiB: the planned peak of activations and their gradients.\n");
+  GrowingTable table(
+      str("architectures, ", z.kv_heads, " of ", z.heads, " heads with keys of their own"),
+      {"architecture", "parameters added", "FLOP/token", "time", "  quartiles", "memory", "MiB", "tokens/s"}, 14);
+  for (const std::vector<Model*>& group : groups) {
+    measure_steps(group, f);
+    for (const Model* model : group)
+      if (model != &models[0] || &group == &groups[0]) table.add(cells(*model, models[0], f));
+  }
 }
 
 }  // namespace crossply

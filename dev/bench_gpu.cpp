@@ -1,8 +1,9 @@
-// bench gpu: what a GPU does: attention and products by shape, the ops that move data, training steps beside PyTorch's,
-// and what each architecture costs.
+// bench gpu: what a GPU does: products and attention by shape, training steps, what each architecture costs, the ops
+// that move data, and training steps beside PyTorch's. With another device than cuda everything is tiny: for trying.
+#include <algorithm>
 #include <array>
-#include <cstdio>
-#include <memory>
+#include <cctype>
+#include <sstream>
 
 #include "cli/format.h"
 #include "dev/bench.h"
@@ -17,126 +18,269 @@ namespace {
 
 constexpr double least_seconds = 0.05;
 
-// Normal numbers in bf16, or f32, in a device's memory: the same few thousand over and over.
+bool tiny(const BenchFlags& f) { return f.device != "cuda"; }
+
+// Normal numbers in a device's memory, a million of them over and over: rows differ, and the bits of neighbours, which
+// is what a GPU's power, and with it its clock, depends on.
 class Operands {
  public:
-  explicit Operands(Device& device) : tensors_(device) {
-    for (size_t i = 0; i < normal_.size(); ++i) normal_[i] = static_cast<float>(random_normal(1, 0, i));
-  }
+  explicit Operands(Device& device) : tensors_(device) {}
   Tensor make(Shape shape, Dtype dtype = Dtype::bf16) {
-    const auto number = [&](int64_t i) { return normal_[(next_ + static_cast<size_t>(i)) % normal_.size()]; };
-    ++next_;  // or all would be the same
-    return tensors_.make(shape, dtype, number);
+    const size_t first = static_cast<size_t>(++made_) * 7919;  // or all tensors would be the same
+    const std::vector<float>& numbers = normal();
+    return tensors_.make(shape, dtype,
+                         [&](int64_t i) { return numbers[(first + static_cast<size_t>(i)) % numbers.size()]; });
   }
 
  private:
+  static const std::vector<float>& normal() {
+    static const std::vector<float> numbers = [] {
+      std::vector<float> out(1'000'003);  // a prime: no width divides it
+      for (size_t i = 0; i < out.size(); ++i) out[i] = static_cast<float>(random_normal(1, 0, i));
+      return out;
+    }();
+    return numbers;
+  }
   DeviceTensors tensors_;
-  std::array<float, 8192> normal_;
-  size_t next_ = 0;
+  int64_t made_ = 0;
 };
 
-std::string teraflops(double flops, double seconds) { return format_number("%.0f", 1e-12 * flops / seconds); }
+std::string teraflops(double flops, double seconds) { return format_number("%.3g", 1e-12 * flops / seconds); }
+
+std::string times(double theirs, double ours) { return theirs > 0 ? format_number("%.2fx", theirs / ours) : ""; }
+
+Ratios bench_gpu_machine(const BenchFlags& f) {
+  const std::unique_ptr<Device> device = make_device(f.device);
+  const double peak = gpu_peak(device->describe());
+  const auto copy = [&](size_t bytes) {
+    return attempt("a copy", [&] {
+      return format_number("%.0f", 1e-9 * static_cast<double>(bytes) / copy_seconds(bytes, *device));
+    });
+  };
+  const size_t far = tiny(f) ? size_t{1} << 20 : size_t{4} << 30, near = far / 256;
+  print_table("machine",
+              {{"GPU", device->describe()},
+               {"copy of " + format_bytes(static_cast<double>(far / 2)) + ", GB/s read and written", copy(far)},
+               {"copy of " + format_bytes(static_cast<double>(near / 2)) + ", within the L2", copy(near)},
+               {"dense bf16 peak by the data sheet, TFLOP/s",
+                peak > 0 ? format_number("%.0f", 1e-12 * peak) : "not known: no MFU is printed"}});
+  return {};
+}
 
 // So many sequences that there are 16,384 tokens, and 2,048 columns of heads. Two operations a multiply-add, half of
 // the square, and 2.5 times as many backward, whatever the kernels really do.
-void bench_attention(Device& device) {
-  std::vector<std::vector<std::string>> table = {{"D x T", "forward", "backward"}};
-  for (const int64_t D : {64, 96, 128}) {
-    for (const int64_t T : {512, 1024, 2048, 4096, 8192}) {
-      const int64_t B = 16384 / T, H = 2048 / D, K = H;
-      Operands m(device);
-      const Shape shape{B, T, H, D};
-      const Tensor q = m.make(shape), k = m.make({B, T, K, D}), v = m.make(k.shape), out = m.make(shape),
-                   dout = m.make(shape), dq = m.make(shape), dk = m.make(k.shape), dv = m.make(k.shape),
-                   lse = m.make({B, H, T}, Dtype::f32);
-      const double scale = 1 / std::sqrt(static_cast<double>(D));
-      const double flops = 2.0 * static_cast<double>(B * H * T) * static_cast<double>(T * D);
-      const Stream s = device.stream();
-      const double forward =
-          gpu_seconds_per_call(least_seconds, device, [&] { attention_forward(out, lse, q, k, v, scale, s); });
-      const double backward = gpu_seconds_per_call(least_seconds, device, [&] {
-        attention_backward({dq, false}, {dk, false}, {dv, false}, dout, out, q, k, v, lse, scale, s);
-      });
-      table.push_back({str(D, " x ", T), teraflops(flops, forward), teraflops(2.5 * flops, backward)});
-    }
-  }
-  std::printf("\ncausal attention in bf16, 16,384 tokens, 2,048 columns: TFLOP/s\n");
-  print_table("attention", table);
+std::vector<std::string> attention_row(int64_t D, int64_t T, Device& device, Process* torch, bool small) {
+  const int64_t B = small ? 1 : 16384 / T, H = small ? 2 : 2048 / D;
+  Operands m(device);
+  const Shape shape{B, T, H, D};
+  const Tensor q = m.make(shape), k = m.make(shape), v = m.make(shape), out = m.make(shape), dout = m.make(shape),
+               dq = m.make(shape), dk = m.make(shape), dv = m.make(shape), lse = m.make({B, H, T}, Dtype::f32);
+  const double scale = 1 / std::sqrt(static_cast<double>(D));
+  const double flops = 2.0 * static_cast<double>(B * H * T) * static_cast<double>(T * D);
+  const Stream s = device.stream();
+  const double forward =
+      gpu_seconds_per_call(least_seconds, device, [&] { attention_forward(out, lse, q, k, v, scale, s); });
+  const double backward = gpu_seconds_per_call(least_seconds, device, [&] {
+    attention_backward({dq, false}, {dk, false}, {dv, false}, dout, out, q, k, v, lse, scale, s);
+  });
+  std::vector<std::string> row = {str(D, " x ", T), teraflops(flops, forward), teraflops(2.5 * flops, backward)};
+  if (torch == nullptr) return row;
+  torch->ask(str(B, ' ', T, ' ', H, ' ', H, ' ', D, ' ', least_seconds));
+  std::istringstream answer(torch->answer().value_or("0 0 failed"));
+  double their_forward = 0, their_backward = 0;
+  std::string kernel;
+  answer >> their_forward >> their_backward >> kernel;
+  row.insert(row.end(), {times(their_forward, forward), times(their_backward, backward), kernel});
+  return row;
 }
 
-void bench_gpu_products(Device& device) {
-  std::vector<std::vector<std::string>> table = {{"rows x in x out", "forward", "dinput", "dweight"}};
-  for (const ProductShape& z :
-       {ProductShape{32768, 768, 768}, ProductShape{32768, 768, 2048}, ProductShape{32768, 2048, 768},
-        ProductShape{16384, 2048, 2048}, ProductShape{16384, 2048, 8192}, ProductShape{16384, 8192, 2048},
-        ProductShape{16384, 2048, 50304}}) {
-    Operands m(device);
-    const Tensor inp = m.make({z.rows, z.in}), out = m.make({z.rows, z.out}), weight = m.make({z.out, z.in}),
-                 dweight = m.make(weight.shape, Dtype::f32);
-    const Stream s = device.stream();
-    const auto rate = [&](const std::function<void()>& work) {
-      return teraflops(z.flops(), gpu_seconds_per_call(least_seconds, device, work));
-    };
-    table.push_back({z.name(), rate([&] { matmul_forward({out}, inp, {weight}, s); }), rate([&] {
-                       matmul_backward_input({inp, false}, {out}, {weight}, s);
-                     }),
-                     rate([&] { matmul_backward_weight(dweight, out, inp, s); })});
-  }
-  std::printf("\nproducts in bf16: TFLOP/s\n");
-  print_table("products", table);
+Ratios bench_gpu_attention(const BenchFlags& f) {
+  const std::unique_ptr<Device> device = make_device(f.device);
+  const auto torch = Torch(f).start("bench_torch_attention.py",
+                                    tiny(f) ? std::vector<std::string>{} : std::vector<std::string>{"--gpu"});
+  print_text("\ncausal attention in bf16, ", tiny(f) ? "one sequence, two heads" : "16,384 tokens, 2,048 columns",
+             ": TFLOP/s, the masked half not counted, backward 2.5 times the forward",
+             torch ? ";\nspeed over the faster of PyTorch's cuDNN and flash, forward and backward" : "", "\n");
+  std::vector<std::string> titles = {"D x T", "forward", "backward"};
+  if (torch) titles.insert(titles.end(), {"over PyTorch", "backward", "its kernel"});
+  GrowingTable table("attention", titles, 12);
+  for (const int64_t D : tiny(f) ? std::vector<int64_t>{64} : std::vector<int64_t>{64, 96, 128})
+    for (const int64_t T : tiny(f) ? std::vector<int64_t>{64} : std::vector<int64_t>{512, 1024, 2048, 4096, 8192}) {
+      const std::string name = str(D, " x ", T);
+      const std::string said = attempt("attention " + name, [&] {
+        table.add(attention_row(D, T, *device, torch.get(), tiny(f)));
+        return "";
+      });
+      if (!said.empty()) table.add({name, said});
+    }
+  return {};
 }
+
+Ratios bench_gpu_products(const BenchFlags& f) {
+  const std::unique_ptr<Device> device = make_device(f.device);
+  const auto torch = Torch(f).start("bench_torch_products.py",
+                                    tiny(f) ? std::vector<std::string>{} : std::vector<std::string>{"--gpu"});
+  print_text("\nproducts of random normal numbers in bf16, dweight added in fp32: TFLOP/s",
+             torch ? ", and speed over torch.mm, whose dweight is bf16 and not added" : "", "\n");
+  GrowingTable table("products", {"rows x in x out", "forward", "dinput", "dweight"}, 20, 12);
+  std::vector<ProductShape> shapes = {{32768, 768, 768},   {32768, 768, 2048},  {32768, 2048, 768},
+                                      {16384, 2048, 2048}, {16384, 2048, 8192}, {16384, 8192, 2048},
+                                      {16384, 2048, 50304}};
+  if (tiny(f)) shapes = {{32, 64, 128}};
+  for (const ProductShape& z : shapes) {
+    const std::string said = attempt("products " + z.name(), [&] {
+      Operands m(*device);
+      const Tensor inp = m.make({z.rows, z.in}), out = m.make({z.rows, z.out}), weight = m.make({z.out, z.in}),
+                   dweight = m.make(weight.shape, Dtype::f32);
+      const Stream s = device->stream();
+      const auto rate = [&](const char* form, const std::function<void()>& work) {
+        const double seconds = gpu_seconds_per_call(least_seconds, *device, work);
+        if (!torch) return teraflops(z.flops(), seconds);
+        torch->ask(str("bf16 ", form, ' ', z.rows, ' ', z.in, ' ', z.out, ' ', least_seconds));
+        return teraflops(z.flops(), seconds) + " " + times(std::atof(torch->answer().value_or("0").c_str()), seconds);
+      };
+      table.add({z.name(), rate("forward", [&] { matmul_forward({out}, inp, {weight}, s); }),
+                 rate("dinput",
+                      [&] {
+                        matmul_backward_input({inp, false}, {out}, {weight}, s);
+                      }),
+                 rate("dweight", [&] { matmul_backward_weight(dweight, out, inp, s); })});
+      return "";
+    });
+    if (!said.empty()) table.add({z.name(), said});
+  }
+  return {};
+}
+
+Ratios bench_gpu_steps(const BenchFlags& f, bool torch) {
+  BenchFlags flags = f;
+  flags.models = tiny(f) ? "tiny" : "124m,1b", flags.no_torch = !torch, flags.need_torch = torch;
+  return bench_steps(flags);
+}
+
+Ratios bench_own_steps(const BenchFlags& f) { return bench_gpu_steps(f, false); }
+
+Ratios bench_beside_torch(const BenchFlags& f) { return bench_gpu_steps(f, true); }
+
+// 6 of the 16 layers of the model of a billion parameters, so that many architectures fit into the memory side by side.
+Ratios bench_gpu_architectures(const BenchFlags& f) {
+  ArchitectureFlags flags;
+  flags.device = f.device, flags.dtype = "bf16", flags.rounds = f.rounds;
+  flags.size = {2048, 6, 32, 8, 8192, 50304, 2048, 4};
+  if (tiny(f)) flags.size = {64, 2, 2, 1, 128, 99, 32, 2};
+  bench_architectures(flags);
+  flags.archs = "lime";  // dearer without grouped heads: K^2 mixtures for every source
+  flags.size.kv_heads = flags.size.heads;
+  bench_architectures(flags);
+  return {};
+}
+
+// What is worth most comes first. seconds: about what it takes on an H200 with 16 cores.
+struct Part {
+  const char* name;
+  double seconds;
+  Ratios (*run)(const BenchFlags&);
+};
+constexpr std::array parts = {Part{"machine", 5, bench_gpu_machine},
+                              Part{"products", 25, bench_gpu_products},
+                              Part{"attention", 35, bench_gpu_attention},
+                              Part{"steps", 45, bench_own_steps},
+                              Part{"architectures", 60, bench_gpu_architectures},
+                              Part{"ops", 40, bench_ops},
+                              Part{"torch", 250, bench_beside_torch}};
+
+std::vector<Part> parts_of(const std::string& only) {
+  if (only.empty()) return {parts.begin(), parts.end()};
+  std::string names;
+  for (const Part& part : parts) names += str(names.empty() ? "" : ", ", part.name);
+  std::vector<std::string> wanted;
+  std::istringstream list(only);
+  for (std::string name; std::getline(list, name, ',');) {
+    if (std::none_of(parts.begin(), parts.end(), [&](const Part& part) { return part.name == name; }))
+      fail(Exit::usage, "--only: '", name, "' is none of ", names);
+    wanted.push_back(name);
+  }
+  std::vector<Part> out;
+  for (const Part& part : parts)
+    if (std::find(wanted.begin(), wanted.end(), part.name) != wanted.end()) out.push_back(part);
+  return out;
+}
+
+double most_seconds(const Part& part) { return 60 + 3 * part.seconds; }
 
 }  // namespace
 
-double gpu_peak() {
+double gpu_peak(const std::string& description) {
   struct Peak {
     const char* name;
     double teraflops;
   };
-  const std::string gpu = make_device("cuda")->describe();
-  for (const Peak& known : {Peak{"A100", 312}, Peak{"H100 PCIe", 756}, Peak{"H100", 989}, Peak{"H200", 989},
-                            Peak{"GH200", 989}, Peak{"B200", 2250}})
-    if (gpu.find(known.name) != std::string::npos) return 1e12 * known.teraflops;
+  static constexpr Peak known[] = {{"A100", 312},     {"H100 PCIe", 756}, {"H100 NVL", 835}, {"H100", 989},
+                                   {"H200 NVL", 835}, {"H200", 989},      {"GH200", 989},    {"B200", 2250}};
+  const auto in_word = [&](size_t i) {
+    return i < description.size() && std::isalnum(static_cast<unsigned char>(description[i])) != 0;
+  };
+  for (const Peak& peak : known)
+    if (const size_t at = description.find(peak.name); at != std::string::npos)
+      if (!in_word(at - 1) && !in_word(at + std::string(peak.name).size())) return 1e12 * peak.teraflops;
   return 0;
 }
 
 double gpu_seconds_per_call(double least, Device& gpu, const std::function<void()>& work) {
-  constexpr int together = 10;  // so that waiting for the GPU does not count
-  return seconds_per_call(least,
-                          [&] {
-                            for (int i = 0; i < together; ++i) work();
-                            gpu.wait();
-                          }) /
-         together;
+  const auto seconds = [&](int64_t calls) {
+    const double start = now();
+    for (int64_t i = 0; i < calls; ++i) work();
+    gpu.wait();
+    return now() - start;
+  };
+  seconds(1);  // finds plans and scratch memory
+  int64_t together = 1;
+  for (double warm = 0, taken; warm < least; warm += taken)
+    if ((taken = seconds(together)) < least / 4) together *= 2;
+  int64_t calls = 0;
+  double taken = 0;
+  for (; taken < least; calls += together) taken += seconds(together);
+  return taken / static_cast<double>(calls);
 }
 
 double copy_seconds(size_t bytes, Device& gpu) {
+  if (gpu.stream().backend != Backend::cuda) return copy_seconds(bytes);
   const Arena from(gpu, "a copy's source", bytes / 2), to(gpu, "a copy's target", bytes / 2);
   return gpu_seconds_per_call(least_seconds, gpu, [&] { copy_on_device(to.data(), from.data(), bytes / 2); });
 }
 
-Ratios bench_gpu(const BenchFlags& f) {
-  const std::unique_ptr<Device> device = make_device(f.device);
-  constexpr size_t far = size_t{2} << 30;
-  std::vector<std::vector<std::string>> machine = {
-      {"GPU", device->describe()},
-      {"copy of 1 GiB, GB/s read and written", format_number("%.0f", 1e-9 * far / copy_seconds(far, *device))},
-      {"dense bf16 peak by the data sheet, TFLOP/s", format_number("%.0f", 1e-12 * gpu_peak())}};
-  print_table("machine", machine);
-  bench_attention(*device);
-  bench_gpu_products(*device);
-  BenchFlags flags = f;
-  flags.models = "124m,1b";
-  Ratios ratios = bench_ops(flags);
-  for (const Ratio& ratio : bench_steps(flags)) ratios.push_back(ratio);
-  ArchitectureFlags architectures;
-  architectures.device = f.device, architectures.dtype = "bf16", architectures.rounds = f.rounds;
-  architectures.size = {2048, 16, 32, 8, 8192, 50304, 2048, 4};
-  bench_architectures(architectures);
-  architectures.archs = "lime";  // dearer without grouped heads: K^2 mixtures for every source
-  architectures.size.kv_heads = architectures.size.heads;
-  bench_architectures(architectures);
-  return ratios;
+void bench_gpu(const BenchFlags& f) {
+  std::vector<Part> chosen = parts_of(f.only);
+  make_device(f.device);  // where there is none, one error is enough
+  const double start = now();
+  double estimated = 0;
+  if (f.no_torch) std::erase_if(chosen, [](const Part& part) { return part.run == bench_beside_torch; });
+  for (const Part& part : chosen) estimated += part.seconds;
+  print_text(chosen.size(), " parts, about ", std::lrint(estimated), " s on an H200 with 16 cores\n");
+  for (const Part& part : chosen) {
+    print_text("\n--- ", part.name, "\n");
+    const double begin = now();
+    std::vector<std::string> command = {f.program, "part", part.name, "--device", f.device};
+    command.insert(command.end(), {"--rounds", std::to_string(f.rounds)});
+    if (!f.json.empty()) command.insert(command.end(), {"--json", f.json});
+    if (f.no_torch) command.push_back("--no-torch");
+    Process process(command, {});
+    while (const std::optional<std::string> line = process.answer()) print_text(*line, "\n");
+    const int code = process.end();
+    const double taken = now() - begin;
+    if (code < 0)
+      note_failure(part.name, str("ended by signal ", -code, taken >= most_seconds(part) ? ", after its time" : ""),
+                   Exit::device);
+    else if (code > 0) note_failure(part.name, str("ended with exit code ", code), static_cast<Exit>(code));
+    print_text("--- ", part.name, ": ", std::lrint(taken), " s, about ", std::lrint(part.seconds), " expected; ",
+               std::lrint(now() - start), " s in all\n");
+  }
+}
+
+void bench_gpu_part(const std::string& name, const BenchFlags& f) {
+  const Part part = parts_of(name).front();
+  end_with_input(most_seconds(part));
+  attempt(name, [&] { return print("ratios of " + name, part.run(f)), ""; });
 }
 
 }  // namespace crossply

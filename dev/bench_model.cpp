@@ -6,12 +6,9 @@
 #include <cstdio>
 #include <fstream>
 #include <iostream>
-#include <nlohmann/json.hpp>
 
-#include "cli/format.h"
 #include "cli/program.h"
 #include "dev/bench.h"
-#include "engine/file.h"
 #include "engine/rng.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/devices.h"
@@ -33,7 +30,7 @@ double geometric_mean(const std::vector<double>& values) {
 }
 
 std::string name_of_machine(const std::string& device) {
-  return backend_of(device) == Backend::cuda ? device : str(omp_get_max_threads(), " threads");
+  return backend_of(device) == Backend::cuda ? make_device(device)->describe() : str(omp_get_max_threads(), " threads");
 }
 
 double memory_of_machine(const std::string& device) {
@@ -96,8 +93,6 @@ std::vector<std::string> arguments(const ModelSize& size) {
 
 namespace {
 
-std::vector<std::pair<std::string, std::vector<std::vector<std::string>>>> tables;
-
 // Not of getrusage where there is another way: on Linux its figure survives exec, so the process that started this one
 // would count.
 double peak_resident_mib() {
@@ -110,18 +105,6 @@ double peak_resident_mib() {
 }
 
 }  // namespace
-
-void print_table(const std::string& name, const std::vector<std::vector<std::string>>& rows) {
-  std::printf("%s", format_table(rows).c_str());
-  std::fflush(stdout);
-  tables.emplace_back(name, rows);
-}
-
-void write_tables(const std::string& path) {
-  nlohmann::ordered_json all;
-  for (const auto& [name, rows] : tables) all[name] = rows;
-  write_file_atomically(path, all.dump(1) + "\n");
-}
 
 void serve_steps(const ServeFlags& flags) {
   const RandomTokens data(flags.size);

@@ -27,7 +27,8 @@ namespace {
 struct Sizes {
   int64_t B = 4, T = 512, C = 768, F = 2048, H = 12, K = 4, D = 64, L = 12, V = 32000;
 };
-constexpr Sizes gpu_sizes{8, 2048, 2048, 8192, 32, 8, 64, 16, 50304};
+constexpr Sizes gpu_sizes{8, 2048, 2048, 8192, 32, 8, 64, 16, 50304}, tiny_sizes{1, 32, 64, 128, 2, 1, 32, 3, 99};
+constexpr size_t l2 = 60'000'000;  // bytes, of an H200; an A100 has 40
 constexpr double least_seconds = 0.02;
 
 struct Op {
@@ -46,11 +47,7 @@ struct Op {
 // Tensors in a device's memory. real: what activations are stored in.
 class Tensors {
  public:
-  Tensors(Dtype real, Device& device)
-      : z(device.stream().backend == Backend::cuda ? gpu_sizes : Sizes{}),
-        real_(real),
-        device_(device),
-        memory_(device) {}
+  Tensors(const Sizes& sizes, Dtype real, Device& device) : z(sizes), real_(real), device_(device), memory_(device) {}
   const Sizes z;
   Stream stream() const { return device_.stream(); }
   Tensor activation(Shape shape) { return make(shape, real_); }
@@ -61,8 +58,9 @@ class Tensors {
     return out;
   }
   Tensor tokens(Shape shape, int64_t below) {
-    Random random(5, 0);
-    return memory_.fill<int32_t>(shape, [&](int64_t) { return random.below(below); });
+    return memory_.fill<int32_t>(shape, [=](int64_t i) {
+      return static_cast<int64_t>(random_bits(5, 0, static_cast<uint64_t>(i)) % static_cast<uint64_t>(below));
+    });
   }
 
  private:
@@ -241,6 +239,30 @@ Rates measure(const Op& op, int64_t rounds, Device& device) {
   return rates;
 }
 
+using Rows = std::vector<std::vector<std::string>>;
+
+// Adds to each op's row what was measured in one type.
+void measure_family(Rows& rows, std::vector<double>& of_copy, const Ops& ops, bool narrow, int64_t rounds,
+                    Device& device) {
+  const bool gpu = device.stream().backend == Backend::cuda;
+  rows.resize(ops.size());
+  for (size_t i = 0; i < ops.size(); ++i) {
+    std::vector<std::string>& row = rows[i];
+    if (row.empty()) row.push_back(ops[i].name);
+    row.resize(narrow ? 4 : 1, "failed");
+    const std::string cached = gpu && ops[i].bytes() < 2 * l2 ? "*" : "";
+    row.push_back(format_number("%.1f", static_cast<double>(ops[i].bytes()) / (1 << 20)) + cached);
+    attempt(ops[i].name, [&] {
+      const Rates rates = measure(ops[i], rounds, device);
+      row.push_back(format_number("%.1f", median(rates.gigabytes)));
+      row.push_back(format_number("%.2f", median(rates.of_copy)));
+      of_copy.push_back(median(rates.of_copy));
+      return "";
+    });
+    row.resize(narrow ? 7 : 4, "failed");
+  }
+}
+
 // One family's tensors at a time.
 constexpr std::array families = {add_norm_and_rope, add_elementwise, add_parameter_ops, add_route,
                                  add_depth_mix,     add_value_mixes, add_hyper,         add_multiway_mix};
@@ -249,29 +271,27 @@ constexpr std::array families = {add_norm_and_rope, add_elementwise, add_paramet
 
 Ratios bench_ops(const BenchFlags& f) {
   const std::unique_ptr<Device> device = make_device(f.device);
-  const Sizes z = Tensors(Dtype::f32, *device).z;
-  print_text("\nops, ", device->describe(), ", ", z.B, " x ", z.T, " tokens, C=", z.C, "; medians of ", f.rounds,
-             " rounds: GB/s of what must be read and written, and over a copy of as many bytes\n");
-  std::vector<std::vector<std::string>> table = {{"", "fp32 MiB", "GB/s", "of copy", "bf16 MiB", "GB/s", "of copy"}};
+  const bool gpu = device->stream().backend == Backend::cuda;
+  const Sizes z = f.device == "emulator" ? tiny_sizes : gpu ? gpu_sizes : Sizes{};
+  print_text(
+      "\nops, ", device->describe(), ", ", z.B, " x ", z.T, " tokens, C=", z.C, "; medians of ", f.rounds,
+      " rounds:\nGB/s of what must be read and written, and over a copy of as many bytes\n",
+      gpu ? "*: less than twice the 60 MB of an H200's L2, so partly not from memory; so the copy beside it\n" : "");
+  GrowingTable table("ops", {"", "fp32 MiB", "GB/s", "of copy", "bf16 MiB", "GB/s", "of copy"}, 42);
   std::array<std::vector<double>, 2> of_copy;
   for (const auto add_family : families) {
-    const size_t first = table.size();
+    Rows rows;
     for (const bool narrow : {false, true}) {
-      Tensors memory(narrow ? Dtype::bf16 : Dtype::f32, *device);
-      Ops ops;
-      add_family(ops, memory);
-      for (size_t i = 0; i < ops.size(); ++i) {
-        if (!narrow) table.push_back({ops[i].name});
-        std::vector<std::string>& row = table[first + i];
-        row.push_back(format_number("%.1f", static_cast<double>(ops[i].bytes()) / (1 << 20)));
-        const Rates rates = measure(ops[i], f.rounds, *device);
-        row.push_back(format_number("%.1f", median(rates.gigabytes)));
-        row.push_back(format_number("%.2f", median(rates.of_copy)));
-        of_copy[narrow].push_back(median(rates.of_copy));
-      }
+      attempt("a family of ops", [&] {
+        Tensors memory(z, narrow ? Dtype::bf16 : Dtype::f32, *device);
+        Ops ops;
+        add_family(ops, memory);
+        measure_family(rows, of_copy[narrow], ops, narrow, f.rounds, *device);
+        return "";
+      });
     }
+    for (const std::vector<std::string>& row : rows) table.add(row);
   }
-  print_table("ops", table);
   Ratios ratios;
   for (const bool narrow : {false, true})
     if (!of_copy[narrow].empty())

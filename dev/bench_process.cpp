@@ -1,9 +1,12 @@
 #include <fcntl.h>
 #include <omp.h>
+#include <poll.h>
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cmath>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -79,7 +82,13 @@ Process::Process(const std::vector<std::string>& command, const std::vector<std:
 Process::~Process() {
   close(input_);
   close(output_);
-  if (pid_ > 0) waitpid(pid_, nullptr, 0);
+  end();
+}
+
+int Process::end() {
+  int status = 0;
+  if (pid_ <= 0 || waitpid(std::exchange(pid_, -1), &status, 0) < 0) return 127;  // as a shell's for what is not there
+  return WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status);
 }
 
 void Process::ask(const std::string& line) {
@@ -101,6 +110,20 @@ std::optional<std::string> Process::answer() {
   return line;
 }
 
+void end_with_input(double seconds) {
+  setpgid(0, 0);  // with the programs that it starts
+  std::thread([=] {
+    const double end = now() + seconds;
+    pollfd input{STDIN_FILENO, POLLIN, 0};
+    char unread[64];
+    for (double left = seconds; left > 0; left = end - now()) {
+      const int ready = poll(&input, 1, static_cast<int>(std::min(1e6, std::ceil(1e3 * left))));
+      if (ready > 0 && read(STDIN_FILENO, unread, sizeof unread) <= 0) break;
+    }
+    kill(0, SIGKILL);  // a GPU may never answer: nothing here waits for it
+  }).detach();
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 
 Torch::Torch(const BenchFlags& flags) {
@@ -109,14 +132,20 @@ Torch::Torch(const BenchFlags& flags) {
   if (flags.no_torch) return;
   Process probe({python_, "-c", "import torch; print(torch.__version__)"}, environment(), true);
   version_ = probe.answer().value_or("");
-  if (available()) std::printf("PyTorch %s\n", version_.c_str());
-  else std::printf("%s has no PyTorch: no comparison. PYTHON names another Python.\n", python_.c_str());
+  if (available()) print_text("PyTorch ", version_, "\n");
+  else print_text(python_, " has no PyTorch: no comparison. PYTHON names another Python.\n");
 }
 
 std::vector<std::string> Torch::command(const std::string& script, const std::vector<std::string>& flags) const {
   std::vector<std::string> words = {python_, script_path(script), "--threads", std::to_string(omp_get_max_threads())};
   words.insert(words.end(), flags.begin(), flags.end());
   return words;
+}
+
+std::unique_ptr<Process> Torch::start(const std::string& script, const std::vector<std::string>& flags) const {
+  if (!available()) return nullptr;
+  auto process = std::make_unique<Process>(command(script, flags), environment());
+  return process->answer() == "ready" ? std::move(process) : nullptr;
 }
 
 // Large pages, and memory that is kept instead of given back and asked for again in each step.

@@ -106,14 +106,11 @@ std::string cell(const Rates& r) {
 
 Ratios bench_products(const BenchFlags& f) {
   const Torch pytorch(f);
-  std::unique_ptr<Process> torch;
-  if (pytorch.available())
-    torch = std::make_unique<Process>(pytorch.command("bench_torch_products.py", {}), Torch::environment());
-  if (torch && torch->answer() != "ready") torch.reset();
+  const std::unique_ptr<Process> torch = pytorch.start("bench_torch_products.py");
   print_text("\nmatrix products, ", omp_get_max_threads(), " threads; medians of ", f.rounds,
              " rounds: GFLOP/s, the fraction of the round's peak (bf16x3: of a third of the matrix units')",
              torch ? ", and over torch.mm" : "", "\n");
-  std::vector<std::vector<std::string>> table = {{"rows x in x out", "", "forward", "dinput", "dweight"}};
+  GrowingTable table("products", {"rows x in x out", "", "forward", "dinput", "dweight"}, 18, 14);
   std::array<std::array<std::vector<double>, form_names.size()>, kinds.size()> of_peak, of_torch;
   for (const ProductShape& s :
        {ProductShape{2048, 768, 768}, ProductShape{2048, 768, 2048}, ProductShape{2048, 2048, 768},
@@ -132,10 +129,9 @@ Ratios bench_products(const BenchFlags& f) {
         of_peak[kind][form].push_back(median(rates.of_peak));
         if (!rates.of_torch.empty()) of_torch[kind][form].push_back(median(rates.of_torch));
       }
-      table.push_back(row);
+      table.add(row);
     }
   }
-  print_table("products", table);
   Ratios ratios;
   for (size_t kind = 0; kind < kinds.size(); ++kind) {
     for (size_t form = 0; form < form_names.size(); ++form) {

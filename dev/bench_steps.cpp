@@ -22,11 +22,10 @@ struct NamedSize {
 };
 
 const std::vector<NamedSize>& sizes() {
-  static const std::vector<NamedSize> all = {{"i", {192, 6, 3, 1, 768, 32000, 512, 8}},
-                                             {"ii", {768, 12, 12, 4, 2048, 32000, 512, 4}},
-                                             {"iii", {32, 4, 4, 4, 128, 32, 192, 128}},
-                                             {"124m", {768, 12, 12, 12, 2048, 50304, 1024, 32}},
-                                             {"1b", {2048, 16, 32, 8, 8192, 50304, 2048, 8}}};
+  static const std::vector<NamedSize> all = {
+      {"i", {192, 6, 3, 1, 768, 32000, 512, 8}},       {"ii", {768, 12, 12, 4, 2048, 32000, 512, 4}},
+      {"iii", {32, 4, 4, 4, 128, 32, 192, 128}},       {"124m", {768, 12, 12, 12, 2048, 50304, 1024, 32}},
+      {"1b", {2048, 16, 32, 8, 8192, 50304, 2048, 8}}, {"tiny", {64, 2, 2, 1, 128, 99, 32, 2}}};
   return all;
 }
 
@@ -35,7 +34,7 @@ std::vector<NamedSize> named_sizes(const std::string& list) {
   std::istringstream names(list);
   for (std::string name; std::getline(names, name, ',');) {
     const auto found = std::find_if(sizes().begin(), sizes().end(), [&](const NamedSize& s) { return s.name == name; });
-    if (found == sizes().end()) fail(Exit::usage, "--models: '", name, "' is none of i, ii, iii, 124m, 1b");
+    if (found == sizes().end()) fail(Exit::usage, "--models: '", name, "' is none of i, ii, iii, 124m, 1b, tiny");
     out.push_back(*found);
   }
   return out;
@@ -68,7 +67,7 @@ std::vector<Competitor> competitors(const NamedSize& model, const BenchFlags& f,
   all.push_back({"bf16", "bf16", true, with(own, {"--dtype", "bf16"})});
   if (!torch.available()) return all;
   std::vector<std::string> theirs = torch.command("bench_torch.py", size), set = Torch::environment();
-  if (gpu) theirs = with(theirs, {"--gpu"});
+  if (f.device == "cuda") theirs = with(theirs, {"--gpu"});
   if (!gpu) all.push_back({"PyTorch fp32 eager", "fp32", false, theirs, set});
   if (!gpu) all.push_back({"PyTorch fp32 compile", "fp32", false, with(theirs, {"--compile"}), set});
   all.push_back({"PyTorch bf16 eager", "bf16", false, with(theirs, {"--bf16"}), set});
@@ -109,16 +108,25 @@ void measure_in_turn(const std::vector<Competitor*>& group, int64_t rounds) {
 }
 
 // One group if all fit into three quarters of the memory, otherwise one for each precision, on a GPU each alone.
-void measure_all(std::vector<Competitor>& all, const NamedSize& model, const BenchFlags& f) {
+// known(group): called when a group has been measured.
+template <class F>
+void measure_all(std::vector<Competitor>& all, const NamedSize& model, const BenchFlags& f, F&& known) {
   const bool gpu = backend_of(f.device) == Backend::cuda;
   const TrainOptions options = train_options({"llama", "llama", {}}, model.size, "fp32", "fp32", f.device);
   const double ours = plan_training(options).planned_memory;
-  std::map<std::string, std::vector<Competitor*>> groups;
+  std::vector<std::pair<std::string, std::vector<Competitor*>>> groups;
   double needed = 0;
   for (const Competitor& c : all) needed += c.ours ? ours : 2 * ours;
   const bool together = needed < 0.75 * memory_of_machine(f.device);
-  for (Competitor& c : all) groups[together ? "all" : gpu ? c.name : c.dtype].push_back(&c);
-  for (const auto& [name, group] : groups) measure_in_turn(group, f.rounds);
+  for (Competitor& c : all) {
+    const std::string name = together ? "all" : gpu ? c.name : c.dtype;
+    if (groups.empty() || groups.back().first != name) groups.push_back({name, {}});
+    groups.back().second.push_back(&c);
+  }
+  for (const auto& [name, group] : groups) {
+    measure_in_turn(group, f.rounds);
+    known(group);
+  }
 }
 
 // The mode of that precision with the smaller median.
@@ -149,8 +157,7 @@ std::vector<std::string> row(const Competitor& c, const NamedSize& model, double
       format_number("%.1f", 1e3 * quantile(c.seconds, 0.25)) + format_number("-%.1f", 1e3 * quantile(c.seconds, 0.75))};
 }
 
-// The share of the GPU's dense bf16 peak that the model's own operations take: those of plan.flops_per_token, 6 for
-// each parameter of a product and those of causal attention.
+// The share of the GPU's dense bf16 peak that the model's own operations take.
 double mfu(const Competitor& c, const NamedSize& model, const TrainResult& plan, double peak) {
   return static_cast<double>(model.size.batch * model.size.seq) * plan.flops_per_token / median(c.seconds) / peak;
 }
@@ -162,15 +169,18 @@ Ratios bench_model(const NamedSize& model, const BenchFlags& f, const Torch& tor
              " V=", s.vocab, ", ", s.batch, " x ", s.seq, " tokens: ", format_count(plan.parameters), " parameters, ",
              format_number("%.4g", plan.flops_per_token), " FLOP/token\n");
   std::vector<Competitor> all = competitors(model, f, torch);
-  measure_all(all, model, f);
-  std::vector<std::vector<std::string>> table = {{"", "tokens/s", "GFLOP/s", "peak MiB", "ms/step", "quartiles"}};
-  const double peak = backend_of(f.device) == Backend::cuda ? gpu_peak() : 0;
-  if (peak > 0) table[0].push_back("MFU");
-  for (const Competitor& c : all) {
-    table.push_back(row(c, model, plan.flops_per_token));
-    if (peak > 0 && c.measured()) table.back().push_back(format_number("%.1f%%", 100 * mfu(c, model, plan, peak)));
-  }
-  print_table("steps (" + model.name + ")", table);
+  const double peak = gpu_peak(name_of_machine(f.device));
+  std::vector<std::string> titles = {"", "tokens/s", "GFLOP/s", "peak MiB", "ms/step", "quartiles"};
+  if (peak > 0) titles.push_back("MFU");
+  GrowingTable table(str("steps (", model.name, ")", torch.available() ? " beside PyTorch" : ""), titles, 20);
+  measure_all(all, model, f, [&](const std::vector<Competitor*>& group) {
+    for (const Competitor* c : group) {
+      std::vector<std::string> cells = row(*c, model, plan.flops_per_token);
+      if (peak > 0 && c->measured()) cells.push_back(format_number("%.1f%%", 100 * mfu(*c, model, plan, peak)));
+      table.add(cells);
+      if (!c->measured()) note_failure(str("(", model.name, ") ", c->name), "see its messages", Exit::device);
+    }
+  });
   Ratios ratios;
   for (const Competitor& c : all) {
     const Competitor* best = c.ours && c.measured() ? best_torch(all, c.dtype) : nullptr;
@@ -178,7 +188,6 @@ Ratios bench_model(const NamedSize& model, const BenchFlags& f, const Torch& tor
     const std::string what = str("(", model.name, ") ", c.name, " over ", best->name, ": ");
     ratios.push_back({what + "tokens/s", speed_ratio(c, *best)});
     ratios.push_back({what + "peak memory", c.memory / best->memory});
-    if (peak > 0) ratios.push_back({str("(", model.name, ") ", c.name, ": MFU"), mfu(c, model, plan, peak)});
   }
   return ratios;
 }
@@ -187,10 +196,20 @@ Ratios bench_model(const NamedSize& model, const BenchFlags& f, const Torch& tor
 
 Ratios bench_steps(const BenchFlags& f) {
   const std::vector<NamedSize> models = named_sizes(f.models);
-  print_text("\ntraining steps of LLaMA, ", name_of_machine(f.device), "; medians of ", f.rounds,
-             " rounds of about 2.5 s each, in turn\n");
+  const std::string machine = name_of_machine(f.device);
+  print_text("\ntraining steps of LLaMA, ", machine, "; medians of ", f.rounds,
+             " rounds of about 2.5 s each,\nafter two that do not count, in turn where all fit into the memory\n");
+  if (const double peak = gpu_peak(machine); peak > 0)
+    print_text("MFU: tokens/s times FLOP/token over ", 1e-12 * peak,
+               " TFLOP/s, the dense bf16 peak by the data sheet. "
+               "FLOP/token: 3 times the forward's, 2\na multiply-add of products and of the half of the attention that "
+               "is not masked; norms and other ops count nothing\n");
   const Torch torch(f);
   Ratios ratios;
+  if (f.need_torch && !torch.available()) {
+    note_failure("PyTorch", "there is none; --no-torch leaves this part out", Exit::device);
+    return ratios;
+  }
   for (const NamedSize& model : models)
     for (const Ratio& ratio : bench_model(model, f, torch)) ratios.push_back(ratio);
   return ratios;

@@ -1,5 +1,10 @@
 """PyTorch's side of `bench steps`: the training step of the same LLaMA, at PyTorch's best settings.
 
+The same model, operations and batch; weights, moments and gradients in fp32. --bf16: activations, the residual stream
+too, in bf16, and weights cast to bf16 where a product reads them (autocast), which crossply keeps from step to step.
+Fused AdamW, one pass of clipping, gradients freed instead of zeroed; torch.compile in its default mode; on a GPU the
+attention is the faster of cuDNN's and flash for the shape. Each step reads its loss, so the host waits once, as ours.
+
 Speaks lines on its standard streams: prints `ready`, then for each number n it reads runs n steps and prints their
 seconds and the peak memory in MiB: resident, or allocated on the GPU. Used by dev/bench_steps.cpp; needs PyTorch 2.
 """
@@ -15,6 +20,9 @@ import time
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from bench_torch_attention import KERNELS, measure
 
 
 class Norm(nn.Module):
@@ -23,7 +31,7 @@ class Norm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x):
-        return F.rms_norm(x, (x.shape[-1],), self.weight, 1e-5)
+        return F.rms_norm(x, (x.shape[-1],), self.weight.to(x.dtype), 1e-5)  # of one type: the fused kernel
 
 
 class Block(nn.Module):
@@ -41,7 +49,7 @@ class Block(nn.Module):
         D = C // s.heads
         qkv = self.project(self.norm1(x)).view(B, T, s.heads + 2 * s.kv_heads, D).transpose(1, 2)
         q, k, v = qkv.split([s.heads, s.kv_heads, s.kv_heads], 1)
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)  # of q's type, or each product would be in fp32
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=s.heads != s.kv_heads)
         x = x + self.out(y.transpose(1, 2).reshape(B, T, C))
         gate, up = self.expand(self.norm2(x)).chunk(2, -1)
@@ -50,13 +58,13 @@ class Block(nn.Module):
 
 def rotate(x, cos, sin):
     a, b = x.chunk(2, -1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
 
 class Llama(nn.Module):
     def __init__(self, s):
         super().__init__()
-        self.vocab, D = s.vocab, s.width // s.heads
+        self.vocab, self.bf16, D = s.vocab, s.bf16, s.width // s.heads
         self.embed = nn.Embedding(s.vocab, s.width)
         self.blocks = nn.ModuleList(Block(s) for _ in range(s.layers))
         self.norm, self.head = Norm(s.width), nn.Linear(s.width, s.vocab, bias=False)
@@ -69,8 +77,11 @@ class Llama(nn.Module):
 
     def forward(self, tokens, targets):
         x = self.embed(tokens)
+        if self.bf16:
+            x = x.to(torch.bfloat16)  # autocast would keep the residual stream in fp32
+        cos, sin = self.cos.to(x.dtype), self.sin.to(x.dtype)
         for block in self.blocks:
-            x = block(x, self.cos, self.sin)
+            x = block(x, cos, sin)
         return F.cross_entropy(self.head(self.norm(x)).view(-1, self.vocab), targets.view(-1))
 
 
@@ -103,6 +114,14 @@ def main():
     loss_of = torch.compile(model) if s.compile else model
     tokens, targets = (torch.randint(0, s.vocab, (s.batch, s.seq), device=device) for _ in range(2))
 
+    kernels = contextlib.ExitStack()  # from here to the end
+    if s.gpu:
+        *_, name = measure(device, (s.batch, s.seq, s.heads, s.kv_heads, s.width // s.heads), 0.05)
+        print(f"PyTorch's attention: {name}", file=sys.stderr, flush=True)
+        kernels.enter_context(sdpa_kernel([KERNELS[name], SDPBackend.MATH]))
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
     def step():
         with torch.autocast(device, dtype=torch.bfloat16) if s.bf16 else contextlib.nullcontext():
             loss = loss_of(tokens, targets)
@@ -119,6 +138,8 @@ def main():
         start = time.perf_counter()
         for _ in range(int(line)):
             step()
+        if s.gpu:
+            torch.cuda.synchronize()  # the last update
         seconds = time.perf_counter() - start
         print(seconds, torch.cuda.max_memory_allocated() / 2**20 if s.gpu else peak_resident_mib(), flush=True)
 

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "engine/generate.h"
 #include "engine/rng.h"
 
 namespace crossply {
@@ -101,23 +102,18 @@ void ParameterTable::allocate_narrow() {
 }
 
 void ParameterTable::initialise(uint64_t seed) {
-  std::vector<double> host;
   for (const Parameter& row : rows_) {
-    host.resize(static_cast<size_t>(row.shape.numel()));
-    const uint64_t stream = stream_of(row.name);
-#pragma omp parallel for
-    for (int64_t i = 0; i < row.shape.numel(); ++i) host[static_cast<size_t>(i)] = row.init.at(seed, stream, i);
-    write(row, host.data());
+    const auto number = [&row, seed, stream = stream_of(row.name)](int64_t i) { return row.init.at(seed, stream, i); };
+    if (dtype_ == Dtype::f64) generate<double>(*device_, row.value.data, row.shape.numel(), number);
+    else generate<float>(*device_, row.value.data, row.shape.numel(), number);
   }
 }
 
 void ParameterTable::zero_gradients() { device_->fill(gradients_.data(), 0, gradients_.bytes()); }
 
 void ParameterTable::write(const Parameter& row, const double* host) {
-  const int64_t n = row.shape.numel();
   if (dtype_ == Dtype::f64) return device_->copy_in(row.value.data, host, row.value.bytes());
-  const std::vector<float> narrow(host, host + n);
-  device_->copy_in(row.value.data, narrow.data(), row.value.bytes());
+  generate<float>(*device_, row.value.data, row.shape.numel(), [host](int64_t i) { return host[i]; });
 }
 
 std::vector<float> ParameterTable::read(const Parameter& row, const Tensor& flat) const {

@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+# What is run on a machine with a GPU, as far as it can be tried without one: dev/gpu/ and make bench-gpu.
+#   tests/test_gpu_scripts.sh BUILD_DIR
+set -uo pipefail
+build=$(cd "$1" && pwd)
+cd "$(dirname "$0")/.." || exit 1
+box=$(mktemp -d)
+trap 'rm -rf "$box"' EXIT
+export OMP_NUM_THREADS=2 BIN=$build DEVICE=cpu SMALL=1 RESULTS=$box/results PYTHON=${PYTHON:-python3}
+failures=0
+fail() {
+  failures=$((failures + 1))
+  echo "FAIL: $*"
+  sed 's/^/  | /' "$box/output" 2>/dev/null | tail -8
+}
+for script in dev/gpu/*.sh; do bash -n "$script" || fail "$script is no script"; done
+
+# Every name that a script gives to the tests is one that they have.
+{ grep -ohE "'-tc=[^\$'][^']*'" dev/gpu/*.sh; grep -ohE 'for family in .*; do' dev/gpu/*.sh | grep -oE "'[^']*'"; } |
+  sed "s/'//g; s/^-tc=//" | tr , '\n' | sort -u >"$box/names"
+[ "$(wc -l <"$box/names")" -ge 15 ] || fail "only $(wc -l <"$box/names") names of tests were found in dev/gpu"
+while IFS= read -r name; do
+  "$build/tests" -c "-tc=$name" >"$box/output"
+  grep -qE 'filters: [1-9]' "$box/output" || fail "no test is called '$name'"
+done <"$box/names"
+
+# Gradients of a tiny model, from end to end; then what must not pass: too small a limit, a program that is not there,
+# and no time.
+dev/gpu/2_correct.sh >"$box/output" 2>&1 || fail "2_correct.sh fails on the CPU"
+grep -qE '^21 tensors, the largest relative error is 0, ' "$RESULTS/2_correct.log" || fail "no gradients were compared"
+[ "$(grep -cE '^ +[0-9]+ s  tiny: .* passed$' "$RESULTS/2_correct.log")" = 3 ] || fail "the summary has other steps"
+BIN=$box dev/gpu/2_correct.sh >"$box/output" 2>&1 && fail "2_correct.sh passes without programs"
+grep -q 'tiny: a model .*MISSING: ' "$box/output" || fail "nobody says what is missing"
+BUDGET=0 dev/gpu/2_correct.sh >"$box/output" 2>&1 && fail "2_correct.sh passes without time"
+seq 2000 >"$box/text"
+awk 'BEGIN {for (i = 0; i < 65; ++i) print (i * 37) % 256}' >"$box/tokens"
+"$build/train_llama" --data "text:$box/text" --steps 0 --vocab 256 --width 16 --layers 1 --heads 2 --ffn 24 --seq 32 \
+  --out "$box/model" >"$box/output" 2>&1 || fail "no model"
+for dtype in fp32 bf16; do
+  "$build/gradients" --model "$box/model" --tokens "$box/tokens" --batch 2 --seq 32 --dtype $dtype --out "$box/$dtype" >"$box/output" 2>&1
+done
+"$PYTHON" dev/gpu/compare_files.py "$box/fp32" "$box/bf16" 0.2 >"$box/output" 2>&1 || fail "bf16 is too far from fp32"
+"$PYTHON" dev/gpu/compare_files.py "$box/fp32" "$box/bf16" 1e-5 >"$box/output" 2>&1 && fail "bf16 passes for fp32"
+
+# make bench-gpu builds for CUDA though no flag says so, and measures though a test fails; its exit code tells.
+stand_in() { printf '#!/bin/sh\necho "%s $*" >>%s/log\nexit %s\n' "$1" "$box" "$2" >"$box/$1" && chmod +x "$box/$1"; }
+for codes in "0 0" "3 0" "0 4"; do
+  set -- $codes
+  rm -f "$box/log"
+  stand_in cmake 0; stand_in tests "$1"; stand_in bench "$2"
+  PATH=$box:$PATH make -s bench-gpu BUILD="$box" ARGS=--no-torch >"$box/output" 2>&1
+  code=$?
+  [ $((code != 0)) = $(($1 + $2 != 0)) ] || fail "make bench-gpu ends with $code where tests and bench end with $codes"
+  grep -q "^exit codes: tests $1, bench $2" "$box/output" || fail "make bench-gpu does not say $codes"
+  grep -qE '^cmake .*-DCROSSPLY_CUDA=ON' "$box/log" || fail "make bench-gpu builds without CUDA"
+  grep -qE '^bench gpu .*--no-torch' "$box/log" || fail "make bench-gpu measures nothing where tests end with $1"
+done
+
+# Where bench was built: a table is in the file as soon as its part is done, also when another part is killed.
+if [ -x "$build/bench" ]; then
+  "$build/bench" gpu --device cpu --only attention,nothing >"$box/output" 2>&1
+  [ $? = 64 ] || fail "bench gpu takes any --only"
+  grep -q 'is none of machine, products, attention, steps, architectures, ops, torch$' "$box/output" || fail "no names of parts"
+  "$build/bench" gpu --device cpu --no-torch --only steps,machine --rounds 1 --json "$box/gpu.json" >"$box/output" 2>&1 &
+  for ((i = 0; i < 600; ++i)); do
+    grep -q '^--- steps$' "$box/output" && part=$(pgrep -P $! -f 'part steps') && break
+    sleep 0.1
+  done
+  [ -z "${part:-}" ] || kill -SEGV "$part"
+  wait $!
+  [ $? = 71 ] || fail "bench gpu does not end with 71 where a part crashed"
+  grep -q '^FAILED: steps: ended by signal 11$' "$box/output" || fail "bench gpu does not say that a part crashed"
+  "$PYTHON" -c 'import json, sys; tables = json.load(open(sys.argv[1])); assert tables["machine"] and "failures of steps" in tables' \
+    "$box/gpu.json" 2>>"$box/output" || fail "the tables are not in the file"
+fi
+
+echo "$failures failures"
+[ $failures = 0 ]
