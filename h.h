@@ -1,2 +1,0 @@
-inline const char* g() { return __FILE__; }
-inline const char* gg = g();
