@@ -34,8 +34,8 @@ inline double of_sum(int64_t n) { return 0x1p-24 * (8 + 4 * std::sqrt(static_cas
 inline double of_products(int64_t n) { return of_sum(n) + 0x1p-23 * static_cast<double>(n) / 16; }
 inline double of_products(Dtype dtype, int64_t n) { return dtype == Dtype::bf16 ? of_products(n) : of_sum(n); }
 // What was rounded to bf16 on the way, by up to 2^-9 of each term, and not alike on both sides. An element may be the
-// sum of terms several times larger than most elements are, such as an early row of attention: 12 times 2^-9 at most, of
-// 10^5 elements.
+// sum of terms several times larger than most elements are, such as an early row of attention: of 10^5 elements the
+// furthest was 12 times 2^-9 away.
 constexpr double of_bf16 = 32 * 0x1p-9;
 
 // The numbers of an array in host memory, in its own type. Not filled.

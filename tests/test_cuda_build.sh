@@ -11,8 +11,8 @@ nvcc=$(command -v nvcc || ls "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" 2>/dev/nul
   exit 77
 }
 # What the compiler says of each kernel is kept in the log; of what is compiled again, the last word counts.
-cmake -S . -B "$build" -G 'Unix Makefiles' -DCROSSPLY_CUDA=ON -DCROSSPLY_WERROR=ON -DCMAKE_CUDA_FLAGS=--resource-usage \
-  -DCMAKE_CUDA_ARCHITECTURES='80-real;90-real;100' >/dev/null
+cmake -S . -B "$build" -G 'Unix Makefiles' -DCROSSPLY_CUDA=ON -DCROSSPLY_WERROR=ON \
+  -DCMAKE_CUDA_FLAGS='--resource-usage --threads 3' -DCMAKE_CUDA_ARCHITECTURES='80-real;90-real;100' >/dev/null
 cmake --build "$build" --target cuda_kernels -j "$(nproc)" -- -O >>"$build/log" 2>&1 || {
   tail -50 "$build/log"
   exit 1
