@@ -36,6 +36,20 @@ __global__ void copy_kernel(float* out, const float* inp, int64_t from, int64_t 
   store<width>(out + to, load<width>(inp + from));
 }
 
+__global__ void fill_kernel(float* out, int64_t n) {
+  float* values = dynamic_shared<float>();
+  for (int64_t i = 0; i < n; ++i) values[i] = static_cast<float>(i);
+  out[0] = values[n - 1];
+}
+
+// Stores that say they go to one memory, for addresses in either.
+template <Space space>
+__global__ void store_kernel(float* out, bool to_shared) {
+  SHARED(values, Array<float, 4>);
+  float local[4];
+  store<4, space>(out == nullptr ? &local[0] : to_shared ? &values[0] : out, Floats<4>{});
+}
+
 __global__ void shuffle_kernel(float* out, float* largest, const float* inp) {
   const float x = inp[threadIdx.x];
   out[threadIdx.x] = warp_sum(x);
@@ -153,6 +167,37 @@ TEST_CASE("emulator: an access that is not aligned is an error") {
   CHECK_NOTHROW(launch({"copy", 1, 1}, copy_kernel<4>, out.data, inp.data, int64_t{4}, int64_t{0}));
   CHECK_THROWS_AS(launch({"copy", 1, 1}, copy_kernel<4>, out.data, inp.data, int64_t{2}, int64_t{0}), Error);
   CHECK_THROWS_AS(launch({"copy", 1, 1}, copy_kernel<4>, out.data, inp.data, int64_t{4}, int64_t{1}), Error);
+}
+
+TEST_CASE("emulator: a store goes to the memory that it names") {
+  const OnDevice out(std::vector<float>(4));
+  float* const local = nullptr;
+  const Launch one{"store", 1, 1};
+  CHECK_NOTHROW(launch(one, store_kernel<Space::global>, out.data, false));
+  CHECK_NOTHROW(launch(one, store_kernel<Space::shared>, out.data, true));
+  for (const bool to_shared : {false, true}) CHECK_NOTHROW(launch(one, store_kernel<Space::any>, out.data, to_shared));
+  CHECK_THROWS_AS(launch(one, store_kernel<Space::global>, out.data, true), Error);
+  CHECK_THROWS_AS(launch(one, store_kernel<Space::shared>, out.data, false), Error);
+  CHECK_THROWS_AS(launch(one, store_kernel<Space::global>, local, false), Error);
+}
+
+TEST_CASE("emulator: a recording may have more shared memory than its kernel's last launch") {
+  const int64_t many = 20000, few = 15000;  // both above 48 KiB
+  const OnDevice out(std::vector<float>(1));
+  const auto fill = [&](int64_t n) {
+    launch({"fill", 1, 1, static_cast<size_t>(n) * sizeof(float)}, fill_kernel, out.data, n);
+  };
+  begin_capture();
+  fill(many);
+  const std::shared_ptr<void> recording = end_capture();
+  fill(few);
+  CHECK(out.host()[0] == static_cast<float>(few - 1));
+  launch_graph(recording);
+  CHECK(out.host()[0] == static_cast<float>(many - 1));
+  const auto* kernel = reinterpret_cast<const void*>(fill_kernel);
+  emulator::set_shared_limit(kernel, few * sizeof(float));  // as nobody should
+  CHECK_THROWS_AS(launch_graph(recording), Error);
+  emulator::set_shared_limit(kernel, many * sizeof(float));
 }
 
 TEST_CASE("emulator: new device memory is full of NaN, and a recording must not wait") {

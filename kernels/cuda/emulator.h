@@ -57,8 +57,11 @@ struct Site {
   static Site here(const char* in = __builtin_FILE(), int at = __builtin_LINE()) { return {in, at}; }
 };
 
-// Runs body once for every thread of every block. name: of the kernel, for errors.
-void run(const char* name, dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body);
+// Runs body once for every thread of every block. name: of the kernel, for errors. More than 48 KiB of shared memory
+// must have been allowed to the kernel: that limit is what was set last, as on a GPU.
+void set_shared_limit(const void* kernel, size_t bytes);
+void run(const char* name, const void* kernel, dim3 grid, dim3 block, size_t shared_bytes,
+         const std::function<void()>& body);
 
 // Does this now, or adds it to the works that are captured, if some are. Only such work may touch device memory:
 // everybody else who does is killed.
@@ -88,6 +91,8 @@ void synchronize_warp(uint32_t mask, void* operand, Combine combine, const char*
 // The launch's shared memory, and a block's own variable of some bytes: one for every `key`.
 void* dynamic_shared();
 void* static_shared(const void* key, size_t bytes);
+// Throws unless this points into shared memory, or into device memory: what a store says of its address.
+void check_space(const void* p, bool shared);
 
 // Copies that are under way until they are waited for; the target is NaN meanwhile. src null: zeros.
 void copy_async(void* to, const void* from, size_t bytes);

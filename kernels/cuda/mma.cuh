@@ -88,12 +88,6 @@ __device__ __forceinline__ void mma_m16n8k16(Floats<4>& d, const Pairs& a, uint3
 #endif
 }
 
-#if CROSSPLY_CUDA
-__device__ __forceinline__ uint32_t shared_address(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
-#endif
-
 // Four matrices (8,8) from shared memory: lane i names row i % 8 of matrix i / 8 (16 bytes, aligned) and gets, of each
 // matrix, columns 2t and 2t+1 of row g; transposed: rows 2t and 2t+1 of column g.
 __device__ __forceinline__ Pairs ldmatrix(const bf16* row CALL_SITE) {

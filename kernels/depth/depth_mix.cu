@@ -283,7 +283,7 @@ __global__ void __launch_bounds__(threads, 3)
       }
       add_dots(sums, dots, r, readers.count, begin == 0);
     }
-    if (c < C) store<widest<S>>(totals + c, total);
+    if (c < C) store<widest<S>, Space::shared>(totals + c, total);
   }
   __syncthreads();
   float q = 0;  // every warp makes the sum of all for itself
