@@ -67,6 +67,23 @@ __global__ void lane_kernel(int* out) {
   if (threadIdx.x < 16) out[threadIdx.x] = __shfl_xor_sync(0xFFFFu, static_cast<int>(threadIdx.x), 16);
 }
 
+// How far y is from the rounded x, in units of the last place.
+int64_t ulps(float y, double x) {
+  const auto place = [](float z) { return int64_t{std::bit_cast<int32_t>(z)}; };
+  return place(y) - place(static_cast<float>(x));
+}
+// The largest and the smallest error over x from `from` to `to`, in 5,000 steps.
+template <class F, class G>
+std::pair<int64_t, int64_t> errors(float from, float to, F&& function, G&& exact) {
+  int64_t least = 0, most = 0;
+  for (int i = 0; i <= 5000; ++i) {
+    const float x = from + (to - from) * static_cast<float>(i) / 5000;
+    const int64_t error = ulps(function(x), exact(static_cast<double>(x)));
+    least = std::min(least, error), most = std::max(most, error);
+  }
+  return {least, most};
+}
+
 // How many of `seeds` runs gave the right sums.
 int right_sums(bool barrier, int seeds) {
   const auto inp = random_vector<float>(3 * 40, 1);
@@ -198,6 +215,46 @@ TEST_CASE("emulator: a recording may have more shared memory than its kernel's l
   emulator::set_shared_limit(kernel, few * sizeof(float));  // as nobody should
   CHECK_THROWS_AS(launch_graph(recording), Error);
   emulator::set_shared_limit(kernel, many * sizeof(float));
+}
+
+TEST_CASE("emulator: functions are as inexact as CUDA says, and exact where it says so") {
+  using Range = std::pair<int64_t, int64_t>;
+  for (const uint64_t seed : {1, 2}) {
+    emulator::seed_errors(seed);
+    CHECK(errors(
+              -80, 80, [](float x) { return crossply::expf(x); }, [](double x) { return std::exp(x); }) ==
+          Range{-2, 2});
+    CHECK(errors(
+              0.01f, 9, [](float x) { return crossply::logf(x); }, [](double x) { return std::log(x); }) ==
+          Range{-1, 1});
+    CHECK(errors(
+              0.01f, 8, [](float x) { return crossply::tanhf(x); }, [](double x) { return std::tanh(x); }) ==
+          Range{-2, 2});
+    CHECK(errors(
+              0.01f, 99, [](float x) { return rsqrtf(x); }, [](double x) { return 1 / std::sqrt(x); }) == Range{-2, 2});
+    CHECK(errors(
+              0.01f, 99, [](float x) { return __fdividef(3, x); }, [](double x) { return 3 / x; }) == Range{-2, 2});
+    CHECK(errors(
+              -99, 99, [](float x) { return emulator::exp2_approximately(x); },
+              [](double x) { return std::exp2(x); }) == Range{-2, 2});
+  }
+  emulator::seed_errors(1);
+  const float infinity = INFINITY;
+  CHECK(crossply::expf(-0.f) == 1);
+  CHECK(crossply::expf(-infinity) == 0);
+  CHECK(crossply::expf(infinity) == infinity);
+  CHECK(crossply::logf(1) == 0);
+  CHECK(crossply::logf(0) == -infinity);
+  CHECK(crossply::tanhf(-infinity) == -1);
+  CHECK(rsqrtf(0) == infinity);
+  CHECK(rsqrtf(infinity) == 0);
+  CHECK(__fdividef(1, 0x1p127f) == 0);
+  CHECK(__fdividef(1, infinity) == 0);
+  CHECK(emulator::exp2_approximately(0) == 1);
+  CHECK(emulator::exp2_approximately(-126.5f) == 0);
+  for (const float x : {crossply::expf(NAN), crossply::logf(-1), crossply::tanhf(NAN), rsqrtf(-1), __fdividef(0, 0),
+                        __fdividef(infinity, 0x1p127f), emulator::exp2_approximately(NAN)})
+    CHECK(std::isnan(x));
 }
 
 TEST_CASE("emulator: new device memory is full of NaN, and a recording must not wait") {

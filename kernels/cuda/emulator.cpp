@@ -288,16 +288,26 @@ void enqueue(std::function<void()> work) {
 std::shared_ptr<Works> capture(std::shared_ptr<Works> into) { return std::exchange(captured, std::move(into)); }
 bool captures() { return captured != nullptr; }
 
+namespace {
+// The mapping that holds this, or null. To be called under the lock.
+const Mapping* mapping_of(const void* data) {
+  auto at = mappings.upper_bound(const_cast<void*>(data));
+  return at != mappings.begin() && data < (--at)->second.end() ? &at->second : nullptr;
+}
+}  // namespace
+
 void check_device_memory(const char* name, const void* data) {
   const std::lock_guard lock(mappings_lock);
-  auto at = mappings.upper_bound(const_cast<void*>(data));
-  const bool inside = at != mappings.begin() && data < (--at)->second.end();
-  if (data != nullptr && !inside) fail(Exit::device, "emulator: ", name, " gets a pointer into the host's memory");
+  if (data != nullptr && mapping_of(data) == nullptr)
+    fail(Exit::device, "emulator: ", name, " gets a pointer into the host's memory");
 }
 
 void seed(uint64_t value) { lots = value * 0x9E3779B97F4A7C15ull | 1; }
 
-void run(const char* name, dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body) {
+void set_shared_limit(const void* kernel, size_t bytes) { shared_limits[kernel] = bytes; }
+
+void run(const char* name, const void* kernel, dim3 grid, dim3 block, size_t shared_bytes,
+         const std::function<void()>& body) {
   kernel_name = name;
   kernel_body = &body;
   threads = static_cast<int>(block.x * block.y * block.z);
