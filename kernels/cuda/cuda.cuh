@@ -317,6 +317,13 @@ inline int lanes_of_row(int64_t width) {
 inline uint32_t threads_of_row(int64_t C, int width, uint32_t most) {
   return std::min(blocks_of(C, width * warp_size) * warp_size, most);
 }
+// The row of a thread of a block of `threads`. Grids are small enough for 32 bits, in which a division takes a few
+// instructions, in 64 about a hundred.
+template <int threads>
+__device__ __forceinline__ int64_t row_of_lanes(int lanes) {
+  const auto by = static_cast<uint32_t>(lanes);
+  return static_cast<int64_t>(blockIdx.x) * (threads / by) + threadIdx.x / by;
+}
 template <class T>
 __device__ __forceinline__ T group_sum(T x, int lanes) {
   for (int by = lanes / 2; by > 0; by /= 2) x += __shfl_xor_sync(~0u, x, by);
