@@ -36,6 +36,20 @@ __global__ void copy_kernel(float* out, const float* inp, int64_t from, int64_t 
   store<width>(out + to, load<width>(inp + from));
 }
 
+__global__ void fill_kernel(float* out, int64_t n) {
+  float* values = dynamic_shared<float>();
+  for (int64_t i = 0; i < n; ++i) values[i] = static_cast<float>(i);
+  out[0] = values[n - 1];
+}
+
+// Stores that say they go to one memory, for addresses in either.
+template <Space space>
+__global__ void store_kernel(float* out, bool to_shared) {
+  SHARED(values, Array<float, 4>);
+  float local[4];
+  store<4, space>(out == nullptr ? &local[0] : to_shared ? &values[0] : out, Floats<4>{});
+}
+
 __global__ void shuffle_kernel(float* out, float* largest, const float* inp) {
   const float x = inp[threadIdx.x];
   out[threadIdx.x] = warp_sum(x);
@@ -51,6 +65,23 @@ __global__ void two_places_kernel() {
 }
 __global__ void lane_kernel(int* out) {
   if (threadIdx.x < 16) out[threadIdx.x] = __shfl_xor_sync(0xFFFFu, static_cast<int>(threadIdx.x), 16);
+}
+
+// How far y is from the rounded x, in units of the last place.
+int64_t ulps(float y, double x) {
+  const auto place = [](float z) { return int64_t{std::bit_cast<int32_t>(z)}; };
+  return place(y) - place(static_cast<float>(x));
+}
+// The largest and the smallest error over x from `from` to `to`, in 5,000 steps.
+template <class F, class G>
+std::pair<int64_t, int64_t> errors(float from, float to, F&& function, G&& exact) {
+  int64_t least = 0, most = 0;
+  for (int i = 0; i <= 5000; ++i) {
+    const float x = from + (to - from) * static_cast<float>(i) / 5000;
+    const int64_t error = ulps(function(x), exact(static_cast<double>(x)));
+    least = std::min(least, error), most = std::max(most, error);
+  }
+  return {least, most};
 }
 
 // How many of `seeds` runs gave the right sums.
@@ -153,6 +184,77 @@ TEST_CASE("emulator: an access that is not aligned is an error") {
   CHECK_NOTHROW(launch({"copy", 1, 1}, copy_kernel<4>, out.data, inp.data, int64_t{4}, int64_t{0}));
   CHECK_THROWS_AS(launch({"copy", 1, 1}, copy_kernel<4>, out.data, inp.data, int64_t{2}, int64_t{0}), Error);
   CHECK_THROWS_AS(launch({"copy", 1, 1}, copy_kernel<4>, out.data, inp.data, int64_t{4}, int64_t{1}), Error);
+}
+
+TEST_CASE("emulator: a store goes to the memory that it names") {
+  const OnDevice out(std::vector<float>(4));
+  float* const local = nullptr;
+  const Launch one{"store", 1, 1};
+  CHECK_NOTHROW(launch(one, store_kernel<Space::global>, out.data, false));
+  CHECK_NOTHROW(launch(one, store_kernel<Space::shared>, out.data, true));
+  for (const bool to_shared : {false, true}) CHECK_NOTHROW(launch(one, store_kernel<Space::any>, out.data, to_shared));
+  CHECK_THROWS_AS(launch(one, store_kernel<Space::global>, out.data, true), Error);
+  CHECK_THROWS_AS(launch(one, store_kernel<Space::shared>, out.data, false), Error);
+  CHECK_THROWS_AS(launch(one, store_kernel<Space::global>, local, false), Error);
+}
+
+TEST_CASE("emulator: a recording may have more shared memory than its kernel's last launch") {
+  const int64_t many = 20000, few = 15000;  // both above 48 KiB
+  const OnDevice out(std::vector<float>(1));
+  const auto fill = [&](int64_t n) {
+    launch({"fill", 1, 1, static_cast<size_t>(n) * sizeof(float)}, fill_kernel, out.data, n);
+  };
+  begin_capture();
+  fill(many);
+  const std::shared_ptr<void> recording = end_capture();
+  fill(few);
+  CHECK(out.host()[0] == static_cast<float>(few - 1));
+  launch_graph(recording);
+  CHECK(out.host()[0] == static_cast<float>(many - 1));
+  const auto* kernel = reinterpret_cast<const void*>(fill_kernel);
+  emulator::set_shared_limit(kernel, few * sizeof(float));  // as nobody should
+  CHECK_THROWS_AS(launch_graph(recording), Error);
+  emulator::set_shared_limit(kernel, many * sizeof(float));
+}
+
+TEST_CASE("emulator: functions are as inexact as CUDA says, and exact where it says so") {
+  using Range = std::pair<int64_t, int64_t>;
+  for (const uint64_t seed : {1, 2}) {
+    emulator::seed_errors(seed);
+    CHECK(errors(
+              -80, 80, [](float x) { return crossply::expf(x); }, [](double x) { return std::exp(x); }) ==
+          Range{-2, 2});
+    CHECK(errors(
+              0.01f, 9, [](float x) { return crossply::logf(x); }, [](double x) { return std::log(x); }) ==
+          Range{-1, 1});
+    CHECK(errors(
+              0.01f, 8, [](float x) { return crossply::tanhf(x); }, [](double x) { return std::tanh(x); }) ==
+          Range{-2, 2});
+    CHECK(errors(
+              0.01f, 99, [](float x) { return rsqrtf(x); }, [](double x) { return 1 / std::sqrt(x); }) == Range{-2, 2});
+    CHECK(errors(
+              0.01f, 99, [](float x) { return __fdividef(3, x); }, [](double x) { return 3 / x; }) == Range{-2, 2});
+    CHECK(errors(
+              -99, 99, [](float x) { return emulator::exp2_approximately(x); },
+              [](double x) { return std::exp2(x); }) == Range{-2, 2});
+  }
+  emulator::seed_errors(1);
+  const float infinity = INFINITY;
+  CHECK(crossply::expf(-0.f) == 1);
+  CHECK(crossply::expf(-infinity) == 0);
+  CHECK(crossply::expf(infinity) == infinity);
+  CHECK(crossply::logf(1) == 0);
+  CHECK(crossply::logf(0) == -infinity);
+  CHECK(crossply::tanhf(-infinity) == -1);
+  CHECK(rsqrtf(0) == infinity);
+  CHECK(rsqrtf(infinity) == 0);
+  CHECK(__fdividef(1, 0x1p127f) == 0);
+  CHECK(__fdividef(1, infinity) == 0);
+  CHECK(emulator::exp2_approximately(0) == 1);
+  CHECK(emulator::exp2_approximately(-126.5f) == 0);
+  for (const float x : {crossply::expf(NAN), crossply::logf(-1), crossply::tanhf(NAN), rsqrtf(-1), __fdividef(0, 0),
+                        __fdividef(infinity, 0x1p127f), emulator::exp2_approximately(NAN)})
+    CHECK(std::isnan(x));
 }
 
 TEST_CASE("emulator: new device memory is full of NaN, and a recording must not wait") {

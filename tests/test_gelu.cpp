@@ -56,8 +56,19 @@ TEST_CASE("gelu: reference backward is the derivative of the reference forward")
     for (int64_t n : {1, 7, 33}) check_derivative(gelu(n, scale), 1e-13);
 }
 
-// The tail is good to 6e-8 (8 + z^2 / 2) of itself, which is at most 1/2; the last product or sum rounds once more.
-TEST_CASE("gelu: the fast backends equal the reference to 1e-7, everywhere") {
+// In units of 2^-24 = 6e-8: the tail is good to 8 + z^2 / 2 of itself, which is at most 1/2, and the last product or
+// sum rounds once more. That takes exp to be good to 3 units and the quotient to 1. On a GPU both are off by up to 2
+// units in the last place of the rounded value, so by 5; with 2 each for the quotient's denominator, the polynomial and
+// the products, and the fit, the tail is good to 17 + z^2 / 2. Where |z tail| is largest, 0.17 at z = 3/4, that makes
+// 0.17 * 18.3 + 1 = 4.1 of the output. The slope has the tail's error, that of z times the density, (5 + 2 + z^2 / 2)
+// of at most 0.24, and a rounding: 17 / 2 + 1 = 9.5 where z is small, less beyond.
+struct Limits {
+  double tail = 0, out = 0, slope = 0;
+};
+Limits limits_of(Backend backend) {
+  return backend == Backend::cuda ? Limits{17, 2.5e-7, 6e-7} : Limits{8, 1e-7, 2e-7};
+}
+TEST_CASE("gelu: the fast backends equal the reference to 1e-7, a GPU to 2.5e-7, everywhere") {
   const auto inp = sweep();
   const Op op = gelu(static_cast<int64_t>(inp.size()));
   for (const Backend backend : fast_backends()) {
@@ -67,7 +78,8 @@ TEST_CASE("gelu: the fast backends equal the reference to 1e-7, everywhere") {
     Trial exact = got.exact();
     got.run(backend), exact.run(Backend::reference);
     const auto &out = got["out"], &want = exact["out"];
-    CHECK(worst_difference(got["dinp"], exact["dinp"]) < 2e-7);
+    const Limits limits = limits_of(backend);
+    CHECK(worst_difference(got["dinp"], exact["dinp"]) < limits.slope);
     double worst = 0;
     for (size_t i = 0; i < out.size(); ++i) {
       const double difference = std::abs(out[i] - want[i]) / std::max(1.0, std::abs(got["inp"][i]));
@@ -75,13 +87,13 @@ TEST_CASE("gelu: the fast backends equal the reference to 1e-7, everywhere") {
       worst = std::max(worst, difference);
       // Also relative: what is left of a large negative number, or of a small one, has its digits.
       if (got["inp"][i] > -12) {
-        const double allowed = 6e-8 * (9 + 0.5 * got["inp"][i] * got["inp"][i]) * std::abs(want[i]);
+        const double allowed = 6e-8 * (limits.tail + 1 + 0.5 * got["inp"][i] * got["inp"][i]) * std::abs(want[i]);
         const double error = std::abs(out[i] - want[i]);
         REQUIRE_MESSAGE(error <= allowed, "gelu(" << inp[i] << ") = " << out[i]);
       }
     }
     CAPTURE(worst);
-    CHECK(worst < 1e-7);
+    CHECK(worst < limits.out);
   }
 }
 
@@ -90,7 +102,9 @@ TEST_CASE_TEMPLATE("gelu: the fast backends equal the reference, set and added, 
     for (double scale : {1e-3, 1.0, 12.0, 200.0})
       for (int64_t n : sizes_for(backend)) {
         const Op op = gelu(n, scale);
-        check_backend(op, DtypeOf<T>::value, backend, {{"out", 1e-6}, {"dinp", 1e-6}});
+        // A single number may be all tail, or have been added to and cancel.
+        const Limits limits = backend == Backend::cuda ? limits_of(backend) : Limits{};
+        check_backend(op, DtypeOf<T>::value, backend, {{"out", {1e-6, limits.out}}, {"dinp", {1e-6, limits.slope}}});
         const Where last = at({static_cast<size_t>(n - 1)});
         check_nans(op, DtypeOf<T>::value, backend, {{"inp", {static_cast<size_t>(n - 1)}}},
                    {{"out", last}, {"dinp", last}});

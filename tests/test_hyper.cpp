@@ -228,7 +228,10 @@ TEST_CASE_TEMPLATE("hyper: the fast backends equal the reference, set and added"
         check_close("dy", a.dy, b.dy, std::max(exact, rounding));
         check_close("dwritten", a.dwritten, b.dwritten, std::max(exact, rounding));
         check_close("dstreams", a.dstreams, b.dstreams, std::max(1e-5, rounding));
-        for (size_t f = 0; f < a.d.size(); ++f) check_close(field_names[f], a.d[f], b.d[f], 1e-5);
+        // The scales' gradients are single sums of terms of both signs, each of which is good to 4 units of 2^-24, on a
+        // GPU, with its rsqrtf and tanhf, to 10.
+        const double allowed = backend == Backend::cuda ? 2.5e-5 : 1e-5;
+        for (size_t f = 0; f < a.d.size(); ++f) check_close(field_names[f], a.d[f], b.d[f], allowed);
       }
     });
   }
@@ -297,9 +300,11 @@ TEST_CASE("hyper: large and tiny projections have the right tanh, and NaN stays 
       a.streams = {1.f};
       a.w[2] = {z, z}, a.w[3] = {z}, a.w[6] = {1.f};
       a.forward(backend);
+      // On a GPU, in units of 2^-24: 4 of rsqrtf(1), 1 of the product, and 5 of tanhf, which makes no error larger.
+      const double tolerance = backend == Backend::cuda ? 6e-7 : 2.5e-7;
       for (size_t j = 2; j < 5; ++j) {
         if (std::isnan(z)) CHECK(std::isnan(a.stats[j]));
-        else CHECK(std::abs(a.stats[j] - std::tanh(double(z))) <= 2.5e-7 * std::abs(std::tanh(double(z))));
+        else CHECK(std::abs(a.stats[j] - std::tanh(double(z))) <= tolerance * std::abs(std::tanh(double(z))));
       }
     }
   }

@@ -94,6 +94,52 @@ TEST_CASE("mma: a product of fragments equals plain loops, and swapped registers
   CHECK(distance(wrong.host(), want) > 0.1 * size_of(want));
 }
 
+TEST_CASE("mma: sums are cut off, eight products at a time") {
+  const auto sum = [](float before, float product, int terms) {
+    std::vector<bf16> a(16 * 16, bf16(0.f)), b(16 * 8, bf16(1.f));
+    for (int k = 0; k < terms; ++k) a[static_cast<size_t>(k)] = bf16(product);
+    const OnDevice d(std::vector<float>(16 * 8, before));
+    const OnDevice a_there(a), b_there(b);
+    launch({"product", 1, 32}, product_kernel, d.data, a_there.data, b_there.data, false);
+    return d.host()[0];
+  };
+  const float part = 1.5f * 0x1p-24f;  // beside 1 a bit below the last place is kept: 2^-24 of this
+  CHECK(sum(1, part, 1) == 1);
+  CHECK(sum(1, part, 8) == 1 + 8 * 0x1p-24f);
+  CHECK(sum(1, part, 16) == 1 + 16 * 0x1p-24f);  // 24 if they were added before rounding, 32 if rounded one by one
+  CHECK(sum(-1, -part, 16) == -1 - 16 * 0x1p-24f);
+  CHECK(sum(0, part, 16) == 16 * part);  // nothing is cut off of terms of one size
+  CHECK(sum(1, -0x1p-24f, 1) == 1 - 0x1p-24f);
+  CHECK(sum(3e38f, 3e38f, 16) == INFINITY);
+  CHECK(std::isnan(sum(INFINITY, -INFINITY, 1)));
+}
+
+TEST_CASE("mma: sums stay within the bound of what is cut off") {
+  double worst = 0;
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    const auto a = random_vector<bf16>(16 * 16, 4 * seed + 1), b = random_vector<bf16>(16 * 8, 4 * seed + 2);
+    const auto before = random_vector<float>(16 * 8, 4 * seed + 3);
+    const OnDevice d(before);
+    const OnDevice a_there(a), b_there(b);
+    launch({"product", 1, 32}, product_kernel, d.data, a_there.data, b_there.data, false);
+    const std::vector<float> got = d.host();
+    for (size_t i = 0; i < got.size(); ++i) {
+      double want = static_cast<double>(before[i]), sizes = std::abs(want);
+      for (size_t k = 0; k < 16; ++k) {
+        const double product =
+            static_cast<double>(float(a[i / 8 * 16 + k])) * static_cast<double>(float(b[k * 8 + i % 8]));
+        want += product, sizes += std::abs(product);
+      }
+      // Twice: nine terms lose less than a unit of 2^-24 of the largest, at most `sizes`, the sum less than 2^-23 of
+      // it.
+      const double error = std::abs(static_cast<double>(got[i]) - want);
+      REQUIRE(error <= 2 * (9 * 0x1p-24 + 0x1p-23) * sizes);
+      worst = std::max(worst, error / sizes);
+    }
+  }
+  CHECK(worst > 0x1p-24);  // more than by rounding once
+}
+
 TEST_CASE("mma: ldmatrix deals out four matrices, as they are or transposed") {
   const auto from = random_vector<bf16>(32 * 8, 1);
   for (const bool transposed : {false, true}) {

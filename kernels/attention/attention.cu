@@ -154,8 +154,8 @@ __global__ void attention_delta_kernel(float* delta, const S* dout, const S* out
     for (int i = 0; i < width; ++i) sum += x[i] * y[i];
   }
   sum = warp_sum(sum);
-  const int64_t row = n / z.H, b = row / z.T;
-  if (threadIdx.x == 0) delta[(b * z.H + n % z.H) * z.T + row % z.T] = sum;
+  const auto H = static_cast<uint32_t>(z.H), T = static_cast<uint32_t>(z.T), row = static_cast<uint32_t>(n) / H;
+  if (threadIdx.x == 0) delta[(row / T * z.H + static_cast<uint32_t>(n) % H) * z.T + row % T] = sum;
 }
 
 template <class S>
@@ -297,6 +297,7 @@ void attention_backward_cuda(const Grad& dq, const Grad& dk, const Grad& dv, con
                              const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lse,
                              const AttentionSizes& z, float scale) {
   const int64_t rows = z.B * z.T * z.H;
+  CHECK_THAT(rows < int64_t{1} << 32, "attention: ", rows, " rows of queries are too many for a GPU");
   float* delta = scratch<float>(rows);
   with_storage(dq.dtype, [&]<class S>(S) {
     with_width<S>(z.D, {dout.data, out.data}, [&](auto width) {

@@ -156,7 +156,8 @@ __global__ void __launch_bounds__(QueryBlock<width>::threads, 2)
   bf16 *k_tiles = dout_tile + F::queries * width, *v_tiles = k_tiles + 2 * tile;
   const auto [b, h, first, left] = place_of_queries<F::queries>(z);
   const int D = static_cast<int>(z.D), seen = first + (left < F::queries ? left : F::queries);
-  int64_t next = z.key_head(b, h / z.group);  // where the rows to be loaded next begin
+  int64_t next = z.key_head(
+      b, static_cast<uint32_t>(h) / static_cast<uint32_t>(z.group));  // where the rows to be loaded next begin
   const auto load_keys = [&](int there, int buffer) {
     load_tile<width, F::keys, F::threads>(k_tiles + buffer * tile, g.k + next, z.key_stride, there, D);
     load_tile<width, F::keys, F::threads>(v_tiles + buffer * tile, g.v + next, z.key_stride, there, D);

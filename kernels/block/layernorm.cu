@@ -19,7 +19,7 @@ __global__ void layernorm_forward_kernel(S* out, float* mean, float* rstd, const
   float sum = 0, square = 0;
   for (int64_t c = threadIdx.x * width; c < C; c += warp_size * width) {
     const Floats<width> x = load<width>(inp + c);
-    store<width>(row + c, x);
+    store<width, Space::shared>(row + c, x);
 #pragma unroll
     for (int i = 0; i < width; ++i) sum += x[i];
   }
@@ -50,8 +50,8 @@ __global__ void layernorm_backward_kernel(S* dinp, const S* dout, const S* inp, 
   float along_one = 0, along_out = 0;
   for (int64_t c = threadIdx.x * width; c < C; c += warp_size * width) {
     const Floats<width> dy = load<width>(dout + c), x = load<width>(inp + c);
-    store<width>(kept_dy + c, dy);
-    store<width>(kept_x + c, x);
+    store<width, Space::shared>(kept_dy + c, dy);
+    store<width, Space::shared>(kept_x + c, x);
 #pragma unroll
     for (int i = 0; i < width; ++i) along_one += dy[i], along_out += dy[i] * (x[i] - m);
   }

@@ -102,7 +102,7 @@ struct Sums {
       Floats<part> sum = load<part>(to);
 #pragma unroll
       for (int i = 0; i < part; ++i) sum[i] += x[p * part + i];
-      store<part>(to, sum);
+      store<part, Space::shared>(to, sum);
     }
   }
 };

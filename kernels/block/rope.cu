@@ -9,14 +9,16 @@ namespace {
 // find the table's row in the L1 cache. Bound by memory: two tensors, three where the gradient is added.
 constexpr int threads = 256;
 
-// heads: B T H. sign = 1 turns forward, -1 back. All of a pair is read before any of it is written: out may be inp.
+// heads: B T H, so few that 32 bits divide them: in 64 bits that would take most of a thread's instructions. sign = 1
+// turns forward, -1 back. All of a pair is read before any of it is written: out may be inp.
 template <int width, class S>
 __global__ void __launch_bounds__(threads, 5)
     rope_kernel(S* out, const S* inp, const float* table, int64_t heads, int64_t T, int64_t H, int64_t D, int64_t pos,
                 float sign, bool add) {
   const int64_t n = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y, h = D / 2;
   if (n >= heads) return;
-  const float* row = table + (pos + n / H % T) * D;
+  const uint32_t t = static_cast<uint32_t>(n) / static_cast<uint32_t>(H) % static_cast<uint32_t>(T);
+  const float* row = table + (pos + t) * D;
   for (int64_t j = threadIdx.x * width; j < h; j += blockDim.x * width) {
     const int64_t i = n * D + j;
     const Floats<width> x = load<width>(inp + i), y = load<width>(inp + i + h);
@@ -38,6 +40,7 @@ __global__ void __launch_bounds__(threads, 5)
 
 void rope_cuda(const Grad& out, const Tensor& inp, const Tensor& table, int64_t pos, float sign) {
   const int64_t T = inp.dim(1), H = inp.dim(2), D = inp.dim(3), heads = inp.dim(0) * T * H;
+  CHECK_THAT(heads < int64_t{1} << 32, "rope: ", inp.str(), " has too many heads for a GPU: use a smaller batch");
   with_access(out.dtype, D / 2, {out.data, inp.data, table.data}, [&]<class S>(S, auto width) {
     const auto across = static_cast<uint32_t>(std::min<int64_t>(D / 2 / width, threads)), down = threads / across;
     launch({"rope", blocks_of(heads, down), dim3(across, down)}, rope_kernel<width, S>, out.as<S>(), inp.as<S>(),

@@ -19,7 +19,7 @@ struct SoftmaxRow {
   float largest = 0, scale = 0;
 };
 __device__ __forceinline__ SoftmaxRow row_of_lanes(int64_t rows, int64_t S, int lanes) {
-  const int64_t n = (static_cast<int64_t>(blockIdx.x) * softmax_threads + threadIdx.x) / lanes;
+  const int64_t n = row_of_lanes<softmax_threads>(lanes);
   return {n, n < rows ? S : 0, static_cast<int>(threadIdx.x) % lanes};
 }
 

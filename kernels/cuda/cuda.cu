@@ -56,6 +56,18 @@ void restart_memory_count() {
 }
 int64_t device_waits() { return waits; }
 
+void raise_shared_limit(const void* kernel, size_t bytes) {
+  static std::map<const void*, size_t> limits;
+  size_t& limit = limits[kernel];
+  if (bytes <= limit) return;
+#if CROSSPLY_CUDA  // up to 48 KiB need no asking, but what the kernel has of its own counts as well
+  CHECK_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
+#else
+  emulator::set_shared_limit(kernel, bytes);
+#endif
+  limit = bytes;
+}
+
 #if CROSSPLY_CUDA
 
 void check_cuda(cudaError_t error, const char* what, const char* file, int line) {

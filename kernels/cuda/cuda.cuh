@@ -57,6 +57,9 @@ inline uint32_t blocks_of(int64_t n, int64_t size) { return static_cast<uint32_t
 
 // What a block may have on this GPU.
 int64_t most_shared_bytes();
+// Lets the kernel be launched with so many bytes of dynamic shared memory. The limit never falls, because a recorded
+// graph may launch the kernel with more than its last call had.
+void raise_shared_limit(const void* kernel, size_t bytes);
 
 // Device memory for a kernel's own use. It grows to the largest request, so only the first step of a run allocates. The
 // pointer is valid until the next request for the same slot. Throws Exit::device if there is not enough memory.
@@ -79,9 +82,7 @@ void check_cuda(cudaError_t error, const char* what, const char* file, int line)
 
 template <class... P>
 void launch(const Launch& l, void (*kernel)(P...), std::type_identity_t<P>... args) {
-  if (l.shared_bytes > 0)  // up to 48 KiB need no asking, but what the kernel has of its own counts as well
-    CHECK_CUDA(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(l.shared_bytes)));
+  raise_shared_limit(reinterpret_cast<const void*>(kernel), l.shared_bytes);
   kernel<<<l.grid, l.block, l.shared_bytes, cuda_stream()>>>(args...);
   check_cuda(cudaGetLastError(), l.name, __FILE__, __LINE__);
 }
@@ -99,7 +100,9 @@ void launch(const Launch& l, void (*kernel)(P...), std::type_identity_t<P>... ar
     if constexpr (std::is_pointer_v<std::remove_cvref_t<decltype(arg)>>) emulator::check_device_memory(l.name, arg);
   };
   (check(args), ...);
-  emulator::enqueue([=] { emulator::run(l.name, l.grid, l.block, l.shared_bytes, [&] { kernel(args...); }); });
+  const auto* id = reinterpret_cast<const void*>(kernel);
+  raise_shared_limit(id, l.shared_bytes);
+  emulator::enqueue([=] { emulator::run(l.name, id, l.grid, l.block, l.shared_bytes, [&] { kernel(args...); }); });
 }
 template <class T>
 T* dynamic_shared() {
@@ -194,16 +197,41 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
 #endif
 }
 
+// What a pointer points into. The compiler finds out for what it writes itself, but the stores below are by hand.
+enum class Space { global, shared, any };
+
 #if CROSSPLY_CUDA
+__device__ __forceinline__ uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
 // By hand: where a store's values come from a loop, the compiler takes it apart into one for each of them.
-__device__ __forceinline__ void store_words(void* p, const uint32_t (&w)[1]) { *static_cast<uint32_t*>(p) = w[0]; }
+template <Space>
+__device__ __forceinline__ void store_words(void* p, const uint32_t (&w)[1]) {
+  *static_cast<uint32_t*>(p) = w[0];
+}
+template <Space space>
 __device__ __forceinline__ void store_words(void* p, const uint32_t (&w)[2]) {
-  asm volatile("st.v2.b32 [%0], {%1, %2};" ::"l"(p), "r"(w[0]), "r"(w[1]) : "memory");
+  if constexpr (space == Space::global)
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(p)), "r"(w[0]), "r"(w[1])
+                 : "memory");
+  else if constexpr (space == Space::shared)
+    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(shared_address(p)), "r"(w[0]), "r"(w[1]) : "memory");
+  else asm volatile("st.v2.b32 [%0], {%1, %2};" ::"l"(p), "r"(w[0]), "r"(w[1]) : "memory");
 }
+template <Space space>
 __device__ __forceinline__ void store_words(void* p, const uint32_t (&w)[4]) {
-  asm volatile("st.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
+  if constexpr (space == Space::global)
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(p)), "r"(w[0]), "r"(w[1]),
+                 "r"(w[2]), "r"(w[3])
+                 : "memory");
+  else if constexpr (space == Space::shared)
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(p)), "r"(w[0]), "r"(w[1]), "r"(w[2]),
+                 "r"(w[3])
+                 : "memory");
+  else
+    asm volatile("st.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
 }
-template <int width, class S>
+template <int width, Space space = Space::global, class S>
 __device__ __forceinline__ void store(S* p, const Floats<width>& x) {
   if constexpr (width == 1) {
     from_float(*p, x[0]);
@@ -217,17 +245,18 @@ __device__ __forceinline__ void store(S* p, const Floats<width>& x) {
         if constexpr (sizeof(S) == 2) w[i] = pack(x[first + 2 * i], x[first + 2 * i + 1]);
         else w[i] = __float_as_uint(x[first + i]);
       }
-      store_words(p + first, w);
+      store_words<space>(p + first, w);
     }
   }
 }
 #else
-template <int width, class S>
+template <int width, Space space = Space::global, class S>
 void store(S* p, const Floats<width>& x) {
   struct alignas(access_bytes<width, S>) Raw {
     S s[width];
   } raw;
   check_alignment<Raw>(p);
+  if (space != Space::any) emulator::check_space(p, space == Space::shared);
   for (int i = 0; i < width; ++i) from_float(raw.s[i], x[i]);
   *reinterpret_cast<Raw*>(p) = raw;
 }
@@ -286,6 +315,13 @@ inline int lanes_of_row(int64_t width) {
 inline uint32_t threads_of_row(int64_t C, int width, uint32_t most) {
   return std::min(blocks_of(C, width * warp_size) * warp_size, most);
 }
+// The row of a thread of a block of `threads`. Grids are small enough for 32 bits, in which a division takes a few
+// instructions, in 64 about a hundred.
+template <int threads>
+__device__ __forceinline__ int64_t row_of_lanes(int lanes) {
+  const auto by = static_cast<uint32_t>(lanes);
+  return static_cast<int64_t>(blockIdx.x) * (threads / by) + threadIdx.x / by;
+}
 template <class T>
 __device__ __forceinline__ T group_sum(T x, int lanes) {
   for (int by = lanes / 2; by > 0; by /= 2) x += __shfl_xor_sync(~0u, x, by);
@@ -327,14 +363,14 @@ void launch_elementwise(const char* name, int64_t n, int width, void (*kernel)(P
 }
 
 // p[i] = x[i], or p[i] += x[i] if add: how a gradient is written.
-template <int width, class S>
+template <int width, Space space = Space::global, class S>
 __device__ __forceinline__ void store_or_add(S* p, Floats<width> x, bool add) {
   if (add) {
     const Floats<width> before = load<width>(p);
 #pragma unroll
     for (int i = 0; i < width; ++i) x[i] += before[i];
   }
-  store<width>(p, x);
+  store<width, space>(p, x);
 }
 
 // s = 1 / (1 + exp(-x)) and 1 - s: both keep their digits, and nothing overflows.

@@ -37,7 +37,8 @@ namespace {
 
 constexpr int most_threads = 1024, warp_lanes = 32;
 constexpr size_t most_shared = 227 * 1024;  // of one block on sm_90 and sm_100
-constexpr uint8_t poison = 0xFF;            // of which floats, bf16 and doubles are NaN
+constexpr size_t shared_unasked = 48 * 1024;
+constexpr uint8_t poison = 0xFF;  // of which floats, bf16 and doubles are NaN
 
 struct Copy {
   void* to;
@@ -125,6 +126,7 @@ Block now;
 int current = 0, threads = 0;
 void* dynamic = nullptr;
 size_t dynamic_bytes = 0;
+std::map<const void*, size_t> shared_limits;  // of kernels
 uint64_t lots = 1;
 
 uint64_t lot(uint64_t below) {
@@ -257,8 +259,9 @@ struct Mapping {
   const void* end() const { return static_cast<std::byte*>(base) + usable; }
 };
 std::map<void*, Mapping> mappings;
-int protection = PROT_NONE;  // of what is not guarded
-std::mutex mappings_lock;    // for both
+const Mapping* last_stored = nullptr;  // into which: mostly the next one, too
+int protection = PROT_NONE;            // of what is not guarded
+std::mutex mappings_lock;              // for both
 std::shared_ptr<Works> captured;
 
 // Only while this lives may anybody touch device memory.
@@ -285,16 +288,26 @@ void enqueue(std::function<void()> work) {
 std::shared_ptr<Works> capture(std::shared_ptr<Works> into) { return std::exchange(captured, std::move(into)); }
 bool captures() { return captured != nullptr; }
 
+namespace {
+// The mapping that holds this, or null. To be called under the lock.
+const Mapping* mapping_of(const void* data) {
+  auto at = mappings.upper_bound(const_cast<void*>(data));
+  return at != mappings.begin() && data < (--at)->second.end() ? &at->second : nullptr;
+}
+}  // namespace
+
 void check_device_memory(const char* name, const void* data) {
   const std::lock_guard lock(mappings_lock);
-  auto at = mappings.upper_bound(const_cast<void*>(data));
-  const bool inside = at != mappings.begin() && data < (--at)->second.end();
-  if (data != nullptr && !inside) fail(Exit::device, "emulator: ", name, " gets a pointer into the host's memory");
+  if (data != nullptr && mapping_of(data) == nullptr)
+    fail(Exit::device, "emulator: ", name, " gets a pointer into the host's memory");
 }
 
 void seed(uint64_t value) { lots = value * 0x9E3779B97F4A7C15ull | 1; }
 
-void run(const char* name, dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body) {
+void set_shared_limit(const void* kernel, size_t bytes) { shared_limits[kernel] = bytes; }
+
+void run(const char* name, const void* kernel, dim3 grid, dim3 block, size_t shared_bytes,
+         const std::function<void()>& body) {
   kernel_name = name;
   kernel_body = &body;
   threads = static_cast<int>(block.x * block.y * block.z);
@@ -303,7 +316,8 @@ void run(const char* name, dim3 grid, dim3 block, size_t shared_bytes, const std
   if (grid.x < 1 || grid.y < 1 || grid.z < 1 || grid.x > 0x7FFFFFFF || grid.y > 65535 || grid.z > 65535)
     fail_kernel("a grid of ", grid.x, " x ", grid.y, " x ", grid.z,
                 " blocks; at least 1, at most 2^31-1 x 65535 x 65535");
-  if (shared_bytes > most_shared) fail_kernel(shared_bytes, " bytes of shared memory; at most ", most_shared);
+  const size_t allowed = std::min(most_shared, std::max(shared_unasked, shared_limits[kernel]));
+  if (shared_bytes > allowed) fail_kernel(shared_bytes, " bytes of shared memory; it may have ", allowed);
   gridDim = grid, blockDim = block;
   const std::unique_ptr<void, void (*)(void*)> memory(allocate(shared_bytes), release);
   dynamic = memory.get(), dynamic_bytes = shared_bytes;
@@ -378,6 +392,21 @@ void* static_shared(const void* key, size_t bytes) {
   return memory;
 }
 
+void check_space(const void* p, bool shared) {
+  const auto within = [p](const void* data, size_t bytes) {
+    return data <= p && p < static_cast<const std::byte*>(data) + bytes;
+  };
+  const bool in_shared = within(dynamic, dynamic_bytes) || std::any_of(statics.begin(), statics.end(), [&](auto& s) {
+                           return within(s.second.first, s.second.second);
+                         });
+  if (in_shared && !shared) fail_kernel("a store to device memory goes to shared memory");
+  if (in_shared) return;
+  if (shared) fail_kernel("a store to shared memory goes elsewhere");
+  const std::lock_guard lock(mappings_lock);
+  if (last_stored == nullptr || !within(last_stored->base, last_stored->usable)) last_stored = mapping_of(p);
+  if (last_stored == nullptr) fail_kernel("a store to device memory goes elsewhere");
+}
+
 void copy_async(void* to, const void* from, size_t bytes) {
   std::memset(to, poison, bytes);
   fibers[static_cast<size_t>(current)]->copies.back().push_back({to, from, bytes});
@@ -414,6 +443,7 @@ void release(void* data) {
   const std::lock_guard lock(mappings_lock);
   const auto at = mappings.find(data);
   CHECK_THAT(at != mappings.end(), "emulator: memory that was not allocated, or is released twice");
+  last_stored = nullptr;
   munmap(at->second.base, at->second.usable + at->second.guard);
   mappings.erase(at);
 }

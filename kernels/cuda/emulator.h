@@ -5,6 +5,15 @@
 // write shows in the results. Device memory ends at a page that nobody may touch. What no fiber can show: races within
 // one stretch of code between two waits, limits of registers, and speed.
 //
+// Arithmetic is IEEE's only where a GPU's is. Functions that CUDA computes approximately are off by up to the largest
+// error that its programming guide or the PTX manual names, in units of the last place of the rounded result: expf 2,
+// tanhf 2, rsqrtf 2, __fdividef 2, ex2.approx.ftz 2, logf 1. How much is drawn from the bits of the argument and a
+// seed: the same argument has the same error everywhere. What is exact there is exact here: expf(0) is 1, infinities,
+// NaN; __fdividef by more than 2^126 is 0. Division and sqrtf round correctly. Tensor cores sum as those of sm_80, the
+// coarsest of those that we run on: eight exact products and the sum so far are cut off (not rounded) one bit below
+// the last place of the largest of them, added, and cut off to a float (Fasi, Higham, Mikaitis and Pranesh, Numerical
+// behavior of NVIDIA tensor cores, 2021; later generations keep more bits, or sum sixteen at once).
+//
 // This header stands in for the CUDA headers; kernels/cuda/cuda.cuh includes one or the other. A launch throws Error
 // (Exit::internal) where a GPU would hang or give undefined results: a barrier that some threads never reach or reach
 // at another place, an exchange with a lane that does not take part, too many threads or too much shared memory.
@@ -57,8 +66,11 @@ struct Site {
   static Site here(const char* in = __builtin_FILE(), int at = __builtin_LINE()) { return {in, at}; }
 };
 
-// Runs body once for every thread of every block. name: of the kernel, for errors.
-void run(const char* name, dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body);
+// Runs body once for every thread of every block. name: of the kernel, for errors. More than 48 KiB of shared memory
+// must have been allowed to the kernel: that limit is what was set last, as on a GPU.
+void set_shared_limit(const void* kernel, size_t bytes);
+void run(const char* name, const void* kernel, dim3 grid, dim3 block, size_t shared_bytes,
+         const std::function<void()>& body);
 
 // Does this now, or adds it to the works that are captured, if some are. Only such work may touch device memory:
 // everybody else who does is killed.
@@ -70,8 +82,9 @@ bool captures();
 // in structs.
 void check_device_memory(const char* name, const void* data);
 
-// The lots of the launches that follow.
+// The lots of the launches that follow, and the errors of functions.
 void seed(uint64_t value);
+void seed_errors(uint64_t value);
 
 // Memory full of NaN, aligned to 256 bytes, or to 16 where the size is no multiple of 256, with a page behind it that
 // nobody may touch. Null if there is not enough.
@@ -88,6 +101,8 @@ void synchronize_warp(uint32_t mask, void* operand, Combine combine, const char*
 // The launch's shared memory, and a block's own variable of some bytes: one for every `key`.
 void* dynamic_shared();
 void* static_shared(const void* key, size_t bytes);
+// Throws unless this points into shared memory, or into device memory: what a store says of its address.
+void check_space(const void* p, bool shared);
 
 // Copies that are under way until they are waited for; the target is NaN meanwhile. src null: zeros.
 void copy_async(void* to, const void* from, size_t bytes);
@@ -149,5 +164,42 @@ T __shfl_down_sync(uint32_t mask, T value, int by, crossply::emulator::Site site
 }
 
 inline float __uint_as_float(uint32_t x) { return std::bit_cast<float>(x); }
-inline float rsqrtf(float x) { return 1.f / std::sqrt(x); }
-inline float __fdividef(float x, float y) { return x / y; }
+
+namespace crossply::emulator {
+
+// d += a b as tensor cores do: see above.
+void multiply_tiles(float (&d)[16][8], const float (&a)[16][16], const float (&b)[16][8]);
+
+// exact, rounded to float and moved by up to `most` units of the last place, but neither to 0 nor to infinity.
+// arguments: the bits of what it is a function of.
+float inexact(double exact, uint64_t arguments, int most);
+inline float inexact(double exact, float x, int most) {
+  return inexact(exact, uint64_t{std::bit_cast<uint32_t>(x)}, most);
+}
+// ex2.approx.ftz.f32: what is below the normal numbers, argument or result, is 0.
+inline float exp2_approximately(float x) {
+  const double y = std::exp2(static_cast<double>(x));
+  return std::abs(x) < 0x1p-126f ? 1.f : y < 0x1p-126 ? 0.f : inexact(y, x, 2);
+}
+
+}  // namespace crossply::emulator
+
+// Kernels lie in this namespace, so their calls find these before the C library's.
+namespace crossply {
+
+inline float expf(float x) { return x == 0 ? 1.f : emulator::inexact(std::exp(static_cast<double>(x)), x, 2); }
+inline float logf(float x) { return emulator::inexact(std::log(static_cast<double>(x)), x, 1); }
+inline float rsqrtf(float x) { return emulator::inexact(1 / std::sqrt(static_cast<double>(x)), x, 2); }
+inline float tanhf(float x) {
+  if (std::isinf(x)) return std::copysign(1.f, x);
+  const float y = emulator::inexact(std::tanh(static_cast<double>(x)), x, 2);
+  return y > 1 ? 1.f : y < -1 ? -1.f : y;
+}
+inline float __fdividef(float x, float y) {
+  const float size = std::abs(y);
+  if (size > 0x1p126f && std::isfinite(y)) return std::isinf(x) ? NAN : 0 * x;
+  const uint64_t both = uint64_t{std::bit_cast<uint32_t>(x)} << 32 | std::bit_cast<uint32_t>(y);
+  return emulator::inexact(static_cast<double>(x) / static_cast<double>(y), both, 2);
+}
+
+}  // namespace crossply

@@ -41,11 +41,15 @@ inline void multiply(void* const* operands, uint32_t) {
       for (int r = 0; r < 2; ++r) b[2 * t + r * 8 + i][g] = half_of(own.b[r], i);
     }
   }
-  for (int lane = 0; lane < warp_size; ++lane) {
-    Floats<4>& d = *static_cast<const Product*>(operands[lane])->d;
-    for (int i = 0; i < 4; ++i)
-      for (int k = 0; k < 16; ++k) d[i] = std::fma(a[lane / 4 + i / 2 * 8][k], b[k][lane % 4 * 2 + i % 2], d[i]);
-  }
+  float d[16][8];
+  const auto each = [&](auto&& body) {
+    for (int lane = 0; lane < warp_size; ++lane)
+      for (int i = 0; i < 4; ++i)
+        body((*static_cast<const Product*>(operands[lane])->d)[i], d[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2]);
+  };
+  each([](float& own, float& in_tile) { in_tile = own; });
+  multiply_tiles(d, a, b);
+  each([](float& own, float& in_tile) { own = in_tile; });
 }
 
 struct MatrixRow {
@@ -76,7 +80,7 @@ Pairs load_matrices(const bf16* row, const char* what, const Site& site) {
 }  // namespace emulator
 #endif
 
-// d += a b. Sums in f32.
+// d += a b. Sums in f32, cut off instead of rounded.
 __device__ __forceinline__ void mma_m16n8k16(Floats<4>& d, const Pairs& a, uint32_t b0, uint32_t b1 CALL_SITE) {
 #if CROSSPLY_CUDA
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -87,12 +91,6 @@ __device__ __forceinline__ void mma_m16n8k16(Floats<4>& d, const Pairs& a, uint3
   emulator::synchronize_warp(~0u, &own, emulator::multiply, "mma_m16n8k16", site);
 #endif
 }
-
-#if CROSSPLY_CUDA
-__device__ __forceinline__ uint32_t shared_address(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
-#endif
 
 // Four matrices (8,8) from shared memory: lane i names row i % 8 of matrix i / 8 (16 bytes, aligned) and gets, of each
 // matrix, columns 2t and 2t+1 of row g; transposed: rows 2t and 2t+1 of column g.
@@ -175,8 +173,7 @@ __device__ __forceinline__ float exp2_fast(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 #else
-  const float y = std::exp2(x);
-  return y < 0x1p-126f ? 0.f : y;
+  return emulator::exp2_approximately(x);
 #endif
 }
 

@@ -283,7 +283,8 @@ __global__ void __launch_bounds__(threads, 3)
       }
       add_dots(sums, dots, r, readers.count, begin == 0);
     }
-    if (c < C) store<widest<S>>(totals + c, total);
+    // Where C is ragged there is no register left for an address in shared memory.
+    if (c < C) store<widest<S>, whole ? Space::shared : Space::any>(totals + c, total);
   }
   __syncthreads();
   float q = 0;  // every warp makes the sum of all for itself

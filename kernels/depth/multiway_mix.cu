@@ -216,7 +216,7 @@ __device__ __forceinline__ void way_gradients(MultiwayColumns<ways, width>& a, f
         a[w][i] = r * (dy[i] * post[i] - a[w][i] * along);
         dskip[i] += dy[i];
       }
-      store_or_add<width>(dpost + w * m.C + c, dp, !first);
+      store_or_add<width, Space::any>(dpost + w * m.C + c, dp, !first);
     } else {
       a[w] = dy;
     }
@@ -259,7 +259,7 @@ __device__ __forceinline__ void source_gradients(float* product, const MultiwayC
       v[i] += before[g][i];
     }
     store<width>(d.sources.source[s + g] + n * m.C + c, v);
-    if constexpr (prepost) store_or_add<width>(dgains + (s + g) * m.C + c, x, !first);
+    if constexpr (prepost) store_or_add<width, Space::any>(dgains + (s + g) * m.C + c, x, !first);
   }
 }
 

@@ -115,7 +115,7 @@ __global__ void gated_forward_kernel(S* out, const S* v, const S* v1, const floa
 template <int width, class S>
 __global__ void gated_backward_kernel(S* dv1, float* dalpha, const S* dout, const S* v1, const float* alpha,
                                       int64_t rows, int64_t D, int lanes, bool acc_v1, bool acc_alpha) {
-  const int64_t row = (static_cast<int64_t>(blockIdx.x) * threads + threadIdx.x) / lanes;
+  const int64_t row = row_of_lanes<threads>(lanes);
   const int lane = static_cast<int>(threadIdx.x) % lanes;
   float dot = 0;
   if (row < rows) {

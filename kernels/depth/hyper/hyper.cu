@@ -88,7 +88,7 @@ __device__ __forceinline__ void write_back(S* dx, float* dots, const Packed<widt
     dots[i] += dot(in, g[i]);
     add_scaled(sum, a[i * (most + 1) + k], g[i]);
   }
-  store_or_add<width>(dx, sum, acc);
+  store_or_add<width, Space::any>(dx, sum, acc);  // by name of the memory, sm_100 would run out of registers
 }
 
 // All that a step reads, but what it adds to, is asked for before any of it is used. Not restricted: so the loads stay

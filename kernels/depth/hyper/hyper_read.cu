@@ -361,7 +361,7 @@ __device__ __forceinline__ void column_gradients(float* sums /*(E+2,C)*/, const 
   }
 #pragma unroll
   for (int j = 0; j < most + 2; ++j)
-    if (dynamic && j < E + 2) store_or_add<width>(sums + j * b.C + c, dprojection[j], !first);
+    if (dynamic && j < E + 2) store_or_add<width, Space::any>(sums + j * b.C + c, dprojection[j], !first);
 }
 
 template <int exact, bool wide, bool dynamic, class S>
