@@ -17,7 +17,7 @@ std::map<ProductKind, Choice>& choices() {
 
 std::string text_of(const ProductKind& kind) {
   std::string text;
-  for (const int64_t part : kind) text += (text.empty() ? "" : " ") + std::to_string(part);
+  for (const int64_t part : kind) text += str(text.empty() ? "" : " ", part);
   return text;
 }
 
