@@ -300,7 +300,8 @@ TEST_CASE("matmul: f32 by bf16x3 is what the stream asks for, and close to f32")
   }
 }
 
-TEST_CASE("matmul: on a GPU, narrow bf16 rows beside wide ones get strides of whole accesses, and the same results") {
+TEST_CASE(
+    "matmul: on a GPU, narrow bf16 rows beside wide ones are multiplied in whole accesses, with the same results") {
   if (!available(Backend::cuda)) return;
   constexpr int64_t bf16_type = static_cast<int64_t>(Dtype::bf16);
   struct Narrow {
@@ -310,7 +311,7 @@ TEST_CASE("matmul: on a GPU, narrow bf16 rows beside wide ones get strides of wh
   for (const Narrow& n : std::vector<Narrow>{{{9, 64, 3}, true},    // gates of 3 heads
                                              {{17, 96, 12}, true},  // and of 12
                                              {{5, 256, 13}, true},
-                                             {{1, 32, 1}, true},
+                                             {{2, 32, 1}, true},
                                              {{6, 56, 12}, false},  // not small beside the input
                                              {{4, 67, 3}, false},   // whose rows are no better
                                              {{5, 64, 16}, false}}) {
@@ -323,6 +324,7 @@ TEST_CASE("matmul: on a GPU, narrow bf16 rows beside wide ones get strides of wh
       for (const std::string& number : split_words(product)) kind.push_back(std::stoll(number));
       REQUIRE(kind.size() == ProductKind().size());
       for (const size_t matrix : {5, 9, 13}) narrow |= kind[matrix] / 2 == bf16_type && kind[matrix + 1] % 8 != 0;
+      for (const size_t size : {0, 1, 2}) narrow |= kind[size] == n.size.O && n.size.O % 8 != 0;
     }
     CHECK(narrow == (!n.padded && n.size.O != 16));
   }

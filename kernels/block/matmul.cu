@@ -109,18 +109,37 @@ Plan make_plan(const Product& p) {
   return plan;
 }
 
-cublasStatus_t run(const Plan& plan, const Product& p, const Choice& choice, void* to) {
-  const float one = 1;
+cublasLtMatmulAlgo_t algorithm_of(const Choice& choice) {
   cublasLtMatmulAlgo_t algorithm;
   static_assert(sizeof algorithm == sizeof choice);
   std::memcpy(&algorithm, &choice, sizeof algorithm);
+  return algorithm;
+}
+
+cublasStatus_t run(const Plan& plan, const Product& p, const Choice& choice, void* to) {
+  const float one = 1;
+  const cublasLtMatmulAlgo_t algorithm = algorithm_of(choice);
   return cublasLtMatmul(cublas(), plan.product, &one, p.b.data, plan.a, p.a.data, plan.b, &p.beta, p.addend, plan.c, to,
                         plan.c, &algorithm, scratch<std::byte>(workspace_bytes, matmul_slot), workspace_bytes,
                         cuda_stream());
 }
 
-// What the heuristic offers, by its guess the fastest first; perhaps nothing. With all wishes: with workspace, and for
-// addresses as these are.
+// Whether these addresses are as the algorithm needs them, which cuBLASLt does not look at itself.
+bool suits(const cublasLtMatmulAlgo_t& algorithm, const Product& p) {
+  const auto good = [&](cublasLtMatmulAlgoCapAttributes_t attribute, const void* data, const Matrix& of) {
+    uint32_t least = 0;
+    size_t bytes = 0;
+    CHECK_CUBLAS(cublasLtMatmulAlgoCapGetAttribute(&algorithm, attribute, &least, sizeof least, &bytes), p.z);
+    return least <= alignment_of(data, of);
+  };
+  return good(CUBLASLT_ALGO_CAP_MIN_ALIGNMENT_A_BYTES, p.b.data, p.b) &&
+         good(CUBLASLT_ALGO_CAP_MIN_ALIGNMENT_B_BYTES, p.a.data, p.a) &&
+         good(CUBLASLT_ALGO_CAP_MIN_ALIGNMENT_C_BYTES, p.addend, p.c) &&
+         good(CUBLASLT_ALGO_CAP_MIN_ALIGNMENT_D_BYTES, p.c.data, p.c);
+}
+
+// What the heuristic offers, by its guess the fastest first; perhaps nothing. With all wishes: with workspace, and told
+// how the addresses are aligned; otherwise it supposes that they are multiples of 256.
 std::vector<Choice> ask_heuristic(const Plan& plan, const Product& p, bool all_wishes) {
   cublasLtMatmulPreference_t preference;
   CHECK_CUBLAS(cublasLtMatmulPreferenceCreate(&preference), p.z);
@@ -149,11 +168,12 @@ std::vector<Choice> ask_heuristic(const Plan& plan, const Product& p, bool all_w
   if (status == CUBLAS_STATUS_NOT_SUPPORTED) return offers;
   check_cublas(status, "cublasLtMatmulAlgoGetHeuristic", p.z, __LINE__);
   for (int i = 0; i < count; ++i)
-    if (found[i].state == CUBLAS_STATUS_SUCCESS) std::memcpy(&offers.emplace_back(), &found[i].algo, sizeof(Choice));
+    if (found[i].state == CUBLAS_STATUS_SUCCESS && suits(found[i].algo, p))
+      std::memcpy(&offers.emplace_back(), &found[i].algo, sizeof(Choice));
   return offers;
 }
 
-// Milliseconds.
+// Milliseconds that the GPU takes for some work.
 struct Timer {
   cudaEvent_t begin, end;
   Timer() {
@@ -175,8 +195,8 @@ struct Timer {
   }
 };
 
-// Times the offers, writing to `to`: each once to load it, then the least of three. A kind of product gets about 30 ms,
-// so a model of some dozen kinds, most of them small, well under a second; of large products some offers go untried.
+// Times the offers, writing to `to`: each once to load it, which takes longer and is not timed, then the least of
+// three. A kind of product gets about 30 ms of the GPU, so of large ones some offers go untried.
 std::vector<float> time_offers(const std::vector<Choice>& offers, const Plan& plan, const Product& p, void* to) {
   constexpr float most = 30, is_long = 2;
   const Timer timer;
@@ -214,6 +234,18 @@ Choice choose_for(const Plan& plan, const Product& p) {
   return choose(text_of(p.z), ask, time);
 }
 
+// Of a choice that was recorded: these bytes come from a file.
+void check_recorded(const Plan& plan, const Product& p, const Choice& choice) {
+  const cublasLtMatmulAlgo_t algorithm = algorithm_of(choice);
+  cublasLtMatmulHeuristicResult_t result{};
+  const cublasStatus_t status =
+      cublasLtMatmulAlgoCheck(cublas(), plan.product, plan.a, plan.b, plan.c, plan.c, &algorithm, &result);
+  if (status != CUBLAS_STATUS_SUCCESS || result.workspaceSize > workspace_bytes || !suits(algorithm, p))
+    fail(Exit::bad_data, "what the checkpoint chose for ", text_of(p.z),
+         " is no algorithm of this cuBLASLt: ", cublasLtGetStatusString(status), ", ", result.workspaceSize,
+         " bytes; resume from another checkpoint");
+}
+
 }  // namespace
 
 void multiply(const Matrix& c, const Matrix& a, const Matrix& b, const ProductSize& z, const void* plus) {
@@ -221,9 +253,12 @@ void multiply(const Matrix& c, const Matrix& a, const Matrix& b, const ProductSi
   const bool add = plus != nullptr;
   const Product p{c, a, b, z, add ? plus : c.data, add ? 1.f : 0.f};
   const ProductKind kind = kind_of(c, a, b, z, p.addend);
-  auto at = plans.find(kind);
-  if (at == plans.end()) at = plans.emplace(kind, make_plan(p)).first;
   const Choice* choice = find_choice(kind);
+  auto at = plans.find(kind);
+  if (at == plans.end()) {
+    at = plans.emplace(kind, make_plan(p)).first;
+    if (choice != nullptr) check_recorded(at->second, p, *choice);
+  }
   if (choice == nullptr) choice = &keep_choice(kind, choose_for(at->second, p));
   check_cublas(run(at->second, p, *choice, c.data), "cublasLtMatmul", z, __LINE__);
 }
@@ -307,10 +342,10 @@ namespace {
 // The whole tensor as rows of its last `columns`.
 Matrix rows_of(const Tensor& tensor, int64_t columns) { return {tensor.data, tensor.dtype, columns}; }
 
-// Tensor cores are fed 16 bytes at a time, from rows that begin at multiples of that. Where rows of one factor do not,
-// as of gates with 3 or 12 heads, cuBLASLt takes both factors element by element. So a narrow bf16 matrix goes through
-// scratch rows of P columns, O rounded up to a multiple of 8. For each row of C this moves 4 P bytes more, and saves 7
-// of 8 loads of the wide matrix's 2 C bytes: with 12 heads and C = 768, 64 bytes beside 1,536, and 672 loads of 768.
+// Tensor cores want sizes and strides of whole 16-byte accesses; without them cuBLASLt falls back to slower kernels. So
+// a narrow bf16 matrix (rows, O), as of gates with 3 or 12 heads, is multiplied as one of P columns, O rounded up to a
+// multiple of 8: in scratch, with zeros for what is not there. This moves 4 P bytes more for each row, beside the 2 C
+// of the wide matrix: with 12 heads and C = 768, 64 beside 1,536. What it saves no GPU has measured yet.
 constexpr int64_t columns_of_access = 8;
 int64_t padded(int64_t columns) { return blocks_of(columns, columns_of_access) * columns_of_access; }
 // The narrow rows take at most a quarter of the wide ones' memory.
@@ -318,49 +353,59 @@ bool is_worth_padding(const Tensor& narrow, int64_t O, int64_t C) {
   return narrow.dtype == Dtype::bf16 && O % columns_of_access != 0 && C % columns_of_access == 0 && 4 * padded(O) <= C;
 }
 
-// to (rows, to_stride) from the first `columns` of from (rows, from_stride), with zeros behind them.
-__global__ void copy_rows_kernel(bf16* to, int64_t to_stride, const bf16* from, int64_t from_stride, int64_t columns,
-                                 int64_t n) {
+// to[r, c] = from[r, c], or 0 outside of from (from_rows, from_columns), for n elements of rows of to_columns.
+__global__ void copy_rows_kernel(bf16* to, uint32_t to_columns, const bf16* from, int64_t from_rows,
+                                 uint32_t from_columns, int64_t n) {
   const int64_t i = first_of_thread<1>();
   if (i >= n) return;
-  const int64_t row = i / to_stride, column = i % to_stride;
-  to[i] = column < columns ? from[row * from_stride + column] : bf16{};
+  const uint32_t row = static_cast<uint32_t>(i) / to_columns, column = static_cast<uint32_t>(i) % to_columns;
+  const bool there = row < from_rows && column < from_columns;
+  to[i] = there ? from[int64_t{row} * from_columns + column] : bf16{};
 }
-void copy_rows(bf16* to, int64_t to_stride, const bf16* from, int64_t from_stride, int64_t rows, int64_t columns) {
-  launch_elementwise("copy_rows", rows * to_stride, 1, copy_rows_kernel, to, to_stride, from, from_stride, columns);
+void copy_rows(bf16* to, int64_t to_rows, int64_t to_columns, const bf16* from, int64_t from_rows,
+               int64_t from_columns) {
+  CHECK_THAT(to_rows * to_columns < int64_t{1} << 32, "copy_rows: ", to_rows, " rows of ", to_columns, " are too many");
+  launch_elementwise("copy_rows", to_rows * to_columns, 1, copy_rows_kernel, to, static_cast<uint32_t>(to_columns),
+                     from, from_rows, static_cast<uint32_t>(from_columns));
 }
-
-// dout (rows, O), or a padded copy of it where that is worth it beside rows of C.
-Matrix narrow_rows(const Tensor& dout, int64_t rows, int64_t O, int64_t C) {
-  if (!is_worth_padding(dout, O, C)) return rows_of(dout, O);
-  bf16* copy = scratch<bf16>(rows * padded(O));
-  copy_rows(copy, padded(O), dout.as<bf16>(), O, rows, O);
-  return {copy, Dtype::bf16, padded(O)};
+// The matrix (rows, columns) as the upper left part of one of zeros.
+Matrix padded_copy(const Tensor& of, int64_t rows, int64_t columns, int64_t to_rows, int64_t to_columns, int slot) {
+  bf16* copy = scratch<bf16>(to_rows * to_columns, slot);
+  copy_rows(copy, to_rows, to_columns, of.as<bf16>(), rows, columns);
+  return {copy, Dtype::bf16, to_columns};
 }
+constexpr int narrow_slot = 0, weight_slot = 1;  // both at once
 
 }  // namespace
 
 void matmul_forward_cuda(const Tensor& out, const Tensor& inp, const Tensor& weight, int64_t rows,
                          const Tensor& addend) {
-  const int64_t to = weight.dim(0), from = weight.dim(1);
-  const Matrix a = rows_of(inp, from), b = transposed(rows_of(weight, from));
-  if (addend.data != nullptr || !is_worth_padding(out, to, from))
-    return multiply(rows_of(out, to), a, b, {rows, to, from}, addend.data);
-  bf16* wide = scratch<bf16>(rows * padded(to));
-  multiply({wide, Dtype::bf16, padded(to)}, a, b, {rows, to, from}, nullptr);
-  copy_rows(out.as<bf16>(), to, wide, padded(to), rows, to);
+  const int64_t O = weight.dim(0), C = weight.dim(1), P = padded(O);
+  if (addend.data != nullptr || !is_worth_padding(out, O, C))
+    return multiply(rows_of(out, O), rows_of(inp, C), transposed(rows_of(weight, C)), {rows, O, C}, addend.data);
+  bf16* wide = scratch<bf16>(rows * P, narrow_slot);
+  const Matrix w = padded_copy(weight, O, C, P, C, weight_slot);
+  multiply({wide, Dtype::bf16, P}, rows_of(inp, C), transposed(w), {rows, P, C}, nullptr);
+  copy_rows(out.as<bf16>(), rows, O, wide, rows, P);
 }
 
 void matmul_backward_input_cuda(const Grad& dinp, const Tensor& dout, const Tensor& weight, int64_t rows) {
-  const int64_t to = weight.dim(0), from = weight.dim(1);
-  multiply(rows_of(dinp, from), narrow_rows(dout, rows, to, from), rows_of(weight, from), {rows, from, to},
-           dinp.add ? dinp.data : nullptr);
+  const int64_t O = weight.dim(0), C = weight.dim(1), P = padded(O);
+  const void* plus = dinp.add ? dinp.data : nullptr;
+  if (!is_worth_padding(dout, O, C))
+    return multiply(rows_of(dinp, C), rows_of(dout, O), rows_of(weight, C), {rows, C, O}, plus);
+  const Matrix d = padded_copy(dout, rows, O, rows, P, narrow_slot), w = padded_copy(weight, O, C, P, C, weight_slot);
+  multiply(rows_of(dinp, C), d, w, {rows, C, P}, plus);
 }
 
 void matmul_backward_weight_cuda(const Tensor& dweight, const Tensor& dout, const Tensor& inp, int64_t rows) {
-  const int64_t to = dweight.dim(0), from = dweight.dim(1);
-  multiply(rows_of(dweight, from), transposed(narrow_rows(dout, rows, to, from)), rows_of(inp, from), {to, from, rows},
-           dweight.data);
+  const int64_t O = dweight.dim(0), C = dweight.dim(1), P = padded(O);
+  if (!is_worth_padding(dout, O, C))
+    return multiply(rows_of(dweight, C), transposed(rows_of(dout, O)), rows_of(inp, C), {O, C, rows}, dweight.data);
+  const Matrix d = padded_copy(dout, rows, O, rows, P, narrow_slot);
+  float* sums = scratch<float>(P * C, weight_slot);
+  multiply({sums, Dtype::f32, C}, transposed(d), rows_of(inp, C), {P, C, rows}, nullptr);
+  add_rows(dweight.as<float>(), sums, 1, O * C);
 }
 
 }  // namespace crossply

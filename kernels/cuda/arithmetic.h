@@ -41,9 +41,9 @@ void take_choices(const std::map<std::string, std::string>& text, const std::str
 void forget_choices();  // as in a new process
 
 // An algorithm for a product, whose size is said in errors. Of what ask(true) offers, best guess first, or where that
-// is nothing, of what ask(false) does, which asks for less: the one that takes the least of time(offers), where that is
-// clearly less than the first one's; otherwise the first, so that noise seldom decides. Infinite: could not be run; no
-// times: nothing could be tried. Throws Exit::device where nothing is offered.
+// is nothing, of what ask(false) does, which makes fewer wishes: the one that takes the least of time(offers), where
+// that is clearly less than the first one's; otherwise the first, so that noise seldom decides. Infinite: could not be
+// run; no times: nothing could be tried. Throws Exit::device where nothing is offered.
 Choice choose(const std::string& size, const std::function<std::vector<Choice>(bool all_wishes)>& ask,
               const std::function<std::vector<float>(const std::vector<Choice>& offers)>& time);
 

@@ -87,6 +87,18 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
   return CUBLASLT(cublasLtMatmulAlgoGetHeuristic)(handle, product, a, b, c, d, preference, most, found, count);
 }
 
+cublasStatus_t cublasLtMatmulAlgoCapGetAttribute(const cublasLtMatmulAlgo_t* of,
+                                                 cublasLtMatmulAlgoCapAttributes_t attribute, void* value, size_t bytes,
+                                                 size_t* written) {
+  return CUBLASLT(cublasLtMatmulAlgoCapGetAttribute)(of, attribute, value, bytes, written);
+}
+
+cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t product, cublasLtMatrixLayout_t a,
+                                       cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                       const cublasLtMatmulAlgo_t* algorithm, cublasLtMatmulHeuristicResult_t* result) {
+  return CUBLASLT(cublasLtMatmulAlgoCheck)(handle, product, a, b, c, d, algorithm, result);
+}
+
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t product, const void* alpha, const void* a,
                               cublasLtMatrixLayout_t of_a, const void* b, cublasLtMatrixLayout_t of_b, const void* beta,
                               const void* c, cublasLtMatrixLayout_t of_c, void* d, cublasLtMatrixLayout_t of_d,
