@@ -9,9 +9,10 @@ if [ -n "$SMALL" ]; then
   data=$(tokens 256) size=(--width 32 --layers 2 --heads 2 --kv-heads 1 --ffn 48 --vocab 256 --seq 32 --batch 2)
 fi
 run=(--device "$DEVICE" --dtype bf16 --data "$data" --eval-samples 4)
-step "profile by op" 90 "$BIN/train_llama" "${run[@]}" "${size[@]}" --steps 6 --warmup 1 --profile --out "$work/profiled"
-step "architectures and ops" 240 "$BIN/bench" gpu --device "$DEVICE" --rounds "${ROUNDS:-5}" --json "$RESULTS/where.json" \
-  --only "${PARTS:-architectures,ops}"
+step "profile by op" 90 "$BIN/train_llama" "${run[@]}" "${size[@]}" --steps 6 --warmup 1 --profile \
+  --out "$work/profiled"
+step "architectures and ops" 240 "$BIN/bench" gpu --device "$DEVICE" --rounds "${ROUNDS:-5}" \
+  --json "$RESULTS/where.json" --only "${PARTS:-architectures,ops}"
 [ "$DEVICE" = cuda ] || finish
 counters=(ncu --clock-control none --section SpeedOfLight --section Occupancy -c 4)
 for kernel in attention loss_kernel rmsnorm swiglu; do
@@ -19,7 +20,7 @@ for kernel in attention loss_kernel rmsnorm swiglu; do
     --device cuda --dtype bf16 "${wide[@]}"
 done
 for kernel in mma_kernel mix_kernel correlate; do
-  step "counters of $kernel" 45 "${counters[@]}" -k "regex:$kernel" "$BIN/train_lime" "${run[@]}" "${wide[@]}" --steps 1 \
-    --warmup 0 --out "$work/$kernel"
+  step "counters of $kernel" 45 "${counters[@]}" -k "regex:$kernel" "$BIN/train_lime" "${run[@]}" "${wide[@]}" \
+    --steps 1 --warmup 0 --out "$work/$kernel"
 done
 finish
