@@ -46,16 +46,19 @@ bench-architectures: configure
 	@$(COMPILE) --target bench
 	$(BUILD)/bench architectures $(ARGS)
 
-# Everything that needs a GPU, in one go: the kernels and models against the CPU's, then their speed, which a failing
-# test does not keep anybody from knowing.
+# Everything that needs a GPU, in one go: the kernels and models against the CPU's, at real sizes in a process of their
+# own, then their speed, which a failing test does not keep anybody from knowing.
 bench-gpu: CUDA = 1
 bench-gpu: configure
 	@$(COMPILE) --target bench tests
-	@$(BUILD)/tests; tests=$$?; \
+	@$(BUILD)/tests '-tce=real sizes: *'; tests=$$?; \
+	$(BUILD)/tests '-tc=real sizes: *'; real=$$?; [ $$tests != 0 ] || tests=$$real; \
 	$(BUILD)/bench gpu --rounds 3 --json $(BUILD)/gpu.json $(ARGS); bench=$$?; \
 	echo "exit codes: tests $$tests, bench $$bench"; [ $$tests = 0 ] && exit $$bench || exit $$tests
 
+# bench too, so that what nobody runs here is compiled here.
 test: setup build tests fuzz_targets fault_injection
+	@$(COMPILE) --target bench
 	ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS) $(ARGS)
 
 # For machines without a compiler: in a build directory of its own, and tried in an empty root.

@@ -57,8 +57,9 @@ class GrowingTable {
   std::vector<std::vector<std::string>> rows_;
 };
 
-// Says it, and sees to it that exit_code() is the first failure's.
-void note_failure(const std::string& what, const std::string& why, Exit code);
+// Says it, and sees to it that exit_code() is the first failure's. All of a process are one table, "failures of `of`",
+// or of the first.
+void note_failure(const std::string& what, const std::string& why, Exit code, const std::string& of = "");
 Exit exit_code();
 // What `measure` returns; where it fails, "failed", and the failure is noted.
 std::string attempt(const std::string& what, const std::function<std::string()>& measure);

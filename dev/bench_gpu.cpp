@@ -5,6 +5,7 @@
 #include <cctype>
 #include <sstream>
 
+#include "cli/flags.h"
 #include "cli/format.h"
 #include "dev/bench.h"
 #include "engine/rng.h"
@@ -59,7 +60,8 @@ Ratios bench_gpu_machine(const BenchFlags& f) {
   };
   const size_t far = tiny(f) ? size_t{1} << 20 : size_t{4} << 30, near = far / 256;
   print_table("machine",
-              {{"GPU", device->describe()},
+              {{"crossply", commit()},
+               {"GPU", device->describe()},
                {"copy of " + format_bytes(static_cast<double>(far / 2)) + ", GB/s read and written", copy(far)},
                {"copy of " + format_bytes(static_cast<double>(near / 2)) + ", within the L2", copy(near)},
                {"dense bf16 peak by the data sheet, TFLOP/s",
@@ -100,7 +102,8 @@ Ratios bench_gpu_attention(const BenchFlags& f) {
                                     tiny(f) ? std::vector<std::string>{} : std::vector<std::string>{"--gpu"});
   print_text("\ncausal attention in bf16, ", tiny(f) ? "one sequence, two heads" : "16,384 tokens, 2,048 columns",
              ": TFLOP/s, the masked half not counted, backward 2.5 times the forward",
-             torch ? ";\nspeed over the faster of PyTorch's cuDNN and flash, forward and backward" : "", "\n");
+             torch ? ";\nspeed over PyTorch's cuDNN or flash, the faster of them in forward and backward together" : "",
+             "\n");
   std::vector<std::string> titles = {"D x T", "forward", "backward"};
   if (torch) titles.insert(titles.end(), {"over PyTorch", "backward", "its kernel"});
   GrowingTable table("attention", titles, 12);
@@ -165,7 +168,7 @@ Ratios bench_beside_torch(const BenchFlags& f) { return bench_gpu_steps(f, true)
 // 6 of the 16 layers of the model of a billion parameters, so that many architectures fit into the memory side by side.
 Ratios bench_gpu_architectures(const BenchFlags& f) {
   ArchitectureFlags flags;
-  flags.device = f.device, flags.dtype = "bf16", flags.rounds = f.rounds;
+  flags.device = f.device, flags.dtype = "bf16", flags.rounds = 4 * f.rounds;  // of one step each
   flags.size = {2048, 6, 32, 8, 8192, 50304, 2048, 4};
   if (tiny(f)) flags.size = {64, 2, 2, 1, 128, 99, 32, 2};
   bench_architectures(flags);
@@ -270,8 +273,8 @@ void bench_gpu(const BenchFlags& f) {
     const double taken = now() - begin;
     if (code < 0)
       note_failure(part.name, str("ended by signal ", -code, taken >= most_seconds(part) ? ", after its time" : ""),
-                   Exit::device);
-    else if (code > 0) note_failure(part.name, str("ended with exit code ", code), static_cast<Exit>(code));
+                   Exit::device, "parts");
+    else if (code > 0) note_failure(part.name, str("ended with exit code ", code), static_cast<Exit>(code), "parts");
     print_text("--- ", part.name, ": ", std::lrint(taken), " s, about ", std::lrint(part.seconds), " expected; ",
                std::lrint(now() - start), " s in all\n");
   }

@@ -107,8 +107,8 @@ void measure_in_turn(const std::vector<Competitor*>& group, int64_t rounds) {
   for (Competitor* c : group) c->process.reset();
 }
 
-// One group if all fit into three quarters of the memory, otherwise one for each precision, on a GPU each alone.
-// known(group): called when a group has been measured.
+// One group if all fit into three quarters of the memory, otherwise one for each precision; on a GPU each alone, which
+// is soon known. known(group): called when a group has been measured.
 template <class F>
 void measure_all(std::vector<Competitor>& all, const NamedSize& model, const BenchFlags& f, F&& known) {
   const bool gpu = backend_of(f.device) == Backend::cuda;
@@ -117,7 +117,7 @@ void measure_all(std::vector<Competitor>& all, const NamedSize& model, const Ben
   std::vector<std::pair<std::string, std::vector<Competitor*>>> groups;
   double needed = 0;
   for (const Competitor& c : all) needed += c.ours ? ours : 2 * ours;
-  const bool together = needed < 0.75 * memory_of_machine(f.device);
+  const bool together = !gpu && needed < 0.75 * memory_of_machine(f.device);
   for (Competitor& c : all) {
     const std::string name = together ? "all" : gpu ? c.name : c.dtype;
     if (groups.empty() || groups.back().first != name) groups.push_back({name, {}});
@@ -197,8 +197,10 @@ Ratios bench_model(const NamedSize& model, const BenchFlags& f, const Torch& tor
 Ratios bench_steps(const BenchFlags& f) {
   const std::vector<NamedSize> models = named_sizes(f.models);
   const std::string machine = name_of_machine(f.device);
+  const bool gpu = backend_of(f.device) == Backend::cuda;
   print_text("\ntraining steps of LLaMA, ", machine, "; medians of ", f.rounds,
-             " rounds of about 2.5 s each,\nafter two that do not count, in turn where all fit into the memory\n");
+             " rounds of about 2.5 s each,\nafter two that do not count, ",
+             gpu ? "one after the other\n" : "in turn where all fit into the memory\n");
   if (const double peak = gpu_peak(machine); peak > 0)
     print_text("MFU: tokens/s times FLOP/token over ", 1e-12 * peak,
                " TFLOP/s, the dense bf16 peak by the data sheet. "
@@ -210,8 +212,11 @@ Ratios bench_steps(const BenchFlags& f) {
     note_failure("PyTorch", "there is none; --no-torch leaves this part out", Exit::device);
     return ratios;
   }
-  for (const NamedSize& model : models)
-    for (const Ratio& ratio : bench_model(model, f, torch)) ratios.push_back(ratio);
+  for (const NamedSize& model : models) {
+    const Ratios of_model = bench_model(model, f, torch);
+    if (gpu) print(str("ratios of (", model.name, ")"), of_model);
+    else ratios.insert(ratios.end(), of_model.begin(), of_model.end());
+  }
   return ratios;
 }
 

@@ -48,11 +48,11 @@ void GrowingTable::add(const std::vector<std::string>& row) {
   keep(name_, rows_);
 }
 
-void note_failure(const std::string& what, const std::string& why, Exit code) {
+void note_failure(const std::string& what, const std::string& why, Exit code, const std::string& of) {
   static std::vector<std::vector<std::string>> all;
   print_text("FAILED: ", what, ": ", why, "\n");
   all.push_back({what, why});
-  keep("failures of " + all.front().front(), all);
+  keep("failures of " + (of.empty() ? all.front().front() : of), all);
   if (first_failure == Exit::done) first_failure = code;
 }
 

@@ -6,6 +6,9 @@ cd "$(dirname "$0")/.."
 build=$1 machine=$2
 shift 2
 
+for tool in objdump xz; do
+  command -v $tool >/dev/null || { echo "pack: $tool is not here: install it (binutils, xz-utils)"; exit 1; }
+done
 stage=$build/stage
 rm -rf "$stage" "$build"/crossply-*.tar.xz
 mkdir -p "$stage/bin"
@@ -49,6 +52,6 @@ $name: needs nothing but Linux with glibc $glibc or newer$([[ $machine != *x86_6
 $cuda
 EOF
 
-tar -C "$build" --sort=name --owner=0 --group=0 --numeric-owner --transform="s|^stage|$name|" -c stage |
-  xz -9 >"$build/$name.tar.xz"
+tar -C "$build" --sort=name --owner=0 --group=0 --numeric-owner --transform="s|^stage|$name|" -c stage | xz -9 >"$build/package.part"
+mv "$build/package.part" "$build/$name.tar.xz"
 echo "$build/$name.tar.xz: $(($(stat -c %s "$build/$name.tar.xz") / 1000)) kB, glibc $glibc or newer"

@@ -10,10 +10,16 @@ nvcc=$(command -v nvcc || ls "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" 2>/dev/nul
   echo "no nvcc here: skipped"
   exit 77
 }
-# What the compiler says of each kernel is kept in the log; of what is compiled again, the last word counts.
+# What the compiler says of the kernels of a file is kept beside its object; without that, it is compiled again.
+objects=$build/CMakeFiles/cuda_kernels.dir
+mapfile -t kernels < <(find kernels -name '*.cu')
+for kernel in "${kernels[@]}"; do
+  [ -e "$objects/$kernel.o.log" ] || rm -f "$objects/$kernel.o"
+done
 cmake -S . -B "$build" -G 'Unix Makefiles' -DCROSSPLY_CUDA=ON -DCROSSPLY_WERROR=ON \
-  -DCMAKE_CUDA_FLAGS='--resource-usage --threads 3' -DCMAKE_CUDA_ARCHITECTURES='80-real;90-real;100' >/dev/null
-cmake --build "$build" --target cuda_kernels -j "$(nproc)" -- -O >>"$build/log" 2>&1 || {
+  -DCMAKE_CUDA_FLAGS='--resource-usage --threads 3' -DCMAKE_CUDA_ARCHITECTURES='80-real;90-real;100' \
+  -DCMAKE_CUDA_COMPILER_LAUNCHER="$PWD/tests/keep_output.sh${CMAKE_CUDA_COMPILER_LAUNCHER:+;$CMAKE_CUDA_COMPILER_LAUNCHER}" >/dev/null
+cmake --build "$build" --target cuda_kernels -j "$(nproc)" -- -O >"$build/log" 2>&1 || {
   tail -50 "$build/log"
   exit 1
 }
@@ -48,7 +54,7 @@ while IFS= read -r line; do
   elif [[ $line =~ Used\ ([0-9]+)\ registers ]]; then
     registers[$kernel]=${BASH_REMATCH[1]}
   fi
-done < <(c++filt <"$build/log")
+done < <(for kernel in "${kernels[@]}"; do cat "$objects/$kernel.o.log"; done | c++filt)
 
 failures=0
 for kernel in "${!registers[@]}"; do

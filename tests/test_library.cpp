@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <optional>
 
 #include "tests/check.h"
 #include "tests/temp_dir.h"
@@ -23,13 +24,16 @@ namespace {
 
 // A variable of the environment until the end of the test.
 struct Environment {
-  std::string name, before;
+  std::string name;
+  std::optional<std::string> before;
   Environment(const char* variable, const std::string& value) : name(variable) {
-    const char* old = std::getenv(variable);
-    before = old != nullptr ? old : "";
+    if (const char* old = std::getenv(variable)) before = old;
     ::setenv(variable, value.c_str(), 1);
   }
-  ~Environment() { ::setenv(name.c_str(), before.c_str(), 1); }
+  ~Environment() {
+    if (before) ::setenv(name.c_str(), before->c_str(), 1);
+    else ::unsetenv(name.c_str());
+  }
   Environment(const Environment&) = delete;
   Environment& operator=(const Environment&) = delete;
 };

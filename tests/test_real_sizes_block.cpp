@@ -39,7 +39,7 @@ TEST_CASE("real sizes: memory beside an array") {
   }
 }
 
-TEST_CASE("real sizes: a wrong element is found") {
+TEST_CASE("comparing at real sizes: a wrong element is found") {
   const std::vector<float> want{1, -2, 3, 4};
   auto got = want;
   CHECK(first_wrong(view(got), view(want), 1e-6) == -1);

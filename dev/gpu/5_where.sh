@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Where the time goes: a profile by op, every architecture beside LLaMA, each op beside a copy, counters.
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+build bench generate train_llama train_lime
+size=(--width 768 --layers 12 --heads 12 --kv-heads 12 --ffn 2048 --vocab 50304 --seq 1024 --batch 32)
+wide=(--width 2048 --layers 2 --heads 32 --kv-heads 8 --ffn 8192 --vocab 50304 --seq 2048 --batch 8)
+data=$(COUNT=500000 tokens 50304)
+if [ -n "$SMALL" ]; then
+  data=$(tokens 256) size=(--width 32 --layers 2 --heads 2 --kv-heads 1 --ffn 48 --vocab 256 --seq 32 --batch 2)
+fi
+run=(--device "$DEVICE" --dtype bf16 --data "$data" --eval-samples 4)
+step "profile by op" 90 "$BIN/train_llama" "${run[@]}" "${size[@]}" --steps 6 --warmup 1 --profile \
+  --out "$work/profiled"
+step "architectures and ops" 240 "$BIN/bench" gpu --device "$DEVICE" --rounds "${ROUNDS:-5}" \
+  --json "$RESULTS/where.json" --only "${PARTS:-architectures,ops}"
+[ "$DEVICE" = cuda ] || finish
+counters=(ncu --clock-control none --section SpeedOfLight --section Occupancy -c 4)
+for kernel in attention loss_kernel rmsnorm swiglu; do
+  step "counters of $kernel" 45 bash -c 'echo 1 | "$@"' - "${counters[@]}" -k "regex:$kernel" "$BIN/bench" serve \
+    --device cuda --dtype bf16 "${wide[@]}"
+done
+for kernel in mma_kernel mix_kernel correlate; do
+  step "counters of $kernel" 45 "${counters[@]}" -k "regex:$kernel" "$BIN/train_lime" "${run[@]}" "${wide[@]}" \
+    --steps 1 --warmup 0 --out "$work/$kernel"
+done
+finish
