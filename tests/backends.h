@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <sstream>
 #include <string>
@@ -80,11 +81,17 @@ std::string listed(const Values&... values) {
 }
 #define CAPTURES(...) INFO(#__VA_ARGS__ " := " << ::crossply::test::listed(__VA_ARGS__))
 
-// Device memory between two zones of NaN that must stay. A GPU stops nobody who writes beyond an array; the emulator
-// does, and reading, too, so there an array ends with its memory.
+// How many bytes beside an array in device memory are watched. None where somebody watches better, whom memory that is
+// larger than the array would blind: the emulator, and compute-sanitizer, for which CROSSPLY_TEST_ZONE is "0".
+inline size_t zone_beside() {
+  const char* zone = std::getenv("CROSSPLY_TEST_ZONE");
+  return emulated || (zone != nullptr && zone == std::string("0")) ? 0 : 16384;
+}
+
+// Device memory between two zones of NaN that must stay. A GPU stops nobody who writes beyond an array.
 class DeviceMemory {
  public:
-  explicit DeviceMemory(size_t bytes, size_t zone = emulated ? 0 : 16384)
+  explicit DeviceMemory(size_t bytes, size_t zone = zone_beside())
       : bytes_(bytes), zone_(zone), memory_(static_cast<std::byte*>(allocate_device_memory(bytes + 2 * zone))) {
     REQUIRE_MESSAGE(memory_ != nullptr, "no device memory for " << bytes << " bytes");
     if (zone == 0) return;

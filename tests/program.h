@@ -20,11 +20,8 @@ struct Outcome {
   std::string output;  // standard output and error
 };
 
-// train_ARCH with these arguments, in this process, on one thread.
-inline Outcome train(const TempDir& scratch, const std::vector<std::string>& arguments,
-                     const std::string& arch = "llama") {
-  std::vector<std::string> words = {"train_" + arch};
-  words.insert(words.end(), arguments.begin(), arguments.end());
+// A program with its arguments, in this process, on one thread.
+inline Outcome run_program_inside(const TempDir& scratch, std::vector<std::string> words) {
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
@@ -39,6 +36,14 @@ inline Outcome train(const TempDir& scratch, const std::vector<std::string>& arg
   std::fflush(stdout);
   ::dup2(out, 1), ::dup2(err, 2), ::close(out), ::close(err);
   return {code, read_text(file)};
+}
+
+// train_ARCH with these arguments.
+inline Outcome train(const TempDir& scratch, const std::vector<std::string>& arguments,
+                     const std::string& arch = "llama") {
+  std::vector<std::string> words = {"train_" + arch};
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  return run_program_inside(scratch, words);
 }
 
 inline void check_outcome(const Outcome& got, Exit code, const std::string& says) {

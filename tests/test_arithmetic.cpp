@@ -11,6 +11,7 @@
 #include "tests/check.h"
 #include "tests/program.h"
 #include "tests/temp_dir.h"
+#include "tests/tiny.h"
 #include "train/trainer.h"
 
 using namespace crossply;
@@ -18,19 +19,6 @@ using namespace crossply::test;
 using nlohmann::json;
 
 namespace {
-
-class Counting : public Source {
- public:
-  int64_t size() const override { return 10; }
-  int64_t seq_len() const override { return 6; }
-  int64_t vocab_size() const override { return 7; }
-  void read(int64_t index, int32_t* tokens, int32_t* targets) const override {
-    for (int64_t t = 0; t < 6; ++t) {
-      tokens[t] = static_cast<int32_t>((index + t * (1 + index % 3)) % 7);
-      targets[t] = static_cast<int32_t>((index + (t + 1) * (1 + index % 3)) % 7);
-    }
-  }
-};
 
 TrainOptions tiny_options(const std::string& device, const std::string& dtype = "fp32") {
   TrainOptions o;
@@ -72,6 +60,28 @@ std::vector<float> finish(Trainer& trainer, int64_t steps) {
 }
 bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+// The arguments of the smallest run, into a directory.
+std::vector<std::string> of_one_step(const std::string& out) {
+  return {"--data",   "arith:3", "--train-samples", "8", "--test-samples",   "4", "--width", "8",
+          "--ffn",    "8",       "--layers",        "1", "--heads",          "1", "--batch", "1",
+          "--steps",  "1",       "--eval-samples",  "1", "--answer-samples", "0", "--out",   out,
+          "--device", gpu};
+}
+
+// Makes a checkpoint, and its manifest, say that it is another GPU's.
+void pretend_other_gpu(const std::string& dir) {
+  const std::string name = "train_state.json";
+  json state = json::parse(read_text(dir + "/" + name)), manifest = json::parse(read_text(dir + "/manifest.json"));
+  CHECK(state["device"]["choices"].size() > 0);
+  state["device"]["versions"]["GPU"] = "a faster one";
+  const std::string text = state.dump();
+  Sha256 hash;
+  hash.update(text.data(), text.size());
+  manifest["files"][name] = {{"bytes", text.size()}, {"sha256", hash.hex()}};
+  write_text(dir + "/" + name, text);
+  write_text(dir + "/manifest.json", manifest.dump());
 }
 
 // A product on the GPU of a kind that no other test has.
@@ -192,14 +202,28 @@ TEST_CASE("arithmetic: a run on a GPU resumes bit for bit in another process, by
     CHECK(resumed.device_change().empty());
     CHECK(same_bits(finish(resumed, o.steps), want));
     CHECK(choices_as_text() == table);
-    if (!emulated) continue;  // timing may well end as before
-    forget_choices();
-    json without = checkpoint.state;
-    CHECK(without.erase("device") == 1);
-    checkpoint.write(without);
-    Trainer forgetful(o, data, checkpoint.dir);
-    CHECK(!same_bits(finish(forgetful, o.steps), want));
   }
+}
+
+TEST_CASE("arithmetic: a checkpoint that says nothing of its device is refused on a GPU, but for --other-gpu") {
+  if (!available(Backend::cuda)) return;
+  const Counting data;
+  TrainOptions o = tiny_options(gpu);
+  const Checkpoint checkpoint(o);  // after one step
+  Trainer whole(o, data);
+  const std::vector<float> want = finish(whole, o.steps);
+  json state = checkpoint.state;
+  const std::string here = state["device"]["versions"]["GPU"];
+  CHECK(state.erase("device") == 1);
+  checkpoint.write(state);
+  forget_choices();
+  check_fails(Exit::device, {checkpoint.path, "GPU was unknown, is " + here, "--other-gpu"},
+              [&] { Trainer(o, data, checkpoint.dir); });
+  o.resume = o.other_gpu = true;
+  Trainer forgetful(o, data, checkpoint.dir);
+  CHECK(forgetful.device_change().find("GPU was unknown") != std::string::npos);
+  const std::vector<float> got = finish(forgetful, o.steps);
+  if (emulated) CHECK(!same_bits(got, want));  // on a GPU timing may well end as before
 }
 
 TEST_CASE("arithmetic: a checkpoint of another GPU, driver or library is refused, but for --other-gpu") {
@@ -231,24 +255,26 @@ TEST_CASE("arithmetic: a checkpoint of another GPU, driver or library is refused
 TEST_CASE("arithmetic: --other-gpu is said in one line of the run") {
   if (!available(Backend::cuda)) return;
   const TempDir scratch;
-  const std::string run = scratch.file("run"), dir = run + "/step_00000001", name = "train_state.json";
-  check_outcome(train(scratch, {"--data",   "arith:3", "--train-samples", "8", "--test-samples",   "4", "--width", "8",
-                                "--ffn",    "8",       "--layers",        "1", "--heads",          "1", "--batch", "1",
-                                "--steps",  "1",       "--eval-samples",  "1", "--answer-samples", "0", "--out",   run,
-                                "--device", gpu}),
-                Exit::done, "");
-  json state = json::parse(read_text(dir + "/" + name)), manifest = json::parse(read_text(dir + "/manifest.json"));
-  CHECK(state["device"]["choices"].size() > 0);
-  state["device"]["versions"]["GPU"] = "a faster one";
-  const std::string text = state.dump();
-  Sha256 hash;
-  hash.update(text.data(), text.size());
-  manifest["files"][name] = {{"bytes", text.size()}, {"sha256", hash.hex()}};
-  write_text(dir + "/" + name, text);
-  write_text(dir + "/manifest.json", manifest.dump());
+  const std::string run = scratch.file("run");
+  check_outcome(train(scratch, of_one_step(run)), Exit::done, "");
+  pretend_other_gpu(run + "/step_00000001");
   check_outcome(train(scratch, {"--resume", "--out", run}), Exit::device, "GPU was a faster one, is ");
   check_outcome(train(scratch, {"--resume", "--other-gpu", "--out", run}), Exit::done,
                 "--other-gpu: GPU was a faster one, is ");
+}
+
+TEST_CASE("arithmetic: a comparison goes on with another GPU where --other-gpu says so") {
+  if (!available(Backend::cuda)) return;
+  const TempDir scratch;
+  const std::string out = scratch.file("runs"), step = "/step_00000001";
+  const auto compare = [&](const std::vector<std::string>& arguments) {
+    return run_program_inside(scratch, joined(std::vector<std::string>{"compare"}, arguments));
+  };
+  check_outcome(compare(joined(std::vector<std::string>{"--arch", "llama,lime"}, of_one_step(out))), Exit::done, "");
+  for (const std::string arch : {"/llama", "/lime"}) pretend_other_gpu(out + arch + step);
+  check_outcome(compare({"--resume", "--out", out}), Exit::device, "GPU was a faster one, is ");
+  check_outcome(compare({"--resume", "--other-gpu", "--out", out}), Exit::done,
+                "lime  --other-gpu: GPU was a faster one, is ");
 }
 
 TEST_CASE("arithmetic: what no device has written is bad data") {

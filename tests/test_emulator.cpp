@@ -228,6 +228,9 @@ TEST_CASE("emulator: functions are as inexact as CUDA says, and exact where it s
               0.01f, 9, [](float x) { return crossply::logf(x); }, [](double x) { return std::log(x); }) ==
           Range{-1, 1});
     CHECK(errors(
+              0.01f, 9, [](float x) { return crossply::log2f(x); }, [](double x) { return std::log2(x); }) ==
+          Range{-1, 1});
+    CHECK(errors(
               0.01f, 8, [](float x) { return crossply::tanhf(x); }, [](double x) { return std::tanh(x); }) ==
           Range{-2, 2});
     CHECK(errors(
@@ -245,6 +248,7 @@ TEST_CASE("emulator: functions are as inexact as CUDA says, and exact where it s
   CHECK(crossply::expf(infinity) == infinity);
   CHECK(crossply::logf(1) == 0);
   CHECK(crossply::logf(0) == -infinity);
+  CHECK(crossply::log2f(1) == 0);
   CHECK(crossply::tanhf(-infinity) == -1);
   CHECK(rsqrtf(0) == infinity);
   CHECK(rsqrtf(infinity) == 0);

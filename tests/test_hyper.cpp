@@ -141,6 +141,20 @@ struct Wrapper {
   }
 };
 
+// The sum of |dA tanh|, or of |db tanh|: of the terms of a scale's gradient. After the backward.
+double size_of_scale_terms(const Wrapper<double>& a, bool beta) {
+  const int64_t E = a.s.E, C = a.s.C;
+  double sum = 0;
+  for (int64_t row = 0; row < a.s.rows() * E; ++row)
+    for (int64_t j = beta ? E + 1 : 0; j < (beta ? E + 2 : E + 1); ++j) {
+      double gradient = a.dcoef[static_cast<size_t>(row * (E + 2) + j)];
+      for (int64_t c = 0; c < (j == 0 ? C : 0); ++c)
+        gradient += a.streams[static_cast<size_t>(row * C + c)] * a.dout[static_cast<size_t>(row / E * C + c)];
+      sum += std::abs(gradient * a.stats[static_cast<size_t>(row * (E + 4) + 2 + j)]);
+    }
+  return sum;
+}
+
 const char* field_names[] = {"dstatic_alpha", "dstatic_beta", "dalpha_proj",  "dbeta_proj",
                              "dalpha_scale",  "dbeta_scale",  "dnorm_weight", "dnorm_bias"};
 
@@ -228,10 +242,14 @@ TEST_CASE_TEMPLATE("hyper: the fast backends equal the reference, set and added"
         check_close("dy", a.dy, b.dy, std::max(exact, rounding));
         check_close("dwritten", a.dwritten, b.dwritten, std::max(exact, rounding));
         check_close("dstreams", a.dstreams, b.dstreams, std::max(1e-5, rounding));
-        // The scales' gradients are single sums of terms of both signs, each of which is good to 4 units of 2^-24, on a
-        // GPU, with its rsqrtf and tanhf, to 10.
-        const double allowed = backend == Backend::cuda ? 2.5e-5 : 1e-5;
-        for (size_t f = 0; f < a.d.size(); ++f) check_close(field_names[f], a.d[f], b.d[f], allowed);
+        // The scales' gradients are single sums of terms of both signs, which may cancel. Each term is good to 4 units
+        // of 2^-24; on a GPU, where rsqrtf and tanhf are off by up to 5 each and tanh makes no error larger, to 14.
+        const bool on_gpu = backend == Backend::cuda;
+        for (size_t f = 0; f < a.d.size(); ++f) {
+          const bool scale = on_gpu && (f == 4 || f == 5) && !a.d[f].empty();
+          const double terms = scale ? size_of_scale_terms(b, f == 5) : 0;
+          check_close(field_names[f], a.d[f], b.d[f], on_gpu ? 2.5e-5 : 1e-5, 14 * 0x1p-24 * terms);
+        }
       }
     });
   }

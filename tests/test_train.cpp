@@ -10,6 +10,7 @@
 #include "tests/backends.h"
 #include "tests/check.h"
 #include "tests/temp_dir.h"
+#include "tests/tiny.h"
 #include "train/trainer.h"
 
 using namespace crossply;
@@ -17,24 +18,6 @@ using namespace crossply::test;
 using nlohmann::json;
 
 namespace {
-
-// Sequences that a model can learn a little from: counting with a step that depends on the sample.
-class Counting : public Source {
- public:
-  explicit Counting(int64_t samples) : samples_(samples) {}
-  int64_t size() const override { return samples_; }
-  int64_t seq_len() const override { return 6; }
-  int64_t vocab_size() const override { return 7; }
-  void read(int64_t index, int32_t* tokens, int32_t* targets) const override {
-    for (int64_t t = 0; t < 6; ++t) {
-      tokens[t] = static_cast<int32_t>((index + t * (1 + index % 3)) % 7);
-      targets[t] = t < index % 3 ? -1 : static_cast<int32_t>((index + (t + 1) * (1 + index % 3)) % 7);
-    }
-  }
-
- private:
-  int64_t samples_;
-};
 
 TrainOptions tiny_options(const std::string& arch) {
   TrainOptions o;

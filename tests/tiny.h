@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "data/source.h"
 #include "engine/rng.h"
 #include "eval/batch_model.h"
 #include "kernels/devices.h"
@@ -55,6 +56,25 @@ inline double gradient_norm(const ParameterTable& params) {
   params.device().copy_out(&squares, sum.data(), sizeof squares);
   return std::sqrt(squares);
 }
+
+// Sequences that a model can learn a little from: counting with a step that depends on the sample. Some tokens do not
+// count.
+class Counting : public Source {
+ public:
+  explicit Counting(int64_t samples = 10, int64_t T = 6, int64_t V = 7) : samples_(samples), T_(T), V_(V) {}
+  int64_t size() const override { return samples_; }
+  int64_t seq_len() const override { return T_; }
+  int64_t vocab_size() const override { return V_; }
+  void read(int64_t index, int32_t* tokens, int32_t* targets) const override {
+    for (int64_t t = 0; t < T_; ++t) {
+      tokens[t] = static_cast<int32_t>((index + t * (1 + index % 3)) % V_);
+      targets[t] = t < index % 3 ? -1 : static_cast<int32_t>((index + (t + 1) * (1 + index % 3)) % V_);
+    }
+  }
+
+ private:
+  int64_t samples_, T_, V_;
+};
 
 // A model recorded for training with fixed tokens, some of them not scored. On the reference device in f64 or in f32.
 struct TinyModel {

@@ -165,7 +165,8 @@ Exit run(const Options& o) {
     print_plans(comparison);
     return Exit::done;
   }
-  make_device(o.train.device);  // refuses one that is not there
+  const auto device = make_device(o.train.device);  // refuses one that is not there
+  for (const ComparedRun& run : comparison.runs) refuse_too_large(run.options, *device);  // not when their turns come
   if (o.train.resume) take_up(comparison);
   if (comparison.out != o.train.out)
     std::printf("%s holds an earlier comparison; this one is in %s\n", printable(o.train.out).c_str(),

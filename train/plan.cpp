@@ -66,41 +66,6 @@ double answering_memory(const TrainOptions& o, ParameterTable& params) {
   return static_cast<double>(tape.arena_bytes());
 }
 
-struct MemoryPart {
-  std::string name;
-  double bytes;
-};
-
-double total(const std::vector<MemoryPart>& parts) {
-  double sum = 0;
-  for (const MemoryPart& part : parts) sum += part.bytes;
-  return sum;
-}
-
-// tape: recorded and planned for the layout.
-std::vector<MemoryPart> memory_parts(const TrainOptions& o, ParameterTable& params, const Tape& tape,
-                                     const Layout& layout) {
-  const double flat = 4.0 * static_cast<double>(params.flat_size()), lanes = static_cast<double>(layout.lanes);
-  std::vector<MemoryPart> parts = {{"parameters", flat}};
-  if (storage_type(o) == Dtype::bf16) parts.push_back({"their bf16 copy", flat / 2});
-  parts.push_back({"gradients", flat});
-  parts.push_back({"moments", 2 * flat});
-  parts.push_back({"activations", lanes * static_cast<double>(tape.arena_bytes())});
-  if (layout.lanes > 1) parts.push_back({"gradients of the lanes", lanes * flat});
-  const bool gpu = backend_of(o.device) == Backend::cuda;
-  parts.push_back({"scratch of the kernels, about", gpu ? gpu_scratch(o, tape) : scratch_memory(o, layout)});
-  if (const double bytes = answering_memory(o, params); bytes > 0) parts.push_back({"answering of prompts", bytes});
-  if (gpu) {  // where neither tokens nor the program are
-    if (!is_emulated(o)) parts.push_back({"CUDA and its libraries, about", cuda_itself});
-    return parts;
-  }
-  const double tokens = static_cast<double>(o.batch) * static_cast<double>(o.data.seq_len);
-  constexpr double program = 12 << 20;  // however small the model; planning does not touch all of it
-  parts.push_back({"tokens of a step", 8 * tokens * static_cast<double>(o.accumulate + 1)});
-  parts.push_back({"program and data, about", std::max(program, resident_memory())});
-  return parts;
-}
-
 // A model recorded for training, without memory.
 struct Plan {
   explicit Plan(const TrainOptions& options) : tape(storage_type(options)) {
@@ -117,6 +82,46 @@ struct Plan {
   double forward_flops_per_token;
   size_t memory;
 };
+
+struct MemoryPart {
+  std::string name;
+  double bytes;
+};
+
+double total(const std::vector<MemoryPart>& parts) {
+  double sum = 0;
+  for (const MemoryPart& part : parts) sum += part.bytes;
+  return sum;
+}
+
+std::vector<MemoryPart> memory_parts(const TrainOptions& o, Plan& plan) {
+  const Layout& layout = plan.layout;
+  const double flat = 4.0 * static_cast<double>(plan.params.flat_size()), lanes = static_cast<double>(layout.lanes);
+  std::vector<MemoryPart> parts = {{"parameters", flat}};
+  if (storage_type(o) == Dtype::bf16) parts.push_back({"their bf16 copy", flat / 2});
+  parts.push_back({"gradients", flat});
+  parts.push_back({"moments", 2 * flat});
+  parts.push_back({"activations", lanes * static_cast<double>(plan.tape.arena_bytes())});
+  if (layout.lanes > 1) parts.push_back({"gradients of the lanes", lanes * flat});
+  const bool gpu = backend_of(o.device) == Backend::cuda;
+  parts.push_back({"scratch of the kernels, about", gpu ? gpu_scratch(o, plan.tape) : scratch_memory(o, layout)});
+  const double answering = answering_memory(o, plan.params);
+  if (answering > 0) parts.push_back({"answering of prompts", answering});
+  if (gpu) return parts;  // where neither tokens nor the program are
+  const double tokens = static_cast<double>(o.batch) * static_cast<double>(o.data.seq_len);
+  constexpr double program = 12 << 20;  // however small the model; planning does not touch all of it
+  parts.push_back({"tokens of a step", 8 * tokens * static_cast<double>(o.accumulate + 1)});
+  parts.push_back({"program and data, about", std::max(program, resident_memory())});
+  return parts;
+}
+
+// The same with what is no more than an estimate.
+std::vector<MemoryPart> planned_parts(const TrainOptions& o, Plan& plan) {
+  std::vector<MemoryPart> parts = memory_parts(o, plan);
+  if (backend_of(o.device) == Backend::cuda && !is_emulated(o))
+    parts.push_back({"CUDA and its libraries, about", cuda_itself});
+  return parts;
+}
 
 // How many steps, and on what data.
 std::string steps_lines(const TrainOptions& o, const Dataset& dataset) {
@@ -142,7 +147,7 @@ TrainResult plan_training(const TrainOptions& options) {
   result.parameters = plan.params.count();
   result.flops_per_token = 3 * plan.forward_flops_per_token;
   result.memory = plan.memory;
-  result.planned_memory = total(memory_parts(options, plan.params, plan.tape, plan.layout));
+  result.planned_memory = total(planned_parts(options, plan));
   return result;
 }
 
@@ -150,12 +155,13 @@ void refuse_too_large(const TrainOptions& options, const Device& device) {
   const auto has = static_cast<double>(device.memory().bytes);
   if (has == 0) return;
   Plan plan(options);
-  const std::vector<MemoryPart> parts = memory_parts(options, plan.params, plan.tape, plan.layout);
+  const std::vector<MemoryPart> parts = memory_parts(options, plan);
   if (total(parts) <= has) return;
   std::string list;
   for (const MemoryPart& part : parts) list += (list.empty() ? "" : "; ") + part.name + ": " + format_bytes(part.bytes);
-  fail(Exit::device, "the GPU has ", format_bytes(has), " of memory and the run needs ", format_bytes(total(parts)),
-       " (", list, "). Use a smaller --batch with --accumulate, a shorter --seq, or a smaller model");
+  fail(Exit::device, "the GPU has ", format_bytes(has), " of memory and ", options.config.arch, " needs ",
+       format_bytes(total(parts)), " (", list,
+       "). Use a smaller --batch with --accumulate, a shorter --seq, or a smaller model");
 }
 
 void print_plan(const TrainOptions& options, const Dataset& data) {
@@ -164,7 +170,7 @@ void print_plan(const TrainOptions& options, const Dataset& data) {
     std::printf("%s", plan.tape.dump().c_str());
     return;
   }
-  const std::vector<MemoryPart> parts = memory_parts(options, plan.params, plan.tape, plan.layout);
+  const std::vector<MemoryPart> parts = planned_parts(options, plan);
   std::printf("parameters: %s\n", format_count(plan.params.count()).c_str());
   std::printf("a step: B = %s sequences of T = %s tokens%s\n", format_count(options.batch).c_str(),
               format_count(options.data.seq_len).c_str(),

@@ -24,9 +24,10 @@ struct TrainResult {
 
 // What a training run of these complete options would be: parameters, FLOPs, memory. On a CPU that is the peak of
 // resident memory, to about a tenth, because the scratch of the kernels is estimated; on a GPU the GPU's, whether there
-// is one or not, with an estimate of what CUDA takes for itself.
+// is one or not, with an estimate of what CUDA takes for itself; without what the first step takes once to try out
+// products that are added to what is there: a copy of the result.
 TrainResult plan_training(const TrainOptions& options);
-// Throws Exit::device, with the sizes, where a GPU has less memory in all than the run is planned to take.
+// Throws Exit::device, with the sizes, where a GPU has less memory in all than the run takes without cuda_itself.
 void refuse_too_large(const TrainOptions& options, const Device& device);
 // --dry-run: the same in words, by part. --dump-tape: the tape. data: none where the sizes alone were enough.
 void print_plan(const TrainOptions& options, const Dataset& data);

@@ -103,14 +103,16 @@ std::string differences(std::map<std::string, std::string> was, std::map<std::st
   return printable(list);
 }
 
-// The device goes on with what a checkpoint's train_state.json says of it, if anything. Returns what differs.
+// The device goes on with what a checkpoint's train_state.json says of it. Returns what differs: where it says nothing,
+// being of a CPU, or older, all that this device knows of itself.
 std::string adopt_arithmetic(Device& device, const json& state, bool other_gpu, const std::string& path) {
-  if (!state.contains("device")) return "";  // of a CPU, or older
-  const auto versions = texts(state["device"], "versions", path), choices = texts(state["device"], "choices", path);
+  std::map<std::string, std::string> versions, choices;
+  if (state.contains("device"))
+    versions = texts(state["device"], "versions", path), choices = texts(state["device"], "choices", path);
   const std::string different = differences(versions, device.arithmetic().versions);
   if (different.empty()) device.adopt(choices, path);
   else if (!other_gpu)
-    fail(Exit::device, "--resume: ", path, " is of another machine: ", different, ". Last digits would differ; ",
+    fail(Exit::device, "--resume: ", path, " is not of this machine: ", different, ". Last digits would differ; ",
          "resume it where it ran, or add --other-gpu to go on without equal bits");
   return different;
 }

@@ -189,6 +189,7 @@ namespace crossply {
 
 inline float expf(float x) { return x == 0 ? 1.f : emulator::inexact(std::exp(static_cast<double>(x)), x, 2); }
 inline float logf(float x) { return emulator::inexact(std::log(static_cast<double>(x)), x, 1); }
+inline float log2f(float x) { return emulator::inexact(std::log2(static_cast<double>(x)), x, 1); }
 inline float rsqrtf(float x) { return emulator::inexact(1 / std::sqrt(static_cast<double>(x)), x, 2); }
 inline float tanhf(float x) {
   if (std::isinf(x)) return std::copysign(1.f, x);

@@ -400,11 +400,12 @@ struct MultiwayMixNode : Node {  // in: the sources, the weight, then whatever e
   ScratchBytes scratch() const override {
     const Shape& stream = in[0]->shape;
     const int64_t N = stream[0] * stream[1], C = stream[2], W = static_cast<int64_t>(out.size());
-    const int64_t width = W == 1 ? 16 / static_cast<int64_t>(size_of(in[0]->dtype)) : 4, S = of.base->shape[1];
+    const size_t each = size_of(in[0]->dtype);
+    const bool wide = C % static_cast<int64_t>(16 / each) == 0;  // on a tape arrays are aligned
+    const int ways = ways_of_thread(W, wide), columns = columns_of_thread(ways, wide, each);
     const auto bytes_of = [&]<bool prepost>(std::bool_constant<prepost>) {
-      const int64_t warps = std::clamp<int64_t>((C + width * 32 - 1) / (width * 32), 1, way_warps<prepost>);
-      const auto [blocks, row] = way_sums<prepost>(N, C, W, S, warps);
-      return ScratchBytes{static_cast<size_t>(blocks * row) * sizeof(float)};
+      const BlockSums sums = way_sums<prepost>(N, C, W, of.base->shape[1], ways, columns);
+      return ScratchBytes{static_cast<size_t>(sums.blocks * sums.row) * sizeof(float)};
     };
     return of.post.empty() ? bytes_of(std::false_type{}) : bytes_of(std::true_type{});
   }

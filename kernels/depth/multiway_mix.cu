@@ -382,20 +382,12 @@ bool wide_accesses(const Members& m, const std::vector<Tensor>& outs, int64_t C,
   return gradients || (aligned16(m.gains) && aligned16(m.post));  // the parameters' gradients are written by elements
 }
 
-// Calls body(ways, wide) with constants: ways that are enough for W.
+// Calls body(ways, wide) with constants.
 template <class F>
 void with_ways(int64_t W, bool wide, F&& body) {
-  auto with = [&](auto ways) { body(ways, std::true_type{}); };
-  if (!wide) body(std::integral_constant<int, 4>{}, std::false_type{});
-  else if (W == 1) with(std::integral_constant<int, 1>{});
-  else with(std::integral_constant<int, 4>{});
-}
-
-// So many warps as have columns to do, at most `most`, if there is shared memory for the `floats` of each.
-uint32_t warps_for(int64_t C, int width, int64_t floats, int64_t most) {
-  constexpr int64_t room = 160 * 1024 / sizeof(float);
-  const int64_t warps = (C + width * warp_size - 1) / (width * warp_size);
-  return static_cast<uint32_t>(std::clamp<int64_t>(std::min(warps, room / floats), 1, most));
+  if (!wide) body(std::integral_constant<int, ways_of_thread(most_ways, false)>{}, std::false_type{});
+  else if (W == 1) body(std::integral_constant<int, ways_of_thread(1, true)>{}, std::true_type{});
+  else body(std::integral_constant<int, ways_of_thread(most_ways, true)>{}, std::true_type{});
 }
 
 template <int ways, int width, bool prepost, class Storage>
@@ -404,7 +396,7 @@ void launch_forward(const std::vector<Tensor>& outs, const Tensor& rstd, const M
   const Mix<Storage> table = table_of<Storage>(m, static_cast<int64_t>(outs.size()), N, C);
   Ways<Storage> to = {};
   fill_table(to.way, outs);
-  const uint32_t warps = warps_for(C, width, ways, most_threads / warp_size);
+  const auto warps = static_cast<uint32_t>(way_warps_for(C, width, ways, most_threads / warp_size));
   const auto floats = static_cast<size_t>(whole(table.S * ways) + warps * ways);
   launch({"multiway_mix_forward", static_cast<uint32_t>(N), warps * warp_size, floats * sizeof(float)},
          multiway_mix_forward_kernel<ways, width, prepost, Storage>, to, data_or_null<float>(rstd), table,
@@ -435,15 +427,14 @@ void launch_backward(const MultiwayMix<Grad, Tensor>& d, const std::vector<Tenso
                      const MultiwayMix<Tensor>& m, int64_t N, int64_t C) {
   const Mix<Storage> table = table_of<Storage>(m, static_cast<int64_t>(douts.size()), N, C);
   const int64_t S = table.S, size = S * ways;
-  const uint32_t warps = warps_for(C, width, size + ways, way_warps<prepost>);
-  const int64_t at_once = way_blocks<prepost> * way_warps<prepost> / warps;  // on a multiprocessor
-  const auto [blocks, row] = way_sums<prepost>(N, C, table.W, S, warps);
+  const auto [warps, at_once, blocks, row] = way_sums<prepost>(N, C, table.W, S, ways, width);
   const int64_t own_floats = whole(size) + whole(warps * size) + whole(ways) + whole(warps * ways);
   const int64_t room = std::min<int64_t>(200 * 1024, most_shared_bytes() - 1024) / at_once;
   const bool in_shared = (own_floats + row) * static_cast<int64_t>(sizeof(float)) <= room;
   const auto floats = static_cast<size_t>(in_shared ? own_floats + row : own_floats);
   float* partial = scratch<float>(blocks * row);
-  launch({"multiway_mix_backward", static_cast<uint32_t>(blocks), warps * warp_size, floats * sizeof(float)},
+  launch({"multiway_mix_backward", static_cast<uint32_t>(blocks), static_cast<uint32_t>(warps * warp_size),
+          floats * sizeof(float)},
          multiway_mix_backward_kernel<ways, width, prepost, Storage>, table_of<Storage>(d, douts),
          data_or_null<float>(rstd), table, partial, row, in_shared);
   launch({"add_way_sums", blocks_of(row, warp_size), dim3(warp_size, groups_of_rows)}, add_way_sums_kernel,
@@ -471,8 +462,7 @@ void multiway_mix_backward_cuda(const MultiwayMix<Grad, Tensor>& d, const std::v
   const bool whole_rows = wide_accesses(m, douts, C, false) && wide_accesses(d, douts, C, true);
   with_ways(W, whole_rows, [&](auto ways, auto wide) {
     with_storage(douts[0].dtype, [&]<class Storage>(Storage) {
-      // Fewer columns a thread leave registers for what is on its way, and more threads for what waits.
-      constexpr int width = wide ? (ways == 1 ? widest<Storage> : 4) : 1;
+      constexpr int width = columns_of_thread(ways, wide, sizeof(Storage));
       auto backward =
           m.post.empty() ? launch_backward<ways, width, false, Storage> : launch_backward<ways, width, true, Storage>;
       backward(d, douts, rstd, m, N, C);

@@ -50,15 +50,29 @@ template <bool prepost>
 constexpr int64_t way_warps = prepost ? 16 : 8;
 template <bool prepost>
 constexpr int64_t way_blocks = prepost ? 1 : 3;
+// A thread takes so many ways, enough for W. wide: 16 bytes at a time fit every row of columns.
+constexpr int ways_of_thread(int64_t W, bool wide) { return wide && W == 1 ? 1 : 4; }
+// It takes so many columns in the backward, of elements of so many bytes: fewer than 16 bytes leave registers for what
+// is on its way, and more threads for what waits.
+constexpr int columns_of_thread(int ways, bool wide, size_t bytes) {
+  return !wide ? 1 : ways > 1 ? 4 : static_cast<int>(16 / bytes);
+}
+// A block has so many warps as have columns to do, at most `most`, if there is shared memory for the `floats` of each.
+inline int64_t way_warps_for(int64_t C, int columns, int64_t floats, int64_t most) {
+  constexpr int64_t room = 160 * 1024 / sizeof(float);
+  return std::clamp<int64_t>(std::min((C + columns * 32 - 1) / (columns * 32), room / floats), 1, most);
+}
 // How many blocks, each with a row of sums over its tokens. A row costs as much as some tokens: a block takes several,
-// and there are no more blocks than an H200's 132 multiprocessors run at once.
+// and there are no more blocks than an H200's 132 multiprocessors run at once, each of them at_once.
 struct BlockSums {
-  int64_t blocks, row;
+  int64_t warps, at_once, blocks, row;
 };
 template <bool prepost>
-BlockSums way_sums(int64_t N, int64_t C, int64_t W, int64_t S, int64_t warps) {
+BlockSums way_sums(int64_t N, int64_t C, int64_t W, int64_t S, int ways, int columns) {
+  const int64_t warps = way_warps_for(C, columns, (S + 1) * ways, way_warps<prepost>);
   const int64_t at_once = way_blocks<prepost> * way_warps<prepost> / warps;
-  return {std::clamp<int64_t>(N / 8, 1, 132 * at_once), (W * S + 7) / 8 * 8 + (prepost ? (W + S) * C : 0)};
+  return {warps, at_once, std::clamp<int64_t>(N / 8, 1, 132 * at_once),
+          (W * S + 7) / 8 * 8 + (prepost ? (W + S) * C : 0)};
 }
 
 // kernels/depth/multiway_mix.cu, for (N,C) tensors and at most 256 sources.
