@@ -109,7 +109,9 @@ TEST_CASE("models: the fast kernels are as exact as the plain loops in f32") {
         worst_plain = std::max(worst_plain, relative_plain);
         sum_plain += relative_plain;
       }
-      CHECK(sum_fast <= 6 * sum_plain);  // one draw of rounding errors each, correlated over the tensors
+      // One draw of rounding errors each, correlated over the tensors. A GPU's functions are off by up to 2.5 units in
+      // the last place where the loops' are by 0.5, but make the smaller part of the roundings.
+      CHECK(sum_fast <= (device == gpu ? 12 : 6) * sum_plain);
       // Hyper-connected models lose up to 1.3e-4 in PyTorch's f32, and here with a compiler that fuses other products.
       CHECK(worst_fast < std::max(2e-4, 3 * worst_plain));
     }
