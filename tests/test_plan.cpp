@@ -90,7 +90,7 @@ TEST_CASE("plan: what every architecture takes of a GPU's memory") {
 }
 
 // Each op for itself, so that none's scratch hides behind another's in the same slot, as it may in a whole run. What is
-// not planned is a row of columns and some numbers for each row at most.
+// not planned is a row of columns and some numbers for each row at most, eight where a product is padded to as many.
 TEST_CASE("plan: every op takes the scratch memory that it says") {
   if (!available(Backend::cuda)) return;
   std::set<std::string> planning;
@@ -107,7 +107,7 @@ TEST_CASE("plan: every op takes the scratch memory that it says") {
         CAPTURES(c.name, name_of(dtype), node->name, planned, most);
         if (planned > 0) planning.insert(node->op());
         if (planned > 0) CHECK(std::abs(planned - most) <= uncounted(*node, planned));
-        else CHECK(most <= 4 * (C + 16 * rows));
+        else CHECK(most <= 4 * ((node->op() == std::string("linear") ? 8 : 1) * C + 16 * rows));
       }
     }
   CHECK(planning == std::set<std::string>{"attention", "cross_entropy", "embedding", "head_mix", "hyper_read",
