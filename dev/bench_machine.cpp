@@ -13,7 +13,14 @@
 namespace crossply {
 namespace {
 
-using Vector = float __attribute__((vector_size(64)));
+#if defined(__AVX512F__)
+constexpr int lanes = 16;
+#elif defined(__AVX__)
+constexpr int lanes = 8;
+#else
+constexpr int lanes = 4;
+#endif
+using Vector = float __attribute__((vector_size(lanes * sizeof(float))));  // a register, or sums would go to memory
 
 // Ten chains hide the latency of each.
 float multiply_add(int64_t rounds) {
@@ -27,7 +34,7 @@ float multiply_add(int64_t rounds) {
   }
   const Vector sum = a0 + a1 + a2 + a3 + a4 + a5 + a6 + a7 + a8 + a9;
   float total = 0;
-  for (int i = 0; i < 16; ++i) total += sum[i];
+  for (int i = 0; i < lanes; ++i) total += sum[i];
   return total;
 }
 
@@ -85,7 +92,7 @@ double copy_seconds(size_t bytes, int64_t times) {
 }  // namespace
 
 double multiply_add_peak() {
-  return rate_of_all(2.0 * 16 * 10, 20'000'000, [](int64_t rounds) { return multiply_add(rounds); });
+  return rate_of_all(2.0 * lanes * 10, 20'000'000, [](int64_t rounds) { return multiply_add(rounds); });
 }
 
 double matrix_unit_peak() {

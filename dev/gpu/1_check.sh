@@ -5,7 +5,7 @@
 step "the CPU" 10 lscpu
 step "PyTorch" 60 "$PYTHON" -c 'import torch; print(torch.__version__, torch.version.cuda, torch.cuda.is_available())'
 build all tests bench
-step "the GPU works" 60 "$BIN/bench" gpu --device "$DEVICE" --only machine
+step "the GPU works" 60 "$BIN/bench" gpu --device "$DEVICE" --only machine || finish
 if [ -n "$SMALL" ]; then
   step "tests: a few" 60 "$BIN/tests" -d '-tc=params*'
   finish

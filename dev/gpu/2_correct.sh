@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Is it right: gradients at real sizes against the CPU, and resuming in another process.
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
-build all
+build all tests
+[ "$DEVICE" != cuda ] || step "the GPU works" 60 "$BIN/tests" '-tc=convert*' || finish
 
 # gradients NAME ARCH BATCH SEQ VOCAB FLAGS...: of a new model, on both devices, in both types.
 gradients() {

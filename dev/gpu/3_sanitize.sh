@@ -4,6 +4,7 @@
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 build tests
 export CROSSPLY_TEST_ZONE=0  # no room beside the arrays, so that memcheck sees what is written there
+command -v compute-sanitizer >/dev/null || { step "sanitizers" 5 compute-sanitizer; finish; }
 declare -A limit=([memcheck]=45 [racecheck]=30 [initcheck]=20 [synccheck]=20)
 for tool in ${TOOLS:-memcheck racecheck initcheck synccheck}; do
   for family in 'attention*' 'matmul*' 'cross_entropy: *' 'route*,select_heads*' 'rmsnorm*,layernorm*,softmax*' \

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Where the time goes: a profile by op, every architecture beside LLaMA, each op beside a copy, counters.
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
-build bench generate train_llama train_lime
+build bench generate tests train_llama train_lime
+[ "$DEVICE" != cuda ] || step "the GPU works" 60 "$BIN/tests" '-tc=convert*' || finish
 size=(--width 768 --layers 12 --heads 12 --kv-heads 12 --ffn 2048 --vocab 50304 --seq 1024 --batch 32)
 wide=(--width 2048 --layers 2 --heads 32 --kv-heads 8 --ffn 8192 --vocab 50304 --seq 2048 --batch 8)
 data=$(COUNT=500000 tokens 50304)
@@ -14,6 +15,7 @@ step "profile by op" 90 "$BIN/train_llama" "${run[@]}" "${size[@]}" --steps 6 --
 step "architectures and ops" 240 "$BIN/bench" gpu --device "$DEVICE" --rounds "${ROUNDS:-5}" \
   --json "$RESULTS/where.json" --only "${PARTS:-architectures,ops}"
 [ "$DEVICE" = cuda ] || finish
+command -v ncu >/dev/null || { step "counters" 5 ncu; finish; }
 counters=(ncu --clock-control none --section SpeedOfLight --section Occupancy -c 4)
 for kernel in attention loss_kernel rmsnorm swiglu; do
   step "counters of $kernel" 45 bash -c 'echo 1 | "$@"' - "${counters[@]}" -k "regex:$kernel" "$BIN/bench" serve \

@@ -42,11 +42,12 @@ step() {
   if [ "$limit" -le 0 ]; then
     verdict="FAILED: no time was left"
   elif command -v "$1" >/dev/null; then
-    timeout -k 10 "$limit" "$@" </dev/null 2>&1 | tee -a "$log"
-    code=${PIPESTATUS[0]}
+    run_step "$limit" "$@"
+    code=$(cat "$work/code")
     case $code in
       0) verdict=passed ;;
       124 | 137) verdict="FAILED: not done after $limit s" ;;
+      127) verdict="MISSING: a program, see above" ;;
       *) verdict="FAILED: exit code $code" ;;
     esac
     nothing=$(tail -c "+$((before + 1))" "$log" | grep -aoEm1 'No kernels were profiled|Tests of the GPU are skipped')
@@ -56,8 +57,25 @@ step() {
   fi
   summary+=("$(printf '%4d s  %-44s %s' $((SECONDS - start)) "$name" "$verdict")")
   say "=== ${summary[-1]}"
+  [ -z "$stopped" ] || finish
   [ "$verdict" = passed ]
 }
+
+# Behind the shell's back, so that Ctrl-C ends what runs, the step and, with its summary, the script.
+run_step() {
+  local limit=$1 output
+  shift
+  {
+    timeout -k 10 "$limit" "$@" </dev/null &
+    echo $! >"$work/pid"
+    wait $!
+    echo $? >"$work/code"
+  } 2>&1 | tee -a "$log" &
+  output=$!
+  while kill -0 $output 2>/dev/null; do wait $output; done
+}
+stopped=
+trap 'stopped=1; kill -TERM "$(cat "$work/pid" 2>/dev/null)" 2>/dev/null' INT TERM
 
 # build TARGETS...: from a checkout; for the GPU that is here, with the lines that the tools name.
 build() {
