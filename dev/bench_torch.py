@@ -10,11 +10,9 @@ Speaks lines on its standard streams: prints `ready`, then for each number n it 
 seconds and the peak memory in MiB: resident, or allocated on the GPU. Used by dev/bench_steps.cpp; needs PyTorch 2.
 """
 
-import argparse
 import contextlib
 import logging
 import resource
-import signal
 import sys
 import time
 
@@ -23,7 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bench_torch_attention import KERNELS, measure
+from bench_torch_attention import KERNELS, begin, measure
 
 
 class Norm(nn.Module):
@@ -95,21 +93,18 @@ def peak_resident_mib():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
-def main():
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    logging.disable(logging.WARNING)
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("width", "layers", "heads", "kv-heads", "ffn", "vocab", "seq", "batch", "threads"):
+def add_flags(parser):
+    for name in ("width", "layers", "heads", "kv-heads", "ffn", "vocab", "seq", "batch"):
         parser.add_argument("--" + name, type=int, required=True)
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--bf16", action="store_true")
-    parser.add_argument("--gpu", action="store_true")
-    s = parser.parse_args()
-    torch.set_num_threads(s.threads)
+
+
+def main():
+    s, device = begin(__doc__, add_flags)
+    logging.disable(logging.WARNING)
     torch.set_float32_matmul_precision("high")
     torch.manual_seed(0)
-    device = "cuda" if s.gpu else "cpu"
     model = Llama(s).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     loss_of = torch.compile(model) if s.compile else model

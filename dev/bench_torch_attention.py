@@ -71,18 +71,25 @@ def measure(device, shape, least):
     return min(measured, key=lambda m: m[0] + m[1])
 
 
-def main():
+def begin(description, add_flags=lambda parser: None):
+    """What each of these scripts begins with: it ends as other programs do, and knows its flags."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--gpu", action="store_true")
+    add_flags(parser)
     s = parser.parse_args()
     torch.set_num_threads(s.threads)
+    return s, "cuda" if s.gpu else "cpu"
+
+
+def main():
+    _, device = begin(__doc__)
     print("ready", flush=True)
     for line in sys.stdin:
         *shape, least = line.split()
-        print(*measure("cuda" if s.gpu else "cpu", [int(n) for n in shape], float(least)), flush=True)
+        print(*measure(device, [int(n) for n in shape], float(least)), flush=True)
 
 
 if __name__ == "__main__":

@@ -5,15 +5,13 @@ SECONDS" repeats that product for that long and prints the seconds of one. Used 
 dev/bench_gpu.cpp.
 """
 
-import argparse
 import functools
-import signal
 import sys
 import time
 
 import torch
 
-from bench_torch_attention import seconds_per_call
+from bench_torch_attention import begin, seconds_per_call
 
 
 @functools.lru_cache(maxsize=6)
@@ -28,14 +26,7 @@ def product(form, rows, width, out_width, dtype, device):
 
 
 def main():
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--gpu", action="store_true")
-    s = parser.parse_args()
-    torch.set_num_threads(s.threads)
-    device = "cuda" if s.gpu else "cpu"
+    s, device = begin(__doc__)
     types = {"fp32": torch.float32, "bf16": torch.bfloat16}
     print("ready", flush=True)
     for line in sys.stdin:
