@@ -34,7 +34,7 @@ std::string name_of_machine(const std::string& device) {
 }
 
 double memory_of_machine(const std::string& device) {
-  if (backend_of(device) == Backend::cuda) return static_cast<double>(device_memory());
+  if (backend_of(device) == Backend::cuda) return static_cast<double>(device_memory().bytes);
   return static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
 }
 

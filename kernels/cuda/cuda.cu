@@ -121,15 +121,10 @@ void release_device_memory(void* data) {
   if (cudaFree(data) != cudaSuccess) cudaGetLastError();  // an earlier call's error, which is on its way already
   count_release(data);
 }
-size_t device_memory() {
-  size_t free = 0, total = 0;
-  CHECK_CUDA(cudaMemGetInfo(&free, &total));
-  return total;
-}
-size_t free_device_memory() {
-  size_t free = 0, total = 0;
-  CHECK_CUDA(cudaMemGetInfo(&free, &total));
-  return free;
+Device::Memory device_memory() {
+  Device::Memory memory;
+  CHECK_CUDA(cudaMemGetInfo(&memory.free, &memory.bytes));
+  return memory;
 }
 
 // Through pinned memory, which the GPU reads by itself: the host waits only for the copy before the last one.
@@ -205,8 +200,10 @@ void release_device_memory(void* data) {
   emulator::release(data);
   count_release(data);
 }
-size_t device_memory() { return size_t{1} << 32; }
-size_t free_device_memory() { return device_memory() - std::min(allocated, device_memory()); }
+Device::Memory device_memory() {
+  constexpr size_t bytes = size_t{1} << 32;
+  return {bytes, bytes - std::min(allocated, bytes)};
+}
 void copy_to_device(void* device, const void* host, size_t bytes) {
   CHECK_THAT(!emulator::captures(), "a recording copies from the host");
   emulator::enqueue([=] { std::memcpy(device, host, bytes); });

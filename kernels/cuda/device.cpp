@@ -9,7 +9,7 @@ class CudaDevice : public Device {
   CudaDevice() : description_(describe_gpu()) {}
   std::string describe() const override { return description_; }
   Stream stream() const override { return Stream{Backend::cuda}; }
-  Memory memory() const override { return {device_memory(), free_device_memory()}; }
+  Memory memory() const override { return device_memory(); }
 
   void* allocate(size_t bytes) override { return allocate_device_memory(bytes); }
   void release(void* data) override { release_device_memory(data); }
