@@ -17,6 +17,7 @@ enum class Exit : int {
   device = 71,      // the device is missing or failed
   io = 74,          // reading or writing failed: permission, full disk
   stopped = 75,     // stopped on request, with a valid checkpoint: start again with --resume
+  peer_lost = 76,   // another process of the job is gone or silent: start again with --resume
   not_finite = 77,  // the loss or the gradient became NaN or infinite
 };
 

@@ -9,5 +9,5 @@ done
 [ "$format" != none ] || { echo "skipped: there is no clang-format 14"; exit 77; }
 mode=(--dry-run --Werror)
 if [ "${1:-}" = --fix ]; then mode=(-i); fi
-find engine cli kernels models data train eval tests dev -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' |
+find engine cli kernels ranks models data train eval tests dev -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' |
   xargs -P "$(nproc)" -n 20 "$format" "${mode[@]}"

@@ -40,18 +40,19 @@ kernels/depth: engine kernels kernels/cpu kernels/cuda kernels/block
 kernels/depth/hyper: engine kernels kernels/cpu kernels/cuda kernels/depth
 kernels/optim: engine kernels kernels/cpu kernels/cuda
 kernels/reference: engine kernels/cpu
+ranks: engine kernels kernels/optim kernels/cuda
 cli: engine
 data: engine
 models: engine kernels/block kernels/attention kernels/depth kernels/reference
-eval: engine kernels kernels/block kernels/optim cli data models
-train: engine kernels kernels/block kernels/attention kernels/depth kernels/optim cli data models eval
+eval: engine kernels kernels/block kernels/optim ranks cli data models
+train: engine kernels kernels/block kernels/attention kernels/depth kernels/optim ranks cli data models eval
 '
 # file:line: room -> room, for every include of the repository's own files.
 includes() {
   code "$all_rooms|tests|dev" | xargs grep -HnE '^ *# *include *"' |
     sed -E 's|^(([^:]*)/[^/:]*:[0-9]+):.*"([^"]*)/[^"/]*".*|\1: \2 -> \3|'
 }
-all_rooms='engine|cli|kernels|data|models|eval|train'
+all_rooms='engine|cli|kernels|ranks|data|models|eval|train'
 declare -A may_include=()
 while IFS=: read -r room others; do
   [ -z "$room" ] && continue

@@ -1,0 +1,62 @@
+// Comm: moves flat device memory between the ranks of a job, by MPI between CPUs and by NCCL between GPUs. It adds
+// nothing up: a sum is an exchange and our own kernel (kernels/optim/sum_slices.h), so that its bits depend neither on
+// the library nor on the network.
+//
+// Every rank makes the same calls in the same order, with tensors of the same sizes. A call returns at once. Its
+// transfer begins after what the device's stream did before the call and after the transfers before it, and runs beside
+// later work: until somebody waits for it, nobody may write what it reads, or touch what it writes.
+//
+// Throws Exit::device, with what the library says, where a call, or one before it, has failed.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "engine/tensor.h"
+
+namespace crossply {
+
+// Which of a job's processes this is, and which of those on its machine.
+struct Place {
+  int rank = 0, size = 1;
+  int local_rank = 0, local_size = 1;
+  bool alone() const { return size == 1; }
+  bool leads() const { return rank == 0; }
+};
+
+class Comm {
+ public:
+  virtual ~Comm() = default;
+  virtual std::string describe() const = 0;  // "Open MPI 4.1.4": for the log
+
+  // Tensors are contiguous device memory of `size` slices of equal length, at most 1 GiB each; slice r is rank r's.
+  // Slice r of `from` goes to rank r, slice r of `to` comes from rank r. The own slice of `to` stays as it is.
+  virtual void exchange(const Tensor& from, const Tensor& to) = 0;
+  // In place: afterwards every rank has all slices.
+  virtual void gather(const Tensor& whole) = 0;
+  // The whole tensor, of any length up to 1 GiB, is afterwards the root's at every rank.
+  virtual void broadcast(const Tensor& whole, int root) = 0;
+  // The library's own sum of f32 over all ranks, in an order of its choice, in the own slice of `whole`; the other
+  // slices are undefined afterwards. For --sum library only.
+  virtual void reduce_scatter(const Tensor& whole) = 0;
+
+  // All transfers that were asked for so far.
+  using Ticket = int64_t;
+  virtual Ticket mark() = 0;
+  // What these transfers brought is there for all later work on the device's stream. Between CPUs the caller waits, on
+  // a GPU only its stream does.
+  virtual void wait(Ticket ticket) = 0;
+  // Seconds that callers of wait() have waited so far; of CPUs.
+  virtual double seconds_waited() const { return 0; }
+};
+
+// Between CPUs (ranks/comm_mpi.cpp); null where this was built without MPI. Starts MPI, in a thread of its own. Throws
+// Exit::usage if MPI counts other ranks than the launcher's variables say, as where mpirun is of another MPI.
+std::unique_ptr<Comm> make_mpi_comm(const Place& place);
+// Between GPUs (ranks/comm_nccl.cpp); null where this was built without NCCL. id: of new_nccl_id(), rank 0's.
+std::string new_nccl_id();
+std::unique_ptr<Comm> make_nccl_comm(const Place& place, const std::string& id);
+// "MPI (Open MPI 4.1.4) and NCCL 2.28.9", "nothing": what this was built with.
+std::string built_comms();
+
+}  // namespace crossply
