@@ -47,7 +47,7 @@ static int64_t padded(const Parameter& row) { return (row.shape.numel() + 63) / 
 Parameter& ParameterTable::add(const std::string& name, Shape shape, Init init, double lr_mul, double wd_mul) {
   CHECK_THAT(!index_.contains(name), "parameter '", name, "' declared twice");
   index_[name] = rows_.size();
-  rows_.push_back(Parameter{name, shape, std::move(init), lr_mul, wd_mul, 0, {}, {}, {}});
+  rows_.push_back(Parameter{name, shape, std::move(init), lr_mul, wd_mul, false, 0, {}, {}, {}});
   return rows_.back();
 }
 
@@ -64,13 +64,22 @@ void ParameterTable::remove(const std::string& name) {
   for (auto& entry : index_) entry.second -= entry.second > gone;
 }
 
-int64_t ParameterTable::flat_size() const {
+int64_t ParameterTable::size_of_rows(bool narrow_only) const {
   int64_t size = 0;
-  for (const Parameter& row : rows_) size += padded(row);
+  for (const Parameter& row : rows_) size += row.narrow_only == narrow_only ? padded(row) : 0;
   if (size > int64_t{1} << 50)  // each row is smaller, so nothing overflowed
     fail(Exit::usage, "the model has more parameters than any memory holds: ", size);
   return size;
 }
+
+void ParameterTable::lay_out(int64_t unit) {
+  CHECK_THAT(unit > 0 && unit % 64 == 0 && values_.data() == nullptr, "a unit of ", unit, " elements");
+  unit_ = unit;
+}
+
+int64_t ParameterTable::narrow_begin() const { return (size_of_rows(false) + unit_ - 1) / unit_ * unit_; }
+int64_t ParameterTable::flat_size() const { return narrow_begin() + (size_of_rows(true) + unit_ - 1) / unit_ * unit_; }
+int64_t ParameterTable::rows_size() const { return size_of_rows(false) + size_of_rows(true); }
 
 int64_t ParameterTable::count() const {
   int64_t n = 0;
@@ -78,18 +87,20 @@ int64_t ParameterTable::count() const {
   return n;
 }
 
-void ParameterTable::allocate(Device& device, Dtype dtype, bool with_gradients) {
+void ParameterTable::allocate(Device& device, Dtype dtype, bool with_gradients, bool lend) {
+  CHECK_THAT(with_gradients || !lend, "there are no gradients whose memory could be lent");
   device_ = &device;
   dtype_ = dtype;
-  const size_t bytes = static_cast<size_t>(flat_size()) * size_of(dtype);
-  values_ = Arena(device, "parameters", bytes);
-  if (with_gradients) gradients_ = Arena(device, "gradients", bytes);
-  int64_t next = 0;
+  const auto bytes = [&](int64_t elements) { return static_cast<size_t>(elements) * size_of(dtype); };
+  values_size_ = lend ? narrow_begin() : flat_size();
+  values_ = Arena(device, "parameters", bytes(values_size_));
+  if (with_gradients) gradients_ = Arena(device, "gradients", bytes(flat_size()));
+  int64_t next[] = {0, narrow_begin()};
   for (Parameter& row : rows_) {
-    row.offset = std::exchange(next, next + padded(row));
-    const size_t offset = static_cast<size_t>(row.offset) * size_of(dtype);
-    row.value = Tensor{values_.data() + offset, dtype, row.shape};
-    if (with_gradients) row.grad = Tensor{gradients_.data() + offset, dtype, row.shape};
+    int64_t& end = next[row.narrow_only];
+    row.offset = std::exchange(end, end + padded(row));
+    if (with_gradients) row.grad = Tensor{gradients_.data() + bytes(row.offset), dtype, row.shape};
+    row.value = lend && row.narrow_only ? row.grad : Tensor{values_.data() + bytes(row.offset), dtype, row.shape};
   }
 }
 
@@ -116,16 +127,15 @@ void ParameterTable::write(const Parameter& row, const double* host) {
   generate<float>(*device_, row.value.data, row.shape.numel(), [host](int64_t i) { return host[i]; });
 }
 
-std::vector<float> ParameterTable::read(const Parameter& row, const Tensor& flat) const {
-  const size_t n = static_cast<size_t>(row.shape.numel()), offset = static_cast<size_t>(row.offset);
-  const std::byte* from = static_cast<std::byte*>(flat.data) + offset * size_of(flat.dtype);
+std::vector<float> ParameterTable::read(const Tensor& tensor) const {
+  const auto n = static_cast<size_t>(tensor.numel());
   std::vector<float> host(n);
-  if (flat.dtype == Dtype::f32) {
-    device_->copy_out(host.data(), from, n * sizeof(float));
+  if (tensor.dtype == Dtype::f32) {
+    device_->copy_out(host.data(), tensor.data, tensor.bytes());
     return host;
   }
   std::vector<double> wide(n);
-  device_->copy_out(wide.data(), from, n * sizeof(double));
+  device_->copy_out(wide.data(), tensor.data, tensor.bytes());
   return std::vector<float>(wide.begin(), wide.end());
 }
 

@@ -27,9 +27,10 @@ struct Parameter {
   std::string name;  // Hugging Face's name where there is one
   Shape shape;
   Init init;
-  double lr_mul = 1;   // times the base learning rate
-  double wd_mul = 1;   // times the weight decay; 0 for norms, embeddings, routers
-  int64_t offset = 0;  // first element in the flat arrays; set by allocate(), as are value and grad
+  double lr_mul = 1;         // times the base learning rate
+  double wd_mul = 1;         // times the weight decay; 0 for norms, embeddings, routers
+  bool narrow_only = false;  // a bf16 tape reads nothing but `narrow`; set by mark_narrow() (engine/buckets.h)
+  int64_t offset = 0;        // first element in the flat arrays; set by allocate(), as are value and grad
   Tensor value, grad;
   Tensor narrow;  // bf16 copy of the value, for the products of bf16 tapes; set by allocate_narrow()
 };
@@ -43,18 +44,27 @@ class ParameterTable {
 
   std::deque<Parameter>& rows() { return rows_; }
   const std::deque<Parameter>& rows() const { return rows_; }
-  int64_t count() const;      // number of parameters
-  int64_t flat_size() const;  // elements of the flat arrays: rows start at multiples of 64
+  int64_t count() const;  // number of parameters
+  // How the rows lie in the flat arrays: in two regions, those that are narrow_only in the second one, each in the
+  // order of the table, from multiples of 64. A region is a multiple of `unit` elements; by default of 64. What lies
+  // between rows stays zero. Before allocate().
+  void lay_out(int64_t unit);
+  int64_t flat_size() const;     // elements of the flat arrays
+  int64_t narrow_begin() const;  // where the second region begins
+  int64_t rows_size() const;     // elements without what rounds the regions up: it does not depend on `unit`
 
-  // Flat, zero-filled arrays of the given dtype; gradients only when asked for.
-  void allocate(Device& device, Dtype dtype, bool with_gradients);
+  // Flat, zero-filled arrays of the given dtype; gradients only when asked for. lend: the values of rows that are
+  // narrow_only have no memory of their own: row.value is that of the row's gradient, whose time is the step, as theirs
+  // is between steps (kernels/optim/optimizer.h).
+  void allocate(Device& device, Dtype dtype, bool with_gradients, bool lend = false);
   // Also a bf16 copy of all values, which refresh_narrow() and the optimizer (kernels/optim/) keep up to date.
   void allocate_narrow();
   // Every row by its rule; the numbers depend on (seed, name, element) only.
   void initialise(uint64_t seed);
   void zero_gradients();
 
-  Tensor values() const { return Tensor{values_.data(), dtype_, Shape{flat_size()}}; }
+  // With `lend` only the first region.
+  Tensor values() const { return Tensor{values_.data(), dtype_, Shape{values_size_}}; }
   Tensor gradients() const { return Tensor{gradients_.data(), dtype_, Shape{flat_size()}}; }
   size_t narrow_bytes() const { return narrow_.bytes(); }
   Tensor narrow() const { return Tensor{narrow_.data(), Dtype::bf16, Shape{flat_size()}}; }  // data null: none
@@ -63,16 +73,18 @@ class ParameterTable {
 
   // Sets one row's values from host numbers.
   void write(const Parameter& row, const double* host);
-  // One row of a flat array: values(), gradients(), or an optimizer's moments.
-  std::vector<float> read(const Parameter& row, const Tensor& flat) const;
+  // A row's value or gradient, or any other tensor on the device, as host numbers.
+  std::vector<float> read(const Tensor& tensor) const;
 
   std::string report() const;
 
  private:
+  int64_t size_of_rows(bool narrow_only) const;
   std::deque<Parameter> rows_;  // a deque, because recorded tapes point at rows
   std::unordered_map<std::string, size_t> index_;
   Device* device_ = nullptr;
   Dtype dtype_ = Dtype::f32;
+  int64_t unit_ = 64, values_size_ = 0;
   Arena values_, gradients_, narrow_;
 };
 

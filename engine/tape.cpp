@@ -233,6 +233,16 @@ double Tape::forward_flops() const {
   return sum;
 }
 
+void Tape::mark_narrow_only() const {
+  for (const auto& [row, value] : parameters_) value->parameter->narrow_only = true;
+  for (const auto& node : nodes_) {
+    for (const Value* value : node->reads)
+      if (value->parameter != nullptr) value->parameter->narrow_only = false;
+    for (size_t i = 0; i < node->in.size(); ++i)
+      if (Parameter* row = node->in[i]->parameter; row != nullptr) row->narrow_only &= node->reads_narrow(i);
+  }
+}
+
 // -----------------------------------------------------------------------------------------------------------------
 // Replay
 
@@ -282,7 +292,7 @@ void Tape::run(const Step& step) {
     if (step.training) backward(step);
   };
   if (!seconds_.empty() || after_) return work();  // somebody looks on
-  Recorded& known = recorded_[step.training];
+  Recorded& known = recorded_[step.training + step.last];
   if (!(known.step == step)) known = {step, {}};
   device_->replay(known.recording, work);
 }
@@ -305,6 +315,7 @@ void Tape::backward(const Step& step) {
       for (const Value* grad : nodes_[n]->zeroed) device_->fill(grad->tensor.data, 0, grad->tensor.bytes());
       nodes_[n]->backward(step, device_->stream());
     });
+    for (auto [work, end] = final_.equal_range(n); step.last && work != end; ++work) work->second();
     if (after_) after_(n, true);
     if (mode_ == PlanMode::poison) bury(static_cast<int>(2 * nodes_.size() - 1 - n));
   }

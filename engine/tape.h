@@ -15,6 +15,7 @@
 
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -31,6 +32,7 @@ struct Step {
   bool training = false;  // false: forward only (evaluation, generation); the loss head then leaves gradients alone
   double grad_scale = 1;  // gradients are those of this times the sum of the losses
   int64_t position = 0;   // generation: tokens already in the key/value cache
+  bool last = false;      // training: no other replay adds to these gradients, so what waits for final ones is called
   bool operator==(const Step&) const = default;
 };
 
@@ -88,6 +90,7 @@ struct Node {
   virtual void forward(const Step& step, Stream stream) = 0;
   virtual void backward(const Step& step, Stream stream) = 0;
   virtual double flops() const { return 0; }  // of the forward, two per multiply-add: products, attention, mixtures
+  virtual bool reads_narrow(size_t /*i*/) const { return false; }  // of in[i], a parameter, its narrow copy and no more
   virtual ScratchBytes scratch() const { return {}; }  // on a GPU, where it is more than some numbers for each row
   virtual void prepare() {}  // called once, when all tensors have their addresses: lists of them are made here
 
@@ -180,6 +183,8 @@ class Tape {
   void allocate(Device& device, const Tensor* gradients = nullptr);
   size_t arena_bytes() const { return arena_bytes_; }
   double forward_flops() const;
+  // Marks the parameters of which all nodes read the narrow copy only.
+  void mark_narrow_only() const;
 
   // --- replay ---
   void forward(const Step& step);
@@ -187,6 +192,8 @@ class Tape {
   // Both, the backward in training only; on a device that records, the same step comes from its recording.
   void run(const Step& step);
 
+  // Called after the backward of this node in every replay with Step::last, on a device that records as part of it.
+  void after_backward(size_t node, std::function<void()> work) { final_.emplace(node, std::move(work)); }
   // From now on called after every node n's forward and backward: to look at intermediates, or to change them.
   void watch(std::function<void(size_t n, bool backward)> after) { after_ = std::move(after); }
   // From now on every node's time in training is taken.
@@ -234,14 +241,15 @@ class Tape {
   std::deque<std::unique_ptr<Node>> nodes_;
   std::vector<std::pair<Value*, std::vector<double>>> constants_;
   std::function<void(size_t, bool)> after_;
-  std::vector<Seconds> seconds_;  // by tick (forward n, backward 2N-1-n); empty without a profile
+  std::multimap<size_t, std::function<void()>> final_;  // of one node in the order in which they came
+  std::vector<Seconds> seconds_;                        // by tick (forward n, backward 2N-1-n); empty without a profile
   size_t arena_bytes_ = 0;
   Arena arena_;
   Device* device_ = nullptr;
   struct Recorded {
     Step step;
     Recording recording;
-  } recorded_[2];  // of evaluation and of training
+  } recorded_[3];  // of evaluation, of training, and of a step's last micro-step
 };
 
 }  // namespace crossply

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "engine/buckets.h"
 #include "kernels/block/add.h"
 #include "kernels/optim/gradient_norm.h"
 
@@ -41,7 +42,7 @@ double sum_losses(Device& device, const Graph& graph) {
 
 Layout choose_layout(ParameterTable& params, const Config& config, const Batch& batch, Backend backend) {
   const Layout whole{batch.B, 1};
-  const size_t gradients = static_cast<size_t>(params.flat_size()) * size_of(Dtype::f32);
+  const size_t gradients = static_cast<size_t>(params.rows_size()) * size_of(Dtype::f32);
   if (backend == Backend::cuda || gradients > most_gradients || batch.B < 2) return whole;
   const auto arena_of = [&](int64_t sequences) {
     Tape tape(batch.dtype);
@@ -78,8 +79,8 @@ BatchModel::BatchModel(Device& device, ParameterTable& params, const Config& con
       params_(params),
       batch_(batch),
       layout_(choose_layout(params, config, batch, device.stream().backend)),
-      sums_(device, "sums of losses", static_cast<size_t>(layout_.lanes + 1) * sizeof(double)),
-      host_sums_(static_cast<size_t>(layout_.lanes + 1)) {
+      sums_(device, "sums of losses", static_cast<size_t>(layout_.lanes) * sizeof(double)),
+      host_sums_(static_cast<size_t>(layout_.lanes)) {
   for (int64_t i = 0; i < layout_.lanes; ++i) {
     Lane& lane = *lanes_.emplace_back(std::make_unique<Lane>(batch.dtype));
     lane.graph = record_replay(lane.tape, params, config, batch, layout_);
@@ -87,32 +88,29 @@ BatchModel::BatchModel(Device& device, ParameterTable& params, const Config& con
       lane.gradients = Arena(device, "gradients of a lane", params.gradients().bytes());
     const Tensor gradients = flat_gradients(lane.gradients, params);
     lane.tape.allocate(device, gradients.data != nullptr ? &gradients : nullptr);
-    lane.loss = sum(i);
   }
 }
 
-Tensor BatchModel::sum(int64_t i) const {
-  return Tensor{sums_.data() + static_cast<size_t>(i) * sizeof(double), Dtype::f64, Shape{1}};
-}
-
-void BatchModel::run_lane(int64_t lane, const int32_t* tokens, const int32_t* targets, const Step& step) {
+void BatchModel::run_lane(int64_t lane, const int32_t* tokens, const int32_t* targets, const Step& step,
+                          const Tensor& losses) {
   Lane& l = *lanes_[static_cast<size_t>(lane)];
   if (step.training && l.gradients.data() != nullptr) device_.fill(l.gradients.data(), 0, l.gradients.bytes());
   const int64_t replays = batch_.B / layout_.sequences, width = layout_.sequences * batch_.T;
   for (int64_t r = replays * lane / layout_.lanes; r < replays * (lane + 1) / layout_.lanes; ++r) {
     load_batch(device_, l.graph, tokens + r * width, targets + r * width);
     l.tape.run(step);
-    add_sum(l.loss, l.graph.losses->tensor, device_.stream());
+    add_sum(part_of(losses, {lane, lane + 1}), l.graph.losses->tensor, device_.stream());
   }
 }
 
-void BatchModel::run(const int32_t* tokens, const int32_t* targets, const Step& step) {
-  if (layout_.lanes == 1) return run_lane(0, tokens, targets, step);
+void BatchModel::run(const int32_t* tokens, const int32_t* targets, const Step& step, const Tensor& losses) {
+  CHECK_THAT(losses.numel() == layout_.lanes, losses.str(), " for the losses of ", layout_.lanes, " lanes");
+  if (layout_.lanes == 1) return run_lane(0, tokens, targets, step, losses);
 #pragma omp parallel for schedule(static, 1)
   for (int64_t i = 0; i < layout_.lanes; ++i) {
     Lane& lane = *lanes_[static_cast<size_t>(i)];
     try {
-      run_lane(i, tokens, targets, step);
+      run_lane(i, tokens, targets, step, losses);
     } catch (...) {  // no exception may leave a parallel region
       lane.error = std::current_exception();
     }
@@ -122,33 +120,51 @@ void BatchModel::run(const int32_t* tokens, const int32_t* targets, const Step& 
   for (const auto& lane : lanes_)
     if (step.training)
       accumulate({params_.gradients(), true}, flat_gradients(lane->gradients, params_), device_.stream());
+  for (size_t i = 0; step.last && i < waiting_; ++i) ready_(i);
 }
 
-void BatchModel::square_gradients() { sum_of_squares(sum(layout_.lanes), params_.gradients(), device_.stream()); }
-
-BatchModel::Sums BatchModel::take_sums() {
+double BatchModel::take_losses() {
   device_.copy_out(host_sums_.data(), sums_.data(), sums_.bytes());
   device_.fill(sums_.data(), 0, sums_.bytes());
-  return {std::accumulate(host_sums_.begin(), host_sums_.end() - 1, 0.0), host_sums_.back()};
+  return std::accumulate(host_sums_.begin(), host_sums_.end(), 0.0);
 }
 
-BatchModel::Mean BatchModel::mean_loss(const Source& source, int64_t sequences) {
-  const int64_t B = batch_.B, T = batch_.T;
+void BatchModel::when_final(const std::vector<size_t>& nodes, const std::function<void(size_t i)>& ready) {
+  ready_ = ready, waiting_ = nodes.size();
+  if (layout_.lanes > 1) return;
+  for (size_t i = 0; i < nodes.size(); ++i) lanes_[0]->tape.after_backward(nodes[i], [this, i] { ready_(i); });
+}
+
+BatchModel::Mean BatchModel::mean_loss(const Source& source, int64_t sequences, Job& job) {
+  const int64_t B = batch_.B, T = batch_.T, lanes = layout_.lanes;
+  const Place& place = job.place;
   Mean mean;
   mean.sequences = std::min(sequences, source.size());
   std::vector<int32_t> tokens(static_cast<size_t>(B * T)), targets(tokens.size());
-  take_sums();
-  for (int64_t first = 0; first < mean.sequences; first += B) {
-    for (int64_t b = 0; b < B; ++b) {
-      source.read(std::min(first + b, mean.sequences - 1), &tokens[static_cast<size_t>(b * T)],
-                  &targets[static_cast<size_t>(b * T)]);
+  // Batch b is rank b % size's; its sums stand at (b % size, b / size, lane).
+  const int64_t batches = (mean.sequences + B - 1) / B, each = (batches + place.size - 1) / place.size * lanes;
+  const Arena arena(device_, "sums of losses", static_cast<size_t>(place.size * each) * sizeof(double));
+  const Tensor sums{arena.data(), Dtype::f64, Shape{place.size * each}};
+  const auto first_of = [&](int64_t b) { return b % place.size * each + b / place.size * lanes; };
+  for (int64_t b = 0; b < batches; ++b) {
+    for (int64_t i = 0; i < B; ++i) {
+      const size_t at = static_cast<size_t>(i * T);
+      source.read(std::min(b * B + i, mean.sequences - 1), &tokens[at], &targets[at]);
       // The last batch may be only partly full.
-      if (first + b >= mean.sequences) std::fill_n(&targets[static_cast<size_t>(b * T)], T, -1);
+      if (b * B + i >= mean.sequences) std::fill_n(&targets[at], T, -1);
     }
     mean.scored += std::count_if(targets.begin(), targets.end(), [](int32_t target) { return target >= 0; });
-    run(tokens.data(), targets.data(), Step{});
+    if (b % place.size == place.rank)
+      run(tokens.data(), targets.data(), Step{}, part_of(sums, {first_of(b), first_of(b) + lanes}));
   }
-  const double sum = take_sums().losses;
+  if (!place.alone()) job.comm().gather(sums), job.comm().wait(job.comm().mark());
+  std::vector<double> host(static_cast<size_t>(sums.numel()));
+  device_.copy_out(host.data(), sums.data, sums.bytes());
+  double sum = 0;
+  for (int64_t b = 0; b < batches; ++b) {
+    const double* of_lanes = &host[static_cast<size_t>(first_of(b))];
+    sum += std::accumulate(of_lanes, of_lanes + lanes, 0.0);
+  }
   if (mean.scored > 0) mean.loss = sum / static_cast<double>(mean.scored);
   return mean;
 }

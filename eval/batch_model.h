@@ -9,11 +9,13 @@
 #pragma once
 
 #include <exception>
+#include <functional>
 #include <memory>
 #include <vector>
 
 #include "data/source.h"
 #include "models/model.h"
+#include "ranks/job.h"
 
 namespace crossply {
 
@@ -46,22 +48,22 @@ class BatchModel {
   BatchModel(Device& device, ParameterTable& params, const Config& config, const Batch& batch);
 
   // tokens, targets: (B, T). In training adds the gradients of step.grad_scale times the sum of the losses to the
-  // table's. Does not wait until the device is done. Rethrows what a kernel threw.
-  void run(const int32_t* tokens, const int32_t* targets, const Step& step);
-  // Has the squares of the table's gradients summed up, for take_sums. Does not wait either.
-  void square_gradients();
-  // The sums of the losses of all runs since the last call and of the squares, 0 if nobody asked for them, in double.
-  // Waits for the device: one copy brings both.
-  struct Sums {
-    double losses, squares;
-  };
-  Sums take_sums();
-  // Mean loss over the first `sequences` of a source. Forgets the losses that were not taken.
+  // table's. Adds the sum of each lane's losses to `losses`, (lanes) of f64 on the device. Does not wait until the
+  // device is done. Rethrows what a kernel threw.
+  void run(const int32_t* tokens, const int32_t* targets, const Step& step, const Tensor& losses);
+  // The same, for take_losses: the sum of the losses of all such runs since the last call. Waits for the device.
+  void run(const int32_t* tokens, const int32_t* targets, const Step& step) { run(tokens, targets, step, sums()); }
+  double take_losses();
+  // From now on ready(i) is called in every run with Step::last as soon as the backward of node nodes[i] of tape() is
+  // done; with lanes, when all gradients are. nodes: descending.
+  void when_final(const std::vector<size_t>& nodes, const std::function<void(size_t i)>& ready);
+  // Mean loss over the first `sequences` of a source, in batches that the ranks of a job share; the same bits whoever
+  // takes which.
   struct Mean {
     double loss = 0;  // 0 if nothing is scored
     int64_t sequences = 0, scored = 0;
   };
-  Mean mean_loss(const Source& source, int64_t sequences);
+  Mean mean_loss(const Source& source, int64_t sequences, Job& job);
 
   const Layout& layout() const { return layout_; }
   const Tape& tape() const { return lanes_[0]->tape; }
@@ -77,18 +79,19 @@ class BatchModel {
     Tape tape;
     Graph graph;
     Arena gradients;  // none if there is one lane only
-    Tensor loss;      // (1) of f64, in sums_
     std::exception_ptr error;
   };
-  Tensor sum(int64_t i) const;  // (1), element i of sums_
-  void run_lane(int64_t lane, const int32_t* tokens, const int32_t* targets, const Step& step);
+  Tensor sums() const { return Tensor{sums_.data(), Dtype::f64, Shape{layout_.lanes}}; }
+  void run_lane(int64_t lane, const int32_t* tokens, const int32_t* targets, const Step& step, const Tensor& losses);
 
   Device& device_;
   ParameterTable& params_;
   Batch batch_;
   Layout layout_;
-  Arena sums_;                     // of f64: of each lane's losses, then of the squares of the gradients
-  std::vector<double> host_sums_;  // taken
+  Arena sums_;  // of each lane's losses, f64
+  std::vector<double> host_sums_;
+  size_t waiting_ = 0;  // for final gradients, of lanes
+  std::function<void(size_t)> ready_;
   std::vector<std::unique_ptr<Lane>> lanes_;
 };
 

@@ -199,7 +199,7 @@ Exit run(const Options& o) {
   check_batch(batch, 1, T);
   BatchModel batches(*model.device, model.params, model.config,
                      Batch{batch, T, model.params.dtype(), /*training=*/false});
-  const BatchModel::Mean mean = batches.mean_loss(source, samples);
+  const BatchModel::Mean mean = batches.mean_loss(source, samples, *one_rank_job());
   if (!std::isfinite(mean.loss)) fail(Exit::not_finite, "the loss is ", mean.loss);
   print_loss(source, mean, tokenizer.is_bytes() || dataset.tokenizer.is_bytes(), choice,
              model.config.max_position_embeddings);

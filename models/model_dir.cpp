@@ -106,36 +106,36 @@ void load_initial_weights(const std::string& dir, const Config& source, const Co
   for (const auto& [row, tensor] : taken) read_row(*tensor, params, *row);
 }
 
-void save_tensors(const std::string& path, const ParameterTable& params, const std::vector<FlatArray>& arrays,
+void save_tensors(const std::string& path, const ParameterTable& params, const std::vector<RowTensors>& arrays,
                   const std::map<std::string, std::string>& metadata) {
   const bool readable = params.device().stream().backend != Backend::cuda;  // by this program, where it is
   std::deque<std::vector<float>> copies;
   std::vector<TensorToWrite> tensors;
-  for (const FlatArray& array : arrays) {
+  for (const RowTensors& array : arrays) {
     for (const Parameter& row : params.rows()) {
-      const bool as_it_is = readable && array.flat.dtype == Dtype::f32;
-      const float* data =
-          as_it_is ? array.flat.as<float>() + row.offset : copies.emplace_back(params.read(row, array.flat)).data();
+      const Tensor tensor = array.of(row);
+      const bool as_it_is = readable && tensor.dtype == Dtype::f32;
+      const float* data = as_it_is ? tensor.as<float>() : copies.emplace_back(params.read(tensor)).data();
       tensors.push_back({array.prefix + row.name, "F32", sizes(row.shape), data});
     }
   }
   write_safetensors(path, tensors, metadata);
 }
 
-void load_tensors(const std::string& path, ParameterTable& params, const std::vector<FlatArray>& arrays) {
+void load_tensors(const std::string& path, ParameterTable& params, const std::vector<RowTensors>& arrays) {
   const SafetensorsFile file(path);
   if (file.tensors().size() != arrays.size() * params.rows().size())
     fail(Exit::bad_data, path, ": ", file.tensors().size(), " tensors, expected ",
          arrays.size() * params.rows().size());
   std::vector<float> host;
-  for (const FlatArray& array : arrays) {
+  for (const RowTensors& array : arrays) {
     for (const Parameter& row : params.rows()) {
       const TensorInfo* info = file.find(array.prefix + row.name);
       if (info == nullptr) fail(Exit::bad_data, path, ": tensor \"", array.prefix, row.name, "\" is missing");
       check_shape(path, *info, row);
       host.resize(static_cast<size_t>(row.shape.numel()));
       file.read_f32(*info, host.data());
-      params.device().copy_in(array.flat.as<float>() + row.offset, host.data(), host.size() * sizeof(float));
+      params.device().copy_in(array.of(row).as<float>(), host.data(), host.size() * sizeof(float));
     }
   }
 }

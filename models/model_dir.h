@@ -1,6 +1,7 @@
 // A model on disk: a directory with config.json and model.safetensors, in Hugging Face's names and layouts.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -19,16 +20,18 @@ void load_weights(const std::string& dir, const Config& config, ParameterTable& 
 // plain LLaMA becomes. What the source has no tensor for keeps its value.
 void load_initial_weights(const std::string& dir, const Config& source, const Config& config, ParameterTable& params);
 
-// A flat array of a parameter table: values, gradients, moments. In files its tensors are called prefix + parameter.
-struct FlatArray {
+// A tensor for every parameter: its value, its gradient, its moments. In files they are called prefix + parameter.
+struct RowTensors {
   std::string prefix;
-  Tensor flat;
+  std::function<Tensor(const Parameter&)> of;
 };
-// Flat arrays as one safetensors file of fp32 tensors, one for each parameter of each array.
-void save_tensors(const std::string& path, const ParameterTable& params, const std::vector<FlatArray>& arrays,
+inline Tensor value_of(const Parameter& row) { return row.value; }
+inline Tensor gradient_of(const Parameter& row) { return row.grad; }
+// All of these as one safetensors file of fp32 tensors.
+void save_tensors(const std::string& path, const ParameterTable& params, const std::vector<RowTensors>& arrays,
                   const std::map<std::string, std::string>& metadata = {});
-// The same back into f32 arrays; names and shapes must match exactly.
-void load_tensors(const std::string& path, ParameterTable& params, const std::vector<FlatArray>& arrays);
+// The same back into f32 tensors; names and shapes must match exactly.
+void load_tensors(const std::string& path, ParameterTable& params, const std::vector<RowTensors>& arrays);
 
 void save_config(const std::string& path, const Config& config);
 

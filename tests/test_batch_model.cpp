@@ -65,7 +65,7 @@ TEST_CASE("batch model: lanes give the loss and the gradients of one tape") {
       CHECK(model.layout().lanes > 1);
       const Step step{true, 0.01, 0};
       model.run(s.tokens.data(), s.targets.data(), step);
-      const double loss = model.take_sums().losses;
+      const double loss = model.take_losses();
       const std::vector<float> lanes = s.gradients();
       s.params.zero_gradients();
       Tape tape(dtype);
@@ -119,9 +119,9 @@ TEST_CASE("batch model: what a kernel throws on some thread reaches the caller")
   s.targets[6 * T] = 1000;
   CHECK_THROWS_AS(model.run(s.tokens.data(), s.targets.data(), Step{}), Error);
   s.targets[6 * T] = 1;
-  model.take_sums();
+  model.take_losses();
   model.run(s.tokens.data(), s.targets.data(), Step{});
-  CHECK(std::isfinite(model.take_sums().losses));
+  CHECK(std::isfinite(model.take_losses()));
 }
 
 TEST_CASE("batch model: the mean loss counts every sequence once, also where the last batch is not full") {
@@ -129,7 +129,8 @@ TEST_CASE("batch model: the mean loss counts every sequence once, also where the
   const Source3 source(s);
   BatchModel two(*s.device, s.params, s.config, {2, T, Dtype::f32, false}),
       three(*s.device, s.params, s.config, {3, T});
-  const BatchModel::Mean mean = two.mean_loss(source, 100), same = three.mean_loss(source, 3);
+  const BatchModel::Mean mean = two.mean_loss(source, 100, *one_rank_job()),
+                         same = three.mean_loss(source, 3, *one_rank_job());
   CHECK(mean.sequences == 3);
   CHECK(mean.scored == same.scored);
   CHECK(mean.loss == doctest::Approx(same.loss).epsilon(1e-6));

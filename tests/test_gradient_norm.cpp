@@ -1,5 +1,7 @@
 #include "kernels/optim/gradient_norm.h"
 
+#include <numeric>
+
 #include "tests/backends.h"
 #include "tests/check.h"
 #include "tests/threads.h"
@@ -8,12 +10,16 @@ using namespace crossply;
 using namespace crossply::test;
 
 namespace {
-const std::vector<int64_t> sizes{0, 1, 31, 32, 33, 8191, 16385, 20000, 300007};
+const std::vector<int64_t> sizes{0, 1, 31, 32, 33, leaf - 1, leaf, leaf + 1, 20000, 300007};
 
+std::vector<double> leaves(const std::vector<float>& x, Backend backend = Backend::cpu) {
+  auto sums = poisoned<double>(leaves_of(static_cast<int64_t>(x.size())));
+  run_on(backend, {view(sums), view(x)}, [&](auto& t, Stream stream) { leaf_squares(t[0], t[1], stream); });
+  return sums;
+}
 double norm(const std::vector<float>& x, Backend backend = Backend::cpu) {
-  double sum = 0;
-  run_on(backend, {view(&sum, {1}), view(x)}, [&](auto& t, Stream stream) { sum_of_squares(t[0], t[1], stream); });
-  return sum;
+  const auto sums = leaves(x, backend);
+  return std::accumulate(sums.begin(), sums.end(), 0.0);
 }
 }  // namespace
 
@@ -35,7 +41,16 @@ TEST_CASE("gradient_norm: the sum of squares, in double, at every magnitude of a
   }
 }
 
-TEST_CASE("gradient_norm: every element counts once, wherever a block ends") {
+TEST_CASE("gradient_norm: a leaf has the same bits alone as among others") {
+  const auto x = random_vector<float>(5 * leaf + 7, 3);
+  for (const Backend backend : fast_backends()) {
+    const auto all = leaves(x, backend);
+    const auto tail = leaves({x.begin() + 3 * leaf, x.end()}, backend);
+    CHECK(std::vector<double>(all.begin() + 3, all.end()) == tail);
+  }
+}
+
+TEST_CASE("gradient_norm: every element counts once, wherever a leaf ends") {
   for (int64_t n : sizes) {
     CAPTURE(n);
     for (const Backend backend : fast_backends())
@@ -46,7 +61,7 @@ TEST_CASE("gradient_norm: every element counts once, wherever a block ends") {
 TEST_CASE("gradient_norm: the same bits on any number of threads") {
   for (int64_t n : sizes) {
     const auto x = random_vector<float>(n, 1);
-    check_same_bits_on_any_threads<double>([&] { return std::vector<double>{norm(x)}; });
+    check_same_bits_on_any_threads<double>([&] { return leaves(x); });
   }
 }
 

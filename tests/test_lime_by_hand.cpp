@@ -45,7 +45,7 @@ TEST_CASE("lime_by_hand: loss, gradients and updates are those of the tape") {
         std::copy(from.begin(), from.end(), model.parameters.begin() + row.begin);
       }
       AdamwOptions options{by_hand::beta1, by_hand::beta2, by_hand::adam_eps, by_hand::weight_decay, by_hand::clip};
-      Optimizer optimizer(tape.params, options);
+      Optimizer optimizer(tape.params, Buckets(tape.params), options);
       for (int step = 0; step < 3; ++step) {  // the second one meets what the first one left behind
         CAPTURE(step);
         const double want = tape.step();

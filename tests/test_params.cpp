@@ -44,6 +44,6 @@ TEST_CASE("params: initialised by threads and in pieces, the numbers are those o
     params.initialise(11);
     CHECK((wide ? first_difference<double>(params, 11) : first_difference<float>(params, 11)) == "");
     const Parameter& row = params.rows()[0];
-    CHECK(params.read(row, params.values())[14] == static_cast<float>(row.init.at(11, stream_of("few"), 14)));
+    CHECK(params.read(row.value)[14] == static_cast<float>(row.init.at(11, stream_of("few"), 14)));
   }
 }

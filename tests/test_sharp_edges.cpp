@@ -69,7 +69,7 @@ struct Small {
     tape.backward(Step{true, 1, 0});
     std::vector<double> all;
     for (Parameter& row : params.rows())
-      for (const float g : params.read(row, params.gradients())) all.push_back(static_cast<double>(g));
+      for (const float g : params.read(row.grad)) all.push_back(static_cast<double>(g));
     return all;
   }
   // The derivatives of the loss by every parameter, by differences: doubles only.

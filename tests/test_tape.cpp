@@ -233,7 +233,7 @@ TEST_CASE("optimizer: rows learn and decay at their own rates, and the clip scal
   params.add("fast", Shape{3}, Init::constant(1), 10, 0);
   params.allocate(*device, Dtype::f32, true);
   params.initialise(1);
-  Optimizer optimizer(params, AdamwOptions{0.9, 0.95, 1e-8, 0.1, 1.0});
+  Optimizer optimizer(params, Buckets(params), AdamwOptions{0.9, 0.95, 1e-8, 0.1, 1.0});
   for (Parameter& row : params.rows())
     for (int i = 0; i < 3; ++i) row.grad.as<float>()[i] = 100;
   const double norm = gradient_norm(params);
@@ -257,7 +257,7 @@ TEST_CASE("params: initialisation depends on seed, name and element only") {
     params.add("w", Shape{300, 40}, Init::normal(0.02), 1, 1);
     params.allocate(*device, Dtype::f32, false);
     params.initialise(seed);
-    return params.read(params.at("w"), params.values());
+    return params.read(params.at("w").value);
   };
   const std::vector<float> w = values(1, false);
   CHECK(w == values(1, true));

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -50,11 +51,12 @@ inline Config tiny_with(const std::string& choice, int64_t K = 2, bool qk_norm =
 
 // Of all gradients of the table.
 inline double gradient_norm(const ParameterTable& params) {
-  const Arena sum(params.device(), "sum", sizeof(double));
-  sum_of_squares(Tensor{sum.data(), Dtype::f64, Shape{1}}, params.gradients(), params.device().stream());
-  double squares = 0;
-  params.device().copy_out(&squares, sum.data(), sizeof squares);
-  return std::sqrt(squares);
+  std::vector<double> squares(static_cast<size_t>(leaves_of(params.flat_size())));
+  const Arena sums(params.device(), "sums", squares.size() * sizeof(double));
+  const Tensor to{sums.data(), Dtype::f64, Shape{leaves_of(params.flat_size())}};
+  leaf_squares(to, params.gradients(), params.device().stream());
+  params.device().copy_out(squares.data(), sums.data(), sums.bytes());
+  return std::sqrt(std::accumulate(squares.begin(), squares.end(), 0.0));
 }
 
 // Sequences that a model can learn a little from: counting with a step that depends on the sample. Some tokens do not

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "engine/tensor.h"
 #include "kernels/optim/optimizer.h"
 #include "models/config.h"
+#include "ranks/job.h"
 #include "train/schedule.h"
 
 namespace CLI {
@@ -53,6 +55,11 @@ struct TrainOptions {
   std::string dtype = "fp32";
   std::string matmul = "fp32";
   std::string plan = "reuse";
+  std::string sum = "running";               // train/exchange.h
+  int64_t bucket_bytes = int64_t{64} << 20;  // of gradients that are exchanged at once; tests have smaller ones
+  double peer_timeout = 30;                  // seconds of silence after which another rank is lost
+  int64_t check_replicas = 1000;             // steps between comparisons of the ranks' weights; 0: never
+  std::shared_ptr<Job> job = one_rank_job();
   int64_t eval_every = 0;        // 0: a tenth of the run
   int64_t eval_samples = 512;    // for the loss
   int64_t answer_samples = 256;  // for a task's accuracy

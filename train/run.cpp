@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
-#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -18,28 +17,13 @@
 #include "models/checkpoint.h"
 #include "models/registry.h"
 #include "train/dump_tensors.h"
+#include "train/stop.h"
 
 namespace crossply {
 namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
-
-volatile std::sig_atomic_t stop_requested = 0;
-
-void request_stop(int) { stop_requested = 1; }
-
-// A second signal of a kind ends the program at once. What is ignored, as under nohup, stays ignored.
-void catch_stop_signals() {
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1}) {
-    struct sigaction action;
-    ::sigaction(signal, nullptr, &action);
-    if (action.sa_handler == SIG_IGN) continue;
-    action.sa_handler = request_stop;
-    action.sa_flags = SA_RESTART | SA_RESETHAND;
-    ::sigaction(signal, &action, nullptr);
-  }
-}
 
 std::string step_dir(const std::string& run_dir, int64_t step) {
   char name[32];
@@ -156,7 +140,7 @@ std::string Run::begin() {
 
 bool Run::more() const {
   const int64_t done = trainer_.steps_done();
-  if (done >= o_.steps || (stop_requested != 0 && done > first_)) return false;
+  if (done >= o_.steps || (stop_requested() && done > first_)) return false;
   dir_.check_present();
   return true;
 }

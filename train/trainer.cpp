@@ -5,15 +5,18 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <numeric>
 
 #include "cli/format.h"
 #include "engine/json.h"
 #include "engine/printable.h"
 #include "engine/rng.h"
 #include "kernels/devices.h"
+#include "kernels/optim/gradient_norm.h"
 #include "models/json_file.h"
 #include "models/model_dir.h"
 #include "models/registry.h"
+#include "train/stop.h"
 
 namespace crossply {
 
@@ -42,19 +45,29 @@ size_t parameter_bytes(const ParameterTable& params, const TrainOptions& options
 void write_model(const CheckpointWriter& writer, const TrainOptions& o, const ParameterTable& params,
                  const Tokenizer& tokenizer) {
   save_config(writer.path("config.json"), o.config);
-  save_tensors(writer.path("model.safetensors"), params, {{"", params.values()}});
+  save_tensors(writer.path("model.safetensors"), params, {{"", value_of}});
   tokenizer.save(std::filesystem::path(writer.path("config.json")).parent_path());
   for (const auto& [name, contents] : o.initial.files) write_file_atomically(writer.path(name), contents);
 }
 
 namespace {
 
+// The parameters without their memory, for the buckets.
+ParameterTable& declared(ParameterTable& params, const TrainOptions& options) {
+  declare(params, options);
+  if (storage_type(options) != Dtype::bf16) return params;
+  Tape tape(Dtype::bf16);
+  record_model(tape, params, options.config, 1, 1);
+  tape.mark_narrow_only();
+  return params;
+}
+
 // The parameters with their memory and first values: done before the optimizer sees them. A checkpoint's values come
 // later, with its moments.
 ParameterTable& prepare(ParameterTable& params, const TrainOptions& options, Device& device, bool resumed) {
-  declare(params, options);
-  params.allocate(device, Dtype::f32, true);
-  if (storage_type(options) == Dtype::bf16) params.allocate_narrow();
+  const bool narrow = storage_type(options) == Dtype::bf16;
+  params.allocate(device, Dtype::f32, true, narrow && !options.job->place.alone());
+  if (narrow) params.allocate_narrow();
   params.initialise(options.seed);
   if (!options.init.empty() && !resumed)
     load_initial_weights(ModelDir(options.init).path(), options.initial.config, options.config, params);
@@ -128,16 +141,20 @@ constexpr const char* remedy = ". Try a lower --lr, a longer --warmup or --clip"
 Trainer::Trainer(const TrainOptions& options, const Source& train, const std::string& checkpoint)
     : options_(options),
       device_(make_device(options.device, options.matmul)),
+      buckets_(declared(params_, options), options.job->place.rank, options.job->place.size, options.bucket_bytes),
       model_(*device_, prepare(params_, options, *device_, !checkpoint.empty()), options.config,
              batch_of(options, train.seq_len())),
       T_(train.seq_len()),
-      optimizer_(params_, options.adamw),
+      optimizer_(params_, buckets_, options.adamw),
+      exchange_(*options.job, params_, buckets_, model_, options.sum, micro_steps()),
+      sums_(*device_, "sums of a step", static_cast<size_t>(options.job->place.size * sums_size()) * sizeof(double)),
+      host_sums_(sums_.bytes() / sizeof(double)),
       loader_(train, options.batch, options.seed, true),
       replay_{true, 1 / static_cast<double>(tokens_per_step()), 0},
       schedule_{schedule_kind(options.schedule), options.warmup, std::max<int64_t>(options.steps, 1), options.lr_floor},
       data_(fingerprint(train)),
       digest_(str(std::hex, train.digest())) {
-  tokens_.resize(static_cast<size_t>(tokens_per_step()));
+  tokens_.resize(static_cast<size_t>(options.batch * micro_steps() * T_));
   targets_.resize(tokens_.size());
   if (options_.profile) model_.start_profile();
   if (!checkpoint.empty()) restore(checkpoint);
@@ -145,22 +162,70 @@ Trainer::Trainer(const TrainOptions& options, const Source& train, const std::st
 
 void Trainer::next_batch() {
   start_ = Clock::now();
-  const int64_t micro = options_.batch * T_;
-  for (int64_t a = 0; a < options_.accumulate; ++a) loader_.next(&tokens_[a * micro], &targets_[a * micro]);
-  last.scored = std::count_if(targets_.begin(), targets_.end(), [](int32_t target) { return target >= 0; });
+  options_.job->enter(Stage::step, steps_done() + 1);
+  const int64_t micro = options_.batch * T_, own = options_.batch * micro_steps(), position = loader_.position();
+  loader_.seek(position + own * options_.job->place.rank);
+  for (int64_t a = 0; a < micro_steps(); ++a) loader_.next(&tokens_[a * micro], &targets_[a * micro]);
+  loader_.seek(position + own * options_.job->place.size);
+  const int64_t scored = std::count_if(targets_.begin(), targets_.end(), [](int32_t target) { return target >= 0; });
+  options_.job->start_vote({steps_done(), position, exchange_.transfers(), scored, stop_requested(), busy_});
+}
+
+Tensor Trainer::own_sums(const Range& range) const {
+  const int64_t first = options_.job->place.rank * sums_size();
+  const Tensor all{sums_.data(), Dtype::f64, Shape{std::ssize(host_sums_)}};
+  return part_of(all, {first + range.begin, first + range.end});
 }
 
 void Trainer::forward_backward() {
-  const int64_t micro = options_.batch * T_;
+  const int64_t micro = options_.batch * T_, lanes = model_.layout().lanes;
   phase("zero gradients", flat_bytes(), [&] { params_.zero_gradients(); });
-  for (int64_t a = 0; a < options_.accumulate; ++a) model_.run(&tokens_[a * micro], &targets_[a * micro], replay_);
+  device_->fill(sums_.data(), 0, sums_.bytes());
+  Step replay = replay_;
+  for (int64_t a = 0; a < micro_steps(); ++a) {
+    const bool more = a + 1 < micro_steps();
+    replay.last = !more && exchange_.hooked();
+    model_.run(&tokens_[a * micro], &targets_[a * micro], replay, own_sums({a * lanes, (a + 1) * lanes}));
+    if (more) exchange_.after_micro_step(a);
+  }
+  exchange_.finish();
+}
+
+double Trainer::add_losses() const {
+  const int64_t ranks = options_.job->place.size;
+  double sum = 0;
+  for (int64_t r = 0; r < ranks; ++r)
+    for (int64_t i = 0; i < losses_size(); ++i) sum += host_sums_[static_cast<size_t>(r * sums_size() + i)];
+  return sum;
+}
+
+double Trainer::add_squares() const {
+  double sum = 0;
+  for (auto bucket = buckets_.list().rbegin(); bucket != buckets_.list().rend(); ++bucket)
+    for (int64_t r = 0; r < buckets_.size(); ++r) {
+      const double* leaves = &host_sums_[static_cast<size_t>(r * sums_size() + losses_size() + bucket->own / leaf)];
+      sum = std::accumulate(leaves, leaves + bucket->slice / leaf, sum);
+    }
+  return sum;
 }
 
 void Trainer::take_loss_and_norm() {
-  phase("gradient norm", flat_bytes(), [&] { model_.square_gradients(); });
-  const BatchModel::Sums sums = model_.take_sums();  // here alone does a step wait for the device
-  last.norm = scale() * std::sqrt(sums.squares);
-  last.loss = scale() * replay_.grad_scale * sums.losses;
+  phase("gradient norm", flat_bytes() / buckets_.size(), [&] {
+    for (const Bucket& bucket : buckets_.list())
+      leaf_squares(own_sums({losses_size() + bucket.own / leaf, losses_size() + (bucket.own + bucket.slice) / leaf}),
+                   part_of(params_.gradients(), bucket.slice_of(buckets_.rank())), device_->stream());
+  });
+  busy_ = std::chrono::duration<double>(Clock::now() - start_).count();
+  Job& job = *options_.job;
+  if (!job.place.alone()) {
+    job.comm().gather({sums_.data(), Dtype::f64, Shape{std::ssize(host_sums_)}});
+    job.comm().wait(job.comm().mark());
+  }
+  device_->copy_out(host_sums_.data(), sums_.data(), sums_.bytes());  // here alone does a step wait for the device
+  tally = job.finish_vote();
+  last.scored = tally.scored;
+  last.norm = scale() * std::sqrt(add_squares());
+  last.loss = scale() * replay_.grad_scale * add_losses();
   if (std::isfinite(last.loss) && std::isfinite(last.norm)) return;
   const int64_t position = loader_.position();
   fail(Exit::not_finite, "step ", steps_done() + 1, ": loss ", last.loss, ", gradient norm ", last.norm,
@@ -171,8 +236,9 @@ void Trainer::take_loss_and_norm() {
 
 void Trainer::update() {
   last.lr = options_.lr * schedule_.at(steps_done());
-  phase("adamw", 7 * flat_bytes() + static_cast<double>(params_.narrow_bytes()),
+  phase("adamw", (7 * flat_bytes() + static_cast<double>(params_.narrow_bytes())) / buckets_.size(),
         [&] { optimizer_.update(last.lr, last.norm, scale()); });
+  phase("gather weights", 0, [&] { exchange_.gather_weights(); });
   ++profiled_;
   last.seconds = std::chrono::duration<double>(Clock::now() - start_).count();
   seconds += last.seconds;
@@ -187,18 +253,29 @@ StepResult Trainer::step() {
 }
 
 double Trainer::evaluate(const Source& test, int64_t samples) {
-  const double loss = model_.mean_loss(test, samples).loss;
+  const double loss = model_.mean_loss(test, samples, *options_.job).loss;
   if (!std::isfinite(loss))
     fail(Exit::not_finite, "the test loss after step ", steps_done(), " is ", loss,
          has_checkpoint_ ? ". The last checkpoint is from before that" : ". There is no checkpoint yet", remedy);
   return loss;
 }
 
+std::vector<RowTensors> Trainer::moments() const {
+  const auto rows_of = [](const Tensor& flat) {
+    return [flat](const Parameter& row) {
+      Tensor tensor = part_of(flat, {row.offset, row.offset + row.shape.numel()});
+      tensor.shape = row.shape;
+      return tensor;
+    };
+  };
+  return {{"m.", rows_of(optimizer_.m())}, {"v.", rows_of(optimizer_.v())}};
+}
+
 void Trainer::save(const std::string& dir, const Tokenizer& tokenizer) {
   CheckpointWriter writer;
   writer.begin(dir);
   write_model(writer, options_, params_, tokenizer);
-  save_tensors(writer.path("optimizer.safetensors"), params_, {{"m.", optimizer_.m()}, {"v.", optimizer_.v()}});
+  save_tensors(writer.path("optimizer.safetensors"), params_, moments());
   json state = {{"step", optimizer_.step}, {"position", loader_.position()}, {"seconds", seconds},
                 {"data", data_},           {"data_digest", digest_},         {"trajectory", trajectory(options_)}};
   if (const Arithmetic a = device_->arithmetic(); !a.versions.empty())
@@ -228,8 +305,9 @@ void Trainer::restore(const std::string& dir) {
   if (const std::string different = adopt_arithmetic(*device_, state, options_.other_gpu, path); !different.empty())
     device_change_ = "--other-gpu: " + different + "; last digits differ from here on";
   load_weights(dir, options_.config, params_);
+  optimizer_.take_masters();
   refresh_narrow(params_);
-  load_tensors(dir + "/optimizer.safetensors", params_, {{"m.", optimizer_.m()}, {"v.", optimizer_.v()}});
+  load_tensors(dir + "/optimizer.safetensors", params_, moments());
   optimizer_.step = step;
   loader_.seek(position);
   has_checkpoint_ = true;
@@ -250,7 +328,10 @@ double Trainer::scale() const {
   return last.scored > 0 ? static_cast<double>(tokens_per_step()) / static_cast<double>(last.scored) : 0;
 }
 
-size_t Trainer::memory() const { return parameter_bytes(params_, options_) + model_.bytes(); }
+size_t Trainer::memory() const {
+  return params_.values().bytes() + params_.gradients().bytes() + params_.narrow_bytes() + optimizer_.bytes() +
+         exchange_.bytes() + model_.bytes();
+}
 
 template <class F>
 void Trainer::phase(const char* name, double bytes, F&& body) {

@@ -11,6 +11,8 @@
 #include "eval/batch_model.h"
 #include "kernels/optim/optimizer.h"
 #include "models/checkpoint.h"
+#include "models/model_dir.h"
+#include "train/exchange.h"
 #include "train/options.h"
 
 namespace crossply {
@@ -27,28 +29,33 @@ class Trainer {
   // for a new run. Other flags than the checkpoint's are Exit::usage by name, other data is Exit::bad_data.
   Trainer(const TrainOptions& options, const Source& train, const std::string& checkpoint = "");
 
-  // Tokens and targets (B, T) of every micro-step.
+  // Tokens and targets (B, T) of every micro-step of this rank.
   void next_batch();
   const std::vector<int32_t>& tokens() const { return tokens_; }
   const std::vector<int32_t>& targets() const { return targets_; }
-  // Zeroes the gradients, then replays the tape for every micro-step: losses and gradients add up.
+  // Zeroes the gradients, then replays the tape for every micro-step: losses and gradients add up, also those of other
+  // ranks, while the backward goes on.
   void forward_backward();
-  // The mean loss and the gradients' norm. Throws Exit::not_finite, before any update, where one of them is not finite.
+  // The mean loss and the gradients' norm. Throws Exit::not_finite, before any update, where one of them is not finite:
+  // at all ranks.
   void take_loss_and_norm();
-  // AdamW, clipped by the norm, at the schedule's rate.
+  // AdamW, clipped by the norm, at the schedule's rate; the weights of other ranks come from them.
   void update();
   // The four in one.
   StepResult step();
   StepResult last{};  // of the last step
+  Tally tally{};      // of the last step: what all ranks said
 
   // Mean loss over the first `samples` test sequences; Exit::not_finite if it is not finite.
   double evaluate(const Source& test, int64_t samples);
 
+  // The f32 values of all parameters, until the next step: for what reads Parameter::value of a job of several ranks.
+  void gather_values() { exchange_.gather_values(optimizer_); }
   // A complete model directory, with what continuing needs.
   void save(const std::string& dir, const Tokenizer& tokenizer);
 
   int64_t steps_done() const { return optimizer_.step; }
-  int64_t tokens_per_step() const { return options_.batch * options_.accumulate * T_; }
+  int64_t tokens_per_step() const { return options_.batch * options_.accumulate * T_; }  // of all ranks
   ParameterTable& params() { return params_; }
   const ParameterTable& params() const { return params_; }
   Device& device() { return *device_; }
@@ -66,8 +73,18 @@ class Trainer {
  private:
   using Clock = std::chrono::steady_clock;
   void restore(const std::string& checkpoint);
+  std::vector<RowTensors> moments() const;
   double scale() const;  // of the sums that the replays leave: from the mean over all tokens to that over the scored
-  double flat_bytes() const { return static_cast<double>(params_.values().bytes()); }
+  double flat_bytes() const { return static_cast<double>(params_.gradients().bytes()); }
+  int64_t micro_steps() const { return options_.accumulate / options_.job->place.size; }  // of this rank
+  // A rank's sums of a step: the losses of its micro-steps, lane by lane, then the squares of its own slices, leaf by
+  // leaf.
+  int64_t losses_size() const { return micro_steps() * model_.layout().lanes; }
+  int64_t sums_size() const { return losses_size() + buckets_.own_size() / leaf; }
+  Tensor own_sums(const Range& range) const;
+  // From the sums of all ranks, each in one order whoever it came from.
+  double add_losses() const;
+  double add_squares() const;
   // Runs a part of a step outside the tape; takes its time, and the bytes it moves, for the profile.
   template <class F>
   void phase(const char* name, double bytes, F&& body);
@@ -75,9 +92,13 @@ class Trainer {
   TrainOptions options_;
   std::unique_ptr<Device> device_;
   ParameterTable params_;
+  Buckets buckets_;
   BatchModel model_;
   int64_t T_;
   Optimizer optimizer_;
+  Exchange exchange_;
+  Arena sums_;  // f64, of every rank
+  std::vector<double> host_sums_;
   Loader loader_;
   const Step replay_;  // the same in every step, so that a device may record it: of the mean over all tokens
   Schedule schedule_;
@@ -85,8 +106,9 @@ class Trainer {
   int64_t steps_before_ = 0;               // --steps of the checkpoint that this continues
   std::string device_change_;              // what device_change() says
   std::string data_, digest_;              // tell whether a resumed run has the same data
-  std::vector<int32_t> tokens_, targets_;  // all micro-steps of one step
+  std::vector<int32_t> tokens_, targets_;  // this rank's micro-steps of one step
   Clock::time_point start_;                // of the step
+  double busy_ = 0, waited_ = 0;           // seconds: of the last step without waiting; for other ranks, in all
   std::vector<OpCost> phases_;             // of a step, outside the tape; for the profile
   int64_t profiled_ = 0;                   // steps
 };

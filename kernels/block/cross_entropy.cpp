@@ -181,6 +181,7 @@ struct CrossEntropy : Node {
     cross_entropy_forward(output(), gradients ? dinput(0) : Tensor{}, gradients ? dinput(1) : Tensor{}, input(0),
                           weight(), reads[0]->tensor, step.grad_scale, stream);
   }
+  bool reads_narrow(size_t i) const override { return i == 1 && in[0]->dtype == Dtype::bf16; }
   void backward(const Step&, Stream) override {}  // done in the forward, while the logits were in cache
   double flops() const override {
     return 2.0 * static_cast<double>(in[0]->shape.numel()) * static_cast<double>(in[1]->shape[0]);

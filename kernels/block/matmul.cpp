@@ -126,6 +126,7 @@ struct Linear : Node {  // in[0] is shared by the weights in[1..], each with its
     matmul_backward_input(gradient(0), douts, weights, stream);
     for (size_t i = 0; i < out.size(); ++i) matmul_backward_weight(dinput(i + 1), douts[i], input(0), stream);
   }
+  bool reads_narrow(size_t i) const override { return i > 0 && in[0]->dtype == Dtype::bf16; }
   double flops() const override {
     double sum = 0;
     for (size_t i = 1; i < in.size(); ++i)

@@ -1,14 +1,11 @@
 #include "kernels/optim/gradient_norm.h"
 
 #include <algorithm>
-#include <array>
 
 #include "kernels/cpu/cpu.h"
 
 namespace crossply {
 namespace {
-
-constexpr int64_t grain = 32768;
 
 // The lanes are written out, so that the order of the additions is in this code and not in the compiler's choice; four
 // vectors of them hide the latency of the addition.
@@ -26,19 +23,10 @@ double block_sum(const float* x, int64_t n) {
   return total;
 }
 
-double sum_of_squares_cpu(const float* x, int64_t n) {
-  constexpr int64_t most = 256;
-  const int64_t blocks = std::clamp<int64_t>(n / 8192, 1, most);
-  std::array<double, most> partial;
-  parallel_for(blocks, n <= grain ? blocks : 1, [&partial, x, n, blocks](int64_t begin, int64_t end) {
-    for (int64_t b = begin; b < end; ++b) {
-      const int64_t first = n * b / blocks, last = n * (b + 1) / blocks;
-      partial[static_cast<size_t>(b)] = block_sum(x + first, last - first);
-    }
+void leaf_squares_cpu(double* to, const float* x, int64_t n) {
+  parallel_for(leaves_of(n), 8, [=](int64_t begin, int64_t end) {
+    for (int64_t l = begin; l < end; ++l) to[l] = block_sum(x + l * leaf, std::min(leaf, n - l * leaf));
   });
-  double total = 0;
-  for (int64_t b = 0; b < blocks; ++b) total += partial[static_cast<size_t>(b)];
-  return total;
 }
 
 }  // namespace
@@ -46,11 +34,13 @@ double sum_of_squares_cpu(const float* x, int64_t n) {
 // -----------------------------------------------------------------------------------------------------------------
 // Entry points.
 
-void sum_of_squares(const Tensor& to, const Tensor& x, Stream stream) {
-  double* sum = to.as<double>();
-  if (stream.backend == Backend::cuda) return sum_of_squares_cuda(sum, x);
-  if (stream.backend == Backend::cpu) *sum = sum_of_squares_cpu(x.as<float>(), x.numel());
-  else with_real(x.dtype, [&]<class T>(T) { *sum = sum_of_squares_ref(x.as<T>(), x.numel()); });
+void leaf_squares(const Tensor& to, const Tensor& x, Stream stream) {
+  const int64_t n = x.numel();
+  CHECK_THAT(to.numel() == leaves_of(n), "to ", to.str(), ", x ", x.str());
+  double* sums = to.as<double>();
+  if (stream.backend == Backend::cuda) return leaf_squares_cuda(sums, x);
+  if (stream.backend == Backend::cpu) return leaf_squares_cpu(sums, x.as<float>(), n);
+  with_real(x.dtype, [&]<class T>(T) { leaf_squares_ref(sums, x.as<T>(), n); });
 }
 
 void add_sum(const Tensor& to, const Tensor& x, Stream stream) {

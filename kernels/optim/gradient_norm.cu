@@ -5,11 +5,32 @@
 namespace crossply {
 namespace {
 
-// Bound by memory: x once. The number of blocks depends on n alone, and so does the order of the sum.
+// Bound by memory: x once. Who adds what depends on n alone.
 constexpr int threads = 256, warps = threads / warp_size, most_blocks = 1056, at_once = 4;
 
-// Of squares, or of x itself.
-template <int width, bool square>
+// A block takes a leaf; a thread begins `at_once` loads before it needs the first.
+template <int width>
+__global__ void leaf_squares_kernel(double* to, const float* x, int64_t n) {
+  static_assert(leaf % (threads * width * at_once) == 0);
+  double sum = 0;
+  const int64_t begin = static_cast<int64_t>(blockIdx.x) * leaf;
+  for (int64_t first = threadIdx.x * width; first < leaf; first += threads * width * at_once) {
+    Floats<width> v[at_once];
+#pragma unroll
+    for (int k = 0; k < at_once; ++k) {
+      const int64_t i = begin + first + k * threads * width;
+      v[k] = load_if<width>(i < n, x, i);
+    }
+#pragma unroll
+    for (int k = 0; k < at_once; ++k)
+#pragma unroll
+      for (int j = 0; j < width; ++j) sum += static_cast<double>(v[k][j]) * static_cast<double>(v[k][j]);
+  }
+  sum = block_sum<warps>(sum);
+  if (threadIdx.x == 0) to[blockIdx.x] = sum;
+}
+
+template <int width>
 __global__ void sums_kernel(double* partial, const float* x, int64_t n) {
   Array<double, width> sum{};
   const int64_t step = static_cast<int64_t>(gridDim.x) * threads * width;
@@ -23,10 +44,7 @@ __global__ void sums_kernel(double* partial, const float* x, int64_t n) {
 #pragma unroll
     for (int k = 0; k < at_once; ++k)
 #pragma unroll
-      for (int j = 0; j < width; ++j) {
-        const double value = static_cast<double>(v[k][j]);
-        sum[j] += square ? value * value : value;
-      }
+      for (int j = 0; j < width; ++j) sum[j] += static_cast<double>(v[k][j]);
   }
   double total = 0;
 #pragma unroll
@@ -35,29 +53,33 @@ __global__ void sums_kernel(double* partial, const float* x, int64_t n) {
   if (threadIdx.x == 0) partial[blockIdx.x] = total;
 }
 
-__global__ void add_partial_kernel(double* to, const double* partial, int count, bool add) {
+__global__ void add_partial_kernel(double* to, const double* partial, int count) {
   double sum = 0;
   for (int i = static_cast<int>(threadIdx.x); i < count; i += threads) sum += partial[i];
   sum = block_sum<warps>(sum);
-  if (threadIdx.x == 0) *to = add ? *to + sum : sum;
-}
-
-template <bool square>
-void sum_up(double* to, const Tensor& x, bool add) {
-  const int64_t n = x.numel();
-  const auto blocks = static_cast<uint32_t>(std::clamp<int64_t>(n / (threads * 16), 1, most_blocks));
-  double* partial = scratch<double>(blocks);
-  with_width<float>(n, {x.data}, [&](auto width) {
-    launch({"sums", blocks, threads}, sums_kernel<width, square>, partial, x.as<float>(), n);
-  });
-  launch({"add_partial", 1, threads}, add_partial_kernel, to, partial, static_cast<int>(blocks), add);
+  if (threadIdx.x == 0) *to += sum;
 }
 
 }  // namespace
 
 // -----------------------------------------------------------------------------------------------------------------
 
-void sum_of_squares_cuda(double* to, const Tensor& x) { sum_up<true>(to, x, false); }
-void add_sum_cuda(double* to, const Tensor& x) { sum_up<false>(to, x, true); }
+void leaf_squares_cuda(double* to, const Tensor& x) {
+  const int64_t n = x.numel();
+  if (n == 0) return;
+  with_width<float>(n, {x.data}, [&](auto width) {
+    launch({"leaf_squares", blocks_of(n, leaf), threads}, leaf_squares_kernel<width>, to, x.as<float>(), n);
+  });
+}
+
+void add_sum_cuda(double* to, const Tensor& x) {
+  const int64_t n = x.numel();
+  const auto blocks = static_cast<uint32_t>(std::clamp<int64_t>(n / (threads * 16), 1, most_blocks));
+  double* partial = scratch<double>(blocks);
+  with_width<float>(n, {x.data}, [&](auto width) {
+    launch({"sums", blocks, threads}, sums_kernel<width>, partial, x.as<float>(), n);
+  });
+  launch({"add_partial", 1, threads}, add_partial_kernel, to, partial, static_cast<int>(blocks));
+}
 
 }  // namespace crossply

@@ -1,31 +1,34 @@
-// Sums over all elements, in double. Of squares: the gradient norm before the root, and the test for a finite gradient;
-// plain: the loss.
+// Sums over elements, in double. Of squares, leaf by leaf: the gradient norm before the root, and the test for a finite
+// gradient; of the elements themselves: the loss.
 //
-//   sum_of_squares: to = sum_i x[i]^2        add_sum: to += sum_i x[i]
+//   leaf_squares: to[l] = sum of x[i]^2 for l leaf <= i < (l + 1) leaf        add_sum: to += sum_i x[i]
 //
-// to: (1) of f64, where the stream's tensors are, so that neither waits for the device. x: any shape, only read. The
-// square of an f32 neither overflows nor vanishes in double, so for f32 the sum of squares is NaN or infinite exactly
+// to: f64, where the stream's tensors are, so that neither waits for the device; (ceil(n / leaf)) and (1). x: any
+// shape, only read. Whoever adds the leaves up in order gets the same bits however the ranks of a job share them. The
+// square of an f32 neither overflows nor vanishes in double, so for f32 a sum of squares is NaN or infinite exactly
 // when an element is.
 #pragma once
 
+#include "engine/buckets.h"
 #include "engine/stream.h"
 #include "engine/tensor.h"
 
 namespace crossply {
 
-// The sum goes through partial sums that depend on the size alone, not on the thread count.
-void sum_of_squares(const Tensor& to, const Tensor& x, Stream stream);
+inline int64_t leaves_of(int64_t n) { return (n + leaf - 1) / leaf; }
+
+// Neither depends on the thread count.
+void leaf_squares(const Tensor& to, const Tensor& x, Stream stream);
 void add_sum(const Tensor& to, const Tensor& x, Stream stream);
 
 // kernels/optim/gradient_norm.cu
-CUDA_TWIN void sum_of_squares_cuda(double* to, const Tensor& x);
+CUDA_TWIN void leaf_squares_cuda(double* to, const Tensor& x);
 CUDA_TWIN void add_sum_cuda(double* to, const Tensor& x);
 
 template <class T>
-double sum_of_squares_ref(const T* x, int64_t n) {
-  double sum = 0;
-  for (int64_t i = 0; i < n; ++i) sum += static_cast<double>(x[i]) * static_cast<double>(x[i]);
-  return sum;
+void leaf_squares_ref(double* to, const T* x, int64_t n) {
+  for (int64_t l = 0; l < leaves_of(n); ++l) to[l] = 0;
+  for (int64_t i = 0; i < n; ++i) to[i / leaf] += static_cast<double>(x[i]) * static_cast<double>(x[i]);
 }
 
 }  // namespace crossply

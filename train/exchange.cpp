@@ -1,0 +1,147 @@
+#include "train/exchange.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "kernels/block/add.h"
+#include "kernels/optim/convert.h"
+#include "kernels/optim/sum_slices.h"
+
+namespace crossply {
+namespace {
+
+// The node after whose backward the gradients in this range are final.
+size_t last_to_write(const Tape& tape, const Range& range) {
+  const auto& nodes = tape.nodes();
+  for (size_t n = 0; n < nodes.size(); ++n)
+    for (const Value* value : nodes[n]->in)
+      if (const Parameter* row = value->parameter;
+          row != nullptr && row->offset < range.end && range.begin < row->offset + row->shape.numel())
+        return n;
+  return nodes.size() - 1;  // nobody
+}
+
+}  // namespace
+
+int64_t parked_copies(const std::string& sum, int64_t micro_steps) {
+  return sum == "tree" ? std::bit_width(static_cast<uint64_t>(micro_steps)) - 1 : 0;
+}
+
+size_t exchange_bytes(const Buckets& buckets, const std::string& sum, int64_t micro_steps) {
+  int64_t flat = 0;
+  for (const Bucket& bucket : buckets.list()) flat += bucket.flat.size();
+  int64_t elements = parked_copies(sum, micro_steps) * flat;
+  if (buckets.size() > 1 && sum != "library")
+    elements += std::min<int64_t>(2, std::ssize(buckets.list())) * buckets.largest();
+  return static_cast<size_t>(elements) * sizeof(float);
+}
+
+Exchange::Exchange(Job& job, ParameterTable& params, const Buckets& buckets, BatchModel& model, const std::string& sum,
+                   int64_t micro_steps)
+    : job_(job), params_(params), buckets_(buckets), tree_(sum == "tree"), library_(sum == "library") {
+  if (!hooked()) return;
+  const size_t flat = params.gradients().bytes(), largest = static_cast<size_t>(buckets.largest()) * sizeof(float);
+  for (int64_t i = 0; i < parked_copies(sum, micro_steps); ++i)
+    parked_.emplace_back(params.device(), "gradients of micro-steps", flat);
+  sizes_.reserve(parked_.size() + 1);
+  std::vector<std::pair<size_t, const Bucket*>> final_after;
+  for (const Bucket& bucket : buckets.list())
+    final_after.emplace_back(last_to_write(model.tape(), bucket.flat), &bucket);
+  std::stable_sort(final_after.begin(), final_after.end(),
+                   [](const auto& a, const auto& b) { return a.first > b.first; });
+  std::vector<size_t> nodes;
+  for (const auto& [node, bucket] : final_after) nodes.push_back(node), order_.push_back(bucket);
+  tickets_.resize(order_.size());
+  if (!job.place.alone() && !library_)
+    for (size_t i = 0; i < std::min<size_t>(2, order_.size()); ++i)
+      staging_[i] = Arena(params.device(), "gradients of other ranks", largest);
+  model.when_final(nodes, [this](size_t k) { begin(k); });
+}
+
+// A binary counter: partial sums of equal length are added, the earlier one first.
+void Exchange::after_micro_step(int64_t a) {
+  if (!tree_) return;
+  const Stream stream = params_.device().stream();
+  const Tensor gradients = params_.gradients();
+  int64_t size = 1;
+  for (; !sizes_.empty() && sizes_.back() == size; size *= 2, sizes_.pop_back())
+    accumulate({gradients, true}, Tensor{parked_[sizes_.size() - 1].data(), gradients.dtype, gradients.shape}, stream);
+  CHECK_THAT(sizes_.size() < parked_.size(), "micro-step ", a, " of a step with ", parked_.size(), " parked sums");
+  sum_slices(Tensor{parked_[sizes_.size()].data(), gradients.dtype, gradients.shape},
+             Tensor{gradients.data, gradients.dtype, Shape{1, gradients.numel()}}, stream);
+  sizes_.push_back(size);
+  params_.zero_gradients();
+}
+
+void Exchange::add_parked(const Range& range) {
+  const Tensor to = part_of(params_.gradients(), range);
+  for (size_t i = sizes_.size(); i-- > 0;)
+    accumulate({to, true}, part_of(Tensor{parked_[i].data(), to.dtype, params_.gradients().shape}, range),
+               params_.device().stream());
+}
+
+void Exchange::begin(size_t k) {
+  const Range& range = order_[k]->flat;
+  add_parked(range);
+  if (job_.place.alone()) return;
+  if (k == 0) completed_ = 0;
+  const Tensor gradients = part_of(params_.gradients(), range);
+  if (library_) {
+    job_.comm().reduce_scatter(gradients);
+  } else {
+    if (k >= 2) complete(k - 2);  // its staging is needed
+    job_.comm().exchange(gradients, Tensor{staging_[k % 2].data(), gradients.dtype, gradients.shape});
+  }
+  tickets_[k] = job_.comm().mark();
+  while (k + 1 == order_.size() && completed_ < order_.size()) complete(completed_);
+}
+
+void Exchange::complete(size_t k) {
+  CHECK_THAT(k == completed_, "bucket ", k, " is complete after ", completed_, " others");
+  ++completed_;
+  job_.comm().wait(tickets_[k]);
+  if (library_) return;
+  const Bucket& bucket = *order_[k];
+  const Stream stream = params_.device().stream();
+  const Tensor own = part_of(params_.gradients(), bucket.slice_of(job_.place.rank));
+  const Tensor all{staging_[k % 2].data(), own.dtype, Shape{job_.place.size, bucket.slice}};
+  const int64_t first = job_.place.rank * bucket.slice;
+  sum_slices(part_of(all, {first, first + bucket.slice}), Tensor{own.data, own.dtype, Shape{1, bucket.slice}}, stream);
+  sum_slices(own, all, stream);
+}
+
+void Exchange::finish() {
+  sizes_.clear();
+  if (!job_.place.alone()) transfers_ += std::ssize(order_);
+}
+
+void Exchange::gather(const Tensor& flat, const Range& range) {
+  ++transfers_;
+  job_.comm().gather(part_of(flat, range));
+}
+
+void Exchange::gather_weights() {
+  if (job_.place.alone()) return;
+  const bool lent = params_.values().numel() < params_.flat_size();
+  for (const Bucket& bucket : buckets_.list())
+    gather(lent && bucket.narrow ? params_.narrow() : params_.values(), bucket.flat);
+  job_.comm().wait(job_.comm().mark());
+  if (params_.narrow_bytes() > 0)
+    convert(part_of(params_.narrow(), {0, params_.values().numel()}), params_.values(), params_.device().stream());
+}
+
+void Exchange::gather_values(Optimizer& optimizer) {
+  if (params_.values().numel() == params_.flat_size()) return;
+  optimizer.return_masters();
+  for (const Bucket& bucket : buckets_.list())
+    if (bucket.narrow) gather(params_.gradients(), bucket.flat);
+  job_.comm().wait(job_.comm().mark());
+}
+
+size_t Exchange::bytes() const {
+  size_t sum = staging_[0].bytes() + staging_[1].bytes();
+  for (const Arena& arena : parked_) sum += arena.bytes();
+  return sum;
+}
+
+}  // namespace crossply
