@@ -84,8 +84,11 @@ tidy:
 	@cmake -S . -B $(BUILD)-tidy -DCROSSPLY_UNITY=OFF $(COMPILER) $(CMAKE_FLAGS) >/dev/null
 	@tests/tidy.sh $(BUILD)-tidy $(ROOMS) || [ $$? = 77 ]
 
+# MPI is for those who have time for it.
+SETUP_FLAGS = --mpi
+run compare: SETUP_FLAGS =
 setup:
-	@dev/setup.sh
+	@dev/setup.sh $(SETUP_FLAGS)
 
 new:
 	@dev/new_architecture.sh "$(ARCH)"
@@ -111,7 +114,7 @@ help:
 	@echo "make tidy     clang-tidy over every room but kernels/ (ROOMS=models: over one)"
 	@echo "make NAME     build one program: $(PROGRAMS)"
 	@echo "make new ARCH=NAME   the skeleton of an architecture of your own; models/README.md goes on from there"
-	@echo "make setup    install what building needs, where that is allowed"
+	@echo "make setup    install what building needs, and MPI, where that is allowed"
 	@echo "make clean    remove $(BUILD)/"
 	@echo "Variables: CXX=clang++ (compiler), BUILD=dir (where to build), JOBS=n (compilations at a time), CUDA=1 (for GPUs),"
 	@echo "           CMAKE_FLAGS=-DCROSSPLY_SANITIZE=ON (or any other option of CMakeLists.txt)"

@@ -1,5 +1,5 @@
-// Comm by MPI. One thread makes every call to MPI, and so needs nothing but MPI_THREAD_FUNNELED of the library: it takes
-// works from a queue, one after the other. Waiting inside MPI would keep a core busy; it asks and sleeps instead.
+// Comm by MPI. One thread makes every call to MPI, and so needs nothing but MPI_THREAD_FUNNELED of the library: it
+// takes works from a queue, one after the other. Waiting inside MPI would keep a core busy: it asks and sleeps instead.
 #include <mpi.h>
 
 #include <atomic>
@@ -20,6 +20,7 @@ namespace crossply {
 
 namespace {
 
+using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
 void check(int code, const char* call) {
@@ -81,13 +82,13 @@ class MpiComm : public Comm {
     });
   }
 
-  // MPI leaves the own slice's sum where `whole` begins. The library's scratch is as large as `whole`.
+  // In place, MPI leaves the sum of the own slice where `whole` begins; the library's scratch is as large as `whole`.
+  // The call that waits is quicker where cores are idle, and many times slower where ranks compute on them meanwhile.
   void reduce_scatter(const Tensor& whole) override {
     ask([this, data = whole.as<float>(), slice = slice_bytes(whole) / static_cast<int64_t>(sizeof(float))] {
       check(MPI_Ireduce_scatter_block(MPI_IN_PLACE, data, static_cast<int>(slice), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD,
-                                      &requests_.emplace_back()),
+                                      &request(0)),
             "MPI_Ireduce_scatter_block");
-      sizes_.push_back(0);
       complete();
       if (place_.rank > 0) std::memcpy(data + place_.rank * slice, data, slice * sizeof(float));
     });
@@ -186,30 +187,36 @@ class MpiComm : public Comm {
   void each_other(F&& body) {  // every rank begins with another one
     for (int d = 1; d < place_.size; ++d) body((place_.rank + d) % place_.size);
   }
-  void receive(char* to, int64_t bytes, int from) {
+  // One more of the work under way, that must bring so many bytes.
+  MPI_Request& request(int64_t bytes) {
     sizes_.push_back(bytes);
-    check(MPI_Irecv(to, static_cast<int>(bytes), MPI_BYTE, from, 0, MPI_COMM_WORLD, &requests_.emplace_back()),
-          "MPI_Irecv");
+    return requests_.emplace_back();
+  }
+  void receive(char* to, int64_t bytes, int from) {
+    check(MPI_Irecv(to, static_cast<int>(bytes), MPI_BYTE, from, 0, MPI_COMM_WORLD, &request(bytes)), "MPI_Irecv");
   }
   void send(const char* from, int64_t bytes, int to) {
-    sizes_.push_back(0);
-    check(MPI_Isend(from, static_cast<int>(bytes), MPI_BYTE, to, 0, MPI_COMM_WORLD, &requests_.emplace_back()),
-          "MPI_Isend");
+    check(MPI_Isend(from, static_cast<int>(bytes), MPI_BYTE, to, 0, MPI_COMM_WORLD, &request(0)), "MPI_Isend");
   }
 
   // Returns when all requests are done.
   void complete() {
     const int count = static_cast<int>(requests_.size());
     std::vector<MPI_Status> statuses(count);
+    Clock::time_point awake_until;
     for (int done = 0; done == 0;) {
+      const auto begin = Clock::now();
       const int code = MPI_Testall(count, requests_.data(), &done, statuses.data());
+      const auto end = Clock::now();
       if (code == MPI_ERR_IN_STATUS) {
         for (const MPI_Status& status : statuses)
           if (status.MPI_ERROR != MPI_ERR_PENDING) check(status.MPI_ERROR, "a transfer");
       }
       check(code, "MPI_Testall");
       if (abandoned_) fail(Exit::device, "abandoned");
-      if (done == 0) std::this_thread::sleep_for(std::chrono::microseconds(50));
+      // Asking that took long has moved a piece of what is to be moved, and the next one may be there at once.
+      if (end - begin > 4us) awake_until = end + 100us;
+      if (done == 0 && end >= awake_until) std::this_thread::sleep_for(50us);
     }
     for (int i = 0; i < count; ++i) {
       int got = 0;

@@ -12,8 +12,8 @@ namespace crossply {
 // there is none. Throws Exit::usage, naming the variables, if a set lacks some or contradicts itself.
 Place place_from_environment();
 
-// What a rank takes of the CPUs that it may run on, `mine`, where its launcher may run on `launcher` of them. Ranks that
-// may all run everywhere take a part each; those that the launcher has bound to CPUs keep them.
+// What a rank takes of the CPUs that it may run on, `mine`, where its launcher may run on `launcher` of them. Ranks
+// that may all run everywhere take a part each; those that the launcher has bound to CPUs keep them.
 struct CpuShare {
   int threads = 0;        // for OpenMP; 0: as many as by itself
   std::vector<int> cpus;  // to run on; empty: as before

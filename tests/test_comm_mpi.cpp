@@ -45,6 +45,19 @@ std::string shared_file(const std::string& name) {
   return std::string(directory) + "/" + name;
 }
 
+void wait_for_file(const std::string& name) {
+  for (int tries = 0; !std::filesystem::exists(shared_file(name)); ++tries) {
+    REQUIRE(tries < 3000);
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+}
+
+// Some mpirun ends all ranks as soon as one is gone.
+void leave_together(const Place& place) {
+  std::ofstream{shared_file(str("leaves_", place.rank))};
+  for (int rank = 0; rank < place.size; ++rank) wait_for_file(str("leaves_", rank));
+}
+
 }  // namespace
 
 TEST_CASE("mpi: exchange") { with_comm(check_exchange); }
@@ -57,15 +70,11 @@ TEST_CASE("mpi: a call returns before the others make theirs") {
   with_comm([](Comm& comm, const Place& place, Device& device) {
     Flat whole(device, place.size);
     whole.set(slices(place, 1, [&](int r, int64_t i) { return r == place.rank ? sent(r, 0, i) : nothing; }));
-    const std::string file = shared_file("asked");
-    for (int tries = 0; place.rank > 0 && !std::filesystem::exists(file); ++tries) {
-      REQUIRE(tries < 3000);
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    }
+    if (place.rank > 0) wait_for_file("asked");
     const double waited = comm.seconds_waited();
     comm.gather(whole.tensor);
     const Comm::Ticket ticket = comm.mark();
-    if (place.rank == 0) std::ofstream{file};
+    if (place.rank == 0) std::ofstream{shared_file("asked")};
     comm.wait(ticket);
     CHECK(comm.seconds_waited() >= waited);
     check_values(whole.values(), slices(place, 1, [](int r, int64_t i) { return sent(r, 0, i); }));
@@ -104,6 +113,7 @@ TEST_CASE("mpi alone: ranks that do not make the same calls") {
     }
   }
   CHECK_THROWS_AS(comm->gather(whole.tensor), Error);
+  leave_together(place);
 }
 
 // Nobody answers; the error that ends the process is the one that it ends with.
@@ -121,6 +131,7 @@ TEST_CASE("mpi alone: an error while others are waited for") {
     CHECK(error.code == Exit::not_finite);
     told(error);
   }
+  leave_together(place);
 }
 
 TEST_CASE("what this was built with has a name and a number") {

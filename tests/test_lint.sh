@@ -10,7 +10,7 @@ echo '#include "models/X.h"' >engine/upwards.h
 printf '%s\n' '#include <algorithm>' '#include "kernels/block/X.h"' >engine/up.cu
 echo '#include "kernels/block/X.h"' >models/raw.cpp
 echo '#include <cuda_runtime.h>' >cli/gpu.cpp
-for library in mpi nccl; do echo "#include <$library.h>" | tee ranks/comm_$library.cpp >ranks/$library.cpp; done
+for name in mpi nccl; do tee "ranks/comm_$name.cpp" >"ranks/$name.cpp" <<<"#include <$name.h>"; done
 echo '#include <cstdint>' | tee models/X.h kernels/block/X.h kernels/block/X.cu >kernels/block/tested.h
 touch kernels/block/tested.cpp kernels/block/tested.cu
 printf '\n%.0s' {1..601} >train/long.cpp
