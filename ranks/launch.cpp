@@ -126,8 +126,8 @@ Place place_from_environment() {
       (std::getenv(variable) == nullptr ? missing : there) += str(" ", variable);
     if (missing.empty()) return place_from(launcher);
     // A script of sbatch has some of srun's variables without being one of its tasks.
-    if (there.empty() || std::getenv("SLURM_STEP_NUM_TASKS") == nullptr && launcher.name == std::string("srun"))
-      continue;
+    const bool in_script = launcher.name == std::string("srun") && std::getenv(launcher.size) == nullptr;
+    if (there.empty() || in_script) continue;
     partial += str(partial.empty() ? "" : "; ", launcher.name, " sets", there, ", but not", missing);
   }
   if (!partial.empty())
@@ -158,7 +158,7 @@ std::string take_cpu_share(const Place& place) {
   const int asked = text == nullptr ? 0 : omp_get_max_threads();
 #ifdef __linux__
   const std::vector<int> mine = cpus_of(0);
-  if (place.local_size == 1 || mine.empty()) return "";
+  if (place.alone() || mine.empty()) return "";
   const CpuShare share = cpu_share(place, mine, static_cast<int>(cpus_of(launcher_process()).size()), asked);
   cpu_set_t set;
   CPU_ZERO(&set);
