@@ -1,8 +1,6 @@
 #include "ranks/control.h"
 
 #include <fcntl.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -22,10 +20,6 @@ constexpr int64_t magic_number = 0x63726F7373706C01;  // its last byte: the vers
 constexpr double hello_seconds = 3;                   // for a guest to introduce himself
 constexpr double goodbye_seconds = 1;                 // for the others to hear a verdict
 
-double seconds_now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 Record record_of(const Verdict& v) {
   return {Record::verdict, v.rank, {static_cast<int64_t>(v.code), static_cast<int64_t>(v.cause), v.step}};
 }
@@ -33,22 +27,19 @@ Record record_of(const Verdict& v) {
 // A number from the network as an exit code.
 Exit exit_of(int64_t number) { return number > 0 && number < 256 ? static_cast<Exit>(number) : Exit::peer_lost; }
 
-std::string describe(const Message& question) {
-  const Numbers& n = question.record.number;
-  switch (question.record.kind) {
-    case Record::vote: return str("step ", n[0], ", data position ", n[1], ", ", n[2], " transfers");
-    case Record::barrier: return "the barrier \"" + question.texts[0] + "\"";
-    case Record::share: return "a shared text";
-    case Record::collect: return "a collection of texts";
-    default: return "its end";
-  }
-}
-
+// What all ranks must ask alike: the same question, of the same step, position and transfers.
 bool is_same(const Message& a, const Message& b) {
   const Numbers &x = a.record.number, &y = b.record.number;
   if (a.record.kind != b.record.kind) return false;
-  if (a.record.kind == Record::vote) return std::equal(x.begin(), x.begin() + 3, y.begin());
-  return a.record.kind != Record::barrier || a.texts[0] == b.texts[0];
+  if (a.record.kind == Record::barrier) return a.texts == b.texts;
+  return a.record.kind != Record::vote || std::equal(x.begin(), x.begin() + 3, y.begin());
+}
+
+std::string describe(const Message& question) {
+  const auto [kind, rank, n] = question.record;
+  if (kind == Record::vote) return str("step ", n[0], ", data position ", n[1], ", ", n[2], " transfers");
+  if (kind == Record::barrier) return "the barrier \"" + question.texts[0] + "\"";
+  return kind == Record::share ? "a text to share" : kind == Record::collect ? "texts to collect" : "its end";
 }
 
 // Of {step, position, transfers, scored, stop, busy nanoseconds} of each rank:
@@ -64,18 +55,6 @@ Numbers tally_of(const std::vector<Numbers>& votes) {
   std::sort(busy.begin(), busy.end());
   tally[2] = busy.front(), tally[3] = busy[busy.size() / 2], tally[4] = busy.back();
   return tally;
-}
-
-bool read_exactly(int fd, char* to, size_t bytes, double seconds) {
-  const double deadline = seconds_now() + seconds;
-  while (bytes > 0 && seconds_now() < deadline) {
-    pollfd wait{fd, POLLIN, 0};
-    if (::poll(&wait, 1, 100) <= 0) continue;
-    const ssize_t n = ::recv(fd, to, bytes, MSG_DONTWAIT);
-    if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) return false;
-    if (n > 0) to += n, bytes -= static_cast<size_t>(n);
-  }
-  return bytes == 0;
 }
 
 }  // namespace
@@ -94,7 +73,7 @@ Control::Control(const Place& place, const JoinOptions& options, Comm* mpi)
   if (::pipe2(ends, O_NONBLOCK | O_CLOEXEC) != 0) fail(Exit::device, "cannot make a pipe: ", std::strerror(errno));
   wake_ = {Descriptor(ends[0]), Descriptor(ends[1])};
   for (Peer& peer : peers_) peer.rank = static_cast<int>(&peer - peers_.data());
-  if (!place.leads()) peers_[0].socket = find_leader();
+  if (!place.leads()) peers_[0].connection = find_leader();
   stage_began_ = last_pass_ = peers_[0].heard = seconds_now();
   sigset_t all, before;  // signals are for the main thread
   ::sigfillset(&all);
@@ -112,42 +91,50 @@ Control::~Control() {
   watch_.join();
 }
 
-// Says hello wherever rank 0 may be, until it answers. It may not listen yet, and a file may be of the job before.
-Descriptor Control::find_leader() {
-  std::string reason;
-  while (seconds_now() < began_ + options_.join_timeout) try {
+// A connection on which rank 0 has answered our hello; else a closed one, and why.
+Connection Control::say_hello(const std::string& endpoint, const std::array<int64_t, 2>& token,
+                              std::string& why) const {
+  Connection leader = connect_to(endpoint, hello_seconds);
+  why = str("cannot connect to ", printable(endpoint), ": ", std::strerror(errno));
+  if (!leader.is_open()) return leader;
+  const Record hello{Record::hello, place_.rank, {magic_number, token[0], token[1], place_.size}};
+  leader.post(hello);
+  const auto reply = leader.wait_for_first(hello_seconds);
+  if (reply && reply->record.kind == Record::welcome && reply->record.number == hello.number) return leader;
+  why = printable(endpoint) + " is not rank 0 of this job";
+  return Connection();
+}
+
+// Rank 0 may not listen yet, and a file may be of the job before: again and again, until the deadline.
+Connection Control::find_leader() const {
+  std::string why;
+  for (; seconds_now() < began_ + options_.join_timeout; std::this_thread::sleep_for(std::chrono::milliseconds(50))) {
+    try {
       const MeetingPoint point = meeting_.look();
-      const auto [one, other] = point.token;
-      for (const std::string& endpoint : point.endpoints) {
-        Descriptor socket = connect_to(endpoint, hello_seconds);
-        reason = str("cannot connect to ", printable(endpoint), ": ", std::strerror(errno));
-        if (socket.get() < 0) continue;
-        const Record hello{Record::hello, place_.rank, {magic_number, one, other, place_.size}};
-        Record reply{};
-        if (::send(socket.get(), &hello, sizeof hello, MSG_NOSIGNAL) == sizeof hello &&
-            read_exactly(socket.get(), reinterpret_cast<char*>(&reply), sizeof reply, hello_seconds) &&
-            reply.kind == Record::welcome && reply.number == hello.number)
-          return socket;
-        reason = printable(endpoint) + " is not rank 0 of this job";
-      }
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      for (const std::string& endpoint : point.endpoints)
+        if (Connection leader = say_hello(endpoint, point.token, why); leader.is_open()) return leader;
     } catch (const Error& error) {  // the file is not there yet, or not whole
-      reason = error.what();
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      why = error.what();
     }
-  fail(Exit::device, "rank ", place_.rank, " has not found rank 0 within ", options_.join_timeout, " s: ", reason);
+  }
+  fail(Exit::device, "rank ", place_.rank, " has not found rank 0 within ", options_.join_timeout, " s: ", why);
 }
 
 void Control::joined() {
   std::unique_lock lock(mutex_);
-  if (!verdict_) state_ = State::running;
-  if (state_ == State::running) return;
+  if (verdict_) throw_verdict(lock);
+  state_ = State::running;
+}
+
+// When all have heard it.
+void Control::throw_verdict(std::unique_lock<std::mutex>& lock) {
   changed_.wait(lock, [&] { return ended_; });
+  CHECK_THAT(verdict_.has_value(), "rank ", place_.rank, " asks after its end");
   throw Error(verdict_->code, verdict_->why);
 }
 
 int64_t Control::ask(Record::Kind kind, const Numbers& number, std::string text) {
-  CHECK_THAT(text.size() <= most_text, "a text of ", text.size(), " bytes for the control plane");
+  CHECK_THAT(text.size() <= Connection::most_text, "a text of ", text.size(), " bytes for the control plane");
   const std::lock_guard lock(mutex_);
   const Record record{kind, place_.rank, number};
   if (place_.leads()) {
@@ -163,8 +150,7 @@ Message Control::answer(int64_t question) {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return answers_.contains(question) || ended_; });
   if (auto answer = answers_.extract(question)) return std::move(answer.mapped());
-  CHECK_THAT(verdict_.has_value(), "rank ", place_.rank, " asks after its end");
-  throw Error(verdict_->code, verdict_->why);
+  throw_verdict(lock);
 }
 
 void Control::enter(Stage stage, int64_t step) {
@@ -178,8 +164,7 @@ void Control::enter(Stage stage, int64_t step) {
 void Control::refuse(const Verdict& verdict) {
   std::unique_lock lock(mutex_);
   pronounce(verdict);
-  changed_.wait(lock, [&] { return ended_; });
-  throw Error(verdict_->code, verdict_->why);
+  throw_verdict(lock);
 }
 
 void Control::finish() {
@@ -194,10 +179,10 @@ void Control::farewell(Exit code, const std::string& why) {
   // Where a transfer failed, a lost peer is likelier than this device: it will be known in a moment.
   const auto patience = std::chrono::duration<double>(goodbye_seconds);
   if (code == Exit::device) changed_.wait_for(lock, patience, [&] { return ended_ || verdict_; });
-  if (verdict_ && state_ == State::running) changed_.wait(lock);  // for good: the watch thread ends the process
+  if (verdict_ && state_ == State::running) changed_.wait(lock, [] { return false; });  // the watch thread ends it all
   if (ended_ || state_ == State::over) return;
   state_ = State::leaving;
-  const std::string text = why.substr(0, most_text / 2);
+  const std::string text = why.substr(0, Connection::most_text / 2);
   if (place_.leads())
     pronounce({Exit::peer_lost, code, 0, step_, str("rank 0 ended with code ", static_cast<int>(code), ": ", text)});
   else post(peers_[0], {Record::farewell, place_.rank, {static_cast<int64_t>(code), step_}}, text);
@@ -208,26 +193,9 @@ void Control::farewell(Exit code, const std::string& why) {
 // Both threads.
 
 void Control::post(Peer& to, const Record& record, const std::string& text) {
-  const auto append = [&](const Record& r) { to.out.append(reinterpret_cast<const char*>(&r), sizeof r); };
-  for (size_t i = 0; i < text.size(); i += sizeof(Numbers)) {
-    const size_t bytes = std::min(sizeof(Numbers), text.size() - i);
-    Record chunk{Record::text, static_cast<int32_t>(bytes), {}};
-    std::memcpy(&chunk.number, text.data() + i, bytes);
-    append(chunk);
-  }
-  append(record);
-  send_some(to);
-  if (!to.out.empty()) wake();  // the watch thread sends the rest
-}
-
-// An error is left to receive(), which meets it, too.
-void Control::send_some(Peer& to) {
-  size_t sent = 0;
-  for (ssize_t n = 1; n > 0 && sent<to.out.size(); sent += n> 0 ? static_cast<size_t>(n) : 0)
-    n = uninterrupted([&] {
-      return ::send(to.socket.get(), to.out.data() + sent, to.out.size() - sent, MSG_DONTWAIT | MSG_NOSIGNAL);
-    });
-  to.out.erase(0, sent);
+  if (!to.connection.is_open()) return;
+  to.connection.post(record, text);
+  if (to.connection.has_unsent()) wake();  // the watch thread sends the rest
 }
 
 void Control::wake() const {
@@ -253,7 +221,7 @@ void Control::answer_all() {
     if (first.record.kind == Record::share) answer.texts = first.texts;
     for (Peer& peer : peers_) {
       peer.asked.pop_front();
-      if (peer.socket.get() >= 0) post(peer, answer.record, first.record.kind == Record::share ? first.texts[0] : "");
+      post(peer, answer.record, first.record.kind == Record::share ? first.texts[0] : "");
     }
     if (first.record.kind == Record::finish) state_ = State::over, end_began_ = seconds_now(), wake();
     answers_[++answered_] = std::move(answer);
@@ -267,17 +235,16 @@ void Control::pronounce(const Verdict& verdict) {
   verdict_ = verdict;
   end_began_ = seconds_now();
   if (place_.leads())
-    for (Peer& peer : peers_)
-      if (peer.socket.get() >= 0) post(peer, record_of(verdict), verdict.why);
+    for (Peer& peer : peers_) post(peer, record_of(verdict), verdict.why);
   wake();
   changed_.notify_all();
 }
 
 void Control::lose(Peer& peer, const std::string& why) {
-  peer.socket = Descriptor();
+  peer.connection.close();
   if (peer.rank < 0 || state_ == State::leaving) return;
-  pronounce({Exit::peer_lost, Exit::peer_lost, peer.rank, peer.progress.step,
-             str("rank ", peer.rank, " is lost, last seen in step ", peer.progress.step, ": ", why)});
+  pronounce({Exit::peer_lost, Exit::peer_lost, peer.rank, step_,
+             str("rank ", peer.rank, " is lost in step ", step_, ": ", why)});
 }
 
 Control::Progress Control::own_progress() const {
@@ -310,7 +277,7 @@ void Control::watch() {
     if (verdict_ && !told_) tell();
   }
   if (verdict_ && state_ == State::running) ::_exit(static_cast<int>(verdict_->code));
-  for (Peer& peer : peers_) peer.socket = Descriptor();
+  for (Peer& peer : peers_) peer.connection.close();
   guests_.clear();
   ended_ = true;
   changed_.notify_all();
@@ -319,15 +286,19 @@ void Control::watch() {
 void Control::list_sockets() {
   sockets_.assign(1, {wake_[0].get(), POLLIN, 0});
   owners_.assign(1, nullptr);
-  const auto add = [&](int fd, Peer* owner) {
-    if (fd < 0) return;
-    sockets_.push_back({fd, static_cast<short>(owner && !owner->out.empty() ? POLLIN | POLLOUT : POLLIN), 0});
-    owners_.push_back(owner);
+  const auto add = [&](Peer& peer) {
+    if (!peer.connection.is_open()) return;
+    const int events = peer.connection.has_unsent() ? POLLIN | POLLOUT : POLLIN;
+    sockets_.push_back({peer.connection.fd(), static_cast<short>(events), 0});
+    owners_.push_back(&peer);
   };
-  if (guests_.size() < static_cast<size_t>(place_.size) + 64)
-    for (const Descriptor& listener : meeting_.listeners()) add(listener.get(), nullptr);
-  for (Peer& guest : guests_) add(guest.socket.get(), &guest);
-  for (Peer& peer : peers_) add(peer.socket.get(), &peer);
+  for (Peer& peer : peers_) add(peer);
+  for (Peer& guest : guests_) add(guest);
+  if (guests_.size() > static_cast<size_t>(place_.size) + 64) return;  // more must wait
+  for (const Descriptor& listener : meeting_.listeners()) {
+    sockets_.push_back({listener.get(), POLLIN, 0});
+    owners_.push_back(nullptr);
+  }
 }
 
 void Control::serve(double time) {
@@ -336,37 +307,34 @@ void Control::serve(double time) {
                str("rank ", place_.rank, " stood still for ", static_cast<int64_t>(time - last_pass_),
                    " s, stopped or frozen: the others take it for lost")});
   last_pass_ = time;
-  for (size_t i = 0; i < sockets_.size(); ++i) {
+  char drained[64];
+  if (sockets_[0].revents != 0 && ::read(wake_[0].get(), drained, sizeof drained) < 0) return;
+  for (size_t i = 1; i < sockets_.size(); ++i) {
     if (sockets_[i].revents == 0) continue;
-    char drained[64];
-    if (owners_[i] == nullptr && i > 0) accept_guests(sockets_[i].fd, time);
-    else if (owners_[i] == nullptr)
-      while (::read(sockets_[i].fd, drained, sizeof drained) > 0) {
-      }
-    else receive(*owners_[i], time);
-    if (owners_[i] != nullptr && owners_[i]->socket.get() >= 0) send_some(*owners_[i]);
+    if (owners_[i] == nullptr) {
+      accept_guest(sockets_[i].fd, time);
+      continue;
+    }
+    receive(*owners_[i], time);
+    owners_[i]->connection.send_some();
   }
-  guests_.remove_if([&](const Peer& g) { return g.socket.get() < 0 || time > g.heard + hello_seconds; });
+  guests_.remove_if([&](const Peer& g) { return !g.connection.is_open() || time > g.heard + hello_seconds; });
   if (time >= next_beat_) beat(time);
 }
 
-void Control::accept_guests(int listener, double time) {
+void Control::accept_guest(int listener, double time) {
   Descriptor socket(::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (socket.get() < 0) return;
-  const int on = 1;
-  ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   guests_.emplace_back();
-  guests_.back().socket = std::move(socket);
+  guests_.back().connection = Connection(std::move(socket));
   guests_.back().heard = time;
 }
 
 // Who does not know the token is none of this job. Who does hears what is wrong, and so do all who are here.
 void Control::greet(Peer& guest, const Record& hello) {
   const auto [magic, one, other, size, zero, none, nil] = hello.number;
-  if (hello.kind != Record::hello || magic != magic_number || std::array{one, other} != meeting_.look().token) {
-    guest.socket = Descriptor();
-    return;
-  }
+  if (hello.kind != Record::hello || magic != magic_number || std::array{one, other} != meeting_.look().token)
+    return guest.connection.close();
   post(guest, {Record::welcome, 0, hello.number});
   std::string wrong;
   const int rank = hello.rank;
@@ -375,7 +343,8 @@ void Control::greet(Peer& guest, const Record& hello) {
   else if (peers_[static_cast<size_t>(rank)].heard > 0) wrong = str("two processes are rank ", rank);
   if (wrong.empty() && !verdict_) {
     Peer& peer = peers_[static_cast<size_t>(rank)];
-    peer.heard = guest.heard, peer.socket = std::move(guest.socket);
+    peer.heard = guest.heard, peer.connection = std::move(guest.connection);
+    guest.connection.close();
     ++here_;
     return;
   }
@@ -386,41 +355,31 @@ void Control::greet(Peer& guest, const Record& hello) {
 }
 
 void Control::receive(Peer& peer, double time) {
-  char bytes[1 << 14];
-  const ssize_t n = uninterrupted([&] { return ::recv(peer.socket.get(), bytes, sizeof bytes, MSG_DONTWAIT); });
-  if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
-  if (n <= 0) return lose(peer, "its connection closed, so its process has ended");
-  peer.in.append(bytes, static_cast<size_t>(n));
-  size_t at = 0;
-  for (Record record; peer.socket.get() >= 0 && peer.in.size() - at >= sizeof record; at += sizeof record) {
-    std::memcpy(&record, peer.in.data() + at, sizeof record);
-    if (peer.rank < 0) greet(peer, record);
-    else peer.heard = time, handle(peer, record);
+  if (!peer.connection.receive()) return lose(peer, "its connection closed, so its process has ended");
+  while (auto message = peer.connection.next()) {
+    if (peer.rank < 0) greet(peer, message->record);
+    else peer.heard = time, handle(peer, std::move(*message));
   }
-  peer.in.erase(0, at);
 }
 
-void Control::handle(Peer& peer, const Record& record) {
-  const Numbers& n = record.number;
+void Control::handle(Peer& peer, Message message) {
+  const auto [kind, rank, n] = message.record;
+  const std::string& text = message.texts[0];
   const bool leads = place_.leads();
-  if (record.kind == Record::beat) {
+  if (kind == Record::beat) {
     peer.progress = {n[0], n[1], n[2], n[3]};
-  } else if (record.kind == Record::text && record.rank > 0 && record.rank <= static_cast<int>(sizeof n) &&
-             peer.text.size() <= most_text) {
-    peer.text.append(reinterpret_cast<const char*>(&n), static_cast<size_t>(record.rank));
-  } else if (record.kind >= Record::vote && record.kind <= Record::finish && peer.asked.size() < 8) {
-    Message message{record, {std::exchange(peer.text, "")}};
+  } else if (kind >= Record::vote && kind <= Record::finish && peer.asked.size() < 8) {
+    if (!leads && kind == Record::finish) state_ = State::over;
     if (leads) peer.asked.push_back(std::move(message)), answer_all();
     else answers_[++answered_] = std::move(message), changed_.notify_all();
-    if (!leads && record.kind == Record::finish) state_ = State::over;
-  } else if (record.kind == Record::farewell && leads) {
-    const Exit code = exit_of(n[0]);
-    pronounce({Exit::peer_lost, code, peer.rank, n[1],
-               str("rank ", peer.rank, " ended with code ", static_cast<int>(code), ": ", peer.text)});
-  } else if (record.kind == Record::verdict && !leads) {
-    pronounce({exit_of(n[0]), exit_of(n[1]), record.rank, n[2], peer.text});
+  } else if (kind == Record::farewell && leads) {
+    pronounce({Exit::peer_lost, exit_of(n[0]), peer.rank, n[1],
+               str("rank ", peer.rank, " ended with code ", n[0], ": ", text)});
+  } else if (kind == Record::verdict && !leads) {
+    forwarded_ = true;
+    pronounce({exit_of(n[0]), exit_of(n[1]), rank, n[2], text});
   } else {
-    lose(peer, str("it sent a record of kind ", record.kind, ", which nobody may send"));
+    lose(peer, str("it sent a record of kind ", kind, ", which is none of its"));
   }
 }
 
@@ -429,7 +388,7 @@ void Control::beat(double time) {
   const Progress own = own_progress();
   if (place_.leads()) peers_[0].progress = own;
   for (Peer& peer : peers_) {
-    if (peer.socket.get() < 0) continue;
+    if (!peer.connection.is_open()) continue;
     post(peer, {Record::beat, place_.rank, {own.asked, own.step, own.stage, own.milliseconds}});
     if (time > peer.heard + options_.peer_timeout)
       lose(peer, str("silent for ", options_.peer_timeout, " s: stopped, or cut off"));
@@ -475,8 +434,7 @@ void Control::tell() {
                                  v.code == Exit::peer_lost ? "; start again with --resume\n" : "\n");
     if (::write(STDERR_FILENO, line.data(), line.size()) < 0) return;
   }
-  const bool alone = v.rank == 0 || v.rank == place_.rank;  // nobody else may know
-  if (options_.run_dir.empty() || !(place_.leads() || alone)) return;
+  if (options_.run_dir.empty() || forwarded_) return;  // rank 0 writes it
   const nlohmann::json record = {{"code", static_cast<int>(v.cause)},
                                  {"rank", v.rank},
                                  {"why", utf8_or_escaped(v.why)},
@@ -489,14 +447,14 @@ void Control::tell() {
 }
 
 bool Control::done(double time) const {
-  const auto connected = [](const Peer& peer) { return peer.socket.get() >= 0; };
+  const auto connected = [](const Peer& peer) { return peer.connection.is_open(); };
   const bool waiting = place_.leads() && std::any_of(peers_.begin(), peers_.end(), connected);
   if (stop_) return true;
   if (state_ == State::leaving && !place_.leads()) return verdict_ || !connected(peers_[0]);
   if (state_ == State::over) return !waiting || time > end_began_ + options_.peer_timeout;
   if (!verdict_) return false;
-  const bool late_guests = place_.leads() && state_ == State::joining;  // who should hear it, too
-  return !(waiting || late_guests) || time > end_began_ + goodbye_seconds;
+  const bool more_may_come = place_.leads() && !all_here();  // who should hear it, too
+  return !(waiting || more_may_come) || time > end_began_ + goodbye_seconds;
 }
 
 }  // namespace crossply

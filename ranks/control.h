@@ -1,8 +1,6 @@
 // Control: the control plane of a job: a star of TCP connections around rank 0. One thread of every process, the watch
-// thread, reads the connections and notices a rank that is lost; it never calls MPI, NCCL or CUDA, all of which may wait
-// forever for a peer that is gone. What it finds is a verdict: rank 0 forwards it, everybody prints it and ends.
-//
-// All that is ever sent is records of 64 bytes. A text goes in front of its message, 56 bytes to a record.
+// thread, reads the connections and notices a rank that is lost. It never calls MPI, NCCL or CUDA, all of which may
+// wait forever for a peer that is gone. What it finds is a verdict: rank 0 forwards it, everybody prints it and ends.
 //
 //   a rank says  hello, beat (each second), vote, barrier, share, collect, finish, farewell
 //   rank 0 says  welcome, beat, verdict, and the answers to vote, barrier, share, collect, finish
@@ -23,26 +21,11 @@
 #include <thread>
 #include <vector>
 
+#include "ranks/connection.h"
 #include "ranks/job.h"
 #include "ranks/meeting.h"
 
 namespace crossply {
-
-using Numbers = std::array<int64_t, 7>;
-
-struct Record {
-  enum Kind : uint32_t { text = 1, hello, welcome, beat, vote, barrier, share, collect, finish, farewell, verdict };
-  Kind kind;
-  int32_t rank;  // of text: how many bytes
-  Numbers number;
-};
-static_assert(sizeof(Record) == 64);
-
-// A record with the text in front of it; as an answer, with one text for each rank or one for all.
-struct Message {
-  Record record;
-  std::vector<std::string> texts;
-};
 
 // Why a job ends.
 struct Verdict {
@@ -55,8 +38,6 @@ struct Verdict {
 
 class Control {
  public:
-  static constexpr size_t most_text = 1 << 20;
-
   // Meets rank 0, or as rank 0 begins to listen. Until joined() a verdict is what the next call throws.
   Control(const Place& place, const JoinOptions& options, Comm* mpi);
   ~Control();  // without finish() or farewell() before it, this rank is lost to the others
@@ -82,9 +63,8 @@ class Control {
   };
   struct Peer {
     int rank = -1;  // of a guest, who has not said hello yet
-    Descriptor socket;
-    double heard = 0;           // when the last whole record came
-    std::string in, out, text;  // bytes that came, bytes that wait to go, the text of a message that is not here yet
+    Connection connection;
+    double heard = 0;           // when the last message came
     std::deque<Message> asked;  // at rank 0: what this rank has asked and not all others yet
     Progress progress;
   };
@@ -93,25 +73,27 @@ class Control {
   void watch();
   void list_sockets();
   void serve(double time);
-  void accept_guests(int listener, double time);
+  void accept_guest(int listener, double time);
   void greet(Peer& guest, const Record& hello);
   void receive(Peer& peer, double time);
-  void handle(Peer& peer, const Record& record);
+  void handle(Peer& peer, Message message);
   void beat(double time);
   void judge_progress();
   void tell();
   bool done(double time) const;
   // Of both threads, which hold the mutex.
   void post(Peer& to, const Record& record, const std::string& text = "");
-  void send_some(Peer& to);
   void answer_all();
   void pronounce(const Verdict& verdict);
   void lose(Peer& peer, const std::string& why);
   Progress own_progress() const;
   double limit_of(const Progress& progress) const;  // seconds
+  [[noreturn]] void throw_verdict(std::unique_lock<std::mutex>& lock);
   bool all_here() const { return here_ == place_.size; }
   void wake() const;
-  Descriptor find_leader();
+  // Of the main thread, before there is another.
+  Connection find_leader() const;
+  Connection say_hello(const std::string& endpoint, const std::array<int64_t, 2>& token, std::string& why) const;
 
   const Place place_;
   const JoinOptions options_;
@@ -121,7 +103,7 @@ class Control {
   std::condition_variable changed_;
   State state_ = State::joining;
   std::optional<Verdict> verdict_;
-  bool told_ = false, stop_ = false, ended_ = false;
+  bool told_ = false, forwarded_ = false, stop_ = false, ended_ = false;
   std::vector<Peer> peers_;  // rank 0 has all, by rank, itself without a socket; the others have rank 0 only
   std::list<Peer> guests_;
   int here_ = 1;  // ranks that have said hello, and rank 0

@@ -5,8 +5,6 @@
 #include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -21,6 +19,7 @@
 #include "engine/json.h"
 #include "engine/numbers.h"
 #include "engine/rng.h"
+#include "ranks/connection.h"
 
 namespace crossply {
 namespace {
@@ -30,26 +29,6 @@ constexpr uint64_t most_meeting_bytes = 4096;
 std::string setting_of(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr ? "" : value;
-}
-
-struct Address {
-  sockaddr_storage bytes{};
-  socklen_t length = 0;
-  sockaddr* get() { return reinterpret_cast<sockaddr*>(&bytes); }
-};
-
-// Nothing where nobody knows the host.
-std::vector<Address> resolve(const std::string& host, const std::string& port) {
-  addrinfo hints{}, *found = nullptr;
-  hints.ai_socktype = SOCK_STREAM;
-  if (::getaddrinfo(host.c_str(), port.c_str(), &hints, &found) != 0) return {};
-  std::vector<Address> all;
-  for (const addrinfo* one = found; one != nullptr; one = one->ai_next) {
-    std::memcpy(&all.emplace_back().bytes, one->ai_addr, one->ai_addrlen);
-    all.back().length = one->ai_addrlen;
-  }
-  ::freeaddrinfo(found);
-  return all;
 }
 
 // "10.0.0.1 4711"
@@ -212,25 +191,6 @@ Meeting::~Meeting() {
 
 MeetingPoint Meeting::look() const {
   return leads_ || file_.empty() ? point_ : point_of(read_file(file_, most_meeting_bytes), file_);
-}
-
-Descriptor connect_to(const std::string& endpoint, double seconds) {
-  const size_t space = endpoint.find(' ');
-  if (space == endpoint.npos) return Descriptor();
-  for (Address& address : resolve(endpoint.substr(0, space), endpoint.substr(space + 1))) {
-    Descriptor socket(::socket(address.bytes.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-    if (socket.get() < 0) continue;
-    if (::connect(socket.get(), address.get(), address.length) == 0) return socket;
-    if (errno != EINPROGRESS) continue;
-    pollfd wait{socket.get(), POLLOUT, 0};
-    int error = ETIMEDOUT;
-    socklen_t length = sizeof error;
-    if (uninterrupted([&] { return ::poll(&wait, 1, static_cast<int>(seconds * 1000)); }) > 0)
-      ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &length);
-    if (error == 0) return socket;
-    errno = error;
-  }
-  return Descriptor();
 }
 
 }  // namespace crossply

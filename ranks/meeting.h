@@ -2,9 +2,9 @@
 //   1. a Comm over MPI: rank 0's addresses are broadcast;
 //   2. MASTER_ADDR and MASTER_PORT, unless from torchrun, whose agent has taken that port: rank 0 listens there;
 //   3. a file in the run directory, which all ranks share: .meet, readable by its owner only.
-// What it tells is where rank 0 listens and a token: with it, whoever comes shows that he is of this job, so that a file
-// of the run before costs a connection that is refused, and never joins two jobs. This is for the private network of a
-// cluster, as MPI and NCCL are: it keeps mistakes out, not attackers.
+// What it tells is where rank 0 listens and a token, by which whoever comes shows that he is of this job: a file of the
+// job before costs a connection that is refused, and never joins two jobs. This is for the private network of a cluster,
+// as MPI and NCCL are: it keeps mistakes out, not attackers.
 #pragma once
 
 #include <array>
@@ -24,7 +24,7 @@ struct MeetingPoint {
 class Meeting {
  public:
   // Rank 0 listens from here on: on this machine's own addresses, or on the loopback where all ranks are on it.
-  // mpi: may be null; else a call of all ranks. Throws Exit::usage where there is no place to meet, or the port is taken.
+  // mpi: may be null; else all ranks call this. Throws Exit::usage where there is no place to meet, or the port is taken.
   Meeting(const Place& place, const std::string& run_dir, Comm* mpi);
   ~Meeting();  // removes the file
   Meeting(const Meeting&) = delete;
@@ -43,8 +43,5 @@ class Meeting {
   std::vector<Descriptor> listeners_;
   bool leads_;
 };
-
-// A TCP connection to "ADDRESS PORT", or -1 and errno where there is none within these seconds.
-Descriptor connect_to(const std::string& endpoint, double seconds);
 
 }  // namespace crossply
