@@ -17,8 +17,9 @@ namespace crossply {
 namespace {
 
 constexpr int64_t magic_number = 0x63726F7373706C01;  // its last byte: the version of the protocol
-constexpr double hello_seconds = 3;                   // for a guest to introduce himself
+constexpr double hello_seconds = 3;                   // until a stranger is closed
 constexpr double goodbye_seconds = 1;                 // for the others to hear a verdict
+constexpr double own_end_seconds = 0.5;               // for an error that all ranks find at once to be each one's own
 
 Record record_of(const Verdict& v) {
   return {Record::verdict, v.rank, {static_cast<int64_t>(v.code), static_cast<int64_t>(v.cause), v.step}};
@@ -179,7 +180,8 @@ void Control::farewell(Exit code, const std::string& why) {
   // Where a transfer failed, a lost peer is likelier than this device: it will be known in a moment.
   const auto patience = std::chrono::duration<double>(goodbye_seconds);
   if (code == Exit::device) changed_.wait_for(lock, patience, [&] { return ended_ || verdict_; });
-  if (verdict_ && state_ == State::running) changed_.wait(lock, [] { return false; });  // the watch thread ends it all
+  const bool lost = verdict_ && verdict_->cause == Exit::peer_lost;
+  if (lost && state_ == State::running) changed_.wait(lock, [] { return false; });  // the watch thread ends it all
   if (ended_ || state_ == State::over) return;
   state_ = State::leaving;
   const std::string text = why.substr(0, Connection::most_text / 2);
@@ -446,15 +448,16 @@ void Control::tell() {
   }
 }
 
+// Whether the connections are of no more use: after a verdict or the end, when the others have closed theirs.
 bool Control::done(double time) const {
-  const auto connected = [](const Peer& peer) { return peer.connection.is_open(); };
-  const bool waiting = place_.leads() && std::any_of(peers_.begin(), peers_.end(), connected);
+  const auto is_open = [](const Peer& peer) { return peer.connection.is_open(); };
+  const bool heard = all_here() && std::none_of(peers_.begin(), peers_.end(), is_open);  // by all
+  const double since = time - end_began_;
   if (stop_) return true;
-  if (state_ == State::leaving && !place_.leads()) return verdict_ || !connected(peers_[0]);
-  if (state_ == State::over) return !waiting || time > end_began_ + options_.peer_timeout;
-  if (!verdict_) return false;
-  const bool more_may_come = place_.leads() && !all_here();  // who should hear it, too
-  return !(waiting || more_may_come) || time > end_began_ + goodbye_seconds;
+  if (state_ == State::over) return !place_.leads() || heard || since > options_.peer_timeout;
+  if (place_.leads()) return verdict_ && (heard || since > goodbye_seconds);
+  if (state_ == State::leaving) return verdict_ || !is_open(peers_[0]);
+  return verdict_ && (verdict_->cause == Exit::peer_lost || state_ == State::joining || since > own_end_seconds);
 }
 
 }  // namespace crossply

@@ -2,9 +2,9 @@
 //   1. a Comm over MPI: rank 0's addresses are broadcast;
 //   2. MASTER_ADDR and MASTER_PORT, unless from torchrun, whose agent has taken that port: rank 0 listens there;
 //   3. a file in the run directory, which all ranks share: .meet, readable by its owner only.
-// What it tells is where rank 0 listens and a token, by which whoever comes shows that he is of this job: a file of the
-// job before costs a connection that is refused, and never joins two jobs. This is for the private network of a cluster,
-// as MPI and NCCL are: it keeps mistakes out, not attackers.
+// What it tells is where rank 0 listens and a token, which only ranks of this job know: a file of the job before costs
+// a connection that is refused, and never joins two jobs. This is for the private network of a cluster, as MPI and NCCL
+// are: it keeps mistakes out, not attackers.
 #pragma once
 
 #include <array>
@@ -24,7 +24,8 @@ struct MeetingPoint {
 class Meeting {
  public:
   // Rank 0 listens from here on: on this machine's own addresses, or on the loopback where all ranks are on it.
-  // mpi: may be null; else all ranks call this. Throws Exit::usage where there is no place to meet, or the port is taken.
+  // mpi: may be null; else all ranks call this. Throws Exit::usage where there is no place to meet, or its port is
+  // taken.
   Meeting(const Place& place, const std::string& run_dir, Comm* mpi);
   ~Meeting();  // removes the file
   Meeting(const Meeting&) = delete;

@@ -352,6 +352,11 @@ TEST_CASE("control: a rank that is stopped is lost to the others, and sees it wh
     t.options.peer_timeout = 2;
     t.begin(3);
     t.crowd.signal(victim, SIGSTOP);
+    ::usleep(300'000);  // no harm yet
+    t.crowd.signal(victim, SIGCONT);
+    const int64_t before = (*t.steps.value)[0];
+    REQUIRE(wait_until([&] { return (*t.steps.value)[0] > before + 3; }, 20));
+    t.crowd.signal(victim, SIGSTOP);
     const double stopped = seconds_since_boot();
     for (int rank = 0; rank < 3; ++rank)
       if (rank != victim) t.crowd.check(rank, Exit::peer_lost, str("rank ", victim, " is lost"));
@@ -381,6 +386,21 @@ TEST_CASE("control: an error of one rank ends the others, who quote it") {
     CHECK(t.last_exit()["step"] == 10);
     ::unsetenv("CROSSPLY_FAULT");
   }
+}
+
+TEST_CASE("control: an error that all ranks find in the same step is each one's own") {
+  Training t;
+  for (int rank = 0; rank < 4; ++rank)
+    t.crowd.start(rank, [&, rank] {
+      const auto job = join_job(here(rank, 4), t.options, nullptr);
+      job->start_vote({0, 0, 0, 1, false, 0});
+      job->finish_vote();
+      if (rank == 1) ::usleep(30'000);
+      job->farewell(Exit::not_finite, "the loss is nan");
+      return 77;
+    });
+  for (int rank = 0; rank < 4; ++rank) t.crowd.check(rank, Exit::not_finite);
+  CHECK(t.last_exit()["code"] == 77);
 }
 
 TEST_CASE("control: a transfer that fails because its peer is gone is that peer's loss") {
