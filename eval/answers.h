@@ -3,6 +3,7 @@
 
 #include "data/source.h"
 #include "eval/decode.h"
+#include "ranks/job.h"
 
 namespace crossply {
 
@@ -14,8 +15,9 @@ struct Answers {
   double steps_valid() const { return static_cast<double>(valid) / static_cast<double>(asked); }
 };
 
-// Over the first `count` items of a source with a task, `rows` at a time.
+// Over the first `count` items of a source with a task, `rows` at a time, which the ranks of a job share. Rank 0 gets
+// all; the others what they answered themselves.
 Answers answer_task(Device& device, ParameterTable& params, const Config& config, const Source& source, int64_t count,
-                    int64_t rows);
+                    int64_t rows, Job& job);
 
 }  // namespace crossply

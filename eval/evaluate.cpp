@@ -171,7 +171,7 @@ void print_loss(const Source& source, const BatchModel::Mean& mean, bool bytes, 
 }
 
 void print_answers(LoadedModel& model, const Source& source, int64_t count) {
-  const Answers answers = answer_task(*model.device, model.params, model.config, source, count, 64);
+  const Answers answers = answer_task(*model.device, model.params, model.config, source, count, 64, *one_rank_job());
   std::printf("prompts %s%s\nanswers correct %.2f%%\nall steps valid %.2f%%\n", format_count(answers.asked).c_str(),
               first_of(answers.asked, source.size()).c_str(), 100 * answers.correct(), 100 * answers.steps_valid());
   if (answers.hard > 0)

@@ -10,7 +10,7 @@ namespace {
 
 class OneRankJob : public Job {
  public:
-  OneRankJob() : Job(Place()) {}
+  explicit OneRankJob(const Place& p) : Job(p) {}
   void start_vote(const Vote& mine) override { vote_ = mine; }
   Tally finish_vote() override {
     return {vote_.scored, vote_.stop, vote_.busy_seconds, vote_.busy_seconds, vote_.busy_seconds, 0};
@@ -97,7 +97,7 @@ void StarJob::join(const JoinOptions& options) {
 
 }  // namespace
 
-std::unique_ptr<Job> one_rank_job() { return std::make_unique<OneRankJob>(); }
+std::unique_ptr<Job> one_rank_job(const Place& place) { return std::make_unique<OneRankJob>(place); }
 
 std::unique_ptr<Job> join_job(const Place& place, const JoinOptions& options, Comm* mpi) {
   CHECK_THAT(!place.alone() && place.rank >= 0 && place.rank < place.size, "rank ", place.rank, " of ", place.size);

@@ -40,6 +40,7 @@ class Job {
 
   // Set once the device is there. Not for a job of one rank.
   void set_comm(std::unique_ptr<Comm> comm) { comm_ = std::move(comm); }
+  std::unique_ptr<Comm> take_comm() { return std::move(comm_); }
   Comm& comm() const {
     CHECK_THAT(comm_ != nullptr, "rank ", place.rank, " has no Comm yet");
     return *comm_;
@@ -65,8 +66,8 @@ class Job {
   std::unique_ptr<Comm> comm_;
 };
 
-// Of one rank: nothing waits, nothing is sent.
-std::unique_ptr<Job> one_rank_job();
+// Of one rank, or of one that has not met the others yet: nothing waits, nothing is sent.
+std::unique_ptr<Job> one_rank_job(const Place& place = {});
 
 struct JoinOptions {
   std::string run_dir;       // a directory that all ranks share: where they meet, unless the launcher says better
@@ -75,9 +76,9 @@ struct JoinOptions {
   // Seconds that a rank may be in a stage: the start and the first step; another step, or ten times the median of the
   // last ones if that is longer; all other stages.
   double first_limit = 300, step_limit = 100, long_limit = 1800;
-  std::map<std::string, std::string>
-      same;          // by what it is of: build, flags, model; must be equal at all ranks (Exit::usage)
-  std::string data;  // the same of the data (Exit::bad_data)
+  // By what it is of: the build, each flag. Must be equal at all ranks, or it is Exit::usage; of the data Exit::bad_data.
+  std::map<std::string, std::string> same;
+  std::string data;
 };
 // Meets the other ranks (ranks/meeting.h). mpi: where there is one already, the meeting place goes over it.
 std::unique_ptr<Job> join_job(const Place& place, const JoinOptions& options, Comm* mpi);

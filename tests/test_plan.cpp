@@ -43,7 +43,7 @@ double taken(const TrainOptions& o, const Source& data) {
   trainer.step();
   trainer.evaluate(data, 1);
   if (data.task() != nullptr)
-    answer_task(trainer.device(), trainer.params(), o.config, data, o.answer_samples, answer_rows(o));
+    answer_task(trainer.device(), trainer.params(), o.config, data, o.answer_samples, answer_rows(o), *one_rank_job());
   return static_cast<double>(most_device_memory() - before);
 }
 

@@ -9,6 +9,7 @@
 #include "engine/file.h"
 #include "engine/printable.h"
 #include "kernels/devices.h"
+#include "ranks/launch.h"
 #include "train/arch_list.h"
 #include "train/comparison.h"
 #include "train/run.h"
@@ -83,6 +84,8 @@ void record_failure(ComparedRun& run, Exit code, const std::string& message, con
 TrainResult train(TrainOptions options) {
   check_run_dir(options);
   const Dataset data = open_inputs(options);
+  if (!place_from_environment().alone())
+    fail(Exit::usage, "compare trains in one process; start it without mpirun, torchrun or srun");
   const RunDir dir = claim_run_dir(options);
   Trainer trainer(options, *data.train, find_checkpoint(options));
   Run run(options, data, dir, trainer);

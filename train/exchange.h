@@ -18,8 +18,6 @@
 
 namespace crossply {
 
-inline const std::vector<std::string> sums = {"running", "tree", "library"};
-
 // Copies of the gradients that `sum` keeps beside them for so many micro-steps of a rank.
 int64_t parked_copies(const std::string& sum, int64_t micro_steps);
 // Bytes of a rank beside parameters, gradients and moments: parked gradients, and what comes from other ranks.

@@ -110,6 +110,17 @@ void add_machine_flags(CLI::App& app, TrainOptions& o) {
   add_plan_flag(app, o.plan);
 }
 
+void add_ranks_flags(CLI::App& app, TrainOptions& o) {
+  const Group group(app, "Several processes");
+  add_choice(app, "--sum", o.sum, sums,
+             "of gradients over micro-steps and ranks: running, tree (the same bits for any number of ranks; copies of "
+             "the gradients) or library (by MPI or NCCL)");
+  add_number(app, "--peer-timeout", o.peer_timeout, 1, most_number, "seconds of silence after which a rank is lost");
+  add_integer(app, "--check-replicas", o.check_replicas, 0, most_count,
+              "steps between comparisons of the ranks' weights (0: never)");
+  app.add_flag("--log-ranks", o.log_ranks, "also print what other ranks than the first say");
+}
+
 }  // namespace
 
 void add_train_flags(CLI::App& app, TrainOptions& o) {
@@ -118,6 +129,7 @@ void add_train_flags(CLI::App& app, TrainOptions& o) {
   add_optimiser_flags(app, o);
   add_output_flags(app, o);
   add_machine_flags(app, o);
+  add_ranks_flags(app, o);
 }
 
 // What --help shows in the place of an option's value.

@@ -59,6 +59,7 @@ struct TrainOptions {
   int64_t bucket_bytes = int64_t{64} << 20;  // of gradients that are exchanged at once; tests have smaller ones
   double peer_timeout = 30;                  // seconds of silence after which another rank is lost
   int64_t check_replicas = 1000;             // steps between comparisons of the ranks' weights; 0: never
+  bool log_ranks = false;                    // print what other ranks than the first say
   std::shared_ptr<Job> job = one_rank_job();
   int64_t eval_every = 0;        // 0: a tenth of the run
   int64_t eval_samples = 512;    // for the loss
@@ -75,6 +76,7 @@ struct TrainOptions {
 
 // What these flags take; --schedule: train/schedule.h.
 inline const std::vector<std::string> dtypes = {"fp32", "bf16"}, matmuls = {"fp32", "bf16x3"};
+inline const std::vector<std::string> sums = {"running", "tree", "library"};
 // What --dtype names.
 Dtype storage_type(const TrainOptions& options);
 // How many prompts an evaluation answers at a time, at most.

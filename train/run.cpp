@@ -16,7 +16,9 @@
 #include "kernels/devices.h"
 #include "models/checkpoint.h"
 #include "models/registry.h"
+#include "ranks/launch.h"
 #include "train/dump_tensors.h"
+#include "train/ranks.h"
 #include "train/stop.h"
 
 namespace crossply {
@@ -88,12 +90,24 @@ void write_tensors(const TrainOptions& o, const Dataset& data) {
               o.accumulate > 1 ? "first" : "whole", path.c_str(), dumped.loss);
 }
 
+// And not only looking.
+bool is_training(const TrainOptions& o) { return !o.plans_only() && o.dump_tensors.empty() && o.steps > 0; }
+
+// Ranks end together, so that none takes another for lost.
+Exit train_to_end(TrainOptions& o, const Dataset& data,
+                  const std::function<Exit(TrainOptions&, const Dataset&)>& train) {
+  const Exit code = train(o, data);
+  o.job->finish();
+  o.job = one_rank_job();
+  return code;
+}
+
 // How often something is done that is done ten times where no flag says otherwise.
 int64_t every(int64_t flag, int64_t steps) { return flag > 0 ? flag : std::max<int64_t>(1, steps / 10); }
 
 }  // namespace
 
-RunDir claim_run_dir(const TrainOptions& o) {
+RunDir claim_run_dir(TrainOptions& o) {
   refuse_too_large(o, *make_device(o.device));  // as one that is not there, before the run directory exists
   catch_stop_signals();                         // before there is anything to leave behind
   RunDir dir(o.out);
@@ -112,15 +126,17 @@ Run::Run(const TrainOptions& options, const Dataset& data, const RunDir& dir, Tr
       eval_every_(every(options.eval_every, options.steps)),
       save_every_(every(options.save_every, options.steps)),
       saved_(first_),
-      progress_(options.label, options.steps, options.runs_after),
-      metrics_(begin(), first_) {
-  for (const std::string& note : metrics_.notes()) progress_.say(note);
+      progress_(options.label, options.steps, options.runs_after) {
+  // Without flags.json nothing else in the directory could be resumed.
+  if (o_.job->place.leads()) write_file_atomically(o_.out + "/flags.json", all_settings(o_).dump(2) + "\n");
+  begin();
+  if (!o_.job->place.leads()) return;
+  metrics_.emplace(o_.out + "/metrics.jsonl", first_);
+  for (const std::string& note : metrics_->notes()) progress_.say(note);
 }
 
-// Writes flags.json, without which nothing else in the directory could be resumed; says what the run begins with.
-// Returns the path of the metrics.
-std::string Run::begin() {
-  write_file_atomically(o_.out + "/flags.json", all_settings(o_).dump(2) + "\n");
+// Says what the run begins with.
+void Run::begin() {
   const auto say = [&](const std::string& line) {
     if (!line.empty()) progress_.say(line);
   };
@@ -135,13 +151,14 @@ std::string Run::begin() {
   const double chance = data_.test->task() != nullptr && o_.answer_samples > 0 ? chance_of(o_.data.spec) : NAN;
   if (std::isfinite(chance)) say(format_number("answers: guessing gets %.1f%%", 100 * chance));
   if (first_ == 0) say(vocabulary_note(o_, data_));
-  return o_.out + "/metrics.jsonl";
+  say(describe_ranks(o_));
 }
 
 bool Run::more() const {
   const int64_t done = trainer_.steps_done();
-  if (done >= o_.steps || (stop_requested() && done > first_)) return false;
-  dir_.check_present();
+  const bool stop = o_.job->place.alone() ? stop_requested() : trainer_.tally.stop;  // what all ranks know
+  if (done >= o_.steps || (stop && done > first_)) return false;
+  if (o_.job->place.leads()) dir_.check_present();
   return true;
 }
 
@@ -149,9 +166,20 @@ void Run::show_progress() {
   const StepResult& step = trainer_.last;
   progress_.step(trainer_.steps_done(), step.loss, step.lr, step.norm, static_cast<double>(trainer_.tokens_per_step()),
                  step.seconds);
+  note_straggler();
+}
+
+void Run::note_straggler() {
+  constexpr int64_t many = 20;
+  const Tally& tally = trainer_.tally;
+  lagging_ = tally.most_busy > 1.5 * tally.median_busy ? lagging_ + 1 : 0;
+  if (o_.job->place.alone() || lagging_ != many) return;
+  progress_.say(str("rank ", tally.slowest, " holds the others up: ", format_number("%.3g", tally.most_busy),
+                    " s of its own for a step, the median is ", format_number("%.3g s", tally.median_busy)));
 }
 
 void Run::evaluate() {
+  o_.job->enter(Stage::evaluate, trainer_.steps_done());
   const double loss = trainer_.evaluate(*data_.test, o_.eval_samples);
   scores_ = {{"test_loss", loss}};
   const int64_t size = data_.test->size();
@@ -159,8 +187,10 @@ void Run::evaluate() {
   if (o_.eval_samples < size)
     text += " (" + format_count(o_.eval_samples) + " of " + format_count(size) + " sequences)";
   if (data_.test->task() != nullptr && o_.answer_samples > 0) {
+    trainer_.gather_values();
     const Answers answers = answer_task(trainer_.device(), trainer_.params(), trainer_.config(), *data_.test,
-                                        o_.answer_samples, answer_rows(o_));
+                                        o_.answer_samples, answer_rows(o_), *o_.job);
+    if (!o_.job->place.leads()) return;
     scores_.emplace_back("answers_correct", answers.correct());
     scores_.emplace_back("steps_valid", answers.steps_valid());
     text += format_number(", answers %.1f%%", 100 * answers.correct()) +
@@ -186,17 +216,23 @@ void Run::write_metrics() {
   if (const double rate = tokens_per_second(tokens, step.seconds); rate > 0) line["tokens_per_s"] = rate;
   for (const auto& [name, score] : scores_) line[name] = score;
   scores_.clear();
-  metrics_.write(line);
+  if (const Tally& t = trainer_.tally; !o_.job->place.alone()) {
+    line["waiting_s"] = trainer_.waited;
+    line["busy_s"] = {t.least_busy, t.median_busy, t.most_busy};
+  }
+  if (metrics_) metrics_->write(line);
 }
 
 void Run::save() {
   saved_ = trainer_.steps_done();
-  metrics_.sync();
+  o_.job->enter(Stage::save, saved_);
+  if (metrics_) metrics_->sync();
   trainer_.save(step_dir(o_.out, saved_), data_.tokenizer);
+  if (!o_.job->place.leads()) return;
   dir_.check_present();
   remove_old_checkpoints(o_.out, o_.keep);
   const std::string title = o_.config.arch + " on " + short_name(o_.data.spec);
-  write_run_picture(o_.out + "/curve.svg", title, curves_of(metrics_.lines()));
+  write_run_picture(o_.out + "/curve.svg", title, curves_of(metrics_->lines()));
 }
 
 TrainResult Run::finish() {
@@ -208,13 +244,13 @@ TrainResult Run::finish() {
   }
   std::printf("%s", trainer_.profile().c_str());
   if (o_.profile) std::printf("peak of resident memory: %s\n", format_bytes(peak_memory()).c_str());
-  TrainResult result = summarise(trainer_, o_, metrics_.lines());
+  TrainResult result = summarise(trainer_, o_, metrics_ ? metrics_->lines() : std::vector<json>());
   result.code = done < o_.steps ? Exit::stopped : Exit::done;
   return result;
 }
 
 int train_program(int argc, char** argv, const std::string& arch,
-                  const std::function<Exit(const TrainOptions&, const Dataset&)>& train) {
+                  const std::function<Exit(TrainOptions&, const Dataset&)>& train) {
   CLI::App app("Trains " + arch + ": " + find_architecture(arch).meaning + ".", "train_" + arch);
   TrainOptions options;
   options.label = arch;
@@ -231,14 +267,21 @@ int train_program(int argc, char** argv, const std::string& arch,
     options.program = argv[0];
     options.given_sizes = given_flags(app, "Model");
     options.given_options = given_flags(app, arch);
+    if (is_training(options)) become_rank(options);
+    else if (!place_from_environment().leads()) return Exit::done;  // one process is enough
     if (const std::string warning = warmup_warning(options); !warning.empty()) std::printf("%s\n", warning.c_str());
-    if (!options.plans_only()) check_run_dir(options);
-    const Dataset data = open_inputs(options);
-    if (options.plans_only()) print_plan(options, data);
-    else if (!options.dump_tensors.empty()) write_tensors(options, data);
-    else if (options.steps == 0) write_initialised(options, data);
-    else return train(options, data);
-    return Exit::done;
+    try {
+      if (!options.plans_only()) check_run_dir(options);
+      const Dataset data = open_inputs(options);
+      if (options.plans_only()) print_plan(options, data);
+      else if (!options.dump_tensors.empty()) write_tensors(options, data);
+      else if (options.steps == 0) write_initialised(options, data);
+      else return train_to_end(options, data, train);
+      return Exit::done;
+    } catch (const Error& error) {
+      if (options.job->place.alone()) throw;
+      end_rank(options, error);
+    }
   });
 }
 

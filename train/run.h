@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,18 +19,20 @@ namespace crossply {
 // main() of a trainer. Parses the flags of the architecture and opens the data; then calls `train`, unless --dry-run,
 // --dump-tape, --dump-tensors or --steps 0 ask for less. The result is the exit code, also of what is thrown.
 int train_program(int argc, char** argv, const std::string& arch,
-                  const std::function<Exit(const TrainOptions&, const Dataset&)>& train);
+                  const std::function<Exit(TrainOptions&, const Dataset&)>& train);
 
 // The directory --out, created and held, after a check that the device is there; from now on signals only ask to stop.
-RunDir claim_run_dir(const TrainOptions& options);
+// Of several ranks the first holds it for all, and they meet.
+RunDir claim_run_dir(TrainOptions& options);
 
-// Keeps the run directory: metrics.jsonl, curve.svg, flags.json, checkpoints; prints progress under options.label.
+// Keeps the run directory: metrics.jsonl, curve.svg, flags.json, checkpoints; prints progress under options.label. Of
+// several ranks the first does, the others take their part in evaluations and checkpoints.
 class Run {
  public:
   Run(const TrainOptions& options, const Dataset& data, const RunDir& dir, Trainer& trainer);
 
   // Whether another step is to be done: --steps are not, and since the first one no SIGINT, SIGTERM, SIGHUP or SIGUSR1
-  // has asked to stop. Throws Exit::io if the run directory was removed.
+  // has asked any rank to stop. Throws Exit::io if the run directory was removed.
   bool more() const;
   // The status line, with the step just done.
   void show_progress();
@@ -46,7 +49,8 @@ class Run {
   TrainResult finish();
 
  private:
-  std::string begin();
+  void begin();
+  void note_straggler();
   bool is_due(int64_t every) const { return trainer_.steps_done() % every == 0 || trainer_.steps_done() == o_.steps; }
 
   const TrainOptions& o_;
@@ -58,7 +62,8 @@ class Run {
   int64_t saved_;                                       // the step of the last checkpoint
   std::vector<std::pair<const char*, double>> scores_;  // of the last step's evaluation, for its line of metrics
   Progress progress_;
-  Metrics metrics_;
+  std::optional<Metrics> metrics_;  // of rank 0
+  int64_t lagging_ = 0;             // steps in a row in which one rank was slow
 };
 
 }  // namespace crossply

@@ -37,7 +37,7 @@
 using namespace crossply;
 
 int main(int argc, char** argv) {
-  return train_program(argc, argv, "ala", [](const TrainOptions& options, const Dataset& data) {
+  return train_program(argc, argv, "ala", [](TrainOptions& options, const Dataset& data) {
     const RunDir dir = claim_run_dir(options);                        // --out, for this process alone
     Trainer trainer(options, *data.train, find_checkpoint(options));  // initialises, or loads where a run stopped
     Run run(options, data, dir, trainer);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <limits>
 #include <numeric>
 
 #include "cli/format.h"
@@ -15,6 +16,8 @@
 #include "models/json_file.h"
 #include "models/model_dir.h"
 #include "models/registry.h"
+#include "models/sha256.h"
+#include "train/fault.h"
 #include "train/stop.h"
 
 namespace crossply {
@@ -157,17 +160,21 @@ Trainer::Trainer(const TrainOptions& options, const Source& train, const std::st
   targets_.resize(tokens_.size());
   if (options_.profile) model_.start_profile();
   if (!checkpoint.empty()) restore(checkpoint);
+  else share_choices();
 }
 
 void Trainer::next_batch() {
   start_ = Clock::now();
-  options_.job->enter(Stage::step, steps_done() + 1);
+  Job& job = *options_.job;
+  job.enter(Stage::step, steps_done() + 1);
+  spoil_ = inject_fault(job.place, steps_done() + 1);
+  waited_before_ = job.place.alone() ? 0 : job.comm().seconds_waited();
   const int64_t micro = options_.batch * T_, own = options_.batch * micro_steps(), position = loader_.position();
-  loader_.seek(position + own * options_.job->place.rank);
+  loader_.seek(position + own * job.place.rank);
   for (int64_t a = 0; a < micro_steps(); ++a) loader_.next(&tokens_[a * micro], &targets_[a * micro]);
-  loader_.seek(position + own * options_.job->place.size);
+  loader_.seek(position + own * job.place.size);
   const int64_t scored = std::count_if(targets_.begin(), targets_.end(), [](int32_t target) { return target >= 0; });
-  options_.job->start_vote({steps_done(), position, exchange_.transfers(), scored, stop_requested(), busy_});
+  job.start_vote({steps_done(), position, exchange_.transfers(), scored, stop_requested(), busy_});
 }
 
 Tensor Trainer::own_sums(const Range& range) const {
@@ -188,6 +195,8 @@ void Trainer::forward_backward() {
     if (more) exchange_.after_micro_step(a);
   }
   exchange_.finish();
+  constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+  if (spoil_) device_->copy_in(own_sums({0, 1}).data, &nan, sizeof nan);
 }
 
 double Trainer::add_losses() const {
@@ -208,15 +217,55 @@ double Trainer::add_squares() const {
   return sum;
 }
 
+std::string Trainer::first_spoilt() const {
+  if (options_.job->place.alone()) return "";
+  for (int64_t r = 0; r < options_.job->place.size; ++r)
+    for (int64_t i = 0; i < losses_size(); ++i)
+      if (!std::isfinite(host_sums_[static_cast<size_t>(r * sums_size() + i)]))
+        return str("; the first loss that is not finite is of rank ", r, "'s micro-step ",
+                   i / model_.layout().lanes + 1);
+  return "";
+}
+
+void Trainer::share_choices() {
+  Job& job = *options_.job;
+  if (job.place.alone() || device_->arithmetic().versions.empty()) return;
+  std::fill(targets_.begin(), targets_.end(), 0);
+  if (job.place.leads()) model_.run(tokens_.data(), targets_.data(), replay_);  // finds them; nobody reads the result
+  model_.take_losses();
+  const json choices = json::parse(job.share(json(device_->arithmetic().choices).dump()));
+  device_->adopt(choices.get<std::map<std::string, std::string>>(), "rank 0");
+}
+
+void Trainer::check_replicas() {
+  Job& job = *options_.job;
+  if (job.place.alone()) return;
+  Sha256 hash;
+  for (const Tensor& weights : {params_.values(), params_.narrow()}) {
+    std::vector<std::byte> host(weights.data != nullptr ? weights.bytes() : 0);
+    if (!host.empty()) device_->copy_out(host.data(), weights.data, host.size());
+    hash.update(host.data(), host.size());
+  }
+  const std::vector<std::string> digests = job.collect(hash.hex());
+  std::string others;
+  for (size_t rank = 1; rank < digests.size(); ++rank)
+    if (digests[rank] != digests[0]) others += str(others.empty() ? "" : ", ", rank);
+  others = job.share(others);
+  if (!others.empty())
+    fail(Exit::internal, "after step ", steps_done(), " the weights of ranks ", others, " are not those of rank 0: ",
+         "memory or network may be broken; resume from a checkpoint, without these machines");
+}
+
 void Trainer::take_loss_and_norm() {
   phase("gradient norm", flat_bytes() / buckets_.size(), [&] {
     for (const Bucket& bucket : buckets_.list())
       leaf_squares(own_sums({losses_size() + bucket.own / leaf, losses_size() + leaves_of(bucket.own + bucket.slice)}),
                    part_of(params_.gradients(), bucket.slice_of(buckets_.rank())), device_->stream());
   });
-  busy_ = std::chrono::duration<double>(Clock::now() - start_).count();
   Job& job = *options_.job;
   if (!job.place.alone()) {
+    busy_ =
+        std::chrono::duration<double>(Clock::now() - start_).count() - (job.comm().seconds_waited() - waited_before_);
     job.comm().gather({sums_.data(), Dtype::f64, Shape{std::ssize(host_sums_)}});
     job.comm().wait(job.comm().mark());
   }
@@ -229,7 +278,7 @@ void Trainer::take_loss_and_norm() {
   const int64_t position = loader_.position();
   fail(Exit::not_finite, "step ", steps_done() + 1, ": loss ", last.loss, ", gradient norm ", last.norm,
        ", at positions ", position - options_.batch * options_.accumulate, " to ", position - 1,
-       " of the stream of training samples. No update was made",
+       " of the stream of training samples", first_spoilt(), ". No update was made",
        has_checkpoint_ ? "; the last checkpoint is untouched" : "; there is no checkpoint yet", remedy);
 }
 
@@ -237,7 +286,12 @@ void Trainer::update() {
   last.lr = options_.lr * schedule_.at(steps_done());
   phase("adamw", (7 * flat_bytes() + static_cast<double>(params_.narrow_bytes())) / buckets_.size(),
         [&] { optimizer_.update(last.lr, last.norm, scale()); });
-  phase("gather weights", 0, [&] { exchange_.gather_weights(); });
+  exchange_.gather_weights();
+  if (Job& job = *options_.job; !job.place.alone()) {
+    waited = job.comm().seconds_waited() - waited_before_;
+    if (options_.profile) add_cost(phases_, OpCost{"waiting for other ranks", 1, waited, 0, 0});
+  }
+  if (options_.check_replicas > 0 && steps_done() % options_.check_replicas == 0) check_replicas();
   ++profiled_;
   last.seconds = std::chrono::duration<double>(Clock::now() - start_).count();
   seconds += last.seconds;

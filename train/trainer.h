@@ -70,6 +70,7 @@ class Trainer {
   // With --other-gpu, how the machine differs from the continued checkpoint's, as a line; empty where it does not.
   const std::string& device_change() const { return device_change_; }
   double seconds = 0;  // spent in steps over the whole run, resumed parts included
+  double waited = 0;   // of the last step's, for other ranks; between CPUs
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -86,6 +87,12 @@ class Trainer {
   // From the sums of all ranks, each in one order whoever it came from.
   double add_losses() const;
   double add_squares() const;
+  std::string first_spoilt()
+      const;  // ": rank 1's micro-step 2", where a loss is not finite and there are several ranks
+  // On GPUs the algorithms that rank 0 chooses by timing are everybody's.
+  void share_choices();
+  // Throws Exit::internal, at all ranks, where their weights are not the same.
+  void check_replicas();
   // Runs a part of a step outside the tape; takes its time, and the bytes it moves, for the profile.
   template <class F>
   void phase(const char* name, double bytes, F&& body);
@@ -109,7 +116,9 @@ class Trainer {
   std::string data_, digest_;              // tell whether a resumed run has the same data
   std::vector<int32_t> tokens_, targets_;  // this rank's micro-steps of one step
   Clock::time_point start_;                // of the step
-  double busy_ = 0, waited_ = 0;           // seconds: of the last step without waiting; for other ranks, in all
+  double busy_ = 0;                        // seconds of the last step, without waiting for other ranks
+  double waited_before_ = 0;               // for other ranks until this step
+  bool spoil_ = false;                     // this step's loss, for a test
   std::vector<OpCost> phases_;             // of a step, outside the tape; for the profile
   int64_t profiled_ = 0;                   // steps
 };
