@@ -53,12 +53,12 @@ class Comm {
 // Between CPUs (ranks/comm_mpi.cpp); null where this was built without MPI. Starts MPI, in a thread of its own. Throws
 // Exit::usage if MPI counts other ranks than the launcher's variables say, as where mpirun is of another MPI.
 std::unique_ptr<Comm> make_mpi_comm(const Place& place);
-// Between GPUs (ranks/comm_nccl.cpp); null where this was built without NCCL. id: of new_nccl_id(), rank 0's (empty
-// without NCCL). Throws Exit::usage if rank 0 has another version. Recordings of its transfers are destroyed before it.
+// Between GPUs (ranks/comm_nccl.cpp); null where this was built without NCCL. id: of new_nccl_id(), rank 0's.
 std::string new_nccl_id();
 std::unique_ptr<Comm> make_nccl_comm(const Place& place, const std::string& id);
-// "MPI (Open MPI 4.1.4) and NCCL 2.28.9", "nothing": what this was built with.
+// "MPI (Open MPI 4.1.4) and NCCL 2.28.9", "nothing": what this was built with. An absent part is empty.
 std::string built_comms();
-std::string built_nccl();  // "NCCL 2.28.9", or nothing
+std::string mpi_library();   // "Open MPI 4.1.4"
+std::string nccl_library();  // "NCCL 2.28.9"
 
 }  // namespace crossply

@@ -1,10 +1,9 @@
-// What a Comm promises, by whatever it moves memory. For every rank of a job at once, each in its own process; a breach
-// throws Error, because a doctest assertion counts in its own process only.
+// What every Comm must do, for the tests of each: on the device that its tensors lie on. All ranks call the same.
 #pragma once
 
-#include <cstring>
-#include <string>
-#include <utility>
+#include <doctest/doctest.h>
+
+#include <limits>
 #include <vector>
 
 #include "engine/device.h"
@@ -12,126 +11,151 @@
 
 namespace crossply::test {
 
-// FloatsThere in a device's memory.
-class FloatsThere {
+// f32 values in a device's memory, all NaN at first.
+class Flat {
  public:
-  FloatsThere(Device& device, const std::vector<float>& values)
-      : device_(device), count_(values.size()), data_(device.allocate(bytes())) {
-    CHECK_THAT(data_ != nullptr, "no memory for ", count_, " floats");
-    set(values);
+  Flat(Device& device, int64_t n)
+      : device_(device), arena_(device, "flat", n * sizeof(float)), n_(n), tensor(view(data(), Shape{n})) {
+    set(std::vector<float>(n, std::numeric_limits<float>::quiet_NaN()));
   }
-  FloatsThere(const FloatsThere&) = delete;
-  ~FloatsThere() { device_.release(data_); }
-  void set(const std::vector<float>& values) { device_.copy_in(data_, values.data(), bytes()); }
-  std::vector<float> get() const {
-    std::vector<float> values(count_);
-    device_.copy_out(values.data(), data_, bytes());
-    return values;
+  void set(const std::vector<float>& values) { device_.copy_in(data(), values.data(), n_ * sizeof(float)); }
+  std::vector<float> values() const {
+    std::vector<float> copy(n_);
+    device_.copy_out(copy.data(), data(), n_ * sizeof(float));
+    return copy;
   }
-  float* data() const { return static_cast<float*>(data_); }
-  Tensor tensor() const { return view(data(), {static_cast<int64_t>(count_)}); }
-  Tensor as_bf16() const { return {data_, Dtype::bf16, {static_cast<int64_t>(count_) * 2}}; }
 
  private:
-  size_t bytes() const { return count_ * sizeof(float); }
+  float* data() const { return reinterpret_cast<float*>(arena_.data()); }
   Device& device_;
-  size_t count_;
-  void* data_;
+  Arena arena_;
+  int64_t n_;
+
+ public:
+  Tensor tensor;
 };
 
-// Element i of what rank `from` has for rank `to`: whole numbers, whose sums are exact.
-inline float element(int from, int to, int64_t i) {
-  return static_cast<float>(100000 * (from + 1) + 10000 * (to + 1) + i % 9973);
+// Element i of what rank `from` has for rank `to` in round `round`: exact in f32, and no two ranks' alike.
+inline float sent(int from, int to, int64_t i, int round = 0) {
+  return static_cast<float>(((round * 8 + from) * 8 + to) * 4096 + i % 4096);
 }
-// `ranks` slices of n; slice r is f(r, i).
+
+// All slices: slice r holds value(r, i), or NaN where there is none to expect.
 template <class F>
-std::vector<float> slices(const Place& place, int64_t n, F&& f) {
+std::vector<float> slices(const Place& place, int64_t slice, F&& value) {
   std::vector<float> all;
   for (int r = 0; r < place.size; ++r)
-    for (int64_t i = 0; i < n; ++i) all.push_back(f(r, i));
+    for (int64_t i = 0; i < slice; ++i) all.push_back(value(r, i));
   return all;
 }
 
-inline void check_equal(const Place& place, const std::string& what, const std::vector<float>& got,
-                        const std::vector<float>& want) {
-  for (size_t i = 0; i < want.size(); ++i)
-    CHECK_THAT(got[i] == want[i], what, " at rank ", place.rank, ", element ", i, ": got ", got[i], ", want ", want[i]);
+// Equal, and where NaN is expected, NaN.
+inline void check_values(const std::vector<float>& got, const std::vector<float>& want) {
+  REQUIRE(got.size() == want.size());
+  size_t wrong = 0, first = 0;
+  for (size_t i = got.size(); i-- > 0;)
+    if (!(got[i] == want[i] || (got[i] != got[i] && want[i] != want[i]))) ++wrong, first = i;
+  INFO("first at ", first, ": got ", got[first], ", want ", want[first]);
+  CHECK(wrong == 0);
 }
 
-// The own slice of `to` stays, `from` does too.
-inline void check_exchange(Comm& comm, const Place& place, Device& device, int64_t n, bool as_bf16) {
-  const auto sent = slices(place, n, [&](int r, int64_t i) { return element(place.rank, r, i); });
-  const FloatsThere from(device, sent), to(device, std::vector<float>(sent.size(), -1));
-  if (as_bf16) comm.exchange(from.as_bf16(), to.as_bf16());
-  else comm.exchange(from.tensor(), to.tensor());
-  comm.wait(comm.mark());
-  check_equal(place, str("exchange of slices of ", n), to.get(),
-              slices(place, n, [&](int r, int64_t i) { return r == place.rank ? -1 : element(r, place.rank, i); }));
-  check_equal(place, "what was sent", from.get(), sent);
+constexpr float nothing = std::numeric_limits<float>::quiet_NaN();
+const int64_t slice_lengths[] = {1, 3, 64, 1000, 4097, 100003};
+
+// The values are moved whatever their type: as f32, and as twice as many of bf16.
+inline void check_exchange(Comm& comm, const Place& place, Device& device) {
+  for (const int64_t slice : slice_lengths)
+    for (const Dtype type : {Dtype::f32, Dtype::bf16}) {
+      CAPTURE(slice);
+      const auto mine = slices(place, slice, [&](int r, int64_t i) { return sent(place.rank, r, i); });
+      Flat from(device, slice * place.size), to(device, slice * place.size);
+      from.set(mine);
+      Tensor a = from.tensor, b = to.tensor;
+      if (type == Dtype::bf16) a.shape = b.shape = Shape{2 * slice * place.size}, a.dtype = b.dtype = type;
+      comm.exchange(a, b);
+      comm.wait(comm.mark());
+      check_values(to.values(), slices(place, slice, [&](int r, int64_t i) {
+                     return r == place.rank ? nothing : sent(r, place.rank, i);
+                   }));
+      check_values(from.values(), mine);
+    }
 }
 
-inline void check_gather(Comm& comm, const Place& place, Device& device, int64_t n) {
-  const auto want = slices(place, n, [](int r, int64_t i) { return element(r, 0, i); });
-  const FloatsThere whole(device,
-                          slices(place, n, [&](int r, int64_t i) { return r == place.rank ? element(r, 0, i) : -1; }));
-  comm.gather(whole.tensor());
-  comm.wait(comm.mark());
-  check_equal(place, str("gather of slices of ", n), whole.get(), want);
-}
-
-inline void check_broadcast(Comm& comm, const Place& place, Device& device, int64_t n, int root) {
-  std::vector<float> mine;
-  for (int64_t i = 0; i < n; ++i) mine.push_back(element(place.rank, root, i));
-  const FloatsThere whole(device, mine);
-  comm.broadcast(whole.tensor(), root);
-  comm.wait(comm.mark());
-  for (int64_t i = 0; i < n; ++i) mine[static_cast<size_t>(i)] = element(root, root, i);
-  check_equal(place, str("broadcast of ", n, " from rank ", root), whole.get(), mine);
-}
-
-inline void check_reduce_scatter(Comm& comm, const Place& place, Device& device, int64_t n) {
-  const FloatsThere whole(device, slices(place, n, [&](int r, int64_t i) { return element(place.rank, r, i); }));
-  comm.reduce_scatter(whole.tensor());
-  comm.wait(comm.mark());
-  std::vector<float> own, sum(static_cast<size_t>(n));
-  for (int r = 0; r < place.size; ++r)
-    for (int64_t i = 0; i < n; ++i) sum[static_cast<size_t>(i)] += element(r, place.rank, i);
-  const std::vector<float> all = whole.get();
-  own.assign(all.begin() + place.rank * n, all.begin() + (place.rank + 1) * n);
-  check_equal(place, str("sum of slices of ", n), own, sum);
-}
-
-// A ticket stands for all transfers before it, and they happen in order, without a wait in between.
-inline void check_order(Comm& comm, const Place& place, Device& device) {
-  const int64_t n = 64;
-  const int last = place.size - 1;
-  const auto filled = [&](float with) { return slices(place, n, [=](int, int64_t) { return with; }); };
-  const FloatsThere a(device, filled(static_cast<float>(place.rank))),
-      b(device, filled(10 + static_cast<float>(place.rank)));
-  comm.gather(a.tensor());
-  comm.broadcast(a.tensor(), last);
-  comm.exchange(a.tensor(), b.tensor());
-  comm.gather(b.tensor());
-  comm.wait(comm.mark());
-  const auto ranks = slices(place, n, [](int r, int64_t) { return static_cast<float>(r); });
-  check_equal(place, "gathered, then broadcast", a.get(), ranks);
-  // The own slice of b, which no exchange touches, is what everybody gathers.
-  check_equal(place, "exchanged, then gathered", b.get(),
-              slices(place, n, [](int r, int64_t) { return 10 + static_cast<float>(r); }));
-}
-
-inline void check_comm(Comm& comm, const Place& place, Device& device) {
-  CHECK_THAT(!comm.describe().empty(), "it does not say what it is");
-  for (const int64_t n : {64, 64 * 37, 64 * 1001}) {
-    check_exchange(comm, place, device, n, false);
-    check_exchange(comm, place, device, n, true);
-    check_gather(comm, place, device, n);
-    check_reduce_scatter(comm, place, device, n);
+inline void check_gather(Comm& comm, const Place& place, Device& device) {
+  for (const int64_t slice : slice_lengths) {
+    CAPTURE(slice);
+    Flat whole(device, slice * place.size);
+    whole.set(slices(place, slice, [&](int r, int64_t i) { return r == place.rank ? sent(r, 0, i) : nothing; }));
+    comm.gather(whole.tensor);
+    comm.wait(comm.mark());
+    check_values(whole.values(), slices(place, slice, [](int r, int64_t i) { return sent(r, 0, i); }));
   }
-  for (int root = 0; root < place.size; ++root)
-    for (const int64_t n : {1, 7, 70001}) check_broadcast(comm, place, device, n, root);
-  check_order(comm, place, device);
-  comm.wait(comm.mark());  // of nothing new
+}
+
+inline void check_broadcast(Comm& comm, const Place& place, Device& device) {
+  for (const int64_t n : slice_lengths)
+    for (int root = 0; root < place.size; ++root) {
+      CAPTURE(n);
+      Flat whole(device, n);
+      std::vector<float> want;
+      for (int64_t i = 0; i < n; ++i) want.push_back(sent(root, root, i));
+      if (place.rank == root) whole.set(want);
+      comm.broadcast(whole.tensor, root);
+      comm.wait(comm.mark());
+      check_values(whole.values(), want);
+    }
+}
+
+// Of integers, whose sum is the same in any order.
+inline void check_reduce_scatter(Comm& comm, const Place& place, Device& device) {
+  const auto part = [&](int rank, int r, int64_t i) { return static_cast<float>((rank + 1) * (i % 1009) + r); };
+  for (const int64_t slice : slice_lengths) {
+    CAPTURE(slice);
+    Flat whole(device, slice * place.size);
+    whole.set(slices(place, slice, [&](int r, int64_t i) { return part(place.rank, r, i); }));
+    comm.reduce_scatter(whole.tensor);
+    comm.wait(comm.mark());
+    const auto got = whole.values();
+    std::vector<float> want;
+    for (int64_t i = 0; i < slice; ++i) {
+      want.push_back(0);
+      for (int rank = 0; rank < place.size; ++rank) want.back() += part(rank, place.rank, i);
+    }
+    check_values({got.begin() + place.rank * slice, got.begin() + (place.rank + 1) * slice}, want);
+  }
+}
+
+// Many transfers asked for before the first is waited for. They run in order: each gather takes up what the broadcast
+// before it has brought. Tickets are waited for in any order, and more than once.
+inline void check_many_in_flight(Comm& comm, const Place& place, Device& device) {
+  const int rounds = 24;
+  const Comm::Ticket before = comm.mark();
+  std::vector<Flat> from, to, whole;
+  std::vector<Comm::Ticket> tickets;
+  for (int round = 0; round < rounds; ++round) {
+    const int64_t slice = 1 + 977 * (round % 5);
+    for (auto* list : {&from, &to, &whole}) list->emplace_back(device, slice * place.size);
+    from.back().set(slices(place, slice, [&](int r, int64_t i) { return sent(place.rank, r, i, round); }));
+    if (round % place.size == place.rank)
+      whole.back().set(slices(place, slice, [&](int r, int64_t i) { return sent(0, r, i, round); }));
+  }
+  for (int round = 0; round < rounds; ++round) {
+    comm.exchange(from[round].tensor, to[round].tensor);
+    comm.broadcast(whole[round].tensor, round % place.size);
+    comm.gather(whole[round].tensor);
+    tickets.push_back(comm.mark());
+  }
+  comm.wait(before);
+  for (const int step : {5, 1})
+    for (int round = step - 1; round < rounds; round += step) {
+      CAPTURE(round);
+      const int64_t slice = 1 + 977 * (round % 5);
+      comm.wait(tickets[round]);
+      check_values(to[round].values(), slices(place, slice, [&](int r, int64_t i) {
+                     return r == place.rank ? nothing : sent(r, place.rank, i, round);
+                   }));
+      check_values(whole[round].values(), slices(place, slice, [&](int r, int64_t i) { return sent(0, r, i, round); }));
+    }
 }
 
 }  // namespace crossply::test

@@ -73,10 +73,6 @@ raw_cuda() {
   code "$all_rooms" | grep -vE '\.cuh?$|^kernels/cuda/' | xargs grep -HnE '^ *# *include *[<"](cuda|cublas|[^">]*\.cuh)'
 }
 report "only .cu, .cuh and kernels/cuda/ may include CUDA" raw_cuda
-raw_nccl() {
-  code "$all_rooms" | grep -vE '^ranks/(comm_nccl|nccl_library)\.cpp$' | xargs grep -HnE '^ *# *include *[<"]nccl'
-}
-report "only ranks/comm_nccl.cpp and ranks/nccl_library.cpp may include NCCL" raw_nccl
 
 # A kernel family is complete: X.h with X.cpp, X.cu and tests/test_X.cpp. X_*.h belongs to X, and ops.h to the room.
 for header in $(code kernels/block; code kernels/attention; code kernels/depth; code kernels/optim); do

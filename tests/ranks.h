@@ -11,6 +11,7 @@
 #include <csignal>
 #include <cstdio>
 #include <functional>
+#include <iostream>
 #include <string>
 #include <vector>
 
@@ -18,7 +19,10 @@
 
 namespace crossply::test {
 
-// What became of each rank: nothing if body returned, what it threw, or "signal 9". None outlives the call, nor a
+// Of doctest, in this process (tests/test_comm_nccl.cpp counts them).
+inline int failed_checks = 0;
+
+// What became of each rank: nothing if body returned, what it threw, how many checks failed, or "signal 9". None outlives the call, nor a
 // minute.
 inline std::vector<std::string> run_ranks(int size, const std::function<void(const Place&)>& body) {
   struct Rank {
@@ -44,11 +48,15 @@ inline std::vector<std::string> run_ranks(int size, const std::function<void(con
     alarm(60);
     omp_set_num_threads(1);  // the threads of a team that the parent has are not here
     std::string said;
+    failed_checks = 0;
     try {
       body({rank, size, rank, size});
     } catch (const std::exception& error) {
       said = *error.what() != '\0' ? error.what() : "an error without words";
     }
+    if (said.empty() && failed_checks > 0) said = std::to_string(failed_checks) + " checks failed, see above";
+    std::cout.flush();
+    std::fflush(nullptr);
     if (write(ends[1], said.data(), said.size()) < 0) _exit(2);
     _exit(0);
   }

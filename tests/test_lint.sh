@@ -10,7 +10,6 @@ echo '#include "models/X.h"' >engine/upwards.h
 printf '%s\n' '#include <algorithm>' '#include "kernels/block/X.h"' >engine/up.cu
 echo '#include "kernels/block/X.h"' >models/raw.cpp
 echo '#include <cuda_runtime.h>' >cli/gpu.cpp
-echo '#include <nccl.h>' | tee cli/nccl.cpp >tests/nccl.cpp
 echo '#include <cstdint>' | tee models/X.h kernels/block/X.h kernels/block/X.cu >kernels/block/tested.h
 touch kernels/block/tested.cpp kernels/block/tested.cu
 printf '\n%.0s' {1..601} >train/long.cpp
@@ -28,7 +27,6 @@ output=$("$lint" "$tree") && { echo "lint found nothing"; exit 1; }
 expected="README.md:1: a line of more than 120 characters
 cli/comment.h:1: engine/${gone}: is named here, but is not there
 cli/gpu.cpp:1:#include <cuda_runtime.h>: only .cu, .cuh and kernels/cuda/ may include CUDA
-cli/nccl.cpp:1:#include <nccl.h>: only ranks/comm_nccl.cpp and ranks/nccl_library.cpp may include NCCL
 cli/path.h:1:// see /$home/someone/notes: a path of one machine
 cli/space.h:1:int a; : trailing space
 cli/tab.h:1:${tab}int a;: a tab

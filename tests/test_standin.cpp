@@ -1,17 +1,15 @@
-// Comm by NCCL, with the stand-in for that (tests/standin/nccl.h): two and four processes, whose GPU is the emulator.
+// The stand-in for NCCL (tests/standin/nccl.h) notices what it says it does, and Comm tells it.
 #if !CROSSPLY_CUDA
 
-#include <cmath>
-#include <csignal>
-#include <memory>
-
-#include "kernels/cuda/cuda.cuh"
-#include "kernels/devices.h"
-#include "tests/backends.h"
-#include "tests/check.h"
-#include "tests/comm_checks.h"
-#include "tests/ranks.h"
 #include "tests/standin/nccl.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/emulator.h"
+#include "tests/check.h"
+#include "tests/nccl_ranks.h"
 
 using namespace crossply;
 using namespace crossply::test;
@@ -19,30 +17,6 @@ using emulator::Transfers;
 
 namespace {
 
-// What a rank of these tests has.
-struct Rank {
-  const Place place;
-  std::unique_ptr<Device> device;
-  std::unique_ptr<Comm> comm;
-  // n floats, all `value`.
-  std::unique_ptr<FloatsThere> floats(size_t n, float value = 0) const {
-    return std::make_unique<FloatsThere>(*device, std::vector<float>(n, value));
-  }
-};
-
-// What became of the ranks that each did this.
-std::vector<std::string> with_ranks(int size, const std::function<void(Rank&)>& body) {
-  const std::string id = new_nccl_id();
-  return run_ranks(size, [&](const Place& place) {
-    Rank rank{place, make_device("emulator"), make_nccl_comm(place, id)};
-    body(rank);
-    rank.comm = nullptr;
-    CHECK_THAT(standin::living() == 0, "a communicator was left");
-  });
-}
-void check_all_well(const std::vector<std::string>& became) {
-  for (size_t rank = 0; rank < became.size(); ++rank) CHECK_MESSAGE(became[rank].empty(), rank << ": " << became[rank]);
-}
 void check_says(const std::string& said, const std::string& words) {
   CHECK_MESSAGE(said.find(words) != std::string::npos, "'" << said << "' does not say '" << words << "'");
 }
@@ -69,8 +43,8 @@ std::vector<std::string> with_raw(const std::function<void(ncclComm_t, float*, c
   const std::string id = new_nccl_id();
   return run_ranks(2, [&](const Place& place) {
     const auto device = make_device("emulator");
-    const FloatsThere data(*device, std::vector<float>(8));
-    body(raw_communicator(place, id), data.data(), place);
+    Flat data(*device, 8);
+    body(raw_communicator(place, id), data.tensor.as<float>(), place);
   });
 }
 void check_refused(ncclComm_t comm, ncclResult_t result, const char* words) {
@@ -84,32 +58,11 @@ ncclResult_t gather(ncclComm_t comm, float* data, int rank) {
 
 }  // namespace
 
-TEST_CASE("nccl: ranks move memory, whenever transfers are done") {
-  for (const int size : {2, 4})
-    for (const auto& [policy, seed] : {std::pair(Transfers::lazy, 0), std::pair(Transfers::eager, 0),
-                                       std::pair(Transfers::by_lot, 1), std::pair(Transfers::by_lot, 2)}) {
-      CAPTURES(size, policy, seed);
-      check_all_well(with_ranks(size, [&](Rank& rank) {
-        emulator::set_transfers(policy, static_cast<uint64_t>(seed));
-        check_comm(*rank.comm, rank.place, *rank.device);
-      }));
-    }
-}
-
-TEST_CASE("nccl: it says its version, and takes no other one's id") {
-  CHECK(built_nccl() == "NCCL 2.28.9");
-  check_all_well(with_ranks(2, [](Rank& rank) { CHECK_THAT(rank.comm->describe() == "NCCL 2.28.9", "another"); }));
-  std::string id = new_nccl_id();
-  id.back() = '8';
-  const auto make = [&] { make_nccl_comm({1, 2, 1, 2}, id); };
-  CHECK_THROWS_WITH_AS(make(), "rank 1 has NCCL 2.28.9, rank 0 has NCCL 2.28.8; install the same everywhere", Error);
-}
-
-TEST_CASE("nccl: ranks that call differently are told both sides") {
+TEST_CASE("stand-in: ranks that call differently are told both sides") {
   const auto gather_of = [](size_t of_0, size_t of_1) {
     return [=](Rank& rank) {
       const auto x = rank.floats(rank.place.rank == 0 ? of_0 : of_1);
-      rank.comm->gather(x->tensor());
+      rank.comm->gather(x->tensor);
       rank.comm->wait(rank.comm->mark());
     };
   };
@@ -119,24 +72,24 @@ TEST_CASE("nccl: ranks that call differently are told both sides") {
   check_both_say(
       [](Rank& rank) {
         const auto x = rank.floats(128), y = rank.floats(128);
-        rank.comm->exchange(x->tensor(), y->tensor());
-        if (rank.place.rank == 0) rank.comm->gather(x->tensor());
-        rank.comm->broadcast(y->tensor(), 0);
-        if (rank.place.rank == 1) rank.comm->gather(x->tensor());
+        rank.comm->exchange(x->tensor, y->tensor);
+        if (rank.place.rank == 0) rank.comm->gather(x->tensor);
+        rank.comm->broadcast(y->tensor, 0);
+        if (rank.place.rank == 1) rank.comm->gather(x->tensor);
         rank.comm->wait(rank.comm->mark());
       },
       "transfer 1: rank 0 has AllGather", "transfer 1: rank 1 has Broadcast");
   check_both_say(
       [](Rank& rank) {
         const auto x = rank.floats(4);
-        rank.comm->broadcast(x->tensor(), rank.place.rank);
+        rank.comm->broadcast(x->tensor, rank.place.rank);
         rank.comm->wait(rank.comm->mark());
       },
       "with root 0, rank 1 has Broadcast of 16 x type 0 with root 1", "with root 1, rank 0 has Broadcast of 16");
   check_both_say(
       [](Rank& rank) {
         const auto x = rank.floats(rank.place.rank == 0 ? 128 : 64), y = rank.floats(128);
-        rank.comm->exchange(x->tensor(), Tensor{y->data(), Dtype::f32, x->tensor().shape});
+        rank.comm->exchange(x->tensor, Tensor{y->tensor.data, Dtype::f32, x->tensor.shape});
         rank.comm->wait(rank.comm->mark());
       },
       "rank 0 has a send of 256 bytes, rank 1 has a receive of 128", "rank 1 has a send of 128 bytes, rank 0");
@@ -144,13 +97,13 @@ TEST_CASE("nccl: ranks that call differently are told both sides") {
   check_both_say(
       [](Rank& rank) {
         const auto x = rank.floats(128);
-        for (int i = 0; i <= rank.place.rank; ++i) rank.comm->gather(x->tensor());
+        for (int i = 0; i <= rank.place.rank; ++i) rank.comm->gather(x->tensor);
         rank.comm->wait(rank.comm->mark());
       },
       "", "rank 0 is gone, at transfer 1 of rank 1, AllGather");
 }
 
-TEST_CASE("nccl: sends must have receives") {
+TEST_CASE("stand-in: sends must have receives") {
   const auto became = with_raw([](ncclComm_t comm, float* data, const Place& place) {
     start_transfers();
     ncclGroupStart();
@@ -163,10 +116,10 @@ TEST_CASE("nccl: sends must have receives") {
   check_says(became[1], "rank 1 has a send of 8 bytes, rank 0 has a receive of 0");
 }
 
-TEST_CASE("nccl: memory that changes under a transfer is noticed") {
+TEST_CASE("stand-in: memory that changes under a transfer is noticed") {
   const auto exchange = [](Rank& rank, bool of_from) {
     const auto from = rank.floats(128, 1), to = rank.floats(128, 2);
-    rank.comm->exchange(from->tensor(), to->tensor());
+    rank.comm->exchange(from->tensor, to->tensor);
     (of_from ? from : to)->set(std::vector<float>(128, 3));
     rank.comm->wait(rank.comm->mark());
   };
@@ -178,25 +131,25 @@ TEST_CASE("nccl: memory that changes under a transfer is noticed") {
   check_both_say(
       [](Rank& rank) {
         const auto x = rank.floats(128, 1);
-        rank.comm->reduce_scatter(x->tensor());
+        rank.comm->reduce_scatter(x->tensor);
         x->set(std::vector<float>(128, 3));
         rank.comm->wait(rank.comm->mark());
       },
       "rank 0 wrote what is summed", "rank 1 wrote what is summed");
 }
 
-TEST_CASE("nccl: what was not waited for is not there") {
+TEST_CASE("stand-in: what was not waited for is not there") {
   // Whether a result is there without a wait, by these lots.
   const auto is_there = [](Transfers policy, uint64_t seed) {
     const auto became = with_ranks(2, [&](Rank& rank) {
       emulator::set_transfers(policy, seed);
       const auto from = rank.floats(128, 1), to = rank.floats(128, 2), sums = rank.floats(128, 4);
-      rank.comm->exchange(from->tensor(), to->tensor());
-      rank.comm->reduce_scatter(sums->tensor());
+      rank.comm->exchange(from->tensor, to->tensor);
+      rank.comm->reduce_scatter(sums->tensor);
       const size_t other = rank.place.rank == 0 ? 64 : 0, own = 64 - other;
-      const float got = to->get()[other], sum = sums->get()[own];
+      const float got = to->values()[other], sum = sums->values()[own];
       rank.comm->wait(rank.comm->mark());
-      CHECK_THAT(to->get()[other] == 1 && sums->get()[own] == 8, "wrong after the wait");
+      CHECK_THAT(to->values()[other] == 1 && sums->values()[own] == 8, "wrong after the wait");
       CHECK_THAT(got == 1 || std::isnan(got), "it is ", got);
       CHECK_THAT(sum == 8 || std::isnan(sum), "it is ", sum);
       if (std::isnan(got)) fail(Exit::internal, "not there");
@@ -213,16 +166,16 @@ TEST_CASE("nccl: what was not waited for is not there") {
   CHECK(there < 12);
 }
 
-TEST_CASE("nccl: what may not be in a recording") {
+TEST_CASE("stand-in: what may not be in a recording") {
   // What a rank says of this in a recording, after it ran plainly.
   const auto recorded = [](const std::function<void(Rank&, const Tensor&)>& body) {
     return [body](Rank& rank) {
       const auto x = rank.floats(128, 1);
-      rank.comm->gather(x->tensor());
+      rank.comm->gather(x->tensor);
       rank.comm->wait(rank.comm->mark());
       begin_capture();
       try {
-        body(rank, x->tensor());
+        body(rank, x->tensor);
         launch_graph(end_capture());
       } catch (...) {
         abandon_capture();
@@ -250,7 +203,7 @@ TEST_CASE("nccl: what may not be in a recording") {
                  "rank 0 has AllGather of 256 x type 0 with root 0, recorded");
 }
 
-TEST_CASE("nccl: misuse is refused") {
+TEST_CASE("stand-in: misuse is refused") {
   check_all_well(with_raw([](ncclComm_t comm, float* data, const Place& place) {
     float on_host[8] = {};
     check_refused(comm, gather(comm, on_host, place.rank), "a pointer into the host's memory");
@@ -293,14 +246,14 @@ TEST_CASE("nccl: misuse is refused") {
   check_says(became[1], "rank 0 is gone");
 }
 
-TEST_CASE("nccl: faults of a rank, and what the other sees") {
+TEST_CASE("stand-in: faults of a rank, and what the other sees") {
   const auto gathers = [](standin::Fault fault, double seconds = 0) {
     return with_ranks(2, [=](Rank& rank) {
       if (rank.place.rank == 1) standin::set_patience(0.3);
       if (rank.place.rank == 0) standin::inject(fault, 1, seconds);
       const auto x = rank.floats(128, 1);
       for (int i = 0; i < 3; ++i) {
-        rank.comm->gather(x->tensor());
+        rank.comm->gather(x->tensor);
         rank.comm->wait(rank.comm->mark());
       }
       if (fault == standin::Fault::hang) return;
@@ -317,77 +270,6 @@ TEST_CASE("nccl: faults of a rank, and what the other sees") {
   check_says(failed[1], "rank 0 is gone, at transfer 2");
   const auto late = gathers(standin::Fault::delay, 1);
   check_says(late[1], "rank 0 does not come to a transfer, at transfer 1");
-}
-
-namespace {
-
-__global__ void grow_kernel(float* out, const float* inp, float by, int64_t n) {
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (i < n) out[i] = inp[i] * by + static_cast<float>(i);
-}
-__global__ void add_kernel(float* to, const float* a, int64_t n) {
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (i < n) to[i] += a[i];
-}
-
-// As a training step does it: gradients from weights, in two buckets whose exchanges run beside what comes; sums of the
-// own slices; a gather of the new weights. The result is each rank's weights after four steps, which are equal.
-std::vector<float> trained(Rank& rank, bool recorded, bool forget_a_wait) {
-  constexpr int64_t n = 64, buckets = 2;
-  const int64_t all = n * rank.place.size, own = rank.place.rank * n;
-  std::vector<std::unique_ptr<FloatsThere>> weights, gradients, staging;
-  for (int64_t b = 0; b < buckets; ++b) {
-    weights.push_back(rank.floats(static_cast<size_t>(all), 1));
-    gradients.push_back(rank.floats(static_cast<size_t>(all)));
-    staging.push_back(rank.floats(static_cast<size_t>(all)));
-  }
-  const auto step = [&] {
-    Comm::Ticket tickets[buckets];
-    for (size_t b = 0; b < buckets; ++b) {
-      const float by = 0.5f / static_cast<float>(1 + rank.place.rank);
-      launch({"grow", blocks_of(all, 64), 64}, grow_kernel, gradients[b]->data(), weights[b]->data(), by, all);
-      rank.comm->exchange(gradients[b]->tensor(), staging[b]->tensor());
-      tickets[b] = rank.comm->mark();
-    }
-    for (size_t b = 0; b < buckets; ++b) {
-      if (!forget_a_wait || b != 0) rank.comm->wait(tickets[b]);
-      for (int r = 0; r < rank.place.size; ++r)
-        launch({"add", blocks_of(n, 64), 64}, add_kernel, weights[b]->data() + own,
-               (r == rank.place.rank ? gradients : staging)[b]->data() + r * n, n);
-      rank.comm->gather(weights[b]->tensor());
-    }
-    rank.comm->wait(rank.comm->mark());
-  };
-  Recording recording;
-  for (int i = 0; i < 4; ++i) {
-    if (recorded) rank.device->replay(recording, step);
-    else step();
-  }
-  std::vector<float> result = weights[0]->get(), second = weights[1]->get();
-  result.insert(result.end(), second.begin(), second.end());
-  return result;
-}
-
-}  // namespace
-
-TEST_CASE("nccl: a recorded step gives what the step gives, and a forgotten wait shows") {
-  for (const int size : {2, 4})
-    for (const auto policy : {Transfers::lazy, Transfers::eager, Transfers::by_lot}) {
-      CAPTURES(size, policy);
-      check_all_well(with_ranks(size, [&](Rank& rank) {
-        emulator::set_transfers(policy, 5);
-        const auto plain = trained(rank, false, false);
-        CHECK_THAT(std::isfinite(plain[0]) && plain[0] > 1, plain[0]);
-        CHECK_THAT(trained(rank, true, false) == plain, "recorded, another result");
-      }));
-    }
-  for (const bool recorded : {false, true}) {
-    CAPTURE(recorded);
-    check_all_well(with_ranks(2, [&](Rank& rank) {
-      const auto wrong = trained(rank, recorded, true);
-      CHECK_THAT(std::any_of(wrong.begin(), wrong.end(), [](float x) { return std::isnan(x); }), "no wait is needed");
-    }));
-  }
 }
 
 #endif
