@@ -2,8 +2,8 @@
 // the transfer stream (kernels/cuda/cuda.h). It moves bytes and sets none of NCCL's algorithms, for what is only moved
 // has the same bits by all of them. Its recordings must be destroyed before it.
 //
-// The library is opened when it is first needed, as kernels/cuda/cublaslt.cpp does it: a program that is linked with one
-// does not start where that is missing, and on one GPU nobody needs it. Tests without a GPU link this file with a
+// The library is opened when it is first needed, as kernels/cuda/cublaslt.cpp does it: a program that is linked with
+// one does not start where that is missing, and on one GPU nobody needs it. Tests without a GPU link this file with a
 // stand-in (tests/standin/nccl.h).
 #include "ranks/comm.h"
 

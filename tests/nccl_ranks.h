@@ -34,6 +34,10 @@ struct Rank {
 // Whether ranks can run here, and how many.
 inline std::vector<int> numbers_of_ranks() {
   if (emulated) return {2, 4};
+  if (nccl_library().empty()) {
+    std::fprintf(stderr, "Tests of NCCL are skipped: this was built without it\n");
+    return {};
+  }
   if (std::getenv("CROSSPLY_SHARE_GPU") != nullptr) return {2};
   std::fprintf(stderr, "Tests of NCCL are skipped: CROSSPLY_SHARE_GPU=1 lets two ranks share a GPU\n");
   return {};

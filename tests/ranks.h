@@ -22,8 +22,8 @@ namespace crossply::test {
 // Of doctest, in this process (tests/test_comm_nccl.cpp counts them).
 inline int failed_checks = 0;
 
-// What became of each rank: nothing if body returned, what it threw, how many checks failed, or "signal 9". None outlives the call, nor a
-// minute.
+// What became of each rank: nothing if body returned, what it threw, how many checks failed, or "signal 9". None
+// outlives the call, nor a minute.
 inline std::vector<std::string> run_ranks(int size, const std::function<void(const Place&)>& body) {
   struct Rank {
     pid_t process;

@@ -85,9 +85,8 @@ int main() try {
   std::printf("%s\n", error.what());
 }
 EOF
-  # What it needs of the GPU's stream is not called.
-  "${CXX:-g++}" "${flags[@]}" "$build/nccl_id.cpp" ranks/comm_nccl.cpp kernels/cuda/library.cpp -ldl -o "$build/nccl_id" \
-    -Wl,--unresolved-symbols=ignore-all
+  "${CXX:-g++}" "${flags[@]}" "$build/nccl_id.cpp" ranks/comm_nccl.cpp kernels/cuda/library.cpp -o "$build/nccl_id" \
+    "$objects/kernels/cuda/cuda.cu.o" "$(ls "$cuda"/lib*/libcudart_static.a | head -1)" -ldl -lrt -lpthread
   said=$("$build/nccl_id")
   case $said in
     NCCL*) echo "Comm by NCCL compiles, its library answers: $said" ;;
