@@ -78,8 +78,7 @@ TEST_CASE("nccl: a check that fails in a rank is noticed") {
 TEST_CASE("nccl: no rank takes the id of another version") {
   if (!emulated) return;
   CHECK(nccl_library() == "NCCL 2.28.9");
-  std::string id = new_nccl_id();
-  id.back() = '8';
+  const std::string id = std::string(128, 'x') + "22808";
   const auto make = [&] { make_nccl_comm({1, 2, 1, 2}, id); };
   CHECK_THROWS_WITH_AS(make(), "rank 1 has NCCL 2.28.9, rank 0 has NCCL 2.28.8; install the same everywhere", Error);
 }
