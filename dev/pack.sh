@@ -32,13 +32,14 @@ glibc=$(objdump -T "${binaries[@]}" | grep -oE 'GLIBC_[0-9.]+' | sed 's/GLIBC_//
 mkdir -p "$stage/dev"
 cp README.md LICENSE dev/NOTICE "$stage"
 cp dev/bench_torch*.py dev/bench_neighbours.sh "$stage/dev"
-[ ! -d dev/gpu ] || cp -r dev/gpu "$stage/dev"
+[ ! -d dev/gpu ] || cp -r dev/gpu dev/ranks.sh "$stage/dev"
 cuda=
 case $machine in
   *-cuda*)
     cuda="
 With a GPU: a driver for CUDA ${machine##*-cuda}, and its cuBLAS (libcublasLt.so.${machine##*-cuda}), which is looked for where the loader
-looks (LD_LIBRARY_PATH), in lib/ here, in CUDA_HOME, in /usr/local/cuda, and where pip puts it for a Python of PATH.
+looks (LD_LIBRARY_PATH), in lib/ here, in CUDA_HOME, in /usr/local/cuda, and where pip puts it for a Python of PATH. With
+several GPUs: NCCL (libnccl.so.2), from the same places.
 
     bin/tests && bin/bench gpu           # every kernel and model against the CPU's, then their speed
     bin/train_lime --device cuda ..."

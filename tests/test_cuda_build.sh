@@ -71,5 +71,34 @@ for kernel in "${!registers[@]}"; do
     fi
   done
 done
+# Comm by NCCL compiles with the real nccl.h that CMake has found, and the library, if it is here, opens without a GPU.
+nccl=$(sed -n 's/^NCCL_INCLUDE:PATH=//p' "$build/CMakeCache.txt")
+if [ -e "$nccl/nccl.h" ]; then
+  cuda=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
+  flags=(-std=c++20 -O1 -Wall -Wextra -Wshadow -Werror -DCROSSPLY_CUDA=1 -DCROSSPLY_NCCL=1 -I. "-I$nccl" "-I$cuda/include")
+  cat >"$build/nccl_id.cpp" <<'EOF'
+#include <cstdio>
+#include "ranks/comm.h"
+int main() try {
+  std::printf("%s: an id of %zu bytes\n", crossply::nccl_library().c_str(), crossply::new_nccl_id().size());
+} catch (const crossply::Error& error) {
+  std::printf("%s\n", error.what());
+}
+EOF
+  "${CXX:-g++}" "${flags[@]}" "$build/nccl_id.cpp" ranks/comm_nccl.cpp kernels/cuda/library.cpp -o "$build/nccl_id" \
+    "$objects/kernels/cuda/cuda.cu.o" "$(ls "$cuda"/lib*/libcudart_static.a | head -1)" -ldl -lrt -lpthread
+  said=$("$build/nccl_id")
+  case $said in
+    NCCL*) echo "Comm by NCCL compiles, its library answers: $said" ;;
+    'cannot open libnccl'*) echo "Comm by NCCL compiles; its library is not here" ;;
+    *)
+      echo "Comm by NCCL says: $said"
+      exit 1
+      ;;
+  esac
+else
+  echo "no nccl.h here: Comm by NCCL was not compiled"
+fi
+
 echo "${#registers[@]} kernels of three architectures, $failures over their budgets"
 [ "${#registers[@]}" -gt 0 ] && [ "$failures" -eq 0 ]

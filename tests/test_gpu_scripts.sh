@@ -59,6 +59,19 @@ for device in cuda cpu; do
   [ "$code:$device" = 1:cuda ] || [ "$code:$device" = 0:cpu ] || fail "3_sanitize.sh ends with $code where the tests are skipped on $device"
 done
 
+# Two ranks that share a GPU are two machines to NCCL; one rank's weights are asked of both. A trainer whose weights are
+# others, or that does not end with 76 when a rank is lost, does not pass.
+stand_in "$box/bin/trainer" 'weights=${SAME:-${WORLD_SIZE:-1}}
+while [ "$1" != --out ]; do shift; done
+mkdir -p "$2/step_00000008" && echo $weights >"$2/step_00000008/model.safetensors" && echo "$RANK ${NCCL_HOSTID:-}"
+[ -z "${CROSSPLY_FAULT:-}" ] || { echo "$CROSSPLY_FAULT"; [ "$RANK" = 1 ] && kill -9 $$; exit "$CODE"; }'
+SAME=1 dev/gpu/two_ranks.sh "$box/bin/trainer" >"$box/output" 2>&1 || fail "two_ranks.sh does not pass with the same bits"
+[ "$(grep -cE '^([01]) rank\1$' "$box/output")" = 2 ] || fail "two ranks have one name of a machine"
+dev/gpu/two_ranks.sh "$box/bin/trainer" >"$box/output" 2>&1 && fail "two_ranks.sh passes with other bits"
+CODE=76 dev/gpu/lost_rank.sh kill "$box/bin/trainer" >"$box/output" 2>&1 || fail "lost_rank.sh does not pass with 76"
+grep -qx '1:3:kill' "$box/output" || fail "no rank is lost"
+CODE=71 dev/gpu/lost_rank.sh kill "$box/bin/trainer" >"$box/output" 2>&1 && fail "lost_rank.sh passes with 71"
+
 # make bench-gpu builds for CUDA though no flag says so, and measures though a test fails; its exit code tells.
 for codes in "0 0" "3 0" "0 4"; do
   set -- $codes

@@ -50,7 +50,7 @@ step() {
       127) verdict="MISSING: a program, see above" ;;
       *) verdict="FAILED: exit code $code" ;;
     esac
-    nothing=$(tail -c "+$((before + 1))" "$log" | grep -aoEm1 'No kernels were profiled|Tests of the GPU are skipped')
+    nothing=$(tail -c "+$((before + 1))" "$log" | grep -aoEm1 'No kernels were profiled|Tests of (the GPU|NCCL) are skipped')
     case $verdict,$DEVICE,$nothing in passed,cuda,?*) verdict="FAILED: $nothing" ;; esac
   else
     verdict="MISSING: $1"

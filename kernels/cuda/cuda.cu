@@ -5,6 +5,10 @@
 #include <map>
 #include <utility>
 
+#if !CROSSPLY_CUDA
+#include <unistd.h>
+#endif
+
 namespace crossply {
 namespace {
 
@@ -83,6 +87,62 @@ cudaStream_t cuda_stream() {
     return made;
   }();
   return stream;
+}
+
+namespace {
+// Its kernels come before others, so that their few blocks do not wait for a product's many.
+cudaStream_t transfers() {
+  static const cudaStream_t stream = [] {
+    int least = 0, most = 0;
+    CHECK_CUDA(cudaDeviceGetStreamPriorityRange(&least, &most));
+    cudaStream_t made;
+    CHECK_CUDA(cudaStreamCreateWithPriority(&made, cudaStreamNonBlocking, most));
+    return made;
+  }();
+  return stream;
+}
+
+// The event of a ticket. There are some only: one that is taken again stands for later transfers, too.
+cudaEvent_t event_of(int64_t ticket) {
+  static cudaEvent_t events[256] = {};
+  cudaEvent_t& event = events[ticket % 256];
+  if (event == nullptr) CHECK_CUDA(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+  return event;
+}
+}  // namespace
+
+void* transfer_stream() { return transfers(); }
+void start_transfers() {
+  static const cudaEvent_t computed = [] {
+    cudaEvent_t made;
+    CHECK_CUDA(cudaEventCreateWithFlags(&made, cudaEventDisableTiming));
+    return made;
+  }();
+  CHECK_CUDA(cudaEventRecord(computed, cuda_stream()));
+  CHECK_CUDA(cudaStreamWaitEvent(transfers(), computed, 0));
+}
+int64_t mark_transfers() {
+  static int64_t tickets = 0;
+  CHECK_CUDA(cudaEventRecord(event_of(++tickets), transfers()));
+  return tickets;
+}
+void wait_for_transfers(int64_t ticket) { CHECK_CUDA(cudaStreamWaitEvent(cuda_stream(), event_of(ticket), 0)); }
+void synchronize_transfers() { CHECK_CUDA(cudaStreamSynchronize(transfers())); }
+
+void select_gpu(int local_rank) {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess || count <= 1) return;  // of none, describe_gpu speaks
+  if (local_rank >= count)
+    fail(Exit::usage, "this is process ", local_rank, " of this machine, counted from 0, but only ", count,
+         " GPUs are visible; start one process a GPU, or look at CUDA_VISIBLE_DEVICES");
+  CHECK_CUDA(cudaSetDevice(local_rank));
+}
+std::string gpu_bus_id() {
+  int device = 0;
+  char id[32] = "";
+  CHECK_CUDA(cudaGetDevice(&device));
+  CHECK_CUDA(cudaDeviceGetPCIBusId(id, sizeof id, device));
+  return id;
 }
 
 int64_t most_shared_bytes() {
@@ -223,12 +283,22 @@ void synchronize_device() {
   ++waits;
 }
 
-void begin_capture() { emulator::capture(std::make_shared<emulator::Works>()); }
-std::shared_ptr<void> end_capture() { return emulator::capture(nullptr); }
-void abandon_capture() { emulator::capture(nullptr); }
-void launch_graph(const std::shared_ptr<void>& graph) {
-  for (const auto& work : *static_cast<emulator::Works*>(graph.get())) emulator::enqueue(work);
+void begin_capture() { emulator::begin_capture(); }
+std::shared_ptr<void> end_capture() { return emulator::end_capture(); }
+void abandon_capture() { emulator::abandon_capture(); }
+void launch_graph(const std::shared_ptr<void>& graph) { emulator::launch(*static_cast<emulator::Works*>(graph.get())); }
+
+void* transfer_stream() {
+  static char address = 0;
+  return &address;
 }
+void start_transfers() { emulator::fork_transfers(); }
+int64_t mark_transfers() { return emulator::mark_transfers(); }
+void wait_for_transfers(int64_t ticket) { emulator::join_transfers(ticket); }
+void synchronize_transfers() { emulator::finish_transfers(); }
+
+void select_gpu(int) {}
+std::string gpu_bus_id() { return str("emulator of process ", getpid()); }
 
 #endif
 

@@ -1,5 +1,6 @@
 // The GPU as the rest of the program sees it: memory, copies, and waiting. One GPU a process, one stream on which
-// everything happens in order. In a build without CUDA all of this is the emulator's (kernels/cuda/emulator.h).
+// everything happens in order, and beside it one on which a library moves memory between GPUs. In a build without CUDA
+// all of this is the emulator's (kernels/cuda/emulator.h).
 //
 // All of these throw Error with Exit::device, and what the driver says, if a call fails, or one before it has.
 #pragma once
@@ -15,6 +16,11 @@ namespace crossply {
 
 // "NVIDIA H200, 139.8 GiB, compute capability 9.0". Throws Exit::device, with what to do, if there is no usable GPU.
 std::string describe_gpu();
+
+// Takes the GPU of this process before anything else asks for one: the only one that is visible, else the one of this
+// number among the processes of the machine. Throws Exit::usage if there are fewer.
+CUDA_TWIN void select_gpu(int local_rank);
+CUDA_TWIN std::string gpu_bus_id();  // "0000:1B:00.0": of the GPU in its machine
 
 // The GPU as a device (kernels/cuda/device.cpp). Throws what describe_gpu throws.
 CUDA_TWIN std::unique_ptr<Device> make_cuda_device();
@@ -44,6 +50,17 @@ void begin_capture();
 std::shared_ptr<void> end_capture();
 void abandon_capture();
 void launch_graph(const std::shared_ptr<void>& graph);
+
+// The transfer stream: memory that a library moves while the stream above computes. What comes onto it after
+// start_transfers begins after all that the other stream has been given by then; what comes onto the other stream after
+// wait_for_transfers begins after the transfers that the ticket counts. All of it may be recorded; then a ticket is
+// waited for within its recording, and all transfers of a recording before its end.
+void* transfer_stream();  // a cudaStream_t
+void start_transfers();
+int64_t mark_transfers();  // a ticket: of all transfers so far
+void wait_for_transfers(int64_t ticket);
+void synchronize_transfers();  // the host waits for all of them
+
 // Slots of scratch memory: from 0 on they are any kernel's; these are of kernels that call others.
 constexpr int cross_entropy_slot = 6, matmul_slot = 7;
 // How often the kernels' scratch memory has moved: a graph from before that would write into memory that is gone.

@@ -262,7 +262,6 @@ std::map<void*, Mapping> mappings;
 const Mapping* last_stored = nullptr;  // into which: mostly the next one, too
 int protection = PROT_NONE;            // of what is not guarded
 std::mutex mappings_lock;              // for both
-std::shared_ptr<Works> captured;
 
 // Only while this lives may anybody touch device memory.
 class Open {
@@ -280,13 +279,10 @@ class Open {
 };
 }  // namespace
 
-void enqueue(std::function<void()> work) {
-  if (captured != nullptr) return captured->push_back(std::move(work));
+void touch(const std::function<void()>& work) {
   const Open open;
   work();
 }
-std::shared_ptr<Works> capture(std::shared_ptr<Works> into) { return std::exchange(captured, std::move(into)); }
-bool captures() { return captured != nullptr; }
 
 namespace {
 // The mapping that holds this, or null. To be called under the lock.

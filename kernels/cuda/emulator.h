@@ -72,12 +72,39 @@ void set_shared_limit(const void* kernel, size_t bytes);
 void run(const char* name, const void* kernel, dim3 grid, dim3 block, size_t shared_bytes,
          const std::function<void()>& body);
 
-// Does this now, or adds it to the works that are captured, if some are. Only such work may touch device memory:
-// everybody else who does is killed.
-using Works = std::vector<std::function<void()>>;
+// Does this with device memory open: everybody else who touches that is killed.
+void touch(const std::function<void()>& work);
+
+// Two queues, as two streams of a GPU (kernels/cuda/emulator_lanes.cpp). Work of the compute lane is done when it is
+// asked for. A transfer waits in its queue, of which as much is done when another comes as the policy says: nothing
+// (lazy), all (eager), or a number drawn by lot; and what the compute lane or the host waits for is done then. So a
+// missing wait shows in the results. The ranks of a job need one policy and seed, or they may wait for each other.
+// CROSSPLY_TRANSFERS: lazy (the default), eager, or the seed of the lots.
+enum class Transfers { lazy, eager, by_lot };
+void set_transfers(Transfers policy, uint64_t seed = 0);
+
+// Does this now, or adds it to what is captured.
 void enqueue(std::function<void()> work);
-std::shared_ptr<Works> capture(std::shared_ptr<Works> into);  // null: no more; returns what was captured into before
+// begin is done when it is asked for, run later, each with device memory open. Throws Exit::internal unless the lane
+// waits for all that the compute lane did before.
+void enqueue_transfer(std::function<void()> begin, std::function<void()> run);
+void fork_transfers();
+int64_t mark_transfers();
+void join_transfers(int64_t ticket);  // of the same recording, or of none
+void finish_transfers();              // for the host
+
+struct Work {
+  enum Kind { compute, transfer, fork, join } kind;
+  std::function<void()> run, begin;  // begin: of a transfer
+  int64_t ticket = 0;                // of a join: transfers of the recording
+};
+using Works = std::vector<Work>;
+void begin_capture();
+std::shared_ptr<Works>
+end_capture();  // throws Exit::internal if the compute lane does not wait for all transfers in it
+void abandon_capture();
 bool captures();
+void launch(const Works& works);
 // Throws Exit::device if this points into the host's memory; null does not. Asked of a kernel's pointers, not of those
 // in structs.
 void check_device_memory(const char* name, const void* data);

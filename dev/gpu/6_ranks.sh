@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Two ranks on one GPU, by NCCL: they move memory, recorded too; their weights have one rank's bits; they end when they
+# must. For what is right only: ranks that share a GPU take turns.
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+build train_lime tests generate
+export CROSSPLY_SHARE_GPU=1
+[ "$DEVICE" != cuda ] || step "the GPU" 20 nvidia-smi
+# The first line that NCCL prints is its version.
+step "memory moves" 120 "$BIN/tests" -d '-tc=nccl: ranks move memory*' || finish
+step "a recorded step has the bits of the step" 120 "$BIN/tests" -d '-tc=nccl: a recorded step*'
+step "a rank leaves while its GPU waits" 60 "$BIN/tests" -d '-tc=nccl: a rank can leave*'
+
+trainer=("$BIN/train_lime")
+[ "$DEVICE" != emulator ] || trainer=("$BIN/tests" run train_lime)
+sizes=(--width 512 --layers 4 --heads 8 --kv-heads 4 --ffn 1536 --seq 512 --batch 4)
+[ -z "$SMALL" ] || sizes=(--width 32 --layers 2 --heads 4 --kv-heads 2 --ffn 48 --seq 32 --batch 2)
+for dtype in fp32 bf16; do
+  step "two ranks have the bits of one, $dtype" 90 "$tools/two_ranks.sh" "${trainer[@]}" --device "$DEVICE" --dtype $dtype \
+    --data "$(tokens 8192)" --vocab 8192 "${sizes[@]}"
+done
+for fault in kill hang; do
+  step "a rank's $fault ends both" 150 "$tools/lost_rank.sh" $fault "${trainer[@]}" --device "$DEVICE" \
+    --data "$(tokens 8192)" --vocab 8192 "${sizes[@]}"
+done
+finish
