@@ -96,10 +96,13 @@ int64_t every(int64_t flag, int64_t steps) { return flag > 0 ? flag : std::max<i
 RunDir claim_run_dir(const TrainOptions& o) {
   refuse_too_large(o, *make_device(o.device));  // as one that is not there, before the run directory exists
   catch_stop_signals();                         // before there is anything to leave behind
-  RunDir dir(o.out);
-  check_run_dir(o);  // again, now that nobody else changes it
-  remove_leftovers_of(o.out);
-  remove_leftovers_in(o.out);
+  RunDir dir(o.out, o.job->place);
+  if (o.job->place.leads()) {
+    check_run_dir(o);  // again, now that nobody else changes it
+    remove_leftovers_of(o.out);
+    remove_leftovers_in(o.out);
+  }
+  dir.mark(*o.job);
   return dir;
 }
 
@@ -129,6 +132,7 @@ std::string Run::begin() {
             first_ == o_.steps ? ", the last one: the run is done; a larger --steps continues it" : ""));
   say(trainer_.schedule_change());
   say(trainer_.device_change());
+  say(trainer_.ranks_change());
   say(str(format_count(trainer_.params().count()), " parameters, ", trainer_.device().describe(), ", ",
           format_bytes(static_cast<double>(trainer_.memory())), " for the model and its activations"));
   say(describe_data(o_, data_));
@@ -192,7 +196,7 @@ void Run::write_metrics() {
 void Run::save() {
   saved_ = trainer_.steps_done();
   metrics_.sync();
-  trainer_.save(step_dir(o_.out, saved_), data_.tokenizer);
+  trainer_.save(step_dir(o_.out, saved_), data_.tokenizer, [&] { dir_.check_mine(); });
   dir_.check_present();
   remove_old_checkpoints(o_.out, o_.keep);
   const std::string title = o_.config.arch + " on " + short_name(o_.data.spec);
