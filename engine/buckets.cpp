@@ -30,10 +30,10 @@ int64_t Buckets::largest() const {
   return most;
 }
 
-std::vector<OwnPart> Buckets::own_parts(const Parameter& row) const {
+std::vector<OwnPart> Buckets::parts_of(const Parameter& row, int rank) const {
   std::vector<OwnPart> parts;
   for (auto bucket = list_.rbegin(); bucket != list_.rend(); ++bucket) {
-    const Range own = bucket->slice_of(rank_);
+    const Range own = bucket->slice_of(rank);
     const int64_t begin = std::max(own.begin, row.offset), end = std::min(own.end, row.offset + row.shape.numel());
     if (begin < end) parts.push_back({begin - row.offset, end - row.offset, bucket->own + begin - own.begin});
   }

@@ -39,7 +39,7 @@ struct Bucket {
   Range own_range() const { return {own, own + slice}; }
 };
 
-// Elements [begin, end) of a row, which lie from `own` on in an array of own slices.
+// Elements [begin, end) of a row, which lie from `own` on in their owner's array of own slices.
 struct OwnPart {
   int64_t begin, end, own;
 };
@@ -55,8 +55,8 @@ class Buckets {
   int64_t largest() const;                                   // elements of the largest bucket
   int rank() const { return rank_; }
   int size() const { return size_; }
-  // What this rank owns of a row, in its order.
-  std::vector<OwnPart> own_parts(const Parameter& row) const;
+  // What a rank owns of a row, in its order.
+  std::vector<OwnPart> parts_of(const Parameter& row, int rank) const;
 
  private:
   int rank_, size_;

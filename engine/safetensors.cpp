@@ -207,9 +207,11 @@ float float_of_half(uint16_t half) {
 
 float float_of_bfloat(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
 
+// Elements [first, first + numel) of those that begin at a byte.
 template <class Raw, class Out, class Decode>
-void read_converted(const InputFile& file, uint64_t offset, int64_t numel, Out* out, Decode decode) {
+void read_converted(const InputFile& file, uint64_t begin, int64_t first, int64_t numel, Out* out, Decode decode) {
   const size_t count = static_cast<size_t>(numel), chunk = std::min<size_t>(count, 1 << 17);
+  const uint64_t offset = begin + static_cast<uint64_t>(first) * sizeof(Raw);
   std::vector<Raw> raw(chunk);
   for (size_t i = 0; i < count; i += chunk) {
     const size_t n = std::min(chunk, count - i);
@@ -290,19 +292,22 @@ const TensorInfo* SafetensorsFile::find(const std::string& name) const {
 }
 
 template <class Out>
-void SafetensorsFile::read_real(const TensorInfo& info, Out* out) const {
-  const uint64_t offset = data_start_ + info.begin;
-  const int64_t numel = info.numel();
+void SafetensorsFile::read_real(const TensorInfo& info, int64_t first, int64_t count, Out* out) const {
+  CHECK_THAT(first >= 0 && count >= 0 && first + count <= info.numel(), first, " + ", count, " of ", info.str());
+  const uint64_t begin = data_start_ + info.begin;
   const auto same = [](auto x) { return x; };
-  if (info.dtype == "F32") read_converted<float>(file_, offset, numel, out, same);
-  else if (info.dtype == "F64") read_converted<double>(file_, offset, numel, out, same);
-  else if (info.dtype == "F16") read_converted<uint16_t>(file_, offset, numel, out, float_of_half);
-  else if (info.dtype == "BF16") read_converted<uint16_t>(file_, offset, numel, out, float_of_bfloat);
+  if (info.dtype == "F32") read_converted<float>(file_, begin, first, count, out, same);
+  else if (info.dtype == "F64") read_converted<double>(file_, begin, first, count, out, same);
+  else if (info.dtype == "F16") read_converted<uint16_t>(file_, begin, first, count, out, float_of_half);
+  else if (info.dtype == "BF16") read_converted<uint16_t>(file_, begin, first, count, out, float_of_bfloat);
   else fail(Exit::bad_data, path(), ": tensor ", info.str(), " is not F64, F32, F16 or BF16: convert it first");
 }
 
-void SafetensorsFile::read_f32(const TensorInfo& info, float* out) const { read_real(info, out); }
-void SafetensorsFile::read_f64(const TensorInfo& info, double* out) const { read_real(info, out); }
+void SafetensorsFile::read_f32(const TensorInfo& info, float* out) const { read_real(info, 0, info.numel(), out); }
+void SafetensorsFile::read_f32(const TensorInfo& info, int64_t first, int64_t count, float* out) const {
+  read_real(info, first, count, out);
+}
+void SafetensorsFile::read_f64(const TensorInfo& info, double* out) const { read_real(info, 0, info.numel(), out); }
 
 void SafetensorsFile::read_raw(const TensorInfo& info, const std::string& dtype, void* out) const {
   if (info.dtype != dtype) {

@@ -34,13 +34,15 @@ class SafetensorsFile {
 
   // out: info.numel() numbers, from F64, F32, F16 or BF16. Any other dtype is Exit::bad_data.
   void read_f32(const TensorInfo& info, float* out) const;
+  // The same of `count` elements from `first` on, in the order of the bytes.
+  void read_f32(const TensorInfo& info, int64_t first, int64_t count, float* out) const;
   void read_f64(const TensorInfo& info, double* out) const;
   // out: the bytes as they are, for integers; the tensor must be of this dtype.
   void read_raw(const TensorInfo& info, const std::string& dtype, void* out) const;
 
  private:
   template <class Out>
-  void read_real(const TensorInfo& info, Out* out) const;
+  void read_real(const TensorInfo& info, int64_t first, int64_t count, Out* out) const;
   InputFile file_;
   uint64_t data_start_ = 0;
   std::vector<TensorInfo> tensors_;

@@ -46,16 +46,24 @@ std::string sha256_of(const InputFile& file) {
   return hash.hex();
 }
 
-void write_manifest(const std::string& path, const Manifest& manifest) {
-  nlohmann::json files = nlohmann::json::object();
-  for (const auto& [name, entry] : manifest) files[name] = {{"bytes", entry.bytes}, {"sha256", entry.sha256}};
-  write_file_atomically(path, nlohmann::json{{"files", files}}.dump(2) + "\n");
+// Brings a file to the disk and reads it.
+FileEntry entry_of(const std::string& path) {
+  sync_file(path);
+  const InputFile file(path);
+  return {file.size(), sha256_of(file)};
 }
 
-Manifest read_manifest(const std::string& path) {
+std::string text_of(const Manifest& manifest) {
+  nlohmann::json files = nlohmann::json::object();
+  for (const auto& [name, entry] : manifest) files[name] = {{"bytes", entry.bytes}, {"sha256", entry.sha256}};
+  return nlohmann::json{{"files", files}}.dump(2) + "\n";
+}
+
+// path: for errors.
+Manifest parse_manifest(const std::string& text, const std::string& path) {
   Manifest manifest;
   try {
-    const auto json = parse_json(read_file(path, max_manifest), path);
+    const auto json = parse_json(text, path);
     for (const auto& [name, entry] : json.at("files").items()) {
       if (!is_plain_name(name)) fail(Exit::bad_data, path, ": lists a file outside its directory");
       if (!entry.at("bytes").is_number_unsigned()) fail(Exit::bad_data, path, ": the size of ", name, " is no integer");
@@ -67,6 +75,8 @@ Manifest read_manifest(const std::string& path) {
   if (manifest.empty()) fail(Exit::bad_data, path, ": lists no files");
   return manifest;
 }
+
+Manifest read_manifest(const std::string& path) { return parse_manifest(read_file(path, max_manifest), path); }
 
 // Fails unless every listed file is there with the listed size and, if `contents`, the listed digest.
 void verify(const std::string& dir, bool contents) {
@@ -203,7 +213,7 @@ bool is_leftover(const std::string& name, std::string* of) {
 bool is_leftover_of_run(const std::string& name) {
   std::string of;
   if (!is_leftover(name, &of)) return false;
-  for (const std::string file : {"metrics.jsonl", "flags.json", "curve.svg"})
+  for (const std::string file : {"metrics.jsonl", "flags.json", "curve.svg", ".job", ".meet"})
     if (of == file || of.starts_with(file + ".kept-")) return true;
   const std::string start = "step_";
   if (of.starts_with("damaged_")) of = of.substr(8);
@@ -220,10 +230,11 @@ std::string free_kept_name(const std::string& path) {
   return str(path, ".kept-", number);
 }
 
-bool holds_only_leftovers(const std::string& dir, const std::string& besides) {
+bool holds_only_leftovers(const std::string& dir, const std::vector<std::string>& besides) {
   const auto names = names_in(dir);
-  return std::all_of(names.begin(), names.end(),
-                     [&](const std::string& name) { return name == besides || is_leftover_of_run(name); });
+  return std::all_of(names.begin(), names.end(), [&](const std::string& name) {
+    return std::find(besides.begin(), besides.end(), name) != besides.end() || is_leftover_of_run(name);
+  });
 }
 
 void remove_leftovers_in(const std::string& run_dir) {
@@ -243,7 +254,7 @@ void remove_leftovers_of(const std::string& path) {
 
 CheckpointWriter::~CheckpointWriter() {
   std::error_code ignored;  // a destructor cannot report; remove_old_checkpoints tries again
-  if (!temporary_.empty()) fs::remove_all(temporary_, ignored);
+  if (!temporary_.empty() && !joined_) fs::remove_all(temporary_, ignored);
 }
 
 void CheckpointWriter::begin(const std::string& final_dir) {
@@ -262,23 +273,43 @@ void CheckpointWriter::begin(const std::string& final_dir) {
   temporary_ = temporary;
 }
 
+std::string CheckpointWriter::building() const {
+  CHECK_THAT(!temporary_.empty(), "begin() comes first");
+  return fs::path(temporary_).filename().string();
+}
+
+void CheckpointWriter::join(const std::string& final_dir, const std::string& building) {
+  CHECK_THAT(temporary_.empty() && is_plain_name(building), building, " beside ", final_dir);
+  final_ = full_path(final_dir);
+  temporary_ = parent_of(final_) + "/" + building;
+  joined_ = true;
+}
+
 std::string CheckpointWriter::path(const std::string& file) const {
   CHECK_THAT(!temporary_.empty(), "begin() comes first");
   CHECK_THAT(is_plain_name(file) && file != manifest_name, "not a name for a file of a checkpoint: ", file);
   return temporary_ + "/" + file;
 }
 
-void CheckpointWriter::commit() {
-  CHECK_THAT(!temporary_.empty(), "begin() comes first");
+std::string CheckpointWriter::record(const std::vector<std::string>& files) const {
   Manifest manifest;
-  for (const std::string& name : names_in(temporary_)) {
-    const std::string file_path = temporary_ + "/" + name;
-    sync_file(file_path);
-    const InputFile file(file_path);
-    manifest[name] = {file.size(), sha256_of(file)};
-  }
+  for (const std::string& file : files) manifest[file] = entry_of(path(file));
+  return text_of(manifest);
+}
+
+void CheckpointWriter::commit(const std::vector<std::string>& records) {
+  CHECK_THAT(!temporary_.empty() && !joined_, "begin() comes first");
+  Manifest manifest;
+  for (const std::string& record : records)
+    for (const auto& [name, entry] : parse_manifest(record, "another process's record"))
+      CHECK_THAT(manifest.emplace(name, entry).second, "two processes wrote ", name);
+  for (const auto& [name, entry] : manifest)
+    if (const uint64_t bytes = InputFile(path(name)).size(); bytes != entry.bytes)
+      fail(Exit::io, path(name), ": has ", bytes, " bytes here, where another process wrote ", entry.bytes);
+  for (const std::string& name : names_in(temporary_))
+    if (!manifest.contains(name)) manifest[name] = entry_of(temporary_ + "/" + name);
   CHECK_THAT(!manifest.empty(), "a checkpoint without files: ", final_);
-  write_manifest(temporary_ + "/" + manifest_name, manifest);  // syncs itself and the directory
+  write_file_atomically(temporary_ + "/" + manifest_name, text_of(manifest));  // syncs itself and the directory
   publish();
 }
 

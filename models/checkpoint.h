@@ -3,6 +3,10 @@
 //
 // All of it is built under a temporary name beside the final one, .tmp-NAME-PID, brought to the disk, and then renamed.
 // A directory that holds a file which no checkpoint lists, somebody's notes, is never removed.
+//
+// Several processes write one together: the first begins it and tells the others building(), they join(), all write
+// their files, the others tell the first their record(), and it commits. Whoever dies before that, the old
+// checkpoint stays. What they tell each other goes ways that this file does not know (train/trainer.cpp).
 #pragma once
 
 #include <cstdint>
@@ -16,21 +20,28 @@ namespace crossply {
 class CheckpointWriter {
  public:
   CheckpointWriter() = default;
-  ~CheckpointWriter();  // without commit(): removes the temporary directory
+  ~CheckpointWriter();  // without commit(): removes the temporary directory, if begin() made it
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
   // final_dir may be new, empty, or a checkpoint that is going to be replaced; its parents are created.
   void begin(const std::string& final_dir);
+  // The name of the temporary directory, which stands beside the final one; and in another process, what this gave.
+  std::string building() const;
+  void join(const std::string& final_dir, const std::string& building);
   // Where to write a file of the checkpoint; `file` is a plain name.
   std::string path(const std::string& file) const;
+  // Brings files that were written to the disk. Returns their sizes and digests, as text for the process that commits.
+  std::string record(const std::vector<std::string>& files) const;
   // After this returns the checkpoint is on the disk. A checkpoint it replaces is there until the new one is, and stays
-  // as NAME.kept-1, -2, ... if it held files that it did not list.
-  void commit();
+  // as NAME.kept-1, -2, ... if it held files that it did not list. records: of the files that others wrote, which are
+  // not read again.
+  void commit(const std::vector<std::string>& records = {});
 
  private:
   void publish();
   std::string final_, temporary_;
+  bool joined_ = false;
 };
 
 // Reads every byte. If false, *why says what is wrong. That is only what is proven: contents other than the
@@ -71,9 +82,9 @@ void set_aside_damaged_checkpoints(const std::string& run_dir);
 void remove_old_checkpoints(const std::string& run_dir, int64_t keep);
 
 // Temporaries of dead processes, which a kill leaves. The first: whether there is nothing else in a directory, but for
-// a file `besides`. The second: removes them there. The third: removes those of this one file or directory, from
+// the files `besides`. The second: removes them there. The third: removes those of this one file or directory, from
 // beside it.
-bool holds_only_leftovers(const std::string& dir, const std::string& besides = "");
+bool holds_only_leftovers(const std::string& dir, const std::vector<std::string>& besides = {});
 void remove_leftovers_in(const std::string& run_dir);
 void remove_leftovers_of(const std::string& path);
 

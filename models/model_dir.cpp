@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <deque>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -20,10 +21,8 @@ struct Found {
   const TensorInfo* info;
 };
 
-std::vector<int64_t> sizes(const Shape& shape) { return {shape.dim.begin(), shape.dim.begin() + shape.rank}; }
-
 void check_shape(const std::string& path, const TensorInfo& info, const Parameter& row) {
-  if (info.shape != sizes(row.shape))
+  if (info.shape != sizes_of(row.shape))
     fail(Exit::bad_data, path, ": ", info.str(), " does not fit the configuration, which makes it ", row.shape.str());
 }
 
@@ -106,38 +105,60 @@ void load_initial_weights(const std::string& dir, const Config& source, const Co
   for (const auto& [row, tensor] : taken) read_row(*tensor, params, *row);
 }
 
-void save_tensors(const std::string& path, const ParameterTable& params, const std::vector<RowTensors>& arrays,
+std::vector<NamedTensor> values_of(const ParameterTable& params) {
+  std::vector<NamedTensor> values;
+  for (const Parameter& row : params.rows()) values.push_back({row.name, row.value});
+  return values;
+}
+
+std::vector<NamedTensor> gradients_of(const ParameterTable& params) {
+  std::vector<NamedTensor> gradients;
+  for (const Parameter& row : params.rows()) gradients.push_back({row.name, row.grad});
+  return gradients;
+}
+
+void save_tensors(const std::string& path, const ParameterTable& params, const std::vector<NamedTensor>& tensors,
                   const std::map<std::string, std::string>& metadata) {
   const bool readable = params.device().stream().backend != Backend::cuda;  // by this program, where it is
   std::deque<std::vector<float>> copies;
-  std::vector<TensorToWrite> tensors;
-  for (const RowTensors& array : arrays) {
-    for (const Parameter& row : params.rows()) {
-      const Tensor tensor = array.of(row);
-      const bool as_it_is = readable && tensor.dtype == Dtype::f32;
-      const float* data = as_it_is ? tensor.as<float>() : copies.emplace_back(params.read(tensor)).data();
-      tensors.push_back({array.prefix + row.name, "F32", sizes(row.shape), data});
-    }
+  std::vector<TensorToWrite> to_write;
+  for (const auto& [name, tensor] : tensors) {
+    const bool as_it_is = readable && tensor.dtype == Dtype::f32;
+    const float* data = as_it_is ? tensor.as<float>() : copies.emplace_back(params.read(tensor)).data();
+    to_write.push_back({name, "F32", sizes_of(tensor.shape), data});
   }
-  write_safetensors(path, tensors, metadata);
+  write_safetensors(path, to_write, metadata);
 }
 
-void load_tensors(const std::string& path, ParameterTable& params, const std::vector<RowTensors>& arrays) {
-  const SafetensorsFile file(path);
-  if (file.tensors().size() != arrays.size() * params.rows().size())
-    fail(Exit::bad_data, path, ": ", file.tensors().size(), " tensors, expected ",
-         arrays.size() * params.rows().size());
-  std::vector<float> host;
-  for (const RowTensors& array : arrays) {
-    for (const Parameter& row : params.rows()) {
-      const TensorInfo* info = file.find(array.prefix + row.name);
-      if (info == nullptr) fail(Exit::bad_data, path, ": tensor \"", array.prefix, row.name, "\" is missing");
-      check_shape(path, *info, row);
-      host.resize(static_cast<size_t>(row.shape.numel()));
-      file.read_f32(*info, host.data());
-      params.device().copy_in(array.of(row).as<float>(), host.data(), host.size() * sizeof(float));
-    }
+std::vector<std::string> save_weights(const CheckpointWriter& writer, const ParameterTable& params, int rank, int size,
+                                      int64_t most) {
+  std::vector<std::vector<NamedTensor>> shards(1);
+  int64_t bytes = 0, total = 0;
+  for (const NamedTensor& value : values_of(params)) {
+    const int64_t more = value.tensor.numel() * static_cast<int64_t>(sizeof(float));
+    if (size > 1 && !shards.back().empty() && bytes + more > most) shards.emplace_back(), bytes = 0;
+    shards.back().push_back(value);
+    bytes += more, total += more;
   }
+  std::vector<std::string> written;
+  const auto save = [&](const std::string& name, const std::vector<NamedTensor>& tensors) {
+    save_tensors(writer.path(name), params, tensors);
+    written.push_back(name);
+  };
+  const int n = static_cast<int>(shards.size());
+  if (n == 1 && rank == 0) save("model.safetensors", shards[0]);
+  if (n == 1) return written;
+  nlohmann::json index = {{"metadata", {{"total_size", total}}}, {"weight_map", nlohmann::json::object()}};
+  for (int i = 0; i < n; ++i) {
+    char name[64];
+    std::snprintf(name, sizeof name, "model-%05d-of-%05d.safetensors", i + 1, n);
+    for (const NamedTensor& tensor : shards[static_cast<size_t>(i)]) index["weight_map"][tensor.name] = name;
+    if (i % size == rank) save(name, shards[static_cast<size_t>(i)]);
+  }
+  if (rank > 0) return written;
+  written.push_back("model.safetensors.index.json");
+  write_file_atomically(writer.path(written.back()), index.dump(2) + "\n");
+  return written;
 }
 
 void save_config(const std::string& path, const Config& config) {

@@ -8,6 +8,7 @@
 
 #include "engine/params.h"
 #include "engine/safetensors.h"
+#include "models/checkpoint.h"
 #include "models/config.h"
 
 namespace crossply {
@@ -20,18 +21,25 @@ void load_weights(const std::string& dir, const Config& config, ParameterTable& 
 // plain LLaMA becomes. What the source has no tensor for keeps its value.
 void load_initial_weights(const std::string& dir, const Config& source, const Config& config, ParameterTable& params);
 
-// A tensor for every parameter: its value, its gradient, its moments. In files they are called prefix + parameter.
-struct RowTensors {
-  std::string prefix;
-  std::function<Tensor(const Parameter&)> of;
+// Tensors and their names in a file.
+struct NamedTensor {
+  std::string name;
+  Tensor tensor;
 };
-inline Tensor value_of(const Parameter& row) { return row.value; }
-inline Tensor gradient_of(const Parameter& row) { return row.grad; }
-// All of these as one safetensors file of fp32 tensors.
-void save_tensors(const std::string& path, const ParameterTable& params, const std::vector<RowTensors>& arrays,
+// Every row's value, or its gradient, under the row's name.
+std::vector<NamedTensor> values_of(const ParameterTable& params);
+std::vector<NamedTensor> gradients_of(const ParameterTable& params);
+// All of these, of the table's device, as one safetensors file of fp32 tensors.
+void save_tensors(const std::string& path, const ParameterTable& params, const std::vector<NamedTensor>& tensors,
                   const std::map<std::string, std::string>& metadata = {});
-// The same back into f32 tensors; names and shapes must match exactly.
-void load_tensors(const std::string& path, ParameterTable& params, const std::vector<RowTensors>& arrays);
+// The values of all rows, which this and all other ranks of a job call with the same: rank 0 writes model.safetensors;
+// where that would be of more than `most` bytes and there are several, they write Hugging Face's shards,
+// model-0000i-of-0000n.safetensors with i = 1 to n, in turns, and rank 0 the index. No tensor is split. Returns the
+// names of the files that this rank wrote.
+std::vector<std::string> save_weights(const CheckpointWriter& writer, const ParameterTable& params, int rank, int size,
+                                      int64_t most);
+// A shape in a file's words.
+inline std::vector<int64_t> sizes_of(const Shape& shape) { return {shape.dim.begin(), shape.dim.begin() + shape.rank}; }
 
 void save_config(const std::string& path, const Config& config);
 

@@ -12,7 +12,7 @@ namespace {
 
 void save(TinyModel& model, const std::string& dir) {
   save_config(dir + "/config.json", model.config);
-  save_tensors(dir + "/model.safetensors", model.params, {{"", value_of}});
+  save_tensors(dir + "/model.safetensors", model.params, values_of(model.params));
 }
 
 // A model with `source`'s weights as a trainer starts it, the rest by its own rules.
@@ -93,10 +93,10 @@ TEST_CASE("init: a damaged directory stays an error, whatever it is to become") 
   write_safetensors(path, {{"model.norm.weight", "F32", {8}, host.data()}});
   check_fails(Exit::bad_data, {path, "is missing"}, [&] { start_from(dir.path.string(), lime); });
   llama.params.remove(name);
-  save_tensors(path, llama.params, {{"", value_of}});
+  save_tensors(path, llama.params, values_of(llama.params));
   check_fails(Exit::bad_data, {path, name}, [&] { start_from(dir.path.string(), lime); });
   TinyModel routed(tiny_config("lime"), "cpu");
-  save_tensors(path, routed.params, {{"", value_of}});  // a lime's tensors under a llama's config
+  save_tensors(path, routed.params, values_of(routed.params));  // a lime's tensors under a llama's config
   check_fails(Exit::bad_data, {path, "lime_router"}, [&] { start_from(dir.path.string(), lime); });
 }
 

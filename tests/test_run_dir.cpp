@@ -131,7 +131,7 @@ TEST_CASE("run directory: flags.json gives every setting back, and no value that
   o.lr = 0.1, o.router_lr = 1.0 / 3, o.lr_floor = 0.25, o.schedule = "linear";
   o.adamw.weight_decay = 0.3, o.adamw.beta1 = 0.8, o.adamw.beta2 = 0.99, o.adamw.clip = 2;
   o.decay_all = true, o.seed = 18446744073709551615u;
-  o.device = "reference", o.dtype = "bf16", o.matmul = "bf16x3", o.plan = "distinct";
+  o.device = "reference", o.dtype = "bf16", o.matmul = "bf16x3", o.plan = "distinct", o.sum = "tree";
   o.eval_every = 3, o.eval_samples = 4, o.answer_samples = 5, o.save_every = 6, o.keep = 7;
   const json saved = all_settings(o);
   auto write = [&](const json& settings) { write_text(scratch.file("flags.json"), settings.dump()); };
@@ -151,11 +151,15 @@ TEST_CASE("run directory: flags.json gives every setting back, and no value that
   older["schedule"] = "cosine1";
   write(older);
   CHECK(read()["schedule"] == "cosine_to_floor");
+  CHECK(older.erase("sum") == 1);
+  write(older);
+  CHECK(read()["sum"] == "running");
   write(saved);
   CHECK(error_of([&] { read("llama"); }).code == Exit::usage);
   const json spoilt_values = R"({"steps": [-5, 0, "many", 1e30, 18446744073709551615], "batch": [0, 2.5, 2199023255552],
       "keep": [-1], "seq": [[]], "lr": ["fast", -1], "lr_floor": [2], "beta2": [1], "seed": [-1], "data": [7],
-      "decay_all": [1], "schedule": ["flat"], "dtype": ["fp17"], "matmul": ["fp8"], "config": [3, {}]})"_json;
+      "decay_all": [1], "schedule": ["flat"], "dtype": ["fp17"], "matmul": ["fp8"], "sum": ["all", 1],
+      "config": [3, {}]})"_json;
   for (const auto& [key, values] : spoilt_values.items())
     for (const json& value : values) {
       json spoilt = saved;

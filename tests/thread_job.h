@@ -4,6 +4,7 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <atomic>
 #include <barrier>
 #include <cstring>
 #include <exception>
@@ -22,21 +23,26 @@ class Threads {
  public:
   explicit Threads(int size) : size_(size), barrier_(size), pointers_(static_cast<size_t>(size)) {}
 
-  // Calls body with everybody's pointers, by rank, while nobody goes on.
+  // Calls body with everybody's pointers, by rank, while nobody goes on. Throws Exit::peer_lost where one has left.
   template <class F>
   void meet(int rank, const void* mine, F&& body) {
     pointers_[static_cast<size_t>(rank)] = mine;
     barrier_.arrive_and_wait();
+    if (left_) fail(Exit::peer_lost, "a rank has left, and rank ", rank, " met nobody");
     body(pointers_);
     barrier_.arrive_and_wait();
   }
   int size() const { return size_; }
   // A rank that ends early, with an error: the others must not wait for it.
-  void leave() { barrier_.arrive_and_drop(); }
+  void leave() {
+    left_ = true;
+    barrier_.arrive_and_drop();
+  }
 
  private:
   int size_;
   std::barrier<> barrier_;
+  std::atomic<bool> left_ = false;
   std::vector<const void*> pointers_;
 };
 
@@ -139,23 +145,27 @@ class ThreadJob : public Job {
   Vote mine_;
 };
 
-// Runs body(job) on every rank of a job of this size, each on one thread. Rethrows what the first of them threw.
+// Runs body(job) on every rank of a job of this size, each on one thread. Rethrows what the first of them threw, if not
+// only that it missed another.
 inline void on_ranks(int size, const std::function<void(const std::shared_ptr<Job>&)>& body) {
   if (size == 1) return body(one_rank_job());
   Threads shared(size);
-  std::vector<std::exception_ptr> errors(static_cast<size_t>(size));
+  std::vector<std::exception_ptr> errors(static_cast<size_t>(size)), missed(errors.size());
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank)
     threads.emplace_back([&, rank] {
       omp_set_num_threads(1);
       try {
         body(std::make_shared<ThreadJob>(shared, rank));
+      } catch (const Error& error) {
+        (error.code == Exit::peer_lost ? missed : errors)[static_cast<size_t>(rank)] = std::current_exception();
       } catch (...) {
         errors[static_cast<size_t>(rank)] = std::current_exception();
       }
       shared.leave();
     });
   for (std::thread& thread : threads) thread.join();
+  errors.insert(errors.end(), missed.begin(), missed.end());
   for (const std::exception_ptr& error : errors)
     if (error) std::rethrow_exception(error);
 }

@@ -57,6 +57,7 @@ struct TrainOptions {
   std::string plan = "reuse";
   std::string sum = "running";               // train/exchange.h
   int64_t bucket_bytes = int64_t{64} << 20;  // of gradients that are exchanged at once; tests have smaller ones
+  int64_t shard_bytes = 5'000'000'000;       // of weights in a file, where several ranks write; tests have smaller ones
   double peer_timeout = 30;                  // seconds of silence after which another rank is lost
   int64_t check_replicas = 1000;             // steps between comparisons of the ranks' weights; 0: never
   bool log_ranks = false;                    // print what other ranks than the first say

@@ -110,10 +110,14 @@ int64_t every(int64_t flag, int64_t steps) { return flag > 0 ? flag : std::max<i
 RunDir claim_run_dir(TrainOptions& o) {
   refuse_too_large(o, *make_device(o.device));  // as one that is not there, before the run directory exists
   catch_stop_signals();                         // before there is anything to leave behind
-  RunDir dir(o.out);
-  check_run_dir(o);  // again, now that nobody else changes it
-  remove_leftovers_of(o.out);
-  remove_leftovers_in(o.out);
+  RunDir dir(o.out, o.job->place);
+  if (o.job->place.leads()) {
+    check_run_dir(o);  // again, now that nobody else changes it
+    remove_leftovers_of(o.out);
+    remove_leftovers_in(o.out);
+  }
+  join_ranks(o);
+  dir.mark(*o.job);
   return dir;
 }
 
@@ -145,6 +149,7 @@ void Run::begin() {
             first_ == o_.steps ? ", the last one: the run is done; a larger --steps continues it" : ""));
   say(trainer_.schedule_change());
   say(trainer_.device_change());
+  say(trainer_.ranks_change());
   say(str(format_count(trainer_.params().count()), " parameters, ", trainer_.device().describe(), ", ",
           format_bytes(static_cast<double>(trainer_.memory())), " for the model and its activations"));
   say(describe_data(o_, data_));
@@ -227,7 +232,7 @@ void Run::save() {
   saved_ = trainer_.steps_done();
   o_.job->enter(Stage::save, saved_);
   if (metrics_) metrics_->sync();
-  trainer_.save(step_dir(o_.out, saved_), data_.tokenizer);
+  trainer_.save(step_dir(o_.out, saved_), data_.tokenizer, [&] { dir_.check_mine(); });
   if (!o_.job->place.leads()) return;
   dir_.check_present();
   remove_old_checkpoints(o_.out, o_.keep);

@@ -3,26 +3,52 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <random>
+#include <thread>
 
 #include "models/checkpoint.h"
 
 namespace crossply {
 namespace fs = std::filesystem;
+namespace {
+
+const std::string mark_name = ".job";
+
+// The job's number in a run directory; "" where there is none.
+std::string read_mark(const std::string& run_dir) {
+  try {
+    return read_file(run_dir + "/" + mark_name, 64);
+  } catch (const Error& error) {
+    if (error.code == Exit::no_input) return "";
+    throw;
+  }
+}
+
+std::string random_number() {
+  std::random_device source;
+  return str(std::hex, uint64_t{source()} << 32 | source(), "-", uint64_t{source()} << 32 | source());
+}
+
+}  // namespace
 
 void check_run_dir(const TrainOptions& o) {
   if (o.out.empty()) fail(Exit::usage, "--out is needed: the directory for the run");
   if (o.resume && o.steps == 0) fail(Exit::usage, "--resume with --steps 0: there is nothing to continue");
+  if (!o.job->place.leads()) return;
   std::error_code error;
   const fs::file_type type = fs::status(o.out, error).type();
   if (type == fs::file_type::none) fail_io("inspect", o.out, error.value());
   const bool directory = type == fs::file_type::directory;
-  // What --dump-tensors writes does not make it a run directory.
-  const bool used = path_exists(o.out) && !(directory && holds_only_leftovers(o.out, "tensors.safetensors"));
+  // What --dump-tensors writes does not make it a run directory, nor what ranks find each other by.
+  const bool used =
+      path_exists(o.out) && !(directory && holds_only_leftovers(o.out, {"tensors.safetensors", ".meet", mark_name}));
   if (!used && o.resume && o.data.spec.empty())
     fail(Exit::usage, "--resume: there is no run in ", o.out, " yet; to start one, give its flags");
   if (!used) return;
@@ -37,15 +63,47 @@ void check_run_dir(const TrainOptions& o) {
     fail(Exit::usage, "--resume: ", o.out, " is not a run directory: it has no flags.json; choose another --out");
 }
 
-RunDir::RunDir(const std::string& path) : path_(path) {
+RunDir::RunDir(const std::string& path, const Place& place) : path_(path) {
+  if (!place.leads()) return;
   std::error_code error;
   fs::create_directories(path, error);
   if (error) fail_io("create", path, error.value());
-  fd_ = Descriptor(uninterrupted([&] { return ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
-  if (fd_.get() < 0) fail_io("open", path, errno);
+  open();
   // Any other failure means a file system without locks.
   if (uninterrupted([&] { return ::flock(fd_.get(), LOCK_EX | LOCK_NB); }) != 0 && errno == EWOULDBLOCK)
     fail(Exit::usage, path, " is in use by another training process; wait for it or choose another --out");
+}
+
+void RunDir::open() {
+  fd_ = Descriptor(uninterrupted([&] { return ::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
+  if (fd_.get() < 0) fail_io("open", path_, errno);
+}
+
+void RunDir::mark(Job& job, double patience) {
+  if (job.place.alone()) {
+    if (::unlink((path_ + "/" + mark_name).c_str()) != 0 && errno != ENOENT) fail_io("remove", mark_name, errno);
+    return;
+  }
+  if (job.place.leads()) {
+    mark_ = random_number();
+    write_file_atomically(path_ + "/" + mark_name, mark_);
+  }
+  const std::string mine = job.share(mark_);
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::duration<double>(patience);
+  while (read_mark(path_) != mine) {
+    if (std::chrono::steady_clock::now() >= limit)
+      fail(Exit::no_input, path_, " is not the directory that rank 0 has under this name: rank ", job.place.rank,
+           " does not find ", mark_name, " of this job in it. All ranks need one file system: choose an --out that ",
+           "they share");
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+  if (!job.place.leads()) open();
+}
+
+void RunDir::check_mine() const {
+  if (!mark_.empty() && read_mark(path_) != mark_)
+    fail(Exit::io, path_, " belongs to another job by now, which was started while this one was cut off; nothing is ",
+         "saved here");
 }
 
 void RunDir::check_present() const {
@@ -57,8 +115,10 @@ void RunDir::check_present() const {
     fail(Exit::io, "the run directory ", path_, " was removed, moved or replaced during the run");
 }
 
-std::string find_checkpoint(const TrainOptions& o) {
-  if (!o.resume) return "";
+namespace {
+
+// Of rank 0.
+std::string choose_checkpoint(const TrainOptions& o) {
   std::vector<std::string> skipped;
   const std::string checkpoint = newest_valid_checkpoint(o.out, &skipped);
   for (const std::string& line : skipped) std::printf("%s %s\n", o.label.c_str(), line.c_str());
@@ -77,6 +137,15 @@ std::string find_checkpoint(const TrainOptions& o) {
     fail_io("rename", picture, errno);
   std::printf("%s no checkpoint in %s yet: starting at step 0\n", o.label.c_str(), o.out.c_str());
   return "";
+}
+
+}  // namespace
+
+std::string find_checkpoint(const TrainOptions& o) {
+  if (!o.resume) return "";
+  const std::string chosen = o.job->place.leads() ? fs::path(choose_checkpoint(o)).filename().string() : "";
+  const std::string name = o.job->share(chosen);
+  return name.empty() ? "" : o.out + "/" + name;
 }
 
 }  // namespace crossply

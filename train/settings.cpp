@@ -6,6 +6,7 @@
 #include "engine/json.h"
 #include "models/checkpoint.h"
 #include "models/json_file.h"
+#include "train/exchange.h"
 #include "train/options.h"
 
 namespace crossply {
@@ -41,6 +42,7 @@ void each_kept(Options& o, Visit&& visit) {
   visit("device", o.device);
   visit("dtype", o.dtype, dtypes);
   visit("matmul", o.matmul, matmuls);
+  visit("sum", o.sum, sums);
 }
 
 // The same for what a resumed run may change, because it does not touch the numbers.
@@ -156,8 +158,9 @@ void refuse_other_settings(const json& saved, const TrainOptions& now, const std
   if (!saved.is_object()) fail(Exit::bad_data, where, ": the flags of the run are missing");
   const json current = trajectory(now);
   for (const auto& [key, value] : current.items()) {
-    // older runs had no choice of matmul
-    const json was = renewed(key, saved.value(key, key == "matmul" ? json("fp32") : json()));
+    // older runs had no choice of these
+    const json before = key == "matmul" ? json("fp32") : key == "sum" ? json("running") : json();
+    const json was = renewed(key, saved.value(key, before));
     const bool files = key == "data" || key == "val_data";
     if (was == value || (files && same_data)) continue;
     if (key == "steps" && was.is_number_unsigned() && was < value) continue;

@@ -18,6 +18,7 @@
 #include "models/registry.h"
 #include "models/sha256.h"
 #include "train/fault.h"
+#include "train/moments.h"
 #include "train/stop.h"
 
 namespace crossply {
@@ -44,12 +45,15 @@ size_t parameter_bytes(const ParameterTable& params, const TrainOptions& options
   return static_cast<size_t>(params.flat_size()) * each;
 }
 
-void write_model(const CheckpointWriter& writer, const TrainOptions& o, const ParameterTable& params,
-                 const Tokenizer& tokenizer) {
+std::vector<std::string> write_model(const CheckpointWriter& writer, const TrainOptions& o,
+                                     const ParameterTable& params, const Tokenizer& tokenizer) {
+  const Place& place = o.job->place;
+  std::vector<std::string> weights = save_weights(writer, params, place.rank, place.size, o.shard_bytes);
+  if (!place.leads()) return weights;
   save_config(writer.path("config.json"), o.config);
-  save_tensors(writer.path("model.safetensors"), params, {{"", value_of}});
   tokenizer.save(std::filesystem::path(writer.path("config.json")).parent_path());
   for (const auto& [name, contents] : o.initial.files) write_file_atomically(writer.path(name), contents);
+  return weights;
 }
 
 namespace {
@@ -313,28 +317,30 @@ double Trainer::evaluate(const Source& test, int64_t samples) {
   return loss;
 }
 
-std::vector<RowTensors> Trainer::moments() const {
-  const auto rows_of = [](const Tensor& flat) {
-    return [flat](const Parameter& row) {
-      Tensor tensor = part_of(flat, {row.offset, row.offset + row.shape.numel()});
-      tensor.shape = row.shape;
-      return tensor;
-    };
-  };
-  return {{"m.", rows_of(optimizer_.m())}, {"v.", rows_of(optimizer_.v())}};
-}
-
-void Trainer::save(const std::string& dir, const Tokenizer& tokenizer) {
+void Trainer::save(const std::string& dir, const Tokenizer& tokenizer, const std::function<void()>& may_publish) {
+  Job& job = *options_.job;
+  job.enter(Stage::save, steps_done());
+  gather_values();
   CheckpointWriter writer;
-  writer.begin(dir);
-  write_model(writer, options_, params_, tokenizer);
-  save_tensors(writer.path("optimizer.safetensors"), params_, moments());
-  json state = {{"step", optimizer_.step}, {"position", loader_.position()}, {"seconds", seconds},
-                {"data", data_},           {"data_digest", digest_},         {"trajectory", trajectory(options_)}};
-  if (const Arithmetic a = device_->arithmetic(); !a.versions.empty())
-    state["device"] = {{"versions", a.versions}, {"choices", a.choices}};
-  write_file_atomically(writer.path("train_state.json"), state.dump(2) + "\n");
-  writer.commit();
+  if (job.place.leads()) writer.begin(dir);
+  const std::string building = job.share(job.place.leads() ? writer.building() : "");
+  if (!job.place.leads()) writer.join(dir, building);
+  std::vector<std::string> written = write_model(writer, options_, params_, tokenizer);
+  written.push_back(save_moments(writer, params_, buckets_, optimizer_));
+  if (job.place.leads()) {
+    json state = {
+        {"step", optimizer_.step}, {"position", loader_.position()},     {"seconds", seconds},          {"data", data_},
+        {"data_digest", digest_},  {"trajectory", trajectory(options_)}, {"world_size", job.place.size}};
+    if (const Arithmetic a = device_->arithmetic(); !a.versions.empty())
+      state["device"] = {{"versions", a.versions}, {"choices", a.choices}};
+    write_file_atomically(writer.path("train_state.json"), state.dump(2) + "\n");
+  }
+  const std::vector<std::string> records = job.collect(job.place.leads() ? "" : writer.record(written));
+  if (job.place.leads()) {
+    may_publish();
+    writer.commit({records.begin() + 1, records.end()});
+  }
+  job.barrier("checkpoint");
   has_checkpoint_ = true;
 }
 
@@ -355,12 +361,13 @@ void Trainer::restore(const std::string& dir) {
     fail(Exit::bad_data, path, ": \"step\" ", step, " and \"position\" ", position, " do not go together, at ", samples,
          " samples a step and ", options_.steps, " steps");
   seconds = state_number<double>(state, "seconds", path);
+  ranks_before_ = state.contains("world_size") ? state_number<int64_t>(state, "world_size", path) : 1;
   if (const std::string different = adopt_arithmetic(*device_, state, options_.other_gpu, path); !different.empty())
     device_change_ = "--other-gpu: " + different + "; last digits differ from here on";
   load_weights(dir, options_.config, params_);
   optimizer_.take_masters();
   refresh_narrow(params_);
-  load_tensors(dir + "/optimizer.safetensors", params_, moments());
+  load_moments(dir, params_, buckets_, optimizer_);
   optimizer_.step = step;
   loader_.seek(position);
   has_checkpoint_ = true;
@@ -375,6 +382,15 @@ std::string Trainer::schedule_change() const {
   return str("--steps grows from ", steps_before_, " to ", options_.steps, ": from here on the ", options_.schedule,
              " schedule is that of ", options_.steps, " steps; the next rate is ", format_number("%.3g", rate),
              rate == old ? ", as before" : format_number(", it would have been %.3g", old));
+}
+
+std::string Trainer::ranks_change() const {
+  const int64_t ranks = options_.job->place.size;
+  if (ranks_before_ == 0 || ranks_before_ == ranks) return "";
+  return str("resumed by ", ranks, ranks == 1 ? " rank" : " ranks", ", saved by ", ranks_before_,
+             options_.sum == "tree"
+                 ? ": the steps stay what they are"
+                 : ": the steps stay what they are, but for last digits (--sum " + options_.sum + ")");
 }
 
 double Trainer::scale() const {

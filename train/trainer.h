@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -52,8 +53,10 @@ class Trainer {
 
   // The f32 values of all parameters, until the next step: for what reads Parameter::value of a job of several ranks.
   void gather_values() { exchange_.gather_values(optimizer_); }
-  // A complete model directory, with what continuing needs.
-  void save(const std::string& dir, const Tokenizer& tokenizer);
+  // A complete model directory, with what continuing needs, written by all ranks. Before it gets its name rank 0 calls
+  // may_publish, which may throw.
+  void save(
+      const std::string& dir, const Tokenizer& tokenizer, const std::function<void()>& may_publish = [] {});
 
   int64_t steps_done() const { return optimizer_.step; }
   int64_t tokens_per_step() const { return options_.batch * options_.accumulate * T_; }  // of all ranks
@@ -69,13 +72,14 @@ class Trainer {
   std::string schedule_change() const;
   // With --other-gpu, how the machine differs from the continued checkpoint's, as a line; empty where it does not.
   const std::string& device_change() const { return device_change_; }
+  // Of a continued checkpoint that another number of ranks saved, a line; else empty.
+  std::string ranks_change() const;
   double seconds = 0;  // spent in steps over the whole run, resumed parts included
   double waited = 0;   // of the last step's, for other ranks; between CPUs
 
  private:
   using Clock = std::chrono::steady_clock;
   void restore(const std::string& checkpoint);
-  std::vector<RowTensors> moments() const;
   double scale() const;  // of the sums that the replays leave: from the mean over all tokens to that over the scored
   double flat_bytes() const { return static_cast<double>(params_.gradients().bytes()); }
   int64_t micro_steps() const { return options_.accumulate / options_.job->place.size; }  // of this rank
@@ -112,6 +116,7 @@ class Trainer {
   Schedule schedule_;
   bool has_checkpoint_ = false;            // that this run wrote or continues
   int64_t steps_before_ = 0;               // --steps of the checkpoint that this continues
+  int64_t ranks_before_ = 0;               // that saved it; 0: there is none
   std::string device_change_;              // what device_change() says
   std::string data_, digest_;              // tell whether a resumed run has the same data
   std::vector<int32_t> tokens_, targets_;  // this rank's micro-steps of one step
@@ -129,9 +134,9 @@ void declare(ParameterTable& params, const TrainOptions& options);
 Batch batch_of(const TrainOptions& options, int64_t T);
 // Bytes of the parameters' arenas: values, gradients, two moments, and the copy that bf16 products read.
 size_t parameter_bytes(const ParameterTable& params, const TrainOptions& options);
-// config.json, model.safetensors and the tokenizer into a directory that is being written, and what --init's directory
-// had beside them.
-void write_model(const CheckpointWriter& writer, const TrainOptions& options, const ParameterTable& params,
-                 const Tokenizer& tokenizer);
+// config.json, the weights and the tokenizer into a directory that is being written, and what --init's directory had
+// beside them; called by all ranks. Returns the names of the files with weights that this one wrote.
+std::vector<std::string> write_model(const CheckpointWriter& writer, const TrainOptions& options,
+                                     const ParameterTable& params, const Tokenizer& tokenizer);
 
 }  // namespace crossply

@@ -32,7 +32,9 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string name(input.substr(0, end));
   const std::string_view contents = input.substr(end + 1);
   const bool of_run = name == "metrics.jsonl" || name == "flags.json";
-  if (!of_run && name != "train_state.json" && name != "config.json" && name != "tokenizer.json") return 0;
+  if (!of_run && name != "train_state.json" && name != "config.json" && name != "tokenizer.json" &&
+      name != "optimizer.index.json")
+    return 0;
   fs::remove_all(run);
   fs::copy(whole, run, fs::copy_options::recursive);
   write_file((of_run ? run : step) + "/" + name, contents);
