@@ -93,9 +93,9 @@ Control::~Control() {
 }
 
 // A connection on which rank 0 has answered our hello; else a closed one, and why.
-Connection Control::say_hello(const std::string& endpoint, const std::array<int64_t, 2>& token,
+Link Control::say_hello(const std::string& endpoint, const std::array<int64_t, 2>& token,
                               std::string& why) const {
-  Connection leader = connect_to(endpoint, hello_seconds);
+  Link leader = connect_to(endpoint, hello_seconds);
   why = str("cannot connect to ", printable(endpoint), ": ", std::strerror(errno));
   if (!leader.is_open()) return leader;
   const Record hello{Record::hello, place_.rank, {magic_number, token[0], token[1], place_.size}};
@@ -103,17 +103,17 @@ Connection Control::say_hello(const std::string& endpoint, const std::array<int6
   const auto reply = leader.wait_for_first(hello_seconds);
   if (reply && reply->record.kind == Record::welcome && reply->record.number == hello.number) return leader;
   why = printable(endpoint) + " is not rank 0 of this job";
-  return Connection();
+  return Link();
 }
 
 // Rank 0 may not listen yet, and a file may be of the job before: again and again, until the deadline.
-Connection Control::find_leader() const {
+Link Control::find_leader() const {
   std::string why;
   for (; seconds_now() < began_ + options_.join_timeout; std::this_thread::sleep_for(std::chrono::milliseconds(50))) {
     try {
       const MeetingPoint point = meeting_.look();
       for (const std::string& endpoint : point.endpoints)
-        if (Connection leader = say_hello(endpoint, point.token, why); leader.is_open()) return leader;
+        if (Link leader = say_hello(endpoint, point.token, why); leader.is_open()) return leader;
     } catch (const Error& error) {  // the file is not there yet, or not whole
       why = error.what();
     }
@@ -135,7 +135,7 @@ void Control::throw_verdict(std::unique_lock<std::mutex>& lock) {
 }
 
 int64_t Control::ask(Record::Kind kind, const Numbers& number, std::string text) {
-  CHECK_THAT(text.size() <= Connection::most_text, "a text of ", text.size(), " bytes for the control plane");
+  CHECK_THAT(text.size() <= Link::most_text, "a text of ", text.size(), " bytes for the control plane");
   const std::lock_guard lock(mutex_);
   const Record record{kind, place_.rank, number};
   if (place_.leads()) {
@@ -184,7 +184,7 @@ void Control::farewell(Exit code, const std::string& why) {
   if (lost && state_ == State::running) changed_.wait(lock, [] { return false; });  // the watch thread ends it all
   if (ended_ || state_ == State::over) return;
   state_ = State::leaving;
-  const std::string text = why.substr(0, Connection::most_text / 2);
+  const std::string text = why.substr(0, Link::most_text / 2);
   if (place_.leads())
     pronounce({Exit::peer_lost, code, 0, step_, str("rank 0 ended with code ", static_cast<int>(code), ": ", text)});
   else post(peers_[0], {Record::farewell, place_.rank, {static_cast<int64_t>(code), step_}}, text);
@@ -328,7 +328,7 @@ void Control::accept_guest(int listener, double time) {
   Descriptor socket(::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (socket.get() < 0) return;
   guests_.emplace_back();
-  guests_.back().connection = Connection(std::move(socket));
+  guests_.back().connection = Link(std::move(socket));
   guests_.back().heard = time;
 }
 

@@ -21,7 +21,7 @@
 #include <thread>
 #include <vector>
 
-#include "ranks/connection.h"
+#include "ranks/link.h"
 #include "ranks/job.h"
 #include "ranks/meeting.h"
 
@@ -63,7 +63,7 @@ class Control {
   };
   struct Peer {
     int rank = -1;  // of a guest, who has not said hello yet
-    Connection connection;
+    Link connection;
     double heard = 0;           // when the last message came
     std::deque<Message> asked;  // at rank 0: what this rank has asked and not all others yet
     Progress progress;
@@ -92,8 +92,8 @@ class Control {
   bool all_here() const { return here_ == place_.size; }
   void wake() const;
   // Of the main thread, before there is another.
-  Connection find_leader() const;
-  Connection say_hello(const std::string& endpoint, const std::array<int64_t, 2>& token, std::string& why) const;
+  Link find_leader() const;
+  Link say_hello(const std::string& endpoint, const std::array<int64_t, 2>& token, std::string& why) const;
 
   const Place place_;
   const JoinOptions options_;

@@ -19,7 +19,7 @@
 #include "engine/json.h"
 #include "engine/numbers.h"
 #include "engine/rng.h"
-#include "ranks/connection.h"
+#include "ranks/link.h"
 
 namespace crossply {
 namespace {

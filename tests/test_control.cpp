@@ -240,8 +240,8 @@ TEST_CASE("control: ranks that do not belong together are refused, all with the 
   }
 }
 
-Connection connect_and_send(const std::string& endpoint, const void* bytes, size_t count) {
-  Connection socket = connect_to(endpoint, 5);
+Link connect_and_send(const std::string& endpoint, const void* bytes, size_t count) {
+  Link socket = connect_to(endpoint, 5);
   REQUIRE(socket.is_open());
   REQUIRE(::send(socket.fd(), bytes, count, MSG_NOSIGNAL) == static_cast<ssize_t>(count));
   return socket;
@@ -268,11 +268,11 @@ TEST_CASE("control: strangers, half a hello and a file of the job before harm no
   const std::string endpoint = parse_json(read_text(meet), meet)["endpoints"][0];
   const std::string request(200, 'G');
   const Record wrong_token{Record::hello, 1, {0x63726F7373706C01, 1, 2, 2}};
-  std::vector<Connection> strangers;
+  std::vector<Link> strangers;
   strangers.push_back(connect_and_send(endpoint, request.data(), request.size()));
   strangers.push_back(connect_and_send(endpoint, &wrong_token, sizeof wrong_token));
   strangers.push_back(connect_and_send(endpoint, &wrong_token, 20));
-  for (const Connection& stranger : strangers) {
+  for (const Link& stranger : strangers) {
     char answer;
     pollfd wait{stranger.fd(), POLLIN, 0};
     REQUIRE(::poll(&wait, 1, 5000) == 1);
@@ -301,11 +301,11 @@ TEST_CASE("control: a rank that sends what it must not is lost") {
     const std::string meet = t.options.run_dir + "/.meet";
     REQUIRE(wait_until([&] { return ::access(meet.c_str(), F_OK) == 0; }, 20));
     const auto point = parse_json(read_text(meet), meet);
-    Connection rank = connect_to(point["endpoints"][0], 5);
+    Link rank = connect_to(point["endpoints"][0], 5);
     rank.post({Record::hello, 1, {0x63726F7373706C01, point["token"][0], point["token"][1], 2}});
     REQUIRE(rank.wait_for_first(5)->record.kind == Record::welcome);
     // The last one is right, but not so often: a text is at most 1 MiB.
-    for (size_t i = 0; i < Connection::most_text / 56 + 3 && rank.receive(); ++i) rank.post(wrong);
+    for (size_t i = 0; i < Link::most_text / 56 + 3 && rank.receive(); ++i) rank.post(wrong);
     for (int i = 0; i < 1000 && rank.has_unsent() && rank.receive(); ++i) ::usleep(1000), rank.send_some();
     t.crowd.check(0, Exit::peer_lost, str("rank 1 is lost in step 0: it sent a record of kind ", wrong.kind));
   }

@@ -1,4 +1,4 @@
-// Connection: TCP as records of 64 bytes, which is all that the control plane ever sends. A text goes in front of its
+// Link: TCP as records of 64 bytes, which is all that the control plane ever sends. A text goes in front of its
 // record, 56 bytes to a record, and is at most 1 MiB long; no other length, and no address, is taken from the network.
 #pragma once
 
@@ -29,11 +29,11 @@ struct Message {
   std::vector<std::string> texts;
 };
 
-class Connection {
+class Link {
  public:
   static constexpr size_t most_text = 1 << 20;
 
-  explicit Connection(Descriptor socket = Descriptor());
+  explicit Link(Descriptor socket = Descriptor());
   int fd() const { return socket_.get(); }
   bool is_open() const { return fd() >= 0; }
   void close() { socket_ = Descriptor(); }
@@ -63,7 +63,7 @@ struct Address {
 std::vector<Address> resolve(const std::string& host, const std::string& port);  // empty where nobody knows the host
 
 // To "ADDRESS PORT"; closed, with errno, where that fails or takes longer than these seconds.
-Connection connect_to(const std::string& endpoint, double seconds);
+Link connect_to(const std::string& endpoint, double seconds);
 
 double seconds_now();  // of a clock that nobody sets
 

@@ -1,4 +1,4 @@
-#include "ranks/connection.h"
+#include "ranks/link.h"
 
 #include <netdb.h>
 #include <netinet/in.h>
@@ -15,12 +15,12 @@ double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-Connection::Connection(Descriptor socket) : socket_(std::move(socket)) {
+Link::Link(Descriptor socket) : socket_(std::move(socket)) {
   const int on = 1;  // a record leaves at once
   if (is_open()) ::setsockopt(fd(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 }
 
-void Connection::post(const Record& record, const std::string& text) {
+void Link::post(const Record& record, const std::string& text) {
   const auto append = [&](const Record& r) { out_.append(reinterpret_cast<const char*>(&r), sizeof r); };
   for (size_t i = 0; i < text.size(); i += sizeof(Numbers)) {
     const size_t bytes = std::min(sizeof(Numbers), text.size() - i);
@@ -33,7 +33,7 @@ void Connection::post(const Record& record, const std::string& text) {
 }
 
 // An error is left to receive(), which meets it, too.
-void Connection::send_some() {
+void Link::send_some() {
   size_t sent = 0;
   for (ssize_t n = 1; n > 0 && sent < out_.size();) {
     const auto send = [&] { return ::send(fd(), &out_[sent], out_.size() - sent, MSG_DONTWAIT | MSG_NOSIGNAL); };
@@ -43,7 +43,7 @@ void Connection::send_some() {
   out_.erase(0, sent);
 }
 
-bool Connection::receive(size_t most) {
+bool Link::receive(size_t most) {
   char bytes[1 << 14];
   const ssize_t n = uninterrupted([&] { return ::recv(fd(), bytes, std::min(most, sizeof bytes), MSG_DONTWAIT); });
   if (n <= 0) return n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
@@ -52,7 +52,7 @@ bool Connection::receive(size_t most) {
   return true;
 }
 
-std::optional<Message> Connection::next() {
+std::optional<Message> Link::next() {
   for (Record record; is_open() && in_.size() - taken_ >= sizeof record;) {
     std::memcpy(&record, &in_[taken_], sizeof record);
     taken_ += sizeof record;
@@ -65,7 +65,7 @@ std::optional<Message> Connection::next() {
 }
 
 // Not a byte more, for which nobody would look before others come.
-std::optional<Message> Connection::wait_for_first(double seconds) {
+std::optional<Message> Link::wait_for_first(double seconds) {
   for (const double end = seconds_now() + seconds; seconds_now() < end;) {
     if (auto message = next()) return message;
     pollfd wait{fd(), POLLIN, 0};
@@ -88,23 +88,23 @@ std::vector<Address> resolve(const std::string& host, const std::string& port) {
   return all;
 }
 
-Connection connect_to(const std::string& endpoint, double seconds) {
+Link connect_to(const std::string& endpoint, double seconds) {
   const size_t space = endpoint.find(' ');
-  if (space == endpoint.npos) return Connection();
+  if (space == endpoint.npos) return Link();
   for (Address& address : resolve(endpoint.substr(0, space), endpoint.substr(space + 1))) {
     Descriptor socket(::socket(address.bytes.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (socket.get() < 0) continue;
-    if (::connect(socket.get(), address.get(), address.length) == 0) return Connection(std::move(socket));
+    if (::connect(socket.get(), address.get(), address.length) == 0) return Link(std::move(socket));
     if (errno != EINPROGRESS) continue;
     pollfd wait{socket.get(), POLLOUT, 0};
     int error = ETIMEDOUT;
     socklen_t length = sizeof error;
     if (uninterrupted([&] { return ::poll(&wait, 1, static_cast<int>(seconds * 1000)); }) > 0)
       ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &length);
-    if (error == 0) return Connection(std::move(socket));
+    if (error == 0) return Link(std::move(socket));
     errno = error;
   }
-  return Connection();
+  return Link();
 }
 
 }  // namespace crossply
