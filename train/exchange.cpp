@@ -8,9 +8,7 @@
 #include "kernels/optim/sum_slices.h"
 
 namespace crossply {
-namespace {
 
-// The node after whose backward the gradients in this range are final.
 size_t last_to_write(const Tape& tape, const Range& range) {
   const auto& nodes = tape.nodes();
   for (size_t n = 0; n < nodes.size(); ++n)
@@ -20,8 +18,6 @@ size_t last_to_write(const Tape& tape, const Range& range) {
         return n;
   return nodes.size() - 1;  // nobody
 }
-
-}  // namespace
 
 int64_t parked_copies(const std::string& sum, int64_t micro_steps) {
   return sum == "tree" ? std::bit_width(static_cast<uint64_t>(micro_steps)) - 1 : 0;

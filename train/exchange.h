@@ -25,6 +25,9 @@ int64_t parked_copies(const std::string& sum, int64_t micro_steps);
 // Bytes of a rank beside parameters, gradients and moments: parked gradients, and what comes from other ranks.
 size_t exchange_bytes(const Buckets& buckets, const std::string& sum, int64_t micro_steps);
 
+// The node after whose backward the gradients in this range are final.
+size_t last_to_write(const Tape& tape, const Range& range);
+
 class Exchange {
  public:
   // micro_steps: of this rank in a step. All must outlive it; the table has its memory.

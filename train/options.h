@@ -29,6 +29,16 @@ struct InitialModel {
   std::map<std::string, std::string> files;  // that saved models carry along, by name
 };
 
+// --world: a job of several ranks, planned and not run (train/plan.h). Rates of 0: what a GPU is assumed to have.
+struct PlannedWorld {
+  int64_t ranks = 0;  // 0: none is planned
+  int64_t node_gpus = 8;
+  std::string gpu;             // "": h100
+  double nvlink = 0, net = 0;  // GB/s that a rank sends, inside its node and to other nodes
+  double rate = 0;             // tokens/s that one rank alone attains
+  bool operator==(const PlannedWorld&) const = default;
+};
+
 struct TrainOptions {
   TrainOptions();  // a small model, for `train_llama --data text:FILE --out DIR`
   std::string preset;
@@ -65,6 +75,7 @@ struct TrainOptions {
   int64_t answer_samples = 256;  // for a task's accuracy
   int64_t save_every = 0;        // 0: a tenth of the run
   int64_t keep = 2;
+  PlannedWorld world;
   bool resume = false, other_gpu = false, dry_run = false, dump_tape = false, profile = false;
   std::vector<std::string> dump_tensors;                    // names; not empty: one step, and no training
   bool plans_only() const { return dry_run || dump_tape; }  // prints, allocates nothing

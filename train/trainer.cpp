@@ -37,11 +37,6 @@ Batch batch_of(const TrainOptions& options, int64_t T) {
   return {options.batch, T, storage_type(options), true, plan_mode(options.plan)};
 }
 
-size_t parameter_bytes(const ParameterTable& params, const TrainOptions& options) {
-  const size_t each = 4 * size_of(Dtype::f32) + (storage_type(options) == Dtype::bf16 ? size_of(Dtype::bf16) : 0);
-  return static_cast<size_t>(params.flat_size()) * each;
-}
-
 void write_model(const CheckpointWriter& writer, const TrainOptions& o, const ParameterTable& params,
                  const Tokenizer& tokenizer) {
   save_config(writer.path("config.json"), o.config);

@@ -117,8 +117,6 @@ class Trainer {
 void declare(ParameterTable& params, const TrainOptions& options);
 // A micro-step's batch.
 Batch batch_of(const TrainOptions& options, int64_t T);
-// Bytes of the parameters' arenas: values, gradients, two moments, and the copy that bf16 products read.
-size_t parameter_bytes(const ParameterTable& params, const TrainOptions& options);
 // config.json, model.safetensors and the tokenizer into a directory that is being written, and what --init's directory
 // had beside them.
 void write_model(const CheckpointWriter& writer, const TrainOptions& options, const ParameterTable& params,
