@@ -19,7 +19,7 @@ PROGRAMS := $(strip $(basename $(notdir $(wildcard train/train_*.cpp))) lime_by_
 FUZZ_SECONDS ?= 120
 ARCHITECTURES ?= 90
 
-.PHONY: all build run compare test fuzz fuzz_targets faults fault_injection bench bench-architectures bench-gpu \
+.PHONY: all build run compare test tests_of_mpi fuzz fuzz_targets faults fault_injection bench bench-architectures bench-gpu \
         tidy pack setup new configure clean help $(PROGRAMS)
 all: build
 
@@ -57,7 +57,7 @@ bench-gpu: configure
 	echo "exit codes: tests $$tests, bench $$bench"; [ $$tests = 0 ] && exit $$bench || exit $$tests
 
 # bench too, so that what nobody runs here is compiled here.
-test: setup build tests fuzz_targets fault_injection
+test: setup build tests tests_of_mpi fuzz_targets fault_injection
 	@$(COMPILE) --target bench
 	ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS) $(ARGS)
 
@@ -76,7 +76,7 @@ fuzz:
 faults: build fault_injection
 	$(BUILD)/fault_injection $(BUILD) $(BUILD)/libfault_preload.so
 
-$(PROGRAMS) fuzz_targets fault_injection: configure
+$(PROGRAMS) tests_of_mpi fuzz_targets fault_injection: configure
 	@$(COMPILE) --target $@
 
 # The checks of .clang-tidy; ROOMS="models data" for some rooms only. It sees files one by one.
@@ -84,8 +84,11 @@ tidy:
 	@cmake -S . -B $(BUILD)-tidy -DCROSSPLY_UNITY=OFF $(COMPILER) $(CMAKE_FLAGS) >/dev/null
 	@tests/tidy.sh $(BUILD)-tidy $(ROOMS) || [ $$? = 77 ]
 
+# MPI is for those who have time for it.
+SETUP_FLAGS = --mpi
+run compare: SETUP_FLAGS =
 setup:
-	@dev/setup.sh
+	@dev/setup.sh $(SETUP_FLAGS)
 
 new:
 	@dev/new_architecture.sh "$(ARCH)"
@@ -111,7 +114,7 @@ help:
 	@echo "make tidy     clang-tidy over every room but kernels/ (ROOMS=models: over one)"
 	@echo "make NAME     build one program: $(PROGRAMS)"
 	@echo "make new ARCH=NAME   the skeleton of an architecture of your own; models/README.md goes on from there"
-	@echo "make setup    install what building needs, where that is allowed"
+	@echo "make setup    install what building needs, and MPI, where that is allowed"
 	@echo "make clean    remove $(BUILD)/"
 	@echo "Variables: CXX=clang++ (compiler), BUILD=dir (where to build), JOBS=n (compilations at a time), CUDA=1 (for GPUs),"
 	@echo "           CMAKE_FLAGS=-DCROSSPLY_SANITIZE=ON (or any other option of CMakeLists.txt)"

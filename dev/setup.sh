@@ -2,6 +2,7 @@
 # Finds what building crossply needs and this machine lacks, and installs it with the system's package manager: as root,
 # or through sudo where that asks no password. Where it may not, it prints the command to run and ends with exit code 1.
 # `make run` and `make test` call it first. CXX chooses the compiler, as everywhere.
+#   dev/setup.sh [--mpi]      --mpi: MPI as well, by which several processes train on CPUs; without it all else works
 set -euo pipefail
 
 say() { echo "setup: $*"; }
@@ -69,6 +70,8 @@ look() {
   cmake_is_new_enough || missing+=" cmake"
 }
 
+has_mpi() { mpicxx -show && command -v mpirun; } >/dev/null 2>&1
+
 find_manager() {
   for manager in apt-get dnf pacman brew none; do
     if command -v $manager >/dev/null; then break; fi
@@ -99,6 +102,10 @@ package() {
     apt*doctest) echo doctest-dev ;;
     apt*json) echo nlohmann-json3-dev ;;
     apt*cli11) echo libcli11-dev ;;
+    apt*mpi) echo libopenmpi-dev openmpi-bin ;;
+    dnf*mpi) echo openmpi-devel ;;
+    pacman*mpi) echo openmpi ;;
+    brew*mpi) echo open-mpi ;;
     dnf*doctest) echo doctest-devel ;;
     dnf*json) echo json-devel ;;
     dnf*cli11) echo cli11-devel ;;
@@ -142,3 +149,5 @@ if [ -n "$missing" ]; then
   exit 1
 fi
 say "nothing is missing (compiler: $compiler)"
+if [ "${1:-}" = --mpi ] && ! has_mpi; then (missing=" mpi" && install_missing) || say "going on without MPI"; fi
+if has_mpi; then say "MPI is here: $(command -v mpicxx)"; else say "MPI is absent: on CPUs one process trains (make setup)"; fi

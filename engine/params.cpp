@@ -72,9 +72,9 @@ int64_t ParameterTable::size_of_rows(bool narrow_only) const {
   return size;
 }
 
-void ParameterTable::lay_out(int64_t unit) {
-  CHECK_THAT(unit > 0 && unit % 64 == 0 && values_.data() == nullptr, "a unit of ", unit, " elements");
-  unit_ = unit;
+void ParameterTable::lay_out(int64_t unit, int64_t end_unit) {
+  CHECK_THAT(unit % 64 == 0 && end_unit % 64 == 0 && values_.data() == nullptr, "units of ", unit, " and ", end_unit);
+  unit_ = unit, end_unit_ = end_unit;
   place_rows();
 }
 
@@ -87,7 +87,10 @@ void ParameterTable::place_rows() {
 }
 
 int64_t ParameterTable::narrow_begin() const { return (size_of_rows(false) + unit_ - 1) / unit_ * unit_; }
-int64_t ParameterTable::flat_size() const { return narrow_begin() + (size_of_rows(true) + unit_ - 1) / unit_ * unit_; }
+int64_t ParameterTable::flat_size() const {
+  const int64_t narrow = size_of_rows(true), size = narrow > 0 ? narrow_begin() + narrow : size_of_rows(false);
+  return (size + end_unit_ - 1) / end_unit_ * end_unit_;
+}
 int64_t ParameterTable::rows_size() const { return size_of_rows(false) + size_of_rows(true); }
 
 int64_t ParameterTable::count() const {

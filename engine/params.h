@@ -46,12 +46,13 @@ class ParameterTable {
   const std::deque<Parameter>& rows() const { return rows_; }
   int64_t count() const;  // number of parameters
   // How the rows lie in the flat arrays: in two regions, those that are narrow_only in the second one, each in the
-  // order of the table, from multiples of 64. A region is a multiple of `unit` elements; by default of 64. What lies
-  // between rows stays zero. Before allocate(), which keeps the offsets that the rows get here.
-  void lay_out(int64_t unit);
+  // order of the table, from multiples of 64. The second region begins at a multiple of `unit` elements, all of it ends
+  // at one of `end_unit`; both are 64 by default. What lies between rows stays zero. Before allocate(),
+  // which keeps the offsets that the rows get here.
+  void lay_out(int64_t unit, int64_t end_unit);
   int64_t flat_size() const;     // elements of the flat arrays
   int64_t narrow_begin() const;  // where the second region begins
-  int64_t rows_size() const;     // elements without what rounds the regions up: it does not depend on `unit`
+  int64_t rows_size() const;     // elements without what rounds the regions up
 
   // Flat, zero-filled arrays of the given dtype; gradients only when asked for. lend: the values of rows that are
   // narrow_only have no memory of their own: row.value is that of the row's gradient, whose time is the step, as theirs
@@ -85,7 +86,7 @@ class ParameterTable {
   std::unordered_map<std::string, size_t> index_;
   Device* device_ = nullptr;
   Dtype dtype_ = Dtype::f32;
-  int64_t unit_ = 64, values_size_ = 0;
+  int64_t unit_ = 64, end_unit_ = 64, values_size_ = 0;
   Arena values_, gradients_, narrow_;
 };
 

@@ -233,6 +233,14 @@ double Tape::forward_flops() const {
   return sum;
 }
 
+size_t Tape::last_to_add(const Parameter& row) const {
+  for (size_t n = 0; n < nodes_.size(); ++n)
+    for (const auto* list : {&nodes_[n]->in, &nodes_[n]->later})
+      for (const Value* value : *list)
+        if (value->parameter == &row) return n;
+  return nodes_.size();
+}
+
 void Tape::mark_narrow_only() const {
   for (const auto& [row, value] : parameters_) value->parameter->narrow_only = true;
   for (const auto& node : nodes_) {

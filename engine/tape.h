@@ -102,6 +102,7 @@ struct Node {
   std::vector<Value*> keep;        // forward values (or slabs), of later nodes too
   std::vector<Value*> keep_grads;  // values of later nodes whose gradients it reads
   std::vector<Value*> adds_to;     // inputs to whose gradients it only adds: the tape zeroes them where needed
+  std::vector<Value*> later;       // parameters of later nodes, to whose gradients it adds as well
 
   // Who shares memory with whom:
   bool in_place = false;           // out[0] takes in[0]'s memory, and their gradients share memory too
@@ -183,6 +184,8 @@ class Tape {
   void allocate(Device& device, const Tensor* gradients = nullptr);
   size_t arena_bytes() const { return arena_bytes_; }
   double forward_flops() const;
+  // The last node whose backward adds to the gradient of this parameter; nodes().size() if there is none.
+  size_t last_to_add(const Parameter& row) const;
   // Marks the parameters of which all nodes read the narrow copy only.
   void mark_narrow_only() const;
 

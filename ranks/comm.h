@@ -56,7 +56,9 @@ std::unique_ptr<Comm> make_mpi_comm(const Place& place);
 // Between GPUs (ranks/comm_nccl.cpp); null where this was built without NCCL. id: of new_nccl_id(), rank 0's.
 std::string new_nccl_id();
 std::unique_ptr<Comm> make_nccl_comm(const Place& place, const std::string& id);
-// "MPI (Open MPI 4.1.4) and NCCL 2.28.9", "nothing": what this was built with.
+// "MPI (Open MPI 4.1.4) and NCCL 2.28.9", "nothing": what this was built with. An absent part is empty.
 std::string built_comms();
+std::string mpi_library();   // "Open MPI 4.1.4"
+std::string nccl_library();  // "NCCL 2.28.9"
 
 }  // namespace crossply

@@ -1,15 +1,20 @@
 #include "ranks/job.h"
 
+#include <unistd.h>
+
+#include "engine/json.h"
+#include "ranks/control.h"
+
 namespace crossply {
 namespace {
 
-class OneRank : public Job {
+class OneRankJob : public Job {
  public:
-  OneRank() : Job(Place{}) {}
-  void start_vote(const Vote& mine) override {
-    tally_ = {mine.scored, mine.stop, mine.busy_seconds, mine.busy_seconds, mine.busy_seconds, 0};
+  OneRankJob() : Job(Place()) {}
+  void start_vote(const Vote& mine) override { vote_ = mine; }
+  Tally finish_vote() override {
+    return {vote_.scored, vote_.stop, vote_.busy_seconds, vote_.busy_seconds, vote_.busy_seconds, 0};
   }
-  Tally finish_vote() override { return tally_; }
   void barrier(const char*) override {}
   std::string share(const std::string& text) override { return text; }
   std::vector<std::string> collect(const std::string& text) override { return {text}; }
@@ -18,11 +23,87 @@ class OneRank : public Job {
   void farewell(Exit, const std::string&) override {}
 
  private:
-  Tally tally_;
+  Vote vote_;
 };
+
+class StarJob : public Job {
+ public:
+  StarJob(const Place& p, const JoinOptions& options, Comm* mpi) : Job(p), control_(p, options, mpi) {}
+
+  void join(const JoinOptions& options);
+  void start_vote(const Vote& v) override {
+    const auto busy = static_cast<int64_t>(v.busy_seconds * 1e9);
+    vote_ = control_.ask(Record::vote, {v.step, v.position, v.transfers, v.scored, v.stop, busy});
+  }
+  Tally finish_vote() override {
+    const Numbers n = control_.answer(vote_).record.number;
+    return {n[0], n[1] != 0, n[2] * 1e-9, n[3] * 1e-9, n[4] * 1e-9, static_cast<int>(n[5])};
+  }
+  void barrier(const char* why) override { control_.answer(control_.ask(Record::barrier, {}, why)); }
+  std::string share(const std::string& text) override {
+    return control_.answer(control_.ask(Record::share, {}, place.leads() ? text : "")).texts.at(0);
+  }
+  std::vector<std::string> collect(const std::string& text) override {
+    auto texts = control_.answer(control_.ask(Record::collect, {}, text)).texts;
+    return place.leads() ? std::move(texts) : std::vector<std::string>();
+  }
+  void enter(Stage stage, int64_t step) override { control_.enter(stage, step); }
+  void finish() override { control_.finish(); }
+  void farewell(Exit code, const std::string& why) override { control_.farewell(code, why); }
+
+ private:
+  Control control_;
+  int64_t vote_ = 0;
+};
+
+// What of this rank must be equal to rank 0's, in an order in which the first difference explains the others.
+std::string list_of_same(const JoinOptions& options) {
+  auto list = nlohmann::json::object();
+  for (const auto& [name, value] : options.same) list[utf8_or_escaped(name)] = utf8_or_escaped(value);
+  list["data"] = utf8_or_escaped(options.data);
+  return list.dump();
+}
+
+// The first item in which some ranks differ from rank 0, with these ranks and a value of theirs; "" if there is none.
+std::string difference(const std::vector<nlohmann::json>& lists, const std::string& item) {
+  std::string ranks, values;
+  for (size_t rank = 1; rank < lists.size(); ++rank) {
+    const auto mine = lists[0].value(item, nlohmann::json()), theirs = lists[rank].value(item, nlohmann::json());
+    if (theirs == mine) continue;
+    if (ranks.empty()) values = str(theirs.dump().substr(0, 100), ", rank 0 has ", mine.dump().substr(0, 100));
+    ranks += str(ranks.empty() ? "" : ", ", rank);
+  }
+  return ranks.empty() ? "" : str("rank ", ranks, ": other ", item, " than rank 0: ", values);
+}
+
+void StarJob::join(const JoinOptions& options) {
+  std::vector<nlohmann::json> lists;
+  for (const std::string& text : collect(list_of_same(options))) {
+    lists.push_back(try_parse_json(text));
+    if (!lists.back().is_object()) lists.back() = nlohmann::json::object();
+  }
+  if (place.leads()) {
+    for (const auto& [item, value] : options.same)
+      if (const std::string why = difference(lists, item); !why.empty())
+        control_.refuse({Exit::usage, Exit::usage, 0, 0, why + "; start all ranks with the same program and flags"});
+    if (const std::string why = difference(lists, "data"); !why.empty())
+      control_.refuse({Exit::bad_data, Exit::bad_data, 0, 0, why + "; all ranks must read the same files"});
+    if (!options.run_dir.empty()) ::unlink((options.run_dir + "/last_exit.json").c_str());  // of the job before
+  }
+  barrier("joined");
+  control_.joined();
+  enter(Stage::start, 0);
+}
 
 }  // namespace
 
-std::unique_ptr<Job> one_rank_job() { return std::make_unique<OneRank>(); }
+std::unique_ptr<Job> one_rank_job() { return std::make_unique<OneRankJob>(); }
+
+std::unique_ptr<Job> join_job(const Place& place, const JoinOptions& options, Comm* mpi) {
+  CHECK_THAT(!place.alone() && place.rank >= 0 && place.rank < place.size, "rank ", place.rank, " of ", place.size);
+  auto job = std::make_unique<StarJob>(place, options, mpi);
+  job->join(options);
+  return job;
+}
 
 }  // namespace crossply

@@ -72,6 +72,9 @@ struct JoinOptions {
   std::string run_dir;       // a directory that all ranks share: where they meet, unless the launcher says better
   double peer_timeout = 30;  // seconds of silence after which a peer is lost
   double join_timeout = 300;
+  // Seconds that a rank may be in a stage: the start and the first step; another step, or ten times the median of the
+  // last ones if that is longer; all other stages.
+  double first_limit = 300, step_limit = 100, long_limit = 1800;
   std::map<std::string, std::string>
       same;          // by what it is of: build, flags, model; must be equal at all ranks (Exit::usage)
   std::string data;  // the same of the data (Exit::bad_data)

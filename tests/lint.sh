@@ -73,6 +73,9 @@ raw_cuda() {
   code "$all_rooms" | grep -vE '\.cuh?$|^kernels/cuda/' | xargs grep -HnE '^ *# *include *[<"](cuda|cublas|[^">]*\.cuh)'
 }
 report "only .cu, .cuh and kernels/cuda/ may include CUDA" raw_cuda
+raw_library() { code "$all_rooms" | grep -v "^ranks/comm_$1\.cpp$" | xargs grep -HnE "^ *# *include *[<\"]([^\">]*/)?$1\.h"; }
+report "only ranks/comm_mpi.cpp may include MPI" raw_library mpi
+report "only ranks/comm_nccl.cpp may include NCCL" raw_library nccl
 
 # A kernel family is complete: X.h with X.cpp, X.cu and tests/test_X.cpp. X_*.h belongs to X, and ops.h to the room.
 for header in $(code kernels/block; code kernels/attention; code kernels/depth; code kernels/optim); do

@@ -5,11 +5,12 @@ lint=$(cd "$(dirname "$0")" && pwd)/lint.sh
 tree=$(mktemp -d)
 trap 'rm -rf "$tree"' EXIT
 cd "$tree"
-mkdir -p engine cli models kernels/block kernels/cuda tests train
+mkdir -p engine cli models kernels/block kernels/cuda ranks tests train
 echo '#include "models/X.h"' >engine/upwards.h
 printf '%s\n' '#include <algorithm>' '#include "kernels/block/X.h"' >engine/up.cu
 echo '#include "kernels/block/X.h"' >models/raw.cpp
 echo '#include <cuda_runtime.h>' >cli/gpu.cpp
+for name in mpi nccl; do tee "ranks/comm_$name.cpp" >"ranks/$name.cpp" <<<"#include <$name.h>"; done
 echo '#include <cstdint>' | tee models/X.h kernels/block/X.h kernels/block/X.cu >kernels/block/tested.h
 touch kernels/block/tested.cpp kernels/block/tested.cu
 printf '\n%.0s' {1..601} >train/long.cpp
@@ -20,7 +21,7 @@ printf 'x%.0s' {1..120} >WALK.md
 printf 'int a; \n' >cli/space.h
 printf '\tint a;\n' >cli/tab.h
 printf '// see engine/gone%s\n' .h >cli/comment.h
-gone=gone.h home=home tab=$'\t'
+gone=gone.h dot_h=.h home=home tab=$'\t'
 echo "// see /$home/someone/notes" >cli/path.h
 
 output=$("$lint" "$tree") && { echo "lint found nothing"; exit 1; }
@@ -37,6 +38,8 @@ kernels/block/X.h: tests/test_X.cpp is missing
 kernels/block/tested.h: tests/test_tested.cpp is missing
 models/raw.cpp:1:#include \"kernels/block/X.h\": models/ may include a kernel's ops.h only
 models/wide.cpp:1: a line of more than 120 characters
+ranks/mpi.cpp:1:#include <mpi$dot_h>: only ranks/comm_mpi.cpp may include MPI
+ranks/nccl.cpp:1:#include <nccl$dot_h>: only ranks/comm_nccl.cpp may include NCCL
 train/ holds 98 % of the code, more than 30
 train/long.cpp: 601 lines, more than 600"
 found=$(sed -n 's/^lint: //p' <<<"$output" | grep -v ' breaches$' | LC_ALL=C sort)

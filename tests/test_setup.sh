@@ -14,14 +14,20 @@ stand_in c++ <<EOF
 #!/bin/sh
 if [ -e "$box/hidden" ]; then sed 's|<doctest/doctest.h>|<doctest/hidden.h>|'; else cat; fi | $real_cxx "\$@"
 EOF
+stand_in mpicxx <<EOF
+#!/bin/sh
+[ ! -e "$box/no_mpi" ]
+EOF
+ln -s mpicxx "$box/mpirun"
 stand_in apt-get <<EOF
 #!/bin/sh
 echo "apt-get \$*" >>"$box/log"
 case \$1 in
   update) touch "$box/updated" ;;
-  install) if [ ! -e "$box/stale" ] || [ -e "$box/updated" ]; then rm -f "$box/hidden"; else exit 100; fi ;;
+  install) if [ ! -e "$box/stale" ] || [ -e "$box/updated" ]; then rm -f "$box/hidden" "$box/no_mpi"; else exit 100; fi ;;
 esac
 if [ -e "$box/useless" ]; then touch "$box/hidden"; fi
+if [ -e "$box/without" ]; then touch "$box/no_mpi"; exit 100; fi
 EOF
 stand_in id <<EOF
 #!/bin/sh
@@ -35,13 +41,13 @@ shift; exec "\$@"
 EOF
 
 failures=0
-# expect NAME EXIT_CODE "STATE FILES" "LINES OF LOG, joined by ;" "WORDS IN THE OUTPUT"
+# expect NAME EXIT_CODE "STATE FILES" "LINES OF LOG, joined by ;" "WORDS IN THE OUTPUT" [FLAG]
 expect() {
   local code=0 output log
-  rm -f "$box"/{log,hidden,stale,updated,useless,user,sudo_asks}
+  rm -f "$box"/{log,hidden,no_mpi,stale,updated,useless,without,user,sudo_asks}
   touch "$box/log"
   for state in $3; do touch "$box/$state"; done
-  output=$(PATH="$box:$PATH" dev/setup.sh 2>&1) || code=$?
+  output=$(PATH="$box:$PATH" dev/setup.sh ${6:+"$6"} 2>&1) || code=$?
   log=$(paste -sd';' "$box/log")
   if [ $code != "$2" ] || [ "$log" != "$4" ] || [[ $output != *"$5"* ]]; then
     failures=$((failures + 1))
@@ -58,5 +64,14 @@ expect "sudo without a password" 0 "hidden user" "sudo -n true;sudo -n $environm
 expect "no rights" 1 "hidden user sudo_asks" "" "  $install"
 expect "a package that does not help" 1 "hidden useless" "$install" "still missing: doctest"
 
-echo "setup: $failures of 6 cases failed"
+absent="MPI is absent: on CPUs one process trains"
+mpi="apt-get install -y --no-install-recommends libopenmpi-dev openmpi-bin"
+expect "MPI is there" 0 "" "" "MPI is here: $box/mpicxx" --mpi
+expect "MPI is not asked for" 0 "no_mpi" "" "$absent"
+expect "root installs MPI" 0 "no_mpi" "$mpi" "MPI is here: $box/mpicxx" --mpi
+expect "no rights for MPI" 0 "no_mpi user sudo_asks" "" "$absent" --mpi
+expect "MPI cannot be installed" 0 "no_mpi without" "$mpi;apt-get update" "$absent" --mpi
+expect "what is needed comes first" 1 "hidden no_mpi user sudo_asks" "" "  $install" --mpi
+
+echo "setup: $failures of 12 cases failed"
 [ $failures = 0 ]

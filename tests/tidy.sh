@@ -8,5 +8,5 @@ shift
 tidy=${CLANG_TIDY:-clang-tidy}
 command -v "$tidy" >/dev/null || { echo "skipped: there is no $tidy"; exit 77; }
 rooms=("$@")
-[ $# -gt 0 ] || rooms=(engine cli models data eval train)
+[ $# -gt 0 ] || rooms=(engine cli ranks models data eval train)
 find "${rooms[@]}" -name '*.cpp' -print0 | sort -z | xargs -0 -P "$(nproc)" -n 1 "$tidy" --quiet -p "$build"

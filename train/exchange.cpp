@@ -9,14 +9,12 @@
 
 namespace crossply {
 
-size_t last_to_write(const Tape& tape, const Range& range) {
-  const auto& nodes = tape.nodes();
-  for (size_t n = 0; n < nodes.size(); ++n)
-    for (const Value* value : nodes[n]->in)
-      if (const Parameter* row = value->parameter;
-          row != nullptr && row->offset < range.end && range.begin < row->offset + row->shape.numel())
-        return n;
-  return nodes.size() - 1;  // nobody
+size_t final_after(const Tape& tape, const ParameterTable& params, const Range& range) {
+  size_t node = tape.nodes().size() - 1;
+  for (const Parameter& row : params.rows())
+    if (row.offset < range.end && range.begin < row.offset + row.shape.numel())
+      node = std::min(node, tape.last_to_add(row));
+  return node;
 }
 
 int64_t parked_copies(const std::string& sum, int64_t micro_steps) {
@@ -40,13 +38,12 @@ Exchange::Exchange(Job& job, ParameterTable& params, const Buckets& buckets, Bat
   for (int64_t i = 0; i < parked_copies(sum, micro_steps); ++i)
     parked_.emplace_back(params.device(), "gradients of micro-steps", flat);
   sizes_.reserve(parked_.size() + 1);
-  std::vector<std::pair<size_t, const Bucket*>> final_after;
+  std::vector<std::pair<size_t, const Bucket*>> after;
   for (const Bucket& bucket : buckets.list())
-    final_after.emplace_back(last_to_write(model.tape(), bucket.flat), &bucket);
-  std::stable_sort(final_after.begin(), final_after.end(),
-                   [](const auto& a, const auto& b) { return a.first > b.first; });
+    after.emplace_back(final_after(model.tape(), params, bucket.flat), &bucket);
+  std::stable_sort(after.begin(), after.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
   std::vector<size_t> nodes;
-  for (const auto& [node, bucket] : final_after) nodes.push_back(node), order_.push_back(bucket);
+  for (const auto& [node, bucket] : after) nodes.push_back(node), order_.push_back(bucket);
   tickets_.resize(order_.size());
   if (!job.place.alone() && !library_)
     for (size_t i = 0; i < std::min<size_t>(2, order_.size()); ++i)

@@ -26,7 +26,7 @@ int64_t parked_copies(const std::string& sum, int64_t micro_steps);
 size_t exchange_bytes(const Buckets& buckets, const std::string& sum, int64_t micro_steps);
 
 // The node after whose backward the gradients in this range are final.
-size_t last_to_write(const Tape& tape, const Range& range);
+size_t final_after(const Tape& tape, const ParameterTable& params, const Range& range);
 
 class Exchange {
  public:

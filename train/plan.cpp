@@ -86,7 +86,7 @@ std::vector<MemoryPart> flat_parts(const TrainOptions& o, const PlannedRun& plan
 
 // Bucketed as the trainer does it.
 Buckets buckets_of(ParameterTable& params, const Tape& tape, const TrainOptions& o, int ranks) {
-  if (storage_type(o) == Dtype::bf16) tape.mark_narrow_only();
+  if (storage_type(o) == Dtype::bf16 && (ranks > 1 || o.sum == "tree")) tape.mark_narrow_only();
   if (ranks > 1 && params.rows_size() > int64_t{1} << 42)
     fail(Exit::usage, "a model of ", params.count(), " parameters is more than a job of several ranks is planned for");
   return {params, 0, ranks, o.bucket_bytes};

@@ -33,7 +33,8 @@ struct FinalBucket {
 // In the order in which they are exchanged (train/exchange.cpp).
 std::vector<FinalBucket> final_buckets(const PlannedRun& plan) {
   std::vector<FinalBucket> buckets;
-  for (const Bucket& bucket : plan.buckets.list()) buckets.push_back({&bucket, last_to_write(plan.tape, bucket.flat)});
+  for (const Bucket& bucket : plan.buckets.list())
+    buckets.push_back({&bucket, final_after(plan.tape, plan.params, bucket.flat)});
   std::stable_sort(buckets.begin(), buckets.end(), [](const auto& a, const auto& b) { return a.node > b.node; });
   return buckets;
 }

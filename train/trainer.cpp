@@ -12,7 +12,6 @@
 #include "engine/printable.h"
 #include "engine/rng.h"
 #include "kernels/devices.h"
-#include "kernels/optim/gradient_norm.h"
 #include "models/json_file.h"
 #include "models/model_dir.h"
 #include "models/registry.h"
@@ -47,10 +46,10 @@ void write_model(const CheckpointWriter& writer, const TrainOptions& o, const Pa
 
 namespace {
 
-// The parameters without their memory, for the buckets.
+// The parameters without their memory, for the buckets. One rank that adds up as micro-steps come needs no regions.
 ParameterTable& declared(ParameterTable& params, const TrainOptions& options) {
   declare(params, options);
-  if (storage_type(options) != Dtype::bf16) return params;
+  if (storage_type(options) != Dtype::bf16 || (options.job->place.alone() && options.sum != "tree")) return params;
   Tape tape(Dtype::bf16);
   record_model(tape, params, options.config, 1, 1);
   tape.mark_narrow_only();
@@ -199,7 +198,7 @@ double Trainer::add_squares() const {
   for (auto bucket = buckets_.list().rbegin(); bucket != buckets_.list().rend(); ++bucket)
     for (int64_t r = 0; r < buckets_.size(); ++r) {
       const double* leaves = &host_sums_[static_cast<size_t>(r * sums_size() + losses_size() + bucket->own / leaf)];
-      sum = std::accumulate(leaves, leaves + bucket->slice / leaf, sum);
+      sum = std::accumulate(leaves, leaves + leaves_of(bucket->slice), sum);
     }
   return sum;
 }
@@ -207,7 +206,7 @@ double Trainer::add_squares() const {
 void Trainer::take_loss_and_norm() {
   phase("gradient norm", flat_bytes() / buckets_.size(), [&] {
     for (const Bucket& bucket : buckets_.list())
-      leaf_squares(own_sums({losses_size() + bucket.own / leaf, losses_size() + (bucket.own + bucket.slice) / leaf}),
+      leaf_squares(own_sums({losses_size() + bucket.own / leaf, losses_size() + leaves_of(bucket.own + bucket.slice)}),
                    part_of(params_.gradients(), bucket.slice_of(buckets_.rank())), device_->stream());
   });
   busy_ = std::chrono::duration<double>(Clock::now() - start_).count();

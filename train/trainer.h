@@ -9,6 +9,7 @@
 
 #include "data/loader.h"
 #include "eval/batch_model.h"
+#include "kernels/optim/gradient_norm.h"
 #include "kernels/optim/optimizer.h"
 #include "models/checkpoint.h"
 #include "models/model_dir.h"
@@ -80,7 +81,7 @@ class Trainer {
   // A rank's sums of a step: the losses of its micro-steps, lane by lane, then the squares of its own slices, leaf by
   // leaf.
   int64_t losses_size() const { return micro_steps() * model_.layout().lanes; }
-  int64_t sums_size() const { return losses_size() + buckets_.own_size() / leaf; }
+  int64_t sums_size() const { return losses_size() + leaves_of(buckets_.own_size()); }
   Tensor own_sums(const Range& range) const;
   // From the sums of all ranks, each in one order whoever it came from.
   double add_losses() const;

@@ -411,6 +411,7 @@ void connect(DepthMix& mix, const std::vector<Node*>& nodes, const std::vector<i
     auto& source = static_cast<DepthSource&>(*nodes.at(static_cast<size_t>(s)));
     source.mixes.emplace_back(&mix, static_cast<int64_t>(mix.sources.size()));
     source.keep_grads.push_back(mix.out[0]);
+    if (mix.trained != nullptr && mix.trained->parameter != nullptr) source.later.push_back(mix.trained);
     source.keep.insert(source.keep.end(), mix.saved.begin(), mix.saved.end());
     mix.sources.push_back(source.out[0]);
     if (source.by_norm) mix.squares.push_back(source.saved[0]);

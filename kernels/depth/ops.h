@@ -31,6 +31,7 @@ class DepthRouter {
   Tape& tape_;
   Slab slab_;
   std::shared_ptr<std::vector<Router>> routers_;
+  std::vector<Node*> nodes_;  // each adds to the gradients of later weights
 };
 
 // The residual streams (B, T, C) of all layers so far, as the sources of mixtures (depth_mix.h). Nothing is

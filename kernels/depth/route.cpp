@@ -302,6 +302,9 @@ Value* DepthRouter::route(const std::string& name, int layer, Value* own, Value*
   tape_.place(own, slab_, layer);
   auto node = make_node<Route>(name, {own}, {tape_.activation(name, own->shape)});
   if (weight != nullptr) node->in.push_back(weight);
+  if (weight != nullptr)
+    for (Node* earlier : nodes_) earlier->later.push_back(weight);
+  nodes_.push_back(node.get());
   node->layer = layer;
   node->routers = routers_;
   node->reads = {slab_.all};

@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Runs N processes of a command on this machine, as the ranks of one job: where each has a GPU, and there is no torchrun.
+#   dev/ranks.sh N COMMAND...     dev/ranks.sh 8 build/train_lime --device cuda ...     (processes on CPUs need mpirun)
+# SIGTERM, SIGINT and SIGHUP ask all ranks to stop, as SIGUSR1 does. It ends when the last rank does, with the first
+# rank's error that is its own (64 to 75, 77), else 76 (it lost another), else any other, else 0.
+set -u
+count=${1:?dev/ranks.sh N COMMAND...}
+shift
+ranks=()
+trap 'signalled=1; kill -USR1 "${ranks[@]}" 2>/dev/null' TERM INT HUP USR1
+trap 'kill -KILL "${ranks[@]}" 2>/dev/null' EXIT
+for ((rank = 0; rank < count; ++rank)); do
+  RANK=$rank WORLD_SIZE=$count LOCAL_RANK=$rank LOCAL_WORLD_SIZE=$count "$@" &
+  ranks+=($!)
+done
+
+own=0 lost=0 other=0
+for ((rank = 0; rank < count; ++rank)); do
+  signalled=1
+  while [ $signalled = 1 ]; do  # a signal to this script interrupts the wait
+    signalled=0
+    wait "${ranks[rank]}"
+    code=$?
+  done
+  case $code in
+    0) ;;
+    6[4-9] | 7[0-5] | 77) [ $own != 0 ] || own=$code ;;
+    76) lost=76 ;;
+    *) other=$code ;;
+  esac
+done
+trap - EXIT
+if [ $own != 0 ]; then exit $own; elif [ $lost != 0 ]; then exit $lost; else exit $other; fi

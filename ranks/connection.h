@@ -1,0 +1,70 @@
+// Connection: TCP as records of 64 bytes, which is all that the control plane ever sends. A text goes in front of its
+// record, 56 bytes to a record, and is at most 1 MiB long; no other length, and no address, is taken from the network.
+#pragma once
+
+#include <sys/socket.h>
+
+#include <array>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/file.h"
+
+namespace crossply {
+
+using Numbers = std::array<int64_t, 7>;
+
+struct Record {
+  enum Kind : uint32_t { text = 1, hello, welcome, beat, vote, barrier, share, collect, finish, farewell, verdict };
+  Kind kind;
+  int32_t rank;  // of text: how many bytes
+  Numbers number;
+};
+static_assert(sizeof(Record) == 64);
+
+// A record with its text; an answer to all ranks' texts has as many.
+struct Message {
+  Record record;
+  std::vector<std::string> texts;
+};
+
+class Connection {
+ public:
+  static constexpr size_t most_text = 1 << 20;
+
+  explicit Connection(Descriptor socket = Descriptor());
+  int fd() const { return socket_.get(); }
+  bool is_open() const { return fd() >= 0; }
+  void close() { socket_ = Descriptor(); }
+
+  // These four never wait. What cannot be sent now is kept for send_some().
+  void post(const Record& record, const std::string& text = "");
+  void send_some();
+  bool has_unsent() const { return !out_.empty(); }
+  bool receive(size_t most = 1 << 14);  // takes so many bytes of what has come; false where the other end has closed
+  std::optional<Message> next();        // the next message that is here whole; a wrong one as of kind text
+
+  // The first record, if it comes within these seconds.
+  std::optional<Message> wait_for_first(double seconds);
+
+ private:
+  Descriptor socket_;
+  std::string in_, out_, text_;
+  size_t taken_ = 0;  // bytes of in_
+};
+
+// A socket address, of whatever family.
+struct Address {
+  sockaddr_storage bytes{};
+  socklen_t length = 0;
+  sockaddr* get() { return reinterpret_cast<sockaddr*>(&bytes); }
+};
+std::vector<Address> resolve(const std::string& host, const std::string& port);  // empty where nobody knows the host
+
+// To "ADDRESS PORT"; closed, with errno, where that fails or takes longer than these seconds.
+Connection connect_to(const std::string& endpoint, double seconds);
+
+double seconds_now();  // of a clock that nobody sets
+
+}  // namespace crossply
