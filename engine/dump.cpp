@@ -102,7 +102,7 @@ std::string backward_of(size_t n, const Node& node) {
 
 }  // namespace
 
-std::string Tape::dump() const {
+std::string Tape::dump(const std::multimap<size_t, std::string>& notes) const {
   const std::string columns = "   #  op              name                     shape                 offset      bytes";
   std::string out = str("The step as ", nodes_.size(),
                         " ops: one line for each tensor that an op writes, then <- and what it reads.\n",
@@ -112,7 +112,11 @@ std::string Tape::dump() const {
   if (differentiated_) {
     out += "\nBACKWARD, in the order in which it runs: gradients are set (=), added to (+), or zeroed before (0)\n" +
            columns + "\n";
-    for (size_t n = nodes_.size(); n-- > 0;) out += backward_of(n, *nodes_[n]);
+    for (size_t n = nodes_.size(); n-- > 0;) {
+      out += backward_of(n, *nodes_[n]);
+      for (auto [note, end] = notes.equal_range(n); note != end; ++note)
+        out += std::string(indent, ' ') + note->second + "\n";
+    }
   }
   return out + "\n" + totals();
 }

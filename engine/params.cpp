@@ -75,6 +75,15 @@ int64_t ParameterTable::size_of_rows(bool narrow_only) const {
 void ParameterTable::lay_out(int64_t unit, int64_t end_unit) {
   CHECK_THAT(unit % 64 == 0 && end_unit % 64 == 0 && values_.data() == nullptr, "units of ", unit, " and ", end_unit);
   unit_ = unit, end_unit_ = end_unit;
+  place_rows();
+}
+
+void ParameterTable::place_rows() {
+  int64_t next[] = {0, narrow_begin()};
+  for (Parameter& row : rows_) {
+    int64_t& end = next[row.narrow_only];
+    row.offset = std::exchange(end, end + padded(row));
+  }
 }
 
 int64_t ParameterTable::narrow_begin() const { return (size_of_rows(false) + unit_ - 1) / unit_ * unit_; }
@@ -98,10 +107,8 @@ void ParameterTable::allocate(Device& device, Dtype dtype, bool with_gradients, 
   values_size_ = lend ? narrow_begin() : flat_size();
   values_ = Arena(device, "parameters", bytes(values_size_));
   if (with_gradients) gradients_ = Arena(device, "gradients", bytes(flat_size()));
-  int64_t next[] = {0, narrow_begin()};
+  place_rows();
   for (Parameter& row : rows_) {
-    int64_t& end = next[row.narrow_only];
-    row.offset = std::exchange(end, end + padded(row));
     if (with_gradients) row.grad = Tensor{gradients_.data() + bytes(row.offset), dtype, row.shape};
     row.value = lend && row.narrow_only ? row.grad : Tensor{values_.data() + bytes(row.offset), dtype, row.shape};
   }

@@ -30,7 +30,7 @@ struct Parameter {
   double lr_mul = 1;         // times the base learning rate
   double wd_mul = 1;         // times the weight decay; 0 for norms, embeddings, routers
   bool narrow_only = false;  // a bf16 tape reads nothing but `narrow`; set by mark_narrow() (engine/buckets.h)
-  int64_t offset = 0;        // first element in the flat arrays; set by allocate(), as are value and grad
+  int64_t offset = 0;  // first element in the flat arrays; set by lay_out(), and by allocate() with value and grad
   Tensor value, grad;
   Tensor narrow;  // bf16 copy of the value, for the products of bf16 tapes; set by allocate_narrow()
 };
@@ -47,7 +47,8 @@ class ParameterTable {
   int64_t count() const;  // number of parameters
   // How the rows lie in the flat arrays: in two regions, those that are narrow_only in the second one, each in the
   // order of the table, from multiples of 64. The second region begins at a multiple of `unit` elements, all of it ends
-  // at one of `end_unit`; both are 64 by default. What lies between rows stays zero. Before allocate().
+  // at one of `end_unit`; both are 64 by default. What lies between rows stays zero. Before allocate(),
+  // which keeps the offsets that the rows get here.
   void lay_out(int64_t unit, int64_t end_unit);
   int64_t flat_size() const;     // elements of the flat arrays
   int64_t narrow_begin() const;  // where the second region begins
@@ -80,6 +81,7 @@ class ParameterTable {
 
  private:
   int64_t size_of_rows(bool narrow_only) const;
+  void place_rows();
   std::deque<Parameter> rows_;  // a deque, because recorded tapes point at rows
   std::unordered_map<std::string, size_t> index_;
   Device* device_ = nullptr;

@@ -203,7 +203,8 @@ class Tape {
   void start_profile() { seconds_.assign(2 * nodes_.size(), {}); }
   std::vector<OpCost> costs() const;  // in the order in which ops first run
 
-  std::string dump() const;           // the step, forward and backward, as a table a person can read (dump.cpp)
+  // The step, forward and backward, as a table a person can read (dump.cpp). notes: lines after the backward of nodes.
+  std::string dump(const std::multimap<size_t, std::string>& notes = {}) const;
   std::string memory_report() const;  // the peak and who is alive at it
   const std::deque<std::unique_ptr<Node>>& nodes() const { return nodes_; }
   const std::deque<Value>& values() const { return values_; }  // gradients too

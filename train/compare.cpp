@@ -48,6 +48,7 @@ Comparison prepare(const Options& o) {
   if (!o.train.init.empty()) fail(Exit::usage, "compare trains from scratch; --init is for the trainers");
   if (o.train.dump_tape || !o.train.dump_tensors.empty())
     fail(Exit::usage, "compare shows no single step; --dump-tape and --dump-tensors are for the trainers");
+  if (o.train.world.ranks > 0) fail(Exit::usage, "compare plans jobs of one rank; --world is for the trainers");
   if (o.train.out.empty() && !o.train.dry_run) fail(Exit::usage, "--out is needed: the directory for the runs");
   if (o.train.steps == 0) fail(Exit::usage, "--steps 0: there is nothing to compare");
   const std::vector<ArchChoice> choices = parse_arch_list(o.archs);
@@ -211,7 +212,8 @@ int main(int argc, char** argv) {
     set_defaults(argc, argv, o);
     add_text(app, "--arch", o.archs, "LIST", "the first is the yardstick; " + arch_list_help());
     add_train_flags(app, o.train);
-    for (const char* refused : {"--init", "--dump-tape", "--dump-tensors"})
+    for (const char* refused :
+         {"--init", "--dump-tape", "--dump-tensors", "--world", "--node-gpus", "--gpu", "--nvlink", "--net", "--rate"})
       app.get_option(refused)->group("");  // prepare() says why
     app.get_option("--steps")->description("optimizer steps of each run");
     app.get_option("--out")->description("directory of the comparison: results.md, compare.svg, a directory per run");

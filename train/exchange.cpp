@@ -8,9 +8,7 @@
 #include "kernels/optim/sum_slices.h"
 
 namespace crossply {
-namespace {
 
-// The node after whose backward the gradients in this range are final.
 size_t final_after(const Tape& tape, const ParameterTable& params, const Range& range) {
   size_t node = tape.nodes().size() - 1;
   for (const Parameter& row : params.rows())
@@ -18,8 +16,6 @@ size_t final_after(const Tape& tape, const ParameterTable& params, const Range& 
       node = std::min(node, tape.last_to_add(row));
   return node;
 }
-
-}  // namespace
 
 int64_t parked_copies(const std::string& sum, int64_t micro_steps) {
   return sum == "tree" ? std::bit_width(static_cast<uint64_t>(micro_steps)) - 1 : 0;

@@ -8,6 +8,7 @@
 //   --sum library  as running, but MPI or NCCL adds the ranks' sums, in an order of its own.
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -15,13 +16,22 @@
 #include "eval/batch_model.h"
 #include "kernels/optim/optimizer.h"
 #include "ranks/job.h"
+#include "train/options.h"
 
 namespace crossply {
+
+// Of gradients that are exchanged at once: for many ranks more, since each message costs time however small it is.
+inline int64_t bucket_bytes(const TrainOptions& options, int64_t ranks) {
+  return options.bucket_bytes > 0 ? options.bucket_bytes : std::max(int64_t{64} << 20, ranks << 18);
+}
 
 // Copies of the gradients that `sum` keeps beside them for so many micro-steps of a rank.
 int64_t parked_copies(const std::string& sum, int64_t micro_steps);
 // Bytes of a rank beside parameters, gradients and moments: parked gradients, and what comes from other ranks.
 size_t exchange_bytes(const Buckets& buckets, const std::string& sum, int64_t micro_steps);
+
+// The node after whose backward the gradients in this range are final.
+size_t final_after(const Tape& tape, const ParameterTable& params, const Range& range);
 
 class Exchange {
  public:

@@ -6,6 +6,7 @@
 #include "engine/numbers.h"
 #include "kernels/devices.h"
 #include "models/registry.h"
+#include "train/scaling.h"
 
 namespace crossply {
 
@@ -121,6 +122,22 @@ void add_ranks_flags(CLI::App& app, TrainOptions& o) {
   app.add_flag("--log-ranks", o.log_ranks, "also print what other ranks than the first say");
 }
 
+void add_world_flags(CLI::App& app, PlannedWorld& world) {
+  const Group group(app, "Planning");
+  add_integer(app, "--world", world.ranks, 1, 1 << 16,
+              "with --dry-run or --dump-tape: plan a job of so many ranks (memory, bytes sent, time), and start none");
+  add_integer(app, "--node-gpus", world.node_gpus, 1, 1 << 10, "ranks of a node, a GPU each");
+  add_choice(app, "--gpu", world.gpu, gpu_names(), "its peak, memory and links: h100, h200, a100 or b200 (none: h100)");
+  add_number(app, "--nvlink", world.nvlink, 0, 1e6, "GB/s that a GPU sends inside its node (0: the --gpu's)");
+  add_number(
+      app, "--net", world.net, 0, 1e6,
+      "GB/s that a rank sends to other nodes; of CPUs to other ranks (0: that of the --gpu's usual network card)");
+  add_number(
+      app, "--rate", world.rate, 0, 1e12,
+      "tokens/s of one rank alone, measured: in its status line, with these sizes and as many threads as a rank will "
+      "have (0: assumed from the --gpu's peak)");
+}
+
 }  // namespace
 
 void add_train_flags(CLI::App& app, TrainOptions& o) {
@@ -130,6 +147,7 @@ void add_train_flags(CLI::App& app, TrainOptions& o) {
   add_output_flags(app, o);
   add_machine_flags(app, o);
   add_ranks_flags(app, o);
+  add_world_flags(app, o.world);
 }
 
 // What --help shows in the place of an option's value.
@@ -166,6 +184,19 @@ std::vector<std::string> given_flags(const CLI::App& app, const std::string& gro
 
 Dtype storage_type(const TrainOptions& o) { return o.dtype == "bf16" ? Dtype::bf16 : Dtype::f32; }
 
+// What says something of a job that is planned.
+static void check_world(const TrainOptions& o) {
+  const PlannedWorld &world = o.world, none;
+  if (world.ranks == 0 && !(world == none))
+    fail(Exit::usage, "--node-gpus, --gpu, --nvlink, --net and --rate are for --dry-run --world");
+  if (world.ranks > 0 && !o.plans_only())
+    fail(Exit::usage, "--world ", world.ranks, " plans a job and starts none; it is for --dry-run and --dump-tape. ",
+         "To run as many ranks, start as many processes: mpirun, torchrun, srun");
+  const bool of_gpus = !world.gpu.empty() || world.nvlink > 0 || world.node_gpus != none.node_gpus;
+  if (of_gpus && backend_of(o.device) != Backend::cuda)
+    fail(Exit::usage, "--gpu, --nvlink and --node-gpus are for --device cuda; of CPUs --net says what a rank sends");
+}
+
 void check_together(const TrainOptions& o) {
   if (o.dtype == "bf16" && o.matmul != "fp32")
     fail(Exit::usage, "--matmul ", o.matmul, " is for --dtype fp32; --dtype bf16 multiplies in bf16 anyway");
@@ -177,6 +208,7 @@ void check_together(const TrainOptions& o) {
     fail(Exit::usage, "--router-lr ", o.router_lr, " with --lr 0: nothing else would learn");
   if (o.other_gpu && !o.resume) fail(Exit::usage, "--other-gpu is for --resume");
   check_batch(o.batch, o.accumulate, o.data.seq_len);
+  check_world(o);
 }
 
 std::string warmup_warning(const TrainOptions& o) {

@@ -29,6 +29,16 @@ struct InitialModel {
   std::map<std::string, std::string> files;  // that saved models carry along, by name
 };
 
+// --world: a job of several ranks, planned and not run (train/plan.h). Rates of 0: what a GPU is assumed to have.
+struct PlannedWorld {
+  int64_t ranks = 0;  // 0: none is planned
+  int64_t node_gpus = 8;
+  std::string gpu;             // "": h100
+  double nvlink = 0, net = 0;  // GB/s that a rank sends, inside its node and to other nodes
+  double rate = 0;             // tokens/s that one rank alone attains
+  bool operator==(const PlannedWorld&) const = default;
+};
+
 struct TrainOptions {
   TrainOptions();  // a small model, for `train_llama --data text:FILE --out DIR`
   std::string preset;
@@ -55,18 +65,19 @@ struct TrainOptions {
   std::string dtype = "fp32";
   std::string matmul = "fp32";
   std::string plan = "reuse";
-  std::string sum = "running";               // train/exchange.h
-  int64_t bucket_bytes = int64_t{64} << 20;  // of gradients that are exchanged at once; tests have smaller ones
-  int64_t shard_bytes = 5'000'000'000;       // of weights in a file, where several ranks write; tests have smaller ones
-  double peer_timeout = 30;                  // seconds of silence after which another rank is lost
-  int64_t check_replicas = 1000;             // steps between comparisons of the ranks' weights; 0: never
-  bool log_ranks = false;                    // print what other ranks than the first say
+  std::string sum = "running";          // train/exchange.h
+  int64_t bucket_bytes = 0;             // of gradients that are exchanged at once; 0: enough
+  int64_t shard_bytes = 5'000'000'000;  // of weights in a file, where several ranks write; tests have smaller ones
+  double peer_timeout = 30;             // seconds of silence after which another rank is lost
+  int64_t check_replicas = 1000;        // steps between comparisons of the ranks' weights; 0: never
+  bool log_ranks = false;               // print what other ranks than the first say
   std::shared_ptr<Job> job = one_rank_job();
   int64_t eval_every = 0;        // 0: a tenth of the run
   int64_t eval_samples = 512;    // for the loss
   int64_t answer_samples = 256;  // for a task's accuracy
   int64_t save_every = 0;        // 0: a tenth of the run
   int64_t keep = 2;
+  PlannedWorld world;
   bool resume = false, other_gpu = false, dry_run = false, dump_tape = false, profile = false;
   std::vector<std::string> dump_tensors;                    // names; not empty: one step, and no training
   bool plans_only() const { return dry_run || dump_tape; }  // prints, allocates nothing

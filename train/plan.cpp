@@ -14,6 +14,8 @@
 #include "kernels/block/matmul.h"
 #include "kernels/devices.h"
 #include "train/inputs.h"
+#include "train/planned_run.h"
+#include "train/ranks.h"
 #include "train/trainer.h"
 
 namespace crossply {
@@ -66,27 +68,47 @@ double answering_memory(const TrainOptions& o, ParameterTable& params) {
   return static_cast<double>(tape.arena_bytes());
 }
 
-// A model recorded for training, without memory.
-struct Plan {
-  explicit Plan(const TrainOptions& options) : tape(storage_type(options)) {
-    declare(params, options);
-    const Batch batch = batch_of(options, options.data.seq_len);
-    layout = choose_layout(params, options.config, batch, backend_of(options.device));
-    record_replay(tape, params, options.config, batch, layout);
-    forward_flops_per_token = tape.forward_flops() / static_cast<double>(layout.sequences * batch.T);
-    memory = parameter_bytes(params, options) + memory_of(layout, tape, params, true);
-  }
-  ParameterTable params;
-  Tape tape;
-  Layout layout{1, 1};
-  double forward_flops_per_token;
-  size_t memory;
-};
+// Of a rank's parameters and what goes with them: values, copies, gradients, moments (train/trainer.cpp).
+std::vector<MemoryPart> flat_parts(const TrainOptions& o, const PlannedRun& plan) {
+  const bool narrow = storage_type(o) == Dtype::bf16, many = plan.buckets.size() > 1;
+  const int64_t flat = plan.params.flat_size(), values = narrow && many ? plan.params.narrow_begin() : flat;
+  const auto floats = [](int64_t n) { return 4.0 * static_cast<double>(n); };
+  std::vector<MemoryPart> parts = {{"parameters", floats(values)}};
+  if (narrow) parts.push_back({"their bf16 copy", floats(flat) / 2});
+  if (values < flat) parts.push_back({"own masters of those in bf16", floats(flat - values) / plan.buckets.size()});
+  parts.push_back({"gradients", floats(flat)});
+  const double parked = floats(parked_copies(o.sum, plan.micro_steps) * flat);
+  const double staging = static_cast<double>(exchange_bytes(plan.buckets, o.sum, plan.micro_steps)) - parked;
+  if (parked > 0) parts.push_back({"parked gradients (--sum tree)", parked});
+  if (staging > 0) parts.push_back({"gradients of other ranks", staging});
+  parts.push_back({"moments", 2 * floats(plan.buckets.own_size())});
+  return parts;
+}
 
-struct MemoryPart {
-  std::string name;
-  double bytes;
-};
+// Bucketed as the trainer does it.
+Buckets buckets_of(ParameterTable& params, const Tape& tape, const TrainOptions& o, int ranks) {
+  if (storage_type(o) == Dtype::bf16 && (ranks > 1 || o.sum == "tree")) tape.mark_narrow_only();
+  if (ranks > 1 && params.rows_size() > int64_t{1} << 42)
+    fail(Exit::usage, "a model of ", params.count(), " parameters is more than a job of several ranks is planned for");
+  return {params, 0, ranks, bucket_bytes(o, ranks)};
+}
+
+Layout record(Tape& tape, ParameterTable& params, const TrainOptions& o) {
+  declare(params, o);
+  const Batch batch = batch_of(o, o.data.seq_len);
+  const Layout layout = choose_layout(params, o.config, batch, backend_of(o.device));
+  record_replay(tape, params, o.config, batch, layout);
+  return layout;
+}
+
+}  // namespace
+
+PlannedRun::PlannedRun(const TrainOptions& o, int ranks)
+    : tape(storage_type(o)),
+      layout(record(tape, params, o)),
+      buckets(buckets_of(params, tape, o, ranks)),
+      micro_steps(o.accumulate / ranks),
+      forward_flops_per_token(tape.forward_flops() / static_cast<double>(layout.sequences * o.data.seq_len)) {}
 
 double total(const std::vector<MemoryPart>& parts) {
   double sum = 0;
@@ -94,33 +116,45 @@ double total(const std::vector<MemoryPart>& parts) {
   return sum;
 }
 
-std::vector<MemoryPart> memory_parts(const TrainOptions& o, Plan& plan) {
-  const Layout& layout = plan.layout;
-  const double flat = 4.0 * static_cast<double>(plan.params.flat_size()), lanes = static_cast<double>(layout.lanes);
-  std::vector<MemoryPart> parts = {{"parameters", flat}};
-  if (storage_type(o) == Dtype::bf16) parts.push_back({"their bf16 copy", flat / 2});
-  parts.push_back({"gradients", flat});
-  parts.push_back({"moments", 2 * flat});
-  parts.push_back({"activations", lanes * static_cast<double>(plan.tape.arena_bytes())});
-  if (layout.lanes > 1) parts.push_back({"gradients of the lanes", lanes * flat});
+std::vector<MemoryPart> memory_parts(const TrainOptions& o, PlannedRun& plan) {
+  const double lanes = static_cast<double>(plan.layout.lanes),
+               activations = static_cast<double>(plan.tape.arena_bytes());
+  std::vector<MemoryPart> parts = flat_parts(o, plan);
+  parts.push_back({"activations", lanes * activations});
+  if (plan.layout.lanes > 1)
+    parts.push_back({"gradients of the lanes", 4 * lanes * static_cast<double>(plan.params.flat_size())});
   const bool gpu = backend_of(o.device) == Backend::cuda;
-  parts.push_back({"scratch of the kernels, about", gpu ? gpu_scratch(o, plan.tape) : scratch_memory(o, layout)});
+  parts.push_back({"scratch of the kernels, about", gpu ? gpu_scratch(o, plan.tape) : scratch_memory(o, plan.layout)});
   const double answering = answering_memory(o, plan.params);
   if (answering > 0) parts.push_back({"answering of prompts", answering});
   if (gpu) return parts;  // where neither tokens nor the program are
   const double tokens = static_cast<double>(o.batch) * static_cast<double>(o.data.seq_len);
   constexpr double program = 12 << 20;  // however small the model; planning does not touch all of it
-  parts.push_back({"tokens of a step", 8 * tokens * static_cast<double>(o.accumulate + 1)});
+  parts.push_back({"tokens of a step", 8 * tokens * static_cast<double>(plan.micro_steps + 1)});
   parts.push_back({"program and data, about", std::max(program, resident_memory())});
   return parts;
 }
 
-// The same with what is no more than an estimate.
-std::vector<MemoryPart> planned_parts(const TrainOptions& o, Plan& plan) {
+std::vector<MemoryPart> planned_parts(const TrainOptions& o, PlannedRun& plan) {
   std::vector<MemoryPart> parts = memory_parts(o, plan);
   if (backend_of(o.device) == Backend::cuda && !is_emulated(o))
     parts.push_back({"CUDA and its libraries, about", cuda_itself});
   return parts;
+}
+
+namespace {
+
+void print_memory(const TrainOptions& options, PlannedRun& plan) {
+  const std::vector<MemoryPart> parts = planned_parts(options, plan);
+  std::printf("memory: %s in all%s\n", format_bytes(total(parts)).c_str(),
+              backend_of(options.device) == Backend::cuda ? ", on the GPU" : "");
+  for (const MemoryPart& part : parts)
+    std::printf("  %-36s %12s\n", part.name.c_str(), format_bytes(part.bytes).c_str());
+  if (plan.layout.lanes > 1)
+    std::printf("%lld lanes, each with its gradients and the activations of\n  %lld of %lld sequences at a time:\n",
+                static_cast<long long>(plan.layout.lanes), static_cast<long long>(plan.layout.sequences),
+                static_cast<long long>(options.batch));
+  std::printf("%s%s", plan.tape.memory_report().c_str(), plan.params.report().c_str());
 }
 
 // How many steps, and on what data.
@@ -142,11 +176,12 @@ double peak_memory() {
 }
 
 TrainResult plan_training(const TrainOptions& options) {
-  Plan plan(options);
+  PlannedRun plan(options, options.job->place.size);
   TrainResult result;
   result.parameters = plan.params.count();
   result.flops_per_token = 3 * plan.forward_flops_per_token;
-  result.memory = plan.memory;
+  result.memory = memory_of(plan.layout, plan.tape, plan.params, true);
+  for (const MemoryPart& part : flat_parts(options, plan)) result.memory += static_cast<size_t>(part.bytes);
   result.planned_memory = total(planned_parts(options, plan));
   return result;
 }
@@ -154,7 +189,7 @@ TrainResult plan_training(const TrainOptions& options) {
 void refuse_too_large(const TrainOptions& options, const Device& device) {
   const auto has = static_cast<double>(device.memory().bytes);
   if (has == 0) return;
-  Plan plan(options);
+  PlannedRun plan(options, options.job->place.size);
   const std::vector<MemoryPart> parts = memory_parts(options, plan);
   if (total(parts) <= has) return;
   std::string list;
@@ -165,12 +200,13 @@ void refuse_too_large(const TrainOptions& options, const Device& device) {
 }
 
 void print_plan(const TrainOptions& options, const Dataset& data) {
-  Plan plan(options);
+  const bool world = options.world.ranks > 0;
+  if (world) check_ranks(options, options.world.ranks);
+  PlannedRun plan(options, world ? static_cast<int>(options.world.ranks) : options.job->place.size);
   if (options.dump_tape) {
-    std::printf("%s", plan.tape.dump().c_str());
+    std::printf("%s", plan.tape.dump(world ? bucket_notes(plan) : std::multimap<size_t, std::string>()).c_str());
     return;
   }
-  const std::vector<MemoryPart> parts = planned_parts(options, plan);
   std::printf("parameters: %s\n", format_count(plan.params.count()).c_str());
   std::printf("a step: B = %s sequences of T = %s tokens%s\n", format_count(options.batch).c_str(),
               format_count(options.data.seq_len).c_str(),
@@ -180,15 +216,8 @@ void print_plan(const TrainOptions& options, const Dataset& data) {
       "training FLOPs per token: %.4g (forward %.4g)\n"
       "  2 per multiply-add of products, causal attention and mixtures\n",
       3 * plan.forward_flops_per_token, plan.forward_flops_per_token);
-  std::printf("memory: %s in all%s\n", format_bytes(total(parts)).c_str(),
-              backend_of(options.device) == Backend::cuda ? ", on the GPU" : "");
-  for (const MemoryPart& part : parts)
-    std::printf("  %-36s %12s\n", part.name.c_str(), format_bytes(part.bytes).c_str());
-  if (plan.layout.lanes > 1)
-    std::printf("%lld lanes, each with its gradients and the activations of\n  %lld of %lld sequences at a time:\n",
-                static_cast<long long>(plan.layout.lanes), static_cast<long long>(plan.layout.sequences),
-                static_cast<long long>(options.batch));
-  std::printf("%s%s", plan.tape.memory_report().c_str(), plan.params.report().c_str());
+  if (world) std::printf("%s", describe_world(options, plan).c_str());
+  else print_memory(options, plan);
 }
 
 }  // namespace crossply

@@ -55,11 +55,11 @@ size_t terminal_width() {
   return number && *number > 0 ? static_cast<size_t>(*number) : 80;
 }
 
-Progress::Progress(std::string label, int64_t total, int64_t runs_after)
+Progress::Progress(std::string label, int64_t total, int64_t runs_after, bool plain)
     : label_(std::move(label)),
       total_(total),
       runs_after_(runs_after),
-      terminal_(isatty(STDOUT_FILENO) == 1),
+      terminal_(!plain && isatty(STDOUT_FILENO) == 1),
       start_(now()) {}
 
 void Progress::clear() {

@@ -22,8 +22,9 @@ size_t terminal_width();
 
 class Progress {
  public:
-  // label: printed before every line. total: steps of the run. runs_after: like this one, for the time left.
-  Progress(std::string label, int64_t total, int64_t runs_after = 0);
+  // label: printed before every line. total: steps of the run. runs_after: like this one, for the time left. plain: no
+  // status line, even on a terminal.
+  Progress(std::string label, int64_t total, int64_t runs_after = 0, bool plain = false);
   // After every step, with its tokens and seconds: rewrites the status line if standard output is a terminal, at most
   // ten times a second; leaves a line every twentieth of the run. The rate is that of the steps since the line before.
   void step(int64_t step, double loss, double lr, double norm, double tokens, double seconds);

@@ -3,8 +3,10 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "cli/flags.h"
 #include "engine/file.h"
@@ -24,21 +26,25 @@ void silence_standard_output() {
   if (null.get() >= 0) ::dup2(null.get(), STDOUT_FILENO);
 }
 
-// The largest number of ranks up to `most` that can share the micro-steps.
-int64_t nearest_size(int64_t micro_steps, int64_t most) {
-  while (micro_steps % most != 0) --most;
-  return most;
-}
-
-void check_micro_steps(int64_t V, int64_t W) {
-  if (V % W == 0) return;
-  const int64_t fewer = V / W * W, more = (V / W + 1) * W;
-  fail(Exit::usage, W, " ranks cannot share the ", V,
-       " micro-steps of a step (--accumulate) equally: give --accumulate ", fewer > 0 ? str(fewer, " or ") : "", more,
-       " (and --batch, for as many sequences a step), or start ", nearest_size(V, std::min(V, W)), " ranks");
-}
-
 }  // namespace
+
+void check_ranks(const TrainOptions& o, int64_t ranks) {
+  const int64_t V = o.accumulate, sequences = o.batch * V;
+  if (V % ranks == 0) return;
+  int64_t fewer = std::min(ranks, V), more = ranks;
+  while (V % fewer != 0) --fewer;
+  while (more < V && V % more != 0) ++more;
+  std::string ways = str(fewer, more < V ? str(" or ", more) : "", " ranks");
+  if (sequences % ranks == 0) {
+    const int64_t batch = std::gcd(o.batch, sequences / ranks);
+    ways += str("; with --batch ", batch, " --accumulate ", sequences / batch, " (the same step) ", ranks, " ranks");
+  }
+  if (ranks > sequences) ways += str("; with --batch 1 --accumulate ", sequences, " up to ", sequences, " ranks");
+  const int64_t below = V / ranks * ranks;
+  ways += str("; --accumulate ", below > 0 ? str(below, " or ") : "", below + ranks, " (another step)");
+  fail(Exit::usage, ranks, " ranks cannot share the ", V, " micro-steps of a step (--accumulate) evenly",
+       ranks > sequences ? str("; it has only ", sequences, " sequences") : "", ". Possible are ", ways);
+}
 
 void become_rank(TrainOptions& o) {
   const Place place = place_from_environment();
@@ -46,7 +52,7 @@ void become_rank(TrainOptions& o) {
   o.job = one_rank_job(place);
   if (!place.leads() && !o.log_ranks) silence_standard_output();
   if (!place.leads()) o.label += str(" rank ", place.rank);
-  check_micro_steps(o.accumulate, place.size);
+  check_ranks(o, place.size);
   const std::string advice = take_cpu_share(place);
   if (!advice.empty()) std::printf("%s %s\n", o.label.c_str(), advice.c_str());
   if (on_gpus(o)) {

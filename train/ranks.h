@@ -6,6 +6,8 @@
 
 namespace crossply {
 
+// Throws Exit::usage, with what is possible, where so many ranks cannot share the micro-steps of a step.
+void check_ranks(const TrainOptions& options, int64_t ranks);
 // What the launcher says this process is: options.job is then a rank that is still by itself. Of several it takes its
 // share of the CPUs, and, but for rank 0, standard output goes nowhere unless --log-ranks. Throws Exit::usage for
 // micro-steps that the ranks cannot share, and where this was built without what moves their tensors.

@@ -130,7 +130,8 @@ Run::Run(const TrainOptions& options, const Dataset& data, const RunDir& dir, Tr
       eval_every_(every(options.eval_every, options.steps)),
       save_every_(every(options.save_every, options.steps)),
       saved_(first_),
-      progress_(options.label, options.steps, options.runs_after) {
+      progress_(options.label, options.steps, options.runs_after,
+                !options.job->place.alone()) {  // mpirun gives its processes a terminal where it has none
   // Without flags.json nothing else in the directory could be resumed.
   if (o_.job->place.leads()) write_file_atomically(o_.out + "/flags.json", all_settings(o_).dump(2) + "\n");
   begin();

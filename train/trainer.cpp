@@ -40,11 +40,6 @@ Batch batch_of(const TrainOptions& options, int64_t T) {
   return {options.batch, T, storage_type(options), true, plan_mode(options.plan)};
 }
 
-size_t parameter_bytes(const ParameterTable& params, const TrainOptions& options) {
-  const size_t each = 4 * size_of(Dtype::f32) + (storage_type(options) == Dtype::bf16 ? size_of(Dtype::bf16) : 0);
-  return static_cast<size_t>(params.flat_size()) * each;
-}
-
 std::vector<std::string> write_model(const CheckpointWriter& writer, const TrainOptions& o,
                                      const ParameterTable& params, const Tokenizer& tokenizer) {
   const Place& place = o.job->place;
@@ -147,7 +142,8 @@ constexpr const char* remedy = ". Try a lower --lr, a longer --warmup or --clip"
 Trainer::Trainer(const TrainOptions& options, const Source& train, const std::string& checkpoint)
     : options_(options),
       device_(make_device(options.device, options.matmul)),
-      buckets_(declared(params_, options), options.job->place.rank, options.job->place.size, options.bucket_bytes),
+      buckets_(declared(params_, options), options.job->place.rank, options.job->place.size,
+               bucket_bytes(options, options.job->place.size)),
       model_(*device_, prepare(params_, options, *device_, !checkpoint.empty()), options.config,
              batch_of(options, train.seq_len())),
       T_(train.seq_len()),

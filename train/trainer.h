@@ -132,8 +132,6 @@ class Trainer {
 void declare(ParameterTable& params, const TrainOptions& options);
 // A micro-step's batch.
 Batch batch_of(const TrainOptions& options, int64_t T);
-// Bytes of the parameters' arenas: values, gradients, two moments, and the copy that bf16 products read.
-size_t parameter_bytes(const ParameterTable& params, const TrainOptions& options);
 // config.json, the weights and the tokenizer into a directory that is being written, and what --init's directory had
 // beside them; called by all ranks. Returns the names of the files with weights that this one wrote.
 std::vector<std::string> write_model(const CheckpointWriter& writer, const TrainOptions& options,
