@@ -37,6 +37,7 @@ class Job {
   explicit Job(const Place& p) : place(p) {}
   virtual ~Job() = default;
   const Place place;
+  bool apart = false;  // one of several that has not met the others yet
 
   // Set once the device is there. Not for a job of one rank.
   void set_comm(std::unique_ptr<Comm> comm) { comm_ = std::move(comm); }

@@ -68,7 +68,7 @@ void become_rank(TrainOptions& o) {
 
 void join_ranks(TrainOptions& o) {
   const Place place = o.job->place;
-  if (place.alone()) return;
+  if (!o.job->apart) return;
   JoinOptions join;
   join.run_dir = o.out;
   join.peer_timeout = o.peer_timeout;
