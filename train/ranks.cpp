@@ -11,7 +11,6 @@
 #include "cli/flags.h"
 #include "engine/file.h"
 #include "engine/printable.h"
-#include "kernels/cuda/cuda.h"
 #include "kernels/devices.h"
 #include "ranks/launch.h"
 
@@ -55,10 +54,7 @@ void become_rank(TrainOptions& o) {
   check_ranks(o, place.size);
   const std::string advice = take_cpu_share(place);
   if (!advice.empty()) std::printf("%s %s\n", o.label.c_str(), advice.c_str());
-  if (on_gpus(o)) {
-    if (select_gpu != nullptr) select_gpu(place.local_rank);
-    return;
-  }
+  if (on_gpus(o)) return choose_gpu(place.local_rank);
   auto mpi = make_mpi_comm(place);
   if (mpi == nullptr)
     fail(Exit::usage, "the launcher started ", place.size, " processes, but this program was built with ",
