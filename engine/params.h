@@ -29,7 +29,7 @@ struct Parameter {
   Init init;
   double lr_mul = 1;         // times the base learning rate
   double wd_mul = 1;         // times the weight decay; 0 for norms, embeddings, routers
-  bool narrow_only = false;  // a bf16 tape reads nothing but `narrow`; set by mark_narrow() (engine/buckets.h)
+  bool narrow_only = false;  // a bf16 tape reads nothing but `narrow`; set by Tape::mark_narrow_only()
   int64_t offset = 0;  // first element in the flat arrays; set by lay_out(), and by allocate() with value and grad
   Tensor value, grad;
   Tensor narrow;  // bf16 copy of the value, for the products of bf16 tapes; set by allocate_narrow()
@@ -64,7 +64,8 @@ class ParameterTable {
   void initialise(uint64_t seed);
   void zero_gradients();
 
-  // With `lend` only the first region.
+  bool lends() const { return values_size_ < flat_size(); }
+  // If it lends, only the first region.
   Tensor values() const { return Tensor{values_.data(), dtype_, Shape{values_size_}}; }
   Tensor gradients() const { return Tensor{gradients_.data(), dtype_, Shape{flat_size()}}; }
   size_t narrow_bytes() const { return narrow_.bytes(); }

@@ -36,7 +36,7 @@ class CheckpointWriter {
   // After this returns the checkpoint is on the disk. A checkpoint it replaces is there until the new one is, and stays
   // as NAME.kept-1, -2, ... if it held files that it did not list. records: of the files that others wrote, which are
   // not read again.
-  void commit(const std::vector<std::string>& records = {});
+  void commit(const std::vector<std::string>& records = {}, const std::function<void()>& may_publish = [] {});
 
  private:
   void publish();

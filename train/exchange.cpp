@@ -9,12 +9,27 @@
 
 namespace crossply {
 
-size_t final_after(const Tape& tape, const ParameterTable& params, const Range& range) {
-  size_t node = tape.nodes().size() - 1;
-  for (const Parameter& row : params.rows())
-    if (row.offset < range.end && range.begin < row.offset + row.shape.numel())
-      node = std::min(node, tape.last_to_add(row));
-  return node;
+Buckets divide(ParameterTable& params, const Tape& tape, const TrainOptions& o, const Place& place) {
+  if (storage_type(o) == Dtype::bf16 && (!place.alone() || o.sum == "tree")) tape.mark_narrow_only();
+  return {params, place.rank, place.size, bucket_bytes(o, place.size)};
+}
+
+std::vector<FinalBucket> final_buckets(const Tape& tape, const ParameterTable& params, const Buckets& buckets) {
+  std::vector<FinalBucket> list;
+  for (const Bucket& bucket : buckets.list()) {
+    size_t node = tape.nodes().size() - 1;
+    for (const Parameter& row : params.rows())
+      if (row.offset < bucket.flat.end && bucket.flat.begin < row.offset + row.shape.numel())
+        node = std::min(node, tape.last_to_add(row));
+    list.push_back({&bucket, node});
+  }
+  std::stable_sort(list.begin(), list.end(), [](const auto& a, const auto& b) { return a.node > b.node; });
+  return list;
+}
+
+bool has_bits_of_one_rank(const std::string& sum, int64_t micro_steps) {
+  return sum != "library" &&
+         (micro_steps == 1 || (sum == "tree" && std::has_single_bit(static_cast<uint64_t>(micro_steps))));
 }
 
 int64_t parked_copies(const std::string& sum, int64_t micro_steps) {
@@ -38,12 +53,9 @@ Exchange::Exchange(Job& job, ParameterTable& params, const Buckets& buckets, Bat
   for (int64_t i = 0; i < parked_copies(sum, micro_steps); ++i)
     parked_.emplace_back(params.device(), "gradients of micro-steps", flat);
   sizes_.reserve(parked_.size() + 1);
-  std::vector<std::pair<size_t, const Bucket*>> after;
-  for (const Bucket& bucket : buckets.list())
-    after.emplace_back(final_after(model.tape(), params, bucket.flat), &bucket);
-  std::stable_sort(after.begin(), after.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
   std::vector<size_t> nodes;
-  for (const auto& [node, bucket] : after) nodes.push_back(node), order_.push_back(bucket);
+  for (const auto& [bucket, node] : final_buckets(model.tape(), params, buckets))
+    nodes.push_back(node), order_.push_back(bucket);
   tickets_.resize(order_.size());
   if (!job.place.alone() && !library_)
     for (size_t i = 0; i < std::min<size_t>(2, order_.size()); ++i)
@@ -60,8 +72,7 @@ void Exchange::after_micro_step(int64_t a) {
   for (; !sizes_.empty() && sizes_.back() == size; size *= 2, sizes_.pop_back())
     accumulate({gradients, true}, Tensor{parked_[sizes_.size() - 1].data(), gradients.dtype, gradients.shape}, stream);
   CHECK_THAT(sizes_.size() < parked_.size(), "micro-step ", a, " of a step with ", parked_.size(), " parked sums");
-  sum_slices(Tensor{parked_[sizes_.size()].data(), gradients.dtype, gradients.shape},
-             Tensor{gradients.data, gradients.dtype, Shape{1, gradients.numel()}}, stream);
+  copy(Tensor{parked_[sizes_.size()].data(), gradients.dtype, gradients.shape}, gradients, stream);
   sizes_.push_back(size);
   params_.zero_gradients();
 }
@@ -86,7 +97,8 @@ void Exchange::begin(size_t k) {
     job_.comm().exchange(gradients, Tensor{staging_[k % 2].data(), gradients.dtype, gradients.shape});
   }
   tickets_[k] = job_.comm().mark();
-  while (k + 1 == order_.size() && completed_ < order_.size()) complete(completed_);
+  if (k + 1 < order_.size()) return;
+  while (completed_ < order_.size()) complete(completed_);
 }
 
 void Exchange::complete(size_t k) {
@@ -99,7 +111,7 @@ void Exchange::complete(size_t k) {
   const Tensor own = part_of(params_.gradients(), bucket.slice_of(job_.place.rank));
   const Tensor all{staging_[k % 2].data(), own.dtype, Shape{job_.place.size, bucket.slice}};
   const int64_t first = job_.place.rank * bucket.slice;
-  sum_slices(part_of(all, {first, first + bucket.slice}), Tensor{own.data, own.dtype, Shape{1, bucket.slice}}, stream);
+  copy(part_of(all, {first, first + bucket.slice}), own, stream);
   sum_slices(own, all, stream);
 }
 
@@ -115,16 +127,15 @@ void Exchange::gather(const Tensor& flat, const Range& range) {
 
 void Exchange::gather_weights() {
   if (job_.place.alone()) return;
-  const bool lent = params_.values().numel() < params_.flat_size();
   for (const Bucket& bucket : buckets_.list())
-    gather(lent && bucket.narrow ? params_.narrow() : params_.values(), bucket.flat);
+    gather(params_.lends() && bucket.narrow ? params_.narrow() : params_.values(), bucket.flat);
   job_.comm().wait(job_.comm().mark());
   if (params_.narrow_bytes() > 0)
     convert(part_of(params_.narrow(), {0, params_.values().numel()}), params_.values(), params_.device().stream());
 }
 
 void Exchange::gather_values(Optimizer& optimizer) {
-  if (params_.values().numel() == params_.flat_size()) return;
+  if (!params_.lends()) return;
   optimizer.return_masters();
   for (const Bucket& bucket : buckets_.list())
     if (bucket.narrow) gather(params_.gradients(), bucket.flat);

@@ -25,13 +25,22 @@ inline int64_t bucket_bytes(const TrainOptions& options, int64_t ranks) {
   return options.bucket_bytes > 0 ? options.bucket_bytes : std::max(int64_t{64} << 20, ranks << 18);
 }
 
+// The table's buckets for one of so many ranks; the tape says which rows are read in bf16 only. One rank that adds up
+// as micro-steps come needs no regions.
+Buckets divide(ParameterTable& params, const Tape& tape, const TrainOptions& options, const Place& place);
+// Buckets as the backward finishes their gradients, each with the node after whose backward it has.
+struct FinalBucket {
+  const Bucket* bucket;
+  size_t node;
+};
+std::vector<FinalBucket> final_buckets(const Tape& tape, const ParameterTable& params, const Buckets& buckets);
+// Whether a rank with so many micro-steps in a step has a part in the bits of one rank with --sum tree.
+bool has_bits_of_one_rank(const std::string& sum, int64_t micro_steps);
+
 // Copies of the gradients that `sum` keeps beside them for so many micro-steps of a rank.
 int64_t parked_copies(const std::string& sum, int64_t micro_steps);
 // Bytes of a rank beside parameters, gradients and moments: parked gradients, and what comes from other ranks.
 size_t exchange_bytes(const Buckets& buckets, const std::string& sum, int64_t micro_steps);
-
-// The node after whose backward the gradients in this range are final.
-size_t final_after(const Tape& tape, const ParameterTable& params, const Range& range);
 
 class Exchange {
  public:

@@ -85,14 +85,6 @@ std::vector<MemoryPart> flat_parts(const TrainOptions& o, const PlannedRun& plan
   return parts;
 }
 
-// Bucketed as the trainer does it.
-Buckets buckets_of(ParameterTable& params, const Tape& tape, const TrainOptions& o, int ranks) {
-  if (storage_type(o) == Dtype::bf16 && (ranks > 1 || o.sum == "tree")) tape.mark_narrow_only();
-  if (ranks > 1 && params.rows_size() > int64_t{1} << 42)
-    fail(Exit::usage, "a model of ", params.count(), " parameters is more than a job of several ranks is planned for");
-  return {params, 0, ranks, bucket_bytes(o, ranks)};
-}
-
 Layout record(Tape& tape, ParameterTable& params, const TrainOptions& o) {
   declare(params, o);
   const Batch batch = batch_of(o, o.data.seq_len);
@@ -106,7 +98,7 @@ Layout record(Tape& tape, ParameterTable& params, const TrainOptions& o) {
 PlannedRun::PlannedRun(const TrainOptions& o, int ranks)
     : tape(storage_type(o)),
       layout(record(tape, params, o)),
-      buckets(buckets_of(params, tape, o, ranks)),
+      buckets(divide(params, tape, o, {0, ranks, 0, ranks})),
       micro_steps(o.accumulate / ranks),
       forward_flops_per_token(tape.forward_flops() / static_cast<double>(layout.sequences * o.data.seq_len)) {}
 

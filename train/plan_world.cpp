@@ -25,18 +25,9 @@ int64_t tokens_of_rank(const TrainOptions& o, const PlannedRun& plan) {
 // -----------------------------------------------------------------------------------------------------------------
 // Buckets
 
-struct FinalBucket {
-  const Bucket* bucket;
-  size_t node;  // after whose backward it is final
-};
-
 // In the order in which they are exchanged (train/exchange.cpp).
 std::vector<FinalBucket> final_buckets(const PlannedRun& plan) {
-  std::vector<FinalBucket> buckets;
-  for (const Bucket& bucket : plan.buckets.list())
-    buckets.push_back({&bucket, final_after(plan.tape, plan.params, bucket.flat)});
-  std::stable_sort(buckets.begin(), buckets.end(), [](const auto& a, const auto& b) { return a.node > b.node; });
-  return buckets;
+  return final_buckets(plan.tape, plan.params, plan.buckets);
 }
 
 size_t tick_of(const PlannedRun& plan, size_t node) { return 2 * plan.tape.nodes().size() - 1 - node; }
@@ -159,6 +150,8 @@ ScalingInput scaling_input(const TrainOptions& o, const PlannedRun& plan) {
   // AdamW reads four numbers and writes three, and a bf16 copy, after the norm has read one; the tree reads and writes
   // six for each micro-step but one: a sum, a copy, zeros.
   in.swept = (narrow ? 34 : 32) * static_cast<double>(plan.buckets.own_size());
+  // Adding up what other ranks sent: a copy of the own slice into its place among theirs, then all of them, and the sum.
+  if (in.W > 1 && o.sum != "library") in.swept += 4 * flat + 12 * static_cast<double>(plan.buckets.own_size());
   if (o.sum == "tree") in.swept += 24 * flat * static_cast<double>(plan.micro_steps - 1);
   in.b_hbm = gpu.b_hbm;
   return in;
@@ -274,8 +267,7 @@ std::string time_limit(const TrainOptions& o, const ScalingInput& in, const Scal
 std::string bits_line(const TrainOptions& o, int64_t micro_steps, int64_t W) {
   if (W == 1) return "bits: one rank's own";
   if (o.sum == "library") return "bits: in an order of the library's; not those of one rank";
-  if (micro_steps == 1 || (o.sum == "tree" && std::has_single_bit(static_cast<uint64_t>(micro_steps))))
-    return "bits: those of one rank with --sum tree";
+  if (has_bits_of_one_rank(o.sum, micro_steps)) return "bits: those of one rank with --sum tree";
   if (o.sum == "running")
     return str("bits: not those of one rank. --sum tree gives them where a rank's micro-steps\n  (",
                format_count(micro_steps), ") are a power of two");

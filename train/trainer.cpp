@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "cli/format.h"
+#include "data/digest.h"
 #include "engine/json.h"
 #include "engine/printable.h"
 #include "engine/rng.h"
@@ -16,9 +17,9 @@
 #include "models/json_file.h"
 #include "models/model_dir.h"
 #include "models/registry.h"
-#include "models/sha256.h"
 #include "train/fault.h"
 #include "train/moments.h"
+#include "train/ranks.h"
 #include "train/stop.h"
 
 namespace crossply {
@@ -53,14 +54,12 @@ std::vector<std::string> write_model(const CheckpointWriter& writer, const Train
 
 namespace {
 
-// The parameters without their memory, for the buckets. One rank that adds up as micro-steps come needs no regions.
-ParameterTable& declared(ParameterTable& params, const TrainOptions& options) {
+// The parameters without their memory, in buckets.
+Buckets declare_and_divide(ParameterTable& params, const TrainOptions& options) {
   declare(params, options);
-  if (storage_type(options) != Dtype::bf16 || (options.job->place.alone() && options.sum != "tree")) return params;
-  Tape tape(Dtype::bf16);
+  Tape tape(storage_type(options));
   record_model(tape, params, options.config, 1, 1);
-  tape.mark_narrow_only();
-  return params;
+  return divide(params, tape, options, options.job->place);
 }
 
 // The parameters with their memory and first values: done before the optimizer sees them. A checkpoint's values come
@@ -142,8 +141,7 @@ constexpr const char* remedy = ". Try a lower --lr, a longer --warmup or --clip"
 Trainer::Trainer(const TrainOptions& options, const Source& train, const std::string& checkpoint)
     : options_(options),
       device_(make_device(options.device, options.matmul)),
-      buckets_(declared(params_, options), options.job->place.rank, options.job->place.size,
-               bucket_bytes(options, options.job->place.size)),
+      buckets_(declare_and_divide(params_, options)),
       model_(*device_, prepare(params_, options, *device_, !checkpoint.empty()), options.config,
              batch_of(options, train.seq_len())),
       T_(train.seq_len()),
@@ -192,7 +190,9 @@ void Trainer::forward_backward() {
     const bool more = a + 1 < micro_steps();
     replay.last = !more && exchange_.hooked();
     model_.run(&tokens_[a * micro], &targets_[a * micro], replay, own_sums({a * lanes, (a + 1) * lanes}));
-    if (more) exchange_.after_micro_step(a);
+    if (!more) continue;
+    exchange_.after_micro_step(a);
+    options_.job->enter(Stage::step, steps_done() + 1);  // a long step, but not a rank that hangs
   }
   exchange_.finish();
   constexpr double nan = std::numeric_limits<double>::quiet_NaN();
@@ -224,7 +224,7 @@ std::string Trainer::first_spoilt() const {
       if (!std::isfinite(host_sums_[static_cast<size_t>(r * sums_size() + i)]))
         return str("; the first loss that is not finite is of rank ", r, "'s micro-step ",
                    i / model_.layout().lanes + 1);
-  return "";
+  return "; all losses are finite, a gradient is not";
 }
 
 void Trainer::share_choices() {
@@ -239,19 +239,17 @@ void Trainer::share_choices() {
 
 void Trainer::check_replicas() {
   Job& job = *options_.job;
-  if (job.place.alone()) return;
-  Sha256 hash;
-  for (const Tensor& weights : {params_.values(), params_.narrow()}) {
-    std::vector<std::byte> host(weights.data != nullptr ? weights.bytes() : 0);
-    if (!host.empty()) device_->copy_out(host.data(), weights.data, host.size());
-    hash.update(host.data(), host.size());
-  }
-  const std::vector<std::string> digests = job.collect(hash.hex());
-  std::string others;
-  for (size_t rank = 1; rank < digests.size(); ++rank)
-    if (digests[rank] != digests[0]) others += str(others.empty() ? "" : ", ", rank);
-  others = job.share(others);
-  if (!others.empty())
+  if (job.place.alone() || options_.check_replicas == 0) return;
+  job.enter(Stage::check, steps_done());
+  Digest digest;
+  std::vector<std::byte> piece(size_t{64} << 20);
+  for (const Tensor& weights : {params_.values(), params_.narrow()})
+    for (size_t at = 0, bytes = weights.data != nullptr ? weights.bytes() : 0; at < bytes; at += piece.size()) {
+      const size_t n = std::min(piece.size(), bytes - at);
+      device_->copy_out(piece.data(), static_cast<const std::byte*>(weights.data) + at, n);
+      digest.add(piece.data(), n);
+    }
+  if (const std::string others = ranks_that_differ(job, str(std::hex, digest.value())); !others.empty())
     fail(Exit::internal, "after step ", steps_done(), " the weights of ranks ", others, " are not those of rank 0: ",
          "memory or network may be broken; resume from a checkpoint, without these machines");
 }
@@ -332,10 +330,7 @@ void Trainer::save(const std::string& dir, const Tokenizer& tokenizer, const std
     write_file_atomically(writer.path("train_state.json"), state.dump(2) + "\n");
   }
   const std::vector<std::string> records = job.collect(job.place.leads() ? "" : writer.record(written));
-  if (job.place.leads()) {
-    may_publish();
-    writer.commit({records.begin() + 1, records.end()});
-  }
+  if (job.place.leads()) writer.commit({records.begin() + 1, records.end()}, may_publish);
   job.barrier("checkpoint");
   has_checkpoint_ = true;
 }
@@ -366,6 +361,7 @@ void Trainer::restore(const std::string& dir) {
   load_moments(dir, params_, buckets_, optimizer_);
   optimizer_.step = step;
   loader_.seek(position);
+  check_replicas();
   has_checkpoint_ = true;
   steps_before_ = trajectory["steps"].get<int64_t>();
 }

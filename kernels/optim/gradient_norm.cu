@@ -5,7 +5,7 @@
 namespace crossply {
 namespace {
 
-// Bound by memory: x once. Who adds what depends on n alone.
+// Bound by memory: x once. Who adds what depends on n and on the alignment of x, which is the same from run to run.
 constexpr int threads = 256, warps = threads / warp_size, most_blocks = 1056, at_once = 4;
 
 // A block takes a leaf; a thread begins `at_once` loads before it needs the first.

@@ -6,26 +6,12 @@
 #include "kernels/optim/sum_slices.h"
 
 namespace crossply {
-namespace {
-
-// Elements of the masters: the own slices of the buckets whose values the ranks have in bf16 only.
-int64_t count_masters(const ParameterTable& params, const Buckets& buckets) {
-  const bool lent = params.values().numel() < params.flat_size();
-  return lent ? (params.flat_size() - params.narrow_begin()) / buckets.size() : 0;
-}
-
-void copy(const Tensor& to, const Tensor& from, Stream stream) {
-  sum_slices(to, Tensor{from.data, from.dtype, Shape{1, from.numel()}}, stream);
-}
-
-}  // namespace
-
 void refresh_narrow(ParameterTable& params) {
   if (params.narrow_bytes() == 0) return;
   const Stream stream = params.device().stream();
   const Range whole{0, params.values().numel()}, lent{whole.end, params.flat_size()};
   convert(part_of(params.narrow(), whole), params.values(), stream);
-  if (lent.size() > 0) convert(part_of(params.narrow(), lent), part_of(params.gradients(), lent), stream);
+  if (params.lends()) convert(part_of(params.narrow(), lent), part_of(params.gradients(), lent), stream);
 }
 
 Optimizer::Optimizer(ParameterTable& params, const Buckets& buckets, const AdamwOptions& options)
@@ -34,7 +20,7 @@ Optimizer::Optimizer(ParameterTable& params, const Buckets& buckets, const Adamw
       options_(options),
       m_(params.device(), "first moments", static_cast<size_t>(buckets.own_size()) * size_of(params.dtype())),
       v_(params.device(), "second moments", m_.bytes()) {
-  if (const int64_t masters = count_masters(params, buckets); masters > 0)
+  if (const int64_t masters = (params.flat_size() - params.values().numel()) / buckets.size(); params.lends())
     masters_ = Arena(params.device(), "own f32 parameters", static_cast<size_t>(masters) * size_of(params.dtype()));
   for (const Parameter& row : params.rows()) sorted_.push_back(&row);
   std::sort(sorted_.begin(), sorted_.end(),
@@ -43,21 +29,21 @@ Optimizer::Optimizer(ParameterTable& params, const Buckets& buckets, const Adamw
 }
 
 Tensor Optimizer::own_values(const Bucket& bucket) const {
-  if (masters_.data() == nullptr || !bucket.narrow) return part_of(params_.values(), bucket.slice_of(buckets_.rank()));
+  if (!params_.lends() || !bucket.narrow) return part_of(params_.values(), bucket.slice_of(buckets_.rank()));
   const int64_t begin = bucket.own - params_.narrow_begin() / buckets_.size();
   return part_of(flat(masters_), {begin, begin + bucket.slice});
 }
 
 void Optimizer::take_masters() {
   for (const Bucket& bucket : buckets_.list())
-    if (masters_.data() != nullptr && bucket.narrow)
+    if (params_.lends() && bucket.narrow)
       copy(own_values(bucket), part_of(params_.gradients(), bucket.slice_of(buckets_.rank())),
            params_.device().stream());
 }
 
 void Optimizer::return_masters() {
   for (const Bucket& bucket : buckets_.list())
-    if (masters_.data() != nullptr && bucket.narrow)
+    if (params_.lends() && bucket.narrow)
       copy(part_of(params_.gradients(), bucket.slice_of(buckets_.rank())), own_values(bucket),
            params_.device().stream());
 }

@@ -17,6 +17,11 @@ namespace crossply {
 
 void sum_slices(const Tensor& to, const Tensor& from, Stream stream);
 
+// One slice: a copy.
+inline void copy(const Tensor& to, const Tensor& from, Stream stream) {
+  sum_slices(to, Tensor{from.data, from.dtype, Shape{1, from.numel()}}, stream);
+}
+
 CUDA_TWIN void sum_slices_cuda(const Tensor& to, const Tensor& from);  // kernels/optim/sum_slices.cu
 
 constexpr int most_levels = 12;  // of the tree: fewer than 4,096 slices
