@@ -2,8 +2,8 @@
 // arXiv 1910.02054).
 //
 // The flat index is cut into buckets, from its end to its beginning, as the backward finishes gradients; every bucket
-// into `size` slices of equal length, of which slice r is rank r's. Its owner alone has the moments of a slice. With one
-// rank all of it is one bucket and one slice.
+// into `size` slices of equal length, of which slice r is rank r's. Its owner alone has the moments of a slice. With
+// one rank all of it is one bucket and one slice.
 //
 //   flat    | bucket 2      | bucket 1      | bucket 0      |
 //   owner   |  0  |  1  |...|  0  |  1  |...|  0  |  1  |...|

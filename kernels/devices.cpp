@@ -37,4 +37,9 @@ std::unique_ptr<Device> make_device(const std::string& name, const std::string& 
   fail(Exit::usage, "unknown device '", name, "'; known: cpu, cuda, reference, emulator");
 }
 
+void choose_gpu(int local_rank) {
+  auto select = select_gpu;  // as in make_gpu
+  if (select != nullptr) select(local_rank);
+}
+
 }  // namespace crossply

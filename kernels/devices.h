@@ -14,4 +14,7 @@ namespace crossply {
 std::unique_ptr<Device> make_device(const std::string& name, const std::string& matmul = "fp32");
 Backend backend_of(const std::string& device);  // without making it
 
+// From now on device "cuda" is the GPU of the local rank: the only one that is visible, or the one of that number.
+void choose_gpu(int local_rank);
+
 }  // namespace crossply

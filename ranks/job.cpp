@@ -10,7 +10,7 @@ namespace {
 
 class OneRankJob : public Job {
  public:
-  explicit OneRankJob(const Place& p) : Job(p) {}
+  explicit OneRankJob(const Place& p) : Job(p) { apart = !p.alone(); }
   void start_vote(const Vote& mine) override { vote_ = mine; }
   Tally finish_vote() override {
     return {vote_.scored, vote_.stop, vote_.busy_seconds, vote_.busy_seconds, vote_.busy_seconds, 0};

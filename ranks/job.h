@@ -37,6 +37,7 @@ class Job {
   explicit Job(const Place& p) : place(p) {}
   virtual ~Job() = default;
   const Place place;
+  bool apart = false;  // one of several that has not met the others yet
 
   // Set once the device is there. Not for a job of one rank.
   void set_comm(std::unique_ptr<Comm> comm) { comm_ = std::move(comm); }
@@ -76,7 +77,8 @@ struct JoinOptions {
   // Seconds that a rank may be in a stage: the start and the first step; another step, or ten times the median of the
   // last ones if that is longer; all other stages.
   double first_limit = 300, step_limit = 100, long_limit = 1800;
-  // By what it is of: the build, each flag. Must be equal at all ranks, or it is Exit::usage; of the data Exit::bad_data.
+  // By what it is of: the build, each flag. Must be equal at all ranks, or it is Exit::usage; of the data
+  // Exit::bad_data.
   std::map<std::string, std::string> same;
   std::string data;
 };

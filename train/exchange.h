@@ -2,9 +2,9 @@
 // reach all ranks. The gradients stay where the backward leaves them; a rank's own slices hold the sum afterwards.
 //
 //   --sum running  each rank adds up its micro-steps as they come, then the ranks' sums are added by a tree.
-//   --sum tree     one binary tree over all micro-steps of the job, of which a rank has a subtree: the bits do not depend
-//                  on the number of ranks where a rank's micro-steps are a power of two. Needs floor(log2(micro-steps of
-//                  a rank)) more arrays of gradients.
+//   --sum tree     one binary tree over all micro-steps of the job, of which a rank has a subtree: the bits do not
+//                  depend on the number of ranks where a rank's micro-steps are a power of two. Needs
+//                  floor(log2(micro-steps of a rank)) more arrays of gradients.
 //   --sum library  as running, but MPI or NCCL adds the ranks' sums, in an order of its own.
 #pragma once
 

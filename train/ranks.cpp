@@ -14,7 +14,6 @@
 #include "cli/flags.h"
 #include "engine/file.h"
 #include "engine/printable.h"
-#include "kernels/cuda/cuda.h"
 #include "kernels/devices.h"
 #include "ranks/launch.h"
 
@@ -44,7 +43,7 @@ void check_ranks(const TrainOptions& o, int64_t ranks) {
   int64_t fewer = std::min(ranks, V), more = ranks;
   while (V % fewer != 0) --fewer;
   while (more < V && V % more != 0) ++more;
-  std::string ways = str(fewer, more < V ? str(" or ", more) : "", " ranks");
+  std::string ways = str(fewer, more < V ? str(" or ", more) : "", fewer == 1 && more >= V ? " rank" : " ranks");
   if (sequences % ranks == 0) {
     const int64_t batch = std::gcd(o.batch, sequences / ranks);
     ways += str("; with --batch ", batch, " --accumulate ", sequences / batch, " (the same step) ", ranks, " ranks");
@@ -52,8 +51,9 @@ void check_ranks(const TrainOptions& o, int64_t ranks) {
   if (ranks > sequences) ways += str("; with --batch 1 --accumulate ", sequences, " up to ", sequences, " ranks");
   const int64_t below = V / ranks * ranks;
   ways += str("; --accumulate ", below > 0 ? str(below, " or ") : "", below + ranks, " (another step)");
-  fail(Exit::usage, ranks, " ranks cannot share the ", V, " micro-steps of a step (--accumulate) evenly",
-       ranks > sequences ? str("; it has only ", sequences, " sequences") : "", ". Possible are ", ways);
+  fail(Exit::usage, ranks, " ranks cannot share the ", V, V == 1 ? " micro-step" : " micro-steps",
+       " of a step (--accumulate) evenly", ranks > sequences ? str("; it has only ", sequences, " sequences") : "",
+       ". Possible are ", ways);
 }
 
 void become_rank(TrainOptions& o) {
@@ -65,10 +65,7 @@ void become_rank(TrainOptions& o) {
   check_ranks(o, place.size);
   const std::string advice = take_cpu_share(place);
   if (!advice.empty()) std::printf("%s %s\n", o.label.c_str(), advice.c_str());
-  if (on_gpus(o)) {
-    if (select_gpu != nullptr) select_gpu(place.local_rank);
-    return;
-  }
+  if (on_gpus(o)) return choose_gpu(place.local_rank);
   auto mpi = make_mpi_comm(place);
   if (mpi == nullptr)
     fail(Exit::usage, "the launcher started ", place.size, " processes, but this program was built with ",
@@ -78,7 +75,7 @@ void become_rank(TrainOptions& o) {
 
 void join_ranks(TrainOptions& o) {
   const Place place = o.job->place;
-  if (place.alone()) return;
+  if (!o.job->apart) return;
   JoinOptions join;
   join.run_dir = o.out;
   join.peer_timeout = o.peer_timeout;
@@ -146,9 +143,11 @@ void end_rank(const TrainOptions& o, const Error& error) {
   const std::string who = place.leads() ? "" : str("rank ", place.rank, ": ");
   if (isatty(STDOUT_FILENO) == 1) std::printf("\r\033[K");  // over an unfinished status line
   std::fflush(stdout);
-  // All ranks find a loss that is not finite.
-  if (place.leads() || o.log_ranks || error.code != Exit::not_finite)
+  // All ranks find a loss that is not finite, and before they meet wrong flags.
+  const bool found_by_all = error.code == Exit::not_finite || (o.job->apart && error.code == Exit::usage);
+  if (place.leads() || o.log_ranks || !found_by_all)
     std::fprintf(stderr, "error: %s%s\n", who.c_str(), printable(error.what()).c_str());
+  else ::sleep(1);  // a launcher ends all ranks when the first one fails: rank 0 must have said why
   std::fflush(stderr);
   ::_exit(static_cast<int>(error.code));  // at once: MPI, NCCL and CUDA may wait for ranks that are gone
 }

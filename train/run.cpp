@@ -273,10 +273,10 @@ int train_program(int argc, char** argv, const std::string& arch,
     options.program = argv[0];
     options.given_sizes = given_flags(app, "Model");
     options.given_options = given_flags(app, arch);
-    if (is_training(options)) become_rank(options);
-    else if (!place_from_environment().leads()) return Exit::done;  // one process is enough
-    if (const std::string warning = warmup_warning(options); !warning.empty()) std::printf("%s\n", warning.c_str());
+    if (!is_training(options) && !place_from_environment().leads()) return Exit::done;  // one process is enough
     try {
+      if (is_training(options)) become_rank(options);
+      if (const std::string warning = warmup_warning(options); !warning.empty()) std::printf("%s\n", warning.c_str());
       if (!options.plans_only()) check_run_dir(options);
       const Dataset data = open_inputs(options);
       if (options.plans_only()) print_plan(options, data);
