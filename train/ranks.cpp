@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -26,13 +25,6 @@ void silence_standard_output() {
   const Descriptor null(::open("/dev/null", O_WRONLY | O_CLOEXEC));
   std::fflush(stdout);
   if (null.get() >= 0) ::dup2(null.get(), STDOUT_FILENO);
-}
-
-// This run of this machine, whatever containers call it, and the GPU in it.
-std::string gpu_in_the_world() {
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  return str(gpu_bus_id(), " of the machine with boot id ", boot);
 }
 
 }  // namespace
