@@ -1,5 +1,7 @@
 #include "kernels/devices.h"
 
+#include <fstream>
+
 #include "kernels/cpu/device.h"
 #include "kernels/cuda/cuda.h"
 
@@ -40,6 +42,13 @@ std::unique_ptr<Device> make_device(const std::string& name, const std::string& 
 void choose_gpu(int local_rank) {
   auto select = select_gpu;  // as in make_gpu
   if (select != nullptr) select(local_rank);
+}
+
+std::string gpu_in_the_world() {
+  std::string boot;  // of the machine, also for its containers
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  auto bus_id = gpu_bus_id;  // as in make_gpu
+  return str(bus_id != nullptr ? bus_id() : "none", " of the machine with boot id ", boot);
 }
 
 }  // namespace crossply

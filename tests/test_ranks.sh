@@ -1,6 +1,9 @@
 #!/usr/bin/env bash
-# dev/ranks.sh: what its ranks see, which exit code becomes its own, that it passes signals on, and leaves no process.
+# dev/ranks.sh: what its ranks see, which exit code becomes its own, that it passes signals on, and leaves no process;
+# and trainers as its ranks, whose GPU is the emulator.
+#   tests/test_ranks.sh BUILD
 set -uo pipefail
+tests=$(cd "$1" && pwd)/tests
 cd "$(dirname "$0")/.."
 box=$(mktemp -d)
 trap 'rm -rf "$box"' EXIT
@@ -45,5 +48,44 @@ for signal in TERM HUP USR1; do  # a script's background process does not hear S
   [ $code = 75 ] && [ -e "$box/saved_0" ] && [ -e "$box/saved_1" ] || failed "SIG$signal: exit code $code, $(ls "$box")"
 done
 ! pgrep -f "$box/rank" >/dev/null || failed "a rank is left behind"
+
+# One rank's checkpoint, continued by one, two and four: the same numbers in the metrics, and the same weights.
+export OMP_NUM_THREADS=1
+train() {
+  local name=$1
+  shift
+  local ranks=("$@")
+  "${ranks[@]}" "$tests" run train_lime --device emulator --data arith:3 --train-samples 40 --test-samples 8 --width 16 \
+    --ffn 24 --layers 2 --heads 2 --batch 1 --accumulate 4 --sum tree --eval-every 2 --save-every 2 --eval-samples 4 \
+    --answer-samples 2 --check-replicas 1 "${flags[@]}" --out "$box/$name" >"$box/output" 2>&1
+}
+# expect CODE NAME RANKS...: how it ends
+expect() {
+  local want=$1 code=0
+  shift
+  train "$@" || code=$?
+  [ $code = "$want" ] || { failed "$*: exit code $code instead of $want"; tail -5 "$box/output"; }
+  pgrep -f "$tests run .*$box" >/dev/null && failed "$*: a trainer is left behind"
+}
+numbers() { grep -oE '"(step|loss|grad_norm|test_loss|answers_correct)":[^,}]*' "$box/$1/metrics.jsonl"; }
+if grep -qs '^CROSSPLY_CUDA:BOOL=ON' "$1/CMakeCache.txt"; then
+  echo "no trainers: the tests of this build have no emulator"
+else
+  flags=(--steps 2)
+  expect 0 one env
+  for ranks in 2 4; do cp -r "$box/one" "$box/$ranks"; done
+  flags=(--steps 6 --resume)
+  expect 0 one env
+  CROSSPLY_TRANSFERS=3 expect 0 2 dev/ranks.sh 2
+  CROSSPLY_TRANSFERS=eager expect 0 4 dev/ranks.sh 4
+  for ranks in 2 4; do
+    cmp "$box"/{one,$ranks}/step_00000006/model.safetensors || failed "$ranks ranks have other weights than one"
+    diff <(numbers one) <(numbers $ranks) || failed "$ranks ranks have other metrics than one"
+  done
+  flags=(--steps 1000000)
+  CROSSPLY_FAULT=1:4:kill expect 76 killed dev/ranks.sh 2
+  CROSSPLY_FAULT=1:4:exit=71 expect 71 error dev/ranks.sh 2
+  CROSSPLY_FAULT=1:4:nan expect 77 nan dev/ranks.sh 2
+fi
 echo "ranks: $failures failures"
 [ $failures = 0 ]

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
@@ -72,16 +74,33 @@ void join_ranks(TrainOptions& o) {
   join.same["commit of the build"] = commit();
   const nlohmann::json settings = all_settings(o);
   for (const auto& [key, value] : settings.items()) join.same[key] = value.dump();
+  // Of the GPUs, too: what rank 0 chooses for its products must hold for all.
+  for (const auto& [of, version] : make_device(o.device)->arithmetic().versions) join.same[of] = version;
   std::unique_ptr<Comm> comm = o.job->take_comm();
   std::shared_ptr<Job> job = join_job(place, join, comm.get());
   o.job = job;
   if (on_gpus(o)) {
+    refuse_shared_gpu(*job, gpu_in_the_world());
     comm = make_nccl_comm(place, job->share(place.leads() ? new_nccl_id() : ""));
     if (comm == nullptr)
       fail(Exit::usage, "the launcher started ", place.size, " processes, but this program was built with ",
            built_comms(), ": for several GPUs build it with NCCL, or start one");
   }
   job->set_comm(std::move(comm));
+}
+
+void refuse_shared_gpu(Job& job, const std::string& gpu) {
+  std::map<std::string, size_t> first;
+  std::string shared;
+  const std::vector<std::string> gpus = job.collect(gpu);
+  for (size_t rank = gpus.size(); rank-- > 0;) {
+    const auto [other, fresh] = first.try_emplace(gpus[rank], rank);
+    if (!fresh) shared = str("ranks ", rank, " and ", other->second, " have the same GPU, ", gpus[rank]);
+    other->second = rank;
+  }
+  const char* allowed = std::getenv("CROSSPLY_SHARE_GPU");
+  shared = job.share(allowed == nullptr || *allowed == '\0' ? shared : "");
+  if (!shared.empty()) fail(Exit::usage, shared, ": start one process a GPU, or look at CUDA_VISIBLE_DEVICES");
 }
 
 void compare_data(const TrainOptions& o, const Source& train) {

@@ -14,6 +14,9 @@ void check_ranks(const TrainOptions& options, int64_t ranks);
 void become_rank(TrainOptions& options);
 // Meets the others; options.job has them from now on. Call it with the run directory held. One rank: does nothing.
 void join_ranks(TrainOptions& options);
+// gpu: which one, of all machines'. Throws Exit::usage at all ranks if two of them have the same, which NCCL would
+// refuse with fewer words; not with CROSSPLY_SHARE_GPU=1.
+void refuse_shared_gpu(Job& job, const std::string& gpu);
 // Throws Exit::bad_data at all ranks if what they read is not the same. Reads all of it.
 void compare_data(const TrainOptions& options, const Source& train);
 // "2 ranks, MPI (Open MPI 4.1.4), 4 of 8 micro-steps each; sum tree: the bits of one rank": for the log.

@@ -158,7 +158,7 @@ Trainer::Trainer(const TrainOptions& options, const Source& train, const std::st
   targets_.resize(tokens_.size());
   if (options_.profile) model_.start_profile();
   if (!checkpoint.empty()) restore(checkpoint);
-  else share_choices();
+  if (checkpoint.empty() || !device_change_.empty()) share_choices();  // else they are the checkpoint's
 }
 
 void Trainer::next_batch() {

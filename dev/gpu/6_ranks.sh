@@ -7,6 +7,7 @@ export CROSSPLY_SHARE_GPU=1
 [ "$DEVICE" != cuda ] || step "the GPU" 20 nvidia-smi
 # The first line that NCCL prints is its version.
 step "memory moves" 120 "$BIN/tests" -d '-tc=nccl: ranks move memory*' || finish
+step "ranks' slices are summed" 60 "$BIN/tests" -d '-tc=sum_slices*'
 step "a recorded step has the bits of the step" 120 "$BIN/tests" -d '-tc=nccl: a recorded step*'
 step "a rank leaves while its GPU waits" 60 "$BIN/tests" -d '-tc=nccl: a rank can leave*'
 

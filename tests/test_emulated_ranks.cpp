@@ -1,0 +1,271 @@
+// Trainers as ranks of a job whose GPU is the emulator, as processes over the stand-in for NCCL: what many ranks give
+// is what one gives, recorded or not, whenever transfers are done; and how they end where one is lost.
+#if !CROSSPLY_CUDA
+
+#include <cmath>
+
+#include "kernels/cuda/arithmetic.h"
+#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/emulator.h"
+#include "tests/backends.h"
+#include "tests/cases.h"
+#include "tests/crowd.h"
+#include "tests/ranks.h"
+#include "tests/standin/nccl.h"
+#include "tests/thread_job.h"
+#include "train/ranks.h"
+#include "train/trainer.h"
+
+using namespace crossply;
+using namespace crossply::test;
+using emulator::Transfers;
+
+namespace {
+
+TrainOptions options_for(const std::string& model, const std::string& dtype, int64_t accumulate = 4) {
+  TrainOptions o;
+  o.config = tiny_with(model);
+  o.config.num_hidden_layers = 2;
+  o.device = "emulator";
+  o.batch = 1, o.accumulate = accumulate, o.steps = 100, o.warmup = 1, o.lr = 0.01;
+  o.dtype = dtype, o.sum = "tree";
+  o.check_replicas = 1;
+  return o;
+}
+
+// So many parameters that there are several buckets, whose exchange runs beside the backward.
+TrainOptions wide_options(const std::string& model, const std::string& dtype, int ranks) {
+  TrainOptions o = options_for(model, dtype);
+  o.config.vocab_size = 1500, o.config.intermediate_size = 700;
+  o.bucket_bytes = 40000;
+  ParameterTable params;
+  declare(params, o);
+  CHECK(Buckets(params, 0, ranks, o.bucket_bytes).list().size() >= 2);
+  return o;
+}
+
+template <class T>
+void append(std::string& to, const T* data, size_t count) {
+  to.append(reinterpret_cast<const char*>(data), count * sizeof(T));
+}
+
+// The bits of everything that a rank knows after an evaluation: losses, norms and weights.
+std::string bits_of(Trainer& trainer, int64_t steps) {
+  std::string bits;
+  for (int64_t step = 0; step < steps; ++step) {
+    const StepResult result = trainer.step();
+    append(bits, &result.loss, 1), append(bits, &result.norm, 1);
+  }
+  const double loss = trainer.evaluate(Counting(5), 2);
+  CHECK(std::isfinite(loss));
+  append(bits, &loss, 1);
+  trainer.gather_values();
+  for (const Parameter& row : trainer.params().rows()) {
+    const std::vector<float> values = trainer.params().read(row.value);
+    append(bits, values.data(), values.size());
+  }
+  return bits;
+}
+// The first step runs plainly, the second is recorded, the third comes from the recording.
+std::string train(const TrainOptions& o, int64_t steps, const std::string& checkpoint = "") {
+  const Counting data(5);
+  Trainer trainer(o, data, checkpoint);
+  return bits_of(trainer, steps);
+}
+
+// Each of `size` processes does this as a rank of a job, which it has met as trainers do.
+void with_job(int size, const TrainOptions& options, const std::function<void(const TrainOptions&)>& body) {
+  const TempDir scratch(memory_or_disk());
+  const auto became = run_ranks(size, [&](const Place& place) {
+    TrainOptions o = options;
+    o.out = scratch.path.string();
+    o.job = one_rank_job(place);
+    join_ranks(o);
+    body(o);
+    o.job->finish();
+    o.job = one_rank_job();
+    CHECK_THAT(standin::living() == 0, "a communicator was left");
+  });
+  for (size_t rank = 0; rank < became.size(); ++rank) CHECK_MESSAGE(became[rank].empty(), rank << ": " << became[rank]);
+}
+
+struct Policy {
+  Transfers transfers;
+  uint64_t seed;
+};
+const std::vector<Policy> policies = {
+    {Transfers::lazy, 0}, {Transfers::eager, 0}, {Transfers::by_lot, 1}, {Transfers::by_lot, 2}};
+
+void check_bits(int size, const TrainOptions& options, const Policy& policy, int64_t steps, const std::string& bits) {
+  CAPTURES(size, policy.transfers, policy.seed);
+  with_job(size, options, [&](const TrainOptions& o) {
+    emulator::set_transfers(policy.transfers, policy.seed);
+    CHECK_THAT(train(o, steps) == bits, "other bits than one rank's");
+  });
+}
+
+}  // namespace
+
+TEST_CASE("emulated ranks: the bits of one rank, every architecture, fp32 and bf16") {
+  const bool all = std::getenv("CROSSPLY_TEST_ALL") != nullptr;  // every number of ranks with every policy
+  size_t turn = 0;
+  for (const Architecture& architecture : architectures()) {
+    if (has_loops(tiny_config(architecture.name))) continue;
+    for (const char* dtype : {"fp32", "bf16"}) {
+      CAPTURES(architecture.name, dtype);
+      const int own = turn / 4 % 2 == 0 ? 2 : 4;
+      const TrainOptions o = options_for(architecture.name, dtype, all ? 4 : own);
+      const std::string one = train(o, 2);
+      for (const int size : {2, 4})
+        for (size_t policy = 0; policy < policies.size(); ++policy)
+          if (all || (size == own && policy == turn % policies.size())) check_bits(size, o, policies[policy], 2, one);
+      ++turn;
+    }
+  }
+}
+
+TEST_CASE("emulated ranks: buckets are exchanged beside the backward") {
+  struct Run {
+    const char *model, *dtype;
+    int size;
+    Policy policy;
+  };
+  for (const Run& run : {Run{"lime", "fp32", 2, policies[0]}, Run{"mudd", "bf16", 2, policies[2]},
+                         Run{"hyper", "fp32", 4, policies[3]}}) {
+    CAPTURES(run.model, run.dtype);
+    const TrainOptions o = wide_options(run.model, run.dtype, run.size);
+    check_bits(run.size, o, run.policy, 3, train(o, 3));
+  }
+}
+
+TEST_CASE("emulated ranks: other sums are the same at every rank, one wait a step") {
+  for (const char* sum : {"running", "library"}) {
+    CAPTURE(sum);
+    TrainOptions options = wide_options("lime", "bf16", 2);
+    options.sum = sum;
+    with_job(2, options, [&](const TrainOptions& o) {
+      const Counting data(5);
+      Trainer trainer(o, data);
+      trainer.step();
+      std::vector<double> losses;
+      for (int step = 0; step < 3; ++step) {
+        const int64_t before = device_waits();
+        trainer.next_batch(), trainer.forward_backward(), trainer.take_loss_and_norm();
+        CHECK_THAT(device_waits() - before == 1, device_waits() - before, " waits in a step");
+        trainer.update();  // whose check of the replicas waits, too
+        losses.push_back(trainer.last.loss);
+      }
+      CHECK_THAT(losses[2] < losses[0], "the loss does not fall");
+      const std::vector<std::string> all = o.job->collect(bits_of(trainer, 1));
+      CHECK_THAT(all.size() != 2 || all[0] == all[1], "the ranks know different numbers");
+    });
+  }
+}
+
+// In a process of its own each, ranks would draw other lots for the order of a product's sums.
+TEST_CASE("emulated ranks: rank 0's choices for products are everybody's") {
+  with_job(2, options_for("lime", "bf16"), [&](const TrainOptions& o) {
+    TrainOptions alone = o;
+    alone.job = one_rank_job();
+    forget_choices();
+    if (!o.job->place.leads()) train(alone, 1);  // so that the next lots are others
+    forget_choices();
+    const Counting data(5);
+    Trainer trainer(o, data);
+    bits_of(trainer, 2);
+    std::string choices;
+    for (const auto& [kind, choice] : choices_as_text()) choices += str(kind, ": ", choice, "\n");
+    const std::vector<std::string> all = o.job->collect(choices);
+    CHECK_THAT(all.size() != 2 || (all[0] == all[1] && all[0].size() > 100), all[0], "differ from\n", all[1]);
+  });
+}
+
+TEST_CASE("emulated ranks: 1 -> 2 -> 4 -> 1 ranks have the bits of one that never stops") {
+  const TempDir scratch(memory_or_disk());
+  const TrainOptions options = options_for("mudd", "bf16");
+  const auto dir = [&](int64_t step) { return scratch.file(str("step_", step)); };
+  const Counting data(5);
+  forget_choices();
+  Trainer whole(options, data);
+  whole.step(), whole.step();
+  whole.save(dir(2), Tokenizer());
+  whole.step(), whole.step();
+  const std::string fourth = bits_of(whole, 0);
+  whole.step(), whole.step();
+  const std::string sixth = bits_of(whole, 0), eighth = bits_of(whole, 2);
+  const auto go_on = [&](const TrainOptions& o, int64_t from, const std::string& bits) {
+    forget_choices();
+    Trainer trainer(o, data, dir(from));
+    trainer.step(), trainer.step();
+    trainer.save(dir(from + 2), Tokenizer());
+    CHECK_THAT(bits_of(trainer, 0) == bits, "other bits after step ", from + 2);
+  };
+  with_job(2, options, [&](const TrainOptions& o) { go_on(o, 2, fourth); });
+  with_job(4, options, [&](const TrainOptions& o) { go_on(o, 4, sixth); });
+  forget_choices();
+  const std::string resumed = [&] {
+    Trainer trainer(options, data, dir(6));
+    return bits_of(trainer, 2);
+  }();
+  CHECK(resumed == eighth);
+}
+
+TEST_CASE("emulated ranks: a rank that is killed, hangs, or has an error ends all") {
+  struct End {
+    standin::Fault fault;
+    int64_t transfer;  // of rank 1: the first, or one in a recording
+    int codes[2];
+    const char* says;  // rank 0
+  };
+  for (const End& end : {End{standin::Fault::die, 0, {76, 256 + SIGKILL}, "rank 1"},
+                         End{standin::Fault::die, 10, {76, 256 + SIGKILL}, "rank 1"},
+                         End{standin::Fault::hang, 10, {76, 76}, "no progress for 1 s in step"},
+                         End{standin::Fault::error, 10, {76, 71}, "rank 1 ended with code 71: NCCL: a transfer"}}) {
+    CAPTURES(end.fault, end.transfer);
+    Crowd crowd;
+    JoinOptions join;
+    join.run_dir = crowd.dir();
+    join.first_limit = join.step_limit = 1;
+    for (int rank = 0; rank < 2; ++rank)
+      crowd.start(rank, [&, rank] {
+        omp_set_num_threads(1);
+        TrainOptions o = options_for("llama", "fp32");
+        const std::shared_ptr<Job> job = join_job({rank, 2, rank, 2}, join, nullptr);
+        job->set_comm(make_nccl_comm(job->place, job->share(rank == 0 ? new_nccl_id() : "")));
+        o.job = job;
+        if (rank == 1) standin::inject(end.fault, end.transfer);
+        const Counting data(5);
+        try {
+          Trainer trainer(o, data);
+          while (true) trainer.step();
+        } catch (const Error& error) {
+          end_rank(o, error);
+        }
+        return 0;
+      });
+    for (int rank = 0; rank < 2; ++rank) {
+      INFO("rank ", rank, " said: ", crowd.errors_of(rank));
+      CHECK(crowd.code_of(rank, 10) == end.codes[rank]);
+    }
+    CHECK_MESSAGE(has(crowd.errors_of(0), end.says), crowd.errors_of(0));
+  }
+}
+
+TEST_CASE("emulated ranks: two on one GPU are refused before NCCL is asked, unless that is meant") {
+  const auto join = [](const std::vector<std::string>& gpus) {
+    on_ranks(static_cast<int>(gpus.size()), [&](const std::shared_ptr<Job>& job) {
+      refuse_shared_gpu(*job, gpus[static_cast<size_t>(job->place.rank)]);
+    });
+  };
+  const char* set = std::getenv("CROSSPLY_SHARE_GPU");
+  const std::string before = set == nullptr ? "" : set;
+  ::unsetenv("CROSSPLY_SHARE_GPU");
+  join({"a", "b", "c"});
+  check_fails(Exit::usage, {"ranks 0 and 2 have the same GPU, a", "one process a GPU"}, [&] { join({"a", "b", "a"}); });
+  check_fails(Exit::usage, {"ranks 1 and 2 have the same GPU, b"}, [&] { join({"a", "b", "b", "b"}); });
+  ::setenv("CROSSPLY_SHARE_GPU", "1", 1);
+  join({"a", "a"});
+  ::setenv("CROSSPLY_SHARE_GPU", before.c_str(), 1);
+}
+
+#endif
