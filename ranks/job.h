@@ -66,6 +66,11 @@ class Job {
   std::unique_ptr<Comm> comm_;
 };
 
+// An error that rank 0 has found, or heard of, and says; the others end with it, too.
+struct SharedError : Error {
+  using Error::Error;
+};
+
 // Of one rank, or of one that has not met the others yet: nothing waits, nothing is sent.
 std::unique_ptr<Job> one_rank_job(const Place& place = {});
 

@@ -81,17 +81,19 @@ void join_ranks(TrainOptions& o) {
   job->set_comm(std::move(comm));
 }
 
-void compare_data(const TrainOptions& o, const Source& train) {
+void compare_data(const TrainOptions& o, const std::string& digest) {
   Job& job = *o.job;
   if (job.place.alone()) return;
-  const std::vector<std::string> digests = job.collect(str(std::hex, train.digest()));
+  const std::vector<std::string> digests = job.collect(digest);
   std::string others;
   for (size_t rank = 1; rank < digests.size(); ++rank)
     if (digests[rank] != digests[0]) others += str(others.empty() ? "" : ", ", rank);
   others = job.share(others);
-  if (!others.empty())
-    fail(Exit::bad_data, "what ranks ", others, " read as ", o.data.spec,
-         " has other contents than rank 0's: all ranks need the same files");
+  if (others.empty()) return;
+  const std::string why = str("what ", others.find(',') == others.npos ? "rank " : "ranks ", others, " read as ",
+                              o.data.spec, " has other contents than rank 0's: all ranks need the same files");
+  if (!job.place.leads()) throw SharedError(Exit::bad_data, why);
+  throw Error(Exit::bad_data, why);
 }
 
 std::string describe_ranks(const TrainOptions& o) {
@@ -111,10 +113,10 @@ void end_rank(const TrainOptions& o, const Error& error) {
   const Place place = o.job->place;
   o.job->farewell(error.code, error.what());
   const std::string who = place.leads() ? "" : str("rank ", place.rank, ": ");
-  if (isatty(STDOUT_FILENO) == 1) std::printf("\r\033[K");  // over an unfinished status line
   std::fflush(stdout);
   // All ranks find a loss that is not finite.
-  if (place.leads() || o.log_ranks || error.code != Exit::not_finite)
+  const bool shared = error.code == Exit::not_finite || dynamic_cast<const SharedError*>(&error) != nullptr;
+  if (place.leads() || o.log_ranks || !shared)
     std::fprintf(stderr, "error: %s%s\n", who.c_str(), printable(error.what()).c_str());
   std::fflush(stderr);
   ::_exit(static_cast<int>(error.code));  // at once: MPI, NCCL and CUDA may wait for ranks that are gone

@@ -12,8 +12,8 @@ namespace crossply {
 void become_rank(TrainOptions& options);
 // Meets the others; options.job has them from now on. Call it with the run directory held. One rank: does nothing.
 void join_ranks(TrainOptions& options);
-// Throws Exit::bad_data at all ranks if what they read is not the same. Reads all of it.
-void compare_data(const TrainOptions& options, const Source& train);
+// Throws Exit::bad_data at all ranks if what they read is not the same, by its Source::digest.
+void compare_data(const TrainOptions& options, const std::string& digest);
 // "2 ranks, MPI (Open MPI 4.1.4), 4 of 8 micro-steps each; sum tree: the bits of one rank": for the log.
 std::string describe_ranks(const TrainOptions& options);
 // The end of a rank of several by an error: tells the others, prints it, and ends the process.

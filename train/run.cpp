@@ -223,7 +223,7 @@ void Run::write_metrics() {
   scores_.clear();
   if (const Tally& t = trainer_.tally; !o_.job->place.alone()) {
     line["waiting_s"] = trainer_.waited;
-    line["busy_s"] = {t.least_busy, t.median_busy, t.most_busy};
+    line["busy_least_s"] = t.least_busy, line["busy_median_s"] = t.median_busy, line["busy_most_s"] = t.most_busy;
   }
   if (metrics_) metrics_->write(line);
 }

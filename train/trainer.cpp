@@ -19,6 +19,7 @@
 #include "models/sha256.h"
 #include "train/fault.h"
 #include "train/moments.h"
+#include "train/ranks.h"
 #include "train/stop.h"
 
 namespace crossply {
@@ -160,6 +161,7 @@ Trainer::Trainer(const TrainOptions& options, const Source& train, const std::st
       schedule_{schedule_kind(options.schedule), options.warmup, std::max<int64_t>(options.steps, 1), options.lr_floor},
       data_(fingerprint(train)),
       digest_(str(std::hex, train.digest())) {
+  compare_data(options, digest_);
   tokens_.resize(static_cast<size_t>(options.batch * micro_steps() * T_));
   targets_.resize(tokens_.size());
   if (options_.profile) model_.start_profile();
