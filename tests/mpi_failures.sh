@@ -104,6 +104,11 @@ for i in "${!mpiruns[@]}"; do
   one_line
   CROSSPLY_FAULT="" continues 2
 
+  export CROSSPLY_FAULT=1:1:slow=0.01
+  begin "slow" 2
+  ends 10 "0 0" "rank 1 holds the others up: 0.0[0-9]+ s of its own for a step, others take 0.00"
+  rm -rf "$work/run"
+
   # --- asked to stop --------------------------------------------------------------------------------------------------
   export CROSSPLY_FAULT=0:4:slow=0.1
   begin "USR1 to rank 1" 2

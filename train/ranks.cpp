@@ -42,13 +42,13 @@ void check_micro_steps(int64_t V, int64_t W) {
 
 void become_rank(TrainOptions& o) {
   const Place place = place_from_environment();
+  const std::string advice = take_cpu_share(place);
+  if (!advice.empty() && place.leads()) std::printf("%s %s\n", o.label.c_str(), advice.c_str());
   if (place.alone()) return;
   o.job = one_rank_job(place);
   if (!place.leads() && !o.log_ranks) silence_standard_output();
   if (!place.leads()) o.label += str(" rank ", place.rank);
   check_micro_steps(o.accumulate, place.size);
-  const std::string advice = take_cpu_share(place);
-  if (!advice.empty()) std::printf("%s %s\n", o.label.c_str(), advice.c_str());
   if (on_gpus(o)) {
     if (select_gpu != nullptr) select_gpu(place.local_rank);
     return;
