@@ -16,11 +16,17 @@ namespace crossply {
 
 const char* exit_code_help() {
   return "Exit codes: 0 done, 64 wrong usage, 65 bad data, 66 missing input, 70 internal error, 71 device failure, "
-         "74 input/output failure, 75 stopped on request (start again with --resume), 76 a peer of the job was lost "
-         "(start "
-         "again with --resume), 77 a loss or logits not finite.\n"
+         "74 input/output failure, 75 stopped on request (start again with --resume), 76 another process of the "
+         "job was lost (start again with --resume), 77 a loss or logits not finite.\n"
          "A reader of the output that goes away (| head -1) is no error, and a closed standard stream is the null "
          "device: what has files to write goes on, anything else ends with 0. Output on a full disk is 74.";
+}
+
+Error error_of(const std::exception& error) {
+  if (const auto* ours = dynamic_cast<const Error*>(&error)) return *ours;
+  if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr)
+    return {Exit::device, "out of memory; use a smaller --batch, --seq or model"};
+  return {Exit::internal, error.what()};
 }
 
 int run_program(CLI::App& app, int argc, char** argv, const std::function<void()>& flags,
@@ -59,12 +65,9 @@ int run_program(CLI::App& app, int argc, char** argv, const std::function<void()
     std::fprintf(stderr, "error: %s\n%s --help lists the flags.\n",
                  printable(unknown.empty() ? error.what() : unknown).c_str(), app.get_name().c_str());
     return static_cast<int>(Exit::usage);
-  } catch (const Error& error) {
-    return report(error.code, error.what());
-  } catch (const std::bad_alloc&) {
-    return report(Exit::device, "out of memory; use a smaller --batch, --seq or model");
   } catch (const std::exception& error) {
-    return report(Exit::internal, error.what());
+    const Error known = error_of(error);
+    return report(known.code, known.what());
   }
 }
 

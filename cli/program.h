@@ -10,6 +10,9 @@ namespace crossply {
 
 const char* exit_code_help();
 
+// What ends a program, as an Error: its own code, or that of what it stands for.
+Error error_of(const std::exception& error);
+
 // Calls `flags` to add the flags, parses argv, then runs `body`, whose result is the exit code.
 int run_program(CLI::App& app, int argc, char** argv, const std::function<void()>& flags,
                 const std::function<Exit()>& body);

@@ -7,27 +7,33 @@ set -u
 count=${1:?dev/ranks.sh N COMMAND...}
 shift
 ranks=()
-trap 'signalled=1; kill -USR1 "${ranks[@]}" 2>/dev/null' TERM INT HUP USR1
+trap 'kill -USR1 "${ranks[@]}" 2>/dev/null' TERM INT HUP USR1
 trap 'kill -KILL "${ranks[@]}" 2>/dev/null' EXIT
 for ((rank = 0; rank < count; ++rank)); do
   RANK=$rank WORLD_SIZE=$count LOCAL_RANK=$rank LOCAL_WORLD_SIZE=$count "$@" &
   ranks+=($!)
 done
 
-own=0 lost=0 other=0
-for ((rank = 0; rank < count; ++rank)); do
-  signalled=1
-  while [ $signalled = 1 ]; do  # a signal to this script interrupts the wait
-    signalled=0
+own=0 lost=0 other=0 failed_at=""
+while [ ${#ranks[@]} != 0 ]; do
+  for rank in "${!ranks[@]}"; do
+    if kill -0 "${ranks[rank]}" 2>/dev/null; then continue; fi
     wait "${ranks[rank]}"
     code=$?
+    unset "ranks[rank]"
+    if [ $code != 0 ] && [ -z "$failed_at" ]; then failed_at=$SECONDS; fi
+    case $code in
+      0) ;;
+      6[4-9] | 7[0-5] | 77) [ $own != 0 ] || own=$code ;;
+      76) lost=76 ;;
+      *) other=$code ;;
+    esac
   done
-  case $code in
-    0) ;;
-    6[4-9] | 7[0-5] | 77) [ $own != 0 ] || own=$code ;;
-    76) lost=76 ;;
-    *) other=$code ;;
-  esac
+  # Ranks that have met end by themselves; one that waits for others to come would wait for minutes.
+  if [ -n "$failed_at" ] && [ $((SECONDS - failed_at)) -gt ${RANKS_PATIENCE:-60} ]; then
+    kill -KILL "${ranks[@]}" 2>/dev/null
+  fi
+  sleep 0.1
 done
 trap - EXIT
 if [ $own != 0 ]; then exit $own; elif [ $lost != 0 ]; then exit $lost; else exit $other; fi

@@ -7,19 +7,24 @@
 namespace crossply {
 namespace {
 
-void add_others(Answers& answers, Job& job) {
+// Rank 0 adds up what all have counted. Throws at all ranks what one has met.
+void add_others(Answers& answers, const std::string& failure, Job& job) {
   std::array numbers{&answers.asked, &answers.right, &answers.valid, &answers.hard, &answers.hard_right};
   std::string mine;
   for (const int64_t* number : numbers) mine += str(*number, " ");
-  const std::vector<std::string> all = job.collect(mine);
-  for (size_t rank = 1; rank < all.size(); ++rank) {
+  std::string first_failure;
+  const std::vector<std::string> all = job.collect(mine + failure);
+  for (size_t rank = 0; rank < all.size(); ++rank) {
     std::istringstream theirs(all[rank]);
     for (int64_t* number : numbers) {
       int64_t more = 0;
       theirs >> more;
-      *number += more;
+      if (rank > 0) *number += more;
     }
+    if (std::string why; first_failure.empty() && std::getline(theirs >> std::ws, why)) first_failure = why;
   }
+  first_failure = job.share(first_failure);
+  if (!first_failure.empty()) fail(Exit::not_finite, first_failure);
 }
 
 }  // namespace
@@ -31,7 +36,7 @@ Answers answer_task(Device& device, ParameterTable& params, const Config& config
   count = std::min(count, source.size());
   rows = std::min(count, rows);
   Decoder decoder(device, params, config, rows, source.seq_len() + 1);
-  for (int64_t first = job.place.rank * rows; first < count; first += rows * job.place.size) {
+  const auto answer = [&](int64_t first) {
     std::vector<std::vector<int32_t>> prompts;
     for (int64_t i = first; i < std::min(first + rows, count); ++i) prompts.push_back(task.prompt(i));
     const auto written = generate(decoder, prompts, task.max_new_tokens(), task.eos(), most_likely);
@@ -44,12 +49,22 @@ Answers answer_task(Device& device, ParameterTable& params, const Config& config
       answers.hard += task.is_hard(index);
       answers.hard_right += task.is_hard(index) && verdict.answer;
     }
-    if (first == 0) {
-      answers.sample_prompt = prompts[0];
-      answers.sample = written[0];
-    }
+    if (first == 0) answers.sample_prompt = prompts[0], answers.sample = written[0];
+  };
+  if (job.place.alone()) {
+    for (int64_t first = 0; first < count; first += rows) answer(first);
+    return answers;
   }
-  if (!job.place.alone()) add_others(answers, job);
+  std::string failure;
+  try {
+    // Who has nothing to answer does the first ones as well: then devices stay alike in what they have recorded.
+    if (job.place.rank * rows >= count) answer(0), answers = {};
+    for (int64_t first = job.place.rank * rows; first < count; first += rows * job.place.size) answer(first);
+  } catch (const Error& error) {
+    if (error.code != Exit::not_finite) throw;
+    failure = error.what();
+  }
+  add_others(answers, failure, job);
   return answers;
 }
 

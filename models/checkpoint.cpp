@@ -297,7 +297,7 @@ std::string CheckpointWriter::record(const std::vector<std::string>& files) cons
   return text_of(manifest);
 }
 
-void CheckpointWriter::commit(const std::vector<std::string>& records) {
+void CheckpointWriter::commit(const std::vector<std::string>& records, const std::function<void()>& may_publish) {
   CHECK_THAT(!temporary_.empty() && !joined_, "begin() comes first");
   Manifest manifest;
   for (const std::string& record : records)
@@ -310,6 +310,7 @@ void CheckpointWriter::commit(const std::vector<std::string>& records) {
     if (!manifest.contains(name)) manifest[name] = entry_of(temporary_ + "/" + name);
   CHECK_THAT(!manifest.empty(), "a checkpoint without files: ", final_);
   write_file_atomically(temporary_ + "/" + manifest_name, text_of(manifest));  // syncs itself and the directory
+  may_publish();
   publish();
 }
 

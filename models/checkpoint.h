@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -35,8 +36,9 @@ class CheckpointWriter {
   std::string record(const std::vector<std::string>& files) const;
   // After this returns the checkpoint is on the disk. A checkpoint it replaces is there until the new one is, and stays
   // as NAME.kept-1, -2, ... if it held files that it did not list. records: of the files that others wrote, which are
-  // not read again.
-  void commit(const std::vector<std::string>& records = {}, const std::function<void()>& may_publish = [] {});
+  // not read again. may_publish is called when all is ready, right before the checkpoint gets its name; it may throw.
+  void commit(
+      const std::vector<std::string>& records = {}, const std::function<void()>& may_publish = [] {});
 
  private:
   void publish();

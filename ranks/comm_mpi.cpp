@@ -1,10 +1,12 @@
 // Comm by MPI. One thread makes every call to MPI, and so needs nothing but MPI_THREAD_FUNNELED of the library: it
 // takes works from a queue, one after the other. Waiting inside MPI would keep a core busy: it asks and sleeps instead.
 #include <mpi.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <csignal>
 #include <cstring>
 #include <deque>
 #include <exception>
@@ -172,6 +174,8 @@ class MpiComm : public Comm {
     CHECK_THAT(!done, "MPI starts once in a process");
     check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &level), "MPI_Init_thread");
     initialised = true;
+    // What MPI stands on may abort where a peer vanishes in the middle of a copy. First others shall notice who it was.
+    std::signal(SIGABRT, [](int) { ::sleep(2); });
     check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
     check(MPI_Comm_size(MPI_COMM_WORLD, &size), "MPI_Comm_size");
     check(MPI_Comm_rank(MPI_COMM_WORLD, &rank), "MPI_Comm_rank");

@@ -93,8 +93,7 @@ Control::~Control() {
 }
 
 // A connection on which rank 0 has answered our hello; else a closed one, and why.
-Link Control::say_hello(const std::string& endpoint, const std::array<int64_t, 2>& token,
-                              std::string& why) const {
+Link Control::say_hello(const std::string& endpoint, const std::array<int64_t, 2>& token, std::string& why) const {
   Link leader = connect_to(endpoint, hello_seconds);
   why = str("cannot connect to ", printable(endpoint), ": ", std::strerror(errno));
   if (!leader.is_open()) return leader;
@@ -131,6 +130,7 @@ void Control::joined() {
 void Control::throw_verdict(std::unique_lock<std::mutex>& lock) {
   changed_.wait(lock, [&] { return ended_; });
   CHECK_THAT(verdict_.has_value(), "rank ", place_.rank, " asks after its end");
+  if (forwarded_) throw SharedError(verdict_->code, verdict_->why);
   throw Error(verdict_->code, verdict_->why);
 }
 
@@ -276,9 +276,12 @@ void Control::watch() {
     ::poll(sockets_.data(), static_cast<nfds_t>(sockets_.size()), milliseconds);
     lock.lock();
     serve(seconds_now());
-    if (verdict_ && !told_) tell();
+    if (verdict_ && !told_) leave_word();
   }
-  if (verdict_ && state_ == State::running) ::_exit(static_cast<int>(verdict_->code));
+  if (verdict_ && state_ == State::running) {
+    tell();
+    ::_exit(static_cast<int>(verdict_->code));
+  }
   for (Peer& peer : peers_) peer.connection.close();
   guests_.clear();
   ended_ = true;
@@ -419,24 +422,25 @@ void Control::judge_progress() {
     if (peer.progress.milliseconds > 1000 * limit_of(peer.progress)) late = &peer;
   }
   if (late == nullptr || state_ != State::running) return;
-  static constexpr const char* names[] = {"start", "step", "evaluation", "save", "end"};
+  static constexpr const char* names[] = {"start", "step", "evaluation", "save", "comparison of weights", "end"};
   const size_t stage = static_cast<size_t>(late->progress.stage);
   pronounce({Exit::peer_lost, Exit::peer_lost, late->rank, least.second,
              str("no progress for ", late->progress.milliseconds / 1000, " s in step ", least.second, ", stage ",
                  stage < std::size(names) ? names[stage] : "unknown", "; furthest behind: rank ", behind)});
 }
 
-// Says it, and leaves it in a file, for launchers hide exit codes.
-void Control::tell() {
+// Says what ends this process, unless its own error, which may be the same, does so first.
+void Control::tell() const {
+  const std::string line = str("rank ", place_.rank, ": error: ", printable(verdict_->why),
+                               verdict_->cause == Exit::peer_lost ? "; start again with --resume\n" : "\n");
+  if (::write(STDERR_FILENO, line.data(), line.size()) < 0) return;
+}
+
+// In a file, for launchers hide exit codes.
+void Control::leave_word() {
   told_ = true;
   const Verdict& v = *verdict_;
-  if (state_ == State::joining) return;  // the main thread will
-  if (state_ == State::running) {
-    const std::string line = str("rank ", place_.rank, ": error: ", printable(v.why),
-                                 v.code == Exit::peer_lost ? "; start again with --resume\n" : "\n");
-    if (::write(STDERR_FILENO, line.data(), line.size()) < 0) return;
-  }
-  if (options_.run_dir.empty() || forwarded_) return;  // rank 0 writes it
+  if (state_ == State::joining || options_.run_dir.empty() || forwarded_) return;  // rank 0 writes it
   const nlohmann::json record = {{"code", static_cast<int>(v.cause)},
                                  {"rank", v.rank},
                                  {"why", utf8_or_escaped(v.why)},
@@ -455,9 +459,10 @@ bool Control::done(double time) const {
   const double since = time - end_began_;
   if (stop_) return true;
   if (state_ == State::over) return !place_.leads() || heard || since > options_.peer_timeout;
-  if (place_.leads()) return verdict_ && (heard || since > goodbye_seconds);
-  if (state_ == State::leaving) return verdict_ || !is_open(peers_[0]);
-  return verdict_ && (verdict_->cause == Exit::peer_lost || state_ == State::joining || since > own_end_seconds);
+  if (state_ == State::leaving && !place_.leads()) return verdict_ || !is_open(peers_[0]);
+  if (!verdict_) return false;
+  if (state_ == State::running && verdict_->cause != Exit::peer_lost && since < own_end_seconds) return false;
+  return !place_.leads() || heard || since > goodbye_seconds;
 }
 
 }  // namespace crossply

@@ -21,8 +21,8 @@
 #include <thread>
 #include <vector>
 
-#include "ranks/link.h"
 #include "ranks/job.h"
+#include "ranks/link.h"
 #include "ranks/meeting.h"
 
 namespace crossply {
@@ -79,7 +79,8 @@ class Control {
   void handle(Peer& peer, Message message);
   void beat(double time);
   void judge_progress();
-  void tell();
+  void tell() const;
+  void leave_word();
   bool done(double time) const;
   // Of both threads, which hold the mutex.
   void post(Peer& to, const Record& record, const std::string& text = "");

@@ -15,7 +15,7 @@
 namespace crossply {
 
 // What a rank is doing, for those that watch it: a stage has a time limit.
-enum class Stage { start, step, evaluate, save, finish };
+enum class Stage { start, step, evaluate, save, check, finish };
 
 // One rank's part in a step. Of step, position and transfers all ranks must say the same, or the job ends with
 // Exit::internal.
@@ -65,6 +65,11 @@ class Job {
 
  private:
   std::unique_ptr<Comm> comm_;
+};
+
+// An error that rank 0 has found, or heard of, and says; the others end with it, too.
+struct SharedError : Error {
+  using Error::Error;
 };
 
 // Of one rank, or of one that has not met the others yet: nothing waits, nothing is sent.

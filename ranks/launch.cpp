@@ -140,10 +140,14 @@ CpuShare cpu_share(const Place& place, const std::vector<int>& mine, int launche
   const int fair = std::max(1, all / place.local_size);
   CpuShare share;
   if (count < (asked > 0 ? std::min(asked, fair) : fair)) {
-    share.advice = str("the launcher lets this process run on ", count, " of ", all, " CPUs, with ", place.local_size,
-                       " processes on this machine: give mpirun --bind-to none, or --map-by slot:PE=", fair);
+    const std::string others = place.alone() ? "" : str(", with ", place.local_size, " processes on this machine");
+    share.advice = str("the launcher lets this process run on ", count, " of ", all, " CPUs", others,
+                       ": give mpirun --bind-to none, or --map-by slot:PE=", fair);
     return share;
   }
+  if (asked > fair && !place.alone())
+    share.advice = str("OMP_NUM_THREADS=", asked, ", but each of ", place.local_size, " processes has ", fair, " of ",
+                       all, " CPUs: they slow each other down; unset it");
   if (asked > 0 || static_cast<int64_t>(count) * place.local_size <= all) return share;
   share.threads = std::min(count, fair);
   if (count < all || count < place.local_size) return share;
@@ -158,7 +162,9 @@ std::string take_cpu_share(const Place& place) {
   const int asked = text == nullptr ? 0 : omp_get_max_threads();
 #ifdef __linux__
   const std::vector<int> mine = cpus_of(0);
-  if (place.alone() || mine.empty()) return "";
+  const bool launched = std::any_of(std::begin(launchers), std::end(launchers),
+                                    [](const Launcher& launcher) { return std::getenv(launcher.rank) != nullptr; });
+  if ((place.alone() && !launched) || mine.empty()) return "";
   const CpuShare share = cpu_share(place, mine, static_cast<int>(cpus_of(launcher_process()).size()), asked);
   cpu_set_t set;
   CPU_ZERO(&set);

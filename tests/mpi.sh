@@ -7,14 +7,8 @@ build=$(cd "$1" && pwd)
 ranks=$(cd "$(dirname "$0")/.." && pwd)/dev/ranks.sh
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-failures=0
-[ -s "$build/mpis.txt" ] || { echo "skipped: built without MPI"; exit 77; }
-
-# What both MPIs need: as root, with more ranks than cores, in a container.
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
-export OMPI_MCA_hwloc_base_binding_policy=none OMPI_MCA_btl_vader_single_copy_mechanism=none
-export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe PRTE_MCA_hwloc_default_binding_policy=none
-export OMP_NUM_THREADS=1 MPI_TEST_DIR=$work ASAN_OPTIONS=detect_leaks=0
+. "$(dirname "$0")/mpi_jobs.sh"
+export MPI_TEST_DIR=$work
 
 # expect NAME EXIT_CODE|any COUNT WORDS COMMAND...: how it ends, and how many of its lines have the words
 expect() {
@@ -29,15 +23,6 @@ expect() {
     tail -n 60 "$work/output"
   fi
 }
-
-mpiruns=() programs=()
-while read -r mpirun program; do
-  if [ -x "$program" ]; then
-    mpiruns+=("$mpirun") programs+=("$program")
-  else
-    echo "skipped: $mpirun, for make tests_of_mpi has not built $program"
-  fi
-done <"$build/mpis.txt"
 
 for i in "${!programs[@]}"; do
   mpirun=${mpiruns[i]} tests=${programs[i]}

@@ -135,6 +135,10 @@ TEST_CASE("ranks that may run everywhere divide the CPUs") {
   // The user's number of threads stays, on all CPUs.
   CHECK(cpu_share({1, 2, 1, 2}, seven, 7, 4).threads == 0);
   CHECK(cpu_share({1, 2, 1, 2}, seven, 7, 4).cpus.empty());
+  // Which may be more than there are.
+  CHECK(cpu_share({1, 2, 1, 2}, seven, 7, 3).advice.empty());
+  CHECK(cpu_share({1, 2, 1, 2}, seven, 7, 4).advice.find("OMP_NUM_THREADS=4, but each of 2 processes has 3 of 7") == 0);
+  CHECK(cpu_share({0, 1, 0, 1}, seven, 7, 8).advice.empty());
   // More ranks than CPUs.
   const CpuShare crowded = cpu_share({3, 4, 3, 4}, first_cpus(2), 2, 0);
   CHECK(crowded.threads == 1);
@@ -157,6 +161,7 @@ TEST_CASE("a launcher that leaves most CPUs unused is noticed") {
   CHECK(!cpu_share({0, 2, 0, 2}, first_cpus(1), 16, 4).advice.empty());
   CHECK(cpu_share({0, 2, 0, 2}, first_cpus(1), 16, 1).advice.empty());
   CHECK(cpu_share({0, 2, 0, 2}, first_cpus(1), 2, 0).advice.empty());
+  CHECK(cpu_share({0, 1, 0, 1}, first_cpus(1), 2, 0).advice.find("run on 1 of 2 CPUs: give") != std::string::npos);
 }
 
 #ifdef __linux__

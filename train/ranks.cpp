@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -14,7 +15,10 @@
 #include "engine/file.h"
 #include "engine/printable.h"
 #include "kernels/devices.h"
+#include "kernels/optim/sum_slices.h"
 #include "ranks/launch.h"
+#include "train/exchange.h"
+#include "train/stop.h"
 
 namespace crossply {
 namespace {
@@ -27,10 +31,30 @@ void silence_standard_output() {
   if (null.get() >= 0) ::dup2(null.get(), STDOUT_FILENO);
 }
 
+[[noreturn]] void refuse_build(const Place& place) {
+  fail(Exit::usage, "the launcher started ", place.size, " processes, but this program was built with ", built_comms(),
+       ": for several on CPUs install MPI (make setup), for several on GPUs NCCL, and build again; or start one");
+}
+
+// Ends the process where MPI waits for ranks that do not come, which it does forever.
+struct Deadline {
+  Deadline() {
+    std::signal(SIGALRM, [](int) {
+      constexpr char text[] = "error: the other ranks did not come within 300 s; see what they print\n";
+      if (::write(STDERR_FILENO, text, sizeof text - 1) < 0) ::_exit(static_cast<int>(Exit::device));
+      ::_exit(static_cast<int>(Exit::device));
+    });
+    ::alarm(300);
+  }
+  ~Deadline() { ::alarm(0); }
+};
+
 }  // namespace
 
 void check_ranks(const TrainOptions& o, int64_t ranks) {
   const int64_t V = o.accumulate, sequences = o.batch * V;
+  if (ranks >= 1 << most_levels)
+    fail(Exit::usage, ranks, " ranks are too many: at most ", (1 << most_levels) - 1, " add up their gradients");
   if (V % ranks == 0) return;
   int64_t fewer = std::min(ranks, V), more = ranks;
   while (V % fewer != 0) --fewer;
@@ -50,18 +74,19 @@ void check_ranks(const TrainOptions& o, int64_t ranks) {
 
 void become_rank(TrainOptions& o) {
   const Place place = place_from_environment();
+  const std::string advice = take_cpu_share(place);
+  if (!advice.empty() && place.leads()) std::printf("%s %s\n", o.label.c_str(), advice.c_str());
   if (place.alone()) return;
+  catch_stop_signals();  // a launcher may send them early
   o.job = one_rank_job(place);
   if (!place.leads() && !o.log_ranks) silence_standard_output();
   if (!place.leads()) o.label += str(" rank ", place.rank);
+  if (!place.leads() && o.accumulate % place.size != 0) throw SharedError(Exit::usage, "rank 0 says why");
   check_ranks(o, place.size);
-  const std::string advice = take_cpu_share(place);
-  if (!advice.empty()) std::printf("%s %s\n", o.label.c_str(), advice.c_str());
   if (on_gpus(o)) return choose_gpu(place.local_rank);
+  const Deadline deadline;
   auto mpi = make_mpi_comm(place);
-  if (mpi == nullptr)
-    fail(Exit::usage, "the launcher started ", place.size, " processes, but this program was built with ",
-         built_comms(), ": for several on CPUs install MPI (make setup) and build again, or start one");
+  if (mpi == nullptr) refuse_build(place);
   o.job->set_comm(std::move(mpi));
 }
 
@@ -74,17 +99,21 @@ void join_ranks(TrainOptions& o) {
   join.same["commit of the build"] = commit();
   const nlohmann::json settings = all_settings(o);
   for (const auto& [key, value] : settings.items()) join.same[key] = value.dump();
+  join.same["--resume"] = str(o.resume), join.same["--other-gpu"] = str(o.other_gpu);
+  join.same["--profile"] = str(o.profile), join.same["--check-replicas"] = str(o.check_replicas);
   // Of the GPUs, too: what rank 0 chooses for its products must hold for all.
   for (const auto& [of, version] : make_device(o.device)->arithmetic().versions) join.same[of] = version;
   std::unique_ptr<Comm> comm = o.job->take_comm();
-  std::shared_ptr<Job> job = join_job(place, join, comm.get());
+  std::shared_ptr<Job> job;
+  {
+    const Deadline deadline;
+    job = join_job(place, join, comm.get());
+  }
   o.job = job;
   if (on_gpus(o)) {
     refuse_shared_gpu(*job, gpu_in_the_world());
     comm = make_nccl_comm(place, job->share(place.leads() ? new_nccl_id() : ""));
-    if (comm == nullptr)
-      fail(Exit::usage, "the launcher started ", place.size, " processes, but this program was built with ",
-           built_comms(), ": for several GPUs build it with NCCL, or start one");
+    if (comm == nullptr) refuse_build(place);
   }
   job->set_comm(std::move(comm));
 }
@@ -100,44 +129,53 @@ void refuse_shared_gpu(Job& job, const std::string& gpu) {
   }
   const char* allowed = std::getenv("CROSSPLY_SHARE_GPU");
   shared = job.share(allowed == nullptr || *allowed == '\0' ? shared : "");
-  if (!shared.empty()) fail(Exit::usage, shared, ": start one process a GPU, or look at CUDA_VISIBLE_DEVICES");
+  if (!shared.empty())
+    fail_at_all(job, Exit::usage, shared + ": start one process a GPU, or look at CUDA_VISIBLE_DEVICES");
 }
 
-void compare_data(const TrainOptions& o, const Source& train) {
-  Job& job = *o.job;
-  if (job.place.alone()) return;
-  const std::vector<std::string> digests = job.collect(str(std::hex, train.digest()));
+std::string ranks_that_differ(Job& job, const std::string& text) {
+  const std::vector<std::string> texts = job.collect(text);
   std::string others;
-  for (size_t rank = 1; rank < digests.size(); ++rank)
-    if (digests[rank] != digests[0]) others += str(others.empty() ? "" : ", ", rank);
+  for (size_t rank = 1; rank < texts.size(); ++rank)
+    if (texts[rank] != texts[0]) others += str(others.empty() ? "" : ", ", rank);
   others = job.share(others);
-  if (!others.empty())
-    fail(Exit::bad_data, "what ranks ", others, " read as ", o.data.spec,
-         " has other contents than rank 0's: all ranks need the same files");
+  return others.empty() ? "" : (others.find(',') == others.npos ? "rank " : "ranks ") + others;
+}
+
+void compare_data(const TrainOptions& o, const std::string& digest) {
+  if (o.job->place.alone()) return;
+  if (const std::string others = ranks_that_differ(*o.job, digest); !others.empty())
+    fail_at_all(*o.job, Exit::bad_data,
+                str("what ", others, " read as ", o.data.spec,
+                    " has other contents than rank 0's: all ranks need the same files"));
+}
+
+void fail_at_all(const Job& job, Exit code, const std::string& why) {
+  if (!job.place.leads()) throw SharedError(code, why);
+  throw Error(code, why);
 }
 
 std::string describe_ranks(const TrainOptions& o) {
   const int64_t W = o.job->place.size, V = o.accumulate, A = V / W;
-  if (W == 1 && (V == 1 || o.sum == "running")) return "";
-  std::string text = W == 1 ? str("1 rank, ", V, " micro-steps")
-                            : str(W, " ranks, ", o.job->comm().describe(), ", ", A, " of ", V, " micro-steps each");
-  text += "; --sum " + o.sum;
-  const bool free_of_ranks = (o.sum == "tree" && (A & (A - 1)) == 0) || (o.sum == "running" && A == 1);
-  if (o.sum == "library") text += ": bits may change from run to run";
-  else if (free_of_ranks) text += ": the bits of one rank with --sum tree";
-  else text += ": other last digits than with another number of ranks";
-  return text;
+  if (V == 1) return "";
+  std::string text = str(V, " micro-steps");
+  if (W > 1) text = str(W, " ranks, ", o.job->comm().describe(), ", ", A, " of ", V, " micro-steps each");
+  text += ", --sum " + o.sum;
+  if (W == 1 && o.sum == "tree") return text + ": the bits of more ranks, where each has a power of two";
+  if (W == 1) return text + ": last digits as with no other number of ranks";
+  if (o.sum == "library") return text + ": last digits may change from run to run";
+  return text + (has_bits_of_one_rank(o.sum, A) ? ": the bits of one rank with --sum tree"
+                                                : ": last digits as with no other number of ranks");
 }
 
 void end_rank(const TrainOptions& o, const Error& error) {
   const Place place = o.job->place;
   o.job->farewell(error.code, error.what());
   const std::string who = place.leads() ? "" : str("rank ", place.rank, ": ");
-  if (isatty(STDOUT_FILENO) == 1) std::printf("\r\033[K");  // over an unfinished status line
   std::fflush(stdout);
-  // All ranks find a loss that is not finite, and before they meet wrong flags.
-  const bool found_by_all = error.code == Exit::not_finite || (o.job->apart && error.code == Exit::usage);
-  if (place.leads() || o.log_ranks || !found_by_all)
+  // All ranks find a loss that is not finite.
+  const bool shared = error.code == Exit::not_finite || dynamic_cast<const SharedError*>(&error) != nullptr;
+  if (place.leads() || o.log_ranks || !shared)
     std::fprintf(stderr, "error: %s%s\n", who.c_str(), printable(error.what()).c_str());
   else ::sleep(1);  // a launcher ends all ranks when the first one fails: rank 0 must have said why
   std::fflush(stderr);

@@ -17,10 +17,14 @@ void join_ranks(TrainOptions& options);
 // gpu: which one, of all machines'. Throws Exit::usage at all ranks if two of them have the same, which NCCL would
 // refuse with fewer words; not with CROSSPLY_SHARE_GPU=1.
 void refuse_shared_gpu(Job& job, const std::string& gpu);
-// Throws Exit::bad_data at all ranks if what they read is not the same. Reads all of it.
-void compare_data(const TrainOptions& options, const Source& train);
-// "2 ranks, MPI (Open MPI 4.1.4), 4 of 8 micro-steps each; sum tree: the bits of one rank": for the log.
+// The ranks whose text is not rank 0\'s, "ranks 1, 3", at all ranks; "" if there is none.
+std::string ranks_that_differ(Job& job, const std::string& text);
+// Throws Exit::bad_data at all ranks if what they read is not the same, by its Source::digest.
+void compare_data(const TrainOptions& options, const std::string& digest);
+// "2 ranks, Open MPI 4.1.4, 4 of 8 micro-steps each, --sum tree: the bits of one rank with --sum tree": for the log.
 std::string describe_ranks(const TrainOptions& options);
+// For an error that all ranks find: rank 0 prints it.
+[[noreturn]] void fail_at_all(const Job& job, Exit code, const std::string& why);
 // The end of a rank of several by an error: tells the others, prints it, and ends the process.
 [[noreturn]] void end_rank(const TrainOptions& options, const Error& error);
 

@@ -178,10 +178,11 @@ void Run::show_progress() {
 void Run::note_straggler() {
   constexpr int64_t many = 20;
   const Tally& tally = trainer_.tally;
-  lagging_ = tally.most_busy > 1.5 * tally.median_busy ? lagging_ + 1 : 0;
-  if (o_.job->place.alone() || lagging_ != many) return;
+  const double usual = o_.job->place.size == 2 ? tally.least_busy : tally.median_busy;
+  lagging_ = tally.most_busy > 1.5 * usual ? lagging_ + 1 : 0;
+  if (!times_waiting() || lagging_ != many) return;
   progress_.say(str("rank ", tally.slowest, " holds the others up: ", format_number("%.3g", tally.most_busy),
-                    " s of its own for a step, the median is ", format_number("%.3g s", tally.median_busy)));
+                    " s of its own for a step, others take ", format_number("%.3g s", usual)));
 }
 
 void Run::evaluate() {
@@ -222,9 +223,9 @@ void Run::write_metrics() {
   if (const double rate = tokens_per_second(tokens, step.seconds); rate > 0) line["tokens_per_s"] = rate;
   for (const auto& [name, score] : scores_) line[name] = score;
   scores_.clear();
-  if (const Tally& t = trainer_.tally; !o_.job->place.alone()) {
+  if (const Tally& t = trainer_.tally; times_waiting()) {
     line["waiting_s"] = trainer_.waited;
-    line["busy_s"] = {t.least_busy, t.median_busy, t.most_busy};
+    line["busy_least_s"] = t.least_busy, line["busy_median_s"] = t.median_busy, line["busy_most_s"] = t.most_busy;
   }
   if (metrics_) metrics_->write(line);
 }
@@ -287,6 +288,9 @@ int train_program(int argc, char** argv, const std::string& arch,
     } catch (const Error& error) {
       if (options.job->place.alone()) throw;
       end_rank(options, error);
+    } catch (const std::exception& error) {
+      if (options.job->place.alone()) throw;
+      end_rank(options, error_of(error));
     }
   });
 }

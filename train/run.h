@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/devices.h"
 #include "train/inputs.h"
 #include "train/metrics.h"
 #include "train/plan.h"
@@ -51,6 +52,8 @@ class Run {
  private:
   void begin();
   void note_straggler();
+  // On a GPU the host waits once a step, for everything.
+  bool times_waiting() const { return !o_.job->place.alone() && backend_of(o_.device) != Backend::cuda; }
   bool is_due(int64_t every) const { return trainer_.steps_done() % every == 0 || trainer_.steps_done() == o_.steps; }
 
   const TrainOptions& o_;

@@ -46,9 +46,10 @@ void check_run_dir(const TrainOptions& o) {
   const fs::file_type type = fs::status(o.out, error).type();
   if (type == fs::file_type::none) fail_io("inspect", o.out, error.value());
   const bool directory = type == fs::file_type::directory;
-  // What --dump-tensors writes does not make it a run directory, nor what ranks find each other by.
+  // What --dump-tensors writes does not make it a run directory, nor what ranks find each other by, or one left before the run began.
   const bool used =
-      path_exists(o.out) && !(directory && holds_only_leftovers(o.out, {"tensors.safetensors", ".meet", mark_name}));
+      path_exists(o.out) &&
+      !(directory && holds_only_leftovers(o.out, {"tensors.safetensors", ".meet", "last_exit.json", mark_name}));
   if (!used && o.resume && o.data.spec.empty())
     fail(Exit::usage, "--resume: there is no run in ", o.out, " yet; to start one, give its flags");
   if (!used) return;

@@ -18,7 +18,8 @@ void catch_stop_signals() {
     ::sigaction(signal, nullptr, &action);
     if (action.sa_handler == SIG_IGN) continue;
     action.sa_handler = request_stop;
-    action.sa_flags = SA_RESTART | SA_RESETHAND;
+    // A second one ends the process, for the impatient. But launchers repeat SIGUSR1, that of MPICH for each lost rank.
+    action.sa_flags = signal == SIGUSR1 ? SA_RESTART : SA_RESTART | SA_RESETHAND;
     ::sigaction(signal, &action, nullptr);
   }
 }

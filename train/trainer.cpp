@@ -154,6 +154,7 @@ Trainer::Trainer(const TrainOptions& options, const Source& train, const std::st
       schedule_{schedule_kind(options.schedule), options.warmup, std::max<int64_t>(options.steps, 1), options.lr_floor},
       data_(fingerprint(train)),
       digest_(str(std::hex, train.digest())) {
+  compare_data(options, digest_);
   tokens_.resize(static_cast<size_t>(options.batch * micro_steps() * T_));
   targets_.resize(tokens_.size());
   if (options_.profile) model_.start_profile();
@@ -250,8 +251,9 @@ void Trainer::check_replicas() {
       digest.add(piece.data(), n);
     }
   if (const std::string others = ranks_that_differ(job, str(std::hex, digest.value())); !others.empty())
-    fail(Exit::internal, "after step ", steps_done(), " the weights of ranks ", others, " are not those of rank 0: ",
-         "memory or network may be broken; resume from a checkpoint, without these machines");
+    fail_at_all(job, Exit::internal,
+                str("after step ", steps_done(), " the weights of ", others, " are not those of rank 0: ",
+                    "memory or network may be broken; resume from a checkpoint, without these machines"));
 }
 
 void Trainer::take_loss_and_norm() {
@@ -287,7 +289,7 @@ void Trainer::update() {
   exchange_.gather_weights();
   if (Job& job = *options_.job; !job.place.alone()) {
     waited = job.comm().seconds_waited() - waited_before_;
-    if (options_.profile) add_cost(phases_, OpCost{"waiting for other ranks", 1, waited, 0, 0});
+    if (options_.profile && waited > 0) add_cost(phases_, OpCost{"waiting for other ranks", 1, waited, 0, 0});
   }
   if (options_.check_replicas > 0 && steps_done() % options_.check_replicas == 0) check_replicas();
   ++profiled_;
