@@ -219,13 +219,13 @@ TEST_CASE("emulated ranks: a rank that is killed, hangs, or has an error ends al
   };
   for (const End& end : {End{standin::Fault::die, 0, {76, 256 + SIGKILL}, "rank 1"},
                          End{standin::Fault::die, 10, {76, 256 + SIGKILL}, "rank 1"},
-                         End{standin::Fault::hang, 10, {76, 76}, "no progress for 1 s in step"},
+                         End{standin::Fault::hang, 10, {76, 76}, "no progress for "},
                          End{standin::Fault::error, 10, {76, 71}, "rank 1 ended with code 71: NCCL: a transfer"}}) {
     CAPTURES(end.fault, end.transfer);
     Crowd crowd;
     JoinOptions join;
     join.run_dir = crowd.dir();
-    join.first_limit = join.step_limit = 1;
+    if (end.fault == standin::Fault::hang) join.step_limit = 1;
     for (int rank = 0; rank < 2; ++rank)
       crowd.start(rank, [&, rank] {
         omp_set_num_threads(1);

@@ -66,6 +66,7 @@ expect() {
   train "$@" || code=$?
   [ $code = "$want" ] || { failed "$*: exit code $code instead of $want"; tail -5 "$box/output"; }
   pgrep -f "$tests run .*$box" >/dev/null && failed "$*: a trainer is left behind"
+  grep 'stand-in for NCCL' "$box/output" && failed "$*: misuse of NCCL"
 }
 numbers() { grep -oE '"(step|loss|grad_norm|test_loss|answers_correct)":[^,}]*' "$box/$1/metrics.jsonl"; }
 if grep -qs '^CROSSPLY_CUDA:BOOL=ON' "$1/CMakeCache.txt"; then
@@ -73,14 +74,16 @@ if grep -qs '^CROSSPLY_CUDA:BOOL=ON' "$1/CMakeCache.txt"; then
 else
   flags=(--steps 2)
   expect 0 one env
-  for ranks in 2 4; do cp -r "$box/one" "$box/$ranks"; done
+  for name in 2 4 profiled; do cp -r "$box/one" "$box/$name"; done
   flags=(--steps 6 --resume)
   expect 0 one env
   CROSSPLY_TRANSFERS=3 expect 0 2 dev/ranks.sh 2
   CROSSPLY_TRANSFERS=eager expect 0 4 dev/ranks.sh 4
-  for ranks in 2 4; do
-    cmp "$box"/{one,$ranks}/step_00000006/model.safetensors || failed "$ranks ranks have other weights than one"
-    diff <(numbers one) <(numbers $ranks) || failed "$ranks ranks have other metrics than one"
+  flags+=(--profile)  # and nothing is recorded
+  expect 0 profiled dev/ranks.sh 2
+  for name in 2 4 profiled; do
+    cmp "$box"/{one,$name}/step_00000006/model.safetensors || failed "$name: other weights than one rank's"
+    diff <(numbers one) <(numbers $name) || failed "$name: other metrics than one rank's"
   done
   flags=(--steps 1000000)
   CROSSPLY_FAULT=1:4:kill expect 76 killed dev/ranks.sh 2

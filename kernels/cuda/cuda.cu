@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstring>
+#include <exception>
 #include <map>
 #include <utility>
 
@@ -102,6 +103,7 @@ cudaStream_t transfers() {
   return stream;
 }
 
+int64_t tickets = 0;  // so far
 // The event of a ticket. There are some only: one that is taken again stands for later transfers, too.
 cudaEvent_t event_of(int64_t ticket) {
   static cudaEvent_t events[256] = {};
@@ -122,7 +124,6 @@ void start_transfers() {
   CHECK_CUDA(cudaStreamWaitEvent(transfers(), computed, 0));
 }
 int64_t mark_transfers() {
-  static int64_t tickets = 0;
   CHECK_CUDA(cudaEventRecord(event_of(++tickets), transfers()));
   return tickets;
 }
@@ -176,8 +177,10 @@ void* allocate_device_memory(size_t bytes) {
   count_allocation(data, bytes);
   return data;
 }
+// cudaFree waits for the whole GPU: after an error perhaps for a rank that is gone, and the others would not be told.
 void release_device_memory(void* data) {
   if (data == nullptr) return;
+  if (std::uncaught_exceptions() > 0 && tickets > 0 && cudaStreamQuery(transfers()) == cudaErrorNotReady) return;
   if (cudaFree(data) != cudaSuccess) cudaGetLastError();  // an earlier call's error, which is on its way already
   count_release(data);
 }
