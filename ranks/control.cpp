@@ -174,8 +174,8 @@ void Control::answer_all() {
     Message answer = questions[0];
     const auto kind = answer.record.kind;
     if (kind == Record::vote) answer.record.number = tally_of(questions);
-    for (Peer& peer : ranks_) peer.link.post(answer.record, answer.texts[0]);
-    if (kind == Record::collect)
+    for (Peer& peer : ranks_) peer.link.post(answer.record, kind == Record::share ? answer.texts[0] : "");
+    if (kind == Record::collect)  // all texts, for rank 0 alone
       for (size_t rank = 1; rank < questions.size(); ++rank)
         answer.texts.push_back(std::move(questions[rank].texts[0]));
     // The others close first: what they have not read yet would be lost.
@@ -206,7 +206,8 @@ void Control::tell() const {
                                  v.code == Exit::peer_lost ? "; start again with --resume\n" : "\n");
     if (::write(STDERR_FILENO, line.data(), line.size()) < 0) return;
   }
-  if (options_.run_dir.empty() || (!place_.leads() && v.rank != 0)) return;
+  const bool zero_is_lost = v.rank == 0 && v.cause == Exit::peer_lost;
+  if (options_.run_dir.empty() || (!place_.leads() && !zero_is_lost)) return;
   const nlohmann::json record = {{"code", static_cast<int>(v.cause)},
                                  {"rank", v.rank},
                                  {"why", utf8_or_escaped(v.why)},
