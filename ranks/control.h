@@ -64,7 +64,7 @@ class Control {
   // Of the main thread.
   Link find_leader() const;
   [[noreturn]] void end(std::unique_lock<std::mutex>& lock);
-  // Of the watch thread; but for watch() they hold the mutex, as all that follow.
+  // Of the watch thread. These hold the mutex, but for watch(), and so do those that follow.
   void watch();
   void serve(Peer& peer);
   void greet(Peer& guest, const Record& hello);
@@ -90,7 +90,7 @@ class Control {
   enum class State { joining, running, leaving } state_ = State::joining;
   std::optional<Verdict> verdict_;
   double end_ = 0;          // when the watch thread ends, after a verdict or the last answer; 0: it goes on
-  std::list<Peer> ranks_;   // rank 0 has all that are here, in order, itself without a link; the others have rank 0
+  std::list<Peer> ranks_;   // at rank 0 all that are here, in order, itself without a link; at the others rank 0
   std::list<Peer> guests_;  // at rank 0
   std::map<int64_t, Message> answers_;
   int64_t asked_ = 0, answered_ = 0;

@@ -139,16 +139,20 @@ void Meeting::listen(const Place& place, const std::string& master, const std::s
   allow_connections(place.size);
   if (master.empty()) point_.token = random_token();
   point_.endpoints.clear();
+  int error = 0;
   for (const std::string& host : hosts_of_leader(place, master))
     for (Address& address : resolve(host, port)) {
       Descriptor socket = listen_at(address);
-      if (socket.get() < 0) continue;
+      if (socket.get() < 0) {
+        error = errno;
+        continue;
+      }
       const auto [name, number] = name_of(address);
       point_.endpoints.push_back(name + " " + number);
       listeners_.push_back(std::move(socket));
     }
   if (!listeners_.empty()) return;
-  const std::string reason = std::strerror(errno);
+  const std::string reason = error != 0 ? std::strerror(error) : "nobody knows that name";
   if (master.empty()) fail(Exit::device, "rank 0 cannot listen at any of this machine's addresses: ", reason);
   fail(Exit::usage, "rank 0 cannot listen at MASTER_ADDR ", master, ", MASTER_PORT ", port, ": ", reason,
        "; is that a name of its machine, and the port free?");
