@@ -1,14 +1,13 @@
 #include "ranks/control.h"
 
-#include <fcntl.h>
-#include <sys/socket.h>
+#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
-#include <csignal>
 #include <cstring>
 #include <ctime>
+#include <future>
 
 #include "engine/json.h"
 #include "engine/printable.h"
@@ -17,25 +16,16 @@ namespace crossply {
 namespace {
 
 constexpr int64_t magic_number = 0x63726F7373706C01;  // its last byte: the version of the protocol
-constexpr double hello_seconds = 3;                   // until a stranger is closed
+constexpr int hello_seconds = 3;                      // until a stranger is closed
 constexpr double goodbye_seconds = 1;                 // for the others to hear a verdict
 constexpr double own_end_seconds = 0.5;               // for an error that all ranks find at once to be each one's own
+constexpr int pass_milliseconds = 50;                 // the watch thread looks so often at what no socket tells it
 
 Record record_of(const Verdict& v) {
   return {Record::verdict, v.rank, {static_cast<int64_t>(v.code), static_cast<int64_t>(v.cause), v.step}};
 }
 
-// A number from the network as an exit code.
-Exit exit_of(int64_t number) { return number > 0 && number < 256 ? static_cast<Exit>(number) : Exit::peer_lost; }
-
-// What all ranks must ask alike: the same question, of the same step, position and transfers.
-bool is_same(const Message& a, const Message& b) {
-  const Numbers &x = a.record.number, &y = b.record.number;
-  if (a.record.kind != b.record.kind) return false;
-  if (a.record.kind == Record::barrier) return a.texts == b.texts;
-  return a.record.kind != Record::vote || std::equal(x.begin(), x.begin() + 3, y.begin());
-}
-
+// What all ranks must ask alike.
 std::string describe(const Message& question) {
   const auto [kind, rank, n] = question.record;
   if (kind == Record::vote) return str("step ", n[0], ", data position ", n[1], ", ", n[2], " transfers");
@@ -45,16 +35,16 @@ std::string describe(const Message& question) {
 
 // Of {step, position, transfers, scored, stop, busy nanoseconds} of each rank:
 // {sum of scored, any stop, least, median and most busy, the rank with the most}. Integers: in any order the same.
-Numbers tally_of(const std::vector<Numbers>& votes) {
+Numbers tally_of(const std::vector<Message>& votes) {
   Numbers tally{};
   std::vector<int64_t> busy;
-  for (const Numbers& vote : votes) {
-    tally[0] += vote[3], tally[1] |= vote[4];
-    busy.push_back(vote[5]);
+  for (const Message& vote : votes) {
+    tally[0] += vote.record.number[3], tally[1] |= vote.record.number[4];
+    busy.push_back(vote.record.number[5]);
   }
   tally[5] = std::max_element(busy.begin(), busy.end()) - busy.begin();
   std::sort(busy.begin(), busy.end());
-  tally[2] = busy.front(), tally[3] = busy[busy.size() / 2], tally[4] = busy.back();
+  tally[2] = busy.front(), tally[3] = busy[(busy.size() - 1) / 2], tally[4] = busy.back();
   return tally;
 }
 
@@ -64,45 +54,19 @@ Numbers tally_of(const std::vector<Numbers>& votes) {
 // The main thread.
 
 Control::Control(const Place& place, const JoinOptions& options, Comm* mpi)
-    : place_(place),
-      options_(options),
-      meeting_(place, options.run_dir, mpi),
-      peers_(place.leads() ? static_cast<size_t>(place.size) : 1),
-      began_(seconds_now()),
-      beat_every_(std::min(1.0, options.peer_timeout / 5)) {
-  int ends[2];
-  if (::pipe2(ends, O_NONBLOCK | O_CLOEXEC) != 0) fail(Exit::device, "cannot make a pipe: ", std::strerror(errno));
-  wake_ = {Descriptor(ends[0]), Descriptor(ends[1])};
-  for (Peer& peer : peers_) peer.rank = static_cast<int>(&peer - peers_.data());
-  if (!place.leads()) peers_[0].connection = find_leader();
-  stage_began_ = last_pass_ = peers_[0].heard = seconds_now();
-  sigset_t all, before;  // signals are for the main thread
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+    : place_(place), options_(options), meeting_(place, options.run_dir, mpi), began_(seconds_now()) {
+  Link leader = place.leads() ? Link() : find_leader();
+  stage_began_ = seconds_now();
+  ranks_.push_back({0, std::move(leader), stage_began_, {}});
   watch_ = std::thread([this] { watch(); });
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 Control::~Control() {
   {
     const std::lock_guard lock(mutex_);
-    stop_ = true;
-    wake();
+    end_ = seconds_now();
   }
-  watch_.join();
-}
-
-// A connection on which rank 0 has answered our hello; else a closed one, and why.
-Link Control::say_hello(const std::string& endpoint, const std::array<int64_t, 2>& token, std::string& why) const {
-  Link leader = connect_to(endpoint, hello_seconds);
-  why = str("cannot connect to ", printable(endpoint), ": ", std::strerror(errno));
-  if (!leader.is_open()) return leader;
-  const Record hello{Record::hello, place_.rank, {magic_number, token[0], token[1], place_.size}};
-  leader.post(hello);
-  const auto reply = leader.wait_for_first(hello_seconds);
-  if (reply && reply->record.kind == Record::welcome && reply->record.number == hello.number) return leader;
-  why = printable(endpoint) + " is not rank 0 of this job";
-  return Link();
+  if (watch_.joinable()) watch_.join();
 }
 
 // Rank 0 may not listen yet, and a file may be of the job before: again and again, until the deadline.
@@ -110,9 +74,15 @@ Link Control::find_leader() const {
   std::string why;
   for (; seconds_now() < began_ + options_.join_timeout; std::this_thread::sleep_for(std::chrono::milliseconds(50))) {
     try {
-      const MeetingPoint point = meeting_.look();
-      for (const std::string& endpoint : point.endpoints)
-        if (Link leader = say_hello(endpoint, point.token, why); leader.is_open()) return leader;
+      const auto [endpoints, token] = meeting_.look();
+      const Record hello{Record::hello, place_.rank, {magic_number, token[0], token[1], place_.size}};
+      for (const std::string& endpoint : endpoints) {
+        Link leader = connect_to(endpoint, hello_seconds);
+        why = printable(endpoint) + ": " + (leader.is_open() ? "not rank 0 of this job" : std::strerror(errno));
+        leader.post(hello);
+        const auto reply = leader.wait(hello_seconds);
+        if (reply && reply->record.kind == Record::welcome && reply->record.number == hello.number) return leader;
+      }
     } catch (const Error& error) {  // the file is not there yet, or not whole
       why = error.what();
     }
@@ -120,38 +90,36 @@ Link Control::find_leader() const {
   fail(Exit::device, "rank ", place_.rank, " has not found rank 0 within ", options_.join_timeout, " s: ", why);
 }
 
-void Control::joined() {
-  std::unique_lock lock(mutex_);
-  if (verdict_) throw_verdict(lock);
-  state_ = State::running;
+// With the verdict: does not return where the watch thread ends the process.
+void Control::end(std::unique_lock<std::mutex>& lock) {
+  lock.unlock();
+  if (watch_.joinable()) watch_.join();
+  CHECK_THAT(verdict_.has_value(), "rank ", place_.rank, " asks after its end");
+  if (!place_.leads() && verdict_->cause != Exit::peer_lost) throw SharedError(verdict_->code, verdict_->why);
+  throw Error(verdict_->code, verdict_->why);
 }
 
-// When all have heard it.
-void Control::throw_verdict(std::unique_lock<std::mutex>& lock) {
-  changed_.wait(lock, [&] { return ended_; });
-  CHECK_THAT(verdict_.has_value(), "rank ", place_.rank, " asks after its end");
-  if (forwarded_) throw SharedError(verdict_->code, verdict_->why);
-  throw Error(verdict_->code, verdict_->why);
+void Control::joined() {
+  std::unique_lock lock(mutex_);
+  if (verdict_) end(lock);
+  state_ = State::running;
 }
 
 int64_t Control::ask(Record::Kind kind, const Numbers& number, std::string text) {
   CHECK_THAT(text.size() <= Link::most_text, "a text of ", text.size(), " bytes for the control plane");
   const std::lock_guard lock(mutex_);
   const Record record{kind, place_.rank, number};
-  if (place_.leads()) {
-    peers_[0].asked.push_back({record, {std::move(text)}});
-    answer_all();
-  } else {
-    post(peers_[0], record, text);
-  }
+  Peer& leader = ranks_.front();
+  leader.link.post(record, text);
+  if (place_.leads()) leader.asked.push_back({record, {std::move(text)}}), answer_all();
   return ++asked_;
 }
 
 Message Control::answer(int64_t question) {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return answers_.contains(question) || ended_; });
+  changed_.wait(lock, [&] { return answers_.contains(question) || ends(); });
   if (auto answer = answers_.extract(question)) return std::move(answer.mapped());
-  throw_verdict(lock);
+  end(lock);
 }
 
 void Control::enter(Stage stage, int64_t step) {
@@ -165,236 +133,215 @@ void Control::enter(Stage stage, int64_t step) {
 void Control::refuse(const Verdict& verdict) {
   std::unique_lock lock(mutex_);
   pronounce(verdict);
-  throw_verdict(lock);
+  end(lock);
 }
 
 void Control::finish() {
   enter(Stage::finish, step_);
   answer(ask(Record::finish));
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return ended_; });
+  watch_.join();
 }
 
 void Control::farewell(Exit code, const std::string& why) {
   std::unique_lock lock(mutex_);
   // Where a transfer failed, a lost peer is likelier than this device: it will be known in a moment.
-  const auto patience = std::chrono::duration<double>(goodbye_seconds);
-  if (code == Exit::device) changed_.wait_for(lock, patience, [&] { return ended_ || verdict_; });
-  const bool lost = verdict_ && verdict_->cause == Exit::peer_lost;
-  if (lost && state_ == State::running) changed_.wait(lock, [] { return false; });  // the watch thread ends it all
-  if (ended_ || state_ == State::over) return;
-  state_ = State::leaving;
+  if (code == Exit::device) changed_.wait_for(lock, std::chrono::seconds(1), [&] { return ends(); });
   const std::string text = why.substr(0, Link::most_text / 2);
-  if (place_.leads())
-    pronounce({Exit::peer_lost, code, 0, step_, str("rank 0 ended with code ", static_cast<int>(code), ": ", text)});
-  else post(peers_[0], {Record::farewell, place_.rank, {static_cast<int64_t>(code), step_}}, text);
-  changed_.wait_for(lock, 1.5 * patience, [&] { return ended_; });
+  if (!verdict_ || verdict_->cause != Exit::peer_lost) {
+    state_ = State::leaving;
+    if (place_.leads())
+      pronounce({Exit::peer_lost, code, 0, step_, str("rank 0 ended with code ", static_cast<int>(code), ": ", text)});
+    ranks_.front().link.post({Record::farewell, place_.rank, {static_cast<int64_t>(code), step_}}, text);
+  }
+  lock.unlock();
+  if (watch_.joinable()) watch_.join();
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Both threads.
 
-void Control::post(Peer& to, const Record& record, const std::string& text) {
-  if (!to.connection.is_open()) return;
-  to.connection.post(record, text);
-  if (to.connection.has_unsent()) wake();  // the watch thread sends the rest
-}
-
-void Control::wake() const {
-  if (::write(wake_[1].get(), "", 1) < 0) return;  // full: it is awake
-}
-
 // Rank 0 answers whatever all ranks have asked.
 void Control::answer_all() {
-  while (!verdict_ && std::all_of(peers_.begin(), peers_.end(), [](const Peer& p) { return !p.asked.empty(); })) {
-    const Message first = std::move(peers_[0].asked.front());
-    Message answer{first.record, {}};
+  const auto has_asked = [](const Peer& peer) { return !peer.asked.empty(); };
+  while (!ends() && all_here() && std::all_of(ranks_.begin(), ranks_.end(), has_asked)) {
+    std::vector<Message> questions;
+    for (Peer& peer : ranks_) questions.push_back(std::move(peer.asked.front())), peer.asked.pop_front();
+    const std::string first = describe(questions[0]);
     std::string different;
-    std::vector<Numbers> numbers;
-    for (Peer& peer : peers_) {
-      const Message& question = &peer == &peers_[0] ? first : peer.asked.front();
-      if (!is_same(question, first)) different += str("rank ", peer.rank, " is at ", describe(question), ", ");
-      numbers.push_back(question.record.number);
-      if (first.record.kind == Record::collect) answer.texts.push_back(question.texts[0]);
-    }
+    for (const Message& question : questions)
+      if (const std::string other = describe(question); other != first)
+        different += str("rank ", question.record.rank, " is at ", other, ", ");
     if (!different.empty())
-      return pronounce({Exit::internal, Exit::internal, 0, step_, different + "rank 0 at " + describe(first)});
-    if (first.record.kind == Record::vote) answer.record.number = tally_of(numbers);
-    if (first.record.kind == Record::share) answer.texts = first.texts;
-    for (Peer& peer : peers_) {
-      peer.asked.pop_front();
-      post(peer, answer.record, first.record.kind == Record::share ? first.texts[0] : "");
-    }
-    if (first.record.kind == Record::finish) state_ = State::over, end_began_ = seconds_now(), wake();
+      return pronounce({Exit::internal, Exit::internal, 0, step_, different + "rank 0 at " + first});
+    Message answer = questions[0];
+    const auto kind = answer.record.kind;
+    if (kind == Record::vote) answer.record.number = tally_of(questions);
+    for (Peer& peer : ranks_) peer.link.post(answer.record, kind == Record::share ? answer.texts[0] : "");
+    if (kind == Record::collect)  // all texts, for rank 0 alone
+      for (size_t rank = 1; rank < questions.size(); ++rank)
+        answer.texts.push_back(std::move(questions[rank].texts[0]));
+    // The others close first: what they have not read yet would be lost.
+    if (kind == Record::finish) end_ = seconds_now() + options_.peer_timeout;
     answers_[++answered_] = std::move(answer);
     changed_.notify_all();
   }
 }
 
-// The first verdict is the one that counts. Rank 0 forwards it.
+// The first verdict is the one that counts. Rank 0 forwards it, and gives the others time to hear it.
 void Control::pronounce(const Verdict& verdict) {
-  if (verdict_ || state_ == State::over) return;
+  if (ends()) return;
   verdict_ = verdict;
-  end_began_ = seconds_now();
   if (place_.leads())
-    for (Peer& peer : peers_) post(peer, record_of(verdict), verdict.why);
-  wake();
+    for (Peer& peer : ranks_) peer.link.post(record_of(verdict), verdict.why);
+  const double now = seconds_now();
+  own_end_ = now + (state_ == State::running && verdict.cause != Exit::peer_lost ? own_end_seconds : 0);
+  end_ = place_.leads() ? now + goodbye_seconds : own_end_;
   changed_.notify_all();
 }
 
-void Control::lose(Peer& peer, const std::string& why) {
-  peer.connection.close();
-  if (peer.rank < 0 || state_ == State::leaving) return;
-  pronounce({Exit::peer_lost, Exit::peer_lost, peer.rank, step_,
-             str("rank ", peer.rank, " is lost in step ", step_, ": ", why)});
+// What ends this process, unless its own error, which may be the same, has done so first.
+void Control::say_verdict() const {
+  const std::string line = str("rank ", place_.rank, ": error: ", printable(verdict_->why),
+                               verdict_->cause == Exit::peer_lost ? "; start again with --resume\n" : "\n");
+  if (::write(STDERR_FILENO, line.data(), line.size()) < 0) return;
 }
 
-Control::Progress Control::own_progress() const {
-  return {asked_, step_, static_cast<int64_t>(stage_), static_cast<int64_t>((seconds_now() - stage_began_) * 1000)};
-}
-
-double Control::limit_of(const Progress& progress) const {
-  const auto stage = static_cast<Stage>(progress.stage);
-  if (stage == Stage::start || (stage == Stage::step && steps_timed_ == 0)) return options_.first_limit;
-  if (stage != Stage::step) return options_.long_limit;
-  std::array<double, 32> last = step_seconds_;
-  const auto count = std::min<std::ptrdiff_t>(steps_timed_, last.size());
-  std::nth_element(last.begin(), last.begin() + count / 2, last.begin() + count);
-  return std::max(options_.step_limit, 10 * last[static_cast<size_t>(count / 2)]);
+// In a file, for launchers hide exit codes: rank 0 does it, or all if it is lost. Not for long: the file system may be
+// what was cut off.
+void Control::leave_word() const {
+  const Verdict& v = *verdict_;
+  const bool zero_is_lost = v.rank == 0 && v.cause == Exit::peer_lost;
+  if (options_.run_dir.empty() || (!place_.leads() && !zero_is_lost)) return;
+  const nlohmann::json record = {{"code", static_cast<int>(v.cause)},
+                                 {"rank", v.rank},
+                                 {"why", utf8_or_escaped(v.why)},
+                                 {"step", v.step},
+                                 {"time", std::time(nullptr)}};
+  const auto written = std::make_shared<std::promise<void>>();
+  std::thread([written, path = options_.run_dir + "/last_exit.json", text = record.dump() + "\n"] {
+    try {
+      write_file_atomically(path, text);
+    } catch (const Error&) {
+    }
+    written->set_value();
+  }).detach();
+  written->get_future().wait_for(std::chrono::seconds(2));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The watch thread.
 
 void Control::watch() {
+  const auto is_closed = [](const Peer& peer) { return !peer.link.is_open(); };
+  const auto all_closed = [&] { return all_here() && std::all_of(ranks_.begin(), ranks_.end(), is_closed); };
+  double next_beat = 0;
   std::unique_lock lock(mutex_);
-  for (double time = seconds_now(); !done(time); time = seconds_now()) {
-    list_sockets();
-    const double until = verdict_ || state_ == State::over ? std::min(next_beat_, time + 0.05) : next_beat_;
-    const int milliseconds = static_cast<int>(1000 * std::max(0.0, until - time)) + 1;
+  for (double time = seconds_now(); !ends() || time < own_end_ || (time < end_ && !all_closed());) {
+    std::vector<Peer*> peers;
+    std::vector<pollfd> sockets;
+    for (auto* list : {&ranks_, &guests_})
+      for (Peer& peer : *list) {
+        peers.push_back(&peer);
+        sockets.push_back({peer.link.fd(), static_cast<short>(peer.link.has_unsent() ? POLLIN | POLLOUT : POLLIN), 0});
+      }
+    for (const Descriptor& listener : meeting_.listeners()) sockets.push_back({listener.get(), POLLIN, 0});
     lock.unlock();
-    ::poll(sockets_.data(), static_cast<nfds_t>(sockets_.size()), milliseconds);
+    ::poll(sockets.data(), sockets.size(), pass_milliseconds);
     lock.lock();
-    serve(seconds_now());
-    if (verdict_ && !told_) leave_word();
-  }
-  if (verdict_ && state_ == State::running) {
-    tell();
-    ::_exit(static_cast<int>(verdict_->code));
-  }
-  for (Peer& peer : peers_) peer.connection.close();
-  guests_.clear();
-  ended_ = true;
-  changed_.notify_all();
-}
-
-void Control::list_sockets() {
-  sockets_.assign(1, {wake_[0].get(), POLLIN, 0});
-  owners_.assign(1, nullptr);
-  const auto add = [&](Peer& peer) {
-    if (!peer.connection.is_open()) return;
-    const int events = peer.connection.has_unsent() ? POLLIN | POLLOUT : POLLIN;
-    sockets_.push_back({peer.connection.fd(), static_cast<short>(events), 0});
-    owners_.push_back(&peer);
-  };
-  for (Peer& peer : peers_) add(peer);
-  for (Peer& guest : guests_) add(guest);
-  if (guests_.size() > static_cast<size_t>(place_.size) + 64) return;  // more must wait
-  for (const Descriptor& listener : meeting_.listeners()) {
-    sockets_.push_back({listener.get(), POLLIN, 0});
-    owners_.push_back(nullptr);
-  }
-}
-
-void Control::serve(double time) {
-  if (time - last_pass_ > options_.peer_timeout)
-    pronounce({Exit::peer_lost, Exit::peer_lost, place_.rank, step_,
-               str("rank ", place_.rank, " stood still for ", static_cast<int64_t>(time - last_pass_),
-                   " s, stopped or frozen: the others take it for lost")});
-  last_pass_ = time;
-  char drained[64];
-  if (sockets_[0].revents != 0 && ::read(wake_[0].get(), drained, sizeof drained) < 0) return;
-  for (size_t i = 1; i < sockets_.size(); ++i) {
-    if (sockets_[i].revents == 0) continue;
-    if (owners_[i] == nullptr) {
-      accept_guest(sockets_[i].fd, time);
-      continue;
+    const double before = std::exchange(time, seconds_now());
+    if (time - before > options_.peer_timeout)
+      pronounce({Exit::peer_lost, Exit::peer_lost, place_.rank, step_,
+                 str("rank ", place_.rank, " stood still for ", static_cast<int64_t>(time - before),
+                     " s, stopped or frozen: the others take it for lost")});
+    for (size_t i = 0; i < sockets.size(); ++i) {
+      if (sockets[i].revents == 0) continue;
+      if (i < peers.size()) serve(*peers[i]);
+      else if (Descriptor guest(::accept4(sockets[i].fd, nullptr, nullptr, SOCK_CLOEXEC)); guest.get() >= 0)
+        guests_.push_back({-1, Link(std::move(guest)), time, {}});
     }
-    receive(*owners_[i], time);
-    owners_[i]->connection.send_some();
+    guests_.remove_if([&](const Peer& guest) { return is_closed(guest) || time > guest.heard + hello_seconds; });
+    if (time >= next_beat) {
+      beat(time);
+      next_beat = time + std::min(1.0, options_.peer_timeout / 5);
+    }
   }
-  guests_.remove_if([&](const Peer& g) { return !g.connection.is_open() || time > g.heard + hello_seconds; });
-  if (time >= next_beat_) beat(time);
+  const bool over = verdict_ && state_ == State::running;
+  if (over) say_verdict();
+  if (verdict_ && state_ != State::joining) leave_word();
+  if (over) ::_exit(static_cast<int>(verdict_->code));
+  for (Peer& peer : ranks_) peer.link.close();
 }
 
-void Control::accept_guest(int listener, double time) {
-  Descriptor socket(::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-  if (socket.get() < 0) return;
-  guests_.emplace_back();
-  guests_.back().connection = Link(std::move(socket));
-  guests_.back().heard = time;
+void Control::serve(Peer& peer) {
+  peer.link.send_some();
+  auto message = peer.link.receive();
+  if (!peer.link.is_open()) return lose(peer, "its connection closed, so its process has ended");
+  if (!message) return;
+  if (peer.rank < 0) return greet(peer, message->record);
+  peer.heard = seconds_now();
+  handle(peer, std::move(*message));
 }
 
 // Who does not know the token is none of this job. Who does hears what is wrong, and so do all who are here.
 void Control::greet(Peer& guest, const Record& hello) {
   const auto [magic, one, other, size, zero, none, nil] = hello.number;
   if (hello.kind != Record::hello || magic != magic_number || std::array{one, other} != meeting_.look().token)
-    return guest.connection.close();
-  post(guest, {Record::welcome, 0, hello.number});
-  std::string wrong;
+    return guest.link.close();
+  guest.link.post({Record::welcome, 0, hello.number});
   const int rank = hello.rank;
+  std::string wrong;
   if (size != place_.size) wrong = str("rank ", rank, " is one of ", size, " ranks, rank 0 one of ", place_.size);
-  else if (rank < 1 || rank >= size) wrong = str("there is a rank ", rank, " among ", size, " ranks");
-  else if (peers_[static_cast<size_t>(rank)].heard > 0) wrong = str("two processes are rank ", rank);
+  else if (rank < 0 || rank >= size) wrong = str("there is a rank ", rank, " among ", size, " ranks");
+  else if (is_here(rank)) wrong = str("two processes are rank ", rank);
   if (wrong.empty() && !verdict_) {
-    Peer& peer = peers_[static_cast<size_t>(rank)];
-    peer.heard = guest.heard, peer.connection = std::move(guest.connection);
-    guest.connection.close();
-    ++here_;
+    guest.rank = rank;
+    ranks_.push_back(std::move(guest));
+    ranks_.sort([](const Peer& a, const Peer& b) { return a.rank < b.rank; });
     return;
   }
-  const Verdict verdict{Exit::usage, Exit::usage, rank, 0, wrong + ": how were they launched?"};
-  if (!all_here()) pronounce(verdict);
-  const Verdict& final = verdict_ ? *verdict_ : verdict;  // a job that runs is not ended by a latecomer
-  post(guest, record_of(final), final.why);
+  const Verdict refusal{Exit::usage, Exit::usage, rank, 0, wrong + ": how were they launched?"};
+  if (!all_here()) pronounce(refusal);  // a job that runs is not ended by a latecomer
+  const Verdict final = verdict_.value_or(refusal);
+  guest.link.post(record_of(final), final.why);
 }
 
-void Control::receive(Peer& peer, double time) {
-  if (!peer.connection.receive()) return lose(peer, "its connection closed, so its process has ended");
-  while (auto message = peer.connection.next()) {
-    if (peer.rank < 0) greet(peer, message->record);
-    else peer.heard = time, handle(peer, std::move(*message));
-  }
+bool Control::is_here(int rank) const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [&](const Peer& peer) { return peer.rank == rank; });
 }
 
 void Control::handle(Peer& peer, Message message) {
   const auto [kind, rank, n] = message.record;
   const std::string& text = message.texts[0];
-  const bool leads = place_.leads();
   if (kind == Record::beat) {
-    peer.progress = {n[0], n[1], n[2], n[3]};
-  } else if (kind >= Record::vote && kind <= Record::finish && peer.asked.size() < 8) {
-    if (!leads && kind == Record::finish) state_ = State::over;
-    if (leads) peer.asked.push_back(std::move(message)), answer_all();
-    else answers_[++answered_] = std::move(message), changed_.notify_all();
-  } else if (kind == Record::farewell && leads) {
-    pronounce({Exit::peer_lost, exit_of(n[0]), peer.rank, n[1],
+    peer.progress = n;
+  } else if (kind >= Record::vote && kind <= Record::finish) {
+    if (place_.leads()) return peer.asked.push_back(std::move(message)), answer_all();
+    if (kind == Record::finish) end_ = seconds_now();
+    answers_[++answered_] = std::move(message);
+    changed_.notify_all();
+  } else if (kind == Record::farewell && place_.leads()) {
+    pronounce({Exit::peer_lost, static_cast<Exit>(n[0]), peer.rank, n[1],
                str("rank ", peer.rank, " ended with code ", n[0], ": ", text)});
-  } else if (kind == Record::verdict && !leads) {
-    forwarded_ = true;
-    pronounce({exit_of(n[0]), exit_of(n[1]), rank, n[2], text});
+  } else if (kind == Record::verdict && !place_.leads()) {
+    pronounce({static_cast<Exit>(n[0]), static_cast<Exit>(n[1]), rank, n[2], text});
   } else {
     lose(peer, str("it sent a record of kind ", kind, ", which is none of its"));
   }
 }
 
+void Control::lose(Peer& peer, const std::string& why) {
+  peer.link.close();
+  if (peer.rank < 0) return;
+  pronounce({Exit::peer_lost, Exit::peer_lost, peer.rank, step_,
+             str("rank ", peer.rank, " is lost in step ", step_, ": ", why)});
+}
+
 void Control::beat(double time) {
-  next_beat_ = time + beat_every_;
-  const Progress own = own_progress();
-  if (place_.leads()) peers_[0].progress = own;
-  for (Peer& peer : peers_) {
-    if (!peer.connection.is_open()) continue;
-    post(peer, {Record::beat, place_.rank, {own.asked, own.step, own.stage, own.milliseconds}});
+  const Numbers own{asked_, step_, static_cast<int64_t>(stage_), static_cast<int64_t>(1000 * (time - stage_began_))};
+  for (Peer& peer : ranks_) {
+    if (peer.rank == place_.rank) peer.progress = own;
+    if (!peer.link.is_open()) continue;
+    peer.link.post({Record::beat, place_.rank, own});
     if (time > peer.heard + options_.peer_timeout)
       lose(peer, str("silent for ", options_.peer_timeout, " s: stopped, or cut off"));
   }
@@ -402,67 +349,40 @@ void Control::beat(double time) {
   if (all_here()) return judge_progress();
   if (time < began_ + options_.join_timeout) return;
   std::string missing;
-  for (const Peer& peer : peers_)
-    if (peer.rank > 0 && peer.heard == 0) missing += str(missing.empty() ? "" : ", ", peer.rank);
+  for (int rank = 0; rank < place_.size; ++rank)
+    if (!is_here(rank)) missing += str(missing.empty() ? "" : ", ", rank);
   pronounce({Exit::device, Exit::device, 0, 0,
-             str("after ", options_.join_timeout, " s there are only ", here_, " of ", place_.size,
+             str("after ", options_.join_timeout, " s there are only ", ranks_.size(), " of ", place_.size,
                  " ranks; missing: ", missing, ". Did all processes start, and can they reach rank 0?")});
 }
 
 // Whoever waits for others has asked for more than they have: only those furthest behind are judged.
 void Control::judge_progress() {
-  const auto key = [](const Peer& peer) { return std::pair(peer.progress.asked, peer.progress.step); };
+  const auto key = [](const Peer& peer) { return std::pair(peer.progress[0], peer.progress[1]); };
   const auto before = [&](const Peer& a, const Peer& b) { return key(a) < key(b); };
-  const auto least = key(*std::min_element(peers_.begin(), peers_.end(), before));
+  const auto least = key(*std::min_element(ranks_.begin(), ranks_.end(), before));
   const Peer* late = nullptr;
   std::string behind;
-  for (const Peer& peer : peers_) {
+  for (const Peer& peer : ranks_) {
     if (key(peer) != least) continue;
     behind += str(behind.empty() ? "" : ", ", peer.rank);
-    if (peer.progress.milliseconds > 1000 * limit_of(peer.progress)) late = &peer;
+    if (peer.progress[3] > 1000 * limit_of(static_cast<Stage>(peer.progress[2]))) late = &peer;
   }
-  if (late == nullptr || state_ != State::running) return;
+  if (late == nullptr) return;
   static constexpr const char* names[] = {"start", "step", "evaluation", "save", "comparison of weights", "end"};
-  const size_t stage = static_cast<size_t>(late->progress.stage);
+  const auto stage = static_cast<size_t>(late->progress[2]);
   pronounce({Exit::peer_lost, Exit::peer_lost, late->rank, least.second,
-             str("no progress for ", late->progress.milliseconds / 1000, " s in step ", least.second, ", stage ",
+             str("no progress for ", late->progress[3] / 1000, " s in step ", least.second, ", stage ",
                  stage < std::size(names) ? names[stage] : "unknown", "; furthest behind: rank ", behind)});
 }
 
-// Says what ends this process, unless its own error, which may be the same, does so first.
-void Control::tell() const {
-  const std::string line = str("rank ", place_.rank, ": error: ", printable(verdict_->why),
-                               verdict_->cause == Exit::peer_lost ? "; start again with --resume\n" : "\n");
-  if (::write(STDERR_FILENO, line.data(), line.size()) < 0) return;
-}
-
-// In a file, for launchers hide exit codes.
-void Control::leave_word() {
-  told_ = true;
-  const Verdict& v = *verdict_;
-  if (state_ == State::joining || options_.run_dir.empty() || forwarded_) return;  // rank 0 writes it
-  const nlohmann::json record = {{"code", static_cast<int>(v.cause)},
-                                 {"rank", v.rank},
-                                 {"why", utf8_or_escaped(v.why)},
-                                 {"step", v.step},
-                                 {"time", std::time(nullptr)}};
-  try {
-    write_file_atomically(options_.run_dir + "/last_exit.json", record.dump() + "\n");
-  } catch (const Error&) {
-  }
-}
-
-// Whether the connections are of no more use: after a verdict or the end, when the others have closed theirs.
-bool Control::done(double time) const {
-  const auto is_open = [](const Peer& peer) { return peer.connection.is_open(); };
-  const bool heard = all_here() && std::none_of(peers_.begin(), peers_.end(), is_open);  // by all
-  const double since = time - end_began_;
-  if (stop_) return true;
-  if (state_ == State::over) return !place_.leads() || heard || since > options_.peer_timeout;
-  if (state_ == State::leaving && !place_.leads()) return verdict_ || !is_open(peers_[0]);
-  if (!verdict_) return false;
-  if (state_ == State::running && verdict_->cause != Exit::peer_lost && since < own_end_seconds) return false;
-  return !place_.leads() || heard || since > goodbye_seconds;
+double Control::limit_of(Stage stage) const {
+  if (stage != Stage::step) return options_.long_limit;
+  if (steps_timed_ == 0) return options_.first_limit;
+  std::array<double, 32> last = step_seconds_;
+  const auto count = std::min<std::ptrdiff_t>(steps_timed_, last.size());
+  std::nth_element(last.begin(), last.begin() + count / 2, last.begin() + count);
+  return std::max(options_.step_limit, 10 * last[static_cast<size_t>(count / 2)]);
 }
 
 }  // namespace crossply

@@ -8,9 +8,6 @@
 // Every rank asks the same questions in the same order; rank 0 answers one when it has it of all ranks.
 #pragma once
 
-#include <poll.h>
-
-#include <array>
 #include <condition_variable>
 #include <deque>
 #include <list>
@@ -19,7 +16,6 @@
 #include <optional>
 #include <string>
 #include <thread>
-#include <vector>
 
 #include "ranks/job.h"
 #include "ranks/link.h"
@@ -57,66 +53,54 @@ class Control {
   void farewell(Exit code, const std::string& why);
 
  private:
-  enum class State { joining, running, leaving, over };
-  struct Progress {  // what a beat says
-    int64_t asked = 0, step = 0, stage = 0, milliseconds = 0;
-  };
   struct Peer {
-    int rank = -1;  // of a guest, who has not said hello yet
-    Link connection;
-    double heard = 0;           // when the last message came
+    int rank;  // -1: a guest, who has not said hello yet
+    Link link;
+    double heard;               // when it last said something
     std::deque<Message> asked;  // at rank 0: what this rank has asked and not all others yet
-    Progress progress;
+    Numbers progress{};         // how many questions, step, stage, milliseconds in it
   };
 
-  // Of the watch thread; but for watch() they hold the mutex.
+  // Of the main thread.
+  Link find_leader() const;
+  [[noreturn]] void end(std::unique_lock<std::mutex>& lock);
+  // Of the watch thread. These hold the mutex, but for watch(), and so do those that follow.
   void watch();
-  void list_sockets();
-  void serve(double time);
-  void accept_guest(int listener, double time);
+  void serve(Peer& peer);
   void greet(Peer& guest, const Record& hello);
-  void receive(Peer& peer, double time);
   void handle(Peer& peer, Message message);
   void beat(double time);
   void judge_progress();
-  void tell() const;
-  void leave_word();
-  bool done(double time) const;
-  // Of both threads, which hold the mutex.
-  void post(Peer& to, const Record& record, const std::string& text = "");
+  void lose(Peer& peer, const std::string& why);
+  double limit_of(Stage stage) const;  // seconds
+  // Of both.
   void answer_all();
   void pronounce(const Verdict& verdict);
-  void lose(Peer& peer, const std::string& why);
-  Progress own_progress() const;
-  double limit_of(const Progress& progress) const;  // seconds
-  [[noreturn]] void throw_verdict(std::unique_lock<std::mutex>& lock);
-  bool all_here() const { return here_ == place_.size; }
-  void wake() const;
-  // Of the main thread, before there is another.
-  Link find_leader() const;
-  Link say_hello(const std::string& endpoint, const std::array<int64_t, 2>& token, std::string& why) const;
+  void say_verdict() const;
+  void leave_word() const;
+  bool all_here() const { return ranks_.size() == static_cast<size_t>(place_.size); }
+  bool is_here(int rank) const;
+  bool ends() const { return end_ > 0; }
 
   const Place place_;
   const JoinOptions options_;
   Meeting meeting_;
-  std::array<Descriptor, 2> wake_;  // a pipe: the watch thread waits at its reading end, too
   std::mutex mutex_;
-  std::condition_variable changed_;
-  State state_ = State::joining;
+  std::condition_variable changed_;  // there is an answer or an end
+  // Whose exit code a verdict becomes: thrown by the main thread, ended by the watch thread, the main thread's own.
+  enum class State { joining, running, leaving } state_ = State::joining;
   std::optional<Verdict> verdict_;
-  bool told_ = false, forwarded_ = false, stop_ = false, ended_ = false;
-  std::vector<Peer> peers_;  // rank 0 has all, by rank, itself without a socket; the others have rank 0 only
-  std::list<Peer> guests_;
-  int here_ = 1;  // ranks that have said hello, and rank 0
+  double end_ = 0;          // when the watch thread ends, after a verdict or the last answer; 0: it goes on
+  double own_end_ = 0;      // until then the main thread may reach an end of its own
+  std::list<Peer> ranks_;   // at rank 0 all that are here, in order, itself without a link; at the others rank 0
+  std::list<Peer> guests_;  // at rank 0
   std::map<int64_t, Message> answers_;
   int64_t asked_ = 0, answered_ = 0;
   Stage stage_ = Stage::start;
   int64_t step_ = 0, steps_timed_ = 0;
   std::array<double, 32> step_seconds_{};  // of the last ones
-  const double began_, beat_every_;        // seconds, as all that follows
-  double stage_began_, last_pass_, next_beat_ = 0, end_began_ = 0;
-  std::vector<pollfd> sockets_;  // what the watch thread waits for, and whose each is: of none, a listener or the pipe
-  std::vector<Peer*> owners_;
+  const double began_;                     // of seconds_now(), as all times here
+  double stage_began_;
   std::thread watch_;
 };
 

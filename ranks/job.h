@@ -79,8 +79,8 @@ struct JoinOptions {
   std::string run_dir;       // a directory that all ranks share: where they meet, unless the launcher says better
   double peer_timeout = 30;  // seconds of silence after which a peer is lost
   double join_timeout = 300;
-  // Seconds that a rank may be in a stage: the start and the first step; another step, or ten times the median of the
-  // last ones if that is longer; all other stages.
+  // Seconds that a rank may be in a stage: the first micro-step; another one, or ten times the median of the last ones
+  // if that is longer; all other stages.
   double first_limit = 300, step_limit = 100, long_limit = 1800;
   // By what it is of: the build, each flag. Must be equal at all ranks, or it is Exit::usage; of the data
   // Exit::bad_data.

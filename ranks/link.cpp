@@ -17,10 +17,11 @@ double seconds_now() {
 
 Link::Link(Descriptor socket) : socket_(std::move(socket)) {
   const int on = 1;  // a record leaves at once
-  if (is_open()) ::setsockopt(fd(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  ::setsockopt(fd(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 }
 
 void Link::post(const Record& record, const std::string& text) {
+  if (!is_open()) return;
   const auto append = [&](const Record& r) { out_.append(reinterpret_cast<const char*>(&r), sizeof r); };
   for (size_t i = 0; i < text.size(); i += sizeof(Numbers)) {
     const size_t bytes = std::min(sizeof(Numbers), text.size() - i);
@@ -34,45 +35,36 @@ void Link::post(const Record& record, const std::string& text) {
 
 // An error is left to receive(), which meets it, too.
 void Link::send_some() {
-  size_t sent = 0;
-  for (ssize_t n = 1; n > 0 && sent < out_.size();) {
-    const auto send = [&] { return ::send(fd(), &out_[sent], out_.size() - sent, MSG_DONTWAIT | MSG_NOSIGNAL); };
-    n = uninterrupted(send);
-    if (n > 0) sent += static_cast<size_t>(n);
+  while (!out_.empty()) {
+    const auto send = [&] { return ::send(fd(), out_.data(), out_.size(), MSG_DONTWAIT | MSG_NOSIGNAL); };
+    const ssize_t sent = uninterrupted(send);
+    if (sent <= 0) return;
+    out_.erase(0, static_cast<size_t>(sent));
   }
-  out_.erase(0, sent);
 }
 
-bool Link::receive(size_t most) {
-  char bytes[1 << 14];
-  const ssize_t n = uninterrupted([&] { return ::recv(fd(), bytes, std::min(most, sizeof bytes), MSG_DONTWAIT); });
-  if (n <= 0) return n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
-  in_.erase(0, std::exchange(taken_, 0));
-  in_.append(bytes, static_cast<size_t>(n));
-  return true;
-}
-
-std::optional<Message> Link::next() {
-  for (Record record; is_open() && in_.size() - taken_ >= sizeof record;) {
-    std::memcpy(&record, &in_[taken_], sizeof record);
-    taken_ += sizeof record;
-    const bool is_part = record.kind == Record::text && record.rank > 0 &&
-                         record.rank <= static_cast<int>(sizeof(Numbers)) && text_.size() <= most_text;
-    if (!is_part) return Message{record, {std::exchange(text_, "")}};
-    text_.append(reinterpret_cast<const char*>(&record.number), static_cast<size_t>(record.rank));
+std::optional<Message> Link::receive() {
+  while (is_open()) {
+    char* rest = reinterpret_cast<char*>(&in_) + here_;
+    const ssize_t n = uninterrupted([&] { return ::recv(fd(), rest, sizeof in_ - here_, MSG_DONTWAIT); });
+    if (n < 0 && errno == EAGAIN) break;
+    if (n <= 0) return close(), std::nullopt;
+    here_ = (here_ + static_cast<size_t>(n)) % sizeof in_;
+    if (here_ > 0) continue;
+    const bool fits = in_.rank > 0 && in_.rank <= static_cast<int>(sizeof(Numbers)) && text_.size() < most_text;
+    if (in_.kind != Record::text || !fits) return Message{in_, {std::exchange(text_, "")}};
+    text_.append(reinterpret_cast<const char*>(&in_.number), static_cast<size_t>(in_.rank));
   }
   return std::nullopt;
 }
 
-// Not a byte more, for which nobody would look before others come.
-std::optional<Message> Link::wait_for_first(double seconds) {
-  for (const double end = seconds_now() + seconds; seconds_now() < end;) {
-    if (auto message = next()) return message;
-    pollfd wait{fd(), POLLIN, 0};
-    ::poll(&wait, 1, 100);
-    if (!receive(sizeof(Record) - (in_.size() - taken_))) break;
+std::optional<Message> Link::wait(double seconds) {
+  for (const double end = seconds_now() + seconds; is_open() && seconds_now() < end;) {
+    if (auto message = receive()) return message;
+    pollfd socket{fd(), POLLIN, 0};
+    ::poll(&socket, 1, 100);
   }
-  return next();
+  return std::nullopt;
 }
 
 std::vector<Address> resolve(const std::string& host, const std::string& port) {
@@ -88,22 +80,15 @@ std::vector<Address> resolve(const std::string& host, const std::string& port) {
   return all;
 }
 
-Link connect_to(const std::string& endpoint, double seconds) {
+Link connect_to(const std::string& endpoint, int seconds) {
   const size_t space = endpoint.find(' ');
-  if (space == endpoint.npos) return Link();
   for (Address& address : resolve(endpoint.substr(0, space), endpoint.substr(space + 1))) {
-    Descriptor socket(::socket(address.bytes.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-    if (socket.get() < 0) continue;
+    Descriptor socket(::socket(address.bytes.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const timeval limit{seconds, 0};
+    ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);  // of connect(), too
     if (::connect(socket.get(), address.get(), address.length) == 0) return Link(std::move(socket));
-    if (errno != EINPROGRESS) continue;
-    pollfd wait{socket.get(), POLLOUT, 0};
-    int error = ETIMEDOUT;
-    socklen_t length = sizeof error;
-    if (uninterrupted([&] { return ::poll(&wait, 1, static_cast<int>(seconds * 1000)); }) > 0)
-      ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &length);
-    if (error == 0) return Link(std::move(socket));
-    errno = error;
   }
+  if (errno == EINPROGRESS) errno = ETIMEDOUT;
   return Link();
 }
 

@@ -38,20 +38,21 @@ class Link {
   bool is_open() const { return fd() >= 0; }
   void close() { socket_ = Descriptor(); }
 
-  // These four never wait. What cannot be sent now is kept for send_some().
+  // These never wait. What cannot be sent now is kept for send_some().
   void post(const Record& record, const std::string& text = "");
   void send_some();
   bool has_unsent() const { return !out_.empty(); }
-  bool receive(size_t most = 1 << 14);  // takes so many bytes of what has come; false where the other end has closed
-  std::optional<Message> next();        // the next message that is here whole; a wrong one as of kind text
+  // The next message if it is here whole, a wrong text as one of kind text. Closes if the other end has closed.
+  std::optional<Message> receive();
 
-  // The first record, if it comes within these seconds.
-  std::optional<Message> wait_for_first(double seconds);
+  // The next message, if it comes within these seconds.
+  std::optional<Message> wait(double seconds);
 
  private:
   Descriptor socket_;
-  std::string in_, out_, text_;
-  size_t taken_ = 0;  // bytes of in_
+  Record in_{};      // what comes,
+  size_t here_ = 0;  // and how many bytes of it are here
+  std::string text_, out_;
 };
 
 // A socket address, of whatever family.
@@ -63,7 +64,7 @@ struct Address {
 std::vector<Address> resolve(const std::string& host, const std::string& port);  // empty where nobody knows the host
 
 // To "ADDRESS PORT"; closed, with errno, where that fails or takes longer than these seconds.
-Link connect_to(const std::string& endpoint, double seconds);
+Link connect_to(const std::string& endpoint, int seconds);
 
 double seconds_now();  // of a clock that nobody sets
 

@@ -36,9 +36,8 @@ class Meeting {
   const std::vector<Descriptor>& listeners() const { return listeners_; }  // rank 0's
 
  private:
-  void meet_at_master(const Place& place, const std::string& host, const std::string& port);
+  void listen(const Place& place, const std::string& master, const std::string& port);
   void broadcast(Comm& mpi);
-  void listen_on_own_addresses(const Place& place, const std::string& port);
   std::string file_;  // "" where no file is needed
   MeetingPoint point_;
   std::vector<Descriptor> listeners_;

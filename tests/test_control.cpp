@@ -1,6 +1,7 @@
 // The control plane: processes that join, speak and end, over the loopback. Nothing of MPI or of training is in it.
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -9,6 +10,7 @@
 #include <atomic>
 #include <cstring>
 #include <numeric>
+#include <sstream>
 
 #include "engine/json.h"
 #include "ranks/control.h"
@@ -240,6 +242,16 @@ TEST_CASE("control: ranks that do not belong together are refused, all with the 
   }
 }
 
+// Of the file that rank 0 has written: the token, then an address a line.
+MeetingPoint point_in(const std::string& file) {
+  MeetingPoint point;
+  std::istringstream text(read_text(file));
+  text >> point.token[0] >> point.token[1] >> std::ws;
+  for (std::string endpoint; std::getline(text, endpoint);) point.endpoints.push_back(endpoint);
+  REQUIRE(!point.endpoints.empty());
+  return point;
+}
+
 Link connect_and_send(const std::string& endpoint, const void* bytes, size_t count) {
   Link socket = connect_to(endpoint, 5);
   REQUIRE(socket.is_open());
@@ -250,7 +262,7 @@ Link connect_and_send(const std::string& endpoint, const void* bytes, size_t cou
 TEST_CASE("control: strangers, half a hello and a file of the job before harm nobody") {
   Training t;
   const std::string meet = t.options.run_dir + "/.meet";
-  write_text(meet, R"({"endpoints": ["127.0.0.1 9"], "token": [1, 2], "time": 0})");
+  write_text(meet, "1 2\n127.0.0.1 9\n");
   const auto train = [&](int rank) {
     t.crowd.start(rank, [&, rank] { return train_like(rank, 2, t.options, t.steps, 5); });
   };
@@ -265,7 +277,7 @@ TEST_CASE("control: strangers, half a hello and a file of the job before harm no
   struct stat status;
   REQUIRE(::stat(meet.c_str(), &status) == 0);
   CHECK((status.st_mode & 0777) == 0600);
-  const std::string endpoint = parse_json(read_text(meet), meet)["endpoints"][0];
+  const std::string endpoint = point_in(meet).endpoints[0];
   const std::string request(200, 'G');
   const Record wrong_token{Record::hello, 1, {0x63726F7373706C01, 1, 2, 2}};
   std::vector<Link> strangers;
@@ -300,13 +312,14 @@ TEST_CASE("control: a rank that sends what it must not is lost") {
     t.crowd.start(0, [&] { return train_like(0, 2, t.options, t.steps, 5); });
     const std::string meet = t.options.run_dir + "/.meet";
     REQUIRE(wait_until([&] { return ::access(meet.c_str(), F_OK) == 0; }, 20));
-    const auto point = parse_json(read_text(meet), meet);
-    Link rank = connect_to(point["endpoints"][0], 5);
-    rank.post({Record::hello, 1, {0x63726F7373706C01, point["token"][0], point["token"][1], 2}});
-    REQUIRE(rank.wait_for_first(5)->record.kind == Record::welcome);
+    const MeetingPoint point = point_in(meet);
+    Link rank = connect_to(point.endpoints[0], 5);
+    rank.post({Record::hello, 1, {0x63726F7373706C01, point.token[0], point.token[1], 2}});
+    REQUIRE(rank.wait(5)->record.kind == Record::welcome);
     // The last one is right, but not so often: a text is at most 1 MiB.
-    for (size_t i = 0; i < Link::most_text / 56 + 3 && rank.receive(); ++i) rank.post(wrong);
-    for (int i = 0; i < 1000 && rank.has_unsent() && rank.receive(); ++i) ::usleep(1000), rank.send_some();
+    for (size_t i = 0; i < Link::most_text / 56 + 3 && rank.is_open(); ++i) rank.post(wrong), rank.receive();
+    for (int i = 0; i < 1000 && rank.has_unsent() && rank.is_open(); ++i)
+      ::usleep(1000), rank.send_some(), rank.receive();
     t.crowd.check(0, Exit::peer_lost, str("rank 1 is lost in step 0: it sent a record of kind ", wrong.kind));
   }
 }

@@ -178,11 +178,11 @@ void Run::show_progress() {
 void Run::note_straggler() {
   constexpr int64_t many = 20;
   const Tally& tally = trainer_.tally;
-  const double usual = o_.job->place.size == 2 ? tally.least_busy : tally.median_busy;
-  lagging_ = tally.most_busy > 1.5 * usual ? lagging_ + 1 : 0;
+  lagging_ = tally.most_busy > 1.5 * tally.median_busy ? (tally.slowest == laggard_ ? lagging_ + 1 : 1) : 0;
+  laggard_ = tally.slowest;
   if (!times_waiting() || lagging_ != many) return;
   progress_.say(str("rank ", tally.slowest, " holds the others up: ", format_number("%.3g", tally.most_busy),
-                    " s of its own for a step, others take ", format_number("%.3g s", usual)));
+                    " s of its own for a step, others take ", format_number("%.3g s", tally.median_busy)));
 }
 
 void Run::evaluate() {

@@ -66,7 +66,8 @@ class Run {
   std::vector<std::pair<const char*, double>> scores_;  // of the last step's evaluation, for its line of metrics
   Progress progress_;
   std::optional<Metrics> metrics_;  // of rank 0
-  int64_t lagging_ = 0;             // steps in a row in which one rank was slow
+  int64_t lagging_ = 0;             // steps in a row in which one rank was slow,
+  int laggard_ = -1;                // this one
 };
 
 }  // namespace crossply
