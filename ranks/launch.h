@@ -22,7 +22,8 @@ struct CpuShare {
 // asked: OMP_NUM_THREADS, 0 if unset.
 CpuShare cpu_share(const Place& place, const std::vector<int>& mine, int launcher, int asked);
 
-// Takes it, of several ranks, or where a launcher started the only one: call it before the first parallel part. Returns the advice, a line to print.
+// Takes it, of several ranks, or where a launcher started the only one: before the first parallel part. Returns
+// the advice, a line to print.
 std::string take_cpu_share(const Place& place);
 
 }  // namespace crossply

@@ -36,6 +36,7 @@ trap : TERM USR1 INT HUP
 trap '' XFSZ
 bash -c 'echo $$ >"$1.new" && mv "$1.new" "$1"; shift; exec "$@"' rank "$JOB_DIR/pid_$rank" "$@"
 code=$?
+trap '' TERM USR1 INT HUP
 echo "$code $(date +%s%N)" >"$JOB_DIR/code_$rank.new" && mv "$JOB_DIR/code_$rank.new" "$JOB_DIR/code_$rank"
 [ $code != 137 ] || [ "$PATIENT" != "" ] || kill -KILL $$
 exit $code

@@ -402,18 +402,21 @@ TEST_CASE("control: an error of one rank ends the others, who quote it") {
 }
 
 TEST_CASE("control: an error that all ranks find in the same step is each one's own") {
-  Training t;
-  for (int rank = 0; rank < 4; ++rank)
-    t.crowd.start(rank, [&, rank] {
-      const auto job = join_job(here(rank, 4), t.options, nullptr);
-      job->start_vote({0, 0, 0, 1, false, 0});
-      job->finish_vote();
-      if (rank == 1) ::usleep(30'000);
-      job->farewell(Exit::not_finite, "the loss is nan");
-      return 77;
-    });
-  for (int rank = 0; rank < 4; ++rank) t.crowd.check(rank, Exit::not_finite);
-  CHECK(t.last_exit()["code"] == 77);
+  for (const int late : {1, 0}) {
+    CAPTURE(late);
+    Training t;
+    for (int rank = 0; rank < 4; ++rank)
+      t.crowd.start(rank, [&, rank] {
+        const auto job = join_job(here(rank, 4), t.options, nullptr);
+        job->start_vote({0, 0, 0, 1, false, 0});
+        job->finish_vote();
+        if (rank == late) ::usleep(30'000);
+        job->farewell(Exit::not_finite, "the loss is nan");
+        return 77;
+      });
+    for (int rank = 0; rank < 4; ++rank) t.crowd.check(rank, Exit::not_finite);
+    CHECK(t.last_exit()["code"] == 77);
+  }
 }
 
 TEST_CASE("control: a transfer that fails because its peer is gone is that peer's loss") {

@@ -319,6 +319,7 @@ TEST_CASE("elastic: ranks continue a program's run, and programs read what they 
     trainer.step(), trainer.step();
     dir.check_present();
     trainer.save(fourth, data.tokenizer, [&] { dir.check_mine(); });
+    o.job->finish();  // the job that claim_run_dir made of the threads'
   };
   on_ranks(4, go_on);
   std::string why;
