@@ -150,7 +150,7 @@ ScalingInput scaling_input(const TrainOptions& o, const PlannedRun& plan) {
   // AdamW reads four numbers and writes three, and a bf16 copy, after the norm has read one; the tree reads and writes
   // six for each micro-step but one: a sum, a copy, zeros.
   in.swept = (narrow ? 34 : 32) * static_cast<double>(plan.buckets.own_size());
-  // Adding up what other ranks sent: a copy of the own slice into its place among theirs, then all of them, and the sum.
+  // Adding up what other ranks sent: a copy of the own slice to theirs, then all of them, and the sum.
   if (in.W > 1 && o.sum != "library") in.swept += 4 * flat + 12 * static_cast<double>(plan.buckets.own_size());
   if (o.sum == "tree") in.swept += 24 * flat * static_cast<double>(plan.micro_steps - 1);
   in.b_hbm = gpu.b_hbm;
