@@ -1,7 +1,7 @@
 // What ranks/comm_mpi.cpp expects of an MPI, tried on the one at hand, and how fast it is here:
 //   cmake --build build --target mpi_promises && mpirun -n 2 --bind-to none build/mpi_promises
 //   ... build/mpi_promises comm      the same through Comm
-// With the other MPI of tests/mpi.sh: the target, and the program, mpi_promises_other.
+// With another MPI: in a build of its own, by -DMPI_CXX_COMPILER=mpicxx.mpich and that one's mpirun.
 #include <mpi.h>
 #include <time.h>
 

@@ -1,8 +1,35 @@
 #include "ranks/comm.h"
 
+#include <dlfcn.h>
+
+#include <cstdlib>
+#include <filesystem>
+
 namespace crossply {
 
-#if !CROSSPLY_MPI
+#ifdef CROSSPLY_MPI
+
+std::string mpi_library() { return CROSSPLY_MPI; }
+
+// The module stays open, for the Comm's code is in it; its names are for all, for Open MPI's plugins need MPI's.
+std::unique_ptr<Comm> make_mpi_comm(const Place& place) {
+#ifdef __APPLE__
+  std::string file = "@executable_path/comm_mpi.so";
+#else
+  std::error_code none;
+  std::string file = std::filesystem::read_symlink("/proc/self/exe", none).parent_path() / "comm_mpi.so";
+#endif
+  if (const char* named = std::getenv("CROSSPLY_MPI_MODULE")) file = named;
+  void* module = dlopen(file.c_str(), RTLD_NOW | RTLD_GLOBAL);
+  void* make = module == nullptr ? nullptr : dlsym(module, "crossply_mpi_comm");
+  if (make == nullptr)
+    fail(Exit::device, "cannot open ", file, ", which several processes on CPUs need: ", dlerror(),
+         ". It is built with the programs and stays beside them; it needs ", mpi_library(),
+         ": install that, or build again with the MPI that is here, or start one process");
+  return std::unique_ptr<Comm>(reinterpret_cast<Comm* (*)(const Place&)>(make)(place));
+}
+
+#else
 std::string mpi_library() { return ""; }
 std::unique_ptr<Comm> make_mpi_comm(const Place&) { return nullptr; }
 #endif

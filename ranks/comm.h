@@ -50,15 +50,17 @@ class Comm {
   virtual double seconds_waited() const { return 0; }
 };
 
-// Between CPUs (ranks/comm_mpi.cpp); null where this was built without MPI. Starts MPI, in a thread of its own. Throws
-// Exit::usage if MPI counts other ranks than the launcher's variables say, as where mpirun is of another MPI.
+// Between CPUs; null where this was built without MPI. Opens the module comm_mpi.so (ranks/comm_mpi.cpp) beside the
+// program, or the one that tests name in CROSSPLY_MPI_MODULE, and starts MPI, in a thread of its own. Throws
+// Exit::device if it or MPI's library is missing, and Exit::usage if MPI counts other ranks than the launcher's
+// variables say, as where mpirun is of another MPI.
 std::unique_ptr<Comm> make_mpi_comm(const Place& place);
 // Between GPUs (ranks/comm_nccl.cpp); null where this was built without NCCL. id: of new_nccl_id(), rank 0's.
 std::string new_nccl_id();
 std::unique_ptr<Comm> make_nccl_comm(const Place& place, const std::string& id);
 // "MPI (Open MPI 4.1.4) and NCCL 2.28.9", "nothing": what this was built with. An absent part is empty.
 std::string built_comms();
-std::string mpi_library();   // "Open MPI 4.1.4"
+std::string mpi_library();   // "Open MPI 4.1.4": what comm_mpi.so was built with
 std::string nccl_library();  // "NCCL 2.28.9"
 
 }  // namespace crossply

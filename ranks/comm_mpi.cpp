@@ -1,5 +1,8 @@
 // Comm by MPI. One thread makes every call to MPI, and so needs nothing but MPI_THREAD_FUNNELED of the library: it
 // takes works from a queue, one after the other. Waiting inside MPI would keep a core busy: it asks and sleeps instead.
+//
+// A module of its own, beside the programs, which ranks/comm.cpp opens when several processes train: MPIs differ in
+// their binary interface, and to be linked with one costs a single process time and memory.
 #include <mpi.h>
 #include <unistd.h>
 
@@ -12,7 +15,6 @@
 #include <exception>
 #include <functional>
 #include <mutex>
-#include <regex>
 #include <thread>
 #include <vector>
 
@@ -55,7 +57,7 @@ class MpiComm : public Comm {
     thread_.join();
   }
 
-  std::string describe() const override { return mpi_library(); }
+  std::string describe() const override { return CROSSPLY_MPI; }
 
   void exchange(const Tensor& from, const Tensor& to) override {
     CHECK_THAT(from.bytes() == to.bytes(), from.str(), " against ", to.str());
@@ -180,10 +182,10 @@ class MpiComm : public Comm {
     check(MPI_Comm_size(MPI_COMM_WORLD, &size), "MPI_Comm_size");
     check(MPI_Comm_rank(MPI_COMM_WORLD, &rank), "MPI_Comm_rank");
     alone_ = size == 1;
-    if (level < MPI_THREAD_FUNNELED) fail(Exit::device, mpi_library(), " does not support MPI_THREAD_FUNNELED");
+    if (level < MPI_THREAD_FUNNELED) fail(Exit::device, CROSSPLY_MPI, " does not support MPI_THREAD_FUNNELED");
     if (size != place_.size || rank != place_.rank)
       fail(Exit::usage, "the launcher's variables say rank ", place_.rank, " of ", place_.size, ", but MPI says rank ",
-           rank, " of ", size, ": processes on CPUs are started by the mpirun of ", mpi_library(),
+           rank, " of ", size, ": processes on CPUs are started by the mpirun of ", CROSSPLY_MPI,
            ", which this program is built with: mpirun -n ", place_.size, " ...");
   }
 
@@ -250,17 +252,7 @@ class MpiComm : public Comm {
 };
 
 }  // namespace
-
-// "Open MPI v4.1.4, package: ...", "MPICH Version:\t4.0.2\n...": name and number.
-std::string mpi_library() {
-  char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
-  int length = 0;
-  MPI_Get_library_version(text, &length);
-  std::cmatch match;
-  const std::regex form(R"(^([^\n,]*?)\s+(?:v|Version\s*:\s*)?([0-9][0-9.]*))");
-  return std::regex_search(text, match, form) ? match.str(1) + " " + match.str(2) : "MPI";
-}
-
-std::unique_ptr<Comm> make_mpi_comm(const Place& place) { return std::make_unique<MpiComm>(place); }
-
 }  // namespace crossply
+
+// What make_mpi_comm() calls.
+extern "C" crossply::Comm* crossply_mpi_comm(const crossply::Place& place) { return new crossply::MpiComm(place); }

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The cases of tests/test_comm_mpi.cpp as processes of every MPI that this machine has, and what a program says that
 # another mpirun has started, or none.
-#   tests/mpi.sh BUILD       BUILD/mpis.txt: an mpirun a line, and the tests linked with its library. Exit 77: skipped
+#   tests/mpi.sh BUILD       BUILD/mpis.txt: an mpirun a line, and the module linked with its library. Exit 77: skipped
+# CROSSPLY_MPI_MODULE names the module to a program, instead of comm_mpi.so beside it.
 set -uo pipefail
 build=$(cd "$1" && pwd)
 ranks=$(cd "$(dirname "$0")/.." && pwd)/dev/ranks.sh
@@ -24,8 +25,9 @@ expect() {
   fi
 }
 
-for i in "${!programs[@]}"; do
-  mpirun=${mpiruns[i]} tests=${programs[i]}
+for i in "${!modules[@]}"; do
+  mpirun=${mpiruns[i]}
+  use_mpi "$i"
   for n in 2 4; do
     expect "$n ranks" 0 $n "Status: SUCCESS" "$mpirun" -n $n "$tests" -nc=1 -tc='mpi: *'
   done
@@ -40,5 +42,5 @@ for i in "${!programs[@]}"; do
     [ "$other" = "$mpirun" ] || expect "another mpirun" any 2 "$alone" "$other" -n 2 "$tests" -nc=1 -tc='mpi: gather'
   done
 done
-echo "mpi: ${#programs[@]} MPIs, $failures failures"
+echo "mpi: ${#modules[@]} MPIs, $failures failures"
 [ $failures = 0 ]

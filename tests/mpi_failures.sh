@@ -12,7 +12,7 @@ trap 'rm -rf "$work"' EXIT
 . "$root/tests/mpi_jobs.sh"
 steps=24
 flags=("${run_of_ranks[@]}" --steps $steps --save-every 3 --eval-every 12)
-"${programs[0]}" run train_lime "${flags[@]}" --out "$work/one" >"$work/output" 2>&1 || failed "one rank"
+"$tests" run train_lime "${flags[@]}" --out "$work/one" >"$work/output" 2>&1 || failed "one rank"
 
 now() { echo $(($(date +%s%N) / 1000000)); }
 # begin NAME W FLAG...: a job in $work/run; FAULT and on_rank_1 are those of the environment
@@ -164,5 +164,5 @@ for i in "${!mpiruns[@]}"; do
     continues 4
   fi
 done
-echo "mpi_failures: ${#programs[@]} MPIs, $failures failures"
+echo "mpi_failures: ${#modules[@]} MPIs, $failures failures"
 [ $failures = 0 ]

@@ -1,5 +1,5 @@
 # Jobs of several ranks under each MPI of this machine, for scripts that source this with $build and $work, a directory
-# for their own: mpiruns[i] starts programs[i], the tests linked with its library. Skips where there is none.
+# for their own: mpiruns[i] starts $tests, with the module of its library in modules[i]. Skips where there is none.
 [ -s "$build/mpis.txt" ] || { echo "skipped: built without MPI"; exit 77; }
 
 # What both MPIs need: as root, with more ranks than cores, in a container.
@@ -15,19 +15,21 @@ failed() {
   [ ! -s "$work/output" ] || tail -n 20 "$work/output" | sed 's/^/  | /'
 }
 
-mpiruns=() programs=() patient=()  # patient: an mpirun that does not end the others when one rank has failed
-while read -r mpirun program; do
-  if [ -x "$program" ]; then
-    mpiruns+=("$mpirun") programs+=("$program")
+tests=$build/tests
+mpiruns=() modules=() patient=()  # patient: an mpirun that does not end the others when one rank has failed
+while read -r mpirun module; do
+  if [ -f "$module" ] && [ -x "$tests" ]; then
+    mpiruns+=("$mpirun") modules+=("$module")
     if [[ $("$mpirun" --version 2>&1) = *HYDRA* ]]; then patient+=(-disable-auto-cleanup); else patient+=(--enable-recovery); fi
   else
-    echo "skipped: $mpirun, for make tests_of_mpi has not built $program"
+    echo "skipped: $mpirun, for make tests_of_mpi has not built $module"
   fi
 done <"$build/mpis.txt"
-[ ${#programs[@]} -gt 0 ] || exit 77
+[ ${#modules[@]} -gt 0 ] || exit 77
 
 # One rank: leaves its process's number and its exit code, which mpirun hides, in $JOB_DIR. on_rank_1 is for rank 1
-# alone; it sees the command as "$@". A rank that was killed counts as killed, unless mpirun shall be patient. What is sent to the whole group, as mpirun does, is for the program.
+# alone; it sees the command as "$@". A rank that was killed counts as killed, unless mpirun shall be patient.
+# What is sent to the whole group, as mpirun does, is for the program.
 cat >"$work/one_rank" <<'SCRIPT'
 #!/usr/bin/env bash
 rank=${OMPI_COMM_WORLD_RANK-${PMI_RANK}}
@@ -43,6 +45,11 @@ exit $code
 SCRIPT
 chmod +x "$work/one_rank"
 
+# The I-th MPI for what follows. That of the build is found beside the program, without being told.
+use_mpi() {
+  if [ "${modules[$1]}" = "$build/comm_mpi.so" ]; then unset CROSSPLY_MPI_MODULE; else export CROSSPLY_MPI_MODULE=${modules[$1]}; fi
+}
+
 job_dir=$work/job
 # start I W COMMAND...: W ranks under the I-th MPI, in the background, as $job; the output goes to $work/output.
 # Where mpirun shall be patient, $wait_for_all is not empty.
@@ -50,8 +57,9 @@ wait_for_all=yes
 start() {
   rm -rf "$job_dir"
   mkdir "$job_dir"
+  use_mpi "$1"
   JOB_DIR=$job_dir PATIENT=$wait_for_all timeout -s KILL 120 "${mpiruns[$1]}" ${wait_for_all:+${patient[$1]}} -n "$2" \
-    "$work/one_rank" "${programs[$1]}" run "${@:3}" >"$work/output" 2>&1 </dev/null &
+    "$work/one_rank" "$tests" run "${@:3}" >"$work/output" 2>&1 </dev/null &
   job=$!
 }
 # Waits for the job; its exit code, that of mpirun, is $code.

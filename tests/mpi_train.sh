@@ -23,7 +23,7 @@ jobs=0 turn=0
 for trainer in "${trainers[@]}"; do
   for dtype in fp32 bf16; do
     flags=("${run_of_ranks[@]}" --dtype $dtype --steps "$steps" --save-every "$steps" --eval-every "$steps")
-    "${programs[0]}" run "$trainer" "${flags[@]}" --out "$work/one" >"$work/output" 2>&1 || failed "$trainer, one rank"
+    "$tests" run "$trainer" "${flags[@]}" --out "$work/one" >"$work/output" 2>&1 || failed "$trainer, one rank"
     : $((++turn))
     for i in "${!mpiruns[@]}"; do
       for ranks in 2 4; do
@@ -41,7 +41,7 @@ done
 # 1 -> 2 -> 4 -> 1 ranks, two steps each.
 for dtype in fp32 bf16; do
   flags=("${run_of_ranks[@]}" --dtype $dtype --schedule constant --eval-every 2)
-  "${programs[0]}" run train_lime "${flags[@]}" --steps 8 --out "$work/one" >"$work/output" 2>&1 || failed "one rank"
+  "$tests" run train_lime "${flags[@]}" --steps 8 --out "$work/one" >"$work/output" 2>&1 || failed "one rank"
   for i in "${!mpiruns[@]}"; do
     last=0
     for ranks in 1 2 4 1; do
@@ -55,5 +55,5 @@ for dtype in fp32 bf16; do
   done
   rm -rf "$work/one"
 done
-echo "mpi_train: ${#programs[@]} MPIs, $jobs jobs, $failures failures"
+echo "mpi_train: ${#modules[@]} MPIs, $jobs jobs, $failures failures"
 [ $failures = 0 ]

@@ -140,3 +140,17 @@ TEST_CASE("what this was built with has a name and a number") {
   if (!mpi.empty()) CHECK(built.find("MPI (" + mpi + ")") == 0);
   if (!mpi.empty()) CHECK(mpi.find_last_of("0123456789") == mpi.size() - 1);
 }
+
+TEST_CASE("a missing module of MPI is named, with what to do") {
+  if (mpi_library().empty()) return;
+  ::setenv("CROSSPLY_MPI_MODULE", "nowhere/comm_mpi.so", 1);
+  try {
+    make_mpi_comm(Place{});
+    FAIL("no error");
+  } catch (const Error& error) {
+    CHECK(error.code == Exit::device);
+    CHECK(std::string(error.what()).find("cannot open nowhere/comm_mpi.so") == 0);
+    CHECK(std::string(error.what()).find("it needs " + mpi_library() + ": install that") != std::string::npos);
+  }
+  ::unsetenv("CROSSPLY_MPI_MODULE");
+}
