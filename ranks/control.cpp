@@ -144,10 +144,10 @@ void Control::finish() {
 
 void Control::farewell(Exit code, const std::string& why) {
   std::unique_lock lock(mutex_);
-  // Where a transfer failed, a lost peer is likelier than this device: it will be known in a moment.
+  // Where a transfer failed, another rank's end is likelier than this device: it will be known in a moment.
   if (code == Exit::device) changed_.wait_for(lock, std::chrono::seconds(1), [&] { return ends(); });
   const std::string text = why.substr(0, Link::most_text / 2);
-  if (!verdict_ || verdict_->cause != Exit::peer_lost) {
+  if (!verdict_ || (verdict_->cause != Exit::peer_lost && code != Exit::device)) {
     state_ = State::leaving;
     if (place_.leads())
       pronounce({Exit::peer_lost, code, 0, step_, str("rank 0 ended with code ", static_cast<int>(code), ": ", text)});

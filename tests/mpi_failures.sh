@@ -152,7 +152,7 @@ for i in "${!mpiruns[@]}"; do
     rm -rf "$work/run"
   fi
   begin "3 ranks for 8 micro-steps" 3
-  ends 10 "64 64 64" "3 ranks cannot share the 8 micro-steps.*--accumulate 6 or 9.*, or start 2 ranks"
+  ends 10 "64 64 64" "3 ranks cannot share the 8 micro-steps.*Possible are 2 or 4 ranks; --accumulate 6 or 9"
   [ ! -e "$work/run" ] || failed "$name: leaves a run directory"
 
   if [ "$slow" = slow ]; then  # limits of a minute and more
