@@ -46,8 +46,8 @@ void check_run_dir(const TrainOptions& o) {
   const fs::file_type type = fs::status(o.out, error).type();
   if (type == fs::file_type::none) fail_io("inspect", o.out, error.value());
   const bool directory = type == fs::file_type::directory;
-  // What --dump-tensors writes does not make it a run directory, nor what ranks find each other by, nor what was left of
-  // a job that ended before its run began.
+  // What --dump-tensors writes does not make it a run directory, nor what ranks find each other by, nor what a job left
+  // that ended before its run began.
   const bool used =
       path_exists(o.out) &&
       !(directory && holds_only_leftovers(o.out, {"tensors.safetensors", ".meet", "last_exit.json", mark_name}));
