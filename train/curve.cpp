@@ -165,19 +165,19 @@ Line decimated(const Line& line, const Axis& x, double column_width) {
   return out;
 }
 
-struct Range {
+struct Extent {
   double low = INFINITY, high = -INFINITY;
 };
 
-Range range_of(const std::vector<Line>& lines, double Point::*value) {
-  Range range;
+Extent range_of(const std::vector<Line>& lines, double Point::*value) {
+  Extent range;
   for (const Line& line : lines)
     for (const Point& p : line) range = {std::min(range.low, p.*value), std::max(range.high, p.*value)};
   return range;
 }
 
 // The smallest axis that shows the range, with some air around it; 0 to 1 if it is empty.
-Axis fit(Range range, double from, double to, bool logarithmic, double air) {
+Axis fit(Extent range, double from, double to, bool logarithmic, double air) {
   auto [low, high] = range;
   if (low > high) low = 0, high = 1;
   const double middle = std::abs(low) / 2 + std::abs(high) / 2;
@@ -323,7 +323,7 @@ std::string legend(const std::vector<Curve>& curves, const Drawing& drawing, con
   return out;
 }
 
-bool is_wide(const Range& range) { return range.low > 0 && range.high >= 10 * range.low; }  // for a logarithmic axis
+bool is_wide(const Extent& range) { return range.low > 0 && range.high >= 10 * range.low; }  // for a logarithmic axis
 
 // Without the steep start, where that would press the rest together: of many smooth curves the first twentieth; of few,
 // the first tenth if that takes half of the height.
@@ -335,13 +335,13 @@ std::vector<Line> without_start(const Drawing& drawing, bool shares) {
   for (Line& line : rest)
     line.erase(line.begin(), line.begin() + static_cast<std::ptrdiff_t>(line.size() / (drawing.crowded ? 20 : 10)));
   if (drawing.crowded) return rest;
-  const Range all = range_of(whole, &Point::y), end = range_of(rest, &Point::y);
+  const Extent all = range_of(whole, &Point::y), end = range_of(rest, &Point::y);
   return !shares && !is_wide(all) && end.high - end.low < (all.high - all.low) / 2 ? rest : whole;
 }
 
 // Everything but the steep start; of losses nothing above three times the highest start, to which a run that diverges
 // would press all others flat.
-Range shown_range(const Drawing& drawing, const std::vector<Line>& raw, bool shares) {
+Extent shown_range(const Drawing& drawing, const std::vector<Line>& raw, bool shares) {
   std::vector<Line> shown = without_start(drawing, shares);
   shown.insert(shown.end(), drawing.marked.begin(), drawing.marked.end());
   double highest_start = 0;
@@ -393,7 +393,7 @@ std::string draw_panel(const Panel& panel, size_t number, Axis x, double top, do
     marked.push_back(drawable(curve, curve.marks_x, curve.marks_y));
   }
   const Drawing drawing = thin_out(raw, marked, x);
-  Range range = shown_range(drawing, raw, panel.shares);
+  Extent range = shown_range(drawing, raw, panel.shares);
   const bool empty = range.low > range.high, log_y = !panel.shares && is_wide(range);
   if (panel.shares) range = {std::min(range.low, 0.0), std::max(range.high, 0.05)};
   const Axis y = fit(range, bottom, top, log_y, 0.04);
