@@ -9,12 +9,11 @@
 #include "kernels/devices.h"
 #include "train/exchange.h"
 #include "train/planned_run.h"
+#include "train/ranks.h"
 #include "train/scaling.h"
 
 namespace crossply {
 namespace {
-
-bool on_gpus(const TrainOptions& o) { return backend_of(o.device) == Backend::cuda; }
 
 const Gpu& gpu_of(const TrainOptions& o) { return find_gpu(o.world.gpu.empty() ? "h100" : o.world.gpu); }
 

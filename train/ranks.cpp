@@ -23,8 +23,6 @@
 namespace crossply {
 namespace {
 
-bool on_gpus(const TrainOptions& o) { return backend_of(o.device) == Backend::cuda; }
-
 void silence_standard_output() {
   const Descriptor null(::open("/dev/null", O_WRONLY | O_CLOEXEC));
   std::fflush(stdout);

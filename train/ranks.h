@@ -2,10 +2,12 @@
 #pragma once
 
 #include "data/source.h"
+#include "kernels/devices.h"
 #include "train/options.h"
 
 namespace crossply {
 
+inline bool on_gpus(const TrainOptions& options) { return backend_of(options.device) == Backend::cuda; }
 // Throws Exit::usage, with what is possible, where so many ranks cannot share the micro-steps of a step.
 void check_ranks(const TrainOptions& options, int64_t ranks);
 // What the launcher says this process is: options.job is then a rank that is still by itself. Of several it takes its
