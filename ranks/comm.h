@@ -29,12 +29,12 @@ class Comm {
   virtual ~Comm() = default;
   virtual std::string describe() const = 0;  // "Open MPI 4.1.4": for the log
 
-  // Tensors are contiguous device memory of `size` slices of equal length, at most 1 GiB each; slice r is rank r's.
+  // Tensors are contiguous device memory of `size` slices of equal length, at most 1 GiB in all; slice r is rank r's.
   // Slice r of `from` goes to rank r, slice r of `to` comes from rank r. The own slice of `to` stays as it is.
   virtual void exchange(const Tensor& from, const Tensor& to) = 0;
   // In place: afterwards every rank has all slices.
   virtual void gather(const Tensor& whole) = 0;
-  // The whole tensor, of any length up to 1 GiB, is afterwards the root's at every rank.
+  // The whole tensor, of any length up to that, is afterwards the root's at every rank.
   virtual void broadcast(const Tensor& whole, int root) = 0;
   // The library's own sum of f32 over all ranks, in an order of its choice, in the own slice of `whole`; the other
   // slices are undefined afterwards. For --sum library only.

@@ -76,7 +76,7 @@ TEST_CASE("mpi: a call returns before the others make theirs") {
     const Comm::Ticket ticket = comm.mark();
     if (place.rank == 0) std::ofstream{shared_file("asked")};
     comm.wait(ticket);
-    CHECK(comm.seconds_waited() >= waited);
+    if (place.rank == 0) CHECK(comm.seconds_waited() > waited);  // for those who only then began
     check_values(whole.values(), slices(place, 1, [](int r, int64_t i) { return sent(r, 0, i); }));
   });
 }
