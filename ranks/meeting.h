@@ -2,9 +2,9 @@
 //   1. a Comm over MPI: rank 0's addresses are broadcast;
 //   2. MASTER_ADDR and MASTER_PORT, unless from torchrun, whose agent has taken that port: rank 0 listens there;
 //   3. a file in the run directory, which all ranks share: .meet, readable by its owner only.
-// What it tells is where rank 0 listens and a token, by which ranks of one job know each other: drawn by lot, or under 2
-// made of the names of place and job. A file of the job before costs a connection that is refused, and never joins two
-// jobs. This is for the private network of a cluster, as MPI and NCCL are: it keeps mistakes out, not attackers.
+// What it tells is where rank 0 listens and a token, by which ranks of one job know each other: drawn by lot, or under
+// 2 made of the names of place and job. A file of the job before costs a connection that is refused, and never joins
+// two jobs. This is for the private network of a cluster, as MPI and NCCL are: it keeps mistakes out, not attackers.
 #pragma once
 
 #include <array>
