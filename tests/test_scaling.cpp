@@ -177,8 +177,8 @@ TEST_CASE("plan of many ranks: the printed plan fits 80 columns and says what it
   check_outcome(plan({"1024", "--device", "cuda", "--batch", "1", "--accumulate", "1024", "--gpu", "b200"}), Exit::done,
                 "bits: those of one rank with --sum tree");
   check_outcome(plan({"4", "--device", "cuda", "--batch", "64"}), Exit::done, "and the h100 has 74.5 GiB");
-  check_outcome(plan({"4"}), Exit::done, "no times: give --rate");
-  check_outcome(plan({"4", "--rate", "100", "--net", "1.1"}), Exit::done, "a rank sends 1.1 GB/s (--net)");
+  check_outcome(plan({"4"}), Exit::done, "no times: give --rank-rate");
+  check_outcome(plan({"4", "--rank-rate", "100", "--net", "1.1"}), Exit::done, "a rank sends 1.1 GB/s (--net)");
 }
 
 TEST_CASE("plan of many ranks: what cannot be, and what can instead") {

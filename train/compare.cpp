@@ -212,8 +212,8 @@ int main(int argc, char** argv) {
     set_defaults(argc, argv, o);
     add_text(app, "--arch", o.archs, "LIST", "the first is the yardstick; " + arch_list_help());
     add_train_flags(app, o.train);
-    for (const char* refused :
-         {"--init", "--dump-tape", "--dump-tensors", "--world", "--node-gpus", "--gpu", "--nvlink", "--net", "--rate"})
+    for (const char* refused : {"--init", "--dump-tape", "--dump-tensors", "--world", "--node-gpus", "--gpu",
+                                "--nvlink", "--net", "--rank-rate"})
       app.get_option(refused)->group("");  // prepare() says why
     app.get_option("--steps")->description("optimizer steps of each run");
     app.get_option("--out")->description("directory of the comparison: results.md, compare.svg, a directory per run");

@@ -133,7 +133,7 @@ void add_world_flags(CLI::App& app, PlannedWorld& world) {
       app, "--net", world.net, 0, 1e6,
       "GB/s that a rank sends to other nodes; of CPUs to other ranks (0: that of the --gpu's usual network card)");
   add_number(
-      app, "--rate", world.rate, 0, 1e12,
+      app, "--rank-rate", world.rate, 0, 1e12,
       "tokens/s of one rank alone, measured: in its status line, with these sizes and as many threads as a rank will "
       "have (0: assumed from the --gpu's peak)");
 }
@@ -188,7 +188,7 @@ Dtype storage_type(const TrainOptions& o) { return o.dtype == "bf16" ? Dtype::bf
 static void check_world(const TrainOptions& o) {
   const PlannedWorld &world = o.world, none;
   if (world.ranks == 0 && !(world == none))
-    fail(Exit::usage, "--node-gpus, --gpu, --nvlink, --net and --rate are for --dry-run --world");
+    fail(Exit::usage, "--node-gpus, --gpu, --nvlink, --net and --rank-rate are for --dry-run --world");
   if (world.ranks > 0 && !o.plans_only())
     fail(Exit::usage, "--world ", world.ranks, " plans a job and starts none; it is for --dry-run and --dump-tape. ",
          "To run as many ranks, start as many processes: mpirun, torchrun, srun");

@@ -191,11 +191,11 @@ std::string rates_line(const TrainOptions& o, const ScalingInput& in) {
 }
 
 std::string computing(const TrainOptions& o, const PlannedRun& plan) {
-  if (o.world.rate > 0) return str("by --rate; AdamW is in it");
+  if (o.world.rate > 0) return str("by --rank-rate; AdamW is in it");
   const bool narrow = storage_type(o) == Dtype::bf16;
   return str(format_number("%.3g", 3 * plan.forward_flops_per_token), " FLOPs each, ",
              format_number("%.0f%% of ", 100 * assumed_mfu(plan.params.count())),
-             format_number("%.4g TFLOP/s (assumed; --rate)", 1e-12 * (narrow ? gpu_of(o).bf16 : gpu_of(o).fp32)));
+             format_number("%.4g TFLOP/s, assumed", 1e-12 * (narrow ? gpu_of(o).bf16 : gpu_of(o).fp32)));
 }
 
 std::string time_lines(const TrainOptions& o, const PlannedRun& plan, const ScalingInput& in, const Scaling& t) {
@@ -298,7 +298,9 @@ std::string describe_world(const TrainOptions& o, PlannedRun& plan) {
   const Scaling t = predict(in);
   if (timed) out += time_lines(o, plan, in, t);
   else
-    out += "no times: give --rate (tokens/s of one rank, from its status line) and --net\n  (GB/s that a rank sends)\n";
+    out +=
+        "no times: give --rank-rate (tokens/s of one rank, from its status line) and --net\n  (GB/s that a rank "
+        "sends)\n";
   const std::string memory = memory_limit(o, parts);
   if (!memory.empty() || timed) out += "\nfirst limit: " + (memory.empty() ? time_limit(o, in, t) : memory) + "\n";
   out += str("last limit: ", format_count(o.batch * o.accumulate), " sequences a step, so not more ranks\n");
