@@ -297,10 +297,7 @@ std::string describe_world(const TrainOptions& o, PlannedRun& plan) {
   if (W > 1) out += bucket_lines(o, plan) + "\n" + sent_table(o, in) + "\n";
   const Scaling t = predict(in);
   if (timed) out += time_lines(o, plan, in, t);
-  else
-    out +=
-        "no times: give --rank-rate (tokens/s of one rank, from its status line) and --net\n  (GB/s that a rank "
-        "sends)\n";
+  else out += "no times: give --rank-rate (tokens/s of one rank, from its status line)\n  and --net (GB/s it sends)\n";
   const std::string memory = memory_limit(o, parts);
   if (!memory.empty() || timed) out += "\nfirst limit: " + (memory.empty() ? time_limit(o, in, t) : memory) + "\n";
   out += str("last limit: ", format_count(o.batch * o.accumulate), " sequences a step, so not more ranks\n");
