@@ -85,8 +85,6 @@ void record_failure(ComparedRun& run, Exit code, const std::string& message, con
 TrainResult train(TrainOptions options) {
   check_run_dir(options);
   const Dataset data = open_inputs(options);
-  if (!place_from_environment().alone())
-    fail(Exit::usage, "compare trains in one process; start it without mpirun, torchrun or srun");
   const RunDir dir = claim_run_dir(options);
   Trainer trainer(options, *data.train, find_checkpoint(options));
   Run run(options, data, dir, trainer);
@@ -219,5 +217,9 @@ int main(int argc, char** argv) {
     app.get_option("--out")->description("directory of the comparison: results.md, compare.svg, a directory per run");
     app.get_option("--resume")->description("continue the comparison in --out; needs no other flags");
   };
-  return run_program(app, argc, argv, flags, [&] { return run(o); });
+  return run_program(app, argc, argv, flags, [&] {
+    if (!place_from_environment().alone())
+      fail(Exit::usage, "compare trains in one process; start it without mpirun, torchrun or srun");
+    return run(o);
+  });
 }
