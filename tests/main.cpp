@@ -7,26 +7,16 @@
 #include <cstring>
 
 #include "cli/spin.h"
+#include "tests/listener.h"
 
 namespace {
 
 // A filter that matches no case is a mistake, and must not look like success.
 bool nothing_ran = false;
 
-struct NothingRan : doctest::IReporter {
+struct NothingRan : crossply::test::Listener {
   explicit NothingRan(const doctest::ContextOptions&) {}
-  void report_query(const doctest::QueryData&) override {}
-  void test_run_start() override {}
   void test_run_end(const doctest::TestRunStats& run) override { nothing_ran = run.numTestCasesPassingFilters == 0; }
-  void test_case_start(const doctest::TestCaseData&) override {}
-  void test_case_reenter(const doctest::TestCaseData&) override {}
-  void test_case_end(const doctest::CurrentTestCaseStats&) override {}
-  void test_case_exception(const doctest::TestCaseException&) override {}
-  void subcase_start(const doctest::SubcaseSignature&) override {}
-  void subcase_end() override {}
-  void log_assert(const doctest::AssertData&) override {}
-  void log_message(const doctest::MessageData&) override {}
-  void test_case_skipped(const doctest::TestCaseData&) override {}
 };
 REGISTER_LISTENER("nothing_ran", 1, NothingRan);
 

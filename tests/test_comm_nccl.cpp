@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "kernels/block/add.h"
+#include "tests/listener.h"
 #include "tests/nccl_ranks.h"
 #if !CROSSPLY_CUDA
 #include "kernels/cuda/emulator.h"
@@ -31,20 +32,9 @@ void set_policy([[maybe_unused]] const Policy& policy) {
 }
 
 // A check that fails in a rank is an error of that rank.
-struct CountFailures : doctest::IReporter {
+struct CountFailures : Listener {
   explicit CountFailures(const doctest::ContextOptions&) {}
-  void report_query(const doctest::QueryData&) override {}
-  void test_run_start() override {}
-  void test_run_end(const doctest::TestRunStats&) override {}
-  void test_case_start(const doctest::TestCaseData&) override {}
-  void test_case_reenter(const doctest::TestCaseData&) override {}
-  void test_case_end(const doctest::CurrentTestCaseStats&) override {}
-  void test_case_exception(const doctest::TestCaseException&) override {}
-  void subcase_start(const doctest::SubcaseSignature&) override {}
-  void subcase_end() override {}
   void log_assert(const doctest::AssertData& assertion) override { failed_checks += assertion.m_failed; }
-  void log_message(const doctest::MessageData&) override {}
-  void test_case_skipped(const doctest::TestCaseData&) override {}
 };
 REGISTER_LISTENER("count_failures", 2, CountFailures);
 

@@ -9,8 +9,12 @@
 
 namespace crossply {
 
-Buckets divide(ParameterTable& params, const Tape& tape, const TrainOptions& o, const Place& place) {
-  if (storage_type(o) == Dtype::bf16 && (!place.alone() || o.sum == "tree")) tape.mark_narrow_only();
+Buckets divide(ParameterTable& params, const TrainOptions& o, const Place& place) {
+  if (storage_type(o) == Dtype::bf16 && (!place.alone() || o.sum == "tree")) {
+    Tape tape(Dtype::bf16);
+    record_model(tape, params, o.config, 1, 1);
+    tape.mark_narrow_only();
+  }
   return {params, place.rank, place.size, bucket_bytes(o, place.size)};
 }
 

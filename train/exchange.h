@@ -25,9 +25,9 @@ inline int64_t bucket_bytes(const TrainOptions& options, int64_t ranks) {
   return options.bucket_bytes > 0 ? options.bucket_bytes : std::max(int64_t{64} << 20, ranks << 18);
 }
 
-// The table's buckets for one of so many ranks; the tape says which rows are read in bf16 only. One rank that adds up
-// as micro-steps come needs no regions.
-Buckets divide(ParameterTable& params, const Tape& tape, const TrainOptions& options, const Place& place);
+// The declared table's buckets for one of so many ranks; rows that are read in bf16 only get a region of their own. One
+// rank that adds up as micro-steps come needs no regions.
+Buckets divide(ParameterTable& params, const TrainOptions& options, const Place& place);
 // Buckets as the backward finishes their gradients, each with the node after whose backward it has.
 struct FinalBucket {
   const Bucket* bucket;

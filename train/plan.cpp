@@ -98,7 +98,7 @@ Layout record(Tape& tape, ParameterTable& params, const TrainOptions& o) {
 PlannedRun::PlannedRun(const TrainOptions& o, int ranks)
     : tape(storage_type(o)),
       layout(record(tape, params, o)),
-      buckets(divide(params, tape, o, {0, ranks, 0, ranks})),
+      buckets(divide(params, o, {0, ranks, 0, ranks})),
       micro_steps(o.accumulate / ranks),
       forward_flops_per_token(tape.forward_flops() / static_cast<double>(layout.sequences * o.data.seq_len)) {}
 

@@ -57,9 +57,7 @@ namespace {
 // The parameters without their memory, in buckets.
 Buckets declare_and_divide(ParameterTable& params, const TrainOptions& options) {
   declare(params, options);
-  Tape tape(storage_type(options));
-  record_model(tape, params, options.config, 1, 1);
-  return divide(params, tape, options, options.job->place);
+  return divide(params, options, options.job->place);
 }
 
 // The parameters with their memory and first values: done before the optimizer sees them. A checkpoint's values come
@@ -315,7 +313,6 @@ double Trainer::evaluate(const Source& test, int64_t samples) {
 
 void Trainer::save(const std::string& dir, const Tokenizer& tokenizer, const std::function<void()>& may_publish) {
   Job& job = *options_.job;
-  job.enter(Stage::save, steps_done());
   gather_values();
   CheckpointWriter writer;
   if (job.place.leads()) writer.begin(dir);
