@@ -38,7 +38,7 @@ class ${class}Connection : public Connection {
   //   }
   // Sets how they start where it is to be a LLaMA, bit for bit: start_at(params, "my.weight", Init::constant(0)).
   // The tests hold you to it. Delete this where no start does that.
-  std::string start_as_llama(ParameterTable&, const Config&) const override { return ""; }
+  std::string start_as_plain(ParameterTable&, const Config&) const override { return ""; }
 
   Value* read(const Site& site) override { return Connection::read(site); }
   Heads project(int layer, Value* x) override { return Connection::project(layer, x); }

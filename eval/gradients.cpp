@@ -93,7 +93,7 @@ Exit run(const Options& o) {
   tape.backward(step);
   std::printf("loss %.12g\n", loss);
   if (!std::isfinite(loss)) fail(Exit::not_finite, "the loss is not finite; no gradients written");
-  save_tensors(o.out, model.params, gradients_of(model.params), written_by_us);
+  save_tensors(o.out, model.params, gradients_of(model.params, model.config), written_by_us);
   return Exit::done;
 }
 

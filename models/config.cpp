@@ -12,11 +12,11 @@
 #include "engine/json.h"
 #include "engine/numbers.h"
 #include "engine/printable.h"
+#include "models/config_keys.h"
 #include "models/json_file.h"
 #include "models/registry.h"
 
 namespace crossply {
-namespace {
 
 using nlohmann::json;
 
@@ -24,6 +24,8 @@ std::set<std::string> split_words(const std::string& text) {
   std::istringstream words(text);
   return {std::istream_iterator<std::string>(words), {}};
 }
+
+namespace {
 
 // The sizes among the keys; the first five must be there.
 struct SizeKey {
@@ -74,16 +76,33 @@ const json neutral_values = R"({"hidden_act": "silu", "hidden_activation": "silu
     "logit_softcapping": null, "attn_logit_softcapping": null, "final_logit_softcapping": null,
     "quantization_config": null, "pruned_heads": {}, "add_cross_attention": false})"_json;
 
+}  // namespace
+
 const std::set<std::string> token_keys = {"bos_token_id", "eos_token_id", "pad_token_id"};
 
 std::string shown(const json& value) { return excerpt(value.dump()); }
 
-// A key that crossply accepts only at the value that leaves the model as it is.
 void require(const json& object, const std::string& key, const json& neutral, const std::string& where) {
   const auto it = object.find(key);
   if (it == object.end() || it->is_null() || *it == neutral) return;
   fail(Exit::bad_data, where, ": \"", key, "\": ", shown(*it), " is not computed here; only ", neutral.dump(), " is");
 }
+
+std::string check_keys(const json& object, const std::set<std::string>& used, const json& neutral,
+                       const std::set<std::string>& ignored, const std::string& where) {
+  std::string names;
+  for (const auto& [key, value] : object.items()) {
+    if (neutral.contains(key)) require(object, key, neutral[key], where);
+    if (used.contains(key) || inert_keys.contains(key) || token_keys.contains(key) || neutral.contains(key)) continue;
+    if (!ignored_keys.contains(key) && !ignored.contains(key))
+      fail(Exit::bad_data, where, ": unknown key \"", excerpt(key),
+           "\". If it does not change what the model computes, remove it");
+    if (!value.is_null()) names += (names.empty() ? "" : ", ") + key;
+  }
+  return names;
+}
+
+namespace {
 
 // Attention over all earlier tokens in every layer, whether the keys are there or not.
 void require_full_attention(const json& object, const std::string& where) {
@@ -97,22 +116,15 @@ void require_full_attention(const json& object, const std::string& where) {
 }
 
 // Refuses what is not computed here. Returns the names of what is there and ignored.
-std::string check_keys(const json& object, const std::string& where) {
-  static const std::set<std::string> used = split_words(
-      "rms_norm_eps rope_theta rope_parameters rope_scaling tie_word_embeddings initializer_range model_type crossply");
-  std::string ignored;
-  for (const auto& [key, value] : object.items()) {
-    const bool neutral = neutral_values.contains(key);
-    if (neutral) require(object, key, neutral_values[key], where);
-    const bool known =
-        used.contains(key) || inert_keys.contains(key) || token_keys.contains(key) ||
-        std::any_of(std::begin(size_keys), std::end(size_keys), [&](const SizeKey& z) { return key == z.key; });
-    if (known || neutral) continue;
-    if (!ignored_keys.contains(key) && key != "layer_types" && key != "sliding_window")
-      fail(Exit::bad_data, where, ": unknown key \"", excerpt(key),
-           "\". If it does not change what the model computes, remove it");
-    if (!value.is_null()) ignored += (ignored.empty() ? "" : ", ") + key;
-  }
+std::string check_llama_keys(const json& object, const std::string& where) {
+  static const std::set<std::string> used = [] {
+    std::set<std::string> keys = split_words(
+        "rms_norm_eps rope_theta rope_parameters rope_scaling tie_word_embeddings initializer_range model_type "
+        "crossply");
+    for (const SizeKey& size : size_keys) keys.insert(size.key);
+    return keys;
+  }();
+  const std::string ignored = check_keys(object, used, neutral_values, {"layer_types", "sliding_window"}, where);
   require_full_attention(object, where);
   return ignored;
 }
@@ -158,6 +170,11 @@ void read_rope(const json& object, Config& config, const std::string& where) {
   }
 }
 
+// Of the object "crossply", beside the architecture's options.
+const char* general_keys(const Config& config) {
+  return config.gpt2() ? "arch backbone bias" : "arch backbone qk_norm qk_norm_eps";
+}
+
 // Is the option one of a few words? Others are JSON: a quoted number is none.
 bool is_word(const std::string& arch, const std::string& key) {
   for (const Architecture& architecture : architectures())
@@ -166,15 +183,32 @@ bool is_word(const std::string& arch, const std::string& key) {
   return true;
 }
 
+}  // namespace
+
 void read_crossply(const json& object, Config& config, const std::string& where) {
   if (!object.is_object()) fail(Exit::bad_data, where, ": \"crossply\" must be an object");
   read(object, "arch", config.arch, where);
+  read(object, "backbone", config.backbone, where);
   read(object, "qk_norm", config.qk_norm, where);
   read(object, "qk_norm_eps", config.qk_norm_eps, where);
+  read(object, "bias", config.bias, where);
+  const std::set<std::string> own = split_words(general_keys(config));
   for (const auto& [key, value] : object.items())
-    if (key != "arch" && key != "qk_norm" && key != "qk_norm_eps" && !value.is_null())
+    if (!own.contains(key) && !value.is_null())
       config.options[key] = is_word(config.arch, key) && value.is_string() ? value.get<std::string>() : value.dump();
 }
+
+json crossply_json(const Config& config) {
+  json object;
+  for (const Option& option : find_architecture(config.arch).options) {
+    const std::string& value = config.options.at(option.key);
+    object[option.key] = option.choices.empty() ? json::parse(value) : json(value);
+  }
+  object["arch"] = config.arch;
+  return object;
+}
+
+namespace {
 
 constexpr int64_t most_integer = int64_t{1} << 30;
 
@@ -212,7 +246,7 @@ void check_options(Config& config, Exit code, const std::string& where) {
   }
   for (const auto& [key, value] : config.options) {
     if (complete.contains(key)) continue;
-    std::string known = "arch qk_norm qk_norm_eps";
+    std::string known = general_keys(config);
     for (const Option& option : architecture.options) known += " " + option.key;
     fail(code, where, ": unknown key \"crossply.", excerpt(key), "\"; ", config.arch, " knows: ", known);
   }
@@ -251,6 +285,10 @@ void Config::check(Exit code, const std::string& where) {
     if (value < 1 || value > size.most) fail(code, where, ": ", size.key, " must be in 1..", size.most, ", is ", value);
   };
   if (num_key_value_heads == 0) num_key_value_heads = num_attention_heads;
+  if (arch == "gpt2") backbone = "gpt2";
+  if (backbone != "llama" && backbone != "gpt2")
+    fail(code, where, ": unknown backbone '", excerpt(backbone), "'; known: llama gpt2");
+  if (gpt2() && intermediate_size == 0) intermediate_size = 4 * hidden_size;
   const SizeKey& last = *std::rbegin(size_keys);
   std::for_each(std::begin(size_keys), &last, check_size);
   if (head_dim == 0) {
@@ -260,13 +298,15 @@ void Config::check(Exit code, const std::string& where) {
     head_dim = hidden_size / num_attention_heads;
   }
   check_size(last);
-  if (head_dim % 2 != 0) fail(code, where, ": head_dim ", head_dim, " is odd; RoPE rotates pairs, so it must be even");
+  if (gpt2()) check_gpt2(*this, code, where);
+  else if (head_dim % 2 != 0)
+    fail(code, where, ": head_dim ", head_dim, " is odd; RoPE rotates pairs, so it must be even");
   if (num_attention_heads % num_key_value_heads != 0)
     fail(code, where, ": num_attention_heads ", num_attention_heads, " is not a multiple of num_key_value_heads ",
          num_key_value_heads);
-  for (const double number : {rms_norm_eps, qk_norm_eps, rope_theta})
+  for (const double number : {norm_eps, qk_norm_eps, rope_theta})
     if (!(number > 0) || !std::isfinite(number))
-      fail(code, where, ": rms_norm_eps ", rms_norm_eps, ", qk_norm_eps ", qk_norm_eps, " and rope_theta ", rope_theta,
+      fail(code, where, ": norm_eps ", norm_eps, ", qk_norm_eps ", qk_norm_eps, " and rope_theta ", rope_theta,
            " must be positive and finite");
   check_options(*this, code, where);
 }
@@ -281,18 +321,19 @@ void read_model_type(const json& object, Config& config, const std::string& wher
   if (model_type == "llama") return;
   if (model_type != "qwen3")
     fail(Exit::bad_data, where, ": model_type \"", excerpt(model_type),
-         "\" is not supported without a \"crossply\" object; known: llama, qwen3");
+         "\" is not supported without a \"crossply\" object; known: llama, qwen3, gpt2");
   for (const char* key : {"head_dim", "num_key_value_heads"})  // defaults there are those of one size
     if (!object.contains(key)) fail(Exit::bad_data, where, ": key \"", key, "\" is missing");
   config.qk_norm = true;
-  config.qk_norm_eps = config.rms_norm_eps;
+  config.qk_norm_eps = config.norm_eps;
 }
 
 }  // namespace
 
 Config parse_config(const json& object, const std::string& where, std::string* ignored) {
   if (!object.is_object()) fail(Exit::bad_data, where, ": a configuration must be a JSON object");
-  const std::string names = check_keys(object, where);
+  if (is_gpt2(object, where)) return parse_gpt2(object, where, ignored);
+  const std::string names = check_llama_keys(object, where);
   if (ignored != nullptr) *ignored = names;
   for (const SizeKey& size : std::span(size_keys).first<required_sizes>())
     if (!object.contains(size.key)) fail(Exit::bad_data, where, ": key \"", size.key, "\" is missing");
@@ -301,7 +342,7 @@ Config parse_config(const json& object, const std::string& where, std::string* i
       fail(Exit::bad_data, where, ": \"", key, "\" is null; give the number that the model was trained with");
   Config config;
   for (const SizeKey& size : size_keys) read(object, size.key, config.*size.value, where);
-  read(object, "rms_norm_eps", config.rms_norm_eps, where);
+  read(object, "rms_norm_eps", config.norm_eps, where);
   read(object, "tie_word_embeddings", config.tie_word_embeddings, where);
   read(object, "initializer_range", config.initializer_range, where);
   read_rope(object, config, where);
@@ -335,14 +376,15 @@ json rope_json(const Config& config) {
 }  // namespace
 
 json to_json(const Config& config) {
-  const bool qwen3 = config.arch == "llama" && config.qk_norm && config.qk_norm_eps == config.rms_norm_eps;
+  if (config.gpt2()) return gpt2_json(config);
+  const bool qwen3 = config.arch == "llama" && config.qk_norm && config.qk_norm_eps == config.norm_eps;
   const bool plain = config.arch == "llama" && (qwen3 || !config.qk_norm);
   const char* name = qwen3 ? "Qwen3ForCausalLM" : plain ? "LlamaForCausalLM" : "CrossplyForCausalLM";
   json object = R"({"hidden_act": "silu", "attention_bias": false, "mlp_bias": false, "attention_dropout": 0.0,
                     "torch_dtype": "float32", "dtype": "float32", "use_cache": true})"_json;
   object["architectures"] = json::array({name});
   object["model_type"] = qwen3 ? "qwen3" : plain ? "llama" : "crossply_" + config.arch;
-  object["rms_norm_eps"] = config.rms_norm_eps;
+  object["rms_norm_eps"] = config.norm_eps;
   object["rope_theta"] = config.rope_theta;
   object["rope_parameters"] = rope_json(config);
   object["tie_word_embeddings"] = config.tie_word_embeddings;
@@ -352,11 +394,7 @@ json to_json(const Config& config) {
   if (qwen3) object["use_sliding_window"] = false;
   for (const auto& [key, value] : config.token_ids) object[key] = json::parse(value);
   if (plain) return object;
-  for (const Option& option : find_architecture(config.arch).options) {
-    const std::string& value = config.options.at(option.key);
-    object["crossply"][option.key] = option.choices.empty() ? json::parse(value) : json(value);
-  }
-  object["crossply"]["arch"] = config.arch;
+  object["crossply"] = crossply_json(config);
   object["crossply"]["qk_norm"] = config.qk_norm;
   if (config.qk_norm) object["crossply"]["qk_norm_eps"] = config.qk_norm_eps;
   return object;

@@ -1,4 +1,5 @@
-// The configuration of a model: Hugging Face's LLaMA keys, plus one object "crossply" for what HF has no key for.
+// The configuration of a model: Hugging Face's LLaMA or GPT-2 keys, plus one object "crossply" for what HF has no key
+// for.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +22,7 @@ struct RopeScaling {
 
 struct Config {
   std::string arch = "llama";
+  std::string backbone = "llama";   // llama or gpt2, the block; that of arch gpt2 is gpt2
   int64_t vocab_size = 0;           // V
   int64_t hidden_size = 0;          // C
   int64_t intermediate_size = 0;    // F
@@ -28,20 +30,25 @@ struct Config {
   int64_t num_attention_heads = 0;  // H
   int64_t num_key_value_heads = 0;  // K; 0: H
   int64_t head_dim = 0;             // D; 0: C / H
-  int64_t max_position_embeddings = 2048;
-  double rms_norm_eps = 1e-6;
+  int64_t max_position_embeddings = 2048;  // gpt2: P, the rows of the table of positions
+  double norm_eps = 1e-6;                  // of the backbone's norms; gpt2: usually 1e-5
   double rope_theta = 10000;
   std::optional<RopeScaling> rope_scaling;
   bool tie_word_embeddings = false;
   double initializer_range = 0.02;
   bool qk_norm = false;  // RMSNorm over the head width on q and k, before RoPE, as in Qwen3
   double qk_norm_eps = 1e-5;
+  // Of the backbone gpt2 only:
+  bool bias = true;  // false: no biases anywhere, norms with a gain only
+  std::string activation_function = "gelu_new";  // the tanh form, or gelu, the erf form
+  bool scale_attn_by_inverse_layer_idx = false;  // the logits of layer i (from 0) are divided by i + 1, too
   std::map<std::string, std::string> token_ids;  // bos_token_id and the like, as JSON: kept for other readers
   std::map<std::string, std::string> options;    // the connection's own keys, as text; complete after check()
 
   // One of the options, which check() has found to be of its kind.
   const std::string& text(const std::string& key) const { return options.at(key); }
   bool flag(const std::string& key) const { return options.at(key) == "true"; }
+  bool gpt2() const { return backbone == "gpt2"; }
   int64_t integer(const std::string& key) const;
   double number(const std::string& key) const;
 
@@ -58,8 +65,8 @@ struct Config {
 // something elsewhere and nothing here; parse_config lists them in *ignored.
 Config load_config(const std::string& path);
 Config parse_config(const nlohmann::json& json, const std::string& where, std::string* ignored = nullptr);
-// What a config.json holds. A plain LLaMA, and one with q/k norms of the same epsilon, which is a Qwen3, get no
-// "crossply" object and load in transformers as they are.
+// What a config.json holds. A plain LLaMA, one with q/k norms of the same epsilon, which is a Qwen3, and a plain GPT-2
+// with biases get no "crossply" object and load in transformers as they are.
 nlohmann::json to_json(const Config& config);
 
 }  // namespace crossply

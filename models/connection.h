@@ -4,6 +4,7 @@
 // residual stream, so a connection overrides only what it changes. One file per connection (README.md here).
 #pragma once
 
+#include <cmath>
 #include <string>
 
 #include "kernels/attention/ops.h"
@@ -21,6 +22,8 @@ struct Build {
   int64_t B, T;
 
   Value* parameter(const std::string& name) const { return tape.parameter(params.at(name)); }
+  // Null where the model has none of this name.
+  Value* find(const std::string& name) const { return params.contains(name) ? parameter(name) : nullptr; }
 };
 
 // One of a layer's two sublayers.
@@ -44,6 +47,21 @@ inline std::string layer_name(int layer, const std::string& rest) {
 // Is layer n (from 0) one of those that take in something of the first layer: all but itself, or the last_k last ones?
 inline bool takes_first(int n, int64_t last_k, int64_t L) { return n > 0 && (last_k == 0 || n >= L - last_k); }
 
+// The backbone's norm, with the rows `rows`.weight and, in a GPT-2 with biases, `rows`.bias: RMSNorm, or LayerNorm.
+inline Value* backbone_norm(const Build& b, const std::string& name, Value* x, const std::string& rows) {
+  Value* gain = b.parameter(rows + ".weight");
+  return b.config.gpt2() ? ops::layernorm(b.tape, name, x, gain, b.find(rows + ".bias"), b.config.norm_eps)
+                         : ops::rmsnorm(b.tape, name, x, gain, b.config.norm_eps);
+}
+// What the backbone divides the attention logits of a layer by, beside sqrt(D).
+inline double attention_divisor(const Config& config, int layer) {
+  return config.scale_attn_by_inverse_layer_idx ? layer + 1 : 1;
+}
+// The spread with which a sublayer's output projection starts; GPT-2's shrinks with the number of sublayers.
+inline double output_spread(const Config& c) {
+  return c.initializer_range / (c.gpt2() ? std::sqrt(2.0 * static_cast<double>(c.num_hidden_layers)) : 1);
+}
+
 // For every row whose name contains `part`: its start becomes this.
 inline void start_at(ParameterTable& params, const std::string& part, const Init& init) {
   for (Parameter& row : params.rows())
@@ -57,14 +75,14 @@ class Connection {
   // Adds the connection's parameters, and may change or remove the backbone's (declared before).
   virtual void declare(ParameterTable&, const Config&) const {}
 
-  // For a start from a plain LLaMA's weights: changes how the connection's parameters (declared before) start, so that
-  // the model computes the LLaMA's numbers bit for bit. Returns what the user should know, mostly nothing; throws
-  // Exit::usage with the reason where no start does that.
-  virtual std::string start_as_llama(ParameterTable&, const Config& c) const {
-    fail(Exit::usage, c.arch, " does not say how it could start as a LLaMA; train it from scratch");
+  // For a start from the weights of the plain backbone, a LLaMA or a GPT-2: changes how the connection's parameters
+  // (declared before) start, so that the model computes the plain one's numbers bit for bit. Returns what the user should
+  // know, mostly nothing; throws Exit::usage with the reason where no start does that.
+  virtual std::string start_as_plain(ParameterTable&, const Config& c) const {
+    fail(Exit::usage, c.arch, " does not say how it could start as a ", c.backbone, "; train it from scratch");
   }
-  // The LLaMA's parameter that a parameter starts as; one of no such name starts by its rule.
-  virtual std::string llama_name(const std::string& name) const { return name; }
+  // The plain backbone's parameter that a parameter starts as; one of no such name starts by its rule.
+  virtual std::string plain_name(const std::string& name) const { return name; }
 
   // Called once per recording with the embeddings (B, T, C).
   virtual void begin(const Build& build, Value* embeddings) {
@@ -73,7 +91,8 @@ class Connection {
   }
   // What the sublayer reads, normalised: (B, T, C).
   virtual Value* read(const Site& site) { return norm(site, x_); }
-  // The layer's own queries, keys and values, before q/k norm and RoPE; x is what read() returned.
+  // The layer's own queries, keys and values, before q/k norm and RoPE where the backbone has these; x is what read()
+  // returned.
   virtual Heads project(int layer, Value* x) {
     const auto heads = linears(layer, x, {queries(layer), keys(layer), values(layer)});
     return {heads[0], heads[1], heads[2]};
@@ -85,7 +104,8 @@ class Connection {
   // rotated by now. ops::attention may come once, twice under two names, or not at all. Here once, to what kv() says.
   virtual Value* attend(int layer, Heads own) {
     const KeyValue read = kv(layer, {own.k, own.v});
-    return ops::attention(build_->tape, Site{layer, false}.name(), own.q, read.k, read.v);
+    return ops::attention(build_->tape, Site{layer, false}.name(), own.q, read.k, read.v,
+                          attention_divisor(build_->config, layer));
   }
   // Takes the sublayer's output (B, T, C).
   virtual void write(const Site& site, Value* y) { x_ = ops::add(build_->tape, site.name() + ".residual", x_, y); }
@@ -95,9 +115,8 @@ class Connection {
  protected:
   // The backbone's norm in front of a sublayer.
   Value* norm(const Site& site, Value* x) const {
-    const char* gain = site.mlp ? "post_attention_layernorm.weight" : "input_layernorm.weight";
-    return ops::rmsnorm(build_->tape, site.name() + ".norm", x, build_->parameter(layer_name(site.layer, gain)),
-                        build_->config.rms_norm_eps);
+    const char* rows = site.mlp ? "post_attention_layernorm" : "input_layernorm";
+    return backbone_norm(*build_, site.name() + ".norm", x, layer_name(site.layer, rows));
   }
   // The backbone's projections of attention, and products of several of them with one input.
   ops::Projection queries(int layer) const { return projection(layer, 'q', build_->config.num_attention_heads); }
@@ -112,8 +131,9 @@ class Connection {
 
  private:
   ops::Projection projection(int layer, char which, int64_t heads) const {
-    Value* weight = build_->parameter(layer_name(layer, str("self_attn.", which, "_proj.weight")));
-    return {str("L", layer, ".attn.", which), weight, Shape{build_->B, build_->T, heads, build_->config.head_dim}};
+    const std::string rows = layer_name(layer, str("self_attn.", which, "_proj"));
+    return {str("L", layer, ".attn.", which), build_->parameter(rows + ".weight"),
+            Shape{build_->B, build_->T, heads, build_->config.head_dim}, build_->find(rows + ".bias")};
   }
 };
 

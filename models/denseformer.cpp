@@ -31,7 +31,7 @@ class DenseFormer : public Connection {
   }
 
   // A new model's weights are the identity anyway.
-  std::string start_as_llama(ParameterTable&, const Config&) const override { return ""; }
+  std::string start_as_plain(ParameterTable&, const Config&) const override { return ""; }
 
   void begin(const Build& build, Value* embeddings) override {
     build_ = &build;

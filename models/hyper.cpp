@@ -37,17 +37,18 @@ class Hyper : public Connection {
   void declare(ParameterTable& params, const Config& config) const override {
     for (int layer = 0; layer < config.num_hidden_layers; ++layer) {
       if (!gains_)
-        for (const char* gain : {"input_layernorm.weight", "post_attention_layernorm.weight"})
-          params.remove(layer_name(layer, gain));
+        for (const char* row : {"input_layernorm.weight", "input_layernorm.bias", "post_attention_layernorm.weight",
+                                "post_attention_layernorm.bias"})
+          if (params.contains(layer_name(layer, row))) params.remove(layer_name(layer, row));
       if (scale_outputs_)
         for (const char* output : {"self_attn.o_proj.weight", "mlp.down_proj.weight"})
           params.at(layer_name(layer, output)).init =
-              Init::normal(config.initializer_range / std::sqrt(static_cast<double>(E_)));
+              Init::normal(output_spread(config) / std::sqrt(static_cast<double>(E_)));
       for (const bool mlp : {false, true}) declare_site(params, {layer, mlp}, config.hidden_size);
     }
   }
 
-  std::string start_as_llama(ParameterTable&, const Config&) const override {
+  std::string start_as_plain(ParameterTable&, const Config&) const override {
     if (E_ != 1 || !gains_)
       fail(Exit::usage, "hyper: rate ", E_, " with prenorm ", gains_ ? "rmsnorm" : "layernorm_no_affine",
            " cannot start as a LLaMA bit for bit: only one stream sums up to the LLaMA's, and the sublayers' norms ",
@@ -61,16 +62,14 @@ class Hyper : public Connection {
   }
 
   Value* read(const Site& site) override {
-    auto parameter = [&](const char* rest) {
-      return build_->params.contains(name_of(site, rest)) ? build_->parameter(name_of(site, rest)) : nullptr;
-    };
+    auto parameter = [&](const char* rest) { return build_->find(name_of(site, rest)); };
     const ops::HyperParameters p{parameter("static_alpha"),        parameter("static_beta"),
                                  parameter("dynamic_alpha_proj"),  parameter("dynamic_beta_proj"),
                                  parameter("dynamic_alpha_scale"), parameter("dynamic_beta_scale"),
                                  parameter("norm.weight"),         parameter("norm.bias")};
     const ops::HyperRead in = ops::hyper_read(build_->tape, site.name() + ".read", x_, p, norm_, eps_);
     coef_ = in.coef;
-    return gains_ ? norm(site, in.x) : ops::layernorm(build_->tape, site.name() + ".norm", in.x, 1e-5);
+    return gains_ ? norm(site, in.x) : ops::layernorm(build_->tape, site.name() + ".norm", in.x, nullptr, nullptr, 1e-5);
   }
 
   void write(const Site& site, Value* y) override {

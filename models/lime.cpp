@@ -40,7 +40,7 @@ class Lime : public Connection {
     }
   }
 
-  std::string start_as_llama(ParameterTable& params, const Config& config) const override {
+  std::string start_as_plain(ParameterTable& params, const Config& config) const override {
     if (routing_ == "average")
       fail(Exit::usage, "lime: routing average mixes all layers from the start, so it cannot start as a LLaMA");
     const int64_t K = config.num_key_value_heads;

@@ -37,6 +37,8 @@ class LimeStatic : public Connection {
     for (int i = 1; i < c.num_hidden_layers; ++i) {
       for (const char* name : {"self_attn.k_proj.weight", "self_attn.v_proj.weight"})
         params.at(layer_name(i, name)).init = Init::uniform(1 / std::sqrt(fan_in));
+      for (const char* name : {"self_attn.k_proj.bias", "self_attn.v_proj.bias"})  // a key's changes no weight of
+        if (params.contains(layer_name(i, name))) params.remove(layer_name(i, name));  // attention, a value's is o_proj's
       params.add(layer_name(i, "lime_layernorm.weight"), Shape{C}, Init::constant(1), 1, 0);
       if (dynamic_)
         params.add(router_name(i), Shape{K * (i + 1), C}, Init::normal(c.initializer_range), /*lr_mul=*/10,
@@ -45,7 +47,7 @@ class LimeStatic : public Connection {
     }
   }
 
-  std::string start_as_llama(ParameterTable&, const Config& c) const override {
+  std::string start_as_plain(ParameterTable&, const Config& c) const override {
     fail(Exit::usage, c.arch, " multiplies its norms in another order than a LLaMA, so it equals none bit for bit");
   }
 
@@ -53,7 +55,7 @@ class LimeStatic : public Connection {
     const Config& c = build_->config;
     const std::string name = Site{layer, false}.name();
     if (c.num_hidden_layers > 1)
-      streams_.push_back(ops::rmsnorm(build_->tape, name + ".unit", x_, nullptr, c.rms_norm_eps));
+      streams_.push_back(ops::rmsnorm(build_->tape, name + ".unit", x_, nullptr, c.norm_eps));
     if (layer == 0) return Connection::project(layer, x);
     auto parameter = [&](const std::string& rest) { return build_->parameter(layer_name(layer, rest)); };
     const HeadMix<Value*> m{streams_, weights(layer, name), parameter("lime_layernorm.weight"),
@@ -73,7 +75,7 @@ class LimeStatic : public Connection {
     if (dynamic_) {
       const Config& c = build_->config;
       Value* gain = build_->parameter(layer_name(layer, "lime_layernorm.weight"));
-      Value* input = ops::rmsnorm(build_->tape, name + ".router_norm", x_, gain, c.rms_norm_eps);
+      Value* input = ops::rmsnorm(build_->tape, name + ".router_norm", x_, gain, c.norm_eps);
       const Shape logits{build_->B, build_->T, c.num_key_value_heads, layer + 1};
       router = ops::linear(build_->tape, name + ".router", input, router, logits);
     }

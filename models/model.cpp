@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "models/gpt2.h"
 #include "models/llama.h"
 #include "models/registry.h"
 
@@ -9,25 +10,50 @@ namespace crossply {
 
 void declare_model(ParameterTable& params, const Config& c) {
   const Shape table{c.vocab_size, c.hidden_size};
-  params.add("model.embed_tokens.weight", table, Init::normal(c.initializer_range), 1, 0);
-  for (int i = 0; i < c.num_hidden_layers; ++i) declare_llama_block(params, c, i);
+  const Init normal = Init::normal(c.initializer_range);
+  params.add("model.embed_tokens.weight", table, normal, 1, 0);
+  if (c.gpt2())
+    params.add("model.embed_positions.weight", Shape{c.max_position_embeddings, c.hidden_size}, normal, 1, 0);
+  for (int i = 0; i < c.num_hidden_layers; ++i)
+    c.gpt2() ? declare_gpt2_block(params, c, i) : declare_llama_block(params, c, i);
   params.add("model.norm.weight", Shape{c.hidden_size}, Init::constant(1), 1, 0);
-  if (!c.tie_word_embeddings) params.add("lm_head.weight", table, Init::normal(c.initializer_range), 1, 1);
+  if (c.gpt2() && c.bias) params.add("model.norm.bias", Shape{c.hidden_size}, Init::constant(0), 1, 0);
+  if (!c.tie_word_embeddings) params.add("lm_head.weight", table, normal, 1, 1);
   find_architecture(c.arch).make(c)->declare(params, c);
 }
 
+namespace {
+
+// The embeddings (B, T, C), which the first block reads.
+Value* embed(const Build& b, Value* tokens) {
+  Value* x = ops::embedding(b.tape, "embed", tokens, b.parameter("model.embed_tokens.weight"));
+  return b.config.gpt2() ? ops::positions(b.tape, "positions", x, b.parameter("model.embed_positions.weight")) : x;
+}
+
+// All blocks; rope: the table of angles, which a LLaMA's attention takes its positions from.
+void record_blocks(const Build& b, Connection& connection) {
+  const Config& c = b.config;
+  const int64_t longest = std::max(b.T, b.tape.cache_length());
+  Value* rope = c.gpt2() ? nullptr : ops::rope_positions(b.tape, longest, c.rope_frequencies());
+  for (int i = 0; i < c.num_hidden_layers; ++i)
+    c.gpt2() ? record_gpt2_block(b, connection, i) : record_llama_block(b, connection, i, rope);
+}
+
+}  // namespace
+
 Graph record_model(Tape& tape, ParameterTable& params, const Config& config, int64_t B, int64_t T) {
+  if (const int64_t longest = std::max(T, tape.cache_length());
+      config.gpt2() && longest > config.max_position_embeddings)
+    fail(Exit::usage, "sequences of ", longest, " tokens: the model has learned ", config.max_position_embeddings,
+         " positions; ask for no more");
   const Build build{tape, params, config, B, T};
   const auto connection = find_architecture(config.arch).make(config);
   Graph graph;
   graph.tokens = tape.input("tokens", Shape{B, T}, Dtype::i32);
-  Value* rope = ops::rope_positions(tape, std::max(T, tape.cache_length()), config.rope_frequencies());
-  Value* embed = build.parameter("model.embed_tokens.weight");
-  connection->begin(build, ops::embedding(tape, "embed", graph.tokens, embed));
-  for (int i = 0; i < config.num_hidden_layers; ++i) record_llama_block(build, *connection, i, rope);
-  Value* x =
-      ops::rmsnorm(tape, "norm", connection->finish(), build.parameter("model.norm.weight"), config.rms_norm_eps);
-  Value* head = config.tie_word_embeddings ? embed : build.parameter("lm_head.weight");
+  connection->begin(build, embed(build, graph.tokens));
+  record_blocks(build, *connection);
+  Value* x = backbone_norm(build, "norm", connection->finish(), "model.norm");
+  Value* head = build.parameter(config.tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight");
   if (tape.cache_length() > 0) {
     graph.logits = ops::linear(tape, "logits", x, head, Shape{B, T, config.vocab_size});
   } else {

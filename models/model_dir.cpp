@@ -4,11 +4,14 @@
 #include <cmath>
 #include <cstdio>
 #include <deque>
+#include <functional>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <set>
 #include <unordered_map>
 
 #include "engine/printable.h"
+#include "models/file_layout.h"
 #include "models/json_file.h"
 #include "models/model.h"
 #include "models/registry.h"
@@ -16,14 +19,18 @@
 namespace crossply {
 namespace {
 
+// Where a row is in a file: in a tensor of `outputs`, from `begin` on.
 struct Found {
   const SafetensorsFile* file;
   const TensorInfo* info;
+  Shape shape;  // of the row
+  int64_t begin = 0, outputs = 0;
+  bool transposed = false;
 };
 
-void check_shape(const std::string& path, const TensorInfo& info, const Parameter& row) {
-  if (info.shape != sizes_of(row.shape))
-    fail(Exit::bad_data, path, ": ", info.str(), " does not fit the configuration, which makes it ", row.shape.str());
+[[noreturn]] void refuse_shape(const Found& found, const Shape& shape) {
+  fail(Exit::bad_data, found.file->path(), ": ", found.info->str(), " does not fit the configuration, which makes it ",
+       shape.str());
 }
 
 // The weight files of a directory: one, or those of the index.
@@ -47,45 +54,65 @@ std::deque<SafetensorsFile> open_weights(const std::string& dir) {
   return files;
 }
 
-using Tensors = std::unordered_map<std::string, Found>;
+using Rows = std::unordered_map<std::string, Found>;
 
-// Every tensor by name. The files must hold exactly what the table declares.
-Tensors find_tensors(const std::deque<SafetensorsFile>& files, const Config& config, ParameterTable& params) {
-  Tensors found;
+// Every row by name. The files must hold exactly what the table declares.
+Rows find_rows(const std::deque<SafetensorsFile>& files, const Config& config, const ParameterTable& params) {
+  const std::vector<FileTensor> layout = file_layout(params, config);
+  std::unordered_map<std::string, const FileTensor*> known;
+  for (const FileTensor& tensor : layout) known[tensor.name] = &tensor;
+  Rows found;
   for (const SafetensorsFile& file : files) {
     for (const TensorInfo& info : file.tensors()) {
-      const bool tied_head = config.tie_word_embeddings && info.name == "lm_head.weight";
-      const bool rope_buffer = info.name.ends_with(".rotary_emb.inv_freq");  // old exports store this constant
-      if (tied_head || rope_buffer) continue;
-      if (!params.contains(info.name))
+      if (is_no_row(info.name, config)) continue;
+      const auto it = known.find(file_name(info.name, config));
+      if (it == known.end())
         fail(Exit::bad_data, file.path(), ": tensor ", info.str(), " is not part of a ", config.arch,
              " model with this config.json");
-      check_shape(file.path(), info, params.at(info.name));
-      if (!found.emplace(info.name, Found{&file, &info}).second)
-        fail(Exit::bad_data, file.path(), ": tensor ", info.str(), " is in two files");
+      const FileTensor& tensor = *it->second;
+      Found at{&file, &info, {}, 0, tensor.shape[tensor.shape.rank - 1], tensor.transposed};
+      if (info.shape != sizes_of(tensor.shape)) refuse_shape(at, tensor.shape);
+      for (const Parameter* row : tensor.rows) {
+        at.shape = row->shape;
+        if (!found.emplace(row->name, at).second)
+          fail(Exit::bad_data, file.path(), ": tensor ", info.str(), " is in two files");
+        at.begin += row->shape[0];
+      }
     }
   }
-  for (const Parameter& row : params.rows())
-    if (!found.contains(row.name))
-      fail(Exit::bad_data, files.front().path(), ": tensor \"", row.name, "\" ", row.shape.str(), " is missing");
+  for (const FileTensor& tensor : layout)
+    if (!found.contains(tensor.rows[0]->name))
+      fail(Exit::bad_data, files.front().path(), ": tensor \"", tensor.name, "\" ", tensor.shape.str(), " is missing");
   return found;
 }
 
+// The row's numbers out of its tensor's.
+std::vector<double> part_of(const std::vector<double>& tensor, const Found& at) {
+  if (at.shape.numel() == std::ssize(tensor) && !at.transposed) return tensor;
+  std::vector<double> part(static_cast<size_t>(at.shape.numel()));
+  const int64_t inputs = at.transposed ? at.shape[1] : 1;
+  for (int64_t o = 0; o < at.shape[0]; ++o)
+    for (int64_t i = 0; i < inputs; ++i)
+      part[static_cast<size_t>(o * inputs + i)] = tensor[static_cast<size_t>(i * at.outputs + at.begin + o)];
+  return part;
+}
+
 void read_row(const Found& source, ParameterTable& params, const Parameter& row) {
-  std::vector<double> host(static_cast<size_t>(row.shape.numel()));
+  std::vector<double> host(static_cast<size_t>(std::accumulate(
+      source.info->shape.begin(), source.info->shape.end(), int64_t{1}, std::multiplies<int64_t>())));
   source.file->read_f64(*source.info, host.data());
   const auto bad = std::find_if(host.begin(), host.end(), [](double weight) { return !std::isfinite(weight); });
   if (bad != host.end())
     fail(Exit::bad_data, source.file->path(), ": tensor ", source.info->str(), " holds ", *bad, " at its element ",
          bad - host.begin(), "; no model can be run with that");
-  params.write(row, host.data());
+  params.write(row, part_of(host, source).data());
 }
 
 }  // namespace
 
 void load_weights(const std::string& dir, const Config& config, ParameterTable& params) {
   const std::deque<SafetensorsFile> files = open_weights(dir);
-  const Tensors found = find_tensors(files, config, params);
+  const Rows found = find_rows(files, config, params);
   for (const Parameter& row : params.rows()) read_row(found.at(row.name), params, row);
 }
 
@@ -93,28 +120,54 @@ void load_initial_weights(const std::string& dir, const Config& source, const Co
   const std::deque<SafetensorsFile> files = open_weights(dir);
   ParameterTable theirs;
   declare_model(theirs, source);
-  const Tensors found = find_tensors(files, source, theirs);
+  const Rows found = find_rows(files, source, theirs);
   const auto connection = find_architecture(config.arch).make(config);
   std::vector<std::pair<const Parameter*, const Found*>> taken;
   for (const Parameter& row : params.rows()) {
-    const auto it = found.find(source.arch == config.arch ? row.name : connection->llama_name(row.name));
+    const auto it = found.find(source.arch == config.arch ? row.name : connection->plain_name(row.name));
     if (it == found.end()) continue;
-    check_shape(it->second.file->path(), *it->second.info, row);
+    if (it->second.shape != row.shape) refuse_shape(it->second, row.shape);
     taken.emplace_back(&row, &it->second);
   }
   for (const auto& [row, tensor] : taken) read_row(*tensor, params, *row);
 }
 
-std::vector<NamedTensor> values_of(const ParameterTable& params) {
-  std::vector<NamedTensor> values;
-  for (const Parameter& row : params.rows()) values.push_back({row.name, row.value});
-  return values;
+namespace {
+
+std::vector<NamedTensor> named(const ParameterTable& params, const Config& config, Tensor Parameter::*which) {
+  std::vector<NamedTensor> named;
+  for (const FileTensor& tensor : file_layout(params, config)) {
+    named.push_back({tensor.name, tensor.shape, {}, tensor.transposed});
+    for (const Parameter* row : tensor.rows) named.back().parts.push_back(row->*which);
+  }
+  return named;
 }
 
-std::vector<NamedTensor> gradients_of(const ParameterTable& params) {
-  std::vector<NamedTensor> gradients;
-  for (const Parameter& row : params.rows()) gradients.push_back({row.name, row.grad});
-  return gradients;
+// A tensor's numbers as they stand in a file.
+std::vector<float> assemble(const ParameterTable& params, const NamedTensor& tensor) {
+  if (tensor.parts.size() == 1 && !tensor.transposed) return params.read(tensor.parts[0]);
+  std::vector<float> all(static_cast<size_t>(tensor.shape.numel()));
+  const int64_t outputs = tensor.shape[tensor.shape.rank - 1], inputs = tensor.shape.numel() / outputs;
+  int64_t begin = 0;
+  for (const Tensor& part : tensor.parts) {
+    const std::vector<float> host = params.read(part);
+    const int64_t own = part.dim(0);
+    for (int64_t o = 0; o < own; ++o)
+      for (int64_t i = 0; i < inputs; ++i)
+        all[static_cast<size_t>(i * outputs + begin + o)] = host[static_cast<size_t>(o * inputs + i)];
+    begin += own;
+  }
+  return all;
+}
+
+}  // namespace
+
+std::vector<NamedTensor> values_of(const ParameterTable& params, const Config& config) {
+  return named(params, config, &Parameter::value);
+}
+
+std::vector<NamedTensor> gradients_of(const ParameterTable& params, const Config& config) {
+  return named(params, config, &Parameter::grad);
 }
 
 void save_tensors(const std::string& path, const ParameterTable& params, const std::vector<NamedTensor>& tensors,
@@ -122,20 +175,21 @@ void save_tensors(const std::string& path, const ParameterTable& params, const s
   const bool readable = params.device().stream().backend != Backend::cuda;  // by this program, where it is
   std::deque<std::vector<float>> copies;
   std::vector<TensorToWrite> to_write;
-  for (const auto& [name, tensor] : tensors) {
-    const bool as_it_is = readable && tensor.dtype == Dtype::f32;
-    const float* data = as_it_is ? tensor.as<float>() : copies.emplace_back(params.read(tensor)).data();
-    to_write.push_back({name, "F32", sizes_of(tensor.shape), data});
+  for (const NamedTensor& tensor : tensors) {
+    const Tensor& first = tensor.parts[0];
+    const bool as_it_is = readable && first.dtype == Dtype::f32 && tensor.parts.size() == 1 && !tensor.transposed;
+    const float* data = as_it_is ? first.as<float>() : copies.emplace_back(assemble(params, tensor)).data();
+    to_write.push_back({tensor.name, "F32", sizes_of(tensor.shape), data});
   }
   write_safetensors(path, to_write, metadata);
 }
 
-std::vector<std::string> save_weights(const CheckpointWriter& writer, const ParameterTable& params, int rank, int size,
-                                      int64_t most) {
+std::vector<std::string> save_weights(const CheckpointWriter& writer, const ParameterTable& params,
+                                      const Config& config, int rank, int size, int64_t most) {
   std::vector<std::vector<NamedTensor>> shards(1);
   int64_t bytes = 0, total = 0;
-  for (const NamedTensor& value : values_of(params)) {
-    const int64_t more = value.tensor.numel() * static_cast<int64_t>(sizeof(float));
+  for (const NamedTensor& value : values_of(params, config)) {
+    const int64_t more = value.shape.numel() * static_cast<int64_t>(sizeof(float));
     if (size > 1 && !shards.back().empty() && bytes + more > most) shards.emplace_back(), bytes = 0;
     shards.back().push_back(value);
     bytes += more, total += more;

@@ -21,23 +21,26 @@ void load_weights(const std::string& dir, const Config& config, ParameterTable& 
 // plain LLaMA becomes. What the source has no tensor for keeps its value.
 void load_initial_weights(const std::string& dir, const Config& source, const Config& config, ParameterTable& params);
 
-// Tensors and their names in a file.
+// Tensors of the table's device as they stand in a file: one after the other along the last dimension of `shape`, each
+// transposed, or as it is.
 struct NamedTensor {
   std::string name;
-  Tensor tensor;
+  Shape shape;
+  std::vector<Tensor> parts;
+  bool transposed = false;
 };
-// Every row's value, or its gradient, under the row's name.
-std::vector<NamedTensor> values_of(const ParameterTable& params);
-std::vector<NamedTensor> gradients_of(const ParameterTable& params);
-// All of these, of the table's device, as one safetensors file of fp32 tensors.
+// Every row's value, or its gradient, as models/file_layout.h has them.
+std::vector<NamedTensor> values_of(const ParameterTable& params, const Config& config);
+std::vector<NamedTensor> gradients_of(const ParameterTable& params, const Config& config);
+// All of these as one safetensors file of fp32 tensors.
 void save_tensors(const std::string& path, const ParameterTable& params, const std::vector<NamedTensor>& tensors,
                   const std::map<std::string, std::string>& metadata = {});
 // The values of all rows, which this and all other ranks of a job call with the same: rank 0 writes model.safetensors;
 // where that would be of more than `most` bytes and there are several, they write Hugging Face's shards,
 // model-0000i-of-0000n.safetensors with i = 1 to n, in turns, and rank 0 the index. No tensor is split. Returns the
 // names of the files that this rank wrote.
-std::vector<std::string> save_weights(const CheckpointWriter& writer, const ParameterTable& params, int rank, int size,
-                                      int64_t most);
+std::vector<std::string> save_weights(const CheckpointWriter& writer, const ParameterTable& params,
+                                      const Config& config, int rank, int size, int64_t most);
 // A shape in a file's words.
 inline std::vector<int64_t> sizes_of(const Shape& shape) { return {shape.dim.begin(), shape.dim.begin() + shape.rank}; }
 

@@ -38,30 +38,29 @@ class Mudd : public Connection {
 
   void declare(ParameterTable& params, const Config& config) const override {
     const int64_t C = config.hidden_size;
+    const bool bias = params.contains("model.norm.bias");
     for (int i = 0; i < L_; ++i) params.remove(layer_name(i, "input_layernorm.weight"));
+    for (int i = 0; i < L_ && bias; ++i) params.remove(layer_name(i, "input_layernorm.bias"));
     for (int i = 0; i < L_; ++i) {
-      for (const char* way : {"q", "k", "v"})
+      for (const char* way : {"q", "k", "v"}) {
         params.add(layer_name(i, str("input_layernorm_", way, ".weight")), Shape{C}, Init::constant(1), 1, 0);
-      if (!widths_.empty()) {
-        const int64_t F = widths_[static_cast<size_t>(i)];
-        for (const char* name : {"mlp.gate_proj.weight", "mlp.up_proj.weight"})
-          params.at(layer_name(i, name)).shape = Shape{F, C};
-        params.at(layer_name(i, "mlp.down_proj.weight")).shape = Shape{C, F};
+        if (bias) params.add(layer_name(i, str("input_layernorm_", way, ".bias")), Shape{C}, Init::constant(0), 1, 0);
       }
+      if (!widths_.empty()) set_width(params, i, widths_[static_cast<size_t>(i)], C);
       declare_mixture(params, i, C);
     }
   }
 
   // Its mixtures start as the plain stream anyway.
-  std::string start_as_llama(ParameterTable&, const Config&) const override {
+  std::string start_as_plain(ParameterTable&, const Config&) const override {
     if (!widths_.empty())
       fail(Exit::usage, "mudd: a LLaMA's feed-forward parts are all alike; leave out intermediate_sizes");
     return "";
   }
-  std::string llama_name(const std::string& name) const override {
+  std::string plain_name(const std::string& name) const override {
     const std::string norm = "input_layernorm_";
     const size_t at = name.find(norm);
-    return at == std::string::npos ? name : name.substr(0, at) + "input_layernorm.weight";
+    return at == std::string::npos ? name : name.substr(0, at) + "input_layernorm" + name.substr(name.rfind('.'));
   }
 
   void begin(const Build& build, Value* embeddings) override {
@@ -90,6 +89,13 @@ class Mudd : public Connection {
 
  private:
   static std::string da_name(int layer, const std::string& rest) { return layer_name(layer, "da." + rest); }
+  static void set_width(ParameterTable& params, int i, int64_t F, int64_t C) {
+    for (const char* name : {"mlp.gate_proj.weight", "mlp.up_proj.weight"})
+      if (params.contains(layer_name(i, name))) params.at(layer_name(i, name)).shape = Shape{F, C};
+    if (const std::string bias = layer_name(i, "mlp.up_proj.bias"); params.contains(bias))
+      params.at(bias).shape = Shape{F};
+    params.at(layer_name(i, "mlp.down_proj.weight")).shape = Shape{C, F};
+  }
   int ways(int layer) const { return layer + 1 < L_ ? 4 : 1; }
 
   void declare_mixture(ParameterTable& params, int i, int64_t C) const {
@@ -108,14 +114,13 @@ class Mudd : public Connection {
   }
 
   Value* way_norm(int layer, int way, const char* suffix) const {
-    Value* gain = build_->parameter(layer_name(layer, str("input_layernorm_", suffix, ".weight")));
-    return ops::rmsnorm(build_->tape, str("L", layer, ".attn.norm_", suffix), ways_[static_cast<size_t>(way)], gain,
-                        build_->config.rms_norm_eps);
+    return backbone_norm(*build_, str("L", layer, ".attn.norm_", suffix), ways_[static_cast<size_t>(way)],
+                         layer_name(layer, str("input_layernorm_", suffix)));
   }
 
   // The stream x_ = X_n becomes a source, and its gain-free norm the input of the weights.
   void add_source(int n) {
-    const double eps = build_->config.rms_norm_eps;
+    const double eps = build_->config.norm_eps;
     if (prepost_ || n > 0) unit_ = ops::rmsnorm(build_->tape, str("X", n, ".unit"), x_, nullptr, eps);
     sources_.push_back(prepost_ ? unit_ : x_);
   }
@@ -134,7 +139,7 @@ class Mudd : public Connection {
                           .skip = prepost_ ? x_ : nullptr};
     for (int l = 0; l < layer + 2 && prepost_; ++l) m.gains.push_back(parameter(str("pre_da_norms.", l, ".weight")));
     for (int c = 0; c < ways(layer) && prepost_; ++c) m.post.push_back(parameter(str("post_da_norms.", c, ".weight")));
-    ways_ = ops::multiway_mix(build_->tape, name, m, build_->config.rms_norm_eps);
+    ways_ = ops::multiway_mix(build_->tape, name, m, build_->config.norm_eps);
   }
 
   bool prepost_, literal_;

@@ -7,6 +7,7 @@ namespace crossply {
 std::vector<Architecture>& architectures() {
   static std::vector<Architecture> all = {
       {"llama", "every layer reads the layer below", {}, [](const Config&) { return std::make_unique<Connection>(); }},
+      {"gpt2", "GPT-2: the same with its own block", {}, [](const Config&) { return std::make_unique<Connection>(); }},
       lime_architecture(),
       lime_static_architecture(),
       lime_dynamic_architecture(),

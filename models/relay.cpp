@@ -16,7 +16,7 @@ class Relay : public Connection {
       params.add(gate_name(n), Shape{c.num_key_value_heads, c.hidden_size}, Init::normal(c.initializer_range), 1, 1);
   }
 
-  std::string start_as_llama(ParameterTable& params, const Config&) const override {
+  std::string start_as_plain(ParameterTable& params, const Config&) const override {
     start_at(params, "relay_gate", Init::constant(0));
     return "a relu gate has no gradient at 0, so its gates stay shut and it stays a LLaMA";
   }

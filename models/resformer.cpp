@@ -36,13 +36,14 @@ class ResFormer : public Connection {
     }
     for (int n = 1; n < L_; ++n) {
       if (!mixes(n)) continue;
-      if (variant_ == "svformer") params.remove(layer_name(n, "self_attn.v_proj.weight"));
+      for (const char* row : {"self_attn.v_proj.weight", "self_attn.v_proj.bias"})
+        if (variant_ == "svformer" && params.contains(layer_name(n, row))) params.remove(layer_name(n, row));
       if (variant_ == "learnable") scalar(scalar_name(n, "lambda1"), Shape{1}, 0.5);
       if (variant_ == "learnable" || variant_ == "plus") scalar(scalar_name(n, "lambda2"), Shape{1}, 0.5);
     }
   }
 
-  std::string start_as_llama(ParameterTable& params, const Config&) const override {
+  std::string start_as_plain(ParameterTable& params, const Config&) const override {
     if (variant_ != "plus" && variant_ != "learnable")
       fail(Exit::usage, "resformer: variant ", variant_,
            " mixes in the first layer's values by a fixed number; plus and learnable can start as a LLaMA");

@@ -26,7 +26,7 @@ class SatFormer : public Connection {
       if (consumes(n)) params.add(gate_name(n), Shape{c.num_key_value_heads, c.hidden_size}, start(c), 1, 1);
   }
 
-  std::string start_as_llama(ParameterTable& params, const Config&) const override {
+  std::string start_as_plain(ParameterTable& params, const Config&) const override {
     if (gate_ != "relu" && gate_ != "tanh" && gate_ != "identity")
       fail(Exit::usage, "satformer: gate ", gate_, " is never 0; relu, tanh and identity can start as a LLaMA");
     start_at(params, "alpha_proj", Init::constant(0));

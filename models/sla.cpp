@@ -17,7 +17,7 @@ namespace {
 
 class SkipAttention : public Connection {
  public:
-  std::string start_as_llama(ParameterTable&, const Config& c) const override {
+  std::string start_as_plain(ParameterTable&, const Config& c) const override {
     for (int layer = 0; layer < c.num_hidden_layers; ++layer)
       for (int64_t j = 0; j < c.num_attention_heads; ++j)
         if (source(layer, j) != layer)

@@ -38,7 +38,7 @@ class Vertical : public Connection {
     }
   }
 
-  std::string start_as_llama(ParameterTable& params, const Config&) const override {
+  std::string start_as_plain(ParameterTable& params, const Config&) const override {
     if (map_ != "learned" || !residual_)
       fail(Exit::usage, "vertical: only map learned with residual true can start as a LLaMA");
     for (Parameter& row : params.rows())

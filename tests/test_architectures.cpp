@@ -32,7 +32,7 @@ void starts_as_llama(const std::string& choice) {
     check_same_bits(Twin(tiny_with(choice, K), [](TinyModel& m) {
       ParameterTable llama;
       declare_model(llama, tiny_config("llama", m.config.num_key_value_heads, true));
-      find_architecture(m.config.arch).make(m.config)->start_as_llama(m.params, m.config);
+      find_architecture(m.config.arch).make(m.config)->start_as_plain(m.params, m.config);
       for (const Parameter& row : m.params.rows())
         if (!llama.contains(row.name))
           m.fill(row.name, [&](int64_t i) { return row.init.at(1, stream_of(row.name), i); });
@@ -257,7 +257,7 @@ using Gradients = std::vector<std::tuple<std::string, int64_t, double>>;
 void check_golden(const std::string& choice, double loss, double norm, const Gradients& gradients, double eps = 1e-6) {
   CAPTURE(choice);
   Config config = tiny_with(choice);
-  config.rms_norm_eps = eps;
+  config.norm_eps = eps;
   TinyModel model(config, "reference", PlanMode::reuse, Dtype::f64);
   for (Parameter& row : model.params.rows()) model.fill(row.name, [&](int64_t i) { return golden_element(row, i); });
   model.use({3, 1, 4, 1, 5, 0, 0, 0, 0, 0}, {1, 4, 1, 5, -1, -1, -1, -1, -1, -1});

@@ -9,9 +9,9 @@ namespace {
 
 Op gelu(int64_t n, double scale = 1) {
   return {{input("inp", {n}, scale), output("out", {n})},
-          [](auto& t, Stream stream) { gelu_forward(t["out"], t["inp"], stream); },
-          [](auto& t, Stream stream) { gelu_backward(t.grad("inp"), t["dout"], t["inp"], stream); },
-          [=](auto& z) { gelu_forward_ref(z["out"], z["inp"], n); }};
+          [](auto& t, Stream stream) { gelu_forward(t["out"], t["inp"], GeluKind::erf, stream); },
+          [](auto& t, Stream stream) { gelu_backward(t.grad("inp"), t["dout"], t["inp"], GeluKind::erf, stream); },
+          [=](auto& z) { gelu_forward_ref(z["out"], z["inp"], n, GeluKind::erf); }};
 }
 
 // Below and beside a vector; several threads, or several blocks with both widths of access.

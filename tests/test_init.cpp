@@ -12,14 +12,14 @@ namespace {
 
 void save(TinyModel& model, const std::string& dir) {
   save_config(dir + "/config.json", model.config);
-  save_tensors(dir + "/model.safetensors", model.params, values_of(model.params));
+  save_tensors(dir + "/model.safetensors", model.params, values_of(model.params, model.config));
 }
 
 // A model with `source`'s weights as a trainer starts it, the rest by its own rules.
 void start_from(const std::string& dir, TinyModel& model) {
   const Config source = load_config(dir + "/config.json");
   if (source.arch != model.config.arch)
-    find_architecture(model.config.arch).make(model.config)->start_as_llama(model.params, model.config);
+    find_architecture(model.config.arch).make(model.config)->start_as_plain(model.params, model.config);
   model.params.initialise(5);
   load_initial_weights(dir, source, model.config, model.params);
 }
@@ -93,10 +93,10 @@ TEST_CASE("init: a damaged directory stays an error, whatever it is to become") 
   write_safetensors(path, {{"model.norm.weight", "F32", {8}, host.data()}});
   check_fails(Exit::bad_data, {path, "is missing"}, [&] { start_from(dir.path.string(), lime); });
   llama.params.remove(name);
-  save_tensors(path, llama.params, values_of(llama.params));
+  save_tensors(path, llama.params, values_of(llama.params, llama.config));
   check_fails(Exit::bad_data, {path, name}, [&] { start_from(dir.path.string(), lime); });
   TinyModel routed(tiny_config("lime"), "cpu");
-  save_tensors(path, routed.params, values_of(routed.params));  // a lime's tensors under a llama's config
+  save_tensors(path, routed.params, values_of(routed.params, routed.config));  // a lime's tensors under a llama's config
   check_fails(Exit::bad_data, {path, "lime_router"}, [&] { start_from(dir.path.string(), lime); });
 }
 

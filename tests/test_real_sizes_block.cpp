@@ -81,8 +81,8 @@ TEST_CASE("real sizes: add, gelu, swiglu and convert") {
       at.run([&](auto& t, Stream stream) {
         add_forward(t[sum], t[a], t[b], stream);
         accumulate({t[copy], adds}, t[dout], stream);
-        gelu_forward(t[gelu], t[a], stream);
-        gelu_backward({t[dinp], adds}, t[dout], t[a], stream);
+        gelu_forward(t[gelu], t[a], GeluKind::erf, stream);
+        gelu_backward({t[dinp], adds}, t[dout], t[a], GeluKind::erf, stream);
         swiglu_forward(t[out], t[a], t[b], stream);
         swiglu_backward({t[dgate], adds}, {t[dup], !adds}, t[dout], t[a], t[b], stream);
         convert(t[narrow], t[wide], stream);
@@ -115,7 +115,7 @@ TEST_CASE("real sizes: more elements than an int counts") {
     Call call;
   };
   const auto copy = [](auto& to, auto&, auto& from, Stream stream) { accumulate({to, false}, from, stream); };
-  const auto gelu = [](auto& to, auto& from, auto&, Stream stream) { gelu_forward(to, from, stream); };
+  const auto gelu = [](auto& to, auto& from, auto&, Stream stream) { gelu_forward(to, from, GeluKind::erf, stream); };
   const Numbers host(Dtype::bf16, {most});
   for (const Op& op : std::vector<Op>{{"add", most - 5, add_forward},
                                       {"copy", most, copy},
@@ -149,7 +149,7 @@ TEST_CASE("real sizes: norms and softmax over a row") {
       const size_t soft = at.output("soft", Dtype::f32, shape, of_sum(C));
       at.run([&](auto& t, Stream stream) {
         rmsnorm_forward(t[rms], t[rrms], t[inp], t[weight], 1e-6, stream);
-        layernorm_forward(t[layer], t[mean], t[rstd], t[inp], 1e-5, stream);
+        layernorm_forward(t[layer], t[mean], t[rstd], t[inp], {}, {}, 1e-5, stream);
         softmax_forward(t[soft], t[inp], Pruning{}, stream);
       });
       const size_t drms = at.gradient("drms", dtype, shape, of_sum(C), adds);
@@ -159,7 +159,7 @@ TEST_CASE("real sizes: norms and softmax over a row") {
       const size_t dweight = at.sum("dweight", Dtype::f32, {C}, of_sum(rows));
       at.run([&](auto& t, Stream stream) {
         rmsnorm_backward({t[drms], adds}, t[dweight], t[dout], t[inp], t[weight], t[rrms], stream);
-        layernorm_backward({t[dlayer], adds}, t[dout], t[inp], t[mean], t[rstd], stream);
+        layernorm_backward({t[dlayer], adds}, {}, {}, t[dout], t[inp], {}, t[mean], t[rstd], stream);
         softmax_backward({t[dsoft], adds}, t[dalpha], t[inp], Pruning{}, stream);
       });
     }

@@ -53,7 +53,7 @@ Comparison prepare(const Options& o) {
   if (o.train.steps == 0) fail(Exit::usage, "--steps 0: there is nothing to compare");
   const std::vector<ArchChoice> choices = parse_arch_list(o.archs);
   TrainOptions plain = o.train;
-  plain.config.arch = "llama";
+  plain.config.arch = plain.config.backbone;
   const Dataset data = open_inputs(plain);
   const bool fresh = !o.train.resume && !o.train.dry_run;
   Comparison comparison{plain.data.spec, fresh ? fresh_dir(o.train.out) : o.train.out, {}};
@@ -192,6 +192,7 @@ void set_defaults(int argc, char** argv, Options& o) {
   const std::string out = find_flag(argc, argv, "--out"), given = find_flag(argc, argv, "--preset");
   const bool resume = has_flag(argc, argv, "--resume") && !out.empty();
   const bool found = resume && take_comparison_settings(out, o.archs, o.train);
+  if (!found && find_flag(argc, argv, "--backbone") == "gpt2") use_gpt2(o.train.config);
   const bool demonstration = !found && given.empty() && find_flag(argc, argv, "--data").empty();
   if (demonstration && resume && !path_exists(out))
     fail(Exit::usage, "--resume: there is no comparison in ", out, " yet; to start one, give its flags");

@@ -36,7 +36,7 @@ void note_start(const TrainOptions& o) {
                part.c_str());
 }
 
-// What --init's model becomes: its own architecture, or from a plain LLaMA one that can start as it.
+// What --init's model becomes: its own architecture, or from a plain LLaMA or GPT-2 one that can start as it.
 void choose_architecture(TrainOptions& o, const Config& asked) {
   Config& c = o.config;
   const std::string from = c.arch;
@@ -46,16 +46,16 @@ void choose_architecture(TrainOptions& o, const Config& asked) {
     note_start(o);
     return;
   }
-  if (from != "llama")
+  if (from != "llama" && from != "gpt2")
     fail(Exit::usage, "--init ", o.init, " holds a ", from, ", not a ", asked.arch,
-         "; only a llama can become another architecture");
+         "; only a llama or a gpt2 can become another architecture");
   c.arch = asked.arch;
   c.options = asked.options;
   c.check(Exit::usage, "flags");
   ParameterTable params;
   declare_model(params, c);
-  const std::string remark = find_architecture(c.arch).make(c)->start_as_llama(params, c);
-  std::fprintf(stderr, "note: %s starts as the llama of %s%s%s\n", c.arch.c_str(), o.init.c_str(),
+  const std::string remark = find_architecture(c.arch).make(c)->start_as_plain(params, c);
+  std::fprintf(stderr, "note: %s starts as the %s of %s%s%s\n", c.arch.c_str(), from.c_str(), o.init.c_str(),
                remark.empty() ? "" : ": ", remark.c_str());
 }
 
@@ -121,8 +121,16 @@ Dataset open_data(TrainOptions& o) {
     dataset.test->check_tokens(o.config.vocab_size);
   }
   o.data.seq_len = dataset.train->seq_len();
-  o.config.max_position_embeddings = std::max(o.config.max_position_embeddings, o.data.seq_len);
   return dataset;
+}
+
+// A LLaMA takes sequences of any length; a GPT-2 has learned so many positions.
+void choose_positions(TrainOptions& o) {
+  int64_t& positions = o.config.max_position_embeddings;
+  if (!o.config.gpt2() || positions == 0) positions = std::max(positions, o.data.seq_len);
+  if (positions < o.data.seq_len)
+    fail(Exit::usage, "sequences of ", o.data.seq_len, " tokens: the model has ", positions,
+         " positions; give a smaller --seq", o.init.empty() ? ", or more --positions" : "");
 }
 
 }  // namespace
@@ -133,6 +141,7 @@ Dataset open_inputs(TrainOptions& o) {
   const bool sizes_known = o.config.vocab_size > 0 && o.data.seq_len > 0;
   Dataset dataset;
   if (!(o.plans_only() && sizes_known && o.data.spec.empty())) dataset = open_data(o);
+  choose_positions(o);
   o.config.check(Exit::usage, "flags");
   check_together(o);
   return dataset;

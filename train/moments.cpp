@@ -150,7 +150,8 @@ std::string save_moments(const CheckpointWriter& writer, const ParameterTable& p
       for (const OwnPart& part : buckets.parts_of(row, buckets.rank())) {
         Tensor tensor = part_of(flat, {part.own, part.own + part.end - part.begin});
         if (buckets.size() == 1) tensor.shape = row.shape;
-        tensors.push_back({prefix + row.name + (buckets.size() == 1 ? "" : range_text(part.begin, part.end)), tensor});
+        const std::string range = buckets.size() == 1 ? "" : range_text(part.begin, part.end);
+        tensors.push_back({prefix + row.name + range, tensor.shape, {tensor}});
       }
   const std::string name = file_of(buckets.rank(), buckets.size());
   save_tensors(writer.path(name), params, tensors);

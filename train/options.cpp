@@ -53,11 +53,19 @@ void add_size_flags(CLI::App& app, TrainOptions& o) {
   add_integer(app, "--heads", c.num_attention_heads, 1, most_size, "H, query heads");
   add_integer(app, "--kv-heads", c.num_key_value_heads, 0, most_size, "K, key/value heads (0: H)");
   add_integer(app, "--head-width", c.head_dim, 0, most_size, "D, head width (0: C / H)");
-  add_integer(app, "--ffn", c.intermediate_size, 1, most_size, "F, feed-forward width");
+  add_integer(app, "--ffn", c.intermediate_size, c.gpt2() ? 0 : 1, most_size,
+              c.gpt2() ? "F, feed-forward width (0: 4 C)" : "F, feed-forward width");
   add_number(app, "--rope-theta", c.rope_theta, 0, most_number, "base of the rotary frequencies");
-  add_number(app, "--norm-eps", c.rms_norm_eps, 0, most_number, "epsilon of the norms");
+  add_number(app, "--norm-eps", c.norm_eps, 0, most_number, "epsilon of the norms");
   add_truth(app, "--tie", c.tie_word_embeddings, "head and embedding share one matrix");
   add_truth(app, "--qk-norm", c.qk_norm, "RMSNorm on queries and keys");
+  add_choice(app, "--backbone", c.backbone, {"llama", "gpt2"}, "the block: llama or gpt2");
+  if (!c.gpt2()) return;
+  add_integer(app, "--positions", c.max_position_embeddings, 0, most_size, "P, learned positions (0: T)");
+  add_truth(app, "--bias", c.bias, "biases in norms and products");
+  add_choice(app, "--activation", c.activation_function, {"gelu_new", "gelu"}, "gelu_new (by tanh) or gelu (exact)");
+  add_truth(app, "--scale-attn-by-layer", c.scale_attn_by_inverse_layer_idx,
+            "divide the attention logits of layer i (from 0) by i + 1, too");
 }
 
 void add_optimiser_flags(CLI::App& app, TrainOptions& o) {
@@ -195,6 +203,12 @@ static void check_world(const TrainOptions& o) {
   const bool of_gpus = !world.gpu.empty() || world.nvlink > 0 || world.node_gpus != none.node_gpus;
   if (of_gpus && backend_of(o.device) != Backend::cuda)
     fail(Exit::usage, "--gpu, --nvlink and --node-gpus are for --device cuda; of CPUs --net says what a rank sends");
+}
+
+void use_gpt2(Config& c) {
+  c.backbone = "gpt2";
+  c.norm_eps = 1e-5;
+  c.intermediate_size = c.max_position_embeddings = 0;  // 4 C, T
 }
 
 void check_together(const TrainOptions& o) {

@@ -97,6 +97,8 @@ inline int64_t answer_rows(const TrainOptions& options) { return std::max<int64_
 // Flags of the run and of the model's sizes; of config.arch's connection, one per option. `options` holds the defaults.
 void add_train_flags(CLI::App& app, TrainOptions& options);
 void add_architecture_flags(CLI::App& app, TrainOptions& options);
+// The defaults of the backbone gpt2, before its flags are added.
+void use_gpt2(Config& config);
 // Which flags of a group of --help were given, without --init.
 std::vector<std::string> given_flags(const CLI::App& app, const std::string& group);
 

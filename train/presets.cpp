@@ -121,7 +121,7 @@ void vertical_model(TrainOptions& o, const Preset& preset) {
   o.config.head_dim = 128;
   o.config.tie_word_embeddings = false;
   o.config.rope_theta = 500000;
-  o.config.rms_norm_eps = 1e-5;
+  o.config.norm_eps = 1e-5;
   o.config.max_position_embeddings = o.data.seq_len = 4096;
   o.batch = 4;
   o.accumulate = 64;

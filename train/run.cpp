@@ -263,6 +263,7 @@ int train_program(int argc, char** argv, const std::string& arch,
   options.label = arch;
   auto flags = [&] {
     options.config.arch = arch;
+    if (arch == "gpt2" || find_flag(argc, argv, "--backbone") == "gpt2") use_gpt2(options.config);
     // A run that is resumed has its flags; those given beside --resume come on top.
     if (has_flag(argc, argv, "--resume")) take_run_settings(find_flag(argc, argv, "--out"), options);
     const std::string preset = find_flag(argc, argv, "--preset");

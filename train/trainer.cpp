@@ -30,7 +30,7 @@ void declare(ParameterTable& params, const TrainOptions& options) {
   declare_model(params, options.config);
   const Config& c = options.config;
   if (!options.init.empty() && options.initial.config.arch != c.arch)
-    find_architecture(c.arch).make(c)->start_as_llama(params, c);
+    find_architecture(c.arch).make(c)->start_as_plain(params, c);
   for (Parameter& row : params.rows()) {
     if (row.lr_mul != 1 && options.router_lr > 0) row.lr_mul = options.router_lr / options.lr;
     if (options.decay_all) row.wd_mul = 1;
@@ -44,7 +44,7 @@ Batch batch_of(const TrainOptions& options, int64_t T) {
 std::vector<std::string> write_model(const CheckpointWriter& writer, const TrainOptions& o,
                                      const ParameterTable& params, const Tokenizer& tokenizer) {
   const Place& place = o.job->place;
-  std::vector<std::string> weights = save_weights(writer, params, place.rank, place.size, o.shard_bytes);
+  std::vector<std::string> weights = save_weights(writer, params, o.config, place.rank, place.size, o.shard_bytes);
   if (!place.leads()) return weights;
   save_config(writer.path("config.json"), o.config);
   tokenizer.save(std::filesystem::path(writer.path("config.json")).parent_path());

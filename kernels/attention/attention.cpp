@@ -483,11 +483,11 @@ struct CachedAttention : Node {
 
 }  // namespace
 
-Value* attention(Tape& t, const std::string& name, Value* q, Value* k, Value* v) {
+Value* attention(Tape& t, const std::string& name, Value* q, Value* k, Value* v, double divisor) {
   const Shape &qs = q->shape, &ks = k->shape;
   CHECK_THAT(ks == v->shape && qs[0] == ks[0] && qs[1] == ks[1] && qs[3] == ks[3] && qs[2] % ks[2] == 0, name, ": q ",
              qs.str(), " k ", ks.str(), " v ", v->shape.str());
-  const double scale = 1 / std::sqrt(static_cast<double>(qs[3]));
+  const double scale = 1 / (std::sqrt(static_cast<double>(qs[3])) * divisor);
   Value* out = t.activation(name, qs);
   if (t.cache_length() > 0) {
     auto node = make_node<CachedAttention>(name, {q, k, v}, {out});

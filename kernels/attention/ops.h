@@ -8,7 +8,7 @@
 namespace crossply::ops {
 
 // Causal, grouped heads: q (B, T, H, D), k and v (B, T, K, D) -> (B, T, H, D). On a generation tape the keys and values
-// are appended to caches of the tape's length, and the queries see all of them.
-Value* attention(Tape& t, const std::string& name, Value* q, Value* k, Value* v);
+// are appended to caches of the tape's length, and the queries see all of them. The logits are q k / (sqrt(D) divisor).
+Value* attention(Tape& t, const std::string& name, Value* q, Value* k, Value* v, double divisor = 1);
 
 }  // namespace crossply::ops

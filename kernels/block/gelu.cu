@@ -51,14 +51,16 @@ __global__ void gelu_backward_kernel(S* dinp, const S* dout, const S* inp, bool 
 
 // -----------------------------------------------------------------------------------------------------------------
 
-void gelu_forward_cuda(const Tensor& out, const Tensor& inp) {
+void gelu_forward_cuda(const Tensor& out, const Tensor& inp, GeluKind kind) {
+  CHECK_THAT(kind == GeluKind::erf, "not written yet");
   const int64_t n = out.numel();
   with_access(out.dtype, n, {out.data, inp.data}, [&]<class S>(S, auto width) {
     launch_elementwise("gelu_forward", n, width, gelu_forward_kernel<width, S>, out.as<S>(), inp.as<S>());
   });
 }
 
-void gelu_backward_cuda(const Grad& dinp, const Tensor& dout, const Tensor& inp) {
+void gelu_backward_cuda(const Grad& dinp, const Tensor& dout, const Tensor& inp, GeluKind kind) {
+  CHECK_THAT(kind == GeluKind::erf, "not written yet");
   const int64_t n = dinp.numel();
   with_access(dinp.dtype, n, {dinp.data, dout.data, inp.data}, [&]<class S>(S, auto width) {
     launch_elementwise("gelu_backward", n, width, gelu_backward_kernel<width, S>, dinp.as<S>(), dout.as<S>(),

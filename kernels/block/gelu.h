@@ -1,6 +1,9 @@
-// GELU with the exact normal distribution function, elementwise.
+// GELU, elementwise: with the exact normal distribution function, or with GPT-2's approximation by tanh.
 //
-//   Phi(x) = (1 + erf(x / sqrt 2)) / 2,   phi(x) = exp(-x^2 / 2) / sqrt(2 pi)
+//   erf:   Phi(x) = (1 + erf(x / sqrt 2)) / 2,   phi(x) = Phi'(x) = exp(-x^2 / 2) / sqrt(2 pi)
+//   tanh:  Phi(x) = (1 + tanh(u)) / 2,           phi(x) = Phi'(x) = (1 - tanh(u)^2) / 2 * sqrt(2 / pi) (1 + 3 a x^2)
+//          with u = sqrt(2 / pi) (x + a x^3), a = 0.044715
+//
 //   out  = inp * Phi(inp)
 //   dinp = dout * (Phi(inp) + inp * phi(inp))           set or added
 //
@@ -17,12 +20,14 @@
 
 namespace crossply {
 
-void gelu_forward(const Tensor& out, const Tensor& inp, Stream stream);
-void gelu_backward(const Grad& dinp, const Tensor& dout, const Tensor& inp, Stream stream);
+enum class GeluKind { erf, tanh };
+
+void gelu_forward(const Tensor& out, const Tensor& inp, GeluKind kind, Stream stream);
+void gelu_backward(const Grad& dinp, const Tensor& dout, const Tensor& inp, GeluKind kind, Stream stream);
 
 // kernels/block/gelu.cu
-CUDA_TWIN void gelu_forward_cuda(const Tensor& out, const Tensor& inp);
-CUDA_TWIN void gelu_backward_cuda(const Grad& dinp, const Tensor& dout, const Tensor& inp);
+CUDA_TWIN void gelu_forward_cuda(const Tensor& out, const Tensor& inp, GeluKind kind);
+CUDA_TWIN void gelu_backward_cuda(const Grad& dinp, const Tensor& dout, const Tensor& inp, GeluKind kind);
 
 template <class T>
 T normal_density(T x) {
@@ -67,16 +72,36 @@ HOST_DEVICE inline void tail_polynomial(T& q, const T& u) {
 }
 #undef HOST_DEVICE
 
+// u and Phi of the approximation.
 template <class T>
-void gelu_forward_ref(T* out, const T* inp, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) out[i] = inp[i] * normal_distribution(inp[i]);
+T tanh_argument(T x) {
+  return T(std::numbers::sqrt2 * std::numbers::inv_sqrtpi) * (x + T(0.044715) * x * x * x);
+}
+template <class T>
+T tanh_distribution(T x) {
+  using std::exp;
+  return T(1) / (T(1) + exp(T(-2) * tanh_argument(x)));  // (1 + tanh(u)) / 2, with all its digits where it is small
 }
 
 template <class T>
-void gelu_backward_ref(T* dinp, const T* dout, const T* inp, int64_t n, bool acc) {
+void gelu_forward_ref(T* out, const T* inp, int64_t n, GeluKind kind) {
+  for (int64_t i = 0; i < n; ++i)
+    out[i] = inp[i] * (kind == GeluKind::erf ? normal_distribution(inp[i]) : tanh_distribution(inp[i]));
+}
+
+template <class T>
+void gelu_backward_ref(T* dinp, const T* dout, const T* inp, int64_t n, GeluKind kind, bool acc) {
   for (int64_t i = 0; i < n; ++i) {
-    const T d = dout[i] * (normal_distribution(inp[i]) + inp[i] * normal_density(inp[i]));
-    dinp[i] = acc ? dinp[i] + d : d;
+    const T x = inp[i];
+    T slope;
+    if (kind == GeluKind::erf) {
+      slope = normal_distribution(x) + x * normal_density(x);
+    } else {
+      const T p = tanh_distribution(x), du = T(std::numbers::sqrt2 * std::numbers::inv_sqrtpi) *
+                                             (T(1) + T(3 * 0.044715) * x * x);
+      slope = p + x * T(2) * p * (T(1) - p) * du;
+    }
+    dinp[i] = acc ? dinp[i] + dout[i] * slope : dout[i] * slope;
   }
 }
 

@@ -82,8 +82,9 @@ Layout layout_for(int64_t row_bytes) {
 
 // -----------------------------------------------------------------------------------------------------------------
 
-void layernorm_forward_cuda(const Tensor& out, const Tensor& mean, const Tensor& rstd, const Tensor& inp, int64_t C,
-                            double eps) {
+void layernorm_forward_cuda(const Tensor& out, const Tensor& mean, const Tensor& rstd, const Tensor& inp,
+                            const Tensor& weight, const Tensor& bias, int64_t C, double eps) {
+  CHECK_THAT(weight.data == nullptr && bias.data == nullptr, "not written yet");
   const int64_t rows = rstd.numel();
   const Layout layout = layout_for(C * static_cast<int64_t>(size_of(inp.dtype)));
   with_access(out.dtype, C, {out.data, inp.data}, [&]<class S>(S, auto width) {
@@ -93,8 +94,10 @@ void layernorm_forward_cuda(const Tensor& out, const Tensor& mean, const Tensor&
   });
 }
 
-void layernorm_backward_cuda(const Grad& dinp, const Tensor& dout, const Tensor& inp, const Tensor& mean,
-                             const Tensor& rstd, int64_t C) {
+void layernorm_backward_cuda(const Grad& dinp, const Tensor& dweight, const Tensor& dbias, const Tensor& dout,
+                             const Tensor& inp, const Tensor& weight, const Tensor& mean, const Tensor& rstd,
+                             int64_t C) {
+  CHECK_THAT(weight.data == nullptr && dweight.data == nullptr && dbias.data == nullptr, "not written yet");
   const int64_t rows = rstd.numel();
   const Layout layout = layout_for(2 * C * static_cast<int64_t>(size_of(inp.dtype)));
   with_access(dinp.dtype, C, {dinp.data, dout.data, inp.data}, [&]<class S>(S, auto width) {

@@ -2,6 +2,7 @@
 
 #include "engine/node.h"
 #include "kernels/block/add.h"
+#include "kernels/block/bias.h"
 #include "kernels/block/ops.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/gemm.h"
@@ -112,24 +113,27 @@ void matmul_backward_weight(const Tensor& dweight, const Tensor& dout, const Ten
 namespace ops {
 namespace {
 
-struct Linear : Node {  // in[0] is shared by the weights in[1..], each with its out
+struct Linear : Node {  // in[0] is shared by the weights that follow, each with its out; then come the biases
   std::vector<Tensor> outs, douts, weights;
+  std::vector<std::pair<size_t, size_t>> biases;  // out, in
   const char* op() const override { return "linear"; }
   void prepare() override {
     outs = tensors_of(out), douts = grads_of(out), weights.clear();
-    for (size_t i = 1; i < in.size(); ++i) weights.push_back(factor_of(in[i], in[0]->dtype));
+    for (size_t i = 0; i < out.size(); ++i) weights.push_back(factor_of(in[i + 1], in[0]->dtype));
   }
   void forward(const Step&, Stream stream) override {
     matmul_forward(outs, input(0), weights, stream, tensor_of(addend));
+    for (const auto& [o, i] : biases) bias_forward(outs[o], input(i), stream);
   }
   void backward(const Step&, Stream stream) override {
     matmul_backward_input(gradient(0), douts, weights, stream);
     for (size_t i = 0; i < out.size(); ++i) matmul_backward_weight(dinput(i + 1), douts[i], input(0), stream);
+    for (const auto& [o, i] : biases) bias_backward(dinput(i), douts[o], stream);
   }
-  bool reads_narrow(size_t i) const override { return i > 0 && in[0]->dtype == Dtype::bf16; }
+  bool reads_narrow(size_t i) const override { return i > 0 && i <= out.size() && in[0]->dtype == Dtype::bf16; }
   double flops() const override {
     double sum = 0;
-    for (size_t i = 1; i < in.size(); ++i)
+    for (size_t i = 1; i <= out.size(); ++i)
       sum += 2.0 * static_cast<double>(in[0]->shape.numel()) * static_cast<double>(in[i]->shape[0]);
     return sum;
   }
@@ -146,6 +150,14 @@ std::vector<Value*> linears(Tape& t, const std::string& name, Value* inp, const 
     node->in.push_back(p.weight);
     node->out.push_back(t.activation(p.name, p.shape));
   }
+  for (size_t o = 0; o < projections.size(); ++o) {
+    Value* bias = projections[o].bias;
+    if (bias == nullptr) continue;
+    CHECK_THAT(bias->shape == Shape{projections[o].weight->shape[0]}, projections[o].name, ": bias ",
+               bias->shape.str());
+    node->biases.emplace_back(o, node->in.size());
+    node->in.push_back(bias);
+  }
   node->keep = {inp};
   node->can_add = projections.size() == 1;
   const std::vector<Value*> outs = node->out;
@@ -153,8 +165,8 @@ std::vector<Value*> linears(Tape& t, const std::string& name, Value* inp, const 
   return outs;
 }
 
-Value* linear(Tape& t, const std::string& name, Value* inp, Value* weight, Shape shape) {
-  return linears(t, name, inp, {{name, weight, shape}})[0];
+Value* linear(Tape& t, const std::string& name, Value* inp, Value* weight, Shape shape, Value* bias) {
+  return linears(t, name, inp, {{name, weight, shape, bias}})[0];
 }
 
 }  // namespace ops

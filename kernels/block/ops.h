@@ -10,20 +10,26 @@
 #include <vector>
 
 #include "engine/tape.h"
+#include "kernels/block/gelu.h"
 
 namespace crossply::ops {
 
 // weight (V, C), tokens (B, T) i32 -> (B, T, C)
 Value* embedding(Tape& t, const std::string& name, Value* tokens, Value* weight);
-// Several linear layers on one input, as one product: "L3.attn.q", the weight (out, in), the shape of its output.
+// out (B, T, C) = inp + the rows of weight (P, C) for positions 0 .. T-1, on a generation tape for those after the cache.
+// IN PLACE: takes inp.
+Value* positions(Tape& t, const std::string& name, Value* inp, Value* weight);
+// Several linear layers on one input, as one product: "L3.attn.q", the weight (out, in), the shape of its output, and a
+// bias (out), or null.
 struct Projection {
   std::string name;
   Value* weight;
   Shape shape;
+  Value* bias = nullptr;
 };
 std::vector<Value*> linears(Tape& t, const std::string& name, Value* inp, const std::vector<Projection>& projections);
-// inp (..., in), weight (out, in) -> `shape`, whose size is rows * out
-Value* linear(Tape& t, const std::string& name, Value* inp, Value* weight, Shape shape);
+// inp (..., in), weight (out, in), bias (out) or null -> `shape`, whose size is rows * out
+Value* linear(Tape& t, const std::string& name, Value* inp, Value* weight, Shape shape, Value* bias = nullptr);
 // Over the last dimension: the model width, or the head width for q/k norms. weight null: without a gain.
 Value* rmsnorm(Tape& t, const std::string& name, Value* inp, Value* weight, double eps);
 // Rotates (B, T, H, D); the table is rope_positions'. IN PLACE: takes inp.
@@ -34,9 +40,10 @@ Value* swiglu(Tape& t, const std::string& name, Value* gate, Value* up);
 Value* add(Tape& t, const std::string& name, Value* a, Value* b);
 // The same numbers in memory of their own, for an op that works in place.
 Value* copy(Tape& t, const std::string& name, Value* inp);
-Value* gelu(Tape& t, const std::string& name, Value* inp);
-// Without a gain: (inp - mean) / deviation over the last dimension.
-Value* layernorm(Tape& t, const std::string& name, Value* inp, double eps);
+// kernels/block/gelu.h: by the normal distribution itself, or by tanh.
+Value* gelu(Tape& t, const std::string& name, Value* inp, GeluKind kind = GeluKind::erf);
+// (inp - mean) / deviation over the last dimension, times weight, plus bias; each may be null.
+Value* layernorm(Tape& t, const std::string& name, Value* inp, Value* weight, Value* bias, double eps);
 // Over the last dimension; entries outside the smallest set with a sum above top_p become 0, and the others are divided
 // by their sum if renormalize (kernels/block/softmax.h).
 Value* softmax(Tape& t, const std::string& name, Value* inp, double top_p = 1, bool renormalize = true);

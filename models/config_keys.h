@@ -1,0 +1,35 @@
+// What the readers of config.json share: one for each backbone, config.cpp and config_gpt2.cpp.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+
+#include "models/config.h"
+
+namespace crossply {
+
+extern const std::set<std::string> token_keys;
+
+std::set<std::string> split_words(const std::string& text);
+// A value in an error's words.
+std::string shown(const nlohmann::json& value);
+// A key that crossply accepts only at the value that leaves the model as it is, or null.
+void require(const nlohmann::json& object, const std::string& key, const nlohmann::json& neutral,
+             const std::string& where);
+// Refuses keys that are unknown, and those of `neutral` with other values. used: what is read; ignored: what this
+// backbone ignores beside what all do. Returns the names of what is there and ignored.
+std::string check_keys(const nlohmann::json& object, const std::set<std::string>& used, const nlohmann::json& neutral,
+                       const std::set<std::string>& ignored, const std::string& where);
+// The object "crossply", and what of it every backbone writes: the architecture and its options.
+void read_crossply(const nlohmann::json& object, Config& config, const std::string& where);
+nlohmann::json crossply_json(const Config& config);
+
+// GPT-2's keys (config_gpt2.cpp).
+bool is_gpt2(const nlohmann::json& object, const std::string& where);
+Config parse_gpt2(const nlohmann::json& object, const std::string& where, std::string* ignored);
+nlohmann::json gpt2_json(const Config& config);
+// What check() asks of this backbone only.
+void check_gpt2(const Config& config, Exit code, const std::string& where);
+
+}  // namespace crossply

@@ -1,0 +1,40 @@
+// train_gpt2: GPT-2, the second backbone, as OpenAI published it and as the Inheritune paper trains it.
+//
+// The stream starts as x = E[token] + P[position], both tables learned. Each block is two sublayers on it (B, T, C):
+//
+//   x = x + Wo attention(Wq n, Wk n, Wv n)      n = layernorm(x); causal, H heads, no rotation: P has the positions
+//   x = x + Wdown gelu(Wup m)                   m = layernorm(x); F = 4 C
+//
+// and the head is E itself, behind a last layernorm. Every product and norm has a bias, unless --bias false.
+// Radford et al., "Language Models are Unsupervised Multitask Learners", 2019; Sanyal et al., "Inheritune", arXiv
+// 2404.08634.
+//
+// Options:
+//   --bias false                no biases anywhere, norms with a gain only, as in Inheritune's code
+//   --scale-attn-by-layer true  attention logits of layer i (from 0) divided by i + 1, too, as in its larger models
+//   --activation KIND           gelu_new (default), the form by tanh; gelu, the exact one
+//   --positions P               rows of the table of positions (0: as many as T)
+//
+// The same block is under every other architecture with --backbone gpt2: models/gpt2.cpp has it.
+#include "train/run.h"
+
+using namespace crossply;
+
+int main(int argc, char** argv) {
+  return train_program(argc, argv, "gpt2", [](TrainOptions& options, const Dataset& data) {
+    const RunDir dir = claim_run_dir(options);                        // --out, for this process alone
+    Trainer trainer(options, *data.train, find_checkpoint(options));  // initialises, or loads where a run stopped
+    Run run(options, data, dir, trainer);
+    while (run.more()) {
+      trainer.next_batch();          // tokens and targets (B, T), --accumulate times
+      trainer.forward_backward();    // replays the tape: losses, and gradients that add up
+      trainer.take_loss_and_norm();  // ends the run where one of them is not finite
+      trainer.update();              // AdamW, at the schedule's rate
+      run.show_progress();
+      if (run.time_to_evaluate()) run.evaluate();
+      run.write_metrics();  // with the scores, if there are some
+      if (run.time_to_save()) run.save();
+    }
+    return run.finish().code;
+  });
+}
