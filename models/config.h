@@ -22,14 +22,14 @@ struct RopeScaling {
 
 struct Config {
   std::string arch = "llama";
-  std::string backbone = "llama";   // llama or gpt2, the block; that of arch gpt2 is gpt2
-  int64_t vocab_size = 0;           // V
-  int64_t hidden_size = 0;          // C
-  int64_t intermediate_size = 0;    // F
-  int64_t num_hidden_layers = 0;    // L
-  int64_t num_attention_heads = 0;  // H
-  int64_t num_key_value_heads = 0;  // K; 0: H
-  int64_t head_dim = 0;             // D; 0: C / H
+  std::string backbone = "llama";          // llama or gpt2, the block; that of arch gpt2 is gpt2
+  int64_t vocab_size = 0;                  // V
+  int64_t hidden_size = 0;                 // C
+  int64_t intermediate_size = 0;           // F
+  int64_t num_hidden_layers = 0;           // L
+  int64_t num_attention_heads = 0;         // H
+  int64_t num_key_value_heads = 0;         // K; 0: H
+  int64_t head_dim = 0;                    // D; 0: C / H
   int64_t max_position_embeddings = 2048;  // gpt2: P, the rows of the table of positions
   double norm_eps = 1e-6;                  // of the backbone's norms; gpt2: usually 1e-5
   double rope_theta = 10000;
@@ -39,7 +39,7 @@ struct Config {
   bool qk_norm = false;  // RMSNorm over the head width on q and k, before RoPE, as in Qwen3
   double qk_norm_eps = 1e-5;
   // Of the backbone gpt2 only:
-  bool bias = true;  // false: no biases anywhere, norms with a gain only
+  bool bias = true;                              // false: no biases anywhere, norms with a gain only
   std::string activation_function = "gelu_new";  // the tanh form, or gelu, the erf form
   bool scale_attn_by_inverse_layer_idx = false;  // the logits of layer i (from 0) are divided by i + 1, too
   std::map<std::string, std::string> token_ids;  // bos_token_id and the like, as JSON: kept for other readers

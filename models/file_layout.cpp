@@ -63,8 +63,8 @@ std::vector<FileTensor> file_layout(const ParameterTable& params, const Config& 
 }
 
 std::string file_name(const std::string& name, const Config& config) {
-  const bool bare = name.starts_with("wte.") || name.starts_with("wpe.") || name.starts_with("h.") ||
-                    name.starts_with("ln_f.");
+  const bool bare =
+      name.starts_with("wte.") || name.starts_with("wpe.") || name.starts_with("h.") || name.starts_with("ln_f.");
   return config.gpt2() && bare ? "transformer." + name : name;
 }
 

@@ -69,7 +69,8 @@ class Hyper : public Connection {
                                  parameter("norm.weight"),         parameter("norm.bias")};
     const ops::HyperRead in = ops::hyper_read(build_->tape, site.name() + ".read", x_, p, norm_, eps_);
     coef_ = in.coef;
-    return gains_ ? norm(site, in.x) : ops::layernorm(build_->tape, site.name() + ".norm", in.x, nullptr, nullptr, 1e-5);
+    return gains_ ? norm(site, in.x)
+                  : ops::layernorm(build_->tape, site.name() + ".norm", in.x, nullptr, nullptr, 1e-5);
   }
 
   void write(const Site& site, Value* y) override {

@@ -38,7 +38,8 @@ class LimeStatic : public Connection {
       for (const char* name : {"self_attn.k_proj.weight", "self_attn.v_proj.weight"})
         params.at(layer_name(i, name)).init = Init::uniform(1 / std::sqrt(fan_in));
       for (const char* name : {"self_attn.k_proj.bias", "self_attn.v_proj.bias"})  // a key's changes no weight of
-        if (params.contains(layer_name(i, name))) params.remove(layer_name(i, name));  // attention, a value's is o_proj's
+        if (params.contains(layer_name(i, name)))
+          params.remove(layer_name(i, name));  // attention, a value's is o_proj's
       params.add(layer_name(i, "lime_layernorm.weight"), Shape{C}, Init::constant(1), 1, 0);
       if (dynamic_)
         params.add(router_name(i), Shape{K * (i + 1), C}, Init::normal(c.initializer_range), /*lr_mul=*/10,

@@ -98,8 +98,8 @@ std::vector<double> part_of(const std::vector<double>& tensor, const Found& at) 
 }
 
 void read_row(const Found& source, ParameterTable& params, const Parameter& row) {
-  std::vector<double> host(static_cast<size_t>(std::accumulate(
-      source.info->shape.begin(), source.info->shape.end(), int64_t{1}, std::multiplies<int64_t>())));
+  std::vector<double> host(static_cast<size_t>(
+      std::accumulate(source.info->shape.begin(), source.info->shape.end(), int64_t{1}, std::multiplies<int64_t>())));
   source.file->read_f64(*source.info, host.data());
   const auto bad = std::find_if(host.begin(), host.end(), [](double weight) { return !std::isfinite(weight); });
   if (bad != host.end())

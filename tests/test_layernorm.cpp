@@ -16,15 +16,16 @@ const std::vector<Size> gpu_sizes{{1, 1}, {1, 3}, {7, 8}, {5, 31}, {43, 32}, {3,
 
 Op layernorm(const Size& s, double scale = 1, double eps = 1e-5) {
   const Shape shape{s.rows, s.C}, rows{s.rows};
-  return {{input("inp", shape, scale), output("out", shape), saved("mean", rows), saved("rstd", rows)},
-          [=](auto& t, Stream stream) { layernorm_forward(t["out"], t["mean"], t["rstd"], t["inp"], {}, {}, eps, stream); },
-          [](auto& t, Stream stream) {
-            layernorm_backward(t.grad("inp"), {}, {}, t["dout"], t["inp"], {}, t["mean"], t["rstd"], stream);
-          },
-          [=](auto& z) {
-            decltype(&z["out"][0]) none = nullptr;
-            layernorm_forward_ref(&z["out"][0], z["mean"], z["rstd"], z["inp"], none, none, s.rows, s.C, eps);
-          }};
+  return {
+      {input("inp", shape, scale), output("out", shape), saved("mean", rows), saved("rstd", rows)},
+      [=](auto& t, Stream stream) { layernorm_forward(t["out"], t["mean"], t["rstd"], t["inp"], {}, {}, eps, stream); },
+      [](auto& t, Stream stream) {
+        layernorm_backward(t.grad("inp"), {}, {}, t["dout"], t["inp"], {}, t["mean"], t["rstd"], stream);
+      },
+      [=](auto& z) {
+        decltype(&z["out"][0]) none = nullptr;
+        layernorm_forward_ref(&z["out"][0], z["mean"], z["rstd"], z["inp"], none, none, s.rows, s.C, eps);
+      }};
 }
 
 // For a Trial: moves the input away from 0.

@@ -97,8 +97,8 @@ void gelu_backward_ref(T* dinp, const T* dout, const T* inp, int64_t n, GeluKind
     if (kind == GeluKind::erf) {
       slope = normal_distribution(x) + x * normal_density(x);
     } else {
-      const T p = tanh_distribution(x), du = T(std::numbers::sqrt2 * std::numbers::inv_sqrtpi) *
-                                             (T(1) + T(3 * 0.044715) * x * x);
+      const T p = tanh_distribution(x),
+              du = T(std::numbers::sqrt2 * std::numbers::inv_sqrtpi) * (T(1) + T(3 * 0.044715) * x * x);
       slope = p + x * T(2) * p * (T(1) - p) * du;
     }
     dinp[i] = acc ? dinp[i] + dout[i] * slope : dout[i] * slope;

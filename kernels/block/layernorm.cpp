@@ -66,7 +66,8 @@ void forward_rows(S* out, float* mean, float* rstd, const S* inp, Affine affine,
   for (int64_t n = 0; n < most_rows; ++n) r[n] = 1.f / std::sqrt(r[n] / static_cast<float>(C) + eps);
   std::copy(m, m + rows, mean);
   std::copy(r, r + rows, rstd);
-  by_fours(rows, [&](int64_t n, auto count) { write_rows<gain, count>(out + n * C, inp + n * C, affine, m + n, r + n, C); });
+  by_fours(rows,
+           [&](int64_t n, auto count) { write_rows<gain, count>(out + n * C, inp + n * C, affine, m + n, r + n, C); });
 }
 
 template <bool gain, class S>
@@ -211,8 +212,7 @@ void layernorm_backward(const Grad& dinp, const Tensor& dweight, const Tensor& d
   CHECK_SHAPES(gain ? weight.numel() == C && dweight.numel() == C : dweight.data == nullptr, dweight, inp, weight);
   CHECK_SHAPES(!biased || (gain && dbias.numel() == C), dbias, inp);
   dispatch(
-      stream, dinp.dtype,
-      [&] { layernorm_backward_cuda(dinp, dweight, dbias, dout, inp, weight, mean, rstd, C); },
+      stream, dinp.dtype, [&] { layernorm_backward_cuda(dinp, dweight, dbias, dout, inp, weight, mean, rstd, C); },
       [&]<class S>(S) {
         const AffineSums affine{data_or_null<float>(dweight), data_or_null<float>(dbias)};
         with_flag(gain, [&](auto with_gain) {

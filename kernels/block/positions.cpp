@@ -48,16 +48,14 @@ void positions_forward(const Tensor& out, const Tensor& inp, const Tensor& weigh
   CHECK_THAT(pos >= 0 && pos + T <= weight.dim(0), T, " positions from ", pos, " of ", weight.dim(0));
   dispatch(
       stream, out.dtype, [&] { positions_forward_cuda(out, inp, weight, pos); },
-      [&]<class S>(S) {
-        positions_forward_cpu(out.as<S>(), inp.as<S>(), weight.as<float>() + pos * C, B * T, T, C);
-      },
+      [&]<class S>(S) { positions_forward_cpu(out.as<S>(), inp.as<S>(), weight.as<float>() + pos * C, B * T, T, C); },
       [&]<class X>(X) { positions_forward_ref(out.as<X>(), inp.as<X>(), weight.as<X>(), B, T, C, pos); });
 }
 
 void positions_backward(const Tensor& dweight, const Tensor& dout, Stream stream) {
-  CHECK_SHAPES(dout.shape.rank == 3 && dweight.shape.rank == 2 && dweight.dim(1) == dout.dim(2) &&
-                   dout.dim(1) <= dweight.dim(0),
-               dweight, dout);
+  CHECK_SHAPES(
+      dout.shape.rank == 3 && dweight.shape.rank == 2 && dweight.dim(1) == dout.dim(2) && dout.dim(1) <= dweight.dim(0),
+      dweight, dout);
   const int64_t B = dout.dim(0), T = dout.dim(1), C = dout.dim(2);
   dispatch(
       stream, dout.dtype, [&] { positions_backward_cuda(dweight, dout); },

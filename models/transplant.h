@@ -1,0 +1,42 @@
+// A model made of another one's blocks: Inheritune's starts and its baselines (arXiv 2404.08634).
+#pragma once
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "engine/params.h"
+#include "models/config.h"
+
+namespace crossply {
+
+// What can be taken over: the embeddings with the head, GPT-2's positions, of each block its attention and feed-forward
+// weights and the norms in front of them, the final norm, and what a connection adds.
+inline const std::vector<std::string> transplant_parts = {"embedding", "positions", "attention",  "attention_norm",
+                                                          "mlp",       "mlp_norm",  "final_norm", "connection"};
+
+struct Transplant {
+  // For each block of the new model the source's block that it comes from (from 0), or fresh_block.
+  std::vector<int> blocks;
+  std::set<std::string> parts{transplant_parts.begin(), transplant_parts.end()};
+  // Where logits are divided by the layer's number, a block that moves from layer a to b (from 0) gets its queries'
+  // weights times (b + 1) / (a + 1), so that it computes what it computed.
+  bool rescale_queries = false;
+};
+constexpr int fresh_block = -1;
+
+// "0-5,0-5", "0,2,4,18-21", "fresh:15,15-23": the list, for a source of L blocks. Throws Exit::usage with the entry that
+// is no block.
+std::vector<int> parse_blocks(const std::string& text, int64_t L);
+
+// The source's configuration with as many blocks as the list, the width C and H heads of the source's head width (0: the
+// source's); F and K shrink as C and H do. Throws Exit::usage for sizes that the source cannot give.
+Config transplanted_config(const Config& source, const Transplant& transplant, int64_t C = 0, int64_t H = 0);
+
+// Copies what is taken over into `to`, which is declared as transplanted_config says and keeps the rest of its values:
+// those of a new model. Of larger tensors the leading part in every dimension is taken. Both tables have memory. Returns
+// the names of rows that the parts ask for and that keep their values, because the source has none of this shape.
+std::vector<std::string> transplant(const ParameterTable& from, const Config& source, ParameterTable& to,
+                                    const Config& target, const Transplant& transplant);
+
+}  // namespace crossply
