@@ -5,6 +5,7 @@
 #include <numeric>
 #include <optional>
 
+#include "cli/format.h"
 #include "engine/check.h"
 #include "engine/numbers.h"
 
@@ -78,27 +79,6 @@ void check_batch(int64_t batch, int64_t accumulate, int64_t seq_len) {
 namespace {
 
 constexpr size_t screen = 80, names_width = 26;
-
-// The text in lines of at most `width` columns; what begins a new line in it still does, and hangs from there.
-std::string wrap(const std::string& text, size_t width, size_t indent) {
-  std::string out;
-  size_t column = 0, hang = 0;
-  auto new_line = [&] { out += "\n" + std::string(indent, ' '), column = 0; };
-  for (size_t at = 0; at < text.size();) {
-    if (text[at] == '\n') {
-      new_line(), ++at;
-      hang = 2;
-      continue;
-    }
-    const size_t end = std::min(text.find_first_of(" \n", at), text.size());
-    const size_t length = end - at;
-    if (column > 0 && column + 1 + length > width) new_line(), out.append(hang, ' '), column = hang;
-    else if (column > 0) out += ' ', ++column;
-    out += text.substr(at, length), column += length;
-    at = end + (end < text.size() && text[end] == ' ');
-  }
-  return out;
-}
 
 // A name on the left and its description on the right, or below where the name is long.
 std::string entry(const std::string& name, const std::string& about) {

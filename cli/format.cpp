@@ -29,6 +29,26 @@ std::string format_number(const char* format, double value) {
   return text;
 }
 
+std::string wrap(const std::string& text, size_t width, size_t indent) {
+  std::string out;
+  size_t column = 0, hang = 0;
+  auto new_line = [&] { out += "\n" + std::string(indent, ' '), column = 0; };
+  for (size_t at = 0; at < text.size();) {
+    if (text[at] == '\n') {
+      new_line(), ++at;
+      hang = 2;
+      continue;
+    }
+    const size_t end = std::min(text.find_first_of(" \n", at), text.size());
+    const size_t length = end - at;
+    if (column > 0 && column + 1 + length > width) new_line(), out.append(hang, ' '), column = hang;
+    else if (column > 0) out += ' ', ++column;
+    out += text.substr(at, length), column += length;
+    at = end + (end < text.size() && text[end] == ' ');
+  }
+  return out;
+}
+
 std::string format_table(const std::vector<std::vector<std::string>>& rows) {
   std::vector<size_t> widths;
   for (const auto& row : rows) {

@@ -13,6 +13,9 @@ std::string format_seconds(double seconds);
 std::string format_count(int64_t count);
 // By a format of printf's for one double.
 std::string format_number(const char* format, double value);
+// The text in lines of at most `width` columns behind the indent, which all but the first have; what begins a new line
+// in it still does, and hangs from there.
+std::string wrap(const std::string& text, size_t width, size_t indent);
 // Rows of cells as lines, in columns: the first one begins at the left, the others end at the right.
 std::string format_table(const std::vector<std::vector<std::string>>& rows);
 

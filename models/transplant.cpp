@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
+#include <numeric>
 #include <unordered_map>
 
 #include "engine/numbers.h"
@@ -11,47 +13,43 @@
 namespace crossply {
 namespace {
 
-const std::string blocks_prefix = "model.layers.";
-
-// A row of a block: the block, and the rest of the name. Block -1: of none.
+// A row's name, cut at its block's number, which is the first number in it: model.layers.3.mlp.up_proj.weight, and
+// model.dwa_modules.alphas.3.weight, DenseFormer's weights behind block 3.
 struct RowName {
-  int block = -1;
-  std::string rest;
+  std::string before;
+  int block = -1;  // of none: all of the name is `before`
+  std::string after;
 };
 RowName split(const std::string& row) {
-  if (!row.starts_with(blocks_prefix)) return {-1, row};
-  const size_t dot = row.find('.', blocks_prefix.size());
-  return {static_cast<int>(parse_integer(row.substr(blocks_prefix.size(), dot - blocks_prefix.size())).value()),
-          row.substr(dot + 1)};
-}
-
-std::string part_of(const RowName& name) {
-  const std::string stem = name.rest.substr(0, name.rest.rfind('.'));
-  if (name.block < 0) {
-    if (stem == "model.embed_tokens" || stem == "lm_head") return "embedding";
-    return stem == "model.embed_positions" ? "positions" : stem == "model.norm" ? "final_norm" : "connection";
+  for (size_t dot = row.find('.'); dot != std::string::npos; dot = row.find('.', dot + 1)) {
+    const size_t begin = dot + 1, end = row.find('.', begin);
+    if (end == std::string::npos) break;
+    if (const auto block = parse_integer(row.substr(begin, end - begin)))
+      return {row.substr(0, begin), static_cast<int>(*block), row.substr(end)};
   }
-  if (stem == "input_layernorm") return "attention_norm";
-  if (stem == "post_attention_layernorm") return "mlp_norm";
-  if (stem.starts_with("mlp.") && stem.ends_with("_proj")) return "mlp";
-  for (const char* one : {"q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"})
-    if (stem == std::string("self_attn.") + one) return "attention";
-  return "connection";
+  return {row, -1, ""};
 }
 
 // The leading part of `from` in every dimension.
 std::vector<double> leading(const std::vector<float>& from, const Shape& all, const Shape& part, double factor) {
-  std::vector<double> to;
-  const int64_t rows = part.rank == 2 ? part[0] : 1, width = part[part.rank - 1], stride = all[all.rank - 1];
-  for (int64_t i = 0; i < rows; ++i)
-    for (int64_t j = 0; j < width; ++j) to.push_back(factor * static_cast<double>(from[i * stride + j]));
+  std::vector<double> to(static_cast<size_t>(part.numel()));
+  const int64_t width = part[part.rank - 1], stride = all[all.rank - 1];
+  for (int64_t i = 0; i < part.numel(); ++i)
+    to[static_cast<size_t>(i)] =
+        factor * static_cast<double>(from[static_cast<size_t>(i / width * stride + i % width)]);
   return to;
 }
 
-// Can `part` be the leading part of `all`? What a connection adds has a meaning in its whole only.
-bool fits(const Shape& all, const Shape& part, const std::string& kind) {
-  if (all.rank != part.rank || all.rank > 2 || kind == "connection") return all == part;
-  return std::equal(part.dim.begin(), part.dim.begin() + part.rank, all.dim.begin(), std::less_equal<int64_t>());
+bool is_leading(const Shape& all, const Shape& part) {
+  return all.rank == part.rank && part.rank <= 2 &&
+         std::equal(part.dim.begin(), part.dim.begin() + part.rank, all.dim.begin(), std::less_equal<int64_t>());
+}
+
+// Every block of the source where it was?
+bool is_in_place(const std::vector<int>& blocks, int64_t L) {
+  std::vector<int> all(static_cast<size_t>(L));
+  std::iota(all.begin(), all.end(), 0);
+  return blocks == all;
 }
 
 }  // namespace
@@ -81,25 +79,47 @@ std::vector<int> parse_blocks(const std::string& text, int64_t L) {
   return blocks;
 }
 
+std::string transplant_part(const std::string& row) {
+  static const std::map<std::string, std::string> parts = {{"model.embed_tokens", "embedding"},
+                                                           {"lm_head", "embedding"},
+                                                           {"model.embed_positions", "positions"},
+                                                           {"self_attn.q_proj", "attention"},
+                                                           {"self_attn.k_proj", "attention"},
+                                                           {"self_attn.v_proj", "attention"},
+                                                           {"self_attn.o_proj", "attention"},
+                                                           {"self_attn.q_norm", "attention"},
+                                                           {"self_attn.k_norm", "attention"},
+                                                           {"mlp.gate_proj", "mlp"},
+                                                           {"mlp.up_proj", "mlp"},
+                                                           {"mlp.down_proj", "mlp"},
+                                                           {"post_attention_layernorm", "mlp_norm"},
+                                                           {"model.norm", "final_norm"}};
+  const RowName name = split(row);
+  const bool in_block = name.block >= 0 && row == layer_name(name.block, name.after.substr(1));
+  const std::string rest = in_block ? name.after.substr(1) : row, stem = rest.substr(0, rest.rfind('.'));
+  if (in_block && stem.starts_with("input_layernorm")) return "attention_norm";  // MUDDFormer has one for each way
+  const auto found = parts.find(stem);
+  return found == parts.end() ? "connection" : found->second;
+}
+
 Config transplanted_config(const Config& source, const Transplant& t, int64_t C, int64_t H) {
-  Config config = source;
-  config.num_hidden_layers = std::ssize(t.blocks);
-  if (C == 0 && H == 0) {
-    config.check(Exit::usage, "transplant");
-    return config;
-  }
-  const int64_t old_C = source.hidden_size, old_H = source.num_attention_heads, K = source.num_key_value_heads;
+  const int64_t old_C = source.hidden_size, old_H = source.num_attention_heads, D = source.head_dim;
+  const int64_t G = old_H / source.num_key_value_heads;  // query heads of a key/value head
   if (C == 0) C = old_C;
   if (H == 0) H = old_H * C / old_C;
+  const std::string asked = str("--width ", C, " --heads ", H, ": ");
   if (C < 1 || C > old_C || H < 1 || H > old_H)
-    fail(Exit::usage, "--width ", C, " --heads ", H, ": the source has width ", old_C, " and ", old_H,
-         " heads, of which a part can be taken");
+    fail(Exit::usage, asked, "the source has width ", old_C, " and ", old_H, " heads, of which a part can be taken");
+  if (source.gpt2() && C != H * D)
+    fail(Exit::usage, asked, "a gpt2 is as wide as its heads, ", H, " x ", D, "; give --width ", H * D, " --heads ", H);
+  if (H > G && H % G != 0)
+    fail(Exit::usage, asked, "the source's keys and values serve ", G, " query heads each; take a multiple of ", G);
+  Config config = source;
+  config.num_hidden_layers = std::ssize(t.blocks);
   config.hidden_size = C;
   config.num_attention_heads = H;
-  config.num_key_value_heads = std::max<int64_t>(1, K * H / old_H);
+  config.num_key_value_heads = std::max<int64_t>(1, H / G);
   config.intermediate_size = std::max<int64_t>(1, source.intermediate_size * C / old_C);
-  if (config.gpt2() && C != H * source.head_dim)
-    fail(Exit::usage, "--width ", C, " --heads ", H, ": a gpt2 is as wide as its heads, ", H, " x ", source.head_dim);
   config.check(Exit::usage, "transplant");
   return config;
 }
@@ -108,20 +128,26 @@ std::vector<std::string> transplant(const ParameterTable& from, const Config& so
                                     const Config& target, const Transplant& t) {
   std::unordered_map<std::string, const Parameter*> theirs;
   for (const Parameter& row : from.rows()) theirs[row.name] = &row;
+  const bool in_place = is_in_place(t.blocks, source.num_hidden_layers);
+  const bool narrower =
+      target.hidden_size < source.hidden_size || target.num_attention_heads < source.num_attention_heads;
+  // What a connection adds is taken as a whole, and what it has for all blocks together, with these.
+  const auto fits = [&](const RowName& name, bool of_connection, const Shape& all, const Shape& own) {
+    if (of_connection && name.block < 0 && !in_place) return false;
+    return all == own || (narrower && !of_connection && is_leading(all, own));
+  };
   std::vector<std::string> kept;
-  const bool rescales = t.rescale_queries && source.scale_attn_by_inverse_layer_idx;
-  for (Parameter& row : to.rows()) {
+  for (const Parameter& row : to.rows()) {
     const RowName name = split(row.name);
-    const std::string kind = part_of(name);
-    const int block = name.block < 0 ? -1 : t.blocks[static_cast<size_t>(name.block)];
-    if (!t.parts.contains(kind) || (name.block >= 0 && block == fresh_block)) continue;
-    const std::string wanted = name.block < 0 ? row.name : layer_name(block, name.rest);
-    const auto found = theirs.find(wanted);
-    if (found == theirs.end() || !fits(found->second->shape, row.shape, kind)) {
+    const std::string part = transplant_part(row.name);
+    const int block = name.block < 0 ? -1 : t.blocks.at(static_cast<size_t>(name.block));
+    if (!t.parts.contains(part) || (name.block >= 0 && block == fresh_block)) continue;
+    const auto found = theirs.find(name.block < 0 ? row.name : str(name.before, block, name.after));
+    if (found == theirs.end() || !fits(name, part == "connection", found->second->shape, row.shape)) {
       kept.push_back(row.name);
       continue;
     }
-    const bool query = rescales && name.rest.starts_with("self_attn.q_proj.");
+    const bool query = t.rescale_queries && name.after.starts_with(".self_attn.q_proj.");
     const double factor = query ? attention_divisor(target, name.block) / attention_divisor(source, block) : 1;
     to.write(row, leading(from.read(found->second->value), found->second->shape, row.shape, factor).data());
   }

@@ -25,17 +25,25 @@ struct Transplant {
 };
 constexpr int fresh_block = -1;
 
-// "0-5,0-5", "0,2,4,18-21", "fresh:15,15-23": the list, for a source of L blocks. Throws Exit::usage with the entry that
-// is no block.
+// "0-5,0-5", "0,2,4,18-21", "fresh:15,15-23": the list, for a source of L blocks. Throws Exit::usage with the entry
+// that is no block.
 std::vector<int> parse_blocks(const std::string& text, int64_t L);
 
-// The source's configuration with as many blocks as the list, the width C and H heads of the source's head width (0: the
-// source's); F and K shrink as C and H do. Throws Exit::usage for sizes that the source cannot give.
+// The source's configuration with as many blocks as the list, the width C, and H heads of the source's head width. C = 0
+// is the source's; H = 0: the same share of the heads. F shrinks as C does, K as H. Throws Exit::usage for sizes that
+// the source cannot give.
 Config transplanted_config(const Config& source, const Transplant& transplant, int64_t C = 0, int64_t H = 0);
 
+// The part that a row belongs to, by its name.
+std::string transplant_part(const std::string& row);
+
 // Copies what is taken over into `to`, which is declared as transplanted_config says and keeps the rest of its values:
-// those of a new model. Of larger tensors the leading part in every dimension is taken. Both tables have memory. Returns
-// the names of rows that the parts ask for and that keep their values, because the source has none of this shape.
+// those of a new model. Into a narrower model goes the leading part of each tensor in every dimension.
+//
+// What a connection added to a block comes with it where it has the same shape; what reads the layers before it, like a
+// router of LIMe, has that at its own place only. What is there for all blocks together comes where all of them stay.
+//
+// Both tables have memory. Returns the names of rows that the parts ask for and that keep their values all the same.
 std::vector<std::string> transplant(const ParameterTable& from, const Config& source, ParameterTable& to,
                                     const Config& target, const Transplant& transplant);
 

@@ -12,18 +12,6 @@
 namespace crossply {
 namespace {
 
-// The files of a model directory that are not ours to understand: they belong to the model wherever it goes.
-std::map<std::string, std::string> read_carried_files(const std::string& dir) {
-  std::map<std::string, std::string> files;
-  for (const char* name :
-       {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",
-        "vocab.json", "merges.txt", "chat_template.jinja", "generation_config.json"}) {
-    const std::string path = dir + "/" + name;
-    if (path_exists(path)) files[name] = read_file(path, uint64_t{1} << 30);
-  }
-  return files;
-}
-
 InitialModel read_initial(const std::string& dir) {
   return {load_config(dir + "/config.json"), Tokenizer::load(dir), read_carried_files(dir)};
 }
@@ -134,6 +122,17 @@ void choose_positions(TrainOptions& o) {
 }
 
 }  // namespace
+
+std::map<std::string, std::string> read_carried_files(const std::string& dir) {
+  std::map<std::string, std::string> files;
+  for (const char* name :
+       {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",
+        "vocab.json", "merges.txt", "chat_template.jinja", "generation_config.json"}) {
+    const std::string path = dir + "/" + name;
+    if (path_exists(path)) files[name] = read_file(path, uint64_t{1} << 30);
+  }
+  return files;
+}
 
 Dataset open_inputs(TrainOptions& o) {
   if (o.init.empty()) apply_preset_to_architecture(o);
