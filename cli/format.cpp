@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstdio>
 
+#include "engine/printable.h"
+
 namespace crossply {
 
 std::string format_seconds(double seconds) {
@@ -64,6 +66,22 @@ std::string format_table(const std::vector<std::vector<std::string>>& rows) {
     out += "\n";
   }
   return out;
+}
+
+std::string format_markdown(const std::string& text) {
+  std::string out;
+  for (const char c : printable(text)) {
+    if (c == '|') out += '\\';
+    if (c == '<') out += "&lt;";
+    else out += c == '\n' || c == '\r' ? ' ' : c;
+  }
+  return out;
+}
+
+std::string format_markdown_row(const std::vector<std::string>& cells) {
+  std::string out = "|";
+  for (const std::string& text : cells) out += " " + format_markdown(text) + " |";
+  return out + "\n";
 }
 
 }  // namespace crossply

@@ -18,5 +18,8 @@ std::string format_number(const char* format, double value);
 std::string wrap(const std::string& text, size_t width, size_t indent);
 // Rows of cells as lines, in columns: the first one begins at the left, the others end at the right.
 std::string format_table(const std::vector<std::vector<std::string>>& rows);
+// Text for a cell of a Markdown table, whatever is in it; and cells as a row of one.
+std::string format_markdown(const std::string& text);
+std::string format_markdown_row(const std::vector<std::string>& cells);
 
 }  // namespace crossply

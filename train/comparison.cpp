@@ -9,7 +9,6 @@
 #include "cli/format.h"
 #include "engine/device.h"
 #include "engine/file.h"
-#include "engine/printable.h"
 #include "models/checkpoint.h"
 #include "models/json_file.h"
 #include "train/curve.h"
@@ -163,23 +162,6 @@ std::string remark(const ComparedRun& run) {
   if (run.state == RunState::waiting) return "not started";
   const std::string at = str(" after step ", steps_of(run), " of ", run.options.steps);
   return name_of(run.state) + at + (run.error.empty() ? "" : ": " + run.error);
-}
-
-// A cell of a Markdown table.
-std::string cell(const std::string& text) {
-  std::string out;
-  for (const char c : printable(text)) {
-    if (c == '|') out += '\\';
-    if (c == '<') out += "&lt;";
-    else out += c == '\n' || c == '\r' ? ' ' : c;
-  }
-  return out;
-}
-
-std::string markdown_row(const std::vector<std::string>& cells) {
-  std::string out = "|";
-  for (const std::string& text : cells) out += " " + cell(text) + " |";
-  return out + "\n";
 }
 
 std::vector<std::string> markdown_cells(const Comparison& comparison, const ComparedRun& run) {
@@ -341,14 +323,14 @@ std::string results_table(const Comparison& comparison, size_t width) {
 
 std::string results_markdown(const Comparison& comparison) {
   const TrainOptions& o = comparison.runs[0].options;
-  std::string out = "# " + cell(comparison.data) + "\n\n" +
+  std::string out = "# " + format_markdown(comparison.data) + "\n\n" +
                     str(o.steps, " steps of ", o.batch * o.accumulate, " sequences of ", o.data.seq_len,
                         " tokens, seed ", o.seed, "; all settings: results.json.\n\n![loss](compare.svg)\n\n");
-  out += markdown_row({"architecture", "parameters", "FLOP/token", "tokens/s", "time", "memory", "relative memory",
-                       "train loss", "test loss", "answers", "steps valid", "state"});
+  out += format_markdown_row({"architecture", "parameters", "FLOP/token", "tokens/s", "time", "memory",
+                              "relative memory", "train loss", "test loss", "answers", "steps valid", "state"});
   out += "|---|---|---|---|---|---|---|---|---|---|---|---|\n";
-  for (const ComparedRun& run : comparison.runs) out += markdown_row(markdown_cells(comparison, run));
-  return out + "\ntime and relative memory: against " + cell(comparison.runs[0].choice.text) +
+  for (const ComparedRun& run : comparison.runs) out += format_markdown_row(markdown_cells(comparison, run));
+  return out + "\ntime and relative memory: against " + format_markdown(comparison.runs[0].choice.text) +
          ". tokens/s and time: the architectures ran one after the other, so whatever else the machine did is in them; "
          "`make bench-architectures` measures in turn. @N: after step N. FLOP/token: forward and backward. memory: of "
          "the model and its activations, without the program's own.\n"

@@ -1,0 +1,250 @@
+#include "train/inheritune.h"
+
+#include <nlohmann/json.hpp>
+
+#include "cli/format.h"
+#include "engine/file.h"
+#include "engine/json.h"
+#include "engine/printable.h"
+#include "models/json_file.h"
+#include "train/curve.h"
+#include "train/run_curves.h"
+
+namespace crossply {
+namespace {
+
+using nlohmann::json;
+
+std::string nats(double loss) { return std::isfinite(loss) ? format_number("%.4f", loss) : "-"; }
+
+json number_or_null(double number) { return std::isfinite(number) ? json(number) : json(); }
+
+// Calls visit with the key and the variable of each flag that a resumed run must keep, and with what it may be beside
+// any: its smallest value, or its words.
+template <class Any, class Visit>
+void each_of_recipe(Any& recipe, Visit&& visit) {
+  visit("reference", recipe.reference);
+  visit("start", recipe.start, 1);
+  visit("grow", recipe.grow, 1);
+  visit("mode", recipe.mode, grow_modes);
+  visit("inherit_positions", recipe.positions);
+  visit("inherit_final_norm", recipe.final_norm);
+  visit("tolerance", recipe.tolerance, 0);
+}
+
+json to_json(const Recipe& recipe) {
+  json out;
+  each_of_recipe(recipe, [&](const char* key, const auto& value, const auto&...) {
+    if constexpr (std::is_same_v<decltype(value), const std::string&>) out[key] = utf8_or_escaped(value);
+    else out[key] = value;
+  });
+  out["rounds"] = recipe.rounds;
+  return out;
+}
+
+struct TakeFlag {
+  const json& saved;
+  const std::string& path;
+  template <class T>
+  void operator()(const char* key, T& variable, double least = 0) const {
+    const json value = saved.value(key, json());
+    if (!holds<T>(value, least, static_cast<double>(int64_t{1} << 40))) refuse(key);
+    value.get_to(variable);
+  }
+  void operator()(const char* key, std::string& variable, const std::vector<std::string>& words) const {
+    operator()(key, variable);
+    if (std::find(words.begin(), words.end(), variable) == words.end()) refuse(key);
+  }
+  [[noreturn]] void refuse(const char* key) const {
+    fail(Exit::bad_data, path, ": \"", key, "\" cannot be ", saved.value(key, json()).dump(),
+         "; mend it or start a new run");
+  }
+};
+
+json json_of_round(const Inheritance& all, size_t i) {
+  const Round& round = all.rounds[i];
+  const std::string dir = all.run_dir(i).substr(all.options.out.size() + 1);
+  return {{"round", i + 1},
+          {"blocks", round.blocks},
+          {"parameters", round.parameters},
+          {"steps", all.options.steps},
+          {"initial", dir + ".initial"},
+          {"directory", dir},
+          {"metrics", dir + "/metrics.jsonl"},
+          {"initial_loss", number_or_null(round.initial_loss)},
+          {"final_loss", number_or_null(round.final_loss)},
+          {"difference", number_or_null(round.final_loss - all.reference_loss)},
+          {"matches", round.is_done() ? json(all.matches(round)) : json()}};
+}
+
+std::string json_text(const Inheritance& all) {
+  json rounds = json::array();
+  for (size_t i = 0; i < all.rounds.size(); ++i) rounds.push_back(json_of_round(all, i));
+  const json out = {{"format", "crossply inheritune"},
+                    {"version", 1},
+                    {"about",
+                     "losses in nats per token, over all of the validation set, in order; paths of rounds are relative "
+                     "to this file; null: not known yet"},
+                    {"recipe", to_json(all.recipe)},
+                    {"reference_blocks", all.depth()},
+                    {"reference_parameters", all.reference_parameters},
+                    {"reference_loss", number_or_null(all.reference_loss)},
+                    {"reference_digest", all.reference_digest},
+                    {"validation_sequences", all.sequences},
+                    {"validation_tokens", all.tokens},
+                    {"data_digest", all.data_digest},
+                    {"verdict", all.verdict()},
+                    {"flags", all_settings(all.options)},
+                    {"rounds", rounds}};
+  return out.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
+}
+
+std::vector<std::vector<std::string>> cells_of(const Inheritance& all) {
+  std::vector<std::vector<std::string>> table = {
+      {"round", "blocks", "parameters", "steps", "at step 0", "at the end", "reference", "difference"}};
+  for (size_t i = 0; i < all.rounds.size(); ++i) {
+    const Round& round = all.rounds[i];
+    const double difference = round.final_loss - all.reference_loss;
+    table.push_back({std::to_string(i + 1), std::to_string(round.blocks), format_count(round.parameters),
+                     format_count(all.options.steps), nats(round.initial_loss), nats(round.final_loss),
+                     nats(all.reference_loss), std::isfinite(difference) ? format_number("%+.4f", difference) : "-"});
+  }
+  return table;
+}
+
+std::string notes_on_losses(const Inheritance& all) {
+  return str("at step 0, at the end, reference: loss over all ", format_count(all.sequences), " validation sequences, ",
+             format_count(all.tokens), " tokens.\nreference: ", format_count(all.depth()), " blocks, ",
+             format_count(all.reference_parameters), " parameters.\n");
+}
+
+std::string markdown(const Inheritance& all) {
+  const TrainOptions& o = all.options;
+  std::string out = str("# Inheritune from ", all.depth(), " blocks\n\n", o.steps, " steps a round of ",
+                        o.batch * o.accumulate, " sequences of ", o.data.seq_len, " tokens, seed ", o.seed,
+                        "; all settings: inheritune.json.\n\n![loss](inheritune.svg)\n\n");
+  const auto table = cells_of(all);
+  for (const auto& row : table) {
+    out += format_markdown_row(row);
+    if (&row == &table[0]) out += "|---|---|---|---|---|---|---|---|\n";
+  }
+  return out + "\n" + notes_on_losses(all) + all.verdict() + "\n";
+}
+
+// The curve of a round: its tests, with the losses over all of the validation set at both ends.
+Curve curve_of(const Inheritance& all, size_t i) {
+  const Round& round = all.rounds[i];
+  const RunCurves run = read_curves(all.run_dir(i) + "/metrics.jsonl");
+  const auto steps = static_cast<double>(all.options.steps);
+  Curve curve{str("round ", i + 1, ", ", round.blocks, " blocks"), {0}, {round.initial_loss}};
+  for (size_t j = 0; j < run.test_step.size(); ++j) {
+    if (round.is_done() && run.test_step[j] == steps) continue;
+    curve.x.push_back(run.test_step[j]);
+    curve.y.push_back(run.test_loss[j]);
+  }
+  if (round.is_done()) curve.x.push_back(steps), curve.y.push_back(round.final_loss);
+  return curve;
+}
+
+void draw_rounds(const Inheritance& all) {
+  const std::string part =
+      all.options.eval_samples < all.sequences
+          ? str(" (between the ends: of the first ", format_count(all.options.eval_samples), " sequences)")
+          : "";
+  Panel panel{"validation loss" + part, "", {}};
+  panel.curves.push_back({str("reference, ", all.depth(), " blocks"),
+                          {0, static_cast<double>(all.options.steps)},
+                          {all.reference_loss, all.reference_loss}});
+  for (size_t i = 0; i < all.rounds.size(); ++i) panel.curves.push_back(curve_of(all, i));
+  write_curve_svg(all.options.out + "/inheritune.svg", "Inheritune", "step of the round", {panel});
+}
+
+std::string state_path(const std::string& out) { return out + "/inheritune.json"; }
+
+}  // namespace
+
+std::string Inheritance::run_dir(size_t i) const {
+  return str(options.out, "/round_", i + 1, "_blocks_", rounds[i].blocks);
+}
+
+std::string Inheritance::verdict() const {
+  if (rounds.empty() || !rounds.back().is_done()) return "";
+  const Round& last = rounds.back();
+  const std::string losses = str(nats(last.final_loss), matches(last) ? " <= " : " > ", nats(reference_loss),
+                                 recipe.tolerance > 0 ? str(" + ", recipe.tolerance) : "");
+  const std::string of = str("round ", rounds.size(), ", ", last.blocks, " of ", depth(), " blocks");
+  if (matches(last)) return of + ", matches the reference: " + losses;
+  const std::string short_of = of + ", does not match the reference: " + losses;
+  if (last.blocks + recipe.grow > depth())
+    return short_of + str("; ", last.blocks + recipe.grow, " blocks would be more than it has");
+  if (recipe.rounds > 0 && std::ssize(rounds) >= recipe.rounds) return short_of + str("; --rounds ", recipe.rounds);
+  return short_of + str("; the next has ", last.blocks + recipe.grow);
+}
+
+std::string rounds_table(const Inheritance& all) {
+  return format_table(cells_of(all)) + notes_on_losses(all) + all.verdict() + "\n";
+}
+
+void write_rounds(const Inheritance& all) {
+  const std::string& out = all.options.out;
+  write_file_atomically(state_path(out), json_text(all));
+  if (all.rounds.empty()) return;
+  write_file_atomically(out + "/inheritune.md", markdown(all));
+  draw_rounds(all);
+}
+
+bool take_recipe(const std::string& out, Recipe& recipe, TrainOptions& options) {
+  const std::string path = state_path(out);
+  if (out.empty() || !path_exists(path)) return false;
+  const json old = read_json(path), saved = old.value("recipe", json());
+  if (!saved.is_object()) fail(Exit::bad_data, path, ": \"recipe\" is missing");
+  each_of_recipe(recipe, TakeFlag{saved, path});
+  TakeFlag{saved, path}("rounds", recipe.rounds);
+  take_settings(old.value("flags", json()), path + ": flags", options);
+  return true;
+}
+
+bool take_up(Inheritance& all) {
+  const TrainOptions& o = all.options;
+  const std::string path = state_path(o.out);
+  if (!path_exists(path)) return false;
+  Recipe recipe;
+  TrainOptions before;
+  take_recipe(o.out, recipe, before);
+  const json now = to_json(all.recipe), was = to_json(recipe);
+  for (const auto& [key, value] : now.items())
+    if (key != "rounds" && was[key] != value)
+      fail(Exit::usage, "--resume: ", path, " has ", key, " ", was[key].dump(), ", the flags say ", value.dump(),
+           "; resume with the flags it was started with");
+  const json old = read_json(path);
+  refuse_other_settings(old["flags"], o, path, true);
+  if (before.steps != o.steps)
+    fail(Exit::usage, "--resume: ", path, " has --steps ", before.steps, " a round, the flags say ", o.steps);
+  refuse_other_config(before.config, o.config, path);
+  std::string digest;
+  read(old, "data_digest", digest, path);
+  if (digest != all.data_digest)
+    fail(Exit::bad_data, "--resume: ", o.data.spec, " is not the data that the run in ", o.out,
+         " was started with; its size or contents changed");
+  read(old, "reference_loss", all.reference_loss, path);
+  read(old, "reference_digest", all.reference_digest, path);
+  read(old, "reference_parameters", all.reference_parameters, path);
+  read(old, "validation_sequences", all.sequences, path);
+  read(old, "validation_tokens", all.tokens, path);
+  const json rounds = old.value("rounds", json());
+  if (!rounds.is_array()) fail(Exit::bad_data, path, ": \"rounds\" is missing");
+  for (const json& line : rounds) {
+    Round& round = all.rounds.emplace_back();
+    if (!line.is_object()) fail(Exit::bad_data, path, ": a round is ", line.dump());
+    read(line, "blocks", round.blocks, path);
+    read(line, "parameters", round.parameters, path);
+    read(line, "initial_loss", round.initial_loss, path);
+    read(line, "final_loss", round.final_loss, path);
+    const int64_t expected = all.recipe.start + (std::ssize(all.rounds) - 1) * all.recipe.grow;
+    if (round.blocks != expected)
+      fail(Exit::bad_data, path, ": round ", all.rounds.size(), " has ", round.blocks, " blocks, not ", expected);
+  }
+  return true;
+}
+
+}  // namespace crossply

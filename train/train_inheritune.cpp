@@ -1,0 +1,377 @@
+// train_inheritune: a smaller model that starts from a trained one's first blocks, and grows until it is as good.
+//
+// In deep transformers the attention of the later blocks often collapses to rank one: such lazy blocks add little to
+// the model, and nothing to one that starts from them. So Inheritune takes the early blocks only (Sanyal et al.,
+// "Inheritune: Training Smaller Yet More Attentive Language Models", arXiv 2404.08634, algorithm 1). Given a reference
+// of L blocks, whose validation loss is measured once:
+//
+//   l = --start                                        (default: half of L, rounded down)
+//   each round:
+//     make a new model of l blocks                     (a GPT-2's residual projections start with 0.02 / sqrt(2 l))
+//     copy the embedding, the head, and the first l blocks of the reference: attention, feed-forward and norms
+//     train it for --steps steps, from the first one of the schedule on, with a new optimizer
+//     end if its validation loss <= the reference's + --tolerance
+//     l = l + --grow                                   (end, without a match, where that is more than L)
+//
+// A round's blocks stand where they stood, so that logits which are divided by the layer's number are what they were,
+// and no weights have to be rescaled. Where the paper, its pseudo-code and its code differ:
+//
+//   --mode reinherit            every round starts from the reference's first l blocks, as the paper's logs do (default)
+//   --mode continue             a round keeps the blocks that the one before has trained, and everything else of that,
+//                               and adds the reference's next ones: "grow", in the pseudo-code's word
+//   --inherit-positions false   the learned positions of a GPT-2 start anew: what the released code does
+//   --inherit-final-norm false  so does the last norm
+//
+// The reference is a model or run directory, of crossply's or Hugging Face's, of either backbone and any architecture;
+// what a connection adds is inherited where a model of l blocks has it in the same shape, and starts anew elsewhere.
+//
+// All losses that decide, and those of step 0, are over all of the validation set (the test part of --data, or
+// --val-data), in order, in fp32, as `evaluate` has them: the paper's 200 random batches are as noisy as what they are
+// to tell apart. The curves between them are over the first --eval-samples sequences; all, by default.
+//
+// --out holds a run directory for each round, round_1_blocks_4, with what it starts from beside it,
+// round_1_blocks_4.initial: complete model directories, for `evaluate`, `generate` and so on. inheritune.json has the
+// recipe and its numbers, inheritune.md the table, inheritune.svg the loss by step. A signal stops it anywhere, with
+// exit code 75; --resume --out DIR continues bit for bit, and takes a larger --rounds. Exit code 0 says that the recipe
+// has run to its end; the last line, and "verdict" and "matches" in inheritune.json, say whether the last model matches.
+//
+// A round costs what training a model of l blocks costs. The paper's, with their sizes and steps from --preset:
+//
+//   GPT-2 Medium, 24 blocks: 12, 14, then 16        --start 12 --grow 2
+//   GPT-2 Large, 36 blocks: 18                      --start 18 --rounds 1
+//   GPT-2 XL, 48 blocks: 24                         --start 24 --rounds 1
+#include "train/inheritune.h"
+
+#include <cstdio>
+#include <numeric>
+
+#include "cli/format.h"
+#include "cli/program.h"
+#include "data/digest.h"
+#include "engine/printable.h"
+#include "eval/loaded_model.h"
+#include "models/transplant.h"
+#include "ranks/launch.h"
+#include "train/run.h"
+#include "train/stop.h"
+
+using namespace crossply;
+
+namespace {
+
+// Its samples, as long as no signal asks to stop.
+class Stoppable : public Source {
+ public:
+  explicit Stoppable(const Source& source) : source_(source) {}
+  int64_t size() const override { return source_.size(); }
+  int64_t seq_len() const override { return source_.seq_len(); }
+  int64_t vocab_size() const override { return source_.vocab_size(); }
+  void read(int64_t index, int32_t* tokens, int32_t* targets) const override {
+    if (stop_requested()) fail(Exit::stopped, "stopped on request");
+    source_.read(index, tokens, targets);
+  }
+
+ private:
+  const Source& source_;
+};
+
+// Over all of the validation set, in order. Throws Exit::stopped where a signal asks for it.
+BatchModel::Mean validate(LoadedModel& model, const Inheritance& all, const Source& validation) {
+  const int64_t B = std::min(all.options.batch, validation.size()), T = validation.seq_len();
+  BatchModel batches(*model.device, model.params, model.config, Batch{B, T, model.params.dtype(), /*training=*/false});
+  const BatchModel::Mean mean = batches.mean_loss(Stoppable(validation), validation.size(), *one_rank_job());
+  if (mean.scored == 0) fail(Exit::bad_data, "the validation set of ", all.options.data.spec, " has no token to score");
+  if (!std::isfinite(mean.loss)) fail(Exit::not_finite, "the validation loss of ", model.dir, " is ", mean.loss);
+  return mean;
+}
+double validation_loss(const std::string& dir, const Inheritance& all, const Source& validation) {
+  LoadedModel model(dir, all.options.device, false, all.options.matmul);
+  return validate(model, all, validation).loss;
+}
+
+// Of all weights.
+std::string digest_of(const ParameterTable& params) {
+  Digest digest;
+  for (const Parameter& row : params.rows()) {
+    const std::vector<float> values = params.read(row.value);
+    digest.add(values.data(), values.size() * sizeof(float));
+  }
+  return str(std::hex, digest.value());
+}
+
+void measure_reference(Inheritance& all, const Source& validation) {
+  LoadedModel reference(all.recipe.reference, all.options.device, false, all.options.matmul);
+  const BatchModel::Mean mean = validate(reference, all, validation);
+  all.reference_parameters = reference.params.count();
+  all.reference_digest = digest_of(reference.params);
+  all.sequences = mean.sequences;
+  all.tokens = mean.scored;
+  all.reference_loss = mean.loss;
+}
+
+// Blocks 0 to l - 1, of which those from `known` on are new.
+Transplant first_blocks(int64_t l, int64_t known) {
+  Transplant transplant;
+  transplant.blocks.resize(static_cast<size_t>(l), fresh_block);
+  std::iota(transplant.blocks.begin(), transplant.blocks.begin() + known, 0);
+  return transplant;
+}
+
+// What a round trains.
+TrainOptions round_options(const Inheritance& all, size_t i) {
+  const int64_t l = all.rounds[i].blocks;
+  TrainOptions o = all.options;
+  o.config = transplanted_config(all.options.config, first_blocks(l, l));
+  o.init = all.initial_dir(i);
+  o.out = all.run_dir(i);
+  o.resume = path_exists(o.out + "/flags.json");
+  o.program = "";
+  o.label = str("round ", i + 1, ", ", l, " blocks");
+  return o;
+}
+
+// Writes the model that round i starts from: a new one, with what it inherits.
+void inherit(Inheritance& all, size_t i, const Tokenizer& tokenizer) {
+  const TrainOptions o = round_options(all, i);
+  const auto host = make_device("cpu");
+  ParameterTable params;
+  declare_model(params, o.config);
+  params.allocate(*host, Dtype::f32, false);
+  params.initialise(o.seed);
+  all.rounds[i].parameters = params.count();
+
+  const LoadedModel reference(all.recipe.reference, "cpu", false);
+  if (digest_of(reference.params) != all.reference_digest)
+    fail(Exit::bad_data, all.recipe.reference, " holds other weights than when its loss was measured");
+  const int64_t l = o.config.num_hidden_layers;
+  Transplant taken = first_blocks(l, l);
+  if (!all.recipe.positions) taken.parts.erase("positions");
+  if (!all.recipe.final_norm) taken.parts.erase("final_norm");
+  const std::vector<std::string> anew = transplant(reference.params, reference.config, params, o.config, taken);
+  if (!anew.empty())
+    std::printf("%s: what the connection adds starts anew in %zu of its tensors, the first is %s\n", o.label.c_str(),
+                anew.size(), anew[0].c_str());
+  if (i > 0 && all.recipe.mode == "continue") {
+    const LoadedModel before(all.run_dir(i - 1), "cpu", false);
+    transplant(before.params, before.config, params, o.config, first_blocks(l, before.config.num_hidden_layers));
+  }
+  CheckpointWriter writer;
+  writer.begin(o.init);
+  write_model(writer, o, params, tokenizer);
+  writer.commit();
+}
+
+// The loop of the trainers.
+TrainResult train(TrainOptions options) {
+  check_run_dir(options);
+  const Dataset data = open_inputs(options);
+  const RunDir dir = claim_run_dir(options);
+  Trainer trainer(options, *data.train, find_checkpoint(options));
+  Run run(options, data, dir, trainer);
+  while (run.more()) {
+    trainer.step();
+    run.show_progress();
+    if (run.time_to_evaluate()) run.evaluate();
+    run.write_metrics();
+    if (run.time_to_save()) run.save();
+  }
+  return run.finish();
+}
+
+void say_losses(const Inheritance& all, size_t i, const char* when, double loss) {
+  std::printf("round %zu, %lld blocks: validation loss %.4f %s, the reference's is %.4f\n", i + 1,
+              static_cast<long long>(all.rounds[i].blocks), loss, when, all.reference_loss);
+}
+
+// Algorithm 1, from wherever a stop has left it: what is there is not done again. Throws Exit::stopped.
+void inheritune(Inheritance& all, const Dataset& data) {
+  const Recipe& recipe = all.recipe;
+  if (!std::isfinite(all.reference_loss)) measure_reference(all, *data.test);
+  write_rounds(all);
+  std::printf("validation: %s sequences, %s tokens, all of it, in order\nreference: %s blocks, validation loss %.4f\n",
+              format_count(all.sequences).c_str(), format_count(all.tokens).c_str(), format_count(all.depth()).c_str(),
+              all.reference_loss);
+  for (size_t i = 0;; ++i) {
+    const int64_t l = recipe.start + static_cast<int64_t>(i) * recipe.grow;
+    if (i == all.rounds.size()) {
+      if (l > all.depth() || (recipe.rounds > 0 && std::ssize(all.rounds) >= recipe.rounds)) return;
+      all.rounds.push_back({l});
+    }
+    Round& round = all.rounds[i];
+
+    if (!path_exists(all.initial_dir(i))) inherit(all, i, data.tokenizer);
+    if (!std::isfinite(round.initial_loss)) round.initial_loss = validation_loss(all.initial_dir(i), all, *data.test);
+    write_rounds(all);
+    say_losses(all, i, "at step 0", round.initial_loss);
+    if (!round.is_done()) {
+      if (stop_requested() || train(round_options(all, i)).code == Exit::stopped)
+        fail(Exit::stopped, "stopped on request");
+      round.final_loss = validation_loss(all.run_dir(i), all, *data.test);
+      write_rounds(all);
+    }
+    say_losses(all, i, "at the end", round.final_loss);
+    if (all.matches(round)) return;
+  }
+}
+
+struct Options {
+  Recipe recipe;
+  TrainOptions train;
+};
+
+// --dry-run: what the rounds would be.
+void print_plans(const Inheritance& all) {
+  std::vector<std::vector<std::string>> table = {{"round", "blocks", "parameters", "FLOP/token", "memory"}};
+  Inheritance plan = all;
+  for (int64_t l = all.recipe.start; l <= all.depth(); l += all.recipe.grow) {
+    plan.rounds.push_back({l});
+    const size_t i = plan.rounds.size() - 1;
+    const TrainResult result = plan_training(round_options(plan, i));
+    table.push_back({std::to_string(i + 1), std::to_string(l), format_count(result.parameters),
+                     format_number("%.4g", result.flops_per_token), format_bytes(result.planned_memory)});
+    if (std::ssize(plan.rounds) == all.recipe.rounds) break;
+  }
+  std::printf(
+      "%sFLOP/token: forward and backward. memory: of the whole run, about.\nThe first round that matches the "
+      "reference, of %lld blocks, is the last.\n",
+      format_table(table).c_str(), static_cast<long long>(all.depth()));
+}
+
+// Refuses what would only fail after hours of training.
+void check_recipe(const Options& o, const CLI::App& app, int64_t L) {
+  const Recipe& r = o.recipe;
+  if (r.start < 1 || r.start > L)
+    fail(Exit::usage, "--start ", r.start, ": the reference has ", L, " blocks, of which the first so many are taken");
+  if (app.count("--grow") > 0 && r.start + r.grow > L && r.rounds != 1)
+    fail(Exit::usage, "--grow ", r.grow, ": a second round would have ", r.start + r.grow,
+         " blocks, the reference has ", L, "; give a smaller --start or --grow, or --rounds 1");
+}
+
+// The rest of the flags, and the data.
+Inheritance prepare(Options& o, const CLI::App& app, Dataset& data) {
+  TrainOptions& t = o.train;
+  if (t.resume && o.recipe.reference.empty())
+    fail(Exit::usage, "--resume: there is no run of train_inheritune in ", t.out, " yet; to start one, give its flags");
+  if (o.recipe.reference.empty()) fail(Exit::usage, "--reference is needed: the model to inherit from");
+  if (t.out.empty() && !t.dry_run) fail(Exit::usage, "--out is needed: the directory for the rounds");
+  if (t.steps == 0) fail(Exit::usage, "--steps 0: a round without steps has nothing to compare");
+  t.init = o.recipe.reference;
+  data = open_inputs(t);
+  const int64_t L = t.config.num_hidden_layers;
+  if (app.count("--start") == 0 && o.recipe.start == 0) o.recipe.start = std::max<int64_t>(1, L / 2);
+  check_recipe(o, app, L);
+  if (data.test != nullptr && data.test->size() == 0)
+    fail(Exit::bad_data, t.data.spec, ": the validation set is empty");
+  Inheritance all{o.recipe, t};
+  if (!t.dry_run) all.data_digest = str(std::hex, data.train->digest());
+  return all;
+}
+
+// The state of the run in --out; a directory with anything else in it is refused.
+void take_up_or_begin(Inheritance& all) {
+  const std::string& out = all.options.out;
+  for (const char* file : {"/inheritune.json", "/inheritune.md", "/inheritune.svg"}) remove_leftovers_of(out + file);
+  if (all.options.resume && take_up(all)) return;
+  if (!holds_only_leftovers(out))
+    fail(Exit::usage, out,
+         all.options.resume ? " holds files, but no run of train_inheritune; choose another --out"
+                            : " exists and is not empty; choose another --out, or --resume to continue the run in it");
+}
+
+Exit run(Options& o, const CLI::App& app, const char* program) {
+  Dataset data;
+  Inheritance all = prepare(o, app, data);
+  if (o.train.dry_run) {
+    print_plans(all);
+    return Exit::done;
+  }
+  make_device(o.train.device);                     // refuses one that is not there
+  const ModelDir reference(all.recipe.reference);  // held: a run beside this one does not remove it
+  catch_stop_signals();
+  const RunDir dir(o.train.out);
+  take_up_or_begin(all);
+  if (const std::string warning = warmup_warning(o.train); !warning.empty()) std::printf("%s\n", warning.c_str());
+  write_rounds(all);  // what --resume needs, before anything else
+  try {
+    inheritune(all, data);
+  } catch (const Error& error) {
+    if (error.code != Exit::stopped) throw;
+    write_rounds(all);
+    std::printf("\n%sstopped on request; to continue: %s --resume --out %s\n",
+                all.rounds.empty() ? "" : rounds_table(all).c_str(), printable(program).c_str(),
+                printable(o.train.out).c_str());
+    return Exit::stopped;
+  }
+  write_rounds(all);
+  const std::string out = printable(o.train.out);
+  std::printf("\n%s\nresults:  %s/inheritune.md, inheritune.json\npicture:  %s/inheritune.svg\n",
+              rounds_table(all).c_str(), out.c_str(), out.c_str());
+  return Exit::done;
+}
+
+// A run that is resumed has its flags. The reference says the backbone, which presets ask for.
+void set_defaults(int argc, char** argv, Options& o) {
+  const std::string out = find_flag(argc, argv, "--out"), reference = find_flag(argc, argv, "--reference"),
+                    preset = find_flag(argc, argv, "--preset");
+  o.train.eval_samples = most_count;
+  const bool found = has_flag(argc, argv, "--resume") && take_recipe(out, o.recipe, o.train);
+  if (!found && !reference.empty()) o.train.config = load_config(resolve_model_dir(reference) + "/config.json");
+  if (!preset.empty() && preset != o.train.preset) apply_preset(preset, o.train);
+}
+
+void add_recipe_flags(CLI::App& app, Recipe& r) {
+  app.option_defaults()->group("Inheritune");
+  const auto set_reference = [&r](const std::string& dir) { r.reference = absolute_path(resolve_model_dir(dir)); };
+  app.add_option_function<std::string>("--reference", set_reference, "model or run directory to inherit from")
+      ->type_name("DIR");
+  add_integer(app, "--start", r.start, 1, 4096, "blocks of the first round (default: half of the reference's)")
+      ->default_str("");
+  add_integer(app, "--grow", r.grow, 1, 4096, "blocks that each later round has more");
+  add_choice(app, "--mode", r.mode, grow_modes,
+             "reinherit: each round starts from the reference; continue: from the round before");
+  add_truth(app, "--inherit-positions", r.positions, "take over learned positions");
+  add_truth(app, "--inherit-final-norm", r.final_norm, "take over the last norm");
+  add_number(app, "--tolerance", r.tolerance, 0, 1000, "nats above the reference's loss that still match");
+  add_integer(app, "--rounds", r.rounds, 0, 4096, "rounds at most (0: until one matches, or no larger one is there)");
+  app.option_defaults()->group("Options");
+}
+
+// The trainers' flags that have no meaning here: hidden, and refused when given.
+std::vector<std::string> hide_flags(CLI::App& app) {
+  std::vector<std::string> hidden = {"--dump-tape",    "--dump-tensors", "--world",         "--node-gpus",
+                                     "--gpu",          "--nvlink",       "--net",           "--rank-rate",
+                                     "--peer-timeout", "--log-ranks",    "--check-replicas"};
+  for (const CLI::Option* option : app.get_options())
+    if (option->get_group() == "Model") hidden.push_back(option->get_name());
+  for (const std::string& name : hidden) app.get_option(name)->group("");
+  return hidden;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app(
+      "Trains a model that starts from the first blocks of a trained one, and larger ones until one is as good.",
+      "train_inheritune");
+  Options o;
+  std::vector<std::string> refused;
+  auto flags = [&] {
+    set_defaults(argc, argv, o);
+    add_recipe_flags(app, o.recipe);
+    add_train_flags(app, o.train);
+    refused = hide_flags(app);
+    app.get_option("--steps")->description("optimizer steps of each round");
+    app.get_option("--eval-samples")->description("test sequences for the curves (default: all, as for what decides)");
+    app.get_option("--eval-samples")->default_str("");
+    app.get_option("--out")->description("directory: inheritune.md, .json, .svg, a run directory per round");
+    app.get_option("--resume")->description("continue the rounds in --out, bit for bit; needs no other flags");
+  };
+  return run_program(app, argc, argv, flags, [&] {
+    for (const std::string& name : refused)
+      if (app.count(name) > 0)
+        fail(Exit::usage, name, " is for the trainers of an architecture; here the model is the reference's");
+    if (!place_from_environment().alone())
+      fail(Exit::usage, "train_inheritune trains in one process; start it without mpirun, torchrun or srun");
+    return run(o, app, argv[0]);
+  });
+}
