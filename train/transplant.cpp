@@ -162,8 +162,8 @@ Exit run(const Options& o) {
     if (const std::string part = transplant_part(row.name); !t.parts.contains(part)) left.insert(part);
   if (!left.empty()) say("fresh, not in --inherit: " + joined({left.begin(), left.end()}));
   if (!kept.empty())
-    say(str("note: ", kept.size(), " tensors start fresh, because the source has none that fits: ", kept.front(),
-            kept.size() > 1 ? " and others" : ""));
+    say("note: fresh, because the source has nothing that fits: " + kept.front() +
+        (kept.size() > 1 ? str(" and ", kept.size() - 1, " more") : ""));
   note_logits(o, source.config, t);
   say("wrote " + o.out + ", " + described(target.config, params));
   return Exit::done;
