@@ -29,9 +29,9 @@ constexpr int fresh_block = -1;
 // that is no block.
 std::vector<int> parse_blocks(const std::string& text, int64_t L);
 
-// The source's configuration with as many blocks as the list, the width C, and H heads of the source's head width. C = 0
-// is the source's; H = 0: the same share of the heads. F shrinks as C does, K as H. Throws Exit::usage for sizes that
-// the source cannot give.
+// The source's configuration with as many blocks as the list, the width C and H heads of the source's head width; 0 is
+// the source's C, and the same share of its heads. F shrinks as C does, K as H. Throws Exit::usage for sizes that the
+// source cannot give.
 Config transplanted_config(const Config& source, const Transplant& transplant, int64_t C = 0, int64_t H = 0);
 
 // The part that a row belongs to, by its name.

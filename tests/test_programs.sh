@@ -75,7 +75,7 @@ expect 0 '^warning: not as many parameters as llama: mudd [+][0-9]+ %$' compare 
 expect 0 '^mudd +[0-9,]+ +[0-9.e+]+ +[0-9.]+ [KM]iB$' compare all,hyper:rate=2 --dry-run --out planned
 [ "$(grep -cE '^[a-z_]+(:rate=2)? +[0-9,]+ ' output)" -ge 13 ] || fail "the plan does not list every architecture"
 [ ! -e planned ] || fail "a dry run wrote something"
-for program in "${trainers[@]}" compare generate evaluate gradients; do
+for program in "${trainers[@]}" compare transplant generate evaluate gradients; do
   expect 0 'Exit codes' "$build/$program" --help
   [ "$(awk 'length > 80 || /TEXT[^"]*\[/' output)" = '' ] || fail "$program --help is too wide or names no types"
   expect 0 "^$program of crossply, commit [0-9a-z.-]+$" "$build/$program" --version
@@ -571,10 +571,27 @@ cp good.bin 'a[1].bin'
 expect 0 'test loss' "$build/train_llama" --data 'a[1].bin' --vocab 50 "${small[@]}" --out pattern
 expect 66 'a\[2\].bin' "$build/train_llama" --data 'a[2].bin' --vocab 50 "${small[@]}" --out x
 
+# A model made of another one's blocks, and trained.
+transplant() { "$build/transplant" --model run "$@"; }
+expect 0 '^blocks: 0-1 <- 0-1, 2-3 <- 0-1$' transplant --blocks 0-1,0-1 --out stacked
+grep -qE '^note: fresh, because the source has nothing that fits:' output && grep -q 'lime_router.weight and 1 more$' output || fail "nobody says that routers of moved blocks are new"
+cp stacked/model.safetensors before
+expect 0 'test loss' "$build/train_lime" --init stacked --data arith:3 --train-samples 400 --test-samples 50 --steps 2 \
+  --warmup 0 --eval-samples 4 --answer-samples 2 --out restacked
+for out in stacked run good.bin; do expect 64 "$out exists and is not empty" transplant --out $out; done
+cmp -s stacked/model.safetensors before || fail "transplant changed stacked"
+expect 74 'good.bin' transplant --out good.bin/x
+for blocks in 2 0-2 1-0 '' ,; do expect 64 "blocks: '.*' is neither a block, 0 to 1" transplant --blocks "$blocks" --out x; done
+expect 64 "no part is called 'router'; known: embedding" transplant --inherit router --out x
+expect 64 'width 17 --heads 2: the source has width 16' transplant --width 17 --out x
+expect 66 'nowhere: no such directory' "$build/transplant" --model nowhere --out x
+[ ! -e x ] || fail "transplant left something behind"
+
 # Damaged weights: by the manifest where there is one, by their numbers where there is none.
 cp -r run/step_00000020 flip
 printf 'X' | dd of=flip/model.safetensors bs=1 seek=3000 conv=notrunc status=none
-for program in "generate --prompt 3" "evaluate --data arith:3" "gradients --tokens tokens.txt --seq 4 --out f.safetensors"; do
+for program in "generate --prompt 3" "evaluate --data arith:3" "gradients --tokens tokens.txt --seq 4 --out f.safetensors" \
+  "transplant --out x"; do
   # shellcheck disable=SC2086
   expect 65 'flip/model.safetensors.*SHA-256' "$build"/${program/ / --model flip }
 done

@@ -49,7 +49,7 @@ struct Options {
   uint64_t seed = 42;
 };
 
-void say(const std::string& line) { std::printf("%s\n", wrap(line, 78, 2).c_str()); }
+void say(const std::string& line) { std::printf("%s\n", printable(wrap(line, 78, 2)).c_str()); }
 
 std::string joined(const std::vector<std::string>& words) {
   return std::accumulate(words.begin(), words.end(), std::string(),
@@ -128,6 +128,22 @@ void require_some(const std::string& part, const ParameterTable& params, const T
     fail(Exit::usage, "--inherit ", part, ": the source has nothing of this that fits; leave it out");
 }
 
+void report(const Options& o, const LoadedModel& source, const Config& target, const ParameterTable& params,
+            const Transplant& t, const std::vector<std::string>& kept) {
+  say("source: " + o.model + ", " + described(source.config, source.params));
+  const bool narrower = o.width > 0 || o.heads > 0;
+  say("blocks: " + mapping(t.blocks) + (narrower ? "; of all matrices the leading parts" : ""));
+  std::set<std::string> left;
+  for (const Parameter& row : params.rows())
+    if (const std::string part = transplant_part(row.name); !t.parts.contains(part)) left.insert(part);
+  if (!left.empty()) say("fresh, not in --inherit: " + joined({left.begin(), left.end()}));
+  if (!kept.empty())
+    say("note: fresh, because the source has nothing that fits: " + kept.front() +
+        (kept.size() > 1 ? str(" and ", kept.size() - 1, " more") : ""));
+  note_logits(o, source.config, t);
+  say("wrote " + o.out + ", " + described(target, params));
+}
+
 Exit run(const Options& o) {
   require_new(o.out);
   Transplant t;
@@ -154,18 +170,7 @@ Exit run(const Options& o) {
   write_model(writer, target, params, tokenizer);
   writer.commit({}, [&] { require_new(o.out); });
 
-  say("source: " + o.model + ", " + described(source.config, source.params));
-  const bool narrower = o.width > 0 || o.heads > 0;
-  say("blocks: " + mapping(t.blocks) + (narrower ? "; of all matrices the leading parts" : ""));
-  std::set<std::string> left;
-  for (const Parameter& row : params.rows())
-    if (const std::string part = transplant_part(row.name); !t.parts.contains(part)) left.insert(part);
-  if (!left.empty()) say("fresh, not in --inherit: " + joined({left.begin(), left.end()}));
-  if (!kept.empty())
-    say(str("note: ", kept.size(), " tensors start fresh, because the source has none that fits: ", kept.front(),
-            kept.size() > 1 ? " and others" : ""));
-  note_logits(o, source.config, t);
-  say("wrote " + o.out + ", " + described(target.config, params));
+  report(o, source, target.config, params, t, kept);
   return Exit::done;
 }
 
