@@ -302,6 +302,27 @@ const std::vector<Trap> right = {
        const auto both = ops::linears(s.tape, "both", x, {{"one", w, stream}, {"two", w, stream}});
        return ops::swiglu(s.tape, "square", both[0], both[1]);
      }},
+    {"of three projections two have a bias, and it is the same",
+     [](Small& s, Value* x) {
+       Value* bias = s.weight("bias", {C});
+       const auto three = ops::linears(s.tape, "three", x,
+                                       {{"one", s.weight("w1", {C, C}), stream, bias},
+                                        {"two", s.weight("w2", {C, C}), stream},
+                                        {"three", s.weight("w3", {C, C}), stream, bias}});
+       return ops::add(s.tape, "sum", ops::swiglu(s.tape, "product", three[0], three[1]), three[2]);
+     }},
+    {"a product with a bias is added to the stream",
+     [](Small& s, Value* x) {
+       Value* y = ops::rmsnorm(s.tape, "norm", x, nullptr, 1e-6);
+       Value* out = ops::linear(s.tape, "out", y, s.weight("w", {C, C}), stream, s.weight("bias", {C}));
+       return ops::add(s.tape, "sum", x, out);
+     }},
+    {"positions are added in place, and a norm has a gain and a bias",
+     [](Small& s, Value* x) {
+       Value* h = ops::positions(s.tape, "placed", x, s.weight("table", {T + 2, C}));
+       Value* y = ops::layernorm(s.tape, "norm", h, s.weight("gain", {C}), s.weight("shift", {C}), 1e-5);
+       return ops::add(s.tape, "sum", h, ops::gelu(s.tape, "gelu", y, GeluKind::tanh));
+     }},
 };
 
 struct WholeSlab : Node {
