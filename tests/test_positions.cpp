@@ -1,5 +1,7 @@
 #include "kernels/block/positions.h"
 
+#include "kernels/block/ops.h"
+#include "kernels/devices.h"
 #include "tests/op.h"
 
 using namespace crossply;
@@ -79,6 +81,26 @@ TEST_CASE_TEMPLATE("positions: a token after the other sees what the whole seque
       CHECK(one.forward(backend)["out"] == row(all["out"]));
     }
   }
+}
+
+TEST_CASE("positions: recorded for generation, they are those behind the cache") {
+  const auto inp = random_vector<float>(2 * 3, 1), table = random_vector<float>(7 * 3, 2);
+  for (const std::string& name : fast_devices())
+    for (const int64_t position : {0, 4, 5}) {
+      CAPTURES(name, position);
+      const auto device = make_device(name);
+      Tape tape(Dtype::f32, 7);
+      crossply::Value *x = tape.input("x", {1, 2, 3}, Dtype::f32), *weight = tape.input("weight", {7, 3}, Dtype::f32);
+      const crossply::Value* out = ops::positions(tape, "placed", ops::copy(tape, "copy", x), weight);
+      tape.plan(PlanMode::reuse);
+      tape.allocate(*device);
+      device->copy_in(x->tensor.data, inp.data(), x->bytes());
+      device->copy_in(weight->tensor.data, table.data(), weight->bytes());
+      tape.forward(Step{false, 1, position});
+      std::vector<float> got(6);
+      device->copy_out(got.data(), out->tensor.data, out->bytes());
+      for (size_t i = 0; i < 6; ++i) CHECK(got[i] == inp[i] + table[static_cast<size_t>(position) * 3 + i]);
+    }
 }
 
 TEST_CASE_TEMPLATE("positions: NaN stays at its place, and the threads do not matter", T, float, bf16) {

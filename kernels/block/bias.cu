@@ -5,8 +5,8 @@
 namespace crossply {
 namespace {
 
-// Bound by memory: each row of out read and written once. cuBLASLt's own addition of a bias wants it in the type of
-// out, so that would be another number in bf16.
+// Bound by memory: each row of out read and written once. Within its product cuBLASLt adds a bias of the type of out
+// only: in bf16 a rounded one.
 constexpr uint32_t threads = 256;
 
 template <int width, class S>
