@@ -115,8 +115,7 @@ void check_sweep(GeluKind kind, Backend backend) {
   CAPTURE(worst);
   CHECK(worst < limits.out);
 }
-TEST_CASE(
-    "gelu: the fast backends equal the reference to 1e-7, a GPU to 2.5e-7, by tanh to 2e-7 and 3e-7, everywhere") {
+TEST_CASE("gelu: the fast backends equal the reference to 1e-7, a GPU to 2.5e-7, everywhere") {
   for (const Backend backend : fast_backends())
     for (const GeluKind kind : kinds) check_sweep(kind, backend);
 }

@@ -14,8 +14,8 @@ struct Size {
 const std::vector<Size> sizes{{1, 1}, {1, 3}, {7, 8}, {5, 31}, {301, 32}, {3, 1027}, {2000, 96}};
 // Fewer rows for the emulator, which takes microseconds for each; a kernel for each number of 16-byte vectors a lane:
 // one, up to 4, up to 8, and more.
-const std::vector<Size> gpu_sizes{{1, 1},    {1, 3},    {7, 8},    {5, 31},   {43, 32},  {300, 96}, {3, 1027},
-                                  {70, 420}, {7, 1012}, {30, 840}, {5, 2024}, {3, 2056}, {2, 9000}};
+const std::vector<Size> gpu_sizes{{1, 1},    {1, 3},    {7, 8},   {5, 31},   {43, 32},  {100, 96}, {3, 1027},
+                                  {40, 420}, {7, 1012}, {9, 840}, {5, 2024}, {3, 2056}, {2, 9000}};
 
 enum Affine { none, gain, gain_and_bias };
 constexpr Affine all_affine[] = {none, gain, gain_and_bias};
