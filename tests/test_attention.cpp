@@ -5,7 +5,9 @@
 #include <array>
 #include <type_traits>
 
+#include "kernels/attention/ops.h"
 #include "kernels/cpu/amx.h"
+#include "kernels/devices.h"
 #include "tests/backends.h"
 #include "tests/check.h"
 
@@ -421,6 +423,32 @@ TEST_CASE("attention: cached steps and chunks in bf16 lose no more than bf16 mus
       want.forward(0.3, Backend::reference);
       plain_bf16(plain, 0.3, false);
       check_rounding("out", in_chunks(c, step, backend), plain.out, want.out);
+    }
+}
+
+TEST_CASE("attention: recorded with a divisor, the logits are q k / (sqrt(D) divisor), cached or not") {
+  const Size z{1, 5, 4, 2, 9};
+  Case<double> want(Case<float>(z, 5));
+  want.forward(1 / (3 * 2.5), Backend::reference);
+  const Case<float> c(z, 5);
+  for (const std::string& name : joined(fast_devices(), std::vector<std::string>{"reference"}))
+    for (const int64_t cache : {int64_t{0}, z.T}) {
+      CAPTURES(name, cache);
+      const auto device = make_device(name);
+      Tape tape(Dtype::f32, cache);
+      Value* q = tape.input("q", c.of_queries(c.q).shape, Dtype::f32);
+      Value* k = tape.input("k", c.of_keys(c.k).shape, Dtype::f32);
+      Value* v = tape.input("v", k->shape, Dtype::f32);
+      const Value* out = ops::attention(tape, "a", q, k, v, 2.5);
+      tape.plan(PlanMode::reuse);
+      tape.allocate(*device);
+      device->copy_in(q->tensor.data, c.q.data(), q->bytes());
+      device->copy_in(k->tensor.data, c.k.data(), k->bytes());
+      device->copy_in(v->tensor.data, c.v.data(), v->bytes());
+      tape.forward(Step{});
+      std::vector<float> got(c.q.size());
+      device->copy_out(got.data(), out->tensor.data, out->bytes());
+      check_close("out", got, want.out, 1e-5);
     }
 }
 

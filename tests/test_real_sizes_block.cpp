@@ -4,11 +4,13 @@
 
 #include "kernels/attention/attention.h"
 #include "kernels/block/add.h"
+#include "kernels/block/bias.h"
 #include "kernels/block/cross_entropy.h"
 #include "kernels/block/embedding.h"
 #include "kernels/block/gelu.h"
 #include "kernels/block/layernorm.h"
 #include "kernels/block/matmul.h"
+#include "kernels/block/positions.h"
 #include "kernels/block/rmsnorm.h"
 #include "kernels/block/rope.h"
 #include "kernels/block/softmax.h"
@@ -71,9 +73,11 @@ TEST_CASE("real sizes: add, gelu, swiglu and convert") {
       const size_t a = at.input("a", dtype, shape, 4), b = at.input("b", dtype, shape);
       const size_t dout = at.input("dout", dtype, shape);
       const size_t sum = at.output("sum", dtype, shape, exact), gelu = at.output("gelu", dtype, shape, pointwise);
+      const size_t by_tanh = at.output("by_tanh", dtype, shape, pointwise);
       const size_t out = at.output("out", dtype, shape, pointwise);
       const size_t copy = at.gradient("copy", dtype, shape, exact, adds);
       const size_t dinp = at.gradient("dinp", dtype, shape, pointwise, adds);
+      const size_t dtanh = at.gradient("dtanh", dtype, shape, pointwise, adds);
       const size_t dgate = at.gradient("dgate", dtype, shape, pointwise, adds);
       const size_t dup = at.gradient("dup", dtype, shape, pointwise, !adds);
       const size_t wide = at.input("wide", Dtype::f32, shape, 1e3);
@@ -83,6 +87,8 @@ TEST_CASE("real sizes: add, gelu, swiglu and convert") {
         accumulate({t[copy], adds}, t[dout], stream);
         gelu_forward(t[gelu], t[a], GeluKind::erf, stream);
         gelu_backward({t[dinp], adds}, t[dout], t[a], GeluKind::erf, stream);
+        gelu_forward(t[by_tanh], t[a], GeluKind::tanh, stream);
+        gelu_backward({t[dtanh], adds}, t[dout], t[a], GeluKind::tanh, stream);
         swiglu_forward(t[out], t[a], t[b], stream);
         swiglu_backward({t[dgate], adds}, {t[dup], !adds}, t[dout], t[a], t[b], stream);
         convert(t[narrow], t[wide], stream);
@@ -143,6 +149,8 @@ TEST_CASE("real sizes: norms and softmax over a row") {
       const size_t inp = at.input("inp", dtype, shape), dout = at.input("dout", dtype, shape);
       const size_t weight = at.input("weight", Dtype::f32, {C});
       const size_t rms = at.output("rms", dtype, shape, of_sum(C)), layer = at.output("layer", dtype, shape, of_sum(C));
+      const size_t affine = at.output("affine", dtype, shape, of_sum(C));
+      const size_t bias = at.input("bias", Dtype::f32, {C});
       const size_t rrms = at.output("rrms", Dtype::f32, {rows}, of_sum(C));
       const size_t rstd = at.output("rstd", Dtype::f32, {rows}, of_sum(C));
       const size_t mean = at.output("mean", Dtype::f32, {rows}, of_sum(C));
@@ -150,17 +158,46 @@ TEST_CASE("real sizes: norms and softmax over a row") {
       at.run([&](auto& t, Stream stream) {
         rmsnorm_forward(t[rms], t[rrms], t[inp], t[weight], 1e-6, stream);
         layernorm_forward(t[layer], t[mean], t[rstd], t[inp], {}, {}, 1e-5, stream);
+        layernorm_forward(t[affine], t[mean], t[rstd], t[inp], t[weight], t[bias], 1e-5, stream);
         softmax_forward(t[soft], t[inp], Pruning{}, stream);
       });
       const size_t drms = at.gradient("drms", dtype, shape, of_sum(C), adds);
       const size_t dlayer = at.gradient("dlayer", dtype, shape, of_sum(C), adds);
+      const size_t daffine = at.gradient("daffine", dtype, shape, of_sum(C), adds);
+      const size_t dgain = at.sum("dgain", Dtype::f32, {C}, of_sum(rows));
+      const size_t dbias = at.sum("dbias", Dtype::f32, {C}, of_sum(rows));
       const size_t dalpha = at.input("dalpha", Dtype::f32, shape);
       const size_t dsoft = at.gradient("dsoft", dtype, shape, of_sum(C), adds);
       const size_t dweight = at.sum("dweight", Dtype::f32, {C}, of_sum(rows));
       at.run([&](auto& t, Stream stream) {
         rmsnorm_backward({t[drms], adds}, t[dweight], t[dout], t[inp], t[weight], t[rrms], stream);
         layernorm_backward({t[dlayer], adds}, {}, {}, t[dout], t[inp], {}, t[mean], t[rstd], stream);
+        layernorm_backward({t[daffine], adds}, t[dgain], t[dbias], t[dout], t[inp], t[weight], t[mean], t[rstd],
+                           stream);
         softmax_backward({t[dsoft], adds}, t[dalpha], t[inp], Pruning{}, stream);
+      });
+    }
+}
+
+TEST_CASE("real sizes: bias and positions") {
+  if (!available(Backend::cuda)) return;
+  for (const Dtype dtype : storage_types)
+    for (const int64_t width : {C, F}) {
+      CAPTURES(name_of(dtype), width);
+      const int64_t T = sized(1024, 9), B = rows / T;
+      RealSizes at;
+      const Shape shape{B, T, width};
+      const size_t inp = at.input("inp", dtype, shape), dout = at.input("dout", dtype, shape);
+      const size_t weight = at.input("weight", Dtype::f32, {T + 3, width}),
+                   bias = at.input("bias", Dtype::f32, {width});
+      const size_t placed = at.output("placed", dtype, shape, exact), moved = at.sum("moved", dtype, shape, exact);
+      const size_t dweight = at.sum("dweight", Dtype::f32, {T + 3, width}, exact);
+      const size_t dbias = at.sum("dbias", Dtype::f32, {width}, of_sum(B * T));
+      at.run([&](auto& t, Stream stream) {
+        positions_forward(t[placed], t[inp], t[weight], 3, stream);
+        positions_backward(t[dweight], t[dout], stream);
+        bias_forward(t[moved], t[bias], stream);
+        bias_backward(t[dbias], t[dout], stream);
       });
     }
 }

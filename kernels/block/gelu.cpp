@@ -10,75 +10,60 @@ namespace {
 
 constexpr int64_t grain = 16384;
 
-// z = |x|, at most 12, where Phi(-z) is 2e-33: farther out come denormal numbers, which are slow. NaN stays NaN.
+// z = |x|, at most 12, or 9.9 by tanh, where Phi(-z) is 2e-33 or 1e-37: farther out come denormal numbers, which are
+// slow. area = Phi(-z), moment = z phi(z). NaN stays NaN.
 struct Tail {
-  Vec16 z, area, bell;
+  Vec16 z, area, moment;
 };
-inline void normal_tail(Tail& tail, const Vec16& x) {
-  const Vec16 most = Vec16{} + 12.f;
+template <GeluKind kind>
+inline void tail_of(Tail& tail, const Vec16& x) {
+  const Vec16 most = Vec16{} + (kind == GeluKind::erf ? 12.f : 9.9f);
   Vec16 z = x < 0.f ? -x : x;
   z = z > most ? most : z;
-  const Vec16 t = 1.f / (1.f + 0.34f * z);
-  Vec16 q, bell = -0.5f * z * z;
-  tail_polynomial<Vec16>(q, t - 0.5f);
-  exp_in_place(bell);
-  tail = {z, bell * t * q, bell};
+  if constexpr (kind == GeluKind::erf) {
+    const Vec16 t = 1.f / (1.f + 0.34f * z);
+    Vec16 q, bell = -0.5f * z * z;
+    tail_polynomial<Vec16>(q, t - 0.5f);
+    exp_in_place(bell);
+    tail = {z, bell * t * q, z * bell * 0.398942280f};
+  } else {
+    Vec16 e, slope;
+    tanh_parts<Vec16>(e, slope, z);
+    exp_in_place(e);
+    const Vec16 r = 1.f / (1.f + e), area = e * r;
+    tail = {z, area, z * slope * area * r};
+  }
 }
 
-template <class S>
+template <GeluKind kind, class S>
 void gelu_forward_cpu(S* out, const S* inp, int64_t n) {
   for_elements(n, grain, [=](int64_t i, auto part) {
     Vec16 x;
     Tail tail;
     load(x, inp + i, part);
-    normal_tail(tail, x);
+    tail_of<kind>(tail, x);
     const Vec16 ramp = x < 0.f ? Vec16{} : x;
     store(out + i, ramp - tail.z * tail.area, part);
   });
 }
 
-template <bool add, class S>
+template <GeluKind kind, bool add, class S>
 void gelu_backward_cpu(S* dinp, const S* dout, const S* inp, int64_t n) {
   for_elements(n, grain, [=](int64_t i, auto part) {
     Vec16 x, dy;
     Tail tail;
     load(x, inp + i, part);
     load(dy, dout + i, part);
-    normal_tail(tail, x);
-    const Vec16 slope = tail.area - tail.z * tail.bell * 0.398942280f;  // at -z; at z it is 1 minus that
+    tail_of<kind>(tail, x);
+    const Vec16 slope = tail.area - tail.moment;  // at -z; at z it is 1 minus that
     store_or_add<add>(dinp + i, dy * (x < 0.f ? slope : 1.f - slope), part);
   });
 }
 
-// Phi(x) of the approximation: 1 / (1 + exp(-2 u)), whose exponent is kept where exp has a float.
-inline void tanh_phi(Vec16& phi, const Vec16& x) {
-  Vec16 e = x * (x * x * -0.0713548163f - 1.59576912f);
-  const Vec16 most = Vec16{} + 80.f;
-  e = e > most ? most : e;
-  exp_in_place(e);
-  phi = 1.f / (1.f + e);
-}
-
-template <class S>
-void tanh_forward_cpu(S* out, const S* inp, int64_t n) {
-  for_elements(n, grain, [=](int64_t i, auto part) {
-    Vec16 x, phi;
-    load(x, inp + i, part);
-    tanh_phi(phi, x);
-    store(out + i, x * phi, part);
-  });
-}
-
-template <bool add, class S>
-void tanh_backward_cpu(S* dinp, const S* dout, const S* inp, int64_t n) {
-  for_elements(n, grain, [=](int64_t i, auto part) {
-    Vec16 x, dy, phi;
-    load(x, inp + i, part);
-    load(dy, dout + i, part);
-    tanh_phi(phi, x);
-    const Vec16 du = x * x * 0.214064449f + 1.59576912f;  // twice u's slope
-    store_or_add<add>(dinp + i, dy * (phi + x * phi * (1.f - phi) * du), part);
-  });
+template <class F>
+void with_kind(GeluKind kind, F&& body) {
+  if (kind == GeluKind::erf) body(std::integral_constant<GeluKind, GeluKind::erf>{});
+  else body(std::integral_constant<GeluKind, GeluKind::tanh>{});
 }
 
 }  // namespace
@@ -91,10 +76,7 @@ void gelu_forward(const Tensor& out, const Tensor& inp, GeluKind kind, Stream st
   CHECK_SHAPES(inp.numel() == n, out, inp);
   dispatch(
       stream, out.dtype, [&] { gelu_forward_cuda(out, inp, kind); },
-      [&]<class S>(S) {
-        if (kind == GeluKind::erf) gelu_forward_cpu(out.as<S>(), inp.as<S>(), n);
-        else tanh_forward_cpu(out.as<S>(), inp.as<S>(), n);
-      },
+      [&]<class S>(S) { with_kind(kind, [&](auto k) { gelu_forward_cpu<k>(out.as<S>(), inp.as<S>(), n); }); },
       [&]<class T>(T) { gelu_forward_ref(out.as<T>(), inp.as<T>(), n, kind); });
 }
 
@@ -105,8 +87,7 @@ void gelu_backward(const Grad& dinp, const Tensor& dout, const Tensor& inp, Gelu
       stream, dinp.dtype, [&] { gelu_backward_cuda(dinp, dout, inp, kind); },
       [&]<class S>(S) {
         with_flag(dinp.add, [&](auto add) {
-          if (kind == GeluKind::erf) gelu_backward_cpu<add>(dinp.as<S>(), dout.as<S>(), inp.as<S>(), n);
-          else tanh_backward_cpu<add>(dinp.as<S>(), dout.as<S>(), inp.as<S>(), n);
+          with_kind(kind, [&](auto k) { gelu_backward_cpu<k, add>(dinp.as<S>(), dout.as<S>(), inp.as<S>(), n); });
         });
       },
       [&]<class T>(T) { gelu_backward_ref(dinp.as<T>(), dout.as<T>(), inp.as<T>(), n, kind, dinp.add); });

@@ -8,7 +8,9 @@
 //   dinp = dout * (Phi(inp) + inp * phi(inp))           set or added
 //
 // All tensors have the same number of elements and the same type, f32 or bf16. Nothing is saved. No output may alias
-// anything. The fast path treats |inp| > 12 as 12 in Phi and phi, where they are 0 or 1 to within 1e-30.
+// anything. The fast paths treat |inp| > 12 as 12 in Phi and phi, by tanh |inp| > 9.9 as 9.9: there they are 0 or 1 to
+// within 1e-30. In f32 they are good to 1e-7 max(1, |inp|), slopes to 2e-7; on a GPU to 2.5e-7 and 7e-7. What is small
+// keeps its digits: 6e-8 (9 + inp^2 / 2) of it, by tanh 6e-8 (8 + 10 |u|); on a GPU by 11 of these units less.
 #pragma once
 
 #include <cmath>
@@ -69,6 +71,14 @@ HOST_DEVICE inline void tail_polynomial(T& q, const T& u) {
   q = q * u + 2.97943905e-1f;
   q = q * u + 3.41064884e-1f;
   q = q * u + 2.47139325e-1f;
+}
+
+// And by tanh, of z in [0, 9.9], with e = exp(-2 u) and r = 1 / (1 + e): area = Phi(-z) = e r, phi(z) = e r^2 2 u'(z).
+// The parts are -2 u, which has an error of 5 roundings, and 2 u'.
+template <class T>
+HOST_DEVICE inline void tanh_parts(T& minus_2u, T& slope_of_2u, const T& z) {
+  minus_2u = z * (z * z * -0.0713548163f - 1.59576912f);
+  slope_of_2u = z * z * 0.214064449f + 1.59576912f;
 }
 #undef HOST_DEVICE
 

@@ -10,10 +10,10 @@
 //   dbias[c]   += sum_n dout[n,c]                                                 always added
 //
 // inp, out, dout, dinp: any shape that ends in C, with the same rows, f32 or bf16, all four alike; mean, rstd: (rows),
-// weight, bias, dweight, dbias: (C), f32. Without data in weight the gain is 1, and there is no bias either; what has no
-// data has no gradient. The mean comes first and the squares are of deviations from it, so a large common offset costs
-// no more digits than it already cost inp. The sum of squares is in f32: it overflows for deviations near 1e19. out may
-// alias inp, which the backward needs, however; dinp may alias dout where it is set.
+// weight, bias, dweight, dbias: (C), f32. Without data in weight the gain is 1, and there is no bias either; what has
+// no data has no gradient. The mean comes first and the squares are of deviations from it, so a large common offset
+// costs no more digits than it already cost inp. The sum of squares is in f32: it overflows for deviations near 1e19.
+// out may alias inp, which the backward needs, however; dinp may alias dout where it is set.
 #pragma once
 
 #include <cmath>

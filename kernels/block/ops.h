@@ -16,8 +16,8 @@ namespace crossply::ops {
 
 // weight (V, C), tokens (B, T) i32 -> (B, T, C)
 Value* embedding(Tape& t, const std::string& name, Value* tokens, Value* weight);
-// out (B, T, C) = inp + the rows of weight (P, C) for positions 0 .. T-1, on a generation tape for those after the cache.
-// IN PLACE: takes inp.
+// out (B, T, C) = inp + the rows of weight (P, C) for positions 0 .. T-1, on a generation tape for those after the
+// cache. IN PLACE: takes inp.
 Value* positions(Tape& t, const std::string& name, Value* inp, Value* weight);
 // Several linear layers on one input, as one product: "L3.attn.q", the weight (out, in), the shape of its output, and a
 // bias (out), or null.
