@@ -76,7 +76,7 @@ void add_optimiser_flags(CLI::App& app, TrainOptions& o) {
   add_number(app, "--lr", o.lr, 0, most_number, "base learning rate");
   add_number(app, "--router-lr", o.router_lr, 0, most_number, "of routers and depth scores (0: ten times --lr)");
   add_choice(app, "--schedule", o.schedule, schedules,
-             "cosine, cosine_to_floor, linear or constant (train/schedule.h)");
+             "cosine, cosine_to_floor, cosine_from_zero, linear or constant (train/schedule.h)");
   add_integer(app, "--warmup", o.warmup, 0, most_count, "warm-up steps");
   add_number(app, "--lr-floor", o.lr_floor, 0, 1, "smallest multiple of --lr after the warm-up");
   add_number(app, "--weight-decay", o.adamw.weight_decay, 0, most_number, "decoupled weight decay");
