@@ -102,6 +102,9 @@ TEST_CASE("shards: the last hundredth is for testing, and fewer samples can be a
   write_shard(dir.file("b.bin"), counting(0, 11), ShardFormat::uint16);
   check_fails(Exit::bad_data, {"one window"}, [&] { open_dataset(data_options(dir.file("b.bin"), 10)); });
   check_fails(Exit::bad_data, {"12 tokens of one window"}, [&] { open_dataset(data_options(dir.file("b.bin"), 11)); });
+  write_shard(dir.file("none.bin"), {}, ShardFormat::uint16);
+  check_fails(Exit::bad_data, {"none.bin", "no shard has the 11 tokens", "smaller --seq"},
+              [&] { open_dataset(data_options(dir.file("a.bin"), 10, dir.file("none.bin"))); });
 }
 
 TEST_CASE("shards: random windows begin anywhere in their split, and straddle neither two splits nor two files") {
