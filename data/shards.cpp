@@ -162,7 +162,8 @@ struct ShardSet {
       first_window.push_back(first_window.back() + (whole ? count_windows(shard.tokens(), T) : full));
     }
     if (windows() == 0)
-      fail(Exit::bad_data, pattern, ": no shard has the ", whole ? 2 : T + 1, " tokens of one window");
+      fail(Exit::bad_data, pattern, ": no shard has the ", whole ? 2 : T + 1, " tokens of one window",
+           whole ? "" : "; a smaller --seq needs fewer");
   }
   int64_t windows() const { return first_window.back(); }
   size_t shard_of(int64_t window) const {
@@ -194,11 +195,22 @@ class ShardSource : public Source {
   void read(int64_t index, int32_t* tokens, int32_t* targets) const override {
     CHECK_THAT(index >= 0 && index < count_, "window ", index, " of ", count_);
     const size_t s = set_->shard_of(first_ + index);
-    const Shard& shard = set_->shards[s];
     const int64_t in_shard = first_ + index - set_->first_window[s];
-    const Window window = whole_ ? whole_window(shard.tokens(), T_, in_shard) : Window{in_shard * T_, T_, 0};
-    shard.read(window.begin, window.length + 1,
-               [&](const auto* from) { copy_window(from, window, T_, tokens, targets); });
+    read(s, whole_ ? whole_window(set_->shards[s].tokens(), T_, in_shard) : Window{in_shard * T_, T_, 0}, tokens,
+         targets);
+  }
+
+  int64_t offsets() const override {
+    int64_t sum = 0;
+    for (size_t s = 0; s < set_->shards.size(); ++s) sum += part_of(s).offsets;
+    return sum;
+  }
+  void read_at(int64_t offset, int32_t* tokens, int32_t* targets) const override {
+    CHECK_THAT(offset >= 0 && offset < offsets(), "offset ", offset, " of ", offsets());
+    size_t s = 0;
+    for (; offset >= part_of(s).offsets; ++s) offset -= part_of(s).offsets;
+    const int64_t length = std::min(T_, set_->shards[s].tokens() - 1);
+    read(s, Window{part_of(s).begin + offset, length, 0}, tokens, targets);
   }
 
   // Whole files: every one that a window of this split is in.
@@ -219,6 +231,22 @@ class ShardSource : public Source {
   }
 
  private:
+  // This split's tokens of a shard: where they begin, and how many windows can begin there; none: 0.
+  struct Part {
+    int64_t begin, offsets;
+  };
+  Part part_of(size_t s) const {
+    const int64_t before = set_->first_window[s], tokens = set_->shards[s].tokens();
+    const int64_t first = std::max(first_, before), last = std::min(first_ + count_, set_->first_window[s + 1]);
+    if (first >= last) return {0, 0};
+    const int64_t begin = (first - before) * T_, end = std::min(tokens, (last - before) * T_ + 1);
+    return {begin, count_offsets(end - begin, T_)};
+  }
+  void read(size_t s, const Window& window, int32_t* tokens, int32_t* targets) const {
+    set_->shards[s].read(window.begin, window.length + 1,
+                         [&](const auto* from) { copy_window(from, window, T_, tokens, targets); });
+  }
+
   std::shared_ptr<const ShardSet> set_, other_;
   int64_t T_, first_, count_;
   bool whole_;
@@ -259,7 +287,9 @@ Dataset open_shards(const DataOptions& options) {
     test = std::max<int64_t>(1, train / 100);
     train -= test;
     first_test = train;
-    if (train < 1) fail(Exit::bad_data, options.spec, ": has one window of ", T + 1, " tokens, testing needs another");
+    if (train < 1)
+      fail(Exit::bad_data, options.spec, ": has one window of ", T + 1,
+           " tokens, testing needs another: ", "--val-data, or a smaller --seq");
   } else {
     val_set = std::make_shared<const ShardSet>(options.val_spec, T);
     ShardSet::require_same_format(val_set->shards[0], set->shards[0]);

@@ -40,6 +40,10 @@ class Source {
   virtual int64_t vocab_size() const = 0;
   // targets are shifted already: targets[t] is what follows tokens[t], or -1 where it is not scored.
   virtual void read(int64_t index, int32_t* tokens /*(T)*/, int32_t* targets /*(T)*/) const = 0;
+  // The same of a window that begins anywhere in the files of this split, not only where one before it ends; `offset`
+  // counts the places where one can, (offsets()). Of a generated set, its samples.
+  virtual int64_t offsets() const { return size(); }
+  virtual void read_at(int64_t offset, int32_t* tokens, int32_t* targets) const { read(offset, tokens, targets); }
   // Fails unless every token is below `vocab`. Shards read all their tokens for it: call it once, before training.
   virtual void check_tokens(int64_t vocab) const {
     if (vocab_size() > vocab)
@@ -51,6 +55,22 @@ class Source {
   virtual const Task* task() const { return nullptr; }
   // Tokens of the files behind it, unread ones included; 0 where there is no file.
   virtual int64_t file_tokens() const { return 0; }
+};
+
+// `count` samples of another source, drawn with replacement, from any offset with the same chance: the same ones for
+// the same seed. The other source must live as long.
+class RandomSamples : public Source {
+ public:
+  RandomSamples(const Source& source, int64_t count, uint64_t seed) : source_(source), count_(count), seed_(seed) {}
+  int64_t size() const override { return count_; }
+  int64_t seq_len() const override { return source_.seq_len(); }
+  int64_t vocab_size() const override { return source_.vocab_size(); }
+  void read(int64_t index, int32_t* tokens, int32_t* targets) const override;
+
+ private:
+  const Source& source_;
+  int64_t count_;
+  uint64_t seed_;
 };
 
 struct DataOptions {
@@ -89,6 +109,8 @@ inline Window whole_window(int64_t N, int64_t T, int64_t index) {
   const int64_t length = std::min(T, N - 1), begin = std::min(index * T, N - 1 - length);
   return {begin, length, index * T - begin};
 }
+// The places where a window of T tokens and a last target can begin among `tokens` ones; one too few has one, padded.
+inline int64_t count_offsets(int64_t tokens, int64_t T) { return std::max<int64_t>(1, tokens - T); }
 // from: the window's length + 1 tokens
 template <class Token>
 void copy_window(const Token* from, const Window& window, int64_t T, int32_t* tokens, int32_t* targets) {

@@ -20,11 +20,14 @@ class TextSource : public Source {
   int64_t file_tokens() const override { return static_cast<int64_t>(file_->size()); }
   void read(int64_t index, int32_t* tokens, int32_t* targets) const override {
     CHECK_THAT(index >= 0 && index < count_, "window ", index, " of ", count_);
-    const Window window = whole_ ? whole_window(file_tokens(), T_, index) : Window{(first_ + index) * (T_ + 1), T_, 0};
-    const auto bytes = static_cast<size_t>(window.length + 1);
-    const auto from = std::make_unique_for_overwrite<uint8_t[]>(bytes);
-    file_->read(static_cast<uint64_t>(window.begin), from.get(), bytes);
-    copy_window(from.get(), window, T_, tokens, targets);
+    read(whole_ ? whole_window(file_tokens(), T_, index) : Window{(first_ + index) * (T_ + 1), T_, 0}, tokens, targets);
+  }
+  int64_t offsets() const override {
+    return count_offsets(whole_ ? std::min(file_tokens(), count_ * T_ + 1) : count_ * (T_ + 1), T_);
+  }
+  void read_at(int64_t offset, int32_t* tokens, int32_t* targets) const override {
+    CHECK_THAT(offset >= 0 && offset < offsets(), "offset ", offset, " of ", offsets());
+    read(Window{first_ * (T_ + 1) + offset, T_, 0}, tokens, targets);
   }
   uint64_t digest() const override {
     std::vector<uint8_t> chunk(std::min<uint64_t>(file_->size(), 1 << 20));
@@ -38,6 +41,13 @@ class TextSource : public Source {
   }
 
  private:
+  void read(const Window& window, int32_t* tokens, int32_t* targets) const {
+    const auto bytes = static_cast<size_t>(window.length + 1);
+    const auto from = std::make_unique_for_overwrite<uint8_t[]>(bytes);
+    file_->read(static_cast<uint64_t>(window.begin), from.get(), bytes);
+    copy_window(from.get(), window, T_, tokens, targets);
+  }
+
   std::shared_ptr<const InputFile> file_;
   int64_t T_, first_, count_;
   bool whole_;
@@ -60,7 +70,7 @@ Dataset open_text(const std::string& path, const DataOptions& options) {
   const int64_t windows = bytes / (T + 1), test = std::max<int64_t>(1, windows / 10), train = windows - test;
   if (train < 1)
     fail(Exit::bad_data, path, ": has ", file->size(), " bytes, but training and testing with a sequence length of ", T,
-         " needs at least ", 2 * (T + 1));
+         " needs at least ", 2 * (T + 1), "; a smaller --seq needs fewer");
   return {std::make_unique<TextSource>(file, T, 0, count_samples(path, "train", options.train_samples, train)),
           std::make_unique<TextSource>(file, T, train, count_samples(path, "test", options.test_samples, test)),
           Tokenizer::bytes()};

@@ -33,6 +33,7 @@ void add_flags(CLI::App& app, ServeFlags& f) {
   app.add_option("--dtype", f.dtype);
   app.add_option("--matmul", f.matmul);
   app.add_option("--device", f.device);
+  app.add_flag("--gpt2", f.size.gpt2);
   add_flags(app, f.size);
 }
 
@@ -49,7 +50,8 @@ void add_commands(CLI::App& app, Flags& f) {
   add_flags(app, f.bench, true);
   CLI::App* products = app.add_subcommand("products", "the matrix products as fractions of the multiply-add peak");
   CLI::App* ops = app.add_subcommand("ops", "the other ops, against a copy of as many bytes");
-  CLI::App* steps = app.add_subcommand("steps", "training steps of LLaMA, beside PyTorch's");
+  CLI::App* steps =
+      app.add_subcommand("steps", "training steps of LLaMA or GPT-2, beside PyTorch's; with LLMC=DIR beside llm.c's");
   CLI::App* architectures =
       app.add_subcommand("architectures", "what a training step of each costs, relative to LLaMA");
   CLI::App* gpu = app.add_subcommand("gpu", "what a GPU does, and all architectures on it, in about 8 minutes");

@@ -157,6 +157,8 @@ double gpu_peak(const std::string& description);
 
 struct ModelSize {
   int64_t width = 256, layers = 12, heads = 8, kv_heads = 4, ffn = 768, vocab = 256, seq = 512, batch = 4;
+  bool gpt2 = false;  // with biases, 1024 learned positions and a tied head, as OpenAI's; otherwise a LLaMA
+  ArchChoice plain() const { return gpt2 ? ArchChoice{"gpt2", "gpt2", {}} : ArchChoice{"llama", "llama", {}}; }
 };
 // Options of a training run on random tokens; dtype, matmul: as of the trainers' flags.
 TrainOptions train_options(const ArchChoice& choice, const ModelSize& size, const std::string& dtype,
@@ -216,6 +218,9 @@ class Process {
   int pid_ = -1, input_ = -1, output_ = -1;
   std::string received_;
 };
+
+// Of a script of dev/: BENCH_SCRIPTS is dev/ of the repository, or, in a package, its place relative to this program.
+std::string script_path(const std::string& script);
 
 // For a program that another one started by Process: it, and all that it starts, ends when its standard input does, and
 // at the latest after so many seconds.

@@ -52,13 +52,15 @@ TrainOptions train_options(const ArchChoice& choice, const ModelSize& size, cons
   o.config.arch = choice.arch;
   o.config.options = choice.options;
   o.config.vocab_size = size.vocab;
-  o.config.tie_word_embeddings = false;  // as PyTorch's side
+  if (size.gpt2) use_gpt2(o.config);
+  o.config.tie_word_embeddings = size.gpt2;  // as PyTorch's side
   o.config.hidden_size = size.width;
   o.config.num_hidden_layers = size.layers;
   o.config.num_attention_heads = size.heads;
   o.config.num_key_value_heads = size.kv_heads;
   o.config.intermediate_size = size.ffn;
-  o.config.max_position_embeddings = o.data.seq_len = size.seq;
+  o.data.seq_len = size.seq;
+  o.config.max_position_embeddings = size.gpt2 ? 1024 : size.seq;
   o.config.check(Exit::usage, "--arch " + choice.text);
   o.batch = size.batch;
   o.lr = 1e-4;
@@ -88,6 +90,7 @@ void add_flags(CLI::App& app, ModelSize& size) {
 std::vector<std::string> arguments(const ModelSize& size) {
   std::vector<std::string> words;
   for (const SizeFlag& flag : size_flags) words.insert(words.end(), {flag.name, std::to_string(size.*flag.value)});
+  if (size.gpt2) words.push_back("--gpt2");
   return words;
 }
 
@@ -108,7 +111,7 @@ double peak_resident_mib() {
 
 void serve_steps(const ServeFlags& flags) {
   const RandomTokens data(flags.size);
-  Trainer trainer(train_options({"llama", "llama", {}}, flags.size, flags.dtype, flags.matmul, flags.device), data);
+  Trainer trainer(train_options(flags.size.plain(), flags.size, flags.dtype, flags.matmul, flags.device), data);
   for (int i = 0; i < 2; ++i) trainer.step();
   std::cout << "ready" << std::endl;
   for (int64_t steps = 0; std::cin >> steps;) {

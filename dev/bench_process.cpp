@@ -52,14 +52,13 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
   return out;
 }
 
-// BENCH_SCRIPTS is dev/ of the repository, or, in a package, its place relative to this program.
+}  // namespace
+
 std::string script_path(const std::string& script) {
   std::error_code no_program;
   const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", no_program);
   return (program.parent_path() / BENCH_SCRIPTS / script).string();
 }
-
-}  // namespace
 
 Process::Process(const std::vector<std::string>& command, const std::vector<std::string>& environment, bool quiet) {
   std::signal(SIGPIPE, SIG_IGN);  // a competitor that is gone is no reason to end

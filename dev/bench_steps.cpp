@@ -1,8 +1,10 @@
 // bench steps: training steps of LLaMA in three sizes and three precisions, beside PyTorch's, each competitor in a
-// process of its own: so the peak of its resident memory is its own, too.
+// process of its own: so the peak of its resident memory is its own, too. Of GPT-2 where --models says so; with
+// LLMC=DIR, a clone of llm.c, beside its CPU trainer, too, which has no clipping and no bf16.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <sstream>
@@ -22,10 +24,14 @@ struct NamedSize {
 };
 
 const std::vector<NamedSize>& sizes() {
-  static const std::vector<NamedSize> all = {
-      {"i", {192, 6, 3, 1, 768, 32000, 512, 8}},       {"ii", {768, 12, 12, 4, 2048, 32000, 512, 4}},
-      {"iii", {32, 4, 4, 4, 128, 32, 192, 128}},       {"124m", {768, 12, 12, 12, 2048, 50304, 1024, 32}},
-      {"1b", {2048, 16, 32, 8, 8192, 50304, 2048, 8}}, {"tiny", {64, 2, 2, 1, 128, 99, 32, 2}}};
+  static const std::vector<NamedSize> all = {{"i", {192, 6, 3, 1, 768, 32000, 512, 8}},
+                                             {"ii", {768, 12, 12, 4, 2048, 32000, 512, 4}},
+                                             {"iii", {32, 4, 4, 4, 128, 32, 192, 128}},
+                                             {"124m", {768, 12, 12, 12, 2048, 50304, 1024, 32}},
+                                             {"1b", {2048, 16, 32, 8, 8192, 50304, 2048, 8}},
+                                             {"tiny", {64, 2, 2, 1, 128, 99, 32, 2}},
+                                             {"gpt2-64", {768, 12, 12, 12, 3072, 50304, 64, 4, true}},
+                                             {"gpt2-256", {768, 12, 12, 12, 3072, 50304, 256, 4, true}}};
   return all;
 }
 
@@ -34,7 +40,8 @@ std::vector<NamedSize> named_sizes(const std::string& list) {
   std::istringstream names(list);
   for (std::string name; std::getline(names, name, ',');) {
     const auto found = std::find_if(sizes().begin(), sizes().end(), [&](const NamedSize& s) { return s.name == name; });
-    if (found == sizes().end()) fail(Exit::usage, "--models: '", name, "' is none of i, ii, iii, 124m, 1b, tiny");
+    if (found == sizes().end())
+      fail(Exit::usage, "--models: '", name, "' is none of i, ii, iii, 124m, 1b, tiny, gpt2-64, gpt2-256");
     out.push_back(*found);
   }
   return out;
@@ -63,7 +70,12 @@ std::vector<Competitor> competitors(const NamedSize& model, const BenchFlags& f,
   own.insert(own.end(), size.begin(), size.end());
   std::vector<Competitor> all;
   if (!gpu) all.push_back({"fp32", "fp32", true, own});
-  if (!gpu) all.push_back({"bf16x3", "fp32", true, with(own, {"--matmul", "bf16x3"})});
+  if (model.size.gpt2 && !gpu && std::getenv("LLMC") != nullptr) {  // in the place of bf16x3: for memory's sake
+    all.push_back({"llm.c", "fp32", false, {script_path("bench_llmc.sh")}});
+    all.back().command.insert(all.back().command.end(), size.begin(), size.end());
+  } else if (!gpu) {
+    all.push_back({"bf16x3", "fp32", true, with(own, {"--matmul", "bf16x3"})});
+  }
   all.push_back({"bf16", "bf16", true, with(own, {"--dtype", "bf16"})});
   if (!torch.available()) return all;
   std::vector<std::string> theirs = torch.command("bench_torch.py", size), set = Torch::environment();
@@ -112,7 +124,7 @@ void measure_in_turn(const std::vector<Competitor*>& group, int64_t rounds) {
 template <class F>
 void measure_all(std::vector<Competitor>& all, const NamedSize& model, const BenchFlags& f, F&& known) {
   const bool gpu = backend_of(f.device) == Backend::cuda;
-  const TrainOptions options = train_options({"llama", "llama", {}}, model.size, "fp32", "fp32", f.device);
+  const TrainOptions options = train_options(model.size.plain(), model.size, "fp32", "fp32", f.device);
   const double ours = plan_training(options).planned_memory;
   std::vector<std::pair<std::string, std::vector<Competitor*>>> groups;
   double needed = 0;
@@ -120,8 +132,9 @@ void measure_all(std::vector<Competitor>& all, const NamedSize& model, const Ben
   const bool together = !gpu && needed < 0.75 * memory_of_machine(f.device);
   for (Competitor& c : all) {
     const std::string name = together ? "all" : gpu ? c.name : c.dtype;
-    if (groups.empty() || groups.back().first != name) groups.push_back({name, {}});
-    groups.back().second.push_back(&c);
+    auto group = std::find_if(groups.begin(), groups.end(), [&](const auto& g) { return g.first == name; });
+    if (group == groups.end()) group = groups.insert(group, {name, {}});
+    group->second.push_back(&c);
   }
   for (const auto& [name, group] : groups) {
     measure_in_turn(group, f.rounds);
@@ -133,8 +146,17 @@ void measure_all(std::vector<Competitor>& all, const NamedSize& model, const Ben
 const Competitor* best_torch(const std::vector<Competitor>& all, const std::string& dtype) {
   const Competitor* best = nullptr;
   for (const Competitor& c : all)
-    if (!c.ours && c.measured() && c.dtype == dtype && (!best || median(c.seconds) < median(best->seconds))) best = &c;
+    if (c.name.starts_with("PyTorch") && c.measured() && c.dtype == dtype &&
+        (!best || median(c.seconds) < median(best->seconds)))
+      best = &c;
   return best;
+}
+
+// None where it is not measured.
+const Competitor* llm_c(const std::vector<Competitor>& all, const std::string& dtype) {
+  for (const Competitor& c : all)
+    if (c.name == "llm.c" && c.measured() && c.dtype == dtype) return &c;
+  return nullptr;
 }
 
 // Of the rounds' own ratios.
@@ -164,7 +186,7 @@ double mfu(const Competitor& c, const NamedSize& model, const TrainResult& plan,
 
 Ratios bench_model(const NamedSize& model, const BenchFlags& f, const Torch& torch) {
   const ModelSize& s = model.size;
-  const TrainResult plan = plan_training(train_options({"llama", "llama", {}}, s, "fp32", "fp32"));
+  const TrainResult plan = plan_training(train_options(s.plain(), s, "fp32", "fp32"));
   print_text("\n(", model.name, ") C=", s.width, " L=", s.layers, " H=", s.heads, " K=", s.kv_heads, " F=", s.ffn,
              " V=", s.vocab, ", ", s.batch, " x ", s.seq, " tokens: ", format_count(plan.parameters), " parameters, ",
              format_number("%.4g", plan.flops_per_token), " FLOP/token\n");
@@ -183,11 +205,13 @@ Ratios bench_model(const NamedSize& model, const BenchFlags& f, const Torch& tor
   });
   Ratios ratios;
   for (const Competitor& c : all) {
-    const Competitor* best = c.ours && c.measured() ? best_torch(all, c.dtype) : nullptr;
-    if (best == nullptr) continue;
-    const std::string what = str("(", model.name, ") ", c.name, " over ", best->name, ": ");
-    ratios.push_back({what + "tokens/s", speed_ratio(c, *best)});
-    ratios.push_back({what + "peak memory", c.memory / best->memory});
+    if (!c.ours || !c.measured()) continue;
+    for (const Competitor* other : {best_torch(all, c.dtype), llm_c(all, c.dtype)}) {
+      if (other == nullptr) continue;
+      const std::string what = str("(", model.name, ") ", c.name, " over ", other->name, ": ");
+      ratios.push_back({what + "tokens/s", speed_ratio(c, *other)});
+      ratios.push_back({what + "peak memory", c.memory / other->memory});
+    }
   }
   return ratios;
 }
@@ -198,7 +222,7 @@ Ratios bench_steps(const BenchFlags& f) {
   const std::vector<NamedSize> models = named_sizes(f.models);
   const std::string machine = name_of_machine(f.device);
   const bool gpu = backend_of(f.device) == Backend::cuda;
-  print_text("\ntraining steps of LLaMA, ", machine, "; medians of ", f.rounds,
+  print_text("\ntraining steps, ", machine, "; medians of ", f.rounds,
              " rounds of about 2.5 s each,\nafter two that do not count, ",
              gpu ? "one after the other\n" : "in turn where all fit into the memory\n");
   if (const double peak = gpu_peak(machine); peak > 0)

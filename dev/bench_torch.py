@@ -1,4 +1,4 @@
-"""PyTorch's side of `bench steps`: the training step of the same LLaMA, at good settings of PyTorch.
+"""PyTorch's side of `bench steps`: the training step of the same LLaMA or GPT-2, at good settings of PyTorch.
 
 The same model, operations and batch; weights, moments and gradients in fp32. --bf16: activations, the residual stream
 too, in bf16, and weights cast to bf16 where a product reads them (autocast), which crossply keeps from step to step.
@@ -84,6 +84,47 @@ class Llama(nn.Module):
         return F.cross_entropy(self.head(self.norm(x)).view(-1, self.vocab), targets.view(-1))
 
 
+class LayerNorm(nn.LayerNorm):
+    def forward(self, x):
+        return F.layer_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.bias.to(x.dtype), self.eps)
+
+
+class Gpt2Block(nn.Module):
+    def __init__(self, s):
+        super().__init__()
+        self.heads = s.heads
+        self.norm1, self.norm2 = LayerNorm(s.width), LayerNorm(s.width)
+        self.project, self.out = nn.Linear(s.width, 3 * s.width), nn.Linear(s.width, s.width)
+        self.expand, self.down = nn.Linear(s.width, s.ffn), nn.Linear(s.ffn, s.width)
+
+    def forward(self, x):
+        B, T, C = x.shape
+        qkv = self.project(self.norm1(x)).view(B, T, 3, self.heads, C // self.heads).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(*qkv, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(B, T, C))
+        return x + self.down(F.gelu(self.expand(self.norm2(x)), approximate="tanh"))
+
+
+class Gpt2(nn.Module):
+    def __init__(self, s):
+        super().__init__()
+        self.vocab, self.bf16 = s.vocab, s.bf16
+        self.embed, self.positions = nn.Embedding(s.vocab, s.width), nn.Embedding(1024, s.width)
+        self.blocks = nn.ModuleList(Gpt2Block(s) for _ in range(s.layers))
+        self.norm = LayerNorm(s.width)
+        for p in self.parameters():
+            if p.dim() > 1:
+                nn.init.normal_(p, std=0.02)
+
+    def forward(self, tokens, targets):
+        x = self.embed(tokens) + self.positions.weight[: tokens.shape[1]]
+        if self.bf16:
+            x = x.to(torch.bfloat16)
+        for block in self.blocks:
+            x = block(x)
+        return F.cross_entropy(F.linear(self.norm(x), self.embed.weight).view(-1, self.vocab), targets.view(-1))
+
+
 def peak_resident_mib():
     # Not of getrusage where there is another way: its figure survives exec, so the parent's memory would count.
     try:
@@ -96,6 +137,7 @@ def peak_resident_mib():
 def add_flags(parser):
     for name in ("width", "layers", "heads", "kv-heads", "ffn", "vocab", "seq", "batch"):
         parser.add_argument("--" + name, type=int, required=True)
+    parser.add_argument("--gpt2", action="store_true")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--bf16", action="store_true")
 
@@ -105,7 +147,7 @@ def main():
     logging.disable(logging.WARNING)
     torch.set_float32_matmul_precision("high")
     torch.manual_seed(0)
-    model = Llama(s).to(device)
+    model = (Gpt2 if s.gpt2 else Llama)(s).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     loss_of = torch.compile(model) if s.compile else model
     tokens, targets = (torch.randint(0, s.vocab, (s.batch, s.seq), device=device) for _ in range(2))

@@ -31,7 +31,7 @@ glibc=$(objdump -T "${binaries[@]}" | grep -oE 'GLIBC_[0-9.]+' | sed 's/GLIBC_//
 
 mkdir -p "$stage/dev"
 cp README.md LICENSE dev/NOTICE "$stage"
-cp dev/bench_torch*.py dev/bench_neighbours.sh "$stage/dev"
+cp dev/bench_torch*.py dev/bench_llmc.* dev/bench_neighbours.sh "$stage/dev"
 [ ! -d dev/gpu ] || cp -r dev/gpu dev/ranks.sh "$stage/dev"
 cuda=
 case $machine in

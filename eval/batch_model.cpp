@@ -139,7 +139,7 @@ BatchModel::Mean BatchModel::mean_loss(const Source& source, int64_t sequences, 
   const int64_t B = batch_.B, T = batch_.T, lanes = layout_.lanes;
   const Place& place = job.place;
   Mean mean;
-  mean.sequences = std::min(sequences, source.size());
+  mean.sequences = sequences > 0 ? std::min(sequences, source.size()) : source.size();
   std::vector<int32_t> tokens(static_cast<size_t>(B * T)), targets(tokens.size());
   // Batch b is rank b % size's; its sums stand at (b % size, b / size, lane).
   const int64_t batches = (mean.sequences + B - 1) / B, each = (batches + place.size - 1) / place.size * lanes;

@@ -57,8 +57,8 @@ class BatchModel {
   // From now on ready(i) is called in every run with Step::last as soon as the backward of node nodes[i] of tape() is
   // done; with lanes, when all gradients are. nodes: descending.
   void when_final(const std::vector<size_t>& nodes, const std::function<void(size_t i)>& ready);
-  // Mean loss over the first `sequences` of a source, in batches that the ranks of a job share; the same bits whoever
-  // takes which.
+  // Mean loss over the first `sequences` of a source (0: all), in batches that the ranks of a job share; the same bits
+  // whoever takes which.
   struct Mean {
     double loss = 0;  // 0 if nothing is scored
     int64_t sequences = 0, scored = 0;

@@ -1,6 +1,7 @@
 // evaluate: loss and perplexity of a model on data, and the accuracy where the data is a task. A file is scored from
 // end to end in windows of the model's training length, every token but the first once, the last window overlapping the
 // one before it; where the model was trained on the file, its test part is. A note says where training data is scored.
+// --estimate: beside it, what so many random batches say, as papers report it, and how far such numbers are apart.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -12,6 +13,7 @@
 #include "cli/format.h"
 #include "cli/program.h"
 #include "engine/printable.h"
+#include "engine/rng.h"
 #include "eval/answers.h"
 #include "eval/batch_model.h"
 #include "eval/loaded_model.h"
@@ -25,10 +27,11 @@ struct Options {
   std::string model, split, device = "cpu";
   DataOptions data;
   std::optional<uint64_t> seed;
-  int64_t batch = 0, samples = 0, answers = 1000;
+  int64_t batch = 0, samples = 0, answers = 1000, estimate = 0, estimates = 10;
 };
 
-constexpr int64_t usual_seq = 2048;  // at most, of a model that does not say what it was trained on
+constexpr int64_t usual_seq = 2048;     // at most, of a model that does not say what it was trained on
+constexpr int64_t estimate_batch = 12;  // the Inheritune paper's
 
 struct Choice {
   DataOptions data, run;   // run: of the run that trained the model; all empty without one
@@ -180,6 +183,28 @@ void print_answers(LoadedModel& model, const Source& source, int64_t count) {
                 format_count(answers.hard).c_str());
 }
 
+BatchModel::Mean finite_mean(BatchModel& batches, const Source& source, int64_t samples) {
+  const BatchModel::Mean mean = batches.mean_loss(source, samples, *one_rank_job());
+  if (!std::isfinite(mean.loss)) fail(Exit::not_finite, "the loss is ", mean.loss);
+  return mean;
+}
+
+// The mean loss of o.estimate batches of random windows, o.estimates times, each with a seed of its own.
+void print_estimates(const Options& o, BatchModel& batches, int64_t B, const Source& source, uint64_t seed) {
+  double sum = 0, squares = 0;
+  std::vector<double> means;
+  for (int64_t r = 0; r < o.estimates; ++r) {
+    const uint64_t own = random_bits(seed, stream_of("estimate"), static_cast<uint64_t>(r));
+    means.push_back(finite_mean(batches, RandomSamples(source, o.estimate * B, own), 0).loss);
+    sum += means.back();
+  }
+  const double mean = sum / static_cast<double>(o.estimates);
+  for (const double one : means) squares += (one - mean) * (one - mean);
+  std::printf("estimate of %s batches of %s: mean %.4f, standard deviation %.4f over %s estimates\n",
+              format_count(o.estimate).c_str(), format_count(B).c_str(), mean,
+              std::sqrt(squares / static_cast<double>(o.estimates - 1)), format_count(o.estimates).c_str());
+}
+
 Exit run(const Options& o) {
   LoadedModel model(o.model, o.device, false);
   const Choice choice = complete(o, model);
@@ -195,14 +220,15 @@ Exit run(const Options& o) {
 
   const int64_t samples = o.samples > 0 ? o.samples : source.size(), T = source.seq_len();
   const int64_t enough = std::max<int64_t>(1, std::min<int64_t>(16, 16384 / T));  // long sequences fill the cores alone
-  const int64_t batch = o.batch > 0 ? o.batch : std::min(enough, std::min(samples, source.size()));
+  const int64_t usual = o.estimate > 0 ? estimate_batch : std::min(enough, std::min(samples, source.size()));
+  const int64_t batch = o.batch > 0 ? o.batch : usual;
   check_batch(batch, 1, T);
   BatchModel batches(*model.device, model.params, model.config,
                      Batch{batch, T, model.params.dtype(), /*training=*/false});
-  const BatchModel::Mean mean = batches.mean_loss(source, samples, *one_rank_job());
-  if (!std::isfinite(mean.loss)) fail(Exit::not_finite, "the loss is ", mean.loss);
+  const BatchModel::Mean mean = finite_mean(batches, source, samples);
   print_loss(source, mean, tokenizer.is_bytes() || dataset.tokenizer.is_bytes(), choice,
              model.config.max_position_embeddings);
+  if (o.estimate > 0) print_estimates(o, batches, batch, source, choice.data.seed);
   if (source.task() != nullptr && o.answers > 0) print_answers(model, source, o.answers);
   return Exit::done;
 }
@@ -225,13 +251,17 @@ int main(int argc, char** argv) {
     add_text(app, "--val-data", o.data.val_spec, "GLOB",
              "validation shards, which are then the test set (default: those of the training run)");
     add_integer(app, "--seed", o.seed, 0, std::numeric_limits<int64_t>::max(),
-                "of generated data (default: that of the training run)");
+                "of generated data and of --estimate (default: that of the training run)");
     add_integer(app, "--train-samples", o.data.train_samples, 0, most_count,
                 "size of the training set (0: as in the training run)");
     add_integer(app, "--test-samples", o.data.test_samples, 0, most_count,
                 "size of the test set (0: as in the training run)");
-    add_integer(app, "--batch", o.batch, 0, most_size, "sequences at a time (0: 16, or fewer long ones)");
+    add_integer(app, "--batch", o.batch, 0, most_size,
+                "sequences at a time (0: 16, or fewer long ones; with --estimate 12)");
     add_integer(app, "--samples", o.samples, 0, most_count, "score the first so many sequences (0: all)");
+    add_integer(app, "--estimate", o.estimate, 0, most_size,
+                "also the mean loss of so many random batches, from anywhere in the data (0: none)");
+    add_integer(app, "--estimates", o.estimates, 2, most_size, "such means, for their spread");
     add_integer(app, "--answers", o.answers, 0, most_count, "answer the first so many prompts of a task");
     add_choice(app, "--device", o.device, {"cpu", "cuda"}, "where to run: cpu or cuda");
   };

@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 
 #include <cstring>
+#include <map>
 
 #include "tests/data_check.h"
 
@@ -101,6 +102,48 @@ TEST_CASE("shards: the last hundredth is for testing, and fewer samples can be a
   write_shard(dir.file("b.bin"), counting(0, 11), ShardFormat::uint16);
   check_fails(Exit::bad_data, {"one window"}, [&] { open_dataset(data_options(dir.file("b.bin"), 10)); });
   check_fails(Exit::bad_data, {"12 tokens of one window"}, [&] { open_dataset(data_options(dir.file("b.bin"), 11)); });
+  write_shard(dir.file("none.bin"), {}, ShardFormat::uint16);
+  check_fails(Exit::bad_data, {"none.bin", "no shard has the 11 tokens", "smaller --seq"},
+              [&] { open_dataset(data_options(dir.file("a.bin"), 10, dir.file("none.bin"))); });
+}
+
+TEST_CASE("shards: random windows begin anywhere in their split, and straddle neither two splits nor two files") {
+  const TempDir dir;
+  write_shard(dir.file("t_1.bin"), counting(0, 14), ShardFormat::uint16);    // 2 windows of 5, a rest of 3
+  write_shard(dir.file("t_2.bin"), counting(100, 4), ShardFormat::uint16);   // none
+  write_shard(dir.file("t_3.bin"), counting(200, 11), ShardFormat::uint16);  // 2 windows, the last one for testing
+  const Dataset data = open_dataset(data_options(dir.file("t_*.bin"), 5));
+  REQUIRE((data.train->size() == 3 && data.test->size() == 1));
+  check_offsets(*data.train, {0, 1, 2, 3, 4, 5, 200});
+  check_offsets(*data.test, {205});
+  check_fails(Exit::internal, {"offset 1 of 1"}, [&] {
+    std::vector<int32_t> room(10);
+    data.test->read_at(1, room.data(), room.data() + 5);
+  });
+  DataOptions o = data_options(dir.file("t_[13].bin"), 5);
+  o.whole = true;
+  check_offsets(*open_dataset(o).test, {0, 1, 2, 3, 4, 5, 6, 7, 8, 200, 201, 202, 203, 204, 205});
+  o.spec = dir.file("t_[12].bin");
+  const Dataset padded = open_dataset(o);  // what is shorter than a window is one, padded
+  REQUIRE(padded.test->offsets() == 10);
+  std::vector<int32_t> tokens(5), targets(5);
+  padded.test->read_at(9, tokens.data(), targets.data());
+  CHECK(tokens == std::vector<int32_t>{100, 101, 102, 0, 0});
+  CHECK(targets == std::vector<int32_t>{101, 102, 103, -1, -1});
+
+  const RandomSamples random(*data.train, 700, 8), same(*data.train, 700, 8), other(*data.train, 700, 9);
+  CHECK((random.size() == 700 && random.seq_len() == 5));
+  std::map<int32_t, int> drawn;
+  int differ = 0;
+  for (int64_t i = 0; i < 700; ++i) {
+    const Sample sample = read_sample(random, i);
+    CHECK(sample == read_sample(same, i));
+    differ += sample == read_sample(other, i) ? 0 : 1;
+    ++drawn[sample.tokens[0]];
+  }
+  CHECK(drawn.size() == 7);
+  for (const auto& [first, count] : drawn) CHECK((count > 60 && count < 140));  // 100 each, 9 the standard deviation
+  CHECK(differ > 500);
 }
 
 TEST_CASE("shards: the whole of all files, every token but each one's first scored once") {

@@ -223,6 +223,14 @@ TEST_CASE("schedule: the multipliers of the specifications") {
   CHECK(linear.at(55) == doctest::Approx(0.5));
   CHECK(linear.at(105) == doctest::Approx(0));
   CHECK(Schedule{ScheduleKind::constant, 0, 10, 0}.at(7) == 1);
+  const Schedule inheritune{schedule_kind("cosine_from_zero"), 2000, 100000, 0.05};
+  CHECK(inheritune.at(0) == 0);
+  CHECK(inheritune.at(500) == 0.25);
+  CHECK(inheritune.at(1999) == doctest::Approx(0.9995));
+  CHECK(inheritune.at(2000) == doctest::Approx(1.0));
+  CHECK(inheritune.at(51000) == doctest::Approx(0.525));
+  CHECK(inheritune.at(26500) == doctest::Approx(0.05 + 0.95 * (1 + std::sqrt(0.5)) / 2));
+  CHECK(inheritune.at(100000) == doctest::Approx(0.05));
   CHECK_THROWS_AS(schedule_kind("step"), Error);
 }
 

@@ -44,6 +44,20 @@ TEST_CASE("text: the whole of a file, every byte but the first scored once") {
   check_fails(Exit::bad_data, {"one", "1 bytes"}, [&] { open_dataset(o); });
 }
 
+TEST_CASE("text: random windows begin anywhere in their split") {
+  const TempDir dir;
+  std::string bytes;
+  for (int i = 0; i < 15; ++i) bytes += static_cast<char>(i);  // 3 windows of 4 + 1
+  write_text(dir.file("a"), bytes);
+  DataOptions o = data_options("text:" + dir.file("a"), 4);
+  check_offsets(*open_dataset(o).train, {0, 1, 2, 3, 4, 5});
+  check_offsets(*open_dataset(o).test, {10});
+  o.whole = true;
+  check_offsets(*open_dataset(o).test, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10});
+  o.test_samples = 2;
+  check_offsets(*open_dataset(o).test, {0, 1, 2, 3, 4});
+}
+
 TEST_CASE("text: sizes that are too small, too many samples, missing files, unknown sources") {
   const TempDir dir;
   write_text(dir.file("two"), std::string(20, 'x'));

@@ -265,7 +265,9 @@ std::string notes_on_tests(const Comparison& comparison) {
     if (samples >= comparison.test_size) return str("all ", format_count(comparison.test_size), " ", what);
     return str("the first ", format_count(samples), " of ", format_count(comparison.test_size), " ", what);
   };
-  std::string out = "test loss: over " + part(o.eval_samples, "test sequences") + ".\n";
+  const int64_t sequences = o.eval_samples > 0 ? o.eval_samples : comparison.test_size;
+  std::string out =
+      "test loss: over " + (sequences > 0 ? part(sequences, "test sequences") : "all test sequences") + ".\n";
   if (is_task(comparison)) {
     const int64_t prompts =
         comparison.test_size > 0 ? std::min(o.answer_samples, comparison.test_size) : o.answer_samples;

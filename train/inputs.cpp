@@ -58,11 +58,12 @@ void take_initial(TrainOptions& o) {
   o.initial = read_initial(ModelDir(o.init).path());
   if (started) return;
   const Config asked = o.config;
-  const bool fewer = o.given_sizes == std::vector<std::string>{"--layers"};
-  if (!o.given_sizes.empty() && !fewer)
-    fail(Exit::usage, "--init takes the sizes from its config.json; leave out ",
-         o.given_sizes[o.given_sizes[0] == "--layers" ? 1 : 0]);
   o.config = o.initial.config;
+  std::vector<std::string> sizes = o.given_sizes;
+  if (asked.backbone == o.config.backbone) std::erase(sizes, "--backbone");  // presets of the backbone need it
+  const bool fewer = sizes == std::vector<std::string>{"--layers"};
+  if (!sizes.empty() && !fewer)
+    fail(Exit::usage, "--init takes the sizes from its config.json; leave out ", sizes[sizes[0] == "--layers" ? 1 : 0]);
   if (fewer && (asked.num_hidden_layers < 1 || asked.num_hidden_layers > o.config.num_hidden_layers))
     fail(Exit::usage, "--layers ", asked.num_hidden_layers, ": --init ", o.init, " has ", o.config.num_hidden_layers,
          " blocks, of which the first so many can be taken");

@@ -76,7 +76,7 @@ void add_optimiser_flags(CLI::App& app, TrainOptions& o) {
   add_number(app, "--lr", o.lr, 0, most_number, "base learning rate");
   add_number(app, "--router-lr", o.router_lr, 0, most_number, "of routers and depth scores (0: ten times --lr)");
   add_choice(app, "--schedule", o.schedule, schedules,
-             "cosine, cosine_to_floor, linear or constant (train/schedule.h)");
+             "cosine, cosine_to_floor, cosine_from_zero, linear or constant (train/schedule.h)");
   add_integer(app, "--warmup", o.warmup, 0, most_count, "warm-up steps");
   add_number(app, "--lr-floor", o.lr_floor, 0, 1, "smallest multiple of --lr after the warm-up");
   add_number(app, "--weight-decay", o.adamw.weight_decay, 0, most_number, "decoupled weight decay");
@@ -92,7 +92,7 @@ void add_output_flags(CLI::App& app, TrainOptions& o) {
   add_text(app, "--out", o.out, "DIR", "run directory: metrics.jsonl, curve.svg, checkpoints");
   app.add_flag("--resume", o.resume, "continue the run in --out, bit for bit; needs no other flags");
   add_integer(app, "--eval-every", o.eval_every, 0, most_count, "steps between evaluations (0: a tenth of the run)");
-  add_integer(app, "--eval-samples", o.eval_samples, 1, most_count, "test sequences for the loss");
+  add_integer(app, "--eval-samples", o.eval_samples, 0, most_count, "first test sequences for the loss (0: all)");
   add_integer(app, "--answer-samples", o.answer_samples, 0, most_count,
               "test prompts to answer by generation (0: none)");
   add_integer(app, "--save-every", o.save_every, 0, most_count, "steps between checkpoints (0: a tenth of the run)");

@@ -73,7 +73,7 @@ struct TrainOptions {
   bool log_ranks = false;               // print what other ranks than the first say
   std::shared_ptr<Job> job = one_rank_job();
   int64_t eval_every = 0;        // 0: a tenth of the run
-  int64_t eval_samples = 512;    // for the loss
+  int64_t eval_samples = 512;    // for the loss; 0: all
   int64_t answer_samples = 256;  // for a task's accuracy
   int64_t save_every = 0;        // 0: a tenth of the run
   int64_t keep = 2;

@@ -191,7 +191,8 @@ void Run::evaluate() {
   scores_ = {{"test_loss", loss}};
   const int64_t size = data_.test->size();
   std::string text = str("step ", trainer_.steps_done(), ": test loss ", format_number("%.4f", loss));
-  if (o_.eval_samples < size)
+  if (o_.eval_samples == 0) text += " (all " + format_count(size) + " sequences)";
+  else if (o_.eval_samples < size)
     text += " (" + format_count(o_.eval_samples) + " of " + format_count(size) + " sequences)";
   if (data_.test->task() != nullptr && o_.answer_samples > 0) {
     trainer_.gather_values();

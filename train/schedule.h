@@ -2,6 +2,7 @@
 //
 //   cosine           warm-up k/W (so the first update has rate 0), then max(floor, (1 + cos(pi q)) / 2)  [LIMe's code]
 //   cosine_to_floor  warm-up (k+1)/W, then floor + (1 - floor) (1 + cos(pi q)) / 2                 [llm.c, SATFormer]
+//   cosine_from_zero warm-up k/W, then as cosine_to_floor                                          [Inheritune's code]
 //   linear           warm-up (k+1)/W, then 1 - (1 - floor) q
 //   constant         warm-up (k+1)/W, then 1
 //   with q = (k - W) / (K - W). W = 0 means no warm-up.
@@ -18,8 +19,9 @@
 
 namespace crossply {
 
-enum class ScheduleKind { cosine, cosine_to_floor, linear, constant };
-inline const std::vector<std::string> schedules = {"cosine", "cosine_to_floor", "linear", "constant"};
+enum class ScheduleKind { cosine, cosine_to_floor, linear, constant, cosine_from_zero };
+inline const std::vector<std::string> schedules = {"cosine", "cosine_to_floor", "linear", "constant",
+                                                   "cosine_from_zero"};
 
 // name: one of schedules.
 inline ScheduleKind schedule_kind(const std::string& name) {
@@ -36,12 +38,14 @@ struct Schedule {
 
   double at(int64_t k) const {
     const double w = static_cast<double>(warmup), step = static_cast<double>(k);
-    if (k < warmup) return (kind == ScheduleKind::cosine ? step : step + 1) / w;
+    const bool from_zero = kind == ScheduleKind::cosine || kind == ScheduleKind::cosine_from_zero;
+    if (k < warmup) return (from_zero ? step : step + 1) / w;
     const double q = std::min(1.0, (step - w) / std::max(1.0, static_cast<double>(total) - w));
     const double half = 0.5 * (1 + std::cos(std::numbers::pi * q));
     switch (kind) {
       case ScheduleKind::cosine: return std::max(floor, half);
-      case ScheduleKind::cosine_to_floor: return floor + (1 - floor) * half;
+      case ScheduleKind::cosine_to_floor:
+      case ScheduleKind::cosine_from_zero: return floor + (1 - floor) * half;
       case ScheduleKind::linear: return 1 - (1 - floor) * q;
       case ScheduleKind::constant: break;
     }

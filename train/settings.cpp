@@ -51,7 +51,7 @@ void each_free(Options& o, Visit&& visit) {
   visit("preset", o.preset);
   visit("plan", o.plan);
   visit("eval_every", o.eval_every);
-  visit("eval_samples", o.eval_samples, 1);
+  visit("eval_samples", o.eval_samples);
   visit("answer_samples", o.answer_samples);
   visit("save_every", o.save_every);
   visit("keep", o.keep, 1);
