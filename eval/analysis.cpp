@@ -19,8 +19,8 @@ std::vector<TokenWindow> random_windows(const Source& source, int64_t T, int64_t
   for (int64_t i = 0; i < N; ++i) {
     source.read(random.below(source.size()), tokens.data(), targets.data());
     const auto last = std::find_if(targets.rbegin(), targets.rend(), [](int32_t target) { return target >= 0; });
-    const int64_t real = targets.rend() - last, free = source.task() != nullptr ? 0 : std::max<int64_t>(0, real - T);
-    const int64_t start = random.below(free + 1);
+    const int64_t real = targets.rend() - last, slack = source.task() != nullptr ? 0 : std::max<int64_t>(0, real - T);
+    const int64_t start = random.below(slack + 1);
     windows.push_back({{tokens.begin() + start, tokens.begin() + start + T}, std::min(T, real)});
   }
   return windows;

@@ -87,17 +87,19 @@ class Ticker {
 };
 
 // Adds the ranks and masses of one op's heads for one sequence of n tokens. The threads share the heads.
-void add_heads(HeadCollapse* heads, int64_t H, const AttentionInputs& inputs, int64_t n, const AnalysisOptions& o) {
+void add_heads(HeadCollapse* heads, const AttentionProbe::Op& op, const AttentionInputs& inputs, int64_t n,
+               const AnalysisOptions& o) {
   std::exception_ptr error;
 #pragma omp parallel
   {
-    std::vector<double> P(static_cast<size_t>(n * n));
+    std::vector<double> P;
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t h = 0; h < H; ++h) {
+    for (int64_t h = 0; h < op.heads; ++h) {
       try {
+        P.resize(static_cast<size_t>(n * n));
         inputs.probabilities(0, h, n, P.data());
         if (!std::all_of(P.begin(), P.end(), [](double p) { return std::isfinite(p); }))
-          fail(Exit::not_finite, "the attention of head ", h, " is not finite");
+          fail(Exit::not_finite, "the attention of layer ", op.layer, ", head ", h, " is not finite");
         const RankMass found = rank_and_mass(P.data(), n, o.tau, o.eta);
         heads[h].ranks += found.rank, heads[h].masses += found.mass;
       } catch (...) {  // no exception may leave a parallel region
@@ -143,7 +145,7 @@ Measured measure(const std::string& name, const AnalysisOptions& o) {
     probe.run(window.tokens.data(), [&](size_t at, const AttentionInputs& inputs) {
       const AttentionProbe::Op& op = probe.ops()[at];
       std::vector<HeadCollapse>& heads = measured.layers[static_cast<size_t>(op.layer)].heads;
-      add_heads(&heads[first[at]], op.heads, inputs, window.length, o);
+      add_heads(&heads[first[at]], op, inputs, window.length, o);
     });
     ticker.tell(i + 1, o.sequences);
   }

@@ -123,7 +123,7 @@ std::vector<double> singular_energies(const double* A, int64_t T) {
     for (int64_t j = 0; j <= i; ++j) {
       double sum = 0;
 #pragma omp simd reduction(+ : sum)
-      for (int64_t k = 0; k < T; ++k) sum += A[i * T + k] * A[j * T + k];
+      for (int64_t k = 0; k <= j; ++k) sum += A[i * T + k] * A[j * T + k];  // row j sees no more
       gram[static_cast<size_t>(i * T + j)] = gram[static_cast<size_t>(j * T + i)] = sum;
     }
   std::vector<double> energies = symmetric_eigenvalues(gram.data(), T);

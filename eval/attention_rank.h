@@ -1,6 +1,7 @@
 // How far attention has collapsed (arXiv 2404.08634): into how few directions, and onto how few tokens.
 //
-//   A (T, T): a head's probabilities for one sequence, rows over what they see; singular values s_1 >= s_2 >= ...
+//   A (T, T): a head's probabilities for one sequence, causal: row t is over columns 0 .. t and 0 beyond;
+//             singular values s_1 >= s_2 >= ...
 //   rank k*(tau) = min {k : sum_{i<=k} s_i^2 >= tau |A|^2}          |A|^2 = sum_i s_i^2, Frobenius
 //   mass m*(eta) = min {m : sum_{i<=m} c_(i) >= eta},               c_j = |column j|^2 / |A|^2, the largest first
 //

@@ -124,7 +124,7 @@ TEST_CASE("analyze: the probabilities times the values are what attention comput
       CHECK(largest_difference<double>(exact, &ops) < 1e-13);
       TinyModel fast(c.config);  // its memory is shared
       CHECK(largest_difference<float>(fast, &ops) < 2e-6);
-      CHECK(ops >= 2 * c.config.num_hidden_layers);
+      CHECK(ops >= 2 * c.config.num_hidden_layers);  // once in each layer of both models, or more
     }
   }
 }
@@ -151,6 +151,21 @@ TEST_CASE("analyze: the probe sees every op of a model once, in order, whatever 
           CHECK(cut[static_cast<size_t>(t * 3 + j)] == P[static_cast<size_t>(t * TinyModel::T + j)]);
     });
   CHECK(seen == std::vector<size_t>{0, 1, 2, 3, 0, 1, 2, 3});
+}
+
+// Of the tests' own architecture every layer but the first has two ops, the second one to the layer below's keys.
+TEST_CASE("analyze: the heads of several attentions of a layer stand beside each other") {
+  const TempDir scratch;
+  TinyModel model(tiny_config("draft_two_attentions", 2));
+  save(scratch.file("model"), model.params, model.config);
+  const std::string shard = scratch.file("x.bin");
+  write_shard(shard, {1, 2, 3, 4, 5, 6, 0, 2, 5, 1, 3, 6, 2}, ShardFormat::uint16);
+  const Outcome got =
+      run_program_inside(scratch, {"analyze", "--model", scratch.file("model"), "--data", shard, "--what", "attention",
+                                   "--sequences", "2", "--length", "6", "--out", scratch.file("out")});
+  check_outcome(got, Exit::done, "of 28, ");
+  const nlohmann::json layers = analysis_of(scratch, "out")["models"][0]["layers"];
+  for (size_t l = 0; l < 4; ++l) CHECK(layers[l]["heads"].size() == (l == 0 ? 4 : 8));
 }
 
 TEST_CASE("analyze: windows begin anywhere in a sequence of text, and at the start of a task's") {
