@@ -15,7 +15,8 @@ ifeq ($(shell uname),Darwin)
 export OpenMP_ROOT ?= $(shell brew --prefix libomp)
 endif
 
-PROGRAMS := $(strip $(basename $(notdir $(wildcard train/train_*.cpp))) lime_by_hand transplant evaluate generate gradients tests)
+PROGRAMS := $(strip $(basename $(notdir $(wildcard train/train_*.cpp))) lime_by_hand transplant evaluate generate \
+  gradients analyze tests)
 FUZZ_SECONDS ?= 120
 ARCHITECTURES ?= 90
 

@@ -5,19 +5,16 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <filesystem>
-#include <nlohmann/json.hpp>
 #include <numbers>
 #include <optional>
 
 #include "cli/format.h"
 #include "cli/program.h"
-#include "engine/printable.h"
 #include "engine/rng.h"
 #include "eval/answers.h"
 #include "eval/batch_model.h"
+#include "eval/data_choice.h"
 #include "eval/loaded_model.h"
-#include "models/json_file.h"
 
 using namespace crossply;
 
@@ -30,137 +27,17 @@ struct Options {
   int64_t batch = 0, samples = 0, answers = 1000, estimate = 0, estimates = 10;
 };
 
-constexpr int64_t usual_seq = 2048;     // at most, of a model that does not say what it was trained on
 constexpr int64_t estimate_batch = 12;  // the Inheritune paper's
-
-struct Choice {
-  DataOptions data, run;   // run: of the run that trained the model; all empty without one
-  std::string split;       // test, train or all
-  bool files = false;      // not generated
-  bool own = false;        // is it the data of the run?
-  bool own_parts = false;  // is it also cut into the same training and test set?
-  bool guessed_T = false;  // nothing says how long a sequence should be
-
-  const std::string& scored() const { return split == "test" && !data.val_spec.empty() ? data.val_spec : data.spec; }
-};
-
-// The data of the run that trained the model; all empty and zero without one.
-DataOptions read_run(const std::string& dir) {
-  const std::string path = dir + "/train_state.json";
-  DataOptions run;
-  if (!path_exists(path)) return run;
-  const nlohmann::json state = read_json(path), flags = state.value("trajectory", nlohmann::json::object());
-  if (!flags.is_object()) fail(Exit::bad_data, path, ": \"trajectory\" is no object");
-  read(flags, "data", run.spec, path);
-  read(flags, "val_data", run.val_spec, path);
-  auto count = [&](const char* key, auto& into) {
-    int64_t number = static_cast<int64_t>(into);
-    read(flags, key, number, path);
-    if (number < 0) fail(Exit::bad_data, path, ": \"", key, "\" is ", number, "; it must not be negative");
-    into = static_cast<std::decay_t<decltype(into)>>(number);
-  };
-  count("seed", run.seed);
-  count("seq", run.seq_len);
-  count("train_samples", run.train_samples);
-  count("test_samples", run.test_samples);
-  return run;
-}
-
-// None where they cannot be found, too: opening the data says why.
-std::vector<std::string> files_of(const std::string& spec) {
-  try {
-    return data_files(spec);
-  } catch (const Error&) {
-    return {};
-  }
-}
-
-bool same_file(const std::string& a, const std::string& b) {
-  std::error_code ignored;
-  return std::filesystem::equivalent(a, b, ignored);
-}
-
-bool same_data(const std::string& a, const std::string& b) {
-  if (a == b || a.starts_with("text:") != b.starts_with("text:")) return a == b;
-  const std::vector<std::string> of_a = files_of(a), of_b = files_of(b);
-  return !of_a.empty() && std::equal(of_a.begin(), of_a.end(), of_b.begin(), of_b.end(), same_file);
-}
-
-// What the flags leave open is as in the run that trained the model, so that the test set is the one it did not see.
-// Files that this run did not train on are scored from end to end.
-Choice complete(const Options& o, const LoadedModel& model) {
-  Choice choice{o.data, read_run(model.dir), o.split};
-  DataOptions& data = choice.data;
-  const DataOptions& run = choice.run;
-  const bool files = choice.files = data.spec.starts_with("text:") || data.spec.ends_with(".bin");
-  const bool own = choice.own = same_data(run.spec, data.spec);
-  if (choice.split.empty()) choice.split = own || !files || !data.val_spec.empty() ? "test" : "all";
-  if (choice.split == "all" && !files) fail(Exit::usage, "--split all is for files; ", data.spec, " is generated");
-  data.whole = choice.split == "all";
-  data.seed = o.seed.value_or(own ? run.seed : 42);
-  if (own && data.train_samples == 0) data.train_samples = run.train_samples;
-  if (own && data.test_samples == 0 && !data.whole) data.test_samples = run.test_samples;
-  if (own && data.val_spec.empty()) data.val_spec = run.val_spec;
-  if (data.seq_len == 0 && (own || files)) data.seq_len = run.seq_len;
-  choice.guessed_T = data.seq_len == 0 && files;
-  if (choice.guessed_T) data.seq_len = std::min(model.config.max_position_embeddings, usual_seq);
-  choice.own_parts = own && (files ? !data.val_spec.empty() || data.seq_len == run.seq_len
-                                   : data.seed == run.seed && data.train_samples == run.train_samples);
-  return choice;
-}
-
-// Says so where the model may know from its training what is going to be scored.
-void note_training_data(const Choice& choice) {
-  const DataOptions& run = choice.run;
-  if (!choice.files) {
-    if (choice.own && !choice.own_parts)
-      std::fprintf(stderr, "note: --seed or --train-samples differ from the run's: training and test data mix\n");
-  } else if (choice.own && (choice.split == "train" || (choice.split == "test" && choice.data.val_spec.empty()))) {
-    if (!choice.own_parts)
-      std::fprintf(stderr, "note: the run cut its data for --seq %lld: here, training and test data mix\n",
-                   static_cast<long long>(run.seq_len));
-  } else {
-    const std::vector<std::string> scored = files_of(choice.scored()), trained = files_of(run.spec);
-    const int64_t known = std::count_if(scored.begin(), scored.end(), [&](const std::string& a) {
-      return std::any_of(trained.begin(), trained.end(), [&](const std::string& b) { return same_file(a, b); });
-    });
-    if (known > 0 && scored.size() == 1)
-      std::fprintf(stderr, "note: %s is among the files that the model was trained on\n", printable(scored[0]).c_str());
-    else if (known > 0)
-      std::fprintf(stderr, "note: %lld of these %zu files are among those that the model was trained on\n",
-                   static_cast<long long>(known), scored.size());
-  }
-}
-
-// What of the data is scored. complete: is it all of its split?
-std::string describe(const Choice& choice, bool complete) {
-  const DataOptions &data = choice.data, &run = choice.run;
-  const bool test = choice.split == "test";
-  if (!choice.files && !choice.own)
-    return run.spec.empty() ? "generated" : "generated; the model was trained on " + run.spec;
-  if (choice.split == "all") return complete ? "every token but a file's first, once" : "";
-  if (test && !data.val_spec.empty())
-    return choice.own && same_data(data.val_spec, run.val_spec) ? "the run's validation data" : "as validation data";
-  if (!choice.own) return test ? "what training on it would leave out" : "what training on it would use";
-  if (!choice.own_parts) return choice.files ? str("cut for --seq ", data.seq_len) : "generated";
-  return test ? "kept from training" : "what the model was trained on";
-}
 
 // "the first 600 of 9,800", where it is not all of them.
 std::string first_of(int64_t count, int64_t all) {
   return count == all ? "" : ": the first " + format_count(count) + " of " + format_count(all);
 }
 
-void print_split(const Choice& choice, bool complete) {
-  const std::vector<std::string> files = files_of(choice.scored());
-  const std::string name = files.size() == 1 ? files[0] : choice.scored(), what = describe(choice, complete);
-  std::printf("split %s: %s", choice.split.c_str(), printable(name).c_str());
-  if (files.size() > 1) std::printf(" (%zu files)", files.size());
-  std::printf("%s%s\n", what.empty() ? "" : ", ", printable(what).c_str());
-}
-
-void print_loss(const Source& source, const BatchModel::Mean& mean, bool bytes, const Choice& choice, int64_t longest) {
-  print_split(choice, mean.sequences == source.size() && choice.data.test_samples == 0);
+void print_loss(const Source& source, const BatchModel::Mean& mean, bool bytes, const DataChoice& choice,
+                int64_t longest) {
+  const bool complete = mean.sequences == source.size() && choice.data.test_samples == 0;
+  std::printf("%s\n", describe_split(choice, complete).c_str());
   std::printf("sequences %s of %s tokens%s", format_count(mean.sequences).c_str(),
               format_count(source.seq_len()).c_str(), first_of(mean.sequences, source.size()).c_str());
   if (choice.guessed_T && source.seq_len() == usual_seq && longest > usual_seq)
@@ -207,17 +84,8 @@ void print_estimates(const Options& o, BatchModel& batches, int64_t B, const Sou
 
 Exit run(const Options& o) {
   LoadedModel model(o.model, o.device, false);
-  const Choice choice = complete(o, model);
-  const Dataset dataset = open_dataset(choice.data);
-  const Tokenizer tokenizer = Tokenizer::load(model.dir);
-  require_same_tokenizer(tokenizer, o.model, dataset.tokenizer, choice.data.spec);
-  if (tokenizer.is_none() && !dataset.tokenizer.is_none())
-    std::fprintf(stderr, "note: %s has no tokenizer: the ids of %s are taken as its own\n", o.model.c_str(),
-                 choice.data.spec.c_str());
-  const Source& source = choice.split == "train" ? *dataset.train : *dataset.test;
-  source.check_tokens(model.config.vocab_size);
-  note_training_data(choice);
-
+  const ModelData data = open_data(o.data, o.split, o.seed, model, o.model);
+  const Source& source = data.source();
   const int64_t samples = o.samples > 0 ? o.samples : source.size(), T = source.seq_len();
   const int64_t enough = std::max<int64_t>(1, std::min<int64_t>(16, 16384 / T));  // long sequences fill the cores alone
   const int64_t usual = o.estimate > 0 ? estimate_batch : std::min(enough, std::min(samples, source.size()));
@@ -226,9 +94,8 @@ Exit run(const Options& o) {
   BatchModel batches(*model.device, model.params, model.config,
                      Batch{batch, T, model.params.dtype(), /*training=*/false});
   const BatchModel::Mean mean = finite_mean(batches, source, samples);
-  print_loss(source, mean, tokenizer.is_bytes() || dataset.tokenizer.is_bytes(), choice,
-             model.config.max_position_embeddings);
-  if (o.estimate > 0) print_estimates(o, batches, batch, source, choice.data.seed);
+  print_loss(source, mean, data.bytes, data.choice, model.config.max_position_embeddings);
+  if (o.estimate > 0) print_estimates(o, batches, batch, source, data.choice.data.seed);
   if (source.task() != nullptr && o.answers > 0) print_answers(model, source, o.answers);
   return Exit::done;
 }

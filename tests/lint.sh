@@ -44,7 +44,7 @@ ranks: engine kernels kernels/optim kernels/cuda
 cli: engine
 data: engine
 models: engine kernels/block kernels/attention kernels/depth kernels/reference
-eval: engine kernels kernels/block kernels/optim ranks cli data models
+eval: engine kernels kernels/block kernels/attention kernels/optim ranks cli data models
 train: engine kernels kernels/block kernels/attention kernels/depth kernels/optim ranks cli data models eval
 '
 # file:line: room -> room, for every include of the repository's own files.

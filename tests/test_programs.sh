@@ -75,7 +75,7 @@ expect 0 '^warning: not as many parameters as llama: mudd [+][0-9]+ %$' compare 
 expect 0 '^mudd +[0-9,]+ +[0-9.e+]+ +[0-9.]+ [KM]iB$' compare all,hyper:rate=2 --dry-run --out planned
 [ "$(grep -cE '^[a-z_]+(:rate=2)? +[0-9,]+ ' output)" -ge 13 ] || fail "the plan does not list every architecture"
 [ ! -e planned ] || fail "a dry run wrote something"
-for program in "${trainers[@]}" compare transplant generate evaluate gradients; do
+for program in "${trainers[@]}" compare transplant generate evaluate gradients analyze; do
   expect 0 'Exit codes' "$build/$program" --help
   [ "$(awk 'length > 80 || /TEXT[^"]*\[/' output)" = '' ] || fail "$program --help is too wide or names no types"
   expect 0 "^$program of crossply, commit [0-9a-z.-]+$" "$build/$program" --version
@@ -465,6 +465,20 @@ expect 0 '^scored 691 of 692 tokens' "$build/evaluate" --model bytes --data text
 grep -q '^split all: other, every token' output || fail "the text that is scored has no name"
 loss=$(sed -n 's/^loss //p' output) bits=$(sed -n 's/^bits per byte //p' output)
 awk "BEGIN { exit !($loss / log(2) - $bits < 1e-6 && $bits > 0) }" || fail "bits per byte are '$bits', the loss $loss"
+
+# the same split, in windows; several models have one table each and one picture
+expect 0 '^split test: good.bin, kept from training$' "$build/analyze" --model shards --data good.bin --what attention
+grep -q '^note: windows of 8 tokens, not of 100: ' output || fail "nobody says that windows are short"
+grep -q '^100 windows of 8 tokens, seed 42, ' output || fail "nobody says what was looked at"
+expect 0 '^wrote seen/attention.json, .csv and .svg$' "$build/analyze" --model shards bytes --data good.bin --what attention \
+  --sequences 3 --out seen
+[ "$(grep -c '^lazy layers: [0-2] of 2$' output)" = 2 ] || fail "there are not two tables"
+[ "$(awk -F, '$1 == "\"bytes\""' seen/attention.csv | wc -l)" = 4 ] || fail "not four heads of bytes in the .csv"
+expect 64 'is not one of: attention$' "$build/analyze" --model shards --data good.bin --what heads
+echo mine >seen/attention.json
+expect 64 'seen/attention.json exists and was not written by this program' "$build/analyze" --model shards \
+  --data good.bin --what attention --out seen
+[ "$(cat seen/attention.json)" = mine ] || fail "analyze has lost a file of the user's"
 
 cp -r bytes/step_00000002 long
 rm long/train_state.json long/manifest.json

@@ -24,6 +24,7 @@ namespace crossply::test {
 
 inline Config tiny_config(const std::string& arch, int64_t K = 2, bool qk_norm = false, bool tied = true,
                           int64_t D = 0) {
+  if (arch == "gpt2") K = 4, qk_norm = false, D = 0;
   Config config;
   config.arch = arch;
   config.vocab_size = 7;

@@ -5,10 +5,13 @@
 #include <cstdio>
 #include <numeric>
 
+#include "cli/svg.h"
 #include "engine/file.h"
-#include "engine/printable.h"
 
 namespace crossply {
+
+using namespace svg;
+
 namespace {
 
 constexpr double width = 920, left = 64, title_height = 82, foot = 58;
@@ -47,38 +50,6 @@ struct Axis {
     return from + std::clamp(t, -9.0, 10.0) * (to - from);  // far outside: cut off, however far
   }
 };
-
-std::string fixed(double v, int decimals) {
-  char text[64];
-  std::snprintf(text, sizeof text, "%.*f", decimals, v);
-  return text;
-}
-
-std::string px(double v) { return fixed(v, 1); }
-
-// Text for the inside of an element. Of more than `most` characters, the middle ones are left out. What XML cannot hold
-// becomes a space (control characters) or U+FFFD.
-std::string escaped(const std::string& text, size_t most = std::string::npos) {
-  std::vector<std::string> characters;
-  for (size_t at = 0; at < text.size();) {
-    const auto [length, code] = first_character(std::string_view(text).substr(at));
-    const char c = text[at];
-    if (length == 0 || code == 0xFFFE || code == 0xFFFF) characters.push_back("\xEF\xBF\xBD");
-    else if (length > 1) characters.push_back(text.substr(at, length));
-    else if (c == '&') characters.push_back("&amp;");
-    else if (c == '<') characters.push_back("&lt;");
-    else if (c == '>') characters.push_back("&gt;");
-    else characters.push_back(std::string(1, static_cast<unsigned char>(c) < 0x20 || c == 0x7F ? ' ' : c));
-    at += std::max<size_t>(1, length);
-  }
-  std::string out;
-  const size_t left_out = characters.size() > most ? characters.size() - most + 1 : 0, begin = (most - 1) / 2;
-  for (size_t i = 0; i < characters.size(); ++i) {
-    if (left_out > 0 && i == begin) out += "\xE2\x80\xA6";  // an ellipsis
-    if (left_out == 0 || i < begin || i >= begin + left_out) out += characters[i];
-  }
-  return out;
-}
 
 // A tick's label: 0.25, 4, 15k, 1.5M, 2e+09. Its unit suits `size`, the largest on the axis, its decimals suit `step`.
 std::string label_of(double v, double size, double step) {
@@ -198,10 +169,6 @@ std::string polyline(const Line& line, const Axis& x, const Axis& y, const std::
   std::string out = "<polyline fill=\"none\" stroke-linejoin=\"round\" " + style + " points=\"";
   for (const Point& p : line) out += px(x.pixel(p.x)) + "," + px(y.pixel(p.y)) + " ";
   return out + "\"/>\n";
-}
-
-std::string text(double x, double y, const std::string& style, const std::string& words, size_t most = 200) {
-  return "<text x=\"" + px(x) + "\" y=\"" + px(y) + "\" " + style + ">" + escaped(words, most) + "</text>\n";
 }
 
 // The mark of curve i: disc, square, triangle or diamond, as its dash.
@@ -433,18 +400,11 @@ void write_curve_svg(const std::string& path, const std::string& title, const st
   for (size_t i = 0; i < panels.size(); ++i, top += plot + between_panels)
     plots += draw_panel(panels[i], i, x, top, top + plot);
   const double height = top - between_panels + foot;
-  const std::string size = fixed(width, 0) + " " + fixed(height, 0), middle = "text-anchor=\"middle\" font-size=\"13\"";
-  const std::string svg =
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 " + size +
-      "\" role=\"img\" font-size=\"12\" "
-      "fill=\"#52606d\" font-family=\"system-ui, 'Segoe UI', Helvetica, Arial, sans-serif\">\n"
-      "<title>" +
-      escaped(title) +
-      "</title>\n"
-      "<rect width=\"100%\" height=\"100%\" rx=\"8\" fill=\"#ffffff\"/>\n" +
-      text(left - 40, 36, "font-size=\"18\" font-weight=\"600\" fill=\"#1f2933\"", title, longest_title) + plots +
-      text((left + right) / 2, height - 16, middle, x_label) + "</svg>\n";
-  write_file_atomically(path, svg);
+  const std::string middle = "text-anchor=\"middle\" font-size=\"13\"";
+  const std::string heading = "font-size=\"18\" font-weight=\"600\" fill=\"#1f2933\"";
+  const std::string elements = text(left - 40, 36, heading, title, longest_title) + plots +
+                               text((left + right) / 2, height - 16, middle, x_label);
+  write_file_atomically(path, document(width, height, title, elements));
 }
 
 }  // namespace crossply

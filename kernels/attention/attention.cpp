@@ -453,8 +453,7 @@ void attention_cached(const Tensor& out, const Tensor& k_cache, const Tensor& v_
 namespace ops {
 namespace {
 
-struct Attention : Node {
-  double scale = 0;
+struct Attention : AttentionNode {
   const char* op() const override { return "attention"; }
   void forward(const Step&, Stream stream) override {
     attention_forward(output(), saved[0]->tensor, input(0), input(1), input(2), scale, stream);
@@ -470,8 +469,7 @@ struct Attention : Node {
   ScratchBytes scratch() const override { return {saved[0]->bytes()}; }  // the backward's <dout, out> of each row
 };
 
-struct CachedAttention : Node {
-  double scale = 0;
+struct CachedAttention : AttentionNode {
   Value *k_cache = nullptr, *v_cache = nullptr;  // (B, cache length, K, D), kept from replay to replay
   const char* op() const override { return "cached_attn"; }
   void forward(const Step& step, Stream stream) override {

@@ -11,4 +11,9 @@ namespace crossply::ops {
 // are appended to caches of the tape's length, and the queries see all of them. The logits are q k / (sqrt(D) divisor).
 Value* attention(Tape& t, const std::string& name, Value* q, Value* k, Value* v, double divisor = 1);
 
+// What it records: in is q, k, v, and the weights are the softmax of scale q k. For those who look at a tape.
+struct AttentionNode : Node {
+  double scale = 0;
+};
+
 }  // namespace crossply::ops

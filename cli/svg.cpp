@@ -1,0 +1,57 @@
+#include "cli/svg.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <string_view>
+#include <vector>
+
+#include "engine/printable.h"
+
+namespace crossply::svg {
+
+std::string fixed(double v, int decimals) {
+  char text[64];
+  std::snprintf(text, sizeof text, "%.*f", decimals, v);
+  return text;
+}
+
+std::string px(double v) { return fixed(v, 1); }
+
+std::string escaped(const std::string& text, size_t most) {
+  std::vector<std::string> characters;
+  for (size_t at = 0; at < text.size();) {
+    const auto [length, code] = first_character(std::string_view(text).substr(at));
+    const char c = text[at];
+    if (length == 0 || code == 0xFFFE || code == 0xFFFF) characters.push_back("\xEF\xBF\xBD");
+    else if (length > 1) characters.push_back(text.substr(at, length));
+    else if (c == '&') characters.push_back("&amp;");
+    else if (c == '<') characters.push_back("&lt;");
+    else if (c == '>') characters.push_back("&gt;");
+    else characters.push_back(std::string(1, static_cast<unsigned char>(c) < 0x20 || c == 0x7F ? ' ' : c));
+    at += std::max<size_t>(1, length);
+  }
+  std::string out;
+  const size_t left_out = characters.size() > most ? characters.size() - most + 1 : 0, begin = (most - 1) / 2;
+  for (size_t i = 0; i < characters.size(); ++i) {
+    if (left_out > 0 && i == begin) out += "\xE2\x80\xA6";  // an ellipsis
+    if (left_out == 0 || i < begin || i >= begin + left_out) out += characters[i];
+  }
+  return out;
+}
+
+std::string text(double x, double y, const std::string& style, const std::string& words, size_t most) {
+  return "<text x=\"" + px(x) + "\" y=\"" + px(y) + "\" " + style + ">" + escaped(words, most) + "</text>\n";
+}
+
+std::string document(double width, double height, const std::string& title, const std::string& elements) {
+  return "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 " + fixed(width, 0) + " " + fixed(height, 0) +
+         "\" role=\"img\" font-size=\"12\" "
+         "fill=\"#52606d\" font-family=\"system-ui, 'Segoe UI', Helvetica, Arial, sans-serif\">\n"
+         "<title>" +
+         escaped(title) +
+         "</title>\n"
+         "<rect width=\"100%\" height=\"100%\" rx=\"8\" fill=\"#ffffff\"/>\n" +
+         elements + "</svg>\n";
+}
+
+}  // namespace crossply::svg

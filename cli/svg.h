@@ -1,0 +1,19 @@
+// The parts that every picture of ours has, as text of an SVG file.
+#pragma once
+
+#include <string>
+
+namespace crossply::svg {
+
+std::string fixed(double v, int decimals);
+// A length or a place in pixels.
+std::string px(double v);
+// Text for the inside of an element. Of more than `most` characters, the middle ones are left out. What XML cannot hold
+// becomes a space (control characters) or U+FFFD.
+std::string escaped(const std::string& text, size_t most = std::string::npos);
+// A <text> element; style: further attributes.
+std::string text(double x, double y, const std::string& style, const std::string& words, size_t most = 200);
+// The whole file: elements on white, dark text, for programs that read aloud a title.
+std::string document(double width, double height, const std::string& title, const std::string& elements);
+
+}  // namespace crossply::svg

@@ -1,0 +1,300 @@
+// analyze --what attention: how far each head's attention has collapsed, by layer and group of layers.
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "cli/format.h"
+#include "engine/file.h"
+#include "engine/json.h"
+#include "engine/printable.h"
+#include "eval/analysis.h"
+#include "eval/attention_probe.h"
+#include "eval/attention_rank.h"
+#include "eval/data_choice.h"
+#include "eval/heat_map.h"
+#include "models/json_file.h"
+
+namespace crossply {
+namespace {
+
+constexpr int64_t usual_length = 100;  // the paper's
+
+struct Measured {
+  std::string model, arch, backbone, split;
+  std::vector<TokenWindow> windows;
+  std::vector<LayerCollapse> layers = {};
+  size_t heads = 0;  // the most of a layer
+
+  int64_t shortest() const {
+    int64_t length = windows[0].length;
+    for (const TokenWindow& window : windows) length = std::min(length, window.length);
+    return length;
+  }
+  int64_t longest() const {
+    int64_t length = 0;
+    for (const TokenWindow& window : windows) length = std::max(length, window.length);
+    return length;
+  }
+  int64_t collapsed() const {
+    int64_t count = 0;
+    for (const LayerCollapse& layer : layers) count += layer.collapsed();
+    return count;
+  }
+  int64_t all_heads() const {
+    int64_t count = 0;
+    for (const LayerCollapse& layer : layers) count += static_cast<int64_t>(layer.heads.size());
+    return count;
+  }
+  std::vector<LayerGroup> halves() const {
+    const size_t L = layers.size();
+    return L < 2 ? std::vector<LayerGroup>{{0, L}} : std::vector<LayerGroup>{{0, L / 2}, {L / 2, L}};
+  }
+};
+
+// -----------------------------------------------------------------------------------------------------------------
+// Measuring.
+
+// Every now and then where the work stands: over itself on a terminal, every half a minute in a log.
+class Ticker {
+ public:
+  explicit Ticker(std::string label) : label_(std::move(label)), start_(now()), last_(start_) {}
+  ~Ticker() {
+    if (terminal_) std::fprintf(stderr, "\r\033[K");
+  }
+  void tell(int64_t done, int64_t all) {
+    const double time = now();
+    if (time - last_ < (terminal_ ? 0.2 : 30)) return;
+    last_ = time;
+    const double left = (time - start_) / static_cast<double>(done) * static_cast<double>(all - done);
+    std::fprintf(stderr, "%s%s: window %s of %s, %s left%s", terminal_ ? "\r\033[K" : "", label_.c_str(),
+                 format_count(done).c_str(), format_count(all).c_str(), format_seconds(left).c_str(),
+                 terminal_ ? "" : "\n");
+  }
+
+ private:
+  static double now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  }
+  std::string label_;
+  bool terminal_ = isatty(STDERR_FILENO) == 1;
+  double start_, last_;
+};
+
+// Adds the ranks and masses of one op's heads for one sequence of n tokens. The threads share the heads.
+void add_heads(HeadCollapse* heads, const AttentionProbe::Op& op, const AttentionInputs& inputs, int64_t n,
+               const AnalysisOptions& o) {
+  std::exception_ptr error;
+#pragma omp parallel
+  {
+    std::vector<double> P;
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t h = 0; h < op.heads; ++h) {
+      try {
+        P.resize(static_cast<size_t>(n * n));
+        inputs.probabilities(0, h, n, P.data());
+        if (!std::all_of(P.begin(), P.end(), [](double p) { return std::isfinite(p); }))
+          fail(Exit::not_finite, "the attention of layer ", op.layer, ", head ", h, " is not finite");
+        const RankMass found = rank_and_mass(P.data(), n, o.tau, o.eta);
+        heads[h].ranks += found.rank, heads[h].masses += found.mass;
+      } catch (...) {  // no exception may leave a parallel region
+#pragma omp critical
+        error = std::current_exception();
+      }
+    }
+  }
+  if (error) std::rethrow_exception(error);
+}
+
+int64_t window_length(const AnalysisOptions& o, const std::string& name, const Config& config, const Source& source) {
+  const int64_t model = config.max_position_embeddings, data = source.seq_len(), most = std::min(model, data);
+  if (o.length > model)
+    fail(Exit::usage, "--length ", o.length, ": ", name, " takes sequences of at most ", model, " tokens");
+  if (o.length > data)
+    fail(Exit::usage, "--length ", o.length, ": the sequences of ", o.data.spec, " have only ", data, " tokens here");
+  if (o.length == 0 && most < usual_length)
+    std::fprintf(stderr, "note: windows of %lld tokens, not of %lld: %s no more\n", static_cast<long long>(most),
+                 static_cast<long long>(usual_length), model <= data ? "the model takes" : "the data's sequences have");
+  return o.length > 0 ? o.length : std::min(usual_length, most);
+}
+
+Measured measure(const std::string& name, const AnalysisOptions& o) {
+  LoadedModel model(name, o.device, false);
+  const ModelData data = open_data(o.data, o.split, std::nullopt, model, name);
+  const int64_t T = window_length(o, name, model.config, data.source());
+  Measured measured{name, model.config.arch, model.config.backbone, describe_split(data.choice, false),
+                    random_windows(data.source(), T, o.sequences, o.seed)};
+  AttentionProbe probe(*model.device, model.params, model.config, T);
+  measured.layers.resize(static_cast<size_t>(model.config.num_hidden_layers), LayerCollapse{o.sequences, {}});
+  std::vector<size_t> first;  // of each op among the heads of its layer
+  for (const AttentionProbe::Op& op : probe.ops()) {
+    std::vector<HeadCollapse>& heads = measured.layers.at(static_cast<size_t>(op.layer)).heads;
+    first.push_back(heads.size());
+    heads.resize(heads.size() + static_cast<size_t>(op.heads));
+    measured.heads = std::max(measured.heads, heads.size());
+  }
+  if (probe.ops().empty()) fail(Exit::usage, name, ": no layer of ", model.config.arch, " has attention over tokens");
+  Ticker ticker(printable(name));
+  for (int64_t i = 0; i < o.sequences; ++i) {
+    const TokenWindow& window = measured.windows[static_cast<size_t>(i)];
+    probe.run(window.tokens.data(), [&](size_t at, const AttentionInputs& inputs) {
+      const AttentionProbe::Op& op = probe.ops()[at];
+      std::vector<HeadCollapse>& heads = measured.layers[static_cast<size_t>(op.layer)].heads;
+      add_heads(&heads[first[at]], op, inputs, window.length, o);
+    });
+    ticker.tell(i + 1, o.sequences);
+  }
+  return measured;
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// Telling.
+
+// "layers 3 to 5", numbered from 0.
+std::string range_text(const LayerGroup& group) {
+  return group.begin + 1 == group.end ? str("layer ", group.begin) : str("layers ", group.begin, " to ", group.end - 1);
+}
+
+std::string groups_text(const Measured& m, const std::vector<LayerGroup>& groups) {
+  std::string out;
+  for (const LayerGroup& group : groups)
+    out += str("  ", range_text(group), ": AvgRank ",
+               format_number("%.2f", average_rank(m.layers, group.begin, group.end)), "\n");
+  return out;
+}
+
+std::string windows_text(const Measured& m) {
+  const int64_t shortest = m.shortest(), longest = m.longest();
+  return str(format_count(static_cast<int64_t>(m.windows.size())), " windows of ",
+             shortest == longest ? "" : str(shortest, " to "), longest, " tokens");
+}
+
+void print(const Measured& m, const AnalysisOptions& o) {
+  std::printf("%s: %s%s, %zu layers\n%s\n%s, seed %llu, tau %g, eta %g\n\n", printable(m.model).c_str(), m.arch.c_str(),
+              m.arch == m.backbone ? "" : (" on " + m.backbone).c_str(), m.layers.size(), m.split.c_str(),
+              windows_text(m).c_str(), static_cast<unsigned long long>(o.seed), o.tau, o.eta);
+  std::vector<std::vector<std::string>> table = {
+      {"layer", "MaxRank", "mean rank", "AvgMass", "collapsed heads", "lazy"}};
+  for (size_t l = 0; l < m.layers.size(); ++l) {
+    const LayerCollapse& layer = m.layers[l];
+    if (layer.heads.empty()) table.push_back({std::to_string(l), "-", "-", "-", "no attention", "-"});
+    else
+      table.push_back({std::to_string(l), format_number("%.2f", layer.max_rank()),
+                       format_number("%.2f", layer.mean_rank()), format_number("%.2f", layer.mean_mass()),
+                       str(layer.collapsed(), " of ", layer.heads.size()), layer.lazy() ? "yes" : "no"});
+  }
+  std::printf("%s\nhalves:\n%s", format_table(table).c_str(), groups_text(m, m.halves()).c_str());
+  const std::vector<LayerGroup> lazy = lazy_groups(m.layers);
+  std::printf("lazy groups, of AvgRank below 2:%s\n%s", lazy.empty() ? " none" : "", groups_text(m, lazy).c_str());
+  const int64_t lazy_layers =
+      std::count_if(m.layers.begin(), m.layers.end(), [](const LayerCollapse& layer) { return layer.lazy(); });
+  std::printf("lazy layers: %lld of %zu\ncollapsed heads, of rank below 1.5: %lld of %lld, %.1f%%\n",
+              static_cast<long long>(lazy_layers), m.layers.size(), static_cast<long long>(m.collapsed()),
+              static_cast<long long>(m.all_heads()),
+              100 * static_cast<double>(m.collapsed()) / static_cast<double>(m.all_heads()));
+}
+
+nlohmann::json groups_json(const Measured& m, const std::vector<LayerGroup>& groups) {
+  nlohmann::json list = nlohmann::json::array();
+  for (const LayerGroup& group : groups)
+    list.push_back({{"first_layer", group.begin},
+                    {"last_layer", group.end - 1},
+                    {"avg_rank", average_rank(m.layers, group.begin, group.end)}});
+  return list;
+}
+
+nlohmann::json to_json(const Measured& m) {
+  nlohmann::json layers = nlohmann::json::array();
+  for (const LayerCollapse& layer : m.layers) {
+    nlohmann::json heads = nlohmann::json::array();
+    for (size_t h = 0; h < layer.heads.size(); ++h) heads.push_back({{"rank", layer.rank(h)}, {"mass", layer.mass(h)}});
+    layers.push_back({{"max_rank", layer.max_rank()},
+                      {"mean_rank", layer.mean_rank()},
+                      {"avg_mass", layer.mean_mass()},
+                      {"lazy", layer.lazy()},
+                      {"collapsed_heads", layer.collapsed()},
+                      {"heads", heads}});
+  }
+  return {{"model", utf8_or_escaped(m.model)},
+          {"arch", m.arch},
+          {"backbone", m.backbone},
+          {"split", m.split},
+          {"shortest_window", m.shortest()},
+          {"longest_window", m.longest()},
+          {"layers", layers},
+          {"halves", groups_json(m, m.halves())},
+          {"lazy_groups", groups_json(m, lazy_groups(m.layers))},
+          {"heads", m.all_heads()},
+          {"collapsed_heads", m.collapsed()}};
+}
+
+std::string csv_of(const std::vector<Measured>& all) {
+  std::string out = "model,layer,head,rank,mass\n";
+  for (const Measured& m : all) {
+    std::string name = printable(m.model);
+    for (size_t at = 0; (at = name.find('"', at)) != std::string::npos; at += 2) name.insert(at, "\"");
+    for (size_t l = 0; l < m.layers.size(); ++l)
+      for (size_t h = 0; h < m.layers[l].heads.size(); ++h)
+        out += str("\"", name, "\",", l, ",", h, ",", m.layers[l].rank(h), ",", m.layers[l].mass(h), "\n");
+  }
+  return out;
+}
+
+HeatMap heat_map(const Measured& m, double (LayerCollapse::*number)(size_t) const) {
+  HeatMap map{m.model, {}};
+  for (const LayerCollapse& layer : m.layers) {
+    map.rows.emplace_back(m.heads, NAN);
+    for (size_t h = 0; h < layer.heads.size(); ++h) map.rows.back()[h] = (layer.*number)(h);
+  }
+  return map;
+}
+
+void write(const std::vector<Measured>& all, const AnalysisOptions& o) {
+  std::error_code error;
+  std::filesystem::create_directories(o.out, error);
+  if (error) fail_io("create", o.out, error.value());
+  nlohmann::json models = nlohmann::json::array();
+  HeatMapBand rank{str("attention rank, k* of ", o.tau), {}}, mass{str("attention mass, m* of ", o.eta), {}};
+  for (const Measured& m : all) {
+    models.push_back(to_json(m));
+    rank.maps.push_back(heat_map(m, &LayerCollapse::rank));
+    mass.maps.push_back(heat_map(m, &LayerCollapse::mass));
+  }
+  const nlohmann::json json = {{"crossply", "analyze"},
+                               {"what", "attention"},
+                               {"data", utf8_or_escaped(o.data.spec)},
+                               {"sequences", o.sequences},
+                               {"seed", o.seed},
+                               {"tau", o.tau},
+                               {"eta", o.eta},
+                               {"models", models}};
+  const std::string base = o.out + "/attention";
+  write_file_atomically(base + ".json", json.dump(1) + "\n");  // first: it says whose the others are
+  write_file_atomically(base + ".csv", csv_of(all));
+  write_heat_map_svg(base + ".svg", str("Attention of ", windows_text(all[0])), "layer", "head", {rank, mass});
+  std::printf("\nwrote %s.json, .csv and .svg\n", printable(base).c_str());
+}
+
+}  // namespace
+
+void analyze_attention(const AnalysisOptions& o) {
+  std::vector<Measured> all;
+  for (const std::string& name : o.models) {
+    if (!all.empty()) std::printf("\n");
+    all.push_back(measure(name, o));
+    print(all.back(), o);
+    std::fflush(stdout);
+    const auto same = [](const TokenWindow& a, const TokenWindow& b) { return a.tokens == b.tokens; };
+    if (!std::ranges::equal(all.back().windows, all[0].windows, same))
+      std::fprintf(stderr, "note: %s was measured on other windows than %s; --length and --split can make them equal\n",
+                   printable(name).c_str(), printable(o.models[0]).c_str());
+  }
+  if (!o.out.empty()) write(all, o);
+}
+
+}  // namespace crossply

@@ -1,0 +1,143 @@
+#include "eval/data_choice.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "engine/printable.h"
+#include "models/json_file.h"
+
+namespace crossply {
+namespace {
+
+// The data of the run that trained the model; all empty and zero without one.
+DataOptions read_run(const std::string& dir) {
+  const std::string path = dir + "/train_state.json";
+  DataOptions run;
+  if (!path_exists(path)) return run;
+  const nlohmann::json state = read_json(path), flags = state.value("trajectory", nlohmann::json::object());
+  if (!flags.is_object()) fail(Exit::bad_data, path, ": \"trajectory\" is no object");
+  read(flags, "data", run.spec, path);
+  read(flags, "val_data", run.val_spec, path);
+  auto count = [&](const char* key, auto& into) {
+    int64_t number = static_cast<int64_t>(into);
+    read(flags, key, number, path);
+    if (number < 0) fail(Exit::bad_data, path, ": \"", key, "\" is ", number, "; it must not be negative");
+    into = static_cast<std::decay_t<decltype(into)>>(number);
+  };
+  count("seed", run.seed);
+  count("seq", run.seq_len);
+  count("train_samples", run.train_samples);
+  count("test_samples", run.test_samples);
+  return run;
+}
+
+// None where they cannot be found, too: opening the data says why.
+std::vector<std::string> files_of(const std::string& spec) {
+  try {
+    return data_files(spec);
+  } catch (const Error&) {
+    return {};
+  }
+}
+
+bool same_file(const std::string& a, const std::string& b) {
+  std::error_code ignored;
+  return std::filesystem::equivalent(a, b, ignored);
+}
+
+bool same_data(const std::string& a, const std::string& b) {
+  if (a == b || a.starts_with("text:") != b.starts_with("text:")) return a == b;
+  const std::vector<std::string> of_a = files_of(a), of_b = files_of(b);
+  return !of_a.empty() && std::equal(of_a.begin(), of_a.end(), of_b.begin(), of_b.end(), same_file);
+}
+
+// What of the data is scored. complete: is it all of its split?
+std::string describe(const DataChoice& choice, bool complete) {
+  const DataOptions &data = choice.data, &run = choice.run;
+  const bool test = choice.split == "test";
+  if (!choice.files && !choice.own)
+    return run.spec.empty() ? "generated" : "generated; the model was trained on " + run.spec;
+  if (choice.split == "all") return complete ? "every token but a file's first, once" : "";
+  if (test && !data.val_spec.empty())
+    return choice.own && same_data(data.val_spec, run.val_spec) ? "the run's validation data" : "as validation data";
+  if (!choice.own) return test ? "what training on it would leave out" : "what training on it would use";
+  if (!choice.own_parts) return choice.files ? str("cut for --seq ", data.seq_len) : "generated";
+  return test ? "kept from training" : "what the model was trained on";
+}
+
+// What the flags leave open is as in the run that trained the model, so that the test set is the one it did not see.
+// Files that this run did not train on are scored from end to end.
+DataChoice choose_data(const DataOptions& asked, const std::string& split, const std::optional<uint64_t>& seed,
+                       const LoadedModel& model) {
+  DataChoice choice{asked, read_run(model.dir), split};
+  DataOptions& data = choice.data;
+  const DataOptions& run = choice.run;
+  const bool files = choice.files = data.spec.starts_with("text:") || data.spec.ends_with(".bin");
+  const bool own = choice.own = same_data(run.spec, data.spec);
+  if (choice.split.empty()) choice.split = own || !files || !data.val_spec.empty() ? "test" : "all";
+  if (choice.split == "all" && !files) fail(Exit::usage, "--split all is for files; ", data.spec, " is generated");
+  data.whole = choice.split == "all";
+  data.seed = seed.value_or(own ? run.seed : 42);
+  if (own && data.train_samples == 0) data.train_samples = run.train_samples;
+  if (own && data.test_samples == 0 && !data.whole) data.test_samples = run.test_samples;
+  if (own && data.val_spec.empty()) data.val_spec = run.val_spec;
+  if (data.seq_len == 0 && (own || files)) data.seq_len = run.seq_len;
+  choice.guessed_T = data.seq_len == 0 && files;
+  if (choice.guessed_T) data.seq_len = std::min(model.config.max_position_embeddings, usual_seq);
+  choice.own_parts = own && (files ? !data.val_spec.empty() || data.seq_len == run.seq_len
+                                   : data.seed == run.seed && data.train_samples == run.train_samples);
+  return choice;
+}
+
+// Says so where the model may know from its training what is going to be scored.
+void note_training_data(const DataChoice& choice) {
+  const DataOptions& run = choice.run;
+  if (!choice.files) {
+    if (choice.own && !choice.own_parts)
+      std::fprintf(stderr, "note: --seed or --train-samples differ from the run's: training and test data mix\n");
+  } else if (choice.own && (choice.split == "train" || (choice.split == "test" && choice.data.val_spec.empty()))) {
+    if (!choice.own_parts)
+      std::fprintf(stderr, "note: the run cut its data for --seq %lld: here, training and test data mix\n",
+                   static_cast<long long>(run.seq_len));
+  } else {
+    const std::vector<std::string> scored = files_of(choice.scored()), trained = files_of(run.spec);
+    const int64_t known = std::count_if(scored.begin(), scored.end(), [&](const std::string& a) {
+      return std::any_of(trained.begin(), trained.end(), [&](const std::string& b) { return same_file(a, b); });
+    });
+    if (known > 0 && scored.size() == 1)
+      std::fprintf(stderr, "note: %s is among the files that the model was trained on\n", printable(scored[0]).c_str());
+    else if (known > 0)
+      std::fprintf(stderr, "note: %lld of these %zu files are among those that the model was trained on\n",
+                   static_cast<long long>(known), scored.size());
+  }
+}
+
+}  // namespace
+
+std::string describe_split(const DataChoice& choice, bool complete) {
+  const std::vector<std::string> files = files_of(choice.scored());
+  const std::string name = files.size() == 1 ? files[0] : choice.scored(), what = describe(choice, complete);
+  return str("split ", choice.split, ": ", printable(name),
+             files.size() > 1 ? str(" (", files.size(), " files)") : std::string(), what.empty() ? "" : ", ",
+             printable(what));
+}
+
+ModelData open_data(const DataOptions& asked, const std::string& split, const std::optional<uint64_t>& seed,
+                    const LoadedModel& model, const std::string& name) {
+  ModelData data{choose_data(asked, split, seed, model), {}, false};
+  const DataChoice& choice = data.choice;
+  data.dataset = open_dataset(choice.data);
+  const Tokenizer tokenizer = Tokenizer::load(model.dir), &other = data.dataset.tokenizer;
+  require_same_tokenizer(tokenizer, name, other, choice.data.spec);
+  if (tokenizer.is_none() && !other.is_none())
+    std::fprintf(stderr, "note: %s has no tokenizer: the ids of %s are taken as its own\n", name.c_str(),
+                 choice.data.spec.c_str());
+  data.source().check_tokens(model.config.vocab_size);
+  data.bytes = tokenizer.is_bytes() || other.is_bytes();
+  note_training_data(choice);
+  return data;
+}
+
+}  // namespace crossply

@@ -1,0 +1,317 @@
+// The program analyze, and the probabilities that it measures.
+#include "eval/analysis.h"
+
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+
+#include "data/shards.h"
+#include "eval/attention_probe.h"
+#include "models/json_file.h"
+#include "models/model_dir.h"
+#include "tests/cases.h"
+#include "tests/program.h"
+
+using namespace crossply;
+using namespace crossply::test;
+
+namespace {
+
+// The same architecture and options on a GPT-2 whose logits are divided by the layer's number.
+Case on_gpt2(const Case& c) {
+  Case other{c.name + " on gpt2", c.config};
+  Config& config = other.config;
+  if (config.arch == "llama") config.arch = "gpt2";
+  config.backbone = "gpt2";
+  config.num_key_value_heads = config.num_attention_heads, config.head_dim = 0;
+  config.qk_norm = false;
+  config.scale_attn_by_inverse_layer_idx = true;
+  config.check(Exit::usage, "test");
+  return other;
+}
+
+// out - P v of every attention op, at most, after one forward of the model.
+template <class Real>
+double largest_difference(TinyModel& model, int64_t* ops) {
+  double largest = 0;
+  const int64_t B = TinyModel::B, T = TinyModel::T;
+  model.tape.watch([&](size_t n, bool) {
+    const auto* node = dynamic_cast<const ops::AttentionNode*>(model.tape.nodes()[n].get());
+    if (node == nullptr) return;
+    ++*ops;
+    const AttentionInputs inputs(*node, *model.device);
+    const int64_t H = node->in[0]->shape[2], D = node->in[0]->shape[3], K = node->in[2]->shape[2];
+    const std::vector<Real> v = model.values<Real>(node->in[2]->tensor), out = model.values<Real>(node->out[0]->tensor);
+    std::vector<double> P(static_cast<size_t>(T * T));
+    for (int64_t b = 0; b < B; ++b)
+      for (int64_t h = 0; h < H; ++h) {
+        inputs.probabilities(b, h, T, P.data());
+        for (int64_t t = 0; t < T; ++t)
+          for (int64_t d = 0; d < D; ++d) {
+            double sum = 0;
+            for (int64_t j = 0; j < T; ++j)
+              sum += P[static_cast<size_t>(t * T + j)] *
+                     static_cast<double>(v[static_cast<size_t>(((b * T + j) * K + h / (H / K)) * D + d)]);
+            const auto at = static_cast<size_t>(((b * T + t) * H + h) * D + d);
+            largest = std::max(largest, std::abs(sum - static_cast<double>(out[at])));
+          }
+      }
+  });
+  model.tape.forward(Step{});
+  return largest;
+}
+
+void save(const std::string& dir, const ParameterTable& params, const Config& config) {
+  std::filesystem::create_directories(dir);
+  save_config(dir + "/config.json", config);
+  save_tensors(dir + "/model.safetensors", params, values_of(params, config));
+}
+
+// A GPT-2 of bytes, of three layers and four heads. sink: of every layer the keys at position 0 point where the queries
+// of all positions do, and those of all others the opposite way; nothing but positions is in the stream.
+void make_gpt2(const std::string& dir, bool sink) {
+  Config config;
+  config.arch = "gpt2";
+  config.vocab_size = 256, config.hidden_size = 16, config.num_hidden_layers = 3, config.num_attention_heads = 4;
+  config.max_position_embeddings = 128;
+  config.initializer_range = 0.5;
+  config.check(Exit::usage, "test");
+  const auto device = make_device("cpu");
+  ParameterTable params;
+  declare_model(params, config);
+  params.allocate(*device, Dtype::f32, false);
+  params.initialise(3);
+  const auto fill = [&](const std::string& part, const std::function<double(int64_t, int64_t)>& value) {
+    for (Parameter& row : params.rows()) {
+      if (!has(row.name, part)) continue;
+      const int64_t columns = row.shape[row.shape.rank - 1];
+      std::vector<double> numbers;
+      for (int64_t i = 0; i < row.shape.numel(); ++i) numbers.push_back(value(i / columns, i % columns));
+      params.write(row, numbers.data());
+    }
+  };
+  if (sink) {
+    for (const char* part : {"embed_tokens", "q_proj.weight", "o_proj", "down_proj"})
+      fill(part, [](int64_t, int64_t) { return 0; });
+    const auto sign = [](int64_t c) { return c % 2 == 0 ? 1.0 : -1.0; };
+    fill("embed_positions", [&](int64_t t, int64_t c) { return (t == 0 ? 1 : -1) * sign(c); });
+    fill("k_proj.weight", [&](int64_t, int64_t c) { return 0.25 * sign(c); });  // k: 4 at position 0, else -4
+    fill("q_proj.bias", [](int64_t, int64_t) { return 0.5; });                  // logits 4 and -4
+  }
+  save(dir, params, config);
+}
+
+std::string text_of(int64_t bytes) {
+  std::string text;
+  for (int64_t i = 0; i < bytes; ++i) text += static_cast<char>('a' + random_bits(7, 1, static_cast<uint64_t>(i)) % 26);
+  return text;
+}
+
+nlohmann::json analysis_of(const TempDir& scratch, const std::string& out) {
+  return read_json(scratch.file(out) + "/attention.json");
+}
+
+}  // namespace
+
+TEST_CASE("analyze: the probabilities times the values are what attention computes, in every architecture") {
+  for (const Case& given : cases()) {
+    std::vector<Case> both = {given};
+    if (!given.config.gpt2() || given.config.arch == "gpt2") both.push_back(on_gpt2(given));
+    for (const Case& c : both) {
+      CAPTURE(c.name);
+      int64_t ops = 0;
+      TinyModel exact(c.config, "reference", PlanMode::distinct, Dtype::f64);
+      CHECK(largest_difference<double>(exact, &ops) < 1e-13);
+      TinyModel fast(c.config);  // its memory is shared
+      CHECK(largest_difference<float>(fast, &ops) < 2e-6);
+      CHECK(ops >= 2 * c.config.num_hidden_layers);  // once in each layer of both models, or more
+    }
+  }
+}
+
+TEST_CASE("analyze: the probe sees every op of a model once, in order, whatever it computes with") {
+  TinyModel model(tiny_with("sla:distance=1:heads=1", 2, false));
+  AttentionProbe probe(*model.device, model.params, model.config, TinyModel::T);
+  REQUIRE(probe.ops().size() == 4);
+  for (int l = 0; l < 4; ++l) CHECK(probe.ops()[static_cast<size_t>(l)].layer == l);
+  std::vector<size_t> seen;
+  std::vector<double> P(TinyModel::T * TinyModel::T), cut(9);
+  for (int64_t b = 0; b < TinyModel::B; ++b)
+    probe.run(model.tokens.data() + b * TinyModel::T, [&](size_t i, const AttentionInputs& inputs) {
+      seen.push_back(i);
+      inputs.probabilities(0, 3, TinyModel::T, P.data());
+      for (int64_t t = 0; t < TinyModel::T; ++t) {
+        double sum = 0;
+        for (int64_t j = 0; j < TinyModel::T; ++j) sum += P[static_cast<size_t>(t * TinyModel::T + j)];
+        CHECK(sum == doctest::Approx(1).epsilon(1e-14));
+      }
+      inputs.probabilities(0, 3, 3, cut.data());  // of a shorter sequence: the same
+      for (int64_t t = 0; t < 3; ++t)
+        for (int64_t j = 0; j < 3; ++j)
+          CHECK(cut[static_cast<size_t>(t * 3 + j)] == P[static_cast<size_t>(t * TinyModel::T + j)]);
+    });
+  CHECK(seen == std::vector<size_t>{0, 1, 2, 3, 0, 1, 2, 3});
+}
+
+// Of the tests' own architecture every layer but the first has two ops, the second one to the layer below's keys.
+TEST_CASE("analyze: the heads of several attentions of a layer stand beside each other") {
+  const TempDir scratch;
+  TinyModel model(tiny_config("draft_two_attentions", 2));
+  save(scratch.file("model"), model.params, model.config);
+  const std::string shard = scratch.file("x.bin");
+  write_shard(shard, {1, 2, 3, 4, 5, 6, 0, 2, 5, 1, 3, 6, 2}, ShardFormat::uint16);
+  const Outcome got =
+      run_program_inside(scratch, {"analyze", "--model", scratch.file("model"), "--data", shard, "--what", "attention",
+                                   "--sequences", "2", "--length", "6", "--out", scratch.file("out")});
+  check_outcome(got, Exit::done, "of 28, ");
+  const nlohmann::json layers = analysis_of(scratch, "out")["models"][0]["layers"];
+  for (size_t l = 0; l < 4; ++l) CHECK(layers[l]["heads"].size() == (l == 0 ? 4 : 8));
+}
+
+TEST_CASE("analyze: windows begin anywhere in a sequence of text, and at the start of a task's") {
+  const TempDir scratch;
+  std::string text;
+  for (int i = 0; i < 2000; ++i) text += static_cast<char>(i % 251);
+  write_text(scratch.file("text"), text);
+  DataOptions data;
+  data.spec = "text:" + scratch.file("text"), data.seq_len = 40;
+  data.whole = true;
+  const Dataset dataset = open_dataset(data);
+  const std::vector<TokenWindow> windows = random_windows(*dataset.test, 16, 400, 1);
+  for (const TokenWindow& window : windows) {
+    CHECK(window.length == 16);
+    for (size_t t = 1; t < 16; ++t) CHECK(window.tokens[t] == (window.tokens[t - 1] + 1) % 251);
+  }
+  const auto same = [](const TokenWindow& a, const TokenWindow& b) { return a.tokens == b.tokens; };
+  CHECK(std::ranges::equal(windows, random_windows(*dataset.test, 16, 400, 1), same));
+  CHECK(!std::ranges::equal(windows, random_windows(*dataset.test, 16, 400, 2), same));
+  std::set<int32_t> starts;
+  for (const TokenWindow& window : windows) starts.insert(window.tokens[0]);
+  CHECK(starts.size() > 150);  // of 251; of sequences' beginnings there are only 50
+  DataOptions arith;
+  arith.spec = "arith:3", arith.train_samples = arith.test_samples = 50;
+  const Dataset task = open_dataset(arith);
+  const int64_t T = task.test->seq_len(), first = 4;
+  std::set<std::vector<int32_t>> beginnings;
+  std::vector<int32_t> tokens(static_cast<size_t>(T)), targets(tokens.size());
+  for (int64_t i = 0; i < task.test->size(); ++i) {
+    task.test->read(i, tokens.data(), targets.data());
+    beginnings.insert({tokens.begin(), tokens.begin() + first});
+  }
+  for (const TokenWindow& window : random_windows(*task.test, first, 50, 1)) {
+    CHECK(beginnings.contains(window.tokens));
+    CHECK(window.length == first);
+  }
+  std::set<int64_t> lengths;  // of whole ones: without the padding
+  for (const TokenWindow& window : random_windows(*task.test, T, 50, 1)) lengths.insert(window.length);
+  CHECK(lengths.size() > 1);
+}
+
+TEST_CASE("analyze: a model of sinks is lazy in every layer, a random one in none; what is written") {
+  const TempDir scratch;
+  make_gpt2(scratch.file("sink"), true);
+  make_gpt2(scratch.file("random"), false);
+  write_text(scratch.file("text"), text_of(3000));
+  const std::string data = "text:" + scratch.file("text");
+  const Outcome got =
+      run_program_inside(scratch, {"analyze", "--model", scratch.file("sink"), scratch.file("random"), "--data", data,
+                                   "--what", "attention", "--sequences", "6", "--out", scratch.file("out")});
+  check_outcome(got, Exit::done, "lazy layers: 3 of 3\n");
+  check_outcome(got, Exit::done, "lazy layers: 0 of 3\n");
+  check_outcome(got, Exit::done, "6 windows of 100 tokens, seed 42");
+  check_outcome(got, Exit::done, "collapsed heads, of rank below 1.5: 12 of 12, 100.0%");
+  std::istringstream lines(got.output);
+  for (std::string line; std::getline(lines, line);)
+    if (!has(line, scratch.path.string())) CHECK_MESSAGE(line.size() <= 80, line);
+  const nlohmann::json json = analysis_of(scratch, "out");
+  CHECK(json["sequences"] == 6);
+  CHECK(json["seed"] == 42);
+  CHECK(json["tau"] == 0.9);
+  const nlohmann::json &sink = json["models"][0], &random = json["models"][1];
+  CHECK(sink["collapsed_heads"] == 12);
+  CHECK(sink["lazy_groups"].size() == 1);
+  CHECK(sink["lazy_groups"][0]["last_layer"] == 2);
+  CHECK(sink["halves"][1]["avg_rank"] == 1);
+  for (const nlohmann::json& layer : sink["layers"]) {
+    CHECK(layer["lazy"] == true);
+    CHECK(layer["max_rank"] == 1);
+    CHECK(layer["avg_mass"] == 1);
+  }
+  for (const nlohmann::json& layer : random["layers"]) {
+    CHECK(layer["lazy"] == false);
+    CHECK(layer["max_rank"] > 1.5);
+    for (const nlohmann::json& head : layer["heads"]) CHECK(head["rank"] <= head["mass"]);
+  }
+  const std::string csv = read_text(scratch.file("out") + "/attention.csv");
+  CHECK(csv.starts_with("model,layer,head,rank,mass\n"));
+  CHECK(has(csv, "sink\",2,3,1,1\n"));
+  CHECK(std::count(csv.begin(), csv.end(), '\n') == 1 + 2 * 3 * 4);
+  const std::string svg = read_text(scratch.file("out") + "/attention.svg");
+  CHECK(svg.starts_with("<svg xmlns="));
+  for (const char* part : {"attention rank", "attention mass", "sink", "random", ">layer<", ">head<"})
+    CHECK(has(svg, part));
+  CHECK(!has(svg, "nan"));
+  // Again: its own files are replaced, and the same seed gives the same numbers on several threads too.
+  const std::vector<std::string> again = {
+      "analyze", "--model",          scratch.file("sink"), scratch.file("random"), "--data",
+      data,      "--what",           "attention",          "--sequences",          "6",
+      "--out",   scratch.file("out")};
+  check_outcome(run_program_inside(scratch, again), Exit::done, "wrote");
+  CHECK(analysis_of(scratch, "out") == json);
+}
+
+TEST_CASE("analyze: bad input") {
+  const TempDir scratch;
+  make_gpt2(scratch.file("model"), false);
+  write_text(scratch.file("text"), text_of(3000));
+  write_text(scratch.file("short"), text_of(60));
+  const std::string data = "text:" + scratch.file("text"), out = scratch.file("out");
+  const auto analyze = [&](std::vector<std::string> words) {
+    words.insert(words.begin(), {"analyze", "--sequences", "2"});
+    return run_program_inside(scratch, words);
+  };
+  const std::string model = scratch.file("model");
+  check_outcome(analyze({"--model", scratch.file("none"), "--data", data, "--what", "attention"}), Exit::no_input,
+                "none");
+  check_outcome(analyze({"--model", model, "--data", data, "--what", "heads"}), Exit::usage,
+                "'heads' is not one of: attention");
+  check_outcome(analyze({"--model", model, "--data", data}), Exit::usage, "--what is required");
+  check_outcome(analyze({"--model", model, "--data", data, "--what", "attention", "--length", "129"}), Exit::usage,
+                "takes sequences of at most 128 tokens");
+  check_outcome(
+      analyze({"--model", model, "--data", "text:" + scratch.file("short"), "--what", "attention", "--length", "80"}),
+      Exit::usage, "have only 59 tokens");
+  check_outcome(analyze({"--model", model, "--data", "text:" + scratch.file("short"), "--what", "attention"}),
+                Exit::done, "note: windows of 59 tokens, not of 100: the data's sequences have no more");
+  check_outcome(analyze({"--model", model, "--data", "arith:3", "--what", "attention", "--tau", "2"}), Exit::usage,
+                "--tau");
+  write_shard(scratch.file("x.bin"), std::vector<uint32_t>(300, 256), ShardFormat::uint16);
+  check_outcome(analyze({"--model", model, "--data", scratch.file("x.bin"), "--what", "attention"}), Exit::bad_data,
+                "vocabulary has only 256");
+  // What somebody else wrote stays.
+  std::filesystem::create_directories(out);
+  for (const char* name : {"attention.csv", "attention.json", "attention.svg"}) {
+    write_text(out + "/" + name, "{}");
+    check_outcome(analyze({"--model", model, "--data", data, "--what", "attention", "--out", out}), Exit::usage,
+                  "was not written by this program");
+    CHECK(read_text(out + "/" + name) == "{}");
+    std::filesystem::remove(out + "/" + name);
+  }
+  write_text(scratch.file("file"), "x");
+  check_outcome(analyze({"--model", model, "--data", data, "--what", "attention", "--out", scratch.file("file")}),
+                Exit::usage, "is no directory");
+  // Attention that is not finite: huge queries times huge keys.
+  Config config = load_config(model + "/config.json");
+  const auto device = make_device("cpu");
+  ParameterTable params;
+  declare_model(params, config);
+  params.allocate(*device, Dtype::f32, false);
+  load_weights(model, config, params);
+  for (const char* part : {"q_proj.bias", "k_proj.bias"})
+    for (Parameter& row : params.rows())
+      if (has(row.name, part)) params.write(row, std::vector<double>(16, 3e38).data());
+  save(scratch.file("huge"), params, config);
+  check_outcome(analyze({"--model", scratch.file("huge"), "--data", data, "--what", "attention", "--out", out}),
+                Exit::not_finite, "is not finite");
+  CHECK(std::filesystem::is_empty(out));
+}
