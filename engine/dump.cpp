@@ -113,7 +113,7 @@ std::string Tape::dump(const std::multimap<size_t, std::string>& notes) const {
     out += "\nBACKWARD, in the order in which it runs: gradients are set (=), added to (+), or zeroed before (0)\n" +
            columns + "\n";
     for (size_t n = nodes_.size(); n-- > 0;) {
-      out += backward_of(n, *nodes_[n]);
+      if (!nodes_[n]->frozen) out += backward_of(n, *nodes_[n]);
       for (auto [note, end] = notes.equal_range(n); note != end; ++note)
         out += std::string(indent, ' ') + note->second + "\n";
     }

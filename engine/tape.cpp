@@ -12,7 +12,7 @@ namespace crossply {
 Value* Tape::add_value(const std::string& name, Shape shape, Dtype dtype, bool persistent) {
   Buffer& buffer = buffers_.emplace_back();
   Value& value = values_.emplace_back();
-  value.name = buffer.name = name;
+  value.name = buffer.name = prefix_ + name;
   value.shape = shape;
   value.dtype = dtype;
   value.buffer = &buffer;
@@ -49,11 +49,11 @@ Value* Tape::parameter(Parameter& row) {
   if (known != nullptr) return known;
   Value& value = values_.emplace_back();
   known = &value;
-  value.name = row.name;
+  value.name = prefix_ + row.name;
   value.shape = row.shape;
   value.dtype = wide(real_);
   value.parameter = &row;
-  value.needs_grad = true;
+  value.needs_grad = !frozen_;
   return &value;
 }
 
@@ -130,6 +130,9 @@ Value* Tape::record(std::unique_ptr<Node> node) {
   bool needs_grad = false;
   for (const Value* value : node->in) needs_grad |= value->needs_grad;
   for (Value* value : node->out) value->needs_grad = needs_grad && !value->buffer->persistent;
+  node->frozen = !needs_grad;
+  node->training_only = frozen_;
+  node->name = prefix_ + node->name;
   if (node->in_place || node->takes_input) {
     check_takeable(*node);
     for (Value* value : node->in[0]->buffer->values)
@@ -143,6 +146,13 @@ Value* Tape::record(std::unique_ptr<Node> node) {
     for (Value* value : *list) value->written = true;
   nodes_.push_back(std::move(node));
   return nodes_.back()->out[0];
+}
+
+void Tape::frozen(const std::string& prefix, const std::function<void()>& body) {
+  CHECK_THAT(!frozen_ && cache_length_ == 0, prefix, ": frozen() inside of itself, or on a tape for generation");
+  prefix_ = prefix, frozen_ = true;
+  body();
+  prefix_.clear(), frozen_ = false;
 }
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -200,12 +210,13 @@ void Tape::differentiate() {
   const UsesOf uses = find_uses();
   for (size_t n = nodes_.size(); n-- > 0;) {
     Node& node = *nodes_[n];
+    if (node.frozen) continue;
+    node.acc.assign(node.in.size(), 0);
     for (Value* value : node.out) {
       if (!value->needs_grad || value->grad != nullptr || node.grad_optional) continue;
       value->grad = add_gradient(*value);
       node.zeroed.push_back(value->grad);
     }
-    node.acc.assign(node.in.size(), 0);
     for (size_t i = 0; i < node.in.size(); ++i) {
       Value& value = *node.in[i];
       if (!value.needs_grad) continue;
@@ -229,7 +240,13 @@ void Tape::differentiate() {
 
 double Tape::forward_flops() const {
   double sum = 0;
-  for (const auto& node : nodes_) sum += node->flops();
+  for (const auto& node : nodes_) sum += node->training_only ? 0 : node->flops();
+  return sum;
+}
+
+double Tape::training_flops() const {
+  double sum = 0;
+  for (const auto& node : nodes_) sum += node->training_flops();
   return sum;
 }
 
@@ -309,8 +326,9 @@ void Tape::forward(const Step& step) {
   if (mode_ == PlanMode::poison && step.training) bury(-1);
   for (size_t n = 0; n < nodes_.size(); ++n) {
     const auto work = [&] { nodes_[n]->forward(step, device_->stream()); };
-    if (!nodes_[n]->done && step.training) timed(seconds_, *device_, n, work);  // the profile is of training
-    else if (!nodes_[n]->done) work();
+    const bool left_out = nodes_[n]->done || (nodes_[n]->training_only && !step.training);
+    if (!left_out && step.training) timed(seconds_, *device_, n, work);  // the profile is of training
+    else if (!left_out) work();
     if (after_) after_(n, false);
     if (mode_ == PlanMode::poison && step.training) bury(static_cast<int>(n));
   }
@@ -319,10 +337,11 @@ void Tape::forward(const Step& step) {
 void Tape::backward(const Step& step) {
   CHECK_THAT(differentiated_ && step.training, "backward without differentiate(), or of a forward-only step");
   for (size_t n = nodes_.size(); n-- > 0;) {
-    timed(seconds_, *device_, 2 * nodes_.size() - 1 - n, [&] {
+    const auto pass = [&] {
       for (const Value* grad : nodes_[n]->zeroed) device_->fill(grad->tensor.data, 0, grad->tensor.bytes());
       nodes_[n]->backward(step, device_->stream());
-    });
+    };
+    if (!nodes_[n]->frozen) timed(seconds_, *device_, 2 * nodes_.size() - 1 - n, pass);
     for (auto [work, end] = final_.equal_range(n); step.last && work != end; ++work) work->second();
     if (after_) after_(n, true);
     if (mode_ == PlanMode::poison) bury(static_cast<int>(2 * nodes_.size() - 1 - n));
@@ -375,11 +394,12 @@ std::vector<OpCost> Tape::costs() const {
   for (size_t tick = 0; tick < seconds_.size(); ++tick) {
     const bool backward = tick >= nodes_.size();
     const Node& node = *nodes_[backward ? 2 * nodes_.size() - 1 - tick : tick];
-    if (node.done && !backward) continue;
+    if (backward ? node.frozen : node.done) continue;
     const double calls = static_cast<double>(seconds_[tick].calls);
-    const double passes = node.grad_in_forward ? (backward ? 0 : 3) : backward ? 2 : 1;
+    const double both = node.training_flops();
+    const double flops = node.grad_in_forward ? (backward ? 0 : both) : backward ? both - node.flops() : node.flops();
     const OpCost cost{std::string(node.op()) + (backward ? " backward" : ""), seconds_[tick].calls, seconds_[tick].sum,
-                      passes * calls * node.flops(), calls * bytes_of(node, backward)};
+                      calls * flops, calls * bytes_of(node, backward)};
     add_cost(list, cost);
   }
   return list;

@@ -90,9 +90,14 @@ struct Node {
   virtual void forward(const Step& step, Stream stream) = 0;
   virtual void backward(const Step& step, Stream stream) = 0;
   virtual double flops() const { return 0; }  // of the forward, two per multiply-add: products, attention, mixtures
+  virtual double training_flops() const { return (frozen ? 1 : 3) * flops(); }  // of both; a backward is two forwards
   virtual bool reads_narrow(size_t /*i*/) const { return false; }  // of in[i], a parameter, its narrow copy and no more
   virtual ScratchBytes scratch() const { return {}; }  // on a GPU, where it is more than some numbers for each row
   virtual void prepare() {}  // called once, when all tensors have their addresses: lists of them are made here
+
+  // Decided by record():
+  bool frozen = false;         // no input needs a gradient: it has no backward, and nothing is kept for one
+  bool training_only = false;  // recorded by Tape::frozen(): evaluation passes over it
 
   // Decided by differentiate():
   std::vector<char> acc;       // per input: does the backward add to its gradient, or set it?
@@ -173,6 +178,9 @@ class Tape {
   // or lose a gradient: to read a value that an earlier node took or none wrote, to take one that is still needed, and
   // to write a slab as a whole.
   Value* record(std::unique_ptr<Node> node);
+  // Calls body. What it records is there for the training loss alone and learns nothing, as a teacher in distillation.
+  // Its parameters need no gradients, evaluation leaves it out, and all its names begin with `prefix`.
+  void frozen(const std::string& prefix, const std::function<void()>& body);
   int64_t cache_length() const { return cache_length_; }
   Dtype dtype() const { return real_; }
 
@@ -183,7 +191,8 @@ class Tape {
   // array like their table's, instead of into the table's.
   void allocate(Device& device, const Tensor* gradients = nullptr);
   size_t arena_bytes() const { return arena_bytes_; }
-  double forward_flops() const;
+  double forward_flops() const;   // of an evaluation
+  double training_flops() const;  // forward and backward
   // The last node whose backward adds to the gradient of this parameter; nodes().size() if there is none.
   size_t last_to_add(const Parameter& row) const;
   // Marks the parameters of which all nodes read the narrow copy only.
@@ -237,6 +246,8 @@ class Tape {
 
   Dtype real_;
   int64_t cache_length_;
+  std::string prefix_;  // of names, while frozen() records; else ""
+  bool frozen_ = false;
   bool differentiated_ = false, planned_ = false;
   PlanMode mode_ = PlanMode::reuse;
   std::deque<Value> values_;

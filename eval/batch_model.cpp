@@ -62,7 +62,7 @@ Layout choose_layout(ParameterTable& params, const Config& config, const Batch& 
 
 Graph record_replay(Tape& tape, ParameterTable& params, const Config& config, const Batch& batch,
                     const Layout& layout) {
-  const Graph graph = record_model(tape, params, config, layout.sequences, batch.T);
+  const Graph graph = record_model(tape, params, config, layout.sequences, batch.T, batch.teacher);
   if (batch.training) tape.differentiate();
   tape.plan(batch.plan);
   return graph;
@@ -100,11 +100,14 @@ void BatchModel::run_lane(int64_t lane, const int32_t* tokens, const int32_t* ta
     load_batch(device_, l.graph, tokens + r * width, targets + r * width);
     l.tape.run(step);
     add_sum(part_of(losses, {lane, lane + 1}), l.graph.losses->tensor, device_.stream());
+    if (const int64_t at = layout_.lanes + lane; at < losses.numel())
+      add_sum(part_of(losses, {at, at + 1}), l.graph.ce->tensor, device_.stream());
   }
 }
 
 void BatchModel::run(const int32_t* tokens, const int32_t* targets, const Step& step, const Tensor& losses) {
-  CHECK_THAT(losses.numel() == layout_.lanes, losses.str(), " for the losses of ", layout_.lanes, " lanes");
+  const bool with_ce = step.training && batch_.teacher != nullptr && losses.numel() == 2 * layout_.lanes;
+  CHECK_THAT(with_ce || losses.numel() == layout_.lanes, losses.str(), " for the losses of ", layout_.lanes, " lanes");
   if (layout_.lanes == 1) return run_lane(0, tokens, targets, step, losses);
 #pragma omp parallel for schedule(static, 1)
   for (int64_t i = 0; i < layout_.lanes; ++i) {
@@ -173,8 +176,8 @@ BatchModel::Mean BatchModel::mean_loss(const Source& source, int64_t sequences, 
   return mean;
 }
 
-double BatchModel::forward_flops() const {
-  return tape().forward_flops() * static_cast<double>(batch_.B) / static_cast<double>(layout_.sequences);
+double BatchModel::training_flops() const {
+  return tape().training_flops() * static_cast<double>(batch_.B) / static_cast<double>(layout_.sequences);
 }
 
 void BatchModel::start_profile() {

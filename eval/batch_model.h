@@ -29,6 +29,7 @@ struct Batch {
   Dtype dtype = Dtype::f32;
   bool training = true;
   PlanMode plan = PlanMode::reuse;
+  Teacher* teacher = nullptr;  // that the model learns from; its parameters are allocated as the model's are
 };
 
 struct Layout {
@@ -48,8 +49,9 @@ class BatchModel {
   BatchModel(Device& device, ParameterTable& params, const Config& config, const Batch& batch);
 
   // tokens, targets: (B, T). In training adds the gradients of step.grad_scale times the sum of the losses to the
-  // table's. Adds the sum of each lane's losses to `losses`, (lanes) of f64 on the device. Does not wait until the
-  // device is done. Rethrows what a kernel threw.
+  // table's. Adds the sum of each lane's losses to `losses`, (lanes) of f64 on the device; in training with a teacher
+  // this may also be (2 lanes), the second half for the sums of Graph::ce. Does not wait until the device is done.
+  // Rethrows what a kernel threw.
   void run(const int32_t* tokens, const int32_t* targets, const Step& step, const Tensor& losses);
   // The same, for take_losses: the sum of the losses of all such runs since the last call. Waits for the device.
   void run(const int32_t* tokens, const int32_t* targets, const Step& step) { run(tokens, targets, step, sums()); }
@@ -68,7 +70,7 @@ class BatchModel {
   const Layout& layout() const { return layout_; }
   const Tape& tape() const { return lanes_[0]->tape; }
   size_t bytes() const { return memory_of(layout_, tape(), params_, batch_.training); }
-  double forward_flops() const;  // of a batch
+  double training_flops() const;  // of a batch
   // From now on the tapes take the time of every node in training; costs() sums it up by op, over all lanes.
   void start_profile();
   std::vector<OpCost> costs() const;

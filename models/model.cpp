@@ -39,26 +39,40 @@ void record_blocks(const Build& b, Connection& connection) {
     c.gpt2() ? record_gpt2_block(b, connection, i) : record_llama_block(b, connection, i, rope);
 }
 
+// All but the logits.
+ops::LogitHead record_hidden(const Build& b, Value* tokens) {
+  const Config& c = b.config;
+  if (const int64_t longest = std::max(b.T, b.tape.cache_length()); c.gpt2() && longest > c.max_position_embeddings)
+    fail(Exit::usage, "sequences of ", longest, " tokens: the model has learned ", c.max_position_embeddings,
+         " positions; ask for no more");
+  const auto connection = find_architecture(c.arch).make(c);
+  connection->begin(b, embed(b, tokens));
+  record_blocks(b, *connection);
+  Value* x = backbone_norm(b, "norm", connection->finish(), "model.norm");
+  return {x, b.parameter(c.tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight")};
+}
+
 }  // namespace
 
-Graph record_model(Tape& tape, ParameterTable& params, const Config& config, int64_t B, int64_t T) {
-  if (const int64_t longest = std::max(T, tape.cache_length());
-      config.gpt2() && longest > config.max_position_embeddings)
-    fail(Exit::usage, "sequences of ", longest, " tokens: the model has learned ", config.max_position_embeddings,
-         " positions; ask for no more");
-  const Build build{tape, params, config, B, T};
-  const auto connection = find_architecture(config.arch).make(config);
+Graph record_model(Tape& tape, ParameterTable& params, const Config& config, int64_t B, int64_t T, Teacher* teacher) {
   Graph graph;
   graph.tokens = tape.input("tokens", Shape{B, T}, Dtype::i32);
-  connection->begin(build, embed(build, graph.tokens));
-  record_blocks(build, *connection);
-  Value* x = backbone_norm(build, "norm", connection->finish(), "model.norm");
-  Value* head = build.parameter(config.tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight");
+  ops::LogitHead taught;  // first, so that of the teacher's activations one is left when the student's begin
+  if (teacher != nullptr)
+    tape.frozen("teacher.", [&] {
+      taught = record_hidden(Build{tape, teacher->params, teacher->config, B, T}, graph.tokens);
+    });
+  const ops::LogitHead own = record_hidden(Build{tape, params, config, B, T}, graph.tokens);
   if (tape.cache_length() > 0) {
-    graph.logits = ops::linear(tape, "logits", x, head, Shape{B, T, config.vocab_size});
+    graph.logits = ops::linear(tape, "logits", own.inp, own.weight, Shape{B, T, config.vocab_size});
+    return graph;
+  }
+  graph.targets = tape.input("targets", Shape{B, T}, Dtype::i32);
+  if (teacher == nullptr) {
+    graph.losses = ops::cross_entropy(tape, "loss", own.inp, own.weight, graph.targets);
   } else {
-    graph.targets = tape.input("targets", Shape{B, T}, Dtype::i32);
-    graph.losses = ops::cross_entropy(tape, "loss", x, head, graph.targets);
+    const ops::Distilled loss = ops::distill(tape, "loss", own, taught, graph.targets, teacher->how);
+    graph.losses = loss.losses, graph.ce = loss.ce;
   }
   return graph;
 }

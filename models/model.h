@@ -11,15 +11,27 @@ namespace crossply {
 // All parameters of the model, in the order of the forward.
 void declare_model(ParameterTable& params, const Config& config);
 
+// A trained model from whose logits another one learns (kernels/block/distill.h); its parameters have values only, on
+// bf16 tapes also the narrow copies.
+struct Teacher {
+  Config config;
+  ParameterTable params;
+  Distillation how;
+};
+
 struct Graph {
   Value* tokens = nullptr;   // (B, T) i32, to be filled by the caller
   Value* targets = nullptr;  // (B, T) i32, -1 is not scored; training tapes only
   Value* losses = nullptr;   // (B, T), 0 where not scored; training tapes only
+  Value* ce = nullptr;       // (B, T), with a teacher: the cross entropy in the training losses; evaluation leaves it
   Value* logits = nullptr;   // (B, T, V); generation tapes only
 };
 
 // Records the model on the tape for B sequences of T tokens. A tape with a cache length ends in logits, one without in
-// losses. The parameters must be declared; they need no memory yet.
-Graph record_model(Tape& tape, ParameterTable& params, const Config& config, int64_t B, int64_t T);
+// losses. The parameters must be declared; they need no memory yet. With a teacher, of any other sizes and architecture
+// but with the same vocabulary, the losses of training are the objective of distillation; those of evaluation are the
+// cross entropy as ever, for which the teacher computes nothing.
+Graph record_model(Tape& tape, ParameterTable& params, const Config& config, int64_t B, int64_t T,
+                   Teacher* teacher = nullptr);
 
 }  // namespace crossply

@@ -84,7 +84,7 @@ struct TinyModel {
   static constexpr int64_t B = 2, T = 5;
 
   explicit TinyModel(const Config& c, const std::string& device_name = "cpu", PlanMode mode = PlanMode::reuse,
-                     Dtype real = Dtype::f32)
+                     Dtype real = Dtype::f32, Teacher* teacher = nullptr)
       : config(c), device(make_device(device_name)), tape(real) {
     constexpr uint64_t seed = 1;
     declare_model(params, config);
@@ -93,7 +93,7 @@ struct TinyModel {
     params.initialise(seed);
     for (Parameter& row : params.rows()) move_from_neutral(row);
     refresh_narrow(params);
-    graph = record_model(tape, params, config, B, T);
+    graph = record_model(tape, params, config, B, T, teacher);
     tape.differentiate();
     tape.plan(mode);
     tape.allocate(*device);

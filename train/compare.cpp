@@ -46,6 +46,7 @@ struct Options {
 // The runs in the order of --arch, complete. Refuses here what would only fail after hours of training.
 Comparison prepare(const Options& o) {
   if (!o.train.init.empty()) fail(Exit::usage, "compare trains from scratch; --init is for the trainers");
+  if (!o.train.teacher.empty()) fail(Exit::usage, "compare trains without a teacher; --teacher is for the trainers");
   if (o.train.dump_tape || !o.train.dump_tensors.empty())
     fail(Exit::usage, "compare shows no single step; --dump-tape and --dump-tensors are for the trainers");
   if (o.train.world.ranks > 0) fail(Exit::usage, "compare plans jobs of one rank; --world is for the trainers");
@@ -211,8 +212,9 @@ int main(int argc, char** argv) {
     set_defaults(argc, argv, o);
     add_text(app, "--arch", o.archs, "LIST", "the first is the yardstick; " + arch_list_help());
     add_train_flags(app, o.train);
-    for (const char* refused : {"--init", "--dump-tape", "--dump-tensors", "--world", "--node-gpus", "--gpu",
-                                "--nvlink", "--net", "--rank-rate"})
+    for (const char* refused :
+         {"--init", "--teacher", "--kd-alpha", "--kd-tau", "--kd-reduction", "--dump-tape", "--dump-tensors", "--world",
+          "--node-gpus", "--gpu", "--nvlink", "--net", "--rank-rate"})
       app.get_option(refused)->group("");  // prepare() says why
     app.get_option("--steps")->description("optimizer steps of each run");
     app.get_option("--out")->description("directory of the comparison: results.md, compare.svg, a directory per run");

@@ -113,6 +113,23 @@ Dataset open_data(TrainOptions& o) {
   return dataset;
 }
 
+// Reads the configuration of --teacher, and checks that its logits are for the same tokens as the model's, of which
+// `dataset` has the tokenizer.
+void take_teacher(TrainOptions& o, const Dataset& dataset) {
+  if (o.teacher.empty()) return;
+  const ModelDir dir(o.teacher);
+  o.teacher_config = load_config(dir.path() + "/config.json");
+  const Config& c = o.teacher_config;
+  if (c.vocab_size != o.config.vocab_size)
+    fail(Exit::usage, "--teacher ", o.teacher, " has a vocabulary of ", c.vocab_size, ", the model's is ",
+         o.config.vocab_size, "; a teacher needs the same one",
+         o.init.empty() && c.vocab_size > o.config.vocab_size ? str(": give --vocab ", c.vocab_size) : "");
+  require_same_tokenizer(Tokenizer::load(dir.path()), "--teacher " + o.teacher, dataset.tokenizer, o.data.spec);
+  if (c.gpt2() && c.max_position_embeddings < o.data.seq_len)
+    fail(Exit::usage, "sequences of ", o.data.seq_len, " tokens: --teacher ", o.teacher, " has ",
+         c.max_position_embeddings, " positions; give a smaller --seq");
+}
+
 // A LLaMA takes sequences of any length; a GPT-2 has learned so many positions.
 void choose_positions(TrainOptions& o) {
   int64_t& positions = o.config.max_position_embeddings;
@@ -143,6 +160,7 @@ Dataset open_inputs(TrainOptions& o) {
   if (!(o.plans_only() && sizes_known && o.data.spec.empty())) dataset = open_data(o);
   choose_positions(o);
   o.config.check(Exit::usage, "flags");
+  take_teacher(o, dataset);
   check_together(o);
   return dataset;
 }

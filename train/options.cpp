@@ -68,6 +68,17 @@ void add_size_flags(CLI::App& app, TrainOptions& o) {
             "divide the attention logits of layer i (from 0) by i + 1, too");
 }
 
+void add_teacher_flags(CLI::App& app, TrainOptions& o) {
+  const Group group(app, "Distillation");
+  add_text(app, "--teacher", o.teacher, "DIR",
+           "learn also from the logits of this model, of any sizes and architecture but the same vocabulary");
+  add_number(app, "--kd-alpha", o.kd.alpha, 0, 1, "A: the loss is A CE + (1 - A) TAU^2 KL(teacher || student)");
+  add_number(app, "--kd-tau", o.kd.tau, std::numeric_limits<double>::min(), most_number,
+             "TAU, temperature of both in the KL divergence");
+  add_choice(app, "--kd-reduction", o.kd_reduction, reductions,
+             "of the KL divergence: mean over tokens, or over tokens and vocabulary");
+}
+
 void add_optimiser_flags(CLI::App& app, TrainOptions& o) {
   const Group group(app, "Optimiser");
   add_integer(app, "--steps", o.steps, 0, most_count, "optimizer steps; 0 writes an initialised model directory");
@@ -151,6 +162,7 @@ void add_world_flags(CLI::App& app, PlannedWorld& world) {
 void add_train_flags(CLI::App& app, TrainOptions& o) {
   add_data_flags(app, o);
   add_size_flags(app, o);
+  add_teacher_flags(app, o);
   add_optimiser_flags(app, o);
   add_output_flags(app, o);
   add_machine_flags(app, o);
@@ -180,6 +192,11 @@ void add_architecture_flags(CLI::App& app, TrainOptions& o) {
         ->default_str(option.default_value)
         ->group(architecture.name);
   }
+}
+
+void check_teacher_flags(const CLI::App& app, const TrainOptions& o) {
+  const std::vector<std::string> given = given_flags(app, "Distillation");
+  if (o.teacher.empty() && !given.empty()) fail(Exit::usage, given.front(), " is for --teacher DIR");
 }
 
 std::vector<std::string> given_flags(const CLI::App& app, const std::string& group) {

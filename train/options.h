@@ -11,6 +11,7 @@
 
 #include "data/source.h"
 #include "engine/tensor.h"
+#include "kernels/block/distill.h"
 #include "kernels/optim/optimizer.h"
 #include "models/config.h"
 #include "ranks/job.h"
@@ -48,6 +49,10 @@ struct TrainOptions {
   std::string out;
   std::string init;  // model or run directory to start from
   InitialModel initial;
+  std::string teacher;    // model or run directory to learn from; "": none
+  Config teacher_config;  // of it, read once at the start
+  Distillation kd;        // how; its per_element is what the next says
+  std::string kd_reduction = "token";
   std::vector<std::string> given_sizes;    // the model flags on the command line: --init takes --layers of them
   std::vector<std::string> given_options;  // and the architecture's: --init takes them from a model of another one
   int64_t steps = 1000;
@@ -88,6 +93,7 @@ struct TrainOptions {
 
 // What these flags take; --schedule: train/schedule.h.
 inline const std::vector<std::string> dtypes = {"fp32", "bf16"}, matmuls = {"fp32", "bf16x3"};
+inline const std::vector<std::string> reductions = {"token", "element"};
 inline const std::vector<std::string> sums = {"running", "tree", "library"};
 // What --dtype names.
 Dtype storage_type(const TrainOptions& options);
@@ -99,6 +105,8 @@ void add_train_flags(CLI::App& app, TrainOptions& options);
 void add_architecture_flags(CLI::App& app, TrainOptions& options);
 // The defaults of the backbone gpt2, before its flags are added.
 void use_gpt2(Config& config);
+// Throws Exit::usage where flags of distillation were given and there is no --teacher.
+void check_teacher_flags(const CLI::App& app, const TrainOptions& options);
 // Which flags of a group of --help were given, without --init.
 std::vector<std::string> given_flags(const CLI::App& app, const std::string& group);
 

@@ -11,6 +11,7 @@
 
 #include "cli/format.h"
 #include "kernels/block/cross_entropy.h"
+#include "kernels/block/distill.h"
 #include "kernels/block/matmul.h"
 #include "kernels/devices.h"
 #include "train/inputs.h"
@@ -38,8 +39,10 @@ double scratch_memory(const TrainOptions& o, const Layout& layout) {
   const int64_t T = o.data.seq_len, threads = omp_get_max_threads();
   const int64_t widest = std::max({c.hidden_size, c.intermediate_size, c.vocab_size});
   const auto bytes = [](int64_t floats) { return 4.0 * static_cast<double>(floats); };
-  const double logits =
-      static_cast<double>(cross_entropy_scratch(layout.sequences * T, c.vocab_size, c.hidden_size, storage_type(o)));
+  const int64_t rows = layout.sequences * T, V = c.vocab_size, C = c.hidden_size;
+  const double logits = static_cast<double>(
+      o.teacher.empty() ? cross_entropy_scratch(rows, V, C, storage_type(o))
+                        : distill_scratch(rows, V, C, o.teacher_config.hidden_size, storage_type(o)));
   const int64_t left_operand = widest > 384 ? 384 : 0;  // smaller ones are read where they are
   const double packed = bytes(std::min<int64_t>(256, widest) * (std::min<int64_t>(1024, widest) + left_operand));
   const double attention = bytes(4 * T * c.head_dim);
@@ -82,12 +85,14 @@ std::vector<MemoryPart> flat_parts(const TrainOptions& o, const PlannedRun& plan
   if (parked > 0) parts.push_back({"parked gradients (--sum tree)", parked});
   if (staging > 0) parts.push_back({"gradients of other ranks", staging});
   parts.push_back({"moments", 2 * floats(plan.buckets.own_size())});
+  if (plan.teacher != nullptr)
+    parts.push_back({"teacher", floats(plan.teacher->params.flat_size()) * (narrow ? 1.5 : 1)});
   return parts;
 }
 
-Layout record(Tape& tape, ParameterTable& params, const TrainOptions& o) {
+Layout record(Tape& tape, ParameterTable& params, Teacher* teacher, const TrainOptions& o) {
   declare(params, o);
-  const Batch batch = batch_of(o, o.data.seq_len);
+  const Batch batch = batch_of(o, o.data.seq_len, teacher);
   const Layout layout = choose_layout(params, o.config, batch, backend_of(o.device));
   record_replay(tape, params, o.config, batch, layout);
   return layout;
@@ -96,11 +101,13 @@ Layout record(Tape& tape, ParameterTable& params, const TrainOptions& o) {
 }  // namespace
 
 PlannedRun::PlannedRun(const TrainOptions& o, int ranks)
-    : tape(storage_type(o)),
-      layout(record(tape, params, o)),
+    : teacher(declare_teacher(o)),
+      tape(storage_type(o)),
+      layout(record(tape, params, teacher.get(), o)),
       buckets(divide(params, o, {0, ranks, 0, ranks})),
       micro_steps(o.accumulate / ranks),
-      forward_flops_per_token(tape.forward_flops() / static_cast<double>(layout.sequences * o.data.seq_len)) {}
+      forward_flops_per_token(tape.forward_flops() / static_cast<double>(layout.sequences * o.data.seq_len)),
+      training_flops_per_token(tape.training_flops() / static_cast<double>(layout.sequences * o.data.seq_len)) {}
 
 double total(const std::vector<MemoryPart>& parts) {
   double sum = 0;
@@ -171,7 +178,7 @@ TrainResult plan_training(const TrainOptions& options) {
   PlannedRun plan(options, options.job->place.size);
   TrainResult result;
   result.parameters = plan.params.count();
-  result.flops_per_token = 3 * plan.forward_flops_per_token;
+  result.flops_per_token = plan.training_flops_per_token;
   result.memory = memory_of(plan.layout, plan.tape, plan.params, true);
   for (const MemoryPart& part : flat_parts(options, plan)) result.memory += static_cast<size_t>(part.bytes);
   result.planned_memory = total(planned_parts(options, plan));
@@ -207,7 +214,11 @@ void print_plan(const TrainOptions& options, const Dataset& data) {
   std::printf(
       "training FLOPs per token: %.4g (forward %.4g)\n"
       "  2 per multiply-add of products, causal attention and mixtures\n",
-      3 * plan.forward_flops_per_token, plan.forward_flops_per_token);
+      plan.training_flops_per_token, plan.forward_flops_per_token);
+  if (plan.teacher != nullptr)
+    std::printf("teacher: %s parameters; training includes its forward of %.4g FLOPs per token\n",
+                format_count(plan.teacher->params.count()).c_str(),
+                plan.training_flops_per_token - 3 * plan.forward_flops_per_token);
   if (world) std::printf("%s", describe_world(options, plan).c_str());
   else print_memory(options, plan);
 }

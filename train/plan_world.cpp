@@ -145,7 +145,7 @@ ScalingInput scaling_input(const TrainOptions& o, const PlannedRun& plan) {
   if (world.rate > 0) return in;
   const bool narrow = storage_type(o) == Dtype::bf16;
   const double peak = assumed_mfu(plan.params.count()) * (narrow ? gpu.bf16 : gpu.fp32);
-  in.t_c = 3 * plan.forward_flops_per_token * tokens / peak;
+  in.t_c = plan.training_flops_per_token * tokens / peak;
   // AdamW reads four numbers and writes three, and a bf16 copy, after the norm has read one; the tree reads and writes
   // six for each micro-step but one: a sum, a copy, zeros.
   in.swept = (narrow ? 34 : 32) * static_cast<double>(plan.buckets.own_size());
@@ -193,7 +193,7 @@ std::string rates_line(const TrainOptions& o, const ScalingInput& in) {
 std::string computing(const TrainOptions& o, const PlannedRun& plan) {
   if (o.world.rate > 0) return str("by --rank-rate; AdamW is in it");
   const bool narrow = storage_type(o) == Dtype::bf16;
-  return str(format_number("%.3g", 3 * plan.forward_flops_per_token), " FLOPs each, ",
+  return str(format_number("%.3g", plan.training_flops_per_token), " FLOPs each, ",
              format_number("%.0f%% of ", 100 * assumed_mfu(plan.params.count())),
              format_number("%.4g TFLOP/s, assumed", 1e-12 * (narrow ? gpu_of(o).bf16 : gpu_of(o).fp32)));
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -14,12 +15,13 @@ namespace crossply {
 struct PlannedRun {
   // One rank of a job of so many, which divide the micro-steps.
   PlannedRun(const TrainOptions& options, int ranks);
+  std::unique_ptr<Teacher> teacher;  // null: there is none
   ParameterTable params;
   Tape tape;
   Layout layout{1, 1};
   Buckets buckets;
   int64_t micro_steps;  // of a rank in a step
-  double forward_flops_per_token;
+  double forward_flops_per_token, training_flops_per_token;
 };
 
 struct MemoryPart {

@@ -52,7 +52,7 @@ TrainResult summarise(const Trainer& trainer, const TrainOptions& o, const std::
   TrainResult result;
   result.run_dir = o.out;
   result.parameters = trainer.params().count();
-  result.flops_per_token = 3 * trainer.model().forward_flops() / static_cast<double>(o.batch * o.data.seq_len);
+  result.flops_per_token = trainer.model().training_flops() / static_cast<double>(o.batch * o.data.seq_len);
   result.memory = trainer.memory();
   result.tokens_per_second = tokens_per_second(trainer.steps_done() * trainer.tokens_per_step(), trainer.seconds);
   result.curves = curves_of(lines);
@@ -62,6 +62,16 @@ TrainResult summarise(const Trainer& trainer, const TrainOptions& o, const std::
   result.steps_valid = last(result.curves.steps_valid, -1);
   result.train_loss = final_loss(result.curves);
   return result;
+}
+
+// "teacher: DIR, a gpt2 with 1,234 parameters; loss = 0.6 CE + 0.4 KL (tau 1, per token), of which the status shows CE"
+std::string describe_teacher(const TrainOptions& o, const Trainer& trainer) {
+  const Teacher* teacher = trainer.teacher();
+  if (teacher == nullptr) return "";
+  return str("teacher: ", printable(o.teacher), ", a ", teacher->config.arch, " with ",
+             format_count(teacher->params.count()), " parameters; loss = ", o.kd.alpha, " CE + ",
+             (1 - o.kd.alpha) * o.kd.tau * o.kd.tau, " KL (tau ", o.kd.tau, ", mean per ", o.kd_reduction,
+             "); what is shown here is CE");
 }
 
 // --steps 0: the initialised model itself, as a plain model directory.
@@ -80,7 +90,7 @@ void write_tensors(const TrainOptions& o, const Dataset& data) {
   const RunDir dir(o.out);
   Trainer trainer(o, *data.train, o.resume ? newest_valid_checkpoint(o.out) : "");
   trainer.next_batch();
-  Batch batch = batch_of(o, data.train->seq_len());
+  Batch batch = batch_of(o, data.train->seq_len(), trainer.teacher());
   batch.plan = PlanMode::distinct;
   const std::string path = o.out + "/tensors.safetensors";
   const Dumped dumped = dump_tensors(o.dump_tensors, path, trainer.params(), o.config, batch, trainer.tokens().data(),
@@ -153,6 +163,7 @@ void Run::begin() {
   say(trainer_.ranks_change());
   say(str(format_count(trainer_.params().count()), " parameters, ", trainer_.device().describe(), ", ",
           format_bytes(static_cast<double>(trainer_.memory())), " for the model and its activations"));
+  say(describe_teacher(o_, trainer_));
   say(describe_data(o_, data_));
   const double chance = data_.test->task() != nullptr && o_.answer_samples > 0 ? chance_of(o_.data.spec) : NAN;
   if (std::isfinite(chance)) say(format_number("answers: guessing gets %.1f%%", 100 * chance));
@@ -170,7 +181,7 @@ bool Run::more() const {
 
 void Run::show_progress() {
   const StepResult& step = trainer_.last;
-  progress_.step(trainer_.steps_done(), step.loss, step.lr, step.norm, static_cast<double>(trainer_.tokens_per_step()),
+  progress_.step(trainer_.steps_done(), step.ce, step.lr, step.norm, static_cast<double>(trainer_.tokens_per_step()),
                  step.seconds);
   note_straggler();
 }
@@ -221,6 +232,7 @@ void Run::write_metrics() {
                {"lr", step.lr},
                {"grad_norm", step.norm},
                {"seconds", trainer_.seconds}};
+  if (trainer_.teacher() != nullptr) line["ce"] = step.ce;  // what the test loss is of the test set; loss has KL in it
   if (const double rate = tokens_per_second(tokens, step.seconds); rate > 0) line["tokens_per_s"] = rate;
   for (const auto& [name, score] : scores_) line[name] = score;
   scores_.clear();
@@ -276,6 +288,7 @@ int train_program(int argc, char** argv, const std::string& arch,
     options.program = argv[0];
     options.given_sizes = given_flags(app, "Model");
     options.given_options = given_flags(app, arch);
+    check_teacher_flags(app, options);
     if (!is_training(options) && !place_from_environment().leads()) return Exit::done;  // one process is enough
     try {
       if (is_training(options)) become_rank(options);

@@ -27,7 +27,7 @@ RunCurves curves_of(const std::vector<json>& lines) {
     const double step = number(line, "step"), test = number(line, "test_loss");
     const double answers = number(line, "answers_correct");
     out.step.push_back(step);
-    out.loss.push_back(number(line, "loss"));
+    out.loss.push_back(number(line, line.contains("ce") ? "ce" : "loss"));  // with a teacher: as the test loss is
     if (!std::isnan(test)) {
       out.test_step.push_back(step);
       out.test_loss.push_back(test);

@@ -25,6 +25,12 @@ void each_kept(Options& o, Visit&& visit) {
   visit("test_samples", o.data.test_samples);
   visit("seq", o.data.seq_len);
   visit("init", o.init);
+  visit("teacher", o.teacher);
+  if (!o.teacher.empty()) {
+    visit("kd_alpha", o.kd.alpha, 0, 1);
+    visit("kd_tau", o.kd.tau, std::numeric_limits<double>::min());
+    visit("kd_reduction", o.kd_reduction, reductions);
+  }
   visit("steps", o.steps, 1);
   visit("batch", o.batch, 1);
   visit("accumulate", o.accumulate, 1);
@@ -70,7 +76,7 @@ struct Put {
 json renewed(const std::string& key, const json& value) {
   if (!value.is_string()) return value;
   if (key == "schedule" && value == "cosine1") return "cosine_to_floor";
-  if (key == "init") return absolute_path(value);
+  if (key == "init" || key == "teacher") return absolute_path(value);
   return key == "data" || key == "val_data" ? json(absolute_data(value)) : value;
 }
 
@@ -121,7 +127,7 @@ std::string absolute_data(const std::string& spec) {
 json trajectory(const TrainOptions& o) {
   json settings;
   each_kept(o, Put{settings});
-  for (const char* key : {"data", "val_data", "init"}) settings[key] = renewed(key, settings[key]);
+  for (const char* key : {"data", "val_data", "init", "teacher"}) settings[key] = renewed(key, settings[key]);
   return settings;
 }
 
@@ -159,7 +165,10 @@ void refuse_other_settings(const json& saved, const TrainOptions& now, const std
   const json current = trajectory(now);
   for (const auto& [key, value] : current.items()) {
     // older runs had no choice of these
-    const json before = key == "matmul" ? json("fp32") : key == "sum" ? json("running") : json();
+    const json before = key == "matmul"    ? json("fp32")
+                        : key == "sum"     ? json("running")
+                        : key == "teacher" ? json("")
+                                           : json();
     const json was = renewed(key, saved.value(key, before));
     const bool files = key == "data" || key == "val_data";
     if (was == value || (files && same_data)) continue;

@@ -37,8 +37,17 @@ void declare(ParameterTable& params, const TrainOptions& options) {
   }
 }
 
-Batch batch_of(const TrainOptions& options, int64_t T) {
-  return {options.batch, T, storage_type(options), true, plan_mode(options.plan)};
+std::unique_ptr<Teacher> declare_teacher(const TrainOptions& o) {
+  if (o.teacher.empty()) return nullptr;
+  auto teacher = std::make_unique<Teacher>();
+  teacher->config = o.teacher_config;
+  teacher->how = {o.kd.alpha, o.kd.tau, o.kd_reduction == "element"};
+  declare_model(teacher->params, teacher->config);
+  return teacher;
+}
+
+Batch batch_of(const TrainOptions& options, int64_t T, Teacher* teacher) {
+  return {options.batch, T, storage_type(options), true, plan_mode(options.plan), teacher};
 }
 
 std::vector<std::string> write_model(const CheckpointWriter& writer, const TrainOptions& o,
@@ -71,6 +80,30 @@ ParameterTable& prepare(ParameterTable& params, const TrainOptions& options, Dev
     load_initial_weights(ModelDir(options.init).path(), options.initial.config, options.config, params);
   refresh_narrow(params);
   return params;
+}
+
+// The same of the teacher, which only has values.
+std::unique_ptr<Teacher> load_teacher(const TrainOptions& options, Device& device) {
+  std::unique_ptr<Teacher> teacher = declare_teacher(options);
+  if (teacher == nullptr) return nullptr;
+  teacher->params.allocate(device, Dtype::f32, false);
+  load_weights(ModelDir(options.teacher).path(), teacher->config, teacher->params);
+  if (storage_type(options) == Dtype::bf16) teacher->params.allocate_narrow();
+  refresh_narrow(teacher->params);
+  return teacher;
+}
+
+// Of what the table's device has of its values and their narrow copies.
+std::string digest_of(const ParameterTable& params) {
+  Digest digest;
+  std::vector<std::byte> piece(size_t{64} << 20);
+  for (const Tensor& weights : {params.values(), params.narrow()})
+    for (size_t at = 0, bytes = weights.data != nullptr ? weights.bytes() : 0; at < bytes; at += piece.size()) {
+      const size_t n = std::min(piece.size(), bytes - at);
+      params.device().copy_out(piece.data(), static_cast<const std::byte*>(weights.data) + at, n);
+      digest.add(piece.data(), n);
+    }
+  return str(std::hex, digest.value());
 }
 
 // All that older checkpoints know of their data: its size and the contents of some samples.
@@ -139,9 +172,10 @@ constexpr const char* remedy = ". Try a lower --lr, a longer --warmup or --clip"
 Trainer::Trainer(const TrainOptions& options, const Source& train, const std::string& checkpoint)
     : options_(options),
       device_(make_device(options.device, options.matmul)),
+      teacher_(load_teacher(options, *device_)),
       buckets_(declare_and_divide(params_, options)),
       model_(*device_, prepare(params_, options, *device_, !checkpoint.empty()), options.config,
-             batch_of(options, train.seq_len())),
+             batch_of(options, train.seq_len(), teacher_.get())),
       T_(train.seq_len()),
       optimizer_(params_, buckets_, options.adamw),
       exchange_(*options.job, params_, buckets_, model_, options.sum, micro_steps()),
@@ -151,7 +185,8 @@ Trainer::Trainer(const TrainOptions& options, const Source& train, const std::st
       replay_{true, 1 / static_cast<double>(tokens_per_step()), 0},
       schedule_{schedule_kind(options.schedule), options.warmup, std::max<int64_t>(options.steps, 1), options.lr_floor},
       data_(fingerprint(train)),
-      digest_(str(std::hex, train.digest())) {
+      digest_(str(std::hex, train.digest())),
+      teacher_digest_(teacher_ != nullptr ? digest_of(teacher_->params) : "") {
   compare_data(options, digest_);
   tokens_.resize(static_cast<size_t>(options.batch * micro_steps() * T_));
   targets_.resize(tokens_.size());
@@ -181,14 +216,14 @@ Tensor Trainer::own_sums(const Range& range) const {
 }
 
 void Trainer::forward_backward() {
-  const int64_t micro = options_.batch * T_, lanes = model_.layout().lanes;
+  const int64_t micro = options_.batch * T_, each = sums_of_run();
   phase("zero gradients", flat_bytes(), [&] { params_.zero_gradients(); });
   device_->fill(sums_.data(), 0, sums_.bytes());
   Step replay = replay_;
   for (int64_t a = 0; a < micro_steps(); ++a) {
     const bool more = a + 1 < micro_steps();
     replay.last = !more && exchange_.hooked();
-    model_.run(&tokens_[a * micro], &targets_[a * micro], replay, own_sums({a * lanes, (a + 1) * lanes}));
+    model_.run(&tokens_[a * micro], &targets_[a * micro], replay, own_sums({a * each, (a + 1) * each}));
     if (!more) continue;
     exchange_.after_micro_step(a);
     options_.job->enter(Stage::step, steps_done() + 1);  // a long step, but not a rank that hangs
@@ -198,11 +233,13 @@ void Trainer::forward_backward() {
   if (spoil_) device_->copy_in(own_sums({0, 1}).data, &nan, sizeof nan);
 }
 
-double Trainer::add_losses() const {
-  const int64_t ranks = options_.job->place.size;
+double Trainer::add_losses(bool ce) const {
+  const int64_t ranks = options_.job->place.size, lanes = model_.layout().lanes;
   double sum = 0;
   for (int64_t r = 0; r < ranks; ++r)
-    for (int64_t i = 0; i < losses_size(); ++i) sum += host_sums_[static_cast<size_t>(r * sums_size() + i)];
+    for (int64_t a = 0; a < micro_steps(); ++a)
+      for (int64_t i = 0; i < lanes; ++i)
+        sum += host_sums_[static_cast<size_t>(r * sums_size() + a * sums_of_run() + (ce ? lanes : 0) + i)];
   return sum;
 }
 
@@ -221,8 +258,7 @@ std::string Trainer::first_spoilt() const {
   for (int64_t r = 0; r < options_.job->place.size; ++r)
     for (int64_t i = 0; i < losses_size(); ++i)
       if (!std::isfinite(host_sums_[static_cast<size_t>(r * sums_size() + i)]))
-        return str("; the first loss that is not finite is of rank ", r, "'s micro-step ",
-                   i / model_.layout().lanes + 1);
+        return str("; the first loss that is not finite is of rank ", r, "'s micro-step ", i / sums_of_run() + 1);
   return "; all losses are finite, a gradient is not";
 }
 
@@ -240,15 +276,7 @@ void Trainer::check_replicas() {
   Job& job = *options_.job;
   if (job.place.alone() || options_.check_replicas == 0) return;
   job.enter(Stage::check, steps_done());
-  Digest digest;
-  std::vector<std::byte> piece(size_t{64} << 20);
-  for (const Tensor& weights : {params_.values(), params_.narrow()})
-    for (size_t at = 0, bytes = weights.data != nullptr ? weights.bytes() : 0; at < bytes; at += piece.size()) {
-      const size_t n = std::min(piece.size(), bytes - at);
-      device_->copy_out(piece.data(), static_cast<const std::byte*>(weights.data) + at, n);
-      digest.add(piece.data(), n);
-    }
-  if (const std::string others = ranks_that_differ(job, str(std::hex, digest.value())); !others.empty())
+  if (const std::string others = ranks_that_differ(job, digest_of(params_)); !others.empty())
     fail_at_all(job, Exit::internal,
                 str("after step ", steps_done(), " the weights of ", others, " are not those of rank 0: ",
                     "memory or network may be broken; resume from a checkpoint, without these machines"));
@@ -271,7 +299,8 @@ void Trainer::take_loss_and_norm() {
   tally = job.finish_vote();
   last.scored = tally.scored;
   last.norm = scale() * std::sqrt(add_squares());
-  last.loss = scale() * replay_.grad_scale * add_losses();
+  last.loss = scale() * replay_.grad_scale * add_losses(false);
+  last.ce = teacher_ == nullptr ? last.loss : scale() * replay_.grad_scale * add_losses(true);
   if (std::isfinite(last.loss) && std::isfinite(last.norm)) return;
   const int64_t position = loader_.position();
   fail(Exit::not_finite, "step ", steps_done() + 1, ": loss ", last.loss, ", gradient norm ", last.norm,
@@ -324,6 +353,7 @@ void Trainer::save(const std::string& dir, const Tokenizer& tokenizer, const std
     json state = {
         {"step", optimizer_.step}, {"position", loader_.position()},     {"seconds", seconds},          {"data", data_},
         {"data_digest", digest_},  {"trajectory", trajectory(options_)}, {"world_size", job.place.size}};
+    if (teacher_ != nullptr) state["teacher_digest"] = teacher_digest_;
     if (const Arithmetic a = device_->arithmetic(); !a.versions.empty())
       state["device"] = {{"versions", a.versions}, {"choices", a.choices}};
     write_file_atomically(writer.path("train_state.json"), state.dump(2) + "\n");
@@ -344,6 +374,9 @@ void Trainer::restore(const std::string& dir) {
     fail(Exit::bad_data, "--resume: ", options_.data.spec,
          options_.data.val_spec.empty() ? "" : " or " + options_.data.val_spec, " is not the data that the run in ",
          dir, " was trained on; its size or contents changed");
+  if (teacher_ != nullptr && state.value("teacher_digest", json()) != teacher_digest_)
+    fail(Exit::bad_data, "--resume: --teacher ", options_.teacher, " has other weights than those that the run in ",
+         dir, " learned from; put them back, or start a new run");
   const auto step = state_number<int64_t>(state, "step", path),
              position = state_number<int64_t>(state, "position", path);
   const int64_t samples = options_.batch * options_.accumulate;  // of a step
@@ -390,7 +423,8 @@ double Trainer::scale() const {
 
 size_t Trainer::memory() const {
   return params_.values().bytes() + params_.gradients().bytes() + params_.narrow_bytes() + optimizer_.bytes() +
-         exchange_.bytes() + model_.bytes();
+         exchange_.bytes() + model_.bytes() +
+         (teacher_ != nullptr ? teacher_->params.values().bytes() + teacher_->params.narrow_bytes() : 0);
 }
 
 template <class F>

@@ -23,6 +23,7 @@ struct StepResult {
   double loss, norm, lr;
   double seconds;  // that the step took
   int64_t scored;  // tokens the loss is the mean of
+  double ce;       // the cross entropy in it; of a model without a teacher that is all of it
 };
 
 class Trainer {
@@ -65,7 +66,8 @@ class Trainer {
   Device& device() { return *device_; }
   const BatchModel& model() const { return model_; }
   const Config& config() const { return options_.config; }
-  size_t memory() const;  // bytes of all arenas
+  Teacher* teacher() const { return teacher_.get(); }  // null: none
+  size_t memory() const;                               // bytes of all arenas
   // What the steps so far spent their time on, as a table; empty without --profile.
   std::string profile() const;
   // What more --steps than the continued checkpoint's do to the rates, as a line; empty where they are as they were.
@@ -83,13 +85,14 @@ class Trainer {
   double scale() const;  // of the sums that the replays leave: from the mean over all tokens to that over the scored
   double flat_bytes() const { return static_cast<double>(params_.gradients().bytes()); }
   int64_t micro_steps() const { return options_.accumulate / options_.job->place.size; }  // of this rank
-  // A rank's sums of a step: the losses of its micro-steps, lane by lane, then the squares of its own slices, leaf by
-  // leaf.
-  int64_t losses_size() const { return micro_steps() * model_.layout().lanes; }
+  // A rank's sums of a step: the losses of its micro-steps, lane by lane, each with a teacher followed by the cross
+  // entropies; then the squares of its own slices, leaf by leaf.
+  int64_t sums_of_run() const { return (teacher_ != nullptr ? 2 : 1) * model_.layout().lanes; }
+  int64_t losses_size() const { return micro_steps() * sums_of_run(); }
   int64_t sums_size() const { return losses_size() + leaves_of(buckets_.own_size()); }
   Tensor own_sums(const Range& range) const;
-  // From the sums of all ranks, each in one order whoever it came from.
-  double add_losses() const;
+  // From the sums of all ranks, each in one order whoever it came from. ce: of the cross entropy with a teacher.
+  double add_losses(bool ce) const;
   double add_squares() const;
   std::string first_spoilt()
       const;  // ": rank 1's micro-step 2", where a loss is not finite and there are several ranks
@@ -103,6 +106,7 @@ class Trainer {
 
   TrainOptions options_;
   std::unique_ptr<Device> device_;
+  std::unique_ptr<Teacher> teacher_;
   ParameterTable params_;
   Buckets buckets_;
   BatchModel model_;
@@ -119,6 +123,7 @@ class Trainer {
   int64_t ranks_before_ = 0;               // that saved it; 0: there is none
   std::string device_change_;              // what device_change() says
   std::string data_, digest_;              // tell whether a resumed run has the same data
+  std::string teacher_digest_;             // and the same teacher; "" without one
   std::vector<int32_t> tokens_, targets_;  // this rank's micro-steps of one step
   Clock::time_point start_;                // of the step
   double busy_ = 0;                        // seconds of the last step, without waiting for other ranks
@@ -130,8 +135,10 @@ class Trainer {
 
 // The parameter table with the run's own rates, without memory.
 void declare(ParameterTable& params, const TrainOptions& options);
+// The teacher's table, without memory; null for none.
+std::unique_ptr<Teacher> declare_teacher(const TrainOptions& options);
 // A micro-step's batch.
-Batch batch_of(const TrainOptions& options, int64_t T);
+Batch batch_of(const TrainOptions& options, int64_t T, Teacher* teacher = nullptr);
 // config.json, the weights and the tokenizer into a directory that is being written, and what --init's directory had
 // beside them; called by all ranks. Returns the names of the files with weights that this one wrote.
 std::vector<std::string> write_model(const CheckpointWriter& writer, const TrainOptions& options,

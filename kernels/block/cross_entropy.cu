@@ -1,33 +1,10 @@
 #include "kernels/block/cross_entropy.h"
 
+#include "kernels/block/cross_entropy.cuh"
 #include "kernels/block/matmul.cuh"
 
 namespace crossply {
 namespace {
-
-constexpr int threads = 512;
-
-// The largest logit so far, and the sum of exp(z - largest).
-struct Softmax {
-  float largest, sum;
-  __device__ void add(const Softmax& other) {
-    if (other.sum == 0) return;
-    if (sum == 0) return static_cast<void>(*this = other);
-    const float both = other.largest > largest ? other.largest : largest;
-    sum = sum * expf(largest - both) + other.sum * expf(other.largest - both);
-    largest = both;
-  }
-};
-
-// Logits v and on; beyond the last they are minus infinity, whatever is there.
-template <int width, class S>
-__device__ __forceinline__ Floats<width> load_logits(const S* z, int64_t v, int64_t V) {
-  Floats<width> x = load<width>(z + v);
-#pragma unroll
-  for (int i = 1; i < width; ++i)
-    if (v + i >= V) x[i] = -INFINITY;
-  return x;
-}
 
 // A block for each row of logits z (rows, V), rows `stride` apart: the loss, and z becomes dz if want_dz. The second
 // pass finds the row in the L2 cache, so what bounds it is one read and one write of z. Rows with target -1 get 0 and
@@ -35,41 +12,22 @@ __device__ __forceinline__ Floats<width> load_logits(const S* z, int64_t v, int6
 template <int width, class S>
 __global__ void loss_kernel(float* losses, S* z, const int32_t* targets, float scale, int64_t V, int64_t stride,
                             bool want_dz) {
-  SHARED(parts, Array<Softmax, threads / warp_size>);
+  SHARED(parts, SoftmaxParts);
   const int64_t n = blockIdx.x;
   const int32_t target = targets[n];
   z += n * stride;
   if (target < 0) {
     if (threadIdx.x == 0) losses[n] = target == -1 ? 0.f : nanf("");
     if (want_dz)
-      for (int64_t v = threadIdx.x * width; v < V; v += threads * width) store<width>(z + v, Floats<width>{});
+      for (int64_t v = threadIdx.x * width; v < V; v += row_threads * width) store<width>(z + v, Floats<width>{});
     return;
   }
-  Softmax mine{0, 0};
-  for (int64_t v = threadIdx.x * width; v < V; v += threads * width) {
-    const Floats<width> x = load_logits<width>(z, v, V);
-    float largest = x[0];
-#pragma unroll
-    for (int i = 1; i < width; ++i) largest = x[i] > largest ? x[i] : largest;
-    Softmax next{largest, 0};
-#pragma unroll
-    for (int i = 0; i < width; ++i) next.sum += expf(x[i] - largest);
-    mine.add(next);
-  }
-#pragma unroll
-  for (int lanes = warp_size / 2; lanes > 0; lanes /= 2) {
-    const Softmax other{__shfl_xor_sync(~0u, mine.largest, lanes), __shfl_xor_sync(~0u, mine.sum, lanes)};
-    mine.add(other);
-  }
-  if (threadIdx.x % warp_size == 0) parts[threadIdx.x / warp_size] = mine;
   const float at_target = target < V ? to_float(z[target]) : nanf("");  // before anybody writes dz
-  __syncthreads();
-  Softmax all = parts[0];
-  for (int w = 1; w < threads / warp_size; ++w) all.add(parts[w]);
+  const Softmax all = softmax_of_row<width>(z, V, 1, parts);
   if (threadIdx.x == 0) losses[n] = logf(all.sum) - (at_target - all.largest);
   if (!want_dz) return;
   const float factor = scale / all.sum;
-  for (int64_t v = threadIdx.x * width; v < V; v += threads * width) {
+  for (int64_t v = threadIdx.x * width; v < V; v += row_threads * width) {
     Floats<width> x = load_logits<width>(z, v, V);
 #pragma unroll
     for (int i = 0; i < width; ++i) {
@@ -97,8 +55,8 @@ void cross_entropy_forward_cuda(const Tensor& losses, const Tensor& dinp, const 
       const int64_t count = std::min(most, rows - begin);
       const Matrix x{inp.as<S>() + begin * C, inp.dtype, C};
       multiply(z, x, transposed(w), {count, V, C}, nullptr);
-      launch({"loss", static_cast<uint32_t>(count), threads}, loss_kernel<width, S>, losses.as<float>() + begin, logits,
-             targets.as<int32_t>() + begin, static_cast<float>(scale), V, stride, want_dz);
+      launch({"loss", static_cast<uint32_t>(count), row_threads}, loss_kernel<width, S>, losses.as<float>() + begin,
+             logits, targets.as<int32_t>() + begin, static_cast<float>(scale), V, stride, want_dz);
       if (!want_dz) continue;
       multiply({dweight.data, dweight.dtype, C}, transposed(z), x, {V, C, count}, dweight.data);
       multiply({dinp.as<S>() + begin * C, dinp.dtype, C}, z, w, {count, C, V}, nullptr);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "engine/tape.h"
+#include "kernels/block/distill.h"
 #include "kernels/block/gelu.h"
 
 namespace crossply::ops {
@@ -50,5 +51,16 @@ Value* softmax(Tape& t, const std::string& name, Value* inp, double top_p = 1, b
 // The head and the loss in one node: inp (B, T, C), weight (V, C), targets (B, T) i32 -> losses (B, T), 0 where the
 // target is -1. A training forward also writes the gradients of grad_scale * sum(losses).
 Value* cross_entropy(Tape& t, const std::string& name, Value* inp, Value* weight, Value* targets);
+// The same for a student that also learns from the logits of a teacher, which gets no gradients and whose width may be
+// another (kernels/block/distill.h). Training: the objective and its cross entropy, both (B, T), the second named
+// NAME.ce. Evaluation: losses is the student's cross entropy, ce keeps what it was, and nobody reads the teacher.
+struct LogitHead {
+  Value *inp = nullptr, *weight = nullptr;  // (B, T, C), (V, C)
+};
+struct Distilled {
+  Value *losses, *ce;
+};
+Distilled distill(Tape& t, const std::string& name, const LogitHead& student, const LogitHead& teacher, Value* targets,
+                  const Distillation& how);
 
 }  // namespace crossply::ops

@@ -1,0 +1,87 @@
+#include "kernels/block/cross_entropy.cuh"
+#include "kernels/block/cross_entropy.h"
+#include "kernels/block/distill.h"
+#include "kernels/block/matmul.cuh"
+
+namespace crossply {
+namespace {
+
+// What the loss and dz are made of: 1 / tau, and what multiplies ce and kl, p and [v == target], and s - t.
+struct Factors {
+  float cool, ce, kl, hard, soft;
+};
+
+// A block for each row of the logits z and u of student and teacher, (rows, V), rows `stride` apart: the losses, and z
+// becomes dz. All passes but the first find the rows in the L2 cache. Targets as in kernels/block/cross_entropy.cu.
+template <int width, class S>
+__global__ void distill_kernel(float* losses, float* ce, S* z, const S* u, const int32_t* targets, Factors factors,
+                               int64_t V, int64_t stride) {
+  SHARED(p_parts, SoftmaxParts);
+  SHARED(s_parts, SoftmaxParts);
+  SHARED(t_parts, SoftmaxParts);
+  const int64_t n = blockIdx.x;
+  const int32_t target = targets[n];
+  z += n * stride, u += n * stride;
+  if (target < 0) {
+    if (threadIdx.x == 0) losses[n] = ce[n] = target == -1 ? 0.f : nanf("");
+    for (int64_t v = threadIdx.x * width; v < V; v += row_threads * width) store<width>(z + v, Floats<width>{});
+    return;
+  }
+  const float at_target = target < V ? to_float(z[target]) : nanf("");  // before anybody writes dz
+  const Softmax p = softmax_of_row<width>(z, V, 1, p_parts), t = softmax_of_row<width>(u, V, factors.cool, t_parts);
+  const Softmax s = factors.cool == 1 ? p : softmax_of_row<width>(z, V, factors.cool, s_parts);
+  const float of_p = factors.hard / p.sum, of_s = factors.soft / s.sum, of_t = s.sum / t.sum;
+  float kl = 0;
+  for (int64_t v = threadIdx.x * width; v < V; v += row_threads * width) {
+    Floats<width> x = load_logits<width>(z, v, V);
+    const Floats<width> y = load_logits<width>(u, v, V);
+#pragma unroll
+    for (int i = 0; i < width; ++i) {
+      const float own = factors.cool * x[i] - s.largest, taught = factors.cool * y[i] - t.largest;
+      const float e = expf(taught);
+      if (v + i < V) kl += e * (taught - own);
+      x[i] = of_p * expf(x[i] - p.largest) + of_s * (expf(own) - e * of_t);
+      if (v + i == target) x[i] -= factors.hard;
+    }
+    store<width>(z + v, x);
+  }
+  kl = block_sum<row_threads / warp_size>(kl);
+  if (threadIdx.x > 0) return;
+  ce[n] = logf(p.sum) - (at_target - p.largest);
+  losses[n] = factors.ce * ce[n] + factors.kl * (kl / t.sum + logf(of_t));
+}
+
+}  // namespace
+
+// -----------------------------------------------------------------------------------------------------------------
+
+void distill_forward_cuda(const Tensor& losses, const Tensor& ce, const Tensor& dinp, const Tensor& dweight,
+                          const Tensor& inp, const Tensor& weight, const Tensor& targets, const TeacherHead& teacher,
+                          const Distillation& how, double scale) {
+  const int64_t V = weight.dim(0), C = weight.dim(1), rows = targets.numel(), teacher_width = teacher.weight.dim(1);
+  const Factors factors{static_cast<float>(1 / how.tau), static_cast<float>(how.alpha),
+                        static_cast<float>(how.kl_factor(V)), static_cast<float>(how.alpha * scale),
+                        static_cast<float>(how.gradient_factor(V) * scale)};
+  with_storage(inp.dtype, [&]<class S>(S) {
+    constexpr int width = widest<S>;
+    const auto [most, stride] = logit_chunk(rows, V, inp.dtype);
+    S* logits = scratch<S>(2 * most * stride, cross_entropy_slot);
+    S* taught = logits + most * stride;
+    const Matrix z{logits, inp.dtype, stride}, u{taught, inp.dtype, stride};
+    const Matrix w{weight.data, weight.dtype, C}, y{teacher.weight.data, weight.dtype, teacher_width};
+    for (int64_t begin = 0; begin < rows; begin += most) {
+      const int64_t count = std::min(most, rows - begin);
+      const Matrix x{inp.as<S>() + begin * C, inp.dtype, C};
+      const Matrix of_teacher{teacher.inp.as<S>() + begin * teacher_width, inp.dtype, teacher_width};
+      multiply(z, x, transposed(w), {count, V, C}, nullptr);
+      multiply(u, of_teacher, transposed(y), {count, V, teacher_width}, nullptr);
+      launch({"distill", static_cast<uint32_t>(count), row_threads}, distill_kernel<width, S>,
+             losses.as<float>() + begin, ce.as<float>() + begin, logits, taught, targets.as<int32_t>() + begin, factors,
+             V, stride);
+      multiply({dweight.data, dweight.dtype, C}, transposed(z), x, {V, C, count}, dweight.data);
+      multiply({dinp.as<S>() + begin * C, dinp.dtype, C}, z, w, {count, C, V}, nullptr);
+    }
+  });
+}
+
+}  // namespace crossply
