@@ -101,7 +101,7 @@ std::string json_text(const Inheritance& all) {
 
 std::vector<std::vector<std::string>> cells_of(const Inheritance& all) {
   std::vector<std::vector<std::string>> table = {
-      {"round", "blocks", "parameters", "steps", "at step 0", "at the end", "reference", "difference"}};
+      {"round", "blocks", "parameters", "steps", "at step 0", "at end", "reference", "difference"}};
   for (size_t i = 0; i < all.rounds.size(); ++i) {
     const Round& round = all.rounds[i];
     const double difference = round.final_loss - all.reference_loss;
@@ -113,8 +113,8 @@ std::vector<std::vector<std::string>> cells_of(const Inheritance& all) {
 }
 
 std::string notes_on_losses(const Inheritance& all) {
-  return str("at step 0, at the end, reference: loss over all ", format_count(all.sequences), " validation sequences, ",
-             format_count(all.tokens), " tokens.\nreference: ", format_count(all.depth()), " blocks, ",
+  return str("losses: over all ", format_count(all.sequences), " validation sequences, ", format_count(all.tokens),
+             " tokens, in order.\nreference: ", format_count(all.depth()), " blocks, ",
              format_count(all.reference_parameters), " parameters.\n");
 }
 
@@ -128,7 +128,7 @@ std::string markdown(const Inheritance& all) {
     out += format_markdown_row(row);
     if (&row == &table[0]) out += "|---|---|---|---|---|---|---|---|\n";
   }
-  return out + "\n" + notes_on_losses(all) + all.verdict() + "\n";
+  return out + "\n" + notes_on_losses(all) + "\n" + all.verdict() + "\n";
 }
 
 // The curve of a round: its tests, with the losses over all of the validation set at both ends.
@@ -156,7 +156,8 @@ void draw_rounds(const Inheritance& all) {
                           {0, static_cast<double>(all.options.steps)},
                           {all.reference_loss, all.reference_loss}});
   for (size_t i = 0; i < all.rounds.size(); ++i) panel.curves.push_back(curve_of(all, i));
-  write_curve_svg(all.options.out + "/inheritune.svg", "Inheritune", "step of the round", {panel});
+  write_curve_svg(all.options.out + "/inheritune.svg", "Inheritune on " + all.options.data.spec, "step of the round",
+                  {panel});
 }
 
 std::string state_path(const std::string& out) { return out + "/inheritune.json"; }
@@ -177,12 +178,15 @@ std::string Inheritance::verdict() const {
   const std::string short_of = of + ", does not match the reference: " + losses;
   if (last.blocks + recipe.grow > depth())
     return short_of + str("; ", last.blocks + recipe.grow, " blocks would be more than it has");
-  if (recipe.rounds > 0 && std::ssize(rounds) >= recipe.rounds) return short_of + str("; --rounds ", recipe.rounds);
+  if (recipe.rounds > 0 && std::ssize(rounds) >= recipe.rounds)
+    return short_of + str("; --rounds ", recipe.rounds, " ends it");
   return short_of + str("; the next has ", last.blocks + recipe.grow);
 }
 
 std::string rounds_table(const Inheritance& all) {
-  return format_table(cells_of(all)) + notes_on_losses(all) + all.verdict() + "\n";
+  std::string verdict = all.verdict();
+  if (const size_t at = verdict.find("; "); at != std::string::npos) verdict[at + 1] = '\n';
+  return format_table(cells_of(all)) + notes_on_losses(all) + verdict + "\n";
 }
 
 void write_rounds(const Inheritance& all) {
@@ -228,7 +232,6 @@ bool take_up(Inheritance& all) {
          " was started with; its size or contents changed");
   read(old, "reference_loss", all.reference_loss, path);
   read(old, "reference_digest", all.reference_digest, path);
-  read(old, "reference_parameters", all.reference_parameters, path);
   read(old, "validation_sequences", all.sequences, path);
   read(old, "validation_tokens", all.tokens, path);
   const json rounds = old.value("rounds", json());

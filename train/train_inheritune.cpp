@@ -16,7 +16,7 @@
 // A round's blocks stand where they stood, so that logits which are divided by the layer's number are what they were,
 // and no weights have to be rescaled. Where the paper, its pseudo-code and its code differ:
 //
-//   --mode reinherit            every round starts from the reference's first l blocks, as the paper's logs do (default)
+//   --mode reinherit            every round starts from the reference's first l blocks, as in the paper's logs (default)
 //   --mode continue             a round keeps the blocks that the one before has trained, and everything else of that,
 //                               and adds the reference's next ones: "grow", in the pseudo-code's word
 //   --inherit-positions false   the learned positions of a GPT-2 start anew: what the released code does
@@ -33,7 +33,7 @@
 // round_1_blocks_4.initial: complete model directories, for `evaluate`, `generate` and so on. inheritune.json has the
 // recipe and its numbers, inheritune.md the table, inheritune.svg the loss by step. A signal stops it anywhere, with
 // exit code 75; --resume --out DIR continues bit for bit, and takes a larger --rounds. Exit code 0 says that the recipe
-// has run to its end; the last line, and "verdict" and "matches" in inheritune.json, say whether the last model matches.
+// has run to its end; the last line, and "matches" in inheritune.json, say whether the last model is as good.
 //
 // A round costs what training a model of l blocks costs. The paper's, with their sizes and steps from --preset:
 //
@@ -102,7 +102,6 @@ std::string digest_of(const ParameterTable& params) {
 void measure_reference(Inheritance& all, const Source& validation) {
   LoadedModel reference(all.recipe.reference, all.options.device, false, all.options.matmul);
   const BatchModel::Mean mean = validate(reference, all, validation);
-  all.reference_parameters = reference.params.count();
   all.reference_digest = digest_of(reference.params);
   all.sequences = mean.sequences;
   all.tokens = mean.scored;
@@ -130,16 +129,20 @@ TrainOptions round_options(const Inheritance& all, size_t i) {
   return o;
 }
 
+int64_t count_parameters(const Config& config) {
+  ParameterTable params;
+  declare_model(params, config);
+  return params.count();
+}
+
 // Writes the model that round i starts from: a new one, with what it inherits.
-void inherit(Inheritance& all, size_t i, const Tokenizer& tokenizer) {
+void inherit(const Inheritance& all, size_t i, const Tokenizer& tokenizer) {
   const TrainOptions o = round_options(all, i);
   const auto host = make_device("cpu");
   ParameterTable params;
   declare_model(params, o.config);
   params.allocate(*host, Dtype::f32, false);
   params.initialise(o.seed);
-  all.rounds[i].parameters = params.count();
-
   const LoadedModel reference(all.recipe.reference, "cpu", false);
   if (digest_of(reference.params) != all.reference_digest)
     fail(Exit::bad_data, all.recipe.reference, " holds other weights than when its loss was measured");
@@ -196,6 +199,7 @@ void inheritune(Inheritance& all, const Dataset& data) {
     if (i == all.rounds.size()) {
       if (l > all.depth() || (recipe.rounds > 0 && std::ssize(all.rounds) >= recipe.rounds)) return;
       all.rounds.push_back({l});
+      all.rounds[i].parameters = count_parameters(round_options(all, i).config);
     }
     Round& round = all.rounds[i];
 
@@ -262,7 +266,7 @@ Inheritance prepare(Options& o, const CLI::App& app, Dataset& data) {
   check_recipe(o, app, L);
   if (data.test != nullptr && data.test->size() == 0)
     fail(Exit::bad_data, t.data.spec, ": the validation set is empty");
-  Inheritance all{o.recipe, t};
+  Inheritance all{o.recipe, t, count_parameters(t.config)};
   if (!t.dry_run) all.data_digest = str(std::hex, data.train->digest());
   return all;
 }
