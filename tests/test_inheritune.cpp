@@ -107,6 +107,10 @@ TEST_CASE("inheritune: ends with a table for 80 columns, a page and a picture") 
   const std::string picture = read_text(lab.scratch.file("out/inheritune.svg"));
   CHECK(has(picture, "reference, 4 blocks"));
   CHECK(has(picture, "round 1, 2 blocks"));
+  CHECK(!has(picture, "of the first"));
+  check_outcome(lab.start("fewer", "--lr 0 --rounds 1 --eval-samples 5"), Exit::done, "(5 of 34 sequences)");
+  CHECK(lab.state("fewer")["validation_sequences"] == 34);
+  CHECK(has(read_text(lab.scratch.file("fewer/inheritune.svg")), "between the ends: of the first 5 sequences"));
 }
 
 TEST_CASE("inheritune: a run that fails or is stopped in any round is resumed bit for bit") {
@@ -127,7 +131,7 @@ TEST_CASE("inheritune: a run that fails or is stopped in any round is resumed bi
     check_outcome(lab.run(resume), Exit::stopped, "to continue: train_inheritune --resume --out ");
   }
   CHECK(lab.state("part")["rounds"][1]["final_loss"].is_null());
-  check_outcome(lab.run(resume), Exit::done, "resumed after step 2");
+  check_outcome(lab.run(resume + "/."), Exit::done, "resumed after step 2");  // the same directory
   for (const std::string file :
        {"/inheritune.json", "/inheritune.md", "/inheritune.svg", "/round_2_blocks_3/step_00000006/model.safetensors",
         "/round_2_blocks_3/step_00000006/optimizer.safetensors"})

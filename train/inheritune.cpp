@@ -1,5 +1,6 @@
 #include "train/inheritune.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "cli/format.h"
@@ -162,6 +163,36 @@ void draw_rounds(const Inheritance& all) {
 
 std::string state_path(const std::string& out) { return out + "/inheritune.json"; }
 
+void refuse_other_flags(const Inheritance& all, const std::string& path) {
+  Recipe recipe;
+  TrainOptions before;
+  take_recipe(all.options.out, recipe, before);
+  const json now = to_json(all.recipe), was = to_json(recipe);
+  for (const auto& [key, value] : now.items())
+    if (key != "rounds" && was[key] != value)
+      fail(Exit::usage, "--resume: ", path, " has ", key, " ", was[key].dump(), ", the flags say ", value.dump(),
+           "; resume with the flags it was started with");
+  if (before.steps != all.options.steps)
+    fail(Exit::usage, "--resume: ", path, " has --steps ", before.steps, " a round, the flags say ", all.options.steps);
+  refuse_other_settings(trajectory(before), all.options, path, true);
+  refuse_other_config(before.config, all.options.config, path);
+}
+
+// The next round of inheritune.json.
+Round parse_round(const json& line, const Inheritance& all, const std::string& path) {
+  if (!line.is_object()) fail(Exit::bad_data, path, ": a round is ", line.dump());
+  Round round;
+  read(line, "blocks", round.blocks, path);
+  read(line, "parameters", round.parameters, path);
+  read(line, "initial_loss", round.initial_loss, path);
+  read(line, "final_loss", round.final_loss, path);
+  const int64_t expected = all.recipe.start + std::ssize(all.rounds) * all.recipe.grow;
+  if (round.blocks != expected || expected > all.depth())
+    fail(Exit::bad_data, path, ": round ", all.rounds.size() + 1, " has ", round.blocks, " blocks, not ", expected,
+         ", of ", all.depth());
+  return round;
+}
+
 }  // namespace
 
 std::string Inheritance::run_dir(size_t i) const {
@@ -212,19 +243,8 @@ bool take_up(Inheritance& all) {
   const TrainOptions& o = all.options;
   const std::string path = state_path(o.out);
   if (!path_exists(path)) return false;
-  Recipe recipe;
-  TrainOptions before;
-  take_recipe(o.out, recipe, before);
-  const json now = to_json(all.recipe), was = to_json(recipe);
-  for (const auto& [key, value] : now.items())
-    if (key != "rounds" && was[key] != value)
-      fail(Exit::usage, "--resume: ", path, " has ", key, " ", was[key].dump(), ", the flags say ", value.dump(),
-           "; resume with the flags it was started with");
+  refuse_other_flags(all, path);
   const json old = read_json(path);
-  refuse_other_settings(old["flags"], o, path, true);
-  if (before.steps != o.steps)
-    fail(Exit::usage, "--resume: ", path, " has --steps ", before.steps, " a round, the flags say ", o.steps);
-  refuse_other_config(before.config, o.config, path);
   std::string digest;
   read(old, "data_digest", digest, path);
   if (digest != all.data_digest)
@@ -236,17 +256,7 @@ bool take_up(Inheritance& all) {
   read(old, "validation_tokens", all.tokens, path);
   const json rounds = old.value("rounds", json());
   if (!rounds.is_array()) fail(Exit::bad_data, path, ": \"rounds\" is missing");
-  for (const json& line : rounds) {
-    Round& round = all.rounds.emplace_back();
-    if (!line.is_object()) fail(Exit::bad_data, path, ": a round is ", line.dump());
-    read(line, "blocks", round.blocks, path);
-    read(line, "parameters", round.parameters, path);
-    read(line, "initial_loss", round.initial_loss, path);
-    read(line, "final_loss", round.final_loss, path);
-    const int64_t expected = all.recipe.start + (std::ssize(all.rounds) - 1) * all.recipe.grow;
-    if (round.blocks != expected)
-      fail(Exit::bad_data, path, ": round ", all.rounds.size(), " has ", round.blocks, " blocks, not ", expected);
-  }
+  for (const json& line : rounds) all.rounds.push_back(parse_round(line, all, path));
   return true;
 }
 

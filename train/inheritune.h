@@ -17,7 +17,6 @@ struct Recipe {
   std::string mode = "reinherit";  // grow_modes
   bool positions = true, final_norm = true;
   double tolerance = 0;  // nats
-  bool operator==(const Recipe&) const = default;
 };
 inline const std::vector<std::string> grow_modes = {"reinherit", "continue"};
 

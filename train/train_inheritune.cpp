@@ -16,7 +16,7 @@
 // A round's blocks stand where they stood, so that logits which are divided by the layer's number are what they were,
 // and no weights have to be rescaled. Where the paper, its pseudo-code and its code differ:
 //
-//   --mode reinherit            every round starts from the reference's first l blocks, as in the paper's logs (default)
+//   --mode reinherit            every round starts from the reference's first l blocks, as in the paper's logs; default
 //   --mode continue             a round keeps the blocks that the one before has trained, and everything else of that,
 //                               and adds the reference's next ones: "grow", in the pseudo-code's word
 //   --inherit-positions false   the learned positions of a GPT-2 start anew: what the released code does
@@ -35,7 +35,8 @@
 // exit code 75; --resume --out DIR continues bit for bit, and takes a larger --rounds. Exit code 0 says that the recipe
 // has run to its end; the last line, and "matches" in inheritune.json, say whether the last model is as good.
 //
-// A round costs what training a model of l blocks costs. The paper's, with their sizes and steps from --preset:
+// A round costs what training a model of l blocks costs, and the rounds see the same batches. The paper's, with steps,
+// rates and batches from --preset:
 //
 //   GPT-2 Medium, 24 blocks: 12, 14, then 16        --start 12 --grow 2
 //   GPT-2 Large, 36 blocks: 18                      --start 18 --rounds 1
@@ -43,6 +44,7 @@
 #include "train/inheritune.h"
 
 #include <cstdio>
+#include <filesystem>
 #include <numeric>
 
 #include "cli/format.h"
@@ -121,7 +123,7 @@ TrainOptions round_options(const Inheritance& all, size_t i) {
   const int64_t l = all.rounds[i].blocks;
   TrainOptions o = all.options;
   o.config = transplanted_config(all.options.config, first_blocks(l, l));
-  o.init = all.initial_dir(i);
+  o.init = std::filesystem::weakly_canonical(all.initial_dir(i)).string();  // however --out is written
   o.out = all.run_dir(i);
   o.resume = path_exists(o.out + "/flags.json");
   o.program = "";
