@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "cli/format.h"
+#include "data/shards.h"
 #include "eval/loaded_model.h"
 #include "models/json_file.h"
 #include "tests/check.h"
@@ -243,6 +244,21 @@ TEST_CASE("inheritune: bad input is refused in a line before anything is written
 
   write_text(scratch.file("empty"), "");
   refuses("--data text:" + scratch.file("empty"), Exit::bad_data, "empty");
+
+  // Token shards, which need no tokenizer: no window to validate, tokens beyond the vocabulary.
+  write_shard(scratch.file("train.bin"), std::vector<uint32_t>(400, 7), ShardFormat::uint16);
+  write_shard(scratch.file("short.bin"), std::vector<uint32_t>(9, 7), ShardFormat::uint16);
+  write_shard(scratch.file("large.bin"), std::vector<uint32_t>(400, 300), ShardFormat::uint16);
+  const std::string shards = "--data " + scratch.file("train.bin") + " --val-data " + scratch.file("");
+  refuses(shards + "short.bin", Exit::bad_data, "no shard has the 17 tokens of one window");
+  refuses(shards + "large.bin", Exit::bad_data, "large.bin: token 0 is 300");
+  const std::string small = scratch.file("small");
+  REQUIRE(test::train(scratch,
+                      split_words("--vocab 50 --layers 2 --width 16 --heads 2 --seq 16 --steps 0 --data " +
+                                  scratch.file("train.bin") + " --out " + small),
+                      "gpt2")
+              .code == 0);
+  refuses("--reference " + small, Exit::bad_data, "has a vocabulary of 256, the model's is 50 (" + small + ")");
 
   // A directory of somebody else's stays as it is, with and without --resume.
   for (const std::string flags : {"", "--resume"}) {
