@@ -233,6 +233,12 @@ TEST_CASE("inheritune: bad input is refused in a line before anything is written
   refuses("--width 8", Exit::usage, "--width is for the trainers");
   refuses("--init " + lab.reference, Exit::usage, "--init is for the trainers");
   refuses("--vocab 300", Exit::usage, "--vocab is for the trainers");
+  refuses("--log-ranks", Exit::usage, "in one process");
+  const std::pair<const char*, const char*> of_torchrun[] = {
+      {"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "2"}};
+  for (const auto& [name, value] : of_torchrun) setenv(name, value, 1);
+  refuses("", Exit::usage, "train_inheritune trains in one process");
+  for (const auto& [name, value] : of_torchrun) unsetenv(name);
   refuses("--steps 0", Exit::usage, "--steps 0");
   refuses("--mode other", Exit::usage, "--mode");
   refuses("--data arith:3 --seq 0", Exit::usage, "words");  // another tokenizer

@@ -264,7 +264,7 @@ Inheritance prepare(Options& o, const CLI::App& app, Dataset& data) {
   t.init = o.recipe.reference;
   data = open_inputs(t);
   const int64_t L = t.config.num_hidden_layers;
-  if (app.count("--start") == 0 && o.recipe.start == 0) o.recipe.start = std::max<int64_t>(1, L / 2);
+  if (o.recipe.start == 0) o.recipe.start = std::max<int64_t>(1, L / 2);
   check_recipe(o, app, L);
   if (data.test != nullptr && data.test->size() == 0)
     fail(Exit::bad_data, t.data.spec, ": the validation set is empty");
@@ -375,7 +375,8 @@ int main(int argc, char** argv) {
   return run_program(app, argc, argv, flags, [&] {
     for (const std::string& name : refused)
       if (app.count(name) > 0)
-        fail(Exit::usage, name, " is for the trainers of an architecture; here the model is the reference's");
+        fail(Exit::usage, name,
+             " is for the trainers; here models are made of the --reference's blocks, in one process");
     if (!place_from_environment().alone())
       fail(Exit::usage, "train_inheritune trains in one process; start it without mpirun, torchrun or srun");
     return run(o, app, argv[0]);
