@@ -81,7 +81,7 @@ TEST_CASE("inheritune: grows by the reference's blocks until it is as good, and 
   // All blocks: bit for bit, weights and loss.
   CHECK(state["rounds"][2]["initial_loss"] == state["reference_loss"]);
   CHECK(state["rounds"][2]["parameters"] == state["reference_parameters"]);
-  CHECK(read_text(lab.scratch.file("out/round_3_blocks_4.initial/model.safetensors")) ==
+  CHECK(read_text(lab.scratch.file("out/initial_3_blocks_4/model.safetensors")) ==
         read_text(lab.reference + "/step_00000200/model.safetensors"));
   // The validation set is the test part of the data, and all of it; evaluate finds the same.
   const Outcome scored = run_program_inside(
@@ -150,7 +150,7 @@ TEST_CASE("inheritune: reinherit starts each round from the reference, continue 
   for (const std::string mode : {"reinherit", "continue"}) {
     CAPTURE(mode);
     check_outcome(lab.start(mode, "--lr 0.0003 --grow 1 --rounds 2 --mode " + mode), Exit::done, "round 2");
-    const std::string initial = lab.scratch.file(mode + "/round_2_blocks_3.initial"),
+    const std::string initial = lab.scratch.file(mode + "/initial_2_blocks_3"),
                       trained = lab.scratch.file(mode + "/round_1_blocks_2");
     for (const std::string& name : {query, norm}) {
       CHECK(row(trained, of_block(1, name)) != row(lab.reference, of_block(1, name)));
@@ -166,7 +166,7 @@ TEST_CASE("inheritune: positions and the last norm start anew where they are not
   const Lab lab;
   check_outcome(lab.start("out", "--lr 0 --rounds 1 --inherit-positions false --inherit-final-norm false --seed 7"),
                 Exit::done, "round 1");
-  const std::string initial = lab.scratch.file("out/round_1_blocks_2.initial"), fresh = lab.scratch.file("fresh");
+  const std::string initial = lab.scratch.file("out/initial_1_blocks_2"), fresh = lab.scratch.file("fresh");
   REQUIRE(
       test::train(lab.scratch,
                   split_words(str("--data ", lab.data, " --layers 2 --width 16 --heads 2 --seq 16 --steps 0 --seed 7",

@@ -64,12 +64,13 @@ struct TakeFlag {
 
 json json_of_round(const Inheritance& all, size_t i) {
   const Round& round = all.rounds[i];
-  const std::string dir = all.run_dir(i).substr(all.options.out.size() + 1);
+  const auto within = [&](const std::string& dir) { return dir.substr(all.options.out.size() + 1); };
+  const std::string dir = within(all.run_dir(i));
   return {{"round", i + 1},
           {"blocks", round.blocks},
           {"parameters", round.parameters},
           {"steps", all.options.steps},
-          {"initial", dir + ".initial"},
+          {"initial", within(all.initial_dir(i))},
           {"directory", dir},
           {"metrics", dir + "/metrics.jsonl"},
           {"initial_loss", number_or_null(round.initial_loss)},
@@ -149,7 +150,7 @@ Curve curve_of(const Inheritance& all, size_t i) {
 
 void draw_rounds(const Inheritance& all) {
   const std::string part =
-      all.options.eval_samples < all.sequences
+      all.options.eval_samples > 0 && all.options.eval_samples < all.sequences
           ? str(" (between the ends: of the first ", format_count(all.options.eval_samples), " sequences)")
           : "";
   Panel panel{"validation loss" + part, "", {}};
@@ -197,6 +198,10 @@ Round parse_round(const json& line, const Inheritance& all, const std::string& p
 
 std::string Inheritance::run_dir(size_t i) const {
   return str(options.out, "/round_", i + 1, "_blocks_", rounds[i].blocks);
+}
+
+std::string Inheritance::initial_dir(size_t i) const {
+  return str(options.out, "/initial_", i + 1, "_blocks_", rounds[i].blocks);
 }
 
 std::string Inheritance::verdict() const {

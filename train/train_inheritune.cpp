@@ -30,7 +30,7 @@
 // to tell apart. The curves between them are over the first --eval-samples sequences; all, by default.
 //
 // --out holds a run directory for each round, round_1_blocks_4, with what it starts from beside it,
-// round_1_blocks_4.initial: complete model directories, for `evaluate`, `generate` and so on. inheritune.json has the
+// initial_1_blocks_4: complete model directories, for `evaluate`, `generate` and so on. inheritune.json has the
 // recipe and its numbers, inheritune.md the table, inheritune.svg the loss by step. A signal stops it anywhere, with
 // exit code 75; --resume --out DIR continues bit for bit, and takes a larger --rounds. Exit code 0 says that the recipe
 // has run to its end; the last line, and "matches" in inheritune.json, say whether the last model is as good.
@@ -367,7 +367,8 @@ int main(int argc, char** argv) {
     add_train_flags(app, o.train);
     refused = hide_flags(app);
     app.get_option("--steps")->description("optimizer steps of each round");
-    app.get_option("--eval-samples")->description("test sequences for the curves (default: all, as for what decides)");
+    app.get_option("--eval-samples")
+        ->description("first test sequences for the curves (default: all, as for what decides)");
     app.get_option("--eval-samples")->default_str("");
     app.get_option("--out")->description("directory: inheritune.md, .json, .svg, a run directory per round");
     app.get_option("--resume")->description("continue the rounds in --out, bit for bit; needs no other flags");
