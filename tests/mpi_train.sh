@@ -11,7 +11,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 . "$root/tests/mpi_jobs.sh"
 wait_for_all=""
-mapfile -t trainers < <(cd "$root/train" && printf '%s\n' train_*.cpp | sed 's/\.cpp$//')
+mapfile -t trainers < <(cd "$root/train" && grep -l 'return train_program(' train_*.cpp | sed 's/\.cpp$//')
 
 # train I W TRAINER DIR FLAG...
 train() {

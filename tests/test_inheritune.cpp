@@ -3,8 +3,10 @@
 #include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "cli/format.h"
+#include "data/shards.h"
 #include "eval/loaded_model.h"
 #include "models/json_file.h"
 #include "tests/check.h"
@@ -79,7 +81,7 @@ TEST_CASE("inheritune: grows by the reference's blocks until it is as good, and 
   // All blocks: bit for bit, weights and loss.
   CHECK(state["rounds"][2]["initial_loss"] == state["reference_loss"]);
   CHECK(state["rounds"][2]["parameters"] == state["reference_parameters"]);
-  CHECK(read_text(lab.scratch.file("out/round_3_blocks_4.initial/model.safetensors")) ==
+  CHECK(read_text(lab.scratch.file("out/initial_3_blocks_4/model.safetensors")) ==
         read_text(lab.reference + "/step_00000200/model.safetensors"));
   // The validation set is the test part of the data, and all of it; evaluate finds the same.
   const Outcome scored = run_program_inside(
@@ -96,13 +98,9 @@ TEST_CASE("inheritune: ends with a table for 80 columns, a page and a picture") 
   const Outcome done = lab.start("out", "--lr 0.001 --rounds 1");
   const size_t table = done.output.find("\nround  blocks  parameters");
   REQUIRE_MESSAGE(table != std::string::npos, done.output);
-  size_t width = 0;
-  for (size_t at = table + 1; at < done.output.size(); at = done.output.find('\n', at) + 1)
-    if (done.output.compare(at, 8, "results:") == 0) break;
-    else width = std::max(width, done.output.find('\n', at) - at);
-  CHECK(width <= 100);
-  const std::string row_of_table = done.output.substr(done.output.find('\n', table + 1) + 1);
-  CHECK(row_of_table.find('\n') <= 80);
+  std::istringstream lines(done.output.substr(table + 1));
+  for (std::string line; std::getline(lines, line) && !line.starts_with("results:");)
+    CHECK_MESSAGE(line.size() <= 80, line);
   check_outcome(done, Exit::done, "does not match the reference");
   const std::string page = read_text(lab.scratch.file("out/inheritune.md"));
   CHECK(has(page, "| 1 | 2 | "));
@@ -110,12 +108,16 @@ TEST_CASE("inheritune: ends with a table for 80 columns, a page and a picture") 
   const std::string picture = read_text(lab.scratch.file("out/inheritune.svg"));
   CHECK(has(picture, "reference, 4 blocks"));
   CHECK(has(picture, "round 1, 2 blocks"));
+  CHECK(!has(picture, "of the first"));
+  check_outcome(lab.start("fewer", "--lr 0 --rounds 1 --eval-samples 5"), Exit::done, "(5 of 34 sequences)");
+  CHECK(lab.state("fewer")["validation_sequences"] == 34);
+  CHECK(has(read_text(lab.scratch.file("fewer/inheritune.svg")), "between the ends: of the first 5 sequences"));
 }
 
 TEST_CASE("inheritune: a run that fails or is stopped in any round is resumed bit for bit") {
   const Lab lab;
   const std::string recipe = "--lr 0.0003 --warmup 2 --grow 1 --rounds 2";
-  check_outcome(lab.start("whole", recipe), Exit::done, "round 2, 3 of 4 blocks, does not match");
+  check_outcome(lab.start("whole", recipe), Exit::done, "round 2, 3 of 4 blocks, does not match the reference");
   const std::string resume = "--resume --out " + lab.scratch.file("part");
   {
     const Fault fault("0:4:exit=74");
@@ -130,13 +132,13 @@ TEST_CASE("inheritune: a run that fails or is stopped in any round is resumed bi
     check_outcome(lab.run(resume), Exit::stopped, "to continue: train_inheritune --resume --out ");
   }
   CHECK(lab.state("part")["rounds"][1]["final_loss"].is_null());
-  check_outcome(lab.run(resume), Exit::done, "resumed after step 2");
+  check_outcome(lab.run(resume + "/."), Exit::done, "resumed after step 2");  // the same directory
   for (const std::string file :
        {"/inheritune.json", "/inheritune.md", "/inheritune.svg", "/round_2_blocks_3/step_00000006/model.safetensors",
         "/round_2_blocks_3/step_00000006/optimizer.safetensors"})
     CHECK_MESSAGE(read_text(lab.scratch.file("whole" + file)) == read_text(lab.scratch.file("part" + file)), file);
   // A run that is done says so again, and goes on where more rounds are allowed.
-  check_outcome(lab.run(resume), Exit::done, "round 2, 3 of 4 blocks, does not match");
+  check_outcome(lab.run(resume), Exit::done, "round 2, 3 of 4 blocks, does not match the reference");
   check_outcome(lab.run(resume + " --rounds 3"), Exit::done, "round 3, 4 of 4 blocks, ");
   check_outcome(lab.run(resume + " --grow 2"), Exit::usage, "has grow 1, the flags say 2");
   check_outcome(lab.run(resume + " --steps 9"), Exit::usage, "has --steps 6 a round, the flags say 9");
@@ -148,7 +150,7 @@ TEST_CASE("inheritune: reinherit starts each round from the reference, continue 
   for (const std::string mode : {"reinherit", "continue"}) {
     CAPTURE(mode);
     check_outcome(lab.start(mode, "--lr 0.0003 --grow 1 --rounds 2 --mode " + mode), Exit::done, "round 2");
-    const std::string initial = lab.scratch.file(mode + "/round_2_blocks_3.initial"),
+    const std::string initial = lab.scratch.file(mode + "/initial_2_blocks_3"),
                       trained = lab.scratch.file(mode + "/round_1_blocks_2");
     for (const std::string& name : {query, norm}) {
       CHECK(row(trained, of_block(1, name)) != row(lab.reference, of_block(1, name)));
@@ -164,7 +166,7 @@ TEST_CASE("inheritune: positions and the last norm start anew where they are not
   const Lab lab;
   check_outcome(lab.start("out", "--lr 0 --rounds 1 --inherit-positions false --inherit-final-norm false --seed 7"),
                 Exit::done, "round 1");
-  const std::string initial = lab.scratch.file("out/round_1_blocks_2.initial"), fresh = lab.scratch.file("fresh");
+  const std::string initial = lab.scratch.file("out/initial_1_blocks_2"), fresh = lab.scratch.file("fresh");
   REQUIRE(
       test::train(lab.scratch,
                   split_words(str("--data ", lab.data, " --layers 2 --width 16 --heads 2 --seq 16 --steps 0 --seed 7",
@@ -182,8 +184,8 @@ TEST_CASE("inheritune: the tolerance decides, and a start of all blocks is one r
   check_outcome(lab.start("near", "--lr 0 --tolerance 100"), Exit::done, "round 1, 2 of 4 blocks, matches");
   CHECK(lab.state("near")["rounds"].size() == 1);
   check_outcome(lab.start("all", "--lr 0 --start 4"), Exit::done, "round 1, 4 of 4 blocks, matches");
-  check_outcome(lab.start("far", "--lr 0 --start 2 --grow 2 --steps 1 --rounds 1"), Exit::done, "; --rounds 1");
-  check_outcome(lab.start("last", "--lr 10 --start 3"), Exit::done, "; 5 blocks would be more than it has");
+  check_outcome(lab.start("far", "--lr 0 --start 2 --grow 2 --steps 1 --rounds 1"), Exit::done, "\n--rounds 1 ends it");
+  check_outcome(lab.start("last", "--lr 10 --start 3"), Exit::done, "5 blocks would be more than it has");
 }
 
 TEST_CASE("inheritune: takes LLaMAs, and models whose layers are connected") {
@@ -231,6 +233,12 @@ TEST_CASE("inheritune: bad input is refused in a line before anything is written
   refuses("--width 8", Exit::usage, "--width is for the trainers");
   refuses("--init " + lab.reference, Exit::usage, "--init is for the trainers");
   refuses("--vocab 300", Exit::usage, "--vocab is for the trainers");
+  refuses("--log-ranks", Exit::usage, "in one process");
+  const std::pair<const char*, const char*> of_torchrun[] = {
+      {"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "2"}};
+  for (const auto& [name, value] : of_torchrun) setenv(name, value, 1);
+  refuses("", Exit::usage, "train_inheritune trains in one process");
+  for (const auto& [name, value] : of_torchrun) unsetenv(name);
   refuses("--steps 0", Exit::usage, "--steps 0");
   refuses("--mode other", Exit::usage, "--mode");
   refuses("--data arith:3 --seq 0", Exit::usage, "words");  // another tokenizer
@@ -242,6 +250,21 @@ TEST_CASE("inheritune: bad input is refused in a line before anything is written
 
   write_text(scratch.file("empty"), "");
   refuses("--data text:" + scratch.file("empty"), Exit::bad_data, "empty");
+
+  // Token shards, which need no tokenizer: no window to validate, tokens beyond the vocabulary.
+  write_shard(scratch.file("train.bin"), std::vector<uint32_t>(400, 7), ShardFormat::uint16);
+  write_shard(scratch.file("short.bin"), std::vector<uint32_t>(9, 7), ShardFormat::uint16);
+  write_shard(scratch.file("large.bin"), std::vector<uint32_t>(400, 300), ShardFormat::uint16);
+  const std::string shards = "--data " + scratch.file("train.bin") + " --val-data " + scratch.file("");
+  refuses(shards + "short.bin", Exit::bad_data, "no shard has the 17 tokens of one window");
+  refuses(shards + "large.bin", Exit::bad_data, "large.bin: token 0 is 300");
+  const std::string small = scratch.file("small");
+  REQUIRE(test::train(scratch,
+                      split_words("--vocab 50 --layers 2 --width 16 --heads 2 --seq 16 --steps 0 --data " +
+                                  scratch.file("train.bin") + " --out " + small),
+                      "gpt2")
+              .code == 0);
+  refuses("--reference " + small, Exit::bad_data, "has a vocabulary of 256, the model's is 50 (" + small + ")");
 
   // A directory of somebody else's stays as it is, with and without --resume.
   for (const std::string flags : {"", "--resume"}) {

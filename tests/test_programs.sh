@@ -210,6 +210,57 @@ expect 64 'initialised is a model directory' train llama --steps 60 --out initia
 rm -rf piped && cp -r whole piped && rm piped/metrics.jsonl && mkfifo piped/metrics.jsonl
 expect 65 'metrics.jsonl: is not a regular file' timeout 20 "$build/train_llama" --resume --out piped
 
+# Inheritune's rounds: a signal or a kill at any moment, in any round. Such a rate ends far from the reference.
+inheritune=("$build/train_inheritune" --data arith:3 --train-samples 400 --reference whole --batch 8 --answer-samples 4
+  --steps 60 --lr 10 --schedule constant --start 1 --grow 1 --save-every 7)
+same_rounds() {
+  for file in inheritune.json inheritune.md inheritune.svg round_{1_blocks_1,2_blocks_2}/step_00000060/model.safetensors; do
+    cmp -s rounds/$file rounds_twice/$file || fail "$1: other rounds_twice/$file"
+  done
+}
+expect 0 'round 2, 2 of 2 blocks, does not match' "${inheritune[@]}" --test-samples 50 --out rounds
+expect 0 'perplexity' "$build/evaluate" --model rounds/round_1_blocks_1 --data arith:3 --train-samples 400 --answers 4
+for signal in TERM INT; do
+  rm -rf rounds_twice
+  env --default-signal=INT "${inheritune[@]}" --test-samples 50 --out rounds_twice >output 2>&1 &
+  pid=$!
+  while ! saved rounds_twice/round_2_blocks_2 && kill -0 $pid 2>/dev/null; do sleep 0.01; done
+  kill -$signal $pid
+  wait $pid
+  code=$?
+  [ $code = 75 ] || [ $code = 0 ] || fail "rounds, SIG$signal: exit code $code, want 75"
+  if [ $code = 0 ]; then echo "note: the rounds were faster than SIG$signal"
+  elif [ "$(grep -c 'to continue' output)" != 1 ]; then fail "stopped rounds do not say once how to go on"; fi
+  expect 0 'round 2, 2 of 2 blocks, does not match' "$build/train_inheritune" --resume --out rounds_twice
+  same_rounds "SIG$signal"
+done
+rm -rf rounds_twice
+for signal in TERM KILL TERM KILL TERM KILL TERM KILL; do  # while it starts, measures, inherits or trains
+  "${inheritune[@]}" --test-samples 50 --out rounds_twice --resume >output 2>&1 &
+  pid=$!
+  sleep 0.0$((RANDOM % 90 + 10))
+  kill -$signal $pid 2>/dev/null
+  wait $pid 2>/dev/null
+  code=$?
+  [[ " 0 75 137 143 " = *" $code "* ]] || fail "rounds, SIG$signal at any moment: exit code $code"
+done
+expect 0 'round 2, 2 of 2 blocks, does not match' "${inheritune[@]}" --test-samples 50 --out rounds_twice --resume
+same_rounds "any moment"
+"${inheritune[@]}" --test-samples 30000 --out measuring >output 2>&1 &  # the reference, first of all
+pid=$!
+while [ ! -s measuring/inheritune.json ] && kill -0 $pid 2>/dev/null; do sleep 0.01; done
+kill -TERM $pid
+wait $pid
+code=$?
+[ $code = 75 ] || fail "while the reference is measured: exit code $code, want 75"
+grep -q '"reference_loss": null' measuring/inheritune.json || echo "note: the reference was measured before SIGTERM"
+"${inheritune[@]}" --test-samples 50 --steps 100000 --out busy_rounds >output 2>&1 &
+pid=$!
+while ! saved busy_rounds/round_1_blocks_1 && kill -0 $pid 2>/dev/null; do sleep 0.01; done
+expect 64 'busy_rounds is in use by another' "${inheritune[@]}" --test-samples 50 --steps 100000 --out busy_rounds --resume
+kill -KILL $pid
+wait $pid 2>/dev/null
+
 # A comparison: one run that fails leaves the others, and continues exactly after a stop.
 expect 77 '^error: failed: lime;' compare llama,lime,resformer --steps 8 --router-lr 1e30 --clip 0 --out one_fails
 grep -qE '^resformer +[0-9,]+ .* [0-9.]+ %$' output || fail "after a failed run, the next one has no numbers"

@@ -1,5 +1,6 @@
 #include "train/inheritune.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "cli/format.h"
@@ -63,12 +64,13 @@ struct TakeFlag {
 
 json json_of_round(const Inheritance& all, size_t i) {
   const Round& round = all.rounds[i];
-  const std::string dir = all.run_dir(i).substr(all.options.out.size() + 1);
+  const auto within = [&](const std::string& dir) { return dir.substr(all.options.out.size() + 1); };
+  const std::string dir = within(all.run_dir(i));
   return {{"round", i + 1},
           {"blocks", round.blocks},
           {"parameters", round.parameters},
           {"steps", all.options.steps},
-          {"initial", dir + ".initial"},
+          {"initial", within(all.initial_dir(i))},
           {"directory", dir},
           {"metrics", dir + "/metrics.jsonl"},
           {"initial_loss", number_or_null(round.initial_loss)},
@@ -101,7 +103,7 @@ std::string json_text(const Inheritance& all) {
 
 std::vector<std::vector<std::string>> cells_of(const Inheritance& all) {
   std::vector<std::vector<std::string>> table = {
-      {"round", "blocks", "parameters", "steps", "at step 0", "at the end", "reference", "difference"}};
+      {"round", "blocks", "parameters", "steps", "at step 0", "at end", "reference", "difference"}};
   for (size_t i = 0; i < all.rounds.size(); ++i) {
     const Round& round = all.rounds[i];
     const double difference = round.final_loss - all.reference_loss;
@@ -113,8 +115,8 @@ std::vector<std::vector<std::string>> cells_of(const Inheritance& all) {
 }
 
 std::string notes_on_losses(const Inheritance& all) {
-  return str("at step 0, at the end, reference: loss over all ", format_count(all.sequences), " validation sequences, ",
-             format_count(all.tokens), " tokens.\nreference: ", format_count(all.depth()), " blocks, ",
+  return str("losses: over all ", format_count(all.sequences), " validation sequences, ", format_count(all.tokens),
+             " tokens, in order.\nreference: ", format_count(all.depth()), " blocks, ",
              format_count(all.reference_parameters), " parameters.\n");
 }
 
@@ -128,7 +130,7 @@ std::string markdown(const Inheritance& all) {
     out += format_markdown_row(row);
     if (&row == &table[0]) out += "|---|---|---|---|---|---|---|---|\n";
   }
-  return out + "\n" + notes_on_losses(all) + all.verdict() + "\n";
+  return out + "\n" + notes_on_losses(all) + "\n" + all.verdict() + "\n";
 }
 
 // The curve of a round: its tests, with the losses over all of the validation set at both ends.
@@ -148,7 +150,7 @@ Curve curve_of(const Inheritance& all, size_t i) {
 
 void draw_rounds(const Inheritance& all) {
   const std::string part =
-      all.options.eval_samples < all.sequences
+      all.options.eval_samples > 0 && all.options.eval_samples < all.sequences
           ? str(" (between the ends: of the first ", format_count(all.options.eval_samples), " sequences)")
           : "";
   Panel panel{"validation loss" + part, "", {}};
@@ -156,15 +158,50 @@ void draw_rounds(const Inheritance& all) {
                           {0, static_cast<double>(all.options.steps)},
                           {all.reference_loss, all.reference_loss}});
   for (size_t i = 0; i < all.rounds.size(); ++i) panel.curves.push_back(curve_of(all, i));
-  write_curve_svg(all.options.out + "/inheritune.svg", "Inheritune", "step of the round", {panel});
+  write_curve_svg(all.options.out + "/inheritune.svg", "Inheritune on " + all.options.data.spec, "step of the round",
+                  {panel});
 }
 
 std::string state_path(const std::string& out) { return out + "/inheritune.json"; }
+
+void refuse_other_flags(const Inheritance& all, const std::string& path) {
+  Recipe recipe;
+  TrainOptions before;
+  take_recipe(all.options.out, recipe, before);
+  const json now = to_json(all.recipe), was = to_json(recipe);
+  for (const auto& [key, value] : now.items())
+    if (key != "rounds" && was[key] != value)
+      fail(Exit::usage, "--resume: ", path, " has ", key, " ", was[key].dump(), ", the flags say ", value.dump(),
+           "; resume with the flags it was started with");
+  if (before.steps != all.options.steps)
+    fail(Exit::usage, "--resume: ", path, " has --steps ", before.steps, " a round, the flags say ", all.options.steps);
+  refuse_other_settings(trajectory(before), all.options, path, true);
+  refuse_other_config(before.config, all.options.config, path);
+}
+
+// The next round of inheritune.json.
+Round parse_round(const json& line, const Inheritance& all, const std::string& path) {
+  if (!line.is_object()) fail(Exit::bad_data, path, ": a round is ", line.dump());
+  Round round;
+  read(line, "blocks", round.blocks, path);
+  read(line, "parameters", round.parameters, path);
+  read(line, "initial_loss", round.initial_loss, path);
+  read(line, "final_loss", round.final_loss, path);
+  const int64_t expected = all.recipe.start + std::ssize(all.rounds) * all.recipe.grow;
+  if (round.blocks != expected || expected > all.depth())
+    fail(Exit::bad_data, path, ": round ", all.rounds.size() + 1, " has ", round.blocks, " blocks, not ", expected,
+         ", of ", all.depth());
+  return round;
+}
 
 }  // namespace
 
 std::string Inheritance::run_dir(size_t i) const {
   return str(options.out, "/round_", i + 1, "_blocks_", rounds[i].blocks);
+}
+
+std::string Inheritance::initial_dir(size_t i) const {
+  return str(options.out, "/initial_", i + 1, "_blocks_", rounds[i].blocks);
 }
 
 std::string Inheritance::verdict() const {
@@ -177,12 +214,15 @@ std::string Inheritance::verdict() const {
   const std::string short_of = of + ", does not match the reference: " + losses;
   if (last.blocks + recipe.grow > depth())
     return short_of + str("; ", last.blocks + recipe.grow, " blocks would be more than it has");
-  if (recipe.rounds > 0 && std::ssize(rounds) >= recipe.rounds) return short_of + str("; --rounds ", recipe.rounds);
+  if (recipe.rounds > 0 && std::ssize(rounds) >= recipe.rounds)
+    return short_of + str("; --rounds ", recipe.rounds, " ends it");
   return short_of + str("; the next has ", last.blocks + recipe.grow);
 }
 
 std::string rounds_table(const Inheritance& all) {
-  return format_table(cells_of(all)) + notes_on_losses(all) + all.verdict() + "\n";
+  std::string verdict = all.verdict();
+  if (const size_t at = verdict.find("; "); at != std::string::npos) verdict[at + 1] = '\n';
+  return format_table(cells_of(all)) + notes_on_losses(all) + verdict + "\n";
 }
 
 void write_rounds(const Inheritance& all) {
@@ -208,19 +248,8 @@ bool take_up(Inheritance& all) {
   const TrainOptions& o = all.options;
   const std::string path = state_path(o.out);
   if (!path_exists(path)) return false;
-  Recipe recipe;
-  TrainOptions before;
-  take_recipe(o.out, recipe, before);
-  const json now = to_json(all.recipe), was = to_json(recipe);
-  for (const auto& [key, value] : now.items())
-    if (key != "rounds" && was[key] != value)
-      fail(Exit::usage, "--resume: ", path, " has ", key, " ", was[key].dump(), ", the flags say ", value.dump(),
-           "; resume with the flags it was started with");
+  refuse_other_flags(all, path);
   const json old = read_json(path);
-  refuse_other_settings(old["flags"], o, path, true);
-  if (before.steps != o.steps)
-    fail(Exit::usage, "--resume: ", path, " has --steps ", before.steps, " a round, the flags say ", o.steps);
-  refuse_other_config(before.config, o.config, path);
   std::string digest;
   read(old, "data_digest", digest, path);
   if (digest != all.data_digest)
@@ -228,22 +257,11 @@ bool take_up(Inheritance& all) {
          " was started with; its size or contents changed");
   read(old, "reference_loss", all.reference_loss, path);
   read(old, "reference_digest", all.reference_digest, path);
-  read(old, "reference_parameters", all.reference_parameters, path);
   read(old, "validation_sequences", all.sequences, path);
   read(old, "validation_tokens", all.tokens, path);
   const json rounds = old.value("rounds", json());
   if (!rounds.is_array()) fail(Exit::bad_data, path, ": \"rounds\" is missing");
-  for (const json& line : rounds) {
-    Round& round = all.rounds.emplace_back();
-    if (!line.is_object()) fail(Exit::bad_data, path, ": a round is ", line.dump());
-    read(line, "blocks", round.blocks, path);
-    read(line, "parameters", round.parameters, path);
-    read(line, "initial_loss", round.initial_loss, path);
-    read(line, "final_loss", round.final_loss, path);
-    const int64_t expected = all.recipe.start + (std::ssize(all.rounds) - 1) * all.recipe.grow;
-    if (round.blocks != expected)
-      fail(Exit::bad_data, path, ": round ", all.rounds.size(), " has ", round.blocks, " blocks, not ", expected);
-  }
+  for (const json& line : rounds) all.rounds.push_back(parse_round(line, all, path));
   return true;
 }
 

@@ -17,7 +17,6 @@ struct Recipe {
   std::string mode = "reinherit";  // grow_modes
   bool positions = true, final_norm = true;
   double tolerance = 0;  // nats
-  bool operator==(const Recipe&) const = default;
 };
 inline const std::vector<std::string> grow_modes = {"reinherit", "continue"};
 
@@ -40,10 +39,9 @@ struct Inheritance {
 
   int64_t depth() const { return options.config.num_hidden_layers; }  // of the reference
   bool matches(const Round& round) const { return round.final_loss <= reference_loss + recipe.tolerance; }
-  // The directories of round i (from 0): OUT/round_1_blocks_4 is its run, OUT/round_1_blocks_4.initial what that
-  // starts from.
+  // The directories of round i (from 0): OUT/round_1_blocks_4 is its run, OUT/initial_1_blocks_4 what that starts from.
   std::string run_dir(size_t i) const;
-  std::string initial_dir(size_t i) const { return run_dir(i) + ".initial"; }
+  std::string initial_dir(size_t i) const;
   // How the last round ended, in a line: which one matches, or why there is no other.
   std::string verdict() const;
 };

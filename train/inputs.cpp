@@ -104,7 +104,7 @@ Dataset open_data(TrainOptions& o) {
   if (o.config.vocab_size < 1) fail(Exit::usage, "--vocab is needed: token shards do not say their vocabulary");
   if (o.config.vocab_size < data_vocab)
     fail(Exit::bad_data, o.data.spec, " has a vocabulary of ", data_vocab, ", the model's is ", o.config.vocab_size,
-         "; give --vocab ", data_vocab);
+         o.init.empty() ? str("; give --vocab ", data_vocab) : " (" + o.init + ")");
   if (!o.plans_only()) {
     dataset.train->check_tokens(o.config.vocab_size);
     dataset.test->check_tokens(o.config.vocab_size);

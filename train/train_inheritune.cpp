@@ -16,7 +16,7 @@
 // A round's blocks stand where they stood, so that logits which are divided by the layer's number are what they were,
 // and no weights have to be rescaled. Where the paper, its pseudo-code and its code differ:
 //
-//   --mode reinherit            every round starts from the reference's first l blocks, as the paper's logs do (default)
+//   --mode reinherit            every round starts from the reference's first l blocks, as in the paper's logs; default
 //   --mode continue             a round keeps the blocks that the one before has trained, and everything else of that,
 //                               and adds the reference's next ones: "grow", in the pseudo-code's word
 //   --inherit-positions false   the learned positions of a GPT-2 start anew: what the released code does
@@ -30,12 +30,13 @@
 // to tell apart. The curves between them are over the first --eval-samples sequences; all, by default.
 //
 // --out holds a run directory for each round, round_1_blocks_4, with what it starts from beside it,
-// round_1_blocks_4.initial: complete model directories, for `evaluate`, `generate` and so on. inheritune.json has the
+// initial_1_blocks_4: complete model directories, for `evaluate`, `generate` and so on. inheritune.json has the
 // recipe and its numbers, inheritune.md the table, inheritune.svg the loss by step. A signal stops it anywhere, with
 // exit code 75; --resume --out DIR continues bit for bit, and takes a larger --rounds. Exit code 0 says that the recipe
-// has run to its end; the last line, and "verdict" and "matches" in inheritune.json, say whether the last model matches.
+// has run to its end; the last line, and "matches" in inheritune.json, say whether the last model is as good.
 //
-// A round costs what training a model of l blocks costs. The paper's, with their sizes and steps from --preset:
+// A round costs what training a model of l blocks costs, and the rounds see the same batches. The paper's, with steps,
+// rates and batches from --preset:
 //
 //   GPT-2 Medium, 24 blocks: 12, 14, then 16        --start 12 --grow 2
 //   GPT-2 Large, 36 blocks: 18                      --start 18 --rounds 1
@@ -43,6 +44,7 @@
 #include "train/inheritune.h"
 
 #include <cstdio>
+#include <filesystem>
 #include <numeric>
 
 #include "cli/format.h"
@@ -102,7 +104,6 @@ std::string digest_of(const ParameterTable& params) {
 void measure_reference(Inheritance& all, const Source& validation) {
   LoadedModel reference(all.recipe.reference, all.options.device, false, all.options.matmul);
   const BatchModel::Mean mean = validate(reference, all, validation);
-  all.reference_parameters = reference.params.count();
   all.reference_digest = digest_of(reference.params);
   all.sequences = mean.sequences;
   all.tokens = mean.scored;
@@ -122,7 +123,7 @@ TrainOptions round_options(const Inheritance& all, size_t i) {
   const int64_t l = all.rounds[i].blocks;
   TrainOptions o = all.options;
   o.config = transplanted_config(all.options.config, first_blocks(l, l));
-  o.init = all.initial_dir(i);
+  o.init = std::filesystem::weakly_canonical(all.initial_dir(i)).string();  // however --out is written
   o.out = all.run_dir(i);
   o.resume = path_exists(o.out + "/flags.json");
   o.program = "";
@@ -130,16 +131,20 @@ TrainOptions round_options(const Inheritance& all, size_t i) {
   return o;
 }
 
+int64_t count_parameters(const Config& config) {
+  ParameterTable params;
+  declare_model(params, config);
+  return params.count();
+}
+
 // Writes the model that round i starts from: a new one, with what it inherits.
-void inherit(Inheritance& all, size_t i, const Tokenizer& tokenizer) {
+void inherit(const Inheritance& all, size_t i, const Tokenizer& tokenizer) {
   const TrainOptions o = round_options(all, i);
   const auto host = make_device("cpu");
   ParameterTable params;
   declare_model(params, o.config);
   params.allocate(*host, Dtype::f32, false);
   params.initialise(o.seed);
-  all.rounds[i].parameters = params.count();
-
   const LoadedModel reference(all.recipe.reference, "cpu", false);
   if (digest_of(reference.params) != all.reference_digest)
     fail(Exit::bad_data, all.recipe.reference, " holds other weights than when its loss was measured");
@@ -196,6 +201,7 @@ void inheritune(Inheritance& all, const Dataset& data) {
     if (i == all.rounds.size()) {
       if (l > all.depth() || (recipe.rounds > 0 && std::ssize(all.rounds) >= recipe.rounds)) return;
       all.rounds.push_back({l});
+      all.rounds[i].parameters = count_parameters(round_options(all, i).config);
     }
     Round& round = all.rounds[i];
 
@@ -258,11 +264,11 @@ Inheritance prepare(Options& o, const CLI::App& app, Dataset& data) {
   t.init = o.recipe.reference;
   data = open_inputs(t);
   const int64_t L = t.config.num_hidden_layers;
-  if (app.count("--start") == 0 && o.recipe.start == 0) o.recipe.start = std::max<int64_t>(1, L / 2);
+  if (o.recipe.start == 0) o.recipe.start = std::max<int64_t>(1, L / 2);
   check_recipe(o, app, L);
   if (data.test != nullptr && data.test->size() == 0)
     fail(Exit::bad_data, t.data.spec, ": the validation set is empty");
-  Inheritance all{o.recipe, t};
+  Inheritance all{o.recipe, t, count_parameters(t.config)};
   if (!t.dry_run) all.data_digest = str(std::hex, data.train->digest());
   return all;
 }
@@ -361,7 +367,8 @@ int main(int argc, char** argv) {
     add_train_flags(app, o.train);
     refused = hide_flags(app);
     app.get_option("--steps")->description("optimizer steps of each round");
-    app.get_option("--eval-samples")->description("test sequences for the curves (default: all, as for what decides)");
+    app.get_option("--eval-samples")
+        ->description("first test sequences for the curves (default: all, as for what decides)");
     app.get_option("--eval-samples")->default_str("");
     app.get_option("--out")->description("directory: inheritune.md, .json, .svg, a run directory per round");
     app.get_option("--resume")->description("continue the rounds in --out, bit for bit; needs no other flags");
@@ -369,7 +376,8 @@ int main(int argc, char** argv) {
   return run_program(app, argc, argv, flags, [&] {
     for (const std::string& name : refused)
       if (app.count(name) > 0)
-        fail(Exit::usage, name, " is for the trainers of an architecture; here the model is the reference's");
+        fail(Exit::usage, name,
+             " is for the trainers; here models are made of the --reference's blocks, in one process");
     if (!place_from_environment().alone())
       fail(Exit::usage, "train_inheritune trains in one process; start it without mpirun, torchrun or srun");
     return run(o, app, argv[0]);

@@ -36,7 +36,7 @@ gradients "several chunks of logits" llama 12 1024 50257 --width 64 --layers 1 -
 gradients "rows of 1B, T=2048" llama 1 2048 50257 --width 2048 --layers 1 --heads 32 --kv-heads 8 --ffn 8192
 for program in "$BIN"/train_*; do
   arch=${program##*/train_}
-  [ -x "$program" ] || continue
+  [ -x "$program" ] && [ "$arch" != inheritune ] || continue  # a recipe, no architecture
   gradients "$arch" "$arch" 2 512 8192 --width 512 --layers 4 --heads 8 --kv-heads 4 --ffn 1024
 done
 finish
