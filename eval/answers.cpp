@@ -35,7 +35,9 @@ Answers answer_task(Device& device, ParameterTable& params, const Config& config
   Answers answers;
   count = std::min(count, source.size());
   rows = std::min(count, rows);
-  Decoder decoder(device, params, config, rows, source.seq_len() + 1);
+  const int64_t longest = source.seq_len() + 1;  // a gpt2 reads no further than it has positions
+  Decoder decoder(device, params, config, rows,
+                  config.gpt2() ? std::min(longest, config.max_position_embeddings) : longest);
   const auto answer = [&](int64_t first) {
     std::vector<std::vector<int32_t>> prompts;
     for (int64_t i = first; i < std::min(first + rows, count); ++i) prompts.push_back(task.prompt(i));

@@ -319,7 +319,7 @@ Exit run(Options& o, const CLI::App& app, const char* program) {
 void set_defaults(int argc, char** argv, Options& o) {
   const std::string out = find_flag(argc, argv, "--out"), reference = find_flag(argc, argv, "--reference"),
                     preset = find_flag(argc, argv, "--preset");
-  o.train.eval_samples = most_count;
+  o.train.eval_samples = 0;
   const bool found = has_flag(argc, argv, "--resume") && take_recipe(out, o.recipe, o.train);
   if (!found && !reference.empty()) o.train.config = load_config(resolve_model_dir(reference) + "/config.json");
   if (!preset.empty() && preset != o.train.preset) apply_preset(preset, o.train);
