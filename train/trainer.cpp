@@ -96,13 +96,15 @@ std::unique_ptr<Teacher> load_teacher(const TrainOptions& options, Device& devic
 // Of what the table's device has of its values and their narrow copies.
 std::string digest_of(const ParameterTable& params) {
   Digest digest;
-  std::vector<std::byte> piece(size_t{64} << 20);
-  for (const Tensor& weights : {params.values(), params.narrow()})
-    for (size_t at = 0, bytes = weights.data != nullptr ? weights.bytes() : 0; at < bytes; at += piece.size()) {
+  for (const Tensor& weights : {params.values(), params.narrow()}) {
+    const size_t bytes = weights.data != nullptr ? weights.bytes() : 0;
+    std::vector<std::byte> piece(std::min(bytes, size_t{64} << 20));
+    for (size_t at = 0; at < bytes; at += piece.size()) {
       const size_t n = std::min(piece.size(), bytes - at);
       params.device().copy_out(piece.data(), static_cast<const std::byte*>(weights.data) + at, n);
       digest.add(piece.data(), n);
     }
+  }
   return str(std::hex, digest.value());
 }
 
