@@ -7,6 +7,7 @@
 
 #include "data/shards.h"
 #include "eval/attention_probe.h"
+#include "eval/heat_map.h"
 #include "models/json_file.h"
 #include "models/model_dir.h"
 #include "tests/cases.h"
@@ -258,6 +259,32 @@ TEST_CASE("analyze: a model of sinks is lazy in every layer, a random one in non
       "--out",   scratch.file("out")};
   check_outcome(run_program_inside(scratch, again), Exit::done, "wrote");
   CHECK(analysis_of(scratch, "out") == json);
+}
+
+TEST_CASE("analyze: a heat map has a cell for every number, its number where there is room, and one scale for a band") {
+  const TempDir scratch;
+  const auto svg_of = [&](const std::vector<HeatMapBand>& bands) {
+    write_heat_map_svg(scratch.file("svg"), "<title>", "row & row", "column", bands);
+    return read_text(scratch.file("svg"));
+  };
+  const auto count = [](const std::string& text, const std::string& what) {
+    size_t n = 0;
+    for (size_t at = text.find(what); at != std::string::npos; at = text.find(what, at + 1)) ++n;
+    return n;
+  };
+  const HeatMap small{"a", {{1, 3, NAN}, {2.25, 1, 1}}}, other{"b\x01", {{1, 1, 1}, {1, 12, 1}, {1, 1, 1}}};
+  const size_t frame = count(svg_of({{"none", {{"empty", {}}}}}), "<rect");  // background, frame, scale
+  const std::string both = svg_of({{"band", {small, other}}});
+  CHECK(count(both, "<rect") == frame + 1 + 5 + 9);  // another frame
+  CHECK(has(both, ">2.2<"));
+  CHECK(count(both, ">12<") == 2);              // in its cell and at the end of the scale
+  CHECK(count(both, "fill=\"#08306b\"") == 1);  // the darkest
+  CHECK(count(svg_of({{"band", {small}}, {"band", {other}}}), "fill=\"#08306b\"") == 2);
+  for (const char* part : {"&lt;title&gt;", "row &amp; row", "b "}) CHECK(has(both, part));
+  for (const char* part : {"nan", "inf"}) CHECK(!has(both, part));
+  const std::string large = svg_of({{"band", {{"large", std::vector(128, std::vector<double>(128, 1.5))}}}});
+  CHECK(count(large, "<rect") == frame + 128 * 128);
+  CHECK(count(large, ">1.5<") == 1);  // of the scale
 }
 
 TEST_CASE("analyze: bad input") {
