@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Checks that a plain LLaMA and a dense Qwen3 travel both ways between crossply and the transformers library.
+"""Checks that a plain LLaMA, a dense Qwen3 and a GPT-2 travel both ways between crossply and the transformers library.
 
   dev/check_transformers.py [BUILD]      BUILD: the directory with the programs, default build
 
-Out: directories written by the reference, and those that build/train_llama writes, load in transformers with no
-weight missing or left over, and give the logits of our reference module and the loss of build/gradients.
+Out: directories written by the reference, and those that build/train_llama and train_gpt2 write, load in transformers
+with no weight missing or left over, and give the logits of our reference module and the loss of build/gradients.
 In: directories written by transformers, with Llama 3.1's rotary scaling too, load in build/gradients with the same
-loss; what build/train_llama --init makes of them gives transformers the same logits, special tokens and
-generation_config.json.
+loss and, of a GPT-2, also one of the 124M shape, the same gradients; what the trainers' --init makes of them gives
+transformers the same logits, special tokens and generation_config.json.
 
 Exit 0: all hold. 1: one does not. 77: skipped, PyTorch or transformers is not importable.
 """
@@ -34,7 +34,7 @@ TOLERANCE = 1e-5
 def check_equal(what, got, want):
   got, want = torch.as_tensor(got).double(), torch.as_tensor(want).double()
   error = ((got - want).abs().max() / want.abs().max()).item()
-  if not error <= TOLERANCE:
+  if got.shape != want.shape or not error <= TOLERANCE:
     raise RuntimeError(f"{what} differ by {error:.3g} of the largest, allowed {TOLERANCE:g}")
 
 
@@ -54,13 +54,25 @@ def check_directory(directory, build):
   generator = torch.Generator().manual_seed(2)
   tokens = torch.randint(0, ours.config.vocab_size, (B * T + 1,), generator=generator).tolist()
   inputs, targets = split(tokens)
+  logits = other(inputs, use_cache=False).logits
+  want = torch.nn.functional.cross_entropy(logits.double().flatten(0, 1), targets.flatten())
   with torch.no_grad():
-    logits = other(inputs, use_cache=False).logits
     check_equal("the logits of transformers and of the reference", logits, ours(inputs))
-    want = torch.nn.functional.cross_entropy(logits.double().flatten(0, 1), targets.flatten())
   with tempfile.TemporaryDirectory() as scratch:
-    loss, _ = run_gradients(build, directory, tokens, pathlib.Path(scratch) / "gradients.safetensors")
-  check_equal("the losses of gradients and of transformers", loss, want)
+    loss, gradients = run_gradients(build, directory, tokens, pathlib.Path(scratch) / "gradients.safetensors")
+  check_equal("the losses of gradients and of transformers", loss, want.detach())
+  if other.config.model_type == "gpt2":
+    want.backward()
+    check_gradients(other, gradients)
+
+
+def check_gradients(other, gradients):
+  """Each against transformers', which has Hugging Face's names; keys' biases have none but rounding's."""
+  wanted = {name: parameter.grad for name, parameter in other.named_parameters()}
+  if gradients.keys() != wanted.keys():
+    raise RuntimeError(f"gradients of {sorted(gradients.keys() ^ wanted.keys())} are on one side only")
+  for name, gradient in wanted.items():
+    check_equal(f"the gradients of {name}", gradients[name].copy(), gradient)
 
 
 def check_round_trip(directory, build):
@@ -69,24 +81,30 @@ def check_round_trip(directory, build):
   shard = directory.parent / "shard.bin"
   header = [20240520, 1, 4 * T] + [0] * 253
   shard.write_bytes(b"".join(i.to_bytes(4, "little") for i in header) + bytes(8 * T))
-  run_trainer(build, "--init", directory, "--data", shard, "--seq", "4", "--out", again)
-  before, after = theirs(directory), theirs(again)
+  before = theirs(directory)
+  program = "train_gpt2" if before.config.model_type == "gpt2" else "train_llama"
+  run_trainer(build, "--init", directory, "--data", shard, "--seq", "4", "--out", again, program=program)
+  after = theirs(again)
   tokens = torch.arange(11)[None]
   with torch.no_grad():
     check_equal("the logits before and after", after(tokens).logits, before(tokens).logits)
   if type(before) is not type(after):
     raise RuntimeError(f"{type(before).__name__} became {type(after).__name__}")
-  for key in ("bos_token_id", "eos_token_id", "pad_token_id", "rope_parameters", "rms_norm_eps", "head_dim"):
-    if getattr(before.config, key) != getattr(after.config, key):
-      raise RuntimeError(f"{key} {getattr(before.config, key)} became {getattr(after.config, key)}")
+  kept = ("bos_token_id", "eos_token_id", "pad_token_id", "rope_parameters", "rms_norm_eps", "head_dim", "n_inner",
+          "n_positions", "layer_norm_epsilon", "activation_function", "scale_attn_by_inverse_layer_idx",
+          "tie_word_embeddings")
+  for key in kept:
+    was, became = (getattr(model.config, key, None) for model in (before, after))
+    if was != became:
+      raise RuntimeError(f"{key} {was} became {became}")
   if (directory / "generation_config.json").read_text() != (again / "generation_config.json").read_text():
     raise RuntimeError("generation_config.json is another one")
 
 
-def run_trainer(build, *flags):
-  done = subprocess.run([build / "train_llama", *flags, "--steps", "0"], capture_output=True, text=True)
+def run_trainer(build, *flags, program="train_llama"):
+  done = subprocess.run([build / program, *flags, "--steps", "0"], capture_output=True, text=True)
   if done.returncode != 0:
-    raise RuntimeError(f"train_llama ended with {done.returncode}: {done.stderr.strip()}")
+    raise RuntimeError(f"{program} ended with {done.returncode}: {done.stderr.strip()}")
 
 
 def written_by_reference(directory, build, **options):
@@ -94,12 +112,12 @@ def written_by_reference(directory, build, **options):
   return directory
 
 
-def written_by_trainer(directory, build, flags):
+def written_by_trainer(directory, build, flags, program="train_llama"):
   """An initialised model, straight from the program people run."""
-  run_trainer(build, "--data", "arith:4", "--out", directory, *flags)
+  run_trainer(build, "--data", "arith:4", "--out", directory, *flags, program=program)
   models = [path.parent for path in sorted(directory.rglob("model.safetensors"))]
   if not models:
-    raise RuntimeError("train_llama --steps 0 wrote no model.safetensors")
+    raise RuntimeError(f"{program} --steps 0 wrote no model.safetensors")
   return models[0]
 
 
@@ -125,12 +143,38 @@ def written_by_transformers(directory, build, tied, K, head_dim, model="Llama", 
   return directory
 
 
+def written_by_transformers_gpt2(directory, build, **options):
+  sizes = dict(vocab_size=11, n_embd=16, n_layer=3, n_head=4, n_positions=64, initializer_range=0.3,
+               layer_norm_epsilon=1e-4, bos_token_id=3, eos_token_id=[5, 7])
+  config = transformers.GPT2Config(**{**sizes, "attn_pdrop": 0, "embd_pdrop": 0, "resid_pdrop": 0, **options})
+  torch.manual_seed(3)
+  other = transformers.GPT2LMHeadModel(config)
+  with torch.no_grad():
+    for name, parameter in other.named_parameters():
+      if parameter.ndim == 1:
+        parameter.add_(0.3 * torch.randn(parameter.shape))
+  other.save_pretrained(directory)
+  check_round_trip(directory, build)
+  return directory
+
+
 CASES = [(written_by_reference, {"tied": tied, "K": K, "head_dim": head_dim})
          for tied, K, head_dim in ((True, 4, 2), (True, 2, 6), (False, 2, 2))]
 CASES += [(written_by_transformers, {"tied": tied, "K": K, "head_dim": head_dim})
           for tied, K, head_dim in ((True, 2, None), (False, 2, None), (False, 1, 8))]
 CASES += [(written_by_transformers, {"tied": False, "K": 2, "head_dim": 8, "model": model, "rope": rope})
           for model, rope in (("Llama", LLAMA3), ("Qwen3", ROPE), ("Qwen3", LLAMA3))]
+GPT2 = {"arch": "gpt2", "K": 4, "max_position_embeddings": 9}
+CASES += [(written_by_reference, GPT2 | {"tied": tied, "activation_function": activation,
+                                         "scale_attn_by_inverse_layer_idx": scaled})
+          for tied, activation, scaled in ((True, "gelu_new", False), (False, "gelu", True))]
+CASES += [(written_by_transformers_gpt2, options) for options in (
+  {}, {"activation_function": "gelu", "n_inner": 10}, {"scale_attn_by_inverse_layer_idx": True},
+  {"tie_word_embeddings": False, "scale_attn_by_inverse_layer_idx": True}, {"n_embd": 15, "n_head": 5},
+  {"vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "layer_norm_epsilon": 1e-5,
+   "initializer_range": 0.02})]  # the 124M
+CASES += [(written_by_trainer, {"flags": flags, "program": "train_gpt2"})
+          for flags in ((), ("--tie", "false", "--activation", "gelu", "--scale-attn-by-layer", "true"))]
 CASES += [(written_by_trainer, {"flags": flags}) for flags in ((), ("--qk-norm", "true", "--norm-eps", "1e-5"))]
 
 
@@ -138,6 +182,7 @@ def main():
   build = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "build")
   need_program(build / "gradients")
   need_program(build / "train_llama")
+  need_program(build / "train_gpt2")
   transformers.utils.logging.set_verbosity_error()
   transformers.utils.logging.disable_progress_bar()
   failures = 0

@@ -90,6 +90,16 @@ def tiny_models():
     yield options
 
 
+def tiny_gpt2s():
+  """The same on the backbone gpt2: itself with all its options, every connection with two or three of them."""
+  backbones = [dict(zip(("bias", "tied", "activation_function", "scale_attn_by_inverse_layer_idx"), values))
+               for values in itertools.product((True, False), (True, False), ("gelu_new", "gelu"), (False, True))]
+  for number, connection in enumerate(({"arch": "gpt2"}, *CROSSED[1:], *SAMPLED)):
+    # A stride of 7 through the 16: every setting occurs on both of its values with every other three connections.
+    for backbone in backbones[number % 7 if number else 0 :: 7 if number else 1]:
+      yield dict(connection, **backbone, backbone="gpt2", K=4, max_position_embeddings=9)
+
+
 def need_program(path):
   if not path.exists():
     sys.exit(f"{path} is missing: build it first (make)")
@@ -123,7 +133,8 @@ def autograd(module, tokens):
   # PyTorch has no gradient for what nothing reads, such as keys of a layer all of whose heads look elsewhere.
   gradients = {name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                for name, parameter in module.named_parameters()}
-  return loss.item(), {name: gradient.double() for name, gradient in gradients.items()}
+  gradients = {name: gradient.double() for name, gradient in gradients.items()}
+  return loss.item(), model_dir.as_in_files(module, gradients)
 
 
 def worst_error(got, want):
@@ -176,7 +187,7 @@ def main():
   need_program(build / "gradients")
   torch.set_num_threads(1)  # the models are tiny
   generator = torch.Generator().manual_seed(1)
-  models = list(tiny_models())
+  models = [*tiny_models(), *tiny_gpt2s()]
   check_complete(models)
   failures = beyond = 0
   largest, plain = 0.0, (0.0, "")  # errors as a fraction of what is allowed, and of the limits as they stand; where

@@ -29,15 +29,17 @@ void add_others(Answers& answers, const std::string& failure, Job& job) {
 
 }  // namespace
 
+int64_t answer_length(const Config& config, int64_t T) {
+  return config.gpt2() ? std::min(T + 1, config.max_position_embeddings) : T + 1;
+}
+
 Answers answer_task(Device& device, ParameterTable& params, const Config& config, const Source& source, int64_t count,
                     int64_t rows, Job& job) {
   const Task& task = *source.task();
   Answers answers;
   count = std::min(count, source.size());
   rows = std::min(count, rows);
-  const int64_t longest = source.seq_len() + 1;  // a gpt2 reads no further than it has positions
-  Decoder decoder(device, params, config, rows,
-                  config.gpt2() ? std::min(longest, config.max_position_embeddings) : longest);
+  Decoder decoder(device, params, config, rows, answer_length(config, source.seq_len()));
   const auto answer = [&](int64_t first) {
     std::vector<std::vector<int32_t>> prompts;
     for (int64_t i = first; i < std::min(first + rows, count); ++i) prompts.push_back(task.prompt(i));

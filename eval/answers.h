@@ -15,6 +15,9 @@ struct Answers {
   double steps_valid() const { return static_cast<double>(valid) / static_cast<double>(asked); }
 };
 
+// How many tokens generation feeds a model at most, for a prompt and its answer. Samples have T + 1; their last token
+// needs no position, so a GPT-2 that has learned T gives every answer that counts.
+int64_t answer_length(const Config& config, int64_t T);
 // Over the first `count` items of a source with a task, `rows` at a time, which the ranks of a job share. Rank 0 gets
 // all; the others what they answered themselves.
 Answers answer_task(Device& device, ParameterTable& params, const Config& config, const Source& source, int64_t count,

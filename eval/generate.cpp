@@ -67,8 +67,10 @@ Exit run(const Options& o) {
       std::printf("%s%s", tokenizer.separator(), terminal.add(tokenizer.decode({token})).c_str());
     flush_standard_output();
   };
-  generate(decoder, {prompt}, o.max_new, tokenizer.eos(), sampler, show);
+  const auto written = generate(decoder, {prompt}, o.max_new, tokenizer.eos(), sampler, show)[0];
   std::printf("%s\n", terminal.finish().c_str());
+  if (std::ssize(written) < o.max_new && written.back() != tokenizer.eos())
+    std::fprintf(stderr, "note: ended at the model's longest sequence, %lld tokens\n", static_cast<long long>(longest));
   return Exit::done;
 }
 

@@ -97,7 +97,8 @@ std::string check_keys(const json& object, const std::set<std::string>& used, co
     if (!ignored_keys.contains(key) && !ignored.contains(key))
       fail(Exit::bad_data, where, ": unknown key \"", excerpt(key),
            "\". If it does not change what the model computes, remove it");
-    if (!value.is_null()) names += (names.empty() ? "" : ", ") + key;
+    const bool as_here = value.is_null() || (ignored.contains(key) && value == 0.0);  // nothing is dropped out
+    if (!as_here) names += (names.empty() ? "" : ", ") + key;
   }
   return names;
 }
@@ -282,7 +283,9 @@ std::vector<double> Config::rope_frequencies() const {
 void Config::check(Exit code, const std::string& where) {
   auto check_size = [&](const SizeKey& size) {
     const int64_t value = this->*size.value;
-    if (value < 1 || value > size.most) fail(code, where, ": ", size.key, " must be in 1..", size.most, ", is ", value);
+    const char* own = gpt2() ? gpt2_key(size.value) : nullptr;
+    if (value < 1 || value > size.most)
+      fail(code, where, ": ", own != nullptr ? own : size.key, " must be in 1..", size.most, ", is ", value);
   };
   if (num_key_value_heads == 0) num_key_value_heads = num_attention_heads;
   if (arch == "gpt2") backbone = "gpt2";
@@ -293,8 +296,9 @@ void Config::check(Exit code, const std::string& where) {
   std::for_each(std::begin(size_keys), &last, check_size);
   if (head_dim == 0) {
     if (hidden_size % num_attention_heads != 0)
-      fail(code, where, ": hidden_size ", hidden_size, " is not a multiple of num_attention_heads ",
-           num_attention_heads, "; change one of them or set head_dim");
+      fail(code, where, ": ", gpt2() ? "n_embd " : "hidden_size ", hidden_size, " is not a multiple of ",
+           gpt2() ? "n_head " : "num_attention_heads ", num_attention_heads, "; change one of them",
+           gpt2() ? "" : " or set head_dim");
     head_dim = hidden_size / num_attention_heads;
   }
   check_size(last);

@@ -32,17 +32,20 @@ const std::set<std::string> gpt2_ignored = split_words(
 
 }  // namespace
 
+const char* gpt2_key(int64_t Config::*size) {
+  for (const SizeKey& key : size_keys)
+    if (key.value == size) return key.key;
+  return size == &Config::intermediate_size ? "n_inner" : nullptr;
+}
+
 bool is_gpt2(const json& object, const std::string& where) {
   std::string model_type, backbone, arch;
-  if (object.contains("crossply")) {
-    const json& own = object["crossply"];
-    if (!own.is_object()) return false;  // said later
-    read(own, "backbone", backbone, where);
-    read(own, "arch", arch, where);
-    return backbone == "gpt2" || arch == "gpt2";
-  }
   read(object, "model_type", model_type, where);
-  return model_type == "gpt2";
+  if (object.contains("crossply") && object["crossply"].is_object()) {
+    read(object["crossply"], "backbone", backbone, where);
+    read(object["crossply"], "arch", arch, where);
+  }
+  return model_type == "gpt2" || backbone == "gpt2" || arch == "gpt2";
 }
 
 Config parse_gpt2(const json& object, const std::string& where, std::string* ignored) {
@@ -59,8 +62,11 @@ Config parse_gpt2(const json& object, const std::string& where, std::string* ign
     if (!object.contains(size.key)) fail(Exit::bad_data, where, ": key \"", size.key, "\" is missing");
     read(object, size.key, config.*size.value, where);
   }
-  if (object.contains("n_inner") && !object["n_inner"].is_null())
+  if (object.contains("n_inner") && !object["n_inner"].is_null()) {
     read(object, "n_inner", config.intermediate_size, where);
+    if (config.intermediate_size == 0)
+      fail(Exit::bad_data, where, ": n_inner must be at least 1, or null for 4 n_embd");
+  }
   for (const char* key : {"layer_norm_epsilon", "initializer_range"})
     if (object.contains(key) && object[key].is_null())
       fail(Exit::bad_data, where, ": \"", key, "\" is null; give the number that the model was trained with");
@@ -72,6 +78,8 @@ Config parse_gpt2(const json& object, const std::string& where, std::string* ign
   for (const std::string& key : token_keys)
     if (object.contains(key)) config.token_ids[key] = object[key].dump();
   if (object.contains("crossply")) read_crossply(object["crossply"], config, where);
+  if (!config.gpt2())
+    fail(Exit::bad_data, where, ": the keys are a gpt2's, \"crossply.backbone\" is '", excerpt(config.backbone), "'");
   config.check(Exit::bad_data, where);
   return config;
 }

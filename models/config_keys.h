@@ -29,6 +29,8 @@ nlohmann::json crossply_json(const Config& config);
 bool is_gpt2(const nlohmann::json& object, const std::string& where);
 Config parse_gpt2(const nlohmann::json& object, const std::string& where, std::string* ignored);
 nlohmann::json gpt2_json(const Config& config);
+// Its key for one of the sizes; null for those that it has none of.
+const char* gpt2_key(int64_t Config::*size);
 // What check() asks of this backbone only.
 void check_gpt2(const Config& config, Exit code, const std::string& where);
 

@@ -76,8 +76,8 @@ class Connection {
   virtual void declare(ParameterTable&, const Config&) const {}
 
   // For a start from the weights of the plain backbone, a LLaMA or a GPT-2: changes how the connection's parameters
-  // (declared before) start, so that the model computes the plain one's numbers bit for bit. Returns what the user should
-  // know, mostly nothing; throws Exit::usage with the reason where no start does that.
+  // (declared before) start, so that the model computes the plain one's numbers bit for bit. Returns what the user
+  // should know, mostly nothing; throws Exit::usage with the reason where no start does that.
   virtual std::string start_as_plain(ParameterTable&, const Config& c) const {
     fail(Exit::usage, c.arch, " does not say how it could start as a ", c.backbone, "; train it from scratch");
   }

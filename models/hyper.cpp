@@ -10,7 +10,7 @@
 //
 // The defaults are the LIMe repository's: the sublayers' norms have no gain, index is the layer. The SATFormer
 // repository's: prenorm rmsnorm, norm rmsnorm (dynamic_norm_eps the type's machine epsilon) or layernorm, layer_index
-// sublayer, output_init_scale true.
+// sublayer, output_init_scale true. On the backbone gpt2, prenorm rmsnorm is its own norm, a LayerNorm.
 // (Zhu et al., "Hyper-Connections", arXiv 2409.19606.)
 #include <cmath>
 
@@ -48,12 +48,15 @@ class Hyper : public Connection {
     }
   }
 
-  std::string start_as_plain(ParameterTable&, const Config&) const override {
+  std::string start_as_plain(ParameterTable&, const Config& config) const override {
     if (E_ != 1 || !gains_)
-      fail(Exit::usage, "hyper: rate ", E_, " with prenorm ", gains_ ? "rmsnorm" : "layernorm_no_affine",
-           " cannot start as a LLaMA bit for bit: only one stream sums up to the LLaMA's, and the sublayers' norms ",
-           "need their gains; --rate 1 --prenorm rmsnorm can");
-    return "";
+      fail(
+          Exit::usage, "hyper: rate ", E_, " with prenorm ", gains_ ? "rmsnorm" : "layernorm_no_affine",
+          " cannot start as the plain backbone bit for bit: only one stream sums up to its stream, and the sublayers' ",
+          "norms need their gains; --rate 1 --prenorm rmsnorm can");
+    return config.gpt2() && config.bias
+               ? "equal up to rounding: a bias is added to its product here, to product and stream together there"
+               : "";
   }
 
   void begin(const Build& build, Value* embeddings) override {

@@ -42,7 +42,7 @@ class Lime : public Connection {
 
   std::string start_as_plain(ParameterTable& params, const Config& config) const override {
     if (routing_ == "average")
-      fail(Exit::usage, "lime: routing average mixes all layers from the start, so it cannot start as a LLaMA");
+      fail(Exit::usage, "lime: routing average mixes all layers from the start, so it starts as no plain backbone");
     const int64_t K = config.num_key_value_heads;
     for (int i = 1; i < config.num_hidden_layers; ++i)
       params.at(router_name(i)).init = {"[0 | I]", [=](uint64_t, uint64_t, int64_t j) {

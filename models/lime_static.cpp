@@ -1,6 +1,6 @@
 // LIMe, first version: routers over residual streams. From the second layer on, every key/value head h projects its own
 // convex mixture of the embedding and all layers' outputs so far, each normalised by a norm that the layer has for
-// this:
+// this; rms is LayerNorm's (x - mean) / spread on the backbone gpt2:
 //
 //   Z_h = sum_{m <= l} a[h,m] rms(X_m) * g          k_h = Z_h Wk_h,  v_h = Z_h Wv_h,  queries as in LLaMA
 //
@@ -37,9 +37,9 @@ class LimeStatic : public Connection {
     for (int i = 1; i < c.num_hidden_layers; ++i) {
       for (const char* name : {"self_attn.k_proj.weight", "self_attn.v_proj.weight"})
         params.at(layer_name(i, name)).init = Init::uniform(1 / std::sqrt(fan_in));
-      for (const char* name : {"self_attn.k_proj.bias", "self_attn.v_proj.bias"})  // a key's changes no weight of
-        if (params.contains(layer_name(i, name)))
-          params.remove(layer_name(i, name));  // attention, a value's is o_proj's
+      // A key's bias changes no weight of attention, and a value's is a part of o_proj's. So is a norm's.
+      for (const char* name : {"self_attn.k_proj.bias", "self_attn.v_proj.bias"})
+        if (params.contains(layer_name(i, name))) params.remove(layer_name(i, name));
       params.add(layer_name(i, "lime_layernorm.weight"), Shape{C}, Init::constant(1), 1, 0);
       if (dynamic_)
         params.add(router_name(i), Shape{K * (i + 1), C}, Init::normal(c.initializer_range), /*lr_mul=*/10,
@@ -49,14 +49,16 @@ class LimeStatic : public Connection {
   }
 
   std::string start_as_plain(ParameterTable&, const Config& c) const override {
-    fail(Exit::usage, c.arch, " multiplies its norms in another order than a LLaMA, so it equals none bit for bit");
+    fail(Exit::usage, c.arch,
+         " multiplies its norms in another order than the plain backbone, so it equals none bit for bit");
   }
 
   Heads project(int layer, Value* x) override {
     const Config& c = build_->config;
     const std::string name = Site{layer, false}.name();
     if (c.num_hidden_layers > 1)
-      streams_.push_back(ops::rmsnorm(build_->tape, name + ".unit", x_, nullptr, c.norm_eps));
+      streams_.push_back(c.gpt2() ? ops::layernorm(build_->tape, name + ".unit", x_, nullptr, nullptr, c.norm_eps)
+                                  : ops::rmsnorm(build_->tape, name + ".unit", x_, nullptr, c.norm_eps));
     if (layer == 0) return Connection::project(layer, x);
     auto parameter = [&](const std::string& rest) { return build_->parameter(layer_name(layer, rest)); };
     const HeadMix<Value*> m{streams_, weights(layer, name), parameter("lime_layernorm.weight"),
@@ -75,8 +77,7 @@ class LimeStatic : public Connection {
     Value* router = build_->parameter(router_name(layer));
     if (dynamic_) {
       const Config& c = build_->config;
-      Value* gain = build_->parameter(layer_name(layer, "lime_layernorm.weight"));
-      Value* input = ops::rmsnorm(build_->tape, name + ".router_norm", x_, gain, c.norm_eps);
+      Value* input = backbone_norm(*build_, name + ".router_norm", x_, layer_name(layer, "lime_layernorm"));
       const Shape logits{build_->B, build_->T, c.num_key_value_heads, layer + 1};
       router = ops::linear(build_->tape, name + ".router", input, router, logits);
     }

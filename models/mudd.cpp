@@ -54,7 +54,7 @@ class Mudd : public Connection {
   // Its mixtures start as the plain stream anyway.
   std::string start_as_plain(ParameterTable&, const Config&) const override {
     if (!widths_.empty())
-      fail(Exit::usage, "mudd: a LLaMA's feed-forward parts are all alike; leave out intermediate_sizes");
+      fail(Exit::usage, "mudd: the plain backbone's feed-forward parts are all alike; leave out intermediate_sizes");
     return "";
   }
   std::string plain_name(const std::string& name) const override {

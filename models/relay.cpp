@@ -18,7 +18,7 @@ class Relay : public Connection {
 
   std::string start_as_plain(ParameterTable& params, const Config&) const override {
     start_at(params, "relay_gate", Init::constant(0));
-    return "a relu gate has no gradient at 0, so its gates stay shut and it stays a LLaMA";
+    return "a relu gate has no gradient at 0, so its gates stay shut and it stays the plain backbone";
   }
 
   Heads project(int layer, Value* x) override {

@@ -46,7 +46,7 @@ class ResFormer : public Connection {
   std::string start_as_plain(ParameterTable& params, const Config&) const override {
     if (variant_ != "plus" && variant_ != "learnable")
       fail(Exit::usage, "resformer: variant ", variant_,
-           " mixes in the first layer's values by a fixed number; plus and learnable can start as a LLaMA");
+           " mixes in the first layer's values by a fixed number; plus and learnable can start as the plain backbone");
     start_at(params, "lambda_scale", Init::constant(0));
     start_at(params, "value_residual_mixing.lambda1", Init::constant(0));
     start_at(params, "value_residual_mixing.lambda2", Init::constant(1));

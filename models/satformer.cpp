@@ -28,10 +28,13 @@ class SatFormer : public Connection {
 
   std::string start_as_plain(ParameterTable& params, const Config&) const override {
     if (gate_ != "relu" && gate_ != "tanh" && gate_ != "identity")
-      fail(Exit::usage, "satformer: gate ", gate_, " is never 0; relu, tanh and identity can start as a LLaMA");
+      fail(Exit::usage, "satformer: gate ", gate_,
+           " is never 0; relu, tanh and identity can start as the plain backbone");
     start_at(params, "alpha_proj", Init::constant(0));
     if (gate_ != "relu") return "";
-    return "a relu gate has no gradient at 0, so its gates stay shut and it stays a LLaMA; --gate tanh opens them";
+    return "a relu gate has no gradient at 0, so its gates stay shut and it stays the plain backbone; --gate tanh "
+           "opens "
+           "them";
   }
 
   Heads project(int layer, Value* x) override {

@@ -22,7 +22,7 @@ class SkipAttention : public Connection {
       for (int64_t j = 0; j < c.num_attention_heads; ++j)
         if (source(layer, j) != layer)
           fail(Exit::usage, c.arch, ": head ", j, " of layer ", layer, " reads the keys of layer ", source(layer, j),
-               " from the start, so it cannot start as a LLaMA");
+               " from the start, so it cannot start as the plain backbone");
     return "";
   }
 

@@ -40,13 +40,14 @@ class Vertical : public Connection {
 
   std::string start_as_plain(ParameterTable& params, const Config&) const override {
     if (map_ != "learned" || !residual_)
-      fail(Exit::usage, "vertical: only map learned with residual true can start as a LLaMA");
+      fail(Exit::usage, "vertical: only map learned with residual true can start as the plain backbone");
     for (Parameter& row : params.rows())
       if (row.name.ends_with("vertical_attention.scores"))
         row.init = {"0 .. 0 1000",
                     [last = row.shape[0] - 1](uint64_t, uint64_t, int64_t i) { return i == last ? 1000.0 : 0.0; }};
-    return "its scores read the layer below alone, and so far from the others they have no gradient: it stays a LLaMA "
-           "until something else moves them";
+    return "its scores read the layer below alone, and so far from the others they have no gradient: it stays the "
+           "plain "
+           "backbone until something else moves them";
   }
 
   void begin(const Build& build, Value* embeddings) override {

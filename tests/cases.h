@@ -27,11 +27,43 @@ inline bool has_loops(const Config& config, bool per_sequence = false) {
   return false;
 }
 
-// Every architecture and every option that changes what is computed.
-inline std::vector<Case> cases() {
-  std::vector<Case> list;
+// GPT-2 with its options, every architecture on both of tiny_gpt2, and the options that meet a GPT-2's own rows.
+inline std::vector<Case> gpt2_cases() {
+  std::vector<Case> list = {{"gpt2", tiny_gpt2()}, {"gpt2, all options", tiny_gpt2(false)}};
+  auto plain_with = [&](const std::string& name, const auto& change) {
+    list.push_back({"gpt2, " + name, tiny_gpt2()});
+    change(list.back().config);
+    list.back().config.check(Exit::usage, "test");
+  };
+  plain_with("no biases", [](Config& c) { c.bias = false; });
+  plain_with("gelu, scaled logits", [](Config& c) {
+    c.activation_function = "gelu";
+    c.scale_attn_by_inverse_layer_idx = true;
+  });
+  plain_with("untied, heads of odd width", [](Config& c) {
+    c.tie_word_embeddings = false;
+    c.hidden_size = 12, c.head_dim = 0;
+  });
   for (const Architecture& architecture : architectures()) {
     const std::string& arch = architecture.name;
+    if (arch == "llama" || arch == "gpt2") continue;
+    list.push_back({arch + " on gpt2", connected(arch, tiny_gpt2())});
+    list.push_back({arch + " on gpt2, all options", connected(arch, tiny_gpt2(false))});
+  }
+  for (const ArchChoice& choice :
+       parse_arch_list("lime:routing=last:window=2,lime_static:top_p=0.6,hyper:norm=layernorm:prenorm=rmsnorm:rate=2,"
+                       "vertical:map=unet,sla:distance=1:heads=1,ala:include_self=false,"
+                       "resformer:last_k=2:variant=svformer,mudd:norm=none:intermediate_sizes=[4,5,6,9]"))
+    list.push_back({choice.text + " on gpt2", connected(choice.text, tiny_gpt2())});
+  return list;
+}
+
+// Every architecture and every option that changes what is computed.
+inline std::vector<Case> cases() {
+  std::vector<Case> list = gpt2_cases();
+  for (const Architecture& architecture : architectures()) {
+    const std::string& arch = architecture.name;
+    if (arch == "gpt2") continue;
     list.push_back({arch + " grouped heads", tiny_config(arch, 2)});
     list.push_back({arch + " full heads, q/k norm", tiny_config(arch, 4, true)});
     list.push_back({arch + " one key head, untied, H*D != C", tiny_config(arch, 1, true, false, 6)});

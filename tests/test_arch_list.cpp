@@ -23,22 +23,25 @@ TEST_CASE("arch list: names, options in place, and lists inside options") {
   CHECK(parse_arch_list("lime_static:top_p=0.9")[0].file_name() == "lime_static-top_p-0.9");
 }
 
-TEST_CASE("arch list: all is every registered architecture, and others may stand beside it") {
-  const auto choices = parse_arch_list("all,hyper:rate=2");
-  REQUIRE(choices.size() == architectures().size() + 1);
-  CHECK(choices[0].arch == "llama");
-  for (size_t i = 0; i < architectures().size(); ++i) {
-    CHECK(choices[i].text == architectures()[i].name);
-    CHECK(has(arch_list_help(), " " + choices[i].text));
+TEST_CASE("arch list: all is every registered architecture of a backbone, and others may stand beside it") {
+  for (const std::string backbone : {"llama", "gpt2"}) {
+    const auto choices = parse_arch_list("all,hyper:rate=2", backbone);
+    REQUIRE(choices.size() == architectures().size());
+    CHECK(choices[0].arch == backbone);
+    size_t i = 0;
+    for (const Architecture& architecture : architectures()) {
+      CHECK(has(arch_list_help(), " " + architecture.name));
+      if (architecture.name != (backbone == "llama" ? "gpt2" : "llama")) CHECK(choices[i++].text == architecture.name);
+    }
+    CHECK(choices.back().text == "hyper:rate=2");
   }
-  CHECK(choices.back().text == "hyper:rate=2");
 }
 
 TEST_CASE("arch list: what does not exist is refused by name") {
   const auto refused = [](const std::string& list, const std::string& says) {
     check_fails(Exit::usage, {says}, [&] { parse_arch_list(list); });
   };
-  refused("llama,limo", "unknown architecture 'limo'; known: llama lime");
+  refused("llama,limo", "unknown architecture 'limo'; known: llama gpt2 lime");
   refused("", "unknown architecture ''");
   refused("llama,", "unknown architecture ''");
   refused("hyper:rat=2", "hyper has no option 'rat'; it has: rate dynamic");

@@ -25,16 +25,24 @@ void copy(TinyModel& model, const std::string& to, const Parameter& from, TinyMo
   model.fill(to, [&](int64_t i) { return static_cast<double>(values[static_cast<size_t>(i)]); });
 }
 
-// Its own parameters as the architecture itself starts them from a LLaMA, which is bit for bit the LLaMA then.
-void starts_as_llama(const std::string& choice) {
+// A connection on LLaMAs with different numbers of key/value heads, and on GPT-2s.
+std::vector<Config> on_backbones(const std::string& choice) {
+  std::vector<Config> list;
+  for (const int64_t K : {1, 2, 4}) list.push_back(tiny_with(choice, K));
+  for (const bool plain : {true, false}) list.push_back(connected(choice, tiny_gpt2(plain)));
+  return list;
+}
+
+// Its own parameters as the architecture itself starts them from a plain backbone, which it is bit for bit then.
+void starts_as_plain(const std::string& choice) {
   CAPTURE(choice);
-  for (const int64_t K : {1, 2, 4})
-    check_same_bits(Twin(tiny_with(choice, K), [](TinyModel& m) {
-      ParameterTable llama;
-      declare_model(llama, tiny_config("llama", m.config.num_key_value_heads, true));
+  for (const Config& config : on_backbones(choice))
+    check_same_bits(Twin(config, [](TinyModel& m) {
+      ParameterTable plain;
+      declare_model(plain, plain_of(m.config));
       find_architecture(m.config.arch).make(m.config)->start_as_plain(m.params, m.config);
       for (const Parameter& row : m.params.rows())
-        if (!llama.contains(row.name))
+        if (!plain.contains(row.name))
           m.fill(row.name, [&](int64_t i) { return row.init.at(1, stream_of(row.name), i); });
     }));
 }
@@ -45,39 +53,41 @@ void share_gains(TinyModel& m) {
     copy(m, layer_name(l, "lime_layernorm.weight"), m.params.at(layer_name(l, "input_layernorm.weight")), m);
 }
 // Normalised streams times a gain, instead of rms(x) * gain in one: another order of two products.
-const std::vector<std::string> v1_norms = {"input_layernorm.weight", "lime_layernorm.weight"};
+const std::vector<std::string> v1_norms = {"input_layernorm", "lime_layernorm"};
 
-void lime_static_is_llama() {
-  for (const int64_t K : {1, 2, 4})
-    for (const std::string top_p : {"0.25", "1"})
-      check_same(Twin(tiny_with("lime_static:top_p=" + top_p, K),
-                      [](TinyModel& m) {
-                        set(m, "lime_router",
-                            [](const Parameter& row, int64_t i) { return 200 * last_column(row, i); });
-                        share_gains(m);
-                      }),
-                 1e-5, v1_norms);
+void lime_static_is_plain() {
+  for (const std::string top_p : {"0.25", "1"})
+    for (const Config& config : on_backbones("lime_static:top_p=" + top_p))
+      if (!(config.gpt2() && config.bias))
+        check_same(Twin(config,
+                        [](TinyModel& m) {
+                          set(m, "lime_router",
+                              [](const Parameter& row, int64_t i) { return 200 * last_column(row, i); });
+                          share_gains(m);
+                        }),
+                   1e-5, v1_norms);
 }
 
 // The router is linear in the stream, so it needs something that every token has: here nothing writes to channel 0,
 // where all embeddings hold a 5, and the router reads this channel alone.
-void lime_dynamic_is_llama() {
-  for (const int64_t K : {1, 2, 4}) {
-    Twin twin(tiny_with("lime_dynamic", K));
-    const int64_t C = twin.llama.config.hidden_size;
-    const auto embeddings = twin.llama.values<float>(twin.llama.params.at("model.embed_tokens.weight").value);
-    twin.llama.fill("model.embed_tokens.weight", [&](int64_t i) {
+void lime_dynamic_is_plain() {
+  for (const Config& config : on_backbones("lime_dynamic")) {
+    if (config.gpt2() && config.bias) continue;
+    Twin twin(config);
+    const int64_t C = config.hidden_size, K = config.num_key_value_heads;
+    const auto embeddings = twin.plain.values<float>(twin.plain.params.at("model.embed_tokens.weight").value);
+    twin.plain.fill("model.embed_tokens.weight", [&](int64_t i) {
       return i % C == 0 ? 5.0 : static_cast<double>(embeddings[static_cast<size_t>(i)]);
     });
     for (int l = 0; l < 4; ++l)
       for (const char* name : {"self_attn.o_proj.weight", "mlp.down_proj.weight"}) {
-        const Parameter& row = twin.llama.params.at(layer_name(l, name));
-        const auto values = twin.llama.values<float>(row.value);
-        twin.llama.fill(row.name, [&](int64_t i) {
+        const Parameter& row = twin.plain.params.at(layer_name(l, name));
+        const auto values = twin.plain.values<float>(row.value);
+        twin.plain.fill(row.name, [&](int64_t i) {
           return i < row.shape[1] ? 0.0 : static_cast<double>(values[static_cast<size_t>(i)]);
         });
       }
-    twin.model.take(twin.llama);
+    twin.model.take(twin.plain);
     share_gains(twin.model);
     set(twin.model, "lime_router", [K](const Parameter& row, int64_t i) {  // (K sources, C), heads outside
       const int64_t sources = row.shape[0] / K, width = row.shape[1];
@@ -101,18 +111,21 @@ void lime_dynamic_is_lime_static() {
   }
 }
 
-void hyper_is_llama() {
+void hyper_is_plain() {
   auto start = [](TinyModel& m) {  // the values of a new model
     for (Parameter& row : m.params.rows())
       if (row.name.find("_hc.") != std::string::npos) m.fill(row.name, [&](int64_t i) { return row.init.at(1, 2, i); });
   };
-  // E equal streams: the final norm removes the factor E up to its epsilon. One stream is LLaMA's, in the same bits.
-  for (const std::string rate : {"1", "2", "4"}) {
-    const Config config = tiny_with("hyper:prenorm=rmsnorm:layer_index=sublayer:rate=" + rate);
-    check_same(Twin(config, start), 1e-5);
-    Twin twin(config, start);
-    if (rate == "1") CHECK(twin.llama.loss() == twin.model.loss());
-  }
+  // E equal streams: the final norm removes the factor E up to its epsilon. One stream is the plain one, in the same
+  // bits.
+  for (const std::string rate : {"1", "2", "4"})
+    for (Config config : on_backbones("hyper:prenorm=rmsnorm:layer_index=sublayer:rate=" + rate)) {
+      config.norm_eps = 1e-6;
+      check_same(Twin(config, start), 1e-5);
+      Twin twin(config, start);
+      const bool rounds = config.gpt2() && config.bias;  // the plain one adds a bias to product and stream together
+      if (rate == "1" && !rounds) CHECK(twin.plain.loss() == twin.model.loss());
+    }
 }
 
 void dynamic_hyper_is_static_hyper() {
@@ -122,37 +135,37 @@ void dynamic_hyper_is_static_hyper() {
   CHECK(still.loss() == dynamic.loss());
 }
 
-void mudd_is_llama() {
-  const std::vector<std::string> norms = {"input_layernorm_q.weight", "input_layernorm_k.weight",
-                                          "input_layernorm_v.weight"};
-  for (const std::string norm : {"prepost", "none"}) {
-    Twin twin(tiny_with("mudd:norm=" + norm), [&](TinyModel& m) {
-      set(m, "w2.weight", 0);
-      set(m, "static_weight", 0);
-      if (norm == "none") set(m, "static_weight", last_column);
-    });
-    for (int l = 0; l < 4; ++l) {
-      const Parameter& gain = twin.llama.params.at(layer_name(l, "input_layernorm.weight"));
-      for (const std::string& name : norms) copy(twin.model, layer_name(l, name), gain, twin.llama);
+void mudd_is_plain() {
+  const std::vector<std::string> norms = {"input_layernorm_q", "input_layernorm_k", "input_layernorm_v"};
+  for (const std::string norm : {"prepost", "none"})
+    for (const Config& config : on_backbones("mudd:norm=" + norm)) {
+      Twin twin(config, [&](TinyModel& m) {
+        set(m, "w2.weight", 0);
+        set(m, "static_weight", 0);
+        if (norm == "none") set(m, "static_weight", last_column);
+      });
+      for (const Parameter& row : twin.plain.params.rows())
+        if (const size_t at = row.name.find("input_layernorm"); at != std::string::npos)
+          for (const std::string& name : norms)
+            copy(twin.model, row.name.substr(0, at) + name + row.name.substr(row.name.rfind('.')), row, twin.plain);
+      CHECK(twin.plain.loss() == twin.model.loss());
+      check_same(std::move(twin), 1e-6, norms);
     }
-    CHECK(twin.llama.loss() == twin.model.loss());
-    check_same(std::move(twin), 1e-6, norms);
-  }
 }
 
 }  // namespace
 
 TEST_CASE("architectures: each contains the plain backbone, bit for bit where it computes the same products") {
-  const std::map<std::string, void (*)()> to_rounding = {{"lime_static", lime_static_is_llama},
-                                                         {"lime_dynamic", lime_dynamic_is_llama},
-                                                         {"hyper", hyper_is_llama},
-                                                         {"mudd", mudd_is_llama}};
-  std::set<std::string> tested = {"llama"};
+  const std::map<std::string, void (*)()> to_rounding = {{"lime_static", lime_static_is_plain},
+                                                         {"lime_dynamic", lime_dynamic_is_plain},
+                                                         {"hyper", hyper_is_plain},
+                                                         {"mudd", mudd_is_plain}};
+  std::set<std::string> tested = {"llama", "gpt2"};
   for (const auto& [arch, test] : to_rounding) test(), tested.insert(arch);
   for (const ArchChoice& choice : parse_arch_list(
            "lime,vertical,sla:distance=4,ala:stride=4,resformer,satformer,satformer:gate=tanh,satformer:gate=identity,"
            "denseformer,denseformer:dilation=2,denseformer:period=3,denseformer:dilation=3:period=2,relay")) {
-    starts_as_llama(choice.text);
+    starts_as_plain(choice.text);
     tested.insert(choice.arch);
   }
   for (const Architecture& architecture : architectures())
@@ -378,12 +391,72 @@ TEST_CASE("architectures: parameter counts of the papers, to the last digit") {
     }
   }
   for (const Architecture& architecture : architectures())
-    CHECK_MESSAGE((architecture.draft || counted[architecture.name] > 0), architecture.name);
+    CHECK_MESSAGE((architecture.draft || architecture.name == "gpt2" || counted[architecture.name] > 0),
+                  architecture.name);
 }
 
 namespace {
 
-// Forward FLOPs a token beyond LLaMA's of the same sizes, from the recorded tape; nothing is computed.
+Config gpt2_config(int64_t C, int64_t H, int64_t L, int64_t V, bool bias) {
+  Config config;
+  config.arch = "gpt2";
+  config.vocab_size = V;
+  config.hidden_size = C, config.num_attention_heads = H, config.num_hidden_layers = L;
+  config.max_position_embeddings = 1024;
+  config.tie_word_embeddings = true;
+  config.bias = bias;
+  config.check(Exit::usage, "test");
+  return config;
+}
+
+}  // namespace
+
+TEST_CASE("architectures: parameter counts of GPT-2, the Inheritune paper's without biases and OpenAI's with them") {
+  struct Family {
+    int64_t C, H;
+    std::vector<std::pair<int64_t, int64_t>> counts;  // layers, parameters
+  };
+  const std::vector<Family> paper = {
+      {768, 12, {{12, 124373760}, {4, 67738368}}},
+      {1024, 16, {{24, 354599936}, {18, 279090176}, {16, 253920256}, {14, 228750336}, {12, 203580416}, {8, 153240576}}},
+      {1280, 20, {{36, 773582080}, {18, 419641600}, {9, 242671360}}},
+      {1280, 20, {{32, 694928640}, {16, 380314880}}},
+      {1600, 25, {{48, 1556840000}, {24, 819483200}, {12, 450804800}}}};
+  for (const Family& family : paper)
+    for (const auto& [L, count] : family.counts)
+      CHECK(count_parameters(gpt2_config(family.C, family.H, L, 50304, false)) == count);
+  const std::vector<Family> openai = {{768, 12, {{12, 124439808}, {6, 81912576}}},
+                                      {1024, 16, {{24, 354823168}}},
+                                      {1280, 20, {{36, 774030080}}},
+                                      {1600, 25, {{48, 1557611200}}}};
+  for (const Family& family : openai)
+    for (const auto& [L, count] : family.counts)
+      CHECK(count_parameters(gpt2_config(family.C, family.H, L, 50257, true)) == count);
+}
+
+TEST_CASE("architectures: a connection adds as many parameters to a GPT-2 as to a LLaMA, but for biases") {
+  const auto added = [](const Config& config) { return count_parameters(config) - count_parameters(plain_of(config)); };
+  const int64_t C = 8, L = 4;
+  const std::map<std::string, int64_t> biases = {{"lime_static", -2 * C * (L - 1)},
+                                                 {"lime_dynamic", -2 * C * (L - 1)},
+                                                 {"hyper", -2 * C * L},
+                                                 {"resformer:variant=svformer", -C * (L - 1)},
+                                                 {"mudd", 2 * C * L}};
+  std::string choices = "hyper:prenorm=rmsnorm,resformer:variant=svformer,vertical:map=unet,lime:routing=average";
+  for (const Architecture& one : architectures())
+    if (one.name != "llama" && one.name != "gpt2") choices += "," + one.name;
+  for (const ArchChoice& choice : parse_arch_list(choices)) {
+    CAPTURE(choice.text);
+    const int64_t want = added(tiny_with(choice.text, 4, false));
+    CHECK(added(connected(choice.text, tiny_gpt2(false))) == want);
+    CHECK(added(connected(choice.text, tiny_gpt2())) ==
+          want + (biases.contains(choice.text) ? biases.at(choice.text) : 0));
+  }
+}
+
+namespace {
+
+// Forward FLOPs a token beyond the plain backbone's of the same sizes, from the recorded tape; nothing is computed.
 double added_flops(const Config& config) {
   constexpr int64_t B = 2, T = 5;
   auto forward = [](const Config& c) {
@@ -393,10 +466,7 @@ double added_flops(const Config& config) {
     record_model(tape, params, c, B, T);
     return tape.forward_flops();
   };
-  Config plain = config;
-  plain.arch = "llama";
-  plain.options.clear();
-  return (forward(config) - forward(plain)) / static_cast<double>(B * T);
+  return (forward(config) - forward(plain_of(config))) / static_cast<double>(B * T);
 }
 
 // The formulas of the specification, in the letters of the trainers' head comments. Integers: the sizes are small.
@@ -417,7 +487,7 @@ int64_t dense_flops(const Sizes& s, int64_t k, int64_t p) {
 
 }  // namespace
 
-TEST_CASE("architectures: FLOPs a token beyond LLaMA's are the formulas of the trainers' pages") {
+TEST_CASE("architectures: FLOPs a token beyond the plain backbone's are the formulas of the trainers' pages") {
   struct Cost {
     std::string choice;
     std::function<int64_t(const Sizes&)> want;
@@ -450,15 +520,19 @@ TEST_CASE("architectures: FLOPs a token beyond LLaMA's are the formulas of the t
   for (const Cost& cost : costs) {
     const ArchChoice choice = parse_arch_list(cost.choice)[0];
     ++counted[choice.arch];
-    for (const int64_t K : {1, 2, 4}) {
-      Config config = tiny_config(choice.arch, K, true, true, 6);  // H D is not C
+    std::vector<Config> backbones;
+    for (const int64_t K : {1, 2, 4}) backbones.push_back(tiny_config("llama", K, true, true, 6));  // H D is not C
+    if (choice.arch != "llama")
+      for (const bool plain : {true, false}) backbones.push_back(tiny_gpt2(plain));
+    for (Config& config : backbones) {
       config.num_hidden_layers = 5;
-      config.options = choice.options;
-      config.check(Exit::usage, "test");
-      const Sizes sizes{config.hidden_size, config.num_hidden_layers, K, config.head_dim};
-      CHECK_MESSAGE(added_flops(config) == static_cast<double>(cost.want(sizes)), cost.choice << " K=" << K);
+      config = connected(cost.choice, config);
+      const Sizes sizes{config.hidden_size, config.num_hidden_layers, config.num_key_value_heads, config.head_dim};
+      CHECK_MESSAGE(added_flops(config) == static_cast<double>(cost.want(sizes)),
+                    cost.choice << " on " << config.backbone << " K=" << sizes.K);
     }
   }
   for (const Architecture& architecture : architectures())
-    CHECK_MESSAGE((architecture.draft || counted[architecture.name] > 0), architecture.name);
+    CHECK_MESSAGE((architecture.draft || architecture.name == "gpt2" || counted[architecture.name] > 0),
+                  architecture.name);
 }

@@ -1,6 +1,7 @@
 // How new models start and in which groups their parameters learn: by the specification's tables, row for row.
 #include <cmath>
 #include <optional>
+#include <set>
 
 #include "tests/twin.h"
 
@@ -13,21 +14,21 @@ namespace {
 constexpr int64_t C = 256, H = 64, K = 32, D = 4, L = 6;
 const double root_C = std::sqrt(static_cast<double>(C));
 
-Config config_of(const std::string& text) {
-  const ArchChoice choice = parse_arch_list(text)[0];
+// gpt2: with biases, and the K heads of the LLaMA's keys for its queries, too.
+Config config_of(const std::string& text, bool gpt2 = false) {
   Config config;
-  config.arch = choice.arch;
-  config.options = choice.options;
+  config.arch = gpt2 ? "gpt2" : "llama";
+  config.max_position_embeddings = 24;
   config.vocab_size = 7;
   config.hidden_size = C;
   config.intermediate_size = 96;
   config.num_hidden_layers = L;
-  config.num_attention_heads = H;
+  config.num_attention_heads = gpt2 ? K : H;
   config.num_key_value_heads = K;
-  config.qk_norm = true;
+  config.qk_norm = !gpt2;
   config.check(Exit::usage, "test");
-  REQUIRE(config.head_dim == D);
-  return config;
+  REQUIRE(config.head_dim == (gpt2 ? C / K : D));
+  return connected(text, config);
 }
 
 ParameterTable declared(const Config& config) {
@@ -95,11 +96,11 @@ struct Rule {
 };
 struct Model {
   std::string choice;       // as of --arch of compare
-  std::vector<Rule> rules;  // for what it adds to LLaMA and what it starts differently
+  std::vector<Rule> rules;  // for what it adds to the backbone and what it starts differently
 };
 
 std::vector<Model> lime_models() {
-  const Rule k{"k_proj", 1, 1, uniform(1 / root_C)}, v{"v_proj", 1, 1, uniform(1 / root_C)};
+  const Rule k{"k_proj.weight", 1, 1, uniform(1 / root_C)}, v{"v_proj.weight", 1, 1, uniform(1 / root_C)};
   auto routed = [](const std::function<bool(int64_t, int64_t)>& reads) {
     return Rule{"lime_router", 10, 0, router(reads)};
   };
@@ -111,16 +112,17 @@ std::vector<Model> lime_models() {
   };
 }
 
-// Layer 0 has LLaMA's keys and values. The literal bound takes all sizes of a tensor (1, K, C, D) but the first.
-std::vector<Model> lime_static_models() {
+// Layer 0 has the backbone's keys and values. The literal bound takes all sizes of a tensor (1, K, C, D) but the first.
+std::vector<Model> lime_static_models(bool gpt2) {
   std::vector<Model> models;
   for (const std::string arch : {"lime_static", "lime_dynamic"})
     for (const std::string kv_init : {"", ":kv_init=literal", ":kv_init=fan_in"}) {
-      const double bound = kv_init == ":kv_init=fan_in" ? 1 / root_C : 1 / std::sqrt(static_cast<double>(K * C * D));
-      std::vector<Rule> rules = {{"layers.0.self_attn.k_proj", 1, 1, normal(0.02)},
-                                 {"layers.0.self_attn.v_proj", 1, 1, normal(0.02)},
-                                 {"k_proj", 1, 1, uniform(bound)},
-                                 {"v_proj", 1, 1, uniform(bound)},
+      const double bound =
+          kv_init == ":kv_init=fan_in" ? 1 / root_C : 1 / std::sqrt(static_cast<double>(gpt2 ? C * C : K * C * D));
+      std::vector<Rule> rules = {{"layers.0.self_attn.k_proj.weight", 1, 1, normal(0.02)},
+                                 {"layers.0.self_attn.v_proj.weight", 1, 1, normal(0.02)},
+                                 {"k_proj.weight", 1, 1, uniform(bound)},
+                                 {"v_proj.weight", 1, 1, uniform(bound)},
                                  {"lime_layernorm", 1, 0, all(1)}};
       if (arch == "lime_static") rules.push_back({"lime_router", 10, 0, normal(0.1)});
       else rules.push_back({"lime_router", 10, 1, normal(0.02)});
@@ -129,7 +131,7 @@ std::vector<Model> lime_static_models() {
   return models;
 }
 
-std::vector<Model> hyper_models() {
+std::vector<Model> hyper_models(bool gpt2) {
   auto rules = [](int64_t E, bool by_sublayer) {
     return std::vector<Rule>{{"static_alpha", 1, 0, one_stream(E, by_sublayer)},
                              {"static_beta", 1, 0, all(1)},
@@ -139,21 +141,23 @@ std::vector<Model> hyper_models() {
                              {"dynamic_beta_scale", 1, 1, all(0.01)}};
   };
   const Rule gain{"_hc.norm.weight", 1, 0, all(1)}, bias{"_hc.norm.bias", 1, 0, all(0)};
-  const Start smaller = normal(0.02 / std::sqrt(3.0));
+  const Start smaller = normal(0.02 / std::sqrt(3.0) / (gpt2 ? std::sqrt(2.0 * L) : 1));
   return {
       {"hyper", rules(4, false)},
       {"hyper:dynamic=false", {{"static_alpha", 1, 0, one_stream(4, false)}, {"static_beta", 1, 0, all(1)}}},
       {"hyper:prenorm=rmsnorm:norm=rmsnorm", joined(rules(4, false), std::vector{gain})},
       {"hyper:rate=3:layer_index=sublayer:norm=layernorm:output_init_scale=true",
-       joined(rules(3, true), std::vector<Rule>{gain, bias, {"o_proj", 1, 1, smaller}, {"down_proj", 1, 1, smaller}})},
+       joined(rules(3, true),
+              std::vector<Rule>{gain, bias, {"o_proj.weight", 1, 1, smaller}, {"down_proj.weight", 1, 1, smaller}})},
   };
 }
 
-std::vector<Model> mudd_models() {
-  const std::vector<Rule> common = {{"input_layernorm_q", 1, 0, all(1)},
-                                    {"input_layernorm_k", 1, 0, all(1)},
-                                    {"input_layernorm_v", 1, 0, all(1)},
-                                    {"da.w2", 1, 1, all(0)}};
+std::vector<Model> mudd_models(bool gpt2) {
+  std::vector<Rule> common = {{"da.w2", 1, 1, all(0)}};
+  for (const std::string way : {"q", "k", "v"}) {
+    common.push_back({"input_layernorm_" + way + ".weight", 1, 0, all(1)});
+    if (gpt2) common.push_back({"input_layernorm_" + way + ".bias", 1, 0, all(0)});
+  }
   auto with = [&](double w1, const std::vector<Rule>& more) {
     return joined(common, std::vector<Rule>{{"da.w1", 1, 1, normal(w1)}}, more);
   };
@@ -188,8 +192,8 @@ std::vector<Model> other_models() {
   };
 }
 
-std::vector<Model> all_models() {
-  return joined(lime_models(), lime_static_models(), hyper_models(), mudd_models(), other_models());
+std::vector<Model> all_models(bool gpt2) {
+  return joined(lime_models(), lime_static_models(gpt2), hyper_models(gpt2), mudd_models(gpt2), other_models());
 }
 
 double start_of(const Parameter& row, int64_t i) { return row.init.at(1, stream_of(row.name), i); }
@@ -225,8 +229,9 @@ void check_plain(const Parameter& row, const Parameter& plain) {
   for (int64_t i = 0; i < std::min<int64_t>(64, row.shape.numel()); ++i) CHECK(start_of(row, i) == start_of(plain, i));
 }
 
-void check_model(const Model& model) {
-  ParameterTable params = declared(config_of(model.choice)), llama = declared(config_of("llama"));
+void check_model(const Model& model, bool gpt2) {
+  const Config config = config_of(model.choice, gpt2);
+  ParameterTable params = declared(config), plain = declared(plain_of(config));
   std::vector<std::vector<double>> drawn(model.rules.size());
   std::vector<int> rows(model.rules.size());
   for (const Parameter& row : params.rows()) {
@@ -234,8 +239,8 @@ void check_model(const Model& model) {
     size_t which = 0;
     while (which < model.rules.size() && row.name.find(model.rules[which].part) == std::string::npos) ++which;
     if (which == model.rules.size()) {
-      REQUIRE_MESSAGE(llama.contains(row.name), "no rule for what " << model.choice << " adds");
-      check_plain(row, llama.at(row.name));
+      REQUIRE_MESSAGE(plain.contains(row.name), "no rule for what " << model.choice << " adds");
+      check_plain(row, plain.at(row.name));
       continue;
     }
     const Rule& rule = model.rules[which];
@@ -251,10 +256,10 @@ void check_model(const Model& model) {
   }
 }
 
-// The model and LLaMA as they come, every number by its rule.
-Twin new_twin(const std::string& choice) {
-  Twin twin(tiny_with(choice));
-  twin.llama.params.initialise(1);
+// The model and the plain one as they come, every number by its rule.
+Twin new_twin(const Config& config) {
+  Twin twin(config);
+  twin.plain.params.initialise(1);
   twin.model.params.initialise(1);
   return twin;
 }
@@ -274,15 +279,40 @@ TEST_CASE("initial: the backbone starts normal with spread 0.02; gains and embed
   }
 }
 
-TEST_CASE("initial: what architectures add starts, learns and decays as specified") {
-  std::map<std::string, int> covered;
-  for (const Model& model : all_models()) {
-    CAPTURE(model.choice);
-    check_model(model);
-    ++covered[parse_arch_list(model.choice)[0].arch];
+TEST_CASE("initial: a GPT-2's output projections start smaller, biases at 0; only matrices of products decay") {
+  for (const bool bias : {true, false}) {
+    Config config = config_of("gpt2", true);
+    config.bias = bias;
+    ParameterTable params = declared(config);
+    CHECK(params.contains("lm_head.weight"));
+    CHECK(params.contains("model.norm.bias") == bias);
+    const std::set<std::string> tables = {"model.embed_tokens.weight", "model.embed_positions.weight"};
+    for (const Parameter& row : params.rows()) {
+      CAPTURE(row.name);
+      const bool matrix = row.shape.rank == 2,
+                 output = row.name.ends_with("o_proj.weight") || row.name.ends_with("down_proj.weight");
+      CHECK(row.lr_mul == 1);
+      CHECK(row.wd_mul == (matrix && !tables.contains(row.name) ? 1 : 0));
+      std::vector<double> drawn;
+      const Start start = normal(0.02 / (output ? std::sqrt(2.0 * L) : 1));
+      sort_elements(row, matrix ? start : all(row.name.ends_with(".bias") ? 0 : 1), drawn);
+      if (matrix) check_drawn(drawn, Drawn::normal);
+    }
   }
+}
+
+TEST_CASE("initial: what architectures add starts, learns and decays as specified, on both backbones") {
+  std::map<std::string, int> covered;
+  for (const bool gpt2 : {false, true})
+    for (const Model& model : all_models(gpt2)) {
+      CAPTURE(model.choice);
+      CAPTURE(gpt2);
+      check_model(model, gpt2);
+      ++covered[parse_arch_list(model.choice)[0].arch];
+    }
+  const std::set<std::string> backbones = {"llama", "gpt2"};
   for (const Architecture& architecture : architectures())
-    CHECK_MESSAGE((architecture.name == "llama" || architecture.draft || covered[architecture.name] > 0),
+    CHECK_MESSAGE((backbones.contains(architecture.name) || architecture.draft || covered[architecture.name] > 0),
                   architecture.name);
 }
 
@@ -294,21 +324,22 @@ TEST_CASE("initial: LIMe's first layer has no router") {
   }
 }
 
-TEST_CASE("initial: a new denseformer, mudd or hyper with one stream is LLaMA") {
-  for (const char* choice : {"denseformer", "denseformer:dilation=2:period=3"}) check_same_bits(new_twin(choice));
-
-  const std::vector<std::string> norms = {"input_layernorm_q.weight", "input_layernorm_k.weight",
-                                          "input_layernorm_v.weight"};
-  for (const std::string norm : {"prepost", "none"}) {
-    CAPTURE(norm);
-    Twin twin = new_twin("mudd:norm=" + norm);
-    CHECK(twin.llama.loss() == twin.model.loss());
-    check_same(std::move(twin), 1e-6, norms);
-  }
-  for (const std::string dynamic : {"true", "false"}) {
-    CAPTURE(dynamic);
-    Twin twin = new_twin("hyper:rate=1:prenorm=rmsnorm:dynamic=" + dynamic);
-    CHECK(twin.llama.loss() == twin.model.loss());
-    check_same(std::move(twin), 1e-6);
+TEST_CASE("initial: a new denseformer, mudd or hyper with one stream is the plain backbone") {
+  const std::vector<std::string> norms = {"input_layernorm_q", "input_layernorm_k", "input_layernorm_v"};
+  for (const Config& plain : {tiny_config("llama", 2, true), tiny_gpt2(), tiny_gpt2(false)}) {
+    for (const char* choice : {"denseformer", "denseformer:dilation=2:period=3"})
+      check_same_bits(new_twin(connected(choice, plain)));
+    for (const std::string norm : {"prepost", "none"}) {
+      CAPTURE(norm);
+      Twin twin = new_twin(connected("mudd:norm=" + norm, plain));
+      CHECK(twin.plain.loss() == twin.model.loss());
+      check_same(std::move(twin), 1e-6, norms);
+    }
+    for (const std::string dynamic : {"true", "false"}) {
+      CAPTURE(dynamic);
+      Twin twin = new_twin(connected("hyper:rate=1:prenorm=rmsnorm:dynamic=" + dynamic, plain));
+      CHECK(twin.plain.loss() == twin.model.loss());
+      check_same(std::move(twin), 1e-6);
+    }
   }
 }

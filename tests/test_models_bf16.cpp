@@ -100,7 +100,7 @@ TEST_CASE("bf16 models: at most twice as far from the exact gradients as the pla
       all_fast += sum_fast, all_plain += sum_plain;
     }
     MESSAGE(device << ": errors of all models: " << all_fast << ", plain bf16 " << all_plain);
-    CHECK(all_fast <= 1.2 * all_plain);  // over 74 models the draws even out
+    CHECK(all_fast <= 1.2 * all_plain);  // over so many models the draws even out
   }
 }
 
@@ -108,6 +108,7 @@ TEST_CASE("bf16 models: activations take about half the memory") {
   const auto arena = [](const std::string& arch, Dtype dtype) {
     Config config = tiny_config(arch);
     config.hidden_size = 128, config.head_dim = 32, config.intermediate_size = 256;
+    config.max_position_embeddings = 64;
     ParameterTable params;
     declare_model(params, config);
     Tape tape(dtype);

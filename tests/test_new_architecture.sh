@@ -14,7 +14,7 @@ cp "$repo/dev/new_architecture.sh" "$work/dev"
 cp -r "$work" "$work.before"
 trap 'rm -rf "$work" "$work.before"' EXIT
 
-for name in '' llama lime ala relay all Upper 9x a-b a__b a_ ../a 'a b' 'a"' config this_name_is_too_long_to_be_typed_ever; do
+for name in '' llama gpt2 lime ala relay all Upper 9x a-b a__b a_ ../a 'a b' 'a"' config this_name_is_too_long_to_be_typed_ever; do
   code=0
   "$work/dev/new_architecture.sh" "$name" >"$work.before/said" 2>&1 || code=$?
   [ $code = 64 ] || fail "'$name' ended with $code"

@@ -558,7 +558,7 @@ expect 0 'resumed after step 2' "$build/train_lime" --init foreign --data good.b
   --out init --resume
 expect 64 'flags describe' "$build/train_lime" --init foreign --data good.bin --layers 2 --batch 2 --seq 8 --steps 2 \
   --out init --resume
-expect 0 'stays a LLaMA' "$build/train_satformer" --init moved --data good.bin --seq 8 --steps 0 --out sat
+expect 0 'stays the plain backbone' "$build/train_satformer" --init moved --data good.bin --seq 8 --steps 0 --out sat
 expect 64 'gate' "$build/train_satformer" --init sat --gate tanh --data good.bin --seq 8 --steps 0 --out x
 expect 64 'gate sigmoid' "$build/train_satformer" --init moved --gate sigmoid --data good.bin --seq 8 --steps 0 --out x
 expect 64 'leave out --width' "$build/train_lime" --init moved --layers 1 --width 8 --data good.bin --steps 0 --out x
@@ -567,6 +567,39 @@ printf '{"model": {"type": "WordLevel", "vocab": {%s}}, "pre_tokenizer": {"type"
   >moved/tokenizer.json
 expect 0 '\\x1b\]0;[0-9]+\\x07' "$build/generate" --model moved --prompt $'\e]0;3\a' --max-new 2
 grep -qa $'\e' <(cut -d' ' -f2- output) && fail "an escape code reached the terminal"
+# --- the backbone gpt2 -------------------------------------------------------------------------------------------
+size() { "$build/train_gpt2" --dry-run --vocab 50304 --seq 1024 --bias false --width "$1" --heads "$2" --layers "$3"; }
+expect 0 '^parameters: 124,373,760' size 768 12 12
+expect 0 '^parameters: 1,556,840,000' size 1600 25 48
+expect 0 'step 20: test loss [0-9.]+ [(]16 of 50 sequences[)], answers' train gpt2 --steps 20 --out gpt2
+positions=$(sed -n 's/.*"n_positions": \([0-9]*\).*/\1/p' gpt2/step_00000020/config.json)
+expect 0 'perplexity' "$build/evaluate" --model gpt2 --data arith:3 --train-samples 400 --answers 4
+seq 300 >gpt2.txt
+expect 0 'initialised' "$build/train_gpt2" --data text:gpt2.txt --seq 16 --width 8 --heads 2 --steps 0 --out gpt2_bytes
+expect 0 'longest sequence, 16 tokens' "$build/generate" --model gpt2_bytes --prompt '3 + 4' --max-new 500
+grep -q 'ignored' output && fail "a gpt2 of our own has keys that are ignored"
+expect 64 "longest sequence is $positions" "$build/generate" --model gpt2 --prompt "$(printf '3 + %.0s' {1..40})4"
+expect 64 "learned $positions positions" "$build/evaluate" --model gpt2 --data arith:6 --test-samples 4
+expect 64 "model has $positions positions; .*--seq" train gpt2 --steps 2 --positions "$positions" --out x --seq 99
+expect 64 "has $positions positions; give a smaller --seq$" "$build/train_lime" --init gpt2 --data arith:6 --steps 2 --out x
+expect 0 'starts as the gpt2 of gpt2$' "$build/train_lime" --init gpt2 "${tiny[@]:0:6}" --steps 4 --out gpt2_to_lime
+grep -q '"backbone": "gpt2"' gpt2_to_lime/step_00000004/config.json || fail "--init lost the backbone"
+expect 64 'holds a gpt2, not a llama; their blocks differ' "$build/train_llama" --init gpt2 "${tiny[@]:0:6}" --steps 2 --out x
+expect 64 'holds a llama, not a gpt2; their blocks differ' "$build/train_gpt2" --init whole "${tiny[@]:0:6}" --steps 2 --out x
+expect 64 'ask for that' train llama --backbone gpt2 --steps 2 --out x
+expect 64 'backbone' train gpt2 --backbone llama --steps 2 --out x
+expect 64 'rope-theta' train gpt2 --rope-theta 500 --steps 2 --out x
+expect 64 'backbone gpt2 has .* heads as query heads, 2, not 1' train lime --backbone gpt2 --kv-heads 1 --steps 2 --out x
+expect 64 'positions' train lime --positions 64 --steps 2 --out x
+expect 0 'test loss' train resformer --backbone gpt2 --bias false --activation gelu --steps 8 --out gpt2_resformer
+expect 0 'resumed after step 8' "$build/train_resformer" --resume --out gpt2_resformer --steps 12
+expect 0 '^resformer +[0-9,]+ ' compare gpt2,lime,resformer --backbone gpt2 --steps 2 --warmup 1 --out gpt2s
+[ "$(grep -l '"backbone": "gpt2"' gpt2s/*/step_00000002/config.json | wc -l)" = 2 ] || fail "compare lost the backbone"
+expect 0 '^mudd ' "$build/compare" --arch all --backbone gpt2 --dry-run
+expect 0 '^gpt2 +[0-9,]+ ' compare gpt2,llama --steps 2 --warmup 1 --out both
+expect 0 '^llama +[0-9,]+ ' "$build/compare" --resume --out both
+expect 0 '^gpt2 +[0-9,]+ ' "$build/compare" --resume --out gpt2s
+grep -q "\"n_positions\": $positions," both/gpt2/step_00000002/config.json || fail "a gpt2 among llamas has other positions"
 # --- the edges of a process --------------------------------------------------------------------------------------
 # Closed standard streams are the null device: no file of a run gets their numbers, and with them what is printed.
 "$build/train_llama" "${tiny[@]}" --steps 20 --out closed <&- >&- 2>&-

@@ -18,7 +18,8 @@ Config real_config(const std::string& arch) {
   config.hidden_size = 768;
   config.intermediate_size = 2048;
   config.num_attention_heads = 12;
-  config.num_key_value_heads = 4;
+  config.num_key_value_heads = arch == "gpt2" ? 12 : 4;
+  if (arch == "gpt2") config.head_dim = 0;
   config.check(Exit::usage, "test");
   return emulated ? tiny_config(arch) : config;
 }

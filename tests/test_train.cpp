@@ -63,7 +63,7 @@ TrainOptions across_depth(const std::string& arch, const std::string& data) {
   config.arch = arch;
   config.vocab_size = text ? 256 : 21;
   config.hidden_size = 16, config.intermediate_size = 32, config.num_hidden_layers = 4;
-  config.num_attention_heads = 4, config.num_key_value_heads = 2;
+  config.num_attention_heads = 4, config.num_key_value_heads = arch == "gpt2" ? 4 : 2;
   config.check(Exit::usage, "test");
   o.data.spec = data;
   o.data.train_samples = 96, o.data.test_samples = 8;

@@ -22,6 +22,7 @@
 
 namespace crossply::test {
 
+// A gpt2 takes tied from these only.
 inline Config tiny_config(const std::string& arch, int64_t K = 2, bool qk_norm = false, bool tied = true,
                           int64_t D = 0) {
   if (arch == "gpt2") K = 4, qk_norm = false, D = 0;
@@ -37,17 +38,33 @@ inline Config tiny_config(const std::string& arch, int64_t K = 2, bool qk_norm =
   config.qk_norm = qk_norm;
   config.tie_word_embeddings = tied;
   config.initializer_range = 0.3;  // large enough that every path matters
+  if (arch == "gpt2") config.max_position_embeddings = 11;
+  if (arch == "gpt2") config.norm_eps = 1e-5;
   config.check(Exit::usage, "test");
   return config;
 }
-
-// The same of an architecture with options in place, as in "hyper:rate=2".
-inline Config tiny_with(const std::string& choice, int64_t K = 2, bool qk_norm = true) {
-  const ArchChoice parsed = parse_arch_list(choice)[0];
-  Config config = tiny_config(parsed.arch, K, qk_norm);
-  config.options = parsed.options;
-  config.check(Exit::usage, "test");
+// A GPT-2 as OpenAI's are, or one with the other choice of every option, as Inheritune's larger ones and more.
+inline Config tiny_gpt2(bool plain = true) {
+  Config config = tiny_config("gpt2", 4, false, plain);
+  config.bias = plain;
+  config.scale_attn_by_inverse_layer_idx = !plain;
+  if (!plain) config.activation_function = "gelu";
   return config;
+}
+
+// A connection with options in place, as in "hyper:rate=2", on the backbone of another model.
+inline Config connected(const std::string& choice, Config backbone) {
+  const ArchChoice parsed = parse_arch_list(choice)[0];
+  backbone.arch = parsed.arch;
+  backbone.options = parsed.options;
+  backbone.check(Exit::usage, "test");
+  return backbone;
+}
+// The backbone alone.
+inline Config plain_of(const Config& config) { return connected(config.backbone, config); }
+
+inline Config tiny_with(const std::string& choice, int64_t K = 2, bool qk_norm = true) {
+  return connected(choice, tiny_config(choice == "gpt2" ? choice : "llama", K, qk_norm));
 }
 
 // Of all gradients of the table.
@@ -78,6 +95,12 @@ class Counting : public Source {
  private:
   int64_t samples_, T_, V_;
 };
+
+// A key's bias, or that of a norm which only keys read, moves all logits of a query alike, which softmax does not see:
+// its gradient is 0 but for rounding.
+inline bool is_key_bias(const Parameter& row) {
+  return row.name.ends_with("k_proj.bias") || row.name.ends_with("input_layernorm_k.bias");
+}
 
 // A model recorded for training with fixed tokens, some of them not scored. On the reference device in f64 or in f32.
 struct TinyModel {

@@ -54,7 +54,7 @@ std::string ArchChoice::file_name() const {
   return name;
 }
 
-std::vector<ArchChoice> parse_arch_list(const std::string& list) {
+std::vector<ArchChoice> parse_arch_list(const std::string& list, const std::string& backbone) {
   std::vector<ArchChoice> choices;
   auto add = [&](const std::string& text) {
     choices.push_back(parse_choice(text));
@@ -65,7 +65,8 @@ std::vector<ArchChoice> parse_arch_list(const std::string& list) {
   for (const std::string& text : split(list, ',')) {
     if (text != "all") add(text);
     else
-      for (const Architecture& architecture : architectures()) add(architecture.name);
+      for (const Architecture& architecture : architectures())
+        if (architecture.name != (backbone == "gpt2" ? "llama" : "gpt2")) add(architecture.name);
   }
   return choices;
 }

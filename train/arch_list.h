@@ -17,9 +17,9 @@ struct ArchChoice {
   std::string file_name() const;
 };
 
-// "all" stands for every registered architecture, llama first. Throws Exit::usage for an architecture or an option that
-// does not exist, and for what is named twice; whether a value is allowed is for Config::check.
-std::vector<ArchChoice> parse_arch_list(const std::string& list);
+// "all" stands for the plain backbone and every connection on it. Throws Exit::usage for an architecture or an option
+// that does not exist, and for what is named twice; whether a value is allowed is for Config::check.
+std::vector<ArchChoice> parse_arch_list(const std::string& list, const std::string& backbone = "llama");
 // The flag's description, with all names.
 std::string arch_list_help();
 

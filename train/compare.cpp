@@ -52,10 +52,12 @@ Comparison prepare(const Options& o) {
   if (o.train.world.ranks > 0) fail(Exit::usage, "compare plans jobs of one rank; --world is for the trainers");
   if (o.train.out.empty() && !o.train.dry_run) fail(Exit::usage, "--out is needed: the directory for the runs");
   if (o.train.steps == 0) fail(Exit::usage, "--steps 0: there is nothing to compare");
-  const std::vector<ArchChoice> choices = parse_arch_list(o.archs);
+  const std::vector<ArchChoice> choices = parse_arch_list(o.archs, o.train.config.backbone);
   TrainOptions plain = o.train;
   plain.config.arch = plain.config.backbone;
   const Dataset data = open_inputs(plain);
+  // A GPT-2 among LLaMAs learns as many as it is given.
+  const int64_t positions = plain.config.gpt2() ? plain.config.max_position_embeddings : plain.data.seq_len;
   const bool fresh = !o.train.resume && !o.train.dry_run;
   Comparison comparison{plain.data.spec, fresh ? fresh_dir(o.train.out) : o.train.out, {}};
   if (data.test != nullptr) comparison.test_size = data.test->size();
@@ -63,6 +65,7 @@ Comparison prepare(const Options& o) {
     ComparedRun run{choice, plain, {}};
     run.options.config.arch = choice.arch;
     run.options.config.options = choice.options;
+    if (choice.arch == "gpt2") run.options.config.max_position_embeddings = positions;
     run.options.out = comparison.out + "/" + choice.file_name();
     apply_preset_to_architecture(run.options);
     run.options.config.check(Exit::usage, "--arch " + choice.text);

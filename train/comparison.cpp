@@ -383,7 +383,12 @@ bool take_comparison_settings(const std::string& out, std::string& archs, TrainO
   if (old.is_null()) return false;
   archs.clear();
   for (const json& run : old["runs"]) archs += (archs.empty() ? "" : ",") + run["name"].get<std::string>();
-  take_settings(old["runs"][0].value("flags", json()), path + ": flags", options);
+  // A GPT-2 among LLaMAs does not have all their sizes.
+  const json& runs = old["runs"];
+  const auto llama = std::find_if(runs.begin(), runs.end(), [](const json& run) {
+    return run.contains("flags") && run["flags"].contains("config") && run["flags"]["config"].contains("hidden_size");
+  });
+  take_settings((llama == runs.end() ? runs[0] : *llama).value("flags", json()), path + ": flags", options);
   options.config.arch = "llama";  // what the first one has of its own is in its name
   options.config.options.clear();
   return true;

@@ -34,9 +34,10 @@ void choose_architecture(TrainOptions& o, const Config& asked) {
     note_start(o);
     return;
   }
-  if (from != "llama" && from != "gpt2")
+  const auto plain = [](const std::string& arch) { return arch == "llama" || arch == "gpt2"; };
+  if (!plain(from) || plain(asked.arch))
     fail(Exit::usage, "--init ", o.init, " holds a ", from, ", not a ", asked.arch,
-         "; only a llama or a gpt2 can become another architecture");
+         plain(from) ? "; their blocks differ" : "; only a llama or a gpt2 can become another architecture");
   c.arch = asked.arch;
   c.options = asked.options;
   c.check(Exit::usage, "flags");

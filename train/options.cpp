@@ -55,11 +55,13 @@ void add_size_flags(CLI::App& app, TrainOptions& o) {
   add_integer(app, "--head-width", c.head_dim, 0, most_size, "D, head width (0: C / H)");
   add_integer(app, "--ffn", c.intermediate_size, c.gpt2() ? 0 : 1, most_size,
               c.gpt2() ? "F, feed-forward width (0: 4 C)" : "F, feed-forward width");
-  add_number(app, "--rope-theta", c.rope_theta, 0, most_number, "base of the rotary frequencies");
+  if (!c.gpt2()) add_number(app, "--rope-theta", c.rope_theta, 0, most_number, "base of the rotary frequencies");
   add_number(app, "--norm-eps", c.norm_eps, 0, most_number, "epsilon of the norms");
   add_truth(app, "--tie", c.tie_word_embeddings, "head and embedding share one matrix");
   add_truth(app, "--qk-norm", c.qk_norm, "RMSNorm on queries and keys");
-  add_choice(app, "--backbone", c.backbone, {"llama", "gpt2"}, "the block: llama or gpt2");
+  using Words = std::vector<std::string>;
+  add_choice(app, "--backbone", c.backbone, c.arch == "gpt2" ? Words{"gpt2"} : Words{"llama", "gpt2"},
+             "the block: llama or gpt2");
   if (!c.gpt2()) return;
   add_integer(app, "--positions", c.max_position_embeddings, 0, most_size, "P, learned positions (0: T)");
   add_truth(app, "--bias", c.bias, "biases in norms and products");

@@ -10,6 +10,7 @@
 #include <numeric>
 
 #include "cli/format.h"
+#include "eval/answers.h"
 #include "kernels/block/cross_entropy.h"
 #include "kernels/block/distill.h"
 #include "kernels/block/matmul.h"
@@ -65,7 +66,7 @@ double answering_memory(const TrainOptions& o, ParameterTable& params) {
   const bool task = o.data.spec.starts_with("arith:") || o.data.spec == "prosqa";
   if (!task || o.answer_samples == 0) return 0;
   const int64_t rows = std::min(o.answer_samples, answer_rows(o));
-  Tape tape(Dtype::f32, o.data.seq_len + 1);
+  Tape tape(Dtype::f32, answer_length(o.config, o.data.seq_len));
   record_model(tape, params, o.config, rows, 1);
   tape.plan(PlanMode::reuse);
   return static_cast<double>(tape.arena_bytes());

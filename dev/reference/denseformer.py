@@ -40,7 +40,7 @@ class DenseformerBackbone(Backbone):
     self.dwa_modules = nn.ModuleDict({"alphas": nn.ModuleDict(alphas)})
 
   def forward(self, tokens):
-    x = self.embed_tokens(tokens)
+    x = self.embed(tokens)
     outputs, alphas = [x], self.dwa_modules["alphas"]
     for i, layer in enumerate(self.layers):
       outputs.append(layer(x, []))

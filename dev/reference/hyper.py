@@ -88,7 +88,7 @@ class HyperLayer(Layer):
 
 class HyperBackbone(Backbone):
   def forward(self, tokens):
-    streams = self.embed_tokens(tokens)[:, :, None].expand(-1, -1, self.config.rate, -1)
+    streams = self.embed(tokens)[:, :, None].expand(-1, -1, self.config.rate, -1)
     for layer in self.layers:
       streams = layer(streams, [])
     return self.norm(streams.sum(2))

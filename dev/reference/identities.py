@@ -40,7 +40,7 @@ def put(model, **values):
 
 
 def neutral(options):
-  """Models that must be LLaMA with the same backbone, each with its name."""
+  """Models that must be the plain backbone, a LLaMA or a GPT-2 without biases, each with its name."""
   plain = tiny(**options)
   last = lambda layer: torch.tensor([NEVER] * layer + [0.0])
   for gate in ("relu", "tanh", "identity"):
@@ -69,10 +69,10 @@ def neutral(options):
 def check_neutral(check, options):
   plain = tiny(**options)
   for what, model in neutral(options):
-    check(f"{options}: {what} is LLaMA", same(model, plain))
-  for arch in model_dir.ARCHITECTURES:
+    check(f"{options}: {what} is plain", same(model, plain))
+  for arch in model_dir.ARCHITECTURES.keys() - {"gpt2"}:
     other = tiny(arch, plain, **options)
-    check(f"{options}: random {arch} is LLaMA only if it is LLaMA", same(other, plain) == (arch == "llama"))
+    check(f"{options}: random {arch} is plain only if it is plain", same(other, plain) == (arch == "llama"))
 
 
 def check_fresh(check):
@@ -251,6 +251,9 @@ def run(check):
       check_resformer(check, options)
       check_satformer(check, options)
       check_mudd(check, options)
+    check_neutral(check, {"K": 4, "backbone": "gpt2", "bias": False})
+    check_neutral(check, {"K": 4, "backbone": "gpt2", "bias": False, "tied": False, "activation_function": "gelu",
+                          "scale_attn_by_inverse_layer_idx": True})
     check_skip(check, {"K": 4})
     check_unread(check)
     check_norms(check)

@@ -17,7 +17,7 @@ import math
 import torch
 from torch import nn
 
-from .llama import Attention, Config, Layer, Llama, RMSNorm, check_choice, split_heads
+from .llama import Attention, Config, Layer, Llama, backbone_norm, check_choice, split_heads
 
 
 @dataclasses.dataclass
@@ -77,6 +77,7 @@ class LimeAttention(Attention):
     check_choice("kv_init", config.kv_init, ("literal", "fan_in"))
     if layer > 0:
       self.lime_router = self.router(config, layer)
+      self.k_proj.bias = self.v_proj.bias = None  # a GPT-2's would add nothing to what o_proj's can
 
   def project(self, x, streams):
     if self.layer == 0:
@@ -106,7 +107,7 @@ class LimeLayer(Layer):
   def __init__(self, config, layer, attention):
     super().__init__(config, layer, attention)
     if layer > 0:
-      self.lime_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+      self.lime_layernorm = backbone_norm(config, bias=False)
 
   def forward(self, x, streams):
     streams.append(x)

@@ -1,4 +1,5 @@
-"""LLaMA in PyTorch, for reading and for checking: no kernels, no caches, one class per part of the model.
+"""LLaMA in PyTorch, for reading and for checking: no kernels, no caches, one class per part of the model. With backbone
+gpt2 in its configuration it is a GPT-2 (gpt2.py).
 
 Letters: B batch, T time, C width, V vocabulary, L layers, H query heads, K key/value heads, D head width, F
 feed-forward width. The state dict carries the names of a LLaMA checkpoint (model.layers.3.self_attn.q_proj.weight);
@@ -15,6 +16,8 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+from . import gpt2
 
 
 @dataclasses.dataclass
@@ -33,6 +36,11 @@ class Config:
   qk_norm: bool = False
   qk_norm_eps: float = 1e-5
   arch: str = "llama"
+  backbone: str = "llama"  # or gpt2, for which rope and qk_norm mean nothing, and the following are
+  max_position_embeddings: int = 2048  # learned positions
+  bias: bool = True
+  activation_function: str = "gelu_new"
+  scale_attn_by_inverse_layer_idx: bool = False  # the logits of layer i (from 0) are divided by i + 1, too
 
 
 def check_choice(name, value, choices):
@@ -56,6 +64,19 @@ class RMSNorm(nn.Module):
 
   def forward(self, x):
     return self.weight * unit_rms(x, self.eps)
+
+
+def backbone_norm(config, bias=True):
+  """In front of a sublayer. bias: a GPT-2's has one, if the model has biases."""
+  if config.backbone == "gpt2":
+    return gpt2.LayerNorm(config.hidden_size, config.rms_norm_eps, bias and config.bias)
+  return RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+
+def backbone_mlp(config, inner):
+  if config.backbone == "gpt2":
+    return gpt2.MLP(config.hidden_size, inner, config.activation_function, config.bias)
+  return MLP(config.hidden_size, inner)
 
 
 def frequencies(D, theta, scaling):
@@ -91,10 +112,11 @@ class Attention(nn.Module):
     super().__init__()
     self.config, self.layer = config, layer
     C, H, K, D = config.hidden_size, config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    self.q_proj = nn.Linear(C, H * D, bias=False)
-    self.k_proj = nn.Linear(C, K * D, bias=False)
-    self.v_proj = nn.Linear(C, K * D, bias=False)
-    self.o_proj = nn.Linear(H * D, C, bias=False)
+    bias = config.backbone == "gpt2" and config.bias
+    self.q_proj = nn.Linear(C, H * D, bias=bias)
+    self.k_proj = nn.Linear(C, K * D, bias=bias)
+    self.v_proj = nn.Linear(C, K * D, bias=bias)
+    self.o_proj = nn.Linear(H * D, C, bias=bias)
     if config.qk_norm:
       self.q_norm = RMSNorm(D, config.qk_norm_eps)
       self.k_norm = RMSNorm(D, config.qk_norm_eps)
@@ -111,11 +133,14 @@ class Attention(nn.Module):
     q, k, v = self.project(x, shared)
     if self.config.qk_norm:
       q, k = self.q_norm(q), self.k_norm(k)
-    q, k = (rotate(x, self.config.rope_theta, self.config.rope_scaling) for x in (q, k))
+    if self.config.backbone == "llama":
+      q, k = (rotate(x, self.config.rope_theta, self.config.rope_scaling) for x in (q, k))
     k, v = self.route(k, v, shared)
     (H, T, D), heads = q.shape[1:], k.shape[1]
     k, v = k.repeat_interleave(H // heads, dim=1), v.repeat_interleave(H // heads, dim=1)
     scores = q @ k.transpose(-1, -2) / math.sqrt(D)  # (B, H, T, T)
+    if self.config.scale_attn_by_inverse_layer_idx:
+      scores = scores / (self.layer + 1)
     future = torch.ones(T, T, dtype=torch.bool, device=q.device).triu(1)
     out = scores.masked_fill(future, -math.inf).softmax(-1) @ v
     return self.o_proj(out.transpose(1, 2).flatten(2))
@@ -138,10 +163,10 @@ class Layer(nn.Module):
   def __init__(self, config, layer, attention):
     super().__init__()
     self.config, self.layer = config, layer
-    self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+    self.input_layernorm = backbone_norm(config)
     self.self_attn = attention(config, layer)
-    self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-    self.mlp = MLP(config.hidden_size, config.intermediate_size)
+    self.post_attention_layernorm = backbone_norm(config)
+    self.mlp = backbone_mlp(config, config.intermediate_size)
 
   def forward(self, x, shared):
     x = x + self.self_attn(self.input_layernorm(x), shared)
@@ -153,11 +178,17 @@ class Backbone(nn.Module):
     super().__init__()
     self.config = config
     self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+    if config.backbone == "gpt2":
+      self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
     self.layers = nn.ModuleList(layer(config, i, attention) for i in range(config.num_hidden_layers))
-    self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+    self.norm = backbone_norm(config)
+
+  def embed(self, tokens):
+    x = self.embed_tokens(tokens)
+    return x + self.embed_positions.weight[: tokens.shape[1]] if self.config.backbone == "gpt2" else x
 
   def forward(self, tokens):
-    x, shared = self.embed_tokens(tokens), []
+    x, shared = self.embed(tokens), []
     for layer in self.layers:
       x = layer(x, shared)
     return self.norm(x)
@@ -177,7 +208,12 @@ class Llama(nn.Module):
     for module in self.modules():
       if isinstance(module, (nn.Linear, nn.Embedding)):
         nn.init.normal_(module.weight, std=0.02)
+      if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)
     with torch.no_grad():
+      for name, parameter in self.named_parameters() if config.backbone == "gpt2" else ():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+          parameter /= math.sqrt(2 * config.num_hidden_layers)
       for module in self.modules():
         if hasattr(module, "initialise"):
           module.initialise()

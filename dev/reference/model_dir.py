@@ -6,6 +6,7 @@ import pathlib
 import numpy as np
 import torch
 
+from . import gpt2
 from .denseformer import Denseformer
 from .hyper import Hyper
 from .lime import Lime
@@ -21,7 +22,9 @@ from .vertical import Vertical
 MODELS = (
   Llama, Lime, LimeStatic, LimeDynamic, Hyper, Vertical, Sla, Ala, Resformer, Satformer, Denseformer, Mudd, Relay,
 )
-ARCHITECTURES = {model.config_class.arch: model for model in MODELS}
+ARCHITECTURES = {model.config_class.arch: model for model in MODELS} | {"gpt2": Llama}
+GPT2_KEYS = {"vocab_size": "vocab_size", "hidden_size": "n_embd", "num_hidden_layers": "n_layer",
+             "num_attention_heads": "n_head", "max_position_embeddings": "n_positions"}
 DTYPES = {"F32": np.float32, "F64": np.float64}
 
 
@@ -61,6 +64,8 @@ def read_config(path):
   """Config from a config.json; what its absent keys mean is what transformers takes them to mean."""
   keys = json.loads(pathlib.Path(path).read_text())
   extra = keys.get("crossply", {})
+  if "n_embd" in keys:
+    return read_gpt2_config(path, keys, extra)
   arch = extra.get("arch", "llama")
   check_choice(f"{path}: arch", arch, ARCHITECTURES)
   for key in extra:
@@ -83,9 +88,47 @@ def read_config(path):
   )
 
 
+def read_gpt2_config(path, keys, extra):
+  arch = extra.get("arch", "gpt2")
+  check_choice(f"{path}: arch", arch, ARCHITECTURES)
+  for key in extra:
+    check_choice(f'{path}: a key in "crossply"', key, ("arch", "backbone", "bias", *option_keys(arch)))
+  return ARCHITECTURES[arch].config_class(**{
+    **{field: keys[key] for field, key in GPT2_KEYS.items()},
+    "intermediate_size": keys.get("n_inner") or 4 * keys["n_embd"],
+    "num_key_value_heads": keys["n_head"],
+    "head_dim": keys["n_embd"] // keys["n_head"],
+    "rms_norm_eps": keys.get("layer_norm_epsilon", 1e-5),
+    "tie_word_embeddings": keys.get("tie_word_embeddings", True),
+    "activation_function": keys.get("activation_function", "gelu_new"),
+    "scale_attn_by_inverse_layer_idx": keys.get("scale_attn_by_inverse_layer_idx", False),
+    "arch": arch,
+    **extra,
+    "backbone": "gpt2",
+  })
+
+
+def write_gpt2_config(path, config):
+  keys = {key: getattr(config, field) for field, key in GPT2_KEYS.items()}
+  for key in ("tie_word_embeddings", "activation_function", "scale_attn_by_inverse_layer_idx"):
+    keys[key] = getattr(config, key)
+  keys.update(n_inner=config.intermediate_size, layer_norm_epsilon=config.rms_norm_eps, model_type="gpt2",
+              architectures=["GPT2LMHeadModel"], dtype="float32")
+  if config.arch != "gpt2" or not config.bias:
+    options = {key: getattr(config, key) for key in option_keys(config.arch)}
+    keys["crossply"] = {"arch": config.arch, "backbone": "gpt2", "bias": config.bias, **options}
+    keys.update(model_type=f"crossply_{config.arch}", architectures=["CrossplyForCausalLM"])
+  pathlib.Path(path).write_text(json.dumps(keys, indent=2) + "\n")
+
+
+GPT2_FIELDS = ("max_position_embeddings", "bias", "activation_function", "scale_attn_by_inverse_layer_idx", "backbone")
+
+
 def write_config(path, config):
+  if config.backbone == "gpt2":
+    return write_gpt2_config(path, config)
   options = {key: getattr(config, key) for key in option_keys(config.arch)}
-  keys = {key: value for key, value in vars(config).items() if key not in options}
+  keys = {key: value for key, value in vars(config).items() if key not in options and key not in GPT2_FIELDS}
   arch, qk_norm, qk_norm_eps = (keys.pop(key) for key in ("arch", "qk_norm", "qk_norm_eps"))
   if keys["rope_scaling"] is None:
     del keys["rope_scaling"]
@@ -105,15 +148,23 @@ def load(directory, dtype=torch.float64):
   config = read_config(directory / "config.json")
   model = ARCHITECTURES[config.arch](config).to(dtype)
   arrays = read_safetensors(directory / "model.safetensors")
-  model.load_state_dict({name: torch.from_numpy(array.copy()) for name, array in arrays.items()})
+  tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+  if config.backbone == "gpt2":
+    tensors = gpt2.from_file(tensors, {name: tensor.shape for name, tensor in model.state_dict().items()})
+  model.load_state_dict(tensors)
   return model
+
+
+def as_in_files(model, tensors):
+  """{name: tensor}, of a model's values or gradients, under the names and in the layouts of its files."""
+  return gpt2.to_file(tensors) if model.config.backbone == "gpt2" else tensors
 
 
 def save(directory, model):
   directory = pathlib.Path(directory)
   directory.mkdir(parents=True, exist_ok=True)
   write_config(directory / "config.json", model.config)
-  arrays = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
+  arrays = {name: tensor.detach().numpy() for name, tensor in as_in_files(model, model.state_dict()).items()}
   write_safetensors(directory / "model.safetensors", arrays)
 
 
@@ -123,7 +174,7 @@ def tiny_value(name, initial, noise, qk_norm):
   Gains, scales and scalars spread about 1, what starts as the plain model about that, scores and biases about 0.
   """
   last = name.rsplit(".", 1)[-1]
-  if "embed_tokens" in name or last in ("scores", "lambda_logits"):
+  if "model.embed_" in name or last in ("scores", "lambda_logits"):
     return noise
   if last in ("static_alpha", "static_weight") or "dwa_modules" in name:
     return initial + 0.2 * noise
@@ -150,6 +201,8 @@ def make_tiny(directory, arch="llama", qk_norm=False, tied=True, seed=0, K=2, he
   fields = dict(vocab_size=7, hidden_size=8, intermediate_size=6, num_hidden_layers=4, num_attention_heads=4,
                 num_key_value_heads=K, tie_word_embeddings=tied, qk_norm=qk_norm, rms_norm_eps=1e-4, rope_theta=100.0)
   fields.update(more)
+  if "gpt2" in (arch, fields.get("backbone")):
+    fields.update(backbone="gpt2", arch="gpt2" if arch == "llama" else arch)
   head_dim = head_dim or fields["hidden_size"] // fields["num_attention_heads"]
   config = model_class.config_class(head_dim=head_dim, **fields)
   model = model_class(config)

@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .llama import MLP, Attention, Backbone, Config, Layer, Llama, RMSNorm, check_choice, split_heads, unit_rms
+from .llama import (Attention, Backbone, Config, Layer, Llama, RMSNorm, backbone_mlp, backbone_norm, check_choice,
+                    split_heads, unit_rms)
 
 
 @dataclasses.dataclass
@@ -73,11 +74,11 @@ class MuddLayer(Layer):
     super().__init__(config, layer, attention)
     del self.input_layernorm
     for way in "qkv":
-      setattr(self, f"input_layernorm_{way}", RMSNorm(config.hidden_size, config.rms_norm_eps))
+      setattr(self, f"input_layernorm_{way}", backbone_norm(config))
     if config.intermediate_sizes:
       if len(config.intermediate_sizes) != config.num_hidden_layers:
         raise ValueError(f"{len(config.intermediate_sizes)} intermediate_sizes, {config.num_hidden_layers} layers")
-      self.mlp = MLP(config.hidden_size, config.intermediate_sizes[layer])
+      self.mlp = backbone_mlp(config, config.intermediate_sizes[layer])
     self.da = DepthAggregate(config, layer)
 
   def forward(self, ways, shared):
@@ -88,7 +89,7 @@ class MuddLayer(Layer):
 
 class MuddBackbone(Backbone):
   def forward(self, tokens):
-    outputs = [self.embed_tokens(tokens)]
+    outputs = [self.embed(tokens)]
     ways = outputs * 4
     for layer in self.layers:
       outputs.append(layer(ways, []))

@@ -86,7 +86,7 @@ class ResformerBackbone(Backbone):
       self.lambda_manager = LambdaManager(config.num_hidden_layers)
 
   def forward(self, tokens):
-    x, shared = self.embed_tokens(tokens), [self.lambda_manager() if self.config.variant == "plus" else None]
+    x, shared = self.embed(tokens), [self.lambda_manager() if self.config.variant == "plus" else None]
     for layer in self.layers:
       x = layer(x, shared)
     return self.norm(x)

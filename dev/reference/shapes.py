@@ -91,9 +91,20 @@ ADDED = (
 )
 
 
+# Of a tiny GPT-2: F = 6, V = 7, 9 positions; all tensors.
+GPT2 = {"model.embed_tokens.weight": (7, C), "model.embed_positions.weight": (9, C), "model.norm.weight": (C,),
+        **per_layer(range(L), input_layernorm__weight=(C,), self_attn__q_proj__weight=(C, C),
+                    self_attn__k_proj__weight=(C, C), self_attn__v_proj__weight=(C, C),
+                    self_attn__o_proj__weight=(C, C), post_attention_layernorm__weight=(C,),
+                    mlp__up_proj__weight=(6, C), mlp__down_proj__weight=(C, 6))}
+GPT2_BIASES = {"model.norm.bias": (C,),
+               **{name[: -len("weight")] + "bias": shape[:1]
+                  for name, shape in GPT2.items() if name.startswith("model.layers")}}
+
+
 def shapes(arch, **options):
   with tempfile.TemporaryDirectory() as directory:
-    model_dir.make_tiny(directory, arch=arch, K=K, **options)
+    model_dir.make_tiny(directory, arch=arch, **{"K": K, **options})
     return {name: tuple(tensor.shape) for name, tensor in model_dir.load(directory).state_dict().items()}
 
 
@@ -112,7 +123,15 @@ WIDTHS = [1536, 1792, 2048, 2560, 2816, 3072, 3328, 3584, 4096, 4352, 4608]
 AFFINE = {"rate": 2, "norm": "layernorm", "prenorm": "rmsnorm"}
 GAIN = {"rate": 4, "norm": "rmsnorm", "prenorm": "rmsnorm"}
 
+def gpt2(C, L, H, V, bias):
+  return sizes(C, 4 * C, L, H, V, C // H, tie_word_embeddings=True, backbone="gpt2", max_position_embeddings=1024,
+               bias=bias)
+
+
 COUNTS = (
+  (Llama, gpt2(768, 12, 12, 50304, False), {}, 124373760),
+  (Llama, gpt2(1600, 48, 25, 50304, False), {}, 1556840000),
+  (Llama, gpt2(768, 12, 12, 50257, True), {}, 124439808),
   (Llama, LIME, {}, 1176735744),
   (Llama, LIME_GQA, {}, 1076072448),
   (LimeStatic, LIME, {}, 1176770784),
@@ -141,6 +160,9 @@ def run(check):
     want = {name: shape for name, shape in (plain | added).items() if name not in missing}
     got = shapes(arch, **options)
     check(f"{arch} {options} stores other tensors or shapes: {sorted(want.items() ^ got.items())}", want == got)
+  for bias in (False, True):
+    got, want = shapes("gpt2", K=4, max_position_embeddings=9, bias=bias), GPT2 | (GPT2_BIASES if bias else {})
+    check(f"gpt2 stores other tensors or shapes: {sorted(want.items() ^ got.items())}", want == got)
   for model_class, size, options, want in COUNTS:
     with torch.device("meta"):
       got = sum(p.numel() for p in model_class(model_class.config_class(**size, **options)).parameters())
