@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The cases of tests/test_comm_mpi.cpp as processes of every MPI that this machine has, and what a program says that
+# The cases of tests/ranks/test_comm_mpi.cpp as processes of every MPI that this machine has, and what a program says that
 # another mpirun has started, or none.
 #   tests/mpi.sh BUILD       BUILD/mpis.txt: an mpirun a line, and the module linked with its library. Exit 77: skipped
 # CROSSPLY_MPI_MODULE names the module to a program, instead of comm_mpi.so beside it.

@@ -1,6 +1,6 @@
 #include "train/fault.h"
 
-#include "tests/crowd.h"
+#include "tests/ranks/crowd.h"
 
 namespace crossply {
 namespace {

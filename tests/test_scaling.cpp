@@ -7,7 +7,7 @@
 #include "tests/cases.h"
 #include "tests/check.h"
 #include "tests/program.h"
-#include "tests/thread_job.h"
+#include "tests/ranks/thread_job.h"
 #include "tests/tiny.h"
 #include "train/plan.h"
 #include "train/planned_run.h"

@@ -11,7 +11,7 @@
 
 #include "kernels/devices.h"
 #include "ranks/launch.h"
-#include "tests/comm_checks.h"
+#include "tests/ranks/comm_checks.h"
 
 using namespace crossply;
 using namespace crossply::test;

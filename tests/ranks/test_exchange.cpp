@@ -4,8 +4,8 @@
 
 #include "tests/backends.h"
 #include "tests/cases.h"
+#include "tests/ranks/thread_job.h"
 #include "tests/temp_dir.h"
-#include "tests/thread_job.h"
 #include "tests/tiny.h"
 #include "train/trainer.h"
 

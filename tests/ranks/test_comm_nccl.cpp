@@ -1,11 +1,11 @@
-// Comm by NCCL, as processes: see tests/nccl_ranks.h for where.
+// Comm by NCCL, as processes: see tests/ranks/nccl_ranks.h for where.
 #include <chrono>
 #include <cmath>
 #include <thread>
 
 #include "kernels/block/add.h"
 #include "tests/listener.h"
-#include "tests/nccl_ranks.h"
+#include "tests/ranks/nccl_ranks.h"
 #if !CROSSPLY_CUDA
 #include "kernels/cuda/emulator.h"
 #endif

@@ -14,7 +14,7 @@
 
 #include "engine/json.h"
 #include "ranks/control.h"
-#include "tests/crowd.h"
+#include "tests/ranks/crowd.h"
 #include "train/fault.h"
 
 namespace crossply {

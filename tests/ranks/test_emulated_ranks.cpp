@@ -9,10 +9,10 @@
 #include "kernels/cuda/emulator.h"
 #include "tests/backends.h"
 #include "tests/cases.h"
-#include "tests/crowd.h"
-#include "tests/ranks.h"
+#include "tests/ranks/crowd.h"
+#include "tests/ranks/ranks.h"
+#include "tests/ranks/thread_job.h"
 #include "tests/standin/nccl.h"
-#include "tests/thread_job.h"
 #include "train/ranks.h"
 #include "train/trainer.h"
 

@@ -9,7 +9,7 @@
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/emulator.h"
 #include "tests/check.h"
-#include "tests/nccl_ranks.h"
+#include "tests/ranks/nccl_ranks.h"
 
 using namespace crossply;
 using namespace crossply::test;

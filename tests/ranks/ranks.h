@@ -19,7 +19,7 @@
 
 namespace crossply::test {
 
-// Of doctest, in this process (tests/test_comm_nccl.cpp counts them).
+// Of doctest, in this process (tests/ranks/test_comm_nccl.cpp counts them).
 inline int failed_checks = 0;
 
 // What became of each rank: nothing if body returned, what it threw, how many checks failed, or "signal 9". None

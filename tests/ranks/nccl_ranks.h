@@ -11,8 +11,8 @@
 
 #include "kernels/devices.h"
 #include "tests/backends.h"
-#include "tests/comm_checks.h"
-#include "tests/ranks.h"
+#include "tests/ranks/comm_checks.h"
+#include "tests/ranks/ranks.h"
 #if !CROSSPLY_CUDA
 #include "tests/standin/nccl.h"
 #endif
