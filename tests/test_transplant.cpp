@@ -12,7 +12,7 @@ using namespace crossply::test;
 
 namespace {
 
-Config tiny_gpt2(bool bias = true, bool scaled = false) {
+Config small_gpt2(bool bias = true, bool scaled = false) {
   Config config = tiny_config("gpt2", /*K=*/4);
   config.intermediate_size = 32;
   config.max_position_embeddings = 9;
@@ -115,7 +115,7 @@ TEST_CASE("blocks and parts: what the list and the names say comes along, the re
                                                       {"embedding", "mlp", "mlp_norm"},
                                                       {"positions"},
                                                       {"final_norm"}};
-  const std::vector<Config> configs = {tiny_gpt2(), tiny_gpt2(/*bias=*/false), tiny_config("llama", 2, true, false)};
+  const std::vector<Config> configs = {small_gpt2(), small_gpt2(/*bias=*/false), tiny_config("llama", 2, true, false)};
   for (const Config& config : configs)
     for (const Blocks& blocks :
          std::vector<Blocks>{{0, 1, 2, 3}, {0, 1}, {0, 1, 0, 1}, {0, 2, 3, 2, 3}, {-1, -1, 2, 3}})
@@ -123,7 +123,7 @@ TEST_CASE("blocks and parts: what the list and the names say comes along, the re
 }
 
 TEST_CASE("residual projections that start fresh have the spread of the new depth") {
-  Made made(tiny_gpt2(), {Blocks(16, fresh_block)});  // 16 blocks: a quarter of the variance of 4
+  Made made(small_gpt2(), {Blocks(16, fresh_block)});  // 16 blocks: a quarter of the variance of 4
   const Config& c = made.target;
   CHECK(c.num_hidden_layers == 16);
   CHECK(made.to.at("model.layers.15.mlp.down_proj.weight").init.rule ==
@@ -133,7 +133,7 @@ TEST_CASE("residual projections that start fresh have the spread of the new dept
 
 TEST_CASE("half width takes the first heads, channels and hidden units of every tensor") {
   const Blocks all = {0, 1, 2, 3};
-  for (const Config& config : {tiny_gpt2(), tiny_config("llama", 2, true, false), tiny_config("llama", 1)}) {
+  for (const Config& config : {small_gpt2(), tiny_config("llama", 2, true, false), tiny_config("llama", 1)}) {
     Made made(config, {all}, 4);
     CHECK(made.kept.empty());
     const Config& c = made.target;
@@ -153,15 +153,15 @@ TEST_CASE("half width takes the first heads, channels and hidden units of every 
   CHECK(transplanted_config(tiny_config("llama", 2), t, 8, 1).num_key_value_heads == 1);
   check_fails(Exit::usage, {"--heads 3", "multiple of 2"},
               [&] { transplanted_config(tiny_config("llama", 2), t, 8, 3); });
-  check_fails(Exit::usage, {"--width 9", "width 8"}, [&] { transplanted_config(tiny_gpt2(), t, 9); });
-  check_fails(Exit::usage, {"--heads 5", "4 heads"}, [&] { transplanted_config(tiny_gpt2(), t, 8, 5); });
-  check_fails(Exit::usage, {"--width 5", "2 x 2", "--width 4"}, [&] { transplanted_config(tiny_gpt2(), t, 5); });
-  check_fails(Exit::usage, {"--heads 2", "--width 4"}, [&] { transplanted_config(tiny_gpt2(), t, 8, 2); });
+  check_fails(Exit::usage, {"--width 9", "width 8"}, [&] { transplanted_config(small_gpt2(), t, 9); });
+  check_fails(Exit::usage, {"--heads 5", "4 heads"}, [&] { transplanted_config(small_gpt2(), t, 8, 5); });
+  check_fails(Exit::usage, {"--width 5", "2 x 2", "--width 4"}, [&] { transplanted_config(small_gpt2(), t, 5); });
+  check_fails(Exit::usage, {"--heads 2", "--width 4"}, [&] { transplanted_config(small_gpt2(), t, 8, 2); });
 }
 
 TEST_CASE("rescaled queries: a moved block computes what it computed before, and without them it does not") {
   for (const bool bias : {true, false}) {
-    const Config config = tiny_gpt2(bias, /*scaled=*/true);
+    const Config config = small_gpt2(bias, /*scaled=*/true);
     TinyModel source(config);
     // Of four blocks only number 2 does something; its logits are large enough to matter.
     for (const int silent : {0, 1, 3})
@@ -196,7 +196,7 @@ TEST_CASE(
     for (const bool gpt2 : {false, true}) {
       if (architecture.name == (gpt2 ? "llama" : "gpt2")) continue;
       CAPTURE(architecture.name);
-      Config config = gpt2 ? tiny_gpt2() : tiny_config(architecture.name);
+      Config config = gpt2 ? small_gpt2() : tiny_config(architecture.name);
       config.arch = architecture.name;
       config.check(Exit::usage, "test");
       Made made(config, {{0, 1, 2, 3}});
