@@ -130,8 +130,8 @@ Value* Tape::record(std::unique_ptr<Node> node) {
   bool needs_grad = false;
   for (const Value* value : node->in) needs_grad |= value->needs_grad;
   for (Value* value : node->out) value->needs_grad = needs_grad && !value->buffer->persistent;
-  node->frozen = !needs_grad;
-  node->training_only = frozen_;
+  CHECK_THAT(!frozen_ || !needs_grad, described(*node), " would train what frozen() must leave alone");
+  node->frozen = node->training_only = frozen_;
   node->name = prefix_ + node->name;
   if (node->in_place || node->takes_input) {
     check_takeable(*node);

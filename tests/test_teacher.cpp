@@ -4,6 +4,7 @@
 
 #include "models/model_dir.h"
 #include "tests/backends.h"
+#include "tests/cases.h"
 #include "tests/program.h"
 #include "tests/temp_dir.h"
 #include "tests/thread_job.h"
@@ -179,6 +180,22 @@ TEST_CASE("teacher: an evaluation is the student's cross entropy, and never meet
     CHECK(model.loss() == alone.loss());
     CHECK(std::isnan(model.objective()));
   }
+}
+
+TEST_CASE("teacher: of every architecture, one with the student's weights has its logits to the last bit") {
+  for (const Case& c : cases())
+    for (const PlanMode mode : {PlanMode::reuse, PlanMode::poison}) {
+      CAPTURE(c.name);
+      Pupil model(c.config, c.config, {0, 1, false}, "cpu", mode);
+      for (const Parameter& row : model.teacher.params.rows()) {
+        const std::vector<float> own = model.params.read(model.params.at(row.name).value);
+        model.teacher.params.write(row, convert<double>(own).data());
+      }
+      CHECK(model.step() == 0);
+      CHECK(model.objective() == 0);
+      for (const float g : model.values<float>(model.params.gradients()))
+        if (!(g == 0)) FAIL_CHECK("a gradient of ", g);
+    }
 }
 
 TEST_CASE("teacher: it has no gradients, no backward, and leaves one activation behind") {
