@@ -130,8 +130,8 @@ Value* Tape::record(std::unique_ptr<Node> node) {
   bool needs_grad = false;
   for (const Value* value : node->in) needs_grad |= value->needs_grad;
   for (Value* value : node->out) value->needs_grad = needs_grad && !value->buffer->persistent;
-  node->frozen = !needs_grad;
-  node->training_only = frozen_;
+  CHECK_THAT(!frozen_ || !needs_grad, described(*node), " would train what frozen() must leave alone");
+  node->frozen = frozen_;
   node->name = prefix_ + node->name;
   if (node->in_place || node->takes_input) {
     check_takeable(*node);
@@ -240,7 +240,7 @@ void Tape::differentiate() {
 
 double Tape::forward_flops() const {
   double sum = 0;
-  for (const auto& node : nodes_) sum += node->training_only ? 0 : node->flops();
+  for (const auto& node : nodes_) sum += node->frozen ? 0 : node->flops();
   return sum;
 }
 
@@ -326,7 +326,7 @@ void Tape::forward(const Step& step) {
   if (mode_ == PlanMode::poison && step.training) bury(-1);
   for (size_t n = 0; n < nodes_.size(); ++n) {
     const auto work = [&] { nodes_[n]->forward(step, device_->stream()); };
-    const bool left_out = nodes_[n]->done || (nodes_[n]->training_only && !step.training);
+    const bool left_out = nodes_[n]->done || (nodes_[n]->frozen && !step.training);
     if (!left_out && step.training) timed(seconds_, *device_, n, work);  // the profile is of training
     else if (!left_out) work();
     if (after_) after_(n, false);

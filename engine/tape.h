@@ -96,8 +96,7 @@ struct Node {
   virtual void prepare() {}  // called once, when all tensors have their addresses: lists of them are made here
 
   // Decided by record():
-  bool frozen = false;         // no input needs a gradient: it has no backward, and nothing is kept for one
-  bool training_only = false;  // recorded by Tape::frozen(): evaluation passes over it
+  bool frozen = false;  // by Tape::frozen(): it has no backward, nothing is kept for one, and evaluation passes over it
 
   // Decided by differentiate():
   std::vector<char> acc;       // per input: does the backward add to its gradient, or set it?

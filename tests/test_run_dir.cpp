@@ -127,6 +127,7 @@ TEST_CASE("run directory: flags.json gives every setting back, and no value that
   o.data.spec = "arith:4", o.data.val_spec = "v*.bin";
   o.data.train_samples = 7, o.data.test_samples = 8, o.data.seq_len = 9;
   o.init = "somewhere";
+  o.teacher = "elsewhere", o.kd.alpha = 0.7, o.kd.tau = 3, o.kd_reduction = "element";
   o.steps = 11, o.batch = 12, o.accumulate = 13, o.warmup = 14;
   o.lr = 0.1, o.router_lr = 1.0 / 3, o.lr_floor = 0.25, o.schedule = "linear";
   o.adamw.weight_decay = 0.3, o.adamw.beta1 = 0.8, o.adamw.beta2 = 0.99, o.adamw.clip = 2;
@@ -159,6 +160,7 @@ TEST_CASE("run directory: flags.json gives every setting back, and no value that
   const json spoilt_values = R"({"steps": [-5, 0, "many", 1e30, 18446744073709551615], "batch": [0, 2.5, 2199023255552],
       "keep": [-1], "seq": [[]], "lr": ["fast", -1], "lr_floor": [2], "beta2": [1], "seed": [-1], "data": [7],
       "decay_all": [1], "schedule": ["flat"], "dtype": ["fp17"], "matmul": ["fp8"], "sum": ["all", 1],
+      "teacher": [5], "kd_alpha": [1.5, "x"], "kd_tau": [0, -1], "kd_reduction": ["sum"],
       "config": [3, {}]})"_json;
   for (const auto& [key, values] : spoilt_values.items())
     for (const json& value : values) {

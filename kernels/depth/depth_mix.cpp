@@ -455,7 +455,7 @@ Value* DepthHistory::attend(const std::string& name, const std::vector<int>& sou
   connect(*node, nodes_, sources);
   node->keep = {node->out[0]};
   Value* out = tape_.record(std::move(node));
-  out->needs_grad = true;  // through the sources, also where there are no scores
+  out->needs_grad = nodes_[0]->out[0]->needs_grad;  // through the sources, also where there are no scores
   return out;
 }
 
