@@ -224,6 +224,7 @@ int main(int argc, char** argv) {
     app.get_option("--resume")->description("continue the comparison in --out; needs no other flags");
   };
   return run_program(app, argc, argv, flags, [&] {
+    check_teacher_flags(app, o.train);
     if (!place_from_environment().alone())
       fail(Exit::usage, "compare trains in one process; start it without mpirun, torchrun or srun");
     return run(o);

@@ -378,6 +378,7 @@ int main(int argc, char** argv) {
       if (app.count(name) > 0)
         fail(Exit::usage, name,
              " is for the trainers; here models are made of the --reference's blocks, in one process");
+    check_teacher_flags(app, o.train);
     if (!place_from_environment().alone())
       fail(Exit::usage, "train_inheritune trains in one process; start it without mpirun, torchrun or srun");
     return run(o, app, argv[0]);
