@@ -3,11 +3,11 @@
 # the paper's baselines, all on the same text with the same fixed validation set. It can be stopped at any time, and
 # goes on where it was when it is started again.
 #   dev/inheritune.sh OUT [TEXT]     TEXT: a file of a megabyte or more (default: the project's own sources)
-#   SEEDS="1 2 3" STEPS=600 BUILD=build LAYERS=8 WIDTH=128
+#   SEEDS="1 2 3" STEPS=2000 BUILD=build LAYERS=8 WIDTH=64
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:?usage: dev/inheritune.sh OUT [TEXT]} text=${2:-}
-build=${BUILD:-build} seeds=${SEEDS:-1 2 3} steps=${STEPS:-600} L=${LAYERS:-8} C=${WIDTH:-128}
+build=${BUILD:-build} seeds=${SEEDS:-1 2 3} steps=${STEPS:-2000} L=${LAYERS:-8} C=${WIDTH:-64}
 half=$((L / 2)) quarter=$((L / 4))
 mkdir -p "$out"
 if [ -z "$text" ]; then
@@ -16,7 +16,7 @@ if [ -z "$text" ]; then
 fi
 data=(--data "text:$text" --seq 128)
 sizes=(--width "$C" --heads 4 --bias false)
-recipe=(--batch 16 --lr 2e-3 --warmup 60 --schedule cosine_to_floor --lr-floor 0.1 --weight-decay 0.1 --beta2 0.95
+recipe=(--batch 16 --lr 2e-3 --warmup "$((steps / 20))" --schedule cosine_to_floor --lr-floor 0.1 --weight-decay 0.1 --beta2 0.95
   --eval-samples 0 --keep 1 --save-every "$steps" --eval-every $((steps / 4)))
 
 # train NAME STEPS FLAGS...: a run of this seed, from the start, or from where it stopped.

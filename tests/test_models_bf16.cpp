@@ -73,7 +73,7 @@ double sum_of_errors(TinyModel& got, TinyModel& exact) {
 
 TEST_CASE("bf16 models: at most twice as far from the exact gradients as the plain bf16 computation") {
   for (const std::string& device : fast_devices()) {
-    const uint64_t batches = device == "emulator" ? 2 : 6;
+    const uint64_t batches = device == "emulator" ? 4 : 6;  // of two, both may happen to be close in plain bf16
     double all_fast = 0, all_plain = 0;
     for (const Case& c : cases()) {
       if (device == gpu && has_loops(c.config)) continue;

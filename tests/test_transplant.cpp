@@ -295,7 +295,7 @@ TEST_CASE("transplant: bad input ends with one line, the documented code, and no
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
       {{"--blocks", "0-4"}, "'0-4' is neither a block, 0 to 3"},
       {{"--blocks", ""}, "'' is neither"},
-      {{"--blocks", "fresh:4096,0-3"}, "num_hidden_layers"},
+      {{"--blocks", "fresh:4096,0-3"}, "n_layer"},
       {{"--inherit", "atention"}, "'atention'; known: embedding, positions"},
       {{"--inherit", ""}, "no part is called ''"},
       {{"--inherit", "embedding,connection"}, "--inherit connection: the source has nothing"},
