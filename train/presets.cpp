@@ -176,7 +176,8 @@ void gpt2_fineweb(TrainOptions& o, const Preset& preset) {
   o.adamw.beta2 = 0.999;
 }
 
-// Students of --teacher: half the steps, the rate ends at a tenth. An earlier version of the text has 49,152 tokens a step.
+// Students of --teacher: half the steps, the rate ends at a tenth. An earlier version of the text has 49,152 tokens a
+// step.
 void gpt2_student(TrainOptions& o, const Preset& preset) {
   gpt2_medium(o, preset);
   o.steps = 50000;
