@@ -15,6 +15,7 @@
 #include "eval/batch_model.h"
 #include "eval/data_choice.h"
 #include "eval/loaded_model.h"
+#include "eval/spread.h"
 
 using namespace crossply;
 
@@ -68,18 +69,15 @@ BatchModel::Mean finite_mean(BatchModel& batches, const Source& source, int64_t 
 
 // The mean loss of o.estimate batches of random windows, o.estimates times, each with a seed of its own.
 void print_estimates(const Options& o, BatchModel& batches, int64_t B, const Source& source, uint64_t seed) {
-  double sum = 0, squares = 0;
   std::vector<double> means;
   for (int64_t r = 0; r < o.estimates; ++r) {
     const uint64_t own = random_bits(seed, stream_of("estimate"), static_cast<uint64_t>(r));
     means.push_back(finite_mean(batches, RandomSamples(source, o.estimate * B, own), 0).loss);
-    sum += means.back();
   }
-  const double mean = sum / static_cast<double>(o.estimates);
-  for (const double one : means) squares += (one - mean) * (one - mean);
+  const Spread spread = spread_of(means);
   std::printf("estimate of %s batches of %s: mean %.4f, standard deviation %.4f over %s estimates\n",
-              format_count(o.estimate).c_str(), format_count(B).c_str(), mean,
-              std::sqrt(squares / static_cast<double>(o.estimates - 1)), format_count(o.estimates).c_str());
+              format_count(o.estimate).c_str(), format_count(B).c_str(), spread.mean, spread.deviation,
+              format_count(o.estimates).c_str());
 }
 
 Exit run(const Options& o) {

@@ -85,23 +85,6 @@ void record_failure(ComparedRun& run, Exit code, const std::string& message, con
   Progress(label, run.options.steps).say("failed: " + message);
 }
 
-// The loop of the trainers.
-TrainResult train(TrainOptions options) {
-  check_run_dir(options);
-  const Dataset data = open_inputs(options);
-  const RunDir dir = claim_run_dir(options);
-  Trainer trainer(options, *data.train, find_checkpoint(options));
-  Run run(options, data, dir, trainer);
-  while (run.more()) {
-    trainer.step();
-    run.show_progress();
-    if (run.time_to_evaluate()) run.evaluate();
-    run.write_metrics();
-    if (run.time_to_save()) run.save();
-  }
-  return run.finish();
-}
-
 // A run that fails ends itself, not the comparison; but flags that are wrong for one are wrong for all.
 void train_or_record(ComparedRun& run, const std::string& label, int64_t runs_after) {
   run.error.clear();
@@ -109,7 +92,7 @@ void train_or_record(ComparedRun& run, const std::string& label, int64_t runs_af
   options.label = label;
   options.runs_after = runs_after;
   try {
-    run.result = train(std::move(options));
+    run.result = train_run(std::move(options));
     run.state = run.result.code == Exit::done ? RunState::done : RunState::stopped;
   } catch (const Error& error) {
     if (error.code == Exit::usage) throw;

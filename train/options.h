@@ -141,13 +141,13 @@ struct Preset {
   std::string name, about;
   void (*apply)(TrainOptions&, const Preset&);
   int64_t C, F, L, H, K = 0;  // K = 0: as many key/value heads as query heads
+  double lr = 0;              // where the paper has its own for each size
+  int64_t steps = 0, warmup = 0;
   // What a paper sets for one architecture only: architecture, key, value.
   struct Own {
     std::string arch, key, value;
   };
   std::vector<Own> options = {};
-  int64_t steps = 0, warmup = 0;  // where the paper has its own for each size
-  double lr = 0;
   bool of_students = false;  // of --teacher
 };
 const std::vector<Preset>& presets();

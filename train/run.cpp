@@ -269,6 +269,22 @@ TrainResult Run::finish() {
   return result;
 }
 
+TrainResult train_run(TrainOptions options) {
+  check_run_dir(options);
+  const Dataset data = open_inputs(options);
+  const RunDir dir = claim_run_dir(options);
+  Trainer trainer(options, *data.train, find_checkpoint(options));
+  Run run(options, data, dir, trainer);
+  while (run.more()) {
+    trainer.step();
+    run.show_progress();
+    if (run.time_to_evaluate()) run.evaluate();
+    run.write_metrics();
+    if (run.time_to_save()) run.save();
+  }
+  return run.finish();
+}
+
 int train_program(int argc, char** argv, const std::string& arch,
                   const std::function<Exit(TrainOptions&, const Dataset&)>& train) {
   CLI::App app("Trains " + arch + ": " + find_architecture(arch).meaning + ".", "train_" + arch);

@@ -70,4 +70,8 @@ class Run {
   int laggard_ = -1;                // this one
 };
 
+// A whole run in this process, by the loop of the trainers, for a program of several runs. The options are those of a
+// trainer, its flags read; throws as a trainer ends.
+TrainResult train_run(TrainOptions options);
+
 }  // namespace crossply

@@ -51,7 +51,6 @@
 
 #include "cli/format.h"
 #include "cli/program.h"
-#include "data/digest.h"
 #include "engine/printable.h"
 #include "eval/loaded_model.h"
 #include "models/transplant.h"
@@ -94,20 +93,10 @@ double validation_loss(const std::string& dir, const Inheritance& all, const Sou
   return validate(model, all, validation).loss;
 }
 
-// Of all weights.
-std::string digest_of(const ParameterTable& params) {
-  Digest digest;
-  for (const Parameter& row : params.rows()) {
-    const std::vector<float> values = params.read(row.value);
-    digest.add(values.data(), values.size() * sizeof(float));
-  }
-  return str(std::hex, digest.value());
-}
-
 void measure_reference(Inheritance& all, const Source& validation) {
   LoadedModel reference(all.reference_dir, all.options.device, false);
   const BatchModel::Mean mean = validate(reference, all, validation);
-  all.reference_digest = digest_of(reference.params);
+  all.reference_digest = digest_of(LoadedModel(all.recipe.reference, "cpu", false).params);  // on any --device the same
   all.sequences = mean.sequences;
   all.tokens = mean.scored;
   all.reference_loss = mean.loss;
@@ -189,23 +178,6 @@ void inherit(const Inheritance& all, size_t i, const Tokenizer& tokenizer) {
   writer.commit();
 }
 
-// The loop of the trainers.
-TrainResult train(TrainOptions options) {
-  check_run_dir(options);
-  const Dataset data = open_inputs(options);
-  const RunDir dir = claim_run_dir(options);
-  Trainer trainer(options, *data.train, find_checkpoint(options));
-  Run run(options, data, dir, trainer);
-  while (run.more()) {
-    trainer.step();
-    run.show_progress();
-    if (run.time_to_evaluate()) run.evaluate();
-    run.write_metrics();
-    if (run.time_to_save()) run.save();
-  }
-  return run.finish();
-}
-
 void say_losses(const Inheritance& all, size_t i, const char* when, double loss) {
   std::printf("%s validation loss %.4f %s, the reference's %.4f\n", label_of(all, i).c_str(), loss, when,
               all.reference_loss);
@@ -233,7 +205,7 @@ void inheritune(Inheritance& all, const Dataset& data) {
     write_rounds(all);
     say_losses(all, i, "at step 0", round.initial_loss);
     if (!round.is_done()) {
-      if (stop_requested() || train(round_options(all, i)).code == Exit::stopped)
+      if (stop_requested() || train_run(round_options(all, i)).code == Exit::stopped)
         fail(Exit::stopped, "stopped on request");
       round.final_loss = validation_loss(all.run_dir(i), all, *data.test);
       write_rounds(all);

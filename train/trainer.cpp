@@ -61,6 +61,20 @@ std::vector<std::string> write_model(const CheckpointWriter& writer, const Train
   return weights;
 }
 
+std::string digest_of(const ParameterTable& params) {
+  Digest digest;
+  for (const Tensor& weights : {params.values(), params.narrow()}) {
+    const size_t bytes = weights.data != nullptr ? weights.bytes() : 0;
+    std::vector<std::byte> piece(std::min(bytes, size_t{64} << 20));
+    for (size_t at = 0; at < bytes; at += piece.size()) {
+      const size_t n = std::min(piece.size(), bytes - at);
+      params.device().copy_out(piece.data(), static_cast<const std::byte*>(weights.data) + at, n);
+      digest.add(piece.data(), n);
+    }
+  }
+  return str(std::hex, digest.value());
+}
+
 namespace {
 
 // The parameters without their memory, in buckets.
@@ -91,21 +105,6 @@ std::unique_ptr<Teacher> load_teacher(const TrainOptions& options, Device& devic
   if (storage_type(options) == Dtype::bf16) teacher->params.allocate_narrow();
   refresh_narrow(teacher->params);
   return teacher;
-}
-
-// Of what the table's device has of its values and their narrow copies.
-std::string digest_of(const ParameterTable& params) {
-  Digest digest;
-  for (const Tensor& weights : {params.values(), params.narrow()}) {
-    const size_t bytes = weights.data != nullptr ? weights.bytes() : 0;
-    std::vector<std::byte> piece(std::min(bytes, size_t{64} << 20));
-    for (size_t at = 0; at < bytes; at += piece.size()) {
-      const size_t n = std::min(piece.size(), bytes - at);
-      params.device().copy_out(piece.data(), static_cast<const std::byte*>(weights.data) + at, n);
-      digest.add(piece.data(), n);
-    }
-  }
-  return str(std::hex, digest.value());
 }
 
 // All that older checkpoints know of their data: its size and the contents of some samples.

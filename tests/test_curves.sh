@@ -1,0 +1,85 @@
+#!/usr/bin/env bash
+# curves, on run directories that are written by hand: means, what has no mean, and what it does not overwrite.
+#   tests/test_curves.sh BUILD_DIR
+set -uo pipefail
+curves=$(cd "$1" && pwd)/curves
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+failures=0
+fail() {
+  failures=$((failures + 1))
+  echo "FAIL: $*"
+  sed 's/^/  | /' output | tail -8
+}
+expect() {  # expect CODE PATTERN ARGUMENTS...
+  local code=$1 pattern=$2 got
+  shift 2
+  "$curves" "$@" >output 2>&1
+  got=$?
+  [ $got = "$code" ] || fail "exit code $got, want $code: curves $*"
+  grep -qE -- "$pattern" output || fail "no line matches '$pattern': curves $*"
+  [ "$code" = 0 ] || [ "$(grep -c '^error: ' output)" = 1 ] || fail "not exactly one error line: curves $*"
+}
+# run DIR FLAGS STEP LOSS [STEP LOSS]...: a run directory.
+run() {
+  mkdir -p "$1"
+  [ -z "$2" ] || echo "{$2}" >"$1/flags.json"
+  local dir=$1
+  shift 2
+  printf '{"step":%s,"loss":9,"test_loss":%s}\n' "$@" >"$dir/metrics.jsonl"
+}
+flags() { echo "\"seed\": $1, \"batch\": ${2:-8}, \"init\": \"${3:-}\", \"data\": \"text:${4:-a}\", \"eval_samples\": ${5:-0}, \"config\": {\"n_layer\": ${6:-4}}"; }
+
+# 4 and 5: mean 4.5, deviation of the sample sqrt(0.5); a file that is torn at its end; directories without flags.
+run a1 "$(flags 1)" 10 6 20 4
+run a2 "$(flags 2)" 10 6 20 5
+printf '{"step":30,"lo' >>a2/metrics.jsonl
+run b "$(flags 1)" 20 3
+run bare1 "" 20 2
+run bare2 "" 20 2
+expect 0 '^a +2 +20 +4[.]5000 +0[.]7071$' a=a1 a=a2 b=b --out fig.svg --title T
+grep -qE '^b +1 +20 +3[.]0000 +-$' output || fail "no row for b"
+grep -q note: output && fail "a note where there is nothing to say"
+grep -q '<svg' fig.svg || fail "no picture"
+expect 0 '^bare +2 +20 +2[.]0000 +0[.]0000$' bare=bare1 bare=bare2 a=a1
+expect 0 '^a +2 +20 +9[.]0000' a=a1 a=a2 --loss train
+
+# What has no mean: other flags, other ends, no common step. A model's start may have another name, or more blocks.
+run other_batch "$(flags 2 16)" 20 5
+expect 64 "'a' is .*more than the seed: batch is 8 in a1, 16 in other_batch" a=a1 a=other_batch
+expect 0 '^c +1 ' a=a1 c=other_batch
+run started "$(flags 2 8 x)" 20 5
+expect 64 'init is "" in a1' a=a1 a=started
+run started_too "$(flags 3 8 y)" 20 6
+expect 0 '^a +2 +20 +5[.]5000' a=started a=started_too
+run deeper "$(flags 2 8 "" a 0 6)" 20 5
+expect 0 "note: 'a' is the mean of models of different depth, such as 4 and 6 blocks" a=a1 a=deeper
+run longer "" 20 5 30 4
+expect 64 "'a': a1 ends at step 20, longer at step 30" a=a1 a=longer
+run apart "" 15 5 25 4
+expect 65 "'a': its runs have no step in common" a=a1 a=apart
+
+# What is tested otherwise is said.
+run few "$(flags 1 8 "" a 5)" 20 5
+run elsewhere "$(flags 1 8 "" b)" 20 5
+expect 0 'note: .* eval_samples differs' a=a1 few=few
+grep -qx '  few: 5' output && grep -qx '  a: 0' output || fail "nobody says who tests on how much"
+expect 0 'note: .* data differs' a=a1 elsewhere=elsewhere
+
+# Bad input. A picture may go, another file stays.
+expect 66 'nowhere/metrics.jsonl: no such file' a=nowhere
+mkdir empty && : >empty/metrics.jsonl
+expect 65 'no test loss yet' a=empty
+expect 65 'flags.json' a="$(cp -r a1 torn && echo '{' >torn/flags.json && echo torn)"
+for bad in a =a1 a=; do expect 64 'is not NAME=DIR' "$bad"; done
+expect 0 'picture: fig.svg' a=a1 --out fig.svg
+echo precious >notes.svg
+expect 64 'notes.svg exists and is no picture' a=a1 --out notes.svg
+[ "$(cat notes.svg)" = precious ] || fail "a file that is no picture was overwritten"
+cp a1/metrics.jsonl before
+expect 64 'is no picture' a=a1 --out a1/metrics.jsonl
+cmp -s a1/metrics.jsonl before || fail "the metrics were overwritten"
+
+[ $failures = 0 ] && echo "curves: all as documented" || echo "curves: $failures failures"
+[ $failures = 0 ]
