@@ -107,8 +107,9 @@ TEST_CASE("gpt2: keys and values that it has not are refused by name") {
       const std::string named = key == "arch" || key == "qk_norm" ? "" : key;
       check_fails(Exit::bad_data, {"c: ", named}, [&] { parsed(with({{"crossply", {{key, value}}}})); });
     }
-  check_fails(Exit::bad_data, {"c: layer_norm_epsilon must be positive and finite, is -1"},
-              [&] { parsed(with({{"layer_norm_epsilon", -1}})); });
+  check_fails(Exit::bad_data, {"c: layer_norm_epsilon must be positive and finite, is -1"}, [&] {
+    parsed(with({{"layer_norm_epsilon", -1}}));
+  });
   check_fails(Exit::bad_data, {"must be an object"}, [&] { parsed(with({{"crossply", Json::array()}})); });
   const Json llama = R"({"vocab_size": 11, "hidden_size": 16, "intermediate_size": 10, "num_hidden_layers": 3,
                          "num_attention_heads": 4, "crossply": {"arch": "lime", "bias": true}})"_json;
