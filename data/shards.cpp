@@ -196,21 +196,24 @@ class ShardSource : public Source {
     CHECK_THAT(index >= 0 && index < count_, "window ", index, " of ", count_);
     const size_t s = set_->shard_of(first_ + index);
     const int64_t in_shard = first_ + index - set_->first_window[s];
-    read(s, whole_ ? whole_window(set_->shards[s].tokens(), T_, in_shard) : Window{in_shard * T_, T_, 0}, tokens,
+    read(s, whole_ ? whole_window(set_->shards[s].tokens(), T_, in_shard) : Window{in_shard * T_, T_, 0}, T_, tokens,
          targets);
   }
 
-  int64_t offsets() const override {
+  int64_t offsets(int64_t T) const override {
     int64_t sum = 0;
-    for (size_t s = 0; s < set_->shards.size(); ++s) sum += part_of(s).offsets;
+    for (size_t s = 0; s < set_->shards.size(); ++s) sum += part_of(s, T).offsets;
     return sum;
   }
-  void read_at(int64_t offset, int32_t* tokens, int32_t* targets) const override {
-    CHECK_THAT(offset >= 0 && offset < offsets(), "offset ", offset, " of ", offsets());
-    size_t s = 0;
-    for (; offset >= part_of(s).offsets; ++s) offset -= part_of(s).offsets;
-    const int64_t length = std::min(T_, set_->shards[s].tokens() - 1);
-    read(s, Window{part_of(s).begin + offset, length, 0}, tokens, targets);
+  void read_at(int64_t offset, int64_t T, int32_t* tokens, int32_t* targets) const override {
+    int64_t left = offset;
+    for (size_t s = 0; left >= 0 && s < set_->shards.size(); ++s) {
+      const Part part = part_of(s, T);
+      if (left < part.offsets)
+        return read(s, Window{part.begin + left, std::min(T, set_->shards[s].tokens() - 1), 0}, T, tokens, targets);
+      left -= part.offsets;
+    }
+    CHECK_THAT(false, "offset ", offset, " of ", offsets(T));
   }
 
   // Whole files: every one that a window of this split is in.
@@ -231,20 +234,20 @@ class ShardSource : public Source {
   }
 
  private:
-  // This split's tokens of a shard: where they begin, and how many windows can begin there; none: 0.
+  // This split's tokens of a shard: where they begin, and how many windows of T can begin there; none: 0.
   struct Part {
     int64_t begin, offsets;
   };
-  Part part_of(size_t s) const {
+  Part part_of(size_t s, int64_t T) const {
     const int64_t before = set_->first_window[s], tokens = set_->shards[s].tokens();
     const int64_t first = std::max(first_, before), last = std::min(first_ + count_, set_->first_window[s + 1]);
     if (first >= last) return {0, 0};
     const int64_t begin = (first - before) * T_, end = std::min(tokens, (last - before) * T_ + 1);
-    return {begin, count_offsets(end - begin, T_)};
+    return {begin, count_offsets(end - begin, T)};
   }
-  void read(size_t s, const Window& window, int32_t* tokens, int32_t* targets) const {
+  void read(size_t s, const Window& window, int64_t T, int32_t* tokens, int32_t* targets) const {
     set_->shards[s].read(window.begin, window.length + 1,
-                         [&](const auto* from) { copy_window(from, window, T_, tokens, targets); });
+                         [&](const auto* from) { copy_window(from, window, T, tokens, targets); });
   }
 
   std::shared_ptr<const ShardSet> set_, other_;

@@ -25,7 +25,7 @@ uint64_t Source::digest() const {
 void RandomSamples::read(int64_t index, int32_t* tokens, int32_t* targets) const {
   CHECK_THAT(index >= 0 && index < count_, "sample ", index, " of ", count_);
   Random random(seed_, static_cast<uint64_t>(index));
-  source_.read_at(random.below(source_.offsets()), tokens, targets);
+  source_.read_at(random.below(offsets_), seq_len(), tokens, targets);
 }
 
 int64_t count_samples(const std::string& where, const char* split, int64_t asked, int64_t available) {

@@ -40,10 +40,12 @@ class Source {
   virtual int64_t vocab_size() const = 0;
   // targets are shifted already: targets[t] is what follows tokens[t], or -1 where it is not scored.
   virtual void read(int64_t index, int32_t* tokens /*(T)*/, int32_t* targets /*(T)*/) const = 0;
-  // The same of a window that begins anywhere in the files of this split, not only where one before it ends; `offset`
-  // counts the places where one can, (offsets()). Of a generated set, its samples.
-  virtual int64_t offsets() const { return size(); }
-  virtual void read_at(int64_t offset, int32_t* tokens, int32_t* targets) const { read(offset, tokens, targets); }
+  // The same of a window of T tokens, at most seq_len(), that begins anywhere in the files of a split, not just where
+  // one before it ends; `offset` counts the places where one can, (offsets(T)). Of a generated set, its samples, whole.
+  virtual int64_t offsets(int64_t /*T*/) const { return size(); }
+  virtual void read_at(int64_t offset, int64_t /*T*/, int32_t* tokens, int32_t* targets) const {
+    read(offset, tokens, targets);
+  }
   // Fails unless every token is below `vocab`. Shards read all their tokens for it: call it once, before training.
   virtual void check_tokens(int64_t vocab) const {
     if (vocab_size() > vocab)
@@ -61,7 +63,8 @@ class Source {
 // the same seed. The other source must live as long.
 class RandomSamples : public Source {
  public:
-  RandomSamples(const Source& source, int64_t count, uint64_t seed) : source_(source), count_(count), seed_(seed) {}
+  RandomSamples(const Source& source, int64_t count, uint64_t seed)
+      : source_(source), count_(count), offsets_(source.offsets(source.seq_len())), seed_(seed) {}
   int64_t size() const override { return count_; }
   int64_t seq_len() const override { return source_.seq_len(); }
   int64_t vocab_size() const override { return source_.vocab_size(); }
@@ -69,7 +72,7 @@ class RandomSamples : public Source {
 
  private:
   const Source& source_;
-  int64_t count_;
+  int64_t count_, offsets_;
   uint64_t seed_;
 };
 

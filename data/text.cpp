@@ -20,14 +20,16 @@ class TextSource : public Source {
   int64_t file_tokens() const override { return static_cast<int64_t>(file_->size()); }
   void read(int64_t index, int32_t* tokens, int32_t* targets) const override {
     CHECK_THAT(index >= 0 && index < count_, "window ", index, " of ", count_);
-    read(whole_ ? whole_window(file_tokens(), T_, index) : Window{(first_ + index) * (T_ + 1), T_, 0}, tokens, targets);
+    read(whole_ ? whole_window(file_tokens(), T_, index) : Window{(first_ + index) * (T_ + 1), T_, 0}, T_, tokens,
+         targets);
   }
-  int64_t offsets() const override {
-    return count_offsets(whole_ ? std::min(file_tokens(), count_ * T_ + 1) : count_ * (T_ + 1), T_);
+  int64_t offsets(int64_t T) const override {
+    return count_offsets(whole_ ? std::min(file_tokens(), count_ * T_ + 1) : count_ * (T_ + 1), T);
   }
-  void read_at(int64_t offset, int32_t* tokens, int32_t* targets) const override {
-    CHECK_THAT(offset >= 0 && offset < offsets(), "offset ", offset, " of ", offsets());
-    read(Window{first_ * (T_ + 1) + offset, T_, 0}, tokens, targets);
+  void read_at(int64_t offset, int64_t T, int32_t* tokens, int32_t* targets) const override {
+    CHECK_THAT(offset >= 0 && offset < offsets(T), "offset ", offset, " of ", offsets(T));
+    const int64_t length = std::min(T, file_tokens() - 1);
+    read(Window{first_ * (T_ + 1) + offset, length, 0}, T, tokens, targets);
   }
   uint64_t digest() const override {
     std::vector<uint8_t> chunk(std::min<uint64_t>(file_->size(), 1 << 20));
@@ -41,11 +43,11 @@ class TextSource : public Source {
   }
 
  private:
-  void read(const Window& window, int32_t* tokens, int32_t* targets) const {
+  void read(const Window& window, int64_t T, int32_t* tokens, int32_t* targets) const {
     const auto bytes = static_cast<size_t>(window.length + 1);
     const auto from = std::make_unique_for_overwrite<uint8_t[]>(bytes);
     file_->read(static_cast<uint64_t>(window.begin), from.get(), bytes);
-    copy_window(from.get(), window, T_, tokens, targets);
+    copy_window(from.get(), window, T, tokens, targets);
   }
 
   std::shared_ptr<const InputFile> file_;

@@ -150,9 +150,12 @@ Value* Tape::record(std::unique_ptr<Node> node) {
 
 void Tape::frozen(const std::string& prefix, const std::function<void()>& body) {
   CHECK_THAT(!frozen_ && cache_length_ == 0, prefix, ": frozen() inside of itself, or on a tape for generation");
+  const struct Thaw {  // also where body throws
+    Tape& tape;
+    ~Thaw() { tape.prefix_.clear(), tape.frozen_ = false; }
+  } thaw{*this};
   prefix_ = prefix, frozen_ = true;
   body();
-  prefix_.clear(), frozen_ = false;
 }
 
 // -----------------------------------------------------------------------------------------------------------------

@@ -13,30 +13,39 @@ namespace crossply {
 std::vector<TokenWindow> random_windows(const Source& source, int64_t T, int64_t N, uint64_t seed) {
   const int64_t S = source.seq_len();
   CHECK_THAT(T >= 1 && T <= S, "windows of ", T, " tokens from sequences of ", S);
+  const bool task = source.task() != nullptr;
+  const int64_t places = task ? source.size() : source.offsets(T);
   Random random(seed, stream_of("windows"));
-  std::vector<int32_t> tokens(static_cast<size_t>(S)), targets(tokens.size());
+  std::vector<int32_t> tokens(static_cast<size_t>(task ? S : T)), targets(tokens.size());
   std::vector<TokenWindow> windows;
   for (int64_t i = 0; i < N; ++i) {
-    source.read(random.below(source.size()), tokens.data(), targets.data());
+    const int64_t place = random.below(places);
+    if (task) source.read(place, tokens.data(), targets.data());
+    else source.read_at(place, T, tokens.data(), targets.data());
     const auto last = std::find_if(targets.rbegin(), targets.rend(), [](int32_t target) { return target >= 0; });
-    const int64_t real = targets.rend() - last, slack = source.task() != nullptr ? 0 : std::max<int64_t>(0, real - T);
-    const int64_t start = random.below(slack + 1);
-    windows.push_back({{tokens.begin() + start, tokens.begin() + start + T}, std::min(T, real)});
+    windows.push_back({{tokens.begin(), tokens.begin() + T}, std::min<int64_t>(T, targets.rend() - last)});
   }
   return windows;
 }
 
-void check_analysis_out(const std::string& dir, const std::string& name) {
+void prepare_analysis_out(const std::string& dir, const std::string& name) {
   if (path_exists(dir) && !std::filesystem::is_directory(dir))
     fail(Exit::usage, "--out ", dir, " is no directory; choose another name");
+  std::error_code failed;
+  std::filesystem::create_directories(dir, failed);
+  if (failed) fail_io("create", dir, failed.value());
   const std::string base = dir + "/" + name;
+  const std::string types[] = {".json", ".csv", ".svg"};
+  for (const std::string& type : types)
+    if (path_exists(base + type) && !std::filesystem::is_regular_file(base + type, failed))
+      fail(Exit::usage, "--out: ", base, type, " is no file; move it away or choose another directory");
   bool ours = false;
   try {
     ours = path_exists(base + ".json") && read_json(base + ".json").value("crossply", nlohmann::json()) == "analyze";
   } catch (const Error& error) {
     if (error.code != Exit::bad_data) throw;
   }
-  for (const char* type : {".json", ".csv", ".svg"})
+  for (const std::string& type : types)
     if (path_exists(base + type) && !ours)
       fail(Exit::usage, "--out: ", base, type,
            " exists and was not written by this program; move it away or choose another directory");

@@ -24,13 +24,14 @@ struct TokenWindow {
   std::vector<int32_t> tokens;  // (T)
   int64_t length;
 };
-// N windows of T tokens, at most a sequence of the source: a random sequence, and in it a random start among those that
-// leave T tokens. A task's sequence is taken from its start, and ends where its answer does.
+// N windows of T tokens, at most a sequence of the source: of files, from any place of the split with the same chance.
+// They depend on the files, what of them is in the split, T and the seed, not on the source's sequences. Of a task, a
+// random sequence, taken from its start and at most up to the end of its answer.
 std::vector<TokenWindow> random_windows(const Source& source, int64_t T, int64_t N, uint64_t seed);
 
-// Throws Exit::usage unless the program `analyze` can write DIR/NAME.json, .csv and .svg without losing what it did not
-// write: where there is one of them, the .json must say that it did.
-void check_analysis_out(const std::string& dir, const std::string& name);
+// Makes the directory. Throws Exit::usage unless the program `analyze` can write DIR/NAME.json, .csv and .svg without
+// losing what it did not write: where there is one of them, it is a file, and the .json must say that it did.
+void prepare_analysis_out(const std::string& dir, const std::string& name);
 
 // --what attention.
 void analyze_attention(const AnalysisOptions& options);

@@ -1,5 +1,6 @@
 // analyze: what goes on inside trained models, measured on data: the numbers that papers on depth argue with. One model
 // or several beside each other; a table for each, and files of all numbers with a picture.
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <functional>
@@ -38,8 +39,12 @@ std::string what_help() {
 }
 
 Exit run(const AnalysisOptions& o, const std::vector<std::string>& what) {
-  if (!o.out.empty())
-    for (const std::string& name : what) check_analysis_out(o.out, name);
+  for (size_t i = 0; i < what.size(); ++i) {
+    if (std::find(what.begin(), what.begin() + static_cast<int64_t>(i), what[i]) !=
+        what.begin() + static_cast<int64_t>(i))
+      fail(Exit::usage, "--what: ", what[i], " is there twice; once is enough");
+    if (!o.out.empty()) prepare_analysis_out(o.out, what[i]);
+  }
   for (const std::string& name : what) find_analysis(name)->run(o);
   return Exit::done;
 }

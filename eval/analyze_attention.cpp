@@ -5,8 +5,8 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <deque>
 #include <exception>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "cli/format.h"
@@ -27,6 +27,7 @@ constexpr int64_t usual_length = 100;  // the paper's
 
 struct Measured {
   std::string model, arch, backbone, split;
+  bool files;  // not generated data
   std::vector<TokenWindow> windows;
   std::vector<LayerCollapse> layers = {};
   size_t heads = 0;  // the most of a layer
@@ -86,9 +87,14 @@ class Ticker {
   double start_, last_;
 };
 
+[[noreturn]] void fail_not_finite(const std::string& model, const std::string& what) {
+  fail(Exit::not_finite, model, ": ", what,
+       " is not finite; the weights are too large, so give an earlier checkpoint, or train again at a lower rate");
+}
+
 // Adds the ranks and masses of one op's heads for one sequence of n tokens. The threads share the heads.
-void add_heads(HeadCollapse* heads, const AttentionProbe::Op& op, const AttentionInputs& inputs, int64_t n,
-               const AnalysisOptions& o) {
+void add_heads(HeadCollapse* heads, const std::string& model, const AttentionProbe::Op& op,
+               const AttentionInputs& inputs, int64_t n, const AnalysisOptions& o) {
   std::exception_ptr error;
 #pragma omp parallel
   {
@@ -99,7 +105,7 @@ void add_heads(HeadCollapse* heads, const AttentionProbe::Op& op, const Attentio
         P.resize(static_cast<size_t>(n * n));
         inputs.probabilities(0, h, n, P.data());
         if (!std::all_of(P.begin(), P.end(), [](double p) { return std::isfinite(p); }))
-          fail(Exit::not_finite, "the attention of layer ", op.layer, ", head ", h, " is not finite");
+          fail_not_finite(model, str("the attention of layer ", op.layer, ", head ", h));
         const RankMass found = rank_and_mass(P.data(), n, o.tau, o.eta);
         heads[h].ranks += found.rank, heads[h].masses += found.mass;
       } catch (...) {  // no exception may leave a parallel region
@@ -109,6 +115,7 @@ void add_heads(HeadCollapse* heads, const AttentionProbe::Op& op, const Attentio
     }
   }
   if (error) std::rethrow_exception(error);
+  if (!inputs.finite_output()) fail_not_finite(model, str("what the attention of layer ", op.layer, " puts out"));
 }
 
 int64_t window_length(const AnalysisOptions& o, const std::string& name, const Config& config, const Source& source) {
@@ -127,7 +134,11 @@ Measured measure(const std::string& name, const AnalysisOptions& o) {
   LoadedModel model(name, o.device, false);
   const ModelData data = open_data(o.data, o.split, std::nullopt, model, name);
   const int64_t T = window_length(o, name, model.config, data.source());
-  Measured measured{name, model.config.arch, model.config.backbone, describe_split(data.choice, false),
+  Measured measured{name,
+                    model.config.arch,
+                    model.config.backbone,
+                    describe_split(data.choice, false),
+                    data.choice.files,
                     random_windows(data.source(), T, o.sequences, o.seed)};
   AttentionProbe probe(*model.device, model.params, model.config, T);
   measured.layers.resize(static_cast<size_t>(model.config.num_hidden_layers), LayerCollapse{o.sequences, {}});
@@ -145,7 +156,7 @@ Measured measure(const std::string& name, const AnalysisOptions& o) {
     probe.run(window.tokens.data(), [&](size_t at, const AttentionInputs& inputs) {
       const AttentionProbe::Op& op = probe.ops()[at];
       std::vector<HeadCollapse>& heads = measured.layers[static_cast<size_t>(op.layer)].heads;
-      add_heads(&heads[first[at]], op, inputs, window.length, o);
+      add_heads(&heads[first[at]], name, op, inputs, window.length, o);
     });
     ticker.tell(i + 1, o.sequences);
   }
@@ -160,11 +171,22 @@ std::string range_text(const LayerGroup& group) {
   return group.begin + 1 == group.end ? str("layer ", group.begin) : str("layers ", group.begin, " to ", group.end - 1);
 }
 
+// To two digits, or to so many that it stands on the same side of the boundary that judges it as the number does.
+std::string rank_text(double rank, double boundary) {
+  for (int digits = 2;; ++digits) {
+    const std::string text = format_number(str("%.", digits, "f").c_str(), rank);
+    const double told = std::stod(text);
+    if (digits == 17 || !std::isfinite(rank) ||
+        ((told < boundary) == (rank < boundary) && (told > boundary) == (rank > boundary)))
+      return text;
+  }
+}
+
 std::string groups_text(const Measured& m, const std::vector<LayerGroup>& groups) {
   std::string out;
   for (const LayerGroup& group : groups)
-    out += str("  ", range_text(group), ": AvgRank ",
-               format_number("%.2f", average_rank(m.layers, group.begin, group.end)), "\n");
+    out +=
+        str("  ", range_text(group), ": AvgRank ", rank_text(average_rank(m.layers, group.begin, group.end), 2), "\n");
   return out;
 }
 
@@ -184,9 +206,9 @@ void print(const Measured& m, const AnalysisOptions& o) {
     const LayerCollapse& layer = m.layers[l];
     if (layer.heads.empty()) table.push_back({std::to_string(l), "-", "-", "-", "no attention", "-"});
     else
-      table.push_back({std::to_string(l), format_number("%.2f", layer.max_rank()),
-                       format_number("%.2f", layer.mean_rank()), format_number("%.2f", layer.mean_mass()),
-                       str(layer.collapsed(), " of ", layer.heads.size()), layer.lazy() ? "yes" : "no"});
+      table.push_back({std::to_string(l), rank_text(layer.max_rank(), 1), format_number("%.2f", layer.mean_rank()),
+                       format_number("%.2f", layer.mean_mass()), str(layer.collapsed(), " of ", layer.heads.size()),
+                       layer.lazy() ? "yes" : "no"});
   }
   std::printf("%s\nhalves:\n%s", format_table(table).c_str(), groups_text(m, m.halves()).c_str());
   const std::vector<LayerGroup> lazy = lazy_groups(m.layers);
@@ -254,11 +276,25 @@ HeatMap heat_map(const Measured& m, double (LayerCollapse::*number)(size_t) cons
   return map;
 }
 
+bool same_windows(const Measured& a, const Measured& b) {
+  return std::ranges::equal(a.windows, b.windows,
+                            [](const TokenWindow& x, const TokenWindow& y) { return x.tokens == y.tokens; });
+}
+
+// Why, and what makes them equal, if anything does.
+void note_other_windows(const Measured& m, const Measured& first) {
+  const int64_t length = std::min(m.longest(), first.longest());
+  const std::string why = m.longest() != first.longest() ? str("of ", m.longest(), " tokens, not ", first.longest())
+                          : m.split != first.split       ? "from another split, or one of another run"
+                                                         : "from a split that is cut at another place";
+  std::fprintf(stderr, "note: %s was measured on other windows than %s: %s%s\n", printable(m.model).c_str(),
+               printable(first.model).c_str(), why.c_str(),
+               m.files ? str("; --split all --length ", length, " gives both the same").c_str() : "");
+}
+
 void write(const std::vector<Measured>& all, const AnalysisOptions& o) {
-  std::error_code error;
-  std::filesystem::create_directories(o.out, error);
-  if (error) fail_io("create", o.out, error.value());
   nlohmann::json models = nlohmann::json::array();
+  const bool same = std::ranges::all_of(all, [&](const Measured& m) { return same_windows(m, all[0]); });
   HeatMapBand rank{str("attention rank, k* of ", o.tau), {}}, mass{str("attention mass, m* of ", o.eta), {}};
   for (const Measured& m : all) {
     models.push_back(to_json(m));
@@ -272,11 +308,17 @@ void write(const std::vector<Measured>& all, const AnalysisOptions& o) {
                                {"seed", o.seed},
                                {"tau", o.tau},
                                {"eta", o.eta},
+                               {"same_windows", same},
                                {"models", models}};
   const std::string base = o.out + "/attention";
-  write_file_atomically(base + ".json", json.dump(1) + "\n");  // first: it says whose the others are
-  write_file_atomically(base + ".csv", csv_of(all));
-  write_heat_map_svg(base + ".svg", str("Attention of ", windows_text(all[0])), "layer", "head", {rank, mass});
+  const std::pair<const char*, std::string> contents[] = {
+      {".json", json.dump(1) + "\n"},  // first: it says whose the others are
+      {".csv", csv_of(all)},
+      {".svg", heat_map_svg(str("Attention of ", windows_text(all[0])), "layer", "head", {rank, mass})}};
+  std::deque<OutputFile> files;  // complete, all three, before the first takes its place
+  for (const auto& [type, text] : contents)
+    files.emplace_back(base + type, text.size()).write(text.data(), text.size());
+  for (OutputFile& file : files) file.commit();
   std::printf("\nwrote %s.json, .csv and .svg\n", printable(base).c_str());
 }
 
@@ -289,10 +331,7 @@ void analyze_attention(const AnalysisOptions& o) {
     all.push_back(measure(name, o));
     print(all.back(), o);
     std::fflush(stdout);
-    const auto same = [](const TokenWindow& a, const TokenWindow& b) { return a.tokens == b.tokens; };
-    if (!std::ranges::equal(all.back().windows, all[0].windows, same))
-      std::fprintf(stderr, "note: %s was measured on other windows than %s; --length and --split can make them equal\n",
-                   printable(name).c_str(), printable(o.models[0]).c_str());
+    if (!same_windows(all.back(), all[0])) note_other_windows(all.back(), all[0]);
   }
   if (!o.out.empty()) write(all, o);
 }

@@ -19,6 +19,10 @@ std::vector<double> copy_of(const Tensor& tensor, Device& device) {
   return numbers;
 }
 
+bool all_finite(const std::vector<double>& numbers) {
+  return std::all_of(numbers.begin(), numbers.end(), [](double x) { return std::isfinite(x); });
+}
+
 // The layer of a node: names begin with "L3.".
 int layer_of(const Node& node) {
   const auto layer = node.name[0] == 'L' ? parse_integer(node.name.substr(1, node.name.find('.') - 1)) : std::nullopt;
@@ -30,6 +34,7 @@ int layer_of(const Node& node) {
 
 AttentionInputs::AttentionInputs(const ops::AttentionNode& node, Device& device)
     : scale_(node.scale),
+      finite_output_(all_finite(copy_of(node.out[0]->tensor, device))),
       T_(node.in[0]->shape[1]),
       H_(node.in[0]->shape[2]),
       K_(node.in[1]->shape[2]),

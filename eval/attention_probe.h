@@ -18,12 +18,15 @@ class AttentionInputs {
  public:
   AttentionInputs(const ops::AttentionNode& node, Device& device);
   int64_t T() const { return T_; }
+  // Of all that the op computed from it.
+  bool finite_output() const { return finite_output_; }
   // Of sequence b and query head h the first n rows and columns of its probabilities, (n, n): softmax of scale q k over
   // the columns up to a row's own, 0 beyond.
   void probabilities(int64_t b, int64_t h, int64_t n, double* P) const;
 
  private:
   double scale_;
+  bool finite_output_;
   int64_t T_, H_, K_, D_;
   std::vector<double> q_, k_;  // (B, T, H, D), (B, T, K, D)
 };

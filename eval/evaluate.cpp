@@ -25,7 +25,8 @@ struct Options {
   std::string model, split, device = "cpu";
   DataOptions data;
   std::optional<uint64_t> seed;
-  int64_t batch = 0, samples = 0, answers = 1000, estimate = 0, estimates = 10;
+  std::optional<int64_t> estimates;  // 10
+  int64_t batch = 0, samples = 0, answers = 1000, estimate = 0;
 };
 
 constexpr int64_t estimate_batch = 12;  // the Inheritune paper's
@@ -67,20 +68,23 @@ BatchModel::Mean finite_mean(BatchModel& batches, const Source& source, int64_t 
   return mean;
 }
 
-// The mean loss of o.estimate batches of random windows, o.estimates times, each with a seed of its own.
+// The mean loss of o.estimate batches of random windows, o.estimates (10) times, each with a seed of its own.
 void print_estimates(const Options& o, BatchModel& batches, int64_t B, const Source& source, uint64_t seed) {
+  const int64_t count = o.estimates.value_or(10);
   std::vector<double> means;
-  for (int64_t r = 0; r < o.estimates; ++r) {
+  for (int64_t r = 0; r < count; ++r) {
     const uint64_t own = random_bits(seed, stream_of("estimate"), static_cast<uint64_t>(r));
     means.push_back(finite_mean(batches, RandomSamples(source, o.estimate * B, own), 0).loss);
   }
   const Spread spread = spread_of(means);
   std::printf("estimate of %s batches of %s: mean %.4f, standard deviation %.4f over %s estimates\n",
               format_count(o.estimate).c_str(), format_count(B).c_str(), spread.mean, spread.deviation,
-              format_count(o.estimates).c_str());
+              format_count(count).c_str());
 }
 
 Exit run(const Options& o) {
+  if (o.estimates && o.estimate == 0)
+    fail(Exit::usage, "--estimates ", *o.estimates, " needs --estimate, of how many batches");
   LoadedModel model(o.model, o.device, false);
   const ModelData data = open_data(o.data, o.split, o.seed, model, o.model);
   const Source& source = data.source();
@@ -126,7 +130,7 @@ int main(int argc, char** argv) {
     add_integer(app, "--samples", o.samples, 0, most_count, "score the first so many sequences (0: all)");
     add_integer(app, "--estimate", o.estimate, 0, most_size,
                 "also the mean loss of so many random batches, from anywhere in the data (0: none)");
-    add_integer(app, "--estimates", o.estimates, 2, most_size, "such means, for their spread");
+    add_integer(app, "--estimates", o.estimates, 2, most_size, "such means, for their spread (10)");
     add_integer(app, "--answers", o.answers, 0, most_count, "answer the first so many prompts of a task");
     add_choice(app, "--device", o.device, {"cpu", "cuda"}, "where to run: cpu or cuda");
   };

@@ -5,7 +5,6 @@
 #include <cstdio>
 
 #include "cli/svg.h"
-#include "engine/file.h"
 
 namespace crossply {
 
@@ -129,8 +128,8 @@ std::string row_names(const Cells& cells, size_t rows, double y, const std::stri
 
 }  // namespace
 
-void write_heat_map_svg(const std::string& path, const std::string& title, const std::string& row,
-                        const std::string& column, const std::vector<HeatMapBand>& bands) {
+std::string heat_map_svg(const std::string& title, const std::string& row, const std::string& column,
+                         const std::vector<HeatMapBand>& bands) {
   Size all{1, 0};  // the most rows of a map, and the columns of all maps of a band
   size_t maps = 1;
   for (const HeatMapBand& band : bands) {
@@ -163,7 +162,7 @@ void write_heat_map_svg(const std::string& path, const std::string& title, const
     elements += draw_legend(scale, left + plot + 24, y, height);
     y += height + band_foot;
   }
-  write_file_atomically(path, document(std::max(least_width, plot + beside), y, title, elements));
+  return document(std::max(least_width, plot + beside), y, title, elements);
 }
 
 }  // namespace crossply

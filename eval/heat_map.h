@@ -18,8 +18,8 @@ struct HeatMapBand {
 };
 
 // One band below the other. row and column: what a row and a column is, numbered from 0. The numbers stand in the cells
-// where there is room. Text may be any bytes.
-void write_heat_map_svg(const std::string& path, const std::string& title, const std::string& row,
-                        const std::string& column, const std::vector<HeatMapBand>& bands);
+// where there is room. Text may be any bytes. Returns the file's contents.
+std::string heat_map_svg(const std::string& title, const std::string& row, const std::string& column,
+                         const std::vector<HeatMapBand>& bands);
 
 }  // namespace crossply

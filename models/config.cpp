@@ -308,10 +308,12 @@ void Config::check(Exit code, const std::string& where) {
   if (num_attention_heads % num_key_value_heads != 0)
     fail(code, where, ": num_attention_heads ", num_attention_heads, " is not a multiple of num_key_value_heads ",
          num_key_value_heads);
-  for (const double number : {norm_eps, qk_norm_eps, rope_theta})
+  const std::pair<const char*, double> positive[] = {{gpt2() ? "layer_norm_epsilon" : "rms_norm_eps", norm_eps},
+                                                     {"crossply.qk_norm_eps", qk_norm_eps},
+                                                     {"rope_theta", rope_theta}};
+  for (const auto& [key, number] : positive)
     if (!(number > 0) || !std::isfinite(number))
-      fail(code, where, ": norm_eps ", norm_eps, ", qk_norm_eps ", qk_norm_eps, " and rope_theta ", rope_theta,
-           " must be positive and finite");
+      fail(code, where, ": ", key, " must be positive and finite, is ", number);
   check_options(*this, code, where);
 }
 

@@ -25,10 +25,12 @@ constexpr SizeKey size_keys[] = {{"vocab_size", &Config::vocab_size},
 const json neutral_values = R"({"scale_attn_weights": true, "add_cross_attention": false, "pruned_heads": {},
                                 "quantization_config": null})"_json;
 
-// Training's, and those of heads for other tasks; the order in which HF multiplies in half precision.
+// Training's, and those of heads for other tasks; the order in which HF multiplies in half precision; what older
+// versions of it wrote.
 const std::set<std::string> gpt2_ignored = split_words(
     "attn_pdrop embd_pdrop resid_pdrop n_ctx summary_activation summary_first_dropout summary_proj_to_labels "
-    "summary_type summary_use_proj reorder_and_upcast_attn gradient_checkpointing");
+    "summary_type summary_use_proj reorder_and_upcast_attn gradient_checkpointing n_special predict_special_tokens "
+    "output_past _num_labels loss_type");
 
 }  // namespace
 
@@ -73,6 +75,7 @@ Config parse_gpt2(const json& object, const std::string& where, std::string* ign
   read(object, "layer_norm_epsilon", config.norm_eps, where);
   read(object, "initializer_range", config.initializer_range, where);
   read(object, "activation_function", config.activation_function, where);
+  if (config.activation_function == "gelu_pytorch_tanh") config.activation_function = "gelu_new";  // one function
   read(object, "scale_attn_by_inverse_layer_idx", config.scale_attn_by_inverse_layer_idx, where);
   read(object, "tie_word_embeddings", config.tie_word_embeddings, where);
   for (const std::string& key : token_keys)

@@ -74,8 +74,9 @@ Rows find_rows(const std::deque<SafetensorsFile>& files, const Config& config, c
       if (info.shape != sizes_of(tensor.shape)) refuse_shape(at, tensor.shape);
       for (const Parameter* row : tensor.rows) {
         at.shape = row->shape;
-        if (!found.emplace(row->name, at).second)
-          fail(Exit::bad_data, file.path(), ": tensor ", info.str(), " is in two files");
+        if (const auto [first, fresh] = found.emplace(row->name, at); !fresh)
+          fail(Exit::bad_data, file.path(), ": tensor ", info.str(), " is the same as ", first->second.info->str(),
+               " in ", first->second.file->path(), "; remove one of them");
         at.begin += row->shape[0];
       }
     }

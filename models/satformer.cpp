@@ -32,9 +32,8 @@ class SatFormer : public Connection {
            " is never 0; relu, tanh and identity can start as the plain backbone");
     start_at(params, "alpha_proj", Init::constant(0));
     if (gate_ != "relu") return "";
-    return "a relu gate has no gradient at 0, so its gates stay shut and it stays the plain backbone; --gate tanh "
-           "opens "
-           "them";
+    return "a relu gate has no gradient at 0, so its gates stay shut and it stays the plain backbone; "
+           "--gate tanh opens them";
   }
 
   Heads project(int layer, Value* x) override {

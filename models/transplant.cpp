@@ -46,6 +46,15 @@ bool is_leading(const Shape& all, const Shape& part) {
          std::equal(part.dim.begin(), part.dim.begin() + part.rank, all.dim.begin(), std::less_equal<int64_t>());
 }
 
+// Of what a connection adds to a block, by its name behind the block's number: does it mean the same at another place?
+// Gates and factors of the first layer's values, the norm of keys' and values' input, the streams of hyper-connections.
+bool means_the_same_anywhere(const std::string& after) {
+  for (const char* begin :
+       {".self_attn.value_residual_mixing.", ".self_attn.relay_gate.", ".lime_layernorm.", ".attn_hc.", ".mlp_hc."})
+    if (after.starts_with(begin)) return true;
+  return false;
+}
+
 // Every block of the source where it was?
 bool is_in_place(const std::vector<int>& blocks, int64_t L) {
   std::vector<int> all(static_cast<size_t>(L));
@@ -136,10 +145,11 @@ std::vector<std::string> transplant(const ParameterTable& from, const Config& so
   const bool in_place = is_in_place(t.blocks, source.num_hidden_layers);
   const bool narrower =
       target.hidden_size < source.hidden_size || target.num_attention_heads < source.num_attention_heads;
-  // What a connection adds is taken as a whole, and what it has for all blocks together, with these.
-  const auto fits = [&](const RowName& name, bool of_connection, const Shape& all, const Shape& own) {
-    if (of_connection && name.block < 0 && !in_place) return false;
-    return all == own || (narrower && !of_connection && is_leading(all, own));
+  // What a connection adds is taken as a whole.
+  const auto fits = [&](const RowName& name, int block, bool of_connection, const Shape& all, const Shape& own) {
+    if (!of_connection) return all == own || (narrower && is_leading(all, own));
+    const bool stays = name.block < 0 ? in_place : name.block == block;
+    return all == own && (stays || (name.block >= 0 && means_the_same_anywhere(name.after)));
   };
   std::vector<std::string> kept;
   for (const Parameter& row : to.rows()) {
@@ -148,7 +158,7 @@ std::vector<std::string> transplant(const ParameterTable& from, const Config& so
     const int block = name.block < 0 ? -1 : t.blocks.at(static_cast<size_t>(name.block));
     if (!t.parts.contains(part) || (name.block >= 0 && block == fresh_block)) continue;
     const auto found = theirs.find(name.block < 0 ? row.name : str(name.before, block, name.after));
-    if (found == theirs.end() || !fits(name, part == "connection", found->second->shape, row.shape)) {
+    if (found == theirs.end() || !fits(name, block, part == "connection", found->second->shape, row.shape)) {
       kept.push_back(row.name);
       continue;
     }

@@ -44,8 +44,10 @@ void initialise_fresh(ParameterTable& to, uint64_t seed);
 // Copies what is taken over into `to`, which is declared as transplanted_config says and keeps the rest of its values:
 // those of initialise_fresh. Into a narrower model goes the leading part of each tensor in every dimension.
 //
-// What a connection added to a block comes with it where it has the same shape; what reads the layers before it, like a
-// router of LIMe, has that at its own place only. What is there for all blocks together comes where all of them stay.
+// What a connection added to a block comes with it where it has the same shape and means the same at any place, as a
+// gate on the first layer's values does. What speaks of other layers by their number, as a router of LIMe or
+// DenseFormer's weights, comes only where the block keeps its place, and what is there for all blocks together where
+// all of them do.
 //
 // Both tables have memory. Returns the names of rows that the parts ask for and that keep their values all the same.
 std::vector<std::string> transplant(const ParameterTable& from, const Config& source, ParameterTable& to,

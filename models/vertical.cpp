@@ -46,8 +46,7 @@ class Vertical : public Connection {
         row.init = {"0 .. 0 1000",
                     [last = row.shape[0] - 1](uint64_t, uint64_t, int64_t i) { return i == last ? 1000.0 : 0.0; }};
     return "its scores read the layer below alone, and so far from the others they have no gradient: it stays the "
-           "plain "
-           "backbone until something else moves them";
+           "plain backbone until something else moves them";
   }
 
   void begin(const Build& build, Value* embeddings) override {

@@ -52,10 +52,10 @@ inline void check_scored_once(const Source& source, int32_t first, int64_t last,
 // Of tokens that count: the windows that a random one may be, in order, begin with these tokens.
 inline void check_offsets(const Source& source, const std::vector<int32_t>& firsts) {
   const size_t T = static_cast<size_t>(source.seq_len());
-  REQUIRE(source.offsets() == static_cast<int64_t>(firsts.size()));
+  REQUIRE(source.offsets(source.seq_len()) == static_cast<int64_t>(firsts.size()));
   std::vector<int32_t> tokens(T), targets(T);
   for (size_t i = 0; i < firsts.size(); ++i) {
-    source.read_at(static_cast<int64_t>(i), tokens.data(), targets.data());
+    source.read_at(static_cast<int64_t>(i), source.seq_len(), tokens.data(), targets.data());
     for (size_t t = 0; t < T; ++t) {
       CHECK(tokens[t] == firsts[i] + static_cast<int32_t>(t));
       CHECK(targets[t] == tokens[t] + 1);

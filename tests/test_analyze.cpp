@@ -1,6 +1,7 @@
 // The program analyze, and the probabilities that it measures.
 #include "eval/analysis.h"
 
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
@@ -189,6 +190,18 @@ TEST_CASE("analyze: windows begin anywhere in a sequence of text, and at the sta
   std::set<int32_t> starts;
   for (const TokenWindow& window : windows) starts.insert(window.tokens[0]);
   CHECK(starts.size() > 150);  // of 251; of sequences' beginnings there are only 50
+  // However the file is cut into sequences.
+  data.seq_len = 64;
+  CHECK(std::ranges::equal(windows, random_windows(*open_dataset(data).test, 16, 400, 1), same));
+  // From any place with the same chance: 10 places of a file, each a tenth of 4000 windows to 5 deviations.
+  std::string few;
+  for (char c = 0; c < 14; ++c) few += c;
+  write_text(scratch.file("few"), few);
+  data.spec = "text:" + scratch.file("few"), data.seq_len = 9;
+  std::map<int32_t, int> drawn;
+  for (const TokenWindow& window : random_windows(*open_dataset(data).test, 4, 4000, 1)) ++drawn[window.tokens[0]];
+  CHECK(drawn.size() == 10);
+  for (const auto& [place, times] : drawn) CHECK_MESSAGE(std::abs(times - 400) < 95, place << ": " << times);
   DataOptions arith;
   arith.spec = "arith:3", arith.train_samples = arith.test_samples = 50;
   const Dataset task = open_dataset(arith);
@@ -228,6 +241,7 @@ TEST_CASE("analyze: a model of sinks is lazy in every layer, a random one in non
   CHECK(json["sequences"] == 6);
   CHECK(json["seed"] == 42);
   CHECK(json["tau"] == 0.9);
+  CHECK(json["same_windows"] == true);
   const nlohmann::json &sink = json["models"][0], &random = json["models"][1];
   CHECK(sink["collapsed_heads"] == 12);
   CHECK(sink["lazy_groups"].size() == 1);
@@ -261,11 +275,39 @@ TEST_CASE("analyze: a model of sinks is lazy in every layer, a random one in non
   CHECK(analysis_of(scratch, "out") == json);
 }
 
-TEST_CASE("analyze: a heat map has a cell for every number, its number where there is room, and one scale for a band") {
+TEST_CASE("analyze: windows of two models are the same wherever they can be, and told where not") {
   const TempDir scratch;
+  make_gpt2(scratch.file("model"), false);
+  write_text(scratch.file("text"), text_of(3000));
+  const std::string data = "text:" + scratch.file("text");
+  for (const char* seq : {"20", "24"})
+    check_outcome(train(scratch, {"--width", "8", "--ffn", "8", "--layers", "1", "--heads", "2", "--seq", seq,
+                                  "--steps", "1", "--data", data, "--out", scratch.file(seq)}),
+                  Exit::done, "step 1/1");
+  const auto analyze = [&](const std::vector<std::string>& models, const std::vector<std::string>& more) {
+    std::vector<std::string> words = {
+        "analyze", "--data", data, "--what", "attention", "--sequences", "4", "--out", scratch.file("out"), "--model"};
+    words.insert(words.end(), models.begin(), models.end());
+    words.insert(words.end(), more.begin(), more.end());
+    return run_program_inside(scratch, words);
+  };
+  const std::vector<std::string> runs = {scratch.file("20"), scratch.file("24")};
+  check_outcome(analyze(runs, {}), Exit::done, "--split all --length 20 gives both the same");
+  CHECK(analysis_of(scratch, "out")["same_windows"] == false);
+  const Outcome cut = analyze(runs, {"--length", "10"});
+  check_outcome(cut, Exit::done, "--split all --length 10 gives both the same");
+  CHECK(analysis_of(scratch, "out")["same_windows"] == false);
+  for (const char* length : {"10", "20"}) {
+    const Outcome got = analyze({runs[0], runs[1], scratch.file("model")}, {"--split", "all", "--length", length});
+    check_outcome(got, Exit::done, "wrote");
+    CHECK(!has(got.output, "other windows"));
+    CHECK(analysis_of(scratch, "out")["same_windows"] == true);
+  }
+}
+
+TEST_CASE("analyze: a heat map has a cell for every number, its number where there is room, and one scale for a band") {
   const auto svg_of = [&](const std::vector<HeatMapBand>& bands) {
-    write_heat_map_svg(scratch.file("svg"), "<title>", "row & row", "column", bands);
-    return read_text(scratch.file("svg"));
+    return heat_map_svg("<title>", "row & row", "column", bands);
   };
   const auto count = [](const std::string& text, const std::string& what) {
     size_t n = 0;
@@ -303,6 +345,8 @@ TEST_CASE("analyze: bad input") {
   check_outcome(analyze({"--model", model, "--data", data, "--what", "heads"}), Exit::usage,
                 "'heads' is not one of: attention");
   check_outcome(analyze({"--model", model, "--data", data}), Exit::usage, "--what is required");
+  check_outcome(analyze({"--model", model, "--data", data, "--what", "attention", "attention"}), Exit::usage,
+                "attention is there twice");
   check_outcome(analyze({"--model", model, "--data", data, "--what", "attention", "--length", "129"}), Exit::usage,
                 "takes sequences of at most 128 tokens");
   check_outcome(
@@ -324,21 +368,31 @@ TEST_CASE("analyze: bad input") {
     CHECK(read_text(out + "/" + name) == "{}");
     std::filesystem::remove(out + "/" + name);
   }
+  std::filesystem::create_directories(out + "/attention.svg");  // known before the model is looked at
+  check_outcome(analyze({"--model", scratch.file("none"), "--data", data, "--what", "attention", "--out", out}),
+                Exit::usage, "attention.svg is no file");
+  std::filesystem::remove(out + "/attention.svg");
   write_text(scratch.file("file"), "x");
   check_outcome(analyze({"--model", model, "--data", data, "--what", "attention", "--out", scratch.file("file")}),
                 Exit::usage, "is no directory");
-  // Attention that is not finite: huge queries times huge keys.
+  // Attention that is not finite: of queries that overflow.
   Config config = load_config(model + "/config.json");
   const auto device = make_device("cpu");
   ParameterTable params;
   declare_model(params, config);
   params.allocate(*device, Dtype::f32, false);
   load_weights(model, config, params);
-  for (const char* part : {"q_proj.bias", "k_proj.bias"})
-    for (Parameter& row : params.rows())
-      if (has(row.name, part)) params.write(row, std::vector<double>(16, 3e38).data());
+  for (Parameter& row : params.rows())
+    if (has(row.name, "q_proj.weight")) params.write(row, std::vector<double>(256, 3e38).data());
   save(scratch.file("huge"), params, config);
   check_outcome(analyze({"--model", scratch.file("huge"), "--data", data, "--what", "attention", "--out", out}),
-                Exit::not_finite, "is not finite");
+                Exit::not_finite, "huge: the attention of layer 0, head");
+  // Or only what it computes: finite probabilities times values that are not.
+  load_weights(model, config, params);
+  for (Parameter& row : params.rows())
+    if (has(row.name, "v_proj.weight")) params.write(row, std::vector<double>(256, 3e38).data());
+  save(scratch.file("values"), params, config);
+  check_outcome(analyze({"--model", scratch.file("values"), "--data", data, "--what", "attention", "--out", out}),
+                Exit::not_finite, "values: what the attention of layer 0 puts out is not finite");
   CHECK(std::filesystem::is_empty(out));
 }

@@ -67,6 +67,9 @@ TEST_CASE("evaluation: --estimate is the mean of random batches with its spread,
   const std::string few = t.evaluate(" --estimate 3 --batch 2 --seed 5"), name = "estimate of 3 batches of 2: mean ";
   CHECK(few == t.evaluate(" --estimate 3 --batch 2 --seed 5"));
   CHECK(few != t.evaluate(" --estimate 3 --batch 2 --seed 6"));
+  check_outcome(
+      run_program_inside(t.dir, {"evaluate", "--model", t.model, "--data", "text:" + t.text, "--estimates", "5"}),
+      Exit::usage, "--estimates 5 needs --estimate");
   const double loss = number_after(few, "loss "), spread = number_after(few, "standard deviation ");
   CHECK(loss == number_after(t.evaluate(""), "loss "));
   CHECK(few.find(" over 10 estimates\n") != std::string::npos);

@@ -54,6 +54,12 @@ TEST_CASE("gpt2: Hugging Face's keys, their defaults, and the way back") {
   CHECK(ignored ==
         "attn_pdrop, embd_pdrop, n_ctx, reorder_and_upcast_attn, resid_pdrop, summary_first_dropout, "
         "summary_proj_to_labels, summary_type, summary_use_proj, task_specific_params");
+  Json medium = openai;  // what the larger ones carry beside that
+  medium.update(R"({"n_special": 0, "predict_special_tokens": true, "output_past": true, "_num_labels": 1,
+                    "loss_type": null})"_json);
+  CHECK(to_json(parse_config(medium, "c", &ignored)) == to_json(parsed(openai)));
+  CHECK((has(ignored, "predict_special_tokens") && has(ignored, "_num_labels")));
+  CHECK(to_json(parsed(with({{"activation_function", "gelu_pytorch_tanh"}}))) == to_json(config));
   parse_config(to_json(config), "c", &ignored);
   CHECK(ignored.empty());                                              // of what is written here
   CHECK(parsed(with({{"n_embd", 15}, {"n_head", 5}})).head_dim == 3);  // nothing rotates pairs
@@ -101,6 +107,9 @@ TEST_CASE("gpt2: keys and values that it has not are refused by name") {
       const std::string named = key == "arch" || key == "qk_norm" ? "" : key;
       check_fails(Exit::bad_data, {"c: ", named}, [&] { parsed(with({{"crossply", {{key, value}}}})); });
     }
+  check_fails(Exit::bad_data, {"c: layer_norm_epsilon must be positive and finite, is -1"}, [&] {
+    parsed(with({{"layer_norm_epsilon", -1}}));
+  });
   check_fails(Exit::bad_data, {"must be an object"}, [&] { parsed(with({{"crossply", Json::array()}})); });
   const Json llama = R"({"vocab_size": 11, "hidden_size": 16, "intermediate_size": 10, "num_hidden_layers": 3,
                          "num_attention_heads": 4, "crossply": {"arch": "lime", "bias": true}})"_json;
@@ -222,6 +231,11 @@ TEST_CASE("gpt2: older exports, a model without its head, and shards") {
   bare["lm_head.weight"] = bare["wte.weight"];
   write_all(saved.path, bare);
   CHECK(saved.loads());
+  Tensors twice = bare;  // under both of its names
+  twice["transformer.wte.weight"] = bare["wte.weight"];
+  write_all(saved.path, twice);
+  check_fails(Exit::bad_data, {"\"wte.weight\"", "\"transformer.wte.weight\"", "remove one"}, [&] { saved.loads(); });
+  write_all(saved.path, bare);
   TinyModel lime(connected("lime", tiny_gpt2()));
   find_architecture("lime").make(lime.config)->start_as_plain(lime.params, lime.config);
   lime.params.initialise(5);
@@ -244,7 +258,7 @@ TEST_CASE("gpt2: older exports, a model without its head, and shards") {
   parts[1]["transformer.ln_f.bias"] = parts[0]["transformer.ln_f.bias"] = saved.tensors["transformer.ln_f.bias"];
   for (size_t part = 0; part < 2; ++part)
     write_all(saved.dir.file(str("model-0000", part + 1, "-of-00002.safetensors")), parts[part]);
-  check_fails(Exit::bad_data, {"transformer.ln_f.bias", "two files"}, [&] { saved.loads(); });
+  check_fails(Exit::bad_data, {"transformer.ln_f.bias", "00001-of", "00002-of", "remove one"}, [&] { saved.loads(); });
 }
 
 TEST_CASE("gpt2: tensors that are missing, too many or of another shape are named as the file has them") {

@@ -1,6 +1,7 @@
 #include "kernels/block/layernorm.h"
 
 #include "tests/op.h"
+#include "tests/temp_dir.h"
 
 using namespace crossply;
 using namespace crossply::test;
@@ -147,4 +148,10 @@ TEST_CASE_TEMPLATE("layernorm: the fast backends equal the reference, set and ad
                       with_offset(offset));
       }
   });
+}
+
+TEST_CASE("layernorm: on a GPU, more columns than shared memory has sums for are refused with their number") {
+  const Op wide = layernorm({1, 29060}, gain_and_bias);
+  Trial trial(wide, Dtype::f32);
+  check_fails(Exit::usage, {"C = 29060", "at most 29056"}, [&] { trial.run(Backend::cuda); });
 }

@@ -118,16 +118,16 @@ TEST_CASE("shards: random windows begin anywhere in their split, and straddle ne
   check_offsets(*data.test, {205});
   check_fails(Exit::internal, {"offset 1 of 1"}, [&] {
     std::vector<int32_t> room(10);
-    data.test->read_at(1, room.data(), room.data() + 5);
+    data.test->read_at(1, 5, room.data(), room.data() + 5);
   });
   DataOptions o = data_options(dir.file("t_[13].bin"), 5);
   o.whole = true;
   check_offsets(*open_dataset(o).test, {0, 1, 2, 3, 4, 5, 6, 7, 8, 200, 201, 202, 203, 204, 205});
   o.spec = dir.file("t_[12].bin");
   const Dataset padded = open_dataset(o);  // what is shorter than a window is one, padded
-  REQUIRE(padded.test->offsets() == 10);
+  REQUIRE(padded.test->offsets(padded.test->seq_len()) == 10);
   std::vector<int32_t> tokens(5), targets(5);
-  padded.test->read_at(9, tokens.data(), targets.data());
+  padded.test->read_at(9, padded.test->seq_len(), tokens.data(), targets.data());
   CHECK(tokens == std::vector<int32_t>{100, 101, 102, 0, 0});
   CHECK(targets == std::vector<int32_t>{101, 102, 103, -1, -1});
 

@@ -232,6 +232,21 @@ TEST_CASE("what a connection added follows its block where it fits, and the rest
   CHECK(lazy.kept.empty());
   CHECK(lazy.is_new("model.dwa_modules.alphas.0.weight"));
   CHECK(lazy.is_from("model.dwa_modules.alphas.1.weight", "model.dwa_modules.alphas.1.weight"));
+  // Of the same shape, but over other layers' outputs.
+  Config dilated = tiny_config("denseformer");
+  dilated.num_hidden_layers = 9, dilated.options["dilation"] = "4";
+  dilated.check(Exit::usage, "test");
+  Made exchanged(dilated, {{0, 1, 2, 3, 5, 4, 6, 7, 8}});
+  const Names alphas = {"model.dwa_modules.alphas.4.weight", "model.dwa_modules.alphas.5.weight"};
+  CHECK(exchanged.kept == alphas);
+  CHECK(exchanged.from.at(alphas[0]).shape == exchanged.from.at(alphas[1]).shape);
+  for (const std::string& name : alphas) CHECK(exchanged.is_new(name));
+  CHECK(exchanged.is_from("model.dwa_modules.alphas.6.weight", "model.dwa_modules.alphas.6.weight"));
+  // A gate on the first layer's values goes along.
+  const std::string gate = ".self_attn.value_residual_mixing.alpha_proj.weight";
+  Made gates(tiny_with("satformer", 2, false), {{0, 2, 1, 3}});
+  CHECK(gates.kept.empty());
+  CHECK(gates.is_from("model.layers.1" + gate, "model.layers.2" + gate));
   // For all blocks together: only with all of them.
   const Names lambdas = {"model.lambda_manager.lambda_scale", "model.lambda_manager.lambda_logits"};
   CHECK(left_out("resformer:variant=plus", {3, 2, 1, 0}).size() >= 2);
