@@ -15,12 +15,12 @@ ifeq ($(shell uname),Darwin)
 export OpenMP_ROOT ?= $(shell brew --prefix libomp)
 endif
 
-PROGRAMS := $(strip $(basename $(notdir $(wildcard train/train_*.cpp))) lime_by_hand transplant evaluate generate \
+PROGRAMS := $(strip $(basename $(notdir $(wildcard train/train_*.cpp))) lime_by_hand transplant curves evaluate generate \
   gradients analyze tests)
 FUZZ_SECONDS ?= 120
 ARCHITECTURES ?= 90
 
-.PHONY: all build run compare test tests_of_mpi fuzz fuzz_targets faults fault_injection bench bench-architectures bench-gpu \
+.PHONY: all build run compare inheritune test tests_of_mpi fuzz fuzz_targets faults fault_injection bench bench-architectures bench-gpu \
         tidy pack setup new configure clean help $(PROGRAMS)
 all: build
 
@@ -38,6 +38,12 @@ compare: setup configure
 	@$(COMPILE) --target compare generate
 	$(BUILD)/compare --arch all --preset arith-quick --data arith:3 --steps 3000 --warmup 150 --lr 3e-3 \
 	  --eval-every 1000 --save-every 3000 --out runs/compare-all
+
+# The Inheritune paper in small, with three seeds; TEXT=my.txt: on another text than the project's own sources.
+OUT ?= runs/inheritune
+inheritune: setup configure
+	@$(COMPILE) --target train_gpt2 train_inheritune transplant curves analyze
+	@BUILD=$(BUILD) SEEDS="$(SEEDS)" dev/inheritune.sh $(OUT) $(TEXT)
 
 bench: configure
 	@$(COMPILE) --target bench
@@ -87,7 +93,7 @@ tidy:
 
 # MPI is for those who have time for it.
 SETUP_FLAGS = --mpi
-run compare: SETUP_FLAGS =
+run compare inheritune: SETUP_FLAGS =
 setup:
 	@dev/setup.sh $(SETUP_FLAGS)
 
@@ -104,6 +110,7 @@ help:
 	@echo "make          build everything into $(BUILD)/"
 	@echo "make run      build one program, then train LLaMA and LIMe on the same data for two minutes and compare them"
 	@echo "make compare  the same with every architecture, more briefly: four minutes"
+	@echo "make inheritune   the Inheritune paper in small, three seeds (SEEDS=1: one; TEXT=my.txt: on your text; OUT=DIR)"
 	@echo "make test     build, then run every test (ARGS=\"-L kernels\": those with a label)"
 	@echo "make fuzz     every reader with mutated input under the sanitizers, FUZZ_SECONDS=120 for each of them"
 	@echo "make faults   every system call of a tiny run fails once, and the run is killed at every one"

@@ -63,7 +63,7 @@ CLI::Option* add_choice(CLI::App& app, const std::string& name, std::string& var
 
 void add_plan_flag(CLI::App& app, std::string& variable) {
   add_choice(app, "--plan", variable, {"reuse", "distinct", "poison"}, "memory plan; all give the same numbers")
-      ->group("");
+      ->group(hidden_group);
 }
 
 void check_batch(int64_t batch, int64_t accumulate, int64_t seq_len) {
@@ -117,8 +117,8 @@ std::string Help::make_help(const CLI::App* app, std::string name, CLI::AppForma
   std::string out = wrap(app->get_description(), screen, 0) + "\nUsage: " + (name.empty() ? app->get_name() : name) +
                     " [FLAGS]" + (app->get_subcommands({}).empty() ? "" : " [SUBCOMMAND]") + "\n";
   for (const std::string& group : app->get_groups()) {
-    const auto options =
-        app->get_options([&](const CLI::Option* option) { return !group.empty() && option->get_group() == group; });
+    const auto options = app->get_options(
+        [&](const CLI::Option* option) { return group != hidden_group && option->get_group() == group; });
     if (!options.empty()) out += "\n" + group + ":\n";
     for (const CLI::Option* option : options) {
       const std::string type = option->get_type_size() != 0 ? " " + option->get_type_name() : "";

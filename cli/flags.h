@@ -14,6 +14,8 @@ namespace crossply {
 constexpr int64_t most_size = int64_t{1} << 30, most_count = int64_t{1} << 40;
 constexpr double most_number = std::numeric_limits<double>::max();
 constexpr double most_beta = 0.999999;  // of AdamW: at 1 its moments would never move
+// The group of flags that --help leaves out. CLI11 does that for the group "", but then errors do not name the flag.
+inline const std::string hidden_group = "hidden";
 
 // The one reading of a flag's text. Throw CLI::ValidationError with the range.
 int64_t read_integer(const std::string& name, const std::string& text, int64_t least, int64_t most);

@@ -15,7 +15,9 @@ void add_device(CLI::App& app, std::string& device) {
 }
 
 void add_flags(CLI::App& app, BenchFlags& f, bool models) {
-  if (models) add_text(app, "--models", f.models, "LIST", "sizes of the training steps: i, ii, iii, 124m, 1b, tiny");
+  if (models)
+    add_text(app, "--models", f.models, "LIST",
+             "sizes of the training steps: i, ii, iii, 124m, 1b, tiny; gpt2-64, gpt2-256");
   add_integer(app, "--rounds", f.rounds, 1, most_size, "how often each is measured");
   app.add_flag("--no-torch", f.no_torch, "without PyTorch");
   add_text(app, "--json", f.json, "FILE", "where to write each table, too, when it is known");

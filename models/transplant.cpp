@@ -8,6 +8,7 @@
 
 #include "engine/numbers.h"
 #include "engine/printable.h"
+#include "engine/rng.h"
 #include "models/connection.h"
 
 namespace crossply {
@@ -122,6 +123,10 @@ Config transplanted_config(const Config& source, const Transplant& t, int64_t C,
   config.intermediate_size = std::max<int64_t>(1, source.intermediate_size * C / old_C);
   config.check(Exit::usage, "transplant");
   return config;
+}
+
+void initialise_fresh(ParameterTable& to, uint64_t seed) {
+  to.initialise(random_bits(seed, stream_of("transplant"), 0));
 }
 
 std::vector<std::string> transplant(const ParameterTable& from, const Config& source, ParameterTable& to,

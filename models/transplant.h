@@ -37,8 +37,12 @@ Config transplanted_config(const Config& source, const Transplant& transplant, i
 // The part that a row belongs to, by its name.
 std::string transplant_part(const std::string& row);
 
+// The values of a new model, for what starts fresh, from random numbers of their own: those of the seed itself would be
+// what a source of the same seed began with.
+void initialise_fresh(ParameterTable& to, uint64_t seed);
+
 // Copies what is taken over into `to`, which is declared as transplanted_config says and keeps the rest of its values:
-// those of a new model. Into a narrower model goes the leading part of each tensor in every dimension.
+// those of initialise_fresh. Into a narrower model goes the leading part of each tensor in every dimension.
 //
 // What a connection added to a block comes with it where it has the same shape; what reads the layers before it, like a
 // router of LIMe, has that at its own place only. What is there for all blocks together comes where all of them stay.

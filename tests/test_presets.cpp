@@ -82,6 +82,12 @@ TEST_CASE("presets: those of the backbone gpt2 are for every architecture on it,
     for (const char* arch : {"llama", "lime"}) check_outcome(train(dir, dry, arch), Exit::usage, says);
 }
 
+TEST_CASE("presets: that of students asks for a teacher") {
+  const TempDir dir;
+  check_outcome(train(dir, {"--preset", "gpt2-medium-kd", "--layers", "2", "--dry-run"}, "gpt2"), Exit::usage,
+                "--preset gpt2-medium-kd is for a model that learns from another one; give --teacher DIR");
+}
+
 TEST_CASE("presets: beside --init the sizes are the model's, the optimiser's settings the preset's") {
   const TempDir dir;
   const std::string text = dir.file("text"), model = dir.file("model"), run = dir.file("run");

@@ -2,6 +2,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "data/shards.h"
 #include "models/model_dir.h"
 #include "tests/backends.h"
 #include "tests/cases.h"
@@ -320,6 +321,8 @@ TEST_CASE("teacher: a run tells objective and cross entropy apart, is planned wi
   const std::string teacher = dir.file("teacher"), out = dir.file("run");
   check_outcome(start({"--teacher", teacher, "--out", out, "--kd-alpha", "0.25"}), Exit::done,
                 "loss = 0.25 CE + 0.75 KL");
+  check_outcome(start({"--teacher", teacher, "--dry-run"}), Exit::done,
+                "has no tokenizer: the ids of arith:3 are taken");
   const json line = last_line(out);
   CHECK(line["ce"].get<double>() > 0);
   CHECK(line["ce"] != line["loss"]);
@@ -350,6 +353,23 @@ TEST_CASE("teacher: one that does not fit is refused with a line that says why")
   const std::string teacher = dir.file("teacher");
   save_teacher(gpt2_config(), teacher);
   refused(Exit::usage, "has a vocabulary of 7, the model's is 21", {"--teacher", teacher});
+  // Of ids that mean other tokens no larger --vocab makes the same ones; of token shards it does.
+  const std::string bytes = dir.file("text");
+  write_text(bytes, std::string(8000, 'x'));
+  Config large = gpt2_config();
+  large.vocab_size = 300;
+  save_teacher(large, dir.file("large"));
+  for (const std::string& vocab : std::vector<std::string>{"", " --vocab 300"}) {
+    const auto flags = split_words("--seq 25 --teacher " + dir.file("large") + vocab);
+    refused(Exit::usage, "has no tokenizer and a vocabulary of 300, text:", flags, "text:" + bytes);
+  }
+  large.vocab_size = 256;
+  save_teacher(large, dir.file("of_text"), Tokenizer::bytes());
+  refused(Exit::usage, "has the tokenizer ", {"--teacher", dir.file("of_text")});
+  write_shard(dir.file("train.bin"), std::vector<uint32_t>(8000, 7), ShardFormat::uint16);
+  refused(Exit::usage, "the model's is 20; a teacher needs the same one: give --vocab 300",
+          split_words("--vocab 20 --seq 25 --val-data " + dir.file("train.bin") + " --teacher " + dir.file("large")),
+          dir.file("train.bin"));
   Config words = gpt2_config();
   words.vocab_size = 21;
   save_teacher(words, dir.file("bytes"), Tokenizer::bytes());
@@ -359,10 +379,16 @@ TEST_CASE("teacher: one that does not fit is refused with a line that says why")
   refused(Exit::usage, "has 3 positions", {"--teacher", dir.file("short")});
   refused(Exit::no_input, "nowhere", {"--teacher", dir.file("nowhere")});
   refused(Exit::usage, "--kd-alpha", {"--teacher", teacher, "--kd-alpha", "1.5"});
-  refused(Exit::usage, "--kd-tau", {"--teacher", teacher, "--kd-tau", "0"});
+  for (const char* tau : {"0", "1e-30", "0.0099", "100.1", "1e30"})
+    refused(Exit::usage, "--kd-tau: '" + std::string(tau) + "' is not a number from 0.01 to 100",
+            {"--teacher", teacher, "--kd-tau", tau});
   refused(Exit::usage, "--kd-reduction", {"--teacher", teacher, "--kd-reduction", "sum"});
   refused(Exit::usage, "--kd-alpha is for --teacher", {"--kd-alpha", "0.6"});
   check_outcome(run_program_inside(dir, {"compare", "--teacher", teacher, "--out", out}), Exit::usage,
                 "compare trains without a teacher");
+  check_outcome(run_program_inside(dir, {"compare", "--kd-alpha", "0.6", "--out", out}), Exit::usage,
+                "--kd-alpha is for --teacher");
+  check_outcome(run_program_inside(dir, {"compare", "--kd-reduction", "sum", "--out", out}), Exit::usage,
+                "--kd-reduction: 'sum' is not one of: token element");
   CHECK(!fs::exists(out));
 }

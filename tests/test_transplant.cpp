@@ -1,6 +1,7 @@
 // Models made of other models' blocks: which numbers come along, which are a new model's, and what they compute.
 #include <algorithm>
 
+#include "eval/loaded_model.h"
 #include "models/checkpoint.h"
 #include "models/registry.h"
 #include "models/transplant.h"
@@ -120,6 +121,19 @@ TEST_CASE("blocks and parts: what the list and the names say comes along, the re
     for (const Blocks& blocks :
          std::vector<Blocks>{{0, 1, 2, 3}, {0, 1}, {0, 1, 0, 1}, {0, 2, 3, 2, 3}, {-1, -1, 2, 3}})
       for (const std::set<std::string>& parts : choices) check_rows(config, blocks, parts);
+}
+
+TEST_CASE("what starts fresh is not what a source of the same seed began with") {
+  Made made(small_gpt2(), {Blocks(4, fresh_block)});
+  const auto same = [&](const std::string& name) { return made.is_new(name); };
+  for (const uint64_t seed : {new_seed, new_seed + 1, new_seed}) {
+    initialise_fresh(made.to, seed);
+    for (const char* name : {"model.embed_positions.weight", "model.layers.1.mlp.up_proj.weight"}) CHECK(!same(name));
+    CHECK(same("model.norm.weight"));
+  }
+  const auto first = made.to.read(made.to.values());
+  initialise_fresh(made.to, new_seed);
+  CHECK(made.to.read(made.to.values()) == first);
 }
 
 TEST_CASE("residual projections that start fresh have the spread of the new depth") {
@@ -267,6 +281,15 @@ TEST_CASE("transplant: all of a model is its copy; lists, parts and widths are t
   CHECK_MESSAGE(is_valid_checkpoint(made, &why), why);
   check_outcome(run_transplant(scratch, source, {"--blocks", "0"}), Exit::usage, "exists and is not empty");
   CHECK(read_text(source + "/model.safetensors") == read_text(made + "/model.safetensors"));
+  // The source has never been trained, and has the seed that is the program's, too.
+  std::filesystem::remove_all(made);
+  check_outcome(run_transplant(scratch, source, {"--blocks", "fresh:2,2-3"}), Exit::done, "0-1 fresh");
+  LoadedModel old(source, "cpu", false), fresh(made, "cpu", false);
+  for (int block = 0; block < 4; ++block) {
+    const std::string name = layer_name(block, "self_attn.q_proj.weight");
+    CHECK((old.params.read(old.params.at(name).value) == fresh.params.read(fresh.params.at(name).value)) ==
+          (block > 1));
+  }
 
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
       {{"--blocks", "0-1,0-1"}, "blocks: 0-1 <- 0-1, 2-3 <- 0-1\n"},

@@ -201,7 +201,7 @@ int main(int argc, char** argv) {
     for (const char* refused :
          {"--init", "--teacher", "--kd-alpha", "--kd-tau", "--kd-reduction", "--dump-tape", "--dump-tensors", "--world",
           "--node-gpus", "--gpu", "--nvlink", "--net", "--rank-rate"})
-      app.get_option(refused)->group("");  // prepare() says why
+      app.get_option(refused)->group(hidden_group);  // prepare() says why
     app.get_option("--steps")->description("optimizer steps of each run");
     app.get_option("--out")->description("directory of the comparison: results.md, compare.svg, a directory per run");
     app.get_option("--resume")->description("continue the comparison in --out; needs no other flags");

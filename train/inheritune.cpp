@@ -204,6 +204,11 @@ std::string Inheritance::initial_dir(size_t i) const {
   return str(options.out, "/initial_", i + 1, "_blocks_", rounds[i].blocks);
 }
 
+int64_t Inheritance::next_blocks() const {
+  const int64_t done = std::ssize(rounds), next = recipe.start + done * recipe.grow;
+  return next > depth() || (recipe.rounds > 0 && done >= recipe.rounds) ? 0 : next;
+}
+
 std::string Inheritance::verdict() const {
   if (rounds.empty() || !rounds.back().is_done()) return "";
   const Round& last = rounds.back();

@@ -11,7 +11,7 @@ namespace crossply {
 
 // The flags of Inheritune's own.
 struct Recipe {
-  std::string reference;           // model directory, absolute
+  std::string reference;           // model or run directory, absolute
   int64_t start = 0;               // blocks of the first round; 0: half of the reference's
   int64_t grow = 2, rounds = 0;    // rounds 0: no limit
   std::string mode = "reinherit";  // grow_modes
@@ -36,12 +36,15 @@ struct Inheritance {
   int64_t sequences = 0, tokens = 0;                    // of the validation set
   std::string reference_digest = "", data_digest = "";  // tell whether a resumed run has the same
   std::vector<Round> rounds = {};
+  std::string reference_dir = "";  // the reference's model directory, as long as this process holds it
 
   int64_t depth() const { return options.config.num_hidden_layers; }  // of the reference
   bool matches(const Round& round) const { return round.final_loss <= reference_loss + recipe.tolerance; }
   // The directories of round i (from 0): OUT/round_1_blocks_4 is its run, OUT/initial_1_blocks_4 what that starts from.
   std::string run_dir(size_t i) const;
   std::string initial_dir(size_t i) const;
+  // The next round's blocks; 0 where there is none, however the last one ends.
+  int64_t next_blocks() const;
   // How the last round ended, in a line: which one matches, or why there is no other.
   std::string verdict() const;
 };

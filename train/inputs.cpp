@@ -114,6 +114,20 @@ Dataset open_data(TrainOptions& o) {
   return dataset;
 }
 
+// The data's ids must be the teacher's. One without a tokenizer does not say; but a vocabulary larger than that of the
+// data's tokenizer is another one's.
+void require_same_ids(const TrainOptions& o, const Tokenizer& own, const Dataset& dataset) {
+  require_same_tokenizer(own, "--teacher " + o.teacher, dataset.tokenizer, o.data.spec);
+  if (!own.is_none() || dataset.tokenizer.is_none() || dataset.train == nullptr) return;
+  const int64_t theirs = o.teacher_config.vocab_size, here = dataset.train->vocab_size();
+  if (theirs > here)
+    fail(Exit::usage, "--teacher ", o.teacher, " has no tokenizer and a vocabulary of ", theirs, ", ", o.data.spec,
+         " is encoded as ", dataset.tokenizer.describe(), ": its ids would mean other tokens. Give token shards made ",
+         "with the teacher's tokenizer (*.bin), or put its tokenizer.json into ", o.teacher);
+  std::fprintf(stderr, "note: --teacher %s has no tokenizer: the ids of %s are taken as its own\n", o.teacher.c_str(),
+               o.data.spec.c_str());
+}
+
 // Reads the configuration of --teacher, and checks that its logits are for the same tokens as the model's, of which
 // `dataset` has the tokenizer.
 void take_teacher(TrainOptions& o, const Dataset& dataset) {
@@ -121,11 +135,11 @@ void take_teacher(TrainOptions& o, const Dataset& dataset) {
   const ModelDir dir(o.teacher);
   o.teacher_config = load_config(dir.path() + "/config.json");
   const Config& c = o.teacher_config;
+  require_same_ids(o, Tokenizer::load(dir.path()), dataset);
   if (c.vocab_size != o.config.vocab_size)
     fail(Exit::usage, "--teacher ", o.teacher, " has a vocabulary of ", c.vocab_size, ", the model's is ",
          o.config.vocab_size, "; a teacher needs the same one",
          o.init.empty() && c.vocab_size > o.config.vocab_size ? str(": give --vocab ", c.vocab_size) : "");
-  require_same_tokenizer(Tokenizer::load(dir.path()), "--teacher " + o.teacher, dataset.tokenizer, o.data.spec);
   if (c.gpt2() && c.max_position_embeddings < o.data.seq_len)
     fail(Exit::usage, "sequences of ", o.data.seq_len, " tokens: --teacher ", o.teacher, " has ",
          c.max_position_embeddings, " positions; give a smaller --seq");

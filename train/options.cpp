@@ -75,8 +75,7 @@ void add_teacher_flags(CLI::App& app, TrainOptions& o) {
   add_text(app, "--teacher", o.teacher, "DIR",
            "learn also from the logits of this model, of any sizes and architecture but the same vocabulary");
   add_number(app, "--kd-alpha", o.kd.alpha, 0, 1, "A: the loss is A CE + (1 - A) TAU^2 KL(teacher || student)");
-  add_number(app, "--kd-tau", o.kd.tau, std::numeric_limits<double>::min(), most_number,
-             "TAU, temperature of both in the KL divergence");
+  add_number(app, "--kd-tau", o.kd.tau, least_tau, most_tau, "TAU, temperature of both in the KL divergence");
   add_choice(app, "--kd-reduction", o.kd_reduction, reductions,
              "of the KL divergence: mean over tokens, or over tokens and vocabulary");
 }
@@ -197,8 +196,8 @@ void add_architecture_flags(CLI::App& app, TrainOptions& o) {
 }
 
 void check_teacher_flags(const CLI::App& app, const TrainOptions& o) {
-  const std::vector<std::string> given = given_flags(app, "Distillation");
-  if (o.teacher.empty() && !given.empty()) fail(Exit::usage, given.front(), " is for --teacher DIR");
+  for (const char* flag : {"--kd-alpha", "--kd-tau", "--kd-reduction"})
+    if (o.teacher.empty() && app.count(flag) > 0) fail(Exit::usage, flag, " is for --teacher DIR");
 }
 
 std::vector<std::string> given_flags(const CLI::App& app, const std::string& group) {
@@ -240,6 +239,9 @@ void check_together(const TrainOptions& o) {
   if (o.lr == 0 && o.router_lr > 0)
     fail(Exit::usage, "--router-lr ", o.router_lr, " with --lr 0: nothing else would learn");
   if (o.other_gpu && !o.resume) fail(Exit::usage, "--other-gpu is for --resume");
+  for (const Preset& preset : presets())
+    if (preset.name == o.preset && preset.of_students && o.teacher.empty())
+      fail(Exit::usage, "--preset ", o.preset, " is for a model that learns from another one; give --teacher DIR");
   check_batch(o.batch, o.accumulate, o.data.seq_len);
   check_world(o);
 }

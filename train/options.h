@@ -94,6 +94,8 @@ struct TrainOptions {
 // What these flags take; --schedule: train/schedule.h.
 inline const std::vector<std::string> dtypes = {"fp32", "bf16"}, matmuls = {"fp32", "bf16x3"};
 inline const std::vector<std::string> reductions = {"token", "element"};
+// --kd-tau: beyond, the KL divergence is lost in rounding, or TAU^2 KL beside the cross entropy.
+constexpr double least_tau = 0.01, most_tau = 100;
 inline const std::vector<std::string> sums = {"running", "tree", "library"};
 // What --dtype names.
 Dtype storage_type(const TrainOptions& options);
@@ -146,6 +148,7 @@ struct Preset {
     std::string arch, key, value;
   };
   std::vector<Own> options = {};
+  bool of_students = false;  // of --teacher
 };
 const std::vector<Preset>& presets();
 void apply_preset(const std::string& name, TrainOptions& options);  // throws Exit::usage for an unknown one

@@ -197,7 +197,7 @@ const std::vector<Preset>& presets() {
   static const std::vector<Preset::Own> pruned = {{"lime_static", "top_p", "0.9"}};
   // clang-format off
   static const std::vector<Preset> all = {
-      // name, about, setting, C, F, L, H, K, rate, steps, warm-up, options of single architectures
+      // name, about, setting, C, F, L, H, K, rate, steps, warm-up, options of single architectures, student
       {"arith-quick", "the arithmetic task with 4 operators, minutes on a laptop", arithmetic_quick, 32, 128, 4, 4},
       {"arith", "the LIMe paper's arithmetic task: 6 operators, 50,000 samples, 200 epochs", arithmetic, 32, 128, 4, 4},
       {"prosqa", "the LIMe paper's ProsQA fine-tuning, 150M sizes", prosqa, 768, 3072, 12, 12},
@@ -221,7 +221,7 @@ const std::vector<Preset>& presets() {
       {"gpt2-xl", "its largest size", gpt2_large, 1600, 6400, 48, 25, 0, 1.5e-4},
       {"gpt2-medium-fineweb", "its medium size on FineWeb-Edu", gpt2_fineweb, 1024, 4096, 24, 16, 0, 2e-4},
       {"gpt2-large-fineweb", "its large size on FineWeb-Edu", gpt2_fineweb, 1280, 5120, 32, 20, 0, 2e-4},
-      {"gpt2-medium-kd", "its medium size as a student, with --teacher", gpt2_student, 1024, 4096, 16, 16, 0, 3e-4},
+      {"gpt2-medium-kd", "its medium size as a student", gpt2_student, 1024, 4096, 16, 16, 0, 3e-4, 0, 0, {}, true},
       {"gpt2-medium-50k", "its medium size with 49,152 tokens a step", gpt2_extra, 1024, 4096, 24, 16, 0, 3e-4},
   };
   // clang-format on

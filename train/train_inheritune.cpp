@@ -24,6 +24,8 @@
 //
 // The reference is a model or run directory, of crossply's or Hugging Face's, of either backbone and any architecture;
 // what a connection adds is inherited where a model of l blocks has it in the same shape, and starts anew elsewhere.
+// Anew means as in a new model, with other random numbers than a reference of the same seed began with. Rounds that are
+// stopped and resumed want the weights that were measured, as long as there may be another round.
 //
 // All losses that decide, and those of step 0, are over all of the validation set (the test part of --data, or
 // --val-data), in order, in fp32, as `evaluate` has them: the paper's 200 random batches are as noisy as what they are
@@ -76,7 +78,8 @@ class Stoppable : public Source {
   const Source& source_;
 };
 
-// Over all of the validation set, in order. Throws Exit::stopped where a signal asks for it.
+// Over all of the validation set, in order, with products in fp32 whatever the training has. Throws Exit::stopped where
+// a signal asks for it.
 BatchModel::Mean validate(LoadedModel& model, const Inheritance& all, const Source& validation) {
   const int64_t B = std::min(all.options.batch, validation.size()), T = validation.seq_len();
   BatchModel batches(*model.device, model.params, model.config, Batch{B, T, model.params.dtype(), /*training=*/false});
@@ -86,14 +89,14 @@ BatchModel::Mean validate(LoadedModel& model, const Inheritance& all, const Sour
   return mean;
 }
 double validation_loss(const std::string& dir, const Inheritance& all, const Source& validation) {
-  LoadedModel model(dir, all.options.device, false, all.options.matmul);
+  LoadedModel model(dir, all.options.device, false);
   return validate(model, all, validation).loss;
 }
 
 void measure_reference(Inheritance& all, const Source& validation) {
-  LoadedModel reference(all.recipe.reference, all.options.device, false, all.options.matmul);
+  LoadedModel reference(all.reference_dir, all.options.device, false);
   const BatchModel::Mean mean = validate(reference, all, validation);
-  all.reference_digest = digest_of(LoadedModel(all.recipe.reference, "cpu", false).params);  // on any --device the same
+  all.reference_digest = digest_of(LoadedModel(all.reference_dir, "cpu", false).params);  // on any --device the same
   all.sequences = mean.sequences;
   all.tokens = mean.scored;
   all.reference_loss = mean.loss;
@@ -107,6 +110,11 @@ Transplant first_blocks(int64_t l, int64_t known) {
   return transplant;
 }
 
+// "round 1 (4 blocks):", in front of its lines.
+std::string label_of(const Inheritance& all, size_t i) {
+  return str("round ", i + 1, " (", all.rounds[i].blocks, " blocks):");
+}
+
 // What a round trains.
 TrainOptions round_options(const Inheritance& all, size_t i) {
   const int64_t l = all.rounds[i].blocks;
@@ -116,7 +124,7 @@ TrainOptions round_options(const Inheritance& all, size_t i) {
   o.out = all.run_dir(i);
   o.resume = path_exists(o.out + "/flags.json");
   o.program = "";
-  o.label = str("round ", i + 1, ", ", l, " blocks");
+  o.label = label_of(all, i);
   return o;
 }
 
@@ -126,6 +134,22 @@ int64_t count_parameters(const Config& config) {
   return params.count();
 }
 
+void check_weights(const LoadedModel& reference, const Inheritance& all, const std::string& or_else = "") {
+  if (digest_of(reference.params) != all.reference_digest)
+    fail(Exit::bad_data, reference.dir, " holds other weights than when its loss was measured; put them back", or_else);
+}
+
+// Of a run that is resumed, where another round may have to be made of the reference, which may have been trained on.
+void check_reference(const Inheritance& all) {
+  if (all.reference_digest.empty()) return;  // it is still to be measured
+  const size_t n = all.rounds.size();
+  const bool made = n > 0 && path_exists(all.initial_dir(n - 1));
+  const bool matched = n > 0 && all.rounds.back().is_done() && all.matches(all.rounds.back());
+  if (matched || (made && all.next_blocks() == 0)) return;
+  check_weights(LoadedModel(all.reference_dir, "cpu", false), all,
+                made ? str(", or let this round be the last one: --rounds ", n) : "");
+}
+
 // Writes the model that round i starts from: a new one, with what it inherits.
 void inherit(const Inheritance& all, size_t i, const Tokenizer& tokenizer) {
   const TrainOptions o = round_options(all, i);
@@ -133,17 +157,16 @@ void inherit(const Inheritance& all, size_t i, const Tokenizer& tokenizer) {
   ParameterTable params;
   declare_model(params, o.config);
   params.allocate(*host, Dtype::f32, false);
-  params.initialise(o.seed);
-  const LoadedModel reference(all.recipe.reference, "cpu", false);
-  if (digest_of(reference.params) != all.reference_digest)
-    fail(Exit::bad_data, all.recipe.reference, " holds other weights than when its loss was measured");
+  initialise_fresh(params, o.seed);
+  const LoadedModel reference(all.reference_dir, "cpu", false);
+  check_weights(reference, all);
   const int64_t l = o.config.num_hidden_layers;
   Transplant taken = first_blocks(l, l);
   if (!all.recipe.positions) taken.parts.erase("positions");
   if (!all.recipe.final_norm) taken.parts.erase("final_norm");
   const std::vector<std::string> anew = transplant(reference.params, reference.config, params, o.config, taken);
   if (!anew.empty())
-    std::printf("%s: what the connection adds starts anew in %zu of its tensors, the first is %s\n", o.label.c_str(),
+    std::printf("%s what the connection adds starts anew in %zu of its tensors, the first is %s\n", o.label.c_str(),
                 anew.size(), anew[0].c_str());
   if (i > 0 && all.recipe.mode == "continue") {
     const LoadedModel before(all.run_dir(i - 1), "cpu", false);
@@ -156,27 +179,27 @@ void inherit(const Inheritance& all, size_t i, const Tokenizer& tokenizer) {
 }
 
 void say_losses(const Inheritance& all, size_t i, const char* when, double loss) {
-  std::printf("round %zu, %lld blocks: validation loss %.4f %s, the reference's is %.4f\n", i + 1,
-              static_cast<long long>(all.rounds[i].blocks), loss, when, all.reference_loss);
+  std::printf("%s validation loss %.4f %s, the reference's %.4f\n", label_of(all, i).c_str(), loss, when,
+              all.reference_loss);
 }
 
 // Algorithm 1, from wherever a stop has left it: what is there is not done again. Throws Exit::stopped.
 void inheritune(Inheritance& all, const Dataset& data) {
-  const Recipe& recipe = all.recipe;
   if (!std::isfinite(all.reference_loss)) measure_reference(all, *data.test);
   write_rounds(all);
   std::printf("validation: %s sequences, %s tokens, all of it, in order\nreference: %s blocks, validation loss %.4f\n",
               format_count(all.sequences).c_str(), format_count(all.tokens).c_str(), format_count(all.depth()).c_str(),
               all.reference_loss);
   for (size_t i = 0;; ++i) {
-    const int64_t l = recipe.start + static_cast<int64_t>(i) * recipe.grow;
     if (i == all.rounds.size()) {
-      if (l > all.depth() || (recipe.rounds > 0 && std::ssize(all.rounds) >= recipe.rounds)) return;
+      const int64_t l = all.next_blocks();
+      if (l == 0) return;
       all.rounds.push_back({l});
       all.rounds[i].parameters = count_parameters(round_options(all, i).config);
     }
     Round& round = all.rounds[i];
 
+    remove_leftovers_of(all.initial_dir(i));
     if (!path_exists(all.initial_dir(i))) inherit(all, i, data.tokenizer);
     if (!std::isfinite(round.initial_loss)) round.initial_loss = validation_loss(all.initial_dir(i), all, *data.test);
     write_rounds(all);
@@ -265,9 +288,11 @@ Exit run(Options& o, const CLI::App& app, const char* program) {
   }
   make_device(o.train.device);                     // refuses one that is not there
   const ModelDir reference(all.recipe.reference);  // held: a run beside this one does not remove it
+  all.reference_dir = reference.path();
   catch_stop_signals();
   const RunDir dir(o.train.out);
   take_up_or_begin(all);
+  check_reference(all);
   if (const std::string warning = warmup_warning(o.train); !warning.empty()) std::printf("%s\n", warning.c_str());
   write_rounds(all);  // what --resume needs, before anything else
   try {
@@ -294,12 +319,13 @@ void set_defaults(int argc, char** argv, Options& o) {
   o.train.eval_samples = 0;
   const bool found = has_flag(argc, argv, "--resume") && take_recipe(out, o.recipe, o.train);
   if (!found && !reference.empty()) o.train.config = load_config(resolve_model_dir(reference) + "/config.json");
+  if (reference.empty() && o.recipe.reference.empty()) return;  // prepare() says what is missing
   if (!preset.empty() && preset != o.train.preset) apply_preset(preset, o.train);
 }
 
 void add_recipe_flags(CLI::App& app, Recipe& r) {
   app.option_defaults()->group("Inheritune");
-  const auto set_reference = [&r](const std::string& dir) { r.reference = absolute_path(resolve_model_dir(dir)); };
+  const auto set_reference = [&r](const std::string& dir) { r.reference = absolute_path(dir); };
   app.add_option_function<std::string>("--reference", set_reference, "model or run directory to inherit from")
       ->type_name("DIR");
   add_integer(app, "--start", r.start, 1, 4096, "blocks of the first round (default: half of the reference's)")
@@ -321,7 +347,7 @@ std::vector<std::string> hide_flags(CLI::App& app) {
                                      "--peer-timeout", "--log-ranks",    "--check-replicas"};
   for (const CLI::Option* option : app.get_options())
     if (option->get_group() == "Model") hidden.push_back(option->get_name());
-  for (const std::string& name : hidden) app.get_option(name)->group("");
+  for (const std::string& name : hidden) app.get_option(name)->group(hidden_group);
   return hidden;
 }
 

@@ -19,8 +19,9 @@
 //
 // A block is its attention, its feed-forward layer, the norms in front of both, and what a connection added to it. All
 // other parts come along, too, unless --inherit names those that do: the published code leaves the positions and the
-// final norm behind. What does not come along starts as in a new model. Of a narrower model each matrix is the leading
-// part: of queries, keys and values the first heads.
+// final norm behind. What does not come along starts as in a new model, with other random numbers than a source of
+// the same seed began with. Of a narrower model each matrix is the leading part: of queries, keys and values the first
+// heads.
 //
 // Where logits are divided by the layer's number (--scale-attn-by-layer), a block that moves from layer a to b, counted
 // from 0, gets logits times (a + 1) / (b + 1): block 8 as the first one has logits that are 9 times as large. Nobody
@@ -160,7 +161,7 @@ Exit run(const Options& o) {
   ParameterTable params;
   declare_model(params, target.config);
   params.allocate(*source.device, Dtype::f32, /*with_gradients=*/false);
-  params.initialise(o.seed);
+  initialise_fresh(params, o.seed);
   const std::vector<std::string> kept = transplant(source.params, source.config, params, target.config, t);
   if (o.inherit != "all")
     for (const std::string& part : t.parts) require_some(part, params, t, {kept.begin(), kept.end()});
