@@ -96,7 +96,7 @@ double validation_loss(const std::string& dir, const Inheritance& all, const Sou
 void measure_reference(Inheritance& all, const Source& validation) {
   LoadedModel reference(all.reference_dir, all.options.device, false);
   const BatchModel::Mean mean = validate(reference, all, validation);
-  all.reference_digest = digest_of(LoadedModel(all.recipe.reference, "cpu", false).params);  // on any --device the same
+  all.reference_digest = digest_of(LoadedModel(all.reference_dir, "cpu", false).params);  // on any --device the same
   all.sequences = mean.sequences;
   all.tokens = mean.scored;
   all.reference_loss = mean.loss;
