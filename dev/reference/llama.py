@@ -225,3 +225,13 @@ class Llama(nn.Module):
   def loss(self, tokens, targets):
     """Mean cross-entropy over the targets that are not -1."""
     return F.cross_entropy(self(tokens).flatten(0, 1), targets.flatten(), ignore_index=-1)
+
+
+@dataclasses.dataclass
+class Gpt2Config(Config):
+  arch: str = "gpt2"
+  backbone: str = "gpt2"
+
+
+class Gpt2(Llama):
+  config_class = Gpt2Config

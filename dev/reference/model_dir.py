@@ -11,7 +11,7 @@ from .denseformer import Denseformer
 from .hyper import Hyper
 from .lime import Lime
 from .lime_static import LimeDynamic, LimeStatic
-from .llama import Config, Llama, check_choice
+from .llama import Config, Gpt2, Llama, check_choice
 from .mudd import Mudd
 from .relay import Relay
 from .resformer import Resformer
@@ -20,9 +20,9 @@ from .skip_attention import Ala, Sla
 from .vertical import Vertical
 
 MODELS = (
-  Llama, Lime, LimeStatic, LimeDynamic, Hyper, Vertical, Sla, Ala, Resformer, Satformer, Denseformer, Mudd, Relay,
+  Llama, Gpt2, Lime, LimeStatic, LimeDynamic, Hyper, Vertical, Sla, Ala, Resformer, Satformer, Denseformer, Mudd, Relay,
 )
-ARCHITECTURES = {model.config_class.arch: model for model in MODELS} | {"gpt2": Llama}
+ARCHITECTURES = {model.config_class.arch: model for model in MODELS}
 GPT2_KEYS = {"vocab_size": "vocab_size", "hidden_size": "n_embd", "num_hidden_layers": "n_layer",
              "num_attention_heads": "n_head", "max_position_embeddings": "n_positions"}
 DTYPES = {"F32": np.float32, "F64": np.float64}
