@@ -15,6 +15,21 @@
 //   --activation KIND           gelu_new (default), the form by tanh; gelu, the exact one
 //   --positions P               rows of the table of positions (0: as many as T)
 //
+// Presets (--preset; train/presets.cpp), the Inheritune paper's: V = 50,304, P = T = 1024, no biases, logits divided by
+// the layer's number but in gpt2-small, 100,000 steps; --layers has the depths between:
+//
+//   name                  C     L   H   tokens/step  rates            parameters
+//   gpt2-small            768   12  12  393,216      6e-4 to 3e-5     124,373,760
+//   gpt2-medium           1024  24  16  393,216      3e-4 to 1e-5     354,599,936
+//   gpt2-large            1280  36  20  131,072      2e-4 to 1e-5     773,582,080
+//   gpt2-xl               1600  48  25  131,072      1.5e-4 to 1e-5   1,556,840,000
+//   gpt2-medium-fineweb   1024  24  16  61,440       2e-4 to 1e-5     354,599,936
+//   gpt2-large-fineweb    1280  32  20  61,440       2e-4 to 1e-5     694,928,640
+//   gpt2-medium-kd        1024  16  16  393,216      3e-4 to 3e-5     253,920,256 (50,000 steps, with --teacher)
+//   gpt2-medium-50k       1024  24  16  49,152       3e-4 to 1e-5     354,599,936
+//
+// dev/inheritune.md has a command for each row of that paper's tables.
+//
 // The same block is under every other architecture with --backbone gpt2: models/gpt2.cpp has it.
 #include "train/run.h"
 
