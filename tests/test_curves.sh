@@ -64,7 +64,7 @@ expect 65 "'a': its runs have no step in common" a=a1 a=apart
 run few "$(flags 1 8 "" a 5)" 20 5
 run elsewhere "$(flags 1 8 "" b)" 20 5
 expect 0 'note: .* eval_samples differs' a=a1 few=few
-grep -qx '  few: 5' output && grep -qx '  a: 0' output || fail "nobody says who tests on how much"
+grep -qx '  few: 5' output && grep -qx '  a: 0 (all)' output || fail "nobody says who tests on how much"
 expect 0 'note: .* data differs' a=a1 elsewhere=elsewhere
 
 # Bad input. A picture may go, another file stays.

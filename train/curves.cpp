@@ -105,8 +105,9 @@ std::string test_notes(const std::vector<Group>& groups) {
     for (const Group& group : groups)
       for (const Run& run : group.runs) {
         if (run.settings.is_null()) continue;
-        values.insert(run.settings.value(key, json()).dump());
-        rows.insert(group.name + ": " + run.settings.value(key, json()).dump());
+        const json value = run.settings.value(key, json());
+        values.insert(value.dump());
+        rows.insert(group.name + ": " + (value == 0 && key == std::string("eval_samples") ? "0 (all)" : value.dump()));
       }
     if (values.size() < 2) continue;
     notes += str("note: the test losses are not of the same sequences, ", key, " differs:\n");

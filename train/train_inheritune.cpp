@@ -307,8 +307,9 @@ Exit run(Options& o, const CLI::App& app, const char* program) {
   }
   write_rounds(all);
   const std::string out = printable(o.train.out);
-  std::printf("\n%s\nresults:  %s/inheritune.md, inheritune.json\npicture:  %s/inheritune.svg\n",
-              rounds_table(all).c_str(), out.c_str(), out.c_str());
+  const std::string model = printable(all.run_dir(all.rounds.size() - 1));
+  std::printf("\n%s\nresults:  %s/inheritune.md, inheritune.json\npicture:  %s/inheritune.svg\nmodel:    %s\n",
+              rounds_table(all).c_str(), out.c_str(), out.c_str(), model.c_str());
   return Exit::done;
 }
 
