@@ -62,6 +62,12 @@ inline double output_spread(const Config& c) {
   return c.initializer_range / (c.gpt2() ? std::sqrt(2.0 * static_cast<double>(c.num_hidden_layers)) : 1);
 }
 
+// Removes a product or a norm of the backbone from a layer: its .weight, and its .bias where the backbone has one.
+inline void remove_module(ParameterTable& params, int layer, const std::string& rows) {
+  params.remove(layer_name(layer, rows + ".weight"));
+  if (const std::string bias = layer_name(layer, rows + ".bias"); params.contains(bias)) params.remove(bias);
+}
+
 // For every row whose name contains `part`: its start becomes this.
 inline void start_at(ParameterTable& params, const std::string& part, const Init& init) {
   for (Parameter& row : params.rows())

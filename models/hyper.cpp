@@ -37,9 +37,7 @@ class Hyper : public Connection {
   void declare(ParameterTable& params, const Config& config) const override {
     for (int layer = 0; layer < config.num_hidden_layers; ++layer) {
       if (!gains_)
-        for (const char* row : {"input_layernorm.weight", "input_layernorm.bias", "post_attention_layernorm.weight",
-                                "post_attention_layernorm.bias"})
-          if (params.contains(layer_name(layer, row))) params.remove(layer_name(layer, row));
+        for (const char* norm : {"input_layernorm", "post_attention_layernorm"}) remove_module(params, layer, norm);
       if (scale_outputs_)
         for (const char* output : {"self_attn.o_proj.weight", "mlp.down_proj.weight"})
           params.at(layer_name(layer, output)).init =

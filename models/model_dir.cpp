@@ -89,7 +89,6 @@ Rows find_rows(const std::deque<SafetensorsFile>& files, const Config& config, c
 
 // The row's numbers out of its tensor's.
 std::vector<double> part_of(const std::vector<double>& tensor, const Found& at) {
-  if (at.shape.numel() == std::ssize(tensor) && !at.transposed) return tensor;
   std::vector<double> part(static_cast<size_t>(at.shape.numel()));
   const int64_t inputs = at.transposed ? at.shape[1] : 1;
   for (int64_t o = 0; o < at.shape[0]; ++o)
@@ -98,15 +97,29 @@ std::vector<double> part_of(const std::vector<double>& tensor, const Found& at) 
   return part;
 }
 
-void read_row(const Found& source, ParameterTable& params, const Parameter& row) {
-  std::vector<double> host(static_cast<size_t>(
-      std::accumulate(source.info->shape.begin(), source.info->shape.end(), int64_t{1}, std::multiplies<int64_t>())));
+std::vector<double> read_tensor(const Found& source) {
+  const std::vector<int64_t>& shape = source.info->shape;
+  std::vector<double> host(
+      static_cast<size_t>(std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<int64_t>())));
   source.file->read_f64(*source.info, host.data());
   const auto bad = std::find_if(host.begin(), host.end(), [](double weight) { return !std::isfinite(weight); });
   if (bad != host.end())
     fail(Exit::bad_data, source.file->path(), ": tensor ", source.info->str(), " holds ", *bad, " at its element ",
          bad - host.begin(), "; no model can be run with that");
-  params.write(row, part_of(host, source).data());
+  return host;
+}
+
+// Fills rows from where they are; a tensor of several rows is read once.
+void read_rows(ParameterTable& params, std::vector<std::pair<const Parameter*, const Found*>> rows) {
+  std::stable_sort(rows.begin(), rows.end(),
+                   [](const auto& a, const auto& b) { return std::less<>()(a.second->info, b.second->info); });
+  std::vector<double> host;
+  const TensorInfo* read = nullptr;
+  for (const auto& [row, found] : rows) {
+    if (found->info != read) host = read_tensor(*found), read = found->info;
+    const bool whole = found->shape.numel() == std::ssize(host) && !found->transposed;
+    params.write(*row, whole ? host.data() : part_of(host, *found).data());
+  }
 }
 
 }  // namespace
@@ -114,7 +127,9 @@ void read_row(const Found& source, ParameterTable& params, const Parameter& row)
 void load_weights(const std::string& dir, const Config& config, ParameterTable& params) {
   const std::deque<SafetensorsFile> files = open_weights(dir);
   const Rows found = find_rows(files, config, params);
-  for (const Parameter& row : params.rows()) read_row(found.at(row.name), params, row);
+  std::vector<std::pair<const Parameter*, const Found*>> taken;
+  for (const Parameter& row : params.rows()) taken.emplace_back(&row, &found.at(row.name));
+  read_rows(params, std::move(taken));
 }
 
 void load_initial_weights(const std::string& dir, const Config& source, const Config& config, ParameterTable& params) {
@@ -130,7 +145,7 @@ void load_initial_weights(const std::string& dir, const Config& source, const Co
     if (it->second.shape != row.shape) refuse_shape(it->second, row.shape);
     taken.emplace_back(&row, &it->second);
   }
-  for (const auto& [row, tensor] : taken) read_row(*tensor, params, *row);
+  read_rows(params, std::move(taken));
 }
 
 namespace {

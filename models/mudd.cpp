@@ -39,8 +39,7 @@ class Mudd : public Connection {
   void declare(ParameterTable& params, const Config& config) const override {
     const int64_t C = config.hidden_size;
     const bool bias = params.contains("model.norm.bias");
-    for (int i = 0; i < L_; ++i) params.remove(layer_name(i, "input_layernorm.weight"));
-    for (int i = 0; i < L_ && bias; ++i) params.remove(layer_name(i, "input_layernorm.bias"));
+    for (int i = 0; i < L_; ++i) remove_module(params, i, "input_layernorm");
     for (int i = 0; i < L_; ++i) {
       for (const char* way : {"q", "k", "v"}) {
         params.add(layer_name(i, str("input_layernorm_", way, ".weight")), Shape{C}, Init::constant(1), 1, 0);

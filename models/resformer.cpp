@@ -36,8 +36,7 @@ class ResFormer : public Connection {
     }
     for (int n = 1; n < L_; ++n) {
       if (!mixes(n)) continue;
-      for (const char* row : {"self_attn.v_proj.weight", "self_attn.v_proj.bias"})
-        if (variant_ == "svformer" && params.contains(layer_name(n, row))) params.remove(layer_name(n, row));
+      if (variant_ == "svformer") remove_module(params, n, "self_attn.v_proj");
       if (variant_ == "learnable") scalar(scalar_name(n, "lambda1"), Shape{1}, 0.5);
       if (variant_ == "learnable" || variant_ == "plus") scalar(scalar_name(n, "lambda2"), Shape{1}, 0.5);
     }

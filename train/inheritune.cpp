@@ -10,6 +10,7 @@
 #include "models/json_file.h"
 #include "train/curve.h"
 #include "train/run_curves.h"
+#include "train/setting_io.h"
 
 namespace crossply {
 namespace {
@@ -20,8 +21,7 @@ std::string nats(double loss) { return std::isfinite(loss) ? format_number("%.4f
 
 json number_or_null(double number) { return std::isfinite(number) ? json(number) : json(); }
 
-// Calls visit with the key and the variable of each flag that a resumed run must keep, and with what it may be beside
-// any: its smallest value, or its words.
+// Calls visit for each flag that a resumed run must keep (train/setting_io.h).
 template <class Any, class Visit>
 void each_of_recipe(Any& recipe, Visit&& visit) {
   visit("reference", recipe.reference);
@@ -30,37 +30,15 @@ void each_of_recipe(Any& recipe, Visit&& visit) {
   visit("mode", recipe.mode, grow_modes);
   visit("inherit_positions", recipe.positions);
   visit("inherit_final_norm", recipe.final_norm);
-  visit("tolerance", recipe.tolerance, 0);
+  visit("tolerance", recipe.tolerance, 0, 1000);
 }
 
 json to_json(const Recipe& recipe) {
   json out;
-  each_of_recipe(recipe, [&](const char* key, const auto& value, const auto&...) {
-    if constexpr (std::is_same_v<decltype(value), const std::string&>) out[key] = utf8_or_escaped(value);
-    else out[key] = value;
-  });
+  each_of_recipe(recipe, PutSetting{out});
   out["rounds"] = recipe.rounds;
   return out;
 }
-
-struct TakeFlag {
-  const json& saved;
-  const std::string& path;
-  template <class T>
-  void operator()(const char* key, T& variable, double least = 0) const {
-    const json value = saved.value(key, json());
-    if (!holds<T>(value, least, static_cast<double>(int64_t{1} << 40))) refuse(key);
-    value.get_to(variable);
-  }
-  void operator()(const char* key, std::string& variable, const std::vector<std::string>& words) const {
-    operator()(key, variable);
-    if (std::find(words.begin(), words.end(), variable) == words.end()) refuse(key);
-  }
-  [[noreturn]] void refuse(const char* key) const {
-    fail(Exit::bad_data, path, ": \"", key, "\" cannot be ", saved.value(key, json()).dump(),
-         "; mend it or start a new run");
-  }
-};
 
 json json_of_round(const Inheritance& all, size_t i) {
   const Round& round = all.rounds[i];
@@ -243,8 +221,9 @@ bool take_recipe(const std::string& out, Recipe& recipe, TrainOptions& options) 
   if (out.empty() || !path_exists(path)) return false;
   const json old = read_json(path), saved = old.value("recipe", json());
   if (!saved.is_object()) fail(Exit::bad_data, path, ": \"recipe\" is missing");
-  each_of_recipe(recipe, TakeFlag{saved, path});
-  TakeFlag{saved, path}("rounds", recipe.rounds);
+  const TakeSetting take{saved, path, /*complete=*/true};
+  each_of_recipe(recipe, take);
+  take("rounds", recipe.rounds);
   take_settings(old.value("flags", json()), path + ": flags", options);
   return true;
 }

@@ -1,13 +1,11 @@
 // A run's settings as JSON, in the flags' own words: what flags.json holds, what a checkpoint keeps of it, and back.
-#include <algorithm>
 #include <filesystem>
 
-#include "cli/flags.h"
-#include "engine/json.h"
 #include "models/checkpoint.h"
 #include "models/json_file.h"
 #include "train/exchange.h"
 #include "train/options.h"
+#include "train/setting_io.h"
 
 namespace crossply {
 namespace {
@@ -63,15 +61,6 @@ void each_free(Options& o, Visit&& visit) {
   visit("keep", o.keep, 1);
 }
 
-struct Put {
-  json& settings;
-  template <class T>
-  void operator()(const char* key, const T& value, const auto&...) const {
-    if constexpr (std::is_same_v<T, std::string>) settings[key] = utf8_or_escaped(value);
-    else settings[key] = value;
-  }
-};
-
 // A setting as this program has it, from any directory; older runs have paths as they were typed, and another name.
 json renewed(const std::string& key, const json& value) {
   if (!value.is_string()) return value;
@@ -79,29 +68,6 @@ json renewed(const std::string& key, const json& value) {
   if (key == "init" || key == "teacher") return absolute_path(value);
   return key == "data" || key == "val_data" ? json(absolute_data(value)) : value;
 }
-
-// The largest value of a flag of this type, where it names no other; the seed may be any.
-template <class T>
-constexpr double most_of = std::is_same_v<T, int64_t> ? static_cast<double>(most_count) : most_number;
-
-struct Take {
-  const json& settings;
-  const std::string& path;
-  template <class T>
-  void operator()(const char* key, T& variable, double least = 0, double most = most_of<T>) const {
-    if (!settings.contains(key)) return;  // written before there was such a flag
-    const json value = renewed(key, settings[key]);
-    if (!holds<T>(value, least, most)) refuse(key);
-    value.get_to(variable);
-  }
-  void operator()(const char* key, std::string& variable, const std::vector<std::string>& words) const {
-    operator()(key, variable);
-    if (std::find(words.begin(), words.end(), variable) == words.end()) refuse(key);
-  }
-  [[noreturn]] void refuse(const char* key) const {
-    fail(Exit::bad_data, path, ": \"", key, "\" cannot be ", settings[key].dump(), "; mend it or start a new run");
-  }
-};
 
 std::string flag_of(std::string key) {
   for (char& letter : key) letter = letter == '_' ? '-' : letter;
@@ -126,14 +92,14 @@ std::string absolute_data(const std::string& spec) {
 
 json trajectory(const TrainOptions& o) {
   json settings;
-  each_kept(o, Put{settings});
+  each_kept(o, PutSetting{settings});
   for (const char* key : {"data", "val_data", "init", "teacher"}) settings[key] = renewed(key, settings[key]);
   return settings;
 }
 
 json all_settings(const TrainOptions& o) {
   json settings = trajectory(o);
-  each_free(o, Put{settings});
+  each_free(o, PutSetting{settings});
   settings["config"] = to_json(o.config);
   return settings;
 }
@@ -145,8 +111,10 @@ json read_run_settings(const std::string& run_dir) {
 
 void take_settings(const json& settings, const std::string& path, TrainOptions& o) {
   if (!settings.is_object() || !settings.contains("config")) fail(Exit::bad_data, path, ": \"config\" is missing");
-  each_kept(o, Take{settings, path});
-  each_free(o, Take{settings, path});
+  json now = settings;
+  for (const auto& [key, value] : now.items()) value = renewed(key, value);
+  each_kept(o, TakeSetting{now, path});
+  each_free(o, TakeSetting{now, path});
   o.config = parse_config(settings["config"], path + ": config");
 }
 

@@ -35,7 +35,8 @@
 // initial_1_blocks_4: complete model directories, for `evaluate`, `generate` and so on. inheritune.json has the
 // recipe and its numbers, inheritune.md the table, inheritune.svg the loss by step. A signal stops it anywhere, with
 // exit code 75; --resume --out DIR continues bit for bit, and takes a larger --rounds. Exit code 0 says that the recipe
-// has run to its end; the last line, and "matches" in inheritune.json, say whether the last model is as good.
+// has run to its end; the line under the table, and "matches" in inheritune.json, say whether the last model is as
+// good.
 //
 // A round costs what training a model of l blocks costs, and the rounds see the same batches. The paper's, with steps,
 // rates and batches from --preset:
