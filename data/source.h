@@ -82,8 +82,9 @@ struct DataOptions {
   uint64_t seed = 0;          // of generated tasks
   int64_t train_samples = 0;  // 0: the source's own number; of files, the first so many windows
   int64_t test_samples = 0;
-  std::string val_spec;  // shards only: a glob of validation shards; without it, the last 1% of the windows
-  bool whole = false;    // files only: no training set, and all of each file as the test set (whole_window)
+  std::string val_spec;   // shards only: a glob of validation shards; without it, the last 1% of the windows
+  std::string tokenizer;  // text only: a tokenizer.json, or a directory with one; "": bytes
+  bool whole = false;     // files only: no training set, and all of each file as the test set (whole_window)
 };
 
 struct Dataset {

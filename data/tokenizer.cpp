@@ -1,12 +1,15 @@
 #include "data/tokenizer.h"
 
 #include <algorithm>
+#include <filesystem>
 
+#include "data/bpe.h"
 #include "engine/check.h"
 #include "engine/file.h"
 #include "engine/json.h"
 #include "engine/numbers.h"
 #include "engine/printable.h"
+#include "engine/sha256.h"
 
 namespace crossply {
 namespace {
@@ -29,22 +32,6 @@ int32_t parse_id(std::string_view word, const std::string& why) {
   if (!id || *id < 0)
     fail(Exit::usage, "\"", excerpt(word), "\" is not a token id: ", why, " the text is whitespace-separated integers");
   return *id;
-}
-
-std::string utf8(int code_point) {  // below 0x800 is all that the byte table needs
-  if (code_point < 0x80) return std::string(1, static_cast<char>(code_point));
-  return {static_cast<char>(0xC0 | (code_point >> 6)), static_cast<char>(0x80 | (code_point & 0x3F))};
-}
-
-// GPT-2's name for every byte: itself where it prints, otherwise the next free character from 256 on.
-std::vector<std::string> byte_names() {
-  std::vector<std::string> names;
-  int next = 256;
-  for (int b = 0; b < 256; ++b) {
-    const bool prints = (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
-    names.push_back(utf8(prints ? b : next++));
-  }
-  return names;
 }
 
 Json vocab_json(const std::vector<std::string>& words) {
@@ -116,21 +103,46 @@ bool is_empty(const json& object, const char* key) {
   return found == object.end() || found->empty();  // null counts as empty
 }
 
-// What of a tokenizer.json is not computed here; "" where all of it is. A BPE model must be the 256 bytes in order.
-std::string foreign_part(const json& object) {
-  const std::string model = type_of(object, "model"), split = type_of(object, "pre_tokenizer");
-  const bool is_words = model == "WordLevel" && split == "WhitespaceSplit";
-  if (!is_words && !(model == "BPE" && split == "ByteLevel"))
-    return "the model is " + excerpt(model) + ", the pre-tokenizer " + excerpt(split);
+// What of a tokenizer.json with a list of words is not computed here; "" where all of it is.
+std::string foreign_words(const json& object) {
+  if (const std::string split = type_of(object, "pre_tokenizer"); split != "WhitespaceSplit")
+    return "the model is WordLevel, the pre-tokenizer " + excerpt(split);
   for (const char* key : {"added_tokens", "normalizer", "post_processor"})
     if (!is_empty(object, key)) return std::string("it has ") + key;
-  if (is_words) return "";
-  if (!is_empty(object["model"], "merges")) return str(object["model"]["merges"].size(), " merges");
+  return "";
+}
+
+// Whether it is what bytes() saves: the 256 bytes in order, and nothing else.
+bool is_plain_bytes(const json& object) {
+  for (const char* key : {"added_tokens", "normalizer", "post_processor"})
+    if (!is_empty(object, key)) return false;
   static const std::vector<std::string> names = byte_names();
   const json& vocab = object["model"]["vocab"];
-  bool same = vocab.is_object() && vocab.size() == names.size();
+  bool same = is_empty(object["model"], "merges") && type_of(object, "pre_tokenizer") == "ByteLevel" &&
+              vocab.is_object() && vocab.size() == names.size();
   for (size_t id = 0; same && id < names.size(); ++id) same = vocab.value(names[id], json()) == id;
-  return same ? "" : "other tokens than the 256 bytes";
+  return same;
+}
+
+// All that decides what ids mean, however the file is formatted.
+uint64_t fingerprint_of(const json& object) {
+  json deciding;
+  for (const char* key : {"added_tokens", "normalizer", "pre_tokenizer", "model"})
+    deciding[key] = object.value(key, json());
+  for (json& merge : deciding["model"]["merges"])  // written as "a b" or as ["a", "b"]
+    if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string())
+      merge = merge[0].get<std::string>() + " " + merge[1].get<std::string>();
+  const std::string text = deciding.dump();
+  Sha256 sha;
+  sha.update(text.data(), text.size());
+  return std::stoull(sha.hex().substr(0, 16), nullptr, 16);
+}
+
+// What ends a text in the tokenizers that people use.
+int32_t end_of_text(const Bpe& bpe) {
+  for (const char* name : {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"})
+    if (const int32_t id = bpe.id_of(name); id >= 0) return id;
+  return -1;
 }
 
 }  // namespace
@@ -161,22 +173,34 @@ Tokenizer Tokenizer::foreign(const std::string& what) {
 }
 
 bool Tokenizer::operator==(const Tokenizer& other) const {
-  return kind_ == other.kind_ && (kind_ == Kind::words || kind_ == Kind::bytes) && words_ == other.words_;
+  return kind_ == other.kind_ && (kind_ == Kind::words || kind_ == Kind::bytes || kind_ == Kind::bpe) &&
+         words_ == other.words_ && fingerprint_ == other.fingerprint_;
 }
 
 std::string Tokenizer::describe() const {
   if (kind_ == Kind::none) return "no tokenizer";
   if (kind_ == Kind::bytes) return "bytes";
   if (kind_ == Kind::foreign) return "a tokenizer that is not computed here (" + what_ + ")";
+  if (kind_ == Kind::bpe) return str("byte-pair encoding with ", bpe_->vocab_size(), " tokens");
   std::string text = str(words_.size(), " words (");
   for (size_t i = 0; i < words_.size() && i < 6; ++i) text += excerpt(words_[i]) + " ";
   return text + "...)";
 }
 
-int64_t Tokenizer::vocab_size() const { return kind_ == Kind::bytes ? 256 : static_cast<int64_t>(words_.size()); }
+int64_t Tokenizer::vocab_size() const {
+  if (kind_ == Kind::bytes) return 256;
+  return kind_ == Kind::bpe ? bpe_->vocab_size() : static_cast<int64_t>(words_.size());
+}
+
+uint64_t Tokenizer::fingerprint() const {
+  if (kind_ == Kind::bpe) return fingerprint_;
+  if (kind_ == Kind::none || kind_ == Kind::foreign) return 0;
+  return fingerprint_of(json::parse((kind_ == Kind::words ? words_json(words_) : bytes_json()).dump()));
+}
 
 std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
   std::vector<int32_t> ids;
+  if (kind_ == Kind::bpe) return bpe_->encode(text);
   if (kind_ == Kind::bytes) {
     for (char c : text) ids.push_back(static_cast<unsigned char>(c));
     return ids;
@@ -200,40 +224,64 @@ std::string Tokenizer::decode(const std::vector<int32_t>& ids) const {
     if (kind_ == Kind::none || kind_ == Kind::foreign) text += std::to_string(id);
     else if (!known) text += str("<", id, ">");
     else if (kind_ == Kind::bytes) text += static_cast<char>(id);
+    else if (kind_ == Kind::bpe) text += bpe_->text_of(id);
     else text += words_[static_cast<size_t>(id)];
   }
   return text;
 }
 
 int32_t Tokenizer::eos() const {
+  if (kind_ == Kind::bpe) return eos_;
   const auto found = ids_.find("<eos>");
   return found == ids_.end() ? -1 : found->second;
 }
 
 void Tokenizer::save(const std::string& dir) const {
   if (kind_ == Kind::none || kind_ == Kind::foreign) return;
-  const Json object = kind_ == Kind::words ? words_json(words_) : bytes_json();
-  write_file_atomically(dir + "/tokenizer.json", object.dump(2) + "\n");
+  const std::string text =
+      kind_ == Kind::bpe ? file_ : (kind_ == Kind::words ? words_json(words_) : bytes_json()).dump(2) + "\n";
+  write_file_atomically(dir + "/tokenizer.json", text);
 }
 
-Tokenizer Tokenizer::load(const std::string& dir) {
-  const std::string path = dir + "/tokenizer.json";
-  if (!path_exists(path)) {
-    for (const char* name : {"tokenizer.model", "vocab.json", "merges.txt"})
-      if (path_exists(dir + "/" + name)) return foreign(name);
-    return Tokenizer();
-  }
+Tokenizer Tokenizer::parse(const std::string& path) {
   constexpr uint64_t most = 256 << 20;
-  const json object = parse_json<json>(read_file(path, most), path);
+  const std::string text = read_file(path, most);
+  const json object = parse_json<json>(text, path);
   if (!object.is_object()) fail(Exit::bad_data, path, ": is not a JSON object");
   const auto model = object.find("model");
   if (type_of(object, "model") == "missing" || !model->contains("vocab"))
     fail(Exit::bad_data, path, ": is no tokenizer: a \"model\" with a type and a vocab is missing");
-  const std::string part = foreign_part(object);
+  const bool is_words = type_of(object, "model") == "WordLevel";
+  if (!is_words && is_plain_bytes(object)) return bytes();
+  const std::string part = is_words ? foreign_words(object) : Bpe::foreign_part(object);
   if (!part.empty()) return foreign(part);
-  if (type_of(object, "model") == "BPE") return bytes();
-  if (!(*model)["vocab"].is_object()) fail(Exit::bad_data, path, ": the vocab of the model is not an object");
-  return words(words_of((*model)["vocab"], path));
+  if (is_words && !(*model)["vocab"].is_object())
+    fail(Exit::bad_data, path, ": the vocab of the model is not an object");
+  if (is_words) return words(words_of((*model)["vocab"], path));
+  Tokenizer t;
+  t.kind_ = Kind::bpe;
+  t.bpe_ = std::make_shared<const Bpe>(object, path);
+  t.file_ = text;
+  t.fingerprint_ = fingerprint_of(object);
+  t.eos_ = end_of_text(*t.bpe_);
+  return t;
+}
+
+Tokenizer Tokenizer::load(const std::string& dir) {
+  const std::string path = dir + "/tokenizer.json";
+  if (path_exists(path)) return parse(path);
+  for (const char* name : {"tokenizer.model", "vocab.json", "merges.txt"})
+    if (path_exists(dir + "/" + name)) return foreign(name);
+  return Tokenizer();
+}
+
+Tokenizer Tokenizer::read(const std::string& path) {
+  std::error_code ignored;
+  const bool is_directory = std::filesystem::is_directory(path, ignored);
+  const std::string file = is_directory ? path + "/tokenizer.json" : path;
+  Tokenizer tokenizer = parse(file);
+  if (tokenizer.is_foreign()) fail(Exit::bad_data, file, ": ", tokenizer.what_, ", which is not computed here");
+  return tokenizer;
 }
 
 void require_same_tokenizer(const Tokenizer& model, const std::string& name, const Tokenizer& data,

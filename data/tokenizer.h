@@ -1,20 +1,24 @@
-// Tokenizer: text <-> token ids, in one of four kinds.
+// Tokenizer: text <-> token ids, in one of five kinds.
 //
 //   none     no vocabulary is known: the text is whitespace-separated integers
 //   words    words separated by whitespace; the id of a word is its place in the list
 //   bytes    256 tokens, id = byte value
+//   bpe      byte-level byte-pair encoding (data/bpe.h)
 //   foreign  the directory has a tokenizer that is not computed here: integers, as with none
 //
-// words and bytes are saved as Hugging Face's tokenizer.json, so a model directory knows its vocabulary.
+// All but none and foreign are saved as Hugging Face's tokenizer.json, so a model directory knows its vocabulary.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
 
 namespace crossply {
+
+class Bpe;
 
 class Tokenizer {
  public:
@@ -28,31 +32,45 @@ class Tokenizer {
   bool is_none() const { return kind_ == Kind::none; }
   bool is_bytes() const { return kind_ == Kind::bytes; }
   bool is_foreign() const { return kind_ == Kind::foreign; }
+  // 64 bits of all that decides what the ids mean; 0 where that is not known.
+  uint64_t fingerprint() const;
   // Do both know what their ids mean, and the same?
   bool operator==(const Tokenizer& other) const;
   // What it is, for a message: "14 words (<pad> <cls> <eos> + - ...)".
   std::string describe() const;
+  // Throws Exit::usage for words and integers that are none, bad_data where bpe's text is no UTF-8.
   std::vector<int32_t> encode(std::string_view text) const;
+  // What a prompt begins with: the beginning-of-text token, where the file says that texts have one.
+  const std::vector<int32_t>& prefix() const { return prefix_; }
   // Words and integers are joined by single spaces. An id beyond the vocabulary, which a model with a larger one may
   // write, becomes "<id>".
   std::string decode(const std::vector<int32_t>& ids) const;
   // What stands between two tokens of a text: a space, or nothing between bytes.
-  const char* separator() const { return is_bytes() ? "" : " "; }
-  // The id of the word <eos>; -1 where there is none.
+  const char* separator() const { return kind_ == Kind::bytes || kind_ == Kind::bpe ? "" : " "; }
+  // The token that ends a text: the word <eos>, or of a bpe, the end-of-text token; -1 where there is none.
   int32_t eos() const;
 
   // DIR/tokenizer.json. Saving `none` or `foreign` writes nothing; loading where there is no tokenizer gives `none`. A
   // file that is no tokenizer, or a list of words with a hole, is Exit::bad_data.
   void save(const std::string& dir) const;
   static Tokenizer load(const std::string& dir);
+  // For --tokenizer: a tokenizer.json, or a directory that has one. Missing is Exit::no_input; what is asked for in it
+  // and not computed here is Exit::bad_data, by name.
+  static Tokenizer read(const std::string& path);
 
  private:
-  enum class Kind { none, words, bytes, foreign };
+  enum class Kind { none, words, bytes, bpe, foreign };
+  static Tokenizer parse(const std::string& path);
   static Tokenizer foreign(const std::string& what);
   Kind kind_ = Kind::none;
   std::vector<std::string> words_;
   std::unordered_map<std::string, int32_t> ids_;
   std::string what_;  // foreign: what it is
+  std::shared_ptr<const Bpe> bpe_;
+  std::string file_;  // bpe: the tokenizer.json as it was read
+  std::vector<int32_t> prefix_;
+  int32_t eos_ = -1;          // bpe
+  uint64_t fingerprint_ = 0;  // bpe
 };
 
 // The ids of a model mean what its tokenizer says. Exit::usage, with both described, where the data was encoded by

@@ -47,6 +47,15 @@ found_json
 #if __has_include(<CLI/CLI.hpp>)
 found_cli11
 #endif
+#if __has_include(<pcre2.h>)
+found_pcre2
+#endif
+#if __has_include(<zlib.h>)
+found_zlib
+#endif
+#if __has_include(<zstd.h>)
+found_zstd
+#endif
 EOF
 }
 
@@ -63,7 +72,7 @@ look() {
   find_compiler
   if [ -n "$compiler" ]; then answers=$(ask_compiler); fi
   if [[ $answers =~ found_clang\ ([0-9]+) ]]; then clang=${BASH_REMATCH[1]}; fi
-  for need in cxx20 openmp doctest json cli11; do
+  for need in cxx20 openmp doctest json cli11 pcre2 zlib zstd; do
     [[ $answers == *found_$need* ]] || missing+=" $need"
   done
   command -v make >/dev/null || missing+=" make"
@@ -102,6 +111,12 @@ package() {
     apt*doctest) echo doctest-dev ;;
     apt*json) echo nlohmann-json3-dev ;;
     apt*cli11) echo libcli11-dev ;;
+    apt*pcre2) echo libpcre2-dev ;;
+    apt*zlib) echo zlib1g-dev ;;
+    apt*zstd) echo libzstd-dev ;;
+    dnf*pcre2) echo pcre2-devel ;;
+    dnf*zlib) echo zlib-devel ;;
+    dnf*zstd) echo libzstd-devel ;;
     apt*mpi) echo libopenmpi-dev openmpi-bin ;;
     dnf*mpi) echo openmpi-devel ;;
     pacman*mpi) echo openmpi ;;

@@ -34,7 +34,7 @@ int32_t most_likely(const float* logits, int64_t V) {
 
 std::vector<std::vector<int32_t>> generate(Decoder& decoder, const std::vector<std::vector<int32_t>>& prompts,
                                            int64_t max_new, int32_t eos, const Sampler& sampler,
-                                           const std::function<void(size_t, int32_t)>& on_token) {
+                                           const std::function<bool(size_t, int32_t)>& on_token) {
   CHECK_THAT(static_cast<int64_t>(prompts.size()) <= decoder.rows(), prompts.size(), " prompts");
   std::vector<std::vector<int32_t>> written(prompts.size());
   std::vector<char> done(prompts.size(), max_new < 1);
@@ -51,8 +51,8 @@ std::vector<std::vector<int32_t>> generate(Decoder& decoder, const std::vector<s
       if (done[row] || t + 1 < prompts[row].size()) continue;
       const int32_t token = sampler(logits.data() + static_cast<int64_t>(row) * V, V);
       written[row].push_back(token);
-      if (on_token) on_token(row, token);
-      done[row] = token == eos || static_cast<int64_t>(written[row].size()) >= max_new;
+      const bool goes_on = !on_token || on_token(row, token);
+      done[row] = !goes_on || token == eos || static_cast<int64_t>(written[row].size()) >= max_new;
     }
   }
   return written;

@@ -37,9 +37,10 @@ int32_t most_likely(const float* logits, int64_t V);
 
 // Continues every prompt until `eos` (included in the result), max_new tokens, or the decoder's length. Rows advance
 // together: a row whose prompt is longer is still being read while others already write, so a row's result does not
-// depend on its neighbours. At most rows() prompts. on_token, if given, sees (row, token) as they come.
+// depend on its neighbours. At most rows() prompts. on_token, if given, sees (row, token) as they come,
+// and says whether the row goes on.
 std::vector<std::vector<int32_t>> generate(Decoder& decoder, const std::vector<std::vector<int32_t>>& prompts,
                                            int64_t max_new, int32_t eos, const Sampler& sampler,
-                                           const std::function<void(size_t, int32_t)>& on_token = {});
+                                           const std::function<bool(size_t, int32_t)>& on_token = {});
 
 }  // namespace crossply

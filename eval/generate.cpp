@@ -66,6 +66,7 @@ Exit run(const Options& o) {
     if (token != tokenizer.eos())
       std::printf("%s%s", tokenizer.separator(), terminal.add(tokenizer.decode({token})).c_str());
     flush_standard_output();
+    return true;
   };
   const auto written = generate(decoder, {prompt}, o.max_new, tokenizer.eos(), sampler, show)[0];
   std::printf("%s\n", terminal.finish().c_str());

@@ -16,4 +16,17 @@ LoadedModel::LoadedModel(const std::string& path, const std::string& device_name
   load_weights(dir, config, params);
 }
 
+Tokenizer model_tokenizer(const LoadedModel& model, const std::string& path) {
+  const Tokenizer own = Tokenizer::load(model.dir);
+  if (path.empty()) return own;
+  const Tokenizer given = Tokenizer::read(path);
+  if (!own.is_none() && !own.is_foreign() && !(own == given))
+    fail(Exit::usage, "--tokenizer ", path, " is ", given.describe(), ", but ", model.dir, " has ", own.describe(),
+         "; leave out --tokenizer");
+  if (given.vocab_size() > model.config.vocab_size)
+    fail(Exit::bad_data, path, ": has ", given.vocab_size(), " tokens, but the model's vocabulary has only ",
+         model.config.vocab_size, ": it is another model's");
+  return given;
+}
+
 }  // namespace crossply

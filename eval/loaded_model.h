@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "data/tokenizer.h"
 #include "models/checkpoint.h"
 #include "models/model.h"
 
@@ -20,5 +21,10 @@ struct LoadedModel {
   std::unique_ptr<Device> device;
   ParameterTable params;  // f64 on the reference device, f32 elsewhere
 };
+
+// What a model's ids mean: its directory's tokenizer, or where that has none, the one at `path` (--tokenizer; "":
+// none). Throws Exit::usage where both are there and differ, bad_data where the model's vocabulary is too small for it, and
+// what Tokenizer::read throws.
+Tokenizer model_tokenizer(const LoadedModel& model, const std::string& path);
 
 }  // namespace crossply

@@ -14,7 +14,7 @@
 #include <map>
 
 #include "engine/json.h"
-#include "models/sha256.h"
+#include "engine/sha256.h"
 
 namespace crossply {
 namespace {

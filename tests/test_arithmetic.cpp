@@ -5,8 +5,8 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "engine/sha256.h"
 #include "kernels/block/matmul.h"
-#include "models/sha256.h"
 #include "tests/backends.h"
 #include "tests/check.h"
 #include "tests/program.h"

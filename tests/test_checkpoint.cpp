@@ -21,7 +21,7 @@
 #include <functional>
 
 #include "engine/rng.h"
-#include "models/sha256.h"
+#include "engine/sha256.h"
 #include "tests/temp_dir.h"
 
 using namespace crossply;

@@ -2,7 +2,7 @@
 // resumed. The manifest says that the file is as it was written.
 #include <nlohmann/json.hpp>
 
-#include "models/sha256.h"
+#include "engine/sha256.h"
 #include "tests/fuzz/programs.h"
 
 using namespace crossply;
