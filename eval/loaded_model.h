@@ -22,9 +22,9 @@ struct LoadedModel {
   ParameterTable params;  // f64 on the reference device, f32 elsewhere
 };
 
-// What a model's ids mean: its directory's tokenizer, or where that has none, the one at `path` (--tokenizer; "":
-// none). Throws Exit::usage where both are there and differ, bad_data where the model's vocabulary is too small for it, and
-// what Tokenizer::read throws.
+// What a model's ids mean: its directory's tokenizer, or where that has none, the one at `path` (--tokenizer; "": no
+// file). Throws Exit::usage where both are there and differ, bad_data where the model's vocabulary is too small for it,
+// and what Tokenizer::read throws.
 Tokenizer model_tokenizer(const LoadedModel& model, const std::string& path);
 
 }  // namespace crossply
