@@ -297,6 +297,19 @@ TEST_CASE("curve: marks lie on the same axes, hollow, on a thin line, and the ca
   CHECK(count(svg_of({curve}), "fill=\"#ffffff\" stroke") <= 30);
 }
 
+TEST_CASE("curve: a band lies around its curve, translucent and in its colour, and the axis has room for it") {
+  Curve curve{"a", {0, 10, 20}, {2, 2, 2}};
+  curve.low = {1, 1.5, 2}, curve.high = {3, 2.5, 2};
+  const std::string svg = svg_of({{"b", {0, 20}, {2, 2.1}}, curve});
+  CHECK(count(svg, "<polygon fill=\"#D55E00\" fill-opacity=\"0.18\"") == 1);
+  CHECK(svg.find("<polygon") < svg.find("<polyline"));  // below the lines
+  const std::string outline = svg.substr(svg.find("points=\"", svg.find("<polygon")));
+  CHECK(count(outline.substr(0, outline.find('/')), ",") == 6);
+  CHECK(count(svg, "clip-path=") == 0);
+  curve.low[1] = nan_value;  // is left out
+  svg_of({curve});
+}
+
 TEST_CASE("curve: two panels share the x axis and stand below each other") {
   const Panel above{"loss", "", {{"a", {0, 100}, {3, 1}}}}, below{"answers", "", {{"a", {50, 100}, {0, 0.5}}}, true};
   const std::string svg = svg_of_panels({above, below});

@@ -210,19 +210,27 @@ std::string axes(const Axis& x, const Axis& y, bool shares) {
 // The curves as they are drawn: pale in the background as they are, on top their means, and the marked points.
 struct Drawing {
   std::vector<Line> pale, means, marked;
+  std::vector<Line> low, high;  // of bands: empty where a curve has none
   bool smooth = false, crowded = false;
 };
 
-Drawing thin_out(const std::vector<Line>& raw, const std::vector<Line>& marked, const Axis& x) {
+Drawing thin_out(const std::vector<Curve>& curves, const std::vector<Line>& raw, const std::vector<Line>& marked,
+                 const Axis& x) {
   Drawing out;
   out.crowded = raw.size() >= pale_below;
   const double lines = static_cast<double>(raw.size()) * (out.crowded ? 1 : 2);
   const double column = std::max(1.0, lines * (x.to - x.from) / most_points);
-  for (const Line& line : raw) {
-    const bool smooth = line.size() > smooth_above;
+  const auto thinned = [&](const Line& line) {
+    return decimated(line.size() > smooth_above ? smoothed(line) : line, x, column);
+  };
+  for (size_t i = 0; i < raw.size(); ++i) {
+    const Line& line = raw[i];
+    const bool smooth = line.size() > smooth_above, band = !curves[i].low.empty();
     out.smooth |= smooth;
-    out.means.push_back(decimated(smooth ? smoothed(line) : line, x, column));
-    out.pale.push_back(smooth && !out.crowded ? decimated(line, x, column) : Line());
+    out.means.push_back(thinned(line));
+    out.pale.push_back(smooth && !out.crowded && !band ? decimated(line, x, column) : Line());
+    out.low.push_back(band ? thinned(drawable(curves[i], curves[i].x, curves[i].low)) : Line());
+    out.high.push_back(band ? thinned(drawable(curves[i], curves[i].x, curves[i].high)) : Line());
   }
   for (const Line& line : marked) out.marked.push_back(decimated(line, x, column));
   return out;
@@ -296,7 +304,8 @@ bool is_wide(const Extent& range) { return range.low > 0 && range.high >= 10 * r
 // the first tenth if that takes half of the height.
 std::vector<Line> without_start(const Drawing& drawing, bool shares) {
   std::vector<Line> whole = drawing.means;
-  whole.insert(whole.end(), drawing.pale.begin(), drawing.pale.end());
+  for (const auto* more : {&drawing.pale, &drawing.low, &drawing.high})
+    whole.insert(whole.end(), more->begin(), more->end());
   if (!drawing.smooth) return whole;
   std::vector<Line> rest = whole;
   for (Line& line : rest)
@@ -325,8 +334,21 @@ bool any_outside(const std::vector<Line>& lines, const Axis& y) {
   return false;
 }
 
-std::string draw_lines(const Drawing& drawing, const Axis& x, const Axis& y) {
+std::string draw_bands(const Drawing& drawing, const Axis& x, const Axis& y) {
   std::string out;
+  for (size_t i = 0; i < drawing.low.size(); ++i) {
+    if (drawing.low[i].empty()) continue;
+    Line outline = drawing.high[i];
+    outline.insert(outline.end(), drawing.low[i].rbegin(), drawing.low[i].rend());
+    out += "<polygon fill=\"" + std::string(colour_of(i)) + "\" fill-opacity=\"0.18\" points=\"";
+    for (const Point& p : outline) out += px(x.pixel(p.x)) + "," + px(y.pixel(p.y)) + " ";
+    out += "\"/>\n";
+  }
+  return out;
+}
+
+std::string draw_lines(const Drawing& drawing, const Axis& x, const Axis& y) {
+  std::string out = draw_bands(drawing, x, y);
   for (size_t i = 0; i < drawing.pale.size(); ++i)
     if (!drawing.pale[i].empty())
       out += polyline(drawing.pale[i], x, y, "stroke=\"" + std::string(colour_of(i)) + "\" stroke-opacity=\"0.3\"");
@@ -359,7 +381,7 @@ std::string draw_panel(const Panel& panel, size_t number, Axis x, double top, do
     raw.push_back(drawable(curve, curve.x, curve.y));
     marked.push_back(drawable(curve, curve.marks_x, curve.marks_y));
   }
-  const Drawing drawing = thin_out(raw, marked, x);
+  const Drawing drawing = thin_out(panel.curves, raw, marked, x);
   Extent range = shown_range(drawing, raw, panel.shares);
   const bool empty = range.low > range.high, log_y = !panel.shares && is_wide(range);
   if (panel.shares) range = {std::min(range.low, 0.0), std::max(range.high, 0.05)};
@@ -370,7 +392,8 @@ std::string draw_panel(const Panel& panel, size_t number, Axis x, double top, do
   std::string out = text(left - 40, top - 20, "font-size=\"13\"", caption) + axes(x, y, panel.shares);
   const std::string id = "plot" + std::to_string(number), corner = "x=\"" + px(x.from) + "\" y=\"" + px(top) + "\" ";
   const std::string size = "width=\"" + px(x.to - x.from + 3) + "\" height=\"" + px(bottom - top) + "\"";
-  const bool cut = any_outside(drawing.means, y) || any_outside(drawing.pale, y) || any_outside(drawing.marked, y);
+  const bool cut = any_outside(drawing.means, y) || any_outside(drawing.pale, y) || any_outside(drawing.marked, y) ||
+                   any_outside(drawing.low, y) || any_outside(drawing.high, y);
   if (cut)
     out += "<clipPath id=\"" + id + "\"><rect " + corner + size + "/></clipPath>\n<g clip-path=\"url(#" + id + ")\">\n";
   out += draw_lines(drawing, x, y) + (cut ? "</g>\n" : "");

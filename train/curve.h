@@ -11,6 +11,7 @@ struct Curve {
   std::vector<double> x, y;                        // as many of each
   std::vector<double> marks_x = {}, marks_y = {};  // points of their own in the same colour, on a thin line
   bool broken_off = false;                         // a cross stands where it ends
+  std::vector<double> low = {}, high = {};         // around y, as many or none: a translucent band
 };
 
 // One plot; several stand below each other on the same x axis.
