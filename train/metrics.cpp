@@ -1,10 +1,7 @@
 #include "train/metrics.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <cerrno>
+#include <cstdio>
 #include <limits>
 
 #include "engine/json.h"
@@ -34,17 +31,35 @@ std::string read_text(const std::string& path) {
   return path_exists(path) ? read_file(path, std::numeric_limits<int64_t>::max()) : "";
 }
 
-void append(int fd, const std::string& path, const std::string& text) {
-  for (size_t at = 0; at < text.size();) {
-    const ssize_t n = uninterrupted([&] { return ::write(fd, text.data() + at, text.size() - at); });
-    if (n < 0) fail_io("write", path, errno);
-    at += static_cast<size_t>(n);
+// Of metrics.csv: every number that Run::write_metrics can write.
+constexpr const char* csv_columns[] = {"step",         "tokens",
+                                       "loss",         "ce",
+                                       "test_loss",    "lr",
+                                       "grad_norm",    "tokens_per_s",
+                                       "seconds",      "answers_correct",
+                                       "steps_valid",  "waiting_s",
+                                       "busy_least_s", "busy_median_s",
+                                       "busy_most_s"};
+
+std::string header_row() {
+  std::string row;
+  for (const char* column : csv_columns) row += (row.empty() ? "" : ",") + std::string(column);
+  return row + "\n";
+}
+
+std::string csv_row(const json& line) {
+  std::string row;
+  for (const char* column : csv_columns) {
+    const auto number = line.find(column);
+    row += column == csv_columns[0] ? "" : ",";
+    if (number != line.end()) row += number->dump();
   }
+  return row + "\n";
 }
 
 }  // namespace
 
-Metrics::Metrics(const std::string& path, int64_t step) : path_(path) {
+Metrics::Metrics(const std::string& path, int64_t step) {
   const std::string old = read_text(path);
   std::string contents;
   size_t number = 0, first_bad = 0, good = 0;
@@ -75,22 +90,27 @@ Metrics::Metrics(const std::string& path, int64_t step) : path_(path) {
                          " steps so far, and so will the curves"));
   }
   write_file_atomically(path, contents);
-  file_ = Descriptor(uninterrupted([&] { return ::open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC); }));
-  if (file_.get() < 0) fail_io("write", path, errno);
+  file_ = LogFile(path);
 }
 
 Metrics::~Metrics() = default;
 
 void Metrics::write(const json& line) {
   lines_.push_back(line);
-  append(file_.get(), path_, line.dump() + "\n");
-  struct stat status;
-  if (::fstat(file_.get(), &status) != 0) fail_io("inspect", path_, errno);
-  if (status.st_nlink == 0) fail(Exit::io, path_, " was removed while the run was writing to it");
+  file_.append(line.dump() + "\n");
 }
 
-void Metrics::sync() const {
-  if (uninterrupted([&] { return ::fsync(file_.get()); }) != 0) fail_io("sync to disk", path_, errno);
+MetricsTable::MetricsTable(const std::string& path, const std::vector<json>& lines) {
+  if (path_exists(path) && !read_text(path).starts_with(header_row())) {
+    const std::string kept = free_kept_name(path);
+    if (::rename(path.c_str(), kept.c_str()) != 0) fail_io("rename", path, errno);
+  }
+  std::string contents = header_row();
+  for (const json& line : lines) contents += csv_row(line);
+  write_file_atomically(path, contents);
+  file_ = LogFile(path);
 }
+
+void MetricsTable::write(const json& line) { file_.append(csv_row(line)); }
 
 }  // namespace crossply

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/file.h"
+#include "train/log_file.h"
 
 namespace crossply {
 
@@ -26,16 +26,27 @@ class Metrics {
   // Reaches the system before it returns. Exit::io if that fails or if the file was removed.
   void write(const nlohmann::json& line);
   // Makes the lines durable: before a checkpoint, so that none of its steps can lack its line.
-  void sync() const;
+  void sync() const { file_.sync(); }
   // The lines so far, with those of earlier parts of a resumed run.
   const std::vector<nlohmann::json>& lines() const { return lines_; }
   const std::vector<std::string>& notes() const { return notes_; }
 
  private:
-  std::string path_;
-  Descriptor file_;
   std::vector<nlohmann::json> lines_;
   std::vector<std::string> notes_;
+  LogFile file_;
+};
+
+// The same lines as metrics.csv, for spreadsheets: a header with every column that a run can have, in one order, and an
+// empty place where a step lacks the number. Written anew from the lines so far; a file that does not begin with that
+// header is kept under another name. Throws as Metrics.
+class MetricsTable {
+ public:
+  MetricsTable(const std::string& path, const std::vector<nlohmann::json>& lines);
+  void write(const nlohmann::json& line);
+
+ private:
+  LogFile file_;
 };
 
 }  // namespace crossply

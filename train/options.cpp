@@ -109,6 +109,8 @@ void add_output_flags(CLI::App& app, TrainOptions& o) {
               "test prompts to answer by generation (0: none)");
   add_integer(app, "--save-every", o.save_every, 0, most_count, "steps between checkpoints (0: a tenth of the run)");
   add_integer(app, "--keep", o.keep, 1, most_size, "checkpoints to keep");
+  app.add_flag("--tensorboard", o.tensorboard, "also write the metrics as event files, to tensorboard/ in --out");
+  app.add_flag("--csv", o.csv, "also write them as metrics.csv");
   app.add_flag("--dry-run", o.dry_run, "print memory, FLOPs and parameters, and stop");
   app.add_flag("--dump-tape", o.dump_tape, "print the step, forward and backward, as a table, and stop");
   app.add_option("--dump-tensors", o.dump_tensors,

@@ -82,6 +82,7 @@ struct TrainOptions {
   int64_t answer_samples = 256;  // for a task's accuracy
   int64_t save_every = 0;        // 0: a tenth of the run
   int64_t keep = 2;
+  bool tensorboard = false, csv = false;  // write event files, metrics.csv
   PlannedWorld world;
   bool resume = false, other_gpu = false, dry_run = false, dump_tape = false, profile = false;
   std::vector<std::string> dump_tensors;                    // names; not empty: one step, and no training

@@ -18,6 +18,7 @@
 #include "models/registry.h"
 #include "ranks/launch.h"
 #include "train/dump_tensors.h"
+#include "train/environment.h"
 #include "train/ranks.h"
 #include "train/stop.h"
 
@@ -52,7 +53,7 @@ TrainResult summarise(const Trainer& trainer, const TrainOptions& o, const std::
   TrainResult result;
   result.run_dir = o.out;
   result.parameters = trainer.params().count();
-  result.flops_per_token = trainer.model().training_flops() / static_cast<double>(o.batch * o.data.seq_len);
+  result.flops_per_token = trainer.flops_per_token();
   result.memory = trainer.memory();
   result.tokens_per_second = tokens_per_second(trainer.steps_done() * trainer.tokens_per_step(), trainer.seconds);
   result.curves = curves_of(lines);
@@ -143,11 +144,16 @@ Run::Run(const TrainOptions& options, const Dataset& data, const RunDir& dir, Tr
       progress_(options.label, options.steps, options.runs_after,
                 !options.job->place.alone()) {  // mpirun gives its processes a terminal where it has none
   // Without flags.json nothing else in the directory could be resumed.
-  if (o_.job->place.leads()) write_file_atomically(o_.out + "/flags.json", all_settings(o_).dump(2) + "\n");
+  if (o_.job->place.leads()) {
+    write_file_atomically(o_.out + "/flags.json", all_settings(o_).dump(2) + "\n");
+    record_environment(o_.out + "/environment.jsonl", o_, trainer_);
+  }
   begin();
   if (!o_.job->place.leads()) return;
   metrics_.emplace(o_.out + "/metrics.jsonl", first_);
   for (const std::string& note : metrics_->notes()) progress_.say(note);
+  if (o_.csv) table_.emplace(o_.out + "/metrics.csv", metrics_->lines());
+  if (o_.tensorboard) events_.emplace(o_.out + "/tensorboard", first_, metrics_->lines());
 }
 
 // Says what the run begins with.
@@ -241,12 +247,15 @@ void Run::write_metrics() {
     line["busy_least_s"] = t.least_busy, line["busy_median_s"] = t.median_busy, line["busy_most_s"] = t.most_busy;
   }
   if (metrics_) metrics_->write(line);
+  if (table_) table_->write(line);
+  if (events_) events_->write(line);
 }
 
 void Run::save() {
   saved_ = trainer_.steps_done();
   o_.job->enter(Stage::save, saved_);
   if (metrics_) metrics_->sync();
+  if (events_) events_->sync();
   trainer_.save(step_dir(o_.out, saved_), data_.tokenizer, [&] { dir_.check_mine(); });
   if (!o_.job->place.leads()) return;
   dir_.check_present();

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/devices.h"
+#include "train/event_file.h"
 #include "train/inputs.h"
 #include "train/metrics.h"
 #include "train/plan.h"
@@ -26,8 +27,9 @@ int train_program(int argc, char** argv, const std::string& arch,
 // Of several ranks the first holds it for all, and they meet.
 RunDir claim_run_dir(TrainOptions& options);
 
-// Keeps the run directory: metrics.jsonl, curve.svg, flags.json, checkpoints; prints progress under options.label. Of
-// several ranks the first does, the others take their part in evaluations and checkpoints.
+// Keeps the run directory: metrics.jsonl and what is asked for beside it, curve.svg, flags.json, environment.jsonl,
+// checkpoints; prints progress under options.label. Of several ranks the first does, the others take their part in
+// evaluations and checkpoints.
 class Run {
  public:
   Run(const TrainOptions& options, const Dataset& data, const RunDir& dir, Trainer& trainer);
@@ -40,7 +42,7 @@ class Run {
   bool time_to_evaluate() const { return is_due(eval_every_); }
   // The test loss and, of a task, the answers to its prompts: said, and added to the step's line of metrics.
   void evaluate();
-  // The step's line of metrics.jsonl.
+  // The step's line of metrics.jsonl, and of what else is asked for.
   void write_metrics();
   bool time_to_save() const { return is_due(save_every_); }
   // A checkpoint, of which the newest --keep stay, and the curves so far as a picture.
@@ -65,9 +67,11 @@ class Run {
   int64_t saved_;                                       // the step of the last checkpoint
   std::vector<std::pair<const char*, double>> scores_;  // of the last step's evaluation, for its line of metrics
   Progress progress_;
-  std::optional<Metrics> metrics_;  // of rank 0
-  int64_t lagging_ = 0;             // steps in a row in which one rank was slow,
-  int laggard_ = -1;                // this one
+  std::optional<Metrics> metrics_;  // of rank 0, as what follows
+  std::optional<MetricsTable> table_;
+  std::optional<EventFile> events_;
+  int64_t lagging_ = 0;  // steps in a row in which one rank was slow,
+  int laggard_ = -1;     // this one
 };
 
 // A whole run in this process, by the loop of the trainers, for a program of several runs. The options are those of a

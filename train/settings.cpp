@@ -59,6 +59,8 @@ void each_free(Options& o, Visit&& visit) {
   visit("answer_samples", o.answer_samples);
   visit("save_every", o.save_every);
   visit("keep", o.keep, 1);
+  visit("tensorboard", o.tensorboard);
+  visit("csv", o.csv);
 }
 
 // A setting as this program has it, from any directory; older runs have paths as they were typed, and another name.

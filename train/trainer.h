@@ -61,9 +61,12 @@ class Trainer {
 
   int64_t steps_done() const { return optimizer_.step; }
   int64_t tokens_per_step() const { return options_.batch * options_.accumulate * T_; }  // of all ranks
+  // Forward and backward.
+  double flops_per_token() const { return model_.training_flops() / static_cast<double>(options_.batch * T_); }
   ParameterTable& params() { return params_; }
   const ParameterTable& params() const { return params_; }
   Device& device() { return *device_; }
+  const Device& device() const { return *device_; }
   const BatchModel& model() const { return model_; }
   const Config& config() const { return options_.config; }
   Teacher* teacher() const { return teacher_.get(); }  // null: none

@@ -1,0 +1,127 @@
+#include "train/environment.h"
+
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "cli/flags.h"
+#include "engine/json.h"
+
+namespace crossply {
+namespace {
+
+using nlohmann::json;
+
+// "2026-01-31T23:59:59Z"
+std::string time_in_utc() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  ::gmtime_r(&now, &parts);
+  char text[32];
+  return {text, std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts)};
+}
+
+// Linux keeps it for every process; empty elsewhere.
+json command_line() {
+  std::ifstream in("/proc/self/cmdline", std::ios::binary);
+  json words = json::array();
+  for (std::string word; std::getline(in, word, '\0');) words.push_back(utf8_or_escaped(word));
+  return words;
+}
+
+std::string cpu_model() {
+  std::ifstream in("/proc/cpuinfo");
+  for (std::string line; std::getline(in, line);)
+    if (line.starts_with("model name")) return utf8_or_escaped(line.substr(std::min(line.size(), line.find(':') + 2)));
+  return "unknown";
+}
+
+// What the compiler was allowed to use, as it says itself: this decides the last digits.
+json instruction_sets() {
+  json sets = json::array();
+#ifdef __AVX2__
+  sets.push_back("avx2");
+#endif
+#ifdef __FMA__
+  sets.push_back("fma");
+#endif
+#ifdef __AVX512F__
+  sets.push_back("avx512f");
+#endif
+#ifdef __AVX512BF16__
+  sets.push_back("avx512bf16");
+#endif
+#ifdef __AMX_BF16__
+  sets.push_back("amx-bf16");
+#endif
+#ifdef __ARM_NEON
+  sets.push_back("neon");
+#endif
+  return sets;
+}
+
+json this_build() {
+#ifdef __clang__
+  const std::string compiler = __VERSION__;
+#else
+  const std::string compiler = "g++ " __VERSION__;
+#endif
+  json all = {{"commit", commit()}, {"compiler", compiler}, {"instruction_sets", instruction_sets()}};
+#ifdef __SANITIZE_ADDRESS__
+  all["sanitizers"] = true;
+#endif
+  return all;
+}
+
+json this_machine() {
+  utsname system{};
+  ::uname(&system);
+  const auto memory = static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
+  return {{"cpu", cpu_model()},
+          {"cores", std::thread::hardware_concurrency()},
+          {"memory_bytes", static_cast<int64_t>(memory)},
+          {"system", str(system.sysname, " ", system.release, " ", system.machine)}};
+}
+
+}  // namespace
+
+void record_environment(const std::string& path, const TrainOptions& o, const Trainer& trainer) {
+  Job& job = *o.job;
+  const json line = {{"time", time_in_utc()},
+                     {"steps_done", trainer.steps_done()},
+                     {"command", command_line()},
+                     {"build", this_build()},
+                     {"machine", this_machine()},
+                     {"device", trainer.device().describe()},
+                     {"device_versions", trainer.device().arithmetic().versions},
+                     {"ranks", job.place.size},
+                     {"ranks_of_this_machine", job.place.local_size},
+                     {"ranks_by", job.place.alone() ? json() : json(job.comm().describe())},
+                     {"parameters", trainer.params().count()},
+                     {"flops_per_token", trainer.flops_per_token()}};
+  std::string before = path_exists(path) ? read_file(path, std::numeric_limits<int64_t>::max()) : "";
+  if (!before.empty() && before.back() != '\n') before += '\n';
+  write_file_atomically(path, before + line.dump() + "\n");
+}
+
+double recorded_flops_per_token(const std::string& path) {
+  double flops = NAN;
+  std::error_code ignored;
+  if (!std::filesystem::is_regular_file(path, ignored)) return flops;
+  std::ifstream in(path);
+  for (std::string text; std::getline(in, text);) {
+    const json line = try_parse_json(text);
+    if (line.is_object() && line.contains("flops_per_token") && holds<double>(line["flops_per_token"], 0))
+      flops = line["flops_per_token"];
+  }
+  return flops;
+}
+
+}  // namespace crossply

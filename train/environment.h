@@ -1,0 +1,17 @@
+// environment.jsonl of a run: where, with what and how it was started, each time.
+#pragma once
+
+#include <string>
+
+#include "train/trainer.h"
+
+namespace crossply {
+
+// Adds a line, of rank 0's machine: time, command line, commit, compiler, CPU, memory, device and its driver, ranks and
+// their library; steps done before, parameters and FLOP per token. No name of a host or a user, but where a path of the
+// command line has it. Throws Exit::io, Exit::bad_data for what is not a regular file.
+void record_environment(const std::string& path, const TrainOptions& options, const Trainer& trainer);
+// FLOP per token, forward and backward, as the last line that has it says; NaN where none does.
+double recorded_flops_per_token(const std::string& path);
+
+}  // namespace crossply
