@@ -16,6 +16,7 @@ namespace {
 
 constexpr double width = 920, left = 64, title_height = 82, foot = 58;
 constexpr double only_panel = 340, panel_of_many = 300, between_panels = 76;
+constexpr double line_of_text = 19;
 constexpr size_t smooth_above = 200;                     // points; fewer are drawn as they are
 constexpr size_t marks_up_to = 30;                       // points; of more, every so manyth
 constexpr size_t pale_below = 5;                         // curves; of more, only the means are drawn
@@ -76,7 +77,7 @@ std::vector<std::pair<double, std::string>> linear_ticks(const Axis& axis, int c
   return ticks;
 }
 
-// Powers of ten; where there are few, also 2 and 5 times them.
+// Powers of ten; where there are few, also 2 and 5 times them; within a part of a decade as on a linear axis.
 std::vector<std::pair<double, std::string>> ticks_of(const Axis& axis, int count) {
   if (!axis.logarithmic) return linear_ticks(axis, count);
   const double decades = std::log10(axis.high / axis.low);
@@ -89,28 +90,34 @@ std::vector<std::pair<double, std::string>> ticks_of(const Axis& axis, int count
       ticks.emplace_back(v, label_of(v, v, v));
     }
   }
-  return ticks;
+  return ticks.size() < 3 ? linear_ticks(axis, count) : ticks;
 }
 
+// Which axes are logarithmic whatever the values; what is not above 0 has no place there.
+struct Logs {
+  bool x, y;
+};
+
 // The points that can be drawn, by x. Beyond 1e100 the arithmetic of the axes would overflow.
-Line drawable(const Curve& curve, const std::vector<double>& xs, const std::vector<double>& ys) {
+Line drawable(const Curve& curve, const std::vector<double>& xs, const std::vector<double>& ys, Logs logs) {
   CHECK_THAT(xs.size() == ys.size(), curve.name, ": ", xs.size(), " x and ", ys.size(), " y");
   Line out;
   for (size_t i = 0; i < xs.size(); ++i) {
     const double x = xs[i], y = ys[i];
-    if (std::abs(x) < 1e100 && std::abs(y) < 1e100) out.push_back({x, y});
+    const bool placed = (x > 0 || !logs.x) && (y > 0 || !logs.y);
+    if (std::abs(x) < 1e100 && std::abs(y) < 1e100 && placed) out.push_back({x, y});
   }
   std::stable_sort(out.begin(), out.end(), [](const Point& a, const Point& b) { return a.x < b.x; });
   return out;
 }
 
-// The mean over the neighbours. The window is cut off at the end and narrow at the start, where curves are steep and a
-// wide mean would lie beside them.
-Line smoothed(const Line& line) {
+// The mean over `window` points around each. The window is cut off at the end and narrow at the start, where curves are
+// steep and a wide mean would lie beside them.
+Line smoothed(const Line& line, size_t window) {
   std::vector<double> sum(line.size() + 1, 0.0);
   for (size_t i = 0; i < line.size(); ++i) sum[i + 1] = sum[i] + line[i].y;
   Line out = line;
-  const size_t half = line.size() / 100;
+  const size_t half = window / 2;
   for (size_t i = 0; i < line.size(); ++i) {
     const size_t reach = std::min(half, i / 4), end = std::min(line.size(), i + reach + 1);
     out[i].y = (sum[end] - sum[i - reach]) / static_cast<double>(end - (i - reach));
@@ -214,23 +221,25 @@ struct Drawing {
   bool smooth = false, crowded = false;
 };
 
-Drawing thin_out(const std::vector<Curve>& curves, const std::vector<Line>& raw, const std::vector<Line>& marked,
-                 const Axis& x) {
+Drawing thin_out(const Panel& panel, const std::vector<Line>& raw, const std::vector<Line>& marked, const Axis& x,
+                 Logs logs) {
+  const std::vector<Curve>& curves = panel.curves;
   Drawing out;
   out.crowded = raw.size() >= pale_below;
   const double lines = static_cast<double>(raw.size()) * (out.crowded ? 1 : 2);
   const double column = std::max(1.0, lines * (x.to - x.from) / most_points);
-  const auto thinned = [&](const Line& line) {
-    return decimated(line.size() > smooth_above ? smoothed(line) : line, x, column);
+  const auto window = [&](const Line& line) {
+    return panel.smooth > 0 ? panel.smooth : line.size() > smooth_above ? line.size() / 50 : 1;
   };
+  const auto thinned = [&](const Line& line) { return decimated(smoothed(line, window(line)), x, column); };
   for (size_t i = 0; i < raw.size(); ++i) {
     const Line& line = raw[i];
-    const bool smooth = line.size() > smooth_above, band = !curves[i].low.empty();
+    const bool smooth = window(line) > 1, band = !curves[i].low.empty();
     out.smooth |= smooth;
     out.means.push_back(thinned(line));
     out.pale.push_back(smooth && !out.crowded && !band ? decimated(line, x, column) : Line());
-    out.low.push_back(band ? thinned(drawable(curves[i], curves[i].x, curves[i].low)) : Line());
-    out.high.push_back(band ? thinned(drawable(curves[i], curves[i].x, curves[i].high)) : Line());
+    out.low.push_back(band ? thinned(drawable(curves[i], curves[i].x, curves[i].low, logs)) : Line());
+    out.high.push_back(band ? thinned(drawable(curves[i], curves[i].x, curves[i].high, logs)) : Line());
   }
   for (const Line& line : marked) out.marked.push_back(decimated(line, x, column));
   return out;
@@ -253,7 +262,7 @@ void spread(std::vector<double>& heights, double top, double bottom) {
   struct Group {
     double mean, count;
   };
-  const double line = std::min(19.0, (bottom - top) / std::max<double>(1, static_cast<double>(heights.size())));
+  const double line = std::min(line_of_text, (bottom - top) / std::max<double>(1, static_cast<double>(heights.size())));
   const auto held = [&](Group g) {  // inside the plot
     const double half = line * (g.count - 1) / 2;
     return Group{std::min(std::max(g.mean, top + half), bottom - half), g.count};
@@ -301,12 +310,12 @@ std::string legend(const std::vector<Curve>& curves, const Drawing& drawing, con
 bool is_wide(const Extent& range) { return range.low > 0 && range.high >= 10 * range.low; }  // for a logarithmic axis
 
 // Without the steep start, where that would press the rest together: of many smooth curves the first twentieth; of few,
-// the first tenth if that takes half of the height.
-std::vector<Line> without_start(const Drawing& drawing, bool shares) {
+// the first tenth if that takes half of the height. keep: not even then, as where a logarithmic axis gives it room.
+std::vector<Line> without_start(const Drawing& drawing, bool shares, bool keep) {
   std::vector<Line> whole = drawing.means;
   for (const auto* more : {&drawing.pale, &drawing.low, &drawing.high})
     whole.insert(whole.end(), more->begin(), more->end());
-  if (!drawing.smooth) return whole;
+  if (!drawing.smooth || keep) return whole;
   std::vector<Line> rest = whole;
   for (Line& line : rest)
     line.erase(line.begin(), line.begin() + static_cast<std::ptrdiff_t>(line.size() / (drawing.crowded ? 20 : 10)));
@@ -317,8 +326,8 @@ std::vector<Line> without_start(const Drawing& drawing, bool shares) {
 
 // Everything but the steep start; of losses nothing above three times the highest start, to which a run that diverges
 // would press all others flat.
-Extent shown_range(const Drawing& drawing, const std::vector<Line>& raw, bool shares) {
-  std::vector<Line> shown = without_start(drawing, shares);
+Extent shown_range(const Drawing& drawing, const std::vector<Line>& raw, bool shares, bool whole) {
+  std::vector<Line> shown = without_start(drawing, shares, whole);
   shown.insert(shown.end(), drawing.marked.begin(), drawing.marked.end());
   double highest_start = 0;
   for (const Line& line : raw) highest_start = std::max(highest_start, line.empty() ? 0 : line.front().y);
@@ -376,18 +385,21 @@ std::string crosses(const std::vector<Curve>& curves, const Drawing& drawing, co
 }
 
 std::string draw_panel(const Panel& panel, size_t number, Axis x, double top, double bottom) {
+  const Logs logs{x.logarithmic, panel.log_y};
   std::vector<Line> raw, marked;
   for (const Curve& curve : panel.curves) {
-    raw.push_back(drawable(curve, curve.x, curve.y));
-    marked.push_back(drawable(curve, curve.marks_x, curve.marks_y));
+    raw.push_back(drawable(curve, curve.x, curve.y, logs));
+    marked.push_back(drawable(curve, curve.marks_x, curve.marks_y, logs));
   }
-  const Drawing drawing = thin_out(panel.curves, raw, marked, x);
-  Extent range = shown_range(drawing, raw, panel.shares);
-  const bool empty = range.low > range.high, log_y = !panel.shares && is_wide(range);
+  const Drawing drawing = thin_out(panel, raw, marked, x, logs);
+  Extent range = shown_range(drawing, raw, panel.shares, logs.x || logs.y);
+  const bool empty = range.low > range.high;
+  const bool log_y = !panel.shares && !empty && (panel.log_y || is_wide(range));
   if (panel.shares) range = {std::min(range.low, 0.0), std::max(range.high, 0.05)};
   const Axis y = fit(range, bottom, top, log_y, 0.04);
   const bool has_marks = std::any_of(marked.begin(), marked.end(), [](const Line& line) { return !line.empty(); });
-  const std::string caption = panel.caption + (drawing.smooth ? ", running mean over a fiftieth of the run" : "") +
+  const std::string window = panel.smooth > 0 ? str(panel.smooth, " points") : "a fiftieth of the run";
+  const std::string caption = panel.caption + (drawing.smooth ? ", running mean over " + window : "") +
                               (has_marks ? "; marks: " + panel.marks : "") + (log_y ? "; logarithmic" : "");
   std::string out = text(left - 40, top - 20, "font-size=\"13\"", caption) + axes(x, y, panel.shares);
   const std::string id = "plot" + std::to_string(number), corner = "x=\"" + px(x.from) + "\" y=\"" + px(top) + "\" ";
@@ -405,19 +417,22 @@ std::string draw_panel(const Panel& panel, size_t number, Axis x, double top, do
 }  // namespace
 
 void write_curve_svg(const std::string& path, const std::string& title, const std::string& x_label,
-                     const std::vector<Panel>& panels) {
-  size_t longest = 0;
+                     const std::vector<Panel>& panels, bool log_x) {
+  size_t longest = 0, most_names = 0;
   std::vector<Line> all;
   for (const Panel& panel : panels) {
+    most_names = std::max(most_names, panel.curves.size());
     for (const Curve& curve : panel.curves) {
       longest = std::max(longest, std::min(curve.name.size(), longest_name));
-      all.push_back(drawable(curve, curve.x, curve.y));
-      all.push_back(drawable(curve, curve.marks_x, curve.marks_y));
+      all.push_back(drawable(curve, curve.x, curve.y, {log_x, panel.log_y}));
+      all.push_back(drawable(curve, curve.marks_x, curve.marks_y, {log_x, panel.log_y}));
     }
   }
   const double right = width - (76 + 7.2 * static_cast<double>(longest));  // 7.2: a wide letter
-  const Axis x = fit(range_of(all, &Point::x), left, right, false, 0);
-  const double plot = panels.size() == 1 ? only_panel : panel_of_many;
+  const Extent across = range_of(all, &Point::x);
+  const Axis x = fit(across, left, right, log_x && across.low <= across.high, 0);
+  const double plot =
+      std::max(panels.size() == 1 ? only_panel : panel_of_many, line_of_text * static_cast<double>(most_names));
   double top = title_height;
   std::string plots;
   for (size_t i = 0; i < panels.size(); ++i, top += plot + between_panels)

@@ -19,15 +19,17 @@ struct Panel {
   std::string caption, marks;  // what the lines and the marks are
   std::vector<Curve> curves;
   bool shares = false;  // y goes from 0 to 1, and is shown in percent
+  bool log_y = false;   // a logarithmic axis in any case, for what is above 0
+  size_t smooth = 0;    // points that a running mean takes; 0: a fiftieth of the curve, where it has more than 200
 };
 
-// Points that are not finite are left out. A curve of more than 200 points is
-// drawn as its running mean over a fiftieth of it, and where there are fewer than five curves, also as it is, pale. Up
-// to 28 curves look different; the names stand beside the curves' ends, in their order. Values that span a decade or
-// more stand on a logarithmic axis (but not shares); what rises above three times the highest start is cut off, and so
-// is a steep start that would take half of the height. Points are thinned out: at most one per pixel, and about 50 kB
-// for each panel. Text may be any bytes.
+// Points that are not finite are left out. A curve that is smoothed is drawn as its running mean, centred and narrower
+// at both ends, and where there are fewer than five curves, also as it is, pale, unless it has a band. Up to 28 curves
+// look different; the names stand beside the curves' ends, in their order. Values that span a decade or more stand on a
+// logarithmic axis (but not shares); what rises above three times the highest start is cut off, and so is a steep start
+// that would take half of the height, where no logarithmic axis is asked for. Points are thinned out: at most one per
+// pixel, and about 50 kB for each panel. Text may be any bytes.
 void write_curve_svg(const std::string& path, const std::string& title, const std::string& x_label,
-                     const std::vector<Panel>& panels);
+                     const std::vector<Panel>& panels, bool log_x = false);
 
 }  // namespace crossply

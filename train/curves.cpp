@@ -1,7 +1,9 @@
-// curves: the curves of finished or running runs in one picture, and their last losses as a table. Runs of one name,
-// which differ in their seeds and in nothing else, are one curve: their mean. Only the number of blocks may be another,
-// which a note says: Inheritune ends with as many as a seed needs.
+// curves: the curves of finished or running runs in one picture, and their last losses as a table. A run is named after
+// its directory, or as the command line says; the directory of a comparison stands for its runs. Runs of one name,
+// which differ in their seeds and in nothing else, are one curve: their mean, in a band of one standard deviation to
+// both sides. Only the number of blocks may be another, which a note says: Inheritune ends with as many as a seed needs.
 //
+//   curves --out fig.svg runs/llama runs/lime comparison
 //   curves --out fig.svg random=runs/a/seed_1 random=runs/a/seed_2 inherited=runs/b/seed_1 inherited=runs/b/seed_2
 #include <algorithm>
 #include <cmath>
@@ -15,9 +17,12 @@
 #include "cli/format.h"
 #include "cli/program.h"
 #include "engine/file.h"
+#include "engine/json.h"
 #include "engine/printable.h"
 #include "eval/spread.h"
+#include "models/json_file.h"
 #include "train/curve.h"
+#include "train/environment.h"
 #include "train/options.h"
 #include "train/run_curves.h"
 
@@ -28,49 +33,132 @@ namespace {
 using nlohmann::json;
 
 struct Options {
-  std::vector<std::string> runs;  // NAME=DIR
-  std::string out, title, loss = "test";
+  std::vector<std::string> runs;  // DIR or NAME=DIR
+  std::string out, title, loss = "test", x = "step";
+  int64_t smooth = 0;
+  bool log_x = false, log_y = false;
 };
 
-// A run and its flags.json; null where there is none.
+// What --x takes, and what the axis then says.
+const std::map<std::string, std::string> x_labels = {{"step", "step"},
+                                                     {"tokens", "tokens"},
+                                                     {"flops", "FLOPs of training"},
+                                                     {"seconds", "seconds of training, without pauses"}};
+
+// A run, its losses by step, and its flags.json; null where there is none.
 struct Run {
   std::string dir;
-  Curve curve;
+  std::vector<double> step, x, loss;
   json settings;
 };
 // The runs of one name.
 struct Group {
-  std::string name;
-  std::vector<Run> runs;
+  std::string name, path;  // path: a name that no other has
+  bool named = true;       // by the command line, which could name it otherwise
+  std::vector<Run> runs = {};
 };
 
-Run read_run(const std::string& name, const std::string& dir, bool test) {
-  const std::string path = dir + "/metrics.jsonl";
-  if (!path_exists(path)) fail(Exit::no_input, path, ": no such file; ", dir, " must be a run directory");
-  const RunCurves all = read_curves(path);
-  Curve curve{name, test ? all.test_step : all.step, test ? all.test_loss : all.loss};
-  if (curve.x.empty()) fail(Exit::bad_data, path, ": it has no ", test ? "test" : "training", " loss yet");
-  return {dir, curve, read_run_settings(dir)};
+// Of every step, what stands for it on the x axis.
+std::map<double, double> places_of(const Options& o, const std::string& dir, const RunCurves& all) {
+  double factor = 1;
+  if (o.x == "flops") {
+    const std::string path = dir + "/environment.jsonl";
+    factor = recorded_flops_per_token(path);
+    if (std::isnan(factor))
+      fail(Exit::bad_data, path, ": has no \"flops_per_token\", which --x flops needs; take --x tokens, or resume the ",
+           "run, which records it");
+  }
+  std::map<double, double> places;
+  const std::vector<double>& xs = o.x == "step" ? all.step : o.x == "seconds" ? all.seconds : all.tokens;
+  for (size_t i = 0; i < all.step.size(); ++i) places[all.step[i]] = factor * xs[i];
+  return places;
 }
 
+Run read_run(const Options& o, const std::string& dir) {
+  const std::string path = dir + "/metrics.jsonl";
+  if (!path_exists(path))
+    fail(Exit::no_input, path, ": no such file; ", dir, " must be a run directory, or that of a comparison");
+  const bool test = o.loss == "test";
+  const RunCurves all = read_curves(path);
+  const auto places = places_of(o, dir, all);
+  const std::vector<double>&steps = test ? all.test_step : all.step, &losses = test ? all.test_loss : all.loss;
+  Run run{dir, {}, {}, {}, read_run_settings(dir)};
+  size_t lost = 0;
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const double x = places.at(steps[i]);
+    if (!std::isfinite(losses[i])) continue;
+    if (!std::isfinite(x)) {
+      ++lost;
+      continue;
+    }
+    run.step.push_back(steps[i]), run.x.push_back(x), run.loss.push_back(losses[i]);
+  }
+  if (run.x.empty() && lost > 0) fail(Exit::bad_data, path, ": its lines have no number of ", o.x, ", which --x needs");
+  if (run.x.empty())
+    fail(Exit::bad_data, path, ": it has no ", test ? "test" : "training", " loss yet",
+         test && !all.step.empty() ? "; --loss train draws what there is" : "");
+  return run;
+}
+
+// "runs/lime/" is "lime".
+std::string last_part(const std::string& dir) {
+  const std::string full = std::filesystem::path(absolute_path(dir) + "/.").lexically_normal().string();
+  const std::string trimmed = full.substr(0, full.find_last_not_of('/') + 1);
+  return trimmed.substr(trimmed.rfind('/') + 1);
+}
+
+void add_run(std::vector<Group>& groups, const Group& like, const Run& run) {
+  auto group = std::find_if(groups.begin(), groups.end(), [&](const Group& g) { return g.path == like.path; });
+  if (group == groups.end()) group = groups.insert(groups.end(), like);
+  group->runs.push_back(run);
+}
+
+// The runs that results.json of a comparison names, but for those that have not begun.
+void add_comparison(const Options& o, std::vector<Group>& groups, const std::string& name, const std::string& dir) {
+  const std::string path = dir + "/results.json";
+  const json all = read_json(path), runs = all.is_object() ? all.value("runs", json()) : json();
+  if (!runs.is_array()) fail(Exit::bad_data, path, ": is not of a comparison: \"runs\" is missing");
+  const size_t before = groups.size();
+  for (const json& run : runs) {
+    if (!run.is_object() || !holds<std::string>(run.value("name", json())) ||
+        !holds<std::string>(run.value("directory", json())))
+      fail(Exit::bad_data, path, ": a run has no \"name\" or no \"directory\"");
+    const std::string own = run["name"], place = dir + "/" + run["directory"].get<std::string>();
+    if (!path_exists(place + "/metrics.jsonl")) continue;
+    add_run(groups, {name.empty() ? own : name + " " + own, (name.empty() ? dir : name) + " " + own, false},
+            read_run(o, place));
+  }
+  if (groups.size() == before) fail(Exit::bad_data, path, ": no run of this comparison has begun");
+}
+
+void add_argument(const Options& o, std::vector<Group>& groups, const std::string& argument) {
+  const size_t equals = argument.find('=');
+  const bool plain = std::filesystem::is_directory(argument);
+  if (!plain && (equals == 0 || equals == std::string::npos || equals + 1 == argument.size()))
+    fail(Exit::usage, "'", excerpt(argument), "' is no directory, and is not NAME=DIR");
+  const std::string name = plain ? "" : argument.substr(0, equals),
+                    dir = plain ? argument : argument.substr(equals + 1);
+  if (!path_exists(dir + "/metrics.jsonl") && path_exists(dir + "/results.json"))
+    return add_comparison(o, groups, name, dir);
+  if (plain) add_run(groups, {last_part(dir), dir, false}, read_run(o, dir));
+  else add_run(groups, {name, name + "=", true}, read_run(o, dir));
+}
+
+// Of groups that nobody named, those whose names others have, too, get longer ones.
 std::vector<Group> read_groups(const Options& o) {
   std::vector<Group> groups;
-  for (const std::string& run : o.runs) {
-    const size_t equals = run.find('=');
-    if (equals == 0 || equals == std::string::npos || equals + 1 == run.size())
-      fail(Exit::usage, "'", excerpt(run), "' is not NAME=DIR");
-    const std::string name = run.substr(0, equals);
-    auto group = std::find_if(groups.begin(), groups.end(), [&](const Group& g) { return g.name == name; });
-    if (group == groups.end()) group = groups.insert(groups.end(), {name, {}});
-    group->runs.push_back(read_run(name, run.substr(equals + 1), o.loss == "test"));
-  }
+  for (const std::string& argument : o.runs) add_argument(o, groups, argument);
+  std::map<std::string, int> times;
+  for (const Group& group : groups) ++times[group.name];
+  for (Group& group : groups)
+    if (!group.named && times[group.name] > 1) group.name = group.path;
   return groups;
 }
 
 // Whether runs of one name may have this each its own: it does not touch the numbers, or is made by the seed, too.
 bool may_differ(const std::string& key, const json& a, const json& b) {
-  static const std::set<std::string> free = {"/seed",         "/preset",         "/plan",       "/eval_every",
-                                             "/eval_samples", "/answer_samples", "/save_every", "/keep"};
+  static const std::set<std::string> free = {"/seed",           "/preset",     "/plan", "/eval_every",  "/eval_samples",
+                                             "/answer_samples", "/save_every", "/keep", "/tensorboard", "/csv"};
   return free.contains(key) || ((key == "/init" || key == "/teacher") && a != "" && b != "");
 }
 bool is_depth(const std::string& key) { return key == "/config/n_layer" || key == "/config/num_hidden_layers"; }
@@ -116,23 +204,34 @@ std::string test_notes(const std::vector<Group>& groups) {
   return notes;
 }
 
-// At the steps that all of them have, of which the last one is everybody's last.
-Curve mean_of(const Group& group) {
-  std::map<double, std::vector<double>> at;
+// At the steps that all of them have. Where the command line named them, their last one must be everybody's; else a
+// note says where the curve ends.
+Curve mean_of(const Group& group, std::string& notes) {
+  std::map<double, std::vector<std::pair<double, double>>> at;
   for (const Run& run : group.runs)
-    for (size_t i = 0; i < run.curve.x.size(); ++i) at[run.curve.x[i]].push_back(run.curve.y[i]);
+    for (size_t i = 0; i < run.step.size(); ++i) at[run.step[i]].emplace_back(run.x[i], run.loss[i]);
   Curve mean{group.name, {}, {}};
-  for (const auto& [x, values] : at) {
+  double end = 0;
+  for (const auto& [step, values] : at) {
     if (values.size() != group.runs.size()) continue;
-    mean.x.push_back(x);
-    mean.y.push_back(spread_of(values).mean);
+    std::vector<double> xs, losses;
+    for (const auto& [x, loss] : values) xs.push_back(x), losses.push_back(loss);
+    const Spread s = spread_of(losses);
+    mean.x.push_back(spread_of(xs).mean), mean.y.push_back(s.mean);
+    if (losses.size() > 1) mean.low.push_back(s.mean - s.deviation), mean.high.push_back(s.mean + s.deviation);
+    end = step;
   }
   if (mean.x.empty()) fail(Exit::bad_data, "'", printable(group.name), "': its runs have no step in common");
-  for (const Run& run : group.runs)
-    if (run.curve.x.back() != group.runs[0].curve.x.back())
+  for (const Run& run : group.runs) {
+    if (run.step.back() == group.runs[0].step.back()) continue;
+    if (group.named)
       fail(Exit::usage, "'", printable(group.name), "': ", group.runs[0].dir, " ends at step ",
-           group.runs[0].curve.x.back(), ", ", run.dir, " at step ", run.curve.x.back(),
+           group.runs[0].step.back(), ", ", run.dir, " at step ", run.step.back(),
            "; finish them, or give them names of their own");
+    notes += str("note: the runs of '", printable(group.name), "' do not end together; their curve ends at step ", end,
+                 ", the table has the last loss of each\n");
+    break;
+  }
   return mean;
 }
 
@@ -140,10 +239,10 @@ std::string table_of(const std::vector<Group>& groups, const std::string& loss) 
   std::vector<std::vector<std::string>> rows = {{"run", "seeds", "steps", loss + " loss", "+-"}};
   for (const Group& group : groups) {
     std::vector<double> last;
-    for (const Run& run : group.runs) last.push_back(run.curve.y.back());
+    for (const Run& run : group.runs) last.push_back(run.loss.back());
     const Spread s = spread_of(last);
     rows.push_back({group.name, std::to_string(last.size()),
-                    format_count(static_cast<int64_t>(group.runs[0].curve.x.back())), format_number("%.4f", s.mean),
+                    format_count(static_cast<int64_t>(group.runs[0].step.back())), format_number("%.4f", s.mean),
                     std::isnan(s.deviation) ? "-" : format_number("%.4f", s.deviation)});
   }
   return format_table(rows);
@@ -166,13 +265,16 @@ Exit run(const Options& o) {
   std::string notes;
   for (const Group& group : groups) {
     notes += check_flags(group);
-    curves.push_back(mean_of(group));
+    curves.push_back(mean_of(group, notes));
   }
   if (o.loss == "test") notes += test_notes(groups);
   std::printf("%s%s loss: the last one of each run, their mean and standard deviation over the seeds\n%s",
               table_of(groups, o.loss).c_str(), o.loss.c_str(), notes.c_str());
   if (o.out.empty()) return Exit::done;
-  write_curve_svg(o.out, o.title, "step", {{o.loss + " loss", "", curves}});
+  const bool bands = std::any_of(curves.begin(), curves.end(), [](const Curve& curve) { return !curve.low.empty(); });
+  Panel panel{o.loss + " loss" + (bands ? ", mean +- one standard deviation over the seeds" : ""), "", curves};
+  panel.log_y = o.log_y, panel.smooth = static_cast<size_t>(o.smooth);
+  write_curve_svg(o.out, o.title, x_labels.at(o.x) + (o.log_x ? "; logarithmic" : ""), {panel}, o.log_x);
   std::printf("picture: %s\n", printable(o.out).c_str());
   return Exit::done;
 }
@@ -184,12 +286,19 @@ int main(int argc, char** argv) {
                "curves");
   Options o;
   auto flags = [&] {
-    app.add_option("runs", o.runs, "runs: a name for the curve, and the run's directory")
-        ->type_name("NAME=DIR...")
+    app.add_option("runs", o.runs, "directories of runs or of comparisons; NAME=DIR names the curve")
+        ->type_name("[NAME=]DIR...")
         ->required();
     add_text(app, "--out", o.out, "FILE", "the picture, an SVG file");
     add_text(app, "--title", o.title, "TEXT", "its title");
     add_choice(app, "--loss", o.loss, {"test", "train"}, "test or train");
+    add_choice(app, "--x", o.x, {"step", "tokens", "flops", "seconds"},
+               "step, tokens, flops (of training) or seconds (of training, over all its parts, without the pauses)");
+    add_integer(app, "--smooth", o.smooth, 0, most_size,
+                "draw the mean of N points around each: steps of the training loss, evaluations of the test loss; as "
+                "they are, pale, behind it where there are few curves (1: no mean; 0: a fiftieth of long curves)");
+    app.add_flag("--log-x", o.log_x, "logarithmic x axis");
+    app.add_flag("--log-y", o.log_y, "logarithmic y axis (which losses over a decade have anyway)");
   };
   return run_program(app, argc, argv, flags, [&] { return run(o); });
 }

@@ -28,6 +28,8 @@ RunCurves curves_of(const std::vector<json>& lines) {
     const double answers = number(line, "answers_correct");
     out.step.push_back(step);
     out.loss.push_back(number(line, line.contains("ce") ? "ce" : "loss"));  // with a teacher: as the test loss is
+    out.tokens.push_back(number(line, "tokens"));
+    out.seconds.push_back(number(line, "seconds"));
     if (!std::isnan(test)) {
       out.test_step.push_back(step);
       out.test_loss.push_back(test);

@@ -10,6 +10,7 @@ namespace crossply {
 struct RunCurves {
   std::vector<double> step, loss;                         // of every step
   std::vector<double> test_step, test_loss;               // of every evaluation
+  std::vector<double> tokens, seconds;                    // of every step, from the start; NaN where a line has none
   std::vector<double> answer_step, answers, steps_valid;  // shares of 1; empty where the data is no task
 };
 

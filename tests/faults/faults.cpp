@@ -73,8 +73,9 @@ std::vector<std::string> command(const Options& o, const std::string& scenario) 
   if (scenario == "evaluate") return {o.build + "/evaluate", "--model", "run", "--data", "text:data.txt"};
   std::vector<std::string> words = {o.build + "/train_llama", "--data", "text:data.txt", "--out", "run", "--steps",
                                     std::to_string(last_step)};
-  for (const char* word : {"--save-every", "2", "--keep", "1", "--eval-samples", "2", "--width", "4", "--ffn", "4",
-                           "--layers", "1", "--heads", "1", "--batch", "2", "--seq", "8"})
+  for (const char* word :
+       {"--tensorboard", "--csv", "--save-every", "2", "--keep",  "1", "--eval-samples", "2", "--width", "4",
+        "--ffn",         "4",     "--layers",     "1", "--heads", "1", "--batch",        "2", "--seq",   "8"})
     words.push_back(word);
   if (scenario == "resume") words.push_back("--resume");
   return words;
