@@ -196,6 +196,8 @@ TEST_CASE("curve: ticks carry readable numbers") {
   check_labels(across(0, 0.004), {"0", "0.0005", "0.0040"});
   check_labels(across(-50, 50), {"-40", "0", "40"});
   check_labels(across(0, 1e-7), {"0", "4e-08"});
+  check_labels(across(0, 4e9), {"0", "2e9"});
+  check_labels(across(0, 2e15), {"0", "1e15"});
   check_labels({"logarithmic", {1, 2}, {1e6, 1}}, {"1", "100", "10k", "1M"});
   check_labels({"logarithmic", {1, 2}, {60, 1}}, {"1", "20", "50"});
 }
@@ -308,6 +310,51 @@ TEST_CASE("curve: a band lies around its curve, translucent and in its colour, a
   CHECK(count(svg, "clip-path=") == 0);
   curve.low[1] = nan_value;  // is left out
   svg_of({curve});
+}
+
+TEST_CASE("curve: logarithmic axes that are asked for leave out what is not above 0, and keep a steep start") {
+  const TempDir dir;
+  const auto picture = [&](const Panel& panel, bool log_x) {
+    write_curve_svg(dir.file("svg"), "title", "step", {panel}, log_x);
+    const std::string svg = read_text(dir.file("svg"));
+    check_well_formed(svg);
+    for (const char* word : {"nan", "inf"}) CHECK(svg.find(word) == std::string::npos);
+    return svg;
+  };
+  Panel panel{"loss", "", {{"a", {0, 1, 10, 100, 200}, {9, 4, 3, 2, -1}}}};
+  panel.log_y = true;
+  const std::string svg = picture(panel, true);
+  const auto p = points_of(svg, 0);
+  REQUIRE(p.size() == 3);
+  CHECK(std::abs(p[1].first - (p[0].first + p[2].first) / 2) < 0.11);
+  CHECK(std::abs((p[0].second - p[1].second) / (p[1].second - p[2].second) - std::log(4.0 / 3) / std::log(3.0 / 2)) <
+        0.01);
+  CHECK(svg.find("; logarithmic<") != std::string::npos);
+  for (const char* label : {">2.0<", ">3.0<", ">10<", ">100<"})  // half a decade has more than one tick
+    CHECK_MESSAGE(svg.find(label) != std::string::npos, label);
+  Panel steep{"loss", "", {falling("a", 2)}};
+  CHECK(count(picture(steep, false), "clip-path=") == 1);
+  CHECK(count(picture(steep, true), "clip-path=") == 0);
+  for (const Panel& nothing : {Panel{"loss", "", {}}, Panel{"loss", "", {{"a", {0, -1}, {1, 1}}}}})
+    CHECK(picture(nothing, true).find("no data") != std::string::npos);
+}
+
+TEST_CASE("curve: a running mean of so many points") {
+  Panel panel{"loss", "", {{"a", {}, {}}}};
+  for (int i = 0; i < 100; ++i) panel.curves[0].x.push_back(i), panel.curves[0].y.push_back(i % 2);
+  CHECK(count(svg_of_panels({panel}), "<polyline") == 1);
+  panel.smooth = 20;
+  const std::string svg = svg_of_panels({panel});
+  CHECK(svg.find(">loss, running mean over 20 points<") != std::string::npos);
+  REQUIRE(count(svg, "<polyline") == 2);
+  const auto raw = points_of(svg, 0), mean = points_of(svg, 1);
+  REQUIRE(mean.size() == 100);
+  const double height = std::abs(raw[51].second - raw[50].second);
+  for (size_t i = 60; i < 90; ++i)
+    CHECK(std::abs(mean[i].second - (raw[50].second + raw[51].second) / 2) < 0.04 * height);
+  panel.curves[0] = noisy(1000);
+  panel.smooth = 1;
+  CHECK(count(svg_of_panels({panel}), "<polyline") == 1);
 }
 
 TEST_CASE("curve: two panels share the x axis and stand below each other") {

@@ -67,8 +67,72 @@ expect 0 'note: .* eval_samples differs' a=a1 few=few
 grep -qx '  few: 5' output && grep -qx '  a: 0 (all)' output || fail "nobody says who tests on how much"
 expect 0 'note: .* data differs' a=a1 elsewhere=elsewhere
 
+# Directories without names are called by their last part, or, where that is no name of their own, by all of it.
+expect 0 '^a1 +1 +20 +4' a1 ./b/ --out plain.svg
+grep -qE '^b +1 ' output || fail "no row for b"
+mkdir -p x y && cp -r a1 x && cp -r a2 y
+expect 0 '^x/a1 +1 +20 +4' x/a1 y/a2 a1
+grep -qE '^a1 +1 +20 +4' output && grep -qE '^a2 +1 +20 +5' output || fail "names of their own are no longer short"
+expect 0 '^a1 +2 +20 +4[.]5' a1=a1 a1=a2 x/a1
+grep -qE '^x/a1 +1 ' output || fail "a directory was taken for one of the runs of a name"
+(cd a1 && expect 0 '^a1 +1 +20' . && [ $failures = 0 ]) || fail "curves . does not name this directory"
+
+# A comparison is its runs, but for those that have not begun; several runs of one name end where all are.
+mkdir -p cmp/lime && cp -r a1 cmp/llama && cp -r a2 cmp/llama-2
+cp b/metrics.jsonl cmp/lime
+printf '{"step":10,"loss":9,"test_loss":5}\n' >cmp/llama-2/metrics.jsonl
+cat >cmp/results.json <<'EOF'
+{"runs": [{"name": "llama", "directory": "llama"}, {"name": "llama", "directory": "llama-2"},
+  {"name": "lime", "directory": "lime"}, {"name": "hyper", "directory": "hyper"}]}
+EOF
+expect 0 "note: the runs of 'llama' do not end together; their curve ends at step 10" cmp
+grep -qE '^lime +1 +20 +3' output && ! grep -q hyper output || fail "not the runs of the comparison"
+cp -r cmp cmp2
+expect 0 '^cmp2 lime +1 ' cmp cmp2 --out both.svg
+expect 0 '^first lime +1 ' first=cmp
+echo '{"runs": [{"name": 3}]}' >cmp2/results.json
+expect 65 'cmp2/results.json: a run has no "name" or no "directory"' cmp2
+echo '{"runs": []}' >cmp2/results.json
+expect 65 'cmp2/results.json: no run of this comparison has begun' cmp2
+echo '{' >cmp2/results.json
+expect 65 'cmp2/results.json: ' cmp2
+
+# Other x axes, of the same losses: 100 tokens a step, 2 FLOPs a token, half a second a step.
+mkdir measured
+for step in 1 2 4; do
+  echo "{\"step\":$step,\"tokens\":${step}00,\"seconds\":$step.5,\"loss\":$step,\"test_loss\":$step}"
+done >measured/metrics.jsonl
+expect 65 'environment.jsonl: has no "flops_per_token"' measured --x flops
+printf '%s\n' '{"flops_per_token":1}' '{"flops_per_token":2}' '{"flo' >measured/environment.jsonl
+for axis in step:'>step<':'>4.0<' tokens:'>tokens<':'>400<' flops:'>FLOPs of training<':'>800<' \
+  seconds:'>seconds of training, without pauses<':'>4.5<'; do
+  IFS=: read -r kind label tick <<<"$axis"
+  expect 0 picture measured --x "$kind" --out axis.svg
+  grep -q -- "$label" axis.svg && grep -q -- "$tick" axis.svg || fail "--x $kind: no $label, or no tick $tick"
+done
+expect 0 picture measured --x tokens --log-x --log-y --out axis.svg
+grep -q '>tokens; logarithmic<' axis.svg && grep -q '>test loss; logarithmic<' axis.svg || fail "no logarithmic axes"
+expect 65 'a1/metrics.jsonl: its lines have no number of tokens, which --x needs' a1 --x tokens
+expect 64 '^error: --x' a1 --x hours
+expect 64 '^error: --smooth' a1 --smooth -1
+expect 0 picture a1 --loss train --smooth 2 --out axis.svg
+grep -q 'running mean over 2 points' axis.svg || fail "the picture does not say what it draws"
+expect 0 picture a=a1 a=a2 --out axis.svg
+grep -q '<polygon' axis.svg && grep -q 'one standard deviation over the seeds' axis.svg || fail "no band"
+expect 0 picture a1 a2 --out axis.svg
+grep -q '<polygon' axis.svg && fail "a band around one run"
+
+# Lines that are no numbers are passed over.
+run nan "" 10 6 20 4
+printf '{"step":30,"loss":NaN,"test_loss":NaN}\n{"step":40,"loss":null,"test_loss":null}\n' >>nan/metrics.jsonl
+expect 0 '^nan +1 +20 +4[.]0000' nan
+printf '{"step":40,"loss":3}\n' >untested.jsonl && mkdir untested && mv untested.jsonl untested/metrics.jsonl
+expect 65 'untested/metrics.jsonl: it has no test loss yet; --loss train draws what there is' untested
+
 # Bad input. A picture may go, another file stays.
 expect 66 'nowhere/metrics.jsonl: no such file' a=nowhere
+mkdir nothing && expect 66 'nothing/metrics.jsonl: no such file; nothing must be a run directory' nothing
+expect 64 "'nowhere' is no directory, and is not NAME=DIR" nowhere
 mkdir empty && : >empty/metrics.jsonl
 expect 65 'no test loss yet' a=empty
 expect 65 'flags.json' a="$(cp -r a1 torn && echo '{' >torn/flags.json && echo torn)"

@@ -52,12 +52,15 @@ struct Axis {
   }
 };
 
-// A tick's label: 0.25, 4, 15k, 1.5M, 2e+09. Its unit suits `size`, the largest on the axis, its decimals suit `step`.
+// A tick's label: 0.25, 4, 15k, 1.5M, 2e9. Its unit suits `size`, the largest on the axis, its decimals suit `step`.
 std::string label_of(double v, double size, double step) {
   if (size >= 1e9 || step < 1e-5) {
     char text[64];
     std::snprintf(text, sizeof text, "%.4g", v);
-    return text;
+    std::string label = text;
+    if (const size_t plus = label.find("e+"); plus != std::string::npos)
+      label.erase(plus + 1, label[plus + 2] == '0' ? 2 : 1);
+    return label;
   }
   const double unit = size >= 1e6 ? 1e6 : size >= 1e4 ? 1e3 : 1;
   const int decimals = std::max(0, static_cast<int>(-std::floor(std::log10(step / unit) + 1e-9)));
@@ -154,10 +157,10 @@ Extent range_of(const std::vector<Line>& lines, double Point::*value) {
   return range;
 }
 
-// The smallest axis that shows the range, with some air around it; 0 to 1 if it is empty.
+// The smallest axis that shows the range, with some air around it; up to 1 if it is empty.
 Axis fit(Extent range, double from, double to, bool logarithmic, double air) {
   auto [low, high] = range;
-  if (low > high) low = 0, high = 1;
+  if (low > high) low = logarithmic ? 0.1 : 0, high = 1;
   const double middle = std::abs(low) / 2 + std::abs(high) / 2;
   if (high - low <= 1e-9 * middle) {  // one value: give it a neighbourhood
     const double room = middle > 1e-100 ? 0.1 * middle : 1;
@@ -394,7 +397,7 @@ std::string draw_panel(const Panel& panel, size_t number, Axis x, double top, do
   const Drawing drawing = thin_out(panel, raw, marked, x, logs);
   Extent range = shown_range(drawing, raw, panel.shares, logs.x || logs.y);
   const bool empty = range.low > range.high;
-  const bool log_y = !panel.shares && !empty && (panel.log_y || is_wide(range));
+  const bool log_y = !panel.shares && (panel.log_y || is_wide(range));
   if (panel.shares) range = {std::min(range.low, 0.0), std::max(range.high, 0.05)};
   const Axis y = fit(range, bottom, top, log_y, 0.04);
   const bool has_marks = std::any_of(marked.begin(), marked.end(), [](const Line& line) { return !line.empty(); });
@@ -429,8 +432,7 @@ void write_curve_svg(const std::string& path, const std::string& title, const st
     }
   }
   const double right = width - (76 + 7.2 * static_cast<double>(longest));  // 7.2: a wide letter
-  const Extent across = range_of(all, &Point::x);
-  const Axis x = fit(across, left, right, log_x && across.low <= across.high, 0);
+  const Axis x = fit(range_of(all, &Point::x), left, right, log_x, 0);
   const double plot =
       std::max(panels.size() == 1 ? only_panel : panel_of_many, line_of_text * static_cast<double>(most_names));
   double top = title_height;

@@ -1,7 +1,7 @@
 // curves: the curves of finished or running runs in one picture, and their last losses as a table. A run is named after
-// its directory, or as the command line says; the directory of a comparison stands for its runs. Runs of one name,
-// which differ in their seeds and in nothing else, are one curve: their mean, in a band of one standard deviation to
-// both sides. Only the number of blocks may be another, which a note says: Inheritune ends with as many as a seed needs.
+// its directory, or as the command line says; the directory of a comparison stands for its runs. Runs of one name, which
+// differ in their seeds and in nothing else, are one curve: their mean, in a band of one standard deviation to both
+// sides. Only the number of blocks may be another, which a note says: Inheritune ends with as many as a seed needs.
 //
 //   curves --out fig.svg runs/llama runs/lime comparison
 //   curves --out fig.svg random=runs/a/seed_1 random=runs/a/seed_2 inherited=runs/b/seed_1 inherited=runs/b/seed_2
@@ -272,7 +272,7 @@ Exit run(const Options& o) {
               table_of(groups, o.loss).c_str(), o.loss.c_str(), notes.c_str());
   if (o.out.empty()) return Exit::done;
   const bool bands = std::any_of(curves.begin(), curves.end(), [](const Curve& curve) { return !curve.low.empty(); });
-  Panel panel{o.loss + " loss" + (bands ? ", mean +- one standard deviation over the seeds" : ""), "", curves};
+  Panel panel{o.loss + " loss" + (bands ? ", mean \u00B1 one standard deviation over the seeds" : ""), "", curves};
   panel.log_y = o.log_y, panel.smooth = static_cast<size_t>(o.smooth);
   write_curve_svg(o.out, o.title, x_labels.at(o.x) + (o.log_x ? "; logarithmic" : ""), {panel}, o.log_x);
   std::printf("picture: %s\n", printable(o.out).c_str());
