@@ -1,7 +1,8 @@
 // curves: the curves of finished or running runs in one picture, and their last losses as a table. A run is named after
-// its directory, or as the command line says; the directory of a comparison stands for its runs. Runs of one name, which
-// differ in their seeds and in nothing else, are one curve: their mean, in a band of one standard deviation to both
-// sides. Only the number of blocks may be another, which a note says: Inheritune ends with as many as a seed needs.
+// its directory, or as the command line says; the directory of a comparison stands for its runs. Runs of one name,
+// which differ in their seeds and in nothing else, are one curve: their mean, in a band of one standard deviation to
+// both sides. Only the number of blocks may be another, which a note says: Inheritune ends with as many as a seed
+// needs.
 //
 //   curves --out fig.svg runs/llama runs/lime comparison
 //   curves --out fig.svg random=runs/a/seed_1 random=runs/a/seed_2 inherited=runs/b/seed_1 inherited=runs/b/seed_2
