@@ -133,6 +133,7 @@ expect 65 'untested/metrics.jsonl: it has no test loss yet; --loss train draws w
 expect 66 'nowhere/metrics.jsonl: no such file' a=nowhere
 mkdir nothing && expect 66 'nothing/metrics.jsonl: no such file; nothing must be a run directory' nothing
 expect 64 "'nowhere' is no directory, and is not NAME=DIR" nowhere
+expect 64 "is not NAME=DIR" "$(printf 'x%.0s' {1..5000})"
 mkdir empty && : >empty/metrics.jsonl
 expect 65 'no test loss yet' a=empty
 expect 65 'flags.json' a="$(cp -r a1 torn && echo '{' >torn/flags.json && echo torn)"

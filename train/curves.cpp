@@ -134,7 +134,8 @@ void add_comparison(const Options& o, std::vector<Group>& groups, const std::str
 
 void add_argument(const Options& o, std::vector<Group>& groups, const std::string& argument) {
   const size_t equals = argument.find('=');
-  const bool plain = std::filesystem::is_directory(argument);
+  std::error_code ignored;
+  const bool plain = std::filesystem::is_directory(argument, ignored);
   if (!plain && (equals == 0 || equals == std::string::npos || equals + 1 == argument.size()))
     fail(Exit::usage, "'", excerpt(argument), "' is no directory, and is not NAME=DIR");
   const std::string name = plain ? "" : argument.substr(0, equals),

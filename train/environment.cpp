@@ -80,6 +80,13 @@ json this_build() {
   return all;
 }
 
+// The first line of a file of the system's; null where there is none.
+json first_line(const char* path) {
+  std::ifstream in(path);
+  std::string line;
+  return std::getline(in, line) ? json(utf8_or_escaped(line)) : json();
+}
+
 json this_machine() {
   utsname system{};
   ::uname(&system);
@@ -101,6 +108,7 @@ void record_environment(const std::string& path, const TrainOptions& o, const Tr
                      {"machine", this_machine()},
                      {"device", trainer.device().describe()},
                      {"device_versions", trainer.device().arithmetic().versions},
+                     {"gpu_driver", first_line("/proc/driver/nvidia/version")},
                      {"ranks", job.place.size},
                      {"ranks_of_this_machine", job.place.local_size},
                      {"ranks_by", job.place.alone() ? json() : json(job.comm().describe())},
