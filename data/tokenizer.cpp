@@ -145,6 +145,14 @@ int32_t end_of_text(const Bpe& bpe) {
   return -1;
 }
 
+// The ids of added tokens that are special.
+std::vector<int32_t> special_ids(const json& object) {
+  std::vector<int32_t> ids;
+  for (const json& token : object.value("added_tokens", json::array()))
+    if (token.value("special", json()) == true) ids.push_back(token.value("id", -1));
+  return ids;
+}
+
 }  // namespace
 
 Tokenizer Tokenizer::words(std::vector<std::string> list) {
@@ -236,6 +244,10 @@ int32_t Tokenizer::eos() const {
   return found == ids_.end() ? -1 : found->second;
 }
 
+bool Tokenizer::is_special(int32_t id) const {
+  return id == eos() || std::find(special_.begin(), special_.end(), id) != special_.end();
+}
+
 void Tokenizer::save(const std::string& dir) const {
   if (kind_ == Kind::none || kind_ == Kind::foreign) return;
   const std::string text =
@@ -264,6 +276,7 @@ Tokenizer Tokenizer::parse(const std::string& path) {
   t.file_ = text;
   t.fingerprint_ = fingerprint_of(object);
   t.eos_ = end_of_text(*t.bpe_);
+  t.special_ = special_ids(object);
   return t;
 }
 

@@ -49,6 +49,8 @@ class Tokenizer {
   const char* separator() const { return kind_ == Kind::bytes || kind_ == Kind::bpe ? "" : " "; }
   // The token that ends a text: the word <eos>, or of a bpe, the end-of-text token; -1 where there is none.
   int32_t eos() const;
+  // Is it no text of its own: the token that ends a text, or one that the file calls special?
+  bool is_special(int32_t id) const;
 
   // DIR/tokenizer.json. Saving `none` or `foreign` writes nothing; loading where there is no tokenizer gives `none`. A
   // file that is no tokenizer, or a list of words with a hole, is Exit::bad_data.
@@ -69,8 +71,9 @@ class Tokenizer {
   std::shared_ptr<const Bpe> bpe_;
   std::string file_;  // bpe: the tokenizer.json as it was read
   std::vector<int32_t> prefix_;
-  int32_t eos_ = -1;          // bpe
-  uint64_t fingerprint_ = 0;  // bpe
+  int32_t eos_ = -1;              // bpe
+  uint64_t fingerprint_ = 0;      // bpe
+  std::vector<int32_t> special_;  // bpe
 };
 
 // The ids of a model mean what its tokenizer says. Exit::usage, with both described, where the data was encoded by

@@ -1,93 +1,312 @@
-// generate: continues a prompt, token by token, with a key/value cache.
+// generate: continues prompts, token by token, with a key/value cache. One prompt is written to the terminal as it
+// grows; those of a file are continued side by side, and become JSON lines.
 #include <algorithm>
-#include <cmath>
+#include <chrono>
 #include <cstdio>
-#include <numeric>
+#include <nlohmann/json.hpp>
+#include <optional>
 
+#include "cli/format.h"
 #include "cli/program.h"
 #include "cli/standard_streams.h"
+#include "cli/ticker.h"
 #include "data/tokenizer.h"
+#include "engine/file.h"
+#include "engine/json.h"
 #include "engine/printable.h"
-#include "engine/rng.h"
 #include "eval/decode.h"
 #include "eval/loaded_model.h"
+#include "eval/sampling.h"
+#include "eval/stop_strings.h"
+#include "kernels/optim/optimizer.h"
+#include "models/json_file.h"
 
 using namespace crossply;
 
 namespace {
 
 struct Options {
-  std::string model, prompt, device = "cpu";
-  int64_t max_new = 256, top_k = 0;
-  double temperature = 0;
+  std::string model, prompts, tokenizer, dtype = "fp32", device = "cpu";
+  std::optional<std::string> prompt;
+  std::vector<std::string> stop;
+  SamplingOptions sampling;
+  int64_t max_new = 256, samples = 1, batch = 8, keep_last = 0;
   uint64_t seed = 42;
+  bool show_special = false;
 };
 
-// Softmax over logits / temperature, restricted to the top_k most likely tokens (0: all).
-int32_t sample(const float* logits, int64_t V, const Options& o, Random& random) {
-  std::vector<int32_t> order(static_cast<size_t>(V));
-  std::iota(order.begin(), order.end(), 0);
-  const int64_t k = o.top_k > 0 ? std::min(o.top_k, V) : V;
-  std::partial_sort(order.begin(), order.begin() + k, order.end(),
-                    [&](int32_t a, int32_t b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; });
-  order.resize(static_cast<size_t>(k));
-  std::vector<double> weight(order.size());
-  for (size_t i = 0; i < order.size(); ++i)
-    weight[i] =
-        std::exp((static_cast<double>(logits[order[i]]) - static_cast<double>(logits[order[0]])) / o.temperature);
-  double left = random.uniform() * std::accumulate(weight.begin(), weight.end(), 0.0);
-  for (size_t i = 0; i < order.size(); ++i)
-    if ((left -= weight[i]) < 0) return order[i];
-  return order.back();
+struct Prompt {
+  std::string text, where;  // where: for messages
+  std::vector<int32_t> tokens;
+};
+
+// One prompt a line, or where the file begins with {, an object with a "prompt".
+std::vector<Prompt> read_prompts(const std::string& path) {
+  const std::string text = read_file(path, 256 << 20);
+  const size_t first = text.find_first_not_of(" \t\r\n");
+  if (first == std::string::npos) fail(Exit::bad_data, path, ": has no prompts; write one on each line");
+  const bool json = text[first] == '{';
+  std::vector<Prompt> prompts;
+  for (size_t begin = 0, end; begin < text.size(); begin = end + 1) {
+    end = std::min(text.find('\n', begin), text.size());
+    std::string line = text.substr(begin, end - begin);
+    if (line.ends_with('\r')) line.pop_back();
+    const std::string where = str(path, ": line ", prompts.size() + 1);
+    if (line.find_first_not_of(" \t") == std::string::npos) fail(Exit::bad_data, where, " is empty; take it out");
+    if (json) {
+      const auto object = try_parse_json(line);
+      if (!object.is_object() || !object.contains("prompt") || !object["prompt"].is_string())
+        fail(Exit::bad_data, where, " is no JSON object with a \"prompt\" that is a string: ", excerpt(line));
+      line = object["prompt"];
+    }
+    prompts.push_back({line, where, {}});
+  }
+  return prompts;
 }
 
+std::vector<int32_t> encode(const Tokenizer& tokenizer, const Prompt& prompt) {
+  try {
+    return tokenizer.encode(prompt.text);
+  } catch (const Error& error) {
+    fail(error.code, prompt.where, ": ", error.what());
+  }
+}
+
+// Fills in the tokens; returns how many prompts --keep-last made shorter.
+int64_t encode_all(std::vector<Prompt>& prompts, const Tokenizer& tokenizer, const Config& config, const Options& o) {
+  const Exit wrong = o.prompt ? Exit::usage : Exit::bad_data;
+  const std::vector<int32_t>& prefix = tokenizer.prefix();
+  const int64_t longest = config.max_position_embeddings;
+  int64_t cut = 0;
+  for (Prompt& prompt : prompts) {
+    std::vector<int32_t> own = encode(tokenizer, prompt);
+    if (o.keep_last > 0 && std::ssize(own) > o.keep_last) own.erase(own.begin(), own.end() - o.keep_last), ++cut;
+    prompt.tokens = prefix;
+    prompt.tokens.insert(prompt.tokens.end(), own.begin(), own.end());
+    if (prompt.tokens.empty()) fail(wrong, prompt.where, " is empty; the model needs at least one token to continue");
+    for (const int32_t token : prompt.tokens)
+      if (token < 0 || token >= config.vocab_size)
+        fail(wrong, prompt.where, ": token ", token, " is outside the vocabulary of ", config.vocab_size);
+    if (std::ssize(prompt.tokens) > longest)
+      fail(wrong, prompt.where, " has ", prompt.tokens.size(), " tokens, the model's longest sequence is ", longest,
+           "; --keep-last N takes its last N tokens");
+  }
+  return cut;
+}
+
+// Tokens of a sequence in the run that trained the model; 0 where that is not known.
+int64_t trained_length(const std::string& dir) {
+  const std::string path = dir + "/train_state.json";
+  int64_t length = 0;
+  if (!path_exists(path)) return length;
+  const nlohmann::json state = read_json(path);
+  const auto flags = state.find("trajectory");
+  if (flags != state.end() && flags->is_object()) read(*flags, "seq", length, path);
+  return length;
+}
+
+// What a row has written, as text.
+class Row {
+ public:
+  Row(const Options& o, const Tokenizer& tokenizer)
+      : stop_(o.stop), tokenizer_(tokenizer), show_special_(o.show_special) {}
+  // Returns what the token adds to the text for certain.
+  std::string add(int32_t token) {
+    if (!show_special_ && tokenizer_.is_special(token)) return "";
+    return keep(stop_.add(tokenizer_.separator() + tokenizer_.decode({token})));
+  }
+  std::string finish() { return keep(stop_.finish()); }
+  bool stopped() const { return stop_.found(); }
+  const std::string& text() const { return text_; }
+
+ private:
+  std::string keep(const std::string& more) {
+    text_ += more;
+    return more;
+  }
+  StopStrings stop_;
+  const Tokenizer& tokenizer_;
+  bool show_special_;
+  std::string text_;
+};
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+std::string rate(int64_t tokens, double seconds) {
+  return format_number(seconds > 0 && static_cast<double>(tokens) < 100 * seconds ? "%.1f" : "%.0f",
+                       seconds > 0 ? static_cast<double>(tokens) / seconds : 0) +
+         " tokens/s";
+}
+
+struct Generator {
+  const Options& o;
+  const Tokenizer& tokenizer;
+  const std::vector<Prompt>& prompts;
+  int64_t longest;
+  Decoder decoder;
+
+  // Rows from `first` on, at most as many as the decoder has; row r is sample r % samples of prompt r / samples.
+  std::vector<std::vector<int32_t>> write(int64_t first, const std::function<bool(size_t, int32_t)>& on_token) {
+    const int64_t last = std::min(first + decoder.rows(), std::ssize(prompts) * o.samples);
+    std::vector<std::vector<int32_t>> begin;
+    for (int64_t r = first; r < last; ++r) begin.push_back(prompts[static_cast<size_t>(r / o.samples)].tokens);
+    std::vector<std::vector<int32_t>> seen = begin;  // with what is written
+    const Sampler sampler = [&](size_t row, const float* logits, int64_t V) {
+      const int64_t r = first + static_cast<int64_t>(row), n = std::ssize(seen[row]) - std::ssize(begin[row]);
+      const auto candidates = probabilities(logits, V, seen[row], o.sampling);
+      seen[row].push_back(draw(candidates, sampling_number(o.seed, r / o.samples, r % o.samples, n)));
+      return seen[row].back();
+    };
+    return generate(decoder, begin, o.max_new, tokenizer.eos(), sampler, on_token);
+  }
+
+  const char* ending(const Row& row, const std::vector<int32_t>& written) const {
+    if (row.stopped()) return "stop";
+    if (written.back() == tokenizer.eos()) return "eos";
+    return std::ssize(written) < o.max_new ? "longest" : "max_new";
+  }
+
+  // To the terminal, as it comes.
+  void stream() {
+    const Prompt& prompt = prompts[0];
+    std::printf("%s", prompt.text.c_str());
+    Printable terminal;
+    Row row(o, tokenizer);
+    const double start = now();
+    double first = 0;
+    const auto written = write(0, [&](size_t, int32_t token) {
+      if (first == 0) first = now();
+      std::printf("%s", terminal.add(row.add(token)).c_str());
+      flush_standard_output();
+      return !row.stopped();
+    })[0];
+    const double end = now();
+    std::printf("%s%s\n", terminal.add(row.finish()).c_str(), terminal.finish().c_str());
+    flush_standard_output();
+    if (std::string("longest") == ending(row, written))
+      std::fprintf(stderr, "note: ended at the model's longest sequence, %lld tokens\n",
+                   static_cast<long long>(longest));
+    const std::string wrote = std::ssize(written) > 1 ? ", " + rate(std::ssize(written) - 1, end - first) : "";
+    std::fprintf(stderr, "prompt: %s tokens, %s; written: %s tokens%s\n",
+                 format_count(std::ssize(prompt.tokens)).c_str(),
+                 rate(std::ssize(prompt.tokens), first - start).c_str(), format_count(std::ssize(written)).c_str(),
+                 wrote.c_str());
+  }
+
+  void print(int64_t r, Row& row, const std::vector<int32_t>& written) const {
+    const std::string& prompt = prompts[static_cast<size_t>(r / o.samples)].text;
+    row.finish();
+    nlohmann::ordered_json line = {{"index", r / o.samples}};
+    if (o.samples > 1) line["sample"] = r % o.samples;
+    line.update({{"prompt", prompt}, {"text", row.text()}, {"tokens", written}, {"ended", ending(row, written)}});
+    // A byte that is no UTF-8, JSON cannot have: the tokens are exact.
+    std::printf("%s\n", line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace).c_str());
+  }
+
+  // As JSON lines, in order.
+  void write_lines() {
+    const int64_t count = std::ssize(prompts) * o.samples;
+    int64_t read = 0, wrote = 0;
+    const double start = now();
+    {
+      Ticker ticker("", "row");
+      for (int64_t first = 0; first < count; first += decoder.rows()) {
+        std::vector<Row> rows(static_cast<size_t>(std::min(decoder.rows(), count - first)), Row(o, tokenizer));
+        const auto written = write(first, [&](size_t row, int32_t token) {
+          ++wrote;
+          rows[row].add(token);
+          if (first > 0) ticker.tell(first, count, rate(wrote, now() - start));
+          return !rows[row].stopped();
+        });
+        for (size_t row = 0; row < rows.size(); ++row) {
+          const int64_t r = first + static_cast<int64_t>(row);
+          print(r, rows[row], written[row]);
+          read += std::ssize(prompts[static_cast<size_t>(r / o.samples)].tokens);
+        }
+        flush_standard_output();
+      }
+    }
+    const double seconds = now() - start;
+    std::fprintf(stderr, "prompts: %s tokens, written: %s tokens, in %.1f s: %s\n", format_count(read).c_str(),
+                 format_count(wrote).c_str(), seconds, rate(wrote, seconds).c_str());
+  }
+};
+
 Exit run(const Options& o) {
+  if (o.prompt.has_value() != o.prompts.empty()) fail(Exit::usage, "give either --prompt TEXT or --prompts FILE");
+  if (std::any_of(o.stop.begin(), o.stop.end(), [](const std::string& stop) { return stop.empty(); }))
+    fail(Exit::usage, "--stop is empty; every text has that");
+  std::vector<Prompt> prompts;
+  if (o.prompt) prompts = {{*o.prompt, "--prompt", {}}};
+  else prompts = read_prompts(o.prompts);
   LoadedModel model(o.model, o.device, false);
-  const Tokenizer tokenizer = Tokenizer::load(model.dir);
+  const Config& config = model.config;
+  const Tokenizer tokenizer = model_tokenizer(model, o.tokenizer);
   if (tokenizer.is_foreign())
     std::fprintf(stderr, "note: %s has %s: the prompt is token ids, and so is what follows\n", o.model.c_str(),
                  tokenizer.describe().c_str());
-  const std::vector<int32_t> prompt = tokenizer.encode(o.prompt);
-  if (prompt.empty()) fail(Exit::usage, "--prompt is empty; the model needs at least one token to continue");
-  for (const int32_t token : prompt)
-    if (token < 0 || token >= model.config.vocab_size)
-      fail(Exit::usage, "--prompt: token ", token, " is outside the vocabulary of ", model.config.vocab_size);
-  const int64_t longest = model.config.max_position_embeddings, used = static_cast<int64_t>(prompt.size());
-  if (used > longest) fail(Exit::usage, "--prompt has ", used, " tokens, the model's longest sequence is ", longest);
+  if (const int64_t cut = encode_all(prompts, tokenizer, config, o); cut > 0)
+    std::fprintf(stderr, "note: of %s the model sees the last %s tokens only (--keep-last)\n",
+                 o.prompt ? "the prompt" : (format_count(cut) + " of the prompts").c_str(),
+                 format_count(o.keep_last).c_str());
+  int64_t used = 0;
+  for (const Prompt& prompt : prompts) used = std::max(used, std::ssize(prompt.tokens));
+  const int64_t longest = config.max_position_embeddings, trained = trained_length(model.dir);
   const int64_t length = std::min(used + std::min(o.max_new, longest), longest);
-  Decoder decoder(*model.device, model.params, model.config, 1, length);
-  Random random(o.seed, stream_of("generate"));
-  const Sampler sampler = [&](const float* logits, int64_t V) {
-    return o.temperature > 0 ? sample(logits, V, o, random) : most_likely(logits, V);
-  };
-  std::printf("%s", o.prompt.c_str());
-  Printable terminal;
-  auto show = [&](size_t, int32_t token) {
-    if (token != tokenizer.eos())
-      std::printf("%s%s", tokenizer.separator(), terminal.add(tokenizer.decode({token})).c_str());
-    flush_standard_output();
-    return true;
-  };
-  const auto written = generate(decoder, {prompt}, o.max_new, tokenizer.eos(), sampler, show)[0];
-  std::printf("%s\n", terminal.finish().c_str());
-  if (std::ssize(written) < o.max_new && written.back() != tokenizer.eos())
-    std::fprintf(stderr, "note: ended at the model's longest sequence, %lld tokens\n", static_cast<long long>(longest));
+  if (trained > 0 && length > trained)
+    std::fprintf(stderr, "note: the model was trained on sequences of %s tokens; what it writes beyond may be poor\n",
+                 format_count(trained).c_str());
+  const Dtype real = o.dtype == "bf16" ? Dtype::bf16 : Dtype::f32;
+  if (real == Dtype::bf16) model.params.allocate_narrow(), refresh_narrow(model.params);
+  const int64_t rows = std::min(o.batch, std::ssize(prompts) * o.samples);
+  Generator generator{o, tokenizer, prompts, longest, {*model.device, model.params, config, rows, length, real}};
+  if (o.prompt && o.samples == 1) generator.stream();
+  else generator.write_lines();
   return Exit::done;
+}
+
+void add_sampling_flags(CLI::App& app, SamplingOptions& s) {
+  add_number(app, "--temperature", s.temperature, 0, most_number, "divides the logits; 0: the most likely token");
+  add_integer(app, "--top-k", s.top_k, 0, most_size, "sample among the k most likely (0: all)");
+  add_number(app, "--top-p", s.top_p, 0, 1, "among the most likely that together reach this probability");
+  add_number(app, "--min-p", s.min_p, 0, 1, "among those with this share of the most likely one's probability");
+  add_number(app, "--repetition-penalty", s.repetition_penalty, 1e-3, 1e3,
+             "above 1: tokens that are there already become less likely; also without --temperature");
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Continues a prompt. Greedy unless --temperature is given.", "generate");
+  CLI::App app(
+      "Continues prompts. Greedy unless --temperature is given. Settings mean what they mean in Hugging Face's "
+      "generate(). The last line on standard error says how fast it was.",
+      "generate");
   Options o;
   auto flags = [&] {
     add_text(app, "--model", o.model, "DIR", "model or run directory")->required();
-    add_text(app, "--prompt", o.prompt, "TEXT", "the model's own words or bytes; with any other tokenizer, token ids")
-        ->required();
+    app.add_option_function<std::string>(
+           "--prompt", [&](const std::string& text) { o.prompt = text; },
+           "the model's own words, bytes or text; without a tokenizer, token ids. Where the tokenizer begins texts "
+           "with "
+           "a token of its own, that comes first")
+        ->type_name("TEXT");
+    add_text(app, "--prompts", o.prompts, "FILE",
+             "a prompt on each line, or JSON lines with a \"prompt\"; prints JSON lines in the same order");
+    add_text(app, "--tokenizer", o.tokenizer, "FILE", "tokenizer.json (default: the model's own)");
     add_integer(app, "--max-new", o.max_new, 1, most_size, "most tokens to write");
-    add_number(app, "--temperature", o.temperature, 0, most_number, "0: the most likely token");
-    add_integer(app, "--top-k", o.top_k, 0, most_size, "sample among the k most likely (0: all)");
-    add_integer(app, "--seed", o.seed, 0, std::numeric_limits<int64_t>::max(), "of the sampling");
+    add_integer(app, "--keep-last", o.keep_last, 0, most_size,
+                "of a prompt, take the last so many tokens (0: all). Prompt and new tokens together are at most the "
+                "model's max_position_embeddings: a longer prompt is refused, and writing ends there");
+    app.add_option("--stop", o.stop, "end before this text; may be given several times")
+        ->type_name("TEXT")
+        ->allow_extra_args(false);
+    add_sampling_flags(app, o.sampling);
+    add_integer(app, "--seed", o.seed, 0, std::numeric_limits<int64_t>::max(),
+                "of the sampling; what a prompt gets depends on it and on the prompt's place, not on the batch");
+    add_integer(app, "--samples", o.samples, 1, most_size, "so many for each prompt; more than one: JSON lines");
+    add_integer(app, "--batch", o.batch, 1, most_size, "rows to continue side by side");
+    app.add_flag("--show-special", o.show_special, "print special tokens, as the one that ends a text");
+    add_choice(app, "--dtype", o.dtype, {"fp32", "bf16"}, "of activations, caches and products: fp32 or bf16");
     add_choice(app, "--device", o.device, {"cpu", "cuda"}, "where to run: cpu or cuda");
   };
   return run_program(app, argc, argv, flags, [&] { return run(o); });

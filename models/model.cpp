@@ -64,7 +64,7 @@ Graph record_model(Tape& tape, ParameterTable& params, const Config& config, int
     });
   const ops::LogitHead own = record_hidden(Build{tape, params, config, B, T}, graph.tokens);
   if (tape.cache_length() > 0) {
-    graph.logits = ops::linear(tape, "logits", own.inp, own.weight, Shape{B, T, config.vocab_size});
+    if (T == 1) graph.logits = ops::linear(tape, "logits", own.inp, own.weight, Shape{B, T, config.vocab_size});
     return graph;
   }
   graph.targets = tape.input("targets", Shape{B, T}, Dtype::i32);

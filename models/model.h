@@ -24,13 +24,14 @@ struct Graph {
   Value* targets = nullptr;  // (B, T) i32, -1 is not scored; training tapes only
   Value* losses = nullptr;   // (B, T), 0 where not scored; training tapes only
   Value* ce = nullptr;       // (B, T), with a teacher: the cross entropy in the training losses; evaluation leaves it
-  Value* logits = nullptr;   // (B, T, V); generation tapes only
+  Value* logits = nullptr;   // (B, 1, V); generation tapes of one token only
 };
 
-// Records the model on the tape for B sequences of T tokens. A tape with a cache length ends in logits, one without in
-// losses. The parameters must be declared; they need no memory yet. With a teacher, of any other sizes and architecture
-// but with the same vocabulary, the losses of training are the objective of distillation; those of evaluation are the
-// cross entropy as ever, for which the teacher computes nothing.
+// Records the model on the tape for B sequences of T tokens. A tape with a cache length ends in logits where T is 1,
+// and only fills the caches where T is larger; one without ends in losses. The parameters must be declared; they need
+// no memory yet. With a teacher, of any other sizes and architecture but with the same vocabulary, the losses of
+// training are the objective of distillation; those of evaluation are the cross entropy as ever, for which the teacher
+// computes nothing.
 Graph record_model(Tape& tape, ParameterTable& params, const Config& config, int64_t B, int64_t T,
                    Teacher* teacher = nullptr);
 

@@ -490,8 +490,9 @@ Value* attention(Tape& t, const std::string& name, Value* q, Value* k, Value* v,
   if (t.cache_length() > 0) {
     auto node = make_node<CachedAttention>(name, {q, k, v}, {out});
     node->scale = scale;
-    node->k_cache = t.result(name + ".k_cache", Shape{ks[0], t.cache_length(), ks[2], ks[3]});
-    node->v_cache = t.result(name + ".v_cache", Shape{ks[0], t.cache_length(), ks[2], ks[3]});
+    const Shape cache{ks[0], t.cache_length(), ks[2], ks[3]};
+    node->k_cache = t.input(name + ".k_cache", cache, k->dtype);
+    node->v_cache = t.input(name + ".v_cache", cache, v->dtype);
     return t.record(std::move(node));
   }
   auto node = make_node<Attention>(name, {q, k, v}, {out});

@@ -296,13 +296,12 @@ void multiply_in_chunks(float* c, const Strided<float>& a, const Strided<float>&
 // A few rows against the rows of b: dot products, without packing b, which would cost more than the product.
 
 // c (R, n) from a (R, K) and b (n, K), R * Q dot products at a time, one vector of partial sums for each.
-template <int R>
-void dot_rows(float* c, int64_t ldc, const float* a, int64_t lda, const float* b, int64_t ldb, int64_t n, int64_t K,
-              bool add) {
+template <int R, class C, class T>
+void dot_rows(C* c, int64_t ldc, const T* a, int64_t lda, const T* b, int64_t ldb, int64_t n, int64_t K, bool add) {
   constexpr int Q = static_cast<int>(lanes) / R;
   const int64_t K_vectors = K / lanes * lanes;
   for (int64_t j = 0; j < n; j += Q) {
-    const float* row[Q];
+    const T* row[Q];
     for (int q = 0; q < Q; ++q) row[q] = b + std::min(j + q, n - 1) * ldb;
     Vec sum[R][Q];
 #pragma GCC unroll 16
@@ -331,14 +330,15 @@ void dot_rows(float* c, int64_t ldc, const float* a, int64_t lda, const float* b
       for (int q = 0; q < std::min<int64_t>(Q, n - j); ++q) {
         float dot = total[i * Q + q];
         for (int64_t k = K_vectors; k < K; ++k) dot += a[i * lda + k] * row[q][k];
-        float& to = c[i * ldc + j + q];
+        C& to = c[i * ldc + j + q];
         to = add ? to + dot : dot;
       }
     }
   }
 }
 
-void multiply_few_rows(float* c, const Strided<float>& a, const Strided<float>& b, const Plan& plan) {
+template <class C, class T>
+void multiply_few_rows(C* c, const Strided<T>& a, const Strided<T>& b, const Plan& plan) {
   const int64_t n_step = 64;  // rows of b that stay in cache while the rows of a pass
   const int64_t steps = ceil_div(plan.N, n_step);
   parallel_for(steps, plan.small() ? steps : 1, [=, &a, &b, &plan](int64_t begin, int64_t end) {
@@ -350,9 +350,9 @@ void multiply_few_rows(float* c, const Strided<float>& a, const Strided<float>& 
           dot_kernel(c + i * plan.N + j, plan.N, a.data + i * a.row, a.row, b.data + j * b.col, b.col, n, plan.K,
                      plan.add);
       };
-      rows(dot_rows<4>, 4);
-      rows(dot_rows<2>, 2);
-      rows(dot_rows<1>, 1);
+      rows(dot_rows<4, C, T>, 4);
+      rows(dot_rows<2, C, T>, 2);
+      rows(dot_rows<1, C, T>, 1);
     }
   });
 }
@@ -369,6 +369,13 @@ void gemm(float* c, const Strided<float>& a, const Strided<float>& b, int64_t M,
   if (const int64_t chunks = chunks_of(plan); chunks > 1) return multiply_in_chunks(c, a, b, plan, chunks);
   multiply(c, a, b, plan);
 }
+
+template <class C>
+void gemm_few_rows(C* c, const Strided<bf16>& a, const Strided<bf16>& b, int64_t M, int64_t N, int64_t K) {
+  multiply_few_rows(c, a, b, Plan{M, N, K, false, false, false});
+}
+template void gemm_few_rows(float*, const Strided<bf16>&, const Strided<bf16>&, int64_t, int64_t, int64_t);
+template void gemm_few_rows(bf16*, const Strided<bf16>&, const Strided<bf16>&, int64_t, int64_t, int64_t);
 
 void gemm_rows(const std::vector<Product<float, float>>& products, int64_t M) {
   if (products.empty()) return;

@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "engine/dtype.h"
+
 namespace crossply {
 
 // Element (i, j) is data[i * row + j * col]; one of the two strides is 1.
@@ -18,6 +20,10 @@ struct Strided {
   const T* data;
   int64_t row, col;
 };
+
+// For generation: M of at most a few rows in bf16, a.col and b.row 1, sums in float; c is set.
+template <class C>  // float or bf16
+void gemm_few_rows(C* c, const Strided<bf16>& a, const Strided<bf16>& b, int64_t M, int64_t N, int64_t K);
 
 void gemm(float* c, const Strided<float>& a, const Strided<float>& b, int64_t M, int64_t N, int64_t K, bool add);
 

@@ -315,6 +315,13 @@ void multiply_in_float(const Product<C, bf16>* p, const Product<C, bf16>* end, i
 
 template <class C>
 void gemm_rows_bf16(const std::vector<Product<C, bf16>>& products, int64_t M) {
+  // Of generation: to pack the weights, or to convert them, would cost more than the product.
+  constexpr int64_t few_rows = 8;
+  if (M <= few_rows && std::all_of(products.begin(), products.end(),
+                                   [](const Product<C, bf16>& p) { return !p.add && p.a.col == 1 && p.b.row == 1; })) {
+    for (const Product<C, bf16>& p : products) gemm_few_rows(p.c, p.a, p.b, M, p.N, p.K);
+    return;
+  }
   if (matrix_unit() != MatrixUnit::none) return multiply_on_units(products, M);
   for (size_t i = 0, end; i < products.size(); i = end) {
     for (end = i + 1; end < products.size() && products[end].add && products[end].c == products[i].c;) ++end;
