@@ -1,31 +1,27 @@
 #include "data/shards.h"
 
-#include <glob.h>
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <limits>
 #include <memory>
 #include <optional>
 
 #include "data/digest.h"
+#include "data/paths.h"
 #include "engine/file.h"
 
 namespace crossply {
 namespace {
 
-constexpr int64_t header_ints = 256, header_bytes = header_ints * 4;
-
 struct Format {
   int32_t magic, version;
-  int64_t token_bytes;
 };
 constexpr Format format_of(ShardFormat format) {
-  return format == ShardFormat::uint16 ? Format{20240520, 1, 2} : Format{20240801, 7, 4};
+  return format == ShardFormat::uint16 ? Format{20240520, 1} : Format{20240801, 7};
 }
+constexpr int32_t knows_tokenizer = 1;  // header[3]
 
 // What one pass over all tokens of a shard tells.
 struct Scan {
@@ -43,11 +39,13 @@ uint32_t largest_of(const Token* tokens, int64_t count) {
 
 class Shard {
  public:
-  explicit Shard(const std::string& path);
+  // prefix: uint16: or uint32: of a file without a header.
+  Shard(const std::string& path, const std::string& prefix);
   const std::string& path() const { return file_.path(); }
   ShardFormat format() const { return format_; }
-  int64_t tokens() const { return tokens_; }  // how many
-  const Scan& scan() const;                   // reads the file at the first call
+  int64_t tokens() const { return tokens_; }             // how many
+  uint64_t fingerprint() const { return fingerprint_; }  // of its tokenizer; 0: it does not say
+  const Scan& scan() const;                              // reads the file at the first call
   // Calls body(tokens [first, first + count), typed as the file has them); none may be larger than the largest that a
   // scan before saw.
   template <class F>
@@ -65,38 +63,63 @@ class Shard {
   // By a read, not a map: a file that is cut short while a program runs is an error then, not a signal.
   template <class F>
   auto with_tokens(int64_t first, int64_t count, F&& body) const {
-    const int64_t each = format_of(format_).token_bytes;
+    const int64_t each = token_bytes(format_);
     const auto bytes = std::make_unique_for_overwrite<uint8_t[]>(static_cast<size_t>(count * each));
-    file_.read(static_cast<uint64_t>(header_bytes + first * each), bytes.get(), static_cast<uint64_t>(count * each));
+    file_.read(static_cast<uint64_t>(begin_ + first * each), bytes.get(), static_cast<uint64_t>(count * each));
     return format_ == ShardFormat::uint16 ? body(reinterpret_cast<const uint16_t*>(bytes.get()))
                                           : body(reinterpret_cast<const uint32_t*>(bytes.get()));
   }
+  void read_header();
   [[noreturn]] void fail_changed(int64_t first, int64_t count, uint32_t largest) const;
 
   static constexpr int64_t chunk = 1 << 18;  // tokens to read at a time
   InputFile file_;
   ShardFormat format_ = ShardFormat::uint16;
-  int64_t tokens_ = 0;
+  int64_t begin_ = 0, tokens_ = 0;  // begin_: of the tokens, in bytes
+  uint64_t fingerprint_ = 0;
   mutable std::optional<Scan> scan_;
 };
 
-Shard::Shard(const std::string& path) : file_(path) {
-  if (file_.size() < header_bytes)
-    fail(Exit::bad_data, path, ": has ", file_.size(), " bytes, but a shard begins with a header of ", header_bytes);
-  std::array<int32_t, 3> header{};
+Shard::Shard(const std::string& path, const std::string& prefix) : file_(path) {
+  if (prefix.empty()) {
+    read_header();
+    return;
+  }
+  format_ = prefix == "uint16:" ? ShardFormat::uint16 : ShardFormat::uint32;
+  const int64_t each = token_bytes(format_), bytes = static_cast<int64_t>(file_.size());
+  if (bytes % each != 0)
+    fail(Exit::bad_data, path, ": has ", bytes, " bytes, but with ", prefix, " each token has ", each);
+  tokens_ = bytes / each;
+  std::array<int32_t, 2> first{};
+  if (bytes >= shard_header_bytes) file_.read(0, first.data(), sizeof first);
+  for (const ShardFormat format : {ShardFormat::uint16, ShardFormat::uint32})
+    if (first[0] == format_of(format).magic && first[1] == format_of(format).version)
+      fail(Exit::bad_data, path, ": begins with the header of a shard, so it is no file of tokens alone; leave out ",
+           prefix);
+}
+
+void Shard::read_header() {
+  const std::string& name = path();
+  if (file_.size() < shard_header_bytes)
+    fail(Exit::bad_data, name, ": has ", file_.size(), " bytes, but a shard begins with a header of ",
+         shard_header_bytes, "; of tokens alone: uint16:", name);
+  std::array<int32_t, 6> header{};
   file_.read(0, header.data(), sizeof header);
   if (header[0] == format_of(ShardFormat::uint32).magic) format_ = ShardFormat::uint32;
   const Format want = format_of(format_);
   if (header[0] != want.magic)
-    fail(Exit::bad_data, path, ": the magic number is ", header[0], ", expected 20240520 (uint16 tokens) or 20240801 ",
-         "(uint32 tokens)");
+    fail(Exit::bad_data, name, ": the magic number is ", header[0], ", expected 20240520 (uint16 tokens) or 20240801 ",
+         "(uint32 tokens); a file of tokens alone, as nanoGPT writes it, is uint16:", name, " or uint32:", name);
   if (header[1] != want.version)
-    fail(Exit::bad_data, path, ": the version is ", header[1], ", expected ", want.version, " with magic ", want.magic);
+    fail(Exit::bad_data, name, ": the version is ", header[1], ", expected ", want.version, " with magic ", want.magic);
+  begin_ = shard_header_bytes;
   tokens_ = header[2];
-  const int64_t bytes = header_bytes + tokens_ * want.token_bytes;
+  const int64_t bytes = begin_ + tokens_ * token_bytes(format_);
   if (tokens_ < 0 || static_cast<uint64_t>(bytes) != file_.size())
-    fail(Exit::bad_data, path, ": the header says ", tokens_, " tokens, a file of ", bytes, " bytes, but it has ",
+    fail(Exit::bad_data, name, ": the header says ", tokens_, " tokens, a file of ", bytes, " bytes, but it has ",
          file_.size());
+  if (header[3] == knows_tokenizer)
+    fingerprint_ = static_cast<uint64_t>(static_cast<uint32_t>(header[5])) << 32 | static_cast<uint32_t>(header[4]);
 }
 
 const Scan& Shard::scan() const {
@@ -132,17 +155,6 @@ void Shard::check(int64_t vocab) const {
   }
 }
 
-int glob_error = 0;  // glob's callback gets no context
-std::string glob_error_path;
-
-// A directory that is not there matches nothing; one that cannot be listed is an error.
-int note_glob_error(const char* path, int error) {
-  if (error == ENOENT || error == ENOTDIR) return 0;
-  glob_error = error;
-  glob_error_path = path;
-  return 1;
-}
-
 // The shards of one glob, and where each one's windows begin in the numbering of all windows.
 struct ShardSet {
   std::vector<Shard> shards;
@@ -151,8 +163,9 @@ struct ShardSet {
 
   ShardSet(const std::string& pattern, int64_t length, bool whole = false) : first_window{0}, T(length) {
     int64_t longest = 0;
-    for (const std::string& path : shard_paths(pattern)) {
-      shards.emplace_back(path);
+    const DataSpec spec = parse_data_spec(pattern);
+    for (const std::string& path : match_paths(spec.path)) {
+      shards.emplace_back(path, spec.prefix);
       require_same_format(shards.back(), shards.front());
       longest = std::max(longest, shards.back().tokens());
     }
@@ -179,13 +192,19 @@ struct ShardSet {
 class ShardSource : public Source {
  public:
   // other: the files of the other split, where it has its own.
-  ShardSource(std::shared_ptr<const ShardSet> set, std::shared_ptr<const ShardSet> other, int64_t T, int64_t first,
-              int64_t count, bool whole = false)
-      : set_(std::move(set)), other_(std::move(other)), T_(T), first_(first), count_(count), whole_(whole) {}
+  ShardSource(std::shared_ptr<const ShardSet> set, std::shared_ptr<const ShardSet> other, int64_t vocab, int64_t T,
+              int64_t first, int64_t count, bool whole = false)
+      : set_(std::move(set)),
+        other_(std::move(other)),
+        vocab_(vocab),
+        T_(T),
+        first_(first),
+        count_(count),
+        whole_(whole) {}
 
   int64_t size() const override { return count_; }
   int64_t seq_len() const override { return T_; }
-  int64_t vocab_size() const override { return 0; }
+  int64_t vocab_size() const override { return vocab_; }
   int64_t file_tokens() const override {
     int64_t sum = 0;
     for (const Shard& shard : set_->shards) sum += shard.tokens();
@@ -251,37 +270,46 @@ class ShardSource : public Source {
   }
 
   std::shared_ptr<const ShardSet> set_, other_;
-  int64_t T_, first_, count_;
+  int64_t vocab_, T_, first_, count_;
   bool whole_;
 };
 
-}  // namespace
-
-// A file of exactly this name wins: its name may have the characters of a pattern.
-std::vector<std::string> shard_paths(const std::string& pattern) {
-  struct stat status {};
-  if (::stat(pattern.c_str(), &status) == 0) return {pattern};
-  if (errno != ENOENT && errno != ENOTDIR && errno != ENAMETOOLONG) fail_io("open", pattern, errno);
-  glob_t found{};
-  int error = ::glob(pattern.c_str(), 0, note_glob_error, &found);
-  while (error == GLOB_ABORTED && glob_error == EINTR) {
-    ::globfree(&found);
-    error = ::glob(pattern.c_str(), 0, note_glob_error, &found);
+// The one tokenizer of all shards that know theirs; none where no shard does.
+Tokenizer tokenizer_of(const std::vector<const ShardSet*>& sets) {
+  const Shard* known = nullptr;
+  Tokenizer tokenizer;
+  std::string read_from;
+  for (const ShardSet* set : sets) {
+    for (const Shard& shard : set->shards) {
+      if (shard.fingerprint() == 0) continue;
+      if (known == nullptr) known = &shard;
+      if (shard.fingerprint() != known->fingerprint())
+        fail(Exit::bad_data, known->path(), " and ", shard.path(), ": were made with different tokenizers");
+      const std::string dir = std::filesystem::path(shard.path()).parent_path().string();
+      const std::string file = (dir.empty() ? "." : dir) + "/tokenizer.json";
+      if (file == read_from) continue;
+      if (!path_exists(file))
+        fail(Exit::no_input, shard.path(), " was made with a tokenizer, but ", file, " is missing; put it back");
+      tokenizer = Tokenizer::read(file);
+      if (tokenizer.fingerprint() != shard.fingerprint())
+        fail(Exit::bad_data, file, ": is not the tokenizer that ", shard.path(), " was made with: it is ",
+             tokenizer.describe(), "; put back the one that was beside the shards");
+      read_from = file;
+    }
   }
-  std::vector<std::string> paths(found.gl_pathv, found.gl_pathv + found.gl_pathc);
-  ::globfree(&found);
-  if (error == GLOB_NOMATCH) fail(Exit::no_input, pattern, ": no such file");
-  if (error == GLOB_ABORTED) fail_io("list", glob_error_path, glob_error);
-  if (error != 0) fail_io("list", pattern, ENOMEM);
-  return paths;
+  return tokenizer;
 }
+
+}  // namespace
 
 Dataset open_shards(const DataOptions& options) {
   const int64_t T = options.seq_len ? options.seq_len : 1024;
   if (options.whole) {
     const auto all = std::make_shared<const ShardSet>(options.spec, T, true);
     const int64_t count = count_samples(options.spec, "test", options.test_samples, all->windows());
-    return {nullptr, std::make_unique<ShardSource>(all, nullptr, all->T, 0, count, true), Tokenizer()};
+    const Tokenizer tokenizer = tokenizer_of({all.get()});
+    const int64_t vocab = tokenizer.vocab_size();
+    return {nullptr, std::make_unique<ShardSource>(all, nullptr, vocab, all->T, 0, count, true), tokenizer};
   }
   const auto set = std::make_shared<const ShardSet>(options.spec, T);
   std::shared_ptr<const ShardSet> val_set;
@@ -300,29 +328,43 @@ Dataset open_shards(const DataOptions& options) {
   }
   train = count_samples(options.spec, "train", options.train_samples, train);
   test = count_samples(options.val_spec.empty() ? options.spec : options.val_spec, "test", options.test_samples, test);
-  return {std::make_unique<ShardSource>(set, val_set, T, 0, train),
-          std::make_unique<ShardSource>(val_set ? val_set : set, val_set ? set : nullptr, T, first_test, test),
-          Tokenizer()};
+  const Tokenizer tokenizer = val_set ? tokenizer_of({set.get(), val_set.get()}) : tokenizer_of({set.get()});
+  const int64_t vocab = tokenizer.vocab_size();
+  return {std::make_unique<ShardSource>(set, val_set, vocab, T, 0, train),
+          std::make_unique<ShardSource>(val_set ? val_set : set, val_set ? set : nullptr, vocab, T, first_test, test),
+          tokenizer};
 }
 
 std::vector<int32_t> read_shard(const std::string& path, int64_t count) {
-  const Shard shard(path);
+  const DataSpec spec = parse_data_spec(path);
+  const Shard shard(spec.prefix.empty() ? path : spec.path, spec.prefix);
   std::vector<int32_t> tokens(static_cast<size_t>(std::min(count, shard.tokens())));
   const int64_t n = static_cast<int64_t>(tokens.size());
   shard.read(0, n, [&](const auto* all) { std::copy(all, all + n, tokens.begin()); });
   return tokens;
 }
 
-void write_shard(const std::string& path, const std::vector<uint32_t>& tokens, ShardFormat format) {
+std::array<int32_t, shard_header_ints> shard_header(ShardFormat format, int64_t tokens, uint64_t fingerprint) {
+  CHECK_THAT(tokens <= std::numeric_limits<int32_t>::max(), "a shard's count is an int32");
   const Format f = format_of(format);
-  CHECK_THAT(tokens.size() <= static_cast<size_t>(std::numeric_limits<int32_t>::max()), "a shard's count is an int32");
-  std::array<int32_t, header_ints> header{f.magic, f.version, static_cast<int32_t>(tokens.size())};
-  std::string bytes(static_cast<size_t>(header_bytes) + tokens.size() * static_cast<size_t>(f.token_bytes), '\0');
+  std::array<int32_t, shard_header_ints> header{f.magic, f.version, static_cast<int32_t>(tokens)};
+  if (fingerprint == 0) return header;
+  header[3] = knows_tokenizer;
+  header[4] = static_cast<int32_t>(static_cast<uint32_t>(fingerprint));
+  header[5] = static_cast<int32_t>(static_cast<uint32_t>(fingerprint >> 32));
+  return header;
+}
+
+void write_shard(const std::string& path, const std::vector<uint32_t>& tokens, ShardFormat format,
+                 uint64_t fingerprint) {
+  const auto header = shard_header(format, std::ssize(tokens), fingerprint);
+  const auto each = static_cast<size_t>(token_bytes(format));
+  std::string bytes(sizeof header + tokens.size() * each, '\0');
   std::memcpy(bytes.data(), header.data(), sizeof header);
   for (size_t i = 0; i < tokens.size(); ++i) {
-    char* to = bytes.data() + header_bytes + i * static_cast<size_t>(f.token_bytes);
-    CHECK_THAT(f.token_bytes == 4 || tokens[i] <= 0xFFFF, "token ", i, " is ", tokens[i], ": too large for uint16");
-    std::memcpy(to, &tokens[i], static_cast<size_t>(f.token_bytes));  // little-endian: the low bytes come first
+    CHECK_THAT(each == 4 || tokens[i] <= 0xFFFF, "token ", i, " is ", tokens[i], ": too large for uint16");
+    // little-endian: the low bytes come first
+    std::memcpy(bytes.data() + sizeof header + i * each, &tokens[i], each);
   }
   write_file_atomically(path, bytes);
 }

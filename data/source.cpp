@@ -1,9 +1,12 @@
 #include "data/source.h"
 
 #include <cmath>
+#include <cstring>
+#include <filesystem>
 
 #include "data/arith.h"
 #include "data/digest.h"
+#include "data/paths.h"
 #include "data/prosqa.h"
 #include "data/shards.h"
 #include "data/text.h"
@@ -41,20 +44,64 @@ Dataset open_dataset(const DataOptions& options) {
   constexpr int64_t longest = int64_t{1} << 30;  // of any model
   if (options.seq_len > longest)
     fail(Exit::usage, "a sequence length of ", options.seq_len, " is more than any model has, ", longest);
-  if (!options.val_spec.empty() && !spec.ends_with(".bin"))
+  const DataSpec::Kind kind = parse_data_spec(spec).kind;
+  using enum DataSpec::Kind;
+  if (!options.val_spec.empty() && kind != shards && kind != directory)
     fail(Exit::usage, "validation files go with token shards only, not with \"", spec, "\"");
-  for (int k = 3; k <= 6; ++k)
-    if (spec == "arith:" + std::to_string(k)) return open_arith(k, options);
+  if (!options.tokenizer.empty() && kind != text)
+    fail(Exit::usage, "--tokenizer ", options.tokenizer, " is for text:, not for \"", spec, "\": ",
+         kind == generated ? "it has its own words"
+                           : "shards that prepare wrote know their tokenizer; others have none");
   if (spec == "prosqa") return open_prosqa(options);
-  if (spec.starts_with("text:")) return open_text(spec.substr(5), options);
-  if (spec.ends_with(".bin")) return open_shards(options);
-  fail(Exit::usage, "unknown data \"", spec, "\": expected arith:3, arith:4, arith:5, arith:6, prosqa, text:FILE, or ",
-       "a glob of token shards that ends with .bin");
+  if (kind == generated) return open_arith(spec.back() - '0', options);
+  if (kind == text) return open_text(spec.substr(5), options);
+  if (kind == unknown) fail(Exit::usage, "unknown data \"", spec, "\": expected ", data_specs);
+  DataOptions expanded = options;
+  expand_directories(expanded);
+  return open_shards(expanded);
+}
+
+DataSpec parse_data_spec(const std::string& spec) {
+  using enum DataSpec::Kind;
+  for (const char* task : {"prosqa", "arith:3", "arith:4", "arith:5", "arith:6"})
+    if (spec == task) return {generated, "", ""};
+  for (const auto& [prefix, kind] : {std::pair("text:", text), {"uint16:", shards}, {"uint32:", shards}})
+    if (spec.starts_with(prefix)) return {kind, prefix, spec.substr(std::strlen(prefix))};
+  if (spec.ends_with(".bin")) return {shards, "", spec};
+  std::error_code ignored;
+  const bool is_there = std::filesystem::exists(spec, ignored);
+  if (std::filesystem::is_directory(spec, ignored) || (!is_there && spec.find('/') != spec.npos))
+    return {directory, "", spec};
+  return {};
+}
+
+void expand_directories(DataOptions& options) {
+  const auto expand = [](const std::string& dir, const char* name, bool needed) -> std::string {
+    std::error_code ignored;
+    if (!std::filesystem::is_directory(dir, ignored)) fail(Exit::no_input, dir, ": no such directory");
+    std::string pattern;
+    for (const char c : dir) pattern += std::string(std::strchr("*?[\\", c) != nullptr ? "\\" : "") + c;
+    pattern += (dir.ends_with('/') ? "" : "/") + std::string(name);
+    if (!match_paths(pattern, true).empty()) return pattern;
+    if (!needed) return "";
+    fail(Exit::no_input, dir, ": has no ", name, ": it is no directory that prepare wrote; for text in it: text:", dir);
+  };
+  const std::string spec = options.spec;
+  const auto is_directory = [](const std::string& s) { return parse_data_spec(s).kind == DataSpec::Kind::directory; };
+  if (is_directory(spec)) options.spec = expand(spec, "train_*.bin", true);
+  if (is_directory(options.val_spec)) options.val_spec = expand(options.val_spec, "val_*.bin", true);
+  else if (options.val_spec.empty() && is_directory(spec)) options.val_spec = expand(spec, "val_*.bin", false);
 }
 
 std::vector<std::string> data_files(const std::string& spec) {
-  if (spec.starts_with("text:")) return {spec.substr(5)};
-  return spec.ends_with(".bin") ? shard_paths(spec) : std::vector<std::string>();
+  const DataSpec parts = parse_data_spec(spec);
+  if (parts.kind == DataSpec::Kind::text) return text_files(parts.path);
+  if (parts.kind == DataSpec::Kind::shards) return match_paths(parts.path);
+  DataOptions directory;
+  directory.spec = spec;
+  if (parts.kind != DataSpec::Kind::directory) return {};
+  expand_directories(directory);
+  return match_paths(directory.spec);
 }
 
 double chance_of(const std::string& spec) {

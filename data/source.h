@@ -76,14 +76,30 @@ class RandomSamples : public Source {
   uint64_t seed_;
 };
 
+// What --data names, in words; and the same for --help.
+inline const char* const data_specs =
+    "arith:3|4|5|6, prosqa, text:PATH (a file, a directory or a glob), a directory that prepare wrote, or token shards "
+    "(*.bin; of tokens alone uint16:PATH or uint32:PATH)";
+
+// A spec in its parts.
+struct DataSpec {
+  enum class Kind { unknown, generated, text, shards, directory };
+  Kind kind = Kind::unknown;
+  std::string prefix;  // text:, uint16: or uint32:, which says that shards have no header
+  std::string path;    // what follows it, a name or a pattern; "" of what is generated
+  bool files() const { return kind >= Kind::text; }
+};
+DataSpec parse_data_spec(const std::string& spec);
+
 struct DataOptions {
-  std::string spec;           // arith:3|4|5|6, prosqa, text:FILE, or a shard (*.bin) or a glob of shards
+  std::string spec;           // data_specs
   int64_t seq_len = 0;        // 0: the source's own
   uint64_t seed = 0;          // of generated tasks
   int64_t train_samples = 0;  // 0: the source's own number; of files, the first so many windows
   int64_t test_samples = 0;
   std::string val_spec;   // shards only: a glob of validation shards; without it, the last 1% of the windows
-  std::string tokenizer;  // text only: a tokenizer.json, or a directory with one; "": bytes
+  std::string tokenizer;  // text only: a tokenizer.json, or a directory with one; "": that of the model, if it is bpe
+  Tokenizer of_model;     // text only; where it is not bpe, the tokens are bytes
   bool whole = false;     // files only: no training set, and all of each file as the test set (whole_window)
 };
 
@@ -92,13 +108,17 @@ struct Dataset {
   Tokenizer tokenizer;
 };
 
+// Where spec is a directory of shards, or val_spec one: the globs of its train_*.bin and val_*.bin in their place.
+// Throws Exit::no_input where there are none.
+void expand_directories(DataOptions& options);
+
 Dataset open_dataset(const DataOptions& options);
 
 // The share of a task's prompts that a guess answers: one of the numbers there are, one of the two options. NaN where
 // the data is no task.
 double chance_of(const std::string& spec);
 
-// The files behind a spec or a val_spec, unopened; none where the data is generated. Throws as shard_paths does.
+// The files behind a spec or a val_spec, unopened; none where the data is generated. Throws as match_paths does.
 std::vector<std::string> data_files(const std::string& spec);
 
 // What a sample takes from a file: `length` tokens from `begin` on, and their followers as targets from the one at

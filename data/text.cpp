@@ -1,23 +1,111 @@
 #include "data/text.h"
 
 #include <algorithm>
+#include <cstdio>
+#include <filesystem>
 #include <memory>
 
 #include "data/digest.h"
+#include "data/documents.h"
+#include "data/encoding_progress.h"
+#include "data/paths.h"
 #include "engine/file.h"
 
 namespace crossply {
 namespace {
 
+// The tokens of a split and of the other one.
+class Tokens {
+ public:
+  virtual ~Tokens() = default;
+  virtual int64_t size() const = 0;
+  virtual void read(int64_t begin, size_t count, int32_t* out) const = 0;
+  virtual uint64_t digest() const = 0;
+};
+
+class FileBytes : public Tokens {
+ public:
+  explicit FileBytes(const std::string& path) : file_(path) {}
+  int64_t size() const override { return static_cast<int64_t>(file_.size()); }
+  void read(int64_t begin, size_t count, int32_t* out) const override {
+    const auto bytes = std::make_unique_for_overwrite<uint8_t[]>(count);
+    file_.read(static_cast<uint64_t>(begin), bytes.get(), count);
+    std::copy_n(bytes.get(), count, out);
+  }
+  uint64_t digest() const override {
+    std::vector<uint8_t> chunk(std::min<uint64_t>(file_.size(), 1 << 20));
+    Digest digest;
+    for (uint64_t at = 0; at < file_.size(); at += chunk.size()) {
+      const uint64_t n = std::min<uint64_t>(chunk.size(), file_.size() - at);
+      file_.read(at, chunk.data(), n);
+      digest.add(chunk.data(), n);
+    }
+    return digest.value();
+  }
+
+ private:
+  InputFile file_;
+};
+
+class EncodedText : public Tokens {
+ public:
+  EncodedText(const std::vector<std::string>& files, const Tokenizer& tokenizer) {
+    EncodingProgress progress("encoding", total_size(files));
+    uint64_t before = 0;
+    for (const std::string& file : files) {
+      DocumentReader reader(file);
+      for (bool more = true; more;) {
+        more = take_batch(reader, tokenizer);
+        progress.tell(before + reader.bytes().taken(), bytes_, size());
+      }
+      before += reader.bytes().taken();
+    }
+    if (progress.seconds() > 20)
+      std::fprintf(stderr, "note: encoding took %.0f s, and will each time; `prepare` does it once\n",
+                   progress.seconds());
+  }
+  int64_t size() const override { return std::ssize(ids_); }
+  void read(int64_t begin, size_t count, int32_t* out) const override { std::copy_n(ids_.begin() + begin, count, out); }
+  uint64_t digest() const override {
+    Digest digest;
+    digest.add(ids_.data(), ids_.size() * sizeof ids_[0]);
+    return digest.value();
+  }
+
+ private:
+  static uint64_t total_size(const std::vector<std::string>& files) {
+    uint64_t sum = 0;
+    for (const std::string& file : files) sum += InputFile(file).size();
+    return sum;
+  }
+  // False after the last one of the reader.
+  bool take_batch(DocumentReader& reader, const Tokenizer& tokenizer) {
+    std::vector<Document> batch;
+    const bool more = read_batch(reader, 4 << 20, batch);
+    parse_documents(batch, "text");
+    std::erase_if(batch, [](const Document& d) { return d.text.empty(); });
+    encode_documents(batch, tokenizer, tokenizer.eos());
+    for (const Document& document : batch) {
+      bytes_ += std::ssize(document.text);
+      ids_.insert(ids_.end(), document.ids.begin(), document.ids.end());
+    }
+    return more;
+  }
+
+  std::vector<int32_t> ids_;
+  int64_t bytes_ = 0;
+};
+
 class TextSource : public Source {
  public:
-  TextSource(std::shared_ptr<const InputFile> file, int64_t T, int64_t first, int64_t count, bool whole = false)
-      : file_(std::move(file)), T_(T), first_(first), count_(count), whole_(whole) {}
+  TextSource(std::shared_ptr<const Tokens> all, int64_t vocab, int64_t T, int64_t first, int64_t count,
+             bool whole = false)
+      : all_(std::move(all)), vocab_(vocab), T_(T), first_(first), count_(count), whole_(whole) {}
 
   int64_t size() const override { return count_; }
   int64_t seq_len() const override { return T_; }
-  int64_t vocab_size() const override { return 256; }
-  int64_t file_tokens() const override { return static_cast<int64_t>(file_->size()); }
+  int64_t vocab_size() const override { return vocab_; }
+  int64_t file_tokens() const override { return all_->size(); }
   void read(int64_t index, int32_t* tokens, int32_t* targets) const override {
     CHECK_THAT(index >= 0 && index < count_, "window ", index, " of ", count_);
     read(whole_ ? whole_window(file_tokens(), T_, index) : Window{(first_ + index) * (T_ + 1), T_, 0}, T_, tokens,
@@ -31,51 +119,55 @@ class TextSource : public Source {
     const int64_t length = std::min(T, file_tokens() - 1);
     read(Window{first_ * (T_ + 1) + offset, length, 0}, T, tokens, targets);
   }
-  uint64_t digest() const override {
-    std::vector<uint8_t> chunk(std::min<uint64_t>(file_->size(), 1 << 20));
-    Digest digest;
-    for (uint64_t at = 0; at < file_->size(); at += chunk.size()) {
-      const uint64_t n = std::min<uint64_t>(chunk.size(), file_->size() - at);
-      file_->read(at, chunk.data(), n);
-      digest.add(chunk.data(), n);
-    }
-    return digest.value();
-  }
+  uint64_t digest() const override { return all_->digest(); }
 
  private:
   void read(const Window& window, int64_t T, int32_t* tokens, int32_t* targets) const {
-    const auto bytes = static_cast<size_t>(window.length + 1);
-    const auto from = std::make_unique_for_overwrite<uint8_t[]>(bytes);
-    file_->read(static_cast<uint64_t>(window.begin), from.get(), bytes);
+    const auto count = static_cast<size_t>(window.length + 1);
+    const auto from = std::make_unique_for_overwrite<int32_t[]>(count);
+    all_->read(window.begin, count, from.get());
     copy_window(from.get(), window, T, tokens, targets);
   }
 
-  std::shared_ptr<const InputFile> file_;
-  int64_t T_, first_, count_;
+  std::shared_ptr<const Tokens> all_;
+  int64_t vocab_, T_, first_, count_;
   bool whole_;
 };
+
+Tokenizer tokenizer_of(const DataOptions& options) {
+  if (!options.tokenizer.empty()) return Tokenizer::read(options.tokenizer);
+  return options.of_model.is_bpe() ? options.of_model : Tokenizer::bytes();
+}
+
+std::shared_ptr<const Tokens> open_tokens(const std::string& path, const Tokenizer& tokenizer) {
+  const std::vector<std::string> files = text_files(path);
+  std::error_code ignored;
+  if (tokenizer.is_bytes() && files == std::vector{path} && !std::filesystem::is_directory(path, ignored))
+    return std::make_shared<const FileBytes>(path);
+  return std::make_shared<const EncodedText>(files, tokenizer);
+}
 
 }  // namespace
 
 Dataset open_text(const std::string& path, const DataOptions& options) {
   int64_t T = options.seq_len ? options.seq_len : 256;
-  const auto file = std::make_shared<const InputFile>(path);
-  const auto bytes = static_cast<int64_t>(file->size());
+  const Tokenizer tokenizer = tokenizer_of(options);
+  const char* unit = tokenizer.is_bytes() ? "bytes" : "tokens";
+  const auto all = open_tokens(path, tokenizer);
+  const int64_t N = all->size(), V = tokenizer.vocab_size();
   if (options.whole) {
-    if (bytes < 2) fail(Exit::bad_data, path, ": has ", bytes, " bytes; the second one is the first to score");
-    T = std::min(T, bytes - 1);
-    const int64_t all = count_windows(bytes, T);
-    return {nullptr,
-            std::make_unique<TextSource>(file, T, 0, count_samples(path, "test", options.test_samples, all), true),
-            Tokenizer::bytes()};
+    if (N < 2) fail(Exit::bad_data, path, ": has ", N, " ", unit, "; the second one is the first to score");
+    T = std::min(T, N - 1);
+    const int64_t count = count_samples(path, "test", options.test_samples, count_windows(N, T));
+    return {nullptr, std::make_unique<TextSource>(all, V, T, 0, count, true), tokenizer};
   }
-  const int64_t windows = bytes / (T + 1), test = std::max<int64_t>(1, windows / 10), train = windows - test;
+  const int64_t windows = N / (T + 1), test = std::max<int64_t>(1, windows / 10), train = windows - test;
   if (train < 1)
-    fail(Exit::bad_data, path, ": has ", file->size(), " bytes, but training and testing with a sequence length of ", T,
+    fail(Exit::bad_data, path, ": has ", N, " ", unit, ", but training and testing with a sequence length of ", T,
          " needs at least ", 2 * (T + 1), "; a smaller --seq needs fewer");
-  return {std::make_unique<TextSource>(file, T, 0, count_samples(path, "train", options.train_samples, train)),
-          std::make_unique<TextSource>(file, T, train, count_samples(path, "test", options.test_samples, test)),
-          Tokenizer::bytes()};
+  return {std::make_unique<TextSource>(all, V, T, 0, count_samples(path, "train", options.train_samples, train)),
+          std::make_unique<TextSource>(all, V, T, train, count_samples(path, "test", options.test_samples, test)),
+          tokenizer};
 }
 
 }  // namespace crossply

@@ -31,6 +31,7 @@ class Tokenizer {
   int64_t vocab_size() const;
   bool is_none() const { return kind_ == Kind::none; }
   bool is_bytes() const { return kind_ == Kind::bytes; }
+  bool is_bpe() const { return kind_ == Kind::bpe; }
   bool is_foreign() const { return kind_ == Kind::foreign; }
   // 64 bits of all that decides what the ids mean; 0 where that is not known.
   uint64_t fingerprint() const;

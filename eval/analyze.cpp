@@ -57,8 +57,7 @@ int main(int argc, char** argv) {
   std::vector<std::string> what;
   auto flags = [&] {
     app.add_option("--model", o.models, "model or run directories, to be compared")->type_name("DIR...")->required();
-    add_text(app, "--data", o.data.spec, "SOURCE", "arith:3|4|5|6, prosqa, text:FILE, or a glob of token shards")
-        ->required();
+    add_text(app, "--data", o.data.spec, "SOURCE", data_specs)->required();
     app.add_option("--what", what, what_help())
         ->type_name("NAME...")
         ->required()

@@ -48,7 +48,7 @@ bool same_file(const std::string& a, const std::string& b) {
 }
 
 bool same_data(const std::string& a, const std::string& b) {
-  if (a == b || a.starts_with("text:") != b.starts_with("text:")) return a == b;
+  if (a == b || parse_data_spec(a).kind != parse_data_spec(b).kind) return a == b;
   const std::vector<std::string> of_a = files_of(a), of_b = files_of(b);
   return !of_a.empty() && std::equal(of_a.begin(), of_a.end(), of_b.begin(), of_b.end(), same_file);
 }
@@ -74,7 +74,8 @@ DataChoice choose_data(const DataOptions& asked, const std::string& split, const
   DataChoice choice{asked, read_run(model.dir), split};
   DataOptions& data = choice.data;
   const DataOptions& run = choice.run;
-  const bool files = choice.files = data.spec.starts_with("text:") || data.spec.ends_with(".bin");
+  expand_directories(data);
+  const bool files = choice.files = parse_data_spec(data.spec).files();
   const bool own = choice.own = same_data(run.spec, data.spec);
   if (choice.split.empty()) choice.split = own || !files || !data.val_spec.empty() ? "test" : "all";
   if (choice.split == "all" && !files) fail(Exit::usage, "--split all is for files; ", data.spec, " is generated");
@@ -124,18 +125,36 @@ std::string describe_split(const DataChoice& choice, bool complete) {
              printable(what));
 }
 
+int64_t scored_bytes(const Source& source, int64_t sequences, const Tokenizer& tokenizer) {
+  std::vector<int64_t> bytes(static_cast<size_t>(tokenizer.vocab_size()));
+  for (int32_t id = 0; id < std::ssize(bytes); ++id)
+    bytes[static_cast<size_t>(id)] = std::ssize(tokenizer.decode({id}));
+  if (tokenizer.eos() >= 0) bytes[static_cast<size_t>(tokenizer.eos())] = 0;
+  for (const int32_t id : tokenizer.prefix()) bytes[static_cast<size_t>(id)] = 0;
+  std::vector<int32_t> tokens(static_cast<size_t>(source.seq_len())), targets(tokens.size());
+  int64_t sum = 0;
+  for (int64_t i = 0; i < sequences; ++i) {
+    source.read(i, tokens.data(), targets.data());
+    for (const int32_t target : targets)
+      if (target >= 0 && target < std::ssize(bytes)) sum += bytes[static_cast<size_t>(target)];
+  }
+  return sum;
+}
+
 ModelData open_data(const DataOptions& asked, const std::string& split, const std::optional<uint64_t>& seed,
                     const LoadedModel& model, const std::string& name) {
-  ModelData data{choose_data(asked, split, seed, model), {}, false};
-  const DataChoice& choice = data.choice;
+  const Tokenizer tokenizer = model_tokenizer(model, asked.tokenizer);
+  ModelData data{choose_data(asked, split, seed, model), {}, tokenizer};
+  DataChoice& choice = data.choice;
+  choice.data.tokenizer.clear(), choice.data.of_model = tokenizer;
   data.dataset = open_dataset(choice.data);
-  const Tokenizer tokenizer = Tokenizer::load(model.dir), &other = data.dataset.tokenizer;
+  const Tokenizer& other = data.dataset.tokenizer;
   require_same_tokenizer(tokenizer, name, other, choice.data.spec);
   if (tokenizer.is_none() && !other.is_none())
     std::fprintf(stderr, "note: %s has no tokenizer: the ids of %s are taken as its own\n", name.c_str(),
                  choice.data.spec.c_str());
   data.source().check_tokens(model.config.vocab_size);
-  data.bytes = tokenizer.is_bytes() || other.is_bytes();
+  if (tokenizer.is_none()) data.tokenizer = other;
   note_training_data(choice);
   return data;
 }

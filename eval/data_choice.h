@@ -30,10 +30,14 @@ std::string describe_split(const DataChoice& choice, bool complete);
 struct ModelData {
   DataChoice choice;
   Dataset dataset;
-  bool bytes;  // its tokens are bytes
+  Tokenizer tokenizer;  // what its ids mean: the model's, or the data's where the model has none
 
   const Source& source() const { return choice.split == "train" ? *dataset.train : *dataset.test; }
 };
+// The bytes of text that the targets of a source's first so many sequences stand for; of a tokenizer of bytes or bpe.
+// Tokens that begin or end a text stand for none.
+int64_t scored_bytes(const Source& source, int64_t sequences, const Tokenizer& tokenizer);
+
 // asked: of the flags, zero and empty where they say nothing, as `split` and `seed` of generated data are. name: of the
 // model, for messages. Says on stderr where the model may know the data from its training. Throws Exit::usage for a
 // split that there is not, bad_data where data and model do not go together, and what open_dataset throws.

@@ -36,8 +36,8 @@ std::string first_of(int64_t count, int64_t all) {
   return count == all ? "" : ": the first " + format_count(count) + " of " + format_count(all);
 }
 
-void print_loss(const Source& source, const BatchModel::Mean& mean, bool bytes, const DataChoice& choice,
-                int64_t longest) {
+void print_loss(const Source& source, const BatchModel::Mean& mean, const ModelData& data, int64_t longest) {
+  const DataChoice& choice = data.choice;
   const bool complete = mean.sequences == source.size() && choice.data.test_samples == 0;
   std::printf("%s\n", describe_split(choice, complete).c_str());
   std::printf("sequences %s of %s tokens%s", format_count(mean.sequences).c_str(),
@@ -49,7 +49,10 @@ void print_loss(const Source& source, const BatchModel::Mean& mean, bool bytes, 
                 format_count(source.file_tokens()).c_str());
   else std::printf("\nscored tokens %s\n", format_count(mean.scored).c_str());
   std::printf("loss %.6f\nperplexity %.6g\n", mean.loss, std::exp(mean.loss));
-  if (bytes) std::printf("bits per byte %.4f\n", mean.loss / std::numbers::ln2);
+  if (!data.tokenizer.is_bytes() && !data.tokenizer.is_bpe()) return;
+  const int64_t bytes = scored_bytes(source, mean.sequences, data.tokenizer);
+  const double bits = mean.loss / std::numbers::ln2 * static_cast<double>(mean.scored) / static_cast<double>(bytes);
+  if (bytes > 0) std::printf("bits per byte %.4f\n", bits);
 }
 
 void print_answers(LoadedModel& model, const Source& source, int64_t count) {
@@ -96,7 +99,7 @@ Exit run(const Options& o) {
   BatchModel batches(*model.device, model.params, model.config,
                      Batch{batch, T, model.params.dtype(), /*training=*/false});
   const BatchModel::Mean mean = finite_mean(batches, source, samples);
-  print_loss(source, mean, data.bytes, data.choice, model.config.max_position_embeddings);
+  print_loss(source, mean, data, model.config.max_position_embeddings);
   if (o.estimate > 0) print_estimates(o, batches, batch, source, data.choice.data.seed);
   if (source.task() != nullptr && o.answers > 0) print_answers(model, source, o.answers);
   return Exit::done;
@@ -110,8 +113,9 @@ int main(int argc, char** argv) {
   Options o;
   auto flags = [&] {
     add_text(app, "--model", o.model, "DIR", "model or run directory")->required();
-    add_text(app, "--data", o.data.spec, "SOURCE", "arith:3|4|5|6, prosqa, text:FILE, or a glob of token shards")
-        ->required();
+    add_text(app, "--data", o.data.spec, "SOURCE", data_specs)->required();
+    add_text(app, "--tokenizer", o.data.tokenizer, "FILE",
+             "tokenizer.json of a model that has none (default: the model's own)");
     add_choice(app, "--split", o.split, {"all", "test", "train"},
                "all of a file, its test or its train part (default: all; test where the model was trained on it)");
     add_integer(app, "--seq", o.data.seq_len, 0, most_size,

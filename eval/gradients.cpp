@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cli/program.h"
+#include "data/documents.h"
 #include "data/shards.h"
 #include "engine/numbers.h"
 #include "eval/batch_model.h"
@@ -20,11 +21,30 @@ using namespace crossply;
 
 namespace {
 
-// The first `count` tokens: whitespace-separated integers, or a token shard (*.bin).
-std::vector<int32_t> read_tokens(const std::string& path, int64_t count, int64_t vocab) {
+// One file, which is no longer than a document may be.
+std::vector<int32_t> read_text(const std::string& path, int64_t count, const Tokenizer& tokenizer) {
+  if (tokenizer.is_none() || tokenizer.is_foreign())
+    fail(Exit::usage, "--tokens text:", path, " needs the model's tokenizer: --tokenizer FILE, or token ids in a file");
+  std::vector<Document> documents(1);
+  documents[0].file = path, documents[0].text = read_file(path, most_document_bytes);
+  encode_documents(documents, tokenizer, -1);
+  std::vector<int32_t>& ids = documents[0].ids;
+  ids.resize(std::min(ids.size(), static_cast<size_t>(count)));
+  return ids;
+}
+
+// The first `count` tokens: whitespace-separated integers, a token shard (*.bin), or text as the model's tokens.
+std::vector<int32_t> read_tokens(const std::string& path, int64_t count, const LoadedModel& model,
+                                 const std::string& tokenizer) {
   std::vector<int32_t> tokens;
-  if (path.ends_with(".bin")) {
+  const int64_t vocab = model.config.vocab_size;
+  const DataSpec spec = parse_data_spec(path);
+  if (!tokenizer.empty() && spec.kind != DataSpec::Kind::text)
+    fail(Exit::usage, "--tokenizer ", tokenizer, " is for --tokens text:FILE, not for ", path);
+  if (spec.kind == DataSpec::Kind::shards) {
     tokens = read_shard(path, count);
+  } else if (spec.kind == DataSpec::Kind::text) {
+    tokens = read_text(spec.path, count, model_tokenizer(model, tokenizer));
   } else {
     errno = 0;
     std::ifstream file(path);  // also a pipe
@@ -48,7 +68,7 @@ std::vector<int32_t> read_tokens(const std::string& path, int64_t count, int64_t
 }
 
 struct Options {
-  std::string model, tokens, out, device = "cpu", plan = "reuse", dtype = "fp32", matmul = "fp32";
+  std::string model, tokenizer, tokens, out, device = "cpu", plan = "reuse", dtype = "fp32", matmul = "fp32";
   int64_t batch = 1, seq = 0;
 };
 
@@ -76,7 +96,7 @@ Exit run(const Options& o) {
   check_replaceable(o.out);
   const int64_t count = o.batch * o.seq;
   LoadedModel model(o.model, o.device, true, o.matmul);
-  const std::vector<int32_t> tokens = read_tokens(o.tokens, count + 1, model.config.vocab_size);
+  const std::vector<int32_t> tokens = read_tokens(o.tokens, count + 1, model, o.tokenizer);
   const bool narrow = o.dtype == "bf16";
   if (narrow && model.params.dtype() != Dtype::f32) fail(Exit::usage, "--device ", o.device, " has no bf16");
   if (narrow) model.params.allocate_narrow();
@@ -107,7 +127,9 @@ int main(int argc, char** argv) {
   Options o;
   auto flags = [&] {
     add_text(app, "--model", o.model, "DIR", "model or run directory")->required();
-    add_text(app, "--tokens", o.tokens, "FILE", "whitespace-separated integers, or a token shard (*.bin)")->required();
+    add_text(app, "--tokens", o.tokens, "FILE", "whitespace-separated integers, a token shard (*.bin), or text:FILE")
+        ->required();
+    add_text(app, "--tokenizer", o.tokenizer, "FILE", "tokenizer.json of a model that has none, for text:FILE");
     add_integer(app, "--batch", o.batch, 1, most_size, "B, sequences");
     add_integer(app, "--seq", o.seq, 1, most_size, "T, tokens per sequence")->required()->default_str("");
     add_text(app, "--out", o.out, "FILE", "safetensors file to write; replaces only gradients")->required();

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "tests/data_check.h"
+#include "tests/tiny_bpe.h"
 
 using namespace crossply;
 using namespace crossply::test;
@@ -316,4 +317,80 @@ TEST_CASE("shards: the digest changes with validation shards, too") {
   };
   const auto want = digests(7), got = digests(8);
   CHECK((got[0] != want[0] && got[1] != want[1] && digests(7) == want));
+}
+
+TEST_CASE("shards: they know their tokenizer, and refuse another one") {
+  const TempDir dir;
+  std::filesystem::create_directory(dir.file("other"));
+  const Tokenizer bpe = Tokenizer::read(write_tiny_bpe(dir.path.string()));
+  const Tokenizer other = Tokenizer::read(write_tiny_bpe(dir.file("other"), false));
+  write_shard(dir.file("a.bin"), counting(0, 50), ShardFormat::uint16, bpe.fingerprint());
+  write_shard(dir.file("b.bin"), counting(0, 50), ShardFormat::uint16);  // does not say
+  write_shard(dir.file("other/c.bin"), counting(0, 50), ShardFormat::uint16, other.fingerprint());
+  const std::string a = read_text(dir.file("a.bin"));
+  std::array<uint32_t, 7> header{};
+  std::memcpy(header.data(), a.data(), sizeof header);
+  CHECK((header[0] == 20240520 && header[1] == 1 && header[2] == 50 && header[3] == 1 && header[6] == 0));
+  CHECK((uint64_t{header[5]} << 32 | header[4]) == bpe.fingerprint());
+
+  const Dataset known = open_dataset(data_options(dir.file("a.bin"), 4));
+  CHECK((known.tokenizer == bpe && known.train->vocab_size() == 259 && known.test->vocab_size() == 259));
+  CHECK(open_dataset(data_options(dir.file("?.bin"), 4)).tokenizer == bpe);
+  CHECK(open_dataset(data_options(dir.file("b.bin"), 4)).tokenizer.is_none());
+  CHECK(open_dataset(data_options(dir.file("b.bin"), 4, dir.file("other/c.bin"))).tokenizer == other);
+  DataOptions whole = data_options(dir.file("a.bin"), 4);
+  whole.whole = true;
+  CHECK(open_dataset(whole).tokenizer == bpe);
+  check_fails(Exit::bad_data, {"a.bin", "c.bin", "different tokenizers"},
+              [&] { open_dataset(data_options(dir.file("a.bin"), 4, dir.file("other/c.bin"))); });
+  write_tiny_bpe(dir.file("other"));
+  check_fails(Exit::bad_data, {"other/tokenizer.json", "not the tokenizer that", "c.bin"},
+              [&] { open_dataset(data_options(dir.file("other/c.bin"), 4)); });
+  std::filesystem::remove(dir.file("other/tokenizer.json"));
+  check_fails(Exit::no_input, {"c.bin", "other/tokenizer.json", "missing"},
+              [&] { open_dataset(data_options(dir.file("other/c.bin"), 4)); });
+}
+
+TEST_CASE("shards: tokens alone, where the spec says so") {
+  const TempDir dir;
+  for (const ShardFormat format : {ShardFormat::uint16, ShardFormat::uint32}) {
+    const std::string prefix = format == ShardFormat::uint16 ? "uint16:" : "uint32:";
+    write_shard(dir.file("with.bin"), counting(1000, 2001), format);
+    write_text(dir.file("tokens.data"), read_text(dir.file("with.bin")).substr(1024));
+    const Dataset data = open_dataset(data_options(prefix + dir.file("*.data"), 10));
+    REQUIRE((data.train->size() == 198 && data.test->size() == 2));
+    check_window(*data.train, 0, 1000);
+    check_window(*data.test, 0, 1000 + 1980);
+    CHECK(read_shard(prefix + dir.file("tokens.data"), 2) == std::vector<int32_t>{1000, 1001});
+    CHECK(data_files(prefix + dir.file("*.data")) == std::vector{dir.file("tokens.data")});
+    check_window(*open_dataset(data_options(dir.file("with.bin"), 10, prefix + dir.file("tokens.data"))).test, 0, 1000);
+    check_fails(Exit::bad_data, {"with.bin", "header of a shard", "leave out " + prefix},
+                [&] { open_dataset(data_options(prefix + dir.file("with.bin"), 10)); });
+    write_text(dir.file("odd.data"), read_text(dir.file("tokens.data")) + "x");
+    check_fails(Exit::bad_data, {"odd.data", prefix},
+                [&] { open_dataset(data_options(prefix + dir.file("odd.data"), 10)); });
+    std::filesystem::remove(dir.file("odd.data"));
+  }
+  write_text(dir.file("plain.bin"), std::string(2000, 'x'));
+  check_fails(Exit::bad_data, {"magic", "uint16:" + dir.file("plain.bin")},
+              [&] { open_dataset(data_options(dir.file("plain.bin"), 10)); });
+}
+
+TEST_CASE("shards: a directory stands for its train_*.bin and val_*.bin") {
+  const TempDir dir;
+  const std::string odd = dir.file("a[1]*");  // reads as a pattern, too
+  std::filesystem::create_directory(odd);
+  check_fails(Exit::no_input, {"a[1]*", "no train_*.bin", "text:"}, [&] { open_dataset(data_options(odd, 10)); });
+  write_shard(odd + "/train_000001.bin", counting(0, 1001), ShardFormat::uint16);
+  write_shard(odd + "/train_000002.bin", counting(5000, 1001), ShardFormat::uint16);
+  CHECK(open_dataset(data_options(odd, 10)).train->size() == 198);  // the last hundredth is for testing
+  write_shard(odd + "/val_000001.bin", counting(9000, 101), ShardFormat::uint16);
+  const Dataset data = open_dataset(data_options(odd, 10));
+  CHECK((data.train->size() == 200 && data.test->size() == 10));
+  check_window(*data.test, 0, 9000);
+  CHECK(data_files(odd) == std::vector{odd + "/train_000001.bin", odd + "/train_000002.bin"});
+  DataOptions o = data_options(odd, 10);
+  expand_directories(o);
+  CHECK((o.spec.ends_with("/train_*.bin") && o.val_spec.ends_with("/val_*.bin")));
+  check_fails(Exit::no_input, {"nowhere", "directory"}, [&] { open_dataset(data_options(dir.file("nowhere"), 10)); });
 }

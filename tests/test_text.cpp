@@ -1,4 +1,5 @@
 #include "tests/data_check.h"
+#include "tests/tiny_bpe.h"
 
 using namespace crossply;
 using namespace crossply::test;
@@ -70,7 +71,8 @@ TEST_CASE("text: sizes that are too small, too many samples, missing files, unkn
   check_fails(Exit::bad_data, {"empty", "0 bytes"},
               [&] { open_dataset(data_options("text:" + dir.file("empty"), 0)); });
   check_fails(Exit::no_input, {"missing"}, [&] { open_dataset(data_options("text:" + dir.file("missing"), 0)); });
-  check_fails(Exit::bad_data, {"regular"}, [&] { open_dataset(data_options("text:" + dir.path.string(), 0)); });
+  check_fails(Exit::no_input, {dir.path.string(), ".txt", ".md"},
+              [&] { open_dataset(data_options("text:" + dir.path.string(), 0)); });
   DataOptions o = data_options("text:" + dir.file("two"), 9);
   o.train_samples = 2;
   check_fails(Exit::usage, {"asked for 2 train samples", "only 1"}, [&] { open_dataset(o); });
@@ -81,7 +83,7 @@ TEST_CASE("text: sizes that are too small, too many samples, missing files, unkn
   for (const char* spec : {"", "arith", "arith:2", "arith:44", "prosqa:1", "corpus.txt"}) {
     DataOptions unknown;
     unknown.spec = spec;
-    check_fails(Exit::usage, {"arith:3", "arith:6", "prosqa", "text:FILE", ".bin"}, [&] { open_dataset(unknown); });
+    check_fails(Exit::usage, {"arith:3", "6", "prosqa", "text:", ".bin"}, [&] { open_dataset(unknown); });
   }
 }
 
@@ -123,4 +125,83 @@ TEST_CASE("data: a sequence length beyond any model's is refused before it is ad
   write_text(dir.file("a"), std::string(100, 'x'));
   for (const int64_t T : {int64_t{1} << 31, INT64_MAX / 2, INT64_MAX})
     check_fails(Exit::usage, {std::to_string(T)}, [&] { open_dataset(data_options("text:" + dir.file("a"), T)); });
+}
+
+namespace {
+
+// All tokens of a text, in windows of one and a target.
+std::vector<int32_t> all_tokens(DataOptions o) {
+  o.whole = true, o.seq_len = 1;
+  const Dataset data = open_dataset(o);
+  std::vector<int32_t> tokens = {read_sample(*data.test, 0).tokens[0]};
+  for (int64_t i = 0; i < data.test->size(); ++i) tokens.push_back(read_sample(*data.test, i).targets[0]);
+  return tokens;
+}
+
+std::vector<int32_t> joined(const Tokenizer& tokenizer, const std::vector<std::string>& texts) {
+  std::vector<int32_t> ids;
+  for (const std::string& text : texts) {
+    const std::vector<int32_t> more = tokenizer.encode(text);
+    ids.insert(ids.end(), more.begin(), more.end());
+    if (tokenizer.eos() >= 0) ids.push_back(tokenizer.eos());
+  }
+  return ids;
+}
+
+}  // namespace
+
+TEST_CASE("text: a directory or a pattern is its files, one behind the other") {
+  const TempDir dir;
+  std::filesystem::create_directories(dir.file("t/deep"));
+  write_text(dir.file("t/b.txt"), "second");
+  write_text(dir.file("t/a.md"), "first");
+  write_text(dir.file("t/deep/c.jsonl"), "{\"text\": \"third\"}\n \n{\"id\": 1, \"text\": \"fourth\"}");
+  write_text(dir.file("t/image.png"), "no");
+  write_text(dir.file("t/.hidden.txt"), "no");
+  const std::vector<std::string> files = {dir.file("t/a.md"), dir.file("t/b.txt"), dir.file("t/deep/c.jsonl")};
+  CHECK(data_files("text:" + dir.file("t")) == files);
+  CHECK(data_files("text:" + dir.file("t/*.txt")) == std::vector{files[1]});
+  CHECK(data_files("text:" + dir.file("t*")) == files);
+  const std::vector<std::string> texts = {"first", "second", "third", "fourth"};
+  CHECK(all_tokens(data_options("text:" + dir.file("t"), 1)) == joined(Tokenizer::bytes(), texts));
+  // one file without a tokenizer is what it is
+  CHECK(all_tokens(data_options("text:" + files[2], 1)) == joined(Tokenizer::bytes(), {read_text(files[2])}));
+  DataOptions o = data_options("text:" + dir.file("t"), 1);
+  o.tokenizer = write_tiny_bpe(dir.path.string());
+  const Tokenizer bpe = Tokenizer::read(o.tokenizer);
+  CHECK(all_tokens(o) == joined(bpe, texts));
+  o.tokenizer.clear(), o.of_model = bpe;
+  CHECK(all_tokens(o) == joined(bpe, texts));
+  check_fails(Exit::no_input, {"none"}, [&] { open_dataset(data_options("text:" + dir.file("none*"), 1)); });
+}
+
+TEST_CASE("text: tokens of a tokenizer are cut like bytes, and any change shows") {
+  const TempDir dir;
+  std::string text;
+  for (int i = 0; i < 100; ++i) text += "the cat ";
+  write_text(dir.file("a"), text);
+  DataOptions o = data_options("text:" + dir.file("a"), 9);
+  o.tokenizer = dir.path.string();
+  write_tiny_bpe(o.tokenizer);
+  const Dataset data = open_dataset(o);
+  const std::vector<int32_t> ids = joined(Tokenizer::read(o.tokenizer), {text});
+  REQUIRE((data.tokenizer.is_bpe() && data.train->vocab_size() == 259));
+  REQUIRE(data.train->file_tokens() == std::ssize(ids));
+  const int64_t windows = std::ssize(ids) / 10, test = windows / 10;
+  REQUIRE((data.train->size() == windows - test && data.test->size() == test));
+  for (int64_t i = 0; i < windows; ++i) {
+    const Sample s = i < windows - test ? read_sample(*data.train, i) : read_sample(*data.test, i - (windows - test));
+    CHECK(std::equal(s.tokens.begin(), s.tokens.end(), ids.begin() + 10 * i));
+    CHECK(std::equal(s.targets.begin(), s.targets.end(), ids.begin() + 10 * i + 1));
+  }
+  const uint64_t digest = data.train->digest();
+  CHECK((digest == data.test->digest() && digest == open_dataset(o).train->digest()));
+  write_text(dir.file("a"), text + "!");
+  CHECK(open_dataset(o).train->digest() != digest);
+  write_text(dir.file("a"), text + "\xff");
+  check_fails(Exit::bad_data, {dir.file("a"), "not UTF-8", str("byte ", text.size())}, [&] { open_dataset(o); });
+  o.spec = "arith:3";
+  check_fails(Exit::usage, {"--tokenizer", "text:", "own words"}, [&] { open_dataset(o); });
+  o.spec = dir.file("x.bin");
+  check_fails(Exit::usage, {"--tokenizer", "know their tokenizer"}, [&] { open_dataset(o); });
 }

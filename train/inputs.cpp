@@ -83,9 +83,18 @@ void take_tokenizer(const TrainOptions& o, Dataset& dataset) {
   if (dataset.tokenizer.is_none()) dataset.tokenizer = own;
 }
 
+// What other programs look for in config.json; a text without a token of its own to begin with begins after the last.
+void take_token_ids(const Tokenizer& tokenizer, Config& config) {
+  if (!tokenizer.is_bpe() || tokenizer.eos() < 0) return;
+  const int32_t eos = tokenizer.eos(), bos = tokenizer.prefix().empty() ? eos : tokenizer.prefix()[0];
+  config.token_ids.emplace("eos_token_id", std::to_string(eos));
+  config.token_ids.emplace("bos_token_id", std::to_string(bos));
+}
+
 // The same data may have moved since the run began.
-Dataset open_named_data(const TrainOptions& o) {
+Dataset open_named_data(TrainOptions& o) {
   try {
+    expand_directories(o.data);
     return open_dataset(o.data);
   } catch (const Error& error) {
     if (!o.resume || error.code != Exit::no_input) throw;
@@ -96,10 +105,12 @@ Dataset open_named_data(const TrainOptions& o) {
 
 // Fills in what only the data can say, and checks the model against it.
 Dataset open_data(TrainOptions& o) {
-  if (o.data.spec.empty()) fail(Exit::usage, "--data is needed: arith:3|4|5|6, prosqa, text:FILE, or a glob of shards");
+  if (o.data.spec.empty()) fail(Exit::usage, "--data is needed: ", data_specs);
   o.data.seed = o.seed;
+  o.data.of_model = o.initial.tokenizer;
   Dataset dataset = open_named_data(o);
   take_tokenizer(o, dataset);
+  take_token_ids(dataset.tokenizer, o.config);
   const int64_t data_vocab = dataset.train->vocab_size();
   if (o.config.vocab_size == 0) o.config.vocab_size = data_vocab;
   if (o.config.vocab_size < 1) fail(Exit::usage, "--vocab is needed: token shards do not say their vocabulary");

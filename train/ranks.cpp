@@ -12,13 +12,13 @@
 #include <numeric>
 
 #include "cli/flags.h"
+#include "cli/stop.h"
 #include "engine/file.h"
 #include "engine/printable.h"
 #include "kernels/devices.h"
 #include "kernels/optim/sum_slices.h"
 #include "ranks/launch.h"
 #include "train/exchange.h"
-#include "train/stop.h"
 
 namespace crossply {
 namespace {

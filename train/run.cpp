@@ -10,6 +10,7 @@
 
 #include "cli/format.h"
 #include "cli/program.h"
+#include "cli/stop.h"
 #include "engine/file.h"
 #include "engine/printable.h"
 #include "eval/answers.h"
@@ -20,7 +21,6 @@
 #include "train/dump_tensors.h"
 #include "train/environment.h"
 #include "train/ranks.h"
-#include "train/stop.h"
 
 namespace crossply {
 namespace {
@@ -45,8 +45,8 @@ std::string shell_word(const std::string& text) {
 
 // --data without the directories of its files.
 std::string short_name(const std::string& spec) {
-  const std::string kind = spec.starts_with("text:") ? "text:" : "";
-  return kind + fs::path(spec.substr(kind.size())).filename().string();
+  const DataSpec parts = parse_data_spec(spec);
+  return parts.files() ? parts.prefix + fs::path(parts.path).filename().string() : spec;
 }
 
 TrainResult summarise(const Trainer& trainer, const TrainOptions& o, const std::vector<json>& lines) {

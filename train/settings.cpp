@@ -19,6 +19,7 @@ template <class Options, class Visit>
 void each_kept(Options& o, Visit&& visit) {
   visit("data", o.data.spec);
   visit("val_data", o.data.val_spec);
+  visit("tokenizer", o.data.tokenizer);
   visit("train_samples", o.data.train_samples);
   visit("test_samples", o.data.test_samples);
   visit("seq", o.data.seq_len);
@@ -67,7 +68,7 @@ void each_free(Options& o, Visit&& visit) {
 json renewed(const std::string& key, const json& value) {
   if (!value.is_string()) return value;
   if (key == "schedule" && value == "cosine1") return "cosine_to_floor";
-  if (key == "init" || key == "teacher") return absolute_path(value);
+  if (key == "init" || key == "teacher" || key == "tokenizer") return absolute_path(value);
   return key == "data" || key == "val_data" ? json(absolute_data(value)) : value;
 }
 
@@ -85,17 +86,19 @@ std::string absolute_path(const std::string& path) {
 }
 
 std::string absolute_data(const std::string& spec) {
-  if (spec.starts_with("text:")) return "text:" + absolute_path(spec.substr(5));
-  const std::string full = spec.ends_with(".bin") ? absolute_path(spec) : spec;
+  const DataSpec parts = parse_data_spec(spec);
+  if (parts.path.empty()) return spec;
+  const std::string full = absolute_path(parts.path), before = full.substr(0, full.size() - parts.path.size());
   // A directory whose own name reads as a pattern would change what the glob finds.
-  const bool same_glob = full.substr(0, full.size() - spec.size()).find_first_of("*?[\\") == std::string::npos;
-  return same_glob ? full : spec;
+  const auto is_pattern = [](const std::string& text) { return text.find_first_of("*?[\\") != text.npos; };
+  return is_pattern(parts.path) && is_pattern(before) ? spec : parts.prefix + full;
 }
 
 json trajectory(const TrainOptions& o) {
   json settings;
   each_kept(o, PutSetting{settings});
-  for (const char* key : {"data", "val_data", "init", "teacher"}) settings[key] = renewed(key, settings[key]);
+  for (const char* key : {"data", "val_data", "tokenizer", "init", "teacher"})
+    settings[key] = renewed(key, settings[key]);
   return settings;
 }
 
@@ -135,12 +138,12 @@ void refuse_other_settings(const json& saved, const TrainOptions& now, const std
   const json current = trajectory(now);
   for (const auto& [key, value] : current.items()) {
     // older runs had no choice of these
-    const json before = key == "matmul"    ? json("fp32")
-                        : key == "sum"     ? json("running")
-                        : key == "teacher" ? json("")
-                                           : json();
+    const json before = key == "matmul"                          ? json("fp32")
+                        : key == "sum"                           ? json("running")
+                        : key == "teacher" || key == "tokenizer" ? json("")
+                                                                 : json();
     const json was = renewed(key, saved.value(key, before));
-    const bool files = key == "data" || key == "val_data";
+    const bool files = key == "data" || key == "val_data" || key == "tokenizer";
     if (was == value || (files && same_data)) continue;
     if (key == "steps" && was.is_number_unsigned() && was < value) continue;
     fail(Exit::usage, "--resume: the run in ", where, " has ", flag_of(key), " ", was.dump(), ", the flags say ",

@@ -52,12 +52,12 @@
 
 #include "cli/format.h"
 #include "cli/program.h"
+#include "cli/stop.h"
 #include "engine/printable.h"
 #include "eval/loaded_model.h"
 #include "models/transplant.h"
 #include "ranks/launch.h"
 #include "train/run.h"
-#include "train/stop.h"
 
 using namespace crossply;
 

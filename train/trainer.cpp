@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "cli/format.h"
+#include "cli/stop.h"
 #include "data/digest.h"
 #include "engine/json.h"
 #include "engine/printable.h"
@@ -20,7 +21,6 @@
 #include "train/fault.h"
 #include "train/moments.h"
 #include "train/ranks.h"
-#include "train/stop.h"
 
 namespace crossply {
 

@@ -1,4 +1,4 @@
-#include "train/stop.h"
+#include "cli/stop.h"
 
 #include <csignal>
 #include <initializer_list>

@@ -1,0 +1,111 @@
+#include "data/byte_stream.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <zlib.h>
+#include <zstd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string_view>
+
+namespace crossply {
+namespace {
+
+constexpr size_t room = 1 << 18;
+constexpr std::string_view gzip_magic = "\x1f\x8b", zstd_magic = "\x28\xb5\x2f\xfd";
+
+}  // namespace
+
+struct ByteStream::Packed {
+  Packed(bool is_gzip, const std::string& name) : gzip(is_gzip) {
+    constexpr int gzip_window = 15 + 16;  // the largest window; 16: with gzip's header
+    if (gzip ? inflateInit2(&z, gzip_window) != Z_OK : (zstd = ZSTD_createDStream()) == nullptr)
+      fail(Exit::device, name, ": out of memory for unpacking");
+  }
+  ~Packed() {
+    if (gzip) inflateEnd(&z);
+    else ZSTD_freeDStream(zstd);
+  }
+  bool gzip;
+  z_stream z{};
+  ZSTD_DStream* zstd = nullptr;
+  bool between = false;  // one part is complete, and no other one begun
+};
+
+ByteStream::ByteStream(const std::string& path) : name_(path == "-" ? "standard input" : path) {
+  fd_ = Descriptor(path == "-" ? ::dup(STDIN_FILENO)
+                               : uninterrupted([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); }));
+  if (fd_.get() < 0 && (errno == ENOENT || errno == ENOTDIR))
+    fail(Exit::no_input, "cannot open ", path, ": ", std::strerror(errno), ": check the path");
+  if (fd_.get() < 0) fail_io("open", name_, errno);
+  struct stat status;
+  if (::fstat(fd_.get(), &status) == 0 && S_ISDIR(status.st_mode)) fail_io("read", name_, EISDIR);
+  while (buffer_.size() < zstd_magic.size() && !at_end_) fill();
+  const bool gzip = buffer_.starts_with(gzip_magic);
+  if (gzip || buffer_.starts_with(zstd_magic)) packed_ = std::make_unique<Packed>(gzip, name_);
+}
+
+ByteStream::~ByteStream() = default;
+
+void ByteStream::fail_damaged(const std::string& what) const {
+  fail(Exit::bad_data, name_, ": the ", packed_->gzip ? "gzip" : "zstd", " data ", what, " at byte ",
+       taken_ - (buffer_.size() - begin_), "; pack it anew");
+}
+
+// Adds what one read gives to the buffer.
+void ByteStream::fill() {
+  if (begin_ == buffer_.size()) buffer_.clear(), begin_ = 0;
+  const size_t before = buffer_.size();
+  buffer_.resize(before + room);
+  const ssize_t n = uninterrupted([&] { return ::read(fd_.get(), buffer_.data() + before, room); });
+  if (n < 0) fail_io("read", name_, errno);
+  buffer_.resize(before + static_cast<size_t>(n));
+  sha_.update(buffer_.data() + before, static_cast<size_t>(n));
+  taken_ += static_cast<uint64_t>(n);
+  at_end_ = n == 0;
+}
+
+size_t ByteStream::read(char* out, size_t bytes) {
+  size_t done = 0;
+  while (done < bytes) {
+    if (begin_ == buffer_.size() && !at_end_) fill();
+    if (begin_ == buffer_.size() && (!packed_ || packed_->between)) break;
+    const size_t n = packed_ ? unpack(out + done, bytes - done) : std::min(bytes - done, buffer_.size() - begin_);
+    if (!packed_) std::memcpy(out + done, buffer_.data() + begin_, n), begin_ += n;
+    done += n;
+  }
+  return done;
+}
+
+// Some of the bytes that the buffer holds packed; a file may be several packed ones, one behind the other.
+size_t ByteStream::unpack(char* out, size_t bytes) {
+  const size_t have = buffer_.size() - begin_;
+  const auto checked = [&](size_t produced) {  // after the last byte the library may still have something to give
+    if (have == 0 && produced == 0 && !packed_->between) fail_damaged("ends early");
+    return produced;
+  };
+  if (!packed_->gzip) {
+    ZSTD_inBuffer in{buffer_.data() + begin_, have, 0};
+    ZSTD_outBuffer to{out, bytes, 0};
+    const size_t left = ZSTD_decompressStream(packed_->zstd, &to, &in);
+    if (ZSTD_isError(left) != 0) fail_damaged(std::string("is damaged (") + ZSTD_getErrorName(left) + ")");
+    begin_ += in.pos;
+    packed_->between = left == 0;
+    return checked(to.pos);
+  }
+  z_stream& z = packed_->z;
+  if (packed_->between && inflateReset(&z) != Z_OK) fail_damaged("is damaged");
+  const auto limit = [](size_t n) { return static_cast<uInt>(std::min<size_t>(n, 1 << 30)); };
+  z.next_in = reinterpret_cast<Bytef*>(buffer_.data() + begin_), z.avail_in = limit(have);
+  z.next_out = reinterpret_cast<Bytef*>(out), z.avail_out = limit(bytes);
+  const int result = inflate(&z, Z_NO_FLUSH);
+  if (result != Z_OK && result != Z_STREAM_END && result != Z_BUF_ERROR)
+    fail_damaged(std::string("is damaged (") + (z.msg != nullptr ? z.msg : "unknown reason") + ")");
+  begin_ += limit(have) - z.avail_in;
+  packed_->between = result == Z_STREAM_END;
+  return checked(limit(bytes) - z.avail_out);
+}
+
+}  // namespace crossply

@@ -1,0 +1,134 @@
+#include "data/document_feed.h"
+
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "data/digest.h"
+#include "data/paths.h"
+#include "engine/printable.h"
+#include "engine/rng.h"
+
+namespace crossply {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr size_t batch_bytes = 4 << 20;
+
+SourceFile source_of(const std::string& path) {
+  if (path == "-") return {path};
+  struct stat status {};
+  const int error = ::stat(path.c_str(), &status) == 0 ? 0 : errno;
+  if (error == ENOENT || error == ENOTDIR) fail(Exit::no_input, "cannot open ", path, ": no such file; check the path");
+  if (error != 0) fail_io("inspect", path, error);
+  std::error_code ignored;
+  const std::string absolute = fs::absolute(path, ignored).lexically_normal().string();
+  if (!S_ISREG(status.st_mode)) return {absolute};
+  return {absolute, static_cast<uint64_t>(status.st_size),
+          int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec, true};
+}
+
+}  // namespace
+
+uint64_t document_digest(uint64_t before, const std::string& text) {
+  Digest digest;
+  digest.add(text.data(), text.size());
+  return mix_bits(before ^ digest.value()) + 1;
+}
+
+std::vector<SourceFile> list_sources(const std::vector<std::string>& inputs) {
+  std::vector<SourceFile> sources;
+  for (const std::string& input : inputs) {
+    const std::vector<std::string> files = input == "-" ? std::vector{input} : text_files(input);
+    for (const std::string& file : files) sources.push_back(source_of(file));
+  }
+  return sources;
+}
+
+uint64_t total_bytes(const std::vector<SourceFile>& sources) {
+  uint64_t sum = 0;
+  for (const SourceFile& source : sources) {
+    if (!source.is_file) return 0;
+    sum += source.bytes;
+  }
+  return sum;
+}
+
+std::string digest_of_file(const std::string& path) {
+  const InputFile file(path);
+  Sha256 sha;
+  std::string chunk(std::min<uint64_t>(file.size(), 1 << 20), '\0');
+  for (uint64_t at = 0; at < file.size(); at += chunk.size()) {
+    const uint64_t n = std::min<uint64_t>(chunk.size(), file.size() - at);
+    file.read(at, chunk.data(), n);
+    sha.update(chunk.data(), n);
+  }
+  return sha.hex();
+}
+
+std::string tokenizer_file(const std::string& path) {
+  std::error_code ignored;
+  return fs::is_directory(path, ignored) ? path + "/tokenizer.json" : path;
+}
+
+void require_unchanged(const std::vector<SourceFile>& sources, const nlohmann::ordered_json& known,
+                       const std::string& manifest, const std::string& out) {
+  const SourceFile made = source_of(manifest);
+  for (size_t i = 0; i < sources.size(); ++i) {
+    const SourceFile& source = sources[i];
+    if (!source.is_file || source.modified <= made.modified) continue;
+    const bool same = known.is_array() && i < known.size() && known[i].is_object() &&
+                      known[i].value("sha256", nlohmann::ordered_json()) == digest_of_file(source.path);
+    if (!same)
+      fail(Exit::usage, source.path, " was changed since ", out, " was made; choose another --out, or remove it");
+  }
+}
+
+DocumentFeed::DocumentFeed(const std::vector<SourceFile>& sources, const FeedPosition& from, const std::string& where)
+    : sources_(sources) {
+  for (at_.source = 0; at_.source < std::min(from.source, sources_.size()); ++at_.source)
+    before_ += sources_[at_.source].bytes;
+  if (at_.source == sources_.size()) return;
+  open();
+  Document document;
+  bool same = true;
+  while (same && at_.documents < from.documents && (same = reader_->next(document))) {
+    at_.digest = document_digest(at_.digest, document.text);
+    ++at_.documents;
+  }
+  if (!same || at_.digest != from.digest)
+    fail(Exit::usage, reader_->bytes().name(), " is not what it was when ", where, " was begun; remove that to start ",
+         "anew, or choose another --out");
+}
+
+void DocumentFeed::open() { reader_ = std::make_unique<DocumentReader>(sources_[at_.source].path); }
+
+uint64_t DocumentFeed::taken() const { return before_ + (reader_ ? reader_->bytes().taken() : 0); }
+
+FeedBatch DocumentFeed::next() {
+  FeedBatch batch;
+  for (size_t bytes = 0; bytes < batch_bytes && at_.source < sources_.size();) {
+    if (!reader_) open();
+    const size_t first = batch.documents.size();
+    const bool more = read_batch(*reader_, batch_bytes - bytes, batch.documents);
+    for (size_t i = first; i < batch.documents.size(); ++i) {
+      bytes += batch.documents[i].text.size() + 1;
+      at_.digest = document_digest(at_.digest, batch.documents[i].text);
+    }
+    at_.documents += static_cast<int64_t>(batch.documents.size() - first);
+    if (more) break;
+    ByteStream& stream = reader_->bytes();
+    batch.finished.push_back({sources_[at_.source].path, stream.taken(), stream.sha256(), at_.documents});
+    before_ += stream.taken();
+    reader_.reset();
+    at_ = {at_.source + 1, 0, 0};
+  }
+  batch.after = at_;
+  batch.taken = taken();
+  batch.more = at_.source < sources_.size();
+  return batch;
+}
+
+}  // namespace crossply

@@ -1,0 +1,69 @@
+// The documents of many files in order, in batches, from any place on: what `prepare` reads.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "data/documents.h"
+
+namespace crossply {
+
+struct SourceFile {
+  std::string path;      // absolute; "-": standard input
+  uint64_t bytes = 0;    // 0 of what is no file
+  int64_t modified = 0;  // when it was changed last, in nanoseconds
+  bool is_file = false;  // else a pipe: it can be read once
+};
+// The files that the inputs stand for (data/paths.h). Throws Exit::no_input.
+std::vector<SourceFile> list_sources(const std::vector<std::string>& inputs);
+uint64_t total_bytes(const std::vector<SourceFile>& sources);  // 0 where not all are files
+
+// SHA-256 of a file.
+std::string digest_of_file(const std::string& path);
+// The file that --tokenizer names.
+std::string tokenizer_file(const std::string& path);
+// Throws Exit::usage for a source that was changed after the manifest and is not what its list of sources says.
+void require_unchanged(const std::vector<SourceFile>& sources, const nlohmann::ordered_json& known,
+                       const std::string& manifest, const std::string& out);
+
+struct FeedPosition {
+  size_t source = 0;
+  int64_t documents = 0;  // of this source, before it
+  uint64_t digest = 0;    // of these
+};
+// The digest of some documents and one more, as it stands in its file.
+uint64_t document_digest(uint64_t before, const std::string& text);
+
+struct Finished {
+  std::string path;
+  uint64_t bytes;
+  std::string sha256;
+  int64_t documents;
+};
+struct FeedBatch {
+  std::vector<Document> documents;
+  FeedPosition after;
+  std::vector<Finished> finished;  // the sources that end in it
+  uint64_t taken = 0;              // bytes of all files so far
+  bool more = true;
+};
+
+class DocumentFeed {
+ public:
+  // Throws Exit::usage where the documents before the position are not what they were; `where` was begun with those.
+  DocumentFeed(const std::vector<SourceFile>& sources, const FeedPosition& from, const std::string& where);
+  FeedBatch next();
+  uint64_t taken() const;
+
+ private:
+  void open();
+  std::vector<SourceFile> sources_;
+  FeedPosition at_;
+  uint64_t before_ = 0;  // bytes of the files before this one
+  std::unique_ptr<DocumentReader> reader_;
+};
+
+}  // namespace crossply

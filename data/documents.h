@@ -1,0 +1,57 @@
+// Documents of files of text, read in order and encoded in parallel.
+//
+// A file holds JSON lines, one object with a text each, where its name says so (.jsonl, .ndjson, perhaps with .gz or
+// .zst behind), or where its name says nothing (not .txt, .text, .md; standard input) and it begins with {. Any other
+// file is one document. Lines of white space only are passed over.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "data/byte_stream.h"
+#include "data/tokenizer.h"
+
+namespace crossply {
+
+// Of one document: a longer one, which is in memory as a whole, is refused.
+constexpr size_t most_document_bytes = size_t{1} << 30;
+
+struct Document {
+  std::string file;          // where it is from, for messages
+  int64_t line = 0;          // from 1, of JSON lines; 0: the document is the file
+  std::string text;          // as it stands there: JSON, or the text itself; parse_documents makes it the text
+  std::vector<int32_t> ids;  // by encode_documents
+};
+
+class DocumentReader {
+ public:
+  // path: as ByteStream takes it, and what it throws.
+  explicit DocumentReader(const std::string& path);
+  // False at the end. Throws what ByteStream::read does, and Exit::bad_data for a document that is too long.
+  bool next(Document& document);
+  const ByteStream& bytes() const { return stream_; }
+  ByteStream& bytes() { return stream_; }
+
+ private:
+  bool fill();  // more into buffer_; false at the end
+  bool next_line(std::string& line);
+  ByteStream stream_;
+  std::string buffer_;
+  size_t begin_ = 0;  // of what of it was not given out
+  bool is_lines_ = false, done_ = false;
+  int64_t line_ = 0;
+};
+
+// Adds the next documents, about so many bytes of them as they stand there; false after the last.
+bool read_batch(DocumentReader& reader, size_t bytes, std::vector<Document>& batch);
+
+// JSON lines become the texts in their field. Throws Exit::bad_data with file and line for the first that is not JSON,
+// no object, or without such a text.
+void parse_documents(std::vector<Document>& documents, const std::string& field);
+
+// Every document's ids: the tokenizer's beginning of a text, if it has one, the text, and `eot`, unless that is
+// negative. Throws Exit::bad_data, with file and line, for the first text that is not UTF-8.
+void encode_documents(std::vector<Document>& documents, const Tokenizer& tokenizer, int32_t eot);
+
+}  // namespace crossply

@@ -1,0 +1,36 @@
+// prepare: text into token shards that know their tokenizer, once, for `--data OUT` of every trainer.
+#include "cli/program.h"
+#include "data/preparation.h"
+
+using namespace crossply;
+
+int main(int argc, char** argv) {
+  CLI::App app(
+      "Encodes text into token shards, for training and for validation, beside their tokenizer. Inputs are text files, "
+      "JSON lines, either packed by gzip or zstd, directories of them, patterns, or - for standard input. Stopped, it "
+      "goes on where it was when it is started again with the same flags.",
+      "prepare");
+  PrepareOptions o;
+  auto flags = [&] {
+    app.add_option("input", o.inputs, "file, directory, pattern, or -")
+        ->required()
+        ->type_name("...")
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+    add_text(app, "--out", o.out, "DIR", "directory to make: train_*.bin, val_*.bin, tokenizer.json, manifest.json")
+        ->required();
+    CLI::Option* given =
+        add_text(app, "--tokenizer", o.tokenizer, "FILE", "tokenizer.json, or a directory that has one");
+    add_integer(app, "--vocab", o.vocab, 260, 1 << 20,
+                "instead of --tokenizer: train one of so many tokens on the text (needs Python with the package "
+                "tokenizers)")
+        ->excludes(given)
+        ->default_str("");
+    add_choice(app, "--style", o.style, {"gpt2", "llama3"}, "of --vocab: whose cuts and special tokens");
+    add_text(app, "--eot", o.eot, "TOKEN", "ends each document (default: the tokenizer's end-of-text token)");
+    add_text(app, "--field", o.field, "NAME", "of JSON lines, the field with the text");
+    add_number(app, "--val", o.val, 0, 0.5,
+               "share for validation, by document; of very few documents, the last tokens");
+    add_integer(app, "--shard-tokens", o.shard_tokens, 1, std::numeric_limits<int32_t>::max(), "tokens of a file");
+  };
+  return run_program(app, argc, argv, flags, [&] { return prepare(o); });
+}

@@ -1,0 +1,113 @@
+#include "data/shard_writer.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+
+namespace crossply {
+namespace {
+
+constexpr int64_t most_waiting = 1 << 20;  // tokens
+
+void write_at(int fd, const std::string& path, const void* data, size_t bytes, int64_t offset) {
+  const char* from = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const ssize_t n = uninterrupted([&] { return ::pwrite(fd, from, bytes, static_cast<off_t>(offset)); });
+    if (n < 0) fail_io("write", path, errno);
+    from += n, bytes -= static_cast<size_t>(n), offset += n;
+  }
+}
+
+}  // namespace
+
+std::string ShardLayout::path(int64_t index) const {
+  char number[32];
+  std::snprintf(number, sizeof number, "%06lld", static_cast<long long>(index + 1));
+  return dir + "/" + name + "_" + number + ".bin";
+}
+
+int64_t ShardLayout::files(int64_t tokens) const { return (tokens + shard_tokens - 1) / shard_tokens; }
+
+ShardWriter::ShardWriter(ShardLayout layout, int64_t tokens)
+    : layout_(std::move(layout)), tokens_(tokens), written_(tokens) {
+  const int64_t files = layout_.files(tokens), each = token_bytes(layout_.format);
+  for (int64_t i = files; path_exists(layout_.path(i)); ++i)
+    if (::unlink(layout_.path(i).c_str()) != 0) fail_io("remove", layout_.path(i), errno);
+  if (files == 0) return;
+  open(files - 1);
+  const int64_t bytes = shard_header_bytes + (tokens - (files - 1) * layout_.shard_tokens) * each;
+  const InputFile last(layout_.path(files - 1));
+  if (static_cast<int64_t>(last.size()) < bytes)
+    fail(Exit::bad_data, last.path(), ": has ", last.size(), " bytes, but ", bytes, " were written; somebody cut it");
+  if (uninterrupted([&] { return ::ftruncate(fd_.get(), bytes); }) != 0) fail_io("cut", last.path(), errno);
+}
+
+void ShardWriter::open(int64_t index) {
+  if (opened_ == index) return;
+  const std::string path = layout_.path(index);
+  if (fd_.get() >= 0 && uninterrupted([&] { return ::fsync(fd_.get()); }) != 0)
+    fail_io("write", layout_.path(opened_), errno);
+  fd_ = Descriptor(uninterrupted([&] { return ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666); }));
+  if (fd_.get() < 0) fail_io("create", path, errno);
+  opened_ = index;
+  const std::vector<char> header(shard_header_bytes, 0);
+  write_at(fd_.get(), path, header.data(), header.size(), 0);
+}
+
+void ShardWriter::append(const std::vector<int32_t>& ids) {
+  waiting_.insert(waiting_.end(), ids.begin(), ids.end());
+  tokens_ += std::ssize(ids);
+  if (std::ssize(waiting_) >= most_waiting) write_waiting();
+}
+
+void ShardWriter::write_waiting() {
+  const auto each = static_cast<size_t>(token_bytes(layout_.format));
+  std::string bytes;
+  for (size_t begin = 0; begin < waiting_.size();) {
+    const int64_t index = written_ / layout_.shard_tokens, place = written_ % layout_.shard_tokens;
+    const size_t n = std::min(waiting_.size() - begin, static_cast<size_t>(layout_.shard_tokens - place));
+    bytes.resize(n * each);
+    for (size_t i = 0; i < n; ++i) std::memcpy(&bytes[i * each], &waiting_[begin + i], each);  // little-endian
+    open(index);
+    write_at(fd_.get(), layout_.path(index), bytes.data(), bytes.size(),
+             shard_header_bytes + place * static_cast<int64_t>(each));
+    begin += n, written_ += static_cast<int64_t>(n);
+  }
+  waiting_.clear();
+}
+
+void ShardWriter::flush() {
+  write_waiting();
+  if (fd_.get() >= 0 && uninterrupted([&] { return ::fsync(fd_.get()); }) != 0)
+    fail_io("write", layout_.path(opened_), errno);
+}
+
+void ShardWriter::finish(uint64_t fingerprint) {
+  flush();
+  for (int64_t i = 0; i < layout_.files(tokens_); ++i) {
+    open(i);
+    const int64_t count = std::min(layout_.shard_tokens, tokens_ - i * layout_.shard_tokens);
+    const auto header = shard_header(layout_.format, count, fingerprint);
+    write_at(fd_.get(), layout_.path(i), header.data(), sizeof header, 0);
+  }
+  flush();
+}
+
+std::vector<int32_t> ShardWriter::read(int64_t first, int64_t count) const {
+  const int64_t index = first / layout_.shard_tokens, place = first % layout_.shard_tokens;
+  const int64_t n = std::min({count, layout_.shard_tokens - place, tokens_ - first}),
+                each = token_bytes(layout_.format);
+  const InputFile file(layout_.path(index));
+  std::string bytes(static_cast<size_t>(n * each), '\0');
+  file.read(static_cast<uint64_t>(shard_header_bytes + place * each), bytes.data(), bytes.size());
+  std::vector<int32_t> ids(static_cast<size_t>(n));
+  for (size_t i = 0; i < ids.size(); ++i)
+    std::memcpy(&ids[i], &bytes[i * static_cast<size_t>(each)], static_cast<size_t>(each));
+  return ids;
+}
+
+}  // namespace crossply

@@ -1,0 +1,46 @@
+// Token shards written piece by piece: DIR/NAME_000001.bin, NAME_000002.bin, ..., all but the last of one size. Until
+// finish() their headers are zeros, which no reader takes for a shard.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "data/shards.h"
+#include "engine/file.h"
+
+namespace crossply {
+
+struct ShardLayout {
+  std::string dir, name;
+  ShardFormat format = ShardFormat::uint16;
+  int64_t shard_tokens = 100'000'000;     // of a file
+  std::string path(int64_t index) const;  // index: from 0
+  int64_t files(int64_t tokens) const;
+};
+
+class ShardWriter {
+ public:
+  // Goes on after the first `tokens` tokens that were written before; what is behind them is removed.
+  ShardWriter(ShardLayout layout, int64_t tokens);
+  void append(const std::vector<int32_t>& ids);
+  int64_t tokens() const { return tokens_; }
+  void flush();  // what was appended is on the disk
+  // Flushes, and writes the headers.
+  void finish(uint64_t fingerprint);
+  // The tokens from `first` on, at most so many; they must have been flushed.
+  std::vector<int32_t> read(int64_t first, int64_t count) const;
+
+ private:
+  void open(int64_t index);
+  void write_waiting();
+  ShardLayout layout_;
+  int64_t tokens_;
+  int64_t opened_ = -1;  // which file
+  Descriptor fd_;
+  std::vector<int32_t> waiting_;  // after the last of tokens_ that was written
+  int64_t written_;
+};
+
+}  // namespace crossply

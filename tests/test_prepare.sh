@@ -1,0 +1,250 @@
+#!/usr/bin/env bash
+# Text into shards and back: every kind of input, stopped and killed at any moment, refused where something does not
+# fit, and what trains and evaluates on it.   tests/test_prepare.sh BUILD_DIR
+set -uo pipefail
+build=$(cd "$1" && pwd)
+work=$(mktemp -d)
+trap '[ $BASHPID = $$ ] && rm -rf "$work"' EXIT
+cd "$work" || exit 1
+export OMP_NUM_THREADS=2
+failures=0
+
+fail() {
+  failures=$((failures + 1))
+  echo "FAIL: $*"
+  sed 's/^/  | /' output | tail -5
+}
+# expect CODE PATTERN COMMAND...: the exit code, and a line of the output that names the cause.
+expect() {
+  local code=$1 pattern=$2 got
+  shift 2
+  "$@" >output 2>&1 </dev/null
+  got=$?
+  [ $got = "$code" ] || fail "exit code $got, want $code: $*"
+  grep -qE -- "$pattern" output || fail "no line matches '$pattern': $*"
+  [ "$code" = 0 ] || [ "$code" = 75 ] || [ "$(grep -c '^error: ' output)" = 1 ] || fail "not exactly one error line: $*"
+}
+prepare() { "$build/prepare" "$@"; }
+# same DIR DIR: the same files with the same bytes, but for the paths and packings of their sources.
+same() { diff -r -x manifest.json "$1" "$2" >output 2>&1 || fail "$1 and $2 differ"; }
+field() { sed -nE "s/^  \"$2\": ([0-9.]+),?$/\1/p" "$1/manifest.json" | head -1; }
+encode() { "$build/tokenize" --tokenizer t.json; }
+# ids FILE: of a shard of uint16 tokens.
+ids() { tail -c +1025 "$1" | od -An -v -tu2 -w2 | tr -d ' ' | paste -sd' ' -; }
+
+# A tokenizer of the 256 bytes, an end-of-text token and two merges: "th" and "the".
+awk 'BEGIN {
+  for (b = 0; b < 256; b++) {
+    prints = (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || b >= 174
+    code = prints ? b : 256 + extra++
+    vocab = vocab sprintf("\"\\u%04x\": %d, ", code, b)
+  }
+  print "{\"added_tokens\": [{\"id\": 256, \"content\": \"<|endoftext|>\", \"special\": true, \"single_word\": false,",
+    "\"lstrip\": false, \"rstrip\": false, \"normalized\": false}],"
+  print "\"normalizer\": null, \"post_processor\": null, \"decoder\": {\"type\": \"ByteLevel\", \"add_prefix_space\": true,",
+    "\"trim_offsets\": true, \"use_regex\": true},"
+  print "\"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"trim_offsets\": true, \"use_regex\": true},"
+  print "\"model\": {\"type\": \"BPE\", \"vocab\": {" vocab "\"th\": 257, \"the\": 258}, \"merges\": [\"t h\", \"th e\"]}}"
+}' >t.json
+
+# --- what is written ---------------------------------------------------------------------------------------------
+mkdir -p texts/deeper
+printf 'the cat' >texts/a.txt
+printf 'no the' >texts/deeper/b.md
+printf 'not text' >texts/picture.png
+printf 'hidden' >texts/.hidden.txt
+: >texts/empty.txt
+expect 0 '^two: 2 documents, 0.0 MB of text, 11 tokens .* 6 for training, 5 for validation .the last tokens' \
+  prepare --tokenizer t.json --val 0.45 --out two texts
+grep -q '^empty documents, left out: 1$' output || fail "nobody says that a document is empty"
+[ "$(ids two/train_000001.bin) $(ids two/val_000001.bin)" = "$(printf 'the cat' | encode) 256 $(printf 'no the' | encode) 256" ] ||
+  fail "the tokens are others: $(ids two/train_000001.bin) $(ids two/val_000001.bin)"
+cmp -s t.json two/tokenizer.json || fail "the tokenizer was not copied"
+[ "$(field two bytes)" = 13 ] || fail "the manifest counts other bytes"
+grep -q "$(sha256sum <texts/a.txt | cut -d' ' -f1)" two/manifest.json || fail "the manifest has no digest of a.txt"
+[ ! -e two.partial ] || fail "something is left of the work"
+
+# --- the same text in every form ---------------------------------------------------------------------------------
+# 3,000 documents, with quotes, line breaks and other alphabets; every seventh twice as long.
+awk 'BEGIN {
+  srand(7)
+  n = split("the,cat,\\\"sat\\\",on\\n,the,\\u00e9l\\u00e8ve,\\ud83d\\ude00,mat,1234", words, ",")
+  for (d = 0; d < 3000; d++) {
+    printf "{\"id\": %d, \"text\": \"", d
+    for (w = (d % 7 == 0 ? 200 : 100); w > 0; w--) printf "%s ", words[1 + int(rand() * n)]
+    print "\"}"
+  }
+}' >lines.jsonl
+gzip -k lines.jsonl
+(head -1000 lines.jsonl | gzip; tail -n +1001 lines.jsonl | gzip) >parts.jsonl.gz  # one packed file behind another
+run() { prepare --tokenizer t.json --val 0.05 --shard-tokens 500000 "$@"; }
+expect 0 '^plain: 3,000 documents, .* documents\)$' run --out plain lines.jsonl
+[ -e plain/train_000002.bin ] || fail "there is only one shard"
+[ "$(sed -nE '/"val": \{/,/\}/s/^ *"documents": ([0-9]+).*/\1/p' plain/manifest.json)" -gt 90 ] || fail "few documents for validation"
+OMP_NUM_THREADS=1 expect 0 'gz: 3,000 documents' run --out gz lines.jsonl.gz
+same plain gz
+expect 0 'parts: 3,000 documents' run --out parts parts.jsonl.gz
+same plain parts
+expect 0 'named: 3,000 documents' run --out named "lines.json[l]"
+same plain named
+for packed in lines.jsonl lines.jsonl.gz; do
+  rm -rf piped
+  run --out piped - <$packed >output 2>&1 || fail "no shards from standard input: $packed"
+  same plain piped
+done
+if command -v zstd >/dev/null; then
+  zstd -q lines.jsonl -o oddly.gz  # what it is, its bytes say
+  expect 0 'zst: 3,000 documents' run --out zst oddly.gz
+  same plain zst
+else
+  echo "skipped: zstd is not here"
+fi
+sed 's/"text"/"content"/' lines.jsonl >content.jsonl
+expect 0 'content: 3,000' run --field content --out content content.jsonl
+same plain content
+expect 0 'plain is complete already' run --out plain lines.jsonl
+touch lines.jsonl
+expect 0 'plain is complete already' run --out plain lines.jsonl
+
+# --- stopped and killed ------------------------------------------------------------------------------------------
+for i in 1 2 3 4 5 6; do cat lines.jsonl; done >long.jsonl
+expect 0 'whole: 18,000 documents' run --out whole long.jsonl
+stops=0
+for try in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15; do
+  signal=$([ $((try % 3)) = 0 ] && echo KILL || echo INT)
+  timeout --foreground -s $signal "0.$((RANDOM % 4))$((RANDOM % 9 + 1))" "$build/prepare" --tokenizer t.json --val 0.05 --shard-tokens 500000 --out cut \
+    long.jsonl >output 2>&1 </dev/null
+  [ -e cut ] && break
+  stops=$((stops + 1))
+done
+[ $stops -gt 0 ] || fail "it was never stopped"
+expect 0 'cut: 18,000 documents|cut is complete' run --out cut long.jsonl
+diff -r cut whole >output 2>&1 || fail "stopped $stops times, it wrote something else"
+# Certainly in the middle: the text comes in two halves. The same must come again.
+mkfifo pipe
+(head -c 6000000 long.jsonl; sleep 0.8; tail -c +6000001 long.jsonl) >pipe 2>/dev/null &
+feeder=$!
+"$build/prepare" --tokenizer t.json --val 0.05 --shard-tokens 500000 --out waits - <pipe >output 2>&1 &
+pid=$!
+sleep 0.5
+kill -INT $pid
+wait $pid
+code=$?
+wait $feeder
+[ $code = 75 ] || fail "exit code $code, want 75"
+grep -q '^stopped after [0-9,]* documents; the same command' output || fail "it does not say how to go on"
+if "$build/prepare" --tokenizer t.json --val 0.05 --shard-tokens 500000 --out waits - < <(tail -n +2 long.jsonl) >output 2>&1; then
+  fail "another text was taken for the rest"
+fi
+grep -q 'standard input is not what it was when waits.partial was begun' output || fail "nobody says that the text is another"
+run --out waits - <long.jsonl >output 2>&1 || fail "it does not go on from standard input"
+grep -q '^going on after' output || fail "it did not go on"
+same waits whole
+# With other flags, and with changed inputs.
+timeout -s INT 0.15 "$build/prepare" --tokenizer t.json --out other long.jsonl >output 2>&1
+if [ -e other.partial/state.json ]; then
+  expect 64 'other.partial has --val 0.01, now it is 0.1; remove other.partial' prepare --tokenizer t.json --val 0.1 --out other long.jsonl
+  cp -p long.jsonl changed && echo '{"text": "more"}' >>long.jsonl
+  expect 64 'long.jsonl was changed since other.partial was begun' prepare --tokenizer t.json --out other long.jsonl
+  mv changed long.jsonl
+fi
+
+# --- refused -----------------------------------------------------------------------------------------------------
+refuses() {
+  expect "$@" --out refused
+  [ ! -e refused ] || fail "refused is there: $*"
+  rm -rf refused.partial
+}
+refuses 64 'either --tokenizer FILE or --vocab N' prepare texts
+refuses 64 'excludes' prepare --tokenizer t.json --vocab 300 texts
+refuses 66 'missing.txt' prepare --tokenizer t.json missing.txt
+refuses 66 'none[*].*no such file' prepare --tokenizer t.json 'none*.txt'
+refuses 66 'missing.json' prepare --tokenizer missing.json texts
+refuses 65 'no text in these inputs' prepare --tokenizer t.json texts/empty.txt
+refuses 64 '--eot the cat is no token of t.json, but [0-9]+' prepare --tokenizer t.json --eot 'the cat' texts
+sed 's/<|endoftext|>/<|other|>/' t.json >no_eot.json
+refuses 64 'no_eot.json has no end-of-text token.*--eot TOKEN' prepare --tokenizer no_eot.json texts
+expect 0 'named_eot: ' prepare --tokenizer no_eot.json --eot '<|other|>' --out named_eot texts
+printf '{"text": "fine"}\n\n{"text": ' >broken.jsonl
+refuses 65 'broken.jsonl, line 3: is not a JSON object in UTF-8' prepare --tokenizer t.json broken.jsonl
+printf '{"text": "fine"}\n["text"]\n' >list.jsonl
+refuses 65 'list.jsonl, line 2: is no JSON object' prepare --tokenizer t.json list.jsonl
+refuses 65 'lines.jsonl, line 1: has no field "body", but id, text' prepare --tokenizer t.json --field body lines.jsonl
+refuses 65 'lines.jsonl, line 1: "id" is no text: 0' prepare --tokenizer t.json --field id lines.jsonl
+printf 'fine\xff' >latin.txt
+refuses 65 'latin.txt: .*not UTF-8: wrong at byte 4' prepare --tokenizer t.json latin.txt
+head -c 20000 lines.jsonl.gz >early.jsonl.gz
+refuses 65 'early.jsonl.gz: the gzip data ends early at byte 20000' prepare --tokenizer t.json early.jsonl.gz
+(head -c 5000 lines.jsonl.gz; head -c 500 /dev/zero; tail -c +5500 lines.jsonl.gz) >damaged.gz
+refuses 65 'damaged.gz: the gzip data is damaged' prepare --tokenizer t.json damaged.gz
+mkdir full && echo mine >full/file
+expect 64 'full exists and was not made by this program' prepare --tokenizer t.json --out full texts
+mkdir full2.partial && echo mine >full2.partial/file
+expect 64 'full2.partial exists and was not made' prepare --tokenizer t.json --out full2 texts
+cp -r plain/ gone && cp content.jsonl changed.jsonl
+expect 0 'later: 3,000' run --field content --out later changed.jsonl
+sleep 0.01
+sed -i 's/cat/dog/' changed.jsonl
+expect 64 'changed.jsonl was changed since later was made' run --field content --out later changed.jsonl
+(ulimit -f 300; run --out disk lines.jsonl >output 2>&1 </dev/null)
+code=$?
+[ $code = 74 ] || fail "exit code $code of a full disk, want 74"
+[ ! -e disk ] || fail "a full disk left something that looks complete"
+expect 0 'disk: 3,000' run --out disk lines.jsonl
+same disk plain
+
+# --- training and evaluating on it -------------------------------------------------------------------------------
+tiny=(--width 16 --ffn 24 --layers 1 --heads 2 --batch 4 --seq 16 --eval-samples 8 --save-every 2)
+expect 0 'step 2: test loss' "$build/train_llama" --data plain "${tiny[@]}" --steps 2 --out run
+cmp -s t.json run/step_00000002/tokenizer.json || fail "the model does not carry the tokenizer"
+grep -q '"vocab_size": 259' run/step_00000002/config.json || fail "the vocabulary is not the tokenizer's"
+grep -q '"eos_token_id": 256' run/step_00000002/config.json || fail "config.json does not say what ends a text"
+expect 0 'step 4: test loss' "$build/train_llama" --resume --out run --steps 4
+expect 0 'bits per byte' "$build/evaluate" --model run --data plain --samples 4
+grep -q "run's validation data" output || fail "evaluate does not find the validation shards"
+expect 0 'bits per byte' "$build/evaluate" --model run --data text:texts/a.txt --seq 16
+expect 0 '^scored 5 of 6 tokens$' "$build/evaluate" --model run --data text:texts/a.txt --tokenizer t.json --seq 16
+# The targets behind "the" are four bytes and the end of the text.
+awk '/^loss/ {loss = $2} /^bits per byte/ {bits = $4}
+     END {off = loss / log(2) * 5 / 4 - bits; exit !(off < 1e-3 && off > -1e-3)}' output || fail "the bits per byte are others"
+expect 0 'step 2: test loss' "$build/train_llama" --data 'text:lines.jsonl' --tokenizer t.json "${tiny[@]}" --steps 2 --out text_run
+cd texts
+expect 0 'step 3: test loss' "$build/train_llama" --resume --out ../text_run --steps 3
+cd ..
+expect 0 'loss' "$build/evaluate" --model text_run --data text:lines.jsonl --samples 4
+expect 0 'step 2: test loss' "$build/train_llama" --init run --data text:lines.jsonl --batch 4 --seq 16 --steps 2 --out tuned
+cmp -s t.json tuned/step_00000002/tokenizer.json || fail "--init: the tokenizer is lost"
+expect 0 'loss' "$build/gradients" --model run --tokens text:texts/a.txt --seq 4 --out g.safetensors
+expect 64 '[-]-tokenizer t.json is for text:' "$build/train_llama" --data plain --tokenizer t.json "${tiny[@]}" --steps 2 --out x
+expect 64 'is for text:.*own words' "$build/train_llama" --data arith:3 --tokenizer t.json "${tiny[@]}" --steps 2 --out x
+sed 's/"t h", "th e"/"t h"/' t.json >fewer.json
+expect 64 'has the tokenizer' "$build/train_llama" --init run --data text:lines.jsonl --tokenizer fewer.json --batch 4 --seq 16 --steps 2 --out x
+cp fewer.json gone/tokenizer.json
+expect 65 'gone/tokenizer.json: is not the tokenizer that gone/train_000001.bin was made with' \
+  "$build/train_llama" --data gone "${tiny[@]}" --steps 2 --out x
+rm gone/tokenizer.json
+expect 66 'gone/tokenizer.json is missing' "$build/train_llama" --data gone "${tiny[@]}" --steps 2 --out x
+expect 66 'texts: has no train_.*text:./texts' "$build/train_llama" --data ./texts "${tiny[@]}" --steps 2 --out x
+tail -c +1025 plain/train_000001.bin >stream.bin
+expect 65 'magic number is [0-9]+.*uint16:stream.bin' "$build/train_llama" --data stream.bin --vocab 259 "${tiny[@]}" --steps 2 --out x
+expect 0 'step 2: test loss' "$build/train_llama" --data uint16:stream.bin --vocab 259 "${tiny[@]}" --steps 2 --out stream
+expect 65 'leave out uint16:' "$build/train_llama" --data uint16:plain/train_000001.bin --vocab 259 "${tiny[@]}" --steps 2 --out x
+
+# --- a vocabulary of one's own -----------------------------------------------------------------------------------
+PYTHON=no-such-python expect 66 'no program no-such-python.*pip install tokenizers' prepare --vocab 300 --out vocab texts
+python=${PYTHON:-python3}
+if "$python" -c 'import tokenizers' 2>/dev/null; then
+  for style in gpt2 llama3; do
+    expect 0 "^$style: 3,000 documents" prepare --vocab 300 --style $style --out $style lines.jsonl
+    expect 0 "^again-$style: 3,000 documents" prepare --vocab 300 --style $style --out again-$style lines.jsonl
+    same $style again-$style
+    expect 0 'step 2: test loss' "$build/train_llama" --data $style "${tiny[@]}" --steps 2 --out run-$style
+    cmp -s $style/tokenizer.json run-$style/step_00000002/tokenizer.json || fail "$style: the model has another tokenizer"
+  done
+else
+  PYTHON=$python expect 66 'tokenizers' prepare --vocab 300 --out vocab texts
+  echo "skipped: $python has no package tokenizers"
+fi
+
+[ $failures = 0 ] || { echo "$failures failures"; exit 1; }
+echo "prepare: everything is as it should be"
