@@ -1,6 +1,7 @@
 #include "data/tokenizer.h"
 
 #include <algorithm>
+#include <exception>
 #include <filesystem>
 
 #include "data/bpe.h"
@@ -213,6 +214,22 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
       fail(Exit::usage, "\"", excerpt(word), "\" is not among the ", words_.size(), " words of the vocabulary");
     ids.push_back(found->second);
   });
+  return ids;
+}
+
+std::vector<std::vector<int32_t>> Tokenizer::encode_batch(const std::vector<std::string_view>& texts) const {
+  std::vector<std::vector<int32_t>> ids(texts.size());
+  std::vector<std::exception_ptr> errors(texts.size());
+#pragma omp parallel for schedule(dynamic)
+  for (size_t i = 0; i < texts.size(); ++i) {
+    try {
+      ids[i] = encode(texts[i]);
+    } catch (...) {  // none may leave a parallel region
+      errors[i] = std::current_exception();
+    }
+  }
+  for (const std::exception_ptr& error : errors)
+    if (error != nullptr) std::rethrow_exception(error);
   return ids;
 }
 

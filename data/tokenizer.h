@@ -40,6 +40,8 @@ class Tokenizer {
   std::string describe() const;
   // Throws Exit::usage for words and integers that are none, bad_data where bpe's text is no UTF-8.
   std::vector<int32_t> encode(std::string_view text) const;
+  // The ids of each text, computed in parallel; what encode() throws for the first text that is refused.
+  std::vector<std::vector<int32_t>> encode_batch(const std::vector<std::string_view>& texts) const;
   // What a prompt begins with: the beginning-of-text token, where the file says that texts have one.
   const std::vector<int32_t>& prefix() const { return prefix_; }
   // Words and integers are joined by single spaces. An id beyond the vocabulary, which a model with a larger one may
