@@ -7,6 +7,7 @@
 #include <exception>
 
 #include "data/character_set.h"
+#include "data/nfc.h"
 #include "engine/check.h"
 #include "engine/printable.h"
 
@@ -195,11 +196,10 @@ void Bpe::encode_split(std::string_view text, bool first, int chunks, std::vecto
 
 std::string Bpe::normalized(std::string_view text) const {
   std::string now(text);
-  for (const auto& [from, to] : normalizations_) {
-    if (from.empty()) {
-      if (!now.empty()) now.insert(0, to);
-      continue;
-    }
+  for (const auto& [kind, from, to] : normalizations_) {
+    if (kind == Normalization::Kind::nfc) now = nfc(now);
+    if (kind == Normalization::Kind::prepend && !now.empty()) now.insert(0, to);
+    if (kind != Normalization::Kind::replace) continue;
     std::string next;
     size_t at = 0;
     for (size_t found; (found = now.find(from, at)) != std::string::npos; at = found + from.size())
@@ -210,11 +210,11 @@ std::string Bpe::normalized(std::string_view text) const {
 }
 
 // Between added tokens that are found before normalization.
-void Bpe::encode_plain(std::string_view text, bool first, std::vector<int32_t>& ids) const {
+void Bpe::encode_plain(std::string_view text, bool first, int chunks, std::vector<int32_t>& ids) const {
   const std::string copy = normalizations_.empty() ? "" : normalized(text);
   if (!normalizations_.empty()) text = copy;
   const auto plain = [&](size_t begin, size_t end) {
-    encode_split(text.substr(begin, end - begin), first && begin == 0, 1, ids);
+    encode_split(text.substr(begin, end - begin), first && begin == 0, chunks, ids);
   };
   normalized_added_.split(text, plain, [&](int32_t id) { ids.push_back(id); });
 }
@@ -242,7 +242,7 @@ std::vector<int32_t> Bpe::encode(std::string_view text) const {
   std::vector<int32_t> ids;
   if (text.size() < long_text || omp_in_parallel() || omp_get_max_threads() == 1) {
     added_.split(
-        text, [&](size_t begin, size_t end) { encode_plain(text.substr(begin, end - begin), begin == 0, ids); },
+        text, [&](size_t begin, size_t end) { encode_plain(text.substr(begin, end - begin), begin == 0, 1, ids); },
         [&](int32_t id) { ids.push_back(id); });
     return ids;
   }
@@ -252,7 +252,7 @@ std::vector<int32_t> Bpe::encode(std::string_view text) const {
   const auto encode_part = [&](const Part& part, int threads, std::vector<int32_t>& out) {
     const std::string_view plain = text.substr(part.begin, part.end - part.begin);
     if (part.token >= 0) out.push_back(part.token);
-    else if (!normalizations_.empty()) encode_plain(plain, part.begin == 0, out);
+    else if (!normalizations_.empty()) encode_plain(plain, part.begin == 0, threads, out);
     else encode_split(plain, part.begin == 0, threads, out);
   };
   std::vector<size_t> begins;

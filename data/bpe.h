@@ -48,7 +48,8 @@ class Bpe {
     size_t begin, end;
     int32_t token;  // an added one; -1: plain text
   };
-  struct Normalization {  // one step; `from` is replaced by `to`, or, if it is empty, `to` is put before the text
+  struct Normalization {  // one step
+    enum class Kind { nfc, prepend, replace } kind;
     std::string from, to;
   };
   struct StringHash {
@@ -66,7 +67,7 @@ class Bpe {
 
   std::string normalized(std::string_view text) const;
   std::vector<Part> parts_of(std::string_view text) const;
-  void encode_plain(std::string_view text, bool first, std::vector<int32_t>& ids) const;
+  void encode_plain(std::string_view text, bool first, int chunks, std::vector<int32_t>& ids) const;
   size_t encode_scanned(std::string_view text, bool first, bool more, int chunks, std::vector<int32_t>& ids) const;
   void encode_split(std::string_view text, bool first, int chunks, std::vector<int32_t>& ids) const;
   void encode_piece(std::string_view piece, std::vector<int32_t>& ids) const;

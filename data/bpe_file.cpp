@@ -65,6 +65,7 @@ std::string foreign_model(const json& model) {
 std::string foreign_normalizer(const json& normalizer) {
   for (const json& step : steps_of(normalizer, "normalizers")) {
     const std::string type = type_of(step), name = "the normalizer " + excerpt(type);
+    if (type == "NFC" && step.size() == 1) continue;
     const char* text = type == "Prepend" ? "prepend" : type == "Replace" ? "content" : nullptr;
     if (text == nullptr || !part_of(step, text).is_string()) return name;
     if (type == "Replace") {
@@ -160,8 +161,10 @@ Bpe::Bpe(const json& object, const std::string& path) {
 
 void Bpe::read_normalizer(const json& normalizer) {
   for (const json& step : steps_of(normalizer, "normalizers")) {
-    if (type_of(step) == "Prepend") normalizations_.push_back({"", step["prepend"]});
-    else normalizations_.push_back({step["pattern"]["String"], step["content"]});
+    using Kind = Normalization::Kind;
+    if (type_of(step) == "NFC") normalizations_.push_back({Kind::nfc, "", ""});
+    else if (type_of(step) == "Prepend") normalizations_.push_back({Kind::prepend, "", step["prepend"]});
+    else normalizations_.push_back({Kind::replace, step["pattern"]["String"], step["content"]});
   }
 }
 

@@ -22,9 +22,9 @@ class Regex {
 
   // A text in UTF-8, which must be valid, with one byte for each character.
   void classify(std::string_view text, std::string& classes) const;
-  // The first match at or after `at`, as [begin, end) of the characters; begin = npos: there is none. more: `classes` is
-  // the begin of a longer text; a match that could be another with the rest of it is none. A text that takes too many
-  // steps is Exit::bad_data.
+  // The first match at or after `at`, as [begin, end) of the characters; begin = npos: there is none. more: `classes`
+  // is the begin of a longer text; a match that could be another with the rest of it is none. A text that takes too
+  // many steps is Exit::bad_data.
   struct Match {
     size_t begin = std::string_view::npos, end = 0;
   };

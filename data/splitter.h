@@ -1,5 +1,5 @@
-// What a tokenizer.json does with a text between its added tokens and its vocabulary: the pre-tokenizer's steps, each of
-// which cuts every piece of the step before it.
+// What a tokenizer.json does with a text between its added tokens and its vocabulary: the pre-tokenizer's steps, each
+// of which cuts every piece of the step before it.
 #pragma once
 
 #include <array>
