@@ -1,205 +1,306 @@
 #include "data/bpe.h"
 
-#include <algorithm>
-#include <limits>
+#include <omp.h>
 
+#include <algorithm>
+#include <cstring>
+#include <exception>
+
+#include "data/character_set.h"
+#include "data/nfc.h"
 #include "engine/check.h"
-#include "engine/json.h"
 #include "engine/printable.h"
 
 namespace crossply {
 namespace {
 
-using nlohmann::json;
+constexpr size_t long_text = 1 << 19;  // bytes: above it a text is worth several threads
 
-// GPT-2's, which tokenizer.json's ByteLevel stands for.
-const char* const gpt2_split = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
-
-std::string utf8(int code_point) {  // below 0x800 is all that the byte table needs
-  if (code_point < 0x80) return std::string(1, static_cast<char>(code_point));
-  return {static_cast<char>(0xC0 | (code_point >> 6)), static_cast<char>(0x80 | (code_point & 0x3F))};
-}
-
-// Of a token in the names of its bytes; false where one of them names none.
-bool bytes_of(const std::string& token, std::string& bytes) {
-  static const std::unordered_map<std::string, char> byte_of = [] {
-    std::unordered_map<std::string, char> map;
-    const std::vector<std::string> names = byte_names();
-    for (size_t b = 0; b < names.size(); ++b) map[names[b]] = static_cast<char>(b);
-    return map;
-  }();
-  bytes.clear();
-  for (size_t at = 0; at < token.size();) {
-    const size_t length = std::max<size_t>(1, first_character(std::string_view(token).substr(at)).length);
-    const auto found = byte_of.find(token.substr(at, length));
-    if (found == byte_of.end()) return false;
-    bytes += found->second;
-    at += length;
+// Calls body(i) for i below n in parallel; throws what the first i threw.
+template <class Body>
+void in_parallel(size_t n, Body&& body) {
+  std::vector<std::exception_ptr> errors(n);
+#pragma omp parallel for schedule(dynamic)
+  for (size_t i = 0; i < n; ++i) {
+    try {
+      body(i);
+    } catch (...) {
+      errors[i] = std::current_exception();
+    }
   }
-  return true;
+  for (const std::exception_ptr& error : errors)
+    if (error != nullptr) std::rethrow_exception(error);
 }
 
-std::string type_of(const json& object) {
-  return object.is_object() && object.contains("type") && object["type"].is_string() ? object["type"].get<std::string>()
-                                                                                     : "missing";
-}
+// The ids of short pieces that a thread met last: most of a text is a few thousand of them.
+class Cache {
+ public:
+  struct Slot {
+    uint8_t length = 0, count = 0;
+    char piece[22] = {};
+    int32_t ids[6] = {};
+  };
+  static constexpr size_t longest = sizeof Slot::piece, most_ids = sizeof Slot::ids / sizeof(int32_t);
 
-json part(const json& object, const char* key) { return object.value(key, json()); }
+  // The slot of a piece, whether it has it or not; the piece as the slot would hold it is in `key`.
+  Slot& slot_of(std::string_view piece, uint64_t serial, Slot& key) {
+    if (serial != serial_) slots_.assign(size_t{1} << bits, Slot()), serial_ = serial;
+    key.length = static_cast<uint8_t>(piece.size());
+    std::memcpy(key.piece, piece.data(), piece.size());
+    uint64_t words[3];
+    std::memcpy(words, &key, sizeof words);
+    uint64_t hash = words[0] * 0x9E3779B97F4A7C15u;
+    hash = ((hash ^ hash >> 32) + words[1]) * 0xC2B2AE3D27D4EB4Fu;
+    hash = ((hash ^ hash >> 32) + words[2]) * 0x165667B19E3779F9u;
+    return slots_[hash >> (64 - bits)];
+  }
+  static bool same(const Slot& slot, const Slot& key) {
+    return slot.length == key.length && std::memcmp(slot.piece, key.piece, longest) == 0;
+  }
 
-// The steps of a pre-tokenizer: itself, or those of a Sequence.
-std::vector<json> steps_of(const json& pre_tokenizer) {
-  if (type_of(pre_tokenizer) != "Sequence") return {pre_tokenizer};
-  return part(pre_tokenizer, "pretokenizers").get<std::vector<json>>();
-}
+ private:
+  static constexpr int bits = 15;
+  std::vector<Slot> slots_;
+  uint64_t serial_ = 0;
+};
 
 }  // namespace
-
-std::vector<std::string> byte_names() {
-  std::vector<std::string> names;
-  int next = 256;
-  for (int b = 0; b < 256; ++b) {
-    const bool prints = (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
-    names.push_back(utf8(prints ? b : next++));
-  }
-  return names;
-}
-
-std::string Bpe::foreign_part(const json& object) {
-  if (const std::string type = type_of(part(object, "model")); type != "BPE") return "the model is " + excerpt(type);
-  const json pre_tokenizer = part(object, "pre_tokenizer");
-  if (type_of(pre_tokenizer) == "Sequence" && !part(pre_tokenizer, "pretokenizers").is_array())
-    return "a sequence without steps";
-  bool byte_level = false;
-  for (const json& step : steps_of(pre_tokenizer)) {
-    const std::string type = type_of(step);
-    if (type == "ByteLevel") byte_level = true;
-    else if (type != "Split" || !part(part(step, "pattern"), "Regex").is_string())
-      return "the pre-tokenizer " + excerpt(type);
-  }
-  if (!byte_level) return "a pre-tokenizer without ByteLevel";
-  if (!part(object, "normalizer").is_null()) return "it has normalizer";
-  return "";
-}
-
-Bpe::Bpe(const json& object, const std::string& path) {
-  const json model = part(object, "model");
-  read_vocab(part(model, "vocab"), path);
-  const json added = part(object, "added_tokens");
-  for (const json& token : added.is_array() ? added : json::array()) {
-    const int32_t id = token.at("id").get<int32_t>();
-    if (id < 0 || id > (1 << 24)) fail(Exit::bad_data, path, ": an added token has the id ", id);
-    texts_.resize(std::max(texts_.size(), static_cast<size_t>(id) + 1));
-    texts_[static_cast<size_t>(id)] = token.at("content").get<std::string>();
-    ids_[texts_[static_cast<size_t>(id)]] = id;
-    added_.push_back({texts_[static_cast<size_t>(id)], id});
-  }
-  read_merges(part(model, "merges"), path);
-  ignore_merges_ = model.value("ignore_merges", false);
-  for (const json& step : steps_of(part(object, "pre_tokenizer"))) {
-    if (type_of(step) == "Split") splits_.emplace_back(step["pattern"]["Regex"].get<std::string>(), path);
-    else if (step.value("use_regex", true)) splits_.emplace_back(gpt2_split, path);
-  }
-}
-
-void Bpe::read_vocab(const json& vocab, const std::string& path) {
-  if (!vocab.is_object()) fail(Exit::bad_data, path, ": the vocab of the model is not an object");
-  texts_.resize(vocab.size());
-  for (const auto& [token, value] : vocab.items()) {
-    if (!value.is_number_unsigned() || value.get<uint64_t>() > (1 << 24))
-      fail(Exit::bad_data, path, ": the id of \"", excerpt(token), "\" is ", excerpt(value.dump()));
-    const auto id = value.get<size_t>();
-    texts_.resize(std::max(texts_.size(), id + 1));
-    if (!texts_[id].empty()) fail(Exit::bad_data, path, ": two tokens have the same id, ", id);
-    if (!bytes_of(token, texts_[id]))
-      fail(Exit::bad_data, path, ": the token \"", excerpt(token), "\" is not written in GPT-2's names of bytes");
-    ids_[token] = static_cast<int32_t>(id);
-  }
-  for (const std::string& name : byte_names()) {
-    if (!ids_.contains(name)) fail(Exit::bad_data, path, ": there is no token for the byte ", name);
-    bytes_.push_back(ids_[name]);
-  }
-}
-
-void Bpe::read_merges(const json& merges, const std::string& path) {
-  if (!merges.is_array()) fail(Exit::bad_data, path, ": the merges of the model are not a list");
-  int32_t rank = 0;
-  for (const json& merge : merges) {
-    std::string left, right;
-    if (merge.is_string()) {
-      const std::string& both = merge.get_ref<const std::string&>();
-      const size_t space = both.find(' ');
-      left = both.substr(0, space), right = space == std::string::npos ? "" : both.substr(space + 1);
-    } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
-      left = merge[0], right = merge[1];
-    }
-    if (!ids_.contains(left) || !ids_.contains(right) || !ids_.contains(left + right))
-      fail(Exit::bad_data, path, ": merge ", rank, " is ", excerpt(merge.dump()), ", which are no tokens");
-    merges_[static_cast<uint64_t>(ids_[left]) << 32 | static_cast<uint32_t>(ids_[right])] = {rank++,
-                                                                                             ids_[left + right]};
-  }
-}
 
 int32_t Bpe::id_of(const std::string& token) const {
   const auto found = ids_.find(token);
   return found == ids_.end() ? -1 : found->second;
 }
 
-void Bpe::encode_piece(std::string_view piece, std::vector<int32_t>& ids) const {
-  std::vector<int32_t> symbols;
-  for (const char c : piece) symbols.push_back(bytes_[static_cast<unsigned char>(c)]);
-  for (;;) {
-    Merge best{std::numeric_limits<int32_t>::max(), 0};
-    size_t at = 0;
-    for (size_t i = 0; i + 1 < symbols.size(); ++i) {
-      const auto found = merges_.find(static_cast<uint64_t>(symbols[i]) << 32 | static_cast<uint32_t>(symbols[i + 1]));
-      if (found != merges_.end() && found->second.rank < best.rank) best = found->second, at = i;
-    }
-    if (best.rank == std::numeric_limits<int32_t>::max()) break;
-    symbols[at] = best.id;
-    symbols.erase(symbols.begin() + static_cast<std::ptrdiff_t>(at) + 1);
+void Bpe::merge_piece(std::string_view piece, std::vector<int32_t>& ids) const {
+  if (ignore_merges_)
+    if (const auto found = whole_.find(piece); found != whole_.end()) return ids.push_back(found->second);
+  thread_local std::vector<int32_t> symbols;
+  symbols.clear();
+  for (size_t at = 0; at < piece.size();) {
+    const size_t length = byte_level_ ? 1 : first_character(piece.substr(at)).length;
+    const auto found = byte_level_ ? characters_.end() : characters_.find(first_character(piece.substr(at)).code);
+    if (found != characters_.end()) symbols.push_back(found->second);
+    else
+      for (size_t i = at; i < at + length; ++i) symbols.push_back(bytes_[static_cast<uint8_t>(piece[i])]);
+    at += length;
   }
+  merges_.apply(symbols);
   ids.insert(ids.end(), symbols.begin(), symbols.end());
+  if (symbols.capacity() > long_text) std::vector<int32_t>().swap(symbols);
 }
 
-// Between added tokens.
-void Bpe::encode_plain(std::string_view text, std::vector<int32_t>& ids) const {
-  std::vector<std::string_view> pieces = {text};
-  for (const Regex& split : splits_) {
-    std::vector<std::string_view> finer;
-    for (const std::string_view piece : pieces) {
-      size_t at = 0;
-      while (at < piece.size()) {
-        const Regex::Match match = split.find(piece, at);
-        if (match.begin == std::string_view::npos || match.end == match.begin) break;
-        if (match.begin > at) finer.push_back(piece.substr(at, match.begin - at));
-        finer.push_back(piece.substr(match.begin, match.end - match.begin));
-        at = match.end;
-      }
-      if (at < piece.size()) finer.push_back(piece.substr(at));
-    }
-    pieces = std::move(finer);
+void Bpe::encode_piece(std::string_view piece, std::vector<int32_t>& ids) const {
+  if (piece.size() > Cache::longest) return merge_piece(piece, ids);
+  thread_local Cache cache;
+  Cache::Slot key;
+  Cache::Slot& slot = cache.slot_of(piece, serial_, key);
+  if (!Cache::same(slot, key)) {
+    const size_t before = ids.size();
+    merge_piece(piece, ids);
+    const size_t count = ids.size() - before;
+    if (count > Cache::most_ids) return;
+    key.count = static_cast<uint8_t>(count);
+    std::copy(ids.end() - static_cast<std::ptrdiff_t>(count), ids.end(), key.ids);
+    slot = key;
+    return;
   }
-  for (const std::string_view piece : pieces) encode_piece(piece, ids);
+  ids.insert(ids.end(), slot.ids, slot.ids + slot.count);
+}
+
+// A part of a text that one thread scans from a guessed place on. The pieces of a text follow from the place where a
+// match ends, whatever stood before; so from the first such place on that the scan of the text before reaches as well,
+// they are the right ones.
+struct Bpe::Chunk {
+  struct Mark {
+    size_t character, ids;  // a place where a match ends, and the ids by then
+  };
+  static constexpr size_t most_marks = 4096;
+
+  Chunk(const Bpe& bpe, const Regex& regex, std::string_view whole, std::string_view classes, size_t character,
+        size_t byte)
+      : owner(&bpe), text(whole), scan(regex, whole, classes, character, byte), done(byte) {}
+
+  // To the end of the next match; false if there is none: then, unless there is more, the rest is a piece.
+  bool advance(bool first, bool more, std::vector<int32_t>& out) {
+    const auto piece = [&](size_t begin, size_t end) {
+      owner->splitter_.split_rest(text.substr(begin, end - begin), first && begin == 0,
+                                  [&](std::string_view part) { owner->encode_piece(part, out); });
+    };
+    finished = !scan.next(more);
+    if (finished && more) return false;
+    piece(done, finished ? text.size() : scan.begin_byte);
+    if (!finished) piece(scan.begin_byte, scan.end_byte);
+    done = finished ? text.size() : scan.end_byte;
+    return !finished;
+  }
+  void run(size_t end_character, bool first, bool more) {
+    while (scan.end_character < end_character && advance(first, more, ids))
+      if (marks.size() < most_marks && !scan.is_empty()) marks.push_back({scan.end_character, ids.size()});
+  }
+  const Mark* mark_at(size_t character) const {
+    const auto found = std::lower_bound(marks.begin(), marks.end(), character,
+                                        [](const Mark& mark, size_t value) { return mark.character < value; });
+    return found != marks.end() && found->character == character ? &*found : nullptr;
+  }
+
+  const Bpe* owner;
+  std::string_view text;
+  Scan scan;
+  size_t done;  // bytes
+  bool finished = false;
+  std::vector<int32_t> ids;
+  std::vector<Mark> marks;
+};
+
+// Of plain text, where the splitter's first step can be scanned. Returns the bytes that are done: all but if `more`.
+size_t Bpe::encode_scanned(std::string_view text, bool first, bool more, int chunks, std::vector<int32_t>& ids) const {
+  const Regex& regex = *splitter_.scanned();
+  const auto n = static_cast<size_t>(chunks);
+  std::vector<size_t> bytes(n + 1), characters(n + 1);
+  std::vector<std::string> parts(n);
+  for (size_t k = 0; k <= n; ++k) {
+    bytes[k] = k == n ? text.size() : text.size() / n * k;
+    while (k > 0 && bytes[k] < text.size() && (text[bytes[k]] & 0xC0) == 0x80) ++bytes[k];
+  }
+  in_parallel(n, [&](size_t k) { regex.classify(text.substr(bytes[k], bytes[k + 1] - bytes[k]), parts[k]); });
+  for (size_t k = 0; k < n; ++k) characters[k + 1] = characters[k] + parts[k].size();
+  std::string classes = std::move(parts[0]);
+  classes.reserve(characters[n]);
+  for (size_t k = 1; k < n; ++k) classes += parts[k], std::string().swap(parts[k]);
+
+  std::vector<Chunk> all;
+  for (size_t k = 0; k < n; ++k) all.emplace_back(*this, regex, text, classes, characters[k], bytes[k]);
+  in_parallel(n, [&](size_t k) { all[k].run(k + 1 < n ? characters[k + 1] : characters[n] + 1, first, more); });
+  ids.insert(ids.end(), all[0].ids.begin(), all[0].ids.end());
+  Chunk* current = &all[0];
+  for (size_t k = 1; k < n && !current->finished;) {
+    if (const Chunk::Mark* mark = all[k].mark_at(current->scan.end_character)) {
+      ids.insert(ids.end(), all[k].ids.begin() + static_cast<std::ptrdiff_t>(mark->ids), all[k].ids.end());
+      current = &all[k++];
+    } else if (current->scan.end_character >= characters[k + 1]) {
+      ++k;
+    } else {
+      current->advance(first, more, ids);
+    }
+  }
+  while (!current->finished && current->advance(first, more, ids)) {
+  }
+  return current->done;
+}
+
+// Of plain text that is normalized and has no added token.
+void Bpe::encode_split(std::string_view text, bool first, int chunks, std::vector<int32_t>& ids) const {
+  if (chunks > 1 && splitter_.scanned() != nullptr) return void(encode_scanned(text, first, false, chunks, ids));
+  splitter_.split(text, first, [&](std::string_view piece) { encode_piece(piece, ids); });
+}
+
+std::string Bpe::normalized(std::string_view text) const {
+  std::string now(text);
+  for (const auto& [kind, from, to] : normalizations_) {
+    if (kind == Normalization::Kind::nfc) now = nfc(now);
+    if (kind == Normalization::Kind::prepend && !now.empty()) now.insert(0, to);
+    if (kind != Normalization::Kind::replace) continue;
+    std::string next;
+    size_t at = 0;
+    for (size_t found; (found = now.find(from, at)) != std::string::npos; at = found + from.size())
+      next.append(now, at, found - at), next += to;
+    now = next.append(now, at);
+  }
+  return now;
+}
+
+// Between added tokens that are found before normalization.
+void Bpe::encode_plain(std::string_view text, bool first, int chunks, std::vector<int32_t>& ids) const {
+  const std::string copy = normalizations_.empty() ? "" : normalized(text);
+  if (!normalizations_.empty()) text = copy;
+  const auto plain = [&](size_t begin, size_t end) {
+    encode_split(text.substr(begin, end - begin), first && begin == 0, chunks, ids);
+  };
+  normalized_added_.split(text, plain, [&](int32_t id) { ids.push_back(id); });
+}
+
+// The text's added tokens, and what is between them; with normalization only those that are found before it.
+std::vector<Bpe::Part> Bpe::parts_of(std::string_view text) const {
+  std::vector<Part> parts;
+  const auto token = [&](int32_t id) { parts.push_back({0, 0, id}); };
+  const auto plain = [&](size_t begin, size_t end) {
+    if (!normalizations_.empty()) return parts.push_back({begin, end, -1});
+    normalized_added_.split(
+        text.substr(begin, end - begin),
+        [&](size_t b, size_t e) {
+          parts.push_back({begin + b, begin + e, -1});
+        },
+        token);
+  };
+  added_.split(text, plain, token);
+  return parts;
 }
 
 std::vector<int32_t> Bpe::encode(std::string_view text) const {
-  for (size_t at = 0; at < text.size();) {
-    const size_t length = first_character(text.substr(at)).length;
-    if (length == 0) fail(Exit::bad_data, "the text is not UTF-8: wrong at byte ", at, " of ", text.size());
-    at += length;
-  }
+  if (const size_t at = valid_utf8(text); at < text.size())
+    fail(Exit::bad_data, "the text is not UTF-8: wrong at byte ", at, " of ", text.size());
   std::vector<int32_t> ids;
-  while (!text.empty()) {
-    size_t first = text.size();
-    const Added* next = nullptr;
-    for (const Added& token : added_)
-      if (const size_t at = text.find(token.text); at < first) first = at, next = &token;
-    encode_plain(text.substr(0, first), ids);
-    if (next == nullptr) break;
-    ids.push_back(next->id);
-    text.remove_prefix(first + next->text.size());
+  if (text.size() < long_text || omp_in_parallel() || omp_get_max_threads() == 1) {
+    added_.split(
+        text, [&](size_t begin, size_t end) { encode_plain(text.substr(begin, end - begin), begin == 0, 1, ids); },
+        [&](int32_t id) { ids.push_back(id); });
+    return ids;
+  }
+  // Groups of short parts side by side; a long part by itself, with several threads.
+  const std::vector<Part> parts = parts_of(text);
+  const int chunks = 4 * omp_get_max_threads();
+  const auto encode_part = [&](const Part& part, int threads, std::vector<int32_t>& out) {
+    const std::string_view plain = text.substr(part.begin, part.end - part.begin);
+    if (part.token >= 0) out.push_back(part.token);
+    else if (!normalizations_.empty()) encode_plain(plain, part.begin == 0, threads, out);
+    else encode_split(plain, part.begin == 0, threads, out);
+  };
+  std::vector<size_t> begins;
+  size_t bytes = 0;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const size_t size = parts[i].end - parts[i].begin;
+    if (i == 0 || bytes + size > long_text / 8) begins.push_back(i), bytes = 0;
+    bytes += size;
+  }
+  begins.push_back(parts.size());
+  std::vector<std::vector<int32_t>> out(begins.size());
+  const auto is_long = [&](size_t g) { return parts[begins[g]].end - parts[begins[g]].begin >= long_text; };
+  in_parallel(begins.size() - 1, [&](size_t g) {
+    for (size_t i = begins[g]; i < begins[g + 1]; ++i)
+      if (!is_long(g)) encode_part(parts[i], 1, out[g]);
+  });
+  for (size_t g = 0; g + 1 < begins.size(); ++g) {
+    for (size_t i = begins[g]; is_long(g) && i < begins[g + 1]; ++i) encode_part(parts[i], chunks, out[g]);
+    ids.insert(ids.end(), out[g].begin(), out[g].end());
+    std::vector<int32_t>().swap(out[g]);
   }
   return ids;
+}
+
+size_t Bpe::encode_begin(std::string_view text, std::vector<int32_t>& ids) const {
+  const Regex* regex = splitter_.scanned();
+  if (!normalizations_.empty() || !added_.are_plain() || !normalized_added_.are_plain() || regex == nullptr ||
+      !regex->goes_forward())
+    return 0;
+  // An added token that begins before `limit` is wholly here, and one that it meets as well.
+  const size_t unsure = 2 * std::max(added_.longest(), normalized_added_.longest());
+  size_t limit = text.size() > unsure ? text.size() - unsure : 0;
+  while (limit > 0 && limit < text.size() && (text[limit] & 0xC0) == 0x80) --limit;
+  size_t done = 0;
+  for (const Part& part : parts_of(text)) {
+    if (done >= limit || (part.token < 0 && part.begin >= limit)) break;
+    if (part.token >= 0) {
+      ids.push_back(part.token);
+      done += texts_[static_cast<size_t>(part.token)].size();
+      continue;
+    }
+    const std::string_view plain = text.substr(part.begin, std::min(part.end, limit) - part.begin);
+    const bool more = part.end > limit;
+    const int chunks = plain.size() < long_text || omp_in_parallel() ? 1 : 4 * omp_get_max_threads();
+    done = part.begin + encode_scanned(plain, false, more, chunks, ids);
+    if (more) break;
+  }
+  return done;
 }
 
 }  // namespace crossply

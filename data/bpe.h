@@ -1,8 +1,9 @@
-// Byte-level byte-pair encoding, as GPT-2 and Llama 3 have it, from Hugging Face's tokenizer.json. The text is cut at
-// its added tokens; what is between them into pieces by regular expressions; of each piece's bytes the pair of
-// neighbours whose merge stands first in the list is merged, again and again.
+// Byte-pair encoding from Hugging Face's tokenizer.json: byte-level, as GPT-2, GPT-4o, Llama 3, Qwen and DeepSeek have
+// it, or of characters with a token for each byte of one that is missing, as Llama 2. The text is cut at its added
+// tokens; what is between them into pieces (data/splitter.h); the symbols of each piece are merged (data/merges.h).
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
@@ -10,7 +11,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "data/regex.h"
+#include "data/added_tokens.h"
+#include "data/merges.h"
+#include "data/splitter.h"
 
 namespace crossply {
 
@@ -25,33 +28,64 @@ class Bpe {
   Bpe(const nlohmann::json& object, const std::string& path);
 
   int64_t vocab_size() const { return static_cast<int64_t>(texts_.size()); }
-  // Throws Exit::bad_data where `text` is no UTF-8, with the place.
+  // A long text in parallel. Throws Exit::bad_data where `text` is no UTF-8, with the place.
   std::vector<int32_t> encode(std::string_view text) const;
-  // The bytes of a token; "" for an id that no token has.
+  // Adds the ids of as much of a text's begin as what follows it cannot change, and returns the bytes of that: 0 where
+  // more text is needed. `text` is valid UTF-8 that begins where the call before ended.
+  size_t encode_begin(std::string_view text, std::vector<int32_t>& ids) const;
+  // The bytes of a token; "<id>" for one that the file leaves out.
   const std::string& text_of(int32_t id) const { return texts_[static_cast<size_t>(id)]; }
   // Of a token as the file writes it; -1 where there is none.
   int32_t id_of(const std::string& token) const;
+  // Does encoding put a space before a text, which decoding takes away?
+  bool begins_with_space() const { return begins_with_space_; }
+  // What a text begins and ends with, by the file's post-processor.
+  const std::vector<int32_t>& prefix() const { return prefix_; }
+  const std::vector<int32_t>& suffix() const { return suffix_; }
 
  private:
-  struct Added {
-    std::string text;
-    int32_t id;
+  struct Part {  // of a text
+    size_t begin, end;
+    int32_t token;  // an added one; -1: plain text
   };
-  void read_vocab(const nlohmann::json& vocab, const std::string& path);
-  void read_merges(const nlohmann::json& merges, const std::string& path);
-  void encode_piece(std::string_view piece, std::vector<int32_t>& ids) const;
-  void encode_plain(std::string_view text, std::vector<int32_t>& ids) const;
+  struct Normalization {  // one step
+    enum class Kind { nfc, prepend, replace } kind;
+    std::string from, to;
+  };
+  struct StringHash {
+    using is_transparent = void;
+    size_t operator()(std::string_view text) const { return std::hash<std::string_view>()(text); }
+  };
+  using IdByText = std::unordered_map<std::string, int32_t, StringHash, std::equal_to<>>;
 
-  std::unordered_map<std::string, int32_t> ids_;  // by the file's writing
-  std::vector<std::string> texts_;                // by id, as bytes
-  std::vector<int32_t> bytes_;                    // (256) the id of each byte
-  struct Merge {
-    int32_t rank, id;
-  };
-  std::unordered_map<uint64_t, Merge> merges_;  // by both ids, left first
-  std::vector<Regex> splits_;                   // one after the other
-  std::vector<Added> added_;
-  bool ignore_merges_ = false;
+  void read_normalizer(const nlohmann::json& normalizer);
+  void read_vocab(const nlohmann::json& vocab, const std::string& path);
+  void read_byte_tokens(const std::string& path);
+  void read_merges(const nlohmann::json& merges, const std::string& path);
+  void read_added(const nlohmann::json& added, const std::string& path);
+  void read_post_processor(const nlohmann::json& processor, const std::string& path);
+
+  std::string normalized(std::string_view text) const;
+  std::vector<Part> parts_of(std::string_view text) const;
+  void encode_plain(std::string_view text, bool first, int chunks, std::vector<int32_t>& ids) const;
+  size_t encode_scanned(std::string_view text, bool first, bool more, int chunks, std::vector<int32_t>& ids) const;
+  void encode_split(std::string_view text, bool first, int chunks, std::vector<int32_t>& ids) const;
+  void encode_piece(std::string_view piece, std::vector<int32_t>& ids) const;
+  void merge_piece(std::string_view piece, std::vector<int32_t>& ids) const;
+  struct Chunk;
+
+  IdByText ids_;                    // by the file's writing
+  IdByText whole_;                  // ignore_merges: pieces that are tokens
+  std::vector<std::string> texts_;  // by id, as bytes
+  bool byte_level_ = true, ignore_merges_ = false, begins_with_space_ = false;
+  std::array<int32_t, 256> bytes_{};                  // the id of each byte
+  std::unordered_map<uint32_t, int32_t> characters_;  // not byte-level: the ids of those that are tokens
+  Merges merges_;
+  std::vector<Normalization> normalizations_;
+  AddedTokens added_, normalized_added_;  // found before and after normalization
+  Splitter splitter_;
+  std::vector<int32_t> prefix_, suffix_;
+  uint64_t serial_ = 0;  // of this vocabulary, for the caches of the threads
 };
 
 }  // namespace crossply

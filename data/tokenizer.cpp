@@ -1,9 +1,11 @@
 #include "data/tokenizer.h"
 
 #include <algorithm>
+#include <exception>
 #include <filesystem>
 
 #include "data/bpe.h"
+#include "data/tokenizer_json.h"
 #include "engine/check.h"
 #include "engine/file.h"
 #include "engine/json.h"
@@ -91,13 +93,6 @@ std::vector<std::string> words_of(const json& vocab, const std::string& path) {
   return words;
 }
 
-std::string type_of(const json& object, const char* key) {
-  const auto found = object.find(key);
-  if (found == object.end() || !found->is_object()) return "missing";
-  const auto type = found->find("type");
-  return type != found->end() && type->is_string() ? type->get<std::string>() : "missing";
-}
-
 bool is_empty(const json& object, const char* key) {
   const auto found = object.find(key);
   return found == object.end() || found->empty();  // null counts as empty
@@ -105,7 +100,7 @@ bool is_empty(const json& object, const char* key) {
 
 // What of a tokenizer.json with a list of words is not computed here; "" where all of it is.
 std::string foreign_words(const json& object) {
-  if (const std::string split = type_of(object, "pre_tokenizer"); split != "WhitespaceSplit")
+  if (const std::string split = type_of(part_of(object, "pre_tokenizer")); split != "WhitespaceSplit")
     return "the model is WordLevel, the pre-tokenizer " + excerpt(split);
   for (const char* key : {"added_tokens", "normalizer", "post_processor"})
     if (!is_empty(object, key)) return std::string("it has ") + key;
@@ -118,7 +113,7 @@ bool is_plain_bytes(const json& object) {
     if (!is_empty(object, key)) return false;
   static const std::vector<std::string> names = byte_names();
   const json& vocab = object["model"]["vocab"];
-  bool same = is_empty(object["model"], "merges") && type_of(object, "pre_tokenizer") == "ByteLevel" &&
+  bool same = is_empty(object["model"], "merges") && type_of(part_of(object, "pre_tokenizer")) == "ByteLevel" &&
               vocab.is_object() && vocab.size() == names.size();
   for (size_t id = 0; same && id < names.size(); ++id) same = vocab.value(names[id], json()) == id;
   return same;
@@ -138,9 +133,21 @@ uint64_t fingerprint_of(const json& object) {
   return std::stoull(sha.hex().substr(0, 16), nullptr, 16);
 }
 
-// What ends a text in the tokenizers that people use.
-int32_t end_of_text(const Bpe& bpe) {
-  for (const char* name : {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"})
+// What ends a text: by the file's post-processor, by the tokenizer_config.json beside it, or by the names that people
+// use.
+int32_t end_of_text(const Bpe& bpe, const std::string& path) {
+  if (bpe.suffix().size() == 1) return bpe.suffix()[0];
+  const std::string config = (std::filesystem::path(path).parent_path() / "tokenizer_config.json").string();
+  if (path_exists(config)) {
+    const json object = try_parse_json(read_file(config, 64 << 20));  // another program's: it need not be as we like it
+    const json& token = part_of(object, "eos_token");
+    const json& text = token.is_object() ? part_of(token, "content") : token;
+    if (const int32_t id = text.is_string() ? bpe.id_of(text) : -1; id >= 0) return id;
+  }
+  for (const char* name : {"<|endoftext|>", "<|end_of_text|>",
+                           "<\xEF\xBD\x9C"
+                           "end\xE2\x96\x81of\xE2\x96\x81sentence\xEF\xBD\x9C>",
+                           "</s>", "<eos>"})
     if (const int32_t id = bpe.id_of(name); id >= 0) return id;
   return -1;
 }
@@ -224,7 +231,27 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
   return ids;
 }
 
-std::string Tokenizer::decode(const std::vector<int32_t>& ids) const {
+std::vector<std::vector<int32_t>> Tokenizer::encode_batch(const std::vector<std::string_view>& texts) const {
+  std::vector<std::vector<int32_t>> ids(texts.size());
+  std::vector<std::exception_ptr> errors(texts.size());
+#pragma omp parallel for schedule(dynamic)
+  for (size_t i = 0; i < texts.size(); ++i) {
+    try {
+      ids[i] = encode(texts[i]);
+    } catch (...) {  // none may leave a parallel region
+      errors[i] = std::current_exception();
+    }
+  }
+  for (const std::exception_ptr& error : errors)
+    if (error != nullptr) std::rethrow_exception(error);
+  return ids;
+}
+
+size_t Tokenizer::encode_begin(std::string_view text, std::vector<int32_t>& ids) const {
+  return kind_ == Kind::bpe ? bpe_->encode_begin(text, ids) : 0;
+}
+
+std::string Tokenizer::decode(const std::vector<int32_t>& ids, bool whole) const {
   std::string text;
   for (int32_t id : ids) {
     const bool known = id >= 0 && id < vocab_size();
@@ -235,6 +262,7 @@ std::string Tokenizer::decode(const std::vector<int32_t>& ids) const {
     else if (kind_ == Kind::bpe) text += bpe_->text_of(id);
     else text += words_[static_cast<size_t>(id)];
   }
+  if (whole && kind_ == Kind::bpe && bpe_->begins_with_space() && text.starts_with(' ')) text.erase(0, 1);
   return text;
 }
 
@@ -261,9 +289,9 @@ Tokenizer Tokenizer::parse(const std::string& path) {
   const json object = parse_json<json>(text, path);
   if (!object.is_object()) fail(Exit::bad_data, path, ": is not a JSON object");
   const auto model = object.find("model");
-  if (type_of(object, "model") == "missing" || !model->contains("vocab"))
+  if (type_of(part_of(object, "model")) == "missing" || !model->contains("vocab"))
     fail(Exit::bad_data, path, ": is no tokenizer: a \"model\" with a type and a vocab is missing");
-  const bool is_words = type_of(object, "model") == "WordLevel";
+  const bool is_words = type_of(part_of(object, "model")) == "WordLevel";
   if (!is_words && is_plain_bytes(object)) return bytes();
   const std::string part = is_words ? foreign_words(object) : Bpe::foreign_part(object);
   if (!part.empty()) return foreign(part);
@@ -275,7 +303,8 @@ Tokenizer Tokenizer::parse(const std::string& path) {
   t.bpe_ = std::make_shared<const Bpe>(object, path);
   t.file_ = text;
   t.fingerprint_ = fingerprint_of(object);
-  t.eos_ = end_of_text(*t.bpe_);
+  t.eos_ = end_of_text(*t.bpe_, path);
+  t.prefix_ = t.bpe_->prefix();
   t.special_ = special_ids(object);
   return t;
 }

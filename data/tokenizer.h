@@ -32,6 +32,7 @@ class Tokenizer {
   bool is_none() const { return kind_ == Kind::none; }
   bool is_bytes() const { return kind_ == Kind::bytes; }
   bool is_bpe() const { return kind_ == Kind::bpe; }
+  bool needs_utf8() const { return kind_ == Kind::bpe; }
   bool is_foreign() const { return kind_ == Kind::foreign; }
   // 64 bits of all that decides what the ids mean; 0 where that is not known.
   uint64_t fingerprint() const;
@@ -41,11 +42,17 @@ class Tokenizer {
   std::string describe() const;
   // Throws Exit::usage for words and integers that are none, bad_data where bpe's text is no UTF-8.
   std::vector<int32_t> encode(std::string_view text) const;
+  // The ids of each text, computed in parallel; what encode() throws for the first text that is refused.
+  std::vector<std::vector<int32_t>> encode_batch(const std::vector<std::string_view>& texts) const;
+  // For a text that comes in pieces, valid UTF-8: adds the ids of as much of it as what follows cannot change, and
+  // returns the bytes of that. 0: more of it is needed, or the whole, for encode().
+  size_t encode_begin(std::string_view text, std::vector<int32_t>& ids) const;
   // What a prompt begins with: the beginning-of-text token, where the file says that texts have one.
   const std::vector<int32_t>& prefix() const { return prefix_; }
   // Words and integers are joined by single spaces. An id beyond the vocabulary, which a model with a larger one may
   // write, becomes "<id>".
-  std::string decode(const std::vector<int32_t>& ids) const;
+  // whole: the ids are a whole text, not what follows another one. Of a bpe that puts a space before each text it goes.
+  std::string decode(const std::vector<int32_t>& ids, bool whole = false) const;
   // What stands between two tokens of a text: a space, or nothing between bytes.
   const char* separator() const { return kind_ == Kind::bytes || kind_ == Kind::bpe ? "" : " "; }
   // The token that ends a text: the word <eos>, or of a bpe, the end-of-text token; -1 where there is none.

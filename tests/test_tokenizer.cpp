@@ -39,6 +39,13 @@ TEST_CASE("tokenizer: bytes") {
   CHECK(t.decode({256}) == "<256>");
 }
 
+TEST_CASE("tokenizer: a batch has the ids of each text, or the first error") {
+  const Tokenizer t = Tokenizer::words({"a", "b"});
+  CHECK(t.encode_batch({"a b", "", "b"}) == std::vector<Ids>{{0, 1}, {}, {1}});
+  CHECK(t.encode_batch({}).empty());
+  check_fails(Exit::usage, {"\"c\""}, [&] { t.encode_batch({"a", "c", "d"}); });
+}
+
 TEST_CASE("tokenizer: none reads and writes integers") {
   const Tokenizer t;
   CHECK(t.vocab_size() == 0);

@@ -1,0 +1,73 @@
+#include "data/character_set.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "engine/printable.h"
+
+namespace crossply {
+
+Ranges in_order(Ranges ranges) {
+  std::sort(ranges.begin(), ranges.end(), [](Range a, Range b) { return a.first < b.first; });
+  Ranges out;
+  for (const Range range : ranges) {
+    if (!out.empty() && range.first <= out.back().last + 1) out.back().last = std::max(out.back().last, range.last);
+    else out.push_back(range);
+  }
+  return out;
+}
+
+Ranges both_of(Ranges a, const Ranges& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return in_order(std::move(a));
+}
+
+Ranges all_but(const Ranges& ranges) {
+  Ranges out;
+  uint32_t next = 0;
+  for (const auto [first, last] : ranges) {
+    if (first > next) out.push_back({next, first - 1});
+    next = last + 1;
+  }
+  if (next <= last_character) out.push_back({next, last_character});
+  return out;
+}
+
+bool contains(const Ranges& ranges, uint32_t character) {
+  const auto above = std::upper_bound(ranges.begin(), ranges.end(), character,
+                                      [](uint32_t value, Range range) { return value < range.first; });
+  return above != ranges.begin() && character <= std::prev(above)->last;
+}
+
+const Ranges& white_space() {
+  static const Ranges ranges = {{'\t', '\r'},     {' ', ' '},       {0x85, 0x85},     {0xA0, 0xA0},
+                                {0x1680, 0x1680}, {0x2000, 0x200A}, {0x2028, 0x2029}, {0x202F, 0x202F},
+                                {0x205F, 0x205F}, {0x3000, 0x3000}};
+  return ranges;
+}
+
+const Ranges& word_characters() {
+  static const Ranges ranges = [] {
+    Ranges all = {{0x24B6, 0x24E9}, {0x1F130, 0x1F149}, {0x1F150, 0x1F169}, {0x1F170, 0x1F189}};
+    for (const char* category : {"L", "M", "Nd", "Nl", "Pc"}) all = both_of(std::move(all), characters_of(category));
+    return all;
+  }();
+  return ranges;
+}
+
+size_t valid_utf8(std::string_view text) {
+  size_t at = 0;
+  while (at < text.size()) {
+    uint64_t eight;
+    if (at + 8 <= text.size() && (std::memcpy(&eight, text.data() + at, 8), (eight & 0x8080808080808080u) == 0)) {
+      at += 8;
+      continue;
+    }
+    const size_t length = first_character(text.substr(at)).length;
+    if (length == 0) break;
+    at += length;
+  }
+  return at;
+}
+
+}  // namespace crossply

@@ -1,0 +1,24 @@
+// Sets of characters: what a class of a regular expression is.
+#pragma once
+
+#include <string_view>
+
+#include "data/unicode.h"
+
+namespace crossply {
+
+// Ranges in any order, which may overlap, put in order.
+Ranges in_order(Ranges ranges);
+Ranges both_of(Ranges a, const Ranges& b);
+Ranges all_but(const Ranges& ranges);
+bool contains(const Ranges& ranges, uint32_t character);
+
+// Unicode's White_Space.
+const Ranges& white_space();
+// Letters, marks, decimal digits, letter numbers, connecting punctuation, and the circled letters.
+const Ranges& word_characters();
+
+// Where a text stops being UTF-8; its size if it is.
+size_t valid_utf8(std::string_view text);
+
+}  // namespace crossply
