@@ -7,6 +7,7 @@
 
 #include "models/json_file.h"
 #include "tests/temp_dir.h"
+#include "train/side_by_side.h"
 
 using namespace crossply;
 using namespace crossply::test;
@@ -460,6 +461,16 @@ TEST_CASE("comparison: runs that shared the machine have no tokens/s that could 
   CHECK(!has(results_table(comparison, 200), "tokens/s"));
   CHECK(has(results_markdown(comparison), "side by side, so there are no tokens/s"));
   CHECK(json::parse(results_json(comparison))["runs"][1]["relative_time"].is_null());
+}
+
+TEST_CASE("comparison: one run per architecture has the machine for itself unless --jobs says otherwise") {
+  CHECK(choose_jobs(example(), 0).count == 1);
+  CHECK(choose_jobs(example(), 4).count == 2);  // no more than there is to do
+  CHECK(choose_jobs(experiment(), 4).count == 4);
+  Comparison large = experiment();
+  large.runs[0].result.flops_per_token = 1e12;
+  large.runs[0].options.data.seq_len = 16;
+  CHECK(choose_jobs(large, 0).count == 1);
 }
 
 TEST_CASE("comparison: the picture of several seeds has bands") {

@@ -1,9 +1,14 @@
 // compare: trains several architectures on the same batches, from one seed or several, at one learning rate or at the
 // best of several; ends with one table and one picture. Without --data and --preset it is the demonstration,
 // arith-quick.
+#include <fcntl.h>
+#include <sys/file.h>
+
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <filesystem>
+#include <thread>
 
 #include "cli/format.h"
 #include "cli/program.h"
@@ -80,6 +85,21 @@ void add_runs(Comparison& comparison, const ComparedRun& plan, const Experiment&
     }
 }
 
+// Created, and held for this comparison and its processes: those of one that was killed take a moment to end.
+Descriptor hold_directory(const std::string& out) {
+  std::error_code error;
+  fs::create_directories(out, error);
+  if (error) fail_io("create", out, error.value());
+  Descriptor held(uninterrupted([&] { return ::open(out.c_str(), O_RDONLY | O_DIRECTORY); }));  // processes inherit it
+  if (held.get() < 0) fail_io("open", out, errno);
+  for (int tries = 0; ::flock(held.get(), LOCK_EX | LOCK_NB) != 0; ++tries) {
+    if (errno != EWOULDBLOCK && errno != EINTR) break;  // a file system without locks
+    if (tries == 30) fail(Exit::usage, out, " is in use by another comparison; wait for it or choose another --out");
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+  return held;
+}
+
 // The runs in the order of --arch, complete. Refuses here what would only fail after hours of training.
 Comparison prepare(Experiment& experiment) {
   refuse_flags_of_trainers(experiment.train);
@@ -122,7 +142,7 @@ void print_next(const Comparison& comparison) {
 // The exit code is that of the first architecture that failed.
 Exit conclude(const Comparison& comparison) {
   const bool stopped = std::any_of(comparison.runs.begin(), comparison.runs.end(),
-                                   [](const ComparedRun& run) { return run.state == RunState::stopped; });
+                                   [](const ComparedRun& run) { return run.tried && run.state == RunState::stopped; });
   if (stopped || runs_left(comparison) > 0) {
     std::printf("\nto continue this comparison: build/compare --resume --out %s\n", printable(comparison.out).c_str());
     return Exit::stopped;
@@ -152,15 +172,13 @@ Exit run(Experiment& o) {
   const auto device = make_device(o.train.device);  // refuses one that is not there
   for (const Arm& arm : arms_of(comparison))        // not when their turns come
     refuse_too_large(comparison.runs[arm.sweep[0]].options, *device);
+  const Descriptor held = hold_directory(comparison.out);
   if (o.train.resume) take_up(comparison);
   if (comparison.out != o.train.out)
     std::printf("%s holds an earlier comparison; this one is in %s\n", printable(o.train.out).c_str(),
                 printable(comparison.out).c_str());
   for (const std::string& warning : {warmup_warning(o.train), parameter_warning(comparison)})
     if (!warning.empty()) std::printf("%s\n", warning.c_str());
-  std::error_code error;
-  std::filesystem::create_directories(comparison.out, error);
-  if (error) fail_io("create", comparison.out, error.value());
   // Before the first run ends: a kill then leaves what --resume needs.
   write_file_atomically(comparison.out + "/results.json", results_json(comparison));
   train_all(comparison, o.jobs);

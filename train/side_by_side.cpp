@@ -4,11 +4,9 @@
 #include <omp.h>
 #include <poll.h>
 #include <spawn.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#ifdef __linux__
-#include <sys/prctl.h>
-#endif
 
 #include <algorithm>
 #include <cmath>
@@ -98,7 +96,8 @@ class RunProcess {
   int lines() const { return lines_.read.get(); }
   // What it printed since, line by line but for its status lines; false when it has ended.
   bool read_lines(const std::function<void(const std::string&)>& print);
-  void stop() const { ::kill(pid_, SIGTERM); }
+  // By the one signal of which a second does not end it at once: who stopped this process may have stopped that, too.
+  void stop() const { ::kill(pid_, SIGUSR1); }
   // After its end: what became of the run.
   void take_result(ComparedRun& run, const std::string& out);
   // Steps that its metrics have so far.
@@ -186,14 +185,17 @@ int64_t RunProcess::steps() {
 // One line for all: rewritten on a terminal, every twentieth in a log.
 class Overview {
  public:
-  explicit Overview(const Comparison& comparison)
-      : comparison_(comparison), tokens_(tokens_per_step(comparison)), begun_(steps({})) {}
+  explicit Overview(const Comparison& comparison) : comparison_(comparison), tokens_(tokens_per_step(comparison)) {
+    for (const ComparedRun& run : comparison.runs) begun_ += is_ended(run) ? static_cast<double>(steps_of(run)) : 0;
+  }
   void print(const std::string& line) {
     clear();
     std::printf("%s\n", line.c_str());
     std::fflush(stdout);
   }
   void show(std::vector<RunProcess>& processes);
+  // Steps that a process finds done were not done now.
+  void begin(RunProcess& process) { begun_ += static_cast<double>(process.steps()); }
   void clear() {
     if (shown_) std::printf("\r\033[J");
     shown_ = false;
@@ -204,10 +206,14 @@ class Overview {
     const TrainOptions& o = comparison.runs[0].options;
     return static_cast<double>(o.batch * o.accumulate * o.data.seq_len);
   }
-  double steps(std::vector<RunProcess>&& none) const { return steps(none); }
+  // For this overview: no process is at it.
+  static bool is_ended(const ComparedRun& run) {
+    return is_done(run) || run.state == RunState::failed || run.state == RunState::stopped;
+  }
   double steps(std::vector<RunProcess>& processes) const;
   const Comparison& comparison_;
-  const double tokens_, begun_;
+  const double tokens_;
+  double begun_ = 0;
   const bool terminal_ = isatty(STDOUT_FILENO) == 1;
   const Clock::time_point start_ = Clock::now();
   Clock::time_point shown_at_ = start_;
@@ -218,7 +224,7 @@ class Overview {
 double Overview::steps(std::vector<RunProcess>& processes) const {
   int64_t all = 0;
   for (const ComparedRun& run : comparison_.runs)
-    if (run.state != RunState::waiting && run.state != RunState::running) all += steps_of(run);
+    if (is_ended(run)) all += steps_of(run);
   for (RunProcess& process : processes) all += process.steps();
   return static_cast<double>(all);
 }
@@ -327,6 +333,7 @@ void train_side_by_side(Comparison& comparison, int64_t jobs, const std::functio
          static_cast<int64_t>(processes.size()) < jobs && !stop_requested() && (next = next_run(comparison));) {
       ComparedRun& run = comparison.runs[*next];
       processes.emplace_back(comparison, *next, label_of(comparison, run, ++number));
+      if (run.state == RunState::waiting) overview.begin(processes.back());
       run.tried = true;
       run.state = RunState::running;
     }
@@ -350,21 +357,31 @@ void train_side_by_side(Comparison& comparison, int64_t jobs, const std::functio
   overview.clear();
 }
 
+// The inverse of request_for; the run's label is in its options.
+static ComparedRun read_request(const std::string& request) {
+  try {
+    const json task = try_parse_json(request);
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // as one process: what kills the comparison kills its runs
+    if (task.at("parent") != ::getppid()) fail(Exit::usage, "the comparison has ended");
+    ComparedRun run{parse_arch_list(task.at("name").get<std::string>())[0], {}, {}};
+    take_settings(task.at("settings"), "--one-run", run.options);
+    task.at("out").get_to(run.options.out);
+    task.at("label").get_to(run.options.label);
+    task.at("resume").get_to(run.options.resume);
+    task.at("other_gpu").get_to(run.options.other_gpu);
+    task.at("profile").get_to(run.options.profile);
+    return run;
+  } catch (const json::exception&) {
+    fail(Exit::usage, "--one-run is for compare itself");
+  }
+}
+
 Exit train_for_parent(const std::string& request) {
-  const json task = try_parse_json(request);
-  if (!task.is_object() || !task.contains("settings")) fail(Exit::usage, "--one-run is for compare itself");
-#ifdef __linux__
-  ::prctl(PR_SET_PDEATHSIG, SIGKILL);                       // as one process: what kills the comparison kills its runs
-  if (::getppid() != task["parent"]) return Exit::stopped;  // it did before
-#endif
-  Comparison alone{"", "", {{parse_arch_list(task["name"].get<std::string>())[0], {}, {}}}};
+  Comparison alone{"", "", {read_request(request)}};
   ComparedRun& run = alone.runs[0];
-  TrainOptions& o = run.options;
-  take_settings(task["settings"], "--one-run", o);
-  o.out = task["out"];
-  o.resume = task["resume"], o.other_gpu = task["other_gpu"], o.profile = task["profile"];
+  const TrainOptions& o = run.options;
+  const std::string label = o.label;
   run.result = plan_training(o);
-  const std::string label = task["label"];
   try {
     train_or_record(run, label, 0);
   } catch (const std::exception& error) {
