@@ -11,6 +11,7 @@
 #include <charconv>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <map>
 
 #include "engine/json.h"
@@ -196,6 +197,16 @@ std::vector<SavedStep> steps_in(const std::string& run_dir) {
   return steps;
 }
 
+// Whether a process has ended. One that nobody has waited for yet is still listed, and in a container may be for ever.
+bool is_gone(pid_t pid) {
+  if (::kill(pid, 0) != 0) return errno == ESRCH;
+  std::ifstream stat(str("/proc/", pid, "/stat"));  // "17 (name) Z ..."; the name may be anything
+  std::string text;
+  std::getline(stat, text, '\0');
+  const size_t name_end = text.rfind(')');
+  return name_end != std::string::npos && text.compare(name_end, 3, ") Z") == 0;
+}
+
 // Whether `name` is .tmp-NAME-PID of a process that is gone; NAME goes to *of. This process counts as gone: after a
 // restart in a container the number is often the same one.
 bool is_leftover(const std::string& name, std::string* of) {
@@ -206,7 +217,7 @@ bool is_leftover(const std::string& name, std::string* of) {
   const auto [rest, error] = std::from_chars(name.data() + dash + 1, last, pid);
   if (error != std::errc() || rest != last || pid <= 0) return false;
   *of = name.substr(temporary_prefix.size(), dash - temporary_prefix.size());
-  return pid == ::getpid() || (::kill(pid, 0) != 0 && errno == ESRCH);
+  return pid == ::getpid() || is_gone(pid);
 }
 
 // The leftovers among the names in a run directory: of the files and checkpoints that a run writes, of nothing else.

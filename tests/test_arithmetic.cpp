@@ -272,8 +272,8 @@ TEST_CASE("arithmetic: a comparison goes on with another GPU where --other-gpu s
   };
   check_outcome(compare(joined(std::vector<std::string>{"--arch", "llama,lime"}, of_one_step(out))), Exit::done, "");
   for (const std::string arch : {"/llama", "/lime"}) pretend_other_gpu(out + arch + step);
-  check_outcome(compare({"--resume", "--out", out}), Exit::device, "GPU was a faster one, is ");
-  check_outcome(compare({"--resume", "--other-gpu", "--out", out}), Exit::done,
+  check_outcome(compare({"--resume", "--steps", "2", "--out", out}), Exit::device, "GPU was a faster one, is ");
+  check_outcome(compare({"--resume", "--steps", "2", "--other-gpu", "--out", out}), Exit::done,
                 "lime  --other-gpu: GPU was a faster one, is ");
 }
 

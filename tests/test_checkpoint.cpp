@@ -293,6 +293,20 @@ TEST_CASE("checkpoint: the newest valid one is found, and old ones are removed")
   CHECK(!fs::exists(step_dir(run, 100) + ".old"));
 }
 
+TEST_CASE("checkpoint: what a process left that was killed is a leftover, even before its parent has waited for it") {
+  const TempDir dir;
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(0);
+  siginfo_t info;
+  REQUIRE(::waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOWAIT) == 0);
+  write_text(dir.file(str(".tmp-flags.json-", child)), "{");
+  CHECK(holds_only_leftovers(dir.path, {}));
+  CHECK(::waitpid(child, nullptr, 0) == child);
+  CHECK(holds_only_leftovers(dir.path, {}));
+  write_text(dir.file(str(".tmp-flags.json-", ::getppid())), "{");
+  CHECK(!holds_only_leftovers(dir.path, {}));
+}
+
 // From now on this process cannot make the system call: it gets `error`.
 static void forbid(long call, int error) {
   sock_filter program[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),

@@ -287,12 +287,16 @@ for file in compare.svg results.md results.json; do [ -s compared_twice/$file ] 
 [ $code = 0 ] || [ "$(grep -c 'to continue' output)" = 1 ] || fail "a stopped comparison says twice how to go on"
 [ $code = 0 ] || grep -q '^to continue this comparison: build/compare --resume --out compared_twice$' output ||
   fail "a stopped comparison does not say how to go on"
-expect 64 'also compares relay' compare llama --steps 60 --out compared_twice --resume
 touch compared_twice/.tmp-results.json-999999999
 expect 64 "compared_twice/llama has --lr 0[.][0-9]+, the flags say 0[.]5" \
   "$build/compare" --resume --out compared_twice --lr 0.5
 expect 64 'hidden_size is 16, not 32' "$build/compare" --resume --out compared_twice --width 32
 expect 0 '^relay +[0-9,]+ ' "$build/compare" --resume --out compared_twice
+expect 0 '^llama +[0-9,]+ ' compare llama --steps 60 --out compared_twice --resume  # of fewer, the others are kept
+grep -q '^relay' output && fail "compare shows relay, which --arch does not name"
+grep -q '"name": "relay"' compared_twice/results.json || fail "results.json forgot relay"
+expect 0 '^relay +[0-9,]+ ' compare llama,relay --steps 60 --out compared_twice --resume
+grep -q 'step ' output && fail "a run that is done was begun again"
 [ ! -e compared_twice/.tmp-results.json-999999999 ] || fail "what a kill left of results.json is still there"
 expect 64 'no comparison in nothing yet' "$build/compare" --resume --out nothing
 "$build/compare" --help | grep -qE -- '--(init|dump-tape)' && fail "compare --help lists flags that compare refuses"
@@ -300,7 +304,7 @@ for arch in llama relay; do
   cmp -s compared{,_twice}/$arch/step_00000060/model.safetensors || fail "compare --resume: other weights of $arch"
 done
 rm compared_twice/llama/metrics.jsonl && mkfifo compared_twice/llama/metrics.jsonl
-expect 65 'metrics.jsonl: is not a regular file' timeout 20 "$build/compare" --arch llama,relay "${tiny[@]}" --steps 60 \
+expect 65 'metrics.jsonl: is not a regular file' timeout 20 "$build/compare" --arch llama,relay "${tiny[@]}" --steps 61 \
   --out compared_twice --resume
 "$build/compare" --arch lime,relay "${tiny[@]}" --steps 600 --save-every 20 --out killed_early >output 2>&1 &
 pid=$!
@@ -308,6 +312,45 @@ while [ ! -s killed_early/lime/metrics.jsonl ] && kill -0 $pid 2>/dev/null; do s
 kill -KILL $pid 2>/dev/null
 wait $pid 2>/dev/null
 expect 0 '^relay +[0-9,]+ ' "$build/compare" --resume --out killed_early  # no run had ended
+# Several seeds and rates: in turn, side by side, and killed and resumed again and again, the runs are the same to a bit.
+seeds=(--seeds 1,2 --lr 3e-3,1e30 --clip 0 --answer-samples 0 --save-every 9)
+expect 0 '^  lime: (low|high)er by [0-9.]+ [+]- [0-9.]+: ' compare llama,lime --steps 40 "${seeds[@]}" --jobs 1 --out in_turn
+grep -q '^diverged at lr 1e+30: llama, lime$' output || fail "the table does not say which rate diverged"
+[ "$(awk '/^architecture/,/^$/ {if (length > 80) ++wide} END {print wide + 0}' output)" = 0 ] || fail "the table is wider than 80"
+expect 0 '^llama .* 0[.]003 +2 ' compare llama,lime --steps 40 "${seeds[@]}" --jobs 2 --out beside
+"$build/compare" --arch llama,lime "${tiny[@]}" --steps 40 "${seeds[@]}" --jobs 2 --out killed_often >output 2>&1 &
+pid=$!
+for delay in 0.1 0.2 0.4 0.3; do
+  sleep $delay
+  kill -KILL $pid 2>/dev/null
+  wait $pid 2>/dev/null
+  [ -s killed_often/results.json ] || break
+  "$build/compare" --resume --jobs 2 --out killed_often >output 2>&1 &
+  pid=$!
+done
+wait $pid
+expect 0 '^llama ' compare llama,lime --steps 40 "${seeds[@]}" --jobs 2 --out killed_often --resume
+for run in {llama,lime}-lr-0.003-seed-{1,2}; do
+  for other in beside killed_often; do
+    cmp -s {in_turn,$other}/$run/step_00000040/model.safetensors || fail "$other: other weights of $run"
+  done
+done
+env --default-signal=INT "$build/compare" --arch llama,lime "${tiny[@]}" --steps 4000 "${seeds[@]}" --jobs 2 --out stopped >output 2>&1 &
+pid=$!
+while [ ! -s stopped/lime-lr-0.003-seed-1/metrics.jsonl ] && kill -0 $pid 2>/dev/null; do sleep 0.01; done
+kill -INT $pid
+wait $pid
+[ $? = 75 ] || fail "compare --jobs 2, SIGINT: not exit code 75"
+saved stopped/llama-lr-0.003-seed-1 && saved stopped/lime-lr-0.003-seed-1 || fail "SIGINT: a run has no checkpoint"
+expect 0 '^lime ' compare llama,lime --steps 40 "${seeds[@]}" --seeds 2,1,3 --dry-run
+grep -q '^8 runs: 2 architectures x 2 learning rates with seed 2, then 2 more seeds at the' output || fail "no number of runs"
+expect 77 '^error: failed: llama lime;' compare llama,lime --steps 4 --lr 1e30,1e31 --clip 0 --out no_rate
+expect 0 'beside/results.md' "$build/compare" --resume --seeds 1,2,3 --out beside
+grep -qE '^8/8 lime lr 0.003 seed 3 ' output || fail "a third seed was not added"
+expect 64 'one of them' compare llama --seed 1 --seeds 1,2 --out x
+expect 64 'names 1 twice' compare llama --seeds 1,2,1 --out x
+expect 64 '--lr' compare llama --lr 1e-3,fast --out x
+expect 64 'for compare itself' "$build/compare" --one-run '{"parent": 1'
 mkdir diary && touch diary/page
 expect 64 'holds files, but no comparison' compare llama --steps 1 --out diary --resume
 if command -v python3 >/dev/null; then  # a parser of XML, on a name that XML cannot hold

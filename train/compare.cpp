@@ -1,8 +1,14 @@
-// compare: trains several architectures on the same batches from the same seed, and ends with one table and one
-// picture. Without --data and --preset it is the demonstration, arith-quick.
+// compare: trains several architectures on the same batches, from one seed or several, at one learning rate or at the
+// best of several; ends with one table and one picture. Without --data and --preset it is the demonstration,
+// arith-quick.
+#include <fcntl.h>
+#include <sys/file.h>
+
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <filesystem>
+#include <thread>
 
 #include "cli/format.h"
 #include "cli/program.h"
@@ -10,9 +16,9 @@
 #include "engine/printable.h"
 #include "kernels/devices.h"
 #include "ranks/launch.h"
-#include "train/arch_list.h"
 #include "train/comparison.h"
 #include "train/run.h"
+#include "train/side_by_side.h"
 
 using namespace crossply;
 
@@ -21,12 +27,30 @@ namespace {
 namespace fs = std::filesystem;
 
 // --dry-run: what the table can say without training.
-void print_plans(const Comparison& comparison) {
+void print_plans(const Comparison& comparison, int64_t jobs) {
   std::vector<std::vector<std::string>> table = {{"architecture", "parameters", "FLOP/token", "memory"}};
-  for (const ComparedRun& run : comparison.runs)
+  double flops = 0, memory = 0;
+  const std::vector<Arm> arms = arms_of(comparison);
+  const size_t rates = rates_of(comparison).size(), seeds = seeds_of(comparison).size(), each = rates + seeds - 1;
+  for (const Arm& arm : arms) {
+    const ComparedRun& run = comparison.runs[arm.seeds[0]];
+    const TrainOptions& o = run.options;
     table.push_back({run.choice.text, format_count(run.result.parameters),
                      format_number("%.4g", run.result.flops_per_token), format_bytes(run.result.planned_memory)});
-  std::printf("%sFLOP/token: forward and backward. memory: of the whole run, about.\n", format_table(table).c_str());
+    flops += run.result.flops_per_token * static_cast<double>(o.batch * o.accumulate * o.data.seq_len) *
+             static_cast<double>(o.steps) * static_cast<double>(each);
+    memory = std::max(memory, run.result.planned_memory);
+  }
+  std::printf("%sFLOP/token: forward and backward. memory: of a whole run, about.\n", format_table(table).c_str());
+  std::string line = str(arms.size() * each, " runs: ", arms.size(), " architectures");
+  if (rates > 1) line += str(" x ", rates, " learning rates with seed ", seeds_of(comparison)[0]);
+  if (seeds > 1)
+    line += rates > 1 ? str(", then ", seeds - 1, seeds > 2 ? " more seeds" : " more seed", " at the best of them")
+                      : str(" x ", seeds, " seeds");
+  std::printf("%s\n", wrap(str(line, "; ", format_number("%.3g", flops), " FLOPs of training in all"), 80, 0).c_str());
+  if (jobs > 1)
+    std::printf("memory of %lld runs at a time: at most about %s\n", static_cast<long long>(jobs),
+                format_bytes(static_cast<double>(jobs) * memory).c_str());
 }
 
 // The directory to write to: `out`, or with a number appended where that holds an earlier comparison.
@@ -38,85 +62,70 @@ std::string fresh_dir(const std::string& out) {
   return dir;
 }
 
-struct Options {
-  std::string archs = "llama,lime";
-  TrainOptions train;
-};
+void refuse_flags_of_trainers(const TrainOptions& o) {
+  if (!o.init.empty()) fail(Exit::usage, "compare trains from scratch; --init is for the trainers");
+  if (!o.teacher.empty()) fail(Exit::usage, "compare trains without a teacher; --teacher is for the trainers");
+  if (o.dump_tape || !o.dump_tensors.empty())
+    fail(Exit::usage, "compare shows no single step; --dump-tape and --dump-tensors are for the trainers");
+  if (o.world.ranks > 0) fail(Exit::usage, "compare plans jobs of one rank; --world is for the trainers");
+  if (o.out.empty() && !o.dry_run) fail(Exit::usage, "--out is needed: the directory for the runs");
+  if (o.steps == 0) fail(Exit::usage, "--steps 0: there is nothing to compare");
+}
+
+// The runs of one architecture, from its first, which is complete but for rate, seed and directory.
+void add_runs(Comparison& comparison, const ComparedRun& plan, const Experiment& experiment) {
+  const bool one = experiment.rates.size() == 1 && experiment.seeds.size() == 1;
+  for (const double lr : experiment.rates)
+    for (const uint64_t seed : experiment.seeds) {
+      ComparedRun run = plan;
+      run.options.lr = lr, run.options.seed = seed;
+      run.directory = run.choice.file_name() + (one ? "" : str("-lr-", lr_text(lr), "-seed-", seed));
+      run.options.out = run.result.run_dir = comparison.out + "/" + run.directory;
+      comparison.runs.push_back(run);
+    }
+}
+
+// Created, and held for this comparison and its processes: those of one that was killed take a moment to end.
+Descriptor hold_directory(const std::string& out) {
+  std::error_code error;
+  fs::create_directories(out, error);
+  if (error) fail_io("create", out, error.value());
+  Descriptor held(uninterrupted([&] { return ::open(out.c_str(), O_RDONLY | O_DIRECTORY); }));  // processes inherit it
+  if (held.get() < 0) fail_io("open", out, errno);
+  for (int tries = 0; ::flock(held.get(), LOCK_EX | LOCK_NB) != 0; ++tries) {
+    if (errno != EWOULDBLOCK && errno != EINTR) break;  // a file system without locks
+    if (tries == 30) fail(Exit::usage, out, " is in use by another comparison; wait for it or choose another --out");
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+  return held;
+}
 
 // The runs in the order of --arch, complete. Refuses here what would only fail after hours of training.
-Comparison prepare(const Options& o) {
-  if (!o.train.init.empty()) fail(Exit::usage, "compare trains from scratch; --init is for the trainers");
-  if (!o.train.teacher.empty()) fail(Exit::usage, "compare trains without a teacher; --teacher is for the trainers");
-  if (o.train.dump_tape || !o.train.dump_tensors.empty())
-    fail(Exit::usage, "compare shows no single step; --dump-tape and --dump-tensors are for the trainers");
-  if (o.train.world.ranks > 0) fail(Exit::usage, "compare plans jobs of one rank; --world is for the trainers");
-  if (o.train.out.empty() && !o.train.dry_run) fail(Exit::usage, "--out is needed: the directory for the runs");
-  if (o.train.steps == 0) fail(Exit::usage, "--steps 0: there is nothing to compare");
-  const std::vector<ArchChoice> choices = parse_arch_list(o.archs, o.train.config.backbone);
-  TrainOptions plain = o.train;
+Comparison prepare(Experiment& experiment) {
+  refuse_flags_of_trainers(experiment.train);
+  TrainOptions plain = experiment.train;
+  if (experiment.rates.empty()) experiment.rates = {plain.lr};
+  if (experiment.seeds.empty()) experiment.seeds = {plain.seed};
+  plain.lr = experiment.rates[0], plain.seed = experiment.seeds[0];
+  const std::vector<ArchChoice> choices = parse_arch_list(experiment.archs, plain.config.backbone);
   plain.config.arch = plain.config.backbone;
   const Dataset data = open_inputs(plain);
   // A GPT-2 among LLaMAs learns as many as it is given.
   const int64_t positions = plain.config.gpt2() ? plain.config.max_position_embeddings : plain.data.seq_len;
-  const bool fresh = !o.train.resume && !o.train.dry_run;
-  Comparison comparison{plain.data.spec, fresh ? fresh_dir(o.train.out) : o.train.out, {}};
+  const bool fresh = !plain.resume && !plain.dry_run;
+  Comparison comparison{plain.data.spec, fresh ? fresh_dir(plain.out) : plain.out, {}};
   if (data.test != nullptr) comparison.test_size = data.test->size();
   for (const ArchChoice& choice : choices) {
     ComparedRun run{choice, plain, {}};
     run.options.config.arch = choice.arch;
     run.options.config.options = choice.options;
     if (choice.arch == "gpt2") run.options.config.max_position_embeddings = positions;
-    run.options.out = comparison.out + "/" + choice.file_name();
     apply_preset_to_architecture(run.options);
     run.options.config.check(Exit::usage, "--arch " + choice.text);
     run.result = plan_training(run.options);
-    run.result.run_dir = run.options.out;
-    comparison.runs.push_back(run);
+    add_runs(comparison, run, experiment);
   }
   return comparison;
-}
-
-void record_failure(ComparedRun& run, Exit code, const std::string& message, const std::string& label) {
-  run.state = RunState::failed;
-  run.error = message;
-  run.result.code = code;
-  run.result.curves = read_curves(run.options.out + "/metrics.jsonl");
-  run.result.tokens_per_second = 0;
-  Progress(label, run.options.steps).say("failed: " + message);
-}
-
-// A run that fails ends itself, not the comparison; but flags that are wrong for one are wrong for all.
-void train_or_record(ComparedRun& run, const std::string& label, int64_t runs_after) {
-  run.error.clear();
-  TrainOptions options = run.options;
-  options.label = label;
-  options.runs_after = runs_after;
-  try {
-    run.result = train_run(std::move(options));
-    run.state = run.result.code == Exit::done ? RunState::done : RunState::stopped;
-  } catch (const Error& error) {
-    if (error.code == Exit::usage) throw;
-    record_failure(run, error.code, error.what(), label);
-  } catch (const std::bad_alloc&) {
-    record_failure(run, Exit::device, "out of memory; use a smaller --batch, --seq or model", label);
-  } catch (const std::exception& error) {
-    record_failure(run, Exit::internal, error.what(), label);
-  }
-}
-
-// Trains them one after the other; after each, the results so far are on the disk.
-void train_all(Comparison& comparison) {
-  size_t width = 0;
-  for (const ComparedRun& run : comparison.runs) width = std::max(width, run.choice.text.size());
-  const std::string all = "/" + std::to_string(comparison.runs.size()) + " ";
-  size_t started = 0;
-  for (ComparedRun& run : comparison.runs) {
-    const std::string& name = run.choice.text;
-    const std::string label = std::to_string(++started) + all + name + std::string(width - name.size(), ' ');
-    train_or_record(run, label, unfinished_runs(comparison, started));
-    write_results(comparison);
-    if (run.state == RunState::stopped) return;
-  }
 }
 
 // What to look at and what to do next.
@@ -130,44 +139,49 @@ void print_next(const Comparison& comparison) {
   if (!last.empty()) std::printf("next:     build/generate --model %s --prompt %s\n", printable(last).c_str(), prompt);
 }
 
-// The exit code is that of the first run that failed.
+// The exit code is that of the first architecture that failed.
 Exit conclude(const Comparison& comparison) {
-  std::string failed;
-  Exit code = Exit::done;
-  for (const ComparedRun& run : comparison.runs) {
-    if (run.state == RunState::stopped) {
-      std::printf("\nto continue this comparison: build/compare --resume --out %s\n",
-                  printable(comparison.out).c_str());
-      return Exit::stopped;
-    }
-    if (run.state != RunState::failed) continue;
-    if (failed.empty()) code = run.result.code;
-    failed += " " + run.choice.text;
+  const bool stopped = std::any_of(comparison.runs.begin(), comparison.runs.end(),
+                                   [](const ComparedRun& run) { return run.tried && run.state == RunState::stopped; });
+  if (stopped || runs_left(comparison) > 0) {
+    std::printf("\nto continue this comparison: build/compare --resume --out %s\n", printable(comparison.out).c_str());
+    return Exit::stopped;
   }
-  if (!failed.empty()) fail(code, "failed:", failed, "; the reason stands above");
+  std::string failed;
+  const std::vector<const ComparedRun*> failures = failures_of(comparison);
+  for (const ComparedRun* run : failures) failed += " " + run->choice.text;
+  if (!failures.empty()) fail(failures[0]->result.code, "failed:", failed, "; the reason stands above");
   return Exit::done;
 }
 
-Exit run(const Options& o) {
+void train_all(Comparison& comparison, int64_t asked) {
+  const Jobs jobs = choose_jobs(comparison, asked);
+  if (!jobs.reason.empty()) std::printf("%s\n", jobs.reason.c_str());
+  const auto after_each = [&] { write_results(comparison); };
+  if (jobs.count > 1) train_side_by_side(comparison, jobs.count, after_each);
+  else train_one_by_one(comparison, after_each);
+  write_results(comparison);  // where there was no run left, with those that are shown now
+}
+
+Exit run(Experiment& o) {
   Comparison comparison = prepare(o);
   if (o.train.dry_run) {
-    print_plans(comparison);
+    print_plans(comparison, o.jobs);
     return Exit::done;
   }
   const auto device = make_device(o.train.device);  // refuses one that is not there
-  for (const ComparedRun& run : comparison.runs) refuse_too_large(run.options, *device);  // not when their turns come
+  for (const Arm& arm : arms_of(comparison))        // not when their turns come
+    refuse_too_large(comparison.runs[arm.sweep[0]].options, *device);
+  const Descriptor held = hold_directory(comparison.out);
   if (o.train.resume) take_up(comparison);
   if (comparison.out != o.train.out)
     std::printf("%s holds an earlier comparison; this one is in %s\n", printable(o.train.out).c_str(),
                 printable(comparison.out).c_str());
   for (const std::string& warning : {warmup_warning(o.train), parameter_warning(comparison)})
     if (!warning.empty()) std::printf("%s\n", warning.c_str());
-  std::error_code error;
-  std::filesystem::create_directories(comparison.out, error);
-  if (error) fail_io("create", comparison.out, error.value());
   // Before the first run ends: a kill then leaves what --resume needs.
   write_file_atomically(comparison.out + "/results.json", results_json(comparison));
-  train_all(comparison);
+  train_all(comparison, o.jobs);
   std::printf("\n%s", results_table(comparison).c_str());
   print_next(comparison);
   return conclude(comparison);
@@ -175,39 +189,93 @@ Exit run(const Options& o) {
 
 // A comparison that is resumed has its flags. Otherwise, with --data, the sizes and steps that the trainers have, too;
 // without, the demonstration. The flags that are given come on top.
-void set_defaults(int argc, char** argv, Options& o) {
+void set_defaults(int argc, char** argv, Experiment& o) {
   const std::string out = find_flag(argc, argv, "--out"), given = find_flag(argc, argv, "--preset");
   const bool resume = has_flag(argc, argv, "--resume") && !out.empty();
-  const bool found = resume && take_comparison_settings(out, o.archs, o.train);
+  const bool found = resume && take_comparison_settings(out, o);
   if (!found && find_flag(argc, argv, "--backbone") == "gpt2") use_gpt2(o.train.config);
   const bool demonstration = !found && given.empty() && find_flag(argc, argv, "--data").empty();
   if (demonstration && resume && !path_exists(out))
     fail(Exit::usage, "--resume: there is no comparison in ", out, " yet; to start one, give its flags");
   const std::string preset = demonstration ? "arith-quick" : given;
-  if (!preset.empty() && preset != o.train.preset) apply_preset(preset, o.train);
+  if (preset.empty() || preset == o.train.preset) return;
+  apply_preset(preset, o.train);
+  o.rates.clear();
+}
+
+// The items of a list, each once.
+template <class T, class Read>
+std::vector<T> read_list(const std::string& flag, const std::string& text, Read&& read) {
+  std::vector<T> values;
+  for (size_t at = 0, end; at <= text.size(); at = end + 1) {
+    end = std::min(text.find(',', at), text.size());
+    const T value = read(text.substr(at, end - at));
+    if (std::find(values.begin(), values.end(), value) != values.end())
+      throw CLI::ValidationError(flag, "names " + text.substr(at, end - at) + " twice");
+    values.push_back(value);
+  }
+  return values;
+}
+
+void add_experiment_flags(CLI::App& app, Experiment& o) {
+  add_text(app, "--arch", o.archs, "LIST", "the first is the yardstick; " + arch_list_help());
+  const auto set_seeds = [&](const std::string& text) {
+    o.seeds = read_list<uint64_t>("--seeds", text, [](const std::string& item) {
+      return static_cast<uint64_t>(read_integer("--seeds", item, 0, std::numeric_limits<int64_t>::max()));
+    });
+  };
+  const auto set_rates = [&](const std::string& text) {
+    o.rates = read_list<double>("--lr", text,
+                                [](const std::string& item) { return read_number("--lr", item, 0, most_number); });
+  };
+  app.add_option_function<std::string>(
+         "--seeds", set_seeds,
+         "several seeds between commas: 1,2,3 (default: --seed). The table then has means and standard deviations, and "
+         "says which differences from the yardstick are larger than the spread of seeds")
+      ->type_name("LIST");
+  add_integer(app, "--jobs", o.jobs, 0, 4096,
+              "runs side by side, each with its share of the threads; results are the same (0: several where there are "
+              "several seeds or rates, on a CPU, and a step of the first run, which is timed, is too small for all "
+              "threads)");
+  add_train_flags(app, o.train);
+  app.remove_option(app.get_option("--lr"));
+  app.add_option_function<std::string>(
+         "--lr", set_rates,
+         "base learning rate; of several between commas each architecture is trained at all with the first seed, then "
+         "with the other seeds at the best, by the test loss")
+      ->type_name("FLOAT,...")
+      ->default_str(CLI::detail::to_string(o.train.lr))
+      ->group("Optimiser");
 }
 }  // namespace
 
 int main(int argc, char** argv) {
   CLI::App app(
-      "Trains several architectures on the same batches from the same seed; ends with a table and a picture.\n"
+      "Trains several architectures on the same batches, from the same seeds; ends with a table and a picture.\n"
       "Without --data and --preset: --preset arith-quick.",
       "compare");
-  Options o;
+  Experiment o;
+  std::string request;  // of the comparison whose child this process is
   auto flags = [&] {
     set_defaults(argc, argv, o);
-    add_text(app, "--arch", o.archs, "LIST", "the first is the yardstick; " + arch_list_help());
-    add_train_flags(app, o.train);
+    add_text(app, "--one-run", request, "JSON", "for compare itself")->group(hidden_group);
+    add_experiment_flags(app, o);
     for (const char* refused :
          {"--init", "--teacher", "--kd-alpha", "--kd-tau", "--kd-reduction", "--dump-tape", "--dump-tensors", "--world",
           "--node-gpus", "--gpu", "--nvlink", "--net", "--rank-rate"})
       app.get_option(refused)->group(hidden_group);  // prepare() says why
     app.get_option("--steps")->description("optimizer steps of each run");
     app.get_option("--out")->description("directory of the comparison: results.md, compare.svg, a directory per run");
-    app.get_option("--resume")->description("continue the comparison in --out; needs no other flags");
+    app.get_option("--resume")
+        ->description(
+            "continue the comparison in --out; needs no other flags. --arch, --seeds and --lr may name more, which are "
+            "added, or fewer, which alone are shown then");
   };
   return run_program(app, argc, argv, flags, [&] {
+    if (!request.empty()) return train_for_parent(request);
     check_teacher_flags(app, o.train);
+    if (app.count("--seed") > 0 && app.count("--seeds") > 0) fail(Exit::usage, "--seed and --seeds: give one of them");
+    if (app.count("--seed") > 0) o.seeds = {o.train.seed};
     if (!place_from_environment().alone())
       fail(Exit::usage, "compare trains in one process; start it without mpirun, torchrun or srun");
     return run(o);

@@ -1,0 +1,269 @@
+// results.json of a comparison, written and read back.
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "engine/file.h"
+#include "models/checkpoint.h"
+#include "models/json_file.h"
+#include "train/comparison.h"
+#include "train/setting_io.h"
+
+namespace crossply {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+json number_or_null(double number) { return std::isfinite(number) ? json(number) : json(); }
+
+json json_of(const Comparison& comparison, const Arm& arm, const Arm& yardstick) {
+  json rates = json::array();
+  for (const size_t i : arm.sweep)
+    rates.push_back(
+        {{"lr", comparison.runs[i].options.lr}, {"test_loss", number_or_null(test_loss(comparison.runs[i]).value)}});
+  const Spread loss = spread_over(comparison, arm, test_loss);
+  const Spread difference = paired_difference(comparison, arm, yardstick);
+  return {{"name", arm.name},
+          {"lr", number_or_null(arm.lr)},
+          {"lr_settled", arm.settled},
+          {"lr_at_edge", arm.at_edge},
+          {"rates", rates},
+          {"seeds_done", loss.n},
+          {"test_loss_mean", number_or_null(loss.mean)},
+          {"test_loss_sd", number_or_null(loss.sd)},
+          {"difference_seeds", difference.n},
+          {"difference_mean", number_or_null(difference.mean)},
+          {"difference_error", number_or_null(difference.error())},
+          {"difference_interval", number_or_null(difference.interval())},
+          {"larger_than_spread", difference.n > 1 ? json(difference.differs_from_zero()) : json()}};
+}
+
+constexpr const char* about =
+    "paths are relative to this file; flops_per_token: forward and backward; memory_bytes: of the model and its "
+    "activations, without the program's own; relative: to the yardstick, which ran at another time; answers and "
+    "steps_valid: shares of 1; ..._step: when the number was measured; null: unknown; architectures: at their best "
+    "rates, chosen by the test loss of the first seed; difference: of test losses from the yardstick's with the same "
+    "seed, its standard error, and half of Student's 95 % interval; others: runs that the last call did not compare";
+
+// results.json in the directory of a comparison: an object with an array of runs, which have names. Null if there is
+// none.
+json read_results(const std::string& path) {
+  if (!path_exists(path)) return {};
+  json all = read_json(path);
+  if (!all.is_object() || !all.contains("runs") || !all["runs"].is_array() || all["runs"].empty())
+    fail(Exit::bad_data, path, ": \"runs\" is missing");
+  if (!all.contains("others")) all["others"] = json::array();
+  if (!all["others"].is_array()) fail(Exit::bad_data, path, ": \"others\" is not a list");
+  for (const char* list : {"runs", "others"})
+    for (const json& run : all[list])
+      if (!run.is_object() || !run.contains("name") || !run["name"].is_string())
+        fail(Exit::bad_data, path, ": a run has no \"name\"");
+  return all;
+}
+
+Exit exit_code_of(const json& run, const std::string& path) {
+  const json code = run.value("exit_code", json());
+  for (const Exit known : {Exit::done, Exit::usage, Exit::bad_data, Exit::no_input, Exit::internal, Exit::device,
+                           Exit::io, Exit::stopped, Exit::not_finite})
+    if (code == static_cast<int>(known)) return known;
+  fail(Exit::bad_data, path, ": \"exit_code\" cannot be ", code.dump());
+}
+
+// Whether a saved run is this one.
+bool is_same(const json& saved, const ComparedRun& run) {
+  if (saved["name"] != run.choice.text || !saved.contains("flags")) return false;
+  const json& flags = saved["flags"];
+  return flags.is_object() && flags.value("lr", json()) == json(run.options.lr) &&
+         flags.value("seed", json()) == json(run.options.seed);
+}
+
+// A name and nothing more: what is read here is written to.
+std::string directory_of(const json& saved, const ComparedRun& run, const std::string& path) {
+  const json directory = saved.value("directory", json(run.choice.file_name()));
+  const std::string name = directory.is_string() ? directory.get<std::string>() : "";
+  if (name.empty() || name.starts_with(".") || name.find('/') != std::string::npos)
+    fail(Exit::bad_data, path, ": \"directory\" cannot be ", directory.dump());
+  return name;
+}
+
+void refuse_other_run(const json& saved, const ComparedRun& run, const std::string& where, const std::string& path) {
+  const json flags = saved.value("flags", json());
+  refuse_other_settings(flags, run.options, where);
+  refuse_other_config(parse_config(flags.value("config", json()), path + ": config"), run.options.config, where);
+}
+
+// The runs of one architecture: none in common means that a flag was mistyped, or is another experiment's.
+void refuse_other_experiment(const Comparison& comparison, const json& old, const std::string& path) {
+  for (const json& saved : old["runs"]) {
+    const ComparedRun* of_this_name = nullptr;
+    bool common = false;
+    for (const ComparedRun& run : comparison.runs) {
+      if (saved["name"] != run.choice.text) continue;
+      if (of_this_name == nullptr) of_this_name = &run;
+      common |= std::any_of(old["runs"].begin(), old["runs"].end(), [&](const json& one) { return is_same(one, run); });
+    }
+    if (of_this_name != nullptr && !common)
+      refuse_other_run(saved, *of_this_name, comparison.out + "/" + directory_of(saved, *of_this_name, path), path);
+  }
+}
+
+// A list of numbers of results.json; where it has none, that of its runs' flags, each once.
+template <class T>
+std::vector<T> list_of(const json& all, const char* key, const char* flag, double most, const std::string& path) {
+  const bool listed = all.contains(key);
+  if (listed && (!all[key].is_array() || all[key].empty())) fail(Exit::bad_data, path, ": \"", key, "\" is no list");
+  std::vector<T> out;
+  for (const json& item : listed ? all[key] : all["runs"]) {
+    const json value = listed ? item : item.value("flags", json::object()).value(flag, json());
+    if (!holds<T>(value, 0, most)) fail(Exit::bad_data, path, ": \"", flag, "\" cannot be ", value.dump());
+    if (std::find(out.begin(), out.end(), value.get<T>()) == out.end()) out.push_back(value.get<T>());
+  }
+  return out;
+}
+
+}  // namespace
+
+json to_json(const Comparison& comparison, const ComparedRun& run) {
+  const TrainResult& r = run.result;
+  const std::string dir = run_directory(run);
+  const size_t place = static_cast<size_t>(&run - comparison.runs.data());
+  json out = {{"name", run.choice.text},
+              {"arch", run.choice.arch},
+              {"options", run.choice.options},
+              {"directory", dir},
+              {"metrics", run.state == RunState::waiting ? json() : json(dir + "/metrics.jsonl")},
+              {"state", name_of(run.state)},
+              {"exit_code", run.state == RunState::waiting ? json() : json(static_cast<int>(r.code))},
+              {"error", run.error},
+              {"lr", run.options.lr},
+              {"seed", run.options.seed},
+              {"flags", all_settings(run.options)},
+              {"steps_done", is_done(run) ? run.options.steps : steps_of(run)},
+              {"parameters", r.parameters},
+              {"flops_per_token", r.flops_per_token},
+              {"memory_bytes", r.memory},
+              {"relative_memory", relative_memory(comparison, run)},
+              {"tokens_per_second", r.tokens_per_second > 0 ? json(r.tokens_per_second) : json()},
+              {"runs_side_by_side", run.side_by_side},
+              {"relative_time", number_or_null(relative_time(comparison, {place}))}};
+  const auto put = [&](const std::string& key, const Measured& number, const std::string& step_key) {
+    const bool known = std::isfinite(number.value);
+    out[key] = known ? json(number.value) : json();
+    out[step_key] = known ? json(number.step) : json();
+  };
+  put("train_loss", train_loss(run), "train_loss_step");
+  put("test_loss", test_loss(run), "test_loss_step");
+  put("answers", answers(run), "answers_step");
+  put("steps_valid", steps_valid(run), "answers_step");
+  return out;
+}
+
+void take_up(ComparedRun& run, const json& saved, const std::string& out, const std::string& path) {
+  const auto number = [&](const char* key, double otherwise) {
+    const auto found = saved.find(key);
+    return found != saved.end() && found->is_number() ? found->get<double>() : otherwise;
+  };
+  for (const RunState state : {RunState::done, RunState::stopped, RunState::failed})
+    if (saved.value("state", json()) == name_of(state)) run.state = state;
+  if (run.state == RunState::waiting || run.state == RunState::running) return;
+  TrainResult& r = run.result;
+  r.code = exit_code_of(saved, path);
+  r.tokens_per_second = number("tokens_per_second", 0);
+  if (const json memory = saved.value("memory_bytes", json()); memory.is_number_unsigned()) r.memory = memory;
+  r.train_loss = number("train_loss", NAN);
+  r.test_loss = number("test_loss", NAN);
+  r.answers = number("answers", -1);
+  r.steps_valid = number("steps_valid", -1);
+  r.curves = read_curves(out + "/" + run_directory(run) + "/metrics.jsonl");
+  run.side_by_side = static_cast<int64_t>(std::clamp(number("runs_side_by_side", 1), 1.0, 1e6));
+  if (saved.contains("error") && saved["error"].is_string()) run.error = saved["error"];
+  if (is_done(run) && number("steps_done", 0) < static_cast<double>(run.options.steps)) run.state = RunState::stopped;
+}
+
+std::string results_json(const Comparison& comparison) {
+  json runs = json::array(), arms = json::array(), others = json::array();
+  const std::vector<Arm> all_arms = arms_of(comparison);
+  for (const Arm& arm : all_arms) arms.push_back(json_of(comparison, arm, all_arms[0]));
+  // A run that is not needed, or not yet known to be, is one more only if it was begun.
+  const uint64_t first_seed = comparison.runs[0].options.seed;
+  for (const ComparedRun& run : comparison.runs)
+    if (run.state != RunState::waiting || run.options.seed == first_seed) runs.push_back(to_json(comparison, run));
+  for (const std::string& other : comparison.others) others.push_back(json::parse(other));
+  const double chance = chance_of(comparison.data);  // of answers
+  const json all = {{"format", "crossply comparison"},
+                    {"version", 1},
+                    {"about", about},
+                    {"data", comparison.data},
+                    {"yardstick", comparison.runs[0].choice.text},
+                    {"rates", rates_of(comparison)},
+                    {"seeds", seeds_of(comparison)},
+                    {"test_sequences", comparison.test_size > 0 ? json(comparison.test_size) : json()},
+                    {"chance", number_or_null(chance)},
+                    {"architectures", arms},
+                    {"runs", runs},
+                    {"others", others}};
+  return all.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
+}
+
+bool take_comparison_settings(const std::string& out, Experiment& experiment) {
+  const std::string path = out + "/results.json";
+  const json old = read_results(path);
+  if (old.is_null()) return false;
+  std::vector<std::string> names;
+  experiment.archs.clear();
+  for (const json& run : old["runs"]) {
+    const std::string name = run["name"];
+    if (std::find(names.begin(), names.end(), name) != names.end()) continue;
+    names.push_back(name);
+    experiment.archs += (experiment.archs.empty() ? "" : ",") + name;
+  }
+  // A GPT-2 among LLaMAs does not have all their sizes.
+  const json& runs = old["runs"];
+  const auto llama = std::find_if(runs.begin(), runs.end(), [](const json& run) {
+    return run.contains("flags") && run["flags"].contains("config") && run["flags"]["config"].contains("hidden_size");
+  });
+  TrainOptions& options = experiment.train;
+  take_settings((llama == runs.end() ? runs[0] : *llama).value("flags", json()), path + ": flags", options);
+  options.config.arch = "llama";  // what the first one has of its own is in its name
+  options.config.options.clear();
+  experiment.rates = list_of<double>(old, "rates", "lr", most_number, path);
+  experiment.seeds = list_of<uint64_t>(old, "seeds", "seed", most_of<uint64_t>, path);
+  return true;
+}
+
+void take_up(Comparison& comparison) {
+  const std::string &out = comparison.out, path = out + "/results.json";
+  for (const char* file : {"/compare.svg", "/results.md", "/results.json"}) remove_leftovers_of(out + file);
+  const json old = read_results(path);
+  if (old.is_null()) {
+    const bool has_run = std::any_of(comparison.runs.begin(), comparison.runs.end(), [&](const ComparedRun& run) {
+      return path_exists(out + "/" + run_directory(run));
+    });
+    std::error_code ignored;
+    if (!has_run && path_exists(out) && !fs::is_empty(out, ignored))
+      fail(Exit::usage, "--resume: ", out, " holds files, but no comparison; choose another --out");
+    return;
+  }
+  refuse_other_experiment(comparison, old, path);
+  for (const char* list : {"runs", "others"}) {
+    for (const json& saved : old[list]) {
+      const auto run = std::find_if(comparison.runs.begin(), comparison.runs.end(),
+                                    [&](const ComparedRun& candidate) { return is_same(saved, candidate); });
+      if (run == comparison.runs.end()) {
+        comparison.others.push_back(saved.dump());
+        continue;
+      }
+      run->directory = directory_of(saved, *run, path);
+      run->options.out = out + "/" + run->directory;
+      refuse_other_run(saved, *run, run->options.out, path);
+      take_up(*run, saved, out, path);
+      run->result.run_dir = run->options.out;
+      // What somebody removed is trained again.
+      if (is_done(*run) && !path_exists(run->options.out)) run->state = RunState::waiting;
+    }
+  }
+}
+
+}  // namespace crossply

@@ -1,0 +1,449 @@
+// What a comparison shows people: the table on the terminal, results.md, compare.svg.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "cli/format.h"
+#include "engine/device.h"
+#include "engine/file.h"
+#include "train/comparison.h"
+#include "train/curve.h"
+
+namespace crossply {
+namespace {
+
+// Whole below `exact_below`, then with four digits: 66,496 and 124.4M.
+std::string short_count(int64_t count, int64_t exact_below) {
+  if (count < exact_below) return format_count(count);
+  const double value = static_cast<double>(count);
+  const double unit = value >= 1e9 ? 1e9 : value >= 1e6 ? 1e6 : 1e3;
+  return format_number("%.4g", value / unit) + (unit == 1e9 ? "G" : unit == 1e6 ? "M" : "k");
+}
+
+// Three digits behind the point, four where there are no others: 2.413, 0.0741.
+std::string loss_text(double loss) {
+  return format_number(std::abs(loss) >= 1000 ? "%.4g" : std::abs(loss) < 0.1 ? "%.4f" : "%.3f", loss);
+}
+std::string four_digits(double loss) { return format_number("%.4f", loss); }
+std::string percent_text(double share) { return format_number("%.1f %%", 100 * share); }
+std::string ratio_text(double ratio) { return std::isfinite(ratio) ? format_number("%.2fx", ratio) : "-"; }
+
+using Text = std::string (*)(double);
+
+// With its step, where that is not the run's last: "0.640 @1800".
+std::string measured_text(const ComparedRun& run, const Measured& number, Text text) {
+  if (!std::isfinite(number.value)) return "-";
+  return text(number.value) + (is_done(run) ? "" : str(" @", number.step));
+}
+
+// A comparison and its arms, of which the first is the yardstick. several: seeds or rates.
+struct View {
+  explicit View(const Comparison& c)
+      : comparison(c), arms(arms_of(c)), rates(rates_of(c)), seeds(seeds_of(c)), several(c.runs.size() > arms.size()) {}
+  const ComparedRun& first_of(const Arm& arm) const { return comparison.runs[arm.seeds[0]]; }
+  std::string number(const Arm& arm, Measure measure, Text text, Text with_spread) const;
+  std::string rate(const Arm& arm, int64_t exact_below) const;
+  std::string lr(const Arm& arm) const { return std::isfinite(arm.lr) ? lr_text(arm.lr) : "-"; }
+  std::string seeds_done(const Arm& arm) const;
+  bool is_task() const {
+    return std::any_of(comparison.runs.begin(), comparison.runs.end(),
+                       [](const ComparedRun& run) { return std::isfinite(answers(run).value); });
+  }
+  bool side_by_side() const {
+    return std::any_of(comparison.runs.begin(), comparison.runs.end(),
+                       [](const ComparedRun& run) { return run.side_by_side > 1; });
+  }
+  const Comparison& comparison;
+  const std::vector<Arm> arms;
+  const std::vector<double> rates;
+  const std::vector<uint64_t> seeds;
+  const bool several;
+};
+
+// "1.3120 +- 0.0041" over seeds.
+std::string View::number(const Arm& arm, Measure measure, Text text, Text with_spread) const {
+  if (arm.seeds.size() == 1) return measured_text(first_of(arm), measure(first_of(arm)), text);
+  const Spread spread = spread_over(comparison, arm, measure);
+  if (spread.n == 0) return "-";
+  if (spread.n == 1) return with_spread(spread.mean);
+  std::string mean = with_spread(spread.mean);
+  if (mean.ends_with(" %")) mean.resize(mean.size() - 2);
+  return mean + " +- " + with_spread(spread.sd);
+}
+
+std::string View::rate(const Arm& arm, int64_t exact_below) const {
+  const double rate = tokens_per_second_of(comparison, arm);
+  return rate > 0 ? short_count(static_cast<int64_t>(rate), exact_below) : "-";
+}
+
+std::string View::seeds_done(const Arm& arm) const {
+  const auto done =
+      std::count_if(arm.seeds.begin(), arm.seeds.end(), [&](size_t i) { return is_done(comparison.runs[i]); });
+  const size_t all = seeds.size();
+  return static_cast<size_t>(done) == all ? str(all) : str(done, " of ", all);
+}
+
+struct Column {
+  std::string name;
+  int rank;  // of those that do not fit, the highest are left out first
+  std::vector<std::string> cells;
+};
+
+std::vector<Column> columns_of(const View& view) {
+  std::vector<Column> columns;
+  auto add = [&](const std::string& name, int rank, auto&& text) {
+    columns.push_back({name, rank, {}});
+    for (const Arm& arm : view.arms) columns.back().cells.push_back(text(arm));
+  };
+  auto number = [&](Measure measure, Text text, Text with_spread) {
+    return [=, &view](const Arm& arm) { return view.number(arm, measure, text, with_spread); };
+  };
+  auto count = [&](const Arm& arm) { return short_count(view.first_of(arm).result.parameters, 10'000'000); };
+  auto flops = [&](const Arm& arm) { return format_number("%.4g", view.first_of(arm).result.flops_per_token); };
+  auto memory = [&](const Arm& arm) { return ratio_text(relative_memory(view.comparison, view.first_of(arm))); };
+  add("architecture", 0, [](const Arm& arm) { return arm.name; });
+  add("parameters", 2, count);
+  add("FLOP/token", 8, flops);
+  if (!view.side_by_side()) add("tokens/s", 4, [&](const Arm& arm) { return view.rate(arm, 1'000'000); });
+  add("memory", 5, memory);
+  if (view.rates.size() > 1) add("lr", 1, [&](const Arm& arm) { return view.lr(arm); });
+  if (view.seeds.size() > 1) add("seeds", 1, [&](const Arm& arm) { return view.seeds_done(arm); });
+  add("train loss", 7, number(train_loss, loss_text, four_digits));
+  add("test loss", 1, number(test_loss, loss_text, four_digits));
+  if (!view.is_task()) return columns;
+  add("answers", 3, number(answers, percent_text, percent_text));
+  add("valid", 6, number(steps_valid, percent_text, percent_text));
+  return columns;
+}
+
+size_t width_of(const std::vector<Column>& columns) {
+  size_t width = 0;
+  for (const Column& column : columns) {
+    size_t widest = column.name.size();
+    for (const std::string& cell : column.cells) widest = std::max(widest, cell.size());
+    width += widest + (width > 0 ? 2 : 0);
+  }
+  return width;
+}
+
+std::string table_of(const std::vector<Column>& columns, size_t rows) {
+  std::vector<std::vector<std::string>> table(rows + 1);
+  for (const Column& column : columns) {
+    table[0].push_back(column.name);
+    for (size_t i = 0; i < rows; ++i) table[i + 1].push_back(column.cells[i]);
+  }
+  return format_table(table);
+}
+
+std::string list_of_seeds(const View& view) {
+  std::string list;
+  for (const uint64_t seed : view.seeds) list += (list.empty() ? "" : ", ") + std::to_string(seed);
+  return list;
+}
+
+std::string list_of_rates(const View& view) {
+  std::string list;
+  for (const double rate : view.rates) list += (list.empty() ? "" : ", ") + lr_text(rate);
+  return list;
+}
+
+// Whether an arm differs from the yardstick by more than seeds do.
+std::string verdict(const View& view, const Arm& arm) {
+  const Spread d = paired_difference(view.comparison, arm, view.arms[0]);
+  if (d.n == 0) return "no seed has ended for both: cannot be told";
+  const std::string size =
+      d.mean == 0 ? "the same" : (d.mean < 0 ? "lower by " : "higher by ") + four_digits(std::abs(d.mean));
+  if (d.n == 1) return size + " with one seed: whether seeds differ by as much cannot be told";
+  const bool all = static_cast<size_t>(d.n) == view.seeds.size();
+  return size + " +- " + four_digits(d.error()) + (all ? "" : str(" (", d.n, " seeds)")) +
+         (d.differs_from_zero() ? ": larger than the spread of seeds" : ": within the spread of seeds");
+}
+
+// A line for each architecture but the yardstick: its name and its verdict.
+std::vector<std::pair<std::string, std::string>> verdicts(const View& view) {
+  std::vector<std::pair<std::string, std::string>> lines;
+  for (size_t i = 1; i < view.arms.size() && view.seeds.size() > 1; ++i)
+    lines.emplace_back(view.arms[i].name, verdict(view, view.arms[i]));
+  return lines;
+}
+
+std::string title_of_verdicts(const View& view, const std::string& yardstick) {
+  return str("test loss against that of ", yardstick, ", over ", view.seeds.size(), " seeds:");
+}
+
+std::string table_of_verdicts(const View& view, size_t width) {
+  std::string out = title_of_verdicts(view, view.arms[0].name) + "\n";
+  size_t longest = 0;
+  const auto lines = verdicts(view);
+  for (const auto& line : lines) longest = std::max(longest, line.first.size());
+  for (const auto& [name, verdict] : lines)
+    out += "  " + name + ":" + std::string(longest - name.size() + 1, ' ') +
+           wrap(verdict, std::max<size_t>(30, width - std::min(width, longest + 4)), longest + 4) + "\n";
+  return out;
+}
+
+// How verdicts come about, and what they do not say.
+std::string notes_on_verdicts(const View& view) {
+  const size_t n = view.seeds.size();
+  std::string out =
+      "Difference: mean over seeds, pair by pair, since one seed gives all the same batches; +- its standard error. "
+      "Larger: Student's 95 % interval" +
+      str(" (with ", n, " seeds ", format_number("%.3g", student_t95(static_cast<int64_t>(n) - 1)),
+          " standard errors to each side)") +
+      " leaves out 0. Within: these seeds cannot tell them apart, which does not show that they are equal.";
+  if (view.arms.size() > 2)
+    out += " Each line is a look of its own: of twenty equals about one would be called different.";
+  return out;
+}
+
+std::string notes_on_spread(const View& view) {
+  return std::string("mean +- standard deviation over the seeds") +
+         (view.is_task() ? ", which also draw the task's data." : ".");
+}
+
+// Where the rates come from.
+std::string notes_on_rates(const View& view) {
+  std::string edge;
+  std::string out = str("lr: that of ", list_of_rates(view), " with the lowest test loss from seed ", view.seeds[0],
+                        view.seeds.size() > 1 ? "; other seeds were trained at it alone" : "",
+                        ". Chosen by a number that is shown, it makes that a little too good, for all alike.");
+  for (const Arm& arm : view.arms)
+    if (arm.at_edge) edge += (edge.empty() ? "" : ", ") + arm.name;
+  if (!edge.empty()) out += " At the edge of these rates, so that one beyond may be better: " + edge + ".";
+  return out;
+}
+
+// What the test numbers are of, and how much of a difference between them may be chance.
+std::string notes_on_tests(const View& view) {
+  const Comparison& comparison = view.comparison;
+  const TrainOptions& o = comparison.runs[0].options;
+  const auto part = [&](int64_t samples, const std::string& what) {
+    if (comparison.test_size == 0) return str("at most ", format_count(samples), " ", what);
+    if (samples >= comparison.test_size) return str("all ", format_count(comparison.test_size), " ", what);
+    return str("the first ", format_count(samples), " of ", format_count(comparison.test_size), " ", what);
+  };
+  const int64_t sequences = o.eval_samples > 0 ? o.eval_samples : comparison.test_size;
+  std::string out =
+      "test loss: over " + (sequences > 0 ? part(sequences, "test sequences") : "all test sequences") + ".\n";
+  if (view.is_task()) {
+    const int64_t prompts =
+        comparison.test_size > 0 ? std::min(o.answer_samples, comparison.test_size) : o.answer_samples;
+    double error = 0;  // two standard errors
+    for (const ComparedRun& run : comparison.runs)
+      if (const double p = answers(run).value; std::isfinite(p))
+        error = std::max(error, 2 * std::sqrt(p * (1 - p) / static_cast<double>(prompts)));
+    const double chance = chance_of(comparison.data);
+    out += "answers: to " + part(o.answer_samples, "test prompts");
+    if (std::isfinite(chance)) out += "; guessing gets " + percent_text(chance);
+    if (error > 0) out += ";\nsampling error (two standard errors) " + format_number("up to %.1f points", 100 * error);
+    out += ".\n";
+  }
+  if (view.seeds.size() > 1) return out;
+  return out + "All runs have one seed: another may order close architectures otherwise.\n";
+}
+
+// Which architectures diverged at a rate that so is not their best.
+std::string diverged_at(const View& view, double lr) {
+  std::string names;
+  for (const Arm& arm : view.arms)
+    for (const size_t i : arm.sweep) {
+      const ComparedRun& run = view.comparison.runs[i];
+      if (arm.works && diverged(run) && run.options.lr == lr) names += (names.empty() ? "" : ", ") + arm.name;
+    }
+  return names.empty() ? "" : "diverged at lr " + lr_text(lr) + ": " + names + "\n";
+}
+
+// The runs that did not end well; of those that have not begun, where there are several of an arm, how many.
+std::string remarks(const View& view) {
+  std::string out;
+  for (const double lr : view.rates) out += diverged_at(view, lr);
+  for (const Arm& arm : view.arms)
+    for (const ComparedRun& run : view.comparison.runs) {
+      const bool first = run.options.seed == view.seeds[0], waits = run.state == RunState::waiting;
+      if (run.choice.text != arm.name || is_done(run) || (waits && view.several)) continue;
+      if (!(arm.works && first && diverged(run))) out += run_name(view.comparison, run) + ": " + remark(run) + "\n";
+    }
+  const int64_t left = runs_left(view.comparison);
+  if (view.several && left > 0) out += str(left, left == 1 ? " run is" : " runs are", " still to be done\n");
+  return out;
+}
+
+std::vector<std::string> markdown_cells(const View& view, const Arm& arm) {
+  const ComparedRun& run = view.first_of(arm);
+  const TrainResult& r = run.result;
+  const double time = relative_time(view.comparison, arm.seeds);
+  const auto number = [&](Measure measure, Text text) { return view.number(arm, measure, text, text); };
+  std::vector<std::string> cells = {arm.name,
+                                    format_count(r.parameters),
+                                    format_number("%.6g", r.flops_per_token),
+                                    view.rate(arm, std::numeric_limits<int64_t>::max()),
+                                    std::isfinite(time) ? format_number("~%.1fx", time) : "-",
+                                    format_bytes(static_cast<double>(r.memory)),
+                                    ratio_text(relative_memory(view.comparison, run)),
+                                    number(train_loss, four_digits),
+                                    number(test_loss, four_digits),
+                                    number(answers, percent_text),
+                                    number(steps_valid, percent_text)};
+  if (view.several) cells.insert(cells.end(), {view.lr(arm), view.seeds_done(arm)});
+  else cells.push_back(is_done(run) ? "done" : remark(run));
+  return cells;
+}
+
+// The last cell without room for more: with all that is needed to find a run.
+std::string table_of_runs(const View& view) {
+  std::string out = "## Runs\n\n" +
+                    format_markdown_row({"architecture", "lr", "seed", "train loss", "test loss", "answers",
+                                         "steps valid", "directory", "state"}) +
+                    "|---|---|---|---|---|---|---|---|---|\n";
+  for (const ComparedRun& run : view.comparison.runs) {
+    if (run.state == RunState::waiting && run.options.seed != view.seeds[0]) continue;
+    const auto number = [&](Measure measure, Text text) { return measured_text(run, measure(run), text); };
+    out += format_markdown_row({run.choice.text, lr_text(run.options.lr), std::to_string(run.options.seed),
+                                number(train_loss, four_digits), number(test_loss, four_digits),
+                                number(answers, percent_text), number(steps_valid, percent_text), run_directory(run),
+                                is_done(run) ? "done" : remark(run)});
+  }
+  return out + "\n";
+}
+
+// The running mean over a fiftieth, narrow at the start, where curves are steep: the batches' noise is not the seeds'.
+std::vector<double> smoothed(const std::vector<double>& values) {
+  std::vector<double> sum(values.size() + 1, 0.0), out(values.size());
+  for (size_t i = 0; i < values.size(); ++i) sum[i + 1] = sum[i] + values[i];
+  for (size_t i = 0; i < values.size(); ++i) {
+    const size_t reach = std::min(values.size() / 100, i / 4), end = std::min(values.size(), i + reach + 1);
+    out[i] = (sum[end] - sum[i - reach]) / static_cast<double>(end - (i - reach));
+  }
+  return out;
+}
+
+// The mean over the arm's runs that are done, as far as all came, with a band from the lowest to the highest; an only
+// run is its curve.
+Curve mean_curve(const View& view, const Arm& arm, std::vector<double> RunCurves::*x,
+                 std::vector<double> RunCurves::*y) {
+  std::vector<std::vector<double>> lines;
+  Curve out;
+  for (const size_t i : arm.seeds) {
+    const ComparedRun& run = view.comparison.runs[i];
+    const RunCurves& curves = run.result.curves;
+    if ((curves.*x).empty() || (arm.seeds.size() > 1 && !is_done(run))) continue;
+    lines.push_back(arm.seeds.size() > 1 ? smoothed(curves.*y) : curves.*y);
+    if (out.x.empty() || (curves.*x).size() < out.x.size()) out.x = curves.*x;
+  }
+  for (size_t k = 0; k < out.x.size(); ++k) {
+    double low = INFINITY, high = -INFINITY, sum = 0;
+    for (const std::vector<double>& line : lines)
+      sum += line[k], low = std::min(low, line[k]), high = std::max(high, line[k]);
+    out.y.push_back(sum / static_cast<double>(lines.size()));
+    if (lines.size() > 1) out.low.push_back(low), out.high.push_back(high);
+  }
+  return out;
+}
+
+std::string curve_name(const View& view, const Arm& arm) {
+  if (view.several) return arm.name + (view.rates.size() > 1 ? " lr " + view.lr(arm) : "");
+  const ComparedRun& run = view.first_of(arm);
+  return arm.name + (is_done(run) ? "" : str(" (", name_of(run.state), ")"));
+}
+
+void draw(const View& view) {
+  const bool bands = view.seeds.size() > 1;
+  const std::string of = bands ? ": mean over seeds, band from the lowest to the highest" : "";
+  Panel losses{"training loss" + of, "test loss", {}};
+  Panel right{"correct answers to test prompts" + of, "", {}, true};
+  for (const Arm& arm : view.arms) {
+    const bool begun = std::any_of(arm.seeds.begin(), arm.seeds.end(),
+                                   [&](size_t i) { return view.comparison.runs[i].state != RunState::waiting; });
+    if (!begun) continue;
+    const std::string name = curve_name(view, arm);
+    const bool failed = arm.seeds.size() == 1 && view.first_of(arm).state == RunState::failed;
+    Curve loss = mean_curve(view, arm, &RunCurves::step, &RunCurves::loss);
+    const Curve test = mean_curve(view, arm, &RunCurves::test_step, &RunCurves::test_loss);
+    Curve answered = mean_curve(view, arm, &RunCurves::answer_step, &RunCurves::answers);
+    loss.name = answered.name = name;
+    loss.broken_off = answered.broken_off = failed;
+    loss.marks_x = test.x, loss.marks_y = test.y;
+    losses.curves.push_back(loss);
+    right.curves.push_back(answered);
+  }
+  std::vector<Panel> panels = {losses};
+  const auto has_points = [](const Curve& curve) { return !curve.x.empty(); };
+  if (std::any_of(right.curves.begin(), right.curves.end(), has_points)) panels.push_back(right);
+  const Comparison& comparison = view.comparison;
+  write_curve_svg(comparison.out + "/compare.svg", "loss on " + comparison.data, "step", panels);
+}
+
+}  // namespace
+
+std::string results_table(const Comparison& comparison, size_t width) {
+  const View view(comparison);
+  std::vector<Column> columns = columns_of(view);
+  while (columns.size() > 2 && width_of(columns) > width) {
+    columns.erase(std::max_element(columns.begin(), columns.end(),
+                                   [](const Column& a, const Column& b) { return a.rank < b.rank; }));
+  }
+  const auto shown = [&](const std::string& name) {
+    return std::any_of(columns.begin(), columns.end(), [&](const Column& column) { return column.name == name; });
+  };
+  std::string out = table_of(columns, view.arms.size()) + remarks(view);
+  if (view.seeds.size() > 1 && view.arms.size() > 1)
+    out += "\n" + table_of_verdicts(view, width) + wrap(notes_on_verdicts(view), width, 0) + "\n\n";
+  if (view.seeds.size() > 1) out += "in the table: " + notes_on_spread(view) + "\n";
+  if (view.rates.size() > 1) out += wrap(notes_on_rates(view), width, 0) + "\n";
+  out += "memory: relative to " + comparison.runs[0].choice.text + ". All columns: results.md.\n";
+  if (!view.side_by_side())
+    out +=
+        "tokens/s: of runs one after the other, so only roughly comparable;\n`make bench-architectures` measures in "
+        "turn.\n";
+  for (const auto& [name, meaning] :
+       {std::pair{"train loss", "mean of the last fiftieth of the steps"},
+        std::pair{"answers", "the final answer is correct"}, std::pair{"valid", "so is every generated step"}})
+    if (shown(name)) out += std::string(name) + ": " + meaning + ".\n";
+  return out + notes_on_tests(view);
+}
+
+std::string results_markdown(const Comparison& comparison) {
+  const View view(comparison);
+  const TrainOptions& o = comparison.runs[0].options;
+  const std::string seeds = (view.seeds.size() > 1 ? "seeds " : "seed ") + list_of_seeds(view);
+  std::string out = "# " + format_markdown(comparison.data) + "\n\n" +
+                    str(o.steps, " steps of ", o.batch * o.accumulate, " sequences of ", o.data.seq_len, " tokens, ",
+                        seeds, view.rates.size() > 1 ? ", learning rates " + list_of_rates(view) : "",
+                        "; all settings: results.json.\n\n![loss](compare.svg)\n\n");
+  std::vector<std::string> head = {"architecture",    "parameters", "FLOP/token", "tokens/s", "time",       "memory",
+                                   "relative memory", "train loss", "test loss",  "answers",  "steps valid"};
+  if (view.several) head.insert(head.end(), {"lr", "seeds"});
+  else head.push_back("state");
+  out += format_markdown_row(head) + "|";
+  for (size_t i = 0; i < head.size(); ++i) out += "---|";
+  out += "\n";
+  for (const Arm& arm : view.arms) out += format_markdown_row(markdown_cells(view, arm));
+  out += "\n";
+  if (view.seeds.size() > 1) {
+    out += "In the table: " + notes_on_spread(view) + " In the picture lines are means over the seeds, bands go " +
+           "from the lowest to the highest.\n\n";
+    if (view.arms.size() > 1) out += title_of_verdicts(view, format_markdown(view.arms[0].name)) + "\n\n";
+    for (const auto& [name, verdict] : verdicts(view)) out += "* " + format_markdown(name) + ": " + verdict + "\n";
+    if (view.arms.size() > 1) out += "\n" + notes_on_verdicts(view) + "\n\n";
+  }
+  if (view.rates.size() > 1) out += notes_on_rates(view) + "\n\n";
+  if (view.several) out += table_of_runs(view);
+  return out + "time and relative memory: against " + format_markdown(comparison.runs[0].choice.text) +
+         (view.side_by_side() ? ". Runs were trained side by side, so there are no tokens/s and times; "
+                              : ". tokens/s and time: the architectures ran one after the other, so whatever else the "
+                                "machine did is in them; ") +
+         "`make bench-architectures` measures in turn. @N: after step N. FLOP/token: forward and backward. memory: of "
+         "the model and its activations, without the program's own.\n"
+         "train loss: mean of the last fiftieth of the steps. answers: the final answer is correct; steps valid: so is "
+         "every generated step.\n\n" +
+         notes_on_tests(view);
+}
+
+void write_results(const Comparison& comparison) {
+  draw(View(comparison));
+  write_file_atomically(comparison.out + "/results.md", results_markdown(comparison));
+  write_file_atomically(comparison.out + "/results.json", results_json(comparison));
+}
+
+}  // namespace crossply

@@ -1,0 +1,56 @@
+#include "train/statistics.h"
+
+#include <numbers>
+
+#include "engine/check.h"
+
+namespace crossply {
+namespace {
+
+// P(|T| <= t): the sum in closed form that Student's distribution has for whole degrees of freedom v, with
+// theta = atan(t / sqrt(v)).
+//   odd v:  2/pi (theta + sin (cos + 2/3 cos^3 + 2/3 4/5 cos^5 + ...)), up to cos^(v-2)
+//   even v: sin (1 + 1/2 cos^2 + 1/2 3/4 cos^4 + ...), up to cos^(v-2)
+double probability_within(double t, int64_t v) {
+  const double theta = std::atan(t / std::sqrt(static_cast<double>(v)));
+  const double sine = std::sin(theta), cosine = std::cos(theta);
+  const bool odd = v % 2 == 1;
+  double term = odd ? cosine : 1, sum = 0;
+  for (int64_t power = odd ? 1 : 0; power <= v - 2; power += 2) {
+    sum += term;
+    term *= cosine * cosine * static_cast<double>(power + 1) / static_cast<double>(power + 2);
+  }
+  return odd ? 2 / std::numbers::pi * (theta + sine * sum) : sine * sum;
+}
+
+}  // namespace
+
+double student_t95(int64_t v) {
+  CHECK_THAT(v >= 1, "degrees of freedom: ", v);
+  double low = 0, high = 13;  // of one degree of freedom it is 12.7
+  for (int i = 0; i < 60; ++i) {
+    const double middle = (low + high) / 2;
+    (probability_within(middle, v) < 0.95 ? low : high) = middle;
+  }
+  return high;
+}
+
+Spread spread_of(const std::vector<double>& values) {
+  Spread out;
+  out.n = static_cast<int64_t>(values.size());
+  if (values.empty()) return out;
+  double sum = 0, squares = 0;
+  for (const double value : values) sum += value;
+  out.mean = sum / static_cast<double>(out.n);
+  for (const double value : values) squares += (value - out.mean) * (value - out.mean);
+  if (out.n > 1) out.sd = std::sqrt(squares / static_cast<double>(out.n - 1));
+  return out;
+}
+
+double Spread::error() const { return sd / std::sqrt(static_cast<double>(n)); }
+
+double Spread::interval() const { return n > 1 ? student_t95(n - 1) * error() : NAN; }
+
+bool Spread::differs_from_zero() const { return n > 1 && std::abs(mean) > interval(); }
+
+}  // namespace crossply
