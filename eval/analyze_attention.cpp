@@ -1,8 +1,5 @@
 // analyze --what attention: how far each head's attention has collapsed, by layer and group of layers.
-#include <unistd.h>
-
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <deque>
@@ -10,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/format.h"
+#include "cli/ticker.h"
 #include "engine/file.h"
 #include "engine/json.h"
 #include "engine/printable.h"
@@ -60,32 +58,6 @@ struct Measured {
 
 // -----------------------------------------------------------------------------------------------------------------
 // Measuring.
-
-// Every now and then where the work stands: over itself on a terminal, every half a minute in a log.
-class Ticker {
- public:
-  explicit Ticker(std::string label) : label_(std::move(label)), start_(now()), last_(start_) {}
-  ~Ticker() {
-    if (terminal_) std::fprintf(stderr, "\r\033[K");
-  }
-  void tell(int64_t done, int64_t all) {
-    const double time = now();
-    if (time - last_ < (terminal_ ? 0.2 : 30)) return;
-    last_ = time;
-    const double left = (time - start_) / static_cast<double>(done) * static_cast<double>(all - done);
-    std::fprintf(stderr, "%s%s: window %s of %s, %s left%s", terminal_ ? "\r\033[K" : "", label_.c_str(),
-                 format_count(done).c_str(), format_count(all).c_str(), format_seconds(left).c_str(),
-                 terminal_ ? "" : "\n");
-  }
-
- private:
-  static double now() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-  }
-  std::string label_;
-  bool terminal_ = isatty(STDERR_FILENO) == 1;
-  double start_, last_;
-};
 
 [[noreturn]] void fail_not_finite(const std::string& model, const std::string& what) {
   fail(Exit::not_finite, model, ": ", what,
@@ -150,7 +122,7 @@ Measured measure(const std::string& name, const AnalysisOptions& o) {
     measured.heads = std::max(measured.heads, heads.size());
   }
   if (probe.ops().empty()) fail(Exit::usage, name, ": no layer of ", model.config.arch, " has attention over tokens");
-  Ticker ticker(printable(name));
+  Ticker ticker(printable(name), "window");
   for (int64_t i = 0; i < o.sequences; ++i) {
     const TokenWindow& window = measured.windows[static_cast<size_t>(i)];
     probe.run(window.tokens.data(), [&](size_t at, const AttentionInputs& inputs) {
