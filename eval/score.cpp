@@ -188,9 +188,10 @@ Exit run(const Options& o) {
 
 int main(int argc, char** argv) {
   CLI::App app(
-      "Log-probabilities of continuations and texts, and greedy continuations: JSON lines on standard input, JSON "
-      "lines "
-      "out. The first lines of eval/score.cpp show them.",
+      "Log-probabilities and greedy continuations. Standard input has one request a line, as JSON: {\"context\": T, "
+      "\"continuation\": T}, {\"text\": T} or {\"context\": T, \"max_new_tokens\": N, \"until\": [TEXT]}, where T is a "
+      "text or a list of token ids; with an \"id\", which the answer then has, or none. The answers come at an empty "
+      "line and at the end, in the order of the requests.",
       "score");
   Options o;
   auto flags = [&] {

@@ -2,6 +2,7 @@
 #include "eval/scorer.h"
 
 #include "eval/decode.h"
+#include "tests/backends.h"
 #include "tests/data_check.h"
 #include "tests/tiny.h"
 
@@ -11,7 +12,8 @@ using namespace crossply::test;
 namespace {
 
 struct Scored {
-  explicit Scored(const std::string& arch, int64_t V = 7, int64_t longest = 11) : config(tiny_config(arch)) {
+  explicit Scored(const std::string& arch, int64_t V = 7, int64_t longest = 11, const std::string& name = "cpu")
+      : config(tiny_config(arch)), device(make_device(name)) {
     config.vocab_size = V;
     config.max_position_embeddings = longest;
     declare_model(params, config);
@@ -42,7 +44,7 @@ struct Scored {
   }
 
   Config config;
-  std::unique_ptr<Device> device = make_device("cpu");
+  std::unique_ptr<Device> device;
   ParameterTable params;
 };
 
@@ -80,6 +82,21 @@ TEST_CASE("scorer: log-probabilities and greedy flags are those of the model's l
       CHECK(std::abs(scores[i].logprob - want.logprob) <= 1e-5 * std::max(1.0, -want.logprob));
       CHECK(scores[i].greedy == want.greedy);
       if (i >= 40) CHECK(scores[i].greedy == (i < 47));
+    }
+  }
+}
+
+TEST_CASE("scorer: every device finds the same") {
+  Scored model("lime");
+  const std::vector<Passage> passages =
+      joined(random_passages(model.config, 3), std::vector{model.continued({1, 3}, 6)});
+  const std::vector<Score> want = model(passages);
+  for (const std::string& name : fast_devices()) {
+    CAPTURE(name);
+    const std::vector<Score> got = Scored("lime", 7, 11, name)(passages, 20);
+    for (size_t i = 0; i < passages.size(); ++i) {
+      CHECK(got[i].logprob == doctest::Approx(want[i].logprob).epsilon(1e-5));
+      CHECK(got[i].greedy == want[i].greedy);
     }
   }
 }
