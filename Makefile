@@ -16,7 +16,7 @@ export OpenMP_ROOT ?= $(shell brew --prefix libomp)
 endif
 
 PROGRAMS := $(strip $(basename $(notdir $(wildcard train/train_*.cpp))) lime_by_hand transplant curves evaluate generate \
-  gradients analyze prepare tokenize tests)
+  gradients analyze prepare score tokenize tests)
 FUZZ_SECONDS ?= 120
 ARCHITECTURES ?= 90
 

@@ -68,6 +68,7 @@ Graph record_model(Tape& tape, ParameterTable& params, const Config& config, int
     return graph;
   }
   graph.targets = tape.input("targets", Shape{B, T}, Dtype::i32);
+  graph.head = own;
   if (teacher == nullptr) {
     graph.losses = ops::cross_entropy(tape, "loss", own.inp, own.weight, graph.targets);
   } else {

@@ -25,6 +25,7 @@ struct Graph {
   Value* losses = nullptr;   // (B, T), 0 where not scored; training tapes only
   Value* ce = nullptr;       // (B, T), with a teacher: the cross entropy in the training losses; evaluation leaves it
   Value* logits = nullptr;   // (B, 1, V); generation tapes of one token only
+  ops::LogitHead head;       // whose product the logits are; training tapes only, valid after an evaluation
 };
 
 // Records the model on the tape for B sequences of T tokens. A tape with a cache length ends in logits where T is 1,

@@ -75,7 +75,7 @@ expect 0 '^warning: not as many parameters as llama: mudd [+][0-9]+ %$' compare 
 expect 0 '^mudd +[0-9,]+ +[0-9.e+]+ +[0-9.]+ [KM]iB$' compare all,hyper:rate=2 --dry-run --out planned
 [ "$(grep -cE '^[a-z_]+(:rate=2)? +[0-9,]+ ' output)" -ge 13 ] || fail "the plan does not list every architecture"
 [ ! -e planned ] || fail "a dry run wrote something"
-for program in "${trainers[@]}" compare curves transplant generate evaluate gradients analyze; do
+for program in "${trainers[@]}" compare curves transplant generate evaluate gradients analyze score; do
   expect 0 'Exit codes' "$build/$program" --help
   [ "$(awk 'length > 80 || /TEXT[^"]*\[/' output)" = '' ] || fail "$program --help is too wide or names no types"
   expect 0 "^$program of crossply, commit [0-9a-z.-]+$" "$build/$program" --version

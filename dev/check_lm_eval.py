@@ -1,0 +1,266 @@
+#!/usr/bin/env python3
+"""Checks build/score and eval/lm_eval_crossply.py against lm-evaluation-harness's own way with the same weights.
+
+  dev/check_lm_eval.py [BUILD]      BUILD: the directory with the programs, default build
+
+Small models, trained for a moment on the repository's own text in subword tokens, answer the tasks of eval/tasks, and
+requests that are hard to split or to fit: through the program, and through the harness's model "hf" with transformers,
+or where transformers does not know the architecture, through our PyTorch reference. Every log-probability, greedy
+flag, generated text and score must be the same.
+
+Exit 0: all hold. 1: one does not. 77: skipped, PyTorch, transformers, tokenizers or lm_eval is not importable.
+"""
+import json
+import logging
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+
+os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TOKENIZERS_PARALLELISM="false", TQDM_DISABLE="1")
+try:
+  import lm_eval
+  import tokenizers
+  import torch
+  import transformers
+except ImportError as missing:
+  print(f"skipped: {missing.name} is not importable")
+  sys.exit(77)
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from lm_eval.tasks import TaskManager
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "eval"))
+from compare_gradients import need_program
+from lm_eval_crossply import Crossply, ScoreError
+from reference import model_dir
+
+TASKS = ["crossply_choice", "crossply_cloze", "crossply_texts", "crossply_sums"]
+TOLERANCE = 1e-4  # of a log-probability and of a score, absolute below 1 and relative above
+POSITIONS = 48  # fewer than some contexts and texts have tokens
+END, BEGIN = "<|endoftext|>", "<|begin_of_text|>"
+# What is trained, with which flags and tokenizer, and whose numbers it must equal.
+ROUTES = (
+  ("llama", ("--tie", "false"), "gpt2", "hf"),
+  ("gpt2", (), "gpt2", "hf"),
+  ("lime", (), "gpt2", "reference"),
+  ("hyper", ("--rate", "2"), "gpt2", "reference"),
+)
+
+
+def make_tokenizer(path, style, text):
+  """Byte-level BPE of about 400 tokens in the manner of GPT-2, or of Llama 3, which begins every text with a token."""
+  tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+  tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+  tokenizer.decoder = tokenizers.decoders.ByteLevel()
+  special = [END] if style == "gpt2" else [END, BEGIN]
+  trainer = tokenizers.trainers.BpeTrainer(vocab_size=400, special_tokens=special, show_progress=False,
+                                           initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet())
+  tokenizer.train_from_iterator(text.splitlines(keepends=True), trainer)
+  if style == "llama3":
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+      single=f"{BEGIN} $A", pair=f"{BEGIN} $A {BEGIN} $B", special_tokens=[(BEGIN, 1)])
+  tokenizer.save(str(path))
+  return tokenizer
+
+
+def train(build, scratch, arch, flags, style):
+  """A model directory with its tokenizer."""
+  text = (ROOT / "README.md").read_text(encoding="utf-8") + (ROOT / "eval/tasks/sums.jsonl").read_text() * 4
+  path = scratch / "tokenizer.json"
+  tokenizer = make_tokenizer(path, style, text)
+  ids = tokenizer.encode(text).ids
+  header = [20240520, 1, len(ids)] + [0] * 253
+  shard = scratch / "text.bin"
+  shard.write_bytes(b"".join(i.to_bytes(4, "little") for i in header) + b"".join(i.to_bytes(2, "little") for i in ids))
+  done = subprocess.run(
+    [build / f"train_{arch}", "--data", shard, "--vocab", str(tokenizer.get_vocab_size()), "--out", scratch / "run",
+     "--seq", str(POSITIONS), "--layers", "3", "--width", "32", "--heads", "4", "--batch", "16", "--steps", "80",
+     "--lr", "1e-2", "--warmup", "5", *flags], capture_output=True, text=True)
+  if done.returncode != 0:
+    raise RuntimeError(f"train_{arch} ended with {done.returncode}: {done.stderr.strip()}")
+  directory = scratch / "model"
+  shutil.copytree(next((scratch / "run").glob("step_*")), directory)
+  (directory / "manifest.json").unlink(missing_ok=True)
+  shutil.copy(path, directory / "tokenizer.json")
+  if not (directory / "tokenizer_config.json").exists():
+    (directory / "tokenizer_config.json").write_text(json.dumps(
+      {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END,
+       "bos_token": BEGIN if style == "llama3" else END}))
+  config = json.loads((directory / "config.json").read_text())
+  if "n_positions" not in config:
+    config["max_position_embeddings"] = POSITIONS
+    (directory / "config.json").write_text(json.dumps(config))
+  return directory
+
+
+class Reference(TemplateLM):
+  """The harness on our PyTorch reference, one request after the other."""
+
+  def __init__(self, directory):
+    super().__init__()
+    self.module = model_dir.load(directory, torch.float32)
+    self.encoder = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+
+  @property
+  def eot_token_id(self):
+    return self.encoder.token_to_id(END)
+
+  def tok_encode(self, string, add_special_tokens=None, **_):
+    return self.encoder.encode(string, add_special_tokens=add_special_tokens is not False).ids
+
+  def logits(self, ids):
+    with torch.no_grad():
+      return self.module(torch.tensor([ids]))[0]
+
+  def _loglikelihood_tokens(self, requests, **_):
+    answers = []
+    for _, context, continuation in requests:
+      ids = (context + continuation)[-(POSITIONS + 1):]
+      logits = self.logits(ids[:-1])[-len(continuation):].double().log_softmax(-1)
+      target = torch.tensor(continuation)
+      answers.append((logits.gather(1, target[:, None]).sum().item(), bool((logits.argmax(-1) == target).all())))
+    return answers
+
+  def loglikelihood_rolling(self, requests, disable_tqdm=False):
+    answers = []
+    for request in requests:
+      ids = self.tok_encode(request.args[0])
+      windows = map(make_disjoint_window, get_rolling_token_windows(ids, self.prefix_token_id, POSITIONS, 1))
+      answers.append(sum(answer[0] for answer in self._loglikelihood_tokens([(None, *window) for window in windows])))
+    return answers
+
+  def generate_until(self, requests, disable_tqdm=False):
+    answers = []
+    for context, options in (request.args for request in requests):
+      most, written = options["max_gen_toks"], []
+      prompt = self.tok_encode(context)[-(POSITIONS - most):]
+      while len(written) < most:
+        written.append(int(self.logits(prompt + written)[-1].argmax()))
+        if written[-1] == self.eot_token_id:
+          written.pop()
+          break
+      text = self.encoder.decode(written)
+      for stop in options["until"]:
+        text = text.split(stop)[0]
+      answers.append(text)
+    return answers
+
+
+def yardstick(route, directory):
+  if route == "reference":
+    return Reference(directory)
+  from lm_eval.models.huggingface import HFLM
+  return HFLM(pretrained=str(directory), tokenizer=str(directory), dtype="float32", device="cpu", batch_size=5)
+
+
+def check_near(what, got, want):
+  if not abs(got - want) <= TOLERANCE * max(1, abs(want)):
+    raise RuntimeError(f"{what}: {got}, expected {want}")
+
+
+LONG = "the data of a run and the model that it trains " * 9
+PAIRS = (("", "The model"), ("a layer", " reads"), ("a layer ", "reads"), ("a layer\u00a0\u3000 \n", "reads"),
+         ("   ", "x"), ("build/tr", "ain_lime"), ("q", "q"), (LONG, "is read"), (LONG + "  ", "of one"),
+         ("", END + "x"), ("é", "ü 漢字"), (END, "and so"), (BEGIN + "a model", " of"), ("x", " " + LONG[:60]))
+GENERATIONS = (("The model", [], 20), (LONG, [], 12), ("build/", ["\n\n", "`"], 20), ("a", ["e", "the"], 9),
+               (" 3 + 4", ["\n"], 6), ("漢", ["."], 30))
+
+
+def requests_of(kind, arguments):
+  return [Instance(kind, {}, argument, i) for i, argument in enumerate(arguments)]
+
+
+def check_requests(ours, theirs, style):
+  """What no task asks, request by request."""
+  # Nothing but spaces before the continuation: without a token that begins texts, the harness has no rule for it.
+  pairs = requests_of("loglikelihood", [pair for pair in PAIRS if pair[0] != "   " or style == "llama3"])
+  for request, got, want in zip(pairs, ours.loglikelihood(pairs), theirs.loglikelihood(pairs, disable_tqdm=True)):
+    check_near(f"log-probability of {request.args}", got[0], want[0])
+    if got[1] != want[1]:
+      raise RuntimeError(f"{request.args}: greedy {got[1]}, expected {want[1]}")
+  texts = requests_of("loglikelihood_rolling", [(LONG,), ("x",), ("",), (LONG[:150],)])
+  for request, got, want in zip(texts, ours.loglikelihood_rolling(texts), theirs.loglikelihood_rolling(texts)):
+    check_near(f"log-probability of the text {request.args}", got, want)
+  asked = requests_of("generate_until", [(context, {"until": list(until), "max_gen_toks": most, "do_sample": False})
+                                         for context, until, most in GENERATIONS])
+  for request, got, want in zip(asked, ours.generate_until(asked), theirs.generate_until(asked)):
+    if got != want:
+      raise RuntimeError(f"after {request.args}: {got!r}, expected {want!r}")
+
+
+def check_tasks(ours, theirs, tasks):
+  """All responses and all scores of the offline tasks."""
+  got, want = (lm_eval.simple_evaluate(model, tasks=TASKS, task_manager=tasks, bootstrap_iters=0)
+               for model in (ours, theirs))
+  for task in TASKS:
+    for a, b in zip(got["samples"][task], want["samples"][task], strict=True):
+      for x, y in zip(flat(a["resps"]), flat(b["resps"]), strict=True):
+        if isinstance(y, float):
+          check_near(f"{task} {a['doc']}", x, y)
+        elif x != y:
+          raise RuntimeError(f"{task} {a['doc']}: {x!r}, expected {y!r}")
+    for name, value in want["results"][task].items():
+      if isinstance(value, float):
+        check_near(f"{task} {name}", got["results"][task][name], value)
+  return sum(len(want["samples"][task]) for task in TASKS)
+
+
+def check_driver(directory, build, tasks):
+  """The command line gives the same as the class, and a child that dies says so."""
+  out = directory.parent / "results.json"
+  done = subprocess.run(
+    [sys.executable, ROOT / "eval/lm_eval_crossply.py", "--model", directory, "--score", build / "score",
+     "--tasks", "crossply_cloze", "--output", out], capture_output=True, text=True)
+  if done.returncode != 0 or "crossply_cloze" not in done.stdout:
+    raise RuntimeError(f"the driver ended with {done.returncode}: {done.stderr.strip()}")
+  results = json.loads(out.read_text())["results"]["crossply_cloze"]
+  model = Crossply(directory, build / "score")
+  want = lm_eval.simple_evaluate(model, tasks=["crossply_cloze"], task_manager=tasks, bootstrap_iters=0)
+  check_near("perplexity", results["perplexity,none"], want["results"]["crossply_cloze"]["perplexity,none"])
+  model.close()
+  try:
+    Crossply(directory, build / "score", prefix_token=10**6).loglikelihood(requests_of("loglikelihood", PAIRS))
+  except ScoreError as ended:
+    if ended.code == 64:
+      return
+  raise RuntimeError("a child that dies is not noticed")
+
+
+def flat(value):
+  return [leaf for part in value for leaf in flat(part)] if isinstance(value, (list, tuple)) else [value]
+
+
+def main():
+  build = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "build").resolve()
+  for program in ("score", *{f"train_{arch}" for arch, *_ in ROUTES}):
+    need_program(build / program)
+  transformers.utils.logging.set_verbosity_error()
+  logging.disable(logging.WARNING)
+  tasks = TaskManager(include_path=str(ROOT / "eval/tasks"), include_defaults=False)
+  failures = 0
+  for arch, flags, style, route in ROUTES:
+    name = f"{arch} with a tokenizer of {style}'s kind against {route}"
+    with tempfile.TemporaryDirectory() as scratch:
+      try:
+        directory = train(build, pathlib.Path(scratch), arch, flags, style)
+        ours, theirs = Crossply(directory, build / "score"), yardstick(route, directory)
+        check_requests(ours, theirs, style)
+        documents = check_tasks(ours, theirs, tasks)
+        if code := ours.close():
+          raise RuntimeError(f"score ended with {code}")
+        if arch == ROUTES[0][0]:
+          check_driver(directory, build, tasks)
+        print(f"{name}: {documents} documents alike")
+      except (RuntimeError, ValueError, OSError) as problem:
+        failures += 1
+        print(f"FAILED: {name}: {problem}")
+  sys.exit(1 if failures else 0)
+
+
+if __name__ == "__main__":
+  main()

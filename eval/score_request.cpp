@@ -1,0 +1,151 @@
+#include "eval/score_request.h"
+
+#include <algorithm>
+#include <array>
+
+#include "engine/json.h"
+#include "engine/printable.h"
+
+namespace crossply {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// Characters that are space to Unicode, and to lm-evaluation-harness: its length in bytes where `text` ends in one.
+size_t space_at_end(std::string_view text) {
+  static constexpr std::array<std::string_view, 28> spaces = {
+      " ",      "\t",     "\n",     "\v",     "\f",     "\r",     "\x1c",   "\x1d",   "\x1e",   "\x1f",
+      "\u0085", "\u00a0", "\u1680", "\u2000", "\u2001", "\u2002", "\u2003", "\u2004", "\u2005", "\u2006",
+      "\u2007", "\u2008", "\u2009", "\u200a", "\u2028", "\u2029", "\u202f", "\u205f"};
+  for (const std::string_view space : spaces)
+    if (text.ends_with(space)) return space.size();
+  return text.ends_with("\u3000") ? 3 : 0;
+}
+
+void refuse_other_keys(const Json& object, const std::vector<std::string>& known) {
+  for (const auto& [key, value] : object.items())
+    if (std::find(known.begin(), known.end(), key) == known.end())
+      fail(Exit::bad_data, "\"", excerpt(key), "\" is no part of such a request");
+}
+
+std::vector<std::string> texts_of(const Json& value) {
+  std::vector<std::string> texts;
+  const Json list = value.is_array() ? value : Json::array({value});
+  for (const Json& text : list) {
+    if (!text.is_string() || text.get_ref<const std::string&>().empty())
+      fail(Exit::bad_data, "\"until\" is ", excerpt(value.dump()), ", expected texts that are not empty");
+    texts.push_back(text);
+  }
+  return texts;
+}
+
+}  // namespace
+
+std::vector<int32_t> ScoreRequests::ids_of(const Json& value, const std::string& key) const {
+  std::vector<int32_t> ids;
+  if (value.is_string()) {
+    ids = tokenizer_.encode(value.get_ref<const std::string&>());
+  } else if (value.is_array()) {
+    for (const Json& id : value) {
+      if (!id.is_number_integer())
+        fail(Exit::bad_data, "\"", key, "\" has the token ", excerpt(id.dump()), ", which is no integer");
+      ids.push_back(id.is_number_unsigned() && id.get<uint64_t>() < uint64_t{1} << 31 ? id.get<int32_t>() : -1);
+      if (ids.back() < 0) fail(Exit::bad_data, "\"", key, "\" has the token ", id.dump(), ", which is no token id");
+    }
+  } else {
+    fail(Exit::bad_data, "\"", key, "\" is ", excerpt(value.dump()), ", expected a text or a list of token ids");
+  }
+  for (const int32_t id : ids)
+    if (id < 0 || id >= V_) fail(Exit::bad_data, "\"", key, "\": token ", id, " is outside the vocabulary of ", V_);
+  return ids;
+}
+
+// A text with what its tokenizer begins texts with, unless it is there.
+std::vector<int32_t> ScoreRequests::with_prefix(const std::string& text) const {
+  std::vector<int32_t> ids = ids_of(text, "text");
+  const std::vector<int32_t>& prefix = tokenizer_.prefix();
+  if (!prefix.empty() && !text.starts_with(tokenizer_.decode(prefix)))
+    ids.insert(ids.begin(), prefix.begin(), prefix.end());
+  return ids;
+}
+
+std::vector<int32_t> ScoreRequests::beginning() const {
+  if (prefix_ < 0)
+    fail(Exit::bad_data,
+         "there is no token before the first one, and the model knows none that begins or ends a text; give "
+         "--prefix-token ID");
+  return {prefix_};
+}
+
+void ScoreRequests::parse_pair(const Json& before, const Json& after, ScoreRequest& request) const {
+  std::vector<int32_t> context, continuation;
+  if (before.is_string() && after.is_string() && !before.get_ref<const std::string&>().empty()) {
+    // Spaces belong to what follows them, and the whole decides where tokens end.
+    const std::string whole = before.get<std::string>() + after.get<std::string>();
+    std::string_view kept = before.get_ref<const std::string&>();
+    while (const size_t space = space_at_end(kept)) kept.remove_suffix(space);
+    context = with_prefix(std::string(kept)), continuation = with_prefix(whole);
+    const size_t split = std::min(context.size(), continuation.size());
+    continuation.erase(continuation.begin(), continuation.begin() + static_cast<ptrdiff_t>(split));
+  } else {
+    context = ids_of(before, "context"), continuation = ids_of(after, "continuation");
+  }
+  if (continuation.empty()) return;
+  if (context.empty()) {
+    context = beginning();
+    if (continuation[0] == context[0]) continuation.erase(continuation.begin());
+    if (continuation.empty()) return;
+  }
+  if (std::ssize(continuation) > longest_)
+    fail(Exit::bad_data, "the continuation has ", continuation.size(), " tokens, the model's longest sequence ",
+         longest_);
+  request.truncated = std::ssize(context) + std::ssize(continuation) > longest_ + 1;
+  request.passages = {passage_of(context, continuation, longest_)};
+}
+
+void ScoreRequests::parse_generation(const Json& object, ScoreRequest& request) const {
+  const nlohmann::json most = object.value("max_new_tokens", Json());
+  if (!holds<int64_t>(most, 1, static_cast<double>(longest_ - 1)))
+    fail(Exit::bad_data, "\"max_new_tokens\" is ", excerpt(most.dump()), ", expected 1 to ", longest_ - 1,
+         ": the model's longest sequence is ", longest_, " tokens, with the context");
+  request.max_new = most.get<int64_t>();
+  if (object.contains("until")) request.until = texts_of(object["until"]);
+  const Json& context = object["context"];
+  request.prompt = context.is_string() ? with_prefix(context.get<std::string>()) : ids_of(context, "context");
+  if (request.prompt.empty()) request.prompt = beginning();
+  const int64_t left_out = std::ssize(request.prompt) - (longest_ - request.max_new);
+  request.truncated = left_out > 0;
+  if (left_out > 0) request.prompt.erase(request.prompt.begin(), request.prompt.begin() + left_out);
+}
+
+ScoreRequest ScoreRequests::parse(std::string_view line, const std::string& where) const {
+  const Json object = parse_json<Json>(line, where);
+  ScoreRequest request;
+  request.id = Json(Json::value_t::discarded);
+  try {
+    if (!object.is_object()) fail(Exit::bad_data, "a request is a JSON object");
+    if (object.contains("id")) request.id = object["id"];
+    if (object.contains("context") && object.contains("continuation")) {
+      refuse_other_keys(object, {"id", "context", "continuation"});
+      parse_pair(object["context"], object["continuation"], request);
+    } else if (object.contains("context") && object.contains("max_new_tokens")) {
+      refuse_other_keys(object, {"id", "context", "until", "max_new_tokens"});
+      request.kind = ScoreRequest::generation;
+      parse_generation(object, request);
+    } else if (object.contains("text")) {
+      refuse_other_keys(object, {"id", "text"});
+      request.kind = ScoreRequest::text;
+      const Json& text = object["text"];
+      const auto ids = text.is_string() ? with_prefix(text.get<std::string>()) : ids_of(text, "text");
+      if (!ids.empty()) request.passages = rolling_passages(ids, beginning()[0], longest_);
+    } else {
+      fail(Exit::bad_data,
+           "a request has \"context\" and \"continuation\", or \"context\" and \"max_new_tokens\", or \"text\"");
+    }
+  } catch (const Error& error) {  // also of a tokenizer, for which a word it does not know is wrong usage
+    fail(Exit::bad_data, where, ": ", error.what());
+  }
+  return request;
+}
+
+}  // namespace crossply

@@ -1,0 +1,27 @@
+// Any text as a line for `score`.
+#include "eval/score_request.h"
+
+#include <algorithm>
+
+#include "tests/fuzz/target.h"
+
+using namespace crossply;
+using namespace crossply::fuzz;
+
+int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  static const Tokenizer tokenizer = Tokenizer::bytes();
+  const int64_t V = 256, longest = 8;
+  accept_or_refuse([&] {
+    const ScoreRequest request = ScoreRequests(tokenizer, V, longest, 3).parse(text_of(data, size), "line 1");
+    const auto is_token = [V](int32_t id) { return id >= 0 && id < V; };
+    for (const Passage& passage : request.passages) {
+      require(passage.first >= 1 && passage.first < passage.tokens.size(), "nothing to score, or nothing before it");
+      require(std::ssize(passage.tokens) <= longest + 1, "more than the model reads");
+      require(std::all_of(passage.tokens.begin(), passage.tokens.end(), is_token), "no token");
+    }
+    if (request.kind != ScoreRequest::generation) return;
+    require(!request.prompt.empty() && std::ssize(request.prompt) + request.max_new <= longest, "no room");
+    require(std::all_of(request.prompt.begin(), request.prompt.end(), is_token), "no token in the prompt");
+  });
+  return 0;
+}
