@@ -6,8 +6,9 @@ computed, on both backbones, as the transformers library loads it from the direc
 
 Logits and loss are the engine's; generation with a key/value cache is that without one and that of build/generate,
 beside shorter prompts padded on the left, too; what save_pretrained writes loads here and there as the same model. One
-model of each architecture and backbone also: beam search and sampling with a cache and without, bf16, and where there
-is peft, a LoRA that trains and merges.
+model of each architecture and backbone also: beam search and sampling with a cache and without, bf16, several files of
+weights, and where there is peft, a LoRA that trains and merges. The tokenizers that lie beside the models are the same,
+too.
 
 Exit 0: all hold. 1: one does not. 77: skipped, PyTorch or transformers is not importable.
 """
@@ -27,6 +28,8 @@ os.environ["HF_MODULES_CACHE"] = modules
 try:
   import torch
   import transformers
+  from safetensors.torch import load_file
+  from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 except ImportError as missing:
   print(f"skipped: {missing.name} is not importable")
   sys.exit(77)
@@ -57,8 +60,8 @@ def variants():
     yield {**connection, **GPT2S[number % len(GPT2S)]}
 
 
-def run(program, *flags):
-  done = subprocess.run([program, *flags], capture_output=True, text=True)
+def run(program, *flags, said=""):
+  done = subprocess.run([program, *flags], capture_output=True, text=True, input=said)
   if done.returncode != 0:
     raise RuntimeError(f"{program.name} ended with {done.returncode}: {done.stderr.strip()}")
   return done.stdout
@@ -157,6 +160,7 @@ class Case:
       expect("what save_pretrained wrote has other logits",
              torch.equal(load(again)(self.tokens).logits, self.model(self.tokens).logits))
     expect("the engine reads another model in it", self.engine_writes(again) == self.engine_writes(self.directory))
+    self.model.load_state_dict(load_file(again / "model.safetensors"))  # as the library's Trainer does when it resumes
 
   def check_modes(self):
     """What depends on the architecture only by way of what it caches and by its modules' names and types."""
@@ -173,6 +177,11 @@ class Case:
     error = (got - want).abs().max() / want.abs().max()
     # Roundings of 2^-9, which four layers amplify.
     expect(f"in bf16 logits differ by {error:.3g} of the largest", error <= 0.3)
+    self.model.save_pretrained(self.scratch / "pieces", max_shard_size="3KB")
+    pieces = load(self.scratch / "pieces")
+    expect("the pieces of a model are one file", len(list((self.scratch / "pieces").glob("*.safetensors"))) > 1)
+    with torch.no_grad():
+      expect("the model in pieces has other logits", torch.equal(pieces(prompt).logits, want))
     if peft is not None:
       self.check_lora(prompt)
 
@@ -202,15 +211,50 @@ class Case:
       self.check_modes()
 
 
+def trained_tokenizer():
+  """A byte-level BPE of this file's text, as GPT-2's."""
+  tokenizer = Tokenizer(models.BPE())
+  tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+  tokenizer.decoder = decoders.ByteLevel()
+  trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=["<|endoftext|>"], show_progress=False,
+                                initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+  tokenizer.train([__file__], trainer)
+  return tokenizer
+
+
+def check_tokenizer(build, scratch, kind, text, eos):
+  """AutoTokenizer has the ids of build/tokenize, and of the token that ends a text."""
+  made, saved = scratch / "made", scratch / "saved"
+  arch, data = ("llama", "arith:3") if kind == "words" else ("lime", f"text:{__file__}")
+  flags = ["--layers", "1", "--width", "8", "--heads", "1", "--seq", "40"]
+  if kind == "bpe":
+    model_dir.make_tiny(made, arch="lime", vocab_size=400)
+    trained_tokenizer().save(str(made / "tokenizer.json"))
+    data, flags = scratch / "data.bin", ["--init", made, "--seq", "4"]
+    data.write_bytes(torch.tensor([20240520, 1, 100] + [0] * 303, dtype=torch.int32).numpy().tobytes())
+  run(build / f"train_{arch}", "--data", data, *flags, "--steps", "0", "--out", saved)
+  theirs = transformers.AutoTokenizer.from_pretrained(saved, trust_remote_code=True)
+  ids = [int(word) for word in run(build / "tokenize", "--tokenizer", saved, said=text).split()]
+  expect(f"{kind}: the ids are {ids}, by transformers {theirs(text).input_ids}", ids == theirs(text).input_ids)
+  expect(f"{kind}: transformers decodes {theirs.decode(ids)!r}", theirs.decode(ids) == text)
+  generation = saved / "generation_config.json"
+  known = json.loads(generation.read_text())["eos_token_id"] if generation.exists() else None
+  expect(f"{kind}: texts end with {theirs.eos_token_id} and {known}, not {eos}", theirs.eos_token_id == known == eos)
+
+
+TOKENIZERS = (("words", "4 * ( 2 - 8 ) = <eos>", 2), ("bytes", "Grüße,\n  4 * 2 = 8", None),
+              ("bpe", "Grüße,\n  4 * 2 = 8<|endoftext|>the tokenizer", 0))
+
+
 def main():
   build = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "build")
   need_program(build / "generate")
   torch.set_num_threads(1)  # the models are tiny
   transformers.utils.logging.set_verbosity_error()
   transformers.utils.logging.disable_progress_bar()
-  models, seen, failures = list(variants()), set(), 0
-  check_complete(models)
-  for seed, options in enumerate(models):
+  cases, seen, failures = list(variants()), set(), 0
+  check_complete(cases)
+  for seed, options in enumerate(cases):
     need_program(build / f"train_{options['arch']}")
     kind = options["arch"], options.get("backbone", "llama")
     with tempfile.TemporaryDirectory() as scratch:
@@ -220,7 +264,15 @@ def main():
         failures += 1
         print(f"FAILED: {options}: {problem}")
     seen.add(kind)
-  print(f"{len(models) - failures} of {len(models)} saved models are the same to crossply and to transformers")
+  for kind, text, eos in TOKENIZERS:
+    with tempfile.TemporaryDirectory() as scratch:
+      try:
+        check_tokenizer(build, pathlib.Path(scratch), kind, text, eos)
+      except (RuntimeError, ValueError, OSError) as problem:
+        failures += 1
+        print(f"FAILED: {problem}")
+  total = len(cases) + len(TOKENIZERS)
+  print(f"{total - failures} of {total} saved models and tokenizers are the same to crossply and to transformers")
   if peft is None:
     print("skipped: the checks of LoRA, for peft is not importable")
   sys.exit(1 if failures else 0)

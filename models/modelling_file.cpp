@@ -12,8 +12,9 @@ namespace {
 
 // The file that has the architecture's class; "" where there is none.
 std::string file_of(const std::string& arch) {
+  const std::string begin = "\nclass " + class_stem(arch) + (arch == "llama" ? "(nn.Module):" : "(Llama):");
   for (const auto& [name, text] : reference_files())
-    if (text.find("\nclass " + class_stem(arch) + "(") != std::string::npos) return name;
+    if (text.find(begin) != std::string::npos) return name;
   return "";
 }
 

@@ -44,7 +44,7 @@ TEST_CASE("library files: the modelling file of every architecture stands alone"
     }
   }
   CHECK(class_stem("my_idea2") == "MyIdea2");
-  CHECK(modelling_module("my_idea2") == "");
+  for (const char* unknown : {"my_idea2", "layer", "attention"}) CHECK(modelling_module(unknown) == "");
 }
 
 TEST_CASE("library files: what is no plain model says where its module is, and has it") {

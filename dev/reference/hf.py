@@ -105,9 +105,15 @@ class CrossplyForCausalLM(PreTrainedModel, GenerationMixin):
       loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), ignore_index=-100)
     return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
 
+  # A GPT-2's tensors stand in files otherwise than here.
+
+  def load_state_dict(self, state_dict, *args, **more):
+    if "transformer.wte.weight" in state_dict:
+      state_dict = from_file(state_dict, {name: tensor.shape for name, tensor in self.state_dict().items()})
+    return super().load_state_dict(state_dict, *args, **more)
+
   @classmethod
   def from_pretrained(cls, directory, *args, config=None, **more):
-    """A GPT-2's tensors stand in files otherwise than here."""
     where = {key: more[key] for key in ("cache_dir", "revision", "subfolder", "token") if key in more}
     if not isinstance(config, PretrainedConfig):
       config = cls.config_class.from_pretrained(config or directory, **where)
