@@ -14,6 +14,7 @@
 #include "engine/printable.h"
 #include "models/config_keys.h"
 #include "models/json_file.h"
+#include "models/modelling_file.h"
 #include "models/registry.h"
 
 namespace crossply {
@@ -199,14 +200,19 @@ void read_crossply(const json& object, Config& config, const std::string& where)
       config.options[key] = is_word(config.arch, key) && value.is_string() ? value.get<std::string>() : value.dump();
 }
 
-json crossply_json(const Config& config) {
-  json object;
+void mark_as_variant(json& object, const Config& config) {
+  json& own = object["crossply"];
   for (const Option& option : find_architecture(config.arch).options) {
     const std::string& value = config.options.at(option.key);
-    object[option.key] = option.choices.empty() ? json::parse(value) : json(value);
+    own[option.key] = option.choices.empty() ? json::parse(value) : json(value);
   }
-  object["arch"] = config.arch;
-  return object;
+  own["arch"] = config.arch;
+  const std::string name = "Crossply" + class_stem(config.arch), module = modelling_module(config.arch);
+  object["model_type"] = "crossply_" + config.arch;
+  object["architectures"] = json::array({name + "ForCausalLM"});
+  if (module.empty()) return;
+  object["auto_map"] = {{"AutoConfig", module + "." + name + "Config"},
+                        {"AutoModelForCausalLM", module + "." + name + "ForCausalLM"}};
 }
 
 namespace {
@@ -385,11 +391,10 @@ json to_json(const Config& config) {
   if (config.gpt2()) return gpt2_json(config);
   const bool qwen3 = config.arch == "llama" && config.qk_norm && config.qk_norm_eps == config.norm_eps;
   const bool plain = config.arch == "llama" && (qwen3 || !config.qk_norm);
-  const char* name = qwen3 ? "Qwen3ForCausalLM" : plain ? "LlamaForCausalLM" : "CrossplyForCausalLM";
   json object = R"({"hidden_act": "silu", "attention_bias": false, "mlp_bias": false, "attention_dropout": 0.0,
                     "torch_dtype": "float32", "dtype": "float32", "use_cache": true})"_json;
-  object["architectures"] = json::array({name});
-  object["model_type"] = qwen3 ? "qwen3" : plain ? "llama" : "crossply_" + config.arch;
+  object["architectures"] = json::array({qwen3 ? "Qwen3ForCausalLM" : "LlamaForCausalLM"});
+  object["model_type"] = qwen3 ? "qwen3" : "llama";
   object["rms_norm_eps"] = config.norm_eps;
   object["rope_theta"] = config.rope_theta;
   object["rope_parameters"] = rope_json(config);
@@ -400,7 +405,7 @@ json to_json(const Config& config) {
   if (qwen3) object["use_sliding_window"] = false;
   for (const auto& [key, value] : config.token_ids) object[key] = json::parse(value);
   if (plain) return object;
-  object["crossply"] = crossply_json(config);
+  mark_as_variant(object, config);
   object["crossply"]["qk_norm"] = config.qk_norm;
   if (config.qk_norm) object["crossply"]["qk_norm_eps"] = config.qk_norm_eps;
   return object;

@@ -106,8 +106,8 @@ json gpt2_json(const Config& config) {
   const bool plain = config.arch == "gpt2" && config.bias;
   json object = R"({"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0, "scale_attn_weights": true,
                     "torch_dtype": "float32", "dtype": "float32", "use_cache": true})"_json;
-  object["architectures"] = json::array({plain ? "GPT2LMHeadModel" : "CrossplyForCausalLM"});
-  object["model_type"] = plain ? "gpt2" : "crossply_" + config.arch;
+  object["architectures"] = json::array({"GPT2LMHeadModel"});
+  object["model_type"] = "gpt2";
   for (const SizeKey& size : size_keys) object[size.key] = config.*size.value;
   object["n_inner"] = config.intermediate_size == 4 * config.hidden_size ? json() : json(config.intermediate_size);
   object["activation_function"] = config.activation_function;
@@ -117,7 +117,7 @@ json gpt2_json(const Config& config) {
   object["tie_word_embeddings"] = config.tie_word_embeddings;
   for (const auto& [key, value] : config.token_ids) object[key] = json::parse(value);
   if (plain) return object;
-  object["crossply"] = crossply_json(config);
+  mark_as_variant(object, config);
   object["crossply"]["backbone"] = "gpt2";
   object["crossply"]["bias"] = config.bias;
   return object;

@@ -21,9 +21,11 @@ void require(const nlohmann::json& object, const std::string& key, const nlohman
 // backbone ignores beside what all do. Returns the names of what is there and ignored.
 std::string check_keys(const nlohmann::json& object, const std::set<std::string>& used, const nlohmann::json& neutral,
                        const std::set<std::string>& ignored, const std::string& where);
-// The object "crossply", and what of it every backbone writes: the architecture and its options.
+// The object "crossply", and what every backbone writes for a model that is no plain one: of that object the
+// architecture and its options, its own model_type and name, and where transformers finds its module
+// (models/modelling_file.h).
 void read_crossply(const nlohmann::json& object, Config& config, const std::string& where);
-nlohmann::json crossply_json(const Config& config);
+void mark_as_variant(nlohmann::json& object, const Config& config);
 
 // GPT-2's keys (config_gpt2.cpp).
 bool is_gpt2(const nlohmann::json& object, const std::string& where);

@@ -276,6 +276,7 @@ std::string make_source(const TempDir& scratch) {
                       "gpt2"),
                 Exit::done, "wrote");
   write_text(dir + "/generation_config.json", "{\"top_k\": 5}\n");
+  std::filesystem::remove(dir + "/manifest.json");  // which lists another one
   return dir;
 }
 

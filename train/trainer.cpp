@@ -19,6 +19,7 @@
 #include "models/model_dir.h"
 #include "models/registry.h"
 #include "train/fault.h"
+#include "train/library_files.h"
 #include "train/moments.h"
 #include "train/ranks.h"
 
@@ -57,7 +58,9 @@ std::vector<std::string> write_model(const CheckpointWriter& writer, const Train
   if (!place.leads()) return weights;
   save_config(writer.path("config.json"), o.config);
   tokenizer.save(std::filesystem::path(writer.path("config.json")).parent_path());
-  for (const auto& [name, contents] : o.initial.files) write_file_atomically(writer.path(name), contents);
+  auto files = o.initial.files;  // which are of the same model, and may say more than what is known here
+  files.merge(library_files(o.config, tokenizer));
+  for (const auto& [name, contents] : files) write_file_atomically(writer.path(name), contents);
   return weights;
 }
 

@@ -12,7 +12,8 @@ import dataclasses
 import torch
 from torch import nn
 
-from .llama import Backbone, Config, Llama
+from .config import Config
+from .llama import Backbone, Llama
 
 
 @dataclasses.dataclass
@@ -39,11 +40,11 @@ class DenseformerBackbone(Backbone):
     alphas = {str(n - 1): DepthWeightedAverage(n, config.dilation) for n in blocks}  # by layer, from 0
     self.dwa_modules = nn.ModuleDict({"alphas": nn.ModuleDict(alphas)})
 
-  def forward(self, tokens):
-    x = self.embed(tokens)
+  def forward(self, tokens, step):
+    x = self.embed(tokens, step)
     outputs, alphas = [x], self.dwa_modules["alphas"]
     for i, layer in enumerate(self.layers):
-      outputs.append(layer(x, []))
+      outputs.append(layer(x, [], step))
       x = alphas[str(i)](outputs) if str(i) in alphas else outputs[-1]
     return self.norm(x)
 

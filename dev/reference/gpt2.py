@@ -2,8 +2,8 @@
 
 Its block is LLaMA's with a LayerNorm for each RMSNorm, no rotation, and a GELU feed-forward of two layers; the stream
 starts as embedding plus learned position. `bias` gives every linear layer and norm of the backbone a bias. The modules
-carry LLaMA's names, so that what connects layers across depth works on both (llama.py asks Config.backbone); files
-carry Hugging Face's, where linear weights are (in, out) and queries, keys and values are one tensor.
+carry LLaMA's names, so that what connects layers across depth works on both (they ask Config.backbone); files carry
+Hugging Face's, where linear weights are (in, out) and queries, keys and values are one tensor.
 """
 import re
 
@@ -15,7 +15,7 @@ ACTIVATIONS = {"gelu_new": "tanh", "gelu": "none"}  # F.gelu's words
 
 
 class LayerNorm(nn.Module):
-  """y = weight * (x - mean) / sqrt(variance + eps) + bias, over the last dimension."""
+  """y = weight * (x - mean) / sqrt(variance + eps) + bias, over the last dimension, at least in float32."""
 
   def __init__(self, width, eps, bias):
     super().__init__()
@@ -24,12 +24,13 @@ class LayerNorm(nn.Module):
     self.eps = eps
 
   def forward(self, x):
-    x = x - x.mean(-1, keepdim=True)
-    y = self.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    wide = wide - wide.mean(-1, keepdim=True)
+    y = self.weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x)
     return y if self.bias is None else y + self.bias
 
 
-class MLP(nn.Module):
+class Gpt2MLP(nn.Module):
   """GELU."""
 
   def __init__(self, width, inner, activation, bias):

@@ -15,7 +15,8 @@ import math
 import torch
 from torch import nn
 
-from .llama import Backbone, Config, Layer, Llama, RMSNorm, check_choice
+from .config import Config, check_choice
+from .llama import Backbone, Layer, Llama, RMSNorm
 
 
 @dataclasses.dataclass
@@ -76,8 +77,8 @@ class HyperLayer(Layer):
     self.attn_hc = HyperConnection(config, layer if by_layer else 2 * layer)
     self.mlp_hc = HyperConnection(config, layer if by_layer else 2 * layer + 1)
 
-  def forward(self, streams, shared):
-    streams = self.attn_hc(streams, lambda x: self.self_attn(self.input_layernorm(x), shared))
+  def forward(self, streams, shared, step):
+    streams = self.attn_hc(streams, lambda x: self.self_attn(self.input_layernorm(x), shared, step))
     return self.mlp_hc(streams, lambda x: self.mlp(self.post_attention_layernorm(x)))
 
   def initialise(self):
@@ -87,10 +88,10 @@ class HyperLayer(Layer):
 
 
 class HyperBackbone(Backbone):
-  def forward(self, tokens):
-    streams = self.embed(tokens)[:, :, None].expand(-1, -1, self.config.rate, -1)
+  def forward(self, tokens, step):
+    streams = self.embed(tokens, step)[:, :, None].expand(-1, -1, self.config.rate, -1)
     for layer in self.layers:
-      streams = layer(streams, [])
+      streams = layer(streams, [], step)
     return self.norm(streams.sum(2))
 
 

@@ -15,7 +15,8 @@ import math
 import torch
 from torch import nn
 
-from .llama import Attention, Config, Llama, check_choice
+from .config import Config, check_choice
+from .llama import Attention, Llama
 
 
 @dataclasses.dataclass
@@ -34,16 +35,15 @@ class LimeAttention(Attention):
     if layer > 0 and config.routing != "average":
       K = config.num_key_value_heads
       self.lime_router = nn.Linear((layer + 1) * K, K, bias=False)
-      self.register_buffer("mask", self.readable().repeat_interleave(K).double(), persistent=False)  # ((i+1)*K)
 
   def readable(self):
-    """Which of the layers 0..i this one may read: (i+1) booleans."""
-    m, window = torch.arange(self.layer + 1), self.config.window
+    """Which of the layers 0..i this one may read: i + 1 truth values."""
+    i, window = self.layer, self.config.window
     if self.config.routing == "last":
-      return m > self.layer - window
+      return [m > i - window for m in range(i + 1)]
     if self.config.routing == "first":
-      return (m < window) | (m == self.layer)
-    return torch.ones_like(m, dtype=torch.bool)
+      return [m < window or m == i for m in range(i + 1)]
+    return [True] * (i + 1)
 
   def route(self, keys, values, slab):
     slab.append((keys, values))
@@ -51,8 +51,8 @@ class LimeAttention(Attention):
       return keys, values
     if self.config.routing == "average":
       return tuple(torch.stack(heads).mean(0) for heads in zip(*slab))
-    weight = self.lime_router.weight * self.mask.to(keys)  # (K, (i+1)*K)
-    return tuple(torch.einsum("kr,brtd->bktd", weight, torch.cat(heads, dim=1)) for heads in zip(*slab))
+    slabs = (torch.stack([heads * may for heads, may in zip(part, self.readable())], dim=1) for part in zip(*slab))
+    return tuple(self.lime_router(heads.flatten(1, 2).movedim(1, -1)).movedim(-1, 1) for heads in slabs)
 
   def initialise(self):
     """Keys and values start uniform, the router as the identity on its own layer beside uniform noise on the others."""
@@ -60,7 +60,7 @@ class LimeAttention(Attention):
     nn.init.uniform_(self.k_proj.weight, -bound, bound)
     nn.init.uniform_(self.v_proj.weight, -bound, bound)
     if hasattr(self, "lime_router"):
-      bound = math.sqrt(3 / self.mask.sum().item())
+      bound = math.sqrt(3 / (self.config.num_key_value_heads * sum(self.readable())))
       nn.init.uniform_(self.lime_router.weight, -bound, bound)
       K = self.config.num_key_value_heads
       self.lime_router.weight[:, -K:] = torch.eye(K)

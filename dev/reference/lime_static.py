@@ -17,7 +17,8 @@ import math
 import torch
 from torch import nn
 
-from .llama import Attention, Config, Layer, Llama, backbone_norm, check_choice, split_heads
+from .config import Config, check_choice
+from .llama import Attention, Layer, Llama, backbone_norm, split_heads
 
 
 @dataclasses.dataclass
@@ -82,9 +83,10 @@ class LimeAttention(Attention):
   def project(self, x, streams):
     if self.layer == 0:
       return super().project(x, streams)
-    C, D = self.config.hidden_size, self.config.head_dim
-    mixed = torch.einsum("btkm,mbtc->bktc", self.lime_router(streams[-1]), torch.stack(streams))  # (B, K, T, C)
-    k, v = (torch.einsum("bktc,kdc->bktd", mixed, proj.weight.view(-1, D, C)) for proj in (self.k_proj, self.v_proj))
+    D, weights = self.config.head_dim, self.lime_router(streams[-1])  # (B, T, K, i+1)
+    # Mixing what was projected is the same as projecting what was mixed.
+    k, v = (torch.einsum("btkm,mbtkd->bktd", weights, proj(torch.stack(streams)).unflatten(-1, (-1, D)))
+            for proj in (self.k_proj, self.v_proj))
     return split_heads(self.q_proj(x), D), k, v
 
   def initialise(self):
@@ -109,10 +111,10 @@ class LimeLayer(Layer):
     if layer > 0:
       self.lime_layernorm = backbone_norm(config, bias=False)
 
-  def forward(self, x, streams):
+  def forward(self, x, streams, step):
     streams.append(x)
     normed = [self.lime_layernorm(stream) for stream in streams] if self.layer > 0 else []
-    x = x + self.self_attn(self.input_layernorm(x), normed)
+    x = x + self.self_attn(self.input_layernorm(x), normed, step)
     return x + self.mlp(self.post_attention_layernorm(x))
 
 

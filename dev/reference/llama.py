@@ -1,5 +1,5 @@
-"""LLaMA in PyTorch, for reading and for checking: no kernels, no caches, one class per part of the model. With backbone
-gpt2 in its configuration it is a GPT-2 (gpt2.py).
+"""LLaMA in PyTorch, for reading and for checking: no kernels, one class per part of the model. With backbone gpt2 in
+its configuration it is a GPT-2.
 
 Letters: B batch, T time, C width, V vocabulary, L layers, H query heads, K key/value heads, D head width, F
 feed-forward width. The state dict carries the names of a LLaMA checkpoint (model.layers.3.self_attn.q_proj.weight);
@@ -7,8 +7,9 @@ q_norm and k_norm appear where qk_norm is on, lm_head.weight where the embedding
 
 An architecture that connects layers across depth replaces what it changes: how an attention projects its input
 (project), which keys and values it attends to (route), the two sublayers (Layer), what flows from layer to layer
-(Backbone). `shared` is a list, empty at first, in which layers leave to later ones what those need. A module whose
-parameters start with other values sets them in a method initialise.
+(Backbone). `shared` is a list, empty at first, in which layers leave to later ones what those need; `step` says where
+the tokens stand, and keeps the keys and values that later ones attend to. A module whose parameters start with other
+values sets them in a method initialise.
 """
 import dataclasses
 import math
@@ -17,41 +18,29 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from . import gpt2
+from .config import Config
+from .gpt2 import Gpt2MLP, LayerNorm
 
 
 @dataclasses.dataclass
-class Config:
-  vocab_size: int  # V
-  hidden_size: int  # C
-  intermediate_size: int  # F
-  num_hidden_layers: int  # L
-  num_attention_heads: int  # H
-  num_key_value_heads: int  # K
-  head_dim: int  # D, which need not be C / H
-  rms_norm_eps: float = 1e-6
-  rope_theta: float = 10000.0
-  rope_scaling: dict | None = None  # Llama 3.1's: factor, low_freq_factor, high_freq_factor, the original length
-  tie_word_embeddings: bool = False
-  qk_norm: bool = False
-  qk_norm_eps: float = 1e-5
-  arch: str = "llama"
-  backbone: str = "llama"  # or gpt2, for which rope and qk_norm mean nothing, and the following are
-  max_position_embeddings: int = 2048  # learned positions
-  bias: bool = True
-  activation_function: str = "gelu_new"
-  scale_attn_by_inverse_layer_idx: bool = False  # the logits of layer i (from 0) are divided by i + 1, too
+class Step:
+  """Where the T tokens of one call stand. S counts those of earlier calls, too, whose keys and values are cached."""
+  positions: torch.Tensor  # (B or 1, T)
+  visible: torch.Tensor  # (B or 1, 1, T, S): may the query read the key?
+  cache: object = None  # its update(keys, values, layer) appends them to the layer's, and returns all
 
 
-def check_choice(name, value, choices):
-  """Raises ValueError for a value of a Config field that is none of the choices."""
-  if value not in choices:
-    raise ValueError(f"{name} is {value!r}, not one of {', '.join(choices)}")
+def whole(tokens):
+  """The step of tokens (B, T) with none before them."""
+  T = tokens.shape[1]
+  visible = torch.ones(T, T, dtype=torch.bool, device=tokens.device).tril()
+  return Step(torch.arange(T, device=tokens.device)[None], visible[None, None])
 
 
 def unit_rms(x, eps):
-  """x / sqrt(mean(x^2) + eps), over the last dimension."""
-  return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+  """x / sqrt(mean(x^2) + eps), over the last dimension, at least in float32."""
+  wide = x.to(torch.promote_types(x.dtype, torch.float32))
+  return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x)
 
 
 class RMSNorm(nn.Module):
@@ -69,13 +58,13 @@ class RMSNorm(nn.Module):
 def backbone_norm(config, bias=True):
   """In front of a sublayer. bias: a GPT-2's has one, if the model has biases."""
   if config.backbone == "gpt2":
-    return gpt2.LayerNorm(config.hidden_size, config.rms_norm_eps, bias and config.bias)
+    return LayerNorm(config.hidden_size, config.rms_norm_eps, bias and config.bias)
   return RMSNorm(config.hidden_size, config.rms_norm_eps)
 
 
 def backbone_mlp(config, inner):
   if config.backbone == "gpt2":
-    return gpt2.MLP(config.hidden_size, inner, config.activation_function, config.bias)
+    return Gpt2MLP(config.hidden_size, inner, config.activation_function, config.bias)
   return MLP(config.hidden_size, inner)
 
 
@@ -90,11 +79,10 @@ def frequencies(D, theta, scaling):
   return frequency * (kept + (1 - kept) / scaling["factor"])
 
 
-def rotate(x, theta, scaling=None):
-  """Rotary positions, half-split: channel j turns together with channel j + D/2. x: (B, heads, T, D)."""
-  T, D = x.shape[-2:]
-  frequency = frequencies(D, theta, scaling)  # (D/2)
-  angle = torch.arange(T, dtype=torch.float64)[:, None] * frequency  # (T, D/2)
+def rotate(x, positions, theta, scaling=None):
+  """Half-split: channel j turns together with channel j + D/2. x: (B, heads, T, D); positions: (B or 1, T)."""
+  D = x.shape[-1]
+  angle = positions[:, None, :, None] * frequencies(D, theta, scaling).to(x.device)  # (B or 1, 1, T, D/2)
   cos, sin = angle.cos().to(x), angle.sin().to(x)
   a, b = x[..., : D // 2], x[..., D // 2 :]
   return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
@@ -126,23 +114,27 @@ class Attention(nn.Module):
     return tuple(split_heads(proj(x), self.config.head_dim) for proj in (self.q_proj, self.k_proj, self.v_proj))
 
   def route(self, keys, values, shared):
-    """The keys and values (B, K or H, T, D) to attend to, from the layer's own, whose keys are normed and rotated."""
+    """The keys and values (B, K or H, T, D) to attend to, from the layer's own, whose keys are normed and rotated.
+
+    What is made of a token must not depend on other tokens: the result is cached.
+    """
     return keys, values
 
-  def forward(self, x, shared):  # x: (B, T, C)
+  def forward(self, x, shared, step):  # x: (B, T, C)
     q, k, v = self.project(x, shared)
     if self.config.qk_norm:
       q, k = self.q_norm(q), self.k_norm(k)
     if self.config.backbone == "llama":
-      q, k = (rotate(x, self.config.rope_theta, self.config.rope_scaling) for x in (q, k))
+      q, k = (rotate(x, step.positions, self.config.rope_theta, self.config.rope_scaling) for x in (q, k))
     k, v = self.route(k, v, shared)
-    (H, T, D), heads = q.shape[1:], k.shape[1]
-    k, v = k.repeat_interleave(H // heads, dim=1), v.repeat_interleave(H // heads, dim=1)
-    scores = q @ k.transpose(-1, -2) / math.sqrt(D)  # (B, H, T, T)
+    if step.cache is not None:
+      k, v = step.cache.update(k, v, self.layer)  # (B, heads, S, D)
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    scale = 1 / math.sqrt(self.config.head_dim)
     if self.config.scale_attn_by_inverse_layer_idx:
-      scores = scores / (self.layer + 1)
-    future = torch.ones(T, T, dtype=torch.bool, device=q.device).triu(1)
-    out = scores.masked_fill(future, -math.inf).softmax(-1) @ v
+      scale /= self.layer + 1
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=step.visible, scale=scale)  # softmax(scale q k^T) v
     return self.o_proj(out.transpose(1, 2).flatten(2))
 
 
@@ -168,8 +160,8 @@ class Layer(nn.Module):
     self.post_attention_layernorm = backbone_norm(config)
     self.mlp = backbone_mlp(config, config.intermediate_size)
 
-  def forward(self, x, shared):
-    x = x + self.self_attn(self.input_layernorm(x), shared)
+  def forward(self, x, shared, step):
+    x = x + self.self_attn(self.input_layernorm(x), shared, step)
     return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -183,14 +175,14 @@ class Backbone(nn.Module):
     self.layers = nn.ModuleList(layer(config, i, attention) for i in range(config.num_hidden_layers))
     self.norm = backbone_norm(config)
 
-  def embed(self, tokens):
+  def embed(self, tokens, step):
     x = self.embed_tokens(tokens)
-    return x + self.embed_positions.weight[: tokens.shape[1]] if self.config.backbone == "gpt2" else x
+    return x + self.embed_positions(step.positions) if self.config.backbone == "gpt2" else x
 
-  def forward(self, tokens):
-    x, shared = self.embed(tokens), []
+  def forward(self, tokens, step):
+    x, shared = self.embed(tokens, step), []
     for layer in self.layers:
-      x = layer(x, shared)
+      x = layer(x, shared, step)
     return self.norm(x)
 
 
@@ -218,9 +210,11 @@ class Llama(nn.Module):
         if hasattr(module, "initialise"):
           module.initialise()
 
+  def head(self, x):
+    return F.linear(x, self.model.embed_tokens.weight) if self.config.tie_word_embeddings else self.lm_head(x)
+
   def forward(self, tokens):
-    head = self.model.embed_tokens if self.config.tie_word_embeddings else self.lm_head
-    return F.linear(self.model(tokens), head.weight)
+    return self.head(self.model(tokens, whole(tokens)))
 
   def loss(self, tokens, targets):
     """Mean cross-entropy over the targets that are not -1."""

@@ -1,5 +1,4 @@
 """Model directories: config.json and model.safetensors, read into and written from the reference modules."""
-import dataclasses
 import json
 import pathlib
 
@@ -7,11 +6,12 @@ import numpy as np
 import torch
 
 from . import gpt2
+from .config import GPT2_KEYS, check_choice, config_of, option_keys
 from .denseformer import Denseformer
 from .hyper import Hyper
 from .lime import Lime
 from .lime_static import LimeDynamic, LimeStatic
-from .llama import Config, Gpt2, Llama, check_choice
+from .llama import Gpt2, Llama
 from .mudd import Mudd
 from .relay import Relay
 from .resformer import Resformer
@@ -23,15 +23,7 @@ MODELS = (
   Llama, Gpt2, Lime, LimeStatic, LimeDynamic, Hyper, Vertical, Sla, Ala, Resformer, Satformer, Denseformer, Mudd, Relay,
 )
 ARCHITECTURES = {model.config_class.arch: model for model in MODELS}
-GPT2_KEYS = {"vocab_size": "vocab_size", "hidden_size": "n_embd", "num_hidden_layers": "n_layer",
-             "num_attention_heads": "n_head", "max_position_embeddings": "n_positions"}
 DTYPES = {"F32": np.float32, "F64": np.float64}
-
-
-def option_keys(arch):
-  """The Config fields that are the architecture's own."""
-  plain = {field.name for field in dataclasses.fields(Config)}
-  return [field.name for field in dataclasses.fields(ARCHITECTURES[arch].config_class) if field.name not in plain]
 
 
 def read_safetensors(path):
@@ -61,61 +53,26 @@ def write_safetensors(path, arrays):
 
 
 def read_config(path):
-  """Config from a config.json; what its absent keys mean is what transformers takes them to mean."""
+  """Config from a config.json, of a plain LLaMA, Qwen3 or GPT-2 too."""
   keys = json.loads(pathlib.Path(path).read_text())
-  extra = keys.get("crossply", {})
-  if "n_embd" in keys:
-    return read_gpt2_config(path, keys, extra)
-  arch = extra.get("arch", "llama")
+  arch = keys.get("crossply", {}).get("arch", "gpt2" if "n_embd" in keys else "llama")
   check_choice(f"{path}: arch", arch, ARCHITECTURES)
-  for key in extra:
-    check_choice(f'{path}: a key in "crossply"', key, ("arch", "qk_norm", "qk_norm_eps", *option_keys(arch)))
-  H = keys["num_attention_heads"]
-  rope = keys.get("rope_parameters") or keys.get("rope_scaling") or {}
-  check_choice(f"{path}: rope_type", rope.get("rope_type", "default"), ("default", "llama3"))
   if keys.get("model_type") == "qwen3":
-    extra = {"qk_norm": True, "qk_norm_eps": keys["rms_norm_eps"]}
-  return ARCHITECTURES[arch].config_class(
-    **{key: keys[key] for key in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")},
-    num_attention_heads=H,
-    num_key_value_heads=keys.get("num_key_value_heads") or H,
-    head_dim=keys.get("head_dim") or keys["hidden_size"] // H,
-    rms_norm_eps=keys.get("rms_norm_eps", 1e-6),
-    rope_theta=rope.get("rope_theta", keys.get("rope_theta", 10000.0)),
-    rope_scaling=rope if rope.get("rope_type") == "llama3" else None,
-    tie_word_embeddings=keys.get("tie_word_embeddings", False),
-    **extra,
-  )
-
-
-def read_gpt2_config(path, keys, extra):
-  arch = extra.get("arch", "gpt2")
-  check_choice(f"{path}: arch", arch, ARCHITECTURES)
-  for key in extra:
-    check_choice(f'{path}: a key in "crossply"', key, ("arch", "backbone", "bias", *option_keys(arch)))
-  return ARCHITECTURES[arch].config_class(**{
-    **{field: keys[key] for field, key in GPT2_KEYS.items()},
-    "intermediate_size": keys.get("n_inner") or 4 * keys["n_embd"],
-    "num_key_value_heads": keys["n_head"],
-    "head_dim": keys["n_embd"] // keys["n_head"],
-    "rms_norm_eps": keys.get("layer_norm_epsilon", 1e-5),
-    "tie_word_embeddings": keys.get("tie_word_embeddings", True),
-    "activation_function": keys.get("activation_function", "gelu_new"),
-    "scale_attn_by_inverse_layer_idx": keys.get("scale_attn_by_inverse_layer_idx", False),
-    "arch": arch,
-    **extra,
-    "backbone": "gpt2",
-  })
+    keys["crossply"] = {"qk_norm": True, "qk_norm_eps": keys["rms_norm_eps"]}
+  try:
+    return config_of(keys, ARCHITECTURES[arch].config_class)
+  except ValueError as problem:
+    raise ValueError(f"{path}: {problem}") from None
 
 
 def write_gpt2_config(path, config):
   keys = {key: getattr(config, field) for field, key in GPT2_KEYS.items()}
-  for key in ("tie_word_embeddings", "activation_function", "scale_attn_by_inverse_layer_idx"):
+  for key in ("vocab_size", "tie_word_embeddings", "activation_function", "scale_attn_by_inverse_layer_idx"):
     keys[key] = getattr(config, key)
   keys.update(n_inner=config.intermediate_size, layer_norm_epsilon=config.rms_norm_eps, model_type="gpt2",
               architectures=["GPT2LMHeadModel"], dtype="float32")
   if config.arch != "gpt2" or not config.bias:
-    options = {key: getattr(config, key) for key in option_keys(config.arch)}
+    options = {key: getattr(config, key) for key in option_keys(type(config))}
     keys["crossply"] = {"arch": config.arch, "backbone": "gpt2", "bias": config.bias, **options}
     keys.update(model_type=f"crossply_{config.arch}", architectures=["CrossplyForCausalLM"])
   pathlib.Path(path).write_text(json.dumps(keys, indent=2) + "\n")
@@ -127,7 +84,7 @@ GPT2_FIELDS = ("max_position_embeddings", "bias", "activation_function", "scale_
 def write_config(path, config):
   if config.backbone == "gpt2":
     return write_gpt2_config(path, config)
-  options = {key: getattr(config, key) for key in option_keys(config.arch)}
+  options = {key: getattr(config, key) for key in option_keys(type(config))}
   keys = {key: value for key, value in vars(config).items() if key not in options and key not in GPT2_FIELDS}
   arch, qk_norm, qk_norm_eps = (keys.pop(key) for key in ("arch", "qk_norm", "qk_norm_eps"))
   if keys["rope_scaling"] is None:

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .llama import (Attention, Backbone, Config, Layer, Llama, RMSNorm, backbone_mlp, backbone_norm, check_choice,
-                    split_heads, unit_rms)
+from .config import Config, check_choice
+from .llama import Attention, Backbone, Layer, Llama, RMSNorm, backbone_mlp, backbone_norm, split_heads, unit_rms
 
 
 @dataclasses.dataclass
@@ -81,18 +81,19 @@ class MuddLayer(Layer):
       self.mlp = backbone_mlp(config, config.intermediate_sizes[layer])
     self.da = DepthAggregate(config, layer)
 
-  def forward(self, ways, shared):
+  def forward(self, ways, shared, step):
     q, k, v, x = ways
-    x = x + self.self_attn((self.input_layernorm_q(q), self.input_layernorm_k(k), self.input_layernorm_v(v)), shared)
+    normed = self.input_layernorm_q(q), self.input_layernorm_k(k), self.input_layernorm_v(v)
+    x = x + self.self_attn(normed, shared, step)
     return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class MuddBackbone(Backbone):
-  def forward(self, tokens):
-    outputs = [self.embed(tokens)]
+  def forward(self, tokens, step):
+    outputs = [self.embed(tokens, step)]
     ways = outputs * 4
     for layer in self.layers:
-      outputs.append(layer(ways, []))
+      outputs.append(layer(ways, [], step))
       ways = layer.da(outputs)
     return self.norm(ways[-1])
 

@@ -9,7 +9,8 @@ import dataclasses
 import torch.nn.functional as F
 from torch import nn
 
-from .llama import Attention, Config, Llama
+from .config import Config
+from .llama import Attention, Llama
 
 
 @dataclasses.dataclass

@@ -17,7 +17,8 @@ import dataclasses
 import torch
 from torch import nn
 
-from .llama import Attention, Backbone, Config, Llama, check_choice, split_heads
+from .config import Config, check_choice
+from .llama import Attention, Backbone, Llama, split_heads
 
 FIXED = {"identity": (0.5, 0.5), "constant": (2, 1), "sparse": (5, 1), "svformer": (1, 0)}
 
@@ -85,10 +86,10 @@ class ResformerBackbone(Backbone):
     if config.variant == "plus":
       self.lambda_manager = LambdaManager(config.num_hidden_layers)
 
-  def forward(self, tokens):
-    x, shared = self.embed(tokens), [self.lambda_manager() if self.config.variant == "plus" else None]
+  def forward(self, tokens, step):
+    x, shared = self.embed(tokens, step), [self.lambda_manager() if self.config.variant == "plus" else None]
     for layer in self.layers:
-      x = layer(x, shared)
+      x = layer(x, shared, step)
     return self.norm(x)
 
 

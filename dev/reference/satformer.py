@@ -11,7 +11,8 @@ import math
 import torch.nn.functional as F
 from torch import nn
 
-from .llama import Attention, Config, Llama, check_choice
+from .config import Config, check_choice
+from .llama import Attention, Llama
 
 # Of the logits of one token's heads, in the last dimension. The softmax is scaled to a mean of 1.
 GATES = {

@@ -88,7 +88,7 @@ def check_parts(directory):
   pairs = torch.complex(x[..., :3], x[..., 3:])
   turned = pairs * torch.exp(1j * torch.arange(5)[:, None] * 50.0 ** (-torch.arange(3, dtype=torch.float64) / 3))
   turned = torch.cat((turned.real, turned.imag), dim=-1)
-  check("rotate turns (j, j + D/2) as a complex number", same(rotate(x, 50.0), turned))
+  check("rotate turns (j, j + D/2) as a complex number", same(rotate(x, torch.arange(5)[None], 50.0), turned))
   model = tiny(directory)
   targets = TOKENS.clone()
   targets[:, 2:] = -1

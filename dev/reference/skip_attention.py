@@ -11,7 +11,8 @@ import dataclasses
 
 import torch
 
-from .llama import Attention, Config, Llama
+from .config import Config
+from .llama import Attention, Llama
 
 
 @dataclasses.dataclass

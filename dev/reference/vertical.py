@@ -14,7 +14,8 @@ import dataclasses
 import torch
 from torch import nn
 
-from .llama import Config, Layer, Llama, check_choice
+from .config import Config, check_choice
+from .llama import Layer, Llama
 
 LENGTH_EPS = 1e-12  # added to |h|^2
 
@@ -59,12 +60,13 @@ class VerticalLayer(Layer):
     super().__init__(config, layer, attention)
     self.vertical_attention = VerticalAttention(config, layer)
 
-  def forward(self, x, history):
+  def forward(self, x, history, step):
     history.append(x)
     x = self.vertical_attention(history)
     if self.config.residual:
-      return super().forward(x, history)
-    return self.mlp(self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), history)))
+      return super().forward(x, history, step)
+    x = self.self_attn(self.input_layernorm(x), history, step)
+    return self.mlp(self.post_attention_layernorm(x))
 
 
 class Vertical(Llama):

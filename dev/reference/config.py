@@ -1,0 +1,84 @@
+"""What a config.json says. Its keys are those of Hugging Face's LLaMA or GPT-2; "crossply" holds what those have no key
+for.
+"""
+import dataclasses
+
+
+@dataclasses.dataclass
+class Config:
+  vocab_size: int  # V
+  hidden_size: int  # C
+  intermediate_size: int  # F
+  num_hidden_layers: int  # L
+  num_attention_heads: int  # H
+  num_key_value_heads: int  # K
+  head_dim: int  # D, which need not be C / H
+  rms_norm_eps: float = 1e-6
+  rope_theta: float = 10000.0
+  rope_scaling: dict | None = None  # Llama 3.1's: factor, low_freq_factor, high_freq_factor, the original length
+  tie_word_embeddings: bool = False
+  qk_norm: bool = False
+  qk_norm_eps: float = 1e-5
+  arch: str = "llama"
+  backbone: str = "llama"  # or gpt2, for which rope and qk_norm mean nothing, and the following are
+  max_position_embeddings: int = 2048  # learned positions
+  bias: bool = True
+  activation_function: str = "gelu_new"
+  scale_attn_by_inverse_layer_idx: bool = False  # the logits of layer i (from 0) are divided by i + 1, too
+
+
+GPT2_KEYS = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
+             "max_position_embeddings": "n_positions"}
+
+
+def check_choice(name, value, choices):
+  """Raises ValueError for a value of a Config field that is none of the choices."""
+  if value not in choices:
+    raise ValueError(f"{name} is {value!r}, not one of {', '.join(choices)}")
+
+
+def option_keys(config_class):
+  """The fields that are the architecture's own."""
+  plain = {field.name for field in dataclasses.fields(Config)}
+  return [field.name for field in dataclasses.fields(config_class) if field.name not in plain]
+
+
+def config_of(keys, config_class):
+  """From the keys of a config.json; what absent ones mean is what transformers takes them to mean."""
+  extra = keys.get("crossply", {})
+  gpt2 = "n_embd" in keys
+  for key in extra:
+    known = ("backbone", "bias") if gpt2 else ("backbone", "qk_norm", "qk_norm_eps")
+    check_choice('a key in "crossply"', key, ("arch", *known, *option_keys(config_class)))
+  same = ("vocab_size", "tie_word_embeddings")
+  return config_class(**{**(gpt2_fields(keys) if gpt2 else llama_fields(keys)),
+                         **{key: keys[key] for key in same if key in keys}, **extra})
+
+
+def llama_fields(keys):
+  H = keys["num_attention_heads"]
+  rope = keys.get("rope_parameters") or keys.get("rope_scaling") or {}
+  check_choice("rope_type", rope.get("rope_type", "default"), ("default", "llama3"))
+  return {
+    **{key: keys[key] for key in ("hidden_size", "intermediate_size", "num_hidden_layers")},
+    "num_attention_heads": H,
+    "num_key_value_heads": keys.get("num_key_value_heads") or H,
+    "head_dim": keys.get("head_dim") or keys["hidden_size"] // H,
+    "rms_norm_eps": keys.get("rms_norm_eps", 1e-6),
+    "rope_theta": rope.get("rope_theta", keys.get("rope_theta", 10000.0)),
+    "rope_scaling": rope if rope.get("rope_type") == "llama3" else None,
+  }
+
+
+def gpt2_fields(keys):
+  return {
+    **{field: keys[key] for field, key in GPT2_KEYS.items()},
+    "backbone": "gpt2",
+    "intermediate_size": keys.get("n_inner") or 4 * keys["n_embd"],
+    "num_key_value_heads": keys["n_head"],
+    "head_dim": keys["n_embd"] // keys["n_head"],
+    "rms_norm_eps": keys.get("layer_norm_epsilon", 1e-5),
+    "tie_word_embeddings": True,
+    "activation_function": keys.get("activation_function", "gelu_new"),
+    "scale_attn_by_inverse_layer_idx": keys.get("scale_attn_by_inverse_layer_idx", False),
+  }

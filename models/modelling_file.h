@@ -1,0 +1,21 @@
+// The PyTorch module of an architecture as one file for the transformers library, which a saved model carries, so that
+// AutoModelForCausalLM.from_pretrained(DIR, trust_remote_code=True) computes it. It is put together from dev/reference,
+// whose files the build embeds: there is one version of an architecture in PyTorch.
+#pragma once
+
+#include <map>
+#include <string>
+
+namespace crossply {
+
+// The files of dev/reference by name (written by dev/embed_reference.cmake).
+const std::map<std::string, std::string>& reference_files();
+
+// "LimeStatic" of "lime_static": how the architecture's classes begin in Python.
+std::string class_stem(const std::string& arch);
+// "modeling_crossply_lime", without its ".py"; "" where dev/reference does not have the architecture.
+std::string modelling_module(const std::string& arch);
+// Its text. The architecture must be in dev/reference.
+std::string modelling_file(const std::string& arch);
+
+}  // namespace crossply
