@@ -63,6 +63,7 @@ class Bpe {
   void read_byte_tokens(const std::string& path);
   void read_merges(const nlohmann::json& merges, const std::string& path);
   void read_added(const nlohmann::json& added, const std::string& path);
+  void read_decoder(const nlohmann::json& decoder, const nlohmann::json& added);
   void read_post_processor(const nlohmann::json& processor, const std::string& path);
 
   std::string normalized(std::string_view text) const;

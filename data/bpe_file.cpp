@@ -152,9 +152,7 @@ Bpe::Bpe(const json& object, const std::string& path) {
   read_added(part_of(object, "added_tokens"), path);
   read_post_processor(part_of(object, "post_processor"), path);
   splitter_ = Splitter(pre_tokenizer, path);
-  for (const json& step : steps_of(part_of(object, "decoder"), "decoders"))
-    if (type_of(step) == "Strip" || (type_of(step) == "Metaspace" && part_of(step, "prepend_scheme") != "never"))
-      begins_with_space_ = true;
+  if (!byte_level_) read_decoder(part_of(object, "decoder"), part_of(object, "added_tokens"));
   for (size_t id = 0; id < texts_.size(); ++id)
     if (texts_[id].empty()) texts_[id] = "<" + std::to_string(id) + ">";
 }
@@ -263,6 +261,24 @@ void Bpe::read_added(const json& added, const std::string& path) {
   }
   added_ = AddedTokens(std::move(plain));
   normalized_added_ = AddedTokens(std::move(normal));
+}
+
+// What the tokens of a vocabulary of characters stand for: bytes, and spaces where the decoder puts them for marks.
+void Bpe::read_decoder(const json& decoder, const json& added) {
+  std::vector<bool> verbatim(texts_.size());
+  for (const json& token : added) verbatim[token["id"].get<size_t>()] = true;
+  for (const json& step : steps_of(decoder, "decoders")) {
+    const bool is_metaspace = type_of(step) == "Metaspace";
+    if (type_of(step) == "Strip" || (is_metaspace && part_of(step, "prepend_scheme") != "never"))
+      begins_with_space_ = true;
+    if (!is_metaspace && type_of(step) != "Replace") continue;
+    const std::string mark = is_metaspace ? step["replacement"] : step["pattern"]["String"];
+    for (size_t id = 0; id < texts_.size() && !mark.empty(); ++id)
+      for (size_t at = 0; !verbatim[id] && (at = texts_[id].find(mark, at)) != std::string::npos; ++at)
+        texts_[id].replace(at, mark.size(), " ");
+  }
+  for (size_t b = 0; b < bytes_.size(); ++b)
+    texts_[static_cast<size_t>(bytes_[b])] = std::string(1, static_cast<char>(b));
 }
 
 // Where a template puts the text, between tokens that all texts begin and end with.

@@ -81,7 +81,7 @@ uint32_t Tables::compose(uint32_t first, uint32_t second) const {
   return found == composed.end() ? 0 : found->second;
 }
 
-// In canonical order; each character with the last one of class 0 before it, if none between them has its class or more.
+// In canonical order; each character with the last one of class 0 before it, unless one between has its class or more.
 void Tables::compose(Codes& codes) const {
   size_t kept = 0, starter = codes.size();
   uint32_t last_class = 0;

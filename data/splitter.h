@@ -95,7 +95,6 @@ class Splitter {
     bool before = false;        // was it a match?
     const auto add_piece = [&](size_t from, size_t to, bool match) {
       match = match != step.invert;
-      if (step.behavior == Behavior::removed && match) return void(begin = end = to);
       const bool joins = (step.behavior == Behavior::contiguous && match == before) ||
                          (step.behavior == Behavior::with_previous && match && !before) ||
                          (step.behavior == Behavior::with_next && !match && before);
@@ -105,6 +104,7 @@ class Splitter {
       }
       end = to;
       before = match;
+      if (step.behavior == Behavior::removed && match) begin = to;
     };
     Scan scan(step.regex, text, classes, 0, 0);
     size_t done = 0;

@@ -53,7 +53,7 @@ TEST_CASE("regex: classes of characters are those of Unicode 16") {
 }
 
 TEST_CASE("regex: Oniguruma's syntax") {
-  CHECK(matches("a{,2}", "aaa") == Strings{"aa", "a"});
+  CHECK(matches("a{,2}b", "aaabb") == Strings{"aab", "b"});
   CHECK(matches("a{1,2}+", "aaaaa") == Strings{"aaaaa"});  // repeats
   CHECK(matches("(?:ab){1,2}+b", "ababb") == Strings{"ababb"});
   CHECK(matches("a++a|b?+b|b", "aaab") == Strings{"b"});  // possessive
@@ -66,7 +66,7 @@ TEST_CASE("regex: Oniguruma's syntax") {
   CHECK(matches("[^a\\]\\n]", "a]\nx") == Strings{"x"});
   CHECK(matches("[[:punct:][:digit:]]+", "a!1$b") == Strings{"!1$"});
   CHECK(matches("\\x41\\x{e9}\\u4e2d\\/\\ \\t", "A\u00e9\u4e2d/ \t").size() == 1);
-  CHECK(matches("(?<=a)b|(?<!a)c|(?>d|de)e(?=f)", "ab ac c def").size() == 2);
+  CHECK(matches("(?<=a)b|(?<!a)c|(?>d|de)e(?=f)", "ab ac c def").size() == 3);
   CHECK(matches("(a(b))c", "abc") == Strings{"abc"});
   CHECK(matches("[^\\s\\S]|a", "ba") == Strings{"a"});
   CHECK(matches("\u4e00|[\u3041-\u309f]+", "\u4e00\u3042\u3044x") == Strings{"\u4e00", "\u3042\u3044"});
@@ -140,8 +140,8 @@ TEST_CASE("regex: a long run is matched, a hostile expression ends") {
   CHECK(matches("\\s+(?!\\S)|\\s+", std::string(1 << 20, ' ') + "a").size() == 2);
   CHECK(matches("(?:\\p{N}{1,3})+", std::string(1 << 20, '7')).size() == 1);
   CHECK(matches("\\s*[\\r\\n]+|\\s+", std::string(1 << 20, ' ')).size() == 1);
-  check_fails(Exit::bad_data, {"cannot split"}, [] { matches("(a+)+b", std::string(5000, 'a')); });
-  check_fails(Exit::bad_data, {"cannot split"}, [] { matches("(a|a)*c", std::string(5000, 'a')); });
+  check_fails(Exit::bad_data, {"cannot split"}, [] { matches("(a+)+[bc]", std::string(5000, 'a')); });
+  check_fails(Exit::bad_data, {"cannot split"}, [] { matches("(a|a)*[bc]", std::string(5000, 'a')); });
 }
 
 TEST_CASE("regex: at the begin of a longer text only what is sure is a match") {
