@@ -37,8 +37,9 @@ void EncodingProgress::tell(uint64_t taken, int64_t text, int64_t tokens) {
   shown_ = true;
   std::string line = str(label_, ": ", format_count(static_cast<int64_t>(taken) / 1'000'000));
   if (all_ > 0) line += " of " + format_count(static_cast<int64_t>(all_) / 1'000'000);
-  line += str(" MB, ", format_number("%.1f", static_cast<double>(text) / 1e6 / seconds()), " MB/s of text, ",
-              format_count(static_cast<int64_t>(static_cast<double>(tokens) / seconds())), " tokens/s");
+  line += str(" MB, ", format_number("%.1f", static_cast<double>(text) / 1e6 / seconds()), " MB/s of text");
+  if (tokens > 0)
+    line += ", " + format_count(static_cast<int64_t>(static_cast<double>(tokens) / seconds())) + " tokens/s";
   if (all_ > 0 && taken > before_ && taken <= all_)
     line += ", " +
             format_seconds(seconds() * static_cast<double>(all_ - taken) / static_cast<double>(taken - before_)) +

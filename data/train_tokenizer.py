@@ -37,7 +37,7 @@ def main():
     try:
         from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     except ImportError:
-        sys.exit(f"error: {sys.executable} has no package tokenizers: pip install tokenizers")
+        sys.exit(f"{sys.executable} has no package tokenizers: pip install tokenizers")
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.decoder = decoders.ByteLevel()

@@ -127,7 +127,7 @@ feeder=$!
 "$build/prepare" --tokenizer t.json --val 0.05 --shard-tokens 500000 --out waits - <pipe >output 2>&1 &
 pid=$!
 sleep 0.5
-kill -INT $pid
+kill -TERM $pid  # in the background SIGINT is ignored
 wait $pid
 code=$?
 wait $feeder

@@ -124,7 +124,7 @@ TEST_CASE("run directory: flags.json gives every setting back, and no value that
   o.config.rope_theta = 12345.678;
   o.config.check(Exit::usage, "test");
   o.preset = "arith";
-  o.data.spec = "arith:4", o.data.val_spec = "v*.bin";
+  o.data.spec = "arith:4", o.data.val_spec = "v*.bin", o.data.tokenizer = "t.json";
   o.data.train_samples = 7, o.data.test_samples = 8, o.data.seq_len = 9;
   o.init = "somewhere";
   o.teacher = "elsewhere", o.kd.alpha = 0.7, o.kd.tau = 3, o.kd_reduction = "element";
@@ -156,6 +156,9 @@ TEST_CASE("run directory: flags.json gives every setting back, and no value that
   CHECK(older.erase("sum") == 1);
   write(older);
   CHECK(read()["sum"] == "running");
+  CHECK(older.erase("tokenizer") == 1);
+  write(older);
+  CHECK(read()["tokenizer"] == "");
   write(saved);
   CHECK(error_of([&] { read("llama"); }).code == Exit::usage);
   const json spoilt_values = R"({"steps": [-5, 0, "many", 1e30, 18446744073709551615], "batch": [0, 2.5, 2199023255552],
@@ -290,6 +293,14 @@ TEST_CASE("run directory: one that is removed, moved or replaced is noticed") {
   run.check_present();
   fs::remove_all(scratch.file("a"));
   CHECK(error_of([&] { run.check_present(); }).code == Exit::io);
+}
+
+TEST_CASE("run directory: data is named so that it is found from any directory") {
+  const std::string here = fs::current_path().string() + "/";
+  CHECK(absolute_data("text:a*.txt") == "text:" + here + "a*.txt");
+  CHECK(absolute_data("uint16:a/*.bin") == "uint16:" + here + "a/*.bin");
+  CHECK(absolute_data("nowhere/shards") == here + "nowhere/shards");  // a directory
+  for (const char* same : {"arith:4", "prosqa", "", "x", "text:/a", "/a/b.bin"}) CHECK(absolute_data(same) == same);
 }
 
 TEST_CASE("run directory: data that moved is taken where it holds the same, and is found from any directory") {

@@ -99,7 +99,8 @@ Dataset open_named_data(TrainOptions& o) {
   } catch (const Error& error) {
     if (!o.resume || error.code != Exit::no_input) throw;
     fail(error.code, error.what(), "; if the data has moved, say with --data",
-         o.data.val_spec.empty() ? "" : " and --val-data", " where it is now");
+         o.data.val_spec.empty() ? "" : ", --val-data", o.data.tokenizer.empty() ? "" : ", --tokenizer",
+         " where it is now");
   }
 }
 

@@ -33,8 +33,9 @@ void add_data_flags(CLI::App& app, TrainOptions& o) {
   const Group group(app, "Data");
   add_text(app, "--preset", o.preset, "NAME", "a paper's setting; other flags change it" + names);
   add_text(app, "--data", o.data.spec, "SOURCE", data_specs);
-  add_text(app, "--tokenizer", o.data.tokenizer, "FILE",
-           "tokenizer.json, or a directory that has one, for text: (default: bytes, or the tokenizer of --init)");
+  add_text(
+      app, "--tokenizer", o.data.tokenizer, "FILE",
+      "tokenizer.json, or a directory that has one, for text: (default: that of the model it starts from, or bytes)");
   add_text(app, "--val-data", o.data.val_spec, "GLOB", "validation shards (default: the end of --data)");
   add_integer(app, "--train-samples", o.data.train_samples, 0, most_count,
               "size of a generated training set (0: the task's own)");
