@@ -78,7 +78,9 @@ std::string modelling_file(const std::string& arch) {
       (import.second.starts_with("import ") && !import.first.starts_with("torch") ? standard : others).insert(import);
   }
   const auto docstring = [&](size_t i) { return "\"\"\"" + parts[i].docstring + "\"\"\"\n"; };
-  std::string text = docstring(main) + "# Written by crossply with the model.\n";
+  std::string text = docstring(main) +
+                     "# Written by crossply with the model: AutoModelForCausalLM.from_pretrained(DIR, "
+                     "trust_remote_code=True) runs it.\n";
   for (const auto& [module, line] : standard) text += line + "\n";
   text += "\n";
   for (const auto& [module, line] : others) text += line + "\n";

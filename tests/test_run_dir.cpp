@@ -270,6 +270,7 @@ TEST_CASE("run directory: the --init directory is needed at the start only") {
   check_outcome(train(scratch, tiny(model, {"--steps", "0"})), Exit::done, "initialised");
   const std::string tokenizer = read_text(model + "/tokenizer.json");
   write_text(model + "/tokenizer_config.json", "its own");
+  fs::remove(model + "/manifest.json");  // which lists another one
   check_outcome(train(scratch, {"--data", scratch.file("data.bin"), "--seq", "8", "--init", model, "--steps", "4",
                                 "--batch", "2", "--out", run}),
                 Exit::done, "step 4/4");
