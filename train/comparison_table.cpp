@@ -389,7 +389,7 @@ std::string results_table(const Comparison& comparison, size_t width) {
   std::string out = table_of(columns, view.arms.size()) + remarks(view);
   if (view.seeds.size() > 1 && view.arms.size() > 1)
     out += "\n" + table_of_verdicts(view, width) + wrap(notes_on_verdicts(view), width, 0) + "\n\n";
-  if (view.seeds.size() > 1) out += "in the table: " + notes_on_spread(view) + "\n";
+  if (view.seeds.size() > 1) out += wrap("in the table: " + notes_on_spread(view), width, 0) + "\n";
   if (view.rates.size() > 1) out += wrap(notes_on_rates(view), width, 0) + "\n";
   out += "memory: relative to " + comparison.runs[0].choice.text + ". All columns: results.md.\n";
   if (!view.side_by_side())
