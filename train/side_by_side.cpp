@@ -20,10 +20,10 @@
 
 #include "cli/format.h"
 #include "cli/program.h"
+#include "cli/stop.h"
 #include "engine/json.h"
 #include "kernels/devices.h"
 #include "train/run.h"
-#include "train/stop.h"
 #include "train/trainer.h"
 
 extern char** environ;
