@@ -145,7 +145,7 @@ struct Bpe::Chunk {
 
   const Bpe* owner;
   std::string_view text;
-  Scan scan;
+  MatchScan scan;
   size_t done;  // bytes
   bool finished = false;
   std::vector<int32_t> ids;

@@ -283,7 +283,7 @@ constexpr uint32_t decompositions[] = {
 40726,195100,2,40763,195101,2,173568,
 };
 
-constexpr uint32_t classes[] = {
+constexpr uint32_t marks[] = {
 768,230,769,230,770,230,771,230,772,230,773,230,774,230,775,230,776,230,777,230,778,230,779,230,780,230,781,230,782,
 230,783,230,784,230,785,230,786,230,787,230,788,230,789,232,790,220,791,220,792,220,793,220,794,232,795,216,796,220,
 797,220,798,220,799,220,800,220,801,202,802,202,803,220,804,220,805,220,806,220,807,202,808,202,809,220,810,220,811,
@@ -354,6 +354,6 @@ constexpr uint32_t classes[] = {
 
 std::span<const uint32_t> canonical_decompositions() { return decompositions; }
 
-std::span<const uint32_t> combining_classes() { return classes; }
+std::span<const uint32_t> combining_classes() { return marks; }
 
 }  // namespace crossply

@@ -42,7 +42,7 @@ std::string escaped(const std::string& text) {
 
 }  // namespace
 
-size_t Scan::bytes_to(size_t from_byte, size_t from, size_t to) const {
+size_t MatchScan::bytes_to(size_t from_byte, size_t from, size_t to) const {
   if (classes_.size() == text_.size()) return to;
   for (; from < to; ++from) {
     const auto c = static_cast<uint8_t>(text_[from_byte]);
@@ -51,7 +51,7 @@ size_t Scan::bytes_to(size_t from_byte, size_t from, size_t to) const {
   return from_byte;
 }
 
-bool Scan::next(bool more) {
+bool MatchScan::next(bool more) {
   Regex::Match match = regex_->find(classes_, end_character, more);
   if (matched_ && match.begin == match.end && match.end == end_character) {  // empty, right behind a match: it is none
     if (end_character >= classes_.size()) return false;

@@ -13,11 +13,11 @@
 namespace crossply {
 
 // Goes through the matches of a regular expression in a text.
-class Scan {
+class MatchScan {
  public:
   // classes: of the text, by the same expression. The scan begins at a place that it counts in characters and in bytes.
   // What it holds by reference must live on.
-  Scan(const Regex& regex, std::string_view text, std::string_view classes, size_t character, size_t byte)
+  MatchScan(const Regex& regex, std::string_view text, std::string_view classes, size_t character, size_t byte)
       : end_character(character), end_byte(byte), regex_(&regex), text_(text), classes_(classes) {}
   // To the next match; false if there is none. more: see Regex::find. What follows depends on the end of this match
   // alone, if that is not empty and the expression does not look behind.
@@ -106,7 +106,7 @@ class Splitter {
       before = match;
       if (step.behavior == Behavior::removed && match) begin = to;
     };
-    Scan scan(step.regex, text, classes, 0, 0);
+    MatchScan scan(step.regex, text, classes, 0, 0);
     size_t done = 0;
     for (; scan.next(); done = scan.end_byte) {
       if (done < scan.begin_byte) add_piece(done, scan.begin_byte, false);

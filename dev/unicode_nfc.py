@@ -66,7 +66,7 @@ constexpr uint32_t decompositions[] = {{
 {rows_of(decompositions)}
 }};
 
-constexpr uint32_t classes[] = {{
+constexpr uint32_t marks[] = {{
 {rows_of(classes)}
 }};
 // clang-format on
@@ -75,7 +75,7 @@ constexpr uint32_t classes[] = {{
 
 std::span<const uint32_t> canonical_decompositions() {{ return decompositions; }}
 
-std::span<const uint32_t> combining_classes() {{ return classes; }}
+std::span<const uint32_t> combining_classes() {{ return marks; }}
 
 }}  // namespace crossply""")
 
