@@ -9,7 +9,7 @@
 
 #include "cli/program.h"
 #include "cli/standard_streams.h"
-#include "data/character_set.h"
+#include "data/bpe/character_set.h"
 #include "data/tokenizer.h"
 #include "engine/file.h"
 #include "engine/numbers.h"

@@ -4,8 +4,8 @@
 #include <exception>
 #include <filesystem>
 
-#include "data/bpe.h"
-#include "data/tokenizer_json.h"
+#include "data/bpe/bpe.h"
+#include "data/bpe/tokenizer_json.h"
 #include "engine/check.h"
 #include "engine/file.h"
 #include "engine/json.h"

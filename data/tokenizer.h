@@ -3,7 +3,7 @@
 //   none     no vocabulary is known: the text is whitespace-separated integers
 //   words    words separated by whitespace; the id of a word is its place in the list
 //   bytes    256 tokens, id = byte value
-//   bpe      byte-level byte-pair encoding (data/bpe.h)
+//   bpe      byte-level byte-pair encoding (data/bpe/bpe.h)
 //   foreign  the directory has a tokenizer that is not computed here: integers, as with none
 //
 // All but none and foreign are saved as Hugging Face's tokenizer.json, so a model directory knows its vocabulary.

@@ -16,13 +16,12 @@
 #include "data/documents.h"
 #include "data/encoding_progress.h"
 #include "engine/file.h"
+#include "engine/python_files.h"
 #include "engine/rng.h"
 
 extern char** environ;
 
 namespace crossply {
-
-extern const char* const train_tokenizer_script;  // data/train_tokenizer.py, which CMake puts into the library
 
 namespace {
 
@@ -132,9 +131,9 @@ void train_vocabulary(const std::vector<std::string>& files, const VocabularyOpt
   if (::pipe(ends) != 0) fail_io("make", "a pipe", errno);
   Descriptor theirs(ends[0]), ours(ends[1]);
   const std::string size = std::to_string(options.size);
-  const pid_t pid = start_script(
-      {python, "-c", train_tokenizer_script, "--vocab", size, "--style", options.style, "--out", unfinished},
-      theirs.get(), ours.get());
+  const pid_t pid = start_script({python, "-c", python_files().at("train_tokenizer.py"), "--vocab", size, "--style",
+                                  options.style, "--out", unfinished},
+                                 theirs.get(), ours.get());
   if (pid == 0)
     fail(Exit::no_input, "--vocab needs Python with the package tokenizers, but there is no program ", python,
          "; install both (pip install tokenizers), or name another Python in the variable PYTHON");

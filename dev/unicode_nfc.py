@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes data/nfc_table.cpp: what Unicode's normalization form C does, as the tokenizers package does it.
+"""Writes data/bpe/nfc_table.cpp: what Unicode's normalization form C does, as the tokenizers package does it.
 
-  dev/unicode_nfc.py >data/nfc_table.cpp
+  dev/unicode_nfc.py >data/bpe/nfc_table.cpp
 
 The decompositions, and which of them are composed again, are asked of the package's NFD and NFC. A combining class is
 Python's; that a character has one, and which of two comes first, is asked of the package again.
@@ -56,7 +56,7 @@ def main():
   classes = [number for item in sorted(combining_classes().items()) for number in item]
   print(f"{count} decompositions, {len(classes) // 2} combining characters", file=sys.stderr)
   print(f"""// Written by dev/unicode_nfc.py.
-#include "data/nfc.h"
+#include "data/bpe/nfc.h"
 
 namespace crossply {{
 namespace {{

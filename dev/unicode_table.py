@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes data/unicode.cpp: the general categories of all characters, as the tokenizers package knows them.
+"""Writes data/bpe/unicode.cpp: the general categories of all characters, as the tokenizers package knows them.
 
-  dev/unicode_table.py >data/unicode.cpp
+  dev/unicode_table.py >data/bpe/unicode.cpp
 
 They are asked of the package's own regular expressions, so that the text is split here as it is there, whatever version
 of Unicode a regex library of this machine was built with.
@@ -32,7 +32,7 @@ def category_of():
 def main():
   runs = [len(list(run)) * 32 + category for category, run in itertools.groupby(category_of())]
   print("""// Written by dev/unicode_table.py.
-#include "data/unicode.h"
+#include "data/bpe/unicode.h"
 
 namespace crossply {
 namespace {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "engine/check.h"
+#include "engine/python_files.h"
 
 namespace crossply {
 namespace {
@@ -13,7 +14,7 @@ namespace {
 // The file that has the architecture's class; "" where there is none.
 std::string file_of(const std::string& arch) {
   const std::string begin = "\nclass " + class_stem(arch) + (arch == "llama" ? "(nn.Module):" : "(Llama):");
-  for (const auto& [name, text] : reference_files())
+  for (const auto& [name, text] : python_files())
     if (text.find(begin) != std::string::npos) return name;
   return "";
 }
@@ -73,7 +74,7 @@ std::string modelling_file(const std::string& arch) {
   std::vector<Part> parts;
   Imports standard, others;
   for (const std::string& file : files) {
-    parts.push_back(take_apart(reference_files().at(file)));
+    parts.push_back(take_apart(python_files().at(file)));
     for (const auto& import : parts.back().imports)
       (import.second.starts_with("import ") && !import.first.starts_with("torch") ? standard : others).insert(import);
   }

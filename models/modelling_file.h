@@ -3,13 +3,9 @@
 // whose files the build embeds: there is one version of an architecture in PyTorch.
 #pragma once
 
-#include <map>
 #include <string>
 
 namespace crossply {
-
-// The files of dev/reference by name (written by dev/embed_reference.cmake).
-const std::map<std::string, std::string>& reference_files();
 
 // "LimeStatic" of "lime_static": how the architecture's classes begin in Python.
 std::string class_stem(const std::string& arch);

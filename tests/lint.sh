@@ -42,7 +42,8 @@ kernels/optim: engine kernels kernels/cpu kernels/cuda
 kernels/reference: engine kernels/cpu
 ranks: engine kernels kernels/optim kernels/cuda
 cli: engine
-data: engine cli
+data/bpe: engine
+data: engine cli data/bpe
 models: engine kernels/block kernels/attention kernels/depth kernels/reference
 eval: engine kernels kernels/block kernels/attention kernels/optim ranks cli data models
 train: engine kernels kernels/block kernels/attention kernels/depth kernels/optim ranks cli data models eval

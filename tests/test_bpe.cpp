@@ -1,10 +1,10 @@
-#include "data/bpe.h"
+#include "data/bpe/bpe.h"
 
 #include <omp.h>
 
 #include <nlohmann/json.hpp>
 
-#include "data/character_set.h"
+#include "data/bpe/character_set.h"
 #include "data/tokenizer.h"
 #include "engine/rng.h"
 #include "tests/data_check.h"

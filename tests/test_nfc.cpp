@@ -1,4 +1,4 @@
-#include "data/nfc.h"
+#include "data/bpe/nfc.h"
 
 #include <doctest/doctest.h>
 

@@ -1,6 +1,6 @@
-#include "data/regex.h"
+#include "data/bpe/regex.h"
 
-#include "data/character_set.h"
+#include "data/bpe/character_set.h"
 #include "tests/data_check.h"
 
 using namespace crossply;

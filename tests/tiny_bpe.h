@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "data/bpe.h"
+#include "data/bpe/bpe.h"
 #include "tests/temp_dir.h"
 
 namespace crossply::test {

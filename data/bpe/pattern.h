@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "data/character_set.h"
+#include "data/bpe/character_set.h"
 
 namespace crossply {
 

@@ -1,8 +1,8 @@
-#include "data/added_tokens.h"
+#include "data/bpe/added_tokens.h"
 
 #include <algorithm>
 
-#include "data/character_set.h"
+#include "data/bpe/character_set.h"
 #include "engine/printable.h"
 
 namespace crossply {

@@ -1,4 +1,4 @@
-#include "data/character_set.h"
+#include "data/bpe/character_set.h"
 
 #include <algorithm>
 #include <cstring>

@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <atomic>
 
-#include "data/bpe.h"
-#include "data/tokenizer_json.h"
+#include "data/bpe/bpe.h"
+#include "data/bpe/tokenizer_json.h"
 #include "engine/check.h"
 #include "engine/json.h"
 #include "engine/printable.h"

@@ -3,7 +3,7 @@
 
 #include <string_view>
 
-#include "data/unicode.h"
+#include "data/bpe/unicode.h"
 
 namespace crossply {
 

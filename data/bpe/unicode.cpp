@@ -1,5 +1,5 @@
 // Written by dev/unicode_table.py.
-#include "data/unicode.h"
+#include "data/bpe/unicode.h"
 
 namespace crossply {
 namespace {

@@ -1,4 +1,4 @@
-#include "data/regex.h"
+#include "data/bpe/regex.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
@@ -7,7 +7,7 @@
 #include <cstring>
 #include <map>
 
-#include "data/pattern.h"
+#include "data/bpe/pattern.h"
 #include "engine/check.h"
 #include "engine/printable.h"
 

@@ -1,6 +1,6 @@
 // Byte-pair encoding from Hugging Face's tokenizer.json: byte-level, as GPT-2, GPT-4o, Llama 3, Qwen and DeepSeek have
 // it, or of characters with a token for each byte of one that is missing, as Llama 2. The text is cut at its added
-// tokens; what is between them into pieces (data/splitter.h); the symbols of each piece are merged (data/merges.h).
+// tokens; what is between them into pieces (splitter.h); the symbols of each piece are merged (merges.h).
 #pragma once
 
 #include <array>
@@ -11,9 +11,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "data/added_tokens.h"
-#include "data/merges.h"
-#include "data/splitter.h"
+#include "data/bpe/added_tokens.h"
+#include "data/bpe/merges.h"
+#include "data/bpe/splitter.h"
 
 namespace crossply {
 

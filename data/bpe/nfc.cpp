@@ -1,10 +1,10 @@
-#include "data/nfc.h"
+#include "data/bpe/nfc.h"
 
 #include <algorithm>
 #include <unordered_map>
 #include <vector>
 
-#include "data/unicode.h"
+#include "data/bpe/unicode.h"
 #include "engine/printable.h"
 
 namespace crossply {

@@ -1,5 +1,5 @@
 // Written by dev/unicode_nfc.py.
-#include "data/nfc.h"
+#include "data/bpe/nfc.h"
 
 namespace crossply {
 namespace {

@@ -1,4 +1,4 @@
-#include "data/pattern.h"
+#include "data/bpe/pattern.h"
 
 #include <algorithm>
 #include <optional>

@@ -1,4 +1,4 @@
-// Sets of Unicode's characters, in the version of the `tokenizers` package (16.0): data/unicode.cpp has the table.
+// Sets of Unicode's characters, in the version of the `tokenizers` package (16.0): data/bpe/unicode.cpp has the table.
 #pragma once
 
 #include <cstdint>

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "data/regex.h"
+#include "data/bpe/regex.h"
 
 namespace crossply {
 

@@ -1,8 +1,8 @@
-#include "data/splitter.h"
+#include "data/bpe/splitter.h"
 
 #include <algorithm>
 
-#include "data/tokenizer_json.h"
+#include "data/bpe/tokenizer_json.h"
 #include "engine/check.h"
 #include "engine/json.h"
 #include "engine/printable.h"

@@ -1,4 +1,4 @@
-#include "data/tokenizer_json.h"
+#include "data/bpe/tokenizer_json.h"
 
 #include <algorithm>
 

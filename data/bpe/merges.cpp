@@ -1,4 +1,4 @@
-#include "data/merges.h"
+#include "data/bpe/merges.h"
 
 #include <algorithm>
 #include <limits>

@@ -1,4 +1,4 @@
-#include "data/bpe.h"
+#include "data/bpe/bpe.h"
 
 #include <omp.h>
 
@@ -6,8 +6,8 @@
 #include <cstring>
 #include <exception>
 
-#include "data/character_set.h"
-#include "data/nfc.h"
+#include "data/bpe/character_set.h"
+#include "data/bpe/nfc.h"
 #include "engine/check.h"
 #include "engine/printable.h"
 
