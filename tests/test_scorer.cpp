@@ -33,7 +33,7 @@ struct Scored {
       double sum = 0;
       for (const float logit : z) sum += std::exp(static_cast<double>(logit));
       score.logprob += static_cast<double>(z[static_cast<size_t>(passage.tokens[t])]) - std::log(sum);
-      score.greedy = score.greedy && most_likely(z.data(), std::ssize(z)) == passage.tokens[t];
+      score.greedy = score.greedy && most_likely(0, z.data(), std::ssize(z)) == passage.tokens[t];
     }
     return score;
   }
