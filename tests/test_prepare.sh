@@ -44,7 +44,7 @@ awk 'BEGIN {
   print "\"normalizer\": null, \"post_processor\": null, \"decoder\": {\"type\": \"ByteLevel\", \"add_prefix_space\": true,",
     "\"trim_offsets\": true, \"use_regex\": true},"
   print "\"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"trim_offsets\": true, \"use_regex\": true},"
-  print "\"model\": {\"type\": \"BPE\", \"vocab\": {" vocab "\"th\": 257, \"the\": 258}, \"merges\": [\"t h\", \"th e\"]}}"
+  print "\"model\": {\"type\": \"BPE\", \"vocab\": {" vocab "\"<|endoftext|>\": 256, \"th\": 257, \"the\": 258}, \"merges\": [\"t h\", \"th e\"]}}"
 }' >t.json
 
 # --- what is written ---------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ inline nlohmann::json tiny_bpe_json() {
   nlohmann::json vocab;
   const auto names = byte_names();
   for (size_t b = 0; b < names.size(); ++b) vocab[names[b]] = b;
-  vocab["th"] = 257, vocab["the"] = 258;
+  vocab["<|endoftext|>"] = 256, vocab["th"] = 257, vocab["the"] = 258;
   const nlohmann::json end = {
       {"id", 256},       {"content", "<|endoftext|>"}, {"single_word", false}, {"lstrip", false},
       {"rstrip", false}, {"normalized", false},        {"special", true}};

@@ -124,7 +124,7 @@ std::string Bpe::foreign_part(const json& object) {
   if (std::string part = Splitter::foreign_part(pre_tokenizer); !part.empty()) return part;
   const bool byte_level = Splitter::is_byte_level(pre_tokenizer);
   if (!byte_level && part_of(model, "byte_fallback") != true)
-    return "a vocabulary of neither bytes (ByteLevel) nor characters with byte_fallback";
+    return "a BPE vocabulary of neither bytes (ByteLevel) nor characters with byte_fallback";
   if (byte_level && part_of(model, "byte_fallback") == true) return "byte_fallback below ByteLevel";
   if (std::string part = foreign_normalizer(part_of(object, "normalizer")); !part.empty()) return part;
   if (std::string part = foreign_decoder(part_of(object, "decoder"), byte_level); !part.empty()) return part;
