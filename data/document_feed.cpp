@@ -106,7 +106,7 @@ DocumentFeed::DocumentFeed(const std::vector<SourceFile>& sources, const FeedPos
     : sources_(sources) {
   for (at_.source = 0; at_.source < std::min(from.source, sources_.size()); ++at_.source)
     before_ += sources_[at_.source].bytes;
-  if (at_.source == sources_.size()) return;
+  if (at_.source == sources_.size() || from.documents == 0) return;
   open();
   Document document;
   bool same = true;

@@ -144,6 +144,7 @@ run --out waits - <long.jsonl >output 2>&1 || fail "it does not go on from stand
 grep -q '^going on after' output || fail "it did not go on"
 same waits whole
 interrupt TERM 0 --out nothing
+grep -q '^stopped after 0 documents' output || fail "it does not say that nothing came"
 # With inputs that are mended, and with changed ones: what was encoded of them must be as it was.
 head -8000 long.jsonl >first.jsonl
 tail -n +8001 long.jsonl >second.jsonl
@@ -280,6 +281,16 @@ printf '#!/bin/sh\nexit 9\n' >broken-python && chmod +x broken-python
   # Every document is kept for the vocabulary: the failure is that of what stands in for Python.
   PYTHON=./broken-python expect 74 'ended with exit code 9' prepare --vocab 300 --out small-vocab small
   exit $failures) || failures=$((failures + 1))
+
+# --- stopped while another program works ---------------------------------------------------------------------------
+printf '#!/bin/sh\nexec sleep 60\n' >slow-python && chmod +x slow-python
+PYTHON=./slow-python "$build/prepare" --vocab 300 --out slow lines.jsonl >output 2>&1 &
+pid=$!
+for try in $(seq 100); do grep -q '^training a vocabulary' output && break; sleep 0.05; done
+kill -TERM $pid
+wait $pid
+code=$?
+[ $code = 75 ] || fail "exit code $code of a stopped training, want 75"
 
 # --- a vocabulary of one's own -----------------------------------------------------------------------------------
 PYTHON=no-such-python expect 66 'no program no-such-python.*pip install tokenizers' prepare --vocab 300 --out vocab texts
