@@ -16,7 +16,8 @@ namespace crossply {
 
 const char* exit_code_help() {
   return "Exit codes: 0 done, 64 wrong usage, 65 bad data, 66 missing input, 70 internal error, 71 device failure, "
-         "74 input/output failure, 75 stopped on request (start again with --resume), 76 another process of the "
+         "74 input/output failure, 75 stopped on request (start again, with --resume where there is that flag), 76 "
+         "another process of the "
          "job was lost (start again with --resume), 77 a loss or logits not finite.\n"
          "A reader of the output that goes away (| head -1) is no error, and a closed standard stream is the null "
          "device: what has files to write goes on, anything else ends with 0. Output on a full disk is 74.";

@@ -1,6 +1,7 @@
 #include "data/byte_stream.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <zlib.h>
@@ -10,19 +11,41 @@
 #include <cstring>
 #include <string_view>
 
+#include "cli/stop.h"
+
 namespace crossply {
 namespace {
 
-constexpr size_t room = 1 << 18;
-constexpr std::string_view gzip_magic = "\x1f\x8b", zstd_magic = "\x28\xb5\x2f\xfd";
+constexpr size_t most_room = 1 << 18;
+constexpr size_t magic_bytes = 4;
+
+bool is_gzip(std::string_view bytes) { return bytes.starts_with("\x1f\x8b"); }
+
+// The first may be a frame to be skipped: pzstd's sizes, or a note.
+bool is_zstd(std::string_view bytes) {
+  const bool skippable = bytes.size() >= magic_bytes && (static_cast<unsigned char>(bytes[0]) & 0xF0) == 0x50 &&
+                         bytes.substr(1).starts_with("\x2a\x4d\x18");
+  return skippable || bytes.starts_with("\x28\xb5\x2f\xfd");
+}
+
+// Until there is something to read. A signal need not reach this thread, so it looks now and then.
+void wait_for(int fd, const std::string& name) {
+  pollfd one{fd, POLLIN, 0};
+  int ready = 0;
+  while (ready == 0 || (ready < 0 && errno == EINTR)) {
+    if (stop_requested()) fail(Exit::stopped, "stopped while reading ", name);
+    ready = ::poll(&one, 1, 100);
+  }
+}
 
 }  // namespace
 
 struct ByteStream::Packed {
-  Packed(bool is_gzip, const std::string& name) : gzip(is_gzip) {
+  Packed(bool as_gzip, const std::string& name) : gzip(as_gzip) {
     constexpr int gzip_window = 15 + 16;  // the largest window; 16: with gzip's header
     if (gzip ? inflateInit2(&z, gzip_window) != Z_OK : (zstd = ZSTD_createDStream()) == nullptr)
       fail(Exit::device, name, ": out of memory for unpacking");
+    if (!gzip) ZSTD_DCtx_setParameter(zstd, ZSTD_d_windowLogMax, ZSTD_dParam_getBounds(ZSTD_d_windowLogMax).upperBound);
   }
   ~Packed() {
     if (gzip) inflateEnd(&z);
@@ -35,16 +58,18 @@ struct ByteStream::Packed {
 };
 
 ByteStream::ByteStream(const std::string& path) : name_(path == "-" ? "standard input" : path) {
-  fd_ = Descriptor(path == "-" ? ::dup(STDIN_FILENO)
-                               : uninterrupted([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); }));
+  fd_ =
+      Descriptor(path == "-" ? ::dup(STDIN_FILENO)
+                             : uninterrupted([&] { return ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC); }));
   if (fd_.get() < 0 && (errno == ENOENT || errno == ENOTDIR))
     fail(Exit::no_input, "cannot open ", path, ": ", std::strerror(errno), ": check the path");
   if (fd_.get() < 0) fail_io("open", name_, errno);
-  struct stat status;
+  struct stat status {};
   if (::fstat(fd_.get(), &status) == 0 && S_ISDIR(status.st_mode)) fail_io("read", name_, EISDIR);
-  while (buffer_.size() < zstd_magic.size() && !at_end_) fill();
-  const bool gzip = buffer_.starts_with(gzip_magic);
-  if (gzip || buffer_.starts_with(zstd_magic)) packed_ = std::make_unique<Packed>(gzip, name_);
+  is_file_ = S_ISREG(status.st_mode);
+  while (buffer_.size() < magic_bytes && !at_end_) fill();
+  const bool gzip = is_gzip(buffer_);
+  if (gzip || is_zstd(buffer_)) packed_ = std::make_unique<Packed>(gzip, name_);
 }
 
 ByteStream::~ByteStream() = default;
@@ -58,13 +83,29 @@ void ByteStream::fail_damaged(const std::string& what) const {
 void ByteStream::fill() {
   if (begin_ == buffer_.size()) buffer_.clear(), begin_ = 0;
   const size_t before = buffer_.size();
-  buffer_.resize(before + room);
-  const ssize_t n = uninterrupted([&] { return ::read(fd_.get(), buffer_.data() + before, room); });
+  buffer_.resize(before + room_);
+  ssize_t n = -1;
+  do {
+    if (!is_file_) wait_for(fd_.get(), name_);
+    n = ::read(fd_.get(), buffer_.data() + before, room_);
+  } while (n < 0 && (errno == EINTR || errno == EAGAIN));
   if (n < 0) fail_io("read", name_, errno);
   buffer_.resize(before + static_cast<size_t>(n));
   sha_.update(buffer_.data() + before, static_cast<size_t>(n));
   taken_ += static_cast<uint64_t>(n);
   at_end_ = n == 0;
+  room_ = std::min(2 * room_, most_room);
+}
+
+// Whether nothing else follows: tapes and some copies end in zeros.
+bool ByteStream::only_zeros() {
+  while (true) {
+    const size_t other = buffer_.find_first_not_of('\0', begin_);
+    if (other != std::string::npos) return false;
+    begin_ = buffer_.size();
+    if (at_end_) return true;
+    fill();
+  }
 }
 
 size_t ByteStream::read(char* out, size_t bytes) {
@@ -72,6 +113,7 @@ size_t ByteStream::read(char* out, size_t bytes) {
   while (done < bytes) {
     if (begin_ == buffer_.size() && !at_end_) fill();
     if (begin_ == buffer_.size() && (!packed_ || packed_->between)) break;
+    if (packed_ && packed_->gzip && packed_->between && buffer_[begin_] == '\0' && only_zeros()) break;
     const size_t n = packed_ ? unpack(out + done, bytes - done) : std::min(bytes - done, buffer_.size() - begin_);
     if (!packed_) std::memcpy(out + done, buffer_.data() + begin_, n), begin_ += n;
     done += n;

@@ -2,8 +2,10 @@
 
 #include <sys/stat.h>
 
+#include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "data/digest.h"
 #include "data/paths.h"
@@ -40,10 +42,23 @@ uint64_t document_digest(uint64_t before, const std::string& text) {
 
 std::vector<SourceFile> list_sources(const std::vector<std::string>& inputs) {
   std::vector<SourceFile> sources;
+  std::set<std::string> known;
+  std::string again;  // one of those that are named again
+  int64_t passed_over = 0, named_again = 0;
   for (const std::string& input : inputs) {
-    const std::vector<std::string> files = input == "-" ? std::vector{input} : text_files(input);
-    for (const std::string& file : files) sources.push_back(source_of(file));
+    const std::vector<std::string> files = input == "-" ? std::vector{input} : text_files(input, &passed_over);
+    for (const std::string& file : files) {
+      SourceFile source = source_of(file);
+      if (known.insert(source.path).second) sources.push_back(std::move(source));
+      else again = file, ++named_again;
+    }
   }
+  if (named_again > 0)
+    std::fprintf(stderr, "note: files that are named more than once, and taken once: %lld (%s)\n",
+                 static_cast<long long>(named_again), printable(again).c_str());
+  if (passed_over > 0)
+    std::fprintf(stderr, "note: files of other names in these directories, passed over: %lld\n",
+                 static_cast<long long>(passed_over));
   return sources;
 }
 
@@ -73,16 +88,17 @@ std::string tokenizer_file(const std::string& path) {
   return fs::is_directory(path, ignored) ? path + "/tokenizer.json" : path;
 }
 
-void require_unchanged(const std::vector<SourceFile>& sources, const nlohmann::ordered_json& known,
-                       const std::string& manifest, const std::string& out) {
-  const SourceFile made = source_of(manifest);
+void require_unchanged(const std::vector<SourceFile>& sources, const nlohmann::ordered_json& finished,
+                       const std::string& where, const std::string& advice) {
+  using Json = nlohmann::ordered_json;
   for (size_t i = 0; i < sources.size(); ++i) {
     const SourceFile& source = sources[i];
-    if (!source.is_file || source.modified <= made.modified) continue;
-    const bool same = known.is_array() && i < known.size() && known[i].is_object() &&
-                      known[i].value("sha256", nlohmann::ordered_json()) == digest_of_file(source.path);
-    if (!same)
-      fail(Exit::usage, source.path, " was changed since ", out, " was made; choose another --out, or remove it");
+    if (!source.is_file) continue;
+    const Json was =
+        finished.is_array() && i < finished.size() && finished[i].is_object() ? finished[i] : Json::object();
+    if (was.value("bytes", Json()) == source.bytes && was.value("modified", Json()) == source.modified) continue;
+    if (was.value("sha256", Json()) != digest_of_file(source.path))
+      fail(Exit::usage, source.path, " was changed since ", where, "; ", advice);
   }
 }
 
@@ -90,7 +106,7 @@ DocumentFeed::DocumentFeed(const std::vector<SourceFile>& sources, const FeedPos
     : sources_(sources) {
   for (at_.source = 0; at_.source < std::min(from.source, sources_.size()); ++at_.source)
     before_ += sources_[at_.source].bytes;
-  if (at_.source == sources_.size()) return;
+  if (at_.source == sources_.size() || from.documents == 0) return;
   open();
   Document document;
   bool same = true;
@@ -120,7 +136,8 @@ FeedBatch DocumentFeed::next() {
     at_.documents += static_cast<int64_t>(batch.documents.size() - first);
     if (more) break;
     ByteStream& stream = reader_->bytes();
-    batch.finished.push_back({sources_[at_.source].path, stream.taken(), stream.sha256(), at_.documents});
+    const SourceFile& source = sources_[at_.source];
+    batch.finished.push_back({source.path, stream.taken(), source.modified, stream.sha256(), at_.documents});
     before_ += stream.taken();
     reader_.reset();
     at_ = {at_.source + 1, 0, 0};

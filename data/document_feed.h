@@ -17,7 +17,8 @@ struct SourceFile {
   int64_t modified = 0;  // when it was changed last, in nanoseconds
   bool is_file = false;  // else a pipe: it can be read once
 };
-// The files that the inputs stand for (data/paths.h). Throws Exit::no_input.
+// The files that the inputs stand for (data/paths.h), each once; says on standard error what it leaves out. Throws
+// Exit::no_input.
 std::vector<SourceFile> list_sources(const std::vector<std::string>& inputs);
 uint64_t total_bytes(const std::vector<SourceFile>& sources);  // 0 where not all are files
 
@@ -25,9 +26,10 @@ uint64_t total_bytes(const std::vector<SourceFile>& sources);  // 0 where not al
 std::string digest_of_file(const std::string& path);
 // The file that --tokenizer names.
 std::string tokenizer_file(const std::string& path);
-// Throws Exit::usage for a source that was changed after the manifest and is not what its list of sources says.
-void require_unchanged(const std::vector<SourceFile>& sources, const nlohmann::ordered_json& known,
-                       const std::string& manifest, const std::string& out);
+// Throws Exit::usage for the first of these sources that is not what the list of finished ones says: one of another
+// size or time is digested.
+void require_unchanged(const std::vector<SourceFile>& sources, const nlohmann::ordered_json& finished,
+                       const std::string& where, const std::string& advice);
 
 struct FeedPosition {
   size_t source = 0;
@@ -40,6 +42,7 @@ uint64_t document_digest(uint64_t before, const std::string& text);
 struct Finished {
   std::string path;
   uint64_t bytes;
+  int64_t modified;
   std::string sha256;
   int64_t documents;
 };

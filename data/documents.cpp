@@ -1,24 +1,25 @@
 #include "data/documents.h"
 
 #include <algorithm>
-#include <exception>
-#include <filesystem>
 
+#include "data/digest.h"
+#include "data/paths.h"
+#include "engine/at_once.h"
 #include "engine/json.h"
 #include "engine/printable.h"
+#include "engine/rng.h"
 
 namespace crossply {
 namespace {
 
-constexpr size_t piece = 1 << 20;
+constexpr size_t most_piece = 1 << 20;
 // A document from here on is encoded by all threads together, shorter ones are encoded at the same time.
 constexpr size_t long_document = 1 << 20;
+constexpr const char* byte_order_mark = "\xef\xbb\xbf";
 
 enum class Form { text, lines, unknown };
 Form form_of(const std::string& path) {
-  std::string name = std::filesystem::path(path).filename().string();
-  for (const char* packed : {".gz", ".zst"})
-    if (name.ends_with(packed)) name.resize(name.rfind('.'));
+  const std::string name = unpacked_name(path);
   const auto ends = [&](auto... endings) { return (name.ends_with(endings) || ...); };
   return ends(".jsonl", ".ndjson") ? Form::lines : ends(".txt", ".text", ".md") ? Form::text : Form::unknown;
 }
@@ -41,22 +42,6 @@ std::string parse_line(const Document& document, const std::string& field) {
   return found->get<std::string>();
 }
 
-// Calls body(document) for those that `chosen` says, at the same time; throws what the first one threw.
-template <class Chosen, class F>
-void at_once(std::vector<Document>& documents, Chosen&& chosen, F&& body) {
-  std::vector<std::exception_ptr> errors(documents.size());
-#pragma omp parallel for schedule(dynamic)
-  for (size_t i = 0; i < documents.size(); ++i) {
-    try {
-      if (chosen(documents[i])) body(documents[i]);
-    } catch (...) {
-      errors[i] = std::current_exception();
-    }
-  }
-  for (const std::exception_ptr& error : errors)
-    if (error) std::rethrow_exception(error);
-}
-
 void encode(Document& document, const Tokenizer& tokenizer, int32_t eot) {
   try {
     document.ids = tokenizer.prefix();
@@ -73,7 +58,12 @@ void encode(Document& document, const Tokenizer& tokenizer, int32_t eot) {
 DocumentReader::DocumentReader(const std::string& path) : stream_(path) {
   const Form form = form_of(path);
   fill();
-  is_lines_ = form == Form::lines || (form == Form::unknown && buffer_.starts_with('{'));
+  const size_t first = buffer_.find_first_not_of(" \t\r\n", buffer_.starts_with(byte_order_mark) ? 3 : 0);
+  const char begins = first == std::string::npos ? '\0' : buffer_[first];
+  if (begins == '[' && unpacked_name(path).ends_with(".json"))
+    fail(Exit::bad_data, stream_.name(), ": is a JSON array, and JSON is read as lines with an object each; ",
+         "jq -c '.[]' makes them");
+  is_lines_ = form == Form::lines || (form == Form::unknown && begins == '{');
 }
 
 bool DocumentReader::fill() {
@@ -82,8 +72,9 @@ bool DocumentReader::fill() {
   if (before > most_document_bytes)
     fail(Exit::bad_data, stream_.name(), is_lines_ ? str(", line ", line_ + 1) : "", ": the document has more than ",
          most_document_bytes, " bytes; cut it into several files or JSON lines");
-  buffer_.resize(before + piece);
-  buffer_.resize(before + stream_.read(buffer_.data() + before, piece));
+  buffer_.resize(before + piece_);
+  buffer_.resize(before + stream_.read(buffer_.data() + before, piece_));
+  piece_ = std::min(2 * piece_, most_piece);
   return buffer_.size() > before;
 }
 
@@ -100,6 +91,7 @@ bool DocumentReader::next(Document& document) {
   while (fill()) {
   }
   document.text = std::move(buffer_);
+  if (document.text.size() < most_piece) document.text.shrink_to_fit();  // thousands of them may be kept
   return done_ = true;
 }
 
@@ -129,16 +121,23 @@ bool read_batch(DocumentReader& reader, size_t bytes, std::vector<Document>& bat
 }
 
 void parse_documents(std::vector<Document>& documents, const std::string& field) {
-  at_once(
-      documents, [](const Document& d) { return d.line > 0; }, [&](Document& d) { d.text = parse_line(d, field); });
+  at_once(documents.size(), [&](size_t i) {
+    if (documents[i].line > 0) documents[i].text = parse_line(documents[i], field);
+  });
 }
 
 void encode_documents(std::vector<Document>& documents, const Tokenizer& tokenizer, int32_t eot) {
   for (Document& d : documents)
     if (d.text.size() >= long_document) encode(d, tokenizer, eot);
-  at_once(
-      documents, [](const Document& d) { return d.text.size() < long_document; },
-      [&](Document& d) { encode(d, tokenizer, eot); });
+  at_once(documents.size(), [&](size_t i) {
+    if (documents[i].text.size() < long_document) encode(documents[i], tokenizer, eot);
+  });
+}
+
+uint64_t document_hash(const std::string& text, uint64_t purpose) {
+  Digest digest;
+  digest.add(text.data(), text.size());
+  return mix_bits(digest.value() ^ mix_bits(purpose));
 }
 
 }  // namespace crossply

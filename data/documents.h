@@ -1,8 +1,9 @@
 // Documents of files of text, read in order and encoded in parallel.
 //
 // A file holds JSON lines, one object with a text each, where its name says so (.jsonl, .ndjson, perhaps with .gz or
-// .zst behind), or where its name says nothing (not .txt, .text, .md; standard input) and it begins with {. Any other
-// file is one document. Lines of white space only are passed over.
+// .zst behind), or where its name says nothing (not .txt, .text, .md; standard input) and it begins with {, perhaps
+// after white space or a byte order mark. Any other file is one document, but a .json that begins with [ is refused.
+// Lines of white space only are passed over.
 #pragma once
 
 #include <cstdint>
@@ -30,6 +31,8 @@ class DocumentReader {
   explicit DocumentReader(const std::string& path);
   // False at the end. Throws what ByteStream::read does, and Exit::bad_data for a document that is too long.
   bool next(Document& document);
+  // Whether the file's bytes are the text as they stand.
+  bool is_plain_text() const { return !is_lines_ && !stream_.is_packed(); }
   const ByteStream& bytes() const { return stream_; }
   ByteStream& bytes() { return stream_; }
 
@@ -38,7 +41,8 @@ class DocumentReader {
   bool next_line(std::string& line);
   ByteStream stream_;
   std::string buffer_;
-  size_t begin_ = 0;  // of what of it was not given out
+  size_t begin_ = 0;        // of what of it was not given out
+  size_t piece_ = 1 << 14;  // what to read next; many files are small
   bool is_lines_ = false, done_ = false;
   int64_t line_ = 0;
 };
@@ -53,5 +57,8 @@ void parse_documents(std::vector<Document>& documents, const std::string& field)
 // Every document's ids: the tokenizer's beginning of a text, if it has one, the text, and `eot`, unless that is
 // negative. Throws Exit::bad_data, with file and line, for the first text that is not UTF-8.
 void encode_documents(std::vector<Document>& documents, const Tokenizer& tokenizer, int32_t eot);
+
+// 64 bits of a document's content; what is drawn by them depends on `purpose`.
+uint64_t document_hash(const std::string& text, uint64_t purpose);
 
 }  // namespace crossply

@@ -25,22 +25,21 @@ int note_glob_error(const char* path, int error) {
   return 1;
 }
 
-bool is_text_name(std::string name) {
-  for (const char* packed : {".gz", ".zst"})
-    if (name.ends_with(packed)) name.resize(name.rfind('.'));
-  const bool hidden = name.starts_with('.');
-  return !hidden && (name.ends_with(".txt") || name.ends_with(".text") || name.ends_with(".md") ||
-                     name.ends_with(".jsonl") || name.ends_with(".ndjson"));
+bool is_text_name(const std::string& path) {
+  const std::string name = unpacked_name(path);
+  return name.ends_with(".txt") || name.ends_with(".text") || name.ends_with(".md") || name.ends_with(".jsonl") ||
+         name.ends_with(".ndjson");
 }
 
 // Links to directories are not followed, so that there is no circle.
-void list_directory(const std::string& dir, std::vector<std::string>& files) {
+void list_directory(const std::string& dir, std::vector<std::string>& files, int64_t& passed_over) {
   std::error_code error;
   fs::recursive_directory_iterator it(dir, error);
   for (; !error && it != fs::recursive_directory_iterator(); it.increment(error)) {
     std::error_code ignored;
-    if (is_text_name(it->path().filename().string()) && it->is_regular_file(ignored))
-      files.push_back(it->path().string());
+    if (it->path().filename().string().starts_with('.') || !it->is_regular_file(ignored)) continue;
+    if (is_text_name(it->path().string())) files.push_back(it->path().string());
+    else ++passed_over;
   }
   if (error) fail_io("list", dir, error.value());
 }
@@ -67,8 +66,17 @@ std::vector<std::string> match_paths(const std::string& pattern, bool maybe_none
   return paths;
 }
 
-std::vector<std::string> text_files(const std::string& path) {
+std::string unpacked_name(const std::string& path) {
+  std::string name = fs::path(path).filename().string();
+  for (char& c : name) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  for (const char* packed : {".gz", ".zst"})
+    if (name.ends_with(packed)) name.resize(name.rfind('.'));
+  return name;
+}
+
+std::vector<std::string> text_files(const std::string& path, int64_t* passed_over) {
   std::error_code ignored;
+  int64_t others = 0;
   const bool is_name = fs::exists(path, ignored) || path.find_first_of("*?[") == path.npos;
   std::vector<std::string> files;
   for (const std::string& one : is_name ? std::vector{path} : match_paths(path)) {
@@ -77,13 +85,15 @@ std::vector<std::string> text_files(const std::string& path) {
       continue;
     }
     std::vector<std::string> below;
-    list_directory(one, below);
+    list_directory(one, below, others);
     if (below.empty() && is_name)
       fail(Exit::no_input, one, ": no file in it ends with .txt, .text, .md, .jsonl or .ndjson, perhaps with .gz or ",
            ".zst behind; a pattern takes others: ", one, one.ends_with('/') ? "" : "/", "*");
     std::sort(below.begin(), below.end());
     files.insert(files.end(), below.begin(), below.end());
   }
+  if (files.empty()) fail(Exit::no_input, path, ": no file of text in what the pattern matches");
+  if (passed_over != nullptr) *passed_over += others;
   return files;
 }
 

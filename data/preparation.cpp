@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -22,6 +23,7 @@
 #include "data/shard_writer.h"
 #include "data/vocabulary.h"
 #include "engine/json.h"
+#include "engine/printable.h"
 #include "engine/rng.h"
 
 namespace crossply {
@@ -39,8 +41,8 @@ Json settings_of(const PrepareOptions& o, const std::vector<SourceFile>& sources
   settings["field"] = utf8_or_escaped(o.field);
   settings["val"] = o.val;
   settings["shard_tokens"] = o.shard_tokens;
-  for (const SourceFile& source : sources)
-    settings["inputs"].push_back({{"path", utf8_or_escaped(source.path)}, {"bytes", source.bytes}});
+  settings["inputs"] = Json::array();
+  for (const SourceFile& source : sources) settings["inputs"].push_back({{"path", utf8_or_escaped(source.path)}});
   return settings;
 }
 
@@ -54,9 +56,6 @@ void require_same(const Json& was, const Json& is, const std::string& where, con
     if (path(a) != path(b))
       fail(Exit::usage, where, " is of other inputs: number ", i + 1, " was ", path(a), " and is ", path(b), "; ",
            advice);
-    if (a != b)
-      fail(Exit::usage, path(b), " was changed since ", where, " was begun: it had ", a.value("bytes", Json()).dump(),
-           " bytes and has ", b["bytes"].dump(), "; ", advice);
   }
   for (const auto& [key, value] : is.items()) {
     const Json old = was.value(key, Json());
@@ -66,6 +65,17 @@ void require_same(const Json& was, const Json& is, const std::string& where, con
     for (char& letter : flag) letter = letter == '_' ? '-' : letter;
     fail(Exit::usage, where, " has --", flag, " ", old.dump(), ", now it is ", value.dump(), "; ", advice);
   }
+}
+
+// "1 document".
+std::string count_documents(int64_t count) { return format_count(count) + (count == 1 ? " document" : " documents"); }
+
+// Of text: "13 bytes", "1.2 MB".
+std::string format_size(int64_t bytes) {
+  if (bytes < 1000) return str(bytes, " bytes");
+  const auto size = static_cast<double>(bytes);
+  if (size < 1e6) return format_number("%.1f kB", size / 1e3);
+  return size < 1e9 ? format_number("%.1f MB", size / 1e6) : format_number("%.2f GB", size / 1e9);
 }
 
 // One split of the result.
@@ -87,9 +97,13 @@ class Preparation {
   void read_state();
   void save_state();
   void take_tokenizer();
+  int32_t choose_eot(const Tokenizer& tokenizer, const std::string& name) const;
+  void write_tokenizer_config(const std::string& beside) const;
   void open_writers();
   void flush();
   bool encode_all();  // false: stopped
+  void encode(FeedBatch& batch);
+  void keep();  // what was encoded
   void take(const FeedBatch& batch, std::vector<Document>& documents);
   void cut_validation();
   void publish();
@@ -118,13 +132,16 @@ std::string without_slash(std::string path) {
 }
 
 Preparation::Preparation(const PrepareOptions& options)
-    : o_(options),
-      out_(without_slash(options.out)),
-      partial_(out_ + ".partial"),
-      sources_(list_sources(options.inputs)) {
+    : o_(options), out_(without_slash(options.out)), partial_(out_ + ".partial") {
+  if (out_.empty()) fail(Exit::usage, "--out: the name of the directory to make is empty");
   if (o_.tokenizer.empty() == (o_.vocab == 0))
     fail(Exit::usage,
          "either --tokenizer FILE or --vocab N is needed: which tokenizer, or how many tokens to train one of");
+  const std::vector<std::string> specials = special_tokens(o_.style);
+  if (o_.vocab > 0 && !o_.eot.empty() && std::find(specials.begin(), specials.end(), o_.eot) == specials.end())
+    fail(Exit::usage, "--eot ", o_.eot, ": --vocab --style ", o_.style, " trains a tokenizer that ends texts with ",
+         specials.back(), "; leave out --eot");
+  sources_ = list_sources(options.inputs);
   for (const SourceFile& source : sources_)
     if (o_.vocab > 0 && !source.is_file)
       fail(Exit::usage, source.path, " can be read only once, but --vocab reads the text twice; store it in a file");
@@ -140,8 +157,12 @@ bool Preparation::is_done() {
   const Json was = parse_json<Json>(read_file(manifest, uint64_t{1} << 30), manifest);
   if (!was.is_object()) fail(Exit::bad_data, manifest, ": is no JSON object");
   require_same(was.value("settings", Json::object()), settings_, out_, "choose another --out, or remove it");
-  require_unchanged(sources_, was.value("sources", Json()), manifest, out_);
-  std::printf("%s is complete already; nothing to do\n", out_.c_str());
+  require_unchanged(sources_, was.value("sources", Json()), out_ + " was made", "choose another --out, or remove it");
+  std::printf("%s is complete already; nothing to do\n", printable(out_).c_str());
+  for (const SourceFile& source : sources_)
+    if (!source.is_file)
+      std::printf("(what %s holds now was not read, and not compared)\n",
+                  source.path == "-" ? "standard input" : printable(source.path).c_str());
   return true;
 }
 
@@ -154,28 +175,21 @@ void Preparation::hold() {
   if (lock_.get() < 0) fail_io("open", partial_, errno);
   if (uninterrupted([&] { return ::flock(lock_.get(), LOCK_EX | LOCK_NB); }) != 0 && errno == EWOULDBLOCK)
     fail(Exit::usage, partial_, " is in use by another process; wait for it or choose another --out");
-  for (const auto& entry : fs::directory_iterator(partial_))
-    if (entry.path().filename().string().starts_with(".tmp-")) fs::remove(entry.path(), error);  // of a killed process
   const bool known = path_exists(partial_ + "/state.json") || path_exists(partial_ + "/manifest.json");
   if (!is_new && !known && !fs::is_empty(partial_, error))
     fail(Exit::usage, partial_, " exists and was not made by this program; choose another --out");
+  for (const auto& entry : fs::directory_iterator(partial_))
+    if (entry.path().filename().string().starts_with(".tmp-")) fs::remove(entry.path(), error);  // of a killed process
 }
 
 void Preparation::save_state() {
-  Json modified = Json::array();
-  for (const SourceFile& source : sources_) modified.push_back(source.modified);
   const auto part = [](const Part& p) {
     return Json{{"documents", p.documents}, {"bytes", p.bytes}, {"tokens", p.kept}};
   };
-  const Json state = {{"settings", settings_},
-                      {"modified", modified},
-                      {"position", {position_.source, position_.documents, position_.digest}},
-                      {"finished", finished_},
-                      {"train", part(train_)},
-                      {"val", part(val_)},
-                      {"empty", empty_},
-                      {"encoded", encoded_},
-                      {"by_document", by_document_}};
+  const Json state = {{"settings", settings_}, {"position", {position_.source, position_.documents, position_.digest}},
+                      {"finished", finished_}, {"train", part(train_)},
+                      {"val", part(val_)},     {"empty", empty_},
+                      {"encoded", encoded_},   {"by_document", by_document_}};
   write_file_atomically(partial_ + "/state.json", state.dump(2) + "\n");
 }
 
@@ -186,12 +200,14 @@ void Preparation::read_state() {
   const std::string advice = "remove " + partial_ + " to start anew, or choose another --out";
   try {
     require_same(state.at("settings"), settings_, partial_, advice);
-    for (size_t i = 0; i < sources_.size(); ++i)
-      if (state.at("modified").at(i) != sources_[i].modified)
-        fail(Exit::usage, sources_[i].path, " was changed since ", partial_, " was begun; ", advice);
     const Json& at = state.at("position");
     position_ = {at.at(0).get<size_t>(), at.at(1).get<int64_t>(), at.at(2).get<uint64_t>()};
     finished_ = state.at("finished");
+    if (position_.source > sources_.size() || finished_.size() != position_.source)
+      fail(Exit::bad_data, path, ": is damaged; ", advice);
+    const auto first = sources_.begin();
+    require_unchanged({first, first + static_cast<int64_t>(position_.source)}, finished_, partial_ + " was begun",
+                      advice);
     for (const auto& [part, key] : {std::pair(&train_, "train"), {&val_, "val"}}) {
       state.at(key).at("documents").get_to(part->documents);
       state.at(key).at("bytes").get_to(part->bytes);
@@ -204,7 +220,7 @@ void Preparation::read_state() {
     fail(Exit::bad_data, path, ": is damaged; ", advice);
   }
   if (position_.source > 0 || position_.documents > 0)
-    std::printf("going on after %s documents\n", format_count(train_.documents + val_.documents + empty_).c_str());
+    std::printf("going on after %s\n", count_documents(train_.documents + val_.documents + empty_).c_str());
 }
 
 void Preparation::take_tokenizer() {
@@ -213,25 +229,45 @@ void Preparation::take_tokenizer() {
     std::vector<std::string> files;
     for (const SourceFile& source : sources_) files.push_back(source.path);
     train_vocabulary(files, {o_.vocab, o_.style, o_.field}, path);
-  } else if (!path_exists(path)) {
-    Tokenizer::read(o_.tokenizer).save(partial_);
   }
-  tokenizer_ = Tokenizer::read(path);
+  // The one of the user's directory knows the end-of-text token by what lies beside it.
+  const std::string given = path_exists(path) ? path : tokenizer_file(o_.tokenizer);
+  tokenizer_ = Tokenizer::read(given);
   const std::string name = o_.tokenizer.empty() ? path : o_.tokenizer;
-  eot_ = tokenizer_.eos();
-  if (!o_.eot.empty()) {
-    const std::vector<int32_t> ids = tokenizer_.encode(o_.eot);
-    if (ids.size() != 1)
-      fail(Exit::usage, "--eot ", o_.eot, " is no token of ", name, ", but ", ids.size(), " of them");
-    eot_ = ids[0];
-  }
-  if (eot_ < 0)
-    fail(Exit::usage, name,
-         " has no end-of-text token by one of the usual names; say with --eot TOKEN which one shall ",
-         "end each document");
+  eot_ = choose_eot(tokenizer_, name);
+  if (tokenizer_.is_bpe() && !path_exists(partial_ + "/tokenizer_config.json"))
+    write_tokenizer_config(fs::path(given).parent_path() / "tokenizer_config.json");
+  if (!path_exists(path)) tokenizer_.save(partial_);
+  tokenizer_ = Tokenizer::read(path);
+  if (tokenizer_.is_bpe() && tokenizer_.eos() != eot_)
+    fail(Exit::usage, "--eot ", o_.eot, ": ", name, " itself ends each text with ",
+         tokenizer_.decode({tokenizer_.eos()}), ", and whoever reads it goes by that; leave out --eot");
   if (tokenizer_.vocab_size() < o_.vocab)
     std::printf("the text gives no more than %s tokens\n", format_count(tokenizer_.vocab_size()).c_str());
   if (tokenizer_.vocab_size() > 1 << 16) format_ = ShardFormat::uint32;
+}
+
+int32_t Preparation::choose_eot(const Tokenizer& tokenizer, const std::string& name) const {
+  if (!o_.eot.empty()) {
+    const std::vector<int32_t> ids = tokenizer.encode(o_.eot);
+    if (ids.size() != 1)
+      fail(Exit::usage, "--eot ", o_.eot, " is no token of ", name, ", but ", ids.size(), " of them");
+    return ids[0];
+  }
+  if (tokenizer.eos() < 0)
+    fail(Exit::usage, name,
+         " has no end-of-text token by one of the usual names; say with --eot TOKEN which one shall ",
+         "end each document");
+  return tokenizer.eos();
+}
+
+// What was beside the tokenizer, with the end-of-text token that was chosen.
+void Preparation::write_tokenizer_config(const std::string& beside) const {
+  Json config = path_exists(beside) ? try_parse_json<Json>(read_file(beside, 64 << 20)) : Json();
+  if (!config.is_object()) config = {{"tokenizer_class", "PreTrainedTokenizerFast"}};
+  if (!o_.eot.empty() || !config.contains("eos_token")) config["eos_token"] = tokenizer_.decode({eot_});
+  write_file_atomically(partial_ + "/tokenizer_config.json",
+                        config.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 
 void Preparation::open_writers() {
@@ -249,24 +285,42 @@ bool Preparation::encode_all() {
   int64_t text = 0;
   const int64_t before = train_.tokens() + val_.tokens();
   for (bool more = true; more;) {
-    FeedBatch batch = next.get();
-    more = batch.more;
-    if (more) next = std::async(std::launch::async, read);
-    parse_documents(batch.documents, o_.field);
-    empty_ += static_cast<int64_t>(
-        std::erase_if(batch.documents, [](const Document& document) { return document.text.empty(); }));
-    encode_documents(batch.documents, tokenizer_, eot_);
+    FeedBatch batch;
+    try {
+      batch = next.get();
+      more = batch.more;
+      if (more) next = std::async(std::launch::async, read);
+      encode(batch);
+    } catch (const Error& error) {  // what came before is not lost
+      keep();
+      if (error.code == Exit::stopped) return false;
+      if (const int64_t kept = train_.documents + val_.documents + empty_; kept > 0)
+        std::printf("%s kept; the same command goes on from there\n", count_documents(kept).c_str());
+      throw;
+    }
     for (const Document& document : batch.documents) text += std::ssize(document.text);
     take(batch, batch.documents);
     progress.tell(batch.taken, text, train_.tokens() + val_.tokens() - before);
     const bool stop = more && stop_requested();
     if (!stop && Clock::now() - saved < std::chrono::seconds(3)) continue;
-    flush();
-    save_state();
+    keep();
     saved = Clock::now();
     if (stop) return false;
   }
   return true;
+}
+
+void Preparation::encode(FeedBatch& batch) {
+  parse_documents(batch.documents, o_.field);
+  const size_t all = batch.documents.size();
+  std::erase_if(batch.documents, [](const Document& document) { return document.text.empty(); });
+  encode_documents(batch.documents, tokenizer_, eot_);
+  empty_ += static_cast<int64_t>(all - batch.documents.size());
+}
+
+void Preparation::keep() {
+  flush();
+  save_state();
 }
 
 void Preparation::flush() {
@@ -286,8 +340,11 @@ void Preparation::take(const FeedBatch& batch, std::vector<Document>& documents)
   }
   position_ = batch.after;
   for (const Finished& f : batch.finished)
-    finished_.push_back(
-        {{"path", utf8_or_escaped(f.path)}, {"bytes", f.bytes}, {"sha256", f.sha256}, {"documents", f.documents}});
+    finished_.push_back({{"path", utf8_or_escaped(f.path)},
+                         {"bytes", f.bytes},
+                         {"modified", f.modified},
+                         {"sha256", f.sha256},
+                         {"documents", f.documents}});
 }
 
 // No document was drawn: the last tokens are for validation.
@@ -347,12 +404,12 @@ void Preparation::rename_partial() {
 
 void Preparation::summarise() const {
   const int64_t bytes = train_.bytes + val_.bytes, tokens = train_.tokens() + val_.tokens();
-  std::printf("%s: %s documents, %s MB of text, %s tokens (%.2f bytes each); %s for training, %s for validation (%s)\n",
-              out_.c_str(), format_count(train_.documents + val_.documents).c_str(),
-              format_number("%.1f", static_cast<double>(bytes) / 1e6).c_str(), format_count(tokens).c_str(),
-              static_cast<double>(bytes) / static_cast<double>(tokens), format_count(train_.tokens()).c_str(),
+  std::printf("%s: %s, %s of text, %s tokens (%.2f bytes each)\n", printable(out_).c_str(),
+              count_documents(train_.documents + val_.documents).c_str(), format_size(bytes).c_str(),
+              format_count(tokens).c_str(), static_cast<double>(bytes) / static_cast<double>(tokens));
+  std::printf("%s tokens for training, %s for validation (%s)\n", format_count(train_.tokens()).c_str(),
               format_count(val_.tokens()).c_str(),
-              by_document_ ? str(format_count(val_.documents), " documents").c_str() : "the last tokens");
+              by_document_ ? count_documents(val_.documents).c_str() : "the last tokens");
   if (empty_ > 0) std::printf("empty documents, left out: %s\n", format_count(empty_).c_str());
 }
 
@@ -369,8 +426,8 @@ Exit Preparation::run() {
   open_writers();
   if (!encoded_) {
     if (!encode_all()) {
-      std::printf("stopped after %s documents; the same command goes on from there\n",
-                  format_count(train_.documents + val_.documents + empty_).c_str());
+      std::printf("stopped after %s; the same command goes on from there\n",
+                  count_documents(train_.documents + val_.documents + empty_).c_str());
       return Exit::stopped;
     }
     if (train_.documents == 0) fail(Exit::bad_data, "there is no text in these inputs");

@@ -2,7 +2,10 @@
 //
 // All is written into OUT.partial, which is renamed to OUT when it is complete, so that OUT is never half of something.
 // What is on the disk is noted every few seconds in OUT.partial/state.json, from where the same call goes on. The files
-// depend neither on that nor on the number of threads.
+// depend neither on that nor on the number of threads. After a document that is refused, too, the same call goes on
+// where it was: a source may have been mended behind the documents that are encoded.
+//
+// OUT has a tokenizer_config.json, by which Tokenizer::read() finds the end-of-text token that was chosen.
 //
 // Each document is for training, or with the chance `val`, drawn by its content, for validation; the first one is for
 // training. Where this leaves nothing for validation, because there are few documents, it gets the last `val` of the

@@ -26,11 +26,13 @@ int main(int argc, char** argv) {
         ->excludes(given)
         ->default_str("");
     add_choice(app, "--style", o.style, {"gpt2", "llama3"}, "of --vocab: whose cuts and special tokens");
-    add_text(app, "--eot", o.eot, "TOKEN", "ends each document (default: the tokenizer's end-of-text token)");
+    add_text(app, "--eot", o.eot, "TOKEN",
+             "ends each document, and what a model of the data writes (default: the tokenizer's end-of-text token)");
     add_text(app, "--field", o.field, "NAME", "of JSON lines, the field with the text");
     add_number(app, "--val", o.val, 0, 0.5,
                "share for validation, by document; of very few documents, the last tokens");
-    add_integer(app, "--shard-tokens", o.shard_tokens, 1, std::numeric_limits<int32_t>::max(), "tokens of a file");
+    add_integer(app, "--shard-tokens", o.shard_tokens, 1 << 16, std::numeric_limits<int32_t>::max(),
+                "tokens of a file");
   };
   return run_program(app, argc, argv, flags, [&] { return prepare(o); });
 }

@@ -55,7 +55,12 @@ Dataset open_dataset(const DataOptions& options) {
   if (spec == "prosqa") return open_prosqa(options);
   if (kind == generated) return open_arith(spec.back() - '0', options);
   if (kind == text) return open_text(spec.substr(5), options);
-  if (kind == unknown) fail(Exit::usage, "unknown data \"", spec, "\": expected ", data_specs);
+  std::error_code ignored;
+  if (kind == unknown)
+    fail(Exit::usage, "unknown data \"", spec, "\": ",
+         std::filesystem::exists(spec, ignored) ? "a file of that name is there, but it is no *.bin; "
+                                                : "there is no file or directory of that name; ",
+         "expected ", data_specs);
   DataOptions expanded = options;
   expand_directories(expanded);
   return open_shards(expanded);

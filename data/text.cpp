@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <filesystem>
 #include <memory>
 
 #include "data/digest.h"
@@ -64,11 +63,17 @@ class EncodedText : public Tokens {
       std::fprintf(stderr, "note: encoding took %.0f s, and will each time; `prepare` does it once\n",
                    progress.seconds());
   }
-  int64_t size() const override { return std::ssize(ids_); }
-  void read(int64_t begin, size_t count, int32_t* out) const override { std::copy_n(ids_.begin() + begin, count, out); }
+  int64_t size() const override { return size_; }
+  void read(int64_t begin, size_t count, int32_t* out) const override {
+    for (auto at = static_cast<size_t>(begin); count > 0;) {
+      const size_t n = std::min(count, block - at % block);
+      std::copy_n(blocks_[at / block].begin() + static_cast<int64_t>(at % block), n, out);
+      at += n, out += n, count -= n;
+    }
+  }
   uint64_t digest() const override {
     Digest digest;
-    digest.add(ids_.data(), ids_.size() * sizeof ids_[0]);
+    for (const std::vector<int32_t>& ids : blocks_) digest.add(ids.data(), ids.size() * sizeof ids[0]);
     return digest.value();
   }
 
@@ -87,13 +92,23 @@ class EncodedText : public Tokens {
     encode_documents(batch, tokenizer, tokenizer.eos());
     for (const Document& document : batch) {
       bytes_ += std::ssize(document.text);
-      ids_.insert(ids_.end(), document.ids.begin(), document.ids.end());
+      append(document.ids);
     }
     return more;
   }
+  void append(const std::vector<int32_t>& ids) {
+    for (size_t at = 0; at < ids.size();) {
+      if (size_ % block == 0) blocks_.emplace_back().reserve(block);
+      const size_t n = std::min(ids.size() - at, block - blocks_.back().size());
+      const auto from = ids.begin() + static_cast<int64_t>(at);
+      blocks_.back().insert(blocks_.back().end(), from, from + static_cast<int64_t>(n));
+      at += n, size_ += static_cast<int64_t>(n);
+    }
+  }
 
-  std::vector<int32_t> ids_;
-  int64_t bytes_ = 0;
+  static constexpr size_t block = 1 << 20;
+  std::vector<std::vector<int32_t>> blocks_;  // full but for the last: one vector would need thrice the memory to grow
+  int64_t size_ = 0, bytes_ = 0;
 };
 
 class TextSource : public Source {
@@ -141,9 +156,10 @@ Tokenizer tokenizer_of(const DataOptions& options) {
 
 std::shared_ptr<const Tokens> open_tokens(const std::string& path, const Tokenizer& tokenizer) {
   const std::vector<std::string> files = text_files(path);
-  std::error_code ignored;
-  if (tokenizer.is_bytes() && files == std::vector{path} && !std::filesystem::is_directory(path, ignored))
-    return std::make_shared<const FileBytes>(path);
+  if (tokenizer.is_bytes() && files == std::vector{path}) {
+    const auto bytes = std::make_shared<const FileBytes>(path);
+    if (DocumentReader(path).is_plain_text()) return bytes;
+  }
   return std::make_shared<const EncodedText>(files, tokenizer);
 }
 

@@ -37,7 +37,8 @@ def main():
     try:
         from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     except ImportError:
-        sys.exit(f"{sys.executable} has no package tokenizers: pip install tokenizers")
+        print(f"{sys.executable} has no package tokenizers: pip install tokenizers", file=sys.stderr)
+        sys.exit(3)  # `prepare` knows this one
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.decoder = decoders.ByteLevel()

@@ -1,10 +1,13 @@
 #include "data/vocabulary.h"
 
+#include <poll.h>
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <climits>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -12,7 +15,6 @@
 
 #include "cli/format.h"
 #include "cli/stop.h"
-#include "data/digest.h"
 #include "data/documents.h"
 #include "data/encoding_progress.h"
 #include "engine/file.h"
@@ -26,6 +28,7 @@ namespace crossply {
 namespace {
 
 constexpr size_t most_bytes = 200'000'000, batch_bytes = 4 << 20;
+constexpr int no_package = 3;  // train_tokenizer.py's exit code
 
 struct Sample {
   std::vector<std::pair<uint64_t, std::string>> texts;  // with their hashes
@@ -75,14 +78,16 @@ Sample draw_sample(const std::vector<std::string>& files, const std::string& fie
   return sample;
 }
 
-// False where the reader has gone.
+// False where the reader has gone, or a stop is requested: so much that the pipe takes it at once.
 bool write_all(int fd, const char* from, size_t bytes) {
-  while (bytes > 0) {
-    const ssize_t n = uninterrupted([&] { return ::write(fd, from, bytes); });
+  while (bytes > 0 && !stop_requested()) {
+    pollfd one{fd, POLLOUT, 0};
+    if (::poll(&one, 1, 100) <= 0) continue;
+    const ssize_t n = uninterrupted([&] { return ::write(fd, from, std::min<size_t>(bytes, PIPE_BUF)); });
     if (n < 0) return false;
     from += n, bytes -= static_cast<size_t>(n);
   }
-  return true;
+  return bytes == 0;
 }
 
 void feed(int fd, const Sample& sample) {
@@ -111,12 +116,30 @@ pid_t start_script(const std::vector<std::string>& words, int input, int other_e
   return error == 0 ? pid : 0;
 }
 
+// The script's status, as waitpid tells it; after a signal to this process it is ended.
+int wait_for(pid_t pid) {
+  int status = 0;
+  while (::waitpid(pid, &status, WNOHANG) == 0) {
+    if (stop_requested()) ::kill(pid, SIGTERM);
+    ::poll(nullptr, 0, 20);
+  }
+  return status;
+}
+
+[[noreturn]] void fail_script(const std::string& python, int status) {
+  if (WIFEXITED(status) && WEXITSTATUS(status) == no_package)
+    fail(Exit::no_input, "--vocab needs the package tokenizers, which ", python,
+         " does not have: pip install tokenizers, or name another Python in the variable PYTHON");
+  fail(Exit::io, "--vocab: ", python, " did not train the vocabulary: it ended with ",
+       WIFSIGNALED(status) ? str("signal ", WTERMSIG(status)) : str("exit code ", WEXITSTATUS(status)),
+       "; what it says stands above");
+}
+
 }  // namespace
 
-uint64_t document_hash(const std::string& text, uint64_t purpose) {
-  Digest digest;
-  digest.add(text.data(), text.size());
-  return mix_bits(digest.value() ^ mix_bits(purpose));
+std::vector<std::string> special_tokens(const std::string& style) {
+  if (style == "llama3") return {"<|begin_of_text|>", "<|end_of_text|>"};
+  return {"<|endoftext|>"};
 }
 
 void train_vocabulary(const std::vector<std::string>& files, const VocabularyOptions& options, const std::string& out) {
@@ -140,14 +163,11 @@ void train_vocabulary(const std::vector<std::string>& files, const VocabularyOpt
   theirs = Descriptor();
   feed(ours.get(), sample);
   ours = Descriptor();
-  int status = 0;
-  uninterrupted([&] { return ::waitpid(pid, &status, 0); });
+  const int status = wait_for(pid);
+  const bool trained = WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  if (!trained || stop_requested()) ::unlink(unfinished.c_str());
   check_stop();
-  if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
-    ::unlink(unfinished.c_str());
-    fail(Exit::no_input, "--vocab: ", python, " did not train the vocabulary; what it says stands above. It needs the ",
-         "package tokenizers (pip install tokenizers); the variable PYTHON names another Python");
-  }
+  if (!trained) fail_script(python, status);
   sync_file(unfinished);
   if (::rename(unfinished.c_str(), out.c_str()) != 0) fail_io("rename " + unfinished + " to", out, errno);
 }

@@ -64,6 +64,11 @@ TEST_CASE("documents: a text is the same however it is packed, and whatever its 
       CHECK(documents[0].text == text);
     }
   }
+  const std::string skipped("\x50\x2a\x4d\x18\x04\0\0\0size", 12);
+  for (const std::string& bytes : {skipped + zstd(text), gzip(text) + std::string(300'000, '\0')}) {
+    write_text(dir.file("a.txt"), bytes);
+    CHECK(all_of(dir.file("a.txt")).at(0).text == text);
+  }
   for (const std::string& bytes : {std::string(), gzip(""), zstd("")}) {
     write_text(dir.file("empty.txt"), bytes);
     CHECK(all_of(dir.file("empty.txt")).at(0).text.empty());
@@ -98,8 +103,21 @@ TEST_CASE("documents: JSON lines, by name or by what they begin with") {
     CHECK((documents[0].text == "one" && documents[1].text == "t\xc3\xa9\n" && documents[2].text.empty()));
     CHECK((documents[0].line == 1 && documents[1].line == 4 && documents[2].line == 5));
   }
-  write_text(dir.file("a.txt"), lines);
-  CHECK(all_of(dir.file("a.txt")).at(0).text == lines);
+  for (const char* name : {"a.txt", "A.TXT"}) {
+    write_text(dir.file(name), lines);
+    CHECK(all_of(dir.file(name)).at(0).text == lines);
+  }
+  for (const char* before : {"\xef\xbb\xbf", " \n\t"}) {
+    write_text(dir.file("a"), before + lines);
+    std::vector<Document> documents = all_of(dir.file("a"));
+    REQUIRE(documents.size() == 3);
+    parse_documents(documents, "text");
+    CHECK(documents[0].text == "one");
+  }
+  for (const char* name : {"a.json", "a.JSON.gz"}) {
+    write_text(dir.file(name), " [{\"text\": \"one\"}]");
+    check_fails(Exit::bad_data, {name, "JSON array", "lines"}, [&] { all_of(dir.file(name)); });
+  }
   std::string many;
   for (int i = 0; i < 300'000; ++i) many += str("{\"text\": \"", i, "\"}\n");  // more than one buffer
   write_text(dir.file("many.jsonl"), many);

@@ -301,6 +301,8 @@ TEST_CASE("run directory: data is named so that it is found from any directory")
   CHECK(absolute_data("text:a*.txt") == "text:" + here + "a*.txt");
   CHECK(absolute_data("uint16:a/*.bin") == "uint16:" + here + "a/*.bin");
   CHECK(absolute_data("nowhere/shards") == here + "nowhere/shards");  // a directory
+  CHECK(absolute_data("./nowhere//shards") == here + "nowhere/shards");
+  CHECK(absolute_data("a/../b.bin") == here + "a/../b.bin");
   for (const char* same : {"arith:4", "prosqa", "", "x", "text:/a", "/a/b.bin"}) CHECK(absolute_data(same) == same);
 }
 

@@ -165,7 +165,13 @@ TEST_CASE("text: a directory or a pattern is its files, one behind the other") {
   const std::vector<std::string> texts = {"first", "second", "third", "fourth"};
   CHECK(all_tokens(data_options("text:" + dir.file("t"), 1)) == joined(Tokenizer::bytes(), texts));
   // one file without a tokenizer is what it is
-  CHECK(all_tokens(data_options("text:" + files[2], 1)) == joined(Tokenizer::bytes(), {read_text(files[2])}));
+  const std::vector<int32_t> of_lines = joined(Tokenizer::bytes(), {"third", "fourth"});  // never those of the JSON
+  CHECK(all_tokens(data_options("text:" + files[2], 1)) == of_lines);
+  write_text(dir.file("JSON"), read_text(files[2]));
+  CHECK(all_tokens(data_options("text:" + dir.file("JSON"), 1)) == of_lines);
+  std::filesystem::copy(dir.file("JSON"), dir.file("JSON.txt"));
+  CHECK(all_tokens(data_options("text:" + dir.file("JSON.txt"), 1)) ==
+        joined(Tokenizer::bytes(), {read_text(files[2])}));
   DataOptions o = data_options("text:" + dir.file("t"), 1);
   o.tokenizer = write_tiny_bpe(dir.path.string());
   const Tokenizer bpe = Tokenizer::read(o.tokenizer);
@@ -173,6 +179,22 @@ TEST_CASE("text: a directory or a pattern is its files, one behind the other") {
   o.tokenizer.clear(), o.of_model = bpe;
   CHECK(all_tokens(o) == joined(bpe, texts));
   check_fails(Exit::no_input, {"none"}, [&] { open_dataset(data_options("text:" + dir.file("none*"), 1)); });
+}
+
+TEST_CASE("text: what is encoded and long is read across its blocks") {
+  const TempDir dir;
+  std::filesystem::create_directories(dir.file("t"));
+  std::string text;
+  for (uint32_t i = 0; i < 2'100'000; ++i) text += static_cast<char>('!' + i * 2654435761u % 90);
+  write_text(dir.file("t/a.txt"), text.substr(0, 1'500'000));
+  write_text(dir.file("t/b.txt"), text.substr(1'500'000));
+  const Dataset data = open_dataset(data_options("text:" + dir.file("t"), 999));
+  REQUIRE(data.train->file_tokens() == 2'100'000);
+  for (const int64_t i : {0, 1047, 1048, 1049, 1500}) {
+    const Sample s = read_sample(*data.train, i);
+    CHECK(std::equal(s.tokens.begin(), s.tokens.end(), text.begin() + 1000 * i));
+    CHECK(std::equal(s.targets.begin(), s.targets.end(), text.begin() + 1000 * i + 1));
+  }
 }
 
 TEST_CASE("text: tokens of a tokenizer are cut like bytes, and any change shows") {

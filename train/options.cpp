@@ -32,11 +32,17 @@ void add_data_flags(CLI::App& app, TrainOptions& o) {
   for (const Preset& preset : presets()) names += "\n" + preset.name + ": " + preset.about;
   const Group group(app, "Data");
   add_text(app, "--preset", o.preset, "NAME", "a paper's setting; other flags change it" + names);
-  add_text(app, "--data", o.data.spec, "SOURCE", data_specs);
+  const auto set_data = [&o](const std::string& spec) {
+    o.data.spec = spec;
+    // It has its own validation shards; those of the run that is resumed may be gone. --val-data is read after it.
+    if (parse_data_spec(spec).kind == DataSpec::Kind::directory) o.data.val_spec.clear();
+  };
+  app.add_option_function<std::string>("--data", set_data, data_specs)->type_name("SOURCE")->default_str(o.data.spec);
   add_text(
       app, "--tokenizer", o.data.tokenizer, "FILE",
       "tokenizer.json, or a directory that has one, for text: (default: that of the model it starts from, or bytes)");
-  add_text(app, "--val-data", o.data.val_spec, "GLOB", "validation shards (default: the end of --data)");
+  add_text(app, "--val-data", o.data.val_spec, "GLOB",
+           "validation shards (default: those of a directory that prepare wrote, otherwise the end of --data)");
   add_integer(app, "--train-samples", o.data.train_samples, 0, most_count,
               "size of a generated training set (0: the task's own)");
   add_integer(app, "--test-samples", o.data.test_samples, 0, most_count,

@@ -91,7 +91,9 @@ std::string absolute_data(const std::string& spec) {
   const std::string full = absolute_path(parts.path), before = full.substr(0, full.size() - parts.path.size());
   // A directory whose own name reads as a pattern would change what the glob finds.
   const auto is_pattern = [](const std::string& text) { return text.find_first_of("*?[\\") != text.npos; };
-  return is_pattern(parts.path) && is_pattern(before) ? spec : parts.prefix + full;
+  if (is_pattern(parts.path) && is_pattern(before)) return spec;
+  // A dot is left out; what two of them leave may be a link.
+  return parts.prefix + (full.find("/../") == full.npos ? fs::path(full).lexically_normal().string() : full);
 }
 
 json trajectory(const TrainOptions& o) {
