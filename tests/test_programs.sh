@@ -339,6 +339,12 @@ cp numbers.txt changing.txt
 expect 0 '^llama ' "$build/compare" --arch llama --data text:changing.txt "${tiny[@]:6}" --steps 2 --out changing
 echo 5 >>changing.txt
 expect 65 'changing.txt is not the data that the comparison in changing was begun on' "$build/compare" --resume --out changing
+"$build/compare" --arch llama,lime --data text:changing.txt "${tiny[@]:6}" --steps 300 --jobs 1 --out mixed >output 2>&1 &
+pid=$!
+while [ ! -s mixed/llama/metrics.jsonl ] && kill -0 $pid 2>/dev/null; do sleep 0.01; done
+echo 6 >>changing.txt
+wait $pid
+[ $? = 65 ] && grep -q '^2/2 lime *failed: text:changing.txt was changed since' output || fail "a run on other data than its neighbours"
 env --default-signal=INT "$build/compare" --arch llama,lime "${tiny[@]}" --steps 4000 "${seeds[@]}" --jobs 2 --out stopped >output 2>&1 &
 pid=$!
 while [ ! -s stopped/lime-lr-0.003-seed-1/metrics.jsonl ] && kill -0 $pid 2>/dev/null; do sleep 0.01; done

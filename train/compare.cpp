@@ -120,10 +120,7 @@ Comparison prepare(Experiment& experiment) {
   const bool fresh = !plain.resume && !plain.dry_run;
   Comparison comparison{plain.data.spec, fresh ? fresh_dir(plain.out) : plain.out, {}};
   if (data.test != nullptr) comparison.test_size = data.test->size();
-  if (!plain.dry_run && parse_data_spec(plain.data.spec).files()) {
-    comparison.data_digest = str(std::hex, data.train->digest());
-    if (!plain.data.val_spec.empty()) comparison.data_digest += str("-", std::hex, data.test->digest());
-  }
+  if (!plain.dry_run) comparison.data_digest = plain.data_digest = digest_of_files(plain, data);
   for (const ArchChoice& choice : choices) {
     ComparedRun run{choice, plain, {}};
     run.options.config.arch = choice.arch;

@@ -115,9 +115,16 @@ class RunProcess {
 
 std::string request_for(const ComparedRun& run, const std::string& label) {
   const TrainOptions& o = run.options;
-  return json{{"name", run.choice.text}, {"settings", all_settings(o)}, {"out", o.out},
-              {"resume", o.resume},      {"other_gpu", o.other_gpu},    {"profile", o.profile},
-              {"label", label},          {"parent", ::getpid()},        {"command", command_line()}}
+  return json{{"name", run.choice.text},
+              {"settings", all_settings(o)},
+              {"out", o.out},
+              {"resume", o.resume},
+              {"other_gpu", o.other_gpu},
+              {"profile", o.profile},
+              {"data_digest", o.data_digest},
+              {"label", label},
+              {"command", command_line()},
+              {"parent", ::getpid()}}
       .dump();
 }
 
@@ -388,6 +395,7 @@ static ComparedRun read_request(const std::string& request) {
     task.at("resume").get_to(run.options.resume);
     task.at("other_gpu").get_to(run.options.other_gpu);
     task.at("profile").get_to(run.options.profile);
+    task.at("data_digest").get_to(run.options.data_digest);
     task.at("command").get_to(run.options.command);
     return run;
   } catch (const json::exception&) {
