@@ -15,7 +15,7 @@
 #include "eval/batch_model.h"
 #include "eval/data_choice.h"
 #include "eval/loaded_model.h"
-#include "eval/spread.h"
+#include "eval/statistics.h"
 
 using namespace crossply;
 
@@ -81,7 +81,7 @@ void print_estimates(const Options& o, BatchModel& batches, int64_t B, const Sou
   }
   const Spread spread = spread_of(means);
   std::printf("estimate of %s batches of %s: mean %.4f, standard deviation %.4f over %s estimates\n",
-              format_count(o.estimate).c_str(), format_count(B).c_str(), spread.mean, spread.deviation,
+              format_count(o.estimate).c_str(), format_count(B).c_str(), spread.mean, spread.sd,
               format_count(count).c_str());
 }
 

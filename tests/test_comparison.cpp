@@ -3,9 +3,9 @@
 #include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "models/json_file.h"
+#include "tests/comparison_cases.h"
 #include "tests/temp_dir.h"
 #include "train/side_by_side.h"
 
@@ -16,33 +16,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
-
-ComparedRun run_of(const std::string& text, RunState state) {
-  ComparedRun run{parse_arch_list(text)[0], {}, {}};
-  run.options.config.arch = run.choice.arch;
-  run.options.config.options = run.choice.options;
-  run.options.config.vocab_size = 32;
-  run.options.config.check(Exit::usage, text);
-  run.options.steps = 6000;
-  run.state = state;
-  run.result.parameters = 66496;
-  run.result.flops_per_token = 381234.56;
-  run.result.memory = 1000;
-  if (state == RunState::waiting) return run;
-  run.result.curves.step = {1, 2, 3};
-  run.result.curves.loss = {3.0, 2.0, 0.4};
-  run.result.curves.test_step = {2};
-  run.result.curves.test_loss = {2.1};
-  if (state == RunState::stopped) run.result.tokens_per_second = 90000;
-  if (state != RunState::done) return run;
-  run.result.curves.step.back() = 6000;
-  run.result.tokens_per_second = 400040;
-  run.result.train_loss = 0.36912;
-  run.result.test_loss = 0.07413;
-  run.result.answers = 0.13672;
-  run.result.steps_valid = 0.0234;
-  return run;
-}
 
 // A yardstick that is done, one with other numbers, and one of each other state.
 Comparison example(const std::string& out = "nowhere") {
@@ -56,13 +29,6 @@ Comparison example(const std::string& out = "nowhere") {
   comparison.runs[3].result.code = Exit::stopped;
   comparison.runs.push_back(run_of("vertical", RunState::waiting));
   return comparison;
-}
-
-std::vector<std::string> lines_of(const std::string& text) {
-  std::istringstream in(text);
-  std::vector<std::string> lines;
-  for (std::string line; std::getline(in, line);) lines.push_back(line);
-  return lines;
 }
 
 }  // namespace
@@ -238,6 +204,24 @@ TEST_CASE("comparison: resuming refuses a directory that is no comparison, or on
   CHECK(code() == Exit::bad_data);
 }
 
+TEST_CASE("comparison: resuming refuses other test samples beside runs that are done, and other data") {
+  const TempDir scratch;
+  Comparison before = example(scratch.path);
+  before.data_digest = "abc";
+  write_results(before);
+  for (const ComparedRun& run : before.runs) fs::create_directory(scratch.file(run_directory(run)));
+  Comparison other = before;
+  other.data_digest = "abd";
+  CHECK(error_of([&] { take_up(other); }).code == Exit::bad_data);
+  for (const auto& [samples, flag] :
+       {std::pair{&TrainOptions::eval_samples, "--eval-samples 512, the flags say 7"},
+        std::pair{&TrainOptions::answer_samples, "--answer-samples 256, the flags say 7"}}) {
+    Comparison changed = before;
+    for (ComparedRun& run : changed.runs) run.options.*samples = 7;
+    CHECK(has(error_of([&] { take_up(changed); }).what(), flag));
+  }
+}
+
 TEST_CASE("comparison: resuming takes up every number that was there before") {
   const TempDir scratch;
   Comparison before = example(scratch.path);
@@ -307,156 +291,6 @@ TEST_CASE("comparison: the time left counts only the runs that have steps to do"
   CHECK(again.runs[1].state == RunState::waiting);  // what was removed is trained again
 }
 
-namespace {
-
-// Every architecture at rates 0.001, 0.003, 0.01 from seeds 1, 2, 3: nothing done yet.
-Comparison experiment(const std::vector<double>& rates = {0.001, 0.003, 0.01},
-                      const std::vector<uint64_t>& seeds = {1, 2, 3}, const std::string& out = "nowhere") {
-  Comparison comparison{"text:x", out, {}};
-  for (const char* arch : {"llama", "lime"})
-    for (const double lr : rates)
-      for (const uint64_t seed : seeds) {
-        ComparedRun run = run_of(arch, RunState::waiting);
-        run.options.lr = lr, run.options.seed = seed;
-        run.directory = str(arch, "-", lr, "-", seed);
-        comparison.runs.push_back(run);
-      }
-  return comparison;
-}
-
-ComparedRun& run_at(Comparison& comparison, const std::string& arch, double lr, uint64_t seed) {
-  for (ComparedRun& run : comparison.runs)
-    if (run.choice.text == arch && run.options.lr == lr && run.options.seed == seed) return run;
-  throw std::logic_error("no such run");
-}
-
-void finish(ComparedRun& run, double test_loss) {
-  const ComparedRun done = run_of(run.choice.text, RunState::done);
-  run.state = RunState::done;
-  run.result = done.result;
-  run.result.test_loss = test_loss;
-  run.result.answers = run.result.steps_valid = -1;
-}
-
-void fail_with(ComparedRun& run, Exit code) {
-  run.state = RunState::failed;
-  run.result.code = code;
-  run.tried = true;
-}
-
-// Trains what is next until nothing is, by a rule for the loss; the order of it, by the names of the runs.
-template <class Loss>
-std::vector<std::string> train_all(Comparison& comparison, Loss&& loss) {
-  std::vector<std::string> order;
-  while (const auto next = next_run(comparison)) {
-    ComparedRun& run = comparison.runs[*next];
-    order.push_back(run_name(comparison, run));
-    if (const double value = loss(run); std::isfinite(value)) finish(run, value);
-    else fail_with(run, Exit::not_finite);
-  }
-  return order;
-}
-
-}  // namespace
-
-TEST_CASE("comparison: rates are tried with the first seed, the other seeds get the best one, seed after seed") {
-  Comparison comparison = experiment();
-  CHECK(runs_in_all(comparison) == 10);
-  const auto order = train_all(comparison, [](const ComparedRun& run) {
-    const double best = run.choice.text == "llama" ? 0.003 : 0.01;
-    return 2 + std::abs(run.options.lr - best) + 0.001 * static_cast<double>(run.options.seed);
-  });
-  const std::vector<std::string> want = {"llama lr 0.001 seed 1", "llama lr 0.003 seed 1", "llama lr 0.01 seed 1",
-                                         "lime lr 0.001 seed 1",  "lime lr 0.003 seed 1",  "lime lr 0.01 seed 1",
-                                         "llama lr 0.003 seed 2", "lime lr 0.01 seed 2",   "llama lr 0.003 seed 3",
-                                         "lime lr 0.01 seed 3"};
-  CHECK(order == want);
-  const std::vector<Arm> arms = arms_of(comparison);
-  CHECK(arms[0].lr == 0.003);
-  CHECK(arms[1].lr == 0.01);
-  CHECK(!arms[0].at_edge);
-  CHECK(arms[1].at_edge);
-  CHECK(spread_over(comparison, arms[0], test_loss).n == 3);
-  CHECK(runs_in_all(comparison) == 10);
-  CHECK(has(results_markdown(comparison), "so that one beyond may be better: lime."));
-}
-
-TEST_CASE("comparison: a rate at which a seed diverges is not the best one, and ends nothing") {
-  Comparison comparison = experiment();
-  const auto order = train_all(comparison, [](const ComparedRun& run) {
-    if (run.options.lr == 0.01) return double{NAN};
-    if (run.choice.text == "lime" && run.options.lr == 0.003 && run.options.seed == 2) return double{NAN};
-    return 2 - run.options.lr;
-  });
-  CHECK(order.size() == 11);  // lime went on at 0.001 with two seeds
-  const std::vector<Arm> arms = arms_of(comparison);
-  CHECK(arms[0].lr == 0.003);
-  CHECK(arms[1].lr == 0.001);
-  CHECK(arms[1].works);
-  CHECK(failures_of(comparison).empty());
-  const std::string table = results_table(comparison);
-  CHECK(has(table, "\ndiverged at lr 0.01: llama, lime\n"));
-  CHECK(has(table, "\nlime lr 0.003 seed 2: failed after step"));
-  for (const std::string& line : lines_of(table)) CHECK_MESSAGE(line.size() <= 80, line);
-}
-
-TEST_CASE("comparison: an architecture without a rate that works has failed; so has one of which a run could not end") {
-  Comparison comparison = experiment();
-  train_all(comparison, [](const ComparedRun& run) { return run.choice.text == "lime" ? double{NAN} : 1.0; });
-  REQUIRE(failures_of(comparison).size() == 1);
-  CHECK(failures_of(comparison)[0]->choice.text == "lime");
-  CHECK(failures_of(comparison)[0]->result.code == Exit::not_finite);
-  CHECK(has(results_table(comparison), "no seed has ended for both: cannot be told"));
-  fail_with(run_at(comparison, "llama", 0.01, 1), Exit::io);
-  REQUIRE(failures_of(comparison).size() == 2);
-  CHECK(failures_of(comparison)[0]->result.code == Exit::io);
-}
-
-TEST_CASE("comparison: runs side by side wait for all rates before the other seeds begin") {
-  Comparison comparison = experiment({0.001, 0.003}, {1, 2});
-  for (int i = 0; i < 4; ++i) comparison.runs[*next_run(comparison)].state = RunState::running;
-  CHECK(!next_run(comparison));
-  CHECK(runs_left(comparison) == 6);
-  finish(run_at(comparison, "lime", 0.001, 1), 1);
-  CHECK(!next_run(comparison));
-  finish(run_at(comparison, "lime", 0.003, 1), 2);
-  REQUIRE(next_run(comparison));
-  CHECK(run_name(comparison, comparison.runs[*next_run(comparison)]) == "lime lr 0.001 seed 2");
-}
-
-TEST_CASE("comparison: differences are taken in pairs of seeds, and their verdict is Student's") {
-  // llama differs much between its seeds, lime's lead over it little
-  Comparison comparison = experiment({0.001}, {1, 2, 3});
-  const double llama[] = {2.0, 3.0, 4.0}, lime[] = {1.98, 2.978, 3.98};
-  for (uint64_t seed = 1; seed <= 3; ++seed) {
-    finish(run_at(comparison, "llama", 0.001, seed), llama[seed - 1]);
-    finish(run_at(comparison, "lime", 0.001, seed), lime[seed - 1]);
-  }
-  const std::vector<Arm> arms = arms_of(comparison);
-  const Spread d = paired_difference(comparison, arms[1], arms[0]);
-  CHECK(d.mean == doctest::Approx(-0.0620 / 3));
-  CHECK(d.n == 3);
-  std::string table = results_table(comparison);
-  CHECK(has(table, "  lime: lower by 0.0207 +- 0.0007: larger than the spread of seeds\n"));
-  CHECK(has(table, "3.0000 +- 1.0000"));
-  CHECK(has(results_markdown(comparison), "* lime: lower by 0.0207 +- 0.0007: larger than the spread of seeds\n"));
-  const json arm = json::parse(results_json(comparison))["architectures"][1];
-  CHECK(arm["larger_than_spread"] == true);
-  CHECK(arm["difference_interval"].get<double>() == doctest::Approx(4.3027 * 0.002 / 3).epsilon(1e-3));
-
-  finish(run_at(comparison, "lime", 0.001, 3), 4.5);
-  CHECK(has(results_table(comparison), "  lime: higher by 0.1527 +- 0.1737: within the spread of seeds\n"));
-  run_at(comparison, "lime", 0.001, 3).state = RunState::stopped;
-  CHECK(has(results_table(comparison), "lower by 0.0210 +- 0.0010 (2 seeds): larger than the spread"));
-  CHECK(has(results_table(comparison), "  2 of 3  "));
-  run_at(comparison, "lime", 0.001, 2).state = RunState::waiting;
-  CHECK(has(results_markdown(comparison), "with one seed: whether seeds differ by as much cannot be told"));
-  CHECK(json::parse(results_json(comparison))["architectures"][1]["larger_than_spread"].is_null());
-  run_at(comparison, "llama", 0.001, 1).result.answers = 0.5;  // of a task there is more to say
-  CHECK(has(results_markdown(comparison), "which also draw the task's data"));
-  for (const std::string& line : lines_of(results_table(comparison))) CHECK_MESSAGE(line.size() <= 80, line);
-}
-
 TEST_CASE("comparison: runs that shared the machine have no tokens/s that could be compared") {
   Comparison comparison = example();
   comparison.runs[1].side_by_side = 2;
@@ -465,68 +299,13 @@ TEST_CASE("comparison: runs that shared the machine have no tokens/s that could 
   CHECK(json::parse(results_json(comparison))["runs"][1]["relative_time"].is_null());
 }
 
-TEST_CASE("comparison: one run per architecture has the machine for itself unless --jobs says otherwise") {
-  CHECK(choose_jobs(example(), 0).count == 1);
-  CHECK(choose_jobs(example(), 4).count == 2);  // no more than there is to do
-  CHECK(choose_jobs(experiment(), 4).count == 4);
-  Comparison large = experiment();
-  large.runs[0].result.flops_per_token = 1e12;
-  large.runs[0].options.data.seq_len = 16;
-  CHECK(choose_jobs(large, 0).count == 1);
-}
-
-TEST_CASE("comparison: the picture of several seeds has bands") {
-  const TempDir scratch;
-  Comparison comparison = experiment({0.001}, {1, 2}, scratch.path);
-  for (ComparedRun& run : comparison.runs) {
-    finish(run, 1);
-    run.result.curves.loss[1] += static_cast<double>(run.options.seed);
-  }
-  write_results(comparison);
-  const std::string svg = read_text(scratch.file("compare.svg"));
-  CHECK(has(svg, "<polygon"));
-  CHECK(has(svg, "band from the lowest to the highest"));
-}
-
-TEST_CASE("comparison: resumed with more or fewer seeds and rates, it keeps every run") {
-  const TempDir scratch;
-  Comparison before = experiment({0.001, 0.003}, {1, 2}, scratch.path);
-  train_all(before, [](const ComparedRun& run) { return 2 - run.options.lr; });
-  for (const ComparedRun& run : before.runs) fs::create_directory(scratch.file(run.directory));
-  write_results(before);
-  Experiment read;
-  REQUIRE(take_comparison_settings(scratch.path, read));
-  CHECK(read.rates == std::vector<double>{0.001, 0.003});
-  CHECK(read.seeds == std::vector<uint64_t>{1, 2});
-
-  Comparison more = experiment({0.001, 0.003}, {1, 2, 3}, scratch.path);
-  for (ComparedRun& run : more.runs) run.directory = "new-" + run.directory;
-  take_up(more);
-  CHECK(runs_left(more) == 2);
-  CHECK(run_at(more, "lime", 0.003, 2).directory == "lime-0.003-2");
-  CHECK(run_at(more, "lime", 0.003, 3).directory == "new-lime-0.003-3");
-
-  Comparison fewer = experiment({0.003}, {1}, scratch.path);
-  fewer.runs.resize(1);  // llama's
-  take_up(fewer);
-  CHECK(runs_left(fewer) == 0);
-  CHECK(fewer.others.size() == 5);
-  write_results(fewer);
-  CHECK(json::parse(read_text(scratch.file("results.json")))["others"].size() == 5);
-  Comparison again = experiment({0.001, 0.003}, {1, 2}, scratch.path);
-  take_up(again);
-  CHECK(runs_left(again) == 0);
-  CHECK(again.others.empty());
-
-  Comparison other = experiment({0.5}, {1}, scratch.path);
-  CHECK(has(error_of([&] { take_up(other); }).what(), "--lr 0.003, the flags say 0.5"));
-  json changed = read_json(scratch.file("results.json"));
-  for (const json& damaged : {json("../x"), json(""), json(3), json(".git")}) {
-    changed["runs"][0]["directory"] = damaged;
-    write_text(scratch.file("results.json"), changed.dump());
-    Comparison copy = experiment({0.001, 0.003}, {1, 2}, scratch.path);
-    CHECK_MESSAGE(error_of([&] { take_up(copy); }).code == Exit::bad_data, damaged.dump());
-  }
+TEST_CASE("comparison: means are taken at the steps that all curves have, wherever they stand in the lists") {
+  const Curve mean = mean_of({{{2, 4, 6}, {20, 40, 60}, {3, 5, 7}}, {{4, 5, 6}, {44, 55, 66}, {1, 9, NAN}}}).curve;
+  CHECK(mean.x == std::vector<double>{42});
+  CHECK(mean.y == std::vector<double>{3});
+  CHECK(mean.low[0] == doctest::Approx(3 - std::sqrt(8)));
+  CHECK(mean.high[0] == doctest::Approx(3 + std::sqrt(8)));
+  CHECK(mean_of({{{1}, {1}, {2}}}).curve.low.empty());
 }
 
 TEST_CASE("comparison: curves are read from whatever a run left") {
@@ -548,4 +327,9 @@ not json
   CHECK(curves.test_loss == std::vector<double>{3.25});
   CHECK(curves.answers == std::vector<double>{0.5});
   CHECK(curves.steps_valid == std::vector<double>{0.25});
+}
+
+TEST_CASE("comparison: one run per architecture has the machine for itself unless --jobs says otherwise") {
+  CHECK(choose_jobs(example(), 0).count == 1);
+  CHECK(choose_jobs(example(), 4).count == 2);  // no more than there is to do
 }

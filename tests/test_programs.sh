@@ -335,16 +335,35 @@ for run in {llama,lime}-lr-0.003-seed-{1,2}; do
     cmp -s {in_turn,$other}/$run/step_00000040/model.safetensors || fail "$other: other weights of $run"
   done
 done
+cp numbers.txt changing.txt
+expect 0 '^llama ' "$build/compare" --arch llama --data text:changing.txt "${tiny[@]:6}" --steps 2 --out changing
+echo 5 >>changing.txt
+expect 65 'changing.txt is not the data that the comparison in changing was begun on' "$build/compare" --resume --out changing
+"$build/compare" --arch llama,lime --data text:changing.txt "${tiny[@]:6}" --steps 300 --jobs 1 --out mixed >output 2>&1 &
+pid=$!
+while [ ! -s mixed/llama/metrics.jsonl ] && kill -0 $pid 2>/dev/null; do sleep 0.01; done
+echo 6 >>changing.txt
+wait $pid
+[ $? = 65 ] && grep -q '^2/2 lime *failed: text:changing.txt was changed since' output || fail "a run on other data than its neighbours"
 env --default-signal=INT "$build/compare" --arch llama,lime "${tiny[@]}" --steps 4000 "${seeds[@]}" --jobs 2 --out stopped >output 2>&1 &
 pid=$!
 while [ ! -s stopped/lime-lr-0.003-seed-1/metrics.jsonl ] && kill -0 $pid 2>/dev/null; do sleep 0.01; done
+for child in $(pgrep -P $pid); do  # what a killed comparison leaves behind holds the directory until it has ended
+  readlink /proc/$child/fd/* | grep -q '/stopped$' || fail "a run's process does not hold the comparison's directory"
+done
 kill -INT $pid
 wait $pid
 [ $? = 75 ] || fail "compare --jobs 2, SIGINT: not exit code 75"
+grep -q '^5 runs are still to be done$' output || fail "a stopped comparison does not count what is left to do"
 saved stopped/llama-lr-0.003-seed-1 && saved stopped/lime-lr-0.003-seed-1 || fail "SIGINT: a run has no checkpoint"
 expect 0 '^lime ' compare llama,lime --steps 40 "${seeds[@]}" --seeds 2,1,3 --dry-run
 grep -q '^8 runs: 2 architectures x 2 learning rates with seed 2, then 2 more seeds at the' output || fail "no number of runs"
 expect 77 '^error: failed: llama lime;' compare llama,lime --steps 4 --lr 1e30,1e31 --clip 0 --out no_rate
+for run in {in_turn,beside}/lime-lr-0.003-seed-2; do  # also of a run in a process of its own
+  grep -q '"command":[[].*"--arch","llama,lime",.*"--seeds"' $run/environment.jsonl || fail "$run: not the user's command line"
+done
+expect 0 'all; 2 of the runs are left to do$' "$build/compare" --resume --seeds 1,2,3 --dry-run --out beside
+expect 64 'done and was tested with --eval-samples 16, the flags say 8' "$build/compare" --resume --eval-samples 8 --out beside
 expect 0 'beside/results.md' "$build/compare" --resume --seeds 1,2,3 --out beside
 grep -qE '^8/8 lime lr 0.003 seed 3 ' output || fail "a third seed was not added"
 expect 64 'one of them' compare llama --seed 1 --seeds 1,2 --out x

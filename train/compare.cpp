@@ -47,7 +47,9 @@ void print_plans(const Comparison& comparison, int64_t jobs) {
   if (seeds > 1)
     line += rates > 1 ? str(", then ", seeds - 1, seeds > 2 ? " more seeds" : " more seed", " at the best of them")
                       : str(" x ", seeds, " seeds");
-  std::printf("%s\n", wrap(str(line, "; ", format_number("%.3g", flops), " FLOPs of training in all"), 80, 0).c_str());
+  line += str("; ", format_number("%.3g", flops), " FLOPs of training in all");
+  if (comparison.runs[0].options.resume) line += str("; ", runs_unfinished(comparison), " of the runs are left to do");
+  std::printf("%s\n", wrap(line, 80, 0).c_str());
   if (jobs > 1)
     std::printf("memory of %lld runs at a time: at most about %s\n", static_cast<long long>(jobs),
                 format_bytes(static_cast<double>(jobs) * memory).c_str());
@@ -85,13 +87,16 @@ void add_runs(Comparison& comparison, const ComparedRun& plan, const Experiment&
     }
 }
 
-// Created, and held for this comparison and its processes: those of one that was killed take a moment to end.
+// Created, and held for this comparison and its processes, which inherit the descriptor: those of one that was killed
+// take a moment to end.
 Descriptor hold_directory(const std::string& out) {
   std::error_code error;
   fs::create_directories(out, error);
   if (error) fail_io("create", out, error.value());
-  Descriptor held(uninterrupted([&] { return ::open(out.c_str(), O_RDONLY | O_DIRECTORY); }));  // processes inherit it
-  if (held.get() < 0) fail_io("open", out, errno);
+  const Descriptor opened(uninterrupted([&] { return ::open(out.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
+  if (opened.get() < 0) fail_io("open", out, errno);
+  Descriptor held(::fcntl(opened.get(), F_DUPFD, 16));  // above what a process is given in the place of its own
+  if (held.get() < 0) fail_io("hold", out, errno);
   for (int tries = 0; ::flock(held.get(), LOCK_EX | LOCK_NB) != 0; ++tries) {
     if (errno != EWOULDBLOCK && errno != EINTR) break;  // a file system without locks
     if (tries == 30) fail(Exit::usage, out, " is in use by another comparison; wait for it or choose another --out");
@@ -115,6 +120,7 @@ Comparison prepare(Experiment& experiment) {
   const bool fresh = !plain.resume && !plain.dry_run;
   Comparison comparison{plain.data.spec, fresh ? fresh_dir(plain.out) : plain.out, {}};
   if (data.test != nullptr) comparison.test_size = data.test->size();
+  if (!plain.dry_run) comparison.data_digest = plain.data_digest = digest_of_files(plain, data);
   for (const ArchChoice& choice : choices) {
     ComparedRun run{choice, plain, {}};
     run.options.config.arch = choice.arch;
@@ -143,14 +149,17 @@ void print_next(const Comparison& comparison) {
 Exit conclude(const Comparison& comparison) {
   const bool stopped = std::any_of(comparison.runs.begin(), comparison.runs.end(),
                                    [](const ComparedRun& run) { return run.tried && run.state == RunState::stopped; });
-  if (stopped || runs_left(comparison) > 0) {
+  if (stopped || next_run(comparison)) {
     std::printf("\nto continue this comparison: build/compare --resume --out %s\n", printable(comparison.out).c_str());
     return Exit::stopped;
   }
   std::string failed;
   const std::vector<const ComparedRun*> failures = failures_of(comparison);
   for (const ComparedRun* run : failures) failed += " " + run->choice.text;
-  if (!failures.empty()) fail(failures[0]->result.code, "failed:", failed, "; the reason stands above");
+  const bool passing = std::any_of(failures.begin(), failures.end(), [](const auto* run) { return !diverged(*run); });
+  if (!failures.empty())
+    fail(failures[0]->result.code, "failed:", failed, "; the reason stands above",
+         passing ? "; --resume tries again what has not diverged" : "");
   return Exit::done;
 }
 
@@ -166,6 +175,7 @@ void train_all(Comparison& comparison, int64_t asked) {
 Exit run(Experiment& o) {
   Comparison comparison = prepare(o);
   if (o.train.dry_run) {
+    if (o.train.resume && !comparison.out.empty()) take_up(comparison);
     print_plans(comparison, o.jobs);
     return Exit::done;
   }
@@ -231,7 +241,8 @@ void add_experiment_flags(CLI::App& app, Experiment& o) {
   app.add_option_function<std::string>(
          "--seeds", set_seeds,
          "several seeds between commas: 1,2,3 (default: --seed). The table then has means and standard deviations, and "
-         "says which differences from the yardstick are larger than the spread of seeds")
+         "says which differences from the yardstick are larger than the spread of seeds. The first one chooses among "
+         "several --lr, also with --resume")
       ->type_name("LIST");
   add_integer(app, "--jobs", o.jobs, 0, 4096,
               "runs side by side, each with its share of the threads; results are the same (0: several where there are "

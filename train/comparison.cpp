@@ -9,10 +9,11 @@
 namespace crossply {
 namespace {
 
+// Another try may bring it to its end.
+bool is_unfinished(const ComparedRun& run) { return !is_done(run) && !diverged(run); }
+
 // Still to be done by this program.
-bool is_open(const ComparedRun& run) {
-  return !is_done(run) && run.state != RunState::running && !run.tried && !diverged(run);
-}
+bool is_open(const ComparedRun& run) { return is_unfinished(run) && run.state != RunState::running && !run.tried; }
 bool is_pending(const ComparedRun& run) { return is_open(run) || run.state == RunState::running; }
 
 bool has_score(const ComparedRun& run) { return is_done(run) && std::isfinite(run.result.test_loss); }
@@ -22,7 +23,7 @@ void add_new(std::vector<T>& values, T value) {
   if (std::find(values.begin(), values.end(), value) == values.end()) values.push_back(value);
 }
 
-// The rate that an arm is judged at, so far; of those at which a seed failed only where there are no others.
+// The rate that an arm is judged at, so far; of those at which a seed diverged only where there are no others.
 void choose_rate(const Comparison& comparison, const std::vector<size_t>& all, Arm& arm) {
   double best = INFINITY;
   arm.lr = NAN;
@@ -31,7 +32,7 @@ void choose_rate(const Comparison& comparison, const std::vector<size_t>& all, A
     const double lr = first.options.lr;
     if (!has_score(first)) continue;
     const bool works = std::none_of(all.begin(), all.end(), [&](size_t k) {
-      return comparison.runs[k].options.lr == lr && comparison.runs[k].state == RunState::failed;
+      return comparison.runs[k].options.lr == lr && diverged(comparison.runs[k]);
     });
     if (works < arm.works || (works == arm.works && first.result.test_loss >= best)) continue;
     best = first.result.test_loss, arm.lr = lr, arm.works = works;
@@ -55,9 +56,9 @@ Arm arm_of(const Comparison& comparison, const std::string& name) {
     lowest = std::min(lowest, o.lr), highest = std::max(highest, o.lr);
   }
   arm.settled = arm.sweep.size() == 1 || std::none_of(arm.sweep.begin(), arm.sweep.end(),
-                                                      [&](size_t i) { return is_pending(comparison.runs[i]); });
+                                                      [&](size_t i) { return is_unfinished(comparison.runs[i]); });
   choose_rate(comparison, all, arm);
-  arm.at_edge = arm.sweep.size() > 1 && (arm.lr == lowest || arm.lr == highest);
+  arm.at_edge = arm.settled && arm.sweep.size() > 1 && (arm.lr == lowest || arm.lr == highest);
   return arm;
 }
 
@@ -66,6 +67,17 @@ std::vector<size_t> needed(const Arm& arm) {
   std::vector<size_t> out = arm.sweep;
   for (const size_t i : arm.settled ? arm.seeds : std::vector<size_t>()) add_new(out, i);
   return out;
+}
+
+// Those of an arm that `counts`; where its rate is not settled but `will_be`, also the seeds that follow.
+template <class Counts, class WillBe>
+int64_t count_runs(const Comparison& comparison, Counts&& counts, WillBe&& will_be) {
+  int64_t count = 0;
+  for (const Arm& arm : arms_of(comparison)) {
+    for (const size_t i : needed(arm)) count += counts(comparison.runs[i]);
+    if (!arm.settled && will_be(arm)) count += static_cast<int64_t>(seeds_of(comparison).size()) - 1;
+  }
+  return count;
 }
 
 Measured last_of(const std::vector<double>& values, const std::vector<double>& steps) {
@@ -151,12 +163,14 @@ std::optional<size_t> next_run(const Comparison& comparison) {
 }
 
 int64_t runs_left(const Comparison& comparison) {
-  int64_t left = 0;
-  for (const Arm& arm : arms_of(comparison)) {
-    for (const size_t i : needed(arm)) left += is_pending(comparison.runs[i]);
-    if (!arm.settled) left += static_cast<int64_t>(seeds_of(comparison).size()) - 1;
-  }
-  return left;
+  return count_runs(comparison, is_pending, [&](const Arm& arm) {
+    return std::all_of(arm.sweep.begin(), arm.sweep.end(),
+                       [&](size_t i) { return is_pending(comparison.runs[i]) || !is_unfinished(comparison.runs[i]); });
+  });
+}
+
+int64_t runs_unfinished(const Comparison& comparison) {
+  return count_runs(comparison, is_unfinished, [](const Arm&) { return true; });
 }
 
 int64_t runs_in_all(const Comparison& comparison) {
@@ -211,6 +225,7 @@ double tokens_per_second_of(const Comparison& comparison, const Arm& arm) {
 
 Spread paired_difference(const Comparison& comparison, const Arm& arm, const Arm& yardstick) {
   std::vector<double> differences;
+  if (!arm.settled || !yardstick.settled) return {};
   for (const size_t i : arm.seeds)
     for (const size_t k : yardstick.seeds) {
       const ComparedRun &mine = comparison.runs[i], &theirs = comparison.runs[k];

@@ -1,7 +1,7 @@
 // What `compare` knows about its runs, and what it makes of that: a table, results.md, results.json and compare.svg.
 //
 // Every architecture is trained at every rate with the first seed, and with the other seeds only at its best rate: that
-// with the lowest test loss among those at which no seed failed.
+// with the lowest test loss among those at which no seed diverged.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "eval/statistics.h"
 #include "train/arch_list.h"
 #include "train/plan.h"
-#include "train/statistics.h"
 
 namespace crossply {
 
@@ -36,6 +36,7 @@ struct Comparison {
   std::string out;                       // the directory of the comparison; each run's directory is in it
   std::vector<ComparedRun> runs;         // by architecture, then rate, then seed: all, though only some are needed
   int64_t test_size = 0;                 // sequences in the test set; 0: unknown
+  std::string data_digest = "";          // of files; "" of what is generated
   std::vector<std::string> others = {};  // runs in `out` that are not compared now, as results.json had them
 };
 
@@ -54,8 +55,8 @@ struct Arm {
   std::vector<size_t> sweep;  // every rate with the first seed
   std::vector<size_t> seeds;  // every seed at the best rate so far; the first run where there is none
   double lr = 0;              // that rate; NaN: none
-  bool settled = false;       // the sweep has ended
-  bool works = false;         // no seed failed at that rate
+  bool settled = false;       // all of the sweep is done or diverged; nothing is judged before
+  bool works = false;         // no seed diverged at that rate
   bool at_edge = false;       // it is the smallest or the largest of several
 };
 std::vector<Arm> arms_of(const Comparison& comparison);
@@ -65,10 +66,12 @@ std::vector<uint64_t> seeds_of(const Comparison& comparison);
 // The run to begin next: first the rates, then seed after seed, so that what is there at any time is of all
 // architectures. None where all are done, or wait for one that is running.
 std::optional<size_t> next_run(const Comparison& comparison);
-// Runs that are yet to be done, or running; and those with all that are needed. The best rates are not known before the
-// rest is, but how many runs that makes is.
+// Runs that this program has yet to do, or does; and those with all that are needed. The best rates are not known
+// before the rest is, but how many runs that makes is.
 int64_t runs_left(const Comparison& comparison);
 int64_t runs_in_all(const Comparison& comparison);
+// The same with those that were stopped, or failed otherwise than by diverging: what --resume would do.
+int64_t runs_unfinished(const Comparison& comparison);
 // Of each architecture that came to nothing the run that says why: one whose loss is not finite at every rate, or one
 // that failed otherwise, so that nobody knows which rate is the best.
 std::vector<const ComparedRun*> failures_of(const Comparison& comparison);
@@ -100,7 +103,7 @@ Measured steps_valid(const ComparedRun& run);
 // Over the seeds of an arm that are done.
 Spread spread_over(const Comparison& comparison, const Arm& arm, Measure measure);
 double tokens_per_second_of(const Comparison& comparison, const Arm& arm);  // NaN: not known, or of a shared machine
-// Of the test losses of two arms, seed by seed: the first's minus the second's.
+// Of the test losses of two arms, seed by seed: the first's minus the second's. None before both rates are settled.
 Spread paired_difference(const Comparison& comparison, const Arm& arm, const Arm& yardstick);
 // Of runs, relative to the yardstick; NaN where none is done, or none had the machine for itself.
 double relative_time(const Comparison& comparison, const std::vector<size_t>& of);
@@ -128,8 +131,8 @@ std::string parameter_warning(const Comparison& comparison);
 bool take_comparison_settings(const std::string& out, Experiment& experiment);
 // For a comparison that is resumed: takes what is known of its runs from the results.json in its directory, so that
 // nothing is lost if this one ends before it reaches them; runs that are not compared now are kept as they are. Throws
-// Exit::usage if the directory holds files but no comparison, or runs with other flags; Exit::bad_data if results.json
-// is damaged.
+// Exit::usage if the directory holds files but no comparison, or runs with other flags, of those that are done also
+// other numbers of test samples; Exit::bad_data if results.json is damaged, or the files of --data are others.
 void take_up(Comparison& comparison);
 
 }  // namespace crossply

@@ -44,7 +44,8 @@ constexpr const char* about =
     "paths are relative to this file; flops_per_token: forward and backward; memory_bytes: of the model and its "
     "activations, without the program's own; relative: to the yardstick, which ran at another time; answers and "
     "steps_valid: shares of 1; ..._step: when the number was measured; null: unknown; architectures: at their best "
-    "rates, chosen by the test loss of the first seed; difference: of test losses from the yardstick's with the same "
+    "rates, chosen by the test loss of the first seed once lr_settled; difference: of test losses from the yardstick's "
+    "with the same "
     "seed, its standard error, and half of Student's 95 % interval; others: runs that the last call did not compare";
 
 // results.json in the directory of a comparison: an object with an array of runs, which have names. Null if there is
@@ -92,6 +93,23 @@ void refuse_other_run(const json& saved, const ComparedRun& run, const std::stri
   const json flags = saved.value("flags", json());
   refuse_other_settings(flags, run.options, where);
   refuse_other_config(parse_config(flags.value("config", json()), path + ": config"), run.options.config, where);
+}
+
+// Test losses of runs that stand beside each other are of the same sequences.
+void refuse_other_tests(const json& flags, const ComparedRun& run, const std::string& where) {
+  for (const auto& [key, now] :
+       {std::pair{"eval_samples", run.options.eval_samples}, std::pair{"answer_samples", run.options.answer_samples}})
+    if (const json was = flags.value(key, json(now)); was != json(now))
+      fail(Exit::usage, "--resume: the run in ", where, " is done and was tested with ",
+           std::string(key) == "eval_samples" ? "--eval-samples " : "--answer-samples ", was.dump(), ", the flags say ",
+           now, "; resume with ", was.dump(), ", so that the others can be compared with it");
+}
+
+void refuse_other_data(const Comparison& comparison, const json& old) {
+  const std::string now = comparison.data_digest;
+  if (const json was = old.value("data_digest", json()); !now.empty() && was.is_string() && was != json(now))
+    fail(Exit::bad_data, "--resume: ", comparison.data, " is not the data that the comparison in ", comparison.out,
+         " was begun on; its size or contents changed. Put it back, or start anew with another --out");
 }
 
 // The runs of one architecture: none in common means that a flag was mistyped, or is another experiment's.
@@ -196,6 +214,7 @@ std::string results_json(const Comparison& comparison) {
                     {"version", 1},
                     {"about", about},
                     {"data", comparison.data},
+                    {"data_digest", comparison.data_digest.empty() ? json() : json(comparison.data_digest)},
                     {"yardstick", comparison.runs[0].choice.text},
                     {"rates", rates_of(comparison)},
                     {"seeds", seeds_of(comparison)},
@@ -247,6 +266,7 @@ void take_up(Comparison& comparison) {
     return;
   }
   refuse_other_experiment(comparison, old, path);
+  refuse_other_data(comparison, old);
   for (const char* list : {"runs", "others"}) {
     for (const json& saved : old[list]) {
       const auto run = std::find_if(comparison.runs.begin(), comparison.runs.end(),
@@ -262,6 +282,7 @@ void take_up(Comparison& comparison) {
       run->result.run_dir = run->options.out;
       // What somebody removed is trained again.
       if (is_done(*run) && !path_exists(run->options.out)) run->state = RunState::waiting;
+      if (is_done(*run)) refuse_other_tests(saved["flags"], *run, run->options.out);
     }
   }
 }

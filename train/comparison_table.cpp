@@ -61,11 +61,11 @@ struct View {
   const bool several;
 };
 
-// "1.3120 +- 0.0041" over seeds.
+// "1.3120 +- 0.0041" over seeds; where none is done, what the first one has.
 std::string View::number(const Arm& arm, Measure measure, Text text, Text with_spread) const {
   if (arm.seeds.size() == 1) return measured_text(first_of(arm), measure(first_of(arm)), text);
   const Spread spread = spread_over(comparison, arm, measure);
-  if (spread.n == 0) return "-";
+  if (spread.n == 0) return measured_text(first_of(arm), measure(first_of(arm)), text);
   if (spread.n == 1) return with_spread(spread.mean);
   std::string mean = with_spread(spread.mean);
   if (mean.ends_with(" %")) mean.resize(mean.size() - 2);
@@ -150,6 +150,7 @@ std::string list_of_rates(const View& view) {
 
 // Whether an arm differs from the yardstick by more than seeds do.
 std::string verdict(const View& view, const Arm& arm) {
+  if (!arm.settled || !view.arms[0].settled) return "a best rate is not known yet: cannot be told";
   const Spread d = paired_difference(view.comparison, arm, view.arms[0]);
   if (d.n == 0) return "no seed has ended for both: cannot be told";
   const std::string size =
@@ -204,12 +205,21 @@ std::string notes_on_spread(const View& view) {
 
 // Where the rates come from.
 std::string notes_on_rates(const View& view) {
-  std::string edge;
+  std::string edge, open;
+  bool chosen = false;
+  const auto add = [](std::string& list, const Arm& arm) { list += (list.empty() ? "" : ", ") + arm.name; };
+  for (const Arm& arm : view.arms) {
+    if (arm.at_edge) add(edge, arm);
+    if (!arm.settled) add(open, arm);
+    chosen |= arm.settled && std::isfinite(arm.lr);
+  }
   std::string out = str("lr: that of ", list_of_rates(view), " with the lowest test loss from seed ", view.seeds[0],
-                        view.seeds.size() > 1 ? "; other seeds were trained at it alone" : "",
-                        ". Chosen by a number that is shown, it makes that a little too good, for all alike.");
-  for (const Arm& arm : view.arms)
-    if (arm.at_edge) edge += (edge.empty() ? "" : ", ") + arm.name;
+                        view.seeds.size() > 1 ? "; other seeds are trained at it alone." : ".");
+  if (chosen)
+    out +=
+        " The best rate is chosen by the same loss that is shown, so the numbers are a little too good, not by the "
+        "same for all; the seed that chose is counted.";
+  if (!open.empty()) out += " Not all rates are done, so that the best may be another: " + open + ".";
   if (!edge.empty()) out += " At the edge of these rates, so that one beyond may be better: " + edge + ".";
   return out;
 }
@@ -264,7 +274,7 @@ std::string remarks(const View& view) {
       if (run.choice.text != arm.name || is_done(run) || (waits && view.several)) continue;
       if (!(arm.works && first && diverged(run))) out += run_name(view.comparison, run) + ": " + remark(run) + "\n";
     }
-  const int64_t left = runs_left(view.comparison);
+  const int64_t left = runs_unfinished(view.comparison);
   if (view.several && left > 0) out += str(left, left == 1 ? " run is" : " runs are", " still to be done\n");
   return out;
 }
@@ -307,67 +317,47 @@ std::string table_of_runs(const View& view) {
   return out + "\n";
 }
 
-// The running mean over a fiftieth, narrow at the start, where curves are steep: the batches' noise is not the seeds'.
-std::vector<double> smoothed(const std::vector<double>& values) {
-  std::vector<double> sum(values.size() + 1, 0.0), out(values.size());
-  for (size_t i = 0; i < values.size(); ++i) sum[i + 1] = sum[i] + values[i];
-  for (size_t i = 0; i < values.size(); ++i) {
-    const size_t reach = std::min(values.size() / 100, i / 4), end = std::min(values.size(), i + reach + 1);
-    out[i] = (sum[end] - sum[i - reach]) / static_cast<double>(end - (i - reach));
-  }
-  return out;
-}
-
-// The mean over the arm's runs that are done, as far as all came, with a band from the lowest to the highest; an only
-// run is its curve.
-Curve mean_curve(const View& view, const Arm& arm, std::vector<double> RunCurves::*x,
-                 std::vector<double> RunCurves::*y) {
-  std::vector<std::vector<double>> lines;
-  Curve out;
-  for (const size_t i : arm.seeds) {
-    const ComparedRun& run = view.comparison.runs[i];
-    const RunCurves& curves = run.result.curves;
-    if ((curves.*x).empty() || (arm.seeds.size() > 1 && !is_done(run))) continue;
-    lines.push_back(arm.seeds.size() > 1 ? smoothed(curves.*y) : curves.*y);
-    if (out.x.empty() || (curves.*x).size() < out.x.size()) out.x = curves.*x;
-  }
-  for (size_t k = 0; k < out.x.size(); ++k) {
-    double low = INFINITY, high = -INFINITY, sum = 0;
-    for (const std::vector<double>& line : lines)
-      sum += line[k], low = std::min(low, line[k]), high = std::max(high, line[k]);
-    out.y.push_back(sum / static_cast<double>(lines.size()));
-    if (lines.size() > 1) out.low.push_back(low), out.high.push_back(high);
-  }
-  return out;
-}
-
 std::string curve_name(const View& view, const Arm& arm) {
   if (view.several) return arm.name + (view.rates.size() > 1 ? " lr " + view.lr(arm) : "");
   const ComparedRun& run = view.first_of(arm);
   return arm.name + (is_done(run) ? "" : str(" (", name_of(run.state), ")"));
 }
 
+// The mean over the arm's runs that are done, with a band; an only run is its curve.
+Curve mean_curve(const View& view, const Arm& arm, std::vector<double> RunCurves::*x,
+                 std::vector<double> RunCurves::*y) {
+  std::vector<SteppedCurve> lines;
+  for (const size_t i : arm.seeds) {
+    const ComparedRun& run = view.comparison.runs[i];
+    const RunCurves& curves = run.result.curves;
+    if (arm.seeds.size() == 1 || is_done(run)) lines.push_back({curves.*x, curves.*x, curves.*y});
+  }
+  Curve mean = mean_of(lines).curve;
+  mean.name = curve_name(view, arm);
+  mean.broken_off = arm.seeds.size() == 1 && view.first_of(arm).state == RunState::failed;
+  return mean;
+}
+
+// Of one seed the training loss with the test loss as marks. Of several, the test loss, which is judged, has a plot of
+// its own for its bands; those of the training loss would be of the batches' noise.
 void draw(const View& view) {
-  const bool bands = view.seeds.size() > 1;
-  const std::string of = bands ? ": mean over seeds, band from the lowest to the highest" : "";
-  Panel losses{"training loss" + of, "test loss", {}};
-  Panel right{"correct answers to test prompts" + of, "", {}, true};
+  const bool several = view.seeds.size() > 1;
+  const std::string bands = several ? std::string(", ") + about_bands : "";
+  Panel test{"test loss" + bands, "", {}}, right{"correct answers to test prompts" + bands, "", {}, true};
+  Panel train{several ? "training loss, mean over the seeds" : "training loss", "test loss", {}};
   for (const Arm& arm : view.arms) {
     const bool begun = std::any_of(arm.seeds.begin(), arm.seeds.end(),
                                    [&](size_t i) { return view.comparison.runs[i].state != RunState::waiting; });
     if (!begun) continue;
-    const std::string name = curve_name(view, arm);
-    const bool failed = arm.seeds.size() == 1 && view.first_of(arm).state == RunState::failed;
     Curve loss = mean_curve(view, arm, &RunCurves::step, &RunCurves::loss);
-    const Curve test = mean_curve(view, arm, &RunCurves::test_step, &RunCurves::test_loss);
-    Curve answered = mean_curve(view, arm, &RunCurves::answer_step, &RunCurves::answers);
-    loss.name = answered.name = name;
-    loss.broken_off = answered.broken_off = failed;
-    loss.marks_x = test.x, loss.marks_y = test.y;
-    losses.curves.push_back(loss);
-    right.curves.push_back(answered);
+    test.curves.push_back(mean_curve(view, arm, &RunCurves::test_step, &RunCurves::test_loss));
+    right.curves.push_back(mean_curve(view, arm, &RunCurves::answer_step, &RunCurves::answers));
+    if (several) loss.low.clear(), loss.high.clear();
+    else loss.marks_x = test.curves.back().x, loss.marks_y = test.curves.back().y;
+    train.curves.push_back(loss);
   }
-  std::vector<Panel> panels = {losses};
+  std::vector<Panel> panels = {train};
+  if (several) panels.insert(panels.begin(), test);
   const auto has_points = [](const Curve& curve) { return !curve.x.empty(); };
   if (std::any_of(right.curves.begin(), right.curves.end(), has_points)) panels.push_back(right);
   const Comparison& comparison = view.comparison;
@@ -421,8 +411,7 @@ std::string results_markdown(const Comparison& comparison) {
   for (const Arm& arm : view.arms) out += format_markdown_row(markdown_cells(view, arm));
   out += "\n";
   if (view.seeds.size() > 1) {
-    out += "In the table: " + notes_on_spread(view) + " In the picture lines are means over the seeds, bands go " +
-           "from the lowest to the highest.\n\n";
+    out += "In the table: " + notes_on_spread(view) + " In the picture: " + about_bands + ".\n\n";
     if (view.arms.size() > 1) out += title_of_verdicts(view, format_markdown(view.arms[0].name)) + "\n\n";
     for (const auto& [name, verdict] : verdicts(view)) out += "* " + format_markdown(name) + ": " + verdict + "\n";
     if (view.arms.size() > 1) out += "\n" + notes_on_verdicts(view) + "\n\n";

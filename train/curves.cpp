@@ -1,8 +1,8 @@
 // curves: the curves of finished or running runs in one picture, and their last losses as a table. A run is named after
-// its directory, or as the command line says; the directory of a comparison stands for its runs. Runs of one name,
-// which differ in their seeds and in nothing else, are one curve: their mean, in a band of one standard deviation to
-// both sides. Only the number of blocks may be another, which a note says: Inheritune ends with as many as a seed
-// needs.
+// its directory, or as the command line says; the directory of a comparison stands for its runs, of several learning
+// rates for those at each architecture's best. Runs of one name, which differ in their seeds and in nothing else, are
+// one curve: their mean, in a band of one standard deviation to both sides. Only the number of blocks may be another,
+// which a note says: Inheritune ends with as many as a seed needs.
 //
 //   curves --out fig.svg runs/llama runs/lime comparison
 //   curves --out fig.svg random=runs/a/seed_1 random=runs/a/seed_2 inherited=runs/b/seed_1 inherited=runs/b/seed_2
@@ -20,7 +20,7 @@
 #include "engine/file.h"
 #include "engine/json.h"
 #include "engine/printable.h"
-#include "eval/spread.h"
+#include "eval/statistics.h"
 #include "models/json_file.h"
 #include "train/curve.h"
 #include "train/environment.h"
@@ -49,14 +49,19 @@ const std::map<std::string, std::string> x_labels = {{"step", "step"},
 // A run, its losses by step, and its flags.json; null where there is none.
 struct Run {
   std::string dir;
-  std::vector<double> step, x, loss;
+  SteppedCurve losses;
   json settings;
+  std::string missing = "";  // why there are no losses
 };
 // The runs of one name.
 struct Group {
   std::string name, path;  // path: a name that no other has
   bool named = true;       // by the command line, which could name it otherwise
   std::vector<Run> runs = {};
+};
+struct Groups {
+  std::vector<Group> all;
+  std::string notes;
 };
 
 // Of every step, what stands for it on the x axis.
@@ -83,7 +88,7 @@ Run read_run(const Options& o, const std::string& dir) {
   const RunCurves all = read_curves(path);
   const auto places = places_of(o, dir, all);
   const std::vector<double>&steps = test ? all.test_step : all.step, &losses = test ? all.test_loss : all.loss;
-  Run run{dir, {}, {}, {}, read_run_settings(dir)};
+  Run run{dir, {}, read_run_settings(dir)};
   size_t lost = 0;
   for (size_t i = 0; i < steps.size(); ++i) {
     const double x = places.at(steps[i]);
@@ -92,12 +97,12 @@ Run read_run(const Options& o, const std::string& dir) {
       ++lost;
       continue;
     }
-    run.step.push_back(steps[i]), run.x.push_back(x), run.loss.push_back(losses[i]);
+    run.losses.step.push_back(steps[i]), run.losses.x.push_back(x), run.losses.y.push_back(losses[i]);
   }
-  if (run.x.empty() && lost > 0) fail(Exit::bad_data, path, ": its lines have no number of ", o.x, ", which --x needs");
-  if (run.x.empty())
-    fail(Exit::bad_data, path, ": it has no ", test ? "test" : "training", " loss yet",
-         test && !all.step.empty() ? "; --loss train draws what there is" : "");
+  if (run.losses.x.empty())
+    run.missing = lost > 0 ? str(path, ": its lines have no number of ", o.x, ", which --x needs")
+                           : str(path, ": it has no ", test ? "test" : "training", " loss yet",
+                                 test && !all.step.empty() ? "; --loss train draws what there is" : "");
   return run;
 }
 
@@ -108,31 +113,58 @@ std::string last_part(const std::string& dir) {
   return trimmed.substr(trimmed.rfind('/') + 1);
 }
 
-void add_run(std::vector<Group>& groups, const Group& like, const Run& run) {
-  auto group = std::find_if(groups.begin(), groups.end(), [&](const Group& g) { return g.path == like.path; });
-  if (group == groups.end()) group = groups.insert(groups.end(), like);
+void add_run(Groups& groups, const Group& like, const Run& run) {
+  if (!run.missing.empty()) fail(Exit::bad_data, run.missing);
+  auto group = std::find_if(groups.all.begin(), groups.all.end(), [&](const Group& g) { return g.path == like.path; });
+  if (group == groups.all.end()) group = groups.all.insert(groups.all.end(), like);
   group->runs.push_back(run);
 }
 
-// The runs that results.json of a comparison names, but for those that have not begun.
-void add_comparison(const Options& o, std::vector<Group>& groups, const std::string& name, const std::string& dir) {
+// Of each architecture of a comparison of several rates the one it is judged at; the first one where there is none yet.
+std::map<std::string, json> chosen_rates(const json& comparison, const std::string& path, std::string& notes) {
+  std::map<std::string, json> rates;
+  const json listed = comparison.value("rates", json());
+  if (!listed.is_array() || listed.size() < 2) return rates;
+  for (const json& arm : comparison.value("architectures", json::array())) {
+    if (!arm.is_object() || !holds<std::string>(arm.value("name", json())))
+      fail(Exit::bad_data, path, ": an architecture has no \"name\"");
+    const std::string name = arm["name"];
+    const json lr = arm.value("lr", json()), rate = lr.is_number() ? lr : listed[0];
+    rates[name] = rate;
+    notes += str("note: of '", printable(name), "' the runs at lr ", rate.dump(),
+                 lr.is_null()                              ? ", the first one; none is done yet\n"
+                 : arm.value("lr_settled", json()) == true ? ", its best\n"
+                                                           : ", the best so far\n");
+  }
+  return rates;
+}
+
+// The runs that results.json of a comparison names, but for those that have no losses yet.
+void add_comparison(const Options& o, Groups& groups, const std::string& name, const std::string& dir) {
   const std::string path = dir + "/results.json";
   const json all = read_json(path), runs = all.is_object() ? all.value("runs", json()) : json();
   if (!runs.is_array()) fail(Exit::bad_data, path, ": is not of a comparison: \"runs\" is missing");
-  const size_t before = groups.size();
+  const std::map<std::string, json> rates = chosen_rates(all, path, groups.notes);
+  const size_t before = groups.all.size();
   for (const json& run : runs) {
     if (!run.is_object() || !holds<std::string>(run.value("name", json())) ||
         !holds<std::string>(run.value("directory", json())))
       fail(Exit::bad_data, path, ": a run has no \"name\" or no \"directory\"");
     const std::string own = run["name"], place = dir + "/" + run["directory"].get<std::string>();
+    const auto rate = rates.find(own);
+    if (rate != rates.end() && run.value("lr", json()) != rate->second) continue;
     if (!path_exists(place + "/metrics.jsonl")) continue;
-    add_run(groups, {name.empty() ? own : name + " " + own, (name.empty() ? dir : name) + " " + own, false},
-            read_run(o, place));
+    const Run read = read_run(o, place);
+    if (read.missing.empty())
+      add_run(groups, {name.empty() ? own : name + " " + own, (name.empty() ? dir : name) + " " + own, false}, read);
+    else groups.notes += "note: passed over: " + printable(read.missing) + "\n";
   }
-  if (groups.size() == before) fail(Exit::bad_data, path, ": no run of this comparison has begun");
+  if (groups.all.size() == before)
+    fail(Exit::bad_data, path, ": no run of this comparison has a ", o.loss == "test" ? "test" : "training",
+         " loss yet");
 }
 
-void add_argument(const Options& o, std::vector<Group>& groups, const std::string& argument) {
+void add_argument(const Options& o, Groups& groups, const std::string& argument) {
   const size_t equals = argument.find('=');
   std::error_code ignored;
   const bool plain = std::filesystem::is_directory(argument, ignored);
@@ -147,12 +179,12 @@ void add_argument(const Options& o, std::vector<Group>& groups, const std::strin
 }
 
 // Of groups that nobody named, those whose names others have, too, get longer ones.
-std::vector<Group> read_groups(const Options& o) {
-  std::vector<Group> groups;
+Groups read_groups(const Options& o) {
+  Groups groups;
   for (const std::string& argument : o.runs) add_argument(o, groups, argument);
   std::map<std::string, int> times;
-  for (const Group& group : groups) ++times[group.name];
-  for (Group& group : groups)
+  for (const Group& group : groups.all) ++times[group.name];
+  for (Group& group : groups.all)
     if (!group.named && times[group.name] > 1) group.name = group.path;
   return groups;
 }
@@ -208,44 +240,34 @@ std::string test_notes(const std::vector<Group>& groups) {
 
 // At the steps that all of them have. Where the command line named them, their last one must be everybody's; else a
 // note says where the curve ends.
-Curve mean_of(const Group& group, std::string& notes) {
-  std::map<double, std::vector<std::pair<double, double>>> at;
-  for (const Run& run : group.runs)
-    for (size_t i = 0; i < run.step.size(); ++i) at[run.step[i]].emplace_back(run.x[i], run.loss[i]);
-  Curve mean{group.name, {}, {}};
-  double end = 0;
-  for (const auto& [step, values] : at) {
-    if (values.size() != group.runs.size()) continue;
-    std::vector<double> xs, losses;
-    for (const auto& [x, loss] : values) xs.push_back(x), losses.push_back(loss);
-    const Spread s = spread_of(losses);
-    mean.x.push_back(spread_of(xs).mean), mean.y.push_back(s.mean);
-    if (losses.size() > 1) mean.low.push_back(s.mean - s.deviation), mean.high.push_back(s.mean + s.deviation);
-    end = step;
-  }
-  if (mean.x.empty()) fail(Exit::bad_data, "'", printable(group.name), "': its runs have no step in common");
+Curve curve_of(const Group& group, std::string& notes) {
+  std::vector<SteppedCurve> losses;
+  for (const Run& run : group.runs) losses.push_back(run.losses);
+  MeanCurve mean = mean_of(losses);
+  if (mean.curve.x.empty()) fail(Exit::bad_data, "'", printable(group.name), "': its runs have no step in common");
+  mean.curve.name = group.name;
+  const double end = losses[0].step.back();
   for (const Run& run : group.runs) {
-    if (run.step.back() == group.runs[0].step.back()) continue;
+    if (run.losses.step.back() == end) continue;
     if (group.named)
-      fail(Exit::usage, "'", printable(group.name), "': ", group.runs[0].dir, " ends at step ",
-           group.runs[0].step.back(), ", ", run.dir, " at step ", run.step.back(),
-           "; finish them, or give them names of their own");
-    notes += str("note: the runs of '", printable(group.name), "' do not end together; their curve ends at step ", end,
-                 ", the table has the last loss of each\n");
+      fail(Exit::usage, "'", printable(group.name), "': ", group.runs[0].dir, " ends at step ", end, ", ", run.dir,
+           " at step ", run.losses.step.back(), "; finish them, or give them names of their own");
+    notes += str("note: the runs of '", printable(group.name), "' do not end together; their curve ends at step ",
+                 mean.last, ", the table has the last loss of each\n");
     break;
   }
-  return mean;
+  return mean.curve;
 }
 
 std::string table_of(const std::vector<Group>& groups, const std::string& loss) {
   std::vector<std::vector<std::string>> rows = {{"run", "seeds", "steps", loss + " loss", "+-"}};
   for (const Group& group : groups) {
     std::vector<double> last;
-    for (const Run& run : group.runs) last.push_back(run.loss.back());
+    for (const Run& run : group.runs) last.push_back(run.losses.y.back());
     const Spread s = spread_of(last);
     rows.push_back({group.name, std::to_string(last.size()),
-                    format_count(static_cast<int64_t>(group.runs[0].step.back())), format_number("%.4f", s.mean),
-                    std::isnan(s.deviation) ? "-" : format_number("%.4f", s.deviation)});
+                    format_count(static_cast<int64_t>(group.runs[0].losses.step.back())), format_number("%.4f", s.mean),
+                    std::isnan(s.sd) ? "-" : format_number("%.4f", s.sd)});
   }
   return format_table(rows);
 }
@@ -262,19 +284,19 @@ void check_replaceable(const std::string& path) {
 
 Exit run(const Options& o) {
   check_replaceable(o.out);
-  const std::vector<Group> groups = read_groups(o);
+  const auto [groups, read_notes] = read_groups(o);
   std::vector<Curve> curves;
-  std::string notes;
+  std::string notes = read_notes;
   for (const Group& group : groups) {
     notes += check_flags(group);
-    curves.push_back(mean_of(group, notes));
+    curves.push_back(curve_of(group, notes));
   }
   if (o.loss == "test") notes += test_notes(groups);
   std::printf("%s%s loss: the last one of each run, their mean and standard deviation over the seeds\n%s",
               table_of(groups, o.loss).c_str(), o.loss.c_str(), notes.c_str());
   if (o.out.empty()) return Exit::done;
   const bool bands = std::any_of(curves.begin(), curves.end(), [](const Curve& curve) { return !curve.low.empty(); });
-  Panel panel{o.loss + " loss" + (bands ? ", mean \u00B1 one standard deviation over the seeds" : ""), "", curves};
+  Panel panel{o.loss + " loss" + (bands ? std::string(", ") + about_bands : ""), "", curves};
   panel.log_y = o.log_y, panel.smooth = static_cast<size_t>(o.smooth);
   write_curve_svg(o.out, o.title, x_labels.at(o.x) + (o.log_x ? "; logarithmic" : ""), {panel}, o.log_x);
   std::printf("picture: %s\n", printable(o.out).c_str());

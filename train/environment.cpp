@@ -28,14 +28,6 @@ std::string time_in_utc() {
   return {text, std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts)};
 }
 
-// Linux keeps it for every process; empty elsewhere.
-json command_line() {
-  std::ifstream in("/proc/self/cmdline", std::ios::binary);
-  json words = json::array();
-  for (std::string word; std::getline(in, word, '\0');) words.push_back(utf8_or_escaped(word));
-  return words;
-}
-
 std::string cpu_model() {
   std::ifstream in("/proc/cpuinfo");
   for (std::string line; std::getline(in, line);)
@@ -99,11 +91,18 @@ json this_machine() {
 
 }  // namespace
 
+std::vector<std::string> command_line() {
+  std::ifstream in("/proc/self/cmdline", std::ios::binary);
+  std::vector<std::string> words;
+  for (std::string word; std::getline(in, word, '\0');) words.push_back(utf8_or_escaped(word));
+  return words;
+}
+
 void record_environment(const std::string& path, const TrainOptions& o, const Trainer& trainer) {
   Job& job = *o.job;
   const json line = {{"time", time_in_utc()},
                      {"steps_done", trainer.steps_done()},
-                     {"command", command_line()},
+                     {"command", o.command.empty() ? command_line() : o.command},
                      {"build", this_build()},
                      {"machine", this_machine()},
                      {"device", trainer.device().describe()},

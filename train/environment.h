@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "train/trainer.h"
 
@@ -11,6 +12,8 @@ namespace crossply {
 // their library; steps done before, parameters and FLOP per token. No name of a host or a user, but where a path of the
 // command line has it. Throws Exit::io, Exit::bad_data for what is not a regular file.
 void record_environment(const std::string& path, const TrainOptions& options, const Trainer& trainer);
+// Of this process, word by word; empty where the system does not keep it.
+std::vector<std::string> command_line();
 // FLOP per token, forward and backward, as the last line that has it says; NaN where none does.
 double recorded_flops_per_token(const std::string& path);
 

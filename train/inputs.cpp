@@ -192,6 +192,12 @@ Dataset open_inputs(TrainOptions& o) {
   return dataset;
 }
 
+std::string digest_of_files(const TrainOptions& o, const Dataset& data) {
+  if (!parse_data_spec(o.data.spec).files()) return "";
+  const std::string train = str(std::hex, data.train->digest());
+  return o.data.val_spec.empty() ? train : train + str("-", std::hex, data.test->digest());
+}
+
 std::string describe_data(const TrainOptions& o, const Dataset& data) {
   const int64_t size = data.train->size(), T = data.train->seq_len(), each = o.batch * o.accumulate;
   const double epochs = static_cast<double>(o.steps) * static_cast<double>(each) / static_cast<double>(size);

@@ -46,6 +46,8 @@ struct TrainOptions {
   Config config;
   DataOptions data;
   std::string program;  // as it was called, for the command that continues the run; "": part of another program
+  std::vector<std::string> command;  // what the user called, where that is not this process; for environment.jsonl
+  std::string data_digest;           // of a run among others, which its files must have; "": any
   std::string out;
   std::string init;  // model or run directory to start from
   InitialModel initial;

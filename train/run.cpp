@@ -281,6 +281,8 @@ TrainResult Run::finish() {
 TrainResult train_run(TrainOptions options) {
   check_run_dir(options);
   const Dataset data = open_inputs(options);
+  if (!options.data_digest.empty() && digest_of_files(options, data) != options.data_digest)
+    fail(Exit::bad_data, options.data.spec, " was changed since the first of these runs began; put it back");
   const RunDir dir = claim_run_dir(options);
   Trainer trainer(options, *data.train, find_checkpoint(options));
   Run run(options, data, dir, trainer);

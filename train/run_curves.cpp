@@ -3,10 +3,11 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <numeric>
 
 #include "engine/json.h"
-#include "train/curve.h"
+#include "eval/statistics.h"
 
 namespace crossply {
 namespace {
@@ -59,6 +60,26 @@ double final_loss(const RunCurves& curves) {
   const auto end = curves.loss.end();
   const auto count = static_cast<std::ptrdiff_t>((curves.loss.size() + 49) / 50);
   return count > 0 ? std::accumulate(end - count, end, 0.0) / static_cast<double>(count) : NAN;
+}
+
+MeanCurve mean_of(const std::vector<SteppedCurve>& curves) {
+  struct Values {
+    std::vector<double> x, y;
+  };
+  std::map<double, Values> at;
+  for (const SteppedCurve& curve : curves)
+    for (size_t i = 0; i < curve.step.size(); ++i)
+      if (std::isfinite(curve.x[i]) && std::isfinite(curve.y[i]))
+        at[curve.step[i]].x.push_back(curve.x[i]), at[curve.step[i]].y.push_back(curve.y[i]);
+  MeanCurve out;
+  for (const auto& [step, values] : at) {
+    if (values.y.size() != curves.size()) continue;
+    const Spread y = spread_of(values.y);
+    out.last = step;
+    out.curve.x.push_back(spread_of(values.x).mean), out.curve.y.push_back(y.mean);
+    if (y.n > 1) out.curve.low.push_back(y.mean - y.sd), out.curve.high.push_back(y.mean + y.sd);
+  }
+  return out;
 }
 
 void write_run_picture(const std::string& path, const std::string& title, const RunCurves& c) {

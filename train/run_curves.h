@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "train/curve.h"
+
 namespace crossply {
 
 struct RunCurves {
@@ -20,6 +22,19 @@ RunCurves curves_of(const std::vector<nlohmann::json>& lines);
 RunCurves read_curves(const std::string& path);
 // The training loss as one number: the mean of the last fiftieth of the steps; NaN of none.
 double final_loss(const RunCurves& curves);
+
+// A number over the steps, each of which stands at a place on an x axis; as many of each.
+struct SteppedCurve {
+  std::vector<double> step, x, y;
+};
+struct MeanCurve {
+  Curve curve;      // without a name
+  double last = 0;  // its last step
+};
+// The mean at the steps at which all have finite numbers; of several, in a band of a sample standard deviation to both
+// sides.
+MeanCurve mean_of(const std::vector<SteppedCurve>& curves);
+constexpr const char* about_bands = "mean \u00B1 one standard deviation over the seeds";
 
 // curve.svg: the loss and, of a task, the answers.
 void write_run_picture(const std::string& path, const std::string& title, const RunCurves& curves);

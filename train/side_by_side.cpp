@@ -23,6 +23,7 @@
 #include "cli/stop.h"
 #include "engine/json.h"
 #include "kernels/devices.h"
+#include "train/environment.h"
 #include "train/run.h"
 #include "train/trainer.h"
 
@@ -114,8 +115,16 @@ class RunProcess {
 
 std::string request_for(const ComparedRun& run, const std::string& label) {
   const TrainOptions& o = run.options;
-  return json{{"name", run.choice.text},  {"settings", all_settings(o)}, {"out", o.out},   {"resume", o.resume},
-              {"other_gpu", o.other_gpu}, {"profile", o.profile},        {"label", label}, {"parent", ::getpid()}}
+  return json{{"name", run.choice.text},
+              {"settings", all_settings(o)},
+              {"out", o.out},
+              {"resume", o.resume},
+              {"other_gpu", o.other_gpu},
+              {"profile", o.profile},
+              {"data_digest", o.data_digest},
+              {"label", label},
+              {"command", command_line()},
+              {"parent", ::getpid()}}
       .dump();
 }
 
@@ -275,8 +284,21 @@ double seconds_of_step(const TrainOptions& options, const Source& data, int thre
   return since(start) / static_cast<double>(steps);
 }
 
+// Of the machine, or less where a container has a limit.
 double physical_memory() {
-  return static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGE_SIZE));
+  double memory = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGE_SIZE));
+  for (const char* limit : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
+    double bytes = 0;
+    if (std::ifstream(limit) >> bytes) memory = std::min(memory, bytes);  // "max": no limit
+  }
+  return memory;
+}
+
+// How many of the largest runs have room in the memory at a time, one at least.
+int64_t runs_that_fit(const Comparison& comparison) {
+  double memory = 1;
+  for (const ComparedRun& run : comparison.runs) memory = std::max(memory, run.result.planned_memory);
+  return static_cast<int64_t>(std::max(1.0, 0.8 * physical_memory() / memory));
 }
 
 }  // namespace
@@ -284,14 +306,17 @@ double physical_memory() {
 Jobs choose_jobs(const Comparison& comparison, int64_t asked) {
   const ComparedRun& first = comparison.runs[0];
   const int64_t runs = runs_left(comparison);
-  if (asked > 0) return {std::max<int64_t>(1, std::min(asked, runs)), ""};
+  const int64_t fitting = runs_that_fit(comparison);
+  if (asked > 0) {
+    const int64_t count = std::max<int64_t>(1, std::min(asked, runs));
+    if (count <= fitting || backend_of(first.options.device) == Backend::cuda) return {count, ""};
+    return {count, str("warning: the memory of this machine may be too small for ", count,
+                       " runs at a time; with --jobs ", fitting, " it is large enough")};
+  }
   const bool several = comparison.runs.size() > arms_of(comparison).size();
   const int cores = omp_get_max_threads();
   const double tokens =
       static_cast<double>(first.options.batch * first.options.accumulate * first.options.data.seq_len);
-  double memory = 0;
-  for (const ComparedRun& run : comparison.runs) memory = std::max(memory, run.result.planned_memory);
-  const auto fitting = static_cast<int64_t>(0.8 * physical_memory() / std::max(memory, 1.0));
   const int64_t most = std::min<int64_t>({cores, runs, fitting});
   if (!several || backend_of(first.options.device) == Backend::cuda || most < 2) return {};
   if (first.result.flops_per_token * tokens > most_to_try)
@@ -314,7 +339,6 @@ void train_one_by_one(Comparison& comparison, const std::function<void()>& after
     const std::string label = label_of(comparison, run, ++number);
     const int64_t runs_after = runs_left(comparison) - 1;
     run.tried = true;
-    run.side_by_side = 1;
     train_or_record(run, label, runs_after);
     after_each();
     if (run.state == RunState::stopped || stop_requested()) return;
@@ -346,8 +370,9 @@ void train_side_by_side(Comparison& comparison, int64_t jobs, const std::functio
     for (auto i = ended.rbegin(); i != ended.rend(); ++i) {
       RunProcess& process = processes[*i];
       ComparedRun& run = comparison.runs[process.place()];
+      const int64_t before = run.side_by_side;  // in its earlier parts
       process.take_result(run, comparison.out);
-      run.side_by_side = jobs;
+      run.side_by_side = std::max(before, jobs);
       processes.erase(processes.begin() + static_cast<std::ptrdiff_t>(*i));
       overview.clear();
       after_each();
@@ -370,6 +395,8 @@ static ComparedRun read_request(const std::string& request) {
     task.at("resume").get_to(run.options.resume);
     task.at("other_gpu").get_to(run.options.other_gpu);
     task.at("profile").get_to(run.options.profile);
+    task.at("data_digest").get_to(run.options.data_digest);
+    task.at("command").get_to(run.options.command);
     return run;
   } catch (const json::exception&) {
     fail(Exit::usage, "--one-run is for compare itself");

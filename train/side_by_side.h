@@ -9,14 +9,14 @@
 
 namespace crossply {
 
-// How many runs at a time, and a line that says why; "" where there was nothing to choose.
+// How many runs at a time, and a line about it; "" where there is nothing to say.
 struct Jobs {
   int64_t count = 1;
   std::string reason;
 };
-// asked: --jobs. 0: as many as there are threads and memory for, of several seeds or rates, on a CPU, where the
-// first model is so small that as many steps side by side, of one thread each, are a tenth faster than one after the
-// other with all threads; both are timed for a moment. Otherwise one.
+// asked: --jobs; the line then warns where the memory is too small. 0: as many as there are threads and memory for, of
+// several seeds or rates, on a CPU, where the first model is so small that as many steps side by side, of one thread
+// each, are a tenth faster than one after the other with all threads; both are timed for a moment. Otherwise one.
 Jobs choose_jobs(const Comparison& comparison, int64_t asked);
 
 // Trains all runs that are needed until none is left or a signal asks to stop; calls `after_each` when a run has ended.

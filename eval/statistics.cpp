@@ -1,4 +1,4 @@
-#include "train/statistics.h"
+#include "eval/statistics.h"
 
 #include <numbers>
 
