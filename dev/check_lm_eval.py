@@ -153,7 +153,8 @@ def check_driver(directory, build, tasks):
   want = lm_eval.simple_evaluate(model, tasks=["crossply_cloze"], task_manager=tasks, bootstrap_iters=0)
   check_near("perplexity", results["perplexity,none"], want["results"]["crossply_cloze"]["perplexity,none"])
   model.close()
-  for flags, code, says in ((["--tasks", "crossply_cloze,nothing"], 64, "no nothing"), (["--tusks", "x"], 64, "--tasks"),
+  for flags, code, says in ((["--tasks", "crossply_cloze,nothing"], 64, "no nothing"),
+                            (["--tusks", "x"], 64, "--tasks"),
                             (["--tasks", "x", "--score", "nowhere"], 66, "nowhere"),
                             (["--tasks", "x", "--output", "nowhere/it.json"], 66, "no directory nowhere")):
     done = subprocess.run([sys.executable, ROOT / "eval/lm_eval_crossply.py", "--model", directory, "--score",

@@ -104,7 +104,8 @@ class Case:
     self.model = load(self.directory)
 
   def train(self, *flags):
-    run(self.build / f"train_{self.arch}", "--data", self.scratch / "data.bin", "--batch", "1", "--seq", str(self.T), *flags)
+    run(self.build / f"train_{self.arch}", "--data", self.scratch / "data.bin", "--batch", "1", "--seq", str(self.T),
+        *flags)
 
   def check_directory(self):
     """Nothing can take it for a plain model."""
@@ -165,7 +166,7 @@ class Case:
           continue
       raise RuntimeError(f"{list(more)} are not refused")
     config = self.model.config
-    expect(f"the ids are {config.bos_token_id}, {config.pad_token_id}", config.bos_token_id is config.pad_token_id is None)
+    expect("a token's id is not None", config.bos_token_id is config.pad_token_id is None)
     config.use_cache = False
     expect("use_cache means nothing", self.model(self.tokens).past_key_values is None)
     config.use_cache = True

@@ -121,7 +121,7 @@ class Crossply(LM):
   @staticmethod
   def generation(options):
     options = normalize_gen_kwargs(options)
-    if options["do_sample"] or options["temperature"] != 0:
+    if options.get("do_sample") or options.get("temperature"):
       raise ValueError(f"score generates greedily; the task asks for {options}")
     unknown = set(options) - OF_SAMPLING - {"do_sample", "temperature", "until", "max_gen_toks"}
     if unknown:

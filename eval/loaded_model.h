@@ -28,8 +28,8 @@ struct LoadedModel {
 // and what Tokenizer::read throws.
 Tokenizer model_tokenizer(const LoadedModel& model, const std::string& path);
 
-// The tokens that end a text: the tokenizer's, and those that config.json and generation_config.json say, one or a list.
-// Throws Exit::bad_data for a generation_config.json that is no JSON object.
+// The tokens that end a text: the tokenizer's, and those that config.json and generation_config.json say, one or a
+// list. Throws Exit::bad_data for a generation_config.json that is no JSON object.
 std::vector<int32_t> ending_tokens(const LoadedModel& model, const Tokenizer& tokenizer);
 
 // The ids of the vocabulary that config.json has at this key ("eos_token_id"), one or a list, in order.
