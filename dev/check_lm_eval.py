@@ -153,12 +153,37 @@ def check_driver(directory, build, tasks):
   want = lm_eval.simple_evaluate(model, tasks=["crossply_cloze"], task_manager=tasks, bootstrap_iters=0)
   check_near("perplexity", results["perplexity,none"], want["results"]["crossply_cloze"]["perplexity,none"])
   model.close()
-  try:
-    Crossply(directory, build / "score", prefix_token=10**6).loglikelihood(requests_of("loglikelihood", PAIRS))
-  except ScoreError as ended:
-    if ended.code == 64:
-      return
-  raise RuntimeError("a child that dies is not noticed")
+  for flags, code, says in ((["--tasks", "crossply_cloze,nothing"], 64, "no nothing"),
+                            (["--tusks", "x"], 64, "--tasks"),
+                            (["--tasks", "x", "--score", "nowhere"], 66, "nowhere"),
+                            (["--tasks", "x", "--output", "nowhere/it.json"], 66, "no directory nowhere")):
+    done = subprocess.run([sys.executable, ROOT / "eval/lm_eval_crossply.py", "--model", directory, "--score",
+                           build / "score", *flags], capture_output=True, text=True)
+    last = done.stderr.strip().splitlines()[-1:]
+    if done.returncode != code or not last[0].startswith("error: ") or says not in last[0]:
+      raise RuntimeError(f"{flags} end with {done.returncode} and {last}")
+
+
+def check_refusals(directory, build):
+  """What cannot be answered raises what `score` says, also where it stands between more than pipes hold."""
+  good, long = ("a layer", " reads"), ("a", "漢" * 100)
+  for pairs, settings, code, says in (([good], {"prefix_token": 10**6}, 64, "1000000"),
+                                      ([good, ("a", "")], {}, 65, "line 2: the \"continuation\" \"\" has no tokens"),
+                                      ([good] * 3000 + [long] + [good] * 20000, {}, 65, "line 3001: the continuation")):
+    try:
+      Crossply(directory, build / "score", **settings).loglikelihood(requests_of("loglikelihood", pairs))
+    except ScoreError as ended:
+      if ended.code == code and says in str(ended):
+        continue
+      raise
+    raise RuntimeError(f"nothing is said of {says}")
+  for options in ({"num_beams": 2}, {"do_sample": True, "temperature": 1.0}):
+    try:
+      Crossply.generation(options)
+    except ValueError as refused:
+      if next(iter(options)) in str(refused):
+        continue
+    raise RuntimeError(f"{options} are not refused")
 
 
 def flat(value):
@@ -187,6 +212,7 @@ def main():
           raise RuntimeError(f"score ended with {code}")
         if (arch, flags, style) == MODELS[0]:
           check_driver(directory, build, tasks)
+          check_refusals(directory, build)
         print(f"{name}: {documents} documents alike")
       except (RuntimeError, ValueError, OSError) as problem:
         failures += 1

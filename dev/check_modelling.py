@@ -58,6 +58,7 @@ def variants():
   for number, connection in enumerate((*CROSSED[1:], *SAMPLED)):
     yield {**connection, **LLAMAS[number % len(LLAMAS)]}
     yield {**connection, **GPT2S[number % len(GPT2S)]}
+  yield {"arch": "mudd", "num_hidden_layers": 9, "T": 60}  # deeper and longer than the others
 
 
 def run(program, *flags, said=""):
@@ -91,11 +92,11 @@ class Case:
   """A tiny model, written by the reference, and from that by the trainer."""
 
   def __init__(self, build, scratch, seed, options):
-    self.build, self.scratch, self.arch = build, scratch, options["arch"]
-    self.tokens = torch.randint(0, V, (1, T), generator=torch.Generator().manual_seed(seed))
+    self.build, self.scratch, self.arch, self.T = build, scratch, options["arch"], options.pop("T", T)
+    self.tokens = torch.randint(0, V, (1, self.T), generator=torch.Generator().manual_seed(seed))
     model_dir.make_tiny(scratch / "made", vocab_size=V, seed=seed, **options)
-    # The same T tokens again and again: every batch is of these.
-    header = torch.tensor([20240520, 1, 100 * T] + [0] * 253, dtype=torch.int32)
+    # The same tokens again and again: every batch is of these.
+    header = torch.tensor([20240520, 1, 100 * self.T] + [0] * 253, dtype=torch.int32)
     data = self.tokens.repeat(1, 100).to(torch.int16)
     (scratch / "data.bin").write_bytes(header.numpy().tobytes() + data.numpy().tobytes())
     self.directory = scratch / "saved"
@@ -103,7 +104,8 @@ class Case:
     self.model = load(self.directory)
 
   def train(self, *flags):
-    run(self.build / f"train_{self.arch}", "--data", self.scratch / "data.bin", "--batch", "1", "--seq", str(T), *flags)
+    run(self.build / f"train_{self.arch}", "--data", self.scratch / "data.bin", "--batch", "1", "--seq", str(self.T),
+        *flags)
 
   def check_directory(self):
     """Nothing can take it for a plain model."""
@@ -129,15 +131,15 @@ class Case:
   def check_cache(self):
     """In pieces, with a cache, the tokens get the logits that they get together; so they do behind padding."""
     whole, cache, pieces = self.model(self.tokens).logits, transformers.DynamicCache(), []
-    for piece in self.tokens.split([4, 1, T - 5], dim=1):
+    for piece in self.tokens.split([4, 1, self.T - 5], dim=1):
       pieces.append(self.model(piece, past_key_values=cache).logits)
     check_equal("the logits with a cache", torch.cat(pieces, dim=1), whole)
-    mask = torch.ones(2, T + 2, dtype=torch.long)
+    mask = torch.ones(2, self.T + 2, dtype=torch.long)
     mask[0, :2] = 0
-    rows = torch.cat([self.tokens[:, :2], self.tokens, self.tokens, self.tokens[:, :2]], dim=1).view(2, T + 2)
+    rows = torch.cat([self.tokens[:, :2], self.tokens, self.tokens, self.tokens[:, :2]], dim=1).view(2, self.T + 2)
     logits = self.model(rows, attention_mask=mask).logits
     check_equal("the logits behind padding", logits[:1, 2:], whole)
-    check_equal("the logits beside padding", logits[1:, :T], whole)
+    check_equal("the logits beside padding", logits[1:, : self.T], whole)
 
   def check_generation(self):
     prompt = self.tokens[:, :5]
@@ -152,6 +154,22 @@ class Case:
     prompt = " ".join(str(token) for token in self.tokens[0, :5].tolist())
     said = run(self.build / "generate", "--model", directory, "--prompt", prompt, "--max-new", "8")
     return [int(token) for token in said.split()[-8:]]
+
+  def check_refusals(self):
+    """What a model cannot do it refuses by name; what its configuration lacks is None."""
+    for more in ({"inputs_embeds": torch.zeros(1, T, 8)}, {"output_hidden_states": True}, {"output_attentions": True},
+                 {"past_key_values": transformers.StaticCache(self.model.config, max_cache_len=T)}):
+      try:
+        self.model(self.tokens, **more)
+      except ValueError as refused:
+        if any(name in str(refused) for name in (*more, "StaticCache")):
+          continue
+      raise RuntimeError(f"{list(more)} are not refused")
+    config = self.model.config
+    expect("a token's id is not None", config.bos_token_id is config.pad_token_id is None)
+    config.use_cache = False
+    expect("use_cache means nothing", self.model(self.tokens).past_key_values is None)
+    config.use_cache = True
 
   def check_round_trip(self):
     again = self.scratch / "again"
@@ -199,6 +217,9 @@ class Case:
       expect(f"{name} did not train", not parameter.requires_grad or parameter.grad.abs().max() > 0)
     trained = model.eval()(prompt).logits.detach()
     expect("a trained LoRA changes nothing", (trained - before).abs().max() > 1e-3)
+    model.save_pretrained(self.scratch / "lora")
+    again = peft.AutoPeftModelForCausalLM.from_pretrained(self.scratch / "lora", trust_remote_code=True).eval()
+    check_equal("the logits of a LoRA that was saved", again(prompt).logits.detach(), trained)
     check_equal("the logits of a merged LoRA", model.merge_and_unload()(prompt).logits.detach(), trained)
 
   def check(self, thoroughly):
@@ -208,6 +229,7 @@ class Case:
     self.check_generation()
     self.check_round_trip()
     if thoroughly:
+      self.check_refusals()
       self.check_modes()
 
 

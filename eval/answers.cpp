@@ -43,7 +43,7 @@ Answers answer_task(Device& device, ParameterTable& params, const Config& config
   const auto answer = [&](int64_t first) {
     std::vector<std::vector<int32_t>> prompts;
     for (int64_t i = first; i < std::min(first + rows, count); ++i) prompts.push_back(task.prompt(i));
-    const auto written = generate(decoder, prompts, task.max_new_tokens(), task.eos(), most_likely);
+    const auto written = generate(decoder, prompts, task.max_new_tokens(), {task.eos()}, most_likely);
     for (size_t row = 0; row < written.size(); ++row) {
       const int64_t index = first + static_cast<int64_t>(row);
       const Task::Verdict verdict = task.judge(index, written[row]);

@@ -2,27 +2,31 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string_view>
 
 namespace crossply {
 
 namespace {
 
-// A chunk fills the units of a CPU, or a good part of a GPU's, with so many tokens of all rows together.
+// A chunk of a row fills the units of a CPU, or a good part of a GPU's, with so many tokens.
 constexpr int64_t chunk_tokens = 64;
-constexpr int64_t least_chunk = 8;  // tokens of a row; fewer are read as fast one by one
+// Prompts that are shorter are read as fast one token at a time, of all rows together: a chunk takes about as long as
+// several tokens of a row, or one token of very many rows.
+constexpr int64_t least_chunk = 8, rows_of_a_token = 4;
 
 // The key/value caches of a tape, in the order in which they were recorded.
-std::vector<const Value*> caches_of(const Tape& tape) {
-  std::vector<const Value*> caches;
-  for (const Value& value : tape.values())
-    if (value.name.ends_with(".k_cache") || value.name.ends_with(".v_cache")) caches.push_back(&value);
+std::vector<Value*> caches_of(const Tape& tape) {
+  std::vector<Value*> caches;
+  for (const auto& node : tape.nodes())
+    if (std::string_view(node->op()) == "cached_attn")
+      caches.insert(caches.end(), node->reads.begin(), node->reads.end());
   return caches;
 }
 
 }  // namespace
 
-Decoder::Replay::Replay(Decoder& d, int64_t T) : tape(d.real_, d.max_length_) {
-  graph = record_model(tape, d.params_, d.config_, d.rows_, T);
+Decoder::Replay::Replay(Decoder& d, int64_t rows, int64_t T) : tape(d.real_, d.max_length_) {
+  graph = record_model(tape, d.params_, d.config_, rows, T);
   tape.plan(PlanMode::reuse);
   tape.allocate(d.device_);
 }
@@ -35,7 +39,7 @@ Decoder::Decoder(Device& device, ParameterTable& params, const Config& config, i
       rows_(rows),
       max_length_(max_length),
       real_(real),
-      token_(*this, 1),
+      token_(*this, rows, 1),
       logits_(static_cast<size_t>(rows * config.vocab_size)) {
   CHECK_THAT(params.dtype() == Dtype::f32, "generation runs in f32 or bf16");
   if (real == Dtype::bf16) narrow_.resize(logits_.size());
@@ -58,39 +62,44 @@ const std::vector<float>& Decoder::feed(const std::vector<int32_t>& tokens) {
   return logits_;
 }
 
-void Decoder::read(const std::vector<std::vector<int32_t>>& prompts) {
-  CHECK_THAT(step_.position == 0, "decoder: prompts at position ", step_.position);
-  int64_t count = max_length_ - 1;
-  for (const auto& prompt : prompts) count = std::min(count, std::ssize(prompt) - 1);
-  const int64_t T = std::min(chunk_tokens / rows_, max_length_);
-  if (T < least_chunk || count < least_chunk) return;
-  if (!chunk_) chunk_ = std::make_unique<Replay>(*this, T);
-  std::vector<int32_t> tokens(static_cast<size_t>(rows_ * T));
+std::vector<int64_t> Decoder::read(const std::vector<std::vector<int32_t>>& prompts) {
+  CHECK_THAT(step_.position == 0 && std::ssize(prompts) <= rows_, "decoder: ", prompts.size(), " prompts at position ",
+             step_.position);
+  std::vector<int64_t> counts;
+  for (const auto& prompt : prompts) {
+    const int64_t count = std::min(std::ssize(prompt), max_length_) - 1;
+    const bool pays = count >= std::max(least_chunk, rows_ / rows_of_a_token);
+    if (pays) read_row(std::ssize(counts), prompt.data(), count);
+    counts.push_back(pays ? count : 0);
+  }
+  step_.position = counts.empty() ? 0 : *std::min_element(counts.begin(), counts.end());
+  return counts;
+}
+
+void Decoder::read_row(int64_t row, const int32_t* prompt, int64_t count) {
+  const int64_t T = std::min(chunk_tokens, max_length_);
+  if (!chunk_) chunk_ = std::make_unique<Replay>(*this, 1, T);
+  lend_caches(row);
+  std::vector<int32_t> tokens(static_cast<size_t>(T));
   for (int64_t next = 0; next < count; next += T) {
     // The last chunk may begin with tokens that were read before, and end with others than the prompt's, which
-    // nothing before them sees.
+    // nothing before them sees, and whose places in the caches are written anew before anything after them is.
     const int64_t begin = std::min(next, max_length_ - T), end = std::min(begin + T, count);
-    for (size_t row = 0; row < prompts.size(); ++row)
-      std::copy(prompts[row].begin() + begin, prompts[row].begin() + end,
-                tokens.begin() + static_cast<int64_t>(row) * T);
+    std::copy(prompt + begin, prompt + end, tokens.begin());
     device_.copy_in(chunk_->graph.tokens->tensor.data, tokens.data(), tokens.size() * sizeof(int32_t));
     chunk_->tape.forward(Step{.position = begin});
   }
-  take_caches(count);
-  step_.position = count;
 }
 
-// The first `count` positions of the chunks' caches, for every row.
-void Decoder::take_caches(int64_t count) {
-  const std::vector<const Value*> from = caches_of(chunk_->tape), to = caches_of(token_.tape);
-  std::vector<std::byte> host;
-  for (size_t i = 0; i < from.size(); ++i) {
-    const size_t row = from[i]->bytes() / static_cast<size_t>(rows_);
-    host.resize(row / static_cast<size_t>(max_length_) * static_cast<size_t>(count));
-    for (size_t b = 0; b < static_cast<size_t>(rows_); ++b) {
-      device_.copy_out(host.data(), static_cast<const std::byte*>(from[i]->tensor.data) + b * row, host.size());
-      device_.copy_in(static_cast<std::byte*>(to[i]->tensor.data) + b * row, host.data(), host.size());
-    }
+// The chunk's caches are the row's from now on.
+void Decoder::lend_caches(int64_t row) {
+  const std::vector<Value*> ours = caches_of(token_.tape), lent = caches_of(chunk_->tape);
+  CHECK_THAT(ours.size() == lent.size(), "decoder: ", lent.size(), " caches of ", ours.size());
+  for (size_t i = 0; i < ours.size(); ++i) {
+    const size_t bytes = lent[i]->bytes();
+    CHECK_THAT(bytes * static_cast<size_t>(rows_) == ours[i]->bytes(), "decoder: ", lent[i]->name, " ",
+               lent[i]->shape.str(), " of ", ours[i]->shape.str());
+    lent[i]->tensor.data = static_cast<std::byte*>(ours[i]->tensor.data) + static_cast<size_t>(row) * bytes;
   }
 }
 
@@ -99,16 +108,21 @@ int32_t most_likely(size_t, const float* logits, int64_t V) {
 }
 
 std::vector<std::vector<int32_t>> generate(Decoder& decoder, const std::vector<std::vector<int32_t>>& prompts,
-                                           int64_t max_new, int32_t eos, const Sampler& sampler,
+                                           int64_t max_new, const std::vector<int32_t>& ends, const Sampler& sampler,
                                            const std::function<bool(size_t, int32_t)>& on_token) {
   CHECK_THAT(static_cast<int64_t>(prompts.size()) <= decoder.rows(), prompts.size(), " prompts");
   std::vector<std::vector<int32_t>> written(prompts.size());
   std::vector<char> done(prompts.size(), max_new < 1);
   for (const auto& prompt : prompts) CHECK_THAT(!prompt.empty(), "empty prompt");
   decoder.reset();
-  decoder.read(prompts);
+  const std::vector<int64_t> read = decoder.read(prompts);
   std::vector<int32_t> tokens(static_cast<size_t>(decoder.rows()), 0);
   while (decoder.position() < decoder.max_length() && std::count(done.begin(), done.end(), 0) > 0) {
+    // Where all that were shorter are done, what was read of the others need not be fed.
+    int64_t next = decoder.max_length();
+    for (size_t row = 0; row < prompts.size(); ++row)
+      if (!done[row]) next = std::min(next, read[row]);
+    decoder.skip_to(std::max(next, decoder.position()));
     const size_t t = static_cast<size_t>(decoder.position());
     for (size_t row = 0; row < prompts.size(); ++row)
       tokens[row] = t < prompts[row].size() ? prompts[row][t] : written[row].empty() ? 0 : written[row].back();
@@ -119,7 +133,8 @@ std::vector<std::vector<int32_t>> generate(Decoder& decoder, const std::vector<s
       const int32_t token = sampler(row, logits.data() + static_cast<int64_t>(row) * V, V);
       written[row].push_back(token);
       const bool goes_on = !on_token || on_token(row, token);
-      done[row] = !goes_on || token == eos || static_cast<int64_t>(written[row].size()) >= max_new;
+      const bool ended = std::find(ends.begin(), ends.end(), token) != ends.end();
+      done[row] = !goes_on || ended || static_cast<int64_t>(written[row].size()) >= max_new;
     }
   }
   return written;

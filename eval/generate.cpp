@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <optional>
 
 #include "cli/format.h"
@@ -42,7 +43,8 @@ struct Prompt {
 
 // One prompt a line, or where the file begins with {, an object with a "prompt".
 std::vector<Prompt> read_prompts(const std::string& path) {
-  const std::string text = read_file(path, 256 << 20);
+  std::string text = read_file(path, 256 << 20);
+  if (text.starts_with("\ufeff")) text.erase(0, 3);  // some editors begin UTF-8 with it
   const size_t first = text.find_first_not_of(" \t\r\n");
   if (first == std::string::npos) fail(Exit::bad_data, path, ": has no prompts; write one on each line");
   const bool json = text[first] == '{';
@@ -66,7 +68,7 @@ std::vector<Prompt> read_prompts(const std::string& path) {
 
 std::vector<int32_t> encode(const Tokenizer& tokenizer, const Prompt& prompt) {
   try {
-    return tokenizer.encode(prompt.text);
+    return encode_prompt(tokenizer, prompt.text);
   } catch (const Error& error) {
     fail(error.code, prompt.where, ": ", error.what());
   }
@@ -75,14 +77,13 @@ std::vector<int32_t> encode(const Tokenizer& tokenizer, const Prompt& prompt) {
 // Fills in the tokens; returns how many prompts --keep-last made shorter.
 int64_t encode_all(std::vector<Prompt>& prompts, const Tokenizer& tokenizer, const Config& config, const Options& o) {
   const Exit wrong = o.prompt ? Exit::usage : Exit::bad_data;
-  const std::vector<int32_t>& prefix = tokenizer.prefix();
+  const int64_t prefix = std::ssize(tokenizer.prefix());
   const int64_t longest = config.max_position_embeddings;
   int64_t cut = 0;
   for (Prompt& prompt : prompts) {
-    std::vector<int32_t> own = encode(tokenizer, prompt);
-    if (o.keep_last > 0 && std::ssize(own) > o.keep_last) own.erase(own.begin(), own.end() - o.keep_last), ++cut;
-    prompt.tokens = prefix;
-    prompt.tokens.insert(prompt.tokens.end(), own.begin(), own.end());
+    std::vector<int32_t>& tokens = prompt.tokens = encode(tokenizer, prompt);
+    if (o.keep_last > 0 && std::ssize(tokens) - prefix > o.keep_last)
+      tokens.erase(tokens.begin() + prefix, tokens.end() - o.keep_last), ++cut;
     if (prompt.tokens.empty()) fail(wrong, prompt.where, " is empty; the model needs at least one token to continue");
     for (const int32_t token : prompt.tokens)
       if (token < 0 || token >= config.vocab_size)
@@ -142,27 +143,30 @@ struct Generator {
   const Options& o;
   const Tokenizer& tokenizer;
   const std::vector<Prompt>& prompts;
+  std::vector<int32_t> ends;
   int64_t longest;
   Decoder decoder;
 
-  // Rows from `first` on, at most as many as the decoder has; row r is sample r % samples of prompt r / samples.
-  std::vector<std::vector<int32_t>> write(int64_t first, const std::function<bool(size_t, int32_t)>& on_token) {
-    const int64_t last = std::min(first + decoder.rows(), std::ssize(prompts) * o.samples);
+  const Prompt& prompt_of(int64_t r) const { return prompts[static_cast<size_t>(r / o.samples)]; }
+
+  // At most as many rows as the decoder has; row r is sample r % samples of prompt r / samples.
+  std::vector<std::vector<int32_t>> write(const std::vector<int64_t>& which,
+                                          const std::function<bool(size_t, int32_t)>& on_token) {
     std::vector<std::vector<int32_t>> begin;
-    for (int64_t r = first; r < last; ++r) begin.push_back(prompts[static_cast<size_t>(r / o.samples)].tokens);
+    for (const int64_t r : which) begin.push_back(prompt_of(r).tokens);
     std::vector<std::vector<int32_t>> seen = begin;  // with what is written
     const Sampler sampler = [&](size_t row, const float* logits, int64_t V) {
-      const int64_t r = first + static_cast<int64_t>(row), n = std::ssize(seen[row]) - std::ssize(begin[row]);
+      const int64_t r = which[row], n = std::ssize(seen[row]) - std::ssize(begin[row]);
       const auto candidates = probabilities(logits, V, seen[row], o.sampling);
       seen[row].push_back(draw(candidates, sampling_number(o.seed, r / o.samples, r % o.samples, n)));
       return seen[row].back();
     };
-    return generate(decoder, begin, o.max_new, tokenizer.eos(), sampler, on_token);
+    return generate(decoder, begin, o.max_new, ends, sampler, on_token);
   }
 
   const char* ending(const Row& row, const std::vector<int32_t>& written) const {
     if (row.stopped()) return "stop";
-    if (written.back() == tokenizer.eos()) return "eos";
+    if (std::find(ends.begin(), ends.end(), written.back()) != ends.end()) return "eos";
     return std::ssize(written) < o.max_new ? "longest" : "max_new";
   }
 
@@ -174,7 +178,7 @@ struct Generator {
     Row row(o, tokenizer);
     const double start = now();
     double first = 0;
-    const auto written = write(0, [&](size_t, int32_t token) {
+    const auto written = write({0}, [&](size_t, int32_t token) {
       if (first == 0) first = now();
       std::printf("%s", terminal.add(row.add(token)).c_str());
       flush_standard_output();
@@ -194,37 +198,52 @@ struct Generator {
   }
 
   void print(int64_t r, Row& row, const std::vector<int32_t>& written) const {
-    const std::string& prompt = prompts[static_cast<size_t>(r / o.samples)].text;
     row.finish();
     nlohmann::ordered_json line = {{"index", r / o.samples}};
     if (o.samples > 1) line["sample"] = r % o.samples;
-    line.update({{"prompt", prompt}, {"text", row.text()}, {"tokens", written}, {"ended", ending(row, written)}});
+    line.update(
+        {{"prompt", prompt_of(r).text}, {"text", row.text()}, {"tokens", written}, {"ended", ending(row, written)}});
     // A byte that is no UTF-8, JSON cannot have: the tokens are exact.
     std::printf("%s\n", line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace).c_str());
   }
 
-  // As JSON lines, in order.
+  // The rows [first, last), those of about the same length together, and then prints them in order. told: how many
+  // are done, after each token.
+  void write_some(int64_t first, int64_t last, const std::function<void(int64_t)>& told) {
+    std::vector<int64_t> order(static_cast<size_t>(last - first));
+    std::iota(order.begin(), order.end(), first);
+    std::stable_sort(order.begin(), order.end(),
+                     [&](int64_t a, int64_t b) { return prompt_of(a).tokens.size() > prompt_of(b).tokens.size(); });
+    std::vector<Row> rows(order.size(), Row(o, tokenizer));
+    std::vector<std::vector<int32_t>> written(order.size());
+    for (int64_t begin = 0, end; begin < last - first; begin = end) {
+      end = std::min(begin + decoder.rows(), last - first);
+      const std::vector<int64_t> which(order.begin() + begin, order.begin() + end);
+      auto tokens = write(which, [&](size_t row, int32_t token) {
+        Row& to = rows[static_cast<size_t>(which[row] - first)];
+        to.add(token), told(first + begin);
+        return !to.stopped();
+      });
+      for (size_t row = 0; row < which.size(); ++row)
+        written[static_cast<size_t>(which[row] - first)] = std::move(tokens[row]);
+    }
+    for (size_t i = 0; i < rows.size(); ++i) print(first + static_cast<int64_t>(i), rows[i], written[i]);
+    flush_standard_output();
+  }
+
+  // As JSON lines, in order, which come after every few batches.
   void write_lines() {
-    const int64_t count = std::ssize(prompts) * o.samples;
+    const int64_t count = std::ssize(prompts) * o.samples, some = 16 * decoder.rows();
     int64_t read = 0, wrote = 0;
     const double start = now();
+    for (const Prompt& prompt : prompts) read += std::ssize(prompt.tokens) * o.samples;
     {
       Ticker ticker("", "row");
-      for (int64_t first = 0; first < count; first += decoder.rows()) {
-        std::vector<Row> rows(static_cast<size_t>(std::min(decoder.rows(), count - first)), Row(o, tokenizer));
-        const auto written = write(first, [&](size_t row, int32_t token) {
+      for (int64_t first = 0; first < count; first += some)
+        write_some(first, std::min(first + some, count), [&](int64_t done) {
           ++wrote;
-          rows[row].add(token);
-          if (first > 0) ticker.tell(first, count, rate(wrote, now() - start));
-          return !rows[row].stopped();
+          if (done > 0) ticker.tell(done, count, rate(wrote, now() - start));
         });
-        for (size_t row = 0; row < rows.size(); ++row) {
-          const int64_t r = first + static_cast<int64_t>(row);
-          print(r, rows[row], written[row]);
-          read += std::ssize(prompts[static_cast<size_t>(r / o.samples)].tokens);
-        }
-        flush_standard_output();
-      }
     }
     const double seconds = now() - start;
     std::fprintf(stderr, "prompts: %s tokens, written: %s tokens, in %.1f s: %s\n", format_count(read).c_str(),
@@ -259,7 +278,9 @@ Exit run(const Options& o) {
   const Dtype real = o.dtype == "bf16" ? Dtype::bf16 : Dtype::f32;
   if (real == Dtype::bf16) model.params.allocate_narrow(), refresh_narrow(model.params);
   const int64_t rows = std::min(o.batch, std::ssize(prompts) * o.samples);
-  Generator generator{o, tokenizer, prompts, longest, {*model.device, model.params, config, rows, length, real}};
+  Generator generator{o,       tokenizer,
+                      prompts, ending_tokens(model, tokenizer),
+                      longest, {*model.device, model.params, config, rows, length, real}};
   if (o.prompt && o.samples == 1) generator.stream();
   else generator.write_lines();
   return Exit::done;

@@ -7,12 +7,17 @@ The harness finds no plugins by itself, hence this driver; it knows the harness'
 eval/tasks, which need no network, and those of --include_path. From Python: import this file, and
 
   lm_eval.simple_evaluate(model="crossply", model_args={"model": DIR}, tasks=[...])
+
+Exit codes are those of `score`: 0 done, 64 wrong usage, 65 bad data or a request that cannot be answered, 66 a file is
+missing, 74 a file cannot be written, and so on.
 """
 import argparse
 import json
+import os
 import pathlib
 import subprocess
 import sys
+import threading
 
 import lm_eval.models  # noqa: F401  first: the harness fills an empty registry with its own models, and only those
 from lm_eval import simple_evaluate
@@ -25,11 +30,15 @@ from lm_eval.utils import handle_non_serializable, make_table
 HERE = pathlib.Path(__file__).resolve().parent
 
 
-class ScoreError(RuntimeError):
-  """`score` ended; what it had to say is on standard error."""
+# Settings of generation that mean nothing where the most likely token is taken.
+OF_SAMPLING = {"top_k", "top_p", "min_p"}
 
-  def __init__(self, code):
-    super().__init__(f"score ended with exit code {code}")
+
+class ScoreError(RuntimeError):
+  """`score` ended early; the message is its own."""
+
+  def __init__(self, code, said):
+    super().__init__(said or f"score ended with exit code {code}")
     self.code = code
 
 
@@ -37,34 +46,58 @@ class ScoreError(RuntimeError):
 class Crossply(LM):
   """Texts go to `score` as they are: it has the model's tokenizer, and splits and cuts as TemplateLM and HFLM do."""
 
-  def __init__(self, model, score=None, device="cpu", tokenizer=None, prefix_token=None, batch_tokens=None, **_):
+  def __init__(self, model, score=None, device="cpu", tokenizer=None, prefix_token=None, batch_tokens=None,
+               batch_size=None, max_batch_size=None):
+    """batch_size and max_batch_size, which the harness always gives, mean nothing: batches are of batch_tokens."""
     super().__init__()
     self.model = str(model)
     command = [str(score or HERE.parent / "build" / "score"), "--model", self.model, "--device", device or "cpu"]
     for flag, value in (("--tokenizer", tokenizer), ("--prefix-token", prefix_token), ("--batch-tokens", batch_tokens)):
       if value is not None:
         command += [flag, str(value)]
-    self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8")
+    self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                  encoding="utf-8", errors="replace")
+    self.said = ""
+    self.listener = threading.Thread(target=self.listen, daemon=True)
+    self.listener.start()
+
+  def listen(self):
+    """Passes on what `score` says, such as how far it is; its error is kept."""
+    for line in self.child.stderr:
+      if line.startswith("error: "):
+        self.said = line.removeprefix("error: ").strip()
+      else:
+        sys.stderr.write(line)
+
+  def ended(self):
+    code = self.child.wait()
+    self.listener.join()
+    return ScoreError(code, self.said)
 
   @property
   def tokenizer_name(self):
     return self.model
 
   def ask(self, requests):
-    """The answers to all requests. `score` reads them all, to the empty line, before it writes."""
-    try:
-      self.child.stdin.writelines(json.dumps(request) + "\n" for request in requests)
-      self.child.stdin.write("\n")
-      self.child.stdin.flush()
-    except BrokenPipeError:
-      raise ScoreError(self.child.wait()) from None
+    """The answers to all requests. `score` reads to the empty line before it writes, but for a line that it refuses."""
+    writer = threading.Thread(target=self.write, args=(requests,), daemon=True)
+    writer.start()
     answers = []
     for _ in requests:
       line = self.child.stdout.readline()
       if not line:
-        raise ScoreError(self.child.wait())
+        raise self.ended()
       answers.append(json.loads(line))
+    writer.join()
     return answers
+
+  def write(self, requests):
+    try:
+      self.child.stdin.writelines(json.dumps(request) + "\n" for request in requests)
+      self.child.stdin.write("\n")
+      self.child.stdin.flush()
+    except BrokenPipeError:  # who reads the answers sees it, too
+      pass
 
   def keep(self, kind, requests, answers):
     """For the harness's --use_cache."""
@@ -88,8 +121,11 @@ class Crossply(LM):
   @staticmethod
   def generation(options):
     options = normalize_gen_kwargs(options)
-    if options["do_sample"] or options["temperature"] != 0:
+    if options.get("do_sample") or options.get("temperature"):
       raise ValueError(f"score generates greedily; the task asks for {options}")
+    unknown = set(options) - OF_SAMPLING - {"do_sample", "temperature", "until", "max_gen_toks"}
+    if unknown:
+      raise ValueError(f"score knows no {', '.join(sorted(unknown))}, which the task asks for")
     until = options.get("until") or []
     until = [until] if isinstance(until, str) else until
     return {"until": [text for text in until if text], "max_new_tokens": options["max_gen_toks"]}
@@ -99,12 +135,17 @@ class Crossply(LM):
     return self.child.wait()
 
 
+class Flags(argparse.ArgumentParser):
+  def error(self, message):
+    self.exit(64, f"error: {message}\n")
+
+
 def read_flags():
-  parser = argparse.ArgumentParser(description="Scores a crossply model on tasks of lm-evaluation-harness.")
+  parser = Flags(description="Scores a crossply model on tasks of lm-evaluation-harness.")
   parser.add_argument("--model", required=True, metavar="DIR", help="model or run directory")
   parser.add_argument("--tasks", required=True, metavar="NAME,...")
-  parser.add_argument("--include_path", action="append", default=[], metavar="DIR", help="more tasks")
-  parser.add_argument("--num_fewshot", type=int)
+  parser.add_argument("--include-path", "--include_path", action="append", default=[], metavar="DIR", help="more tasks")
+  parser.add_argument("--num-fewshot", "--num_fewshot", type=int)
   parser.add_argument("--limit", type=float, help="so many documents of each task, or that part of them if below 1")
   parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
   parser.add_argument("--tokenizer", metavar="FILE", help="where the directory has none")
@@ -115,21 +156,58 @@ def read_flags():
   return parser.parse_args()
 
 
+def evaluate(flags):
+  """The results, or what is wrong with the flags."""
+  tasks = TaskManager(include_path=[str(HERE / "tasks"), *flags.include_path])
+  names = flags.tasks.split(",")
+  unknown = [name for name in names if not tasks.match_tasks([name])]
+  if unknown:
+    raise LookupError(f"--tasks: there is no {', '.join(unknown)}; --include-path DIR says where more tasks are")
+  model = Crossply(flags.model, flags.score, flags.device, flags.tokenizer, flags.prefix_token, flags.batch_tokens)
+  results = simple_evaluate(model, tasks=names, num_fewshot=flags.num_fewshot, limit=flags.limit, task_manager=tasks)
+  if code := model.close():
+    raise ScoreError(code, "")
+  return results
+
+
+def run(flags):
+  # Beside the file, and before the work, so that a directory that is not there costs nothing.
+  part = flags.output and open(f"{flags.output}.part", "w", encoding="utf-8")
+  try:
+    results = evaluate(flags)
+    print(make_table(results))
+    if part:
+      part.write(json.dumps(results, indent=2, default=handle_non_serializable, ensure_ascii=False) + "\n")
+      part.close()
+      os.replace(part.name, flags.output)
+  finally:
+    if part:
+      part.close()
+      pathlib.Path(part.name).unlink(missing_ok=True)
+
+
 def main():
   flags = read_flags()
-  model = Crossply(flags.model, flags.score, flags.device, flags.tokenizer, flags.prefix_token, flags.batch_tokens)
-  tasks = TaskManager(include_path=[str(HERE / "tasks"), *flags.include_path])
-  try:
-    results = simple_evaluate(model, tasks=flags.tasks.split(","), num_fewshot=flags.num_fewshot, limit=flags.limit,
-                              task_manager=tasks)
-  except ScoreError as ended:
-    print(f"error: {ended}", file=sys.stderr)
-    return ended.code
-  print(make_table(results))
-  if flags.output:
-    text = json.dumps(results, indent=2, default=handle_non_serializable, ensure_ascii=False)
-    pathlib.Path(flags.output).write_text(text + "\n", encoding="utf-8")
-  return model.close()
+  program = pathlib.Path(flags.score or HERE.parent / "build" / "score")
+  directory = pathlib.Path(flags.output or ".").parent
+  if not program.is_file():
+    code, why = 66, f"{program} is missing: build it, or say with --score where it is"
+  elif not directory.is_dir():
+    code, why = 66, f"--output: there is no directory {directory}"
+  else:
+    try:
+      run(flags)
+      return 0
+    except ScoreError as ended:
+      code, why = ended.code, ended
+    except LookupError as wrong:
+      code, why = 64, wrong.args[0]
+    except ValueError as wrong:
+      code, why = 65, wrong
+    except OSError as failed:
+      code, why = 74, failed
+  print(f"error: {why}", file=sys.stderr)
+  return code
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "data/tokenizer.h"
 #include "models/checkpoint.h"
@@ -26,5 +27,15 @@ struct LoadedModel {
 // file). Throws Exit::usage where both are there and differ, bad_data where the model's vocabulary is too small for it,
 // and what Tokenizer::read throws.
 Tokenizer model_tokenizer(const LoadedModel& model, const std::string& path);
+
+// The tokens that end a text: the tokenizer's, and those that config.json and generation_config.json say, one or a
+// list. Throws Exit::bad_data for a generation_config.json that is no JSON object.
+std::vector<int32_t> ending_tokens(const LoadedModel& model, const Tokenizer& tokenizer);
+
+// The ids of the vocabulary that config.json has at this key ("eos_token_id"), one or a list, in order.
+std::vector<int32_t> token_ids(const Config& config, const std::string& key);
+
+// The ids of a prompt: those of the text, after what the tokenizer begins texts with, unless the text begins with that.
+std::vector<int32_t> encode_prompt(const Tokenizer& tokenizer, const std::string& text);
 
 }  // namespace crossply

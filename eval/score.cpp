@@ -23,6 +23,7 @@
 #include "eval/decode.h"
 #include "eval/loaded_model.h"
 #include "eval/score_request.h"
+#include "eval/stop_strings.h"
 
 using namespace crossply;
 
@@ -43,27 +44,17 @@ int32_t prefix_token(const Options& o, const LoadedModel& model, const Tokenizer
   if (o.prefix) return *o.prefix;
   if (!tokenizer.prefix().empty()) return tokenizer.prefix()[0];
   if (tokenizer.eos() >= 0) return tokenizer.eos();
-  for (const char* key : {"bos_token_id", "eos_token_id"}) {
-    const auto found = model.config.token_ids.find(key);
-    if (found == model.config.token_ids.end()) continue;
-    const Json id = Json::parse(found->second);
-    if (id.is_number_unsigned() && id.get<uint64_t>() < static_cast<uint64_t>(V)) return id.get<int32_t>();
-  }
+  for (const char* key : {"bos_token_id", "eos_token_id"})
+    if (const std::vector<int32_t> ids = token_ids(model.config, key); !ids.empty()) return ids[0];
   return -1;
 }
 
-// What a generated text is cut at; done: it has one of the request's stops.
-struct Written {
-  std::string text;
-  bool done = false;
-};
-Written written_text(const Tokenizer& tokenizer, std::vector<int32_t> ids, const std::vector<std::string>& until) {
-  if (!ids.empty() && ids.back() == tokenizer.eos()) ids.pop_back();
-  Written written{tokenizer.decode(ids)};
-  for (const std::string& stop : until)
-    if (const size_t at = written.text.find(stop); at != std::string::npos)
-      written.text.resize(at), written.done = true;
-  return written;
+// What was written, up to the first of the stops. Special tokens end it where a stop is their text, and are not shown.
+std::string written_text(const Tokenizer& tokenizer, std::vector<int32_t> ids, const std::vector<std::string>& until) {
+  std::erase_if(ids, [&](int32_t id) { return tokenizer.is_special(id); });
+  StopStrings stop(until);
+  const std::string text = stop.add(tokenizer.decode(ids));
+  return text + stop.finish();
 }
 
 class Answers {
@@ -72,6 +63,7 @@ class Answers {
       : model_(model),
         tokenizer_(tokenizer),
         batch_tokens_(batch_tokens),
+        ends_(ending_tokens(model, tokenizer)),
         scorer_(*model.device, model.params, model.config, batch_tokens) {}
 
   // Prints the answers to all requests, in order, and forgets them.
@@ -134,19 +126,20 @@ class Answers {
   void generate_batch(const std::vector<ScoreRequest>& requests, const std::vector<size_t>& which, int64_t longest,
                       std::vector<Json>& answers) {
     std::vector<std::vector<int32_t>> prompts, ids(which.size());
+    std::vector<StopStrings> stops;
     int64_t max_new = 0;
     for (const size_t i : which) {
-      prompts.push_back(requests[i].prompt);
+      prompts.push_back(requests[i].prompt), stops.emplace_back(requests[i].until);
       max_new = std::max(max_new, requests[i].max_new);
     }
     Decoder decoder(*model_.device, model_.params, model_.config, std::ssize(which), longest);
-    generate(decoder, prompts, max_new, tokenizer_.eos(), most_likely, [&](size_t row, int32_t token) {
-      const ScoreRequest& request = requests[which[row]];
+    generate(decoder, prompts, max_new, ends_, most_likely, [&](size_t row, int32_t token) {
+      stops[row].add((ids[row].empty() ? "" : tokenizer_.separator()) + tokenizer_.decode({token}));
       ids[row].push_back(token);
-      return std::ssize(ids[row]) < request.max_new && !written_text(tokenizer_, ids[row], request.until).done;
+      return std::ssize(ids[row]) < requests[which[row]].max_new && !stops[row].found();
     });
     for (size_t row = 0; row < which.size(); ++row) {
-      answers[which[row]]["text"] = written_text(tokenizer_, ids[row], requests[which[row]].until).text;
+      answers[which[row]]["text"] = written_text(tokenizer_, ids[row], requests[which[row]].until);
       answers[which[row]]["ids"] = ids[row];
     }
   }
@@ -154,6 +147,7 @@ class Answers {
   LoadedModel& model_;
   const Tokenizer& tokenizer_;
   int64_t batch_tokens_;
+  std::vector<int32_t> ends_;
   Scorer scorer_;
 };
 

@@ -5,6 +5,7 @@
 
 #include "engine/json.h"
 #include "engine/printable.h"
+#include "eval/loaded_model.h"
 
 namespace crossply {
 namespace {
@@ -55,18 +56,19 @@ std::vector<int32_t> ScoreRequests::ids_of(const Json& value, const std::string&
   } else {
     fail(Exit::bad_data, "\"", key, "\" is ", excerpt(value.dump()), ", expected a text or a list of token ids");
   }
+  return checked(std::move(ids), key);
+}
+
+std::vector<int32_t> ScoreRequests::checked(std::vector<int32_t> ids, const std::string& key) const {
   for (const int32_t id : ids)
     if (id < 0 || id >= V_) fail(Exit::bad_data, "\"", key, "\": token ", id, " is outside the vocabulary of ", V_);
   return ids;
 }
 
-// A text with what its tokenizer begins texts with, unless it is there.
-std::vector<int32_t> ScoreRequests::with_prefix(const std::string& text) const {
-  std::vector<int32_t> ids = ids_of(text, "text");
-  const std::vector<int32_t>& prefix = tokenizer_.prefix();
-  if (!prefix.empty() && !text.starts_with(tokenizer_.decode(prefix)))
-    ids.insert(ids.begin(), prefix.begin(), prefix.end());
-  return ids;
+// Of a text also what its tokenizer begins texts with; token ids are as they are.
+std::vector<int32_t> ScoreRequests::prompt_of(const Json& value, const std::string& key) const {
+  if (!value.is_string()) return ids_of(value, key);
+  return checked(encode_prompt(tokenizer_, value.get_ref<const std::string&>()), key);
 }
 
 std::vector<int32_t> ScoreRequests::beginning() const {
@@ -79,23 +81,26 @@ std::vector<int32_t> ScoreRequests::beginning() const {
 
 void ScoreRequests::parse_pair(const Json& before, const Json& after, ScoreRequest& request) const {
   std::vector<int32_t> context, continuation;
-  if (before.is_string() && after.is_string() && !before.get_ref<const std::string&>().empty()) {
+  const bool begun = !before.is_string() || !before.get_ref<const std::string&>().empty();
+  if (begun && before.is_string() && after.is_string()) {
     // Spaces belong to what follows them, and the whole decides where tokens end.
     const std::string whole = before.get<std::string>() + after.get<std::string>();
     std::string_view kept = before.get_ref<const std::string&>();
     while (const size_t space = space_at_end(kept)) kept.remove_suffix(space);
-    context = with_prefix(std::string(kept)), continuation = with_prefix(whole);
+    context = prompt_of(std::string(kept), "context"), continuation = prompt_of(whole, "continuation");
     const size_t split = std::min(context.size(), continuation.size());
     continuation.erase(continuation.begin(), continuation.begin() + static_cast<ptrdiff_t>(split));
   } else {
-    context = ids_of(before, "context"), continuation = ids_of(after, "continuation");
+    if (begun) context = prompt_of(before, "context");
+    continuation = ids_of(after, "continuation");
   }
-  if (continuation.empty()) return;
-  if (context.empty()) {
+  if (context.empty() && !continuation.empty()) {
     context = beginning();
     if (continuation[0] == context[0]) continuation.erase(continuation.begin());
-    if (continuation.empty()) return;
   }
+  if (continuation.empty())
+    fail(Exit::bad_data, "the \"continuation\" ", excerpt(after.dump()),
+         " has no tokens of its own after its context: there is nothing to score");
   if (std::ssize(continuation) > longest_)
     fail(Exit::bad_data, "the continuation has ", continuation.size(), " tokens, the model's longest sequence ",
          longest_);
@@ -110,8 +115,7 @@ void ScoreRequests::parse_generation(const Json& object, ScoreRequest& request) 
          ": the model's longest sequence is ", longest_, " tokens, with the context");
   request.max_new = most.get<int64_t>();
   if (object.contains("until")) request.until = texts_of(object["until"]);
-  const Json& context = object["context"];
-  request.prompt = context.is_string() ? with_prefix(context.get<std::string>()) : ids_of(context, "context");
+  request.prompt = prompt_of(object["context"], "context");
   if (request.prompt.empty()) request.prompt = beginning();
   const int64_t left_out = std::ssize(request.prompt) - (longest_ - request.max_new);
   request.truncated = left_out > 0;
@@ -135,8 +139,7 @@ ScoreRequest ScoreRequests::parse(std::string_view line, const std::string& wher
     } else if (object.contains("text")) {
       refuse_other_keys(object, {"id", "text"});
       request.kind = ScoreRequest::text;
-      const Json& text = object["text"];
-      const auto ids = text.is_string() ? with_prefix(text.get<std::string>()) : ids_of(text, "text");
+      const auto ids = prompt_of(object["text"], "text");
       if (!ids.empty()) request.passages = rolling_passages(ids, beginning()[0], longest_);
     } else {
       fail(Exit::bad_data,

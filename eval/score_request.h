@@ -16,7 +16,7 @@ struct ScoreRequest {
   nlohmann::ordered_json id;  // discarded: the line has none
   enum Kind { pair, text, generation } kind = pair;
   bool truncated = false;          // the context is too long, and its beginning left out
-  std::vector<Passage> passages;   // pair: one, or none where the continuation is empty; text: its windows
+  std::vector<Passage> passages;   // pair: one; text: its windows
   std::vector<int32_t> prompt;     // generation
   std::vector<std::string> until;  // texts that end it
   int64_t max_new = 0;
@@ -35,7 +35,8 @@ class ScoreRequests {
  private:
   using Json = nlohmann::ordered_json;
   std::vector<int32_t> ids_of(const Json& value, const std::string& key) const;
-  std::vector<int32_t> with_prefix(const std::string& text) const;
+  std::vector<int32_t> prompt_of(const Json& value, const std::string& key) const;
+  std::vector<int32_t> checked(std::vector<int32_t> ids, const std::string& key) const;
   std::vector<int32_t> beginning() const;
   void parse_pair(const Json& context, const Json& continuation, ScoreRequest& request) const;
   void parse_generation(const Json& object, ScoreRequest& request) const;

@@ -1,4 +1,5 @@
 // The program generate, on a model that has learned nothing.
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
@@ -74,6 +75,26 @@ TEST_CASE("generate: a prompt's lines do not depend on the batch, on the form of
       "\\\\ "
       "here\"}");
   CHECK(with({"--prompts", objects}) == three);
+  CHECK(with({"--prompts", model.prompts("\ufeff" + read_text(objects))}) == three);  // a byte-order mark
+}
+
+TEST_CASE("generate: every token that the model's files call an end is one") {
+  Model model;
+  const std::vector<std::string> words{"--prompts", model.prompts("abc\n"), "--max-new", "20", "--temperature", "1"};
+  const std::vector<int> all = model.lines(words)[0]["tokens"];
+  const auto first = [&](int token) { return std::find(all.begin(), all.end(), token) + 1; };
+  const auto ends_after = [&](int token) {
+    const json line = model.lines(words)[0];
+    CHECK(line["ended"] == "eos");
+    CHECK(line["tokens"].get<std::vector<int>>() == std::vector<int>(all.begin(), first(token)));
+  };
+  json config = json::parse(read_text(model.dir + "/config.json"));
+  config["eos_token_id"] = all[9];
+  write_text(model.dir + "/config.json", config.dump());
+  std::filesystem::remove(model.dir + "/manifest.json");  // it was changed on purpose
+  ends_after(all[9]);
+  write_text(model.dir + "/generation_config.json", json{{"eos_token_id", {9999, all[3]}}}.dump());
+  ends_after(first(all[3]) < first(all[9]) ? all[3] : all[9]);
 }
 
 TEST_CASE("generate: a stop string ends a row before itself") {

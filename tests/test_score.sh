@@ -91,9 +91,11 @@ expect 64 0 '--tokenizer .*bytes.* words' --model sums --tokenizer run/step_0000
 expect 66 0 'nowhere' --model sums --tokenizer nowhere <<<"$good"
 cp -r "$sums" unknown
 rm unknown/tokenizer.json unknown/manifest.json
-expect 65 0 'another model' --model unknown --tokenizer run/step_00000060 <<<"$good"
+expect 65 0 '256 tokens.* only 21: .*another model' --model unknown --tokenizer run/step_00000060 <<<"$good"
 expect 0 1 '"tokens":2' --model unknown <<<'{"context": "3 4", "continuation": " 5 6"}'
 expect 65 0 'line 1: .*"a"' --model unknown --prefix-token 1 <<<'{"text": "a b"}'
+cp run/step_00000060/tokenizer.json unknown
+expect 65 0 'unknown: the tokenizer has 256 tokens.* only 21: ' --model unknown <<<"$good"
 
 # --- a reader that goes away, a full disk -------------------------------------------------------------------------
 for _ in {1..20000}; do echo "$good"; done >many

@@ -40,7 +40,7 @@ struct Scored {
   // The prompt, and what the model finds most likely after it.
   Passage continued(const std::vector<int32_t>& prompt, int64_t count) {
     Decoder decoder(*device, params, config, 1, config.max_position_embeddings);
-    return passage_of(prompt, generate(decoder, {prompt}, count, -1, most_likely)[0], config.max_position_embeddings);
+    return passage_of(prompt, generate(decoder, {prompt}, count, {}, most_likely)[0], config.max_position_embeddings);
   }
 
   Config config;

@@ -17,6 +17,7 @@ class Config:
   rope_theta: float = 10000.0
   rope_scaling: dict | None = None  # Llama 3.1's: factor, low_freq_factor, high_freq_factor, the original length
   tie_word_embeddings: bool = False
+  initializer_range: float = 0.02  # of linear layers and embeddings
   qk_norm: bool = False
   qk_norm_eps: float = 1e-5
   arch: str = "llama"
@@ -50,7 +51,7 @@ def config_of(keys, config_class):
   for key in extra:
     known = ("backbone", "bias") if gpt2 else ("backbone", "qk_norm", "qk_norm_eps")
     check_choice('a key in "crossply"', key, ("arch", *known, *option_keys(config_class)))
-  same = ("vocab_size", "tie_word_embeddings")
+  same = ("vocab_size", "tie_word_embeddings", "initializer_range")
   return config_class(**{**(gpt2_fields(keys) if gpt2 else llama_fields(keys)),
                          **{key: keys[key] for key in same if key in keys}, **extra})
 

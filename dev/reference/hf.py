@@ -4,13 +4,18 @@ import json
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from transformers import DynamicCache, GenerationConfig, GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers import DynamicCache, GenerationConfig, GenerationMixin, PretrainedConfig, PreTrainedModel, StaticCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import cached_file
 
 from .config import GPT2_KEYS, config_of
 from .gpt2 import from_file, to_file
 from .llama import Llama, Step
+
+
+# Of a config.json that has no such key.
+ABSENT = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "use_cache": True,
+          "max_position_embeddings": None}  # the library asks for the last before it has read it
 
 
 class CrossplyConfig(PretrainedConfig):
@@ -22,8 +27,8 @@ class CrossplyConfig(PretrainedConfig):
     """Of what is not there: a GPT-2's sizes by LLaMA's names, which the library asks for."""
     if GPT2_KEYS.get(name) in vars(self):
       return getattr(self, GPT2_KEYS[name])
-    if name == "max_position_embeddings":  # the library asks before it has read it
-      return None
+    if name in ABSENT:
+      return ABSENT[name]
     raise AttributeError(name)
 
   def to_diff_dict(self):
@@ -65,7 +70,6 @@ class CrossplyForCausalLM(PreTrainedModel, GenerationMixin):
   base_model_prefix = "model"
   accepts_loss_kwargs = False
   _supports_sdpa = True
-  _supports_cache_class = True
 
   def __init__(self, config):
     super().__init__(config)
@@ -94,8 +98,14 @@ class CrossplyForCausalLM(PreTrainedModel, GenerationMixin):
     self.lm_head = head
 
   def forward(self, input_ids, attention_mask=None, position_ids=None, past_key_values=None, labels=None,
-              use_cache=True, logits_to_keep=0, **ignored):
+              use_cache=None, logits_to_keep=0, **more):
     """Logits (B, T, V), or of the last logits_to_keep tokens. labels (B, T): the tokens themselves, -100 where none."""
+    for name in ("inputs_embeds", "output_hidden_states", "output_attentions"):
+      if more.get(name) is not None and more[name] is not False:
+        raise ValueError(f"crossply's models take no {name}")
+    if isinstance(past_key_values, StaticCache):
+      raise ValueError("crossply's models take no StaticCache, only a cache that grows: a DynamicCache")
+    use_cache = self.config.use_cache if use_cache is None else use_cache
     if past_key_values is None and use_cache and labels is None:
       past_key_values = DynamicCache()
     x = self.model(input_ids, step_of(input_ids, attention_mask, position_ids, past_key_values))
@@ -124,6 +134,7 @@ class CrossplyForCausalLM(PreTrainedModel, GenerationMixin):
     state = from_file(read_weights(directory, **where), shapes)
     loaded = super().from_pretrained(None, *args, config=config, state_dict=state, **more)
     model = loaded[0] if isinstance(loaded, tuple) else loaded
+    model.name_or_path = model.config.name_or_path = str(directory)  # an adapter keeps it
     try:
       model.generation_config = GenerationConfig.from_pretrained(directory, **where)
     except OSError:  # there is none

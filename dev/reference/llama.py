@@ -82,8 +82,9 @@ def frequencies(D, theta, scaling):
 def rotate(x, positions, theta, scaling=None):
   """Half-split: channel j turns together with channel j + D/2. x: (B, heads, T, D); positions: (B or 1, T)."""
   D = x.shape[-1]
-  angle = positions[:, None, :, None] * frequencies(D, theta, scaling).to(x.device)  # (B or 1, 1, T, D/2)
-  cos, sin = angle.cos().to(x), angle.sin().to(x)
+  exact = "cpu" if x.device.type == "mps" else x.device  # has float64
+  angle = positions[:, None, :, None].to(exact) * frequencies(D, theta, scaling).to(exact)  # (B or 1, 1, T, D/2)
+  cos, sin = (part.to(x.dtype).to(x.device) for part in (angle.cos(), angle.sin()))
   a, b = x[..., : D // 2], x[..., D // 2 :]
   return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
@@ -199,7 +200,7 @@ class Llama(nn.Module):
       self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
     for module in self.modules():
       if isinstance(module, (nn.Linear, nn.Embedding)):
-        nn.init.normal_(module.weight, std=0.02)
+        nn.init.normal_(module.weight, std=config.initializer_range)
       if isinstance(module, nn.Linear) and module.bias is not None:
         nn.init.zeros_(module.bias)
     with torch.no_grad():

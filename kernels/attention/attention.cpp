@@ -493,6 +493,7 @@ Value* attention(Tape& t, const std::string& name, Value* q, Value* k, Value* v,
     const Shape cache{ks[0], t.cache_length(), ks[2], ks[3]};
     node->k_cache = t.input(name + ".k_cache", cache, k->dtype);
     node->v_cache = t.input(name + ".v_cache", cache, v->dtype);
+    node->reads = {node->k_cache, node->v_cache};
     return t.record(std::move(node));
   }
   auto node = make_node<Attention>(name, {q, k, v}, {out});

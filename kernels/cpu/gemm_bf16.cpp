@@ -315,7 +315,7 @@ void multiply_in_float(const Product<C, bf16>* p, const Product<C, bf16>* end, i
 
 template <class C>
 void gemm_rows_bf16(const std::vector<Product<C, bf16>>& products, int64_t M) {
-  // Of generation: to pack the weights, or to convert them, would cost more than the product.
+  // Of generation, with few rows, and other such products: to pack the weights would cost more than the product.
   constexpr int64_t few_rows = 8;
   if (M <= few_rows && std::all_of(products.begin(), products.end(),
                                    [](const Product<C, bf16>& p) { return !p.add && p.a.col == 1 && p.b.row == 1; })) {
