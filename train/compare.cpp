@@ -138,9 +138,10 @@ Comparison prepare(Experiment& experiment) {
 void print_next(const Comparison& comparison) {
   const std::string out = printable(comparison.out);
   std::printf("\nresults:  %s/results.md, results.json\npicture:  %s/compare.svg\n", out.c_str(), out.c_str());
-  std::string last;
-  for (const ComparedRun& run : comparison.runs)
-    if (run.state == RunState::done) last = run.result.run_dir;
+  std::string last;  // at its best rate
+  for (const Arm& arm : arms_of(comparison))
+    if (const ComparedRun& run = comparison.runs[arm.seeds.front()]; run.state == RunState::done)
+      last = run.result.run_dir;
   const char* prompt = comparison.data.starts_with("arith:") ? "\"( 3 + 4 ) * 2 - 5 / 6 =\"" : "...";
   if (!last.empty()) std::printf("next:     build/generate --model %s --prompt %s\n", printable(last).c_str(), prompt);
 }
