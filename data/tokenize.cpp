@@ -1,15 +1,16 @@
 // tokenize: text on standard input, its token ids out, separated by spaces; or back with --decode. Both go along with
-// the input: of a tokenizer whose ids a later text cannot change, little of it is held at a time.
+// the input, and little of it is held at a time where Tokenizer::encode_begin() can say what is final; else all of it.
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
-#include <chrono>
 #include <cstdio>
 
 #include "cli/program.h"
 #include "cli/standard_streams.h"
 #include "data/bpe/character_set.h"
+#include "data/encoding_progress.h"
 #include "data/tokenizer.h"
 #include "engine/file.h"
 #include "engine/numbers.h"
@@ -20,41 +21,33 @@ using namespace crossply;
 namespace {
 
 constexpr size_t block = 8 << 20;
+constexpr const char* whitespace = " \t\n\v\f\r";
 
 struct Options {
   std::string tokenizer;
   bool decode = false;
 };
 
-// Says on a terminal how far it is: on standard error, for standard output has the result.
-class Ticker {
+// How far the input is read; nothing where that or the result is on the terminal itself.
+class Progress {
  public:
-  Ticker() : shows_(::isatty(STDERR_FILENO) == 1 && ::isatty(STDIN_FILENO) == 0 && ::isatty(STDOUT_FILENO) == 0) {
-    struct stat status {};
-    if (::fstat(STDIN_FILENO, &status) == 0 && S_ISREG(status.st_mode)) total_ = static_cast<double>(status.st_size);
-  }
-  ~Ticker() {
-    if (shown_) std::fprintf(stderr, "\r\x1b[K");
-  }
   void add(size_t bytes) {
-    done_ += static_cast<double>(bytes);
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-    if (!shows_ || seconds < last_ + 0.2) return;
-    last_ = seconds, shown_ = true;
-    const double rate = done_ / seconds;
-    std::fprintf(stderr, "\r\x1b[K%.0f MB, %.1f MB/s", done_ / 1e6, rate / 1e6);
-    if (total_ > done_) std::fprintf(stderr, ", %.0f s left", (total_ - done_) / rate);
-    std::fflush(stderr);
+    read_ += bytes;
+    if (shows_) progress_.tell(read_, static_cast<int64_t>(read_), 0);
   }
 
  private:
-  bool shows_, shown_ = false;
-  double total_ = 0, done_ = 0, last_ = 0;
-  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  static uint64_t input_size() {
+    struct stat status {};
+    return ::fstat(STDIN_FILENO, &status) == 0 && S_ISREG(status.st_mode) ? static_cast<uint64_t>(status.st_size) : 0;
+  }
+  bool shows_ = ::isatty(STDIN_FILENO) == 0 && ::isatty(STDOUT_FILENO) == 0;
+  uint64_t read_ = 0;
+  EncodingProgress progress_{"tokenize", input_size()};
 };
 
 // Reads on until `text` has this many bytes. False: it ended before.
-bool read_to(std::string& text, size_t size, Ticker& ticker) {
+bool read_to(std::string& text, size_t size, Progress& progress) {
   while (text.size() < size) {
     const size_t before = text.size();
     text.resize(size);
@@ -63,7 +56,7 @@ bool read_to(std::string& text, size_t size, Ticker& ticker) {
     text.resize(before + static_cast<size_t>(got > 0 ? got : 0));
     if (got < 0) fail_io("read", "standard input", error);
     if (got == 0) return false;
-    ticker.add(static_cast<size_t>(got));
+    progress.add(static_cast<size_t>(got));
   }
   return true;
 }
@@ -81,13 +74,13 @@ void print(const std::vector<int32_t>& ids, bool& first) {
 }
 
 void encode(const Tokenizer& tokenizer) {
-  Ticker ticker;
+  Progress progress;
   std::string text;
   size_t offset = 0;  // of `text` in the input
   bool first = true;
   for (size_t size = block, more = true; more;) {
-    more = read_to(text, size, ticker);
-    size_t valid = tokenizer.needs_utf8() ? valid_utf8(text) : text.size();
+    more = read_to(text, size, progress);
+    size_t valid = tokenizer.is_bpe() ? valid_utf8(text) : text.size();
     if (text.size() - valid > 3 || (!more && valid < text.size()))
       fail(Exit::bad_data, "standard input is not UTF-8: wrong at byte ", offset + valid);
     std::vector<int32_t> ids;
@@ -101,17 +94,30 @@ void encode(const Tokenizer& tokenizer) {
   std::printf("\n");
 }
 
+// The ids in a text, which are separated by whitespace.
+std::vector<int32_t> ids_of(std::string_view text, const Tokenizer& tokenizer) {
+  std::vector<int32_t> ids;
+  for (size_t end = 0;;) {
+    const size_t begin = text.find_first_not_of(whitespace, end);
+    if (begin == std::string_view::npos) return ids;
+    end = std::min(text.size(), text.find_first_of(whitespace, begin));
+    const std::string_view word = text.substr(begin, end - begin);
+    const auto id = parse_all<int32_t>(word);
+    if (!id || *id < 0) fail(Exit::usage, "\"", excerpt(word), "\" is not a token id");
+    if (*id >= tokenizer.vocab_size()) fail(Exit::bad_data, "the id ", *id, " is none of ", tokenizer.describe());
+    ids.push_back(*id);
+  }
+}
+
 void decode(const Tokenizer& tokenizer) {
-  Ticker ticker;
+  Progress progress;
   std::string text;
   bool first = true;
   for (bool more = true; more;) {
-    more = read_to(text, block, ticker);
-    const size_t end = more ? text.find_last_of(" \t\n\r") : text.size();
+    more = read_to(text, block, progress);
+    const size_t end = more ? text.find_last_of(whitespace) : text.size();
     if (end == std::string::npos) fail(Exit::usage, "\"", excerpt(text), "\" is not a token id");
-    const std::vector<int32_t> ids = Tokenizer().encode(std::string_view(text).substr(0, end));
-    for (const int32_t id : ids)
-      if (id >= tokenizer.vocab_size()) fail(Exit::bad_data, "the id ", id, " is none of ", tokenizer.describe());
+    const std::vector<int32_t> ids = ids_of(std::string_view(text).substr(0, end), tokenizer);
     const std::string decoded = tokenizer.decode(ids, first);
     if (!first && !ids.empty()) std::fputs(tokenizer.separator(), stdout);
     first = first && ids.empty();

@@ -1,7 +1,7 @@
 #include "data/tokenizer.h"
 
 #include <algorithm>
-#include <exception>
+#include <cstdio>
 #include <filesystem>
 
 #include "data/bpe/bpe.h"
@@ -11,7 +11,6 @@
 #include "engine/json.h"
 #include "engine/numbers.h"
 #include "engine/printable.h"
-#include "engine/sha256.h"
 
 namespace crossply {
 namespace {
@@ -93,44 +92,26 @@ std::vector<std::string> words_of(const json& vocab, const std::string& path) {
   return words;
 }
 
-bool is_empty(const json& object, const char* key) {
-  const auto found = object.find(key);
-  return found == object.end() || found->empty();  // null counts as empty
-}
-
 // What of a tokenizer.json with a list of words is not computed here; "" where all of it is.
 std::string foreign_words(const json& object) {
   if (const std::string split = type_of(part_of(object, "pre_tokenizer")); split != "WhitespaceSplit")
     return "the model is WordLevel, the pre-tokenizer " + excerpt(split);
   for (const char* key : {"added_tokens", "normalizer", "post_processor"})
-    if (!is_empty(object, key)) return std::string("it has ") + key;
+    if (!is_empty(part_of(object, key))) return std::string("it has ") + key;
   return "";
 }
 
 // Whether it is what bytes() saves: the 256 bytes in order, and nothing else.
 bool is_plain_bytes(const json& object) {
   for (const char* key : {"added_tokens", "normalizer", "post_processor"})
-    if (!is_empty(object, key)) return false;
+    if (!is_empty(part_of(object, key))) return false;
   static const std::vector<std::string> names = byte_names();
   const json& vocab = object["model"]["vocab"];
-  bool same = is_empty(object["model"], "merges") && type_of(part_of(object, "pre_tokenizer")) == "ByteLevel" &&
-              vocab.is_object() && vocab.size() == names.size();
+  bool same = is_empty(part_of(object["model"], "merges")) &&
+              type_of(part_of(object, "pre_tokenizer")) == "ByteLevel" && vocab.is_object() &&
+              vocab.size() == names.size();
   for (size_t id = 0; same && id < names.size(); ++id) same = vocab.value(names[id], json()) == id;
   return same;
-}
-
-// All that decides what ids mean, however the file is formatted.
-uint64_t fingerprint_of(const json& object) {
-  json deciding;
-  for (const char* key : {"added_tokens", "normalizer", "pre_tokenizer", "model"})
-    deciding[key] = object.value(key, json());
-  for (json& merge : deciding["model"]["merges"])  // written as "a b" or as ["a", "b"]
-    if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string())
-      merge = merge[0].get<std::string>() + " " + merge[1].get<std::string>();
-  const std::string text = deciding.dump();
-  Sha256 sha;
-  sha.update(text.data(), text.size());
-  return std::stoull(sha.hex().substr(0, 16), nullptr, 16);
 }
 
 // What ends a text: by the file's post-processor, by the tokenizer_config.json beside it, or by the names that people
@@ -152,12 +133,11 @@ int32_t end_of_text(const Bpe& bpe, const std::string& path) {
   return -1;
 }
 
-// The ids of added tokens that are special.
-std::vector<int32_t> special_ids(const json& object) {
-  std::vector<int32_t> ids;
-  for (const json& token : object.value("added_tokens", json::array()))
-    if (token.value("special", json()) == true) ids.push_back(token.value("id", -1));
-  return ids;
+// Of a fingerprint: they tell two tokenizers apart that are alike in all else that a message says.
+std::string first_digits(uint64_t fingerprint) {
+  char digits[17];
+  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(fingerprint));
+  return std::string(digits, 8);
 }
 
 }  // namespace
@@ -189,17 +169,18 @@ Tokenizer Tokenizer::foreign(const std::string& what) {
 
 bool Tokenizer::operator==(const Tokenizer& other) const {
   return kind_ == other.kind_ && (kind_ == Kind::words || kind_ == Kind::bytes || kind_ == Kind::bpe) &&
-         words_ == other.words_ && fingerprint_ == other.fingerprint_;
+         words_ == other.words_ && (kind_ != Kind::bpe || fingerprint() == other.fingerprint());
 }
 
 std::string Tokenizer::describe() const {
   if (kind_ == Kind::none) return "no tokenizer";
   if (kind_ == Kind::bytes) return "bytes";
   if (kind_ == Kind::foreign) return "a tokenizer that is not computed here (" + what_ + ")";
-  if (kind_ == Kind::bpe) return str("byte-pair encoding with ", bpe_->vocab_size(), " tokens");
+  if (kind_ == Kind::bpe)
+    return str("byte-pair encoding with ", bpe_->vocab_size(), " tokens (", first_digits(fingerprint()), ")");
   std::string text = str(words_.size(), " words (");
   for (size_t i = 0; i < words_.size() && i < 6; ++i) text += excerpt(words_[i]) + " ";
-  return text + "...)";
+  return text + (words_.size() <= 6 ? "...)" : "..., " + first_digits(fingerprint()) + ")");
 }
 
 int64_t Tokenizer::vocab_size() const {
@@ -208,18 +189,18 @@ int64_t Tokenizer::vocab_size() const {
 }
 
 uint64_t Tokenizer::fingerprint() const {
-  if (kind_ == Kind::bpe) return fingerprint_;
+  if (kind_ == Kind::bpe) return bpe_->fingerprint();
   if (kind_ == Kind::none || kind_ == Kind::foreign) return 0;
-  return fingerprint_of(json::parse((kind_ == Kind::words ? words_json(words_) : bytes_json()).dump()));
+  const json object = json::parse((kind_ == Kind::words ? words_json(words_) : bytes_json()).dump());
+  json deciding;
+  for (const char* key : {"added_tokens", "normalizer", "pre_tokenizer", "model"}) deciding[key] = object[key];
+  return fingerprint_of(deciding.dump());
 }
 
 std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
   std::vector<int32_t> ids;
   if (kind_ == Kind::bpe) return bpe_->encode(text);
-  if (kind_ == Kind::bytes) {
-    for (char c : text) ids.push_back(static_cast<unsigned char>(c));
-    return ids;
-  }
+  if (kind_ == Kind::bytes) return encode_begin(text, ids), ids;
   for_each_word(text, [&](std::string_view word) {
     if (kind_ == Kind::none) return ids.push_back(parse_id(word, "without a tokenizer.json"));
     if (kind_ == Kind::foreign) return ids.push_back(parse_id(word, "with " + describe()));
@@ -231,24 +212,11 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
   return ids;
 }
 
-std::vector<std::vector<int32_t>> Tokenizer::encode_batch(const std::vector<std::string_view>& texts) const {
-  std::vector<std::vector<int32_t>> ids(texts.size());
-  std::vector<std::exception_ptr> errors(texts.size());
-#pragma omp parallel for schedule(dynamic)
-  for (size_t i = 0; i < texts.size(); ++i) {
-    try {
-      ids[i] = encode(texts[i]);
-    } catch (...) {  // none may leave a parallel region
-      errors[i] = std::current_exception();
-    }
-  }
-  for (const std::exception_ptr& error : errors)
-    if (error != nullptr) std::rethrow_exception(error);
-  return ids;
-}
-
 size_t Tokenizer::encode_begin(std::string_view text, std::vector<int32_t>& ids) const {
-  return kind_ == Kind::bpe ? bpe_->encode_begin(text, ids) : 0;
+  if (kind_ == Kind::bpe) return bpe_->encode_begin(text, ids);
+  if (kind_ != Kind::bytes) return 0;
+  for (const char c : text) ids.push_back(static_cast<unsigned char>(c));
+  return text.size();
 }
 
 std::string Tokenizer::decode(const std::vector<int32_t>& ids, bool whole) const {
@@ -272,9 +240,7 @@ int32_t Tokenizer::eos() const {
   return found == ids_.end() ? -1 : found->second;
 }
 
-bool Tokenizer::is_special(int32_t id) const {
-  return id == eos() || std::find(special_.begin(), special_.end(), id) != special_.end();
-}
+bool Tokenizer::is_special(int32_t id) const { return id == eos() || (kind_ == Kind::bpe && bpe_->is_special(id)); }
 
 void Tokenizer::save(const std::string& dir) const {
   if (kind_ == Kind::none || kind_ == Kind::foreign) return;
@@ -289,7 +255,7 @@ Tokenizer Tokenizer::parse(const std::string& path) {
   const json object = parse_json<json>(text, path);
   if (!object.is_object()) fail(Exit::bad_data, path, ": is not a JSON object");
   const auto model = object.find("model");
-  if (type_of(part_of(object, "model")) == "missing" || !model->contains("vocab"))
+  if (!part_of(part_of(object, "model"), "type").is_string() || !model->contains("vocab"))
     fail(Exit::bad_data, path, ": is no tokenizer: a \"model\" with a type and a vocab is missing");
   const bool is_words = type_of(part_of(object, "model")) == "WordLevel";
   if (!is_words && is_plain_bytes(object)) return bytes();
@@ -302,10 +268,8 @@ Tokenizer Tokenizer::parse(const std::string& path) {
   t.kind_ = Kind::bpe;
   t.bpe_ = std::make_shared<const Bpe>(object, path);
   t.file_ = text;
-  t.fingerprint_ = fingerprint_of(object);
   t.eos_ = end_of_text(*t.bpe_, path);
   t.prefix_ = t.bpe_->prefix();
-  t.special_ = special_ids(object);
   return t;
 }
 

@@ -32,19 +32,17 @@ class Tokenizer {
   bool is_none() const { return kind_ == Kind::none; }
   bool is_bytes() const { return kind_ == Kind::bytes; }
   bool is_bpe() const { return kind_ == Kind::bpe; }
-  bool needs_utf8() const { return kind_ == Kind::bpe; }
   bool is_foreign() const { return kind_ == Kind::foreign; }
   // 64 bits of all that decides what the ids mean; 0 where that is not known.
   uint64_t fingerprint() const;
   // Do both know what their ids mean, and the same?
   bool operator==(const Tokenizer& other) const;
-  // What it is, for a message: "14 words (<pad> <cls> <eos> + - ...)".
+  // What it is, for a message: "2 words (yes no ...)". It ends with the fingerprint's first digits where
+  // it would be the same for two that differ.
   std::string describe() const;
   // Throws Exit::usage for words and integers that are none, bad_data where bpe's text is no UTF-8.
   std::vector<int32_t> encode(std::string_view text) const;
-  // The ids of each text, computed in parallel; what encode() throws for the first text that is refused.
-  std::vector<std::vector<int32_t>> encode_batch(const std::vector<std::string_view>& texts) const;
-  // For a text that comes in pieces, valid UTF-8: adds the ids of as much of it as what follows cannot change, and
+  // For a text in pieces, of a bpe valid UTF-8: adds the ids of as much of it as what follows cannot change, and
   // returns the bytes of that. 0: more of it is needed, or the whole, for encode().
   size_t encode_begin(std::string_view text, std::vector<int32_t>& ids) const;
   // What a prompt begins with: the beginning-of-text token, where the file says that texts have one.
@@ -79,9 +77,7 @@ class Tokenizer {
   std::shared_ptr<const Bpe> bpe_;
   std::string file_;  // bpe: the tokenizer.json as it was read
   std::vector<int32_t> prefix_;
-  int32_t eos_ = -1;              // bpe
-  uint64_t fingerprint_ = 0;      // bpe
-  std::vector<int32_t> special_;  // bpe
+  int32_t eos_ = -1;  // bpe
 };
 
 // The ids of a model mean what its tokenizer says. Exit::usage, with both described, where the data was encoded by

@@ -222,6 +222,28 @@ TEST_CASE("bpe: added tokens") {
   CHECK(t.decode(t.encode("aa<s>aa")) == "aa<s>aa");
 }
 
+TEST_CASE("bpe: space that an added token took is no other token that wants the space before it") {
+  const TempDir dir;
+  Json json = byte_level({});
+  json["added_tokens"] = {added(256, "  ", {{"lstrip", true}, {"rstrip", true}}), added(257, "<r>", {{"rstrip", true}}),
+                          added(258, "\n")};
+  const Tokenizer t = read(dir, json);
+  CHECK(t.encode("a      b") == Ids{'a', 256, 'b'});
+  CHECK(t.encode("a     b   ") == Ids{'a', 256, 'b', 256});
+  CHECK(t.encode("<r>    x") == Ids{257, 'x'});
+  CHECK(t.encode("<r> \n x") == Ids{257, 258, ' ', 'x'});
+}
+
+TEST_CASE("bpe: two added tokens that are normalized to the same text are refused") {
+  const TempDir dir;
+  Json json = byte_level({});
+  json["normalizer"] = {{"type", "Replace"}, {"pattern", {{"String", "x"}}}, {"content", "a"}};
+  json["added_tokens"] = {added(256, "<a>", {{"normalized", true}}), added(257, "<x>", {{"normalized", true}})};
+  check_fails(Exit::bad_data, {"\"<x>\"", "same text", "not computed here"}, [&] { read(dir, json); });
+  json["added_tokens"][1]["normalized"] = false;
+  CHECK(read(dir, json).encode("<x><a>") == Ids{257, 256});
+}
+
 TEST_CASE("bpe: characters with a token for each byte of one that is missing") {
   const TempDir dir;
   const std::string mark = "\u2581";
@@ -238,6 +260,25 @@ TEST_CASE("bpe: characters with a token for each byte of one that is missing") {
       {"type", "Metaspace"}, {"replacement", mark}, {"prepend_scheme", "first"}, {"split", true}};
   metaspace["added_tokens"] = Json::array({added(262, "<s>")});
   CHECK(read(dir, metaspace).encode("ab ab<s>ab") == Ids{261, 261, 262, 260});
+  // A text's begin is asked for: what follows may be no begin.
+  Ids ids;
+  metaspace["pre_tokenizer"] = {
+      {"type", "Sequence"},
+      {"pretokenizers",
+       {{{"type", "Split"}, {"pattern", {{"Regex", "[^!]+|!"}}}, {"behavior", "Isolated"}, {"invert", false}},
+        metaspace["pre_tokenizer"]}}};
+  const Tokenizer first = read(dir, metaspace);
+  CHECK(first.encode("ab!ab") == Ids{261, 1 + '!', 260});
+  CHECK((first.encode_begin("ab!ab!ab!ab!ab", ids) == 0 && ids.empty()));
+  metaspace["pre_tokenizer"]["pretokenizers"][1]["prepend_scheme"] = "always";
+  CHECK((read(dir, metaspace).encode_begin("ab!ab!ab!ab!ab", ids) > 0 && ids[0] == 261 && ids[2] == 1 + '!'));
+  metaspace["normalizer"] = {{"type", "NFC"}};
+  metaspace["pre_tokenizer"]["pretokenizers"][1]["prepend_scheme"] = "first";
+  check_fails(Exit::bad_data, {"prepend_scheme first, after a normalizer"}, [&] { read(dir, metaspace); });
+  // Without ByteFallback a byte is written by its name.
+  Json named = json;
+  named["decoder"]["decoders"].erase(1);
+  CHECK(read(dir, named).decode(t.encode("\u00e9b"), true) == "<0xC3><0xA9>b");
 }
 
 TEST_CASE("bpe: begin and end of a text") {
@@ -266,6 +307,50 @@ TEST_CASE("bpe: begin and end of a text") {
   check_fails(Exit::bad_data, {"post-processor"}, [&] { read(dir, json); });
 }
 
+TEST_CASE("bpe: a fingerprint is of what decides the ids, and not of how the file writes it") {
+  const TempDir dir;
+  Json json = byte_level({"a a", "b b"});
+  json["pre_tokenizer"].erase("use_regex");
+  json["added_tokens"] = {added(258, "<s>"), added(259, "<t>")};
+  const Tokenizer t = read(dir, json);
+  Json full = json;  // with each value that is otherwise taken for granted
+  full["pre_tokenizer"]["use_regex"] = true, full["pre_tokenizer"]["trim_offsets"] = true;
+  for (const char* key : {"dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix"})
+    full["model"][key] = nullptr;
+  for (const char* key : {"fuse_unk", "byte_fallback", "ignore_merges"}) full["model"][key] = false;
+  full["model"]["merges"] = Json::array({Json::array({"a", "a"}), Json::array({"b", "b"})});
+  for (const char* key : {"truncation", "padding", "post_processor"}) full[key] = nullptr;
+  for (const char* key : {"single_word", "lstrip", "rstrip"}) full["added_tokens"][0][key] = false;
+  CHECK((read(dir, full) == t && read(dir, full).describe() == t.describe()));
+  const auto differs = [&](const char* at, const Json& value) {
+    Json other = full;
+    other[Json::json_pointer(at)] = value;
+    const Tokenizer o = read(dir, other);
+    CHECK_MESSAGE((!(o == t) && o.describe() != t.describe()), at);
+  };
+  differs("/model/merges", {"b b", "a a"});
+  differs("/model/ignore_merges", true);
+  Json swapped = full["model"]["vocab"];
+  std::swap(swapped["aa"], swapped["bb"]);
+  differs("/model/vocab", swapped);
+  differs("/pre_tokenizer/use_regex", false);
+  differs("/pre_tokenizer/add_prefix_space", true);
+  differs("/pre_tokenizer", split({{"Regex", "a+"}}, "Isolated"));
+  differs("/normalizer", {{"type", "NFC"}});
+  for (const char* flag : {"single_word", "lstrip", "rstrip", "normalized"})
+    differs((std::string("/added_tokens/0/") + flag).c_str(), true);
+  differs("/added_tokens/0/special", false);
+  differs("/added_tokens/0/content", "<r>");
+  const auto template_of = [](const Json& single) -> Json {
+    return {{"type", "TemplateProcessing"},
+            {"single", single},
+            {"special_tokens", {{"<s>", {{"ids", Json::array({258})}}}}}};
+  };
+  const Json text = {{"Sequence", {{"id", "A"}}}}, token = {{"SpecialToken", {{"id", "<s>"}}}};
+  differs("/post_processor", template_of({token, text}));
+  differs("/post_processor", template_of({text, token}));
+}
+
 TEST_CASE("bpe: what is not computed is refused by name, and leaves a model's ids") {
   const TempDir dir;
   const auto foreign = [&](const char* at, const Json& value, const std::string& name) {
@@ -276,7 +361,11 @@ TEST_CASE("bpe: what is not computed is refused by name, and leaves a model's id
   };
   foreign("/normalizer", {{"type", "NFKC"}}, "normalizer NFKC");
   foreign("/normalizer", {{"type", "Replace"}, {"pattern", {{"Regex", "a"}}}, {"content", "b"}}, "Replace");
+  const Json twice = {{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", "aa"}};
+  foreign("/normalizer", {{"type", "Sequence"}, {"normalizers", Json(40, twice)}}, "512 times as long");
+  foreign("/normalizer", {{"type", "Prepend"}, {"prepend", std::string(1000, 'a')}}, "1001 times as long");
   foreign("/pre_tokenizer", {{"type", "Whitespace"}}, "Whitespace");
+  foreign("/pre_tokenizer", 5, "the pre-tokenizer 5,");
   foreign("/pre_tokenizer", nullptr, "neither bytes");
   foreign("/pre_tokenizer/surprise", 1, "surprise");
   foreign("/pre_tokenizer", split({{"Regex", "a"}}, "Sideways"), "behavior");

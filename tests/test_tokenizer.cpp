@@ -36,14 +36,9 @@ TEST_CASE("tokenizer: bytes") {
   REQUIRE(ids.size() == 256);
   for (int b = 0; b < 256; ++b) CHECK(ids[static_cast<size_t>(b)] == b);
   CHECK(t.decode(ids) == all);
+  Ids begun;
+  CHECK((t.encode_begin(all, begun) == all.size() && begun == ids));  // no byte waits for another
   CHECK(t.decode({256}) == "<256>");
-}
-
-TEST_CASE("tokenizer: a batch has the ids of each text, or the first error") {
-  const Tokenizer t = Tokenizer::words({"a", "b"});
-  CHECK(t.encode_batch({"a b", "", "b"}) == std::vector<Ids>{{0, 1}, {}, {1}});
-  CHECK(t.encode_batch({}).empty());
-  check_fails(Exit::usage, {"\"c\""}, [&] { t.encode_batch({"a", "c", "d"}); });
 }
 
 TEST_CASE("tokenizer: none reads and writes integers") {
@@ -115,6 +110,8 @@ TEST_CASE("tokenizer: one of another kind leaves token ids; what is no tokenizer
   is_foreign(patched(words, "/model/type", "Unigram"), "Unigram");
   is_foreign(patched(words, "/pre_tokenizer", nullptr), "pre-tokenizer missing");
   is_foreign(patched(words, "/pre_tokenizer/type", "Whitespace"), "Whitespace");
+  is_foreign(patched(words, "/pre_tokenizer", 5), "pre-tokenizer 5");
+  is_foreign(patched(words, "/pre_tokenizer", Json::object()), "pre-tokenizer without a type");
   is_foreign(patched(words, "/normalizer", {{"type", "Lowercase"}}), "normalizer");
   is_foreign(patched(words, "/added_tokens", Json::array({{{"id", 2}, {"content", "<s>"}}})), "added_tokens");
   refuses(patched(words, "/model/vocab", Json::array()), "not an object");
@@ -152,6 +149,9 @@ TEST_CASE("tokenizer: data of another tokenizer than the model's is refused, wit
   };
   refused(words, other, {"M has", "2 words (a b ...)", "text:D has 2 words (b a ...)", ".bin"});
   refused(words, bytes, {"2 words", "bytes"});
+  Tokenizer many[2];
+  for (const char* last : {"g", "h"}) many[*last - 'g'] = Tokenizer::words({"a", "b", "c", "d", "e", "f", last});
+  CHECK(many[0].describe() != many[1].describe());
   refused(bytes, words, {"bytes", "2 words"});
   refused(foreign, bytes, {"merges.txt", "bytes", "token shards"});
   refused(foreign, words, {"merges.txt", "2 words", "token shards"});

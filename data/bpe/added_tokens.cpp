@@ -59,12 +59,13 @@ AddedTokens::Found AddedTokens::find(std::string_view text, size_t at) const {
   return {nullptr, 0};
 }
 
-// Takes in what stands around a token and belongs to it; false where the token does not count.
+// Takes in what stands around a token and belongs to it, if that is not `done`; false where the token does not count.
 bool AddedTokens::stretch(const AddedToken& token, std::string_view text, size_t done, size_t& from, size_t& to) {
   if (token.single_word) {
     if (from > 0 && is_word(last_character_of(text, from).code)) return false;
     if (to < text.size() && is_word(first_character(text.substr(to)).code)) return false;
   }
+  if (token.lstrip) from = std::max(from, done);  // an earlier token took this space
   while (token.lstrip && from > done) {
     const Character c = last_character_of(text, from);
     if (!contains(white_space(), c.code)) break;

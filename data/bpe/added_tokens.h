@@ -12,14 +12,14 @@ namespace crossply {
 struct AddedToken {
   std::string text;
   int32_t id = 0;
-  bool single_word = false, lstrip = false, rstrip = false;
+  bool single_word = false, lstrip = false, rstrip = false, special = false;
 };
 
 class AddedTokens {
  public:
   AddedTokens() = default;
   explicit AddedTokens(std::vector<AddedToken> tokens);
-  bool empty() const { return tokens_.empty(); }
+  const std::vector<AddedToken>& tokens() const { return tokens_; }  // sorted by text
   // Bytes of the longest.
   size_t longest() const { return longest_; }
   // Does each take its own text, wherever that stands, and nothing around it?
@@ -35,7 +35,7 @@ class AddedTokens {
       if (found == nullptr) break;
       at = begin + found->text.size();
       size_t from = begin, to = at;
-      if (!stretch(*found, text, done, from, to)) continue;
+      if (!stretch(*found, text, done, from, to) || from >= to) continue;
       if (done < from) plain(done, from);
       token(found->id);
       done = to;
@@ -51,7 +51,7 @@ class AddedTokens {
   Found find(std::string_view text, size_t at) const;
   static bool stretch(const AddedToken& token, std::string_view text, size_t done, size_t& from, size_t& to);
 
-  std::vector<AddedToken> tokens_;                            // sorted by text
+  std::vector<AddedToken> tokens_;
   std::array<std::pair<uint32_t, uint32_t>, 256> by_byte_{};  // the tokens that begin with a byte
   size_t longest_ = 0;
   bool plain_ = true;

@@ -71,6 +71,13 @@ int32_t Bpe::id_of(const std::string& token) const {
   return found == ids_.end() ? -1 : found->second;
 }
 
+bool Bpe::is_special(int32_t id) const {
+  const auto is_it = [&](const AddedToken& token) { return token.special && token.id == id; };
+  for (const AddedTokens* some : {&added_, &normalized_added_})
+    if (std::any_of(some->tokens().begin(), some->tokens().end(), is_it)) return true;
+  return false;
+}
+
 void Bpe::merge_piece(std::string_view piece, std::vector<int32_t>& ids) const {
   if (ignore_merges_)
     if (const auto found = whole_.find(piece); found != whole_.end()) return ids.push_back(found->second);
@@ -280,7 +287,7 @@ std::vector<int32_t> Bpe::encode(std::string_view text) const {
 size_t Bpe::encode_begin(std::string_view text, std::vector<int32_t>& ids) const {
   const Regex* regex = splitter_.scanned();
   if (!normalizations_.empty() || !added_.are_plain() || !normalized_added_.are_plain() || regex == nullptr ||
-      !regex->goes_forward())
+      !regex->goes_forward() || splitter_.knows_begin())
     return 0;
   // An added token that begins before `limit` is wholly here, and one that it meets as well.
   const size_t unsure = 2 * std::max(added_.longest(), normalized_added_.longest());

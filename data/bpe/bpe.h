@@ -39,6 +39,9 @@ class Bpe {
   int32_t id_of(const std::string& token) const;
   // Does encoding put a space before a text, which decoding takes away?
   bool begins_with_space() const { return begins_with_space_; }
+  bool is_special(int32_t id) const;
+  // Of all that decides the ids of a text, however the file writes it.
+  uint64_t fingerprint() const { return fingerprint_; }
   // What a text begins and ends with, by the file's post-processor.
   const std::vector<int32_t>& prefix() const { return prefix_; }
   const std::vector<int32_t>& suffix() const { return suffix_; }
@@ -66,6 +69,8 @@ class Bpe {
   void read_decoder(const nlohmann::json& decoder, const nlohmann::json& added);
   void read_post_processor(const nlohmann::json& processor, const std::string& path);
 
+  std::string normal_form() const;
+
   std::string normalized(std::string_view text) const;
   std::vector<Part> parts_of(std::string_view text) const;
   void encode_plain(std::string_view text, bool first, int chunks, std::vector<int32_t>& ids) const;
@@ -86,6 +91,7 @@ class Bpe {
   AddedTokens added_, normalized_added_;  // found before and after normalization
   Splitter splitter_;
   std::vector<int32_t> prefix_, suffix_;
+  uint64_t fingerprint_ = 0;
   uint64_t serial_ = 0;  // of this vocabulary, for the caches of the threads
 };
 

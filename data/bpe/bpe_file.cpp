@@ -1,8 +1,10 @@
 // Reads a Bpe from tokenizer.json: what is in the file is computed, refused by name, or contradicts itself.
 #include <algorithm>
 #include <atomic>
+#include <unordered_set>
 
 #include "data/bpe/bpe.h"
+#include "data/bpe/character_set.h"
 #include "data/bpe/tokenizer_json.h"
 #include "engine/check.h"
 #include "engine/json.h"
@@ -14,11 +16,7 @@ namespace {
 using nlohmann::json;
 
 constexpr int64_t most_ids = 1 << 22;
-
-std::string utf8(int code_point) {  // below 0x800 is all that the byte table needs
-  if (code_point < 0x80) return std::string(1, static_cast<char>(code_point));
-  return {static_cast<char>(0xC0 | (code_point >> 6)), static_cast<char>(0x80 | (code_point & 0x3F))};
-}
+constexpr size_t most_growth = 256;  // of a text, by all normalizers
 
 // Of a token in the names of its bytes; false where one of them names none.
 bool bytes_of(const std::string& token, std::string& bytes) {
@@ -39,15 +37,6 @@ bool bytes_of(const std::string& token, std::string& bytes) {
   return true;
 }
 
-// A Sequence's steps, of this name, or the one step; null: none.
-std::vector<json> steps_of(const json& object, const char* name) {
-  if (object.is_null()) return {};
-  if (type_of(object) != "Sequence" || !part_of(object, name).is_array()) return {object};
-  return part_of(object, name).get<std::vector<json>>();
-}
-
-bool is_empty(const json& value) { return value.is_null() || (value.is_string() && value == ""); }
-
 std::string foreign_model(const json& model) {
   if (const std::string type = type_of(model); type != "BPE") return "the model is " + excerpt(type);
   if (const json& dropout = part_of(model, "dropout"); !dropout.is_null() && dropout != 0)
@@ -62,18 +51,29 @@ std::string foreign_model(const json& model) {
                       "byte_fallback", "ignore_merges", "vocab", "merges"});
 }
 
+// How many times as long as a text of a byte or more a step makes it, at most.
+size_t growth_of(const json& step) {
+  if (type_of(step) == "NFC") return 3;
+  if (type_of(step) == "Prepend") return 1 + step["prepend"].get_ref<const std::string&>().size();
+  const size_t from = step["pattern"]["String"].get_ref<const std::string&>().size();
+  return std::max<size_t>(1, (step["content"].get_ref<const std::string&>().size() + from - 1) / from);
+}
+
 std::string foreign_normalizer(const json& normalizer) {
+  size_t growth = 1;
   for (const json& step : steps_of(normalizer, "normalizers")) {
     const std::string type = type_of(step), name = "the normalizer " + excerpt(type);
-    if (type == "NFC" && step.size() == 1) continue;
     const char* text = type == "Prepend" ? "prepend" : type == "Replace" ? "content" : nullptr;
-    if (text == nullptr || !part_of(step, text).is_string()) return name;
+    const bool is_nfc = type == "NFC" && step.size() == 1;
+    if (!is_nfc && (text == nullptr || !part_of(step, text).is_string())) return name;
     if (type == "Replace") {
       const json& pattern = part_of(step, "pattern");
       if (!part_of(pattern, "String").is_string() || pattern.size() != 1 || pattern["String"] == "")
         return name + " of anything but a text";
     }
     if (auto key = unknown_key(step, name, {"type", "prepend", "pattern", "content"}); !key.empty()) return key;
+    growth *= growth_of(step);
+    if (growth > most_growth) return "a normalizer that may make a text " + std::to_string(growth) + " times as long";
   }
   return "";
 }
@@ -109,10 +109,10 @@ std::string foreign_post_processor(const json& processor) {
 
 std::vector<std::string> byte_names() {
   std::vector<std::string> names;
-  int next = 256;
-  for (int b = 0; b < 256; ++b) {
+  uint32_t next = 256;
+  for (uint32_t b = 0; b < 256; ++b) {
     const bool prints = (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
-    names.push_back(utf8(prints ? b : next++));
+    append_utf8(names.emplace_back(), prints ? b : next++);
   }
   return names;
 }
@@ -126,7 +126,12 @@ std::string Bpe::foreign_part(const json& object) {
   if (!byte_level && part_of(model, "byte_fallback") != true)
     return "a BPE vocabulary of neither bytes (ByteLevel) nor characters with byte_fallback";
   if (byte_level && part_of(model, "byte_fallback") == true) return "byte_fallback below ByteLevel";
-  if (std::string part = foreign_normalizer(part_of(object, "normalizer")); !part.empty()) return part;
+  const json& normalizer = part_of(object, "normalizer");
+  if (std::string part = foreign_normalizer(normalizer); !part.empty()) return part;
+  // What begins a text is then asked of the text before it was normalized.
+  for (const json& step : steps_of(pre_tokenizer, "pretokenizers"))
+    if (part_of(step, "prepend_scheme") == "first" && !steps_of(normalizer, "normalizers").empty())
+      return "the pre-tokenizer Metaspace with prepend_scheme first, after a normalizer";
   if (std::string part = foreign_decoder(part_of(object, "decoder"), byte_level); !part.empty()) return part;
   if (std::string part = foreign_post_processor(part_of(object, "post_processor")); !part.empty()) return part;
   for (const char* key : {"truncation", "padding"})
@@ -155,6 +160,35 @@ Bpe::Bpe(const json& object, const std::string& path) {
   if (!byte_level_) read_decoder(part_of(object, "decoder"), part_of(object, "added_tokens"));
   for (size_t id = 0; id < texts_.size(); ++id)
     if (texts_[id].empty()) texts_[id] = "<" + std::to_string(id) + ">";
+  fingerprint_ = fingerprint_of(normal_form());
+}
+
+// All that decides the ids of a text, in an order that is not the file's.
+std::string Bpe::normal_form() const {
+  std::string form;
+  const auto add = [&](const std::string& text) { form += std::to_string(text.size()) + " " + text + "\n"; };
+  const auto add_ids = [&](const char* name, const std::vector<int32_t>& ids) {
+    form += name;
+    for (const int32_t id : ids) form += " " + std::to_string(id);
+    form += "\n";
+  };
+  std::vector<std::pair<int32_t, std::string>> tokens;
+  for (const auto& [text, id] : ids_) tokens.push_back({id, text});
+  std::sort(tokens.begin(), tokens.end());
+  for (const auto& [id, text] : tokens) form += std::to_string(id) + " ", add(text);
+  add_ids("bpe", {byte_level_, ignore_merges_});
+  for (const auto& [left, right] : merges_.in_order()) add_ids("merge", {left, right});
+  for (const auto& [kind, from, to] : normalizations_)
+    add_ids("normalize", {static_cast<int>(kind)}), add(from), add(to);
+  for (const AddedTokens* some : {&added_, &normalized_added_}) {
+    add_ids("added", {});
+    for (const AddedToken& token : some->tokens())
+      add_ids("token", {token.id, token.single_word, token.lstrip, token.rstrip, token.special}), add(token.text);
+  }
+  add(splitter_.normal_form());
+  add_ids("prefix", prefix_);
+  add_ids("suffix", suffix_);
+  return form;
 }
 
 void Bpe::read_normalizer(const json& normalizer) {
@@ -224,7 +258,7 @@ void Bpe::read_added(const json& added, const std::string& path) {
   if (!added.is_null() && !added.is_array()) fail(Exit::bad_data, path, ": the added_tokens are not a list");
   std::vector<AddedToken> plain, normal;
   auto next = static_cast<int64_t>(ids_.size());
-  std::unordered_map<std::string, int32_t> seen;
+  std::unordered_set<std::string> seen, normal_texts;
   for (const json& token : added) {
     const json& content = part_of(token, "content");
     if (!content.is_string() || content == "") fail(Exit::bad_data, path, ": an added token has no text");
@@ -242,13 +276,14 @@ void Bpe::read_added(const json& added, const std::string& path) {
     };
     one.single_word = is_set("single_word", false);
     one.lstrip = is_set("lstrip", false), one.rstrip = is_set("rstrip", false);
-    const bool normalized_first = is_set("normalized", !is_set("special", false));
+    one.special = is_set("special", false);
+    const bool normalized_first = is_set("normalized", !one.special);
     const int32_t known = id_of(one.text);
     const int64_t id = known >= 0 ? known : next++;
     if (part_of(token, "id") != id)
       fail(Exit::bad_data, path, ": ", name, " has the id ", excerpt(part_of(token, "id").dump()),
            ", but its place gives ", id);
-    if (id >= most_ids || !seen.emplace(one.text, id).second) fail(Exit::bad_data, path, ": ", name, " is there twice");
+    if (id >= most_ids || !seen.insert(one.text).second) fail(Exit::bad_data, path, ": ", name, " is there twice");
     if (static_cast<size_t>(id) >= texts_.size()) texts_.resize(static_cast<size_t>(id) + 1);
     if (known < 0 && !texts_[static_cast<size_t>(id)].empty())
       fail(Exit::bad_data, path, ": two tokens have the same id, ", id);
@@ -257,6 +292,9 @@ void Bpe::read_added(const json& added, const std::string& path) {
     texts_[static_cast<size_t>(id)] = one.text;
     if (normalized_first) one.text = normalized(one.text);
     if (one.text.empty()) fail(Exit::bad_data, path, ": ", name, " has no text when it is normalized");
+    if (normalized_first && !normal_texts.insert(one.text).second)
+      fail(Exit::bad_data, path, ": ", name,
+           " is normalized to the same text as another one, which is not computed here");
     (normalized_first ? normal : plain).push_back(std::move(one));
   }
   added_ = AddedTokens(std::move(plain));
@@ -267,7 +305,9 @@ void Bpe::read_added(const json& added, const std::string& path) {
 void Bpe::read_decoder(const json& decoder, const json& added) {
   std::vector<bool> verbatim(texts_.size());
   for (const json& token : added) verbatim[token["id"].get<size_t>()] = true;
+  bool byte_fallback = false;
   for (const json& step : steps_of(decoder, "decoders")) {
+    byte_fallback = byte_fallback || type_of(step) == "ByteFallback";
     const bool is_metaspace = type_of(step) == "Metaspace";
     if (type_of(step) == "Strip" || (is_metaspace && part_of(step, "prepend_scheme") != "never"))
       begins_with_space_ = true;
@@ -277,7 +317,7 @@ void Bpe::read_decoder(const json& decoder, const json& added) {
       for (size_t at = 0; !verbatim[id] && (at = texts_[id].find(mark, at)) != std::string::npos; ++at)
         texts_[id].replace(at, mark.size(), " ");
   }
-  for (size_t b = 0; b < bytes_.size(); ++b)
+  for (size_t b = 0; byte_fallback && b < bytes_.size(); ++b)
     texts_[static_cast<size_t>(bytes_[b])] = std::string(1, static_cast<char>(b));
 }
 

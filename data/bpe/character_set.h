@@ -1,6 +1,7 @@
 // Sets of characters: what a class of a regular expression is.
 #pragma once
 
+#include <string>
 #include <string_view>
 
 #include "data/bpe/unicode.h"
@@ -20,5 +21,6 @@ const Ranges& word_characters();
 
 // Where a text stops being UTF-8; its size if it is.
 size_t valid_utf8(std::string_view text);
+void append_utf8(std::string& text, uint32_t character);
 
 }  // namespace crossply

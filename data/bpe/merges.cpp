@@ -26,6 +26,16 @@ void Merges::add(int32_t left, int32_t right, Result result) {
   slots_[at] = {key, result};
 }
 
+std::vector<std::pair<int32_t, int32_t>> Merges::in_order() const {
+  std::vector<Slot> used;
+  for (const Slot& slot : slots_)
+    if (slot.key != none) used.push_back(slot);
+  std::sort(used.begin(), used.end(), [](const Slot& a, const Slot& b) { return a.result.rank < b.result.rank; });
+  std::vector<std::pair<int32_t, int32_t>> pairs;
+  for (const Slot& slot : used) pairs.push_back({static_cast<int32_t>(slot.key >> 32), static_cast<int32_t>(slot.key)});
+  return pairs;
+}
+
 void Merges::apply(std::vector<int32_t>& symbols) const {
   constexpr size_t few = 48;  // above it a queue is faster than looking for the least rank each time
   if (symbols.size() <= few) apply_to_few(symbols);

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace crossply {
@@ -23,6 +23,8 @@ class Merges {
     for (size_t at = place_of(key);; at = (at + 1) & mask_)
       if (slots_[at].key == key || slots_[at].key == none) return slots_[at].result;
   }
+  // The pairs that are merged, those first that are merged first.
+  std::vector<std::pair<int32_t, int32_t>> in_order() const;
   // Merges the symbols in place, in time n log n.
   void apply(std::vector<int32_t>& symbols) const;
 

@@ -4,7 +4,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "data/bpe/unicode.h"
+#include "data/bpe/character_set.h"
 #include "engine/printable.h"
 
 namespace crossply {
@@ -99,15 +99,6 @@ void Tables::compose(Codes& codes) const {
     codes[kept++] = code;
   }
   codes.resize(kept);
-}
-
-void append_utf8(std::string& out, uint32_t code) {
-  const auto add = [&](uint32_t byte) { out += static_cast<char>(byte); };
-  if (code < 0x80) return add(code);
-  if (code < 0x800) add(0xC0 | code >> 6);
-  else if (code < 0x10000) add(0xE0 | code >> 12), add(0x80 | (code >> 6 & 0x3F));
-  else add(0xF0 | code >> 18), add(0x80 | (code >> 12 & 0x3F)), add(0x80 | (code >> 6 & 0x3F));
-  add(0x80 | (code & 0x3F));
 }
 
 }  // namespace

@@ -23,12 +23,7 @@ size_t place_of(const std::string_view (&names)[N], const json& name) {
   return static_cast<size_t>(std::find(names, names + N, name.is_string() ? name.get<std::string>() : "") - names);
 }
 
-// The steps of a pre-tokenizer: itself, or those of a Sequence.
-std::vector<json> steps_of(const json& pre_tokenizer) {
-  if (pre_tokenizer.is_null()) return {};
-  if (type_of(pre_tokenizer) != "Sequence") return {pre_tokenizer};
-  return part_of(pre_tokenizer, "pretokenizers").get<std::vector<json>>();
-}
+std::vector<json> steps_of(const json& pre_tokenizer) { return crossply::steps_of(pre_tokenizer, "pretokenizers"); }
 
 // An expression that matches this text and nothing else.
 std::string escaped(const std::string& text) {
@@ -114,12 +109,24 @@ Splitter::Splitter(const json& pre_tokenizer, const std::string& path) {
   for (const json& step : steps_of(pre_tokenizer)) add(step, path);
 }
 
+bool Splitter::knows_begin() const {
+  return std::any_of(steps_.begin(), steps_.end(), [](const Step& step) { return step.prepend == Prepend::first; });
+}
+
+std::string Splitter::normal_form() const {
+  std::string form;
+  for (const Step& step : steps_)
+    form += str("step ", static_cast<int>(step.kind), " ", static_cast<int>(step.behavior), " ", step.invert, " ",
+                static_cast<int>(step.prepend), " ", step.text.size(), " ", step.text, "\n");
+  return form;
+}
+
 // One that foreign_part() found nothing to say about: one or two of ours.
 void Splitter::add(const json& step, const std::string& path) {
   const std::string type = type_of(step);
   const auto is_set = [&](const char* key, bool otherwise) { return step.value(key, otherwise); };
   const auto add_cut = [&](const std::string& regex, Behavior behavior, bool invert) {
-    steps_.push_back({Kind::cut, Regex(regex, path), behavior, invert, "", Prepend::never});
+    steps_.push_back({Kind::cut, Regex(regex, path), behavior, invert, regex, Prepend::never});
   };
   if (type == "ByteLevel") {
     if (is_set("add_prefix_space", true)) steps_.push_back({Kind::change, Regex(), {}, false, " ", Prepend::always});
@@ -143,11 +150,11 @@ void Splitter::add(const json& step, const std::string& path) {
 std::string Splitter::changed(const Step& step, std::string_view text, bool first) {
   std::string out;
   for (const char c : text) {
-    if (c == ' ') out += step.space;
+    if (c == ' ') out += step.text;
     else out += c;
   }
   const bool prepends = step.prepend == Prepend::always || (step.prepend == Prepend::first && first);
-  return prepends && !out.starts_with(step.space) ? step.space + out : out;
+  return prepends && !out.starts_with(step.text) ? step.text + out : out;
 }
 
 }  // namespace crossply

@@ -43,6 +43,11 @@ class Splitter {
   // Is its last step ByteLevel?
   static bool is_byte_level(const nlohmann::json& pre_tokenizer);
 
+  // Is the begin of a text cut otherwise than the same in mid-text?
+  bool knows_begin() const;
+  // All that decides the pieces, in words.
+  std::string normal_form() const;
+
   // Calls emit(piece) for every piece that is not empty, in order; a piece is valid during that call. first: does the
   // text begin here?
   template <class Emit>
@@ -69,7 +74,8 @@ class Splitter {
     Regex regex;  // cut: around its matches, or, inverted, around what is between them
     Behavior behavior = Behavior::isolated;
     bool invert = false;
-    std::string space;  // change: what stands for a space, and is put before a text that does not begin with it
+    // cut: the expression. change: what stands for a space, and is put before a text that does not begin with it.
+    std::string text;
     Prepend prepend = Prepend::never;
   };
   static constexpr size_t most_steps = 16;

@@ -4,6 +4,7 @@
 
 #include "engine/json.h"
 #include "engine/printable.h"
+#include "engine/sha256.h"
 
 namespace crossply {
 
@@ -18,7 +19,22 @@ const json& part_of(const json& object, const char* key) {
 
 std::string type_of(const json& object) {
   const json& type = part_of(object, "type");
-  return type.is_string() ? type.get<std::string>() : "missing";
+  if (type.is_string()) return type.get<std::string>();
+  return object.is_null() ? "missing" : object.is_object() ? "without a type" : object.dump();
+}
+
+std::vector<json> steps_of(const json& object, const char* name) {
+  if (object.is_null()) return {};
+  if (type_of(object) != "Sequence" || !part_of(object, name).is_array()) return {object};
+  return part_of(object, name).get<std::vector<json>>();
+}
+
+bool is_empty(const json& value) { return value.empty() || value == ""; }
+
+uint64_t fingerprint_of(const std::string& text) {
+  Sha256 sha;
+  sha.update(text.data(), text.size());
+  return std::stoull(sha.hex().substr(0, 16), nullptr, 16);
 }
 
 std::string unknown_key(const json& object, const std::string& name, std::initializer_list<std::string_view> known) {

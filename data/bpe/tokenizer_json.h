@@ -1,17 +1,25 @@
 // What the readers of a tokenizer.json share.
 #pragma once
 
+#include <cstdint>
 #include <initializer_list>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace crossply {
 
 // A value of an object; null where there is none of that name, or no object.
 const nlohmann::json& part_of(const nlohmann::json& object, const char* key);
-// Its "type"; "missing" where there is none.
+// Its "type"; where there is none, what stands there instead: "missing", "without a type", "5".
 std::string type_of(const nlohmann::json& object);
+// A Sequence's steps, which it has under `name`, or the one step; none of null.
+std::vector<nlohmann::json> steps_of(const nlohmann::json& object, const char* name);
+// null, or nothing within.
+bool is_empty(const nlohmann::json& value);
+// 64 bits of the SHA-256 of a text.
+uint64_t fingerprint_of(const std::string& text);
 // "NAME has KEY" for the first key of an object that is not among the known ones; "" if there is none.
 std::string unknown_key(const nlohmann::json& object, const std::string& name,
                         std::initializer_list<std::string_view> known);
