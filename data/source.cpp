@@ -109,6 +109,14 @@ std::vector<std::string> data_files(const std::string& spec) {
   return match_paths(directory.spec);
 }
 
+std::string short_name(const std::string& spec) {
+  const DataSpec parts = parse_data_spec(spec);
+  if (!parts.files()) return spec;
+  const std::filesystem::path path(parts.path);
+  const bool prepared = path.filename() == "train_*.bin" && path.has_parent_path();
+  return parts.prefix + (prepared ? path.parent_path() : path).filename().string();
+}
+
 double chance_of(const std::string& spec) {
   return spec.starts_with("arith:") ? 1.0 / arith::modulus : spec == "prosqa" ? 0.5 : NAN;
 }

@@ -118,6 +118,9 @@ Dataset open_dataset(const DataOptions& options);
 // the data is no task.
 double chance_of(const std::string& spec);
 
+// A spec without the directories of its files, for a title; of what `prepare` wrote, its directory's name.
+std::string short_name(const std::string& spec);
+
 // The files behind a spec or a val_spec, unopened; none where the data is generated. Throws as match_paths does.
 std::vector<std::string> data_files(const std::string& spec);
 

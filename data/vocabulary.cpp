@@ -27,7 +27,7 @@ namespace crossply {
 
 namespace {
 
-constexpr size_t most_bytes = 200'000'000, batch_bytes = 4 << 20;
+constexpr size_t most_bytes = 200'000'000, piece_bytes = 4 << 20;
 constexpr int no_package = 3;  // train_tokenizer.py's exit code
 
 struct Sample {
@@ -62,7 +62,7 @@ Sample draw_sample(const std::vector<std::string>& files, const std::string& fie
     DocumentReader reader(file);
     for (bool more = true; more;) {
       std::vector<Document> batch;
-      more = read_batch(reader, batch_bytes, batch);
+      more = read_batch(reader, piece_bytes, batch);
       parse_documents(batch, field);
       for (Document& document : batch) {
         text += std::ssize(document.text);

@@ -3,6 +3,7 @@
 // nested at most max_json_depth deep, so that it can be copied, compared and printed: each level of that takes stack.
 #pragma once
 
+#include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -49,6 +50,11 @@ bool holds(const nlohmann::json& value, double least = -std::numeric_limits<doub
   else if (value.is_number_unsigned())
     return value.get<uint64_t>() <= uint64_t{std::numeric_limits<T>::max()} && within(value.get<double>());
   else return std::is_signed_v<T> && value.is_number_integer() && within(value.get<double>());
+}
+
+// JSON has no NaN and no infinity.
+inline nlohmann::json number_or_null(double number) {
+  return std::isfinite(number) ? nlohmann::json(number) : nlohmann::json();
 }
 
 // For JSON, which is in UTF-8, while a file name may be any bytes: the text itself if it is UTF-8, else printable().

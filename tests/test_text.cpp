@@ -4,6 +4,14 @@
 using namespace crossply;
 using namespace crossply::test;
 
+TEST_CASE("data: a title names the file or the directory, without what is around it") {
+  CHECK(short_name("text:a/b/c.txt") == "text:c.txt");
+  CHECK(short_name("a/tokens/train_*.bin") == "tokens");
+  CHECK(short_name("uint16:a/b.bin") == "uint16:b.bin");
+  CHECK(short_name("train_*.bin") == "train_*.bin");
+  CHECK(short_name("arith:4") == "arith:4");
+}
+
 TEST_CASE("text: consecutive windows of bytes, the last tenth for testing") {
   const TempDir dir;
   std::string bytes;

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "engine/file.h"
+#include "engine/json.h"
 #include "models/checkpoint.h"
 #include "models/json_file.h"
 #include "train/comparison.h"
@@ -15,8 +16,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
-
-json number_or_null(double number) { return std::isfinite(number) ? json(number) : json(); }
 
 json json_of(const Comparison& comparison, const Arm& arm, const Arm& yardstick) {
   json rates = json::array();

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/format.h"
+#include "data/source.h"
 #include "engine/device.h"
 #include "engine/file.h"
 #include "train/comparison.h"
@@ -361,7 +362,7 @@ void draw(const View& view) {
   const auto has_points = [](const Curve& curve) { return !curve.x.empty(); };
   if (std::any_of(right.curves.begin(), right.curves.end(), has_points)) panels.push_back(right);
   const Comparison& comparison = view.comparison;
-  write_curve_svg(comparison.out + "/compare.svg", "loss on " + comparison.data, "step", panels);
+  write_curve_svg(comparison.out + "/compare.svg", "loss on " + short_name(comparison.data), "step", panels);
 }
 
 }  // namespace
@@ -397,7 +398,7 @@ std::string results_markdown(const Comparison& comparison) {
   const View view(comparison);
   const TrainOptions& o = comparison.runs[0].options;
   const std::string seeds = (view.seeds.size() > 1 ? "seeds " : "seed ") + list_of_seeds(view);
-  std::string out = "# " + format_markdown(comparison.data) + "\n\n" +
+  std::string out = "# " + format_markdown(short_name(comparison.data)) + "\n\n" +
                     str(o.steps, " steps of ", o.batch * o.accumulate, " sequences of ", o.data.seq_len, " tokens, ",
                         seeds, view.rates.size() > 1 ? ", learning rates " + list_of_rates(view) : "",
                         "; all settings: results.json.\n\n![loss](compare.svg)\n\n");

@@ -19,8 +19,6 @@ using nlohmann::json;
 
 std::string nats(double loss) { return std::isfinite(loss) ? format_number("%.4f", loss) : "-"; }
 
-json number_or_null(double number) { return std::isfinite(number) ? json(number) : json(); }
-
 // Calls visit for each flag that a resumed run must keep (train/setting_io.h).
 template <class Any, class Visit>
 void each_of_recipe(Any& recipe, Visit&& visit) {

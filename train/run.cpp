@@ -43,12 +43,6 @@ std::string shell_word(const std::string& text) {
   return word + "'";
 }
 
-// --data without the directories of its files.
-std::string short_name(const std::string& spec) {
-  const DataSpec parts = parse_data_spec(spec);
-  return parts.files() ? parts.prefix + fs::path(parts.path).filename().string() : spec;
-}
-
 TrainResult summarise(const Trainer& trainer, const TrainOptions& o, const std::vector<json>& lines) {
   TrainResult result;
   result.run_dir = o.out;

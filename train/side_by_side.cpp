@@ -70,10 +70,10 @@ void train_or_record(ComparedRun& run, const std::string& label, int64_t runs_af
 
 // "3/12 lime lr 0.003 seed 2", in front of the lines of a run, as wide as that of any.
 std::string label_of(const Comparison& comparison, const ComparedRun& run, int64_t number) {
-  size_t width = 0;
-  for (const ComparedRun& other : comparison.runs) width = std::max(width, run_name(comparison, other).size());
+  size_t widest = 0;
+  for (const ComparedRun& other : comparison.runs) widest = std::max(widest, run_name(comparison, other).size());
   const std::string name = run_name(comparison, run);
-  return str(number, "/", runs_in_all(comparison), " ", name, std::string(width - name.size(), ' '));
+  return str(number, "/", runs_in_all(comparison), " ", name, std::string(widest - name.size(), ' '));
 }
 
 // --- a run in a process of its own -------------------------------------------------------------------------------
@@ -241,17 +241,17 @@ double Overview::steps(std::vector<RunProcess>& processes) const {
 void Overview::show(std::vector<RunProcess>& processes) {
   if (since(shown_at_) < 0.2) return;
   shown_at_ = Clock::now();
-  const int64_t in_all = runs_in_all(comparison_), left = runs_left(comparison_),
+  const int64_t in_all = runs_in_all(comparison_), runs_to_do = runs_left(comparison_),
                 steps_each = comparison_.runs[0].options.steps;
   const double done = steps(processes) - begun_, seconds = since(start_);
-  double to_do = static_cast<double>(left * steps_each);
+  double to_do = static_cast<double>(runs_to_do * steps_each);
   for (RunProcess& process : processes) to_do -= static_cast<double>(process.steps());
   if (done <= 0 || seconds < 1) return;
   const int64_t twentieth = static_cast<int64_t>(20 * done / (done + to_do));
   if (!terminal_ && twentieth == said_) return;
   said_ = twentieth;
   const std::string rate = format_count(static_cast<int64_t>(done * tokens_ / seconds));
-  std::string line = str(in_all - left, " of ", in_all, " runs done, ", processes.size(), " running  ", rate,
+  std::string line = str(in_all - runs_to_do, " of ", in_all, " runs done, ", processes.size(), " running  ", rate,
                          " tok/s  ", format_seconds(to_do * seconds / done), " left in all");
   if (!terminal_) return print(line);
   clear();
