@@ -349,7 +349,9 @@ env --default-signal=INT "$build/compare" --arch llama,lime "${tiny[@]}" --steps
 pid=$!
 while [ ! -s stopped/lime-lr-0.003-seed-1/metrics.jsonl ] && kill -0 $pid 2>/dev/null; do sleep 0.01; done
 for child in $(pgrep -P $pid); do  # what a killed comparison leaves behind holds the directory until it has ended
-  readlink /proc/$child/fd/* | grep -q '/stopped$' || fail "a run's process does not hold the comparison's directory"
+  # One that has ended meanwhile has no program any more.
+  readlink /proc/$child/fd/* | grep -q '/stopped$' || ! readlink /proc/$child/exe >/dev/null ||
+    fail "a run's process does not hold the comparison's directory"
 done
 kill -INT $pid
 wait $pid

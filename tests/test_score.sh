@@ -53,13 +53,14 @@ expect 0 5 tokens "${bytes[@]}" <parts
 diff <(cut -d, -f1 at_once) <(cut -d, -f1 answers) >/dev/null || fail "the order of the answers is another one"
 # One process answers several times.
 coproc score { "$build/score" "${bytes[@]}"; }
+pid=$score_PID  # which bash forgets when the process has ended
 for _ in 1 2; do
   printf '%s\n\n' '{"context": "1", "continuation": "2"}' >&"${score[1]}"
   IFS= read -r -t 60 -u "${score[0]}" line || fail "no answer to an empty line"
   [[ $line == *'"tokens":1}' ]] || fail "the answer is $line"
 done
 exec {score[1]}>&-
-wait "$score_PID" || fail "score ends with $? at the end of its input"
+wait "$pid" || fail "score ends with $? at the end of its input"
 expect 0 0 '' "${bytes[@]}" </dev/null
 printf '\n\n\n' | expect 0 0 '' "${bytes[@]}"
 long=$(printf '%s' {0..9})
