@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <cstring>
-#include <exception>
 
 #include "data/bpe/character_set.h"
 #include "data/bpe/nfc.h"
+#include "engine/at_once.h"
 #include "engine/check.h"
 #include "engine/printable.h"
 
@@ -15,22 +15,6 @@ namespace crossply {
 namespace {
 
 constexpr size_t long_text = 1 << 19;  // bytes: above it a text is worth several threads
-
-// Calls body(i) for i below n in parallel; throws what the first i threw.
-template <class Body>
-void in_parallel(size_t n, Body&& body) {
-  std::vector<std::exception_ptr> errors(n);
-#pragma omp parallel for schedule(dynamic)
-  for (size_t i = 0; i < n; ++i) {
-    try {
-      body(i);
-    } catch (...) {
-      errors[i] = std::current_exception();
-    }
-  }
-  for (const std::exception_ptr& error : errors)
-    if (error != nullptr) std::rethrow_exception(error);
-}
 
 // The ids of short pieces that a thread met last: most of a text is a few thousand of them.
 class Cache {
@@ -169,7 +153,7 @@ size_t Bpe::encode_scanned(std::string_view text, bool first, bool more, int chu
     bytes[k] = k == n ? text.size() : text.size() / n * k;
     while (k > 0 && bytes[k] < text.size() && (text[bytes[k]] & 0xC0) == 0x80) ++bytes[k];
   }
-  in_parallel(n, [&](size_t k) { regex.classify(text.substr(bytes[k], bytes[k + 1] - bytes[k]), parts[k]); });
+  at_once(n, [&](size_t k) { regex.classify(text.substr(bytes[k], bytes[k + 1] - bytes[k]), parts[k]); });
   for (size_t k = 0; k < n; ++k) characters[k + 1] = characters[k] + parts[k].size();
   std::string classes = std::move(parts[0]);
   classes.reserve(characters[n]);
@@ -177,7 +161,7 @@ size_t Bpe::encode_scanned(std::string_view text, bool first, bool more, int chu
 
   std::vector<Chunk> all;
   for (size_t k = 0; k < n; ++k) all.emplace_back(*this, regex, text, classes, characters[k], bytes[k]);
-  in_parallel(n, [&](size_t k) { all[k].run(k + 1 < n ? characters[k + 1] : characters[n] + 1, first, more); });
+  at_once(n, [&](size_t k) { all[k].run(k + 1 < n ? characters[k + 1] : characters[n] + 1, first, more); });
   ids.insert(ids.end(), all[0].ids.begin(), all[0].ids.end());
   Chunk* current = &all[0];
   for (size_t k = 1; k < n && !current->finished;) {
@@ -272,7 +256,7 @@ std::vector<int32_t> Bpe::encode(std::string_view text) const {
   begins.push_back(parts.size());
   std::vector<std::vector<int32_t>> out(begins.size());
   const auto is_long = [&](size_t g) { return parts[begins[g]].end - parts[begins[g]].begin >= long_text; };
-  in_parallel(begins.size() - 1, [&](size_t g) {
+  at_once(begins.size() - 1, [&](size_t g) {
     for (size_t i = begins[g]; i < begins[g + 1]; ++i)
       if (!is_long(g)) encode_part(parts[i], 1, out[g]);
   });
