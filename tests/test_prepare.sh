@@ -2,28 +2,12 @@
 # Text into shards and back: every kind of input, stopped and killed at any moment, refused where something does not
 # fit, and what trains and evaluates on it.   tests/test_prepare.sh BUILD_DIR
 set -uo pipefail
+. "$(dirname "$0")/expect.sh"
 build=$(cd "$1" && pwd)
 work=$(mktemp -d)
 trap '[ $BASHPID = $$ ] && rm -rf "$work"' EXIT
 cd "$work" || exit 1
 export OMP_NUM_THREADS=2
-failures=0
-
-fail() {
-  failures=$((failures + 1))
-  echo "FAIL: $*"
-  sed 's/^/  | /' output | tail -5
-}
-# expect CODE PATTERN COMMAND...: the exit code, and a line of the output that names the cause.
-expect() {
-  local code=$1 pattern=$2 got
-  shift 2
-  "$@" >output 2>&1 </dev/null
-  got=$?
-  [ $got = "$code" ] || fail "exit code $got, want $code: $*"
-  grep -qE -- "$pattern" output || fail "no line matches '$pattern': $*"
-  [ "$code" = 0 ] || [ "$code" = 75 ] || [ "$(grep -c '^error: ' output)" = 1 ] || fail "not exactly one error line: $*"
-}
 prepare() { "$build/prepare" "$@"; }
 # same DIR DIR: the same files with the same bytes, but for the paths and packings of their sources.
 same() { diff -r -x manifest.json "$1" "$2" >output 2>&1 || fail "$1 and $2 differ"; }

@@ -2,6 +2,7 @@
 # The programs as a user meets them: bad input of every kind gets one clear line and the documented exit code, a run can
 # be stopped and resumed at any moment, and what is written is complete.   tests/test_programs.sh BUILD_DIR
 set -uo pipefail
+. "$(dirname "$0")/expect.sh"
 build=$(cd "$1" && pwd)
 dev=$(cd "$(dirname "$0")/../dev" && pwd)
 train=$(cd "$(dirname "$0")/../train" && pwd)
@@ -10,23 +11,6 @@ work=$(mktemp -d)
 trap '[ $BASHPID = $$ ] && rm -rf "$work"' EXIT  # not in a child that a signal ends before it is a program
 cd "$work" || exit 1
 export OMP_NUM_THREADS=2
-failures=0
-
-fail() {
-  failures=$((failures + 1))
-  echo "FAIL: $*"
-  sed 's/^/  | /' output | tail -5
-}
-# expect CODE PATTERN COMMAND...: the exit code, and a line of the output that names the cause.
-expect() {
-  local code=$1 pattern=$2 got
-  shift 2
-  "$@" >output 2>&1 </dev/null
-  got=$?
-  [ $got = "$code" ] || fail "exit code $got, want $code: $*"
-  grep -qE -- "$pattern" output || fail "no line matches '$pattern': $*"
-  [ "$code" = 0 ] || [ "$(grep -c '^error: ' output)" = 1 ] || fail "not exactly one error line: $*"
-}
 tiny=(--data arith:3 --train-samples 400 --test-samples 50 --width 16 --ffn 24 --layers 2 --heads 2 --batch 8
   --eval-samples 16 --answer-samples 4)
 # Whether a run has a checkpoint: any, because the first one is soon removed again.
