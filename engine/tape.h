@@ -182,6 +182,12 @@ class Tape {
   void frozen(const std::string& prefix, const std::function<void()>& body);
   int64_t cache_length() const { return cache_length_; }
   Dtype dtype() const { return real_; }
+  // Gives a value a name by which those who look on find it in every model: "hidden.3". Costs a step nothing.
+  void mark(const std::string& name, Value* value) { marks_.emplace_back(prefix_ + name, value); }
+  const std::vector<std::pair<std::string, Value*>>& marks() const { return marks_; }  // in the order of the calls
+  // Called before a model is recorded that somebody will look into: nodes that compute only what is looked at come too.
+  void look() { looked_at_ = true; }
+  bool looked_at() const { return looked_at_; }
 
   // --- after recording: differentiate (training only), plan, allocate, in this order ---
   void differentiate();
@@ -247,13 +253,14 @@ class Tape {
   int64_t cache_length_;
   std::string prefix_;  // of names, while frozen() records; else ""
   bool frozen_ = false;
-  bool differentiated_ = false, planned_ = false;
+  bool differentiated_ = false, planned_ = false, looked_at_ = false;
   PlanMode mode_ = PlanMode::reuse;
   std::deque<Value> values_;
   std::deque<Buffer> buffers_;
   std::unordered_map<const Parameter*, Value*> parameters_;
   std::deque<std::unique_ptr<Node>> nodes_;
   std::vector<std::pair<Value*, std::vector<double>>> constants_;
+  std::vector<std::pair<std::string, Value*>> marks_;
   std::function<void(size_t, bool)> after_;
   std::multimap<size_t, std::function<void()>> final_;  // of one node in the order in which they came
   std::vector<Seconds> seconds_;                        // by tick (forward n, backward 2N-1-n); empty without a profile

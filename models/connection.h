@@ -24,6 +24,8 @@ struct Build {
   Value* parameter(const std::string& name) const { return tape.parameter(params.at(name)); }
   // Null where the model has none of this name.
   Value* find(const std::string& name) const { return params.contains(name) ? parameter(name) : nullptr; }
+  // Tape::mark, of layer i: "gate.3".
+  void mark(const std::string& name, int i, Value* value) const { tape.mark(str(name, ".", i), value); }
 };
 
 // One of a layer's two sublayers.
@@ -117,6 +119,9 @@ class Connection {
   virtual void write(const Site& site, Value* y) { x_ = ops::add(build_->tape, site.name() + ".residual", x_, y); }
   // What the final norm reads.
   virtual Value* finish() { return x_; }
+  // For those who look into the model, after each block: what it has put out, (B, T, C), as one stream, before the
+  // connection makes the next block's input of it.
+  virtual Value* hidden() { return x_; }
 
  protected:
   // The backbone's norm in front of a sublayer.
@@ -129,16 +134,21 @@ class Connection {
   ops::Projection keys(int layer) const { return projection(layer, 'k', build_->config.num_key_value_heads); }
   ops::Projection values(int layer) const { return projection(layer, 'v', build_->config.num_key_value_heads); }
   std::vector<Value*> linears(int layer, Value* x, const std::vector<ops::Projection>& projections) const {
-    return ops::linears(build_->tape, Site{layer, false}.name() + ".project", x, projections);
+    const auto heads = ops::linears(build_->tape, Site{layer, false}.name() + ".project", x, projections);
+    for (const auto& [letter, name] : {std::pair{'q', "own_query"}, {'k', "own_key"}, {'v', "own_value"}})
+      for (size_t i = 0; i < heads.size(); ++i)
+        if (projections[i].name == projection_name(layer, letter)) build_->mark(name, layer, heads[i]);
+    return heads;
   }
 
   const Build* build_ = nullptr;
   Value* x_ = nullptr;  // the residual stream
 
  private:
+  static std::string projection_name(int layer, char which) { return str("L", layer, ".attn.", which); }
   ops::Projection projection(int layer, char which, int64_t heads) const {
     const std::string rows = layer_name(layer, str("self_attn.", which, "_proj"));
-    return {str("L", layer, ".attn.", which), build_->parameter(rows + ".weight"),
+    return {projection_name(layer, which), build_->parameter(rows + ".weight"),
             Shape{build_->B, build_->T, heads, build_->config.head_dim}, build_->find(rows + ".bias")};
   }
 };

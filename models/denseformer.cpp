@@ -43,9 +43,12 @@ class DenseFormer : public Connection {
     Connection::write(site, y);
     if (!site.mlp) return;
     const int i = site.layer + 1;
-    x_ = history_->add(str("X", i), x_);
+    x_ = out_ = history_->add(str("X", i), x_);
     if (i % period_ == 0) x_ = history_->mix(str("Y", i), sources(i), build_->parameter(weight_name(i)));
+    if (i < build_->config.num_hidden_layers) build_->mark("mixed", i, x_);
   }
+
+  Value* hidden() override { return out_; }
 
  private:
   static std::string weight_name(int i) { return str("model.dwa_modules.alphas.", i - 1, ".weight"); }
@@ -57,6 +60,7 @@ class DenseFormer : public Connection {
   }
 
   int64_t dilation_, period_;
+  Value* out_ = nullptr;  // of the last block
   std::optional<ops::DepthHistory> history_;
 };
 

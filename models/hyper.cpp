@@ -70,6 +70,7 @@ class Hyper : public Connection {
                                  parameter("norm.weight"),         parameter("norm.bias")};
     const ops::HyperRead in = ops::hyper_read(build_->tape, site.name() + ".read", x_, p, norm_, eps_);
     coef_ = in.coef;
+    build_->mark(site.mlp ? "mlp_mixing" : "attn_mixing", site.layer, coef_);  // (B, T, E, E+2): A, then b
     return gains_ ? norm(site, in.x)
                   : ops::layernorm(build_->tape, site.name() + ".norm", in.x, nullptr, nullptr, 1e-5);
   }
@@ -79,6 +80,7 @@ class Hyper : public Connection {
   }
 
   Value* finish() override { return ops::streams_sum(build_->tape, "streams.sum", x_); }
+  Value* hidden() override { return ops::streams_sum(build_->tape, "streams.seen", x_); }
 
  private:
   static std::string name_of(const Site& site, const std::string& rest) {

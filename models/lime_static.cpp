@@ -64,6 +64,9 @@ class LimeStatic : public Connection {
     const HeadMix<Value*> m{streams_, weights(layer, name), parameter("lime_layernorm.weight"),
                             parameter("self_attn.k_proj.weight"), parameter("self_attn.v_proj.weight")};
     const auto heads = ops::head_mix(build_->tape, name, m, c.num_key_value_heads);
+    build_->mark("route", layer, m.weight);  // (K, l+1), or (B, T, K, l+1)
+    build_->mark("own_key", layer, heads.first);
+    build_->mark("own_value", layer, heads.second);
     return {linears(layer, x, {queries(layer)})[0], heads.first, heads.second};
   }
 

@@ -35,8 +35,10 @@ void record_blocks(const Build& b, Connection& connection) {
   const Config& c = b.config;
   const int64_t longest = std::max(b.T, b.tape.cache_length());
   Value* rope = c.gpt2() ? nullptr : ops::rope_positions(b.tape, longest, c.rope_frequencies());
-  for (int i = 0; i < c.num_hidden_layers; ++i)
+  for (int i = 0; i < c.num_hidden_layers; ++i) {
     c.gpt2() ? record_gpt2_block(b, connection, i) : record_llama_block(b, connection, i, rope);
+    if (b.tape.looked_at() && i + 1 < c.num_hidden_layers) b.mark("hidden", i + 1, connection.hidden());
+  }
 }
 
 // All but the logits.
@@ -46,13 +48,21 @@ ops::LogitHead record_hidden(const Build& b, Value* tokens) {
     fail(Exit::usage, "sequences of ", longest, " tokens: the model has learned ", c.max_position_embeddings,
          " positions; ask for no more");
   const auto connection = find_architecture(c.arch).make(c);
-  connection->begin(b, embed(b, tokens));
+  Value* embeddings = embed(b, tokens);
+  b.mark("hidden", 0, embeddings);
+  connection->begin(b, embeddings);
   record_blocks(b, *connection);
-  Value* x = backbone_norm(b, "norm", connection->finish(), "model.norm");
-  return {x, b.parameter(c.tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight")};
+  Value* x = connection->finish();
+  b.mark("hidden", static_cast<int>(c.num_hidden_layers), x);
+  return record_head(b, x);
 }
 
 }  // namespace
+
+ops::LogitHead record_head(const Build& b, Value* x) {
+  return {backbone_norm(b, "norm", x, "model.norm"),
+          b.parameter(b.config.tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight")};
+}
 
 Graph record_model(Tape& tape, ParameterTable& params, const Config& config, int64_t B, int64_t T, Teacher* teacher) {
   Graph graph;

@@ -33,7 +33,16 @@ struct Graph {
 // no memory yet. With a teacher, of any other sizes and architecture but with the same vocabulary, the losses of
 // training are the objective of distillation; those of evaluation are the cross entropy as ever, for which the teacher
 // computes nothing.
+// The values that those who look into a model find by name on its tape (Tape::marks), layers from 0:
+//
+//   hidden.0          (B, T, C)     the embeddings; hidden.i: what block i-1 has put out, as one stream; the last one
+//                                   is what the final norm reads. Those between: on a tape that is looked at only
+//   own_query.i, own_key.i, own_value.i   (B, T, H or K, D)     the layer's projections, before any norm or rotation
+//   and what a connection computes: gate.i (B, T, K), route.i, mixed.i, attn_mixing.i, mlp_mixing.i (its file says)
 Graph record_model(Tape& tape, ParameterTable& params, const Config& config, int64_t B, int64_t T,
                    Teacher* teacher = nullptr);
+
+// The final norm of x (B, T, C), what follows the last block, and the matrix that makes logits of it.
+ops::LogitHead record_head(const Build& b, Value* x);
 
 }  // namespace crossply

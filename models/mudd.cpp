@@ -139,6 +139,8 @@ class Mudd : public Connection {
     for (int l = 0; l < layer + 2 && prepost_; ++l) m.gains.push_back(parameter(str("pre_da_norms.", l, ".weight")));
     for (int c = 0; c < ways(layer) && prepost_; ++c) m.post.push_back(parameter(str("post_da_norms.", c, ".weight")));
     ways_ = ops::multiway_mix(build_->tape, name, m, build_->config.norm_eps);
+    build_->mark("route", layer, m.weight);  // (B, T, ways * (layer + 2)), without the static weights
+    if (layer + 1 < L_) build_->mark("mixed", layer + 1, ways_[stream]);
   }
 
   bool prepost_, literal_;

@@ -33,6 +33,7 @@ class Relay : public Connection {
         layer, x,
         {queries(layer), keys(layer), values(layer), {name + ".pass", build_->parameter(gate_name(layer)), gates}});
     Value* gate = ops::gate(build_->tape, name + ".gate", heads[3], "relu");
+    build_->mark("gate", layer, gate);
     below_ = ops::gated_mix(build_->tape, name + ".relay", heads[2], below_, gate);
     return {heads[0], heads[1], below_};
   }

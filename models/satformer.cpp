@@ -47,6 +47,7 @@ class SatFormer : public Connection {
     if (layer == 0) v1_ = heads[2];
     if (!consumes(layer)) return {heads[0], heads[1], heads[2]};
     Value* alpha = ops::gate(build_->tape, name + ".gate", heads[3], gate_);
+    build_->mark("gate", layer, alpha);
     return {heads[0], heads[1], ops::gated_mix(build_->tape, name + ".gated_mix", heads[2], v1_, alpha)};
   }
 

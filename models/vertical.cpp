@@ -60,6 +60,7 @@ class Vertical : public Connection {
       const std::vector<int> read = sources(site.layer);  // of one source the mixture is the source itself
       Value* scores = map_ == "learned" ? build_->parameter(score_name(site.layer)) : nullptr;
       if (read.size() > 1) x_ = history_->attend(str("v", site.layer + 1), read, scores);
+      build_->mark("mixed", site.layer, x_);
     }
     return norm(site, x_);
   }
@@ -67,8 +68,11 @@ class Vertical : public Connection {
   void write(const Site& site, Value* y) override {
     if (residual_) Connection::write(site, y);
     else x_ = y;
+    out_ = x_;
     if (site.mlp && site.layer + 1 < build_->config.num_hidden_layers) x_ = history_->add(str("h", site.layer + 2), x_);
   }
+
+  Value* hidden() override { return out_; }
 
  private:
   static std::string score_name(int l) { return layer_name(l, "vertical_attention.scores"); }
@@ -86,8 +90,9 @@ class Vertical : public Connection {
 
   std::string map_;
   bool residual_;
-  double diagonal_;  // how the scores of the ordinary stream start
-  int64_t mirror_;   // unet: 1 mirrors what the blocks read, 2 what they put out
+  double diagonal_;       // how the scores of the ordinary stream start
+  int64_t mirror_;        // unet: 1 mirrors what the blocks read, 2 what they put out
+  Value* out_ = nullptr;  // of the last block, before its norms are taken
   std::optional<ops::DepthHistory> history_;
 };
 

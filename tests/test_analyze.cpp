@@ -1,5 +1,5 @@
 // The program analyze, and the probabilities that it measures.
-#include "eval/analysis.h"
+#include "eval/inside/windows.h"
 
 #include <map>
 #include <nlohmann/json.hpp>
@@ -7,8 +7,8 @@
 #include <sstream>
 
 #include "data/shards.h"
-#include "eval/attention_probe.h"
-#include "eval/heat_map.h"
+#include "eval/inside/heat_map.h"
+#include "eval/inside/probe.h"
 #include "models/json_file.h"
 #include "models/model_dir.h"
 #include "tests/cases.h"
@@ -133,26 +133,58 @@ TEST_CASE("analyze: the probabilities times the values are what attention comput
 
 TEST_CASE("analyze: the probe sees every op of a model once, in order, whatever it computes with") {
   TinyModel model(tiny_with("sla:distance=1:heads=1", 2, false));
-  AttentionProbe probe(*model.device, model.params, model.config, TinyModel::T);
-  REQUIRE(probe.ops().size() == 4);
-  for (int l = 0; l < 4; ++l) CHECK(probe.ops()[static_cast<size_t>(l)].layer == l);
+  Probe probe(*model.device, model.params, model.config, 1, TinyModel::T, "tiny");
+  REQUIRE(probe.attentions().size() == 4);
+  for (int l = 0; l < 4; ++l) CHECK(probe.attentions()[static_cast<size_t>(l)].layer == l);
   std::vector<size_t> seen;
   std::vector<double> P(TinyModel::T * TinyModel::T), cut(9);
-  for (int64_t b = 0; b < TinyModel::B; ++b)
-    probe.run(model.tokens.data() + b * TinyModel::T, [&](size_t i, const AttentionInputs& inputs) {
-      seen.push_back(i);
-      inputs.probabilities(0, 3, TinyModel::T, P.data());
-      for (int64_t t = 0; t < TinyModel::T; ++t) {
-        double sum = 0;
-        for (int64_t j = 0; j < TinyModel::T; ++j) sum += P[static_cast<size_t>(t * TinyModel::T + j)];
-        CHECK(sum == doctest::Approx(1).epsilon(1e-14));
-      }
-      inputs.probabilities(0, 3, 3, cut.data());  // of a shorter sequence: the same
-      for (int64_t t = 0; t < 3; ++t)
-        for (int64_t j = 0; j < 3; ++j)
-          CHECK(cut[static_cast<size_t>(t * 3 + j)] == P[static_cast<size_t>(t * TinyModel::T + j)]);
-    });
+  probe.watch_attention([&](size_t i, const AttentionInputs& inputs) {
+    seen.push_back(i);
+    inputs.probabilities(0, 3, TinyModel::T, P.data());
+    for (int64_t t = 0; t < TinyModel::T; ++t) {
+      double sum = 0;
+      for (int64_t j = 0; j < TinyModel::T; ++j) sum += P[static_cast<size_t>(t * TinyModel::T + j)];
+      CHECK(sum == doctest::Approx(1).epsilon(1e-14));
+    }
+    inputs.probabilities(0, 3, 3, cut.data());  // of a shorter sequence: the same
+    for (int64_t t = 0; t < 3; ++t)
+      for (int64_t j = 0; j < 3; ++j)
+        CHECK(cut[static_cast<size_t>(t * 3 + j)] == P[static_cast<size_t>(t * TinyModel::T + j)]);
+  });
+  for (int64_t b = 0; b < TinyModel::B; ++b) probe.run(model.tokens.data() + b * TinyModel::T);
   CHECK(seen == std::vector<size_t>{0, 1, 2, 3, 0, 1, 2, 3});
+}
+
+TEST_CASE("analyze: what is kept is what the model made, and putting back what was there changes nothing") {
+  for (const Case& c : cases()) {
+    CAPTURE(c.name);
+    TinyModel model(c.config);
+    Probe plain(*model.device, model.params, model.config, 1, TinyModel::T, "tiny");
+    Probe touched(*model.device, model.params, model.config, 1, TinyModel::T, "tiny");
+    const int L = static_cast<int>(c.config.num_hidden_layers);
+    for (int i = 0; i <= L; ++i) CHECK(plain.shape(str("hidden.", i)) == Shape{1, TinyModel::T, c.config.hidden_size});
+    for (const std::string& name : touched.names()) {
+      plain.keep(name), touched.keep(name);
+      touched.change(name, [](std::vector<double>&) {});
+    }
+    plain.run(model.tokens.data(), model.targets.data());
+    touched.run(model.tokens.data(), model.targets.data());
+    CHECK(plain.losses() == touched.losses());
+    for (const std::string& name : plain.names()) {
+      CAPTURE(name);
+      CHECK(plain.at(name) == touched.at(name));
+    }
+    // Whatever is changed before the loss changes the loss: the names are of what the model computes with.
+    for (const std::string& name : plain.names()) {
+      CAPTURE(name);
+      touched.change(name, [](std::vector<double>& numbers) {
+        for (double& x : numbers) x *= 1.5;
+      });
+      touched.run(model.tokens.data(), model.targets.data());
+      if (!has(name, "hidden.") && !has(name, "own_") && !has(name, "gate")) CHECK(plain.losses() != touched.losses());
+      touched.change(name, [](std::vector<double>&) {});
+    }
+  }
 }
 
 // Of the tests' own architecture every layer but the first has two ops, the second one to the layer below's keys.

@@ -1,6 +1,6 @@
 // Ranks and masses of attention: known spectra, the values of uniform, random and sink attention, and the bounds that
 // hold for sinks.
-#include "eval/attention_rank.h"
+#include "eval/inside/attention_rank.h"
 
 #include <algorithm>
 #include <cmath>

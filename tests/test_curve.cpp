@@ -1,4 +1,4 @@
-#include "train/curve.h"
+#include "cli/curve.h"
 
 #include <algorithm>
 

@@ -9,7 +9,7 @@
 #include "engine/device.h"
 #include "engine/file.h"
 #include "train/comparison.h"
-#include "train/curve.h"
+#include "cli/curve.h"
 
 namespace crossply {
 namespace {

@@ -22,7 +22,7 @@
 #include "engine/printable.h"
 #include "eval/statistics.h"
 #include "models/json_file.h"
-#include "train/curve.h"
+#include "cli/curve.h"
 #include "train/environment.h"
 #include "train/options.h"
 #include "train/run_curves.h"

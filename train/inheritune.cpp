@@ -8,7 +8,7 @@
 #include "engine/json.h"
 #include "engine/printable.h"
 #include "models/json_file.h"
-#include "train/curve.h"
+#include "cli/curve.h"
 #include "train/run_curves.h"
 #include "train/setting_io.h"
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "train/curve.h"
+#include "cli/curve.h"
 
 namespace crossply {
 

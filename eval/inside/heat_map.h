@@ -11,10 +11,15 @@ struct HeatMap {
   std::vector<std::vector<double>> rows;  // from the top; NaN stays white
 };
 
-// Maps beside each other with one scale of colours, logarithmic, from 1, pale, to the largest number, dark.
+// counts: logarithmic, from 1, pale, to the largest number, dark. shares: linear, from 0. signs: linear in both
+// directions from 0, white, with a colour for each sign.
+enum class HeatScale { counts, shares, signs };
+
+// Maps beside each other with one scale of colours.
 struct HeatMapBand {
   std::string caption;
   std::vector<HeatMap> maps;
+  HeatScale scale = HeatScale::counts;
 };
 
 // One band below the other. row and column: what a row and a column is, numbered from 0. The numbers stand in the cells

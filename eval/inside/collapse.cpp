@@ -1,31 +1,28 @@
 // analyze --what attention: how far each head's attention has collapsed, by layer and group of layers.
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
-#include <deque>
 #include <exception>
-#include <nlohmann/json.hpp>
 
 #include "cli/format.h"
 #include "cli/ticker.h"
-#include "engine/file.h"
 #include "engine/json.h"
 #include "engine/printable.h"
-#include "eval/analysis.h"
-#include "eval/attention_probe.h"
-#include "eval/attention_rank.h"
-#include "eval/data_choice.h"
-#include "eval/heat_map.h"
-#include "models/json_file.h"
+#include "eval/inside/analysis.h"
+#include "eval/inside/attention_rank.h"
+#include "eval/inside/heat_map.h"
+#include "eval/inside/probe.h"
 
 namespace crossply {
 namespace {
 
-constexpr int64_t usual_length = 100;  // the paper's
+constexpr UsualWindows usual = {100, 100};  // the paper's
+
+struct Thresholds {
+  double tau = 0.9, eta = 0.9;  // of ranks and of masses
+};
 
 struct Measured {
-  std::string model, arch, backbone, split;
-  bool files;  // not generated data
+  std::string model, arch, backbone, title, split;
   std::vector<TokenWindow> windows;
   std::vector<LayerCollapse> layers = {};
   size_t heads = 0;  // the most of a layer
@@ -65,8 +62,8 @@ struct Measured {
 }
 
 // Adds the ranks and masses of one op's heads for one sequence of n tokens. The threads share the heads.
-void add_heads(HeadCollapse* heads, const std::string& model, const AttentionProbe::Op& op,
-               const AttentionInputs& inputs, int64_t n, const AnalysisOptions& o) {
+void add_heads(HeadCollapse* heads, const std::string& model, const Probe::Attention& op, const AttentionInputs& inputs,
+               int64_t n, const Thresholds& o) {
   std::exception_ptr error;
 #pragma omp parallel
   {
@@ -90,49 +87,40 @@ void add_heads(HeadCollapse* heads, const std::string& model, const AttentionPro
   if (!inputs.finite_output()) fail_not_finite(model, str("what the attention of layer ", op.layer, " puts out"));
 }
 
-int64_t window_length(const AnalysisOptions& o, const std::string& name, const Config& config, const Source& source) {
-  const int64_t model = config.max_position_embeddings, data = source.seq_len(), most = std::min(model, data);
-  if (o.length > model)
-    fail(Exit::usage, "--length ", o.length, ": ", name, " takes sequences of at most ", model, " tokens");
-  if (o.length > data)
-    fail(Exit::usage, "--length ", o.length, ": the sequences of ", o.data.spec, " have only ", data, " tokens here");
-  if (o.length == 0 && most < usual_length)
-    std::fprintf(stderr, "note: windows of %lld tokens, not of %lld: %s no more\n", static_cast<long long>(most),
-                 static_cast<long long>(usual_length), model <= data ? "the model takes" : "the data's sequences have");
-  return o.length > 0 ? o.length : std::min(usual_length, most);
+// The model's forward, and of every head the spectrum of a window's matrix: about 4/3 T^3 multiply-adds.
+double flops_of(const Probe& probe, double N, double T) {
+  double heads = 0;
+  for (const Probe::Attention& op : probe.attentions()) heads += static_cast<double>(op.heads);
+  return N * (probe.forward_flops() + heads * 8 / 3 * T * T * T);
 }
 
-Measured measure(const std::string& name, const AnalysisOptions& o) {
-  LoadedModel model(name, o.device, false);
-  const ModelData data = open_data(o.data, o.split, std::nullopt, model, name);
-  const int64_t T = window_length(o, name, model.config, data.source());
-  Measured measured{name,
-                    model.config.arch,
-                    model.config.backbone,
-                    describe_split(data.choice, false),
-                    data.choice.files,
-                    random_windows(data.source(), T, o.sequences, o.seed)};
-  AttentionProbe probe(*model.device, model.params, model.config, T);
-  measured.layers.resize(static_cast<size_t>(model.config.num_hidden_layers), LayerCollapse{o.sequences, {}});
+Measured measured_of(Subject& subject, const std::vector<TokenWindow>& windows, const Thresholds& o) {
+  const Config& config = subject.config();
+  Measured m{subject.name, config.arch, config.backbone, subject.title(), describe_split(subject.data.choice, false),
+             windows};
+  const auto T = static_cast<int64_t>(windows[0].tokens.size());
+  Probe probe(subject.model, 1, T);
+  say_cost("attention", subject, windows, flops_of(probe, static_cast<double>(windows.size()), static_cast<double>(T)),
+           probe.bytes());
+  m.layers.resize(static_cast<size_t>(subject.layers()), LayerCollapse{std::ssize(windows), {}});
   std::vector<size_t> first;  // of each op among the heads of its layer
-  for (const AttentionProbe::Op& op : probe.ops()) {
-    std::vector<HeadCollapse>& heads = measured.layers.at(static_cast<size_t>(op.layer)).heads;
+  for (const Probe::Attention& op : probe.attentions()) {
+    std::vector<HeadCollapse>& heads = m.layers.at(static_cast<size_t>(op.layer)).heads;
     first.push_back(heads.size());
     heads.resize(heads.size() + static_cast<size_t>(op.heads));
-    measured.heads = std::max(measured.heads, heads.size());
+    m.heads = std::max(m.heads, heads.size());
   }
-  if (probe.ops().empty()) fail(Exit::usage, name, ": no layer of ", model.config.arch, " has attention over tokens");
-  Ticker ticker(printable(name), "window");
-  for (int64_t i = 0; i < o.sequences; ++i) {
-    const TokenWindow& window = measured.windows[static_cast<size_t>(i)];
-    probe.run(window.tokens.data(), [&](size_t at, const AttentionInputs& inputs) {
-      const AttentionProbe::Op& op = probe.ops()[at];
-      std::vector<HeadCollapse>& heads = measured.layers[static_cast<size_t>(op.layer)].heads;
-      add_heads(&heads[first[at]], name, op, inputs, window.length, o);
+  Ticker ticker(printable(subject.name), "window");
+  for (size_t i = 0; i < windows.size(); ++i) {
+    probe.watch_attention([&](size_t at, const AttentionInputs& inputs) {
+      const Probe::Attention& op = probe.attentions()[at];
+      std::vector<HeadCollapse>& heads = m.layers[static_cast<size_t>(op.layer)].heads;
+      add_heads(&heads[first[at]], subject.name, op, inputs, windows[i].length, o);
     });
-    ticker.tell(i + 1, o.sequences);
+    probe.run(windows[i].tokens.data());
+    ticker.tell(static_cast<int64_t>(i) + 1, std::ssize(windows));
   }
-  return measured;
+  return m;
 }
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -168,10 +156,8 @@ std::string windows_text(const Measured& m) {
              shortest == longest ? "" : str(shortest, " to "), longest, " tokens");
 }
 
-void print(const Measured& m, const AnalysisOptions& o) {
-  std::printf("%s: %s%s, %zu layers\n%s\n%s, seed %llu, tau %g, eta %g\n\n", printable(m.model).c_str(), m.arch.c_str(),
-              m.arch == m.backbone ? "" : (" on " + m.backbone).c_str(), m.layers.size(), m.split.c_str(),
-              windows_text(m).c_str(), static_cast<unsigned long long>(o.seed), o.tau, o.eta);
+std::string table_of(const Measured& m, const Thresholds& o, uint64_t seed) {
+  std::string out = str(m.title, "\n", windows_text(m), ", seed ", seed, ", tau ", o.tau, ", eta ", o.eta, "\n\n");
   std::vector<std::vector<std::string>> table = {
       {"layer", "MaxRank", "mean rank", "AvgMass", "collapsed heads", "lazy"}};
   for (size_t l = 0; l < m.layers.size(); ++l) {
@@ -182,15 +168,15 @@ void print(const Measured& m, const AnalysisOptions& o) {
                        format_number("%.2f", layer.mean_mass()), str(layer.collapsed(), " of ", layer.heads.size()),
                        layer.lazy() ? "yes" : "no"});
   }
-  std::printf("%s\nhalves:\n%s", format_table(table).c_str(), groups_text(m, m.halves()).c_str());
   const std::vector<LayerGroup> lazy = lazy_groups(m.layers);
-  std::printf("lazy groups, of AvgRank below 2:%s\n%s", lazy.empty() ? " none" : "", groups_text(m, lazy).c_str());
   const int64_t lazy_layers =
       std::count_if(m.layers.begin(), m.layers.end(), [](const LayerCollapse& layer) { return layer.lazy(); });
-  std::printf("lazy layers: %lld of %zu\ncollapsed heads, of rank below 1.5: %lld of %lld, %.1f%%\n",
-              static_cast<long long>(lazy_layers), m.layers.size(), static_cast<long long>(m.collapsed()),
-              static_cast<long long>(m.all_heads()),
-              100 * static_cast<double>(m.collapsed()) / static_cast<double>(m.all_heads()));
+  return out + str(format_table(table), "\nhalves:\n", groups_text(m, m.halves()),
+                   "lazy groups, of AvgRank below 2:", lazy.empty() ? " none" : "", "\n", groups_text(m, lazy),
+                   "lazy layers: ", lazy_layers, " of ", m.layers.size(),
+                   "\ncollapsed heads, of rank below 1.5: ", m.collapsed(), " of ", m.all_heads(),
+                   format_number(", %.1f%%\n",
+                                 100 * static_cast<double>(m.collapsed()) / static_cast<double>(m.all_heads())));
 }
 
 nlohmann::json groups_json(const Measured& m, const std::vector<LayerGroup>& groups) {
@@ -230,11 +216,10 @@ nlohmann::json to_json(const Measured& m) {
 std::string csv_of(const std::vector<Measured>& all) {
   std::string out = "model,layer,head,rank,mass\n";
   for (const Measured& m : all) {
-    std::string name = printable(m.model);
-    for (size_t at = 0; (at = name.find('"', at)) != std::string::npos; at += 2) name.insert(at, "\"");
+    const std::string name = csv_field(printable(m.model));
     for (size_t l = 0; l < m.layers.size(); ++l)
       for (size_t h = 0; h < m.layers[l].heads.size(); ++h)
-        out += str("\"", name, "\",", l, ",", h, ",", m.layers[l].rank(h), ",", m.layers[l].mass(h), "\n");
+        out += str(name, ",", l, ",", h, ",", m.layers[l].rank(h), ",", m.layers[l].mass(h), "\n");
   }
   return out;
 }
@@ -248,64 +233,62 @@ HeatMap heat_map(const Measured& m, double (LayerCollapse::*number)(size_t) cons
   return map;
 }
 
-bool same_windows(const Measured& a, const Measured& b) {
-  return std::ranges::equal(a.windows, b.windows,
-                            [](const TokenWindow& x, const TokenWindow& y) { return x.tokens == y.tokens; });
-}
+class AttentionCollapse : public Analysis {
+ public:
+  std::string name() const override { return "attention"; }
+  std::string about() const override { return "rank and mass of every head's attention, lazy layers"; }
+  void add_flags(CLI::App& app) override {
+    add_number(app, "--tau", o_.tau, 0.01, 0.999, "attention: the rank takes in this share of the energy");
+    add_number(app, "--eta", o_.eta, 0.01, 0.999, "attention: so does the mass");
+  }
+  void measure(Subject& subject, const AnalysisOptions& o) override {
+    if (Probe(subject.model, 1, 1).attentions().empty())
+      fail(Exit::usage, subject.name, ": no layer of ", subject.config().arch, " has attention over tokens");
+    all_.push_back(measured_of(subject, windows_of(subject, o, usual), o_));
+  }
+  Finding finding(const AnalysisOptions& o) const override;
 
-// Why, and what makes them equal, if anything does.
-void note_other_windows(const Measured& m, const Measured& first) {
-  const int64_t length = std::min(m.longest(), first.longest());
-  const std::string why = m.longest() != first.longest() ? str("of ", m.longest(), " tokens, not ", first.longest())
-                          : m.split != first.split       ? "from another split, or one of another run"
-                                                         : "from a split that is cut at another place";
-  std::fprintf(stderr, "note: %s was measured on other windows than %s: %s%s\n", printable(m.model).c_str(),
-               printable(first.model).c_str(), why.c_str(),
-               m.files ? str("; --split all --length ", length, " gives both the same").c_str() : "");
-}
+ private:
+  Thresholds o_;
+  std::vector<Measured> all_;
+};
 
-void write(const std::vector<Measured>& all, const AnalysisOptions& o) {
+Finding AttentionCollapse::finding(const AnalysisOptions& o) const {
+  Finding found;
+  found.title = "Rank and mass of attention";
+  HeatMapBand rank{str("attention rank, k* of ", o_.tau), {}}, mass{str("attention mass, m* of ", o_.eta), {}};
   nlohmann::json models = nlohmann::json::array();
-  const bool same = std::ranges::all_of(all, [&](const Measured& m) { return same_windows(m, all[0]); });
-  HeatMapBand rank{str("attention rank, k* of ", o.tau), {}}, mass{str("attention mass, m* of ", o.eta), {}};
-  for (const Measured& m : all) {
+  for (const Measured& m : all_) {
+    found.table += (found.table.empty() ? "" : "\n") + table_of(m, o_, o.seed);
     models.push_back(to_json(m));
     rank.maps.push_back(heat_map(m, &LayerCollapse::rank));
     mass.maps.push_back(heat_map(m, &LayerCollapse::mass));
   }
-  const nlohmann::json json = {{"crossply", "analyze"},
-                               {"what", "attention"},
-                               {"data", utf8_or_escaped(o.data.spec)},
-                               {"sequences", o.sequences},
-                               {"seed", o.seed},
-                               {"tau", o.tau},
-                               {"eta", o.eta},
-                               {"same_windows", same},
-                               {"models", models}};
-  const std::string base = o.out + "/attention";
-  const std::pair<const char*, std::string> contents[] = {
-      {".json", json.dump(1) + "\n"},  // first: it says whose the others are
-      {".csv", csv_of(all)},
-      {".svg", heat_map_svg(str("Attention of ", windows_text(all[0])), "layer", "head", {rank, mass})}};
-  std::deque<OutputFile> files;  // complete, all three, before the first takes its place
-  for (const auto& [type, text] : contents)
-    files.emplace_back(base + type, text.size()).write(text.data(), text.size());
-  for (OutputFile& file : files) file.commit();
-  std::printf("\nwrote %s.json, .csv and .svg\n", printable(base).c_str());
+  found.json = {{"sequences", std::ssize(all_[0].windows)},
+                {"tau", o_.tau},
+                {"eta", o_.eta},
+                {"same_windows", same_windows()},
+                {"models", models}};
+  found.csv = csv_of(all_);
+  found.svg = heat_map_svg(str("Attention of ", windows_text(all_[0])), "layer", "head", {rank, mass});
+  found.measured = str(
+      "Of the matrix of a head's attention probabilities over one window, causal: the rank is how many of its singular "
+      "values, the largest first, hold ",
+      o_.tau,
+      " of the sum of their squares; the mass is how many of its columns "
+      "hold ",
+      o_.eta,
+      " of it. Means over the windows. A head of rank 1 gives every token the same mixture; a layer is "
+      "lazy where all of its heads are so in all windows.");
+  found.paper =
+      "Inheritune (arXiv 2404.08634): in trained GPT-2 models, deeper layers are lazy more often than the others, "
+      "their "
+      "attention having collapsed to rank 1 and to one column.";
+  return found;
 }
 
 }  // namespace
 
-void analyze_attention(const AnalysisOptions& o) {
-  std::vector<Measured> all;
-  for (const std::string& name : o.models) {
-    if (!all.empty()) std::printf("\n");
-    all.push_back(measure(name, o));
-    print(all.back(), o);
-    std::fflush(stdout);
-    if (!same_windows(all.back(), all[0])) note_other_windows(all.back(), all[0]);
-  }
-  if (!o.out.empty()) write(all, o);
-}
+std::unique_ptr<Analysis> attention_analysis() { return std::make_unique<AttentionCollapse>(); }
 
 }  // namespace crossply

@@ -1,4 +1,4 @@
-#include "eval/attention_rank.h"
+#include "eval/inside/attention_rank.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "eval/heat_map.h"
+#include "eval/inside/heat_map.h"
 
 #include <algorithm>
 #include <cmath>
@@ -19,11 +19,14 @@ struct Colour {
   double red, green, blue;
 };
 // From pale to dark, with a lightness that falls evenly, so that it also reads in grey.
-constexpr Colour ramp[] = {{247, 251, 255}, {198, 219, 239}, {107, 174, 214}, {33, 113, 181}, {8, 48, 107}};
+constexpr Colour above[] = {{247, 251, 255}, {198, 219, 239}, {107, 174, 214}, {33, 113, 181}, {8, 48, 107}};
+
+constexpr Colour below[] = {{247, 251, 255}, {253, 219, 199}, {244, 165, 130}, {214, 96, 77}, {103, 0, 31}};
 
 std::string colour_at(double share) {
-  const double at = std::clamp(share, 0.0, 1.0) * (std::size(ramp) - 1);
-  const size_t i = std::min(static_cast<size_t>(at), std::size(ramp) - 2);
+  const Colour* ramp = share < 0 ? below : above;
+  const double at = std::min(std::abs(share), 1.0) * (std::size(above) - 1);
+  const size_t i = std::min(static_cast<size_t>(at), std::size(above) - 2);
   const double t = at - static_cast<double>(i);
   const auto mixed = [&](double Colour::*part) {
     return static_cast<int>(std::lround(ramp[i].*part * (1 - t) + ramp[i + 1].*part * t));
@@ -34,8 +37,13 @@ std::string colour_at(double share) {
 }
 
 struct Scale {
-  double largest = 1;
-  double share(double v) const { return largest > 1 ? std::log(std::max(v, 1.0)) / std::log(largest) : 0; }
+  HeatScale kind = HeatScale::counts;
+  double largest = 1;  // magnitude
+  // Of the way from pale to dark; below 0 for a negative number.
+  double share(double v) const {
+    if (kind != HeatScale::counts) return largest > 0 ? v / largest : 0;
+    return largest > 1 ? std::log(std::max(v, 1.0)) / std::log(largest) : 0;
+  }
 };
 
 struct Cells {
@@ -58,7 +66,10 @@ std::string rectangle(double x, double y, double width, double height, const std
          "\" fill=\"" + fill + "\"/>\n";
 }
 
-std::string number_of(double v) { return fixed(v, v < 9.95 ? 1 : 0); }
+std::string number_of(double v, HeatScale kind) {
+  if (kind != HeatScale::counts) return fixed(v, std::abs(v) < 9.995 ? 2 : 0);
+  return fixed(v, v < 9.95 ? 1 : 0);
+}
 
 // Every n-th number along an axis, so that they stand at least `apart` pixels from each other.
 size_t stride_of(double cell, double apart) {
@@ -84,10 +95,10 @@ std::string draw_map(const HeatMap& map, const Scale& scale, const Cells& cells,
       const double v = map.rows[r][c], at = x + static_cast<double>(c) * cells.width, share = scale.share(v);
       if (!std::isfinite(v)) continue;
       out += rectangle(at, top, cells.width - gap, cells.height - gap, colour_at(share));
-      const std::string fill = share > 0.55 ? "#ffffff" : "#1f2933";
+      const std::string fill = std::abs(share) > 0.55 ? "#ffffff" : "#1f2933";
       if (cells.numbers())
         out += text(at + cells.width / 2, top + cells.height / 2 + 3.5,
-                    "text-anchor=\"middle\" font-size=\"10\" fill=\"" + fill + "\"", number_of(v));
+                    "text-anchor=\"middle\" font-size=\"10\" fill=\"" + fill + "\"", number_of(v, scale.kind));
     }
   }
   for (size_t c = 0, step = stride_of(cells.width, ticks_apart); c < size.columns; c += step)
@@ -96,15 +107,30 @@ std::string draw_map(const HeatMap& map, const Scale& scale, const Cells& cells,
   return out + text(x + width / 2, y + height + 31, "text-anchor=\"middle\"", column);
 }
 
+// A bar of the scale's colours from the largest number down to 0, or to its negative.
+std::string draw_linear_legend(const Scale& scale, double x, double y, double height) {
+  constexpr int steps = 40;
+  const double bottom = scale.kind == HeatScale::signs ? -1 : 0;
+  std::string out;
+  for (int i = 0; i < steps; ++i)
+    out +=
+        rectangle(x, y + height * i / steps, 14, height / steps + 0.3, colour_at(1 + (bottom - 1) * (i + 0.5) / steps));
+  for (const double share : {1.0, (1 + bottom) / 2, bottom})
+    out += text(x + 20, y + height * (1 - share) / (1 - bottom) + 4, "font-size=\"11\"",
+                number_of(share * scale.largest, scale.kind));
+  return out;
+}
+
 // A bar of the scale's colours, with numbers at 1, 2, 5, 10, ... and at its upper end.
 std::string draw_legend(const Scale& scale, double x, double y, double height) {
+  if (scale.kind != HeatScale::counts) return draw_linear_legend(scale, x, y, height);
   constexpr int steps = 40;
   std::string out;
   for (int i = 0; i < steps; ++i)
     out += rectangle(x, y + height * i / steps, 14, height / steps + 0.3, colour_at(1 - (i + 0.5) / steps));
   const auto label = [&](double v) {
     const double at = y + height * (1 - scale.share(v));
-    return text(x + 20, at + 4, "font-size=\"11\"", v == std::floor(v) ? fixed(v, 0) : number_of(v));
+    return text(x + 20, at + 4, "font-size=\"11\"", v == std::floor(v) ? fixed(v, 0) : number_of(v, scale.kind));
   };
   double lowest = height;  // the place of the last label
   for (double power = 1; power <= scale.largest; power *= 10)
@@ -146,11 +172,12 @@ std::string heat_map_svg(const std::string& title, const std::string& row, const
   double y = title_height;
   std::string elements = text(24, 34, "font-size=\"18\" font-weight=\"600\" fill=\"#1f2933\"", title, 80);
   for (const HeatMapBand& band : bands) {
-    Scale scale;
+    Scale scale{band.scale, band.scale == HeatScale::counts ? 1.0 : 0.0};
     for (const HeatMap& map : band.maps)
       for (const auto& numbers : map.rows)
         for (const double v : numbers)
-          if (std::isfinite(v)) scale.largest = std::max(scale.largest, v);
+          if (std::isfinite(v))
+            scale.largest = std::max(scale.largest, band.scale == HeatScale::signs ? std::abs(v) : v);
     elements += text(24, y + 12, "font-size=\"13\" font-weight=\"600\"", band.caption);
     y += caption_height;
     elements += row_names(cells, all.rows, y, row);

@@ -29,6 +29,8 @@ struct Panel {
 // logarithmic axis (but not shares); what rises above three times the highest start is cut off, and so is a steep start
 // that would take half of the height, where no logarithmic axis is asked for. Points are thinned out: at most one per
 // pixel, and about 50 kB for each panel. Text may be any bytes.
+std::string curve_svg(const std::string& title, const std::string& x_label, const std::vector<Panel>& panels,
+                      bool log_x = false);
 void write_curve_svg(const std::string& path, const std::string& title, const std::string& x_label,
                      const std::vector<Panel>& panels, bool log_x = false);
 

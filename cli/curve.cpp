@@ -1,4 +1,4 @@
-#include "train/curve.h"
+#include "cli/curve.h"
 
 #include <algorithm>
 #include <cmath>
@@ -419,8 +419,8 @@ std::string draw_panel(const Panel& panel, size_t number, Axis x, double top, do
 
 }  // namespace
 
-void write_curve_svg(const std::string& path, const std::string& title, const std::string& x_label,
-                     const std::vector<Panel>& panels, bool log_x) {
+std::string curve_svg(const std::string& title, const std::string& x_label, const std::vector<Panel>& panels,
+                      bool log_x) {
   size_t longest = 0, most_names = 0;
   std::vector<Line> all;
   for (const Panel& panel : panels) {
@@ -444,7 +444,12 @@ void write_curve_svg(const std::string& path, const std::string& title, const st
   const std::string heading = "font-size=\"18\" font-weight=\"600\" fill=\"#1f2933\"";
   const std::string elements = text(left - 40, 36, heading, title, longest_title) + plots +
                                text((left + right) / 2, height - 16, middle, x_label);
-  write_file_atomically(path, document(width, height, title, elements));
+  return document(width, height, title, elements);
+}
+
+void write_curve_svg(const std::string& path, const std::string& title, const std::string& x_label,
+                     const std::vector<Panel>& panels, bool log_x) {
+  write_file_atomically(path, curve_svg(title, x_label, panels, log_x));
 }
 
 }  // namespace crossply

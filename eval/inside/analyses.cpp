@@ -1,0 +1,12 @@
+// The analyses of the program `analyze`.
+#include "eval/inside/analysis.h"
+
+namespace crossply {
+
+std::vector<std::unique_ptr<Analysis>> all_analyses() {
+  std::vector<std::unique_ptr<Analysis>> list;
+  list.push_back(attention_analysis());
+  return list;
+}
+
+}  // namespace crossply

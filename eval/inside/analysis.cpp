@@ -1,0 +1,133 @@
+#include "eval/inside/analysis.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <set>
+
+#include "cli/format.h"
+#include "engine/file.h"
+#include "engine/json.h"
+#include "engine/printable.h"
+#include "models/json_file.h"
+
+namespace crossply {
+namespace {
+
+// Once in a program, on stderr.
+void note(const std::string& text) {
+  static std::set<std::string> said;
+  if (said.insert(text).second) std::fprintf(stderr, "note: %s\n", text.c_str());
+}
+
+}  // namespace
+
+Subject::Subject(const std::string& given, const AnalysisOptions& o)
+    : name(given), model(given, o.device, false), data(open_data(o.data, o.split, std::nullopt, model, given)) {}
+
+std::string Subject::title() const {
+  const Config& c = model.config;
+  return str(printable(name), ": ", c.arch, c.arch == c.backbone ? "" : str(" on ", c.backbone), ", ",
+             c.num_hidden_layers, " layers\n", describe_split(data.choice, false));
+}
+
+int64_t Analysis::Looked::longest() const {
+  int64_t length = 0;
+  for (const TokenWindow& window : windows) length = std::max(length, window.length);
+  return length;
+}
+
+bool Analysis::same(const Looked& a, const Looked& b) {
+  return std::ranges::equal(a.windows, b.windows,
+                            [](const TokenWindow& x, const TokenWindow& y) { return x.tokens == y.tokens; });
+}
+
+bool Analysis::same_windows() const {
+  return std::ranges::all_of(looked_, [&](const Looked& one) { return same(one, looked_[0]); });
+}
+
+// Why, and what makes them equal, if anything does.
+void Analysis::note_other_windows(const Looked& m, const Looked& first) {
+  const int64_t length = std::min(m.longest(), first.longest());
+  const std::string why = m.longest() != first.longest() ? str("of ", m.longest(), " tokens, not ", first.longest())
+                          : m.split != first.split       ? "from another split, or one of another run"
+                                                         : "from a split that is cut at another place";
+  note(str(printable(m.model), " was measured on other windows than ", printable(first.model), ": ", why,
+           m.files ? str("; --split all --length ", length, " gives both the same") : ""));
+}
+
+const std::vector<TokenWindow>& Analysis::windows_of(const Subject& subject, const AnalysisOptions& o,
+                                                     const UsualWindows& usual) {
+  const Source& source = subject.data.source();
+  const int64_t T = window_length(o.length, usual.length, subject.name, subject.config(), o.data.spec, source);
+  const int64_t N = o.sequences > 0 ? o.sequences : usual.sequences;
+  const DataChoice& choice = subject.data.choice;
+  looked_.push_back({subject.name, describe_split(choice, false), choice.files, random_windows(source, T, N, o.seed)});
+  if (!same(looked_.back(), looked_[0])) note_other_windows(looked_.back(), looked_[0]);
+  return looked_.back().windows;
+}
+
+void say_cost(const std::string& what, const Subject& subject, const std::vector<TokenWindow>& windows, double flops,
+              double bytes) {
+  std::fprintf(stderr, "%s of %s: %s windows of %zu tokens, about %.3g GFLOP, %s\n", what.c_str(),
+               printable(subject.name).c_str(), format_count(std::ssize(windows)).c_str(), windows[0].tokens.size(),
+               flops / 1e9, format_bytes(bytes).c_str());
+}
+
+std::string csv_field(const std::string& text) {
+  if (text.find_first_of("\",\r\n") == std::string::npos) return text;
+  std::string quoted = text;
+  for (size_t at = 0; (at = quoted.find('"', at)) != std::string::npos; at += 2) quoted.insert(at, "\"");
+  return "\"" + quoted + "\"";
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// Files
+
+namespace {
+
+const char* const types[] = {".json", ".csv", ".svg"};
+
+void check_ours(const std::string& base) {
+  std::error_code failed;
+  for (const char* type : types)
+    if (path_exists(base + type) && !std::filesystem::is_regular_file(base + type, failed))
+      fail(Exit::usage, "--out: ", base, type, " is no file; move it away or choose another directory");
+  bool ours = false;
+  try {
+    ours = path_exists(base + ".json") && read_json(base + ".json").value("crossply", nlohmann::json()) == "analyze";
+  } catch (const Error& error) {
+    if (error.code != Exit::bad_data) throw;
+  }
+  for (const char* type : types)
+    if (path_exists(base + type) && !ours)
+      fail(Exit::usage, "--out: ", base, type,
+           " exists and was not written by this program; move it away or choose another directory");
+}
+
+}  // namespace
+
+void prepare_analysis_out(const std::string& dir, const std::vector<std::string>& names) {
+  if (path_exists(dir) && !std::filesystem::is_directory(dir))
+    fail(Exit::usage, "--out ", dir, " is no directory; choose another name");
+  std::error_code failed;
+  std::filesystem::create_directories(dir, failed);
+  if (failed) fail_io("create", dir, failed.value());
+  for (const std::string& name : names) check_ours(dir + "/" + name);
+}
+
+std::string write_finding(const std::string& dir, const std::string& name, const Finding& finding,
+                          const AnalysisOptions& o) {
+  nlohmann::json json = {
+      {"crossply", "analyze"}, {"what", name}, {"data", utf8_or_escaped(o.data.spec)}, {"seed", o.seed}};
+  json.update(finding.json);
+  const std::string base = dir + "/" + name;
+  const std::string contents[] = {json.dump(1) + "\n", finding.csv, finding.svg};  // the first says whose all are
+  std::deque<OutputFile> files;  // complete, all three, before the first takes its place
+  for (size_t i = 0; i < std::size(types); ++i)
+    files.emplace_back(base + types[i], contents[i].size()).write(contents[i].data(), contents[i].size());
+  for (OutputFile& file : files) file.commit();
+  return printable(base) + ".json, .csv and .svg";
+}
+
+}  // namespace crossply

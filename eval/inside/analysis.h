@@ -1,0 +1,112 @@
+// What every analysis of the program `analyze` is: it looks at one model after the other, and then tells of all of them
+// beside each other, in a table, in numbers for other programs, and in a picture with a caption. A new one is one file
+// here and one line in analyses.cpp.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "cli/flags.h"
+#include "eval/data_choice.h"
+#include "eval/inside/windows.h"
+#include "eval/loaded_model.h"
+
+namespace crossply {
+
+// What is the same for all analyses of one call.
+struct AnalysisOptions {
+  std::vector<std::string> models;  // model or run directories
+  DataOptions data;
+  std::string split, device = "cpu";
+  std::string out;                    // a directory; empty: nothing is written
+  int64_t sequences = 0, length = 0;  // of the windows; 0: as many as the analysis is usually made of
+  uint64_t seed = 42;
+};
+
+// A model under the glass, and the data to look at it with.
+struct Subject {
+  std::string name;  // as the user gave it
+  LoadedModel model;
+  ModelData data;
+
+  Subject(const std::string& given, const AnalysisOptions& o);
+  const Config& config() const { return model.config; }
+  int layers() const { return static_cast<int>(model.config.num_hidden_layers); }
+  // "runs/lime: lime on gpt2, 6 layers" and the split of the data, two lines, safe for a terminal.
+  std::string title() const;
+};
+
+// How many windows of how many tokens an analysis is usually made of.
+struct UsualWindows {
+  int64_t sequences, length;
+};
+
+// Says on stderr, before the work begins, what it will be: "entropy of runs/lime: 128 windows of 256 tokens, 41 GFLOP,
+// 12 MiB".
+void say_cost(const std::string& what, const Subject& subject, const std::vector<TokenWindow>& windows, double flops,
+              double bytes);
+
+// What an analysis has found in all models.
+struct Finding {
+  std::string title;     // of the section: "Entropy of hidden states and values"
+  std::string table;     // for a terminal of 80 columns
+  nlohmann::json json;   // all numbers; {"models": [...]} beside settings
+  std::string csv;       // the same as rows, or what of it is rows
+  std::string svg;       // the picture, one self-contained file
+  std::string measured;  // what is measured and how: the definition, units, settings, what "higher" means
+  std::string paper;     // what the paper saw, with its name and arXiv number
+};
+
+class Analysis {
+ public:
+  virtual ~Analysis() = default;
+  virtual std::string name() const = 0;   // of --what, of the files: "entropy"
+  virtual std::string about() const = 0;  // one line, for --help
+  // Its own flags, each of which begins its help with the analysis' name.
+  virtual void add_flags(CLI::App&) {}
+  // "" where it can look at such a model; else one sentence: why not, and what the architecture has instead.
+  virtual std::string refuses(const Subject&) const { return ""; }
+  // Looks at one more model. Says its cost first and shows how far it is.
+  virtual void measure(Subject& subject, const AnalysisOptions& o) = 0;
+  // Of all models since the start of the program.
+  virtual Finding finding(const AnalysisOptions& o) const = 0;
+
+ protected:
+  // What to look at: as many windows and as long as the options say, or else the usual ones. Two models with the same
+  // data get the same wherever they can; says on stderr where not.
+  const std::vector<TokenWindow>& windows_of(const Subject& subject, const AnalysisOptions& o,
+                                             const UsualWindows& usual);
+  // Of all models so far.
+  bool same_windows() const;
+
+ private:
+  struct Looked {
+    std::string model, split;
+    bool files;  // not generated data
+    std::vector<TokenWindow> windows;
+    int64_t longest() const;
+  };
+  static bool same(const Looked& a, const Looked& b);
+  static void note_other_windows(const Looked& m, const Looked& first);
+  std::deque<Looked> looked_;
+};
+
+// All of them, in the order of a page.
+std::vector<std::unique_ptr<Analysis>> all_analyses();
+std::unique_ptr<Analysis> attention_analysis();
+
+// A field of a CSV file, in quotes where it needs them.
+std::string csv_field(const std::string& text);
+
+// Throws Exit::usage unless the program may write these files of the directory without losing what it did not write;
+// makes the directory. names: of analyses (NAME.json, .csv, .svg).
+void prepare_analysis_out(const std::string& dir, const std::vector<std::string>& names);
+// Writes NAME.json, .csv and .svg, all three or none. Returns what was written, for the terminal.
+std::string write_finding(const std::string& dir, const std::string& name, const Finding& finding,
+                          const AnalysisOptions& o);
+
+}  // namespace crossply

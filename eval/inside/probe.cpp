@@ -1,0 +1,166 @@
+#include "eval/inside/probe.h"
+
+#include <algorithm>
+#include <cmath>
+#include <unordered_map>
+
+#include "engine/numbers.h"
+#include "eval/batch_model.h"
+
+namespace crossply {
+namespace {
+
+std::vector<double> copy_of(const Tensor& tensor, Device& device) {
+  std::vector<double> numbers;
+  with_real(tensor.dtype, [&](auto real) {
+    std::vector<decltype(real)> host(static_cast<size_t>(tensor.numel()));
+    device.copy_out(host.data(), tensor.data, tensor.bytes());
+    numbers.assign(host.begin(), host.end());
+  });
+  return numbers;
+}
+
+void put_back(const std::vector<double>& numbers, const Tensor& tensor, Device& device) {
+  with_real(tensor.dtype, [&](auto real) {
+    std::vector<decltype(real)> host(numbers.size());
+    std::transform(numbers.begin(), numbers.end(), host.begin(), [](double x) { return decltype(real)(x); });
+    device.copy_in(tensor.data, host.data(), tensor.bytes());
+  });
+}
+
+bool all_finite(const std::vector<double>& numbers) {
+  return std::all_of(numbers.begin(), numbers.end(), [](double x) { return std::isfinite(x); });
+}
+
+// The layer of a node: names begin with "L3.".
+int layer_of(const Node& node) {
+  const auto layer = node.name[0] == 'L' ? parse_integer(node.name.substr(1, node.name.find('.') - 1)) : std::nullopt;
+  CHECK_THAT(layer, node.op(), " ", node.name, " does not say by its name, like L3.attn, which layer it belongs to");
+  return static_cast<int>(*layer);
+}
+
+}  // namespace
+
+AttentionInputs::AttentionInputs(const ops::AttentionNode& node, Device& device)
+    : scale_(node.scale),
+      finite_output_(all_finite(copy_of(node.out[0]->tensor, device))),
+      T_(node.in[0]->shape[1]),
+      H_(node.in[0]->shape[2]),
+      K_(node.in[1]->shape[2]),
+      D_(node.in[0]->shape[3]),
+      q_(copy_of(node.in[0]->tensor, device)),
+      k_(copy_of(node.in[1]->tensor, device)) {}
+
+void AttentionInputs::probabilities(int64_t b, int64_t h, int64_t n, double* P) const {
+  std::fill_n(P, n * n, 0.0);
+  for (int64_t t = 0; t < n; ++t) {
+    const double* q = &q_[static_cast<size_t>(((b * T_ + t) * H_ + h) * D_)];
+    double *row = P + t * n, max = -INFINITY, sum = 0;
+    for (int64_t j = 0; j <= t; ++j) {
+      const double* k = &k_[static_cast<size_t>(((b * T_ + j) * K_ + h / (H_ / K_)) * D_)];
+      double dot = 0;
+#pragma omp simd reduction(+ : dot)
+      for (int64_t d = 0; d < D_; ++d) dot += q[d] * k[d];
+      row[j] = scale_ * dot;
+      max = std::max(max, row[j]);
+    }
+    for (int64_t j = 0; j <= t; ++j) sum += row[j] = std::exp(row[j] - max);
+    for (int64_t j = 0; j <= t; ++j) row[j] /= sum;
+  }
+}
+
+Probe::Probe(Device& device, ParameterTable& params, const Config& config, int64_t B, int64_t T,
+             const std::string& name)
+    : device_(device), name_(name), tape_(params.dtype()) {
+  tape_.look();
+  graph_ = record_model(tape_, params, config, B, T);
+  for (size_t n = 0; n < tape_.nodes().size(); ++n)
+    if (const auto* node = dynamic_cast<const ops::AttentionNode*>(tape_.nodes()[n].get()))
+      attentions_.push_back({n, layer_of(*node), node->in[0]->shape[2]});
+  add_places();
+  tape_.plan(PlanMode::reuse);  // a value is copied right after the op that made it, so it is still there
+  tape_.allocate(device_);
+  tape_.watch([this](size_t n, bool) { after(n); });
+}
+
+// Which node makes which value.
+void Probe::add_places() {
+  std::unordered_map<const Value*, size_t> writers;
+  for (size_t n = 0; n < tape_.nodes().size(); ++n)
+    for (const Value* value : tape_.nodes()[n]->out) writers.emplace(value, n);
+  for (const auto& [mark, value] : tape_.marks())
+    if (writers.contains(value)) places_.emplace(mark, Place{writers.at(value), value});  // not: a parameter
+  std::map<int, int> seen;                                                                // attentions of a layer
+  for (const Attention& attention : attentions_) {
+    const Node& node = *tape_.nodes()[attention.node];
+    const int count = ++seen[attention.layer];
+    const std::string at = str(".", attention.layer, count > 1 ? str(".", count) : "");
+    const std::pair<const char*, Value*> values[] = {
+        {"query", node.in[0]}, {"key", node.in[1]}, {"value", node.in[2]}, {"attended", node.out[0]}};
+    for (const auto& [what, value] : values) places_.emplace(what + at, Place{writers.at(value), value});
+  }
+}
+
+const Probe::Place& Probe::place(const std::string& name) const {
+  if (const auto found = places_.find(name); found != places_.end()) return found->second;
+  std::string known;
+  for (const std::string& one : names()) known += " " + one;
+  fail(Exit::usage, name_, ": there is no value ", name, " in this model; there are:", known);
+}
+
+std::vector<std::string> Probe::names() const {
+  std::vector<std::string> list;
+  for (const auto& [name, place] : places_) list.push_back(name);
+  std::stable_sort(list.begin(), list.end(), [this](const std::string& a, const std::string& b) {
+    return places_.at(a).node < places_.at(b).node;
+  });
+  return list;
+}
+
+void Probe::keep(const std::string& name) {
+  place(name);
+  kept_[name];
+}
+
+void Probe::change(const std::string& name, std::function<void(std::vector<double>&)> by) {
+  place(name);
+  if (by) changes_[name] = std::move(by);
+  else changes_.erase(name);
+}
+
+void Probe::after(size_t n) {
+  for (const auto& [name, by] : changes_) {
+    const Place& made = places_.at(name);
+    if (made.node != n) continue;
+    std::vector<double> numbers = copy_of(made.value->tensor, device_);
+    by(numbers);
+    put_back(numbers, made.value->tensor, device_);
+  }
+  for (auto& [name, numbers] : kept_) {
+    const Place& made = places_.at(name);
+    if (made.node != n) continue;
+    numbers = copy_of(made.value->tensor, device_);
+    if (!all_finite(numbers))
+      fail(Exit::not_finite, name_, ": ", name,
+           " is not finite; the weights are too large, so give an earlier checkpoint, or train again at a lower rate");
+  }
+  for (size_t i = 0; see_ && i < attentions_.size(); ++i)
+    if (attentions_[i].node == n)
+      see_(i, AttentionInputs(dynamic_cast<const ops::AttentionNode&>(*tape_.nodes()[n]), device_));
+}
+
+void Probe::run(const int32_t* tokens, const int32_t* targets) {
+  const std::vector<int32_t> none(static_cast<size_t>(graph_.tokens->shape.numel()), -1);
+  load_batch(device_, graph_, tokens, targets != nullptr ? targets : none.data());
+  tape_.forward(Step{});
+}
+
+const std::vector<double>& Probe::at(const std::string& name) const {
+  const auto found = kept_.find(name);
+  CHECK_THAT(found != kept_.end() && !found->second.empty(), name, " is not kept, or there was no run");
+  return found->second;
+}
+
+std::vector<double> Probe::losses() const { return copy_of(graph_.losses->tensor, device_); }
+
+}  // namespace crossply

@@ -1,0 +1,44 @@
+#include "eval/inside/windows.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "engine/rng.h"
+
+namespace crossply {
+
+std::vector<TokenWindow> random_windows(const Source& source, int64_t T, int64_t N, uint64_t seed) {
+  const int64_t S = source.seq_len();
+  CHECK_THAT(T >= 1 && T <= S, "windows of ", T, " tokens from sequences of ", S);
+  const bool task = source.task() != nullptr;
+  const int64_t places = task ? source.size() : source.offsets(T);
+  Random random(seed, stream_of("windows"));
+  std::vector<int32_t> tokens(static_cast<size_t>(task ? S : T)), targets(tokens.size());
+  std::vector<TokenWindow> windows;
+  for (int64_t i = 0; i < N; ++i) {
+    const int64_t place = random.below(places);
+    if (task) source.read(place, tokens.data(), targets.data());
+    else source.read_at(place, T, tokens.data(), targets.data());
+    const auto last = std::find_if(targets.rbegin(), targets.rend(), [](int32_t target) { return target >= 0; });
+    windows.push_back({{tokens.begin(), tokens.begin() + T},
+                       {targets.begin(), targets.begin() + T},
+                       std::min<int64_t>(T, targets.rend() - last)});
+  }
+  return windows;
+}
+
+int64_t window_length(int64_t asked, int64_t usual, const std::string& model, const Config& config,
+                      const std::string& data, const Source& source) {
+  const int64_t of_model = config.max_position_embeddings, of_data = source.seq_len();
+  const int64_t most = std::min(of_model, of_data);
+  if (asked > of_model)
+    fail(Exit::usage, "--length ", asked, ": ", model, " takes sequences of at most ", of_model, " tokens");
+  if (asked > of_data)
+    fail(Exit::usage, "--length ", asked, ": the sequences of ", data, " have only ", of_data, " tokens here");
+  if (asked == 0 && most < usual)
+    std::fprintf(stderr, "note: windows of %lld tokens, not of %lld: %s no more\n", static_cast<long long>(most),
+                 static_cast<long long>(usual), of_model <= of_data ? "the model takes" : "the data's sequences have");
+  return asked > 0 ? asked : std::min(usual, most);
+}
+
+}  // namespace crossply
