@@ -4,7 +4,9 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "cli/curve.h"
 #include "cli/format.h"
+#include "cli/svg.h"
 #include "models/json_file.h"
 #include "models/model_dir.h"
 #include "tests/cases.h"
@@ -190,6 +192,18 @@ TEST_CASE("gates: a study is what its parts are, computed one by one; relay's ga
       own.change(gate, nullptr);
     }
   }
+}
+
+TEST_CASE("gates: what rises over depth is drawn whole, and pictures stand below each other") {
+  Panel panel{"", "", {{"gates", {1, 2, 3}, {0.5, 1, 4}}}};
+  CHECK(has(curve_svg("", "", {panel}), "<clipPath"));  // as a loss that diverges
+  panel.whole = true;
+  CHECK(!has(curve_svg("", "", {panel}), "<clipPath"));
+  const std::string both =
+      svg::below_each_other("both", {svg::document(300, 50, "a", "<!--a-->"), svg::document(400, 60, "b", "<!--b-->")});
+  CHECK(both.starts_with("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 400 110\""));
+  CHECK(has(both, "<svg x=\"0\" y=\"50.0\" width=\"400.0\" height=\"60.0\" xmlns"));
+  CHECK(both.find("<!--a-->") < both.find("<!--b-->"));
 }
 
 TEST_CASE("gates: the program's table, JSON, CSV and picture; what it refuses") {
