@@ -150,7 +150,7 @@ struct GatesOfModel {
 // A quarter of the windows is for the constants.
 int64_t calibration_of(int64_t windows) { return std::max<int64_t>(1, windows / 4); }
 
-// Forwards over all windows: one of each, and of those that are scored three more for every block.
+// Forwards over all windows: one over each, and of those that are scored three more for every block.
 double gate_forwards(int64_t windows, size_t blocks) {
   return static_cast<double>(windows) +
          static_cast<double>((windows - calibration_of(windows)) * 3) * static_cast<double>(blocks);
@@ -340,14 +340,15 @@ Finding GatesAnalysis::finding(const AnalysisOptions& o) const {
   const GatesOfModel& first = all_[0];
   found.json = {{"sequences", first.windows}, {"same_windows", same_windows()}, {"models", models}};
   found.svg = svg::below_each_other("Gates", {gates_heat_map(all_, names), gates_curves(all_, names)});
-  found.measured = str(
-      "A gate says how much of an earlier layer's value a token's key/value head takes in. Means and exact zeros "
-      "over the ",
-      format_count(first.windows - first.calibration), " windows that are scored; the variation is the population ",
-      "standard deviation of the heads' means over their mean. Then the gates of one layer at a time are set to 0, "
-      "or to their mean in ",
-      format_count(first.calibration),
-      " other windows, everything else left as it is: the change of perplexity, above 0 where the model needs them.");
+  found.measured =
+      str("A gate says how much of an earlier layer's value a token's key/value head takes in. Means and exact zeros "
+          "over the ",
+          format_count(first.windows - first.calibration), " windows that are scored; the variation is the population ",
+          "standard deviation of the heads' means over their mean. Then the gates of one layer at a time are set to 0, "
+          "or to their mean in ",
+          format_count(first.calibration),
+          " other windows, drawn at random like them, everything else left as it is: the change of perplexity, above 0 "
+          "where the model needs them.");
   found.paper =
       "SATFormer (arXiv 2605.03953): over depth the mean gate rises, exact zeros become fewer and heads differ more. "
       "Without the gates of some early layers perplexity rises most, although these gates are small.";

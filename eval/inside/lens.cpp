@@ -121,7 +121,7 @@ namespace {
 
 constexpr int64_t lens_windows = 100;                            // the paper's, at least
 constexpr int64_t shortest_lens_window = 64, lens_window = 256;  // tokens
-constexpr double lens_budget = 1.5e12;                           // FLOP
+constexpr double lens_budget = 3e12;                             // FLOP
 
 struct LensOfModel {
   std::string model, arch, backbone, title, split;
@@ -258,16 +258,18 @@ Finding LensAnalysis::finding(const AnalysisOptions& o) const {
   }
   found.json = {{"sequences", all_[0].windows}, {"same_windows", same_windows()}, {"models", models}};
   found.svg = picture();
+  const bool any_mixed = std::ranges::any_of(all_, [](const LensOfModel& m) { return !m.study.mixed.empty(); });
   found.measured = str(
       "The model's own final norm and head, without any tuning, read the stream after each block as if it were the "
       "last: the perplexity of the true next token, the probability of the token that the last layer itself finds most "
       "likely, and that of the true one. Means over ",
       format_count(all_[0].study.scored), " positions in ", format_count(all_[0].windows),
-      " windows; 0 is the embedding, and the last point is what the model says itself. Dashed second lines, \"next "
-      "reads\": the stream that the connection makes of it for the next block.");
+      " windows; 0 is the embeddings, and the last point is what the model says itself.",
+      any_mixed ? " Lines named \"next reads\": the stream that the connection makes of it for the next block." : "");
   found.paper =
       "SATFormer (arXiv 2605.03953): its early layers are behind a Transformer's in perplexity, and it crosses over at "
-      "the depth where its gates open. Vertical attention: in a plain Transformer the probability of the final "
+      "the depth where its gates open. Vertical attention (openreview.net, A6uabXKiXc): in a plain Transformer the "
+      "probability of the final "
       "prediction rises gradually over depth, with vertical attention it stays near zero until the last layer.";
   return found;
 }
