@@ -2,8 +2,8 @@
 # Checks what the program analyze measures against short computations of the same with NumPy, SciPy or scikit-learn, on
 # tiny models of every architecture.   dev/inside/check.sh BUILD_DIR [SUBJECT...]
 #
-# A subject is a SUBJECT.py beside this file, which ends with 0 where `SUBJECT.py DIR` finds the numbers of DIR/SUBJECT.json in
-# the tensors of DIR/values.safetensors. Its docstring has, in lines of their own, what analyze is called with:
+# A subject is a SUBJECT.py beside this file, which ends with 0 where `SUBJECT.py DIR` finds the numbers of
+# DIR/SUBJECT.json in the tensors of DIR/values.safetensors. Its docstring has, in lines of their own, what analyze is called with:
 #   dump: hidden.* value.*       --dump; none: no dump
 #   flags: --sequences 8         beside --what SUBJECT, in place of --sequences 4 --length 24 --seed 5 (may be left out)
 #   architectures: all bpe       which models; all: one of every architecture (may be left out: all)

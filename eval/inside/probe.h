@@ -26,6 +26,9 @@
 
 namespace crossply {
 
+// Throws Exit::not_finite: says that this of the model is not finite, and what to do.
+[[noreturn]] void fail_not_finite(const std::string& model, const std::string& what);
+
 // What one attention op has just read, copied from the device.
 class AttentionInputs {
  public:
@@ -75,10 +78,10 @@ class Probe {
   double bytes() const { return static_cast<double>(tape_.arena_bytes()); }
 
   // A forward of tokens (B, T) with targets (B, T), -1 where nothing is scored; null: nowhere. Throws Exit::not_finite
-  // where a value that is kept is not finite.
+  // where a value that is kept, what the last block puts out or a loss is not finite.
   void run(const int32_t* tokens, const int32_t* targets = nullptr);
   const std::vector<double>& at(const std::string& name) const;  // of the last run; the name must be kept
-  std::vector<double> losses() const;                            // of the last run, (B, T), 0 where nothing is scored
+  const std::vector<double>& losses() const { return losses_; }  // of the last run, (B, T), 0 where nothing is scored
 
  private:
   struct Place {
@@ -98,6 +101,8 @@ class Probe {
   std::map<std::string, std::vector<double>> kept_;
   std::map<std::string, std::function<void(std::vector<double>&)>> changes_;
   std::function<void(size_t, const AttentionInputs&)> see_;
+  std::string last_;  // hidden.L
+  std::vector<double> losses_;
 };
 
 }  // namespace crossply
