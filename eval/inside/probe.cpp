@@ -46,6 +46,31 @@ void fail_not_finite(const std::string& model, const std::string& what) {
        " is not finite; the weights are too large, so give an earlier checkpoint, or train again at a lower rate");
 }
 
+std::string names_in_short(const std::vector<std::string>& names) {
+  struct Runs {
+    std::string text;
+    int64_t first, last;  // layers, of the run that is not yet in the text
+    void end() { text += str(text.ends_with('.') ? "" : ",", first, last > first ? str("-", last) : ""); }
+  };
+  std::vector<std::pair<std::string, std::string>> order;  // what stands before and after the layer
+  std::map<std::pair<std::string, std::string>, Runs> all;
+  for (const std::string& name : names) {
+    const size_t dot = name.find('.'), after = std::min(name.find('.', dot + 1), name.size());
+    const std::string before = name.substr(0, dot + 1), rest = name.substr(after);
+    const int64_t layer = parse_integer(name.substr(dot + 1, after - dot - 1)).value_or(0);
+    const auto [found, is_new] = all.try_emplace({before, rest}, Runs{before, layer, layer});
+    if (is_new) order.emplace_back(before, rest);
+    else if (layer != found->second.last + 1) found->second.end(), found->second.first = layer;
+    found->second.last = layer;
+  }
+  std::string out;
+  for (const auto& key : order) {
+    all.at(key).end();
+    out += (out.empty() ? "" : " ") + all.at(key).text + key.second;
+  }
+  return out;
+}
+
 AttentionInputs::AttentionInputs(const ops::AttentionNode& node, Device& device)
     : scale_(node.scale),
       finite_output_(all_finite(copy_of(node.out[0]->tensor, device))),
@@ -108,9 +133,7 @@ void Probe::add_places() {
 
 const Probe::Place& Probe::place(const std::string& name) const {
   if (const auto found = places_.find(name); found != places_.end()) return found->second;
-  std::string known;
-  for (const std::string& one : names()) known += " " + one;
-  fail(Exit::usage, name_, ": there is no value ", name, " in this model; there are:", known);
+  fail(Exit::usage, name_, ": there is no value ", name, " in this model; there are: ", names_in_short(names()));
 }
 
 std::vector<std::string> Probe::names() const {

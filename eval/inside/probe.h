@@ -47,6 +47,9 @@ class AttentionInputs {
   std::vector<double> q_, k_;  // (B, T, H, D), (B, T, K, D)
 };
 
+// Names of values in few words, neighbouring layers as one: "hidden.0-6 gate.2,5-6 query.1-5.2".
+std::string names_in_short(const std::vector<std::string>& names);
+
 class Probe {
  public:
   // The parameters must have been allocated. name: of the model, for messages.

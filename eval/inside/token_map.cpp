@@ -13,7 +13,8 @@ using namespace svg;
 
 namespace {
 
-constexpr double page = 920, edge = 24, row_labels = 88, column_labels = 84, gap_of_maps = 20, legend_height = 40;
+constexpr double page = 920, edge = 24, row_labels = 88, column_labels = 84, gap_of_maps = 20, least_pitch = 156,
+                 legend_height = 40;
 constexpr double least_cell = 10, most_cell = 20;
 constexpr int shades = 24;
 constexpr const char* ink = "#08306b";
@@ -22,19 +23,22 @@ constexpr const char* ink = "#08306b";
 int shade_of(double share) { return static_cast<int>(std::lround(shades * std::sqrt(std::clamp(share, 0.0, 1.0)))); }
 
 struct Layout {
-  int64_t beside;  // maps in a row
-  double cell;     // pixels
+  int64_t beside;      // maps in a row
+  double cell, pitch;  // pixels: of a token, and from one map to the next
 };
 
 // As many maps beside each other as leave the labels readable.
 Layout layout_of(size_t tokens, size_t maps) {
+  const auto n = static_cast<double>(tokens), width = page - 2 * edge - row_labels;
   const auto cell_of = [&](int64_t beside) {
-    const auto m = static_cast<double>(beside);
-    return std::floor((page - 2 * edge - row_labels - (m - 1) * gap_of_maps) / (m * static_cast<double>(tokens)));
+    return std::floor((width / static_cast<double>(beside) - gap_of_maps) / n);
   };
   int64_t beside = 1;
-  while (beside < static_cast<int64_t>(maps) && beside < 6 && cell_of(beside + 1) >= least_cell + 1) ++beside;
-  return {beside, std::clamp(cell_of(beside), least_cell, most_cell)};
+  while (beside < static_cast<int64_t>(maps) && cell_of(beside + 1) > least_cell &&
+         width / static_cast<double>(beside + 1) >= least_pitch)
+    ++beside;
+  const double cell = std::clamp(cell_of(beside), least_cell, most_cell);
+  return {beside, cell, std::max(n * cell + gap_of_maps, least_pitch)};
 }
 
 // The cells of each shade are one path.
@@ -56,7 +60,8 @@ std::string draw_token_map(const TokenMap& map, const std::vector<std::string>& 
                            bool first) {
   const double side = static_cast<double>(tokens.size()) * cell;
   const std::string font = "font-size=\"" + fixed(std::min(cell - 1, 11.0), 0) + "\"";
-  std::string out = text(x, y - 6, "fill=\"#1f2933\"", map.caption, static_cast<size_t>(side / 6) + 4);
+  std::string out = text(x, y - 6, "fill=\"#1f2933\"", map.caption,
+                         static_cast<size_t>(std::max(side, least_pitch - gap_of_maps) / 6) + 2);
   out +=
       "<g fill=\"" + std::string(ink) + "\" shape-rendering=\"crispEdges\">\n" + draw_cells(map, x, y, cell) + "</g>\n";
   out += "<rect x=\"" + px(x - 0.5) + "\" y=\"" + px(y - 0.5) + "\" width=\"" + px(side + 1) + "\" height=\"" +
@@ -119,8 +124,8 @@ std::string token_map_svg(const std::string& title, const std::vector<TokenMapBa
     y += 34;
     for (size_t i = 0; i < band.maps.size(); ++i) {
       const auto column = static_cast<double>(static_cast<int64_t>(i) % layout.beside);
-      out += draw_token_map(band.maps[i], band.tokens, edge + row_labels + column * (side + gap_of_maps), y,
-                            layout.cell, column == 0);
+      out += draw_token_map(band.maps[i], band.tokens, edge + row_labels + column * layout.pitch, y, layout.cell,
+                            column == 0);
       if (static_cast<int64_t>(i + 1) % layout.beside == 0 || i + 1 == band.maps.size()) y += side + column_labels;
     }
   }
