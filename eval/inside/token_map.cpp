@@ -22,13 +22,13 @@ constexpr const char* ink = "#08306b";
 // Of 1: the square root, so that small shares are seen too.
 int shade_of(double share) { return static_cast<int>(std::lround(shades * std::sqrt(std::clamp(share, 0.0, 1.0)))); }
 
-struct Layout {
+struct MapLayout {
   int64_t beside;      // maps in a row
   double cell, pitch;  // pixels: of a token, and from one map to the next
 };
 
 // As many maps beside each other as leave the labels readable.
-Layout layout_of(size_t tokens, size_t maps) {
+MapLayout layout_of(size_t tokens, size_t maps) {
   const auto n = static_cast<double>(tokens), width = page - 2 * edge - row_labels;
   const auto cell_of = [&](int64_t beside) {
     return std::floor((width / static_cast<double>(beside) - gap_of_maps) / n);
@@ -118,7 +118,7 @@ std::string token_map_svg(const std::string& title, const std::vector<TokenMapBa
   out += draw_shades(edge, y);
   y += legend_height;
   for (const TokenMapBand& band : bands) {
-    const Layout layout = layout_of(std::max<size_t>(1, band.tokens.size()), band.maps.size());
+    const MapLayout layout = layout_of(std::max<size_t>(1, band.tokens.size()), band.maps.size());
     const double side = static_cast<double>(band.tokens.size()) * layout.cell;
     out += text(edge, y, "font-size=\"13\" font-weight=\"600\"", band.caption, 120);
     y += 34;
