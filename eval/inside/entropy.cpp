@@ -278,18 +278,18 @@ std::string entropy_csv(const std::vector<EntropyOfModel>& all) {
   return out;
 }
 
+// NaN where a layer has none.
 Curve entropy_curve(const EntropyOfModel& m, const std::string& name, size_t kind) {
   Curve curve{name, {}, {}};
   for (size_t l = 0; l < m.layers.size(); ++l) {
     const EntropyNumbers& numbers = m.layers[l][kind];
-    if (numbers.channels == 0) continue;
     curve.x.push_back(static_cast<double>(l)), curve.y.push_back(numbers.mean);
     curve.low.push_back(numbers.mean - numbers.std), curve.high.push_back(numbers.mean + numbers.std);
   }
   return curve;
 }
 
-// What the entropies of the models cannot exceed; one line for models where that is the same.
+// What the entropies of the models cannot exceed; one line for models where that is the same in the layers of both.
 std::vector<Curve> entropy_bounds(const std::vector<EntropyOfModel>& all, const std::vector<std::string>& names,
                                   size_t kind) {
   std::vector<Curve> bounds;
@@ -297,10 +297,15 @@ std::vector<Curve> entropy_bounds(const std::vector<EntropyOfModel>& all, const 
     Curve curve{"bound, " + names[i], {}, {}};
     curve.limit = true;
     for (size_t l = 0; l < all[i].layers.size(); ++l)
-      if (const EntropyNumbers& numbers = all[i].layers[l][kind]; numbers.channels > 0)
-        curve.x.push_back(static_cast<double>(l)), curve.y.push_back(numbers.bound);
-    const auto same = [&](const Curve& other) { return other.y == curve.y; };
-    if (std::none_of(bounds.begin(), bounds.end(), same)) bounds.push_back(curve);
+      curve.x.push_back(static_cast<double>(l)), curve.y.push_back(all[i].layers[l][kind].bound);
+    const auto same = [&](const Curve& other) {
+      for (size_t l = 0; l < std::min(curve.y.size(), other.y.size()); ++l)
+        if (curve.y[l] != other.y[l] && !std::isnan(curve.y[l]) && !std::isnan(other.y[l])) return false;
+      return true;
+    };
+    const auto found = std::find_if(bounds.begin(), bounds.end(), same);
+    if (found == bounds.end()) bounds.push_back(curve);
+    else if (curve.y.size() > found->y.size()) found->x = curve.x, found->y = curve.y;
   }
   if (bounds.size() == 1) bounds[0].name = "bound";
   return bounds;

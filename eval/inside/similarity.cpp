@@ -151,8 +151,7 @@ std::string nearest_text(const Alikeness& to_first, size_t column) {
 }
 
 std::string similarity_table(const SimilarityOfModel& m, uint64_t seed) {
-  std::vector<std::vector<std::string>> table = {
-      {"hidden", "to the one before", "to the first", "to the last", "mean of others"}};
+  std::vector<std::vector<std::string>> table = {{"hidden", "one before", "first", "last", "mean of others"}};
   if (!m.to_first.empty()) table[0].push_back("nearest of model 1");
   for (size_t l = 0; l < m.own.size(); ++l) {
     table.push_back({std::to_string(l), l == 0 ? "-" : cka_text(m.own[l][l - 1]), cka_text(m.own[l].front()),
@@ -160,7 +159,7 @@ std::string similarity_table(const SimilarityOfModel& m, uint64_t seed) {
     if (!m.to_first.empty()) table.back().push_back(nearest_text(m.to_first, l));
   }
   return str(m.title, "\n", format_count(std::ssize(m.tokens)), " tokens of ", m.lengths.text(), ", seed ", seed,
-             "; linear CKA\n\n", format_table(table));
+             "\nlinear CKA of a hidden state with\n\n", format_table(table));
 }
 
 nlohmann::json alikeness_json(const Alikeness& alike) {
