@@ -13,23 +13,23 @@ using namespace crossply::test;
 
 namespace {
 
-Features random_features(int64_t n, int64_t C, uint64_t seed) {
-  Features features{C, {}};
+StateRows random_rows_of(int64_t n, int64_t C, uint64_t seed) {
+  StateRows features{C, {}};
   for (int64_t i = 0; i < n * C; ++i) features.x.push_back(random_normal(seed, 3, static_cast<uint64_t>(i)));
   return features;
 }
 
-double cka_of(Features a, Features b) {
+double cka_of(StateRows a, StateRows b) {
   const int64_t n = std::ssize(a.x) / a.columns;
-  centre(a, n), centre(b, n);
+  centre_columns(a, n), centre_columns(b, n);
   const auto all = linear_cka({&a, &b}, n);
   CHECK((all[0][1] == all[1][0] || std::isnan(all[1][0])));
   return all[0][1];
 }
 
 // By the products of the columns: |B^T A|^2 / (|A^T A| |B^T B|).
-double cka_by_columns(const Features& a, const Features& b, int64_t n) {
-  const auto square = [n](const Features& x, const Features& y) {
+double cka_by_columns(const StateRows& a, const StateRows& b, int64_t n) {
+  const auto square = [n](const StateRows& x, const StateRows& y) {
     double sum = 0;
     for (int64_t i = 0; i < x.columns; ++i)
       for (int64_t j = 0; j < y.columns; ++j) {
@@ -44,7 +44,7 @@ double cka_by_columns(const Features& a, const Features& b, int64_t n) {
 }
 
 // Every two neighbouring columns turned by an angle, the others negated; times a scale, and moved.
-Features rotated(Features features, double scale) {
+StateRows rotated(StateRows features, double scale) {
   const int64_t C = features.columns, n = std::ssize(features.x) / C;
   for (int64_t t = 0; t < n; ++t) {
     double* const row = features.x.data() + t * C;
@@ -63,9 +63,9 @@ Features rotated(Features features, double scale) {
 TEST_CASE("similarity: linear CKA is what the products of columns give, of fewer tokens than columns and of more") {
   for (const int64_t n : {5, 33, 100}) {
     CAPTURE(n);
-    Features list[] = {random_features(n, 7, 1), random_features(n, 40, 2), random_features(n, 1, 3)};
+    StateRows list[] = {random_rows_of(n, 7, 1), random_rows_of(n, 40, 2), random_rows_of(n, 1, 3)};
     list[2].x.assign(list[0].x.begin(), list[0].x.begin() + n);
-    for (Features& one : list) centre(one, n);
+    for (StateRows& one : list) centre_columns(one, n);
     const auto all = linear_cka({&list[0], &list[1], &list[2]}, n);
     for (size_t i = 0; i < 3; ++i)
       for (size_t j = 0; j < 3; ++j)
@@ -74,33 +74,33 @@ TEST_CASE("similarity: linear CKA is what the products of columns give, of fewer
 }
 
 TEST_CASE("similarity: 1 with itself, however rotated, scaled and moved; small where nothing is in common") {
-  const Features x = random_features(600, 6, 1);
+  const StateRows x = random_rows_of(600, 6, 1);
   CHECK(cka_of(x, x) == doctest::Approx(1).epsilon(1e-14));
   for (const double scale : {1.0, -1e-3, 1e6}) CHECK(cka_of(x, rotated(x, scale)) == doctest::Approx(1).epsilon(1e-9));
-  CHECK(cka_of(x, random_features(600, 6, 2)) < 0.03);  // about 6 / 600
+  CHECK(cka_of(x, random_rows_of(600, 6, 2)) < 0.03);  // about 6 / 600
   // Two of four columns of the same spread in common: 2 / 4.
-  Features four = random_features(20000, 4, 3);
-  const Features other = random_features(20000, 2, 4);
-  const Features before = four;
+  StateRows four = random_rows_of(20000, 4, 3);
+  const StateRows other = random_rows_of(20000, 2, 4);
+  const StateRows before = four;
   for (size_t t = 0; t < 20000; ++t) four.x[4 * t] = other.x[2 * t], four.x[4 * t + 1] = other.x[2 * t + 1];
-  centre(four, 20000);
-  Features centred = before;
-  centre(centred, 20000);
+  centre_columns(four, 20000);
+  StateRows centred = before;
+  centre_columns(centred, 20000);
   CHECK(cka_by_columns(four, centred, 20000) == doctest::Approx(0.5).epsilon(0.02));
   // What is the same for all tokens has nothing in common with anything, itself too.
   for (const double number : {0.1f * 1.0, 0.1, 1e30})
     CHECK(std::isnan(cka_of(x, {2, std::vector<double>(1200, number)})));
   // Numbers as large as a float's are no more than others.
-  Features large = x;
+  StateRows large = x;
   for (double& number : large.x) number *= 1e38;
   CHECK(cka_of(x, large) == doctest::Approx(1).epsilon(1e-12));
 }
 
 TEST_CASE("similarity: a sample has as many different tokens as asked for, each with the same chance") {
-  CHECK(sample_of(3, 5, 1) == std::vector<int64_t>{0, 1, 2});
+  CHECK(sample_tokens(3, 5, 1) == std::vector<int64_t>{0, 1, 2});
   std::vector<int> drawn(10);
   for (uint64_t seed = 0; seed < 3000; ++seed) {
-    const std::vector<int64_t> sample = sample_of(10, 3, seed);
+    const std::vector<int64_t> sample = sample_tokens(10, 3, seed);
     CHECK(std::is_sorted(sample.begin(), sample.end()));
     CHECK(std::set<int64_t>(sample.begin(), sample.end()).size() == 3);
     for (const int64_t one : sample) ++drawn[static_cast<size_t>(one)];

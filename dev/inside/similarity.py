@@ -2,6 +2,7 @@
 """Linear CKA by NumPy's products of the columns of the hidden states that were dumped.
 
 dump: hidden.*
+flags: --cka-tokens 50
 """
 import sys
 

@@ -272,7 +272,7 @@ std::string entropy_csv(const std::vector<EntropyOfModel>& all) {
         out += str(csv_field(printable(m.model)), ",", l, ",", entropy_kinds[kind].key);
         for (const double number :
              {numbers.mean, numbers.std, numbers.shannon_mean, numbers.shannon_std, numbers.bound})
-          out += "," + csv_number(number);
+          out += "," + csv_cell(number);
         out += str(",", numbers.channels, "\n");
       }
   return out;

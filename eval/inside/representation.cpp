@@ -63,6 +63,6 @@ std::vector<std::string> short_names(const std::vector<std::string>& models) {
   return differ && std::ranges::find(names, "") == names.end() ? names : models;
 }
 
-std::string csv_number(double number) { return std::isfinite(number) ? nlohmann::json(number).dump() : ""; }
+std::string csv_cell(double number) { return std::isfinite(number) ? nlohmann::json(number).dump() : ""; }
 
 }  // namespace crossply

@@ -27,6 +27,6 @@ std::string hidden_text(const std::set<std::string>& archs);
 std::vector<std::string> short_names(const std::vector<std::string>& models);
 
 // A field of a CSV file, with the digits that JSON has; nothing where the number is not finite.
-std::string csv_number(double number);
+std::string csv_cell(double number);
 
 }  // namespace crossply

@@ -18,7 +18,7 @@
 
 namespace crossply {
 
-void centre(Features& features, int64_t n) {
+void centre_columns(StateRows& features, int64_t n) {
   const int64_t C = features.columns;
   for (int64_t c = 0; c < C; ++c) {
     double* const x = features.x.data() + c;
@@ -33,7 +33,7 @@ void centre(Features& features, int64_t n) {
 // The kernels are symmetric: of each block of their rows what stands from its own columns on, and what stands beyond
 // these counts twice. n^2 C multiply-adds in all, whether C is below n or not; the products of the columns, n C^2 for
 // each pair of layers, would cost more from some n / C layers on.
-std::vector<std::vector<double>> linear_cka(const std::vector<const Features*>& all, int64_t n) {
+std::vector<std::vector<double>> linear_cka(const std::vector<const StateRows*>& all, int64_t n) {
   constexpr int64_t block = 32;
   const size_t L = all.size();
   std::vector<std::vector<double>> kernels(L), products(L, std::vector<double>(L, 0.0));
@@ -63,7 +63,7 @@ std::vector<std::vector<double>> linear_cka(const std::vector<const Features*>& 
   return cka;
 }
 
-std::vector<int64_t> sample_of(int64_t total, int64_t count, uint64_t seed) {
+std::vector<int64_t> sample_tokens(int64_t total, int64_t count, uint64_t seed) {
   std::vector<int64_t> all(static_cast<size_t>(total));
   std::iota(all.begin(), all.end(), int64_t{0});
   if (count >= total) return all;
@@ -91,9 +91,9 @@ struct SimilarityOfModel {
 };
 
 // Of the tokens that are sampled, hidden.0 to hidden.L, centred.
-std::vector<Features> hidden_features(Subject& subject, const std::vector<TokenWindow>& windows,
-                                      const std::vector<int64_t>& tokens, Probe& probe) {
-  std::vector<Features> features;
+std::vector<StateRows> hidden_features(Subject& subject, const std::vector<TokenWindow>& windows,
+                                       const std::vector<int64_t>& tokens, Probe& probe) {
+  std::vector<StateRows> features;
   for (int l = 0; l <= subject.layers(); ++l) {
     probe.keep(str("hidden.", l));
     features.push_back({probe.shape(str("hidden.", l))[2], {}});
@@ -114,12 +114,12 @@ std::vector<Features> hidden_features(Subject& subject, const std::vector<TokenW
     next = end, first += window.length;
     ticker.tell(++done, std::ssize(windows));
   }
-  for (Features& one : features) centre(one, std::ssize(tokens));
+  for (StateRows& one : features) centre_columns(one, std::ssize(tokens));
   return features;
 }
 
 // The rows of all and the columns of all between these.
-Alikeness part_of(const Alikeness& all, size_t row, size_t rows, size_t column, size_t columns) {
+Alikeness block_of(const Alikeness& all, size_t row, size_t rows, size_t column, size_t columns) {
   Alikeness part;
   for (size_t r = row; r < row + rows; ++r) {
     const auto from = all[r].begin() + static_cast<std::ptrdiff_t>(column);
@@ -189,7 +189,7 @@ std::string alikeness_csv(const std::string& row, const std::string& column, con
   for (size_t r = 0; r < alike.size(); ++r)
     for (size_t c = 0; c < alike[r].size(); ++c)
       out += str(csv_field(printable(row)), ",", r, ",", csv_field(printable(column)), ",", c, ",",
-                 csv_number(alike[r][c]), "\n");
+                 csv_cell(alike[r][c]), "\n");
   return out;
 }
 
@@ -206,7 +206,7 @@ class LayerSimilarity : public Analysis {
  private:
   int64_t tokens_ = 2000;
   std::vector<SimilarityOfModel> all_;
-  std::vector<Features> first_;  // of the first model
+  std::vector<StateRows> first_;  // of the first model
 };
 
 void LayerSimilarity::measure(Subject& subject, const AnalysisOptions& o) {
@@ -221,7 +221,7 @@ void LayerSimilarity::measure(Subject& subject, const AnalysisOptions& o) {
                       {},
                       {},
                       {}};
-  m.tokens = sample_of(m.lengths.tokens, tokens_, o.seed);
+  m.tokens = sample_tokens(m.lengths.tokens, tokens_, o.seed);
   const int64_t n = std::ssize(m.tokens);
   Probe probe(subject.model, 1, std::ssize(windows[0].tokens));
   const bool compare = !all_.empty() && same_windows();
@@ -231,15 +231,15 @@ void LayerSimilarity::measure(Subject& subject, const AnalysisOptions& o) {
            static_cast<double>(windows.size()) * probe.forward_flops() +
                static_cast<double>(n) * static_cast<double>(n) * columns,
            probe.bytes() + 8 * static_cast<double>(n) * columns);
-  std::vector<Features> features = hidden_features(subject, windows, m.tokens, probe);
-  std::vector<const Features*> both;
+  std::vector<StateRows> features = hidden_features(subject, windows, m.tokens, probe);
+  std::vector<const StateRows*> both;
   if (compare)
-    for (const Features& one : first_) both.push_back(&one);
+    for (const StateRows& one : first_) both.push_back(&one);
   const size_t before = both.size(), own = features.size();
-  for (const Features& one : features) both.push_back(&one);
+  for (const StateRows& one : features) both.push_back(&one);
   const Alikeness all = linear_cka(both, n);
-  m.own = part_of(all, before, own, before, own);
-  m.to_first = part_of(all, 0, before, before, own);
+  m.own = block_of(all, before, own, before, own);
+  m.to_first = block_of(all, 0, before, before, own);
   if (all_.empty()) first_ = std::move(features);
   all_.push_back(std::move(m));
 }

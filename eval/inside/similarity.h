@@ -12,19 +12,19 @@
 
 namespace crossply {
 
-struct Features {
+struct StateRows {
   int64_t columns;
   std::vector<double> x;  // (n, columns)
 };
 
 // Subtracts every column's mean over n rows. What is constant becomes 0, without rounding.
-void centre(Features& features, int64_t n);
+void centre_columns(StateRows& features, int64_t n);
 
 // CKA of each with each, of n centred rows; NaN beside one that is 0. It needs no more memory than a few rows of the
 // kernels K.
-std::vector<std::vector<double>> linear_cka(const std::vector<const Features*>& all, int64_t n);
+std::vector<std::vector<double>> linear_cka(const std::vector<const StateRows*>& all, int64_t n);
 
 // Which `count` of `total` things, each with the same chance, in ascending order; all of them where there are no more.
-std::vector<int64_t> sample_of(int64_t total, int64_t count, uint64_t seed);
+std::vector<int64_t> sample_tokens(int64_t total, int64_t count, uint64_t seed);
 
 }  // namespace crossply
