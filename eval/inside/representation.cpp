@@ -53,16 +53,6 @@ std::string hidden_text(const std::set<std::string>& archs) {
   return text + ".";
 }
 
-std::vector<std::string> short_names(const std::vector<std::string>& models) {
-  std::vector<std::string> names;
-  for (const std::string& model : models) {
-    const size_t end = model.find_last_not_of('/') + 1;  // npos + 1 is 0
-    names.push_back(model.substr(0, end).substr(model.substr(0, end).rfind('/') + 1));
-  }
-  const bool differ = std::set<std::string>(names.begin(), names.end()).size() == names.size();
-  return differ && std::ranges::find(names, "") == names.end() ? names : models;
-}
-
 std::string csv_cell(double number) { return std::isfinite(number) ? nlohmann::json(number).dump() : ""; }
 
 }  // namespace crossply

@@ -23,9 +23,6 @@ struct WindowLengths {
 // For a caption: what hidden state i is, and what else it is in these architectures.
 std::string hidden_text(const std::set<std::string>& archs);
 
-// For pictures: the last parts of the models' paths where these differ, else the paths.
-std::vector<std::string> short_names(const std::vector<std::string>& models);
-
 // A field of a CSV file, with the digits that JSON has; nothing where the number is not finite.
 std::string csv_cell(double number);
 
