@@ -98,6 +98,8 @@ class Analysis {
 // All of them, in the order of a page.
 std::vector<std::unique_ptr<Analysis>> all_analyses();
 std::unique_ptr<Analysis> attention_analysis();
+std::unique_ptr<Analysis> entropy_analysis();
+std::unique_ptr<Analysis> similarity_analysis();
 std::unique_ptr<Analysis> gates_analysis();
 std::unique_ptr<Analysis> lens_analysis();
 std::unique_ptr<Analysis> sinks_analysis();
