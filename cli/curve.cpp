@@ -30,6 +30,8 @@ constexpr const char* dashes[] = {"", "7 3", "2 2", "9 3 2 3"};
 
 const char* colour_of(size_t i) { return colours[i % std::size(colours)]; }
 
+constexpr const char* grey = "#616e7c";  // of references
+
 // The look of curve i.
 std::string stroke(size_t i, const std::string& stroke_width) {
   const std::string dash = dashes[i % std::size(dashes)];
@@ -45,6 +47,7 @@ using Line = std::vector<Point>;
 struct Axis {
   double low, high, from, to;  // values, and the pixels they go to
   bool logarithmic;
+  bool whole = false;  // of whole numbers: there is nothing between them
   double pixel(double v) const {
     const double t =
         logarithmic ? std::log(std::max(v, 1e-100) / low) / std::log(high / low) : (v - low) / (high - low);
@@ -70,7 +73,8 @@ std::string label_of(double v, double size, double step) {
 // About `count` ticks at 1, 2 or 5 times a power of ten.
 std::vector<std::pair<double, std::string>> linear_ticks(const Axis& axis, int count) {
   const double rough = (axis.high - axis.low) / count, power = std::pow(10.0, std::floor(std::log10(rough)));
-  const double step = power * (rough < 1.5 * power ? 1 : rough < 3.5 * power ? 2 : rough < 7.5 * power ? 5 : 10);
+  const double nice = power * (rough < 1.5 * power ? 1 : rough < 3.5 * power ? 2 : rough < 7.5 * power ? 5 : 10);
+  const double step = axis.whole ? std::max(nice, 1.0) : nice;
   std::vector<std::pair<double, std::string>> ticks;
   const double first = std::ceil(axis.low / step - 1e-6), last = std::floor(axis.high / step + 1e-6);
   for (int i = 0; i <= 2 * count && first + i <= last; ++i) {
@@ -181,6 +185,10 @@ std::string polyline(const Line& line, const Axis& x, const Axis& y, const std::
   return out + "\"/>\n";
 }
 
+std::string reference_stroke(const std::string& stroke_width) {
+  return "stroke=\"" + std::string(grey) + "\" stroke-width=\"" + stroke_width + "\" stroke-dasharray=\"6 4\"";
+}
+
 // The mark of curve i: disc, square, triangle or diamond, as its dash.
 std::string mark(size_t i, double x, double y, bool hollow) {
   const std::string colour = colour_of(i), at = px(x) + " " + px(y);
@@ -221,6 +229,7 @@ std::string axes(const Axis& x, const Axis& y, bool shares) {
 struct Drawing {
   std::vector<Line> pale, means, marked;
   std::vector<Line> low, high;  // of bands: empty where a curve has none
+  std::vector<bool> reference;
   bool smooth = false, crowded = false;
 };
 
@@ -239,6 +248,7 @@ Drawing thin_out(const Panel& panel, const std::vector<Line>& raw, const std::ve
     const Line& line = raw[i];
     const bool smooth = window(line) > 1, band = !curves[i].low.empty();
     out.smooth |= smooth;
+    out.reference.push_back(curves[i].reference);
     out.means.push_back(thinned(line));
     out.pale.push_back(smooth && !out.crowded && !band ? decimated(line, x, column) : Line());
     out.low.push_back(band ? thinned(drawable(curves[i], curves[i].x, curves[i].low, logs)) : Line());
@@ -299,12 +309,14 @@ std::string legend(const std::vector<Curve>& curves, const Drawing& drawing, con
   std::string out;
   for (size_t k = 0; k < order.size(); ++k) {
     const size_t i = order[k];
-    const std::string thin = "<path fill=\"none\" stroke=\"" + std::string(colour_of(i)) + "\" stroke-opacity=\"0.6\" ";
+    const std::string colour = curves[i].reference ? grey : colour_of(i);
+    const std::string thin = "<path fill=\"none\" stroke=\"" + colour + "\" stroke-opacity=\"0.6\" ";
     const std::string height = px(ends[i].y), name = px(x.to + 23) + " " + px(at[k]);
     if (ends[i].x < x.to - 4)  // it ends earlier than others
       out += thin + "stroke-dasharray=\"1 4\" d=\"M" + px(ends[i].x + 5) + " " + height + "H" + px(x.to) + "\"/>\n";
     if (!std::isnan(ends[i].x)) out += thin + "d=\"M" + px(x.to + 3) + " " + height + "L" + name + "\"/>\n";
-    out += "<path " + stroke(i, "3") + " d=\"M" + px(x.to + 24) + " " + px(at[k]) + "h24\"/>\n";
+    out += "<path " + (curves[i].reference ? reference_stroke("1.5") : stroke(i, "3")) + " d=\"M" + px(x.to + 24) +
+           " " + px(at[k]) + "h24\"/>\n";
     out += text(x.to + 54, at[k] + 4.5, "fill=\"#1f2933\" font-size=\"13\"", curves[i].name, longest_name);
   }
   return out;
@@ -329,12 +341,13 @@ std::vector<Line> without_start(const Drawing& drawing, bool shares, bool keep) 
 
 // Everything but the steep start; of losses nothing above three times the highest start, to which a run that diverges
 // would press all others flat.
-Extent shown_range(const Drawing& drawing, const std::vector<Line>& raw, bool shares, bool whole) {
-  std::vector<Line> shown = without_start(drawing, shares, whole);
+Extent shown_range(const Drawing& drawing, const std::vector<Line>& raw, const Panel& panel, bool logs) {
+  std::vector<Line> shown = without_start(drawing, panel.shares, logs || panel.whole);
   shown.insert(shown.end(), drawing.marked.begin(), drawing.marked.end());
+  const bool cut = !panel.shares && !panel.whole;
   double highest_start = 0;
   for (const Line& line : raw) highest_start = std::max(highest_start, line.empty() ? 0 : line.front().y);
-  const auto too_high = [&](const Point& p) { return !shares && highest_start > 0 && p.y > 3 * highest_start; };
+  const auto too_high = [&](const Point& p) { return cut && highest_start > 0 && p.y > 3 * highest_start; };
   for (Line& line : shown) std::erase_if(line, too_high);
   return range_of(shown, &Point::y);
 }
@@ -361,6 +374,8 @@ std::string draw_bands(const Drawing& drawing, const Axis& x, const Axis& y) {
 
 std::string draw_lines(const Drawing& drawing, const Axis& x, const Axis& y) {
   std::string out = draw_bands(drawing, x, y);
+  for (size_t i = 0; i < drawing.means.size(); ++i)
+    if (drawing.reference[i]) out += polyline(drawing.means[i], x, y, reference_stroke("1.5"));
   for (size_t i = 0; i < drawing.pale.size(); ++i)
     if (!drawing.pale[i].empty())
       out += polyline(drawing.pale[i], x, y, "stroke=\"" + std::string(colour_of(i)) + "\" stroke-opacity=\"0.3\"");
@@ -368,6 +383,7 @@ std::string draw_lines(const Drawing& drawing, const Axis& x, const Axis& y) {
     if (drawing.marked[i].size() > 1) out += polyline(drawing.marked[i], x, y, stroke(i, "1"));
   for (size_t i = 0; i < drawing.means.size(); ++i) {
     const Line& mean = drawing.means[i];
+    if (drawing.reference[i]) continue;
     if (mean.size() > 1) out += polyline(mean, x, y, stroke(i, "2"));
     if (mean.size() <= marks_up_to) out += marks(i, mean, x, y, false);
   }
@@ -395,7 +411,7 @@ std::string draw_panel(const Panel& panel, size_t number, Axis x, double top, do
     marked.push_back(drawable(curve, curve.marks_x, curve.marks_y, logs));
   }
   const Drawing drawing = thin_out(panel, raw, marked, x, logs);
-  Extent range = shown_range(drawing, raw, panel.shares, logs.x || logs.y);
+  Extent range = shown_range(drawing, raw, panel, logs.x || logs.y);
   const bool empty = range.low > range.high;
   const bool log_y = !panel.shares && (panel.log_y || is_wide(range));
   if (panel.shares) range = {std::min(range.low, 0.0), std::max(range.high, 0.05)};
@@ -432,7 +448,10 @@ std::string curve_svg(const std::string& title, const std::string& x_label, cons
     }
   }
   const double right = width - (76 + 7.2 * static_cast<double>(longest));  // 7.2: a wide letter
-  const Axis x = fit(range_of(all, &Point::x), left, right, log_x, 0);
+  Axis x = fit(range_of(all, &Point::x), left, right, log_x, 0);
+  x.whole = std::ranges::all_of(all, [](const Line& line) {
+    return std::ranges::all_of(line, [](const Point& p) { return p.x == std::floor(p.x); });
+  });
   const double plot =
       std::max(panels.size() == 1 ? only_panel : panel_of_many, line_of_text * static_cast<double>(most_names));
   double top = title_height;
