@@ -71,7 +71,9 @@ TEST_CASE("heat map: whatever their sizes and number, maps stand apart on paper 
     for (const size_t rows : {1u, 2u, 8u, 33u, 128u})
       for (const size_t columns : {1u, 3u, 12u, 128u})
         for (const size_t maps : {1u, 2u, 8u, 13u}) {
-          CAPTURE(rows), CAPTURE(columns), CAPTURE(maps);
+          CAPTURE(rows);
+          CAPTURE(columns);
+          CAPTURE(maps);
           if (rows * columns * maps > 40000) continue;
           HeatMapBand band{"band", {}, scale, "unit"};
           for (size_t i = 0; i < maps; ++i)

@@ -14,8 +14,8 @@ using namespace svg;
 namespace {
 
 constexpr double usual_width = 920, beside_names = 36, title_height = 56, caption_height = 44;
-constexpr double between_maps = 40, map_foot = 50, between_lines = 24, legend_width = 110, letter = 6.4,
-                 small_letter = 5.8;
+constexpr double between_maps = 40, map_foot = 50, between_lines = 24, legend_width = 110, letter_width = 6.4,
+                 small_letter_width = 5.8;
 constexpr double comfortable_map = 200, comfortable_cell = 25;  // as wide as they are rather than beside another one
 constexpr size_t longest_name = 16;                             // characters
 
@@ -37,8 +37,8 @@ struct Colour {
 // From pale to dark, with a lightness that falls evenly, so that it also reads in grey. Pale is no white, which is what
 // has no number; of signs it is a grey, which belongs to neither.
 constexpr Colour above[] = {{232, 241, 250}, {198, 219, 239}, {107, 174, 214}, {33, 113, 181}, {8, 48, 107}};
-constexpr Colour positive[] = {{244, 244, 244}, {198, 219, 239}, {107, 174, 214}, {33, 113, 181}, {8, 48, 107}};
-constexpr Colour negative[] = {{244, 244, 244}, {253, 219, 199}, {244, 165, 130}, {214, 96, 77}, {103, 0, 31}};
+constexpr Colour ramp_above_zero[] = {{244, 244, 244}, {198, 219, 239}, {107, 174, 214}, {33, 113, 181}, {8, 48, 107}};
+constexpr Colour ramp_below_zero[] = {{244, 244, 244}, {253, 219, 199}, {244, 165, 130}, {214, 96, 77}, {103, 0, 31}};
 
 std::string fixed_without_minus_zero(double v, int decimals) {
   const std::string text = fixed(v, decimals);
@@ -58,7 +58,7 @@ struct Scale {
     return kind == HeatScale::signs ? share : std::max(share, 0.0);
   }
   Colour colour(double share) const {
-    const Colour* ramp = kind != HeatScale::signs ? above : share < 0 ? negative : positive;
+    const Colour* ramp = kind != HeatScale::signs ? above : share < 0 ? ramp_below_zero : ramp_above_zero;
     const double at = std::min(std::abs(share), 1.0) * (std::size(above) - 1);
     const size_t i = std::min(static_cast<size_t>(at), std::size(above) - 2);
     const double t = at - static_cast<double>(i);
@@ -98,7 +98,7 @@ Size size_of(const HeatMap& map) {
 }
 
 // How a band lies on the page, in pixels.
-struct Layout {
+struct BandLayout {
   double names = 28, foot = map_foot;  // room for the rows' names, and below a map for those of the columns
   bool own_names = false;              // the rows of each map, not only of the first in a line
   bool turned = false;                 // the columns' names
@@ -114,14 +114,14 @@ struct Layout {
 };
 
 // In pixels.
-double longest(const std::vector<std::string>& names) {
+double widest_name(const std::vector<std::string>& names) {
   size_t most = 0;
   for (const std::string& name : names) most = std::max(most, std::min(name.size(), longest_name));
-  return small_letter * static_cast<double>(most);
+  return small_letter_width * static_cast<double>(most);
 }
 
 // As many maps in a line as are still comfortable to read, and about as many in each.
-void choose_lines(Layout* layout, size_t maps) {
+void choose_lines(BandLayout* layout, size_t maps) {
   const auto columns = static_cast<double>(layout->most.columns);
   const double room = usual_width - layout->left() - legend_width;
   const double cell = std::clamp(comfortable_map / columns, 5.0, comfortable_cell);
@@ -139,7 +139,7 @@ size_t longest_number(const HeatMapBand& band, const Scale& scale) {
   return most;
 }
 
-void choose_cells(Layout* layout, const HeatMapBand& band, const Scale& scale) {
+void choose_cells(BandLayout* layout, const HeatMapBand& band, const Scale& scale) {
   double columns = 1;  // of the widest line
   for (size_t i = 0; i < band.maps.size(); i += layout->per_line) {
     double line = 0;
@@ -160,14 +160,14 @@ void choose_cells(Layout* layout, const HeatMapBand& band, const Scale& scale) {
     *size = std::floor(*size * 10) / 10;  // as px() writes it: no gaps between cells
 }
 
-Layout layout_of(const HeatMapBand& band, const Scale& scale) {
-  Layout layout;
+BandLayout layout_of(const HeatMapBand& band, const Scale& scale) {
+  BandLayout layout;
   double column_names = 0;
   for (const HeatMap& map : band.maps) {
     const Size size = size_of(map);
     layout.most = {std::max(layout.most.rows, size.rows), std::max(layout.most.columns, size.columns)};
-    layout.names = std::max(layout.names, 10 + longest(map.row_names));
-    column_names = std::max(column_names, longest(map.column_names));
+    layout.names = std::max(layout.names, 10 + widest_name(map.row_names));
+    column_names = std::max(column_names, widest_name(map.column_names));
     const HeatMap& first = band.maps[0];
     layout.own_names |= map.row_names != first.row_names || map.first_row != first.first_row;
   }
@@ -196,7 +196,7 @@ std::string rectangle(double x, double y, double width, double height, const std
          "\" fill=\"" + fill + "\"/>\n";
 }
 
-std::string row_names(const HeatMap& map, const Layout& layout, double x, double y) {
+std::string row_names(const HeatMap& map, const BandLayout& layout, double x, double y) {
   std::string out;
   for (size_t r = 0, step = stride_of(layout.cell_height, 11); r < size_of(map).rows; r += step)
     out += text(x - 8, y + (static_cast<double>(r) + 0.5) * layout.cell_height + 4,
@@ -204,7 +204,7 @@ std::string row_names(const HeatMap& map, const Layout& layout, double x, double
   return out;
 }
 
-std::string column_names(const HeatMap& map, const Layout& layout, double x, double y) {
+std::string column_names(const HeatMap& map, const BandLayout& layout, double x, double y) {
   std::string out;
   const double apart = layout.turned ? 11 : map.column_names.empty() ? 24 : 0;
   for (size_t c = 0, step = stride_of(layout.cell_width, apart); c < size_of(map).columns; c += step) {
@@ -218,7 +218,7 @@ std::string column_names(const HeatMap& map, const Layout& layout, double x, dou
 }
 
 // Cells with their numbers.
-std::string numbered_cells(const HeatMap& map, const Scale& scale, const Layout& layout, double x, double y) {
+std::string numbered_cells(const HeatMap& map, const Scale& scale, const BandLayout& layout, double x, double y) {
   std::string out;
   for (size_t r = 0; r < map.rows.size(); ++r)
     for (size_t c = 0; c < map.rows[r].size(); ++c) {
@@ -235,7 +235,7 @@ std::string numbered_cells(const HeatMap& map, const Scale& scale, const Layout&
 }
 
 // The same without, of 64 colours, all cells of a colour in one path: maps may have ten thousands of cells.
-std::string plain_cells(const HeatMap& map, const Scale& scale, const Layout& layout, double x, double y) {
+std::string plain_cells(const HeatMap& map, const Scale& scale, const BandLayout& layout, double x, double y) {
   const double width = layout.cell_width, height = layout.cell_height, dash = std::min(width / 2, 7.0);
   const std::string cell = "h" + px(width) + "v" + px(height) + "h-" + px(width) + "z";
   const bool dashes = scale.kind == HeatScale::signs && width >= 5 && height >= 5;
@@ -258,10 +258,10 @@ std::string plain_cells(const HeatMap& map, const Scale& scale, const Layout& la
   return out;
 }
 
-std::string draw_map(const HeatMap& map, const Scale& scale, const Layout& layout, double x, double y, double room,
+std::string draw_map(const HeatMap& map, const Scale& scale, const BandLayout& layout, double x, double y, double room,
                      const std::string& column) {
   const double width = layout.width(map), height = layout.height(map);
-  std::string out = text(x, y - 8, "fill=\"#1f2933\"", map.caption, static_cast<size_t>(room / letter));
+  std::string out = text(x, y - 8, "fill=\"#1f2933\"", map.caption, static_cast<size_t>(room / letter_width));
   out += "<rect x=\"" + px(x - 0.5) + "\" y=\"" + px(y - 0.5) + "\" width=\"" + px(width + 1) + "\" height=\"" +
          px(height + 1) + "\" fill=\"none\" stroke=\"#cbd2d9\"/>\n";
   out += layout.numbers ? numbered_cells(map, scale, layout, x, y) : plain_cells(map, scale, layout, x, y);
@@ -316,7 +316,7 @@ struct Drawn {
 
 Drawn draw_band(const HeatMapBand& band, const std::string& row, const std::string& column, double y) {
   const Scale scale = scale_of(band);
-  const Layout layout = layout_of(band, scale);
+  const BandLayout layout = layout_of(band, scale);
   Drawn out{text(24, y + 12, "font-size=\"13\" font-weight=\"600\" fill=\"#1f2933\"", band.caption, 130), 0, y};
   y += caption_height;
   const double first_line = y;
