@@ -341,14 +341,14 @@ std::vector<Line> without_start(const Drawing& drawing, bool shares, bool keep) 
 
 // Everything but the steep start; of losses nothing above three times the highest start, to which a run that diverges
 // would press all others flat.
-Extent shown_range(const Drawing& drawing, const std::vector<Line>& raw, const Panel& panel, bool logs) {
-  std::vector<Line> shown = without_start(drawing, panel.shares, logs || panel.whole);
+Extent shown_range(const Drawing& drawing, const std::vector<Line>& raw, const Panel& panel, bool keep_start) {
+  std::vector<Line> shown = without_start(drawing, panel.shares, keep_start || panel.whole);
   shown.insert(shown.end(), drawing.marked.begin(), drawing.marked.end());
-  const bool cut = !panel.shares && !panel.whole;
   double highest_start = 0;
   for (const Line& line : raw) highest_start = std::max(highest_start, line.empty() ? 0 : line.front().y);
-  const auto too_high = [&](const Point& p) { return cut && highest_start > 0 && p.y > 3 * highest_start; };
-  for (Line& line : shown) std::erase_if(line, too_high);
+  const auto too_high = [&](const Point& p) { return highest_start > 0 && p.y > 3 * highest_start; };
+  for (Line& line : shown)
+    if (!panel.shares && !panel.whole) std::erase_if(line, too_high);
   return range_of(shown, &Point::y);
 }
 

@@ -21,8 +21,8 @@ struct Panel {
   std::vector<Curve> curves;
   bool shares = false;  // y goes from 0 to 1, and is shown in percent
   bool log_y = false;   // a logarithmic axis in any case, for what is above 0
+  bool whole = false;   // nothing is cut off, not even what looks like a run that diverges
   size_t smooth = 0;    // points that a running mean takes; 0: a fiftieth of the curve, where it has more than 200
-  bool whole = false;   // nothing is cut off: for what, unlike a loss, may rise (see below)
 };
 
 // Points that are not finite are left out. A curve that is smoothed is drawn as its running mean, centred and narrower

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "cli/curve.h"
+#include "cli/svg.h"
 #include "data/shards.h"
 #include "eval/inside/heat_map.h"
 #include "models/checkpoint.h"
@@ -144,6 +145,13 @@ TEST_CASE("page: everything is there, in order, and linked") {
   }
   CHECK(!has(page, "href=\"#gates\""));
   CHECK(page == page_html(page_of("plain")));
+}
+
+TEST_CASE("page: pictures below each other keep their names apart, too") {
+  const std::string one = cut_picture("a"), both = svg::below_each_other("both", {one, one});
+  for (const char* id : {" id=\"part0-plot0\"", " id=\"part1-plot0\"", "url(#part0-plot0)", "url(#part1-plot0)"})
+    CHECK(count_of(both, id) == 1);
+  CHECK(!has(both, "\"plot0"));
 }
 
 TEST_CASE("page: ids are of one element each, and every reference names one") {

@@ -50,7 +50,7 @@ tr '\n' ' ' <document | grep -oE '<[a-zA-Z!/][^>]*>' >tags
 ! grep -E 'href=' tags | grep -qvE 'href="(#[a-z0-9-]+|[a-z]+\.(json|csv|svg))"' || fail "a link to elsewhere"
 grep -q '<title>Inside llama, &lt;script&gt;' document || fail "no title, or not with the names"
 sections=$(grep -c '^<section id=' document)
-figures=$(grep -c '^<svg ' document)
+figures=$(grep -c '^<figure>' document)
 files=$(find page -name '*.svg' | wc -l)
 [ "$figures" = "$files" ] && [ "$figures" -ge 1 ] || fail "$figures pictures on the page, $files beside it"
 [ "$sections" -ge "$figures" ] || fail "$sections sections, $figures pictures"

@@ -62,34 +62,6 @@ std::string html_element(const std::string& tag, const std::string& text, const 
   return "<" + tag + attributes + ">" + html_text(text) + "</" + tag + ">\n";
 }
 
-// Of one tag, without its brackets: what names an element of the picture gets the prefix.
-std::string with_id_prefix(const std::string& tag, const std::string& prefix) {
-  std::string out = tag;
-  for (const char* const name : {" id=\"", "url(#", "href=\"#"}) {
-    const std::string begin = name;
-    for (size_t at = out.find(begin); at != std::string::npos; at = out.find(begin, at + begin.size() + prefix.size()))
-      out.insert(at + begin.size(), prefix);
-  }
-  return out;
-}
-
-// A picture inside a page: pictures name parts of themselves alike, and a page has each name once.
-std::string embedded_picture(const std::string& picture, const std::string& prefix) {
-  std::string out;
-  size_t at = 0;
-  while (at < picture.size()) {
-    const size_t open = std::min(picture.find('<', at), picture.size());
-    out.append(picture, at, open - at);  // text
-    size_t end = open;
-    for (bool quoted = false; end < picture.size() && (quoted || picture[end] != '>'); ++end)
-      quoted ^= picture[end] == '"';
-    out += with_id_prefix(picture.substr(open, end - open), prefix);
-    at = end;
-    if (at < picture.size()) out += picture[at++];
-  }
-  return out;
-}
-
 std::string heading_of(const PageSection& section) { return section.finding ? section.finding->title : section.about; }
 
 std::string table_of_contents(const Page& page) {
@@ -144,7 +116,7 @@ std::string left_out_of(const PageSection& section) {
 std::string section_html(const PageSection& section) {
   const Finding& found = *section.finding;
   std::string out = "<section id=\"" + section.name + "\">\n" + html_element("h2", found.title);
-  out += "<figure>\n<div class=\"wide picture\" tabindex=\"0\">\n" + embedded_picture(found.svg, section.name + "-") +
+  out += "<figure>\n<div class=\"wide picture\" tabindex=\"0\">\n" + svg::with_ids(found.svg, section.name + "-") +
          "</div>\n<figcaption>\n<p><strong>What is measured.</strong> " + html_text(found.measured) + "</p>\n";
   if (!found.paper.empty()) out += "<p><strong>What the paper saw.</strong> " + html_text(found.paper) + "</p>\n";
   out += "</figcaption>\n</figure>\n";
