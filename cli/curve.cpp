@@ -26,21 +26,17 @@ constexpr size_t longest_name = 32, longest_title = 84;  // characters, by the r
 // The colours of Okabe and Ito, which remain distinct for colour-blind readers, but for the yellow, too pale on white.
 // Neighbours also differ in dash and mark, for print; 7 and 4 have no common factor, so that 28 looks differ.
 constexpr const char* colours[] = {"#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"};
-constexpr const char* limit_colour = "#7b8794";
 constexpr const char* dashes[] = {"", "7 3", "2 2", "9 3 2 3"};
 
 const char* colour_of(size_t i) { return colours[i % std::size(colours)]; }
+
+constexpr const char* grey = "#616e7c";  // of references
 
 // The look of curve i.
 std::string stroke(size_t i, const std::string& stroke_width) {
   const std::string dash = dashes[i % std::size(dashes)];
   return "stroke=\"" + std::string(colour_of(i)) + "\" stroke-width=\"" + stroke_width + "\"" +
          (dash.empty() ? "" : " stroke-dasharray=\"" + dash + "\"");
-}
-
-std::string stroke(size_t i, const Curve& curve) {
-  return curve.limit ? "stroke=\"" + std::string(limit_colour) + "\" stroke-width=\"1\" stroke-dasharray=\"5 4\""
-                     : stroke(i, "2");
 }
 
 struct Point {
@@ -51,6 +47,7 @@ using Line = std::vector<Point>;
 struct Axis {
   double low, high, from, to;  // values, and the pixels they go to
   bool logarithmic;
+  bool whole = false;  // of whole numbers: there is nothing between them
   double pixel(double v) const {
     const double t =
         logarithmic ? std::log(std::max(v, 1e-100) / low) / std::log(high / low) : (v - low) / (high - low);
@@ -76,7 +73,8 @@ std::string label_of(double v, double size, double step) {
 // About `count` ticks at 1, 2 or 5 times a power of ten.
 std::vector<std::pair<double, std::string>> linear_ticks(const Axis& axis, int count) {
   const double rough = (axis.high - axis.low) / count, power = std::pow(10.0, std::floor(std::log10(rough)));
-  const double step = power * (rough < 1.5 * power ? 1 : rough < 3.5 * power ? 2 : rough < 7.5 * power ? 5 : 10);
+  const double nice = power * (rough < 1.5 * power ? 1 : rough < 3.5 * power ? 2 : rough < 7.5 * power ? 5 : 10);
+  const double step = axis.whole ? std::max(nice, 1.0) : nice;
   std::vector<std::pair<double, std::string>> ticks;
   const double first = std::ceil(axis.low / step - 1e-6), last = std::floor(axis.high / step + 1e-6);
   for (int i = 0; i <= 2 * count && first + i <= last; ++i) {
@@ -187,6 +185,10 @@ std::string polyline(const Line& line, const Axis& x, const Axis& y, const std::
   return out + "\"/>\n";
 }
 
+std::string reference_stroke(const std::string& stroke_width) {
+  return "stroke=\"" + std::string(grey) + "\" stroke-width=\"" + stroke_width + "\" stroke-dasharray=\"6 4\"";
+}
+
 // The mark of curve i: disc, square, triangle or diamond, as its dash.
 std::string mark(size_t i, double x, double y, bool hollow) {
   const std::string colour = colour_of(i), at = px(x) + " " + px(y);
@@ -227,6 +229,7 @@ std::string axes(const Axis& x, const Axis& y, bool shares) {
 struct Drawing {
   std::vector<Line> pale, means, marked;
   std::vector<Line> low, high;  // of bands: empty where a curve has none
+  std::vector<bool> reference;
   bool smooth = false, crowded = false;
 };
 
@@ -245,6 +248,7 @@ Drawing thin_out(const Panel& panel, const std::vector<Line>& raw, const std::ve
     const Line& line = raw[i];
     const bool smooth = window(line) > 1, band = !curves[i].low.empty();
     out.smooth |= smooth;
+    out.reference.push_back(curves[i].reference);
     out.means.push_back(thinned(line));
     out.pale.push_back(smooth && !out.crowded && !band ? decimated(line, x, column) : Line());
     out.low.push_back(band ? thinned(drawable(curves[i], curves[i].x, curves[i].low, logs)) : Line());
@@ -305,14 +309,14 @@ std::string legend(const std::vector<Curve>& curves, const Drawing& drawing, con
   std::string out;
   for (size_t k = 0; k < order.size(); ++k) {
     const size_t i = order[k];
-    const std::string thin = "<path fill=\"none\" stroke=\"" +
-                             std::string(curves[i].limit ? limit_colour : colour_of(i)) + "\" stroke-opacity=\"0.6\" ";
+    const std::string colour = curves[i].reference ? grey : colour_of(i);
+    const std::string thin = "<path fill=\"none\" stroke=\"" + colour + "\" stroke-opacity=\"0.6\" ";
     const std::string height = px(ends[i].y), name = px(x.to + 23) + " " + px(at[k]);
     if (ends[i].x < x.to - 4)  // it ends earlier than others
       out += thin + "stroke-dasharray=\"1 4\" d=\"M" + px(ends[i].x + 5) + " " + height + "H" + px(x.to) + "\"/>\n";
     if (!std::isnan(ends[i].x)) out += thin + "d=\"M" + px(x.to + 3) + " " + height + "L" + name + "\"/>\n";
-    out += "<path " + (curves[i].limit ? stroke(i, curves[i]) : stroke(i, "3")) + " d=\"M" + px(x.to + 24) + " " +
-           px(at[k]) + "h24\"/>\n";
+    out += "<path " + (curves[i].reference ? reference_stroke("1.5") : stroke(i, "3")) + " d=\"M" + px(x.to + 24) +
+           " " + px(at[k]) + "h24\"/>\n";
     out += text(x.to + 54, at[k] + 4.5, "fill=\"#1f2933\" font-size=\"13\"", curves[i].name, longest_name);
   }
   return out;
@@ -368,8 +372,10 @@ std::string draw_bands(const Drawing& drawing, const Axis& x, const Axis& y) {
   return out;
 }
 
-std::string draw_lines(const std::vector<Curve>& curves, const Drawing& drawing, const Axis& x, const Axis& y) {
+std::string draw_lines(const Drawing& drawing, const Axis& x, const Axis& y) {
   std::string out = draw_bands(drawing, x, y);
+  for (size_t i = 0; i < drawing.means.size(); ++i)
+    if (drawing.reference[i]) out += polyline(drawing.means[i], x, y, reference_stroke("1.5"));
   for (size_t i = 0; i < drawing.pale.size(); ++i)
     if (!drawing.pale[i].empty())
       out += polyline(drawing.pale[i], x, y, "stroke=\"" + std::string(colour_of(i)) + "\" stroke-opacity=\"0.3\"");
@@ -377,8 +383,9 @@ std::string draw_lines(const std::vector<Curve>& curves, const Drawing& drawing,
     if (drawing.marked[i].size() > 1) out += polyline(drawing.marked[i], x, y, stroke(i, "1"));
   for (size_t i = 0; i < drawing.means.size(); ++i) {
     const Line& mean = drawing.means[i];
-    if (mean.size() > 1) out += polyline(mean, x, y, stroke(i, curves[i]));
-    if (mean.size() <= marks_up_to && !curves[i].limit) out += marks(i, mean, x, y, false);
+    if (drawing.reference[i]) continue;
+    if (mean.size() > 1) out += polyline(mean, x, y, stroke(i, "2"));
+    if (mean.size() <= marks_up_to) out += marks(i, mean, x, y, false);
   }
   for (size_t i = 0; i < drawing.marked.size(); ++i) out += marks(i, drawing.marked[i], x, y, true);
   return out;
@@ -420,7 +427,7 @@ std::string draw_panel(const Panel& panel, size_t number, Axis x, double top, do
                    any_outside(drawing.low, y) || any_outside(drawing.high, y);
   if (cut)
     out += "<clipPath id=\"" + id + "\"><rect " + corner + size + "/></clipPath>\n<g clip-path=\"url(#" + id + ")\">\n";
-  out += draw_lines(panel.curves, drawing, x, y) + (cut ? "</g>\n" : "");
+  out += draw_lines(drawing, x, y) + (cut ? "</g>\n" : "");
   const std::string middle = "text-anchor=\"middle\" font-size=\"13\"";
   if (empty) out += text((x.from + x.to) / 2, (top + bottom) / 2, middle, "no data");
   return out + crosses(panel.curves, drawing, x, y) + legend(panel.curves, drawing, x, y);
@@ -441,7 +448,10 @@ std::string curve_svg(const std::string& title, const std::string& x_label, cons
     }
   }
   const double right = width - (76 + 7.2 * static_cast<double>(longest));  // 7.2: a wide letter
-  const Axis x = fit(range_of(all, &Point::x), left, right, log_x, 0);
+  Axis x = fit(range_of(all, &Point::x), left, right, log_x, 0);
+  x.whole = std::ranges::all_of(all, [](const Line& line) {
+    return std::ranges::all_of(line, [](const Point& p) { return p.x == std::floor(p.x); });
+  });
   const double plot =
       std::max(panels.size() == 1 ? only_panel : panel_of_many, line_of_text * static_cast<double>(most_names));
   double top = title_height;

@@ -12,7 +12,7 @@ struct Curve {
   std::vector<double> marks_x = {}, marks_y = {};  // points of their own in the same colour, on a thin line
   bool broken_off = false;                         // a cross stands where it ends
   std::vector<double> low = {}, high = {};         // around y, as many or none: a translucent band
-  bool limit = false;                              // what bounds the others: thin, grey and dashed, without marks
+  bool reference = false;  // a bound, say: thin, dashed and grey, behind the others; best the last of them
 };
 
 // One plot; several stand below each other on the same x axis.
@@ -30,7 +30,7 @@ struct Panel {
 // look different; the names stand beside the curves' ends, in their order. Values that span a decade or more stand on a
 // logarithmic axis (but not shares); what rises above three times the highest start is cut off, and so is a steep start
 // that would take half of the height, where no logarithmic axis is asked for. Points are thinned out: at most one per
-// pixel, and about 50 kB for each panel. Text may be any bytes.
+// pixel, and about 50 kB for each panel. Where all x are whole, as layers are, so are the ticks. Text may be any bytes.
 std::string curve_svg(const std::string& title, const std::string& x_label, const std::vector<Panel>& panels,
                       bool log_x = false);
 void write_curve_svg(const std::string& path, const std::string& title, const std::string& x_label,

@@ -55,11 +55,30 @@ std::string document(double width, double height, const std::string& title, cons
          elements + "</svg>\n";
 }
 
+std::string with_ids(const std::string& picture, const std::string& prefix) {
+  std::string out;
+  for (size_t at = 0; at < picture.size();) {
+    const size_t open = std::min(picture.find('<', at), picture.size());
+    out.append(picture, at, open - at);
+    size_t end = open;
+    for (bool quoted = false; end < picture.size() && (quoted || picture[end] != '>'); ++end)
+      quoted ^= picture[end] == '"';
+    std::string tag = picture.substr(open, end - open);
+    for (const std::string name : {" id=\"", "url(#", "href=\"#"})
+      for (size_t k = tag.find(name); k != std::string::npos; k = tag.find(name, k + name.size()))
+        tag.insert(k + name.size(), prefix);
+    out += tag;
+    at = end;
+  }
+  return out;
+}
+
 std::string below_each_other(const std::string& title, const std::vector<std::string>& documents) {
   const std::string box = "viewBox=\"0 0 ", start = "<svg ";
   double width = 0, height = 0;
   std::string elements;
-  for (const std::string& one : documents) {
+  for (size_t i = 0; i < documents.size(); ++i) {
+    const std::string one = with_ids(documents[i], str("part", i, "-"));
     double own_width = 0, own_height = 0;
     std::istringstream(one.substr(one.find(box) + box.size())) >> own_width >> own_height;
     const std::string place = str("x=\"0\" y=\"", px(height), "\" width=\"", px(own_width), "\" height=\"");

@@ -16,6 +16,9 @@ std::string escaped(const std::string& text, size_t most = std::string::npos);
 std::string text(double x, double y, const std::string& style, const std::string& words, size_t most = 200);
 // The whole file: elements on white, dark text, for programs that read aloud a title.
 std::string document(double width, double height, const std::string& title, const std::string& elements);
+// A whole file with this in front of the names that its elements have for each other, such as of what cuts a line off:
+// where several stand on one page, each name may be there once. What is no tag stays.
+std::string with_ids(const std::string& picture, const std::string& prefix);
 // Whole files of document(), one below the other, as one.
 std::string below_each_other(const std::string& title, const std::vector<std::string>& documents);
 

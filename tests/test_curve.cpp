@@ -369,7 +369,7 @@ TEST_CASE("curve: two panels share the x axis and stand below each other") {
 
 TEST_CASE("curve: what bounds the others is thin, grey and dashed, without marks, and takes no colour from them") {
   Curve bound{"bound", {1, 2, 3}, {9, 9, 9}};
-  bound.limit = true;
+  bound.reference = true;
   const Curve first{"a", {1, 2, 3}, {4, 5, 6}}, second{"b", {1, 2, 3}, {2, 3, 2}};
   const std::string svg = svg_of({first, second, bound});
   CHECK(count(svg, "stroke=\"#7b8794\" stroke-width=\"1\" stroke-dasharray=\"5 4\"") == 2);  // and beside its name
@@ -401,4 +401,25 @@ TEST_CASE("curve: of thirteen curves, one diverging and one short, every one can
   const auto points = points_of(svg, 13);
   CHECK(points.back().second - points.front().second > 170);
   CHECK(svg.size() < 60000);
+}
+
+TEST_CASE("curve: whole numbers, such as layers, have no ticks between them") {
+  const std::string svg = svg_of({{"a", {0, 1, 2, 3}, {1, 2, 3, 4}}, {"b", {0, 1}, {1, 2}}});
+  for (const char* label : {">0<", ">1<", ">2<", ">3<"}) CHECK_MESSAGE(svg.find(label) != std::string::npos, label);
+  CHECK(count(svg, "text-anchor=\"middle\">") == 4);
+  CHECK(count(svg_of({{"a", {0, 0.5, 3}, {1, 2, 3}}}), "text-anchor=\"middle\">") == 7);
+}
+
+TEST_CASE("curve: a reference is thin and grey without marks, and a panel may be shown whole") {
+  Curve bound{"bound", {0, 1, 2}, {9, 9, 9}};
+  bound.reference = true;
+  const std::string svg = svg_of({{"a", {0, 1, 2}, {1, 2, 3}}, bound});
+  CHECK(count(svg, "<polyline") == 2);
+  CHECK(count(svg, "stroke=\"#616e7c\" stroke-width=\"1.5\" stroke-dasharray=\"6 4\"") == 2);  // and in the legend
+  CHECK(count(svg, "<circle") == 3);
+  CHECK(svg.find("#D55E00") == std::string::npos);
+  Panel rising{"gates", "", {{"a", {0, 1, 2}, {1, 2, 8}}}};
+  CHECK(count(svg_of_panels({rising}), "clip-path=") == 1);
+  rising.whole = true;
+  CHECK(count(svg_of_panels({rising}), "clip-path=") == 0);
 }

@@ -1,15 +1,14 @@
 #include "train/run.h"
 
 #include <algorithm>
-#include <cctype>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "cli/format.h"
 #include "cli/program.h"
+#include "cli/shell.h"
 #include "cli/stop.h"
 #include "engine/file.h"
 #include "engine/printable.h"
@@ -32,15 +31,6 @@ std::string step_dir(const std::string& run_dir, int64_t step) {
   char name[32];
   std::snprintf(name, sizeof name, "/step_%08lld", static_cast<long long>(step));
   return run_dir + name;
-}
-
-// A word as a shell takes it back.
-std::string shell_word(const std::string& text) {
-  const auto plain = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || std::strchr("_./+,:@%-", c); };
-  if (!text.empty() && std::all_of(text.begin(), text.end(), plain)) return text;
-  std::string word = "'";
-  for (const char c : text) word += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return word + "'";
 }
 
 TrainResult summarise(const Trainer& trainer, const TrainOptions& o, const std::vector<json>& lines) {

@@ -70,6 +70,28 @@ const std::vector<TokenWindow>& Analysis::windows_of(const Subject& subject, con
   return looked_.back().windows;
 }
 
+void Analysis::try_measure(Subject& subject, const AnalysisOptions& o) {
+  const size_t before = looked_.size();
+  try {
+    measure(subject, o);
+  } catch (const Error&) {
+    looked_.resize(before);
+    throw;
+  }
+}
+
+std::string Analysis::looked_at() const {
+  std::vector<std::string> texts;
+  for (const Looked& m : looked_) {
+    const std::string text = str(format_count(std::ssize(m.windows)), " windows of ", m.longest(), " tokens");
+    if (std::find(texts.begin(), texts.end(), text) == texts.end()) texts.push_back(text);
+  }
+  std::string out;
+  for (const std::string& text : texts) out += (out.empty() ? "" : "; ") + text;
+  const bool several = std::ranges::any_of(looked_, [&](const Looked& m) { return m.model != looked_[0].model; });
+  return out + (!several ? "" : same_windows() ? ", the same for all models" : ", not the same for all models");
+}
+
 void say_cost(const std::string& what, const Subject& subject, const std::vector<TokenWindow>& windows, double flops,
               double bytes) {
   std::fprintf(stderr, "%s of %s: %s windows of %zu tokens, about %.3g GFLOP, %s\n", what.c_str(),

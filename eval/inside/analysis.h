@@ -72,8 +72,12 @@ class Analysis {
   virtual std::string refuses(const Subject&) const { return ""; }
   // Looks at one more model. Says its cost first and shows how far it is.
   virtual void measure(Subject& subject, const AnalysisOptions& o) = 0;
+  // The same; but where that fails, the model's windows are forgotten too, as if nobody had asked.
+  void try_measure(Subject& subject, const AnalysisOptions& o);
   // Of all models since the start of the program.
   virtual Finding finding(const AnalysisOptions& o) const = 0;
+  // "100 windows of 256 tokens, the same for all", or those of each model; "" where none was asked for.
+  std::string looked_at() const;
 
  protected:
   // What to look at: as many windows and as long as the options say, or else the usual ones. Two models with the same

@@ -1,10 +1,13 @@
 // analyze: what goes on inside trained models, measured on data: the numbers that papers on depth argue with. One model
-// or several beside each other; a table for each, and files of all numbers with a picture.
+// or several beside each other; a table for each, files of all numbers with a picture, and a page of all pictures.
 #include <algorithm>
 #include <cstdio>
 
 #include "cli/program.h"
+#include "cli/shell.h"
+#include "engine/printable.h"
 #include "eval/inside/dump.h"
+#include "eval/inside/page.h"
 
 using namespace crossply;
 
@@ -22,7 +25,7 @@ std::string what_help(const Analyses& analyses) {
   std::string help;
   for (const auto& analysis : analyses)
     help += str(help.empty() ? "" : "\n", analysis->name(), ": ", analysis->about());
-  return help;
+  return help + "\nall: every one that these models allow, and report.html, a page of all pictures";
 }
 
 Analysis& find_analysis(const Analyses& analyses, const std::string& name) {
@@ -36,36 +39,125 @@ std::string dump_path(const AnalysisOptions& o, size_t model) {
   return str(o.out, "/values", o.models.size() > 1 ? str(".", model + 1) : "", ".safetensors");
 }
 
-Exit run(const Analyses& analyses, const AnalysisOptions& o, const std::vector<std::string>& what,
-         const std::vector<std::string>& dump) {
-  if (what.empty() && dump.empty()) fail(Exit::usage, "give --what or --dump: what to look at");
-  if (!dump.empty() && o.out.empty()) fail(Exit::usage, "--dump writes values.safetensors, so give --out DIR too");
+// What one call asks for.
+struct Asked {
+  AnalysisOptions o;
+  std::vector<std::string> what, dump;
+  std::string command;
+  bool page() const { return what == std::vector<std::string>{"all"}; }
+};
+
+std::vector<Analysis*> choose(const Analyses& analyses, const Asked& asked) {
+  const std::vector<std::string>& what = asked.what;
   std::vector<Analysis*> chosen;
+  if (asked.page()) {
+    for (const auto& analysis : analyses) chosen.push_back(analysis.get());
+    return chosen;
+  }
   for (const std::string& name : what) {
+    if (name == "all") fail(Exit::usage, "--what: all stands alone: it is every one of:", names_of(analyses));
     chosen.push_back(&find_analysis(analyses, name));
     if (std::count(what.begin(), what.end(), name) > 1)
       fail(Exit::usage, "--what: ", name, " is there twice; once is enough");
   }
-  for (const std::string& model : o.models)
-    if (std::ranges::count(o.models, model) > 1)
+  return chosen;
+}
+
+void check_asked(const Asked& asked, const std::vector<Analysis*>& chosen) {
+  if (asked.what.empty() && asked.dump.empty()) fail(Exit::usage, "give --what or --dump: what to look at");
+  if (!asked.dump.empty() && asked.o.out.empty())
+    fail(Exit::usage, "--dump writes values.safetensors, so give --out DIR too");
+  if (asked.page() && asked.o.out.empty()) fail(Exit::usage, "--what all writes report.html, so give --out DIR too");
+  for (const std::string& model : asked.o.models)
+    if (std::ranges::count(asked.o.models, model) > 1)
       fail(Exit::usage, "--model: ", model, " is there twice; once is enough");
-  if (!o.out.empty()) prepare_analysis_out(o.out, what);
-  for (size_t i = 0; i < o.models.size() && !dump.empty(); ++i) check_dump_path(dump_path(o, i));
-  for (size_t i = 0; i < o.models.size(); ++i) {
-    const std::string& model = o.models[i];
-    Subject subject(model, o);
-    if (!dump.empty()) std::printf("%s", dump_values(subject, dump, o, dump_path(o, i)).c_str());
-    for (Analysis* analysis : chosen) {
-      if (const std::string why = analysis->refuses(subject); !why.empty()) fail(Exit::usage, model, ": ", why);
-      analysis->measure(subject, o);
+  if (asked.o.out.empty()) return;
+  std::vector<std::string> names;
+  for (const Analysis* analysis : chosen) names.push_back(analysis->name());
+  prepare_analysis_out(asked.o.out, names);
+  for (size_t i = 0; i < asked.o.models.size() && !asked.dump.empty(); ++i) check_dump_path(dump_path(asked.o, i));
+  if (asked.page()) check_page_out(asked.o.out);
+}
+
+// Calls work(), and returns "", or why it cannot be with this model or text, which is told on the page. Whatever else
+// fails, such as weights that are not finite, ends the program.
+template <class F>
+std::string reason_against(F&& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    if (error.code != Exit::usage && error.code != Exit::bad_data) throw;
+    return error.what();
+  }
+  return "";
+}
+
+// For the page: a model that the analysis cannot look at is left out.
+void measure_or_leave_out(Analysis& analysis, Subject& subject, const AnalysisOptions& o, PageSection* section) {
+  std::string why = analysis.refuses(subject);
+  if (why.empty()) why = reason_against([&] { analysis.try_measure(subject, o); });
+  if (why.starts_with(subject.name + ": ")) why.erase(0, subject.name.size() + 2);
+  if (why.empty()) return;
+  section->left_out.emplace_back(subject.name, why);
+  std::fprintf(stderr, "left out: %s\n", printable(why).c_str());
+}
+
+void measure_all(const std::vector<Analysis*>& chosen, Subject& subject, size_t model, const AnalysisOptions& o,
+                 Page* page) {
+  page->models.push_back(page_model(subject));
+  for (size_t i = 0; i < chosen.size(); ++i) {
+    std::fprintf(stderr, "%zu of %zu: %s of %s\n", model * chosen.size() + i + 1, chosen.size() * o.models.size(),
+                 chosen[i]->name().c_str(), printable(subject.name).c_str());
+    measure_or_leave_out(*chosen[i], subject, o, &page->sections[i]);
+  }
+}
+
+void measure_chosen(const std::vector<Analysis*>& chosen, Subject& subject, const AnalysisOptions& o) {
+  for (Analysis* analysis : chosen) {
+    if (const std::string why = analysis->refuses(subject); !why.empty()) fail(Exit::usage, subject.name, ": ", why);
+    analysis->measure(subject, o);
+  }
+}
+
+// Prints what was found, and writes it where that was asked for.
+void tell(const std::string& name, const Finding& found, const AnalysisOptions& o, bool first) {
+  std::printf("%s%s", first ? "" : "\n", found.table.c_str());
+  if (!o.out.empty()) std::printf("\nwrote %s\n", write_finding(o.out, name, found, o).c_str());
+  std::fflush(stdout);
+}
+
+void tell_all(const std::vector<Analysis*>& chosen, const AnalysisOptions& o, Page* page) {
+  bool first = true;
+  for (size_t i = 0; i < chosen.size(); ++i) {
+    PageSection& section = page->sections[i];
+    if (section.left_out.size() == o.models.size()) continue;
+    const std::string why = reason_against([&] { section.finding = chosen[i]->finding(o); });
+    if (!why.empty()) {
+      section.left_out.emplace_back("all models", why);
+      continue;
     }
+    section.windows = chosen[i]->looked_at();
+    tell(section.name, *section.finding, o, first);
+    first = false;
   }
-  for (const Analysis* analysis : chosen) {
-    const Finding found = analysis->finding(o);
-    std::printf("%s%s", analysis == chosen[0] ? "" : "\n", found.table.c_str());
-    if (!o.out.empty()) std::printf("\nwrote %s\n", write_finding(o.out, analysis->name(), found, o).c_str());
-    std::fflush(stdout);
+  std::printf("\nwrote %s\n", write_page(o.out, *page).c_str());
+}
+
+Exit run(const Analyses& analyses, const Asked& asked) {
+  const AnalysisOptions& o = asked.o;
+  const std::vector<Analysis*> chosen = choose(analyses, asked);
+  check_asked(asked, chosen);
+  Page page{asked.command, o.data.spec, o.seed, {}, {}};
+  for (const Analysis* analysis : chosen) page.sections.push_back({analysis->name(), analysis->about(), {}, {}, {}});
+  for (size_t i = 0; i < o.models.size(); ++i) {
+    Subject subject(o.models[i], o);
+    if (!asked.dump.empty()) std::printf("%s", dump_values(subject, asked.dump, o, dump_path(o, i)).c_str());
+    if (asked.page()) measure_all(chosen, subject, i, o, &page);
+    else measure_chosen(chosen, subject, o);
   }
+  if (asked.page()) tell_all(chosen, o, &page);
+  else
+    for (const Analysis* analysis : chosen) tell(analysis->name(), analysis->finding(o), o, analysis == chosen[0]);
   return Exit::done;
 }
 
@@ -73,16 +165,19 @@ Exit run(const Analyses& analyses, const AnalysisOptions& o, const std::vector<s
 
 int main(int argc, char** argv) {
   CLI::App app("What goes on inside models, measured on data.", "analyze");
-  AnalysisOptions o;
-  std::vector<std::string> what, dump;
+  Asked asked;
+  AnalysisOptions& o = asked.o;
+  for (int i = 0; i < argc; ++i) asked.command += i == 0 ? "analyze" : " " + shell_word(argv[i]);  // wherever it lies
   const Analyses analyses = all_analyses();
   auto flags = [&] {
     app.add_option("--model", o.models, "model or run directories, to be compared")->type_name("DIR...")->required();
     add_text(app, "--data", o.data.spec, "SOURCE", data_specs)->required();
-    app.add_option("--what", what, what_help(analyses))->type_name("NAME...");
-    app.add_option("--dump", dump, "write these values to DIR/values.safetensors; * is any part: hidden.* attention.3")
+    app.add_option("--what", asked.what, what_help(analyses))->type_name("NAME...");
+    app.add_option("--dump", asked.dump,
+                   "write these values to DIR/values.safetensors; * is any part: hidden.* attention.3")
         ->type_name("VALUE...");
-    add_text(app, "--out", o.out, "DIR", "write NAME.json, NAME.csv and NAME.svg there (default: nowhere)");
+    add_text(app, "--out", o.out, "DIR",
+             "write NAME.json, NAME.csv and NAME.svg there, and report.html of all (default: nowhere)");
     add_integer(app, "--sequences", o.sequences, 0, most_size, "random windows of the data (0: as the analysis needs)");
     add_integer(app, "--length", o.length, 0, most_size,
                 "tokens of a window (0: as the analysis needs, or fewer where model or data have no more)");
@@ -94,5 +189,5 @@ int main(int argc, char** argv) {
     add_choice(app, "--device", o.device, {"cpu", "cuda"}, "where to run: cpu or cuda");
     for (const auto& analysis : analyses) analysis->add_flags(app);
   };
-  return run_program(app, argc, argv, flags, [&] { return run(analyses, o, what, dump); });
+  return run_program(app, argc, argv, flags, [&] { return run(analyses, asked); });
 }

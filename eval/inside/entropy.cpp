@@ -295,7 +295,7 @@ std::vector<Curve> entropy_bounds(const std::vector<EntropyOfModel>& all, const 
   std::vector<Curve> bounds;
   for (size_t i = 0; i < all.size(); ++i) {
     Curve curve{"bound, " + names[i], {}, {}};
-    curve.limit = true;
+    curve.reference = true;
     for (size_t l = 0; l < all[i].layers.size(); ++l)
       curve.x.push_back(static_cast<double>(l)), curve.y.push_back(all[i].layers[l][kind].bound);
     const auto same = [&](const Curve& other) {

@@ -1,0 +1,205 @@
+#include "eval/inside/page.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "cli/format.h"
+#include "cli/svg.h"
+#include "engine/file.h"
+#include "engine/printable.h"
+#include "models/registry.h"
+
+namespace crossply {
+namespace {
+
+constexpr const char* page_generator = "<meta name=\"generator\" content=\"crossply analyze\">";
+constexpr uint64_t generator_within = 1024;  // bytes, from the file's beginning
+
+// Nothing is loaded and nothing runs, whatever should get into the page.
+constexpr const char* page_policy =
+    "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
+    "base-uri 'none'; form-action 'none'\">";
+
+// A picture is 920 pixels wide: on a narrow screen it scrolls, rather than shrinking to what nobody can read.
+constexpr const char* page_style = R"(
+:root { color-scheme: light; }
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 24px 16px 64px; max-width: 992px; background: #fff; color: #1f2933;
+  font: 16px/1.5 system-ui, 'Segoe UI', Helvetica, Arial, sans-serif; overflow-wrap: anywhere; }
+h1 { font-size: 28px; line-height: 1.2; }
+h2 { margin-top: 56px; padding-top: 12px; border-top: 1px solid #cbd2d9; font-size: 22px; line-height: 1.25; }
+a { color: #0b5394; }
+section, figure { margin: 0; }
+.wide { overflow-x: auto; }
+.picture svg { display: block; width: 100%; min-width: 760px; height: auto; }
+figcaption p, .note { max-width: 76ch; }
+.note { color: #52606d; }
+table { border-collapse: collapse; font-size: 15px; }
+th, td { padding: 4px 16px 4px 0; border-bottom: 1px solid #e4e7eb; text-align: left; vertical-align: top;
+  min-width: 7em; max-width: 26em; }
+th[scope=row] { white-space: nowrap; }
+pre { margin: 8px 0; padding: 12px; overflow-x: auto; background: #f5f7fa; overflow-wrap: normal;
+  font: 13px/1.4 ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace; }
+pre.command { white-space: pre-wrap; overflow-wrap: anywhere; }
+summary { cursor: pointer; }
+@media print { .picture svg { min-width: 0; } h2 { break-after: avoid; } .picture, table { break-inside: avoid; } }
+)";
+
+// Text of an element or of a quoted attribute; lines stay lines.
+std::string html_text(const std::string& text) {
+  std::string out;
+  for (size_t from = 0; from <= text.size();) {
+    const size_t end = std::min(text.find('\n', from), text.size());
+    for (const char c : svg::escaped(text.substr(from, end - from)))
+      out += c == '"' ? "&quot;" : c == '\'' ? "&#39;" : std::string(1, c);
+    if (end < text.size()) out += '\n';
+    from = end + 1;
+  }
+  return out;
+}
+
+std::string html_element(const std::string& tag, const std::string& text, const std::string& attributes = "") {
+  return "<" + tag + attributes + ">" + html_text(text) + "</" + tag + ">\n";
+}
+
+std::string heading_of(const PageSection& section) { return section.finding ? section.finding->title : section.about; }
+
+std::string table_of_contents(const Page& page) {
+  std::string out = "<nav aria-label=\"Contents\">\n<ol>\n";
+  for (const PageSection& section : page.sections)
+    if (section.finding)
+      out += "<li><a href=\"#" + section.name + "\">" + html_text(heading_of(section)) + "</a></li>\n";
+  const bool missing = std::ranges::any_of(page.sections, [](const PageSection& section) { return !section.finding; });
+  if (missing) out += "<li><a href=\"#not-here\">What is not here</a></li>\n";
+  return out + "</ol>\n</nav>\n";
+}
+
+// One column for each model, so that a pair stands side by side.
+std::string table_of_models(const std::vector<PageModel>& models) {
+  std::string out = "<div class=\"wide\">\n<table>\n<thead><tr><th scope=\"col\">model</th>";
+  for (const PageModel& model : models) out += "<th scope=\"col\">" + html_text(printable(model.name)) + "</th>";
+  out += "</tr></thead>\n<tbody>\n";
+  for (size_t i = 0; !models.empty() && i < models[0].facts.size(); ++i) {
+    out += "<tr><th scope=\"row\">" + html_text(models[0].facts[i].first) + "</th>";
+    for (const PageModel& model : models) out += "<td>" + html_text(model.facts[i].second) + "</td>";
+    out += "</tr>\n";
+  }
+  return out + "</tbody>\n</table>\n</div>\n";
+}
+
+std::string head_of(const Page& page) {
+  std::string names;
+  for (const PageModel& model : page.models) names += (names.empty() ? "" : ", ") + printable(model.name);
+  std::string out = "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n" +
+                    std::string(page_generator) + "\n" + page_policy +
+                    "\n<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n";
+  out += html_element("title", "Inside " + names) + "<style>" + page_style + "</style>\n</head>\n<body>\n<header>\n";
+  out += html_element("h1", page.models.size() == 1 ? "Inside a model" : str("Inside ", page.models.size(), " models"));
+  out +=
+      "<p>What goes on inside trained language models, measured on data. Layers, heads and tokens are numbered from 0; "
+      "a window is a run of tokens that the model reads from its beginning. Under each picture stands what was "
+      "measured and how, and what a paper saw that measured it first, in larger models.</p>\n";
+  out += table_of_models(page.models);
+  out += "<p>Data: " + html_text(printable(page.data)) + ". Seed of all that is random: " + std::to_string(page.seed) +
+         ". The command that makes this page again:</p>\n" +
+         html_element("pre", printable(page.command), " class=\"command\"");
+  return out + "</header>\n" + table_of_contents(page) + "<main>\n";
+}
+
+std::string left_out_of(const PageSection& section) {
+  std::string out;
+  for (const auto& [model, why] : section.left_out)
+    out += "<p class=\"note\">Without " + html_text(printable(model)) + ": " + html_text(printable(why)) + "</p>\n";
+  return out;
+}
+
+std::string section_html(const PageSection& section) {
+  const Finding& found = *section.finding;
+  std::string out = "<section id=\"" + section.name + "\">\n" + html_element("h2", found.title);
+  out += "<figure>\n<div class=\"wide picture\" tabindex=\"0\">\n" + svg::with_ids(found.svg, section.name + "-") +
+         "</div>\n<figcaption>\n<p><strong>What is measured.</strong> " + html_text(found.measured) + "</p>\n";
+  if (!found.paper.empty()) out += "<p><strong>What the paper saw.</strong> " + html_text(found.paper) + "</p>\n";
+  out += "</figcaption>\n</figure>\n";
+  if (!section.windows.empty()) out += "<p class=\"note\">Looked at: " + html_text(section.windows) + ".</p>\n";
+  out += left_out_of(section);
+  out += "<details>\n<summary>The numbers as a table</summary>\n" + html_element("pre", printable(found.table)) +
+         "</details>\n<p>All numbers:";
+  const char* separator = " ";
+  for (const char* type : {".json", ".csv", ".svg"}) {
+    const std::string file = section.name + type;
+    out += separator + ("<a href=\"" + file + "\">" + file + "</a>");
+    separator = ", ";
+  }
+  return out + "</p>\n</section>\n";
+}
+
+std::string not_here(const Page& page) {
+  std::string out;
+  for (const PageSection& section : page.sections)
+    if (!section.finding) out += html_element("h3", section.name + ": " + section.about) + left_out_of(section);
+  return out.empty() ? "" : "<section id=\"not-here\">\n<h2>What is not here</h2>\n" + out + "</section>\n";
+}
+
+// "rate=2, dynamic=false" of what somebody chose; an option's default is what everybody gets.
+std::string chosen_options(const Config& config, const Architecture& architecture) {
+  std::string out;
+  for (const Option& option : architecture.options)
+    if (const std::string& value = config.text(option.key); value != option.default_value)
+      out += str(out.empty() ? "" : ", ", option.key, "=", value);
+  return architecture.options.empty() ? "it has none" : out.empty() ? "all as usual" : out;
+}
+
+bool is_our_page(const std::string& path) {
+  const InputFile file(path);
+  std::string begin(static_cast<size_t>(std::min(file.size(), generator_within)), '\0');
+  file.read(0, begin.data(), begin.size());
+  return begin.find(page_generator) != std::string::npos;
+}
+
+std::string page_path(const std::string& dir) { return dir + "/report.html"; }
+
+}  // namespace
+
+PageModel page_model(const Subject& subject) {
+  const Config& c = subject.config();
+  const Architecture& architecture = find_architecture(c.arch);
+  const std::string heads = str(c.num_attention_heads, " of width ", c.head_dim,
+                                c.num_key_value_heads == c.num_attention_heads
+                                    ? ""
+                                    : str(", which share ", c.num_key_value_heads, " for keys and values"));
+  return {subject.name,
+          {{"architecture", c.arch == c.backbone ? c.arch : str(c.arch, " on ", c.backbone)},
+           {"which is", architecture.meaning},
+           {"its options", chosen_options(c, architecture)},
+           {"layers", std::to_string(c.num_hidden_layers)},
+           {"width", str(format_count(c.hidden_size), " (of the MLP ", format_count(c.intermediate_size), ")")},
+           {"heads", heads},
+           {"vocabulary", format_count(c.vocab_size)},
+           {"parameters", format_count(subject.model.params.count())},
+           {"data", printable(describe_split(subject.data.choice, false))}}};
+}
+
+std::string page_html(const Page& page) {
+  std::string out = head_of(page);
+  for (const PageSection& section : page.sections)
+    if (section.finding) out += section_html(section);
+  return out + not_here(page) + "</main>\n</body>\n</html>\n";
+}
+
+void check_page_out(const std::string& dir) {
+  const std::string path = page_path(dir);
+  if (!path_exists(path)) return;
+  std::error_code failed;
+  if (!std::filesystem::is_regular_file(path, failed))
+    fail(Exit::usage, "--out: ", path, " is no file; move it away or choose another directory");
+  if (!is_our_page(path))
+    fail(Exit::usage, "--out: ", path,
+         " exists and was not written by this program; move it away or choose another directory");
+}
+
+std::string write_page(const std::string& dir, const Page& page) {
+  write_file_atomically(page_path(dir), page_html(page));
+  return printable(page_path(dir));
+}
+
+}  // namespace crossply
