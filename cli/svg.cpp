@@ -54,4 +54,17 @@ std::string document(double width, double height, const std::string& title, cons
          elements + "</svg>\n";
 }
 
+std::string stacked(const std::string& title, const std::vector<std::string>& documents) {
+  const std::string box = "viewBox=\"0 0 ";
+  double width = 0, height = 0;
+  std::string elements;
+  for (const std::string& one : documents) {
+    const size_t at = one.find(box) + box.size();
+    const double w = std::stod(one.substr(at)), h = std::stod(one.substr(one.find(' ', at)));
+    elements += "<svg y=\"" + px(height) + "\" width=\"" + px(w) + "\" height=\"" + px(h) + "\"" + one.substr(4);
+    width = std::max(width, w), height += h;
+  }
+  return document(width, height, title, elements);
+}
+
 }  // namespace crossply::svg
