@@ -53,17 +53,25 @@ std::string routing_number(double x) { return std::isfinite(x) ? format_number("
 
 namespace {
 
-std::string extreme_of(const std::vector<double>& row, size_t but, double sign) {
+template <class Measure>
+std::string extreme_of(const std::vector<double>& row, size_t but, const Measure& measure) {
   size_t best = row.size();
   for (size_t i = 0; i < row.size(); ++i)
-    if (i != but && std::isfinite(row[i]) && (best == row.size() || sign * row[i] > sign * row[best])) best = i;
+    if (i != but && std::isfinite(row[i]) && (best == row.size() || measure(row[i]) > measure(row[best]))) best = i;
   return best == row.size() ? "-" : str(routing_number(row[best]), " of ", best);
 }
 
 }  // namespace
 
-std::string largest_of(const std::vector<double>& row, size_t but) { return extreme_of(row, but, 1); }
-std::string smallest_of(const std::vector<double>& row, size_t but) { return extreme_of(row, but, -1); }
+std::string largest_of(const std::vector<double>& row, size_t but) {
+  return extreme_of(row, but, [](double x) { return x; });
+}
+std::string smallest_of(const std::vector<double>& row, size_t but) {
+  return extreme_of(row, but, [](double x) { return -x; });
+}
+std::string strongest_of(const std::vector<double>& row) {
+  return extreme_of(row, row.size(), [](double x) { return std::abs(x); });
+}
 
 namespace {
 
@@ -139,7 +147,9 @@ std::vector<Panel> panels_of(const std::vector<RoutedModel>& all) {
         panel = panels.insert(panels.end(), Panel{curve.panel, "", {}});
         panel->whole = true;
       }
-      Curve line{curve.reference ? curve.name : str(all.size() > 1 ? m.model + " " : "", curve.name), {}, curve.y};
+      std::string name = curve.name;
+      std::ranges::replace(name, '_', ' ');
+      Curve line{curve.reference || all.size() == 1 ? name : m.model + " " + name, {}, curve.y};
       line.low = curve.low, line.high = curve.high;
       for (size_t i = 0; i < curve.y.size(); ++i) line.x.push_back(static_cast<double>(i));
       const bool there = std::ranges::any_of(panel->curves, [&](const Curve& c) { return c.name == line.name; });

@@ -92,6 +92,7 @@ RoutingRows routing_rows(size_t rows, size_t columns);
 // "0.41 of 3": the largest number of a row, or the smallest, and where it stands, but for one column; "-" without any.
 std::string largest_of(const std::vector<double>& row, size_t but);
 std::string smallest_of(const std::vector<double>& row, size_t but);
+std::string strongest_of(const std::vector<double>& row);  // the largest magnitude
 // "0.412", or "-" for NaN.
 std::string routing_number(double x);
 

@@ -82,8 +82,7 @@ RoutingFound look_hyper(const RoutingInput& in) {
     found.table.push_back({s + 1 == c.size() ? "final norm" : str("layer ", s / 2, s % 2 == 0 ? " attention" : " mlp"),
                            routing_number(c[s][0]), routing_number(c[s][s]), smallest_of(c[s], c.size()),
                            largest_of(c[s], c.size())});
-  found.bands = {{"coefficient of each output (column; 0: the embeddings, 2l+1: attention, 2l+2: MLP of layer l) "
-                  "in what sublayer 2l or 2l+1 (row) reads",
+  found.bands = {{"coefficient of each sublayer's output (column; 0: the embeddings) in what each reads (row)",
                   HeatScale::signs,
                   {{"coefficients", "by sublayer; last row: final norm", c}}},
                  {"the same by layer (row; last: the final norm) and the layers' outputs (column; 0: the embeddings)",
@@ -100,10 +99,11 @@ RoutingFound look_hyper(const RoutingInput& in) {
 RoutingKind hyper_routing() {
   return {
       "hyper", true, look_hyper,
-      "hyper: c[s,t], the coefficient of sublayer t's output (or the embeddings') in what sublayer s reads before its "
-      "norm: the mixing matrices of all streams unrolled for every token exactly, then the mean over tokens, with "
-      "sign. The final norm's row is of the mean of the streams, as a norm sees no factor. By layer: means over "
-      "the two sublayers. A plain residual stream has 1 everywhere below the diagonal.",
+      "hyper: c[s,t], the coefficient of output t in what sublayer s reads before its norm: the mixing matrices of all "
+      "streams unrolled for every token exactly, then the mean over tokens, with sign. Rows: 2l is layer l's "
+      "attention, 2l+1 its MLP, the last one the final norm, which reads the mean of the streams here, as a norm "
+      "sees no factor. Columns: 0 is the embeddings, 2l+1 and 2l+2 what they put out. By layer: means over both. A "
+      "plain residual stream has 1 everywhere below the diagonal.",
       "Hyper-Connections (arXiv 2409.19606) unroll their trained mixing like this and see the last outputs and those "
       "of the lowest layers read most, embeddings that the last layers take out again, and layers that run beside "
       "each other."};

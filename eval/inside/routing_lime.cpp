@@ -55,7 +55,7 @@ RoutingFound look_lime(const RoutingInput& in) {
     found.table.push_back({str(l), routing_number(row[l]), routing_number(row[0]), L > 1 ? routing_number(row[1]) : "-",
                            largest_of(row, l)});
   }
-  found.bands = {{"share of |router weight| by layer (row) and the layer whose keys and values it reads (column)",
+  found.bands = {{"share of |router weight| by layer (row) and the layer whose keys and values it reads",
                   HeatScale::shares,
                   {layers}},
                  {"the same for each key/value head of the reading layer", HeatScale::shares, heads}};

@@ -137,7 +137,7 @@ RoutingFound look_retrieval(const RoutingInput& in) {
   const auto L = static_cast<size_t>(in.layers()), K = static_cast<size_t>(in.config.num_key_value_heads);
   const Retrieval p = retrieval_of(in);
   RoutingMap mean{"mean_retrieval", "mean over heads", routing_rows(L, L)};
-  RoutingMap self{"self_retrieval_by_head", "self-retrieval; columns: heads", routing_rows(L, K)};
+  RoutingMap self{"self_retrieval_by_head", "by head", routing_rows(L, K)};
   std::vector<RoutingMap> heads;
   for (size_t h = 0; h < K; ++h) heads.push_back({str("router_map.", h), str("head ", h), routing_rows(L, L)});
   const std::vector<double> none(L, NAN);
@@ -155,15 +155,15 @@ RoutingFound look_retrieval(const RoutingInput& in) {
                            largest_of(mean.rows[l], l), format_number("%.2f", r.expected)});
   }
   found.bands = {
-      {"mean retrieval A[l,m] by layer (row) and stream (column; 0: the embeddings)", HeatScale::shares, {mean, self}},
+      {"mean retrieval A[l,m] by layer (row) and stream (column; 0: the embeddings)", HeatScale::shares, {mean}},
+      {"self-retrieval p(l|h,l) by layer (row) and key/value head (column)", HeatScale::shares, {self}},
       {"router maps p(m|h,l) of each key/value head", HeatScale::shares, heads}};
-  found.curves = {
-      self_curve,
-      expected,
-      plain,
-      {"retrieved_without_self", "mean retrieval by stream, over the layers above but the next",
-       mean_by_stream(mean.rows, false)},
-      {"retrieved_with_self", "mean retrieval by stream, over all layers above", mean_by_stream(mean.rows, true)}};
+  const char* by_stream = "mean retrieval by stream, over the layers above; without self: but for the next one";
+  found.curves = {self_curve,
+                  expected,
+                  plain,
+                  {"retrieved_without_self", by_stream, mean_by_stream(mean.rows, false)},
+                  {"retrieved_with_self", by_stream, mean_by_stream(mean.rows, true)}};
   found.notes = "layer 0 has one stream to read; a plain layer l retrieves stream l alone\n";
   if (in.config.arch == "lime_static") add_pruned(in, found);
   return found;

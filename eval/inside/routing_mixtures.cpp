@@ -28,10 +28,9 @@ RoutingFound look_denseformer(const RoutingInput& in) {
       found.table.push_back(
           {str(i - 1), routing_number(row[i]), routing_number(row[0]), smallest_of(row, i), largest_of(row, i)});
   }
-  found.bands = {
-      {"weight of each output (column; 0: the embeddings, j: block j-1) in the stream that block i (row) reads",
-       HeatScale::signs,
-       {map}}};
+  found.bands = {{"weight of each output (column; 0: the embeddings) in the stream that a block (row) reads",
+                  HeatScale::signs,
+                  {map}}};
   found.notes = "\"of\": 0 the embeddings, j the output of block j-1; plain: 1 at its output\n";
   return found;
 }
@@ -95,14 +94,14 @@ RoutingFound look_mudd(const RoutingInput& in) {
         row[s] = dynamic + m.base[at];
         spreads[way].rows[i + 1][s] = std::sqrt(std::max(0.0, m.squares[at] / tokens - dynamic * dynamic));
       }
-      cells[way + 1] = largest_of(row, row.size());
+      cells[way + 1] = strongest_of(row);
     }
     found.table.push_back(cells);
   }
-  found.bands = {{"mean weight of each output (column; 0: the embeddings, j: block j-1) in what layer i (row) reads",
-                  HeatScale::signs, means},
-                 {"standard deviation of these weights over tokens", HeatScale::shares, spreads}};
-  found.notes = str("largest mean weights; \"of\": 0 the embeddings, j the output of block j-1\n",
+  found.bands = {
+      {"mean weight of each output (column; 0: the embeddings) in what a layer (row) reads", HeatScale::signs, means},
+      {"standard deviation of these weights over tokens", HeatScale::shares, spreads}};
+  found.notes = str("strongest mean weights; \"of\": 0 the embeddings, j the output of block j-1\n",
                     in.config.text("norm") == "prepost"
                         ? "the layer below comes on top of these; all 0 at the start of training\n"
                         : "a plain model has 1 at the layer below\n");
