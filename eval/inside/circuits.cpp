@@ -160,7 +160,9 @@ std::string table_of_circuits(const CircuitsOfModel& m) {
     out += cell(str(c->layer), 5) + cell(str(c->head), 5) + cell(str(c->source), 7) + cell(consistency, 7) + "  " +
            tokens_text(m, c->dot, 54) + "\n";
   }
-  return out + "the rows whose nearest tokens are most alike, by their embeddings' mean cosine\n";
+  return out +
+         "the rows whose nearest tokens are most alike, by their embeddings' mean cosine;\n"
+         "tokens that training hardly saw have embeddings alike, too\n";
 }
 
 nlohmann::json nearest_json(const CircuitsOfModel& m, const Nearest& nearest) {

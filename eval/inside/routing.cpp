@@ -178,8 +178,11 @@ class Routing : public Analysis {
   std::string name() const override { return "routing"; }
   std::string about() const override { return "which earlier layers each layer reads, and how much"; }
   std::string refuses(const Subject& subject) const override {
-    if (find_routing(subject.config().arch) != nullptr) return "";
-    return str("a ", subject.config().arch, " reads the layer below alone, so nothing is routed; try --what attention");
+    const Config& config = subject.config();
+    if (find_routing(config.arch) != nullptr) return "";
+    const std::string why = config.arch == config.backbone ? " reads the layer below alone, so nothing is routed"
+                                                           : " has no maps that are known here";
+    return str("a ", config.arch, why, "; try --what attention");
   }
   void measure(Subject& subject, const AnalysisOptions& o) override {
     const Config& config = subject.config();

@@ -93,10 +93,9 @@ RoutingFound look_vertical(const RoutingInput& in) {
                            routing_number(tilde[l][l]), routing_number(tilde[l][0]), largest_of(tilde[l], l),
                            routing_number(of_tilde.y.back())});
   }
-  found.bands = {
-      {"weight of each representation (column; 0: the embeddings) by the layer (row) that mixes them",
-       HeatScale::shares,
-       {{"alpha", "alpha: softmax of the scores", alpha}, {"tilde", "alpha~: by norm, mean over tokens", tilde}}}};
+  found.bands = {{"weight of each representation (column; 0: the embeddings) by the layer (row) that mixes them",
+                  HeatScale::shares,
+                  {{"alpha", "alpha", alpha}, {"tilde", "alpha~, mean", tilde}}}};
   found.curves = {of_alpha, of_tilde, largest};
   found.facts = {{"entropy.alpha", e_alpha}, {"entropy.tilde", e_tilde}, {"entropy.most", most}};
   const auto share = [&](double e) { return most > 0 ? format_number(" (%.1f%%)", 100 * e / most) : std::string(); };
