@@ -18,7 +18,7 @@ constexpr size_t nearest_tokens = 30;  // the paper's
 constexpr size_t told_circuits = 12;
 
 // Tokens, the nearest first, with what makes them near.
-struct Nearest {
+struct NearestTokens {
   std::vector<int32_t> ids;
   std::vector<double> scores;
 };
@@ -27,12 +27,12 @@ struct Nearest {
 struct Circuit {
   size_t layer, head, source;
   double norm;  // of the row times the gain
-  Nearest dot, cosine;
+  NearestTokens dot, cosine;
   double consistency;  // mean cosine of all pairs of the embeddings in dot
 };
 
 // The token embeddings (V, C) and their norms.
-struct Embeddings {
+struct TokenEmbeddings {
   std::vector<double> rows;
   size_t V, C;
   std::vector<double> norms = {};
@@ -42,9 +42,9 @@ struct Embeddings {
   }
 };
 
-Embeddings embeddings_of(const RoutingInput& in) {
-  Embeddings e{in.parameter("model.embed_tokens.weight"), static_cast<size_t>(in.config.vocab_size),
-               static_cast<size_t>(in.config.hidden_size)};
+TokenEmbeddings token_embeddings_of(const RoutingInput& in) {
+  TokenEmbeddings e{in.parameter("model.embed_tokens.weight"), static_cast<size_t>(in.config.vocab_size),
+                    static_cast<size_t>(in.config.hidden_size)};
   for (size_t v = 0; v < e.V; ++v) {
     const double* row = &e.rows[v * e.C];
     e.norms.push_back(std::sqrt(std::inner_product(row, row + e.C, row, 0.0)));
@@ -53,7 +53,7 @@ Embeddings embeddings_of(const RoutingInput& in) {
 }
 
 // Those of the largest scores; of equal ones the smaller id first.
-Nearest nearest_of(const std::vector<double>& scores) {
+NearestTokens nearest_by(const std::vector<double>& scores) {
   std::vector<int32_t> ids(scores.size());
   std::iota(ids.begin(), ids.end(), 0);
   const size_t n = std::min(nearest_tokens, ids.size());
@@ -61,13 +61,13 @@ Nearest nearest_of(const std::vector<double>& scores) {
   std::partial_sort(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(n), ids.end(),
                     [&](int32_t a, int32_t b) { return score(a) > score(b) || (score(a) == score(b) && a < b); });
   ids.resize(n);
-  Nearest nearest{ids, {}};
+  NearestTokens nearest{ids, {}};
   for (const int32_t id : ids) nearest.scores.push_back(score(id));
   return nearest;
 }
 
 // With u the sum of n unit vectors, the mean cosine of two different ones is (|u|^2 - n) / (n (n - 1)).
-double consistency_of(const Nearest& nearest, const Embeddings& e) {
+double consistency_of(const NearestTokens& nearest, const TokenEmbeddings& e) {
   std::vector<double> sum(e.C);
   double n = 0;
   for (const int32_t id : nearest.ids) {
@@ -80,23 +80,23 @@ double consistency_of(const Nearest& nearest, const Embeddings& e) {
 }
 
 // u: the router's row times the layer's gain.
-Circuit circuit_of(size_t layer, size_t head, size_t source, const std::vector<double>& u, const Embeddings& e) {
+Circuit circuit_of(size_t layer, size_t head, size_t source, const std::vector<double>& u, const TokenEmbeddings& e) {
   Circuit circuit{layer, head, source, std::sqrt(std::inner_product(u.begin(), u.end(), u.begin(), 0.0)), {}, {}, 0};
   std::vector<double> scores(e.V);
 #pragma omp parallel for
   for (size_t v = 0; v < e.V; ++v) scores[v] = e.dot(v, u);
-  circuit.dot = nearest_of(scores);
+  circuit.dot = nearest_by(scores);
   for (size_t v = 0; v < e.V; ++v) {
     const double norms = e.norms[v] * circuit.norm;
     scores[v] = norms > 0 ? scores[v] / norms : 0;
   }
-  circuit.cosine = nearest_of(scores);
+  circuit.cosine = nearest_by(scores);
   circuit.consistency = consistency_of(circuit.dot, e);
   return circuit;
 }
 
 std::vector<Circuit> circuits_of(const RoutingInput& in) {
-  const Embeddings e = embeddings_of(in);
+  const TokenEmbeddings e = token_embeddings_of(in);
   const auto L = static_cast<size_t>(in.layers()), K = static_cast<size_t>(in.config.num_key_value_heads);
   std::vector<Circuit> all;
   for (size_t l = 1; l < L; ++l) {
@@ -133,7 +133,7 @@ struct CircuitsOfModel {
 };
 
 // As many tokens as a line has room for.
-std::string tokens_text(const CircuitsOfModel& m, const Nearest& nearest, size_t width) {
+std::string circuit_tokens(const CircuitsOfModel& m, const NearestTokens& nearest, size_t width) {
   std::string out;
   for (const int32_t id : nearest.ids) {
     const std::string text = m.has_texts() ? str("'", m.token_text(id), "'") : m.token_text(id);
@@ -158,14 +158,14 @@ std::string table_of_circuits(const CircuitsOfModel& m) {
       return std::string(width - std::min(width, text.size()), ' ') + text;
     };
     out += cell(str(c->layer), 5) + cell(str(c->head), 5) + cell(str(c->source), 7) + cell(consistency, 7) + "  " +
-           tokens_text(m, c->dot, 54) + "\n";
+           circuit_tokens(m, c->dot, 54) + "\n";
   }
   return out +
          "the rows whose nearest tokens are most alike, by their embeddings' mean cosine;\n"
          "tokens that training hardly saw have embeddings alike, too\n";
 }
 
-nlohmann::json nearest_json(const CircuitsOfModel& m, const Nearest& nearest) {
+nlohmann::json nearest_tokens_json(const CircuitsOfModel& m, const NearestTokens& nearest) {
   nlohmann::json texts = nlohmann::json::array();
   for (const int32_t id : nearest.ids)
     if (m.has_texts()) texts.push_back(utf8_or_escaped(m.tokenizer.decode({id})));
@@ -180,8 +180,8 @@ nlohmann::json circuits_json(const CircuitsOfModel& m) {
                     {"stream", c.source},
                     {"norm", c.norm},
                     {"consistency", c.consistency},
-                    {"dot", nearest_json(m, c.dot)},
-                    {"cosine", nearest_json(m, c.cosine)}});
+                    {"dot", nearest_tokens_json(m, c.dot)},
+                    {"cosine", nearest_tokens_json(m, c.cosine)}});
   return {{"model", utf8_or_escaped(m.model)}, {"tokenizer", m.has_texts()}, {"circuits", list}};
 }
 
@@ -198,7 +198,8 @@ std::string csv_of_circuits(const std::vector<CircuitsOfModel>& all) {
 }
 
 // For every head, layers by streams.
-HeatMapBand band_of(const CircuitsOfModel& m, const std::string& caption, HeatScale scale, double Circuit::*number) {
+HeatMapBand circuits_band(const CircuitsOfModel& m, const std::string& caption, HeatScale scale,
+                          double Circuit::*number) {
   HeatMapBand band{str(printable(m.model), ": ", caption), {}, scale};
   for (size_t h = 0; h < m.heads; ++h) band.maps.push_back({str("head ", h), routing_rows(m.layers, m.layers)});
   for (const Circuit& c : m.circuits) band.maps[c.head].rows[c.layer][c.source] = c.*number;
@@ -248,9 +249,9 @@ Finding Circuits::finding(const AnalysisOptions&) const {
   for (const CircuitsOfModel& m : all_) {
     found.table += (found.table.empty() ? "" : "\n") + table_of_circuits(m);
     models.push_back(circuits_json(m));
-    bands.push_back(band_of(m, "norm of a router's row times the gain", HeatScale::shares, &Circuit::norm));
-    bands.push_back(band_of(m, "how alike its 30 nearest tokens are: mean cosine of their embeddings", HeatScale::signs,
-                            &Circuit::consistency));
+    bands.push_back(circuits_band(m, "norm of a router's row times the gain", HeatScale::shares, &Circuit::norm));
+    bands.push_back(circuits_band(m, "how alike its 30 nearest tokens are: mean cosine of their embeddings",
+                                  HeatScale::signs, &Circuit::consistency));
   }
   found.json = {{"nearest", nearest_tokens}, {"models", models}};
   found.csv = csv_of_circuits(all_);

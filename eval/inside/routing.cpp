@@ -54,7 +54,7 @@ std::string routing_number(double x) { return std::isfinite(x) ? format_number("
 namespace {
 
 template <class Measure>
-std::string extreme_of(const std::vector<double>& row, size_t but, const Measure& measure) {
+std::string routing_extreme(const std::vector<double>& row, size_t but, const Measure& measure) {
   size_t best = row.size();
   for (size_t i = 0; i < row.size(); ++i)
     if (i != but && std::isfinite(row[i]) && (best == row.size() || measure(row[i]) > measure(row[best]))) best = i;
@@ -64,13 +64,13 @@ std::string extreme_of(const std::vector<double>& row, size_t but, const Measure
 }  // namespace
 
 std::string largest_of(const std::vector<double>& row, size_t but) {
-  return extreme_of(row, but, [](double x) { return x; });
+  return routing_extreme(row, but, [](double x) { return x; });
 }
 std::string smallest_of(const std::vector<double>& row, size_t but) {
-  return extreme_of(row, but, [](double x) { return -x; });
+  return routing_extreme(row, but, [](double x) { return -x; });
 }
 std::string strongest_of(const std::vector<double>& row) {
-  return extreme_of(row, row.size(), [](double x) { return std::abs(x); });
+  return routing_extreme(row, row.size(), [](double x) { return std::abs(x); });
 }
 
 namespace {
@@ -93,7 +93,7 @@ std::string table_of_routing(const RoutedModel& m, uint64_t seed) {
   return str(m.title, "\n", from, "\n\n", format_table(m.found.table), m.found.notes);
 }
 
-nlohmann::json numbers_json(const std::vector<double>& numbers) {
+nlohmann::json routing_numbers_json(const std::vector<double>& numbers) {
   nlohmann::json list = nlohmann::json::array();
   for (const double x : numbers) list.push_back(number_or_null(x));
   return list;
@@ -104,11 +104,11 @@ nlohmann::json routing_json(const RoutedModel& m) {
   for (const RoutingBand& band : m.found.bands)
     for (const RoutingMap& map : band.maps) {
       nlohmann::json rows = nlohmann::json::array();
-      for (const auto& row : map.rows) rows.push_back(numbers_json(row));
+      for (const auto& row : map.rows) rows.push_back(routing_numbers_json(row));
       maps[map.name] = {{"what", band.caption}, {"rows", rows}};
     }
   for (const RoutingCurve& curve : m.found.curves)
-    if (!curve.reference) curves[curve.name] = {{"what", curve.panel}, {"y", numbers_json(curve.y)}};
+    if (!curve.reference) curves[curve.name] = {{"what", curve.panel}, {"y", routing_numbers_json(curve.y)}};
   for (const auto& [name, value] : m.found.facts) facts[name] = number_or_null(value);
   return {{"model", utf8_or_escaped(m.model)},
           {"arch", m.arch},
@@ -138,7 +138,7 @@ std::string csv_of_routing(const std::vector<RoutedModel>& all) {
 }
 
 // What curves of all models have in common stands in one panel.
-std::vector<Panel> panels_of(const std::vector<RoutedModel>& all) {
+std::vector<Panel> routing_panels(const std::vector<RoutedModel>& all) {
   std::vector<Panel> panels;
   for (const RoutedModel& m : all)
     for (const RoutingCurve& curve : m.found.curves) {
@@ -168,7 +168,7 @@ std::string svg_of_routing(const std::vector<RoutedModel>& all) {
       parts.push_back(heat_map_svg(str(m.arch, ": ", m.model), "reader, from 0", "source, from 0", {drawn}));
     }
   const std::string title = "Routing across depth";
-  if (const auto panels = panels_of(all); !panels.empty())
+  if (const auto panels = routing_panels(all); !panels.empty())
     parts.push_back(curve_svg(title, "layer, or stream, from 0", panels));
   return parts.size() == 1 ? parts[0] : svg::stacked(title, parts);
 }

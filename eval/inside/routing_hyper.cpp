@@ -9,9 +9,9 @@ namespace {
 
 // One token's streams as sums of the outputs: y_0 the embeddings, y_1 the first attention's, y_2 the first MLP's ...
 // H_i = sum_t share[i][t] y_t.
-class Streams {
+class HyperStreams {
  public:
-  Streams(size_t E, size_t outputs) : share_(E, std::vector<double>(outputs)) { begin(); }
+  HyperStreams(size_t E, size_t outputs) : share_(E, std::vector<double>(outputs)) { begin(); }
   void begin() {
     for (auto& stream : share_) std::fill(stream.begin(), stream.end(), 0.0), stream[0] = 1;
   }
@@ -45,7 +45,7 @@ RoutingRows mean_coefficients(const RoutingInput& in) {
   std::vector<std::string> names;
   for (size_t s = 0; s < S; ++s) names.push_back(str(s % 2 == 0 ? "attn_mixing." : "mlp_mixing.", s / 2));
   RoutingRows mean(S + 1, std::vector<double>(S + 1));
-  Streams streams(E, S + 1);
+  HyperStreams streams(E, S + 1);
   double tokens = 0;
   in.run_all(names, [&](int64_t n) {
     tokens += static_cast<double>(n);
@@ -63,7 +63,7 @@ RoutingRows mean_coefficients(const RoutingInput& in) {
 }
 
 // (L+1, L+1): of a layer's two readers and of the two outputs of another one the mean, where both are there.
-RoutingRows folded(const RoutingRows& c) {
+RoutingRows folded_to_layers(const RoutingRows& c) {
   const size_t L = c.size() / 2;
   const auto layer = [](size_t output) { return (output + 1) / 2; };  // 0: the embeddings
   RoutingRows sum(L + 1, std::vector<double>(L + 1)), count = sum;
@@ -87,7 +87,7 @@ RoutingFound look_hyper(const RoutingInput& in) {
                   {{"coefficients", "by sublayer; last row: final norm", c}}},
                  {"the same by layer (row; last: the final norm) and the layers' outputs (column; 0: the embeddings)",
                   HeatScale::signs,
-                  {{"layers", "by layer", folded(c)}}}};
+                  {{"layers", "by layer", folded_to_layers(c)}}}};
   found.notes =
       "columns of \"of\": 0 the embeddings, 2l+1 and 2l+2 attention and MLP of layer l;\n"
       "a plain residual stream, as at the start of training, has 1 everywhere\n";

@@ -24,7 +24,7 @@ std::vector<double> lime_weights(const RoutingInput& in, int l) {
 
 namespace {
 
-void normalise(std::vector<double>& row, int l) {
+void normalise_shares(std::vector<double>& row, int l) {
   double sum = 0;
   for (int j = 0; j <= l; ++j) sum += row[static_cast<size_t>(j)];
   for (int j = 0; j <= l; ++j) row[static_cast<size_t>(j)] /= sum;
@@ -49,8 +49,8 @@ RoutingFound look_lime(const RoutingInput& in) {
       }
       layers.rows[l][j] = all / static_cast<double>(K * K);
     }
-    normalise(layers.rows[l], static_cast<int>(l));
-    for (RoutingMap& head : heads) normalise(head.rows[l], static_cast<int>(l));
+    normalise_shares(layers.rows[l], static_cast<int>(l));
+    for (RoutingMap& head : heads) normalise_shares(head.rows[l], static_cast<int>(l));
     const std::vector<double>& row = layers.rows[l];
     found.table.push_back({str(l), routing_number(row[l]), routing_number(row[0]), L > 1 ? routing_number(row[1]) : "-",
                            largest_of(row, l)});

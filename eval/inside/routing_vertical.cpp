@@ -29,15 +29,15 @@ std::vector<double> alpha_of(const RoutingInput& in, int l) {
   return alpha;
 }
 
-double entropy_of(const std::vector<double>& row) {
+double map_entropy(const std::vector<double>& row) {
   double entropy = 0;
   for (const double x : row)
     if (x > 0) entropy -= x * std::log(x);
   return entropy;
 }
-double mean_entropy(const RoutingRows& rows) {
+double mean_map_entropy(const RoutingRows& rows) {
   double sum = 0;
-  for (const auto& row : rows) sum += entropy_of(row);
+  for (const auto& row : rows) sum += map_entropy(row);
   return sum / static_cast<double>(rows.size());
 }
 
@@ -80,14 +80,14 @@ RoutingFound look_vertical(const RoutingInput& in) {
   }
   const RoutingRows tilde = mean_tilde(in, alpha);
   const double most = std::lgamma(static_cast<double>(L) + 1) / static_cast<double>(L);
-  const double e_alpha = mean_entropy(alpha), e_tilde = mean_entropy(tilde);
+  const double e_alpha = mean_map_entropy(alpha), e_tilde = mean_map_entropy(tilde);
   RoutingFound found;
   const std::string panel = "entropy of a layer's weights in nats; the most there could be: ln(layer + 1)";
   RoutingCurve of_alpha{"row_entropy.alpha", panel, {}}, of_tilde{"row_entropy.tilde", panel, {}},
       largest{"the most", panel, {}, {}, {}, true};
   found.table = {{"layer", "alpha: below", "embedding", "tilde: below", "embedding", "most beside it", "entropy"}};
   for (size_t l = 0; l < L; ++l) {
-    of_alpha.y.push_back(entropy_of(alpha[l])), of_tilde.y.push_back(entropy_of(tilde[l]));
+    of_alpha.y.push_back(map_entropy(alpha[l])), of_tilde.y.push_back(map_entropy(tilde[l]));
     largest.y.push_back(std::log(static_cast<double>(l) + 1));
     found.table.push_back({str(l), routing_number(alpha[l][l]), routing_number(alpha[l][0]),
                            routing_number(tilde[l][l]), routing_number(tilde[l][0]), largest_of(tilde[l], l),
