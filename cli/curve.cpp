@@ -329,13 +329,14 @@ std::vector<Line> without_start(const Drawing& drawing, bool shares, bool keep) 
 
 // Everything but the steep start; of losses nothing above three times the highest start, to which a run that diverges
 // would press all others flat.
-Extent shown_range(const Drawing& drawing, const std::vector<Line>& raw, bool shares, bool whole) {
-  std::vector<Line> shown = without_start(drawing, shares, whole);
+Extent shown_range(const Drawing& drawing, const std::vector<Line>& raw, const Panel& panel, bool keep_start) {
+  std::vector<Line> shown = without_start(drawing, panel.shares, keep_start || panel.whole);
   shown.insert(shown.end(), drawing.marked.begin(), drawing.marked.end());
   double highest_start = 0;
   for (const Line& line : raw) highest_start = std::max(highest_start, line.empty() ? 0 : line.front().y);
-  const auto too_high = [&](const Point& p) { return !shares && highest_start > 0 && p.y > 3 * highest_start; };
-  for (Line& line : shown) std::erase_if(line, too_high);
+  const auto too_high = [&](const Point& p) { return highest_start > 0 && p.y > 3 * highest_start; };
+  for (Line& line : shown)
+    if (!panel.shares && !panel.whole) std::erase_if(line, too_high);
   return range_of(shown, &Point::y);
 }
 
@@ -395,9 +396,9 @@ std::string draw_panel(const Panel& panel, size_t number, Axis x, double top, do
     marked.push_back(drawable(curve, curve.marks_x, curve.marks_y, logs));
   }
   const Drawing drawing = thin_out(panel, raw, marked, x, logs);
-  Extent range = shown_range(drawing, raw, panel.shares || panel.whole, logs.x || logs.y);
+  Extent range = shown_range(drawing, raw, panel, logs.x || logs.y);
   const bool empty = range.low > range.high;
-  const bool log_y = !panel.shares && !panel.whole && (panel.log_y || is_wide(range));
+  const bool log_y = !panel.shares && (panel.log_y || is_wide(range));
   if (panel.shares) range = {std::min(range.low, 0.0), std::max(range.high, 0.05)};
   const Axis y = fit(range, bottom, top, log_y, 0.04);
   const bool has_marks = std::any_of(marked.begin(), marked.end(), [](const Line& line) { return !line.empty(); });

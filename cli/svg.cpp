@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <sstream>
 #include <string_view>
-#include <vector>
 
+#include "engine/check.h"
 #include "engine/printable.h"
 
 namespace crossply::svg {
@@ -54,15 +55,16 @@ std::string document(double width, double height, const std::string& title, cons
          elements + "</svg>\n";
 }
 
-std::string stacked(const std::string& title, const std::vector<std::string>& documents) {
-  const std::string box = "viewBox=\"0 0 ";
+std::string below_each_other(const std::string& title, const std::vector<std::string>& documents) {
+  const std::string box = "viewBox=\"0 0 ", start = "<svg ";
   double width = 0, height = 0;
   std::string elements;
   for (const std::string& one : documents) {
-    const size_t at = one.find(box) + box.size();
-    const double w = std::stod(one.substr(at)), h = std::stod(one.substr(one.find(' ', at)));
-    elements += "<svg y=\"" + px(height) + "\" width=\"" + px(w) + "\" height=\"" + px(h) + "\"" + one.substr(4);
-    width = std::max(width, w), height += h;
+    double own_width = 0, own_height = 0;
+    std::istringstream(one.substr(one.find(box) + box.size())) >> own_width >> own_height;
+    const std::string place = str("x=\"0\" y=\"", px(height), "\" width=\"", px(own_width), "\" height=\"");
+    elements += start + place + px(own_height) + "\" " + one.substr(start.size());
+    width = std::max(width, own_width), height += own_height;
   }
   return document(width, height, title, elements);
 }

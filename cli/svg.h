@@ -16,7 +16,7 @@ std::string escaped(const std::string& text, size_t most = std::string::npos);
 std::string text(double x, double y, const std::string& style, const std::string& words, size_t most = 200);
 // The whole file: elements on white, dark text, for programs that read aloud a title.
 std::string document(double width, double height, const std::string& title, const std::string& elements);
-// Several such files as one, below each other.
-std::string stacked(const std::string& title, const std::vector<std::string>& documents);
+// Whole files of document(), one below the other, as one.
+std::string below_each_other(const std::string& title, const std::vector<std::string>& documents);
 
 }  // namespace crossply::svg

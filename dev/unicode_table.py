@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes data/bpe/unicode.cpp: the general categories of all characters, as the tokenizers package knows them.
+"""Writes data/bpe/unicode_table.cpp: the general categories of all characters, as the tokenizers package knows them.
 
-  dev/unicode_table.py >data/bpe/unicode.cpp
+  dev/unicode_table.py >data/bpe/unicode_table.cpp
 
 They are asked of the package's own regular expressions, so that the text is split here as it is there, whatever version
 of Unicode a regex library of this machine was built with.
@@ -37,11 +37,10 @@ def main():
 namespace crossply {
 namespace {
 
-constexpr const char* names[] = {""")
+constexpr std::string_view names[] = {""")
   print("\n".join("    " + ", ".join(f'"{name}"' for name in NAMES[i:i + 15]) + "," for i in range(0, 30, 15)))
   print("""};
 
-// Runs of characters of one category, from 0 on: 32 times their number, plus the category's place in `names`.
 // clang-format off
 constexpr int32_t runs[] = {""")
   line = ""
@@ -56,18 +55,9 @@ constexpr int32_t runs[] = {""")
 
 }  // namespace
 
-Ranges characters_of(std::string_view category) {
-  Ranges ranges;
-  uint32_t next = 0;
-  for (const int32_t run : runs) {
-    const uint32_t first = next;
-    next += static_cast<uint32_t>(run) / 32;
-    if (!std::string_view(names[run % 32]).starts_with(category)) continue;
-    if (!ranges.empty() && ranges.back().last + 1 == first) ranges.back().last = next - 1;
-    else ranges.push_back({first, next - 1});
-  }
-  return ranges;
-}
+std::span<const std::string_view> category_names() { return names; }
+
+std::span<const int32_t> category_runs() { return runs; }
 
 }  // namespace crossply""")
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "cli/svg.h"
 #include "tests/check.h"
 #include "tests/temp_dir.h"
 
@@ -391,26 +390,4 @@ TEST_CASE("curve: of thirteen curves, one diverging and one short, every one can
   const auto points = points_of(svg, 13);
   CHECK(points.back().second - points.front().second > 170);
   CHECK(svg.size() < 60000);
-}
-
-TEST_CASE("curve: a chart of what is no run shows all of it on a linear axis") {
-  Panel panel{"entropy", "", {{"a", {1, 2, 3}, {1, 5, 20}}}};
-  const std::string run = curve_svg("title", "layer", {panel});
-  panel.whole = true;
-  const std::string whole = curve_svg("title", "layer", {panel});
-  check_well_formed(whole);
-  CHECK(has(run, "clipPath"));  // more than three times the start
-  CHECK(!has(whole, "clipPath"));
-  panel.curves.push_back({"b", {1, 2, 3}, {20, 21, 22}});  // so that no start is low
-  CHECK(!has(curve_svg("title", "layer", {panel}), "logarithmic"));
-  panel.whole = false;
-  CHECK(has(curve_svg("title", "layer", {panel}), "logarithmic"));
-}
-
-TEST_CASE("svg: several files as one, below each other") {
-  const std::string both = svg::stacked("both", {svg::document(100, 50, "a", ""), svg::document(300, 70, "b", "")});
-  check_well_formed(both);
-  CHECK(has(both, "viewBox=\"0 0 300 120\""));
-  CHECK(has(both, "<svg y=\"0.0\" width=\"100.0\" height=\"50.0\" xmlns="));
-  CHECK(has(both, "<svg y=\"50.0\" width=\"300.0\" height=\"70.0\" xmlns="));
 }

@@ -436,7 +436,7 @@ TEST_CASE("routing: the program tells of every architecture, and refuses a model
   check_outcome(analyze(scratch, "routing", {scratch.file("vertical"), scratch.file("resformer")}), Exit::done,
                 "entropy of alpha ");
   const std::string svg = read_text(scratch.file("out") + "/routing.svg");
-  for (const char* part : {"vertical: /", "weight of each", "weight of the first layer's values"})
+  for (const char* part : {">vertical: vertical<", "weight of each", "weight of the first layer's values"})
     CHECK(has(svg, part));
   CHECK(svg.ends_with("</svg>\n</svg>\n"));
 }

@@ -67,7 +67,7 @@ def lime(m):
 def lime_static(m):
   L, K = m.L, m.K
   routers, by_head = [triangle(L) for _ in range(K)], np.full((L, K), np.nan)
-  mean, expected, pruned = triangle(L), np.full(L, np.nan), 0
+  mean, expected, pruned = triangle(L), np.zeros(L), 0
   for l in range(1, L):
     dynamic = m.values[f"route.{l}"].ndim == 4
     p = m.mean(f"route.{l}") if dynamic else m.values[f"route.{l}"]

@@ -8,6 +8,8 @@ std::vector<std::unique_ptr<Analysis>> all_analyses() {
   list.push_back(attention_analysis());
   list.push_back(routing_analysis());
   list.push_back(circuits_analysis());
+  list.push_back(gates_analysis());
+  list.push_back(lens_analysis());
   return list;
 }
 

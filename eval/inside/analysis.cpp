@@ -74,6 +74,19 @@ void say_cost(const std::string& what, const Subject& subject, const std::vector
                flops / 1e9, format_bytes(bytes).c_str());
 }
 
+std::vector<std::string> short_names(std::vector<std::string> names) {
+  const auto begin_of = [](const std::string& name) { return name.rfind('/') + 1; };
+  size_t common = std::string::npos;
+  for (std::string& name : names) {
+    while (name.size() > 1 && name.ends_with('/')) name.pop_back();
+    common = std::min(common, begin_of(name));
+    while (common > 0 && name.compare(0, common, names[0], 0, common) != 0)
+      common = common < 2 ? 0 : names[0].rfind('/', common - 2) + 1;
+  }
+  for (std::string& name : names) name.erase(0, common);
+  return names;
+}
+
 std::string csv_field(const std::string& text) {
   if (text.find_first_of("\",\r\n") == std::string::npos) return text;
   std::string quoted = text;

@@ -8,8 +8,6 @@
 #include "eval/batch_model.h"
 
 namespace crossply {
-namespace {
-
 std::vector<double> copy_of(const Tensor& tensor, Device& device) {
   std::vector<double> numbers;
   with_real(tensor.dtype, [&](auto real) {
@@ -27,6 +25,8 @@ void put_back(const std::vector<double>& numbers, const Tensor& tensor, Device& 
     device.copy_in(tensor.data, host.data(), tensor.bytes());
   });
 }
+
+namespace {
 
 bool all_finite(const std::vector<double>& numbers) {
   return std::all_of(numbers.begin(), numbers.end(), [](double x) { return std::isfinite(x); });

@@ -26,6 +26,10 @@
 
 namespace crossply {
 
+// The numbers of a tensor of floats, from the device, and back to it.
+std::vector<double> copy_of(const Tensor& tensor, Device& device);
+void put_back(const std::vector<double>& numbers, const Tensor& tensor, Device& device);
+
 // What one attention op has just read, copied from the device.
 class AttentionInputs {
  public:

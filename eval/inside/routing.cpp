@@ -137,21 +137,28 @@ std::string csv_of_routing(const std::vector<RoutedModel>& all) {
   return out;
 }
 
+std::vector<std::string> names_of_routed(const std::vector<RoutedModel>& all) {
+  std::vector<std::string> names;
+  for (const RoutedModel& m : all) names.push_back(m.model);
+  return short_names(names);
+}
+
 // What curves of all models have in common stands in one panel.
 std::vector<Panel> routing_panels(const std::vector<RoutedModel>& all) {
   std::vector<Panel> panels;
-  for (const RoutedModel& m : all)
-    for (const RoutingCurve& curve : m.found.curves) {
+  const std::vector<std::string> names = names_of_routed(all);
+  for (size_t i = 0; i < all.size(); ++i)
+    for (const RoutingCurve& curve : all[i].found.curves) {
       auto panel = std::ranges::find(panels, curve.panel, &Panel::caption);
       if (panel == panels.end()) {
         panel = panels.insert(panels.end(), Panel{curve.panel, "", {}});
-        panel->whole = true;
+        panel->whole = true, panel->shares = curve.shares;
       }
       std::string name = curve.name;
       std::ranges::replace(name, '_', ' ');
-      Curve line{curve.reference || all.size() == 1 ? name : m.model + " " + name, {}, curve.y};
+      Curve line{curve.reference || all.size() == 1 ? name : names[i] + " " + name, {}, curve.y};
       line.low = curve.low, line.high = curve.high;
-      for (size_t i = 0; i < curve.y.size(); ++i) line.x.push_back(static_cast<double>(i));
+      for (size_t x = 0; x < curve.y.size(); ++x) line.x.push_back(static_cast<double>(x));
       const bool there = std::ranges::any_of(panel->curves, [&](const Curve& c) { return c.name == line.name; });
       if (!(curve.reference && there)) panel->curves.push_back(line);
     }
@@ -161,16 +168,17 @@ std::vector<Panel> routing_panels(const std::vector<RoutedModel>& all) {
 // Every band with cells of its own size.
 std::string svg_of_routing(const std::vector<RoutedModel>& all) {
   std::vector<std::string> parts;
-  for (const RoutedModel& m : all)
-    for (const RoutingBand& band : m.found.bands) {
+  const std::vector<std::string> names = names_of_routed(all);
+  for (size_t i = 0; i < all.size(); ++i)
+    for (const RoutingBand& band : all[i].found.bands) {
       HeatMapBand drawn{band.caption, {}, band.scale};
       for (const RoutingMap& map : band.maps) drawn.maps.push_back({map.caption, map.rows});
-      parts.push_back(heat_map_svg(str(m.arch, ": ", m.model), "reader, from 0", "source, from 0", {drawn}));
+      parts.push_back(heat_map_svg(str(all[i].arch, ": ", names[i]), "reader, from 0", "source, from 0", {drawn}));
     }
   const std::string title = "Routing across depth";
   if (const auto panels = routing_panels(all); !panels.empty())
     parts.push_back(curve_svg(title, "layer, or stream, from 0", panels));
-  return parts.size() == 1 ? parts[0] : svg::stacked(title, parts);
+  return parts.size() == 1 ? parts[0] : svg::below_each_other(title, parts);
 }
 
 class Routing : public Analysis {

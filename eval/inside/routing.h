@@ -33,6 +33,7 @@ struct RoutingCurve {
   std::vector<double> y;
   std::vector<double> low = {}, high = {};  // around y, or nothing
   bool reference = false;                   // not of this model: of the plain backbone
+  bool shares = false;                      // of a whole, for an axis in percent
 };
 
 struct RoutingFound {

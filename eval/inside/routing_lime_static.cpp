@@ -145,6 +145,8 @@ RoutingFound look_retrieval(const RoutingInput& in) {
                           none, none};
   const std::string panel = "expected retrieved stream by layer; a plain layer l retrieves stream l";
   RoutingCurve expected{"expected_stream", panel, none}, plain{"plain", panel, none, {}, {}, true};
+  self_curve.shares = true;
+  expected.y[0] = plain.y[0] = 0;  // layer 0 has no other
   RoutingFound found;
   found.table = {{"layer", "self-retrieval", "by head", "most beside itself", "expected stream"}};
   for (size_t l = 1; l < L; ++l) {
@@ -162,8 +164,8 @@ RoutingFound look_retrieval(const RoutingInput& in) {
   found.curves = {self_curve,
                   expected,
                   plain,
-                  {"retrieved_without_self", by_stream, mean_by_stream(mean.rows, false)},
-                  {"retrieved_with_self", by_stream, mean_by_stream(mean.rows, true)}};
+                  {"retrieved_without_self", by_stream, mean_by_stream(mean.rows, false), {}, {}, false, true},
+                  {"retrieved_with_self", by_stream, mean_by_stream(mean.rows, true), {}, {}, false, true}};
   found.notes = "layer 0 has one stream to read; a plain layer l retrieves stream l alone\n";
   if (in.config.arch == "lime_static") add_pruned(in, found);
   return found;

@@ -41,4 +41,13 @@ int64_t window_length(int64_t asked, int64_t usual, const std::string& model, co
   return asked > 0 ? asked : std::min(usual, most);
 }
 
+int64_t scored_positions(const std::string& model, std::span<const TokenWindow> windows) {
+  int64_t scored = 0;
+  for (const TokenWindow& window : windows)
+    scored += std::count_if(window.targets.begin(), window.targets.end(), [](int32_t target) { return target >= 0; });
+  if (scored == 0)
+    fail(Exit::usage, model, ": no position of these windows is scored; give more --sequences or a larger --length");
+  return scored;
+}
+
 }  // namespace crossply

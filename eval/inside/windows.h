@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -24,5 +25,8 @@ std::vector<TokenWindow> random_windows(const Source& source, int64_t T, int64_t
 // these are fewer. Throws Exit::usage for an `asked` that is longer than the model or the data's sequences.
 int64_t window_length(int64_t asked, int64_t usual, const std::string& model, const Config& config,
                       const std::string& data, const Source& source);
+
+// How many positions of the windows are scored. Throws Exit::usage, naming the model, if none is.
+int64_t scored_positions(const std::string& model, std::span<const TokenWindow> windows);
 
 }  // namespace crossply

@@ -1,0 +1,362 @@
+#include "eval/inside/gates.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "cli/curve.h"
+#include "cli/format.h"
+#include "cli/svg.h"
+#include "cli/ticker.h"
+#include "engine/json.h"
+#include "engine/numbers.h"
+#include "engine/printable.h"
+#include "eval/inside/analysis.h"
+#include "eval/inside/heat_map.h"
+
+namespace crossply {
+
+void GateMoments::add(const std::vector<double>& gates, int64_t heads, int64_t tokens) {
+  sums_.resize(static_cast<size_t>(heads)), zeros_.resize(static_cast<size_t>(heads));
+  for (int64_t at = 0; at < tokens * heads; ++at) {
+    const double gate = gates[static_cast<size_t>(at)];
+    const auto j = static_cast<size_t>(at % heads);
+    sums_[j] += gate;
+    zeros_[j] += gate == 0;
+  }
+  tokens_ += tokens;
+}
+
+double GateMoments::mean() const {
+  return std::accumulate(sums_.begin(), sums_.end(), 0.0) / static_cast<double>(tokens_ * std::ssize(sums_));
+}
+
+double GateMoments::zeros() const {
+  return static_cast<double>(std::accumulate(zeros_.begin(), zeros_.end(), int64_t{0})) /
+         static_cast<double>(tokens_ * std::ssize(zeros_));
+}
+
+double GateMoments::head_variation() const {
+  const double middle = mean();
+  if (middle == 0) return NAN;
+  double squares = 0;
+  for (size_t j = 0; j < heads(); ++j) squares += std::pow(head_mean(j) - middle, 2);
+  return std::sqrt(squares / static_cast<double>(heads())) / std::abs(middle);
+}
+
+double GateStudy::change(double changed) const { return std::exp(changed) - std::exp(loss); }
+
+std::vector<int> gated_layers(const Probe& probe) {
+  const std::string gate = "gate.";
+  std::vector<int> layers;
+  for (const std::string& name : probe.names())
+    if (name.starts_with(gate)) layers.push_back(static_cast<int>(parse_integer(name.substr(gate.size())).value()));
+  return layers;
+}
+
+namespace {
+
+// A run of the probe over windows, of which it has the mean loss.
+class GateRuns {
+ public:
+  GateRuns(Probe& probe, const std::string& model, const std::vector<TokenWindow>& windows,
+           const std::function<void(int64_t, int64_t)>& told)
+      : probe_(probe), model_(model), windows_(windows), told_(told) {}
+  int64_t all = 0;  // forwards there will be
+
+  // The sum of the losses of window i.
+  double run(size_t i) {
+    probe_.run(windows_[i].tokens.data(), windows_[i].targets.data());
+    told_(++done_, all);
+    const std::vector<double> losses = probe_.losses();
+    const double sum = std::accumulate(losses.begin(), losses.end(), 0.0);
+    if (!std::isfinite(sum))
+      fail(Exit::not_finite, model_,
+           ": the loss is not finite; the weights are too large, so give an earlier checkpoint, or train again at a "
+           "lower rate");
+    return sum;
+  }
+  // Adds the block's gates of the last run, of window i.
+  void add(GateMoments& moments, int layer, size_t i) const {
+    const std::string name = str("gate.", layer);
+    moments.add(probe_.at(name), probe_.shape(name)[2], windows_[i].length);
+  }
+  // The sum of the losses of window i with the gates of this layer set to heads[j].
+  double run_with(int layer, const std::vector<double>& heads, size_t i) {
+    const std::string name = str("gate.", layer);
+    probe_.change(name, [&](std::vector<double>& gates) {
+      for (size_t at = 0; at < gates.size(); ++at) gates[at] = heads[at % heads.size()];
+    });
+    const double sum = run(i);
+    probe_.change(name, nullptr);
+    return sum;
+  }
+
+ private:
+  Probe& probe_;
+  const std::string& model_;
+  const std::vector<TokenWindow>& windows_;
+  const std::function<void(int64_t, int64_t)>& told_;
+  int64_t done_ = 0;
+};
+
+}  // namespace
+
+GateStudy study_gates(Probe& probe, const std::string& model, const std::vector<TokenWindow>& windows,
+                      size_t calibration, const std::function<void(int64_t, int64_t)>& told) {
+  CHECK_THAT(calibration > 0 && calibration < windows.size(), calibration, " of ", windows.size(), " windows");
+  GateStudy study;
+  study.scored = scored_positions(model, std::span(windows).subspan(calibration));
+  for (const int layer : gated_layers(probe)) {
+    study.blocks.push_back({layer});
+    probe.keep(str("gate.", layer));
+  }
+  GateRuns runs(probe, model, windows, told);
+  const size_t others = windows.size() - calibration;
+  runs.all = static_cast<int64_t>(windows.size() + others * 3 * study.blocks.size());
+  for (size_t i = 0; i < calibration; ++i) {
+    runs.run(i);
+    for (GatedBlock& block : study.blocks) runs.add(block.means, block.layer, i);
+  }
+  const double share = 1 / static_cast<double>(study.scored);
+  for (size_t i = calibration; i < windows.size(); ++i) {
+    study.loss += runs.run(i) * share;
+    for (GatedBlock& block : study.blocks) runs.add(block.gates, block.layer, i);
+    for (GatedBlock& block : study.blocks) {
+      std::vector<double> heads;
+      for (size_t j = 0; j < block.means.heads(); ++j) heads.push_back(block.means.head_mean(j));
+      block.zero_loss += runs.run_with(block.layer, std::vector(heads.size(), 0.0), i) * share;
+      block.mean_loss += runs.run_with(block.layer, std::vector(heads.size(), block.means.mean()), i) * share;
+      block.heads_loss += runs.run_with(block.layer, heads, i) * share;
+    }
+  }
+  return study;
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// analyze --what gates
+
+namespace {
+
+constexpr int64_t gate_window = 256, fewest_gate_windows = 16, most_gate_windows = 128;
+constexpr double gates_budget = 3e12;  // FLOP
+
+struct GatesOfModel {
+  std::string model, arch, backbone, title, split;
+  int64_t layers, windows, tokens, calibration;  // tokens of a window; windows for the constants
+  GateStudy study;
+};
+
+// A quarter of the windows is for the constants.
+int64_t calibration_of(int64_t windows) { return std::max<int64_t>(1, windows / 4); }
+
+// Forwards over all windows: one over each, and of those that are scored three more for every block.
+double gate_forwards(int64_t windows, size_t blocks) {
+  return static_cast<double>(windows) +
+         static_cast<double>((windows - calibration_of(windows)) * 3) * static_cast<double>(blocks);
+}
+
+// As many windows as the budget pays for.
+int64_t usual_gate_windows(Subject& subject) {
+  const Probe probe(subject.model, 1, 1);
+  const double window = probe.forward_flops() * gate_window * gate_forwards(4, gated_layers(probe).size()) / 4;
+  return std::clamp(static_cast<int64_t>(gates_budget / window), fewest_gate_windows, most_gate_windows);
+}
+
+bool has_gates(const Config& config) {
+  ParameterTable params;
+  declare_model(params, config);
+  Tape tape(Dtype::f32);
+  record_model(tape, params, config, 1, 1);
+  return std::ranges::any_of(tape.marks(), [](const auto& mark) { return mark.first.starts_with("gate."); });
+}
+
+// What an architecture without gates has instead.
+std::string instead_of_gates(const std::string& arch) {
+  if (arch == "llama" || arch == "gpt2") return "its layers read the residual stream alone; try --what lens";
+  if (arch == "satformer" || arch == "relay") return "it takes in an earlier layer's values, and has only one layer";
+  if (arch == "resformer") return "its first layer's values come in by one scale for each layer; try --what routing";
+  if (arch == "sla" || arch == "ala")
+    return "its queries read an earlier layer's keys and values; try --what attention";
+  return "its layers read mixtures of earlier ones; try --what routing";
+}
+
+GatesOfModel gates_of(Subject& subject, const std::vector<TokenWindow>& windows) {
+  const Config& c = subject.config();
+  const auto N = std::ssize(windows), T = std::ssize(windows[0].tokens);
+  GatesOfModel m{subject.name,     c.arch, c.backbone, subject.title(),   describe_split(subject.data.choice, false),
+                 subject.layers(), N,      T,          calibration_of(N), {}};
+  Probe probe(subject.model, 1, T);
+  say_cost("gates", subject, windows, gate_forwards(N, gated_layers(probe).size()) * probe.forward_flops(),
+           probe.bytes());
+  Ticker ticker(printable(subject.name), "forward");
+  m.study = study_gates(probe, subject.name, windows, static_cast<size_t>(m.calibration),
+                        [&](int64_t done, int64_t all) { ticker.tell(done, all); });
+  return m;
+}
+
+std::string gates_table(const GatesOfModel& m, uint64_t seed) {
+  const GateStudy& study = m.study;
+  std::vector<std::vector<std::string>> table = {
+      {"layer", "mean gate", "exact 0", "CV of heads", "gates:=0", "gates:=mean", "gates:=means"}};
+  for (const GatedBlock& block : study.blocks) {
+    const double variation = block.gates.head_variation();
+    table.push_back({std::to_string(block.layer), format_number("%.4f", block.gates.mean()),
+                     format_number("%.1f%%", 100 * block.gates.zeros()),
+                     std::isnan(variation) ? "-" : format_number("%.3f", variation),
+                     format_number("%+.4g", study.change(block.zero_loss)),
+                     format_number("%+.4g", study.change(block.mean_loss)),
+                     format_number("%+.4g", study.change(block.heads_loss))});
+  }
+  return str(m.title, "\n", format_count(m.windows), " windows of ", m.tokens, " tokens, seed ", seed, ": ",
+             format_count(m.calibration),
+             " for the means to set gates to,\nthe others scored: ", format_count(study.scored),
+             " positions, perplexity ", format_number("%.6g", std::exp(study.loss)), "\n\n", format_table(table),
+             "\ngates:=  change of perplexity with this layer's gates set to 0, to their mean,\n"
+             "         to each head's mean\n");
+}
+
+nlohmann::json gates_json(const GatesOfModel& m) {
+  nlohmann::json blocks = nlohmann::json::array();
+  for (const GatedBlock& block : m.study.blocks) {
+    nlohmann::json means, zeros, constants;
+    for (size_t j = 0; j < block.gates.heads(); ++j) {
+      means.push_back(block.gates.head_mean(j)), zeros.push_back(block.gates.head_zeros(j));
+      constants.push_back(block.means.head_mean(j));
+    }
+    const auto intervention = [&](double loss) {
+      return nlohmann::json{{"loss", loss}, {"delta_perplexity", m.study.change(loss)}};
+    };
+    blocks.push_back({{"layer", block.layer},
+                      {"mean", block.gates.mean()},
+                      {"sparsity", block.gates.zeros()},
+                      {"head_variation", block.gates.head_variation()},
+                      {"head_means", means},
+                      {"head_sparsity", zeros},
+                      {"calibration_mean", block.means.mean()},
+                      {"calibration_head_means", constants},
+                      {"zero", intervention(block.zero_loss)},
+                      {"set_to_mean", intervention(block.mean_loss)},
+                      {"set_to_head_means", intervention(block.heads_loss)}});
+  }
+  return {{"model", utf8_or_escaped(m.model)},
+          {"arch", m.arch},
+          {"backbone", m.backbone},
+          {"split", m.split},
+          {"windows", m.windows},
+          {"length", m.tokens},
+          {"calibration_windows", m.calibration},
+          {"scored", m.study.scored},
+          {"loss", m.study.loss},
+          {"perplexity", std::exp(m.study.loss)},
+          {"blocks", blocks}};
+}
+
+std::string gates_csv(const GatesOfModel& m) {
+  std::string out;
+  const std::string name = csv_field(printable(m.model));
+  for (const GatedBlock& block : m.study.blocks) {
+    out += str(name, ",", block.layer, ",all,", block.gates.mean(), ",", block.gates.zeros(), ",");
+    if (const double variation = block.gates.head_variation(); !std::isnan(variation)) out += str(variation);
+    out += str(",", m.study.change(block.zero_loss), ",", m.study.change(block.mean_loss), ",",
+               m.study.change(block.heads_loss), "\n");
+    for (size_t j = 0; j < block.gates.heads(); ++j)
+      out +=
+          str(name, ",", block.layer, ",", j, ",", block.gates.head_mean(j), ",", block.gates.head_zeros(j), ",,,,\n");
+  }
+  return out;
+}
+
+std::string gates_heat_map(const std::vector<GatesOfModel>& all, const std::vector<std::string>& names) {
+  HeatMapBand band{"mean gate", {}, HeatScale::shares};
+  for (size_t i = 0; i < all.size(); ++i) {
+    HeatMap& map = band.maps.emplace_back(HeatMap{names[i], {}});
+    map.rows.resize(static_cast<size_t>(all[i].layers));
+    for (const GatedBlock& block : all[i].study.blocks)
+      for (size_t j = 0; j < block.gates.heads(); ++j) {
+        map.rows[static_cast<size_t>(block.layer)].push_back(block.gates.head_mean(j));
+        if (block.gates.head_mean(j) < 0) band.scale = HeatScale::signs;
+      }
+  }
+  return heat_map_svg("Gates", "layer", "key/value head", {band});
+}
+
+std::string gates_curves(const std::vector<GatesOfModel>& all, const std::vector<std::string>& names) {
+  std::vector<Panel> panels = {{"mean gate", "", {}},
+                               {"gates that are exactly 0", "", {}},
+                               {"variation of the heads' means: standard deviation / mean", "", {}},
+                               {"change of perplexity with one layer's gates set to 0", "set to their mean", {}}};
+  panels[1].shares = true;
+  for (Panel& panel : panels) panel.whole = true;
+  for (size_t i = 0; i < all.size(); ++i) {
+    Curve curves[] = {{names[i], {}, {}}, {names[i], {}, {}}, {names[i], {}, {}}, {names[i], {}, {}}};
+    for (const GatedBlock& block : all[i].study.blocks) {
+      const double y[] = {block.gates.mean(), block.gates.zeros(), block.gates.head_variation(),
+                          all[i].study.change(block.zero_loss)};
+      for (size_t k = 0; k < std::size(curves); ++k) curves[k].x.push_back(block.layer), curves[k].y.push_back(y[k]);
+      curves[3].marks_x.push_back(block.layer), curves[3].marks_y.push_back(all[i].study.change(block.mean_loss));
+    }
+    for (size_t k = 0; k < std::size(curves); ++k) panels[k].curves.push_back(curves[k]);
+  }
+  return curve_svg("Gates over depth", "layer", panels);
+}
+
+class GatesAnalysis : public Analysis {
+ public:
+  std::string name() const override { return "gates"; }
+  std::string about() const override { return "gates on values over depth, and the perplexity without them"; }
+  std::string refuses(const Subject& subject) const override {
+    const Config& c = subject.config();
+    return has_gates(c) ? "" : str("a ", c.arch, " has no gates: ", instead_of_gates(c.arch));
+  }
+  void measure(Subject& subject, const AnalysisOptions& o) override {
+    if (o.sequences == 1)
+      fail(Exit::usage, "--sequences 1: gates need 2 windows at least, one for the means to set them to");
+    if (windows_ == 0) windows_ = usual_gate_windows(subject);  // the same for all models beside each other
+    all_.push_back(gates_of(subject, windows_of(subject, o, {windows_, gate_window})));
+  }
+  Finding finding(const AnalysisOptions& o) const override;
+
+ private:
+  int64_t windows_ = 0;
+  std::vector<GatesOfModel> all_;
+};
+
+Finding GatesAnalysis::finding(const AnalysisOptions& o) const {
+  Finding found;
+  found.title = "Gates on the first layer's values";
+  found.csv =
+      "model,layer,head,mean,sparsity,head_variation,delta_perplexity_zero,delta_perplexity_mean,"
+      "delta_perplexity_head_means\n";
+  nlohmann::json models = nlohmann::json::array();
+  std::vector<std::string> names;
+  for (const GatesOfModel& m : all_) {
+    found.table += (found.table.empty() ? "" : "\n") + gates_table(m, o.seed);
+    found.csv += gates_csv(m);
+    models.push_back(gates_json(m));
+    names.push_back(m.model);
+  }
+  names = short_names(names);
+  const GatesOfModel& first = all_[0];
+  found.json = {{"sequences", first.windows}, {"same_windows", same_windows()}, {"models", models}};
+  found.svg = svg::below_each_other("Gates", {gates_heat_map(all_, names), gates_curves(all_, names)});
+  found.measured =
+      str("A gate says how much of an earlier layer's value a token's key/value head takes in. Means and exact zeros "
+          "over the ",
+          format_count(first.windows - first.calibration), " windows that are scored; the variation is the population ",
+          "standard deviation of the heads' means over their mean. Then the gates of one layer at a time are set to 0, "
+          "or to their mean in ",
+          format_count(first.calibration),
+          " other windows, drawn at random like them, everything else left as it is: the change of perplexity, above 0 "
+          "where the model needs them.");
+  found.paper =
+      "SATFormer (arXiv 2605.03953): over depth the mean gate rises, exact zeros become fewer and heads differ more. "
+      "Without the gates of some early layers perplexity rises most, although these gates are small.";
+  return found;
+}
+
+}  // namespace
+
+std::unique_ptr<Analysis> gates_analysis() { return std::make_unique<GatesAnalysis>(); }
+
+}  // namespace crossply
