@@ -26,6 +26,7 @@ constexpr size_t longest_name = 32, longest_title = 84;  // characters, by the r
 // The colours of Okabe and Ito, which remain distinct for colour-blind readers, but for the yellow, too pale on white.
 // Neighbours also differ in dash and mark, for print; 7 and 4 have no common factor, so that 28 looks differ.
 constexpr const char* colours[] = {"#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"};
+constexpr const char* limit_colour = "#7b8794";
 constexpr const char* dashes[] = {"", "7 3", "2 2", "9 3 2 3"};
 
 const char* colour_of(size_t i) { return colours[i % std::size(colours)]; }
@@ -35,6 +36,11 @@ std::string stroke(size_t i, const std::string& stroke_width) {
   const std::string dash = dashes[i % std::size(dashes)];
   return "stroke=\"" + std::string(colour_of(i)) + "\" stroke-width=\"" + stroke_width + "\"" +
          (dash.empty() ? "" : " stroke-dasharray=\"" + dash + "\"");
+}
+
+std::string stroke(size_t i, const Curve& curve) {
+  return curve.limit ? "stroke=\"" + std::string(limit_colour) + "\" stroke-width=\"1\" stroke-dasharray=\"5 4\""
+                     : stroke(i, "2");
 }
 
 struct Point {
@@ -299,12 +305,14 @@ std::string legend(const std::vector<Curve>& curves, const Drawing& drawing, con
   std::string out;
   for (size_t k = 0; k < order.size(); ++k) {
     const size_t i = order[k];
-    const std::string thin = "<path fill=\"none\" stroke=\"" + std::string(colour_of(i)) + "\" stroke-opacity=\"0.6\" ";
+    const std::string thin = "<path fill=\"none\" stroke=\"" +
+                             std::string(curves[i].limit ? limit_colour : colour_of(i)) + "\" stroke-opacity=\"0.6\" ";
     const std::string height = px(ends[i].y), name = px(x.to + 23) + " " + px(at[k]);
     if (ends[i].x < x.to - 4)  // it ends earlier than others
       out += thin + "stroke-dasharray=\"1 4\" d=\"M" + px(ends[i].x + 5) + " " + height + "H" + px(x.to) + "\"/>\n";
     if (!std::isnan(ends[i].x)) out += thin + "d=\"M" + px(x.to + 3) + " " + height + "L" + name + "\"/>\n";
-    out += "<path " + stroke(i, "3") + " d=\"M" + px(x.to + 24) + " " + px(at[k]) + "h24\"/>\n";
+    out += "<path " + (curves[i].limit ? stroke(i, curves[i]) : stroke(i, "3")) + " d=\"M" + px(x.to + 24) + " " +
+           px(at[k]) + "h24\"/>\n";
     out += text(x.to + 54, at[k] + 4.5, "fill=\"#1f2933\" font-size=\"13\"", curves[i].name, longest_name);
   }
   return out;
@@ -360,7 +368,7 @@ std::string draw_bands(const Drawing& drawing, const Axis& x, const Axis& y) {
   return out;
 }
 
-std::string draw_lines(const Drawing& drawing, const Axis& x, const Axis& y) {
+std::string draw_lines(const std::vector<Curve>& curves, const Drawing& drawing, const Axis& x, const Axis& y) {
   std::string out = draw_bands(drawing, x, y);
   for (size_t i = 0; i < drawing.pale.size(); ++i)
     if (!drawing.pale[i].empty())
@@ -369,8 +377,8 @@ std::string draw_lines(const Drawing& drawing, const Axis& x, const Axis& y) {
     if (drawing.marked[i].size() > 1) out += polyline(drawing.marked[i], x, y, stroke(i, "1"));
   for (size_t i = 0; i < drawing.means.size(); ++i) {
     const Line& mean = drawing.means[i];
-    if (mean.size() > 1) out += polyline(mean, x, y, stroke(i, "2"));
-    if (mean.size() <= marks_up_to) out += marks(i, mean, x, y, false);
+    if (mean.size() > 1) out += polyline(mean, x, y, stroke(i, curves[i]));
+    if (mean.size() <= marks_up_to && !curves[i].limit) out += marks(i, mean, x, y, false);
   }
   for (size_t i = 0; i < drawing.marked.size(); ++i) out += marks(i, drawing.marked[i], x, y, true);
   return out;
@@ -412,7 +420,7 @@ std::string draw_panel(const Panel& panel, size_t number, Axis x, double top, do
                    any_outside(drawing.low, y) || any_outside(drawing.high, y);
   if (cut)
     out += "<clipPath id=\"" + id + "\"><rect " + corner + size + "/></clipPath>\n<g clip-path=\"url(#" + id + ")\">\n";
-  out += draw_lines(drawing, x, y) + (cut ? "</g>\n" : "");
+  out += draw_lines(panel.curves, drawing, x, y) + (cut ? "</g>\n" : "");
   const std::string middle = "text-anchor=\"middle\" font-size=\"13\"";
   if (empty) out += text((x.from + x.to) / 2, (top + bottom) / 2, middle, "no data");
   return out + crosses(panel.curves, drawing, x, y) + legend(panel.curves, drawing, x, y);

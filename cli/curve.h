@@ -12,6 +12,7 @@ struct Curve {
   std::vector<double> marks_x = {}, marks_y = {};  // points of their own in the same colour, on a thin line
   bool broken_off = false;                         // a cross stands where it ends
   std::vector<double> low = {}, high = {};         // around y, as many or none: a translucent band
+  bool limit = false;                              // what bounds the others: thin, grey and dashed, without marks
 };
 
 // One plot; several stand below each other on the same x axis.

@@ -291,7 +291,7 @@ TEST_CASE("analyze: a model of sinks is lazy in every layer, a random one in non
   }
   const std::string csv = read_text(scratch.file("out") + "/attention.csv");
   CHECK(csv.starts_with("model,layer,head,rank,mass\n"));
-  CHECK(has(csv, "sink\",2,3,1,1\n"));
+  CHECK(has(csv, "sink,2,3,1,1\n"));
   CHECK(std::count(csv.begin(), csv.end(), '\n') == 1 + 2 * 3 * 4);
   const std::string svg = read_text(scratch.file("out") + "/attention.svg");
   CHECK(svg.starts_with("<svg xmlns="));
@@ -376,7 +376,7 @@ TEST_CASE("analyze: bad input") {
                 "none");
   check_outcome(analyze({"--model", model, "--data", data, "--what", "heads"}), Exit::usage,
                 "'heads' is not one of: attention");
-  check_outcome(analyze({"--model", model, "--data", data}), Exit::usage, "--what is required");
+  check_outcome(analyze({"--model", model, "--data", data}), Exit::usage, "give --what or --dump");
   check_outcome(analyze({"--model", model, "--data", data, "--what", "attention", "attention"}), Exit::usage,
                 "attention is there twice");
   check_outcome(analyze({"--model", model, "--data", data, "--what", "attention", "--length", "129"}), Exit::usage,

@@ -572,12 +572,28 @@ grep -q '^100 windows of 8 tokens, seed 42, ' output || fail "nobody says what w
 expect 0 '^wrote seen/attention.json, .csv and .svg$' "$build/analyze" --model shards bytes --data good.bin --what attention \
   --sequences 3 --out seen
 [ "$(grep -c '^lazy layers: [0-2] of 2$' output)" = 2 ] || fail "there are not two tables"
-[ "$(awk -F, '$1 == "\"bytes\""' seen/attention.csv | wc -l)" = 4 ] || fail "not four heads of bytes in the .csv"
-expect 64 'is not one of: attention$' "$build/analyze" --model shards --data good.bin --what heads
+[ "$(awk -F, '$1 == "bytes"' seen/attention.csv | wc -l)" = 4 ] || fail "not four heads of bytes in the .csv"
+expect 64 'is not one of: attention' "$build/analyze" --model shards --data good.bin --what heads
 echo mine >seen/attention.json
 expect 64 'seen/attention.json exists and was not written by this program' "$build/analyze" --model shards \
   --data good.bin --what attention --out seen
 [ "$(cat seen/attention.json)" = mine ] || fail "analyze has lost a file of the user's"
+# On a full disk, and where a signal ends it while it measures, analyze leaves nothing behind.
+look=("$build/analyze" --model shards --data good.bin --out left)
+for what in "--dump *" "--what maps"; do
+  read -r -a words <<<"$what"
+  (ulimit -f 2; "${look[@]}" "${words[@]}" >output 2>&1 </dev/null)
+  code=$?
+  [ $code = 74 ] || fail "exit code $code of a full disk, want 74: analyze $what"
+  [ -z "$(ls -A left)" ] || fail "analyze $what has left something on a full disk: $(ls -A left)"
+done
+"${look[@]}" --what sinks attention --sequences 300000 >output 2>&1 </dev/null &
+looking=$!
+for _ in $(seq 200); do grep -q 'windows of' output && break; sleep 0.05; done
+kill -TERM $looking
+wait $looking
+[ $? = 143 ] || fail "analyze is not stopped by a signal"
+[ -z "$(ls -A left)" ] || fail "analyze has left something where it was stopped: $(ls -A left)"
 
 cp -r bytes/step_00000002 long
 rm long/train_state.json long/manifest.json

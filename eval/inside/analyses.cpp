@@ -8,8 +8,12 @@ std::vector<std::unique_ptr<Analysis>> all_analyses() {
   list.push_back(attention_analysis());
   list.push_back(routing_analysis());
   list.push_back(circuits_analysis());
+  list.push_back(entropy_analysis());
+  list.push_back(similarity_analysis());
   list.push_back(gates_analysis());
   list.push_back(lens_analysis());
+  list.push_back(sinks_analysis());
+  list.push_back(maps_analysis());
   return list;
 }
 

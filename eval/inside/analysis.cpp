@@ -1,5 +1,8 @@
 #include "eval/inside/analysis.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -126,6 +129,7 @@ void prepare_analysis_out(const std::string& dir, const std::vector<std::string>
   std::error_code failed;
   std::filesystem::create_directories(dir, failed);
   if (failed) fail_io("create", dir, failed.value());
+  if (::faccessat(AT_FDCWD, dir.c_str(), W_OK | X_OK, AT_EACCESS) != 0) fail_io("write to", dir, errno);
   for (const std::string& name : names) check_ours(dir + "/" + name);
 }
 

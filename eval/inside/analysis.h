@@ -100,8 +100,12 @@ std::vector<std::unique_ptr<Analysis>> all_analyses();
 std::unique_ptr<Analysis> attention_analysis();
 std::unique_ptr<Analysis> routing_analysis();
 std::unique_ptr<Analysis> circuits_analysis();
+std::unique_ptr<Analysis> entropy_analysis();
+std::unique_ptr<Analysis> similarity_analysis();
 std::unique_ptr<Analysis> gates_analysis();
 std::unique_ptr<Analysis> lens_analysis();
+std::unique_ptr<Analysis> sinks_analysis();
+std::unique_ptr<Analysis> maps_analysis();
 
 // Names of models for a picture: without the directories that all have in common, of a single one without all.
 std::vector<std::string> short_names(std::vector<std::string> names);

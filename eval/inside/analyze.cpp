@@ -46,7 +46,11 @@ Exit run(const Analyses& analyses, const AnalysisOptions& o, const std::vector<s
     if (std::count(what.begin(), what.end(), name) > 1)
       fail(Exit::usage, "--what: ", name, " is there twice; once is enough");
   }
+  for (const std::string& model : o.models)
+    if (std::ranges::count(o.models, model) > 1)
+      fail(Exit::usage, "--model: ", model, " is there twice; once is enough");
   if (!o.out.empty()) prepare_analysis_out(o.out, what);
+  for (size_t i = 0; i < o.models.size() && !dump.empty(); ++i) check_dump_path(dump_path(o, i));
   for (size_t i = 0; i < o.models.size(); ++i) {
     const std::string& model = o.models[i];
     Subject subject(model, o);

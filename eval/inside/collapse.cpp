@@ -56,11 +56,6 @@ struct Measured {
 // -----------------------------------------------------------------------------------------------------------------
 // Measuring.
 
-[[noreturn]] void fail_not_finite(const std::string& model, const std::string& what) {
-  fail(Exit::not_finite, model, ": ", what,
-       " is not finite; the weights are too large, so give an earlier checkpoint, or train again at a lower rate");
-}
-
 // Adds the ranks and masses of one op's heads for one sequence of n tokens. The threads share the heads.
 void add_heads(HeadCollapse* heads, const std::string& model, const Probe::Attention& op, const AttentionInputs& inputs,
                int64_t n, const Thresholds& o) {

@@ -1,6 +1,10 @@
 #include "eval/inside/dump.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cstdlib>
+#include <fstream>
 
 #include "cli/ticker.h"
 #include "engine/json.h"
@@ -40,6 +44,17 @@ int64_t numel_of(const std::vector<int64_t>& shape) {
   return n;
 }
 
+// What a program can still take, by the system's estimate; all there is where that is not known.
+double free_memory() {
+  double free = static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
+  std::ifstream info("/proc/meminfo");
+  for (std::string line; std::getline(info, line);)
+    if (line.starts_with("MemAvailable:")) free = std::min(free, 1024 * std::strtod(line.c_str() + 13, nullptr));
+  double most = 0;  // of a container; "max": no limit
+  if (std::ifstream("/sys/fs/cgroup/memory.max") >> most) free = std::min(free, most);
+  return free;
+}
+
 // Is the value one of windows, (1, T, ...), and not the same for all?
 bool per_window(const Shape& shape, int64_t T) { return shape.rank >= 2 && shape[0] == 1 && shape[1] == T; }
 
@@ -60,13 +75,25 @@ std::vector<std::string> matching_names(const std::vector<std::string>& patterns
     for (const std::string& name : names)
       if (matches(pattern, name)) chosen.push_back(name);
     if (chosen.size() > before) continue;
-    std::string known;
-    for (const std::string& name : names) known += " " + name;
-    fail(Exit::usage, "--dump ", pattern, ": ", model, " has no such value; it has:", known);
+    fail(Exit::usage, "--dump ", pattern, ": ", model, " has no such value; it has: ", names_in_short(names));
   }
   std::sort(chosen.begin(), chosen.end());
   chosen.erase(std::unique(chosen.begin(), chosen.end()), chosen.end());
   return chosen;
+}
+
+void check_dump_path(const std::string& path) {
+  if (!path_exists(path)) return;
+  bool ours = false;
+  try {
+    const SafetensorsFile file(path);
+    const auto found = file.metadata().find("crossply");
+    ours = found != file.metadata().end() && found->second == "analyze";
+  } catch (const Error&) {  // no such file
+  }
+  if (!ours)
+    fail(Exit::usage, "--out: ", path,
+         " exists and was not written by this program; move it away or choose another directory");
 }
 
 std::string dump_values(Subject& subject, const std::vector<std::string>& patterns, const AnalysisOptions& o,
@@ -74,7 +101,6 @@ std::string dump_values(Subject& subject, const std::vector<std::string>& patter
   const Source& source = subject.data.source();
   const int64_t T = window_length(o.length, usual_dump.length, subject.name, subject.config(), o.data.spec, source);
   const int64_t N = o.sequences > 0 ? o.sequences : usual_dump.sequences;
-  const std::vector<TokenWindow> windows = random_windows(source, T, N, o.seed);
   Probe probe(subject.model, 1, T);
   std::vector<std::string> names = probe.names();
   for (size_t i = 0; i < probe.attentions().size(); ++i) names.push_back(attention_name(probe, i));
@@ -90,7 +116,15 @@ std::string dump_values(Subject& subject, const std::vector<std::string>& patter
   for (size_t i = 0; i < probe.attentions().size(); ++i)
     if (const auto found = dumped.find(attention_name(probe, i)); found != dumped.end())
       found->second.shape = {N, probe.attentions()[i].heads, T, T};
-  for (const auto& [name, one] : dumped) bytes += 4 * static_cast<double>(numel_of(one.shape));
+  for (const auto& [name, one] : dumped) {
+    double size = 4;
+    for (const int64_t n : one.shape) size *= static_cast<double>(n);
+    bytes += size;
+  }
+  if (const double room = free_memory(); bytes > room)
+    fail(Exit::usage, "--dump: ", format_bytes(bytes), " of values are more than the free memory, ", format_bytes(room),
+         "; give fewer --sequences, a shorter --length, or fewer values");
+  const std::vector<TokenWindow> windows = random_windows(source, T, N, o.seed);
   say_cost("dump", subject, windows, static_cast<double>(N) * probe.forward_flops(), bytes);
   for (auto& [name, one] : dumped) one.numbers.reserve(static_cast<size_t>(numel_of(one.shape)));
 
@@ -119,7 +153,7 @@ std::string dump_values(Subject& subject, const std::vector<std::string>& patter
                                         {"targets", "I64", {N, T}, targets.data()},
                                         {"lengths", "I64", {N}, lengths.data()}};
   for (const auto& [name, one] : dumped) tensors.push_back({name, "F32", one.shape, one.numbers.data()});
-  write_safetensors(path, tensors, {{"model", utf8_or_escaped(subject.name)}});
+  write_safetensors(path, tensors, {{"crossply", "analyze"}, {"model", utf8_or_escaped(subject.name)}});
   return str("wrote ", printable(path), ", ", tensors.size(), " tensors, ", format_bytes(bytes), "\n");
 }
 

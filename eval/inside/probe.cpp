@@ -41,6 +41,36 @@ int layer_of(const Node& node) {
 
 }  // namespace
 
+void fail_not_finite(const std::string& model, const std::string& what) {
+  fail(Exit::not_finite, model, ": ", what,
+       " is not finite; the weights are too large, so give an earlier checkpoint, or train again at a lower rate");
+}
+
+std::string names_in_short(const std::vector<std::string>& names) {
+  struct Runs {
+    std::string text;
+    int64_t first, last;  // layers, of the run that is not yet in the text
+    void end() { text += str(text.ends_with('.') ? "" : ",", first, last > first ? str("-", last) : ""); }
+  };
+  std::vector<std::pair<std::string, std::string>> order;  // what stands before and after the layer
+  std::map<std::pair<std::string, std::string>, Runs> all;
+  for (const std::string& name : names) {
+    const size_t dot = name.find('.'), after = std::min(name.find('.', dot + 1), name.size());
+    const std::string before = name.substr(0, dot + 1), rest = name.substr(after);
+    const int64_t layer = parse_integer(name.substr(dot + 1, after - dot - 1)).value_or(0);
+    const auto [found, is_new] = all.try_emplace({before, rest}, Runs{before, layer, layer});
+    if (is_new) order.emplace_back(before, rest);
+    else if (layer != found->second.last + 1) found->second.end(), found->second.first = layer;
+    found->second.last = layer;
+  }
+  std::string out;
+  for (const auto& key : order) {
+    all.at(key).end();
+    out += (out.empty() ? "" : " ") + all.at(key).text + key.second;
+  }
+  return out;
+}
+
 AttentionInputs::AttentionInputs(const ops::AttentionNode& node, Device& device)
     : scale_(node.scale),
       finite_output_(all_finite(copy_of(node.out[0]->tensor, device))),
@@ -71,7 +101,7 @@ void AttentionInputs::probabilities(int64_t b, int64_t h, int64_t n, double* P) 
 
 Probe::Probe(Device& device, ParameterTable& params, const Config& config, int64_t B, int64_t T,
              const std::string& name)
-    : device_(device), name_(name), tape_(params.dtype()) {
+    : device_(device), name_(name), tape_(params.dtype()), last_(str("hidden.", config.num_hidden_layers)) {
   tape_.look();
   graph_ = record_model(tape_, params, config, B, T);
   for (size_t n = 0; n < tape_.nodes().size(); ++n)
@@ -103,9 +133,7 @@ void Probe::add_places() {
 
 const Probe::Place& Probe::place(const std::string& name) const {
   if (const auto found = places_.find(name); found != places_.end()) return found->second;
-  std::string known;
-  for (const std::string& one : names()) known += " " + one;
-  fail(Exit::usage, name_, ": there is no value ", name, " in this model; there are:", known);
+  fail(Exit::usage, name_, ": there is no value ", name, " in this model; there are: ", names_in_short(names()));
 }
 
 std::vector<std::string> Probe::names() const {
@@ -140,19 +168,21 @@ void Probe::after(size_t n) {
     const Place& made = places_.at(name);
     if (made.node != n) continue;
     numbers = copy_of(made.value->tensor, device_);
-    if (!all_finite(numbers))
-      fail(Exit::not_finite, name_, ": ", name,
-           " is not finite; the weights are too large, so give an earlier checkpoint, or train again at a lower rate");
+    if (!all_finite(numbers)) fail_not_finite(name_, name);
   }
   for (size_t i = 0; see_ && i < attentions_.size(); ++i)
     if (attentions_[i].node == n)
       see_(i, AttentionInputs(dynamic_cast<const ops::AttentionNode&>(*tape_.nodes()[n]), device_));
+  if (const Place& made = places_.at(last_); made.node == n && !all_finite(copy_of(made.value->tensor, device_)))
+    fail_not_finite(name_, last_);
 }
 
 void Probe::run(const int32_t* tokens, const int32_t* targets) {
   const std::vector<int32_t> none(static_cast<size_t>(graph_.tokens->shape.numel()), -1);
   load_batch(device_, graph_, tokens, targets != nullptr ? targets : none.data());
   tape_.forward(Step{});
+  losses_ = copy_of(graph_.losses->tensor, device_);
+  if (!all_finite(losses_)) fail_not_finite(name_, "the loss");
 }
 
 const std::vector<double>& Probe::at(const std::string& name) const {
@@ -160,7 +190,5 @@ const std::vector<double>& Probe::at(const std::string& name) const {
   CHECK_THAT(found != kept_.end() && !found->second.empty(), name, " is not kept, or there was no run");
   return found->second;
 }
-
-std::vector<double> Probe::losses() const { return copy_of(graph_.losses->tensor, device_); }
 
 }  // namespace crossply

@@ -29,6 +29,8 @@ namespace crossply {
 // The numbers of a tensor of floats, from the device, and back to it.
 std::vector<double> copy_of(const Tensor& tensor, Device& device);
 void put_back(const std::vector<double>& numbers, const Tensor& tensor, Device& device);
+// Throws Exit::not_finite: says that this of the model is not finite, and what to do.
+[[noreturn]] void fail_not_finite(const std::string& model, const std::string& what);
 
 // What one attention op has just read, copied from the device.
 class AttentionInputs {
@@ -47,6 +49,9 @@ class AttentionInputs {
   int64_t T_, H_, K_, D_;
   std::vector<double> q_, k_;  // (B, T, H, D), (B, T, K, D)
 };
+
+// Names of values in few words, neighbouring layers as one: "hidden.0-6 gate.2,5-6 query.1-5.2".
+std::string names_in_short(const std::vector<std::string>& names);
 
 class Probe {
  public:
@@ -79,10 +84,10 @@ class Probe {
   double bytes() const { return static_cast<double>(tape_.arena_bytes()); }
 
   // A forward of tokens (B, T) with targets (B, T), -1 where nothing is scored; null: nowhere. Throws Exit::not_finite
-  // where a value that is kept is not finite.
+  // where a value that is kept, what the last block puts out or a loss is not finite.
   void run(const int32_t* tokens, const int32_t* targets = nullptr);
   const std::vector<double>& at(const std::string& name) const;  // of the last run; the name must be kept
-  std::vector<double> losses() const;                            // of the last run, (B, T), 0 where nothing is scored
+  const std::vector<double>& losses() const { return losses_; }  // of the last run, (B, T), 0 where nothing is scored
 
  private:
   struct Place {
@@ -102,6 +107,8 @@ class Probe {
   std::map<std::string, std::vector<double>> kept_;
   std::map<std::string, std::function<void(std::vector<double>&)>> changes_;
   std::function<void(size_t, const AttentionInputs&)> see_;
+  std::string last_;  // hidden.L
+  std::vector<double> losses_;
 };
 
 }  // namespace crossply

@@ -1,0 +1,242 @@
+// analyze --what sinks: where each head looks, by layer: at the first token, at the current one, how far back, and how
+// widely.
+#include <omp.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "cli/format.h"
+#include "cli/ticker.h"
+#include "engine/json.h"
+#include "engine/printable.h"
+#include "eval/inside/analysis.h"
+#include "eval/inside/heat_map.h"
+#include "eval/inside/probe.h"
+
+namespace crossply {
+namespace {
+
+constexpr UsualWindows usual_sinks = {100, 64};
+constexpr double sink_threshold = 0.3;  // epsilon of arXiv 2410.10781
+
+// Of one head: means over the rows t >= 1 of all windows. Row 0 has one column only, the same in all heads.
+struct HeadSight {
+  double first = 0, own = 0;  // of the probability: on position 0, on t
+  double distance = 0;        // sum_j P(t, j) (t - j), tokens
+  double entropy = 0;         // -sum_j P(t, j) ln P(t, j), nats
+  bool sink() const { return first > sink_threshold; }
+};
+
+struct SightOfModel {
+  std::string model, arch, backbone, title, split;
+  size_t windows;
+  int64_t shortest, longest;
+  std::vector<std::vector<HeadSight>> layers = {};
+  size_t heads = 0;  // the most of a layer
+
+  int64_t all_heads() const {
+    int64_t count = 0;
+    for (const auto& layer : layers) count += std::ssize(layer);
+    return count;
+  }
+  int64_t sinks() const {
+    int64_t count = 0;
+    for (const auto& layer : layers) count += std::ranges::count_if(layer, &HeadSight::sink);
+    return count;
+  }
+};
+
+double mean_of(const std::vector<HeadSight>& layer, double HeadSight::*number) {
+  double sum = 0;
+  for (const HeadSight& head : layer) sum += head.*number;
+  return sum / static_cast<double>(layer.size());
+}
+
+// Adds the rows 1 .. n-1 of a head's probabilities P (n, n).
+void add_rows(HeadSight& head, const double* P, int64_t n) {
+  for (int64_t t = 1; t < n; ++t) {
+    const double* row = P + t * n;
+    head.first += row[0], head.own += row[t];
+    for (int64_t j = 0; j <= t; ++j) {
+      head.distance += row[j] * static_cast<double>(t - j);
+      if (row[j] > 0) head.entropy -= row[j] * std::log(row[j]);
+    }
+  }
+}
+
+// The model's forward, and of every head the products of queries and keys below the diagonal again.
+double sinks_flops(const Probe& probe, double N, double T) {
+  double flops = probe.forward_flops();
+  for (const Probe::Attention& op : probe.attentions())
+    flops += static_cast<double>(op.heads * probe.shape(str("attended.", op.layer))[3]) * T * T;
+  return N * flops;
+}
+
+SightOfModel sight_of(Subject& subject, const std::vector<TokenWindow>& windows) {
+  const Config& c = subject.config();
+  const auto [shortest, longest] = std::ranges::minmax(windows, {}, &TokenWindow::length);
+  SightOfModel m{
+      subject.name,   c.arch,          c.backbone,    subject.title(), describe_split(subject.data.choice, false),
+      windows.size(), shortest.length, longest.length};
+  const auto T = static_cast<int64_t>(windows[0].tokens.size());
+  Probe probe(subject.model, 1, T);
+  if (probe.attentions().empty()) fail(Exit::usage, m.model, ": no layer of ", m.arch, " has attention over tokens");
+  m.layers.resize(static_cast<size_t>(subject.layers()));
+  std::vector<size_t> begin;  // of each op's heads among those of its layer
+  for (const Probe::Attention& op : probe.attentions()) {
+    auto& layer = m.layers.at(static_cast<size_t>(op.layer));
+    begin.push_back(layer.size());
+    layer.resize(layer.size() + static_cast<size_t>(op.heads));
+    m.heads = std::max(m.heads, layer.size());
+  }
+  std::vector<std::vector<double>> matrices(static_cast<size_t>(omp_get_max_threads()));  // (T, T) of each thread
+  for (auto& P : matrices) P.resize(static_cast<size_t>(T * T));
+  say_cost("sinks", subject, windows, sinks_flops(probe, static_cast<double>(windows.size()), static_cast<double>(T)),
+           probe.bytes() + 8 * static_cast<double>(std::ssize(matrices) * T * T));
+  Ticker ticker(printable(subject.name), "window");
+  double rows = 0;
+  for (size_t w = 0; w < windows.size(); ++w) {
+    const int64_t n = windows[w].length;
+    rows += static_cast<double>(std::max<int64_t>(n - 1, 0));
+    probe.watch_attention([&](size_t i, const AttentionInputs& inputs) {
+      const Probe::Attention& op = probe.attentions()[i];
+      HeadSight* heads = &m.layers[static_cast<size_t>(op.layer)][begin[i]];
+#pragma omp parallel for schedule(dynamic, 1)
+      for (int64_t h = 0; h < op.heads; ++h) {
+        double* P = matrices[static_cast<size_t>(omp_get_thread_num())].data();
+        inputs.probabilities(0, h, n, P);
+        add_rows(heads[h], P, n);
+      }
+    });
+    probe.run(windows[w].tokens.data());
+    ticker.tell(static_cast<int64_t>(w) + 1, std::ssize(windows));
+  }
+  if (rows == 0) fail(Exit::usage, "--what sinks needs windows of two tokens or more");
+  for (auto& layer : m.layers)
+    for (HeadSight& head : layer)
+      for (double HeadSight::*number : {&HeadSight::first, &HeadSight::own, &HeadSight::distance, &HeadSight::entropy})
+        head.*number /= rows;
+  return m;
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// Telling.
+
+std::string windows_words(const SightOfModel& m) {
+  return str(format_count(static_cast<int64_t>(m.windows)), " windows of ",
+             m.shortest == m.longest ? "" : str(m.shortest, " to "), m.longest, " tokens");
+}
+
+std::string sinks_table(const SightOfModel& m, uint64_t seed) {
+  std::vector<std::vector<std::string>> rows = {
+      {"layer", "first token", "own token", "distance", "entropy", "sink heads"}};
+  for (size_t l = 0; l < m.layers.size(); ++l) {
+    const auto& layer = m.layers[l];
+    if (layer.empty()) rows.push_back({std::to_string(l), "-", "-", "-", "-", "no attention"});
+    else
+      rows.push_back({std::to_string(l), format_number("%.3f", mean_of(layer, &HeadSight::first)),
+                      format_number("%.3f", mean_of(layer, &HeadSight::own)),
+                      format_number("%.1f", mean_of(layer, &HeadSight::distance)),
+                      format_number("%.2f", mean_of(layer, &HeadSight::entropy)),
+                      str(std::ranges::count_if(layer, &HeadSight::sink), " of ", layer.size())});
+  }
+  const double share = static_cast<double>(m.sinks()) / static_cast<double>(m.all_heads());
+  return str(m.title, "\n", windows_words(m), ", seed ", seed, "; means over heads and positions from the second\n\n",
+             format_table(rows), "\nheads that put more than ", sink_threshold, " on the first token: ", m.sinks(),
+             " of ", m.all_heads(), format_number(", %.1f%%\n", 100 * share));
+}
+
+nlohmann::json sinks_json(const SightOfModel& m) {
+  nlohmann::json layers = nlohmann::json::array();
+  for (const auto& layer : m.layers) {
+    nlohmann::json heads = nlohmann::json::array();
+    for (const HeadSight& head : layer)
+      heads.push_back(
+          {{"first", head.first}, {"own", head.own}, {"distance", head.distance}, {"entropy", head.entropy}});
+    layers.push_back({{"heads", heads}, {"sink_heads", std::ranges::count_if(layer, &HeadSight::sink)}});
+    if (layer.empty()) continue;
+    layers.back()["first"] = mean_of(layer, &HeadSight::first);
+    layers.back()["own"] = mean_of(layer, &HeadSight::own);
+    layers.back()["distance"] = mean_of(layer, &HeadSight::distance);
+    layers.back()["entropy"] = mean_of(layer, &HeadSight::entropy);
+  }
+  return {{"model", utf8_or_escaped(m.model)},
+          {"arch", m.arch},
+          {"backbone", m.backbone},
+          {"split", m.split},
+          {"shortest_window", m.shortest},
+          {"longest_window", m.longest},
+          {"layers", layers},
+          {"heads", m.all_heads()},
+          {"sink_heads", m.sinks()}};
+}
+
+HeatMap sight_map(const SightOfModel& m, double HeadSight::*number) {
+  HeatMap map{m.model, {}};
+  for (const auto& layer : m.layers) {
+    map.rows.emplace_back(m.heads, NAN);
+    for (size_t h = 0; h < layer.size(); ++h) map.rows.back()[h] = layer[h].*number;
+  }
+  return map;
+}
+
+class AttentionSinks : public Analysis {
+ public:
+  std::string name() const override { return "sinks"; }
+  std::string about() const override { return "where every head looks: first token, current one, how far, how widely"; }
+  void measure(Subject& subject, const AnalysisOptions& o) override {
+    all_.push_back(sight_of(subject, windows_of(subject, o, usual_sinks)));
+  }
+  Finding finding(const AnalysisOptions& o) const override;
+
+ private:
+  std::vector<SightOfModel> all_;
+};
+
+Finding AttentionSinks::finding(const AnalysisOptions& o) const {
+  Finding found;
+  found.title = "Attention sinks";
+  std::pair<HeatMapBand, double HeadSight::*> bands[] = {
+      {{"attention on the first token, a share", {}, HeatScale::shares}, &HeadSight::first},
+      {{"attention on the current token, a share", {}, HeatScale::shares}, &HeadSight::own},
+      {{"mean distance of what is attended, tokens", {}, HeatScale::shares}, &HeadSight::distance},
+      {{"entropy of a row of attention, nats", {}, HeatScale::shares}, &HeadSight::entropy}};
+  nlohmann::json models = nlohmann::json::array();
+  found.csv = "model,layer,head,first,own,distance,entropy\n";
+  for (const SightOfModel& m : all_) {
+    found.table += (found.table.empty() ? "" : "\n") + sinks_table(m, o.seed);
+    models.push_back(sinks_json(m));
+    for (auto& [band, number] : bands) band.maps.push_back(sight_map(m, number));
+    for (size_t l = 0; l < m.layers.size(); ++l)
+      for (size_t h = 0; h < m.layers[l].size(); ++h) {
+        const HeadSight& head = m.layers[l][h];
+        found.csv += str(csv_field(printable(m.model)), ",", l, ",", h, ",", nlohmann::json(head.first).dump(), ",",
+                         nlohmann::json(head.own).dump(), ",", nlohmann::json(head.distance).dump(), ",",
+                         nlohmann::json(head.entropy).dump(), "\n");
+      }
+  }
+  found.json = {{"sequences", all_[0].windows},
+                {"sink_threshold", sink_threshold},
+                {"same_windows", same_windows()},
+                {"models", models}};
+  found.svg = heat_map_svg(str("Where attention looks, ", windows_words(all_[0])), "layer", "head",
+                           {bands[0].first, bands[1].first, bands[2].first, bands[3].first});
+  found.measured = str(
+      "Of each head, the mean over all positions but the first, in ", windows_words(all_[0]),
+      ": the share of attention on the first token and on the current one, the mean distance in tokens of what is "
+      "attended, and the entropy of the shares in nats, 0 where all is on one token. A head is called a sink where it "
+      "puts more than ",
+      sink_threshold, " on the first token.");
+  found.paper =
+      "Gu et al. (arXiv 2410.10781) saw most heads of trained language models put much of their attention on the first "
+      "token, a sink where it is above 0.3, whatever the token is; the first position, which can attend to nothing "
+      "else, "
+      "is among their means and not among these.";
+  return found;
+}
+
+}  // namespace
+
+std::unique_ptr<Analysis> sinks_analysis() { return std::make_unique<AttentionSinks>(); }
+
+}  // namespace crossply
