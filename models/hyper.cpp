@@ -71,11 +71,13 @@ class Hyper : public Connection {
     const ops::HyperRead in = ops::hyper_read(build_->tape, site.name() + ".read", x_, p, norm_, eps_);
     coef_ = in.coef;
     build_->mark(site.mlp ? "mlp_mixing" : "attn_mixing", site.layer, coef_);  // (B, T, E, E+2): A, then b
+    build_->mark(site.mlp ? "mlp_read" : "attn_read", site.layer, in.x);
     return gains_ ? norm(site, in.x)
                   : ops::layernorm(build_->tape, site.name() + ".norm", in.x, nullptr, nullptr, 1e-5);
   }
 
   void write(const Site& site, Value* y) override {
+    build_->mark(site.mlp ? "mlp_output" : "attn_output", site.layer, y);
     x_ = ops::hyper_write(build_->tape, site.name() + ".write", x_, coef_, y);
   }
 

@@ -178,7 +178,7 @@ TEST_CASE("analyze: what is kept is what the model made, and putting back what w
     for (const std::string& name : plain.names()) {
       CAPTURE(name);
       touched.change(name, [](std::vector<double>& numbers) {
-        for (double& x : numbers) x *= 1.5;
+        for (size_t i = 0; i < numbers.size(); ++i) numbers[i] *= i % 2 == 0 ? 1.5 : 1.25;  // a norm sees no factor
       });
       touched.run(model.tokens.data(), model.targets.data());
       if (!has(name, "hidden.") && !has(name, "own_") && !has(name, "gate")) CHECK(plain.losses() != touched.losses());

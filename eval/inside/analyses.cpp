@@ -6,6 +6,8 @@ namespace crossply {
 std::vector<std::unique_ptr<Analysis>> all_analyses() {
   std::vector<std::unique_ptr<Analysis>> list;
   list.push_back(attention_analysis());
+  list.push_back(routing_analysis());
+  list.push_back(circuits_analysis());
   list.push_back(entropy_analysis());
   list.push_back(similarity_analysis());
   list.push_back(gates_analysis());

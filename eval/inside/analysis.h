@@ -102,6 +102,8 @@ class Analysis {
 // All of them, in the order of a page.
 std::vector<std::unique_ptr<Analysis>> all_analyses();
 std::unique_ptr<Analysis> attention_analysis();
+std::unique_ptr<Analysis> routing_analysis();
+std::unique_ptr<Analysis> circuits_analysis();
 std::unique_ptr<Analysis> entropy_analysis();
 std::unique_ptr<Analysis> similarity_analysis();
 std::unique_ptr<Analysis> gates_analysis();

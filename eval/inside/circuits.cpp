@@ -1,0 +1,275 @@
+// analyze --what circuits: what the routers of lime_dynamic look for: the tokens whose embeddings they answer to most.
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "cli/format.h"
+#include "cli/ticker.h"
+#include "engine/json.h"
+#include "engine/printable.h"
+#include "eval/inside/analysis.h"
+#include "eval/inside/heat_map.h"
+#include "eval/inside/routing.h"
+
+namespace crossply {
+namespace {
+
+constexpr size_t nearest_tokens = 30;  // the paper's
+constexpr size_t told_circuits = 12;
+
+// Tokens, the nearest first, with what makes them near.
+struct NearestTokens {
+  std::vector<int32_t> ids;
+  std::vector<double> scores;
+};
+
+// The row of a router that weighs stream m for head h of layer l.
+struct Circuit {
+  size_t layer, head, source;
+  double norm;  // of the row times the gain
+  NearestTokens dot, cosine;
+  double consistency;  // mean cosine of all pairs of the embeddings in dot
+};
+
+// The token embeddings (V, C) and their norms.
+struct TokenEmbeddings {
+  std::vector<double> rows;
+  size_t V, C;
+  std::vector<double> norms = {};
+
+  double dot(size_t v, const std::vector<double>& u) const {
+    return std::inner_product(u.begin(), u.end(), rows.begin() + static_cast<std::ptrdiff_t>(v * C), 0.0);
+  }
+};
+
+TokenEmbeddings token_embeddings_of(const RoutingInput& in) {
+  TokenEmbeddings e{in.parameter("model.embed_tokens.weight"), static_cast<size_t>(in.config.vocab_size),
+                    static_cast<size_t>(in.config.hidden_size)};
+  for (size_t v = 0; v < e.V; ++v) {
+    const double* row = &e.rows[v * e.C];
+    e.norms.push_back(std::sqrt(std::inner_product(row, row + e.C, row, 0.0)));
+  }
+  return e;
+}
+
+// Those of the largest scores; of equal ones the smaller id first.
+NearestTokens nearest_by(const std::vector<double>& scores) {
+  std::vector<int32_t> ids(scores.size());
+  std::iota(ids.begin(), ids.end(), 0);
+  const size_t n = std::min(nearest_tokens, ids.size());
+  const auto score = [&](int32_t id) { return scores[static_cast<size_t>(id)]; };
+  std::partial_sort(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(n), ids.end(),
+                    [&](int32_t a, int32_t b) { return score(a) > score(b) || (score(a) == score(b) && a < b); });
+  ids.resize(n);
+  NearestTokens nearest{ids, {}};
+  for (const int32_t id : ids) nearest.scores.push_back(score(id));
+  return nearest;
+}
+
+// With u the sum of n unit vectors, the mean cosine of two different ones is (|u|^2 - n) / (n (n - 1)).
+double consistency_of(const NearestTokens& nearest, const TokenEmbeddings& e) {
+  std::vector<double> sum(e.C);
+  double n = 0;
+  for (const int32_t id : nearest.ids) {
+    const auto v = static_cast<size_t>(id);
+    if (!(e.norms[v] > 0)) continue;
+    for (size_t c = 0; c < e.C; ++c) sum[c] += e.rows[v * e.C + c] / e.norms[v];
+    ++n;
+  }
+  return n < 2 ? 0 : (std::inner_product(sum.begin(), sum.end(), sum.begin(), 0.0) - n) / (n * (n - 1));
+}
+
+// u: the router's row times the layer's gain.
+Circuit circuit_of(size_t layer, size_t head, size_t source, const std::vector<double>& u, const TokenEmbeddings& e) {
+  Circuit circuit{layer, head, source, std::sqrt(std::inner_product(u.begin(), u.end(), u.begin(), 0.0)), {}, {}, 0};
+  std::vector<double> scores(e.V);
+#pragma omp parallel for
+  for (size_t v = 0; v < e.V; ++v) scores[v] = e.dot(v, u);
+  circuit.dot = nearest_by(scores);
+  for (size_t v = 0; v < e.V; ++v) {
+    const double norms = e.norms[v] * circuit.norm;
+    scores[v] = norms > 0 ? scores[v] / norms : 0;
+  }
+  circuit.cosine = nearest_by(scores);
+  circuit.consistency = consistency_of(circuit.dot, e);
+  return circuit;
+}
+
+std::vector<Circuit> circuits_of(const RoutingInput& in) {
+  const TokenEmbeddings e = token_embeddings_of(in);
+  const auto L = static_cast<size_t>(in.layers()), K = static_cast<size_t>(in.config.num_key_value_heads);
+  std::vector<Circuit> all;
+  for (size_t l = 1; l < L; ++l) {
+    const std::string layer = str("model.layers.", l, ".");
+    const std::vector<double> gain = in.parameter(layer + "lime_layernorm.weight");
+    const std::vector<double> router = in.parameter(layer + "self_attn.lime_router.proj.weight");  // (K*(l+1), C)
+    for (size_t row = 0; row < K * (l + 1); ++row) {
+      std::vector<double> u = gain;
+      for (size_t c = 0; c < e.C; ++c) u[c] *= router[row * e.C + c];
+      all.push_back(circuit_of(l, row / (l + 1), row % (l + 1), u, e));
+      in.tell(std::ssize(all));
+    }
+  }
+  return all;
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// Telling.
+
+struct CircuitsOfModel {
+  std::string model, title;
+  Tokenizer tokenizer;
+  size_t layers, heads;
+  std::vector<Circuit> circuits;
+
+  bool has_texts() const { return !tokenizer.is_none() && !tokenizer.is_foreign(); }
+  // One line, whatever the token is.
+  std::string token_text(int32_t id) const {
+    if (!has_texts()) return str(id);
+    std::string text;
+    for (const char c : printable(tokenizer.decode({id}))) text += c == '\n' ? "\\n" : c == '\t' ? "\\t" : str(c);
+    return text;
+  }
+};
+
+// As many tokens as a line has room for.
+std::string circuit_tokens(const CircuitsOfModel& m, const NearestTokens& nearest, size_t width) {
+  std::string out;
+  for (const int32_t id : nearest.ids) {
+    const std::string text = m.has_texts() ? str("'", m.token_text(id), "'") : m.token_text(id);
+    if (out.size() + text.size() + 1 > width) break;
+    out += (out.empty() ? "" : " ") + text;
+  }
+  return out;
+}
+
+std::string table_of_circuits(const CircuitsOfModel& m) {
+  std::vector<const Circuit*> order;
+  for (const Circuit& circuit : m.circuits) order.push_back(&circuit);
+  std::stable_sort(order.begin(), order.end(),
+                   [](const Circuit* a, const Circuit* b) { return a->consistency > b->consistency; });
+  order.resize(std::min(order.size(), told_circuits));
+  std::string out = str(m.title, "\n", m.circuits.size(), " rows of routers",
+                        m.has_texts() ? "" : "; the model has no tokenizer that is read here, so ids",
+                        "\n\nlayer head stream  alike  nearest tokens\n");
+  for (const Circuit* c : order) {
+    const std::string consistency = format_number("%.2f", c->consistency);
+    const auto cell = [](const std::string& text, size_t width) {
+      return std::string(width - std::min(width, text.size()), ' ') + text;
+    };
+    out += cell(str(c->layer), 5) + cell(str(c->head), 5) + cell(str(c->source), 7) + cell(consistency, 7) + "  " +
+           circuit_tokens(m, c->dot, 54) + "\n";
+  }
+  return out +
+         "the rows whose nearest tokens are most alike, by their embeddings' mean cosine;\n"
+         "tokens that training hardly saw have embeddings alike, too\n";
+}
+
+nlohmann::json nearest_tokens_json(const CircuitsOfModel& m, const NearestTokens& nearest) {
+  nlohmann::json texts = nlohmann::json::array();
+  for (const int32_t id : nearest.ids)
+    if (m.has_texts()) texts.push_back(utf8_or_escaped(m.tokenizer.decode({id})));
+  return {{"ids", nearest.ids}, {"scores", nearest.scores}, {"tokens", texts}};
+}
+
+nlohmann::json circuits_json(const CircuitsOfModel& m) {
+  nlohmann::json list = nlohmann::json::array();
+  for (const Circuit& c : m.circuits)
+    list.push_back({{"layer", c.layer},
+                    {"head", c.head},
+                    {"stream", c.source},
+                    {"norm", c.norm},
+                    {"consistency", c.consistency},
+                    {"dot", nearest_tokens_json(m, c.dot)},
+                    {"cosine", nearest_tokens_json(m, c.cosine)}});
+  return {{"model", utf8_or_escaped(m.model)}, {"tokenizer", m.has_texts()}, {"circuits", list}};
+}
+
+std::string csv_of_circuits(const std::vector<CircuitsOfModel>& all) {
+  std::string out = "model,layer,head,stream,norm,consistency,metric,rank,id,token,score\n";
+  for (const CircuitsOfModel& m : all)
+    for (const Circuit& c : m.circuits)
+      for (const auto& [metric, nearest] : {std::pair{"dot", &c.dot}, {"cosine", &c.cosine}})
+        for (size_t i = 0; i < nearest->ids.size(); ++i)
+          out += str(csv_field(printable(m.model)), ",", c.layer, ",", c.head, ",", c.source, ",", c.norm, ",",
+                     c.consistency, ",", metric, ",", i, ",", nearest->ids[i], ",",
+                     csv_field(m.token_text(nearest->ids[i])), ",", nearest->scores[i], "\n");
+  return out;
+}
+
+// For every head, layers by streams.
+HeatMapBand circuits_band(const CircuitsOfModel& m, const std::string& caption, HeatScale scale,
+                          double Circuit::*number) {
+  HeatMapBand band{str(printable(m.model), ": ", caption), {}, scale};
+  for (size_t h = 0; h < m.heads; ++h) band.maps.push_back({str("head ", h), routing_rows(m.layers, m.layers)});
+  for (const Circuit& c : m.circuits) band.maps[c.head].rows[c.layer][c.source] = c.*number;
+  return band;
+}
+
+class Circuits : public Analysis {
+ public:
+  std::string name() const override { return "circuits"; }
+  std::string about() const override { return "the tokens that lime_dynamic's routers look for"; }
+  std::string refuses(const Subject& subject) const override {
+    const std::string& arch = subject.config().arch;
+    if (arch == "lime_dynamic") return "";
+    return str("circuits are rows of lime_dynamic's routers, which a ", arch, " has not; try --what ",
+               find_routing(arch) != nullptr ? "routing" : "attention");
+  }
+  void measure(Subject& subject, const AnalysisOptions&) override {
+    const Config& config = subject.config();
+    const int64_t L = config.num_hidden_layers, rows = config.num_key_value_heads * (L * (L + 1) / 2 - 1);
+    std::fprintf(stderr, "circuits of %s: %s rows of routers with %s embeddings, about %.3g GFLOP\n",
+                 printable(subject.name).c_str(), format_count(rows).c_str(), format_count(config.vocab_size).c_str(),
+                 2e-9 * static_cast<double>(rows * config.vocab_size * config.hidden_size));
+    CircuitsOfModel m{subject.name,
+                      subject.title(),
+                      model_tokenizer(subject.model, ""),
+                      static_cast<size_t>(L),
+                      static_cast<size_t>(config.num_key_value_heads),
+                      {}};
+    Probe probe(subject.model, 1, 1);
+    Ticker ticker(printable(subject.name), "row");
+    const std::vector<TokenWindow> none;
+    m.circuits = circuits_of(
+        {probe, subject.model.params, config, subject.name, none, [&](int64_t done) { ticker.tell(done, rows); }});
+    all_.push_back(std::move(m));
+  }
+  Finding finding(const AnalysisOptions& o) const override;
+
+ private:
+  std::vector<CircuitsOfModel> all_;
+};
+
+Finding Circuits::finding(const AnalysisOptions&) const {
+  Finding found;
+  found.title = "Semantic circuits of the dynamic router";
+  nlohmann::json models = nlohmann::json::array();
+  std::vector<HeatMapBand> bands;
+  for (const CircuitsOfModel& m : all_) {
+    found.table += (found.table.empty() ? "" : "\n") + table_of_circuits(m);
+    models.push_back(circuits_json(m));
+    bands.push_back(circuits_band(m, "norm of a router's row times the gain", HeatScale::shares, &Circuit::norm));
+    bands.push_back(circuits_band(m, "how alike its 30 nearest tokens are: mean cosine of their embeddings",
+                                  HeatScale::signs, &Circuit::consistency));
+  }
+  found.json = {{"nearest", nearest_tokens}, {"models", models}};
+  found.csv = csv_of_circuits(all_);
+  found.svg = heat_map_svg(found.title, "layer", "stream", bands);
+  found.measured =
+      "The row of layer l's router that weighs stream m for key/value head h, times the layer's gain, is multiplied "
+      "with "
+      "every token's embedding; the 30 tokens of the largest products (and, in the files, of the largest cosines) are "
+      "what it looks for. Alike: the mean cosine between these 30 embeddings, higher for tokens that mean or look the "
+      "same. Stream 0 is the embeddings, stream m what block m-1 has put out.";
+  found.paper =
+      "LIMe (arXiv 2502.09245, version 1, table 2): some rows look for suffixes, others for pieces of words, "
+      "intensifiers, or words that connect sentences.";
+  return found;
+}
+
+}  // namespace
+
+std::unique_ptr<Analysis> circuits_analysis() { return std::make_unique<Circuits>(); }
+
+}  // namespace crossply

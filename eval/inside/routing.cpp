@@ -1,0 +1,240 @@
+#include "eval/inside/routing.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "cli/curve.h"
+#include "cli/format.h"
+#include "cli/svg.h"
+#include "cli/ticker.h"
+#include "engine/json.h"
+#include "engine/printable.h"
+#include "eval/inside/analysis.h"
+
+namespace crossply {
+
+// -----------------------------------------------------------------------------------------------------------------
+// What all kinds use.
+
+const RoutingKind* find_routing(const std::string& arch) {
+  static const std::vector<RoutingKind> kinds = {lime_routing(),     lime_static_routing(), lime_dynamic_routing(),
+                                                 vertical_routing(), hyper_routing(),       denseformer_routing(),
+                                                 mudd_routing(),     resformer_routing(),   satformer_routing(),
+                                                 relay_routing(),    sla_routing(),         ala_routing()};
+  const auto found = std::ranges::find(kinds, arch, &RoutingKind::arch);
+  return found == kinds.end() ? nullptr : &*found;
+}
+
+std::vector<double> RoutingInput::parameter(const std::string& name_of) const {
+  const std::vector<float> numbers = params.read(params.at(name_of).value);
+  return {numbers.begin(), numbers.end()};
+}
+
+void RoutingInput::run_any(const std::vector<std::string>& names) const {
+  for (const std::string& one : names) probe.keep(one);
+  std::vector<int32_t> tokens;
+  for (int64_t t = 0; t < routing_tokens; ++t)
+    tokens.push_back(static_cast<int32_t>(t * config.vocab_size / routing_tokens));
+  probe.run(tokens.data());
+}
+
+void RoutingInput::run_all(const std::vector<std::string>& names, const std::function<void(int64_t)>& see) const {
+  for (const std::string& one : names) probe.keep(one);
+  for (size_t i = 0; i < windows.size(); ++i) {
+    probe.run(windows[i].tokens.data());
+    see(windows[i].length);
+    tell(static_cast<int64_t>(i) + 1);
+  }
+}
+
+RoutingRows routing_rows(size_t rows, size_t columns) { return RoutingRows(rows, std::vector<double>(columns, NAN)); }
+
+std::string routing_number(double x) { return std::isfinite(x) ? format_number("%.3f", x) : "-"; }
+
+namespace {
+
+template <class Measure>
+std::string routing_extreme(const std::vector<double>& row, size_t but, const Measure& measure) {
+  size_t best = row.size();
+  for (size_t i = 0; i < row.size(); ++i)
+    if (i != but && std::isfinite(row[i]) && (best == row.size() || measure(row[i]) > measure(row[best]))) best = i;
+  return best == row.size() ? "-" : str(routing_number(row[best]), " of ", best);
+}
+
+}  // namespace
+
+std::string largest_of(const std::vector<double>& row, size_t but) {
+  return routing_extreme(row, but, [](double x) { return x; });
+}
+std::string smallest_of(const std::vector<double>& row, size_t but) {
+  return routing_extreme(row, but, [](double x) { return -x; });
+}
+std::string strongest_of(const std::vector<double>& row) {
+  return routing_extreme(row, row.size(), [](double x) { return std::abs(x); });
+}
+
+namespace {
+
+// -----------------------------------------------------------------------------------------------------------------
+// Telling.
+
+constexpr UsualWindows usual_routing = {100, 256};
+
+struct RoutedModel {
+  std::string model, arch, backbone, title;
+  std::vector<TokenWindow> windows;
+  RoutingFound found;
+};
+
+std::string table_of_routing(const RoutedModel& m, uint64_t seed) {
+  const std::string from = m.windows.empty() ? "of its weights alone"
+                                             : str(format_count(std::ssize(m.windows)), " windows of ",
+                                                   m.windows[0].tokens.size(), " tokens, seed ", seed);
+  return str(m.title, "\n", from, "\n\n", format_table(m.found.table), m.found.notes);
+}
+
+nlohmann::json routing_numbers_json(const std::vector<double>& numbers) {
+  nlohmann::json list = nlohmann::json::array();
+  for (const double x : numbers) list.push_back(number_or_null(x));
+  return list;
+}
+
+nlohmann::json routing_json(const RoutedModel& m) {
+  nlohmann::json maps = nlohmann::json::object(), curves = maps, facts = maps;
+  for (const RoutingBand& band : m.found.bands)
+    for (const RoutingMap& map : band.maps) {
+      nlohmann::json rows = nlohmann::json::array();
+      for (const auto& row : map.rows) rows.push_back(routing_numbers_json(row));
+      maps[map.name] = {{"what", band.caption}, {"rows", rows}};
+    }
+  for (const RoutingCurve& curve : m.found.curves)
+    if (!curve.reference) curves[curve.name] = {{"what", curve.panel}, {"y", routing_numbers_json(curve.y)}};
+  for (const auto& [name, value] : m.found.facts) facts[name] = number_or_null(value);
+  return {{"model", utf8_or_escaped(m.model)},
+          {"arch", m.arch},
+          {"backbone", m.backbone},
+          {"windows", std::ssize(m.windows)},
+          {"maps", maps},
+          {"curves", curves},
+          {"numbers", facts}};
+}
+
+std::string csv_of_routing(const std::vector<RoutedModel>& all) {
+  std::string out = "model,what,row,column,value\n";
+  for (const RoutedModel& m : all) {
+    const std::string model = csv_field(printable(m.model));
+    const auto add = [&](const std::string& what, const std::string& row, const std::string& column, double value) {
+      if (std::isfinite(value)) out += str(model, ",", what, ",", row, ",", column, ",", value, "\n");
+    };
+    for (const RoutingBand& band : m.found.bands)
+      for (const RoutingMap& map : band.maps)
+        for (size_t r = 0; r < map.rows.size(); ++r)
+          for (size_t c = 0; c < map.rows[r].size(); ++c) add(map.name, str(r), str(c), map.rows[r][c]);
+    for (const RoutingCurve& curve : m.found.curves)
+      for (size_t i = 0; i < curve.y.size() && !curve.reference; ++i) add(curve.name, str(i), "", curve.y[i]);
+    for (const auto& [name, value] : m.found.facts) add(name, "", "", value);
+  }
+  return out;
+}
+
+std::vector<std::string> names_of_routed(const std::vector<RoutedModel>& all) {
+  std::vector<std::string> names;
+  for (const RoutedModel& m : all) names.push_back(m.model);
+  return short_names(names);
+}
+
+// What curves of all models have in common stands in one panel.
+std::vector<Panel> routing_panels(const std::vector<RoutedModel>& all) {
+  std::vector<Panel> panels;
+  const std::vector<std::string> names = names_of_routed(all);
+  for (size_t i = 0; i < all.size(); ++i)
+    for (const RoutingCurve& curve : all[i].found.curves) {
+      auto panel = std::ranges::find(panels, curve.panel, &Panel::caption);
+      if (panel == panels.end()) {
+        panel = panels.insert(panels.end(), Panel{curve.panel, "", {}});
+        panel->whole = true, panel->shares = curve.shares;
+      }
+      std::string name = curve.name;
+      std::ranges::replace(name, '_', ' ');
+      Curve line{curve.reference || all.size() == 1 ? name : names[i] + " " + name, {}, curve.y};
+      line.low = curve.low, line.high = curve.high;
+      for (size_t x = 0; x < curve.y.size(); ++x) line.x.push_back(static_cast<double>(x));
+      const bool there = std::ranges::any_of(panel->curves, [&](const Curve& c) { return c.name == line.name; });
+      if (!(curve.reference && there)) panel->curves.push_back(line);
+    }
+  return panels;
+}
+
+// Every band with cells of its own size.
+std::string svg_of_routing(const std::vector<RoutedModel>& all) {
+  std::vector<std::string> parts;
+  const std::vector<std::string> names = names_of_routed(all);
+  for (size_t i = 0; i < all.size(); ++i)
+    for (const RoutingBand& band : all[i].found.bands) {
+      HeatMapBand drawn{band.caption, {}, band.scale};
+      for (const RoutingMap& map : band.maps) drawn.maps.push_back({map.caption, map.rows});
+      parts.push_back(heat_map_svg(str(all[i].arch, ": ", names[i]), "reader, from 0", "source, from 0", {drawn}));
+    }
+  const std::string title = "Routing across depth";
+  if (const auto panels = routing_panels(all); !panels.empty())
+    parts.push_back(curve_svg(title, "layer, or stream, from 0", panels));
+  return parts.size() == 1 ? parts[0] : svg::below_each_other(title, parts);
+}
+
+class Routing : public Analysis {
+ public:
+  std::string name() const override { return "routing"; }
+  std::string about() const override { return "which earlier layers each layer reads, and how much"; }
+  std::string refuses(const Subject& subject) const override {
+    const Config& config = subject.config();
+    if (find_routing(config.arch) != nullptr) return "";
+    const std::string why = config.arch == config.backbone ? " reads the layer below alone, so nothing is routed"
+                                                           : " has no maps that are known here";
+    return str("a ", config.arch, why, "; try --what attention");
+  }
+  void measure(Subject& subject, const AnalysisOptions& o) override {
+    const Config& config = subject.config();
+    const RoutingKind& kind = *find_routing(config.arch);
+    RoutedModel m{subject.name, config.arch, config.backbone, subject.title(), {}, {}};
+    if (kind.reads_data) m.windows = windows_of(subject, o, usual_routing);
+    const int64_t T = kind.reads_data ? std::ssize(m.windows[0].tokens) : routing_tokens;
+    Probe probe(subject.model, 1, T);
+    if (kind.reads_data)
+      say_cost("routing", subject, m.windows, static_cast<double>(m.windows.size()) * probe.forward_flops(),
+               probe.bytes());
+    Ticker ticker(printable(subject.name), "window");
+    const int64_t N = std::ssize(m.windows);
+    m.found = kind.look(
+        {probe, subject.model.params, config, subject.name, m.windows, [&](int64_t done) { ticker.tell(done, N); }});
+    all_.push_back(std::move(m));
+  }
+  Finding finding(const AnalysisOptions& o) const override;
+
+ private:
+  std::vector<RoutedModel> all_;
+};
+
+Finding Routing::finding(const AnalysisOptions& o) const {
+  Finding found;
+  found.title = "Routing across depth";
+  nlohmann::json models = nlohmann::json::array();
+  const auto add = [](std::string& text, const std::string& more) {
+    if (text.find(more) == std::string::npos) text += (text.empty() ? "" : " ") + more;
+  };
+  for (const RoutedModel& m : all_) {
+    found.table += (found.table.empty() ? "" : "\n") + table_of_routing(m, o.seed);
+    models.push_back(routing_json(m));
+    add(found.measured, find_routing(m.arch)->measured);
+    add(found.paper, find_routing(m.arch)->paper);
+  }
+  found.json = {{"same_windows", same_windows()}, {"models", models}};
+  found.csv = csv_of_routing(all_);
+  found.svg = svg_of_routing(all_);
+  return found;
+}
+
+}  // namespace
+
+std::unique_ptr<Analysis> routing_analysis() { return std::make_unique<Routing>(); }
+
+}  // namespace crossply

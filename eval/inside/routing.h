@@ -1,0 +1,100 @@
+// analyze --what routing: what the connections across depth do in a trained model. Every architecture has measures of
+// its own, one function for each; what they find is told in one way (routing.cpp).
+#pragma once
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "eval/inside/heat_map.h"
+#include "eval/inside/probe.h"
+#include "eval/inside/windows.h"
+
+namespace crossply {
+
+using RoutingRows = std::vector<std::vector<double>>;
+
+// From row r and column c, both from 0: how much the r-th reader takes of the c-th source. NaN: it cannot read it.
+struct RoutingMap {
+  std::string name, caption;  // in files, and in the picture
+  RoutingRows rows;
+};
+// Maps with one scale.
+struct RoutingBand {
+  std::string caption;
+  HeatScale scale;
+  std::vector<RoutingMap> maps;
+};
+// One number for each layer, or for each stream, from 0; NaN: none.
+struct RoutingCurve {
+  std::string name;   // in files
+  std::string panel;  // what it is; those of all models stand in one panel
+  std::vector<double> y;
+  std::vector<double> low = {}, high = {};  // around y, or nothing
+  bool reference = false;                   // not of this model: of the plain backbone
+  bool shares = false;                      // of a whole, for an axis in percent
+};
+
+struct RoutingFound {
+  std::vector<RoutingBand> bands;
+  std::vector<RoutingCurve> curves;
+  std::vector<std::pair<std::string, double>> facts = {};  // in files
+  std::vector<std::vector<std::string>> table = {};        // of at most 80 columns
+  std::string notes = "";                                  // lines below it
+};
+
+// A model to look at.
+struct RoutingInput {
+  Probe& probe;  // of one sequence as long as the windows; without windows, of routing_tokens
+  ParameterTable& params;
+  const Config& config;
+  std::string name;
+  const std::vector<TokenWindow>& windows;
+  std::function<void(int64_t done)> tell = [](int64_t) {};
+
+  int layers() const { return static_cast<int>(config.num_hidden_layers); }
+  // A parameter's numbers.
+  std::vector<double> parameter(const std::string& name) const;
+  // Runs a few tokens of the vocabulary, for what is the same for all.
+  void run_any(const std::vector<std::string>& names) const;
+  // Runs all windows, and calls see(n) after each, where the first n tokens count.
+  void run_all(const std::vector<std::string>& names, const std::function<void(int64_t n)>& see) const;
+};
+constexpr int64_t routing_tokens = 4;
+
+struct RoutingKind {
+  std::string arch;
+  bool reads_data;  // else the weights say it all
+  RoutingFound (*look)(const RoutingInput& in);
+  const char *measured, *paper;  // captions
+};
+RoutingKind lime_routing();
+RoutingKind lime_static_routing();
+RoutingKind lime_dynamic_routing();
+RoutingKind vertical_routing();
+RoutingKind hyper_routing();
+RoutingKind denseformer_routing();
+RoutingKind mudd_routing();
+RoutingKind resformer_routing();
+RoutingKind satformer_routing();
+RoutingKind relay_routing();
+RoutingKind sla_routing();
+RoutingKind ala_routing();
+
+// Null where an architecture's layers read the one below alone.
+const RoutingKind* find_routing(const std::string& arch);
+
+// The weights W_l (K, (l+1)*K) with which layer l of a lime mixes the heads of all layers so far, whatever its routing.
+std::vector<double> lime_weights(const RoutingInput& in, int l);
+
+// rows x columns of NaN.
+RoutingRows routing_rows(size_t rows, size_t columns);
+// "0.41 of 3": the largest number of a row, or the smallest, and where it stands, but for one column; "-" without any.
+std::string largest_of(const std::vector<double>& row, size_t but);
+std::string smallest_of(const std::vector<double>& row, size_t but);
+std::string strongest_of(const std::vector<double>& row);  // the largest magnitude
+// "0.412", or "-" for NaN.
+std::string routing_number(double x);
+
+}  // namespace crossply

@@ -1,0 +1,112 @@
+// Of hyper: how much of every sublayer's output, and of the embeddings, each later sublayer reads.
+#include <algorithm>
+#include <cmath>
+
+#include "eval/inside/routing.h"
+
+namespace crossply {
+namespace {
+
+// One token's streams as sums of the outputs: y_0 the embeddings, y_1 the first attention's, y_2 the first MLP's ...
+// H_i = sum_t share[i][t] y_t.
+class HyperStreams {
+ public:
+  HyperStreams(size_t E, size_t outputs) : share_(E, std::vector<double>(outputs)) { begin(); }
+  void begin() {
+    for (auto& stream : share_) std::fill(stream.begin(), stream.end(), 0.0), stream[0] = 1;
+  }
+  // mixing (E, E+2): a sublayer's A, then b. Adds to row what it reads of the outputs before its own, number `own`.
+  void pass(const double* mixing, size_t own, std::vector<double>& row) {
+    const size_t E = share_.size();
+    next_ = share_;
+    for (size_t t = 0; t < own; ++t)
+      for (size_t i = 0; i < E; ++i) {
+        row[t] += mixing[i * (E + 2)] * share_[i][t];
+        double sum = 0;
+        for (size_t k = 0; k < E; ++k) sum += mixing[k * (E + 2) + i + 1] * share_[k][t];
+        next_[i][t] = sum;
+      }
+    for (size_t i = 0; i < E; ++i) next_[i][own] = mixing[i * (E + 2) + E + 1];
+    share_.swap(next_);
+  }
+  // Adds what the mean of the streams holds.
+  void finish(std::vector<double>& row) const {
+    for (const auto& stream : share_)
+      for (size_t t = 0; t < row.size(); ++t) row[t] += stream[t] / static_cast<double>(share_.size());
+  }
+
+ private:
+  RoutingRows share_, next_;
+};
+
+// (2L+1, 2L+1): the mean over tokens; rows are the sublayers and the final norm.
+RoutingRows mean_coefficients(const RoutingInput& in) {
+  const size_t S = 2 * static_cast<size_t>(in.layers()), E = static_cast<size_t>(in.config.integer("rate"));
+  std::vector<std::string> names;
+  for (size_t s = 0; s < S; ++s) names.push_back(str(s % 2 == 0 ? "attn_mixing." : "mlp_mixing.", s / 2));
+  RoutingRows mean(S + 1, std::vector<double>(S + 1));
+  HyperStreams streams(E, S + 1);
+  double tokens = 0;
+  in.run_all(names, [&](int64_t n) {
+    tokens += static_cast<double>(n);
+    std::vector<const double*> mixing;
+    for (const std::string& name : names) mixing.push_back(in.probe.at(name).data());
+    for (size_t t = 0; t < static_cast<size_t>(n); ++t) {
+      streams.begin();
+      for (size_t s = 0; s < S; ++s) streams.pass(mixing[s] + t * E * (E + 2), s + 1, mean[s]);
+      streams.finish(mean[S]);
+    }
+  });
+  for (size_t s = 0; s <= S; ++s)
+    for (size_t t = 0; t <= S; ++t) mean[s][t] = t <= s ? mean[s][t] / tokens : NAN;
+  return mean;
+}
+
+// (L+1, L+1): of a layer's two readers and of the two outputs of another one the mean, where both are there.
+RoutingRows folded_to_layers(const RoutingRows& c) {
+  const size_t L = c.size() / 2;
+  const auto layer = [](size_t output) { return (output + 1) / 2; };  // 0: the embeddings
+  RoutingRows sum(L + 1, std::vector<double>(L + 1)), count = sum;
+  for (size_t s = 0; s < c.size(); ++s)
+    for (size_t t = 0; t <= s; ++t) sum[s / 2][layer(t)] += c[s][t], ++count[s / 2][layer(t)];
+  for (size_t l = 0; l <= L; ++l)
+    for (size_t j = 0; j <= L; ++j) sum[l][j] /= count[l][j];  // NaN: nothing to read
+  return sum;
+}
+
+RoutingFound look_hyper(const RoutingInput& in) {
+  const RoutingRows c = mean_coefficients(in);
+  RoutingFound found;
+  found.table = {{"reader", "embedding", "last output", "smallest", "largest"}};
+  for (size_t s = 0; s < c.size(); ++s)
+    found.table.push_back({s + 1 == c.size() ? "final norm" : str("layer ", s / 2, s % 2 == 0 ? " attention" : " mlp"),
+                           routing_number(c[s][0]), routing_number(c[s][s]), smallest_of(c[s], c.size()),
+                           largest_of(c[s], c.size())});
+  found.bands = {{"coefficient of each sublayer's output (column; 0: the embeddings) in what each reads (row)",
+                  HeatScale::signs,
+                  {{"coefficients", "by sublayer; last row: final norm", c}}},
+                 {"the same by layer (row; last: the final norm) and the layers' outputs (column; 0: the embeddings)",
+                  HeatScale::signs,
+                  {{"layers", "by layer", folded_to_layers(c)}}}};
+  found.notes =
+      "columns of \"of\": 0 the embeddings, 2l+1 and 2l+2 attention and MLP of layer l;\n"
+      "a plain residual stream, as at the start of training, has 1 everywhere\n";
+  return found;
+}
+
+}  // namespace
+
+RoutingKind hyper_routing() {
+  return {
+      "hyper", true, look_hyper,
+      "hyper: c[s,t], the coefficient of output t in what sublayer s reads before its norm: the mixing matrices of all "
+      "streams unrolled for every token exactly, then the mean over tokens, with sign. Rows: 2l is layer l's "
+      "attention, 2l+1 its MLP, the last one the final norm, which reads the mean of the streams here, as a norm "
+      "sees no factor. Columns: 0 is the embeddings, 2l+1 and 2l+2 what they put out. By layer: means over both. A "
+      "plain residual stream has 1 everywhere below the diagonal.",
+      "Hyper-Connections (arXiv 2409.19606) unroll their trained mixing like this and see the last outputs and those "
+      "of the lowest layers read most, embeddings that the last layers take out again, and layers that run beside "
+      "each other."};
+}
+
+}  // namespace crossply

@@ -1,0 +1,187 @@
+// Of resformer, satformer and relay: how much of the first layer's values, or of those below, comes in; of sla and ala:
+// which layer's keys and values each head reads.
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "engine/printable.h"
+#include "eval/inside/routing.h"
+#include "kernels/block/softmax.h"
+#include "models/connection.h"
+
+namespace crossply {
+namespace {
+
+const char* const first_panel = "weight of the first layer's values, by layer";
+
+// -----------------------------------------------------------------------------------------------------------------
+// ResFormer
+
+struct ValueWeights {
+  double first, own;
+};
+
+// Of layer n > 0, as in models/resformer.cpp.
+ValueWeights value_weights(const RoutingInput& in, int n) {
+  const std::string& variant = in.config.text("variant");
+  const int64_t L = in.layers(), last_k = in.config.integer("last_k");
+  const int64_t most = variant == "sparse" && last_k == 0 ? std::max<int64_t>(1, 3 * L / 8) : last_k;
+  if (!takes_first(n, most, L)) return {0, 1};
+  if (variant == "identity") return {0.5, 0.5};
+  if (variant == "constant") return {2, 1};
+  if (variant == "sparse") return {5, 1};
+  if (variant == "svformer") return {1, 0};
+  const std::string scalars = layer_name(n, "self_attn.value_residual_mixing.");
+  const double own = in.parameter(scalars + "lambda2")[0];
+  if (variant == "learnable") return {in.parameter(scalars + "lambda1")[0], own};
+  const std::vector<double> logits = in.parameter("model.lambda_manager.lambda_logits");
+  std::vector<double> shares(logits.size());
+  softmax_row_ref(shares.data(), logits.data(), L - 1);
+  return {in.parameter("model.lambda_manager.lambda_scale")[0] * shares[static_cast<size_t>(n) - 1], own};
+}
+
+RoutingFound look_resformer(const RoutingInput& in) {
+  RoutingFound found;
+  RoutingCurve first{"first", first_panel, {NAN}}, own{"own", "weight of the layer's own values", {1}};
+  found.table = {{"layer", "first layer's values", "own values"}, {"0", "-", "1.000"}};
+  for (int n = 1; n < in.layers(); ++n) {
+    const ValueWeights w = value_weights(in, n);
+    first.y.push_back(w.first), own.y.push_back(w.own);
+    found.table.push_back({str(n), routing_number(w.first), routing_number(w.own)});
+  }
+  found.curves = {first, own};
+  return found;
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// Gates
+
+RoutingFound look_gates(const RoutingInput& in, const char* panel, const char* heading) {
+  const auto L = static_cast<size_t>(in.layers()), K = static_cast<size_t>(in.config.num_key_value_heads);
+  std::vector<std::string> names;
+  for (size_t n = 0; n < L; ++n)
+    if (in.probe.has(str("gate.", n))) names.push_back(str("gate.", n));
+  RoutingCurve gates{"mean_gate", panel, std::vector<double>(L)};
+  gates.y[0] = NAN;
+  double tokens = 0;
+  in.run_all(names, [&](int64_t n) {
+    tokens += static_cast<double>(n);
+    for (size_t l = 1; l < L; ++l) {
+      if (!in.probe.has(str("gate.", l))) continue;
+      const std::vector<double>& gate = in.probe.at(str("gate.", l));  // (1, T, K)
+      gates.y[l] += std::accumulate(gate.begin(), gate.begin() + n * static_cast<int64_t>(K), 0.0);
+    }
+  });
+  RoutingFound found;
+  found.table = {{"layer", heading}};
+  for (size_t l = 0; l < L; ++l) {
+    gates.y[l] /= tokens * static_cast<double>(K);
+    found.table.push_back({str(l), routing_number(gates.y[l])});
+  }
+  found.curves = {gates};
+  found.notes = "means over tokens and key/value heads; --what gates tells more\n";
+  return found;
+}
+
+RoutingFound look_satformer(const RoutingInput& in) {
+  return look_gates(in, first_panel, "mean weight of the first layer's values");
+}
+RoutingFound look_relay(const RoutingInput& in) {
+  return look_gates(in, "weight of the values that the layer below used, by layer", "mean weight of the values below");
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// Skipping heads
+
+// The layer whose values, among those of layers 0 .. l, key/value head `from`, head `at` of layer l's attention reads,
+// seen in the numbers.
+size_t layer_read(const RoutingInput& in, size_t l, int64_t at, int64_t from) {
+  const Probe& probe = in.probe;
+  const auto same = [&](size_t s) {
+    const std::string value = str("value.", l), own = str("own_value.", s);
+    const int64_t heads = probe.shape(value)[2], own_heads = probe.shape(own)[2], D = probe.shape(own)[3];
+    for (int64_t t = 0; t < probe.shape(own)[1]; ++t)
+      if (!std::equal(&probe.at(value)[static_cast<size_t>((t * heads + at) * D)],
+                      &probe.at(value)[static_cast<size_t>((t * heads + at) * D)] + D,
+                      &probe.at(own)[static_cast<size_t>((t * own_heads + from) * D)]))
+        return false;
+    return true;
+  };
+  for (size_t s = l + 1; s-- > 0;)
+    if (same(s)) return s;
+  fail(Exit::internal, in.name, ": head ", at, " of layer ", l, " reads the values of no layer");
+}
+
+RoutingFound look_skips(const RoutingInput& in) {
+  const auto L = static_cast<size_t>(in.layers()), H = static_cast<size_t>(in.config.num_attention_heads);
+  std::vector<std::string> names;
+  for (size_t l = 0; l < L; ++l) names.insert(names.end(), {str("value.", l), str("own_value.", l)});
+  in.run_any(names);
+  RoutingMap shares{"share_of_heads", "share of heads", routing_rows(L, L)};
+  RoutingMap reads{"layer_read", "layer read by each head (column)", routing_rows(L, H)};
+  RoutingFound found;
+  found.table = {{"layer", "heads that read another layer", "and which"}};
+  for (size_t l = 0; l < L; ++l) {
+    const auto group = static_cast<int64_t>(H) / in.config.num_key_value_heads;
+    const auto shared = static_cast<int64_t>(H) / in.probe.shape(str("value.", l))[2];
+    std::fill_n(shares.rows[l].begin(), l + 1, 0.0);
+    std::string which;
+    size_t skipping = 0;
+    for (size_t j = 0; j < H; ++j) {
+      const size_t s = layer_read(in, l, static_cast<int64_t>(j) / shared, static_cast<int64_t>(j) / group);
+      reads.rows[l][j] = static_cast<double>(s);
+      shares.rows[l][s] += 1 / static_cast<double>(H);
+      skipping += s != l;
+    }
+    for (size_t s = 0; s < l; ++s)
+      if (shares.rows[l][s] > 0) which += (which.empty() ? "" : " ") + str(s);
+    found.table.push_back({str(l), str(skipping, " of ", H), which.empty() ? "-" : excerpt(which)});
+  }
+  found.bands = {{"share of a layer's query heads (row) that read the keys and values of a layer (column)",
+                  HeatScale::shares,
+                  {shares}},
+                 {"which layer that is, for each query head (column) of a layer (row)", HeatScale::shares, {reads}}};
+  return found;
+}
+
+const char* const skips_measured =
+    "sla, ala: which layer's keys and values each query head reads, a fixed choice of the architecture, found by the "
+    "values that reach attention. Layers count from 0; in a plain model each reads its own.";
+
+}  // namespace
+
+RoutingKind resformer_routing() {
+  return {
+      "resformer", false, look_resformer,
+      "resformer: the weights of the first layer's values and of a layer's own in what its attention reads (0 and 1 "
+      "where it does not mix). Layers count from 0.",
+      "ResFormer (arXiv 2410.17897): learned weights of the first layer's values are largest in the late layers, "
+      "so mixing there alone is enough."};
+}
+RoutingKind satformer_routing() {
+  return {
+      "satformer", true, look_satformer,
+      "satformer: the mean gate, over tokens and key/value heads, with which a layer adds the first layer's values. "
+      "Layers count from 0.",
+      "SATFormer (arXiv 2605.03953): gates are near zero in early and middle layers and large for a few late heads."};
+}
+RoutingKind relay_routing() {
+  return {
+      "relay", true, look_relay,
+      "relay: the mean gate, over tokens and key/value heads, with which a layer adds the values that the layer below "
+      "used. Layers count from 0.",
+      "Relay is an example of this repository, of no paper."};
+}
+RoutingKind sla_routing() {
+  return {"sla", false, look_skips, skips_measured,
+          "Skip-layer attention (arXiv 2406.11274): half of the heads of the late layers read keys and values of three "
+          "quarters of the depth below."};
+}
+RoutingKind ala_routing() {
+  return {
+      "ala", false, look_skips, skips_measured,
+      "Adaptive layerwise attention (arXiv 2409.10870), in the simple form of the vertical attention paper: the last "
+      "layer's heads read every second layer."};
+}
+
+}  // namespace crossply
