@@ -367,17 +367,6 @@ TEST_CASE("curve: two panels share the x axis and stand below each other") {
   CHECK(svg.find(">loss<") < svg.find(">answers<"));
 }
 
-TEST_CASE("curve: what bounds the others is thin, grey and dashed, without marks, and takes no colour from them") {
-  Curve bound{"bound", {1, 2, 3}, {9, 9, 9}};
-  bound.reference = true;
-  const Curve first{"a", {1, 2, 3}, {4, 5, 6}}, second{"b", {1, 2, 3}, {2, 3, 2}};
-  const std::string svg = svg_of({first, second, bound});
-  CHECK(count(svg, "stroke=\"#7b8794\" stroke-width=\"1\" stroke-dasharray=\"5 4\"") == 2);  // and beside its name
-  CHECK(has(svg, ">bound<"));
-  CHECK(count(svg, "<circle") == 3);             // of the first curve
-  CHECK(count(svg, "stroke=\"#009E73\"") == 0);  // the third colour
-}
-
 TEST_CASE("curve: of thirteen curves, one diverging and one short, every one can be seen and read") {
   std::vector<Curve> curves;
   for (int i = 0; i < 13; ++i) {
