@@ -98,6 +98,9 @@ class Analysis {
 // All of them, in the order of a page.
 std::vector<std::unique_ptr<Analysis>> all_analyses();
 std::unique_ptr<Analysis> attention_analysis();
+struct OccurrenceOptions;  // flags that these two share
+std::unique_ptr<Analysis> separability_analysis(std::shared_ptr<OccurrenceOptions> shared);
+std::unique_ptr<Analysis> tsne_analysis(std::shared_ptr<OccurrenceOptions> shared);
 
 // A field of a CSV file, in quotes where it needs them.
 std::string csv_field(const std::string& text);
