@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <numeric>
 
 #include "cli/format.h"
@@ -326,6 +327,17 @@ std::string write_vectors(const std::string& analysis, const AnalysisOptions& o,
   const std::string path = str(o.out, "/", analysis, o.models.size() > 1 ? str(".", model + 1) : "", ".safetensors");
   write_safetensors(path, tensors, {{"model", utf8_or_escaped(o.models[model])}});
   return str("wrote ", printable(path), ", ", tensors.size(), " tensors\n");
+}
+
+std::vector<std::string> short_model_names(const AnalysisOptions& o) {
+  std::vector<std::string> names;
+  for (const std::string& model : o.models) {
+    const std::filesystem::path path(model);
+    const std::string last = (path.has_filename() ? path : path.parent_path()).filename();
+    if (last.empty() || std::ranges::count(names, last) > 0) return o.models;
+    names.push_back(last);
+  }
+  return names;
 }
 
 std::string occurrences_text(const OccurrencePlan& plan) {

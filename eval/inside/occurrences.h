@@ -50,8 +50,8 @@ struct OccurrencePlan {
 
   int64_t vectors() const { return per_class * static_cast<int64_t>(classes.names.size()); }
 };
-// The first places of each class in reading order, `most` or as many as the rarest class has; the source's sequences are
-// cut into windows of T tokens, of a task's only the beginning, until every class is full or most_tokens were read.
+// The first places of each class in reading order, `most` or as many as the rarest class has; the source's sequences
+// are cut into windows of T tokens, of a task's only the beginning, until every class is full or most_tokens were read.
 // Throws Exit::usage, with the counts, where a class has fewer than 20.
 OccurrencePlan plan_occurrences(const Source& source, const TokenClasses& classes, int64_t T, int64_t most,
                                 int64_t most_tokens);
@@ -78,10 +78,12 @@ using VectorsByName = std::map<std::string, Vectors>;
 // Runs the model over the windows and collects these values of the probe. Says the cost and shows how far it is.
 VectorsByName collect_vectors(const std::string& what, Subject& subject, const OccurrencePlan& plan,
                               const std::vector<std::string>& names);
-// DIR/ANALYSIS.safetensors (of several models, DIR/ANALYSIS.1.safetensors, ...): the values (rows, C) and labels (rows).
+// DIR/ANALYSIS.safetensors (of several models, DIR/ANALYSIS.1.safetensors, ...): the values (rows, C), labels (rows).
 std::string write_vectors(const std::string& analysis, const AnalysisOptions& o, size_t model,
                           const OccurrencePlan& plan, const VectorsByName& vectors);
 
+// For legends: the last parts of the models' paths where these differ, else the paths.
+std::vector<std::string> short_model_names(const AnalysisOptions& o);
 // For a caption: "1,668 vectors of each class, at the tokens ...".
 std::string occurrences_text(const OccurrencePlan& plan);
 nlohmann::json occurrences_json(const OccurrencePlan& plan);

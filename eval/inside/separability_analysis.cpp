@@ -14,6 +14,12 @@
 namespace crossply {
 namespace {
 
+// Of a fold's probe.
+int64_t updates_of(const OccurrencePlan& plan) {
+  const int64_t trained = plan.vectors() - (plan.vectors() + separability::folds - 1) / separability::folds;
+  return (trained + separability::batch - 1) / separability::batch;
+}
+
 // What of a layer i is looked at. A hidden state is what the layer puts out.
 struct SeparatedKind {
   const char *key, *caption, *column;
@@ -56,11 +62,12 @@ std::string accuracy_text(const Separability* s) {
 }
 
 std::string separability_table(const SeparatedModel& m, uint64_t seed) {
-  std::string out = str(m.title, "\n",
-                        wrap(str(occurrences_text(m.plan), "; seed ", seed, "; chance ",
-                                 format_number("%.3f", 1 / static_cast<double>(m.plan.classes.names.size()))),
-                             80, 0),
-                        "\n\n");
+  std::string out =
+      str(m.title, "\n",
+          wrap(str(occurrences_text(m.plan), "; ", updates_of(m.plan), " updates of the probe; seed ", seed,
+                   "; chance ", format_number("%.3f", 1 / static_cast<double>(m.plan.classes.names.size()))),
+               80, 0),
+          "\n\n");
   std::vector<std::vector<std::string>> table = {{"layer"}};
   for (const SeparatedKind& kind : separated_kinds) table[0].push_back(kind.column);
   for (int i = 0; i < m.layers; ++i) {
@@ -72,6 +79,7 @@ std::string separability_table(const SeparatedModel& m, uint64_t seed) {
 
 nlohmann::json separability_json(const SeparatedModel& m) {
   nlohmann::json json = occurrences_json(m.plan);
+  json["updates"] = updates_of(m.plan);
   json["model"] = utf8_or_escaped(m.model), json["arch"] = m.arch;
   for (const SeparatedKind& kind : separated_kinds)
     for (int i = 0; i < m.layers; ++i) {
@@ -93,7 +101,7 @@ std::string separability_csv(const std::vector<SeparatedModel>& all) {
   return out;
 }
 
-std::string separability_svg(const std::vector<SeparatedModel>& all) {
+std::string separability_svg(const std::vector<SeparatedModel>& all, const std::vector<std::string>& names) {
   const bool own_only = std::ranges::all_of(all, &SeparatedModel::own_only);
   const double chance = 1 / static_cast<double>(all[0].plan.classes.names.size());
   std::vector<Panel> panels;
@@ -101,8 +109,9 @@ std::string separability_svg(const std::vector<SeparatedModel>& all) {
     if (own_only && &kind == &separated_kinds[1]) continue;  // it would be the first panel again
     Panel panel{kind.caption, "", {}, true};
     double deepest = 0;
-    for (const SeparatedModel& m : all) {
-      Curve curve{m.model, {}, {}};
+    for (size_t n = 0; n < all.size(); ++n) {
+      const SeparatedModel& m = all[n];
+      Curve curve{names[n], {}, {}};
       for (int i = 0; i < m.layers; ++i)
         if (const Separability* s = m.at(kind, i)) {
           curve.x.push_back(i), curve.y.push_back(s->mean());
@@ -172,7 +181,7 @@ Finding SeparabilityAnalysis::finding(const AnalysisOptions& o) const {
       {"same_places", std::ranges::all_of(all_, [&](const auto& m) { return same_places(m.plan, all_[0].plan); })},
       {"models", models}};
   found.csv = separability_csv(all_);
-  found.svg = separability_svg(all_);
+  found.svg = separability_svg(all_, short_model_names(o));
   found.measured =
       str("Accuracy of a linear layer that learns to tell from one vector which word it belongs to, after one epoch of "
           "Adam "
