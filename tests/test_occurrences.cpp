@@ -5,6 +5,7 @@
 #include <cmath>
 #include <sstream>
 
+#include "engine/rng.h"
 #include "eval/inside/probe.h"
 #include "models/json_file.h"
 #include "tests/program.h"
@@ -94,7 +95,7 @@ TEST_CASE("occurrences: of a subword tokenizer, the words' tokens with a space b
   };
   CHECK(classes({"is", "are"}, true).ids == std::vector<int32_t>{260, 263});
   CHECK(classes({"the", "a"}, false).ids == std::vector<int32_t>{258, 'a'});
-  check_fails(Exit::usage, {"'was' with a space before it is 3 tokens of this model", "--word-space false"}, [&] {
+  check_fails(Exit::usage, {"'was' with a space before it is 4 tokens of this model", "--word-space false"}, [&] {
     classes({"is", "was"}, true);
   });
   check_fails(Exit::usage, {"'is' is 2 tokens"}, [&] { classes({"the", "is"}, false); });
@@ -171,7 +172,7 @@ TEST_CASE("occurrences: in reading order, as many of each class, each place once
   CHECK(cut.tokens < 450 + 48);
   CHECK(same_places(few, few));
   CHECK(!same_places(few, cut));
-  check_fails(Exit::usage, {"too few places", "a ", "b ", "at least 20", "--sequences"},
+  check_fails(Exit::usage, {"too few places", "token 97 ", "token 98 ", "at least 20", "--sequences"},
               [&] { plan_occurrences(*data.test, classes, 48, 1000, 100); });
   const TokenClasses rare{{"none", "b"}, "", {'z', 'b'}};
   check_fails(Exit::usage, {"none 0, b ", "choose other words"},

@@ -58,9 +58,9 @@ TEST_CASE("separability: the weights begin uniform within 1 / sqrt(C)") {
   REQUIRE(probe.W.size() == 404);
   const auto [low, high] = std::ranges::minmax(probe.W);
   CHECK(low >= -0.1);
-  CHECK(low < -0.098);
+  CHECK(low < -0.095);
   CHECK(high <= 0.1);
-  CHECK(high > 0.098);
+  CHECK(high > 0.095);
 }
 
 // Two classes: softmax is a logistic function of the difference, so that all is written here in another way.
@@ -114,15 +114,13 @@ TEST_CASE("separability: a smaller last batch counts as much as the others") {
 }
 
 TEST_CASE("separability: near 1 for classes that lie apart, near chance for those that do not") {
-  const int64_t n = 300, classes = 4;
-  const Separability apart =
-      linear_separability(normal_classes(n, classes, 16, 12), labels_of(n, classes), classes, 42);
+  const int64_t n = 800, classes = 4, C = 64;
+  const Separability apart = linear_separability(normal_classes(n, classes, C, 12), labels_of(n, classes), classes, 42);
   CHECK(apart.folds.size() == 5);
   CHECK(apart.mean() > 0.99);
   CHECK(apart.deviation() < 0.01);
-  // 1,200 tests at chance deviate by 1.25 %.
-  const Separability mixed = linear_separability(normal_classes(n, classes, 16, 0), labels_of(n, classes), classes, 42);
-  CHECK(std::abs(mixed.mean() - 0.25) < 0.06);
-  CHECK(linear_separability(normal_classes(n, classes, 16, 0), labels_of(n, classes), classes, 42).folds ==
-        mixed.folds);
+  // 3,200 tests at chance deviate by 0.8 %.
+  const Separability mixed = linear_separability(normal_classes(n, classes, C, 0), labels_of(n, classes), classes, 42);
+  CHECK(std::abs(mixed.mean() - 0.25) < 0.04);
+  CHECK(linear_separability(normal_classes(n, classes, C, 0), labels_of(n, classes), classes, 42).folds == mixed.folds);
 }

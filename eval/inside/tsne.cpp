@@ -174,7 +174,8 @@ std::vector<PlanePoint> principal_start(const std::vector<double>& X, int64_t C)
   const auto add = [C](double factor, const double* from, double* to) {
     for (int64_t i = 0; i < C; ++i) to[i] += factor * from[i];
   };
-  for (int64_t n = 0; n < N; ++n) add(1 / static_cast<double>(N), row(n), mean.data());
+  for (int64_t n = 0; n < N; ++n) add(1, row(n), mean.data());
+  for (double& m : mean) m /= static_cast<double>(N);
   for (int64_t n = 0; n < N; ++n) add(-1, mean.data(), row(n));
   // Powers of X^T X on two directions, which are kept at right angles: they turn to its first two eigenvectors.
   std::vector<double> directions[2], scores[2];
@@ -198,8 +199,9 @@ std::vector<PlanePoint> principal_start(const std::vector<double>& X, int64_t C)
       to_unit();
     }
   const double deviation = std::sqrt(dot_of(scores[0].data(), scores[0].data(), N) / static_cast<double>(N));
+  const double length = std::sqrt(dot_of(X.data(), X.data(), N * C) / static_cast<double>(N));
   std::vector<PlanePoint> Y(static_cast<size_t>(N));
-  for (size_t n = 0; n < Y.size() && deviation > 0; ++n)
+  for (size_t n = 0; n < Y.size() && deviation > 1e-12 * length; ++n)  // else the rows are equal but for rounding
     Y[n] = {1e-4 * scores[0][n] / deviation, 1e-4 * scores[1][n] / deviation};
   return Y;
 }
