@@ -41,7 +41,7 @@ struct AdamMoments {
     for (size_t i = 0; i < weights.size(); ++i) {
       first[i] = beta1 * first[i] + (1 - beta1) * gradient[i];
       second[i] = beta2 * second[i] + (1 - beta2) * gradient[i] * gradient[i];
-      weights[i] -= rate * (first[i] / correct1) / (std::sqrt(second[i] / correct2) + epsilon);
+      weights[i] -= rate * (first[i] / correct1) / (std::sqrt(second[i] / correct2) + adam_epsilon);
     }
   }
 };

@@ -11,7 +11,7 @@ namespace crossply {
 
 namespace separability {
 constexpr int64_t folds = 5, batch = 64;
-constexpr double rate = 1e-2, beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;  // of Adam, without decay
+constexpr double rate = 1e-2, beta1 = 0.9, beta2 = 0.999, adam_epsilon = 1e-8;  // of Adam, without decay
 }  // namespace separability
 
 // 0, ..., n-1 in an order by chance: Fisher and Yates' shuffle from the end with Random(seed, stream).
