@@ -1,5 +1,5 @@
 // The analyses of the program `analyze`.
-#include "eval/inside/analysis.h"
+#include "eval/inside/occurrences.h"
 
 namespace crossply {
 
@@ -14,6 +14,9 @@ std::vector<std::unique_ptr<Analysis>> all_analyses() {
   list.push_back(lens_analysis());
   list.push_back(sinks_analysis());
   list.push_back(maps_analysis());
+  const auto classes = std::make_shared<OccurrenceOptions>();
+  list.push_back(separability_analysis(classes));
+  list.push_back(tsne_analysis(classes));
   return list;
 }
 

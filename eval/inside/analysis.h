@@ -113,6 +113,9 @@ std::unique_ptr<Analysis> maps_analysis();
 
 // Names of models for a picture: without the directories that all have in common, of a single one without all.
 std::vector<std::string> short_names(std::vector<std::string> names);
+struct OccurrenceOptions;  // flags that these two share
+std::unique_ptr<Analysis> separability_analysis(std::shared_ptr<OccurrenceOptions> shared);
+std::unique_ptr<Analysis> tsne_analysis(std::shared_ptr<OccurrenceOptions> shared);
 
 // A field of a CSV file, in quotes where it needs them.
 std::string csv_field(const std::string& text);

@@ -1,0 +1,83 @@
+"""Checks analyze --what tsne against scikit-learn's TSNE on the same vectors.
+
+    analyze --model M... --data D --what tsne --keep-vectors true --out DIR
+    python dev/inside/tsne.py DIR
+
+Three things. The divergence that was told is that of the coordinates that were told, by a dense computation here, to
+1e-6. The points lie as well as scikit-learn's: descent ends in one of many minima, and which one hangs on rounding, so
+scikit-learn is run from the same start (principal components) turned by its own rounding, and from starts by chance;
+ours must not be worse than the worst of these by more than their own spread. And it must be no lucky other objective:
+scikit-learn's own number for its own points is close to what the dense computation here says of them.
+"""
+
+import sys
+import warnings
+
+import numpy as np
+from occurrences import models_of
+from scipy.optimize import brentq
+from scipy.spatial.distance import cdist, pdist, squareform
+from sklearn.manifold import TSNE
+
+
+def affinities(x, perplexity):
+    n = len(x)
+    k = min(n - 1, int(3 * perplexity + 1))
+    squared = cdist(x, x, "sqeuclidean")
+    np.fill_diagonal(squared, np.inf)
+    p = np.zeros((n, n))
+    for i in range(n):
+        near = np.argpartition(squared[i], k - 1)[:k]
+        d = squared[i, near] - squared[i, near].min()
+
+        def weights(log_beta):
+            w = np.exp(-np.exp(log_beta) * d)
+            return w / w.sum()
+
+        def too_much(log_beta):
+            w = weights(log_beta)
+            return -np.sum(w * np.log(np.maximum(w, 1e-300))) - np.log(perplexity)
+
+        scale = -np.log(max(np.median(d), 1e-300))
+        low, high = scale - 20, scale + 20
+        p[i, near] = weights(brentq(too_much, low, high)) if too_much(low) * too_much(high) < 0 else 1 / k
+    return (p + p.T) / (2 * n)
+
+
+def divergence(p, y):
+    q = squareform(1 / (1 + pdist(y, "sqeuclidean")))
+    q /= q.sum()
+    there = p > 0
+    return np.sum(p[there] * np.log(p[there] / q[there]))
+
+
+def library(x, found, start, seed):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run = TSNE(2, perplexity=found["perplexity"], early_exaggeration=found["early_exaggeration"], init=start,
+                   learning_rate="auto", angle=found["angle"], max_iter=found["iterations"], random_state=seed)
+        return run.fit_transform(x), run.kl_divergence_
+
+
+def main(directory):
+    found, models = models_of(directory, "tsne")
+    for model, tensors in models:
+        for panel in model["panels"]:
+            x = tensors[f"value.{panel['layer']}"].astype(np.float64)
+            x /= np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-300)
+            ours = np.column_stack([panel["x"], panel["y"]])
+            p = affinities(x, found["perplexity"])
+            told, here = panel["kl_divergence"], divergence(p, ours)
+            assert abs(told - here) < 1e-6 * max(1, here), f"layer {panel['layer']}: told {told}, is {here}"
+            runs = [library(x, found, "pca", 42)] + [library(x, found, "random", seed) for seed in range(3)]
+            theirs = [divergence(p, y.astype(np.float64)) for y, _ in runs]
+            for (_, kl), again in zip(runs, theirs):
+                assert abs(kl - again) < 0.02 * again + 0.005, f"scikit-learn says {kl}, here {again}"
+            noise = max(theirs) - min(theirs)
+            print(f"tsne: layer {panel['layer']}: KL {told:.4f}; scikit-learn's {theirs[0]:.4f} from the same start, "
+                  f"{min(theirs[1:]):.4f} to {max(theirs[1:]):.4f} from others")
+            assert told < max(theirs) + noise + 0.01 * here, f"layer {panel['layer']}: worse than scikit-learn's"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

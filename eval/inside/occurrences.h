@@ -1,0 +1,91 @@
+// What a model holds at the places of a text where certain tokens stand, the four words is, are, was and were for one:
+// vectors in classes, as many of each, for a probe or a picture that asks whether the classes lie apart.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "eval/inside/analysis.h"
+
+namespace crossply {
+
+// Flags that analyses of classes share.
+struct OccurrenceOptions {
+  std::vector<std::string> words, ids;  // at most one of both; none: the usual words
+  bool word_space = true;               // is a bpe's word the one with a space before it?
+  bool keep_vectors = false;
+};
+void add_occurrence_flags(CLI::App& app, OccurrenceOptions& o);
+
+// Which tokens belong to which class.
+struct TokenClasses {
+  std::vector<std::string> names;
+  std::string how;                      // what stands at such a place, for a caption
+  std::vector<int32_t> ids = {};        // a class is a token, or else
+  std::vector<std::string> words = {};  // of bytes: a class is the end of a whole word
+
+  // Of position t < n; next: the token after the n-th, -1 where that is not known. -1: of none.
+  int at(const int32_t* tokens, int64_t n, int64_t t, int32_t next) const;
+};
+// The usual classes are the words is, are, was and were; of a tokenizer of words they are its numbers, or where it has
+// none, the four most frequent tokens of the source's beginning. Throws Exit::usage for a word that is not one token,
+// for two that are the same, for fewer than 2 or more than 12, and where there is no tokenizer and no ids.
+TokenClasses token_classes(const Tokenizer& tokenizer, int64_t vocab, const Source& source, const OccurrenceOptions& o);
+
+struct OccurrencePlan {
+  struct Place {
+    int64_t t;
+    int label;
+    bool operator==(const Place&) const = default;
+  };
+  TokenClasses classes;
+  int64_t per_class = 0;
+  int64_t tokens = 0;          // that were read
+  bool stopped = false;        // at the limit, where a class was not full and the data had more
+  std::vector<int64_t> found;  // of each class, at most as many as asked for
+  std::vector<TokenWindow> windows;
+  std::vector<std::vector<Place>> places;  // of each window, one or more, in order
+
+  int64_t vectors() const { return per_class * static_cast<int64_t>(classes.names.size()); }
+};
+// The first places of each class in reading order, `most` or as many as the rarest class has; the source's sequences
+// are cut into windows of T tokens, of a task's only the beginning, until every class is full or most_tokens were read.
+// Throws Exit::usage, with the counts, where a class has fewer than 20.
+OccurrencePlan plan_occurrences(const Source& source, const TokenClasses& classes, int64_t T, int64_t most,
+                                int64_t most_tokens);
+// The same of the subject's data with what the flags say. limit: of tokens, 0: as many as a run of about a minute
+// takes; it then has them, for the next model to read as many. Says nothing.
+OccurrencePlan plan_occurrences(const Subject& subject, const AnalysisOptions& o, const OccurrenceOptions& own,
+                                int64_t most, int64_t* limit);
+// For Analysis::refuses: why the subject's tokens give no classes, "" where they do.
+std::string refuses_classes(const Subject& subject, const OccurrenceOptions& own);
+// Two models can stand beside each other only with the same classes. Throws Exit::usage.
+void require_same_classes(const OccurrencePlan& first, const std::string& first_model, const OccurrencePlan& plan,
+                          const std::string& model);
+// Are all vectors from the same places of the same windows?
+bool same_places(const OccurrencePlan& a, const OccurrencePlan& b);
+// On stderr, where there are fewer vectors than asked for, and why.
+void note_fewer(const OccurrencePlan& plan, int64_t most, const Subject& subject);
+
+// (rows, C), a row for each place, class after class, each in reading order.
+struct Vectors {
+  int64_t C = 0;
+  std::vector<float> rows = {};
+};
+using VectorsByName = std::map<std::string, Vectors>;
+// Runs the model over the windows and collects these values of the probe. Says the cost and shows how far it is.
+VectorsByName collect_vectors(const std::string& what, Subject& subject, const OccurrencePlan& plan,
+                              const std::vector<std::string>& names);
+// DIR/ANALYSIS.safetensors (of several models, DIR/ANALYSIS.1.safetensors, ...): the values (rows, C), labels (rows).
+std::string write_vectors(const std::string& analysis, const AnalysisOptions& o, size_t model,
+                          const OccurrencePlan& plan, const VectorsByName& vectors);
+
+// For legends: the last parts of the models' paths where these differ, else the paths.
+std::vector<std::string> short_model_names(const AnalysisOptions& o);
+// For a caption: "1,668 vectors of each class, at the tokens ...".
+std::string occurrences_text(const OccurrencePlan& plan);
+nlohmann::json occurrences_json(const OccurrencePlan& plan);
+
+}  // namespace crossply

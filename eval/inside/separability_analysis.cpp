@@ -1,0 +1,204 @@
+// analyze --what separability: how well a linear probe tells the words is, are, was and were apart, by layer.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+#include "cli/curve.h"
+#include "cli/format.h"
+#include "engine/at_once.h"
+#include "engine/json.h"
+#include "engine/printable.h"
+#include "eval/inside/probe.h"
+#include "eval/inside/separability.h"
+
+namespace crossply {
+namespace {
+
+// Of a fold's probe.
+int64_t updates_of(const OccurrencePlan& plan) {
+  const int64_t trained = plan.vectors() - (plan.vectors() + separability::folds - 1) / separability::folds;
+  return (trained + separability::batch - 1) / separability::batch;
+}
+
+// What of a layer i is looked at. A hidden state is what the layer puts out.
+struct SeparatedKind {
+  const char *key, *caption, *column;
+  std::string name(int layer) const { return str(key, ".", layer + (std::string(key) == "hidden" ? 1 : 0)); }
+};
+constexpr SeparatedKind separated_kinds[] = {{"value", "values as attention reads them", "values read"},
+                                             {"own_value", "the layer's own values", "own values"},
+                                             {"hidden", "hidden states", "hidden states"}};
+
+struct SeparatedModel {
+  std::string model, arch, title;
+  OccurrencePlan plan;
+  int layers = 0;
+  std::map<std::string, Separability> found = {};  // by the value's name
+
+  const Separability* at(const SeparatedKind& kind, int layer) const {
+    const auto it = found.find(kind.name(layer));
+    return it == found.end() ? nullptr : &it->second;
+  }
+  // Does attention read what the layer itself has made, everywhere?
+  bool own_only() const {
+    for (int i = 0; i < layers; ++i) {
+      const Separability *own = at(separated_kinds[1], i), *read = at(separated_kinds[0], i);
+      if (own != nullptr && read != nullptr && own->folds != read->folds) return false;
+    }
+    return true;
+  }
+};
+
+std::vector<std::string> separated_names(const Subject& subject, const Probe& probe) {
+  std::vector<std::string> names;
+  for (const SeparatedKind& kind : separated_kinds)
+    for (int i = 0; i < subject.layers(); ++i)
+      if (probe.has(kind.name(i))) names.push_back(kind.name(i));
+  return names;
+}
+
+std::string accuracy_text(const Separability* s) {
+  return s == nullptr ? "-" : format_number("%.3f", s->mean()) + format_number(" +-%.3f", s->deviation());
+}
+
+std::string separability_table(const SeparatedModel& m, uint64_t seed) {
+  std::string out =
+      str(m.title, "\n",
+          wrap(str(occurrences_text(m.plan), "; ", updates_of(m.plan), " updates of the probe; seed ", seed,
+                   "; chance ", format_number("%.3f", 1 / static_cast<double>(m.plan.classes.names.size()))),
+               80, 0),
+          "\n\n");
+  std::vector<std::vector<std::string>> table = {{"layer"}};
+  for (const SeparatedKind& kind : separated_kinds) table[0].push_back(kind.column);
+  for (int i = 0; i < m.layers; ++i) {
+    table.push_back({std::to_string(i)});
+    for (const SeparatedKind& kind : separated_kinds) table.back().push_back(accuracy_text(m.at(kind, i)));
+  }
+  return out + format_table(table);
+}
+
+nlohmann::json separability_json(const SeparatedModel& m) {
+  nlohmann::json json = occurrences_json(m.plan);
+  json["updates"] = updates_of(m.plan);
+  json["model"] = utf8_or_escaped(m.model), json["arch"] = m.arch;
+  for (const SeparatedKind& kind : separated_kinds)
+    for (int i = 0; i < m.layers; ++i) {
+      nlohmann::json one;  // null: there is no such value
+      if (const Separability* s = m.at(kind, i))
+        one = {{"mean", s->mean()}, {"std", s->deviation()}, {"folds", s->folds}};
+      json[kind.key].push_back(one);
+    }
+  return json;
+}
+
+std::string separability_csv(const std::vector<SeparatedModel>& all) {
+  std::string out = "model,layer,what,accuracy,std\n";
+  for (const SeparatedModel& m : all)
+    for (const SeparatedKind& kind : separated_kinds)
+      for (int i = 0; i < m.layers; ++i)
+        if (const Separability* s = m.at(kind, i))
+          out += str(csv_field(printable(m.model)), ",", i, ",", kind.key, ",", s->mean(), ",", s->deviation(), "\n");
+  return out;
+}
+
+std::string separability_svg(const std::vector<SeparatedModel>& all, const std::vector<std::string>& names) {
+  const bool own_only = std::ranges::all_of(all, &SeparatedModel::own_only);
+  const double chance = 1 / static_cast<double>(all[0].plan.classes.names.size());
+  std::vector<Panel> panels;
+  for (const SeparatedKind& kind : separated_kinds) {
+    if (own_only && &kind == &separated_kinds[1]) continue;  // it would be the first panel again
+    Panel panel{kind.caption, "", {}, true};
+    double deepest = 0;
+    for (size_t n = 0; n < all.size(); ++n) {
+      const SeparatedModel& m = all[n];
+      Curve curve{names[n], {}, {}};
+      for (int i = 0; i < m.layers; ++i)
+        if (const Separability* s = m.at(kind, i)) {
+          curve.x.push_back(i), curve.y.push_back(s->mean());
+          curve.low.push_back(s->mean() - s->deviation()), curve.high.push_back(s->mean() + s->deviation());
+        }
+      deepest = std::max(deepest, static_cast<double>(m.layers - 1));
+      panel.curves.push_back(std::move(curve));
+    }
+    panel.curves.push_back({"chance", {0, deepest}, {chance, chance}});
+    panels.push_back(std::move(panel));
+  }
+  return curve_svg("Accuracy of a linear probe for " + std::to_string(all[0].plan.classes.names.size()) + " classes",
+                   "layer", panels);
+}
+
+class SeparabilityAnalysis : public Analysis {
+ public:
+  explicit SeparabilityAnalysis(std::shared_ptr<OccurrenceOptions> shared) : shared_(std::move(shared)) {}
+  std::string name() const override { return "separability"; }
+  std::string about() const override { return "a linear probe for four words, on values and hidden states by layer"; }
+  void add_flags(CLI::App& app) override {
+    add_occurrence_flags(app, *shared_);
+    add_integer(app, "--vectors", per_class_, 20, most_size, "separability: vectors of each class");
+  }
+  std::string refuses(const Subject& subject) const override { return refuses_classes(subject, *shared_); }
+  void measure(Subject& subject, const AnalysisOptions& o) override;
+  Finding finding(const AnalysisOptions& o) const override;
+
+ private:
+  std::shared_ptr<OccurrenceOptions> shared_;
+  int64_t per_class_ = 1668, limit_ = 0;  // the paper's number
+  std::vector<SeparatedModel> all_;
+};
+
+void SeparabilityAnalysis::measure(Subject& subject, const AnalysisOptions& o) {
+  SeparatedModel m{subject.name, subject.config().arch, subject.title(),
+                   plan_occurrences(subject, o, *shared_, per_class_, &limit_), subject.layers()};
+  note_fewer(m.plan, per_class_, subject);
+  if (!all_.empty()) require_same_classes(all_[0].plan, all_[0].model, m.plan, m.model);
+  const VectorsByName vectors =
+      collect_vectors(name(), subject, m.plan, separated_names(subject, Probe(subject.model, 1, 1)));
+  if (shared_->keep_vectors && !o.out.empty())
+    std::printf("%s", write_vectors(name(), o, all_.size(), m.plan, vectors).c_str());
+  std::vector<int> labels;
+  for (int64_t row = 0; row < m.plan.vectors(); ++row) labels.push_back(static_cast<int>(row / m.plan.per_class));
+  std::vector<const Vectors*> inputs;
+  std::vector<Separability*> outputs;
+  for (const auto& [value, of_value] : vectors) inputs.push_back(&of_value), outputs.push_back(&m.found[value]);
+  at_once(inputs.size(), [&](size_t i) {
+    *outputs[i] = linear_separability(*inputs[i], labels, std::ssize(m.plan.classes.names), o.seed);
+  });
+  all_.push_back(std::move(m));
+}
+
+Finding SeparabilityAnalysis::finding(const AnalysisOptions& o) const {
+  Finding found;
+  found.title = "Linear separability of words";
+  nlohmann::json models = nlohmann::json::array();
+  for (const SeparatedModel& m : all_) {
+    found.table += (found.table.empty() ? "" : "\n") + separability_table(m, o.seed);
+    models.push_back(separability_json(m));
+  }
+  found.json = {
+      {"folds", separability::folds},
+      {"batch", separability::batch},
+      {"rate", separability::rate},
+      {"same_places", std::ranges::all_of(all_, [&](const auto& m) { return same_places(m.plan, all_[0].plan); })},
+      {"models", models}};
+  found.csv = separability_csv(all_);
+  found.svg = separability_svg(all_, short_model_names(o));
+  found.measured =
+      str("Accuracy of a linear layer that learns to tell from one vector which word it belongs to, after one epoch of "
+          "Adam "
+          "(rate 0.01, batches of 64) on raw vectors in double precision; mean over five folds, the band is their "
+          "standard deviation. ",
+          occurrences_text(all_[0].plan), ". Higher: the classes lie further apart.");
+  found.paper =
+      "LIMe (arXiv 2502.09245v2): with LIMe the values of the late layers are told apart almost without error, those "
+      "of a "
+      "LLaMA clearly less well, while the hidden states of LIMe are told apart slightly less well than a LLaMA's.";
+  return found;
+}
+
+}  // namespace
+
+std::unique_ptr<Analysis> separability_analysis(std::shared_ptr<OccurrenceOptions> shared) {
+  return std::make_unique<SeparabilityAnalysis>(std::move(shared));
+}
+
+}  // namespace crossply
