@@ -98,6 +98,7 @@ class Analysis {
 // All of them, in the order of a page.
 std::vector<std::unique_ptr<Analysis>> all_analyses();
 std::unique_ptr<Analysis> attention_analysis();
+std::unique_ptr<Analysis> sae_analysis();
 
 // A field of a CSV file, in quotes where it needs them.
 std::string csv_field(const std::string& text);
