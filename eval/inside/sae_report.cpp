@@ -182,11 +182,10 @@ std::string labels_svg(const std::vector<SaeFinding>& all) {
     const std::string& category = category_of(label);
     if (category != before) {
       y += before.empty() ? 0 : 8;
-      out += svg::text(24, y + row / 2, "font-weight=\"bold\" dominant-baseline=\"middle\"", category);
+      out += svg::text(24, y + row / 2 + 4, "font-weight=\"bold\"", category);
       before = category;
     }
-    out += svg::text(left - 8, y + row / 2, "text-anchor=\"end\" dominant-baseline=\"middle\" font-size=\"11\"",
-                     label.substr(0, 26));
+    out += svg::text(left - 8, y + row / 2 + 4, "text-anchor=\"end\" font-size=\"11\"", label.substr(0, 26));
     for (size_t i = 0; i < all.size(); ++i) {
       const int64_t count = all[i].label_count(label);
       const double length = room * static_cast<double>(count) / static_cast<double>(most);
@@ -200,7 +199,7 @@ std::string labels_svg(const std::vector<SaeFinding>& all) {
 }
 
 std::string losses_svg(const std::vector<SaeFinding>& all) {
-  Panel panel{"variance that is not explained; marks: of held-out tokens, at the end", "held out", {}};
+  Panel panel{"share of the variance that is not explained", "of held-out tokens", {}};
   panel.log_y = true;
   for (const SaeFinding& m : all) {
     Curve curve{printable(m.model), {}, {}};
@@ -215,14 +214,17 @@ std::string losses_svg(const std::vector<SaeFinding>& all) {
 }
 
 std::string gates_svg(const SaeFinding& m) {
-  Panel panel{"mean gate of held-out tokens", "", {}};
+  Panel panel{"mean gate of held-out tokens, by how many features of a category are active on them", "", {}};
+  panel.whole = true;
   for (size_t c = 0; c <= feature_categories().size(); ++c) {
     Curve curve{c < feature_categories().size() ? feature_categories()[c] : "all tokens", {}, {}};
     for (const LabelledGates& gates : m.gates) {
+      const double gate = c < gates.by_category.size() ? gates.by_category[c] : gates.all;
+      if (!std::isfinite(gate)) continue;
       curve.x.push_back(gates.layer);
-      curve.y.push_back(c < gates.by_category.size() ? gates.by_category[c] : gates.all);
+      curve.y.push_back(gate);
     }
-    panel.curves.push_back(std::move(curve));
+    if (!curve.x.empty()) panel.curves.push_back(std::move(curve));
   }
   return curve_svg("Gates by category of features: " + printable(m.model), "layer", {panel});
 }
