@@ -1,15 +1,18 @@
 """Checks `analyze --what sae` with NumPy: the autoencoder of sae.safetensors on the values that were dumped.
 
     build/analyze --model MODEL --data SOURCE --what sae --dump own_value.0 hidden.0 'gate.*' \
-        --sequences N --length T --seed S --out DIR
+        --sae-tokens 2000 --sequences N --length T --seed S --out DIR
     python dev/inside/sae.py DIR
 
 in one call of analyze, so that both have the same windows; without gates, leave 'gate.*' out, and hidden.0, which is
 the embeddings of a LLaMA, may be left out, too: then MonoScore is not checked. One model at a time.
 
-Everything here is in double from the f32 weights; the program computes in f32. Its losses are off by some 1e-6 of
-|v|^2, so FVE by that. Which features are active can differ only where the k-th and the next entry of h, or an entry
-and 0, are closer than f32 tells apart, 2e-6 |v - b_d| |W_e|: what those could change is allowed on top.
+Everything here is in double from the f32 weights; the program computes in f32. FVE is off by less than 1e-6 for its
+rounding. Which features are active can differ where the k-th and the next entry of h, or an entry and 0, are closer
+than f32 tells apart, 2e-7 |v - b_d| |W_e|. After a long training that is no rarity: it drives these two together, to
+some 1e-7 for the frequent tokens, as long as either explains what the others leave, and where the first layer's values
+depend on the token alone, all its occurrences choose alike. What the other choice would change is allowed on top, and
+printed; after few --sae-tokens it is nothing, and every number is compared.
 """
 import json
 import sys
@@ -42,7 +45,7 @@ def encode(v, weights, k):
     z = np.zeros_like(h)
     np.put_along_axis(z, order[:, :k], np.maximum(sorted_h[:, :k], 0), 1)
     sizes = np.linalg.norm(v - weights["b_d"], axis=1) * np.linalg.norm(weights["W_e"], axis=0).max()
-    close = 2e-6 * sizes
+    close = 2e-7 * sizes
     close, least = close[:, None], sorted_h[:, k - 1:k]
     either = np.abs(h) < close
     other, unsure = z.copy(), np.zeros(len(h), bool)

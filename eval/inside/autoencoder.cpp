@@ -13,14 +13,14 @@ namespace {
 
 constexpr AdamwOptions adam_of_autoencoder{0.9, 0.999, 1e-8, 0, 0};
 
-std::vector<float> on_host(const Tensor& tensor, Device& device) {
+std::vector<float> numbers_on_host(const Tensor& tensor, Device& device) {
   std::vector<float> host(static_cast<size_t>(tensor.numel()));
   device.copy_out(host.data(), tensor.data, tensor.bytes());
   return host;
 }
 
 // (columns, rows) of (rows, columns), times factor.
-std::vector<float> transposed(const std::vector<float>& x, int64_t rows, int64_t columns, float factor = 1) {
+std::vector<float> transposed_matrix(const std::vector<float>& x, int64_t rows, int64_t columns, float factor = 1) {
   std::vector<float> y(x.size());
 #pragma omp parallel for schedule(static)
   for (int64_t c = 0; c < columns; ++c)
@@ -31,7 +31,7 @@ std::vector<float> transposed(const std::vector<float>& x, int64_t rows, int64_t
 
 // Calls body(begin, end) for blocks of the m columns, on all threads.
 template <class F>
-void for_columns(int64_t m, F&& body) {
+void for_dictionary_columns(int64_t m, F&& body) {
   constexpr int64_t block = 128;
 #pragma omp parallel for schedule(static)
   for (int64_t begin = 0; begin < m; begin += block) body(begin, std::min(m, begin + block));
@@ -47,7 +47,7 @@ void column_dots(double* dots, const float* a, const float* b, int64_t D, int64_
 }
 
 void normalise_columns(float* w, int64_t D, int64_t m) {
-  for_columns(m, [=](int64_t begin, int64_t end) {
+  for_dictionary_columns(m, [=](int64_t begin, int64_t end) {
     double squares[128];
     column_dots(squares, w, w, D, m, begin, end);
     for (int64_t j = begin; j < end; ++j)
@@ -61,7 +61,7 @@ void normalise_columns(float* w, int64_t D, int64_t m) {
 
 // Of columns of length 1.
 void remove_parallel_part(float* g, const float* w, int64_t D, int64_t m) {
-  for_columns(m, [=](int64_t begin, int64_t end) {
+  for_dictionary_columns(m, [=](int64_t begin, int64_t end) {
     double dots[128];
     column_dots(dots, g, w, D, m, begin, end);
     for (int64_t d = 0; d < D; ++d)
@@ -81,38 +81,45 @@ Autoencoder::Autoencoder(Device& device, const AutoencoderSizes& given, const st
   params_.add("b_e", Shape{m}, Init::constant(0), 1, 0);
   params_.add("W_d", Shape{D, m}, Init::constant(0), 1, 0);
   params_.add("b_d", Shape{1, D}, Init::constant(0), 1, 0);
+  record();
+  params_.allocate(device, Dtype::f32, true);
+  tape_.differentiate(), tape_.plan(PlanMode::reuse), tape_.allocate(device);
+  device.fill(zeros_->tensor.data, 0, zeros_->tensor.bytes());
+  tape_.watch([this](size_t n, bool backward) {
+    if (n == z_node_ && !backward && z_copy_ != nullptr) *z_copy_ = numbers_on_host(z_->tensor, device_);
+  });
+  start(mean, seed);
+  optimizer_ = std::make_unique<Optimizer>(params_, Buckets(params_), adam_of_autoencoder);
+}
 
+void Autoencoder::record() {
+  const auto [D, m, k, rows] = sizes;
   // b_d is in both products with its own sign: it is added to -v, and W_e turned round.
   const auto parameter = [&](const char* name) { return tape_.parameter(params_.at(name)); };
-  Value* zeros = tape_.input("zeros", Shape{1, rows}, Dtype::i32);
+  zeros_ = tape_.input("zeros", Shape{1, rows}, Dtype::i32);
   minus_v_ = tape_.input("minus_v", Shape{1, rows, D}, Dtype::f32);
   v_ = tape_.input("v", Shape{1, rows, D}, Dtype::f32);
-  Value* b_d = ops::embedding(tape_, "b_d", zeros, parameter("b_d"));
+  Value* b_d = ops::embedding(tape_, "b_d", zeros_, parameter("b_d"));
   Value* centred = ops::add(tape_, "centred", minus_v_, b_d);
   Value* h = ops::linear(tape_, "h", centred, parameter("minus_W_e"), Shape{1, rows, m}, parameter("b_e"));
   z_ = ops::top_k(tape_, "z", h, k);
   z_node_ = tape_.nodes().size() - 1;
   Value* sum = ops::linear(tape_, "sum", z_, parameter("W_d"), Shape{1, rows, D});
   losses_ = ops::squared_error(tape_, "loss", ops::add(tape_, "v_hat", sum, b_d), v_, Shape{1, rows});
+}
 
-  params_.allocate(device, Dtype::f32, true);
-  tape_.differentiate(), tape_.plan(PlanMode::reuse), tape_.allocate(device);
-  device.fill(zeros->tensor.data, 0, zeros->tensor.bytes());
-  tape_.watch([this](size_t n, bool backward) {
-    if (n == z_node_ && !backward && z_copy_ != nullptr) *z_copy_ = on_host(z_->tensor, device_);
-  });
-
+void Autoencoder::start(const std::vector<double>& mean, uint64_t seed) {
+  const auto [D, m, k, rows] = sizes;
   std::vector<float> decoder(static_cast<size_t>(D * m));
   const uint64_t stream = stream_of("sparse autoencoder");
   for (size_t i = 0; i < decoder.size(); ++i) decoder[i] = static_cast<float>(random_normal(seed, stream, i));
   normalise_columns(decoder.data(), D, m);
-  const std::vector<float> encoder = transposed(decoder, D, m, -1), b(mean.begin(), mean.end());
+  const std::vector<float> encoder = transposed_matrix(decoder, D, m, -1), b(mean.begin(), mean.end());
   const auto write = [&](const char* name, const std::vector<float>& numbers) {
     const Tensor& to = params_.at(name).value;
-    device.copy_in(to.data, numbers.data(), to.bytes());
+    device_.copy_in(to.data, numbers.data(), to.bytes());
   };
   write("minus_W_e", encoder), write("W_d", decoder), write("b_d", b);
-  optimizer_ = std::make_unique<Optimizer>(params_, Buckets(params_), adam_of_autoencoder);
 }
 
 void Autoencoder::load(const float* batch, int64_t count) {
@@ -129,17 +136,17 @@ double Autoencoder::gradients(const float* batch) {
   params_.zero_gradients();
   tape_.run(Step{true, 1 / static_cast<double>(sizes.rows)});
   double sum = 0;
-  for (const float loss : on_host(losses_->tensor, device_)) sum += static_cast<double>(loss);
+  for (const float loss : numbers_on_host(losses_->tensor, device_)) sum += static_cast<double>(loss);
   return sum / static_cast<double>(sizes.rows);
 }
 
 void Autoencoder::update(double lr) {
   const Parameter& row = params_.at("W_d");
-  std::vector<float> w = on_host(row.value, device_), g = on_host(row.grad, device_);
+  std::vector<float> w = numbers_on_host(row.value, device_), g = numbers_on_host(row.grad, device_);
   remove_parallel_part(g.data(), w.data(), sizes.D, sizes.m);
   device_.copy_in(row.grad.data, g.data(), row.grad.bytes());
   optimizer_->update(lr, 0);
-  w = on_host(row.value, device_);
+  w = numbers_on_host(row.value, device_);
   normalise_columns(w.data(), sizes.D, sizes.m);
   device_.copy_in(row.value.data, w.data(), row.value.bytes());
 }
@@ -151,7 +158,7 @@ Autoencoder::Codes Autoencoder::encode(const float* batch, int64_t count) {
   z_copy_ = &z;
   tape_.run(Step{});
   z_copy_ = nullptr;
-  const std::vector<float> losses = on_host(losses_->tensor, device_);
+  const std::vector<float> losses = numbers_on_host(losses_->tensor, device_);
   Codes codes{{losses.begin(), losses.begin() + count}, {}};
   codes.active.resize(static_cast<size_t>(count));
 #pragma omp parallel for schedule(static)
@@ -164,9 +171,9 @@ Autoencoder::Codes Autoencoder::encode(const float* batch, int64_t count) {
 
 std::vector<float> Autoencoder::weight(const std::string& name, bool gradient) const {
   const Parameter& row = params_.at(name == "W_e" ? "minus_W_e" : name);
-  std::vector<float> numbers = on_host(gradient ? row.grad : row.value, device_);
-  if (name == "W_e") return transposed(numbers, sizes.m, sizes.D, -1);
-  return name == "W_d" ? transposed(numbers, sizes.D, sizes.m) : numbers;
+  std::vector<float> numbers = numbers_on_host(gradient ? row.grad : row.value, device_);
+  if (name == "W_e") return transposed_matrix(numbers, sizes.m, sizes.D, -1);
+  return name == "W_d" ? transposed_matrix(numbers, sizes.D, sizes.m) : numbers;
 }
 
 double Autoencoder::bytes() const {

@@ -56,12 +56,14 @@ class Autoencoder {
   const AutoencoderSizes sizes;
 
  private:
+  void record();
+  void start(const std::vector<double>& mean, uint64_t seed);
   void load(const float* batch, int64_t count);
 
   Device& device_;
   mutable ParameterTable params_;  // rows: minus_W_e (m, D), b_e (m), W_d by columns (D, m), b_d (1, D)
   Tape tape_;
-  Value *minus_v_ = nullptr, *v_ = nullptr, *z_ = nullptr, *losses_ = nullptr;
+  Value *zeros_ = nullptr, *minus_v_ = nullptr, *v_ = nullptr, *z_ = nullptr, *losses_ = nullptr;
   size_t z_node_ = 0;
   std::vector<float>* z_copy_ = nullptr;  // where a forward leaves z; null: nowhere
   std::unique_ptr<Optimizer> optimizer_;

@@ -40,7 +40,7 @@ const std::set<std::string>& function_words() {
   return words;
 }
 
-const std::set<std::string>& suffixes() {
+const std::set<std::string>& english_suffixes() {
   static const std::set<std::string> endings = {
       "s",     "es",   "ed",   "d",    "ing",  "ings", "er",      "ers",   "or",    "ors",    "est",   "ly",
       "y",     "al",   "ally", "ial",  "ion",  "ions", "tion",    "tions", "ation", "ations", "sion",  "ment",
@@ -56,9 +56,9 @@ bool has_letter(std::string_view text) { return std::any_of(text.begin(), text.e
 bool has_digit(std::string_view text) {
   return std::any_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
 }
-bool is_blank(std::string_view text) { return text.find_first_not_of(" \t\r\n\v\f") == std::string_view::npos; }
+bool is_white(std::string_view text) { return text.find_first_not_of(" \t\r\n\v\f") == std::string_view::npos; }
 
-std::string lower(std::string text) {
+std::string lowered(std::string text) {
   for (char& c : text)
     if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
   return text;
@@ -66,15 +66,15 @@ std::string lower(std::string text) {
 
 bool names_byte(std::string_view text) { return text.size() == 6 && text.starts_with("<0x") && text.ends_with('>'); }
 
-enum class Characters { ascii, punctuation, others, broken };
-Characters characters_of(std::string_view text) {
-  Characters found = Characters::ascii;
+enum class TokenCharacters { ascii, punctuation, others, broken };
+TokenCharacters characters_of(std::string_view text) {
+  TokenCharacters found = TokenCharacters::ascii;
   while (!text.empty()) {
     const auto [length, code] = first_character(text);
-    if (length == 0) return Characters::broken;
+    if (length == 0) return TokenCharacters::broken;
     const bool punctuation = (code >= 0xA0 && code <= 0xBF) || (code >= 0x2000 && code <= 0x206F);
-    if (code >= 0x80 && !punctuation) found = Characters::others;
-    else if (code >= 0x80 && found == Characters::ascii) found = Characters::punctuation;
+    if (code >= 0x80 && !punctuation) found = TokenCharacters::others;
+    else if (code >= 0x80 && found == TokenCharacters::ascii) found = TokenCharacters::punctuation;
     text.remove_prefix(length);
   }
   return found;
@@ -104,12 +104,12 @@ const std::string& category_of(const std::string& label) {
 
 std::string label_of_token(const std::string& text, bool whole_word, bool special) {
   if (special) return "Structural Punctuation";
-  const Characters characters = characters_of(text);
-  if (characters == Characters::broken || names_byte(text)) return "Byte-Level Fallbacks";
-  if (is_blank(text)) return "Code Formatting Symbols";
-  if (characters == Characters::others) return "Multilingual Unicode";
+  const TokenCharacters characters = characters_of(text);
+  if (characters == TokenCharacters::broken || names_byte(text)) return "Byte-Level Fallbacks";
+  if (is_white(text)) return "Code Formatting Symbols";
+  if (characters == TokenCharacters::others) return "Multilingual Unicode";
   const bool space = text[0] == ' ';
-  const std::string body = lower(text.substr(space ? 1 : 0));
+  const std::string body = lowered(text.substr(space ? 1 : 0));
   if (!has_letter(body)) {
     if (has_digit(body)) return "Numerical Digit Fragments";
     const bool code = body.find_first_of("{}[]<>=+*/\\|_^~#$@%&`") != std::string::npos;
@@ -117,7 +117,7 @@ std::string label_of_token(const std::string& text, bool whole_word, bool specia
   }
   if (logic_words().contains(body)) return "Logic Quantifier Keywords";
   if ((space || whole_word) && function_words().contains(body)) return "Functional Leading Space";
-  if (!space && !whole_word && suffixes().contains(text)) return "Morphological Suffixes";
+  if (!space && !whole_word && english_suffixes().contains(text)) return "Morphological Suffixes";
   const char first = *std::find_if(text.begin(), text.end(), is_letter);
   return first >= 'A' && first <= 'Z' ? "Entity Marker Fragments" : "Semantic Root Fragments";
 }

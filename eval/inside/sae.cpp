@@ -22,7 +22,7 @@ namespace {
 constexpr UsualWindows usual_sae = {256, 256};
 constexpr double usual_sae_flops = 4e12;  // of the training: half a minute on two cores
 constexpr double sae_lr = 5e-4;
-constexpr int64_t least_batch = 128, paper_batch = 4096;
+constexpr int64_t least_sae_batch = 128, paper_sae_batch = 4096;
 constexpr double paper_density_factor = 0.005 * 24576 / 32;  // the limit over the mean density of a paper's feature
 const char* const sae_value = "own_value.0";
 const char* const sae_maker = "sparse autoencoder";  // of the file, in its metadata
@@ -43,22 +43,22 @@ struct SaeVectors {
   int64_t count() const { return std::ssize(tokens); }
 };
 
-int64_t count_tokens(const std::vector<TokenWindow>& windows) {
+int64_t sae_token_count(const std::vector<TokenWindow>& windows) {
   int64_t count = 0;
   for (const TokenWindow& window : windows) count += window.length;
   return count;
 }
 
-int64_t held_out_windows(int64_t windows) { return std::max<int64_t>(1, windows / 10); }
+int64_t sae_held_out_windows(int64_t windows) { return std::max<int64_t>(1, windows / 10); }
 
 // Mean and total squared distance from it of the vectors [begin, end).
-struct Spread {
+struct SaeSpread {
   std::vector<double> mean;
   double square = 0;    // sum |v|^2
   double variance = 0;  // sum |v - mean|^2
 };
-Spread spread_of(const std::vector<float>& values, int64_t D, int64_t begin, int64_t end) {
-  Spread spread{std::vector<double>(static_cast<size_t>(D), 0.0)};
+SaeSpread sae_spread(const std::vector<float>& values, int64_t D, int64_t begin, int64_t end) {
+  SaeSpread spread{std::vector<double>(static_cast<size_t>(D), 0.0)};
   for (int64_t i = begin * D; i < end * D; ++i)
     spread.mean[static_cast<size_t>(i % D)] += static_cast<double>(values[static_cast<size_t>(i)]);
   for (double& x : spread.mean) x /= static_cast<double>(end - begin);
@@ -70,7 +70,7 @@ Spread spread_of(const std::vector<float>& values, int64_t D, int64_t begin, int
   return spread;
 }
 
-SaeVectors collect_vectors(Subject& subject, Probe& probe, const std::vector<TokenWindow>& windows) {
+SaeVectors collect_sae_vectors(Subject& subject, Probe& probe, const std::vector<TokenWindow>& windows) {
   SaeVectors all;
   const auto T = static_cast<int64_t>(windows[0].tokens.size());
   all.D = probe.shape(sae_value).numel() / T;
@@ -81,7 +81,7 @@ SaeVectors collect_vectors(Subject& subject, Probe& probe, const std::vector<Tok
       all.gate_layers.push_back(layer);
     }
   all.gates.resize(all.gate_layers.size());
-  const int64_t first_held_out = std::ssize(windows) - held_out_windows(std::ssize(windows));
+  const int64_t first_held_out = std::ssize(windows) - sae_held_out_windows(std::ssize(windows));
   Ticker ticker(printable(subject.name), "window");
   for (int64_t i = 0; i < std::ssize(windows); ++i) {
     const TokenWindow& window = windows[static_cast<size_t>(i)];
@@ -109,7 +109,7 @@ struct SaePlan {
   AutoencoderSizes sizes;
   int64_t tokens;
 };
-SaePlan plan_of(const SaeFlags& flags, const Probe& probe, const std::vector<TokenWindow>& windows) {
+SaePlan sae_plan(const SaeFlags& flags, const Probe& probe, const std::vector<TokenWindow>& windows) {
   const int64_t D = probe.shape(sae_value).numel() / std::ssize(windows[0].tokens);
   SaePlan plan{{D, flags.dictionary > 0 ? flags.dictionary : 16 * D, flags.active, 1}, flags.tokens};
   if (plan.sizes.k > plan.sizes.m) {
@@ -122,14 +122,16 @@ SaePlan plan_of(const SaeFlags& flags, const Probe& probe, const std::vector<Tok
                              int64_t{2'000'000});
   // The paper's batch if that leaves 8192 steps; fewer tokens make smaller batches rather than few steps.
   const auto small = std::bit_floor(static_cast<uint64_t>(std::max<int64_t>(1, plan.tokens / 8192)));
-  const std::vector<TokenWindow> train(windows.begin(), windows.end() - held_out_windows(std::ssize(windows)));
-  plan.sizes.rows = std::min(std::clamp(static_cast<int64_t>(small), least_batch, paper_batch), count_tokens(train));
+  const std::vector<TokenWindow> train(windows.begin(), windows.end() - sae_held_out_windows(std::ssize(windows)));
+  plan.sizes.rows =
+      std::min(std::clamp(static_cast<int64_t>(small), least_sae_batch, paper_sae_batch), sae_token_count(train));
   return plan;
 }
 
 // One pass over all vectors: what is lost of both parts, and which features are active.
-void encode_all(SaeFinding* found, FeatureCounts* counts, std::vector<std::vector<Autoencoder::Active>>* held_out,
-                Autoencoder& model, const SaeVectors& v) {
+void encode_sae_vectors(SaeFinding* found, FeatureCounts* counts,
+                        std::vector<std::vector<Autoencoder::Active>>* held_out, Autoencoder& model,
+                        const SaeVectors& v) {
   const int64_t D = v.D, rows = model.sizes.rows;
   double losses[2] = {0, 0};
   int64_t active = 0;
@@ -146,7 +148,7 @@ void encode_all(SaeFinding* found, FeatureCounts* counts, std::vector<std::vecto
     }
   }
   const auto reconstruction = [&](int64_t begin, int64_t end, double loss) {
-    const double variance = spread_of(v.values, D, begin, end).variance;
+    const double variance = sae_spread(v.values, D, begin, end).variance;
     return Reconstruction{end - begin, loss / static_cast<double>(end - begin), 1 - loss / variance};
   };
   found->train = reconstruction(0, v.held_out, losses[0]);
@@ -199,7 +201,7 @@ void check_weights_file(const std::string& path) {
          " exists and was not written by this program; move it away or choose another directory");
 }
 
-void write_weights(const std::string& path, const Autoencoder& model, double scale, const std::string& name) {
+void write_sae_weights(const std::string& path, const Autoencoder& model, double scale, const std::string& name) {
   const auto [D, m, k, rows] = model.sizes;
   const std::vector<float> W_e = model.weight("W_e"), W_d = model.weight("W_d"), b_e = model.weight("b_e"),
                            b_d = model.weight("b_d");
@@ -218,7 +220,7 @@ void write_weights(const std::string& path, const Autoencoder& model, double sca
 
 // Scales the vectors so that those trained on have mean |v|^2 = D.
 double scale_vectors(SaeVectors& v, const std::string& model) {
-  const double square = spread_of(v.values, v.D, 0, v.held_out).square / static_cast<double>(v.held_out);
+  const double square = sae_spread(v.values, v.D, 0, v.held_out).square / static_cast<double>(v.held_out);
   const double scale = std::sqrt(static_cast<double>(v.D) / square);
   if (!std::isfinite(scale) || !std::isfinite(static_cast<float>(scale)))
     fail(Exit::not_finite, model, ": all values of the first layer are 0; there is nothing to explain");
@@ -226,7 +228,7 @@ double scale_vectors(SaeVectors& v, const std::string& model) {
   return scale;
 }
 
-FeatureRules rules_of(const SaeFlags& flags, const AutoencoderSizes& sizes) {
+FeatureRules sae_rules(const SaeFlags& flags, const AutoencoderSizes& sizes) {
   FeatureRules rules;
   const double as_paper = paper_density_factor * static_cast<double>(sizes.k) / static_cast<double>(sizes.m);
   rules.most_density = flags.most_density > 0 ? flags.most_density : std::max(rules.most_density, as_paper);
@@ -236,7 +238,7 @@ FeatureRules rules_of(const SaeFlags& flags, const AutoencoderSizes& sizes) {
 void say_sae_cost(const Subject& subject, const Probe& probe, const std::vector<TokenWindow>& windows,
                   const SaePlan& plan) {
   const double rows = static_cast<double>(plan.sizes.rows), m = static_cast<double>(plan.sizes.m);
-  const double D = static_cast<double>(plan.sizes.D), tokens = static_cast<double>(count_tokens(windows));
+  const double D = static_cast<double>(plan.sizes.D), tokens = static_cast<double>(sae_token_count(windows));
   // An encoding is a third of a training step. Memory: the vectors twice, weights with gradients and moments, batches.
   const double training = plan.sizes.step_flops() / rows * (static_cast<double>(plan.tokens) + tokens / 3);
   say_cost("sae", subject, windows, static_cast<double>(windows.size()) * probe.forward_flops() + training,
@@ -244,9 +246,9 @@ void say_sae_cost(const Subject& subject, const Probe& probe, const std::vector<
 }
 
 // Trains an autoencoder on the vectors, and looks at all of them with it.
-std::unique_ptr<Autoencoder> explore(SaeFinding* found, Subject& subject, const SaeVectors& v,
-                                     const AutoencoderTraining& how) {
-  const Spread spread = spread_of(v.values, v.D, 0, v.held_out);
+std::unique_ptr<Autoencoder> explore_sae(SaeFinding* found, Subject& subject, const SaeVectors& v,
+                                         const AutoencoderTraining& how) {
+  const SaeSpread spread = sae_spread(v.values, v.D, 0, v.held_out);
   found->start_variance = spread.variance / static_cast<double>(v.held_out);
   auto model = std::make_unique<Autoencoder>(*subject.model.device, found->sizes, spread.mean, how.seed);
   {
@@ -258,7 +260,7 @@ std::unique_ptr<Autoencoder> explore(SaeFinding* found, Subject& subject, const 
   found->steps = std::ssize(found->losses);
   FeatureCounts counts(found->sizes.m);
   std::vector<std::vector<Autoencoder::Active>> held_out;
-  encode_all(found, &counts, &held_out, *model, v);
+  encode_sae_vectors(found, &counts, &held_out, *model, v);
 
   const Tensor& embedding = subject.model.params.at("model.embed_tokens.weight").value;
   const Tokenizer& tokenizer = subject.data.tokenizer;
@@ -307,18 +309,18 @@ void SparseAutoencoder::measure(Subject& subject, const AnalysisOptions& o) {
   if (!path.empty()) check_weights_file(path);
 
   Probe probe(subject.model, 1, std::ssize(windows[0].tokens));
-  const SaePlan plan = plan_of(flags_, probe, windows);
+  const SaePlan plan = sae_plan(flags_, probe, windows);
   say_sae_cost(subject, probe, windows, plan);
-  SaeVectors v = collect_vectors(subject, probe, windows);
+  SaeVectors v = collect_sae_vectors(subject, probe, windows);
   SaeFinding found{subject.name, subject.config().arch, subject.config().backbone, subject.title(),
                    describe_split(subject.data.choice, false)};
-  found.windows = std::ssize(windows), found.held_out_windows = held_out_windows(found.windows);
+  found.windows = std::ssize(windows), found.held_out_windows = sae_held_out_windows(found.windows);
   found.longest = std::ssize(windows[0].tokens);
   found.sizes = plan.sizes, found.lr = sae_lr;
   found.scale = scale_vectors(v, subject.name);
-  found.rules = rules_of(flags_, plan.sizes);
-  const auto model = explore(&found, subject, v, {plan.tokens, sae_lr, o.seed});
-  if (!path.empty()) write_weights(path, *model, found.scale, subject.name);
+  found.rules = sae_rules(flags_, plan.sizes);
+  const auto model = explore_sae(&found, subject, v, {plan.tokens, sae_lr, o.seed});
+  if (!path.empty()) write_sae_weights(path, *model, found.scale, subject.name);
   found.weights = path;
   all_.push_back(std::move(found));
 }

@@ -14,9 +14,9 @@ namespace crossply {
 namespace {
 
 constexpr size_t best_features = 12, tokens_shown = 6;  // of the table
-constexpr size_t curve_points = 200;
+constexpr size_t sae_curve_points = 200;
 
-std::string percent_text(double share) { return format_number("%.2f %%", 100 * share); }
+std::string sae_percent(double share) { return format_number("%.2f %%", 100 * share); }
 
 // A token's text in quotes, on one line, or its id.
 std::string shown_token(const SaeFinding& m, size_t feature, size_t token) {
@@ -34,12 +34,12 @@ std::string shown_tokens(const SaeFinding& m, size_t feature, size_t most) {
   return list;
 }
 
-struct CurvePoint {
+struct LossPoint {
   double tokens, loss;  // after so many; the mean since the point before
 };
-std::vector<CurvePoint> loss_curve(const SaeFinding& m) {
-  const size_t block = (m.losses.size() + curve_points - 1) / curve_points;
-  std::vector<CurvePoint> points;
+std::vector<LossPoint> loss_curve(const SaeFinding& m) {
+  const size_t block = (m.losses.size() + sae_curve_points - 1) / sae_curve_points;
+  std::vector<LossPoint> points;
   for (size_t begin = 0; begin < m.losses.size(); begin += block) {
     const size_t end = std::min(m.losses.size(), begin + block);
     double sum = 0;
@@ -53,19 +53,19 @@ std::vector<CurvePoint> loss_curve(const SaeFinding& m) {
 // -----------------------------------------------------------------------------------------------------------------
 // The table.
 
-std::string training_text(const SaeFinding& m) {
+std::string sae_training_text(const SaeFinding& m) {
   const FeatureSelection& s = m.selection;
-  const std::vector<CurvePoint> curve = loss_curve(m);
+  const std::vector<LossPoint> curve = loss_curve(m);
   return str("values of layer 0: ", m.sizes.D, " numbers, ", format_count(m.sizes.m), " features, ", m.sizes.k,
              " active\n", "trained on ", format_count(m.steps * m.sizes.rows), " tokens, ", format_count(m.steps),
              " steps of ", format_count(m.sizes.rows), ", from ", format_count(m.train.tokens), " different places\n",
              "loss: ", format_number("%.4g", curve.front().loss), " at the start, ",
              format_number("%.4g", m.train.loss), " at the end, held out ", format_number("%.4g", m.held_out.loss),
-             "\n", "variance explained: ", percent_text(m.train.fve), ", held out ", percent_text(m.held_out.fve),
-             " of ", format_count(m.held_out.tokens), " tokens\n", "features: ", format_count(m.live), " live, ",
-             format_number("%.1f", m.active), " active on a token, mean density ", percent_text(m.density()), "\n",
+             "\n", "variance explained: ", sae_percent(m.train.fve), ", held out ", sae_percent(m.held_out.fve), " of ",
+             format_count(m.held_out.tokens), " tokens\n", "features: ", format_count(m.live), " live, ",
+             format_number("%.1f", m.active), " active on a token, mean density ", sae_percent(m.density()), "\n",
              "dropped: ", format_count(s.rare), " of less than ", m.rules.least_activations, " activations, ",
-             format_count(s.dense), " of density above ", percent_text(m.rules.most_density), ",\n  ",
+             format_count(s.dense), " of density above ", sae_percent(m.rules.most_density), ",\n  ",
              format_count(s.single), " of one token; kept ", format_count(std::ssize(s.retained)), " of ",
              format_count(s.scored), " by MonoScore\n");
 }
@@ -96,7 +96,7 @@ std::string features_text(const SaeFinding& m) {
   return out;
 }
 
-std::string gates_text(const SaeFinding& m) {
+std::string sae_gates_text(const SaeFinding& m) {
   std::vector<std::vector<std::string>> table = {{"layer"}};
   for (const std::string& category : feature_categories()) table[0].push_back(category);
   table[0].push_back("all tokens");
@@ -132,14 +132,14 @@ nlohmann::json feature_json(const SaeFinding& m, size_t i) {
   return json;
 }
 
-nlohmann::json labels_json(const SaeFinding& m) {
+nlohmann::json label_counts_json(const SaeFinding& m) {
   nlohmann::json labels, categories;
   for (const std::string& label : feature_labels()) labels[label] = m.label_count(label);
   for (const std::string& category : feature_categories()) categories[category] = m.category_count(category);
   return {{"labels", labels}, {"categories", categories}};
 }
 
-nlohmann::json gates_json(const SaeFinding& m) {
+nlohmann::json sae_gates_json(const SaeFinding& m) {
   nlohmann::json list = nlohmann::json::array();
   for (const LabelledGates& gates : m.gates) {
     list.push_back({{"layer", gates.layer}, {"all", number_or_null(gates.all)}});
@@ -152,18 +152,18 @@ nlohmann::json gates_json(const SaeFinding& m) {
 // -----------------------------------------------------------------------------------------------------------------
 // The picture.
 
-constexpr double picture_width = 920;
+constexpr double sae_picture_width = 920;
 // Beside each other distinct in grey, too; of a model each, again from the first for the fifth.
-constexpr const char* bar_colours[] = {"#0072B2", "#E69F00", "#009E73", "#56B4E9"};
+constexpr const char* label_colours[] = {"#0072B2", "#E69F00", "#009E73", "#56B4E9"};
 
-std::string bar(double x, double y, double width, double height, const std::string& colour) {
+std::string label_bar(double x, double y, double width, double height, const std::string& colour) {
   return "<rect x=\"" + svg::px(x) + "\" y=\"" + svg::px(y) + "\" width=\"" + svg::px(width) + "\" height=\"" +
          svg::px(height) + "\" fill=\"" + colour + "\"/>\n";
 }
 
 // Bars for each label, one for each model, with their numbers at the end.
-std::string labels_svg(const std::vector<SaeFinding>& all) {
-  const double left = 240, top = 70, each = 13, room = picture_width - left - 90;
+std::string label_bars_svg(const std::vector<SaeFinding>& all) {
+  const double begin = 240, top = 70, each = 13, room = sae_picture_width - begin - 90;
   const double row = each * static_cast<double>(all.size()) + 10;
   int64_t most = 1;
   for (const SaeFinding& m : all)
@@ -173,7 +173,7 @@ std::string labels_svg(const std::vector<SaeFinding>& all) {
   double x = 24;
   for (size_t i = 0; i < all.size(); ++i) {
     const std::string name = printable(all[i].model);
-    out += bar(x, 44, 12, 12, bar_colours[i % std::size(bar_colours)]) + svg::text(x + 18, 54, "", name, 40);
+    out += label_bar(x, 44, 12, 12, label_colours[i % std::size(label_colours)]) + svg::text(x + 18, 54, "", name, 40);
     x += 40 + 7 * static_cast<double>(std::min<size_t>(40, name.size()));
   }
   double y = top;
@@ -185,20 +185,20 @@ std::string labels_svg(const std::vector<SaeFinding>& all) {
       out += svg::text(24, y + row / 2 + 4, "font-weight=\"bold\"", category);
       before = category;
     }
-    out += svg::text(left - 8, y + row / 2 + 4, "text-anchor=\"end\" font-size=\"11\"", label.substr(0, 26));
+    out += svg::text(begin - 8, y + row / 2 + 4, "text-anchor=\"end\" font-size=\"11\"", label.substr(0, 26));
     for (size_t i = 0; i < all.size(); ++i) {
       const int64_t count = all[i].label_count(label);
       const double length = room * static_cast<double>(count) / static_cast<double>(most);
       const double at = y + 5 + each * static_cast<double>(i);
-      out += bar(left, at, std::max(length, 0.5), each - 2, bar_colours[i % std::size(bar_colours)]) +
-             svg::text(left + length + 6, at + each - 3, "font-size=\"10\"", format_count(count));
+      out += label_bar(begin, at, std::max(length, 0.5), each - 2, label_colours[i % std::size(label_colours)]) +
+             svg::text(begin + length + 6, at + each - 3, "font-size=\"10\"", format_count(count));
     }
     y += row;
   }
-  return svg::document(picture_width, y + 20, "Retained features by label", out);
+  return svg::document(sae_picture_width, y + 20, "Retained features by label", out);
 }
 
-std::string losses_svg(const std::vector<SaeFinding>& all) {
+std::string sae_losses_svg(const std::vector<SaeFinding>& all) {
   Panel panel{"share of the variance that is not explained", "of held-out tokens", {}};
   panel.log_y = true;
   for (const SaeFinding& m : all) {
@@ -213,7 +213,7 @@ std::string losses_svg(const std::vector<SaeFinding>& all) {
   return curve_svg("Sparse autoencoder of the first layer's values", "tokens of training", {panel});
 }
 
-std::string gates_svg(const SaeFinding& m) {
+std::string sae_gates_svg(const SaeFinding& m) {
   Panel panel{"mean gate of held-out tokens, by how many features of a category are active on them", "", {}};
   panel.whole = true;
   for (size_t c = 0; c <= feature_categories().size(); ++c) {
@@ -230,7 +230,7 @@ std::string gates_svg(const SaeFinding& m) {
 }
 
 // Documents of ours below each other in one.
-std::string stacked_svg(const std::string& title, const std::vector<std::string>& documents) {
+std::string sae_stacked_svg(const std::string& title, const std::vector<std::string>& documents) {
   std::string elements;
   double y = 0, widest = 0;
   for (const std::string& document : documents) {
@@ -262,10 +262,10 @@ int64_t SaeFinding::category_count(const std::string& category) const {
 
 std::string sae_table(const SaeFinding& m) {
   std::string out = str(m.title, "\n", format_count(m.windows), " windows of ", m.longest, " tokens, the last ",
-                        m.held_out_windows, " held out\n", training_text(m));
+                        m.held_out_windows, " held out\n", sae_training_text(m));
   if (!m.texts.empty()) out += labels_text(m);
   if (!m.selection.retained.empty()) out += features_text(m);
-  if (!m.gates.empty()) out += gates_text(m);
+  if (!m.gates.empty()) out += sae_gates_text(m);
   return m.weights.empty() ? out : out + str("\nweights: ", printable(m.weights), "\n");
 }
 
@@ -301,8 +301,8 @@ nlohmann::json sae_json(const SaeFinding& m) {
                          {"of_one_token", m.selection.single},
                          {"scored", m.selection.scored},
                          {"retained", features},
-                         {"gates", gates_json(m)}};
-  if (m.labelled()) json.update(labels_json(m));
+                         {"gates", sae_gates_json(m)}};
+  if (m.labelled()) json.update(label_counts_json(m));
   return json;
 }
 
@@ -319,12 +319,12 @@ std::string sae_csv(const std::vector<SaeFinding>& all) {
 }
 
 std::string sae_svg(const std::vector<SaeFinding>& all) {
-  std::vector<std::string> parts = {losses_svg(all)};
+  std::vector<std::string> parts = {sae_losses_svg(all)};
   if (std::any_of(all.begin(), all.end(), [](const SaeFinding& m) { return !m.texts.empty(); }))
-    parts.push_back(labels_svg(all));
+    parts.push_back(label_bars_svg(all));
   for (const SaeFinding& m : all)
-    if (!m.gates.empty()) parts.push_back(gates_svg(m));
-  return stacked_svg("Sparse autoencoder of the first layer's values", parts);
+    if (!m.gates.empty()) parts.push_back(sae_gates_svg(m));
+  return sae_stacked_svg("Sparse autoencoder of the first layer's values", parts);
 }
 
 }  // namespace crossply
