@@ -413,7 +413,7 @@ std::string draw_panel(const Panel& panel, size_t number, Axis x, double top, do
   const Drawing drawing = thin_out(panel, raw, marked, x, logs);
   Extent range = shown_range(drawing, raw, panel, logs.x || logs.y);
   const bool empty = range.low > range.high;
-  const bool log_y = !panel.shares && (panel.log_y || is_wide(range));
+  const bool log_y = !panel.shares && (panel.log_y || (!panel.whole && is_wide(range)));
   if (panel.shares) range = {std::min(range.low, 0.0), std::max(range.high, 0.05)};
   const Axis y = fit(range, bottom, top, log_y, 0.04);
   const bool has_marks = std::any_of(marked.begin(), marked.end(), [](const Line& line) { return !line.empty(); });

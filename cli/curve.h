@@ -21,7 +21,7 @@ struct Panel {
   std::vector<Curve> curves;
   bool shares = false;  // y goes from 0 to 1, and is shown in percent
   bool log_y = false;   // a logarithmic axis in any case, for what is above 0
-  bool whole = false;   // nothing is cut off, not even what looks like a run that diverges
+  bool whole = false;   // nothing is cut off, however it rises, and the axis is linear unless log_y
   size_t smooth = 0;    // points that a running mean takes; 0: a fiftieth of the curve, where it has more than 200
 };
 

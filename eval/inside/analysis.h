@@ -116,6 +116,7 @@ std::vector<std::string> short_names(std::vector<std::string> names);
 struct OccurrenceOptions;  // flags that these two share
 std::unique_ptr<Analysis> separability_analysis(std::shared_ptr<OccurrenceOptions> shared);
 std::unique_ptr<Analysis> tsne_analysis(std::shared_ptr<OccurrenceOptions> shared);
+std::unique_ptr<Analysis> sae_analysis();
 
 // A field of a CSV file, in quotes where it needs them.
 std::string csv_field(const std::string& text);

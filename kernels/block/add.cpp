@@ -61,8 +61,8 @@ struct Add : Node {
   const char* op() const override { return "add"; }
   void forward(const Step&, Stream stream) override { add_forward(output(), input(0), input(1), stream); }
   void backward(const Step&, Stream stream) override {
-    for (size_t i = 0; i < 2; ++i)
-      if (dinput(i).data != doutput().data) accumulate(gradient(i), doutput(), stream);
+    for (size_t i = 0; i < 2; ++i)  // an input of the tape has no gradient
+      if (in[i]->grad != nullptr && dinput(i).data != doutput().data) accumulate(gradient(i), doutput(), stream);
   }
 };
 

@@ -48,6 +48,11 @@ Value* layernorm(Tape& t, const std::string& name, Value* inp, Value* weight, Va
 // Over the last dimension; entries outside the smallest set with a sum above top_p become 0, and the others are divided
 // by their sum if renormalize (kernels/block/softmax.h).
 Value* softmax(Tape& t, const std::string& name, Value* inp, double top_p = 1, bool renormalize = true);
+// Over the last dimension: the k largest entries where they are positive, 0 for the others (kernels/block/top_k.h).
+Value* top_k(Tape& t, const std::string& name, Value* inp, int64_t k);
+// Each row's squared distance from the target, as `rows`, one number for each. A loss: a training step takes the
+// gradients of grad_scale times their sum. The target gets none.
+Value* squared_error(Tape& t, const std::string& name, Value* inp, Value* target, Shape rows);
 // The head and the loss in one node: inp (B, T, C), weight (V, C), targets (B, T) i32 -> losses (B, T), 0 where the
 // target is -1. A training forward also writes the gradients of grad_scale * sum(losses).
 Value* cross_entropy(Tape& t, const std::string& name, Value* inp, Value* weight, Value* targets);

@@ -1,0 +1,55 @@
+// What analyze --what sae has found in one model, and how it is told.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "eval/inside/features.h"
+
+namespace crossply {
+
+// How well the vectors of a set are put together again.
+struct Reconstruction {
+  int64_t tokens = 0;
+  double loss = 0;  // mean |v - v_hat|^2
+  double fve = 0;   // 1 - sum |v - v_hat|^2 / sum |v - the set's mean|^2
+};
+
+struct LabelledGates {
+  int layer;
+  std::vector<double> by_category;  // G of feature_categories(); NaN where no token has such a feature
+  double all;                       // the mean over all tokens
+};
+
+struct SaeFinding {
+  std::string model, arch, backbone, title, split;
+  int64_t windows = 0, held_out_windows = 0, longest = 0;
+  AutoencoderSizes sizes{};
+  int64_t steps = 0;
+  double lr = 0, scale = 0;         // v is the flattened value times scale
+  double start_variance = 0;        // of the vectors trained on, by token, after scaling
+  std::vector<double> losses = {};  // of every step
+  Reconstruction train = {}, held_out = {};
+  int64_t live = 0;
+  double active = 0;                      // features on a token, mean
+  std::vector<int64_t> activations = {};  // of each feature
+  FeatureRules rules = {};
+  FeatureSelection selection = {};
+  std::vector<std::vector<std::string>> texts = {};  // of the retained features' top tokens; empty: not known
+  std::string weights = "";                          // the file, "" for none
+  std::vector<LabelledGates> gates = {};             // of layers with gates
+
+  bool labelled() const { return !texts.empty() || selection.retained.empty(); }
+  int64_t label_count(const std::string& label) const;
+  int64_t category_count(const std::string& category) const;
+  double density() const { return active / static_cast<double>(sizes.m); }
+};
+
+std::string sae_table(const SaeFinding& found);
+nlohmann::json sae_json(const SaeFinding& found);
+std::string sae_csv(const std::vector<SaeFinding>& all);
+// Curves of the training, the labels of the retained features, and gates by category where there are any.
+std::string sae_svg(const std::vector<SaeFinding>& all);
+
+}  // namespace crossply

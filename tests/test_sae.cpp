@@ -1,0 +1,126 @@
+// analyze --what sae on small models, from end to end.
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "engine/rng.h"
+#include "engine/safetensors.h"
+#include "eval/inside/features.h"
+#include "models/json_file.h"
+#include "tests/program.h"
+
+using namespace crossply;
+using namespace crossply::test;
+
+namespace {
+
+// Sentences of a few words, numbers and lines of code.
+std::string some_text() {
+  std::string text;
+  const char* const parts[] = {"the house of Anna ", "is not 17 or 24; ", "{ x = [3] }\n", "caf\xC3\xA9 walking ",
+                               "and, so: "};
+  for (uint64_t i = 0; i < 400; ++i) text += parts[random_bits(1, 2, i) % 5];
+  return text;
+}
+
+void make_model(const TempDir& scratch, const std::string& arch, const std::string& data) {
+  check_outcome(train(scratch,
+                      {"--width", "16", "--ffn", "16", "--layers", "3", "--heads", "2", "--seq", "32", "--steps", "0",
+                       "--data", data, "--out", scratch.file(arch)},
+                      arch),
+                Exit::done, "");
+}
+
+}  // namespace
+
+TEST_CASE("sae: two models beside each other, what is told and written, twice the same") {
+  const TempDir scratch;
+  write_text(scratch.file("text"), some_text());
+  const std::string data = "text:" + scratch.file("text"), out = scratch.file("out");
+  for (const char* arch : {"llama", "satformer"}) make_model(scratch, arch, data);
+  const std::vector<std::string> words = {"analyze",
+                                          "--model",
+                                          scratch.file("llama"),
+                                          scratch.file("satformer"),
+                                          "--data",
+                                          data,
+                                          "--what",
+                                          "sae",
+                                          "--sequences",
+                                          "40",
+                                          "--length",
+                                          "24",
+                                          "--sae-tokens",
+                                          "150000",
+                                          "--active",
+                                          "4",
+                                          "--most-density",
+                                          "0.3",
+                                          "--split",
+                                          "all",
+                                          "--out",
+                                          out};
+  const Outcome got = run_program_inside(scratch, words);
+  check_outcome(got, Exit::done, "values of layer 0: 16 numbers, 256 features, 4 active");
+  for (const char* part :
+       {"Structural Punctuation", "best features", "mean gate of held-out tokens", "sae.2.safetensors"})
+    CHECK_MESSAGE(has(got.output, part), part);
+  std::istringstream lines(got.output);
+  for (std::string line; std::getline(lines, line);)
+    if (!has(line, scratch.path.string())) CHECK_MESSAGE(line.size() <= 80, line);
+
+  const nlohmann::json json = read_json(out + "/sae.json");
+  REQUIRE(json["models"].size() == 2);
+  for (const nlohmann::json& model : json["models"]) {
+    CHECK(model["held_out"]["tokens"] == 4 * 24);
+    CHECK(model["train"]["tokens"] == 36 * 24);
+    CHECK(model["train"]["fve"] > 0.8);
+    CHECK(model["held_out"]["fve"] > 0.8);
+    CHECK(model["active_on_a_token"] <= 4);
+    CHECK(model["activations"].size() == 256);
+    size_t labelled = 0;
+    for (const auto& [category, count] : model["categories"].items()) labelled += count.get<size_t>();
+    CHECK(labelled == model["retained"].size());
+    CHECK(!model["retained"].empty());
+    for (const nlohmann::json& feature : model["retained"]) {
+      CHECK(feature["tokens"].size() >= 2);
+      CHECK(category_of(feature["label"]) == feature["category"]);
+    }
+  }
+  CHECK(json["models"][0]["gates"].empty());
+  const nlohmann::json& gates = json["models"][1]["gates"];
+  REQUIRE(gates.size() == 2);  // of layers 1 and 2
+  CHECK(gates[1]["layer"] == 2);
+  CHECK(gates[0]["all"] > 0);
+  const SafetensorsFile weights(out + "/sae.1.safetensors");
+  CHECK(weights.find("W_e")->shape == std::vector<int64_t>{16, 256});
+  CHECK(weights.find("W_d")->shape == std::vector<int64_t>{256, 16});
+  const std::string svg = read_text(out + "/sae.svg"), csv = read_text(out + "/sae.csv");
+  for (const char* part : {"not explained", "Multilingual Unicode", "Gates by category", "<svg x="})
+    CHECK(has(svg, part));
+  CHECK(!has(svg, "nan"));
+  CHECK(std::count(csv.begin(), csv.end(), '\n') >=
+        std::ssize(json["models"][0]["retained"]) + std::ssize(json["models"][1]["retained"]) + 1);
+  check_outcome(run_program_inside(scratch, words), Exit::done, "wrote");
+  CHECK(read_json(out + "/sae.json") == json);
+}
+
+TEST_CASE("sae: a dictionary that is too small, too few windows, and what would be lost") {
+  const TempDir scratch;
+  write_text(scratch.file("text"), some_text());
+  const std::string data = "text:" + scratch.file("text"), out = scratch.file("out");
+  make_model(scratch, "llama", data);
+  const std::string model = scratch.file("llama");
+  const auto analyze = [&](std::vector<std::string> more) {
+    std::vector<std::string> words = {"analyze",      "--model", model,      "--data", data,      "--what", "sae",
+                                      "--sae-tokens", "500",     "--length", "20",     "--split", "all"};
+    words.insert(words.end(), more.begin(), more.end());
+    return run_program_inside(scratch, words);
+  };
+  check_outcome(analyze({"--sequences", "4", "--dictionary", "8"}), Exit::done,
+                "32 active features of a dictionary of 8");
+  check_outcome(analyze({"--sequences", "1"}), Exit::usage, "give --sequences 2 or more");
+  std::filesystem::create_directories(out);
+  write_text(out + "/sae.safetensors", "mine");
+  check_outcome(analyze({"--sequences", "4", "--out", out}), Exit::usage, "was not written by this program");
+  CHECK(read_text(out + "/sae.safetensors") == "mine");
+}
