@@ -4,12 +4,12 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "cli/curve.h"
 #include "cli/format.h"
 #include "data/source.h"
 #include "engine/device.h"
 #include "engine/file.h"
 #include "train/comparison.h"
-#include "cli/curve.h"
 
 namespace crossply {
 namespace {

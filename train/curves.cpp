@@ -15,6 +15,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "cli/curve.h"
 #include "cli/format.h"
 #include "cli/program.h"
 #include "engine/file.h"
@@ -22,7 +23,6 @@
 #include "engine/printable.h"
 #include "eval/statistics.h"
 #include "models/json_file.h"
-#include "cli/curve.h"
 #include "train/environment.h"
 #include "train/options.h"
 #include "train/run_curves.h"

@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "cli/curve.h"
 #include "cli/format.h"
 #include "engine/file.h"
 #include "engine/json.h"
 #include "engine/printable.h"
 #include "models/json_file.h"
-#include "cli/curve.h"
 #include "train/run_curves.h"
 #include "train/setting_io.h"
 

@@ -102,21 +102,21 @@ class Analysis {
 // All of them, in the order of a page.
 std::vector<std::unique_ptr<Analysis>> all_analyses();
 std::unique_ptr<Analysis> attention_analysis();
-std::unique_ptr<Analysis> routing_analysis();
 std::unique_ptr<Analysis> circuits_analysis();
 std::unique_ptr<Analysis> entropy_analysis();
-std::unique_ptr<Analysis> similarity_analysis();
 std::unique_ptr<Analysis> gates_analysis();
 std::unique_ptr<Analysis> lens_analysis();
-std::unique_ptr<Analysis> sinks_analysis();
 std::unique_ptr<Analysis> maps_analysis();
-
-// Names of models for a picture: without the directories that all have in common, of a single one without all.
-std::vector<std::string> short_names(std::vector<std::string> names);
+std::unique_ptr<Analysis> routing_analysis();
+std::unique_ptr<Analysis> sae_analysis();
+std::unique_ptr<Analysis> similarity_analysis();
+std::unique_ptr<Analysis> sinks_analysis();
 struct OccurrenceOptions;  // flags that these two share
 std::unique_ptr<Analysis> separability_analysis(std::shared_ptr<OccurrenceOptions> shared);
 std::unique_ptr<Analysis> tsne_analysis(std::shared_ptr<OccurrenceOptions> shared);
-std::unique_ptr<Analysis> sae_analysis();
+
+// Names of models for a picture: without the directories that all have in common, of a single one without all.
+std::vector<std::string> short_names(std::vector<std::string> names);
 
 // A field of a CSV file, in quotes where it needs them.
 std::string csv_field(const std::string& text);
