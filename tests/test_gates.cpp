@@ -266,7 +266,7 @@ TEST_CASE("gates: the program's table, JSON, CSV and picture; what it refuses") 
   ParameterTable params;
   declare_model(params, config);
   params.allocate(*device, Dtype::f32, false);
-  for (const auto& [row, says] : {std::pair{"layers.2.self_attn.v_proj", "the loss is not finite"},
+  for (const auto& [row, says] : {std::pair{"layers.2.self_attn.v_proj", "is not finite; the weights are too large"},
                                   std::pair{"layers.0.self_attn.v_proj", "gate.1 is not finite"}}) {
     params.initialise(1);
     for (const Parameter& one : params.rows())

@@ -6,6 +6,9 @@
 
 Leave out 'mixed.*' for a connection that has none.
 
+dump: *
+architectures: llama gpt2 lime hyper vertical denseformer mudd bpe
+
 NumPy computes in double, the binary in float: its norm, its product over C channels and its exponentials round. With
 unit roundoff u = 6e-8 a logit sum_c n_c w_c is off by at most (sqrt(C) + 4) u sum_c |n_c w_c| but for rare cases, and
 so is a loss, a difference of two logits and a mean of such; a probability is off by that share of itself. The check

@@ -3,6 +3,10 @@
     analyze --model M... --data D --what separability --keep-vectors true --out DIR
     python dev/inside/separability.py DIR
 
+dump:
+flags: --keep-vectors true --sequences 100 --ids 32 101 116 97
+architectures: llama lime
+
 The random numbers are counted, not drawn (engine/rng.h), so that folds, beginnings and orders can be made here again;
 the training is written as matrix products of whole batches. An accuracy is a count of right answers, so it agrees
 exactly unless a row lies on the border between two classes to 1e-12 or so; one answer of a batch of 64 is allowed.

@@ -3,6 +3,10 @@
     analyze --model M... --data D --what tsne --keep-vectors true --out DIR
     python dev/inside/tsne.py DIR
 
+dump:
+flags: --keep-vectors true --sequences 100 --ids 32 101 116 97 --tsne-vectors 40
+architectures: llama lime
+
 Three things. The divergence that was told is that of the coordinates that were told, by a dense computation here, to
 1e-6. The points lie as well as scikit-learn's: descent ends in one of many minima, and which one hangs on rounding, so
 scikit-learn is run from the same start (principal components) turned by its own rounding, and from starts by chance;
