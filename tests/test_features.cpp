@@ -39,11 +39,11 @@ TEST_CASE("features: MonoScore by hand") {
   // cos(a,b) = 0.7071, cos(a,c) = 0, cos(b,c) = -0.7071
   CHECK(mono_score({a.data(), b.data(), c.data()}, 2) == doctest::Approx(0));
   CHECK(mono_score({a.data(), zero.data()}, 2) == 0);
-  CHECK(std::isnan(mono_score({a.data()}, 2)));
-  CHECK(std::isnan(mono_score({}, 2)));
+  CHECK(mono_score({a.data()}, 2) == 1);  // nothing that it could be unlike
+  CHECK_THROWS_AS(mono_score({}, 2), Error);
 }
 
-TEST_CASE("features: what is rare, dense or of one token is dropped, and the best fifth stays") {
+TEST_CASE("features: what is rare or dense is dropped, and the best fifth stays") {
   // Embeddings in the plane at 0, 10, 20, ... degrees.
   std::vector<float> embedding;
   for (int i = 0; i < 12; ++i)
@@ -69,24 +69,40 @@ TEST_CASE("features: what is rare, dense or of one token is dropped, and the bes
   CHECK(found.rare == 2);  // the last one never was active
   CHECK(found.dense == 1);
   CHECK(found.single == 1);
-  CHECK(found.scored == 4);
-  REQUIRE(found.retained.size() == 1);  // a fifth of 4, rounded up
-  CHECK(found.retained[0].index == 3);
-  CHECK(found.retained[0].score == doctest::Approx(std::cos(0.1745)));
+  CHECK(found.scored == 5);
+  REQUIRE(found.retained.size() == 1);  // a fifth of 5
+  CHECK(found.retained[0].index == 2);
+  CHECK(found.retained[0].score == 1);
   CHECK(found.retained[0].label.empty());
   rules.kept_share = 1, rules.top_tokens = 3;
   found = select_features(counts, embedding, 2, rules, Tokenizer::bytes());
-  REQUIRE(found.retained.size() == 4);
-  for (size_t i = 0; i < 4; ++i) CHECK(found.retained[i].index == std::vector<int>{3, 5, 6, 4}[i]);
-  const Feature& all = found.retained[1];
+  REQUIRE(found.retained.size() == 5);
+  for (size_t i = 0; i < 5; ++i) CHECK(found.retained[i].index == std::vector<int>{2, 3, 5, 6, 4}[i]);
+  CHECK(found.retained[1].score == doctest::Approx(std::cos(0.1745)));
+  const Feature& all = found.retained[2];
   CHECK(all.activations == 50);
   CHECK(all.distinct == 12);
   REQUIRE(all.top.size() == 3);  // tokens 0, 1, 2, the first to come with the largest values
   for (size_t i = 0; i < 3; ++i) CHECK(all.top[i].token == static_cast<int32_t>(i));
   CHECK(all.top[0].value == 100);
-  const Feature& pair = found.retained[3];
+  const Feature& pair = found.retained[4];
   CHECK(pair.top[0].token == 6);  // 10, before 9
   CHECK(pair.top[1].value == 9);
+}
+
+TEST_CASE("features: of one token each, the more active come first, and a comma's is Structural") {
+  FeatureCounts counts(3);
+  for (int i = 0; i < 60; ++i) counts.add(i % 3 == 0 ? 'q' : ',', {{i % 3 == 0 ? 0 : 1 + i % 2, 1.f}});
+  for (int i = 0; i < 5; ++i) counts.add(',', {{2, 1.f}});
+  FeatureRules rules;
+  rules.most_density = 1, rules.kept_share = 0.6;
+  const FeatureSelection found =
+      select_features(counts, std::vector<float>(256 * 2, 1.f), 2, rules, Tokenizer::bytes());
+  CHECK(found.single == 3);
+  REQUIRE(found.retained.size() == 2);
+  CHECK(found.retained[0].index == 2);  // 25 activations
+  CHECK(found.retained[1].index == 0);  // 20, as feature 1, whose index is larger
+  CHECK(found.retained[0].label == "Structural Punctuation");
 }
 
 TEST_CASE("features: a tokenizer's texts decide the labels") {

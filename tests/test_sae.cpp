@@ -4,6 +4,7 @@
 
 #include "engine/rng.h"
 #include "engine/safetensors.h"
+#include "eval/inside/analysis.h"
 #include "eval/inside/features.h"
 #include "models/json_file.h"
 #include "tests/program.h"
@@ -22,9 +23,10 @@ std::string some_text() {
   return text;
 }
 
-void make_model(const TempDir& scratch, const std::string& arch, const std::string& data) {
+void make_model(const TempDir& scratch, const std::string& arch, const std::string& data,
+                const std::string& width = "16") {
   check_outcome(train(scratch,
-                      {"--width", "16", "--ffn", "16", "--layers", "3", "--heads", "2", "--seq", "32", "--steps", "0",
+                      {"--width", width, "--ffn", "16", "--layers", "3", "--heads", "2", "--seq", "32", "--steps", "0",
                        "--data", data, "--out", scratch.file(arch)},
                       arch),
                 Exit::done, "");
@@ -61,8 +63,8 @@ TEST_CASE("sae: two models beside each other, what is told and written, twice th
                                           out};
   const Outcome got = run_program_inside(scratch, words);
   check_outcome(got, Exit::done, "values of layer 0: 16 numbers, 256 features, 4 active");
-  for (const char* part :
-       {"Structural Punctuation", "best features", "mean gate of held-out tokens", "sae.2.safetensors"})
+  for (const char* part : {"Structural Punctuation", "of density above 30.00 %", "best features",
+                           "mean gate of held-out tokens", "sae.2.safetensors"})
     CHECK_MESSAGE(has(got.output, part), part);
   std::istringstream lines(got.output);
   for (std::string line; std::getline(lines, line);)
@@ -81,8 +83,10 @@ TEST_CASE("sae: two models beside each other, what is told and written, twice th
     for (const auto& [category, count] : model["categories"].items()) labelled += count.get<size_t>();
     CHECK(labelled == model["retained"].size());
     CHECK(!model["retained"].empty());
+    CHECK(model["of_one_token"] > 0);
+    CHECK(model["categories"]["Structural"] > 0);
     for (const nlohmann::json& feature : model["retained"]) {
-      CHECK(feature["tokens"].size() >= 2);
+      if (feature["distinct_tokens"] == 1) CHECK(feature["mono_score"] == 1);
       CHECK(category_of(feature["label"]) == feature["category"]);
     }
   }
@@ -98,10 +102,38 @@ TEST_CASE("sae: two models beside each other, what is told and written, twice th
   for (const char* part : {"not explained", "Multilingual Unicode", "Gates by category", "<svg x="})
     CHECK(has(svg, part));
   CHECK(!has(svg, "nan"));
+  CHECK(has(svg, ">satformer</text>"));
+  CHECK(!has(svg, scratch.path.string()));
+  for (size_t at = svg.find(" id=\""); at != std::string::npos; at = svg.find(" id=\"", at + 1)) {
+    const std::string id = svg.substr(at, svg.find('"', at + 5) + 1 - at);
+    CHECK_MESSAGE(svg.find(id, at + 1) == std::string::npos, id);
+  }
   CHECK(std::count(csv.begin(), csv.end(), '\n') >=
         std::ssize(json["models"][0]["retained"]) + std::ssize(json["models"][1]["retained"]) + 1);
   check_outcome(run_program_inside(scratch, words), Exit::done, "wrote");
   CHECK(read_json(out + "/sae.json") == json);
+}
+
+TEST_CASE("sae: a file has its model's place in the list, the caption each model's sizes, the limit and the paper's") {
+  const TempDir scratch;
+  write_text(scratch.file("text"), some_text());
+  AnalysisOptions o;
+  o.data.spec = "text:" + scratch.file("text"), o.split = "all", o.sequences = 4, o.length = 20;
+  make_model(scratch, "llama", o.data.spec), make_model(scratch, "lime", o.data.spec, "32");
+  o.models = {scratch.file("left out"), scratch.file("llama"), scratch.file("lime")}, o.out = scratch.file("");
+  const std::unique_ptr<Analysis> sae = sae_analysis();
+  CLI::App app;
+  sae->add_flags(app);
+  app.parse("--sae-tokens 500");
+  for (const size_t i : {1, 2}) {
+    Subject subject(o.models[i], o);
+    sae->measure(subject, o);
+  }
+  for (const int i : {1, 2, 3}) CHECK(std::filesystem::exists(scratch.file(str("sae.", i, ".safetensors"))) == (i > 1));
+  const Finding found = sae->finding(o);
+  for (const char* part : {"llama: at most 32 of 256", "lime: at most 32 of 512", "48.00 %", "24.00 %",
+                           "--most-density 0.005", "fits no other rule"})
+    CHECK_MESSAGE(has(found.measured, part), found.measured);
 }
 
 TEST_CASE("sae: a dictionary that is too small, too few windows, and what would be lost") {
@@ -123,4 +155,8 @@ TEST_CASE("sae: a dictionary that is too small, too few windows, and what would 
   write_text(out + "/sae.safetensors", "mine");
   check_outcome(analyze({"--sequences", "4", "--out", out}), Exit::usage, "was not written by this program");
   CHECK(read_text(out + "/sae.safetensors") == "mine");
+  make_model(scratch, "lime", "arith:3");  // whose answers come late
+  check_outcome(run_program_inside(scratch, {"analyze", "--model", scratch.file("lime"), "--data", "arith:3", "--what",
+                                             "sae", "--sequences", "4", "--length", "2"}),
+                Exit::usage, "no position of these windows is scored");
 }

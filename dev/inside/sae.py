@@ -83,7 +83,8 @@ def check_features(model, z, tokens, embedding):
         for t in np.flatnonzero(z[:, j] > 0):
             most[tokens[t]] = max(most.get(tokens[t], 0), z[t, j])
         top = sorted(most, key=lambda token: (-most[token], token))[:20]
-        if len(top) < 2:
+        if len(top) == 1:
+            scored.append((1.0, j))
             continue
         rows = np.array([embedding[token] for token in top], float)
         norms = np.linalg.norm(rows, axis=1)
@@ -92,6 +93,7 @@ def check_features(model, z, tokens, embedding):
     check("rare features", rare.sum(), model["rare"], 0)
     check("dense features", dense.sum(), model["dense"], 0)
     check("scored features", len(scored), model["scored"], 0)
+    check("of one token", sum(len(set(tokens[z[:, j] > 0])) == 1 for _, j in scored), model["of_one_token"], 0)
     mine = {j: score for score, j in scored}
     best = sorted((score for score, _ in scored), reverse=True)[:len(model["retained"])]
     check("number kept", len(best), int(np.ceil(0.2 * len(scored) - 1e-9)), 0)

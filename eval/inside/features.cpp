@@ -137,7 +137,8 @@ bool knows_texts(const Tokenizer& tokenizer) { return !tokenizer.is_none() && !t
 // Features
 
 double mono_score(const std::vector<const float*>& rows, int64_t width) {
-  if (rows.size() < 2) return NAN;
+  CHECK_THAT(!rows.empty(), "a MonoScore of no tokens");
+  if (rows.size() == 1) return 1;
   const auto dot = [width](const float* a, const float* b) {
     double sum = 0;
     for (int64_t i = 0; i < width; ++i) sum += static_cast<double>(a[i]) * static_cast<double>(b[i]);
@@ -193,14 +194,15 @@ FeatureSelection select_features(const FeatureCounts& counts, const std::vector<
       std::vector<const float*> rows;
       for (const FeatureToken& one : feature.top) rows.push_back(&embedding[static_cast<size_t>(one.token * width)]);
       feature.score = mono_score(rows, width);
-      if (rows.size() < 2) ++selection.single;
-      else selection.retained.push_back(std::move(feature));
+      selection.single += rows.size() == 1;
+      selection.retained.push_back(std::move(feature));
     }
   }
   auto& retained = selection.retained;
   selection.scored = std::ssize(retained);
-  std::stable_sort(retained.begin(), retained.end(),
-                   [](const Feature& a, const Feature& b) { return a.score > b.score; });
+  std::stable_sort(retained.begin(), retained.end(), [](const Feature& a, const Feature& b) {
+    return a.score != b.score ? a.score > b.score : a.activations > b.activations;
+  });
   retained.resize(static_cast<size_t>(std::ceil(rules.kept_share * static_cast<double>(selection.scored) - 1e-9)));
   for (Feature& feature : retained) {
     if (!knows_texts(tokenizer)) break;

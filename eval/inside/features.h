@@ -45,7 +45,7 @@ std::string majority_label(const std::vector<std::string>& labels);
 
 // -----------------------------------------------------------------------------------------------------------------
 
-// The mean cosine of all pairs of these rows of `width` numbers; NaN of fewer than two. A row of zeros has cosine 0.
+// The mean cosine of all pairs of these rows of `width` numbers, 1 of a single row. A row of zeros has cosine 0.
 double mono_score(const std::vector<const float*>& rows, int64_t width);
 
 struct FeatureToken {
@@ -57,14 +57,14 @@ struct Feature {
   int64_t activations = 0;        // tokens on which it was active
   int64_t distinct = 0;           // different ones
   std::vector<FeatureToken> top;  // different tokens, the most active first; of equals the lower id
-  double score = 0;               // mono_score of their embeddings
+  double score = 0;               // mono_score of their embeddings: 1 of one token
   std::string label;              // "" where the tokens' texts are not known
 };
 
 struct FeatureRules {
   int64_t least_activations = 10;
   double most_density = 0.005;  // share of the tokens
-  double kept_share = 0.2;      // of those with a score, rounded up
+  double kept_share = 0.2;      // of those not dropped, rounded up
   int64_t top_tokens = 20;
 };
 
@@ -85,10 +85,10 @@ class FeatureCounts {
 };
 
 struct FeatureSelection {
-  int64_t rare = 0, dense = 0;  // dropped, in this order
-  int64_t single = 0;           // of one token only, which has no pairs: no score
-  int64_t scored = 0;
-  std::vector<Feature> retained;  // the best first; of equals the lower index
+  int64_t rare = 0, dense = 0;    // dropped, in this order
+  int64_t scored = 0;             // all others
+  int64_t single = 0;             // of these: active on one token only
+  std::vector<Feature> retained;  // the best first; of equals the more active, then the lower index
 };
 // embedding: (V, width). Labels come with a tokenizer that knows its tokens' texts.
 FeatureSelection select_features(const FeatureCounts& counts, const std::vector<float>& embedding, int64_t width,

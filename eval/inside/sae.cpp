@@ -6,6 +6,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdio>
+#include <span>
 
 #include "cli/format.h"
 #include "cli/ticker.h"
@@ -278,6 +279,35 @@ std::unique_ptr<Autoencoder> explore_sae(SaeFinding* found, Subject& subject, co
   return model;
 }
 
+// "32 of 2,048, trained on 635,776 tokens, density at most 6.00 %", once where it is the same for all models.
+std::string sae_settings(const std::vector<SaeFinding>& all, const std::vector<std::string>& names) {
+  std::vector<std::string> each;
+  for (const SaeFinding& m : all)
+    each.push_back(str("at most ", format_count(m.sizes.k), " of ", format_count(m.sizes.m), ", trained on ",
+                       format_count(m.steps * m.sizes.rows), " tokens, density limit ",
+                       format_number("%.2f %%", 100 * m.rules.most_density)));
+  if (std::ranges::count(each, each[0]) == std::ssize(each)) return each[0];
+  std::string list;
+  for (size_t i = 0; i < each.size(); ++i) list += str(i == 0 ? "" : "; ", names[i], ": ", each[i]);
+  return list;
+}
+
+std::string sae_measured(const std::vector<SaeFinding>& all, const std::vector<std::string>& names, uint64_t seed,
+                         bool usual_limit) {
+  return str(
+      "The first layer's values of a token, all heads together, are put together again from a few of many learnt "
+      "directions, the features (seed ",
+      seed, "; ", sae_settings(all, names),
+      "); the variance explained (FVE) is 1 - sum |v - v_hat|^2 / sum |v - mean|^2, higher is better. Features of "
+      "fewer than 10 activations, or active on a larger share of the tokens than this limit, are dropped",
+      usual_limit ? " (the paper's 0.5 % is --most-density 0.005)" : "",
+      "; of the others the fifth stays whose 20 top tokens have the most similar embeddings (MonoScore: mean cosine of "
+      "all pairs, 1 of a single token; of equals the more active). Rules for the text of these tokens give each a "
+      "label: 'Semantic Root Fragments' is what fits no other rule, and 'Structural' needs features of hardly anything "
+      "but punctuation, of which a smaller --active leaves more. A gate by category is its mean over held-out tokens, "
+      "weighted by how many features of the category are active on them; '-' where none is.");
+}
+
 class SparseAutoencoder : public Analysis {
  public:
   std::string name() const override { return "sae"; }
@@ -288,7 +318,8 @@ class SparseAutoencoder : public Analysis {
     add_integer(app, "--sae-tokens", flags_.tokens, 0, most_count,
                 "sae: tokens to train on, each as often as it takes (0: about half a minute's on two cores)");
     add_number(app, "--most-density", flags_.most_density, 0, 1,
-               "sae: drop features active on a larger share of the tokens (0: 0.005, or 3.84 times what is active)");
+               "sae: drop features active on a larger share of the tokens (0: 3.84 times --active over --dictionary, "
+               "at least 0.005, what it is at the paper's sizes)");
   }
   void measure(Subject& subject, const AnalysisOptions& o) override;
   Finding finding(const AnalysisOptions& o) const override;
@@ -304,7 +335,11 @@ void SparseAutoencoder::measure(Subject& subject, const AnalysisOptions& o) {
          " has no values of its own; try --what entropy");
   const std::vector<TokenWindow>& windows = windows_of(subject, o, usual_sae);
   if (windows.size() < 2) fail(Exit::usage, "--what sae holds a tenth of the windows out; give --sequences 2 or more");
-  const std::string number = o.models.size() > 1 ? str(".", all_.size() + 1) : "";
+  const auto trained_on = windows.size() - static_cast<size_t>(sae_held_out_windows(std::ssize(windows)));
+  for (const auto& part : {std::span(windows).first(trained_on), std::span(windows).subspan(trained_on)})
+    scored_positions(subject.name, part);  // or else nothing to train on or to hold out
+  const auto place = std::find(o.models.begin(), o.models.end(), subject.name) - o.models.begin();
+  const std::string number = o.models.size() > 1 ? str(".", place + 1) : "";
   const std::string path = o.out.empty() ? "" : str(o.out, "/sae", number, ".safetensors");
   if (!path.empty()) check_weights_file(path);
 
@@ -329,25 +364,17 @@ Finding SparseAutoencoder::finding(const AnalysisOptions& o) const {
   Finding found;
   found.title = "A sparse autoencoder of the first layer's values";
   nlohmann::json models = nlohmann::json::array();
+  std::vector<std::string> names;
   for (const SaeFinding& one : all_) {
     found.table += (found.table.empty() ? "" : "\n") + sae_table(one);
     models.push_back(sae_json(one));
+    names.push_back(one.model);
   }
+  names = short_names(names);
   found.json = {{"sequences", all_[0].windows}, {"same_windows", same_windows()}, {"models", models}};
   found.csv = sae_csv(all_);
-  found.svg = sae_svg(all_);
-  const AutoencoderSizes& sizes = all_[0].sizes;
-  found.measured = str(
-      "The first layer's values of a token, all heads together, are put together again from at most ", sizes.k, " of ",
-      sizes.m, " learnt directions, the features; trained on ", format_count(all_[0].steps * sizes.rows),
-      " tokens (seed ", o.seed,
-      "). The variance explained (FVE) is 1 - sum |v - v_hat|^2 / sum |v - mean|^2, higher is better. Features that "
-      "are "
-      "rare (fewer than 10 activations), dense or of one token only are dropped; of the others the fifth stays whose "
-      "20 "
-      "top tokens have the most similar embeddings (MonoScore, mean cosine of all pairs), each labelled by rules for "
-      "its tokens' text. A gate by category is its mean over held-out tokens, weighted by how many features of the "
-      "category are active on them.");
+  found.svg = sae_svg(all_, names);
+  found.measured = sae_measured(all_, names, o.seed, flags_.most_density == 0);
   found.paper =
       "SATFormer (arXiv 2605.03953), at 760M parameters, 24,576 features and 100 million tokens: more than 99 % of the "
       "variance explained; 3,939 monosemantic features in SATFormer against 3,261 in the Transformer, chosen with a "

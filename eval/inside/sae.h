@@ -49,7 +49,8 @@ struct SaeFinding {
 std::string sae_table(const SaeFinding& found);
 nlohmann::json sae_json(const SaeFinding& found);
 std::string sae_csv(const std::vector<SaeFinding>& all);
-// Curves of the training, the labels of the retained features, and gates by category where there are any.
-std::string sae_svg(const std::vector<SaeFinding>& all);
+// Curves of the training, the labels of the retained features, and gates by category where there are any. names: of the
+// models, for legends.
+std::string sae_svg(const std::vector<SaeFinding>& all, const std::vector<std::string>& names);
 
 }  // namespace crossply

@@ -5,10 +5,10 @@
 #include "cli/format.h"
 #include "cli/svg.h"
 #include "engine/json.h"
-#include "engine/numbers.h"
 #include "engine/printable.h"
 #include "eval/inside/analysis.h"
 #include "eval/inside/sae.h"
+#include "eval/inside/token_map.h"
 
 namespace crossply {
 namespace {
@@ -18,13 +18,10 @@ constexpr size_t sae_curve_points = 200;
 
 std::string sae_percent(double share) { return format_number("%.2f %%", 100 * share); }
 
-// A token's text in quotes, on one line, or its id.
+// A token's text in one line, or its id.
 std::string shown_token(const SaeFinding& m, size_t feature, size_t token) {
-  if (m.texts.empty()) return std::to_string(m.selection.retained[feature].top[token].token);
-  std::string text = "'";
-  for (const char c : printable(m.texts[feature][token]))
-    text += c == '\n' ? "\\n" : c == '\t' ? "\\t" : std::string(1, c);
-  return text + "'";
+  const std::string text = m.texts.empty() ? "" : token_label(m.texts[feature][token]);
+  return text.empty() ? str(m.selection.retained[feature].top[token].token) : text;
 }
 
 std::string shown_tokens(const SaeFinding& m, size_t feature, size_t most) {
@@ -65,9 +62,9 @@ std::string sae_training_text(const SaeFinding& m) {
              format_count(m.held_out.tokens), " tokens\n", "features: ", format_count(m.live), " live, ",
              format_number("%.1f", m.active), " active on a token, mean density ", sae_percent(m.density()), "\n",
              "dropped: ", format_count(s.rare), " of less than ", m.rules.least_activations, " activations, ",
-             format_count(s.dense), " of density above ", sae_percent(m.rules.most_density), ",\n  ",
-             format_count(s.single), " of one token; kept ", format_count(std::ssize(s.retained)), " of ",
-             format_count(s.scored), " by MonoScore\n");
+             format_count(s.dense), " of density above ", sae_percent(m.rules.most_density), "\n", "kept ",
+             format_count(std::ssize(s.retained)), " of ", format_count(s.scored), " by MonoScore (",
+             format_count(s.single), " active on one token only, MonoScore 1)\n");
 }
 
 std::string labels_text(const SaeFinding& m) {
@@ -162,7 +159,7 @@ std::string label_bar(double x, double y, double width, double height, const std
 }
 
 // Bars for each label, one for each model, with their numbers at the end.
-std::string label_bars_svg(const std::vector<SaeFinding>& all) {
+std::string label_bars_svg(const std::vector<SaeFinding>& all, const std::vector<std::string>& names) {
   const double begin = 240, top = 70, each = 13, room = sae_picture_width - begin - 90;
   const double row = each * static_cast<double>(all.size()) + 10;
   int64_t most = 1;
@@ -172,9 +169,9 @@ std::string label_bars_svg(const std::vector<SaeFinding>& all) {
       svg::text(24, 30, "font-size=\"16\" fill=\"#1f2933\"", "Retained features by label of their tokens");
   double x = 24;
   for (size_t i = 0; i < all.size(); ++i) {
-    const std::string name = printable(all[i].model);
-    out += label_bar(x, 44, 12, 12, label_colours[i % std::size(label_colours)]) + svg::text(x + 18, 54, "", name, 40);
-    x += 40 + 7 * static_cast<double>(std::min<size_t>(40, name.size()));
+    out +=
+        label_bar(x, 44, 12, 12, label_colours[i % std::size(label_colours)]) + svg::text(x + 18, 54, "", names[i], 40);
+    x += 40 + 7 * static_cast<double>(std::min<size_t>(40, names[i].size()));
   }
   double y = top;
   std::string before;
@@ -198,11 +195,12 @@ std::string label_bars_svg(const std::vector<SaeFinding>& all) {
   return svg::document(sae_picture_width, y + 20, "Retained features by label", out);
 }
 
-std::string sae_losses_svg(const std::vector<SaeFinding>& all) {
+std::string sae_losses_svg(const std::vector<SaeFinding>& all, const std::vector<std::string>& names) {
   Panel panel{"share of the variance that is not explained", "of held-out tokens", {}};
   panel.log_y = true;
-  for (const SaeFinding& m : all) {
-    Curve curve{printable(m.model), {}, {}};
+  for (size_t i = 0; i < all.size(); ++i) {
+    const SaeFinding& m = all[i];
+    Curve curve{names[i], {}, {}};
     for (const auto& [tokens, loss] : loss_curve(m)) {
       curve.x.push_back(tokens);
       curve.y.push_back(loss / m.start_variance);
@@ -213,7 +211,7 @@ std::string sae_losses_svg(const std::vector<SaeFinding>& all) {
   return curve_svg("Sparse autoencoder of the first layer's values", "tokens of training", {panel});
 }
 
-std::string sae_gates_svg(const SaeFinding& m) {
+std::string sae_gates_svg(const SaeFinding& m, const std::string& name) {
   Panel panel{"mean gate of held-out tokens, by how many features of a category are active on them", "", {}};
   panel.whole = true;
   for (size_t c = 0; c <= feature_categories().size(); ++c) {
@@ -226,24 +224,7 @@ std::string sae_gates_svg(const SaeFinding& m) {
     }
     if (!curve.x.empty()) panel.curves.push_back(std::move(curve));
   }
-  return curve_svg("Gates by category of features: " + printable(m.model), "layer", {panel});
-}
-
-// Documents of ours below each other in one.
-std::string sae_stacked_svg(const std::string& title, const std::vector<std::string>& documents) {
-  std::string elements;
-  double y = 0, widest = 0;
-  for (const std::string& document : documents) {
-    const std::string box = "viewBox=\"0 0 ";
-    const size_t begin = document.find(box) + box.size(), space = document.find(' ', begin);
-    const double width = parse_number(document.substr(begin, space - begin)).value();
-    const double height = parse_number(document.substr(space + 1, document.find('"', space) - space - 1)).value();
-    elements += str("<svg x=\"0\" y=\"", svg::fixed(y, 0), "\" width=\"", svg::fixed(width, 0), "\" height=\"",
-                    svg::fixed(height, 0), "\"", document.substr(4));
-    y += height;
-    widest = std::max(widest, width);
-  }
-  return svg::document(widest, y, title, elements);
+  return curve_svg("Gates by category of features: " + name, "layer", {panel});
 }
 
 }  // namespace
@@ -318,13 +299,13 @@ std::string sae_csv(const std::vector<SaeFinding>& all) {
   return out;
 }
 
-std::string sae_svg(const std::vector<SaeFinding>& all) {
-  std::vector<std::string> parts = {sae_losses_svg(all)};
+std::string sae_svg(const std::vector<SaeFinding>& all, const std::vector<std::string>& names) {
+  std::vector<std::string> parts = {sae_losses_svg(all, names)};
   if (std::any_of(all.begin(), all.end(), [](const SaeFinding& m) { return !m.texts.empty(); }))
-    parts.push_back(label_bars_svg(all));
-  for (const SaeFinding& m : all)
-    if (!m.gates.empty()) parts.push_back(sae_gates_svg(m));
-  return sae_stacked_svg("Sparse autoencoder of the first layer's values", parts);
+    parts.push_back(label_bars_svg(all, names));
+  for (size_t i = 0; i < all.size(); ++i)
+    if (!all[i].gates.empty()) parts.push_back(sae_gates_svg(all[i], names[i]));
+  return svg::below_each_other("Sparse autoencoder of the first layer's values", parts);
 }
 
 }  // namespace crossply
