@@ -160,7 +160,7 @@ def resformer(m):
 
 
 def gates(m):
-  return {}, {"mean_gate": [m.mean(f"gate.{l}").mean() if f"gate.{l}" in m.values else np.nan if l == 0 else 0
+  return {}, {"mean_gate": [m.mean(f"gate.{l}").mean() if f"gate.{l}" in m.values else np.nan
                             for l in range(m.L)]}, {}
 
 

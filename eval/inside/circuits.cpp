@@ -1,6 +1,7 @@
 // analyze --what circuits: what the routers of lime_dynamic look for: the tokens whose embeddings they answer to most.
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <numeric>
 
 #include "cli/format.h"
@@ -9,6 +10,7 @@
 #include "engine/printable.h"
 #include "eval/inside/analysis.h"
 #include "eval/inside/heat_map.h"
+#include "eval/inside/representation.h"
 #include "eval/inside/routing.h"
 
 namespace crossply {
@@ -16,6 +18,12 @@ namespace {
 
 constexpr size_t nearest_tokens = 30;  // the paper's
 constexpr size_t told_circuits = 12;
+
+// What of a token's embedding is multiplied with a router's row, told first the one that tables and pictures are of.
+// unit: the embedding as the router reads it, scaled to RMS 1. raw: as it is. published: divided by the final norm's
+// gain, then scaled to RMS 1, as in the code of the paper.
+constexpr const char* circuit_metrics[] = {"unit", "raw", "published"};
+constexpr size_t metrics_of_circuits = std::size(circuit_metrics);
 
 // Tokens, the nearest first, with what makes them near.
 struct NearestTokens {
@@ -26,29 +34,54 @@ struct NearestTokens {
 // The row of a router that weighs stream m for head h of layer l.
 struct Circuit {
   size_t layer, head, source;
-  double norm;  // of the row times the gain
-  NearestTokens dot, cosine;
-  double consistency;  // mean cosine of all pairs of the embeddings in dot
+  double norm;                                 // of the row times the gain
+  NearestTokens nearest[metrics_of_circuits];  // as circuit_metrics
+  double consistency;                          // mean cosine of all pairs of the first list's embeddings, centred
 };
 
-// The token embeddings (V, C) and their norms.
-struct TokenEmbeddings {
-  std::vector<double> rows;
-  size_t V, C;
-  std::vector<double> norms = {};
+// One of circuit_metrics: (embedding * factor - shift) * scale.
+struct CircuitMetric {
+  std::vector<double> factor;        // of each channel
+  std::vector<double> shift, scale;  // of each token
+};
 
-  double dot(size_t v, const std::vector<double>& u) const {
-    return std::inner_product(u.begin(), u.end(), rows.begin() + static_cast<std::ptrdiff_t>(v * C), 0.0);
+struct TokenEmbeddings {
+  std::vector<double> rows;  // (V, C)
+  size_t V, C;
+  std::vector<double> mean = {};  // over tokens
+  std::vector<CircuitMetric> metrics = {};
+
+  double product(size_t v, const std::vector<double>& u, const CircuitMetric& m) const {
+    double sum = 0;
+    for (size_t c = 0; c < C; ++c) sum += (rows[v * C + c] * m.factor[c] - m.shift[v]) * u[c];
+    return sum * m.scale[v];
   }
 };
+
+// The embeddings times factor as a backbone's norm without gain has them, but for its epsilon; centred: a LayerNorm.
+CircuitMetric normalised_embeddings(const TokenEmbeddings& e, const std::vector<double>& factor, bool centred) {
+  CircuitMetric m{factor, std::vector<double>(e.V), std::vector<double>(e.V)};
+  const auto C = static_cast<double>(e.C);
+  for (size_t v = 0; v < e.V; ++v) {
+    double squares = 0;
+    for (size_t c = 0; c < e.C && centred; ++c) m.shift[v] += e.rows[v * e.C + c] * factor[c] / C;
+    for (size_t c = 0; c < e.C; ++c) squares += std::pow(e.rows[v * e.C + c] * factor[c] - m.shift[v], 2) / C;
+    m.scale[v] = squares > 0 ? 1 / std::sqrt(squares) : 0;
+  }
+  return m;
+}
 
 TokenEmbeddings token_embeddings_of(const RoutingInput& in) {
   TokenEmbeddings e{in.parameter("model.embed_tokens.weight"), static_cast<size_t>(in.config.vocab_size),
                     static_cast<size_t>(in.config.hidden_size)};
-  for (size_t v = 0; v < e.V; ++v) {
-    const double* row = &e.rows[v * e.C];
-    e.norms.push_back(std::sqrt(std::inner_product(row, row + e.C, row, 0.0)));
-  }
+  e.mean.resize(e.C);
+  for (size_t i = 0; i < e.rows.size(); ++i) e.mean[i % e.C] += e.rows[i] / static_cast<double>(e.V);
+  const std::vector<double> ones(e.C, 1.0);
+  std::vector<double> inverse = in.parameter("model.norm.weight");
+  for (double& gain : inverse) gain = gain != 0 ? 1 / gain : 0;
+  e.metrics = {normalised_embeddings(e, ones, in.config.gpt2()),
+               {ones, std::vector<double>(e.V, 0.0), std::vector<double>(e.V, 1.0)},
+               normalised_embeddings(e, inverse, in.config.gpt2())};
   return e;
 }
 
@@ -66,32 +99,31 @@ NearestTokens nearest_by(const std::vector<double>& scores) {
   return nearest;
 }
 
-// With u the sum of n unit vectors, the mean cosine of two different ones is (|u|^2 - n) / (n (n - 1)).
+// Of the embeddings less the mean of all tokens, which all share. With u the sum of n unit vectors, the mean cosine of
+// two different ones is (|u|^2 - n) / (n (n - 1)).
 double consistency_of(const NearestTokens& nearest, const TokenEmbeddings& e) {
-  std::vector<double> sum(e.C);
+  std::vector<double> sum(e.C), row(e.C);
   double n = 0;
   for (const int32_t id : nearest.ids) {
-    const auto v = static_cast<size_t>(id);
-    if (!(e.norms[v] > 0)) continue;
-    for (size_t c = 0; c < e.C; ++c) sum[c] += e.rows[v * e.C + c] / e.norms[v];
+    for (size_t c = 0; c < e.C; ++c) row[c] = e.rows[static_cast<size_t>(id) * e.C + c] - e.mean[c];
+    const double norm = std::sqrt(std::inner_product(row.begin(), row.end(), row.begin(), 0.0));
+    if (!(norm > 0)) continue;
+    for (size_t c = 0; c < e.C; ++c) sum[c] += row[c] / norm;
     ++n;
   }
   return n < 2 ? 0 : (std::inner_product(sum.begin(), sum.end(), sum.begin(), 0.0) - n) / (n * (n - 1));
 }
 
-// u: the router's row times the layer's gain.
+// u: the router's row times the layer's gain. (A norm's bias adds the same to all tokens.)
 Circuit circuit_of(size_t layer, size_t head, size_t source, const std::vector<double>& u, const TokenEmbeddings& e) {
-  Circuit circuit{layer, head, source, std::sqrt(std::inner_product(u.begin(), u.end(), u.begin(), 0.0)), {}, {}, 0};
+  Circuit circuit{layer, head, source, std::sqrt(std::inner_product(u.begin(), u.end(), u.begin(), 0.0)), {}, 0};
   std::vector<double> scores(e.V);
+  for (size_t i = 0; i < metrics_of_circuits; ++i) {
 #pragma omp parallel for
-  for (size_t v = 0; v < e.V; ++v) scores[v] = e.dot(v, u);
-  circuit.dot = nearest_by(scores);
-  for (size_t v = 0; v < e.V; ++v) {
-    const double norms = e.norms[v] * circuit.norm;
-    scores[v] = norms > 0 ? scores[v] / norms : 0;
+    for (size_t v = 0; v < e.V; ++v) scores[v] = e.product(v, u, e.metrics[i]);
+    circuit.nearest[i] = nearest_by(scores);
   }
-  circuit.cosine = nearest_by(scores);
-  circuit.consistency = consistency_of(circuit.dot, e);
+  circuit.consistency = consistency_of(circuit.nearest[0], e);
   return circuit;
 }
 
@@ -158,11 +190,11 @@ std::string table_of_circuits(const CircuitsOfModel& m) {
       return std::string(width - std::min(width, text.size()), ' ') + text;
     };
     out += cell(str(c->layer), 5) + cell(str(c->head), 5) + cell(str(c->source), 7) + cell(consistency, 7) + "  " +
-           circuit_tokens(m, c->dot, 54) + "\n";
+           circuit_tokens(m, c->nearest[0], 54) + "\n";
   }
   return out +
-         "the rows whose nearest tokens are most alike, by their embeddings' mean cosine;\n"
-         "tokens that training hardly saw have embeddings alike, too\n";
+         "the rows whose nearest tokens are most alike: mean cosine, embeddings centred;\n"
+         "tokens that training never saw are not known here, and may be alike, too\n";
 }
 
 nlohmann::json nearest_tokens_json(const CircuitsOfModel& m, const NearestTokens& nearest) {
@@ -174,14 +206,12 @@ nlohmann::json nearest_tokens_json(const CircuitsOfModel& m, const NearestTokens
 
 nlohmann::json circuits_json(const CircuitsOfModel& m) {
   nlohmann::json list = nlohmann::json::array();
-  for (const Circuit& c : m.circuits)
-    list.push_back({{"layer", c.layer},
-                    {"head", c.head},
-                    {"stream", c.source},
-                    {"norm", c.norm},
-                    {"consistency", c.consistency},
-                    {"dot", nearest_tokens_json(m, c.dot)},
-                    {"cosine", nearest_tokens_json(m, c.cosine)}});
+  for (const Circuit& c : m.circuits) {
+    list.push_back(
+        {{"layer", c.layer}, {"head", c.head}, {"stream", c.source}, {"norm", c.norm}, {"consistency", c.consistency}});
+    for (size_t i = 0; i < metrics_of_circuits; ++i)
+      list.back()[circuit_metrics[i]] = nearest_tokens_json(m, c.nearest[i]);
+  }
   return {{"model", utf8_or_escaped(m.model)}, {"tokenizer", m.has_texts()}, {"circuits", list}};
 }
 
@@ -189,11 +219,13 @@ std::string csv_of_circuits(const std::vector<CircuitsOfModel>& all) {
   std::string out = "model,layer,head,stream,norm,consistency,metric,rank,id,token,score\n";
   for (const CircuitsOfModel& m : all)
     for (const Circuit& c : m.circuits)
-      for (const auto& [metric, nearest] : {std::pair{"dot", &c.dot}, {"cosine", &c.cosine}})
-        for (size_t i = 0; i < nearest->ids.size(); ++i)
-          out += str(csv_field(printable(m.model)), ",", c.layer, ",", c.head, ",", c.source, ",", c.norm, ",",
-                     c.consistency, ",", metric, ",", i, ",", nearest->ids[i], ",",
-                     csv_field(m.token_text(nearest->ids[i])), ",", nearest->scores[i], "\n");
+      for (size_t metric = 0; metric < metrics_of_circuits; ++metric) {
+        const NearestTokens& nearest = c.nearest[metric];
+        for (size_t i = 0; i < nearest.ids.size(); ++i)
+          out += str(csv_field(printable(m.model)), ",", c.layer, ",", c.head, ",", c.source, ",", csv_cell(c.norm),
+                     ",", csv_cell(c.consistency), ",", circuit_metrics[metric], ",", i, ",", nearest.ids[i], ",",
+                     csv_field(m.token_text(nearest.ids[i])), ",", csv_cell(nearest.scores[i]), "\n");
+      }
   return out;
 }
 
@@ -221,7 +253,7 @@ class Circuits : public Analysis {
     const int64_t L = config.num_hidden_layers, rows = config.num_key_value_heads * (L * (L + 1) / 2 - 1);
     std::fprintf(stderr, "circuits of %s: %s rows of routers with %s embeddings, about %.3g GFLOP\n",
                  printable(subject.name).c_str(), format_count(rows).c_str(), format_count(config.vocab_size).c_str(),
-                 2e-9 * static_cast<double>(rows * config.vocab_size * config.hidden_size));
+                 2e-9 * metrics_of_circuits * static_cast<double>(rows * config.vocab_size * config.hidden_size));
     CircuitsOfModel m{subject.name,
                       subject.title(),
                       model_tokenizer(subject.model, ""),
@@ -250,21 +282,23 @@ Finding Circuits::finding(const AnalysisOptions&) const {
     found.table += (found.table.empty() ? "" : "\n") + table_of_circuits(m);
     models.push_back(circuits_json(m));
     bands.push_back(circuits_band(m, "norm of a router's row times the gain", HeatScale::shares, &Circuit::norm));
-    bands.push_back(circuits_band(m, "how alike its 30 nearest tokens are: mean cosine of their embeddings",
+    bands.push_back(circuits_band(m, "how alike its 30 nearest tokens are: mean cosine of their centred embeddings",
                                   HeatScale::signs, &Circuit::consistency));
   }
   found.json = {{"nearest", nearest_tokens}, {"models", models}};
   found.csv = csv_of_circuits(all_);
   found.svg = heat_map_svg(found.title, "layer", "stream", bands);
   found.measured =
-      "The row of layer l's router that weighs stream m for key/value head h, times the layer's gain, is multiplied "
-      "with "
-      "every token's embedding; the 30 tokens of the largest products (and, in the files, of the largest cosines) are "
-      "what it looks for. Alike: the mean cosine between these 30 embeddings, higher for tokens that mean or look the "
-      "same. Stream 0 is the embeddings, stream m what block m-1 has put out.";
+      "The row of layer l's router that weighs stream m for key/value head h, times the gain of the norm before it, is "
+      "multiplied with every token's embedding as that norm scales it, to RMS 1 (on a GPT-2 centred, too), which ranks "
+      "as the cosine does; the 30 tokens of the largest products are what it looks for. The files also have the "
+      "products with the embeddings as they are (raw), whose norms then count, and with embeddings first divided by "
+      "the final norm's gain (published). Alike: the mean cosine between the 30 embeddings less the mean of all "
+      "tokens', higher for tokens that mean or look the same, but also for tokens that training never saw, which are "
+      "not known here. Stream 0 is the embeddings, stream m what block m-1 has put out.";
   found.paper =
-      "LIMe (arXiv 2502.09245, version 1, table 2): some rows look for suffixes, others for pieces of words, "
-      "intensifiers, or words that connect sentences.";
+      "LIMe (arXiv 2502.09245, version 1, table 2), with embeddings divided by the final norm's gain in its code: some "
+      "rows look for suffixes, others for pieces of words, intensifiers, or words that connect sentences.";
   return found;
 }
 

@@ -10,6 +10,7 @@
 #include "engine/json.h"
 #include "engine/printable.h"
 #include "eval/inside/analysis.h"
+#include "eval/inside/representation.h"
 
 namespace crossply {
 
@@ -124,7 +125,7 @@ std::string csv_of_routing(const std::vector<RoutedModel>& all) {
   for (const RoutedModel& m : all) {
     const std::string model = csv_field(printable(m.model));
     const auto add = [&](const std::string& what, const std::string& row, const std::string& column, double value) {
-      if (std::isfinite(value)) out += str(model, ",", what, ",", row, ",", column, ",", value, "\n");
+      if (std::isfinite(value)) out += str(model, ",", what, ",", row, ",", column, ",", csv_cell(value), "\n");
     };
     for (const RoutingBand& band : m.found.bands)
       for (const RoutingMap& map : band.maps)
@@ -165,6 +166,15 @@ std::vector<Panel> routing_panels(const std::vector<RoutedModel>& all) {
   return panels;
 }
 
+RoutingRows rows_by_largest(RoutingRows rows) {
+  for (auto& row : rows) {
+    double largest = 0;
+    for (const double x : row) largest = std::max(largest, std::isfinite(x) ? std::abs(x) : 0);
+    for (double& x : row) x = largest > 0 ? x / largest : x;
+  }
+  return rows;
+}
+
 // Every band with cells of its own size.
 std::string svg_of_routing(const std::vector<RoutedModel>& all) {
   std::vector<std::string> parts;
@@ -172,8 +182,10 @@ std::string svg_of_routing(const std::vector<RoutedModel>& all) {
   for (size_t i = 0; i < all.size(); ++i)
     for (const RoutingBand& band : all[i].found.bands) {
       HeatMapBand drawn{band.caption, {}, band.scale};
-      for (const RoutingMap& map : band.maps) drawn.maps.push_back({map.caption, map.rows});
-      parts.push_back(heat_map_svg(str(all[i].arch, ": ", names[i]), "reader, from 0", "source, from 0", {drawn}));
+      if (band.by_row) drawn.caption += "; each row divided by its largest magnitude";
+      for (const RoutingMap& map : band.maps)
+        drawn.maps.push_back({map.caption, band.by_row ? rows_by_largest(map.rows) : map.rows});
+      parts.push_back(heat_map_svg(str(all[i].arch, ": ", names[i]), "reader, from 0", band.column, {drawn}));
     }
   const std::string title = "Routing across depth";
   if (const auto panels = routing_panels(all); !panels.empty())

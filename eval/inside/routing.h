@@ -25,6 +25,8 @@ struct RoutingBand {
   std::string caption;
   HeatScale scale;
   std::vector<RoutingMap> maps;
+  std::string column = "source, from 0";  // what a column is
+  bool by_row = false;                    // in the picture each row is divided by its largest magnitude
 };
 // One number for each layer, or for each stream, from 0; NaN: none.
 struct RoutingCurve {

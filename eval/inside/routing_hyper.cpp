@@ -62,7 +62,7 @@ RoutingRows mean_coefficients(const RoutingInput& in) {
   return mean;
 }
 
-// (L+1, L+1): of a layer's two readers and of the two outputs of another one the mean, where both are there.
+// (L+1, L+1): the mean over the pairs of a layer's readers and another one's outputs where there is something to read.
 RoutingRows folded_to_layers(const RoutingRows& c) {
   const size_t L = c.size() / 2;
   const auto layer = [](size_t output) { return (output + 1) / 2; };  // 0: the embeddings
@@ -82,12 +82,16 @@ RoutingFound look_hyper(const RoutingInput& in) {
     found.table.push_back({s + 1 == c.size() ? "final norm" : str("layer ", s / 2, s % 2 == 0 ? " attention" : " mlp"),
                            routing_number(c[s][0]), routing_number(c[s][s]), smallest_of(c[s], c.size()),
                            largest_of(c[s], c.size())});
-  found.bands = {{"coefficient of each sublayer's output (column; 0: the embeddings) in what each reads (row)",
+  found.bands = {{"coefficient of each output (column) in what each sublayer reads (row)",
                   HeatScale::signs,
-                  {{"coefficients", "by sublayer; last row: final norm", c}}},
-                 {"the same by layer (row; last: the final norm) and the layers' outputs (column; 0: the embeddings)",
+                  {{"coefficients", "by sublayer; column 0: the embeddings; last row: the final norm", c}},
+                  "output, from 0",
+                  true},
+                 {"the same by layer (row) and the layers' outputs (column)",
                   HeatScale::signs,
-                  {{"layers", "by layer", folded_to_layers(c)}}}};
+                  {{"layers", "column 0: the embeddings; last row: the final norm", folded_to_layers(c)}},
+                  "output, from 0",
+                  true}};
   found.notes =
       "columns of \"of\": 0 the embeddings, 2l+1 and 2l+2 attention and MLP of layer l;\n"
       "a plain residual stream, as at the start of training, has 1 everywhere\n";
@@ -102,11 +106,12 @@ RoutingKind hyper_routing() {
       "hyper: c[s,t], the coefficient of output t in what sublayer s reads before its norm: the mixing matrices of all "
       "streams unrolled for every token exactly, then the mean over tokens, with sign. Rows: 2l is layer l's "
       "attention, 2l+1 its MLP, the last one the final norm, which reads the mean of the streams here, as a norm "
-      "sees no factor. Columns: 0 is the embeddings, 2l+1 and 2l+2 what they put out. By layer: means over both. A "
-      "plain residual stream has 1 everywhere below the diagonal.",
-      "Hyper-Connections (arXiv 2409.19606) unroll their trained mixing like this and see the last outputs and those "
-      "of the lowest layers read most, embeddings that the last layers take out again, and layers that run beside "
-      "each other."};
+      "sees no factor. Columns: 0 is the embeddings, 2l+1 and 2l+2 what they put out. By layer: means over its two "
+      "readers and the two outputs of another one; but for column l+1 of layer l, one number: its MLP reading its own "
+      "attention. A plain residual stream has 1 everywhere up to the diagonal. In the picture each row is divided by "
+      "its largest magnitude, as the norm that each reader has sees no factor of a row; the numbers of the files are "
+      "not.",
+      "Hyper-Connections (arXiv 2409.19606): the paper's own picture is not at hand, so nothing is claimed of it."};
 }
 
 }  // namespace crossply

@@ -158,7 +158,10 @@ RoutingFound look_retrieval(const RoutingInput& in) {
   }
   found.bands = {
       {"mean retrieval A[l,m] by layer (row) and stream (column; 0: the embeddings)", HeatScale::shares, {mean}},
-      {"self-retrieval p(l|h,l) by layer (row) and key/value head (column)", HeatScale::shares, {self}},
+      {"self-retrieval p(l|h,l) by layer (row) and key/value head (column)",
+       HeatScale::shares,
+       {self},
+       "key/value head, from 0"},
       {"router maps p(m|h,l) of each key/value head", HeatScale::shares, heads}};
   const char* by_stream = "mean retrieval by stream, over the layers above; without self: but for the next one";
   found.curves = {self_curve,
@@ -178,8 +181,9 @@ const char* const retrieval_measured =
     "p(h|l) the share of the head's Frobenius norm in the output projection. Layers count from 0.";
 const char* const retrieval_paper =
     "LIMe (arXiv 2502.09245, version 1): static routers' layers 11 to 16 of 16 favour stream 10; dynamic ones' last "
-    "layer favours streams 2 to 4; of 128 layers roughly the first 80 are self-retrieving, and top-p 0.9 prunes about "
-    "a fifth of all weights.";
+    "layer favours streams 2 to 4; of 128 layers roughly the first 80 are self-retrieving. Top-p 0.9 prunes 23, 21 and "
+    "19 % of the cells that it counts for 32, 64 and 128 layers, with those beyond the diagonal; of the router weights "
+    "that there are, that is 44, 41 and 37 %.";
 
 }  // namespace
 
