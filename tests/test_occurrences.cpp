@@ -101,12 +101,12 @@ TEST_CASE("occurrences: of a subword tokenizer, the words' tokens with a space b
   check_fails(Exit::usage, {"'is' is 2 tokens"}, [&] { classes({"the", "is"}, false); });
   check_fails(Exit::usage, {"'is' and 'is' are the same"}, [&] { classes({"is", "are", "is"}, true); });
   check_fails(Exit::usage, {"2 to 12 words", "not 1"}, [&] { classes({"is"}, true); });
-  o.ids = {"258", "97"};
+  o.ids = {258, 97};
   check_fails(Exit::usage, {"give one of them"}, [&] { token_classes(tokenizer, 264, source, o); });
   o.words.clear();
   CHECK(token_classes(tokenizer, 264, source, o).ids == std::vector<int32_t>{258, 97});
   CHECK(token_classes(Tokenizer(), 264, source, o).names == std::vector<std::string>{"token 258", "token 97"});
-  CHECK_THROWS(token_classes(tokenizer, 258, source, o));
+  check_fails(Exit::usage, {"--ids 258", "0 to 257"}, [&] { token_classes(tokenizer, 258, source, o); });
   check_fails(Exit::usage, {"no tokenizer", "--ids 318 389 373 547"},
               [&] { token_classes(Tokenizer(), 264, source, OccurrenceOptions()); });
 }
@@ -146,7 +146,7 @@ TEST_CASE("occurrences: in reading order, as many of each class, each place once
   options.spec = "text:" + scratch.file("text"), options.seq_len = 128, options.whole = true;
   const Dataset data = open_dataset(options);
   OccurrenceOptions o;
-  o.ids = {"97", "98"};
+  o.ids = {97, 98};
   const TokenClasses classes = token_classes(Tokenizer::bytes(), 256, *data.test, o);
   const OccurrencePlan all = plan_occurrences(*data.test, classes, 48, 100000, 100000);
   CHECK(all.found == std::vector<int64_t>{a, b});
@@ -197,7 +197,8 @@ TEST_CASE("analyze: separability and t-SNE of a model of bytes: its vectors, and
   int64_t limit = 0;
   const OccurrencePlan plan = plan_occurrences(subject, o, {}, 25, &limit);
   CHECK(plan.classes.names == std::vector<std::string>{"is", "are", "was", "were"});
-  const VectorsByName vectors = collect_vectors("test", subject, plan, {"value.1", "hidden.3"});
+  const VectorsByName vectors =
+      collect_vectors("test", subject, plan, {"value.1", "hidden.3"}, [](int64_t) { return 0; });
   Probe probe(subject.model, 1, 64);
   probe.keep("value.1"), probe.keep("hidden.3");
   std::vector<int64_t> rows = {0, 25, 50, 75};
@@ -259,10 +260,14 @@ TEST_CASE("analyze: separability and t-SNE of a model of bytes: its vectors, and
       CHECK(panel["kl_divergence"] > 0);
     }
   CHECK(planes["models"][0]["panels"].size() == 2);  // layers 1 and 2 of 3
+  check_outcome(got, Exit::done, "makes 2 updates (the paper's: 84); so few tell how fast it learns");
   const std::string csv = read_text(scratch.file("out") + "/tsne.csv");
+  CHECK(has(csv, "," + planes["models"][0]["panels"][0]["x"][0].dump() + ","));  // with all its digits
+  CHECK(has(read_text(scratch.file("out") + "/separability.csv"), "," + probes["models"][0]["value"][0]["std"].dump()));
   CHECK(std::count(csv.begin(), csv.end(), '\n') == 1 + 2 * 2 * 80);
   const std::string svg = read_text(scratch.file("out") + "/separability.svg");
-  for (const char* part : {"values as attention reads them", "own values", "chance", ">lime<", ">llama<"})
+  for (const char* part :
+       {"values as attention reads them", "own values", "chance", ">lime<", ">llama<", "(the paper's: 84)"})
     CHECK(has(svg, part));
   CHECK(std::filesystem::exists(scratch.file("out") + "/separability.2.safetensors"));
   check_outcome(run_program_inside(scratch, call), Exit::done, "wrote");
@@ -276,5 +281,37 @@ TEST_CASE("analyze: separability and t-SNE of a model of bytes: its vectors, and
   refused({"separability", "--words", "is", "never"}, "too few places to compare");
   refused({"tsne", "--words", "is", "is"}, "are the same token");
   refused({"tsne", "--ids", "32", "256"}, "--ids");
+  refused({"tsne", "--layers", "1", "x"}, "--layers");
   refused({"tsne", "--layers", "3", "--split", "all", "--tsne-vectors", "20"}, "--layers");
+}
+
+TEST_CASE("analyze: where the first model is left out, the next keeps its name and its number") {
+  const TempDir scratch;
+  std::string text;
+  for (int i = 0; i < 300; ++i) text += " is are";
+  write_text(scratch.file("text"), text);
+  AnalysisOptions o;
+  o.data.spec = "text:" + scratch.file("text"), o.split = "all", o.out = scratch.path.string();
+  for (const auto& [model, layers] : {std::pair("shallow", "2"), std::pair("deep", "3")}) {
+    o.models.push_back(scratch.file(model));
+    check_outcome(train(scratch, {"--width", "8", "--ffn", "8", "--layers", layers, "--heads", "2", "--seq", "64",
+                                  "--steps", "1", "--data", o.data.spec, "--out", scratch.file(model)}),
+                  Exit::done, "step 1/1");
+  }
+  Subject shallow(o.models[0], o), deep(o.models[1], o);
+  const auto shared = std::make_shared<OccurrenceOptions>();
+  for (const bool probe : {true, false}) {
+    const auto analysis = probe ? separability_analysis(shared) : tsne_analysis(shared);
+    CLI::App app;
+    if (probe) add_occurrence_flags(app, *shared);
+    else analysis->add_flags(app);
+    app.parse(probe ? "--ids 105 97 --keep-vectors true" : "--layers 2 --tsne-vectors 30");
+    if (!probe) check_fails(Exit::usage, {"--layers 2", "0 to 1"}, [&] { analysis->measure(shallow, o); });
+    analysis->measure(deep, o);
+    CHECK(has(analysis->finding(o).svg, ">deep<"));
+    CHECK(!std::filesystem::exists(scratch.file(analysis->name() + ".1.safetensors")));
+    CHECK(has(read_text(scratch.file(analysis->name() + ".2.safetensors")), scratch.file("deep")));
+  }
+  CHECK(text_of_each({"a", "b"}, {"same", "same"}) == "same");
+  CHECK(text_of_each({"a", "b"}, {"40", "20"}) == "a: 40; b: 20");
 }

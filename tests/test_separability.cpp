@@ -51,6 +51,7 @@ TEST_CASE("separability: five folds of 6,672 rows, each row in one of them, and 
   std::vector<int64_t> others = shuffled_order(6672, 42, 1);
   std::erase_if(others, [&](int64_t row) { return std::ranges::binary_search(folds[0], row); });
   CHECK(probe.train_epoch(vectors.rows.data(), labels_of(1668, 4), others) == 84);
+  CHECK(updates_of_probe(6672) == separability::paper_updates);
 }
 
 TEST_CASE("separability: the weights begin uniform within 1 / sqrt(C)") {

@@ -169,7 +169,9 @@ TEST_CASE("t-SNE: groups that lie apart do so in the plane, and equal rows in on
   for (int64_t row = 0; row < 80; ++row)
     for (int64_t i = 0; i < 4; ++i) equal.push_back(i == row / 40 ? 1.0F : 0.5F);
   o.perplexity = 10, o.iterations = 300;
-  for (const PlanePoint& y : tsne(equal, 4, o).points) CHECK(std::isfinite(y.x + y.y));
+  int64_t steps = 0;
+  for (const PlanePoint& y : tsne(equal, 4, o, [&] { ++steps; }).points) CHECK(std::isfinite(y.x + y.y));
+  CHECK(steps == 300);
   CHECK(std::isfinite(tsne(std::vector<float>(80, 0.0F), 2, o).divergence));  // rows of zeros
 }
 

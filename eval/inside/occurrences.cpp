@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <filesystem>
+#include <limits>
 #include <numeric>
 
 #include "cli/format.h"
@@ -24,7 +24,7 @@ const std::vector<std::string> usual_words = {"is", "are", "was", "were"};
 constexpr double usual_flops = 4e12;
 constexpr int64_t fewest_tokens = 1 << 16, most_tokens_read = 1 << 22;
 
-bool is_letter(int32_t byte) {
+bool is_word_byte(int32_t byte) {
   return (byte >= 'a' && byte <= 'z') || (byte >= 'A' && byte <= 'Z') || byte >= 0x80;  // or a part of one
 }
 
@@ -48,11 +48,12 @@ std::vector<int64_t> frequencies(const Source& source, int64_t vocab) {
   return counts;
 }
 
-TokenClasses classes_of_ids(const std::vector<std::string>& ids, int64_t vocab) {
+TokenClasses classes_of_ids(const std::vector<int64_t>& ids, int64_t vocab) {
   TokenClasses classes{{}, "the tokens of these numbers", {}};
-  for (const std::string& id : ids) {
-    classes.ids.push_back(static_cast<int32_t>(read_integer("--ids", id, 0, vocab - 1)));
-    classes.names.push_back("token " + std::to_string(classes.ids.back()));
+  for (const int64_t id : ids) {
+    if (id >= vocab) fail(Exit::usage, "--ids ", id, ": the tokens of this model are 0 to ", vocab - 1);
+    classes.ids.push_back(static_cast<int32_t>(id));
+    classes.names.push_back("token " + std::to_string(id));
   }
   return classes;
 }
@@ -107,19 +108,27 @@ void add_occurrence_flags(CLI::App& app, OccurrenceOptions& o) {
                  "separability, tsne: the words whose vectors are the classes (default: is are was were; of a "
                  "vocabulary of words: its numbers, or its four most frequent)")
       ->type_name("WORD...");
-  app.add_option("--ids", o.ids, "separability, tsne: the same by tokens, as 318 389 373 547 of GPT-2")
-      ->type_name("INT...");
+  add_counts(app, "--ids", o.ids, "separability, tsne: the same by tokens, as 318 389 373 547 of GPT-2");
   add_truth(app, "--word-space", o.word_space,
             "separability, tsne: of a subword tokenizer, take the words with a space before them");
   add_truth(app, "--keep-vectors", o.keep_vectors,
             "separability, tsne: write the vectors of the classes too, as DIR/NAME.safetensors");
 }
 
+void add_counts(CLI::App& app, const std::string& name, std::vector<int64_t>& list, const std::string& help) {
+  const auto set = [name, &list](const std::vector<std::string>& texts) {
+    list.clear();
+    for (const std::string& text : texts)
+      list.push_back(read_integer(name, text, 0, std::numeric_limits<int32_t>::max()));
+  };
+  app.add_option_function<std::vector<std::string>>(name, set, help)->type_name("INT...");
+}
+
 int TokenClasses::at(const int32_t* tokens, int64_t n, int64_t t, int32_t next) const {
   const auto found = std::find(ids.begin(), ids.end(), tokens[t]);
   if (found != ids.end()) return static_cast<int>(found - ids.begin());
   const int32_t after = t + 1 < n ? tokens[t + 1] : next;
-  if (words.empty() || after < 0 || is_letter(after)) return -1;
+  if (words.empty() || after < 0 || is_word_byte(after)) return -1;
   for (size_t c = 0; c < words.size(); ++c) {
     const std::string& word = words[c];
     const int64_t begin = t + 1 - std::ssize(word);
@@ -136,8 +145,8 @@ TokenClasses token_classes(const Tokenizer& tokenizer, int64_t vocab, const Sour
   const bool none = tokenizer.is_none() || tokenizer.is_foreign();
   if (none && o.ids.empty())
     fail(Exit::usage,
-         "the model has no tokenizer that tells which token is which word; choose tokens by "
-         "their numbers: --ids 318 389 373 547 are is, are, was and were of GPT-2");
+         "the model has no tokenizer that tells which token is which word; choose tokens by their numbers: "
+         "--ids 318 389 373 547 are is, are, was and were of GPT-2");
   const bool of_words = !none && !tokenizer.is_bytes() && !tokenizer.is_bpe();
   TokenClasses classes = !o.ids.empty() ? classes_of_ids(o.ids, vocab)
                          : of_words && o.words.empty()
@@ -283,26 +292,29 @@ void note_fewer(const OccurrencePlan& plan, int64_t most, const Subject& subject
       stderr, "note: %s vectors of each class, not %s: %s has no more in the %s tokens of %s that were read%s\n",
       format_count(plan.per_class).c_str(), format_count(most).c_str(), printable(plan.classes.names[rarest]).c_str(),
       format_count(plan.tokens).c_str(), printable(subject.data.choice.scored()).c_str(),
-      plan.stopped ? "; --sequences N reads N windows" : ", which are all");
+      plan.stopped                         ? "; --sequences N reads N windows"
+      : subject.data.choice.split == "all" ? ", which are all; larger data has more"
+                                           : ", which are all; --split all or larger data has more");
 }
 
 // -----------------------------------------------------------------------------------------------------------------
 // What the model holds there
 
 VectorsByName collect_vectors(const std::string& what, Subject& subject, const OccurrencePlan& plan,
-                              const std::vector<std::string>& names) {
+                              const std::vector<std::string>& names, const FlopsOfVectors& afterwards) {
   const auto T = static_cast<int64_t>(plan.windows[0].tokens.size());
   Probe probe(subject.model, 1, T);
   VectorsByName vectors;
-  double bytes = probe.bytes();
+  double bytes = probe.bytes(), flops = static_cast<double>(plan.windows.size()) * probe.forward_flops();
   for (const std::string& name : names) {
     Vectors& of_name = vectors[name];
     of_name.C = probe.shape(name).numel() / T;
     of_name.rows.resize(static_cast<size_t>(plan.vectors() * of_name.C));
     bytes += 4 * static_cast<double>(of_name.rows.size());
+    flops += afterwards(of_name.C);
     probe.keep(name);
   }
-  say_cost(what, subject, plan.windows, static_cast<double>(plan.windows.size()) * probe.forward_flops(), bytes);
+  say_cost(what, subject, plan.windows, flops, bytes);
   std::vector<int64_t> taken(plan.classes.names.size());
   Ticker ticker(printable(subject.name), "window");
   for (size_t w = 0; w < plan.windows.size(); ++w) {
@@ -317,27 +329,24 @@ VectorsByName collect_vectors(const std::string& what, Subject& subject, const O
   return vectors;
 }
 
-std::string write_vectors(const std::string& analysis, const AnalysisOptions& o, size_t model,
+std::string write_vectors(const std::string& analysis, const AnalysisOptions& o, const std::string& model,
                           const OccurrencePlan& plan, const VectorsByName& vectors) {
   const int64_t rows = plan.vectors();
   std::vector<int64_t> labels;
   for (int64_t row = 0; row < rows; ++row) labels.push_back(row / plan.per_class);
   std::vector<TensorToWrite> tensors = {{"labels", "I64", {rows}, labels.data()}};
   for (const auto& [name, of_name] : vectors) tensors.push_back({name, "F32", {rows, of_name.C}, of_name.rows.data()});
-  const std::string path = str(o.out, "/", analysis, o.models.size() > 1 ? str(".", model + 1) : "", ".safetensors");
-  write_safetensors(path, tensors, {{"model", utf8_or_escaped(o.models[model])}});
+  const auto number = std::ranges::find(o.models, model) - o.models.begin() + 1;
+  const std::string path = str(o.out, "/", analysis, o.models.size() > 1 ? str(".", number) : "", ".safetensors");
+  write_safetensors(path, tensors, {{"model", utf8_or_escaped(model)}});
   return str("wrote ", printable(path), ", ", tensors.size(), " tensors\n");
 }
 
-std::vector<std::string> short_model_names(const AnalysisOptions& o) {
-  std::vector<std::string> names;
-  for (const std::string& model : o.models) {
-    const std::filesystem::path path(model);
-    const std::string last = (path.has_filename() ? path : path.parent_path()).filename();
-    if (last.empty() || std::ranges::count(names, last) > 0) return o.models;
-    names.push_back(last);
-  }
-  return names;
+std::string text_of_each(const std::vector<std::string>& names, const std::vector<std::string>& texts) {
+  if (std::ranges::count(texts, texts[0]) == std::ssize(texts)) return texts[0];
+  std::string out;
+  for (size_t i = 0; i < names.size(); ++i) out += str(i > 0 ? "; " : "", printable(names[i]), ": ", texts[i]);
+  return out;
 }
 
 std::string occurrences_text(const OccurrencePlan& plan) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -13,11 +14,14 @@ namespace crossply {
 
 // Flags that analyses of classes share.
 struct OccurrenceOptions {
-  std::vector<std::string> words, ids;  // at most one of both; none: the usual words
-  bool word_space = true;               // is a bpe's word the one with a space before it?
+  std::vector<std::string> words;  // at most one of words and ids; none: the usual words
+  std::vector<int64_t> ids;        // not negative; of which model is not known yet
+  bool word_space = true;          // is a bpe's word the one with a space before it?
   bool keep_vectors = false;
 };
 void add_occurrence_flags(CLI::App& app, OccurrenceOptions& o);
+// A flag of several integers from 0 on. Whether they fit a model is seen when it is there.
+void add_counts(CLI::App& app, const std::string& name, std::vector<int64_t>& list, const std::string& help);
 
 // Which tokens belong to which class.
 struct TokenClasses {
@@ -31,7 +35,8 @@ struct TokenClasses {
 };
 // The usual classes are the words is, are, was and were; of a tokenizer of words they are its numbers, or where it has
 // none, the four most frequent tokens of the source's beginning. Throws Exit::usage for a word that is not one token,
-// for two that are the same, for fewer than 2 or more than 12, and where there is no tokenizer and no ids.
+// for an id that the model does not have, for two that are the same, for fewer than 2 or more than 12, and where there
+// is no tokenizer and no ids.
 TokenClasses token_classes(const Tokenizer& tokenizer, int64_t vocab, const Source& source, const OccurrenceOptions& o);
 
 struct OccurrencePlan {
@@ -75,15 +80,19 @@ struct Vectors {
   std::vector<float> rows = {};
 };
 using VectorsByName = std::map<std::string, Vectors>;
-// Runs the model over the windows and collects these values of the probe. Says the cost and shows how far it is.
+// What is done with a value's vectors afterwards: FLOP, by their channels.
+using FlopsOfVectors = std::function<double(int64_t C)>;
+// Runs the model over the windows and collects these values of the probe. Says the cost, with what comes afterwards,
+// and shows how far it is.
 VectorsByName collect_vectors(const std::string& what, Subject& subject, const OccurrencePlan& plan,
-                              const std::vector<std::string>& names);
-// DIR/ANALYSIS.safetensors (of several models, DIR/ANALYSIS.1.safetensors, ...): the values (rows, C), labels (rows).
-std::string write_vectors(const std::string& analysis, const AnalysisOptions& o, size_t model,
+                              const std::vector<std::string>& names, const FlopsOfVectors& afterwards);
+// DIR/ANALYSIS.safetensors (of several models, DIR/ANALYSIS.N.safetensors by the model's place among all that were
+// given, as values.N.safetensors): the values (rows, C), labels (rows). model: one of o.models.
+std::string write_vectors(const std::string& analysis, const AnalysisOptions& o, const std::string& model,
                           const OccurrencePlan& plan, const VectorsByName& vectors);
 
-// For legends: the last parts of the models' paths where these differ, else the paths.
-std::vector<std::string> short_model_names(const AnalysisOptions& o);
+// For a caption: a text that is the same for all models, or else each after its model's name.
+std::string text_of_each(const std::vector<std::string>& names, const std::vector<std::string>& texts);
 // For a caption: "1,668 vectors of each class, at the tokens ...".
 std::string occurrences_text(const OccurrencePlan& plan);
 nlohmann::json occurrences_json(const OccurrencePlan& plan);

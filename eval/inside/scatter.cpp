@@ -11,7 +11,7 @@ using namespace svg;
 
 namespace {
 
-constexpr double picture_width = 920, edge = 24, title_room = 52, legend_line = 20, gap_of_panels = 12;
+constexpr double picture_width = 920, scatter_edge = 24, title_room = 52, legend_line = 20, gap_of_panels = 12;
 constexpr double largest_panel = 280;
 constexpr size_t panels_beside = 6;
 
@@ -61,10 +61,10 @@ std::string panel_of(const ScatterPanel& panel, double x, double y, double size)
 // Adds the lines that it takes to y.
 std::string legend_of(const std::vector<std::string>& classes, double* y) {
   std::string out;
-  double x = edge;
+  double x = scatter_edge;
   for (size_t c = 0; c < classes.size(); ++c) {
     const double width = 34 + 7.5 * static_cast<double>(std::min<size_t>(classes[c].size(), 24));
-    if (x + width > picture_width - edge && x > edge) x = edge, *y += legend_line;
+    if (x + width > picture_width - scatter_edge && x > scatter_edge) x = scatter_edge, *y += legend_line;
     out += marks_of(c, mark_at(c, x + 6, *y)) + text(x + 16, *y + 4, "fill=\"#1f2933\"", classes[c], 24);
     x += width;
   }
@@ -78,17 +78,17 @@ std::string scatter_svg(const std::string& title, const std::vector<std::string>
                         const std::vector<ScatterRow>& rows) {
   size_t beside = 1;
   for (const ScatterRow& row : rows) beside = std::max(beside, std::min(panels_beside, row.panels.size()));
-  const double size =
-      std::min(largest_panel, (picture_width - 2 * edge + gap_of_panels) / static_cast<double>(beside) - gap_of_panels);
+  const double size = std::min(
+      largest_panel, (picture_width - 2 * scatter_edge + gap_of_panels) / static_cast<double>(beside) - gap_of_panels);
   double y = title_room + 6;
-  std::string elements = text(edge, 34, "font-size=\"18\" font-weight=\"600\" fill=\"#1f2933\"", title, 80);
+  std::string elements = text(scatter_edge, 34, "font-size=\"18\" font-weight=\"600\" fill=\"#1f2933\"", title, 80);
   elements += legend_of(classes, &y);
   for (const ScatterRow& row : rows) {
-    elements += text(edge, y + 14, "font-size=\"13\" font-weight=\"600\"", row.caption, 100);
+    elements += text(scatter_edge, y + 14, "font-size=\"13\" font-weight=\"600\"", row.caption, 100);
     y += 38;
     for (size_t i = 0; i < row.panels.size(); ++i) {
-      elements +=
-          panel_of(row.panels[i], edge + static_cast<double>(i % panels_beside) * (size + gap_of_panels), y, size);
+      elements += panel_of(row.panels[i],
+                           scatter_edge + static_cast<double>(i % panels_beside) * (size + gap_of_panels), y, size);
       if (i % panels_beside == panels_beside - 1 || i + 1 == row.panels.size()) y += size + 26;
     }
   }

@@ -126,6 +126,17 @@ double Separability::deviation() const {
   return std::sqrt(sum / static_cast<double>(folds.size()));
 }
 
+int64_t updates_of_probe(int64_t rows) {
+  const int64_t trained = rows - (rows + folds - 1) / folds;
+  return (trained + batch - 1) / batch;
+}
+
+double separability_flops(int64_t rows, int64_t classes, int64_t C) {
+  const double forward = 2 * static_cast<double>(rows * classes * C);  // the gradient takes as many
+  const double adam = 13 * static_cast<double>(folds * updates_of_probe(rows) * classes * (C + 1));
+  return (folds - 1) * 2 * forward + forward + adam;
+}
+
 Separability linear_separability(const Vectors& vectors, const std::vector<int>& labels, int64_t classes,
                                  uint64_t seed) {
   const int64_t n = std::ssize(labels);

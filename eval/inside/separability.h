@@ -11,6 +11,7 @@ namespace crossply {
 
 namespace separability {
 constexpr int64_t folds = 5, batch = 64;
+constexpr int64_t paper_updates = 84;  // of 1,668 vectors of each of four classes
 constexpr double rate = 1e-2, beta1 = 0.9, beta2 = 0.999, adam_epsilon = 1e-8;  // of Adam, without decay
 }  // namespace separability
 
@@ -42,5 +43,9 @@ struct Separability {
 // the number of rows and channels only, so that it is the same for all layers.
 Separability linear_separability(const Vectors& vectors, const std::vector<int>& labels, int64_t classes,
                                  uint64_t seed);
+// Of a fold's probe, by all rows.
+int64_t updates_of_probe(int64_t rows);
+// What linear_separability takes, about.
+double separability_flops(int64_t rows, int64_t classes, int64_t C);
 
 }  // namespace crossply

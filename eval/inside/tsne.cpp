@@ -240,7 +240,14 @@ double tsne_divergence(const Affinities& P, const std::vector<PlanePoint>& Y) {
   return sum;
 }
 
-TsneResult tsne(const std::vector<float>& rows, int64_t C, const TsneOptions& o) {
+double tsne_flops(int64_t N, int64_t C, const TsneOptions& o) {
+  const auto n = static_cast<double>(N), c = static_cast<double>(C);
+  const double cells = 15 * std::log2(n);  // of the tree that a point looks at, at angle 0.5
+  return 3 * n * n * c + 800 * n * c + static_cast<double>(o.iterations) * n * (12 * cells + 10 * 6 * o.perplexity) +
+         10 * n * n;
+}
+
+TsneResult tsne(const std::vector<float>& rows, int64_t C, const TsneOptions& o, const std::function<void()>& stepped) {
   const std::vector<double> X = unit_rows(rows, C);
   const auto N = static_cast<double>(std::ssize(X) / C);
   CHECK_THAT(N > o.perplexity, "t-SNE of ", N, " rows with perplexity ", o.perplexity);
@@ -264,6 +271,7 @@ TsneResult tsne(const std::vector<float>& rows, int64_t C, const TsneOptions& o)
       move(&Y[i].x, gradient[i].x, &update[i].x, &gain[i].x, momentum);
       move(&Y[i].y, gradient[i].y, &update[i].y, &gain[i].y, momentum);
     }
+    stepped();
   }
   result.divergence = tsne_divergence(P, Y);
   return result;

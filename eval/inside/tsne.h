@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 namespace crossply {
@@ -46,7 +47,11 @@ struct TsneResult {
   double divergence = 0;  // KL, in nats
 };
 // Of rows X (N, C), which are first scaled to length 1. Descent with momentum 0.5, then 0.8, and a gain for every
-// coordinate; the rate is N / exaggeration / 4, at least 50.
-TsneResult tsne(const std::vector<float>& rows, int64_t C, const TsneOptions& o);
+// coordinate; the rate is N / exaggeration / 4, at least 50. stepped: called after each
+// iteration.
+TsneResult tsne(
+    const std::vector<float>& rows, int64_t C, const TsneOptions& o, const std::function<void()>& stepped = [] {});
+// What it takes, about.
+double tsne_flops(int64_t N, int64_t C, const TsneOptions& o);
 
 }  // namespace crossply

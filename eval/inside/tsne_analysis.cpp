@@ -2,19 +2,22 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <mutex>
 
 #include "cli/format.h"
+#include "cli/ticker.h"
 #include "engine/at_once.h"
 #include "engine/json.h"
 #include "engine/printable.h"
 #include "eval/inside/occurrences.h"
 #include "eval/inside/probe.h"
+#include "eval/inside/representation.h"
 #include "eval/inside/scatter.h"
 
 namespace crossply {
 namespace {
 
-// The layers of 16 that the paper's figure shows, counted from 1.
+// The usual layers, of a model of 16 and counted from 1.
 constexpr int shown_layers[] = {2, 4, 7, 12, 15, 16}, shown_of = 16;
 
 struct PlaneModel {
@@ -65,7 +68,7 @@ std::string plane_csv(const std::vector<PlaneModel>& all) {
       for (size_t n = 0; n < m.results[i].points.size(); ++n)
         out += str(csv_field(printable(m.model)), ",", m.layers[i], ",",
                    csv_field(printable(m.plan.classes.names[n / static_cast<size_t>(m.plan.per_class)])), ",",
-                   m.results[i].points[n].x, ",", m.results[i].points[n].y, "\n");
+                   csv_cell(m.results[i].points[n].x), ",", csv_cell(m.results[i].points[n].y), "\n");
   return out;
 }
 
@@ -86,9 +89,9 @@ class TsneAnalysis : public Analysis {
   std::string name() const override { return "tsne"; }
   std::string about() const override { return "t-SNE of the values at four words, by layer"; }
   void add_flags(CLI::App& app) override {
-    app.add_option("--layers", layers_, "tsne: layers, from 0 (default: six, at the depths of the paper's)")
-        ->type_name("INT...");
-    add_integer(app, "--tsne-vectors", per_class_, 20, 5000, "tsne: vectors of each class");
+    add_counts(app, "--layers", layers_, "tsne: layers, from 0 (default: six, from early to late)");
+    add_integer(app, "--tsne-vectors", per_class_, 20, 5000,
+                "tsne: vectors of each class, the first in reading order of at most --sequences windows");
   }
   std::string refuses(const Subject& subject) const override { return refuses_classes(subject, *shared_); }
   void measure(Subject& subject, const AnalysisOptions& o) override;
@@ -97,7 +100,7 @@ class TsneAnalysis : public Analysis {
  private:
   std::vector<int> layers_of(const Subject& subject, const Probe& probe) const;
   std::shared_ptr<OccurrenceOptions> shared_;
-  std::vector<std::string> layers_;
+  std::vector<int64_t> layers_;  // not negative
   int64_t per_class_ = 250, limit_ = 0;
   TsneOptions tsne_;
   std::vector<PlaneModel> all_;
@@ -105,8 +108,11 @@ class TsneAnalysis : public Analysis {
 
 std::vector<int> TsneAnalysis::layers_of(const Subject& subject, const Probe& probe) const {
   std::vector<int> layers;
-  for (const std::string& text : layers_)
-    layers.push_back(static_cast<int>(read_integer("--layers", text, 0, subject.layers() - 1)));
+  for (const int64_t layer : layers_) {
+    if (layer >= subject.layers())
+      fail(Exit::usage, "--layers ", layer, ": the layers of ", subject.name, " are 0 to ", subject.layers() - 1);
+    layers.push_back(static_cast<int>(layer));
+  }
   if (layers_.empty()) layers = layers_like_shown(subject.layers());
   for (const int layer : layers_.empty() ? std::vector<int>() : layers)
     if (!probe.has(str("value.", layer)))
@@ -117,33 +123,44 @@ std::vector<int> TsneAnalysis::layers_of(const Subject& subject, const Probe& pr
 }
 
 void TsneAnalysis::measure(Subject& subject, const AnalysisOptions& o) {
+  std::vector<int> layers = layers_of(subject, Probe(subject.model, 1, 1));
   PlaneModel m{subject.name, subject.config().arch, subject.title(),
-               plan_occurrences(subject, o, *shared_, per_class_, &limit_)};
+               plan_occurrences(subject, o, *shared_, per_class_, &limit_), std::move(layers)};
   note_fewer(m.plan, per_class_, subject);
   if (!all_.empty()) require_same_classes(all_[0].plan, all_[0].model, m.plan, m.model);
-  m.layers = layers_of(subject, Probe(subject.model, 1, 1));
   std::vector<std::string> names;
   for (const int layer : m.layers) names.push_back(str("value.", layer));
-  const VectorsByName vectors = collect_vectors(name(), subject, m.plan, names);
+  const VectorsByName vectors = collect_vectors(name(), subject, m.plan, names,
+                                                [&](int64_t C) { return tsne_flops(m.plan.vectors(), C, tsne_); });
   if (shared_->keep_vectors && !o.out.empty())
-    std::printf("%s", write_vectors(name(), o, all_.size(), m.plan, vectors).c_str());
+    std::printf("%s", write_vectors(name(), o, m.model, m.plan, vectors).c_str());
   m.results.resize(names.size());
+  Ticker ticker(printable(subject.name), "t-SNE's iteration");
+  std::mutex telling;
+  int64_t done = 0;
+  const auto stepped = [&] {
+    const std::lock_guard<std::mutex> one(telling);
+    ticker.tell(++done, tsne_.iterations * std::ssize(names));
+  };
   at_once(names.size(), [&](size_t i) {
     const Vectors& of_layer = vectors.at(names[i]);
-    m.results[i] = tsne(of_layer.rows, of_layer.C, tsne_);
+    m.results[i] = tsne(of_layer.rows, of_layer.C, tsne_, stepped);
   });
   all_.push_back(std::move(m));
 }
 
-Finding TsneAnalysis::finding(const AnalysisOptions& o) const {
+Finding TsneAnalysis::finding(const AnalysisOptions&) const {
   Finding found;
   found.title = "t-SNE of values at words";
   nlohmann::json models = nlohmann::json::array();
   std::vector<ScatterRow> rows;
+  std::vector<std::string> names, settings;
+  for (const PlaneModel& m : all_) names.push_back(m.model), settings.push_back(occurrences_text(m.plan));
+  names = short_names(names);
   for (const PlaneModel& m : all_) {
     found.table += (found.table.empty() ? "" : "\n") + plane_table(m, tsne_);
     models.push_back(plane_json(m));
-    rows.push_back(plane_row(m, short_model_names(o)[rows.size()]));
+    rows.push_back(plane_row(m, names[rows.size()]));
   }
   found.json = {
       {"perplexity", tsne_.perplexity},
@@ -156,14 +173,13 @@ Finding TsneAnalysis::finding(const AnalysisOptions& o) const {
   found.csv = plane_csv(all_);
   found.svg = scatter_svg("Values as attention reads them, by t-SNE", all_[0].plan.classes.names, rows);
   found.measured =
-      str("Each point is the value vector, as attention reads it, of one token: ", occurrences_text(all_[0].plan),
+      str("Each point is the value vector, as attention reads it, of one token: ", text_of_each(names, settings),
           ". Barnes-Hut t-SNE (perplexity 30, angle 0.5, 1,000 iterations, start from two principal components, "
           "rows scaled to length 1) lays neighbours beside each other; distances between groups and directions "
           "mean nothing. KL is what the picture fails to tell, in nats: lower is truer.");
   found.paper =
-      "LIMe (arXiv 2502.09245v2) shows such pictures of layers 2, 4, 7, 12, 15 and 16 of 16, counted from 1, beside a "
-      "probe that tells the words apart almost without error in the late layers of LIMe, and clearly less well in a "
-      "LLaMA's.";
+      "LIMe (arXiv 2502.09245v2): in deep layers of a LLaMA the values at words as alike as is, are, was and were "
+      "often fall into regions that overlap, with LIMe they do not; version 1 shows it in its figure 6.";
   return found;
 }
 
