@@ -74,7 +74,7 @@ TEST_CASE("sae: two models beside each other, what is told and written, twice th
   REQUIRE(json["models"].size() == 2);
   for (const nlohmann::json& model : json["models"]) {
     CHECK(model["held_out"]["tokens"] == 4 * 24);
-    CHECK(model["train"]["tokens"] == 36 * 24);
+    CHECK(model["train"]["tokens"] == 24 * model["train_windows"].size());
     CHECK(model["train"]["fve"] > 0.8);
     CHECK(model["held_out"]["fve"] > 0.8);
     CHECK(model["active_on_a_token"] <= 4);
@@ -134,6 +134,21 @@ TEST_CASE("sae: a file has its model's place in the list, the caption each model
   for (const char* part : {"llama: at most 32 of 256", "lime: at most 32 of 512", "48.00 %", "24.00 %",
                            "--most-density 0.005", "fits no other rule"})
     CHECK_MESSAGE(has(found.measured, part), found.measured);
+}
+
+TEST_CASE("sae: what is held out shares no token with what is trained on") {
+  std::vector<TokenWindow> windows(20, {std::vector<int32_t>(8), {}, 8});
+  for (int64_t i = 0; i < 20; ++i)
+    windows[static_cast<size_t>(i)].place = 4 * i;  // the last two, at 72 and 76, are held out
+  std::vector<int64_t> first17(17);
+  std::iota(first17.begin(), first17.end(), 0);
+  CHECK(sae_train_windows(windows, true) == first17);  // that at 68 ends at 75
+  windows[3].place = 83;
+  first17.erase(first17.begin() + 3);
+  CHECK(sae_train_windows(windows, true) == first17);
+  windows[3].place = 76;  // of a task: the same sequence, and no other is next to it
+  first17.push_back(17);
+  CHECK(sae_train_windows(windows, false) == first17);
 }
 
 TEST_CASE("sae: a dictionary that is too small, too few windows, and what would be lost") {

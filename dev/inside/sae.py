@@ -134,6 +134,9 @@ def main(folder):
         found = json.load(file)
     assert len(found["models"]) == 1, "one model at a time"
     model = found["models"][0]
+    drawn, held = len(values["lengths"]), model["held_out_windows"]
+    used = [*model["train_windows"], *range(drawn - held, drawn)]  # none of the former overlaps one of the latter
+    values = {name: tensor[used] if len(tensor) == drawn else tensor for name, tensor in values.items()}
     lengths, raw = values["lengths"], values["own_value.0"]
     rows = np.concatenate([raw[i, :n].reshape(n, -1) for i, n in enumerate(lengths)]).astype(float)
     tokens = np.concatenate([values["tokens"][i, :n] for i, n in enumerate(lengths)])

@@ -18,6 +18,20 @@
 #include "eval/inside/probe.h"
 
 namespace crossply {
+int64_t sae_held_out_windows(int64_t windows) { return std::max<int64_t>(1, windows / 10); }
+
+std::vector<int64_t> sae_train_windows(const std::vector<TokenWindow>& windows, bool files) {
+  const auto held_out = std::span(windows).last(static_cast<size_t>(sae_held_out_windows(std::ssize(windows))));
+  const int64_t apart = files ? std::ssize(windows[0].tokens) : 1;
+  std::vector<int64_t> list;
+  for (int64_t i = 0; i < std::ssize(windows) - std::ssize(held_out); ++i)
+    if (std::ranges::none_of(held_out, [&](const TokenWindow& other) {
+          return std::abs(other.place - windows[static_cast<size_t>(i)].place) < apart;
+        }))
+      list.push_back(i);
+  return list;
+}
+
 namespace {
 
 constexpr UsualWindows usual_sae = {256, 256};
@@ -44,13 +58,11 @@ struct SaeVectors {
   int64_t count() const { return std::ssize(tokens); }
 };
 
-int64_t sae_token_count(const std::vector<TokenWindow>& windows) {
+int64_t sae_token_count(std::span<const TokenWindow> windows) {
   int64_t count = 0;
   for (const TokenWindow& window : windows) count += window.length;
   return count;
 }
-
-int64_t sae_held_out_windows(int64_t windows) { return std::max<int64_t>(1, windows / 10); }
 
 // Mean and total squared distance from it of the vectors [begin, end).
 struct SaeSpread {
@@ -71,7 +83,8 @@ SaeSpread sae_spread(const std::vector<float>& values, int64_t D, int64_t begin,
   return spread;
 }
 
-SaeVectors collect_sae_vectors(Subject& subject, Probe& probe, const std::vector<TokenWindow>& windows) {
+SaeVectors collect_sae_vectors(Subject& subject, Probe& probe, const std::vector<TokenWindow>& windows,
+                               int64_t first_held_out) {
   SaeVectors all;
   const auto T = static_cast<int64_t>(windows[0].tokens.size());
   all.D = probe.shape(sae_value).numel() / T;
@@ -82,7 +95,6 @@ SaeVectors collect_sae_vectors(Subject& subject, Probe& probe, const std::vector
       all.gate_layers.push_back(layer);
     }
   all.gates.resize(all.gate_layers.size());
-  const int64_t first_held_out = std::ssize(windows) - sae_held_out_windows(std::ssize(windows));
   Ticker ticker(printable(subject.name), "window");
   for (int64_t i = 0; i < std::ssize(windows); ++i) {
     const TokenWindow& window = windows[static_cast<size_t>(i)];
@@ -110,8 +122,8 @@ struct SaePlan {
   AutoencoderSizes sizes;
   int64_t tokens;
 };
-SaePlan sae_plan(const SaeFlags& flags, const Probe& probe, const std::vector<TokenWindow>& windows) {
-  const int64_t D = probe.shape(sae_value).numel() / std::ssize(windows[0].tokens);
+SaePlan sae_plan(const SaeFlags& flags, const Probe& probe, std::span<const TokenWindow> train) {
+  const int64_t D = probe.shape(sae_value).numel() / std::ssize(train[0].tokens);
   SaePlan plan{{D, flags.dictionary > 0 ? flags.dictionary : 16 * D, flags.active, 1}, flags.tokens};
   if (plan.sizes.k > plan.sizes.m) {
     std::fprintf(stderr, "note: sae: %lld active features of a dictionary of %lld: all of them\n",
@@ -123,7 +135,6 @@ SaePlan sae_plan(const SaeFlags& flags, const Probe& probe, const std::vector<To
                              int64_t{2'000'000});
   // The paper's batch if that leaves 8192 steps; fewer tokens make smaller batches rather than few steps.
   const auto small = std::bit_floor(static_cast<uint64_t>(std::max<int64_t>(1, plan.tokens / 8192)));
-  const std::vector<TokenWindow> train(windows.begin(), windows.end() - sae_held_out_windows(std::ssize(windows)));
   plan.sizes.rows =
       std::min(std::clamp(static_cast<int64_t>(small), least_sae_batch, paper_sae_batch), sae_token_count(train));
   return plan;
@@ -304,7 +315,9 @@ std::string sae_measured(const std::vector<SaeFinding>& all, const std::vector<s
       "; of the others the fifth stays whose 20 top tokens have the most similar embeddings (MonoScore: mean cosine of "
       "all pairs, 1 of a single token; of equals the more active). Rules for the text of these tokens give each a "
       "label: 'Semantic Root Fragments' is what fits no other rule, and 'Structural' needs features of hardly anything "
-      "but punctuation, of which a smaller --active leaves more. A gate by category is its mean over held-out tokens, "
+      "but punctuation, of which a smaller --active leaves more. A tenth of the windows is held out; those that share "
+      "a "
+      "token with one of them are not trained on. A gate by category is its mean over held-out tokens, "
       "weighted by how many features of the category are active on them; '-' where none is.");
 }
 
@@ -333,23 +346,31 @@ void SparseAutoencoder::measure(Subject& subject, const AnalysisOptions& o) {
   if (!Probe(subject.model, 1, 1).has(sae_value))
     fail(Exit::usage, subject.name, ": the first layer of ", subject.config().arch,
          " has no values of its own; try --what entropy");
-  const std::vector<TokenWindow>& windows = windows_of(subject, o, usual_sae);
-  if (windows.size() < 2) fail(Exit::usage, "--what sae holds a tenth of the windows out; give --sequences 2 or more");
-  const auto trained_on = windows.size() - static_cast<size_t>(sae_held_out_windows(std::ssize(windows)));
-  for (const auto& part : {std::span(windows).first(trained_on), std::span(windows).subspan(trained_on)})
+  const std::vector<TokenWindow>& drawn = windows_of(subject, o, usual_sae);
+  if (drawn.size() < 2) fail(Exit::usage, "--what sae holds a tenth of the windows out; give --sequences 2 or more");
+  const std::vector<int64_t> trained_on = sae_train_windows(drawn, subject.data.choice.files);
+  if (trained_on.empty())
+    fail(Exit::usage, subject.name, ": every window shares tokens with one that is held out, so nothing is left to ",
+         "train on; give a longer text, or a smaller --length");
+  std::vector<TokenWindow> windows;
+  for (const int64_t i : trained_on) windows.push_back(drawn[static_cast<size_t>(i)]);
+  const auto held_out = std::span(drawn).last(static_cast<size_t>(sae_held_out_windows(std::ssize(drawn))));
+  for (const auto& part : {std::span<const TokenWindow>(windows), std::span<const TokenWindow>(held_out)})
     scored_positions(subject.name, part);  // or else nothing to train on or to hold out
+  windows.insert(windows.end(), held_out.begin(), held_out.end());
   const auto place = std::find(o.models.begin(), o.models.end(), subject.name) - o.models.begin();
   const std::string number = o.models.size() > 1 ? str(".", place + 1) : "";
   const std::string path = o.out.empty() ? "" : str(o.out, "/sae", number, ".safetensors");
   if (!path.empty()) check_weights_file(path);
 
   Probe probe(subject.model, 1, std::ssize(windows[0].tokens));
-  const SaePlan plan = sae_plan(flags_, probe, windows);
+  const SaePlan plan = sae_plan(flags_, probe, std::span(windows).first(trained_on.size()));
   say_sae_cost(subject, probe, windows, plan);
-  SaeVectors v = collect_sae_vectors(subject, probe, windows);
+  SaeVectors v = collect_sae_vectors(subject, probe, windows, std::ssize(trained_on));
   SaeFinding found{subject.name, subject.config().arch, subject.config().backbone, subject.title(),
                    describe_split(subject.data.choice, false)};
-  found.windows = std::ssize(windows), found.held_out_windows = sae_held_out_windows(found.windows);
+  found.windows = std::ssize(windows), found.held_out_windows = std::ssize(held_out);
+  found.train_windows = trained_on;
   found.longest = std::ssize(windows[0].tokens);
   found.sizes = plan.sizes, found.lr = sae_lr;
   found.scale = scale_vectors(v, subject.name);

@@ -25,6 +25,7 @@ struct LabelledGates {
 struct SaeFinding {
   std::string model, arch, backbone, title, split;
   int64_t windows = 0, held_out_windows = 0, longest = 0;
+  std::vector<int64_t> train_windows = {};  // of those that were drawn, which share no token with one held out
   AutoencoderSizes sizes{};
   int64_t steps = 0;
   double lr = 0, scale = 0;         // v is the flattened value times scale
@@ -45,6 +46,12 @@ struct SaeFinding {
   int64_t category_count(const std::string& category) const;
   double density() const { return active / static_cast<double>(sizes.m); }
 };
+
+// Of so many windows, the last ones.
+int64_t sae_held_out_windows(int64_t windows);
+// Which windows to train on: of those that are not held out, all that share no token with one of them. files: places
+// are tokens; else a window is a sequence of a task.
+std::vector<int64_t> sae_train_windows(const std::vector<TokenWindow>& windows, bool files);
 
 std::string sae_table(const SaeFinding& found);
 nlohmann::json sae_json(const SaeFinding& found);

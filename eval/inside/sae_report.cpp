@@ -55,7 +55,7 @@ std::string sae_training_text(const SaeFinding& m) {
   const std::vector<LossPoint> curve = loss_curve(m);
   return str("values of layer 0: ", m.sizes.D, " numbers, ", format_count(m.sizes.m), " features, ", m.sizes.k,
              " active\n", "trained on ", format_count(m.steps * m.sizes.rows), " tokens, ", format_count(m.steps),
-             " steps of ", format_count(m.sizes.rows), ", from ", format_count(m.train.tokens), " different places\n",
+             " steps of ", format_count(m.sizes.rows), ", from ", format_count(m.train.tokens), " places\n",
              "loss: ", format_number("%.4g", curve.front().loss), " at the start, ",
              format_number("%.4g", m.train.loss), " at the end, held out ", format_number("%.4g", m.held_out.loss),
              "\n", "variance explained: ", sae_percent(m.train.fve), ", held out ", sae_percent(m.held_out.fve), " of ",
@@ -243,7 +243,7 @@ int64_t SaeFinding::category_count(const std::string& category) const {
 
 std::string sae_table(const SaeFinding& m) {
   std::string out = str(m.title, "\n", format_count(m.windows), " windows of ", m.longest, " tokens, the last ",
-                        m.held_out_windows, " held out\n", sae_training_text(m));
+                        m.held_out_windows, " held out, apart from all others\n", sae_training_text(m));
   if (!m.texts.empty()) out += labels_text(m);
   if (!m.selection.retained.empty()) out += features_text(m);
   if (!m.gates.empty()) out += sae_gates_text(m);
@@ -260,6 +260,7 @@ nlohmann::json sae_json(const SaeFinding& m) {
                          {"split", m.split},
                          {"longest_window", m.longest},
                          {"held_out_windows", m.held_out_windows},
+                         {"train_windows", m.train_windows},
                          {"width", m.sizes.D},
                          {"dictionary", m.sizes.m},
                          {"active", m.sizes.k},

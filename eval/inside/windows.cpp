@@ -22,7 +22,8 @@ std::vector<TokenWindow> random_windows(const Source& source, int64_t T, int64_t
     const auto last = std::find_if(targets.rbegin(), targets.rend(), [](int32_t target) { return target >= 0; });
     windows.push_back({{tokens.begin(), tokens.begin() + T},
                        {targets.begin(), targets.begin() + T},
-                       std::min<int64_t>(T, targets.rend() - last)});
+                       std::min<int64_t>(T, targets.rend() - last),
+                       place});
   }
   return windows;
 }

@@ -15,6 +15,7 @@ namespace crossply {
 struct TokenWindow {
   std::vector<int32_t> tokens, targets;  // (T) each; targets: what comes next, -1 where nothing is to be scored
   int64_t length;
+  int64_t place = 0;  // of the source: where it begins, or of a task, which sequence it is
 };
 // N windows of T tokens, at most a sequence of the source: of files, from any place of the split with the same chance.
 // They depend on the files, what of them is in the split, T and the seed, not on the source's sequences. Of a task, a
