@@ -96,7 +96,7 @@ TEST_CASE("analyze: maps of a text: the tokenizer's tokens, safe to look at, and
   // Of the data: the first tokens of the first window. Without a tokenizer of the model's: that of the data.
   const Outcome first = maps({"--length", "40", "--sequences", "5"});
   check_outcome(first, Exit::done, "the last of 32 tokens, 31 ");
-  CHECK(has(first.output, ": 1 window of 40 tokens, "));
+  CHECK(has(first.output, ": 1 window of 32 tokens, "));
   CHECK(read_json(out + "/maps.json")["given_text"].is_null());
   std::filesystem::remove(scratch.file("model") + "/tokenizer.json");
   check_outcome(maps({"--text", "ab"}), Exit::done, "the last of 2 tokens, 1 b");
