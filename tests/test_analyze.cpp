@@ -291,7 +291,7 @@ TEST_CASE("analyze: a model of sinks is lazy in every layer, a random one in non
   }
   const std::string csv = read_text(scratch.file("out") + "/attention.csv");
   CHECK(csv.starts_with("model,layer,head,rank,mass\n"));
-  CHECK(has(csv, "sink,2,3,1,1\n"));
+  CHECK(has(csv, "sink,2,3,1.0,1.0\n"));
   CHECK(std::count(csv.begin(), csv.end(), '\n') == 1 + 2 * 3 * 4);
   const std::string svg = read_text(scratch.file("out") + "/attention.svg");
   CHECK(svg.starts_with("<svg xmlns="));

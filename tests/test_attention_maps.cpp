@@ -94,7 +94,9 @@ TEST_CASE("analyze: maps of a text: the tokenizer's tokens, safe to look at, and
   CHECK(std::ranges::count(csv, '\n') == 1 + 4 * (4 + 1) * 55);
   CHECK(has(csv, ",3,mean,9,9,"));
   // Of the data: the first tokens of the first window. Without a tokenizer of the model's: that of the data.
-  check_outcome(maps({"--length", "40"}), Exit::done, "the last of 32 tokens, 31 ");
+  const Outcome first = maps({"--length", "40", "--sequences", "5"});
+  check_outcome(first, Exit::done, "the last of 32 tokens, 31 ");
+  CHECK(has(first.output, ": 1 window of 32 tokens, "));
   CHECK(read_json(out + "/maps.json")["given_text"].is_null());
   std::filesystem::remove(scratch.file("model") + "/tokenizer.json");
   check_outcome(maps({"--text", "ab"}), Exit::done, "the last of 2 tokens, 1 b");

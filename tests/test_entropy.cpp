@@ -192,6 +192,24 @@ TEST_CASE("entropy: of several models beside each other, in table, JSON, CSV and
   check_outcome(analyze({"--alpha", "0"}), Exit::usage, "--alpha");
 }
 
+TEST_CASE("entropy: a key/value head that is read several times counts once") {
+  const TempDir scratch;
+  save_tiny(scratch.file("sla"), "sla");
+  const std::string out = scratch.file("out");
+  check_outcome(run_program_inside(scratch, {"analyze", "--model", scratch.file("sla"), "--data", tiny_shard(scratch),
+                                             "--what", "entropy", "--sequences", "5", "--length", "9", "--out", out}),
+                Exit::done, "wrote");
+  int64_t fewer = 0;
+  const nlohmann::json json = read_json(out + "/entropy.json");
+  for (const nlohmann::json& layer : json["models"][0]["layers"]) {
+    const int64_t channels = layer["value"]["channels"];
+    CHECK(channels % 2 == 0);
+    fewer += channels == 4 || channels == 6;  // of four query heads' 8
+    CHECK(layer["value"]["bound"].get<double>() == doctest::Approx(std::log(std::min<double>(9, channels))));
+  }
+  CHECK(fewer == 4);
+}
+
 // The windows of a task are shorter than its sequences by different amounts; whatever stands in the rest is not seen.
 TEST_CASE("entropy: padding does not count") {
   const TempDir scratch;

@@ -78,6 +78,15 @@ TEST_CASE("gates: means, exact zeros and the variation of heads, of tokens witho
   CHECK(negative.head_variation() == 0.5);
 }
 
+TEST_CASE("gates: the error of a paired difference is that of its windows") {
+  // Of equal windows: the standard deviation of the windows' mean differences, 1, 2 and 6, over the root of 3.
+  CHECK(paired_error({12, 24, 52}, {10, 20, 40}, {2, 2, 2}) == doctest::Approx(std::sqrt(7.0 / 3)).epsilon(1e-14));
+  // A difference that is the same at every position has none, however long the windows are.
+  CHECK(paired_error({11, 13, 17}, {10, 11, 12}, {1, 2, 5}) == doctest::Approx(0));
+  CHECK(std::isnan(paired_error({1}, {2}, {3})));
+  CHECK(GateStudy::change_error(2, 0.5) == 0.5 * std::exp(2.0));
+}
+
 TEST_CASE("gates: set to what they are they change nothing, bit for bit") {
   for (const std::string kind : gate_kinds) {
     CAPTURE(kind);
@@ -245,10 +254,12 @@ TEST_CASE("gates: the program's table, JSON, CSV and picture; what it refuses") 
   CHECK(change == doctest::Approx(std::exp(block["zero"]["loss"].get<double>()) - base).epsilon(1e-12));
   const std::string csv = read_text(out + "/gates.csv");
   CHECK(std::count(csv.begin(), csv.end(), '\n') == 1 + (2 + 1) * 3);
-  CHECK(has(csv, str(",2,all,", block["mean"].get<double>(), ",", block["sparsity"].get<double>(), ",",
-                     block["head_variation"].get<double>(), ",", change)));
-  CHECK(has(csv, str(",2,1,", block["head_means"][1].get<double>(), ",")));
+  CHECK(has(
+      csv, str(",2,all,", block["mean"].dump(), ",", block["sparsity"].dump(), ",", block["head_variation"].dump(), ",",
+               block["zero"]["delta_perplexity"].dump(), ",", block["zero"]["delta_perplexity_error"].dump(), ",")));
+  CHECK(has(csv, str(",2,1,", block["head_means"][1].dump(), ",")));
   CHECK(has(got.output, format_number("%+.4g", change)));
+  CHECK(block["zero"]["delta_perplexity_error"].get<double>() > 0);
   CHECK(has(got.output, format_number("%.4f", block["mean"])));
   const std::string svg = read_text(out + "/gates.svg");
   for (const char* part : {"key/value head", "mean gate", "satformer3", "relay2", "set to 0"}) CHECK(has(svg, part));

@@ -252,6 +252,8 @@ TEST_CASE("dump: all values of a model, as the probe sees them, from weights in 
     check_outcome(got, Exit::done, "wrote " + out + "/values.safetensors");
     const SafetensorsFile file(out + "/values.safetensors");
     CHECK(file.metadata().at("crossply") == "analyze");
+    for (const auto& [key, said] : {std::pair{"windows", "3"}, {"length", "7"}, {"seed", "4"}})
+      CHECK(file.metadata().at(key) == said);
     std::vector<int64_t> tokens(21), targets(21);
     file.read_raw(*file.find("tokens"), "I64", tokens.data());
     file.read_raw(*file.find("targets"), "I64", targets.data());

@@ -21,6 +21,15 @@ def entropies(rows, alpha):
   return (shannon if alpha == 1 else float(np.log((p ** alpha).sum()) / (1 - alpha))), shannon
 
 
+# Of values (N, T, H, D) of more heads than a layer makes of its own: those that are not the same as an earlier one.
+def distinct_heads(value, own_heads, lengths):
+  if value.shape[2] <= own_heads:
+    return value
+  heads = np.concatenate([window[:n] for window, n in zip(value, lengths)]).transpose(1, 0, 2)
+  kept = [h for h in range(len(heads)) if not any(np.array_equal(heads[h], heads[j]) for j in range(h))]
+  return value[:, :, kept]
+
+
 def main():
   values, found = read(sys.argv[1], "entropy")
   compare = Comparison()
@@ -29,8 +38,10 @@ def main():
     for kind, numbers in told.items():
       name = f"{kind}.{layer + (kind == 'hidden')}"
       if numbers is None:
-        compare.true(f"{name} is there", name not in values)
+        compare.true(f"{name} was dumped, but analyze has no numbers of it", name not in values)
         continue
+      if kind == "value":
+        values[name] = distinct_heads(values[name], values["own_value.0"].shape[2], lengths)
       windows = [window[:n].reshape(n, -1) for window, n in zip(values[name], lengths)]
       rows = np.concatenate(windows)
       mean, width = rows.mean(0), rows.std(0, ddof=1) + 1e-5

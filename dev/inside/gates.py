@@ -49,6 +49,8 @@ def check_block(block, gates, lengths, calibration, base):
     for what in ("zero", "set_to_mean", "set_to_head_means"):
         change = block[what]["delta_perplexity"]
         check(f"layer {layer}: {what}", change, math.exp(block[what]["loss"]) - math.exp(base))
+        check(f"layer {layer}: error of {what}", block[what]["delta_perplexity_error"],
+              math.exp(block[what]["loss"]) * block[what]["loss_error"])
 
 
 def main(folder):

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The maps of attention, computed from the queries and keys that were dumped.
+"""The maps of attention, computed from the queries and keys that were dumped, with the scale of
+all models here: one over the root of a head's channels.
 
 dump: query.* key.*
 architectures: all lime-gpt2 bpe

@@ -34,11 +34,7 @@ std::string Subject::title() const {
              c.num_hidden_layers, " layers\n", describe_split(data.choice, false));
 }
 
-int64_t Analysis::Looked::longest() const {
-  int64_t length = 0;
-  for (const TokenWindow& window : windows) length = std::max(length, window.length);
-  return length;
-}
+int64_t Analysis::Looked::longest() const { return WindowLengths(windows).longest; }
 
 bool Analysis::same(const Looked& a, const Looked& b) {
   return std::ranges::equal(a.windows, b.windows,
@@ -48,6 +44,10 @@ bool Analysis::same(const Looked& a, const Looked& b) {
 bool Analysis::same_windows() const {
   return std::ranges::all_of(looked_, [&](const Looked& one) { return same(one, looked_[0]); });
 }
+
+bool Analysis::windows_of_first() const { return same(looked_.back(), looked_[0]); }
+
+std::string Analysis::if_of_first() const { return same_windows() ? "" : " (of the first model)"; }
 
 // Why, and what makes them equal, if anything does.
 void Analysis::note_other_windows(const Looked& m, const Looked& first) {
@@ -83,7 +83,7 @@ void Analysis::try_measure(Subject& subject, const AnalysisOptions& o) {
 std::string Analysis::looked_at() const {
   std::vector<std::string> texts;
   for (const Looked& m : looked_) {
-    const std::string text = str(format_count(std::ssize(m.windows)), " windows of ", m.longest(), " tokens");
+    const std::string text = WindowLengths(m.windows).text();
     if (std::find(texts.begin(), texts.end(), text) == texts.end()) texts.push_back(text);
   }
   std::string out;
@@ -94,9 +94,8 @@ std::string Analysis::looked_at() const {
 
 void say_cost(const std::string& what, const Subject& subject, const std::vector<TokenWindow>& windows, double flops,
               double bytes) {
-  std::fprintf(stderr, "%s of %s: %s windows of %zu tokens, about %.3g GFLOP, %s\n", what.c_str(),
-               printable(subject.name).c_str(), format_count(std::ssize(windows)).c_str(), windows[0].tokens.size(),
-               flops / 1e9, format_bytes(bytes).c_str());
+  std::fprintf(stderr, "%s of %s: %s, about %.3g GFLOP, %s\n", what.c_str(), printable(subject.name).c_str(),
+               WindowLengths(windows).text().c_str(), flops / 1e9, format_bytes(bytes).c_str());
 }
 
 std::vector<std::string> short_names(std::vector<std::string> names) {

@@ -86,6 +86,10 @@ class Analysis {
                                              const UsualWindows& usual);
   // Of all models so far.
   bool same_windows() const;
+  // Of the last model so far.
+  bool windows_of_first() const;
+  // For a caption, behind counts of the first model's windows: says so where another model had other ones.
+  std::string if_of_first() const;
 
  private:
   struct Looked {

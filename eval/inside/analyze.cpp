@@ -147,6 +147,10 @@ Exit run(const Analyses& analyses, const Asked& asked) {
   const AnalysisOptions& o = asked.o;
   const std::vector<Analysis*> chosen = choose(analyses, asked);
   check_asked(asked, chosen);
+  if (!asked.dump.empty() && !chosen.empty() && (o.sequences == 0 || o.length == 0))
+    std::fprintf(stderr,
+                 "note: --dump and --what look at other windows; give --sequences and --length to have the same "
+                 "windows\n");
   Page page{asked.command, o.data.spec, o.seed, {}, {}};
   for (const Analysis* analysis : chosen) page.sections.push_back({analysis->name(), analysis->about(), {}, {}, {}});
   for (size_t i = 0; i < o.models.size(); ++i) {

@@ -8,6 +8,7 @@
 #include "engine/printable.h"
 #include "eval/inside/analysis.h"
 #include "eval/inside/probe.h"
+#include "eval/inside/representation.h"
 #include "eval/inside/token_map.h"
 
 namespace crossply {
@@ -135,17 +136,11 @@ nlohmann::json maps_json(const MapsOfModel& m) {
           {"layers", layers}};
 }
 
-// The shortest text of a number that reads back the same.
-std::string csv_number(double number) {
-  char text[32];
-  return {text, std::to_chars(text, text + sizeof text, number).ptr};
-}
-
 void add_maps_csv(std::string& out, const MapsOfModel& m) {
   const std::string name = csv_field(printable(m.model));
   const auto add = [&](size_t layer, const std::string& head, int64_t t, const std::vector<double>& row) {
     for (size_t j = 0; j < row.size(); ++j)
-      out += str(name, ",", layer, ",", head, ",", t, ",", j, ",", csv_number(row[j]), "\n");
+      out += str(name, ",", layer, ",", head, ",", t, ",", j, ",", csv_cell(row[j]), "\n");
   };
   for (size_t l = 0; l < m.layers.size(); ++l) {
     for (int64_t t = 0; t < m.n() && !m.layers[l].empty(); ++t) add(l, "mean", t, mean_row(m, l, t));
@@ -154,8 +149,8 @@ void add_maps_csv(std::string& out, const MapsOfModel& m) {
   }
 }
 
-TokenMapBand band_of(const MapsOfModel& m, const std::vector<HeadPlace>& single) {
-  TokenMapBand band{m.model, {}, {}};
+TokenMapBand band_of(const MapsOfModel& m, const std::string& name, const std::vector<HeadPlace>& single) {
+  TokenMapBand band{name, {}, {}};
   const int64_t n = std::min(m.n(), shown_tokens);
   for (int64_t t = 0; t < n; ++t) band.tokens.push_back(token_label(m.tokens[static_cast<size_t>(t)]));
   const auto add = [&](const std::string& caption, const auto& row) {
@@ -217,7 +212,9 @@ void AttentionMaps::measure(Subject& subject, const AnalysisOptions& o) {
     const std::vector<int32_t> ids = ids_of_text(subject, *text_);
     all_.push_back(maps_of(subject, ids, std::ssize(ids), true));
   } else {
-    const TokenWindow& window = windows_of(subject, o, {1, shown_tokens})[0];
+    AnalysisOptions one = o;
+    one.sequences = 1;  // is looked at, however many others have
+    const TokenWindow& window = windows_of(subject, one, {1, shown_tokens})[0];
     all_.push_back(maps_of(subject, window.tokens, std::min(window.length, shown_tokens), false));
   }
   heads_of(all_.back());  // known before the next model is looked at
@@ -228,28 +225,30 @@ Finding AttentionMaps::finding(const AnalysisOptions&) const {
   found.title = "Attention of a text";
   nlohmann::json models = nlohmann::json::array();
   std::vector<TokenMapBand> bands;
+  std::vector<std::string> names;
   found.csv = "model,layer,head,query,key,share\n";
   int64_t longest = 0;
   for (const MapsOfModel& m : all_) {
     found.table += (found.table.empty() ? "" : "\n") + maps_table(m);
     models.push_back(maps_json(m));
     add_maps_csv(found.csv, m);
-    bands.push_back(band_of(m, heads_of(m)));
+    names.push_back(m.model);
     longest = std::max(longest, m.n());
   }
+  names = short_names(names);
+  for (size_t i = 0; i < all_.size(); ++i) bands.push_back(band_of(all_[i], names[i], heads_of(all_[i])));
   found.json = {{"given_text", text_ ? nlohmann::json(utf8_or_escaped(*text_)) : nlohmann::json()}, {"models", models}};
   found.svg = token_map_svg("Attention, token by token", bands);
   found.measured = str(
       "How each token, a row, shares its attention among itself and the tokens before it, the columns, of ",
-      text_ ? "a given text" : "a piece of the data",
-      longest > shown_tokens ? str(", its first ", shown_tokens, " tokens") : "", "; means over a layer's heads",
-      heads_.empty() ? "" : ", and of single heads",
+      text_ ? "a given text" : str("the first ", longest, " tokens of one window of the data"),
+      longest > shown_tokens ? str(", in the picture its first ", shown_tokens, " tokens") : "",
+      "; means over a layer's heads", heads_.empty() ? "" : ", and of single heads",
       ". The shares of a row sum to 1; the shade grows with their square root, so that small ones are seen. Where an "
       "architecture routes keys and values between layers, these are the shares of what the layer really reads.");
   found.paper =
-      "Maps of single texts illustrate and prove nothing: Jain and Wallace (arXiv 1902.10186) saw that attention need "
-      "not "
-      "tell what an output depends on.";
+      "Maps of single texts illustrate and prove nothing: attention weights need not explain a prediction (Jain and "
+      "Wallace, arXiv 1902.10186).";
   return found;
 }
 

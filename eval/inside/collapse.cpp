@@ -11,6 +11,7 @@
 #include "eval/inside/attention_rank.h"
 #include "eval/inside/heat_map.h"
 #include "eval/inside/probe.h"
+#include "eval/inside/representation.h"
 
 namespace crossply {
 namespace {
@@ -23,20 +24,10 @@ struct Thresholds {
 
 struct Measured {
   std::string model, arch, backbone, title, split;
-  std::vector<TokenWindow> windows;
+  WindowLengths lengths;
   std::vector<LayerCollapse> layers = {};
   size_t heads = 0;  // the most of a layer
 
-  int64_t shortest() const {
-    int64_t length = windows[0].length;
-    for (const TokenWindow& window : windows) length = std::min(length, window.length);
-    return length;
-  }
-  int64_t longest() const {
-    int64_t length = 0;
-    for (const TokenWindow& window : windows) length = std::max(length, window.length);
-    return length;
-  }
   int64_t collapsed() const {
     int64_t count = 0;
     for (const LayerCollapse& layer : layers) count += layer.collapsed();
@@ -91,8 +82,9 @@ double flops_of(const Probe& probe, double N, double T) {
 
 Measured measured_of(Subject& subject, const std::vector<TokenWindow>& windows, const Thresholds& o) {
   const Config& config = subject.config();
-  Measured m{subject.name, config.arch, config.backbone, subject.title(), describe_split(subject.data.choice, false),
-             windows};
+  Measured m{
+      subject.name,          config.arch, config.backbone, subject.title(), describe_split(subject.data.choice, false),
+      WindowLengths(windows)};
   const auto T = static_cast<int64_t>(windows[0].tokens.size());
   Probe probe(subject.model, 1, T);
   say_cost("attention", subject, windows, flops_of(probe, static_cast<double>(windows.size()), static_cast<double>(T)),
@@ -145,14 +137,8 @@ std::string groups_text(const Measured& m, const std::vector<LayerGroup>& groups
   return out;
 }
 
-std::string windows_text(const Measured& m) {
-  const int64_t shortest = m.shortest(), longest = m.longest();
-  return str(format_count(static_cast<int64_t>(m.windows.size())), " windows of ",
-             shortest == longest ? "" : str(shortest, " to "), longest, " tokens");
-}
-
 std::string table_of(const Measured& m, const Thresholds& o, uint64_t seed) {
-  std::string out = str(m.title, "\n", windows_text(m), ", seed ", seed, ", tau ", o.tau, ", eta ", o.eta, "\n\n");
+  std::string out = str(m.title, "\n", m.lengths.text(), ", seed ", seed, ", tau ", o.tau, ", eta ", o.eta, "\n\n");
   std::vector<std::vector<std::string>> table = {
       {"layer", "MaxRank", "mean rank", "AvgMass", "collapsed heads", "lazy"}};
   for (size_t l = 0; l < m.layers.size(); ++l) {
@@ -199,8 +185,8 @@ nlohmann::json to_json(const Measured& m) {
           {"arch", m.arch},
           {"backbone", m.backbone},
           {"split", m.split},
-          {"shortest_window", m.shortest()},
-          {"longest_window", m.longest()},
+          {"shortest_window", m.lengths.shortest},
+          {"longest_window", m.lengths.longest},
           {"layers", layers},
           {"halves", groups_json(m, m.halves())},
           {"lazy_groups", groups_json(m, lazy_groups(m.layers))},
@@ -214,13 +200,13 @@ std::string csv_of(const std::vector<Measured>& all) {
     const std::string name = csv_field(printable(m.model));
     for (size_t l = 0; l < m.layers.size(); ++l)
       for (size_t h = 0; h < m.layers[l].heads.size(); ++h)
-        out += str(name, ",", l, ",", h, ",", m.layers[l].rank(h), ",", m.layers[l].mass(h), "\n");
+        out += str(name, ",", l, ",", h, ",", csv_cell(m.layers[l].rank(h)), ",", csv_cell(m.layers[l].mass(h)), "\n");
   }
   return out;
 }
 
-HeatMap heat_map(const Measured& m, double (LayerCollapse::*number)(size_t) const) {
-  HeatMap map{m.model, {}};
+HeatMap heat_map(const Measured& m, const std::string& name, double (LayerCollapse::*number)(size_t) const) {
+  HeatMap map{name, {}};
   for (const LayerCollapse& layer : m.layers) {
     map.rows.emplace_back(m.heads, NAN);
     for (size_t h = 0; h < layer.heads.size(); ++h) map.rows.back()[h] = (layer.*number)(h);
@@ -253,19 +239,24 @@ Finding AttentionCollapse::finding(const AnalysisOptions& o) const {
   found.title = "Rank and mass of attention";
   HeatMapBand rank{str("attention rank, k* of ", o_.tau), {}}, mass{str("attention mass, m* of ", o_.eta), {}};
   nlohmann::json models = nlohmann::json::array();
+  std::vector<std::string> names;
   for (const Measured& m : all_) {
     found.table += (found.table.empty() ? "" : "\n") + table_of(m, o_, o.seed);
     models.push_back(to_json(m));
-    rank.maps.push_back(heat_map(m, &LayerCollapse::rank));
-    mass.maps.push_back(heat_map(m, &LayerCollapse::mass));
+    names.push_back(m.model);
   }
-  found.json = {{"sequences", std::ssize(all_[0].windows)},
+  names = short_names(names);
+  for (size_t i = 0; i < all_.size(); ++i) {
+    rank.maps.push_back(heat_map(all_[i], names[i], &LayerCollapse::rank));
+    mass.maps.push_back(heat_map(all_[i], names[i], &LayerCollapse::mass));
+  }
+  found.json = {{"sequences", all_[0].lengths.windows},
                 {"tau", o_.tau},
                 {"eta", o_.eta},
                 {"same_windows", same_windows()},
                 {"models", models}};
   found.csv = csv_of(all_);
-  found.svg = heat_map_svg(str("Attention of ", windows_text(all_[0])), "layer", "head", {rank, mass});
+  found.svg = heat_map_svg(str("Attention of ", all_[0].lengths.text(), if_of_first()), "layer", "head", {rank, mass});
   found.measured = str(
       "Of the matrix of a head's attention probabilities over one window, causal: the rank is how many of its singular "
       "values, the largest first, hold ",
@@ -273,8 +264,9 @@ Finding AttentionCollapse::finding(const AnalysisOptions& o) const {
       " of the sum of their squares; the mass is how many of its columns "
       "hold ",
       o_.eta,
-      " of it. Means over the windows. A head of rank 1 gives every token the same mixture; a layer is "
-      "lazy where all of its heads are so in all windows.");
+      " of it. Means over the windows. Under a causal mask a head of rank 1 looks almost only at one early "
+      "token, a sink; part of a row may still lie elsewhere. A layer is lazy where all of its heads have rank 1 in all "
+      "windows.");
   found.paper =
       "Inheritune (arXiv 2404.08634): in trained GPT-2 models, deeper layers are lazy more often than the others, "
       "their "

@@ -55,8 +55,8 @@ double free_memory() {
   return free;
 }
 
-// Is the value one of windows, (1, T, ...), and not the same for all?
-bool per_window(const Shape& shape, int64_t T) { return shape.rank >= 2 && shape[0] == 1 && shape[1] == T; }
+// Is the value one of windows, (1, T, ...), and not the same for all, as a route (K, l+1)?
+bool per_window(const Shape& shape, int64_t T) { return shape.rank >= 3 && shape[0] == 1 && shape[1] == T; }
 
 std::string attention_name(const Probe& probe, size_t i) {
   const int layer = probe.attentions()[i].layer;
@@ -153,7 +153,12 @@ std::string dump_values(Subject& subject, const std::vector<std::string>& patter
                                         {"targets", "I64", {N, T}, targets.data()},
                                         {"lengths", "I64", {N}, lengths.data()}};
   for (const auto& [name, one] : dumped) tensors.push_back({name, "F32", one.shape, one.numbers.data()});
-  write_safetensors(path, tensors, {{"crossply", "analyze"}, {"model", utf8_or_escaped(subject.name)}});
+  write_safetensors(path, tensors,
+                    {{"crossply", "analyze"},
+                     {"model", utf8_or_escaped(subject.name)},
+                     {"windows", str(N)},
+                     {"length", str(T)},
+                     {"seed", str(o.seed)}});
   return str("wrote ", printable(path), ", ", tensors.size(), " tensors, ", format_bytes(bytes), "\n");
 }
 

@@ -111,6 +111,51 @@ struct EntropyOfModel {
   }
 };
 
+// Which heads of a value are no copies, bit for bit and in all windows, of one before them: a connection that expands
+// key/value heads to query heads has the same one several times.
+struct DistinctHeads {
+  int64_t heads = 1, D = 0;                    // 1: one that is taken as it is
+  std::vector<std::vector<bool>> differ = {};  // heads i and j < i, in a window so far
+  std::vector<int64_t> kept = {};
+
+  // x: (T, heads, D), of which n tokens count.
+  void look(const std::vector<double>& x, int64_t n);
+  void decide();
+  bool copies() const { return std::ssize(kept) < heads; }
+  // Of n rows (heads, D): those of the heads that are kept.
+  std::vector<double> of(const std::vector<double>& x, int64_t n) const;
+};
+
+void DistinctHeads::look(const std::vector<double>& x, int64_t n) {
+  const auto H = static_cast<size_t>(heads);
+  differ.resize(H, std::vector<bool>(H));
+  for (size_t i = 0; i < H; ++i)
+    for (size_t j = 0; j < i; ++j)
+      for (int64_t t = 0; t < n && !differ[i][j]; ++t) {
+        const double* const row = x.data() + t * heads * D;
+        const double *const a = row + static_cast<int64_t>(i) * D, *const b = row + static_cast<int64_t>(j) * D;
+        differ[i][j] = !std::equal(a, a + D, b);
+      }
+}
+
+void DistinctHeads::decide() {
+  for (size_t i = 0; i < static_cast<size_t>(heads); ++i) {
+    size_t j = 0;
+    while (j < i && differ[i][j]) ++j;
+    if (j == i) kept.push_back(static_cast<int64_t>(i));
+  }
+}
+
+std::vector<double> DistinctHeads::of(const std::vector<double>& x, int64_t n) const {
+  std::vector<double> rows;
+  for (int64_t t = 0; t < n; ++t)
+    for (const int64_t head : kept) {
+      const auto begin = x.begin() + (t * heads + head) * D;
+      rows.insert(rows.end(), begin, begin + D);
+    }
+  return rows;
+}
+
 // One value of the model under the glass.
 struct EntropyOfValue {
   std::string name;
@@ -121,9 +166,18 @@ struct EntropyOfValue {
   ChannelMoments moments = {};
   std::vector<MatrixEntropy> windows = {};
   double bounds = 0;
+  DistinctHeads heads = {};
 
+  void leave_out_copies();
   EntropyNumbers numbers() const;
 };
+
+void EntropyOfValue::leave_out_copies() {
+  heads.decide();
+  if (!heads.copies()) return;
+  moments.mean = heads.of(moments.mean, 1), moments.squares = heads.of(moments.squares, 1);
+  channels = std::ssize(moments.mean);
+}
 
 EntropyNumbers EntropyOfValue::numbers() const {
   const double N = static_cast<double>(windows.size());
@@ -138,7 +192,8 @@ EntropyNumbers EntropyOfValue::numbers() const {
   return {mean, std, shannon_mean, shannon_std, bounds / N, channels};
 }
 
-std::deque<EntropyOfValue> values_to_look_at(Probe& probe, size_t layers, int64_t T) {
+std::deque<EntropyOfValue> values_to_look_at(Probe& probe, const Config& config, int64_t T) {
+  const auto layers = static_cast<size_t>(config.num_hidden_layers);
   std::deque<EntropyOfValue> values;
   for (size_t l = 0; l < layers; ++l) {
     const EntropyOfValue* routed = nullptr;
@@ -148,7 +203,10 @@ std::deque<EntropyOfValue> values_to_look_at(Probe& probe, size_t layers, int64_
       probe.keep(name);
       const bool own = kind == 2 && routed != nullptr;
       values.push_back({name, l, kind, probe.shape(name).numel() / T, own ? routed : nullptr, own});
-      if (kind == 1) routed = &values.back();
+      if (kind != 1) continue;
+      routed = &values.back();
+      if (const Shape shape = probe.shape(name); shape[2] > config.num_key_value_heads)
+        values.back().heads = {shape[2], shape[3]};
     }
   }
   return values;
@@ -170,7 +228,7 @@ EntropyOfModel entropy_of_model(Subject& subject, const std::vector<TokenWindow>
   const Config& config = subject.config();
   const auto T = static_cast<int64_t>(windows[0].tokens.size());
   Probe probe(subject.model, 1, T);
-  std::deque<EntropyOfValue> values = values_to_look_at(probe, static_cast<size_t>(subject.layers()), T);
+  std::deque<EntropyOfValue> values = values_to_look_at(probe, config, T);
   double kept = 0;
   for (const EntropyOfValue& value : values) kept += static_cast<double>(value.channels * T) * sizeof(double);
   say_cost("entropy", subject, windows,
@@ -187,9 +245,13 @@ EntropyOfModel entropy_of_model(Subject& subject, const std::vector<TokenWindow>
   };
   run_all([&](EntropyOfValue& value, const std::vector<double>& x, int64_t n) {
     value.moments.add(x.data(), n, value.channels);
+    if (value.heads.heads > 1) value.heads.look(x, n);
     if (value.same) value.same = x == probe.at(value.twin->name);
   });
-  run_all([&](EntropyOfValue& value, const std::vector<double>& x, int64_t n) {
+  for (EntropyOfValue& value : values) value.leave_out_copies();
+  run_all([&](EntropyOfValue& value, const std::vector<double>& all, int64_t n) {
+    const std::vector<double> distinct = value.heads.copies() ? value.heads.of(all, n) : std::vector<double>();
+    const std::vector<double>& x = value.heads.copies() ? distinct : all;
     value.bounds += std::log(static_cast<double>(std::min(n, value.channels)));
     if (!value.same) value.windows.push_back(matrix_entropy(x.data(), n, value.channels, value.moments, alpha));
   });
@@ -352,17 +414,19 @@ Finding EntropyByLayer::finding(const AnalysisOptions& o) const {
   found.json = {
       {"sequences", lengths.windows}, {"alpha", alpha_}, {"same_windows", same_windows()}, {"models", models}};
   found.csv = entropy_csv(all_);
-  found.svg = curve_svg(str("Entropy, alpha ", alpha_, ", of ", lengths.text()), "layer, from 0", panels);
+  found.svg =
+      curve_svg(str("Entropy, alpha ", alpha_, ", of ", lengths.text(), if_of_first()), "layer, from 0", panels);
   found.measured = str(
       "How many directions the tokens of a window take up, in nats: every channel is z-scored over all windows, the "
       "eigenvalues of a window's Gram matrix are divided by their sum to shares p, and the entropy of order ",
       alpha_, " is ", alpha_ == 1 ? "-sum of p log p" : str("log(sum of p^", alpha_, ") / (1 - ", alpha_, ")"),
-      ". Lines are means over ", lengths.text(),
+      ". Lines are means over ", lengths.text(), if_of_first(),
       ", bands one standard deviation; higher means that the tokens are spread more evenly over more directions, and "
-      "the bound is the logarithm of the number of tokens or channels, whichever is smaller. ",
+      "the bound is the logarithm of the number of tokens or channels, whichever is smaller. A key/value head that a "
+      "layer's attention reads several times counts once. ",
       hidden_text(archs));
   found.paper =
-      "LIMe (arXiv 2502.09245): with LIMe the entropy of values is higher than a LLaMA's in all layers, while that of "
+      "LIMe (arXiv 2502.09245): with LIMe the entropy of values is higher than a LLaMA's, while that of "
       "hidden states cannot be told apart.";
   return found;
 }

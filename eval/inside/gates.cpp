@@ -1,6 +1,7 @@
 #include "eval/inside/gates.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numeric>
 
@@ -13,6 +14,7 @@
 #include "engine/printable.h"
 #include "eval/inside/analysis.h"
 #include "eval/inside/heat_map.h"
+#include "eval/inside/representation.h"
 
 namespace crossply {
 
@@ -44,6 +46,15 @@ double GateMoments::head_variation() const {
   return std::sqrt(squares / static_cast<double>(heads())) / std::abs(middle);
 }
 
+double paired_error(const std::vector<double>& changed, const std::vector<double>& plain,
+                    const std::vector<double>& scored) {
+  const double N = static_cast<double>(plain.size()), all = std::accumulate(scored.begin(), scored.end(), 0.0);
+  double ratio = 0, squares = 0;
+  for (size_t i = 0; i < plain.size(); ++i) ratio += (changed[i] - plain[i]) / all;
+  for (size_t i = 0; i < plain.size(); ++i) squares += std::pow(changed[i] - plain[i] - ratio * scored[i], 2);
+  return N < 2 ? NAN : std::sqrt(squares * N / (N - 1)) / all;
+}
+
 double GateStudy::change(double changed) const { return std::exp(changed) - std::exp(loss); }
 
 std::vector<int> gated_layers(const Probe& probe) {
@@ -70,10 +81,7 @@ class GateRuns {
     told_(++done_, all);
     const std::vector<double> losses = probe_.losses();
     const double sum = std::accumulate(losses.begin(), losses.end(), 0.0);
-    if (!std::isfinite(sum))
-      fail(Exit::not_finite, model_,
-           ": the loss is not finite; the weights are too large, so give an earlier checkpoint, or train again at a "
-           "lower rate");
+    if (!std::isfinite(sum)) fail_not_finite(model_, "the loss");
     return sum;
   }
   // Adds the block's gates of the last run, of window i.
@@ -119,15 +127,30 @@ GateStudy study_gates(Probe& probe, const std::string& model, const std::vector<
     for (GatedBlock& block : study.blocks) runs.add(block.means, block.layer, i);
   }
   const double share = 1 / static_cast<double>(study.scored);
+  std::vector<double> plain, scored;                                          // of each window
+  std::vector<std::array<std::vector<double>, 3>> sums(study.blocks.size());  // the same, of each block's interventions
   for (size_t i = calibration; i < windows.size(); ++i) {
-    study.loss += runs.run(i) * share;
+    plain.push_back(runs.run(i));
+    scored.push_back(static_cast<double>(std::ranges::count_if(windows[i].targets, [](int t) { return t >= 0; })));
+    study.loss += plain.back() * share;
     for (GatedBlock& block : study.blocks) runs.add(block.gates, block.layer, i);
-    for (GatedBlock& block : study.blocks) {
+    for (size_t b = 0; b < study.blocks.size(); ++b) {
+      const GatedBlock& block = study.blocks[b];
       std::vector<double> heads;
       for (size_t j = 0; j < block.means.heads(); ++j) heads.push_back(block.means.head_mean(j));
-      block.zero_loss += runs.run_with(block.layer, std::vector(heads.size(), 0.0), i) * share;
-      block.mean_loss += runs.run_with(block.layer, std::vector(heads.size(), block.means.mean()), i) * share;
-      block.heads_loss += runs.run_with(block.layer, heads, i) * share;
+      sums[b][0].push_back(runs.run_with(block.layer, std::vector(heads.size(), 0.0), i));
+      sums[b][1].push_back(runs.run_with(block.layer, std::vector(heads.size(), block.means.mean()), i));
+      sums[b][2].push_back(runs.run_with(block.layer, heads, i));
+    }
+  }
+  for (size_t b = 0; b < study.blocks.size(); ++b) {
+    GatedBlock& block = study.blocks[b];
+    const std::pair<double*, double*> numbers[] = {{&block.zero_loss, &block.zero_error},
+                                                   {&block.mean_loss, &block.mean_error},
+                                                   {&block.heads_loss, &block.heads_error}};
+    for (size_t k = 0; k < std::size(numbers); ++k) {
+      for (const double sum : sums[b][k]) *numbers[k].first += sum * share;
+      *numbers[k].second = paired_error(sums[b][k], plain, scored);
     }
   }
   return study;
@@ -143,7 +166,8 @@ constexpr double gates_budget = 3e12;  // FLOP
 
 struct GatesOfModel {
   std::string model, arch, backbone, title, split;
-  int64_t layers, windows, tokens, calibration;  // tokens of a window; windows for the constants
+  int64_t layers, calibration;  // windows for the constants
+  WindowLengths lengths;
   GateStudy study;
 };
 
@@ -184,8 +208,15 @@ std::string instead_of_gates(const std::string& arch) {
 GatesOfModel gates_of(Subject& subject, const std::vector<TokenWindow>& windows) {
   const Config& c = subject.config();
   const auto N = std::ssize(windows), T = std::ssize(windows[0].tokens);
-  GatesOfModel m{subject.name,     c.arch, c.backbone, subject.title(),   describe_split(subject.data.choice, false),
-                 subject.layers(), N,      T,          calibration_of(N), {}};
+  GatesOfModel m{subject.name,
+                 c.arch,
+                 c.backbone,
+                 subject.title(),
+                 describe_split(subject.data.choice, false),
+                 subject.layers(),
+                 calibration_of(N),
+                 WindowLengths(windows),
+                 {}};
   Probe probe(subject.model, 1, T);
   say_cost("gates", subject, windows, gate_forwards(N, gated_layers(probe).size()) * probe.forward_flops(),
            probe.bytes());
@@ -195,25 +226,34 @@ GatesOfModel gates_of(Subject& subject, const std::vector<TokenWindow>& windows)
   return m;
 }
 
+// Losses with their errors, of gates set to 0, to their mean, to every head's mean.
+std::array<std::pair<double, double>, 3> gate_interventions(const GatedBlock& block) {
+  return {{{block.zero_loss, block.zero_error},
+           {block.mean_loss, block.mean_error},
+           {block.heads_loss, block.heads_error}}};
+}
+
 std::string gates_table(const GatesOfModel& m, uint64_t seed) {
   const GateStudy& study = m.study;
-  std::vector<std::vector<std::string>> table = {
-      {"layer", "mean gate", "exact 0", "CV of heads", "gates:=0", "gates:=mean", "gates:=means"}};
+  std::vector<std::vector<std::string>> table = {{"layer", "mean gate", "exact 0", "CV of heads"}},
+                                        changes = {{"layer", "gates:=0", "+-", ":=mean", "+-", ":=means", "+-"}};
   for (const GatedBlock& block : study.blocks) {
     const double variation = block.gates.head_variation();
     table.push_back({std::to_string(block.layer), format_number("%.4f", block.gates.mean()),
                      format_number("%.1f%%", 100 * block.gates.zeros()),
-                     std::isnan(variation) ? "-" : format_number("%.3f", variation),
-                     format_number("%+.4g", study.change(block.zero_loss)),
-                     format_number("%+.4g", study.change(block.mean_loss)),
-                     format_number("%+.4g", study.change(block.heads_loss))});
+                     std::isnan(variation) ? "-" : format_number("%.3f", variation)});
+    changes.push_back({std::to_string(block.layer)});
+    for (const auto& [loss, error] : gate_interventions(block)) {
+      changes.back().push_back(format_number("%+.4g", study.change(loss)));
+      changes.back().push_back(std::isnan(error) ? "-" : format_number("%.2g", study.change_error(loss, error)));
+    }
   }
-  return str(m.title, "\n", format_count(m.windows), " windows of ", m.tokens, " tokens, seed ", seed, ": ",
-             format_count(m.calibration),
+  return str(m.title, "\n", m.lengths.text(), ", seed ", seed, ": ", format_count(m.calibration),
              " for the means to set gates to,\nthe others scored: ", format_count(study.scored),
-             " positions, perplexity ", format_number("%.6g", std::exp(study.loss)), "\n\n", format_table(table),
+             " positions, perplexity ", format_number("%.6g", std::exp(study.loss)), "\n\n", format_table(table), "\n",
+             format_table(changes),
              "\ngates:=  change of perplexity with this layer's gates set to 0, to their mean,\n"
-             "         to each head's mean\n");
+             "         to each head's mean; +-: its standard error over windows, paired\n");
 }
 
 nlohmann::json gates_json(const GatesOfModel& m) {
@@ -224,8 +264,11 @@ nlohmann::json gates_json(const GatesOfModel& m) {
       means.push_back(block.gates.head_mean(j)), zeros.push_back(block.gates.head_zeros(j));
       constants.push_back(block.means.head_mean(j));
     }
-    const auto intervention = [&](double loss) {
-      return nlohmann::json{{"loss", loss}, {"delta_perplexity", m.study.change(loss)}};
+    const auto intervention = [&](double loss, double error) {
+      return nlohmann::json{{"loss", loss},
+                            {"loss_error", number_or_null(error)},
+                            {"delta_perplexity", m.study.change(loss)},
+                            {"delta_perplexity_error", number_or_null(m.study.change_error(loss, error))}};
     };
     blocks.push_back({{"layer", block.layer},
                       {"mean", block.gates.mean()},
@@ -235,16 +278,17 @@ nlohmann::json gates_json(const GatesOfModel& m) {
                       {"head_sparsity", zeros},
                       {"calibration_mean", block.means.mean()},
                       {"calibration_head_means", constants},
-                      {"zero", intervention(block.zero_loss)},
-                      {"set_to_mean", intervention(block.mean_loss)},
-                      {"set_to_head_means", intervention(block.heads_loss)}});
+                      {"zero", intervention(block.zero_loss, block.zero_error)},
+                      {"set_to_mean", intervention(block.mean_loss, block.mean_error)},
+                      {"set_to_head_means", intervention(block.heads_loss, block.heads_error)}});
   }
   return {{"model", utf8_or_escaped(m.model)},
           {"arch", m.arch},
           {"backbone", m.backbone},
           {"split", m.split},
-          {"windows", m.windows},
-          {"length", m.tokens},
+          {"windows", m.lengths.windows},
+          {"shortest_window", m.lengths.shortest},
+          {"longest_window", m.lengths.longest},
           {"calibration_windows", m.calibration},
           {"scored", m.study.scored},
           {"loss", m.study.loss},
@@ -256,13 +300,14 @@ std::string gates_csv(const GatesOfModel& m) {
   std::string out;
   const std::string name = csv_field(printable(m.model));
   for (const GatedBlock& block : m.study.blocks) {
-    out += str(name, ",", block.layer, ",all,", block.gates.mean(), ",", block.gates.zeros(), ",");
-    if (const double variation = block.gates.head_variation(); !std::isnan(variation)) out += str(variation);
-    out += str(",", m.study.change(block.zero_loss), ",", m.study.change(block.mean_loss), ",",
-               m.study.change(block.heads_loss), "\n");
+    out += str(name, ",", block.layer, ",all,", csv_cell(block.gates.mean()), ",", csv_cell(block.gates.zeros()), ",",
+               csv_cell(block.gates.head_variation()));
+    for (const auto& [loss, error] : gate_interventions(block))
+      out += str(",", csv_cell(m.study.change(loss)), ",", csv_cell(m.study.change_error(loss, error)));
+    out += "\n";
     for (size_t j = 0; j < block.gates.heads(); ++j)
-      out +=
-          str(name, ",", block.layer, ",", j, ",", block.gates.head_mean(j), ",", block.gates.head_zeros(j), ",,,,\n");
+      out += str(name, ",", block.layer, ",", j, ",", csv_cell(block.gates.head_mean(j)), ",",
+                 csv_cell(block.gates.head_zeros(j)), ",,,,,,,\n");
   }
   return out;
 }
@@ -307,7 +352,9 @@ class GatesAnalysis : public Analysis {
   std::string about() const override { return "gates on values over depth, and the perplexity without them"; }
   std::string refuses(const Subject& subject) const override {
     const Config& c = subject.config();
-    return has_gates(c) ? "" : str("a ", c.arch, " has no gates: ", instead_of_gates(c.arch));
+    return has_gates(c)
+               ? ""
+               : str(c.arch.starts_with('a') ? "an " : "a ", c.arch, " has no gates: ", instead_of_gates(c.arch));
   }
   void measure(Subject& subject, const AnalysisOptions& o) override {
     if (o.sequences == 1)
@@ -324,10 +371,11 @@ class GatesAnalysis : public Analysis {
 
 Finding GatesAnalysis::finding(const AnalysisOptions& o) const {
   Finding found;
-  found.title = "Gates on the first layer's values";
+  found.title = "Gates on values of earlier layers";
   found.csv =
-      "model,layer,head,mean,sparsity,head_variation,delta_perplexity_zero,delta_perplexity_mean,"
-      "delta_perplexity_head_means\n";
+      "model,layer,head,mean,sparsity,head_variation,delta_perplexity_zero,delta_perplexity_zero_error,"
+      "delta_perplexity_mean,delta_perplexity_mean_error,delta_perplexity_head_means,"
+      "delta_perplexity_head_means_error\n";
   nlohmann::json models = nlohmann::json::array();
   std::vector<std::string> names;
   for (const GatesOfModel& m : all_) {
@@ -338,17 +386,19 @@ Finding GatesAnalysis::finding(const AnalysisOptions& o) const {
   }
   names = short_names(names);
   const GatesOfModel& first = all_[0];
-  found.json = {{"sequences", first.windows}, {"same_windows", same_windows()}, {"models", models}};
+  found.json = {{"sequences", first.lengths.windows}, {"same_windows", same_windows()}, {"models", models}};
   found.svg = svg::below_each_other("Gates", {gates_heat_map(all_, names), gates_curves(all_, names)});
   found.measured =
       str("A gate says how much of an earlier layer's value a token's key/value head takes in. Means and exact zeros "
           "over the ",
-          format_count(first.windows - first.calibration), " windows that are scored; the variation is the population ",
-          "standard deviation of the heads' means over their mean. Then the gates of one layer at a time are set to 0, "
+          format_count(first.lengths.windows - first.calibration), " windows that are scored", if_of_first(),
+          "; the variation is the population standard deviation of the heads' means over their mean. Then the gates of "
+          "one layer at a time are set to 0, "
           "or to their mean in ",
           format_count(first.calibration),
           " other windows, drawn at random like them, everything else left as it is: the change of perplexity, above 0 "
-          "where the model needs them.");
+          "where the model needs them. Its standard error is that of the mean difference of losses, paired by windows, "
+          "times the changed perplexity; changes of less than two of these are noise.");
   found.paper =
       "SATFormer (arXiv 2605.03953): over depth the mean gate rises, exact zeros become fewer and heads differ more. "
       "Without the gates of some early layers perplexity rises most, although these gates are small.";

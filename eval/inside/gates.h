@@ -2,6 +2,7 @@
 // gated block is one whose gates a Probe knows by name: gate.n, (1, T, K), one for each token and key/value head.
 #pragma once
 
+#include <cmath>
 #include <functional>
 #include <string>
 #include <vector>
@@ -36,7 +37,14 @@ struct GatedBlock {
   GateMoments means = {}, gates = {};  // over the windows that the constants come from, and over the others
   // Mean losses over the others with this block's gates set to 0, to their mean, to every head's mean.
   double zero_loss = 0, mean_loss = 0, heads_loss = 0;
+  // Standard errors over windows of how far these are from the loss with all gates as they are; NaN of one window.
+  double zero_error = NAN, mean_error = NAN, heads_error = NAN;
 };
+
+// The standard error of sum(changed - plain) / sum(scored), the sums being of windows, as that of a ratio: of
+// changed - plain - ratio scored. NaN of one window.
+double paired_error(const std::vector<double>& changed, const std::vector<double>& plain,
+                    const std::vector<double>& scored);
 
 struct GateStudy {
   int64_t scored = 0;
@@ -45,6 +53,8 @@ struct GateStudy {
 
   // exp(changed) - exp(loss): how much higher the perplexity is.
   double change(double changed) const;
+  // Of that difference, of an error of the loss's, to first order: exp(changed) error.
+  static double change_error(double changed, double error) { return std::exp(changed) * error; }
 };
 
 // The layers of a model that have gates.

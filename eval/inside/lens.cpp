@@ -9,6 +9,7 @@
 #include "engine/json.h"
 #include "engine/printable.h"
 #include "eval/inside/analysis.h"
+#include "eval/inside/representation.h"
 
 namespace crossply {
 
@@ -76,7 +77,8 @@ LensStudy lens_streams(const Probe& probe, int layers) {
   LensStudy study;
   for (int i = 0; i <= layers; ++i) study.hidden.push_back({str("hidden.", i), i});
   for (int i = 0; i < layers; ++i)
-    if (const std::string value = str("mixed.", i); probe.has(value)) study.mixed.push_back({value, i});
+    if (const std::string value = str("mixed.", i); probe.has(value) && !probe.same_value(value, str("hidden.", i)))
+      study.mixed.push_back({value, i});
   return study;
 }
 
@@ -105,9 +107,7 @@ LensStudy study_streams(Probe& probe, LogitLens& lens, int layers, const std::st
           reading.p_final += std::exp(-own[t]) * share;
         }
         if (!std::isfinite(reading.loss) || !std::isfinite(reading.p_final))
-          fail(Exit::not_finite, model, ": what the head makes of ", reading.value,
-               " is not finite; the weights are too large, so give an earlier checkpoint, or train again at a lower "
-               "rate");
+          fail_not_finite(model, "what the head makes of " + reading.value);
       }
     told(static_cast<int64_t>(i) + 1, std::ssize(windows));
   }
@@ -125,18 +125,20 @@ constexpr double lens_budget = 3e12;                             // FLOP
 
 struct LensOfModel {
   std::string model, arch, backbone, title, split;
-  int64_t windows, tokens;  // tokens of a window
+  WindowLengths lengths;
   LensStudy study;
 };
 
-// Of a token: the model's forward, and the head twice for every layer's output.
-double lens_cost(double forward, int layers, const Config& c) {
-  return forward + (layers + 1) * 4.0 * static_cast<double>(c.hidden_size) * static_cast<double>(c.vocab_size);
+// Of a token: the model's forward, and the head twice for every stream.
+double lens_cost(double forward, const LensStudy& streams, const Config& c) {
+  return forward + static_cast<double>(streams.hidden.size() + streams.mixed.size()) * 4 *
+                       static_cast<double>(c.hidden_size) * static_cast<double>(c.vocab_size);
 }
 
 // So long that the windows stay within the budget.
 int64_t usual_lens_length(Subject& subject) {
-  const double token = lens_cost(Probe(subject.model, 1, 1).forward_flops(), subject.layers(), subject.config());
+  const Probe probe(subject.model, 1, 1);
+  const double token = lens_cost(probe.forward_flops(), lens_streams(probe, subject.layers()), subject.config());
   const auto longest = static_cast<int64_t>(lens_budget / (token * lens_windows));
   return std::clamp<int64_t>(longest / 64 * 64, shortest_lens_window, lens_window);
 }
@@ -144,8 +146,8 @@ int64_t usual_lens_length(Subject& subject) {
 LensOfModel lens_of(Subject& subject, const std::vector<TokenWindow>& windows) {
   const Config& c = subject.config();
   const auto T = static_cast<int64_t>(windows[0].tokens.size());
-  LensOfModel m{subject.name,        c.arch, c.backbone, subject.title(), describe_split(subject.data.choice, false),
-                std::ssize(windows), T,      {}};
+  LensOfModel m{subject.name,           c.arch, c.backbone, subject.title(), describe_split(subject.data.choice, false),
+                WindowLengths(windows), {}};
   Probe probe(subject.model, 1, T);
   LogitLens lens(*subject.model.device, subject.model.params, c, T);
   const LensStudy streams = lens_streams(probe, subject.layers());
@@ -165,10 +167,9 @@ std::string lens_table(const LensOfModel& m, uint64_t seed) {
     for (const LensReading& r : *readings)
       table.push_back({r.value, format_number("%.6g", r.perplexity()), format_number("%.5f", r.p_final),
                        format_number("%.5f", r.p_truth)});
-  return str(m.title, "\n", format_count(m.windows), " windows of ", m.tokens, " tokens, seed ", seed, ", ",
-             format_count(m.study.scored), " positions scored\n\n", format_table(table),
-             "\nhidden.i: what block i-1 has put out", m.study.mixed.empty() ? "" : "; mixed.i: what block i reads",
-             "\n");
+  return str(m.title, "\n", m.lengths.text(), ", seed ", seed, ", ", format_count(m.study.scored),
+             " positions scored\n\n", format_table(table), "\nhidden.i: what block i-1 has put out",
+             m.study.mixed.empty() ? "" : "; mixed.i: what block i reads", "\n");
 }
 
 nlohmann::json lens_json(const std::vector<LensReading>& readings) {
@@ -188,8 +189,9 @@ nlohmann::json lens_json(const LensOfModel& m) {
           {"arch", m.arch},
           {"backbone", m.backbone},
           {"split", m.split},
-          {"windows", m.windows},
-          {"length", m.tokens},
+          {"windows", m.lengths.windows},
+          {"shortest_window", m.lengths.shortest},
+          {"longest_window", m.lengths.longest},
           {"scored", m.study.scored},
           {"hidden", lens_json(m.study.hidden)},
           {"mixed", lens_json(m.study.mixed)}};
@@ -240,7 +242,7 @@ std::string LensAnalysis::picture() const {
       add_lens_curve(panels[1], name, readings, [](const LensReading& r) { return r.p_final; });
       add_lens_curve(panels[2], name, readings, [](const LensReading& r) { return r.p_truth; });
     }
-  return curve_svg("Logit lens", "blocks passed (0: the embeddings)", panels);
+  return curve_svg("Logit lens", "blocks passed (0: the embeddings, of a GPT-2 with their positions)", panels);
 }
 
 Finding LensAnalysis::finding(const AnalysisOptions& o) const {
@@ -253,18 +255,18 @@ Finding LensAnalysis::finding(const AnalysisOptions& o) const {
     models.push_back(lens_json(m));
     for (const auto* readings : {&m.study.hidden, &m.study.mixed})
       for (const LensReading& r : *readings)
-        found.csv += str(csv_field(printable(m.model)), ",", r.value, ",", r.layer, ",", r.loss, ",", r.perplexity(),
-                         ",", r.p_final, ",", r.p_truth, "\n");
+        found.csv += str(csv_field(printable(m.model)), ",", r.value, ",", r.layer, ",", csv_cell(r.loss), ",",
+                         csv_cell(r.perplexity()), ",", csv_cell(r.p_final), ",", csv_cell(r.p_truth), "\n");
   }
-  found.json = {{"sequences", all_[0].windows}, {"same_windows", same_windows()}, {"models", models}};
+  found.json = {{"sequences", all_[0].lengths.windows}, {"same_windows", same_windows()}, {"models", models}};
   found.svg = picture();
   const bool any_mixed = std::ranges::any_of(all_, [](const LensOfModel& m) { return !m.study.mixed.empty(); });
   found.measured = str(
       "The model's own final norm and head, without any tuning, read the stream after each block as if it were the "
       "last: the perplexity of the true next token, the probability of the token that the last layer itself finds most "
       "likely, and that of the true one. Means over ",
-      format_count(all_[0].study.scored), " positions in ", format_count(all_[0].windows),
-      " windows; 0 is the embeddings, and the last point is what the model says itself.",
+      format_count(all_[0].study.scored), " positions in ", all_[0].lengths.text(), if_of_first(),
+      "; 0 is the embeddings, of a GPT-2 with their positions, and the last point is what the model says itself.",
       any_mixed ? " Lines named \"next reads\": the stream that the connection makes of it for the next block." : "");
   found.paper =
       "SATFormer (arXiv 2605.03953): its early layers are behind a Transformer's in perplexity, and it crosses over at "

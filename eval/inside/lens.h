@@ -52,7 +52,7 @@ struct LensStudy {
 };
 
 // The streams of a model that the lens reads: hidden.0 to hidden.L, and mixed.i where its connection makes something
-// else of them.
+// else of hidden.i.
 LensStudy lens_streams(const Probe& probe, int layers);
 // Throws Exit::not_finite where a number is none, Exit::usage where nothing is scored.
 LensStudy study_streams(Probe& probe, LogitLens& lens, int layers, const std::string& model,

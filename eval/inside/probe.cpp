@@ -118,9 +118,13 @@ void Probe::add_places() {
   std::unordered_map<const Value*, size_t> writers;
   for (size_t n = 0; n < tape_.nodes().size(); ++n)
     for (const Value* value : tape_.nodes()[n]->out) writers.emplace(value, n);
-  for (const auto& [mark, value] : tape_.marks())
-    if (writers.contains(value)) places_.emplace(mark, Place{writers.at(value), value});  // not: a parameter
-  std::map<int, int> seen;                                                                // attentions of a layer
+  for (const auto& [mark, marked] : tape_.marks()) {
+    if (!writers.contains(marked)) continue;  // a parameter
+    const Node& writer = *tape_.nodes()[writers.at(marked)];
+    Value* const value = writer.op() == std::string("depth_source") ? writer.in[0] : marked;  // it hands that on
+    places_.emplace(mark, Place{writers.at(value), value});
+  }
+  std::map<int, int> seen;  // attentions of a layer
   for (const Attention& attention : attentions_) {
     const Node& node = *tape_.nodes()[attention.node];
     const int count = ++seen[attention.layer];

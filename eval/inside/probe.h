@@ -63,6 +63,8 @@ class Probe {
   bool has(const std::string& name) const { return places_.contains(name); }
   // These throw Exit::usage, with the names that there are, for one that there is not.
   Shape shape(const std::string& name) const { return place(name).value->shape; }
+  // Are these two names of one and the same value?
+  bool same_value(const std::string& a, const std::string& b) const { return place(a).value == place(b).value; }
   // From now on every run copies this value, for at().
   void keep(const std::string& name);
   // From now on every run calls by(numbers) right after the value was made, and what it leaves there is what the rest

@@ -30,19 +30,6 @@ void row_products(const double* a, int64_t m, const double* b, int64_t n, int64_
   }
 }
 
-WindowLengths::WindowLengths(const std::vector<TokenWindow>& list) : windows(std::ssize(list)) {
-  shortest = list.empty() ? 0 : list[0].length;
-  for (const TokenWindow& window : list) {
-    shortest = std::min(shortest, window.length), longest = std::max(longest, window.length);
-    tokens += window.length;
-  }
-}
-
-std::string WindowLengths::text() const {
-  return str(format_count(windows), " windows of ", shortest == longest ? "" : str(shortest, " to "), longest,
-             " tokens");
-}
-
 std::string hidden_text(const std::set<std::string>& archs) {
   std::string text = "The hidden state is what a block has put out, the last one before the final norm";
   if (archs.contains("hyper")) text += "; in hyper it is the sum of the streams";

@@ -13,13 +13,6 @@ namespace crossply {
 // out[i * stride + j] = the product of row i of a (m, k) and row j of b (n, k).
 void row_products(const double* a, int64_t m, const double* b, int64_t n, int64_t k, double* out, int64_t stride);
 
-// What the tokens of these windows count: without padding.
-struct WindowLengths {
-  explicit WindowLengths(const std::vector<TokenWindow>& windows);
-  int64_t windows = 0, shortest = 0, longest = 0, tokens = 0;
-  std::string text() const;  // "128 windows of 256 tokens"
-};
-
 // For a caption: what hidden state i is, and what else it is in these architectures.
 std::string hidden_text(const std::set<std::string>& archs);
 

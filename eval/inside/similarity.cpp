@@ -88,6 +88,12 @@ struct SimilarityOfModel {
   WindowLengths lengths;
   std::vector<int64_t> tokens;  // of all windows' one after the other, without padding
   Alikeness own, to_first;      // to_first: its rows are the first model's; empty where there is none to compare with
+  int64_t channels;
+
+  // About what n tokens of unrelated states have, whose channels are of the same size: this estimate is biased upwards.
+  double unrelated() const {
+    return static_cast<double>(channels) / static_cast<double>(std::ssize(tokens) + channels);
+  }
 };
 
 // Of the tokens that are sampled, hidden.0 to hidden.L, centred.
@@ -159,7 +165,8 @@ std::string similarity_table(const SimilarityOfModel& m, uint64_t seed) {
     if (!m.to_first.empty()) table.back().push_back(nearest_text(m.to_first, l));
   }
   return str(m.title, "\n", format_count(std::ssize(m.tokens)), " tokens of ", m.lengths.text(), ", seed ", seed,
-             "\nlinear CKA of a hidden state with\n\n", format_table(table));
+             "\nlinear CKA of a hidden state with\n\n", format_table(table), "\nabout ", cka_text(m.unrelated()),
+             " of states that have nothing in common, of ", m.channels, " channels\n");
 }
 
 nlohmann::json alikeness_json(const Alikeness& alike) {
@@ -179,6 +186,7 @@ nlohmann::json similarity_json(const SimilarityOfModel& m) {
                          {"shortest_window", m.lengths.shortest},
                          {"longest_window", m.lengths.longest},
                          {"tokens", m.tokens},
+                         {"unrelated_cka", m.unrelated()},
                          {"cka", alikeness_json(m.own)}};
   if (!m.to_first.empty()) json["cka_of_first_model"] = alikeness_json(m.to_first);
   return json;
@@ -220,11 +228,18 @@ void LayerSimilarity::measure(Subject& subject, const AnalysisOptions& o) {
                       WindowLengths(windows),
                       {},
                       {},
-                      {}};
+                      {},
+                      config.hidden_size};
   m.tokens = sample_tokens(m.lengths.tokens, tokens_, o.seed);
   const int64_t n = std::ssize(m.tokens);
+  if (n < 10 * config.hidden_size)
+    std::fprintf(stderr,
+                 "note: %lld tokens are few for %lld channels: states of %s that have nothing in common have a CKA of "
+                 "about %.2f; give more --cka-tokens and --sequences\n",
+                 static_cast<long long>(n), static_cast<long long>(config.hidden_size), printable(subject.name).c_str(),
+                 m.unrelated());
   Probe probe(subject.model, 1, std::ssize(windows[0].tokens));
-  const bool compare = !all_.empty() && same_windows();
+  const bool compare = !all_.empty() && windows_of_first();
   double columns = static_cast<double>((subject.layers() + 1) * config.hidden_size);
   for (size_t l = 0; compare && l < first_.size(); ++l) columns += static_cast<double>(first_[l].columns);
   say_cost("similarity", subject, windows,
@@ -270,17 +285,16 @@ Finding LayerSimilarity::finding(const AnalysisOptions& o) const {
   std::vector<HeatMapBand> bands = {own};
   if (!across.maps.empty()) bands.push_back(across);
   const SimilarityOfModel& m = all_[0];
-  const std::string sample = str(format_count(std::ssize(m.tokens)), " tokens of ", m.lengths.text());
+  const std::string sample = str(format_count(std::ssize(m.tokens)), " tokens of ", m.lengths.text(), if_of_first());
   found.json = {{"sequences", m.lengths.windows}, {"same_windows", same_windows()}, {"models", models}};
   found.svg = heat_map_svg(str("Similarity of hidden states, ", sample), "hidden state", "hidden state", bands);
   found.measured = str(
       "Linear centred kernel alignment (Kornblith et al., arXiv 1905.00414) of hidden states over ", sample,
-      ", columns centred: |Y'X|^2 / (|X'X| |Y'Y|), from 0, nothing in common, to 1, the same up to rotation and scale. "
-      "Hidden state 0 is the embeddings. ",
+      ", columns centred: |Y'X|^2 / (|X'X| |Y'Y|), up to 1, the same up to rotation and scale. The estimate is biased "
+      "upwards: states of C channels that have nothing in common have about C / (n + C) over n tokens, here ",
+      cka_text(m.unrelated()), if_of_first(), ". Hidden state 0 is the embeddings, of a GPT-2 with their positions. ",
       hidden_text(archs));
-  found.paper =
-      "This is an addition of ours: the papers that the other analyses follow do not measure CKA. Hyper-Connections "
-      "(arXiv 2409.19606) has the cosine similarity of neighbouring layers' inputs, lower with its connections.";
+  found.paper = "This is an addition of ours: the papers that the other analyses follow do not measure CKA.";
   return found;
 }
 

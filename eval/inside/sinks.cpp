@@ -12,6 +12,7 @@
 #include "eval/inside/analysis.h"
 #include "eval/inside/heat_map.h"
 #include "eval/inside/probe.h"
+#include "eval/inside/representation.h"
 
 namespace crossply {
 namespace {
@@ -29,8 +30,7 @@ struct HeadSight {
 
 struct SightOfModel {
   std::string model, arch, backbone, title, split;
-  size_t windows;
-  int64_t shortest, longest;
+  WindowLengths lengths;
   std::vector<std::vector<HeadSight>> layers = {};
   size_t heads = 0;  // the most of a layer
 
@@ -74,10 +74,8 @@ double sinks_flops(const Probe& probe, double N, double T) {
 
 SightOfModel sight_of(Subject& subject, const std::vector<TokenWindow>& windows) {
   const Config& c = subject.config();
-  const auto [shortest, longest] = std::ranges::minmax(windows, {}, &TokenWindow::length);
-  SightOfModel m{
-      subject.name,   c.arch,          c.backbone,    subject.title(), describe_split(subject.data.choice, false),
-      windows.size(), shortest.length, longest.length};
+  SightOfModel m{subject.name,          c.arch, c.backbone, subject.title(), describe_split(subject.data.choice, false),
+                 WindowLengths(windows)};
   const auto T = static_cast<int64_t>(windows[0].tokens.size());
   Probe probe(subject.model, 1, T);
   if (probe.attentions().empty()) fail(Exit::usage, m.model, ": no layer of ", m.arch, " has attention over tokens");
@@ -122,11 +120,6 @@ SightOfModel sight_of(Subject& subject, const std::vector<TokenWindow>& windows)
 // -----------------------------------------------------------------------------------------------------------------
 // Telling.
 
-std::string windows_words(const SightOfModel& m) {
-  return str(format_count(static_cast<int64_t>(m.windows)), " windows of ",
-             m.shortest == m.longest ? "" : str(m.shortest, " to "), m.longest, " tokens");
-}
-
 std::string sinks_table(const SightOfModel& m, uint64_t seed) {
   std::vector<std::vector<std::string>> rows = {
       {"layer", "first token", "own token", "distance", "entropy", "sink heads"}};
@@ -141,7 +134,7 @@ std::string sinks_table(const SightOfModel& m, uint64_t seed) {
                       str(std::ranges::count_if(layer, &HeadSight::sink), " of ", layer.size())});
   }
   const double share = static_cast<double>(m.sinks()) / static_cast<double>(m.all_heads());
-  return str(m.title, "\n", windows_words(m), ", seed ", seed, "; means over heads and positions from the second\n\n",
+  return str(m.title, "\n", m.lengths.text(), ", seed ", seed, "; means over heads and positions from the second\n\n",
              format_table(rows), "\nheads that put more than ", sink_threshold, " on the first token: ", m.sinks(),
              " of ", m.all_heads(), format_number(", %.1f%%\n", 100 * share));
 }
@@ -164,15 +157,15 @@ nlohmann::json sinks_json(const SightOfModel& m) {
           {"arch", m.arch},
           {"backbone", m.backbone},
           {"split", m.split},
-          {"shortest_window", m.shortest},
-          {"longest_window", m.longest},
+          {"shortest_window", m.lengths.shortest},
+          {"longest_window", m.lengths.longest},
           {"layers", layers},
           {"heads", m.all_heads()},
           {"sink_heads", m.sinks()}};
 }
 
-HeatMap sight_map(const SightOfModel& m, double HeadSight::*number) {
-  HeatMap map{m.model, {}};
+HeatMap sight_map(const SightOfModel& m, const std::string& name, double HeadSight::*number) {
+  HeatMap map{name, {}};
   for (const auto& layer : m.layers) {
     map.rows.emplace_back(m.heads, NAN);
     for (size_t h = 0; h < layer.size(); ++h) map.rows.back()[h] = layer[h].*number;
@@ -202,36 +195,38 @@ Finding AttentionSinks::finding(const AnalysisOptions& o) const {
       {{"mean distance of what is attended, tokens", {}, HeatScale::shares}, &HeadSight::distance},
       {{"entropy of a row of attention, nats", {}, HeatScale::shares}, &HeadSight::entropy}};
   nlohmann::json models = nlohmann::json::array();
+  std::vector<std::string> names;
   found.csv = "model,layer,head,first,own,distance,entropy\n";
   for (const SightOfModel& m : all_) {
     found.table += (found.table.empty() ? "" : "\n") + sinks_table(m, o.seed);
     models.push_back(sinks_json(m));
-    for (auto& [band, number] : bands) band.maps.push_back(sight_map(m, number));
+    names.push_back(m.model);
     for (size_t l = 0; l < m.layers.size(); ++l)
       for (size_t h = 0; h < m.layers[l].size(); ++h) {
         const HeadSight& head = m.layers[l][h];
-        found.csv += str(csv_field(printable(m.model)), ",", l, ",", h, ",", nlohmann::json(head.first).dump(), ",",
-                         nlohmann::json(head.own).dump(), ",", nlohmann::json(head.distance).dump(), ",",
-                         nlohmann::json(head.entropy).dump(), "\n");
+        found.csv += str(csv_field(printable(m.model)), ",", l, ",", h, ",", csv_cell(head.first), ",",
+                         csv_cell(head.own), ",", csv_cell(head.distance), ",", csv_cell(head.entropy), "\n");
       }
   }
-  found.json = {{"sequences", all_[0].windows},
+  names = short_names(names);
+  for (auto& [band, number] : bands)
+    for (size_t i = 0; i < all_.size(); ++i) band.maps.push_back(sight_map(all_[i], names[i], number));
+  const std::string windows = all_[0].lengths.text() + if_of_first();
+  found.json = {{"sequences", all_[0].lengths.windows},
                 {"sink_threshold", sink_threshold},
                 {"same_windows", same_windows()},
                 {"models", models}};
-  found.svg = heat_map_svg(str("Where attention looks, ", windows_words(all_[0])), "layer", "head",
+  found.svg = heat_map_svg(str("Where attention looks, ", windows), "layer", "head",
                            {bands[0].first, bands[1].first, bands[2].first, bands[3].first});
   found.measured = str(
-      "Of each head, the mean over all positions but the first, in ", windows_words(all_[0]),
+      "Of each head, the mean over all positions but the first, in ", windows,
       ": the share of attention on the first token and on the current one, the mean distance in tokens of what is "
       "attended, and the entropy of the shares in nats, 0 where all is on one token. A head is called a sink where it "
       "puts more than ",
       sink_threshold, " on the first token.");
   found.paper =
-      "Gu et al. (arXiv 2410.10781) saw most heads of trained language models put much of their attention on the first "
-      "token, a sink where it is above 0.3, whatever the token is; the first position, which can attend to nothing "
-      "else, "
-      "is among their means and not among these.";
+      "Gu et al. (arXiv 2410.10781) study when attention sinks on the first token emerge in language models; the "
+      "threshold of 0.3 is theirs.";
   return found;
 }
 

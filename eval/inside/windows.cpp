@@ -3,9 +3,23 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "cli/format.h"
 #include "engine/rng.h"
 
 namespace crossply {
+
+WindowLengths::WindowLengths(const std::vector<TokenWindow>& list) : windows(std::ssize(list)) {
+  shortest = list.empty() ? 0 : list[0].length;
+  for (const TokenWindow& window : list) {
+    shortest = std::min(shortest, window.length), longest = std::max(longest, window.length);
+    tokens += window.length;
+  }
+}
+
+std::string WindowLengths::text() const {
+  return str(format_count(windows), windows == 1 ? " window of " : " windows of ",
+             shortest == longest ? "" : str(shortest, " to "), longest, longest == 1 ? " token" : " tokens");
+}
 
 std::vector<TokenWindow> random_windows(const Source& source, int64_t T, int64_t N, uint64_t seed) {
   const int64_t S = source.seq_len();

@@ -17,6 +17,13 @@ struct TokenWindow {
   int64_t length;
   int64_t place = 0;  // of the source: where it begins, or of a task, which sequence it is
 };
+// What the tokens of these windows count: without padding.
+struct WindowLengths {
+  explicit WindowLengths(const std::vector<TokenWindow>& windows);
+  int64_t windows = 0, shortest = 0, longest = 0, tokens = 0;
+  std::string text() const;  // "128 windows of 256 tokens"
+};
+
 // N windows of T tokens, at most a sequence of the source: of files, from any place of the split with the same chance.
 // They depend on the files, what of them is in the split, T and the seed, not on the source's sequences. Of a task, a
 // random sequence, taken from its start and at most up to the end of its answer.
