@@ -325,7 +325,7 @@ std::string write_vectors(const std::string& analysis, const AnalysisOptions& o,
   std::vector<TensorToWrite> tensors = {{"labels", "I64", {rows}, labels.data()}};
   for (const auto& [name, of_name] : vectors) tensors.push_back({name, "F32", {rows, of_name.C}, of_name.rows.data()});
   const std::string path = str(o.out, "/", analysis, o.models.size() > 1 ? str(".", model + 1) : "", ".safetensors");
-  write_safetensors(path, tensors, {{"model", utf8_or_escaped(o.models[model])}});
+  write_safetensors(path, tensors, {{"crossply", "analyze"}, {"model", utf8_or_escaped(o.models[model])}});
   return str("wrote ", printable(path), ", ", tensors.size(), " tensors\n");
 }
 

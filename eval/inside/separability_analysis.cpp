@@ -137,6 +137,9 @@ class SeparabilityAnalysis : public Analysis {
     add_integer(app, "--vectors", per_class_, 20, most_size, "separability: vectors of each class");
   }
   std::string refuses(const Subject& subject) const override { return refuses_classes(subject, *shared_); }
+  std::vector<std::string> more_files(const AnalysisOptions& o) const override {
+    return shared_->keep_vectors ? model_files(name(), o) : std::vector<std::string>();
+  }
   void measure(Subject& subject, const AnalysisOptions& o) override;
   Finding finding(const AnalysisOptions& o) const override;
 
