@@ -167,8 +167,9 @@ Axis fit(Extent range, double from, double to, bool logarithmic, double air) {
   if (low > high) low = logarithmic ? 0.1 : 0, high = 1;
   const double middle = std::abs(low) / 2 + std::abs(high) / 2;
   if (high - low <= 1e-9 * middle) {  // one value: give it a neighbourhood
-    const double room = middle > 1e-100 ? 0.1 * middle : 1;
-    low -= room, high += room;
+    const double room = 0.1 * middle;
+    if (middle > 1e-100) low -= room, high += room;
+    else low = 0, high = 1;
   }
   if (logarithmic) {
     const double margin = std::pow(high / low, air);
@@ -225,11 +226,16 @@ std::string axes(const Axis& x, const Axis& y, bool shares) {
   return out + "<path stroke=\"#9aa3ad\" d=\"M" + px(x.from) + " " + px(y.from) + "H" + px(x.to) + "\"/>\n";
 }
 
+size_t look_of(const std::vector<Curve>& curves, size_t i) {
+  return curves[i].look < 0 ? i : static_cast<size_t>(curves[i].look);
+}
+
 // The curves as they are drawn: pale in the background as they are, on top their means, and the marked points.
 struct Drawing {
   std::vector<Line> pale, means, marked;
   std::vector<Line> low, high;  // of bands: empty where a curve has none
   std::vector<bool> reference;
+  std::vector<size_t> look;
   bool smooth = false, crowded = false;
 };
 
@@ -249,6 +255,7 @@ Drawing thin_out(const Panel& panel, const std::vector<Line>& raw, const std::ve
     const bool smooth = window(line) > 1, band = !curves[i].low.empty();
     out.smooth |= smooth;
     out.reference.push_back(curves[i].reference);
+    out.look.push_back(look_of(curves, i));
     out.means.push_back(thinned(line));
     out.pale.push_back(smooth && !out.crowded && !band ? decimated(line, x, column) : Line());
     out.low.push_back(band ? thinned(drawable(curves[i], curves[i].x, curves[i].low, logs)) : Line());
@@ -309,14 +316,14 @@ std::string legend(const std::vector<Curve>& curves, const Drawing& drawing, con
   std::string out;
   for (size_t k = 0; k < order.size(); ++k) {
     const size_t i = order[k];
-    const std::string colour = curves[i].reference ? grey : colour_of(i);
+    const std::string colour = curves[i].reference ? grey : colour_of(drawing.look[i]);
     const std::string thin = "<path fill=\"none\" stroke=\"" + colour + "\" stroke-opacity=\"0.6\" ";
     const std::string height = px(ends[i].y), name = px(x.to + 23) + " " + px(at[k]);
     if (ends[i].x < x.to - 4)  // it ends earlier than others
       out += thin + "stroke-dasharray=\"1 4\" d=\"M" + px(ends[i].x + 5) + " " + height + "H" + px(x.to) + "\"/>\n";
     if (!std::isnan(ends[i].x)) out += thin + "d=\"M" + px(x.to + 3) + " " + height + "L" + name + "\"/>\n";
-    out += "<path " + (curves[i].reference ? reference_stroke("1.5") : stroke(i, "3")) + " d=\"M" + px(x.to + 24) +
-           " " + px(at[k]) + "h24\"/>\n";
+    out += "<path " + (curves[i].reference ? reference_stroke("1.5") : stroke(drawing.look[i], "3")) + " d=\"M" +
+           px(x.to + 24) + " " + px(at[k]) + "h24\"/>\n";
     out += text(x.to + 54, at[k] + 4.5, "fill=\"#1f2933\" font-size=\"13\"", curves[i].name, longest_name);
   }
   return out;
@@ -365,7 +372,7 @@ std::string draw_bands(const Drawing& drawing, const Axis& x, const Axis& y) {
     if (drawing.low[i].empty()) continue;
     Line outline = drawing.high[i];
     outline.insert(outline.end(), drawing.low[i].rbegin(), drawing.low[i].rend());
-    out += "<polygon fill=\"" + std::string(colour_of(i)) + "\" fill-opacity=\"0.18\" points=\"";
+    out += "<polygon fill=\"" + std::string(colour_of(drawing.look[i])) + "\" fill-opacity=\"0.18\" points=\"";
     for (const Point& p : outline) out += px(x.pixel(p.x)) + "," + px(y.pixel(p.y)) + " ";
     out += "\"/>\n";
   }
@@ -378,16 +385,17 @@ std::string draw_lines(const Drawing& drawing, const Axis& x, const Axis& y) {
     if (drawing.reference[i]) out += polyline(drawing.means[i], x, y, reference_stroke("1.5"));
   for (size_t i = 0; i < drawing.pale.size(); ++i)
     if (!drawing.pale[i].empty())
-      out += polyline(drawing.pale[i], x, y, "stroke=\"" + std::string(colour_of(i)) + "\" stroke-opacity=\"0.3\"");
+      out += polyline(drawing.pale[i], x, y,
+                      "stroke=\"" + std::string(colour_of(drawing.look[i])) + "\" stroke-opacity=\"0.3\"");
   for (size_t i = 0; i < drawing.marked.size(); ++i)
-    if (drawing.marked[i].size() > 1) out += polyline(drawing.marked[i], x, y, stroke(i, "1"));
+    if (drawing.marked[i].size() > 1) out += polyline(drawing.marked[i], x, y, stroke(drawing.look[i], "1"));
   for (size_t i = 0; i < drawing.means.size(); ++i) {
     const Line& mean = drawing.means[i];
     if (drawing.reference[i]) continue;
-    if (mean.size() > 1) out += polyline(mean, x, y, stroke(i, "2"));
-    if (mean.size() <= marks_up_to) out += marks(i, mean, x, y, false);
+    if (mean.size() > 1) out += polyline(mean, x, y, stroke(drawing.look[i], "2"));
+    if (mean.size() <= marks_up_to) out += marks(drawing.look[i], mean, x, y, false);
   }
-  for (size_t i = 0; i < drawing.marked.size(); ++i) out += marks(i, drawing.marked[i], x, y, true);
+  for (size_t i = 0; i < drawing.marked.size(); ++i) out += marks(drawing.look[i], drawing.marked[i], x, y, true);
   return out;
 }
 
@@ -397,8 +405,8 @@ std::string crosses(const std::vector<Curve>& curves, const Drawing& drawing, co
   for (size_t i = 0; i < curves.size(); ++i) {
     const Point end = end_of(drawing, i, x, y);
     if (!curves[i].broken_off || std::isnan(end.x)) continue;
-    out += "<path fill=\"none\" stroke=\"" + std::string(colour_of(i)) + "\" stroke-width=\"2\" d=\"M" + px(end.x) +
-           " " + px(end.y) + "m-4-4l8 8m0-8l-8 8\"/>\n";
+    out += "<path fill=\"none\" stroke=\"" + std::string(colour_of(drawing.look[i])) + "\" stroke-width=\"2\" d=\"M" +
+           px(end.x) + " " + px(end.y) + "m-4-4l8 8m0-8l-8 8\"/>\n";
   }
   return out;
 }
@@ -452,6 +460,8 @@ std::string curve_svg(const std::string& title, const std::string& x_label, cons
   x.whole = std::ranges::all_of(all, [](const Line& line) {
     return std::ranges::all_of(line, [](const Point& p) { return p.x == std::floor(p.x); });
   });
+  if (const Extent range = range_of(all, &Point::x); x.whole && !log_x && range.low == range.high)
+    x.low = range.low - 0.5, x.high = range.high + 0.5;  // one place, one tick, in the middle
   const double plot =
       std::max(panels.size() == 1 ? only_panel : panel_of_many, line_of_text * static_cast<double>(most_names));
   double top = title_height;

@@ -13,6 +13,7 @@ struct Curve {
   bool broken_off = false;                         // a cross stands where it ends
   std::vector<double> low = {}, high = {};         // around y, as many or none: a translucent band
   bool reference = false;  // a bound, say: thin, dashed and grey, behind the others; best the last of them
+  int look = -1;           // which colour, dash and mark, from 0; -1: as its place among the panel's curves says
 };
 
 // One plot; several stand below each other on the same x axis.

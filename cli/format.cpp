@@ -51,16 +51,25 @@ std::string wrap(const std::string& text, size_t width, size_t indent) {
   return out;
 }
 
+namespace {
+
+// What it takes on a terminal, where every character is one column wide: of UTF-8, all bytes but those that go on.
+size_t columns_of(const std::string& text) {
+  return static_cast<size_t>(std::ranges::count_if(text, [](char c) { return (c & 0xC0) != 0x80; }));
+}
+
+}  // namespace
+
 std::string format_table(const std::vector<std::vector<std::string>>& rows) {
   std::vector<size_t> widths;
   for (const auto& row : rows) {
     widths.resize(std::max(widths.size(), row.size()));
-    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], columns_of(row[i]));
   }
   std::string out;
   for (const auto& row : rows) {
     for (size_t i = 0; i < row.size(); ++i) {
-      const std::string room(widths[i] - row[i].size(), ' ');
+      const std::string room(widths[i] - columns_of(row[i]), ' ');
       out += i == 0 ? row[i] + (row.size() > 1 ? room : "") : "  " + room + row[i];
     }
     out += "\n";

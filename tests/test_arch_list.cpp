@@ -57,4 +57,6 @@ TEST_CASE("arch list: what does not exist is refused by name") {
 TEST_CASE("progress: a table has straight columns") {
   CHECK(format_table({{"a", "bb", "c"}, {"long", "1", "22"}, {"x", "-"}}) == "a     bb   c\nlong   1  22\nx      -\n");
   CHECK(format_table({}) == "");
+  CHECK(format_table({{"\xC3\xA4", "\xE6\xBC\xA2"}, {"ab", "cde"}}) ==
+        "\xC3\xA4     \xE6\xBC\xA2\nab  cde\n");  // characters
 }

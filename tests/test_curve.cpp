@@ -412,3 +412,17 @@ TEST_CASE("curve: a reference is thin and grey without marks, and a panel may be
   rising.whole = true;
   CHECK(count(svg_of_panels({rising}), "clip-path=") == 0);
 }
+
+TEST_CASE("curve: of one layer there is one tick, and what is 0 is not below it") {
+  const std::string svg = svg_of({{"a", {0}, {0}}, {"b", {0}, {0}}});
+  CHECK(count(svg, "text-anchor=\"middle\">") == 1);
+  for (const char* label : {">-1<", ">-1.0<", ">-0.5<"}) CHECK_MESSAGE(svg.find(label) == std::string::npos, label);
+}
+
+TEST_CASE("curve: a look of its own stays, whoever stands beside the curve") {
+  Curve second{"second", {0, 1, 2}, {1, 2, 3}};
+  second.look = 1;
+  const std::string alone = svg_of({second});
+  CHECK(count(alone, "#D55E00") == count(svg_of({{"first", {0, 1, 2}, {3, 2, 1}}, second}), "#D55E00"));
+  CHECK(count(alone, "#0072B2") == 0);
+}

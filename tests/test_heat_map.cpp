@@ -148,3 +148,28 @@ TEST_CASE("heat map: the sign can be seen without colours, and what is no number
   const std::string shares = picture({"band", {map_of("map", 40, 40, triangle)}, HeatScale::shares});
   CHECK(std::distance(std::sregex_iterator(shares.begin(), shares.end(), dashes), {}) == 0);
 }
+
+TEST_CASE("heat map: a long word beside a single row stays below the caption") {
+  const HeatMapBand band{"band", {{"one", {{1}}}, {"two", {{1}}}}};
+  const std::string svg = heat_map_svg("title", "attention layer", "a rather long column", {band});
+  std::smatch place;
+  REQUIRE(std::regex_search(svg, place, std::regex("rotate\\(-90 24 ([0-9.]+)\\)")));
+  const double frame = 56 + 44;  // where the map begins
+  CHECK(std::stod(place[1]) - 6.4 * 15 / 2 >= frame);
+  std::vector<double> columns;
+  const std::regex of_column("<text x=\"([0-9.]+)\"[^>]*>a rather long column<");
+  for (std::sregex_iterator at(svg.begin(), svg.end(), of_column), end; at != end; ++at)
+    columns.push_back(std::stod((*at)[1]));
+  REQUIRE(columns.size() == 2);
+  CHECK(columns[1] - columns[0] > 6.4 * 20);
+}
+
+TEST_CASE("heat map: bands of one quantity may end at the same number") {
+  HeatMapBand band{"band", {{"map", {{0.2}}}}, HeatScale::shares};
+  CHECK(has(picture(band), "fill=\"#08306b\""));
+  band.top = 1;
+  CHECK(!has(picture(band), "fill=\"#08306b\""));
+  CHECK(has(picture(band), ">1.00<"));
+  band.maps[0].rows = {{2}};  // nothing lies beyond its end
+  CHECK(has(picture(band), ">2.00<"));
+}

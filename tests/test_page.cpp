@@ -33,7 +33,7 @@ PageSection section(const std::string& name, const std::string& text, const std:
   Finding found;
   found.title = "Title " + text, found.table = "table " + text + "\nsecond line\x1b[31m\n";
   found.svg = svg, found.measured = "measured " + text, found.paper = "paper " + text;
-  return {name, "about " + text, found, "3 windows of 5 tokens", {}};
+  return {name, "about " + text, found, "3 windows of 5 tokens", {}, {}};
 }
 
 Page page_of(const std::string& text) {
@@ -44,7 +44,8 @@ Page page_of(const std::string& text) {
   page.sections.push_back(section("two", text, cut_picture(text)));
   page.sections.push_back(section("three", text, heat_map_svg(text, text, text, {{text, {{text, {{1, 2}}}}}})));
   page.sections[1].left_out = {{text, "it has no gates: " + text}};
-  page.sections.push_back({"gates", "about gates", {}, "", {{text, "no gates"}, {"lime", "none here either"}}});
+  page.sections[2].files = {"three.1.safetensors"};
+  page.sections.push_back({"gates", "about gates", {}, "", {{text, "no gates"}, {"lime", "none here either"}}, {}});
   return page;
 }
 
@@ -97,7 +98,7 @@ TEST_CASE("page: text from outside stays text, and nothing is loaded from anywhe
     CHECK_MESSAGE(known.contains(name[0]), tag);
     CHECK_MESSAGE(matches(tag, "[\\s\"]((on[a-z]+|src|srcset|data)=)").empty(), tag);
     for (const std::string& link : matches(tag, "href=\"([^\"]*)\""))
-      CHECK_MESSAGE(!matches(link, "^(#[a-z0-9-]+|[a-z]+\\.(json|csv|svg))$").empty(), tag);
+      CHECK_MESSAGE(!matches(link, "^(#[a-z0-9-]+|[a-z]+\\.(json|csv|svg)|three.1.safetensors)$").empty(), tag);
   }
   CHECK(count_of(page, "&lt;script&gt;alert(1)&lt;/script&gt;&amp;") > 10);
   CHECK(has(page, "<title>Inside &lt;script&gt;alert(1)&lt;/script&gt;&amp;&quot;&#39;"));
@@ -116,6 +117,7 @@ TEST_CASE("page: everything is there, in order, and linked") {
                            "<th scope=\"col\">plain</th><th scope=\"col\">lime</th>",
                            "<th scope=\"row\">layers</th><td>3</td><td>4</td>",
                            "text:plain",
+                           "Made by crossply, commit ",
                            "analyze --model plain",
                            "href=\"#one\"",
                            "href=\"#three\"",
@@ -134,6 +136,7 @@ TEST_CASE("page: everything is there, in order, and linked") {
                            "<section id=\"two\">",
                            "Without plain: it has no gates",
                            "<section id=\"three\">",
+                           "href=\"three.1.safetensors\"",
                            "<section id=\"not-here\">",
                            "gates: about gates",
                            "Without plain: no gates",
@@ -191,13 +194,17 @@ TEST_CASE("page: analyze --what all writes it of what is possible, the same agai
     CHECK_MESSAGE(has(page, part), part);
   check_outcome(analyze(all), Exit::done, "1 of ");  // over its own
   CHECK(read_text(report) == page);
-  // What cannot be is told on the page.
-  check_outcome(analyze({"--what", "all", "--out", out, "--length", "1000", "--model", scratch.file("llama")}),
-                Exit::done, "left out: ");
+  // What cannot be is told on the page; where nothing can be, there is no new one.
+  const Outcome alone = analyze({"--what", "all", "--out", out, "--length", "6", "--model", scratch.file("llama")});
+  check_outcome(alone, Exit::done, "left out: ");
+  CHECK(has(alone.output, "routing.json, .csv and .svg are of an earlier call"));
+  CHECK(has(alone.output, "Rank and mass of attention\n\n"));
   const std::string none = read_text(report);
-  CHECK(has(none, "<h3>attention: rank and mass of every head&#39;s attention, lazy layers</h3>"));
-  CHECK(has(none, "have only 399 tokens"));
-  CHECK(!has(none, "href=\"attention.json\""));
+  CHECK(has(none, "<h3>routing: "));
+  CHECK(!has(none, "href=\"routing.json\""));
+  check_outcome(analyze({"--what", "all", "--out", out, "--length", "1000", "--model", scratch.file("llama")}),
+                Exit::usage, "nothing could be measured");
+  CHECK(read_text(report) == none);
   // What is broken ends the program, and the page stays.
   save_tiny(scratch.file("huge"), "llama", true);
   check_outcome(
@@ -211,6 +218,15 @@ TEST_CASE("page: analyze --what all writes it of what is possible, the same agai
   std::filesystem::remove(report), std::filesystem::create_directories(report);
   check_outcome(analyze(all), Exit::usage, "report.html is no file");
   const std::string model = scratch.file("llama");
+  check_outcome(analyze({"--what", "attention", "--model", model, model + "/"}), Exit::usage, "is there twice");
+  // Before any work: what a model has not, and whose a file is that only comes at the end.
+  const Outcome refused = analyze({"--what", "attention", "gates", "--model", model});
+  check_outcome(refused, Exit::usage, "has no gates");
+  CHECK(!has(refused.output, "GFLOP"));
+  write_text(scratch.file("sae.safetensors"), "mine");
+  const Outcome foreign = analyze({"--what", "attention", "sae", "--out", scratch.path.string(), "--model", model});
+  check_outcome(foreign, Exit::usage, "sae.safetensors exists and was not written by this program");
+  CHECK(!has(foreign.output, "GFLOP"));
   check_outcome(analyze({"--what", "all", "--model", model}), Exit::usage, "give --out DIR too");
   check_outcome(analyze({"--what", "attention", "all", "--out", out, "--model", model}), Exit::usage,
                 "all stands alone");

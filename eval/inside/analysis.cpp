@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <set>
@@ -20,7 +21,7 @@ namespace {
 // Once in a program, on stderr.
 void note(const std::string& text) {
   static std::set<std::string> said;
-  if (said.insert(text).second) std::fprintf(stderr, "note: %s\n", text.c_str());
+  if (said.insert(text).second) std::fprintf(stderr, "note: %s\n", one_line(text).c_str());
 }
 
 }  // namespace
@@ -30,7 +31,7 @@ Subject::Subject(const std::string& given, const AnalysisOptions& o)
 
 std::string Subject::title() const {
   const Config& c = model.config;
-  return str(printable(name), ": ", c.arch, c.arch == c.backbone ? "" : str(" on ", c.backbone), ", ",
+  return str(one_line(name), ": ", c.arch, c.arch == c.backbone ? "" : str(" on ", c.backbone), ", ",
              c.num_hidden_layers, " layers\n", describe_split(data.choice, false));
 }
 
@@ -39,6 +40,11 @@ int64_t Analysis::Looked::longest() const { return WindowLengths(windows).longes
 bool Analysis::same(const Looked& a, const Looked& b) {
   return std::ranges::equal(a.windows, b.windows,
                             [](const TokenWindow& x, const TokenWindow& y) { return x.tokens == y.tokens; });
+}
+
+// Do both know what their ids mean, and not the same?
+bool Analysis::other_ids(const Looked& a, const Looked& b) {
+  return a.tokenizer != 0 && b.tokenizer != 0 && a.tokenizer != b.tokenizer;
 }
 
 bool Analysis::same_windows() const {
@@ -51,11 +57,14 @@ std::string Analysis::if_of_first() const { return same_windows() ? "" : " (of t
 
 // Why, and what makes them equal, if anything does.
 void Analysis::note_other_windows(const Looked& m, const Looked& first) {
+  if (other_ids(m, first))
+    return note(str(m.model, " has another tokenizer than ", first.model,
+                    ": its ids stand for other texts, and numbers per token, such as perplexities, do not compare"));
   const int64_t length = std::min(m.longest(), first.longest());
   const std::string why = m.longest() != first.longest() ? str("of ", m.longest(), " tokens, not ", first.longest())
                           : m.split != first.split       ? "from another split, or one of another run"
                                                          : "from a split that is cut at another place";
-  note(str(printable(m.model), " was measured on other windows than ", printable(first.model), ": ", why,
+  note(str(m.model, " was measured on other windows than ", first.model, ": ", why,
            m.files ? str("; --split all --length ", length, " gives both the same") : ""));
 }
 
@@ -65,8 +74,10 @@ const std::vector<TokenWindow>& Analysis::windows_of(const Subject& subject, con
   const int64_t T = window_length(o.length, usual.length, subject.name, subject.config(), o.data.spec, source);
   const int64_t N = o.sequences > 0 ? o.sequences : usual.sequences;
   const DataChoice& choice = subject.data.choice;
-  looked_.push_back({subject.name, describe_split(choice, false), choice.files, random_windows(source, T, N, o.seed)});
-  if (!same(looked_.back(), looked_[0])) note_other_windows(looked_.back(), looked_[0]);
+  looked_.push_back({subject.name, describe_split(choice, false), subject.data.tokenizer.fingerprint(), choice.files,
+                     random_windows(source, T, N, o.seed)});
+  if (!same(looked_.back(), looked_[0]) || other_ids(looked_.back(), looked_[0]))
+    note_other_windows(looked_.back(), looked_[0]);
   return looked_.back().windows;
 }
 
@@ -89,13 +100,20 @@ std::string Analysis::looked_at() const {
   std::string out;
   for (const std::string& text : texts) out += (out.empty() ? "" : "; ") + text;
   const bool several = std::ranges::any_of(looked_, [&](const Looked& m) { return m.model != looked_[0].model; });
+  if (std::ranges::any_of(looked_, [&](const Looked& m) { return other_ids(m, looked_[0]); }))
+    return out +
+           ", not the same for all models: their tokenizers differ, so that numbers per token, such as "
+           "perplexities, do not compare";
   return out + (!several ? "" : same_windows() ? ", the same for all models" : ", not the same for all models");
 }
 
 void say_cost(const std::string& what, const Subject& subject, const std::vector<TokenWindow>& windows, double flops,
               double bytes) {
-  std::fprintf(stderr, "%s of %s: %s, about %.3g GFLOP, %s\n", what.c_str(), printable(subject.name).c_str(),
-               WindowLengths(windows).text().c_str(), flops / 1e9, format_bytes(bytes).c_str());
+  const double giga = flops / 1e9;
+  std::fprintf(stderr, "%s of %s: %s, about %s GFLOP, %s\n", what.c_str(), one_line(subject.name).c_str(),
+               WindowLengths(windows).text().c_str(),
+               (giga < 100 ? format_number("%.3g", giga) : format_count(std::llround(giga))).c_str(),
+               format_bytes(bytes).c_str());
 }
 
 std::vector<std::string> short_names(std::vector<std::string> names) {
@@ -109,6 +127,24 @@ std::vector<std::string> short_names(std::vector<std::string> names) {
   }
   for (std::string& name : names) name.erase(0, common);
   return names;
+}
+
+std::vector<std::string> model_files(const std::string& stem, const AnalysisOptions& o) {
+  if (o.models.size() == 1) return {stem + ".safetensors"};
+  std::vector<std::string> files;
+  for (size_t i = 0; i < o.models.size(); ++i) files.push_back(str(stem, ".", i + 1, ".safetensors"));
+  return files;
+}
+
+int model_place(const AnalysisOptions& o, const std::string& name) {
+  return static_cast<int>(std::ranges::find(o.models, name) - o.models.begin());
+}
+
+std::string one_line(const std::string& text) {
+  std::string out = printable(text);
+  for (char& c : out)
+    if (c == '\n' || c == '\t') c = ' ';
+  return out;
 }
 
 std::string csv_field(const std::string& text) {

@@ -70,6 +70,9 @@ class Analysis {
   virtual void add_flags(CLI::App&) {}
   // "" where it can look at such a model; else one sentence: why not, and what the architecture has instead.
   virtual std::string refuses(const Subject&) const { return ""; }
+  // The names of files that it writes to the directory beside NAME.json, .csv and .svg: safetensors with "crossply":
+  // "analyze" in their metadata.
+  virtual std::vector<std::string> more_files(const AnalysisOptions&) const { return {}; }
   // Looks at one more model. Says its cost first and shows how far it is.
   virtual void measure(Subject& subject, const AnalysisOptions& o) = 0;
   // The same; but where that fails, the model's windows are forgotten too, as if nobody had asked.
@@ -94,11 +97,13 @@ class Analysis {
  private:
   struct Looked {
     std::string model, split;
-    bool files;  // not generated data
+    uint64_t tokenizer;  // its fingerprint
+    bool files;          // not generated data
     std::vector<TokenWindow> windows;
     int64_t longest() const;
   };
   static bool same(const Looked& a, const Looked& b);
+  static bool other_ids(const Looked& a, const Looked& b);
   static void note_other_windows(const Looked& m, const Looked& first);
   std::deque<Looked> looked_;
 };
@@ -121,6 +126,16 @@ std::unique_ptr<Analysis> tsne_analysis(std::shared_ptr<OccurrenceOptions> share
 
 // Names of models for a picture: without the directories that all have in common, of a single one without all.
 std::vector<std::string> short_names(std::vector<std::string> names);
+
+// STEM.safetensors of one model; of several STEM.1.safetensors and so on, in their order.
+std::vector<std::string> model_files(const std::string& stem, const AnalysisOptions& o);
+
+// The place of a model among those that the user named, for Curve::look: on a page it has the same colour in every
+// picture, whoever is left out there. name: of the Subject.
+int model_place(const AnalysisOptions& o, const std::string& name);
+
+// Text from outside, such as a name, in one line that is safe for a terminal.
+std::string one_line(const std::string& text);
 
 // A field of a CSV file, in quotes where it needs them.
 std::string csv_field(const std::string& text);

@@ -2,10 +2,11 @@
 // or several beside each other; a table for each, files of all numbers with a picture, and a page of all pictures.
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 
 #include "cli/program.h"
 #include "cli/shell.h"
-#include "engine/printable.h"
+#include "engine/file.h"
 #include "eval/inside/dump.h"
 #include "eval/inside/page.h"
 
@@ -32,11 +33,6 @@ Analysis& find_analysis(const Analyses& analyses, const std::string& name) {
   for (const auto& analysis : analyses)
     if (analysis->name() == name) return *analysis;
   fail(Exit::usage, "--what: '", name, "' is not one of:", names_of(analyses));
-}
-
-// DIR/values.safetensors of one model; of several, DIR/values.1.safetensors and so on, in their order.
-std::string dump_path(const AnalysisOptions& o, size_t model) {
-  return str(o.out, "/values", o.models.size() > 1 ? str(".", model + 1) : "", ".safetensors");
 }
 
 // What one call asks for.
@@ -68,25 +64,37 @@ void check_asked(const Asked& asked, const std::vector<Analysis*>& chosen) {
   if (!asked.dump.empty() && asked.o.out.empty())
     fail(Exit::usage, "--dump writes values.safetensors, so give --out DIR too");
   if (asked.page() && asked.o.out.empty()) fail(Exit::usage, "--what all writes report.html, so give --out DIR too");
-  for (const std::string& model : asked.o.models)
-    if (std::ranges::count(asked.o.models, model) > 1)
+  std::vector<std::filesystem::path> models;
+  for (const std::string& model : asked.o.models) {
+    std::error_code failed;
+    const std::filesystem::path real = std::filesystem::weakly_canonical(model, failed);
+    models.push_back(failed ? std::filesystem::path(model) : real);
+    if (std::ranges::count(models, models.back()) > 1)
       fail(Exit::usage, "--model: ", model, " is there twice; once is enough");
+  }
   if (asked.o.out.empty()) return;
   std::vector<std::string> names;
   for (const Analysis* analysis : chosen) names.push_back(analysis->name());
   prepare_analysis_out(asked.o.out, names);
-  for (size_t i = 0; i < asked.o.models.size() && !asked.dump.empty(); ++i) check_dump_path(dump_path(asked.o, i));
+  for (const Analysis* analysis : chosen)
+    for (const std::string& file : analysis->more_files(asked.o)) check_dump_path(asked.o.out + "/" + file);
+  for (const std::string& file : model_files("values", asked.o))
+    if (!asked.dump.empty()) check_dump_path(asked.o.out + "/" + file);
   if (asked.page()) check_page_out(asked.o.out);
 }
 
-// Calls work(), and returns "", or why it cannot be with this model or text, which is told on the page. Whatever else
-// fails, such as weights that are not finite, ends the program.
+using Subjects = std::deque<Subject>;
+
+// Calls work(), and returns "", or why it cannot be with these flags, this model or text, which is told on the page.
+// Whatever else fails, such as weights that are not finite, ends the program.
 template <class F>
 std::string reason_against(F&& work) {
   try {
     work();
   } catch (const Error& error) {
     if (error.code != Exit::usage && error.code != Exit::bad_data) throw;
+    return error.what();
+  } catch (const CLI::Error& error) {
     return error.what();
   }
   return "";
@@ -99,50 +107,70 @@ void measure_or_leave_out(Analysis& analysis, Subject& subject, const AnalysisOp
   if (why.starts_with(subject.name + ": ")) why.erase(0, subject.name.size() + 2);
   if (why.empty()) return;
   section->left_out.emplace_back(subject.name, why);
-  std::fprintf(stderr, "left out: %s\n", printable(why).c_str());
-}
-
-void measure_all(const std::vector<Analysis*>& chosen, Subject& subject, size_t model, const AnalysisOptions& o,
-                 Page* page) {
-  page->models.push_back(page_model(subject));
-  for (size_t i = 0; i < chosen.size(); ++i) {
-    std::fprintf(stderr, "%zu of %zu: %s of %s\n", model * chosen.size() + i + 1, chosen.size() * o.models.size(),
-                 chosen[i]->name().c_str(), printable(subject.name).c_str());
-    measure_or_leave_out(*chosen[i], subject, o, &page->sections[i]);
-  }
-}
-
-void measure_chosen(const std::vector<Analysis*>& chosen, Subject& subject, const AnalysisOptions& o) {
-  for (Analysis* analysis : chosen) {
-    if (const std::string why = analysis->refuses(subject); !why.empty()) fail(Exit::usage, subject.name, ": ", why);
-    analysis->measure(subject, o);
-  }
+  std::fprintf(stderr, "left out: %s\n", one_line(why).c_str());
 }
 
 // Prints what was found, and writes it where that was asked for.
-void tell(const std::string& name, const Finding& found, const AnalysisOptions& o, bool first) {
-  std::printf("%s%s", first ? "" : "\n", found.table.c_str());
-  if (!o.out.empty()) std::printf("\nwrote %s\n", write_finding(o.out, name, found, o).c_str());
+void tell(const Analysis& analysis, const Finding& found, const AnalysisOptions& o, bool first) {
+  std::printf("%s%s\n\n%s", first ? "" : "\n", found.title.c_str(), found.table.c_str());
+  if (!o.out.empty()) std::printf("\nwrote %s\n", write_finding(o.out, analysis.name(), found, o).c_str());
   std::fflush(stdout);
 }
 
-void tell_all(const std::vector<Analysis*>& chosen, const AnalysisOptions& o, Page* page) {
-  bool first = true;
-  for (size_t i = 0; i < chosen.size(); ++i) {
-    PageSection& section = page->sections[i];
-    if (section.left_out.size() == o.models.size()) continue;
-    const std::string why = reason_against([&] { section.finding = chosen[i]->finding(o); });
-    if (!why.empty()) {
-      section.left_out.emplace_back("all models", why);
-      continue;
-    }
-    section.windows = chosen[i]->looked_at();
-    tell(section.name, *section.finding, o, first);
-    first = false;
+// One after the other, and each is told as soon as all models are measured.
+void tell_chosen(const std::vector<Analysis*>& chosen, Subjects& subjects, const AnalysisOptions& o) {
+  for (const Analysis* analysis : chosen)  // before hours of work, not after
+    for (const Subject& subject : subjects)
+      if (const std::string why = analysis->refuses(subject); !why.empty()) fail(Exit::usage, subject.name, ": ", why);
+  for (Analysis* analysis : chosen) {
+    for (Subject& subject : subjects) analysis->measure(subject, o);
+    tell(*analysis, analysis->finding(o), o, analysis == chosen[0]);
   }
-  std::printf("\nwrote %s\n", write_page(o.out, *page).c_str());
 }
 
+// The same for a page: what cannot be is left out.
+PageSection section_of(Analysis& analysis, Subjects& subjects, const AnalysisOptions& o, size_t done, size_t all) {
+  PageSection section{analysis.name(), analysis.about(), {}, {}, {}, {}};
+  for (Subject& subject : subjects) {
+    std::fprintf(stderr, "%zu of %zu: %s of %s\n", ++done, all, section.name.c_str(), one_line(subject.name).c_str());
+    measure_or_leave_out(analysis, subject, o, &section);
+  }
+  if (section.left_out.size() == subjects.size()) return section;
+  const std::string why = reason_against([&] { section.finding = analysis.finding(o); });
+  if (!why.empty()) section.left_out.emplace_back("all models", why);
+  else section.windows = analysis.looked_at();
+  return section;
+}
+
+// What lies there under the name of an analysis that this call could not make.
+void note_earlier_files(const Page& page, const AnalysisOptions& o) {
+  for (const PageSection& section : page.sections)
+    if (const std::string file = str(o.out, "/", section.name, ".json"); !section.finding && path_exists(file))
+      std::fprintf(stderr, "note: %s, .csv and .svg are of an earlier call\n", one_line(file).c_str());
+}
+
+void tell_all(const std::vector<Analysis*>& chosen, Subjects& subjects, const Asked& asked) {
+  const AnalysisOptions& o = asked.o;
+  Page page{asked.command, o.data.spec, o.seed, {}, {}};
+  for (const Subject& subject : subjects) page.models.push_back(page_model(subject));
+  std::string first_reason;
+  bool first = true;
+  for (size_t i = 0; i < chosen.size(); ++i) {
+    const Analysis& analysis = *chosen[i];
+    PageSection section = section_of(*chosen[i], subjects, o, i * subjects.size(), chosen.size() * subjects.size());
+    if (first_reason.empty() && !section.left_out.empty())
+      first_reason = section.left_out[0].first + ": " + section.left_out[0].second;
+    if (section.finding) tell(analysis, *section.finding, o, first), first = false;
+    for (const std::string& file : analysis.more_files(o))
+      if (section.finding && path_exists(o.out + "/" + file)) section.files.push_back(file);
+    page.sections.push_back(std::move(section));
+  }
+  if (first) fail(Exit::usage, "nothing could be measured, so there is no page; the first reason: ", first_reason);
+  std::printf("\nwrote %s\n", write_page(o.out, page).c_str());
+  note_earlier_files(page, o);
+}
+
+// All models stay open until the end, so that an analysis can be told before the next one begins.
 Exit run(const Analyses& analyses, const Asked& asked) {
   const AnalysisOptions& o = asked.o;
   const std::vector<Analysis*> chosen = choose(analyses, asked);
@@ -151,17 +179,12 @@ Exit run(const Analyses& analyses, const Asked& asked) {
     std::fprintf(stderr,
                  "note: --dump and --what look at other windows; give --sequences and --length to have the same "
                  "windows\n");
-  Page page{asked.command, o.data.spec, o.seed, {}, {}};
-  for (const Analysis* analysis : chosen) page.sections.push_back({analysis->name(), analysis->about(), {}, {}, {}});
-  for (size_t i = 0; i < o.models.size(); ++i) {
-    Subject subject(o.models[i], o);
-    if (!asked.dump.empty()) std::printf("%s", dump_values(subject, asked.dump, o, dump_path(o, i)).c_str());
-    if (asked.page()) measure_all(chosen, subject, i, o, &page);
-    else measure_chosen(chosen, subject, o);
-  }
-  if (asked.page()) tell_all(chosen, o, &page);
-  else
-    for (const Analysis* analysis : chosen) tell(analysis->name(), analysis->finding(o), o, analysis == chosen[0]);
+  Subjects subjects;
+  for (const std::string& model : o.models) subjects.emplace_back(model, o);
+  for (size_t i = 0; i < subjects.size() && !asked.dump.empty(); ++i)
+    std::printf("%s", dump_values(subjects[i], asked.dump, o, o.out + "/" + model_files("values", o)[i]).c_str());
+  if (asked.page()) tell_all(chosen, subjects, asked);
+  else tell_chosen(chosen, subjects, o);
   return Exit::done;
 }
 

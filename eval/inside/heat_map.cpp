@@ -74,7 +74,7 @@ struct Scale {
 };
 
 Scale scale_of(const HeatMapBand& band) {
-  Scale scale{band.scale};
+  Scale scale{band.scale, band.top};
   for (const HeatMap& map : band.maps)
     for (const auto& numbers : map.rows)
       for (const double v : numbers)
@@ -99,6 +99,7 @@ Size size_of(const HeatMap& map) {
 
 // How a band lies on the page, in pixels.
 struct BandLayout {
+  double between = between_maps;       // pixels: of maps in a line, without names
   double names = 28, foot = map_foot;  // room for the rows' names, and below a map for those of the columns
   bool own_names = false;              // the rows of each map, not only of the first in a line
   bool turned = false;                 // the columns' names
@@ -108,7 +109,7 @@ struct BandLayout {
   bool numbers = false;  // in the cells
 
   double left() const { return beside_names + names; }
-  double gap() const { return between_maps + (own_names ? names : 0); }
+  double gap() const { return between + (own_names ? names : 0); }
   double width(const HeatMap& map) const { return static_cast<double>(size_of(map).columns) * cell_width; }
   double height(const HeatMap& map) const { return static_cast<double>(size_of(map).rows) * cell_height; }
 };
@@ -160,7 +161,10 @@ void choose_cells(BandLayout* layout, const HeatMapBand& band, const Scale& scal
     *size = std::floor(*size * 10) / 10;  // as px() writes it: no gaps between cells
 }
 
-BandLayout layout_of(const HeatMapBand& band, const Scale& scale) {
+// In pixels, of what a row or a column is.
+double label_width(const std::string& label) { return letter_width * static_cast<double>(label.size()); }
+
+BandLayout layout_of(const HeatMapBand& band, const Scale& scale, const std::string& column) {
   BandLayout layout;
   double column_names = 0;
   for (const HeatMap& map : band.maps) {
@@ -171,6 +175,12 @@ BandLayout layout_of(const HeatMapBand& band, const Scale& scale) {
     const HeatMap& first = band.maps[0];
     layout.own_names |= map.row_names != first.row_names || map.first_row != first.first_row;
   }
+  size_t fewest = layout.most.columns;
+  for (const HeatMap& map : band.maps) fewest = std::min(fewest, size_of(map).columns);
+  const double narrowest =
+      std::clamp(comfortable_map / static_cast<double>(layout.most.columns), 5.0, comfortable_cell) *
+      static_cast<double>(fewest);
+  layout.between = std::max(between_maps, label_width(column) + 12 - narrowest);  // labels do not touch
   choose_lines(&layout, band.maps.size());
   choose_cells(&layout, band, scale);
   layout.turned = column_names > layout.cell_width - 4;
@@ -316,7 +326,7 @@ struct Drawn {
 
 Drawn draw_band(const HeatMapBand& band, const std::string& row, const std::string& column, double y) {
   const Scale scale = scale_of(band);
-  const BandLayout layout = layout_of(band, scale);
+  const BandLayout layout = layout_of(band, scale, column);
   Drawn out{text(24, y + 12, "font-size=\"13\" font-weight=\"600\" fill=\"#1f2933\"", band.caption, 130), 0, y};
   y += caption_height;
   const double first_line = y;
@@ -327,14 +337,16 @@ Drawn draw_band(const HeatMapBand& band, const std::string& row, const std::stri
     double x = layout.left();
     for (size_t k = i - i % layout.per_line; k < i; ++k) x += layout.width(band.maps[k]) + layout.gap();
     const HeatMap& map = band.maps[i];
-    const double height = layout.height(map), middle = y + height / 2;
-    if (begins)
+    const double height = layout.height(map), turned = label_width(row);
+    if (begins) {  // beside the middle, but of a low map from its top, beneath which there is room
+      const double middle = y + std::max(height, turned) / 2;
       out.elements += text(24, middle, "text-anchor=\"middle\" transform=\"rotate(-90 24 " + px(middle) + ")\"", row);
+    }
     if (begins || layout.own_names) out.elements += row_names(map, layout, x, y);
     const double room = band.maps.size() == 1 ? usual_width - x - legend_width : layout.width(map) + layout.gap() - 8;
     out.elements += draw_map(map, scale, layout, x, y, room, column);
     out.right = std::max(out.right, x + layout.width(map));
-    out.bottom = std::max(out.bottom, y + height + layout.foot);
+    out.bottom = std::max({out.bottom, y + height + layout.foot, y + turned + 8});
     if (i < layout.per_line) first_height = std::max(first_height, height);
   }
   const double legend = std::clamp(first_height, 60.0, 240.0);

@@ -338,7 +338,7 @@ std::string write_vectors(const std::string& analysis, const AnalysisOptions& o,
   for (const auto& [name, of_name] : vectors) tensors.push_back({name, "F32", {rows, of_name.C}, of_name.rows.data()});
   const auto number = std::ranges::find(o.models, model) - o.models.begin() + 1;
   const std::string path = str(o.out, "/", analysis, o.models.size() > 1 ? str(".", number) : "", ".safetensors");
-  write_safetensors(path, tensors, {{"model", utf8_or_escaped(model)}});
+  write_safetensors(path, tensors, {{"crossply", "analyze"}, {"model", utf8_or_escaped(model)}});
   return str("wrote ", printable(path), ", ", tensors.size(), " tensors\n");
 }
 

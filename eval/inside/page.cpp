@@ -101,7 +101,7 @@ std::string head_of(const Page& page) {
       "measured and how, and what a paper saw that measured it first, in larger models.</p>\n";
   out += table_of_models(page.models);
   out += "<p>Data: " + html_text(printable(page.data)) + ". Seed of all that is random: " + std::to_string(page.seed) +
-         ". The command that makes this page again:</p>\n" +
+         ". Made by crossply, commit " + html_text(commit()) + ". The command that makes this page again:</p>\n" +
          html_element("pre", printable(page.command), " class=\"command\"");
   return out + "</header>\n" + table_of_contents(page) + "<main>\n";
 }
@@ -124,9 +124,10 @@ std::string section_html(const PageSection& section) {
   out += left_out_of(section);
   out += "<details>\n<summary>The numbers as a table</summary>\n" + html_element("pre", printable(found.table)) +
          "</details>\n<p>All numbers:";
+  std::vector<std::string> files = {section.name + ".json", section.name + ".csv", section.name + ".svg"};
+  files.insert(files.end(), section.files.begin(), section.files.end());
   const char* separator = " ";
-  for (const char* type : {".json", ".csv", ".svg"}) {
-    const std::string file = section.name + type;
+  for (const std::string& file : files) {
     out += separator + ("<a href=\"" + file + "\">" + file + "</a>");
     separator = ", ";
   }

@@ -21,6 +21,7 @@ struct PageSection {
   std::optional<Finding> finding;
   std::string windows;                                        // that it looked at
   std::vector<std::pair<std::string, std::string>> left_out;  // models, and why
+  std::vector<std::string> files;                             // beside NAME.json, .csv and .svg
 };
 
 struct Page {

@@ -10,7 +10,6 @@
 
 #include "cli/format.h"
 #include "cli/ticker.h"
-#include "engine/file.h"
 #include "engine/json.h"
 #include "engine/printable.h"
 #include "engine/safetensors.h"
@@ -40,7 +39,6 @@ constexpr double sae_lr = 5e-4;
 constexpr int64_t least_sae_batch = 128, paper_sae_batch = 4096;
 constexpr double paper_density_factor = 0.005 * 24576 / 32;  // the limit over the mean density of a paper's feature
 const char* const sae_value = "own_value.0";
-const char* const sae_maker = "sparse autoencoder";  // of the file, in its metadata
 
 struct SaeFlags {
   int64_t dictionary = 0, active = 32, tokens = 0;
@@ -199,20 +197,6 @@ std::vector<LabelledGates> gates_by_category(const SaeFinding& found, const SaeV
 // -----------------------------------------------------------------------------------------------------------------
 // The file of the weights.
 
-// Throws Exit::usage where something else would be lost.
-void check_weights_file(const std::string& path) {
-  if (!path_exists(path)) return;
-  bool ours = false;
-  try {
-    const auto metadata = SafetensorsFile(path).metadata();
-    ours = metadata.contains("made_by") && metadata.at("made_by") == sae_maker;
-  } catch (const Error&) {  // whatever it is, it stays
-  }
-  if (!ours)
-    fail(Exit::usage, "--out: ", path,
-         " exists and was not written by this program; move it away or choose another directory");
-}
-
 void write_sae_weights(const std::string& path, const Autoencoder& model, double scale, const std::string& name) {
   const auto [D, m, k, rows] = model.sizes;
   const std::vector<float> W_e = model.weight("W_e"), W_d = model.weight("W_d"), b_e = model.weight("b_e"),
@@ -225,7 +209,7 @@ void write_sae_weights(const std::string& path, const Autoencoder& model, double
                      {"W_d", "F32", {m, D}, W_d.data()},
                      {"b_e", "F32", {m}, b_e.data()},
                      {"b_d", "F32", {D}, b_d.data()}},
-                    {{"made_by", sae_maker}, {"of", sae_value}, {"model", utf8_or_escaped(name)}});
+                    {{"crossply", "analyze"}, {"of", sae_value}, {"model", utf8_or_escaped(name)}});
 }
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -325,6 +309,7 @@ class SparseAutoencoder : public Analysis {
  public:
   std::string name() const override { return "sae"; }
   std::string about() const override { return "a sparse autoencoder of the first layer's values; kinds of features"; }
+  std::vector<std::string> more_files(const AnalysisOptions& o) const override { return model_files("sae", o); }
   void add_flags(CLI::App& app) override {
     add_integer(app, "--dictionary", flags_.dictionary, 0, most_size, "sae: features (0: 16 times the values' width)");
     add_integer(app, "--active", flags_.active, 1, most_size, "sae: features that a token may have active");
@@ -361,7 +346,6 @@ void SparseAutoencoder::measure(Subject& subject, const AnalysisOptions& o) {
   const auto place = std::find(o.models.begin(), o.models.end(), subject.name) - o.models.begin();
   const std::string number = o.models.size() > 1 ? str(".", place + 1) : "";
   const std::string path = o.out.empty() ? "" : str(o.out, "/sae", number, ".safetensors");
-  if (!path.empty()) check_weights_file(path);
 
   Probe probe(subject.model, 1, std::ssize(windows[0].tokens));
   const SaePlan plan = sae_plan(flags_, probe, std::span(windows).first(trained_on.size()));

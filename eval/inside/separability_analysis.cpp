@@ -157,6 +157,9 @@ class SeparabilityAnalysis : public Analysis {
                 "separability: vectors of each class, the first in reading order of at most --sequences windows");
   }
   std::string refuses(const Subject& subject) const override { return refuses_classes(subject, *shared_); }
+  std::vector<std::string> more_files(const AnalysisOptions& o) const override {
+    return shared_->keep_vectors ? model_files(name(), o) : std::vector<std::string>();
+  }
   void measure(Subject& subject, const AnalysisOptions& o) override;
   Finding finding(const AnalysisOptions& o) const override;
 

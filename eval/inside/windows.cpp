@@ -50,6 +50,10 @@ int64_t window_length(int64_t asked, int64_t usual, const std::string& model, co
     fail(Exit::usage, "--length ", asked, ": ", model, " takes sequences of at most ", of_model, " tokens");
   if (asked > of_data)
     fail(Exit::usage, "--length ", asked, ": the sequences of ", data, " have only ", of_data, " tokens here");
+  if (asked == 1) fail(Exit::usage, "--length 1: ", model, " needs windows of two tokens or more");
+  if (most < 2)
+    fail(Exit::bad_data, of_model < 2 ? model : data, " has sequences of ", most,
+         " tokens, and an analysis needs windows of two or more; give other data");
   if (asked == 0 && most < usual)
     std::fprintf(stderr, "note: windows of %lld tokens, not of %lld: %s no more\n", static_cast<long long>(most),
                  static_cast<long long>(usual), of_model <= of_data ? "the model takes" : "the data's sequences have");

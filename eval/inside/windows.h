@@ -30,7 +30,8 @@ struct WindowLengths {
 std::vector<TokenWindow> random_windows(const Source& source, int64_t T, int64_t N, uint64_t seed);
 
 // How long windows can be: `asked`, or where that is 0, `usual` or as many as model and data have. Says on stderr where
-// these are fewer. Throws Exit::usage for an `asked` that is longer than the model or the data's sequences.
+// these are fewer. Throws Exit::usage for an `asked` that is of one token or longer than the model or the data's
+// sequences, and bad_data where these have no two.
 int64_t window_length(int64_t asked, int64_t usual, const std::string& model, const Config& config,
                       const std::string& data, const Source& source);
 
