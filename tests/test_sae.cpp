@@ -1,11 +1,13 @@
 // analyze --what sae on small models, from end to end.
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <sstream>
 
 #include "engine/rng.h"
 #include "engine/safetensors.h"
 #include "eval/inside/analysis.h"
 #include "eval/inside/features.h"
+#include "eval/inside/sae.h"
 #include "models/json_file.h"
 #include "tests/program.h"
 

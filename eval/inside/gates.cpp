@@ -161,8 +161,8 @@ GateStudy study_gates(Probe& probe, const std::string& model, const std::vector<
 
 namespace {
 
-constexpr int64_t gate_window = 256, fewest_gate_windows = 16, most_gate_windows = 128;
-constexpr double gates_budget = 3e12;  // FLOP
+// A quarter for the constants; three forwards a layer for the rest: 7 TFLOP for 10 M parameters in 12 layers.
+constexpr UsualWindows usual_gates = {32, 256};
 
 struct GatesOfModel {
   std::string model, arch, backbone, title, split;
@@ -178,13 +178,6 @@ int64_t calibration_of(int64_t windows) { return std::max<int64_t>(1, windows / 
 double gate_forwards(int64_t windows, size_t blocks) {
   return static_cast<double>(windows) +
          static_cast<double>((windows - calibration_of(windows)) * 3) * static_cast<double>(blocks);
-}
-
-// As many windows as the budget pays for.
-int64_t usual_gate_windows(Subject& subject) {
-  const Probe probe(subject.model, 1, 1);
-  const double window = probe.forward_flops() * gate_window * gate_forwards(4, gated_layers(probe).size()) / 4;
-  return std::clamp(static_cast<int64_t>(gates_budget / window), fewest_gate_windows, most_gate_windows);
 }
 
 bool has_gates(const Config& config) {
@@ -326,7 +319,8 @@ std::string gates_heat_map(const std::vector<GatesOfModel>& all, const std::vect
   return heat_map_svg("Gates", "layer", "key/value head", {band});
 }
 
-std::string gates_curves(const std::vector<GatesOfModel>& all, const std::vector<std::string>& names) {
+std::string gates_curves(const std::vector<GatesOfModel>& all, const std::vector<std::string>& names,
+                         const AnalysisOptions& o) {
   std::vector<Panel> panels = {{"mean gate", "", {}},
                                {"gates that are exactly 0", "", {}},
                                {"variation of the heads' means: standard deviation / mean", "", {}},
@@ -341,7 +335,10 @@ std::string gates_curves(const std::vector<GatesOfModel>& all, const std::vector
       for (size_t k = 0; k < std::size(curves); ++k) curves[k].x.push_back(block.layer), curves[k].y.push_back(y[k]);
       curves[3].marks_x.push_back(block.layer), curves[3].marks_y.push_back(all[i].study.change(block.mean_loss));
     }
-    for (size_t k = 0; k < std::size(curves); ++k) panels[k].curves.push_back(curves[k]);
+    for (size_t k = 0; k < std::size(curves); ++k) {
+      curves[k].look = model_place(o, all[i].model);  // as in the pictures where no model is left out
+      panels[k].curves.push_back(curves[k]);
+    }
   }
   return curve_svg("Gates over depth", "layer", panels);
 }
@@ -359,13 +356,11 @@ class GatesAnalysis : public Analysis {
   void measure(Subject& subject, const AnalysisOptions& o) override {
     if (o.sequences == 1)
       fail(Exit::usage, "--sequences 1: gates need 2 windows at least, one for the means to set them to");
-    if (windows_ == 0) windows_ = usual_gate_windows(subject);  // the same for all models beside each other
-    all_.push_back(gates_of(subject, windows_of(subject, o, {windows_, gate_window})));
+    all_.push_back(gates_of(subject, windows_of(subject, o, usual_gates)));
   }
   Finding finding(const AnalysisOptions& o) const override;
 
  private:
-  int64_t windows_ = 0;
   std::vector<GatesOfModel> all_;
 };
 
@@ -387,7 +382,7 @@ Finding GatesAnalysis::finding(const AnalysisOptions& o) const {
   names = short_names(names);
   const GatesOfModel& first = all_[0];
   found.json = {{"sequences", first.lengths.windows}, {"same_windows", same_windows()}, {"models", models}};
-  found.svg = svg::below_each_other("Gates", {gates_heat_map(all_, names), gates_curves(all_, names)});
+  found.svg = svg::below_each_other("Gates", {gates_heat_map(all_, names), gates_curves(all_, names, o)});
   found.measured =
       str("A gate says how much of an earlier layer's value a token's key/value head takes in. Means and exact zeros "
           "over the ",

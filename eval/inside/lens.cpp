@@ -226,10 +226,9 @@ class LensAnalysis : public Analysis {
 };
 
 std::string LensAnalysis::picture() const {
-  std::vector<Panel> panels = {
-      {"perplexity of the true next token (that of the embeddings, far above, is in the table)", "", {}},
-      {"mean probability of the last layer's own prediction", "", {}},
-      {"mean probability of the true next token", "", {}}};
+  std::vector<Panel> panels = {{"perplexity of the true next token, from the first block on", "", {}},
+                               {"mean probability of the last layer's own prediction", "", {}},
+                               {"mean probability of the true next token", "", {}}};
   panels[0].log_y = panels[0].whole = panels[1].shares = panels[2].shares = true;
   std::vector<std::string> names;
   for (const LensOfModel& m : all_) names.push_back(m.model);

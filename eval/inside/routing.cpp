@@ -158,7 +158,7 @@ std::vector<Panel> routing_panels(const std::vector<RoutedModel>& all) {
       std::string name = curve.name;
       std::ranges::replace(name, '_', ' ');
       Curve line{curve.reference || all.size() == 1 ? name : names[i] + " " + name, {}, curve.y};
-      line.low = curve.low, line.high = curve.high;
+      line.low = curve.low, line.high = curve.high, line.reference = curve.reference;
       for (size_t x = 0; x < curve.y.size(); ++x) line.x.push_back(static_cast<double>(x));
       const bool there = std::ranges::any_of(panel->curves, [&](const Curve& c) { return c.name == line.name; });
       if (!(curve.reference && there)) panel->curves.push_back(line);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "eval/inside/features.h"
+#include "eval/inside/windows.h"
 
 namespace crossply {
 

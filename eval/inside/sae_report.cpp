@@ -24,7 +24,7 @@ std::string shown_token(const SaeFinding& m, size_t feature, size_t token) {
   return text.empty() ? str(m.selection.retained[feature].top[token].token) : text;
 }
 
-std::string shown_tokens(const SaeFinding& m, size_t feature, size_t most) {
+std::string tokens_of_feature(const SaeFinding& m, size_t feature, size_t most) {
   std::string list;
   for (size_t t = 0; t < std::min(most, m.selection.retained[feature].top.size()); ++t)
     list += (t == 0 ? "" : " ") + shown_token(m, feature, t);
@@ -295,7 +295,7 @@ std::string sae_csv(const std::vector<SaeFinding>& all) {
       const Feature& f = m.selection.retained[i];
       out += str(csv_field(printable(m.model)), ",", f.index, ",", f.activations, ",", f.distinct, ",", f.score, ",",
                  f.label, ",", f.label.empty() ? "" : category_of(f.label), ",",
-                 csv_field(shown_tokens(m, i, f.top.size())), "\n");
+                 csv_field(tokens_of_feature(m, i, f.top.size())), "\n");
     }
   return out;
 }

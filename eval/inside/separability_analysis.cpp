@@ -134,7 +134,8 @@ std::string separability_svg(const std::vector<SeparatedModel>& all) {
       for (int i = 0; i < m.layers; ++i)
         if (const Separability* s = m.at(kind, i)) {
           curve.x.push_back(i), curve.y.push_back(s->mean());
-          curve.low.push_back(s->mean() - s->deviation()), curve.high.push_back(s->mean() + s->deviation());
+          curve.low.push_back(std::max(0.0, s->mean() - s->deviation()));
+          curve.high.push_back(std::min(1.0, s->mean() + s->deviation()));
         }
       deepest = std::max(deepest, static_cast<double>(m.layers - 1));
       panel.curves.push_back(std::move(curve));
