@@ -156,7 +156,8 @@ std::vector<Panel> routing_panels(const std::vector<RoutedModel>& all) {
         panel->whole = true, panel->shares = curve.shares;
       }
       std::string name = curve.name;
-      std::ranges::replace(name, '_', ' ');
+      std::ranges::replace_if(
+          name, [](char c) { return c == '_' || c == '.'; }, ' ');
       Curve line{curve.reference || all.size() == 1 ? name : names[i] + " " + name, {}, curve.y};
       line.low = curve.low, line.high = curve.high, line.reference = curve.reference;
       for (size_t x = 0; x < curve.y.size(); ++x) line.x.push_back(static_cast<double>(x));
