@@ -573,7 +573,7 @@ expect 0 '^wrote seen/attention.json, .csv and .svg$' "$build/analyze" --model s
   --sequences 3 --out seen
 [ "$(grep -c '^lazy layers: [0-2] of 2$' output)" = 2 ] || fail "there are not two tables"
 [ "$(awk -F, '$1 == "bytes"' seen/attention.csv | wc -l)" = 4 ] || fail "not four heads of bytes in the .csv"
-expect 64 'is not one of: attention' "$build/analyze" --model shards --data good.bin --what heads
+expect 64 'is not one of: lens' "$build/analyze" --model shards --data good.bin --what heads
 echo mine >seen/attention.json
 expect 64 'seen/attention.json exists and was not written by this program' "$build/analyze" --model shards \
   --data good.bin --what attention --out seen
