@@ -111,7 +111,7 @@ Line drawable(const Curve& curve, const std::vector<double>& xs, const std::vect
   Line out;
   for (size_t i = 0; i < xs.size(); ++i) {
     const double x = xs[i], y = ys[i];
-    const bool placed = (x > 0 || !logs.x) && (y > 0 || !logs.y);
+    const bool placed = (x > 1e-100 || !logs.x) && (y > 1e-100 || !logs.y);
     if (std::abs(x) < 1e100 && std::abs(y) < 1e100 && placed) out.push_back({x, y});
   }
   std::stable_sort(out.begin(), out.end(), [](const Point& a, const Point& b) { return a.x < b.x; });
@@ -122,12 +122,13 @@ Line drawable(const Curve& curve, const std::vector<double>& xs, const std::vect
 // steep and a wide mean would lie beside them.
 Line smoothed(const Line& line, size_t window) {
   std::vector<double> sum(line.size() + 1, 0.0);
-  for (size_t i = 0; i < line.size(); ++i) sum[i + 1] = sum[i] + line[i].y;
+  double lowest = INFINITY;  // no mean is below it, but the difference of two large sums may be
+  for (size_t i = 0; i < line.size(); ++i) sum[i + 1] = sum[i] + line[i].y, lowest = std::min(lowest, line[i].y);
   Line out = line;
   const size_t half = window / 2;
   for (size_t i = 0; i < line.size(); ++i) {
     const size_t reach = std::min(half, i / 4), end = std::min(line.size(), i + reach + 1);
-    out[i].y = (sum[end] - sum[i - reach]) / static_cast<double>(end - (i - reach));
+    out[i].y = std::max(lowest, (sum[end] - sum[i - reach]) / static_cast<double>(end - (i - reach)));
   }
   return out;
 }
@@ -169,7 +170,7 @@ Axis fit(Extent range, double from, double to, bool logarithmic, double air) {
   if (high - low <= 1e-9 * middle) {  // one value: give it a neighbourhood
     const double room = 0.1 * middle;
     if (middle > 1e-100) low -= room, high += room;
-    else low = 0, high = 1;
+    else low = logarithmic ? 0.1 : 0, high = 1;
   }
   if (logarithmic) {
     const double margin = std::pow(high / low, air);

@@ -426,3 +426,23 @@ TEST_CASE("curve: a look of its own stays, whoever stands beside the curve") {
   CHECK(count(alone, "#D55E00") == count(svg_of({{"first", {0, 1, 2}, {3, 2, 1}}, second}), "#D55E00"));
   CHECK(count(alone, "#0072B2") == 0);
 }
+
+TEST_CASE("curve: what falls by many decades has means above 0, on a logarithmic axis that ends") {
+  Panel panel{"caption", "", {{"a", {}, {}}}};
+  for (int i = 0; i < 1000; ++i) panel.curves[0].x.push_back(i), panel.curves[0].y.push_back(i < 20 ? 190 : 1e-16);
+  panel.log_y = true;
+  const std::string svg = svg_of_panels({panel});
+  CHECK(svg.size() < 100'000);
+}
+
+TEST_CASE("curve: a logarithmic axis of nothing, of 0 and of next to nothing ends") {
+  for (const std::vector<double>& y : {std::vector<double>{}, {0, 0}, {1e-300, 1e-300}, {0, 1e-120}, {-1, 0}, {0, 5}}) {
+    Panel panel{"caption", "", {{"a", {}, y}}};
+    for (size_t i = 0; i < y.size(); ++i) panel.curves[0].x.push_back(static_cast<double>(i));
+    for (const bool marks : {false, true}) {
+      if (marks) panel.curves[0].marks_x = panel.curves[0].x, panel.curves[0].marks_y = y;
+      panel.log_y = true;
+      CHECK(svg_of_panels({panel}).size() < 20'000);
+    }
+  }
+}

@@ -116,7 +116,7 @@ for step in 1 2 4; do
 done >measured/metrics.jsonl
 expect 65 'environment.jsonl: has no "flops_per_token"' measured --x flops
 printf '%s\n' '{"flops_per_token":1}' '{"flops_per_token":2}' '{"flo' >measured/environment.jsonl
-for axis in step:'>step<':'>4.0<' tokens:'>tokens<':'>400<' flops:'>FLOPs of training<':'>800<' \
+for axis in step:'>step<':'>4<' tokens:'>tokens<':'>400<' flops:'>FLOPs of training<':'>800<' \
   seconds:'>seconds of training, without pauses<':'>4.5<'; do
   IFS=: read -r kind label tick <<<"$axis"
   expect 0 picture measured --x "$kind" --out axis.svg

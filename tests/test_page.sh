@@ -27,7 +27,7 @@ small=(--width 8 --ffn 8 --layers 2 --heads 2 --seq 24 --batch 2 --steps 2 --dat
 expect 0 'step 2/2' "$build/train_llama" "${small[@]}" --out llama
 expect 0 'step 2/2' "$build/train_lime" "${small[@]}" --out "$evil"
 expect 0 'wrote .*report.html' "$build/analyze" --model llama "$evil" --data text:text --split all --what all \
-  --sequences 4 --length 24 --out page
+  --sequences 4 --length 24 --sae-tokens 2000 --out page
 [ $failures = 0 ] || exit 1
 
 # visit WIDTH FILE ARGUMENTS...: the document as the browser has it after a while, in a window of this width.
@@ -47,7 +47,7 @@ tr '\n' ' ' <document | grep -oE '<[a-zA-Z!/][^>]*>' >tags
 ! grep -qiE '^</?(script|img|iframe|object|embed|link|base|form|foreignObject|image|use)\b' tags ||
   fail "a tag that loads or runs"
 ! grep -qiE '[[:space:]"](on[a-z]+|src|srcset)=' tags || fail "an attribute that loads or runs"
-! grep -E 'href=' tags | grep -qvE 'href="(#[a-z0-9-]+|[a-z]+\.(json|csv|svg))"' || fail "a link to elsewhere"
+! grep -E 'href=' tags | grep -qvE 'href="(#[a-z0-9-]+|[a-z]+\.(json|csv|svg)|[a-z]+(\.[0-9]+)?\.safetensors)"' || fail "a link to elsewhere"
 grep -q '<title>Inside llama, &lt;script&gt;' document || fail "no title, or not with the names"
 sections=$(grep -c '^<section id=' document)
 figures=$(grep -c '^<figure>' document)
