@@ -76,8 +76,8 @@ def main(directory):
             runs = [library(x, found, "pca", 42)] + [library(x, found, "random", seed) for seed in range(3)]
             theirs = [divergence(p, y.astype(np.float64)) for y, _ in runs]
             for (_, kl), again in zip(runs, theirs):
-                # Its sum over all pairs, by the tree, is off by a percent or so, and that of itself moves its number by as much
-                # in nats, however small the divergence: sum p log(p Z).
+                # Its sum over all pairs, Z, is off by a percent or so, by the tree, and that moves its number by as
+                # much in nats, however small the divergence: sum p log(p Z ...).
                 assert abs(kl - again) < 0.02 * again + 0.02, f"scikit-learn says {kl}, here {again}"
             noise = max(theirs) - min(theirs)
             print(f"tsne: layer {panel['layer']}: KL {told:.4f}; scikit-learn's {theirs[0]:.4f} from the same start, "
