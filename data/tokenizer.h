@@ -33,6 +33,8 @@ class Tokenizer {
   bool is_bytes() const { return kind_ == Kind::bytes; }
   bool is_bpe() const { return kind_ == Kind::bpe; }
   bool is_foreign() const { return kind_ == Kind::foreign; }
+  // Does it know what its ids stand for?
+  bool knows_texts() const { return !is_none() && !is_foreign(); }
   // 64 bits of all that decides what the ids mean; 0 where that is not known.
   uint64_t fingerprint() const;
   // Do both know what their ids mean, and the same?

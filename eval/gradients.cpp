@@ -23,7 +23,7 @@ namespace {
 
 // One file, which is no longer than a document may be.
 std::vector<int32_t> read_text(const std::string& path, int64_t count, const Tokenizer& tokenizer) {
-  if (tokenizer.is_none() || tokenizer.is_foreign())
+  if (!tokenizer.knows_texts())
     fail(Exit::usage, "--tokens text:", path, " needs the model's tokenizer: --tokenizer FILE, or token ids in a file");
   std::vector<Document> documents(1);
   documents[0].file = path, documents[0].text = read_file(path, most_document_bytes);

@@ -42,7 +42,7 @@ Tokenizer model_tokenizer(const LoadedModel& model, const std::string& path) {
   check_size(own, model.dir);
   if (path.empty()) return own;
   const Tokenizer given = Tokenizer::read(path);
-  if (!own.is_none() && !own.is_foreign() && !(own == given))
+  if (own.knows_texts() && !(own == given))
     fail(Exit::usage, "--tokenizer ", path, " is ", given.describe(), ", but ", model.dir, " has ", own.describe(),
          "; leave out --tokenizer");
   check_size(given, path);

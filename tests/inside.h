@@ -12,6 +12,12 @@
 
 namespace crossply::test {
 
+inline void save_model(const std::string& dir, const ParameterTable& params, const Config& config) {
+  std::filesystem::create_directories(dir);
+  save_config(dir + "/config.json", config);
+  save_tensors(dir + "/model.safetensors", params, values_of(params, config));
+}
+
 // A model with random weights, but for rows whose names have a part of the map's: all of that number.
 inline void save_tiny(const std::string& dir, const std::string& choice, int64_t layers = 4, int64_t vocabulary = 7,
                       const std::map<std::string, double>& constants = {}) {
@@ -27,9 +33,26 @@ inline void save_tiny(const std::string& dir, const std::string& choice, int64_t
     for (const auto& [part, number] : constants)
       if (has(row.name, part))
         params.write(row, std::vector<double>(static_cast<size_t>(row.shape.numel()), number).data());
-  std::filesystem::create_directories(dir);
-  save_config(dir + "/config.json", config);
-  save_tensors(dir + "/model.safetensors", params, values_of(params, config));
+  save_model(dir, params, config);
+}
+
+// An untrained model with two heads and a tokenizer for this data; returns its directory.
+inline std::string untrained(const TempDir& scratch, const std::string& arch, int layers, const std::string& data,
+                             int width = 16) {
+  const std::string dir = scratch.file(str(arch, layers));
+  check_outcome(train(scratch,
+                      {"--width", str(width), "--ffn", "16", "--layers", str(layers), "--heads", "2", "--seq", "32",
+                       "--steps", "0", "--data", data, "--out", dir},
+                      arch),
+                Exit::done, "");
+  return dir;
+}
+
+// So many small letters.
+inline std::string letters(int64_t count) {
+  std::string text;
+  for (int64_t i = 0; i < count; ++i) text += static_cast<char>('a' + random_bits(7, 1, static_cast<uint64_t>(i)) % 26);
+  return text;
 }
 
 // Some tokens below 7.
@@ -39,6 +62,15 @@ inline std::string tiny_shard(const TempDir& scratch) {
   const std::string path = scratch.file("tokens.bin");
   write_shard(path, tokens, ShardFormat::uint16);
   return path;
+}
+
+// analyze --what WHAT of a LLaMA of two layers, saved at scratch/model with these constants (save_tiny).
+inline Outcome analyze_constants(const TempDir& scratch, const std::string& what,
+                                 const std::map<std::string, double>& constants) {
+  save_tiny(scratch.file("model"), "llama", 2, 7, constants);
+  return run_program_inside(scratch,
+                            {"analyze", "--model", scratch.file("model"), "--data", tiny_shard(scratch), "--what", what,
+                             "--sequences", "2", "--length", "6", "--out", scratch.file("out")});
 }
 
 // No line of what it said is wider than a terminal, but for those with a path.

@@ -4,7 +4,6 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <sstream>
 
 #include "data/shards.h"
 #include "eval/inside/heat_map.h"
@@ -12,6 +11,7 @@
 #include "models/json_file.h"
 #include "models/model_dir.h"
 #include "tests/cases.h"
+#include "tests/inside.h"
 #include "tests/program.h"
 
 using namespace crossply;
@@ -63,12 +63,6 @@ double largest_difference(TinyModel& model, int64_t* ops) {
   return largest;
 }
 
-void save(const std::string& dir, const ParameterTable& params, const Config& config) {
-  std::filesystem::create_directories(dir);
-  save_config(dir + "/config.json", config);
-  save_tensors(dir + "/model.safetensors", params, values_of(params, config));
-}
-
 // A GPT-2 of bytes, of three layers and four heads. sink: of every layer the keys at position 0 point where the queries
 // of all positions do, and those of all others the opposite way; nothing but positions is in the stream.
 void make_gpt2(const std::string& dir, bool sink) {
@@ -100,13 +94,7 @@ void make_gpt2(const std::string& dir, bool sink) {
     fill("k_proj.weight", [&](int64_t, int64_t c) { return 0.25 * sign(c); });  // k: 4 at position 0, else -4
     fill("q_proj.bias", [](int64_t, int64_t) { return 0.5; });                  // logits 4 and -4
   }
-  save(dir, params, config);
-}
-
-std::string text_of(int64_t bytes) {
-  std::string text;
-  for (int64_t i = 0; i < bytes; ++i) text += static_cast<char>('a' + random_bits(7, 1, static_cast<uint64_t>(i)) % 26);
-  return text;
+  save_model(dir, params, config);
 }
 
 nlohmann::json analysis_of(const TempDir& scratch, const std::string& out) {
@@ -191,7 +179,7 @@ TEST_CASE("analyze: what is kept is what the model made, and putting back what w
 TEST_CASE("analyze: the heads of several attentions of a layer stand beside each other") {
   const TempDir scratch;
   TinyModel model(tiny_config("draft_two_attentions", 2));
-  save(scratch.file("model"), model.params, model.config);
+  save_model(scratch.file("model"), model.params, model.config);
   const std::string shard = scratch.file("x.bin");
   write_shard(shard, {1, 2, 3, 4, 5, 6, 0, 2, 5, 1, 3, 6, 2}, ShardFormat::uint16);
   const Outcome got =
@@ -257,7 +245,7 @@ TEST_CASE("analyze: a model of sinks is lazy in every layer, a random one in non
   const TempDir scratch;
   make_gpt2(scratch.file("sink"), true);
   make_gpt2(scratch.file("random"), false);
-  write_text(scratch.file("text"), text_of(3000));
+  write_text(scratch.file("text"), letters(3000));
   const std::string data = "text:" + scratch.file("text");
   const Outcome got =
       run_program_inside(scratch, {"analyze", "--model", scratch.file("sink"), scratch.file("random"), "--data", data,
@@ -266,9 +254,7 @@ TEST_CASE("analyze: a model of sinks is lazy in every layer, a random one in non
   check_outcome(got, Exit::done, "lazy layers: 0 of 3\n");
   check_outcome(got, Exit::done, "6 windows of 100 tokens, seed 42");
   check_outcome(got, Exit::done, "collapsed heads, of rank below 1.5: 12 of 12, 100.0%");
-  std::istringstream lines(got.output);
-  for (std::string line; std::getline(lines, line);)
-    if (!has(line, scratch.path.string())) CHECK_MESSAGE(line.size() <= 80, line);
+  check_width(got, scratch);
   const nlohmann::json json = analysis_of(scratch, "out");
   CHECK(json["sequences"] == 6);
   CHECK(json["seed"] == 42);
@@ -310,7 +296,7 @@ TEST_CASE("analyze: a model of sinks is lazy in every layer, a random one in non
 TEST_CASE("analyze: windows of two models are the same wherever they can be, and told where not") {
   const TempDir scratch;
   make_gpt2(scratch.file("model"), false);
-  write_text(scratch.file("text"), text_of(3000));
+  write_text(scratch.file("text"), letters(3000));
   const std::string data = "text:" + scratch.file("text");
   for (const char* seq : {"20", "24"})
     check_outcome(train(scratch, {"--width", "8", "--ffn", "8", "--layers", "1", "--heads", "2", "--seq", seq,
@@ -365,8 +351,8 @@ TEST_CASE("analyze: a heat map has a cell for every number, its number where the
 TEST_CASE("analyze: bad input") {
   const TempDir scratch;
   make_gpt2(scratch.file("model"), false);
-  write_text(scratch.file("text"), text_of(3000));
-  write_text(scratch.file("short"), text_of(60));
+  write_text(scratch.file("text"), letters(3000));
+  write_text(scratch.file("short"), letters(60));
   const std::string data = "text:" + scratch.file("text"), out = scratch.file("out");
   const auto analyze = [&](std::vector<std::string> words) {
     words.insert(words.begin(), {"analyze", "--sequences", "2"});
@@ -416,14 +402,14 @@ TEST_CASE("analyze: bad input") {
   load_weights(model, config, params);
   for (Parameter& row : params.rows())
     if (has(row.name, "q_proj.weight")) params.write(row, std::vector<double>(256, 3e38).data());
-  save(scratch.file("huge"), params, config);
+  save_model(scratch.file("huge"), params, config);
   check_outcome(analyze({"--model", scratch.file("huge"), "--data", data, "--what", "attention", "--out", out}),
                 Exit::not_finite, "huge: the attention of layer 0, head");
   // Or only what it computes: finite probabilities times values that are not.
   load_weights(model, config, params);
   for (Parameter& row : params.rows())
     if (has(row.name, "v_proj.weight")) params.write(row, std::vector<double>(256, 3e38).data());
-  save(scratch.file("values"), params, config);
+  save_model(scratch.file("values"), params, config);
   check_outcome(analyze({"--model", scratch.file("values"), "--data", data, "--what", "attention", "--out", out}),
                 Exit::not_finite, "values: what the attention of layer 0 puts out is not finite");
   CHECK(std::filesystem::is_empty(out));

@@ -234,17 +234,12 @@ TEST_CASE("entropy: padding does not count") {
 
 TEST_CASE("entropy: a model that is not finite gives one line, and one of constant states no entropy") {
   const TempDir scratch;
-  const auto analyze = [&](const std::map<std::string, double>& constants) {
-    save_tiny(scratch.file("model"), "llama", 2, 7, constants);
-    return run_program_inside(
-        scratch, {"analyze", "--model", scratch.file("model"), "--data", tiny_shard(scratch), "--what", "entropy",
-                  "--sequences", "2", "--length", "6", "--out", scratch.file("out")});
-  };
-  const Outcome huge = analyze({{"proj", 3e38}});
+  const Outcome huge = analyze_constants(scratch, "entropy", {{"proj", 3e38}});
   check_outcome(huge, Exit::not_finite, "is not finite; the weights are too large");
   CHECK(!has(huge.output, "wrote"));
   // All tokens are the same, and no layer adds anything that would depend on the place.
-  check_outcome(analyze({{"embed_tokens", 0.1}, {"o_proj", 0}, {"down_proj", 0}}), Exit::done, "wrote");
+  check_outcome(analyze_constants(scratch, "entropy", {{"embed_tokens", 0.1}, {"o_proj", 0}, {"down_proj", 0}}),
+                Exit::done, "wrote");
   for (const nlohmann::json& layer : read_json(scratch.file("out") + "/entropy.json")["models"][0]["layers"])
     for (const char* value : {"hidden", "value"}) {
       CHECK(layer[value]["mean"] == 0);

@@ -2,7 +2,6 @@
 #include "eval/inside/gates.h"
 
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "cli/curve.h"
 #include "cli/format.h"
@@ -10,6 +9,7 @@
 #include "models/json_file.h"
 #include "models/model_dir.h"
 #include "tests/cases.h"
+#include "tests/inside.h"
 #include "tests/program.h"
 
 using namespace crossply;
@@ -51,12 +51,6 @@ std::vector<TokenWindow> windows_for(const TinyModel& model, size_t count) {
 }
 
 const char* const gate_kinds[] = {"relu", "sigmoid", "softmax", "softmax_sigmoid", "tanh", "identity"};
-
-void save_model(const std::string& dir, const ParameterTable& params, const Config& config) {
-  std::filesystem::create_directories(dir);
-  save_config(dir + "/config.json", config);
-  save_tensors(dir + "/model.safetensors", params, values_of(params, config));
-}
 
 }  // namespace
 
@@ -217,30 +211,17 @@ TEST_CASE("gates: what rises over depth is drawn whole, and pictures stand below
 
 TEST_CASE("gates: the program's table, JSON, CSV and picture; what it refuses") {
   const TempDir scratch;
-  std::string text;
-  for (int i = 0; i < 3000; ++i) text += static_cast<char>('a' + random_bits(7, 1, static_cast<uint64_t>(i)) % 26);
-  write_text(scratch.file("text"), text);
+  write_text(scratch.file("text"), letters(3000));
   const std::string data = "text:" + scratch.file("text"), out = scratch.file("out");
-  const auto make = [&](const std::string& arch, int layers) {
-    const std::string dir = scratch.file(str(arch, layers));
-    check_outcome(train(scratch,
-                        {"--width", "16", "--ffn", "16", "--layers", str(layers), "--heads", "2", "--seq", "32",
-                         "--steps", "0", "--data", data, "--out", dir},
-                        arch),
-                  Exit::done, "");
-    return dir;
-  };
   const auto analyze = [&](std::vector<std::string> words) {
     words.insert(words.begin(), {"analyze", "--data", data, "--what", "gates", "--out", out});
     return run_program_inside(scratch, words);
   };
-  const std::string three = make("satformer", 3), two = make("relay", 2);
+  const std::string three = untrained(scratch, "satformer", 3, data), two = untrained(scratch, "relay", 2, data);
   const Outcome got = analyze({"--model", three, two, "--sequences", "8", "--length", "24"});
   check_outcome(got, Exit::done, "8 windows of 24 tokens, seed 42: 2 for the means to set gates to");
   check_outcome(got, Exit::done, "the others scored: 144 positions");
-  std::istringstream lines(got.output);
-  for (std::string line; std::getline(lines, line);)
-    if (!has(line, scratch.path.string())) CHECK_MESSAGE(line.size() <= 80, line);
+  check_width(got, scratch);
   const nlohmann::json json = read_json(out + "/gates.json");
   CHECK(json["same_windows"] == true);
   CHECK(json["models"].size() == 2);
@@ -265,11 +246,13 @@ TEST_CASE("gates: the program's table, JSON, CSV and picture; what it refuses") 
   for (const char* part : {"key/value head", "mean gate", "satformer3", "relay2", "set to 0"}) CHECK(has(svg, part));
   for (const char* part : {"nan", "inf"}) CHECK(!has(svg, part));
   // Where there are none.
-  check_outcome(analyze({"--model", make("llama", 1)}), Exit::usage, "a llama has no gates: its layers read");
-  check_outcome(analyze({"--model", make("resformer", 2)}), Exit::usage,
+  check_outcome(analyze({"--model", untrained(scratch, "llama", 1, data)}), Exit::usage,
+                "a llama has no gates: its layers read");
+  check_outcome(analyze({"--model", untrained(scratch, "resformer", 2, data)}), Exit::usage,
                 "one scale for each layer; try --what routing");
-  check_outcome(analyze({"--model", make("hyper", 2)}), Exit::usage, "mixtures of earlier ones; try --what routing");
-  check_outcome(analyze({"--model", make("satformer", 1)}), Exit::usage, "has only one layer");
+  check_outcome(analyze({"--model", untrained(scratch, "hyper", 2, data)}), Exit::usage,
+                "mixtures of earlier ones; try --what routing");
+  check_outcome(analyze({"--model", untrained(scratch, "satformer", 1, data)}), Exit::usage, "has only one layer");
   check_outcome(analyze({"--model", three, "--sequences", "1"}), Exit::usage, "gates need 2 windows at least");
   // Weights so large that what they make is not finite.
   Config config = load_config(three + "/config.json");

@@ -2,13 +2,13 @@
 #include "eval/inside/lens.h"
 
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "cli/format.h"
 #include "eval/inside/analysis.h"
 #include "models/json_file.h"
 #include "models/model_dir.h"
 #include "tests/cases.h"
+#include "tests/inside.h"
 #include "tests/program.h"
 
 using namespace crossply;
@@ -175,27 +175,14 @@ TEST_CASE("lens: predictions tile by tile are the largest logits of each row, of
 
 TEST_CASE("lens: the program's table, JSON, CSV and picture; what it refuses") {
   const TempDir scratch;
-  std::string text;
-  for (int i = 0; i < 3000; ++i) text += static_cast<char>('a' + random_bits(7, 1, static_cast<uint64_t>(i)) % 26);
-  write_text(scratch.file("text"), text);
+  write_text(scratch.file("text"), letters(3000));
   const std::string data = "text:" + scratch.file("text"), out = scratch.file("out");
-  const auto make = [&](const std::string& arch, int layers, const std::string& from) {
-    const std::string dir = scratch.file(str(arch, layers));
-    check_outcome(train(scratch,
-                        {"--width", "16", "--ffn", "16", "--layers", str(layers), "--heads", "2", "--seq", "32",
-                         "--steps", "0", "--data", from, "--out", dir},
-                        arch),
-                  Exit::done, "");
-    return dir;
-  };
-  const std::string vertical = make("vertical", 3, data), llama = make("llama", 2, data);
+  const std::string vertical = untrained(scratch, "vertical", 3, data), llama = untrained(scratch, "llama", 2, data);
   const std::vector<std::string> words = {"analyze", "--data", data,  "--what",      "lens", "--out",    out,
                                           "--model", vertical, llama, "--sequences", "4",    "--length", "24"};
   const Outcome got = run_program_inside(scratch, words);
   check_outcome(got, Exit::done, "4 windows of 24 tokens, seed 42, 96 positions scored");
-  std::istringstream lines(got.output);
-  for (std::string line; std::getline(lines, line);)
-    if (!has(line, scratch.path.string())) CHECK_MESSAGE(line.size() <= 80, line);
+  check_width(got, scratch);
   const nlohmann::json json = read_json(out + "/lens.json");
   CHECK(json["models"][0]["hidden"].size() == 4);
   CHECK(json["models"][0]["mixed"].size() == 2);  // the first block reads the embeddings themselves
@@ -214,7 +201,7 @@ TEST_CASE("lens: the program's table, JSON, CSV and picture; what it refuses") {
   const std::string svg = read_text(out + "/lens.svg");
   for (const char* part : {"perplexity", "vertical3, next reads", "llama2", "blocks passed"}) CHECK(has(svg, part));
   // A task's answers come late; before them nothing is scored.
-  const std::string task = make("lime", 2, "arith:3");
+  const std::string task = untrained(scratch, "lime", 2, "arith:3");
   check_outcome(run_program_inside(scratch, {"analyze", "--data", "arith:3", "--what", "lens", "--model", task,
                                              "--sequences", "3", "--length", "2"}),
                 Exit::usage, "no position of these windows is scored; give more --sequences or a larger --length");

@@ -3,11 +3,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <sstream>
 
 #include "engine/rng.h"
 #include "eval/inside/probe.h"
 #include "models/json_file.h"
+#include "tests/inside.h"
 #include "tests/program.h"
 #include "tests/tiny_bpe.h"
 
@@ -238,9 +238,7 @@ TEST_CASE("analyze: separability and t-SNE of a model of bytes: its vectors, and
   const Outcome got = run_program_inside(scratch, call);
   check_outcome(got, Exit::done, "40 vectors of each class, at the last byte of these words");
   check_outcome(got, Exit::done, "KL divergence");
-  std::istringstream lines(got.output);
-  for (std::string line; std::getline(lines, line);)
-    if (!has(line, scratch.path.string())) CHECK_MESSAGE(line.size() <= 80, line);
+  check_width(got, scratch);
   const nlohmann::json probes = read_json(scratch.file("out") + "/separability.json");
   CHECK(probes["same_places"] == true);
   for (const nlohmann::json& model : probes["models"]) {

@@ -12,6 +12,7 @@
 #include "models/json_file.h"
 #include "models/model_dir.h"
 #include "tests/cases.h"
+#include "tests/inside.h"
 #include "tests/program.h"
 #include "tests/tiny_bpe.h"
 
@@ -59,12 +60,6 @@ bool same_numbers(const std::vector<double>& a, const std::vector<float>& b) {
   return std::ranges::equal(a, b, [](double x, float y) { return x == static_cast<double>(y); });
 }
 
-void save_model(const std::string& dir, const ParameterTable& params, const Config& config) {
-  std::filesystem::create_directories(dir);
-  save_config(dir + "/config.json", config);
-  save_tensors(dir + "/model.safetensors", params, values_of(params, config));
-}
-
 // A tiny model of bytes in a directory, with another number in the named row where one is given.
 void make_bytes_model(const std::string& dir, const std::string& arch, const std::string& row = "", float number = 0) {
   Config config = tiny_config(arch, 2);
@@ -73,12 +68,6 @@ void make_bytes_model(const std::string& dir, const std::string& arch, const std
   TinyModel model(config);
   if (!row.empty()) model.fill(row, [&](int64_t) { return static_cast<double>(number); });
   save_model(dir, model.params, config);
-}
-
-std::string letters(int64_t count) {
-  std::string text;
-  for (int64_t i = 0; i < count; ++i) text += static_cast<char>('a' + random_bits(5, 1, static_cast<uint64_t>(i)) % 26);
-  return text;
 }
 
 std::vector<float> tensor_of(const SafetensorsFile& file, const std::string& name) {

@@ -4,12 +4,12 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <numeric>
-#include <sstream>
 
 #include "data/shards.h"
 #include "models/json_file.h"
 #include "models/model_dir.h"
 #include "tests/cases.h"
+#include "tests/inside.h"
 #include "tests/program.h"
 
 using namespace crossply;
@@ -406,11 +406,6 @@ Outcome analyze(const TempDir& scratch, const std::string& what, const std::vect
   words.insert(words.end(), models.begin(), models.end());
   return run_program_inside(scratch, words);
 }
-void check_table(const TempDir& scratch, const Outcome& got) {
-  std::istringstream lines(got.output);
-  for (std::string line; std::getline(lines, line);)
-    if (!has(line, scratch.path.string())) CHECK_MESSAGE(line.size() <= 80, line);
-}
 
 }  // namespace
 
@@ -427,7 +422,7 @@ TEST_CASE("routing: the program tells of every architecture, and refuses a model
       continue;
     }
     check_outcome(got, Exit::done, "routing.json, .csv and .svg");
-    check_table(scratch, got);
+    check_width(got, scratch);
     const nlohmann::json found = read_json(scratch.file("out") + "/routing.json")["models"][0];
     CHECK(found["arch"] == arch);
     CHECK(found["maps"].size() + found["curves"].size() > 0);
@@ -521,7 +516,7 @@ TEST_CASE("circuits: the tokens nearest to the rows of a dynamic router") {
     TinyModel model(config);
     const Outcome got = analyze(scratch, "circuits", {saved(scratch, model, "dynamic")});
     check_outcome(got, Exit::done, " rows of routers; the model has no tokenizer that is read here, so ids");
-    check_table(scratch, got);
+    check_width(got, scratch);
     const nlohmann::json found = read_json(scratch.file("out") + "/circuits.json")["models"][0];
     CHECK(found["tokenizer"] == false);
     const auto rows = static_cast<size_t>(config.num_key_value_heads * (2 + 3 + 4));
@@ -547,5 +542,5 @@ TEST_CASE("circuits: tokens are told as text, in one line") {
   const Outcome got = run_program_inside(
       scratch, {"analyze", "--model", scratch.file("run"), "--data", "arith:3", "--what", "circuits"});
   check_outcome(got, Exit::done, "4 rows of routers\n");
-  check_table(scratch, got);
+  check_width(got, scratch);
 }

@@ -1,7 +1,6 @@
 // analyze --what sae on small models, from end to end.
 #include <nlohmann/json.hpp>
 #include <numeric>
-#include <sstream>
 
 #include "engine/rng.h"
 #include "engine/safetensors.h"
@@ -9,6 +8,7 @@
 #include "eval/inside/features.h"
 #include "eval/inside/sae.h"
 #include "models/json_file.h"
+#include "tests/inside.h"
 #include "tests/program.h"
 
 using namespace crossply;
@@ -68,9 +68,7 @@ TEST_CASE("sae: two models beside each other, what is told and written, twice th
   for (const char* part : {"Structural Punctuation", "of density above 30.00 %", "best features",
                            "mean gate of held-out tokens", "sae.2.safetensors"})
     CHECK_MESSAGE(has(got.output, part), part);
-  std::istringstream lines(got.output);
-  for (std::string line; std::getline(lines, line);)
-    if (!has(line, scratch.path.string())) CHECK_MESSAGE(line.size() <= 80, line);
+  check_width(got, scratch);
 
   const nlohmann::json json = read_json(out + "/sae.json");
   REQUIRE(json["models"].size() == 2);

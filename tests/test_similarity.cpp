@@ -174,16 +174,11 @@ TEST_CASE("similarity: of models of different depths, in table, JSON, CSV and pi
 
 TEST_CASE("similarity: models of other windows are not compared; states that are constant or not finite") {
   const TempDir scratch;
-  const auto analyze = [&](const std::map<std::string, double>& constants) {
-    save_tiny(scratch.file("model"), "llama", 2, 7, constants);
-    return run_program_inside(
-        scratch, {"analyze", "--model", scratch.file("model"), "--data", tiny_shard(scratch), "--what", "similarity",
-                  "--sequences", "2", "--length", "6", "--out", scratch.file("out")});
-  };
-  const Outcome huge = analyze({{"proj", 3e38}});
+  const Outcome huge = analyze_constants(scratch, "similarity", {{"proj", 3e38}});
   check_outcome(huge, Exit::not_finite, "is not finite; the weights are too large");
   CHECK(!has(huge.output, "wrote"));
-  check_outcome(analyze({{"embed_tokens", 0.1}, {"o_proj", 0}, {"down_proj", 0}}), Exit::done, "wrote");
+  check_outcome(analyze_constants(scratch, "similarity", {{"embed_tokens", 0.1}, {"o_proj", 0}, {"down_proj", 0}}),
+                Exit::done, "wrote");
   CHECK(read_json(scratch.file("out") + "/similarity.json")["models"][0]["cka"][0][0].is_null());
   CHECK(!has(read_text(scratch.file("out") + "/similarity.svg"), "nan"));
   CHECK(!has(read_text(scratch.file("out") + "/similarity.csv"), "nan"));

@@ -29,7 +29,7 @@ std::string tokenizer_config(const Tokenizer& tokenizer) {
 std::map<std::string, std::string> library_files(const Config& config, const Tokenizer& tokenizer) {
   std::map<std::string, std::string> files;
   if (to_json(config).contains("auto_map")) files[modelling_module(config.arch) + ".py"] = modelling_file(config.arch);
-  if (!tokenizer.is_none() && !tokenizer.is_foreign()) files["tokenizer_config.json"] = tokenizer_config(tokenizer);
+  if (tokenizer.knows_texts()) files["tokenizer_config.json"] = tokenizer_config(tokenizer);
   json generation = json::object();
   for (const auto& [name, id] : special_tokens(tokenizer)) generation[name + "_token_id"] = id;
   for (const auto& [key, id] : config.token_ids) generation[key] = json::parse(id);

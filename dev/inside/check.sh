@@ -11,14 +11,14 @@
 # A file without a line `dump:` helps the others and is no subject. The models are ARCH, of bytes, on the backbone LLaMA
 # (but gpt2), ARCH-gpt2, on the other backbone, and bpe, a LLaMA with tokens of words: " is are was were the and of to".
 #
-# Exit 0: all agree. 1: one does not. 77: skipped, no Python with NumPy, safetensors, SciPy and scikit-learn ($PYTHON, else python3).
+# Exit 0: all agree. 1: one does not. 77: skipped, no Python with NumPy, SciPy and scikit-learn ($PYTHON, else python3).
 set -euo pipefail
 build=$(cd "$1" && pwd)
 here=$(cd "$(dirname "$0")" && pwd)
 shift
 python=${PYTHON:-python3}
-"$python" -c 'import numpy, safetensors, scipy, sklearn' 2>/dev/null ||
-  { echo "skipped: $python with numpy, safetensors, scipy and sklearn is not here"; exit 77; }
+"$python" -c 'import numpy, scipy, sklearn' 2>/dev/null ||
+  { echo "skipped: $python with numpy, scipy and sklearn is not here"; exit 77; }
 cd "$here/../.."
 work=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d)  # files are synchronised with a disk, one by one
 trap 'rm -rf "$work"' EXIT

@@ -10,14 +10,13 @@ architectures: satformer relay
 Means, exact zeros, the heads' variation and the constants of the interventions are sums in double of the same numbers,
 so they agree to 1e-12 relative (only the order of the sums differs). What the interventions did to the loss needs the
 model's forward and is tested elsewhere (tests/test_gates.cpp); here, that the changes follow from the losses.
-Needs NumPy and safetensors.
+Needs NumPy.
 """
-import json
 import math
 import sys
 
 import numpy as np
-from safetensors.numpy import load_file
+from values import read
 
 
 def check(name, got, want, relative=1e-12):
@@ -26,8 +25,8 @@ def check(name, got, want, relative=1e-12):
 
 
 def tokens_of(gates, lengths):
-    """(tokens, heads) without the padding, in double."""
-    return np.concatenate([window[:length] for window, length in zip(gates, lengths)]).astype(np.float64)
+    """(tokens, heads) without the padding."""
+    return np.concatenate([window[:length] for window, length in zip(gates, lengths)])
 
 
 def check_block(block, gates, lengths, calibration, base):
@@ -54,8 +53,7 @@ def check_block(block, gates, lengths, calibration, base):
 
 
 def main(folder):
-    values = load_file(f"{folder}/values.safetensors")
-    found = json.load(open(f"{folder}/gates.json"))
+    values, found = read(folder, "gates")
     model = found["models"][0]
     scored = values["targets"][model["calibration_windows"]:]
     check("scored positions", model["scored"], int((scored >= 0).sum()))

@@ -14,7 +14,7 @@ unit roundoff u = 6e-8 a logit sum_c n_c w_c is off by at most (sqrt(C) + 4) u s
 so is a loss, a difference of two logits and a mean of such; a probability is off by that share of itself. The check
 allows 2 (sqrt(C) + 4) u max_t,v sum_c |n_c w_c| or 1e-6, whichever is larger, and where the two largest logits of a
 position are closer than that, either may be the final prediction.
-Needs NumPy and safetensors.
+Needs NumPy.
 """
 import glob
 import json
@@ -23,7 +23,7 @@ import os
 import sys
 
 import numpy as np
-from safetensors.numpy import load_file
+from values import read, tensors as read_tensors
 
 
 def model_files(folder):
@@ -32,14 +32,14 @@ def model_files(folder):
     folder = folder if os.path.exists(f"{folder}/config.json") or not steps else steps[-1]
     tensors = {}
     for path in glob.glob(f"{folder}/model*.safetensors"):
-        tensors.update(load_file(path))
+        tensors.update(read_tensors(path))
     return json.load(open(f"{folder}/config.json")), tensors
 
 
 def find(tensors, *names):
     for name in names:
         if name in tensors:
-            return tensors[name].astype(np.float64)
+            return tensors[name]
     return None
 
 
@@ -89,8 +89,8 @@ def readings_of(head, stream, last, targets):
 
 
 def main(folder, model_folder=None):
-    values = load_file(f"{folder}/values.safetensors")
-    model = json.load(open(f"{folder}/lens.json"))["models"][0]
+    values, found = read(folder, "lens")
+    model = found["models"][0]
     head, targets = Head(model_folder or model["model"]), values["targets"]
     last = values[model["hidden"][-1]["value"]]
     if model["scored"] != int((targets >= 0).sum()):

@@ -18,20 +18,10 @@ some 1e-7 for the frequent tokens, as long as either explains what the others le
 depend on the token alone, all its occurrences choose alike. What the other choice would change is allowed on top, and
 printed; after few --sae-tokens it is nothing, and every number is compared.
 """
-import json
 import sys
 
 import numpy as np
-
-
-def read_safetensors(path):
-    types = {"F32": np.float32, "F64": np.float64, "I64": np.int64}
-    with open(path, "rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        data = file.read()
-    header.pop("__metadata__", None)
-    return {name: np.frombuffer(data[slice(*one["data_offsets"])], types[one["dtype"]]).reshape(one["shape"])
-            for name, one in header.items()}
+from values import read, tensors
 
 
 def check(what, got, want, tolerance):
@@ -128,10 +118,8 @@ def check_gates(model, values, z, either, held, lengths):
 
 
 def main(folder):
-    values = read_safetensors(f"{folder}/values.safetensors")
-    weights = read_safetensors(f"{folder}/sae.safetensors")
-    with open(f"{folder}/sae.json", encoding="utf-8") as file:
-        found = json.load(file)
+    values, found = read(folder, "sae")
+    weights = tensors(f"{folder}/sae.safetensors")
     assert len(found["models"]) == 1, "one model at a time"
     model = found["models"][0]
     drawn, held = len(values["lengths"]), model["held_out_windows"]

@@ -7,18 +7,22 @@ import sys
 import numpy as np
 
 
-# The tensors of a safetensors file, numbers as float64.
-def tensors(path):
+# The metadata of a safetensors file, and its tensors, numbers as float64.
+def metadata_and_tensors(path):
   data = pathlib.Path(path).read_bytes()
   length = struct.unpack("<Q", data[:8])[0]
   kinds = {"F32": np.float32, "F64": np.float64, "I64": np.int64}
+  header = json.loads(data[8:8 + length])
+  metadata = header.pop("__metadata__", {})
   out = {}
-  for name, entry in json.loads(data[8:8 + length]).items():
-    if name == "__metadata__":
-      continue
+  for name, entry in header.items():
     first, last = (8 + length + at for at in entry["data_offsets"])
     out[name] = np.frombuffer(data[first:last], kinds[entry["dtype"]]).reshape(entry["shape"])
-  return {name: array if array.dtype == np.int64 else array.astype(np.float64) for name, array in out.items()}
+  return metadata, {name: array if array.dtype == np.int64 else array.astype(np.float64) for name, array in out.items()}
+
+
+def tensors(path):
+  return metadata_and_tensors(path)[1]
 
 
 # The tensors and the analysis of a directory.

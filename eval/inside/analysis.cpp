@@ -140,6 +140,10 @@ int model_place(const AnalysisOptions& o, const std::string& name) {
   return static_cast<int>(std::ranges::find(o.models, name) - o.models.begin());
 }
 
+std::string model_file(const std::string& stem, const AnalysisOptions& o, const std::string& name) {
+  return o.out + "/" + model_files(stem, o).at(static_cast<size_t>(model_place(o, name)));
+}
+
 std::string one_line(const std::string& text) {
   std::string out = printable(text);
   for (char& c : out)
@@ -152,6 +156,15 @@ std::string csv_field(const std::string& text) {
   std::string quoted = text;
   for (size_t at = 0; (at = quoted.find('"', at)) != std::string::npos; at += 2) quoted.insert(at, "\"");
   return "\"" + quoted + "\"";
+}
+
+std::string csv_cell(double number) { return std::isfinite(number) ? nlohmann::json(number).dump() : ""; }
+
+std::string with_article(const std::string& arch) { return (arch.starts_with('a') ? "an " : "a ") + arch; }
+
+void Finding::add(const std::string& table_of_model, nlohmann::json numbers) {
+  table += (table.empty() ? "" : "\n") + table_of_model;
+  json["models"].push_back(std::move(numbers));
 }
 
 // -----------------------------------------------------------------------------------------------------------------

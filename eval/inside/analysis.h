@@ -59,6 +59,9 @@ struct Finding {
   std::string svg;       // the picture, one self-contained file
   std::string measured;  // what is measured and how: the definition, units, settings, what "higher" means
   std::string paper;     // what the paper saw, with its name and arXiv number
+
+  // One more model: its table comes below those before it, its numbers at the end of json["models"].
+  void add(const std::string& table_of_model, nlohmann::json numbers);
 };
 
 class Analysis {
@@ -126,19 +129,33 @@ std::unique_ptr<Analysis> tsne_analysis(std::shared_ptr<OccurrenceOptions> share
 
 // Names of models for a picture: without the directories that all have in common, of a single one without all.
 std::vector<std::string> short_names(std::vector<std::string> names);
+// The same of what an analysis has of each model, which names it `model`.
+template <class OfModel>
+std::vector<std::string> short_names_of(const std::vector<OfModel>& all) {
+  std::vector<std::string> names;
+  for (const OfModel& m : all) names.push_back(m.model);
+  return short_names(std::move(names));
+}
 
 // STEM.safetensors of one model; of several STEM.1.safetensors and so on, in their order.
 std::vector<std::string> model_files(const std::string& stem, const AnalysisOptions& o);
 
-// The place of a model among those that the user named, for Curve::look: on a page it has the same colour in every
-// picture, whoever is left out there. name: of the Subject.
+// The place of a model among those that the user named. As a Curve::look it keeps the model's colour on a page, whoever
+// is left out there. name: of the Subject.
 int model_place(const AnalysisOptions& o, const std::string& name);
+// Its file, with the directory.
+std::string model_file(const std::string& stem, const AnalysisOptions& o, const std::string& name);
+
+// "a lime", "an ala".
+std::string with_article(const std::string& arch);
 
 // Text from outside, such as a name, in one line that is safe for a terminal.
 std::string one_line(const std::string& text);
 
 // A field of a CSV file, in quotes where it needs them.
 std::string csv_field(const std::string& text);
+// The same of a number, with the digits that JSON has; nothing where it is not finite.
+std::string csv_cell(double number);
 
 // Throws Exit::usage unless the program may write these files of the directory without losing what it did not write;
 // makes the directory. names: of analyses (NAME.json, .csv, .svg).

@@ -182,7 +182,7 @@ Exit run(const Analyses& analyses, const Asked& asked) {
   Subjects subjects;
   for (const std::string& model : o.models) subjects.emplace_back(model, o);
   for (size_t i = 0; i < subjects.size() && !asked.dump.empty(); ++i)
-    std::printf("%s", dump_values(subjects[i], asked.dump, o, o.out + "/" + model_files("values", o)[i]).c_str());
+    std::printf("%s", dump_values(subjects[i], asked.dump, o, model_file("values", o, o.models[i])).c_str());
   if (asked.page()) tell_all(chosen, subjects, asked);
   else tell_chosen(chosen, subjects, o);
   return Exit::done;

@@ -223,21 +223,17 @@ void AttentionMaps::measure(Subject& subject, const AnalysisOptions& o) {
 Finding AttentionMaps::finding(const AnalysisOptions&) const {
   Finding found;
   found.title = "Attention of a text";
-  nlohmann::json models = nlohmann::json::array();
   std::vector<TokenMapBand> bands;
-  std::vector<std::string> names;
+  const std::vector<std::string> names = short_names_of(all_);
   found.csv = "model,layer,head,query,key,share\n";
   int64_t longest = 0;
   for (const MapsOfModel& m : all_) {
-    found.table += (found.table.empty() ? "" : "\n") + maps_table(m);
-    models.push_back(maps_json(m));
+    found.add(maps_table(m), maps_json(m));
     add_maps_csv(found.csv, m);
-    names.push_back(m.model);
     longest = std::max(longest, m.n());
   }
-  names = short_names(names);
   for (size_t i = 0; i < all_.size(); ++i) bands.push_back(band_of(all_[i], names[i], heads_of(all_[i])));
-  found.json = {{"given_text", text_ ? nlohmann::json(utf8_or_escaped(*text_)) : nlohmann::json()}, {"models", models}};
+  found.json["given_text"] = text_ ? nlohmann::json(utf8_or_escaped(*text_)) : nlohmann::json();
   found.svg = token_map_svg("Attention, token by token", bands);
   found.measured = str(
       "How each token, a row, shares its attention among itself and the tokens before it, the columns, of ",

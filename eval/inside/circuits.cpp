@@ -154,10 +154,9 @@ struct CircuitsOfModel {
   size_t layers, heads;
   std::vector<Circuit> circuits;
 
-  bool has_texts() const { return !tokenizer.is_none() && !tokenizer.is_foreign(); }
   // One line, whatever the token is.
   std::string token_text(int32_t id) const {
-    if (!has_texts()) return str(id);
+    if (!tokenizer.knows_texts()) return str(id);
     std::string text;
     for (const char c : printable(tokenizer.decode({id}))) text += c == '\n' ? "\\n" : c == '\t' ? "\\t" : str(c);
     return text;
@@ -168,7 +167,7 @@ struct CircuitsOfModel {
 std::string circuit_tokens(const CircuitsOfModel& m, const NearestTokens& nearest, size_t width) {
   std::string out;
   for (const int32_t id : nearest.ids) {
-    const std::string text = m.has_texts() ? str("'", m.token_text(id), "'") : m.token_text(id);
+    const std::string text = m.tokenizer.knows_texts() ? str("'", m.token_text(id), "'") : m.token_text(id);
     if (out.size() + text.size() + 1 > width) break;
     out += (out.empty() ? "" : " ") + text;
   }
@@ -182,7 +181,7 @@ std::string table_of_circuits(const CircuitsOfModel& m) {
                    [](const Circuit* a, const Circuit* b) { return a->consistency > b->consistency; });
   order.resize(std::min(order.size(), told_circuits));
   std::string out = str(m.title, "\n", m.circuits.size(), " rows of routers",
-                        m.has_texts() ? "" : "; the model has no tokenizer that is read here, so ids",
+                        m.tokenizer.knows_texts() ? "" : "; the model has no tokenizer that is read here, so ids",
                         "\n\nlayer head stream  alike  nearest tokens\n");
   for (const Circuit* c : order) {
     const std::string consistency = format_number("%.2f", c->consistency);
@@ -200,7 +199,7 @@ std::string table_of_circuits(const CircuitsOfModel& m) {
 nlohmann::json nearest_tokens_json(const CircuitsOfModel& m, const NearestTokens& nearest) {
   nlohmann::json texts = nlohmann::json::array();
   for (const int32_t id : nearest.ids)
-    if (m.has_texts()) texts.push_back(utf8_or_escaped(m.tokenizer.decode({id})));
+    if (m.tokenizer.knows_texts()) texts.push_back(utf8_or_escaped(m.tokenizer.decode({id})));
   return {{"ids", nearest.ids}, {"scores", nearest.scores}, {"tokens", texts}};
 }
 
@@ -212,7 +211,7 @@ nlohmann::json circuits_json(const CircuitsOfModel& m) {
     for (size_t i = 0; i < metrics_of_circuits; ++i)
       list.back()[circuit_metrics[i]] = nearest_tokens_json(m, c.nearest[i]);
   }
-  return {{"model", utf8_or_escaped(m.model)}, {"tokenizer", m.has_texts()}, {"circuits", list}};
+  return {{"model", utf8_or_escaped(m.model)}, {"tokenizer", m.tokenizer.knows_texts()}, {"circuits", list}};
 }
 
 std::string csv_of_circuits(const std::vector<CircuitsOfModel>& all) {
@@ -245,7 +244,7 @@ class Circuits : public Analysis {
   std::string refuses(const Subject& subject) const override {
     const std::string& arch = subject.config().arch;
     if (arch == "lime_dynamic") return "";
-    return str("circuits are rows of lime_dynamic's routers, which a ", arch, " has not; try --what ",
+    return str("circuits are rows of lime_dynamic's routers, which ", with_article(arch), " has not; try --what ",
                find_routing(arch) != nullptr ? "routing" : "attention");
   }
   void measure(Subject& subject, const AnalysisOptions&) override {
@@ -276,16 +275,14 @@ class Circuits : public Analysis {
 Finding Circuits::finding(const AnalysisOptions&) const {
   Finding found;
   found.title = "Semantic circuits of the dynamic router";
-  nlohmann::json models = nlohmann::json::array();
   std::vector<HeatMapBand> bands;
   for (const CircuitsOfModel& m : all_) {
-    found.table += (found.table.empty() ? "" : "\n") + table_of_circuits(m);
-    models.push_back(circuits_json(m));
+    found.add(table_of_circuits(m), circuits_json(m));
     bands.push_back(circuits_band(m, "norm of a router's row times the gain", HeatScale::shares, &Circuit::norm));
     bands.push_back(circuits_band(m, "how alike its 30 nearest tokens are: mean cosine of their centred embeddings",
                                   HeatScale::signs, &Circuit::consistency));
   }
-  found.json = {{"nearest", nearest_tokens}, {"models", models}};
+  found.json["nearest"] = nearest_tokens;
   found.csv = csv_of_circuits(all_);
   found.svg = heat_map_svg(found.title, "layer", "stream", bands);
   found.measured =

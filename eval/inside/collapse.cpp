@@ -238,23 +238,16 @@ Finding AttentionCollapse::finding(const AnalysisOptions& o) const {
   Finding found;
   found.title = "Rank and mass of attention";
   HeatMapBand rank{str("attention rank, k* of ", o_.tau), {}}, mass{str("attention mass, m* of ", o_.eta), {}};
-  nlohmann::json models = nlohmann::json::array();
-  std::vector<std::string> names;
+  const std::vector<std::string> names = short_names_of(all_);
   for (const Measured& m : all_) {
-    found.table += (found.table.empty() ? "" : "\n") + table_of(m, o_, o.seed);
-    models.push_back(to_json(m));
-    names.push_back(m.model);
+    found.add(table_of(m, o_, o.seed), to_json(m));
   }
-  names = short_names(names);
   for (size_t i = 0; i < all_.size(); ++i) {
     rank.maps.push_back(heat_map(all_[i], names[i], &LayerCollapse::rank));
     mass.maps.push_back(heat_map(all_[i], names[i], &LayerCollapse::mass));
   }
-  found.json = {{"sequences", all_[0].lengths.windows},
-                {"tau", o_.tau},
-                {"eta", o_.eta},
-                {"same_windows", same_windows()},
-                {"models", models}};
+  found.json.update(
+      {{"sequences", all_[0].lengths.windows}, {"tau", o_.tau}, {"eta", o_.eta}, {"same_windows", same_windows()}});
   found.csv = csv_of(all_);
   found.svg = heat_map_svg(str("Attention of ", all_[0].lengths.text(), if_of_first()), "layer", "head", {rank, mass});
   found.measured = str(

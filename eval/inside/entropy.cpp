@@ -393,17 +393,13 @@ class EntropyByLayer : public Analysis {
 Finding EntropyByLayer::finding(const AnalysisOptions& o) const {
   Finding found;
   found.title = "Entropy of hidden states and values";
-  nlohmann::json models = nlohmann::json::array();
   std::set<std::string> archs;
   std::vector<Panel> panels;
-  std::vector<std::string> names;
+  const std::vector<std::string> names = short_names_of(all_);
   for (const EntropyOfModel& m : all_) {
-    found.table += (found.table.empty() ? "" : "\n") + entropy_table(m, alpha_, o.seed);
-    models.push_back(entropy_json(m));
+    found.add(entropy_table(m, alpha_, o.seed), entropy_json(m));
     archs.insert(m.arch);
-    names.push_back(m.model);
   }
-  names = short_names(names);
   for (size_t kind = 0; kind < kinds_of_entropy; ++kind) {
     Panel panel{entropy_kinds[kind].caption, "", {}};
     for (size_t i = 0; i < all_.size(); ++i) panel.curves.push_back(entropy_curve(all_[i], names[i], kind));
@@ -411,8 +407,7 @@ Finding EntropyByLayer::finding(const AnalysisOptions& o) const {
     panels.push_back(panel);
   }
   const WindowLengths& lengths = all_[0].lengths;
-  found.json = {
-      {"sequences", lengths.windows}, {"alpha", alpha_}, {"same_windows", same_windows()}, {"models", models}};
+  found.json.update({{"sequences", lengths.windows}, {"alpha", alpha_}, {"same_windows", same_windows()}});
   found.csv = entropy_csv(all_);
   found.svg =
       curve_svg(str("Entropy, alpha ", alpha_, ", of ", lengths.text(), if_of_first()), "layer, from 0", panels);

@@ -131,8 +131,6 @@ std::string majority_label(const std::vector<std::string>& labels) {
   return *best;
 }
 
-bool knows_texts(const Tokenizer& tokenizer) { return !tokenizer.is_none() && !tokenizer.is_foreign(); }
-
 // -----------------------------------------------------------------------------------------------------------------
 // Features
 
@@ -205,7 +203,7 @@ FeatureSelection select_features(const FeatureCounts& counts, const std::vector<
   });
   retained.resize(static_cast<size_t>(std::ceil(rules.kept_share * static_cast<double>(selection.scored) - 1e-9)));
   for (Feature& feature : retained) {
-    if (!knows_texts(tokenizer)) break;
+    if (!tokenizer.knows_texts()) break;
     std::vector<std::string> labels;
     for (const FeatureToken& one : feature.top)
       labels.push_back(label_of_token(tokenizer.decode({one.token}), std::string(tokenizer.separator()) == " ",

@@ -93,8 +93,6 @@ struct FeatureSelection {
 // embedding: (V, width). Labels come with a tokenizer that knows its tokens' texts.
 FeatureSelection select_features(const FeatureCounts& counts, const std::vector<float>& embedding, int64_t width,
                                  const FeatureRules& rules, const Tokenizer& tokenizer);
-// Does it know more of its tokens than their ids?
-bool knows_texts(const Tokenizer& tokenizer);
 
 // -----------------------------------------------------------------------------------------------------------------
 

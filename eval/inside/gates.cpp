@@ -349,9 +349,7 @@ class GatesAnalysis : public Analysis {
   std::string about() const override { return "gates on values over depth, and the perplexity without them"; }
   std::string refuses(const Subject& subject) const override {
     const Config& c = subject.config();
-    return has_gates(c)
-               ? ""
-               : str(c.arch.starts_with('a') ? "an " : "a ", c.arch, " has no gates: ", instead_of_gates(c.arch));
+    return has_gates(c) ? "" : str(with_article(c.arch), " has no gates: ", instead_of_gates(c.arch));
   }
   void measure(Subject& subject, const AnalysisOptions& o) override {
     if (o.sequences == 1)
@@ -371,17 +369,13 @@ Finding GatesAnalysis::finding(const AnalysisOptions& o) const {
       "model,layer,head,mean,sparsity,head_variation,delta_perplexity_zero,delta_perplexity_zero_error,"
       "delta_perplexity_mean,delta_perplexity_mean_error,delta_perplexity_head_means,"
       "delta_perplexity_head_means_error\n";
-  nlohmann::json models = nlohmann::json::array();
-  std::vector<std::string> names;
+  const std::vector<std::string> names = short_names_of(all_);
   for (const GatesOfModel& m : all_) {
-    found.table += (found.table.empty() ? "" : "\n") + gates_table(m, o.seed);
+    found.add(gates_table(m, o.seed), gates_json(m));
     found.csv += gates_csv(m);
-    models.push_back(gates_json(m));
-    names.push_back(m.model);
   }
-  names = short_names(names);
   const GatesOfModel& first = all_[0];
-  found.json = {{"sequences", first.lengths.windows}, {"same_windows", same_windows()}, {"models", models}};
+  found.json.update({{"sequences", first.lengths.windows}, {"same_windows", same_windows()}});
   found.svg = svg::below_each_other("Gates", {gates_heat_map(all_, names), gates_curves(all_, names, o)});
   found.measured =
       str("A gate says how much of an earlier layer's value a token's key/value head takes in. Means and exact zeros "

@@ -230,9 +230,7 @@ std::string LensAnalysis::picture() const {
                                {"mean probability of the last layer's own prediction", "", {}},
                                {"mean probability of the true next token", "", {}}};
   panels[0].log_y = panels[0].whole = panels[1].shares = panels[2].shares = true;
-  std::vector<std::string> names;
-  for (const LensOfModel& m : all_) names.push_back(m.model);
-  names = short_names(names);
+  const std::vector<std::string> names = short_names_of(all_);
   for (size_t i = 0; i < all_.size(); ++i)
     for (const bool mixed : {false, true}) {
       const std::vector<LensReading>& readings = mixed ? all_[i].study.mixed : all_[i].study.hidden;
@@ -248,16 +246,14 @@ Finding LensAnalysis::finding(const AnalysisOptions& o) const {
   Finding found;
   found.title = "Logit lens";
   found.csv = "model,value,layer,loss,perplexity,p_final,p_truth\n";
-  nlohmann::json models = nlohmann::json::array();
   for (const LensOfModel& m : all_) {
-    found.table += (found.table.empty() ? "" : "\n") + lens_table(m, o.seed);
-    models.push_back(lens_json(m));
+    found.add(lens_table(m, o.seed), lens_json(m));
     for (const auto* readings : {&m.study.hidden, &m.study.mixed})
       for (const LensReading& r : *readings)
         found.csv += str(csv_field(printable(m.model)), ",", r.value, ",", r.layer, ",", csv_cell(r.loss), ",",
                          csv_cell(r.perplexity()), ",", csv_cell(r.p_final), ",", csv_cell(r.p_truth), "\n");
   }
-  found.json = {{"sequences", all_[0].lengths.windows}, {"same_windows", same_windows()}, {"models", models}};
+  found.json.update({{"sequences", all_[0].lengths.windows}, {"same_windows", same_windows()}});
   found.svg = picture();
   const bool any_mixed = std::ranges::any_of(all_, [](const LensOfModel& m) { return !m.study.mixed.empty(); });
   found.measured = str(

@@ -142,7 +142,7 @@ int TokenClasses::at(const int32_t* tokens, int64_t n, int64_t t, int32_t next) 
 TokenClasses token_classes(const Tokenizer& tokenizer, int64_t vocab, const Source& source,
                            const OccurrenceOptions& o) {
   if (!o.words.empty() && !o.ids.empty()) fail(Exit::usage, "--words and --ids: give one of them");
-  const bool none = tokenizer.is_none() || tokenizer.is_foreign();
+  const bool none = !tokenizer.knows_texts();
   if (none && o.ids.empty())
     fail(Exit::usage,
          "the model has no tokenizer that tells which token is which word; choose tokens by their numbers: "
@@ -336,8 +336,7 @@ std::string write_vectors(const std::string& analysis, const AnalysisOptions& o,
   for (int64_t row = 0; row < rows; ++row) labels.push_back(row / plan.per_class);
   std::vector<TensorToWrite> tensors = {{"labels", "I64", {rows}, labels.data()}};
   for (const auto& [name, of_name] : vectors) tensors.push_back({name, "F32", {rows, of_name.C}, of_name.rows.data()});
-  const auto number = std::ranges::find(o.models, model) - o.models.begin() + 1;
-  const std::string path = str(o.out, "/", analysis, o.models.size() > 1 ? str(".", number) : "", ".safetensors");
+  const std::string path = model_file(analysis, o, model);
   write_safetensors(path, tensors, {{"crossply", "analyze"}, {"model", utf8_or_escaped(model)}});
   return str("wrote ", printable(path), ", ", tensors.size(), " tensors\n");
 }

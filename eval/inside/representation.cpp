@@ -40,6 +40,4 @@ std::string hidden_text(const std::set<std::string>& archs) {
   return text + ".";
 }
 
-std::string csv_cell(double number) { return std::isfinite(number) ? nlohmann::json(number).dump() : ""; }
-
 }  // namespace crossply

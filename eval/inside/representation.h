@@ -16,7 +16,4 @@ void row_products(const double* a, int64_t m, const double* b, int64_t n, int64_
 // For a caption: what hidden state i is, and what else it is in these architectures.
 std::string hidden_text(const std::set<std::string>& archs);
 
-// A field of a CSV file, with the digits that JSON has; nothing where the number is not finite.
-std::string csv_cell(double number);
-
 }  // namespace crossply

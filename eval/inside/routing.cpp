@@ -138,16 +138,10 @@ std::string csv_of_routing(const std::vector<RoutedModel>& all) {
   return out;
 }
 
-std::vector<std::string> names_of_routed(const std::vector<RoutedModel>& all) {
-  std::vector<std::string> names;
-  for (const RoutedModel& m : all) names.push_back(m.model);
-  return short_names(names);
-}
-
 // What curves of all models have in common stands in one panel.
 std::vector<Panel> routing_panels(const std::vector<RoutedModel>& all) {
   std::vector<Panel> panels;
-  const std::vector<std::string> names = names_of_routed(all);
+  const std::vector<std::string> names = short_names_of(all);
   for (size_t i = 0; i < all.size(); ++i)
     for (const RoutingCurve& curve : all[i].found.curves) {
       auto panel = std::ranges::find(panels, curve.panel, &Panel::caption);
@@ -179,7 +173,7 @@ RoutingRows rows_by_largest(RoutingRows rows) {
 // Every band with cells of its own size.
 std::string svg_of_routing(const std::vector<RoutedModel>& all) {
   std::vector<std::string> parts;
-  const std::vector<std::string> names = names_of_routed(all);
+  const std::vector<std::string> names = short_names_of(all);
   for (size_t i = 0; i < all.size(); ++i)
     for (const RoutingBand& band : all[i].found.bands) {
       HeatMapBand drawn{band.caption, {}, band.scale};
@@ -203,7 +197,7 @@ class Routing : public Analysis {
     if (find_routing(config.arch) != nullptr) return "";
     const std::string why = config.arch == config.backbone ? " reads the layer below alone, so nothing is routed"
                                                            : " has no maps that are known here";
-    return str("a ", config.arch, why, "; try --what attention");
+    return str(with_article(config.arch), why, "; try --what attention");
   }
   void measure(Subject& subject, const AnalysisOptions& o) override {
     const Config& config = subject.config();
@@ -230,17 +224,15 @@ class Routing : public Analysis {
 Finding Routing::finding(const AnalysisOptions& o) const {
   Finding found;
   found.title = "Routing across depth";
-  nlohmann::json models = nlohmann::json::array();
   const auto add = [](std::string& text, const std::string& more) {
     if (text.find(more) == std::string::npos) text += (text.empty() ? "" : " ") + more;
   };
   for (const RoutedModel& m : all_) {
-    found.table += (found.table.empty() ? "" : "\n") + table_of_routing(m, o.seed);
-    models.push_back(routing_json(m));
+    found.add(table_of_routing(m, o.seed), routing_json(m));
     add(found.measured, find_routing(m.arch)->measured);
     add(found.paper, find_routing(m.arch)->paper);
   }
-  found.json = {{"same_windows", same_windows()}, {"models", models}};
+  found.json["same_windows"] = same_windows();
   found.csv = csv_of_routing(all_);
   found.svg = svg_of_routing(all_);
   return found;

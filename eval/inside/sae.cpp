@@ -262,11 +262,11 @@ std::unique_ptr<Autoencoder> explore_sae(SaeFinding* found, Subject& subject, co
   const Tokenizer& tokenizer = subject.data.tokenizer;
   found->selection =
       select_features(counts, subject.model.params.read(embedding), embedding.dim(1), found->rules, tokenizer);
-  if (!knows_texts(tokenizer))
+  if (!tokenizer.knows_texts())
     std::fprintf(stderr, "note: sae: no tokenizer says what the tokens of %s are: ids, and no labels\n",
                  printable(subject.name).c_str());
   for (const Feature& feature : found->selection.retained) {
-    if (!knows_texts(tokenizer)) break;
+    if (!tokenizer.knows_texts()) break;
     found->texts.emplace_back();
     for (const FeatureToken& one : feature.top) found->texts.back().push_back(tokenizer.decode({one.token}));
   }
@@ -343,9 +343,7 @@ void SparseAutoencoder::measure(Subject& subject, const AnalysisOptions& o) {
   for (const auto& part : {std::span<const TokenWindow>(windows), std::span<const TokenWindow>(held_out)})
     scored_positions(subject.name, part);  // or else nothing to train on or to hold out
   windows.insert(windows.end(), held_out.begin(), held_out.end());
-  const auto place = std::find(o.models.begin(), o.models.end(), subject.name) - o.models.begin();
-  const std::string number = o.models.size() > 1 ? str(".", place + 1) : "";
-  const std::string path = o.out.empty() ? "" : str(o.out, "/sae", number, ".safetensors");
+  const std::string path = o.out.empty() ? "" : model_file(name(), o, subject.name);
 
   Probe probe(subject.model, 1, std::ssize(windows[0].tokens));
   const SaePlan plan = sae_plan(flags_, probe, std::span(windows).first(trained_on.size()));
@@ -368,15 +366,11 @@ void SparseAutoencoder::measure(Subject& subject, const AnalysisOptions& o) {
 Finding SparseAutoencoder::finding(const AnalysisOptions& o) const {
   Finding found;
   found.title = "A sparse autoencoder of the first layer's values";
-  nlohmann::json models = nlohmann::json::array();
-  std::vector<std::string> names;
+  const std::vector<std::string> names = short_names_of(all_);
   for (const SaeFinding& one : all_) {
-    found.table += (found.table.empty() ? "" : "\n") + sae_table(one);
-    models.push_back(sae_json(one));
-    names.push_back(one.model);
+    found.add(sae_table(one), sae_json(one));
   }
-  names = short_names(names);
-  found.json = {{"sequences", all_[0].windows}, {"same_windows", same_windows()}, {"models", models}};
+  found.json.update({{"sequences", all_[0].windows}, {"same_windows", same_windows()}});
   found.csv = sae_csv(all_);
   found.svg = sae_svg(all_, names);
   found.measured = sae_measured(all_, names, o.seed, flags_.most_density == 0);

@@ -65,12 +65,6 @@ std::string updates_text(int64_t updates, const std::string& of = "") {
              updates == separability::paper_updates ? "" : str(" (the paper's: ", separability::paper_updates, ")"));
 }
 
-std::vector<std::string> separated_models(const std::vector<SeparatedModel>& all) {
-  std::vector<std::string> names;
-  for (const SeparatedModel& m : all) names.push_back(m.model);
-  return short_names(names);
-}
-
 std::string separability_table(const SeparatedModel& m, uint64_t seed) {
   std::string out =
       str(m.title, "\n",
@@ -120,7 +114,7 @@ std::string title_of_separability(const std::vector<SeparatedModel>& all) {
 }
 
 std::string separability_svg(const std::vector<SeparatedModel>& all) {
-  const std::vector<std::string> names = separated_models(all);
+  const std::vector<std::string> names = short_names_of(all);
   const bool own_only = std::ranges::all_of(all, &SeparatedModel::own_only);
   const double chance = 1 / static_cast<double>(all[0].plan.classes.names.size());
   std::vector<Panel> panels;
@@ -203,29 +197,26 @@ void SeparabilityAnalysis::measure(Subject& subject, const AnalysisOptions& o) {
 Finding SeparabilityAnalysis::finding(const AnalysisOptions& o) const {
   Finding found;
   found.title = "Linear separability of words";
-  nlohmann::json models = nlohmann::json::array();
   std::vector<std::string> settings;
   bool few = false;
   for (const SeparatedModel& m : all_) {
-    found.table += (found.table.empty() ? "" : "\n") + separability_table(m, o.seed);
-    models.push_back(separability_json(m));
+    found.add(separability_table(m, o.seed), separability_json(m));
     settings.push_back(str(occurrences_text(m.plan), ", ", updates_text(m.updates())));
     few = few || m.updates() < separability::paper_updates;
   }
-  found.json = {
-      {"folds", separability::folds},
-      {"batch", separability::batch},
-      {"rate", separability::rate},
-      {"paper_updates", separability::paper_updates},
-      {"same_places", std::ranges::all_of(all_, [&](const auto& m) { return same_places(m.plan, all_[0].plan); })},
-      {"models", models}};
+  found.json.update(
+      {{"folds", separability::folds},
+       {"batch", separability::batch},
+       {"rate", separability::rate},
+       {"paper_updates", separability::paper_updates},
+       {"same_places", std::ranges::all_of(all_, [&](const auto& m) { return same_places(m.plan, all_[0].plan); })}});
   found.csv = separability_csv(all_);
   found.svg = separability_svg(all_);
   found.measured =
       str("Accuracy of a linear layer that learns to tell from one vector which word it belongs to, after one epoch of "
           "Adam (rate 0.01, batches of 64) on raw vectors in double precision; mean over five folds, the band is their "
           "standard deviation. ",
-          text_of_each(separated_models(all_), settings), ". Higher: the classes lie further apart.",
+          text_of_each(short_names_of(all_), settings), ". Higher: the classes lie further apart.",
           few ? " With fewer updates than the paper's it tells how fast such a probe learns rather than how well the "
                 "classes can be told apart; more data makes more updates (--split all, or a larger file)."
               : "");

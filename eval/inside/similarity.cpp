@@ -263,21 +263,17 @@ Finding LayerSimilarity::finding(const AnalysisOptions& o) const {
   Finding found;
   found.title = "Similarity of layers";
   found.csv = "model,hidden,other_model,other_hidden,cka\n";
-  nlohmann::json models = nlohmann::json::array();
   std::set<std::string> archs;
-  std::vector<std::string> names;
+  const std::vector<std::string> names = short_names_of(all_);
   const std::string& first = all_[0].model;
   HeatMapBand own{"linear CKA of hidden states within a model", {}, HeatScale::shares};
   HeatMapBand across{
       "linear CKA of the first model's hidden states, the rows, with those of another", {}, HeatScale::shares};
   for (const SimilarityOfModel& m : all_) {
-    found.table += (found.table.empty() ? "" : "\n") + similarity_table(m, o.seed);
-    models.push_back(similarity_json(m));
+    found.add(similarity_table(m, o.seed), similarity_json(m));
     archs.insert(m.arch);
     found.csv += alikeness_csv(m.model, m.model, m.own) + alikeness_csv(first, m.model, m.to_first);
-    names.push_back(m.model);
   }
-  names = short_names(names);
   for (size_t i = 0; i < all_.size(); ++i) {
     own.maps.push_back({names[i], all_[i].own});
     if (!all_[i].to_first.empty()) across.maps.push_back({names[i], all_[i].to_first});
@@ -286,7 +282,7 @@ Finding LayerSimilarity::finding(const AnalysisOptions& o) const {
   if (!across.maps.empty()) bands.push_back(across);
   const SimilarityOfModel& m = all_[0];
   const std::string sample = str(format_count(std::ssize(m.tokens)), " tokens of ", m.lengths.text(), if_of_first());
-  found.json = {{"sequences", m.lengths.windows}, {"same_windows", same_windows()}, {"models", models}};
+  found.json.update({{"sequences", m.lengths.windows}, {"same_windows", same_windows()}});
   found.svg = heat_map_svg(str("Similarity of hidden states, ", sample), "hidden state", "hidden state", bands);
   found.measured = str(
       "Linear centred kernel alignment (Kornblith et al., arXiv 1905.00414) of hidden states over ", sample,

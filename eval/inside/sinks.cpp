@@ -194,13 +194,10 @@ Finding AttentionSinks::finding(const AnalysisOptions& o) const {
       {{"attention on the current token, a share", {}, HeatScale::shares}, &HeadSight::own},
       {{"mean distance of what is attended, tokens", {}, HeatScale::shares}, &HeadSight::distance},
       {{"entropy of a row of attention, nats", {}, HeatScale::shares}, &HeadSight::entropy}};
-  nlohmann::json models = nlohmann::json::array();
-  std::vector<std::string> names;
+  const std::vector<std::string> names = short_names_of(all_);
   found.csv = "model,layer,head,first,own,distance,entropy\n";
   for (const SightOfModel& m : all_) {
-    found.table += (found.table.empty() ? "" : "\n") + sinks_table(m, o.seed);
-    models.push_back(sinks_json(m));
-    names.push_back(m.model);
+    found.add(sinks_table(m, o.seed), sinks_json(m));
     for (size_t l = 0; l < m.layers.size(); ++l)
       for (size_t h = 0; h < m.layers[l].size(); ++h) {
         const HeadSight& head = m.layers[l][h];
@@ -208,14 +205,11 @@ Finding AttentionSinks::finding(const AnalysisOptions& o) const {
                          csv_cell(head.own), ",", csv_cell(head.distance), ",", csv_cell(head.entropy), "\n");
       }
   }
-  names = short_names(names);
   for (auto& [band, number] : bands)
     for (size_t i = 0; i < all_.size(); ++i) band.maps.push_back(sight_map(all_[i], names[i], number));
   const std::string windows = all_[0].lengths.text() + if_of_first();
-  found.json = {{"sequences", all_[0].lengths.windows},
-                {"sink_threshold", sink_threshold},
-                {"same_windows", same_windows()},
-                {"models", models}};
+  found.json.update(
+      {{"sequences", all_[0].lengths.windows}, {"sink_threshold", sink_threshold}, {"same_windows", same_windows()}});
   found.svg = heat_map_svg(str("Where attention looks, ", windows), "layer", "head",
                            {bands[0].first, bands[1].first, bands[2].first, bands[3].first});
   found.measured = str(

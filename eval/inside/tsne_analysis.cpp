@@ -155,24 +155,21 @@ void TsneAnalysis::measure(Subject& subject, const AnalysisOptions& o) {
 Finding TsneAnalysis::finding(const AnalysisOptions&) const {
   Finding found;
   found.title = "t-SNE of values at words";
-  nlohmann::json models = nlohmann::json::array();
   std::vector<ScatterRow> rows;
-  std::vector<std::string> names, settings;
-  for (const PlaneModel& m : all_) names.push_back(m.model), settings.push_back(occurrences_text(m.plan));
-  names = short_names(names);
+  const std::vector<std::string> names = short_names_of(all_);
+  std::vector<std::string> settings;
+  for (const PlaneModel& m : all_) settings.push_back(occurrences_text(m.plan));
   for (const PlaneModel& m : all_) {
-    found.table += (found.table.empty() ? "" : "\n") + plane_table(m, tsne_);
-    models.push_back(plane_json(m));
+    found.add(plane_table(m, tsne_), plane_json(m));
     rows.push_back(plane_row(m, names[rows.size()]));
   }
-  found.json = {
-      {"perplexity", tsne_.perplexity},
-      {"angle", tsne_.angle},
-      {"early_exaggeration", tsne_.exaggeration},
-      {"exaggerated_iterations", tsne_.exaggerated},
-      {"iterations", tsne_.iterations},
-      {"same_places", std::ranges::all_of(all_, [&](const auto& m) { return same_places(m.plan, all_[0].plan); })},
-      {"models", models}};
+  found.json.update(
+      {{"perplexity", tsne_.perplexity},
+       {"angle", tsne_.angle},
+       {"early_exaggeration", tsne_.exaggeration},
+       {"exaggerated_iterations", tsne_.exaggerated},
+       {"iterations", tsne_.iterations},
+       {"same_places", std::ranges::all_of(all_, [&](const auto& m) { return same_places(m.plan, all_[0].plan); })}});
   found.csv = plane_csv(all_);
   found.svg = scatter_svg("Values as attention reads them, by t-SNE", all_[0].plan.classes.names, rows);
   found.measured =
