@@ -27,7 +27,7 @@ struct Parameter {
   std::string name;  // Hugging Face's name where there is one
   Shape shape;
   Init init;
-  double lr_mul = 1;         // times the base learning rate
+  double lr_mul = 1;         // times the base learning rate; 0: never trained
   double wd_mul = 1;         // times the weight decay; 0 for norms, embeddings, routers
   bool narrow_only = false;  // a bf16 tape reads nothing but `narrow`; set by Tape::mark_narrow_only()
   int64_t offset = 0;  // first element in the flat arrays; set by lay_out(), and by allocate() with value and grad

@@ -12,7 +12,8 @@
 //
 // Routing: full reads all layers; last and first read a window of them (first always adds the own layer); their
 // matrices keep the full shape, with the entries of unread layers 0 and without a gradient. average takes the plain
-// mean per head and has no parameters.
+// mean per head and has no parameters; own reads nothing but the own layer and has none either: LLaMA, but for how keys
+// and values start, which makes it the control for that. kv_init: uniform, the official code's, or as the backbone's.
 #include "models/registry.h"
 
 #include <algorithm>
@@ -24,7 +25,10 @@ namespace {
 
 class Lime : public Connection {
  public:
-  explicit Lime(const Config& config) : routing_(config.text("routing")), window_(config.integer("window")) {
+  explicit Lime(const Config& config) : routing_(config.text("routing")),
+        window_(config.integer("window")),
+        routed_(routing_ != "own" && routing_ != "average"),
+        uniform_(config.text("kv_init") == "uniform") {
     const bool windowed = routing_ == "last" || routing_ == "first";
     if (windowed && window_ < 1) fail(Exit::usage, "lime: routing ", routing_, " needs a window of at least 1 layer");
   }
@@ -33,9 +37,9 @@ class Lime : public Connection {
     const int64_t K = config.num_key_value_heads;
     const double bound = 1 / std::sqrt(static_cast<double>(config.hidden_size));
     for (int i = 0; i < config.num_hidden_layers; ++i) {
-      params.at(layer_name(i, "self_attn.k_proj.weight")).init = Init::uniform(bound);
-      params.at(layer_name(i, "self_attn.v_proj.weight")).init = Init::uniform(bound);
-      if (i > 0 && routing_ != "average")
+      for (const char* heads : {"self_attn.k_proj.weight", "self_attn.v_proj.weight"})
+        if (uniform_) params.at(layer_name(i, heads)).init = Init::uniform(bound);
+      if (i > 0 && routed_)
         params.add(router_name(i), Shape{K, (i + 1) * K}, router_init(i, K), /*lr_mul=*/10, /*wd_mul=*/0);
     }
   }
@@ -44,7 +48,7 @@ class Lime : public Connection {
     if (routing_ == "average")
       fail(Exit::usage, "lime: routing average mixes all layers from the start, so it starts as no plain backbone");
     const int64_t K = config.num_key_value_heads;
-    for (int i = 1; i < config.num_hidden_layers; ++i)
+    for (int i = 1; i < config.num_hidden_layers && routed_; ++i)
       params.at(router_name(i)).init = {"[0 | I]", [=](uint64_t, uint64_t, int64_t j) {
                                           return j % ((i + 1) * K) == i * K + j / ((i + 1) * K) ? 1.0 : 0.0;
                                         }};
@@ -52,13 +56,13 @@ class Lime : public Connection {
   }
 
   KeyValue kv(int layer, KeyValue own) override {
+    if (routing_ == "own") return own;
     const Config& config = build_->config;
     if (layer == 0) {
       keys_.emplace(build_->tape, "lime.keys", config.num_hidden_layers, own.k->shape);
       values_.emplace(build_->tape, "lime.values", config.num_hidden_layers, own.v->shape);
     }
-    const bool trained = layer > 0 && routing_ != "average";
-    Value* weight = trained ? build_->parameter(router_name(layer)) : nullptr;
+    Value* weight = layer > 0 && routed_ ? build_->parameter(router_name(layer)) : nullptr;
     const std::string name = "L" + std::to_string(layer) + ".route";
     return {keys_->route(name + ".k", layer, own.k, weight, sources(layer)),
             values_->route(name + ".v", layer, own.v, weight, sources(layer))};
@@ -92,16 +96,19 @@ class Lime : public Connection {
 
   std::string routing_;
   int64_t window_;
+  bool routed_, uniform_;  // routed: by matrices that learn
   std::optional<ops::DepthRouter> keys_, values_;
 };
 
 }  // namespace
 
 Architecture lime_architecture() {
+  const std::vector<std::string> starts = {"uniform", "normal"};
   return {"lime",
           "attention over key/value heads mixed from all layers so far",
-          {{"routing", "full", "full, average, last or first", {"full", "average", "last", "first"}},
-           {"window", "0", "an integer: how many layers routing last or first reads", {}}},
+          {{"routing", "full", "full, average, last, first or own", {"full", "average", "last", "first", "own"}},
+           {"window", "0", "an integer: how many layers routing last or first reads", {}},
+           {"kv_init", "uniform", "uniform (the code's) or normal (the backbone's): how keys and values start", starts}},
           [](const Config& config) { return std::make_unique<Lime>(config); }};
 }
 

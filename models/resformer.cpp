@@ -22,7 +22,8 @@ namespace {
 class ResFormer : public Connection {
  public:
   explicit ResFormer(const Config& config)
-      : variant_(config.text("variant")), L_(config.num_hidden_layers), last_k_(config.integer("last_k")) {
+      : variant_(config.text("variant")), L_(config.num_hidden_layers), last_k_(config.integer("last_k")),
+        frozen_(config.text("lambda_scale") == "frozen") {
     if (variant_ == "sparse" && last_k_ == 0) last_k_ = std::max<int64_t>(1, 3 * L_ / 8);
   }
 
@@ -32,6 +33,7 @@ class ResFormer : public Connection {
     };
     if (variant_ == "plus" && L_ > 1) {
       scalar("model.lambda_manager.lambda_scale", Shape{1}, static_cast<double>(L_));
+      if (frozen_) params.at("model.lambda_manager.lambda_scale").lr_mul = 0;
       scalar("model.lambda_manager.lambda_logits", Shape{L_ - 1}, 0);
     }
     for (int n = 1; n < L_; ++n) {
@@ -93,17 +95,19 @@ class ResFormer : public Connection {
 
   std::string variant_;
   int64_t L_, last_k_;
+  bool frozen_;
   Value *v1_ = nullptr, *budget_ = nullptr, *fixed_ = nullptr;  // fixed: own, first
 };
 
 }  // namespace
 
 Architecture resformer_architecture() {
-  const std::vector<std::string> variants = {"plus", "identity", "constant", "learnable", "sparse", "svformer"};
+  const std::vector<std::string> variants = {"plus", "identity", "constant", "learnable", "sparse", "svformer"}, scales = {"learned", "frozen"};
   return {"resformer",
           "attention's values are mixed with the first layer's",
           {{"variant", "plus", "plus, identity, constant, learnable, sparse or svformer", variants},
-           {"last_k", "0", "an integer: how many last layers mix (0: all from the second on)", {}}},
+           {"last_k", "0", "an integer: how many last layers mix (0: all from the second on)", {}},
+           {"lambda_scale", "learned", "learned or frozen (as bf16 weights leave it): the sum of plus's shares", scales}},
           [](const Config& config) { return std::make_unique<ResFormer>(config); }};
 }
 

@@ -8,6 +8,7 @@
 #include "engine/json.h"
 #include "models/checkpoint.h"
 #include "models/json_file.h"
+#include "train/environment.h"
 #include "train/comparison.h"
 #include "train/setting_io.h"
 
@@ -39,13 +40,24 @@ json json_of(const Comparison& comparison, const Arm& arm, const Arm& yardstick)
           {"larger_than_spread", difference.n > 1 ? json(difference.differs_from_zero()) : json()}};
 }
 
+// Every evaluation of a run, so that results.json alone can be drawn.
+json evaluations_of(const RunCurves& curves) {
+  return {{"step", curves.test_step},
+          {"test_loss", curves.test_loss},
+          {"answer_step", curves.answer_step},
+          {"answers", curves.answers},
+          {"steps_valid", curves.steps_valid}};
+}
+
 constexpr const char* about =
     "paths are relative to this file; flops_per_token: forward and backward; memory_bytes: of the model and its "
     "activations, without the program's own; relative: to the yardstick, which ran at another time; answers and "
     "steps_valid: shares of 1; ..._step: when the number was measured; null: unknown; architectures: at their best "
     "rates, chosen by the test loss of the first seed once lr_settled; difference: of test losses from the yardstick's "
     "with the same "
-    "seed, its standard error, and half of Student's 95 % interval; others: runs that the last call did not compare";
+    "seed, its standard error, and half of Student's 95 % interval; others: runs that the last call did not compare; "
+    "training_seconds: without pauses and tests, of a machine that other runs may have shared; environment: of the run's "
+    "last part";
 
 // results.json in the directory of a comparison: an object with an array of runs, which have names. Null if there is
 // none.
@@ -163,6 +175,10 @@ json to_json(const Comparison& comparison, const ComparedRun& run) {
               {"memory_bytes", r.memory},
               {"relative_memory", relative_memory(comparison, run)},
               {"tokens_per_second", r.tokens_per_second > 0 ? json(r.tokens_per_second) : json()},
+              {"tokens_per_step", run.options.batch * run.options.accumulate * run.options.data.seq_len},
+              {"training_seconds", r.curves.seconds.empty() ? json() : number_or_null(r.curves.seconds.back())},
+              {"evaluations", evaluations_of(r.curves)},
+              {"environment", recorded_environment(comparison.out + "/" + dir + "/environment.jsonl")},
               {"runs_side_by_side", run.side_by_side},
               {"relative_time", number_or_null(relative_time(comparison, {place}))}};
   const auto put = [&](const std::string& key, const Measured& number, const std::string& step_key) {

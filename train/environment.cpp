@@ -89,6 +89,17 @@ json this_machine() {
           {"system", str(system.sysname, " ", system.release, " ", system.machine)}};
 }
 
+// The objects of a file that a run may have left in any state; none of one that is not there.
+std::vector<json> lines_of(const std::string& path) {
+  std::vector<json> lines;
+  std::error_code ignored;
+  if (!std::filesystem::is_regular_file(path, ignored)) return lines;
+  std::ifstream in(path);
+  for (std::string text; std::getline(in, text);)
+    if (json line = try_parse_json(text); line.is_object()) lines.push_back(std::move(line));
+  return lines;
+}
+
 }  // namespace
 
 std::vector<std::string> command_line() {
@@ -118,16 +129,19 @@ void record_environment(const std::string& path, const TrainOptions& o, const Tr
   write_file_atomically(path, before + line.dump() + "\n");
 }
 
+json recorded_environment(const std::string& path) {
+  json last;
+  for (const json& line : lines_of(path)) {
+    if (!line.contains("build") || !line.contains("machine") || !line.contains("device")) continue;
+    last = {{"build", line["build"]}, {"machine", line["machine"]}, {"device", line["device"]}};
+  }
+  return last;
+}
+
 double recorded_flops_per_token(const std::string& path) {
   double flops = NAN;
-  std::error_code ignored;
-  if (!std::filesystem::is_regular_file(path, ignored)) return flops;
-  std::ifstream in(path);
-  for (std::string text; std::getline(in, text);) {
-    const json line = try_parse_json(text);
-    if (line.is_object() && line.contains("flops_per_token") && holds<double>(line["flops_per_token"], 0))
-      flops = line["flops_per_token"];
-  }
+  for (const json& line : lines_of(path))
+    if (line.contains("flops_per_token") && holds<double>(line["flops_per_token"], 0)) flops = line["flops_per_token"];
   return flops;
 }
 

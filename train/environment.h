@@ -1,6 +1,7 @@
 // environment.jsonl of a run: where, with what and how it was started, each time.
 #pragma once
 
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,9 @@ namespace crossply {
 void record_environment(const std::string& path, const TrainOptions& options, const Trainer& trainer);
 // Of this process, word by word; empty where the system does not keep it.
 std::vector<std::string> command_line();
+// What built the program of the last line, and on which machine and device it ran: "build", "machine", "device"; null
+// where there is no such line.
+nlohmann::json recorded_environment(const std::string& path);
 // FLOP per token, forward and backward, as the last line that has it says; NaN where none does.
 double recorded_flops_per_token(const std::string& path);
 

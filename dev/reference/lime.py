@@ -7,7 +7,7 @@ attends to signed linear combinations of the (i+1)*K heads in the slab, with one
 
 `routing` says which layers m layer i may read, its own always among them: "full" all; "last" the min(i+1, window) most
 recent; "first" the first min(i+1, window) and its own. Entries of W outside are stored, but neither read nor trained.
-"average" has no W: each head is the plain mean of that head over the layers.
+"average" has no W: each head is the plain mean of that head over the layers; "own" has none either and is LLaMA.
 """
 import dataclasses
 import math
@@ -22,17 +22,19 @@ from .llama import Attention, Llama
 @dataclasses.dataclass
 class LimeConfig(Config):
   arch: str = "lime"
-  routing: str = "full"  # full | average | last | first
+  routing: str = "full"  # full | average | last | first | own
   window: int = 0  # the j of last-j and first-j
+  kv_init: str = "uniform"  # uniform | normal: how k_proj and v_proj start
 
 
 class LimeAttention(Attention):
   def __init__(self, config, layer):
     super().__init__(config, layer)
-    check_choice("routing", config.routing, ("full", "average", "last", "first"))
+    check_choice("routing", config.routing, ("full", "average", "last", "first", "own"))
+    check_choice("kv_init", config.kv_init, ("uniform", "normal"))
     if config.routing in ("last", "first") and config.window < 1:
       raise ValueError(f"routing {config.routing!r} needs a window of at least 1, got {config.window}")
-    if layer > 0 and config.routing != "average":
+    if layer > 0 and config.routing not in ("average", "own"):
       K = config.num_key_value_heads
       self.lime_router = nn.Linear((layer + 1) * K, K, bias=False)
 
@@ -47,7 +49,7 @@ class LimeAttention(Attention):
 
   def route(self, keys, values, slab):
     slab.append((keys, values))
-    if self.layer == 0:
+    if self.layer == 0 or self.config.routing == "own":
       return keys, values
     if self.config.routing == "average":
       return tuple(torch.stack(heads).mean(0) for heads in zip(*slab))
@@ -57,8 +59,9 @@ class LimeAttention(Attention):
   def initialise(self):
     """Keys and values start uniform, the router as the identity on its own layer beside uniform noise on the others."""
     bound = 1 / math.sqrt(self.config.hidden_size)
-    nn.init.uniform_(self.k_proj.weight, -bound, bound)
-    nn.init.uniform_(self.v_proj.weight, -bound, bound)
+    for heads in (self.k_proj, self.v_proj):
+      if self.config.kv_init == "uniform":
+        nn.init.uniform_(heads.weight, -bound, bound)
     if hasattr(self, "lime_router"):
       bound = math.sqrt(3 / (self.config.num_key_value_heads * sum(self.readable())))
       nn.init.uniform_(self.lime_router.weight, -bound, bound)

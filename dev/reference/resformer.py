@@ -28,6 +28,7 @@ class ResformerConfig(Config):
   arch: str = "resformer"
   variant: str = "plus"  # plus | identity | constant | learnable | sparse | svformer
   last_k: int = 0
+  lambda_scale: str = "learned"  # learned | frozen: plus's scale; the optimizer leaves a frozen one alone
 
 
 def mixes(config, layer):
@@ -40,6 +41,7 @@ class ResformerAttention(Attention):
   def __init__(self, config, layer):
     super().__init__(config, layer)
     check_choice("variant", config.variant, ("plus", "learnable", *FIXED))
+    check_choice("lambda_scale", config.lambda_scale, ("learned", "frozen"))
     self.mixes = mixes(config, layer)
     learned = {"plus": ["lambda2"], "learnable": ["lambda1", "lambda2"]}.get(config.variant)
     if self.mixes and learned:

@@ -1,0 +1,149 @@
+#!/usr/bin/env bash
+# The papers on trial, small: every experiment of this directory, in order, or those that are named. Stop it at any time
+# (exit code 75); started again it goes on where it was. Results land beside this script, thinned; figures follow by
+# `make figures`.
+#   dev/experiments/run.sh [NAME...]     arith twelve routers variants literal depth prosqa small
+#   BUILD=build OUT=runs/experiments SEEDS=1,2,3 JOBS=0 (runs side by side; 0: compare chooses)
+# arith, prosqa and small make their own data; the others train on the sources of Python's library, which needs Python
+# with `pip install tokenizers` once.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+build=${BUILD:-build} out=${OUT:-runs/experiments} seeds=${SEEDS:-1,2,3} jobs=${JOBS:-0} here=dev/experiments
+
+# In the background, where a signal reaches the shell at once, which passes it on.
+run() {
+  "$@" &
+  wait $!
+}
+stopped() {
+  trap '' INT TERM HUP
+  # shellcheck disable=SC2046
+  kill -TERM $(jobs -p) 2>/dev/null || true
+  wait
+  echo "stopped on request; the same command goes on"
+  exit 75
+}
+trap stopped INT TERM HUP
+
+# part NAME/PART FLAGS...: one comparison, begun or continued, and its record.
+part() {
+  local name=$1
+  shift
+  echo "== $name"
+  run "$build/compare" --resume --jobs "$jobs" "$@" --out "$out/$name"
+  mkdir -p "$here/${name%/*}"
+  "$build/figures" --take "$out/$name" --as "$here/$name.json"
+}
+
+corpus() {
+  [ ! -e "$out/corpus/tokens/manifest.json" ] || return 0
+  mkdir -p "$out/corpus"
+  [ -e "$out/corpus/python.jsonl" ] || "${PYTHON:-python3}" "$here/corpus.py" "$out/corpus/python.jsonl"
+  run "$build/prepare" --vocab 2048 --val 0.05 --out "$out/corpus/tokens" "$out/corpus/python.jsonl"
+}
+
+# 1,049k tokens of code, 2.4M parameters but for the embedding. --steps, --layers and others may follow.
+text() {
+  local name=$1
+  shift
+  corpus
+  part "$name" --data "$out/corpus/tokens" --seq 256 --batch 8 --width 128 --layers 12 --heads 4 --ffn 352 --steps 512 \
+    --warmup 51 --dtype bf16 --eval-every 64 --eval-samples 192 --save-every 256 --keep 1 --seeds "$seeds" "$@"
+}
+
+all="llama,lime,lime_static,lime_dynamic,hyper,vertical,sla,ala,resformer,satformer,denseformer,mudd"
+
+# Twelve architectures, each at the best of three rates; and what LLaMA does with more tokens, for equal FLOPs and time.
+twelve() {
+  text twelve/equal-tokens --arch "$all" --lr 2e-3,4e-3,8e-3
+  for steps in 640 768 1024; do
+    text "twelve/llama-$steps-steps" --arch llama --lr 4e-3 --steps "$steps" --warmup $((steps / 10)) --eval-every $((steps / 8))
+  done
+}
+
+# Steps timed with nothing beside them: run it on an idle machine.
+speed() { jobs=1 text twelve/speed --arch "$all" --lr 2e-3 --seeds 1 --steps 24 --warmup 2 --eval-every 24 --save-every 24; }
+
+# Table 7 of LIMe, and its confound: own is LLaMA with LIMe's initialisation, kv_init=normal LIMe with LLaMA's.
+routers() {
+  text routers/ablation --lr "$(best_rate lime)" --arch "lime:routing=own,lime:routing=average,lime:routing=last:window=2,\
+lime:routing=last:window=4,lime:routing=last:window=6,lime:routing=first:window=2,lime:routing=first:window=4,\
+lime:routing=first:window=6,lime:kv_init=normal"
+}
+
+# Whichever claims an order: gates and last_k, value residuals, dilation and period, streams, re-allocation.
+variants() {
+  text variants/satformer --lr "$(best_rate satformer)" --arch "satformer:gate=sigmoid,satformer:gate=softmax,\
+satformer:gate=softmax_sigmoid,satformer:gate=tanh,satformer:gate=identity,satformer:last_k=8,satformer:last_k=4,\
+satformer:last_k=2"
+  text variants/resformer --lr "$(best_rate resformer)" --arch "resformer:variant=identity,resformer:variant=constant,\
+resformer:variant=learnable,resformer:variant=sparse,resformer:variant=svformer,resformer:last_k=4"
+  text variants/denseformer --lr "$(best_rate denseformer)" --arch "denseformer:dilation=2,denseformer:dilation=4,\
+denseformer:period=3,denseformer:dilation=4:period=5"
+  text variants/hyper --lr "$(best_rate hyper)" --arch "hyper:rate=1,hyper:rate=2,hyper:rate=8,hyper:dynamic=false"
+  text variants/mudd --lr "$(best_rate mudd)" --arch "mudd:intermediate_sizes=[192,221,250,279,308,337,367,396,425,454,483,512]"
+}
+
+# Where a paper and its code disagree: the other reading, against the default in twelve.
+literal() {
+  text literal/lime --lr "$(best_rate lime)" --arch lime:kv_init=normal
+  text literal/lime_static --lr "$(best_rate lime_static)" --arch lime_static:kv_init=fan_in
+  text literal/lime_dynamic --lr "$(best_rate lime_dynamic)" --arch lime_dynamic:kv_init=fan_in
+  text literal/hyper --lr "$(best_rate hyper)" --arch "hyper:norm=rmsnorm:prenorm=rmsnorm,hyper:layer_index=sublayer,\
+hyper:output_init_scale=true"
+  text literal/vertical --lr "$(best_rate vertical)" --arch vertical:residual=false
+  text literal/resformer --lr "$(best_rate resformer)" --arch resformer:lambda_scale=frozen
+  text literal/satformer --lr "$(best_rate satformer)" --arch satformer:gate_init=uniform
+  text literal/denseformer --lr "$(best_rate denseformer)" --arch denseformer:dilation=4:period=5
+  text literal/mudd --lr "$(best_rate mudd)" --arch mudd:w1_init=literal,mudd:norm=none
+  text literal/gpt2 --lr 2e-3 --arch gpt2 --backbone gpt2
+  text literal/gpt2-index-scaling --lr 2e-3 --arch gpt2 --backbone gpt2 --scale-attn-by-inverse-layer-idx true
+}
+
+# Depth at a fixed, narrow width, for those whose papers say that depth is where they win.
+depth() {
+  for layers in 8 16 32; do
+    text "depth/layers-$layers" --arch llama,lime,hyper,denseformer,vertical --lr 2e-3 --layers $layers --width 64 --heads 2 --ffn 176
+  done
+}
+
+# The LIMe paper's task with as few updates as show who leaves the plateau; each setting changes one thing.
+arith() {
+  local five=1,2,3,4,5 ten=1,2,3,4,5,6,7,8,9,10 pair=llama,lime
+  setting() { part "arith/$1" --preset arith-quick --arch $pair --seeds $five --save-every 6000 --keep 1 "${@:2}"; }
+  setting base --seeds $ten
+  setting rate --lr 3e-3
+  setting batch-512 --batch 512 --steps 750 --warmup 25
+  setting decay --weight-decay 0.1
+  setting untied --tie false
+  setting router-rate --router-lr 1e-3 --arch lime
+  setting warm-up --warmup 0
+  setting bf16 --dtype bf16
+  setting integers --data arith:4i
+  setting operators-5 --data arith:5
+  setting operators-6 --data arith:6
+  setting tiers --data arith:4-6
+}
+# Hours: the paper's task at 40 % of its updates. Named alone: dev/experiments/run.sh arith_long
+arith_long() {
+  part arith/updates-7812 --preset arith --arch llama,lime --seeds 1,2,3,4,5 --steps 7812 --warmup 195 --answer-samples 512
+}
+
+prosqa() {
+  part prosqa/prosqa --data prosqa --train-samples 50000 --arch llama,lime,hyper,denseformer --width 64 --heads 4 --ffn 176 \
+    --layers 6 --batch 16 --steps 3000 --warmup 150 --lr 2e-3 --schedule cosine --dtype bf16 --eval-every 300 --eval-samples 64 \
+    --answer-samples 500 --test-samples 500 --save-every 1000 --keep 1 --seeds "$seeds"
+}
+
+# Minutes on any machine; tests/test_experiments.sh trains it again and wants the same bits.
+small() {
+  part small/small --preset arith-quick --data arith:3 --arch llama,lime --seeds 1,2 --steps 400 --warmup 40 --lr 3e-3 \
+    --train-samples 5000 --test-samples 500 --eval-every 50 --answer-samples 64 --save-every 400 --keep 1
+}
+
+# Of the twelve, for those that come after: the rate at which an architecture was best.
+best_rate() { "$build/figures" --best "$1" --as "$here/twelve/equal-tokens.json"; }
+
+for experiment in "${@:-arith twelve routers variants literal depth prosqa small}"; do
+  for name in $experiment; do "$name"; done
+done
