@@ -20,7 +20,7 @@ PROGRAMS := $(strip $(basename $(notdir $(wildcard train/train_*.cpp))) lime_by_
 FUZZ_SECONDS ?= 120
 ARCHITECTURES ?= 90
 
-.PHONY: all build run compare inheritune test tests_of_mpi fuzz fuzz_targets faults fault_injection bench bench-architectures bench-gpu \
+.PHONY: all build run compare inheritune figures test tests_of_mpi fuzz fuzz_targets faults fault_injection bench bench-architectures bench-gpu \
         tidy pack setup new configure clean help $(PROGRAMS)
 all: build
 
@@ -44,6 +44,11 @@ OUT ?= runs/inheritune
 inheritune: setup configure
 	@$(COMPILE) --target train_gpt2 train_inheritune transplant curves analyze
 	@BUILD=$(BUILD) SEEDS="$(SEEDS)" dev/inheritune.sh $(OUT) $(TEXT)
+
+# The pictures and tables of dev/experiments from the records there; dev/experiments/run.sh makes the records.
+figures: setup configure
+	@$(COMPILE) --target figures
+	$(BUILD)/figures
 
 bench: configure
 	@$(COMPILE) --target bench
@@ -93,7 +98,7 @@ tidy:
 
 # MPI is for those who have time for it.
 SETUP_FLAGS = --mpi
-run compare inheritune: SETUP_FLAGS =
+run compare inheritune figures: SETUP_FLAGS =
 setup:
 	@dev/setup.sh $(SETUP_FLAGS)
 
@@ -111,6 +116,7 @@ help:
 	@echo "make run      build one program, then train LLaMA and LIMe on the same data for two minutes and compare them"
 	@echo "make compare  the same with every architecture, more briefly: four minutes"
 	@echo "make inheritune   the Inheritune paper in small, three seeds (SEEDS=1: one; TEXT=my.txt: on your text; OUT=DIR)"
+	@echo "make figures  the pictures and tables of dev/experiments, from the records there"
 	@echo "make test     build, then run every test (ARGS=\"-L kernels\": those with a label)"
 	@echo "make fuzz     every reader with mutated input under the sanitizers, FUZZ_SECONDS=120 for each of them"
 	@echo "make faults   every system call of a tiny run fails once, and the run is killed at every one"

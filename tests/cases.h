@@ -69,7 +69,7 @@ inline std::vector<Case> cases() {
     list.push_back({arch + " one key head, untied, H*D != C", tiny_config(arch, 1, true, false, 6)});
   }
   const char* grouped =
-      "lime:routing=average:window=2,lime:routing=last:window=2,lime:routing=first:window=2,"
+      "lime:routing=average:window=2,lime:routing=own,lime:routing=last:window=2,lime:routing=first:window=2,"
       "lime_static:top_p=0.6:top_p_renormalize=true,lime_static:top_p=0.6:top_p_renormalize=false,"
       "hyper:rate=1:dynamic=true,hyper:rate=2:dynamic=false,hyper:rate=3:dynamic=true,"
       "hyper:norm=rmsnorm:output_init_scale=true:dynamic_norm_eps=0.01,vertical:map=unet,vertical:map=inet,"

@@ -128,6 +128,9 @@ TEST_CASE("comparison: results.json has every number, every setting and the way 
                       "train_loss": 0.36912, "answers": 0.13672, "relative_time": 2.0, "relative_memory": 1.06,
                       "metrics": "lime/metrics.jsonl", "test_loss_step": 6000})"_json);
   CHECK(lime["flags"]["steps"] == 6000);
+  const RunCurves curves = example().runs[1].result.curves;
+  REQUIRE(!curves.test_loss.empty());
+  check_has(lime["evaluations"], {{"step", curves.test_step}, {"test_loss", curves.test_loss}});
   CHECK(lime["flags"]["config"].contains("hidden_size"));
   check_has(failed, R"({"state": "failed", "exit_code": 77, "error": "step 4: loss nan", "steps_done": 3,
                         "test_loss": 2.1, "test_loss_step": 2, "train_loss": 0.4, "train_loss_step": 3,

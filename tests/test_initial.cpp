@@ -109,6 +109,8 @@ std::vector<Model> lime_models() {
       {"lime:routing=last:window=2", {k, v, routed([](int64_t l, int64_t s) { return s > l - 2; })}},
       {"lime:routing=first:window=2", {k, v, routed([](int64_t, int64_t s) { return s < 2; })}},
       {"lime:routing=average", {k, v}},
+      {"lime:routing=own", {k, v}},
+      {"lime:kv_init=normal", {routed([](int64_t, int64_t) { return true; })}},
   };
 }
 
@@ -180,6 +182,8 @@ std::vector<Model> other_models() {
       {"sla", {}},
       {"ala", {}},
       {"resformer", {{"lambda_scale", 1, 0, all(L)}, {"lambda_logits", 1, 0, all(0)}, {"lambda2", 1, 0, all(0.5)}}},
+      {"resformer:lambda_scale=frozen",
+       {{"lambda_scale", 0, 0, all(L)}, {"lambda_logits", 1, 0, all(0)}, {"lambda2", 1, 0, all(0.5)}}},
       {"resformer:variant=learnable", {{"lambda1", 1, 0, all(0.5)}, {"lambda2", 1, 0, all(0.5)}}},
       {"resformer:variant=identity", {}},
       {"resformer:variant=svformer", {}},

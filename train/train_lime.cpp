@@ -18,7 +18,7 @@
 //   1b           8,640    1,076,081,088       deep128   528,320   147,677,632
 //   1.2b         138,240  1,176,873,984
 //
-// Ablations: --routing average | last | first, --window j.
+// Ablations: --routing average | last | first | own, --window j, --kv-init normal.
 #include "train/run.h"
 
 using namespace crossply;

@@ -2,13 +2,15 @@
 # The papers on trial, small: every experiment of this directory, in order, or those that are named. Stop it at any time
 # (exit code 75); started again it goes on where it was. Results land beside this script, thinned; figures follow by
 # `make figures`.
-#   dev/experiments/run.sh [NAME...]     arith twelve routers variants literal depth prosqa small
-#   BUILD=build OUT=runs/experiments SEEDS=1,2,3 JOBS=0 (runs side by side; 0: compare chooses)
+#   dev/experiments/run.sh [NAME...]     arith arith_grid twelve routers variants literal depth prosqa small; not
+#                                        without being named: speed (on an idle machine), arith_long (hours)
+#   BUILD=build OUT=runs/experiments RECORDS=dev/experiments SEEDS=1,2,3 JOBS=0 (runs side by side; 0: compare chooses)
 # arith, prosqa and small make their own data; the others train on the sources of Python's library, which needs Python
 # with `pip install tokenizers` once.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-build=${BUILD:-build} out=${OUT:-runs/experiments} seeds=${SEEDS:-1,2,3} jobs=${JOBS:-0} here=dev/experiments
+build=${BUILD:-build} out=${OUT:-runs/experiments} seeds=${SEEDS:-1,2,3} jobs=${JOBS:-0}
+scripts=dev/experiments records=${RECORDS:-dev/experiments}
 
 # In the background, where a signal reaches the shell at once, which passes it on.
 run() {
@@ -31,14 +33,14 @@ part() {
   shift
   echo "== $name"
   run "$build/compare" --resume --jobs "$jobs" "$@" --out "$out/$name"
-  mkdir -p "$here/${name%/*}"
-  "$build/figures" --take "$out/$name" --as "$here/$name.json"
+  mkdir -p "$records/${name%/*}"
+  "$build/figures" --take "$out/$name" --as "$records/$name.json"
 }
 
 corpus() {
   [ ! -e "$out/corpus/tokens/manifest.json" ] || return 0
   mkdir -p "$out/corpus"
-  [ -e "$out/corpus/python.jsonl" ] || "${PYTHON:-python3}" "$here/corpus.py" "$out/corpus/python.jsonl"
+  [ -e "$out/corpus/python.jsonl" ] || "${PYTHON:-python3}" "$scripts/corpus.py" "$out/corpus/python.jsonl"
   run "$build/prepare" --vocab 2048 --val 0.05 --out "$out/corpus/tokens" "$out/corpus/python.jsonl"
 }
 
@@ -55,7 +57,7 @@ all="llama,lime,lime_static,lime_dynamic,hyper,vertical,sla,ala,resformer,satfor
 
 # Twelve architectures, each at the best of three rates; and what LLaMA does with more tokens, for equal FLOPs and time.
 twelve() {
-  text twelve/equal-tokens --arch "$all" --lr 2e-3,4e-3,8e-3
+  text twelve/equal-tokens --arch "$all" --lr 1e-3,2e-3,4e-3
   for steps in 640 768 1024; do
     text "twelve/llama-$steps-steps" --arch llama --lr 4e-3 --steps "$steps" --warmup $((steps / 10)) --eval-every $((steps / 8))
   done
@@ -108,23 +110,24 @@ depth() {
 }
 
 # The LIMe paper's task with as few updates as show who leaves the plateau; each setting changes one thing.
+setting() { part "arith/$1" --preset arith-quick --arch llama,lime --seeds 1,2,3,4,5 --save-every 6000 --keep 1 "${@:2}"; }
 arith() {
-  local five=1,2,3,4,5 ten=1,2,3,4,5,6,7,8,9,10 pair=llama,lime
-  setting() { part "arith/$1" --preset arith-quick --arch $pair --seeds $five --save-every 6000 --keep 1 "${@:2}"; }
-  setting base --seeds $ten
+  setting base
   setting rate --lr 3e-3
   setting batch-512 --batch 512 --steps 750 --warmup 25
+  setting operators-6 --data arith:6
+}
+arith_grid() {
+  setting router-rate --router-lr 1e-3 --arch lime
   setting decay --weight-decay 0.1
   setting untied --tie false
-  setting router-rate --router-lr 1e-3 --arch lime
   setting warm-up --warmup 0
   setting bf16 --dtype bf16
   setting integers --data arith:4i
   setting operators-5 --data arith:5
-  setting operators-6 --data arith:6
   setting tiers --data arith:4-6
 }
-# Hours: the paper's task at 40 % of its updates. Named alone: dev/experiments/run.sh arith_long
+# Hours: the paper's task at 40 % of its updates; named alone.
 arith_long() {
   part arith/updates-7812 --preset arith --arch llama,lime --seeds 1,2,3,4,5 --steps 7812 --warmup 195 --answer-samples 512
 }
@@ -142,8 +145,12 @@ small() {
 }
 
 # Of the twelve, for those that come after: the rate at which an architecture was best.
-best_rate() { "$build/figures" --best "$1" --as "$here/twelve/equal-tokens.json"; }
+best_rate() { "$build/figures" --best "$1" --as "$records/twelve/equal-tokens.json"; }
 
-for experiment in "${@:-arith twelve routers variants literal depth prosqa small}"; do
-  for name in $experiment; do "$name"; done
+[ $# -gt 0 ] || set -- twelve arith arith_grid routers variants literal depth prosqa small
+for experiment in "$@"; do
+  case $experiment in
+    twelve | speed | arith | arith_grid | arith_long | routers | variants | literal | depth | prosqa | small) "$experiment" ;;
+    *) echo "error: $experiment is no experiment; see the head of $0" >&2 && exit 64 ;;
+  esac
 done

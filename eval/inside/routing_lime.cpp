@@ -8,9 +8,10 @@ std::vector<double> lime_weights(const RoutingInput& in, int l) {
   const int64_t K = in.config.num_key_value_heads, columns = (l + 1) * K, window = in.config.integer("window");
   const std::string& routing = in.config.text("routing");
   std::vector<double> W(static_cast<size_t>(K * columns));
-  if (l == 0 || routing == "average") {
+  if (l == 0 || routing == "average" || routing == "own") {
+    const int first = routing == "own" ? l : 0;
     for (int64_t h = 0; h < K; ++h)
-      for (int64_t s = 0; s <= l; ++s) W[static_cast<size_t>(h * columns + s * K + h)] = 1.0 / (l + 1);
+      for (int64_t s = first; s <= l; ++s) W[static_cast<size_t>(h * columns + s * K + h)] = 1.0 / (l + 1 - first);
     return W;
   }
   W = in.parameter(str("model.layers.", l, ".self_attn.lime_router.weight"));
