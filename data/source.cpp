@@ -53,7 +53,7 @@ Dataset open_dataset(const DataOptions& options) {
          kind == generated ? "it has its own words"
                            : "shards that prepare wrote know their tokenizer; others have none");
   if (spec == "prosqa") return open_prosqa(options);
-  if (kind == generated) return open_arith(spec.back() - '0', options);
+  if (const auto arith = parse_arith(spec)) return open_arith(*arith, options);
   if (kind == text) return open_text(spec.substr(5), options);
   std::error_code ignored;
   if (kind == unknown)
@@ -68,8 +68,7 @@ Dataset open_dataset(const DataOptions& options) {
 
 DataSpec parse_data_spec(const std::string& spec) {
   using enum DataSpec::Kind;
-  for (const char* task : {"prosqa", "arith:3", "arith:4", "arith:5", "arith:6"})
-    if (spec == task) return {generated, "", ""};
+  if (spec == "prosqa" || parse_arith(spec)) return {generated, "", ""};
   for (const auto& [prefix, kind] : {std::pair("text:", text), {"uint16:", shards}, {"uint32:", shards}})
     if (spec.starts_with(prefix)) return {kind, prefix, spec.substr(std::strlen(prefix))};
   if (spec.ends_with(".bin")) return {shards, "", spec};
@@ -118,7 +117,8 @@ std::string short_name(const std::string& spec) {
 }
 
 double chance_of(const std::string& spec) {
-  return spec.starts_with("arith:") ? 1.0 / arith::modulus : spec == "prosqa" ? 0.5 : NAN;
+  if (const auto arith = parse_arith(spec)) return arith_chance(*arith);
+  return spec == "prosqa" ? 0.5 : NAN;
 }
 
 }  // namespace crossply

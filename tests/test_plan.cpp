@@ -121,10 +121,10 @@ TEST_CASE("plan: logits in the GPU's scratch memory, and answers beside the trai
   for (const std::string dtype : {"fp32", "bf16"}) {
     CAPTURE(dtype);
     check_plan(options_for(sized(tiny_config("llama"), 4001, 8), dtype), Counting(4, 64, 4001));
-    ArithSource task(1, 0);
+    ArithSource task({1, 1}, 0);
     TaskSource::Seen seen;
     Random random(1, 1);
-    task.fill(4, seen, [&] { return arith_sample(1, random); });
+    task.fill(4, seen, [&] { return arith_sample({1, 1}, random); });
     TrainOptions o = options_for(sized(tiny_config("lime"), task.vocab_size(), 8), dtype);
     o.data.spec = "arith:1", o.answer_samples = 3;
     check_plan(o, task);

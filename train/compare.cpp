@@ -12,6 +12,7 @@
 
 #include "cli/format.h"
 #include "cli/program.h"
+#include "data/arith.h"
 #include "engine/file.h"
 #include "engine/printable.h"
 #include "kernels/devices.h"
@@ -142,7 +143,9 @@ void print_next(const Comparison& comparison) {
   for (const Arm& arm : arms_of(comparison))
     if (const ComparedRun& run = comparison.runs[arm.seeds.front()]; run.state == RunState::done)
       last = run.result.run_dir;
-  const char* prompt = comparison.data.starts_with("arith:") ? "\"( 3 + 4 ) * 2 - 5 / 6 =\"" : "...";
+  const auto arith = parse_arith(comparison.data);
+  const bool integers = arith && arith->numbers == arith::Numbers::integers;  // 5 / 6 is none
+  const char* prompt = !arith ? "..." : integers ? "\"( 3 + 4 ) * 2 - 6 / 3 =\"" : "\"( 3 + 4 ) * 2 - 5 / 6 =\"";
   if (!last.empty()) std::printf("next:     build/generate --model %s --prompt %s\n", printable(last).c_str(), prompt);
 }
 

@@ -17,7 +17,7 @@ Dataset open(const std::string& spec) {
 }  // namespace
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static const Dataset datasets[] = {open("arith:3"), open("prosqa")};
+  static const Dataset datasets[] = {open("arith:3"), open("arith:3-6"), open("arith:4i"), open("prosqa")};
   std::vector<int32_t> tokens;
   for (size_t i = 0; i < size; ++i)  // from ' ' on; what no vocabulary has is in there, too
     tokens.push_back(data[i] < 254 ? data[i] - ' ' : data[i] == 254 ? INT32_MIN : INT32_MAX);
@@ -28,6 +28,6 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       require(verdict.answer || !verdict.steps, "every step is right, but the answer is not");
     }
   }
-  arith_evaluate(tokens);
+  for (const auto numbers : {arith::Numbers::residues, arith::Numbers::integers}) arith_evaluate(tokens, numbers);
   return 0;
 }
