@@ -25,7 +25,8 @@ namespace {
 
 class Lime : public Connection {
  public:
-  explicit Lime(const Config& config) : routing_(config.text("routing")),
+  explicit Lime(const Config& config)
+      : routing_(config.text("routing")),
         window_(config.integer("window")),
         routed_(routing_ != "own" && routing_ != "average"),
         uniform_(config.text("kv_init") == "uniform") {
@@ -104,12 +105,13 @@ class Lime : public Connection {
 
 Architecture lime_architecture() {
   const std::vector<std::string> starts = {"uniform", "normal"};
-  return {"lime",
-          "attention over key/value heads mixed from all layers so far",
-          {{"routing", "full", "full, average, last, first or own", {"full", "average", "last", "first", "own"}},
-           {"window", "0", "an integer: how many layers routing last or first reads", {}},
-           {"kv_init", "uniform", "uniform (the code's) or normal (the backbone's): how keys and values start", starts}},
-          [](const Config& config) { return std::make_unique<Lime>(config); }};
+  return {
+      "lime",
+      "attention over key/value heads mixed from all layers so far",
+      {{"routing", "full", "full, average, last, first or own", {"full", "average", "last", "first", "own"}},
+       {"window", "0", "an integer: how many layers routing last or first reads", {}},
+       {"kv_init", "uniform", "uniform (the code's) or normal (the backbone's): how keys and values start", starts}},
+      [](const Config& config) { return std::make_unique<Lime>(config); }};
 }
 
 }  // namespace crossply

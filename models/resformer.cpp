@@ -22,7 +22,9 @@ namespace {
 class ResFormer : public Connection {
  public:
   explicit ResFormer(const Config& config)
-      : variant_(config.text("variant")), L_(config.num_hidden_layers), last_k_(config.integer("last_k")),
+      : variant_(config.text("variant")),
+        L_(config.num_hidden_layers),
+        last_k_(config.integer("last_k")),
         frozen_(config.text("lambda_scale") == "frozen") {
     if (variant_ == "sparse" && last_k_ == 0) last_k_ = std::max<int64_t>(1, 3 * L_ / 8);
   }
@@ -102,13 +104,15 @@ class ResFormer : public Connection {
 }  // namespace
 
 Architecture resformer_architecture() {
-  const std::vector<std::string> variants = {"plus", "identity", "constant", "learnable", "sparse", "svformer"}, scales = {"learned", "frozen"};
-  return {"resformer",
-          "attention's values are mixed with the first layer's",
-          {{"variant", "plus", "plus, identity, constant, learnable, sparse or svformer", variants},
-           {"last_k", "0", "an integer: how many last layers mix (0: all from the second on)", {}},
-           {"lambda_scale", "learned", "learned or frozen (as bf16 weights leave it): the sum of plus's shares", scales}},
-          [](const Config& config) { return std::make_unique<ResFormer>(config); }};
+  const std::vector<std::string> variants = {"plus", "identity", "constant", "learnable", "sparse", "svformer"},
+                                 scales = {"learned", "frozen"};
+  return {
+      "resformer",
+      "attention's values are mixed with the first layer's",
+      {{"variant", "plus", "plus, identity, constant, learnable, sparse or svformer", variants},
+       {"last_k", "0", "an integer: how many last layers mix (0: all from the second on)", {}},
+       {"lambda_scale", "learned", "learned or frozen (as bf16 weights leave it): the sum of plus's shares", scales}},
+      [](const Config& config) { return std::make_unique<ResFormer>(config); }};
 }
 
 }  // namespace crossply

@@ -25,7 +25,8 @@ void start_from(const std::string& dir, TinyModel& model) {
 }
 
 const char* able =
-    "lime,lime:routing=own,lime:routing=last:window=2,lime:routing=first:window=1,hyper:rate=1:prenorm=rmsnorm,vertical,"
+    "lime,lime:routing=own,lime:routing=last:window=2,lime:routing=first:window=1,hyper:rate=1:prenorm=rmsnorm,"
+    "vertical,"
     "sla:distance=4,ala:stride=4,resformer,resformer:variant=learnable,satformer,satformer:gate=tanh,"
     "satformer:gate=identity,denseformer,denseformer:dilation=2:period=3,mudd,mudd:norm=none,relay";
 const char* unable =

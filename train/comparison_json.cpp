@@ -8,8 +8,8 @@
 #include "engine/json.h"
 #include "models/checkpoint.h"
 #include "models/json_file.h"
-#include "train/environment.h"
 #include "train/comparison.h"
+#include "train/environment.h"
 #include "train/setting_io.h"
 
 namespace crossply {
@@ -56,7 +56,8 @@ constexpr const char* about =
     "rates, chosen by the test loss of the first seed once lr_settled; difference: of test losses from the yardstick's "
     "with the same "
     "seed, its standard error, and half of Student's 95 % interval; others: runs that the last call did not compare; "
-    "training_seconds: without pauses and tests, of a machine that other runs may have shared; environment: of the run's "
+    "training_seconds: without pauses and tests, of a machine that other runs may have shared; environment: of the "
+    "run's "
     "last part";
 
 // results.json in the directory of a comparison: an object with an array of runs, which have names. Null if there is

@@ -55,9 +55,9 @@ text() {
 
 all="llama,lime,lime_static,lime_dynamic,hyper,vertical,sla,ala,resformer,satformer,denseformer,mudd"
 
-# Twelve architectures, each at the best of three rates; and what LLaMA does with more tokens, for equal FLOPs and time.
+# Twelve architectures, each at the best of four rates; and what LLaMA does with more tokens, for equal FLOPs and time.
 twelve() {
-  text twelve/equal-tokens --arch "$all" --lr 1e-3,2e-3,4e-3
+  text twelve/equal-tokens --arch "$all" --lr 1e-3,2e-3,4e-3,8e-3
   for steps in 640 768 1024; do
     text "twelve/llama-$steps-steps" --arch llama --lr 4e-3 --steps "$steps" --warmup $((steps / 10)) --eval-every $((steps / 8))
   done

@@ -58,7 +58,8 @@ std::string axis(const DotChart& chart, const Scale& scale, double bottom) {
     out += text(scale.at(v), bottom + 16, "text-anchor=\"middle\" font-size=\"11\"",
                 fixed(std::abs(shown) < 1e-9 ? 0 : shown, decimals) + (chart.shares ? " %" : ""));
   }
-  if (chart.difference) out += line(scale.at(0), top, scale.at(0), bottom, "stroke=\"#1f2933\" stroke-dasharray=\"3 3\"");
+  if (chart.difference)
+    out += line(scale.at(0), top, scale.at(0), bottom, "stroke=\"#1f2933\" stroke-dasharray=\"3 3\"");
   return out + text((left + width - right) / 2, bottom + 36, "text-anchor=\"middle\"", chart.x_label);
 }
 
@@ -69,8 +70,9 @@ std::string row_svg(const DotChart& chart, const Scale& scale, const DotRow& row
   std::string out = text(left - 10, y + 4, "text-anchor=\"end\" fill=\"#1f2933\"", row.label, 40);
   const double half = chart.shares ? spread.sd : spread.interval();
   if (spread.n > 1)
-    out += line(scale.at(std::max(scale.low, spread.mean - half)), y, scale.at(std::min(scale.high, spread.mean + half)),
-                y, "stroke=\"" + colour + "\" stroke-width=\"1.4\"");
+    out +=
+        line(scale.at(std::max(scale.low, spread.mean - half)), y, scale.at(std::min(scale.high, spread.mean + half)),
+             y, "stroke=\"" + colour + "\" stroke-width=\"1.4\"");
   for (const double value : row.values)
     out += "<circle cx=\"" + px(scale.at(value)) + "\" cy=\"" + px(y) + "\" r=\"3.2\" fill=\"" + colour +
            "\" fill-opacity=\"0.4\"/>\n";
@@ -91,8 +93,7 @@ std::string dots_svg(const DotChart& chart) {
     const bool any = std::ranges::any_of(group.rows, [](const DotRow& row) { return !row.values.empty(); });
     if (!any) continue;
     y += group.caption.empty() ? 6 : caption_height;
-    if (!group.caption.empty())
-      rows += text(24, y - 4, "font-weight=\"600\" fill=\"#1f2933\"", group.caption, 110);
+    if (!group.caption.empty()) rows += text(24, y - 4, "font-weight=\"600\" fill=\"#1f2933\"", group.caption, 110);
     for (const DotRow& row : group.rows) {
       if (row.values.empty()) continue;
       rows += row_svg(chart, scale, row, y + row_height / 2);

@@ -17,7 +17,7 @@ struct DotGroup {
 struct DotChart {
   std::string title, x_label;
   std::vector<DotGroup> groups;
-  bool shares = false;     // x goes from 0 to 1, and is shown in percent
+  bool shares = false;      // x goes from 0 to 1, and is shown in percent
   bool difference = false;  // a line at 0; what differs from it (Student's 95 %) has a colour, blue below and red above
 };
 

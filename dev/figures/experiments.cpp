@@ -52,22 +52,25 @@ void equal_work(Page& page, const Record& record) {
   const auto speed = page.record("speed");
   if (frontier.size() < 2 || !speed) return;
   const RecordedRun &one = llama.runs.begin()->second, &timed = speed->arm("llama").runs.begin()->second;
-  std::string table = format_markdown_row({"", "FLOPs", "time", "memory", "against LLaMA at equal tokens", "at equal FLOPs",
-                                           "at equal time"}) +
+  std::string table = format_markdown_row({"", "FLOPs", "time", "memory", "against LLaMA at equal tokens",
+                                           "at equal FLOPs", "at equal time"}) +
                       "|---|---|---|---|---|---|---|\n";
   for (const RecordedArm& arm : record.arms()) {
     const RecordedRun& run = arm.runs.begin()->second;
     const double loss = spread_of(values_of(arm, test_loss_of)).mean;
     const double flops = run.flops_per_token / one.flops_per_token;
     const double time = timed.tokens_per_second / speed->arm(arm.name).runs.begin()->second.tokens_per_second;
-    table += format_markdown_row({arm.name, format_number("%.3fx", flops), format_number("%.2fx", time),
-                                  format_number("%.2fx", run.memory / one.memory),
-                                  signed_or_dash(loss - frontier[0].second), signed_or_dash(loss - loss_at(frontier, flops)),
-                                  signed_or_dash(loss - loss_at(frontier, std::max(1.0, time)))});
+    table +=
+        format_markdown_row({arm.name, format_number("%.3fx", flops), format_number("%.2fx", time),
+                             format_number("%.2fx", run.memory / one.memory), signed_or_dash(loss - frontier[0].second),
+                             signed_or_dash(loss - loss_at(frontier, flops)),
+                             signed_or_dash(loss - loss_at(frontier, std::max(1.0, time)))});
   }
-  page.markdown("## Equal FLOPs, equal time\n\nLLaMA's loss with more tokens is interpolated, in the logarithm of the work, "
-                "between runs of 512, 640, 768 and 1,024\nsteps that each have their own schedule; time: of a step, alone "
-                "on the machine.\n\n" + table + "\n");
+  page.markdown(
+      "## Equal FLOPs, equal time\n\nLLaMA's loss with more tokens is interpolated, in the logarithm of the work, "
+      "between runs of 512, 640, 768 and 1,024\nsteps that each have their own schedule; time: of a step, alone "
+      "on the machine.\n\n" +
+      table + "\n");
 }
 
 void twelve(Page& page) {
@@ -110,13 +113,15 @@ void literal(Page& page) {
   const auto base = text_record(page);
   if (!base) return;
   std::vector<ComparedArms> groups;
-  for (const char* name : {"lime", "lime_static", "lime_dynamic", "hyper", "vertical", "resformer", "satformer",
-                           "denseformer", "mudd"})
+  for (const char* name :
+       {"lime", "lime_static", "lime_dynamic", "hyper", "vertical", "resformer", "satformer", "denseformer", "mudd"})
     if (const auto record = page.record(name))
-      groups.push_back({std::string("against ") + name + " with its defaults", base->arm(name), arms_but(*record, name)});
+      groups.push_back(
+          {std::string("against ") + name + " with its defaults", base->arm(name), arms_but(*record, name)});
   if (const auto record = page.record("gpt2"))
     if (const auto scaled = page.record("gpt2-index-scaling"))
-      groups.push_back({"against gpt2", record->arm("gpt2"), {{"gpt2: logits divided by the layer", scaled->arm("gpt2")}}});
+      groups.push_back(
+          {"against gpt2", record->arm("gpt2"), {{"gpt2: logits divided by the layer", scaled->arm("gpt2")}}});
   page.differences("differences.svg", "What the literal choices cost", groups);
 }
 
@@ -142,9 +147,10 @@ void depth(Page& page) {
     if (curve.low.size() != curve.x.size()) curve.low.clear(), curve.high.clear();
     all.push_back(curve);
   }
-  page.picture("depth.svg", curve_svg("The gain over LLaMA by depth", "layers",
-                                      {{"difference of test losses; mean \u00B1 one standard deviation", "", all, false,
-                                        false, true}}));
+  page.picture(
+      "depth.svg",
+      curve_svg("The gain over LLaMA by depth", "layers",
+                {{"difference of test losses; mean \u00B1 one standard deviation", "", all, false, false, true}}));
   page.markdown("![The gain over LLaMA by depth](depth.svg)\n\n");
   page.differences("differences.svg", "Depth, against LLaMA of as many layers", groups);
 }
@@ -152,21 +158,20 @@ void depth(Page& page) {
 // --- Generated tasks
 
 void arith(Page& page) {
-  const std::pair<const char*, const char*> settings[] = {
-      {"base", "4 operators, 6,000 updates of 64, rate 0.001"},
-      {"rate", "three times the rate"},
-      {"batch-512", "750 updates of 512"},
-      {"batch-16", "24,000 updates of 16"},
-      {"decay", "weight decay 0.1"},
-      {"untied", "untied head"},
-      {"router-rate", "routers at the base rate"},
-      {"warm-up", "no warm-up"},
-      {"bf16", "bf16"},
-      {"integers", "integers instead of residues"},
-      {"tiers", "one model for 4 to 6 operators"},
-      {"operators-5", "5 operators"},
-      {"operators-6", "6 operators"},
-      {"updates-7812", "6 operators, 7,812 updates of 512"}};
+  const std::pair<const char*, const char*> settings[] = {{"base", "4 operators, 6,000 updates of 64, rate 0.001"},
+                                                          {"rate", "three times the rate"},
+                                                          {"batch-512", "750 updates of 512"},
+                                                          {"batch-16", "24,000 updates of 16"},
+                                                          {"decay", "weight decay 0.1"},
+                                                          {"untied", "untied head"},
+                                                          {"router-rate", "routers at the base rate"},
+                                                          {"warm-up", "no warm-up"},
+                                                          {"bf16", "bf16"},
+                                                          {"integers", "integers instead of residues"},
+                                                          {"tiers", "one model for 4 to 6 operators"},
+                                                          {"operators-5", "5 operators"},
+                                                          {"operators-6", "6 operators"},
+                                                          {"updates-7812", "6 operators, 7,812 updates of 512"}};
   std::vector<DotGroup> groups;
   for (const auto& [name, caption] : settings) {
     const auto record = page.record(name);
@@ -212,8 +217,9 @@ std::string budget_of(const std::string& directory) {
       tokens += run.tokens, done += run.done;
     }
     hours += own;
-    out += format_markdown_row({fs::path(path).lexically_relative(directory).string(), str(record.runs.size()), str(done),
-                                format_number("%.3gM", static_cast<double>(tokens) / 1e6), format_number("%.2f", own)});
+    out +=
+        format_markdown_row({fs::path(path).lexically_relative(directory).string(), str(record.runs.size()), str(done),
+                             format_number("%.3gM", static_cast<double>(tokens) / 1e6), format_number("%.2f", own)});
   }
   return out + format_markdown_row({"**all**", "", "", "", format_number("**%.2f**", hours)});
 }
@@ -238,9 +244,11 @@ void draw_experiments(const std::string& directory) {
     draw(page);
     page.finish();
   }
-  write_file_atomically(directory + "/budget.md",
-                        "# What the experiments took\n\nWritten by `make figures`. Hours: of training, summed over runs "
-                        "that mostly ran two at a time, a core each.\n\n" + budget_of(directory));
+  write_file_atomically(
+      directory + "/budget.md",
+      "# What the experiments took\n\nWritten by `make figures`. Hours: of training, summed over runs "
+      "that mostly ran two at a time, a core each.\n\n" +
+          budget_of(directory));
 }
 
 }  // namespace crossply

@@ -1,7 +1,7 @@
 // figures: the pictures and tables of dev/experiments, from its records; and the records, from comparisons.
 //
 //   figures                                                   what `make figures` does, in seconds
-//   figures --take runs/experiments/twelve/equal-tokens --as dev/experiments/twelve/equal-tokens.json
+//   figures --take COMPARISON --as RECORD.json                what dev/experiments/run.sh does after each comparison
 #include <cstdio>
 
 #include "cli/format.h"
@@ -19,7 +19,8 @@ int main(int argc, char** argv) {
   const auto flags = [&] {
     app.add_option("directory", directory, "of the experiments")->type_name("DIR")->capture_default_str();
     CLI::Option* take = add_text(app, "--take", comparison, "DIR", "of a comparison: write its record instead");
-    CLI::Option* best = add_text(app, "--best", arm, "NAME", "of the record: print an architecture's best rate instead");
+    CLI::Option* best =
+        add_text(app, "--best", arm, "NAME", "of the record: print an architecture's best rate instead");
     CLI::Option* as = add_text(app, "--as", record, "FILE", "the record that --take writes or --best reads");
     take->needs(as), best->needs(as), take->excludes(best);
   };

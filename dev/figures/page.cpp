@@ -33,15 +33,16 @@ std::vector<std::string> row_of(const LabelledArm& labelled, const RecordedArm& 
           lr_text(arm.lr) + (arm.at_edge ? " (edge)" : ""),
           str(loss.n),
           format_number("%.4f", loss.mean) + (loss.n > 1 ? format_number(" ± %.4f", loss.sd) : ""),
-          difference.n == 0 ? "" : signed_text(difference.mean, 4) +
-                                       (difference.n > 1 ? format_number(" ± %.4f", difference.interval()) : ""),
+          difference.n == 0 ? ""
+                            : signed_text(difference.mean, 4) +
+                                  (difference.n > 1 ? format_number(" ± %.4f", difference.interval()) : ""),
           difference.n == 0 ? "" : verdict_of(difference)};
 }
 
 std::string table_of(const ComparedArms& group) {
   std::string out = group.caption.empty() ? "" : "**" + group.caption + "**\n\n";
-  out += format_markdown_row({"", "parameters", "FLOP/token", "lr", "seeds", "test loss", "against " + group.yardstick.name,
-                              ""}) +
+  out += format_markdown_row(
+             {"", "parameters", "FLOP/token", "lr", "seeds", "test loss", "against " + group.yardstick.name, ""}) +
          "|---|---|---|---|---|---|---|---|\n";
   for (const LabelledArm& arm : group.arms) out += format_markdown_row(row_of(arm, group.yardstick));
   return out + "\n";
@@ -108,8 +109,9 @@ void Page::answers(const std::string& file, const std::string& title, const std:
       const Spread spread = spread_of(row.values);
       std::string all;
       for (const double value : row.values) all += (all.empty() ? "" : " ") + format_number("%.1f", 100 * value);
-      markdown_ += format_markdown_row({group.caption, row.label, str(spread.n), format_number("%.1f %%", 100 * spread.mean),
-                                        spread.n > 1 ? format_number("%.1f", 100 * spread.sd) : "", all});
+      markdown_ +=
+          format_markdown_row({group.caption, row.label, str(spread.n), format_number("%.1f %%", 100 * spread.mean),
+                               spread.n > 1 ? format_number("%.1f", 100 * spread.sd) : "", all});
     }
   markdown_ += "\n";
 }
@@ -134,11 +136,12 @@ void Page::picture(const std::string& file, const std::string& svg) {
 void Page::finish() const {
   if (markdown_.empty()) return;
   const std::string path = directory_ + "/results.md";
-  write_file_atomically(path, "# " + title_ + "\n\nWritten by `make figures` from the records beside it.\n\n" +
-                                  "Test losses in nats: mean ± standard deviation over the seeds. Differences: seed by "
-                                  "seed, mean ± half of\nStudent's 95 % interval; lower or higher only where that leaves "
-                                  "out 0. Of twenty equals about one would be called\ndifferent.\n\n" +
-                                  markdown_);
+  write_file_atomically(path,
+                        "# " + title_ + "\n\nWritten by `make figures` from the records beside it.\n\n" +
+                            "Test losses in nats: mean ± standard deviation over the seeds. Differences: seed by "
+                            "seed, mean ± half of\nStudent's 95 % interval; lower or higher only where that leaves "
+                            "out 0. Of twenty equals about one would be called\ndifferent.\n\n" +
+                            markdown_);
   std::printf("%s\n", path.c_str());
 }
 

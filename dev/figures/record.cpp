@@ -26,9 +26,16 @@ double number(const json& object, const char* key) {
   return found != object.end() && found->is_number() ? found->get<double>() : NAN;
 }
 
+double needed_number(const json& object, const char* key, const std::string& path) {
+  const json& value = need(object, key, path);
+  if (!holds<double>(value, 0, 1e18)) fail(Exit::bad_data, path, ": \"", key, "\" cannot be ", value.dump());
+  return value;
+}
+
 std::vector<double> numbers(const json& object, const char* key) {
   std::vector<double> out;
-  for (const json& value : object.value(key, json::array())) out.push_back(value.is_number() ? value.get<double>() : NAN);
+  for (const json& value : object.value(key, json::array()))
+    out.push_back(value.is_number() ? value.get<double>() : NAN);
   return out;
 }
 
@@ -54,10 +61,9 @@ json common_of(const std::vector<json>& all) {
 // A run without what the record says once for all.
 json line_of(const json& run, size_t environment, const std::string& path) {
   json line = {{"environment", environment}};
-  for (const char* key :
-       {"name", "options", "lr", "seed", "state", "steps_done", "parameters", "flops_per_token", "memory_bytes",
-        "tokens_per_second", "tokens_per_step", "training_seconds", "runs_side_by_side", "train_loss", "test_loss",
-        "answers", "steps_valid", "evaluations"})
+  for (const char* key : {"name", "options", "lr", "seed", "state", "steps_done", "parameters", "flops_per_token",
+                          "memory_bytes", "tokens_per_second", "tokens_per_step", "training_seconds",
+                          "runs_side_by_side", "train_loss", "test_loss", "answers", "steps_valid", "evaluations"})
     line[key] = need(run, key, path);
   if (const json& error = need(run, "error", path); error != "") line["error"] = error;
   return line;
@@ -65,15 +71,20 @@ json line_of(const json& run, size_t environment, const std::string& path) {
 
 RecordedRun run_of(const json& line, const std::string& path) {
   RecordedRun run;
-  run.name = need(line, "name", path), run.seed = need(line, "seed", path);
+  const json &name = need(line, "name", path), &seed = need(line, "seed", path);
+  if (!holds<std::string>(name) || !holds<uint64_t>(seed))
+    fail(Exit::bad_data, path, ": a run's name or seed cannot be ", name.dump(), ", ", seed.dump());
+  run.name = name, run.seed = seed;
   run.done = need(line, "state", path) == "done";
-  run.lr = number(line, "lr");
+  run.lr = needed_number(line, "lr", path);
   run.test_loss = number(line, "test_loss"), run.answers = number(line, "answers");
   run.steps_valid = number(line, "steps_valid");
-  run.parameters = number(line, "parameters"), run.flops_per_token = number(line, "flops_per_token");
+  run.parameters = needed_number(line, "parameters", path);
+  run.flops_per_token = needed_number(line, "flops_per_token", path);
   run.memory = number(line, "memory_bytes"), run.seconds = number(line, "training_seconds");
   if (number(line, "runs_side_by_side") == 1) run.tokens_per_second = number(line, "tokens_per_second");
-  run.tokens = static_cast<int64_t>(number(line, "tokens_per_step") * number(line, "steps_done"));
+  run.tokens =
+      static_cast<int64_t>(needed_number(line, "tokens_per_step", path) * needed_number(line, "steps_done", path));
   const json& tests = need(line, "evaluations", path);
   run.step = numbers(tests, "step"), run.loss = numbers(tests, "test_loss");
   run.answer_step = numbers(tests, "answer_step"), run.share = numbers(tests, "answers");

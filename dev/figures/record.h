@@ -17,9 +17,9 @@ struct RecordedRun {
   bool done = false;
   double test_loss = NAN, answers = NAN, steps_valid = NAN;  // after the last step; shares of 1
   double parameters = 0, flops_per_token = 0, memory = 0, tokens_per_second = NAN, seconds = NAN;
-  int64_t tokens = 0;                               // of training
-  std::vector<double> step, loss;                   // of every evaluation
-  std::vector<double> answer_step, share, valid;    // of every test of answers
+  int64_t tokens = 0;                             // of training
+  std::vector<double> step, loss;                 // of every evaluation
+  std::vector<double> answer_step, share, valid;  // of every test of answers
 };
 
 // The runs of one name at its best rate, the one with the lowest test loss from the first seed; by seed.

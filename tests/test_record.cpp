@@ -1,0 +1,160 @@
+// Records of experiments: which runs stand for an architecture, how they are paired, and what the tables make of them.
+#include "dev/figures/record.h"
+
+#include "dev/figures/dots.h"
+#include "dev/figures/page.h"
+#include "tests/check.h"
+#include "tests/temp_dir.h"
+
+namespace crossply::test {
+namespace {
+
+using nlohmann::json;
+
+struct Line {
+  std::string name;
+  double lr;
+  int seed;
+  json loss;
+  std::string state = "done";
+};
+
+json run_of(const Line& line, const std::string& data) {
+  return {{"name", line.name},
+          {"options", json::object()},
+          {"lr", line.lr},
+          {"seed", line.seed},
+          {"state", line.state},
+          {"error", line.state == "failed" ? "loss nan" : ""},
+          {"steps_done", 20},
+          {"parameters", 1000},
+          {"flops_per_token", 6000.5},
+          {"memory_bytes", 4096},
+          {"tokens_per_second", 512.5},
+          {"tokens_per_step", 64},
+          {"training_seconds", 2.5},
+          {"runs_side_by_side", line.seed == 1 ? 1 : 2},
+          {"train_loss", 1.0},
+          {"test_loss", line.loss},
+          {"answers", nullptr},
+          {"steps_valid", nullptr},
+          {"evaluations",
+           {{"step", {10, 20}},
+            {"test_loss", {9.5, line.loss}},
+            {"answer_step", json::array()},
+            {"answers", json::array()},
+            {"steps_valid", json::array()}}},
+          {"environment", {{"build", "b"}, {"machine", "m"}, {"device", line.seed == 3 ? "other" : "cpu"}}},
+          {"flags",
+           {{"lr", line.lr},
+            {"seed", line.seed},
+            {"data", data},
+            {"steps", 20},
+            {"config", {{"hidden_size", 8}, {"arch", line.name}}}}}};
+}
+
+// results.json of a comparison of these runs, in a directory; its record, read back.
+Record record_of(const TempDir& scratch, const std::vector<Line>& lines) {
+  json all = {{"data_digest", "abc"}, {"runs", json::array()}};
+  for (const Line& line : lines) all["runs"].push_back(run_of(line, "/a/secret/place/text.bin"));
+  write_text(scratch.file("results.json"), all.dump());
+  write_text(scratch.file("small.json"), make_record(scratch.path.string()));
+  return read_record(scratch.file("small.json"));
+}
+
+const std::vector<Line> example = {{"llama", 0.1, 1, 5.0},
+                                   {"llama", 0.2, 1, 4.0},
+                                   {"llama", 0.4, 1, 4.5},
+                                   {"llama", 0.2, 2, 4.25},
+                                   {"llama", 0.2, 3, 4.5},
+                                   {"lime", 0.1, 1, 3.0},
+                                   {"lime", 0.2, 1, 3.5},
+                                   {"lime", 0.4, 1, nullptr, "failed"},
+                                   {"lime", 0.1, 2, 4.0},
+                                   {"lime", 0.1, 3, 9.0, "stopped"},
+                                   {"hyper", 0.1, 1, nullptr, "failed"},
+                                   {"relay", 0.2, 2, 4.5}};
+
+}  // namespace
+
+TEST_CASE("record: an architecture is its runs at the rate that was best with the first seed") {
+  const TempDir scratch;
+  const Record record = record_of(scratch, example);
+  CHECK(record.name == "small");
+  const std::vector<RecordedArm> arms = record.arms();
+  REQUIRE(arms.size() == 2);  // of hyper and relay no run of the first seed is done
+  CHECK(arms[0].name == "llama");
+  CHECK(arms[0].lr == 0.2);
+  CHECK(!arms[0].at_edge);
+  CHECK(values_of(arms[0], test_loss_of) == std::vector<double>{4.0, 4.25, 4.5});
+  CHECK(arms[1].lr == 0.1);
+  CHECK(arms[1].at_edge);
+  CHECK(values_of(arms[1], test_loss_of) == std::vector<double>{3.0, 4.0});  // not the one that was stopped
+  CHECK(differences_of(arms[1], arms[0], test_loss_of) == std::vector<double>{-1.0, -0.25});
+  CHECK(values_of(arms[0], answers_of).empty());
+  check_fails(Exit::bad_data, {"small", "hyper"}, [&] { record.arm("hyper"); });
+  const RecordedRun& run = arms[0].runs.at(1);
+  CHECK(run.tokens == 1280);
+  CHECK(run.tokens_per_second == 512.5);
+  CHECK(std::isnan(arms[0].runs.at(2).tokens_per_second));  // it shared the machine
+  CHECK(run.loss == std::vector<double>{9.5, 4.0});
+}
+
+TEST_CASE("record: it has the flags that all runs share, each environment once, and no path") {
+  const TempDir scratch;
+  record_of(scratch, example);
+  const std::string text = read_text(scratch.file("small.json"));
+  const json all = json::parse(text);
+  CHECK(all["flags"] == json({{"data", "text.bin"}, {"steps", 20}, {"config", {{"hidden_size", 8}}}}));
+  CHECK(all["environments"].size() == 2);
+  CHECK(all["runs"][4]["environment"] == 1);
+  CHECK(all["runs"].size() == example.size());
+  CHECK(!has(text, "secret"));
+  CHECK(!has(text, scratch.path.string()));
+}
+
+TEST_CASE("record: what is no comparison, or no record, is refused") {
+  const TempDir scratch;
+  check_fails(Exit::no_input, {"nothing/results.json"}, [&] { make_record(scratch.file("nothing")); });
+  write_text(scratch.file("results.json"), R"({"data_digest": null, "runs": []})");
+  check_fails(Exit::bad_data, {"no run"}, [&] { make_record(scratch.path.string()); });
+  write_text(scratch.file("results.json"), R"({"data_digest": null, "runs": [{"state": "done"}]})");
+  check_fails(Exit::bad_data, {"\"flags\" is missing"}, [&] { make_record(scratch.path.string()); });
+  const std::string other = scratch.file("other.json"), head = R"({"format": "crossply record", "flags": {}, "runs": )";
+  for (const std::string runs :
+       {R"([{"name": "lime"}])", R"([{"name": 3, "seed": 1}])", R"([{"name": "a", "seed": -1}])", R"([7])"}) {
+    write_text(other, head + runs + "}");
+    check_fails(Exit::bad_data, {"other.json"}, [&] { read_record(other); });
+  }
+  write_text(other, R"({"format": "crossply comparison"})");
+  check_fails(Exit::bad_data, {"other.json: is no record"}, [&] { read_record(other); });
+}
+
+TEST_CASE("record: the table has differences seed by seed, and calls them only where the interval leaves out 0") {
+  const TempDir scratch;
+  std::vector<Line> lines = example;
+  for (const auto& [seed, loss] : {std::pair{1, 4.5}, {2, 4.74}, {3, 5.01}})
+    lines.push_back({"worse", 0.2, seed, loss});
+  const Record record = record_of(scratch, lines);
+  Page page(scratch.path.string(), "Title");
+  page.differences("dots.svg", "Differences", {{"all of them", record.arm("llama"), arms_but(record, "llama")}});
+  page.finish();
+  const std::string table = read_text(scratch.file("results.md"));
+  // (-1 - 0.25) / 2; 12.706 standard errors of 0.53033 / sqrt(2).
+  CHECK(has(table, "| lime | 1,000 | 6000 | 0.1 (edge) | 2 | 3.5000 ± 0.7071 | -0.6250 ± 4.7648 | within the spread"));
+  // 0.5, 0.49, 0.51: 4.3027 standard errors of 0.01 / sqrt(3).
+  CHECK(has(table, "| worse | 1,000 | 6000 | 0.2 | 3 | 4.7500 ± 0.2551 | +0.5000 ± 0.0248 | **higher** |"));
+  const std::string picture = read_text(scratch.file("dots.svg"));
+  CHECK(has(picture, "all of them"));
+  CHECK(has(picture, "+0.500 ± 0.025"));
+}
+
+TEST_CASE("dots: rows without values are left out, and one seed has no interval") {
+  const std::string picture = dots_svg({"T", "x", {{"", {{"none", {}}, {"one", {0.25}}}}, {"empty", {}}}, true, false});
+  CHECK(!has(picture, "none"));
+  CHECK(!has(picture, "empty"));
+  CHECK(has(picture, "25.0 (one seed)"));
+  CHECK(!has(picture, "nan"));
+}
+
+}  // namespace crossply::test
