@@ -185,8 +185,17 @@ TEST_CASE("page: analyze --what all writes it of what is possible, the same agai
     words.insert(words.end(), more.begin(), more.end());
     return run_program_inside(scratch, words);
   };
-  const std::vector<std::string> all = {
-      "--what", "all", "--out", out, "--length", "6", "--model", scratch.file("llama"), scratch.file("lime")};
+  const std::vector<std::string> all = {"--what",
+                                        "all",
+                                        "--out",
+                                        out,
+                                        "--length",
+                                        "6",
+                                        "--sae-tokens",
+                                        "2000",
+                                        "--model",
+                                        scratch.file("llama"),
+                                        scratch.file("lime")};
   check_outcome(analyze(all), Exit::done, "report.html");
   const std::string page = read_text(report);
   for (const char* part : {"<h2>Rank and mass of attention</h2>", "2 windows of 6 tokens, the same for all models",
@@ -195,7 +204,8 @@ TEST_CASE("page: analyze --what all writes it of what is possible, the same agai
   check_outcome(analyze(all), Exit::done, "1 of ");  // over its own
   CHECK(read_text(report) == page);
   // What cannot be is told on the page; where nothing can be, there is no new one.
-  const Outcome alone = analyze({"--what", "all", "--out", out, "--length", "6", "--model", scratch.file("llama")});
+  const Outcome alone = analyze(
+      {"--what", "all", "--out", out, "--length", "6", "--sae-tokens", "2000", "--model", scratch.file("llama")});
   check_outcome(alone, Exit::done, "left out: ");
   CHECK(has(alone.output, "routing.json, .csv and .svg are of an earlier call"));
   CHECK(has(alone.output, "Rank and mass of attention\n\n"));
@@ -207,9 +217,9 @@ TEST_CASE("page: analyze --what all writes it of what is possible, the same agai
   CHECK(read_text(report) == none);
   // What is broken ends the program, and the page stays.
   save_tiny(scratch.file("huge"), "llama", true);
-  check_outcome(
-      analyze({"--what", "all", "--out", out, "--length", "6", "--model", scratch.file("llama"), scratch.file("huge")}),
-      Exit::not_finite, "huge: ");
+  check_outcome(analyze({"--what", "all", "--out", out, "--length", "6", "--sae-tokens", "2000", "--model",
+                         scratch.file("llama"), scratch.file("huge")}),
+                Exit::not_finite, "huge: ");
   CHECK(read_text(report) == none);
   // Nobody else's page is written over, and what makes no sense is said.
   write_text(report, "<html><title>mine</title>");
