@@ -37,6 +37,7 @@ CROSSED = (  # each with every backbone
   {"arch": "llama"},
   {"arch": "lime", "routing": "full"},
   {"arch": "lime", "routing": "average"},
+  {"arch": "lime", "routing": "own", "kv_init": "normal"},
   {"arch": "lime", "routing": "last", "window": 2},
   {"arch": "lime", "routing": "first", "window": 2},
 )

@@ -50,6 +50,7 @@ class ResFormer : public Connection {
     if (variant_ != "plus" && variant_ != "learnable")
       fail(Exit::usage, "resformer: variant ", variant_,
            " mixes in the first layer's values by a fixed number; plus and learnable can start as the plain backbone");
+    if (frozen_) fail(Exit::usage, "resformer: lambda_scale frozen at 0 would stay the plain backbone; take learned");
     start_at(params, "lambda_scale", Init::constant(0));
     start_at(params, "value_residual_mixing.lambda1", Init::constant(0));
     start_at(params, "value_residual_mixing.lambda2", Init::constant(1));

@@ -31,7 +31,8 @@ const char* able =
     "satformer:gate=identity,denseformer,denseformer:dilation=2:period=3,mudd,mudd:norm=none,relay";
 const char* unable =
     "lime:routing=average,lime_static,lime_dynamic,hyper,hyper:rate=2:prenorm=rmsnorm,hyper:rate=1,"
-    "vertical:map=unet,vertical:residual=false,sla,ala,resformer:variant=svformer,resformer:variant=identity,"
+    "vertical:map=unet,vertical:residual=false,sla,ala,resformer:lambda_scale=frozen,resformer:variant=svformer,"
+    "resformer:variant=identity,"
     "satformer:gate=sigmoid,mudd:intermediate_sizes=[6,6,6,6]";
 
 }  // namespace

@@ -49,6 +49,24 @@ json evaluations_of(const RunCurves& curves) {
           {"steps_valid", curves.steps_valid}};
 }
 
+// The inverse, of what may be anything: for a run whose metrics.jsonl somebody removed.
+void take_evaluations(RunCurves& curves, const json& saved) {
+  const std::pair<const char*, std::vector<double>*> lists[] = {{"step", &curves.test_step},
+                                                                {"test_loss", &curves.test_loss},
+                                                                {"answer_step", &curves.answer_step},
+                                                                {"answers", &curves.answers},
+                                                                {"steps_valid", &curves.steps_valid}};
+  for (const auto& [key, list] : lists) {
+    if (!saved.is_object() || !saved.contains(key) || !saved[key].is_array()) return;
+    if (!std::all_of(saved[key].begin(), saved[key].end(), [](const json& value) { return holds<double>(value); }))
+      return;
+  }
+  if (saved["step"].size() != saved["test_loss"].size() || saved["answer_step"].size() != saved["answers"].size() ||
+      saved["answers"].size() != saved["steps_valid"].size())
+    return;
+  for (const auto& [key, list] : lists) saved[key].get_to(*list);
+}
+
 constexpr const char* about =
     "paths are relative to this file; flops_per_token: forward and backward; memory_bytes: of the model and its "
     "activations, without the program's own; relative: to the yardstick, which ran at another time; answers and "
@@ -178,8 +196,6 @@ json to_json(const Comparison& comparison, const ComparedRun& run) {
               {"tokens_per_second", r.tokens_per_second > 0 ? json(r.tokens_per_second) : json()},
               {"tokens_per_step", run.options.batch * run.options.accumulate * run.options.data.seq_len},
               {"training_seconds", r.curves.seconds.empty() ? json() : number_or_null(r.curves.seconds.back())},
-              {"evaluations", evaluations_of(r.curves)},
-              {"environment", recorded_environment(comparison.out + "/" + dir + "/environment.jsonl")},
               {"runs_side_by_side", run.side_by_side},
               {"relative_time", number_or_null(relative_time(comparison, {place}))}};
   const auto put = [&](const std::string& key, const Measured& number, const std::string& step_key) {
@@ -211,6 +227,7 @@ void take_up(ComparedRun& run, const json& saved, const std::string& out, const 
   r.answers = number("answers", -1);
   r.steps_valid = number("steps_valid", -1);
   r.curves = read_curves(out + "/" + run_directory(run) + "/metrics.jsonl");
+  if (r.curves.step.empty()) take_evaluations(r.curves, saved.value("evaluations", json()));
   run.side_by_side = static_cast<int64_t>(std::clamp(number("runs_side_by_side", 1), 1.0, 1e6));
   if (saved.contains("error") && saved["error"].is_string()) run.error = saved["error"];
   if (is_done(run) && number("steps_done", 0) < static_cast<double>(run.options.steps)) run.state = RunState::stopped;
@@ -222,8 +239,12 @@ std::string results_json(const Comparison& comparison) {
   for (const Arm& arm : all_arms) arms.push_back(json_of(comparison, arm, all_arms[0]));
   // A run that is not needed, or not yet known to be, is one more only if it was begun.
   const uint64_t first_seed = comparison.runs[0].options.seed;
-  for (const ComparedRun& run : comparison.runs)
-    if (run.state != RunState::waiting || run.options.seed == first_seed) runs.push_back(to_json(comparison, run));
+  for (const ComparedRun& run : comparison.runs) {
+    if (run.state == RunState::waiting && run.options.seed != first_seed) continue;
+    runs.push_back(to_json(comparison, run));
+    runs.back()["evaluations"] = evaluations_of(run.result.curves);
+    runs.back()["environment"] = recorded_environment(comparison.out + "/" + run_directory(run) + "/environment.jsonl");
+  }
   for (const std::string& other : comparison.others) others.push_back(json::parse(other));
   const double chance = chance_of(comparison.data);  // of answers
   const json all = {{"format", "crossply comparison"},

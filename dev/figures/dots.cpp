@@ -31,7 +31,10 @@ Scale scale_of(const DotChart& chart) {
   if (chart.shares && !chart.difference) low = 0, high = 1;
   for (const DotGroup& group : chart.groups)
     for (const DotRow& row : group.rows)
-      for (const double value : row.values) low = std::min(low, value), high = std::max(high, value);
+      for (double value : row.values) {
+        const double half = std::isfinite(row.half) ? row.half : 0, mean = spread_of(row.values).mean;
+        low = std::min({low, value, mean - half}), high = std::max({high, value, mean + half});
+      }
   if (!(low <= high)) low = 0, high = 1;
   const double edge = chart.shares && !chart.difference ? 0 : std::max(0.05 * (high - low), 1e-9);
   return {low - edge, high + edge};
@@ -65,14 +68,12 @@ std::string axis(const DotChart& chart, const Scale& scale, double bottom) {
 
 std::string row_svg(const DotChart& chart, const Scale& scale, const DotRow& row, double y) {
   const Spread spread = spread_of(row.values);
-  const bool tells = chart.difference && spread.differs_from_zero();
+  const bool known = std::isfinite(row.half), tells = known && std::abs(spread.mean) > row.half;
   const std::string colour = !chart.difference ? blue : !tells ? grey : spread.mean < 0 ? blue : red;
   std::string out = text(left - 10, y + 4, "text-anchor=\"end\" fill=\"#1f2933\"", row.label, 40);
-  const double half = chart.shares ? spread.sd : spread.interval();
-  if (spread.n > 1)
-    out +=
-        line(scale.at(std::max(scale.low, spread.mean - half)), y, scale.at(std::min(scale.high, spread.mean + half)),
-             y, "stroke=\"" + colour + "\" stroke-width=\"1.4\"");
+  if (known)
+    out += line(scale.at(spread.mean - row.half), y, scale.at(spread.mean + row.half), y,
+                "stroke=\"" + colour + "\" stroke-width=\"1.4\"");
   for (const double value : row.values)
     out += "<circle cx=\"" + px(scale.at(value)) + "\" cy=\"" + px(y) + "\" r=\"3.2\" fill=\"" + colour +
            "\" fill-opacity=\"0.4\"/>\n";
@@ -80,7 +81,9 @@ std::string row_svg(const DotChart& chart, const Scale& scale, const DotRow& row
               "stroke=\"" + colour + "\" stroke-width=\"2.4\"");
   const std::string mean = number(chart, spread.mean, chart.difference);
   return out + text(width - right + 12, y + 4, "fill=\"" + colour + "\"",
-                    mean + (spread.n > 1 ? " \u00B1 " + number(chart, half, false) : " (one seed)"));
+                    mean + (known           ? " \u00B1 " + number(chart, row.half, false)
+                            : spread.n == 1 ? " (one seed)"
+                                            : ""));
 }
 
 }  // namespace

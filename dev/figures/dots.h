@@ -1,6 +1,7 @@
 // Dot charts as a self-contained SVG file: a line for each setting, a dot for each seed, their mean and its interval.
 #pragma once
 
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -9,6 +10,7 @@ namespace crossply {
 struct DotRow {
   std::string label;
   std::vector<double> values;  // by seed
+  double half = NAN;           // of the interval around their mean; NaN: none is drawn
 };
 struct DotGroup {
   std::string caption;  // may be empty
@@ -18,11 +20,10 @@ struct DotChart {
   std::string title, x_label;
   std::vector<DotGroup> groups;
   bool shares = false;      // x goes from 0 to 1, and is shown in percent
-  bool difference = false;  // a line at 0; what differs from it (Student's 95 %) has a colour, blue below and red above
+  bool difference = false;  // a line at 0; where the interval leaves it out there is colour, blue below and red above
 };
 
-// Each row ends with its mean and, of several seeds, half of Student's 95 % interval (of shares: the standard
-// deviation). Rows without values are left out.
+// Each row ends with its mean and half of its interval. Rows without values are left out.
 std::string dots_svg(const DotChart& chart);
 
 }  // namespace crossply

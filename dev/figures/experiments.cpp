@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <functional>
+#include <map>
+#include <tuple>
 
 #include "cli/curve.h"
 #include "cli/format.h"
 #include "dev/figures/page.h"
 #include "engine/file.h"
+#include "train/comparison.h"
 
 namespace crossply {
 namespace {
@@ -17,59 +19,77 @@ namespace fs = std::filesystem;
 
 // --- Twelve architectures
 
+// LLaMA's losses from one seed by how many times the tokens of the comparison it saw, each with a schedule of its own.
+using Frontier = std::vector<std::pair<double, double>>;
+
 // What a yardstick reaches with so many times its work, between the lengths at which it was trained; NaN beyond them.
-double loss_at(const std::vector<std::pair<double, double>>& work_and_loss, double work) {
-  for (size_t i = 1; i < work_and_loss.size(); ++i) {
-    const auto [x0, y0] = work_and_loss[i - 1];
-    const auto [x1, y1] = work_and_loss[i];
+double loss_at(const Frontier& frontier, double work) {
+  for (size_t i = 1; i < frontier.size(); ++i) {
+    const auto [x0, y0] = frontier[i - 1];
+    const auto [x1, y1] = frontier[i];
     if (work >= x0 && work <= x1) return y0 + (y1 - y0) * std::log(work / x0) / std::log(x1 / x0);
   }
   return NAN;
 }
 
-// LLaMA's mean losses by how many times the tokens of the comparison it saw, each with a schedule of its own.
-std::vector<std::pair<double, double>> longer_llamas(const Page& page, const RecordedArm& llama) {
-  const double tokens = static_cast<double>(llama.runs.begin()->second.tokens);
-  std::vector<std::pair<double, double>> frontier = {{1, spread_of(values_of(llama, test_loss_of)).mean}};
-  for (const char* name : {"llama-640-steps", "llama-768-steps", "llama-1024-steps"})
+Frontier frontier_of(const Page& page, const RecordedArm& llama, uint64_t seed) {
+  const RecordedRun& base = llama.runs.at(seed);
+  Frontier frontier = {{1, base.test_loss}};
+  for (const char* name : {"llama-640-steps", "llama-1024-steps", "llama-2048-steps"})
     if (const auto record = page.record(name)) {
-      const RecordedArm arm = record->arm("llama");
-      frontier.emplace_back(static_cast<double>(arm.runs.begin()->second.tokens) / tokens,
-                            spread_of(values_of(arm, test_loss_of)).mean);
+      const RecordedArm& arm = record->arm("llama");
+      if (arm.lr != llama.lr) fail(Exit::bad_data, record->path, ": is not of LLaMA's best rate, ", lr_text(llama.lr));
+      if (const auto run = arm.runs.find(seed); run != arm.runs.end())
+        frontier.emplace_back(static_cast<double>(run->second.tokens) / static_cast<double>(base.tokens),
+                              run->second.test_loss);
     }
   return frontier;
 }
 
-std::string signed_or_dash(double value) {
-  if (!std::isfinite(value)) return "-";
-  return (value < 0 ? "-" : "+") + format_number("%.3f", std::abs(value));
+// The difference from what LLaMA reaches with so many times the work, seed by seed: "-0.123 ± 0.010", "-" if unknown.
+std::string difference_at(const Page& page, const RecordedArm& arm, const RecordedArm& llama, double work) {
+  std::vector<double> values;
+  for (const auto& [seed, run] : arm.runs) {
+    if (!llama.runs.contains(seed)) continue;
+    const double value = run.test_loss - loss_at(frontier_of(page, llama, seed), work);
+    if (std::isfinite(value)) values.push_back(value);
+  }
+  const Spread spread = spread_of(values);
+  if (spread.n == 0) return "-";
+  return (spread.mean < 0 ? "-" : "+") + format_number("%.3f", std::abs(spread.mean)) +
+         (spread.n > 1 ? format_number(" ± %.3f", spread.sd) : "");
+}
+
+// Of a step, alone on the machine, relative to LLaMA's; NaN where that was not measured.
+double relative_time(const std::optional<Record>& speed, const std::string& name) {
+  const auto rate = [&](const std::string& wanted) {
+    for (const RecordedArm& arm : speed->arms)
+      if (arm.name == wanted) return arm.runs.begin()->second.tokens_per_second;
+    return static_cast<double>(NAN);
+  };
+  return speed ? rate("llama") / rate(name) : NAN;
 }
 
 // What the difference is once LLaMA is given the FLOPs, or the time, that the other takes.
 void equal_work(Page& page, const Record& record) {
-  const RecordedArm llama = record.arm("llama");
-  const auto frontier = longer_llamas(page, llama);
+  const RecordedArm& llama = record.arm("llama");
   const auto speed = page.record("speed");
-  if (frontier.size() < 2 || !speed) return;
-  const RecordedRun &one = llama.runs.begin()->second, &timed = speed->arm("llama").runs.begin()->second;
-  std::string table = format_markdown_row({"", "FLOPs", "time", "memory", "against LLaMA at equal tokens",
-                                           "at equal FLOPs", "at equal time"}) +
-                      "|---|---|---|---|---|---|---|\n";
-  for (const RecordedArm& arm : record.arms()) {
-    const RecordedRun& run = arm.runs.begin()->second;
-    const double loss = spread_of(values_of(arm, test_loss_of)).mean;
-    const double flops = run.flops_per_token / one.flops_per_token;
-    const double time = timed.tokens_per_second / speed->arm(arm.name).runs.begin()->second.tokens_per_second;
-    table +=
-        format_markdown_row({arm.name, format_number("%.3fx", flops), format_number("%.2fx", time),
-                             format_number("%.2fx", run.memory / one.memory), signed_or_dash(loss - frontier[0].second),
-                             signed_or_dash(loss - loss_at(frontier, flops)),
-                             signed_or_dash(loss - loss_at(frontier, std::max(1.0, time)))});
+  std::string table =
+      format_markdown_row({"", "FLOPs", "time", "memory", "at equal tokens", "at equal FLOPs", "at equal time"}) +
+      "|---|---|---|---|---|---|---|\n";
+  for (const RecordedArm& arm : record.arms) {
+    const RecordedRun &run = arm.runs.begin()->second, &one = llama.runs.begin()->second;
+    const double flops = run.flops_per_token / one.flops_per_token, time = relative_time(speed, arm.name);
+    table += format_markdown_row({arm.name, format_number("%.3fx", flops),
+                                  std::isfinite(time) ? format_number("%.2fx", time) : "-",
+                                  format_number("%.2fx", run.memory / one.memory), difference_at(page, arm, llama, 1),
+                                  difference_at(page, arm, llama, flops), difference_at(page, arm, llama, time)});
   }
   page.markdown(
-      "## Equal FLOPs, equal time\n\nLLaMA's loss with more tokens is interpolated, in the logarithm of the work, "
-      "between runs of 512, 640, 768 and 1,024\nsteps that each have their own schedule; time: of a step, alone "
-      "on the machine.\n\n" +
+      "## Equal FLOPs, equal time\n\nDifferences from LLaMA's test loss, mean ± standard deviation over the "
+      "seeds. LLaMA with more work: interpolated, in the\nlogarithm of the work, between runs of 512, 640, "
+      "1,024 and 2,048 steps, each with a schedule of its own; time: of a step, alone\non the machine; -: "
+      "not measured, or beyond these runs.\n\n" +
       table + "\n");
 }
 
@@ -108,20 +128,28 @@ void variants(Page& page) {
   page.differences("differences.svg", "Variants, against LLaMA", groups);
 }
 
-// A default and what a paper or its code has in its place.
+// A default and what a paper or its code has in its place, some of which other experiments have trained.
 void literal(Page& page) {
   const auto base = text_record(page);
   if (!base) return;
   std::vector<ComparedArms> groups;
-  for (const char* name :
-       {"lime", "lime_static", "lime_dynamic", "hyper", "vertical", "resformer", "satformer", "denseformer", "mudd"})
-    if (const auto record = page.record(name))
-      groups.push_back(
-          {std::string("against ") + name + " with its defaults", base->arm(name), arms_but(*record, name)});
-  if (const auto record = page.record("gpt2"))
+  const auto add = [&](const std::string& file, const std::string& name, const std::string& only) {
+    const auto record = page.record(file);
+    if (!record) return;
+    ComparedArms group{"against " + name + " with its defaults", base->arm(name), {}};
+    for (const LabelledArm& arm : arms_but(*record, name))
+      if (only.empty() || arm.label == only) group.arms.push_back(arm);
+    groups.push_back(group);
+  };
+  add("../routers/ablation", "lime", "lime:kv_init=normal");
+  for (const char* name : {"lime_static", "lime_dynamic", "hyper", "vertical", "resformer", "satformer"})
+    add(name, name, "");
+  add("../variants/denseformer", "denseformer", "denseformer:dilation=4:period=5");
+  add("mudd", "mudd", "");
+  if (const auto plain = page.record("gpt2"))
     if (const auto scaled = page.record("gpt2-index-scaling"))
       groups.push_back(
-          {"against gpt2", record->arm("gpt2"), {{"gpt2: logits divided by the layer", scaled->arm("gpt2")}}});
+          {"against gpt2", plain->arm("gpt2"), {{"gpt2: logits divided by the layer", scaled->arm("gpt2")}}});
   page.differences("differences.svg", "What the literal choices cost", groups);
 }
 
@@ -161,7 +189,6 @@ void arith(Page& page) {
   const std::pair<const char*, const char*> settings[] = {{"base", "4 operators, 6,000 updates of 64, rate 0.001"},
                                                           {"rate", "three times the rate"},
                                                           {"batch-512", "750 updates of 512"},
-                                                          {"batch-16", "24,000 updates of 16"},
                                                           {"decay", "weight decay 0.1"},
                                                           {"untied", "untied head"},
                                                           {"router-rate", "routers at the base rate"},
@@ -177,7 +204,7 @@ void arith(Page& page) {
     const auto record = page.record(name);
     if (!record) continue;
     groups.push_back({caption, {}});
-    for (const RecordedArm& arm : record->arms()) groups.back().rows.push_back({arm.name, values_of(arm, answers_of)});
+    for (const RecordedArm& arm : record->arms) groups.back().rows.push_back({arm.name, values_of(arm, answers_of)});
     page.curves(std::string(name) + ".svg", caption, arms_but(*record, ""));
   }
   page.answers("seeds.svg", "The arithmetic task: every seed", groups);
@@ -187,7 +214,7 @@ void prosqa(Page& page) {
   const auto record = page.record("prosqa");
   if (!record) return;
   DotGroup group;
-  for (const RecordedArm& arm : record->arms()) group.rows.push_back({arm.name, values_of(arm, answers_of)});
+  for (const RecordedArm& arm : record->arms) group.rows.push_back({arm.name, values_of(arm, answers_of)});
   page.curves("curves.svg", "ProsQA from scratch", arms_but(*record, ""));
   page.answers("seeds.svg", "ProsQA: every seed", {group});
 }
@@ -196,15 +223,18 @@ void small(Page& page) {
   const auto record = page.record("small");
   if (!record) return;
   page.curves("curves.svg", "A small experiment, to be repeated", arms_but(*record, ""));
+  page.differences("differences.svg", "Test losses", {{"", record->arm("llama"), arms_but(*record, "")}});
 }
 
 // --- What all of it took
 
 // Hours of training in every record below the directory.
-std::string budget_of(const std::string& directory) {
+std::string budget_of(const std::string& directory, const std::vector<std::string>& names) {
   std::vector<std::string> paths;
-  for (const auto& entry : fs::recursive_directory_iterator(directory))
-    if (entry.path().extension() == ".json") paths.push_back(entry.path().string());
+  std::error_code ignored;
+  for (const std::string& name : names)
+    for (const auto& entry : fs::directory_iterator(directory + "/" + name, ignored))
+      if (entry.path().extension() == ".json") paths.push_back(entry.path().string());
   std::sort(paths.begin(), paths.end());
   std::string out = format_markdown_row({"record", "runs", "done", "tokens", "hours"}) + "|---|---|---|---|---|\n";
   double hours = 0;
@@ -214,7 +244,7 @@ std::string budget_of(const std::string& directory) {
     int64_t tokens = 0, done = 0;
     for (const RecordedRun& run : record.runs) {
       own += std::isfinite(run.seconds) ? run.seconds / 3600 : 0;
-      tokens += run.tokens, done += run.done;
+      tokens += run.tokens, done += run.state == "done";
     }
     hours += own;
     out +=
@@ -239,16 +269,19 @@ void draw_experiments(const std::string& directory) {
       {"depth", "Depth at a fixed width", depth},
       {"prosqa", "ProsQA from scratch", prosqa},
       {"small", "A small experiment", small}};
+  std::vector<std::string> names;
   for (const auto& [name, title, draw] : pages) {
     Page page(directory + "/" + name, title);
     draw(page);
     page.finish();
+    names.push_back(name);
   }
   write_file_atomically(
       directory + "/budget.md",
-      "# What the experiments took\n\nWritten by `make figures`. Hours: of training, summed over runs "
-      "that mostly ran two at a time, a core each.\n\n" +
-          budget_of(directory));
+      "# What the experiments took\n\nWritten by `make figures`. Hours: of training, without tests of "
+      "losses and answers, summed over runs\nthat mostly ran two at a time, a core each, beside other "
+      "work.\n\n" +
+          budget_of(directory, names));
 }
 
 }  // namespace crossply

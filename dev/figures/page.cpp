@@ -1,7 +1,9 @@
 #include "dev/figures/page.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <set>
 
 #include "cli/format.h"
 #include "engine/file.h"
@@ -11,41 +13,54 @@
 namespace crossply {
 namespace {
 
-std::string signed_text(double value, int decimals) {
-  const std::string digits = format_number(decimals == 4 ? "%.4f" : "%.1f", std::abs(value));
-  return (value < 0 ? "-" : "+") + digits;
+std::string signed_text(double value) { return (value < 0 ? "-" : "+") + format_number("%.4f", std::abs(value)); }
+
+std::string verdict_of(double difference, int64_t n, double half) {
+  if (n == 1) return "one seed";
+  if (!std::isfinite(half)) return "";
+  if (std::abs(difference) <= half) return "cannot be told";
+  return difference < 0 ? "**lower**" : "**higher**";
 }
 
-std::string verdict_of(const Spread& difference) {
-  if (difference.n < 2) return "one seed";
-  if (!difference.differs_from_zero()) return "within the spread of seeds";
-  return difference.mean < 0 ? "**lower**" : "**higher**";
-}
-
-std::vector<std::string> row_of(const LabelledArm& labelled, const RecordedArm& yardstick) {
+std::vector<std::string> row_of(const LabelledArm& labelled, const RecordedArm& yardstick, const Residual& residual) {
   const RecordedArm& arm = labelled.arm;
   const Spread loss = spread_of(values_of(arm, test_loss_of));
   const Spread difference = spread_of(differences_of(arm, yardstick, test_loss_of));
+  const double half = residual.interval(difference.n);
   const RecordedRun& run = arm.runs.begin()->second;
+  const bool other = labelled.label != yardstick.name && difference.n > 0;
   return {labelled.label,
           format_count(static_cast<int64_t>(run.parameters)),
           format_number("%.4g", run.flops_per_token),
           lr_text(arm.lr) + (arm.at_edge ? " (edge)" : ""),
-          str(loss.n),
+          str(loss.n, arm.lost > 0 ? str(", ", arm.lost, " failed") : ""),
           format_number("%.4f", loss.mean) + (loss.n > 1 ? format_number(" ± %.4f", loss.sd) : ""),
-          difference.n == 0 ? ""
-                            : signed_text(difference.mean, 4) +
-                                  (difference.n > 1 ? format_number(" ± %.4f", difference.interval()) : ""),
-          difference.n == 0 ? "" : verdict_of(difference)};
+          !other ? "" : signed_text(difference.mean) + (std::isfinite(half) ? format_number(" ± %.4f", half) : ""),
+          !other ? "" : verdict_of(difference.mean, difference.n, half)};
 }
 
-std::string table_of(const ComparedArms& group) {
+std::string table_of(const ComparedArms& group, const Residual& residual) {
   std::string out = group.caption.empty() ? "" : "**" + group.caption + "**\n\n";
   out += format_markdown_row(
              {"", "parameters", "FLOP/token", "lr", "seeds", "test loss", "against " + group.yardstick.name, ""}) +
          "|---|---|---|---|---|---|---|---|\n";
-  for (const LabelledArm& arm : group.arms) out += format_markdown_row(row_of(arm, group.yardstick));
+  for (const LabelledArm& arm : group.arms) out += format_markdown_row(row_of(arm, group.yardstick, residual));
   return out + "\n";
+}
+
+std::vector<RecordedArm> all_of(const ComparedArms& group) {
+  std::vector<RecordedArm> arms = {group.yardstick};
+  for (const LabelledArm& one : group.arms)
+    if (one.label != group.yardstick.name) arms.push_back(one.arm);
+  return arms;
+}
+
+void check_settings(const ComparedArms& group, const std::string& directory) {
+  for (const LabelledArm& one : group.arms)
+    if (one.arm.setting != group.yardstick.setting)
+      fail(Exit::bad_data, directory, ": ", one.label, " and ", group.yardstick.name,
+           " cannot be compared, their data, sizes or schedules differ: ", one.arm.setting, " and ",
+           group.yardstick.setting, "; make the older record again");
 }
 
 // A mean over the seeds of what every run has at these steps.
@@ -53,15 +68,32 @@ Curve mean_curve(const LabelledArm& labelled, bool answers) {
   std::vector<SteppedCurve> curves;
   for (const auto& [seed, run] : labelled.arm.runs) {
     const std::vector<double>&at = answers ? run.answer_step : run.step, &y = answers ? run.share : run.loss;
-    const double each = at.empty() ? 1 : static_cast<double>(run.tokens) / run.step.back();
+    const double scale = answers || at.empty() ? 1 : static_cast<double>(run.tokens) / at.back();
     SteppedCurve curve{at, {}, y};
-    for (const double step : at) curve.x.push_back(step * (answers ? 1 : each));
-    if (answers) curve.x = at;
+    for (const double step : at) curve.x.push_back(step * scale);
     curves.push_back(curve);
   }
   Curve curve = mean_of(curves).curve;
   curve.name = labelled.label;
   return curve;
+}
+
+// "lime ahead of llama with 4 of 5 seeds, by 12.3 points on average": of the second row against the first.
+std::string paired_answers(const DotGroup& group) {
+  if (group.rows.size() < 2 || group.rows[0].values.size() < 2) return "";
+  const std::vector<double>& first = group.rows[0].values;
+  std::string out;
+  for (size_t i = 1; i < group.rows.size(); ++i) {
+    const std::vector<double>& values = group.rows[i].values;
+    if (values.size() != first.size()) continue;
+    double sum = 0;
+    size_t ahead = 0;
+    for (size_t s = 0; s < values.size(); ++s) sum += values[s] - first[s], ahead += values[s] > first[s];
+    out += str("* ", group.caption, group.caption.empty() ? "" : ": ", group.rows[i].label, " ahead of ",
+               group.rows[0].label, " with ", ahead, " of ", values.size(), " seeds, by ",
+               format_number("%+.1f", 100 * sum / static_cast<double>(values.size())), " points on average\n");
+  }
+  return out;
 }
 
 }  // namespace
@@ -71,9 +103,37 @@ double answers_of(const RecordedRun& run) { return run.answers; }
 
 std::vector<LabelledArm> arms_but(const Record& record, const std::string& name) {
   std::vector<LabelledArm> arms;
-  for (const RecordedArm& arm : record.arms())
+  for (const RecordedArm& arm : record.arms)
     if (arm.name != name) arms.push_back({arm.name, arm});
   return arms;
+}
+
+void Residual::add(const std::vector<RecordedArm>& arms, RunMeasure measure) {
+  std::set<uint64_t> seeds;
+  for (const RecordedArm& arm : arms)
+    for (const auto& [seed, run] : arm.runs) seeds.insert(seed);
+  std::vector<std::vector<double>> rows;
+  for (const RecordedArm& arm : arms)
+    if (std::vector<double> row = values_of(arm, measure); row.size() == seeds.size()) rows.push_back(row);
+  if (rows.size() < 2 || seeds.size() < 2) return;
+  const double A = static_cast<double>(rows.size()), S = static_cast<double>(seeds.size());
+  std::vector<double> of_seed(seeds.size());
+  double all = 0;
+  for (const auto& row : rows)
+    for (size_t s = 0; s < row.size(); ++s) of_seed[s] += row[s] / A, all += row[s] / (A * S);
+  for (const auto& row : rows) {
+    const double mean = spread_of(row).mean;
+    for (size_t s = 0; s < row.size(); ++s) {
+      const double rest = row[s] - mean - of_seed[s] + all;
+      squares += rest * rest;
+    }
+  }
+  degrees += static_cast<int64_t>((rows.size() - 1) * (seeds.size() - 1));
+}
+
+double Residual::interval(int64_t n) const {
+  if (degrees < 1 || n < 1) return NAN;
+  return student_t95(degrees) * std::sqrt(2 * squares / static_cast<double>(degrees) / static_cast<double>(n));
 }
 
 std::optional<Record> Page::record(const std::string& name) const {
@@ -83,37 +143,52 @@ std::optional<Record> Page::record(const std::string& name) const {
 }
 
 void Page::differences(const std::string& file, const std::string& title, const std::vector<ComparedArms>& groups) {
-  DotChart chart{title, "difference of test losses, in nats (left: better)", {}, false, true};
+  DotChart chart{
+      title, "difference of test losses in nats (left: better); mean, 95 % interval, a dot a seed", {}, false, true};
+  Residual residual;
+  for (const ComparedArms& group : groups) check_settings(group, directory_), residual.add(all_of(group), test_loss_of);
   std::string tables;
   for (const ComparedArms& group : groups) {
-    if (group.arms.empty()) continue;
     DotGroup dots{group.caption, {}};
-    for (const LabelledArm& arm : group.arms)
-      dots.rows.push_back({arm.label, differences_of(arm.arm, group.yardstick, test_loss_of)});
+    for (const LabelledArm& one : group.arms) {
+      if (one.label == group.yardstick.name) continue;
+      const std::vector<double> values = differences_of(one.arm, group.yardstick, test_loss_of);
+      dots.rows.push_back({one.label, values, residual.interval(static_cast<int64_t>(values.size()))});
+    }
+    if (dots.rows.empty()) continue;
     chart.groups.push_back(dots);
-    tables += table_of(group);
+    tables += table_of(group, residual);
   }
   if (chart.groups.empty()) return;
   picture(file, dots_svg(chart));
   markdown_ += "## " + title + "\n\n![" + title + "](" + file + ")\n\n" + tables;
+  if (residual.degrees > 0)
+    markdown_ +=
+        str("Intervals: from the residual of architecture + seed, pooled, ", residual.degrees,
+            " degrees of freedom, standard deviation ",
+            format_number("%.4f", std::sqrt(residual.squares / static_cast<double>(residual.degrees))), ".\n\n");
 }
 
 void Page::answers(const std::string& file, const std::string& title, const std::vector<DotGroup>& groups) {
   if (groups.empty()) return;
-  picture(file, dots_svg({title, "right answers after the last step", groups, true, false}));
+  picture(file, dots_svg({title, "right answers after the last step; mean, a dot a seed", groups, true, false}));
+  std::string notes;
   markdown_ += "## " + title + "\n\n![" + title + "](" + file + ")\n\n" +
-               format_markdown_row({"", "", "seeds", "mean", "standard deviation", "every seed"}) +
-               "|---|---|---|---|---|---|\n";
-  for (const DotGroup& group : groups)
+               format_markdown_row({"", "", "seeds", "mean", "standard deviation", "past 50 %", "every seed"}) +
+               "|---|---|---|---|---|---|---|\n";
+  for (const DotGroup& group : groups) {
+    notes += paired_answers(group);
     for (const DotRow& row : group.rows) {
       const Spread spread = spread_of(row.values);
       std::string all;
       for (const double value : row.values) all += (all.empty() ? "" : " ") + format_number("%.1f", 100 * value);
       markdown_ +=
           format_markdown_row({group.caption, row.label, str(spread.n), format_number("%.1f %%", 100 * spread.mean),
-                               spread.n > 1 ? format_number("%.1f", 100 * spread.sd) : "", all});
+                               spread.n > 1 ? format_number("%.1f", 100 * spread.sd) : "",
+                               str(std::ranges::count_if(row.values, [](double share) { return share > 0.5; })), all});
     }
-  markdown_ += "\n";
+  }
+  markdown_ += "\n" + notes + (notes.empty() ? "" : "\n");
 }
 
 void Page::curves(const std::string& file, const std::string& title, const std::vector<LabelledArm>& arms) {
@@ -122,8 +197,7 @@ void Page::curves(const std::string& file, const std::string& title, const std::
     losses.push_back(mean_curve(arm, false));
     if (Curve curve = mean_curve(arm, true); !curve.x.empty()) answers.push_back(curve);
   }
-  const std::string about = str("test loss; ", about_bands);
-  if (answers.empty()) picture(file, curve_svg(title, "tokens", {{about, "", losses}}));
+  if (answers.empty()) picture(file, curve_svg(title, "tokens", {{str("test loss; ", about_bands), "", losses}}));
   else picture(file, curve_svg(title, "updates", {{str("right answers; ", about_bands), "", answers, true}}));
   markdown_ += "## " + title + "\n\n![" + title + "](" + file + ")\n\n";
 }
@@ -136,12 +210,10 @@ void Page::picture(const std::string& file, const std::string& svg) {
 void Page::finish() const {
   if (markdown_.empty()) return;
   const std::string path = directory_ + "/results.md";
-  write_file_atomically(path,
-                        "# " + title_ + "\n\nWritten by `make figures` from the records beside it.\n\n" +
-                            "Test losses in nats: mean ± standard deviation over the seeds. Differences: seed by "
-                            "seed, mean ± half of\nStudent's 95 % interval; lower or higher only where that leaves "
-                            "out 0. Of twenty equals about one would be called\ndifferent.\n\n" +
-                            markdown_);
+  write_file_atomically(path, "# " + title_ +
+                                  "\n\nWritten by `make figures` from the records beside it; how to read "
+                                  "it: [../README.md](../README.md).\n\n" +
+                                  markdown_);
   std::printf("%s\n", path.c_str());
 }
 

@@ -14,7 +14,7 @@ struct LabelledArm {
   std::string label;
   RecordedArm arm;
 };
-// Arms that are compared with one of them, or with one from elsewhere.
+// Arms that are compared with the one of them that has the yardstick's name, or with one from elsewhere.
 struct ComparedArms {
   std::string caption;
   RecordedArm yardstick;
@@ -27,18 +27,30 @@ double answers_of(const RecordedRun& run);
 // The arms of a record under their own names, but for the one of this name.
 std::vector<LabelledArm> arms_but(const Record& record, const std::string& name);
 
+// What one run differs from another by chance: the residual of losses = architecture + seed, pooled over groups of arms.
+// The seeds' own part falls out, since one seed gives all the same batches.
+struct Residual {
+  double squares = 0;
+  int64_t degrees = 0;
+  // Of the arms that have all the seeds that any has.
+  void add(const std::vector<RecordedArm>& arms, RunMeasure measure);
+  // Half of Student's 95 % interval around a difference of two means over n seeds; NaN where nothing is known.
+  double interval(int64_t n) const;
+};
+
 class Page {
  public:
-  // Of the records in this directory. Its results.md and pictures are written by finish(), where there is any.
+  // Of the records in this directory. finish() writes its results.md, where there is anything in it.
   Page(std::string directory, std::string title) : directory_(std::move(directory)), title_(std::move(title)) {}
 
   // Nothing where there is no such file. ../ goes to another experiment's.
   std::optional<Record> record(const std::string& name) const;
-  // The difference of test losses from the yardstick's, seed by seed, as a dot chart and a table.
+  // The difference of test losses from the yardstick's, seed by seed, as a dot chart and tables. Throws Exit::bad_data
+  // where two that are compared have other data, sizes or schedules.
   void differences(const std::string& file, const std::string& title, const std::vector<ComparedArms>& groups);
   // The answers after the last step, as a dot chart and a table.
   void answers(const std::string& file, const std::string& title, const std::vector<DotGroup>& groups);
-  // Means over the seeds, in bands: the test loss over the tokens, and where there are some the answers.
+  // Means over the seeds, in bands: the answers over the updates, or where there are none the test loss over the tokens.
   void curves(const std::string& file, const std::string& title, const std::vector<LabelledArm>& arms);
   void picture(const std::string& file, const std::string& svg);
   void markdown(const std::string& text) { markdown_ += text; }

@@ -26,16 +26,16 @@ double number(const json& object, const char* key) {
   return found != object.end() && found->is_number() ? found->get<double>() : NAN;
 }
 
-double needed_number(const json& object, const char* key, const std::string& path) {
+double needed_number(const json& object, const char* key, const std::string& path, double most = 1e18) {
   const json& value = need(object, key, path);
-  if (!holds<double>(value, 0, 1e18)) fail(Exit::bad_data, path, ": \"", key, "\" cannot be ", value.dump());
+  if (!holds<double>(value, 0, most)) fail(Exit::bad_data, path, ": \"", key, "\" cannot be ", value.dump());
   return value;
 }
 
 std::vector<double> numbers(const json& object, const char* key) {
   std::vector<double> out;
-  for (const json& value : object.value(key, json::array()))
-    out.push_back(value.is_number() ? value.get<double>() : NAN);
+  if (!object.is_object() || !object.contains(key)) return out;
+  for (const json& value : object[key]) out.push_back(value.is_number() ? value.get<double>() : NAN);
   return out;
 }
 
@@ -69,27 +69,59 @@ json line_of(const json& run, size_t environment, const std::string& path) {
   return line;
 }
 
+// As many numbers of each, and all steps finite, or Exit::bad_data.
+void take_curve(const json& tests, const char* x, const char* y, std::vector<double>& xs, std::vector<double>& ys,
+                const std::string& path) {
+  xs = numbers(tests, x), ys = numbers(tests, y);
+  const bool finite = std::all_of(xs.begin(), xs.end(), [](double step) { return std::isfinite(step) && step > 0; });
+  if (xs.size() != ys.size() || !finite) fail(Exit::bad_data, path, ": \"", x, "\" and \"", y, "\" do not fit");
+}
+
 RecordedRun run_of(const json& line, const std::string& path) {
   RecordedRun run;
-  const json &name = need(line, "name", path), &seed = need(line, "seed", path);
-  if (!holds<std::string>(name) || !holds<uint64_t>(seed))
-    fail(Exit::bad_data, path, ": a run's name or seed cannot be ", name.dump(), ", ", seed.dump());
-  run.name = name, run.seed = seed;
-  run.done = need(line, "state", path) == "done";
+  const json &name = need(line, "name", path), &seed = need(line, "seed", path), &state = need(line, "state", path);
+  if (!holds<std::string>(name) || !holds<uint64_t>(seed) || !holds<std::string>(state))
+    fail(Exit::bad_data, path, ": a run's name, seed or state cannot be ", name.dump(), ", ", seed.dump(), ", ",
+         state.dump());
+  run.name = name, run.seed = seed, run.state = state;
   run.lr = needed_number(line, "lr", path);
   run.test_loss = number(line, "test_loss"), run.answers = number(line, "answers");
-  run.steps_valid = number(line, "steps_valid");
   run.parameters = needed_number(line, "parameters", path);
   run.flops_per_token = needed_number(line, "flops_per_token", path);
   run.memory = number(line, "memory_bytes"), run.seconds = number(line, "training_seconds");
   if (number(line, "runs_side_by_side") == 1) run.tokens_per_second = number(line, "tokens_per_second");
-  run.tokens =
-      static_cast<int64_t>(needed_number(line, "tokens_per_step", path) * needed_number(line, "steps_done", path));
+  run.tokens = static_cast<int64_t>(needed_number(line, "tokens_per_step", path, 1e9) *
+                                    needed_number(line, "steps_done", path, 1e9));
   const json& tests = need(line, "evaluations", path);
-  run.step = numbers(tests, "step"), run.loss = numbers(tests, "test_loss");
-  run.answer_step = numbers(tests, "answer_step"), run.share = numbers(tests, "answers");
-  run.valid = numbers(tests, "steps_valid");
+  take_curve(tests, "step", "test_loss", run.step, run.loss, path);
+  take_curve(tests, "answer_step", "answers", run.answer_step, run.share, path);
   return run;
+}
+
+// What runs must share to be compared: the data and the flags that touch the numbers, sizes among them.
+std::string setting_of(const json& record, const std::string& path) {
+  const json& flags = need(record, "flags", path);
+  json setting = {{"data_digest", need(record, "data_digest", path)}};
+  for (const char* key : {"data", "steps", "batch", "accumulate", "seq", "eval_samples", "answer_samples", "schedule",
+                          "warmup", "weight_decay", "beta1", "beta2", "clip", "dtype", "train_samples"})
+    if (flags.contains(key)) setting[key] = flags[key];
+  const json config = flags.is_object() ? flags.value("config", json()) : json();
+  for (const char* key : {"hidden_size", "n_embd", "num_hidden_layers", "n_layer", "intermediate_size", "vocab_size"})
+    if (config.is_object() && config.contains(key)) setting[key] = config[key];
+  return setting.dump();
+}
+
+// The runs that are done of an architecture, at its rate.
+RecordedArm arm_of(const json& listed, const std::vector<RecordedRun>& runs, const std::string& path) {
+  const json &name = need(listed, "name", path), &lr = need(listed, "lr", path);
+  if (!holds<std::string>(name)) fail(Exit::bad_data, path, ": an architecture's name cannot be ", name.dump());
+  RecordedArm arm{name, lr.is_number() ? lr.get<double>() : NAN, listed.value("lr_at_edge", json()) == true, 0, ""};
+  for (const RecordedRun& run : runs) {
+    if (run.name != arm.name || run.lr != arm.lr) continue;
+    if (run.state == "done") arm.runs[run.seed] = run;
+    arm.lost += run.state == "failed";
+  }
+  return arm;
 }
 
 }  // namespace
@@ -107,9 +139,14 @@ std::string make_record(const std::string& directory) {
     lines.push_back(line_of(run, static_cast<size_t>(known - environments.begin()), path));
   }
   if (lines.empty()) fail(Exit::bad_data, path, ": no run of this comparison has begun");
+  json arms = json::array();  // at the rates that compare chose
+  for (const json& arm : need(results, "architectures", path))
+    arms.push_back({{"name", need(arm, "name", path)},
+                    {"lr", need(arm, "lr", path)},
+                    {"lr_at_edge", need(arm, "lr_at_edge", path)}});
   std::string out = "{\"format\": \"crossply record\",\n\"data_digest\": " + need(results, "data_digest", path).dump() +
                     ",\n\"flags\": " + common_of(flags).dump() + ",\n\"environments\": " + json(environments).dump() +
-                    ",\n\"runs\": [\n";
+                    ",\n\"architectures\": " + arms.dump() + ",\n\"runs\": [\n";
   for (size_t i = 0; i < lines.size(); ++i) out += lines[i].dump() + (i + 1 < lines.size() ? ",\n" : "\n");
   return out + "]}\n";
 }
@@ -117,40 +154,21 @@ std::string make_record(const std::string& directory) {
 Record read_record(const std::string& path) {
   const json all = read_json(path);
   if (all.value("format", json()) != "crossply record") fail(Exit::bad_data, path, ": is no record that figures wrote");
-  Record record;
-  const size_t slash = path.rfind('/');
-  record.name = path.substr(slash == std::string::npos ? 0 : slash + 1);
-  record.name = record.name.substr(0, record.name.rfind(".json"));
-  record.flags = need(all, "flags", path);
+  Record record{path, {}, {}};
   for (const json& line : need(all, "runs", path)) record.runs.push_back(run_of(line, path));
+  const std::string setting = setting_of(all, path);
+  for (const json& listed : need(all, "architectures", path)) {
+    RecordedArm arm = arm_of(listed, record.runs, path);
+    arm.setting = setting;
+    if (!arm.runs.empty()) record.arms.push_back(arm);
+  }
   return record;
 }
 
-std::vector<RecordedArm> Record::arms() const {
-  std::vector<RecordedArm> arms;
-  std::map<std::string, std::map<double, RecordedRun>> sweeps;  // of the first seed, by rate
-  uint64_t first = UINT64_MAX;
-  for (const RecordedRun& run : runs) first = std::min(first, run.seed);
-  for (const RecordedRun& run : runs)
-    if (run.done && run.seed == first) sweeps[run.name][run.lr] = run;
-  for (const RecordedRun& run : runs) {
-    const auto& sweep = sweeps[run.name];
-    if (sweep.empty()) continue;
-    const auto best = std::min_element(sweep.begin(), sweep.end(), [](const auto& a, const auto& b) {
-      return a.second.test_loss < b.second.test_loss;
-    });
-    auto arm = std::find_if(arms.begin(), arms.end(), [&](const RecordedArm& a) { return a.name == run.name; });
-    const bool edge = sweep.size() > 1 && (best == sweep.begin() || best == std::prev(sweep.end()));
-    if (arm == arms.end()) arm = arms.insert(arm, {run.name, best->first, edge, {}});
-    if (run.done && run.lr == arm->lr) arm->runs[run.seed] = run;
-  }
-  return arms;
-}
-
-RecordedArm Record::arm(const std::string& wanted) const {
-  for (const RecordedArm& arm : arms())
-    if (arm.name == wanted) return arm;
-  fail(Exit::bad_data, name, ": has no run of ", wanted, " that is done");
+const RecordedArm& Record::arm(const std::string& name) const {
+  for (const RecordedArm& arm : arms)
+    if (arm.name == name) return arm;
+  fail(Exit::bad_data, path, ": has no run of ", name, " that is done");
 }
 
 std::vector<double> values_of(const RecordedArm& arm, RunMeasure measure) {

@@ -14,31 +14,31 @@ struct RecordedRun {
   std::string name;  // as in --arch
   double lr = 0;
   uint64_t seed = 0;
-  bool done = false;
-  double test_loss = NAN, answers = NAN, steps_valid = NAN;  // after the last step; shares of 1
+  std::string state;                      // as in results.json: done, failed, ...
+  double test_loss = NAN, answers = NAN;  // after the last step; answers: a share of 1
   double parameters = 0, flops_per_token = 0, memory = 0, tokens_per_second = NAN, seconds = NAN;
-  int64_t tokens = 0;                             // of training
-  std::vector<double> step, loss;                 // of every evaluation
-  std::vector<double> answer_step, share, valid;  // of every test of answers
+  int64_t tokens = 0;                      // of training
+  std::vector<double> step, loss;          // of every evaluation, as many of each
+  std::vector<double> answer_step, share;  // of every test of answers, as many of each
 };
 
-// The runs of one name at its best rate, the one with the lowest test loss from the first seed; by seed.
+// The runs of one name that are done, at the rate that the comparison chose for it; by seed.
 struct RecordedArm {
   std::string name;
   double lr = NAN;
   bool at_edge = false;  // the smallest or the largest of several rates
-  std::map<uint64_t, RecordedRun> runs;
+  int64_t lost = 0;      // seeds that failed at this rate
+  std::string setting;   // data and flags that arms share which may be compared
+  std::map<uint64_t, RecordedRun> runs = {};
 };
 
 struct Record {
-  std::string name;      // the file's, without .json
-  nlohmann::json flags;  // those that all runs have in common
+  std::string path;
   std::vector<RecordedRun> runs;
+  std::vector<RecordedArm> arms;  // in the order of the comparison; those of which some run is done
 
-  // In the order of the comparison; without those of which no run is done.
-  std::vector<RecordedArm> arms() const;
   // Throws Exit::bad_data where there is none of that name.
-  RecordedArm arm(const std::string& name) const;
+  const RecordedArm& arm(const std::string& name) const;
 };
 
 // The record of the comparison in a directory, from its results.json, as text: a run a line. Throws Exit::no_input,
