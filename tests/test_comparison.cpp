@@ -130,6 +130,9 @@ TEST_CASE("comparison: results.json has every number, every setting and the way 
   CHECK(lime["flags"]["steps"] == 6000);
   const RunCurves curves = example().runs[1].result.curves;
   REQUIRE(!curves.test_loss.empty());
+  // Not in what the process of a run tells its parent through a pipe, which holds 64 KiB.
+  const Comparison comparison = example();
+  CHECK(!to_json(comparison, comparison.runs[1]).contains("evaluations"));
   check_has(lime["evaluations"], {{"step", curves.test_step}, {"test_loss", curves.test_loss}});
   CHECK(lime["flags"]["config"].contains("hidden_size"));
   check_has(failed, R"({"state": "failed", "exit_code": 77, "error": "step 4: loss nan", "steps_done": 3,

@@ -316,6 +316,22 @@ TEST_CASE("train: loss, norm and update are of the mean over the tokens that are
   check_close("weights", weights(trainer), convert<double>(weights(same)), 1e-6);
 }
 
+TEST_CASE("train: a frozen row never moves, whatever the flags of decay and routers, and its twin does") {
+  const Counting data(10);
+  for (const std::string scale : {"learned", "frozen"}) {
+    CAPTURE(scale);
+    TrainOptions o = tiny_options("resformer");
+    o.config.options["lambda_scale"] = scale;
+    o.config.check(Exit::usage, "test");
+    o.router_lr = 0.5, o.decay_all = true;
+    Trainer trainer(o, data);
+    for (int i = 0; i < 3; ++i) trainer.step();
+    const Parameter& row = trainer.params().at("model.lambda_manager.lambda_scale");
+    const float moved = weights(trainer)[static_cast<size_t>(row.offset)] - 3;
+    CHECK((moved == 0) == (scale == "frozen"));
+  }
+}
+
 TEST_CASE("train: a loss that is not finite stops before the update and says where") {
   const Counting data(10);
   Trainer trainer(tiny_options("llama"), data);

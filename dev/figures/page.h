@@ -27,8 +27,8 @@ double answers_of(const RecordedRun& run);
 // The arms of a record under their own names, but for the one of this name.
 std::vector<LabelledArm> arms_but(const Record& record, const std::string& name);
 
-// What one run differs from another by chance: the residual of losses = architecture + seed, pooled over groups of arms.
-// The seeds' own part falls out, since one seed gives all the same batches.
+// By how much runs differ by chance: the residual of losses = architecture + seed, pooled over groups. The seeds'
+// own part falls out, since one seed gives all the same batches.
 struct Residual {
   double squares = 0;
   int64_t degrees = 0;
@@ -50,7 +50,7 @@ class Page {
   void differences(const std::string& file, const std::string& title, const std::vector<ComparedArms>& groups);
   // The answers after the last step, as a dot chart and a table.
   void answers(const std::string& file, const std::string& title, const std::vector<DotGroup>& groups);
-  // Means over the seeds, in bands: the answers over the updates, or where there are none the test loss over the tokens.
+  // Means over the seeds, in bands: answers over updates, or where there are none the test loss over tokens.
   void curves(const std::string& file, const std::string& title, const std::vector<LabelledArm>& arms);
   void picture(const std::string& file, const std::string& svg);
   void markdown(const std::string& text) { markdown_ += text; }

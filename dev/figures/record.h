@@ -28,7 +28,7 @@ struct RecordedArm {
   double lr = NAN;
   bool at_edge = false;  // the smallest or the largest of several rates
   int64_t lost = 0;      // seeds that failed at this rate
-  std::string setting;   // data and flags that arms share which may be compared
+  std::string setting = "";  // data and flags that arms share which may be compared
   std::map<uint64_t, RecordedRun> runs = {};
 };
 
