@@ -4,6 +4,11 @@
 #include <array>
 #include <cmath>
 #include <numeric>
+#include <sstream>
+
+#include "engine/file.h"
+#include "engine/json.h"
+#include "engine/printable.h"
 
 namespace crossply {
 namespace {
@@ -224,6 +229,65 @@ bool is_valid_chain(std::span<const int32_t> lines, const std::vector<Statement>
   return at == to;
 }
 
+// The published text in our words, behind those that are there: punctuation stands apart, a line break is <nl>.
+void append_text(std::vector<uint8_t>& to, const std::string& text, const std::string& where) {
+  const std::vector<std::string>& words = prosqa_words();
+  std::string spaced;
+  for (const char c : text)
+    spaced += c == '.' || c == '?' ? std::string{' ', c} : c == '\n' ? std::string(" <nl> ") : std::string(1, c);
+  std::istringstream in(spaced);
+  for (std::string word; in >> word;) {
+    const auto known = std::find(words.begin(), words.end(), word);
+    if (known == words.end()) fail(Exit::bad_data, where, ": '", excerpt(word), "' is no word of this task");
+    to.push_back(static_cast<uint8_t>(known - words.begin()));
+  }
+}
+
+// Whether a prompt is statements and then a question, and what follows ends in an answer to it.
+bool is_sound(const TaskSample& sample) {
+  const std::span<const uint8_t> all(sample.tokens), prompt = all.first(static_cast<size_t>(sample.prompt));
+  if (prompt.size() < 8 || all.size() < prompt.size() + 7) return false;
+  const auto q = prompt.last(8), gold = all.last(7);
+  const bool asks = q[0] == is_asked && is_entity(q[1]) && q[2] == a && is_concept(q[3]) && q[4] == or_ &&
+                    is_concept(q[5]) && q[6] == question_mark && q[7] == newline;
+  const bool answers = gold[0] == hashes && gold[1] == q[1] && gold[2] == is && gold[3] == a &&
+                       (gold[4] == q[3] || gold[4] == q[5]) && gold[5] == period;
+  for (auto begin = prompt.begin(); begin != prompt.end() - 8;) {
+    const auto mark = std::find(begin, prompt.end() - 8, period);
+    Statement statement;
+    if (mark == prompt.end() - 8 || !parse_statement(begin, mark + 1, statement)) return false;
+    begin = mark + 1;
+  }
+  return asks && answers;
+}
+
+// The items of a file of the published form: a list of objects with "question", "steps" and "answer".
+std::vector<TaskSample> read_items(const std::string& path) {
+  constexpr int64_t most_bytes = int64_t{1} << 30;
+  const nlohmann::json all = parse_json(read_file(path, most_bytes), path);
+  if (!all.is_array() || all.empty()) fail(Exit::bad_data, path, ": is no list of questions");
+  std::vector<TaskSample> items;
+  for (const nlohmann::json& item : all) {
+    const std::string where = str(path, ": item ", items.size() + 1);
+    const auto text = [&](const nlohmann::json& value) {
+      if (!value.is_string()) fail(Exit::bad_data, where, ": lacks \"question\", \"steps\" or \"answer\"");
+      return value.get<std::string>();
+    };
+    if (!item.is_object()) fail(Exit::bad_data, where, " is no object");
+    TaskSample& sample = items.emplace_back();
+    append_text(sample.tokens, text(item.value("question", nlohmann::json())) + "\n", where);
+    sample.prompt = static_cast<int64_t>(sample.tokens.size());
+    const nlohmann::json steps = item.value("steps", nlohmann::json());
+    if (!steps.is_array()) text(nlohmann::json());
+    for (const nlohmann::json& step : steps) append_text(sample.tokens, text(step) + "\n", where);
+    append_text(sample.tokens, "### " + text(item.value("answer", nlohmann::json())), where);
+    append(sample.tokens, {prosqa::eos});
+    if (static_cast<int64_t>(sample.tokens.size()) > prosqa::context + 1 || !is_sound(sample))
+      fail(Exit::bad_data, where, " is no question of this task, or longer than ", prosqa::context, " words");
+  }
+  return items;
+}
+
 }  // namespace
 
 const std::vector<std::string>& prosqa_words() {
@@ -294,7 +358,7 @@ bool ProsqaSource::is_hard(int64_t index) const {
   return mentions(target) >= mentions(other);
 }
 
-Dataset open_prosqa(const DataOptions& options) {
+Dataset open_prosqa(const DataOptions& options, const std::string& file) {
   const int64_t T = options.seq_len ? options.seq_len : prosqa::context;
   if (T < prosqa::context)
     fail(Exit::usage, "prosqa needs a sequence length of at least ", prosqa::context, ", not ", T);
@@ -305,8 +369,20 @@ Dataset open_prosqa(const DataOptions& options) {
       if (static_cast<int64_t>(sample.tokens.size()) <= prosqa::context + 1) return sample;
     }
   };
-  return fill_task(options, "prosqa", std::make_unique<ProsqaSource>(T), 20000, std::make_unique<ProsqaSource>(T), 500,
-                   prosqa_words(), draw);
+  auto train = std::make_unique<ProsqaSource>(T), test = std::make_unique<ProsqaSource>(T);
+  if (file.empty())
+    return fill_task(options, "prosqa", std::move(train), 20000, std::move(test), 500, prosqa_words(), draw);
+  TaskSource::Seen seen;
+  const std::vector<TaskSample> items = read_items(file);
+  const int64_t available = static_cast<int64_t>(items.size());
+  auto next = items.begin();
+  test->fill(count_samples(file, "test", options.test_samples, available), seen, [&] {
+    if (next == items.end()) fail(Exit::bad_data, file, ": has an item twice");
+    return *next++;
+  });
+  Random random(options.seed, stream_of("prosqa.train"));
+  train->fill(options.train_samples ? options.train_samples : 20000, seen, [&] { return draw(random); });
+  return {std::move(train), std::move(test), Tokenizer::words(prosqa_words())};
 }
 
 }  // namespace crossply

@@ -50,6 +50,8 @@ class ProsqaSource : public TaskSource {
   bool is_hard(int64_t index) const override;
 };
 
-Dataset open_prosqa(const DataOptions& options);
+// file: of the published form, whose questions are then the test set, and in no training set; "": both are generated.
+// Throws Exit::no_input, Exit::bad_data for what is no such file.
+Dataset open_prosqa(const DataOptions& options, const std::string& file = "");
 
 }  // namespace crossply

@@ -52,7 +52,7 @@ Dataset open_dataset(const DataOptions& options) {
     fail(Exit::usage, "--tokenizer ", options.tokenizer, " is for text:, not for \"", spec, "\": ",
          kind == generated ? "it has its own words"
                            : "shards that prepare wrote know their tokenizer; others have none");
-  if (spec == "prosqa") return open_prosqa(options);
+  if (kind == generated && spec.starts_with("prosqa")) return open_prosqa(options, parse_data_spec(spec).path);
   if (const auto arith = parse_arith(spec)) return open_arith(*arith, options);
   if (kind == text) return open_text(spec.substr(5), options);
   std::error_code ignored;
@@ -69,6 +69,7 @@ Dataset open_dataset(const DataOptions& options) {
 DataSpec parse_data_spec(const std::string& spec) {
   using enum DataSpec::Kind;
   if (spec == "prosqa" || parse_arith(spec)) return {generated, "", ""};
+  if (spec.starts_with("prosqa:") && spec.ends_with(".json")) return {generated, "prosqa:", spec.substr(7)};
   for (const auto& [prefix, kind] : {std::pair("text:", text), {"uint16:", shards}, {"uint32:", shards}})
     if (spec.starts_with(prefix)) return {kind, prefix, spec.substr(std::strlen(prefix))};
   if (spec.ends_with(".bin")) return {shards, "", spec};
@@ -110,7 +111,7 @@ std::vector<std::string> data_files(const std::string& spec) {
 
 std::string short_name(const std::string& spec) {
   const DataSpec parts = parse_data_spec(spec);
-  if (!parts.files()) return spec;
+  if (parts.path.empty()) return spec;
   const std::filesystem::path path(parts.path);
   const bool prepared = path.filename() == "train_*.bin" && path.has_parent_path();
   return parts.prefix + (prepared ? path.parent_path() : path).filename().string();
@@ -118,7 +119,7 @@ std::string short_name(const std::string& spec) {
 
 double chance_of(const std::string& spec) {
   if (const auto arith = parse_arith(spec)) return arith_chance(*arith);
-  return spec == "prosqa" ? 0.5 : NAN;
+  return spec.starts_with("prosqa") ? 0.5 : NAN;
 }
 
 }  // namespace crossply

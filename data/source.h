@@ -79,7 +79,8 @@ class RandomSamples : public Source {
 // What --data names, in words; and the same for --help.
 inline const char* const data_specs =
     "arith:3|4|5|6 (operators; 4-6 mixes them; with an i behind it, arith:6i, integers and not residues modulo 11), "
-    "prosqa, text:PATH (a file, a directory or a glob), a directory that prepare wrote, or token shards (*.bin; of "
+    "prosqa (prosqa:FILE.json: tested on the published questions), text:PATH (a file, a directory or a glob), a "
+    "directory that prepare wrote, or token shards (*.bin; of "
     "tokens alone uint16:PATH or uint32:PATH)";
 
 // A spec in its parts.

@@ -23,7 +23,7 @@ except ImportError as missing:
   sys.exit(77)
 
 TAGS = {"loss": "loss/train", "test_loss": "loss/test", "answers_correct": "answers/correct",
-        "steps_valid": "answers/steps_valid"}
+        "steps_valid": "answers/steps_valid", "hard_correct": "answers/hard"}
 TINY = ("--data arith:3 --train-samples 100 --test-samples 20 --width 16 --ffn 24 --layers 1 --heads 2 --batch 4 "
         "--eval-samples 8 --answer-samples 4 --tensorboard").split()
 

@@ -12,6 +12,7 @@ struct Answers {
   int64_t hard = 0, hard_right = 0;            // those that the task's known shortcut does not answer
   std::vector<int32_t> sample_prompt, sample;  // the first one, to look at
   double correct() const { return static_cast<double>(right) / static_cast<double>(asked); }
+  double hard_correct() const { return static_cast<double>(hard_right) / static_cast<double>(hard); }
   double steps_valid() const { return static_cast<double>(valid) / static_cast<double>(asked); }
 };
 

@@ -61,8 +61,7 @@ void print_answers(LoadedModel& model, const Source& source, int64_t count) {
               first_of(answers.asked, source.size()).c_str(), 100 * answers.correct(), 100 * answers.steps_valid());
   if (answers.hard > 0)
     std::printf("answers correct where counting mentions fails %.2f%% (of %s)\n",
-                100.0 * static_cast<double>(answers.hard_right) / static_cast<double>(answers.hard),
-                format_count(answers.hard).c_str());
+                100 * answers.hard_correct(), format_count(answers.hard).c_str());
 }
 
 BatchModel::Mean finite_mean(BatchModel& batches, const Source& source, int64_t samples) {

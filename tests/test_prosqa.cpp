@@ -270,3 +270,67 @@ TEST_CASE("prosqa: the published splits read with our words, judge and statistic
   // 800 graphs do not pin a mean better: the share of root 1, the least certain, has a standard error of 2.7%.
   check_means(ours.means(), figures.means(), .06);
 }
+
+TEST_CASE("prosqa: a file of the published form is the test set, and what is none is refused") {
+  const TempDir scratch;
+  const std::string path = scratch.file("questions.json");
+  nlohmann::json item = {{"question", "Tom is a terpus. Every terpus is a brimpus. Is Tom a lempus or brimpus?"},
+                         {"steps", {"Tom is a terpus.", "Every terpus is a brimpus."}},
+                         {"answer", "Tom is a brimpus."}};
+  const auto open = [&](const nlohmann::json& file) {
+    write_text(path, file.dump());
+    DataOptions options;
+    options.spec = "prosqa:" + path;
+    options.train_samples = 30;
+    return open_dataset(options);
+  };
+  nlohmann::json other = item;
+  other["question"] = "Tom is a terpus. Every terpus is a brimpus. Is Tom a brimpus or lempus?";
+  const Dataset data = open({item, other});
+  CHECK(data.train->size() == 30);
+  CHECK(data.test->size() == 2);
+  const auto& test = dynamic_cast<const ProsqaSource&>(*data.test);
+  const Tokenizer words = Tokenizer::words(prosqa_words());
+  const auto all = test.sequence(0);
+  CHECK(words.decode({all.begin(), all.end()}) ==
+        "Tom is a terpus . Every terpus is a brimpus . Is Tom a lempus or brimpus ? <nl> Tom is a terpus . <nl> Every "
+        "terpus is a brimpus . <nl> ### Tom is a brimpus . <eos>");
+  CHECK(test.judge(0, solution(test, 0)).steps);
+  CHECK(test.is_hard(0));  // the answer has two mentions, the other one
+  const auto check_refused = [&](const nlohmann::json& file, const std::string& says) {
+    check_fails(Exit::bad_data, {"questions.json", says}, [&] { open(file); });
+  };
+  check_refused({item, item}, "twice");
+  check_refused(nlohmann::json::array(), "no list");
+  check_refused({{"question", "x"}}, "no list");
+  check_refused({3}, "item 1 is no object");
+  const std::pair<const char*, nlohmann::json> changes[] = {
+      {"question", 3},
+      {"question", "Tom is a terpus. Is Tom a lempus or horse?"},
+      {"question", "Tom is a terpus. Every is a brimpus. Is Tom a lempus or brimpus?"},
+      {"question", "Tom is a terpus."},
+      {"question", ""},
+      {"steps", "Tom is a terpus."},
+      {"steps", {1}},
+      {"answer", "Sally is a brimpus."},
+      {"answer", "Tom is a gerpus."},
+      {"answer", nullptr}};
+  for (const auto& [key, value] : changes) {
+    CAPTURE(key);
+    nlohmann::json bad = item;
+    bad[key] = value;
+    check_refused({item, bad}, "item 2");
+  }
+  nlohmann::json longer = item;
+  for (int i = 0; i < 100; ++i) longer["steps"].push_back("Tom is a terpus.");
+  check_refused(nlohmann::json::array({longer}), "longer than 384 words");
+  DataOptions missing;
+  missing.spec = "prosqa:" + scratch.file("missing.json");
+  check_fails(Exit::no_input, {"missing.json"}, [&] { open_dataset(missing); });
+  missing.spec = "prosqa:" + path;
+  missing.test_samples = 3;
+  write_text(path, nlohmann::json({item, other}).dump());
+  check_fails(Exit::usage, {"3", "2"}, [&] { open_dataset(missing); });
+  CHECK(parse_data_spec("prosqa:a/b.json").path == "a/b.json");
+  CHECK(parse_data_spec("prosqa:a").kind == DataSpec::Kind::unknown);
+}

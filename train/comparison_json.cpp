@@ -46,7 +46,8 @@ json evaluations_of(const RunCurves& curves) {
           {"test_loss", curves.test_loss},
           {"answer_step", curves.answer_step},
           {"answers", curves.answers},
-          {"steps_valid", curves.steps_valid}};
+          {"steps_valid", curves.steps_valid},
+          {"hard_answers", curves.hard_answers}};
 }
 
 // The inverse, of what may be anything: for a run whose metrics.jsonl somebody removed.

@@ -109,6 +109,7 @@ std::string tag_of(const std::string& key) {
                                                           {"test_loss", "loss/test"},
                                                           {"answers_correct", "answers/correct"},
                                                           {"steps_valid", "answers/steps_valid"},
+                                                          {"hard_correct", "answers/hard"},
                                                           {"waiting_s", "ranks/waiting_s"},
                                                           {"busy_least_s", "ranks/busy_least_s"},
                                                           {"busy_median_s", "ranks/busy_median_s"},

@@ -193,7 +193,8 @@ Dataset open_inputs(TrainOptions& o) {
 }
 
 std::string digest_of_files(const TrainOptions& o, const Dataset& data) {
-  if (!parse_data_spec(o.data.spec).files()) return "";
+  if (parse_data_spec(o.data.spec).path.empty()) return "";
+  if (parse_data_spec(o.data.spec).kind == DataSpec::Kind::generated) return str(std::hex, data.test->digest());
   const std::string train = str(std::hex, data.train->digest());
   return o.data.val_spec.empty() ? train : train + str("-", std::hex, data.test->digest());
 }

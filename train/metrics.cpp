@@ -32,13 +32,9 @@ std::string read_text(const std::string& path) {
 }
 
 // Of metrics.csv: every number that Run::write_metrics can write.
-constexpr const char* csv_columns[] = {"step",         "tokens",
-                                       "loss",         "ce",
-                                       "test_loss",    "lr",
-                                       "grad_norm",    "tokens_per_s",
-                                       "seconds",      "answers_correct",
-                                       "steps_valid",  "waiting_s",
-                                       "busy_least_s", "busy_median_s",
+constexpr const char* csv_columns[] = {"step",        "tokens",       "loss",         "ce",           "test_loss",
+                                       "lr",          "grad_norm",    "tokens_per_s", "seconds",      "answers_correct",
+                                       "steps_valid", "hard_correct", "waiting_s",    "busy_least_s", "busy_median_s",
                                        "busy_most_s"};
 
 std::string header_row() {

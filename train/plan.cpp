@@ -63,7 +63,7 @@ double gpu_scratch(const TrainOptions& o, const Tape& tape) {
 
 // The cache and the activations of answering a task's prompts, as an evaluation does.
 double answering_memory(const TrainOptions& o, ParameterTable& params) {
-  const bool task = o.data.spec.starts_with("arith:") || o.data.spec == "prosqa";
+  const bool task = o.data.spec.starts_with("arith:") || o.data.spec.starts_with("prosqa");
   if (!task || o.answer_samples == 0) return 0;
   const int64_t rows = std::min(o.answer_samples, answer_rows(o));
   Tape tape(Dtype::f32, answer_length(o.config, o.data.seq_len));

@@ -202,6 +202,7 @@ void Run::evaluate() {
     if (!o_.job->place.leads()) return;
     scores_.emplace_back("answers_correct", answers.correct());
     scores_.emplace_back("steps_valid", answers.steps_valid());
+    if (answers.hard > 0) scores_.emplace_back("hard_correct", answers.hard_correct());
     text += format_number(", answers %.1f%%", 100 * answers.correct()) +
             format_number(", all steps valid %.1f%%", 100 * answers.steps_valid());
     progress_.say(text);

@@ -39,6 +39,7 @@ RunCurves curves_of(const std::vector<json>& lines) {
       out.answer_step.push_back(step);
       out.answers.push_back(answers);
       out.steps_valid.push_back(number(line, "steps_valid"));
+      out.hard_answers.push_back(number(line, "hard_correct"));
     }
   }
   return out;

@@ -14,6 +14,7 @@ struct RunCurves {
   std::vector<double> test_step, test_loss;               // of every evaluation
   std::vector<double> tokens, seconds;                    // of every step, from the start; NaN where a line has none
   std::vector<double> answer_step, answers, steps_valid;  // shares of 1; empty where the data is no task
+  std::vector<double> hard_answers;  // of those that a known shortcut does not find; NaN where the task has none
 };
 
 RunCurves curves_of(const std::vector<nlohmann::json>& lines);

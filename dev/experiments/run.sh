@@ -135,10 +135,11 @@ arith_long() {
   part arith/updates-7812 --preset arith --arch llama,lime --seeds 1,2,3,4,5 --steps 7812 --warmup 195 --answer-samples 512
 }
 
+# Tested on the published questions where PROSQA names their file, prosqa_test.json of github.com/facebookresearch/coconut.
 prosqa() {
-  part prosqa/prosqa --data prosqa --train-samples 50000 --arch llama,lime,hyper,denseformer --width 64 --heads 4 --ffn 176 \
-    --layers 6 --batch 16 --steps 3000 --warmup 150 --lr 2e-3 --schedule cosine --dtype bf16 --eval-every 300 --eval-samples 64 \
-    --answer-samples 500 --test-samples 500 --save-every 1000 --keep 1 --seeds "$seeds"
+  part prosqa/prosqa --data "prosqa${PROSQA:+:$PROSQA}" --train-samples 50000 --arch llama,lime,hyper,denseformer --width 64 \
+    --heads 4 --ffn 176 --layers 6 --batch 16 --steps 3000 --warmup 150 --lr 2e-3 --schedule cosine --dtype bf16 \
+    --eval-every 300 --eval-samples 64 --answer-samples 500 --save-every 1000 --keep 1 --seeds "$seeds"
 }
 
 # Minutes on any machine; tests/test_experiments.sh trains it again and wants the same bits.

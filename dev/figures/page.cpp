@@ -100,6 +100,7 @@ std::string paired_answers(const DotGroup& group) {
 
 double test_loss_of(const RecordedRun& run) { return run.test_loss; }
 double answers_of(const RecordedRun& run) { return run.answers; }
+double hard_answers_of(const RecordedRun& run) { return run.hard_answers; }
 
 std::vector<LabelledArm> arms_but(const Record& record, const std::string& name) {
   std::vector<LabelledArm> arms;

@@ -23,6 +23,7 @@ struct ComparedArms {
 
 double test_loss_of(const RecordedRun& run);
 double answers_of(const RecordedRun& run);
+double hard_answers_of(const RecordedRun& run);
 
 // The arms of a record under their own names, but for the one of this name.
 std::vector<LabelledArm> arms_but(const Record& record, const std::string& name);

@@ -95,6 +95,7 @@ RecordedRun run_of(const json& line, const std::string& path) {
   const json& tests = need(line, "evaluations", path);
   take_curve(tests, "step", "test_loss", run.step, run.loss, path);
   take_curve(tests, "answer_step", "answers", run.answer_step, run.share, path);
+  if (const std::vector<double> hard = numbers(tests, "hard_answers"); !hard.empty()) run.hard_answers = hard.back();
   return run;
 }
 

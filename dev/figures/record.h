@@ -14,8 +14,9 @@ struct RecordedRun {
   std::string name;  // as in --arch
   double lr = 0;
   uint64_t seed = 0;
-  std::string state;                      // as in results.json: done, failed, ...
-  double test_loss = NAN, answers = NAN;  // after the last step; answers: a share of 1
+  std::string state;                         // as in results.json: done, failed, ...
+  double test_loss = NAN;                    // after the last step
+  double answers = NAN, hard_answers = NAN;  // shares of 1; hard: those that a known shortcut does not find
   double parameters = 0, flops_per_token = 0, memory = 0, tokens_per_second = NAN, seconds = NAN;
   int64_t tokens = 0;                      // of training
   std::vector<double> step, loss;          // of every evaluation, as many of each
@@ -26,8 +27,8 @@ struct RecordedRun {
 struct RecordedArm {
   std::string name;
   double lr = NAN;
-  bool at_edge = false;  // the smallest or the largest of several rates
-  int64_t lost = 0;      // seeds that failed at this rate
+  bool at_edge = false;      // the smallest or the largest of several rates
+  int64_t lost = 0;          // seeds that failed at this rate
   std::string setting = "";  // data and flags that arms share which may be compared
   std::map<uint64_t, RecordedRun> runs = {};
 };
