@@ -2,7 +2,7 @@
 # The papers on trial, small: every experiment of this directory, in order, or those that are named. Stop it at any time
 # (exit code 75); started again it goes on where it was. Results land beside this script, thinned; figures follow by
 # `make figures`.
-#   dev/experiments/run.sh [NAME...]     small arith prosqa twelve routers variants literal depth arith_grid; only if
+#   dev/experiments/run.sh [NAME...]     small arith prosqa twelve longer routers variants literal depth arith_grid; only if
 #                                        they are named: speed (on an idle machine), arith_long (hours)
 #   BUILD=build OUT=runs/experiments RECORDS=dev/experiments SEEDS=1,2,3 JOBS=0 (runs side by side; 0: compare chooses)
 # arith, prosqa and small make their own data; the others train on the sources of Python's library, which needs Python
@@ -66,6 +66,12 @@ twelve() {
     text "twelve/llama-$steps-steps" --arch llama --lr "$(best_rate llama)" --steps "$steps" --warmup $((steps / 10)) \
       --eval-every $((steps / 8))
   done
+}
+
+# Four times the tokens: does a lead last once all have left the plateau that deep, narrow models begin on?
+longer() {
+  text twelve/four-times-tokens --arch llama,lime,lime_dynamic,hyper,vertical,resformer,satformer,denseformer \
+    --lr 1e-3,2e-3 --steps 2048 --warmup 204 --eval-every 256
 }
 
 # Steps timed with nothing beside them: run it on an idle machine.
@@ -151,10 +157,10 @@ small() {
 # Of the twelve, for those that come after: the rate at which an architecture was best.
 best_rate() { "$build/figures" --best "$1" --as "$records/twelve/equal-tokens.json"; }
 
-[ $# -gt 0 ] || set -- small arith prosqa twelve routers variants literal depth arith_grid
+[ $# -gt 0 ] || set -- small arith prosqa twelve longer routers variants literal depth arith_grid
 for experiment in "$@"; do
   case $experiment in
-    twelve | speed | arith | arith_grid | arith_long | routers | variants | literal | depth | prosqa | small) "$experiment" ;;
+    twelve | longer | speed | arith | arith_grid | arith_long | routers | variants | literal | depth | prosqa | small) "$experiment" ;;
     *) echo "error: $experiment is no experiment; see the head of $0" >&2 && exit 64 ;;
   esac
 done

@@ -99,6 +99,22 @@ void twelve(Page& page) {
   std::vector<LabelledArm> all = arms_but(*record, "");
   page.curves("curves.svg", "Twelve architectures, equal tokens", all);
   page.differences("differences.svg", "Twelve architectures against LLaMA", {{"", record->arm("llama"), all}});
+  // What papers say of each other.
+  const auto against = [&](const std::string& yardstick, std::initializer_list<const char*> names) {
+    ComparedArms group{"against " + yardstick, record->arm(yardstick), {}};
+    for (const char* name : names) group.arms.push_back({name, record->arm(name)});
+    return group;
+  };
+  page.differences("pairs.svg", "Architectures against each other",
+                   {against("hyper", {"lime", "lime_static", "lime_dynamic"}), against("lime_static", {"lime_dynamic"}),
+                    against("resformer", {"satformer", "mudd"}), against("denseformer", {"mudd"}),
+                    against("sla", {"vertical"}), against("ala", {"vertical"})},
+                   record->arms);
+  if (const auto longer = page.record("four-times-tokens")) {
+    page.curves("longer.svg", "Four times the tokens", arms_but(*longer, ""));
+    page.differences("longer-differences.svg", "Four times the tokens, against LLaMA",
+                     {{"", longer->arm("llama"), arms_but(*longer, "")}});
+  }
   equal_work(page, *record);
 }
 

@@ -143,11 +143,16 @@ std::optional<Record> Page::record(const std::string& name) const {
   return read_record(path);
 }
 
-void Page::differences(const std::string& file, const std::string& title, const std::vector<ComparedArms>& groups) {
+void Page::differences(const std::string& file, const std::string& title, const std::vector<ComparedArms>& groups,
+                       const std::vector<RecordedArm>& pool) {
   DotChart chart{
       title, "difference of test losses in nats (left: better); mean, 95 % interval, a dot a seed", {}, false, true};
   Residual residual;
-  for (const ComparedArms& group : groups) check_settings(group, directory_), residual.add(all_of(group), test_loss_of);
+  residual.add(pool, test_loss_of);
+  for (const ComparedArms& group : groups) {
+    check_settings(group, directory_);
+    if (pool.empty()) residual.add(all_of(group), test_loss_of);
+  }
   std::string tables;
   for (const ComparedArms& group : groups) {
     DotGroup dots{group.caption, {}};

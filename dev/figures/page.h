@@ -46,9 +46,11 @@ class Page {
 
   // Nothing where there is no such file. ../ goes to another experiment's.
   std::optional<Record> record(const std::string& name) const;
-  // The difference of test losses from the yardstick's, seed by seed, as a dot chart and tables. Throws Exit::bad_data
-  // where two that are compared have other data, sizes or schedules.
-  void differences(const std::string& file, const std::string& title, const std::vector<ComparedArms>& groups);
+  // The difference of test losses from the yardstick's, seed by seed, as a dot chart and tables. The spread by chance is
+  // that of `pool`, or where that is empty of all groups. Throws Exit::bad_data where two that are compared have other
+  // data, sizes or schedules.
+  void differences(const std::string& file, const std::string& title, const std::vector<ComparedArms>& groups,
+                   const std::vector<RecordedArm>& pool = {});
   // The answers after the last step, as a dot chart and a table.
   void answers(const std::string& file, const std::string& title, const std::vector<DotGroup>& groups);
   // Means over the seeds, in bands: answers over updates, or where there are none the test loss over tokens.
