@@ -157,10 +157,13 @@ small() {
 # Of the twelve, for those that come after: the rate at which an architecture was best.
 best_rate() { "$build/figures" --best "$1" --as "$records/twelve/equal-tokens.json"; }
 
-[ $# -gt 0 ] || set -- small arith prosqa twelve longer routers variants literal depth arith_grid
-for experiment in "$@"; do
-  case $experiment in
-    twelve | longer | speed | arith | arith_grid | arith_long | routers | variants | literal | depth | prosqa | small) "$experiment" ;;
-    *) echo "error: $experiment is no experiment; see the head of $0" >&2 && exit 64 ;;
-  esac
-done
+main() {
+  [ $# -gt 0 ] || set -- small arith prosqa twelve longer routers variants literal depth arith_grid
+  for experiment in "$@"; do
+    case $experiment in
+      twelve | longer | speed | arith | arith_grid | arith_long | routers | variants | literal | depth | prosqa | small) "$experiment" ;;
+      *) echo "error: $experiment is no experiment; see the head of $0" >&2 && exit 64 ;;
+    esac
+  done
+}
+main "$@"; exit  # in one line, so that whoever edits this script does not change what runs

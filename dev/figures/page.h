@@ -46,7 +46,7 @@ class Page {
 
   // Nothing where there is no such file. ../ goes to another experiment's.
   std::optional<Record> record(const std::string& name) const;
-  // The difference of test losses from the yardstick's, seed by seed, as a dot chart and tables. The spread by chance is
+  // The difference of test losses from the yardstick's, seed by seed: dot chart and tables. The spread by chance is
   // that of `pool`, or where that is empty of all groups. Throws Exit::bad_data where two that are compared have other
   // data, sizes or schedules.
   void differences(const std::string& file, const std::string& title, const std::vector<ComparedArms>& groups,
