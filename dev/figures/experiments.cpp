@@ -32,6 +32,16 @@ double loss_at(const Frontier& frontier, double work) {
   return NAN;
 }
 
+// The other way round: how many times the work a yardstick needs to reach a loss; NaN beyond its lengths.
+double work_at(const Frontier& frontier, double loss) {
+  for (size_t i = 1; i < frontier.size(); ++i) {
+    const auto [x0, y0] = frontier[i - 1];
+    const auto [x1, y1] = frontier[i];
+    if (loss <= y0 && loss >= y1 && y0 > y1) return x0 * std::pow(x1 / x0, (y0 - loss) / (y0 - y1));
+  }
+  return NAN;
+}
+
 Frontier frontier_of(const Page& page, const RecordedArm& llama, uint64_t seed) {
   const RecordedRun& base = llama.runs.at(seed);
   Frontier frontier = {{1, base.test_loss}};
@@ -60,6 +70,19 @@ std::string difference_at(const Page& page, const RecordedArm& arm, const Record
          (spread.n > 1 ? format_number(" ± %.3f", spread.sd) : "");
 }
 
+// How many times an arm's tokens LLaMA needs for the same loss, seed by seed: "1.80x ± 0.10".
+std::string tokens_needed(const Page& page, const RecordedArm& arm, const RecordedArm& llama) {
+  std::vector<double> values;
+  for (const auto& [seed, run] : arm.runs)
+    if (llama.runs.contains(seed))
+      if (const double times = work_at(frontier_of(page, llama, seed), run.test_loss); std::isfinite(times))
+        values.push_back(times);
+  const Spread spread = spread_of(values);
+  if (spread.n == 0) return "-";
+  return format_number("%.2fx", spread.mean) + (spread.n > 1 ? format_number(" ± %.2f", spread.sd) : "") +
+         (spread.n < static_cast<int64_t>(arm.runs.size()) ? str(" (", spread.n, " seeds)") : "");
+}
+
 // Of a step, alone on the machine, relative to LLaMA's; NaN where that was not measured.
 double relative_time(const std::optional<Record>& speed, const std::string& name) {
   const auto rate = [&](const std::string& wanted) {
@@ -74,22 +97,23 @@ double relative_time(const std::optional<Record>& speed, const std::string& name
 void equal_work(Page& page, const Record& record) {
   const RecordedArm& llama = record.arm("llama");
   const auto speed = page.record("speed");
-  std::string table =
-      format_markdown_row({"", "FLOPs", "time", "memory", "at equal tokens", "at equal FLOPs", "at equal time"}) +
-      "|---|---|---|---|---|---|---|\n";
+  std::string table = format_markdown_row({"", "FLOPs", "time", "memory", "at equal tokens", "at equal FLOPs",
+                                           "at equal time", "tokens that LLaMA needs"}) +
+                      "|---|---|---|---|---|---|---|---|\n";
   for (const RecordedArm& arm : record.arms) {
     const RecordedRun &run = arm.runs.begin()->second, &one = llama.runs.begin()->second;
     const double flops = run.flops_per_token / one.flops_per_token, time = relative_time(speed, arm.name);
     table += format_markdown_row({arm.name, format_number("%.3fx", flops),
                                   std::isfinite(time) ? format_number("%.2fx", time) : "-",
                                   format_number("%.2fx", run.memory / one.memory), difference_at(page, arm, llama, 1),
-                                  difference_at(page, arm, llama, flops), difference_at(page, arm, llama, time)});
+                                  difference_at(page, arm, llama, flops), difference_at(page, arm, llama, time),
+                                  tokens_needed(page, arm, llama)});
   }
   page.markdown(
       "## Equal FLOPs, equal time\n\nDifferences from LLaMA's test loss, mean ± standard deviation over the "
       "seeds. LLaMA with more work: interpolated, in the\nlogarithm of the work, between runs of 512, 640, "
-      "1,024 and 2,048 steps, each with a schedule of its own; time: of a step, alone\non the machine; -: "
-      "not measured, or beyond these runs.\n\n" +
+      "1,024 and 2,048 steps, each with a schedule of its own; time: of a step,\nalone on the machine; last: how "
+      "many times the tokens LLaMA needs for the same loss; -: not measured, or beyond these runs.\n\n" +
       table + "\n");
 }
 
