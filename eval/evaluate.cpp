@@ -60,8 +60,8 @@ void print_answers(LoadedModel& model, const Source& source, int64_t count) {
   std::printf("prompts %s%s\nanswers correct %.2f%%\nall steps valid %.2f%%\n", format_count(answers.asked).c_str(),
               first_of(answers.asked, source.size()).c_str(), 100 * answers.correct(), 100 * answers.steps_valid());
   if (answers.hard > 0)
-    std::printf("answers correct where counting mentions fails %.2f%% (of %s)\n",
-                100 * answers.hard_correct(), format_count(answers.hard).c_str());
+    std::printf("answers correct where counting mentions fails %.2f%% (of %s)\n", 100 * answers.hard_correct(),
+                format_count(answers.hard).c_str());
 }
 
 BatchModel::Mean finite_mean(BatchModel& batches, const Source& source, int64_t samples) {

@@ -42,12 +42,8 @@ json json_of(const Comparison& comparison, const Arm& arm, const Arm& yardstick)
 
 // Every evaluation of a run, so that results.json alone can be drawn.
 json evaluations_of(const RunCurves& curves) {
-  return {{"step", curves.test_step},
-          {"test_loss", curves.test_loss},
-          {"answer_step", curves.answer_step},
-          {"answers", curves.answers},
-          {"steps_valid", curves.steps_valid},
-          {"hard_answers", curves.hard_answers}};
+  return {{"step", curves.test_step},  {"test_loss", curves.test_loss},     {"answer_step", curves.answer_step},
+          {"answers", curves.answers}, {"steps_valid", curves.steps_valid}, {"hard_answers", curves.hard_answers}};
 }
 
 // The inverse, of what may be anything: for a run whose metrics.jsonl somebody removed.
