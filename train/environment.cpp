@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -28,11 +29,19 @@ std::string time_in_utc() {
   return {text, std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts)};
 }
 
+// "AMD EPYC, family 26, model 2": names alone are those of several generations.
 std::string cpu_model() {
   std::ifstream in("/proc/cpuinfo");
-  for (std::string line; std::getline(in, line);)
-    if (line.starts_with("model name")) return utf8_or_escaped(line.substr(std::min(line.size(), line.find(':') + 2)));
-  return "unknown";
+  std::map<std::string, std::string> first;
+  for (std::string line; std::getline(in, line) && !line.empty();) {
+    const size_t colon = line.find(':');
+    const std::string key = line.substr(0, line.find_last_not_of(" \t", colon == line.npos ? colon : colon - 1) + 1);
+    first[key] = colon == line.npos ? "" : line.substr(std::min(line.size(), colon + 2));
+  }
+  if (!first.contains("model name")) return "unknown";
+  std::string name = first["model name"];
+  if (first.contains("cpu family")) name += ", family " + first["cpu family"] + ", model " + first["model"];
+  return utf8_or_escaped(name);
 }
 
 // What the compiler was allowed to use, as it says itself: this decides the last digits.
