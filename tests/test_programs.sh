@@ -334,7 +334,8 @@ pid=$!
 while [ ! -s stopped/lime-lr-0.003-seed-1/metrics.jsonl ] && kill -0 $pid 2>/dev/null; do sleep 0.01; done
 for child in $(pgrep -P $pid); do  # what a killed comparison leaves behind holds the directory until it has ended
   # One that has ended meanwhile has no program any more.
-  readlink /proc/$child/fd/* | grep -q '/stopped$' || ! readlink /proc/$child/exe >/dev/null ||
+  links=$(readlink /proc/$child/fd/*)  # not into a pipe: grep -q ends it early, which pipefail takes for a failure
+  grep -q '/stopped$' <<<"$links" || ! readlink /proc/$child/exe >/dev/null ||
     fail "a run's process does not hold the comparison's directory"
 done
 kill -INT $pid
