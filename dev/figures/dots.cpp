@@ -30,11 +30,11 @@ Scale scale_of(const DotChart& chart) {
   double low = chart.difference ? 0 : INFINITY, high = chart.difference ? 0 : -INFINITY;
   if (chart.shares && !chart.difference) low = 0, high = 1;
   for (const DotGroup& group : chart.groups)
-    for (const DotRow& row : group.rows)
-      for (double value : row.values) {
-        const double half = std::isfinite(row.half) ? row.half : 0, mean = spread_of(row.values).mean;
+    for (const DotRow& row : group.rows) {
+      const double half = std::isfinite(row.half) ? row.half : 0, mean = spread_of(row.values).mean;
+      for (const double value : row.values)
         low = std::min({low, value, mean - half}), high = std::max({high, value, mean + half});
-      }
+    }
   if (!(low <= high)) low = 0, high = 1;
   const double edge = chart.shares && !chart.difference ? 0 : std::max(0.05 * (high - low), 1e-9);
   return {low - edge, high + edge};

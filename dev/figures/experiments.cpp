@@ -42,26 +42,35 @@ double work_at(const Frontier& frontier, double loss) {
   return NAN;
 }
 
-Frontier frontier_of(const Page& page, const RecordedArm& llama, uint64_t seed) {
-  const RecordedRun& base = llama.runs.at(seed);
-  Frontier frontier = {{1, base.test_loss}};
+// Its longer runs, read once for all who ask.
+std::vector<RecordedArm> longer_llamas(const Page& page, const RecordedArm& llama) {
+  std::vector<RecordedArm> longer;
   for (const char* name : {"llama-640-steps", "llama-1024-steps", "llama-2048-steps"})
     if (const auto record = page.record(name)) {
-      const RecordedArm& arm = record->arm("llama");
-      if (arm.lr != llama.lr) fail(Exit::bad_data, record->path, ": is not of LLaMA's best rate, ", lr_text(llama.lr));
-      if (const auto run = arm.runs.find(seed); run != arm.runs.end())
-        frontier.emplace_back(static_cast<double>(run->second.tokens) / static_cast<double>(base.tokens),
-                              run->second.test_loss);
+      longer.push_back(record->arm("llama"));
+      if (longer.back().lr != llama.lr)
+        fail(Exit::bad_data, record->path, ": is not of LLaMA's best rate, ", lr_text(llama.lr));
     }
+  return longer;
+}
+
+Frontier frontier_of(const std::vector<RecordedArm>& longer, const RecordedArm& llama, uint64_t seed) {
+  const RecordedRun& base = llama.runs.at(seed);
+  Frontier frontier = {{1, base.test_loss}};
+  for (const RecordedArm& arm : longer)
+    if (const auto run = arm.runs.find(seed); run != arm.runs.end())
+      frontier.emplace_back(static_cast<double>(run->second.tokens) / static_cast<double>(base.tokens),
+                            run->second.test_loss);
   return frontier;
 }
 
 // The difference from what LLaMA reaches with so many times the work, seed by seed: "-0.123 ± 0.010", "-" if unknown.
-std::string difference_at(const Page& page, const RecordedArm& arm, const RecordedArm& llama, double work) {
+std::string difference_at(const std::vector<RecordedArm>& longer, const RecordedArm& arm, const RecordedArm& llama,
+                          double work) {
   std::vector<double> values;
   for (const auto& [seed, run] : arm.runs) {
     if (!llama.runs.contains(seed)) continue;
-    const double value = run.test_loss - loss_at(frontier_of(page, llama, seed), work);
+    const double value = run.test_loss - loss_at(frontier_of(longer, llama, seed), work);
     if (std::isfinite(value)) values.push_back(value);
   }
   const Spread spread = spread_of(values);
@@ -71,11 +80,11 @@ std::string difference_at(const Page& page, const RecordedArm& arm, const Record
 }
 
 // How many times an arm's tokens LLaMA needs for the same loss, seed by seed: "1.80x ± 0.10".
-std::string tokens_needed(const Page& page, const RecordedArm& arm, const RecordedArm& llama) {
+std::string tokens_needed(const std::vector<RecordedArm>& longer, const RecordedArm& arm, const RecordedArm& llama) {
   std::vector<double> values;
   for (const auto& [seed, run] : arm.runs)
     if (llama.runs.contains(seed))
-      if (const double times = work_at(frontier_of(page, llama, seed), run.test_loss); std::isfinite(times))
+      if (const double times = work_at(frontier_of(longer, llama, seed), run.test_loss); std::isfinite(times))
         values.push_back(times);
   const Spread spread = spread_of(values);
   if (spread.n == 0) return "-";
@@ -96,6 +105,7 @@ double relative_time(const std::optional<Record>& speed, const std::string& name
 // What the difference is once LLaMA is given the FLOPs, or the time, that the other takes.
 void equal_work(Page& page, const Record& record) {
   const RecordedArm& llama = record.arm("llama");
+  const std::vector<RecordedArm> longer = longer_llamas(page, llama);
   const auto speed = page.record("speed");
   std::string table = format_markdown_row({"", "FLOPs", "time", "memory", "at equal tokens", "at equal FLOPs",
                                            "at equal time", "tokens that LLaMA needs"}) +
@@ -105,9 +115,9 @@ void equal_work(Page& page, const Record& record) {
     const double flops = run.flops_per_token / one.flops_per_token, time = relative_time(speed, arm.name);
     table += format_markdown_row({arm.name, format_number("%.3fx", flops),
                                   std::isfinite(time) ? format_number("%.2fx", time) : "-",
-                                  format_number("%.2fx", run.memory / one.memory), difference_at(page, arm, llama, 1),
-                                  difference_at(page, arm, llama, flops), difference_at(page, arm, llama, time),
-                                  tokens_needed(page, arm, llama)});
+                                  format_number("%.2fx", run.memory / one.memory), difference_at(longer, arm, llama, 1),
+                                  difference_at(longer, arm, llama, flops), difference_at(longer, arm, llama, time),
+                                  tokens_needed(longer, arm, llama)});
   }
   page.markdown(
       "## Equal FLOPs, equal time\n\nDifferences from LLaMA's test loss, mean ± standard deviation over the "
