@@ -155,6 +155,16 @@ TEST_CASE("record: intervals come from the residual of architecture and seed, po
   residual.add({a}, test_loss_of);  // of one alone nothing can be said
   CHECK(residual.degrees == 2);
   CHECK(std::isnan(Residual{}.interval(3)));
+  // Two that lack the third seed say more together with a, about two seeds, than a can with none beside it.
+  RecordedArm c{"c"}, d{"d"};
+  for (const uint64_t seed : {1u, 2u}) {
+    c.runs[seed].test_loss = a.runs[seed].test_loss + 1;
+    d.runs[seed].test_loss = a.runs[seed].test_loss + (seed == 1 ? 0.03 : 0);
+  }
+  Residual two;
+  two.add({a, c, d}, test_loss_of);
+  CHECK(two.degrees == 2);
+  CHECK(two.squares == doctest::Approx(2 * 0.005 * 0.005 * 2 + 2 * 0.01 * 0.01).epsilon(1e-9));
 }
 
 TEST_CASE("record: the table calls a difference only where the interval leaves out 0, and compares only the like") {

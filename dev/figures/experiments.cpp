@@ -17,6 +17,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// What is compared with arms that other records have, of their seeds alone: a table's rows are then of the same batches.
+RecordedArm of_same_seeds(RecordedArm arm, const Record& record) {
+  std::erase_if(arm.runs, [&](const auto& run) {
+    return std::ranges::none_of(record.arms, [&](const RecordedArm& one) { return one.runs.contains(run.first); });
+  });
+  return arm;
+}
+
 // --- Twelve architectures
 
 // LLaMA's losses from one seed by how many times the tokens of the comparison it saw, each with a schedule of its own.
@@ -127,6 +135,21 @@ void equal_work(Page& page, const Record& record) {
       table + "\n");
 }
 
+// Four times the tokens, at the rates that were best with one.
+void longer(Page& page) {
+  const auto llama = page.record("llama-2048-steps");
+  if (!llama) return;
+  std::vector<LabelledArm> all = arms_but(*llama, "");
+  for (const char* name : {"lime", "lime_dynamic", "hyper", "resformer"})
+    if (const auto record = page.record(std::string(name) + "-2048-steps")) {
+      all.push_back({name, record->arm(name)});
+      all[0].arm = of_same_seeds(all[0].arm, *record);
+    }
+  if (all.size() < 2) return;
+  page.curves("longer.svg", "Four times the tokens", all);
+  page.differences("longer-differences.svg", "Four times the tokens, against LLaMA", {{"", all[0].arm, all}});
+}
+
 void twelve(Page& page) {
   const auto record = page.record("equal-tokens");
   if (!record) return;
@@ -144,11 +167,7 @@ void twelve(Page& page) {
                     against("resformer", {"satformer", "mudd"}), against("denseformer", {"mudd"}),
                     against("sla", {"vertical"}), against("ala", {"vertical"})},
                    record->arms);
-  if (const auto longer = page.record("four-times-tokens")) {
-    page.curves("longer.svg", "Four times the tokens", arms_but(*longer, ""));
-    page.differences("longer-differences.svg", "Four times the tokens, against LLaMA",
-                     {{"", longer->arm("llama"), arms_but(*longer, "")}});
-  }
+  longer(page);
   equal_work(page, *record);
 }
 
@@ -159,10 +178,18 @@ std::optional<Record> text_record(const Page& page) { return page.record("../twe
 void routers(Page& page) {
   const auto base = text_record(page), record = page.record("ablation");
   if (!base || !record) return;
-  std::vector<LabelledArm> arms = {{"lime: full", base->arm("lime")}};
+  const LabelledArm full{"lime: full", of_same_seeds(base->arm("lime"), *record)};
+  const RecordedArm llama = of_same_seeds(base->arm("llama"), *record);
+  std::vector<LabelledArm> arms = {full};
   for (const LabelledArm& arm : arms_but(*record, "")) arms.push_back(arm);
-  arms.push_back({"llama", base->arm("llama")});
-  page.differences("differences.svg", "LIMe's routers, against LLaMA", {{"", base->arm("llama"), arms}});
+  arms.push_back({"llama", llama});
+  page.differences("differences.svg", "LIMe's routers, against LLaMA", {{"", llama, arms}});
+  std::vector<ComparedArms> pairs;
+  for (const int j : {2, 4, 6}) {
+    const std::string last = str("lime:routing=last:window=", j), first = str("lime:routing=first:window=", j);
+    pairs.push_back({"against " + last, record->arm(last), {{first, record->arm(first)}, full}});
+  }
+  page.differences("pairs.svg", "The first layers, all, and the last", pairs, record->arms);
 }
 
 void variants(Page& page) {
@@ -171,7 +198,9 @@ void variants(Page& page) {
   std::vector<ComparedArms> groups;
   for (const char* name : {"satformer", "resformer", "denseformer", "hyper", "mudd"})
     if (const auto record = page.record(name)) {
-      ComparedArms group{name, base->arm("llama"), {{std::string(name) + " (default)", base->arm(name)}}};
+      ComparedArms group{name,
+                         of_same_seeds(base->arm("llama"), *record),
+                         {{std::string(name) + " (default)", of_same_seeds(base->arm(name), *record)}}};
       for (const LabelledArm& arm : arms_but(*record, name)) group.arms.push_back(arm);
       groups.push_back(group);
     }
@@ -186,7 +215,7 @@ void literal(Page& page) {
   const auto add = [&](const std::string& file, const std::string& name, const std::string& only) {
     const auto record = page.record(file);
     if (!record) return;
-    ComparedArms group{"against " + name + " with its defaults", base->arm(name), {}};
+    ComparedArms group{"against " + name + " with its defaults", of_same_seeds(base->arm(name), *record), {}};
     for (const LabelledArm& arm : arms_but(*record, name))
       if (only.empty() || arm.label == only) group.arms.push_back(arm);
     groups.push_back(group);

@@ -96,6 +96,19 @@ std::string paired_answers(const DotGroup& group) {
   return out;
 }
 
+// The losses of the arms that have all of these seeds, a row each.
+std::vector<std::vector<double>> rows_with(const std::vector<RecordedArm>& arms, const std::set<uint64_t>& seeds,
+                                           RunMeasure measure) {
+  std::vector<std::vector<double>> rows;
+  for (const RecordedArm& arm : arms) {
+    std::vector<double> row;
+    for (const auto& [seed, run] : arm.runs)
+      if (seeds.contains(seed) && std::isfinite(measure(run))) row.push_back(measure(run));
+    if (row.size() == seeds.size()) rows.push_back(row);
+  }
+  return rows;
+}
+
 }  // namespace
 
 double test_loss_of(const RecordedRun& run) { return run.test_loss; }
@@ -111,11 +124,16 @@ std::vector<LabelledArm> arms_but(const Record& record, const std::string& name)
 
 void Residual::add(const std::vector<RecordedArm>& arms, RunMeasure measure) {
   std::set<uint64_t> seeds;
-  for (const RecordedArm& arm : arms)
-    for (const auto& [seed, run] : arm.runs) seeds.insert(seed);
   std::vector<std::vector<double>> rows;
-  for (const RecordedArm& arm : arms)
-    if (std::vector<double> row = values_of(arm, measure); row.size() == seeds.size()) rows.push_back(row);
+  const auto degrees_of = [](const auto& table, const auto& columns) {
+    return table.empty() || columns.empty() ? 0 : (table.size() - 1) * (columns.size() - 1);
+  };
+  for (const RecordedArm& arm : arms) {
+    std::set<uint64_t> own;
+    for (const auto& [seed, run] : arm.runs) own.insert(seed);
+    const auto having = rows_with(arms, own, measure);
+    if (degrees_of(having, own) > degrees_of(rows, seeds)) seeds = own, rows = having;
+  }
   if (rows.size() < 2 || seeds.size() < 2) return;
   const double A = static_cast<double>(rows.size()), S = static_cast<double>(seeds.size());
   std::vector<double> of_seed(seeds.size());

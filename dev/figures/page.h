@@ -33,7 +33,7 @@ std::vector<LabelledArm> arms_but(const Record& record, const std::string& name)
 struct Residual {
   double squares = 0;
   int64_t degrees = 0;
-  // Of the arms that have all the seeds that any has.
+  // Of the seeds of one of the arms and of all arms that have them, so chosen that most degrees of freedom come out.
   void add(const std::vector<RecordedArm>& arms, RunMeasure measure);
   // Half of Student's 95 % interval around a difference of two means over n seeds; NaN where nothing is known.
   double interval(int64_t n) const;
