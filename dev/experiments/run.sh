@@ -110,7 +110,7 @@ hyper:output_init_scale=true"
   text literal/satformer --lr "$(best_rate satformer)" --arch satformer:gate_init=uniform
   text literal/mudd --lr "$(best_rate mudd)" --arch mudd:w1_init=literal,mudd:norm=none
   text literal/gpt2 --lr 2e-3 --arch gpt2 --backbone gpt2
-  text literal/gpt2-index-scaling --lr 2e-3 --arch gpt2 --backbone gpt2 --scale-attn-by-inverse-layer-idx true
+  text literal/gpt2-index-scaling --lr 2e-3 --arch gpt2 --backbone gpt2 --scale-attn-by-layer true
 }
 
 # Depth at a fixed, narrow width, for those whose papers say that depth is where they win.
