@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "kernels/cuda/cuda.cuh"
+#include "kernels/depth/spans.cuh"
 
 namespace crossply {
 namespace {
@@ -58,23 +58,6 @@ struct DepthReaders {
   const float* weight[most_inputs];  // one number each
   int count;
 };
-
-// Readers come in groups of four: their loads are under way together, and their dots are added up together.
-constexpr int group = 4;
-
-// The warp's sums of its dots with the readers from r on, set or added: sums[warp][reader].
-__device__ __forceinline__ void add_dots(float* sums, float (&dots)[group], int r, int readers, bool set) {
-  const int lane = static_cast<int>(threadIdx.x) % warp_size, warp = static_cast<int>(threadIdx.x) / warp_size;
-  const float dot = warp_sums<group>(dots);
-  if (lane >= group || r + lane >= readers) return;
-  float& sum = sums[warp * readers + r + lane];
-  sum = set ? dot : sum + dot;
-}
-__device__ __forceinline__ float sum_of_warps(const float* sums, int r, int readers) {
-  float sum = 0;
-  for (int w = 0; w < static_cast<int>(blockDim.x) / warp_size; ++w) sum += sums[w * readers + r];
-  return sum;
-}
 
 // partial: (readers, blocks).
 template <int width, class S>
@@ -139,29 +122,6 @@ __global__ void add_partial_kernel(const Pointers<float> to, const float* partia
 // Vertical attention. A thread takes a span of a row's columns at a time, whether it may load it at once (whole) or
 // not, and vertical_dot divides a row among threads as the backward does, so that dots are summed in the same order
 // wherever tensors lie: pbar then is exactly the dot of the backward if there is one source.
-
-// Columns c.. of row n of p (N,C), as far as there are such: zeros beyond, or if not there.
-template <bool whole, class S>
-__device__ __forceinline__ Floats<widest<S>> load_span(bool there, const S* p, int64_t n, int64_t c, int64_t C) {
-  if constexpr (whole) {
-    return load_if<widest<S>>(there && c < C, p, n * C + c);
-  } else {
-    Floats<widest<S>> x;
-#pragma unroll
-    for (int i = 0; i < widest<S>; ++i) x[i] = there && c + i < C ? to_float(p[n * C + c + i]) : 0.f;
-    return x;
-  }
-}
-template <bool whole, class S>
-__device__ __forceinline__ void store_span(S* row, int64_t c, int64_t C, const Floats<widest<S>>& x) {
-  if constexpr (whole) {
-    store<widest<S>>(row + c, x);
-  } else {
-#pragma unroll
-    for (int i = 0; i < widest<S>; ++i)
-      if (c + i < C) from_float(row[c + i], x[i]);
-  }
-}
 
 // A block takes `group` rows.
 template <bool whole, class S>
@@ -305,12 +265,6 @@ __global__ void __launch_bounds__(threads, 3)
 }
 
 // -----------------------------------------------------------------------------------------------------------------
-
-// Calls body(whole), a constant: whether C columns of all the tensors allow accesses of 16 bytes.
-template <class S, class F>
-void with_whole(int64_t C, std::initializer_list<const void*> tensors, F&& body) {
-  with_width<S>(C, tensors, [&](auto width) { body(std::bool_constant<(width > 1)>{}); });
-}
 
 // C, or one column if the readers' gradients allow no wide accesses.
 int64_t columns_of(const std::vector<DepthReader>& readers, int64_t C) {

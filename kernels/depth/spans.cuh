@@ -1,0 +1,55 @@
+// Dots of a source's rows with those of many others, and rows in spans, on a GPU: what the mixtures over depth have in
+// common (depth_mix.cu, query_mix.cu).
+#pragma once
+
+#include "kernels/cuda/cuda.cuh"
+
+namespace crossply {
+
+// Readers come in groups of four: their loads are under way together, and their dots are added up together.
+constexpr int group = 4;
+
+// The warp's sums of its dots with the readers from r on, set or added: sums[warp][reader].
+__device__ __forceinline__ void add_dots(float* sums, float (&dots)[group], int r, int readers, bool set) {
+  const int lane = static_cast<int>(threadIdx.x) % warp_size, warp = static_cast<int>(threadIdx.x) / warp_size;
+  const float dot = warp_sums<group>(dots);
+  if (lane >= group || r + lane >= readers) return;
+  float& sum = sums[warp * readers + r + lane];
+  sum = set ? dot : sum + dot;
+}
+__device__ __forceinline__ float sum_of_warps(const float* sums, int r, int readers) {
+  float sum = 0;
+  for (int w = 0; w < static_cast<int>(blockDim.x) / warp_size; ++w) sum += sums[w * readers + r];
+  return sum;
+}
+
+// Columns c.. of row n of p (N,C), as far as there are such: zeros beyond, or if not there.
+template <bool whole, class S>
+__device__ __forceinline__ Floats<widest<S>> load_span(bool there, const S* p, int64_t n, int64_t c, int64_t C) {
+  if constexpr (whole) {
+    return load_if<widest<S>>(there && c < C, p, n * C + c);
+  } else {
+    Floats<widest<S>> x;
+#pragma unroll
+    for (int i = 0; i < widest<S>; ++i) x[i] = there && c + i < C ? to_float(p[n * C + c + i]) : 0.f;
+    return x;
+  }
+}
+template <bool whole, class S>
+__device__ __forceinline__ void store_span(S* row, int64_t c, int64_t C, const Floats<widest<S>>& x) {
+  if constexpr (whole) {
+    store<widest<S>>(row + c, x);
+  } else {
+#pragma unroll
+    for (int i = 0; i < widest<S>; ++i)
+      if (c + i < C) from_float(row[c + i], x[i]);
+  }
+}
+
+// Calls body(whole), a constant: whether C columns of all the tensors allow accesses of 16 bytes.
+template <class S, class F>
+void with_whole(int64_t C, std::initializer_list<const void*> tensors, F&& body) {
+  with_width<S>(C, tensors, [&](auto width) { body(std::bool_constant<(width > 1)>{}); });
+}
+
+}  // namespace crossply
