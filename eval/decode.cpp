@@ -19,7 +19,8 @@ std::vector<Value*> caches_of(const Tape& tape) {
   std::vector<Value*> caches;
   for (const auto& node : tape.nodes())
     if (std::string_view(node->op()) == "cached_attn")
-      caches.insert(caches.end(), node->reads.begin(), node->reads.end());
+      for (Value* cache : node->reads)  // layers may share one
+        if (std::find(caches.begin(), caches.end(), cache) == caches.end()) caches.push_back(cache);
   return caches;
 }
 

@@ -100,7 +100,7 @@ class Connection {
   // What the sublayer reads, normalised: (B, T, C).
   virtual Value* read(const Site& site) { return norm(site, x_); }
   // The layer's own queries, keys and values, before q/k norm and RoPE where the backbone has these; x is what read()
-  // returned.
+  // returned. k and v are null in a layer without keys and values, whose kv() has others.
   virtual Heads project(int layer, Value* x) {
     const auto heads = linears(layer, x, {queries(layer), keys(layer), values(layer)});
     return {heads[0], heads[1], heads[2]};

@@ -35,10 +35,10 @@ void record_llama_block(const Build& b, Connection& connection, int layer, Value
   Heads own = connection.project(layer, connection.read(attn));
   if (c.qk_norm) {
     own.q = ops::rmsnorm(b.tape, a + ".q_norm", own.q, weight("self_attn.q_norm"), c.qk_norm_eps);
-    own.k = ops::rmsnorm(b.tape, a + ".k_norm", own.k, weight("self_attn.k_norm"), c.qk_norm_eps);
+    if (own.k != nullptr) own.k = ops::rmsnorm(b.tape, a + ".k_norm", own.k, weight("self_attn.k_norm"), c.qk_norm_eps);
   }
   own.q = ops::rope(b.tape, a + ".q_rope", own.q, rope);
-  own.k = ops::rope(b.tape, a + ".k_rope", own.k, rope);
+  if (own.k != nullptr) own.k = ops::rope(b.tape, a + ".k_rope", own.k, rope);
   Value* heads = connection.attend(layer, own);
   connection.write(attn, ops::linear(b.tape, a + ".out", heads, weight("self_attn.o_proj"), stream));
 

@@ -114,6 +114,14 @@ class Attention(nn.Module):
     """Queries (B, H, T, D), keys and values (B, K, T, D), neither normed nor rotated yet."""
     return tuple(split_heads(proj(x), self.config.head_dim) for proj in (self.q_proj, self.k_proj, self.v_proj))
 
+  def placed(self, x, norm, step):
+    """Queries or keys normed and rotated, where the backbone does that; None, of a layer without keys, as it is."""
+    if x is not None and self.config.qk_norm:
+      x = self.get_submodule(norm)(x)
+    if x is not None and self.config.backbone == "llama":
+      x = rotate(x, step.positions, self.config.rope_theta, self.config.rope_scaling)
+    return x
+
   def route(self, keys, values, shared):
     """The keys and values (B, K or H, T, D) to attend to, from the layer's own, whose keys are normed and rotated.
 
@@ -123,10 +131,7 @@ class Attention(nn.Module):
 
   def forward(self, x, shared, step):  # x: (B, T, C)
     q, k, v = self.project(x, shared)
-    if self.config.qk_norm:
-      q, k = self.q_norm(q), self.k_norm(k)
-    if self.config.backbone == "llama":
-      q, k = (rotate(x, step.positions, self.config.rope_theta, self.config.rope_scaling) for x in (q, k))
+    q, k = self.placed(q, "q_norm", step), self.placed(k, "k_norm", step)
     k, v = self.route(k, v, shared)
     if step.cache is not None:
       k, v = step.cache.update(k, v, self.layer)  # (B, heads, S, D)

@@ -371,7 +371,7 @@ template <class S>
 void cached_fast(S* out, S* k_cache, S* v_cache, const S* q, const S* k, const S* v, const AttentionSizes& z,
                  float scale) {
   const int64_t row = z.key_stride;
-  for (int64_t b = 0; b < z.B; ++b) {
+  for (int64_t b = 0; b < z.B && k != nullptr; ++b) {
     std::copy_n(k + b * z.T * row, z.T * row, k_cache + (b * z.S + z.pos) * row);
     std::copy_n(v + b * z.T * row, z.T * row, v_cache + (b * z.S + z.pos) * row);
   }
@@ -430,20 +430,24 @@ void attention_backward(const Grad& dq, const Grad& dk, const Grad& dv, const Te
 
 void attention_cached(const Tensor& out, const Tensor& k_cache, const Tensor& v_cache, const Tensor& q, const Tensor& k,
                       const Tensor& v, int64_t pos, double scale, Stream stream) {
-  AttentionSizes z = sizes_of(q, k, v);
-  z.S = k_cache.dim(1), z.pos = pos;
-  CHECK_SHAPES(out.shape == q.shape && k_cache.shape == Shape({z.B, z.S, z.K, z.D}) && v_cache.shape == k_cache.shape,
-               out, k_cache, v_cache, q, k);
+  const int64_t S = k_cache.dim(1), K = k_cache.dim(2);
+  const AttentionSizes z{q.dim(0), q.dim(1), q.dim(2), K, q.dim(3), S, pos};
+  CHECK_SHAPES(out.shape == q.shape && k_cache.shape == Shape({z.B, S, K, z.D}) && v_cache.shape == k_cache.shape &&
+                   K > 0 && z.H % K == 0,
+               out, k_cache, v_cache, q);
+  const Shape rows{z.B, z.T, K, z.D};
+  CHECK_SHAPES((k.data == nullptr && v.data == nullptr) || (k.shape == rows && v.shape == rows), q, k, v, k_cache);
   CHECK_THAT(pos >= 0 && pos + z.T <= z.S, z.T, " rows at ", pos, " of ", z.S);
   const float narrow = static_cast<float>(scale);
   dispatch(
       stream, out.dtype, [&] { attention_cached_cuda(out, k_cache, v_cache, q, k, v, z, narrow); },
       [&]<class S>(S) {
-        cached_fast(out.as<S>(), k_cache.as<S>(), v_cache.as<S>(), q.as<S>(), k.as<S>(), v.as<S>(), z, narrow);
+        cached_fast(out.as<S>(), k_cache.as<S>(), v_cache.as<S>(), q.as<S>(), data_or_null<const S>(k),
+                    data_or_null<const S>(v), z, narrow);
       },
       [&]<class T>(T) {
-        attention_cached_ref(out.as<T>(), k_cache.as<T>(), v_cache.as<T>(), q.as<T>(), k.as<T>(), v.as<T>(), z.B, z.T,
-                             z.S, z.H, z.K, z.D, pos, scale);
+        attention_cached_ref(out.as<T>(), k_cache.as<T>(), v_cache.as<T>(), q.as<T>(), data_or_null<const T>(k),
+                             data_or_null<const T>(v), z.B, z.T, z.S, z.H, z.K, z.D, pos, scale);
       });
 }
 
@@ -471,13 +475,22 @@ struct Attention : AttentionNode {
 
 struct CachedAttention : AttentionNode {
   Value *k_cache = nullptr, *v_cache = nullptr;  // (B, cache length, K, D), kept from replay to replay
+  bool appends = true;                           // no: another node with these keys and values has done so
   const char* op() const override { return "cached_attn"; }
   void forward(const Step& step, Stream stream) override {
-    attention_cached(output(), k_cache->tensor, v_cache->tensor, input(0), input(1), input(2), step.position, scale,
-                     stream);
+    attention_cached(output(), k_cache->tensor, v_cache->tensor, input(0), appends ? input(1) : Tensor{},
+                     appends ? input(2) : Tensor{}, step.position, scale, stream);
   }
   void backward(const Step&, Stream) override { CHECK_THAT(false, "a generation tape has no backward: ", name); }
 };
+
+// The first node of a generation tape that attends to these keys and values, and so has their caches; null if none.
+const CachedAttention* reader_of(const Tape& t, const Value* k, const Value* v) {
+  for (const auto& node : t.nodes())
+    if (const auto* cached = dynamic_cast<const CachedAttention*>(node.get()))
+      if (cached->in[1] == k && cached->in[2] == v) return cached;
+  return nullptr;
+}
 
 }  // namespace
 
@@ -491,8 +504,13 @@ Value* attention(Tape& t, const std::string& name, Value* q, Value* k, Value* v,
     auto node = make_node<CachedAttention>(name, {q, k, v}, {out});
     node->scale = scale;
     const Shape cache{ks[0], t.cache_length(), ks[2], ks[3]};
-    node->k_cache = t.input(name + ".k_cache", cache, k->dtype);
-    node->v_cache = t.input(name + ".v_cache", cache, v->dtype);
+    if (const CachedAttention* first = reader_of(t, k, v)) {
+      node->k_cache = first->k_cache, node->v_cache = first->v_cache;
+      node->appends = false;
+    } else {
+      node->k_cache = t.input(name + ".k_cache", cache, k->dtype);
+      node->v_cache = t.input(name + ".v_cache", cache, v->dtype);
+    }
     node->reads = {node->k_cache, node->v_cache};
     return t.record(std::move(node));
   }

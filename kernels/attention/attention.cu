@@ -328,11 +328,12 @@ void attention_cached_cuda(const Tensor& out, const Tensor& k_cache, const Tenso
                            const Tensor& k, const Tensor& v, const AttentionSizes& z, float scale) {
   const int64_t row = z.K * z.D, n = z.T * row;
   with_storage(out.dtype, [&]<class S>(S) {
-    with_width<S>(row, {k_cache.data, v_cache.data, k.data, v.data}, [&](auto width) {
-      launch({"append_rows", dim3(blocks_of(n, 256 * width), static_cast<uint32_t>(z.B), 2), 256},
-             append_rows_kernel<width, S>, k_cache.as<S>(), v_cache.as<S>(), k.as<S>(), v.as<S>(), n, z.S * row,
-             z.pos * row);
-    });
+    if (k.data != nullptr)
+      with_width<S>(row, {k_cache.data, v_cache.data, k.data, v.data}, [&](auto width) {
+        launch({"append_rows", dim3(blocks_of(n, 256 * width), static_cast<uint32_t>(z.B), 2), 256},
+               append_rows_kernel<width, S>, k_cache.as<S>(), v_cache.as<S>(), k.as<S>(), v.as<S>(), n, z.S * row,
+               z.pos * row);
+      });
     if constexpr (std::is_same_v<S, bf16>)
       if (z.T > own * most_warps && tiles_serve<S>(z, scale, {out.data, q.data, k_cache.data, v_cache.data}))
         return attention_forward_mma(out.as<S>(), nullptr, q.as<S>(), k_cache.as<S>(), v_cache.as<S>(), z, scale);

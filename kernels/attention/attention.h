@@ -36,7 +36,8 @@ void attention_backward(const Grad& dq, const Grad& dk, const Grad& dv, const Te
                         const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lse, double scale,
                         Stream stream);
 // For generation: writes k and v (B,T,K,D) into the caches (B,S,K,D) at positions pos .. pos+T-1; then query t attends
-// to the cached positions 0 .. pos+t. What the caches hold beyond that is neither read nor changed.
+// to the cached positions 0 .. pos+t. What the caches hold beyond that is neither read nor changed. k and v without
+// data: the caches have these positions already, from another call.
 void attention_cached(const Tensor& out, const Tensor& k_cache, const Tensor& v_cache, const Tensor& q, const Tensor& k,
                       const Tensor& v, int64_t pos, double scale, Stream stream);
 
@@ -124,8 +125,8 @@ template <class Real>
 void attention_cached_ref(Real* out, Real* k_cache, Real* v_cache, const Real* q, const Real* k, const Real* v,
                           int64_t B, int64_t T, int64_t S, int64_t H, int64_t K, int64_t D, int64_t pos, double scale) {
   for (int64_t b = 0; b < B; ++b) {
-    std::copy_n(k + b * T * K * D, T * K * D, k_cache + (b * S + pos) * K * D);
-    std::copy_n(v + b * T * K * D, T * K * D, v_cache + (b * S + pos) * K * D);
+    if (k != nullptr) std::copy_n(k + b * T * K * D, T * K * D, k_cache + (b * S + pos) * K * D);
+    if (v != nullptr) std::copy_n(v + b * T * K * D, T * K * D, v_cache + (b * S + pos) * K * D);
     for (int64_t t = 0; t < T; ++t)
       for (int64_t h = 0; h < H; ++h) {
         const int64_t row = ((b * T + t) * H + h) * D, head = (b * S * K + h / (H / K)) * D;

@@ -8,7 +8,8 @@
 namespace crossply::ops {
 
 // Causal, grouped heads: q (B, T, H, D), k and v (B, T, K, D) -> (B, T, H, D). On a generation tape the keys and values
-// are appended to caches of the tape's length, and the queries see all of them. The logits are q k / (sqrt(D) divisor).
+// are appended to caches of the tape's length, and the queries see all of them; who attends to the same two values
+// shares their caches. The logits are q k / (sqrt(D) divisor).
 Value* attention(Tape& t, const std::string& name, Value* q, Value* k, Value* v, double divisor = 1);
 
 // What it records: in is q, k, v, and the weights are the softmax of scale q k. For those who look at a tape.
