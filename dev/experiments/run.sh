@@ -144,8 +144,8 @@ arith_long() {
 # Tested on the published questions where PROSQA names their file, prosqa_test.json of github.com/facebookresearch/coconut.
 prosqa() {
   part prosqa/prosqa --data "prosqa${PROSQA:+:$PROSQA}" --train-samples 50000 --arch llama,lime,hyper,denseformer --width 64 \
-    --heads 4 --ffn 176 --layers 6 --batch 8 --steps 2000 --warmup 100 --lr 2e-3 --schedule cosine --dtype bf16 \
-    --eval-every 250 --eval-samples 64 --answer-samples 500 --save-every 1000 --keep 1 --seeds "$seeds"
+    --heads 4 --ffn 176 --layers 6 --batch 8 --steps 12000 --warmup 600 --lr 2e-3 --schedule cosine --dtype bf16 \
+    --eval-every 1000 --eval-samples 64 --answer-samples 500 --save-every 1000 --keep 1 --seeds "$seeds"
 }
 
 # Minutes on any machine; tests/test_experiments.sh trains it again and wants the same bits.

@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What is compared with arms that other records have, of their seeds alone: a table's rows are then of the same batches.
+// What is compared with arms of other records, of their seeds alone: a table's rows are then of the same batches.
 RecordedArm of_same_seeds(RecordedArm arm, const Record& record) {
   std::erase_if(arm.runs, [&](const auto& run) {
     return std::ranges::none_of(record.arms, [&](const RecordedArm& one) { return one.runs.contains(run.first); });
@@ -298,6 +298,8 @@ void prosqa(Page& page) {
     hard.rows.push_back({arm.name, values_of(arm, hard_answers_of)});
   }
   page.curves("curves.svg", "ProsQA from scratch", arms_but(*record, ""));
+  page.differences("losses.svg", "Test losses, of reasoning and answers",
+                   {{"", record->arm("llama"), arms_but(*record, "")}});
   page.answers("seeds.svg", "ProsQA: every seed", {all, hard});
 }
 
