@@ -19,6 +19,8 @@ std::vector<Architecture>& architectures() {
       satformer_architecture(),
       denseformer_architecture(),
       mudd_architecture(),
+      attnres_architecture(),
+      kv_share_architecture(),
       relay_architecture(),
   };
   return all;

@@ -40,6 +40,8 @@ Architecture resformer_architecture();
 Architecture satformer_architecture();
 Architecture denseformer_architecture();
 Architecture mudd_architecture();
+Architecture attnres_architecture();
+Architecture kv_share_architecture();
 Architecture relay_architecture();
 
 std::vector<Architecture>& architectures();  // tests add some of their own

@@ -78,7 +78,9 @@ inline std::vector<Case> cases() {
       "resformer:variant=learnable,resformer:variant=sparse,resformer:variant=svformer,resformer:last_k=2,"
       "resformer:last_k=2:variant=svformer,satformer:gate=sigmoid,satformer:gate=softmax,"
       "satformer:gate=softmax_sigmoid,satformer:gate=tanh,satformer:gate=identity,denseformer:dilation=2,"
-      "denseformer:dilation=2:period=3,mudd:norm=none,mudd:intermediate_sizes=[4,5,6,9]";
+      "denseformer:dilation=2:period=3,mudd:norm=none,mudd:intermediate_sizes=[4,5,6,9],"
+      "attnres:attn_res_block_size=0,attnres:attn_res_block_size=1,attnres:attn_res_block_size=3,"
+      "kv_share:sharing=suffix:num_kv_shared_layers=2,kv_share:sharing=list:kv_owners=[0,3]";
   const char* full =
       "hyper:norm=layernorm:prenorm=rmsnorm:layer_index=sublayer:rate=2,sla:distance=2:heads=3,satformer:last_k=2";
   for (const ArchChoice& choice : parse_arch_list(grouped))

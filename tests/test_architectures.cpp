@@ -153,18 +153,30 @@ void mudd_is_plain() {
     }
 }
 
+// With queries of 0 every sublayer reads a mean of what the plain one adds up, and its norm, of an eps far below, sees
+// no difference.
+void attnres_is_plain() {
+  for (const std::string size : {"0", "1", "3", "4"})
+    for (Config config : on_backbones("attnres:attn_res_block_size=" + size)) {
+      config.norm_eps = 1e-12;
+      check_same(Twin(config, [](TinyModel& m) { set(m, "_res_proj", 0); }), 1e-5);
+    }
+}
+
 }  // namespace
 
 TEST_CASE("architectures: each contains the plain backbone, bit for bit where it computes the same products") {
   const std::map<std::string, void (*)()> to_rounding = {{"lime_static", lime_static_is_plain},
                                                          {"lime_dynamic", lime_dynamic_is_plain},
                                                          {"hyper", hyper_is_plain},
-                                                         {"mudd", mudd_is_plain}};
+                                                         {"mudd", mudd_is_plain},
+                                                         {"attnres", attnres_is_plain}};
   std::set<std::string> tested = {"llama", "gpt2"};
   for (const auto& [arch, test] : to_rounding) test(), tested.insert(arch);
   for (const ArchChoice& choice : parse_arch_list(
            "lime,vertical,sla:distance=4,ala:stride=4,resformer,satformer,satformer:gate=tanh,satformer:gate=identity,"
-           "denseformer,denseformer:dilation=2,denseformer:period=3,denseformer:dilation=3:period=2,relay")) {
+           "denseformer,denseformer:dilation=2,denseformer:period=3,denseformer:dilation=3:period=2,relay,"
+           "kv_share:cla_factor=1,kv_share:sharing=suffix,kv_share:sharing=list:kv_owners=[0,1,2,3]")) {
     starts_as_plain(choice.text);
     tested.insert(choice.arch);
   }
@@ -242,7 +254,13 @@ const std::vector<Rule> golden_rules = {{"embed_tokens.weight", {1, M}, true},
                                         {"_hc.dynamic_beta_scale", {31, M}, true},
                                         {"_hc.dynamic_alpha_scale", {32, M}, true},
                                         {"_hc.norm.weight", {33, G}, true},
-                                        {"_hc.norm.bias", {34, M}, true}};
+                                        {"_hc.norm.bias", {34, M}, true},
+                                        {"self_attention_res_proj.weight", {52, M}, true},
+                                        {"self_attention_res_norm.weight", {53, G}, true},
+                                        {"mlp_res_proj.weight", {54, M}, true},
+                                        {"mlp_res_norm.weight", {55, G}, true},
+                                        {"output_attn_res_proj.weight", {56, M}, true},
+                                        {"output_attn_res_norm.weight", {57, G}, true}};
 
 // The row's element i by its rule; blocks count from 1, model-level rows are block 0.
 double golden_element(const Parameter& row, int64_t i) {
@@ -318,6 +336,27 @@ TEST_CASE("architectures: the specification's golden losses and gradients, in do
                 {l + "1.mlp_hc.dynamic_alpha_proj", 1, -0.433759789},
                 {l + "2.attn_hc.dynamic_beta_scale", 0, -0.830844147},
                 {l + "3.mlp_hc.norm.weight", 2, -0.0174313841}});
+  check_golden("attnres:attn_res_block_size=0", 2.6010179635, 21.20285061,
+               {{emb, 24, -1.11195588},
+                {l + "1.self_attention_res_proj.weight", 0, -0.154031951},
+                {l + "0.mlp_res_proj.weight", 3, -0.338918639},
+                {l + "2.mlp_res_norm.weight", 2, -5.00251425e-03},
+                {"model.output_attn_res_proj.weight", 1, -0.125315295}});
+  check_golden("attnres:attn_res_block_size=2", 2.4356873559, 9.92742253,
+               {{emb, 24, 0.952372688},
+                {l + "1.self_attention_res_proj.weight", 0, 0.204281965},
+                {l + "0.mlp_res_proj.weight", 3, -0.215888233},
+                {"model.output_attn_res_norm.weight", 5, -0.127233087}});
+  check_golden("kv_share", 2.1737393533, 10.12992350,
+               {{emb, 24, -1.09675484},
+                {l + "0.self_attn.k_proj.weight", 0, -0.586777329},
+                {l + "2.self_attn.v_proj.weight", 8 + 2, 0.131682417},
+                {l + "3.self_attn.q_proj.weight", 0, -2.86531428e-02}});
+  check_golden("kv_share:sharing=suffix:num_kv_shared_layers=2", 2.1151151893, 10.17685860,
+               {{emb, 24, 0.239488616},
+                {l + "0.self_attn.k_proj.weight", 0, -0.466687046},
+                {l + "1.self_attn.v_proj.weight", 8 + 2, -0.474918947},
+                {l + "1.self_attn.k_norm.weight", 1, -0.217898971}});
   // Of dev/reference: epsilons that are not the default, large enough to show wherever they belong.
   check_golden("mudd:norm=none", 3.0682574977, 14.96059928,
                {{emb, 24, -2.30013729}, {l + "0.da.w1.weight", 0, 0.506642417}}, 1e-3);
@@ -360,20 +399,25 @@ int64_t count_parameters(const Config& config) {
 
 TEST_CASE("architectures: parameter counts of the papers, to the last digit") {
   // Sizes, with the counts of architectures; a plus: so many more than the size's llama, which comes first.
-  std::istringstream lines(R"(arith  llama 66496  lime 66640  hyper +1488  relay +384
-    150m  llama 151862784  lime 151873872  hyper +92784
-    1b  llama 1076072448  lime 1076081088  hyper 1076400960
+  std::istringstream lines(R"(arith  llama 66496  lime 66640  hyper +1488  relay +384  attnres 67072
+    arith  llama 66496  kv_share 62400
+    150m  llama 151862784  lime 151873872  hyper +92784  attnres 151901184
+    150m  kv_share 144784896
+    1b  llama 1076072448  lime 1076081088  hyper 1076400960  attnres 1076207616
+    1b  kv_share 1059295232  kv_share:sharing=suffix:num_kv_shared_layers=4 1067683840
     1.2b  llama 1176735744  lime 1176873984  hyper 1177064256  lime_static 1176770784  lime_dynamic 1185613824
-    deep32  llama 46436864  lime 46470592  hyper +83584  lime_dynamic +1087232  lime_static +12152
+    deep32  llama 46436864  lime 46470592  hyper +83584  lime_dynamic +1087232  lime_static +12152  attnres 46470144
     deep64  llama 80007680  lime 80140736  hyper +167168  lime_static +32760
-    deep128  llama 147149312  lime 147677632  hyper +334336  lime_static +98552
+    deep128  llama 147149312  lime 147677632  hyper +334336  lime_static +98552  attnres 147280896
     130m  llama 128404096  satformer +92160  resformer +21  denseformer +77  denseformer:dilation=4:period=5 +5
-    130m  mudd 128729008  hyper +101596  hyper:rate=4:norm=rmsnorm +118844
+    130m  mudd 128729008  hyper +101596  hyper:rate=4:norm=rmsnorm +118844  attnres 128439424
+    130m  kv_share 122505536
     340m  llama 334798080  satformer +278528  resformer +35  denseformer +189  mudd 335849700  hyper +221544
+    340m  attnres 334873856
     760m  llama 766440320  satformer +663552  resformer +37  denseformer +209  denseformer:dilation=4:period=5 +9
     760m  mudd 768164456  hyper +350588  hyper:rate=4:norm=rmsnorm +409564
     1.3b  llama 1298764800  satformer 1300272128  resformer +47  denseformer +324
-    1.3b  denseformer:dilation=4:period=5 +15
+    1.3b  denseformer:dilation=4:period=5 +15  attnres 1298965504
     760m-thin  llama 757020672  satformer +565248
     va50m  llama 53086656  vertical 53086677  vertical:map=unet +0  sla +0  ala +0
     va100m  llama 119740800  vertical 119740836
@@ -441,7 +485,8 @@ TEST_CASE("architectures: a connection adds as many parameters to a GPT-2 as to 
                                                  {"lime_dynamic", -2 * C * (L - 1)},
                                                  {"hyper", -2 * C * L},
                                                  {"resformer:variant=svformer", -C * (L - 1)},
-                                                 {"mudd", 2 * C * L}};
+                                                 {"mudd", 2 * C * L},
+                                                 {"kv_share", -2 * C * (L / 2)}};
   std::string choices = "hyper:prenorm=rmsnorm,resformer:variant=svformer,vertical:map=unet,lime:routing=average";
   for (const Architecture& one : architectures())
     if (one.name != "llama" && one.name != "gpt2") choices += "," + one.name;
@@ -484,6 +529,12 @@ int64_t dense_flops(const Sizes& s, int64_t k, int64_t p) {
   for (int64_t i = p; i <= s.L; i += p) read += i / k + 1;
   return 2 * s.C * read;
 }
+// A layer's mixtures read the embedding, the blocks that are finished by then, and the present one once it has begun.
+int64_t attnres_flops(const Sizes& s, int64_t m) {
+  int64_t read = 1 + (s.L + m - 1) / m;  // of the last mixture
+  for (int64_t i = 0; i < s.L; ++i) read += 1 + (i + m - 1) / m + 2 + i / m;
+  return 4 * s.C * read + 2 * s.C * (2 * s.L + 1);
+}
 
 }  // namespace
 
@@ -514,6 +565,12 @@ TEST_CASE("architectures: FLOPs a token beyond the plain backbone's are the form
       {"denseformer:dilation=2:period=3", [](const Sizes& s) { return dense_flops(s, 2, 3); }},
       {"mudd", mudd_flops},
       {"mudd:norm=none", mudd_flops},
+      {"attnres:attn_res_block_size=0",
+       [](const Sizes& s) { return 4 * s.C * (2 * s.L + 1) * (s.L + 1) + 2 * s.C * (2 * s.L + 1); }},
+      {"attnres", [](const Sizes& s) { return attnres_flops(s, 4); }},
+      {"attnres:attn_res_block_size=2", [](const Sizes& s) { return attnres_flops(s, 2); }},
+      {"kv_share", [](const Sizes& s) { return -4 * s.C * s.K * s.D * (s.L / 2); }},
+      {"kv_share:sharing=suffix:num_kv_shared_layers=3", [](const Sizes& s) { return -4 * s.C * s.K * s.D * 3; }},
       {"relay", [](const Sizes& s) { return (s.L - 1) * (2 * s.C * s.K + 2 * s.K * s.D); }},
   };
   std::map<std::string, int> counted;

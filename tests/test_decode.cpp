@@ -2,6 +2,8 @@
 #include "eval/decode.h"
 
 #include <cmath>
+#include <map>
+#include <set>
 
 #include "tests/cases.h"
 
@@ -58,6 +60,20 @@ TEST_CASE("decode: a prompt read in chunks leaves what reading it token by token
       for (size_t i = 0; i < want.size(); ++i)  // hundreds of ulps: other kernels, other sums, over many tokens
         CHECK(std::abs(got[i] - want[i]) < 5e-5f * std::max(1.f, std::abs(want[i])));
     }
+  }
+}
+
+TEST_CASE("decode: layers that attend to the same keys and values have one cache") {
+  for (const auto& [choice, owners] : std::map<std::string, size_t>{
+           {"llama", 4}, {"kv_share", 2}, {"kv_share:sharing=suffix:num_kv_shared_layers=3", 1}, {"ala:stride=3", 4}}) {
+    CAPTURE(choice);
+    TinyModel model(tiny_with(choice, 2));
+    Tape tape(Dtype::f32, 50);
+    record_model(tape, model.params, model.config, 1, 1);
+    std::set<const Value*> caches;
+    for (const auto& node : tape.nodes())
+      if (node->op() == std::string("cached_attn")) caches.insert(node->reads.begin(), node->reads.end());
+    CHECK(caches.size() == 2 * owners);
   }
 }
 

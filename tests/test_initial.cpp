@@ -192,6 +192,8 @@ std::vector<Model> other_models() {
       {"satformer:gate_init=uniform", {{gates, 1, 1, uniform(1 / root_C)}}},
       {"denseformer", {{"dwa_modules", 1, 0, exactly(last_column)}}},
       {"denseformer:dilation=2:period=3", {{"dwa_modules", 1, 0, exactly(last_column)}}},
+      {"attnres", {{"_res_proj", 1, 0, all(0)}, {"_res_norm", 1, 0, all(1)}}},
+      {"kv_share", {}},
       {"relay", {{"relay_gate", 1, 1, normal(0.02)}}},
   };
 }

@@ -113,7 +113,7 @@ TEST_CASE("plan: every op takes the scratch memory that it says") {
       }
     }
   CHECK(planning == std::set<std::string>{"attention", "cross_entropy", "embedding", "head_mix", "hyper_read",
-                                          "multiway_mix", "route"});
+                                          "multiway_mix", "query_source", "route"});
 }
 
 TEST_CASE("plan: logits in the GPU's scratch memory, and answers beside the training") {

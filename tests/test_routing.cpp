@@ -320,6 +320,37 @@ TEST_CASE("routing: the outputs times the weights of denseformer and mudd are wh
     for (const double x : row) CHECK(number(x) == 0);
 }
 
+TEST_CASE("routing: the sources times the weights of attnres are what its sublayers read") {
+  for (const Case& c : routed_cases()) {
+    if (c.config.arch != "attnres") continue;
+    CAPTURE(c.name);
+    Routed r(c.config);  // one token
+    const RoutingFound found = r.look();
+    r.run();
+    const auto source = [](size_t i) { return str("source.", i); };
+    for (size_t l = 0; l < 4; ++l) check_mixture(r, str("mixed.", l), 1, map_of(found, "weights")[2 * l], source);
+    r.start(false);  // all that a mixture reads has the same weight
+    const RoutingFound start = r.look();
+    for (const auto& row : map_of(start, "weights")) {
+      const auto read = static_cast<double>(std::ranges::count_if(row, [](double x) { return std::isfinite(x); }));
+      for (const double x : row)
+        if (std::isfinite(x)) CHECK(x == doctest::Approx(1 / read));
+    }
+  }
+}
+
+TEST_CASE("routing: the layers of kv_share read their owners") {
+  for (const auto& [choice, owners] :
+       std::map<std::string, std::vector<int>>{{"kv_share", {0, 0, 2, 2}},
+                                               {"kv_share:sharing=suffix:num_kv_shared_layers=2", {0, 1, 1, 1}},
+                                               {"kv_share:sharing=list:kv_owners=[0,3]", {0, 0, 0, 3}}}) {
+    CAPTURE(choice);
+    Routed r(tiny_with(choice, 2));
+    const RoutingFound found = r.look();
+    for (size_t l = 0; l < 4; ++l) CHECK(map_of(found, "share_of_heads")[l][static_cast<size_t>(owners[l])] == 1);
+  }
+}
+
 TEST_CASE("routing: values mixed with these weights are what attention reads") {
   for (const Case& c : routed_cases()) {
     const std::string& arch = c.config.arch;

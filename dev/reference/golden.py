@@ -7,8 +7,10 @@ import re
 
 import torch
 
+from .attnres import Attnres
 from .denseformer import Denseformer
 from .hyper import Hyper
+from .kv_share import KvShare
 from .llama import Llama
 from .mudd import Mudd
 from .satformer import GATES, Satformer
@@ -22,9 +24,11 @@ LINEAR = {
   "q_proj": 3, "k_proj": 4, "v_proj": 5, "o_proj": 6, "gate_proj": 7, "up_proj": 8, "down_proj": 9, "alpha_proj": 14,
   "w1": 22, "w2": 23,
 }
+STORED = {"self_attention_res_proj": 52, "mlp_res_proj": 54}  # as they lie in the file, not transposed
 GAINS = {
   "input_layernorm": 10, "post_attention_layernorm": 11, "q_norm": 12, "k_norm": 13,
   "input_layernorm_q": 19, "input_layernorm_k": 20, "input_layernorm_v": 21,
+  "self_attention_res_norm": 53, "mlp_res_norm": 55,
 }
 HYPER = {  # of attn_hc; those of mlp_hc are 8 larger
   "static_beta": (27, "M"), "static_alpha": (28, "M"), "dynamic_beta_proj": (29, "M"),
@@ -45,6 +49,10 @@ def value(name, shape):
     return fill(1, "M", 0, shape)
   if name == "model.norm.weight":
     return fill(2, "G", 0, (1, *shape))[0]
+  if name == "model.output_attn_res_proj.weight":
+    return fill(56, "M", 0, shape)
+  if name == "model.output_attn_res_norm.weight":
+    return fill(57, "G", 0, (1, *shape))[0]
   if match := re.fullmatch(r"model\.dwa_modules\.alphas\.(\d+)\.weight", name):
     return fill(18, "M", int(match[1]) + 1, shape)
   layer, rest = re.fullmatch(r"model\.layers\.(\d+)\.(.*)", name).groups()
@@ -62,6 +70,8 @@ def value(name, shape):
   if rest == "vertical_attention.scores":
     return torch.zeros(shape)
   part = rest.split(".")[-2]
+  if part in STORED:
+    return fill(STORED[part], "M", n, shape)
   return fill(LINEAR[part], "M", n, shape[::-1]).T if part in LINEAR else fill(GAINS[part], "G", n, (1, *shape))[0]
 
 
@@ -89,6 +99,19 @@ CASES = (
     ("model.embed_tokens.weight", 3, 0): -13.7038215, (f"{L}.0.attn_hc.static_alpha", 0, 0): -0.000862170467,
     (f"{L}.1.mlp_hc.dynamic_alpha_proj", 0, 1): -0.433759789, (f"{L}.2.attn_hc.dynamic_beta_scale", 0): -0.830844147,
     (f"{L}.3.mlp_hc.norm.weight", 2): -0.0174313841}),
+  (Attnres, {"attn_res_block_size": 0}, 2.6010179635, 21.20285061, {
+    ("model.embed_tokens.weight", 3, 0): -1.11195588, (f"{L}.1.self_attention_res_proj.weight", 0, 0): -0.154031951,
+    (f"{L}.0.mlp_res_proj.weight", 0, 3): -0.338918639, (f"{L}.2.mlp_res_norm.weight", 2): -5.00251425e-03,
+    ("model.output_attn_res_proj.weight", 0, 1): -0.125315295}),
+  (Attnres, {"attn_res_block_size": 2}, 2.4356873559, 9.92742253, {
+    ("model.embed_tokens.weight", 3, 0): 0.952372688, (f"{L}.1.self_attention_res_proj.weight", 0, 0): 0.204281965,
+    (f"{L}.0.mlp_res_proj.weight", 0, 3): -0.215888233, ("model.output_attn_res_norm.weight", 5): -0.127233087}),
+  (KvShare, {}, 2.1737393533, 10.12992350, {
+    ("model.embed_tokens.weight", 3, 0): -1.09675484, (f"{L}.0.self_attn.k_proj.weight", 0, 0): -0.586777329,
+    (f"{L}.2.self_attn.v_proj.weight", 1, 2): 0.131682417, (f"{L}.3.self_attn.q_proj.weight", 0, 0): -2.86531428e-02}),
+  (KvShare, {"sharing": "suffix", "num_kv_shared_layers": 2}, 2.1151151893, 10.17685860, {
+    ("model.embed_tokens.weight", 3, 0): 0.239488616, (f"{L}.0.self_attn.k_proj.weight", 0, 0): -0.466687046,
+    (f"{L}.1.self_attn.v_proj.weight", 1, 2): -0.474918947, (f"{L}.1.self_attn.k_norm.weight", 1): -0.217898971}),
 )
 
 

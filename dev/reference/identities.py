@@ -56,6 +56,7 @@ def neutral(options):
   mudd = lambda kind: put(tiny("mudd", plain, norm=kind, **options), **norm, da_w2_weight=0)
   yield "mudd none, newest only", put(mudd("none"), static_weight=one_hot)
   yield "mudd prepost, nothing mixed", put(mudd("prepost"), static_weight=0)
+  yield "kv_share, every layer an owner", tiny("kv_share", plain, cla_factor=1, **options)
   yield "vertical, own layer only", put(tiny("vertical", plain, **options), vertical_attention_scores=last)
   yield "ala, stride L", tiny("ala", plain, stride=L, **options)
   yield "sla, distance L", tiny("sla", plain, distance=L, **options)
@@ -77,7 +78,8 @@ def check_neutral(check, options):
 
 def check_fresh(check):
   """New models start as plain LLaMA, in the architectures that promise it."""
-  for arch, more in (("denseformer", {}), ("mudd", {"norm": "none"}), ("mudd", {}),
+  for arch, more in (("denseformer", {}), ("attnres", {"attn_res_block_size": 0}), ("attnres", {}),
+                     ("mudd", {"norm": "none"}), ("mudd", {}),
                      ("hyper", {"prenorm": "rmsnorm"}), ("hyper", {"prenorm": "rmsnorm", "layer_index": "sublayer"})):
     config = tiny(arch, **more).config
     model = model_dir.ARCHITECTURES[arch](dataclasses.replace(config, rms_norm_eps=1e-12)).double()

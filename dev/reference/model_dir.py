@@ -6,9 +6,11 @@ import numpy as np
 import torch
 
 from . import gpt2
+from .attnres import Attnres
 from .config import GPT2_KEYS, check_choice, config_of, option_keys
 from .denseformer import Denseformer
 from .hyper import Hyper
+from .kv_share import KvShare
 from .lime import Lime
 from .lime_static import LimeDynamic, LimeStatic
 from .llama import Gpt2, Llama
@@ -20,7 +22,8 @@ from .skip_attention import Ala, Sla
 from .vertical import Vertical
 
 MODELS = (
-  Llama, Gpt2, Lime, LimeStatic, LimeDynamic, Hyper, Vertical, Sla, Ala, Resformer, Satformer, Denseformer, Mudd, Relay,
+  Llama, Gpt2, Lime, LimeStatic, LimeDynamic, Hyper, Vertical, Sla, Ala, Resformer, Satformer, Denseformer, Mudd,
+  Attnres, KvShare, Relay,
 )
 ARCHITECTURES = {model.config_class.arch: model for model in MODELS}
 DTYPES = {"F32": np.float32, "F64": np.float64}

@@ -56,6 +56,12 @@ LAMBDA = "self_attn__value_residual_mixing__lambda"
 MANAGER = {"model.lambda_manager.lambda_scale": (1,), "model.lambda_manager.lambda_logits": (L - 1,)}
 ALPHAS = "model.dwa_modules.alphas"
 
+ATTNRES = {
+  "model.output_attn_res_proj.weight": (1, C), "model.output_attn_res_norm.weight": (C,),
+  **per_layer(range(L), self_attention_res_proj__weight=(1, C), self_attention_res_norm__weight=(C,),
+              mlp_res_proj__weight=(1, C), mlp_res_norm__weight=(C,)),
+}
+
 # arch, options, what is added, what is missing.
 ADDED = (
   ("lime", {}, per_layer(range(1, L), self_attn__lime_router__weight=lambda i: (K, (i + 1) * K)), {}),
@@ -88,6 +94,8 @@ ADDED = (
   ("denseformer", {"dilation": 3, "period": 3}, {f"{ALPHAS}.2.weight": (1, 2)}, {}),
   ("mudd", {}, mudd(prepost=True), INPUT_NORMS),
   ("mudd", {"norm": "none"}, mudd(prepost=False), INPUT_NORMS),
+  ("kv_share", {}, {}, per_layer([1, 3], self_attn__k_proj__weight=(2 * K, C), self_attn__v_proj__weight=(2 * K, C))),
+  *(("attnres", {"attn_res_block_size": size}, ATTNRES, {}) for size in (0, 3)),
 )
 
 

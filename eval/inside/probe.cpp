@@ -121,7 +121,8 @@ void Probe::add_places() {
   for (const auto& [mark, marked] : tape_.marks()) {
     if (!writers.contains(marked)) continue;  // a parameter
     const Node& writer = *tape_.nodes()[writers.at(marked)];
-    Value* const value = writer.op() == std::string("depth_source") ? writer.in[0] : marked;  // it hands that on
+    Value* const value =
+        std::string_view(writer.op()).ends_with("_source") ? writer.in[0] : marked;  // it hands that on
     places_.emplace(mark, Place{writers.at(value), value});
   }
   std::map<int, int> seen;  // attentions of a layer

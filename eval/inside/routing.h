@@ -80,6 +80,8 @@ RoutingKind denseformer_routing();
 RoutingKind mudd_routing();
 RoutingKind resformer_routing();
 RoutingKind satformer_routing();
+RoutingKind attnres_routing();
+RoutingKind kv_share_routing();
 RoutingKind relay_routing();
 RoutingKind sla_routing();
 RoutingKind ala_routing();

@@ -100,6 +100,7 @@ size_t layer_read(const RoutingInput& in, size_t l, int64_t at, int64_t from) {
   const Probe& probe = in.probe;
   const auto same = [&](size_t s) {
     const std::string value = str("value.", l), own = str("own_value.", s);
+    if (!probe.has(own)) return false;  // a layer without values of its own
     const int64_t heads = probe.shape(value)[2], own_heads = probe.shape(own)[2], D = probe.shape(own)[3];
     for (int64_t t = 0; t < probe.shape(own)[1]; ++t)
       if (!std::equal(&probe.at(value)[static_cast<size_t>((t * heads + at) * D)],
@@ -116,7 +117,9 @@ size_t layer_read(const RoutingInput& in, size_t l, int64_t at, int64_t from) {
 RoutingFound look_skips(const RoutingInput& in) {
   const auto L = static_cast<size_t>(in.layers()), H = static_cast<size_t>(in.config.num_attention_heads);
   std::vector<std::string> names;
-  for (size_t l = 0; l < L; ++l) names.insert(names.end(), {str("value.", l), str("own_value.", l)});
+  for (size_t l = 0; l < L; ++l)
+    for (const std::string& one : {str("value.", l), str("own_value.", l)})
+      if (in.probe.has(one)) names.push_back(one);
   in.run_any(names);
   RoutingMap shares{"share_of_heads", "share of heads", routing_rows(L, L)};
   RoutingMap reads{"layer_read", "layer read by each head (column)", routing_rows(L, H)};
@@ -149,7 +152,8 @@ RoutingFound look_skips(const RoutingInput& in) {
 }
 
 const char* const skips_measured =
-    "sla, ala: which layer's keys and values each query head reads, a fixed choice of the architecture, found by the "
+    "sla, ala, kv_share: which layer's keys and values each query head reads, a fixed choice of the architecture, "
+    "found by the "
     "values that reach attention. Layers count from 0; in a plain model each reads its own.";
 
 }  // namespace
@@ -182,6 +186,11 @@ RoutingKind sla_routing() {
       "its best for 12 layers, a small GPT-2, is 9 heads that read 9 layers below. The vertical attention paper "
       "(openreview.net, A6uabXKiXc) lets 1 of 3 heads read 4 layers below in a model of 6 layers, 3 of 6 read 6 "
       "below in one of 8, and 6 of 12 read 9 below in one of 12, and shows no map of it."};
+}
+RoutingKind kv_share_routing() {
+  return {"kv_share", false, look_skips, skips_measured,
+          "Cross-layer attention (arXiv 2405.12981) and the shared suffix of Gemma 3n are designs; there is nothing to "
+          "compare a map with."};
 }
 RoutingKind ala_routing() {
   return {

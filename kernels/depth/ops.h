@@ -55,6 +55,22 @@ class DepthHistory {
   std::vector<Node*> nodes_;  // of the sources
 };
 
+// The same with attention over depth (query_mix.h): what mixtures read is what layers have put out, weighted per token
+// by a trained query. eps: added to a row's mean square.
+class QueryHistory {
+ public:
+  QueryHistory(Tape& t, double eps) : tape_(t), eps_(eps) {}
+  // x becomes the next source. IN PLACE: use the returned value (the same memory) instead of x from now on.
+  Value* add(const std::string& name, Value* x);
+  // The sources' mixture by the query proj * gain, both of C numbers.
+  Value* mix(const std::string& name, const std::vector<int>& sources, Value* proj, Value* gain);
+
+ private:
+  Tape& tape_;
+  double eps_;
+  std::vector<Node*> nodes_;  // of the sources
+};
+
 // A short vector times factor (1).
 Value* scale(Tape& t, const std::string& name, Value* inp, Value* factor);
 // One number for each head: inp (..., K, D) times factor (K), a parameter, a constant (tape.constant) or a value.

@@ -1,0 +1,106 @@
+// Attention residuals (arXiv 2603.15031): no residual stream. What a sublayer reads is a softmax mixture, token by
+// token, of what came before it, with a trained query for each sublayer:
+//
+//   h = sum_s a_s x_s          a = softmax_s( <w . g, x_s> / rms(x_s) )          rms(x) = sqrt(mean(x^2) + eps)
+//
+// Full (attn_res_block_size 0): the sources are the embedding and the outputs of all sublayers so far. In blocks of m
+// layers: the embedding, the sums over the finished blocks, and, from its second sublayer on, the sum within the
+// present one. One more mixture stands before the final norm. Layer 0's first mixture has one source, the embedding:
+// its w and g are there and learn nothing. The w start at 0, all weights being equal then; a sublayer's RMSNorm takes
+// no notice of lengths, so that this start is LLaMA's but for the norms' eps. Names are those of Kimi K3's checkpoints.
+#include <optional>
+
+#include "models/registry.h"
+
+namespace crossply {
+namespace {
+
+class AttentionResiduals : public Connection {
+ public:
+  explicit AttentionResiduals(const Config& config) : block_(config.integer("attn_res_block_size")) {
+    if (block_ < 0)
+      fail(Exit::usage, "attnres: attn_res_block_size ", block_, " must be 0 (every sublayer) or a number of layers");
+  }
+
+  void declare(ParameterTable& params, const Config& config) const override {
+    for (int i = 0; i < config.num_hidden_layers; ++i)
+      for (const bool mlp : {false, true}) add_pair(params, rows({i, mlp}), config);
+    add_pair(params, output_rows, config);
+  }
+
+  std::string start_as_plain(ParameterTable&, const Config&) const override {
+    fail(Exit::usage,
+         "attnres computes the plain backbone where its queries are 0, as they start, but for the eps of the norms and "
+         "the rounding of means, not bit for bit; train it from scratch");
+  }
+
+  void begin(const Build& build, Value* embeddings) override {
+    build_ = &build;
+    history_.emplace(build.tape, build.config.norm_eps);
+    open("embedding", embeddings);
+  }
+
+  Value* read(const Site& site) override {
+    Value* mixed = mixture(site.name() + ".read", rows(site));
+    if (!site.mlp) build_->mark("mixed", site.layer, mixed);
+    if (block_ == 0 || (!site.mlp && site.layer % block_ == 0)) close();
+    return norm(site, mixed);
+  }
+
+  void write(const Site& site, Value* y) override {
+    open(site.name() + ".source", x_ == nullptr ? y : ops::add(build_->tape, site.name() + ".sum", x_, y));
+    out_ = x_;
+  }
+
+  Value* finish() override { return mixture("output", output_rows); }
+  // There is no stream: what the block has put out, or the sum of what those of its group have.
+  Value* hidden() override { return out_; }
+
+ private:
+  static constexpr const char* output_rows = "model.output_attn_res";
+
+  static std::string rows(const Site& site) {
+    return layer_name(site.layer, site.mlp ? "mlp_res" : "self_attention_res");
+  }
+  static void add_pair(ParameterTable& params, const std::string& rows, const Config& config) {
+    params.add(rows + "_proj.weight", Shape{1, config.hidden_size}, Init::constant(0), 1, 0);
+    params.add(rows + "_norm.weight", Shape{config.hidden_size}, Init::constant(1), 1, 0);
+  }
+
+  // x is the sum within the present group of sublayers, a source as it is now; it takes the place of the last one.
+  void open(const std::string& name, Value* x) {
+    x_ = history_->add(name, x), present_ = ++last_;
+    build_->mark("source", last_, x_);
+  }
+  // The group ends: its sum stays a source, and the next output begins another one.
+  void close() {
+    finished_.push_back(present_);
+    x_ = nullptr, present_ = -1;
+  }
+  Value* mixture(const std::string& name, const std::string& rows) {
+    std::vector<int> sources = finished_;
+    sources.push_back(present_);
+    return history_->mix(name, sources, build_->parameter(rows + "_proj.weight"),
+                         build_->parameter(rows + "_norm.weight"));
+  }
+
+  int64_t block_;              // layers of a group; 0: every sublayer is one
+  std::vector<int> finished_;  // the sources that no longer change
+  int present_ = -1, last_ = -1;
+  Value* out_ = nullptr;  // of the last sublayer
+  std::optional<ops::QueryHistory> history_;
+};
+
+}  // namespace
+
+Architecture attnres_architecture() {
+  return {"attnres",
+          "a sublayer attends over depth to what came before it",
+          {{"attn_res_block_size",
+            "4",
+            "an integer: the layers whose outputs are summed into one source; 0: none are",
+            {}}},
+          [](const Config& config) { return std::make_unique<AttentionResiduals>(config); }};
+}
+
+}  // namespace crossply

@@ -1,0 +1,88 @@
+// Keys and values shared across layers: only some layers, the owners, project keys and values of their own; the layers
+// above each, up to the next owner, attend with their own queries to the owner's, normalised and rotated as they are
+// there. The others have no k_proj, v_proj and k_norm, and in generation only owners have caches.
+//
+//   cla (cross-layer attention, arXiv 2405.12981)   every cla_factor-th layer is an owner
+//   suffix (Gemma 3n and 4)                         the last num_kv_shared_layers layers share with the one below them
+//   list                                            kv_owners names the owners
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "engine/printable.h"
+#include "models/registry.h"
+
+namespace crossply {
+namespace {
+
+class KvShare : public Connection {
+ public:
+  explicit KvShare(const Config& config) {
+    const std::string sharing = config.text("sharing");
+    const int64_t L = config.num_hidden_layers, factor = config.integer("cla_factor"),
+                  shared = config.integer("num_kv_shared_layers");
+    if (factor < 1) fail(Exit::usage, "kv_share: cla_factor ", factor, " must be at least 1");
+    if (shared < 0 || shared >= L)
+      fail(Exit::usage, "kv_share: num_kv_shared_layers ", shared, " must be 0..", L - 1, " for ", L, " layers");
+    for (int64_t i = 0; i < L; ++i) owner_.push_back(sharing == "cla" ? i % factor == 0 : i < L - shared);
+    if (sharing == "list") read_owners(config.text("kv_owners"));
+  }
+
+  void declare(ParameterTable& params, const Config& config) const override {
+    for (int i = 0; i < config.num_hidden_layers; ++i) {
+      if (owner(i)) continue;
+      remove_module(params, i, "self_attn.k_proj");
+      remove_module(params, i, "self_attn.v_proj");
+      if (config.qk_norm) remove_module(params, i, "self_attn.k_norm");
+    }
+  }
+
+  std::string start_as_plain(ParameterTable&, const Config&) const override {
+    if (std::find(owner_.begin(), owner_.end(), false) != owner_.end())
+      fail(Exit::usage,
+           "kv_share: layers without keys and values of their own compute something else than the plain "
+           "backbone; train it from scratch");
+    return "";
+  }
+
+  Heads project(int layer, Value* x) override {
+    if (owner(layer)) return Connection::project(layer, x);
+    return {linears(layer, x, {queries(layer)})[0], nullptr, nullptr};
+  }
+
+  KeyValue kv(int layer, KeyValue own) override { return owner(layer) ? read_ = own : read_; }
+
+ private:
+  bool owner(int layer) const { return owner_[static_cast<size_t>(layer)]; }
+
+  void read_owners(const std::string& text) {
+    const auto refuse = [&] {
+      fail(Exit::usage, "kv_share: kv_owners ", excerpt(text), " must be layers below ", owner_.size(),
+           ", ascending, the first of them 0, as in [0,4,8]");
+    };
+    owner_.assign(owner_.size(), false);
+    int64_t last = -1;
+    for (const auto& layer : nlohmann::json::parse(text)) {
+      if (!layer.is_number_integer() || layer <= last || layer >= static_cast<int64_t>(owner_.size())) refuse();
+      last = layer;
+      owner_[static_cast<size_t>(last)] = true;
+    }
+    if (!owner_[0]) refuse();
+  }
+
+  std::vector<bool> owner_;  // by layer
+  KeyValue read_{};          // of the latest owner
+};
+
+}  // namespace
+
+Architecture kv_share_architecture() {
+  return {"kv_share",
+          "groups of layers share the keys and values of their first",
+          {{"sharing", "cla", "cla, suffix or list", {"cla", "suffix", "list"}},
+           {"cla_factor", "2", "an integer, for cla: every so many-th layer has keys and values of its own", {}},
+           {"num_kv_shared_layers", "0", "an integer, for suffix: so many last layers have none", {}},
+           {"kv_owners", "[0]", "a list, for list: the layers that have, as in [0,4,8]", {}}},
+          [](const Config& config) { return std::make_unique<KvShare>(config); }};
+}
+
+}  // namespace crossply
