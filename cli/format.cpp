@@ -19,7 +19,7 @@ std::string format_seconds(double seconds) {
 std::string format_count(int64_t count) {
   std::string digits = std::to_string(count), out;
   for (size_t i = 0; i < digits.size(); ++i) {
-    if (i > 0 && (digits.size() - i) % 3 == 0) out += ',';
+    if (i > 0 && digits[i - 1] != '-' && (digits.size() - i) % 3 == 0) out += ',';
     out += digits[i];
   }
   return out;

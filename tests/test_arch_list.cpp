@@ -60,3 +60,11 @@ TEST_CASE("progress: a table has straight columns") {
   CHECK(format_table({{"\xC3\xA4", "\xE6\xBC\xA2"}, {"ab", "cde"}}) ==
         "\xC3\xA4     \xE6\xBC\xA2\nab  cde\n");  // characters
 }
+
+TEST_CASE("format: counts have their digits in threes, also below zero") {
+  CHECK(format_count(0) == "0");
+  CHECK(format_count(-12) == "-12");
+  CHECK(format_count(1234) == "1,234");
+  CHECK(format_count(-393216) == "-393,216");
+  CHECK(format_count(-7077888) == "-7,077,888");
+}
