@@ -69,25 +69,25 @@ class AttentionResiduals : public Connection {
 
   // x is the sum within the present group of sublayers, a source as it is now; it takes the place of the last one.
   void open(const std::string& name, Value* x) {
-    x_ = history_->add(name, x), present_ = ++last_;
+    x_ = history_->add(name, x), ++last_;
     build_->mark("source", last_, x_);
   }
   // The group ends: its sum stays a source, and the next output begins another one.
   void close() {
-    finished_.push_back(present_);
-    x_ = nullptr, present_ = -1;
+    finished_.push_back(last_);
+    x_ = nullptr;
   }
   Value* mixture(const std::string& name, const std::string& rows) {
     std::vector<int> sources = finished_;
-    sources.push_back(present_);
+    sources.push_back(last_);
     return history_->mix(name, sources, build_->parameter(rows + "_proj.weight"),
                          build_->parameter(rows + "_norm.weight"));
   }
 
   int64_t block_;              // layers of a group; 0: every sublayer is one
   std::vector<int> finished_;  // the sources that no longer change
-  int present_ = -1, last_ = -1;
-  Value* out_ = nullptr;  // of the last sublayer
+  int last_ = -1;              // the latest source
+  Value* out_ = nullptr;       // of the last sublayer
   std::optional<ops::QueryHistory> history_;
 };
 

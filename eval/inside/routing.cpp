@@ -50,6 +50,12 @@ void RoutingInput::run_all(const std::vector<std::string>& names, const std::fun
 
 RoutingRows routing_rows(size_t rows, size_t columns) { return RoutingRows(rows, std::vector<double>(columns, NAN)); }
 
+double map_entropy(const std::vector<double>& row) {
+  double entropy = 0;
+  for (const double x : row)
+    if (x > 0) entropy -= x * std::log(x);
+  return entropy;
+}
 std::string routing_number(double x) { return std::isfinite(x) ? format_number("%.3f", x) : "-"; }
 
 namespace {

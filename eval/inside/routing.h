@@ -98,6 +98,8 @@ RoutingRows routing_rows(size_t rows, size_t columns);
 std::string largest_of(const std::vector<double>& row, size_t but);
 std::string smallest_of(const std::vector<double>& row, size_t but);
 std::string strongest_of(const std::vector<double>& row);  // the largest magnitude
+// -sum a ln a of a mixture's weights, in nats; NaN counts as 0.
+double map_entropy(const std::vector<double>& row);
 // "0.412", or "-" for NaN.
 std::string routing_number(double x);
 

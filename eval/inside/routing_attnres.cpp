@@ -33,13 +33,6 @@ std::vector<double> query_of(const RoutingInput& in, int64_t j) {
   return query;
 }
 
-double entropy_of(const std::vector<double>& weights) {
-  double entropy = 0;
-  for (const double w : weights)
-    if (w > 0) entropy -= w * std::log(w);
-  return entropy;
-}
-
 struct MeanWeights {
   RoutingRows rows;             // by mixture and source
   std::vector<double> entropy;  // of a token's weights, by mixture
@@ -69,7 +62,7 @@ MeanWeights mean_weights(const RoutingInput& in, const std::vector<std::vector<s
         }
         softmax_row_ref(weights.data(), logits.data(), static_cast<int64_t>(weights.size()));
         for (size_t i = 0; i < weights.size(); ++i) mean.rows[j][read[j][i]] += weights[i];
-        mean.entropy[j] += entropy_of(weights);
+        mean.entropy[j] += map_entropy(weights);
       }
   });
   for (size_t j = 0; j < M; ++j) {

@@ -29,12 +29,6 @@ std::vector<double> alpha_of(const RoutingInput& in, int l) {
   return alpha;
 }
 
-double map_entropy(const std::vector<double>& row) {
-  double entropy = 0;
-  for (const double x : row)
-    if (x > 0) entropy -= x * std::log(x);
-  return entropy;
-}
 double mean_map_entropy(const RoutingRows& rows) {
   double sum = 0;
   for (const auto& row : rows) sum += map_entropy(row);

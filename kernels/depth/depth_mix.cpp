@@ -58,10 +58,8 @@ void depth_mix_backward_cpu(S* dinp, const S* inp, const std::vector<DepthReader
 
 template <class S>
 void vertical_dot_cpu(float* dots, const S* a, const S* b, int64_t N, int64_t C) {
-  const int64_t whole = C / lanes_of<Vec16> * lanes_of<Vec16>;
   parallel_for(N, 32768 / C, [=](int64_t begin, int64_t end) {
-    for (int64_t n = begin; n < end; ++n)
-      dots[n] = dot_columns<Vec16>(a + n * C, b + n * C, 0, whole) + dot_columns<float>(a + n * C, b + n * C, whole, C);
+    for (int64_t n = begin; n < end; ++n) dots[n] = dot_row(a + n * C, b + n * C, C);
   });
 }
 

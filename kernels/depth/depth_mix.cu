@@ -150,17 +150,10 @@ __global__ void __launch_bounds__(threads, 3)
   if (j < group && n + j < N) dots[n + j] = sum_of_warps(sums.x, j, group);
 }
 
-template <class S>
-struct VerticalSources {
-  const S* x[most_inputs];
-  const float* squares[most_inputs];
-  int count;
-};
-
 // A warp takes a row. softmax(score - 1/2 ln(square)) without the logarithm: exp(score) / sqrt(square), normalised.
 // exp(score) is at most 1, relative to the largest. The division makes the weight of a single source exactly 1.
 template <bool whole, class S>
-__global__ void vertical_forward_kernel(S* out, float* weights, const VerticalSources<S> sources, const float* scores,
+__global__ void vertical_forward_kernel(S* out, float* weights, const NormedSources<S> sources, const float* scores,
                                         int64_t N, int64_t C, float eps) {
   const int count = sources.count, lane = static_cast<int>(threadIdx.x);
   const float** squares = dynamic_shared<const float*>();
@@ -181,23 +174,7 @@ __global__ void vertical_forward_kernel(S* out, float* weights, const VerticalSo
     sum = warp_sum(sum);
     for (int s = lane; s < count; s += warp_size) weights[n * count + s] = w[s] /= sum;
     __syncwarp();
-    for (int64_t c = lane * widest<S>; c < C; c += warp_size * widest<S>) {
-      Floats<widest<S>> total;
-#pragma unroll
-      for (int i = 0; i < widest<S>; ++i) total[i] = -0.f;  // plus the first product is that, -0 as well
-      for (int first = 0; first < count; first += group) {
-        Floats<widest<S>> x[group];
-#pragma unroll
-        for (int j = 0; j < group; ++j) x[j] = load_span<whole>(first + j < count, sources.x[first + j], n, c, C);
-#pragma unroll
-        for (int j = 0; j < group; ++j) {
-          if (first + j >= count) break;
-#pragma unroll
-          for (int i = 0; i < widest<S>; ++i) total[i] += w[first + j] * x[j][i];
-        }
-      }
-      store_span<whole>(out + n * C, c, C, total);
-    }
+    mix_row_of_warp<whole>(out, w, sources, n, C);
     __syncwarp();
   }
 }
@@ -266,11 +243,6 @@ __global__ void __launch_bounds__(threads, 3)
 
 // -----------------------------------------------------------------------------------------------------------------
 
-// C, or one column if the readers' gradients allow no wide accesses.
-int64_t columns_of(const std::vector<DepthReader>& readers, int64_t C) {
-  return std::all_of(readers.begin(), readers.end(), [](const auto& r) { return is_aligned16(r.dout); }) ? C : 1;
-}
-
 // Adds the sum of partial (readers, blocks) to what each reader trains, if it does: this source's number of it.
 void add_partial(const std::vector<DepthReader>& readers, const float* partial, int64_t blocks) {
   Pointers<float> to;
@@ -321,12 +293,8 @@ void vertical_dot_cuda(const Tensor& dots, const Tensor& a, const Tensor& b, int
 
 void vertical_forward_cuda(const Tensor& out, const Tensor& weights, const std::vector<Tensor>& sources,
                            const std::vector<Tensor>& squares, const Tensor& scores, int64_t N, int64_t C, double eps) {
-  check_inputs("vertical_forward", sources.size());
   with_storage(out.dtype, [&]<class S>(S) {
-    VerticalSources<S> from;
-    from.count = static_cast<int>(sources.size());
-    for (size_t s = 0; s < sources.size(); ++s)
-      from.x[s] = sources[s].as<S>(), from.squares[s] = squares[s].as<float>();
+    const NormedSources<S> from("vertical_forward", sources, squares);
     // Each has the scores' exponentials to make.
     const auto blocks = static_cast<uint32_t>(std::clamp<int64_t>(N / (2 * warps), 1, 1056));
     const size_t shared = sources.size() * (sizeof(float*) + (1 + warps) * sizeof(float));

@@ -24,6 +24,13 @@ template <class Vec, class A, class B>
   return sum_of_lanes(dot);
 }
 
+// Of whole rows, as all who need the same bits make it.
+template <class A, class B>
+float dot_row(const A* a, const B* b, int64_t width) {
+  const int64_t whole = width / lanes_of<Vec16> * lanes_of<Vec16>;
+  return dot_columns<Vec16>(a, b, 0, whole) + dot_columns<float>(a, b, whole, width);
+}
+
 // Columns [begin, end) of mix_row, for a few inputs whose sums stay in registers: out = from + them, from may be null.
 template <class Vec, int Inputs, bool Dot, class Out, class From, class S>
 void mix_columns(Out* out, From from, float* dots, const S* inp, const S* const* inputs, const float* weights,

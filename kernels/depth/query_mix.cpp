@@ -27,14 +27,14 @@ void softmax_over_sources(float* w, const float* z, int64_t S) {
 template <class S>
 void query_mix_forward_cpu(S* out, const QueryMixNumbers<float>& mix, const std::vector<const S*>& sources,
                            const std::vector<const float*>& squares, int64_t N, int64_t C, float eps) {
-  const int64_t inputs = static_cast<int64_t>(sources.size()), whole = C / lanes_of<Vec16> * lanes_of<Vec16>;
+  const int64_t inputs = static_cast<int64_t>(sources.size());
   for (int64_t c = 0; c < C; ++c) mix.query[c] = mix.proj[c] * mix.gain[c];
   parallel_for(N, 32768 / (C * inputs), [=, &sources, &squares](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n) {
       float *z = mix.logits + n * inputs, *w = mix.weights + n * inputs;
       for (int64_t s = 0; s < inputs; ++s) {
         const S* x = sources[static_cast<size_t>(s)] + n * C;
-        const float product = dot_columns<Vec16>(x, mix.query, 0, whole) + dot_columns<float>(x, mix.query, whole, C);
+        const float product = dot_row(x, mix.query, C);
         z[s] = product / std::sqrt(squares[static_cast<size_t>(s)][n] / static_cast<float>(C) + eps);
       }
       softmax_over_sources(w, z, inputs);

@@ -15,16 +15,9 @@ __global__ void query_kernel(float* query, const float* proj, const float* gain,
   if (c < C) query[c] = proj[c] * gain[c];
 }
 
-template <class S>
-struct Sources {
-  const S* x[most_inputs];
-  const float* squares[most_inputs];
-  int count;
-};
-
 // The logits of a warp's row: z[s], in shared memory.
 template <bool whole, class S>
-__device__ __forceinline__ void logits_of_row(float* z, const float* query, const Sources<S>& sources, int64_t n,
+__device__ __forceinline__ void logits_of_row(float* z, const float* query, const NormedSources<S>& sources, int64_t n,
                                               int64_t C, float eps) {
   const int count = sources.count, lane = static_cast<int>(threadIdx.x);
 #pragma unroll 1
@@ -53,7 +46,7 @@ __device__ __forceinline__ void logits_of_row(float* z, const float* query, cons
 // A warp takes a row.
 template <bool whole, class S>
 __global__ void query_mix_forward_kernel(S* out, float* logits, float* weights, const float* query,
-                                         const Sources<S> sources, int64_t N, int64_t C, float eps) {
+                                         const NormedSources<S> sources, int64_t N, int64_t C, float eps) {
   const int count = sources.count, lane = static_cast<int>(threadIdx.x);
   float* w = dynamic_shared<float>() + threadIdx.y * count;
   for (int64_t n = static_cast<int64_t>(blockIdx.x) * warps + threadIdx.y; n < N;
@@ -69,23 +62,7 @@ __global__ void query_mix_forward_kernel(S* out, float* logits, float* weights, 
     sum = warp_sum(sum);
     for (int s = lane; s < count; s += warp_size) weights[n * count + s] = w[s] /= sum;
     __syncwarp();
-    for (int64_t c = lane * widest<S>; c < C; c += warp_size * widest<S>) {
-      Floats<widest<S>> total;
-#pragma unroll
-      for (int i = 0; i < widest<S>; ++i) total[i] = -0.f;  // plus the first product is that, -0 as well
-      for (int first = 0; first < count; first += group) {
-        Floats<widest<S>> x[group];
-#pragma unroll
-        for (int j = 0; j < group; ++j) x[j] = load_span<whole>(first + j < count, sources.x[first + j], n, c, C);
-#pragma unroll
-        for (int j = 0; j < group; ++j) {
-          if (first + j >= count) break;
-#pragma unroll
-          for (int i = 0; i < widest<S>; ++i) total[i] += w[first + j] * x[j][i];
-        }
-      }
-      store_span<whole>(out + n * C, c, C, total);
-    }
+    mix_row_of_warp<whole>(out, w, sources, n, C);
     __syncwarp();
   }
 }
@@ -199,11 +176,6 @@ __global__ void add_to_trained_kernel(const Trained trained, const float* partia
   trained.dgain[r][c] += sum * trained.proj[r][c];
 }
 
-// C, or one column if the readers' gradients allow no wide accesses.
-int64_t columns_of(const std::vector<QueryReader>& readers, int64_t C) {
-  return std::all_of(readers.begin(), readers.end(), [](const auto& r) { return is_aligned16(r.dout); }) ? C : 1;
-}
-
 template <class S>
 Readers<S> table_of(const std::vector<QueryReader>& readers, int64_t N) {
   Readers<S> table;
@@ -234,13 +206,9 @@ void add_to_trained(const std::vector<QueryReader>& readers, const float* partia
 
 void query_mix_forward_cuda(const Tensor& out, const QueryMix& mix, const std::vector<Tensor>& sources,
                             const std::vector<Tensor>& squares, int64_t N, int64_t C, double eps) {
-  check_inputs("query_mix_forward", sources.size());
   launch_elementwise("query", C, 1, query_kernel, mix.query.as<float>(), mix.proj.as<float>(), mix.gain.as<float>());
   with_storage(out.dtype, [&]<class S>(S) {
-    Sources<S> from;
-    from.count = static_cast<int>(sources.size());
-    for (size_t s = 0; s < sources.size(); ++s)
-      from.x[s] = sources[s].as<S>(), from.squares[s] = squares[s].as<float>();
+    const NormedSources<S> from("query_mix_forward", sources, squares);
     const auto blocks = static_cast<uint32_t>(std::clamp<int64_t>((N + warps - 1) / warps, 1, 1056));
     with_whole<S>(aligned16(sources) ? C : 1, {out.data}, [&](auto whole) {
       launch({"query_mix_forward", blocks, dim3(warp_size, warps), sources.size() * warps * sizeof(float)},

@@ -2,6 +2,8 @@
 // common (depth_mix.cu, query_mix.cu).
 #pragma once
 
+#include <vector>
+
 #include "kernels/cuda/cuda.cuh"
 
 namespace crossply {
@@ -44,6 +46,50 @@ __device__ __forceinline__ void store_span(S* row, int64_t c, int64_t C, const F
     for (int i = 0; i < widest<S>; ++i)
       if (c + i < C) from_float(row[c + i], x[i]);
   }
+}
+
+// Rows whose squared lengths are known.
+template <class S>
+struct NormedSources {
+  const S* x[most_inputs];
+  const float* squares[most_inputs];  // (N) each
+  int count;
+
+  NormedSources(const char* name, const std::vector<Tensor>& sources, const std::vector<Tensor>& squares_of)
+      : count(static_cast<int>(sources.size())) {
+    check_inputs(name, sources.size());
+    for (size_t s = 0; s < sources.size(); ++s) x[s] = sources[s].as<S>(), squares[s] = squares_of[s].as<float>();
+  }
+};
+
+// A warp's row: out[n,:] = sum_s w[s] * sources.x[s][n,:].
+template <bool whole, class S>
+__device__ __forceinline__ void mix_row_of_warp(S* out, const float* w, const NormedSources<S>& sources, int64_t n,
+                                                int64_t C) {
+  const int count = sources.count, lane = static_cast<int>(threadIdx.x);
+  for (int64_t c = lane * widest<S>; c < C; c += warp_size * widest<S>) {
+    Floats<widest<S>> total;
+#pragma unroll
+    for (int i = 0; i < widest<S>; ++i) total[i] = -0.f;  // plus the first product is that, -0 as well
+    for (int first = 0; first < count; first += group) {
+      Floats<widest<S>> x[group];
+#pragma unroll
+      for (int j = 0; j < group; ++j) x[j] = load_span<whole>(first + j < count, sources.x[first + j], n, c, C);
+#pragma unroll
+      for (int j = 0; j < group; ++j) {
+        if (first + j >= count) break;
+#pragma unroll
+        for (int i = 0; i < widest<S>; ++i) total[i] += w[first + j] * x[j][i];
+      }
+    }
+    store_span<whole>(out + n * C, c, C, total);
+  }
+}
+
+// C, or one column if the readers' gradients allow no wide accesses.
+template <class Reader>
+int64_t columns_of(const std::vector<Reader>& readers, int64_t C) {
+  return std::all_of(readers.begin(), readers.end(), [](const auto& r) { return is_aligned16(r.dout); }) ? C : 1;
 }
 
 // Calls body(whole), a constant: whether C columns of all the tensors allow accesses of 16 bytes.
