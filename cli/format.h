@@ -11,6 +11,8 @@ namespace crossply {
 std::string format_seconds(double seconds);
 // "8,640".
 std::string format_count(int64_t count);
+// "a lime", "an ala".
+std::string with_article(const std::string& arch);
 // By a format of printf's for one double.
 std::string format_number(const char* format, double value);
 // The text in lines of at most `width` columns behind the indent, which all but the first have; what begins a new line

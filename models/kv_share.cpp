@@ -23,6 +23,12 @@ class KvShare : public Connection {
     if (factor < 1) fail(Exit::usage, "kv_share: cla_factor ", factor, " must be at least 1");
     if (shared < 0 || shared >= L)
       fail(Exit::usage, "kv_share: num_kv_shared_layers ", shared, " must be 0..", L - 1, " for ", L, " layers");
+    const auto only = [&](const char* key, bool given, const char* kind) {
+      if (given && sharing != kind)
+        fail(Exit::usage, "kv_share: ", key, " is for sharing ", kind, ", and this is ", sharing);
+    };
+    only("num_kv_shared_layers", shared != 0, "suffix");
+    only("kv_owners", nlohmann::json::parse(config.text("kv_owners")) != nlohmann::json::array({0}), "list");
     for (int64_t i = 0; i < L; ++i) owner_.push_back(sharing == "cla" ? i % factor == 0 : i < L - shared);
     if (sharing == "list") read_owners(config.text("kv_owners"));
   }

@@ -413,7 +413,9 @@ period denseformer --period 0
 attn_res_block_size attnres --attn-res-block-size -1
 cla_factor kv_share --cla-factor 0
 num_kv_shared_layers kv_share --num-kv-shared-layers 99
+num_kv_shared_layers kv_share --num-kv-shared-layers 2
 kv_owners kv_share --kv-owners 7
+kv_owners kv_share --kv-owners [0,1]
 norm mudd --norm post
 intermediate_sizes mudd --intermediate-sizes [1]
 intermediate_sizes mudd --intermediate-sizes [0,1]

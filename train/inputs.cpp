@@ -36,7 +36,7 @@ void choose_architecture(TrainOptions& o, const Config& asked) {
   }
   const auto plain = [](const std::string& arch) { return arch == "llama" || arch == "gpt2"; };
   if (!plain(from) || plain(asked.arch))
-    fail(Exit::usage, "--init ", o.init, " holds a ", from, ", not a ", asked.arch,
+    fail(Exit::usage, "--init ", o.init, " holds ", with_article(from), ", not ", with_article(asked.arch),
          plain(from) ? "; their blocks differ" : "; only a llama or a gpt2 can become another architecture");
   c.arch = asked.arch;
   c.options = asked.options;

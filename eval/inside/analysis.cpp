@@ -160,8 +160,6 @@ std::string csv_field(const std::string& text) {
 
 std::string csv_cell(double number) { return std::isfinite(number) ? nlohmann::json(number).dump() : ""; }
 
-std::string with_article(const std::string& arch) { return (arch.starts_with('a') ? "an " : "a ") + arch; }
-
 void Finding::add(const std::string& table_of_model, nlohmann::json numbers) {
   table += (table.empty() ? "" : "\n") + table_of_model;
   json["models"].push_back(std::move(numbers));

@@ -146,9 +146,6 @@ int model_place(const AnalysisOptions& o, const std::string& name);
 // Its file, with the directory.
 std::string model_file(const std::string& stem, const AnalysisOptions& o, const std::string& name);
 
-// "a lime", "an ala".
-std::string with_article(const std::string& arch);
-
 // Text from outside, such as a name, in one line that is safe for a terminal.
 std::string one_line(const std::string& text);
 
