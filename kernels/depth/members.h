@@ -81,4 +81,30 @@ auto mapped(const HyperWeights<P>& w, F&& f) {
                                                    f(w.norm_weight),  f(w.norm_bias)};
 }
 
+// Manifold-constrained hyper-connections (hyper/mhc.h): what a read takes and leaves, activations of type A (streams,
+// out) and statistics; its parameters, or their gradients; and what kind of mixing it is.
+template <class A, class P = A>
+struct MhcRead {
+  A streams{};              // (B,T,E,C)
+  P given{};                // (B,T,E), or none
+  A out{};                  // (B,T,C)
+  P coef{}, pre{}, z{}, rho{};  // (B,T,E,E+2), (B,T,E), (B,T,M), (B,T)
+};
+template <class P>
+struct MhcWeights {
+  P fn{};     // (M,E*C)
+  P base{};   // (M)
+  P scale{};  // one for each group of rows
+};
+template <class P, class F>
+auto mapped(const MhcWeights<P>& w, F&& f) {
+  return MhcWeights<decltype(f(w.fn))>{f(w.fn), f(w.base), f(w.scale)};
+}
+enum class Mixing { read, merge, identity, permutations, sinkhorn };
+struct MhcForm {
+  Mixing mixing;
+  int64_t iterations;    // of Sinkhorn
+  double eps, norm_eps;  // added to what must not be 0; to the mean square
+};
+
 }  // namespace crossply

@@ -101,6 +101,13 @@ struct HyperRead {
 // norm: layernorm_no_affine, layernorm or rmsnorm, of the dynamic branch, with this epsilon.
 HyperRead hyper_read(Tape& t, const std::string& name, Value* streams, const HyperParameters& p,
                      const std::string& norm, double eps);
+// mHC (kernels/depth/hyper/mhc.h), by its own pre or by the one given (B, T, E). coef and pre are null where the mixing
+// has none; pre is for a later read to be given, if this one was.
+struct MhcReadOutputs {
+  Value *x, *coef, *pre;
+};
+MhcReadOutputs mhc_read(Tape& t, const std::string& name, Value* streams, Value* given, const MhcWeights<Value*>& p,
+                        const MhcForm& form);
 Value* hyper_write(Tape& t, const std::string& name, Value* streams, Value* coef, Value* y);
 
 // MUDDFormer's ways over sources: the outputs. eps: of the prepost norm.

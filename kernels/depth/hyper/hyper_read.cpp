@@ -120,21 +120,6 @@ void dynamic_coefficients(float* coef, float* stats, const S* x, const ReadPlan<
   for (int i = 0; i < E; ++i) std::copy_n(z + i * J, J, stats + i * (E + 4) + 2);
 }
 
-// out = sum_i A[i,0] x_i
-template <class Vec, int E, bool first_pass, class S>
-void read_columns(S* out, const S* x, const float* coef, int64_t c, int64_t C) {
-  for (; c + lanes_of<Vec> <= C; c += lanes_of<Vec>) {
-    Vec sum = {}, s;
-    for (int i = 0; i < E; ++i) {
-      if constexpr (first_pass) prefetch(x + (E + i) * C + c);
-      load(s, x + i * C + c);
-      sum += coef[i * (E + 2)] * s;
-    }
-    store(out + c, sum);
-  }
-  if (c < C) read_columns<float, E, first_pass>(out, x, coef, c, C);
-}
-
 template <int E, class S>
 void hyper_read_forward_cpu(S* out, float* coef, float* stats, const S* streams, const HyperWeights<float*>& w,
                             HyperNorm norm, int64_t rows, int64_t C, float eps) {
@@ -146,10 +131,10 @@ void hyper_read_forward_cpu(S* out, float* coef, float* stats, const S* streams,
       float* a = coef + n * E * (E + 2);
       if (plan.projection != nullptr) {
         dynamic_coefficients<E>(a, stats + n * E * (E + 4), x, plan, C);
-        read_columns<Vec16, E, false>(out + n * C, x, a, 0, C);
+        read_columns<Vec16, E, false>(out + n * C, x, a, E + 2, 0, C);
       } else {
         std::copy_n(plan.constant, E * (E + 2), a);
-        read_columns<Vec16, E, true>(out + n * C, x, a, 0, C);
+        read_columns<Vec16, E, true>(out + n * C, x, a, E + 2, 0, C);
       }
     }
   });

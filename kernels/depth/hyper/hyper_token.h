@@ -57,6 +57,21 @@ void with_streams(int64_t E, F&& body) {
   body(std::integral_constant<int, First>{});
 }
 
+// out = sum_i weight[i * apart] x_i; the first pass over a token fetches the next one's x.
+template <class Vec, int E, bool first_pass, class S>
+void read_columns(S* out, const S* x, const float* weight, int64_t apart, int64_t c, int64_t C) {
+  for (; c + lanes_of<Vec> <= C; c += lanes_of<Vec>) {
+    Vec sum = {}, s;
+    for (int i = 0; i < E; ++i) {
+      if constexpr (first_pass) prefetch(x + (E + i) * C + c);
+      load(s, x + i * C + c);
+      sum += weight[i * apart] * s;
+    }
+    store(out + c, sum);
+  }
+  if (c < C) read_columns<float, E, first_pass>(out, x, weight, apart, c, C);
+}
+
 // For parallel_for over tokens.
 inline int64_t grain(int64_t E, int64_t C) { return 32768 / (E * C); }
 
