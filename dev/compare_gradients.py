@@ -72,6 +72,14 @@ SAMPLED = (  # each with three or four backbones
   *({"arch": "kv_share", "cla_factor": factor} for factor in (2, 3)),
   {"arch": "kv_share", "sharing": "suffix", "num_kv_shared_layers": 2},
   {"arch": "kv_share", "sharing": "list", "kv_owners": [0, 1, 3]},
+  *({"arch": "mhc", "mixing": mixing, "reads": reads}
+    for mixing in ("sinkhorn", "identity", "permutations") for reads in ("own", "previous")),
+  *({"arch": "mhc", "hc_mult": streams, "hc_sinkhorn_iters": 3, "hc_eps": 1e-2, "rms_norm_eps": 1e-2}
+    for streams in (1, 3)),
+  {"arch": "shortcuts"},
+  {"arch": "shortcuts", "embed_norm": True, "gate_channels": 3, "gate_scale": 2.0, "resid": False},
+  {"arch": "shortcuts", "value_embeds": "list", "value_layers": [0, 1], "x0": False, "backout": False},
+  {"arch": "shortcuts", "value_embeds": "none"},
   {"arch": "relay"},
   {"arch": "mudd", "norm": "prepost"},
   {"arch": "mudd", "norm": "none"},

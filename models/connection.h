@@ -20,6 +20,7 @@ struct Build {
   ParameterTable& params;
   const Config& config;
   int64_t B, T;
+  Value* tokens = nullptr;  // (B, T), not where only a head is recorded
 
   Value* parameter(const std::string& name) const { return tape.parameter(params.at(name)); }
   // Null where the model has none of this name.

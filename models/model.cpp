@@ -25,8 +25,8 @@ void declare_model(ParameterTable& params, const Config& c) {
 namespace {
 
 // The embeddings (B, T, C), which the first block reads.
-Value* embed(const Build& b, Value* tokens) {
-  Value* x = ops::embedding(b.tape, "embed", tokens, b.parameter("model.embed_tokens.weight"));
+Value* embed(const Build& b) {
+  Value* x = ops::embedding(b.tape, "embed", b.tokens, b.parameter("model.embed_tokens.weight"));
   return b.config.gpt2() ? ops::positions(b.tape, "positions", x, b.parameter("model.embed_positions.weight")) : x;
 }
 
@@ -42,13 +42,13 @@ void record_blocks(const Build& b, Connection& connection) {
 }
 
 // All but the logits.
-ops::LogitHead record_hidden(const Build& b, Value* tokens) {
+ops::LogitHead record_hidden(const Build& b) {
   const Config& c = b.config;
   if (const int64_t longest = std::max(b.T, b.tape.cache_length()); c.gpt2() && longest > c.max_position_embeddings)
     fail(Exit::usage, "sequences of ", longest, " tokens: the model has learned ", c.max_position_embeddings,
          " positions; ask for no more");
   const auto connection = find_architecture(c.arch).make(c);
-  Value* embeddings = embed(b, tokens);
+  Value* embeddings = embed(b);
   b.mark("hidden", 0, embeddings);
   connection->begin(b, embeddings);
   record_blocks(b, *connection);
@@ -70,9 +70,9 @@ Graph record_model(Tape& tape, ParameterTable& params, const Config& config, int
   ops::LogitHead taught;  // first, so that of the teacher's activations one is left when the student's begin
   if (teacher != nullptr)
     tape.frozen("teacher.", [&] {
-      taught = record_hidden(Build{tape, teacher->params, teacher->config, B, T}, graph.tokens);
+      taught = record_hidden(Build{tape, teacher->params, teacher->config, B, T, graph.tokens});
     });
-  const ops::LogitHead own = record_hidden(Build{tape, params, config, B, T}, graph.tokens);
+  const ops::LogitHead own = record_hidden(Build{tape, params, config, B, T, graph.tokens});
   if (tape.cache_length() > 0) {
     if (T == 1) graph.logits = ops::linear(tape, "logits", own.inp, own.weight, Shape{B, T, config.vocab_size});
     return graph;

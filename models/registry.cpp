@@ -21,6 +21,8 @@ std::vector<Architecture>& architectures() {
       mudd_architecture(),
       attnres_architecture(),
       kv_share_architecture(),
+      mhc_architecture(),
+      shortcuts_architecture(),
       relay_architecture(),
   };
   return all;

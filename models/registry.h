@@ -42,6 +42,8 @@ Architecture denseformer_architecture();
 Architecture mudd_architecture();
 Architecture attnres_architecture();
 Architecture kv_share_architecture();
+Architecture mhc_architecture();
+Architecture shortcuts_architecture();
 Architecture relay_architecture();
 
 std::vector<Architecture>& architectures();  // tests add some of their own

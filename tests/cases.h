@@ -80,7 +80,12 @@ inline std::vector<Case> cases() {
       "satformer:gate=softmax_sigmoid,satformer:gate=tanh,satformer:gate=identity,denseformer:dilation=2,"
       "denseformer:dilation=2:period=3,mudd:norm=none,mudd:intermediate_sizes=[4,5,6,9],"
       "attnres:attn_res_block_size=0,attnres:attn_res_block_size=1,attnres:attn_res_block_size=3,"
-      "kv_share:sharing=suffix:num_kv_shared_layers=2,kv_share:sharing=list:kv_owners=[0,3]";
+      "kv_share:sharing=suffix:num_kv_shared_layers=2,kv_share:sharing=list:kv_owners=[0,3],"
+      "shortcuts:value_embeds=none,shortcuts:resid=false:embed_norm=true:gate_channels=3,"
+      "shortcuts:value_embeds=list:value_layers=[0,1]:x0=false:gate_scale=1.5,"
+      "shortcuts:resid=false:x0=false:backout=false,"
+      "mhc:reads=previous,mhc:mixing=identity,mhc:mixing=permutations:hc_mult=3:reads=previous,"
+      "mhc:hc_mult=1:mixing=permutations,mhc:hc_mult=8:hc_sinkhorn_iters=1:hc_eps=0.01";
   const char* full =
       "hyper:norm=layernorm:prenorm=rmsnorm:layer_index=sublayer:rate=2,sla:distance=2:heads=3,satformer:last_k=2";
   for (const ArchChoice& choice : parse_arch_list(grouped))

@@ -37,7 +37,7 @@ kernels: engine kernels/cpu kernels/cuda
 kernels/block: engine kernels kernels/cpu kernels/cuda
 kernels/attention: engine kernels kernels/cpu kernels/cuda
 kernels/depth: engine kernels kernels/cpu kernels/cuda kernels/block
-kernels/depth/hyper: engine kernels kernels/cpu kernels/cuda kernels/depth
+kernels/depth/hyper: engine kernels kernels/cpu kernels/cuda kernels/block kernels/depth
 kernels/optim: engine kernels kernels/cpu kernels/cuda
 kernels/reference: engine kernels/cpu
 ranks: engine kernels kernels/optim kernels/cuda

@@ -1,5 +1,5 @@
-// What each architecture must be equal to: the plain backbone at its neutral setting, the golden values of the
-// specification, the papers' parameter and FLOP counts. How new models start is in test_initial.cpp.
+// What each architecture must be equal to: the plain backbone at its neutral setting, the papers' parameter
+// and FLOP counts. How new models start is in test_initial.cpp, golden values of whole models in test_golden.cpp.
 #include <set>
 #include <sstream>
 
@@ -163,6 +163,22 @@ void attnres_is_plain() {
     }
 }
 
+// With scales of 0 every read is the mean of streams that are all equal, and stay so whatever comb is.
+void mhc_is_plain() {
+  for (const std::string mixing : {"sinkhorn", "identity", "permutations"})
+    for (const std::string reads : {"own", "previous"})
+      for (const Config& config : on_backbones("mhc:hc_eps=0:mixing=" + mixing + ":reads=" + reads))
+        check_same(Twin(config,
+                        [](TinyModel& m) {
+                          set(m, "hc.scale", 0), set(m, "hc_scale", 0);
+                          const auto mean = [](const Parameter&, int64_t i) {
+                            return i < 4 ? -std::log(3) : i < 8 ? 0 : std::sin(static_cast<double>(i));
+                          };
+                          set(m, "hc.base", mean), set(m, "hc_base", mean);
+                        }),
+                   1e-5);
+}
+
 }  // namespace
 
 TEST_CASE("architectures: each contains the plain backbone, bit for bit where it computes the same products") {
@@ -170,13 +186,15 @@ TEST_CASE("architectures: each contains the plain backbone, bit for bit where it
                                                          {"lime_dynamic", lime_dynamic_is_plain},
                                                          {"hyper", hyper_is_plain},
                                                          {"mudd", mudd_is_plain},
-                                                         {"attnres", attnres_is_plain}};
+                                                         {"attnres", attnres_is_plain},
+                                                         {"mhc", mhc_is_plain}};
   std::set<std::string> tested = {"llama", "gpt2"};
   for (const auto& [arch, test] : to_rounding) test(), tested.insert(arch);
   for (const ArchChoice& choice : parse_arch_list(
            "lime,vertical,sla:distance=4,ala:stride=4,resformer,satformer,satformer:gate=tanh,satformer:gate=identity,"
            "denseformer,denseformer:dilation=2,denseformer:period=3,denseformer:dilation=3:period=2,relay,"
-           "kv_share:cla_factor=1,kv_share:sharing=suffix,kv_share:sharing=list:kv_owners=[0,1,2,3]")) {
+           "kv_share:cla_factor=1,kv_share:sharing=suffix,kv_share:sharing=list:kv_owners=[0,1,2,3],"
+           "shortcuts,shortcuts:resid=false,shortcuts:value_embeds=none:x0=false")) {
     starts_as_plain(choice.text);
     tested.insert(choice.arch);
   }
@@ -203,173 +221,6 @@ TEST_CASE("architectures: constrained routers keep unread entries at zero, witho
       if (!read) CHECK(value[static_cast<size_t>(i)] == 0);
     }
   }
-}
-
-// -----------------------------------------------------------------------------------------------------------------
-// Golden values of the specification: a tiny model whose every number is a sine of its indices.
-
-namespace {
-
-enum Kind { M, G, H };
-struct Code {
-  int code;
-  Kind kind;
-};
-
-double golden_number(const Code& code, int block, int64_t i, int64_t j) {
-  const double di = static_cast<double>(i), dj = static_cast<double>(j);
-  const double s = std::sin(1.7 * code.code + 0.9 * block + 0.7 * di + 1.3 * dj + 0.37 * di * dj);
-  return code.kind == M ? 0.4 * s : code.kind == G ? 1 + 0.2 * s : 0.5 + 0.2 * s;
-}
-
-// By the end of the name. `as_is`: stored as the specification's matrices (in, out); linear weights are (out, in).
-struct Rule {
-  std::string suffix;
-  Code code;
-  bool as_is;
-};
-const std::vector<Rule> golden_rules = {{"embed_tokens.weight", {1, M}, true},
-                                        {"model.norm.weight", {2, G}, true},
-                                        {"q_proj.weight", {3, M}, false},
-                                        {"k_proj.weight", {4, M}, false},
-                                        {"v_proj.weight", {5, M}, false},
-                                        {"o_proj.weight", {6, M}, false},
-                                        {"gate_proj.weight", {7, M}, false},
-                                        {"up_proj.weight", {8, M}, false},
-                                        {"down_proj.weight", {9, M}, false},
-                                        {"input_layernorm.weight", {10, G}, true},
-                                        {"post_attention_layernorm.weight", {11, G}, true},
-                                        {"q_norm.weight", {12, G}, true},
-                                        {"k_norm.weight", {13, G}, true},
-                                        {"alpha_proj.weight", {14, M}, false},
-                                        {"input_layernorm_q.weight", {19, G}, true},
-                                        {"input_layernorm_k.weight", {20, G}, true},
-                                        {"input_layernorm_v.weight", {21, G}, true},
-                                        {"w1.weight", {22, M}, false},
-                                        {"w2.weight", {23, M}, false},
-                                        {"static_weight", {24, M}, true},
-                                        {"_hc.static_beta", {27, M}, true},
-                                        {"_hc.static_alpha", {28, M}, true},
-                                        {"_hc.dynamic_alpha_proj", {30, M}, true},
-                                        {"_hc.dynamic_beta_scale", {31, M}, true},
-                                        {"_hc.dynamic_alpha_scale", {32, M}, true},
-                                        {"_hc.norm.weight", {33, G}, true},
-                                        {"_hc.norm.bias", {34, M}, true},
-                                        {"self_attention_res_proj.weight", {52, M}, true},
-                                        {"self_attention_res_norm.weight", {53, G}, true},
-                                        {"mlp_res_proj.weight", {54, M}, true},
-                                        {"mlp_res_norm.weight", {55, G}, true},
-                                        {"output_attn_res_proj.weight", {56, M}, true},
-                                        {"output_attn_res_norm.weight", {57, G}, true}};
-
-// The row's element i by its rule; blocks count from 1, model-level rows are block 0.
-double golden_element(const Parameter& row, int64_t i) {
-  const std::string prefix = "model.layers.", dwa = "model.dwa_modules.alphas.";
-  if (row.name.starts_with(dwa)) return golden_number({18, M}, std::stoi(row.name.substr(dwa.size())) + 1, 0, i);
-  const int block = row.name.starts_with(prefix) ? std::stoi(row.name.substr(prefix.size())) + 1 : 0;
-  const int sublayer = row.name.find("mlp_hc.") != std::string::npos ? 8 : 0;  // codes of attention's, then the MLP's
-  if (row.name.ends_with("dynamic_beta_proj")) return golden_number({29 + sublayer, M}, block, i, 0);  // (C, 1) there
-  for (const auto& [part, code] : {std::pair{"da.pre_da_norms.", Code{25, G}}, {"da.post_da_norms.", Code{26, H}}})
-    if (const size_t at = row.name.find(part); at != std::string::npos)
-      return golden_number(code, block, std::stoi(row.name.substr(at + std::strlen(part))), i);
-  const int64_t columns = row.shape.rank == 1 ? row.shape[0] : row.shape[1];
-  for (const Rule& rule : golden_rules) {
-    if (!row.name.ends_with(rule.suffix)) continue;
-    const int64_t row_index = i / columns, column = i % columns;
-    const Code code{rule.code.code + sublayer, rule.code.kind};
-    return golden_number(code, block, rule.as_is ? row_index : column, rule.as_is ? column : row_index);
-  }
-  FAIL("no rule for " << row.name);
-  return 0;
-}
-
-// The loss, the norm of all gradients, and some of them: parameter, element as stored, value.
-using Gradients = std::vector<std::tuple<std::string, int64_t, double>>;
-void check_golden(const std::string& choice, double loss, double norm, const Gradients& gradients, double eps = 1e-6) {
-  CAPTURE(choice);
-  Config config = tiny_with(choice);
-  config.norm_eps = eps;
-  TinyModel model(config, "reference", PlanMode::reuse, Dtype::f64);
-  for (Parameter& row : model.params.rows()) model.fill(row.name, [&](int64_t i) { return golden_element(row, i); });
-  model.use({3, 1, 4, 1, 5, 0, 0, 0, 0, 0}, {1, 4, 1, 5, -1, -1, -1, -1, -1, -1});
-  CHECK(std::abs(model.step() - loss) < 1e-9);
-  double square = 0;
-  for (const double g : model.values<double>(model.params.gradients())) square += g * g;
-  CHECK(std::sqrt(square) == doctest::Approx(norm).epsilon(1e-8));
-  for (const auto& [name, element, want] : gradients) {
-    const auto gradient = model.values<double>(model.params.at(name).grad);
-    CHECK_MESSAGE(gradient[static_cast<size_t>(element)] == doctest::Approx(want).epsilon(1e-8), name);
-  }
-}
-
-}  // namespace
-
-TEST_CASE("architectures: the specification's golden losses and gradients, in double") {
-  const std::string l = "model.layers.", emb = "model.embed_tokens.weight";
-  check_golden("llama", 2.4329042095, 17.61264579,
-               {{emb, 24, -1.00880811},
-                {l + "0.self_attn.v_proj.weight", 0, -0.645432875},
-                {l + "3.mlp.down_proj.weight", 3 * 6 + 2, -0.128825324},
-                {l + "1.self_attn.q_norm.weight", 1, 0.0446031825}});
-  check_golden("satformer", 2.3538606023, 19.05012873,
-               {{emb, 24, -1.34790532},
-                {l + "0.self_attn.v_proj.weight", 0, -0.989452172},
-                {l + "1.self_attn.value_residual_mixing.alpha_proj.weight", 0, -0.272334489},
-                {l + "3.self_attn.value_residual_mixing.alpha_proj.weight", 8 + 5, 1.42658058}});
-  check_golden("satformer:gate=softmax", 2.6166121013, 17.76708929,
-               {{emb, 24, -1.99753559},
-                {l + "0.self_attn.v_proj.weight", 0, 0.441777278},
-                {l + "1.self_attn.value_residual_mixing.alpha_proj.weight", 0, -0.00927837865},
-                {l + "3.self_attn.value_residual_mixing.alpha_proj.weight", 8 + 5, -0.00427454930}});
-  check_golden("denseformer", 2.0256778471, 4.66317073,
-               {{emb, 24, -0.843848637},
-                {"model.dwa_modules.alphas.1.weight", 0, -0.0275027484},
-                {"model.dwa_modules.alphas.3.weight", 4, 0.216333601}});
-  check_golden("mudd:norm=none", 3.2047637262, 167.87104236,
-               {{emb, 24, 39.2574009},
-                {l + "0.da.w1.weight", 0, -4.42988228},
-                {l + "1.da.w2.weight", 5 * 12 + 3, 0.0666578147},
-                {l + "2.da.static_weight", 2 * 4 + 1, -0.169929020}});
-  check_golden("hyper:rate=2:norm=layernorm:prenorm=rmsnorm", 2.2149817565, 206.51247999,
-               {{emb, 24, -13.7038215},
-                {l + "0.attn_hc.static_alpha", 0, -0.000862170467},
-                {l + "1.mlp_hc.dynamic_alpha_proj", 1, -0.433759789},
-                {l + "2.attn_hc.dynamic_beta_scale", 0, -0.830844147},
-                {l + "3.mlp_hc.norm.weight", 2, -0.0174313841}});
-  check_golden("attnres:attn_res_block_size=0", 2.6010179635, 21.20285061,
-               {{emb, 24, -1.11195588},
-                {l + "1.self_attention_res_proj.weight", 0, -0.154031951},
-                {l + "0.mlp_res_proj.weight", 3, -0.338918639},
-                {l + "2.mlp_res_norm.weight", 2, -5.00251425e-03},
-                {"model.output_attn_res_proj.weight", 1, -0.125315295}});
-  check_golden("attnres:attn_res_block_size=2", 2.4356873559, 9.92742253,
-               {{emb, 24, 0.952372688},
-                {l + "1.self_attention_res_proj.weight", 0, 0.204281965},
-                {l + "0.mlp_res_proj.weight", 3, -0.215888233},
-                {"model.output_attn_res_norm.weight", 5, -0.127233087}});
-  check_golden("kv_share", 2.1737393533, 10.12992350,
-               {{emb, 24, -1.09675484},
-                {l + "0.self_attn.k_proj.weight", 0, -0.586777329},
-                {l + "2.self_attn.v_proj.weight", 8 + 2, 0.131682417},
-                {l + "3.self_attn.q_proj.weight", 0, -2.86531428e-02}});
-  check_golden("kv_share:sharing=suffix:num_kv_shared_layers=2", 2.1151151893, 10.17685860,
-               {{emb, 24, 0.239488616},
-                {l + "0.self_attn.k_proj.weight", 0, -0.466687046},
-                {l + "1.self_attn.v_proj.weight", 8 + 2, -0.474918947},
-                {l + "1.self_attn.k_norm.weight", 1, -0.217898971}});
-  // Of dev/reference: epsilons that are not the default, large enough to show wherever they belong.
-  check_golden("mudd:norm=none", 3.0682574977, 14.96059928,
-               {{emb, 24, -2.30013729}, {l + "0.da.w1.weight", 0, 0.506642417}}, 1e-3);
-  check_golden("mudd:norm=prepost", 2.9439760089, 14.11540485,
-               {{emb, 24, 1.47393647},
-                {l + "0.da.w1.weight", 0, -0.145792893},
-                {l + "1.da.pre_da_norms.2.weight", 3, 0.100809239},
-                {l + "2.da.post_da_norms.1.weight", 5, -0.014912549}},
-               1e-3);
-  check_golden("hyper:rate=2:norm=rmsnorm:dynamic_norm_eps=0.01:prenorm=rmsnorm", 2.9611581489, 38.57592651,
-               {{emb, 24, -3.12911895},
-                {l + "1.mlp_hc.dynamic_alpha_proj", 1, 0.0303287449},
-                {l + "3.mlp_hc.norm.weight", 2, -0.0180681273}});
 }
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -400,24 +251,28 @@ int64_t count_parameters(const Config& config) {
 TEST_CASE("architectures: parameter counts of the papers, to the last digit") {
   // Sizes, with the counts of architectures; a plus: so many more than the size's llama, which comes first.
   std::istringstream lines(R"(arith  llama 66496  lime 66640  hyper +1488  relay +384  attnres 67072
-    arith  llama 66496  kv_share 62400
+    arith  llama 66496  kv_share 62400  mhc +25309  shortcuts 67945
     150m  llama 151862784  lime 151873872  hyper +92784  attnres 151901184
-    150m  kv_share 144784896
+    150m  kv_share 144784896  mhc 153645197  shortcuts 383447929
     1b  llama 1076072448  lime 1076081088  hyper 1076400960  attnres 1076207616
     1b  kv_share 1059295232  kv_share:sharing=suffix:num_kv_shared_layers=4 1067683840
+    1b  mhc 1082397541  shortcuts 1281925921
     1.2b  llama 1176735744  lime 1176873984  hyper 1177064256  lime_static 1176770784  lime_dynamic 1185613824
     deep32  llama 46436864  lime 46470592  hyper +83584  lime_dynamic +1087232  lime_static +12152  attnres 46470144
+    deep32  mhc 48015557
     deep64  llama 80007680  lime 80140736  hyper +167168  lime_static +32760
     deep128  llama 147149312  lime 147677632  hyper +334336  lime_static +98552  attnres 147280896
+    deep128  mhc 153451781
     130m  llama 128404096  satformer +92160  resformer +21  denseformer +77  denseformer:dilation=4:period=5 +5
     130m  mudd 128729008  hyper +101596  hyper:rate=4:norm=rmsnorm +118844  attnres 128439424
-    130m  kv_share 122505536
+    130m  kv_share 122505536  mhc 130038999
     340m  llama 334798080  satformer +278528  resformer +35  denseformer +189  mudd 335849700  hyper +221544
-    340m  attnres 334873856
+    340m  attnres 334873856  mhc 338354385
     760m  llama 766440320  satformer +663552  resformer +37  denseformer +209  denseformer:dilation=4:period=5 +9
     760m  mudd 768164456  hyper +350588  hyper:rate=4:norm=rmsnorm +409564
     1.3b  llama 1298764800  satformer 1300272128  resformer +47  denseformer +324
-    1.3b  denseformer:dilation=4:period=5 +15  attnres 1298965504
+    1.3b  denseformer:dilation=4:period=5 +15  attnres 1298965504  mhc 1308236053
+    1.3b  shortcuts 2085201457
     760m-thin  llama 757020672  satformer +565248
     va50m  llama 53086656  vertical 53086677  vertical:map=unet +0  sla +0  ala +0
     va100m  llama 119740800  vertical 119740836
@@ -571,6 +426,15 @@ TEST_CASE("architectures: FLOPs a token beyond the plain backbone's are the form
       {"attnres:attn_res_block_size=2", [](const Sizes& s) { return attnres_flops(s, 2); }},
       {"kv_share", [](const Sizes& s) { return -4 * s.C * s.K * s.D * (s.L / 2); }},
       {"kv_share:sharing=suffix:num_kv_shared_layers=3", [](const Sizes& s) { return -4 * s.C * s.K * s.D * 3; }},
+      {"mhc", [](const Sizes& s) { return 480 * s.L * s.C + 40 * s.C; }},
+      {"mhc:reads=previous", [](const Sizes& s) { return 480 * s.L * s.C + 8 * s.C; }},
+      {"mhc:mixing=identity:hc_mult=2",
+       [](const Sizes& s) { return 2 * s.L * 4 * s.C * (4 + 1 + 2 + 1) + 4 * s.C * (2 + 1); }},
+      {"shortcuts",  // a table in layers 0, 2 and 4; all 8 channels of a tiny model
+       [](const Sizes& s) { return 3 * s.C * s.L + 4 * s.C + 3 * (2 * s.K * s.C + 2 * s.K * s.D); }},
+      {"shortcuts:value_embeds=list:value_layers=[1]:gate_channels=3:backout=false",
+       [](const Sizes& s) { return 3 * s.C * s.L + s.C + 2 * s.K * 3 + 2 * s.K * s.D; }},
+      {"shortcuts:resid=false:x0=false:value_embeds=none", [](const Sizes& s) { return 3 * s.C; }},
       {"relay", [](const Sizes& s) { return (s.L - 1) * (2 * s.C * s.K + 2 * s.K * s.D); }},
   };
   std::map<std::string, int> counted;

@@ -59,6 +59,18 @@ Start uniform(double bound) {
   return {unknown, Drawn::uniform, [bound](const Parameter&) { return bound / std::sqrt(3.0); }};
 }
 
+// Between the two, whatever it is.
+Start within(double low, double high) {
+  return exactly([=](const Parameter& row, int64_t i) {
+    const double x = row.init.at(1, stream_of(row.name), i);
+    return x >= low && x <= high ? x : NAN;
+  });
+}
+// A number for each layer, from the first one's to the last one's.
+double falls(const Parameter& row, int64_t i, double first, double last) {
+  return first + (last - first) * static_cast<double>(i) / static_cast<double>(row.shape[0] - 1);
+}
+
 // LIMe's routers: the identity on the own layer, variance 1 / (entries read) on the others that are read.
 Start router(const std::function<bool(int64_t layer, int64_t source)>& reads) {
   return {[reads](const Parameter& row, int64_t i) -> std::optional<double> {
@@ -173,6 +185,20 @@ std::vector<Model> mudd_models(bool gpt2) {
   };
 }
 
+// of_comb: element i of what base has behind those of pre and post.
+std::vector<Rule> mhc_rules(const std::function<double(int64_t)>& of_comb, bool head, int64_t E = 4) {
+  const auto base = [of_comb, E](const Parameter&, int64_t i) {
+    return i < E ? -std::log(static_cast<double>(E - 1)) : i < 2 * E ? 0 : of_comb(i - 2 * E);
+  };
+  std::vector<Rule> rules = {
+      {"_hc.fn", 1, 1, normal(0.02)}, {"_hc.base", 1, 0, exactly(base)}, {"_hc.scale", 1, 0, all(0.01)}};
+  if (head)
+    rules = joined(rules, std::vector<Rule>{{"hc_head.hc_fn", 1, 1, normal(0.02)},
+                                            {"hc_head.hc_base", 1, 0, all(0)},
+                                            {"hc_head.hc_scale", 1, 0, all(0.01)}});
+  return rules;
+}
+
 std::vector<Model> other_models() {
   const std::string gates = "alpha_proj", scores = "vertical_attention.scores";
   return {
@@ -194,6 +220,16 @@ std::vector<Model> other_models() {
       {"denseformer:dilation=2:period=3", {{"dwa_modules", 1, 0, exactly(last_column)}}},
       {"attnres", {{"_res_proj", 1, 0, all(0)}, {"_res_norm", 1, 0, all(1)}}},
       {"kv_share", {}},
+      {"shortcuts",
+       {{"resid_lambdas", 5, 0.5, exactly([](const Parameter& row, int64_t i) { return falls(row, i, 1.15, 1.05); })},
+        {"x0_lambdas", 5, 0, exactly([](const Parameter& row, int64_t i) { return falls(row, i, 0.2, 0.05); })},
+        {"backout_lambda", 5, 0, all(0.2)},
+        {"value_embeds", 1, 0.1, uniform(std::sqrt(3.0) / root_C)},
+        {"ve_gate", 1, 1, within(0, 0.02)}}},
+      {"mhc", mhc_rules([](int64_t i) { return i % 5 == 0 ? 0. : -8.; }, true)},
+      {"mhc:hc_mult=3:mixing=permutations:reads=previous",
+       mhc_rules([](int64_t i) { return i == 0 ? 0. : -8.; }, false, 3)},
+      {"mhc:mixing=identity", mhc_rules([](int64_t) { return 0.; }, true)},
       {"relay", {{"relay_gate", 1, 1, normal(0.02)}}},
   };
 }

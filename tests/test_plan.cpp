@@ -112,8 +112,8 @@ TEST_CASE("plan: every op takes the scratch memory that it says") {
         else CHECK(most <= 4 * ((node->op() == std::string("linear") ? 8 : 1) * C + 16 * rows));
       }
     }
-  CHECK(planning == std::set<std::string>{"attention", "cross_entropy", "embedding", "head_mix", "hyper_read",
-                                          "multiway_mix", "query_source", "route"});
+  CHECK(planning == std::set<std::string>{"attention", "channel_gate", "cross_entropy", "embedding", "head_mix",
+                                          "hyper_read", "mhc_read", "multiway_mix", "query_source", "route"});
 }
 
 TEST_CASE("plan: logits in the GPU's scratch memory, and answers beside the training") {

@@ -416,6 +416,17 @@ num_kv_shared_layers kv_share --num-kv-shared-layers 99
 num_kv_shared_layers kv_share --num-kv-shared-layers 2
 kv_owners kv_share --kv-owners 7
 kv_owners kv_share --kv-owners [0,1]
+value_layers shortcuts --value-layers [1]
+value_embeds shortcuts --value-embeds all
+gate_channels shortcuts --gate-channels 999
+gate_scale shortcuts --gate-scale 0
+backout shortcuts --backout maybe
+hc_mult mhc --hc-mult 9
+hc_mult mhc --mixing permutations --hc-mult 5
+mixing mhc --mixing birkhoff
+reads mhc --reads next
+hc_sinkhorn_iters mhc --hc-sinkhorn-iters 0
+hc_eps mhc --hc-eps -1
 norm mudd --norm post
 intermediate_sizes mudd --intermediate-sizes [1]
 intermediate_sizes mudd --intermediate-sizes [0,1]

@@ -267,12 +267,13 @@ TEST_CASE("routing: the entropies of vertical attention's fixed and uniform maps
   }
 }
 
-TEST_CASE("routing: the outputs times hyper's coefficients are what its sublayers read") {
+TEST_CASE("routing: the outputs times the coefficients of hyper and mhc are what its sublayers read") {
   const auto output = [](size_t t) {
     return t == 0 ? std::string("hidden.0") : str(t % 2 == 1 ? "attn_output." : "mlp_output.", (t - 1) / 2);
   };
   for (const Case& c : routed_cases()) {
-    if (c.config.arch != "hyper") continue;
+    const bool hyper = c.config.arch == "hyper";
+    if (!hyper && c.config.arch != "mhc") continue;
     CAPTURE(c.name);
     Routed r(c.config);
     const RoutingFound found = r.look();
@@ -280,12 +281,14 @@ TEST_CASE("routing: the outputs times hyper's coefficients are what its sublayer
     r.run();
     for (size_t s = 0; s < 8; ++s)
       check_mixture(r, str(s % 2 == 0 ? "attn_read." : "mlp_read.", s / 2), 1, coefficients[s], output);
-    check_mixture(r, "hidden.4", c.config.number("rate"), coefficients[8], output);
+    if (hyper) check_mixture(r, "hidden.4", c.config.number("rate"), coefficients[8], output);
+    else check_mixture(r, "last_out.0", 1, coefficients[8], output);
     const RoutingRows& layers = map_of(found, "layers");
     CHECK(layers[1][1] ==
           doctest::Approx((coefficients[2][1] + coefficients[2][2] + coefficients[3][1] + coefficients[3][2]) / 4));
     CHECK(layers[1][2] == coefficients[3][3]);
     CHECK(layers[4][4] == doctest::Approx((coefficients[8][7] + coefficients[8][8]) / 2));
+    if (!hyper) continue;
     r.start(false);
     check_rows(map_of(r.look(), "coefficients"), lower_triangle(9, 1, 1));
     RoutingRows folded = lower_triangle(5, 1, 1);

@@ -56,8 +56,10 @@ Op gated_mix(const Size& s, double scale = 1) {
           [=](auto& z) { gated_mix_forward_ref(z["out"], z["v"], z["v1"], z["alpha"], s.rows(), s.D); }};
 }
 
-Op scale_op(int64_t n, double scale = 1) {
-  return {{input("inp", {n}, scale), output("out", {n}), parameter("factor", {1})},
+Op scale_op(int64_t n, double scale = 1, bool trained = true) {
+  Value factor = parameter("factor", {1});
+  if (!trained) factor.role = Role::constant;
+  return {{input("inp", {n}, scale), output("out", {n}), factor},
           [](auto& t, Stream stream) { scale_forward(t["out"], t["inp"], t["factor"], stream); },
           [](auto& t, Stream stream) {
             scale_backward(t.grad("inp"), t["dfactor"], t["dout"], t["inp"], t["factor"], stream);
@@ -82,6 +84,7 @@ TEST_CASE("value_mix: reference backwards are the derivatives of the reference f
       check_derivative(value_mix(size, scale), 1e-14, {{"dw", 1e-13}, {"dw1", 1e-13}});
       check_derivative(gated_mix(size, scale), 1e-14, {{"dalpha", 1e-13}});
       check_derivative(scale_op(size.shape().numel(), scale), 1e-14, {{"dfactor", 1e-13}});
+      check_derivative(scale_op(size.shape().numel(), scale, false), 1e-14);
     }
 }
 
@@ -134,8 +137,9 @@ TEST_CASE_TEMPLATE("value_mix: memory that begins between two multiples of 16 by
 TEST_CASE_TEMPLATE("value_mix: scale, set and added", T, float, bf16) {
   for (const Backend backend : fast_backends())
     for (int64_t n : {1, 3, 24, 1000, 1001, 40001})  // the last: more blocks of a GPU than a warp has lanes
-      check_backend(scale_op(n), DtypeOf<T>::value, backend,
-                    {{"out", 1e-7}, {"dinp", 3e-7}, {"dfactor", n < 2000 ? 2e-6 : 1e-5}});  // products mostly cancel
+      for (const bool trained : {false, true})
+        check_backend(scale_op(n, 1, trained), DtypeOf<T>::value, backend,
+                      {{"out", 1e-7}, {"dinp", 3e-7}, {"dfactor", n < 2000 ? 2e-6 : 1e-5}});  // products mostly cancel
 }
 
 TEST_CASE_TEMPLATE("value_mix: own 1 and first 0, and a closed gate, are exactly no mixing", T, float, bf16) {

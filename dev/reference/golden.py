@@ -12,8 +12,10 @@ from .denseformer import Denseformer
 from .hyper import Hyper
 from .kv_share import KvShare
 from .llama import Llama
+from .mhc import Mhc
 from .mudd import Mudd
 from .satformer import GATES, Satformer
+from .shortcuts import Shortcuts
 from .vertical import Vertical
 
 SENTENCE = torch.tensor([[3, 1, 4, 1, 5]])
@@ -24,7 +26,7 @@ LINEAR = {
   "q_proj": 3, "k_proj": 4, "v_proj": 5, "o_proj": 6, "gate_proj": 7, "up_proj": 8, "down_proj": 9, "alpha_proj": 14,
   "w1": 22, "w2": 23,
 }
-STORED = {"self_attention_res_proj": 52, "mlp_res_proj": 54}  # as they lie in the file, not transposed
+STORED = {"self_attention_res_proj": 52, "mlp_res_proj": 54, "ve_gate": 61}  # as they lie in the file, not transposed
 GAINS = {
   "input_layernorm": 10, "post_attention_layernorm": 11, "q_norm": 12, "k_norm": 13,
   "input_layernorm_q": 19, "input_layernorm_k": 20, "input_layernorm_v": 21,
@@ -35,6 +37,12 @@ HYPER = {  # of attn_hc; those of mlp_hc are 8 larger
   "dynamic_alpha_proj": (30, "M"), "dynamic_beta_scale": (31, "M"), "dynamic_alpha_scale": (32, "M"),
   "norm.weight": (33, "G"), "norm.bias": (34, "M"),
 }
+MHC = {  # model-level names without their hc_
+  "attn_hc.fn": (43, "M"), "attn_hc.base": (44, "M"), "attn_hc.scale": (45, "H"),
+  "ffn_hc.fn": (46, "M"), "ffn_hc.base": (47, "M"), "ffn_hc.scale": (48, "H"),
+  "hc_head.fn": (49, "M"), "hc_head.base": (50, "M"), "hc_head.scale": (51, "H"),
+}
+SHORTCUTS = {"model.resid_lambdas": (58, "G"), "model.x0_lambdas": (59, "M"), "model.backout_lambda": (62, "M")}
 
 
 def fill(code, kind, n, shape, row=0):
@@ -55,6 +63,13 @@ def value(name, shape):
     return fill(57, "G", 0, (1, *shape))[0]
   if match := re.fullmatch(r"model\.dwa_modules\.alphas\.(\d+)\.weight", name):
     return fill(18, "M", int(match[1]) + 1, shape)
+  if name in SHORTCUTS:
+    return fill(*SHORTCUTS[name], 0, (1, *shape))[0]
+  if match := re.fullmatch(r"model\.value_embeds\.(\d+)\.weight", name):
+    return fill(60, "M", int(match[1]) + 1, shape)
+  if match := re.fullmatch(r"model\.(?:layers\.(\d+)\.)?((?:attn_hc|ffn_hc|hc_head)\.)(?:hc_)?(fn|base|scale)", name):
+    two = shape if len(shape) == 2 else (1, *shape)
+    return fill(*MHC[match[2] + match[3]], int(match[1] or -1) + 1, two).reshape(shape)
   layer, rest = re.fullmatch(r"model\.layers\.(\d+)\.(.*)", name).groups()
   n = int(layer) + 1
   if match := re.fullmatch(r"(attn|mlp)_hc\.(.*)", rest):
@@ -112,6 +127,23 @@ CASES = (
   (KvShare, {"sharing": "suffix", "num_kv_shared_layers": 2}, 2.1151151893, 10.17685860, {
     ("model.embed_tokens.weight", 3, 0): 0.239488616, (f"{L}.0.self_attn.k_proj.weight", 0, 0): -0.466687046,
     (f"{L}.1.self_attn.v_proj.weight", 1, 2): -0.474918947, (f"{L}.1.self_attn.k_norm.weight", 1): -0.217898971}),
+  (Mhc, {}, 2.5399098016, 12.38162342, {
+    ("model.embed_tokens.weight", 3, 0): 1.54674184, (f"{L}.0.attn_hc.fn", 0, 0): -1.72878376e-07,
+    (f"{L}.1.ffn_hc.fn", 8, 3): 7.98159481e-04, (f"{L}.2.attn_hc.base", 9): -9.21372843e-04,
+    (f"{L}.3.ffn_hc.scale", 2): 3.51471232e-03, ("model.hc_head.hc_base", 1): 7.49038008e-03}),
+  (Mhc, {"reads": "previous"}, 2.6181199318, 10.00972531, {
+    ("model.embed_tokens.weight", 3, 0): 0.636686564, (f"{L}.0.attn_hc.fn", 0, 0): 1.16395800e-02,
+    (f"{L}.1.ffn_hc.fn", 8, 3): -2.08935869e-05, (f"{L}.3.ffn_hc.scale", 2): 6.25084323e-03}),
+  (Mhc, {"mixing": "identity"}, 2.5098883033, 11.75236706, {
+    ("model.embed_tokens.weight", 3, 0): 0.683588512, (f"{L}.1.ffn_hc.fn", 5, 3): 2.40725069e-04,
+    (f"{L}.2.attn_hc.base", 7): 1.44189665e-03}),
+  (Mhc, {"mixing": "permutations"}, 2.5271720638, 13.10586671, {
+    ("model.embed_tokens.weight", 3, 0): 1.83114647, (f"{L}.1.ffn_hc.fn", 5, 3): -1.16354268e-04,
+    (f"{L}.2.attn_hc.base", 7): 1.07236808e-02, (f"{L}.3.ffn_hc.base", 31): -2.63073887e-04}),
+  (Shortcuts, {"gate_channels": 4}, 2.8793226593, 12.57702430, {
+    ("model.embed_tokens.weight", 3, 0): -0.683985007, ("model.resid_lambdas", 2): 0.533011815,
+    ("model.x0_lambdas", 1): -0.6895045, ("model.backout_lambda", 0): -3.58062367e-02,
+    ("model.value_embeds.1.weight", 4, 1): 0.103738402, (f"{L}.3.self_attn.ve_gate.weight", 1, 2): -1.37159561e-03}),
 )
 
 

@@ -1,5 +1,7 @@
 """Settings at which an architecture must be plain LLaMA, or another architecture, or itself with other options."""
 import dataclasses
+import math
+import re
 import tempfile
 
 import torch
@@ -62,6 +64,22 @@ def neutral(options):
   yield "sla, distance L", tiny("sla", plain, distance=L, **options)
   yield "hyper, one stream, static", put(
     tiny("hyper", plain, rate=1, dynamic=False, prenorm="rmsnorm", **options), static_alpha=1, static_beta=1)
+  for mixing in ("sinkhorn", "identity", "permutations"):
+    for reads in ("own", "previous"):
+      model = tiny("mhc", plain, mixing=mixing, reads=reads, hc_eps=0.0, **options)
+      for name, parameter in model.named_parameters():
+        if name.endswith("hc_base") or re.search(r"(attn|ffn)_hc\.base", name):
+          parameter[:4] = -math.log(3)  # the mean of four streams
+          parameter[4:8] = 0
+        elif "hc_" in name and "scale" in name or name.endswith("_hc.scale"):
+          parameter.zero_()
+      yield f"mhc {mixing}, reads {reads}, equal streams", model
+  still = put(tiny("shortcuts", plain, **options), resid_lambdas=1, x0_lambdas=0, backout_lambda=0)
+  for table in still.model.value_embeds.values():
+    table.weight.zero_()
+  yield "shortcuts, none taken", still
+  yield "shortcuts, none there", tiny(
+    "shortcuts", plain, value_embeds="none", resid=False, x0=False, backout=False, **options)
   gain = lambda i: plain.model.layers[i].input_layernorm.weight
   yield "lime_static, own layer only", put(
     tiny("lime_static", plain, **options), lime_router_weight=last, lime_layernorm_weight=gain)

@@ -14,16 +14,18 @@ from .kv_share import KvShare
 from .lime import Lime
 from .lime_static import LimeDynamic, LimeStatic
 from .llama import Gpt2, Llama
+from .mhc import Mhc
 from .mudd import Mudd
 from .relay import Relay
 from .resformer import Resformer
 from .satformer import Satformer
+from .shortcuts import Shortcuts
 from .skip_attention import Ala, Sla
 from .vertical import Vertical
 
 MODELS = (
   Llama, Gpt2, Lime, LimeStatic, LimeDynamic, Hyper, Vertical, Sla, Ala, Resformer, Satformer, Denseformer, Mudd,
-  Attnres, KvShare, Relay,
+  Attnres, KvShare, Mhc, Shortcuts, Relay,
 )
 ARCHITECTURES = {model.config_class.arch: model for model in MODELS}
 DTYPES = {"F32": np.float32, "F64": np.float64}

@@ -50,6 +50,18 @@ def mudd(prepost):
   return named
 
 
+def mhc(E, M, groups):
+  return per_layer(range(L), **{f"{hc}__{name}": shape for hc in ("attn_hc", "ffn_hc")
+                                for name, shape in (("fn", (M, E * C)), ("base", (M,)), ("scale", (groups,)))})
+
+
+MHC_HEAD = {"model.hc_head.hc_fn": (4, 4 * C), "model.hc_head.hc_base": (4,), "model.hc_head.hc_scale": (1,)}
+def shortcuts(layers, G):
+  return {**per_layer(layers, self_attn__ve_gate__weight=(K, G)),
+          **{f"model.value_embeds.{i}.weight": (7, 2 * K) for i in layers}}
+
+
+SCALARS = {"model.resid_lambdas": (L,), "model.x0_lambdas": (L,), "model.backout_lambda": (1,)}
 NORMS = per_layer(range(L), input_layernorm__weight=(C,), post_attention_layernorm__weight=(C,))
 INPUT_NORMS = per_layer(range(L), input_layernorm__weight=(C,))
 LAMBDA = "self_attn__value_residual_mixing__lambda"
@@ -95,6 +107,12 @@ ADDED = (
   ("mudd", {}, mudd(prepost=True), INPUT_NORMS),
   ("mudd", {"norm": "none"}, mudd(prepost=False), INPUT_NORMS),
   ("kv_share", {}, {}, per_layer([1, 3], self_attn__k_proj__weight=(2 * K, C), self_attn__v_proj__weight=(2 * K, C))),
+  *(("mhc", {"mixing": mixing}, mhc(4, M, groups) | MHC_HEAD, {})
+    for mixing, M, groups in (("sinkhorn", 24, 3), ("identity", 8, 2), ("permutations", 32, 3))),
+  ("mhc", {"hc_mult": 3, "reads": "previous"}, mhc(3, 15, 3), {}),
+  ("shortcuts", {}, SCALARS | shortcuts([1, 3], C), {}),
+  ("shortcuts", {"value_embeds": "list", "value_layers": [0], "gate_channels": 3, "resid": False, "x0": False,
+                 "backout": False}, shortcuts([0], 3), {}),
   *(("attnres", {"attn_res_block_size": size}, ATTNRES, {}) for size in (0, 3)),
 )
 

@@ -30,7 +30,7 @@ LogitLens::LogitLens(Device& device, ParameterTable& params, const Config& confi
       logits_(params.dtype()) {
   const auto begin = [&](Head& head, int64_t rows) {
     head.stream = head.tape.input("stream", Shape{1, rows, C_}, params.dtype());
-    return record_head(Build{head.tape, params, config, 1, rows}, head.stream);
+    return record_head(Build{head.tape, params, config, 1, rows, nullptr}, head.stream);
   };
   const ops::LogitHead scored = begin(scores_, T), shown = begin(logits_, rows_);
   scores_.tokens = scores_.tape.input("tokens", Shape{1, T}, Dtype::i32);

@@ -82,6 +82,8 @@ RoutingKind resformer_routing();
 RoutingKind satformer_routing();
 RoutingKind attnres_routing();
 RoutingKind kv_share_routing();
+RoutingKind mhc_routing();
+RoutingKind shortcuts_routing();
 RoutingKind relay_routing();
 RoutingKind sla_routing();
 RoutingKind ala_routing();

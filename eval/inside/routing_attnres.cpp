@@ -79,7 +79,7 @@ RoutingFound look_attnres(const RoutingInput& in) {
   RoutingCurve attention{"entropy.attention", panel, {}}, mlp{"entropy.mlp", panel, {}},
       most{"the most, attention", panel, {}, {}, {}, true};
   RoutingFound found;
-  found.table = {{"layer", "attn: newest", "embedding", "most beside it", "mlp: newest", "embedding", "mlp entropy"}};
+  found.table = {{"layer", "attn: newest", "embedding", "most beside", "mlp: newest", "embedding", "mlp entropy"}};
   for (size_t l = 0; l < static_cast<size_t>(in.layers()); ++l) {
     const std::vector<double>&a = mean.rows[2 * l], &m = mean.rows[2 * l + 1];
     attention.y.push_back(mean.entropy[2 * l]), mlp.y.push_back(mean.entropy[2 * l + 1]);

@@ -1,4 +1,4 @@
-// Of hyper: how much of every sublayer's output, and of the embeddings, each later sublayer reads.
+// Of hyper and mhc: how much of every sublayer's output, and of the embeddings, each later sublayer reads.
 #include <algorithm>
 #include <cmath>
 
@@ -15,24 +15,23 @@ class HyperStreams {
   void begin() {
     for (auto& stream : share_) std::fill(stream.begin(), stream.end(), 0.0), stream[0] = 1;
   }
-  // mixing (E, E+2): a sublayer's A, then b. Adds to row what it reads of the outputs before its own, number `own`.
-  void pass(const double* mixing, size_t own, std::vector<double>& row) {
+  // Adds to row what is read by `weights`, of stream i at [i * apart].
+  void read(const double* weights, size_t apart, std::vector<double>& row) const {
+    for (size_t i = 0; i < share_.size(); ++i)
+      for (size_t t = 0; t < row.size(); ++t) row[t] += weights[i * apart] * share_[i][t];
+  }
+  // mixing (E, E+2): a sublayer's A, then b. It puts out number `own`.
+  void write(const double* mixing, size_t own) {
     const size_t E = share_.size();
     next_ = share_;
     for (size_t t = 0; t < own; ++t)
       for (size_t i = 0; i < E; ++i) {
-        row[t] += mixing[i * (E + 2)] * share_[i][t];
         double sum = 0;
         for (size_t k = 0; k < E; ++k) sum += mixing[k * (E + 2) + i + 1] * share_[k][t];
         next_[i][t] = sum;
       }
     for (size_t i = 0; i < E; ++i) next_[i][own] = mixing[i * (E + 2) + E + 1];
     share_.swap(next_);
-  }
-  // Adds what the mean of the streams holds.
-  void finish(std::vector<double>& row) const {
-    for (const auto& stream : share_)
-      for (size_t t = 0; t < row.size(); ++t) row[t] += stream[t] / static_cast<double>(share_.size());
   }
 
  private:
@@ -41,20 +40,30 @@ class HyperStreams {
 
 // (2L+1, 2L+1): the mean over tokens; rows are the sublayers and the final norm.
 RoutingRows mean_coefficients(const RoutingInput& in) {
-  const size_t S = 2 * static_cast<size_t>(in.layers()), E = static_cast<size_t>(in.config.integer("rate"));
+  const bool hyper = in.config.arch == "hyper", previous = !hyper && in.config.text("reads") == "previous";
+  const size_t S = 2 * static_cast<size_t>(in.layers());
+  const size_t E = static_cast<size_t>(in.config.integer(hyper ? "rate" : "hc_mult"));
   std::vector<std::string> names;
   for (size_t s = 0; s < S; ++s) names.push_back(str(s % 2 == 0 ? "attn_mixing." : "mlp_mixing.", s / 2));
   RoutingRows mean(S + 1, std::vector<double>(S + 1));
   HyperStreams streams(E, S + 1);
+  const std::vector<double> even(E, 1.0 / static_cast<double>(E));
   double tokens = 0;
+  if (!hyper) names.push_back("last_read.0");
   in.run_all(names, [&](int64_t n) {
     tokens += static_cast<double>(n);
     std::vector<const double*> mixing;
     for (const std::string& name : names) mixing.push_back(in.probe.at(name).data());
     for (size_t t = 0; t < static_cast<size_t>(n); ++t) {
       streams.begin();
-      for (size_t s = 0; s < S; ++s) streams.pass(mixing[s] + t * E * (E + 2), s + 1, mean[s]);
-      streams.finish(mean[S]);
+      for (size_t s = 0; s < S; ++s) {
+        const size_t at = t * E * (E + 2);
+        if (!previous) streams.read(mixing[s] + at, E + 2, mean[s]);
+        else if (s > 0) streams.read(mixing[s - 1] + at, E + 2, mean[s]);
+        else mean[0][0] += 1;  // the first stream, which is the embedding
+        streams.write(mixing[s] + at, s + 1);
+      }
+      streams.read(hyper ? even.data() : mixing[S] + t * E, 1, mean[S]);
     }
   });
   for (size_t s = 0; s <= S; ++s)
@@ -112,6 +121,22 @@ RoutingKind hyper_routing() {
       "its largest magnitude, as the norm that each reader has sees no factor of a row; the numbers of the files are "
       "not.",
       "Hyper-Connections (arXiv 2409.19606): the paper's own picture is not at hand, so nothing is claimed of it."};
+}
+
+RoutingKind mhc_routing() {
+  RoutingKind kind = hyper_routing();
+  kind.arch = "mhc";
+  kind.measured =
+      "mhc: c[s,t], the coefficient of output t in what sublayer s reads before its norm: the mixing matrices of all "
+      "streams unrolled for every token exactly, then the mean over tokens. Rows: 2l is layer l's attention, 2l+1 its "
+      "MLP, the last one the final norm. Columns: 0 is the embeddings, 2l+1 and 2l+2 what they put out. By layer: "
+      "means "
+      "over its two readers and the two outputs of another one. Where all streams are equal and read by weights that "
+      "sum to 1, as nearly at the start, there is 1 everywhere up to the diagonal. In the picture each row is divided "
+      "by its largest magnitude, as the norm that each reader has sees no factor of a row; the numbers of the files "
+      "are not.";
+  kind.paper = "mHC (arXiv 2512.24880): the paper's own picture is not at hand, so nothing is claimed of it.";
+  return kind;
 }
 
 }  // namespace crossply

@@ -1,5 +1,5 @@
-// Of resformer, satformer and relay: how much of the first layer's values, or of those below, comes in; of sla and ala:
-// which layer's keys and values each head reads.
+// Of resformer, satformer, relay and shortcuts: how much of the first layer's values, of those below, or of a table's
+// comes in; of sla and ala: which layer's keys and values each head reads.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -62,12 +62,12 @@ RoutingFound look_gates(const RoutingInput& in, const char* panel, const char* h
   for (size_t n = 0; n < L; ++n)
     if (in.probe.has(str("gate.", n))) names.push_back(str("gate.", n));
   RoutingCurve gates{"mean_gate", panel, std::vector<double>(L, NAN)};  // NaN: a layer without a gate
-  for (size_t l = 1; l < L; ++l)
+  for (size_t l = 0; l < L; ++l)
     if (in.probe.has(str("gate.", l))) gates.y[l] = 0;
   double tokens = 0;
   in.run_all(names, [&](int64_t n) {
     tokens += static_cast<double>(n);
-    for (size_t l = 1; l < L; ++l) {
+    for (size_t l = 0; l < L; ++l) {
       if (!in.probe.has(str("gate.", l))) continue;
       const std::vector<double>& gate = in.probe.at(str("gate.", l));  // (1, T, K)
       gates.y[l] += std::accumulate(gate.begin(), gate.begin() + n * static_cast<int64_t>(K), 0.0);
@@ -89,6 +89,22 @@ RoutingFound look_satformer(const RoutingInput& in) {
 }
 RoutingFound look_relay(const RoutingInput& in) {
   return look_gates(in, "weight of the values that the layer below used, by layer", "mean weight of the values below");
+}
+
+RoutingFound look_shortcuts(const RoutingInput& in) {
+  RoutingFound found = look_gates(in, "gate of the values from a table, by layer", "mean gate of the table's values");
+  const auto numbers = [&](const char* flag, const char* name, double without) {
+    return in.config.flag(flag) ? in.parameter(name) : std::vector<double>(static_cast<size_t>(in.layers()), without);
+  };
+  const RoutingCurve stream{"resid", "factor of the stream before a layer", numbers("resid", "model.resid_lambdas", 1)};
+  const RoutingCurve start{"x0", "weight of the embedding before a layer", numbers("x0", "model.x0_lambdas", 0)};
+  for (const RoutingCurve& curve : {stream, start}) {
+    found.table[0].push_back(curve.name);
+    for (size_t l = 0; l < curve.y.size(); ++l) found.table[l + 1].push_back(routing_number(curve.y[l]));
+    found.curves.push_back(curve);
+  }
+  if (in.config.flag("backout")) found.facts.emplace_back("backout", in.parameter("model.backout_lambda")[0]);
+  return found;
 }
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -178,6 +194,13 @@ RoutingKind relay_routing() {
       "relay: the mean gate, over tokens and key/value heads, with which a layer adds the values that the layer below "
       "used. Layers count from 0.",
       "Relay is an example of this repository, of no paper."};
+}
+RoutingKind shortcuts_routing() {
+  return {
+      "shortcuts", true, look_shortcuts,
+      "shortcuts: the mean gate, over tokens and key/value heads, with which a layer adds the values of its table, and "
+      "the factors of the stream and of the embedding in front of each layer. Layers count from 0.",
+      "Embedding shortcuts come from speed-run codes, of which no such picture is at hand."};
 }
 RoutingKind sla_routing() {
   return {

@@ -112,10 +112,11 @@ struct Embedding : Node {
 
 }  // namespace
 
-Value* embedding(Tape& t, const std::string& name, Value* tokens, Value* weight) {
+Value* embedding(Tape& t, const std::string& name, Value* tokens, Value* weight, Shape shape) {
   CHECK_THAT(tokens->dtype == Dtype::i32 && weight->shape.rank == 2, name, ": ", tokens->shape.str());
-  Value* out = t.activation(name, Shape{tokens->shape[0], tokens->shape[1], weight->shape[1]});
-  auto node = make_node<Embedding>(name, {weight}, {out});
+  if (shape.rank == 0) shape = {tokens->shape[0], tokens->shape[1], weight->shape[1]};
+  CHECK_THAT(shape.numel() == tokens->shape.numel() * weight->shape[1], name, ": ", shape.str());
+  auto node = make_node<Embedding>(name, {weight}, {t.activation(name, shape)});
   node->reads = {tokens};
   return t.record(std::move(node));
 }

@@ -15,8 +15,8 @@
 
 namespace crossply::ops {
 
-// weight (V, C), tokens (B, T) i32 -> (B, T, C)
-Value* embedding(Tape& t, const std::string& name, Value* tokens, Value* weight);
+// weight (V, C), tokens (B, T) i32 -> (B, T, C), or another shape of as many numbers
+Value* embedding(Tape& t, const std::string& name, Value* tokens, Value* weight, Shape shape = {});
 // out (B, T, C) = inp + the rows of weight (P, C) for positions 0 .. T-1, on a generation tape for those after the
 // cache. IN PLACE: takes inp.
 Value* positions(Tape& t, const std::string& name, Value* inp, Value* weight);

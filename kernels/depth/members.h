@@ -85,9 +85,9 @@ auto mapped(const HyperWeights<P>& w, F&& f) {
 // out) and statistics; its parameters, or their gradients; and what kind of mixing it is.
 template <class A, class P = A>
 struct MhcRead {
-  A streams{};              // (B,T,E,C)
-  P given{};                // (B,T,E), or none
-  A out{};                  // (B,T,C)
+  A streams{};                  // (B,T,E,C)
+  P given{};                    // (B,T,E), or none
+  A out{};                      // (B,T,C)
   P coef{}, pre{}, z{}, rho{};  // (B,T,E,E+2), (B,T,E), (B,T,M), (B,T)
 };
 template <class P>

@@ -77,6 +77,8 @@ Value* scale(Tape& t, const std::string& name, Value* inp, Value* factor);
 Value* head_scale(Tape& t, const std::string& name, Value* inp, Value* factor);
 // SATFormer's gates over (B, T, K): relu, sigmoid, softmax, softmax_sigmoid, tanh, identity.
 Value* gate(Tape& t, const std::string& name, Value* inp, const std::string& kind);
+// factor * sigmoid of a small product with the first channels of inp (B, T, C): weight (K, G) -> (B, T, K).
+Value* channel_gate(Tape& t, const std::string& name, Value* inp, Value* weight, double factor);
 
 // Value residuals: own * v + first * v1, both (B, T, K, D), with one scalar for all tokens. IN PLACE: takes v,
 // unless own is trained.

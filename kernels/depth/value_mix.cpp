@@ -117,7 +117,7 @@ void scale_forward_cpu(S* out, const S* inp, float factor, int64_t n) {
 
 template <class S>
 void scale_backward_cpu(S* dinp, float* dfactor, const S* dout, const S* inp, float factor, int64_t n, bool acc) {
-  *dfactor += dot_of(dout, inp, n);
+  if (dfactor != nullptr) *dfactor += dot_of(dout, inp, n);
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) dinp[i] = acc ? dinp[i] + factor * dout[i] : factor * dout[i];
 }
@@ -204,15 +204,16 @@ void scale_backward(const Grad& dinp, const Tensor& dfactor, const Tensor& dout,
                     const Tensor& factor, Stream stream) {
   const int64_t n = dout.numel();
   CHECK_SHAPES(dinp.numel() == n && inp.numel() == n && factor.numel() == 1 && dfactor.numel() == 1, dinp, dfactor,
-               dout, inp, factor);
+               dout, inp, factor);  // without a shape the latter has one element, too
   dispatch(
       stream, dout.dtype, [&] { scale_backward_cuda(dinp, dfactor, dout, inp, factor); },
       [&]<class S>(S) {
-        scale_backward_cpu(dinp.as<S>(), dfactor.as<float>(), dout.as<S>(), inp.as<S>(), *factor.as<float>(), n,
-                           dinp.add);
+        scale_backward_cpu(dinp.as<S>(), data_or_null<float>(dfactor), dout.as<S>(), inp.as<S>(), *factor.as<float>(),
+                           n, dinp.add);
       },
       [&]<class T>(T) {
-        scale_backward_ref(dinp.as<T>(), dfactor.as<T>(), dout.as<T>(), inp.as<T>(), *factor.as<T>(), n, dinp.add);
+        scale_backward_ref(dinp.as<T>(), data_or_null<T>(dfactor), dout.as<T>(), inp.as<T>(), *factor.as<T>(), n,
+                           dinp.add);
       });
 }
 
@@ -226,7 +227,7 @@ struct Scale : Node {
   const char* op() const override { return "scale"; }
   void forward(const Step&, Stream stream) override { scale_forward(output(), input(0), input(1), stream); }
   void backward(const Step&, Stream stream) override {
-    scale_backward(gradient(0), dinput(1), doutput(), input(0), input(1), stream);
+    scale_backward(gradient(0), grad_of(in[1]), doutput(), input(0), input(1), stream);
   }
 };
 

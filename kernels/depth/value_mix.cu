@@ -200,7 +200,8 @@ void scale_forward_cuda(const Tensor& out, const Tensor& inp, const Tensor& fact
 void scale_backward_cuda(const Grad& dinp, const Tensor& dfactor, const Tensor& dout, const Tensor& inp,
                          const Tensor& factor) {
   with_storage(dinp.dtype, [&]<class S>(S) {
-    pass_back<S>(nullptr, dfactor.as<float>(), dout, {}, {dinp.as<S>(), inp.as<S>(), factor.as<float>(), dinp.add});
+    pass_back<S>(nullptr, data_or_null<float>(dfactor), dout, {},
+                 {dinp.as<S>(), inp.as<S>(), factor.as<float>(), dinp.add});
   });
 }
 

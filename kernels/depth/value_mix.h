@@ -16,7 +16,7 @@
 // scale, for ResFormer's vector of `first`, a trained number times a softmax over the layers:
 //   out[i]   = factor[0] * inp[i]
 //   dinp[i]  = factor[0] * dout[i]           set, or added
-//   dfactor += <dout, inp>                   always added
+//   dfactor += <dout, inp>                   always added, where it has data
 //
 // v, v1, out and their gradients: (B,T,K,D); alpha, dalpha: (B,T,K); a MixWeight is one element of a tensor of any
 // shape; factor: one element. On the CPU value_mix and gated_mix store v, v1, out and their gradients as f32 or bf16;
@@ -115,7 +115,7 @@ void scale_forward_ref(T* out, const T* inp, T factor, int64_t n) {
 template <class T>
 void scale_backward_ref(T* dinp, T* dfactor, const T* dout, const T* inp, T factor, int64_t n, bool acc) {
   for (int64_t i = 0; i < n; ++i) {
-    *dfactor += dout[i] * inp[i];
+    if (dfactor != nullptr) *dfactor += dout[i] * inp[i];
     dinp[i] = acc ? dinp[i] + factor * dout[i] : factor * dout[i];
   }
 }

@@ -112,7 +112,7 @@ struct Coefficients {
       for (int k = 0; k < E(); ++k) comb[k * most + permuted(p, E(), k)] += l[p];
   }
 
-  // dl from the gradients of pre and post to those of the logits; dcomb's go to the rest of dl. l: as compute() left it.
+  // dl from the gradients of pre and post to those of the logits; comb's, g, go to its rest. l: as compute() left it.
   __device__ __forceinline__ void backward(float* dl, float (&g)[most * most], const float* l) {
 #pragma unroll
     for (int i = 0; i < most; ++i) {
@@ -385,7 +385,7 @@ __global__ void mhc_streams_backward_kernel(const Backward<S> b) {
 }
 
 // -----------------------------------------------------------------------------------------------------------------
-// Rows of `columns` floats, of which `width` are there, as the sum of two bf16, the second one `apart` behind the first.
+// Rows of `columns` floats, of which `width` are there, as the sum of two bf16, the second `apart` behind the first.
 struct Split {
   int64_t columns, width, from_stride, to_stride, apart;
 };

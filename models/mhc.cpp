@@ -1,0 +1,144 @@
+// Manifold-constrained hyper-connections (arXiv 2512.24880): E residual streams, as in hyper.cpp, and every token
+// computes its coefficients from all of its streams S_i at once:
+//
+//   z = fn (vec(S) / rms(vec(S)))     l = scale z + base                      fn (E (E+2), E C)
+//   x = sum_i pre_i S_i               pre  = sigmoid(l_pre) + eps
+//   S_i <- post_i f(norm(x)) + sum_k comb[k,i] S_k
+//                                     post = 2 sigmoid(l_post),  comb = l_comb with rows and columns that sum to 1
+//
+// mixing: comb by Sinkhorn's iteration, as a mixture of all E! permutations (mHC-lite, arXiv 2601.05732), or the
+// identity. reads previous (DeepSeek-V4.1): a sublayer reads by the pre of the one before, the first one stream 0, so
+// that its read need not wait for its own coefficients; the last pre makes the output. With reads own a head of its own
+// does. Names and the place of every eps are those of DeepSeek-V4's code, where comb ends with columns: its rows sum to
+// 1 only as far as the iteration has converged. What starts how is our choice; the papers do not say.
+#include <cmath>
+
+#include "models/registry.h"
+
+namespace crossply {
+namespace {
+
+class Mhc : public Connection {
+ public:
+  explicit Mhc(const Config& config) : E_(config.integer("hc_mult")), previous_(config.text("reads") == "previous") {
+    const std::string mixing = config.text("mixing");
+    const int64_t iterations = config.integer("hc_sinkhorn_iters"), most = max_streams_of(mixing);
+    const double eps = config.number("hc_eps");
+    if (E_ < 1 || E_ > most) fail(Exit::usage, "mhc: hc_mult ", E_, " must be in 1..", most, " with mixing ", mixing);
+    if (iterations < 1 || iterations > 64)
+      fail(Exit::usage, "mhc: hc_sinkhorn_iters ", iterations, " must be in 1..64");
+    if (!(eps >= 0 && eps <= 1)) fail(Exit::usage, "mhc: hc_eps ", eps, " must be in 0..1");
+    form_ = {mixing == "sinkhorn"   ? Mixing::sinkhorn
+             : mixing == "identity" ? Mixing::identity
+                                    : Mixing::permutations,
+             iterations, eps, config.norm_eps};
+  }
+
+  void declare(ParameterTable& params, const Config& config) const override {
+    for (int layer = 0; layer < config.num_hidden_layers; ++layer)
+      for (const bool mlp : {false, true}) declare_site(params, rows({layer, mlp}), config);
+    if (previous_) return;
+    params.add("model.hc_head.hc_fn", Shape{E_, E_ * config.hidden_size}, Init::normal(config.initializer_range), 1, 1);
+    params.add("model.hc_head.hc_base", Shape{E_}, Init::constant(0), 1, 0);
+    params.add("model.hc_head.hc_scale", Shape{1}, Init::constant(0.01), 1, 0);
+  }
+
+  std::string start_as_plain(ParameterTable&, const Config&) const override {
+    fail(
+        Exit::usage,
+        "mhc computes the plain backbone where its scales and hc_eps are 0, but for the rounding of means, not bit for "
+        "bit; train it from scratch");
+  }
+
+  void begin(const Build& build, Value* embeddings) override {
+    Connection::begin(build, embeddings);
+    x_ = ops::streams_expand(build.tape, "streams", embeddings, E_);
+    if (previous_) pre_ = first_stream();
+  }
+
+  Value* read(const Site& site) override {
+    auto parameter = [&](const char* name) { return build_->parameter(rows(site) + name); };
+    const ops::MhcReadOutputs in = ops::mhc_read(build_->tape, site.name() + ".read", x_, pre_,
+                                                 {parameter("fn"), parameter("base"), parameter("scale")}, form_);
+    coef_ = in.coef;
+    if (previous_) pre_ = in.pre;
+    build_->mark(site.mlp ? "mlp_mixing" : "attn_mixing", site.layer, coef_);  // (B, T, E, E+2): pre, comb, post
+    build_->mark(site.mlp ? "mlp_read" : "attn_read", site.layer, in.x);
+    return norm(site, in.x);
+  }
+
+  void write(const Site& site, Value* y) override {
+    build_->mark(site.mlp ? "mlp_output" : "attn_output", site.layer, y);
+    x_ = ops::hyper_write(build_->tape, site.name() + ".write", x_, coef_, y);
+  }
+
+  Value* finish() override {
+    MhcForm last = form_;
+    last.mixing = previous_ ? Mixing::read : Mixing::merge;
+    MhcWeights<Value*> head;
+    auto parameter = [&](const char* name) { return build_->parameter(std::string("model.hc_head.") + name); };
+    if (!previous_) head = {parameter("hc_fn"), parameter("hc_base"), parameter("hc_scale")};
+    const ops::MhcReadOutputs out = ops::mhc_read(build_->tape, "streams.read", x_, pre_, head, last);
+    build_->mark("last_read", 0, previous_ ? pre_ : out.pre);  // (B, T, E)
+    build_->mark("last_out", 0, out.x);
+    return out.x;
+  }
+  Value* hidden() override { return ops::streams_sum(build_->tape, "streams.seen", x_); }
+
+ private:
+  static int64_t max_streams_of(const std::string& mixing) { return mixing == "permutations" ? 4 : 8; }
+  static std::string rows(const Site& site) { return layer_name(site.layer, site.mlp ? "ffn_hc." : "attn_hc."); }
+
+  int64_t logits() const {
+    int64_t permutations = 1;
+    for (int64_t i = 2; i <= E_; ++i) permutations *= i;
+    return 2 * E_ + (form_.mixing == Mixing::sinkhorn       ? E_ * E_
+                     : form_.mixing == Mixing::permutations ? permutations
+                                                            : 0);
+  }
+
+  // A read is the mean of the streams, a write passes them on and adds the output to each: LLaMA's function, as long as
+  // the streams are equal. What makes them differ is fn.
+  void declare_site(ParameterTable& params, const std::string& rows, const Config& config) const {
+    const bool permutations = form_.mixing == Mixing::permutations;
+    auto start = [E = E_, permutations](uint64_t, uint64_t, int64_t i) {
+      const int64_t of_comb = i - 2 * E;
+      const double mean = E > 1 ? -std::log(static_cast<double>(E - 1)) : 0;
+      return of_comb < 0 ? (i < E ? mean : 0.) : (permutations ? of_comb == 0 : of_comb % (E + 1) == 0) ? 0. : -8.;
+    };
+    const int64_t M = logits();
+    params.add(rows + "fn", Shape{M, E_ * config.hidden_size}, Init::normal(config.initializer_range), 1, 1);
+    params.add(rows + "base", Shape{M}, Init{"1/E, 1, the identity", start}, 1, 0);
+    params.add(rows + "scale", Shape{form_.mixing == Mixing::identity ? 2 : 3}, Init::constant(0.01), 1, 0);
+  }
+
+  // (B, T, E), for all tokens the first one.
+  Value* first_stream() const {
+    std::vector<double> numbers(static_cast<size_t>(build_->B * build_->T * E_), 0);
+    for (size_t i = 0; i < numbers.size(); i += static_cast<size_t>(E_)) numbers[i] = 1;
+    return build_->tape.constant("streams.first", Shape{build_->B, build_->T, E_}, std::move(numbers));
+  }
+
+  int64_t E_;
+  bool previous_;
+  MhcForm form_{};
+  Value* coef_ = nullptr;  // of the sublayer in progress
+  Value* pre_ = nullptr;   // reads previous: of the sublayer before
+};
+
+}  // namespace
+
+Architecture mhc_architecture() {
+  const std::vector<std::string> reads = {"own", "previous"}, mixings = {"sinkhorn", "identity", "permutations"};
+  return {
+      "mhc",
+      "several residual streams, mixed by matrices whose rows and columns sum to 1",
+      {{"hc_mult", "4", "an integer in 1..8 (permutations: 1..4): how many streams", {}},
+       {"mixing", "sinkhorn", "sinkhorn, identity or permutations: what mixes the streams among themselves", mixings},
+       {"reads", "own", "own or previous: whose weights a sublayer reads by, its own or the one's before", reads},
+       {"hc_sinkhorn_iters", "20", "an integer in 1..64: iterations of Sinkhorn", {}},
+       {"hc_eps", "1e-06", "a number in 0..1: added to sums and reading weights", {}}},
+      [](const Config& config) { return std::make_unique<Mhc>(config); }};
+}
+
+}  // namespace crossply
