@@ -25,7 +25,8 @@ except ImportError:
   print("skipped: PyTorch is not importable")
   sys.exit(77)
 
-NAMES = ("transformers_llama", "lime", "lime_static", "satformer", "value_residual", "denseformer", "muddformer")
+NAMES = ("transformers_llama", "lime", "lime_static", "satformer", "value_residual", "denseformer", "muddformer",
+         "deepseek_v4", "gemma3n")
 SHOWN = 3  # failures of each row that are printed
 SITE = "site"  # the folder with the Python packages that checkouts need, a folder for each version
 
