@@ -78,10 +78,11 @@ class Mhc : public Connection {
     MhcWeights<Value*> head;
     auto parameter = [&](const char* name) { return build_->parameter(std::string("model.hc_head.") + name); };
     if (!previous_) head = {parameter("hc_fn"), parameter("hc_base"), parameter("hc_scale")};
-    const ops::MhcReadOutputs out = ops::mhc_read(build_->tape, "streams.read", x_, pre_, head, last);
-    build_->mark("last_read", 0, previous_ ? pre_ : out.pre);  // (B, T, E)
-    build_->mark("last_out", 0, out.x);
-    return out.x;
+    Value* out = ops::mhc_read(build_->tape, "streams.read", x_, pre_, head, last).x;
+    if (previous_) build_->mark("last_read", 0, pre_);  // (B, T, E)
+    else build_->mark("last_streams", 0, x_);           // (B, T, E, C)
+    build_->mark("last_out", 0, out);
+    return out;
   }
   Value* hidden() override { return ops::streams_sum(build_->tape, "streams.seen", x_); }
 

@@ -43,8 +43,7 @@ std::map<std::string, std::vector<float>> values_of_tape(TinyModel& model, PlanM
   tape.watch([&](size_t n, bool) {
     const Node& node = *tape.nodes()[n];
     for (const auto& [name, value] : tape.marks())
-      if (std::ranges::count(node.out, value) + std::ranges::count(node.saved, value) > 0)
-        found[name] = model.values<float>(value->tensor);
+      if (std::ranges::count(node.out, value) > 0) found[name] = model.values<float>(value->tensor);
     if (dynamic_cast<const ops::AttentionNode*>(&node) == nullptr) return;
     std::string layer = node.name.substr(1, node.name.find('.') - 1);
     if (found.contains("query." + layer)) layer += ".2";

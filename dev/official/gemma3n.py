@@ -1,4 +1,4 @@
-"""The attention of Gemma 3n, of the library transformers, in the layers of its LLaMA: which layers share keys and values.
+"""The attention of Gemma 3n, of the library transformers, in the layers of its LLaMA: who shares keys and values.
 
 Two things of it are not ours and are taken out: values pass a norm without a gain there, and scores are not divided by
 the root of the width.

@@ -1,6 +1,7 @@
 // Of hyper and mhc: how much of every sublayer's output, and of the embeddings, each later sublayer reads.
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "eval/inside/routing.h"
 
@@ -38,6 +39,21 @@ class HyperStreams {
   RoutingRows share_, next_;
 };
 
+// The weights by which mhc's last read takes in a token's streams x (E,C), where they are its own.
+std::vector<double> last_weights(const RoutingInput& in, const double* x) {
+  const std::vector<double> fn = in.parameter("model.hc_head.hc_fn"), base = in.parameter("model.hc_head.hc_base");
+  const double scale = in.parameter("model.hc_head.hc_scale")[0];
+  const size_t E = base.size(), width = fn.size() / E;
+  const double square = std::inner_product(x, x + width, x, 0.0) / static_cast<double>(width);
+  std::vector<double> weights;
+  for (size_t i = 0; i < E; ++i) {
+    const double product = std::inner_product(x, x + width, &fn[i * width], 0.0);
+    const double logit = scale * product / std::sqrt(square + in.config.norm_eps) + base[i];
+    weights.push_back(1 / (1 + std::exp(-logit)) + in.config.number("hc_eps"));
+  }
+  return weights;
+}
+
 // (2L+1, 2L+1): the mean over tokens; rows are the sublayers and the final norm.
 RoutingRows mean_coefficients(const RoutingInput& in) {
   const bool hyper = in.config.arch == "hyper", previous = !hyper && in.config.text("reads") == "previous";
@@ -49,7 +65,7 @@ RoutingRows mean_coefficients(const RoutingInput& in) {
   HyperStreams streams(E, S + 1);
   const std::vector<double> even(E, 1.0 / static_cast<double>(E));
   double tokens = 0;
-  if (!hyper) names.push_back("last_read.0");
+  if (!hyper) names.push_back(previous ? "last_read.0" : "last_streams.0");
   in.run_all(names, [&](int64_t n) {
     tokens += static_cast<double>(n);
     std::vector<const double*> mixing;
@@ -63,7 +79,11 @@ RoutingRows mean_coefficients(const RoutingInput& in) {
         else mean[0][0] += 1;  // the first stream, which is the embedding
         streams.write(mixing[s] + at, s + 1);
       }
-      streams.read(hyper ? even.data() : mixing[S] + t * E, 1, mean[S]);
+      const auto C = static_cast<size_t>(in.config.hidden_size);
+      streams.read(hyper      ? even.data()
+                   : previous ? mixing[S] + t * E
+                              : last_weights(in, mixing[S] + t * E * C).data(),
+                   1, mean[S]);
     }
   });
   for (size_t s = 0; s <= S; ++s)
