@@ -99,8 +99,9 @@ class Shortcuts : public Connection {
   void write(const Site& site, Value* y) override {
     Connection::write(site, y);
     if (!backout_ || !site.mlp || site.layer != L_ / 2) return;
-    // The next layer's sum may take the stream over, and so may the output's.
-    const bool taken = site.layer + 1 == L_ || (from_start_ && !resid_);
+    // The output's sum takes the stream over, and so do the layers', but where they learn their factor of it.
+    const bool learned = resid_ && build_->parameter("model.resid_lambdas")->needs_grad;
+    const bool taken = site.layer + 1 == L_ || ((resid_ || from_start_) && !learned);
     middle_ = taken ? copied("middle", x_) : x_;
   }
 

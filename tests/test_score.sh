@@ -50,7 +50,9 @@ cp answers at_once
 # An empty line asks for the answers so far; Windows ends its lines otherwise; the last line may lack its end.
 sed 's/$/\r/; 2s/$/\n\r/' requests | head -c -2 >parts
 expect 0 5 tokens "${bytes[@]}" <parts
-diff <(cut -d, -f1 at_once) <(cut -d, -f1 answers) >/dev/null || fail "the order of the answers is another one"
+# One answer begins with its number, whose last digits depend on what it is computed with.
+order() { cut -d, -f1 "$1" | sed 's/-[0-9.]*$//'; }
+diff <(order at_once) <(order answers) >/dev/null || fail "the order of the answers is another one"
 # One process answers several times.
 coproc score { "$build/score" "${bytes[@]}"; }
 pid=$score_PID  # which bash forgets when the process has ended

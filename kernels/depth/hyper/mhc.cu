@@ -29,29 +29,36 @@ struct Form {
 
 __device__ __forceinline__ float sigmoid(float x) { return logistic(x).s; }
 
-template <class At>
+// Of the first `count` of at(0) .. at(most - 1): with constants for i these may be registers.
+template <int most, class At>
 __device__ __forceinline__ void softmax_in_place(int count, At&& at) {
-  float most = at(0), sum = 0;
+  float largest = at(0), sum = 0;
 #pragma unroll
-  for (int i = 1; i < count; ++i) most = larger_or_nan(most, at(i));
+  for (int i = 1; i < most; ++i)
+    if (i < count) largest = larger_or_nan(largest, at(i));
 #pragma unroll
-  for (int i = 0; i < count; ++i) sum += at(i) = expf(at(i) - most);
+  for (int i = 0; i < most; ++i)
+    if (i < count) sum += at(i) = expf(at(i) - largest);
 #pragma unroll
-  for (int i = 0; i < count; ++i) at(i) /= sum;
+  for (int i = 0; i < most; ++i)
+    if (i < count) at(i) /= sum;
 }
 // From the gradient g of a softmax p to that of its logits.
-template <class At, class Of>
+template <int most, class At, class Of>
 __device__ __forceinline__ void softmax_backward(int count, At&& g, Of&& p) {
   float along = 0;
 #pragma unroll
-  for (int i = 0; i < count; ++i) along += g(i) * p(i);
+  for (int i = 0; i < most; ++i)
+    if (i < count) along += g(i) * p(i);
 #pragma unroll
-  for (int i = 0; i < count; ++i) g(i) = p(i) * (g(i) - along);
+  for (int i = 0; i < most; ++i)
+    if (i < count) g(i) = p(i) * (g(i) - along);
 }
 
 template <int exact>
 struct Coefficients {
-  static constexpr int most = most_of<exact>;
+  static constexpr int most = most_of<exact>,
+                       most_permutations = static_cast<int>(permutations_of(max_permuted_streams));
   float pre[most], post[most], comb[most * most];
   const Form& form;
   float* divisors;  // a token's number i at [i * apart]; null in the forward
@@ -80,7 +87,7 @@ struct Coefficients {
       if (k >= E()) continue;
 #pragma unroll
       for (int i = 0; i < most; ++i) comb[k * most + i] = i < E() ? l[k * E() + i] : 0.f;
-      softmax_in_place(E(), [&](int i) -> float& { return comb[k * most + i]; });
+      softmax_in_place<most>(E(), [&](int i) -> float& { return comb[k * most + i]; });
 #pragma unroll
       for (int i = 0; i < most; ++i) comb[k * most + i] += form.eps;
     }
@@ -105,11 +112,21 @@ struct Coefficients {
   }
   __device__ __forceinline__ void permutations(float* l) {
     const int count = static_cast<int>(permutations_of(E()));
-    softmax_in_place(count, [&](int p) -> float& { return l[p]; });
+    softmax_in_place<most_permutations>(count, [&](int p) -> float& { return l[p]; });
 #pragma unroll
     for (int i = 0; i < most; ++i) comb[i * most + i] = 0;
-    for (int p = 0; p < count; ++p)
-      for (int k = 0; k < E(); ++k) comb[k * most + permuted(p, E(), k)] += l[p];
+    for (int p = 0; p < count; ++p) for_targets(p, [&](int at) { comb[at] += l[p]; });
+  }
+  // Calls body(k * most + the target of k in permutation p), which for the compiler is a constant, for every stream k.
+  template <class F>
+  __device__ __forceinline__ void for_targets(int p, F&& body) const {
+#pragma unroll
+    for (int k = 0; k < most; ++k) {
+      const int target = k < E() ? static_cast<int>(permuted(p, E(), k)) : -1;
+#pragma unroll
+      for (int i = 0; i < most; ++i)
+        if (i == target) body(k * most + i);
+    }
   }
 
   // dl from the gradients of pre and post to those of the logits; comb's, g, go to its rest. l: as compute() left it.
@@ -131,7 +148,7 @@ struct Coefficients {
 #pragma unroll
     for (int k = 0; k < most; ++k) {
       if (k >= E()) continue;
-      softmax_backward(
+      softmax_backward<most>(
           E(), [&](int i) -> float& { return g[k * most + i]; }, [&](int i) { return comb[k * most + i] - form.eps; });
 #pragma unroll
       for (int i = 0; i < most; ++i)
@@ -157,10 +174,11 @@ struct Coefficients {
   __device__ __forceinline__ void permutations_backward(float* dl, const float (&g)[most * most], const float* l) {
     const int count = static_cast<int>(permutations_of(E()));
     for (int p = 0; p < count; ++p) {
-      dl[p] = 0;
-      for (int k = 0; k < E(); ++k) dl[p] += g[k * most + permuted(p, E(), k)];
+      float sum = 0;
+      for_targets(p, [&](int at) { sum += g[at]; });
+      dl[p] = sum;
     }
-    softmax_backward(
+    softmax_backward<most_permutations>(
         count, [&](int p) -> float& { return dl[p]; }, [&](int p) { return l[p]; });
   }
 };
