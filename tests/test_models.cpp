@@ -33,9 +33,11 @@ TEST_CASE("models: gradients of every tensor are the derivatives of the loss, in
     for (Parameter& row : model.params.rows()) {
       CAPTURE(row.name);
       double* x = row.value.as<double>();
-      const std::vector<double> got = model.values<double>(row.grad);
-      std::vector<double> want;
-      for (int64_t i = 0; i < row.shape.numel(); ++i) {
+      const std::vector<double> all = model.values<double>(row.grad);
+      std::vector<double> got, want;
+      // Of a large tensor some elements, by an odd step, which meets all rows and columns.
+      for (int64_t i = 0; i < row.shape.numel(); i += row.shape.numel() / 60 | 1) {
+        got.push_back(all[static_cast<size_t>(i)]);
         const double keep = x[i];
         auto at = [&](double d) {
           x[i] = keep + d;
