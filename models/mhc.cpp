@@ -25,8 +25,8 @@ class Mhc : public Connection {
     const int64_t iterations = config.integer("hc_sinkhorn_iters"), most = max_streams_of(mixing);
     const double eps = config.number("hc_eps");
     if (E_ < 1 || E_ > most) fail(Exit::usage, "mhc: hc_mult ", E_, " must be in 1..", most, " with mixing ", mixing);
-    if (iterations < 1 || iterations > 64)
-      fail(Exit::usage, "mhc: hc_sinkhorn_iters ", iterations, " must be in 1..64");
+    if (iterations < 1 || iterations > max_sinkhorn_iterations)
+      fail(Exit::usage, "mhc: hc_sinkhorn_iters ", iterations, " must be in 1..", max_sinkhorn_iterations);
     if (!(eps >= 0 && eps <= 1)) fail(Exit::usage, "mhc: hc_eps ", eps, " must be in 0..1");
     form_ = {mixing == "sinkhorn"   ? Mixing::sinkhorn
              : mixing == "identity" ? Mixing::identity
@@ -87,16 +87,10 @@ class Mhc : public Connection {
   Value* hidden() override { return ops::streams_sum(build_->tape, "streams.seen", x_); }
 
  private:
-  static int64_t max_streams_of(const std::string& mixing) { return mixing == "permutations" ? 4 : 8; }
-  static std::string rows(const Site& site) { return layer_name(site.layer, site.mlp ? "ffn_hc." : "attn_hc."); }
-
-  int64_t logits() const {
-    int64_t permutations = 1;
-    for (int64_t i = 2; i <= E_; ++i) permutations *= i;
-    return 2 * E_ + (form_.mixing == Mixing::sinkhorn       ? E_ * E_
-                     : form_.mixing == Mixing::permutations ? permutations
-                                                            : 0);
+  static int64_t max_streams_of(const std::string& mixing) {
+    return mixing == "permutations" ? max_permuted_streams : 8;
   }
+  static std::string rows(const Site& site) { return layer_name(site.layer, site.mlp ? "ffn_hc." : "attn_hc."); }
 
   // A read is the mean of the streams, a write passes them on and adds the output to each: LLaMA's function, as long as
   // the streams are equal. What makes them differ is fn.
@@ -107,10 +101,10 @@ class Mhc : public Connection {
       const double mean = E > 1 ? -std::log(static_cast<double>(E - 1)) : 0;
       return of_comb < 0 ? (i < E ? mean : 0.) : (permutations ? of_comb == 0 : of_comb % (E + 1) == 0) ? 0. : -8.;
     };
-    const int64_t M = logits();
+    const int64_t M = mhc_rows(form_.mixing, E_);
     params.add(rows + "fn", Shape{M, E_ * config.hidden_size}, Init::normal(config.initializer_range), 1, 1);
     params.add(rows + "base", Shape{M}, Init{"1/E, 1, the identity", start}, 1, 0);
-    params.add(rows + "scale", Shape{form_.mixing == Mixing::identity ? 2 : 3}, Init::constant(0.01), 1, 0);
+    params.add(rows + "scale", Shape{mhc_groups(form_.mixing)}, Init::constant(0.01), 1, 0);
   }
 
   // (B, T, E), for all tokens the first one.

@@ -101,6 +101,23 @@ auto mapped(const MhcWeights<P>& w, F&& f) {
   return MhcWeights<decltype(f(w.fn))>{f(w.fn), f(w.base), f(w.scale)};
 }
 enum class Mixing { read, merge, identity, permutations, sinkhorn };
+
+constexpr int64_t max_permuted_streams = 4;
+constexpr int64_t max_sinkhorn_iterations = 64;
+
+constexpr int64_t permutations_of(int64_t E) { return E < 2 ? 1 : E * permutations_of(E - 1); }
+// Rows of fn, M, and their groups.
+constexpr int64_t mhc_rows(Mixing mixing, int64_t E) {
+  return mixing == Mixing::read           ? 0
+         : mixing == Mixing::merge        ? E
+         : mixing == Mixing::identity     ? 2 * E
+         : mixing == Mixing::permutations ? 2 * E + permutations_of(E)
+                                          : E * (E + 2);
+}
+constexpr int64_t mhc_groups(Mixing mixing) {
+  return mixing == Mixing::read ? 0 : mixing == Mixing::merge ? 1 : mixing == Mixing::identity ? 2 : 3;
+}
+
 struct MhcForm {
   Mixing mixing;
   int64_t iterations;    // of Sinkhorn
