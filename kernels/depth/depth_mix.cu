@@ -199,30 +199,7 @@ __global__ void __launch_bounds__(threads, 3)
   float* sums = totals + padded;            // (warps, readers)
   const int64_t n = blockIdx.x, step = blockDim.x * widest<S>, own = threadIdx.x * widest<S>;
   const float square = squares[n];
-  for (int64_t begin = 0; begin < C; begin += step) {
-    const int64_t c = begin + own;
-    const Floats<widest<S>> x = load_span<whole>(true, inp, n, c, C);
-    Floats<widest<S>> total = load_span<whole>(acc, dinp, n, c, C);
-#pragma unroll 1
-    for (int r = 0; r < readers.count; r += group) {
-      Floats<widest<S>> dy[group];
-      float w[group], dots[group] = {};
-#pragma unroll
-      for (int j = 0; j < group; ++j) {
-        const bool there = r + j < readers.count;
-        w[j] = there ? readers.weights[r + j][n * readers.stride[r + j]] : 0.f;
-        dy[j] = load_span<whole>(there, readers.dout[r + j], n, c, C);
-      }
-#pragma unroll
-      for (int j = 0; j < group; ++j) {
-#pragma unroll
-        for (int i = 0; i < widest<S>; ++i) dots[j] += dy[j][i] * x[i], total[i] += w[j] * dy[j][i];
-      }
-      add_dots(sums, dots, r, readers.count, begin == 0);
-    }
-    // Where C is ragged there is no register left for an address in shared memory.
-    if (c < C) store<widest<S>, whole ? Space::shared : Space::any>(totals + c, total);
-  }
+  gather_row<whole>(totals, sums, inp, dinp, readers, n, C, acc);
   __syncthreads();
   float q = 0;  // every warp makes the sum of all for itself
   for (int r = static_cast<int>(threadIdx.x) % warp_size; r < readers.count; r += warp_size) {

@@ -48,6 +48,38 @@ __device__ __forceinline__ void store_span(S* row, int64_t c, int64_t C, const F
   }
 }
 
+// A block's row n of a gather over readers: totals (C), in shared memory, = (acc ? dinp : 0) + sum_r weight_r * dout_r,
+// and sums[warp][r] = the warp's part of <dout_r, inp>. Wait (__syncthreads) before reading either.
+template <bool whole, class S, class Readers>
+__device__ __forceinline__ void gather_row(float* totals, float* sums, const S* inp, const S* dinp,
+                                           const Readers& readers, int64_t n, int64_t C, bool acc) {
+  const int64_t step = blockDim.x * widest<S>, own = threadIdx.x * widest<S>;
+  for (int64_t begin = 0; begin < C; begin += step) {
+    const int64_t c = begin + own;
+    const Floats<widest<S>> x = load_span<whole>(true, inp, n, c, C);
+    Floats<widest<S>> total = load_span<whole>(acc, dinp, n, c, C);
+#pragma unroll 1
+    for (int r = 0; r < readers.count; r += group) {
+      Floats<widest<S>> dy[group];
+      float w[group], dots[group] = {};
+#pragma unroll
+      for (int j = 0; j < group; ++j) {
+        const bool there = r + j < readers.count;
+        w[j] = there ? readers.weights[r + j][n * readers.stride[r + j]] : 0.f;
+        dy[j] = load_span<whole>(there, readers.dout[r + j], n, c, C);
+      }
+#pragma unroll
+      for (int j = 0; j < group; ++j) {
+#pragma unroll
+        for (int i = 0; i < widest<S>; ++i) dots[j] += dy[j][i] * x[i], total[i] += w[j] * dy[j][i];
+      }
+      add_dots(sums, dots, r, readers.count, begin == 0);
+    }
+    // Where C is ragged there is no register left for an address in shared memory.
+    if (c < C) store<widest<S>, whole ? Space::shared : Space::any>(totals + c, total);
+  }
+}
+
 // Rows whose squared lengths are known.
 template <class S>
 struct NormedSources {
