@@ -80,6 +80,8 @@ SAMPLED = (  # each with three or four backbones
   {"arch": "shortcuts", "embed_norm": True, "gate_channels": 3, "gate_scale": 2.0, "resid": False},
   {"arch": "shortcuts", "value_embeds": "list", "value_layers": [0, 1], "x0": False, "backout": False},
   {"arch": "shortcuts", "value_embeds": "none"},
+  {"arch": "gated_streams", "hc_lowrank": 3},
+  *({"arch": "gated_streams", "hc_count": streams, "rms_norm_eps": 1e-2} for streams in (1, 3)),
   {"arch": "relay"},
   {"arch": "mudd", "norm": "prepost"},
   {"arch": "mudd", "norm": "none"},

@@ -26,7 +26,7 @@ except ImportError:
   sys.exit(77)
 
 NAMES = ("transformers_llama", "lime", "lime_static", "satformer", "value_residual", "denseformer", "muddformer",
-         "deepseek_v4", "gemma3n")
+         "deepseek_v4", "gemma3n", "qwen4_exp", "nanochat")
 SHOWN = 3  # failures of each row that are printed
 SITE = "site"  # the folder with the Python packages that checkouts need, a folder for each version
 
@@ -37,7 +37,9 @@ def missing(adapter, root):
     return "" if importlib.util.find_spec(adapter.ABOUT) else f"{adapter.ABOUT} is not importable"
   if root is None:
     return "neither --official nor CROSSPLY_OFFICIAL says where"
-  wanted = [root / folder for folder in adapter.CHECKOUTS] + [root / SITE / adapter.PACKAGES]
+  wanted = [root / folder for folder in adapter.CHECKOUTS]
+  if adapter.PACKAGES:
+    wanted.append(root / SITE / adapter.PACKAGES)
   absent = [str(path) for path in wanted if not path.is_dir()]
   return f"no directory {' and '.join(absent)}" if absent else ""
 

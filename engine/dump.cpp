@@ -64,10 +64,11 @@ std::string forward_of(size_t n, const Node& node) {
   std::string out, head = head_of(n, node);
   char gigaflops[32] = "";
   if (node.flops() > 0) std::snprintf(gigaflops, sizeof gigaflops, "%.3g", node.flops() * 1e-9);
-  for (const auto* values : {&node.out, &node.saved})
+  for (const auto* values : {&node.out, &node.saved, &node.forward_work})
     for (const Value* value : *values) {
       std::string note = host_of(*value);
       if (values == &node.saved) note = "saved";
+      if (values == &node.forward_work) note = "work";
       if (node.done) note = "by the op above";
       if (node.addend != nullptr) note = "adds " + node.addend->name;
       out += row(head, ' ', *value, gigaflops, note);
@@ -86,6 +87,7 @@ std::string backward_of(size_t n, const Node& node) {
     head.clear();
   };
   for (const Value* grad : node.zeroed) add('0', *grad, host_of(*grad));
+  for (const Value* value : node.backward_work) add(' ', *value, "work");
   for (size_t i = 0; i < node.in.size(); ++i) {
     const Value* grad = node.in[i]->grad;
     if (grad == nullptr) continue;

@@ -56,9 +56,10 @@ void Tape::find_lifetimes() {
   for (int i = 0; i < n; ++i) {
     const Node& node = *nodes_[static_cast<size_t>(i)];
     const int forward = i, backward = 2 * n - 1 - i;
-    for (const auto* list : {&node.in, &node.reads, &node.out, &node.saved}) touch_all(*list, forward, false);
+    for (const auto* list : {&node.in, &node.reads, &node.out, &node.saved, &node.forward_work})
+      touch_all(*list, forward, false);
     if (!differentiated_ || node.frozen) continue;
-    for (const auto* list : {&node.saved, &node.keep}) touch_all(*list, backward, false);
+    for (const auto* list : {&node.saved, &node.keep, &node.backward_work}) touch_all(*list, backward, false);
     for (const auto* list : {&node.in, &node.out, &node.keep_grads}) touch_all(*list, backward, true);
     if (node.grad_in_forward) touch_all(node.in, forward, true);
   }

@@ -226,7 +226,7 @@ void Tape::differentiate() {
       node.acc[i] = value.parameter != nullptr || value.grad != nullptr;
       if (value.grad == nullptr) {
         value.grad = add_gradient(value);
-        if (node.passes_grad && node.out[0]->grad != nullptr && may_share_gradient(uses, n, i))
+        if (i < node.passes_grad && node.out[0]->grad != nullptr && may_share_gradient(uses, n, i))
           share(value.grad, node.out[0]->grad);
         if (node.grads_over_inputs && may_overwrite(uses, n, i)) share(value.grad, &value);
         if (value.parameter == nullptr &&
@@ -373,6 +373,7 @@ double Tape::bytes_of(const Node& node, bool backward) const {
     if (value != nullptr) sum += times * static_cast<double>(value->bytes());
   };
   for (const Value* value : node.saved) count(value, 1);
+  for (const Value* value : backward ? node.backward_work : node.forward_work) count(value, 2);
   if (!backward) {
     count(node.addend, 1);
     for (const auto* list : {&node.in, &node.reads, &node.out})

@@ -108,11 +108,14 @@ struct Node {
   std::vector<Value*> adds_to;     // inputs to whose gradients it only adds: the tape zeroes them where needed
   std::vector<Value*> later;       // parameters of later nodes, to whose gradients it adds as well
 
+  // Memory for this node's forward alone, and for its backward alone: what nobody else reads.
+  std::vector<Value*> forward_work, backward_work;
+
   // Who shares memory with whom:
   bool in_place = false;           // out[0] takes in[0]'s memory, and their gradients share memory too
   bool takes_input = false;        // in[0]'s memory is this node's from now on: its backward writes there
-  bool passes_grad = false;        // the gradient of every input is that of out[0]: the tape lets them share memory
-                                   // where nobody would notice, and backward() leaves those alone
+  size_t passes_grad = 0;          // the gradients of so many inputs, the first ones, are that of out[0]: the tape lets
+                                   // them share memory where nobody would notice, and backward() leaves those alone
   bool grads_over_inputs = false;  // the backward may write an input's gradient over the input: the tape makes use of
                                    // it where nobody else needs the input
 

@@ -60,7 +60,8 @@ ops::LogitHead record_hidden(const Build& b) {
 }  // namespace
 
 ops::LogitHead record_head(const Build& b, Value* x) {
-  return {backbone_norm(b, "norm", x, "model.norm"),
+  const bool normalised = !b.params.contains("model.norm.weight");  // by the connection
+  return {normalised ? x : backbone_norm(b, "norm", x, "model.norm"),
           b.parameter(b.config.tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight")};
 }
 

@@ -23,6 +23,7 @@ std::vector<Architecture>& architectures() {
       kv_share_architecture(),
       mhc_architecture(),
       shortcuts_architecture(),
+      gated_streams_architecture(),
       relay_architecture(),
   };
   return all;

@@ -179,6 +179,40 @@ void mhc_is_plain() {
                    1e-5);
 }
 
+// With matrices of 0 all gates are 1/2 and all factors 1; gains that make up for it are 1 + w = 2 g, so that the plain
+// gain's gradient is twice the sum of the streams'. A GPT-2's norm takes off a mean, which these do not.
+void gated_streams_is_plain() {
+  const auto of_norm = [](const std::string& row) -> std::string {  // the plain gain's row in place of ours
+    if (row == "model.norm.weight") return "model.hyper_connection_mixer.hc_norm.weight";
+    for (const auto& [norm, site] : {std::pair{"input_layernorm", "attn_hyper_connection.hc_norm"},
+                                     {"post_attention_layernorm", "mlp_hyper_connection.hc_norm"}})
+      if (const size_t at = row.find(norm); at != std::string::npos) return row.substr(0, at) + site + ".weight";
+    return "";
+  };
+  for (const int64_t streams : {1, 3, 4})
+    for (const int64_t K : {1, 2, 4}) {
+      Twin twin(tiny_with(str("gated_streams:hc_count=", streams), K), [](TinyModel& m) {
+        for (const char* matrix : {"mix_weight_down", "mix_weight_up", "inject_weight"}) set(m, matrix, 0);
+      });
+      for (const Parameter& row : twin.plain.params.rows()) {
+        if (of_norm(row.name).empty()) continue;
+        const auto gain = twin.plain.values<float>(row.value);
+        twin.model.fill(of_norm(row.name), [&](int64_t i) {
+          return 2.0 * static_cast<double>(gain[static_cast<size_t>(i) % gain.size()]) - 1;
+        });
+      }
+      CHECK(twin.plain.step() == doctest::Approx(twin.model.step()).epsilon(1e-5));
+      for (const Parameter& row : twin.plain.params.rows()) {
+        const bool norm = !of_norm(row.name).empty();
+        const auto parts = twin.model.values<float>(twin.model.params.at(norm ? of_norm(row.name) : row.name).grad);
+        const auto want = twin.plain.values<float>(row.grad);
+        std::vector<float> sum(want.size());
+        for (size_t i = 0; i < parts.size(); ++i) sum[i % sum.size()] += (norm ? 2.f : 1.f) * parts[i];
+        check_close(row.name, sum, want, 1e-3);
+      }
+    }
+}
+
 }  // namespace
 
 TEST_CASE("architectures: each contains the plain backbone, bit for bit where it computes the same products") {
@@ -187,7 +221,8 @@ TEST_CASE("architectures: each contains the plain backbone, bit for bit where it
                                                          {"hyper", hyper_is_plain},
                                                          {"mudd", mudd_is_plain},
                                                          {"attnres", attnres_is_plain},
-                                                         {"mhc", mhc_is_plain}};
+                                                         {"mhc", mhc_is_plain},
+                                                         {"gated_streams", gated_streams_is_plain}};
   std::set<std::string> tested = {"llama", "gpt2"};
   for (const auto& [arch, test] : to_rounding) test(), tested.insert(arch);
   for (const ArchChoice& choice : parse_arch_list(
@@ -253,27 +288,32 @@ TEST_CASE("architectures: parameter counts of the papers, to the last digit") {
   std::istringstream lines(R"(arith  llama 66496  lime 66640  hyper +1488  relay +384  attnres 67072
     arith  llama 66496  kv_share 62400  mhc +25309  shortcuts 67945
     150m  llama 151862784  lime 151873872  hyper +92784  attnres 151901184
+    arith  gated_streams 73760
+    150m  gated_streams 155901696
     150m  kv_share 144784896  mhc 153645197  shortcuts 383447929
     1b  llama 1076072448  lime 1076081088  hyper 1076400960  attnres 1076207616
     1b  kv_share 1059295232  kv_share:sharing=suffix:num_kv_shared_layers=4 1067683840
     1b  mhc 1082397541  shortcuts 1281925921
+    1b  gated_streams 1111926784
     1.2b  llama 1176735744  lime 1176873984  hyper 1177064256  lime_static 1176770784  lime_dynamic 1185613824
     deep32  llama 46436864  lime 46470592  hyper +83584  lime_dynamic +1087232  lime_static +12152  attnres 46470144
-    deep32  mhc 48015557
+    deep32  mhc 48015557  gated_streams 47813888
     deep64  llama 80007680  lime 80140736  hyper +167168  lime_static +32760
     deep128  llama 147149312  lime 147677632  hyper +334336  lime_static +98552  attnres 147280896
-    deep128  mhc 153451781
+    deep128  mhc 153451781  gated_streams 152605952
     130m  llama 128404096  satformer +92160  resformer +21  denseformer +77  denseformer:dilation=4:period=5 +5
     130m  mudd 128729008  hyper +101596  hyper:rate=4:norm=rmsnorm +118844  attnres 128439424
-    130m  kv_share 122505536  mhc 130038999
+    130m  kv_share 122505536  mhc 130038999  gated_streams 132118912
     340m  llama 334798080  satformer +278528  resformer +35  denseformer +189  mudd 335849700  hyper +221544
-    340m  attnres 334873856  mhc 338354385
+    340m  attnres 334873856  mhc 338354385  gated_streams 345200896
     760m  llama 766440320  satformer +663552  resformer +37  denseformer +209  denseformer:dilation=4:period=5 +9
     760m  mudd 768164456  hyper +350588  hyper:rate=4:norm=rmsnorm +409564
     1.3b  llama 1298764800  satformer 1300272128  resformer +47  denseformer +324
     1.3b  denseformer:dilation=4:period=5 +15  attnres 1298965504  mhc 1308236053
-    1.3b  shortcuts 2085201457
+    1.3b  shortcuts 2085201457  gated_streams 1352018944
     760m-thin  llama 757020672  satformer +565248
+    d12  llama 135288576  shortcuts 286283977
+    d20  llama 480436480  shortcuts 899868121
     va50m  llama 53086656  vertical 53086677  vertical:map=unet +0  sla +0  ala +0
     va100m  llama 119740800  vertical 119740836
     va300m  llama 319703808  vertical 319703886)");
@@ -390,6 +430,9 @@ int64_t attnres_flops(const Sizes& s, int64_t m) {
   for (int64_t i = 0; i < s.L; ++i) read += 1 + (i + m - 1) / m + 2 + i / m;
   return 4 * s.C * read + 2 * s.C * (2 * s.L + 1);
 }
+int64_t gated_flops(const Sizes& s, int64_t E, int64_t R) {
+  return 2 * s.L * 2 * E * s.C * (2 * R + E + 2) + 2 * E * s.C * (2 * R + 1);
+}
 
 }  // namespace
 
@@ -435,6 +478,8 @@ TEST_CASE("architectures: FLOPs a token beyond the plain backbone's are the form
       {"shortcuts:value_embeds=list:value_layers=[1]:gate_channels=3:backout=false",
        [](const Sizes& s) { return 3 * s.C * s.L + s.C + 2 * s.K * 3 + 2 * s.K * s.D; }},
       {"shortcuts:resid=false:x0=false:value_embeds=none", [](const Sizes& s) { return 3 * s.C; }},
+      {"gated_streams", [](const Sizes& s) { return gated_flops(s, 4, 1); }},
+      {"gated_streams:hc_count=3:hc_lowrank=5", [](const Sizes& s) { return gated_flops(s, 3, 5); }},
       {"relay", [](const Sizes& s) { return (s.L - 1) * (2 * s.C * s.K + 2 * s.K * s.D); }},
   };
   std::map<std::string, int> counted;

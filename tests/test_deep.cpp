@@ -55,9 +55,18 @@ TEST_CASE("architectures: 48 layers of mHC keep a token's products, their norm a
   }
 }
 
+TEST_CASE("architectures: 48 layers of gated streams keep the network's first product and the norms' factors") {
+  for (const int64_t L : {12, 48}) {
+    CAPTURE(L);
+    const auto model = deep_model("gated_streams:hc_lowrank=3", L);
+    const int64_t N = TinyModel::B * TinyModel::T, E = 4, R = 3;
+    CHECK(saved_bytes(model->tape, {"gated_read"}) == sizeof(float) * static_cast<double>(N * (2 * L + 1) * (R + E)));
+  }
+}
+
 TEST_CASE("architectures: memory and FLOPs grow with the depth, and not faster") {
   for (const std::string choice : {"mhc", "mhc:reads=previous", "kv_share", "kv_share:cla_factor=6", "shortcuts",
-                                   "attnres:attn_res_block_size=6"}) {
+                                   "attnres:attn_res_block_size=6", "gated_streams"}) {
     CAPTURE(choice);
     const auto few = deep_model(choice, 12), some = deep_model(choice, 24), many = deep_model(choice, 48);
     const auto memory = [](const auto& m) { return static_cast<double>(m->tape.arena_bytes()); };

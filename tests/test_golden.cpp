@@ -71,7 +71,18 @@ const std::vector<Rule> golden_rules = {{"embed_tokens.weight", {1, M}, true},
                                         {"model.resid_lambdas", {58, G}, true},
                                         {"model.x0_lambdas", {59, M}, true},
                                         {"ve_gate.weight", {61, M}, true},
-                                        {"model.backout_lambda", {62, M}, true}};
+                                        {"model.backout_lambda", {62, M}, true},
+                                        {"attn_hyper_connection.hc_norm.weight", {63, M}, true},
+                                        {"attn_hyper_connection.input_mix_weight_down.weight", {64, M}, true},
+                                        {"attn_hyper_connection.input_mix_weight_up.weight", {65, M}, true},
+                                        {"attn_hyper_connection.block_inject_weight.weight", {66, M}, true},
+                                        {"mlp_hyper_connection.hc_norm.weight", {67, M}, true},
+                                        {"mlp_hyper_connection.input_mix_weight_down.weight", {68, M}, true},
+                                        {"mlp_hyper_connection.input_mix_weight_up.weight", {69, M}, true},
+                                        {"mlp_hyper_connection.block_inject_weight.weight", {70, M}, true},
+                                        {"hyper_connection_mixer.hc_norm.weight", {71, M}, true},
+                                        {"hyper_connection_mixer.input_mix_weight_down.weight", {72, M}, true},
+                                        {"hyper_connection_mixer.input_mix_weight_up.weight", {73, M}, true}};
 
 // The row's element i by its rule; blocks count from 1, model-level rows are block 0.
 double golden_element(const Parameter& row, int64_t i) {
@@ -199,6 +210,14 @@ TEST_CASE("architectures: the specification's golden losses and gradients, in do
                 {"model.backout_lambda", 0, -3.58062367e-02},
                 {"model.value_embeds.1.weight", 4 * 4 + 1, 0.103738402},
                 {l + "3.self_attn.ve_gate.weight", 4 + 2, -1.37159561e-03}});
+  const std::string attn = ".attn_hyper_connection.", mlp = ".mlp_hyper_connection.";
+  check_golden("gated_streams:hc_lowrank=3", 2.1769939053, 2.92132476,
+               {{emb, 24, 0.136204142},
+                {l + "0" + attn + "hc_norm.weight", 9, -2.59238522e-02},
+                {l + "1" + mlp + "input_mix_weight_down.weight", 32 + 5, 4.11184103e-04},
+                {l + "2" + attn + "input_mix_weight_up.weight", 20 * 3 + 2, -2.39800905e-03},
+                {l + "3" + mlp + "block_inject_weight.weight", 2 * 32 + 7, 1.81480009e-03},
+                {"model.hyper_connection_mixer.hc_norm.weight", 3, 3.37504278e-03}});
   // Of dev/reference: epsilons that are not the default, large enough to show wherever they belong.
   check_golden("mudd:norm=none", 3.0682574977, 14.96059928,
                {{emb, 24, -2.30013729}, {l + "0.da.w1.weight", 0, 0.506642417}}, 1e-3);

@@ -36,7 +36,8 @@ const char* unable =
     "vertical:map=unet,vertical:residual=false,sla,ala,resformer:lambda_scale=frozen,resformer:variant=svformer,"
     "resformer:variant=identity,"
     "satformer:gate=sigmoid,mudd:intermediate_sizes=[6,6,6,6],attnres,attnres:attn_res_block_size=0,kv_share,"
-    "mhc,mhc:hc_mult=1:mixing=identity:reads=previous,shortcuts:embed_norm=true";
+    "mhc,mhc:hc_mult=1:mixing=identity:reads=previous,shortcuts:embed_norm=true,gated_streams,"
+    "gated_streams:hc_count=1";
 
 }  // namespace
 

@@ -230,6 +230,11 @@ std::vector<Model> other_models() {
       {"mhc:hc_mult=3:mixing=permutations:reads=previous",
        mhc_rules([](int64_t i) { return i == 0 ? 0. : -8.; }, false, 3)},
       {"mhc:mixing=identity", mhc_rules([](int64_t) { return 0.; }, true)},
+      {"gated_streams",
+       {{"hc_norm", 1, 0, all(0)},
+        {"input_mix_weight_down", 1, 1, normal(0.02)},
+        {"input_mix_weight_up", 1, 1, normal(0.02)},
+        {"block_inject_weight", 1, 1, normal(0.02)}}},
       {"relay", {{"relay_gate", 1, 1, normal(0.02)}}},
   };
 }

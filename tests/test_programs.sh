@@ -426,6 +426,8 @@ mixing mhc --mixing birkhoff
 reads mhc --reads next
 hc_sinkhorn_iters mhc --hc-sinkhorn-iters 0
 hc_eps mhc --hc-eps -1
+hc_count gated_streams --hc-count 9
+hc_lowrank gated_streams --hc-lowrank -1
 norm mudd --norm post
 intermediate_sizes mudd --intermediate-sizes [1]
 intermediate_sizes mudd --intermediate-sizes [0,1]

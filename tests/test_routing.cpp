@@ -297,6 +297,33 @@ TEST_CASE("routing: the outputs times the coefficients of hyper and mhc are what
   }
 }
 
+// Where no channel of a stream is read by another factor than the rest of it, so that a mean over channels says all.
+TEST_CASE("routing: the outputs times the coefficients of gated_streams are what its sublayers read") {
+  const auto output = [](size_t t) {
+    return t == 0 ? std::string("hidden.0") : str(t % 2 == 1 ? "attn_output." : "mlp_output.", (t - 1) / 2);
+  };
+  for (const Case& c : routed_cases()) {
+    if (c.config.arch != "gated_streams") continue;
+    CAPTURE(c.name);
+    Routed r(c.config);
+    const int64_t C = c.config.hidden_size;
+    for (const Parameter& row : r.model.params.rows()) {
+      if (row.name.find("input_mix_weight_up") == std::string::npos && row.name.find("hc_norm") == std::string::npos)
+        continue;
+      const int64_t columns = row.shape.rank == 1 ? 1 : row.shape[1];
+      r.model.fill(row.name, [=](int64_t i) {
+        return std::sin(static_cast<double>(i / columns / C * columns + i % columns));  // the same in all channels
+      });
+    }
+    const RoutingFound found = r.look();
+    const RoutingRows& coefficients = map_of(found, "coefficients");
+    r.run();
+    for (size_t s = 0; s < 8; ++s)
+      check_mixture(r, str(s % 2 == 0 ? "attn_read." : "mlp_read.", s / 2), 1, coefficients[s], output);
+    check_mixture(r, "hidden.4", 1, coefficients[8], output);
+  }
+}
+
 TEST_CASE("routing: the outputs times the weights of denseformer and mudd are what their blocks read") {
   for (const Case& c : routed_cases()) {
     const bool mudd = c.config.arch == "mudd";

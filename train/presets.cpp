@@ -134,6 +134,24 @@ void vertical_model(TrainOptions& o, const Preset& preset) {
   o.adamw.clip = 0;
 }
 
+// nanochat's sizes, tokens and vocabulary on this backbone: a SwiGLU of as many weights in place of a squared ReLU,
+// norms of queries and keys in front of the rotation, attention to all tokens in every layer. It has another optimiser,
+// Muon: AdamW, the rate and its cosine are ours.
+void nanochat(TrainOptions& o, const Preset& preset) {
+  language_model(o, preset);
+  o.config.vocab_size = 32768;
+  o.config.head_dim = 128;
+  o.config.tie_word_embeddings = false;
+  o.config.qk_norm = true;
+  o.config.rope_theta = 100000;
+  o.accumulate = preset.L > 12 ? 128 : 64;  // 524,288 tokens a step, or twice as many
+  o.steps = preset.steps;
+  o.lr = preset.lr;
+  o.warmup = preset.warmup;
+  o.schedule = "cosine_to_floor";
+  o.lr_floor = 0.05;
+}
+
 // GPT-2 as in the Inheritune paper's code: no biases, V padded, 384 sequences of 1024 tokens a step. Where text and
 // code disagree: Medium's rate ends at the text's 1e-5, not at the code's 6e-5; logits are divided by i + 1, too, which
 // the code alone says, and not for the small size, whose tokens a step are ours. dev/inheritune.md has the runs.
@@ -195,6 +213,7 @@ void gpt2_extra(TrainOptions& o, const Preset& preset) {
 
 const std::vector<Preset>& presets() {
   static const std::vector<Preset::Own> pruned = {{"lime_static", "top_p", "0.9"}};
+  static const std::vector<Preset::Own> nano_own = {{"shortcuts", "embed_norm", "true"}};
   // clang-format off
   static const std::vector<Preset> all = {
       // name, about, setting, C, F, L, H, K, rate, steps, warm-up, options of single architectures, for students
@@ -212,6 +231,8 @@ const std::vector<Preset>& presets() {
       {"760m", "its large size", sat_model, 1536, 6144, 19, 24, 0, 1e-3, 38146, 381, sat_own},
       {"760m-thin", "its thin, long size (schedule ours)", sat_model, 1536, 4352, 24, 16, 0, 1e-3, 38146, 381, sat_own},
       {"1.3b", "its largest size", sat_model, 2048, 5632, 24, 32, 0, 8e-4, 57220, 572, sat_own},
+      {"d12", "nanochat's small model (optimiser ours)", nanochat, 768, 2048, 12, 6, 0, 1e-3, 2520, 40, nano_own},
+      {"d20", "its usual size (optimiser ours)", nanochat, 1280, 3456, 20, 10, 0, 7e-4, 4980, 40, nano_own},
       {"va50m", "the vertical attention paper's small size", vertical_model, 192, 768, 6, 3, 1},
       {"va100m", "its medium size", vertical_model, 384, 1536, 8, 6, 3},
       {"va300m", "its large size", vertical_model, 768, 3072, 12, 12, 4},

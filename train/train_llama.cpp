@@ -18,8 +18,10 @@
 //   1b              50,257  2048  8192  16         32  8   2048  20,000  1024   1,076,072,448
 //   1.2b            50,257  2048  8192  16         32  32  2048  20,000  1024   1,176,735,744
 //   deep32/64/128   50,257  256   1024  32/64/128  8   8   2048  5,000   1024   46,436,864 / 80,007,680 / 147,149,312
+//   d12             32,768  768   2048  12         6   6   2048  2,520   256    135,288,576 (nanochat's)
+//   d20             32,768  1280  3456  20         10  10  2048  4,980   512    480,436,480 (nanochat's)
 //
-// Learning rate 1e-3 (prosqa: 1e-4), linear for the generated tasks, cosine for language modelling.
+// Learning rate 1e-3 (d20: 7e-4; prosqa: 1e-4), linear for the generated tasks, cosine for language modelling.
 #include "train/run.h"
 
 using namespace crossply;

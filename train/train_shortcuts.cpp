@@ -37,6 +37,9 @@
 //   150m          231,585,145  383,447,929                340m       294,913,765  629,711,845
 //   1b            205,853,473  1,281,925,921              1.3b       786,436,657  2,085,201,457
 //   deep32        205,854,273  252,291,137                deep128    823,417,089  970,566,401
+//   d12           150,995,401  286,283,977                d20        419,431,641  899,868,121
+//
+// d12 and d20 are nanochat's sizes, tokens and vocabulary, and have --embed-norm true.
 //
 // Options:
 //   --value-embeds alternate   none, or list with --value-layers: the layers that have a table

@@ -9,6 +9,7 @@ import torch
 
 from .attnres import Attnres
 from .denseformer import Denseformer
+from .gated_streams import GatedStreams
 from .hyper import Hyper
 from .kv_share import KvShare
 from .llama import Llama
@@ -42,6 +43,10 @@ MHC = {  # model-level names without their hc_
   "ffn_hc.fn": (46, "M"), "ffn_hc.base": (47, "M"), "ffn_hc.scale": (48, "H"),
   "hc_head.fn": (49, "M"), "hc_head.base": (50, "M"), "hc_head.scale": (51, "H"),
 }
+GATED = {  # of attn_; those of mlp_ are 4 larger, of the model 8
+  "hc_norm": (63, "M"), "input_mix_weight_down": (64, "M"), "input_mix_weight_up": (65, "M"),
+  "block_inject_weight": (66, "M"),
+}
 SHORTCUTS = {"model.resid_lambdas": (58, "G"), "model.x0_lambdas": (59, "M"), "model.backout_lambda": (62, "M")}
 
 
@@ -70,6 +75,10 @@ def value(name, shape):
   if match := re.fullmatch(r"model\.(?:layers\.(\d+)\.)?((?:attn_hc|ffn_hc|hc_head)\.)(?:hc_)?(fn|base|scale)", name):
     two = shape if len(shape) == 2 else (1, *shape)
     return fill(*MHC[match[2] + match[3]], int(match[1] or -1) + 1, two).reshape(shape)
+  if match := re.fullmatch(r"model\.(?:layers\.(\d+)\.)?(attn_|mlp_|)hyper_connection(?:_mixer)?\.(\w+)\.weight", name):
+    code, kind = GATED[match[3]]
+    two = shape if len(shape) == 2 else (1, *shape)
+    return fill(code + {"attn_": 0, "mlp_": 4, "": 8}[match[2]], kind, int(match[1] or -1) + 1, two).reshape(shape)
   layer, rest = re.fullmatch(r"model\.layers\.(\d+)\.(.*)", name).groups()
   n = int(layer) + 1
   if match := re.fullmatch(r"(attn|mlp)_hc\.(.*)", rest):
@@ -144,6 +153,13 @@ CASES = (
     ("model.embed_tokens.weight", 3, 0): -0.683985007, ("model.resid_lambdas", 2): 0.533011815,
     ("model.x0_lambdas", 1): -0.6895045, ("model.backout_lambda", 0): -3.58062367e-02,
     ("model.value_embeds.1.weight", 4, 1): 0.103738402, (f"{L}.3.self_attn.ve_gate.weight", 1, 2): -1.37159561e-03}),
+  (GatedStreams, {"hc_lowrank": 3}, 2.1769939053, 2.92132476, {
+    ("model.embed_tokens.weight", 3, 0): 0.136204142,
+    (f"{L}.0.attn_hyper_connection.hc_norm.weight", 9): -2.59238522e-02,
+    (f"{L}.1.mlp_hyper_connection.input_mix_weight_down.weight", 1, 5): 4.11184103e-04,
+    (f"{L}.2.attn_hyper_connection.input_mix_weight_up.weight", 20, 2): -2.39800905e-03,
+    (f"{L}.3.mlp_hyper_connection.block_inject_weight.weight", 2, 7): 1.81480009e-03,
+    ("model.hyper_connection_mixer.hc_norm.weight", 3): 3.37504278e-03}),
 )
 
 

@@ -80,9 +80,22 @@ def neutral(options):
   yield "shortcuts, none taken", still
   yield "shortcuts, none there", tiny(
     "shortcuts", plain, value_embeds="none", resid=False, x0=False, backout=False, **options)
+  if options.get("backbone") != "gpt2":  # whose norm takes off a mean
+    yield "gated_streams, no gates, doubled gains", ungated(plain, options)
   gain = lambda i: plain.model.layers[i].input_layernorm.weight
   yield "lime_static, own layer only", put(
     tiny("lime_static", plain, **options), lime_router_weight=last, lime_layernorm_weight=gain)
+
+
+def ungated(plain, options):
+  """All gates 1/2, all factors 1, gains that make up for it."""
+  model = tiny("gated_streams", plain, **options)
+  doubled = lambda norm: 2 * norm.weight.repeat(model.config.hc_count) - 1
+  put(model, mix_weight_down_weight=0, mix_weight_up_weight=0, inject_weight_weight=0,
+      attn_hyper_connection_hc_norm_weight=lambda i: doubled(plain.model.layers[i].input_layernorm),
+      mlp_hyper_connection_hc_norm_weight=lambda i: doubled(plain.model.layers[i].post_attention_layernorm),
+      hyper_connection_mixer_hc_norm_weight=lambda _: doubled(plain.model.norm))
+  return model
 
 
 def check_neutral(check, options):

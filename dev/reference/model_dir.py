@@ -9,6 +9,7 @@ from . import gpt2
 from .attnres import Attnres
 from .config import GPT2_KEYS, check_choice, config_of, option_keys
 from .denseformer import Denseformer
+from .gated_streams import GatedStreams
 from .hyper import Hyper
 from .kv_share import KvShare
 from .lime import Lime
@@ -25,7 +26,7 @@ from .vertical import Vertical
 
 MODELS = (
   Llama, Gpt2, Lime, LimeStatic, LimeDynamic, Hyper, Vertical, Sla, Ala, Resformer, Satformer, Denseformer, Mudd,
-  Attnres, KvShare, Mhc, Shortcuts, Relay,
+  Attnres, KvShare, Mhc, Shortcuts, GatedStreams, Relay,
 )
 ARCHITECTURES = {model.config_class.arch: model for model in MODELS}
 DTYPES = {"F32": np.float32, "F64": np.float64}
@@ -140,7 +141,7 @@ def tiny_value(name, initial, noise, qk_norm):
     return noise
   if last in ("static_alpha", "static_weight") or "dwa_modules" in name:
     return initial + 0.2 * noise
-  if last == "bias":
+  if last == "bias" or "hc_norm" in name:
     return 0.3 * noise
   if last in ("dynamic_alpha_proj", "dynamic_beta_proj"):
     return 0.5 * noise / len(noise) ** 0.5

@@ -61,8 +61,20 @@ def shortcuts(layers, G):
           **{f"model.value_embeds.{i}.weight": (7, 2 * K) for i in layers}}
 
 
+def gated_read(R, E, inject):
+  named = {"hc_norm": (E * C,), "input_mix_weight_down": (R, E * C), "input_mix_weight_up": (E * C, R)}
+  return named | ({"block_inject_weight": (E, E * C)} if inject else {})
+
+
+def gated_streams(R, E=4):
+  return {**per_layer(range(L), **{f"{site}_hyper_connection__{name}__weight": shape for site in ("attn", "mlp")
+                                   for name, shape in gated_read(R, E, True).items()}),
+          **{f"model.hyper_connection_mixer.{name}.weight": shape for name, shape in gated_read(R, E, False).items()}}
+
+
 SCALARS = {"model.resid_lambdas": (L,), "model.x0_lambdas": (L,), "model.backout_lambda": (1,)}
 NORMS = per_layer(range(L), input_layernorm__weight=(C,), post_attention_layernorm__weight=(C,))
+ALL_NORMS = NORMS | {"model.norm.weight": (C,)}
 INPUT_NORMS = per_layer(range(L), input_layernorm__weight=(C,))
 LAMBDA = "self_attn__value_residual_mixing__lambda"
 MANAGER = {"model.lambda_manager.lambda_scale": (1,), "model.lambda_manager.lambda_logits": (L - 1,)}
@@ -113,6 +125,8 @@ ADDED = (
   ("shortcuts", {}, SCALARS | shortcuts([1, 3], C), {}),
   ("shortcuts", {"value_embeds": "list", "value_layers": [0], "gate_channels": 3, "resid": False, "x0": False,
                  "backout": False}, shortcuts([0], 3), {}),
+  ("gated_streams", {}, gated_streams(1), ALL_NORMS),
+  ("gated_streams", {"hc_count": 3, "hc_lowrank": 5}, gated_streams(5, 3), ALL_NORMS),
   *(("attnres", {"attn_res_block_size": size}, ATTNRES, {}) for size in (0, 3)),
 )
 

@@ -19,10 +19,10 @@ namespace crossply {
 
 const RoutingKind* find_routing(const std::string& arch) {
   static const std::vector<RoutingKind> kinds = {
-      lime_routing(),      lime_static_routing(), lime_dynamic_routing(), vertical_routing(),
-      hyper_routing(),     denseformer_routing(), mudd_routing(),         resformer_routing(),
-      satformer_routing(), attnres_routing(),     kv_share_routing(),     mhc_routing(),
-      shortcuts_routing(), relay_routing(),       sla_routing(),          ala_routing()};
+      lime_routing(),        lime_static_routing(),  lime_dynamic_routing(), vertical_routing(),  hyper_routing(),
+      denseformer_routing(), mudd_routing(),         resformer_routing(),    satformer_routing(), attnres_routing(),
+      kv_share_routing(),    mhc_routing(),          shortcuts_routing(),    relay_routing(),     sla_routing(),
+      ala_routing(),         gated_streams_routing()};
   const auto found = std::ranges::find(kinds, arch, &RoutingKind::arch);
   return found == kinds.end() ? nullptr : &*found;
 }

@@ -84,6 +84,7 @@ RoutingKind attnres_routing();
 RoutingKind kv_share_routing();
 RoutingKind mhc_routing();
 RoutingKind shortcuts_routing();
+RoutingKind gated_streams_routing();
 RoutingKind relay_routing();
 RoutingKind sla_routing();
 RoutingKind ala_routing();

@@ -1,4 +1,4 @@
-// Of hyper and mhc: how much of every sublayer's output, and of the embeddings, each later sublayer reads.
+// Of hyper, mhc and gated_streams: how much of every sublayer's output, and of the embeddings, each later sublayer reads.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -39,6 +39,8 @@ class HyperStreams {
   RoutingRows share_, next_;
 };
 
+double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
+
 // The weights by which mhc's last read takes in a token's streams x (E,C), where they are its own.
 std::vector<double> last_weights(const RoutingInput& in, const double* x) {
   const std::vector<double> fn = in.parameter("model.hc_head.hc_fn"), base = in.parameter("model.hc_head.hc_base");
@@ -49,9 +51,76 @@ std::vector<double> last_weights(const RoutingInput& in, const double* x) {
   for (size_t i = 0; i < E; ++i) {
     const double product = std::inner_product(x, x + width, &fn[i * width], 0.0);
     const double logit = scale * product / std::sqrt(square + in.config.norm_eps) + base[i];
-    weights.push_back(1 / (1 + std::exp(-logit)) + in.config.number("hc_eps"));
+    weights.push_back(sigmoid(logit) + in.config.number("hc_eps"));
   }
   return weights;
+}
+
+// From sums over so many tokens to means; NaN where there is nothing to read.
+RoutingRows mean_of(RoutingRows sums, double tokens) {
+  for (size_t s = 0; s < sums.size(); ++s)
+    for (size_t t = 0; t < sums.size(); ++t) sums[s][t] = t <= s ? sums[s][t] / tokens : NAN;
+  return sums;
+}
+
+// A sublayer's network of gated_streams, or that of the last read.
+struct GatedNetwork {
+  std::vector<double> gain, down, up;  // (E*C), (R,E*C), (E*C,R)
+  GatedNetwork(const RoutingInput& in, const std::string& rows)
+      : gain(in.parameter(rows + "hc_norm.weight")),
+        down(in.parameter(rows + "input_mix_weight_down.weight")),
+        up(in.parameter(rows + "input_mix_weight_up.weight")) {}
+
+  // Of a token's streams x (E,C) the factors by which it reads them, each the mean over its channels: of the gate, the
+  // gain and what the norm divides by.
+  std::vector<double> factors(const double* x, size_t E, double eps) const {
+    const size_t width = gain.size(), C = width / E, R = down.size() / width;
+    std::vector<double> rstd(E), normed(width), hidden(R), weights(E);
+    for (size_t i = 0; i < E; ++i) {
+      const double* own = x + i * C;
+      rstd[i] = 1 / std::sqrt(std::inner_product(own, own + C, own, 0.0) / static_cast<double>(C) + eps);
+      for (size_t c = i * C; c < (i + 1) * C; ++c) normed[c] = x[c] * rstd[i] * (1 + gain[c]);
+    }
+    for (size_t r = 0; r < R; ++r) {
+      const double z = std::inner_product(normed.begin(), normed.end(), &down[r * width], 0.0) / static_cast<double>(E);
+      hidden[r] = z * sigmoid(z);
+    }
+    for (size_t c = 0; c < width; ++c)
+      weights[c / C] += sigmoid(std::inner_product(hidden.begin(), hidden.end(), &up[c * R], 0.0)) * (1 + gain[c]) *
+                        rstd[c / C] / static_cast<double>(width);
+    return weights;
+  }
+};
+
+// As mean_coefficients, of gated_streams: what is read of an output is what each stream took in of it, times that
+// stream's factor.
+RoutingRows mean_gated_coefficients(const RoutingInput& in) {
+  const size_t S = 2 * static_cast<size_t>(in.layers()), E = static_cast<size_t>(in.config.integer("hc_count"));
+  std::vector<std::string> streams, injects, names;
+  std::vector<GatedNetwork> networks;
+  for (size_t s = 0; s < S; ++s) {
+    const std::string site = s % 2 == 0 ? "attn_" : "mlp_";
+    streams.push_back(str(site, "streams.", s / 2)), injects.push_back(str(site, "inject.", s / 2));
+    networks.emplace_back(in, str("model.layers.", s / 2, ".", site, "hyper_connection."));
+  }
+  streams.push_back("last_streams.0");
+  networks.emplace_back(in, "model.hyper_connection_mixer.");
+  for (const auto* list : {&streams, &injects}) names.insert(names.end(), list->begin(), list->end());
+  RoutingRows sums(S + 1, std::vector<double>(S + 1));
+  double tokens = 0;
+  in.run_all(names, [&](int64_t n) {
+    tokens += static_cast<double>(n);
+    for (size_t s = 0; s <= S; ++s)
+      for (size_t token = 0; token < static_cast<size_t>(n); ++token) {
+        const double* x = &in.probe.at(streams[s])[token * networks[s].gain.size()];
+        const std::vector<double> read = networks[s].factors(x, E, in.config.norm_eps);
+        for (size_t i = 0; i < E; ++i) sums[s][0] += read[i];
+        for (size_t t = 0; t < s; ++t)
+          for (size_t i = 0; i < E; ++i)
+            sums[s][t + 1] += read[i] * 2 * sigmoid(in.probe.at(injects[t])[token * E + i] / static_cast<double>(E));
+      }
+  });
+  return mean_of(std::move(sums), tokens);
 }
 
 // (2L+1, 2L+1): the mean over tokens; rows are the sublayers and the final norm.
@@ -86,9 +155,7 @@ RoutingRows mean_coefficients(const RoutingInput& in) {
                    1, mean[S]);
     }
   });
-  for (size_t s = 0; s <= S; ++s)
-    for (size_t t = 0; t <= S; ++t) mean[s][t] = t <= s ? mean[s][t] / tokens : NAN;
-  return mean;
+  return mean_of(std::move(mean), tokens);
 }
 
 // (L+1, L+1): the mean over the pairs of a layer's readers and another one's outputs where there is something to read.
@@ -104,7 +171,8 @@ RoutingRows folded_to_layers(const RoutingRows& c) {
 }
 
 RoutingFound look_hyper(const RoutingInput& in) {
-  const RoutingRows c = mean_coefficients(in);
+  const bool gated = in.config.arch == "gated_streams";
+  const RoutingRows c = gated ? mean_gated_coefficients(in) : mean_coefficients(in);
   RoutingFound found;
   found.table = {{"reader", "embedding", "last output", "smallest", "largest"}};
   for (size_t s = 0; s < c.size(); ++s)
@@ -121,9 +189,9 @@ RoutingFound look_hyper(const RoutingInput& in) {
                   {{"layers", "column 0: the embeddings; last row: the final norm", folded_to_layers(c)}},
                   "output, from 0",
                   true}};
-  found.notes =
-      "columns of \"of\": 0 the embeddings, 2l+1 and 2l+2 attention and MLP of layer l;\n"
-      "a plain residual stream, as at the start of training, has 1 everywhere\n";
+  found.notes = "columns of \"of\": 0 the embeddings, 2l+1 and 2l+2 attention and MLP of layer l;\n";
+  found.notes += gated ? "a plain residual stream has one number in all of a row\n"
+                       : "a plain residual stream, as at the start of training, has 1 everywhere\n";
   return found;
 }
 
@@ -156,6 +224,21 @@ RoutingKind mhc_routing() {
       "by its largest magnitude, as the norm that each reader has sees no factor of a row; the numbers of the files "
       "are not.";
   kind.paper = "mHC (arXiv 2512.24880): the paper's own picture is not at hand, so nothing is claimed of it.";
+  return kind;
+}
+
+RoutingKind gated_streams_routing() {
+  RoutingKind kind = hyper_routing();
+  kind.arch = "gated_streams";
+  kind.measured =
+      "gated_streams: c[s,t], the coefficient of output t in what sublayer s reads: for every token the factor by "
+      "which "
+      "each stream took t in, times the mean over channels of gate, gain and what the stream's norm divides by, over "
+      "the number of streams; then the mean over tokens. Rows: 2l is layer l's attention, 2l+1 its MLP, the last one "
+      "the head. Columns: 0 is the embeddings, 2l+1 and 2l+2 what they put out. By layer: means over its two readers "
+      "and the two outputs of another one. What a gate does to one channel and not to another is not in these means. "
+      "In the picture each row is divided by its largest magnitude; the numbers of the files are not.";
+  kind.paper = "Qwen3.8-Flash-Next: there is no paper, and no such picture is at hand.";
   return kind;
 }
 

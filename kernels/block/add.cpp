@@ -79,7 +79,7 @@ struct Copy : Node {
 Value* add(Tape& t, const std::string& name, Value* a, Value* b) {
   CHECK_THAT(a->shape == b->shape, name, ": ", a->shape.str(), " and ", b->shape.str());
   auto node = make_node<Add>(name, {a, b}, {t.activation(name, a->shape)});
-  node->passes_grad = a != b;
+  node->passes_grad = a != b ? 2 : 0;
   node->is_sum = true;
   return t.record(std::move(node));
 }
@@ -87,7 +87,7 @@ Value* add(Tape& t, const std::string& name, Value* a, Value* b) {
 Value* copy(Tape& t, const std::string& name, Value* inp) {
   CHECK_THAT(inp->dtype == t.dtype(), name, ": ", inp->name, " is not stored as activations are");
   auto node = make_node<Copy>(name, {inp}, {t.activation(name, inp->shape)});
-  node->passes_grad = true;
+  node->passes_grad = 1;
   return t.record(std::move(node));
 }
 

@@ -102,6 +102,15 @@ auto mapped(const MhcWeights<P>& w, F&& f) {
 }
 enum class Mixing { read, merge, identity, permutations, sinkhorn };
 
+// The network around one sublayer of gated residual streams (hyper/gated_streams.h), R its hidden width.
+template <class P>
+struct GatedWeights {
+  P norm{};    // (E*C)
+  P down{};    // (R,E*C)
+  P up{};      // (E*C,R)
+  P inject{};  // (E,E*C), or none: nothing is written behind the last read
+};
+
 constexpr int64_t max_permuted_streams = 4;
 constexpr int64_t max_sinkhorn_iterations = 64;
 

@@ -36,6 +36,10 @@ enum class HyperNorm { layernorm_no_affine, layernorm, rmsnorm };
 
 constexpr int64_t max_streams = 8;  // E
 
+struct StreamsSize {
+  int64_t rows, E, C;
+};
+
 // streams_i = x, set or added: the forward of expand, the backward of sum.
 void streams_expand(const Grad& streams, const Tensor& x, Stream stream);
 // out = sum_i streams_i, set or added: the forward of sum, the backward of expand.

@@ -75,9 +75,6 @@ void read_columns(S* out, const S* x, const float* weight, int64_t apart, int64_
 // For parallel_for over tokens.
 inline int64_t grain(int64_t E, int64_t C) { return 32768 / (E * C); }
 
-struct StreamsSize {
-  int64_t rows, E, C;
-};
 // Of streams (B,T,E,C), of which x has one for each token.
 inline StreamsSize check_streams(const Tensor& streams, const Tensor& x) {
   const auto [rows, C] = rows_of(x);

@@ -327,8 +327,8 @@ void mhc_read_backward_cpu(const Gradients<S>& g, const MhcWeights<float*>& d, c
 // -----------------------------------------------------------------------------------------------------------------
 // Entry points.
 
-hyper::StreamsSize check_read(const MhcRead<Tensor>& t, const MhcWeights<Tensor>& w, const MhcForm& form) {
-  const hyper::StreamsSize z = check_streams(t.streams, t.out);
+StreamsSize check_read(const MhcRead<Tensor>& t, const MhcWeights<Tensor>& w, const MhcForm& form) {
+  const StreamsSize z = check_streams(t.streams, t.out);
   const int64_t M = mhc_rows(form.mixing, z.E), B = t.streams.dim(0), T = t.streams.dim(1);
   const bool sublayer = mhc_groups(form.mixing) > 1;
   CHECK_THAT(form.mixing != Mixing::permutations || z.E <= max_permuted_streams, z.E, " streams permuted");

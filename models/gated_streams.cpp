@@ -1,0 +1,109 @@
+// Gated residual streams (Qwen3.8-Flash-Next): E residual streams S_i, each with a norm of its own. A sublayer reads
+// their mean, gated channel by channel; what it puts out is added to each stream by a factor:
+//
+//   N_i = RMS(S_i) (1 + w_i)                       vec(N): the streams of a token in a row, E C
+//   x   = (1/E) sum_i sigmoid(G_i) N_i             G = up silu(down vec(N) / E)     down (R, E C), up (E C, R)
+//   S_i <- S_i + 2 sigmoid(inject_i vec(N) / E) f(x)                                inject (E, E C)
+//
+// x is normalised as it is: the blocks have no norms of their own. One more such read, without inject, is what the head
+// sees, without a final norm. All streams start as the embedding; norms start at w = 0, matrices as the others do. Qwen
+// has R = C/8 in a mixture of experts; a dense model's products are smaller, so here R is C/32 where nothing is said.
+// Names are those of transformers' qwen4_exp, whose q/k norms are 1 + w, too; ours keep the plain gain.
+#include <algorithm>
+
+#include "models/registry.h"
+
+namespace crossply {
+namespace {
+
+class GatedStreams : public Connection {
+ public:
+  explicit GatedStreams(const Config& config) : E_(config.integer("hc_count")), R_(config.integer("hc_lowrank")) {
+    const int64_t C = config.hidden_size;
+    if (E_ < 1 || E_ > 8) fail(Exit::usage, "gated_streams: hc_count ", E_, " must be in 1..8");
+    if (R_ < 0 || R_ > E_ * C)
+      fail(Exit::usage, "gated_streams: hc_lowrank ", R_, " must be in 0..", E_ * C, ", which is hc_count times ", C);
+    if (R_ == 0) R_ = std::max<int64_t>(1, C / 32);
+  }
+
+  void declare(ParameterTable& params, const Config& config) const override {
+    for (int layer = 0; layer < config.num_hidden_layers; ++layer) {
+      for (const char* norm : {"input_layernorm", "post_attention_layernorm"}) remove_module(params, layer, norm);
+      for (const bool mlp : {false, true}) declare_read(params, rows({layer, mlp}), config, true);
+    }
+    params.remove("model.norm.weight");
+    if (params.contains("model.norm.bias")) params.remove("model.norm.bias");
+    declare_read(params, last, config, false);
+  }
+
+  std::string start_as_plain(ParameterTable&, const Config&) const override {
+    fail(
+        Exit::usage,
+        "gated_streams computes the plain backbone where its matrices are 0 and its norms' w is twice the gain less 1, "
+        "but for the rounding of both, not bit for bit; train it from scratch");
+  }
+
+  void begin(const Build& build, Value* embeddings) override {
+    Connection::begin(build, embeddings);
+    x_ = ops::streams_expand(build.tape, "streams", embeddings, E_);
+  }
+
+  Value* read(const Site& site) override {
+    build_->mark(site.mlp ? "mlp_streams" : "attn_streams", site.layer, x_);  // (B, T, E, C)
+    const ops::GatedReadOutputs in = gated_read(site.name() + ".read", rows(site));
+    inject_ = in.inject;
+    build_->mark(site.mlp ? "mlp_inject" : "attn_inject", site.layer, inject_);  // (B, T, E)
+    build_->mark(site.mlp ? "mlp_read" : "attn_read", site.layer, in.x);         // with its norm
+    return in.x;
+  }
+
+  void write(const Site& site, Value* y) override {
+    build_->mark(site.mlp ? "mlp_output" : "attn_output", site.layer, y);
+    x_ = ops::gated_inject(build_->tape, site.name() + ".write", x_, inject_, y);
+  }
+
+  Value* finish() override {
+    build_->mark("last_streams", 0, x_);
+    return gated_read("streams.read", last).x;
+  }
+  // What the head would read if the model ended here.
+  Value* hidden() override { return gated_read("streams.seen", last).x; }
+
+ private:
+  static constexpr const char* last = "model.hyper_connection_mixer.";
+  static std::string rows(const Site& site) {
+    return layer_name(site.layer, site.mlp ? "mlp_hyper_connection." : "attn_hyper_connection.");
+  }
+
+  void declare_read(ParameterTable& params, const std::string& rows, const Config& config, bool writes) const {
+    const int64_t width = E_ * config.hidden_size;
+    const Init normal = Init::normal(config.initializer_range);
+    params.add(rows + "hc_norm.weight", Shape{width}, Init::constant(0), 1, 0);
+    params.add(rows + "input_mix_weight_down.weight", Shape{R_, width}, normal, 1, 1);
+    params.add(rows + "input_mix_weight_up.weight", Shape{width, R_}, normal, 1, 1);
+    if (writes) params.add(rows + "block_inject_weight.weight", Shape{E_, width}, normal, 1, 1);
+  }
+
+  ops::GatedReadOutputs gated_read(const std::string& name, const std::string& rows) const {
+    return ops::gated_read(
+        build_->tape, name, x_,
+        {build_->parameter(rows + "hc_norm.weight"), build_->parameter(rows + "input_mix_weight_down.weight"),
+         build_->parameter(rows + "input_mix_weight_up.weight"), build_->find(rows + "block_inject_weight.weight")},
+        build_->config.norm_eps);
+  }
+
+  int64_t E_, R_;
+  Value* inject_ = nullptr;  // of the sublayer in progress
+};
+
+}  // namespace
+
+Architecture gated_streams_architecture() {
+  return {"gated_streams",
+          "several residual streams, gated channel by channel",
+          {{"hc_count", "4", "an integer in 1..8: how many streams", {}},
+           {"hc_lowrank", "0", "an integer: hidden width of the network that computes the gates; 0: width / 32", {}}},
+          [](const Config& config) { return std::make_unique<GatedStreams>(config); }};
+}
+
+}  // namespace crossply
