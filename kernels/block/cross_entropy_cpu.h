@@ -24,10 +24,10 @@ double exponentials_of(float* e, const S* z, float largest, int64_t V, float fac
       x = factor * (x - largest);
       Vec16 exponential = x;
       exp_in_place(exponential);
-      x = x < -60.f ? Vec16{} : exponential;
-      clear_beyond(x, count);
-      part += x;
-      store(e + v, x, count);
+      put_where_less(exponential, x, Vec16{} - 60.f, Vec16{});
+      clear_beyond(exponential, count);
+      part += exponential;
+      store(e + v, exponential, count);
     });
     sum += static_cast<double>(sum_of_lanes(part));
   }

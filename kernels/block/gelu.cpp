@@ -18,8 +18,9 @@ struct Tail {
 template <GeluKind kind>
 inline void tail_of(Tail& tail, const Vec16& x) {
   const Vec16 most = Vec16{} + (kind == GeluKind::erf ? 12.f : 9.9f);
-  Vec16 z = x < 0.f ? -x : x;
-  z = z > most ? most : z;
+  Vec16 z = x;
+  put_where_less(z, x, Vec16{}, -x);
+  put_where_less(z, most, z, most);
   if constexpr (kind == GeluKind::erf) {
     const Vec16 t = 1.f / (1.f + 0.34f * z);
     Vec16 q, bell = -0.5f * z * z;
@@ -42,8 +43,8 @@ void gelu_forward_cpu(S* out, const S* inp, int64_t n) {
     Tail tail;
     load(x, inp + i, part);
     tail_of<kind>(tail, x);
-    const Vec16 ramp = x < 0.f ? Vec16{} : x;
-    store(out + i, ramp - tail.z * tail.area, part);
+    put_where_less(x, x, Vec16{}, Vec16{});
+    store(out + i, x - tail.z * tail.area, part);
   });
 }
 
@@ -55,8 +56,10 @@ void gelu_backward_cpu(S* dinp, const S* dout, const S* inp, int64_t n) {
     load(x, inp + i, part);
     load(dy, dout + i, part);
     tail_of<kind>(tail, x);
-    const Vec16 slope = tail.area - tail.moment;  // at -z; at z it is 1 minus that
-    store_or_add<add>(dinp + i, dy * (x < 0.f ? slope : 1.f - slope), part);
+    const Vec16 below = tail.area - tail.moment;  // at -z; at z it is 1 minus that
+    Vec16 slope = 1.f - below;
+    put_where_less(slope, x, Vec16{}, below);
+    store_or_add<add>(dinp + i, dy * slope, part);
   });
 }
 

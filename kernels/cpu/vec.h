@@ -30,6 +30,33 @@ inline void store(float* p, const Vec& v) {
   std::memcpy(p, &v, sizeof(Vec));
 }
 
+// As wide as the registers. Comparisons, and what is long, are done in these: where registers have eight lanes g++ makes
+// sixteen scalar comparisons of one of sixteen lanes, and goes through memory between other ops.
+#ifdef __AVX512F__
+using Register = Vec16;
+#else
+using Register = Vec8;
+#endif
+// Sixteen lanes as two halves of eight.
+inline void split(Vec8& low, Vec8& high, const Vec16& v) {
+  low = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7);
+  high = __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+}
+inline void join(Vec16& v, const Vec8& low, const Vec8& high) {
+  v = __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+}
+
+// to = yes in the lanes where a < b.
+inline void put_where_less(Vec16& to, const Vec16& a, const Vec16& b, const Vec16& yes) {
+#ifdef __AVX512F__
+  to = a < b ? yes : to;
+#else
+  Vec8 to_low, to_high, a_low, a_high, b_low, b_high, yes_low, yes_high;
+  split(to_low, to_high, to), split(a_low, a_high, a), split(b_low, b_high, b), split(yes_low, yes_high, yes);
+  join(to, a_low < b_low ? yes_low : to_low, a_high < b_high ? yes_high : to_high);
+#endif
+}
+
 // The same between bf16 in memory and float in registers; storing rounds as bf16's constructor does, except that the
 // instruction for it, where there is one, makes 0 of what is below the normal numbers: below 1.2e-38.
 template <class Vec>
@@ -37,16 +64,19 @@ struct BitsOf;  // the integers beside a vector of floats: as wide, and half as 
 template <>
 struct BitsOf<Vec16> {
   using Word = uint32_t __attribute__((vector_size(64)));
+  using Int = int32_t __attribute__((vector_size(64)));
   using Half = uint16_t __attribute__((vector_size(32)));
 };
 template <>
 struct BitsOf<Vec8> {
   using Word = uint32_t __attribute__((vector_size(32)));
+  using Int = int32_t __attribute__((vector_size(32)));
   using Half = uint16_t __attribute__((vector_size(16)));
 };
 template <>
 struct BitsOf<Vec4> {
   using Word = uint32_t __attribute__((vector_size(16)));
+  using Int = int32_t __attribute__((vector_size(16)));
   using Half = uint16_t __attribute__((vector_size(8)));
 };
 
@@ -69,6 +99,14 @@ inline void store(bf16* p, const Vec& v) {
   if constexpr (lanes_of<Vec> == 16) {
     const __m256bh narrow = _mm512_cvtneps_pbh(reinterpret_cast<__m512>(v));
     return static_cast<void>(std::memcpy(static_cast<void*>(p), &narrow, sizeof narrow));
+  }
+#endif
+#ifndef __AVX512F__
+  if constexpr (lanes_of<Vec> == 16) {  // see Register
+    Vec8 low, high;
+    split(low, high, v);
+    store(p, low), store(p + 8, high);
+    return;
   }
 #endif
   using Word = typename BitsOf<Vec>::Word;
@@ -241,46 +279,58 @@ template <int64_t rows, class S>
 }
 
 // The largest of n > 0. In lanes by hand: no compiler vectorises a maximum of floats that may be NaN. A NaN may be lost
-// here, but not in the exponentials of differences from it. Four chains, because one would wait for itself.
+// here, but not in the exponentials of differences from it. Several chains, because one would wait for itself.
 template <class S>
 float largest_of(const S* x, int64_t n) {
+  constexpr int64_t lanes = lanes_of<Register>, chains = 64 / lanes;
   float largest = x[0];
   int64_t i = 0;
   if (n >= 64) {
-    Vec16 chain[4];
-    for (int64_t c = 0; c < 4; ++c) load(chain[c], x + 16 * c);
+    Register chain[chains];
+    for (int64_t c = 0; c < chains; ++c) load(chain[c], x + lanes * c);
     for (i = 64; i + 64 <= n; i += 64)
-      for (int64_t c = 0; c < 4; ++c) {
-        Vec16 next;
-        load(next, x + i + 16 * c);
+      for (int64_t c = 0; c < chains; ++c) {
+        Register next;
+        load(next, x + i + lanes * c);
         chain[c] = next > chain[c] ? next : chain[c];
       }
-    for (const Vec16& lanes : chain)
-      for (int l = 0; l < 16; ++l) largest = std::max(largest, lanes[l]);
+    for (const Register& each : chain)
+      for (int l = 0; l < lanes; ++l) largest = std::max(largest, each[l]);
   }
   for (; i < n; ++i) largest = std::max<float>(largest, x[i]);
   return largest;
 }
 
-// exp_f32 of kernels/cpu/cpu.h, to the bit.
-inline void exp_in_place(Vec16& x) {
-  const Vec16 shifter = Vec16{} + 12582912.f, lowest = Vec16{} - 87.3f, highest = Vec16{} + 88.7f;
+// exp_f32 of kernels/cpu/cpu.h, to the bit, in the lanes of a register.
+template <class Vec>
+inline void exp_of_register(Vec& x) {
+  const Vec shifter = Vec{} + 12582912.f, lowest = Vec{} - 87.3f, highest = Vec{} + 88.7f;
   x = x < lowest ? lowest : x;
   x = x > highest ? highest : x;
-  const Vec16 biased = x * 1.44269504f + shifter, n = biased - shifter;
-  const Vec16 r = (x - n * 0.693145752f) - n * 1.42860677e-6f;
-  Vec16 p = r * 1.9875691e-4f + 1.3981999e-3f;
+  const Vec biased = x * 1.44269504f + shifter, n = biased - shifter;
+  const Vec r = (x - n * 0.693145752f) - n * 1.42860677e-6f;
+  Vec p = r * 1.9875691e-4f + 1.3981999e-3f;
   p = p * r + 8.3334519e-3f;
   p = p * r + 4.1665796e-2f;
   p = p * r + 1.6666665e-1f;
   p = p * r + 5.0000001e-1f;
   p = p * r * r + r + 1.f;
 #ifdef __AVX512F__
-  x = reinterpret_cast<Vec16>(_mm512_maskz_scalef_ps(0xFFFF, reinterpret_cast<__m512>(p), reinterpret_cast<__m512>(n)));
+  x = reinterpret_cast<Vec>(_mm512_maskz_scalef_ps(0xFFFF, reinterpret_cast<__m512>(p), reinterpret_cast<__m512>(n)));
 #else
-  using Int = int32_t __attribute__((vector_size(64)));
+  using Int = typename BitsOf<Vec>::Int;
   const Int k = reinterpret_cast<Int>(biased) - reinterpret_cast<Int>(shifter), half = k >> 1;
-  x = p * reinterpret_cast<Vec16>((half + 127) << 23) * reinterpret_cast<Vec16>((k - half + 127) << 23);
+  x = p * reinterpret_cast<Vec>((half + 127) << 23) * reinterpret_cast<Vec>((k - half + 127) << 23);
+#endif
+}
+inline void exp_in_place(Vec16& x) {
+#ifdef __AVX512F__
+  exp_of_register(x);
+#else
+  Vec8 low, high;
+  split(low, high, x);
+  exp_of_register(low), exp_of_register(high);
+  join(x, low, high);
 #endif
 }
 

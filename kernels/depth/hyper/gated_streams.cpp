@@ -367,52 +367,83 @@ void gated_inject_backward(const Grad& dstreams, const Tensor& dlogits, const Gr
 namespace ops {
 namespace {
 
+// So many tokens at a time that what is E times as wide as the model stays in the caches; on a GPU so many that its
+// memory is bounded.
+constexpr int64_t most_tokens = 8192;
+int64_t tokens_at_once(Stream stream, int64_t width) {
+  return stream.backend == Backend::cuda ? most_tokens
+                                         : std::clamp<int64_t>((int64_t{1} << 17) / width, 16, most_tokens);
+}
+
 // The whole read as one node, which keeps the streams and the small product: what is E times as wide as the model is
 // computed again in the backward. In: the streams, gain, down, up and, if the sublayer is to write, inject.
 struct GatedRead : Node {
   double eps = 0;
   Value *a = nullptr, *rstd = nullptr;                       // (B,T,R), of the activations' type, and (B,T,E)
-  Value *normed = nullptr, *d = nullptr, *logits = nullptr;  // (B,T,E*C), (B,T,R), (B,T,E*C)
+  Value *normed = nullptr, *d = nullptr, *logits = nullptr;  // of some tokens: (n,E*C), (n,R), (n,E*C)
   Value *normed_again = nullptr, *d_again = nullptr, *logits_again = nullptr;
   Value *dnormed = nullptr, *dd = nullptr;
-  std::vector<Tensor> from_normed, gradients, weights;  // of the products with normed, and their weights
+  std::vector<Tensor> weights;  // of the products with normed
   Tensor up;
   const char* op() const override { return "gated_read"; }
   bool reads_narrow(size_t i) const override { return i >= 2 && in[0]->dtype == Dtype::bf16; }
   void prepare() override {
     const Dtype real = in[0]->dtype;
     up = factor_of(in[3], real), weights = {factor_of(in[2], real)};
-    from_normed = {a->tensor}, gradients = {tensor_of(dd)};
-    if (in.size() < 5) return;
-    weights.push_back(factor_of(in[4], real));
-    from_normed.push_back(out[1]->tensor), gradients.push_back(grad_of(out[1]));
+    if (writes()) weights.push_back(factor_of(in[4], real));
   }
+  bool writes() const { return in.size() > 4; }
   double factor() const { return 1 / static_cast<double>(in[0]->shape[2]); }
 
+  // Calls body(part, work) for some tokens after the other: part(tensor) is what a tensor has of them, work(value)
+  // memory for as many.
+  template <class F>
+  void for_tokens(Stream stream, F&& body) const {
+    const Shape& s = in[0]->shape;
+    const int64_t rows = s[0] * s[1], step = std::min(rows, tokens_at_once(stream, s[2] * s[3]));
+    for (int64_t first = 0; first < rows; first += step) {
+      const int64_t count = std::min(step, rows - first);
+      body([=](const Tensor& t) { return tokens_of(t, first, count); },
+           [=](const Value* v) { return tokens_of(v->tensor, 0, count); });
+    }
+  }
+
   void forward(const Step&, Stream stream) override {
-    gated_norm_forward(normed->tensor, rstd->tensor, input(0), input(1), eps, stream);
-    matmul_forward(from_normed, normed->tensor, weights, stream);
-    gated_silu_forward(d->tensor, a->tensor, factor(), stream);
-    matmul_forward({logits->tensor}, d->tensor, {up}, stream);
-    gated_mean_forward(output(), normed->tensor, logits->tensor, stream);
+    for_tokens(stream, [&](auto part, auto work) {
+      const Tensor x = work(normed), z = part(a->tensor), hidden = work(d), l = work(logits);
+      gated_norm_forward(x, part(rstd->tensor), part(input(0)), input(1), eps, stream);
+      if (writes()) matmul_forward({z, part(out[1]->tensor)}, x, weights, stream);
+      else matmul_forward({z}, x, weights, stream);
+      gated_silu_forward(hidden, z, factor(), stream);
+      matmul_forward({l}, hidden, {up}, stream);
+      gated_mean_forward(part(output()), x, l, stream);
+    });
   }
   void backward(const Step&, Stream stream) override {
-    const Tensor &x = normed_again->tensor, &hidden = d_again->tensor, &l = logits_again->tensor;
-    gated_norm_forward(x, rstd->tensor, input(0), input(1), eps, stream);
-    gated_silu_forward(hidden, a->tensor, factor(), stream);
-    matmul_forward({l}, hidden, {up}, stream);
-    gated_mean_backward(dnormed->tensor, l, doutput(), x, l, stream);
-    matmul_backward_input({dd->tensor, false}, {l}, {up}, stream);
-    matmul_backward_weight(dinput(3), l, hidden, stream);
-    gated_silu_backward(dd->tensor, dd->tensor, a->tensor, factor(), stream);
-    matmul_backward_input({dnormed->tensor, true}, gradients, weights, stream);
-    matmul_backward_weight(dinput(2), dd->tensor, x, stream);
-    if (in.size() > 4) matmul_backward_weight(dinput(4), gradients[1], x, stream);
-    gated_norm_backward(gradient(0), dinput(1), dnormed->tensor, input(0), input(1), rstd->tensor, stream);
+    for_tokens(stream, [&](auto part, auto work) {
+      const Tensor x = work(normed_again), z = part(a->tensor), hidden = work(d_again), l = work(logits_again);
+      const Tensor dx = work(dnormed), dz = work(dd), streams = part(input(0)), r = part(rstd->tensor);
+      gated_norm_forward(x, r, streams, input(1), eps, stream);
+      gated_silu_forward(hidden, z, factor(), stream);
+      matmul_forward({l}, hidden, {up}, stream);
+      gated_mean_backward(dx, l, part(doutput()), x, l, stream);
+      matmul_backward_input({dz, false}, {l}, {up}, stream);
+      matmul_backward_weight(dinput(3), l, hidden, stream);
+      gated_silu_backward(dz, dz, z, factor(), stream);
+      matmul_backward_weight(dinput(2), dz, x, stream);
+      if (writes()) {
+        const Tensor dinject = part(out[1]->grad->tensor);
+        matmul_backward_input({dx, true}, {dz, dinject}, weights, stream);
+        matmul_backward_weight(dinput(4), dinject, x, stream);
+      } else {
+        matmul_backward_input({dx, true}, {dz}, weights, stream);
+      }
+      gated_norm_backward({part(gradient(0)), acc[0] != 0}, dinput(1), dx, streams, input(1), r, stream);
+    });
   }
   double flops() const override {
     const Shape &s = in[0]->shape, &w = in[2]->shape;
-    const int64_t rows = 2 * w[0] + (in.size() > 4 ? s[2] : 0) + 1;  // of products with one of all columns; the mean
+    const int64_t rows = 2 * w[0] + (writes() ? s[2] : 0) + 1;  // of products with one of all columns; the mean
     return 2.0 * static_cast<double>(s.numel()) * static_cast<double>(rows);
   }
 };
@@ -442,8 +473,10 @@ GatedReadOutputs gated_read(Tape& t, const std::string& name, Value* streams, co
                                    {t.activation(name, Shape{B, T, C})});
   if (p.inject != nullptr) node->out.push_back(t.activation(name + ".inject", Shape{B, T, E}));
   node->eps = eps;
-  const Shape all{B, T, E * C}, few{B, T, R};
-  node->saved = {node->a = t.activation(name + ".a", few), node->rstd = t.statistic(name + ".rstd", Shape{B, T, E})};
+  const int64_t tokens = std::min(B * T, most_tokens);
+  const Shape all{1, tokens, E * C}, few{1, tokens, R};
+  node->saved = {node->a = t.activation(name + ".a", Shape{B, T, R}),
+                 node->rstd = t.statistic(name + ".rstd", Shape{B, T, E})};
   const auto work = [&](std::vector<Value*>& list, const char* part, const Shape& shape) {
     list.push_back(t.activation(name + part, shape));
     return list.back();

@@ -18,13 +18,6 @@ namespace {
 constexpr int64_t lanes = lanes_of<Vec16>;
 
 // By reference, because passing such vectors by value depends on the instruction set.
-void exp_in_place(Vec16& x) {
-  float numbers[lanes];
-  store(numbers, x);
-#pragma omp simd
-  for (int64_t i = 0; i < lanes; ++i) numbers[i] = exp_f32(numbers[i]);
-  load(x, numbers);
-}
 void sigmoid(Vec16& to, const Vec16& x) {
   to = -x;
   exp_in_place(to);
@@ -33,7 +26,7 @@ void sigmoid(Vec16& to, const Vec16& x) {
 
 void softmax_in_place(Vec16* z, int64_t count) {
   Vec16 max = z[0], sum = {};
-  for (int64_t i = 1; i < count; ++i) max = z[i] > max ? z[i] : max;
+  for (int64_t i = 1; i < count; ++i) put_where_less(max, max, z[i], z[i]);
   for (int64_t i = 0; i < count; ++i) z[i] -= max, exp_in_place(z[i]), sum += z[i];
   for (int64_t i = 0; i < count; ++i) z[i] /= sum;
 }
