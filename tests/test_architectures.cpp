@@ -381,7 +381,8 @@ TEST_CASE("architectures: a connection adds as many parameters to a GPT-2 as to 
                                                  {"hyper", -2 * C * L},
                                                  {"resformer:variant=svformer", -C * (L - 1)},
                                                  {"mudd", 2 * C * L},
-                                                 {"kv_share", -2 * C * (L / 2)}};
+                                                 {"kv_share", -2 * C * (L / 2)},
+                                                 {"gated_streams", -C * (2 * L + 1)}};
   std::string choices = "hyper:prenorm=rmsnorm,resformer:variant=svformer,vertical:map=unet,lime:routing=average";
   for (const Architecture& one : architectures())
     if (one.name != "llama" && one.name != "gpt2") choices += "," + one.name;

@@ -1,5 +1,8 @@
 #include "kernels/depth/hyper/gated_streams.h"
 
+#include "kernels/block/ops.h"
+#include "kernels/depth/ops.h"
+#include "kernels/devices.h"
 #include "tests/op.h"
 
 using namespace crossply;
@@ -142,4 +145,56 @@ TEST_CASE("gated_streams: a NaN stays in its token, and wrong shapes are errors"
   CHECK_THROWS_AS(gated_mean_forward(rows, few, few, fast), Error);
   CHECK_THROWS_AS(gated_inject_forward(streams, streams, rows, rows, fast), Error);
   CHECK_THROWS_AS(gated_inject_backward({streams, true}, few, {rows, false}, streams, few, rows, fast), Error);
+}
+
+namespace {
+
+// A model of one read and one write that look at one token at a time: what is lost, and all gradients.
+struct OneRead {
+  std::vector<float> losses, gradients;
+  OneRead(const std::string& device_name, Dtype real, const std::vector<int32_t>& tokens) {
+    constexpr int64_t E = 8, C = 512, R = 5, V = 11;
+    const auto device = make_device(device_name);
+    const int64_t T = std::ssize(tokens);
+    ParameterTable params;
+    for (const auto& [name, shape] : {std::pair{"table", Shape{V, C}},
+                                      {"norm", Shape{E * C}},
+                                      {"down", Shape{R, E * C}},
+                                      {"up", Shape{E * C, R}},
+                                      {"inject", Shape{E, E * C}}})
+      params.add(name, shape, Init::normal(0.05), 1, 1);
+    params.allocate(*device, real, true);
+    params.initialise(3);
+    Tape tape(real);
+    const auto parameter = [&](const char* name) { return tape.parameter(params.at(name)); };
+    crossply::Value* in = tape.input("tokens", Shape{1, T}, Dtype::i32);
+    crossply::Value* targets = tape.input("targets", Shape{1, T}, Dtype::i32);
+    crossply::Value* x = ops::streams_expand(tape, "streams", ops::embedding(tape, "x", in, parameter("table")), E);
+    const ops::GatedReadOutputs read = ops::gated_read(
+        tape, "read", x, {parameter("norm"), parameter("down"), parameter("up"), parameter("inject")}, 1e-4);
+    x = ops::streams_sum(tape, "sum", ops::gated_inject(tape, "write", x, read.inject, read.x));
+    crossply::Value* loss = ops::cross_entropy(tape, "loss", x, parameter("table"), targets);
+    tape.differentiate(), tape.plan(PlanMode::poison), tape.allocate(*device);
+    const size_t bytes = tokens.size() * sizeof(int32_t);
+    device->copy_in(in->tensor.data, tokens.data(), bytes), device->copy_in(targets->tensor.data, tokens.data(), bytes);
+    tape.run(Step{true});
+    losses = params.read(loss->tensor), gradients = params.read(params.gradients());
+  }
+};
+
+}  // namespace
+
+// More tokens than are computed at a time, against the first and the last ones alone: no token sees another.
+TEST_CASE("gated_streams: a read of many tokens is the reads of few") {
+  std::vector<int32_t> tokens(300);
+  for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i * i % 11);
+  for (const std::string device : {"cpu", "reference"}) {
+    const Dtype real = device == "cpu" ? Dtype::f32 : Dtype::f64;
+    const OneRead all(device, real, tokens), first(device, real, {tokens.begin(), tokens.begin() + 77}),
+        last(device, real, {tokens.begin() + 77, tokens.end()});
+    check_close("losses", all.losses, joined(first.losses, last.losses), 1e-6);
+    std::vector<float> sum = first.gradients;
+    for (size_t i = 0; i < sum.size(); ++i) sum[i] += last.gradients[i];
+    check_close("gradients", all.gradients, sum, 2e-5);  // sums over the tokens, in another order
+  }
 }

@@ -21,8 +21,10 @@
 //                   backward computes N, G and the network's output again is not counted
 //   memory          the streams in front of every sublayer stay until the backward, 2 L E of them instead of 2 L, and
 //                   of each token R + 2 E numbers for each sublayer; N and G are there while their read is computed
-//   bytes           26 C elements a token and sublayer in the forward at E = 4: S read, N written and read twice, the
-//                   network's output written and read, then S read and the next S written, what f reads and puts out
+//   bytes           34 C elements a token and sublayer in the forward at E = 4: S read, N written and read twice, the
+//                   network's output written and read, then S read and the next S written, what f reads and puts out;
+//                   75 C in the backward. On a CPU N, the network's output and their gradients are of some tokens at a
+//                   time and stay in the caches: 14 C and 23 C come from memory
 //
 // After Qwen's code in transformers (qwen4_exp, Qwen4ExpTextGatedResidual); there is no paper. How it starts is that of
 // a port to Megatron. The published model is a mixture of experts, which crossply does not train.

@@ -87,9 +87,9 @@ def build(config):
 
 def weights(config, w):
   renamed = common.renamed(
-    w, ("model.norm.", "lm_head.norm."), ("lm_head.weight", "lm_head.inner.weight"), ("model.layers.", "transformer.h."),
+    w, ("model.norm.", "lm_head.norm."), ("lm_head.weight", "lm_head.inner.weight"), ("model.layers.", "trunk:h."),
     ("input_layernorm", "attn.norm"), ("post_attention_layernorm", "mlp.norm"), ("self_attn.", "attn.inner."),
     ("q_proj", "c_q"), ("k_proj", "c_k"), ("v_proj", "c_v"), ("o_proj", "c_proj"), (".mlp.", ".mlp.inner."),
-    (".mlp.inner.norm", ".mlp.norm"), ("embed_tokens.", "transformer.wte.norm." if config.embed_norm else "transformer.wte."),
-    ("model.", ""))
+    (".mlp.inner.norm", ".mlp.norm"), ("embed_tokens.", "trunk:wte.norm." if config.embed_norm else "trunk:wte."),
+    ("model.", ""), ("trunk:", "transformer."))
   return {f"model.{name}": tensor for name, tensor in {**renamed, "smear_lambda": torch.zeros(1)}.items()}

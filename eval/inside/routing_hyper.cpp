@@ -1,4 +1,5 @@
-// Of hyper, mhc and gated_streams: how much of every sublayer's output, and of the embeddings, each later sublayer reads.
+// Of hyper, mhc and gated_streams: how much of every sublayer's output, and of the embeddings, each later sublayer
+// reads.
 #include <algorithm>
 #include <cmath>
 #include <numeric>

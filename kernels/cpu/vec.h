@@ -30,8 +30,8 @@ inline void store(float* p, const Vec& v) {
   std::memcpy(p, &v, sizeof(Vec));
 }
 
-// As wide as the registers. Comparisons, and what is long, are done in these: where registers have eight lanes g++ makes
-// sixteen scalar comparisons of one of sixteen lanes, and goes through memory between other ops.
+// As wide as the registers. Comparisons, and what is long, are done in these: where registers have eight lanes g++
+// makes sixteen scalar comparisons of one of sixteen lanes, and goes through memory between other ops.
 #ifdef __AVX512F__
 using Register = Vec16;
 #else

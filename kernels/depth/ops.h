@@ -112,8 +112,8 @@ MhcReadOutputs mhc_read(Tape& t, const std::string& name, Value* streams, Value*
                         const MhcForm& form);
 Value* hyper_write(Tape& t, const std::string& name, Value* streams, Value* coef, Value* y);
 
-// Gated residual streams (kernels/depth/hyper/gated_streams.h): what the sublayer reads (B, T, C), and the logits of the
-// factors by which its output is injected (B, T, E), null without p.inject. eps: of the streams' norms.
+// Gated residual streams (kernels/depth/hyper/gated_streams.h): what the sublayer reads (B, T, C), and the logits of
+// the factors by which its output is injected (B, T, E), null without p.inject. eps: of the streams' norms.
 struct GatedReadOutputs {
   Value *x, *inject;
 };

@@ -372,7 +372,7 @@ namespace {
 constexpr int64_t most_tokens = 8192;
 int64_t tokens_at_once(Stream stream, int64_t width) {
   return stream.backend == Backend::cuda ? most_tokens
-                                         : std::clamp<int64_t>((int64_t{1} << 17) / width, 16, most_tokens);
+                                         : std::clamp<int64_t>((int64_t{1} << 19) / width, 16, most_tokens);
 }
 
 // The whole read as one node, which keeps the streams and the small product: what is E times as wide as the model is

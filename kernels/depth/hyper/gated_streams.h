@@ -8,9 +8,9 @@
 //   mean:    out      = (1/E) sum_i sigmoid(logits_i) normed_i     by the network's output
 //   inject:  next_i   = streams_i + w_i y,  w_i = 2 sigmoid(logit_i / E)
 //
-// streams, next, normed, logits of the mean: (N, E, C); gain: (E, C); rstd: (N, E); out, y: (N, C); logit of the inject:
-// (N, E); silu: any shape. Any more dimensions in front. gain and rstd are f32, all else is f32 or bf16, all alike.
-// Nothing aliases but where it says so.
+// streams, next, normed, logits of the mean: (N, E, C); gain: (E, C); rstd: (N, E); out, y: (N, C); logit of the
+// inject: (N, E); silu: any shape. Any more dimensions in front. gain and rstd are f32, all else is f32 or bf16, all
+// alike. Nothing aliases but where it says so.
 #pragma once
 
 #include <cmath>
