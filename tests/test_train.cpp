@@ -68,7 +68,7 @@ TrainOptions across_depth(const std::string& arch, const std::string& data) {
   o.data.spec = data;
   o.data.train_samples = 96, o.data.test_samples = 8;
   if (text) o.data.seq_len = 24;
-  o.steps = 60, o.batch = 8, o.warmup = 4;
+  o.steps = 66, o.batch = 8, o.warmup = 4;
   o.lr = 3e-2;
   return o;
 }

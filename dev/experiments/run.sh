@@ -2,8 +2,8 @@
 # The papers on trial, small: every experiment of this directory, in order, or those that are named. Stop it at any time
 # (exit code 75); started again it goes on where it was. Results land beside this script, thinned; figures follow by
 # `make figures`.
-#   dev/experiments/run.sh [NAME...]     small arith prosqa twelve longer routers variants literal depth arith_grid; only if
-#                                        they are named: speed (on an idle machine), arith_long (hours)
+#   dev/experiments/run.sh [NAME...]     small arith prosqa twelve longer newer routers variants literal depth arith_grid;
+#                                        only if they are named: speed (on an idle machine), arith_long (hours)
 #   BUILD=build OUT=runs/experiments RECORDS=dev/experiments SEEDS=1,2,3 JOBS=0 (runs side by side; 0: compare chooses)
 # arith, prosqa and small make their own data; the others train on the sources of Python's library, which needs Python
 # with `pip install tokenizers` once.
@@ -59,6 +59,9 @@ text() {
 
 all="llama,lime,lime_static,lime_dynamic,hyper,vertical,sla,ala,resformer,satformer,denseformer,mudd"
 
+newer="attnres,attnres:attn_res_block_size=0,mhc,mhc:reads=previous,mhc:mixing=identity,mhc:mixing=permutations,kv_share,\
+shortcuts,gated_streams"
+
 # Twelve architectures, each at the best of four rates; and what LLaMA does with more tokens, for equal FLOPs and time.
 twelve() {
   text twelve/equal-tokens --arch "$all" --lr 1e-3,2e-3,4e-3,8e-3
@@ -76,8 +79,19 @@ longer() {
   done
 }
 
+# What the largest open models connect by, and what an independent sweep (marin #9290) found best: attention residuals in
+# blocks and in full, mHC and its variants, shared keys and values, embedding shortcuts, gated streams. Two rates, which
+# were the best ones of all twelve; LLaMA is among the twelve.
+newer() {
+  text newer/equal-tokens --lr 2e-3,4e-3 --arch "$newer"
+}
+
 # Steps timed with nothing beside them: run it on an idle machine.
-speed() { jobs=1 text twelve/speed --arch "$all" --lr 2e-3 --seeds 1 --steps 24 --warmup 2 --eval-every 24 --save-every 24; }
+speed() {
+  jobs=1
+  text twelve/speed --arch "$all" --lr 2e-3 --seeds 1 --steps 24 --warmup 2 --eval-every 24 --save-every 24
+  text newer/speed --arch "llama,$newer" --lr 2e-3 --seeds 1 --steps 24 --warmup 2 --eval-every 24 --save-every 24
+}
 
 # Table 7 of LIMe, and its confound: own is LLaMA with LIMe's initialisation, kv_init=normal LIMe with LLaMA's.
 routers() {
@@ -158,10 +172,10 @@ small() {
 best_rate() { "$build/figures" --best "$1" --as "$records/twelve/equal-tokens.json"; }
 
 main() {
-  [ $# -gt 0 ] || set -- small arith prosqa twelve longer routers variants literal depth arith_grid
+  [ $# -gt 0 ] || set -- small arith prosqa twelve longer newer routers variants literal depth arith_grid
   for experiment in "$@"; do
     case $experiment in
-      twelve | longer | speed | arith | arith_grid | arith_long | routers | variants | literal | depth | prosqa | small) "$experiment" ;;
+      twelve | longer | newer | speed | arith | arith_grid | arith_long | routers | variants | literal | depth | prosqa | small) "$experiment" ;;
       *) echo "error: $experiment is no experiment; see the head of $0" >&2 && exit 64 ;;
     esac
   done

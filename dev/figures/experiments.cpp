@@ -53,8 +53,8 @@ double work_at(const Frontier& frontier, double loss) {
 // Its longer runs, read once for all who ask.
 std::vector<RecordedArm> longer_llamas(const Page& page, const RecordedArm& llama) {
   std::vector<RecordedArm> longer;
-  for (const char* name : {"llama-640-steps", "llama-1024-steps", "llama-2048-steps"})
-    if (const auto record = page.record(name)) {
+  for (const char* steps : {"640", "1024", "2048"})
+    if (const auto record = page.record(str("../twelve/llama-", steps, "-steps"))) {
       longer.push_back(record->arm("llama"));
       if (longer.back().lr != llama.lr)
         fail(Exit::bad_data, record->path, ": is not of LLaMA's best rate, ", lr_text(llama.lr));
@@ -111,14 +111,13 @@ double relative_time(const std::optional<Record>& speed, const std::string& name
 }
 
 // What the difference is once LLaMA is given the FLOPs, or the time, that the other takes.
-void equal_work(Page& page, const Record& record) {
-  const RecordedArm& llama = record.arm("llama");
+void equal_work(Page& page, const RecordedArm& llama, const std::vector<RecordedArm>& arms) {
   const std::vector<RecordedArm> longer = longer_llamas(page, llama);
   const auto speed = page.record("speed");
   std::string table = format_markdown_row({"", "FLOPs", "time", "memory", "at equal tokens", "at equal FLOPs",
                                            "at equal time", "tokens that LLaMA needs"}) +
                       "|---|---|---|---|---|---|---|---|\n";
-  for (const RecordedArm& arm : record.arms) {
+  for (const RecordedArm& arm : arms) {
     const RecordedRun &run = arm.runs.begin()->second, &one = llama.runs.begin()->second;
     const double flops = run.flops_per_token / one.flops_per_token, time = relative_time(speed, arm.name);
     table += format_markdown_row({arm.name, format_number("%.3fx", flops),
@@ -168,12 +167,28 @@ void twelve(Page& page) {
                     against("sla", {"vertical"}), against("ala", {"vertical"})},
                    record->arms);
   longer(page);
-  equal_work(page, *record);
+  equal_work(page, record->arm("llama"), record->arms);
 }
 
 // --- Groups of variants, whose defaults and yardsticks are in other records
 
 std::optional<Record> text_record(const Page& page) { return page.record("../twelve/equal-tokens"); }
+
+void newer(Page& page) {
+  const auto base = text_record(page), record = page.record("equal-tokens");
+  if (!base || !record) return;
+  const RecordedArm llama = of_same_seeds(base->arm("llama"), *record);
+  std::vector<LabelledArm> all = {{"llama", llama}};
+  for (const LabelledArm& arm : arms_but(*record, "")) all.push_back(arm);
+  // Their forerunners, over the same seeds.
+  for (const char* name : {"vertical", "hyper", "resformer"})
+    all.push_back({name, of_same_seeds(base->arm(name), *record)});
+  page.curves("curves.svg", "What the largest open models connect by, equal tokens", all);
+  page.differences("differences.svg", "Newer connections and their forerunners, against LLaMA", {{"", llama, all}});
+  std::vector<RecordedArm> arms;
+  for (const LabelledArm& arm : all) arms.push_back(arm.arm);
+  equal_work(page, llama, arms);
+}
 
 void routers(Page& page) {
   const auto base = text_record(page), record = page.record("ablation");
@@ -347,6 +362,7 @@ void draw_experiments(const std::string& directory) {
   const std::tuple<const char*, const char*, void (*)(Page&)> pages[] = {
       {"arith", "The arithmetic task", arith},
       {"twelve", "Twelve architectures on code", twelve},
+      {"newer", "Connections of the largest open models", newer},
       {"routers", "LIMe's routers", routers},
       {"variants", "Variants of SATFormer, ResFormer, DenseFormer, hyper-connections and MUDDFormer", variants},
       {"literal", "What the literal choices cost", literal},

@@ -367,6 +367,15 @@ void gated_inject_backward(const Grad& dstreams, const Tensor& dlogits, const Gr
 namespace ops {
 namespace {
 
+// Of a tensor (B,T,...) the tokens [first, first + count), as (1,count,...).
+Tensor tokens_of(const Tensor& t, int64_t first, int64_t count) {
+  Tensor part = t;
+  part.shape.dim[0] = 1, part.shape.dim[1] = count;
+  const size_t token = t.bytes() / static_cast<size_t>(t.dim(0) * t.dim(1));
+  part.data = static_cast<std::byte*>(t.data) + static_cast<size_t>(first) * token;
+  return part;
+}
+
 // So many tokens at a time that what is E times as wide as the model stays in the caches; on a GPU so many that its
 // memory is bounded.
 constexpr int64_t most_tokens = 8192;

@@ -46,15 +46,6 @@ void gated_inject_forward(const Tensor& next, const Tensor& streams, const Tenso
 void gated_inject_backward(const Grad& dstreams, const Tensor& dlogits, const Grad& dy, const Tensor& dnext,
                            const Tensor& logits, const Tensor& y, Stream stream);
 
-// Of a tensor (B,T,...) the tokens [first, first + count), as (1,count,...).
-inline Tensor tokens_of(const Tensor& t, int64_t first, int64_t count) {
-  Tensor part = t;
-  part.shape.dim[0] = 1, part.shape.dim[1] = count;
-  const size_t token = t.bytes() / static_cast<size_t>(t.dim(0) * t.dim(1));
-  part.data = static_cast<std::byte*>(t.data) + static_cast<size_t>(first) * token;
-  return part;
-}
-
 // kernels/depth/hyper/gated_streams.cu
 CUDA_TWIN void gated_norm_forward_cuda(const Tensor& normed, const Tensor& rstd, const Tensor& streams,
                                        const Tensor& gain, double eps, const StreamsSize& z);
