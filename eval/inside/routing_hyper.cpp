@@ -174,20 +174,21 @@ RoutingRows folded_to_layers(const RoutingRows& c) {
 RoutingFound look_hyper(const RoutingInput& in) {
   const bool gated = in.config.arch == "gated_streams";
   const RoutingRows c = gated ? mean_gated_coefficients(in) : mean_coefficients(in);
+  const std::string last = gated ? "head" : "final norm";
   RoutingFound found;
   found.table = {{"reader", "embedding", "last output", "smallest", "largest"}};
   for (size_t s = 0; s < c.size(); ++s)
-    found.table.push_back({s + 1 == c.size() ? "final norm" : str("layer ", s / 2, s % 2 == 0 ? " attention" : " mlp"),
+    found.table.push_back({s + 1 == c.size() ? last : str("layer ", s / 2, s % 2 == 0 ? " attention" : " mlp"),
                            routing_number(c[s][0]), routing_number(c[s][s]), smallest_of(c[s], c.size()),
                            largest_of(c[s], c.size())});
   found.bands = {{"coefficient of each output (column) in what each sublayer reads (row)",
                   HeatScale::signs,
-                  {{"coefficients", "by sublayer; column 0: the embeddings; last row: the final norm", c}},
+                  {{"coefficients", "by sublayer; column 0: the embeddings; last row: the " + last, c}},
                   "output, from 0",
                   true},
                  {"the same by layer (row) and the layers' outputs (column)",
                   HeatScale::signs,
-                  {{"layers", "column 0: the embeddings; last row: the final norm", folded_to_layers(c)}},
+                  {{"layers", "column 0: the embeddings; last row: the " + last, folded_to_layers(c)}},
                   "output, from 0",
                   true}};
   found.notes = "columns of \"of\": 0 the embeddings, 2l+1 and 2l+2 attention and MLP of layer l;\n";
