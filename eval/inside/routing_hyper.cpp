@@ -111,15 +111,20 @@ RoutingRows mean_gated_coefficients(const RoutingInput& in) {
   double tokens = 0;
   in.run_all(names, [&](int64_t n) {
     tokens += static_cast<double>(n);
-    for (size_t s = 0; s <= S; ++s)
-      for (size_t token = 0; token < static_cast<size_t>(n); ++token) {
-        const double* x = &in.probe.at(streams[s])[token * networks[s].gain.size()];
-        const std::vector<double> read = networks[s].factors(x, E, in.config.norm_eps);
-        for (size_t i = 0; i < E; ++i) sums[s][0] += read[i];
-        for (size_t t = 0; t < s; ++t)
-          for (size_t i = 0; i < E; ++i)
-            sums[s][t + 1] += read[i] * 2 * sigmoid(in.probe.at(injects[t])[token * E + i] / static_cast<double>(E));
+    std::vector<const double*> x, logits;
+    for (const std::string& name : streams) x.push_back(in.probe.at(name).data());
+    for (const std::string& name : injects) logits.push_back(in.probe.at(name).data());
+    std::vector<double> taken;  // of each output so far, by each stream
+    for (size_t token = 0; token < static_cast<size_t>(n); ++token) {
+      taken.assign(E, 1);  // the embeddings
+      for (size_t s = 0; s <= S; ++s) {
+        const double* own = x[s] + token * networks[s].gain.size();
+        const std::vector<double> read = networks[s].factors(own, E, in.config.norm_eps);
+        for (size_t e = 0; e < taken.size(); ++e) sums[s][e / E] += read[e % E] * taken[e];
+        for (size_t i = 0; i < E && s < S; ++i)
+          taken.push_back(2 * sigmoid(logits[s][token * E + i] / static_cast<double>(E)));
       }
+    }
   });
   return mean_of(std::move(sums), tokens);
 }
