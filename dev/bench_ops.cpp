@@ -197,11 +197,12 @@ void add_hyper(Ops& ops, Tensors& m) {
   ops.push_back({"hyper read backward", {y, dcoef, streams, coef, stats}, {next}, [=] {
                    hyper_read_backward({next, false}, d, y, dcoef, streams, coef, stats, w, norm, s);
                  }});
-  ops.push_back(
-      {"hyper write forward", {streams, coef, y}, {next}, [=] { hyper_write_forward(next, streams, coef, y, s); }});
+  ops.push_back({"hyper write forward", {streams, coef, y}, {next}, [=] {
+                   hyper_write_forward({next, {}, {}}, streams, coef, y, s);
+                 }});
   const Tensor dstreams = m.activation(streams.shape);
   ops.push_back({"hyper write backward", {next, streams, coef, y}, {dstreams, dcoef, dy}, [=] {
-                   hyper_write_backward({dstreams, false}, dcoef, {dy, false}, next, streams, coef, y, s);
+                   hyper_write_backward({dstreams, false}, dcoef, {dy, false}, {{}, next, {}}, streams, coef, y, s);
                  }});
 }
 

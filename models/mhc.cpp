@@ -7,8 +7,8 @@
 //                                     post = 2 sigmoid(l_post),  comb = l_comb with rows and columns that sum to 1
 //
 // mixing: comb by Sinkhorn's iteration, as a mixture of all E! permutations (mHC-lite, arXiv 2601.05732), or the
-// identity. reads previous (DeepSeek-V4.1): a sublayer reads by the pre of the one before, the first one stream 0, so
-// that its read need not wait for its own coefficients; the last pre makes the output. With reads own a head of its own
+// identity. reads previous (DeepSeek-V4.1): a sublayer reads by the pre of the one before, the first one the embedding,
+// so that the write before it reads, too, in one pass; the last pre makes the output. With reads own a head of its own
 // does. Names and the place of every eps are those of DeepSeek-V4's code, where comb ends with columns: its rows sum to
 // 1 only as far as the iteration has converged. What starts how is our choice; the papers do not say.
 #include <cmath>
@@ -52,39 +52,32 @@ class Mhc : public Connection {
 
   void begin(const Build& build, Value* embeddings) override {
     Connection::begin(build, embeddings);
-    x_ = ops::streams_expand(build.tape, "streams", embeddings, E_);
-    if (previous_) pre_ = first_stream();
+    streams_ = {ops::streams_expand(build.tape, "streams", embeddings, E_), nullptr, embeddings};
   }
 
   Value* read(const Site& site) override {
     auto parameter = [&](const char* name) { return build_->parameter(rows(site) + name); };
-    const ops::MhcReadOutputs in = ops::mhc_read(build_->tape, site.name() + ".read", x_, pre_,
-                                                 {parameter("fn"), parameter("base"), parameter("scale")}, form_);
-    coef_ = in.coef;
-    if (previous_) pre_ = in.pre;
+    const ops::HyperRead own =
+        ops::mhc_read(build_->tape, site.name() + ".read", streams_.streams, streams_.squares,
+                      {parameter("fn"), parameter("base"), parameter("scale")}, form_, !previous_);
+    Value* x = previous_ ? streams_.x : own.x;
+    coef_ = own.coef;
     build_->mark(site.mlp ? "mlp_mixing" : "attn_mixing", site.layer, coef_);  // (B, T, E, E+2): pre, comb, post
-    build_->mark(site.mlp ? "mlp_read" : "attn_read", site.layer, in.x);
-    return norm(site, in.x);
+    build_->mark(site.mlp ? "mlp_read" : "attn_read", site.layer, x);
+    return norm(site, x);
   }
 
   void write(const Site& site, Value* y) override {
     build_->mark(site.mlp ? "mlp_output" : "attn_output", site.layer, y);
-    x_ = ops::hyper_write(build_->tape, site.name() + ".write", x_, coef_, y);
+    streams_ = ops::hyper_write_on(build_->tape, site.name() + ".write", streams_.streams, coef_, y, previous_);
   }
 
   Value* finish() override {
-    MhcForm last = form_;
-    last.mixing = previous_ ? Mixing::read : Mixing::merge;
-    MhcWeights<Value*> head;
-    auto parameter = [&](const char* name) { return build_->parameter(std::string("model.hc_head.") + name); };
-    if (!previous_) head = {parameter("hc_fn"), parameter("hc_base"), parameter("hc_scale")};
-    Value* out = ops::mhc_read(build_->tape, "streams.read", x_, pre_, head, last).x;
-    if (previous_) build_->mark("last_read", 0, pre_);  // (B, T, E)
-    else build_->mark("last_streams", 0, x_);           // (B, T, E, C)
+    Value* out = previous_ ? streams_.x : merged();
     build_->mark("last_out", 0, out);
     return out;
   }
-  Value* hidden() override { return ops::streams_sum(build_->tape, "streams.seen", x_); }
+  Value* hidden() override { return ops::streams_sum(build_->tape, "streams.seen", streams_.streams); }
 
  private:
   static int64_t max_streams_of(const std::string& mixing) {
@@ -107,18 +100,22 @@ class Mhc : public Connection {
     params.add(rows + "scale", Shape{mhc_groups(form_.mixing)}, Init::constant(0.01), 1, 0);
   }
 
-  // (B, T, E), for all tokens the first one.
-  Value* first_stream() const {
-    std::vector<double> numbers(static_cast<size_t>(build_->B * build_->T * E_), 0);
-    for (size_t i = 0; i < numbers.size(); i += static_cast<size_t>(E_)) numbers[i] = 1;
-    return build_->tape.constant("streams.first", Shape{build_->B, build_->T, E_}, std::move(numbers));
+  // By weights of its own.
+  Value* merged() const {
+    MhcForm last = form_;
+    last.mixing = Mixing::merge;
+    auto parameter = [&](const char* name) { return build_->parameter(std::string("model.hc_head.") + name); };
+    build_->mark("last_streams", 0, streams_.streams);  // (B, T, E, C)
+    return ops::mhc_read(build_->tape, "streams.read", streams_.streams, streams_.squares,
+                         {parameter("hc_fn"), parameter("hc_base"), parameter("hc_scale")}, last, true)
+        .x;
   }
 
   int64_t E_;
   bool previous_;
   MhcForm form_{};
-  Value* coef_ = nullptr;  // of the sublayer in progress
-  Value* pre_ = nullptr;   // reads previous: of the sublayer before
+  ops::HyperWritten streams_{};  // x: what the next sublayer reads, with reads previous
+  Value* coef_ = nullptr;        // of the sublayer in progress
 };
 
 }  // namespace

@@ -471,7 +471,7 @@ TEST_CASE("architectures: FLOPs a token beyond the plain backbone's are the form
       {"kv_share", [](const Sizes& s) { return -4 * s.C * s.K * s.D * (s.L / 2); }},
       {"kv_share:sharing=suffix:num_kv_shared_layers=3", [](const Sizes& s) { return -4 * s.C * s.K * s.D * 3; }},
       {"mhc", [](const Sizes& s) { return 480 * s.L * s.C + 40 * s.C; }},
-      {"mhc:reads=previous", [](const Sizes& s) { return 480 * s.L * s.C + 8 * s.C; }},
+      {"mhc:reads=previous", [](const Sizes& s) { return 480 * s.L * s.C; }},
       {"mhc:mixing=identity:hc_mult=2",
        [](const Sizes& s) { return 2 * s.L * 4 * s.C * (4 + 1 + 2 + 1) + 4 * s.C * (2 + 1); }},
       {"shortcuts",  // a table in layers 0, 2 and 4; all 8 channels of a tiny model

@@ -25,11 +25,18 @@ std::vector<double> read(const SafetensorsFile& file, const std::string& name) {
   return numbers;
 }
 
-// The change of the mean loss with element i of a value, where the value is changed right after the forward of node n.
+// The change of the mean loss with element i of a value, where the value is changed right after the forward of node n,
+// and with it the squares of it that the node has taken on the way.
 double slope(TinyModel& model, size_t n, const Value& value, size_t i) {
   const auto at = [&](double d) {
     model.tape.watch([&, d](size_t node, bool backward) {
-      if (node == n && !backward) value.tensor.as<double>()[i] += d;
+      if (node != n || backward) return;
+      double& x = value.tensor.as<double>()[i];
+      for (const Value* saved : model.tape.nodes()[n]->saved)
+        if (saved->name == value.name + ".squares")
+          saved->tensor.as<double>()[i / static_cast<size_t>(value.shape.numel() / saved->shape.numel())] +=
+              d * (2 * x + d);
+      x += d;
     });
     model.tape.forward(Step{true, 1 / model.scored, 0});
     return sum_losses(*model.device, model.graph) / model.scored;

@@ -114,7 +114,7 @@ struct Wrapper {
                 {tensors(w, s.E, s.C)}),
            [&](auto& t, Stream stream) {
              hyper_read_forward(t[0], t[1], t[2], t[3], taken(t, 6), kind.norm, kind.eps, stream);
-             hyper_write_forward(t[4], t[3], t[1], t[5], stream);
+             hyper_write_forward({t[4], {}, {}}, t[3], t[1], t[5], stream);
            });
   }
   // The write's gradient of the streams goes to `dwritten`, the read's to `dstreams`, so that each is seen alone.
@@ -125,7 +125,7 @@ struct Wrapper {
               x_of(y), streams_of(dstreams), x_of(dout), stats_tensor()},
              {tensors(d, s.E, s.C), tensors(w, s.E, s.C)}),
         [&](auto& t, Stream stream) {
-          hyper_write_backward({t[0], add}, t[1], {t[2], add_y}, t[3], t[4], t[5], t[6], stream);
+          hyper_write_backward({t[0], add}, t[1], {t[2], add_y}, {{}, t[3], {}}, t[4], t[5], t[6], stream);
           hyper_read_backward({t[7], add}, taken(t, 10), t[8], t[1], t[4], t[5], t[9], taken(t, 18), kind.norm, stream);
         });
   }
@@ -173,7 +173,8 @@ TEST_CASE("hyper: reference backward of read and write is the derivative of thei
           hyper_read_forward_ref(out.data(), coef.data(), stats.data(), streams.data(), pointers(w), kind.norm,
                                  s.rows(), E, s.C, kind.eps);
           for (size_t i = 0; i < y.size(); ++i) y[i] += out[i] * out[i];
-          hyper_write_forward_ref(next.data(), streams.data(), coef.data(), y.data(), s.rows(), E, s.C);
+          hyper_write_forward_ref<Complex>({next.data(), nullptr, nullptr}, streams.data(), coef.data(), y.data(),
+                                           s.rows(), E, s.C);
           return dot(a.dnext, next);
         };
         const auto y0 = a.y;
@@ -185,8 +186,8 @@ TEST_CASE("hyper: reference backward of read and write is the derivative of thei
         a.forward(Backend::reference);
         for (size_t i = 0; i < y0.size(); ++i) a.y[i] = y0[i] + a.out[i] * a.out[i];
         const Tensor dx = a.streams_of(a.dstreams), coef = a.coef_of(a.coef), dcoef = a.coef_of(a.dcoef);
-        hyper_write_backward({dx, false}, dcoef, {a.x_of(a.dy), false}, a.streams_of(a.dnext), a.streams_of(a.streams),
-                             coef, a.x_of(a.y), reference);
+        hyper_write_backward({dx, false}, dcoef, {a.x_of(a.dy), false}, {{}, a.streams_of(a.dnext), {}},
+                             a.streams_of(a.streams), coef, a.x_of(a.y), reference);
         for (size_t i = 0; i < y0.size(); ++i) a.dout[i] = 2 * a.out[i] * a.dy[i];
         hyper_read_backward({dx, true}, tensors(a.d, E, s.C), a.x_of(a.dout), dcoef, a.streams_of(a.streams), coef,
                             a.stats_tensor(), tensors(a.w, E, s.C), kind.norm, reference);

@@ -186,7 +186,7 @@ struct HyperSizes {
       streams_expand({t[expanded], false}, t[y], stream);
       streams_sum({t[sum], true}, t[streams], stream);
       hyper_read_forward(t[out], t[coef], t[stats], t[streams], weights(t, w), norm, 1e-5, stream);
-      hyper_write_forward(t[next], t[streams], t[coef], t[y], stream);
+      hyper_write_forward({t[next], {}, {}}, t[streams], t[coef], t[y], stream);
     });
   }
   void backward() {
@@ -195,7 +195,8 @@ struct HyperSizes {
     const size_t dy = at.output("dy", dtype, rows, pointwise);
     const size_t dstreams = at.output("dstreams", dtype, all, pointwise);
     at.run([&](auto& t, Stream stream) {
-      hyper_write_backward({t[dstreams], false}, t[dcoef], {t[dy], false}, t[dnext], t[streams], t[coef], t[y], stream);
+      hyper_write_backward({t[dstreams], false}, t[dcoef], {t[dy], false}, {{}, t[dnext], {}}, t[streams], t[coef],
+                           t[y], stream);
     });
     const size_t dread = at.sum("dread", dtype, all, of_sum(C));
     const size_t d = several(8, "d", [&, f = size_t{0}](auto name) mutable {

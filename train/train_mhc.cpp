@@ -22,12 +22,13 @@
 //
 // Cost, with M = E (E+2) rows of fn (identity: 2 E, permutations: 2 E + E!):
 //   parameters      2 L (M (E C + 1) + 3) + E E C + E + 1   (identity: 2 for 3; reads previous: without the last three)
-//   FLOPs a token   2 L * 2 E C (M + 1 + E + 1) + 2 E C (E + 1) in the forward, twice that in the backward; and about
-//                   3 E^2 * 2 iters for Sinkhorn
+//   FLOPs a token   2 L * 2 E C (M + 1 + E + 1) + 2 E C (E + 1) in the forward, without the last term with reads
+//                   previous; twice that in the backward; and about 3 E^2 * 2 iters for Sinkhorn
 //   memory          the streams in front of every sublayer stay until the backward, 2 L E of them instead of 2 L, and
 //                   of each token M + 1 + E (E+3) numbers for each sublayer; Sinkhorn's steps are computed again
-//   bytes           14 C elements a token and sublayer in the forward (S and the output read, the next S written; that
-//                   read, and what the next sublayer reads written), 27 C in the backward
+//   bytes           at E = 4 14 C elements a token and sublayer in the forward (S and the output read, the next S
+//                   written; that read, and what the next sublayer reads written), 27 C in the backward, as long as
+//                   what a kernel reads twice comes from the caches
 //
 // Xie et al., "mHC: Manifold-Constrained Hyper-Connections", arXiv 2512.24880; names, the place of each eps and the
 // last read are those of DeepSeek-V4's code. The paper divides rows first, from exp instead of a softmax, the code
@@ -46,9 +47,9 @@
 //   --hc-mult E               streams; 4 (default)
 //   --mixing sinkhorn         or permutations: comb = sum_p softmax(l)_p P_p over all E! permutations, whose rows and
 //                             columns sum to 1 exactly (mHC-lite, arXiv 2601.05732; E <= 4); or identity: comb = I
-//   --reads own               or previous (DeepSeek-V4.1): a sublayer reads by the pre of the one before, so that
-//                             write, coefficients and read can be one pass; the first reads S_1, the last pre makes
-//                             the output
+//   --reads own               or previous (DeepSeek-V4.1): a sublayer reads by the pre of the one before, so that the
+//                             write also reads, in one pass, and coefficients need not be waited for; the first
+//                             sublayer reads the embedding, the last pre makes the output
 //   --hc-sinkhorn-iters 20    iterations
 //   --hc-eps 1e-6             the eps above
 //

@@ -140,7 +140,7 @@ RoutingRows mean_coefficients(const RoutingInput& in) {
   HyperStreams streams(E, S + 1);
   const std::vector<double> even(E, 1.0 / static_cast<double>(E));
   double tokens = 0;
-  if (!hyper) names.push_back(previous ? "last_read.0" : "last_streams.0");
+  if (!hyper && !previous) names.push_back("last_streams.0");
   in.run_all(names, [&](int64_t n) {
     tokens += static_cast<double>(n);
     std::vector<const double*> mixing;
@@ -151,14 +151,13 @@ RoutingRows mean_coefficients(const RoutingInput& in) {
         const size_t at = t * E * (E + 2);
         if (!previous) streams.read(mixing[s] + at, E + 2, mean[s]);
         else if (s > 0) streams.read(mixing[s - 1] + at, E + 2, mean[s]);
-        else mean[0][0] += 1;  // the first stream, which is the embedding
+        else mean[0][0] += 1;  // the embedding
         streams.write(mixing[s] + at, s + 1);
       }
       const auto C = static_cast<size_t>(in.config.hidden_size);
-      streams.read(hyper      ? even.data()
-                   : previous ? mixing[S] + t * E
-                              : last_weights(in, mixing[S] + t * E * C).data(),
-                   1, mean[S]);
+      if (previous) streams.read(mixing[S - 1] + t * E * (E + 2), E + 2, mean[S]);
+      else if (hyper) streams.read(even.data(), 1, mean[S]);
+      else streams.read(last_weights(in, mixing[S] + t * E * C).data(), 1, mean[S]);
     }
   });
   return mean_of(std::move(mean), tokens);

@@ -86,9 +86,9 @@ auto mapped(const HyperWeights<P>& w, F&& f) {
 template <class A, class P = A>
 struct MhcRead {
   A streams{};                  // (B,T,E,C)
-  P given{};                    // (B,T,E), or none
-  A out{};                      // (B,T,C)
-  P coef{}, pre{}, z{}, rho{};  // (B,T,E,E+2), (B,T,E), (B,T,M), (B,T)
+  P squares{};                  // (B,T), or none
+  A out{};                      // (B,T,C), or none
+  P coef{}, pre{}, z{}, rho{};  // (B,T,E,E+2) or none, (B,T,E), (B,T,M), (B,T)
 };
 template <class P>
 struct MhcWeights {
@@ -100,7 +100,7 @@ template <class P, class F>
 auto mapped(const MhcWeights<P>& w, F&& f) {
   return MhcWeights<decltype(f(w.fn))>{f(w.fn), f(w.base), f(w.scale)};
 }
-enum class Mixing { read, merge, identity, permutations, sinkhorn };
+enum class Mixing { merge, identity, permutations, sinkhorn };
 
 // The network around one sublayer of gated residual streams (hyper/gated_streams.h), R its hidden width.
 template <class P>
@@ -117,15 +117,12 @@ constexpr int64_t max_sinkhorn_iterations = 64;
 constexpr int64_t permutations_of(int64_t E) { return E < 2 ? 1 : E * permutations_of(E - 1); }
 // Rows of fn, M, and their groups.
 constexpr int64_t mhc_rows(Mixing mixing, int64_t E) {
-  return mixing == Mixing::read           ? 0
-         : mixing == Mixing::merge        ? E
+  return mixing == Mixing::merge          ? E
          : mixing == Mixing::identity     ? 2 * E
          : mixing == Mixing::permutations ? 2 * E + permutations_of(E)
                                           : E * (E + 2);
 }
-constexpr int64_t mhc_groups(Mixing mixing) {
-  return mixing == Mixing::read ? 0 : mixing == Mixing::merge ? 1 : mixing == Mixing::identity ? 2 : 3;
-}
+constexpr int64_t mhc_groups(Mixing mixing) { return mixing == Mixing::merge ? 1 : mixing == Mixing::identity ? 2 : 3; }
 
 struct MhcForm {
   Mixing mixing;

@@ -103,14 +103,16 @@ struct HyperRead {
 // norm: layernorm_no_affine, layernorm or rmsnorm, of the dynamic branch, with this epsilon.
 HyperRead hyper_read(Tape& t, const std::string& name, Value* streams, const HyperParameters& p,
                      const std::string& norm, double eps);
-// mHC (kernels/depth/hyper/mhc.h), by its own pre or by the one given (B, T, E). coef and pre are null where the mixing
-// has none; pre is for a later read to be given, if this one was.
-struct MhcReadOutputs {
-  Value *x, *coef, *pre;
-};
-MhcReadOutputs mhc_read(Tape& t, const std::string& name, Value* streams, Value* given, const MhcWeights<Value*>& p,
-                        const MhcForm& form);
 Value* hyper_write(Tape& t, const std::string& name, Value* streams, Value* coef, Value* y);
+// The same with the squares (B, T) that an mHC read of these streams wants, and, if it reads on, what the next sublayer
+// reads by this one's coefficients (B, T, C), else null.
+struct HyperWritten {
+  Value *streams, *squares, *x;
+};
+HyperWritten hyper_write_on(Tape& t, const std::string& name, Value* streams, Value* coef, Value* y, bool reads);
+// mHC (kernels/depth/hyper/mhc.h): coefficients, null for a merge, and, if it reads, x. squares: the streams', or null.
+HyperRead mhc_read(Tape& t, const std::string& name, Value* streams, Value* squares, const MhcWeights<Value*>& p,
+                   const MhcForm& form, bool reads);
 
 // Gated residual streams (kernels/depth/hyper/gated_streams.h): what the sublayer reads (B, T, C), and the logits of
 // the factors by which its output is injected (B, T, E), null without p.inject. eps: of the streams' norms.

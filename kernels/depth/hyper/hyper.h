@@ -8,6 +8,9 @@
 //            b[i]   = static_beta[i] + beta_scale * tanh(Nh_i . beta_proj)
 //            out    = sum_i A[i,0] streams_i
 //   write:   next_i = b[i] y + sum_k A[k,i+1] streams_k
+//            x = sum_i A[i,0] next_i                 if wanted: what the next sublayer reads, where reads go by the A of
+//                                                    the sublayer before (mhc.h)
+//            squares = sum_i <next_i, next_i>        if wanted: (B,T), for a norm of all streams together
 //   sum:     out = sum_i streams_i                                  its end
 //
 // Static connections have no tanh terms. Norms: LayerNorm over C without or with gain and bias, or RMSNorm with a gain.
@@ -17,10 +20,10 @@
 // With A[:,0] one-hot at s, A[:,1..E] the identity, b = 1 and zero projections or scales, out is exactly streams_s and
 // next_i exactly streams_i + y (but -0 may become 0), as long as all streams are finite.
 //
-// Backward, in this order: write, sublayer, read. hyper_write_backward sets dcoef, with 0 in the column of A[:,0],
-// which only the read uses; hyper_read_backward adds that column's part to what it reads from dcoef. Outputs may not
-// alias inputs, nor each other. Outside of the reference the streams, x, y, out and their gradients are all f32 or all
-// bf16, the rest is f32.
+// Backward, in this order: write, sublayer, read. hyper_write_backward sets dcoef, with 0 in the column of A[:,0] if it
+// has not made x; hyper_read_backward adds that column's part to what it reads from dcoef. Outputs may not alias
+// inputs, nor each other. Outside of the reference the streams, x, y, out and their gradients are all f32 or all bf16,
+// the rest is f32. x and squares are those of next as it is stored.
 #pragma once
 
 #include <algorithm>
@@ -72,21 +75,32 @@ inline ReadSums read_sums(int64_t rows, int64_t E, int64_t C, bool dynamic) {
   return {std::clamp<int64_t>(rows / 16, 1, at_once), head_size(E) + (dynamic ? (E + 2) * C : 0)};
 }
 
-void hyper_write_forward(const Tensor& next, const Tensor& streams, const Tensor& coef, const Tensor& y, Stream stream);
-//   dstreams_k = sum_i A[k,i+1] dnext_i       set, or added
-//   dy = sum_i b[i] dnext_i                   set, or added
-//   dA[k,i+1] = <streams_k, dnext_i>,  dA[k,0] = 0,  db[i] = <dnext_i, y>         set
-void hyper_write_backward(const Grad& dstreams, const Tensor& dcoef, const Grad& dy, const Tensor& dnext,
+// What a write leaves; x and squares may be without data.
+struct WriteOutputs {
+  Tensor next, x, squares;
+};
+void hyper_write_forward(const WriteOutputs& out, const Tensor& streams, const Tensor& coef, const Tensor& y,
+                         Stream stream);
+// Of what was written: next itself, and the gradients of next and x, 0 where they are without data. Without dx next is
+// not looked at.
+struct Written {
+  Tensor next, dnext, dx;
+};
+// With g_i = dnext_i + A[i,0] dx:
+//   dstreams_k = sum_i A[k,i+1] g_i       set, or added
+//   dy = sum_i b[i] g_i                   set, or added
+//   dA[k,i+1] = <streams_k, g_i>,  dA[k,0] = <next_k, dx>,  db[i] = <g_i, y>         set
+void hyper_write_backward(const Grad& dstreams, const Tensor& dcoef, const Grad& dy, const Written& written,
                           const Tensor& streams, const Tensor& coef, const Tensor& y, Stream stream);
 
 // kernels/depth/hyper/hyper.cu and hyper_read.cu
 CUDA_TWIN void streams_expand_cuda(const Grad& streams, const Tensor& x, int64_t rows, int64_t E, int64_t C);
 CUDA_TWIN void streams_sum_cuda(const Grad& out, const Tensor& streams, int64_t rows, int64_t E, int64_t C);
-CUDA_TWIN void hyper_write_forward_cuda(const Tensor& next, const Tensor& streams, const Tensor& coef, const Tensor& y,
-                                        int64_t rows, int64_t E, int64_t C);
-CUDA_TWIN void hyper_write_backward_cuda(const Grad& dstreams, const Tensor& dcoef, const Grad& dy, const Tensor& dnext,
-                                         const Tensor& streams, const Tensor& coef, const Tensor& y, int64_t rows,
-                                         int64_t E, int64_t C);
+CUDA_TWIN void hyper_write_forward_cuda(const WriteOutputs& out, const Tensor& streams, const Tensor& coef,
+                                        const Tensor& y, int64_t rows, int64_t E, int64_t C);
+CUDA_TWIN void hyper_write_backward_cuda(const Grad& dstreams, const Tensor& dcoef, const Grad& dy,
+                                         const Written& written, const Tensor& streams, const Tensor& coef,
+                                         const Tensor& y, int64_t rows, int64_t E, int64_t C);
 CUDA_TWIN void hyper_read_forward_cuda(const Tensor& out, const Tensor& coef, const Tensor& stats,
                                        const Tensor& streams, const HyperWeights<Tensor>& w, HyperNorm norm, double eps,
                                        int64_t rows, int64_t E, int64_t C);
@@ -225,22 +239,44 @@ void hyper_read_backward_ref(T* dstreams, const HyperWeights<T*>& d, const T* do
   }
 }
 
+// The members of WriteOutputs and of Written, as pointers to their numbers.
+template <class S, class P>
+struct WriteOutputNumbers {
+  S *next, *x;
+  P* squares;
+};
+template <class S>
+struct WrittenNumbers {
+  const S *next, *dnext, *dx;
+};
+
 template <class T>
-void hyper_write_forward_ref(T* next, const T* streams, const T* coef, const T* y, int64_t rows, int64_t E, int64_t C) {
+void hyper_write_forward_ref(const WriteOutputNumbers<T, T>& out, const T* streams, const T* coef, const T* y,
+                             int64_t rows, int64_t E, int64_t C) {
   for (int64_t n = 0; n < rows; ++n) {
     const T* a = coef + n * E * (E + 2);
+    T* next = out.next + n * E * C;
     for (int64_t i = 0; i < E; ++i)
       for (int64_t c = 0; c < C; ++c) {
         T sum = a[i * (E + 2) + E + 1] * y[n * C + c];
         for (int64_t k = 0; k < E; ++k) sum += a[k * (E + 2) + i + 1] * streams[(n * E + k) * C + c];
-        next[(n * E + i) * C + c] = sum;
+        next[i * C + c] = sum;
       }
+    for (int64_t c = 0; c < C && out.x != nullptr; ++c) {
+      T sum = 0;
+      for (int64_t i = 0; i < E; ++i) sum += a[i * (E + 2)] * next[i * C + c];
+      out.x[n * C + c] = sum;
+    }
+    if (out.squares == nullptr) continue;
+    out.squares[n] = 0;
+    for (int64_t e = 0; e < E * C; ++e) out.squares[n] += next[e] * next[e];
   }
 }
 
 template <class T>
-void hyper_write_backward_ref(T* dstreams, T* dcoef, T* dy, const T* dnext, const T* streams, const T* coef, const T* y,
-                              int64_t rows, int64_t E, int64_t C, bool acc_streams, bool acc_y) {
+void hyper_write_backward_ref(T* dstreams, T* dcoef, T* dy, const WrittenNumbers<T>& written, const T* streams,
+                              const T* coef, const T* y, int64_t rows, int64_t E, int64_t C, bool acc_streams,
+                              bool acc_y) {
   if (!acc_streams) std::fill(dstreams, dstreams + rows * E * C, T(0));
   if (!acc_y) std::fill(dy, dy + rows * C, T(0));
   std::fill(dcoef, dcoef + rows * E * (E + 2), T(0));
@@ -249,7 +285,11 @@ void hyper_write_backward_ref(T* dstreams, T* dcoef, T* dy, const T* dnext, cons
     T* da = dcoef + n * E * (E + 2);
     for (int64_t i = 0; i < E; ++i)
       for (int64_t c = 0; c < C; ++c) {
-        const T g = dnext[(n * E + i) * C + c];
+        T g = written.dnext != nullptr ? written.dnext[(n * E + i) * C + c] : T(0);
+        if (written.dx != nullptr) {
+          g += a[i * (E + 2)] * written.dx[n * C + c];
+          da[i * (E + 2)] += written.next[(n * E + i) * C + c] * written.dx[n * C + c];
+        }
         dy[n * C + c] += a[i * (E + 2) + E + 1] * g;
         da[i * (E + 2) + E + 1] += g * y[n * C + c];
         for (int64_t k = 0; k < E; ++k) {

@@ -169,8 +169,8 @@ void write_coefficients(const Read<S>& t, const MhcWeights<const float*>& w, con
   Vec16 l[max_mhc_rows];
   for (int64_t i = n; i < n + count; ++i) {
     const S* x = t.streams + i * s.EC;
-    const float mean = dot_row(x, x, s.EC) / static_cast<float>(s.EC);
-    t.rho[i] = 1.f / std::sqrt(mean + static_cast<float>(s.form.norm_eps));
+    const float squares = t.squares != nullptr ? t.squares[i] : dot_row(x, x, s.EC);
+    t.rho[i] = 1.f / std::sqrt(squares / static_cast<float>(s.EC) + static_cast<float>(s.form.norm_eps));
     for (int64_t m = 0; m < s.M; ++m) t.z[i * s.M + m] *= t.rho[i];
   }
   s.logits(l, t.z, w, n, count);
@@ -189,17 +189,16 @@ template <class S>
 void mhc_read_forward_cpu(const Read<S>& t, const MhcWeights<const float*>& w, const Sizes<S>& s) {
   for (int64_t first = 0; first < s.rows; first += chunk) {
     const int64_t count = std::min(chunk, s.rows - first);
-    if (s.M > 0)
-      gemm(t.z + first * s.M, {s.floats(t.streams + first * s.EC, count), s.EC, 1}, {w.fn, 1, s.EC}, count, s.M, s.EC,
-           false);
+    gemm(t.z + first * s.M, {s.floats(t.streams + first * s.EC, count), s.EC, 1}, {w.fn, 1, s.EC}, count, s.M, s.EC,
+         false);
     parallel_for(ceil_div(count, lanes), s.grain(), [=, &t, &w, &s](int64_t begin, int64_t end) {
       for (int64_t n = first + begin * lanes; n < std::min(first + end * lanes, first + count); n += lanes) {
         const int64_t some = std::min(lanes, first + count - n);
-        if (s.M > 0) write_coefficients(t, w, s, n, some);
-        const float* r = t.given != nullptr ? t.given : t.pre;
+        write_coefficients(t, w, s, n, some);
+        if (t.out == nullptr) continue;
         hyper::with_streams(s.E, [&](auto E) {
           for (int64_t i = n; i < n + some; ++i)
-            hyper::read_columns<Vec16, E, false>(t.out + i * s.C, t.streams + i * s.EC, r + i * E, 1, 0, s.C);
+            hyper::read_columns<Vec16, E, false>(t.out + i * s.C, t.streams + i * s.EC, t.pre + i * E, 1, 0, s.C);
         });
       }
     });
@@ -212,10 +211,9 @@ void mhc_read_forward_cpu(const Read<S>& t, const MhcWeights<const float*>& w, c
 template <class S>
 struct Gradients {
   S* dstreams;
-  float* dgiven;
-  bool add_streams, add_given;
+  bool add_streams;
   const S* dout;
-  const float *dcoef, *dpre;
+  const float* dcoef;
 };
 
 // Of tokens n..: dl (M) of each to dl, rho dz to k, <dz, z> rho^2 / (E C) to along.
@@ -224,18 +222,14 @@ void coefficient_gradients(float* dl, float* k, float* along, const Gradients<S>
                            const MhcWeights<const float*>& w, const Sizes<S>& s, int64_t n, int64_t count) {
   const int64_t E = s.E, J = E + 2, M = s.M;
   Vec16 d[max_mhc_rows] = {}, l[max_mhc_rows], dcomb[max_streams * max_streams];
-  for (int64_t i = 0; i < count; ++i)
-    for (int64_t e = 0; e < E; ++e) {
-      const float dot = dot_row(t.streams + (n + i) * s.EC + e * s.C, g.dout + (n + i) * s.C, s.C);
-      if (g.dgiven != nullptr) g.dgiven[(n + i) * E + e] = dot + (g.add_given ? g.dgiven[(n + i) * E + e] : 0);
-      d[e][i] = t.given != nullptr && M > 0 ? g.dpre[(n + i) * E + e] : dot;
-    }
-  if (M == 0) return;
   for (int64_t e = 0; e < E && g.dcoef != nullptr; ++e) {
     const float* row = g.dcoef + (n * E + e) * J;
-    gather(d[E + e], row + E + 1, E * J, count);
+    gather(d[e], row, E * J, count), gather(d[E + e], row + E + 1, E * J, count);
     for (int64_t i = 0; i < E; ++i) gather(dcomb[e * E + i], row + 1 + i, E * J, count);
   }
+  for (int64_t i = 0; i < count && g.dout != nullptr; ++i)
+    for (int64_t e = 0; e < E; ++e)
+      d[e][i] += dot_row(t.streams + (n + i) * s.EC + e * s.C, g.dout + (n + i) * s.C, s.C);
   Tokens tokens = s.tokens();
   s.logits(l, t.z, w, n, count);
   tokens.coefficients(l);
@@ -251,25 +245,21 @@ void coefficient_gradients(float* dl, float* k, float* along, const Gradients<S>
   scatter(along, 1, count, sum * rho * rho / static_cast<float>(s.EC));
 }
 
-// dx = or += r[stream] dout + through - along x, of one token; through is null where there are no coefficients.
+// dx = or += pre dout + through - along x, of one token's stream; dout may be null.
 template <class Vec, class S>
-void stream_gradients(S* dx, float r, const S* dout, const float* through, float along, const S* x, int64_t c,
+void stream_gradients(S* dx, float pre, const S* dout, const float* through, float along, const S* x, int64_t c,
                       int64_t C, bool acc) {
   for (; c + lanes_of<Vec> <= C; c += lanes_of<Vec>) {
     Vec sum, v;
-    load(sum, dout + c);
-    sum *= r;
-    if (through != nullptr) {
-      load(v, through + c);
-      sum += v;
-      load(v, x + c);
-      sum -= along * v;
-    }
+    load(sum, through + c);
+    if (dout != nullptr) load(v, dout + c), sum += pre * v;
+    load(v, x + c);
+    sum -= along * v;
     if (acc) load(v, dx + c), sum += v;
     store(dx + c, sum);
   }
   if constexpr (lanes_of < Vec >> 1)
-    if (c < C) stream_gradients<float>(dx, r, dout, through, along, x, c, C, acc);
+    if (c < C) stream_gradients<float>(dx, pre, dout, through, along, x, c, C, acc);
 }
 
 // What `count` tokens' dl (M) and z add to the gradients of base and scale.
@@ -297,21 +287,17 @@ void mhc_read_backward_cpu(const Gradients<S>& g, const MhcWeights<float*>& d, c
       for (int64_t i = begin * lanes; i < std::min(end * lanes, count); i += lanes)
         coefficient_gradients(dl + i * s.M, k + i * s.M, along + i, g, t, w, s, first + i, std::min(lanes, count - i));
     });
-    float* through = nullptr;
-    if (M > 0) {
-      add_to_scales(d, dl, t.z + first * M, count, M, E);
-      if (d.fn != nullptr) gemm(d.fn, {k, 1, M}, {s.floats(t.streams + first * EC, count), EC, 1}, M, EC, count, true);
-      through = scratch_f32(static_cast<size_t>(chunk * EC), product_slot);
-      gemm(through, {k, M, 1}, {w.fn, EC, 1}, count, EC, M, false);
-    }
+    add_to_scales(d, dl, t.z + first * M, count, M, E);
+    if (d.fn != nullptr) gemm(d.fn, {k, 1, M}, {s.floats(t.streams + first * EC, count), EC, 1}, M, EC, count, true);
+    float* through = scratch_f32(static_cast<size_t>(chunk * EC), product_slot);
+    gemm(through, {k, M, 1}, {w.fn, EC, 1}, count, EC, M, false);
     parallel_for(count, 32768 / EC, [=, &g, &t](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i)
         for (int64_t e = 0; e < E; ++e) {
           const int64_t n = first + i, at = n * E * C + e * C;
-          const float r = (t.given != nullptr ? t.given : t.pre)[n * E + e];
-          stream_gradients<Vec16>(g.dstreams + at, r, g.dout + n * C,
-                                  through != nullptr ? through + (i * E + e) * C : nullptr,
-                                  through != nullptr ? along[i] : 0, t.streams + at, 0, C, g.add_streams);
+          const S* dout = g.dout != nullptr ? g.dout + n * C : nullptr;
+          stream_gradients<Vec16>(g.dstreams + at, t.pre[n * E + e], dout, through + (i * E + e) * C, along[i],
+                                  t.streams + at, 0, C, g.add_streams);
         }
     });
   }
@@ -321,8 +307,11 @@ void mhc_read_backward_cpu(const Gradients<S>& g, const MhcWeights<float*>& d, c
 // Entry points.
 
 StreamsSize check_read(const MhcRead<Tensor>& t, const MhcWeights<Tensor>& w, const MhcForm& form) {
-  const StreamsSize z = check_streams(t.streams, t.out);
-  const int64_t M = mhc_rows(form.mixing, z.E), B = t.streams.dim(0), T = t.streams.dim(1);
+  CHECK_THAT(t.streams.shape.rank == 4, t.streams.str());
+  const int64_t B = t.streams.dim(0), T = t.streams.dim(1);
+  const StreamsSize z{B * T, t.streams.dim(2), t.streams.dim(3)};
+  CHECK_THAT(z.E >= 1 && z.E <= max_streams, t.streams.str());
+  const int64_t M = mhc_rows(form.mixing, z.E);
   const bool sublayer = mhc_groups(form.mixing) > 1;
   CHECK_THAT(form.mixing != Mixing::permutations || z.E <= max_permuted_streams, z.E, " streams permuted");
   CHECK_THAT(form.iterations >= 1 && form.iterations <= max_sinkhorn_iterations, form.iterations, " iterations");
@@ -330,26 +319,28 @@ StreamsSize check_read(const MhcRead<Tensor>& t, const MhcWeights<Tensor>& w, co
     CHECK_THAT((tensor.data != nullptr) == wanted && (!wanted || tensor.shape == shape), name, " ",
                tensor.data != nullptr ? tensor.str() : "without data", " for ", z.E, " streams of ", z.C);
   };
-  check("given", t.given, M == 0 || t.given.data != nullptr, {B, T, z.E});
+  check("squares", t.squares, t.squares.data != nullptr, {B, T});
+  check("out", t.out, t.out.data != nullptr, {B, T, z.C});
   check("coef", t.coef, sublayer, {B, T, z.E, z.E + 2});
-  check("pre", t.pre, M > 0, {B, T, z.E});
-  check("z", t.z, M > 0, {B, T, M});
-  check("rho", t.rho, M > 0, {B, T});
-  check("fn", w.fn, M > 0, {M, z.E * z.C});
-  check("base", w.base, M > 0, {M});
-  check("scale", w.scale, M > 0, {mhc_groups(form.mixing)});
+  check("pre", t.pre, true, {B, T, z.E});
+  check("z", t.z, true, {B, T, M});
+  check("rho", t.rho, true, {B, T});
+  check("fn", w.fn, true, {M, z.E * z.C});
+  check("base", w.base, true, {M});
+  check("scale", w.scale, true, {mhc_groups(form.mixing)});
   return z;
 }
 
 template <class S, class P>
 MhcRead<S*, P*> pointers(const MhcRead<Tensor>& t) {
-  return {t.streams.as<S>(),      data_or_null<P>(t.given), t.out.as<S>(),         data_or_null<P>(t.coef),
-          data_or_null<P>(t.pre), data_or_null<P>(t.z),     data_or_null<P>(t.rho)};
+  return {t.streams.as<S>(),      data_or_null<P>(t.squares),
+          data_or_null<S>(t.out), data_or_null<P>(t.coef),
+          t.pre.as<P>(),          t.z.as<P>(),
+          t.rho.as<P>()};
 }
 template <class G, class S, class P>
 G gradient_pointers(const MhcGradients& g) {
-  return {g.dstreams.as<S>(), data_or_null<P>(g.dgiven), g.dstreams.add,         g.dgiven.add,
-          g.dout.as<S>(),     data_or_null<P>(g.dcoef),  data_or_null<P>(g.dpre)};
+  return {g.dstreams.as<S>(), g.dstreams.add, data_or_null<S>(g.dout), data_or_null<P>(g.dcoef)};
 }
 
 }  // namespace
@@ -357,7 +348,7 @@ G gradient_pointers(const MhcGradients& g) {
 void mhc_read_forward(const MhcRead<Tensor>& t, const MhcWeights<Tensor>& w, const MhcForm& form, Stream stream) {
   const auto [rows, E, C] = check_read(t, w, form);
   dispatch(
-      stream, t.out.dtype, [&, rows = rows, E = E, C = C] { mhc_read_forward_cuda(t, w, form, rows, E, C); },
+      stream, t.streams.dtype, [&, rows = rows, E = E, C = C] { mhc_read_forward_cuda(t, w, form, rows, E, C); },
       [&, rows = rows, E = E, C = C]<class S>(S) {
         const Sizes<S> s{.rows = rows, .E = E, .C = C, .form = form};
         mhc_read_forward_cpu<S>(pointers<S, float>(t), mapped(w, data_or_null<const float>), s);
@@ -370,15 +361,12 @@ void mhc_read_forward(const MhcRead<Tensor>& t, const MhcWeights<Tensor>& w, con
 void mhc_read_backward(const MhcGradients& g, const MhcWeights<Tensor>& d, const MhcRead<Tensor>& t,
                        const MhcWeights<Tensor>& w, const MhcForm& form, Stream stream) {
   const auto [rows, E, C] = check_read(t, w, form);
-  const int64_t M = mhc_rows(form.mixing, E);
-  check_streams(g.dstreams, g.dout);
   CHECK_SHAPES(g.dstreams.shape == t.streams.shape, g.dstreams, t.streams);
-  CHECK_THAT((g.dcoef.data != nullptr) == (t.coef.data != nullptr) &&
-                 (g.dpre.data != nullptr) == (t.given.data != nullptr && M > 0),
-             "dcoef for coef, dpre for a pre that the next read is given");
-  CHECK_THAT(g.dgiven.data == nullptr || t.given.data != nullptr, "dgiven without given");
+  CHECK_THAT((g.dcoef.data != nullptr) == (t.coef.data != nullptr), "dcoef is there for coef");
+  CHECK_SHAPES(g.dout.data == nullptr || g.dout.shape == t.out.shape, g.dout, t.out);
   dispatch(
-      stream, g.dout.dtype, [&, rows = rows, E = E, C = C] { mhc_read_backward_cuda(g, d, t, w, form, rows, E, C); },
+      stream, g.dstreams.dtype,
+      [&, rows = rows, E = E, C = C] { mhc_read_backward_cuda(g, d, t, w, form, rows, E, C); },
       [&, rows = rows, E = E, C = C]<class S>(S) {
         const Sizes<S> s{.rows = rows, .E = E, .C = C, .form = form};
         mhc_read_backward_cpu<S>(gradient_pointers<Gradients<S>, S, float>(g), mapped(d, data_or_null<float>),
@@ -396,55 +384,51 @@ void mhc_read_backward(const MhcGradients& g, const MhcWeights<Tensor>& d, const
 namespace ops {
 namespace {
 
-struct MhcReadNode : Node {  // in: the streams, the given pre or none, the parameters; out: what is read, coef, pre
+struct MhcReadNode : Node {  // in: the streams, the parameters; out: what is read, coef, one of which there is
   MhcForm form{};
-  Value *given = nullptr, *coef = nullptr, *pre = nullptr, *z = nullptr, *rho = nullptr;
+  Value *squares = nullptr, *x = nullptr, *coef = nullptr;  // saved: pre, z, rho
   MhcWeights<Value*> parameters;
   MhcRead<Tensor> read;
   MhcWeights<Tensor> weights, gradients;
   const char* op() const override { return "mhc_read"; }
   void prepare() override {
-    read = {input(0), tensor_of(given), output(), tensor_of(coef), tensor_of(pre), tensor_of(z), tensor_of(rho)};
+    read = {input(0),         tensor_of(squares), tensor_of(x),    tensor_of(coef),
+            saved[0]->tensor, saved[1]->tensor,   saved[2]->tensor};
     weights = mapped(parameters, [](const Value* v) { return tensor_of(v); });
     gradients = mapped(parameters, [](const Value* v) { return grad_of(v); });
   }
   void forward(const Step&, Stream stream) override { mhc_read_forward(read, weights, form, stream); }
   void backward(const Step&, Stream stream) override {
-    const bool pass = given != nullptr && given->grad != nullptr;
-    mhc_read_backward({gradient(0), pass ? gradient(1) : Grad{}, doutput(), grad_of(coef),
-                       given != nullptr && pre != nullptr ? grad_of(pre) : Tensor{}},
-                      gradients, read, weights, form, stream);
+    mhc_read_backward({gradient(0), grad_of(x), grad_of(coef)}, gradients, read, weights, form, stream);
   }
   double flops() const override {
-    const int64_t M = mhc_rows(form.mixing, in[0]->shape[2]);
-    return 2.0 * static_cast<double>(in[0]->shape.numel()) * static_cast<double>(M + 1);
+    const int64_t sums = mhc_rows(form.mixing, in[0]->shape[2]) + (x != nullptr);
+    return 2.0 * static_cast<double>(in[0]->shape.numel()) * static_cast<double>(sums);
   }
   ScratchBytes scratch() const override {
     const Shape& s = in[0]->shape;
-    return mhc_scratch(form, s[0] * s[1], s[2], s[3], out[0]->dtype);
+    return mhc_scratch(form, s[0] * s[1], s[2], s[3], in[0]->dtype);
   }
 };
 
 }  // namespace
 
-MhcReadOutputs mhc_read(Tape& t, const std::string& name, Value* streams, Value* given, const MhcWeights<Value*>& p,
-                        const MhcForm& form) {
+HyperRead mhc_read(Tape& t, const std::string& name, Value* streams, Value* squares, const MhcWeights<Value*>& p,
+                   const MhcForm& form, bool reads) {
   const Shape& s = streams->shape;
-  const int64_t B = s[0], T = s[1], E = s[2], M = mhc_rows(form.mixing, E);
-  auto node = make_node<MhcReadNode>(name, present({streams, given, p.fn, p.base, p.scale}),
-                                     {t.activation(name, Shape{B, T, s[3]})});
-  node->form = form, node->given = given, node->parameters = p;
-  if (M > 0) {
-    node->pre = t.statistic(name + ".pre", Shape{B, T, E});
-    node->z = t.statistic(name + ".z", Shape{B, T, M}), node->rho = t.statistic(name + ".rho", Shape{B, T});
-    node->saved = {node->z, node->rho};
-  }
+  const int64_t B = s[0], T = s[1], E = s[2];
+  auto node = make_node<MhcReadNode>(name, {streams, p.fn, p.base, p.scale}, {});
+  node->form = form, node->squares = squares, node->parameters = p;
+  if (reads) node->out.push_back(node->x = t.activation(name, Shape{B, T, s[3]}));
   if (mhc_groups(form.mixing) > 1) node->out.push_back(node->coef = t.statistic(name + ".coef", Shape{B, T, E, E + 2}));
-  if (node->pre != nullptr) (given != nullptr ? node->out : node->saved).push_back(node->pre);
-  node->keep = present({streams, given});
-  const MhcReadOutputs out{node->out[0], node->coef, node->pre};
+  node->saved = {t.statistic(name + ".pre", Shape{B, T, E}),
+                 t.statistic(name + ".z", Shape{B, T, mhc_rows(form.mixing, E)}),
+                 t.statistic(name + ".rho", Shape{B, T})};
+  node->keep = {streams};
+  if (squares != nullptr) node->reads = {squares};
+  const HyperRead read{node->x, node->coef};
   t.record(std::move(node));
-  return out;
+  return read;
 }
 
 }  // namespace ops

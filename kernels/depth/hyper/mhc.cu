@@ -210,11 +210,16 @@ __device__ __forceinline__ void norm_products(const Kernel<S>& a, int64_t n) {
   const int64_t EC = a.form.E * a.C;
   const S* x = a.t.streams + n * EC;
   float squares = 0;
-  for (int64_t e = threadIdx.x * width; e < EC; e += warp_size * width) {
-    const Columns<width> v = load<width>(x + e);
-    squares += dot(v, v);
+  if (a.t.squares != nullptr) {
+    squares = a.t.squares[n];
+  } else {
+    for (int64_t e = threadIdx.x * width; e < EC; e += warp_size * width) {
+      const Columns<width> v = load<width>(x + e);
+      squares += dot(v, v);
+    }
+    squares = warp_sum(squares);
   }
-  const float rho = rsqrtf(warp_sum(squares) / static_cast<float>(EC) + a.form.norm_eps);
+  const float rho = rsqrtf(squares / static_cast<float>(EC) + a.form.norm_eps);
   if (threadIdx.x == 0) a.t.rho[n] = rho;
   for (int m = static_cast<int>(threadIdx.x); m < a.form.M; m += warp_size) {
     float z = 0;
@@ -245,28 +250,27 @@ __global__ void mhc_read_forward_kernel(const Kernel<S> a) {
   const int E = number_of_streams<exact>(a.form.E), M = a.form.M, thread = threadIdx.y * warp_size + threadIdx.x;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * tokens_of_block;
   const int tokens = a.tokens(first);
-  if (M > 0) {
-    for (int token = static_cast<int>(threadIdx.y); token < tokens; token += warps) {
-      norm_products<width>(a, first + token);
-      __syncwarp();
-      for (int m = static_cast<int>(threadIdx.x); m < M; m += warp_size) logits[token][m] = a.logit(first + token, m);
-    }
-    __syncthreads();
-    if (thread < tokens) {
-      Coefficients<exact> of{{}, {}, {}, a.form, nullptr, 0};
-      of.compute(&logits[thread][0]);
-      store_coefficients(a, of, first + thread);
-    }
-    __syncthreads();
+  for (int token = static_cast<int>(threadIdx.y); token < tokens; token += warps) {
+    norm_products<width>(a, first + token);
+    __syncwarp();
+    for (int m = static_cast<int>(threadIdx.x); m < M; m += warp_size) logits[token][m] = a.logit(first + token, m);
   }
+  __syncthreads();
+  if (thread < tokens) {
+    Coefficients<exact> of{{}, {}, {}, a.form, nullptr, 0};
+    of.compute(&logits[thread][0]);
+    store_coefficients(a, of, first + thread);
+  }
+  __syncthreads();
+  if (a.t.out == nullptr) return;
   for (int token = static_cast<int>(threadIdx.y); token < tokens; token += warps) {
     const int64_t n = first + token;
-    const float* r = (a.t.given != nullptr ? a.t.given : a.t.pre) + n * E;
+    const float* pre = a.t.pre + n * E;
     for (int64_t c = threadIdx.x * width; c < a.C; c += warp_size * width) {
       Columns<width> sum = {};
 #pragma unroll
       for (int i = 0; i < most_of<exact>; ++i)
-        if (i < E) add_scaled(sum, r[i], load<width>(a.t.streams + (n * E + i) * a.C + c));
+        if (i < E) add_scaled(sum, pre[i], load<width>(a.t.streams + (n * E + i) * a.C + c));
       store<width>(a.t.out + n * a.C + c, sum);
     }
   }
@@ -279,19 +283,18 @@ template <class S>
 struct Backward {
   Kernel<S> a;
   S* dstreams;
-  float* dgiven;
-  bool add_streams, add_given;
+  bool add_streams;
   const S* dout;
-  const float *dcoef, *dpre;
+  const float* dcoef;
   float *divisors, *partial, *along;  // (steps E, rows), (blocks, 2 M), (rows)
 };
 
-// A warp's token: dots (E) with dout.
+// A warp's token: dots (E) with dout, where there is one.
 template <int exact, int width, class S>
 __device__ __forceinline__ void stream_dots(float* dots, const Backward<S>& b, int64_t n) {
   const int E = number_of_streams<exact>(b.a.form.E);
   float sums[most_of<exact>] = {};
-  for (int64_t c = threadIdx.x * width; c < b.a.C; c += warp_size * width) {
+  for (int64_t c = threadIdx.x * width; c < b.a.C && b.dout != nullptr; c += warp_size * width) {
     const Columns<width> dy = load<width>(b.dout + n * b.a.C + c);
 #pragma unroll
     for (int i = 0; i < most_of<exact>; ++i)
@@ -306,11 +309,6 @@ __device__ __forceinline__ void token_gradients(float* dl, float* l, const Backw
   constexpr int most = most_of<exact>;
   const Form& form = b.a.form;
   const int E = number_of_streams<exact>(form.E), M = form.M;
-  for (int i = 0; i < E; ++i) {
-    if (b.dgiven != nullptr) b.dgiven[n * E + i] = dl[i] + (b.add_given ? b.dgiven[n * E + i] : 0.f);
-    if (b.dpre != nullptr) dl[i] = b.dpre[n * E + i];
-  }
-  if (M == 0) return;
   for (int m = 0; m < M; ++m) l[m] = b.a.logit(n, m);
   Coefficients<exact> of{{}, {}, {}, form, b.divisors + n, b.a.rows};
   of.compute(l);
@@ -319,7 +317,7 @@ __device__ __forceinline__ void token_gradients(float* dl, float* l, const Backw
   for (int k = 0; k < most; ++k) {
     if (k >= E || b.dcoef == nullptr) continue;
     const float* row = b.dcoef + (n * E + k) * (E + 2);
-    dl[E + k] = row[E + 1];
+    dl[k] += row[0], dl[E + k] = row[E + 1];
 #pragma unroll
     for (int i = 0; i < most; ++i) g[k * most + i] = i < E ? row[1 + i] : 0.f;
   }
@@ -367,7 +365,7 @@ __global__ void mhc_scales_kernel(MhcWeights<float*> d, const float* sums, int M
 
 constexpr int tokens_of_tile = 64, tokens_at_once = 4;
 
-// dstreams = or += r dout + k fn - along x, in tiles of some tokens and, of E C, of 32 threads' columns, whose fn lies
+// dstreams = or += pre dout + k fn - along x, in tiles of some tokens and, of E C, of 32 threads' columns, whose fn lies
 // in shared memory; k is the products.
 template <int width, class S>
 __global__ void mhc_streams_backward_kernel(const Backward<S> b) {
@@ -382,7 +380,6 @@ __global__ void mhc_streams_backward_kernel(const Backward<S> b) {
   __syncthreads();
   if (e >= EC) return;
   const int stream = e / static_cast<int>(b.a.C), c = e % static_cast<int>(b.a.C);
-  const float* r = b.a.t.given != nullptr ? b.a.t.given : b.a.t.pre;
   for (int64_t n = first + threadIdx.y * tokens_at_once; n < end; n += warps * tokens_at_once) {
     Columns<width> sums[tokens_at_once] = {};
     for (int m = 0; m < M; ++m) {
@@ -394,9 +391,10 @@ __global__ void mhc_streams_backward_kernel(const Backward<S> b) {
 #pragma unroll
     for (int i = 0; i < tokens_at_once; ++i) {
       if (n + i >= end) continue;
-      add_scaled(sums[i], r[(n + i) * E + stream], load<width>(b.dout + (n + i) * b.a.C + c));
+      if (b.dout != nullptr)
+        add_scaled(sums[i], b.a.t.pre[(n + i) * E + stream], load<width>(b.dout + (n + i) * b.a.C + c));
       const int64_t at = (n + i) * EC + e;
-      if (M > 0) add_scaled(sums[i], -b.along[n + i], load<width>(b.a.t.streams + at));
+      add_scaled(sums[i], -b.along[n + i], load<width>(b.a.t.streams + at));
       store_or_add<width>(b.dstreams + at, sums[i], b.add_streams);
     }
   }
@@ -428,7 +426,7 @@ Kernel<S> kernel_of(const MhcRead<Tensor>& t, const MhcWeights<Tensor>& w, const
                     int64_t C) {
   const int M = static_cast<int>(mhc_rows(form.mixing, E));
   const auto of = [](const Tensor& tensor) { return data_or_null<float>(tensor); };
-  return {{t.streams.as<S>(), of(t.given), t.out.as<S>(), of(t.coef), of(t.pre), of(t.z), of(t.rho)},
+  return {{t.streams.as<S>(), of(t.squares), data_or_null<S>(t.out), of(t.coef), of(t.pre), of(t.z), of(t.rho)},
           mapped(w, data_or_null<const float>),
           {form.mixing, M, static_cast<int>(E), static_cast<int>(sinkhorn_steps(form.iterations)),
            static_cast<float>(form.eps), static_cast<float>(form.norm_eps)},
@@ -478,9 +476,9 @@ void add_to_fn(const Tensor& dfn, const Kernel<S>& a, const Tensor& streams) {
 
 void mhc_read_forward_cuda(const MhcRead<Tensor>& t, const MhcWeights<Tensor>& w, const MhcForm& form, int64_t rows,
                            int64_t E, int64_t C) {
-  with_instance(t.out.dtype, E, C, {t.out.data, t.streams.data}, [&]<class S>(S, auto exact, auto wide) {
+  with_instance(t.streams.dtype, E, C, {t.out.data, t.streams.data}, [&]<class S>(S, auto exact, auto wide) {
     Kernel<S> a = kernel_of<S>(t, w, form, rows, E, C);
-    if (a.form.M > 0) multiply_by_fn(a, t.streams, w.fn);
+    multiply_by_fn(a, t.streams, w.fn);
     launch({"mhc_read_forward", blocks_of(rows, tokens_of_block), dim3(warp_size, warps)},
            mhc_read_forward_kernel<exact, width_with_sums<exact, wide, S>, S>, a);
   });
@@ -490,7 +488,7 @@ void mhc_read_backward_cuda(const MhcGradients& g, const MhcWeights<Tensor>& d, 
                             const MhcWeights<Tensor>& w, const MhcForm& form, int64_t rows, int64_t E, int64_t C) {
   const uint32_t blocks = blocks_of(rows, tokens_of_block);
   with_instance(
-      g.dout.dtype, E, C, {g.dout.data, g.dstreams.data, t.streams.data}, [&]<class S>(S, auto exact, auto wide) {
+      g.dstreams.dtype, E, C, {g.dout.data, g.dstreams.data, t.streams.data}, [&]<class S>(S, auto exact, auto wide) {
         constexpr int width = width_with_sums<exact, wide, S>;
         Kernel<S> a = kernel_of<S>(t, w, form, rows, E, C);
         const int64_t M = a.form.M;
@@ -498,24 +496,19 @@ void mhc_read_backward_cuda(const MhcGradients& g, const MhcWeights<Tensor>& d, 
         float *partial = scratch<float>((blocks + 1) * 2 * M + rows, partial_slot), *total = partial + blocks * 2 * M;
         const Backward<S> b{a,
                             g.dstreams.as<S>(),
-                            data_or_null<float>(g.dgiven),
                             g.dstreams.add,
-                            g.dgiven.add,
-                            g.dout.as<S>(),
+                            data_or_null<S>(g.dout),
                             data_or_null<float>(g.dcoef),
-                            data_or_null<float>(g.dpre),
                             scratch<float>(rows * a.form.steps * E, divisor_slot),
                             partial,
                             total + 2 * M};
         launch({"mhc_coefficients_backward", blocks, dim3(warp_size, warps)},
                mhc_coefficients_backward_kernel<exact, width, S>, b);
-        if (M > 0) {
-          fill_device_memory(total, 0, static_cast<size_t>(2 * M) * sizeof(float));
-          add_rows(total, partial, blocks, 2 * M);
-          launch({"mhc_scales", 1, warp_size}, mhc_scales_kernel, mapped(d, data_or_null<float>), total, a.form.M,
-                 static_cast<int>(E));
-          if (d.fn.data != nullptr) add_to_fn(d.fn, a, t.streams);
-        }
+        fill_device_memory(total, 0, static_cast<size_t>(2 * M) * sizeof(float));
+        add_rows(total, partial, blocks, 2 * M);
+        launch({"mhc_scales", 1, warp_size}, mhc_scales_kernel, mapped(d, data_or_null<float>), total, a.form.M,
+               static_cast<int>(E));
+        if (d.fn.data != nullptr) add_to_fn(d.fn, a, t.streams);
         constexpr int columns = std::min(width, 4);
         const dim3 tiles(blocks_of(E * C, warp_size * columns), blocks_of(rows, tokens_of_tile));
         launch({"mhc_streams_backward", tiles, dim3(warp_size, warps),

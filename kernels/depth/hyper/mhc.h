@@ -1,7 +1,7 @@
 // Manifold-constrained hyper-connections (mHC, arXiv 2512.24880): the residual streams of hyper.h, whose coefficients
 // a token computes from all of its streams at once, so bounded that the streams neither grow nor vanish.
 //
-//   streams: (B,T,E,C), a token's streams in a row x (E*C); out: (B,T,C); pre, given: (B,T,E); coef: (B,T,E,E+2)
+//   streams: (B,T,E,C), a token's streams in a row x (E*C); out: (B,T,C); pre: (B,T,E); coef: (B,T,E,E+2)
 //   fn: (M,E*C), base: (M), scale: one number for each group of rows: pre (E rows), post (E), comb (the rest)
 //
 //   rho    = (mean(x^2) + norm_eps)^(-1/2)
@@ -10,11 +10,10 @@
 //   pre_i  = sigmoid(l_i) + eps
 //   post_i = 2 sigmoid(l_{E+i})
 //   comb   = by the mixing; comb[k,i] goes from stream k to stream i
-//   out    = sum_i r_i streams_i               r = given, if that has data, else pre
+//   out    = sum_i pre_i streams_i             if wanted: else the next sublayer reads by this pre (hyper.h, write)
 //   coef   = row k: pre_k, comb[k,0..E-1], post_k          the layout of hyper.h, for hyper_write
 //
 // Mixings, with what there is of the rows:
-//   read          no rows: only out, from given
 //   merge         pre alone: the last read, which has no sublayer behind it; no coef
 //   identity      pre and post; comb is the identity
 //   permutations  E! more rows: comb = sum_p softmax(l)_p P_p, P_p[k,p(k)] = 1, p in lexicographic order
@@ -22,9 +21,14 @@
 //                 and, iterations - 1 times, the rows and the columns are divided by their sums plus eps. Columns come
 //                 last and sum to 1; rows do so only where that has converged, which peaked logits prevent.
 //
-// The forward saves pre, z (B,T,M) and rho (B,T). Streams, out and their gradients are all f32
-// or all bf16, the rest is f32 (fn, too, is multiplied as it is, or as the sum of two bf16 parts). No output may alias
-// an input, nor another output.
+// squares (B,T) is sum x^2, which the write that made the streams has taken; without data it is computed here. The
+// forward saves pre, z (B,T,M) and rho (B,T). Streams, out and their gradients are all f32 or all bf16, the rest is f32
+// (fn, too, is multiplied as it is, or as the sum of two bf16 parts). No output may alias an input, nor another output.
+//
+// Elements to and from memory per token and sublayer at E = 4. Forward: a write 9 C, the product with fn 4 C, a read
+// 5 C; where a write reads for the next sublayer 10 C and 4 C. (With that product taken on the way it would be 10 C in
+// all.) Backward: a write 14 C; a read 5 C for dpre, 4 C for fn and 13 C for the streams, where it adds to the write's;
+// or 19, 4 and 12 C.
 #pragma once
 
 #include <algorithm>
@@ -54,22 +58,20 @@ constexpr int64_t permuted(int64_t p, int64_t E, int64_t k) {
   }
 }
 
-// Of streams (B,T,E,C): out and what is saved. Members of w are missing exactly if M = 0, coef if the mixing has none,
-// given if pre is to be used.
+// Of streams (B,T,E,C): out, if that has data, and what is saved. coef is missing exactly if the mixing has none.
 void mhc_read_forward(const MhcRead<Tensor>& t, const MhcWeights<Tensor>& w, const MhcForm& form, Stream stream);
 
-// With dout, the gradient dcoef of coef (whose first column is not looked at) and, where there is a given, dpre (else
-// dpre_i = <streams_i, dout>):
-//   dgiven_i    = <streams_i, dout>                                        set, or added
+// With dout for an out and dcoef for a coef:
+//   dpre_i      = dcoef[i,0] + <streams_i, dout>
 //   dl          = through the sigmoids and the mixing
 //   dbase += sum_n dl;  dscale += sum_n sum_group dl z;  dz = scale[group] dl
 //   dfn += sum_n rho dz x^T
-//   dstreams    = r_i dout + rho fn^T dz - x rho^2 <dz, z> / (E*C)         set, or added
+//   dstreams    = pre_i dout + rho fn^T dz - x rho^2 <dz, z> / (E*C)       set, or added
 // Members of d are always added to, those without data skipped. The sums over tokens go through a fixed number of
 // partial sums, so they do not depend on the thread count.
 struct MhcGradients {
-  Grad dstreams, dgiven;
-  Tensor dout, dcoef, dpre;
+  Grad dstreams;
+  Tensor dout, dcoef;
 };
 void mhc_read_backward(const MhcGradients& g, const MhcWeights<Tensor>& d, const MhcRead<Tensor>& t,
                        const MhcWeights<Tensor>& w, const MhcForm& form, Stream stream);
@@ -204,28 +206,24 @@ void mhc_read_forward_ref(const MhcRead<T*>& t, const MhcWeights<const T*>& w, c
   std::vector<T> divisors(static_cast<size_t>(std::max(sinkhorn_steps(form.iterations) * E, M)));
   for (int64_t n = 0; n < rows; ++n) {
     const T* x = t.streams + n * EC;
-    T l[max_mhc_rows], comb[max_streams * max_streams], post[max_streams];
-    if (M > 0) {
-      T squares = 0;
-      for (int64_t e = 0; e < EC; ++e) squares += x[e] * x[e];
-      t.rho[n] = T(1) / sqrt(squares / T(EC) + T(form.norm_eps));
-      for (int64_t m = 0; m < M; ++m) {
-        T product = 0;
-        for (int64_t e = 0; e < EC; ++e) product += w.fn[m * EC + e] * x[e];
-        t.z[n * M + m] = t.rho[n] * product;
-        l[m] = w.scale[mhc_group(m, E)] * t.z[n * M + m] + w.base[m];
-      }
-      mhc_coefficients_ref(t.pre + n * E, comb, post, divisors.data(), l, E, form);
+    T l[max_mhc_rows], comb[max_streams * max_streams], post[max_streams], squares = 0;
+    for (int64_t e = 0; e < EC; ++e) squares += x[e] * x[e];
+    t.rho[n] = T(1) / sqrt((t.squares != nullptr ? t.squares[n] : squares) / T(EC) + T(form.norm_eps));
+    for (int64_t m = 0; m < M; ++m) {
+      T product = 0;
+      for (int64_t e = 0; e < EC; ++e) product += w.fn[m * EC + e] * x[e];
+      t.z[n * M + m] = t.rho[n] * product;
+      l[m] = w.scale[mhc_group(m, E)] * t.z[n * M + m] + w.base[m];
     }
+    mhc_coefficients_ref(t.pre + n * E, comb, post, divisors.data(), l, E, form);
     for (int64_t k = 0; k < E && t.coef != nullptr; ++k) {
       T* row = t.coef + (n * E + k) * (E + 2);
       row[0] = t.pre[n * E + k], row[E + 1] = post[k];
       std::copy_n(comb + k * E, E, row + 1);
     }
-    const T* r = (t.given != nullptr ? t.given : t.pre) + n * E;
-    for (int64_t c = 0; c < C; ++c) {
+    for (int64_t c = 0; c < C && t.out != nullptr; ++c) {
       T sum = 0;
-      for (int64_t i = 0; i < E; ++i) sum += r[i] * x[i * C + c];
+      for (int64_t i = 0; i < E; ++i) sum += t.pre[n * E + i] * x[i * C + c];
       t.out[n * C + c] = sum;
     }
   }
@@ -234,9 +232,9 @@ void mhc_read_forward_ref(const MhcRead<T*>& t, const MhcWeights<const T*>& w, c
 // The members of MhcGradients, as pointers to their numbers.
 template <class T>
 struct MhcGradientNumbers {
-  T *dstreams, *dgiven;
-  bool add_streams, add_given;
-  const T *dout, *dcoef, *dpre;
+  T* dstreams;
+  bool add_streams;
+  const T *dout, *dcoef;
 };
 
 template <class T>
@@ -245,26 +243,22 @@ void mhc_read_backward_ref(const MhcGradientNumbers<T>& g, const MhcWeights<T*>&
   const int64_t M = mhc_rows(form.mixing, E), EC = E * C;
   std::vector<T> divisors(static_cast<size_t>(std::max(sinkhorn_steps(form.iterations) * E, M)));
   for (int64_t n = 0; n < rows; ++n) {
-    const T *x = t.streams + n * EC, *dout = g.dout + n * C, *r = (t.given != nullptr ? t.given : t.pre) + n * E;
+    const T* x = t.streams + n * EC;
     T* dx = g.dstreams + n * EC;
     T dl[max_mhc_rows] = {}, l[max_mhc_rows], along = 0;
-    for (int64_t i = 0; i < E; ++i) {
-      T dot = 0;
+    if (!g.add_streams) std::fill_n(dx, EC, T(0));
+    for (int64_t i = 0; i < E && g.dout != nullptr; ++i)
       for (int64_t c = 0; c < C; ++c) {
-        dot += x[i * C + c] * dout[c];
-        dx[i * C + c] = (g.add_streams ? dx[i * C + c] : T(0)) + r[i] * dout[c];
+        dl[i] += x[i * C + c] * g.dout[n * C + c];
+        dx[i * C + c] += t.pre[n * E + i] * g.dout[n * C + c];
       }
-      if (g.dgiven != nullptr) g.dgiven[n * E + i] = (g.add_given ? g.dgiven[n * E + i] : T(0)) + dot;
-      dl[i] = t.given != nullptr && M > 0 ? g.dpre[n * E + i] : dot;
-    }
-    if (M == 0) continue;
     T pre[max_streams], comb[max_streams * max_streams], post[max_streams], dcomb[max_streams * max_streams];
     for (int64_t m = 0; m < M; ++m) l[m] = w.scale[mhc_group(m, E)] * t.z[n * M + m] + w.base[m];
     mhc_coefficients_ref(pre, comb, post, divisors.data(), l, E, form);
     for (int64_t k = 0; k < E && g.dcoef != nullptr; ++k) {
       const T* row = g.dcoef + (n * E + k) * (E + 2);
       std::copy_n(row + 1, E, dcomb + k * E);
-      dl[E + k] = row[E + 1];
+      dl[k] += row[0], dl[E + k] = row[E + 1];
     }
     mhc_coefficients_backward_ref(dl, pre, comb, post, divisors.data(), dcomb, E, form);
     for (int64_t m = 0; m < M; ++m) {
