@@ -8,9 +8,9 @@
 //            b[i]   = static_beta[i] + beta_scale * tanh(Nh_i . beta_proj)
 //            out    = sum_i A[i,0] streams_i
 //   write:   next_i = b[i] y + sum_k A[k,i+1] streams_k
-//            x = sum_i A[i,0] next_i                 if wanted: what the next sublayer reads, where reads go by the A of
-//                                                    the sublayer before (mhc.h)
-//            squares = sum_i <next_i, next_i>        if wanted: (B,T), for a norm of all streams together
+//            x = sum_i A[i,0] next_i              if wanted: what the next sublayer reads, where reads go by the A of
+//                                                 the sublayer before (mhc.h)
+//            squares = sum_i <next_i, next_i>     if wanted: (B,T), for a norm of all streams together
 //   sum:     out = sum_i streams_i                                  its end
 //
 // Static connections have no tanh terms. Norms: LayerNorm over C without or with gain and bias, or RMSNorm with a gain.

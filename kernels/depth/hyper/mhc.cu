@@ -365,8 +365,8 @@ __global__ void mhc_scales_kernel(MhcWeights<float*> d, const float* sums, int M
 
 constexpr int tokens_of_tile = 64, tokens_at_once = 4;
 
-// dstreams = or += pre dout + k fn - along x, in tiles of some tokens and, of E C, of 32 threads' columns, whose fn lies
-// in shared memory; k is the products.
+// dstreams = or += pre dout + k fn - along x, in tiles of some tokens and, of E C, of 32 threads' columns, whose fn
+// lies in shared memory; k is the products.
 template <int width, class S>
 __global__ void mhc_streams_backward_kernel(const Backward<S> b) {
   float* fn = dynamic_shared<float>();  // (M, columns)
