@@ -1,5 +1,7 @@
 #include "kernels/cuda/emulator.h"
 
+#include "kernels/cuda/emulator_inside.h"
+
 #include <sys/mman.h>
 #ifndef __x86_64__
 #include <ucontext.h>
@@ -33,6 +35,9 @@ constexpr size_t stack_bytes = 64 * 1024;
 #endif
 
 namespace crossply::emulator {
+
+using namespace inside;
+
 namespace {
 
 constexpr int most_threads = 1024, warp_lanes = 32;
@@ -121,13 +126,19 @@ std::vector<std::unique_ptr<Fiber>> fibers;
 std::map<const void*, std::pair<void*, size_t>> statics;  // of the present block
 Context scheduler{};
 const std::function<void()>* kernel_body = nullptr;
-const char* kernel_name = "";
 Block now;
-int current = 0, threads = 0;
-void* dynamic = nullptr;
-size_t dynamic_bytes = 0;
 std::map<const void*, size_t> shared_limits;  // of kernels
 uint64_t lots = 1;
+
+}  // namespace
+
+namespace inside {
+
+int current = 0, threads = 0;
+const char* kernel_name = "";
+int64_t block_barriers = 0;
+void* dynamic = nullptr;
+size_t dynamic_bytes = 0;
 
 uint64_t lot(uint64_t below) {
   lots ^= lots >> 12, lots ^= lots << 25, lots ^= lots >> 27;
@@ -140,10 +151,10 @@ std::string thread_name(int t) {
   return str("thread (", i.x, ", ", i.y, ", ", i.z, ") of block (", blockIdx.x, ", ", blockIdx.y, ", ", blockIdx.z,
              ")");
 }
-template <class... Args>
-[[noreturn]] void fail_kernel(const Args&... args) {
-  fail(Exit::internal, "emulated kernel ", kernel_name, ": ", args...);
-}
+
+}  // namespace inside
+
+namespace {
 
 // -----------------------------------------------------------------------------------------------------------------
 // Fibers. AddressSanitizer must be told of every change of stacks.
@@ -190,16 +201,19 @@ void fiber_main() {
   switch_to_scheduler(self, true);
 }
 
-// Returns when somebody has made this fiber runnable again.
-void wait_for(const char* what, const Site& site) {
+}  // namespace
+
+void inside::wait_for(const char* what, const Site& site) {
   Fiber& self = *fibers[static_cast<size_t>(current)];
   self.waits = what, self.site = site;
   switch_to_scheduler(self, false);
 }
-void wake(int t) {
+void inside::wake(int t) {
   fibers[static_cast<size_t>(t)]->waits = nullptr;
   now.runnable.push_back(t);
 }
+
+namespace {
 
 void start_fibers(dim3 block) {
   while (fibers.size() < static_cast<size_t>(threads)) fibers.push_back(std::make_unique<Fiber>());
@@ -229,13 +243,17 @@ void start_fibers(dim3 block) {
     if (!fiber.ended && said++ < 3)
       waiting += str("; ", thread_name(t), " waits in ", fiber.waits, " at ", where(fiber.site));
   }
-  fail_kernel("threads wait for others that will not come: ", ended, " of ", threads, " have ended", waiting);
+  fail_kernel("threads wait for others that will not come: ", ended, " of ", threads, " have ended", waiting,
+              asynchronous_state());
 }
 
 void run_block(dim3 block) {
   for (auto& [key, memory] : statics) std::memset(memory.first, poison, memory.second);
   start_fibers(block);
+  block_barriers = 0;
+  begin_asynchronous();
   while (now.alive > 0) {
+    while (go_on(now.runnable.empty()) && now.runnable.empty()) continue;
     if (now.runnable.empty()) report_deadlock();
     std::swap(now.runnable[lot(now.runnable.size())], now.runnable.back());
     current = now.runnable.back();
@@ -245,6 +263,7 @@ void run_block(dim3 block) {
     switch_to(fiber);
     if (now.error) std::rethrow_exception(now.error);
   }
+  end_asynchronous();
 }
 
 }  // namespace
@@ -298,6 +317,12 @@ void check_device_memory(const char* name, const void* data) {
     fail(Exit::device, "emulator: ", name, " gets a pointer into the host's memory");
 }
 
+bool inside::in_device_memory(const void* data, size_t bytes) {
+  const std::lock_guard lock(mappings_lock);
+  const Mapping* mapping = mapping_of(data);
+  return mapping != nullptr && static_cast<const std::byte*>(data) + bytes <= mapping->end();
+}
+
 void seed(uint64_t value) { lots = value * 0x9E3779B97F4A7C15ull | 1; }
 
 void set_shared_limit(const void* kernel, size_t bytes) { shared_limits[kernel] = bytes; }
@@ -345,6 +370,7 @@ void synchronize_block(const Site& site) {
   }
   if (++now.at_barrier < threads) return wait_for("__syncthreads", site);
   now.at_barrier = 0;
+  ++block_barriers;
   for (int t = 0; t < threads; ++t)
     if (t != current) wake(t);
 }
