@@ -18,7 +18,7 @@ endif
 PROGRAMS := $(strip $(basename $(notdir $(wildcard train/train_*.cpp))) lime_by_hand transplant curves evaluate generate \
   gradients analyze prepare score tokenize tests)
 FUZZ_SECONDS ?= 120
-ARCHITECTURES ?= 90
+ARCHITECTURES ?= 90a-real;90-virtual
 
 .PHONY: all build run compare inheritune figures test tests_of_mpi fuzz fuzz_targets faults fault_injection bench bench-architectures bench-gpu \
         tidy pack setup new configure clean help $(PROGRAMS)
@@ -124,7 +124,7 @@ help:
 	@echo "make bench-architectures   build, then measure what each architecture costs (ARGS=\"--arch lime --seq 256\")"
 	@echo "make bench-gpu   build with CUDA, run the tests, then measure a GPU (ARGS=\"--only attention,steps\")"
 	@echo "make pack     one file to carry to machines without compiler and CUDA toolkit: $(BUILD)-pack/crossply-*.tar.xz"
-	@echo "              (ARCHITECTURES=\"80-real;90-real;100\": for other GPUs than Hopper's; CUDA=0: for CPUs alone)"
+	@echo "              (ARCHITECTURES=\"80-real;90a-real;100\": for other GPUs than Hopper's; CUDA=0: for CPUs alone)"
 	@echo "make tidy     clang-tidy over every room but kernels/ (ROOMS=models: over one)"
 	@echo "make NAME     build one program: $(PROGRAMS)"
 	@echo "make new ARCH=NAME   the skeleton of an architecture of your own; models/README.md goes on from there"

@@ -6,7 +6,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=$1/cuda
-architectures=${2:-$([ "$(nproc)" -lt 4 ] && echo '90-real' || echo '80-real;90-real;100')}
+architectures=${2:-$([ "$(nproc)" -lt 4 ] && echo '90a-real' || echo '80-real;90a-real;100')}
 
 nvcc=$(command -v nvcc || ls "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" 2>/dev/null) || {
   echo "no nvcc here: skipped"
@@ -63,6 +63,10 @@ while IFS= read -r line; do
 done < <(for kernel in "${kernels[@]}"; do cat "$objects/$kernel.o.log"; done | c++filt)
 
 failures=0
+# What the compiler says where it makes one after the other of what should run together, or ignores setmaxnreg.
+if for kernel in "${kernels[@]}"; do cat "$objects/$kernel.o.log"; done | grep -E 'C75[0-9]{2}.*(serializ|ignored)'; then
+  failures=$((failures + 1))
+fi
 for kernel in "${!registers[@]}"; do
   if [ "${stack[$kernel]:-1}" -gt 0 ]; then
     failures=$((failures + 1))

@@ -1,6 +1,6 @@
 // Attention for f32 storage, heads of any width, and a few queries against caches, in float multiplications; and the
 // choice between these and the tensor cores.
-#include "kernels/attention/attention_mma.cuh"
+#include "kernels/attention/attention_hopper.cuh"
 
 namespace crossply {
 namespace {
@@ -280,6 +280,9 @@ template <class S>
 bool tiles_serve(const AttentionSizes& z, float scale, std::initializer_list<const void*> tensors) {
   return std::is_same_v<S, bf16> && z.D % 8 == 0 && z.D <= 256 && z.S < INT32_MAX && scale > 0 && aligned16(tensors);
 }
+auto* forward_on_tensor_cores(const AttentionSizes& z) {
+  return hopper_serves(z) ? attention_forward_hopper : attention_forward_mma;
+}
 
 }  // namespace
 
@@ -288,7 +291,7 @@ void attention_forward_cuda(const Tensor& out, const Tensor& lse, const Tensor& 
   with_storage(out.dtype, [&]<class S>(S) {
     if constexpr (std::is_same_v<S, bf16>)
       if (tiles_serve<S>(z, scale, {out.data, q.data, k.data, v.data}))
-        return attention_forward_mma(out.as<S>(), lse.as<float>(), q.as<S>(), k.as<S>(), v.as<S>(), z, scale);
+        return forward_on_tensor_cores(z)(out.as<S>(), lse.as<float>(), q.as<S>(), k.as<S>(), v.as<S>(), z, scale);
     attention_forward_plain(out.as<S>(), lse.as<float>(), q.as<S>(), k.as<S>(), v.as<S>(), z, scale);
   });
 }
@@ -336,7 +339,7 @@ void attention_cached_cuda(const Tensor& out, const Tensor& k_cache, const Tenso
       });
     if constexpr (std::is_same_v<S, bf16>)
       if (z.T > own * most_warps && tiles_serve<S>(z, scale, {out.data, q.data, k_cache.data, v_cache.data}))
-        return attention_forward_mma(out.as<S>(), nullptr, q.as<S>(), k_cache.as<S>(), v_cache.as<S>(), z, scale);
+        return forward_on_tensor_cores(z)(out.as<S>(), nullptr, q.as<S>(), k_cache.as<S>(), v_cache.as<S>(), z, scale);
     attention_forward_plain<S>(out.as<S>(), nullptr, q.as<S>(), k_cache.as<S>(), v_cache.as<S>(), z, scale);
   });
 }

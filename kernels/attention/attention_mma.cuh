@@ -84,6 +84,16 @@ __device__ __forceinline__ QueryPlace place_of_queries(const AttentionSizes& z) 
   return {x / heads, x % heads, first, static_cast<int>(z.T) - first};
 }
 
+// The largest or the sum over the four lanes that hold a row.
+__device__ __forceinline__ float largest_of_row(float x) {
+  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+__device__ __forceinline__ float sum_of_row(float x) {
+  x += __shfl_xor_sync(~0u, x, 1);
+  return x + __shfl_xor_sync(~0u, x, 2);
+}
+
 // Two neighbouring columns, rounded.
 __device__ __forceinline__ void store_pair(bf16* to, float first, float second) {
   *reinterpret_cast<uint32_t*>(to) = pack(first, second);

@@ -18,16 +18,6 @@ struct Forward {
   static constexpr size_t shared_bytes = (queries + 4 * keys) * width * sizeof(bf16);
 };
 
-// The largest or the sum over the four lanes that hold a row.
-__device__ __forceinline__ float largest_of_row(float x) {
-  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
-  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
-}
-__device__ __forceinline__ float sum_of_row(float x) {
-  x += __shfl_xor_sync(~0u, x, 1);
-  return x + __shfl_xor_sync(~0u, x, 2);
-}
-
 // What a warp keeps of its rows: two of each 16 are a lane's. max is of the scores times scale / ln 2, and sum that of
 // the lane's own columns.
 template <int m, int n>

@@ -207,6 +207,12 @@ void inside::end_asynchronous() {
     if (group.groups.size() > 1 || !group.groups.back().empty()) fail_kernel("ends while products are under way");
 }
 
+namespace {
+bool use_hopper = false;
+}
+void set_hopper(bool use) { use_hopper = use; }
+bool hopper() { return use_hopper; }
+
 // -----------------------------------------------------------------------------------------------------------------
 // Barriers.
 

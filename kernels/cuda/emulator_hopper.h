@@ -17,6 +17,10 @@
 
 namespace crossply::emulator {
 
+// Whether kernels for sm_90 are to be used; at first they are not, because they take the emulator longer.
+void set_hopper(bool use);
+bool hopper();
+
 // An address in the block's window of shared memory, the first kilobyte of which the hardware keeps.
 constexpr uint32_t window_begin = 1024;
 uint32_t shared_address(const void* p);  // of dynamic memory, else it throws

@@ -6,6 +6,23 @@
 
 namespace crossply {
 
+bool has_hopper() {
+#if !CROSSPLY_CUDA
+  return emulator::hopper();
+#elif defined(CROSSPLY_SM90A)
+  static const bool there = [] {
+    int device, major, minor;
+    CHECK_CUDA(cudaGetDevice(&device));
+    CHECK_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+    CHECK_CUDA(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
+    return major == 9 && minor == 0;
+  }();
+  return there;
+#else
+  return false;
+#endif
+}
+
 TensorMap tensor_map(const RowsOfHeads& of, int box_rows) {
   constexpr int64_t element = sizeof(bf16);
   const auto bytes = [](int64_t elements) { return static_cast<uint64_t>(elements * element); };

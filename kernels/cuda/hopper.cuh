@@ -36,6 +36,9 @@ namespace crossply {
 
 constexpr int warpgroup_size = 128;
 
+// Whether this GPU, and this build, have these instructions; the emulator where emulator::set_hopper says so.
+bool has_hopper();
+
 #if CROSSPLY_CUDA
 using TensorMap = CUtensorMap;
 #else

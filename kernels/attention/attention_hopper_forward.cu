@@ -1,0 +1,270 @@
+// Attention's forward on the warpgroup products of sm_90.
+//
+// A block takes 128 queries of a head (192 with heads of 64) against tiles of 128 keys: a warpgroup for each 64 queries,
+// and one whose first thread only asks for what comes next. Keys and values of a tile have barriers of their own, so
+// that scores can begin when the keys are there. While a warpgroup takes the softmax of its scores, another one's
+// products are on the tensor cores, for which they take turns. Scores stay in registers, and go into the second product
+// from there.
+//
+// Bound by the tensor cores with D = 128: of 64 queries and 128 keys 1,024 clocks, against 512 for the exponentials;
+// with D = 64 by both, 512 clocks each. From shared memory 896 and 405 clocks.
+#include <bit>
+
+#include "kernels/attention/attention_hopper.cuh"
+
+namespace crossply {
+namespace {
+
+template <int D>
+struct Forward {
+  static constexpr int groups = D == 128 ? 2 : 3, queries = 64 * groups, keys = 128, stages = D == 128 ? 2 : 3;
+  static constexpr int threads = (groups + 1) * warpgroup_size;
+  static constexpr int registers = D == 128 ? 240 : 160, producer_registers = D == 128 ? 24 : 32;
+  static constexpr int tile = keys * D;  // elements
+  static constexpr size_t barriers = 1 + 4 * stages;
+  static constexpr size_t shared_bytes = (queries * D + 2 * stages * tile) * sizeof(bf16) + barriers * sizeof(Barrier);
+};
+
+#if CROSSPLY_HOPPER
+
+template <int D>
+struct Shared {
+  using F = Forward<D>;
+  bf16 *q = panel_memory(), *k = q + F::queries * D, *v = k + F::stages * F::tile;
+  Barrier *q_full = reinterpret_cast<Barrier*>(v + F::stages * F::tile), *k_full = q_full + 1,
+          *v_full = k_full + F::stages, *k_empty = v_full + F::stages, *v_empty = k_empty + F::stages;
+
+  __device__ void init() const {
+    barrier_init(q_full, 1);
+    for (int s = 0; s < F::stages; ++s) {
+      barrier_init(k_full + s, 1), barrier_init(v_full + s, 1);
+      barrier_init(k_empty + s, F::groups * 4), barrier_init(v_empty + s, F::groups * 4);
+    }
+    barrier_init_fence();
+  }
+};
+
+// What a block is about: head h of batch b, its queries from `first` on, and how many tiles of keys these see.
+struct Place {
+  int b, h, first, tiles;
+};
+template <int D>
+__device__ __forceinline__ Place place_of_block(const Sections& sections, const AttentionSizes& z, uint32_t block) {
+  using F = Forward<D>;
+  const auto [head, tile] = sections.place(block);
+  const int first = (sections.tiles - 1 - tile) * F::queries,
+            T = static_cast<int>(z.T);  // those that see the most first
+  const int end = static_cast<int>(z.pos) + (first + F::queries < T ? first + F::queries : T);
+  return {static_cast<int>(head / z.H), static_cast<int>(head % z.H), first, (end + F::keys - 1) / F::keys};
+}
+
+template <int D>
+__device__ __forceinline__ void produce(const Shared<D>& m, const Place& place, const TensorMap& q, const TensorMap& k,
+                                        const TensorMap& v, int group) {
+  using F = Forward<D>;
+  constexpr uint32_t tile_bytes = F::tile * sizeof(bf16);
+  const auto load = [&](bf16* to, const TensorMap& map, Barrier* full, Barrier* empty, int i) {
+    const int s = Ring<F::stages>::stage(i);
+    barrier_wait(empty + s, Ring<F::stages>::parity(i) ^ 1);
+    barrier_expect(full + s, tile_bytes);
+    copy_box(to + s * F::tile, map, full + s, i * F::keys, place.h / group, place.b);
+  };
+  barrier_expect(m.q_full, F::queries * D * sizeof(bf16));
+  copy_box(m.q, q, m.q_full, place.first, place.h, place.b);
+  for (int i = 0; i < place.tiles; ++i) load(m.k, k, m.k_full, m.k_empty, i), load(m.v, v, m.v_full, m.v_empty, i);
+}
+
+// A warpgroup and its 64 queries.
+template <int D>
+struct Consumer {
+  using F = Forward<D>;
+  static constexpr int columns = F::keys / 8;
+  const Shared<D>& m;
+  int group;                        // which of the block's
+  float factor;                     // scale / ln 2
+  float max[2], sum[2], shrink[2];  // of the thread's two rows; max of scores times factor, sum of its own columns
+  GroupSums<F::keys> scores;
+  Array<Pairs, F::keys / 16> weights;
+  GroupSums<D> out;
+
+  __device__ __forceinline__ void issue_scores(int i) {
+    const int s = Ring<F::stages>::stage(i);
+    const uint32_t q = shared_address(m.q), k = shared_address(m.k + s * F::tile);
+    barrier_wait(m.k_full + s, Ring<F::stages>::parity(i));
+#pragma unroll
+    for (int d = 0; d < D; d += 16)
+      wgmma<F::keys>(scores, descriptor_of_rows<F::queries>(q, group * 64, d), descriptor_of_rows<F::keys>(k, 0, d),
+                     d > 0);
+    wgmma_commit();
+  }
+  __device__ __forceinline__ void issue_out(int i) {
+    const int s = Ring<F::stages>::stage(i);
+    const uint32_t v = shared_address(m.v + s * F::tile);
+    barrier_wait(m.v_full + s, Ring<F::stages>::parity(i));
+#pragma unroll
+    for (int k = 0; k < F::keys / 16; ++k)
+      wgmma<D, true>(out, weights[k], descriptor_of_columns<F::keys>(v, k * 16, 0), i > 0 || k > 0);
+    wgmma_commit();
+  }
+  // Key c of the tile is seen by the group's row r if c <= r + ahead.
+  __device__ __forceinline__ void mask(int ahead) {
+    const int lane = forgotten(lane_of()), limit = ahead + warp_of() % 4 * 16 + lane / 4, column = lane % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < F::keys / 2; ++i)
+      if (i / 4 * 8 + column + i % 2 > limit + i % 4 / 2 * 8) scores[i] = -INFINITY;
+  }
+  // Scores become weights; a NaN is not the largest, but makes a weight of NaN.
+  __device__ __forceinline__ void take_softmax() {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float largest = -INFINITY;
+#pragma unroll
+      for (int j = 0; j < columns; ++j)
+        largest = fmaxf(largest, fmaxf(scores[4 * j + 2 * half], scores[4 * j + 2 * half + 1]));
+      const float now = fmaxf(max[half], largest_of_row(largest) * factor);
+      shrink[half] = exp2_fast(max[half] - now);
+      max[half] = now;
+      sum[half] *= shrink[half];
+    }
+#pragma unroll
+    for (int i = 0; i < F::keys / 2; ++i) {
+      scores[i] = exp2_fast(scores[i] * factor - max[i % 4 / 2]);
+      sum[i % 4 / 2] += scores[i];
+    }
+  }
+  __device__ __forceinline__ void pack_weights() {
+#pragma unroll
+    for (int k = 0; k < F::keys / 16; ++k)
+#pragma unroll
+      for (int r = 0; r < 4; ++r) weights[k][r] = pack(scores[8 * k + 2 * r], scores[8 * k + 2 * r + 1]);
+  }
+
+  // A turn on the tensor cores: number 1 + group is this warpgroup's.
+  __device__ __forceinline__ void begin_turn() const { named_barrier_wait(1 + group, 2 * warpgroup_size); }
+  __device__ __forceinline__ void end_turn(bool last) const {
+    if (!last || group + 1 < F::groups) named_barrier_arrive(1 + (group + 1) % F::groups, 2 * warpgroup_size);
+  }
+
+  __device__ __forceinline__ void begin(bool masked, int ahead, bool last) {
+    max[0] = max[1] = -INFINITY, sum[0] = sum[1] = 0;
+    barrier_wait(m.q_full, 0);
+    if (group == 0) named_barrier_arrive(1, 2 * warpgroup_size);
+    begin_turn();
+    wgmma_fence(scores);
+    issue_scores(0);
+    end_turn(last);
+    wgmma_wait<0>(scores);
+    release(m.k_empty);
+    if (masked) mask(ahead);
+    take_softmax();
+    pack_weights();
+  }
+  // Scores of tile i, while the one before it is added to out.
+  template <bool masked>
+  __device__ __forceinline__ void step(int i, int ahead, bool last) {
+    begin_turn();
+    wgmma_fence(scores, weights, out);
+    issue_scores(i);
+    issue_out(i - 1);
+    end_turn(last);
+    wgmma_wait<1>(scores);
+    release(m.k_empty + Ring<F::stages>::stage(i));
+    if constexpr (masked) mask(ahead);
+    take_softmax();
+    wgmma_wait<0>(out, weights);
+    release(m.v_empty + Ring<F::stages>::stage(i - 1));
+#pragma unroll
+    for (int j = 0; j < D / 2; ++j) out[j] *= shrink[j % 4 / 2];
+    pack_weights();
+  }
+  __device__ __forceinline__ void end(int i) {
+    wgmma_fence(weights, out);
+    issue_out(i);
+    wgmma_wait<0>(out, weights);
+  }
+
+  // Row 0 of the group is query `first` of a head, of which `left` are there; from: where that query's row begins.
+  __device__ __forceinline__ void store(bf16* to, float* lse, int64_t stride, int left) const {
+    const int lane = forgotten(lane_of()), row = warp_of() % 4 * 16 + lane / 4, column = lane % 4 * 2;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int r = row + half * 8;
+      const float total = sum_of_row(sum[half]), share = 1 / total;
+      if (r >= left) continue;
+      if (lse != nullptr && lane % 4 == 0) lse[r] = (max[half] + log2f(total)) * ln_of_2;
+      bf16* y = to + r * stride + column;
+#pragma unroll
+      for (int j = 0; j < D / 8; ++j)
+        store_pair(y + j * 8, out[4 * j + 2 * half] * share, out[4 * j + 2 * half + 1] * share);
+    }
+  }
+};
+
+#endif  // CROSSPLY_HOPPER
+
+// factor: scale / ln 2.
+template <int D>
+__global__ void __launch_bounds__(Forward<D>::threads, 1)
+    attention_hopper_kernel(bf16* out, float* lse, const __grid_constant__ TensorMap q,
+                            const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v, AttentionSizes z,
+                            Sections sections, float factor) {
+#if CROSSPLY_HOPPER
+  using F = Forward<D>;
+  const Shared<D> m;
+  const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / warpgroup_size, 0);
+  if (threadIdx.x == 0) m.init();
+  __syncthreads();
+  const Place place = place_of_block<D>(sections, z, blockIdx.x);
+  if (group == F::groups) {
+    give_registers<F::producer_registers>();
+    if (threadIdx.x % warpgroup_size == 0) produce<D>(m, place, q, k, v, static_cast<int>(z.group));
+    return;
+  }
+  take_registers<F::registers>();
+  // Query r of the group sees the keys up to r + begin. Tiles that all of them see, and those that any sees.
+  const int begin = static_cast<int>(z.pos) + place.first + group * 64;
+  const int clear = (begin + 1) / F::keys, seen = (begin + 63) / F::keys + 1;
+  const int tiles = seen < place.tiles ? seen : place.tiles, all = place.tiles;
+  Consumer<D> c{m, group, factor, {}, {}, {}, {}, {}, {}};
+  c.begin(clear < 1, begin, all == 1);
+  int i = 1;
+  for (; i < clear && i < tiles; ++i) c.template step<false>(i, 0, i + 1 == all);
+  for (; i < tiles; ++i) c.template step<true>(i, begin - i * F::keys, i + 1 == all);
+  for (; i < all; ++i) c.begin_turn(), c.end_turn(i + 1 == all);
+  c.end(tiles - 1);
+  const Place to = place_of_block<D>(sections, z, forgotten(blockIdx.x));  // the loop had better use for its registers
+  const int64_t first = to.first + group * 64;
+  c.store(out + z.query_head(to.b, to.h) + first * z.query_stride,
+          lse != nullptr ? lse + (to.b * z.H + to.h) * z.T + first : nullptr, z.query_stride,
+          static_cast<int>(z.T - first));
+#endif
+}
+
+}  // namespace
+
+// -----------------------------------------------------------------------------------------------------------------
+
+Sections sections_of(const AttentionSizes& z, int tiles, int64_t bytes) {
+  constexpr int64_t cached = 32 << 20;
+  const int64_t fit = std::max<int64_t>(cached / bytes, 1);
+  const auto groups = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(fit)));
+  return {z.B * z.H, std::min(groups * z.group, z.B * z.H), tiles};
+}
+
+void attention_forward_hopper(bf16* out, float* lse, const bf16* q, const bf16* k, const bf16* v,
+                              const AttentionSizes& z, float scale) {
+  const auto run = [&](auto width) {
+    constexpr int D = width;
+    using F = Forward<D>;
+    const Sections sections =
+        sections_of(z, static_cast<int>(blocks_of(z.T, F::queries)), 2 * (z.pos + z.T) * D * int64_t{sizeof(bf16)});
+    launch({"attention_forward_hopper", static_cast<uint32_t>(sections.heads * sections.tiles), F::threads,
+            F::shared_bytes},
+           attention_hopper_kernel<D>, out, lse, map_of_queries(q, z, F::queries), map_of_keys(k, z, F::keys),
+           map_of_keys(v, z, F::keys), z, sections, scale * log2_of_e);
+  };
+  if (z.D == 64) run(std::integral_constant<int, 64>{});
+  else run(std::integral_constant<int, 128>{});
+}
+
+}  // namespace crossply
