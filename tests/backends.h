@@ -18,6 +18,9 @@
 #include "engine/stream.h"
 #include "engine/tensor.h"
 #include "kernels/cuda/cuda.h"
+#if !CROSSPLY_CUDA
+#include "kernels/cuda/emulator_hopper.h"
+#endif
 
 namespace crossply::test {
 
@@ -133,6 +136,16 @@ struct OnDevice {
     CHECK(memory.kept_inside());
     return copy;
   }
+};
+
+// While it lives the emulator has the instructions of sm_90; a GPU has them or not.
+struct WithHopper {
+#if !CROSSPLY_CUDA
+  WithHopper() { emulator::set_hopper(true); }
+  ~WithHopper() { emulator::set_hopper(false); }
+#else
+  WithHopper() {}
+#endif
 };
 
 // Calls body(tensors) with these tensors, or with copies of them in device memory, beside each of which nothing may be

@@ -266,6 +266,16 @@ TEST_CASE("attention: the GPU in bf16 loses no more than bf16 must") {
   for (const Size& z : sizes_of(Backend::cuda, sizes, small_sizes_bf16)) check_bf16(z, Backend::cuda, z.T % 2 == 0);
 }
 
+TEST_CASE("attention: the warpgroup products of sm_90 in bf16 lose no more than bf16 must") {
+  if (!available(Backend::cuda)) return;
+  const WithHopper use;
+  const std::vector<Size> around_tiles{{1, 64, 1, 1, 64},  {1, 65, 1, 1, 128}, {1, 127, 2, 1, 64},  {2, 128, 1, 1, 128},
+                                       {1, 129, 1, 1, 64}, {1, 191, 2, 2, 64}, {1, 193, 4, 1, 128}, {1, 193, 4, 2, 64},
+                                       {1, 320, 1, 1, 64}, {1, 320, 2, 1, 128}};
+  for (const Size& z : around_tiles)
+    for (const bool acc : {false, true}) check_bf16(z, Backend::cuda, acc);
+}
+
 TEST_CASE("attention: large logits") {
   // Scores reach 30 * 30 / 3, whose float spacing is 3e-5: that is the relative error a weight may have.
   for (const Backend backend : fast_backends())

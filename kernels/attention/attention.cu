@@ -322,7 +322,7 @@ void attention_backward_cuda(const Grad& dq, const Grad& dk, const Grad& dv, con
                                  .acc_v = dv.add};
     if constexpr (std::is_same_v<S, bf16>)
       if (tiles_serve<S>(z, scale, {dq.data, dk.data, dv.data, dout.data, q.data, k.data, v.data}))
-        return attention_backward_mma(g, z);
+        return hopper_serves(z) ? attention_backward_hopper(g, z) : attention_backward_mma(g, z);
     attention_backward_plain(g, z);
   });
 }

@@ -15,6 +15,8 @@ inline bool hopper_serves(const AttentionSizes& z) {
 // attention_hopper_forward.cu; like attention_forward_mma.
 void attention_forward_hopper(bf16* out, float* lse, const bf16* q, const bf16* k, const bf16* v,
                               const AttentionSizes& z, float scale);
+// attention_hopper_backward.cu; like attention_backward_mma.
+void attention_backward_hopper(const AttentionBackward<bf16>& g, const AttentionSizes& z);
 
 // Of queries (B, T, H, D), and of keys or values (B, S, K, D), of which rows beyond pos + T are not there.
 inline TensorMap map_of_queries(const bf16* x, const AttentionSizes& z, int rows) {
@@ -41,11 +43,11 @@ __device__ __forceinline__ void release(Barrier* empty) {
 // Blocks in the order in which they begin: heads in sections whose keys and values fit into the L2 cache together, in a
 // section all heads of a tile of queries side by side, tiles from `first` on.
 struct HeadTile {
-  int64_t head;  // b * H + h
+  int64_t head;  // b * H + h, or b * K + kv
   int tile;
 };
 struct Sections {
-  int64_t heads, at_once;  // B * H; of a section
+  int64_t heads, at_once;  // of all batches; of a section
   int tiles;               // of each head
 
   __device__ HeadTile place(int64_t block) const {
@@ -54,7 +56,8 @@ struct Sections {
     return {first + within % count, static_cast<int>(within / count)};
   }
 };
-// bytes: of what all blocks of a head read together.
-Sections sections_of(const AttentionSizes& z, int tiles, int64_t bytes);
+// Of blocks that take a head of queries each, or one of keys with all its queries.
+Sections sections_of_queries(const AttentionSizes& z, int tiles);
+Sections sections_of_keys(const AttentionSizes& z, int tiles);
 
 }  // namespace crossply

@@ -1,10 +1,10 @@
 // Attention's forward on the warpgroup products of sm_90.
 //
-// A block takes 128 queries of a head (192 with heads of 64) against tiles of 128 keys: a warpgroup for each 64 queries,
-// and one whose first thread only asks for what comes next. Keys and values of a tile have barriers of their own, so
-// that scores can begin when the keys are there. While a warpgroup takes the softmax of its scores, another one's
-// products are on the tensor cores, for which they take turns. Scores stay in registers, and go into the second product
-// from there.
+// A block takes 128 queries of a head (192 with heads of 64) against tiles of 128 keys, with a warpgroup for each 64
+// of them, and one whose first thread only asks for what comes next. Keys and values of a tile have barriers of their
+// own, so that scores can begin when the keys are there. While a warpgroup takes the softmax of its scores, another
+// one's products are on the tensor cores, for which they take turns. Scores stay in registers, and go into the second
+// product from there.
 //
 // Bound by the tensor cores with D = 128: of 64 queries and 128 keys 1,024 clocks, against 512 for the exponentials;
 // with D = 64 by both, 512 clocks each. From shared memory 896 and 405 clocks.
@@ -150,6 +150,7 @@ struct Consumer {
     barrier_wait(m.q_full, 0);
     if (group == 0) named_barrier_arrive(1, 2 * warpgroup_size);
     begin_turn();
+    forget(scores);
     wgmma_fence(scores);
     issue_scores(0);
     end_turn(last);
@@ -163,6 +164,7 @@ struct Consumer {
   template <bool masked>
   __device__ __forceinline__ void step(int i, int ahead, bool last) {
     begin_turn();
+    forget(scores);
     wgmma_fence(scores, weights, out);
     issue_scores(i);
     issue_out(i - 1);
@@ -244,11 +246,18 @@ __global__ void __launch_bounds__(Forward<D>::threads, 1)
 
 // -----------------------------------------------------------------------------------------------------------------
 
-Sections sections_of(const AttentionSizes& z, int tiles, int64_t bytes) {
+// So many heads at once as have what they read together, so many bytes each, in 32 MB of L2.
+int64_t heads_at_once(int64_t bytes) {
   constexpr int64_t cached = 32 << 20;
-  const int64_t fit = std::max<int64_t>(cached / bytes, 1);
-  const auto groups = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(fit)));
-  return {z.B * z.H, std::min(groups * z.group, z.B * z.H), tiles};
+  return static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(std::max<int64_t>(cached / bytes, 1))));
+}
+Sections sections_of_queries(const AttentionSizes& z, int tiles) {
+  const int64_t bytes = 2 * (z.pos + z.T) * z.D * int64_t{sizeof(bf16)};
+  return {z.B * z.H, std::min(heads_at_once(bytes) * z.group, z.B * z.H), tiles};
+}
+Sections sections_of_keys(const AttentionSizes& z, int tiles) {
+  const int64_t bytes = 2 * z.group * z.T * z.D * int64_t{sizeof(bf16)};
+  return {z.B * z.K, std::min(heads_at_once(bytes), z.B * z.K), tiles};
 }
 
 void attention_forward_hopper(bf16* out, float* lse, const bf16* q, const bf16* k, const bf16* v,
@@ -256,8 +265,7 @@ void attention_forward_hopper(bf16* out, float* lse, const bf16* q, const bf16* 
   const auto run = [&](auto width) {
     constexpr int D = width;
     using F = Forward<D>;
-    const Sections sections =
-        sections_of(z, static_cast<int>(blocks_of(z.T, F::queries)), 2 * (z.pos + z.T) * D * int64_t{sizeof(bf16)});
+    const Sections sections = sections_of_queries(z, static_cast<int>(blocks_of(z.T, F::queries)));
     launch({"attention_forward_hopper", static_cast<uint32_t>(sections.heads * sections.tiles), F::threads,
             F::shared_bytes},
            attention_hopper_kernel<D>, out, lse, map_of_queries(q, z, F::queries), map_of_keys(k, z, F::keys),

@@ -247,6 +247,18 @@ __device__ __forceinline__ void hold(Array<Pairs, n>& a) {
 }
 #endif
 
+// Before wgmma_fence, of sums that the products behind it set: so no register keeps what they were.
+template <int64_t n>
+__device__ __forceinline__ void forget(Array<float, n>& d) {
+#pragma unroll
+  for (int i = 0; i < n; ++i)
+#if CROSSPLY_CUDA
+    asm volatile("" : "=f"(d[i]));
+#else
+    d[i] = NAN;
+#endif
+}
+
 // Before products that use these sums and registers, all of them, after they were touched.
 template <class... Used>
 __device__ __forceinline__ void wgmma_fence(Used&... used) {

@@ -1,0 +1,364 @@
+// Attention's backward on the warpgroup products of sm_90: two kernels with 7 products, as attention_mma_backward.cu
+// has them, and for its reasons; each writes every element of its results once, in an order that nothing changes.
+//
+// A block takes 128 keys, or 128 queries, 64 to a warpgroup; a third warpgroup asks for the tiles of the others' rows.
+// Scores and the gradients of the weights stay in registers, rounded to bf16, as the first factor of the last products;
+// in the first kernel both are transposed, rows being keys. Its statistics of queries come through shared memory, by a
+// warp of the third warpgroup: 0 weights for queries that are not there, since their lse is infinite.
+//
+// Bound by the tensor cores: in clocks, of a warpgroup's 64 rows, and beside them those for shared memory and for the
+// exponentials: the first kernel 1,024 for 64 queries with D = 128 (896, 256), or for 128 with D = 64 (768, 512); the
+// second one, for 128 keys, 1,536 (1,280, 512) and 768 (640, 512).
+#include "kernels/attention/attention_hopper.cuh"
+
+namespace crossply {
+namespace {
+
+constexpr int groups = 2, block_rows = 64 * groups, stages = 2;
+constexpr int threads = (groups + 1) * warpgroup_size, registers = 232, producer_registers = 40;
+using Stage = Ring<stages>;
+
+template <int D>
+struct KeyBlock {
+  static constexpr int queries = D == 128 ? 64 : 128, own = block_rows * D, tile = queries * D;  // elements
+  static constexpr size_t shared_bytes = (2 * own + 2 * stages * tile) * sizeof(bf16) +
+                                         2 * stages * queries * sizeof(float) + (1 + 4 * stages) * sizeof(Barrier);
+};
+template <int D>
+struct QueryBlock {
+  static constexpr int keys = 128, own = block_rows * D, tile = keys * D;
+  static constexpr size_t shared_bytes =
+      (2 * own + 2 * stages * tile) * sizeof(bf16) + (1 + 4 * stages) * sizeof(Barrier);
+};
+
+#if CROSSPLY_HOPPER
+
+// Two matrices that stay, a and b, and two rings of tiles: x and y; and, of the first kernel, numbers beside the tiles.
+template <class Block, int numbers>
+struct Shared {
+  bf16 *a = panel_memory(), *b = a + Block::own, *x = b + Block::own, *y = x + stages * Block::tile;
+  float* beside = reinterpret_cast<float*>(y + stages * Block::tile);  // (stages, numbers)
+  Barrier *own_full = reinterpret_cast<Barrier*>(beside + stages * numbers), *x_full = own_full + 1,
+          *y_full = x_full + stages, *x_empty = y_full + stages, *y_empty = x_empty + stages;
+
+  // x_arrivals: of those who fill a tile of x and what is beside it.
+  __device__ void init(uint32_t x_arrivals) const {
+    barrier_init(own_full, 1);
+    for (int s = 0; s < stages; ++s) {
+      barrier_init(x_full + s, x_arrivals), barrier_init(y_full + s, 1);
+      barrier_init(x_empty + s, groups * 4), barrier_init(y_empty + s, groups * 4);
+    }
+    barrier_init_fence();
+  }
+  __device__ __forceinline__ void load_own(const TensorMap& of_a, const TensorMap& of_b, int row, int head,
+                                           int batch) const {
+    barrier_expect(own_full, 2 * Block::own * sizeof(bf16));
+    copy_box(a, of_a, own_full, row, head, batch), copy_box(b, of_b, own_full, row, head, batch);
+  }
+  __device__ __forceinline__ void load(const TensorMap& of_x, const TensorMap& of_y, int i, int row, int head,
+                                       int batch) const {
+    const int s = Stage::stage(i);
+    const auto copy = [&](bf16* to, const TensorMap& map, Barrier* full, Barrier* empty) {
+      barrier_wait(empty, Stage::parity(i) ^ 1);
+      barrier_expect(full, Block::tile * sizeof(bf16));
+      copy_box(to + s * Block::tile, map, full, row, head, batch);
+    };
+    copy(x, of_x, x_full + s, x_empty + s), copy(y, of_y, y_full + s, y_empty + s);
+  }
+};
+
+// d (64, N) = rows of own (the group's 64) times those of a tile (N, D), transposed.
+template <int D, int N>
+__device__ __forceinline__ void multiply_own(GroupSums<N>& d, const bf16* own, const bf16* tile, int group) {
+#pragma unroll
+  for (int c = 0; c < D; c += 16)
+    wgmma<N>(d, descriptor_of_rows<block_rows>(shared_address(own), group * 64, c),
+             descriptor_of_rows<N>(shared_address(tile), 0, c), c > 0);
+  wgmma_commit();
+}
+// d (64, D) += weights (64, N) tile (N, D), or = at first.
+template <int D, int N>
+__device__ __forceinline__ void add_weighted(GroupSums<D>& d, const Array<Pairs, N / 16>& weights, const bf16* tile,
+                                             bool first) {
+#pragma unroll
+  for (int k = 0; k < N / 16; ++k)
+    wgmma<D, true>(d, weights[k], descriptor_of_columns<N>(shared_address(tile), k * 16, 0), !first || k > 0);
+  wgmma_commit();
+}
+
+// The group's rows of a result, from the block's row `first` on, of which `left` are there.
+template <int D>
+__device__ __forceinline__ void store_rows(bf16* to, int64_t stride, const GroupSums<D>& d, float scale, int left,
+                                           bool add) {
+  const int lane = forgotten(lane_of()), row = warp_of() % 4 * 16 + lane / 4, column = lane % 4 * 2;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (row + half * 8 >= left) continue;
+    bf16* y = to + (row + half * 8) * stride + column;
+#pragma unroll
+    for (int j = 0; j < D / 8; ++j)
+      store_or_add<2>(y + j * 8, {d[4 * j + 2 * half] * scale, d[4 * j + 2 * half + 1] * scale}, add);
+  }
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// Gradients of keys and values.
+
+struct KeyPlace {
+  int b, kv, first;
+};
+__device__ __forceinline__ KeyPlace place_of_keys(const Sections& sections, const AttentionSizes& z, uint32_t block) {
+  const auto [head, tile] = sections.place(block);  // the first keys, which most queries see, first
+  return {static_cast<int>(head / z.K), static_cast<int>(head % z.K), tile * block_rows};
+}
+
+template <int D>
+using KeyShared = Shared<KeyBlock<D>, 2 * KeyBlock<D>::queries>;
+
+// lse / ln 2 and delta of the queries of a tile, by a warp.
+template <int D>
+__device__ __forceinline__ void load_statistics(const KeyShared<D>& m, const float* lse, const float* delta, int i,
+                                                int left) {
+  constexpr int queries = KeyBlock<D>::queries;
+  const int s = Stage::stage(i);
+  barrier_wait(m.x_empty + s, Stage::parity(i) ^ 1);
+  for (int c = lane_of(); c < queries; c += warp_size) {
+    m.beside[s * 2 * queries + c] = c < left ? lse[c] * log2_of_e : INFINITY;
+    m.beside[s * 2 * queries + queries + c] = c < left ? delta[c] : 0.f;
+  }
+  __syncwarp();
+  if (lane_of() == 0) barrier_arrive(m.x_full + s);
+}
+
+template <int D>
+struct KeyConsumer {
+  static constexpr int queries = KeyBlock<D>::queries;
+  const KeyShared<D>& m;
+  int group;
+  float factor;  // scale / ln 2
+  GroupSums<queries> p, ds;
+  Array<Pairs, queries / 16> weights, gradients;  // p and ds, rounded
+  GroupSums<D> dk, dv;
+
+  __device__ KeyConsumer(const KeyShared<D>& shared, int of_block, float of_scores)
+      : m(shared), group(of_block), factor(of_scores) {}
+
+  // Of tile i. Query c of it sees the block's key r if r <= c + behind.
+  template <bool masked>
+  __device__ __forceinline__ void step(int i, int behind) {
+    const int s = Stage::stage(i);
+    const float* lse = m.beside + s * 2 * queries + forgotten(lane_of()) % 4 * 2;
+    barrier_wait(m.x_full + s, Stage::parity(i));
+    forget(p), forget(ds);
+    wgmma_fence(p, ds);
+    multiply_own<D, queries>(p, m.a, m.x + s * KeyBlock<D>::tile, group);
+    barrier_wait(m.y_full + s, Stage::parity(i));
+    multiply_own<D, queries>(ds, m.b, m.y + s * KeyBlock<D>::tile, group);
+    wgmma_wait<1>(p);
+#pragma unroll
+    for (int e = 0; e < queries / 2; ++e) p[e] = exp2_fast(p[e] * factor - lse[e / 4 * 8 + e % 2]);
+    if constexpr (masked) {
+      const int lane = forgotten(lane_of()), limit = behind + lane % 4 * 2 - warp_of() * 16 - lane / 4;
+#pragma unroll
+      for (int e = 0; e < queries / 2; ++e)
+        if (e % 4 / 2 * 8 > limit + e / 4 * 8 + e % 2) p[e] = 0;
+    }
+    wgmma_wait<0>(ds);
+#pragma unroll
+    for (int e = 0; e < queries / 2; e += 2) {
+      const float* delta = lse + queries + e / 4 * 8;
+      weights[e / 8][e % 8 / 2] = pack(p[e], p[e + 1]);
+      gradients[e / 8][e % 8 / 2] = pack(p[e] * (ds[e] - delta[0]), p[e + 1] * (ds[e + 1] - delta[1]));
+    }
+    wgmma_fence(weights, gradients, dv, dk);
+    add_weighted<D, queries>(dv, weights, m.y + s * KeyBlock<D>::tile, i == 0);
+    add_weighted<D, queries>(dk, gradients, m.x + s * KeyBlock<D>::tile, i == 0);
+    wgmma_wait<1>(dv, weights);
+    release(m.y_empty + s);
+    wgmma_wait<0>(dk, gradients);
+    release(m.x_empty + s);
+  }
+};
+
+#endif  // CROSSPLY_HOPPER
+
+template <int D>
+__global__ void __launch_bounds__(threads, 1)
+    attention_hopper_dkdv_kernel(AttentionBackward<bf16> g, const __grid_constant__ TensorMap q,
+                                 const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
+                                 const __grid_constant__ TensorMap dout, AttentionSizes z, Sections sections,
+                                 float factor) {
+#if CROSSPLY_HOPPER
+  constexpr int queries = KeyBlock<D>::queries;
+  const KeyShared<D> m;
+  const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / warpgroup_size, 0);
+  if (threadIdx.x == 0) m.init(2);
+  __syncthreads();
+  const KeyPlace place = place_of_keys(sections, z, blockIdx.x);
+  const int T = static_cast<int>(z.T), heads = static_cast<int>(z.group);
+  const int tiles = (T - place.first + queries - 1) / queries;  // of each head
+  if (role == groups) {
+    give_registers<producer_registers>();
+    const int warp = warp_of() % 4;
+    if (warp == 0 && lane_of() == 0) m.load_own(k, v, place.first, place.kv, place.b);
+    for (int i = 0; i < heads * tiles; ++i) {
+      const int h = place.kv * heads + i / tiles, t = place.first + i % tiles * queries;
+      const int64_t row = (place.b * z.H + h) * z.T + t;
+      if (warp == 0 && lane_of() == 0) m.load(q, dout, i, t, h, place.b);
+      if (warp == 1) load_statistics<D>(m, g.lse + row, g.delta + row, i, T - t);
+    }
+    return;
+  }
+  take_registers<registers>();
+  KeyConsumer<D> c(m, role, factor);
+  barrier_wait(m.own_full, 0);
+  for (int i = 0, tile = 0; i < heads * tiles; ++i) {
+    if (tile * queries < block_rows - 1) c.template step<true>(i, tile * queries);
+    else c.template step<false>(i, 0);
+    tile = tile + 1 == tiles ? 0 : tile + 1;
+  }
+  const KeyPlace to = place_of_keys(sections, z, forgotten(blockIdx.x));
+  const int64_t first = to.first + role * 64, at = z.key_head(to.b, to.kv) + first * z.key_stride;
+  store_rows<D>(g.dk + at, z.key_stride, c.dk, g.scale, static_cast<int>(z.T - first), g.acc_k);
+  store_rows<D>(g.dv + at, z.key_stride, c.dv, 1.f, static_cast<int>(z.T - first), g.acc_v);
+#endif
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// Gradients of queries.
+
+#if CROSSPLY_HOPPER
+
+struct QueryBlockPlace {
+  int b, h, first;
+};
+__device__ __forceinline__ QueryBlockPlace place_of_rows(const Sections& sections, const AttentionSizes& z,
+                                                         uint32_t block) {
+  const auto [head, tile] = sections.place(block);  // the last queries, which see the most keys, first
+  return {static_cast<int>(head / z.H), static_cast<int>(head % z.H), (sections.tiles - 1 - tile) * block_rows};
+}
+
+template <int D>
+struct QueryConsumer {
+  using F = QueryBlock<D>;
+  const Shared<F, 0>& m;
+  int group;
+  float factor;            // scale / ln 2
+  float lse[2], delta[2];  // of the thread's two rows; lse / ln 2
+  GroupSums<F::keys> p, ds;
+  Array<Pairs, F::keys / 16> gradients;  // ds, rounded
+  GroupSums<D> dq;
+
+  __device__ QueryConsumer(const Shared<F, 0>& shared, int of_block, float of_scores)
+      : m(shared), group(of_block), factor(of_scores) {}
+
+  // of_row: the statistics of the group's first row, of which `left` are there.
+  __device__ __forceinline__ void load_statistics(const float* of_lse, const float* of_delta, int left) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int r = warp_of() % 4 * 16 + lane_of() / 4 + half * 8;
+      lse[half] = r < left ? of_lse[r] * log2_of_e : INFINITY;
+      delta[half] = r < left ? of_delta[r] : 0.f;
+    }
+  }
+  // With heads of 64 there are registers for a tile's last product to go on beside the next one's first.
+  static constexpr bool overlaps = D == 64;
+
+  // Of tile i, whose key c is seen by the group's row r if c <= r + ahead.
+  template <bool masked>
+  __device__ __forceinline__ void step(int i, int ahead) {
+    const int s = Stage::stage(i);
+    const bf16 *k = m.x + s * F::tile, *v = m.y + s * F::tile;
+    barrier_wait(m.x_full + s, Stage::parity(i));
+    forget(p), forget(ds);
+    wgmma_fence(p, ds);
+    multiply_own<D, F::keys>(p, m.a, k, group);
+    barrier_wait(m.y_full + s, Stage::parity(i));
+    multiply_own<D, F::keys>(ds, m.b, v, group);
+    if constexpr (overlaps) {
+      wgmma_wait<2>(dq, gradients);
+      if (i > 0) release(m.x_empty + Stage::stage(i - 1));
+    }
+    wgmma_wait<1>(p);
+    const int lane = forgotten(lane_of()), column = lane % 4 * 2, limit = ahead + warp_of() % 4 * 16 + lane / 4;
+#pragma unroll
+    for (int e = 0; e < F::keys / 2; ++e) {
+      p[e] = exp2_fast(p[e] * factor - lse[e % 4 / 2]);
+      if (masked && e / 4 * 8 + column + e % 2 > limit + e % 4 / 2 * 8) p[e] = 0;
+    }
+    wgmma_wait<0>(ds);
+    release(m.y_empty + s);
+#pragma unroll
+    for (int e = 0; e < F::keys / 2; e += 2) {
+      const float of_row = delta[e % 4 / 2];
+      gradients[e / 8][e % 8 / 2] = pack(p[e] * (ds[e] - of_row), p[e + 1] * (ds[e + 1] - of_row));
+    }
+    wgmma_fence(gradients, dq);
+    add_weighted<D, F::keys>(dq, gradients, k, i == 0);
+    if constexpr (overlaps) return;
+    wgmma_wait<0>(dq, gradients);
+    release(m.x_empty + s);
+  }
+};
+
+#endif  // CROSSPLY_HOPPER
+
+template <int D>
+__global__ void __launch_bounds__(threads, 1)
+    attention_hopper_dq_kernel(AttentionBackward<bf16> g, const __grid_constant__ TensorMap q,
+                               const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
+                               const __grid_constant__ TensorMap dout, AttentionSizes z, Sections sections,
+                               float factor) {
+#if CROSSPLY_HOPPER
+  using F = QueryBlock<D>;
+  const Shared<F, 0> m;
+  const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / warpgroup_size, 0);
+  if (threadIdx.x == 0) m.init(1);
+  __syncthreads();
+  const QueryBlockPlace place = place_of_rows(sections, z, blockIdx.x);
+  const int tiles = place.first / F::keys + 1;  // blocks of queries and tiles of keys are equally long
+  if (role == groups) {
+    give_registers<producer_registers>();
+    if (threadIdx.x % warpgroup_size != 0) return;
+    m.load_own(q, dout, place.first, place.h, place.b);
+    for (int i = 0; i < tiles; ++i) m.load(k, v, i, i * F::keys, place.h / static_cast<int>(z.group), place.b);
+    return;
+  }
+  take_registers<registers>();
+  QueryConsumer<D> c(m, role, factor);
+  const int64_t row = (place.b * z.H + place.h) * z.T + place.first + role * 64;
+  c.load_statistics(g.lse + row, g.delta + row, static_cast<int>(z.T) - place.first - role * 64);
+  barrier_wait(m.own_full, 0);
+  for (int i = 0; i + 1 < tiles; ++i) c.template step<false>(i, 0);
+  c.template step<true>(tiles - 1, role * 64);
+  wgmma_wait<0>(c.dq, c.gradients);
+  const QueryBlockPlace to = place_of_rows(sections, z, forgotten(blockIdx.x));
+  const int64_t first = to.first + role * 64;
+  store_rows<D>(g.dq + z.query_head(to.b, to.h) + first * z.query_stride, z.query_stride, c.dq, g.scale,
+                static_cast<int>(z.T - first), g.acc_q);
+#endif
+}
+
+}  // namespace
+
+// -----------------------------------------------------------------------------------------------------------------
+
+void attention_backward_hopper(const AttentionBackward<bf16>& g, const AttentionSizes& z) {
+  const auto run = [&](auto width) {
+    constexpr int D = width, queries = KeyBlock<D>::queries;
+    const auto tiles = static_cast<int>(blocks_of(z.T, block_rows));
+    const TensorMap k = map_of_keys(g.k, z, block_rows), v = map_of_keys(g.v, z, block_rows);
+    const float factor = g.scale * log2_of_e;
+    const Sections keys = sections_of_keys(z, tiles), rows = sections_of_queries(z, tiles);
+    launch({"attention_dkdv_hopper", static_cast<uint32_t>(keys.heads * tiles), threads, KeyBlock<D>::shared_bytes},
+           attention_hopper_dkdv_kernel<D>, g, map_of_queries(g.q, z, queries), k, v,
+           map_of_queries(g.dout, z, queries), z, keys, factor);
+    launch({"attention_dq_hopper", static_cast<uint32_t>(rows.heads * tiles), threads, QueryBlock<D>::shared_bytes},
+           attention_hopper_dq_kernel<D>, g, map_of_queries(g.q, z, block_rows), k, v,
+           map_of_queries(g.dout, z, block_rows), z, rows, factor);
+  };
+  if (z.D == 64) run(std::integral_constant<int, 64>{});
+  else run(std::integral_constant<int, 128>{});
+}
+
+}  // namespace crossply
