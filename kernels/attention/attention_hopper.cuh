@@ -34,11 +34,13 @@ struct Ring {
   static __device__ __forceinline__ uint32_t parity(int i) { return static_cast<uint32_t>(i / stages & 1); }
 };
 
+#if CROSSPLY_HOPPER
 // By every warp of those that use a stage, when they are done with it.
 __device__ __forceinline__ void release(Barrier* empty) {
   __syncwarp();
   if (threadIdx.x % warp_size == 0) barrier_arrive(empty);
 }
+#endif
 
 // Blocks in the order in which they begin: heads in sections whose keys and values fit into the L2 cache together, in a
 // section all heads of a tile of queries side by side, tiles from `first` on.

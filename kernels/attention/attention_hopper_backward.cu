@@ -15,7 +15,8 @@ namespace crossply {
 namespace {
 
 constexpr int groups = 2, block_rows = 64 * groups, stages = 2;
-constexpr int threads = (groups + 1) * warpgroup_size, registers = 232, producer_registers = 40;
+constexpr int threads = (groups + 1) * warpgroup_size;
+[[maybe_unused]] constexpr int registers = 232, producer_registers = 40;
 using Stage = Ring<stages>;
 
 template <int D>

@@ -19,7 +19,6 @@ template <int D>
 struct Forward {
   static constexpr int groups = D == 128 ? 2 : 3, queries = 64 * groups, keys = 128, stages = D == 128 ? 2 : 3;
   static constexpr int threads = (groups + 1) * warpgroup_size;
-  static constexpr int registers = D == 128 ? 240 : 160, producer_registers = D == 128 ? 24 : 32;
   static constexpr int tile = keys * D;  // elements
   static constexpr size_t barriers = 1 + 4 * stages;
   static constexpr size_t shared_bytes = (queries * D + 2 * stages * tile) * sizeof(bf16) + barriers * sizeof(Barrier);
@@ -212,17 +211,18 @@ __global__ void __launch_bounds__(Forward<D>::threads, 1)
                             Sections sections, float factor) {
 #if CROSSPLY_HOPPER
   using F = Forward<D>;
+  constexpr int registers = D == 128 ? 240 : 160, producer_registers = D == 128 ? 24 : 32;
   const Shared<D> m;
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / warpgroup_size, 0);
   if (threadIdx.x == 0) m.init();
   __syncthreads();
   const Place place = place_of_block<D>(sections, z, blockIdx.x);
   if (group == F::groups) {
-    give_registers<F::producer_registers>();
+    give_registers<producer_registers>();
     if (threadIdx.x % warpgroup_size == 0) produce<D>(m, place, q, k, v, static_cast<int>(z.group));
     return;
   }
-  take_registers<F::registers>();
+  take_registers<registers>();
   // Query r of the group sees the keys up to r + begin. Tiles that all of them see, and those that any sees.
   const int begin = static_cast<int>(z.pos) + place.first + group * 64;
   const int clear = (begin + 1) / F::keys, seen = (begin + 63) / F::keys + 1;

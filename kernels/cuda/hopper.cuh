@@ -55,6 +55,8 @@ struct RowsOfHeads {
 };
 TensorMap tensor_map(const RowsOfHeads& of, int box_rows);
 
+using Barrier = uint64_t;  // in shared memory
+
 #if CROSSPLY_HOPPER
 
 // The launch's shared memory, at a multiple of 1024 bytes of the window in which products and copies see it.
@@ -73,8 +75,6 @@ using emulator::shared_address;
 // -----------------------------------------------------------------------------------------------------------------
 // Barriers. A phase is over when `count` threads have arrived and the bytes have come that were expected in it; wait
 // returns when the phase of this parity is over: 0 the first, 1 the one before it, then in turn.
-
-using Barrier = uint64_t;  // in shared memory
 
 __device__ __forceinline__ void barrier_init(Barrier* barrier, uint32_t count CALL_SITE) {
 #if CROSSPLY_CUDA
