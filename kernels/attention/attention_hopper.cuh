@@ -26,40 +26,73 @@ inline TensorMap map_of_keys(const bf16* x, const AttentionSizes& z, int rows) {
   return tensor_map({x, z.D, z.pos + z.T, z.K, z.B, z.key_stride, z.D, z.S * z.K * z.D}, rows);
 }
 
-// A barrier's stage and parity at its use number i: of who waits until a stage is full; who waits until it is empty
-// begins with the other parity, since all stages are.
-template <int stages>
-struct Ring {
-  static __device__ __forceinline__ int stage(int i) { return i % stages; }
-  static __device__ __forceinline__ uint32_t parity(int i) { return static_cast<uint32_t>(i / stages & 1); }
-};
-
-#if CROSSPLY_HOPPER
-// By every warp of those that use a stage, when they are done with it.
-__device__ __forceinline__ void release(Barrier* empty) {
-  __syncwarp();
-  if (threadIdx.x % warp_size == 0) barrier_arrive(empty);
-}
-#endif
-
-// Blocks in the order in which they begin: heads in sections whose keys and values fit into the L2 cache together, in a
-// section all heads of a tile of queries side by side, tiles from `first` on.
-struct HeadTile {
-  int64_t head;  // b * H + h, or b * K + kv
-  int tile;
+// Blocks in the order in which they begin: heads in sections whose tiles fit into the L2 cache together, in a section
+// all heads of a tile side by side, the longest tiles first.
+struct BlockPlace {
+  int b, h, tile;  // h: of a batch's heads
 };
 struct Sections {
   int64_t heads, at_once;  // of all batches; of a section
-  int tiles;               // of each head
+  int heads_of_batch, tiles;
+  bool last_first;  // of the tiles of a head
 
-  __device__ HeadTile place(int64_t block) const {
+  __device__ BlockPlace place(int64_t block) const {
     const int64_t section = block / (at_once * tiles), first = section * at_once;
     const int64_t within = block - first * tiles, count = heads - first < at_once ? heads - first : at_once;
-    return {first + within % count, static_cast<int>(within / count)};
+    const int head = static_cast<int>(first + within % count), tile = static_cast<int>(within / count);
+    return {head / heads_of_batch, head % heads_of_batch, last_first ? tiles - 1 - tile : tile};
   }
 };
-// Of blocks that take a head of queries each, or one of keys with all its queries.
+// Of blocks that take a tile of queries, of which the last see the most keys; of keys, which the most see of the first.
 Sections sections_of_queries(const AttentionSizes& z, int tiles);
 Sections sections_of_keys(const AttentionSizes& z, int tiles);
+
+#if CROSSPLY_HOPPER
+
+// A ring of stages, each with a tile of so many elements, which a producer fills and some warps use up, one by one.
+template <int stages, int tile>
+struct Ring {
+  bf16* tiles;
+  Barrier *full, *empty;  // (stages)
+
+  // arrivals: of those who fill a stage.
+  __device__ void init(uint32_t arrivals, uint32_t warps) const {
+    for (int s = 0; s < stages; ++s) barrier_init(full + s, arrivals), barrier_init(empty + s, warps);
+  }
+  static __device__ __forceinline__ int stage(int i) { return i % stages; }
+  static __device__ __forceinline__ uint32_t parity(int i) { return static_cast<uint32_t>(i / stages & 1); }
+  __device__ __forceinline__ const bf16* at(int i) const { return tiles + stage(i) * tile; }
+
+  __device__ __forceinline__ void wait_empty(int i) const { barrier_wait(empty + stage(i), parity(i) ^ 1); }
+  // By one thread: tile number i is a box of this tensor.
+  __device__ __forceinline__ void fill(int i, const TensorMap& map, int row, int head, int batch) const {
+    wait_empty(i);
+    barrier_expect(full + stage(i), tile * sizeof(bf16));
+    copy_box(tiles + stage(i) * tile, map, full + stage(i), row, head, batch);
+  }
+  __device__ __forceinline__ void wait_full(int i) const { barrier_wait(full + stage(i), parity(i)); }
+  // By each of the warps, when it is done with the tile.
+  __device__ __forceinline__ void release(int i) const {
+    __syncwarp();
+    if (threadIdx.x % warp_size == 0) barrier_arrive(empty + stage(i));
+  }
+};
+
+// A warpgroup's 64 rows of a result, of which `left` are there; scale: of the thread's two rows.
+template <int D>
+__device__ __forceinline__ void store_rows(bf16* to, int64_t stride, const GroupSums<D>& d, const float (&scale)[2],
+                                           int left, bool add) {
+  const int lane = forgotten(lane_of()), row = warp_of() % 4 * 16 + lane / 4, column = lane % 4 * 2;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (row + half * 8 >= left) continue;
+    bf16* y = to + (row + half * 8) * stride + column;
+#pragma unroll
+    for (int j = 0; j < D / 8; ++j)
+      store_or_add<2>(y + j * 8, {d[4 * j + 2 * half] * scale[half], d[4 * j + 2 * half + 1] * scale[half]}, add);
+  }
+}
+
+#endif  // CROSSPLY_HOPPER
 
 }  // namespace crossply

@@ -17,7 +17,6 @@ namespace {
 constexpr int groups = 2, block_rows = 64 * groups, stages = 2;
 constexpr int threads = (groups + 1) * warpgroup_size;
 [[maybe_unused]] constexpr int registers = 232, producer_registers = 40;
-using Stage = Ring<stages>;
 
 template <int D>
 struct KeyBlock {
@@ -34,37 +33,25 @@ struct QueryBlock {
 
 #if CROSSPLY_HOPPER
 
-// Two matrices that stay, a and b, and two rings of tiles: x and y; and, of the first kernel, numbers beside the tiles.
+// Two matrices that stay, a and b, and two rings of tiles: x and y; and, of the first kernel, numbers beside x's tiles.
 template <class Block, int numbers>
 struct Shared {
-  bf16 *a = panel_memory(), *b = a + Block::own, *x = b + Block::own, *y = x + stages * Block::tile;
-  float* beside = reinterpret_cast<float*>(y + stages * Block::tile);  // (stages, numbers)
-  Barrier *own_full = reinterpret_cast<Barrier*>(beside + stages * numbers), *x_full = own_full + 1,
-          *y_full = x_full + stages, *x_empty = y_full + stages, *y_empty = x_empty + stages;
+  using Tiles = Ring<stages, Block::tile>;
+  bf16 *a = panel_memory(), *b = a + Block::own, *x_tiles = b + Block::own, *y_tiles = x_tiles + stages * Block::tile;
+  float* beside = reinterpret_cast<float*>(y_tiles + stages * Block::tile);  // (stages, numbers)
+  Barrier *own_full = reinterpret_cast<Barrier*>(beside + stages * numbers), *barriers = own_full + 1;
+  Tiles x{x_tiles, barriers, barriers + stages}, y{y_tiles, barriers + 2 * stages, barriers + 3 * stages};
 
   // x_arrivals: of those who fill a tile of x and what is beside it.
   __device__ void init(uint32_t x_arrivals) const {
     barrier_init(own_full, 1);
-    for (int s = 0; s < stages; ++s) {
-      barrier_init(x_full + s, x_arrivals), barrier_init(y_full + s, 1);
-      barrier_init(x_empty + s, groups * 4), barrier_init(y_empty + s, groups * 4);
-    }
+    x.init(x_arrivals, groups * 4), y.init(1, groups * 4);
     barrier_init_fence();
   }
   __device__ __forceinline__ void load_own(const TensorMap& of_a, const TensorMap& of_b, int row, int head,
                                            int batch) const {
     barrier_expect(own_full, 2 * Block::own * sizeof(bf16));
     copy_box(a, of_a, own_full, row, head, batch), copy_box(b, of_b, own_full, row, head, batch);
-  }
-  __device__ __forceinline__ void load(const TensorMap& of_x, const TensorMap& of_y, int i, int row, int head,
-                                       int batch) const {
-    const int s = Stage::stage(i);
-    const auto copy = [&](bf16* to, const TensorMap& map, Barrier* full, Barrier* empty) {
-      barrier_wait(empty, Stage::parity(i) ^ 1);
-      barrier_expect(full, Block::tile * sizeof(bf16));
-      copy_box(to + s * Block::tile, map, full, row, head, batch);
-    };
-    copy(x, of_x, x_full + s, x_empty + s), copy(y, of_y, y_full + s, y_empty + s);
   }
 };
 
@@ -87,31 +74,8 @@ __device__ __forceinline__ void add_weighted(GroupSums<D>& d, const Array<Pairs,
   wgmma_commit();
 }
 
-// The group's rows of a result, from the block's row `first` on, of which `left` are there.
-template <int D>
-__device__ __forceinline__ void store_rows(bf16* to, int64_t stride, const GroupSums<D>& d, float scale, int left,
-                                           bool add) {
-  const int lane = forgotten(lane_of()), row = warp_of() % 4 * 16 + lane / 4, column = lane % 4 * 2;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    if (row + half * 8 >= left) continue;
-    bf16* y = to + (row + half * 8) * stride + column;
-#pragma unroll
-    for (int j = 0; j < D / 8; ++j)
-      store_or_add<2>(y + j * 8, {d[4 * j + 2 * half] * scale, d[4 * j + 2 * half + 1] * scale}, add);
-  }
-}
-
 // -----------------------------------------------------------------------------------------------------------------
 // Gradients of keys and values.
-
-struct KeyPlace {
-  int b, kv, first;
-};
-__device__ __forceinline__ KeyPlace place_of_keys(const Sections& sections, const AttentionSizes& z, uint32_t block) {
-  const auto [head, tile] = sections.place(block);  // the first keys, which most queries see, first
-  return {static_cast<int>(head / z.K), static_cast<int>(head % z.K), tile * block_rows};
-}
 
 template <int D>
 using KeyShared = Shared<KeyBlock<D>, 2 * KeyBlock<D>::queries>;
@@ -121,14 +85,14 @@ template <int D>
 __device__ __forceinline__ void load_statistics(const KeyShared<D>& m, const float* lse, const float* delta, int i,
                                                 int left) {
   constexpr int queries = KeyBlock<D>::queries;
-  const int s = Stage::stage(i);
-  barrier_wait(m.x_empty + s, Stage::parity(i) ^ 1);
+  const int s = m.x.stage(i);
+  m.x.wait_empty(i);
   for (int c = lane_of(); c < queries; c += warp_size) {
     m.beside[s * 2 * queries + c] = c < left ? lse[c] * log2_of_e : INFINITY;
     m.beside[s * 2 * queries + queries + c] = c < left ? delta[c] : 0.f;
   }
   __syncwarp();
-  if (lane_of() == 0) barrier_arrive(m.x_full + s);
+  if (lane_of() == 0) barrier_arrive(m.x.full + s);
 }
 
 template <int D>
@@ -147,14 +111,13 @@ struct KeyConsumer {
   // Of tile i. Query c of it sees the block's key r if r <= c + behind.
   template <bool masked>
   __device__ __forceinline__ void step(int i, int behind) {
-    const int s = Stage::stage(i);
-    const float* lse = m.beside + s * 2 * queries + forgotten(lane_of()) % 4 * 2;
-    barrier_wait(m.x_full + s, Stage::parity(i));
+    const float* lse = m.beside + m.x.stage(i) * 2 * queries + forgotten(lane_of()) % 4 * 2;
+    m.x.wait_full(i);
     forget(p), forget(ds);
     wgmma_fence(p, ds);
-    multiply_own<D, queries>(p, m.a, m.x + s * KeyBlock<D>::tile, group);
-    barrier_wait(m.y_full + s, Stage::parity(i));
-    multiply_own<D, queries>(ds, m.b, m.y + s * KeyBlock<D>::tile, group);
+    multiply_own<D, queries>(p, m.a, m.x.at(i), group);
+    m.y.wait_full(i);
+    multiply_own<D, queries>(ds, m.b, m.y.at(i), group);
     wgmma_wait<1>(p);
 #pragma unroll
     for (int e = 0; e < queries / 2; ++e) p[e] = exp2_fast(p[e] * factor - lse[e / 4 * 8 + e % 2]);
@@ -172,12 +135,12 @@ struct KeyConsumer {
       gradients[e / 8][e % 8 / 2] = pack(p[e] * (ds[e] - delta[0]), p[e + 1] * (ds[e + 1] - delta[1]));
     }
     wgmma_fence(weights, gradients, dv, dk);
-    add_weighted<D, queries>(dv, weights, m.y + s * KeyBlock<D>::tile, i == 0);
-    add_weighted<D, queries>(dk, gradients, m.x + s * KeyBlock<D>::tile, i == 0);
+    add_weighted<D, queries>(dv, weights, m.y.at(i), i == 0);
+    add_weighted<D, queries>(dk, gradients, m.x.at(i), i == 0);
     wgmma_wait<1>(dv, weights);
-    release(m.y_empty + s);
+    m.y.release(i);
     wgmma_wait<0>(dk, gradients);
-    release(m.x_empty + s);
+    m.x.release(i);
   }
 };
 
@@ -195,17 +158,17 @@ __global__ void __launch_bounds__(threads, 1)
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / warpgroup_size, 0);
   if (threadIdx.x == 0) m.init(2);
   __syncthreads();
-  const KeyPlace place = place_of_keys(sections, z, blockIdx.x);
-  const int T = static_cast<int>(z.T), heads = static_cast<int>(z.group);
-  const int tiles = (T - place.first + queries - 1) / queries;  // of each head
+  const BlockPlace place = sections.place(blockIdx.x);
+  const int T = static_cast<int>(z.T), heads = static_cast<int>(z.group), first = place.tile * block_rows;
+  const int tiles = (T - first + queries - 1) / queries;  // of each head
   if (role == groups) {
     give_registers<producer_registers>();
     const int warp = warp_of() % 4;
-    if (warp == 0 && lane_of() == 0) m.load_own(k, v, place.first, place.kv, place.b);
+    if (warp == 0 && lane_of() == 0) m.load_own(k, v, first, place.h, place.b);
     for (int i = 0; i < heads * tiles; ++i) {
-      const int h = place.kv * heads + i / tiles, t = place.first + i % tiles * queries;
+      const int h = place.h * heads + i / tiles, t = first + i % tiles * queries;
       const int64_t row = (place.b * z.H + h) * z.T + t;
-      if (warp == 0 && lane_of() == 0) m.load(q, dout, i, t, h, place.b);
+      if (warp == 0 && lane_of() == 0) m.x.fill(i, q, t, h, place.b), m.y.fill(i, dout, t, h, place.b);
       if (warp == 1) load_statistics<D>(m, g.lse + row, g.delta + row, i, T - t);
     }
     return;
@@ -218,10 +181,10 @@ __global__ void __launch_bounds__(threads, 1)
     else c.template step<false>(i, 0);
     tile = tile + 1 == tiles ? 0 : tile + 1;
   }
-  const KeyPlace to = place_of_keys(sections, z, forgotten(blockIdx.x));
-  const int64_t first = to.first + role * 64, at = z.key_head(to.b, to.kv) + first * z.key_stride;
-  store_rows<D>(g.dk + at, z.key_stride, c.dk, g.scale, static_cast<int>(z.T - first), g.acc_k);
-  store_rows<D>(g.dv + at, z.key_stride, c.dv, 1.f, static_cast<int>(z.T - first), g.acc_v);
+  const BlockPlace to = sections.place(forgotten(blockIdx.x));  // the loop had better use for its registers
+  const int64_t row = to.tile * block_rows + role * 64, at = z.key_head(to.b, to.h) + row * z.key_stride;
+  store_rows<D>(g.dk + at, z.key_stride, c.dk, {g.scale, g.scale}, static_cast<int>(z.T - row), g.acc_k);
+  store_rows<D>(g.dv + at, z.key_stride, c.dv, {1.f, 1.f}, static_cast<int>(z.T - row), g.acc_v);
 #endif
 }
 
@@ -229,15 +192,6 @@ __global__ void __launch_bounds__(threads, 1)
 // Gradients of queries.
 
 #if CROSSPLY_HOPPER
-
-struct QueryBlockPlace {
-  int b, h, first;
-};
-__device__ __forceinline__ QueryBlockPlace place_of_rows(const Sections& sections, const AttentionSizes& z,
-                                                         uint32_t block) {
-  const auto [head, tile] = sections.place(block);  // the last queries, which see the most keys, first
-  return {static_cast<int>(head / z.H), static_cast<int>(head % z.H), (sections.tiles - 1 - tile) * block_rows};
-}
 
 template <int D>
 struct QueryConsumer {
@@ -253,7 +207,7 @@ struct QueryConsumer {
   __device__ QueryConsumer(const Shared<F, 0>& shared, int of_block, float of_scores)
       : m(shared), group(of_block), factor(of_scores) {}
 
-  // of_row: the statistics of the group's first row, of which `left` are there.
+  // From those of the group's first row; `left` rows are there.
   __device__ __forceinline__ void load_statistics(const float* of_lse, const float* of_delta, int left) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -268,17 +222,15 @@ struct QueryConsumer {
   // Of tile i, whose key c is seen by the group's row r if c <= r + ahead.
   template <bool masked>
   __device__ __forceinline__ void step(int i, int ahead) {
-    const int s = Stage::stage(i);
-    const bf16 *k = m.x + s * F::tile, *v = m.y + s * F::tile;
-    barrier_wait(m.x_full + s, Stage::parity(i));
+    m.x.wait_full(i);
     forget(p), forget(ds);
     wgmma_fence(p, ds);
-    multiply_own<D, F::keys>(p, m.a, k, group);
-    barrier_wait(m.y_full + s, Stage::parity(i));
-    multiply_own<D, F::keys>(ds, m.b, v, group);
+    multiply_own<D, F::keys>(p, m.a, m.x.at(i), group);
+    m.y.wait_full(i);
+    multiply_own<D, F::keys>(ds, m.b, m.y.at(i), group);
     if constexpr (overlaps) {
       wgmma_wait<2>(dq, gradients);
-      if (i > 0) release(m.x_empty + Stage::stage(i - 1));
+      if (i > 0) m.x.release(i - 1);
     }
     wgmma_wait<1>(p);
     const int lane = forgotten(lane_of()), column = lane % 4 * 2, limit = ahead + warp_of() % 4 * 16 + lane / 4;
@@ -288,17 +240,17 @@ struct QueryConsumer {
       if (masked && e / 4 * 8 + column + e % 2 > limit + e % 4 / 2 * 8) p[e] = 0;
     }
     wgmma_wait<0>(ds);
-    release(m.y_empty + s);
+    m.y.release(i);
 #pragma unroll
     for (int e = 0; e < F::keys / 2; e += 2) {
       const float of_row = delta[e % 4 / 2];
       gradients[e / 8][e % 8 / 2] = pack(p[e] * (ds[e] - of_row), p[e + 1] * (ds[e + 1] - of_row));
     }
     wgmma_fence(gradients, dq);
-    add_weighted<D, F::keys>(dq, gradients, k, i == 0);
+    add_weighted<D, F::keys>(dq, gradients, m.x.at(i), i == 0);
     if constexpr (overlaps) return;
     wgmma_wait<0>(dq, gradients);
-    release(m.x_empty + s);
+    m.x.release(i);
   }
 };
 
@@ -316,27 +268,28 @@ __global__ void __launch_bounds__(threads, 1)
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / warpgroup_size, 0);
   if (threadIdx.x == 0) m.init(1);
   __syncthreads();
-  const QueryBlockPlace place = place_of_rows(sections, z, blockIdx.x);
-  const int tiles = place.first / F::keys + 1;  // blocks of queries and tiles of keys are equally long
+  const BlockPlace place = sections.place(blockIdx.x);
+  const int first = place.tile * block_rows, tiles = place.tile + 1;  // of keys, which are as long as those of queries
   if (role == groups) {
     give_registers<producer_registers>();
     if (threadIdx.x % warpgroup_size != 0) return;
-    m.load_own(q, dout, place.first, place.h, place.b);
-    for (int i = 0; i < tiles; ++i) m.load(k, v, i, i * F::keys, place.h / static_cast<int>(z.group), place.b);
+    const int kv = place.h / static_cast<int>(z.group);
+    m.load_own(q, dout, first, place.h, place.b);
+    for (int i = 0; i < tiles; ++i) m.x.fill(i, k, i * F::keys, kv, place.b), m.y.fill(i, v, i * F::keys, kv, place.b);
     return;
   }
   take_registers<registers>();
   QueryConsumer<D> c(m, role, factor);
-  const int64_t row = (place.b * z.H + place.h) * z.T + place.first + role * 64;
-  c.load_statistics(g.lse + row, g.delta + row, static_cast<int>(z.T) - place.first - role * 64);
+  const int64_t statistics = (place.b * z.H + place.h) * z.T + first + role * 64;
+  c.load_statistics(g.lse + statistics, g.delta + statistics, static_cast<int>(z.T) - first - role * 64);
   barrier_wait(m.own_full, 0);
   for (int i = 0; i + 1 < tiles; ++i) c.template step<false>(i, 0);
   c.template step<true>(tiles - 1, role * 64);
   wgmma_wait<0>(c.dq, c.gradients);
-  const QueryBlockPlace to = place_of_rows(sections, z, forgotten(blockIdx.x));
-  const int64_t first = to.first + role * 64;
-  store_rows<D>(g.dq + z.query_head(to.b, to.h) + first * z.query_stride, z.query_stride, c.dq, g.scale,
-                static_cast<int>(z.T - first), g.acc_q);
+  const BlockPlace to = sections.place(forgotten(blockIdx.x));
+  const int64_t row = to.tile * block_rows + role * 64;
+  store_rows<D>(g.dq + z.query_head(to.b, to.h) + row * z.query_stride, z.query_stride, c.dq, {g.scale, g.scale},
+                static_cast<int>(z.T - row), g.acc_q);
 #endif
 }
 

@@ -29,48 +29,26 @@ struct Forward {
 template <int D>
 struct Shared {
   using F = Forward<D>;
-  bf16 *q = panel_memory(), *k = q + F::queries * D, *v = k + F::stages * F::tile;
-  Barrier *q_full = reinterpret_cast<Barrier*>(v + F::stages * F::tile), *k_full = q_full + 1,
-          *v_full = k_full + F::stages, *k_empty = v_full + F::stages, *v_empty = k_empty + F::stages;
+  bf16 *q = panel_memory(), *k_tiles = q + F::queries * D, *v_tiles = k_tiles + F::stages * F::tile;
+  Barrier *q_full = reinterpret_cast<Barrier*>(v_tiles + F::stages * F::tile), *barriers = q_full + 1;
+  Ring<F::stages, F::tile> k{k_tiles, barriers, barriers + F::stages};
+  Ring<F::stages, F::tile> v{v_tiles, barriers + 2 * F::stages, barriers + 3 * F::stages};
 
   __device__ void init() const {
     barrier_init(q_full, 1);
-    for (int s = 0; s < F::stages; ++s) {
-      barrier_init(k_full + s, 1), barrier_init(v_full + s, 1);
-      barrier_init(k_empty + s, F::groups * 4), barrier_init(v_empty + s, F::groups * 4);
-    }
+    k.init(1, F::groups * 4), v.init(1, F::groups * 4);
     barrier_init_fence();
   }
 };
 
-// What a block is about: head h of batch b, its queries from `first` on, and how many tiles of keys these see.
-struct Place {
-  int b, h, first, tiles;
-};
 template <int D>
-__device__ __forceinline__ Place place_of_block(const Sections& sections, const AttentionSizes& z, uint32_t block) {
+__device__ __forceinline__ void produce(const Shared<D>& m, const BlockPlace& place, int tiles, const TensorMap& q,
+                                        const TensorMap& k, const TensorMap& v, int group) {
   using F = Forward<D>;
-  const auto [head, tile] = sections.place(block);
-  const int first = (sections.tiles - 1 - tile) * F::queries,
-            T = static_cast<int>(z.T);  // those that see the most first
-  const int end = static_cast<int>(z.pos) + (first + F::queries < T ? first + F::queries : T);
-  return {static_cast<int>(head / z.H), static_cast<int>(head % z.H), first, (end + F::keys - 1) / F::keys};
-}
-
-template <int D>
-__device__ __forceinline__ void produce(const Shared<D>& m, const Place& place, const TensorMap& q, const TensorMap& k,
-                                        const TensorMap& v, int group) {
-  using F = Forward<D>;
-  constexpr uint32_t tile_bytes = F::tile * sizeof(bf16);
-  const auto load = [&](bf16* to, const TensorMap& map, Barrier* full, Barrier* empty, int i) {
-    const int s = Ring<F::stages>::stage(i);
-    barrier_wait(empty + s, Ring<F::stages>::parity(i) ^ 1);
-    barrier_expect(full + s, tile_bytes);
-    copy_box(to + s * F::tile, map, full + s, i * F::keys, place.h / group, place.b);
-  };
+  const int kv = place.h / group;
   barrier_expect(m.q_full, F::queries * D * sizeof(bf16));
-  copy_box(m.q, q, m.q_full, place.first, place.h, place.b);
-  for (int i = 0; i < place.tiles; ++i) load(m.k, k, m.k_full, m.k_empty, i), load(m.v, v, m.v_full, m.v_empty, i);
+  copy_box(m.q, q, m.q_full, place.tile * F::queries, place.h, place.b);
+  for (int i = 0; i < tiles; ++i) m.k.fill(i, k, i * F::keys, kv, place.b), m.v.fill(i, v, i * F::keys, kv, place.b);
 }
 
 // A warpgroup and its 64 queries.
@@ -86,10 +64,12 @@ struct Consumer {
   Array<Pairs, F::keys / 16> weights;
   GroupSums<D> out;
 
+  __device__ Consumer(const Shared<D>& shared, int of_block, float of_scores)
+      : m(shared), group(of_block), factor(of_scores) {}
+
   __device__ __forceinline__ void issue_scores(int i) {
-    const int s = Ring<F::stages>::stage(i);
-    const uint32_t q = shared_address(m.q), k = shared_address(m.k + s * F::tile);
-    barrier_wait(m.k_full + s, Ring<F::stages>::parity(i));
+    const uint32_t q = shared_address(m.q), k = shared_address(m.k.at(i));
+    m.k.wait_full(i);
 #pragma unroll
     for (int d = 0; d < D; d += 16)
       wgmma<F::keys>(scores, descriptor_of_rows<F::queries>(q, group * 64, d), descriptor_of_rows<F::keys>(k, 0, d),
@@ -97,9 +77,8 @@ struct Consumer {
     wgmma_commit();
   }
   __device__ __forceinline__ void issue_out(int i) {
-    const int s = Ring<F::stages>::stage(i);
-    const uint32_t v = shared_address(m.v + s * F::tile);
-    barrier_wait(m.v_full + s, Ring<F::stages>::parity(i));
+    const uint32_t v = shared_address(m.v.at(i));
+    m.v.wait_full(i);
 #pragma unroll
     for (int k = 0; k < F::keys / 16; ++k)
       wgmma<D, true>(out, weights[k], descriptor_of_columns<F::keys>(v, k * 16, 0), i > 0 || k > 0);
@@ -154,7 +133,7 @@ struct Consumer {
     issue_scores(0);
     end_turn(last);
     wgmma_wait<0>(scores);
-    release(m.k_empty);
+    m.k.release(0);
     if (masked) mask(ahead);
     take_softmax();
     pack_weights();
@@ -169,11 +148,11 @@ struct Consumer {
     issue_out(i - 1);
     end_turn(last);
     wgmma_wait<1>(scores);
-    release(m.k_empty + Ring<F::stages>::stage(i));
+    m.k.release(i);
     if constexpr (masked) mask(ahead);
     take_softmax();
     wgmma_wait<0>(out, weights);
-    release(m.v_empty + Ring<F::stages>::stage(i - 1));
+    m.v.release(i - 1);
 #pragma unroll
     for (int j = 0; j < D / 2; ++j) out[j] *= shrink[j % 4 / 2];
     pack_weights();
@@ -184,20 +163,18 @@ struct Consumer {
     wgmma_wait<0>(out, weights);
   }
 
-  // Row 0 of the group is query `first` of a head, of which `left` are there; from: where that query's row begins.
+  // to, lse: where the group's first query is, of which `left` are there; lse may be null.
   __device__ __forceinline__ void store(bf16* to, float* lse, int64_t stride, int left) const {
-    const int lane = forgotten(lane_of()), row = warp_of() % 4 * 16 + lane / 4, column = lane % 4 * 2;
+    const int lane = forgotten(lane_of()), row = warp_of() % 4 * 16 + lane / 4;
+    float share[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
+      const float total = sum_of_row(sum[half]);
+      share[half] = 1 / total;
       const int r = row + half * 8;
-      const float total = sum_of_row(sum[half]), share = 1 / total;
-      if (r >= left) continue;
-      if (lse != nullptr && lane % 4 == 0) lse[r] = (max[half] + log2f(total)) * ln_of_2;
-      bf16* y = to + r * stride + column;
-#pragma unroll
-      for (int j = 0; j < D / 8; ++j)
-        store_pair(y + j * 8, out[4 * j + 2 * half] * share, out[4 * j + 2 * half + 1] * share);
+      if (lse != nullptr && lane % 4 == 0 && r < left) lse[r] = (max[half] + log2f(total)) * ln_of_2;
     }
+    store_rows<D>(to, stride, out, share, left, false);
   }
 };
 
@@ -216,48 +193,50 @@ __global__ void __launch_bounds__(Forward<D>::threads, 1)
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / warpgroup_size, 0);
   if (threadIdx.x == 0) m.init();
   __syncthreads();
-  const Place place = place_of_block<D>(sections, z, blockIdx.x);
+  const BlockPlace place = sections.place(blockIdx.x);
+  const int first = static_cast<int>(z.pos) + place.tile * F::queries, last = static_cast<int>(z.pos + z.T) - 1;
+  const int all = (first + F::queries - 1 < last ? first + F::queries - 1 : last) / F::keys + 1;  // tiles of keys
   if (group == F::groups) {
     give_registers<producer_registers>();
-    if (threadIdx.x % warpgroup_size == 0) produce<D>(m, place, q, k, v, static_cast<int>(z.group));
+    if (threadIdx.x % warpgroup_size == 0) produce<D>(m, place, all, q, k, v, static_cast<int>(z.group));
     return;
   }
   take_registers<registers>();
   // Query r of the group sees the keys up to r + begin. Tiles that all of them see, and those that any sees.
-  const int begin = static_cast<int>(z.pos) + place.first + group * 64;
-  const int clear = (begin + 1) / F::keys, seen = (begin + 63) / F::keys + 1;
-  const int tiles = seen < place.tiles ? seen : place.tiles, all = place.tiles;
-  Consumer<D> c{m, group, factor, {}, {}, {}, {}, {}, {}};
+  const int begin = first + group * 64;
+  const int clear = (begin + 1) / F::keys, seen = (begin + 63) / F::keys + 1, tiles = seen < all ? seen : all;
+  Consumer<D> c(m, group, factor);
   c.begin(clear < 1, begin, all == 1);
   int i = 1;
   for (; i < clear && i < tiles; ++i) c.template step<false>(i, 0, i + 1 == all);
   for (; i < tiles; ++i) c.template step<true>(i, begin - i * F::keys, i + 1 == all);
   for (; i < all; ++i) c.begin_turn(), c.end_turn(i + 1 == all);
   c.end(tiles - 1);
-  const Place to = place_of_block<D>(sections, z, forgotten(blockIdx.x));  // the loop had better use for its registers
-  const int64_t first = to.first + group * 64;
-  c.store(out + z.query_head(to.b, to.h) + first * z.query_stride,
-          lse != nullptr ? lse + (to.b * z.H + to.h) * z.T + first : nullptr, z.query_stride,
-          static_cast<int>(z.T - first));
+  const BlockPlace to = sections.place(forgotten(blockIdx.x));  // the loop had better use for its registers
+  const int64_t row = to.tile * F::queries + group * 64;
+  c.store(out + z.query_head(to.b, to.h) + row * z.query_stride,
+          lse != nullptr ? lse + (to.b * z.H + to.h) * z.T + row : nullptr, z.query_stride,
+          static_cast<int>(z.T - row));
 #endif
 }
-
-}  // namespace
-
-// -----------------------------------------------------------------------------------------------------------------
 
 // So many heads at once as have what they read together, so many bytes each, in 32 MB of L2.
 int64_t heads_at_once(int64_t bytes) {
   constexpr int64_t cached = 32 << 20;
   return static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(std::max<int64_t>(cached / bytes, 1))));
 }
+
+}  // namespace
+
+// -----------------------------------------------------------------------------------------------------------------
+
 Sections sections_of_queries(const AttentionSizes& z, int tiles) {
   const int64_t bytes = 2 * (z.pos + z.T) * z.D * int64_t{sizeof(bf16)};
-  return {z.B * z.H, std::min(heads_at_once(bytes) * z.group, z.B * z.H), tiles};
+  return {z.B * z.H, std::min(heads_at_once(bytes) * z.group, z.B * z.H), static_cast<int>(z.H), tiles, true};
 }
 Sections sections_of_keys(const AttentionSizes& z, int tiles) {
   const int64_t bytes = 2 * z.group * z.T * z.D * int64_t{sizeof(bf16)};
-  return {z.B * z.K, std::min(heads_at_once(bytes), z.B * z.K), tiles};
+  return {z.B * z.K, std::min(heads_at_once(bytes), z.B * z.K), static_cast<int>(z.K), tiles, false};
 }
 
 void attention_forward_hopper(bf16* out, float* lse, const bf16* q, const bf16* k, const bf16* v,

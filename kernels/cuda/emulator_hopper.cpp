@@ -36,12 +36,9 @@ struct Barrier {
 };
 
 struct Copy {
-  std::byte* to;                                       // of a box: where the window begins
-  std::vector<std::pair<uint32_t, const void*>> rows;  // where to, from where, or null for zeros; not yet there
-  uint32_t row, address;                               // bytes; of a box the address of its first row, else 0
+  std::vector<std::pair<uint32_t, const std::byte*>> rows;  // to which address, from where, or null for zeros: not yet
   Barrier* barrier;
   int64_t phase;
-  const char* what;
   uint64_t slowness;  // one in so many chances is taken
 };
 
@@ -53,17 +50,17 @@ struct Named {
 
 // A product that was issued, and what it read. Registers are those of all lanes.
 struct Issued {
-  WarpgroupProduct product;
+  bool add;
   std::array<std::array<uint32_t, 4>, group_threads> a_registers;
   std::array<const uint32_t*, group_threads> a_places;
   std::vector<std::pair<uint32_t, uint16_t>> read;  // address and value of every element
   std::vector<float> a, b;                          // (64, 16), (16, N)
-  int sums;                                         // which of the warpgroup's
+  const float* sums;                                // the first lane's, by which the warpgroup knows them
 };
 // Sums that products add to, while any is under way.
 struct Accumulator {
-  int N;
-  std::array<float*, group_threads> d;
+  int N = 0;
+  std::array<float*, group_threads> d{};
   std::vector<float> value;  // (64, N)
   int in_flight = 0;
 };
@@ -72,8 +69,7 @@ struct Warpgroup {
   const char* what = nullptr;
   Site site{};
   std::array<const void*, group_threads> operands;
-  std::map<int, Accumulator> sums;
-  int next = 0;
+  std::map<const float*, Accumulator> sums;
   std::deque<std::vector<Issued>> groups;  // the last one is open
 };
 
@@ -164,17 +160,17 @@ bool inside::go_on(bool must) {
     const size_t i = lot(copy.rows.size());
     const auto [to, from] = copy.rows[i];
     // Pieces of 16 bytes, which is what the swizzle moves.
-    for (uint32_t byte = 0; byte < copy.row; byte += 16) {
-      std::byte* place = copy.to + (copy.address != 0 ? swizzled(to + byte) : to + byte);
+    for (uint32_t byte = 0; byte < row_bytes; byte += 16) {
+      std::byte* place = window() + swizzled(to + byte);
       if (from == nullptr) std::memset(place, 0, 16);
-      else std::memcpy(place, static_cast<const std::byte*>(from) + byte, 16);
+      else std::memcpy(place, from + byte, 16);
     }
     copy.rows[i] = copy.rows.back();
     copy.rows.pop_back();
     Barrier& barrier = *copy.barrier;
     if (barrier.phase != copy.phase)
-      fail_kernel(copy.what, ": bytes come after the phase of their barrier is over; it expected too few");
-    barrier.bytes -= copy.row;
+      fail_kernel("bytes come after the phase of their barrier is over; it expected too few");
+    barrier.bytes -= row_bytes;
     complete_if_done(barrier);
   }
   if (copy.rows.empty()) copies.erase(copies.begin() + static_cast<std::ptrdiff_t>(n));
@@ -331,23 +327,11 @@ void proxy_fence() {
 // -----------------------------------------------------------------------------------------------------------------
 // Copies.
 
-namespace {
-void issue(Copy copy, uint32_t address, size_t bytes, void* barrier, const Site& site) {
-  check_window(copy.what, address, bytes);
-  check_fenced(stored_by, "a copy goes over what was stored", address, bytes);
-  check_fenced(loaded_by, "a copy goes over what was loaded", address, bytes);
-  copy.barrier = &barrier_at(barrier, copy.what, site);
-  copy.phase = copy.barrier->phase;
-  copy.slowness = uint64_t{1} << lot(16);
-  std::memset(window() + address, poison, bytes);
-  copies.push_back(std::move(copy));
-}
-}  // namespace
-
 void copy_box(void* to, const TensorMap& map, void* barrier, const int (&c)[5], const Site& site) {
   const uint32_t address = shared_address(to);
   if (address % 1024 != 0) fail_kernel("a box goes to address ", address, ", no multiple of 1024, at ", where(site));
-  Copy copy{window(), {}, map.box[0] * 2, address, nullptr, 0, "a copy of a box", 0};
+  Barrier& signalled = barrier_at(barrier, "a copy", site);
+  Copy copy{{}, &signalled, signalled.phase, uint64_t{1} << lot(16)};
   uint32_t row = address;
   const auto inside = [&](int d, int64_t at) { return at >= 0 && at < static_cast<int64_t>(map.dims[d]); };
   for (uint32_t i4 = 0; i4 < map.box[4]; ++i4)
@@ -357,24 +341,20 @@ void copy_box(void* to, const TensorMap& map, void* barrier, const int (&c)[5], 
           const int64_t at[5] = {c[0], int64_t{c[1]} + i1, int64_t{c[2]} + i2, int64_t{c[3]} + i3, int64_t{c[4]} + i4};
           const auto* from = static_cast<const std::byte*>(map.base) + 2 * at[0];
           bool there = true;
-          for (int d = 1; d < 5; ++d)
-            there = there && inside(d, at[d]), from += at[d] * static_cast<int64_t>(map.strides[d - 1]);
-          if (there && !in_device_memory(from, copy.row))
+          for (int d = 1; d < 5; ++d) {
+            there = there && inside(d, at[d]);
+            from += at[d] * static_cast<int64_t>(map.strides[d - 1]);
+          }
+          if (there && !in_device_memory(from, row_bytes))
             fail_kernel("a box reads beyond an allocation, at ", where(site));
           copy.rows.emplace_back(row, there ? from : nullptr);
         }
   const size_t bytes = copy.rows.size() * row_bytes;
-  issue(std::move(copy), address, bytes, barrier, site);
-}
-
-void copy_bytes(void* to, const void* from, uint32_t bytes, void* barrier, const Site& site) {
-  const uint32_t address = shared_address(to);
-  if (address % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0 || bytes % 16 != 0 || bytes == 0)
-    fail_kernel("a copy of ", bytes, " bytes, or an address, is no multiple of 16, at ", where(site));
-  if (!in_device_memory(from, bytes)) fail_kernel("a copy reads beyond an allocation, at ", where(site));
-  Copy copy{window(), {}, 16, 0, nullptr, 0, "a copy of bytes", 0};
-  for (uint32_t i = 0; i < bytes; i += 16) copy.rows.emplace_back(address + i, static_cast<const std::byte*>(from) + i);
-  issue(std::move(copy), address, bytes, barrier, site);
+  check_window("a copy", address, bytes);
+  check_fenced(stored_by, "a copy goes over what was stored", address, bytes);
+  check_fenced(loaded_by, "a copy goes over what was loaded", address, bytes);
+  std::memset(window() + address, poison, bytes);
+  copies.push_back(std::move(copy));
 }
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -446,15 +426,16 @@ bool as_fenced(int thread, const void* data, size_t bytes) {
   return false;
 }
 
-// The number of the sums in flight that these are, or of new ones.
-int accumulator_of(Warpgroup& group, const WarpgroupProduct* const (&all)[group_threads], int first) {
-  for (auto& [n, sums] : group.sums)
-    if (sums.d[0] == all[0]->d) {
-      if (sums.N != all[0]->N) fail_kernel("a product of another shape adds to sums that are in flight");
-      return n;
-    }
-  const int n = group.next++, N = all[0]->N;
-  Accumulator& sums = group.sums[n];
+// Sums become in flight, if they are not, with marks in their registers.
+void take_sums(Warpgroup& group, const WarpgroupProduct* const (&all)[group_threads], int first) {
+  const int N = all[0]->N;
+  const auto [at, fresh] = group.sums.try_emplace(all[0]->d);
+  Accumulator& sums = at->second;
+  ++sums.in_flight;
+  if (!fresh) {
+    if (sums.N != N) fail_kernel("a product of another shape adds to sums that are in flight");
+    return;
+  }
   sums.N = N;
   sums.value.resize(static_cast<size_t>(64 * N));
   for (int lane = 0; lane < group_threads; ++lane) {
@@ -466,7 +447,6 @@ int accumulator_of(Warpgroup& group, const WarpgroupProduct* const (&all)[group_
       d[i] = marked();
     }
   }
-  return n;
 }
 
 void take_a_registers(Issued& to, const WarpgroupProduct* const (&all)[group_threads], int first) {
@@ -502,7 +482,7 @@ void finish(Warpgroup& group, const Issued& done) {
   for (int m = 0; m < 64; ++m)
     for (int n = 0; n < N; ++n) {
       float& sum = sums.value[static_cast<size_t>(m * N + n)];
-      if (!done.product.add) sum = 0;
+      if (!done.add) sum = 0;
       for (int k = 0; k < 16; ++k)
         sum = std::fma(done.a[static_cast<size_t>(m * 16 + k)], done.b[static_cast<size_t>(k * N + n)], sum);
     }
@@ -546,18 +526,17 @@ void warpgroup_multiply(const WarpgroupProduct& product, const Site& site) {
       if (other->N != p.N || other->of_a != p.of_a || other->of_b != p.of_b || other->add != p.add)
         fail_kernel("threads of a warpgroup have different descriptors or flags for a product at ", where(site));
     const int first = current / group_threads * group_threads;
-    Issued issued{p, {}, {}, {}, {}, {}, 0};
-    issued.sums = accumulator_of(group, all, first);
+    Issued issued{p.add, {}, {}, {}, {}, {}, p.d};
+    take_sums(group, all, first);
     if (p.a != nullptr) {
       take_a_registers(issued, all, first);
     } else {
-      const std::vector<float> columns = read_operand(issued, p.of_a, p.a_transposed, 64, "the first factor");
+      const std::vector<float> columns = read_operand(issued, p.of_a, false, 64, "the first factor");
       issued.a.resize(columns.size());
       for (size_t k = 0; k < 16; ++k)
         for (size_t m = 0; m < 64; ++m) issued.a[m * 16 + k] = columns[k * 64 + m];
     }
     issued.b = read_operand(issued, p.of_b, p.b_transposed, p.N, "the second factor");
-    ++group.sums.at(issued.sums).in_flight;
     group.groups.back().push_back(std::move(issued));
   });
 }

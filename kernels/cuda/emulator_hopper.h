@@ -44,7 +44,6 @@ struct TensorMap {
 };
 // The box from coordinate c on to rows of 128 bytes; what is outside of the dims becomes 0.
 void copy_box(void* to, const TensorMap& map, void* barrier, const int (&c)[5], const Site& site);
-void copy_bytes(void* to, const void* from, uint32_t bytes, void* barrier, const Site& site);
 
 // Ordinary accesses to shared memory that copies and products touch, too, and the fence between the two kinds.
 void will_store_shared(const void* p, size_t bytes);
@@ -60,7 +59,7 @@ struct WarpgroupProduct {
   float* d;           // N / 2
   const uint32_t* a;  // 4
   uint64_t of_a, of_b;
-  bool a_transposed, b_transposed, add;
+  bool b_transposed, add;
 };
 struct Registers {
   const void* data;

@@ -171,17 +171,6 @@ __device__ __forceinline__ void copy_box(bf16* to, const TensorMap& map, Barrier
   emulator::copy_box(to, map, barrier, {0, row, 0, head, batch}, site);
 #endif
 }
-// Addresses and bytes: multiples of 16.
-__device__ __forceinline__ void copy_bytes(void* to, const void* from, uint32_t bytes, Barrier* barrier CALL_SITE) {
-#if CROSSPLY_CUDA
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                   shared_address(to)),
-               "l"(from), "r"(bytes), "r"(shared_address(barrier))
-               : "memory");
-#else
-  emulator::copy_bytes(to, from, bytes, barrier, site);
-#endif
-}
 
 // Ordinary accesses to shared memory that copies and products also touch: by these, and then, before others may go on
 // to those, a proxy_fence by the same thread.
@@ -347,7 +336,7 @@ __device__ __forceinline__ void wgmma(Array<float, N / 2>& d, uint64_t a, uint64
   if constexpr (N == 128)
     asm volatile(MULTIPLY_SHARED_128:OPERANDS_64 : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(0), "n"(t));
 #else
-  emulator::warpgroup_multiply({N, d.x, nullptr, a, b, false, b_transposed, add}, site);
+  emulator::warpgroup_multiply({N, d.x, nullptr, a, b, b_transposed, add}, site);
 #endif
 }
 template <int N, bool b_transposed = false>
@@ -365,7 +354,7 @@ __device__ __forceinline__ void wgmma(Array<float, N / 2>& d, const Pairs& a, ui
     asm volatile(MULTIPLY_REGISTERS_128:OPERANDS_64
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)), "n"(t));
 #else
-  emulator::warpgroup_multiply({N, d.x, a.x, 0, b, false, b_transposed, add}, site);
+  emulator::warpgroup_multiply({N, d.x, a.x, 0, b, b_transposed, add}, site);
 #endif
 }
 

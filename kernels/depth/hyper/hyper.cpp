@@ -255,6 +255,7 @@ void hyper_write_backward(const Grad& dstreams, const Tensor& dcoef, const Grad&
   const auto [rows, E, C] = check_streams(streams, y);
   check_streams(dstreams, dy);
   CHECK_SHAPES(dstreams.shape == streams.shape, dstreams, streams);
+  CHECK_THAT(written.dx.data != nullptr || written.dnext.data != nullptr, "no gradient of what was written");
   CHECK_SHAPES(written.dnext.data == nullptr || written.dnext.shape == streams.shape, written.dnext, streams);
   CHECK_SHAPES(written.dx.data == nullptr || (written.dx.shape == y.shape && written.next.shape == streams.shape),
                written.dx, written.next);
@@ -315,6 +316,12 @@ struct HyperWrite : Node {  // in: streams, coefficients, the sublayer's output;
   }
 };
 
+std::unique_ptr<HyperWrite> write_node(Tape& t, const std::string& name, Value* streams, Value* coef, Value* y) {
+  auto node = make_node<HyperWrite>(name, {streams, coef, y}, {t.activation(name, streams->shape)});
+  node->keep = {streams, coef, y};
+  return node;
+}
+
 }  // namespace
 
 Value* streams_expand(Tape& t, const std::string& name, Value* x, int64_t E) {
@@ -328,17 +335,13 @@ Value* streams_sum(Tape& t, const std::string& name, Value* streams) {
 }
 
 Value* hyper_write(Tape& t, const std::string& name, Value* streams, Value* coef, Value* y) {
-  auto node = make_node<HyperWrite>(name, {streams, coef, y}, {t.activation(name, streams->shape)});
-  node->keep = {streams, coef, y};
-  return t.record(std::move(node));
+  return t.record(write_node(t, name, streams, coef, y));
 }
 
 HyperWritten hyper_write_on(Tape& t, const std::string& name, Value* streams, Value* coef, Value* y, bool reads) {
-  const Shape& s = streams->shape;
-  auto node = make_node<HyperWrite>(name, {streams, coef, y}, {t.activation(name, s)});
-  node->squares = t.statistic(name + ".squares", Shape{s[0], s[1]});
+  auto node = write_node(t, name, streams, coef, y);
+  node->squares = t.statistic(name + ".squares", Shape{streams->shape[0], streams->shape[1]});
   node->saved = {node->squares};
-  node->keep = {streams, coef, y};
   if (reads) {
     node->out.push_back(node->x = t.activation(name + ".read", y->shape));
     node->keep.push_back(node->out[0]);

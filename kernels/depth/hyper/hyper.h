@@ -81,8 +81,8 @@ struct WriteOutputs {
 };
 void hyper_write_forward(const WriteOutputs& out, const Tensor& streams, const Tensor& coef, const Tensor& y,
                          Stream stream);
-// Of what was written: next itself, and the gradients of next and x, 0 where they are without data. Without dx next is
-// not looked at.
+// Of what was written: next itself, and the gradients of next and x, of which one may be without data, which stands for
+// 0. Without dx next is not looked at.
 struct Written {
   Tensor next, dnext, dx;
 };
