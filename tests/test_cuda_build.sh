@@ -13,17 +13,19 @@ nvcc=$(command -v nvcc || ls "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" 2>/dev/nul
   exit 77
 }
 # What the compiler says of the kernels of a file is kept beside its object; without that, it is compiled again.
-objects=$build/CMakeFiles/cuda_kernels.dir
-mapfile -t kernels < <(find kernels -name '*.cu')
-for kernel in "${kernels[@]}"; do
-  [ -e "$objects/$kernel.o.log" ] || rm -f "$objects/$kernel.o"
+mapfile -t logs < <(
+  find kernels -name '*.cu' -printf "$build/CMakeFiles/cuda_kernels.dir/%p.o.log\n"
+  find tests -name '*.cu' -printf "$build/CMakeFiles/cuda_tests.dir/%p.o.log\n"
+)
+for log in "${logs[@]}"; do
+  [ -e "$log" ] || rm -f "${log%.log}"
 done
 # The three architectures of a file side by side: with many cores the longest file decides, with few it only costs.
 threads=$(($(nproc) > 6 ? 3 : 1))
 cmake -S . -B "$build" -G 'Unix Makefiles' -DCROSSPLY_CUDA=ON -DCROSSPLY_WERROR=ON \
   -DCMAKE_CUDA_FLAGS="--resource-usage --threads $threads" -DCMAKE_CUDA_ARCHITECTURES="$architectures" \
   -DCMAKE_CUDA_COMPILER_LAUNCHER="$PWD/tests/keep_output.sh${CMAKE_CUDA_COMPILER_LAUNCHER:+;$CMAKE_CUDA_COMPILER_LAUNCHER}" >/dev/null
-cmake --build "$build" --target cuda_kernels -j "$(nproc)" -- -O >"$build/log" 2>&1 || {
+cmake --build "$build" --target cuda_kernels cuda_tests -j "$(nproc)" -- -O >"$build/log" 2>&1 || {
   tail -50 "$build/log"
   exit 1
 }
@@ -60,11 +62,11 @@ while IFS= read -r line; do
   elif [[ $line =~ Used\ ([0-9]+)\ registers ]]; then
     registers[$kernel]=${BASH_REMATCH[1]}
   fi
-done < <(for kernel in "${kernels[@]}"; do cat "$objects/$kernel.o.log"; done | c++filt)
+done < <(cat "${logs[@]}" | c++filt)
 
 failures=0
 # What the compiler says where it makes one after the other of what should run together, or ignores setmaxnreg.
-if for kernel in "${kernels[@]}"; do cat "$objects/$kernel.o.log"; done | grep -E 'C75[0-9]{2}.*(serializ|ignored)'; then
+if cat "${logs[@]}" | grep -E 'C75[0-9]{2}.*(serializ|ignored)'; then
   failures=$((failures + 1))
 fi
 for kernel in "${!registers[@]}"; do
@@ -94,7 +96,7 @@ int main() try {
 }
 EOF
   "${CXX:-g++}" "${flags[@]}" "$build/nccl_id.cpp" ranks/comm_nccl.cpp kernels/cuda/library.cpp -o "$build/nccl_id" \
-    "$objects/kernels/cuda/cuda.cu.o" "$(ls "$cuda"/lib*/libcudart_static.a | head -1)" -ldl -lrt -lpthread
+    "$build/CMakeFiles/cuda_kernels.dir/kernels/cuda/cuda.cu.o" "$(ls "$cuda"/lib*/libcudart_static.a | head -1)" -ldl -lrt -lpthread
   said=$("$build/nccl_id")
   case $said in
     NCCL*) echo "Comm by NCCL compiles, its library answers: $said" ;;

@@ -2,6 +2,7 @@
 # What the scripts here share. They run from a checkout, which they build first, or from a packed build.
 #   BIN      where the programs are          RESULTS  where output goes (runs/gpu)      PYTHON  one with PyTorch
 #   BUILD    where a checkout is built (build)
+#   ARCHITECTURES   to build for, instead of this GPU's: 90 leaves the kernels for sm_90 (90a) out, should they fail
 #   DEVICE   cpu or emulator: for trying, with SMALL=1 for sizes that a laptop can do
 #   BUDGET   seconds after which nothing goes on, so that the summary is written before a limit of 600 (560)
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
@@ -81,7 +82,8 @@ trap 'stopped=1; kill -TERM "$(cat "$work/pid" 2>/dev/null)" 2>/dev/null' INT TE
 build() {
   [ -n "$builds" ] && [ "$DEVICE" = cuda ] || return 0
   command -v make >/dev/null || export CMAKE_GENERATOR=Ninja
-  step "configure" 60 cmake -S . -B "$BIN" -DCROSSPLY_CUDA=ON -DCMAKE_CUDA_FLAGS=-lineinfo
+  step "configure" 60 cmake -S . -B "$BIN" -DCROSSPLY_CUDA=ON -DCMAKE_CUDA_FLAGS=-lineinfo \
+    ${ARCHITECTURES:+-DCMAKE_CUDA_ARCHITECTURES="$ARCHITECTURES"}
   step "build" 420 cmake --build "$BIN" -j "$(nproc)" --target "$@"
 }
 

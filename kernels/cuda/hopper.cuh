@@ -10,6 +10,7 @@
 // wait<n>(the same), until which nobody may look at the sums, or change what the products read.
 #pragma once
 
+#include "kernels/cuda/hopper.h"
 #include "kernels/cuda/mma.cuh"
 
 #if CROSSPLY_CUDA
@@ -35,9 +36,6 @@
 namespace crossply {
 
 constexpr int warpgroup_size = 128;
-
-// Whether this GPU, and this build, have these instructions; the emulator where emulator::set_hopper says so.
-bool has_hopper();
 
 #if CROSSPLY_CUDA
 using TensorMap = CUtensorMap;

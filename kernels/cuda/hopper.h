@@ -1,0 +1,10 @@
+// Whether the kernels for sm_90 (kernels/cuda/hopper.cuh) can be used.
+#pragma once
+
+namespace crossply {
+
+// This GPU has these instructions and this build was made for them (90a); in the emulator where emulator::set_hopper
+// says so. Throws Exit::device where there is no GPU.
+bool has_hopper();
+
+}  // namespace crossply
