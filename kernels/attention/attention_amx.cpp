@@ -40,10 +40,10 @@ W scratch_of(const AttentionSizes& z) {
 // Scores s of the 32 keys that the diagonal crosses, by two tiles that are `column` apart, where row 0 sees key 0 only:
 // what a row does not see becomes -infinity.
 MATRIX_TARGET void hide(float* s, int64_t pitch, int64_t column) {
-  Vec16 x, key;
+  Floats x, key;
 #pragma GCC unroll 16
   for (int64_t l = 0; l < side; ++l) key[l] = static_cast<float>(l);
-  const Vec16 hidden = Vec16{} - INFINITY;
+  const Floats hidden = Floats{} - INFINITY;
   for (int64_t half = 0; half < 2; ++half)
     for (int64_t i = 0; i < side; ++i, s += pitch) {
       if (half == 0) put(s + column, hidden);
@@ -102,13 +102,13 @@ MATRIX_TARGET void pack_keys(const Forward& w, const bf16* k, const bf16* v, con
 // Raises w.max to what the scores of `tiles` x 16 keys need, and scales what was summed up by the old one.
 MATRIX_TARGET void raise_max(const Forward& w, int64_t tiles, float c, bool first) {
   for (int64_t i = 0; i < queries; i += side) {
-    Vec16 row[side], max, old;
+    Floats row[side], max, old;
 #pragma GCC unroll 16
     for (int64_t r = 0; r < side; ++r) get(row[r], w.s + (i + r) * pitch);
     for (int64_t j = 1; j < tiles; ++j)
 #pragma GCC unroll 16
       for (int64_t r = 0; r < side; ++r) {
-        Vec16 x;
+        Floats x;
         get(x, w.s + (i + r) * pitch + j * side);
         row[r] = Larger()(x, row[r]);
       }
@@ -129,7 +129,7 @@ MATRIX_TARGET void raise_max(const Forward& w, int64_t tiles, float c, bool firs
 MATRIX_TARGET void shrink(const Forward& w) {
   const int64_t wide = w.columns * side;
   for (int64_t i = 0; i < queries; ++i) {
-    Vec16 x;
+    Floats x;
     get(x, w.sum + i * side);
     x *= w.factor[i];
     put(w.sum + i * side, x);
@@ -149,11 +149,11 @@ MATRIX_TARGET void weights(const Forward& w, int64_t steps, float c, bool first,
     prefetch_row(q + i * stride, D);
     prefetch_row(out + i * stride, D);
     const float max = w.max[i];
-    Vec16 sum{}, more{};
+    Floats sum{}, more{};
     if (!first) get(sum, w.sum + i * side);
     float* const s = w.s + i * pitch;
     for (int64_t step = 0; step < steps; ++step) {
-      Vec16 x, y;
+      Floats x, y;
       get(x, s + step * depth);
       get(y, s + step * depth + side);
       x = x * c - max, y = y * c - max;
@@ -186,7 +186,7 @@ MATRIX_TARGET void forward_block(bf16* out, float* lse, const bf16* q, const For
              {w.v + key * wide, tile_size, w.columns * tile_size}, 2, w.columns, steps, key > 0);
   }
   for (int64_t i = 0; i < queries; i += side) {
-    Vec16 row[side], sum, max;
+    Floats row[side], sum, max;
 #pragma GCC unroll 16
     for (int64_t r = 0; r < side; ++r) get(row[r], w.sum + (i + r) * side);
     reduce_rows(sum, row, Plus());
@@ -300,16 +300,16 @@ MATRIX_TARGET void pack_keys(const Backward& w, const bf16* k, const bf16* v, co
 // delta (32) = the sums of dout * out over the columns, both (32, width).
 MATRIX_TARGET void delta_of(float* delta, const bf16* dout, const bf16* out, int64_t width) {
   for (int64_t i = 0; i < depth; i += side) {
-    Vec16 row[side], sum;
+    Floats row[side], sum;
 #pragma GCC unroll 16
     for (int64_t r = 0; r < side; ++r) {
-      row[r] = Vec16{};
+      row[r] = Floats{};
       for (int64_t d = 0; d < width; d += depth) {
         Words x, y;
         get(x, dout + (i + r) * width + d);
         get(y, out + (i + r) * width + d);
-        row[r] += reinterpret_cast<Vec16>(x << 16) * reinterpret_cast<Vec16>(y << 16);
-        row[r] += reinterpret_cast<Vec16>(x & 0xFFFF0000) * reinterpret_cast<Vec16>(y & 0xFFFF0000);
+        row[r] += reinterpret_cast<Floats>(x << 16) * reinterpret_cast<Floats>(y << 16);
+        row[r] += reinterpret_cast<Floats>(x & 0xFFFF0000) * reinterpret_cast<Floats>(y & 0xFFFF0000);
       }
     }
     reduce_rows(sum, row, Plus());
@@ -319,10 +319,10 @@ MATRIX_TARGET void delta_of(float* delta, const bf16* dout, const bf16* out, int
 
 // p = 2^(c s - lse), ds = p (dp - delta) of query i and 32 keys, in bf16.
 MATRIX_TARGET inline void weights(Pairs& p, Pairs& ds, const Backward& w, int64_t i, float c) {
-  Vec16 both[2], gradient[2];
+  Floats both[2], gradient[2];
 #pragma GCC unroll 2
   for (int64_t j = 0; j < 2; ++j) {
-    Vec16 x, dp;
+    Floats x, dp;
     get(x, w.s + (j * block + i) * side);
     get(dp, w.dp + (j * block + i) * side);
     x = x * c - w.lse[i];

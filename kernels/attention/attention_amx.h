@@ -13,6 +13,7 @@ constexpr int64_t side = 16;         // rows of a tile, and floats of a row
 constexpr int64_t depth = 2 * side;  // bf16 of a row: what one product sums over
 constexpr int64_t tile_size = side * depth;
 
+using Floats = float __attribute__((vector_size(64)));  // vec.h's vectors are what -march has registers for
 using Pairs = uint16_t __attribute__((vector_size(64)));
 
 template <class V>
@@ -54,43 +55,43 @@ MATRIX_TARGET inline void transpose_words(void* dst, const void* src, int64_t st
 
 // Element l of the result: v[l]'s lanes combined.
 template <class Combine>
-MATRIX_TARGET inline void reduce_rows(Vec16& result, Vec16* v, Combine&& combine) {
+MATRIX_TARGET inline void reduce_rows(Floats& result, Floats* v, Combine&& combine) {
 #pragma GCC unroll 4
   for (int64_t half = side / 2; half > 0; half /= 2)
 #pragma GCC unroll 8
     for (int64_t i = 0; i < half; ++i) {
       Words low, high;
       zip(low, high, reinterpret_cast<Words>(v[i]), reinterpret_cast<Words>(v[i + half]));
-      v[i] = combine(reinterpret_cast<Vec16>(low), reinterpret_cast<Vec16>(high));
+      v[i] = combine(reinterpret_cast<Floats>(low), reinterpret_cast<Floats>(high));
     }
   result = v[0];
 }
 struct Larger {  // b where either is a NaN
-  MATRIX_TARGET inline Vec16 operator()(const Vec16& a, const Vec16& b) const {
+  MATRIX_TARGET inline Floats operator()(const Floats& a, const Floats& b) const {
     const auto max = _mm512_maskz_max_ps(0xFFFF, reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b));
-    return reinterpret_cast<Vec16>(max);
+    return reinterpret_cast<Floats>(max);
   }
 };
 struct Plus {
-  MATRIX_TARGET inline Vec16 operator()(const Vec16& a, const Vec16& b) const { return a + b; }
+  MATRIX_TARGET inline Floats operator()(const Floats& a, const Floats& b) const { return a + b; }
 };
 
 // Two vectors of floats as one of bf16.
-MATRIX_TARGET inline void narrow(Pairs& x, const Vec16& low, const Vec16& high) {
+MATRIX_TARGET inline void narrow(Pairs& x, const Floats& low, const Floats& high) {
   const auto both = _mm512_cvtne2ps_pbh(reinterpret_cast<__m512>(high), reinterpret_cast<__m512>(low));
   std::memcpy(&x, &both, sizeof x);
 }
 
 // x = 2^x to 3e-6 for x <= 127; below -126.5 it is 0. NaN stays NaN. As attention_tile.h's, but for a shorter series.
-MATRIX_TARGET inline void exp2_in_place(Vec16& x) {
-  const Vec16 shifter = Vec16{} + 12583039.f, lowest = Vec16{} - 127.f;
+MATRIX_TARGET inline void exp2_in_place(Floats& x) {
+  const Floats shifter = Floats{} + 12583039.f, lowest = Floats{} - 127.f;
   x = Larger()(lowest, x);
-  const Vec16 biased = x + shifter, r = x - (biased - shifter);
-  Vec16 p = r * 9.57010201e-3f + 5.59178603e-2f;
+  const Floats biased = x + shifter, r = x - (biased - shifter);
+  Floats p = r * 9.57010201e-3f + 5.59178603e-2f;
   p = p * r + 2.40247448e-1f;
   p = p * r + 6.93121815e-1f;
   p = p * r + 9.99999261e-1f;
-  x = p * reinterpret_cast<Vec16>(reinterpret_cast<Words>(biased) << 23);
+  x = p * reinterpret_cast<Floats>(reinterpret_cast<Words>(biased) << 23);
 }
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -143,12 +144,12 @@ MATRIX_TARGET inline void give_rows(bf16* dst, int64_t stride, const float* src,
     const auto lanes = static_cast<__mmask16>(first_lanes(D - d));
     for (int64_t i = 0; i < n; ++i) {
       bf16* const to = dst + i * stride + d;
-      Vec16 x;
+      Floats x;
       get(x, src + i * width + d);
       x *= factor[i];
       if (acc) {
         const __m512i old = _mm512_maskz_cvtepu16_epi32(0xFFFF, _mm256_maskz_loadu_epi16(lanes, to));
-        x += reinterpret_cast<Vec16>(reinterpret_cast<Words>(old) << 16);
+        x += reinterpret_cast<Floats>(reinterpret_cast<Words>(old) << 16);
       }
       const auto narrowed = _mm512_cvtneps_pbh(reinterpret_cast<__m512>(x));
       __m256i bits;

@@ -50,23 +50,30 @@ void rotate_long_heads(S* out, const S* inp, const float* row, int64_t H, int64_
 template <bool add, int64_t D, class S>
 void rotate_short_heads(S* out, const S* inp, const float* row, int64_t H, float sign) {
   Vec16 c, s;
+  Vec8 low, high;
   if constexpr (D == 16) {
-    Vec16 both;
-    load(both, row);
-    c = __builtin_shufflevector(both, both, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7);
-    s = __builtin_shufflevector(-both, both, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+    load(low, row), load(high, row + 8);
+    join(c, low, low), join(s, -high, high);
   } else {
     Vec8 both;
     load(both, row);
-    c = __builtin_shufflevector(both, both, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3);
-    s = __builtin_shufflevector(-both, both, 4, 5, 6, 7, 12, 13, 14, 15, 4, 5, 6, 7, 12, 13, 14, 15);
+    low = __builtin_shufflevector(both, both, 0, 1, 2, 3, 0, 1, 2, 3);
+    high = __builtin_shufflevector(-both, both, 4, 5, 6, 7, 12, 13, 14, 15);
+    join(c, low, low), join(s, high, high);
   }
   s *= sign;
   for_vectors(0, H * D, [=](int64_t i, auto part) {
     Vec16 x, exchanged;
+    Vec8 x0, x1;
     load(x, inp + i, part);
-    if (D == 16) exchanged = __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
-    else exchanged = __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+    split(x0, x1, x);
+    if constexpr (D == 16) {
+      join(exchanged, x1, x0);
+    } else {
+      x0 = __builtin_shufflevector(x0, x0, 4, 5, 6, 7, 0, 1, 2, 3);
+      x1 = __builtin_shufflevector(x1, x1, 4, 5, 6, 7, 0, 1, 2, 3);
+      join(exchanged, x0, x1);
+    }
     store_or_add<add>(out + i, x * c + exchanged * s, part);
   });
 }

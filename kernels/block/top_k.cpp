@@ -67,7 +67,8 @@ void top_k_backward_cpu(S* dinp, const S* dout, const S* out, int64_t n) {
     Vec16 y, dy;
     load(y, out + i, part);
     load(dy, dout + i, part);
-    store_or_add<add>(dinp + i, y > 0.f ? dy : y, part);
+    put_where_less(y, Vec16{}, y, dy);
+    store_or_add<add>(dinp + i, y, part);
   });
 }
 

@@ -2,6 +2,7 @@
 // become several instructions. What is alike in the kernels that sum over columns stands here once.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -14,12 +15,55 @@
 
 namespace crossply {
 
-using Vec16 = float __attribute__((vector_size(64)));
 using Vec8 = float __attribute__((vector_size(32)));
 using Vec4 = float __attribute__((vector_size(16)));
 
+// Sixteen lanes. Where registers have eight these are two of them: of a vector of sixteen g++ would make scalar
+// comparisons, and detours through memory between other ops.
+#ifdef __AVX512F__
+using Vec16 = float __attribute__((vector_size(64)));
+using Register = Vec16;  // as wide as the registers
+#else
+struct Vec16 {
+  Vec8 low, high;
+};
+using Register = Vec8;
+
+#define LANE_BY_LANE(op)                                                                                         \
+  [[gnu::always_inline]] inline Vec16 operator op(const Vec16& a, const Vec16& b) {                              \
+    return {a.low op b.low, a.high op b.high};                                                                   \
+  }                                                                                                              \
+  [[gnu::always_inline]] inline Vec16 operator op(const Vec16& a, float b) { return {a.low op b, a.high op b}; } \
+  [[gnu::always_inline]] inline Vec16 operator op(float a, const Vec16& b) { return {a op b.low, a op b.high}; } \
+  [[gnu::always_inline]] inline void operator op##=(Vec16& a, const Vec16& b) { a = a op b; }                    \
+  [[gnu::always_inline]] inline void operator op##=(Vec16& a, float b) { a = a op b; }
+LANE_BY_LANE(+)
+LANE_BY_LANE(-)
+LANE_BY_LANE(*)
+LANE_BY_LANE(/)
+#undef LANE_BY_LANE
+[[gnu::always_inline]] inline Vec16 operator-(const Vec16& a) { return {-a.low, -a.high}; }
+#endif
+
 template <class Vec>
 constexpr int64_t lanes_of = sizeof(Vec) / sizeof(float);
+
+// The two halves, and back.
+inline void split(Vec8& low, Vec8& high, const Vec16& v) {
+#ifdef __AVX512F__
+  low = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7);
+  high = __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+#else
+  low = v.low, high = v.high;
+#endif
+}
+inline void join(Vec16& v, const Vec8& low, const Vec8& high) {
+#ifdef __AVX512F__
+  v = __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+#else
+  v = {low, high};
+#endif
+}
 
 template <class Vec>
 inline void load(Vec& v, const float* p) {
@@ -30,30 +74,12 @@ inline void store(float* p, const Vec& v) {
   std::memcpy(p, &v, sizeof(Vec));
 }
 
-// As wide as the registers. Comparisons, and what is long, are done in these: where registers have eight lanes g++
-// makes sixteen scalar comparisons of one of sixteen lanes, and goes through memory between other ops.
-#ifdef __AVX512F__
-using Register = Vec16;
-#else
-using Register = Vec8;
-#endif
-// Sixteen lanes as two halves of eight.
-inline void split(Vec8& low, Vec8& high, const Vec16& v) {
-  low = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7);
-  high = __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
-}
-inline void join(Vec16& v, const Vec8& low, const Vec8& high) {
-  v = __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-}
-
 // to = yes in the lanes where a < b.
 inline void put_where_less(Vec16& to, const Vec16& a, const Vec16& b, const Vec16& yes) {
 #ifdef __AVX512F__
   to = a < b ? yes : to;
 #else
-  Vec8 to_low, to_high, a_low, a_high, b_low, b_high, yes_low, yes_high;
-  split(to_low, to_high, to), split(a_low, a_high, a), split(b_low, b_high, b), split(yes_low, yes_high, yes);
-  join(to, a_low < b_low ? yes_low : to_low, a_high < b_high ? yes_high : to_high);
+  to = {a.low < b.low ? yes.low : to.low, a.high < b.high ? yes.high : to.high};
 #endif
 }
 
@@ -61,12 +87,14 @@ inline void put_where_less(Vec16& to, const Vec16& a, const Vec16& b, const Vec1
 // instruction for it, where there is one, makes 0 of what is below the normal numbers: below 1.2e-38.
 template <class Vec>
 struct BitsOf;  // the integers beside a vector of floats: as wide, and half as wide
+#ifdef __AVX512F__
 template <>
 struct BitsOf<Vec16> {
   using Word = uint32_t __attribute__((vector_size(64)));
   using Int = int32_t __attribute__((vector_size(64)));
   using Half = uint16_t __attribute__((vector_size(32)));
 };
+#endif
 template <>
 struct BitsOf<Vec8> {
   using Word = uint32_t __attribute__((vector_size(32)));
@@ -101,14 +129,6 @@ inline void store(bf16* p, const Vec& v) {
     return static_cast<void>(std::memcpy(static_cast<void*>(p), &narrow, sizeof narrow));
   }
 #endif
-#ifndef __AVX512F__
-  if constexpr (lanes_of<Vec> == 16) {  // see Register
-    Vec8 low, high;
-    split(low, high, v);
-    store(p, low), store(p + 8, high);
-    return;
-  }
-#endif
   using Word = typename BitsOf<Vec>::Word;
   const Word word = reinterpret_cast<Word>(v), rounded = word + 0x7FFF + ((word >> 16) & 1);
   const Word bits = (v != v ? word | 0x400000 : rounded) >> 16;
@@ -122,6 +142,13 @@ inline void store(bf16* p, const Vec& v) {
   std::memcpy(static_cast<void*>(p), &half, sizeof half);
 }
 
+#ifndef __AVX512F__
+inline void load(Vec16& v, const float* p) { load(v.low, p), load(v.high, p + 8); }
+inline void store(float* p, const Vec16& v) { store(p, v.low), store(p + 8, v.high); }
+inline void load(Vec16& v, const bf16* p) { load(v.low, p), load(v.high, p + 8); }
+inline void store(bf16* p, const Vec16& v) { store(p, v.low), store(p + 8, v.high); }
+#endif
+
 // One element, for the end of a loop over vectors.
 inline void load(float& v, const bf16* p) { v = *p; }
 inline void store(bf16* p, const float& v) { *p = v; }
@@ -133,9 +160,24 @@ inline float sum_of_lanes(const Vec8& sum) {
   return (half[0] + half[2]) + (half[1] + half[3]);
 }
 inline float sum_of_lanes(const Vec16& sum) {
-  const Vec8 half = __builtin_shufflevector(sum, sum, 0, 1, 2, 3, 4, 5, 6, 7) +
-                    __builtin_shufflevector(sum, sum, 8, 9, 10, 11, 12, 13, 14, 15);
-  return sum_of_lanes(half);
+  Vec8 low, high;
+  split(low, high, sum);
+  return sum_of_lanes(low + high);
+}
+// to = the sums of neighbouring lanes, those of a first.
+inline void add_neighbours(Vec16& to, const Vec16& a, const Vec16& b) {
+#ifdef __AVX512F__
+  to = __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +
+       __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+#else
+  const auto half = [](Vec8& sums, const Vec16& v) {
+    sums = __builtin_shufflevector(v.low, v.high, 0, 2, 4, 6, 8, 10, 12, 14) +
+           __builtin_shufflevector(v.low, v.high, 1, 3, 5, 7, 9, 11, 13, 15);
+  };
+  Vec16 sums;
+  half(sums.low, a), half(sums.high, b);
+  to = sums;
+#endif
 }
 
 // Sums of n terms, x[i] or a[i] * b[i], by the same additions whatever a compiler makes of loops.
@@ -183,7 +225,10 @@ inline void store(S* p, const Vec16& v, int64_t count) {
 // Makes the lanes 0 again that are beyond the end.
 inline void clear_beyond(Vec16&, Whole) {}
 inline void clear_beyond(Vec16& v, int64_t count) {
-  for (int64_t i = count; i < 16; ++i) v[i] = 0;
+  float lanes[16];
+  store(lanes, v);
+  std::fill(lanes + count, lanes + 16, 0.f);
+  load(v, lanes);
 }
 
 // Calls body(i, part) for every sixteenth i of [begin, end), where part is what load and store want to know. The ends
@@ -327,15 +372,13 @@ inline void exp_in_place(Vec16& x) {
 #ifdef __AVX512F__
   exp_of_register(x);
 #else
-  Vec8 low, high;
-  split(low, high, x);
-  exp_of_register(low), exp_of_register(high);
-  join(x, low, high);
+  exp_of_register(x.low), exp_of_register(x.high);
 #endif
 }
 
-// sums[i] = the sum of v[i]'s lanes, the first first, as a loop would add them. v is overwritten: sixteen rows become
-// sixteen columns, by exchanging blocks of 8, of 4, of 2 and of 1.
+// sums[i] = the sum of v[i]'s lanes, the first first, as a loop would add them. v is overwritten: rows become columns,
+// by exchanging blocks of 8, of 4, of 2 and of 1.
+#ifdef __AVX512F__
 inline void sums_of_lanes(Vec16& sums, Vec16 (&v)[16]) {
   for (int i = 0; i < 8; ++i) {
     const Vec16 a = v[i], b = v[i + 8];
@@ -361,5 +404,37 @@ inline void sums_of_lanes(Vec16& sums, Vec16 (&v)[16]) {
     sums += __builtin_shufflevector(a, b, 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
   }
 }
+#else
+// Adds the lanes of v[i] to sums[i].
+inline void add_lanes(Vec8& sums, Vec8 (&v)[8]) {
+  for (int i = 0; i < 4; ++i) {
+    const Vec8 a = v[i], b = v[i + 4];
+    v[i] = __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11);
+    v[i + 4] = __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15);
+  }
+  for (int k = 0; k < 4; ++k) {
+    const int i = k / 2 * 4 + k % 2;
+    const Vec8 a = v[i], b = v[i + 2];
+    v[i] = __builtin_shufflevector(a, b, 0, 1, 8, 9, 4, 5, 12, 13);
+    v[i + 2] = __builtin_shufflevector(a, b, 2, 3, 10, 11, 6, 7, 14, 15);
+  }
+  for (int i = 0; i < 8; i += 2) {
+    const Vec8 a = v[i], b = v[i + 1];
+    sums += __builtin_shufflevector(a, b, 0, 8, 2, 10, 4, 12, 6, 14);
+    sums += __builtin_shufflevector(a, b, 1, 9, 3, 11, 5, 13, 7, 15);
+  }
+}
+inline void sums_of_lanes(Vec16& sums, Vec16 (&v)[16]) {
+  Vec8 rows[8];
+  const auto add = [&](Vec8& to, int first) {
+    to = Vec8{};
+    for (int i = 0; i < 8; ++i) rows[i] = v[first + i].low;
+    add_lanes(to, rows);
+    for (int i = 0; i < 8; ++i) rows[i] = v[first + i].high;
+    add_lanes(to, rows);
+  };
+  add(sums.low, 0), add(sums.high, 8);
+}
+#endif
 
 }  // namespace crossply

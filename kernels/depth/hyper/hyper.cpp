@@ -123,7 +123,7 @@ struct WrittenToken {
 
   template <class Vec>
   void gradients(Vec (&g)[E], int64_t c, int64_t C) const {
-    Vec d;
+    Vec d = {};
     if (dread != nullptr) load(d, dread + c);
     unrolled<E>([&](auto i) {
       g[i] = Vec{};

@@ -28,12 +28,10 @@ inline void add_sums_of_lanes(float* out, const Vec16 (&v)[N]) {
     Vec16 tree[16] = {};
     for (int i = 0; i < 16 && first + i < N; ++i) tree[i] = v[first + i];
     for (int width = 8; width > 0; width /= 2)
-      for (int i = 0; i < width; ++i)
-        tree[i] = __builtin_shufflevector(tree[2 * i], tree[2 * i + 1], 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24,
-                                          26, 28, 30) +
-                  __builtin_shufflevector(tree[2 * i], tree[2 * i + 1], 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25,
-                                          27, 29, 31);
-    for (int i = 0; i < 16 && first + i < N; ++i) out[first + i] += tree[0][i];
+      for (int i = 0; i < width; ++i) add_neighbours(tree[i], tree[2 * i], tree[2 * i + 1]);
+    float sums[16];
+    store(sums, tree[0]);
+    for (int i = 0; i < 16 && first + i < N; ++i) out[first + i] += sums[i];
   }
 }
 template <int N>

@@ -116,11 +116,14 @@ struct Tokens {
 
 // Of `count` tokens, `apart` from one to the next, a number each in lanes, 0 in the others; and back.
 void gather(Vec16& v, const float* of_first, int64_t apart, int64_t count) {
-  v = Vec16{};
-  for (int64_t i = 0; i < count; ++i) v[i] = of_first[i * apart];
+  float numbers[lanes] = {};
+  for (int64_t i = 0; i < count; ++i) numbers[i] = of_first[i * apart];
+  load(v, numbers);
 }
 void scatter(float* of_first, int64_t apart, int64_t count, const Vec16& v) {
-  for (int64_t i = 0; i < count; ++i) of_first[i * apart] = v[i];
+  float numbers[lanes];
+  store(numbers, v);
+  for (int64_t i = 0; i < count; ++i) of_first[i * apart] = numbers[i];
 }
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -227,9 +230,15 @@ void coefficient_gradients(float* dl, float* k, float* along, const Gradients<S>
     gather(d[e], row, E * J, count), gather(d[E + e], row + E + 1, E * J, count);
     for (int64_t i = 0; i < E; ++i) gather(dcomb[e * E + i], row + 1 + i, E * J, count);
   }
+  float dots[max_streams][lanes] = {};
   for (int64_t i = 0; i < count && g.dout != nullptr; ++i)
     for (int64_t e = 0; e < E; ++e)
-      d[e][i] += dot_row(t.streams + (n + i) * s.EC + e * s.C, g.dout + (n + i) * s.C, s.C);
+      dots[e][i] = dot_row(t.streams + (n + i) * s.EC + e * s.C, g.dout + (n + i) * s.C, s.C);
+  for (int64_t e = 0; e < E; ++e) {
+    Vec16 more;
+    load(more, dots[e]);
+    d[e] += more;
+  }
   Tokens tokens = s.tokens();
   s.logits(l, t.z, w, n, count);
   tokens.coefficients(l);
