@@ -55,11 +55,13 @@ int64_t cross_entropy_scratch(int64_t rows, int64_t V, int64_t C, Dtype dtype) {
   return most * (V + 2 * C) * static_cast<int64_t>(size_of(dtype));
 }
 
-// 1 GiB of logits, because every chunk reads the weight twice and updates its f32 gradient, which for few rows costs
-// more than the products. Rows of whole vectors, also for 50,257 tokens.
+// At most 1 GiB of logits, because every chunk reads the weight twice and updates its f32 gradient, which for few rows
+// costs more than the products; chunks alike, by whole tiles of products. Rows of whole vectors, also for 50,257 tokens.
 LogitChunk logit_chunk(int64_t rows, int64_t V, Dtype dtype) {
   const auto each = static_cast<int64_t>(size_of(dtype)), width = 16 / each, stride = (V + width - 1) / width * width;
-  return {std::min(rows, std::max<int64_t>((int64_t{1} << 30) / (stride * each), 1024)), stride};
+  const int64_t most = std::max<int64_t>((int64_t{1} << 30) / (stride * each), 1024), tile = 128;
+  const int64_t alike = ceil_div(rows, std::max<int64_t>(ceil_div(rows, most), 1));
+  return {std::min({rows, most, ceil_div(alike, tile) * tile}), stride};
 }
 
 void cross_entropy_forward(const Tensor& losses, const Tensor& dinp, const Tensor& dweight, const Tensor& inp,

@@ -23,15 +23,15 @@ __global__ void loss_kernel(float* losses, S* z, const int32_t* targets, float s
     return;
   }
   const float at_target = target < V ? to_float(z[target]) : nanf("");  // before anybody writes dz
-  const Softmax all = softmax_of_row<width>(z, V, 1, parts);
-  if (threadIdx.x == 0) losses[n] = logf(all.sum) - (at_target - all.largest);
+  const Softmax all = softmax_of_row<width>(z, V, per_ln_2, parts);
+  if (threadIdx.x == 0) losses[n] = ln_2 * (log2f(all.sum) - fmaf(per_ln_2, at_target, -all.largest));
   if (!want_dz) return;
   const float factor = scale / all.sum;
   for (int64_t v = threadIdx.x * width; v < V; v += row_threads * width) {
     Floats<width> x = load_logits<width>(z, v, V);
 #pragma unroll
     for (int i = 0; i < width; ++i) {
-      x[i] = factor * expf(x[i] - all.largest);
+      x[i] = factor * exp2_fast(fmaf(per_ln_2, x[i], -all.largest));
       if (v + i == target) x[i] -= scale;
     }
     store<width>(z + v, x);

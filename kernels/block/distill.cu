@@ -28,8 +28,9 @@ __global__ void distill_kernel(float* losses, float* ce, S* z, const S* u, const
     return;
   }
   const float at_target = target < V ? to_float(z[target]) : nanf("");  // before anybody writes dz
-  const Softmax p = softmax_of_row<width>(z, V, 1, p_parts), t = softmax_of_row<width>(u, V, factors.cool, t_parts);
-  const Softmax s = factors.cool == 1 ? p : softmax_of_row<width>(z, V, factors.cool, s_parts);
+  const float cool = factors.cool * per_ln_2;
+  const Softmax p = softmax_of_row<width>(z, V, per_ln_2, p_parts), t = softmax_of_row<width>(u, V, cool, t_parts);
+  const Softmax s = factors.cool == 1 ? p : softmax_of_row<width>(z, V, cool, s_parts);
   const float of_p = factors.hard / p.sum, of_s = factors.soft / s.sum, of_t = s.sum / t.sum;
   float kl = 0;
   for (int64_t v = threadIdx.x * width; v < V; v += row_threads * width) {
@@ -37,18 +38,18 @@ __global__ void distill_kernel(float* losses, float* ce, S* z, const S* u, const
     const Floats<width> y = load_logits<width>(u, v, V);
 #pragma unroll
     for (int i = 0; i < width; ++i) {
-      const float own = factors.cool * x[i] - s.largest, taught = factors.cool * y[i] - t.largest;
-      const float e = expf(taught);
+      const float own = fmaf(cool, x[i], -s.largest), taught = fmaf(cool, y[i], -t.largest);  // exponents of 2
+      const float e = exp2_fast(taught);
       if (v + i < V) kl += e * (taught - own);
-      x[i] = of_p * expf(x[i] - p.largest) + of_s * (expf(own) - e * of_t);
+      x[i] = of_p * exp2_fast(fmaf(per_ln_2, x[i], -p.largest)) + of_s * (exp2_fast(own) - e * of_t);
       if (v + i == target) x[i] -= factors.hard;
     }
     store<width>(z + v, x);
   }
   kl = block_sum<row_threads / warp_size>(kl);
   if (threadIdx.x > 0) return;
-  ce[n] = logf(p.sum) - (at_target - p.largest);
-  losses[n] = factors.ce * ce[n] + factors.kl * (kl / t.sum + logf(of_t));
+  ce[n] = ln_2 * (log2f(p.sum) - fmaf(per_ln_2, at_target, -p.largest));
+  losses[n] = factors.ce * ce[n] + factors.kl * ln_2 * (kl / t.sum + log2f(of_t));
 }
 
 }  // namespace
