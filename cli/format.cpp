@@ -25,7 +25,9 @@ std::string format_count(int64_t count) {
   return out;
 }
 
-std::string with_article(const std::string& arch) { return (arch.starts_with('a') ? "an " : "a ") + arch; }
+std::string with_article(const std::string& arch) {
+  return (arch.starts_with('a') || arch == "mhc" ? "an " : "a ") + arch;
+}
 
 std::string format_number(const char* format, double value) {
   char text[32];

@@ -86,7 +86,10 @@ Architecture kv_share_architecture() {
           "groups of layers share the keys and values of their first",
           {{"sharing", "cla", "cla, suffix or list", {"cla", "suffix", "list"}},
            {"cla_factor", "2", "an integer, for cla: every so many-th layer has keys and values of its own", {}},
-           {"num_kv_shared_layers", "0", "an integer, for suffix: so many last layers have none", {}},
+           {"num_kv_shared_layers",
+            "0",
+            "an integer, for suffix: so many last layers have none; with 0 it is the plain model",
+            {}},
            {"kv_owners", "[0]", "a list like [0,4,8], for the sharing list: the layers that have keys and values", {}}},
           [](const Config& config) { return std::make_unique<KvShare>(config); }};
 }

@@ -247,7 +247,7 @@ TEST_CASE("gates: the program's table, JSON, CSV and picture; what it refuses") 
   for (const char* part : {"nan", "inf"}) CHECK(!has(svg, part));
   // Where there are none.
   check_outcome(analyze({"--model", untrained(scratch, "llama", 1, data)}), Exit::usage,
-                "a llama has no gates: its layers read");
+                "a llama has no gates on values: its layers read");
   check_outcome(analyze({"--model", untrained(scratch, "resformer", 2, data)}), Exit::usage,
                 "one scale for each layer; try --what routing");
   check_outcome(analyze({"--model", untrained(scratch, "hyper", 2, data)}), Exit::usage,

@@ -195,6 +195,7 @@ std::string instead_of_gates(const std::string& arch) {
   if (arch == "resformer") return "its first layer's values come in by one scale for each layer; try --what routing";
   if (arch == "sla" || arch == "ala")
     return "its queries read an earlier layer's keys and values; try --what attention";
+  if (arch == "gated_streams") return "its gates are on what a sublayer reads of the streams; try --what routing";
   return "its layers read mixtures of earlier ones; try --what routing";
 }
 
@@ -349,7 +350,7 @@ class GatesAnalysis : public Analysis {
   std::string about() const override { return "gates on values over depth, and the perplexity without them"; }
   std::string refuses(const Subject& subject) const override {
     const Config& c = subject.config();
-    return has_gates(c) ? "" : str(with_article(c.arch), " has no gates: ", instead_of_gates(c.arch));
+    return has_gates(c) ? "" : str(with_article(c.arch), " has no gates on values: ", instead_of_gates(c.arch));
   }
   void measure(Subject& subject, const AnalysisOptions& o) override {
     if (o.sequences == 1)

@@ -56,7 +56,8 @@ int64_t cross_entropy_scratch(int64_t rows, int64_t V, int64_t C, Dtype dtype) {
 }
 
 // At most 1 GiB of logits, because every chunk reads the weight twice and updates its f32 gradient, which for few rows
-// costs more than the products; chunks alike, by whole tiles of products. Rows of whole vectors, also for 50,257 tokens.
+// costs more than the products. Chunks are alike but for the last, of whole tiles of products; rows of whole vectors,
+// also for 50,257 tokens.
 LogitChunk logit_chunk(int64_t rows, int64_t V, Dtype dtype) {
   const auto each = static_cast<int64_t>(size_of(dtype)), width = 16 / each, stride = (V + width - 1) / width * width;
   const int64_t most = std::max<int64_t>((int64_t{1} << 30) / (stride * each), 1024), tile = 128;

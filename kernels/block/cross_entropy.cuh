@@ -35,7 +35,8 @@ __device__ __forceinline__ Floats<width> load_logits(const S* z, int64_t v, int6
 
 using SoftmaxParts = Array<Softmax, row_threads / warp_size>;
 
-// The softmax with the exponents factor * z, (V), of 2, by all threads of a block. parts: shared memory, for this call alone.
+// The softmax whose exponents of 2 are factor * z, (V), by all threads of a block. parts: shared memory, for this call
+// alone.
 template <int width, class S>
 __device__ __forceinline__ Softmax softmax_of_row(const S* z, int64_t V, float factor, SoftmaxParts& parts) {
   Softmax mine{0, 0};
