@@ -98,9 +98,8 @@ Architecture attnres_architecture() {
           "a sublayer attends over depth to what came before it",
           {{"attn_res_block_size",
             "4",
-            "an integer: the layers whose outputs, of attention and feed-forward, are summed into one source; the last "
-            "block "
-            "may have fewer. 0: every output is a source, which is the full form",
+            "an integer: the layers whose outputs, of attention and feed-forward, are summed into one source; in the "
+            "last one there may be fewer. 0: every output is a source, which is the full form",
             {}}},
           [](const Config& config) { return std::make_unique<AttentionResiduals>(config); }};
 }

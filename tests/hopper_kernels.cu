@@ -206,6 +206,7 @@ bool multiplied_small(float* d, const bf16* a, const bf16* b, const Factors& f) 
 
 template <Mistake mistake>
 void launch_pipeline(float* out, const TensorMap& q, const TensorMap& k, int tiles, uint32_t seed) {
+  CHECK_THAT(there<mistake>, "a mistake that is not compiled here");
   if constexpr (there<mistake>)
     launch({"pipeline", 1, 384, (2 + stages) * tile_bytes + 64}, pipeline_kernel<mistake>, out, q, k, tiles, seed);
 }

@@ -96,7 +96,8 @@ int main() try {
 }
 EOF
   "${CXX:-g++}" "${flags[@]}" "$build/nccl_id.cpp" ranks/comm_nccl.cpp kernels/cuda/library.cpp -o "$build/nccl_id" \
-    "$build/CMakeFiles/cuda_kernels.dir/kernels/cuda/cuda.cu.o" "$(ls "$cuda"/lib*/libcudart_static.a | head -1)" -ldl -lrt -lpthread
+    "$build/CMakeFiles/cuda_kernels.dir/kernels/cuda/cuda.cu.o" "$(ls "$cuda"/lib*/libcudart_static.a | head -1)" \
+    -ldl -lrt -lpthread
   said=$("$build/nccl_id")
   case $said in
     NCCL*) echo "Comm by NCCL compiles, its library answers: $said" ;;
