@@ -56,11 +56,11 @@ Dataset open_dataset(const DataOptions& options) {
   if (const auto arith = parse_arith(spec)) return open_arith(*arith, options);
   if (kind == text) return open_text(spec.substr(5), options);
   std::error_code ignored;
+  if (kind == unknown && std::filesystem::exists(spec, ignored))
+    fail(Exit::usage, "unknown data \"", spec,
+         "\": a file of that name is there, but it is no *.bin; for the text in it: --data text:", spec);
   if (kind == unknown)
-    fail(Exit::usage, "unknown data \"", spec, "\": ",
-         std::filesystem::exists(spec, ignored) ? "a file of that name is there, but it is no *.bin; "
-                                                : "there is no file or directory of that name; ",
-         "expected ", data_specs);
+    fail(Exit::usage, "unknown data \"", spec, "\": there is no file or directory of that name; expected ", data_specs);
   DataOptions expanded = options;
   expand_directories(expanded);
   return open_shards(expanded);

@@ -117,10 +117,11 @@ class Case:
     expect(f"the modelling files are {found}, not {module}.py", found == [f"{module}.py"])
 
   def check_logits(self):
-    """The engine's are its head on what its last norm gives."""
-    self.train("--init", self.directory, "--dump-tensors", "norm", "loss", "--out", self.scratch / "dumped")
+    """The engine's are its head on what its last norm gives, which of gated streams is in their last read."""
+    last = "streams.read" if self.arch == "gated_streams" else "norm"
+    self.train("--init", self.directory, "--dump-tensors", last, "loss", "--out", self.scratch / "dumped")
     dumped = model_dir.read_safetensors(self.scratch / "dumped" / "tensors.safetensors")
-    norm, losses = (torch.from_numpy(dumped[name].copy()).double() for name in ("norm", "loss"))
+    norm, losses = (torch.from_numpy(dumped[name].copy()).double() for name in (last, "loss"))
     head = self.model.get_output_embeddings() or self.model.get_input_embeddings()
     targets = torch.cat([self.tokens, self.tokens[:, :1]], dim=1)
     with torch.no_grad():

@@ -34,6 +34,13 @@ class AttentionResiduals : public Connection {
          "the rounding of means, not bit for bit; train it from scratch");
   }
 
+  std::string remark(const Config& config) const override {
+    if (block_ < config.num_hidden_layers) return "";
+    return str("note: blocks of ", block_, " layers make one block of these ", config.num_hidden_layers,
+               ", and all there is to choose from is the embedding and one sum; a smaller attn_res_block_size gives "
+               "more, 0 every sublayer");
+  }
+
   void begin(const Build& build, Value* embeddings) override {
     build_ = &build;
     history_.emplace(build.tape, build.config.norm_eps);

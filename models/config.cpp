@@ -247,7 +247,9 @@ void check_options(Config& config, Exit code, const std::string& where) {
     const std::string value = it == config.options.end() ? option.default_value : it->second;
     if (!allowed(option, value)) {
       fail(code, where, ": \"", option.key, "\" is ", excerpt(value), ", must be: ", option.help,
-           parse_integer(option.default_value) ? str(" (0 to ", most_integer, ")") : "");
+           parse_integer(option.default_value) && option.help.find("..") == std::string::npos
+               ? str(" (0 to ", most_integer, ")")
+               : "");
     }
     complete[option.key] = as_json(option, value);
   }

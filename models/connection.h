@@ -90,6 +90,8 @@ class Connection {
   virtual std::string start_as_plain(ParameterTable&, const Config& c) const {
     fail(Exit::usage, c.arch, " does not say how it could start as a ", c.backbone, "; train it from scratch");
   }
+  // What the user should know of these options, beside their help; mostly nothing.
+  virtual std::string remark(const Config&) const { return ""; }
   // The plain backbone's parameter that a parameter starts as; one of no such name starts by its rule.
   virtual std::string plain_name(const std::string& name) const { return name; }
 

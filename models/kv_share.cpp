@@ -23,12 +23,8 @@ class KvShare : public Connection {
     if (factor < 1) fail(Exit::usage, "kv_share: cla_factor ", factor, " must be at least 1");
     if (shared < 0 || shared >= L)
       fail(Exit::usage, "kv_share: num_kv_shared_layers ", shared, " must be 0..", L - 1, " for ", L, " layers");
-    const auto only = [&](const char* key, bool given, const char* kind) {
-      if (given && sharing != kind)
-        fail(Exit::usage, "kv_share: ", key, " is for sharing ", kind, ", and this is ", sharing);
-    };
-    only("num_kv_shared_layers", shared != 0, "suffix");
-    only("kv_owners", nlohmann::json::parse(config.text("kv_owners")) != nlohmann::json::array({0}), "list");
+    refuse_beside_other("num_kv_shared_layers", "sharing", "suffix", config);
+    refuse_beside_other("kv_owners", "sharing", "list", config);
     for (int64_t i = 0; i < L; ++i) owner_.push_back(sharing == "cla" ? i % factor == 0 : i < L - shared);
     if (sharing == "list") read_owners(config.text("kv_owners"));
   }
@@ -43,11 +39,16 @@ class KvShare : public Connection {
   }
 
   std::string start_as_plain(ParameterTable&, const Config&) const override {
-    if (std::find(owner_.begin(), owner_.end(), false) != owner_.end())
+    if (shares())
       fail(Exit::usage,
            "kv_share: layers without keys and values of their own compute something else than the plain "
            "backbone; train it from scratch");
     return "";
+  }
+
+  std::string remark(const Config&) const override {
+    if (shares()) return "";
+    return "note: with these options every layer has keys and values of its own: this is the plain model";
   }
 
   Heads project(int layer, Value* x) override {
@@ -58,6 +59,7 @@ class KvShare : public Connection {
   KeyValue kv(int layer, KeyValue own) override { return owner(layer) ? read_ = own : read_; }
 
  private:
+  bool shares() const { return std::find(owner_.begin(), owner_.end(), false) != owner_.end(); }
   bool owner(int layer) const { return owner_[static_cast<size_t>(layer)]; }
 
   void read_owners(const std::string& text) {

@@ -20,13 +20,17 @@ namespace {
 
 class Mhc : public Connection {
  public:
-  explicit Mhc(const Config& config) : E_(config.integer("hc_mult")), previous_(config.text("reads") == "previous") {
+  explicit Mhc(const Config& config)
+      : E_(config.integer("hc_mult")),
+        previous_(config.text("reads") == "previous"),
+        one_hot_(config.text("start") == "one_hot") {
     const std::string mixing = config.text("mixing");
     const int64_t iterations = config.integer("hc_sinkhorn_iters"), most = max_streams_of(mixing);
     const double eps = config.number("hc_eps");
     if (E_ < 1 || E_ > most) fail(Exit::usage, "mhc: hc_mult ", E_, " must be in 1..", most, " with mixing ", mixing);
     if (iterations < 1 || iterations > max_sinkhorn_iterations)
       fail(Exit::usage, "mhc: hc_sinkhorn_iters ", iterations, " must be in 1..", max_sinkhorn_iterations);
+    refuse_beside_other("hc_sinkhorn_iters", "mixing", "sinkhorn", config);
     if (!(eps >= 0 && eps <= 1)) fail(Exit::usage, "mhc: hc_eps ", eps, " must be in 0..1");
     form_ = {mixing == "sinkhorn"   ? Mixing::sinkhorn
              : mixing == "identity" ? Mixing::identity
@@ -36,7 +40,7 @@ class Mhc : public Connection {
 
   void declare(ParameterTable& params, const Config& config) const override {
     for (int layer = 0; layer < config.num_hidden_layers; ++layer)
-      for (const bool mlp : {false, true}) declare_site(params, rows({layer, mlp}), config);
+      for (const bool mlp : {false, true}) declare_site(params, {layer, mlp}, config);
     if (previous_) return;
     params.add("model.hc_head.hc_fn", Shape{E_, E_ * config.hidden_size}, Init::normal(config.initializer_range), 1, 1);
     params.add("model.hc_head.hc_base", Shape{E_}, Init::constant(0), 1, 0);
@@ -85,19 +89,23 @@ class Mhc : public Connection {
   }
   static std::string rows(const Site& site) { return layer_name(site.layer, site.mlp ? "ffn_hc." : "attn_hc."); }
 
-  // A read is the mean of the streams, a write passes them on and adds the output to each: LLaMA's function, as long as
-  // the streams are equal. What makes them differ is fn.
-  void declare_site(ParameterTable& params, const std::string& rows, const Config& config) const {
+  // Streams that are equal are passed on as they are, and the output is added to each: LLaMA's function, but for the
+  // norms' eps, as long as they stay equal. What parts them is fn, where they are read evenly; where every sublayer
+  // reads another one most, the gradients of post do so in the first step.
+  void declare_site(ParameterTable& params, const Site& site, const Config& config) const {
     const bool permutations = form_.mixing == Mixing::permutations;
-    auto start = [E = E_, permutations](uint64_t, uint64_t, int64_t i) {
+    const double mean = E_ > 1 ? -std::log(static_cast<double>(E_ - 1)) : 0;
+    auto start = [E = E_, permutations, mean, own = one_hot_ ? (2 * site.layer + site.mlp) % E_ : -1](
+                     uint64_t, uint64_t, int64_t i) {
       const int64_t of_comb = i - 2 * E;
-      const double mean = E > 1 ? -std::log(static_cast<double>(E - 1)) : 0;
-      return of_comb < 0 ? (i < E ? mean : 0.) : (permutations ? of_comb == 0 : of_comb % (E + 1) == 0) ? 0. : -8.;
+      if (i < E) return own < 0 ? mean : i == own ? 1. : -1.;
+      return of_comb < 0 || (permutations ? of_comb == 0 : of_comb % (E + 1) == 0) ? 0. : -8.;
     };
     const int64_t M = mhc_rows(form_.mixing, E_);
-    params.add(rows + "fn", Shape{M, E_ * config.hidden_size}, Init::normal(config.initializer_range), 1, 1);
-    params.add(rows + "base", Shape{M}, Init{"1/E, 1, the identity", start}, 1, 0);
-    params.add(rows + "scale", Shape{mhc_groups(form_.mixing)}, Init::constant(0.01), 1, 0);
+    params.add(rows(site) + "fn", Shape{M, E_ * config.hidden_size}, Init::normal(config.initializer_range), 1, 1);
+    params.add(rows(site) + "base", Shape{M},
+               Init{one_hot_ ? "1 of E, 1, the identity" : "1/E, 1, the identity", start}, 1, 0);
+    params.add(rows(site) + "scale", Shape{mhc_groups(form_.mixing)}, Init::constant(0.01), 1, 0);
   }
 
   // By weights of its own.
@@ -112,7 +120,7 @@ class Mhc : public Connection {
   }
 
   int64_t E_;
-  bool previous_;
+  bool previous_, one_hot_;
   MhcForm form_{};
   ops::HyperWritten streams_{};  // x: what the next sublayer reads, with reads previous
   Value* coef_ = nullptr;        // of the sublayer in progress
@@ -121,13 +129,16 @@ class Mhc : public Connection {
 }  // namespace
 
 Architecture mhc_architecture() {
-  const std::vector<std::string> reads = {"own", "previous"}, mixings = {"sinkhorn", "identity", "permutations"};
+  const std::vector<std::string> reads = {"own", "previous"}, starts = {"even", "one_hot"},
+                                 mixings = {"sinkhorn", "identity", "permutations"};
   return {
       "mhc",
       "several residual streams, mixed by matrices whose rows and columns sum to 1",
       {{"hc_mult", "4", "an integer in 1..8 (permutations: 1..4): how many streams", {}},
        {"mixing", "sinkhorn", "sinkhorn, identity or permutations: what mixes the streams among themselves", mixings},
        {"reads", "own", "own or previous: whose weights a sublayer reads by, its own or the one's before", reads},
+       {"start", "even", "even or one_hot: what a sublayer reads at first, all streams or one more than others",
+        starts},
        {"hc_sinkhorn_iters", "20", "an integer in 1..64: iterations of Sinkhorn", {}},
        {"hc_eps", "1e-06", "a number in 0..1: added to sums and reading weights", {}}},
       [](const Config& config) { return std::make_unique<Mhc>(config); }};

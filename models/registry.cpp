@@ -38,4 +38,13 @@ const Architecture& find_architecture(const std::string& name, Exit code, const 
   fail(code, where, ": unknown architecture '", excerpt(name), "'; known:", known);
 }
 
+void refuse_beside_other(const std::string& key, const std::string& chooser, const std::string& choice,
+                         const Config& config) {
+  const std::string& chosen = config.options.at(chooser);
+  if (chosen == choice) return;
+  for (const Option& option : find_architecture(config.arch).options)
+    if (option.key == key && option.default_value != config.options.at(key))
+      fail(Exit::usage, config.arch, ": ", key, " is for ", chooser, " ", choice, ", and this is ", chosen);
+}
+
 }  // namespace crossply

@@ -52,4 +52,9 @@ std::vector<Architecture>& architectures();  // tests add some of their own
 const Architecture& find_architecture(const std::string& name, Exit code = Exit::usage,
                                       const std::string& where = "--arch");
 
+// For constructors of connections. An option that has a meaning for one choice of another option alone: throws
+// Exit::usage where it has not its default beside another choice.
+void refuse_beside_other(const std::string& key, const std::string& chooser, const std::string& choice,
+                         const Config& config);
+
 }  // namespace crossply

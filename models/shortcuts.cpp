@@ -35,11 +35,10 @@ class Shortcuts : public Connection {
            ", the width, or 0");
     if (gate_channels_ == 0) gate_channels_ = std::min<int64_t>(12, config.hidden_size);
     if (!(gate_scale_ > 0)) fail(Exit::usage, "shortcuts: gate_scale ", gate_scale_, " must be more than 0");
-    const std::string which = config.text("value_embeds"), layers = config.text("value_layers");
-    if (which != "list" && nlohmann::json::parse(layers) != nlohmann::json::array())
-      fail(Exit::usage, "shortcuts: value_layers is for value_embeds list, and this is ", which);
+    const std::string which = config.text("value_embeds");
+    refuse_beside_other("value_layers", "value_embeds", "list", config);
     for (int64_t i = 0; i < L_; ++i) has_table_.push_back(which == "alternate" && i % 2 == (L_ - 1) % 2);
-    if (which == "list") read_layers(layers);
+    if (which == "list") read_layers(config.text("value_layers"));
   }
 
   void declare(ParameterTable& params, const Config& c) const override {
@@ -61,6 +60,13 @@ class Shortcuts : public Connection {
     for (const char* name : {"model.x0_lambdas", "model.backout_lambda", "model.value_embeds."})
       start_at(params, name, Init::constant(0));
     return "";
+  }
+
+  std::string remark(const Config& config) const override {
+    const bool none = std::find(has_table_.begin(), has_table_.end(), true) == has_table_.end();
+    return none && config.text("value_embeds") == "list"
+               ? "note: value_embeds list without value_layers: no layer has a value table"
+               : "";
   }
 
   void begin(const Build& build, Value* embeddings) override {

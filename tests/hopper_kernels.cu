@@ -168,6 +168,63 @@ __global__ void __launch_bounds__(384, 1)
 #endif
 }
 
+#if CROSSPLY_HOPPER
+__device__ __forceinline__ int64_t clocks_now() {
+#if CROSSPLY_CUDA
+  return clock64();
+#else
+  return 0;
+#endif
+}
+#endif
+
+template <int N, bool in_registers>
+__global__ void __launch_bounds__(384, 1) rate_kernel(float* out, int64_t* clocks, int multiplying, int rounds) {
+#if CROSSPLY_HOPPER
+  bf16 *a = panel_memory(), *b = a + 64 * 64;  // (64,64), (N,64)
+  const int thread = static_cast<int>(threadIdx.x), group = thread / 128;
+  bf16 one;
+  from_float(one, 1.f);
+  for (int i = thread; i < (64 + N) * 64; i += static_cast<int>(blockDim.x)) store_shared(a + i, one);
+  proxy_fence();
+  __syncthreads();
+  const int64_t begin = clocks_now();
+  if (group < multiplying) {
+    GroupSums<N> sums{};
+    Array<Pairs, 4> ones;
+#pragma unroll
+    for (int i = 0; i < 16; ++i) ones[i / 4][i % 4] = 0x3F803F80;
+    for (int round = 0; round < rounds; ++round) {
+      wgmma_fence(sums, ones);
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        const uint64_t second = descriptor_of_rows<N>(shared_address(b), 0, i % 4 * 16);
+        if constexpr (in_registers) wgmma<N>(sums, ones[i % 4], second, true);
+        else wgmma<N>(sums, descriptor_of_rows<64>(shared_address(a), 0, i % 4 * 16), second, true);
+      }
+      wgmma_commit();
+      wgmma_wait<0>(sums, ones);
+    }
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) sum += sums[i];
+    out[thread] = sum / (N / 2);
+  } else {
+    Array<float, 8> x;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] = 0.125f * static_cast<float>(i);
+    for (int i = 0; i < 16 * rounds; ++i)
+#pragma unroll
+      for (int j = 0; j < 8; ++j) x[j] = exp2_fast(-x[j]);
+    float sum = 0;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) sum += x[j];
+    out[thread] = sum / 8;
+  }
+  if (thread % 128 == 0) clocks[group] = clocks_now() - begin;
+#endif
+}
+
 // -----------------------------------------------------------------------------------------------------------------
 
 // The emulator gets the seed, a GPU what is left of it for pauses.
@@ -240,6 +297,15 @@ void multiply(float* d, const bf16* a, const bf16* b, const Factors& f, Broken b
            multiplied<none, 64, 64, true, true>(d, a, b, f) || multiplied<none, 64, 128, true, true>(d, a, b, f) ||
            multiplied<none, 128, 64, true, true>(d, a, b, f) || multiplied<none, 128, 128, true, true>(d, a, b, f);
   CHECK_THAT(done, "no product (64, ", f.K, ") (", f.K, ", ", f.N, ") of this kind");
+}
+
+void measure(float* out, int64_t* clocks, const Rate& rate, int rounds) {
+  seeded(1);
+  CHECK_THAT((rate.N == 64 || rate.N == 128) && rate.groups <= 3, "no such rate");
+  const auto kernel = rate.N == 64 ? (rate.in_registers ? rate_kernel<64, true> : rate_kernel<64, false>)
+                                   : (rate.in_registers ? rate_kernel<128, true> : rate_kernel<128, false>);
+  launch({"rate", 1, static_cast<uint32_t>(rate.groups * 128), static_cast<size_t>(64 + rate.N) * 64 * sizeof(bf16)},
+         kernel, out, clocks, rate.multiplying, rounds);
 }
 
 void pipe(float* out, const bf16* q, const bf16* k, int tiles, Mistake mistake, uint64_t seed) {

@@ -53,4 +53,16 @@ enum class Mistake {  // but for the first in the emulator only
 };
 void pipe(float* out, const bf16* q, const bf16* k, int tiles, Mistake mistake, uint64_t seed);
 
+// How fast: the first `multiplying` of `groups` warpgroups make rounds * 16 products (64, 16) (16, N) of ones, on top
+// of each other, and wait after every 16 (of more nvcc would make one after the other); every thread of the others
+// makes rounds * 128 exponentials of 2, x <- 2^-x, in eight chains. out (groups * 128) gets the mean of a thread's
+// sums, which are rounds * 256, or of its last x, which tend to 0.6411857; clocks (groups) what that took, 0 in the
+// emulator.
+struct Rate {
+  int N;
+  bool in_registers;  // the first factor
+  int groups, multiplying;
+};
+void measure(float* out, int64_t* clocks, const Rate& rate, int rounds);
+
 }  // namespace crossply::test

@@ -45,6 +45,7 @@ TEST_CASE("arch list: what does not exist is refused by name") {
   refused("", "unknown architecture ''");
   refused("llama,", "unknown architecture ''");
   refused("hyper:rat=2", "hyper has no option 'rat'; it has: rate dynamic");
+  refused("mhc:hc-mult=2", "mhc has no option 'hc-mult'; did you mean hc_mult?");
   refused("llama:rate=2", "llama has no option 'rate'; it has: none");
   refused("hyper:rate", "key=value, not 'rate'");
   refused("hyper:", "key=value, not ''");
@@ -67,4 +68,26 @@ TEST_CASE("format: counts have their digits in threes, also below zero") {
   CHECK(format_count(1234) == "1,234");
   CHECK(format_count(-393216) == "-393,216");
   CHECK(format_count(-7077888) == "-7,077,888");
+}
+
+TEST_CASE("arch list: options that amount to nothing are refused, or said") {
+  const auto remark = [](const std::string& text) {
+    const ArchChoice choice = parse_arch_list(text)[0];
+    Config config;
+    config.arch = choice.arch, config.options = choice.options;
+    config.vocab_size = 11, config.hidden_size = 8, config.intermediate_size = 16, config.num_hidden_layers = 4;
+    config.num_attention_heads = 2;
+    config.check(Exit::usage, "test");
+    return find_architecture(config.arch).make(config)->remark(config);
+  };
+  CHECK(has(remark("attnres"), "one block of these 4"));
+  CHECK(has(remark("kv_share:sharing=suffix"), "the plain model"));
+  CHECK(has(remark("kv_share:cla_factor=1"), "the plain model"));
+  CHECK(has(remark("shortcuts:value_embeds=list"), "no layer has a value table"));
+  for (const char* text : {"attnres:attn_res_block_size=0", "attnres:attn_res_block_size=3", "kv_share", "shortcuts",
+                           "kv_share:sharing=suffix:num_kv_shared_layers=1", "shortcuts:value_embeds=none",
+                           "shortcuts:value_embeds=list:value_layers=[1]", "mhc:mixing=identity", "llama"})
+    CHECK(remark(text).empty());
+  check_fails(Exit::usage, {"hc_sinkhorn_iters is for mixing sinkhorn", "identity"},
+              [&] { remark("mhc:mixing=identity:hc_sinkhorn_iters=3"); });
 }

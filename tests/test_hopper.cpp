@@ -138,6 +138,45 @@ TEST_CASE("hopper: a pipeline of copies and products, whatever the lots or the p
   }
 }
 
+// Says what attention's budgets are made of: a product takes N / 2 clocks of a multiprocessor at its peak, whoever asks
+// for it; sixteen exponentials take one; and one warpgroup's exponentials are to go on beside another one's products.
+TEST_CASE("hopper: rates of products and exponentials") {
+  if (!is_there()) return;
+  const WithHopper hopper;
+  const int rounds = emulated ? 2 : 1000;
+  std::vector<Rate> rates;
+  for (const int N : {64, 128})
+    for (const bool in_registers : {false, true})
+      for (int groups = 1; groups <= 3; ++groups) rates.push_back({N, in_registers, groups, groups});
+  for (int groups = 1; groups <= 3; ++groups) rates.push_back({64, false, groups, 0});
+  rates.push_back({128, true, 2, 1});
+  for (const Rate& rate : rates) {
+    const OnDevice out(std::vector<float>(static_cast<size_t>(rate.groups) * 128, NAN));
+    const OnDevice clocks(std::vector<int64_t>(static_cast<size_t>(rate.groups), -1));
+    measure(out.data, clocks.data, rate, rounds);
+    const std::vector<float> got = out.host();
+    const std::vector<int64_t> taken = clocks.host();
+    for (size_t i = 0; i < got.size(); ++i) {
+      CAPTURES(rate.N, rate.in_registers, rate.groups, rate.multiplying, i);
+      const bool multiplies = i / 128 < static_cast<size_t>(rate.multiplying);
+      if (multiplies) REQUIRE(got[i] == static_cast<float>(rounds * 256));
+      else REQUIRE(std::abs(got[i] - 0.6411857f) < 1e-5f);
+    }
+    const auto longest = static_cast<double>(*std::max_element(taken.begin(), taken.end()));
+    REQUIRE(longest >= 0);
+    if (longest == 0) continue;  // emulated
+    const int others = rate.groups - rate.multiplying;
+    const double product = longest / (16.0 * rounds * rate.multiplying), exponentials = 128.0 * rounds * 128 * others;
+    if (rate.multiplying > 0)
+      MESSAGE(rate.multiplying, " warpgroups, products of 64 x ", rate.N, ", first factor in ",
+              rate.in_registers ? "registers: " : "shared memory: ", product, " clocks each, ", rate.N / 2,
+              " at the peak", others > 0 ? ", exponentials beside them" : "");
+    if (others > 0)
+      MESSAGE(others, " warpgroups, exponentials: ", exponentials / longest, " a clock, 16 at the peak",
+              rate.multiplying > 0 ? ", until the slower of the two is done" : "");
+  }
+}
+
 #if !CROSSPLY_CUDA
 
 TEST_CASE("hopper: mistakes around a product are caught") {

@@ -186,9 +186,12 @@ std::vector<Model> mudd_models(bool gpt2) {
 }
 
 // of_comb: element i of what base has behind those of pre and post.
-std::vector<Rule> mhc_rules(const std::function<double(int64_t)>& of_comb, bool head, int64_t E = 4) {
-  const auto base = [of_comb, E](const Parameter&, int64_t i) {
-    return i < E ? -std::log(static_cast<double>(E - 1)) : i < 2 * E ? 0 : of_comb(i - 2 * E);
+std::vector<Rule> mhc_rules(const std::function<double(int64_t)>& of_comb, bool head, int64_t E = 4,
+                            bool one_hot = false) {
+  const auto base = [of_comb, E, one_hot](const Parameter& row, int64_t i) {
+    const int64_t sublayer = 2 * layer_of(row) + (row.name.find("ffn_hc") != std::string::npos ? 1 : 0);
+    const double pre = one_hot ? (i == sublayer % E ? 1 : -1) : -std::log(static_cast<double>(E - 1));
+    return i < E ? pre : i < 2 * E ? 0 : of_comb(i - 2 * E);
   };
   std::vector<Rule> rules = {
       {"_hc.fn", 1, 1, normal(0.02)}, {"_hc.base", 1, 0, exactly(base)}, {"_hc.scale", 1, 0, all(0.01)}};
@@ -230,6 +233,7 @@ std::vector<Model> other_models() {
       {"mhc:hc_mult=3:mixing=permutations:reads=previous",
        mhc_rules([](int64_t i) { return i == 0 ? 0. : -8.; }, false, 3)},
       {"mhc:mixing=identity", mhc_rules([](int64_t) { return 0.; }, true)},
+      {"mhc:hc_mult=3:start=one_hot", mhc_rules([](int64_t i) { return i % 4 == 0 ? 0. : -8.; }, true, 3, true)},
       {"gated_streams",
        {{"hc_norm", 1, 0, all(0)},
         {"input_mix_weight_down", 1, 1, normal(0.02)},

@@ -131,6 +131,7 @@ TEST_CASE("matmul: fast CPU equals the reference, set and added") {
       {0, 5, 4},       {1, 1, 1},      {1, 7, 21},     {2, 33, 5},      {3, 32, 32},
       {5, 200, 67},                                                    // a few rows
       {16, 96, 130},   {17, 31, 33},   {29, 64, 32},   {63, 129, 7},   // around tiles of 14 x 32
+      {18, 5, 1},      {43, 2100, 8},  {37, 1031, 5},  {20, 3, 2},     // few columns, whose sums come in blocks
       {700, 32, 21},   {4100, 32, 32}, {1500, 21, 96}, {9001, 7, 40},  // long and thin: split sums
       {64, 401, 300},  {130, 800, 64}, {70, 64, 801},  {300, 193, 161}, {50, 770, 390},
       {600, 90, 1100},                                                                   // more than one block each way
@@ -174,7 +175,8 @@ TEST_CASE("matmul: every height and width of an edge tile") {
 
 TEST_CASE("matmul: the result does not depend on the thread count") {
   const int threads = omp_get_max_threads();
-  const std::vector<Size> sizes{{8, 300, 513}, {333, 200, 210}, {5000, 32, 33}, {900, 64, 700}, {1500, 140, 200}};
+  const std::vector<Size> sizes{{8, 300, 513},  {333, 200, 210},  {5000, 32, 33},
+                                {900, 64, 700}, {1500, 140, 200}, {333, 2100, 7}};
   for (const Size& size : sizes) {
     CAPTURE(size.rows);
     const Case<float> a(size);
@@ -195,7 +197,7 @@ TEST_CASE("matmul: the result does not depend on the thread count") {
 }
 
 TEST_CASE("matmul: NaN reaches exactly the elements it belongs to") {
-  for (const Size& size : std::vector<Size>{{3, 40, 37}, {50, 33, 45}, {4200, 20, 30}}) {
+  for (const Size& size : std::vector<Size>{{3, 40, 37}, {50, 33, 45}, {4200, 20, 30}, {50, 2050, 5}}) {
     Case<float> a(size);
     const int64_t n = a.rows - 2, c = a.C - 1;
     a.inp[static_cast<size_t>(n * a.C + c)] = NAN;

@@ -269,7 +269,7 @@ code=$?
 [ $code = 0 ] && echo "note: the comparison was faster than SIGINT"
 for file in compare.svg results.md results.json; do [ -s compared_twice/$file ] || fail "stopped: $file is missing"; done
 [ $code = 0 ] || [ "$(grep -c 'to continue' output)" = 1 ] || fail "a stopped comparison says twice how to go on"
-[ $code = 0 ] || grep -q '^to continue this comparison: build/compare --resume --out compared_twice$' output ||
+[ $code = 0 ] || grep -q "^to continue this comparison: $build/compare --resume --out compared_twice$" output ||
   fail "a stopped comparison does not say how to go on"
 touch compared_twice/.tmp-results.json-999999999
 expect 64 "compared_twice/llama has --lr 0[.][0-9]+, the flags say 0[.]5" \

@@ -21,6 +21,9 @@ codes 0 0 0 0
 codes 75 75 75
 codes 65 76 65 76
 codes 71 76 71 65
+got=0
+dev/ranks.sh 2 bash -c 'sleep 0.$((5 - 5 * RANK)); exit $((71 - 6 * RANK))' || got=$?
+[ $got = 71 ] || failed "rank 0 with 71 after rank 1 with 65: exit code $got instead of 71"
 codes 77 0 76 77
 codes 76 137 76 76
 codes 76 76 1

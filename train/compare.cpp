@@ -18,6 +18,7 @@
 #include "kernels/devices.h"
 #include "ranks/launch.h"
 #include "train/comparison.h"
+#include "train/environment.h"
 #include "train/run.h"
 #include "train/side_by_side.h"
 
@@ -135,18 +136,30 @@ Comparison prepare(Experiment& experiment) {
   return comparison;
 }
 
+// As it was called. The other programs lie beside it.
+std::string program() {
+  const std::vector<std::string> words = command_line();
+  return words.empty() ? "compare" : words[0];
+}
+
 // What to look at and what to do next.
 void print_next(const Comparison& comparison) {
   const std::string out = printable(comparison.out);
   std::printf("\nresults:  %s/results.md, results.json\npicture:  %s/compare.svg\n", out.c_str(), out.c_str());
-  std::string last;  // at its best rate
-  for (const Arm& arm : arms_of(comparison))
-    if (const ComparedRun& run = comparison.runs[arm.seeds.front()]; run.state == RunState::done)
-      last = run.result.run_dir;
+  std::string best;
+  double least = INFINITY;
+  for (const Arm& arm : arms_of(comparison)) {
+    const ComparedRun& run = comparison.runs[arm.seeds.front()];  // at its best rate
+    if (run.state == RunState::done && run.result.test_loss < least)
+      least = run.result.test_loss, best = run.result.run_dir;
+  }
   const auto arith = parse_arith(comparison.data);
   const bool integers = arith && arith->numbers == arith::Numbers::integers;  // 5 / 6 is none
   const char* prompt = !arith ? "..." : integers ? "\"( 3 + 4 ) * 2 - 6 / 3 =\"" : "\"( 3 + 4 ) * 2 - 5 / 6 =\"";
-  if (!last.empty()) std::printf("next:     build/generate --model %s --prompt %s\n", printable(last).c_str(), prompt);
+  if (!best.empty())
+    std::printf("next:     %s --model %s --prompt %s\n",
+                printable(fs::path(program()).replace_filename("generate").string()).c_str(), printable(best).c_str(),
+                prompt);
 }
 
 // The exit code is that of the first architecture that failed.
@@ -154,7 +167,8 @@ Exit conclude(const Comparison& comparison) {
   const bool stopped = std::any_of(comparison.runs.begin(), comparison.runs.end(),
                                    [](const ComparedRun& run) { return run.tried && run.state == RunState::stopped; });
   if (stopped || next_run(comparison)) {
-    std::printf("\nto continue this comparison: build/compare --resume --out %s\n", printable(comparison.out).c_str());
+    std::printf("\nto continue this comparison: %s --resume --out %s\n", printable(program()).c_str(),
+                printable(comparison.out).c_str());
     return Exit::stopped;
   }
   std::string failed;

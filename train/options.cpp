@@ -95,7 +95,9 @@ void add_optimiser_flags(CLI::App& app, TrainOptions& o) {
   add_integer(app, "--batch", o.batch, 1, most_size, "sequences per micro-step");
   add_integer(app, "--accumulate", o.accumulate, 1, most_size, "micro-steps per optimizer step");
   add_number(app, "--lr", o.lr, 0, most_number, "base learning rate");
-  add_number(app, "--router-lr", o.router_lr, 0, most_number, "of routers and depth scores (0: ten times --lr)");
+  add_number(app, "--router-lr", o.router_lr, 0, most_number,
+             "of routers, depth scores and whatever else learns faster than --lr; some connections have nothing such, "
+             "attnres and mhc among them (0: mostly ten times --lr)");
   add_choice(app, "--schedule", o.schedule, schedules,
              "cosine, cosine_to_floor, cosine_from_zero, linear or constant (train/schedule.h)");
   add_integer(app, "--warmup", o.warmup, 0, most_count, "warm-up steps");

@@ -55,6 +55,13 @@ size_t terminal_width() {
   return number && *number > 0 ? static_cast<size_t>(*number) : 80;
 }
 
+void print_line(const std::string& line, bool terminal) {
+  constexpr size_t indent = 2;
+  const size_t width = std::max<size_t>(terminal_width(), 20) - indent - 1;
+  std::printf("%s\n", terminal ? wrap(line, width, indent).c_str() : line.c_str());
+  std::fflush(stdout);
+}
+
 Progress::Progress(std::string label, int64_t total, int64_t runs_after, bool plain)
     : label_(std::move(label)),
       total_(total),
@@ -92,8 +99,7 @@ void Progress::step(int64_t step, double loss, double lr, double norm, double to
 
 void Progress::say(const std::string& line) {
   clear();
-  std::printf("%s %s\n", label_.c_str(), line.c_str());
-  std::fflush(stdout);
+  print_line(label_ + " " + line, terminal_);
 }
 
 }  // namespace crossply

@@ -19,6 +19,8 @@ std::string format_status(const Status& status, size_t width);
 
 // Columns of the terminal that standard output is; else of COLUMNS, else 80.
 size_t terminal_width();
+// At once; on a terminal broken to its columns, what follows indented by two.
+void print_line(const std::string& line, bool terminal);
 
 class Progress {
  public:

@@ -153,6 +153,7 @@ void Run::begin() {
   say(trainer_.ranks_change());
   say(str(format_count(trainer_.params().count()), " parameters, ", trainer_.device().describe(), ", ",
           format_bytes(static_cast<double>(trainer_.memory())), " for the model and its activations"));
+  if (first_ == 0) say(find_architecture(o_.config.arch).make(o_.config)->remark(o_.config));
   say(describe_teacher(o_, trainer_));
   say(describe_data(o_, data_));
   const double chance = data_.test->task() != nullptr && o_.answer_samples > 0 ? chance_of(o_.data.spec) : NAN;

@@ -199,8 +199,7 @@ class Overview {
   }
   void print(const std::string& line) {
     clear();
-    std::printf("%s\n", line.c_str());
-    std::fflush(stdout);
+    print_line(line, terminal_);
   }
   void show(std::vector<RunProcess>& processes);
   // Steps that a process finds done were not done now.

@@ -50,6 +50,8 @@
 //   --reads own               or previous (DeepSeek-V4.1): a sublayer reads by the pre of the one before, so that the
 //                             write also reads, in one pass, and coefficients need not be waited for; the first
 //                             sublayer reads the embedding, the last pre makes the output
+//   --start even              or one_hot: base of pre is 1 for stream s mod E of sublayer s and -1 for the others, as
+//                             ports of mHC-lite have it
 //   --hc-sinkhorn-iters 20    iterations
 //   --hc-eps 1e-6             the eps above
 //

@@ -59,8 +59,8 @@ text() {
 
 all="llama,lime,lime_static,lime_dynamic,hyper,vertical,sla,ala,resformer,satformer,denseformer,mudd"
 
-newer="attnres,attnres:attn_res_block_size=0,mhc,mhc:reads=previous,mhc:mixing=identity,mhc:mixing=permutations,kv_share,\
-shortcuts,gated_streams"
+newer="attnres,attnres:attn_res_block_size=0,mhc,kv_share,shortcuts,gated_streams"
+mhcs="mhc:start=one_hot:reads=previous,mhc:start=one_hot:mixing=identity,mhc:start=one_hot:mixing=permutations"
 
 # Twelve architectures, each at the best of four rates; and what LLaMA does with more tokens, for equal FLOPs and time.
 twelve() {
@@ -80,17 +80,21 @@ longer() {
 }
 
 # What the largest open models connect by, and what an independent sweep (marin #9290) found best: attention residuals in
-# blocks and in full, mHC and its variants, shared keys and values, embedding shortcuts, gated streams. Two rates, which
-# were the best ones of all twelve; LLaMA is among the twelve.
+# blocks and in full, mHC, shared keys and values, embedding shortcuts, gated streams. Two rates, which were the best ones
+# of all twelve; LLaMA is among the twelve. mHC again from another start, then its variants at the rate that is best for
+# that.
 newer() {
   text newer/equal-tokens --lr 2e-3,4e-3 --arch "$newer"
+  text newer/mhc --lr 2e-3,4e-3 --arch mhc:start=one_hot
+  text newer/mhc-variants --lr "$(best_rate mhc:start=one_hot newer/mhc)" --arch "$mhcs"
 }
 
 # Steps timed with nothing beside them: run it on an idle machine.
 speed() {
   jobs=1
   text twelve/speed --arch "$all" --lr 2e-3 --seeds 1 --steps 24 --warmup 2 --eval-every 24 --save-every 24
-  text newer/speed --arch "llama,$newer" --lr 2e-3 --seeds 1 --steps 24 --warmup 2 --eval-every 24 --save-every 24
+  text newer/speed --arch "llama,$newer,mhc:start=one_hot,$mhcs" --lr 2e-3 --seeds 1 --steps 24 --warmup 2 \
+    --eval-every 24 --save-every 24
 }
 
 # Table 7 of LIMe, and its confound: own is LLaMA with LIMe's initialisation, kv_init=normal LIMe with LLaMA's.
@@ -168,8 +172,8 @@ small() {
     --train-samples 5000 --test-samples 500 --eval-every 50 --answer-samples 64 --save-every 400 --keep 1
 }
 
-# Of the twelve, for those that come after: the rate at which an architecture was best.
-best_rate() { "$build/figures" --best "$1" --as "$records/twelve/equal-tokens.json"; }
+# For those that come after: the rate at which an architecture was best, of the twelve or of a named record.
+best_rate() { "$build/figures" --best "$1" --as "$records/${2:-twelve/equal-tokens}.json"; }
 
 main() {
   [ $# -gt 0 ] || set -- small arith prosqa twelve longer newer routers variants literal depth arith_grid

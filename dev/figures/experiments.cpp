@@ -185,6 +185,12 @@ void newer(Page& page) {
     all.push_back({name, of_same_seeds(base->arm(name), *record)});
   page.curves("curves.svg", "What the largest open models connect by, equal tokens", all);
   page.differences("differences.svg", "Newer connections and their forerunners, against LLaMA", {{"", llama, all}});
+  std::vector<LabelledArm> mhcs;
+  for (const char* name : {"mhc", "mhc-variants"})
+    if (const auto other = page.record(name))
+      for (const LabelledArm& arm : arms_but(*other, "")) mhcs.push_back(arm);
+  if (!mhcs.empty()) page.differences("mhc.svg", "mHC from another start", {{"", record->arm("mhc"), mhcs}});
+  all.insert(all.end(), mhcs.begin(), mhcs.end());
   std::vector<RecordedArm> arms;
   for (const LabelledArm& arm : all) arms.push_back(arm.arm);
   equal_work(page, llama, arms);

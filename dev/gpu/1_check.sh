@@ -18,7 +18,7 @@ if [ "$DEVICE" = cuda ] && [ -z "${ARCHITECTURES:-}" ] &&
   step "sm_90: is in this build" 20 \
     bash -c '! "$BIN/tests" "-tc=hopper: barriers*" 2>&1 | grep "Nothing of sm_90"' || sm_90=
   for part in 'hopper: barriers' 'hopper: a box' 'hopper: a single one' 'hopper: products' 'hopper: a pipeline' \
-    'attention: the warpgroup products'; do
+    'hopper: rates' 'attention: the warpgroup products'; do
     step "sm_90: $part" 60 "$BIN/tests" -d "-tc=$part*" || sm_90=
   done
   if [ -z "$sm_90" ]; then

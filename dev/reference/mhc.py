@@ -25,6 +25,7 @@ class MhcConfig(Config):
   hc_mult: int = 4  # E
   mixing: str = "sinkhorn"  # sinkhorn | identity | permutations
   reads: str = "own"  # own | previous
+  start: str = "even"  # even | one_hot: what a sublayer reads at first
   hc_sinkhorn_iters: int = 20
   hc_eps: float = 1e-6
 
@@ -70,12 +71,14 @@ class Logits(nn.Module):
 class MhcConnection(Logits):
   """Around one sublayer."""
 
-  def __init__(self, config):
+  def __init__(self, config, sublayer):
+    check_choice("start", config.start, ("even", "one_hot"))
     check_choice("mixing", config.mixing, ("sinkhorn", "identity", "permutations"))
     check_choice("reads", config.reads, ("own", "previous"))
     E = config.hc_mult
     mixed = {"sinkhorn": [E * E], "identity": [], "permutations": [math.factorial(E)]}[config.mixing]
     super().__init__(config, [E, E, *mixed])
+    self.sublayer = sublayer
 
   def comb(self, logits):
     E = self.config.hc_mult
@@ -96,7 +99,10 @@ class MhcConnection(Logits):
     super().initialise()
     E = self.config.hc_mult
     self.base.zero_()
-    if E > 1:
+    if self.config.start == "one_hot":
+      self.base[:E] = -1
+      self.base[self.sublayer % E] = 1
+    elif E > 1:
       self.base[:E] = -math.log(E - 1)
     if self.config.mixing == "permutations":
       self.base[2 * E + 1 :] = -8
@@ -111,7 +117,7 @@ def read(streams, pre):
 class MhcLayer(Layer):
   def __init__(self, config, layer, attention):
     super().__init__(config, layer, attention)
-    self.attn_hc, self.ffn_hc = MhcConnection(config), MhcConnection(config)
+    self.attn_hc, self.ffn_hc = MhcConnection(config, 2 * layer), MhcConnection(config, 2 * layer + 1)
 
   def forward(self, streams, pre, shared, step):
     streams, pre = self.attn_hc(streams, pre, lambda x: self.self_attn(self.input_layernorm(x), shared, step))

@@ -87,6 +87,9 @@ RoutingFound look_attnres(const RoutingInput& in) {
     found.table.push_back({str(l), routing_number(a[2 * l]), routing_number(a[0]), largest_of(a, 2 * l),
                            routing_number(m[2 * l + 1]), routing_number(m[0]), routing_number(mlp.y.back())});
   }
+  found.notes =
+      "newest: weight of the last source, the sum so far or the latest output;\n"
+      "most beside: the largest of the others; entropy: of a token's weights, in nats\n";
   found.bands = {
       {"weight of each source (column; 0: the embeddings) by the mixture (row; attention and feed-forward "
        "part of each layer in turn, then the last)",

@@ -196,8 +196,10 @@ RoutingFound look_hyper(const RoutingInput& in) {
                   "output, from 0",
                   true}};
   found.notes = "columns of \"of\": 0 the embeddings, 2l+1 and 2l+2 attention and MLP of layer l;\n";
-  found.notes += gated ? "a plain residual stream has one number in all of a row\n"
-                       : "a plain residual stream, as at the start of training, has 1 everywhere\n";
+  found.notes += in.config.arch == "hyper" ? "a plain residual stream, as at the start of training, has 1 everywhere\n"
+                 : gated                   ? "a plain residual stream has one number in all of a row\n"
+                                           : "a plain residual stream has one number in all of a row; at the start\n"
+                                             "of training 1, but for the last row, whose weights need not sum to 1\n";
   return found;
 }
 
@@ -226,7 +228,8 @@ RoutingKind mhc_routing() {
       "MLP, the last one the final norm. Columns: 0 is the embeddings, 2l+1 and 2l+2 what they put out. By layer: "
       "means "
       "over its two readers and the two outputs of another one. Where all streams are equal and read by weights that "
-      "sum to 1, as nearly at the start, there is 1 everywhere up to the diagonal. In the picture each row is divided "
+      "sum to 1, as nearly at the start, there is 1 everywhere up to the diagonal, but for the last row where the last "
+      "read has weights of its own, which need not sum to 1. In the picture each row is divided "
       "by its largest magnitude, as the norm that each reader has sees no factor of a row; the numbers of the files "
       "are not.";
   kind.paper = "mHC (arXiv 2512.24880): the paper's own picture is not at hand, so nothing is claimed of it.";

@@ -6,13 +6,15 @@
 namespace crossply {
 namespace {
 
-// A block for each row of logits z (rows, V), rows `stride` apart: the loss, and z becomes dz if want_dz. The second
-// pass finds the row in the L2 cache, so what bounds it is one read and one write of z. Rows with target -1 get 0 and
-// zeros; a target that is no token gets NaN, as the host cannot look.
+// A block for each row of logits z (rows, V), rows `stride` apart: the loss, and z becomes dz if want_dz. The first
+// `kept` logits of a row wait in shared memory for the second pass; the rows of all blocks together are as large as the
+// L2 cache, so that those behind them may come from memory again. What bounds it is one read and one write of z. Rows
+// with target -1 get 0 and zeros; a target that is no token gets NaN, as the host cannot look.
 template <int width, class S>
-__global__ void loss_kernel(float* losses, S* z, const int32_t* targets, float scale, int64_t V, int64_t stride,
-                            bool want_dz) {
+__global__ void __launch_bounds__(row_threads, 2) loss_kernel(float* losses, S* z, const int32_t* targets, float scale,
+                                                              int64_t V, int64_t stride, int64_t kept, bool want_dz) {
   SHARED(parts, SoftmaxParts);
+  S* row = dynamic_shared<S>();  // (kept)
   const int64_t n = blockIdx.x;
   const int32_t target = targets[n];
   z += n * stride;
@@ -23,12 +25,14 @@ __global__ void loss_kernel(float* losses, S* z, const int32_t* targets, float s
     return;
   }
   const float at_target = target < V ? to_float(z[target]) : nanf("");  // before anybody writes dz
-  const Softmax all = softmax_of_row<width>(z, V, per_ln_2, parts);
+  const Softmax all = softmax_of_row<width>(z, V, per_ln_2, parts, [=](int64_t v, const Floats<width>& x) {
+    if (v < kept) store<width, Space::shared>(row + v, x);
+  });
   if (threadIdx.x == 0) losses[n] = ln_2 * (log2f(all.sum) - fmaf(per_ln_2, at_target, -all.largest));
   if (!want_dz) return;
   const float factor = scale / all.sum;
   for (int64_t v = threadIdx.x * width; v < V; v += row_threads * width) {
-    Floats<width> x = load_logits<width>(z, v, V);
+    Floats<width> x = v < kept ? load<width>(row + v) : load_logits<width>(z, v, V);
 #pragma unroll
     for (int i = 0; i < width; ++i) {
       x[i] = factor * exp2_fast(fmaf(per_ln_2, x[i], -all.largest));
@@ -36,6 +40,15 @@ __global__ void loss_kernel(float* losses, S* z, const int32_t* targets, float s
     }
     store<width>(z + v, x);
   }
+}
+
+// How much of a row has room where two blocks share a multiprocessor, of which one computes while the other waits for
+// memory.
+template <class S>
+int64_t logits_kept(int64_t V) {
+  constexpr int64_t others = 4096;  // bytes of both blocks, and of what the hardware takes
+  const int64_t room = (most_shared_bytes() - others) / 2 / static_cast<int64_t>(sizeof(S));
+  return std::min(V + widest<S> - 1, room) / widest<S> * widest<S>;
 }
 
 }  // namespace
@@ -50,13 +63,15 @@ void cross_entropy_forward_cuda(const Tensor& losses, const Tensor& dinp, const 
     constexpr int width = widest<S>;
     const auto [most, stride] = logit_chunk(rows, V, inp.dtype);
     S* logits = scratch<S>(most * stride, cross_entropy_slot);
+    const int64_t kept = want_dz ? logits_kept<S>(V) : 0;
     const Matrix z{logits, inp.dtype, stride}, w{weight.data, weight.dtype, C};
     for (int64_t begin = 0; begin < rows; begin += most) {
       const int64_t count = std::min(most, rows - begin);
       const Matrix x{inp.as<S>() + begin * C, inp.dtype, C};
       multiply(z, x, transposed(w), {count, V, C}, nullptr);
-      launch({"loss", static_cast<uint32_t>(count), row_threads}, loss_kernel<width, S>, losses.as<float>() + begin,
-             logits, targets.as<int32_t>() + begin, static_cast<float>(scale), V, stride, want_dz);
+      launch({"loss", static_cast<uint32_t>(count), row_threads, static_cast<size_t>(kept) * sizeof(S)},
+             loss_kernel<width, S>, losses.as<float>() + begin, logits, targets.as<int32_t>() + begin,
+             static_cast<float>(scale), V, stride, kept, want_dz);
       if (!want_dz) continue;
       multiply({dweight.data, dweight.dtype, C}, transposed(z), x, {V, C, count}, dweight.data);
       multiply({dinp.as<S>() + begin * C, dinp.dtype, C}, z, w, {count, C, V}, nullptr);

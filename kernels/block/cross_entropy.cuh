@@ -25,30 +25,55 @@ struct Softmax {
 
 // Logits v and on; beyond the last they are minus infinity, whatever is there.
 template <int width, class S>
-__device__ __forceinline__ Floats<width> load_logits(const S* z, int64_t v, int64_t V) {
-  Floats<width> x = load<width>(z + v);
+__device__ __forceinline__ Floats<width> logits_of(const Packed<width, S>& raw, int64_t v, int64_t V) {
+  Floats<width> x = floats(raw);
 #pragma unroll
   for (int i = 1; i < width; ++i)
     if (v + i >= V) x[i] = -INFINITY;
   return x;
 }
+template <int width, class S>
+__device__ __forceinline__ Floats<width> load_logits(const S* z, int64_t v, int64_t V) {
+  return logits_of<width, S>(load_packed<width>(z + v), v, V);
+}
 
 using SoftmaxParts = Array<Softmax, row_threads / warp_size>;
 
+template <int width>
+__device__ __forceinline__ Softmax softmax_of(const Floats<width>& x, float factor) {
+  float largest = factor * x[0];
+#pragma unroll
+  for (int i = 1; i < width; ++i) largest = factor * x[i] > largest ? factor * x[i] : largest;
+  Softmax all{largest, 0};
+#pragma unroll
+  for (int i = 0; i < width; ++i) all.sum += exp2_fast(fmaf(factor, x[i], -largest));
+  return all;
+}
+
+struct KeepNothing {
+  template <class X>
+  __device__ void operator()(int64_t, const X&) const {}
+};
+
 // The softmax whose exponents of 2 are factor * z, (V), by all threads of a block. parts: shared memory, for this call
-// alone.
-template <int width, class S>
-__device__ __forceinline__ Softmax softmax_of_row(const S* z, int64_t V, float factor, SoftmaxParts& parts) {
+// alone. keep(v, x): called with all that was read, x being logits v and on.
+template <int width, class S, class Keep = KeepNothing>
+__device__ __forceinline__ Softmax softmax_of_row(const S* z, int64_t V, float factor, SoftmaxParts& parts,
+                                                  const Keep& keep = {}) {
+  constexpr int at_once = 4, step = row_threads * width;  // accesses on their way, so that memory is always asked
   Softmax mine{0, 0};
-  for (int64_t v = threadIdx.x * width; v < V; v += row_threads * width) {
-    const Floats<width> x = load_logits<width>(z, v, V);
-    float largest = factor * x[0];
+  for (int64_t first = threadIdx.x * width; first < V; first += at_once * step) {
+    Packed<width, S> raw[at_once];
 #pragma unroll
-    for (int i = 1; i < width; ++i) largest = factor * x[i] > largest ? factor * x[i] : largest;
-    Softmax next{largest, 0};
+    for (int i = 0; i < at_once; ++i) raw[i] = load_packed_if<width>(first + i * step < V, z, first + i * step);
 #pragma unroll
-    for (int i = 0; i < width; ++i) next.sum += exp2_fast(fmaf(factor, x[i], -largest));
-    mine.add(next);
+    for (int i = 0; i < at_once; ++i) {
+      const int64_t v = first + i * step;
+      if (v >= V) continue;
+      const Floats<width> x = logits_of<width, S>(raw[i], v, V);
+      mine.add(softmax_of<width>(x, factor));
+      keep(v, x);
+    }
   }
 #pragma unroll
   for (int lanes = warp_size / 2; lanes > 0; lanes /= 2) {

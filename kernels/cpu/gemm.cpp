@@ -23,6 +23,7 @@ constexpr int64_t l2_floats = 524288;        // of 2 MiB
 constexpr int64_t k_block = 256;             // a tile of a (tile_rows, k_block) stays in the L1 cache,
 constexpr int64_t n_block = 1024;            // a packed block of b (k_block, n_block) in L2,
 constexpr int64_t m_block = 24 * tile_rows;  // and a packed block of a (m_block, k_block) beside it
+constexpr int64_t few_columns = lanes;       // of which half a tile would be empty
 constexpr int64_t few = 384;                 // rows or columns whose blocks leave room for the next ones in L2
 
 using Vec = float __attribute__((vector_size(lanes * sizeof(float))));
@@ -270,7 +271,7 @@ void multiply_region(float* c, const Strided<float>& a, const Strided<float>& b,
 // apart, or end inside a tile, are not. A b as wide as a tile is as good as packed.
 Plan make_plan(const Strided<float>& a, const Strided<float>& b, int64_t M, int64_t N, int64_t K, bool add) {
   const bool pack_a = a.col != 1 && N > 128 && std::max(M, N) > few;
-  const bool pack_b = b.col != 1 || N % tile_cols != 0 || (M > 64 && b.row != tile_cols);
+  const bool pack_b = b.col != 1 || N % tile_cols != 0 || (M >= 4 * tile_rows && b.row != tile_cols);
   return {M, N, K, pack_a, pack_b, add};
 }
 
@@ -337,6 +338,29 @@ void dot_rows(C* c, int64_t ldc, const T* a, int64_t lda, const T* b, int64_t ld
   }
 }
 
+// c (M,N) from a (M,K) and b (N,K), both read where they are, for so few columns that half a tile would be empty
+// and packing b not pay. In blocks of K, of which four rows of a stay in the L1 cache while those of b pass.
+void multiply_few_columns(float* c, const Strided<float>& a, const Strided<float>& b, const Plan& plan) {
+  constexpr int64_t block = 1024, group = 4;
+  const int64_t groups = ceil_div(plan.M, group);
+  parallel_for(groups, plan.small() ? groups : 1, [=, &a, &b, &plan](int64_t begin, int64_t end) {
+    for (int64_t i = begin * group; i < std::min(end * group, plan.M); i += group)
+      for (int64_t k = 0; k < plan.K; k += block) {
+        const auto rows = [&](auto dot_kernel, int64_t first) {
+          dot_kernel(c + first * plan.N, plan.N, a.data + first * a.row + k, a.row, b.data + k, b.col, plan.N,
+                     std::min(block, plan.K - k), plan.add || k > 0);
+        };
+        if (i + group <= plan.M) rows(dot_rows<group, float, float>, i);
+        else
+          for (int64_t rest = i; rest < plan.M; ++rest) rows(dot_rows<1, float, float>, rest);
+      }
+  });
+}
+// The same sum wherever such a product is made.
+bool has_few_columns(const Strided<float>& a, const Strided<float>& b, int64_t N) {
+  return N <= few_columns && a.col == 1 && b.row == 1;
+}
+
 template <class C, class T>
 void multiply_few_rows(C* c, const Strided<T>& a, const Strided<T>& b, const Plan& plan) {
   const int64_t n_step = 64;  // rows of b that stay in cache while the rows of a pass
@@ -366,6 +390,7 @@ void gemm(float* c, const Strided<float>& a, const Strided<float>& b, int64_t M,
   if (M == 0 || N == 0 || K == 0) return;
   const Plan plan = make_plan(a, b, M, N, K, add);
   if (M <= 16 && a.col == 1 && b.row == 1) return multiply_few_rows(c, a, b, plan);
+  if (has_few_columns(a, b, N)) return multiply_few_columns(c, a, b, plan);
   if (const int64_t chunks = chunks_of(plan); chunks > 1) return multiply_in_chunks(c, a, b, plan, chunks);
   multiply(c, a, b, plan);
 }
@@ -381,7 +406,7 @@ void gemm_rows(const std::vector<Product<float, float>>& products, int64_t M) {
   if (products.empty()) return;
   bool alone = products.size() == 1 || !enough_rows(M);
   for (const auto& p : products)
-    alone |= chunks_of({M, p.N, p.K, false, false, false}) > 1;  // the same bits either way
+    alone |= chunks_of({M, p.N, p.K, false, false, false}) > 1 || has_few_columns(p.a, p.b, p.N);  // the same bits
   if (alone) {
     for (const auto& p : products) gemm(p.c, p.a, p.b, M, p.N, p.K, p.add);
     return;

@@ -282,13 +282,18 @@ __global__ void __launch_bounds__(mma_threads, 2)
       for (int j = 0; j < 4; ++j) sum[s][j] = Floats<4>{};
       if (backward) own[s] = place.load(slab + layer * block, s);
     }
-    for (int p = 0; p < pairs; ++p) {
-      Pairs x[2][stretches];
+    const auto load_pair = [&](Pairs(&x)[2][stretches], int p) {
 #pragma unroll
-      for (int s = 0; s < stretches; ++s) {
-        x[0][s] = place.load(block_of_term(2 * p), s);
-        x[1][s] = 2 * p + 1 < terms.trained ? place.load(block_of_term(2 * p + 1), s) : Pairs{};
-      }
+      for (int j = 0; j < 2; ++j)
+#pragma unroll
+        for (int s = 0; s < stretches; ++s)
+          x[j][s] = 2 * p + j < terms.trained ? place.load(block_of_term(2 * p + j), s) : Pairs{};
+    };
+    Pairs x[2][stretches];
+    load_pair(x, 0);
+    for (int p = 0; p < pairs; ++p) {
+      Pairs next[2][stretches];
+      load_pair(next, p + 1);  // asked for before the present ones are used
       const Pairs w = weights[p * warp_size + lane];
       if (backward) {
         Floats<4> d = sums[p * warp_size];
@@ -306,15 +311,19 @@ __global__ void __launch_bounds__(mma_threads, 2)
           const uint32_t b0 = transposed(x[0][s][j]), b1 = transposed(x[1][s][j]);
           mma_m16n8k16(sum[s][j], w, b0, b1);
         }
+#pragma unroll
+      for (int j = 0; j < 2; ++j)
+#pragma unroll
+        for (int s = 0; s < stretches; ++s) x[j][s] = next[j][s];
     }
     for (int t = terms.trained; t < terms.count; ++t) {
 #pragma unroll
       for (int s = 0; s < stretches; ++s) {
-        const Pairs x = place.load(block_of_term(t), s);
+        const Pairs plain = place.load(block_of_term(t), s);
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          sum[s][j][0] += terms.scale[t] * first_of(x[j]);
-          sum[s][j][1] += terms.scale[t] * second_of(x[j]);
+          sum[s][j][0] += terms.scale[t] * first_of(plain[j]);
+          sum[s][j][1] += terms.scale[t] * second_of(plain[j]);
         }
       }
     }
