@@ -79,7 +79,7 @@ void print_estimates(const Options& o, BatchModel& batches, int64_t B, const Sou
     means.push_back(finite_mean(batches, RandomSamples(source, o.estimate * B, own), 0).loss);
   }
   const Spread spread = spread_of(means);
-  std::printf("estimate of %s batches of %s: mean %.4f, standard deviation %.4f over %s estimates\n",
+  std::printf("estimate of %s batches of %s: mean %.4f, standard deviation %.4f of %s such\n",
               format_count(o.estimate).c_str(), format_count(B).c_str(), spread.mean, spread.sd,
               format_count(count).c_str());
 }

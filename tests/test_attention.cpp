@@ -155,10 +155,10 @@ void check_against_reference(Case<float>& fast, Backend backend, double scale, d
   check_close("dv", fast.dv, want.dv, tolerance);
 }
 
-// With and without the matrix unit that this machine may have.
+// Without a matrix unit, and with those that this machine may have.
 template <class F>
 void on_every_unit(F&& body) {
-  for (MatrixUnit unit : {MatrixUnit::none, MatrixUnit::amx}) {
+  for (MatrixUnit unit : {MatrixUnit::none, MatrixUnit::avx512_bf16, MatrixUnit::amx}) {
     use_matrix_unit(unit);
     CAPTURE(static_cast<int>(matrix_unit()));
     body();

@@ -84,5 +84,5 @@ TEST_CASE("evaluation: --estimate is the mean of random batches with its spread,
   const std::string still = same.evaluate(" --estimate 4 --estimates 3");
   CHECK(number_after(still, "estimate of 4 batches of 12: mean ") ==
         doctest::Approx(number_after(still, "loss ")).epsilon(1e-3));
-  CHECK(still.find("standard deviation 0.0000 over 3 estimates\n") != std::string::npos);
+  CHECK(still.find("standard deviation 0.0000 of 3 such\n") != std::string::npos);
 }

@@ -292,7 +292,7 @@ Exit run(const Options& o) {
     curves.push_back(curve_of(group, notes));
   }
   if (o.loss == "test") notes += test_notes(groups);
-  std::printf("%s%s loss: the last one of each run, their mean and standard deviation over the seeds\n%s",
+  std::printf("%s%s loss: of each run the last; mean and standard deviation over the seeds\n%s",
               table_of(groups, o.loss).c_str(), o.loss.c_str(), notes.c_str());
   if (o.out.empty()) return Exit::done;
   const bool bands = std::any_of(curves.begin(), curves.end(), [](const Curve& curve) { return !curve.low.empty(); });

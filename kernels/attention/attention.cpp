@@ -339,7 +339,7 @@ void attend_rows_cpu(S* out, const S* q, const S* k_cache, const S* v_cache, con
 }
 
 bool tiles_serve(Dtype stored, float scale) {
-  return stored == Dtype::bf16 && matrix_unit() == MatrixUnit::amx && scale >= 0;
+  return stored == Dtype::bf16 && matrix_unit() != MatrixUnit::none && scale >= 0;
 }
 
 // Over caches lse is null; the tiles are for whole sequences.
@@ -350,7 +350,7 @@ void forward_fast(S* out, float* lse, const S* q, const S* k, const S* v, const 
     if (narrow_forward_serves(z, tiles)) return attention_forward_narrow(out, lse, q, k, v, z, scale);
 #if CROSSPLY_MATRIX_UNITS
   if constexpr (std::is_same_v<S, bf16>)
-    if (tiles) return attention_forward_amx(out, lse, q, k, v, z, scale);
+    if (tiles) return attention_forward_bf16(out, lse, q, k, v, z, scale);
 #endif
   attention_forward_cpu(out, lse, q, k, v, z, scale);
 }
@@ -362,7 +362,7 @@ void backward_fast(const AttentionGradients<S>& g, const AttentionSizes& z) {
     if (narrow_backward_serves(z, tiles)) return attention_backward_narrow(g, z);
 #if CROSSPLY_MATRIX_UNITS
   if constexpr (std::is_same_v<S, bf16>)
-    if (tiles) return attention_backward_amx(g, z);
+    if (tiles) return attention_backward_bf16(g, z);
 #endif
   attention_backward_cpu(g, z);
 }

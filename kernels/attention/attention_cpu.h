@@ -1,5 +1,5 @@
 // What the fast CPU attentions share: their arguments, and how the work is divided. attention.cpp computes in
-// float vectors, attention_narrow.cpp does so for small heads, attention_amx.cpp in a matrix unit's bf16 tiles.
+// float vectors, attention_narrow.cpp does so for small heads, attention_bf16.cpp in tiles of bf16.
 #pragma once
 
 #include <algorithm>
@@ -55,13 +55,15 @@ void attention_backward_narrow(const AttentionGradients<S>& g, const AttentionSi
 inline bool narrow_forward_serves(const AttentionSizes& z, bool tiles) {
   return z.D <= 8 || (z.D > 12 && z.D <= 16 && !tiles);
 }
-inline bool narrow_backward_serves(const AttentionSizes& z, bool tiles) { return z.D <= 8 && (z.T <= 320 || !tiles); }
+inline bool narrow_backward_serves(const AttentionSizes& z, bool tiles) {
+  return z.D <= 8 && (z.T <= 320 || !tiles || matrix_unit() != MatrixUnit::amx);
+}
 
 #if CROSSPLY_MATRIX_UNITS
-// For matrix_unit() == amx, pos == 0, and a scale that is not negative.
-void attention_forward_amx(bf16* out, float* lse, const bf16* q, const bf16* k, const bf16* v, const AttentionSizes& z,
-                           float scale);
-void attention_backward_amx(const AttentionGradients<bf16>& g, const AttentionSizes& z);
+// Where there is a matrix unit; for pos == 0 and a scale that is not negative.
+void attention_forward_bf16(bf16* out, float* lse, const bf16* q, const bf16* k, const bf16* v, const AttentionSizes& z,
+                            float scale);
+void attention_backward_bf16(const AttentionGradients<bf16>& g, const AttentionSizes& z);
 #endif
 
 }  // namespace crossply

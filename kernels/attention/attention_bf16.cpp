@@ -1,4 +1,4 @@
-#include "kernels/attention/attention_amx.h"
+#include "kernels/attention/attention_bf16.h"
 
 #if CROSSPLY_MATRIX_UNITS
 
@@ -9,7 +9,7 @@
 
 namespace crossply {
 
-using namespace attention_amx;
+using namespace attention_bf16;
 using attention_tile::log2_e, attention_tile::ln_2;
 
 namespace {
@@ -219,7 +219,7 @@ struct Block {
 MATRIX_TARGET void forward_items(const ForwardArguments& a, const AttentionSizes& z, int64_t begin, int64_t end) {
   const Forward w = scratch_of<Forward>(z);
   int64_t packed = -1;
-  begin_tiles();
+  if (matrix_unit() == MatrixUnit::amx) begin_tiles();
   for (int64_t item = begin; item < end; ++item) {
     const Block x(z, item), next(z, std::min(item + 1, end - 1));
     const int64_t kv = x.h / z.group, head = z.key_head(x.b, kv);
@@ -228,13 +228,13 @@ MATRIX_TARGET void forward_items(const ForwardArguments& a, const AttentionSizes
     forward_block(a.out + x.at, a.lse + (x.b * z.H + x.h) * z.T + x.t0, a.q + x.at, w, z, x.t0, a.scale * log2_e,
                   next.at - x.at);
   }
-  end_tiles();
+  if (matrix_unit() == MatrixUnit::amx) end_tiles();
 }
 
 }  // namespace
 
-void attention_forward_amx(bf16* out, float* lse, const bf16* q, const bf16* k, const bf16* v, const AttentionSizes& z,
-                           float scale) {
+void attention_forward_bf16(bf16* out, float* lse, const bf16* q, const bf16* k, const bf16* v, const AttentionSizes& z,
+                            float scale) {
   const ForwardArguments a{out, lse, q, k, v, scale};
   const int64_t items = z.B * z.H * ceil_div(z.T, queries);
   parallel_for(items, grain_of(z, items), [=](int64_t begin, int64_t end) { forward_items(a, z, begin, end); });
@@ -424,7 +424,7 @@ MATRIX_TARGET void backward_items(const AttentionGradients<bf16>& g, const Atten
   Backward w = scratch_of<Backward>(z);
   const int64_t blocks = ceil_div(z.T, block), work = z.group * blocks, sums = Backward::sums(z);
   int64_t packed = -1;
-  begin_tiles();
+  if (matrix_unit() == MatrixUnit::amx) begin_tiles();
   for (int64_t item = begin; item < end; ++item) {
     const int64_t pair = item / parts, part = item % parts, b = pair / z.K, kv = pair % z.K, head = z.key_head(b, kv);
     if (pair != packed) pack_keys(w, g.k + head, g.v + head, z);
@@ -441,12 +441,12 @@ MATRIX_TARGET void backward_items(const AttentionGradients<bf16>& g, const Atten
     give_keys(g.dk + head, w.dk, g.scale, g.acc_k, z);
     give_keys(g.dv + head, w.dv, 1.f, g.acc_v, z);
   }
-  end_tiles();
+  if (matrix_unit() == MatrixUnit::amx) end_tiles();
 }
 
 }  // namespace
 
-void attention_backward_amx(const AttentionGradients<bf16>& g, const AttentionSizes& z) {
+void attention_backward_bf16(const AttentionGradients<bf16>& g, const AttentionSizes& z) {
   const int64_t pairs = z.B * z.K, parts = backward_parts(pairs, z.group * ceil_div(z.T, block));
   const int64_t items = pairs * parts, size = 2 * Backward::sums(z);
   float* partial = parts == 1 ? nullptr : scratch_f32(static_cast<size_t>(items * size), 1);
