@@ -131,8 +131,8 @@ class Case:
       check_equal("the loss", self.model(targets, labels=targets).loss, losses.mean())
 
   def own_error(self):
-    """What rounding alone does to the logits: the worst of some runs of a copy of the model in double, its weights nudged
-    by one rounding. A model that normalizes what nearly cancels amplifies it (hyper-connections, LayerNorm)."""
+    """What rounding alone does to the logits: the worst of some runs of a copy in double, its weights nudged by one
+    rounding. A model that normalizes what nearly cancels amplifies it (hyper-connections, LayerNorm)."""
     exact, worst = copy.deepcopy(self.model).double(), 0.0
     logits = exact(self.tokens).logits
     weights, generator = [weight.clone() for weight in exact.parameters()], torch.Generator().manual_seed(3)

@@ -72,7 +72,7 @@ TEST_CASE("evaluation: --estimate is the mean of random batches with its spread,
       Exit::usage, "--estimates 5 needs --estimate");
   const double loss = number_after(few, "loss "), spread = number_after(few, "standard deviation ");
   CHECK(loss == number_after(t.evaluate(""), "loss "));
-  CHECK(few.find(" over 10 estimates\n") != std::string::npos);
+  CHECK(few.find(" of 10 such\n") != std::string::npos);
   CHECK(spread > 0);
   CHECK(std::abs(number_after(few, name) - loss) < 5 * spread / std::sqrt(10));
   // 100 times the windows: a tenth of the spread, which ten estimates know to a quarter

@@ -254,7 +254,7 @@ MATRIX_TARGET inline void multiply_once(const Product& c, const Left& a, const R
   finish_stores();
 }
 
-// The same by vectors of 16 pairs, for one row of tiles, 8 of its rows at a time, which leaves registers for the factors.
+// The same by vectors of 16 pairs, for one row of tiles; 8 of their rows at a time leave registers for the factors.
 template <int columns>
 MATRIX_TARGET inline void multiply_by_vectors(const Product& c, const Left& a, const Right& b, int64_t steps,
                                               bool add) {
