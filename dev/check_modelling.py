@@ -39,7 +39,7 @@ try:
 except ImportError:
   peft = None
 from check_transformers import check_equal
-from compare_gradients import CROSSED, SAMPLED, check_complete, need_program
+from compare_gradients import CROSSED, OWN_FACTOR, SAMPLED, check_complete, need_program, nudge
 from reference import model_dir
 
 T, P, V = 9, 24, 7  # P: positions of a GPT-2
@@ -127,19 +127,19 @@ class Case:
     head = self.model.get_output_embeddings() or self.model.get_input_embeddings()
     targets = torch.cat([self.tokens, self.tokens[:, :1]], dim=1)
     with torch.no_grad():
-      check_equal("the logits", self.model(self.tokens).logits, norm @ head.weight.double().T, 4 * self.own_error())
+      check_equal("the logits", self.model(self.tokens).logits, norm @ head.weight.double().T,
+                  lambda: OWN_FACTOR * self.own_error())
       check_equal("the loss", self.model(targets, labels=targets).loss, losses.mean())
 
   def own_error(self):
     """What rounding alone does to the logits: the worst of some runs of a copy in double, its weights nudged by one
     rounding. A model that normalizes what nearly cancels amplifies it (hyper-connections, LayerNorm)."""
-    exact, worst = copy.deepcopy(self.model).double(), 0.0
+    exact, worst, generator = copy.deepcopy(self.model).double(), 0.0, torch.Generator().manual_seed(3)
     logits = exact(self.tokens).logits
-    weights, generator = [weight.clone() for weight in exact.parameters()], torch.Generator().manual_seed(3)
     for _ in range(OWN_RUNS):
-      for parameter, weight in zip(exact.parameters(), weights):
-        parameter.copy_(weight * (1 + 2.0**-24 * torch.randn(weight.shape, generator=generator)))
-      worst = max(worst, ((exact(self.tokens).logits - logits).abs().max() / logits.abs().max()).item())
+      nudged = copy.deepcopy(exact)
+      nudge(nudged, generator)
+      worst = max(worst, ((nudged(self.tokens).logits - logits).abs().max() / logits.abs().max()).item())
     return worst
 
   @torch.no_grad()

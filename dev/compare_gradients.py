@@ -164,14 +164,19 @@ def worst_error(got, want):
   return max(errors, key=lambda error: (math.isnan(error[0]), error))
 
 
+def nudge(module, generator):
+  """Every weight by about one rounding of float32."""
+  with torch.no_grad():
+    for parameter in module.parameters():
+      parameter *= 1 + 2.0**-24 * torch.randn(parameter.shape, generator=generator)
+
+
 def own_error(model, tokens, want):
   """worst_error of PyTorch itself in float32."""
   generator, worst = torch.Generator().manual_seed(3), 0.0
   for _ in range(OWN_RUNS):
     module = model_dir.load(model)
-    with torch.no_grad():
-      for parameter in module.parameters():
-        parameter *= 1 + 2.0**-24 * torch.randn(parameter.shape, generator=generator)
+    nudge(module, generator)
     worst = max(worst, worst_error(autograd(module.float(), tokens), want)[0])
   return worst
 

@@ -219,7 +219,7 @@ struct Block {
 MATRIX_TARGET void forward_items(const ForwardArguments& a, const AttentionSizes& z, int64_t begin, int64_t end) {
   const Forward w = scratch_of<Forward>(z);
   int64_t packed = -1;
-  if (matrix_unit() == MatrixUnit::amx) begin_tiles();
+  begin_tiles();
   for (int64_t item = begin; item < end; ++item) {
     const Block x(z, item), next(z, std::min(item + 1, end - 1));
     const int64_t kv = x.h / z.group, head = z.key_head(x.b, kv);
@@ -228,7 +228,7 @@ MATRIX_TARGET void forward_items(const ForwardArguments& a, const AttentionSizes
     forward_block(a.out + x.at, a.lse + (x.b * z.H + x.h) * z.T + x.t0, a.q + x.at, w, z, x.t0, a.scale * log2_e,
                   next.at - x.at);
   }
-  if (matrix_unit() == MatrixUnit::amx) end_tiles();
+  end_tiles();
 }
 
 }  // namespace
@@ -424,7 +424,7 @@ MATRIX_TARGET void backward_items(const AttentionGradients<bf16>& g, const Atten
   Backward w = scratch_of<Backward>(z);
   const int64_t blocks = ceil_div(z.T, block), work = z.group * blocks, sums = Backward::sums(z);
   int64_t packed = -1;
-  if (matrix_unit() == MatrixUnit::amx) begin_tiles();
+  begin_tiles();
   for (int64_t item = begin; item < end; ++item) {
     const int64_t pair = item / parts, part = item % parts, b = pair / z.K, kv = pair % z.K, head = z.key_head(b, kv);
     if (pair != packed) pack_keys(w, g.k + head, g.v + head, z);
@@ -441,7 +441,7 @@ MATRIX_TARGET void backward_items(const AttentionGradients<bf16>& g, const Atten
     give_keys(g.dk + head, w.dk, g.scale, g.acc_k, z);
     give_keys(g.dv + head, w.dv, 1.f, g.acc_v, z);
   }
-  if (matrix_unit() == MatrixUnit::amx) end_tiles();
+  end_tiles();
 }
 
 }  // namespace

@@ -162,8 +162,8 @@ MATRIX_TARGET inline void give_rows(bf16* dst, int64_t stride, const float* src,
 // -----------------------------------------------------------------------------------------------------------------
 // Products, by the tiles of AMX or by AVX-512's products of pairs, whichever matrix_unit() is.
 
-// AMX sleeps after some 300 ns without work, and takes as long to wake up. So between the products a loop
-// over 16 rows of vectors holds one product that nobody reads.
+// AMX sleeps after some 300 ns without work, and takes as long to wake up. So between the products a loop over 16 rows
+// of vectors holds one product that nobody reads.
 MATRIX_TARGET inline void keep_awake() {
   if (matrix_unit() == MatrixUnit::amx) _tile_dpbf16ps(3, 5, 7);
 }
@@ -254,66 +254,33 @@ MATRIX_TARGET inline void multiply_once(const Product& c, const Left& a, const R
   finish_stores();
 }
 
-// The same by vectors of 16 pairs, for one row of tiles; 8 of their rows at a time leave registers for the factors.
-template <int columns>
-MATRIX_TARGET inline void multiply_by_vectors(const Product& c, const Left& a, const Right& b, int64_t steps,
-                                              bool add) {
-  constexpr int rows = 8;
-  const int64_t c_row = c.stride / 4, a_row = a.stride / 2;
-  for (int64_t i = 0; i < side; i += rows) {
-    float* const to = c.at + i * c_row;
-    Floats sum[rows][columns];
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; ++r)
-#pragma GCC unroll 2
-      for (int h = 0; h < columns; ++h) {
-        sum[r][h] = Floats{};
-        if (add) get(sum[r][h], to + r * c_row + h * c.column);
-      }
-    for (int64_t s = 0; s < steps; ++s) {
-      const bf16* x = a.at + s * a.step + i * a_row;
-      const bf16* y = b.at + s * b.step;
-      for (int64_t pair = 0; pair < side; ++pair, x += 2, y += depth) {
-        __m512bh right[columns];
-#pragma GCC unroll 2
-        for (int h = 0; h < columns; ++h) get(right[h], y + h * b.column);
-#pragma GCC unroll 8
-        for (int r = 0; r < rows; ++r) {
-          int32_t two;
-          std::memcpy(&two, x + r * a_row, sizeof two);
-          const auto left = reinterpret_cast<__m512bh>(_mm512_set1_epi32(two));
-#pragma GCC unroll 2
-          for (int h = 0; h < columns; ++h) {
-            const auto more = _mm512_dpbf16_ps(reinterpret_cast<__m512>(sum[r][h]), left, right[h]);
-            sum[r][h] = reinterpret_cast<Floats>(more);
-          }
-        }
-      }
+// The same by AVX-512's products of pairs.
+MATRIX_TARGET inline void multiply_by_vectors(const Product& c, const Left& a, const Right& b, int64_t rows,
+                                              int64_t columns, int64_t steps, bool add) {
+  for (int64_t j = 0; j < columns; j += 2)
+    for (int64_t i = 0; i < rows; ++i) {
+      const PairSums to{c.at + i * c.row + j * c.column, c.stride / 4, c.column};
+      const PairRows left{a.at + i * a.row, a.stride / 2, a.step};
+      const PairTiles right{b.at + j * b.column, b.column, b.step};
+      if (j + 1 < columns) multiply_pairs<2>(to, left, right, side, steps, add);
+      else multiply_pairs<1>(to, left, right, side, steps, add);
     }
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; ++r)
-#pragma GCC unroll 2
-      for (int h = 0; h < columns; ++h) put(to + r * c_row + h * c.column, sum[r][h]);
-  }
 }
 
 // c = [c +] a b, of rows x columns tiles, each the sum of `steps` products.
 MATRIX_TARGET inline void multiply(const Product& c, const Left& a, const Right& b, int64_t rows, int64_t columns,
                                    int64_t steps, bool add) {
-  const bool tiles = matrix_unit() == MatrixUnit::amx;
-  if (tiles && steps == 1 && !add && rows % 2 == 0 && columns % 2 == 0) return multiply_once(c, a, b, rows, columns);
+  if (matrix_unit() != MatrixUnit::amx) return multiply_by_vectors(c, a, b, rows, columns, steps, add);
+  if (steps == 1 && !add && rows % 2 == 0 && columns % 2 == 0) return multiply_once(c, a, b, rows, columns);
   finish_stores();
   for (int64_t j = 0; j < columns; j += 2)
-    for (int64_t i = 0; i < rows; i += tiles ? 2 : 1) {
+    for (int64_t i = 0; i < rows; i += 2) {
       const Product to{c.at + i * c.row + j * c.column, c.row, c.column, c.stride};
       const Left left{a.at + i * a.row, a.row, a.step, a.stride};
       const Right right{b.at + j * b.column, b.column, b.step};
-      const bool two_rows = tiles && i + 1 < rows, two_columns = j + 1 < columns;
-      if (!tiles && two_columns) multiply_by_vectors<2>(to, left, right, steps, add);
-      else if (!tiles) multiply_by_vectors<1>(to, left, right, steps, add);
-      else if (two_rows && two_columns) multiply_block<2, 2>(to, left, right, steps, add);
-      else if (two_rows) multiply_block<2, 1>(to, left, right, steps, add);
-      else if (two_columns) multiply_block<1, 2>(to, left, right, steps, add);
+      if (i + 1 < rows && j + 1 < columns) multiply_block<2, 2>(to, left, right, steps, add);
+      else if (i + 1 < rows) multiply_block<2, 1>(to, left, right, steps, add);
+      else if (j + 1 < columns) multiply_block<1, 2>(to, left, right, steps, add);
       else multiply_block<1, 1>(to, left, right, steps, add);
     }
   finish_stores();

@@ -1,4 +1,5 @@
-// The matrix units of x86 CPUs that multiply bf16 and sum in float: which one this machine has, and AMX's tiles.
+// The matrix units of x86 CPUs that multiply bf16 and sum in float: which one this machine has, AMX's tiles, and
+// AVX-512's products of pairs.
 //
 // The compiler's -march says nothing here (g++ 12 knows CPUs with AMX by the name of older ones): code for a unit
 // carries MATRIX_TARGET, and runs only where matrix_unit() says so. A lambda, and a function that is called without
@@ -6,6 +7,9 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
+
+#include "engine/dtype.h"
 
 #if defined(__x86_64__) && defined(__linux__)
 #define CROSSPLY_MATRIX_UNITS 1
@@ -62,8 +66,13 @@ static_assert(sizeof(TileConfig) == 64);
 inline constexpr TileConfig tile_config;
 
 // A thread's use of tiles: begin, then products, then end, after which a context switch costs no more than before.
-MATRIX_TARGET inline void begin_tiles() { _tile_loadconfig(&tile_config); }
-MATRIX_TARGET inline void end_tiles() { _tile_release(); }
+// Nothing where products are by vectors.
+MATRIX_TARGET inline void begin_tiles() {
+  if (matrix_unit() == MatrixUnit::amx) _tile_loadconfig(&tile_config);
+}
+MATRIX_TARGET inline void end_tiles() {
+  if (matrix_unit() == MatrixUnit::amx) _tile_release();
+}
 
 // g++ does not know that a tile's load reads memory: to stand between the stores and the loads.
 inline void finish_stores() { asm volatile("" ::: "memory"); }
@@ -88,6 +97,59 @@ MATRIX_TARGET inline void transpose_tile(Words (&v)[16]) {
     for (int i = 0; i < 8; ++i) zip(w[2 * i], w[2 * i + 1], v[i], v[i + 8]);
 #pragma GCC unroll 16
     for (int i = 0; i < 16; ++i) v[i] = w[i];
+  }
+}
+
+// Factors and sums of multiply_pairs; strides in elements. A tile of b holds 32 k of 16 columns, each vector two k of
+// all of them in pairs, as AMX has it.
+struct PairRows {
+  const bf16* at;
+  int64_t row, step;  // from row to row, and from 32 k to the next
+};
+struct PairTiles {
+  const bf16* at;
+  int64_t column, step;  // from 16 columns to the next, and from 32 k to the next
+};
+struct PairSums {
+  float* at;
+  int64_t row, column;  // from row to row, and from 16 columns to the next
+};
+
+// c = [c +] a b by vectors of 16 pairs, `rows` (a multiple of 8) x 16 `columns` of c, from `steps` x 32 k: 8 rows at a
+// time, which leaves registers for the factors.
+template <int columns>
+MATRIX_TARGET inline void multiply_pairs(const PairSums& c, const PairRows& a, const PairTiles& b, int64_t rows,
+                                         int64_t steps, bool add) {
+  constexpr int block = 8, pairs = 16, pair_columns = 32;
+  for (int64_t i = 0; i < rows; i += block) {
+    float* const to = c.at + i * c.row;
+    __m512 sum[block][columns];
+#pragma GCC unroll 8
+    for (int r = 0; r < block; ++r)
+#pragma GCC unroll 2
+      for (int h = 0; h < columns; ++h)
+        sum[r][h] = add ? _mm512_loadu_ps(to + r * c.row + h * c.column) : _mm512_setzero_ps();
+    for (int64_t s = 0; s < steps; ++s) {
+      const bf16* x = a.at + i * a.row + s * a.step;
+      const bf16* y = b.at + s * b.step;
+      for (int64_t pair = 0; pair < pairs; ++pair, x += 2, y += pair_columns) {
+        __m512bh right[columns];
+#pragma GCC unroll 2
+        for (int h = 0; h < columns; ++h) right[h] = reinterpret_cast<__m512bh>(_mm512_loadu_si512(y + h * b.column));
+#pragma GCC unroll 8
+        for (int r = 0; r < block; ++r) {
+          int32_t two;
+          std::memcpy(&two, x + r * a.row, sizeof two);
+          const auto left = reinterpret_cast<__m512bh>(_mm512_set1_epi32(two));
+#pragma GCC unroll 2
+          for (int h = 0; h < columns; ++h) sum[r][h] = _mm512_dpbf16_ps(sum[r][h], left, right[h]);
+        }
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < block; ++r)
+#pragma GCC unroll 2
+      for (int h = 0; h < columns; ++h) _mm512_storeu_ps(to + r * c.row + h * c.column, sum[r][h]);
   }
 }
 

@@ -109,7 +109,7 @@ struct Phase {
 
 // The 32 rows from i on (those before i_end) and the columns from j0 on, for one piece of k, of which b is packed.
 template <class C, class T>
-MATRIX_TARGET void multiply_row_panel(const Task<C, T>& p, Phase phase, const RowPanel& rows, const bf16* b,
+MATRIX_TARGET void multiply_row_panel(const Task<C, T>& p, Phase phase, const PairRows& rows, const bf16* b,
                                       int64_t panel_size, int64_t steps, float* sums, float* done, int64_t i,
                                       int64_t i_end, int64_t j0, int64_t columns, Aside<C, T>& aside) {
   const int64_t m = std::min(panel_lines, i_end - i), next_m = std::min(panel_lines, i_end - i - m);
@@ -131,7 +131,7 @@ MATRIX_TARGET void multiply_row_panel(const Task<C, T>& p, Phase phase, const Ro
       multiply_amx<parts<T>>(to, ld, rows, b, steps, add, aside);
     } else {
       for (int64_t s = 0; s < steps; ++s) aside.step();
-      multiply_avx512(to, ld, rows, b, steps, add);
+      multiply_pairs<2>({to, ld, tile_lines}, rows, {b, tile_size, 2 * tile_size}, panel_lines, steps, add);
     }
     aside.finish.rows(panel_lines);
     if (phase.last && !direct) aside.finish = {c, to, p.N, m, n, phase.add};
@@ -169,7 +169,7 @@ MATRIX_TARGET void multiply_region(const Task<C, T>& p, int64_t i0, int64_t i1, 
   const auto packing_of = [&](const Item& x, bf16* to) {
     return Packing<T, false>{to, a_panel, lines_of(x), x.m <= 0 || in_place(x) ? 0 : x.m, x.piece->K};
   };
-  if (amx) begin_tiles();
+  begin_tiles();
   for (int64_t jb = j0; jb < j1; jb += block.width) {
     const int64_t width = std::min(j1 - jb, block.width);
     for (size_t o = 0; o + 1 < block.outer.size(); ++o) {
@@ -199,7 +199,7 @@ MATRIX_TARGET void multiply_region(const Task<C, T>& p, int64_t i0, int64_t i1, 
         const bool last = wide ? x.piece == end - 1 : x.piece == &block.pieces.back();
         const Phase phase{first, last, p.add || (wide && o > 0), amx, cold};
         for (int64_t i = x.i; i < x.i + x.m; i += panel_lines) {
-          RowPanel rows{packed_a + (i - x.i) / panel_lines * a_panel, step_k, 2 * parts<T> * tile_size};
+          PairRows rows{packed_a + (i - x.i) / panel_lines * a_panel, step_k, 2 * parts<T> * tile_size};
           if (in_place(x)) rows = {reinterpret_cast<const bf16*>(lines_of(x).data), lines_of(x).across, step_k};
           float* row_sums = sums + (i - (sums_kept > group ? i0 : x.i)) / panel_lines * panels * sums_size;
           multiply_row_panel(p, phase, rows, packed(x.piece), panel_size, steps, row_sums, done, i, i1, jb, width,
@@ -210,7 +210,7 @@ MATRIX_TARGET void multiply_region(const Task<C, T>& p, int64_t i0, int64_t i1, 
       }
     }
   }
-  if (amx) end_tiles();
+  end_tiles();
 }
 
 // Into how many pieces the sum is cut; 1: it is not.

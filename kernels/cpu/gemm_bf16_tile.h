@@ -249,21 +249,14 @@ struct Aside {
 // -----------------------------------------------------------------------------------------------------------------
 // Products of panels.
 
-// A panel of a for the product: packed, or 32 rows of a matrix of bf16. Strides in bf16.
-struct RowPanel {
-  const bf16* data;
-  int64_t row, step;  // from row to row, and from 32 k to the next
-  const bf16* half(int64_t h) const { return data + h * tile_lines * row; }
-};
-
-// c (32, 32), set or added to, from `steps` x 32 k of a and b.
+// c (32, 32), set or added to, from `steps` x 32 k of a and b. a: packed, or 32 rows of a matrix of bf16.
 // b is loaded so that it passes through the L1 cache and leaves a there: a step, at best 64 cycles, takes 72 instead of
 // 88. At each step the vector units do a part of what else there is to do.
 template <int part_count, class Work>
-MATRIX_TARGET inline void multiply_amx(float* c, int64_t ldc, const RowPanel& a, const bf16* b, int64_t steps, bool add,
+MATRIX_TARGET inline void multiply_amx(float* c, int64_t ldc, const PairRows& a, const bf16* b, int64_t steps, bool add,
                                        Work& aside) {
   const int64_t c_bytes = ldc * 4, a_bytes = a.row * 2;
-  const bf16 *top = a.half(0), *bottom = a.half(1);
+  const bf16 *top = a.at, *bottom = a.at + tile_lines * a.row;
   float* c_bottom = c + tile_lines * ldc;
   finish_stores();
   if (add) {
@@ -315,42 +308,6 @@ MATRIX_TARGET inline void multiply_amx(float* c, int64_t ldc, const RowPanel& a,
   _tile_stored(1, c + tile_lines, c_bytes);
   _tile_stored(2, c_bottom, c_bytes);
   _tile_stored(3, c_bottom + tile_lines, c_bytes);
-}
-
-// The same with vectors of 16 pairs: 8 rows x 2 vectors of sums at a time, which leaves registers for b and a.
-MATRIX_TARGET inline void multiply_avx512(float* c, int64_t ldc, const RowPanel& a, const bf16* b, int64_t steps,
-                                          bool add) {
-  constexpr int rows = 8;
-  for (int64_t i = 0; i < panel_lines; i += rows) {
-    __m512 sum[rows][2];
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; ++r) {
-#pragma GCC unroll 2
-      for (int h = 0; h < 2; ++h)
-        sum[r][h] = add ? _mm512_loadu_ps(c + (i + r) * ldc + h * tile_lines) : _mm512_setzero_ps();
-    }
-    for (int64_t s = 0; s < steps; ++s) {
-      const bf16* x = a.data + i * a.row + s * a.step;
-      const bf16* y = b + s * 2 * tile_size;
-      for (int64_t pair = 0; pair < step_k / 2; ++pair, x += 2, y += 2 * tile_lines) {
-        const __m512bh y0 = reinterpret_cast<__m512bh>(_mm512_load_si512(y));
-        const __m512bh y1 = reinterpret_cast<__m512bh>(_mm512_load_si512(y + tile_size));
-#pragma GCC unroll 8
-        for (int r = 0; r < rows; ++r) {
-          int32_t two;
-          __builtin_memcpy(&two, x + r * a.row, sizeof two);
-          const __m512bh both = reinterpret_cast<__m512bh>(_mm512_set1_epi32(two));
-          sum[r][0] = _mm512_dpbf16_ps(sum[r][0], both, y0);
-          sum[r][1] = _mm512_dpbf16_ps(sum[r][1], both, y1);
-        }
-      }
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; ++r) {
-#pragma GCC unroll 2
-      for (int h = 0; h < 2; ++h) _mm512_storeu_ps(c + (i + r) * ldc + h * tile_lines, sum[r][h]);
-    }
-  }
 }
 
 }  // namespace crossply
