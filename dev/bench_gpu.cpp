@@ -147,7 +147,9 @@ Ratios bench_gpu_products(const BenchFlags& f) {
                       [&] {
                         matmul_backward_input({inp, false}, {out}, {weight}, s);
                       }),
-                 rate("dweight", [&] { matmul_backward_weight(dweight, out, inp, s); })});
+                 rate("dweight", [&] {
+                   matmul_backward_weight({dweight, true}, out, inp, s);
+                 })});
       return "";
     });
     if (!said.empty()) table.add({z.name(), said});

@@ -45,7 +45,7 @@ class Operands {
   void run(size_t form, Stream stream) const {
     if (form == 0) matmul_forward({out}, inp, {weight}, stream);
     if (form == 1) matmul_backward_input({dinp, false}, {out}, {weight}, stream);
-    if (form == 2) matmul_backward_weight(dweight, out, inp, stream);
+    if (form == 2) matmul_backward_weight({dweight, true}, out, inp, stream);
   }
 
  private:

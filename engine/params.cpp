@@ -41,9 +41,6 @@ static std::string kind_of(const std::string& name) {
   return kind;
 }
 
-// Elements a row takes in the flat arrays.
-static int64_t padded(const Parameter& row) { return (row.shape.numel() + 63) / 64 * 64; }
-
 Parameter& ParameterTable::add(const std::string& name, Shape shape, Init init, double lr_mul, double wd_mul) {
   CHECK_THAT(!index_.contains(name), "parameter '", name, "' declared twice");
   index_[name] = rows_.size();

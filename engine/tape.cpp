@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <unordered_set>
 #include <utility>
 
 namespace crossply {
@@ -160,8 +161,9 @@ void Tape::frozen(const std::string& prefix, const std::function<void()>& body) 
 
 // -----------------------------------------------------------------------------------------------------------------
 // Differentiation. In reverse order the first writer of a gradient sets it and the later ones add: decided here, once,
-// for every edge, so that no kernel and no model has to know who else reads a tensor. Parameter gradients are zeroed at
-// the start of a step and always added.
+// for every edge, so that no kernel and no model has to know who else reads a tensor. Parameter gradients are added, as
+// several replays make a step, except in its first one: who comes first and can set one then does, and what nobody sets
+// is zeroed before.
 
 Tape::UsesOf Tape::find_uses() const {
   UsesOf uses;
@@ -215,6 +217,7 @@ void Tape::differentiate() {
     Node& node = *nodes_[n];
     if (node.frozen) continue;
     node.acc.assign(node.in.size(), 0);
+    node.comes_first.assign(node.in.size(), 0);
     for (Value* value : node.out) {
       if (!value->needs_grad || value->grad != nullptr || node.grad_optional) continue;
       value->grad = add_gradient(*value);
@@ -239,6 +242,24 @@ void Tape::differentiate() {
       }
     }
   }
+  find_first_writers();
+}
+
+// In the order in which gradients are written: who is the first with a parameter's, and can set it?
+void Tape::find_first_writers() {
+  std::unordered_set<const Value*> written;
+  const auto visit = [&](Node& node) {
+    for (size_t i = 0; i < node.comes_first.size(); ++i) {
+      const Value* value = node.in[i];
+      if (value->parameter != nullptr && value->grad != nullptr)
+        node.comes_first[i] = written.insert(value).second && node.sets(i);
+    }
+    written.insert(node.later.begin(), node.later.end());
+  };
+  for (const auto& node : nodes_)
+    if (node->grad_in_forward) visit(*node);
+  for (size_t n = nodes_.size(); n-- > 0;)
+    if (!nodes_[n]->grad_in_forward) visit(*nodes_[n]);
 }
 
 double Tape::forward_flops() const {
@@ -296,7 +317,28 @@ void Tape::allocate(Device& device, const Tensor* gradients) {
     const void* host = real_ == Dtype::f64 ? static_cast<const void*>(numbers.data()) : narrow.data();
     device.copy_in(value->tensor.data, host, value->tensor.bytes());
   }
+  find_unset();
   for (const auto& node : nodes_) node->prepare();
+}
+
+void Tape::find_unset() {
+  std::unordered_set<const Value*> set;
+  for (const auto& node : nodes_)
+    for (size_t i = 0; i < node->comes_first.size(); ++i)
+      if (node->comes_first[i]) set.insert(node->in[i]);
+  std::vector<const Value*> rows;
+  for (const auto& [row, value] : parameters_)
+    if (value->grad != nullptr && !set.contains(value)) rows.push_back(value);
+  std::sort(rows.begin(), rows.end(),
+            [](const Value* a, const Value* b) { return a->parameter->offset < b->parameter->offset; });
+  int64_t end = -1;  // of the neighbours so far, in the flat array
+  for (const Value* value : rows) {
+    const Tensor& grad = value->grad->tensor;
+    const int64_t offset = value->parameter->offset;
+    if (offset == end) unset_.back().shape = Shape{unset_.back().numel() + padded(*value->parameter)};
+    else unset_.push_back({grad.data, grad.dtype, Shape{padded(*value->parameter)}});
+    end = offset + padded(*value->parameter);
+  }
 }
 
 namespace {
@@ -320,13 +362,17 @@ void Tape::run(const Step& step) {
     if (step.training) backward(step);
   };
   if (!seconds_.empty() || after_) return work();  // somebody looks on
-  Recorded& known = recorded_[step.training + step.last];
+  Recorded& known = recorded_[step.training ? 1 + step.first + 2 * step.last : 0];
   if (!(known.step == step)) known = {step, {}};
   device_->replay(known.recording, work);
 }
 
 void Tape::forward(const Step& step) {
   if (mode_ == PlanMode::poison && step.training) bury(-1);
+  if (step.training && step.first)
+    timed(seconds_, *device_, 2 * nodes_.size(), [&] {
+      for (const Tensor& rows : unset_) device_->fill(rows.data, 0, rows.bytes());
+    });
   for (size_t n = 0; n < nodes_.size(); ++n) {
     const auto work = [&] { nodes_[n]->forward(step, device_->stream()); };
     const bool left_out = nodes_[n]->done || (nodes_[n]->frozen && !step.training);
@@ -395,7 +441,12 @@ void add_cost(std::vector<OpCost>& list, const OpCost& cost) {
 
 std::vector<OpCost> Tape::costs() const {
   std::vector<OpCost> list;
-  for (size_t tick = 0; tick < seconds_.size(); ++tick) {
+  if (seconds_.empty()) return list;
+  const Seconds& zeroing = seconds_.back();
+  double zeros = 0;
+  for (const Tensor& rows : unset_) zeros += static_cast<double>(rows.bytes());
+  list.push_back({"zero gradients", zeroing.calls, zeroing.sum, 0, static_cast<double>(zeroing.calls) * zeros});
+  for (size_t tick = 0; tick < 2 * nodes_.size(); ++tick) {
     const bool backward = tick >= nodes_.size();
     const Node& node = *nodes_[backward ? 2 * nodes_.size() - 1 - tick : tick];
     if (backward ? node.frozen : node.done) continue;

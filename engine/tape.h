@@ -33,6 +33,7 @@ struct Step {
   double grad_scale = 1;  // gradients are those of this times the sum of the losses
   int64_t position = 0;   // generation: tokens already in the key/value cache
   bool last = false;      // training: no other replay adds to these gradients, so what waits for final ones is called
+  bool first = false;     // training: the gradients of the tape's parameters may hold anything; they are set
   bool operator==(const Step&) const = default;
 };
 
@@ -91,6 +92,7 @@ struct Node {
   virtual void backward(const Step& step, Stream stream) = 0;
   virtual double flops() const { return 0; }  // of the forward, two per multiply-add: products, attention, mixtures
   virtual double training_flops() const { return (frozen ? 1 : 3) * flops(); }  // of both; a backward is two forwards
+  virtual bool sets(size_t /*i*/) const { return false; }  // can it set in[i]'s gradient, a parameter's, or only add?
   virtual bool reads_narrow(size_t /*i*/) const { return false; }  // of in[i], a parameter, its narrow copy and no more
   virtual ScratchBytes scratch() const { return {}; }  // on a GPU, where it is more than some numbers for each row
   virtual void prepare() {}  // called once, when all tensors have their addresses: lists of them are made here
@@ -99,8 +101,9 @@ struct Node {
   bool frozen = false;  // by Tape::frozen(): it has no backward, nothing is kept for one, and evaluation passes over it
 
   // Decided by differentiate():
-  std::vector<char> acc;       // per input: does the backward add to its gradient, or set it?
-  std::vector<Value*> zeroed;  // gradients that the tape zeroes before the backward, because nobody sets them
+  std::vector<char> acc;          // per input: does the backward add to its gradient, or set it?
+  std::vector<char> comes_first;  // per input: does it set a parameter's gradient in a Step::first?
+  std::vector<Value*> zeroed;     // gradients that the tape zeroes before the backward, because nobody sets them
 
   // What the backward touches besides `saved` and the gradients of `in` and `out`:
   std::vector<Value*> keep;        // forward values (or slabs), of later nodes too
@@ -134,6 +137,9 @@ struct Node {
   const Tensor& doutput() const { return out[0]->grad->tensor; }
   const Tensor& dinput(size_t i) const { return in[i]->grad->tensor; }
   Grad gradient(size_t i) const { return {in[i]->grad->tensor, acc[i] != 0}; }
+  Grad gradient(size_t i, const Step& step) const {
+    return {in[i]->grad->tensor, acc[i] && !(step.first && comes_first[i])};
+  }
 };
 
 // A tensor whose slices are written by different layers: "all layers so far" is then one block of memory, not a copy.
@@ -217,7 +223,7 @@ class Tape {
   // From now on called after every node n's forward and backward: to look at intermediates, or to change them.
   void watch(std::function<void(size_t n, bool backward)> after) { after_ = std::move(after); }
   // From now on every node's time in training is taken.
-  void start_profile() { seconds_.assign(2 * nodes_.size(), {}); }
+  void start_profile() { seconds_.assign(2 * nodes_.size() + 1, {}); }
   std::vector<OpCost> costs() const;  // in the order in which ops first run
 
   // The step, forward and backward, as a table a person can read (dump.cpp). notes: lines after the backward of nodes.
@@ -241,6 +247,8 @@ class Tape {
   bool may_share_gradient(const UsesOf& uses, size_t n, size_t i) const;
   bool may_overwrite(const UsesOf& uses, size_t n, size_t i) const;
   Value* add_value(const std::string& name, Shape shape, Dtype dtype, bool persistent);
+  void find_first_writers();
+  void find_unset();
   void find_sums();
   void find_lifetimes();
   void bury(int tick);
@@ -266,14 +274,15 @@ class Tape {
   std::vector<std::pair<std::string, Value*>> marks_;
   std::function<void(size_t, bool)> after_;
   std::multimap<size_t, std::function<void()>> final_;  // of one node in the order in which they came
-  std::vector<Seconds> seconds_;                        // by tick (forward n, backward 2N-1-n); empty without a profile
+  std::vector<Tensor> unset_;     // parameters' gradients that nobody sets, neighbours as one: zeroed in a Step::first
+  std::vector<Seconds> seconds_;  // by tick (forward n, backward 2N-1-n), then of that; empty without a profile
   size_t arena_bytes_ = 0;
   Arena arena_;
   Device* device_ = nullptr;
   struct Recorded {
     Step step;
     Recording recording;
-  } recorded_[3];  // of evaluation, of training, and of a step's last micro-step
+  } recorded_[5];  // of evaluation, and of training by Step::first and Step::last
 };
 
 }  // namespace crossply

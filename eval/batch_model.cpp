@@ -94,11 +94,13 @@ BatchModel::BatchModel(Device& device, ParameterTable& params, const Config& con
 void BatchModel::run_lane(int64_t lane, const int32_t* tokens, const int32_t* targets, const Step& step,
                           const Tensor& losses) {
   Lane& l = *lanes_[static_cast<size_t>(lane)];
-  if (step.training && l.gradients.data() != nullptr) device_.fill(l.gradients.data(), 0, l.gradients.bytes());
+  Step replay = step;
   const int64_t replays = batch_.B / layout_.sequences, width = layout_.sequences * batch_.T;
-  for (int64_t r = replays * lane / layout_.lanes; r < replays * (lane + 1) / layout_.lanes; ++r) {
+  const int64_t begin = replays * lane / layout_.lanes;
+  for (int64_t r = begin; r < replays * (lane + 1) / layout_.lanes; ++r) {
+    if (l.gradients.data() != nullptr) replay.first = step.training && r == begin;  // its own
     load_batch(device_, l.graph, tokens + r * width, targets + r * width);
-    l.tape.run(step);
+    l.tape.run(replay);
     add_sum(part_of(losses, {lane, lane + 1}), l.graph.losses->tensor, device_.stream());
     if (const int64_t at = layout_.lanes + lane; at < losses.numel())
       add_sum(part_of(losses, {at, at + 1}), l.graph.ce->tensor, device_.stream());
@@ -120,9 +122,9 @@ void BatchModel::run(const int32_t* tokens, const int32_t* targets, const Step& 
   }
   for (const auto& lane : lanes_)
     if (lane->error) std::rethrow_exception(std::exchange(lane->error, nullptr));
-  for (const auto& lane : lanes_)
-    if (step.training)
-      accumulate({params_.gradients(), true}, flat_gradients(lane->gradients, params_), device_.stream());
+  for (size_t i = 0; step.training && i < lanes_.size(); ++i)
+    accumulate({params_.gradients(), !step.first || i > 0}, flat_gradients(lanes_[i]->gradients, params_),
+               device_.stream());
   for (size_t i = 0; step.last && i < waiting_; ++i) ready_(i);
 }
 

@@ -44,13 +44,6 @@ class Random5 : public Source {  // sequences of five tokens
   }
 };
 
-// Drafts know nothing of memory: their plain loops may allocate.
-std::vector<Case> cases_with_kernels() {
-  std::vector<Case> list = cases();
-  std::erase_if(list, [](const Case& c) { return has_loops(c.config); });
-  return list;
-}
-
 }  // namespace
 
 TEST_CASE("allocations: no node allocates in a step") {

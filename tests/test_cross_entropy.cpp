@@ -78,13 +78,21 @@ struct ProblemOf {
            [](auto& t, Stream stream) { cross_entropy_forward(t[0], {}, {}, t[3], t[4], t[5], 1, stream); });
   }
   void forward_backward(double scale) {
-    run_on(backend, tensors(losses, dinp, dweight, inp, weight),
-           [=](auto& t, Stream stream) { cross_entropy_forward(t[0], t[1], t[2], t[3], t[4], t[5], scale, stream); });
+    run_on(backend, tensors(losses, dinp, dweight, inp, weight), [=](auto& t, Stream stream) {
+      cross_entropy_forward(t[0], t[1], {t[2], true}, t[3], t[4], t[5], scale, stream);
+    });
+  }
+  // Over what the weight's gradient held.
+  void set_gradients(double scale) {
+    dweight = poisoned<float>(size.V * size.C);
+    run_on(backend, tensors(losses, dinp, dweight, inp, weight), [=](auto& t, Stream stream) {
+      cross_entropy_forward(t[0], t[1], {t[2], false}, t[3], t[4], t[5], scale, stream);
+    });
   }
   void reference(double scale) {
     const auto inp64 = convert<double>(inp), weight64 = convert<double>(weight);
     const auto t = tensors(losses64, dinp64, dweight64, inp64, weight64);
-    cross_entropy_forward(t[0], t[1], t[2], t[3], t[4], t[5], scale, Stream{Backend::reference});
+    cross_entropy_forward(t[0], t[1], {t[2], true}, t[3], t[4], t[5], scale, Stream{Backend::reference});
   }
 };
 using Problem = ProblemOf<float>;
@@ -217,6 +225,22 @@ TEST_CASE("cross_entropy: the fast backends equal the reference, whatever the nu
       CHECK(p.losses == losses);
       // dinp is a float sum over V and dweight one over rows: their rounding grows with the number of terms.
       check_close("dinp", p.dinp, p.dinp64, size.V > 10000 ? 5e-5 : 1e-5);
+      check_close("dweight", p.dweight, p.dweight64, 1e-5);
+    }
+  }
+}
+
+TEST_CASE("cross_entropy: a weight's gradient that is set may hold anything before, also where no row is scored") {
+  for (const Case& c : for_backends({{Backend::cpu, {9, 31, 3}},
+                                     {Backend::cpu, {300, 70001, 3}},  // two chunks
+                                     {Backend::cuda, {9, 31, 3}}})) {
+    if (!available(c.backend)) continue;
+    for (Scored scored : {Scored::all, Scored::some, Scored::none}) {
+      CAPTURES(c.backend, c.size.rows, scored);
+      Problem p(c.size, scored);
+      p.backend = c.backend;
+      p.dweight64.assign(p.dweight64.size(), 0);
+      p.set_gradients(0.5), p.reference(0.5);
       check_close("dweight", p.dweight, p.dweight64, 1e-5);
     }
   }

@@ -65,7 +65,7 @@ struct ProblemOf {
            {view(losses), view(ce), view(dinp, {rows, C}), view(dweight, {V, C}), view(inp, {rows, C}),
             view(weight, {V, C}), view(targets), view(teacher_inp, {rows, width}), view(teacher_weight, {V, width})},
            [&](auto& t, Stream stream) {
-             distill_forward(t[0], t[1], t[2], t[3], t[4], t[5], t[6], {t[7], t[8]}, how, scale, stream);
+             distill_forward(t[0], t[1], t[2], {t[3], true}, t[4], t[5], t[6], {t[7], t[8]}, how, scale, stream);
            });
   }
   void reference(double scale) {
@@ -189,7 +189,9 @@ TEST_CASE("distill: alpha 1 is the cross entropy, whatever the teacher") {
     run_on(backend,
            {view(alone.losses), view(alone.dinp, {size.rows, size.C}), view(alone.dweight, {size.V, size.C}),
             view(alone.inp, {size.rows, size.C}), view(alone.weight, {size.V, size.C}), view(alone.targets)},
-           [](auto& t, Stream stream) { cross_entropy_forward(t[0], t[1], t[2], t[3], t[4], t[5], 0.5, stream); });
+           [](auto& t, Stream stream) {
+             cross_entropy_forward(t[0], t[1], {t[2], true}, t[3], t[4], t[5], 0.5, stream);
+           });
     CHECK(p.losses == alone.losses);
     CHECK(p.ce == alone.losses);
     check_close("dinp", p.dinp, alone.dinp, 1e-6);

@@ -256,6 +256,20 @@ TEST_CASE_TEMPLATE("hyper: the fast backends equal the reference, set and added"
   }
 }
 
+TEST_CASE_TEMPLATE("hyper: on a GPU a block reads several tokens, each while it computes with the one before", S, float,
+                   bf16) {
+  if (!available(Backend::cuda)) return;
+  const Size s{5, 425, 2, 16};  // 2,125 tokens for 2,112 blocks
+  Wrapper<S> a(s, kinds.back());
+  Wrapper<double> b(s, a.kind);
+  convert_members(b, a);
+  a.forward(Backend::cuda);
+  b.forward(Backend::reference);
+  check_close("out", a.out, b.out, std::is_same_v<S, bf16> ? 0x1p-8 : 3e-6);
+  check_close("coef", a.coef, b.coef, 3e-6);
+  check_close("stats", a.stats, b.stats, 3e-6);
+}
+
 TEST_CASE_TEMPLATE("hyper: streams are copied and summed, with one rounding", T, float, bf16) {
   for (const Size& s : std::vector<Size>{{1, 1, 1, 1}, {2, 3, 2, 33}, {1, 70, 4, 128}, {2, 3, 7, 50}, {1, 2, 8, 16}}) {
     const auto x = random_vector<T>(s.x(), 1), streams = random_vector<T>(s.streams(), 2);

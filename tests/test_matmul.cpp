@@ -61,7 +61,8 @@ struct Result {
 template <class T>
 Result<T> run(const Case<T>& a, bool add, Stream stream = {}) {
   const int64_t count = static_cast<int64_t>(a.weights.size());
-  Result<T> r{poisoned<T>(count * a.rows * a.O), add ? a.dinp : poisoned<T>(a.rows * a.C), a.dweight};
+  Result<T> r{poisoned<T>(count * a.rows * a.O), add ? a.dinp : poisoned<T>(a.rows * a.C),
+              add ? a.dweight : poisoned<Wide<T>>(a.O * a.C)};
   std::vector<Tensor> tensors{view(a.inp, {a.rows, a.C}), view(r.dinp, {a.rows, a.C}), view(a.dout, {a.rows, a.O}),
                               view(r.dweight, {a.O, a.C}), view(r.out, {count, a.rows, a.O})};
   for (const auto& weight : a.weights) tensors.push_back(view(weight, {a.O, a.C}));
@@ -71,7 +72,7 @@ Result<T> run(const Case<T>& a, bool add, Stream stream = {}) {
     for (int64_t i = 0; i < count; ++i) outs.push_back(view(t[4].template as<T>() + i * a.rows * a.O, {a.rows, a.O}));
     matmul_forward(outs, t[0], weights, stream);
     matmul_backward_input({t[1], add}, douts, weights, stream);
-    matmul_backward_weight(t[3], t[2], t[0], stream);
+    matmul_backward_weight({t[3], add}, t[2], t[0], stream);
   });
   return r;
 }
@@ -264,7 +265,7 @@ TEST_CASE("matmul: any rank flattens, wrong shapes are refused, the reference ba
   for (Backend backend : {Backend::reference, Backend::cpu}) {
     CHECK_THROWS_AS(matmul_forward({y}, x, {wrong}, Stream{backend}), Error);
     CHECK_THROWS_AS(matmul_backward_input({x, false}, {y}, {wrong}, Stream{backend}), Error);
-    CHECK_THROWS_AS(matmul_backward_weight(wrong, y, x, Stream{backend}), Error);
+    CHECK_THROWS_AS(matmul_backward_weight({wrong, true}, y, x, Stream{backend}), Error);
     CHECK_THROWS_AS(matmul_forward({y}, x, {view(w32, {10})}, Stream{backend}), Error);
   }
 }

@@ -265,7 +265,7 @@ TEST_CASE("real sizes: cross_entropy in several chunks of logits") {
     const size_t dweight = at.sum("dweight", Dtype::f32, {V, width}, of_products(dtype, n) + rounded);
     for (int64_t i = 0; i < n; i += 5) at.numbers(targets).as<int32_t>()[i] = -1;
     at.run([&](auto& t, Stream stream) {
-      cross_entropy_forward(t[losses], t[dinp], t[dweight], t[inp], t[weight], t[targets], 1.0, stream);
+      cross_entropy_forward(t[losses], t[dinp], {t[dweight], true}, t[inp], t[weight], t[targets], 1.0, stream);
     });
   }
 }
@@ -287,7 +287,7 @@ TEST_CASE("real sizes: matmul") {
         matmul_forward({t[out]}, t[inp], {t[weight]}, stream);
         matmul_backward_input({t[set], false}, {t[dout]}, {t[weight]}, stream);
         matmul_backward_input({t[added], true}, {t[dout]}, {t[weight]}, stream);
-        matmul_backward_weight(t[dweight], t[dout], t[inp], stream);
+        matmul_backward_weight({t[dweight], true}, t[dout], t[inp], stream);
       });
     }
 }

@@ -68,8 +68,8 @@ Exchange::Exchange(Job& job, ParameterTable& params, const Buckets& buckets, Bat
 }
 
 // A binary counter: partial sums of equal length are added, the earlier one first.
-void Exchange::after_micro_step(int64_t a) {
-  if (!tree_) return;
+bool Exchange::after_micro_step(int64_t a) {
+  if (!tree_) return false;
   const Stream stream = params_.device().stream();
   const Tensor gradients = params_.gradients();
   int64_t size = 1;
@@ -78,7 +78,7 @@ void Exchange::after_micro_step(int64_t a) {
   CHECK_THAT(sizes_.size() < parked_.size(), "micro-step ", a, " of a step with ", parked_.size(), " parked sums");
   copy(Tensor{parked_[sizes_.size()].data(), gradients.dtype, gradients.shape}, gradients, stream);
   sizes_.push_back(size);
-  params_.zero_gradients();
+  return true;
 }
 
 void Exchange::add_parked(const Range& range) {

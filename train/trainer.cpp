@@ -222,15 +222,15 @@ Tensor Trainer::own_sums(const Range& range) const {
 
 void Trainer::forward_backward() {
   const int64_t micro = options_.batch * T_, each = sums_of_run();
-  phase("zero gradients", flat_bytes(), [&] { params_.zero_gradients(); });
   device_->fill(sums_.data(), 0, sums_.bytes());
   Step replay = replay_;
+  replay.first = true;
   for (int64_t a = 0; a < micro_steps(); ++a) {
     const bool more = a + 1 < micro_steps();
     replay.last = !more && exchange_.hooked();
     model_.run(&tokens_[a * micro], &targets_[a * micro], replay, own_sums({a * each, (a + 1) * each}));
     if (!more) continue;
-    exchange_.after_micro_step(a);
+    replay.first = exchange_.after_micro_step(a);
     options_.job->enter(Stage::step, steps_done() + 1);  // a long step, but not a rank that hangs
   }
   exchange_.finish();

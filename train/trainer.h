@@ -36,8 +36,8 @@ class Trainer {
   void next_batch();
   const std::vector<int32_t>& tokens() const { return tokens_; }
   const std::vector<int32_t>& targets() const { return targets_; }
-  // Zeroes the gradients, then replays the tape for every micro-step: losses and gradients add up, also those of other
-  // ranks, while the backward goes on.
+  // Replays the tape for every micro-step: losses and gradients add up, also those of other ranks, while the backward
+  // goes on.
   void forward_backward();
   // The mean loss and the gradients' norm. Throws Exit::not_finite, before any update, where one of them is not finite:
   // at all ranks.

@@ -31,7 +31,7 @@ float loss_of(S* z, float* e, int32_t target, float scale, int64_t V, bool want_
 
 // Without gradients when dinp is null.
 template <class S>
-void cross_entropy_forward_cpu(float* losses, S* dinp, float* dweight, const S* inp, const S* weight,
+void cross_entropy_forward_cpu(float* losses, S* dinp, const Grad& dweight, const S* inp, const S* weight,
                                const int32_t* targets, float scale, int64_t rows, int64_t V, int64_t C, Stream stream) {
   const std::vector<int64_t>& scored = scored_rows(losses, dinp, targets, rows, C);
   for_logits(scored, dinp, dweight, inp, weight, V, C, stream, [=](const int64_t* row, int64_t count, S* z) {
@@ -65,7 +65,7 @@ LogitChunk logit_chunk(int64_t rows, int64_t V, Dtype dtype) {
   return {std::min({rows, most, ceil_div(alike, tile) * tile}), stride};
 }
 
-void cross_entropy_forward(const Tensor& losses, const Tensor& dinp, const Tensor& dweight, const Tensor& inp,
+void cross_entropy_forward(const Tensor& losses, const Tensor& dinp, const Grad& dweight, const Tensor& inp,
                            const Tensor& weight, const Tensor& targets, double scale, Stream stream) {
   const int64_t V = weight.dim(0), C = weight.dim(1), rows = targets.numel();
   const bool gradients = dinp.data != nullptr;
@@ -78,12 +78,13 @@ void cross_entropy_forward(const Tensor& losses, const Tensor& dinp, const Tenso
   dispatch(
       stream, inp.dtype, [&] { cross_entropy_forward_cuda(losses, dinp, dweight, inp, weight, targets, scale); },
       [&]<class S>(S) {
-        cross_entropy_forward_cpu(losses.as<float>(), data_or_null<S>(dinp), data_or_null<float>(dweight), inp.as<S>(),
-                                  weight.as<S>(), target, static_cast<float>(scale), rows, V, C, stream);
+        cross_entropy_forward_cpu(losses.as<float>(), data_or_null<S>(dinp), dweight, inp.as<S>(), weight.as<S>(),
+                                  target, static_cast<float>(scale), rows, V, C, stream);
       },
       [&]<class T>(T) {
         const T *x = inp.as<T>(), *w = weight.as<T>();
         if (!gradients) return cross_entropy_forward_ref(losses.as<T>(), x, w, target, rows, V, C);
+        if (!dweight.add) std::fill_n(dweight.as<T>(), V * C, T(0));
         cross_entropy_forward_backward_ref(losses.as<T>(), dinp.as<T>(), dweight.as<T>(), x, w, target, scale, rows, V,
                                            C);
       });
@@ -101,9 +102,10 @@ struct CrossEntropy : Node {
   void forward(const Step& step, Stream stream) override {
     const bool gradients = step.training;
     CHECK_THAT(!gradients || !acc[0], name, " must be the only reader of ", in[0]->name);
-    cross_entropy_forward(output(), gradients ? dinput(0) : Tensor{}, gradients ? dinput(1) : Tensor{}, input(0),
+    cross_entropy_forward(output(), gradients ? dinput(0) : Tensor{}, gradients ? gradient(1, step) : Grad{}, input(0),
                           weight(), reads[0]->tensor, step.grad_scale, stream);
   }
+  bool sets(size_t i) const override { return i == 1; }
   bool reads_narrow(size_t i) const override { return i == 1 && in[0]->dtype == Dtype::bf16; }
   void backward(const Step&, Stream) override {}  // done in the forward, while the logits were in cache
   double flops() const override {

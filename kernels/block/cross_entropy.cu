@@ -55,7 +55,7 @@ int64_t logits_kept(int64_t V) {
 
 // -----------------------------------------------------------------------------------------------------------------
 
-void cross_entropy_forward_cuda(const Tensor& losses, const Tensor& dinp, const Tensor& dweight, const Tensor& inp,
+void cross_entropy_forward_cuda(const Tensor& losses, const Tensor& dinp, const Grad& dweight, const Tensor& inp,
                                 const Tensor& weight, const Tensor& targets, double scale) {
   const int64_t V = weight.dim(0), C = weight.dim(1), rows = targets.numel();
   const bool want_dz = dinp.data != nullptr;
@@ -73,7 +73,8 @@ void cross_entropy_forward_cuda(const Tensor& losses, const Tensor& dinp, const 
              loss_kernel<width, S>, losses.as<float>() + begin, logits, targets.as<int32_t>() + begin,
              static_cast<float>(scale), V, stride, kept, want_dz);
       if (!want_dz) continue;
-      multiply({dweight.data, dweight.dtype, C}, transposed(z), x, {V, C, count}, dweight.data);
+      multiply({dweight.data, dweight.dtype, C}, transposed(z), x, {V, C, count},
+               dweight.add || begin > 0 ? dweight.data : nullptr);
       multiply({dinp.as<S>() + begin * C, dinp.dtype, C}, z, w, {count, C, V}, nullptr);
     }
   });

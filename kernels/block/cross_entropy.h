@@ -6,7 +6,7 @@
 //   with L = scale * sum_n losses[n]:
 //   dz[n,v]     = scale * (softmax_v(z[n,:]) - [v == targets[n]])                 0 where targets[n] is -1
 //   dinp[n,c]   = sum_v dz[n,v] * weight[v,c]                                     set
-//   dweight[v,c] += sum_n dz[n,v] * inp[n,c]                                      always added
+//   dweight[v,c] = sum_n dz[n,v] * inp[n,c]                                       set or added
 //
 // bf16 is for inp, dinp and weight (together); logits and dz are then rounded to bf16, too.
 // losses: (rows); inp, dinp: (rows, C) after flattening; weight, dweight: (V, C); targets: (rows) i32, each in [-1, V).
@@ -26,7 +26,7 @@ namespace crossply {
 
 // The losses, and in the same pass the gradients of L, unless dinp and dweight have no data. The losses are the
 // same, bit for bit.
-void cross_entropy_forward(const Tensor& losses, const Tensor& dinp, const Tensor& dweight, const Tensor& inp,
+void cross_entropy_forward(const Tensor& losses, const Tensor& dinp, const Grad& dweight, const Tensor& inp,
                            const Tensor& weight, const Tensor& targets, double scale, Stream stream);
 
 // Bytes of scratch that a CPU takes for it, if all rows are scored.
@@ -39,7 +39,7 @@ struct LogitChunk {
 LogitChunk logit_chunk(int64_t rows, int64_t V, Dtype dtype);
 
 // kernels/block/cross_entropy.cu
-CUDA_TWIN void cross_entropy_forward_cuda(const Tensor& losses, const Tensor& dinp, const Tensor& dweight,
+CUDA_TWIN void cross_entropy_forward_cuda(const Tensor& losses, const Tensor& dinp, const Grad& dweight,
                                           const Tensor& inp, const Tensor& weight, const Tensor& targets, double scale);
 
 // The loss of one scored row; z receives softmax(inp weight^T).
@@ -70,6 +70,7 @@ void cross_entropy_forward_ref(T* losses, const T* inp, const T* weight, const i
     losses[n] = targets[n] < 0 ? T(0) : cross_entropy_row_ref(z.data(), inp + n * C, weight, targets[n], V, C);
 }
 
+// dweight is added to.
 template <class T>
 void cross_entropy_forward_backward_ref(T* losses, T* dinp, T* dweight, const T* inp, const T* weight,
                                         const int32_t* targets, double scale, int64_t rows, int64_t V, int64_t C) {

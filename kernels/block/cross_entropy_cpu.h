@@ -73,13 +73,15 @@ S* head_scratch(int64_t count, int slot) {
 
 // Calls loss(row, count, z) for the scored rows, chunk by chunk: z (count, V) has the logits of the rows row[0], row[1]
 // and so on of inp (rows, C), and becomes dz. From that dinp (rows, C), unless null, and dweight (V, C) get theirs.
+// Without any scored row a dweight that is set becomes zeros.
 template <class S, class Loss>
-void for_logits(const std::vector<int64_t>& scored, S* dinp, float* dweight, const S* inp, const S* weight, int64_t V,
-                int64_t C, Stream stream, Loss loss) {
+void for_logits(const std::vector<int64_t>& scored, S* dinp, const Grad& dweight, const S* inp, const S* weight,
+                int64_t V, int64_t C, Stream stream, Loss loss) {
   const int64_t total = static_cast<int64_t>(scored.size()), most = std::min(total, chunk_rows<S>(V));
   S* z = head_scratch<S>(most * V, 2);
   S* gathered = head_scratch<S>(2 * most * C, 3);  // the rows of inp, then those of dinp
   const Tensor head = view(weight, {V, C});
+  if (total == 0 && dinp != nullptr && !dweight.add) std::fill_n(dweight.as<float>(), V * C, 0.f);
   for (int64_t begin = 0; begin < total; begin += most) {
     const int64_t count = std::min(most, total - begin);
     const int64_t* row = scored.data() + begin;
@@ -92,7 +94,7 @@ void for_logits(const std::vector<int64_t>& scored, S* dinp, float* dweight, con
     loss(row, count, z);
     if (dinp == nullptr) continue;
     S* dx = in_place ? dinp + row[0] * C : gathered + most * C;
-    matmul_backward_weight(view(dweight, {V, C}), view(z, {count, V}), view(x, {count, C}), stream);
+    matmul_backward_weight({dweight, dweight.add || begin > 0}, view(z, {count, V}), view(x, {count, C}), stream);
     matmul_backward_input({view(dx, {count, C}), false}, {view(z, {count, V})}, {head}, stream);
     if (!in_place) copy_rows(dinp, dx, count, C, own, packed);
   }

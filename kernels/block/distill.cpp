@@ -56,7 +56,7 @@ void distill_row(float* loss, float* ce, S* z, const S* u, int32_t target, const
 }
 
 template <class S>
-void distill_forward_cpu(float* losses, float* ce, S* dinp, float* dweight, const S* inp, const S* weight,
+void distill_forward_cpu(float* losses, float* ce, S* dinp, const Grad& dweight, const S* inp, const S* weight,
                          const int32_t* targets, const TeacherHead& teacher, const Distillation& how, double scale,
                          int64_t rows, int64_t V, int64_t C, Stream stream) {
   const int64_t width = teacher.weight.dim(1);
@@ -90,9 +90,9 @@ int64_t distill_scratch(int64_t rows, int64_t V, int64_t C, int64_t width, Dtype
   return own + own / each * (V + width);  // as many rows of the teacher
 }
 
-void distill_forward(const Tensor& losses, const Tensor& ce, const Tensor& dinp, const Tensor& dweight,
-                     const Tensor& inp, const Tensor& weight, const Tensor& targets, const TeacherHead& teacher,
-                     const Distillation& how, double scale, Stream stream) {
+void distill_forward(const Tensor& losses, const Tensor& ce, const Tensor& dinp, const Grad& dweight, const Tensor& inp,
+                     const Tensor& weight, const Tensor& targets, const TeacherHead& teacher, const Distillation& how,
+                     double scale, Stream stream) {
   const int64_t V = weight.dim(0), C = weight.dim(1), rows = targets.numel(), width = teacher.weight.dim(1);
   CHECK_SHAPES(weight.shape.rank == 2 && inp.numel() == rows * C && losses.numel() == rows, losses, inp, weight,
                targets);
@@ -106,10 +106,11 @@ void distill_forward(const Tensor& losses, const Tensor& ce, const Tensor& dinp,
       stream, inp.dtype,
       [&] { distill_forward_cuda(losses, ce, dinp, dweight, inp, weight, targets, teacher, how, scale); },
       [&]<class S>(S) {
-        distill_forward_cpu(losses.as<float>(), ce.as<float>(), dinp.as<S>(), dweight.as<float>(), inp.as<S>(),
-                            weight.as<S>(), target, teacher, how, scale, rows, V, C, stream);
+        distill_forward_cpu(losses.as<float>(), ce.as<float>(), dinp.as<S>(), dweight, inp.as<S>(), weight.as<S>(),
+                            target, teacher, how, scale, rows, V, C, stream);
       },
       [&]<class T>(T) {
+        if (!dweight.add) std::fill_n(dweight.as<T>(), V * C, T(0));
         distill_ref(losses.as<T>(), ce.as<T>(), dinp.as<T>(), dweight.as<T>(), inp.as<T>(), weight.as<T>(), target,
                     teacher.inp.as<T>(), teacher.weight.as<T>(), how, scale, rows, V, C, width);
       });
@@ -131,9 +132,10 @@ struct Distill : Node {
     const Tensor& targets = reads[0]->tensor;
     if (!step.training) return cross_entropy_forward(output(), {}, {}, input(0), weight, targets, 1, stream);
     CHECK_THAT(!acc[0], name, " must be the only reader of ", in[0]->name);
-    distill_forward(output(), out[1]->tensor, dinput(0), dinput(1), input(0), weight, targets,
+    distill_forward(output(), out[1]->tensor, dinput(0), gradient(1, step), input(0), weight, targets,
                     {reads[1]->tensor, factor_of(reads[2], in[0]->dtype)}, how, step.grad_scale, stream);
   }
+  bool sets(size_t i) const override { return i == 1; }
   bool reads_narrow(size_t i) const override { return i == 1 && in[0]->dtype == Dtype::bf16; }
   void backward(const Step&, Stream) override {}  // done in the forward, while the logits were in cache
   double flops_of(const Value* inp) const {

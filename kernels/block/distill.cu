@@ -56,7 +56,7 @@ __global__ void distill_kernel(float* losses, float* ce, S* z, const S* u, const
 
 // -----------------------------------------------------------------------------------------------------------------
 
-void distill_forward_cuda(const Tensor& losses, const Tensor& ce, const Tensor& dinp, const Tensor& dweight,
+void distill_forward_cuda(const Tensor& losses, const Tensor& ce, const Tensor& dinp, const Grad& dweight,
                           const Tensor& inp, const Tensor& weight, const Tensor& targets, const TeacherHead& teacher,
                           const Distillation& how, double scale) {
   const int64_t V = weight.dim(0), C = weight.dim(1), rows = targets.numel(), teacher_width = teacher.weight.dim(1);
@@ -79,7 +79,8 @@ void distill_forward_cuda(const Tensor& losses, const Tensor& ce, const Tensor& 
       launch({"distill", static_cast<uint32_t>(count), row_threads}, distill_kernel<width, S>,
              losses.as<float>() + begin, ce.as<float>() + begin, logits, taught, targets.as<int32_t>() + begin, factors,
              V, stride);
-      multiply({dweight.data, dweight.dtype, C}, transposed(z), x, {V, C, count}, dweight.data);
+      multiply({dweight.data, dweight.dtype, C}, transposed(z), x, {V, C, count},
+               dweight.add || begin > 0 ? dweight.data : nullptr);
       multiply({dinp.as<S>() + begin * C, dinp.dtype, C}, z, w, {count, C, V}, nullptr);
     }
   });

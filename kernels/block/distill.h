@@ -11,7 +11,7 @@
 //   with L = scale * sum_n losses[n]:
 //   dz[n,v] = scale * (alpha * (p[n,v] - [v == targets[n]]) + (1 - alpha) * tau / R * (s[n,v] - t[n,v]))
 //   dinp[n,c]   = sum_v dz[n,v] * weight[v,c]                                     set; 0 where targets[n] is -1
-//   dweight[v,c] += sum_n dz[n,v] * inp[n,c]                                      always added
+//   dweight[v,c] = sum_n dz[n,v] * inp[n,c]                                       set or added
 //   The teacher has no gradients.
 //
 // Types, shapes, targets and what is not scored are those of kernels/block/cross_entropy.h; the teacher's width may be
@@ -42,15 +42,15 @@ struct TeacherHead {
 };
 
 // losses, ce: (rows). Nothing is saved: this is of training, and takes the gradients of L at once.
-void distill_forward(const Tensor& losses, const Tensor& ce, const Tensor& dinp, const Tensor& dweight,
-                     const Tensor& inp, const Tensor& weight, const Tensor& targets, const TeacherHead& teacher,
-                     const Distillation& how, double scale, Stream stream);
+void distill_forward(const Tensor& losses, const Tensor& ce, const Tensor& dinp, const Grad& dweight, const Tensor& inp,
+                     const Tensor& weight, const Tensor& targets, const TeacherHead& teacher, const Distillation& how,
+                     double scale, Stream stream);
 
 // Bytes of scratch that a CPU takes for it, if all rows are scored. width: C'.
 int64_t distill_scratch(int64_t rows, int64_t V, int64_t C, int64_t width, Dtype dtype);
 
 // kernels/block/distill.cu
-CUDA_TWIN void distill_forward_cuda(const Tensor& losses, const Tensor& ce, const Tensor& dinp, const Tensor& dweight,
+CUDA_TWIN void distill_forward_cuda(const Tensor& losses, const Tensor& ce, const Tensor& dinp, const Grad& dweight,
                                     const Tensor& inp, const Tensor& weight, const Tensor& targets,
                                     const TeacherHead& teacher, const Distillation& how, double scale);
 

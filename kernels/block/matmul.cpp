@@ -95,16 +95,18 @@ void matmul_backward_input(const Grad& dinp, Tensors douts, Tensors weights, Str
   multiply(calls, rows, stream);
 }
 
-void matmul_backward_weight(const Tensor& dweight, const Tensor& dout, const Tensor& inp, Stream stream) {
+void matmul_backward_weight(const Grad& dweight, const Tensor& dout, const Tensor& inp, Stream stream) {
   const int64_t O = dweight.dim(0), C = dweight.dim(1), rows = count_rows(dout, inp, dweight);
   if (stream.backend == Backend::cuda) return matmul_backward_weight_cuda(dweight, dout, inp, rows);
   if (stream.backend == Backend::cpu) {
     std::vector<Call>& calls = empty_list<Call>();
-    calls.push_back({dweight, {dout, 1, O}, {inp, C, 1}, C, rows, true});
+    calls.push_back({dweight, {dout, 1, O}, {inp, C, 1}, C, rows, dweight.add});
     return multiply(calls, O, stream);
   }
-  with_real(dweight.dtype,
-            [&]<class T>(T) { matmul_backward_weight_ref(dweight.as<T>(), dout.as<T>(), inp.as<T>(), rows, C, O); });
+  with_real(dweight.dtype, [&]<class T>(T) {
+    if (!dweight.add) std::fill_n(dweight.as<T>(), O * C, T(0));
+    matmul_backward_weight_ref(dweight.as<T>(), dout.as<T>(), inp.as<T>(), rows, C, O);
+  });
 }
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -125,11 +127,12 @@ struct Linear : Node {  // in[0] is shared by the weights that follow, each with
     matmul_forward(outs, input(0), weights, stream, tensor_of(addend));
     for (const auto& [o, i] : biases) bias_forward(outs[o], input(i), stream);
   }
-  void backward(const Step&, Stream stream) override {
+  void backward(const Step& step, Stream stream) override {
     matmul_backward_input(gradient(0), douts, weights, stream);
-    for (size_t i = 0; i < out.size(); ++i) matmul_backward_weight(dinput(i + 1), douts[i], input(0), stream);
+    for (size_t i = 0; i < out.size(); ++i) matmul_backward_weight(gradient(i + 1, step), douts[i], input(0), stream);
     for (const auto& [o, i] : biases) bias_backward(dinput(i), douts[o], stream);
   }
+  bool sets(size_t i) const override { return i > 0 && i <= out.size(); }
   bool reads_narrow(size_t i) const override { return i > 0 && i <= out.size() && in[0]->dtype == Dtype::bf16; }
   double flops() const override {
     double sum = 0;

@@ -398,14 +398,16 @@ void matmul_backward_input_cuda(const Grad& dinp, const Tensor& dout, const Tens
   multiply(rows_of(dinp, C), d, w, {rows, C, P}, plus);
 }
 
-void matmul_backward_weight_cuda(const Tensor& dweight, const Tensor& dout, const Tensor& inp, int64_t rows) {
+void matmul_backward_weight_cuda(const Grad& dweight, const Tensor& dout, const Tensor& inp, int64_t rows) {
   const int64_t O = dweight.dim(0), C = dweight.dim(1), P = padded(O);
   if (!is_worth_padding(dout, O, C))
-    return multiply(rows_of(dweight, C), transposed(rows_of(dout, O)), rows_of(inp, C), {O, C, rows}, dweight.data);
+    return multiply(rows_of(dweight, C), transposed(rows_of(dout, O)), rows_of(inp, C), {O, C, rows},
+                    dweight.add ? dweight.data : nullptr);
   const Matrix d = padded_copy(dout, rows, O, rows, P, narrow_slot);
   float* sums = scratch<float>(P * C, weight_slot);
   multiply({sums, Dtype::f32, C}, transposed(d), rows_of(inp, C), {P, C, rows}, nullptr);
-  add_rows(dweight.as<float>(), sums, 1, O * C);
+  if (dweight.add) add_rows(dweight.as<float>(), sums, 1, O * C);
+  else copy_on_device(dweight.data, sums, dweight.bytes());
 }
 
 }  // namespace crossply

@@ -4,7 +4,7 @@
 //             + addend[n,o]                                                       if there is one, for one weight only
 //
 //   dinp[n,c] = sum_o dout[n,o] * weight[o,c], summed over the weights            set or added
-//   dweight[o,c] += sum_n dout[n,o] * inp[n,c]                                    always added
+//   dweight[o,c] = sum_n dout[n,o] * inp[n,c]                                     set or added
 //
 // weight, dweight: (O, C), rank 2. inp, dinp: (rows, C) and out, dout: (rows, O) after flattening, any rank. Nothing is
 // saved. On the CPU all are f32, multiplied as stream.products says, or all are bf16 but dweight, which is f32. No
@@ -30,7 +30,7 @@ struct Tensors : std::span<const Tensor> {
 
 void matmul_forward(Tensors outs, const Tensor& inp, Tensors weights, Stream stream, const Tensor& addend = {});
 void matmul_backward_input(const Grad& dinp, Tensors douts, Tensors weights, Stream stream);
-void matmul_backward_weight(const Tensor& dweight, const Tensor& dout, const Tensor& inp, Stream stream);
+void matmul_backward_weight(const Grad& dweight, const Tensor& dout, const Tensor& inp, Stream stream);
 
 // Device memory for cuBLASLt's algorithms: what those of Hopper ask for.
 constexpr size_t matmul_workspace = size_t{32} << 20;
@@ -39,7 +39,7 @@ constexpr size_t matmul_workspace = size_t{32} << 20;
 CUDA_TWIN void matmul_forward_cuda(const Tensor& out, const Tensor& inp, const Tensor& weight, int64_t rows,
                                    const Tensor& addend);
 CUDA_TWIN void matmul_backward_input_cuda(const Grad& dinp, const Tensor& dout, const Tensor& weight, int64_t rows);
-CUDA_TWIN void matmul_backward_weight_cuda(const Tensor& dweight, const Tensor& dout, const Tensor& inp, int64_t rows);
+CUDA_TWIN void matmul_backward_weight_cuda(const Grad& dweight, const Tensor& dout, const Tensor& inp, int64_t rows);
 
 template <class T>
 void matmul_forward_ref(T* out, const T* inp, const T* weight, int64_t rows, int64_t C, int64_t O) {
@@ -63,6 +63,7 @@ void matmul_backward_input_ref(T* dinp, const T* dout, const T* weight, int64_t 
   }
 }
 
+// Added.
 template <class T>
 void matmul_backward_weight_ref(T* dweight, const T* dout, const T* inp, int64_t rows, int64_t C, int64_t O) {
   for (int64_t o = 0; o < O; ++o) {

@@ -6,10 +6,12 @@ namespace crossply {
 namespace {
 
 // Mixtures, and the gradients of mixtures, of some tokens at a time are in scratch memory; between them are products,
-// one for each head. The rest is bound by bytes: K rows of mixtures for the S rows of the sources.
+// one for each head. A head's key and value are neighbours there, "stacked": so mixtures are read once for both, their
+// gradients written once, and products are 2 D wide. The rest is bound by bytes: K rows of mixtures for the S rows of
+// the sources, each written once and read once in the forward; in the backward twice, as their gradients.
 constexpr int threads = 256;
 constexpr int heads_at_once = 8;
-enum Slot { mixture_slot, dm_slot, weight_slot, product_slot, partial_slot };  // the first four as in head_mix_scratch
+enum Slot { mixture_slot, dm_slot, weight_slot, product_slot, stack_slot, partial_slot };  // as in head_mix_scratch
 
 struct Flags {
   bool x[most_inputs];
@@ -63,11 +65,30 @@ __global__ void __launch_bounds__(threads, 2)
   }
 }
 
-// Weights to project with: w (rows, C) times the gain.
+// Element i of (rows, K*D), a key's or, with `value`, a value's, in (rows, K, 2*D): both stacked.
+__device__ __forceinline__ int64_t stacked(int64_t i, int64_t D, bool value) { return i + (i / D + value) * D; }
+
+// Weights to project with: w (K*D, C) times the gain, into (K, 2*D, C).
 template <class S>
-__global__ void fold_kernel(S* to, const S* w, const float* gain, int64_t C, int64_t n) {
+__global__ void fold_kernel(S* to, const S* w, const float* gain, int64_t D, int64_t C, bool value, int64_t n) {
   const int64_t i = first_of_thread<1>();
-  if (i < n) from_float(to[i], gain[i % C] * to_float(w[i]));
+  if (i < n) from_float(to[stacked(i / C, D, value) * C + i % C], gain[i % C] * to_float(w[i]));
+}
+
+// both (rows, K, 2*D) from k and v (rows, K*D), or the other way. A thread copies `width` columns, a divisor of D.
+template <int width, class S>
+__global__ void stack_kernel(S* both, const S* k, const S* v, int64_t D, int64_t n) {
+  const int64_t i = first_of_thread<width>();
+  if (i >= n) return;
+  store<width>(both + stacked(i, D, false), load<width>(k + i));
+  store<width>(both + stacked(i, D, true), load<width>(v + i));
+}
+template <int width, class S>
+__global__ void unstack_kernel(S* k, S* v, const S* both, int64_t D, int64_t n) {
+  const int64_t i = first_of_thread<width>();
+  if (i >= n) return;
+  store<width>(k + i, load<width>(both + stacked(i, D, false)));
+  store<width>(v + i, load<width>(both + stacked(i, D, true)));
 }
 
 template <int width>
@@ -113,7 +134,7 @@ __device__ __forceinline__ void source_gradients(float* product, const Heads<wid
 // partial (blocks, K, S), if one weight is shared by all tokens: then the warps' products are sums over tokens.
 template <int width, class S>
 __global__ void __launch_bounds__(threads, 2)
-    unmix_kernel(const Pointers<S> du, const Flags acc_of, float* dweight, float* partial, const float* dm,
+    unmix_kernel(const Pointers<S> du, const Flags acc_of, float* dweight, float* partial, const S* dm,
                  const Pointers<const S> u, const float* weight, HeadMixSize z, Chunk chunk) {
   constexpr int at_once = sources_at_once<width>, values = at_once * heads_at_once;
   const int of_heads = static_cast<int>(z.S) * heads_at_once, lane = static_cast<int>(threadIdx.x) % warp_size;
@@ -162,19 +183,21 @@ __global__ void __launch_bounds__(threads, 2)
   }
 }
 
-// From g (2, K*D, C), the products of dk and dv with the mixtures: dwk, dwv += g * gain, and dgain (blocks of rows, C),
+// From g (K, 2*D, C), the products of dk and dv with the mixtures: dwk, dwv += g * gain, and dgain (blocks of rows, C),
 // sums over some rows of g * w. A block as sum_of_groups needs it.
 constexpr int64_t rows_of_finish = 64;
 template <class S>
 __global__ void finish_kernel(float* dgain, float* dwk, float* dwv, const float* g, const float* gain, const S* wk,
                               const S* wv, HeadMixSize z) {
-  const int64_t c = static_cast<int64_t>(blockIdx.x) * warp_size + threadIdx.x, rows = z.K * z.D;
+  const int64_t c = static_cast<int64_t>(blockIdx.x) * warp_size + threadIdx.x, rows = 2 * z.K * z.D;
   const int64_t first = blockIdx.y * rows_of_finish, end = first + rows_of_finish;
   float sum = 0;
-  for (int64_t r = first + threadIdx.y; r < (end < 2 * rows ? end : 2 * rows) && c < z.C; r += groups_of_rows) {
-    const int64_t at = (r < rows ? r : r - rows) * z.C + c;
-    const float x = g[r * z.C + c], w = to_float((r < rows ? wk : wv)[at]);
-    (r < rows ? dwk : dwv)[at] += x * gain[c];
+  for (int64_t r = first + threadIdx.y; r < (end < rows ? end : rows) && c < z.C; r += groups_of_rows) {
+    const int64_t h = r / (2 * z.D), d = r % (2 * z.D);
+    const bool value = d >= z.D;
+    const int64_t at = (h * z.D + (value ? d - z.D : d)) * z.C + c;
+    const float x = g[r * z.C + c], w = to_float((value ? wv : wk)[at]);
+    (value ? dwv : dwk)[at] += x * gain[c];
     sum += x * w;
   }
   sum = sum_of_groups(sum);
@@ -195,28 +218,29 @@ void for_chunks(const HeadMixSize& z, F&& body) {
   for (int64_t n0 = 0; n0 < z.N; n0 += rows) body(Chunk{n0, std::min(rows, z.N - n0)});
 }
 
-// Each head's part of (K, rows, C): mixtures, or weights, whose rows are D.
+// Each head's part of (K, rows, C): mixtures, or weights, whose rows are 2*D.
 template <class S>
 Matrix heads_of(S* data, int64_t rows, const HeadMixSize& z) {
   return {data, DtypeOf<S>::value, z.C, false, rows * z.C};
 }
-// Each head's part of (B, T, K, D), from token n0 on.
+// Each head's part of (rows, K, 2*D), keys and values of a chunk or their gradients.
 template <class S>
-Matrix heads_of_tokens(const Tensor& tensor, int64_t n0, const HeadMixSize& z) {
-  return {tensor.as<S>() + n0 * z.K * z.D, tensor.dtype, z.K * z.D, false, z.D};
+Matrix stacked_heads(S* data, const HeadMixSize& z) {
+  return {data, DtypeOf<S>::value, 2 * z.K * z.D, false, 2 * z.D};
+}
+// Calls body(width, n) for the n numbers of a chunk's keys.
+template <class S, class F>
+void with_stack(const Tensor& k, const Tensor& v, const HeadMixSize& z, const Chunk& chunk, F&& body) {
+  with_width<S>(z.D, {k.data, v.data}, [&](auto width) { body(width, chunk.rows * z.K * z.D); });
 }
 
-struct Weights {
-  Matrix k, v;  // times the gain
-};
 template <class S>
-Weights fold(const HeadMix<Tensor>& of, const HeadMixSize& z) {
-  const int64_t each = z.K * z.D * z.C;
-  S *k = take<S>(weight_slot, z), *v = k + each;
-  const float* gain = of.gain.as<float>();
-  launch_elementwise("head_mix_fold", each, 1, fold_kernel<S>, k, of.wk.as<S>(), gain, z.C);
-  launch_elementwise("head_mix_fold", each, 1, fold_kernel<S>, v, of.wv.as<S>(), gain, z.C);
-  return {heads_of(k, z.D, z), heads_of(v, z.D, z)};
+Matrix fold(const HeadMix<Tensor>& of, const HeadMixSize& z) {
+  S* to = take<S>(weight_slot, z);
+  for (const bool value : {false, true})
+    launch_elementwise("head_mix_fold", z.K * z.D * z.C, 1, fold_kernel<S>, to, (value ? of.wv : of.wk).as<S>(),
+                       of.gain.as<float>(), z.D, z.C, value);
+  return heads_of(to, 2 * z.D, z);
 }
 
 template <class S>
@@ -230,7 +254,7 @@ void mix(S* m, const HeadMix<Tensor>& of, const HeadMixSize& z, const Chunk& chu
 }
 
 template <class S>
-void unmix(const HeadMix<Grad, Tensor>& d, const float* dm, const HeadMix<Tensor>& of, const HeadMixSize& z,
+void unmix(const HeadMix<Grad, Tensor>& d, const S* dm, const HeadMix<Tensor>& of, const HeadMixSize& z,
            const Chunk& chunk) {
   Flags add{};
   for (size_t s = 0; s < d.sources.size(); ++s) add.x[s] = d.sources[s].add;
@@ -253,14 +277,17 @@ void unmix(const HeadMix<Grad, Tensor>& d, const float* dm, const HeadMix<Tensor
 void head_mix_forward_cuda(const Tensor& k, const Tensor& v, const HeadMix<Tensor>& m, const HeadMixSize& z) {
   check_inputs("head_mix_forward", m.sources.size());
   with_storage(k.dtype, [&]<class S>(S) {
-    S* mixtures = take<S>(mixture_slot, z);
-    const Weights w = fold<S>(m, z);
+    S *mixtures = take<S>(mixture_slot, z), *both = take<S>(stack_slot, z);
+    const Matrix w = fold<S>(m, z);
     for_chunks(z, [&](const Chunk& chunk) {
-      const Matrix mixed = heads_of(mixtures, chunk.rows, z);
-      const ProductSize size{chunk.rows, z.D, z.C, z.K};
+      const ProductSize size{chunk.rows, 2 * z.D, z.C, z.K};
       mix(mixtures, m, z, chunk);
-      multiply(heads_of_tokens<S>(k, chunk.n0, z), mixed, transposed(w.k), size, nullptr);
-      multiply(heads_of_tokens<S>(v, chunk.n0, z), mixed, transposed(w.v), size, nullptr);
+      multiply(stacked_heads(both, z), heads_of(mixtures, chunk.rows, z), transposed(w), size, nullptr);
+      with_stack<S>(k, v, z, chunk, [&](auto width, int64_t n) {
+        const int64_t at = chunk.n0 * z.K * z.D;
+        launch_elementwise("head_mix_unstack", n, width, unstack_kernel<width, S>, k.as<S>() + at, v.as<S>() + at, both,
+                           z.D);
+      });
     });
   });
 }
@@ -268,28 +295,28 @@ void head_mix_forward_cuda(const Tensor& k, const Tensor& v, const HeadMix<Tenso
 void head_mix_backward_cuda(const HeadMix<Grad, Tensor>& d, const Tensor& dk, const Tensor& dv,
                             const HeadMix<Tensor>& m, const HeadMixSize& z) {
   check_inputs("head_mix_backward", m.sources.size());
-  const int64_t each = z.K * z.D * z.C;
-  float *dm = take<float>(dm_slot, z), *gk = take<float>(product_slot, z), *gv = gk + each;
+  float* g = take<float>(product_slot, z);
   if (z.shared) fill_device_memory(d.weight.data, 0, d.weight.bytes());
   with_storage(dk.dtype, [&]<class S>(S) {
-    S* mixtures = take<S>(mixture_slot, z);
-    const Weights w = fold<S>(m, z);
+    S *mixtures = take<S>(mixture_slot, z), *dm = take<S>(dm_slot, z), *both = take<S>(stack_slot, z);
+    const Matrix w = fold<S>(m, z), dheads = stacked_heads(both, z);
     for_chunks(z, [&](const Chunk& chunk) {
-      const Matrix mixed = heads_of(mixtures, chunk.rows, z), dmixed = heads_of(dm, chunk.rows, z);
-      const Matrix dk_heads = heads_of_tokens<S>(dk, chunk.n0, z), dv_heads = heads_of_tokens<S>(dv, chunk.n0, z);
-      const ProductSize of_weight{z.D, z.C, chunk.rows, z.K}, of_mixture{chunk.rows, z.C, z.D, z.K};
-      const bool more = chunk.n0 > 0;
+      const ProductSize of_weight{2 * z.D, z.C, chunk.rows, z.K}, of_mixture{chunk.rows, z.C, 2 * z.D, z.K};
+      with_stack<S>(dk, dv, z, chunk, [&](auto width, int64_t n) {
+        const int64_t at = chunk.n0 * z.K * z.D;
+        launch_elementwise("head_mix_stack", n, width, stack_kernel<width, S>, both, dk.as<S>() + at, dv.as<S>() + at,
+                           z.D);
+      });
       mix(mixtures, m, z, chunk);
-      multiply(heads_of(gk, z.D, z), transposed(dk_heads), mixed, of_weight, more ? gk : nullptr);
-      multiply(heads_of(gv, z.D, z), transposed(dv_heads), mixed, of_weight, more ? gv : nullptr);
-      multiply(dmixed, dk_heads, w.k, of_mixture, nullptr);
-      multiply(dmixed, dv_heads, w.v, of_mixture, dm);
+      multiply(heads_of(g, 2 * z.D, z), transposed(dheads), heads_of(mixtures, chunk.rows, z), of_weight,
+               chunk.n0 > 0 ? g : nullptr);
+      multiply(heads_of(dm, chunk.rows, z), dheads, w, of_mixture, nullptr);
       unmix<S>(d, dm, m, z, chunk);
     });
     const dim3 grid(blocks_of(z.C, warp_size), blocks_of(2 * z.K * z.D, rows_of_finish));
     float* partial = scratch<float>(grid.y * z.C, partial_slot);
     launch({"head_mix_finish", grid, dim3(warp_size, groups_of_rows)}, finish_kernel<S>, partial, d.wk.as<float>(),
-           d.wv.as<float>(), gk, m.gain.as<float>(), m.wk.as<S>(), m.wv.as<S>(), z);
+           d.wv.as<float>(), g, m.gain.as<float>(), m.wk.as<S>(), m.wv.as<S>(), z);
     add_rows(d.gain.as<float>(), partial, grid.y, z.C);
   });
 }

@@ -15,8 +15,8 @@
 // mixtures are K times as large as a stream, so they live in scratch memory for some hundred tokens at a time; the
 // backward makes them again. Nothing is saved. dwk, dwv and dgain are always added to, dweight is set, du_s is set or
 // added to. No output may alias an input. u_s, k, v, their gradients, wk and wv are all f32 or all bf16, the rest is
-// f32; on a GPU mixtures, and weights times the gain, are of the former too. (Gerasimov et al., arXiv 2502.09245v1; the
-// gain folded into the weights.)
+// f32; on a GPU mixtures, their gradients, and weights times the gain, are of the former too. (Gerasimov et al., arXiv
+// 2502.09245v1; the gain folded into the weights.)
 #pragma once
 
 #include <algorithm>
@@ -43,11 +43,14 @@ struct HeadMixSize {
 inline int64_t tokens_of_chunk(const HeadMixSize& z) {
   return std::min(z.N, std::clamp<int64_t>((int64_t{1} << 24) / (z.K * z.C), 64, 4096));
 }
-// What it takes there: mixtures, their gradients, the weights times the gain, and what their gradients are made from.
+// What it takes there: mixtures, their gradients, the weights times the gain, what their gradients are made from, and
+// keys beside values.
 inline ScratchBytes head_mix_scratch(const HeadMixSize& z, Dtype dtype) {
   const auto mixtures = static_cast<size_t>(tokens_of_chunk(z) * z.K * z.C);
   const auto weights = static_cast<size_t>(2 * z.K * z.D * z.C);
-  return {mixtures * size_of(dtype), mixtures * sizeof(float), weights * size_of(dtype), weights * sizeof(float)};
+  const auto stack = static_cast<size_t>(tokens_of_chunk(z) * 2 * z.K * z.D);
+  return {mixtures * size_of(dtype), mixtures * size_of(dtype), weights * size_of(dtype), weights * sizeof(float),
+          stack * size_of(dtype)};
 }
 
 // kernels/depth/head_mix.cu

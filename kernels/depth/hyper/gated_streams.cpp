@@ -437,13 +437,13 @@ struct GatedRead : Node {
       matmul_forward({l}, hidden, {up}, stream);
       gated_mean_backward(dx, l, part(doutput()), x, l, stream);
       matmul_backward_input({dz, false}, {l}, {up}, stream);
-      matmul_backward_weight(dinput(3), l, hidden, stream);
+      matmul_backward_weight({dinput(3), true}, l, hidden, stream);
       gated_silu_backward(dz, dz, z, factor(), stream);
-      matmul_backward_weight(dinput(2), dz, x, stream);
+      matmul_backward_weight({dinput(2), true}, dz, x, stream);
       if (writes()) {
         const Tensor dinject = part(out[1]->grad->tensor);
         matmul_backward_input({dx, true}, {dz, dinject}, weights, stream);
-        matmul_backward_weight(dinput(4), dinject, x, stream);
+        matmul_backward_weight({dinput(4), true}, dinject, x, stream);
       } else {
         matmul_backward_input({dx, true}, {dz}, weights, stream);
       }

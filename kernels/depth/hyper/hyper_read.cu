@@ -1,4 +1,5 @@
 // The read of the hyper-connections and its backward: the part with the norm, the projections and the tanhs.
+#include "kernels/cuda/mma.cuh"
 #include "kernels/depth/hyper/hyper.cuh"
 
 namespace crossply {
@@ -62,48 +63,42 @@ template <int most>
 constexpr int streams_at_once = most < 4 ? most : 4;
 
 // -----------------------------------------------------------------------------------------------------------------
-// Read. A block takes a token, with as few warps as can hold its streams as they lie in memory: so these are read once.
-// For more columns than that they are read again for each pass. For many streams the arithmetic of the projections,
-// E (E+2) products a column, takes about as long as the memory.
+// Read. A block takes one token after the other. For many streams the arithmetic of the projections, E (E+2) products a
+// column, takes about as long as the memory: so where 16-byte accesses fit, and two tokens fit into shared memory, each
+// thread copies its columns of the next token there while the block computes with this one. Else they are read from
+// where they are, for each pass.
 
 constexpr int read_warps = 4;
-// A thread has `width` columns each of so many parts of a token: in up to 64 registers, or 32 beside the sums for eight
-// streams.
-template <int most, int width, class S>
-constexpr int parts_of = std::min(4, (most == 8 ? 32 : 64) * 4 / (most * width * static_cast<int>(sizeof(S))));
+constexpr int64_t columns_of_lane = 16;    // at least, in a block of fewer warps
+constexpr int64_t most_ahead = 64 * 1024;  // bytes of both tokens: three or four blocks, and some for the L1 cache
 
-// A thread's columns from `begin` on of all streams; 0 beyond C.
+// A token.
 template <int most, int width, class S>
-struct TokenPart {
-  static constexpr int parts = parts_of<most, width, S>;
-  Array<Packed<width, S>, most> x[parts];
+struct Token {
+  static constexpr bool can_fetch = width * sizeof(S) == 16;
+  const S* streams;  // (E,C), in device or shared memory
 
   static __device__ int64_t step() { return static_cast<int64_t>(blockDim.x) * width; }
-  static __device__ int64_t column(int64_t begin, int part) { return begin + part * step() + threadIdx.x * width; }
-  __device__ __forceinline__ void load(const S* streams, int E, int64_t C, int64_t begin) {
+  static __device__ __forceinline__ void fetch(S* to, const S* streams, int E, int64_t C) {
+    if constexpr (can_fetch) {
+      for (int64_t c = threadIdx.x * width; c < C; c += step()) {
 #pragma unroll
-    for (int part = 0; part < parts; ++part) {
-      x[part] = {};
-      const int64_t c = column(begin, part);
-      if (c < C) load_streams<most, width>(x[part], streams + c, E, static_cast<int>(C));
+        for (int i = 0; i < most; ++i)
+          if (i < E) cp_async<16>(to + i * C + c, streams + i * C + c, true);
+      }
+      cp_async_commit();
+    }
+  }
+  // Calls body(c, x) for a thread's columns c.. of all streams.
+  template <class F>
+  __device__ __forceinline__ void for_columns(int E, int64_t C, F&& body) const {
+    for (int64_t c = threadIdx.x * width; c < C; c += step()) {
+      Array<Packed<width, S>, most> x;
+      load_streams<most, width>(x, streams + c, E, static_cast<int>(C));
+      body(c, x);
     }
   }
 };
-
-// Calls body(c, x) for a thread's columns c.. of all streams, which `held` has already if all fit.
-template <int most, int width, class S, class F>
-__device__ __forceinline__ void for_columns(TokenPart<most, width, S>& held, const S* streams, int E, int64_t C,
-                                            F&& body) {
-  using Part = TokenPart<most, width, S>;
-  for (int64_t begin = 0; begin < C; begin += Part::parts * Part::step()) {
-    if (C > Part::parts * Part::step()) held.load(streams, E, C, begin);
-#pragma unroll
-    for (int part = 0; part < Part::parts; ++part) {
-      const int64_t c = Part::column(begin, part);
-      if (c < C) body(c, held.x[part]);
-    }
-  }
-}
 
 // to[i] = the sum over the block's warps of from(warps,n). A barrier must come before and behind.
 __device__ __forceinline__ void add_warps(float* to, const float* from, int n) {
@@ -115,28 +110,37 @@ __device__ __forceinline__ void add_warps(float* to, const float* from, int n) {
   }
 }
 
+template <class S>
+struct Read {
+  S* out;               // (rows,C)
+  float *coef, *stats;  // coef (rows,E,E+2), stats (rows,E,E+4)
+  const S* streams;
+  int64_t rows, C;
+  int E;
+  float eps;
+  bool centred;
+};
 template <int exact, int width, class S>
-__global__ void __launch_bounds__(read_warps* warp_size, 3)
-    hyper_read_forward_kernel(S* out, float* coef, float* stats, const S* streams, Plan plan, int given_E, int64_t C,
-                              float eps, bool centred) {
+__device__ __forceinline__ void read_token(const Read<S>& r, const Plan& plan,
+                                           const Token<most_of<exact>, width, S>& token, int64_t n) {
   constexpr int most = most_of<exact>, count = streams_at_once<most>, row = most + 3;
-  const int E = number_of_streams<exact>(given_E), J = E + 2, thread = static_cast<int>(threadIdx.x);
+  const int E = number_of_streams<exact>(r.E), J = E + 2, thread = static_cast<int>(threadIdx.x);
+  const int64_t C = r.C;
+  const bool centred = r.centred;
   SHARED(sums, Array<float, read_warps * most * row>);
   SHARED(products, Array<float, most * row>);
   SHARED(means, Array<float, most>);
   SHARED(first_column, Array<float, most>);  // A[i,0]
-  const int64_t n = blockIdx.x;
   const int warp = thread / warp_size;
-  out += n * C, streams += n * E * C, coef += n * E * J;
-  TokenPart<most, width, S> token;
-  token.load(streams, E, C, 0);
+  S* out = r.out + n * C;
+  float *coef = r.coef + n * E * J, *stats = r.stats;
   if (thread < most) first_column[thread] = means[thread] = 0;
   __syncthreads();
   if (plan.projection != nullptr) {
     stats += n * E * (E + 4);
     float mean[most] = {};
     if (centred) {
-      for_columns(token, streams, E, C, [&](int64_t, auto& x) {
+      token.for_columns(E, C, [&](int64_t, auto& x) {
 #pragma unroll
         for (int i = 0; i < most; ++i) {
           const Columns<width> in = floats(x[i]);
@@ -155,7 +159,7 @@ __global__ void __launch_bounds__(read_warps* warp_size, 3)
 #pragma unroll
     for (int i = 0; i < most; i += count) {
       float product[count * row] = {};
-      for_columns(token, streams, E, C, [&](int64_t c, auto& x) {
+      token.for_columns(E, C, [&](int64_t c, auto& x) {
         Array<Columns<width>, count> d;
         float of_these[count];
 #pragma unroll
@@ -184,7 +188,7 @@ __global__ void __launch_bounds__(read_warps* warp_size, 3)
     const int i = e / J, j = e % J;
     float value = j <= E ? plan.w.static_alpha[i * (E + 1) + j] : plan.w.static_beta[i];
     if (plan.projection != nullptr) {
-      const float rstd = rsqrtf(products[i * row + most + 2] / static_cast<float>(C) + eps);
+      const float rstd = rsqrtf(products[i * row + most + 2] / static_cast<float>(C) + r.eps);
       const float t = tanhf(products[i * row + j] * rstd + plan.offset[j]);
       stats[i * (E + 4) + 2 + j] = t;
       if (j == 0) stats[i * (E + 4)] = means[i] / static_cast<float>(C), stats[i * (E + 4) + 1] = rstd;
@@ -194,12 +198,36 @@ __global__ void __launch_bounds__(read_warps* warp_size, 3)
     if (j == 0) first_column[i] = value;
   }
   __syncthreads();
-  for_columns(token, streams, E, C, [&](int64_t c, auto& x) {
+  token.for_columns(E, C, [&](int64_t c, auto& x) {
     Columns<width> sum = {};
 #pragma unroll
     for (int i = 0; i < most; ++i) add_scaled(sum, first_column[i], floats(x[i]));
     store<width>(out + c, sum);
   });
+}
+
+// ahead: elements of a token in dynamic shared memory, which has room for two; 0: none.
+template <int exact, int width, class S>
+__global__ void __launch_bounds__(read_warps* warp_size, 4)
+    hyper_read_forward_kernel(const Read<S> r, const Plan plan, int ahead) {
+  using Of = Token<most_of<exact>, width, S>;
+  const int E = number_of_streams<exact>(r.E);
+  const int64_t size = E * r.C;
+  S *now = dynamic_shared<S>(), *next = now + ahead;
+  if (ahead > 0) Of::fetch(now, r.streams + blockIdx.x * size, E, r.C);
+#pragma unroll 1
+  for (int64_t n = blockIdx.x; n < r.rows; n += gridDim.x) {
+    Of token{r.streams + n * size};
+    if (ahead > 0) {
+      cp_async_wait<0>();
+      token = {now};
+      if (n + gridDim.x < r.rows) Of::fetch(next, r.streams + (n + gridDim.x) * size, E, r.C);
+    }
+    read_token<exact, width>(r, plan, token, n);
+    __syncthreads();  // what is shared is the next token's
+    S* before = now;
+    now = next, next = before;
+  }
 }
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -461,12 +489,16 @@ void hyper_read_forward_cuda(const Tensor& out, const Tensor& coef, const Tensor
   const Plan plan = plan_read(w, norm, E, C);
   with_instance(out.dtype, E, C, {out.data, streams.data}, [&]<class S>(S, auto exact, auto wide) {
     constexpr int width = width_with_sums<exact, wide, S>;
-    constexpr int64_t columns_of_warp = parts_of<most_of<exact>, width, S> * width * warp_size;
-    const int64_t warps_that_hold = (C + columns_of_warp - 1) / columns_of_warp;
-    launch({"hyper_read_forward", static_cast<uint32_t>(rows),
-            static_cast<uint32_t>(std::min<int64_t>(warps_that_hold, read_warps) * warp_size)},
-           hyper_read_forward_kernel<exact, width, S>, out.as<S>(), coef.as<float>(), data_or_null<float>(stats),
-           streams.as<S>(), plan, static_cast<int>(E), C, static_cast<float>(eps), norm != HyperNorm::rmsnorm);
+    const int64_t size = E * C, bytes = 2 * size * static_cast<int64_t>(sizeof(S));
+    const bool fetches = Token<most_of<exact>, width, S>::can_fetch && bytes <= most_ahead;
+    const uint32_t block_warps = std::min<uint32_t>(blocks_of(C, columns_of_lane * warp_size), read_warps);
+    const int64_t at_once = 132 * 4 * read_warps / block_warps;  // blocks that an H200 has room for
+    launch({"hyper_read_forward", static_cast<uint32_t>(fetches ? std::min(rows, at_once) : rows),
+            block_warps * warp_size, fetches ? static_cast<size_t>(bytes) : 0},
+           hyper_read_forward_kernel<exact, width, S>,
+           Read<S>{out.as<S>(), coef.as<float>(), data_or_null<float>(stats), streams.as<S>(), rows, C,
+                   static_cast<int>(E), static_cast<float>(eps), norm != HyperNorm::rmsnorm},
+           plan, fetches ? static_cast<int>(size) : 0);
   });
 }
 
