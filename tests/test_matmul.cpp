@@ -287,6 +287,49 @@ TEST_CASE("matmul: bf16 tensors, with dweight in f32, equal the reference on the
   }
 }
 
+TEST_CASE_TEMPLATE("matmul: biases, of all weights or some, and beside an addend", T, float, bf16) {
+  const int64_t rows = 9, C = 31, O = 12;
+  const auto inp = random_vector<T>(rows * C, 1), weight = random_vector<T>(2 * O * C, 2),
+             addend = random_vector<T>(rows * O, 3);
+  const auto bias = random_vector<T>(2 * O, 4);
+  const auto wide_bias = convert<Wide<T>>(bias);  // on a CPU
+  for (const Backend backend : fast_backends()) {
+    for (const bool added : {false, true}) {  // one weight with an addend, or two of which the second has a bias
+      CAPTURES(backend, added);
+      auto out = poisoned<T>(2 * rows * O);
+      const Tensor row = backend == Backend::cpu ? view(wide_bias, {2, O}) : view(bias, {2, O});
+      run_on(
+          Stream{backend},
+          {view(out, {2, rows, O}), view(inp, {rows, C}), view(weight, {2, O, C}), view(addend, {rows, O}), row},
+          [&](auto& t) {
+            const auto part = [&](const Tensor& of, int64_t i, Shape shape) {
+              return Tensor{static_cast<std::byte*>(of.data) + i * shape.numel() * size_of(of.dtype), of.dtype, shape};
+            };
+            const auto of = [&](int i) { return part(t[2], i, {O, C}); };
+            const auto to = [&](int i) { return part(t[0], i, {rows, O}); };
+            const Tensor last = part(t[4], 1, {O});
+            if (added) matmul_forward({to(1)}, t[1], {of(1)}, Stream{backend}, t[3], {last});
+            else matmul_forward({to(0), to(1)}, t[1], {of(0), of(1)}, Stream{backend}, {}, {Tensor{}, last});
+          });
+      for (int64_t i = added; i < 2; ++i) {
+        std::vector<double> want;
+        for (int64_t n = 0; n < rows; ++n)
+          for (int64_t o = 0; o < O; ++o) {
+            double sum = i == 1 ? static_cast<double>(bias[static_cast<size_t>(O + o)]) : 0;
+            if (added) sum += static_cast<double>(addend[static_cast<size_t>(n * O + o)]);
+            for (int64_t c = 0; c < C; ++c)
+              sum += static_cast<double>(inp[static_cast<size_t>(n * C + c)]) *
+                     static_cast<double>(weight[static_cast<size_t>((i * O + o) * C + c)]);
+            want.push_back(sum);
+          }
+        const std::vector<T> got(out.begin() + i * rows * O, out.begin() + (i + 1) * rows * O);
+        // A CPU rounds a product to bf16 before each of the two is added.
+        check_close("out", got, want, std::is_same_v<T, bf16> ? (backend == Backend::cpu ? 3 : 1) * 0x1p-8 : 1e-6);
+      }
+    }
+  }
+}
+
 TEST_CASE("matmul: f32 by bf16x3 is what the stream asks for, and close to f32") {
   const Stream split{Backend::cpu, Products::bf16x3};
   for (const Size& size : std::vector<Size>{{5, 200, 67}, {700, 32, 21}, {300, 193, 161}}) {

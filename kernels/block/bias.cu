@@ -5,18 +5,6 @@
 namespace crossply {
 namespace {
 
-// Bound by memory: each row of out read and written once. Within its product cuBLASLt adds a bias of the type of out
-// only: in bf16 a rounded one.
-constexpr uint32_t threads = 256;
-
-template <int width, class S>
-__global__ void bias_forward_kernel(S* out, const float* bias, int64_t rows, int64_t O) {
-  const int64_t n = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
-  if (n >= rows) return;
-  for (int64_t o = threadIdx.x * width; o < O; o += blockDim.x * width)
-    store_or_add<width>(out + n * O + o, load<width>(bias + o), true);
-}
-
 // Bound by memory: dout once. A block takes 32 vectors of columns and every gridDim.y-th group of rows; a thread has
 // some rows on their way at once.
 constexpr int at_once = 4, rows_together = groups_of_rows * at_once;
@@ -55,16 +43,6 @@ __global__ void __launch_bounds__(warp_size* groups_of_rows)
 }  // namespace
 
 // -----------------------------------------------------------------------------------------------------------------
-
-void bias_forward_cuda(const Tensor& out, const Tensor& bias, int64_t O) {
-  const int64_t rows = out.numel() / O;
-  with_access(out.dtype, O, {out.data, bias.data}, [&]<class S>(S, auto width) {
-    const uint32_t across = threads_of_row(O, width, threads);
-    const dim3 block(across, threads / across);
-    launch({"bias_forward", blocks_of(rows, block.y), block}, bias_forward_kernel<width, S>, out.as<S>(),
-           bias.as<float>(), rows, O);
-  });
-}
 
 void bias_backward_cuda(const Tensor& dbias, const Tensor& dout, int64_t O) {
   constexpr int64_t most = 8 * 132;  // blocks, as run at once on an H200

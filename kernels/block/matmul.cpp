@@ -56,9 +56,11 @@ int64_t count_rows(const Tensor& out, const Tensor& inp, const Tensor& weight) {
 // -----------------------------------------------------------------------------------------------------------------
 // Entry points.
 
-void matmul_forward(Tensors outs, const Tensor& inp, Tensors weights, Stream stream, const Tensor& addend) {
+void matmul_forward(Tensors outs, const Tensor& inp, Tensors weights, Stream stream, const Tensor& addend,
+                    Tensors biases) {
   const bool add = addend.data != nullptr;
-  CHECK_THAT(outs.size() == weights.size(), outs.size(), " outputs of ", weights.size(), " weights");
+  CHECK_THAT(outs.size() == weights.size() && (biases.empty() || biases.size() == weights.size()), outs.size(),
+             " outputs of ", weights.size(), " weights and ", biases.size(), " biases");
   CHECK_THAT(!add || (outs.size() == 1 && addend.numel() == outs[0].numel() && addend.dtype == outs[0].dtype &&
                       addend.data != outs[0].data),
              addend.str(), " cannot be added to ", outs.size(), " outputs, the first ", outs[0].str());
@@ -67,14 +69,19 @@ void matmul_forward(Tensors outs, const Tensor& inp, Tensors weights, Stream str
   for (size_t i = 0; i < outs.size(); ++i) {
     const int64_t O = weights[i].dim(0), C = weights[i].dim(1);
     rows = count_rows(outs[i], inp, weights[i]);
+    const Tensor bias = biases.empty() ? Tensor{} : biases[i];
+    CHECK_SHAPES(bias.data == nullptr || bias.numel() == O, outs[i], weights[i], bias);
     if (stream.backend == Backend::cpu) calls.push_back({outs[i], {inp, C, 1}, {weights[i], 1, C}, O, C, false});
-    else if (stream.backend == Backend::cuda) matmul_forward_cuda(outs[i], inp, weights[i], rows, addend);
+    else if (stream.backend == Backend::cuda) matmul_forward_cuda(outs[i], inp, weights[i], rows, addend, bias);
     else
       with_real(inp.dtype,
                 [&]<class T>(T) { matmul_forward_ref(outs[i].as<T>(), inp.as<T>(), weights[i].as<T>(), rows, C, O); });
   }
   multiply(calls, rows, stream);
-  if (add && stream.backend != Backend::cuda) add_forward(outs[0], outs[0], addend, stream);
+  if (stream.backend == Backend::cuda) return;
+  if (add) add_forward(outs[0], outs[0], addend, stream);
+  for (size_t i = 0; i < biases.size(); ++i)
+    if (biases[i].data != nullptr) bias_forward(outs[i], biases[i], stream);
 }
 
 void matmul_backward_input(const Grad& dinp, Tensors douts, Tensors weights, Stream stream) {
@@ -116,21 +123,23 @@ namespace ops {
 namespace {
 
 struct Linear : Node {  // in[0] is shared by the weights that follow, each with its out; then come the biases
-  std::vector<Tensor> outs, douts, weights;
-  std::vector<std::pair<size_t, size_t>> biases;  // out, in
+  std::vector<std::pair<size_t, size_t>> with_bias;  // out, in
+  std::vector<Tensor> outs, douts, weights, biases, narrow_biases;
   const char* op() const override { return "linear"; }
   void prepare() override {
     outs = tensors_of(out), douts = grads_of(out), weights.clear();
     for (size_t i = 0; i < out.size(); ++i) weights.push_back(factor_of(in[i + 1], in[0]->dtype));
+    biases.assign(with_bias.empty() ? 0 : out.size(), {}), narrow_biases = biases;
+    for (const auto& [o, i] : with_bias) biases[o] = in[i]->tensor, narrow_biases[o] = factor_of(in[i], in[0]->dtype);
   }
   void forward(const Step&, Stream stream) override {
-    matmul_forward(outs, input(0), weights, stream, tensor_of(addend));
-    for (const auto& [o, i] : biases) bias_forward(outs[o], input(i), stream);
+    const bool narrow = stream.backend == Backend::cuda;
+    matmul_forward(outs, input(0), weights, stream, tensor_of(addend), narrow ? narrow_biases : biases);
   }
   void backward(const Step& step, Stream stream) override {
     matmul_backward_input(gradient(0), douts, weights, stream);
     for (size_t i = 0; i < out.size(); ++i) matmul_backward_weight(gradient(i + 1, step), douts[i], input(0), stream);
-    for (const auto& [o, i] : biases) bias_backward(dinput(i), douts[o], stream);
+    for (const auto& [o, i] : with_bias) bias_backward(dinput(i), douts[o], stream);
   }
   bool sets(size_t i) const override { return i > 0 && i <= out.size(); }
   bool reads_narrow(size_t i) const override { return i > 0 && i <= out.size() && in[0]->dtype == Dtype::bf16; }
@@ -158,7 +167,7 @@ std::vector<Value*> linears(Tape& t, const std::string& name, Value* inp, const 
     if (bias == nullptr) continue;
     CHECK_THAT(bias->shape == Shape{projections[o].weight->shape[0]}, projections[o].name, ": bias ",
                bias->shape.str());
-    node->biases.emplace_back(o, node->in.size());
+    node->with_bias.emplace_back(o, node->in.size());
     node->in.push_back(bias);
   }
   node->keep = {inp};

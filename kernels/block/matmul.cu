@@ -27,12 +27,14 @@ int64_t alignment_of(const void* data, const Matrix& of) {
   return static_cast<int64_t>(address & -address);
 }
 
-// M, N, K, batch, the addend's alignment; of c, a and b: type and transposition, stride, distance, alignment.
-ProductKind kind_of(const Matrix& c, const Matrix& a, const Matrix& b, const ProductSize& z, const void* addend) {
+// M, N, K, batch, the addend's alignment; of c, a and b: type and transposition, stride, distance, alignment. c, which
+// is never transposed, says instead whether there is a bias.
+ProductKind kind_of(const Matrix& c, const Matrix& a, const Matrix& b, const ProductSize& z, const void* addend,
+                    bool bias) {
   ProductKind kind{z.M, z.N, z.K, z.batch, alignment_of(addend, c)};
   size_t next = 5;
   for (const Matrix* m : {&c, &a, &b}) {
-    const int64_t type = 2 * static_cast<int64_t>(m->dtype) + m->transposed;
+    const int64_t type = 2 * static_cast<int64_t>(m->dtype) + (m == &c ? bias : m->transposed);
     for (const int64_t part : {type, m->stride, m->apart, alignment_of(m->data, *m)}) kind.at(next++) = part;
   }
   return kind;
@@ -72,6 +74,7 @@ struct Product {
   ProductSize z;
   const void* addend;
   float beta;  // times the addend
+  const void* bias;
   bool in_place() const { return beta != 0 && addend == c.data; }
 };
 
@@ -94,6 +97,11 @@ cublasLtMatrixLayout_t make_layout(const Matrix& of, int64_t rows, int64_t colum
   return layout;
 }
 
+// One for each row of cuBLAS's c, so for each column of ours; of c's type.
+void set_bias(cublasLtMatmulDesc_t product, const Product& p) {
+  CHECK_CUBLAS(cublasLtMatmulDescSetAttribute(product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p.bias, sizeof p.bias), p.z);
+}
+
 // A row-major c is cuBLAS's c^T = b^T a^T: the factors change places.
 Plan make_plan(const Product& p) {
   const ProductSize& z = p.z;
@@ -103,6 +111,12 @@ Plan make_plan(const Product& p) {
   CHECK_CUBLAS(cublasLtMatmulDescCreate(&plan.product, CUBLAS_COMPUTE_32F, CUDA_R_32F), z);
   CHECK_CUBLAS(cublasLtMatmulDescSetAttribute(plan.product, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first), z);
   CHECK_CUBLAS(cublasLtMatmulDescSetAttribute(plan.product, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second), z);
+  if (p.bias != nullptr) {
+    const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+    CHECK_CUBLAS(
+        cublasLtMatmulDescSetAttribute(plan.product, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue), z);
+    set_bias(plan.product, p);
+  }
   plan.a = make_layout(p.b, p.b.transposed ? z.N : z.K, p.b.transposed ? z.K : z.N, z);
   plan.b = make_layout(p.a, p.a.transposed ? z.K : z.M, p.a.transposed ? z.M : z.K, z);
   plan.c = make_layout(p.c, z.M, z.N, z);
@@ -248,16 +262,19 @@ void check_recorded(const Plan& plan, const Product& p, const Choice& choice) {
 
 }  // namespace
 
-void multiply(const Matrix& c, const Matrix& a, const Matrix& b, const ProductSize& z, const void* plus) {
+void multiply(const Matrix& c, const Matrix& a, const Matrix& b, const ProductSize& z, const void* plus,
+              const void* bias) {
   static std::map<ProductKind, Plan> plans;
   const bool add = plus != nullptr;
-  const Product p{c, a, b, z, add ? plus : c.data, add ? 1.f : 0.f};
-  const ProductKind kind = kind_of(c, a, b, z, p.addend);
+  const Product p{c, a, b, z, add ? plus : c.data, add ? 1.f : 0.f, bias};
+  const ProductKind kind = kind_of(c, a, b, z, p.addend, bias != nullptr);
   const Choice* choice = find_choice(kind);
   auto at = plans.find(kind);
   if (at == plans.end()) {
     at = plans.emplace(kind, make_plan(p)).first;
     if (choice != nullptr) check_recorded(at->second, p, *choice);
+  } else if (bias != nullptr) {
+    set_bias(at->second.product, p);
   }
   if (choice == nullptr) choice = &keep_choice(kind, choose_for(at->second, p));
   check_cublas(run(at->second, p, *choice, c.data), "cublasLtMatmul", z, __LINE__);
@@ -272,7 +289,7 @@ namespace {
 enum Order : uint8_t { ascending, descending, halves };
 
 template <Order order, class C, class T>
-void multiply_one(C* c, const C* plus, const T* a, const T* b, const Matrix& of_c, const Matrix& of_a,
+void multiply_one(C* c, const C* plus, const C* bias, const T* a, const T* b, const Matrix& of_c, const Matrix& of_a,
                   const Matrix& of_b, const ProductSize& z) {
   const auto place = [](const Matrix& of, int64_t row, int64_t column) {
     return of.transposed ? column * of.stride + row : row * of.stride + column;
@@ -286,6 +303,7 @@ void multiply_one(C* c, const C* plus, const T* a, const T* b, const Matrix& of_
       float sum = plus != nullptr ? static_cast<float>(plus[place(of_c, m, n)]) : 0.f, odd = 0;
       for (int64_t k = 0; k < z.K; k += by) sum += term(order == descending ? z.K - 1 - k : k);
       for (int64_t k = 1; order == halves && k < z.K; k += by) odd += term(k);
+      if (bias != nullptr) odd += static_cast<float>(bias[n]);
       c[place(of_c, m, n)] = C(sum + odd);
     }
 }
@@ -314,8 +332,9 @@ void with_order(const Choice& choice, F&& body) {
 
 }  // namespace
 
-void multiply(const Matrix& c, const Matrix& a, const Matrix& b, const ProductSize& z, const void* plus) {
-  const ProductKind kind = kind_of(c, a, b, z, plus != nullptr ? plus : c.data);
+void multiply(const Matrix& c, const Matrix& a, const Matrix& b, const ProductSize& z, const void* plus,
+              const void* bias) {
+  const ProductKind kind = kind_of(c, a, b, z, plus != nullptr ? plus : c.data, bias != nullptr);
   const Choice* found = find_choice(kind);
   const Choice choice = found != nullptr ? *found : keep_choice(kind, choose_for(z));
   with_storage(a.dtype, [&]<class T>(T) {
@@ -324,9 +343,10 @@ void multiply(const Matrix& c, const Matrix& a, const Matrix& b, const ProductSi
         const C* addend = static_cast<const C*>(plus);
         with_order(choice, [&](auto order) {
           for (int64_t i = 0; i < z.batch; ++i)
-            multiply_one<order()>(
-                static_cast<C*>(c.data) + i * c.apart, addend != nullptr ? addend + i * c.apart : nullptr,
-                static_cast<const T*>(a.data) + i * a.apart, static_cast<const T*>(b.data) + i * b.apart, c, a, b, z);
+            multiply_one<order()>(static_cast<C*>(c.data) + i * c.apart,
+                                  addend != nullptr ? addend + i * c.apart : nullptr, static_cast<const C*>(bias),
+                                  static_cast<const T*>(a.data) + i * a.apart,
+                                  static_cast<const T*>(b.data) + i * b.apart, c, a, b, z);
         });
       });
     });
@@ -378,11 +398,13 @@ constexpr int narrow_slot = 0, weight_slot = 1;  // both at once
 
 }  // namespace
 
-void matmul_forward_cuda(const Tensor& out, const Tensor& inp, const Tensor& weight, int64_t rows,
-                         const Tensor& addend) {
+void matmul_forward_cuda(const Tensor& out, const Tensor& inp, const Tensor& weight, int64_t rows, const Tensor& addend,
+                         const Tensor& bias) {
   const int64_t O = weight.dim(0), C = weight.dim(1), P = padded(O);
-  if (addend.data != nullptr || !is_worth_padding(out, O, C))
-    return multiply(rows_of(out, O), rows_of(inp, C), transposed(rows_of(weight, C)), {rows, O, C}, addend.data);
+  CHECK_THAT(bias.data == nullptr || bias.dtype == out.dtype, "a bias ", bias.str(), " for ", out.str());
+  if (addend.data != nullptr || bias.data != nullptr || !is_worth_padding(out, O, C))
+    return multiply(rows_of(out, O), rows_of(inp, C), transposed(rows_of(weight, C)), {rows, O, C}, addend.data,
+                    bias.data);
   bf16* wide = scratch<bf16>(rows * P, narrow_slot);
   const Matrix w = padded_copy(weight, O, C, P, C, weight_slot);
   multiply({wide, Dtype::bf16, P}, rows_of(inp, C), transposed(w), {rows, P, C}, nullptr);

@@ -22,9 +22,11 @@ struct ProductSize {
 };
 
 // c[i] (M, N) = a[i] (M, K) * b[i] (K, N), plus what is at `plus`, unless that is null: matrices of the type and the
-// layout of c, or c itself. a and b have one type, c is not transposed; sums are f32. Throws Exit::device.
+// layout of c, or c itself; plus a row (N) of that type to each row, unless `bias` is null. a and b have one type, c is
+// not transposed; sums are f32. Throws Exit::device.
 //
-//   for i, m, n: c[i][m, n] = plus[i][m, n] + sum_k a[i][m, k] * b[i][k, n]
-void multiply(const Matrix& c, const Matrix& a, const Matrix& b, const ProductSize& z, const void* plus);
+//   for i, m, n: c[i][m, n] = plus[i][m, n] + bias[n] + sum_k a[i][m, k] * b[i][k, n]
+void multiply(const Matrix& c, const Matrix& a, const Matrix& b, const ProductSize& z, const void* plus,
+              const void* bias = nullptr);
 
 }  // namespace crossply

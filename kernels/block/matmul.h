@@ -1,6 +1,7 @@
 // Matrix products with weights, over rows: linear layers that share their input, and their gradients.
 //
 //   out[n,o]  = sum_c inp[n,c] * weight[o,c]                                      for each weight and its out
+//             + bias[o]                                                           where the weight has one
 //             + addend[n,o]                                                       if there is one, for one weight only
 //
 //   dinp[n,c] = sum_o dout[n,o] * weight[o,c], summed over the weights            set or added
@@ -9,6 +10,7 @@
 // weight, dweight: (O, C), rank 2. inp, dinp: (rows, C) and out, dout: (rows, O) after flattening, any rank. Nothing is
 // saved. On the CPU all are f32, multiplied as stream.products says, or all are bf16 but dweight, which is f32. No
 // output may alias an input. On the CPU every result is independent of the thread count, bit for bit.
+// bias: (O), f32 and added behind the product (kernels/block/bias.h), but on a GPU of the type of out, within it.
 // A bf16 dinp of several weights is rounded once on the CPU, after each weight on a GPU. What is added to is rounded
 // before on the CPU, not on a GPU.
 #pragma once
@@ -26,9 +28,12 @@ namespace crossply {
 struct Tensors : std::span<const Tensor> {
   Tensors(const std::vector<Tensor>& list) : span(list) {}
   Tensors(std::initializer_list<Tensor> list) : span(list.begin(), list.size()) {}
+  Tensors() = default;
 };
 
-void matmul_forward(Tensors outs, const Tensor& inp, Tensors weights, Stream stream, const Tensor& addend = {});
+// biases: none, or one for each weight, of which those that are not there have no data.
+void matmul_forward(Tensors outs, const Tensor& inp, Tensors weights, Stream stream, const Tensor& addend = {},
+                    Tensors biases = {});
 void matmul_backward_input(const Grad& dinp, Tensors douts, Tensors weights, Stream stream);
 void matmul_backward_weight(const Grad& dweight, const Tensor& dout, const Tensor& inp, Stream stream);
 
@@ -37,7 +42,7 @@ constexpr size_t matmul_workspace = size_t{32} << 20;
 
 // kernels/block/matmul.cu, one weight at a time.
 CUDA_TWIN void matmul_forward_cuda(const Tensor& out, const Tensor& inp, const Tensor& weight, int64_t rows,
-                                   const Tensor& addend);
+                                   const Tensor& addend, const Tensor& bias);
 CUDA_TWIN void matmul_backward_input_cuda(const Grad& dinp, const Tensor& dout, const Tensor& weight, int64_t rows);
 CUDA_TWIN void matmul_backward_weight_cuda(const Grad& dweight, const Tensor& dout, const Tensor& inp, int64_t rows);
 
