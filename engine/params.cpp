@@ -61,6 +61,9 @@ void ParameterTable::remove(const std::string& name) {
   for (auto& entry : index_) entry.second -= entry.second > gone;
 }
 
+// Elements a row takes in the flat arrays.
+static int64_t padded(const Parameter& row) { return (row.shape.numel() + 63) / 64 * 64; }
+
 int64_t ParameterTable::size_of_rows(bool narrow_only) const {
   int64_t size = 0;
   for (const Parameter& row : rows_) size += row.narrow_only == narrow_only ? padded(row) : 0;

@@ -35,9 +35,6 @@ struct Parameter {
   Tensor narrow;  // bf16 copy of the value, for the products of bf16 tapes; set by allocate_narrow()
 };
 
-// Elements a row takes in the flat arrays, whose rows begin at multiples of this.
-inline int64_t padded(const Parameter& row) { return (row.shape.numel() + 63) / 64 * 64; }
-
 class ParameterTable {
  public:
   Parameter& add(const std::string& name, Shape shape, Init init, double lr_mul, double wd_mul);

@@ -5,6 +5,8 @@
 #include <unordered_set>
 #include <utility>
 
+#include "engine/buckets.h"
+
 namespace crossply {
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -317,27 +319,25 @@ void Tape::allocate(Device& device, const Tensor* gradients) {
     const void* host = real_ == Dtype::f64 ? static_cast<const void*>(numbers.data()) : narrow.data();
     device.copy_in(value->tensor.data, host, value->tensor.bytes());
   }
-  find_unset();
+  if (gradients != nullptr) find_unset(*gradients);
   for (const auto& node : nodes_) node->prepare();
 }
 
-void Tape::find_unset() {
-  std::unordered_set<const Value*> set;
+// All of the flat array but the rows that somebody sets: other rows, and what lies between rows, which is to stay zero
+// though ranks may leave anything there when they exchange gradients.
+void Tape::find_unset(const Tensor& gradients) {
+  can_set_ = true;
+  std::vector<Range> set;
   for (const auto& node : nodes_)
     for (size_t i = 0; i < node->comes_first.size(); ++i)
-      if (node->comes_first[i]) set.insert(node->in[i]);
-  std::vector<const Value*> rows;
-  for (const auto& [row, value] : parameters_)
-    if (value->grad != nullptr && !set.contains(value)) rows.push_back(value);
-  std::sort(rows.begin(), rows.end(),
-            [](const Value* a, const Value* b) { return a->parameter->offset < b->parameter->offset; });
-  int64_t end = -1;  // of the neighbours so far, in the flat array
-  for (const Value* value : rows) {
-    const Tensor& grad = value->grad->tensor;
-    const int64_t offset = value->parameter->offset;
-    if (offset == end) unset_.back().shape = Shape{unset_.back().numel() + padded(*value->parameter)};
-    else unset_.push_back({grad.data, grad.dtype, Shape{padded(*value->parameter)}});
-    end = offset + padded(*value->parameter);
+      if (const Parameter* row = node->in[i]->parameter; node->comes_first[i])
+        set.push_back({row->offset, row->offset + row->shape.numel()});
+  std::sort(set.begin(), set.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
+  set.push_back({gradients.numel(), gradients.numel()});
+  int64_t end = 0;
+  for (const Range& row : set) {
+    if (row.begin > end) unset_.push_back(part_of(gradients, {end, row.begin}));
+    end = row.end;
   }
 }
 
@@ -369,6 +369,7 @@ void Tape::run(const Step& step) {
 
 void Tape::forward(const Step& step) {
   if (mode_ == PlanMode::poison && step.training) bury(-1);
+  CHECK_THAT(can_set_ || !step.first, "a first replay on a tape that does not know the array of all gradients");
   if (step.training && step.first)
     timed(seconds_, *device_, 2 * nodes_.size(), [&] {
       for (const Tensor& rows : unset_) device_->fill(rows.data, 0, rows.bytes());

@@ -33,7 +33,7 @@ struct Step {
   double grad_scale = 1;  // gradients are those of this times the sum of the losses
   int64_t position = 0;   // generation: tokens already in the key/value cache
   bool last = false;      // training: no other replay adds to these gradients, so what waits for final ones is called
-  bool first = false;     // training: the gradients of the tape's parameters may hold anything; they are set
+  bool first = false;     // training: the parameters' gradients may hold anything; they are set
   bool operator==(const Step&) const = default;
 };
 
@@ -201,8 +201,8 @@ class Tape {
   // --- after recording: differentiate (training only), plan, allocate, in this order ---
   void differentiate();
   void plan(PlanMode mode);
-  // The planned arena; parameters must have been allocated before. gradients: the parameters' go there, into a flat
-  // array like their table's, instead of into the table's.
+  // The planned arena; parameters must have been allocated before. gradients: the parameters' go there, into their
+  // table's flat array or one like it. Without it they go into the table's too, but then there is no Step::first.
   void allocate(Device& device, const Tensor* gradients = nullptr);
   size_t arena_bytes() const { return arena_bytes_; }
   double forward_flops() const;   // of an evaluation
@@ -248,7 +248,7 @@ class Tape {
   bool may_overwrite(const UsesOf& uses, size_t n, size_t i) const;
   Value* add_value(const std::string& name, Shape shape, Dtype dtype, bool persistent);
   void find_first_writers();
-  void find_unset();
+  void find_unset(const Tensor& gradients);
   void find_sums();
   void find_lifetimes();
   void bury(int tick);
@@ -274,7 +274,8 @@ class Tape {
   std::vector<std::pair<std::string, Value*>> marks_;
   std::function<void(size_t, bool)> after_;
   std::multimap<size_t, std::function<void()>> final_;  // of one node in the order in which they came
-  std::vector<Tensor> unset_;     // parameters' gradients that nobody sets, neighbours as one: zeroed in a Step::first
+  bool can_set_ = false;                                // the flat array of gradients is known
+  std::vector<Tensor> unset_;                           // what nobody sets of it: zeroed in a Step::first
   std::vector<Seconds> seconds_;  // by tick (forward n, backward 2N-1-n), then of that; empty without a profile
   size_t arena_bytes_ = 0;
   Arena arena_;

@@ -86,8 +86,9 @@ BatchModel::BatchModel(Device& device, ParameterTable& params, const Config& con
     lane.graph = record_replay(lane.tape, params, config, batch, layout_);
     if (layout_.lanes > 1 && batch.training)
       lane.gradients = Arena(device, "gradients of a lane", params.gradients().bytes());
-    const Tensor gradients = flat_gradients(lane.gradients, params);
-    lane.tape.allocate(device, gradients.data != nullptr ? &gradients : nullptr);
+    const Tensor own = flat_gradients(lane.gradients, params);
+    const Tensor gradients = own.data != nullptr ? own : params.gradients();
+    lane.tape.allocate(device, batch.training ? &gradients : nullptr);
   }
 }
 

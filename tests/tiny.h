@@ -119,7 +119,8 @@ struct TinyModel {
     graph = record_model(tape, params, config, B, T, teacher);
     tape.differentiate();
     tape.plan(mode);
-    tape.allocate(*device);
+    const Tensor gradients = params.gradients();
+    tape.allocate(*device, &gradients);
     Random random(seed, 99);
     std::vector<int32_t> inputs, labels;
     for (int64_t i = 0; i < B * T; ++i) {
