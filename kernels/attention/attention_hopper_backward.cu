@@ -14,33 +14,38 @@
 namespace crossply {
 namespace {
 
-constexpr int groups = 2, block_rows = 64 * groups, stages = 2;
+constexpr int groups = 2, block_rows = 64 * groups;
 constexpr int threads = (groups + 1) * warpgroup_size;
 [[maybe_unused]] constexpr int registers = 232, producer_registers = 40;
 
-template <int D>
-struct KeyBlock {
-  static constexpr int queries = D == 128 ? 64 : 128, own = block_rows * D, tile = queries * D;  // elements
-  static constexpr size_t shared_bytes = (2 * own + 2 * stages * tile) * sizeof(bf16) +
-                                         2 * stages * queries * sizeof(float) + (1 + 4 * stages) * sizeof(Barrier);
+// Two stages would do if both warpgroups were at the same step. But they had better not be, and a tile is there again
+// some 1,500 clocks after the last of them is done with the one before it.
+// numbers: beside a tile of x.
+template <int D, int rows_of_tile, int stages_of_x, int stages_of_y, int numbers_beside>
+struct Sizes {
+  static constexpr int rows = rows_of_tile, own = block_rows * D, tile = rows * D;  // own, tile: elements
+  static constexpr int x_stages = stages_of_x, y_stages = stages_of_y, numbers = numbers_beside;
+  static constexpr size_t shared_bytes = (2 * own + (x_stages + y_stages) * tile) * sizeof(bf16) +
+                                         x_stages * numbers * sizeof(float) +
+                                         (1 + 2 * (x_stages + y_stages)) * sizeof(Barrier);
 };
 template <int D>
-struct QueryBlock {
-  static constexpr int keys = 128, own = block_rows * D, tile = keys * D;
-  static constexpr size_t shared_bytes =
-      (2 * own + 2 * stages * tile) * sizeof(bf16) + (1 + 4 * stages) * sizeof(Barrier);
-};
+using KeyBlock = Sizes<D, D == 128 ? 64 : 128, 3, 3, D == 128 ? 128 : 256>;
+template <int D>
+using QueryBlock = Sizes<D, 128, 3, D == 128 ? 2 : 3, 0>;
 
 #if CROSSPLY_HOPPER
 
 // Two matrices that stay, a and b, and two rings of tiles: x and y; and, of the first kernel, numbers beside x's tiles.
-template <class Block, int numbers>
+template <class Block>
 struct Shared {
-  using Tiles = Ring<stages, Block::tile>;
-  bf16 *a = panel_memory(), *b = a + Block::own, *x_tiles = b + Block::own, *y_tiles = x_tiles + stages * Block::tile;
-  float* beside = reinterpret_cast<float*>(y_tiles + stages * Block::tile);  // (stages, numbers)
-  Barrier *own_full = reinterpret_cast<Barrier*>(beside + stages * numbers), *barriers = own_full + 1;
-  Tiles x{x_tiles, barriers, barriers + stages}, y{y_tiles, barriers + 2 * stages, barriers + 3 * stages};
+  bf16 *a = panel_memory(), *b = a + Block::own, *x_tiles = b + Block::own;
+  bf16* y_tiles = x_tiles + Block::x_stages * Block::tile;
+  float* beside = reinterpret_cast<float*>(y_tiles + Block::y_stages * Block::tile);  // (x_stages, numbers)
+  Barrier *own_full = reinterpret_cast<Barrier*>(beside + Block::x_stages * Block::numbers), *of_x = own_full + 1;
+  Barrier* of_y = of_x + 2 * Block::x_stages;
+  Ring<Block::x_stages, Block::tile> x{x_tiles, of_x, of_x + Block::x_stages};
+  Ring<Block::y_stages, Block::tile> y{y_tiles, of_y, of_y + Block::y_stages};
 
   // x_arrivals: of those who fill a tile of x and what is beside it.
   __device__ void init(uint32_t x_arrivals) const {
@@ -78,13 +83,13 @@ __device__ __forceinline__ void add_weighted(GroupSums<D>& d, const Array<Pairs,
 // Gradients of keys and values.
 
 template <int D>
-using KeyShared = Shared<KeyBlock<D>, 2 * KeyBlock<D>::queries>;
+using KeyShared = Shared<KeyBlock<D>>;
 
 // lse / ln 2 and delta of the queries of a tile, by a warp.
 template <int D>
 __device__ __forceinline__ void load_statistics(const KeyShared<D>& m, const float* lse, const float* delta, int i,
                                                 int left) {
-  constexpr int queries = KeyBlock<D>::queries;
+  constexpr int queries = KeyBlock<D>::rows;
   const int s = m.x.stage(i);
   m.x.wait_empty(i);
   for (int c = lane_of(); c < queries; c += warp_size) {
@@ -97,7 +102,7 @@ __device__ __forceinline__ void load_statistics(const KeyShared<D>& m, const flo
 
 template <int D>
 struct KeyConsumer {
-  static constexpr int queries = KeyBlock<D>::queries;
+  static constexpr int queries = KeyBlock<D>::rows;
   const KeyShared<D>& m;
   int group;
   float factor;  // scale / ln 2
@@ -108,10 +113,13 @@ struct KeyConsumer {
   __device__ KeyConsumer(const KeyShared<D>& shared, int of_block, float of_scores)
       : m(shared), group(of_block), factor(of_scores) {}
 
-  // Of tile i. Query c of it sees the block's key r if r <= c + behind.
+  __device__ __forceinline__ const float* statistics(int i) const {
+    return m.beside + m.x.stage(i) * 2 * queries + forgotten(lane_of()) % 4 * 2;
+  }
+  // Tile i up to its weights, while their gradients are under way: so at the end of a loop's body, within which the
+  // compiler would have those waited for before the exponentials. Query c of it sees key r if r <= c + behind.
   template <bool masked>
-  __device__ __forceinline__ void step(int i, int behind) {
-    const float* lse = m.beside + m.x.stage(i) * 2 * queries + forgotten(lane_of()) % 4 * 2;
+  __device__ __forceinline__ void begin(int i, int behind) {
     m.x.wait_full(i);
     forget(p), forget(ds);
     wgmma_fence(p, ds);
@@ -119,20 +127,25 @@ struct KeyConsumer {
     m.y.wait_full(i);
     multiply_own<D, queries>(ds, m.b, m.y.at(i), group);
     wgmma_wait<1>(p);
+    const float* lse = statistics(i);
 #pragma unroll
     for (int e = 0; e < queries / 2; ++e) p[e] = exp2_fast(p[e] * factor - lse[e / 4 * 8 + e % 2]);
     if constexpr (masked) {
       const int lane = forgotten(lane_of()), limit = behind + lane % 4 * 2 - warp_of() * 16 - lane / 4;
 #pragma unroll
       for (int e = 0; e < queries / 2; ++e)
-        if (e % 4 / 2 * 8 > limit + e / 4 * 8 + e % 2) p[e] = 0;
+        if (e % 4 / 2 * 8 - e / 4 * 8 - e % 2 > limit) p[e] = 0;
     }
+  }
+  // The rest of it.
+  __device__ __forceinline__ void finish(int i) {
     wgmma_wait<0>(ds);
+    const float* delta = statistics(i) + queries;
 #pragma unroll
     for (int e = 0; e < queries / 2; e += 2) {
-      const float* delta = lse + queries + e / 4 * 8;
+      const float* of = delta + e / 4 * 8;
       weights[e / 8][e % 8 / 2] = pack(p[e], p[e + 1]);
-      gradients[e / 8][e % 8 / 2] = pack(p[e] * (ds[e] - delta[0]), p[e + 1] * (ds[e + 1] - delta[1]));
+      gradients[e / 8][e % 8 / 2] = pack(p[e] * (ds[e] - of[0]), p[e + 1] * (ds[e + 1] - of[1]));
     }
     wgmma_fence(weights, gradients, dv, dk);
     add_weighted<D, queries>(dv, weights, m.y.at(i), i == 0);
@@ -153,7 +166,7 @@ __global__ void __launch_bounds__(threads, 1)
                                  const __grid_constant__ TensorMap dout, AttentionSizes z, Sections sections,
                                  float factor) {
 #if CROSSPLY_HOPPER
-  constexpr int queries = KeyBlock<D>::queries;
+  constexpr int queries = KeyBlock<D>::rows;
   const KeyShared<D> m;
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / warpgroup_size, 0);
   if (threadIdx.x == 0) m.init(2);
@@ -176,11 +189,14 @@ __global__ void __launch_bounds__(threads, 1)
   take_registers<registers>();
   KeyConsumer<D> c(m, role, factor);
   barrier_wait(m.own_full, 0);
-  for (int i = 0, tile = 0; i < heads * tiles; ++i) {
-    if (tile * queries < block_rows - 1) c.template step<true>(i, tile * queries);
-    else c.template step<false>(i, 0);
-    tile = tile + 1 == tiles ? 0 : tile + 1;
+  c.template begin<true>(0, 0);
+  for (int i = 1, tile = 1; i < heads * tiles; ++i, ++tile) {
+    if (tile == tiles) tile = 0;
+    c.finish(i - 1);
+    if (tile * queries < block_rows - 1) c.template begin<true>(i, tile * queries);
+    else c.template begin<false>(i, 0);
   }
+  c.finish(heads * tiles - 1);
   const BlockPlace to = sections.place(forgotten(blockIdx.x));  // the loop had better use for its registers
   const int64_t row = to.tile * block_rows + role * 64, at = z.key_head(to.b, to.h) + row * z.key_stride;
   store_rows<D>(g.dk + at, z.key_stride, c.dk, {g.scale, g.scale}, static_cast<int>(z.T - row), g.acc_k);
@@ -196,15 +212,15 @@ __global__ void __launch_bounds__(threads, 1)
 template <int D>
 struct QueryConsumer {
   using F = QueryBlock<D>;
-  const Shared<F, 0>& m;
+  const Shared<F>& m;
   int group;
   float factor;            // scale / ln 2
   float lse[2], delta[2];  // of the thread's two rows; lse / ln 2
-  GroupSums<F::keys> p, ds;
-  Array<Pairs, F::keys / 16> gradients;  // ds, rounded
+  GroupSums<F::rows> p, ds;
+  Array<Pairs, F::rows / 16> gradients;  // ds, rounded
   GroupSums<D> dq;
 
-  __device__ QueryConsumer(const Shared<F, 0>& shared, int of_block, float of_scores)
+  __device__ QueryConsumer(const Shared<F>& shared, int of_block, float of_scores)
       : m(shared), group(of_block), factor(of_scores) {}
 
   // From those of the group's first row; `left` rows are there.
@@ -219,35 +235,38 @@ struct QueryConsumer {
   // With heads of 64 there are registers for a tile's last product to go on beside the next one's first.
   static constexpr bool overlaps = D == 64;
 
-  // Of tile i, whose key c is seen by the group's row r if c <= r + ahead.
+  // Tile i up to its weights, as in KeyConsumer. Its key c is seen by the group's row r if c <= r + ahead.
   template <bool masked>
-  __device__ __forceinline__ void step(int i, int ahead) {
+  __device__ __forceinline__ void begin(int i, int ahead) {
     m.x.wait_full(i);
     forget(p), forget(ds);
     wgmma_fence(p, ds);
-    multiply_own<D, F::keys>(p, m.a, m.x.at(i), group);
+    multiply_own<D, F::rows>(p, m.a, m.x.at(i), group);
     m.y.wait_full(i);
-    multiply_own<D, F::keys>(ds, m.b, m.y.at(i), group);
+    multiply_own<D, F::rows>(ds, m.b, m.y.at(i), group);
     if constexpr (overlaps) {
       wgmma_wait<2>(dq, gradients);
       if (i > 0) m.x.release(i - 1);
     }
     wgmma_wait<1>(p);
-    const int lane = forgotten(lane_of()), column = lane % 4 * 2, limit = ahead + warp_of() % 4 * 16 + lane / 4;
+    const int lane = forgotten(lane_of()), limit = ahead + warp_of() % 4 * 16 + lane / 4 - lane % 4 * 2;
 #pragma unroll
-    for (int e = 0; e < F::keys / 2; ++e) {
+    for (int e = 0; e < F::rows / 2; ++e) {
       p[e] = exp2_fast(p[e] * factor - lse[e % 4 / 2]);
-      if (masked && e / 4 * 8 + column + e % 2 > limit + e % 4 / 2 * 8) p[e] = 0;
+      if (masked && e / 4 * 8 + e % 2 - e % 4 / 2 * 8 > limit) p[e] = 0;
     }
+  }
+  // The rest of it.
+  __device__ __forceinline__ void finish(int i) {
     wgmma_wait<0>(ds);
     m.y.release(i);
 #pragma unroll
-    for (int e = 0; e < F::keys / 2; e += 2) {
+    for (int e = 0; e < F::rows / 2; e += 2) {
       const float of_row = delta[e % 4 / 2];
       gradients[e / 8][e % 8 / 2] = pack(p[e] * (ds[e] - of_row), p[e + 1] * (ds[e + 1] - of_row));
     }
     wgmma_fence(gradients, dq);
-    add_weighted<D, F::keys>(dq, gradients, m.x.at(i), i == 0);
+    add_weighted<D, F::rows>(dq, gradients, m.x.at(i), i == 0);
     if constexpr (overlaps) return;
     wgmma_wait<0>(dq, gradients);
     m.x.release(i);
@@ -264,7 +283,7 @@ __global__ void __launch_bounds__(threads, 1)
                                float factor) {
 #if CROSSPLY_HOPPER
   using F = QueryBlock<D>;
-  const Shared<F, 0> m;
+  const Shared<F> m;
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / warpgroup_size, 0);
   if (threadIdx.x == 0) m.init(1);
   __syncthreads();
@@ -275,7 +294,7 @@ __global__ void __launch_bounds__(threads, 1)
     if (threadIdx.x % warpgroup_size != 0) return;
     const int kv = place.h / static_cast<int>(z.group);
     m.load_own(q, dout, first, place.h, place.b);
-    for (int i = 0; i < tiles; ++i) m.x.fill(i, k, i * F::keys, kv, place.b), m.y.fill(i, v, i * F::keys, kv, place.b);
+    for (int i = 0; i < tiles; ++i) m.x.fill(i, k, i * F::rows, kv, place.b), m.y.fill(i, v, i * F::rows, kv, place.b);
     return;
   }
   take_registers<registers>();
@@ -283,8 +302,13 @@ __global__ void __launch_bounds__(threads, 1)
   const int64_t statistics = (place.b * z.H + place.h) * z.T + first + role * 64;
   c.load_statistics(g.lse + statistics, g.delta + statistics, static_cast<int>(z.T) - first - role * 64);
   barrier_wait(m.own_full, 0);
-  for (int i = 0; i + 1 < tiles; ++i) c.template step<false>(i, 0);
-  c.template step<true>(tiles - 1, role * 64);
+  c.template begin<true>(0, tiles == 1 ? role * 64 : F::rows);
+  for (int i = 1; i < tiles; ++i) {
+    c.finish(i - 1);
+    if (i + 1 < tiles) c.template begin<false>(i, 0);
+    else c.template begin<true>(i, role * 64);
+  }
+  c.finish(tiles - 1);
   wgmma_wait<0>(c.dq, c.gradients);
   const BlockPlace to = sections.place(forgotten(blockIdx.x));
   const int64_t row = to.tile * block_rows + role * 64;
@@ -299,7 +323,7 @@ __global__ void __launch_bounds__(threads, 1)
 
 void attention_backward_hopper(const AttentionBackward<bf16>& g, const AttentionSizes& z) {
   const auto run = [&](auto width) {
-    constexpr int D = width, queries = KeyBlock<D>::queries;
+    constexpr int D = width, queries = KeyBlock<D>::rows;
     const auto tiles = static_cast<int>(blocks_of(z.T, block_rows));
     const TensorMap k = map_of_keys(g.k, z, block_rows), v = map_of_keys(g.v, z, block_rows);
     const float factor = g.scale * log2_of_e;

@@ -17,7 +17,7 @@ namespace {
 
 template <int D>
 struct Forward {
-  static constexpr int groups = D == 128 ? 2 : 3, queries = 64 * groups, keys = 128, stages = D == 128 ? 2 : 3;
+  static constexpr int groups = D == 128 ? 2 : 3, queries = 64 * groups, keys = 128, stages = 3;
   static constexpr int threads = (groups + 1) * warpgroup_size;
   static constexpr int tile = keys * D;  // elements
   static constexpr size_t barriers = 1 + 4 * stages;
@@ -48,7 +48,10 @@ __device__ __forceinline__ void produce(const Shared<D>& m, const BlockPlace& pl
   const int kv = place.h / group;
   barrier_expect(m.q_full, F::queries * D * sizeof(bf16));
   copy_box(m.q, q, m.q_full, place.tile * F::queries, place.h, place.b);
-  for (int i = 0; i < tiles; ++i) m.k.fill(i, k, i * F::keys, kv, place.b), m.v.fill(i, v, i * F::keys, kv, place.b);
+  for (int i = 0; i <= tiles; ++i) {  // keys are needed before the values of the tile before, and released before them
+    if (i < tiles) m.k.fill(i, k, i * F::keys, kv, place.b);
+    if (i > 0) m.v.fill(i - 1, v, (i - 1) * F::keys, kv, place.b);
+  }
 }
 
 // A warpgroup and its 64 queries.
@@ -69,7 +72,6 @@ struct Consumer {
 
   __device__ __forceinline__ void issue_scores(int i) {
     const uint32_t q = shared_address(m.q), k = shared_address(m.k.at(i));
-    m.k.wait_full(i);
 #pragma unroll
     for (int d = 0; d < D; d += 16)
       wgmma<F::keys>(scores, descriptor_of_rows<F::queries>(q, group * 64, d), descriptor_of_rows<F::keys>(k, 0, d),
@@ -86,10 +88,10 @@ struct Consumer {
   }
   // Key c of the tile is seen by the group's row r if c <= r + ahead.
   __device__ __forceinline__ void mask(int ahead) {
-    const int lane = forgotten(lane_of()), limit = ahead + warp_of() % 4 * 16 + lane / 4, column = lane % 4 * 2;
+    const int lane = forgotten(lane_of()), limit = ahead + warp_of() % 4 * 16 + lane / 4 - lane % 4 * 2;
 #pragma unroll
     for (int i = 0; i < F::keys / 2; ++i)
-      if (i / 4 * 8 + column + i % 2 > limit + i % 4 / 2 * 8) scores[i] = -INFINITY;
+      if (i / 4 * 8 + i % 2 - i % 4 / 2 * 8 > limit) scores[i] = -INFINITY;
   }
   // Scores become weights; a NaN is not the largest, but makes a weight of NaN.
   __device__ __forceinline__ void take_softmax() {
@@ -126,6 +128,7 @@ struct Consumer {
   __device__ __forceinline__ void begin(bool masked, int ahead, bool last) {
     max[0] = max[1] = -INFINITY, sum[0] = sum[1] = 0;
     barrier_wait(m.q_full, 0);
+    m.k.wait_full(0);
     if (group == 0) named_barrier_arrive(1, 2 * warpgroup_size);
     begin_turn();
     forget(scores);
@@ -136,9 +139,11 @@ struct Consumer {
     m.k.release(0);
     if (masked) mask(ahead);
     take_softmax();
+    if (!last) m.k.wait_full(1);
     pack_weights();
   }
-  // Scores of tile i, while the one before it is added to out.
+  // Scores of tile i, while the one before it is added to out. The next tile's keys are waited for between the
+  // exponentials and out: with no loop there, the compiler would have out waited for first.
   template <bool masked>
   __device__ __forceinline__ void step(int i, int ahead, bool last) {
     begin_turn();
@@ -151,6 +156,7 @@ struct Consumer {
     m.k.release(i);
     if constexpr (masked) mask(ahead);
     take_softmax();
+    if (!last) m.k.wait_full(i + 1);
     wgmma_wait<0>(out, weights);
     m.v.release(i - 1);
 #pragma unroll

@@ -33,10 +33,11 @@ __global__ void __launch_bounds__(row_threads, 2) loss_kernel(float* losses, S* 
   const float factor = scale / all.sum;
   for (int64_t v = threadIdx.x * width; v < V; v += row_threads * width) {
     Floats<width> x = v < kept ? load<width>(row + v) : load_logits<width>(z, v, V);
+    const int at = target - static_cast<int>(v);
 #pragma unroll
     for (int i = 0; i < width; ++i) {
       x[i] = factor * exp2_fast(fmaf(per_ln_2, x[i], -all.largest));
-      if (v + i == target) x[i] -= scale;
+      if (i == at) x[i] -= scale;
     }
     store<width>(z + v, x);
   }

@@ -27,9 +27,12 @@ struct Softmax {
 template <int width, class S>
 __device__ __forceinline__ Floats<width> logits_of(const Packed<width, S>& raw, int64_t v, int64_t V) {
   Floats<width> x = floats(raw);
+  if (v + width > V) {
+    const int left = static_cast<int>(V - v);
 #pragma unroll
-  for (int i = 1; i < width; ++i)
-    if (v + i >= V) x[i] = -INFINITY;
+    for (int i = 1; i < width; ++i)
+      if (i >= left) x[i] = -INFINITY;
+  }
   return x;
 }
 template <int width, class S>
@@ -39,14 +42,15 @@ __device__ __forceinline__ Floats<width> load_logits(const S* z, int64_t v, int6
 
 using SoftmaxParts = Array<Softmax, row_threads / warp_size>;
 
+// factor: above 0. A NaN is not the largest, but makes the sum one.
 template <int width>
 __device__ __forceinline__ Softmax softmax_of(const Floats<width>& x, float factor) {
-  float largest = factor * x[0];
+  float largest = x[0];
 #pragma unroll
-  for (int i = 1; i < width; ++i) largest = factor * x[i] > largest ? factor * x[i] : largest;
-  Softmax all{largest, 0};
+  for (int i = 1; i < width; ++i) largest = fmaxf(largest, x[i]);
+  Softmax all{factor * largest, 0};
 #pragma unroll
-  for (int i = 0; i < width; ++i) all.sum += exp2_fast(fmaf(factor, x[i], -largest));
+  for (int i = 0; i < width; ++i) all.sum += exp2_fast(fmaf(factor, x[i], -all.largest));
   return all;
 }
 

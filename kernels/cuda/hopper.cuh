@@ -204,18 +204,21 @@ template <int N>
 using GroupSums = Array<float, N / 2>;
 
 // Of panels (R, D) at an address of shared memory. Factors whose rows are m or n, 16 columns being k: those from `row`
-// (a multiple of 8) and `column` (of 16) on.
+// (a multiple of 8) and `column` (of 16) on. What is constant is added last, to the lower word, which it cannot leave:
+// so a tile's descriptors take the compiler an addition each.
+__device__ __forceinline__ uint64_t descriptor(uint32_t panels, uint32_t bytes, uint32_t leading) {
+  const uint32_t first = (panels & 0x3FFFF) >> 4 | leading << 16;
+  return (first + bytes / 16) | uint64_t{1024 >> 4 | 1 << 30} << 32;
+}
 template <int R>
 __device__ __forceinline__ uint64_t descriptor_of_rows(uint32_t panels, int row, int column) {
-  const uint32_t at = panels + 128 * R * (column / 64) + 128 * row + 2 * (column % 64);
-  return (at & 0x3FFFF) >> 4 | uint64_t{1} << 16 | uint64_t{1024 >> 4} << 32 | uint64_t{1} << 62;
+  return descriptor(panels, 128 * R * (column / 64) + 128 * row + 2 * (column % 64), 1);
 }
 // Second factors whose rows are k, 16 of them from `row` on (a multiple of 16), and columns n, from `column` (of 64)
 // on: transposed.
 template <int R>
 __device__ __forceinline__ uint64_t descriptor_of_columns(uint32_t panels, int row, int column) {
-  const uint32_t at = panels + 128 * R * (column / 64) + 128 * row;
-  return (at & 0x3FFFF) >> 4 | uint64_t{128 * R >> 4} << 16 | uint64_t{1024 >> 4} << 32 | uint64_t{1} << 62;
+  return descriptor(panels, 128 * R * (column / 64) + 128 * row, 128 * R >> 4);
 }
 
 #if CROSSPLY_CUDA
