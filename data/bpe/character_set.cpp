@@ -8,9 +8,9 @@
 namespace crossply {
 
 Ranges in_order(Ranges ranges) {
-  std::sort(ranges.begin(), ranges.end(), [](Range a, Range b) { return a.first < b.first; });
+  std::sort(ranges.begin(), ranges.end(), [](CharacterRange a, CharacterRange b) { return a.first < b.first; });
   Ranges out;
-  for (const Range range : ranges) {
+  for (const CharacterRange range : ranges) {
     if (!out.empty() && range.first <= out.back().last + 1) out.back().last = std::max(out.back().last, range.last);
     else out.push_back(range);
   }
@@ -35,7 +35,7 @@ Ranges all_but(const Ranges& ranges) {
 
 bool contains(const Ranges& ranges, uint32_t character) {
   const auto above = std::upper_bound(ranges.begin(), ranges.end(), character,
-                                      [](uint32_t value, Range range) { return value < range.first; });
+                                      [](uint32_t value, CharacterRange range) { return value < range.first; });
   return above != ranges.begin() && character <= std::prev(above)->last;
 }
 

@@ -15,7 +15,7 @@ bool is_digit(uint32_t c) { return c >= '0' && c <= '9'; }
 bool is_letter(uint32_t c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 
 // An ASCII letter in both cases, with the two characters beyond ASCII that fold to one.
-Ranges any_case(Range range) {
+Ranges any_case(CharacterRange range) {
   Ranges all = {range};
   for (uint32_t c = range.first; c <= range.last; ++c) {
     if (!is_letter(c)) continue;
@@ -217,7 +217,7 @@ void Reader::atom(Ranges set) {
   letter_before_ = 0;
   const auto same = std::find_if(pattern_.sets.begin(), pattern_.sets.end(), [&](const Ranges& other) {
     return std::equal(set.begin(), set.end(), other.begin(), other.end(),
-                      [](Range a, Range b) { return a.first == b.first && a.last == b.last; });
+                      [](CharacterRange a, CharacterRange b) { return a.first == b.first && a.last == b.last; });
   });
   pattern_.parts.push_back({"", static_cast<int>(same - pattern_.sets.begin())});
   if (same == pattern_.sets.end()) pattern_.sets.push_back(std::move(set));

@@ -8,11 +8,11 @@
 
 namespace crossply {
 
-struct Range {
+struct CharacterRange {
   uint32_t first, last;
 };
 // In order, apart from each other by at least one character.
-using Ranges = std::vector<Range>;
+using Ranges = std::vector<CharacterRange>;
 
 constexpr uint32_t last_character = 0x10FFFF;
 
