@@ -102,10 +102,13 @@ class DeviceTensors {
     return Tensor{memory_.back().data(), DtypeOf<T>::value, shape};
   }
 
-  // The same in f32 or bf16.
+  // The same in f32, bf16, or eight bits.
   template <class F>
   Tensor make(Shape shape, Dtype dtype, F&& number) {
-    return dtype == Dtype::bf16 ? fill<bf16>(shape, number) : fill<float>(shape, number);
+    return dtype == Dtype::bf16   ? fill<bf16>(shape, number)
+           : dtype == Dtype::e4m3 ? fill<e4m3>(shape, number)
+           : dtype == Dtype::e5m2 ? fill<e5m2>(shape, number)
+                                  : fill<float>(shape, number);
   }
 
  private:

@@ -11,6 +11,7 @@
 #include "engine/rng.h"
 #include "kernels/attention/attention.h"
 #include "kernels/block/matmul.h"
+#include "kernels/block/quantize.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/devices.h"
 
@@ -119,6 +120,45 @@ Ratios bench_gpu_attention(const BenchFlags& f) {
   return {};
 }
 
+std::vector<ProductShape> product_shapes(const BenchFlags& f) {
+  if (tiny(f)) return {{32, 64, 128}};
+  return {{32768, 768, 768},   {32768, 768, 2048},  {32768, 2048, 768},  {16384, 2048, 2048},
+          {16384, 2048, 8192}, {16384, 8192, 2048}, {16384, 2048, 50304}};
+}
+
+// The same products of eight bits, and what rounds their factors: GB/s of an output's gradient, read once and written
+// as it lies and transposed.
+void bench_eight_bits(const BenchFlags& f, Device& device) {
+  print_text("\nthe same in eight bits (--matmul fp8): TFLOP/s, and GB/s of rounding\n");
+  GrowingTable table("products of eight bits", {"rows x in x out", "forward", "dinput", "dweight", "rounding"}, 20, 12);
+  for (const ProductShape& z : product_shapes(f)) {
+    const std::string said = attempt("products of eight bits " + z.name(), [&] {
+      Operands m(device);
+      const Stream s = device.stream();
+      const Tensor one = m.make({1}, Dtype::f32), amax = m.make({1}, Dtype::f32);
+      const float unit = 1;
+      device.copy_in(one.data, &unit, sizeof unit);
+      const auto rounded = [&](Shape shape, Dtype dtype) { return Quantized{m.make(shape, dtype), one}; };
+      const Quantized x = rounded({z.rows, z.in}, Dtype::e4m3), w = rounded({z.out, z.in}, Dtype::e4m3),
+                      wt = rounded({z.in, z.out}, Dtype::e4m3), dy = rounded({z.rows, z.out}, Dtype::e5m2),
+                      xt = rounded({z.in, z.rows}, Dtype::e4m3), dyt = rounded({z.out, z.rows}, Dtype::e5m2);
+      const Tensor inp = m.make({z.rows, z.in}), out = m.make({z.rows, z.out}), dw = m.make({z.out, z.in}, Dtype::f32);
+      const auto seconds = [&](const std::function<void()>& work) {
+        return gpu_seconds_per_call(least_seconds, device, work);
+      };
+      const auto rate = [&](const Grad& to, const Quantized& a, const Quantized& b, bool fast) {
+        return teraflops(z.flops(), seconds([&] { matmul_quantized(to, a, b, fast, s); }));
+      };
+      const double rounding = seconds([&] { quantize(dy.numbers, dyt.numbers, amax, out, one, s); });
+      table.add({z.name(), rate({out, false}, x, w, true), rate({inp, false}, dy, wt, false),
+                 rate({dw, true}, dyt, xt, false),
+                 format_number("%.0f", 4e-9 * static_cast<double>(out.numel()) / rounding)});
+      return "";
+    });
+    if (!said.empty()) table.add({z.name(), said});
+  }
+}
+
 Ratios bench_gpu_products(const BenchFlags& f) {
   const std::unique_ptr<Device> device = make_device(f.device);
   const auto torch = Torch(f).start("bench_torch_products.py",
@@ -126,11 +166,7 @@ Ratios bench_gpu_products(const BenchFlags& f) {
   print_text("\nproducts of random normal numbers in bf16, dweight added in fp32: TFLOP/s",
              torch ? ", and speed over torch.mm, whose dweight is bf16 and not added" : "", "\n");
   GrowingTable table("products", {"rows x in x out", "forward", "dinput", "dweight"}, 20, 12);
-  std::vector<ProductShape> shapes = {{32768, 768, 768},   {32768, 768, 2048},  {32768, 2048, 768},
-                                      {16384, 2048, 2048}, {16384, 2048, 8192}, {16384, 8192, 2048},
-                                      {16384, 2048, 50304}};
-  if (tiny(f)) shapes = {{32, 64, 128}};
-  for (const ProductShape& z : shapes) {
+  for (const ProductShape& z : product_shapes(f)) {
     const std::string said = attempt("products " + z.name(), [&] {
       Operands m(*device);
       const Tensor inp = m.make({z.rows, z.in}), out = m.make({z.rows, z.out}), weight = m.make({z.out, z.in}),
@@ -154,6 +190,7 @@ Ratios bench_gpu_products(const BenchFlags& f) {
     });
     if (!said.empty()) table.add({z.name(), said});
   }
+  if (device->stream().backend == Backend::cuda) bench_eight_bits(f, *device);
   return {};
 }
 

@@ -36,7 +36,7 @@ class Device {
     size_t bytes = 0, free = 0;
   };
   virtual Memory memory() const { return {}; }
-  virtual void* allocate(size_t bytes) = 0;  // 256-byte aligned; null when there is not enough memory
+  virtual void* allocate(size_t bytes) = 0;  // aligned to place_unit; null when there is not enough memory
   virtual void release(void* data) = 0;
   virtual void copy_in(void* device, const void* host, size_t bytes) = 0;
   virtual void copy_out(void* host, const void* device, size_t bytes) = 0;

@@ -29,7 +29,8 @@ std::string list(const std::string& title, const std::vector<std::string>& names
 std::string host_of(const Value& value) {
   if (value.buffer == nullptr) return "";
   const Buffer& buffer = *value.buffer;
-  if (buffer.inside != nullptr) return str("slice ", buffer.offset / buffer.bytes, " of ", buffer.inside->name);
+  if (buffer.inside != nullptr && buffer.inside->sliced)
+    return str("slice ", buffer.offset / buffer.bytes, " of ", buffer.inside->name);
   return buffer.name != value.name ? "in " + buffer.name : "";
 }
 
@@ -71,6 +72,7 @@ std::string forward_of(size_t n, const Node& node) {
       if (values == &node.forward_work) note = "work";
       if (node.done) note = "by the op above";
       if (node.addend != nullptr) note = "adds " + node.addend->name;
+      if (node.activated != nullptr) note = "and " + node.activated->name;
       out += row(head, ' ', *value, gigaflops, note);
       head.clear(), gigaflops[0] = '\0';
     }
@@ -91,7 +93,10 @@ std::string backward_of(size_t n, const Node& node) {
   for (size_t i = 0; i < node.in.size(); ++i) {
     const Value* grad = node.in[i]->grad;
     if (grad == nullptr) continue;
-    add(node.acc[i] ? '+' : '=', *grad, node.grad_in_forward ? "in the forward" : host_of(*grad));
+    const std::string note = node.grad_in_forward   ? "in the forward"
+                             : !node.has_backward() ? "by the op above"
+                                                    : host_of(*grad);
+    add(node.acc[i] ? '+' : '=', *grad, note);
   }
   if (out.empty()) out = head + "  -\n";
   std::vector<std::string> names;
@@ -99,6 +104,7 @@ std::string backward_of(size_t n, const Node& node) {
     for (const Value* value : *values) add_name(names, value->grad);
   for (const auto* values : {&node.saved, &node.keep})
     for (const Value* value : *values) add_name(names, value);
+  add_name(names, node.activates);
   return out + list("<-", names);
 }
 
@@ -135,7 +141,8 @@ std::string Tape::totals() const {
   for (const auto& node : nodes_)
     for (const Value* value : node->saved) saved.insert(value->buffer);
   for (const Value& value : values_)
-    if (value.grad != nullptr) gradients.insert(value.grad->buffer);
+    if (const Value* grad = value.grad; grad != nullptr && grad->buffer != nullptr)
+      gradients.insert(grad->buffer->inside != nullptr ? grad->buffer->inside : grad->buffer);
   for (const Buffer& buffer : buffers_) {
     if (!buffer.placed()) continue;
     const bool gradient = gradients.contains(&buffer) && buffer.name.starts_with("d:");

@@ -60,6 +60,30 @@ Value* Tape::parameter(Parameter& row) {
   return &value;
 }
 
+// One more f32 at the end of a buffer that grows with each.
+Value* Tape::add_number(const std::string& name, Buffer*& all) {
+  if (all == nullptr) {
+    all = &buffers_.emplace_back();
+    all->name = "numbers of eight bits";
+    all->persistent = true;
+  }
+  Value* value = add_value(name, Shape{1}, Dtype::f32, true);
+  value->buffer->inside = all;
+  value->buffer->offset = std::exchange(all->bytes, all->bytes + value->bytes());
+  return value;
+}
+
+Tensor Tape::numbers_of(const Buffer* all) const {
+  if (all == nullptr) return {};
+  return {arena_.data() + all->place(), Dtype::f32, Shape{std::ssize(scaled_)}};
+}
+
+Rounding Tape::rounding(const std::string& name, float largest) {
+  scaled_.push_back({prefix_ + name, largest});
+  return {add_number(name + ".scale", scales_), add_number(name + ".inverse", inverses_),
+          add_number(name + ".amax", amaxes_)};
+}
+
 Slab Tape::slab(const std::string& name, int64_t slices, Shape slice) {
   CHECK_THAT(slice.rank == 4, "a slice is (B, T, K, D), got ", slice.str());
   const Slab slab{add_value(name, Shape{slices, slice[0] * slice[1], slice[2], slice[3]}, real_, false)};
@@ -361,7 +385,7 @@ void Tape::run(const Step& step) {
     forward(step);
     if (step.training) backward(step);
   };
-  if (!seconds_.empty() || after_) return work();  // somebody looks on
+  if (!seconds_.empty() || after_ || step.measures) return work();  // somebody looks on, or it comes once
   Recorded& known = recorded_[step.training ? 1 + step.first + 2 * step.last : 0];
   if (!(known.step == step)) known = {step, {}};
   device_->replay(known.recording, work);
@@ -391,7 +415,7 @@ void Tape::backward(const Step& step) {
       for (const Value* grad : nodes_[n]->zeroed) device_->fill(grad->tensor.data, 0, grad->tensor.bytes());
       nodes_[n]->backward(step, device_->stream());
     };
-    if (!nodes_[n]->frozen) timed(seconds_, *device_, 2 * nodes_.size() - 1 - n, pass);
+    if (nodes_[n]->has_backward()) timed(seconds_, *device_, 2 * nodes_.size() - 1 - n, pass);
     for (auto [work, end] = final_.equal_range(n); step.last && work != end; ++work) work->second();
     if (after_) after_(n, true);
     if (mode_ == PlanMode::poison) bury(static_cast<int>(2 * nodes_.size() - 1 - n));
@@ -422,12 +446,13 @@ double Tape::bytes_of(const Node& node, bool backward) const {
   for (const Value* value : node.saved) count(value, 1);
   for (const Value* value : backward ? node.backward_work : node.forward_work) count(value, 2);
   if (!backward) {
-    count(node.addend, 1);
+    count(node.addend, 1), count(node.activated, 1);
     for (const auto* list : {&node.in, &node.reads, &node.out})
       for (const Value* value : *list) count(value, 1);
     return sum;
   }
   for (const Value* value : node.keep) count(value, 1);
+  count(node.activates, 1);
   for (const auto* list : {&node.out, &node.keep_grads})
     for (const Value* value : *list) count(value->grad, 1);
   for (size_t i = 0; i < node.acc.size(); ++i) count(node.in[i]->grad, node.acc[i] ? 2 : 1);
@@ -450,7 +475,7 @@ std::vector<OpCost> Tape::costs() const {
   for (size_t tick = 0; tick < 2 * nodes_.size(); ++tick) {
     const bool backward = tick >= nodes_.size();
     const Node& node = *nodes_[backward ? 2 * nodes_.size() - 1 - tick : tick];
-    if (backward ? node.frozen : node.done) continue;
+    if (backward ? !node.has_backward() : node.done) continue;
     const double calls = static_cast<double>(seconds_[tick].calls);
     const double both = node.training_flops();
     const double flops = node.grad_in_forward ? (backward ? 0 : both) : backward ? both - node.flops() : node.flops();

@@ -33,7 +33,9 @@ struct Step {
   double grad_scale = 1;  // gradients are those of this times the sum of the losses
   int64_t position = 0;   // generation: tokens already in the key/value cache
   bool last = false;      // training: no other replay adds to these gradients, so what waits for final ones is called
-  bool first = false;     // training: the parameters' gradients may hold anything; they are set
+  bool first = false;     // training: the parameters' gradients may hold anything; they are set. The parameters may
+                          // be others than before
+  bool measures = false;  // training: what would be rounded to eight bits is not, only its largest number is looked for
   bool operator==(const Step&) const = default;
 };
 
@@ -50,7 +52,7 @@ struct Buffer {
 
   bool persistent = false;       // inputs, results, caches, constants: alive throughout
   bool sliced = false;           // a slab, which is written slice by slice
-  Buffer* inside = nullptr;      // part of a slab
+  Buffer* inside = nullptr;      // part of a slab, or beside others in one buffer
   const Node* keeper = nullptr;  // a node whose backward reads it
 
   size_t place() const { return offset + (inside != nullptr ? inside->offset : 0); }  // in the arena
@@ -95,6 +97,7 @@ struct Node {
   virtual bool sets(size_t /*i*/) const { return false; }  // can it set in[i]'s gradient, a parameter's, or only add?
   virtual bool reads_narrow(size_t /*i*/) const { return false; }  // of in[i], a parameter, its narrow copy and no more
   virtual ScratchBytes scratch() const { return {}; }  // on a GPU, where it is more than some numbers for each row
+  bool has_backward() const { return !frozen && !(is_activation && done); }
   virtual void prepare() {}  // called once, when all tensors have their addresses: lists of them are made here
 
   // Decided by record():
@@ -114,7 +117,10 @@ struct Node {
   // Memory for this node's forward alone, and for its backward alone: what nobody else reads.
   std::vector<Value*> forward_work, backward_work;
 
-  // Who shares memory with whom:
+  // Who shares memory with whom, and who lies beside whom:
+  bool neighbours = false;         // outputs of one size, as of layers that share their input, lie one behind the other
+                                   // where they live about as long, and so do their gradients: a GPU then computes
+                                   // them as one product
   bool in_place = false;           // out[0] takes in[0]'s memory, and their gradients share memory too
   bool takes_input = false;        // in[0]'s memory is this node's from now on: its backward writes there
   size_t passes_grad = 0;          // the gradients of so many inputs, the first ones, are that of out[0]: the tape lets
@@ -127,6 +133,12 @@ struct Node {
   bool can_add = false;     // the forward adds `addend` to its only output, unless that is null
   Value* addend = nullptr;  // set by plan(): the sum that comes next is then done on the way,
   bool done = false;        // and its own forward is left out
+
+  // A product, an activation (GELU by tanh) and the product that reads it, as two ops:
+  bool is_activation = false;  // out[0] = f(in[0]), of which the backward keeps in[0]
+  bool can_activate = false;   // on both sides of f, each unless null:
+  Value* activated = nullptr;  // set by plan(): the forward writes f(out[0]) as well, and f's own is left out (done),
+  Value* activates = nullptr;  // and in[0] is f of this, of which the backward sets the gradient; f's is left out, too
 
   bool grad_in_forward = false;  // the loss head writes its input's gradient in the training forward
   bool grad_optional = false;    // if nobody differentiates out[0], its gradient stays null instead of zero
@@ -145,6 +157,16 @@ struct Node {
 // A tensor whose slices are written by different layers: "all layers so far" is then one block of memory, not a copy.
 struct Slab {
   Value* all = nullptr;  // (slices, ...)
+};
+
+// A tensor that is rounded to eight bits (kernels/block/quantize.h), with one f32 each of these on the device.
+struct Rounding {
+  Value *scale, *inverse;  // what it is multiplied with before, and one over that: who trains sets both
+  Value* amax;             // the largest |x| of all replays since who trains has set it to 0
+};
+struct Scaled {
+  std::string name;
+  float largest;  // that the eight bits hold
 };
 
 // What the replays of one op, forward or backward, took together.
@@ -177,6 +199,10 @@ class Tape {
   Value* activation(const std::string& name, Shape shape);
   Value* statistic(const std::string& name, Shape shape);  // never bf16: what a backward or a mixture needs exactly
   Value* result(const std::string& name, Shape shape);     // persistent: the caller reads it after the replay
+  // Memory that only ops look at: of any type, and from replay to replay or as long as forward_work and the like say.
+  Value* memory(const std::string& name, Shape shape, Dtype dtype, bool persistent) {
+    return add_value(name, shape, dtype, persistent);
+  }
   Slab slab(const std::string& name, int64_t slices, Shape slice);
   // From now on `value`, which some node has written, lives in slice i of the slab. No copy.
   void place(Value* value, const Slab& slab, int64_t i);
@@ -194,6 +220,16 @@ class Tape {
   // Gives a value a name by which those who look on find it in every model: "hidden.3". Costs a step nothing.
   void mark(const std::string& name, Value* value) { marks_.emplace_back(prefix_ + name, value); }
   const std::vector<std::pair<std::string, Value*>>& marks() const { return marks_; }  // in the order of the calls
+  // Called before a model is recorded whose linear layers are to multiply in eight bits when it is trained.
+  void use_eight_bits() { eight_bits_ = true; }
+  bool eight_bits() const { return eight_bits_ && !frozen_; }
+  // The numbers of one more tensor that is rounded to eight bits.
+  Rounding rounding(const std::string& name, float largest);
+  const std::vector<Scaled>& scaled() const { return scaled_; }
+  // Of all of them, in the order of the calls: flat, f32. After allocate().
+  Tensor scales() const { return numbers_of(scales_); }
+  Tensor inverses() const { return numbers_of(inverses_); }
+  Tensor amaxes() const { return numbers_of(amaxes_); }
   // Called before a model is recorded that somebody will look into: nodes that compute only what is looked at come too.
   void look() { looked_at_ = true; }
   bool looked_at() const { return looked_at_; }
@@ -234,6 +270,8 @@ class Tape {
 
  private:
   Value* add_gradient(const Value& of);
+  Value* add_number(const std::string& name, Buffer*& all);
+  Tensor numbers_of(const Buffer* all) const;
   static void check_readable(const Node& node);
   static void check_takeable(const Node& node);
   struct Uses {
@@ -244,13 +282,17 @@ class Tape {
   };
   using UsesOf = std::unordered_map<const Value*, Uses>;
   UsesOf find_uses() const;
+  std::unordered_map<const Value*, int> count_readers() const;
   bool may_share_gradient(const UsesOf& uses, size_t n, size_t i) const;
   bool may_overwrite(const UsesOf& uses, size_t n, size_t i) const;
   Value* add_value(const std::string& name, Shape shape, Dtype dtype, bool persistent);
   void find_first_writers();
   void find_unset(const Tensor& gradients);
   void find_sums();
+  void find_activations();
   void find_lifetimes();
+  void find_neighbours();
+  void put_side_by_side(const std::string& name, const std::vector<Buffer*>& list);
   void bury(int tick);
   std::string totals() const;
   double bytes_of(const Node& node, bool backward) const;
@@ -264,7 +306,7 @@ class Tape {
   int64_t cache_length_;
   std::string prefix_;  // of names, while frozen() records; else ""
   bool frozen_ = false;
-  bool differentiated_ = false, planned_ = false, looked_at_ = false;
+  bool differentiated_ = false, planned_ = false, looked_at_ = false, eight_bits_ = false;
   PlanMode mode_ = PlanMode::reuse;
   std::deque<Value> values_;
   std::deque<Buffer> buffers_;
@@ -272,6 +314,8 @@ class Tape {
   std::deque<std::unique_ptr<Node>> nodes_;
   std::vector<std::pair<Value*, std::vector<double>>> constants_;
   std::vector<std::pair<std::string, Value*>> marks_;
+  std::vector<Scaled> scaled_;
+  Buffer *scales_ = nullptr, *inverses_ = nullptr, *amaxes_ = nullptr;  // a number for each of these
   std::function<void(size_t, bool)> after_;
   std::multimap<size_t, std::function<void()>> final_;  // of one node in the order in which they came
   bool can_set_ = false;                                // the flat array of gradients is known

@@ -38,6 +38,9 @@ struct Shape {
   }
 };
 
+// Memory begins at a multiple of so many bytes, and so does every tensor of a tape that has a place of its own.
+constexpr size_t place_unit = 256;
+
 struct Tensor {
   void* data = nullptr;
   Dtype dtype = Dtype::f32;

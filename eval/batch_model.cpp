@@ -62,6 +62,7 @@ Layout choose_layout(ParameterTable& params, const Config& config, const Batch& 
 
 Graph record_replay(Tape& tape, ParameterTable& params, const Config& config, const Batch& batch,
                     const Layout& layout) {
+  if (batch.eight_bits) tape.use_eight_bits();
   const Graph graph = record_model(tape, params, config, layout.sequences, batch.T, batch.teacher);
   if (batch.training) tape.differentiate();
   tape.plan(batch.plan);

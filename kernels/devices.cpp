@@ -23,6 +23,13 @@ std::unique_ptr<Device> make_gpu(const std::string& name) {
   return make();
 }
 
+void refuse_without_eight_bits() {
+  auto capability = compute_capability;  // as in make_gpu
+  if (const int has = capability(); has < 89)
+    fail(Exit::device, "this GPU has no products of eight bits: its compute capability is ", has / 10, ".", has % 10,
+         ", they come with 8.9 (Ada, Hopper and later); train without --matmul fp8");
+}
+
 }  // namespace
 
 Backend backend_of(const std::string& device) {
@@ -31,11 +38,16 @@ Backend backend_of(const std::string& device) {
 }
 
 std::unique_ptr<Device> make_device(const std::string& name, const std::string& matmul) {
-  CHECK_THAT(matmul == "fp32" || matmul == "bf16x3", "unknown products '", matmul, "'");
-  const Products products = matmul == "fp32" ? Products::f32 : Products::bf16x3;
+  CHECK_THAT(matmul == "fp32" || matmul == "bf16x3" || matmul == "fp8", "unknown products '", matmul, "'");
+  CHECK_THAT(matmul != "fp8" || backend_of(name) == Backend::cuda, "fp8 on ", name);
+  const Products products = matmul == "bf16x3" ? Products::bf16x3 : Products::f32;
   if (name == "cpu") return make_cpu_device(Backend::cpu, products);
   if (name == "reference") return make_cpu_device(Backend::reference, Products::f32);
-  if (name == "cuda" || name == "emulator") return make_gpu(name);
+  if (name == "cuda" || name == "emulator") {
+    auto gpu = make_gpu(name);
+    if (name == "cuda" && matmul == "fp8") refuse_without_eight_bits();
+    return gpu;
+  }
   fail(Exit::usage, "unknown device '", name, "'; known: cpu, cuda, reference, emulator");
 }
 

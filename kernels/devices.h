@@ -9,8 +9,9 @@
 namespace crossply {
 
 // name: "cpu"; "cuda"; "reference" (the plain loops that define every op: slow, and exact in double); "emulator" (the
-// CUDA kernels, thread by thread on the CPU, in builds without CUDA). matmul: "fp32" or "bf16x3" (engine/stream.h).
-// Throws Exit::device for a device that this build or machine does not have.
+// CUDA kernels, thread by thread on the CPU, in builds without CUDA). matmul: "fp32" or "bf16x3" (engine/stream.h), or
+// "fp8", of which this only asks whether a GPU has it (a tape does it: Tape::use_eight_bits). Throws Exit::device for a
+// device that this build or machine does not have.
 std::unique_ptr<Device> make_device(const std::string& name, const std::string& matmul = "fp32");
 Backend backend_of(const std::string& device);  // without making it
 

@@ -2,6 +2,11 @@
 
 #include <omp.h>
 
+#include <cstring>
+#include <optional>
+#include <sstream>
+
+#include "kernels/block/gelu.h"
 #include "kernels/cpu/amx.h"
 #include "kernels/cuda/arithmetic.h"
 #include "tests/backends.h"
@@ -284,6 +289,157 @@ TEST_CASE("matmul: bf16 tensors, with dweight in f32, equal the reference on the
                                                                            {Backend::cuda, {63, 129, 7}}}) {
     if (!available(backend)) continue;
     for (bool add : {false, true}) check_against_reference(Case<bf16>(size, 2), add, backend);
+  }
+}
+
+// Three layers on one input, as a planner lays their outputs, and weights that lie as far apart as a table's: one
+// product on a GPU, unless something is elsewhere, when the numbers are the same.
+TEST_CASE_TEMPLATE("matmul: on a GPU layers whose outputs are neighbours are one product", T, float, bf16) {
+  if (!available(Backend::cuda)) return;
+  const int64_t rows = 9, C = 16, O = 24, count = 3, unit = static_cast<int64_t>(place_unit / sizeof(T));
+  const int64_t place = (rows * O + unit - 1) / unit * unit, from_weight = O * C + 64, from_bias = O + 5;
+  const auto inp = random_vector<T>(rows * C, 1), weights = random_vector<T>(count * from_weight, 2),
+             douts = random_vector<T>(count * place, 3), biases = random_vector<T>(count * from_bias, 4);
+  const auto before = random_vector<float>(count * from_weight, 5);
+  struct Form {
+    const char* name;
+    int64_t forward, backward;  // most products in one
+  };
+  for (const Form& form : std::vector<Form>{{"all", 3, 3},
+                                            {"an output elsewhere", 2, 2},
+                                            {"no bias for one", 2, 3},
+                                            {"weights not as far apart", 2, 2},
+                                            {"no biases", 3, 3},
+                                            {"not told so", 3, 3}}) {
+    for (const bool add : {false, true}) {
+      const std::string name = form.name;
+      const bool neighbours = name != "not told so";
+      CAPTURES(form.name, add);
+      const OnDevice<T> x(inp), w(joined(weights, weights)), dy(joined(douts, douts)), b(biases),
+          y(poisoned<T>(2 * count * place));
+      const OnDevice<float> dw(joined(before, before));
+      std::vector<Tensor> outs, d, ws, dws, bs;
+      for (int64_t i = 0; i < count; ++i) {
+        const int64_t at = i * place + (name == "an output elsewhere" && i == 2 ? unit : 0);
+        const int64_t of = i * from_weight + (name == "weights not as far apart" && i == 2 ? 64 : 0);
+        outs.push_back(view(y.data + at, {rows, O})), d.push_back(view(dy.data + at, {rows, O}));
+        ws.push_back(view(w.data + of, {O, C})), dws.push_back(view(dw.data + of, {O, C}));
+        bs.push_back(name == "no bias for one" && i == 2 ? Tensor{} : view(b.data + i * from_bias, {O}));
+      }
+      if (name == "no biases") bs.clear();
+      const auto most_at_once = [](auto&& work) {
+        forget_choices();
+        work();
+        int64_t most = 0;
+        for (const auto& [kind, choice] : choices_as_text()) {
+          std::istringstream numbers(kind);
+          int64_t M = 0, N = 0, K = 0, batch = 0;
+          numbers >> M >> N >> K >> batch;
+          REQUIRE(batch > 0);
+          most = std::max(most, batch);
+        }
+        return most;
+      };
+      const Stream stream{Backend::cuda};
+      CHECK(most_at_once([&] {
+              matmul_forward(outs, view(x.data, {rows, C}), ws, stream, {}, bs, {}, neighbours);
+            }) == (neighbours ? form.forward : 1));
+      CHECK(most_at_once([&] {
+              matmul_backward_weights(dws, add, d, view(x.data, {rows, C}), stream, neighbours);
+            }) == (neighbours ? form.backward : 1));
+      const auto host_w = w.host(), host_d = dy.host(), got = y.host();
+      const auto got_dw = dw.host();
+      const auto place_of = [](const auto& tensor, const auto& memory) {
+        return static_cast<size_t>(static_cast<decltype(memory.data)>(tensor.data) - memory.data);
+      };
+      for (size_t i = 0; i < count; ++i) {
+        std::vector<double> want, want_dw;
+        for (int64_t n = 0; n < rows; ++n)
+          for (int64_t o = 0; o < O; ++o) {
+            double sum = bs.empty() || bs[i].data == nullptr
+                             ? 0
+                             : static_cast<double>(biases[place_of(bs[i], b) + static_cast<size_t>(o)]);
+            for (int64_t c = 0; c < C; ++c)
+              sum += static_cast<double>(inp[static_cast<size_t>(n * C + c)]) *
+                     static_cast<double>(host_w[place_of(ws[i], w) + static_cast<size_t>(o * C + c)]);
+            want.push_back(sum);
+          }
+        for (int64_t o = 0; o < O; ++o)
+          for (int64_t c = 0; c < C; ++c) {
+            const size_t at = place_of(dws[i], dw) + static_cast<size_t>(o * C + c);
+            double sum = add ? static_cast<double>(joined(before, before)[at]) : 0;
+            for (int64_t n = 0; n < rows; ++n)
+              sum += static_cast<double>(inp[static_cast<size_t>(n * C + c)]) *
+                     static_cast<double>(host_d[place_of(d[i], dy) + static_cast<size_t>(n * O + o)]);
+            want_dw.push_back(sum);
+          }
+        const auto part = [](const auto& list, size_t from, size_t n) {
+          return std::vector(list.begin() + static_cast<std::ptrdiff_t>(from),
+                             list.begin() + static_cast<std::ptrdiff_t>(from + n));
+        };
+        check_close("out", part(got, place_of(outs[i], y), want.size()), want,
+                    std::is_same_v<T, bf16> ? 0x1p-8 : tolerance(C));
+        check_close("dweight", part(got_dw, place_of(dws[i], dw), want_dw.size()), want_dw, tolerance(rows));
+      }
+    }
+  }
+}
+
+// On a CPU and on older GPUs a pass of its own over what was rounded, from sm_90 on within the product.
+TEST_CASE("matmul: the gelu of an output, and the gradient of what went into one") {
+  const int64_t rows = 9, C = 16, O = 24;
+  const auto inp = random_vector<bf16>(rows * C, 1), weight = random_vector<bf16>(O * C, 2),
+             dout = random_vector<bf16>(rows * O, 3), before = random_vector<bf16>(rows * C, 4);
+  const auto bias = random_vector<bf16>(O, 5);
+  const auto wide_bias = convert<float>(bias);
+  std::vector<double> x, y, dx;
+  for (int64_t n = 0; n < rows; ++n) {
+    for (int64_t o = 0; o < O; ++o) {
+      double sum = static_cast<double>(bias[static_cast<size_t>(o)]), f;
+      for (int64_t c = 0; c < C; ++c)
+        sum += static_cast<double>(inp[static_cast<size_t>(n * C + c)]) *
+               static_cast<double>(weight[static_cast<size_t>(o * C + c)]);
+      gelu_forward_ref(&f, &sum, 1, GeluKind::tanh);
+      x.push_back(sum), y.push_back(f);
+    }
+    for (int64_t c = 0; c < C; ++c) {
+      double sum = 0, of = static_cast<double>(before[static_cast<size_t>(n * C + c)]), d;
+      for (int64_t o = 0; o < O; ++o)
+        sum += static_cast<double>(dout[static_cast<size_t>(n * O + o)]) *
+               static_cast<double>(weight[static_cast<size_t>(o * C + c)]);
+      gelu_backward_ref(&d, &sum, &of, 1, GeluKind::tanh, false);
+      dx.push_back(d);
+    }
+  }
+  for (const std::string form : {"cpu", "gpu", "hopper"}) {
+    CAPTURE(form);
+    const Backend backend = form == "cpu" ? Backend::cpu : Backend::cuda;
+    if (!available(backend) || (form == "hopper" && !emulated)) continue;
+    std::optional<WithHopper> hopper;
+    if (form == "hopper") hopper.emplace();
+    auto out = poisoned<bf16>(rows * O), activated = poisoned<bf16>(rows * O), dinp = poisoned<bf16>(rows * C);
+    run_on(Stream{backend},
+           {view(out, {rows, O}), view(activated, {rows, O}), view(dinp, {rows, C}), view(inp, {rows, C}),
+            view(weight, {O, C}), view(dout, {rows, O}), view(before, {rows, C}),
+            backend == Backend::cpu ? view(wide_bias, {O}) : view(bias, {O})},
+           [&](auto& t) {
+             matmul_forward({t[0]}, t[3], {t[4]}, Stream{backend}, {}, {t[7]}, t[1]);
+             matmul_backward_input({t[2], false}, {t[5]}, {t[4]}, Stream{backend}, t[6]);
+             CHECK_THROWS_AS(matmul_backward_input({t[2], true}, {t[5]}, {t[4]}, Stream{backend}, t[6]), Error);
+             CHECK_THROWS_AS(matmul_forward({t[0]}, t[3], {t[4]}, Stream{backend}, t[1], {}, t[1]), Error);
+           });
+    // A rounding of 2^-9 of the largest; the CPU's before the bias, and one before gelu, come on top.
+    const bool once = form == "hopper";
+    check_close("out", out, x, (backend == Backend::cpu ? 2 : 1) * 0x1p-8);
+    check_close("activated", activated, y, (once ? 1 : backend == Backend::cpu ? 3 : 2) * 0x1p-8);
+    check_close("dinp", dinp, dx, (once ? 1 : 2) * 0x1p-8);
+    if (backend == Backend::cpu) continue;
+    // It is this that tells the two ways apart: gelu of what was rounded, or rounded once.
+    auto of_rounded = poisoned<bf16>(rows * O);
+    run_on(backend, {view(of_rounded, {rows, O}), view(out, {rows, O})},
+           [](auto& t, Stream stream) { gelu_forward(t[0], t[1], GeluKind::tanh, stream); });
+    const bool same = std::memcmp(of_rounded.data(), activated.data(), activated.size() * sizeof(bf16)) == 0;
+    CHECK(same == (form == "gpu"));
   }
 }
 

@@ -1,6 +1,7 @@
 // Whole models with bf16 activations, against the plain bf16 computation: the reference loops in f32 with every
 // activation, and every gradient of one, rounded to bf16 after the op that wrote it.
 #include <cmath>
+#include <optional>
 
 #include "tests/backends.h"
 #include "tests/cases.h"
@@ -101,6 +102,34 @@ TEST_CASE("bf16 models: at most twice as far from the exact gradients as the pla
     }
     MESSAGE(device << ": errors of all models: " << all_fast << ", plain bf16 " << all_plain);
     CHECK(all_fast <= 1.2 * all_plain);  // over so many models the draws even out
+  }
+}
+
+TEST_CASE("bf16 models: a GPT-2 whose products do its gelu") {
+  Config config = tiny_config("gpt2");
+  config.intermediate_size = 16;  // of 6 columns they do not
+  REQUIRE(config.activation_function == "gelu_new");
+  for (const std::string& device : fast_devices()) {
+    TinyModel exact(config, "reference", PlanMode::reuse, Dtype::f64);
+    round_parameters(exact);
+    const double want = exact.step();
+    std::vector<double> losses, errors;
+    for (const bool hopper : {false, true}) {
+      if (hopper && device != "emulator") continue;  // a GPU is what it is
+      CAPTURES(device, hopper);
+      std::optional<WithHopper> with;
+      if (hopper) with.emplace();
+      TinyModel model(config, device, PlanMode::reuse, Dtype::bf16);
+      round_parameters(model);
+      CHECK(std::count_if(model.tape.nodes().begin(), model.tape.nodes().end(),
+                          [](const auto& node) { return node->activates != nullptr; }) == config.num_hidden_layers);
+      losses.push_back(model.step());
+      CHECK(std::abs(losses.back() - want) < 0x1p-8);
+      errors.push_back(sum_of_errors(model, exact));
+    }
+    if (errors.size() < 2) continue;
+    CHECK(losses[0] != losses[1]);  // in the product what goes into gelu is not rounded
+    CHECK(errors[1] < 1.5 * errors[0]);
   }
 }
 

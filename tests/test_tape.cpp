@@ -143,6 +143,91 @@ TEST_CASE("tape: a sum is done on the way only where nobody else reads what is a
   }
 }
 
+TEST_CASE("tape: products do the activation between them only where nobody else reads what goes in or comes out") {
+  for (const std::string form : {"between", "in read twice", "in kept", "out read twice", "out kept", "out placed",
+                                 "out a result", "something between", "cannot before", "cannot after"}) {
+    CAPTURE(form);
+    Tape t(Dtype::f32);
+    ParameterTable params;
+    const Shape shape{1, 1, 1, 4};
+    const auto product = [&](std::vector<Value*> in, Value* out, const std::string& unless) {
+      auto node = nothing(std::move(in), {out});
+      node->keep = {node->in[0]};
+      node->can_activate = form != unless;
+      t.record(std::move(node));
+      return t.nodes().back().get();
+    };
+    Value* weight = t.parameter(params.add("w", shape, Init::constant(1), 1, 1));
+    Value* x = t.record(nothing({weight}, {t.activation("x", shape)}));
+    Value* u = t.activation("u", shape);
+    const Node* before = product({x}, u, "cannot before");
+    if (form == "something between") t.record(nothing({x}, {t.activation("other", shape)}));
+    Value* y = form == "out a result" ? t.result("y", shape) : t.activation("y", shape);
+    auto activation = nothing({u}, {y});
+    activation->keep = {u};
+    activation->is_activation = true;
+    const Node* f = activation.get();
+    t.record(std::move(activation));
+    if (form == "out placed") t.place(y, t.slab("slab", 2, shape), 1);
+    Value* z = t.activation("z", shape);
+    const Node* after = product({y}, z, "cannot after");
+    auto end = nothing(form == "in read twice"    ? std::vector<Value*>{z, u}
+                       : form == "out read twice" ? std::vector<Value*>{z, y}
+                                                  : std::vector<Value*>{z},
+                       {t.activation("end", shape)});
+    if (form == "in kept") end->keep = {u};
+    if (form == "out kept") end->keep = {y};
+    t.record(std::move(end));
+    t.differentiate();
+    t.plan(PlanMode::reuse);
+    const bool within = form == "between";
+    CHECK((before->activated == y) == within);
+    CHECK((after->activates == u) == within);
+    CHECK(f->done == within);
+    CHECK(f->has_backward() == !within);
+    if (y->grad == nullptr) continue;  // of a result
+    CHECK((y->grad->buffer == u->grad->buffer) == within);
+  }
+}
+
+TEST_CASE("tape: outputs of one size lie one behind the other where they live about as long") {
+  for (const PlanMode mode : {PlanMode::reuse, PlanMode::distinct, PlanMode::poison}) {
+    CAPTURE(static_cast<int>(mode));
+    Tape t(Dtype::f32);
+    ParameterTable params;
+    const Shape shape{1, 1, 1, 100};
+    Value* x =
+        t.record(nothing({t.parameter(params.add("w", shape, Init::constant(1), 1, 1))}, {t.activation("x", shape)}));
+    auto products = nothing({x}, {t.activation("a", shape), t.activation("b", shape), t.activation("wide", Shape{101}),
+                                  t.activation("c", shape), t.activation("placed", shape), t.activation("d", shape),
+                                  t.activation("e", shape), t.activation("late", shape)});
+    products->neighbours = true;
+    const std::vector<Value*> out = products->out;
+    t.record(std::move(products));
+    t.place(out[4], t.slab("slab", 1, shape), 0);
+    Value* sum = t.record(nothing(std::vector<Value*>(out.begin(), out.end() - 1), {t.activation("sum", shape)}));
+    for (int i = 0; i < 20; ++i) sum = t.record(nothing({sum}, {t.activation(str("then ", i), shape)}));
+    t.record(nothing({sum, out[7]}, {t.activation("end", shape)}));
+    t.differentiate();
+    t.plan(mode);
+    const auto distance = [&](int i, bool gradient) {  // to the next one, where both are in one buffer
+      const Buffer &a = *(gradient ? out[i]->grad : out[i])->buffer,
+                   &b = *(gradient ? out[i + 1]->grad : out[i + 1])->buffer;
+      return a.inside != nullptr && a.inside == b.inside ? b.place() - a.place() : 0;
+    };
+    for (const bool gradient : {false, true}) {
+      CAPTURE(gradient);
+      const size_t place = 512;  // 400 bytes
+      const std::vector<size_t> want = gradient ? std::vector<size_t>{place, 0, 0, place, place, place, 0}
+                                                : std::vector<size_t>{place, 0, 0, 0, 0, place, 0};
+      for (int i = 0; i < 7; ++i) {
+        CAPTURE(i);
+        CHECK(distance(i, gradient) == want[static_cast<size_t>(i)]);
+      }
+    }
+  }
+}
+
 TEST_CASE("tape: a gradient goes over its input only where nobody else needs the input") {
   for (const std::string form : {"alone", "read twice", "kept by another"}) {
     CAPTURE(form);

@@ -197,8 +197,8 @@ Exit run(Experiment& o) {
     print_plans(comparison, o.jobs);
     return Exit::done;
   }
-  const auto device = make_device(o.train.device);  // refuses one that is not there
-  for (const Arm& arm : arms_of(comparison))        // not when their turns come
+  const auto device = make_device(o.train.device, o.train.matmul);  // refuses one that is not there
+  for (const Arm& arm : arms_of(comparison))                        // not when their turns come
     refuse_too_large(comparison.runs[arm.sweep[0]].options, *device);
   const Descriptor held = hold_directory(comparison.out);
   if (o.train.resume) take_up(comparison);

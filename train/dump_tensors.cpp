@@ -51,6 +51,9 @@ Taps all_taps(const Tape& tape) {
                           " adds what its readers pass on in its own backward; ask for d:", node.in[0]->name,
                           ", the gradient of the same numbers");
     }
+    if (const Value* x = node.activates; x != nullptr && x->grad != nullptr && taps.contains(node.in[0]->grad->name))
+      taps[node.in[0]->grad->name].missing = str(node.op(), " ", node.name, " passes on the gradient of ", x->name,
+                                                 ", before the activation; ask for d:", x->name);
     if (node.addend != nullptr)
       taps[node.out[0]->name].missing = str(node.op(), " ", node.name, " adds ", node.addend->name,
                                             " on the way; ask for ", tape.nodes()[n + 1]->out[0]->name, ", the sum");

@@ -136,8 +136,10 @@ void add_machine_flags(CLI::App& app, TrainOptions& o) {
   add_text(app, "--device", o.device, "NAME", "cpu or cuda");
   add_choice(app, "--dtype", o.dtype, dtypes,
              "of activations and products: fp32, or bf16 (with fp32 master weights, moments, gradients)");
-  add_choice(app, "--matmul", o.matmul, matmuls,
-             "products of --dtype fp32: fp32, or bf16x3 (split in three on bf16 matrix units)");
+  add_choice(
+      app, "--matmul", o.matmul, matmuls,
+      "products of --dtype fp32: fp32, or bf16x3 (split in three on bf16 matrix units of a CPU); of linear layers "
+      "with --dtype bf16: fp8, on a GPU that has it");
   app.add_flag("--other-gpu", o.other_gpu,
                "with --resume: also where the GPU, its driver or cuBLAS is another than the checkpoint's; last digits "
                "then differ");
@@ -243,10 +245,12 @@ void use_gpt2(Config& c) {
 }
 
 void check_together(const TrainOptions& o) {
-  if (o.dtype == "bf16" && o.matmul != "fp32")
-    fail(Exit::usage, "--matmul ", o.matmul, " is for --dtype fp32; --dtype bf16 multiplies in bf16 anyway");
-  if (o.matmul != "fp32" && backend_of(o.device) == Backend::cuda)
-    fail(Exit::usage, "--matmul ", o.matmul, " is for --device cpu");
+  const bool gpu = backend_of(o.device) == Backend::cuda;
+  if (o.matmul == "fp8" && (!gpu || o.dtype != "bf16"))
+    fail(Exit::usage, "--matmul fp8 is for --device cuda --dtype bf16");
+  if (o.matmul == "bf16x3" && o.dtype == "bf16")
+    fail(Exit::usage, "--matmul bf16x3 is for --dtype fp32; --dtype bf16 multiplies in bf16 anyway");
+  if (o.matmul == "bf16x3" && gpu) fail(Exit::usage, "--matmul bf16x3 is for --device cpu");
   if (o.dtype == "bf16" && o.device == "reference")
     fail(Exit::usage, "--device reference has no bf16; it is for exact numbers");
   if (o.lr == 0 && o.router_lr > 0)
@@ -257,6 +261,7 @@ void check_together(const TrainOptions& o) {
       fail(Exit::usage, "--preset ", o.preset, " is for a model that learns from another one; give --teacher DIR");
   check_batch(o.batch, o.accumulate, o.data.seq_len);
   check_world(o);
+  if (o.matmul == "fp8" && o.world.gpu == "a100") fail(Exit::usage, "--matmul fp8: --gpu a100 has none");
 }
 
 std::string warmup_warning(const TrainOptions& o) {

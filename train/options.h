@@ -95,7 +95,7 @@ struct TrainOptions {
 };
 
 // What these flags take; --schedule: train/schedule.h.
-inline const std::vector<std::string> dtypes = {"fp32", "bf16"}, matmuls = {"fp32", "bf16x3"};
+inline const std::vector<std::string> dtypes = {"fp32", "bf16"}, matmuls = {"fp32", "bf16x3", "fp8"};
 inline const std::vector<std::string> reductions = {"token", "element"};
 // --kd-tau: beyond, the KL divergence is lost in rounding, or TAU^2 KL beside the cross entropy.
 constexpr double least_tau = 0.01, most_tau = 100;

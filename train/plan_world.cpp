@@ -195,7 +195,8 @@ std::string computing(const TrainOptions& o, const PlannedRun& plan) {
   const bool narrow = storage_type(o) == Dtype::bf16;
   return str(format_number("%.3g", plan.training_flops_per_token), " FLOPs each, ",
              format_number("%.0f%% of ", 100 * assumed_mfu(plan.params.count())),
-             format_number("%.4g TFLOP/s, assumed", 1e-12 * (narrow ? gpu_of(o).bf16 : gpu_of(o).fp32)));
+             format_number("%.4g TFLOP/s, assumed", 1e-12 * (narrow ? gpu_of(o).bf16 : gpu_of(o).fp32)),
+             o.matmul == "fp8" ? ", as in bf16" : "");
 }
 
 std::string time_lines(const TrainOptions& o, const PlannedRun& plan, const ScalingInput& in, const Scaling& t) {

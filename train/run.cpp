@@ -59,6 +59,16 @@ std::string describe_teacher(const TrainOptions& o, const Trainer& trainer) {
              "); what is shown here is CE");
 }
 
+// "fp8: 14 of 14 linear layers of the blocks"
+std::string describe_eight_bits(const Tape& tape) {
+  if (tape.scaled().empty()) return "";
+  int64_t eight = 0, all = 0;
+  for (const Scaled& tensor : tape.scaled()) eight += tensor.name.ends_with(".weight");
+  for (const auto& node : tape.nodes())
+    if (!node->frozen && node->op() == std::string("linear")) all += std::ssize(node->out);
+  return str("fp8: ", eight, " of ", all, " linear layers; the others, the loss head and evaluation are in bf16");
+}
+
 // --steps 0: the initialised model itself, as a plain model directory.
 void write_initialised(const TrainOptions& o, const Dataset& dataset) {
   Trainer trainer(o, *dataset.train);
@@ -77,12 +87,14 @@ void write_tensors(const TrainOptions& o, const Dataset& data) {
   trainer.next_batch();
   Batch batch = batch_of(o, data.train->seq_len(), trainer.teacher());
   batch.plan = PlanMode::distinct;
+  batch.eight_bits = false;
   const std::string path = o.out + "/tensors.safetensors";
   const Dumped dumped = dump_tensors(o.dump_tensors, path, trainer.params(), o.config, batch, trainer.tokens().data(),
                                      trainer.targets().data());
   const long long step = trainer.steps_done() + 1;
-  std::printf("wrote %zu tensors of step %lld's %s batch to %s; its loss is %.9g\n", dumped.tensors, step,
-              o.accumulate > 1 ? "first" : "whole", path.c_str(), dumped.loss);
+  std::printf("wrote %zu tensors of step %lld's %s batch%s to %s; its loss is %.9g\n", dumped.tensors, step,
+              o.accumulate > 1 ? "first" : "whole", o.matmul == "fp8" ? ", by products in bf16," : "", path.c_str(),
+              dumped.loss);
 }
 
 // And not only looking.
@@ -103,8 +115,8 @@ int64_t every(int64_t flag, int64_t steps) { return flag > 0 ? flag : std::max<i
 }  // namespace
 
 RunDir claim_run_dir(TrainOptions& o) {
-  refuse_too_large(o, *make_device(o.device));  // as one that is not there, before the run directory exists
-  catch_stop_signals();                         // before there is anything to leave behind
+  refuse_too_large(o, *make_device(o.device, o.matmul));  // as one that is not there, before the run directory exists
+  catch_stop_signals();                                   // before there is anything to leave behind
   RunDir dir(o.out, o.job->place);
   if (o.job->place.leads()) {
     check_run_dir(o);  // again, now that nobody else changes it
@@ -160,6 +172,7 @@ void Run::begin() {
   if (std::isfinite(chance)) say(format_number("answers: guessing gets %.1f%%", 100 * chance));
   if (first_ == 0) say(vocabulary_note(o_, data_));
   say(describe_ranks(o_));
+  say(describe_eight_bits(trainer_.model().tape()));
 }
 
 bool Run::more() const {

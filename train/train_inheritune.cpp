@@ -287,7 +287,7 @@ Exit run(Options& o, const CLI::App& app, const char* program) {
     print_plans(all);
     return Exit::done;
   }
-  make_device(o.train.device);                     // refuses one that is not there
+  make_device(o.train.device, o.train.matmul);     // refuses one that is not there
   const ModelDir reference(all.recipe.reference);  // held: a run beside this one does not remove it
   all.reference_dir = reference.path();
   catch_stop_signals();

@@ -15,6 +15,7 @@
 #include "engine/printable.h"
 #include "engine/rng.h"
 #include "kernels/devices.h"
+#include "kernels/optim/sum_slices.h"
 #include "models/json_file.h"
 #include "models/model_dir.h"
 #include "models/registry.h"
@@ -49,7 +50,7 @@ std::unique_ptr<Teacher> declare_teacher(const TrainOptions& o) {
 }
 
 Batch batch_of(const TrainOptions& options, int64_t T, Teacher* teacher) {
-  return {options.batch, T, storage_type(options), true, plan_mode(options.plan), teacher};
+  return {options.batch, T, storage_type(options), true, plan_mode(options.plan), teacher, options.matmul == "fp8"};
 }
 
 std::vector<std::string> write_model(const CheckpointWriter& writer, const TrainOptions& o,
@@ -186,6 +187,7 @@ Trainer::Trainer(const TrainOptions& options, const Source& train, const std::st
       exchange_(*options.job, params_, buckets_, model_, options.sum, micro_steps()),
       sums_(*device_, "sums of a step", static_cast<size_t>(options.job->place.size * sums_size()) * sizeof(double)),
       host_sums_(sums_.bytes() / sizeof(double)),
+      scales_(model_.tape().scaled()),
       loader_(train, options.batch, options.seed, true),
       replay_{true, 1 / static_cast<double>(tokens_per_step()), 0},
       schedule_{schedule_kind(options.schedule), options.warmup, std::max<int64_t>(options.steps, 1), options.lr_floor},
@@ -195,9 +197,15 @@ Trainer::Trainer(const TrainOptions& options, const Source& train, const std::st
   compare_data(options, digest_);
   tokens_.resize(static_cast<size_t>(options.batch * micro_steps() * T_));
   targets_.resize(tokens_.size());
-  if (options_.profile) model_.start_profile();
   if (!checkpoint.empty()) restore(checkpoint);
+  if (!scales_.empty())
+    amaxes_ = Arena(*device_, "largest numbers of a step",
+                    static_cast<size_t>(options.job->place.size) * model_.tape().amaxes().bytes());
+  if (checkpoint.empty() && !scales_.empty()) measure_scales();
+  if (!scales_.empty()) set_scales();
   if (checkpoint.empty() || !device_change_.empty()) share_choices();  // else they are the checkpoint's
+  if (!scales_.empty()) set_scales();                                  // again: that has looked for largest numbers
+  if (options_.profile) model_.start_profile();
 }
 
 void Trainer::next_batch() {
@@ -212,6 +220,39 @@ void Trainer::next_batch() {
   loader_.seek(position + own * job.place.size);
   const int64_t scored = std::count_if(targets_.begin(), targets_.end(), [](int32_t target) { return target >= 0; });
   job.start_vote({steps_done(), position, exchange_.transfers(), scored, stop_requested(), busy_});
+}
+
+// Without scales the first step's gradients would vanish: a replay in bf16 of the batch at the data's current position,
+// at every rank the same one.
+void Trainer::measure_scales() {
+  const int64_t position = loader_.position();
+  loader_.next(tokens_.data(), targets_.data());
+  loader_.seek(position);
+  Step measuring = replay_;
+  measuring.measures = measuring.first = true;
+  model_.run(tokens_.data(), targets_.data(), measuring);
+  model_.take_losses();
+  take_amaxes();
+}
+
+// The scales of the next step, once those that a step used are known.
+void Trainer::set_scales() {
+  const Tape& tape = model_.tape();
+  const std::vector<float> scales = scales_.scales(), inverses = scales_.inverses();
+  device_->copy_in(tape.scales().data, scales.data(), tape.scales().bytes());
+  device_->copy_in(tape.inverses().data, inverses.data(), tape.inverses().bytes());
+  device_->fill(tape.amaxes().data, 0, tape.amaxes().bytes());
+}
+
+std::string Trainer::take_amaxes() {
+  Job& job = *options_.job;
+  const int64_t n = model_.tape().amaxes().numel();
+  const Tensor all{amaxes_.data(), Dtype::f32, Shape{job.place.size * n}};
+  copy(part_of(all, {job.place.rank * n, (job.place.rank + 1) * n}), model_.tape().amaxes(), device_->stream());
+  if (!job.place.alone()) job.comm().gather(all), job.comm().wait(job.comm().mark());
+  std::vector<float> host(static_cast<size_t>(all.numel()));
+  device_->copy_out(host.data(), all.data, all.bytes());
+  return scales_.add(host);
 }
 
 Tensor Trainer::own_sums(const Range& range) const {
@@ -271,7 +312,12 @@ void Trainer::share_choices() {
   Job& job = *options_.job;
   if (job.place.alone() || device_->arithmetic().versions.empty()) return;
   std::fill(targets_.begin(), targets_.end(), 0);
-  if (job.place.leads()) model_.run(tokens_.data(), targets_.data(), replay_);  // finds them; nobody reads the result
+  if (job.place.leads()) {  // finds them; nobody reads the results
+    Step first = replay_;
+    first.first = true;
+    model_.run(tokens_.data(), targets_.data(), first);
+    if (!scales_.empty()) model_.run(tokens_.data(), targets_.data(), Step{});  // whose products are others
+  }
   model_.take_losses();
   const json choices = json::parse(job.share(json(device_->arithmetic().choices).dump()));
   device_->adopt(choices.get<std::map<std::string, std::string>>(), "rank 0");
@@ -301,16 +347,19 @@ void Trainer::take_loss_and_norm() {
     job.comm().wait(job.comm().mark());
   }
   device_->copy_out(host_sums_.data(), sums_.data(), sums_.bytes());  // here alone does a step wait for the device
+  const std::string overflown = scales_.empty() ? "" : take_amaxes();
+  if (!scales_.empty()) set_scales();
   tally = job.finish_vote();
   last.scored = tally.scored;
   last.norm = scale() * std::sqrt(add_squares());
   last.loss = scale() * replay_.grad_scale * add_losses(false);
   last.ce = teacher_ == nullptr ? last.loss : scale() * replay_.grad_scale * add_losses(true);
-  if (std::isfinite(last.loss) && std::isfinite(last.norm)) return;
+  if (std::isfinite(last.loss) && std::isfinite(last.norm) && overflown.empty()) return;
   const int64_t position = loader_.position();
   fail(Exit::not_finite, "step ", steps_done() + 1, ": loss ", last.loss, ", gradient norm ", last.norm,
        ", at positions ", position - options_.batch * options_.accumulate, " to ", position - 1,
-       " of the stream of training samples", first_spoilt(), ". No update was made",
+       " of the stream of training samples", first_spoilt(),
+       overflown.empty() ? "" : "; " + overflown + " has numbers that are not finite", ". No update was made",
        has_checkpoint_ ? "; the last checkpoint is untouched" : "; there is no checkpoint yet", remedy);
 }
 
@@ -359,6 +408,7 @@ void Trainer::save(const std::string& dir, const Tokenizer& tokenizer, const std
         {"step", optimizer_.step}, {"position", loader_.position()},     {"seconds", seconds},          {"data", data_},
         {"data_digest", digest_},  {"trajectory", trajectory(options_)}, {"world_size", job.place.size}};
     if (teacher_ != nullptr) state["teacher_digest"] = teacher_digest_;
+    if (!scales_.empty()) state["eight_bits"] = scales_.to_json();
     if (const Arithmetic a = device_->arithmetic(); !a.versions.empty())
       state["device"] = {{"versions", a.versions}, {"choices", a.choices}};
     write_file_atomically(writer.path("train_state.json"), state.dump(2) + "\n");
@@ -397,6 +447,7 @@ void Trainer::restore(const std::string& dir) {
   refresh_narrow(params_);
   load_moments(dir, params_, buckets_, optimizer_);
   optimizer_.step = step;
+  if (!scales_.empty()) scales_.read(state.value("eight_bits", json()), path);
   loader_.seek(position);
   check_replicas();
   has_checkpoint_ = true;
@@ -428,7 +479,7 @@ double Trainer::scale() const {
 
 size_t Trainer::memory() const {
   return params_.values().bytes() + params_.gradients().bytes() + params_.narrow_bytes() + optimizer_.bytes() +
-         exchange_.bytes() + model_.bytes() +
+         exchange_.bytes() + model_.bytes() + amaxes_.bytes() +
          (teacher_ != nullptr ? teacher_->params.values().bytes() + teacher_->params.narrow_bytes() : 0);
 }
 

@@ -14,6 +14,7 @@
 #include "kernels/optim/optimizer.h"
 #include "models/checkpoint.h"
 #include "models/model_dir.h"
+#include "train/delayed_scales.h"
 #include "train/exchange.h"
 #include "train/options.h"
 
@@ -99,6 +100,10 @@ class Trainer {
   double add_squares() const;
   std::string first_spoilt()
       const;  // ": rank 1's micro-step 2", where a loss is not finite and there are several ranks
+  void measure_scales();
+  void set_scales();
+  // The largest numbers since the last time, of all ranks, go to scales_. Returns what DelayedScales::add does.
+  std::string take_amaxes();
   // On GPUs the algorithms that rank 0 chooses by timing are everybody's.
   void share_choices();
   // Throws Exit::internal, at all ranks, where their weights are not the same.
@@ -118,6 +123,8 @@ class Trainer {
   Exchange exchange_;
   Arena sums_;  // f64, of every rank
   std::vector<double> host_sums_;
+  DelayedScales scales_;  // of products of eight bits; else empty
+  Arena amaxes_;          // f32, of every rank
   Loader loader_;
   const Step replay_;  // the same in every step, so that a device may record it: of the mean over all tokens
   Schedule schedule_;

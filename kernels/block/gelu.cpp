@@ -115,6 +115,7 @@ Value* gelu(Tape& t, const std::string& name, Value* inp, GeluKind kind) {
   auto node = make_node<Gelu>(name, {inp}, {t.activation(name, inp->shape)});
   node->kind = kind;
   node->keep = {inp};
+  node->is_activation = kind == GeluKind::tanh && inp->dtype == Dtype::bf16;  // as the products of a GPU have it
   return t.record(std::move(node));
 }
 

@@ -7,10 +7,11 @@
 //   out  = inp * Phi(inp)
 //   dinp = dout * (Phi(inp) + inp * phi(inp))           set or added
 //
-// All tensors have the same number of elements and the same type, f32 or bf16. Nothing is saved. No output may alias
-// anything. The fast paths treat |inp| > 12 as 12 in Phi and phi, by tanh |inp| > 9.9 as 9.9: there they are 0 or 1 to
-// within 1e-30. In f32 they are good to 1e-7 max(1, |inp|), slopes to 2e-7; on a GPU to 2.5e-7 and 7e-7. What is small
-// keeps its digits: 6e-8 (9 + inp^2 / 2) of it, by tanh 6e-8 (8 + 10 |u|); on a GPU by 11 of these units less.
+// All tensors have the same number of elements and the same type, f32 or bf16. Nothing is saved. dinp may be dout
+// where it is set; no other output may alias anything. The fast paths treat |inp| > 12 as 12 in Phi and phi, by tanh
+// |inp| > 9.9 as 9.9: there they are 0 or 1 to within 1e-30. In f32 they are good to 1e-7 max(1, |inp|), slopes to
+// 2e-7; on a GPU to 2.5e-7 and 7e-7. What is small keeps its digits: 6e-8 (9 + inp^2 / 2) of it, by tanh
+// 6e-8 (8 + 10 |u|); on a GPU by 11 of these units less.
 #pragma once
 
 #include <cmath>

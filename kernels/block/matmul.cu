@@ -1,6 +1,7 @@
 #include "kernels/block/matmul.h"
 
 #include "engine/rng.h"
+#include "kernels/block/gelu.h"
 #include "kernels/block/matmul.cuh"
 #include "kernels/cuda/arithmetic.h"
 
@@ -9,6 +10,7 @@
 
 #include <limits>
 #include <map>
+#include <set>
 #include <vector>
 #endif
 
@@ -28,13 +30,19 @@ int64_t alignment_of(const void* data, const Matrix& of) {
 }
 
 // M, N, K, batch, the addend's alignment; of c, a and b: type and transposition, stride, distance, alignment. c, which
-// is never transposed, says instead whether there is a bias.
+// is never transposed, says instead whether there is a bias, and in larger numbers what gelu does and which sums are
+// fast.
 ProductKind kind_of(const Matrix& c, const Matrix& a, const Matrix& b, const ProductSize& z, const void* addend,
-                    bool bias) {
+                    const Bias& bias, const Gelu& gelu) {
   ProductKind kind{z.M, z.N, z.K, z.batch, alignment_of(addend, c)};
+  const int64_t epilogue = (bias.data != nullptr) +
+                           (gelu.inp == nullptr ? 0
+                            : gelu.backward     ? 32
+                                                : 16) +
+                           (z.fast ? 64 : 0);
   size_t next = 5;
   for (const Matrix* m : {&c, &a, &b}) {
-    const int64_t type = 2 * static_cast<int64_t>(m->dtype) + (m == &c ? bias : m->transposed);
+    const int64_t type = 2 * static_cast<int64_t>(m->dtype) + (m == &c ? epilogue : m->transposed);
     for (const int64_t part : {type, m->stride, m->apart, alignment_of(m->data, *m)}) kind.at(next++) = part;
   }
   return kind;
@@ -65,7 +73,12 @@ cublasLtHandle_t cublas() {
   return handle;
 }
 
-cudaDataType_t type_of(Dtype dtype) { return dtype == Dtype::bf16 ? CUDA_R_16BF : CUDA_R_32F; }
+cudaDataType_t type_of(Dtype dtype) {
+  return dtype == Dtype::bf16   ? CUDA_R_16BF
+         : dtype == Dtype::e4m3 ? CUDA_R_8F_E4M3
+         : dtype == Dtype::e5m2 ? CUDA_R_8F_E5M2
+                                : CUDA_R_32F;
+}
 
 constexpr size_t workspace_bytes = matmul_workspace;
 
@@ -74,8 +87,10 @@ struct Product {
   ProductSize z;
   const void* addend;
   float beta;  // times the addend
-  const void* bias;
+  Bias bias;
+  Gelu gelu;
   bool in_place() const { return beta != 0 && addend == c.data; }
+  cudaDataType_t bias_type() const { return a.inverse != nullptr ? CUDA_R_16BF : type_of(c.dtype); }
 };
 
 // cuBLASLt's words for a kind of product.
@@ -97,9 +112,33 @@ cublasLtMatrixLayout_t make_layout(const Matrix& of, int64_t rows, int64_t colum
   return layout;
 }
 
-// One for each row of cuBLAS's c, so for each column of ours; of c's type.
-void set_bias(cublasLtMatmulDesc_t product, const Product& p) {
-  CHECK_CUBLAS(cublasLtMatmulDescSetAttribute(product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p.bias, sizeof p.bias), p.z);
+// What of a product is another from call to call: where scales, bias and gelu's inp are. The bias has a number for each
+// row of cuBLAS's c, so for each column of ours.
+void set_pointers(cublasLtMatmulDesc_t product, const Product& p) {
+  const auto set = [&](cublasLtMatmulDescAttributes_t attribute, const auto& value) {
+    CHECK_CUBLAS(cublasLtMatmulDescSetAttribute(product, attribute, &value, sizeof value), p.z);
+  };
+  if (p.a.inverse != nullptr) {
+    const int8_t fast = p.z.fast ? 1 : 0;
+    set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, p.b.inverse);
+    set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, p.a.inverse);
+    set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, fast);
+  }
+  if (p.bias.data != nullptr) {
+    set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, p.bias_type());
+    set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias.data);
+    set(CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE, p.bias.apart);
+  }
+  if (p.gelu.inp != nullptr) {
+    set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, p.gelu.inp);
+    set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, p.c.stride);
+  }
+  const cublasLtEpilogue_t forward =
+      p.bias.data != nullptr ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
+  const cublasLtEpilogue_t epilogue = p.gelu.inp != nullptr    ? p.gelu.backward ? CUBLASLT_EPILOGUE_DGELU : forward
+                                      : p.bias.data != nullptr ? CUBLASLT_EPILOGUE_BIAS
+                                                               : CUBLASLT_EPILOGUE_DEFAULT;
+  set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
 }
 
 // A row-major c is cuBLAS's c^T = b^T a^T: the factors change places.
@@ -111,12 +150,7 @@ Plan make_plan(const Product& p) {
   CHECK_CUBLAS(cublasLtMatmulDescCreate(&plan.product, CUBLAS_COMPUTE_32F, CUDA_R_32F), z);
   CHECK_CUBLAS(cublasLtMatmulDescSetAttribute(plan.product, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first), z);
   CHECK_CUBLAS(cublasLtMatmulDescSetAttribute(plan.product, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second), z);
-  if (p.bias != nullptr) {
-    const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
-    CHECK_CUBLAS(
-        cublasLtMatmulDescSetAttribute(plan.product, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue), z);
-    set_bias(plan.product, p);
-  }
+  set_pointers(plan.product, p);
   plan.a = make_layout(p.b, p.b.transposed ? z.N : z.K, p.b.transposed ? z.K : z.N, z);
   plan.b = make_layout(p.a, p.a.transposed ? z.K : z.M, p.a.transposed ? z.M : z.K, z);
   plan.c = make_layout(p.c, z.M, z.N, z);
@@ -248,6 +282,10 @@ Choice choose_for(const Plan& plan, const Product& p) {
   return choose(text_of(p.z), ask, time);
 }
 
+bool is_offered(const Plan& plan, const Product& p) {
+  return !ask_heuristic(plan, p, true).empty() || !ask_heuristic(plan, p, false).empty();
+}
+
 // Of a choice that was recorded: these bytes come from a file.
 void check_recorded(const Plan& plan, const Product& p, const Choice& choice) {
   const cublasLtMatmulAlgo_t algorithm = algorithm_of(choice);
@@ -262,22 +300,26 @@ void check_recorded(const Plan& plan, const Product& p, const Choice& choice) {
 
 }  // namespace
 
-void multiply(const Matrix& c, const Matrix& a, const Matrix& b, const ProductSize& z, const void* plus,
-              const void* bias) {
+bool multiply(const Matrix& c, const Matrix& a, const Matrix& b, const ProductSize& z, const void* plus,
+              const Bias& bias, const Gelu& gelu) {
   static std::map<ProductKind, Plan> plans;
+  static std::set<ProductKind> refused;
   const bool add = plus != nullptr;
-  const Product p{c, a, b, z, add ? plus : c.data, add ? 1.f : 0.f, bias};
-  const ProductKind kind = kind_of(c, a, b, z, p.addend, bias != nullptr);
+  const Product p{c, a, b, z, add ? plus : c.data, add ? 1.f : 0.f, bias, gelu};
+  const ProductKind kind = kind_of(c, a, b, z, p.addend, bias, gelu);
   const Choice* choice = find_choice(kind);
   auto at = plans.find(kind);
   if (at == plans.end()) {
     at = plans.emplace(kind, make_plan(p)).first;
+    if (gelu.inp != nullptr && choice == nullptr && !is_offered(at->second, p)) refused.insert(kind);
     if (choice != nullptr) check_recorded(at->second, p, *choice);
-  } else if (bias != nullptr) {
-    set_bias(at->second.product, p);
+  } else {
+    set_pointers(at->second.product, p);
   }
+  if (refused.contains(kind)) return false;
   if (choice == nullptr) choice = &keep_choice(kind, choose_for(at->second, p));
   check_cublas(run(at->second, p, *choice, c.data), "cublasLtMatmul", z, __LINE__);
+  return true;
 }
 
 #else
@@ -288,23 +330,41 @@ namespace {
 // themselves.
 enum Order : uint8_t { ascending, descending, halves };
 
-template <Order order, class C, class T>
-void multiply_one(C* c, const C* plus, const C* bias, const T* a, const T* b, const Matrix& of_c, const Matrix& of_a,
-                  const Matrix& of_b, const ProductSize& z) {
+// Matrix i of each.
+template <Order order, class C, class A, class B>
+void multiply_one(int64_t i, const Matrix& of_c, const Matrix& of_a, const Matrix& of_b, const ProductSize& z,
+                  const void* plus, const Bias& of_bias, const Gelu& gelu) {
+  const auto at = [i]<class E>(E* data, int64_t apart) { return data != nullptr ? data + i * apart : nullptr; };
   const auto place = [](const Matrix& of, int64_t row, int64_t column) {
     return of.transposed ? column * of.stride + row : row * of.stride + column;
   };
+  const A* a = at(static_cast<const A*>(of_a.data), of_a.apart);
+  const B* b = at(static_cast<const B*>(of_b.data), of_b.apart);
+  const float unit = of_a.inverse != nullptr ? *of_a.inverse * *of_b.inverse : 1.f;
+  C *c = at(static_cast<C*>(of_c.data), of_c.apart), *inp = at(static_cast<C*>(gelu.inp), of_c.apart);
+  const C *addend = at(static_cast<const C*>(plus), of_c.apart),
+          *bias = at(static_cast<const C*>(of_bias.data), of_bias.apart);
   for (int64_t m = 0; m < z.M; ++m)
     for (int64_t n = 0; n < z.N; ++n) {
       const auto term = [&](int64_t k) {
         return static_cast<float>(a[place(of_a, m, k)]) * static_cast<float>(b[place(of_b, k, n)]);
       };
+      const int64_t to = place(of_c, m, n);
       constexpr int64_t by = order == halves ? 2 : 1;
-      float sum = plus != nullptr ? static_cast<float>(plus[place(of_c, m, n)]) : 0.f, odd = 0;
+      float sum = 0, odd = 0;
       for (int64_t k = 0; k < z.K; k += by) sum += term(order == descending ? z.K - 1 - k : k);
       for (int64_t k = 1; order == halves && k < z.K; k += by) odd += term(k);
-      if (bias != nullptr) odd += static_cast<float>(bias[n]);
-      c[place(of_c, m, n)] = C(sum + odd);
+      sum = unit * (sum + odd) + (addend != nullptr ? static_cast<float>(addend[to]) : 0.f) +
+            (bias != nullptr ? static_cast<float>(bias[n]) : 0.f);
+      if (inp != nullptr && gelu.backward) {
+        const float x = static_cast<float>(inp[to]), dout = sum;
+        gelu_backward_ref(&sum, &dout, &x, 1, GeluKind::tanh, false);
+      } else if (inp != nullptr) {
+        const float x = sum;
+        inp[to] = C(x);
+        gelu_forward_ref(&sum, &x, 1, GeluKind::tanh);
+      }
+      c[to] = C(sum);
     }
 }
 
@@ -332,25 +392,24 @@ void with_order(const Choice& choice, F&& body) {
 
 }  // namespace
 
-void multiply(const Matrix& c, const Matrix& a, const Matrix& b, const ProductSize& z, const void* plus,
-              const void* bias) {
-  const ProductKind kind = kind_of(c, a, b, z, plus != nullptr ? plus : c.data, bias != nullptr);
+bool multiply(const Matrix& c, const Matrix& a, const Matrix& b, const ProductSize& z, const void* plus,
+              const Bias& bias, const Gelu& gelu) {
+  const ProductKind kind = kind_of(c, a, b, z, plus != nullptr ? plus : c.data, bias, gelu);
   const Choice* found = find_choice(kind);
   const Choice choice = found != nullptr ? *found : keep_choice(kind, choose_for(z));
-  with_storage(a.dtype, [&]<class T>(T) {
+  const auto run = [&]<class A, class B>(A, B) {
     with_storage(c.dtype, [&]<class C>(C) {
       emulator::enqueue([=] {
-        const C* addend = static_cast<const C*>(plus);
         with_order(choice, [&](auto order) {
-          for (int64_t i = 0; i < z.batch; ++i)
-            multiply_one<order()>(static_cast<C*>(c.data) + i * c.apart,
-                                  addend != nullptr ? addend + i * c.apart : nullptr, static_cast<const C*>(bias),
-                                  static_cast<const T*>(a.data) + i * a.apart,
-                                  static_cast<const T*>(b.data) + i * b.apart, c, a, b, z);
+          for (int64_t i = 0; i < z.batch; ++i) multiply_one<order(), C, A, B>(i, c, a, b, z, plus, bias, gelu);
         });
       });
     });
-  });
+  };
+  if (a.dtype == Dtype::e4m3) run(e4m3(), e4m3());
+  else if (a.dtype == Dtype::e5m2) run(e5m2(), e4m3());
+  else with_storage(a.dtype, [&](auto same) { run(same, same); });
+  return true;
 }
 
 #endif
@@ -394,42 +453,114 @@ Matrix padded_copy(const Tensor& of, int64_t rows, int64_t columns, int64_t to_r
   copy_rows(copy, to_rows, to_columns, of.as<bf16>(), rows, columns);
   return {copy, Dtype::bf16, to_columns};
 }
+// Whether products do it: on older GPUs they are slower with it than without and a pass more, as others have measured.
+bool does_gelu() { return compute_capability() >= 90; }
+
 constexpr int narrow_slot = 0, weight_slot = 1;  // both at once
+
+// Elements from tensor i of the list to the next one, as from each of n to the next; 0 for one alone.
+int64_t distance(Tensors list, size_t i, size_t n) {
+  if (n == 1) return 0;
+  const auto bytes = static_cast<const std::byte*>(list[i + 1].data) - static_cast<const std::byte*>(list[i].data);
+  return bytes / static_cast<int64_t>(size_of(list[i].dtype));
+}
+
+// How many products, from i on, are one: their weights have one shape and are equally far apart, biases too, and so is
+// what they write or read of their own, being neighbours.
+size_t count_together(Tensors rows, Tensors weights, Tensors biases, size_t i) {
+  const auto goes_on = [&](Tensors list, size_t k) {
+    return list[k].data > list[k - 1].data && distance(list, k - 1, 2) == distance(list, i, 2);
+  };
+  size_t end = i + 1;
+  for (; end < rows.size() && weights[end].shape == weights[i].shape; ++end) {
+    if (!goes_on(rows, end) || !goes_on(weights, end)) break;
+    if (biases.empty() || (biases[end].data == nullptr && biases[i].data == nullptr)) continue;
+    if (biases[end].data == nullptr || biases[i].data == nullptr || !goes_on(biases, end)) break;
+  }
+  return end - i;
+}
 
 }  // namespace
 
-void matmul_forward_cuda(const Tensor& out, const Tensor& inp, const Tensor& weight, int64_t rows, const Tensor& addend,
-                         const Tensor& bias) {
-  const int64_t O = weight.dim(0), C = weight.dim(1), P = padded(O);
-  CHECK_THAT(bias.data == nullptr || bias.dtype == out.dtype, "a bias ", bias.str(), " for ", out.str());
-  if (addend.data != nullptr || bias.data != nullptr || !is_worth_padding(out, O, C))
-    return multiply(rows_of(out, O), rows_of(inp, C), transposed(rows_of(weight, C)), {rows, O, C}, addend.data,
-                    bias.data);
-  bf16* wide = scratch<bf16>(rows * P, narrow_slot);
-  const Matrix w = padded_copy(weight, O, C, P, C, weight_slot);
-  multiply({wide, Dtype::bf16, P}, rows_of(inp, C), transposed(w), {rows, P, C}, nullptr);
-  copy_rows(out.as<bf16>(), rows, O, wide, rows, P);
+void matmul_forward_cuda(Tensors outs, const Tensor& inp, Tensors weights, int64_t rows, const Tensor& addend,
+                         Tensors biases, const Tensor& activated, bool neighbours) {
+  for (size_t i = 0, n; i < outs.size(); i += n) {
+    const int64_t O = weights[i].dim(0), C = weights[i].dim(1), P = padded(O);
+    const Tensor bias = biases.empty() ? Tensor{} : biases[i];
+    CHECK_THAT(bias.data == nullptr || bias.dtype == outs[i].dtype, "a bias ", bias.str(), " for ", outs[i].str());
+    n = 1;
+    if (addend.data == nullptr && bias.data == nullptr && is_worth_padding(outs[i], O, C)) {
+      CHECK_THAT(activated.data == nullptr, "a gelu of a product with ", O, " columns");
+      bf16* wide = scratch<bf16>(rows * P, narrow_slot);
+      const Matrix w = padded_copy(weights[i], O, C, P, C, weight_slot);
+      multiply({wide, Dtype::bf16, P}, rows_of(inp, C), transposed(w), {rows, P, C}, nullptr);
+      copy_rows(outs[i].as<bf16>(), rows, O, wide, rows, P);
+      continue;
+    }
+    if (neighbours) n = count_together(outs, weights, biases, i);
+    Matrix weight = transposed(rows_of(weights[i], C));
+    weight.apart = distance(weights, i, n);
+    const auto write = [&](const Tensor& to, const Gelu& gelu) {
+      Matrix out = rows_of(to, O);
+      out.apart = distance(outs, i, n);
+      return multiply(out, rows_of(inp, C), weight, {rows, O, C, static_cast<int64_t>(n)}, addend.data,
+                      {bias.data, biases.empty() ? 0 : distance(biases, i, n)}, gelu);
+    };
+    if (activated.data != nullptr && does_gelu() && write(activated, {outs[i].data})) continue;
+    write(outs[i], {});
+    if (activated.data != nullptr) gelu_forward_cuda(activated, outs[i], GeluKind::tanh);
+  }
 }
 
-void matmul_backward_input_cuda(const Grad& dinp, const Tensor& dout, const Tensor& weight, int64_t rows) {
+void matmul_backward_input_cuda(const Grad& dinp, const Tensor& dout, const Tensor& weight, int64_t rows,
+                                const Tensor& activates) {
   const int64_t O = weight.dim(0), C = weight.dim(1), P = padded(O);
   const void* plus = dinp.add ? dinp.data : nullptr;
-  if (!is_worth_padding(dout, O, C))
-    return multiply(rows_of(dinp, C), rows_of(dout, O), rows_of(weight, C), {rows, C, O}, plus);
-  const Matrix d = padded_copy(dout, rows, O, rows, P, narrow_slot), w = padded_copy(weight, O, C, P, C, weight_slot);
-  multiply(rows_of(dinp, C), d, w, {rows, C, P}, plus);
+  if (is_worth_padding(dout, O, C)) {
+    CHECK_THAT(activates.data == nullptr, "a gelu before a product with ", O, " columns");
+    const Matrix d = padded_copy(dout, rows, O, rows, P, narrow_slot), w = padded_copy(weight, O, C, P, C, weight_slot);
+    multiply(rows_of(dinp, C), d, w, {rows, C, P}, plus);
+    return;
+  }
+  const auto write = [&](const Gelu& gelu) {
+    return multiply(rows_of(dinp, C), rows_of(dout, O), rows_of(weight, C), {rows, C, O}, plus, {}, gelu);
+  };
+  if (activates.data != nullptr && does_gelu() && write({activates.data, true})) return;
+  write({});
+  if (activates.data != nullptr) gelu_backward_cuda({dinp, false}, dinp, activates, GeluKind::tanh);
 }
 
-void matmul_backward_weight_cuda(const Grad& dweight, const Tensor& dout, const Tensor& inp, int64_t rows) {
-  const int64_t O = dweight.dim(0), C = dweight.dim(1), P = padded(O);
-  if (!is_worth_padding(dout, O, C))
-    return multiply(rows_of(dweight, C), transposed(rows_of(dout, O)), rows_of(inp, C), {O, C, rows},
-                    dweight.add ? dweight.data : nullptr);
-  const Matrix d = padded_copy(dout, rows, O, rows, P, narrow_slot);
-  float* sums = scratch<float>(P * C, weight_slot);
-  multiply({sums, Dtype::f32, C}, transposed(d), rows_of(inp, C), {P, C, rows}, nullptr);
-  if (dweight.add) add_rows(dweight.as<float>(), sums, 1, O * C);
-  else copy_on_device(dweight.data, sums, dweight.bytes());
+void matmul_backward_weights_cuda(Tensors dweights, bool add, Tensors douts, const Tensor& inp, int64_t rows,
+                                  bool neighbours) {
+  for (size_t i = 0, n; i < dweights.size(); i += n) {
+    const Tensor& dweight = dweights[i];
+    const int64_t O = dweight.dim(0), C = dweight.dim(1), P = padded(O);
+    n = 1;
+    if (!is_worth_padding(douts[i], O, C)) {
+      if (neighbours) n = count_together(douts, dweights, {}, i);
+      Matrix d = rows_of(dweight, C), dout = transposed(rows_of(douts[i], O));
+      d.apart = distance(dweights, i, n), dout.apart = distance(douts, i, n);
+      multiply(d, dout, rows_of(inp, C), {O, C, rows, static_cast<int64_t>(n)}, add ? dweight.data : nullptr);
+      continue;
+    }
+    const Matrix d = padded_copy(douts[i], rows, O, rows, P, narrow_slot);
+    float* sums = scratch<float>(P * C, weight_slot);
+    multiply({sums, Dtype::f32, C}, transposed(d), rows_of(inp, C), {P, C, rows}, nullptr);
+    if (add) add_rows(dweight.as<float>(), sums, 1, O * C);
+    else copy_on_device(dweight.data, sums, dweight.bytes());
+  }
+}
+
+void matmul_quantized_cuda(const Grad& out, const Quantized& a, const Quantized& b, bool fast, const Tensor& addend,
+                           const Tensor& bias) {
+  const int64_t M = a.numbers.dim(0), K = a.numbers.dim(1), N = b.numbers.dim(0);
+  const auto factor = [K](const Quantized& q) {
+    Matrix matrix = rows_of(q.numbers, K);
+    matrix.inverse = q.inverse.as<float>();
+    return matrix;
+  };
+  multiply(rows_of(out, N), factor(a), transposed(factor(b)), {M, N, K, 1, fast}, out.add ? out.data : addend.data,
+           {bias.data});
 }
 
 }  // namespace crossply

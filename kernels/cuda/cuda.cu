@@ -8,6 +8,8 @@
 
 #if !CROSSPLY_CUDA
 #include <unistd.h>
+
+#include "kernels/cuda/emulator_hopper.h"
 #endif
 
 namespace crossply {
@@ -156,6 +158,17 @@ int64_t most_shared_bytes() {
   return bytes;
 }
 
+int compute_capability() {
+  static const int there = [] {
+    int device, major, minor;
+    CHECK_CUDA(cudaGetDevice(&device));
+    CHECK_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+    CHECK_CUDA(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
+    return 10 * major + minor;
+  }();
+  return there;
+}
+
 std::string describe_gpu() {
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
@@ -251,6 +264,7 @@ void launch_graph(const std::shared_ptr<void>& graph) {
 
 int64_t most_shared_bytes() { return 227 * 1024; }  // as sm_90 and sm_100
 std::string describe_gpu() { return "emulator of a GPU"; }
+int compute_capability() { return emulator::hopper() ? 90 : 80; }
 void* allocate_device_memory(size_t bytes) {
   CHECK_THAT(!emulator::captures(), "a recording allocates memory");
   void* data = emulator::allocate(bytes);

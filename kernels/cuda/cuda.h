@@ -17,6 +17,9 @@ namespace crossply {
 // "NVIDIA H200, 139.8 GiB, compute capability 9.0". Throws Exit::device, with what to do, if there is no usable GPU.
 std::string describe_gpu();
 
+// 90 for 9.0; in the emulator 90 or 80, as emulator::set_hopper says. Throws Exit::device where there is no GPU.
+CUDA_TWIN int compute_capability();
+
 // Takes the GPU of this process before anything else asks for one: the only one that is visible, else the one of this
 // number among the processes of the machine. Throws Exit::usage if there are fewer.
 CUDA_TWIN void select_gpu(int local_rank);

@@ -191,7 +191,15 @@ T __shfl_down_sync(uint32_t mask, T value, int by, crossply::emulator::Site site
   return crossply::emulator::exchange(mask, value, lane + by > 31 ? lane : lane + by, "__shfl_down_sync", site);
 }
 
+// Between two waits a fiber is alone.
+inline uint32_t atomicMax(uint32_t* p, uint32_t x) {
+  const uint32_t before = *p;
+  *p = before > x ? before : x;
+  return before;
+}
+
 inline float __uint_as_float(uint32_t x) { return std::bit_cast<float>(x); }
+inline uint32_t __float_as_uint(float x) { return std::bit_cast<uint32_t>(x); }
 
 namespace crossply::emulator {
 

@@ -10,14 +10,7 @@ bool has_hopper() {
 #if !CROSSPLY_CUDA
   return emulator::hopper();
 #elif defined(CROSSPLY_SM90A)
-  static const bool there = [] {
-    int device, major, minor;
-    CHECK_CUDA(cudaGetDevice(&device));
-    CHECK_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-    CHECK_CUDA(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
-    return major == 9 && minor == 0;
-  }();
-  return there;
+  return compute_capability() == 90;
 #else
   return false;
 #endif

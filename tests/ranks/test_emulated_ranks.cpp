@@ -50,13 +50,13 @@ void append(std::string& to, const T* data, size_t count) {
 }
 
 // The bits of everything that a rank knows after an evaluation: losses, norms and weights.
-std::string bits_of(Trainer& trainer, int64_t steps) {
+std::string bits_of(Trainer& trainer, int64_t steps, const Source& tested = Counting(5)) {
   std::string bits;
   for (int64_t step = 0; step < steps; ++step) {
     const StepResult result = trainer.step();
     append(bits, &result.loss, 1), append(bits, &result.norm, 1);
   }
-  const double loss = trainer.evaluate(Counting(5), 2);
+  const double loss = trainer.evaluate(tested, 2);
   CHECK(std::isfinite(loss));
   append(bits, &loss, 1);
   trainer.gather_values();
@@ -136,6 +136,26 @@ TEST_CASE("emulated ranks: buckets are exchanged beside the backward") {
     const TrainOptions o = wide_options(run.model, run.dtype, run.size);
     check_bits(run.size, o, run.policy, 3, train(o, 3));
   }
+}
+
+TEST_CASE("emulated ranks: with products of eight bits, too, the bits of one rank") {
+  TrainOptions o = options_for("llama", "bf16");
+  o.matmul = "fp8";
+  o.config.hidden_size = o.config.intermediate_size = 64;
+  o.config.num_attention_heads = o.config.num_key_value_heads = 4, o.config.head_dim = 16;
+  o.data.seq_len = 16;
+  const Counting data(5, 16);
+  const auto run = [&](const TrainOptions& options) {
+    Trainer trainer(options, data);
+    CHECK(!trainer.model().tape().scaled().empty());
+    return bits_of(trainer, 3, data);
+  };
+  const std::string one = run(o);
+  for (const int size : {2, 4})
+    with_job(size, o, [&](const TrainOptions& options) {
+      emulator::set_transfers(policies[3].transfers, policies[3].seed);
+      CHECK_THAT(run(options) == one, "other bits than one rank's");
+    });
 }
 
 TEST_CASE("emulated ranks: other sums are the same at every rank, one wait a step") {

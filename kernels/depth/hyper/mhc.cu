@@ -462,8 +462,10 @@ template <class S>
 void add_to_fn(const Tensor& dfn, const Kernel<S>& a, const Tensor& streams) {
   const int64_t M = a.form.M, EC = a.form.E * a.C;
   const Matrix x{streams.data, streams.dtype, EC};
-  if (streams.dtype == Dtype::f32)
-    return multiply({dfn.data, Dtype::f32, EC}, transposed({a.products, Dtype::f32, M}), x, {M, EC, a.rows}, dfn.data);
+  if (streams.dtype == Dtype::f32) {
+    multiply({dfn.data, Dtype::f32, EC}, transposed({a.products, Dtype::f32, M}), x, {M, EC, a.rows}, dfn.data);
+    return;
+  }
   const int64_t P = mhc_stride(M);
   bf16* parts = scratch<bf16>(2 * a.rows * P, factor_slot);
   launch_elementwise("mhc_split", a.rows * P, 1, split_kernel, parts, a.products, Split{P, M, M, 2 * P, P});

@@ -1,0 +1,206 @@
+// Linear layers on the tape: products of one input with several weights.
+#include "engine/node.h"
+#include "kernels/block/bias.h"
+#include "kernels/block/gelu.h"
+#include "kernels/block/matmul.h"
+#include "kernels/block/ops.h"
+#include "kernels/block/quantize.h"
+
+namespace crossply::ops {
+namespace {
+
+// Values [begin, end) of a list that the planner has laid one behind the other, or one that it has not.
+struct Run {
+  size_t begin, end;
+  template <class List>
+  Tensors of(const List& list) const {
+    return list.empty() ? Tensors() : Tensors(list).subspan(begin, end - begin);
+  }
+  bool neighbours() const { return end - begin > 1; }
+};
+template <class Projection>
+std::vector<Run> runs_of(const std::vector<Value*>& values, Projection&& value_of) {
+  const auto place = [&](size_t i) -> const Buffer* {  // shared by neighbours
+    const Value* value = value_of(values[i]);
+    return value != nullptr && value->buffer->inside != nullptr && !value->buffer->inside->sliced
+               ? value->buffer->inside
+               : nullptr;
+  };
+  std::vector<Run> runs;
+  for (size_t i = 0; i < values.size(); ++i)
+    if (!runs.empty() && place(i) != nullptr && place(i) == place(i - 1)) runs.back().end = i + 1;
+    else runs.push_back({i, i + 1});
+  return runs;
+}
+
+struct Linear : Node {  // in[0] is shared by the weights that follow, each with its out; then come the biases
+  std::vector<std::pair<size_t, size_t>> with_bias;  // out, in
+  std::vector<Tensor> outs, douts, weights, dweights, biases, narrow_biases;
+  std::vector<Run> out_runs, dout_runs;
+  const char* op() const override { return "linear"; }
+  void prepare() override {
+    outs = tensors_of(out), douts = grads_of(out), weights.clear(), dweights.clear();
+    for (size_t i = 1; i <= out.size(); ++i) {
+      weights.push_back(factor_of(in[i], in[0]->dtype));
+      dweights.push_back(grad_of(in[i]));
+    }
+    out_runs = runs_of(out, [](const Value* value) { return value; });
+    dout_runs = runs_of(out, [](const Value* value) { return value->grad; });
+    biases.assign(with_bias.empty() ? 0 : out.size(), {}), narrow_biases = biases;
+    for (const auto& [o, i] : with_bias) biases[o] = in[i]->tensor, narrow_biases[o] = factor_of(in[i], in[0]->dtype);
+  }
+  void forward(const Step&, Stream stream) override {
+    if (stream.backend != Backend::cuda)
+      return matmul_forward(outs, input(0), weights, stream, tensor_of(addend), biases, tensor_of(activated));
+    for (const Run& run : out_runs)
+      matmul_forward(run.of(outs), input(0), run.of(weights), stream, tensor_of(addend), run.of(narrow_biases),
+                     tensor_of(activated), run.neighbours());
+  }
+  void backward(const Step& step, Stream stream) override {
+    matmul_backward_input(gradient(0), douts, weights, stream, tensor_of(activates));
+    for (const Run& run : dout_runs)
+      for (size_t i = run.begin, end; i < run.end; i = end) {  // those that are set, or added, together
+        const bool add = gradient(i + 1, step).add;
+        for (end = i + 1; end < run.end && gradient(end + 1, step).add == add;) ++end;
+        const Run part{i, end};
+        matmul_backward_weights(part.of(dweights), add, part.of(douts), input(0), stream, part.neighbours());
+      }
+    for (const auto& [o, i] : with_bias) bias_backward(dinput(i), douts[o], stream);
+  }
+  bool sets(size_t i) const override { return i > 0 && i <= out.size(); }
+  bool reads_narrow(size_t i) const override { return i > 0 && i <= out.size() && in[0]->dtype == Dtype::bf16; }
+  double flops() const override {
+    double sum = 0;
+    for (size_t i = 1; i <= out.size(); ++i)
+      sum += 2.0 * static_cast<double>(in[0]->shape.numel()) * static_cast<double>(in[i]->shape[0]);
+    return sum;
+  }
+};
+
+// In eight bits in training, in bf16 otherwise: the input and the weights as e4m3, which has more digits, the outputs'
+// gradients as e5m2, which reaches farther (Micikevicius et al., arXiv 2209.05433), each tensor times a scale from what
+// was largest in it in earlier steps. Products of eight bits want both factors with the summed index last, so what is
+// summed over rows lies there transposed as well. Weights are rounded in a first replay, as they change only before it.
+struct LinearOfEightBits : Linear {
+  struct Rounded {
+    Rounding numbers;
+    int64_t rows, columns;
+    Value *plain, *transposed;  // memory for (rows, columns) and (columns, rows), or more
+
+    Tensor tensor(bool turned) const {
+      const Tensor& memory = (turned ? transposed : plain)->tensor;
+      return {memory.data, memory.dtype, turned ? Shape{columns, rows} : Shape{rows, columns}};
+    }
+    Quantized factor(bool turned) const { return {tensor(turned), numbers.inverse->tensor}; }
+  };
+  Rounded x;
+  std::vector<Rounded> w, dy;  // of each out; all dy in the same memory, one after the other
+  // of: (rows, columns) after flattening. Neither plain nor turned: it is only measured.
+  static void look_at(const Tensor& of, const Rounded& to, bool plain, bool turned, Stream stream) {
+    quantize(plain ? to.tensor(false) : Tensor{}, turned ? to.tensor(true) : Tensor{}, to.numbers.amax->tensor,
+             Tensor{of.data, of.dtype, Shape{to.rows, to.columns}}, to.numbers.scale->tensor, stream);
+  }
+
+  void forward(const Step& step, Stream stream) override {
+    const bool rounds = step.training && !step.measures;
+    if (step.training) look_at(input(0), x, rounds, false, stream);
+    for (size_t i = 0; step.training && step.first && i < w.size(); ++i)
+      look_at(weights[i], w[i], rounds, rounds, stream);
+    if (!rounds) return Linear::forward(step, stream);
+    for (size_t i = 0; i < out.size(); ++i)
+      matmul_quantized({outs[i], false}, x.factor(false), w[i].factor(false), true, stream, tensor_of(addend),
+                       narrow_biases.empty() ? Tensor{} : narrow_biases[i]);
+    if (activated != nullptr) gelu_forward(activated->tensor, outs[0], GeluKind::tanh, stream);
+  }
+  void backward(const Step& step, Stream stream) override {
+    const bool rounds = !step.measures;
+    if (!rounds) {
+      for (size_t i = 0; i < out.size(); ++i) look_at(douts[i], dy[i], false, false, stream);
+      return Linear::backward(step, stream);
+    }
+    look_at(input(0), x, false, true, stream);
+    for (size_t i = 0; i < out.size(); ++i) {
+      const Grad dinp = gradient(0);
+      look_at(douts[i], dy[i], true, true, stream);
+      matmul_quantized({dinp, dinp.add || i > 0}, dy[i].factor(false), w[i].factor(true), false, stream);
+      matmul_quantized(gradient(i + 1, step), dy[i].factor(true), x.factor(true), false, stream);
+    }
+    if (activates != nullptr) gelu_backward({dinput(0), false}, dinput(0), activates->tensor, GeluKind::tanh, stream);
+    for (const auto& [o, i] : with_bias) bias_backward(dinput(i), douts[o], stream);
+  }
+};
+
+// Rows of a product, by its input (.., in) and a weight (out, in).
+int64_t rows_of(const Value& inp, const Value& weight) { return inp.shape.numel() / weight.shape[1]; }
+
+// cuBLASLt's accesses are of 16 bytes. Narrow layers, as of gates, would gain nothing.
+bool suits_eight_bits(const Value& inp, const Value& weight) {
+  constexpr int64_t least = 64;
+  return weight.shape[0] >= least && weight.shape[1] >= least && weight.shape[0] % 16 == 0 &&
+         weight.shape[1] % 16 == 0 && rows_of(inp, weight) % 16 == 0;
+}
+
+std::unique_ptr<Linear> make_linear_of_eight_bits(Tape& t, const std::string& name, Value* inp,
+                                                  const std::vector<Projection>& projections) {
+  auto node = make_node<LinearOfEightBits>(name, {inp}, {});
+  const int64_t rows = rows_of(*inp, *projections[0].weight), C = projections[0].weight->shape[1];
+  const auto memory = [&](const std::string& of, int64_t size, Dtype dtype, bool persistent) {
+    return t.memory(of, Shape{size}, dtype, persistent);
+  };
+  const auto widest = [](const Projection& a, const Projection& b) { return a.weight->shape[0] < b.weight->shape[0]; };
+  const int64_t most = rows * std::max_element(projections.begin(), projections.end(), widest)->weight->shape[0];
+  node->forward_work = {memory(name + ".in.8", rows * C, Dtype::e4m3, false)};
+  node->backward_work = {memory(name + ".in.8T", rows * C, Dtype::e4m3, false),
+                         memory("d:" + name + ".8", most, Dtype::e5m2, false),
+                         memory("d:" + name + ".8T", most, Dtype::e5m2, false)};
+  node->x = {t.rounding(name + ".in", e4m3::largest), rows, C, node->forward_work[0], node->backward_work[0]};
+  for (const Projection& p : projections) {
+    const int64_t O = p.weight->shape[0];
+    node->w.push_back({t.rounding(p.name + ".weight", e4m3::largest), O, C,
+                       memory(p.name + ".weight.8", O * C, Dtype::e4m3, true),
+                       memory(p.name + ".weight.8T", O * C, Dtype::e4m3, true)});
+    node->dy.push_back(
+        {t.rounding("d:" + p.name, e5m2::largest), rows, O, node->backward_work[1], node->backward_work[2]});
+  }
+  return node;
+}
+
+}  // namespace
+
+std::vector<Value*> linears(Tape& t, const std::string& name, Value* inp, const std::vector<Projection>& projections) {
+  for (const Projection& p : projections)
+    CHECK_THAT(inp->shape.numel() % p.weight->shape[1] == 0 &&
+                   p.shape.numel() == rows_of(*inp, *p.weight) * p.weight->shape[0],
+               p.name, ": inp ", inp->shape.str(), " weight ", p.weight->shape.str(), " out ", p.shape.str());
+  const bool eight = t.eight_bits() && std::all_of(projections.begin(), projections.end(), [&](const Projection& p) {
+                       return suits_eight_bits(*inp, *p.weight);
+                     });
+  std::unique_ptr<Linear> node =
+      eight ? make_linear_of_eight_bits(t, name, inp, projections) : make_node<Linear>(name, {inp}, {});
+  for (const Projection& p : projections) {
+    node->in.push_back(p.weight);
+    node->out.push_back(t.activation(p.name, p.shape));
+  }
+  for (size_t o = 0; o < projections.size(); ++o) {
+    Value* bias = projections[o].bias;
+    if (bias == nullptr) continue;
+    CHECK_THAT(bias->shape == Shape{projections[o].weight->shape[0]}, projections[o].name, ": bias ",
+               bias->shape.str());
+    node->with_bias.emplace_back(o, node->in.size());
+    node->in.push_back(bias);
+  }
+  node->keep = {inp};
+  node->neighbours = true;
+  const Shape weight = projections[0].weight->shape;
+  node->can_add = projections.size() == 1;
+  node->can_activate = projections.size() == 1 && weight[0] % 8 == 0 && weight[1] % 8 == 0;  // accesses of 16 bytes
+  const std::vector<Value*> outs = node->out;
+  t.record(std::move(node));
+  return outs;
+}
+
+Value* linear(Tape& t, const std::string& name, Value* inp, Value* weight, Shape shape, Value* bias) {
+  return linears(t, name, inp, {{name, weight, shape, bias}})[0];
+}
+
+}  // namespace crossply::ops
