@@ -347,13 +347,13 @@ void Trainer::take_loss_and_norm() {
     job.comm().wait(job.comm().mark());
   }
   device_->copy_out(host_sums_.data(), sums_.data(), sums_.bytes());  // here alone does a step wait for the device
-  const std::string overflown = scales_.empty() ? "" : take_amaxes();
-  if (!scales_.empty()) set_scales();
   tally = job.finish_vote();
   last.scored = tally.scored;
   last.norm = scale() * std::sqrt(add_squares());
   last.loss = scale() * replay_.grad_scale * add_losses(false);
   last.ce = teacher_ == nullptr ? last.loss : scale() * replay_.grad_scale * add_losses(true);
+  const std::string overflown = scales_.empty() ? "" : take_amaxes();
+  if (!scales_.empty()) set_scales();
   if (std::isfinite(last.loss) && std::isfinite(last.norm) && overflown.empty()) return;
   const int64_t position = loader_.position();
   fail(Exit::not_finite, "step ", steps_done() + 1, ": loss ", last.loss, ", gradient norm ", last.norm,
