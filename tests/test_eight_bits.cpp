@@ -1,5 +1,6 @@
 // Training with --matmul fp8, on a GPU or in its emulator.
 #include <cmath>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "kernels/cuda/arithmetic.h"
@@ -107,4 +108,9 @@ TEST_CASE("eight bits: what they are not for is refused") {
     all.insert(all.end(), flags.begin(), flags.end());
     check_outcome(train(scratch, all), Exit::usage, "--matmul fp8 is for --device cuda --dtype bf16");
   }
+  if (!available(Backend::cuda)) return;
+  check_outcome(train(scratch, {"--data", "arith:3", "--matmul", "fp8", "--dtype", "bf16", "--device", gpu, "--width",
+                                "48", "--ffn", "48", "--layers", "1", "--heads", "1", "--out", scratch.file("run")}),
+                Exit::usage, "no linear layer of this model suits it");
+  CHECK(!std::filesystem::exists(scratch.file("run")));
 }

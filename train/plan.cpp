@@ -186,23 +186,16 @@ TrainResult plan_training(const TrainOptions& options) {
   return result;
 }
 
-namespace {
-
-// --matmul fp8 of a model without a layer that suits it would do nothing.
-void refuse_without_eight_bits(const TrainOptions& options) {
-  if (options.matmul != "fp8" || !PlannedRun(options, options.job->place.size).tape.scaled().empty()) return;
-  fail(Exit::usage,
-       "--matmul fp8: no linear layer of this model suits it, which needs widths of 64 or more, and widths ",
-       "and tokens of a micro-step (", options.batch, " x ", options.data.seq_len, ") that are multiples of 16");
-}
-
-}  // namespace
-
 void refuse_too_large(const TrainOptions& options, const Device& device) {
-  refuse_without_eight_bits(options);
   const auto has = static_cast<double>(device.memory().bytes);
-  if (has == 0) return;
+  const bool eight_bits = options.matmul == "fp8";
+  if (has == 0 && !eight_bits) return;
   PlannedRun plan(options, options.job->place.size);
+  if (eight_bits && plan.tape.scaled().empty())
+    fail(Exit::usage,
+         "--matmul fp8: no linear layer of this model suits it, which needs widths of 64 or more, and widths and ",
+         "tokens of a micro-step (", options.batch, " x ", options.data.seq_len, ") that are multiples of 16");
+  if (has == 0) return;
   const std::vector<MemoryPart> parts = memory_parts(options, plan);
   if (total(parts) <= has) return;
   std::string list;

@@ -59,7 +59,7 @@ std::string describe_teacher(const TrainOptions& o, const Trainer& trainer) {
              "); what is shown here is CE");
 }
 
-// "fp8: 14 of 14 linear layers of the blocks"
+// "fp8: 14 of 14 linear layers; ..."
 std::string describe_eight_bits(const Tape& tape) {
   if (tape.scaled().empty()) return "";
   int64_t eight = 0, all = 0;
