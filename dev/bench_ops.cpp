@@ -57,6 +57,9 @@ class Tensors {
     for (int64_t i = 0; i < count; ++i) out.push_back(activation(shape));
     return out;
   }
+  Tensor ones(int64_t n) {
+    return memory_.fill<double>({n}, [](int64_t) { return 1.0; });
+  }
   Tensor tokens(Shape shape, int64_t below) {
     return memory_.fill<int32_t>(shape, [=](int64_t i) {
       return static_cast<int64_t>(random_bits(5, 0, static_cast<uint64_t>(i)) % static_cast<uint64_t>(below));
@@ -118,10 +121,11 @@ void add_parameter_ops(Ops& ops, Tensors& m) {
   ops.push_back(
       {"embedding backward", {tokens, out, rows}, {rows}, [=] { embedding_backward(dweight, out, tokens, s); }});
   const Shape flat{int64_t{8} << 20};
-  const Tensor params = m.wide(flat), moment = m.wide(flat), square = m.wide(flat), grads = m.wide(flat);
+  const Tensor params = m.wide(flat), moment = m.wide(flat), square = m.wide(flat), grads = m.wide(flat),
+               numbers = m.ones(4);
   ops.push_back({"adamw, 8 Mi parameters", {params, moment, square, grads}, {params, moment, square}, [=] {
                    const AdamwRow row{0, flat[0], 1e-6, 0.1};
-                   adamw_update(params, moment, square, {}, grads, {row}, {0.9, 0.999, 1e-8, 1000, 1}, s);
+                   adamw_update(params, moment, square, {}, grads, numbers, {row}, {0.9, 0.999, 1e-8}, s);
                  }});
 }
 

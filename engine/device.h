@@ -2,6 +2,8 @@
 // this.
 #pragma once
 
+#include <cstddef>
+#include <cstring>
 #include <functional>
 #include <map>
 #include <memory>
@@ -41,6 +43,13 @@ class Device {
   virtual void copy_in(void* device, const void* host, size_t bytes) = 0;
   virtual void copy_out(void* host, const void* device, size_t bytes) = 0;
   virtual void fill(void* device, uint8_t byte, size_t bytes) = 0;
+  // copy_out in two halves, one at a time: begin_read reads what is there when all that came before is done, end_read
+  // waits for that, and not for what came after.
+  virtual void begin_read(const void* device, size_t bytes) {
+    read_.resize(bytes);
+    copy_out(read_.data(), device, bytes);
+  }
+  virtual void end_read(void* host) { std::memcpy(host, read_.data(), read_.size()); }
   // Does work, which must launch the same kernels with the same arguments each time, with nothing in between that waits
   // for the device. A GPU records it when it comes for the second time, and from then on replays the recording.
   virtual void replay(Recording&, const std::function<void()>& work) { work(); }
@@ -49,6 +58,9 @@ class Device {
   // Computes with these choices, of a device with the same versions, from now on. Throws Exit::bad_data, with `where`,
   // for what no device has written.
   virtual void adopt(const std::map<std::string, std::string>& /*choices*/, const std::string& /*where*/) {}
+
+ private:
+  std::vector<std::byte> read_;
 };
 
 // One contiguous, named block of device memory: parameters, gradients, moments, activations.

@@ -12,18 +12,26 @@ namespace {
 // Three ranges with their own rate and decay, and three gaps: before, between, behind.
 constexpr int64_t n = 40009;
 const std::vector<AdamwRow> rows{{3, 20, 0.5, 0.1}, {20, 301, 0.02, 0.0}, {333, 40000, 0.1, 0.3}};
-constexpr double scale = 0.7;
+constexpr double usual = 0.7;
 
 bool in_gap(int64_t i) { return i < 3 || (i >= 301 && i < 333) || i >= 40000; }
+
+// At a base rate of 1.
+std::vector<double> numbers_of(const AdamwConstants& constants, int64_t step, double factor) {
+  const AdamwNumbers of = adamw_numbers(constants, step, 1, factor);
+  return {of.factor, of.lr, of.unbias_m, of.unbias_v};
+}
 
 template <class T>
 struct State {
   std::vector<T> params = random_vector<T>(n, 1), m = std::vector<T>(n, T(0)), v = m;
 
-  void update(const std::vector<T>& grads, int64_t step, double eps, Backend backend, Tensor narrow = {}) {
-    run_on(backend, {view(params), view(m), view(v), narrow, view(grads)}, [=](auto& t, Stream stream) {
-      adamw_update(t[0], t[1], t[2], t[3], t[4], rows, AdamwScalars{0.9, 0.95, eps, step, scale}, stream);
-    });
+  void update(const std::vector<T>& grads, int64_t step, double eps, Backend backend, Tensor narrow = {},
+              double factor = usual) {
+    const AdamwConstants constants{0.9, 0.95, eps};
+    const auto numbers = numbers_of(constants, step, factor);
+    run_on(backend, {view(params), view(m), view(v), narrow, view(grads), view(numbers)},
+           [=](auto& t, Stream stream) { adamw_update(t[0], t[1], t[2], t[3], t[4], t[5], rows, constants, stream); });
   }
 };
 
@@ -33,7 +41,7 @@ struct Textbook {
   double p, m = 0, v = 0, weight_m = 0, weight_v = 0;
 
   void update(double grad, double lr, double weight_decay, double eps) {
-    const double g = grad * scale;
+    const double g = grad * usual;
     m = 0.9 * m + 0.1 * g, weight_m = 0.9 * weight_m + 0.1;
     v = 0.95 * v + 0.05 * g * g, weight_v = 0.95 * weight_v + 0.05;
     p = p * (1 - lr * weight_decay);
@@ -51,7 +59,7 @@ std::vector<double> textbook(double grad_size, double eps) {
     const auto grads = random_vector<float>(n, 10 + step, grad_size);
     for (const AdamwRow& row : rows)
       for (int64_t i = row.begin; i < row.end; ++i)
-        states[static_cast<size_t>(i)].update(static_cast<double>(grads[static_cast<size_t>(i)]), row.lr,
+        states[static_cast<size_t>(i)].update(static_cast<double>(grads[static_cast<size_t>(i)]), row.lr_mul,
                                               row.weight_decay, eps);
   }
   for (size_t i = 0; i < n; ++i) all[i] = states[i].p, all[n + i] = states[i].m, all[2 * n + i] = states[i].v;
@@ -111,8 +119,10 @@ TEST_CASE("adamw: what lies outside the rows is untouched, and threads do not ma
 TEST_CASE("adamw: a rate of zero moves the moments and not the parameter") {
   for (const Backend backend : all_backends()) {
     std::vector<float> p{1.f, 2.f}, m(2, 0.f), v(2, 0.f), g{0.5f, -4.f};
-    run_on(backend, {view(p), view(m), view(v), view(g)}, [](auto& t, Stream stream) {
-      adamw_update(t[0], t[1], t[2], Tensor{}, t[3], {{0, 2, 0.0, 0.1}}, AdamwScalars{0.9, 0.95, 1e-8, 1, 1.0}, stream);
+    const AdamwConstants constants{0.9, 0.95, 1e-8};
+    const auto numbers = numbers_of(constants, 1, 1);
+    run_on(backend, {view(p), view(m), view(v), view(g), view(numbers)}, [=](auto& t, Stream stream) {
+      adamw_update(t[0], t[1], t[2], {}, t[3], t[4], {{0, 2, 0.0, 0.1}}, constants, stream);
     });
     CHECK(p == std::vector<float>{1.f, 2.f});
     CHECK(m[1] < 0.f);
@@ -132,14 +142,32 @@ TEST_CASE("adamw: a NaN or infinite gradient makes its parameter NaN, and no oth
   }
 }
 
+TEST_CASE("adamw: a factor that is not finite leaves everything as it is") {
+  for (const Backend backend : all_backends()) {
+    for (const double factor : {double{NAN}, double{INFINITY}}) {
+      CAPTURES(backend, factor);
+      State<float> state;
+      const State<float> before = state;
+      auto narrow = std::vector<bf16>(n, 7.f);
+      state.update(random_vector<float>(n, 2), 1, 1e-8, backend,
+                   backend == Backend::reference ? Tensor{} : view(narrow, {n}), factor);
+      CHECK(state.params == before.params);
+      CHECK(state.m == before.m);
+      CHECK(state.v == before.v);
+      CHECK(std::all_of(narrow.begin(), narrow.end(), [](bf16 x) { return static_cast<float>(x) == 7.f; }));
+    }
+  }
+}
+
 TEST_CASE("adamw: rows that overlap, run backwards or leave the arena are refused") {
   std::vector<float> x(10, 1.f);
   const Tensor t = view(x, {10});
-  const AdamwScalars scalars{0.9, 0.95, 1e-8, 1, 1.0};
+  const AdamwConstants constants{0.9, 0.95, 1e-8};
+  const auto numbers = numbers_of(constants, 1, 1);
   using Rows = std::vector<AdamwRow>;
   for (const Rows& bad : {Rows{{0, 5, 1, 0}, {4, 8, 1, 0}}, Rows{{5, 8, 1, 0}, {0, 2, 1, 0}}, Rows{{3, 2, 1, 0}},
                           Rows{{5, 11, 1, 0}}, Rows{{-1, 2, 1, 0}}})
-    CHECK_THROWS_AS(adamw_update(t, t, t, Tensor{}, t, bad, scalars, Stream{}), Error);
+    CHECK_THROWS_AS(adamw_update(t, t, t, Tensor{}, t, view(numbers), bad, constants, Stream{}), Error);
 }
 
 TEST_CASE("adamw: narrow is the updated parameter rounded, and changes nothing else") {
@@ -179,11 +207,14 @@ TEST_CASE("adamw: any number of rows, of any length") {
   const auto run = [&](Backend backend, int64_t shift) {
     auto params = random_vector<float>(size, 1), m = random_vector<float>(size, 3);
     std::vector<float> v(static_cast<size_t>(size), 0.5f);
-    run_on(backend, {view(params), view(m), view(v), view(grads)}, [&](std::vector<Tensor> t, Stream stream) {
-      for (Tensor& x : t) x = view(x.as<float>() + shift, {size - shift});
+    const AdamwConstants constants{0.9, 0.95, 1e-8};
+    const auto numbers = numbers_of(constants, 3, usual);
+    const std::vector<Tensor> all{view(params), view(m), view(v), view(grads), view(numbers)};
+    run_on(backend, all, [&](std::vector<Tensor> t, Stream stream) {
+      for (size_t i = 0; i < 4; ++i) t[i] = view(t[i].as<float>() + shift, {size - shift});
       auto shifted = many;
       for (AdamwRow& row : shifted) row.begin -= shift, row.end -= shift;
-      adamw_update(t[0], t[1], t[2], Tensor{}, t[3], shifted, AdamwScalars{0.9, 0.95, 1e-8, 3, scale}, stream);
+      adamw_update(t[0], t[1], t[2], {}, t[3], t[4], shifted, constants, stream);
     });
     return joined(params, m, v);
   };

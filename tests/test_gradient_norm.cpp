@@ -93,3 +93,32 @@ TEST_CASE("gradient_norm: sums add to what is there, in double") {
     }
   }
 }
+
+TEST_CASE("gradient_norm: sums listed in an order, each as often as it is there") {
+  for (const int64_t n : {0, 1, 255, 257, 1023, 1024, 1025, 3000}) {
+    CAPTURE(n);
+    const auto numbers = random_vector<float>(5000, 4);
+    std::vector<double> sums(numbers.begin(), numbers.end());
+    std::vector<int32_t> order;
+    long double want = 0, size = 0;
+    for (int64_t k = 0; k < n; ++k) {
+      order.push_back(static_cast<int32_t>((k * 37 + 11) % 4001));
+      const double x = sums[static_cast<size_t>(order.back())];
+      want += x, size += std::abs(x);
+    }
+    for (const Backend backend : all_backends()) {
+      CAPTURE(backend);
+      double sum = NAN;
+      run_on(backend, {view(&sum, {1}), view(sums), view(order.data(), {n})},
+             [&](auto& t, Stream stream) { ordered_sum(t[0], t[1], t[2], stream); });
+      CHECK(std::abs(sum - static_cast<double>(want)) <= static_cast<double>(n) * 0x1p-53 * static_cast<double>(size));
+      if (n == 0) continue;
+      sums[static_cast<size_t>(order[static_cast<size_t>(n - 1)])] += 1e9;
+      double other = NAN;
+      run_on(backend, {view(&other, {1}), view(sums), view(order.data(), {n})},
+             [&](auto& t, Stream stream) { ordered_sum(t[0], t[1], t[2], stream); });
+      sums[static_cast<size_t>(order[static_cast<size_t>(n - 1)])] = numbers[static_cast<size_t>(order.back())];
+      CHECK(other - sum == doctest::Approx(1e9));
+    }
+  }
+}

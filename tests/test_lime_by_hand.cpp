@@ -54,7 +54,7 @@ TEST_CASE("lime_by_hand: loss, gradients and updates are those of the tape") {
           check_close(row.name, part(model.gradients, row), tape.values<double>(tape.params.at(row.name).grad), 1e-12);
         const double norm = gradient_norm(tape.params);
         CHECK(norm > by_hand::clip / 4);
-        optimizer.update(0.01, norm);
+        update(optimizer, *tape.device, 0.01, norm, options.clip);
         by_hand::update(model, 0.01);
         for (const by_hand::Row& row : model.table)
           check_close(row.name, part(model.parameters, row), tape.values<double>(tape.params.at(row.name).value),

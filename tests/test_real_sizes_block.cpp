@@ -343,9 +343,13 @@ TEST_CASE("real sizes: adamw with many rates, the norm of all gradients, sums of
   for (int64_t i = 0; i < n; ++i) squares[i] *= squares[i];
   std::vector<double> norms[2];
   at.run([&](auto& t, Stream stream) {
-    const AdamwScalars scalars{0.9, 0.95, 1e-8, 7, 0.5};
-    adamw_update(t[params], t[m], t[v], t[narrow], t[grads], of_model, scalars, stream);
+    const AdamwConstants constants{0.9, 0.95, 1e-8};
     const bool gpu = stream.backend == Backend::cuda;
+    const AdamwNumbers of_step = adamw_numbers(constants, 7, 1, 0.5);
+    std::vector<double> numbers{of_step.factor, of_step.lr, of_step.unbias_m, of_step.unbias_v};
+    const OnDevice<double> there(numbers);
+    const Tensor by{gpu ? there.data : numbers.data(), Dtype::f64, Shape{4}};
+    adamw_update(t[params], t[m], t[v], t[narrow], t[grads], by, of_model, constants, stream);
     norms[gpu].resize(static_cast<size_t>(leaves_of(n)));
     const OnDevice<double> sums(norms[gpu]);
     leaf_squares({gpu ? sums.data : norms[0].data(), Dtype::f64, {leaves_of(n)}}, t[grads], stream);

@@ -146,8 +146,8 @@ TEST_CASE("real sizes: training steps have the same bits each time, also from a 
       Optimizer of_first(first.params, Buckets(first.params), {}), of_second(second.params, Buckets(second.params), {});
       for (int i = 0; i < 3; ++i) {
         CHECK(first.step() == second.step());
-        of_first.update(1e-3, gradient_norm(first.params));
-        of_second.update(1e-3, gradient_norm(second.params));
+        update(of_first, *first.device, 1e-3, gradient_norm(first.params), 1);
+        update(of_second, *second.device, 1e-3, gradient_norm(second.params), 1);
       }
       CHECK(first.all(first.params.values()) == second.all(second.params.values()));
     }

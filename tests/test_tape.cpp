@@ -331,14 +331,14 @@ TEST_CASE("optimizer: rows learn and decay at their own rates, and the clip scal
     for (int i = 0; i < 3; ++i) row.grad.as<float>()[i] = 100;
   const double norm = gradient_norm(params);
   CHECK(norm == doctest::Approx(100 * std::sqrt(6.0)));
-  optimizer.update(0.01, norm);
+  update(optimizer, *device, 0.01, norm, 1.0);
   // The first Adam step moves by the learning rate whatever the gradient's size; only "slow" decays.
   CHECK(params.at("slow").value.as<float>()[1] == doctest::Approx(1 - 0.01 * 0.1 - 0.01).epsilon(1e-5));
   CHECK(params.at("fast").value.as<float>()[2] == doctest::Approx(1 - 0.1).epsilon(1e-5));
   const float clipped = optimizer.m().as<float>()[0];
   CHECK(clipped == doctest::Approx(0.1 * 100 / norm).epsilon(1e-4));
   // The gradients times 1/1000 are not clipped.
-  optimizer.update(0.01, norm / 1000, 1e-3);
+  update(optimizer, *device, 0.01, norm / 1000, 1.0, 1e-3);
   CHECK(optimizer.m().as<float>()[0] == doctest::Approx(0.9f * clipped + 0.1 * 0.1).epsilon(1e-4));
 }
 

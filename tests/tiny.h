@@ -14,6 +14,7 @@
 #include "engine/rng.h"
 #include "eval/batch_model.h"
 #include "kernels/devices.h"
+#include "kernels/optim/clip.h"
 #include "kernels/optim/gradient_norm.h"
 #include "kernels/optim/optimizer.h"
 #include "models/model.h"
@@ -75,6 +76,17 @@ inline double gradient_norm(const ParameterTable& params) {
   leaf_squares(to, params.gradients(), params.device().stream());
   params.device().copy_out(squares.data(), sums.data(), sums.bytes());
   return std::sqrt(std::accumulate(squares.begin(), squares.end(), 0.0));
+}
+
+// An update by the gradients times `scale`, whose norm is then as it says.
+inline void update(Optimizer& optimizer, Device& device, double lr, double norm, double clip, double scale = 1) {
+  const Arena sums(device, "squares", sizeof(double));
+  const double squares = norm / scale * (norm / scale);
+  device.copy_in(sums.data(), &squares, sizeof squares);
+  optimizer.begin_step(lr, scale);
+  clip_factor(optimizer.factor(), optimizer.scale(), Tensor{sums.data(), Dtype::f64, Shape{1}}, {}, clip,
+              device.stream());
+  optimizer.update();
 }
 
 // Sequences that a model can learn a little from: counting with a step that depends on the sample. Some tokens do not

@@ -124,9 +124,10 @@ void Exchange::finish() {
   if (!job_.place.alone()) transfers_ += std::ssize(order_);
 }
 
-void Exchange::gather(const Tensor& flat, const Range& range) {
-  ++transfers_;
-  job_.comm().gather(part_of(flat, range));
+void Exchange::gather(const Tensor& flat, const Range& range) { job_.comm().gather(part_of(flat, range)); }
+
+void Exchange::count_gathers() {
+  if (!job_.place.alone()) transfers_ += std::ssize(buckets_.list());
 }
 
 void Exchange::gather_weights() {
@@ -142,7 +143,7 @@ void Exchange::gather_values(Optimizer& optimizer) {
   if (!params_.lends()) return;
   optimizer.return_masters();
   for (const Bucket& bucket : buckets_.list())
-    if (bucket.narrow) gather(params_.gradients(), bucket.flat);
+    if (bucket.narrow) gather(params_.gradients(), bucket.flat), ++transfers_;
   job_.comm().wait(job_.comm().mark());
 }
 

@@ -54,7 +54,9 @@ class Exchange {
   bool after_micro_step(int64_t a);
   void finish();
   // The own slices of the weights, just updated, to all ranks: in f32, or in bf16 what the ranks read only so.
+  // A device may record it: what it asks for is counted by count_gathers, once a step.
   void gather_weights();
+  void count_gathers();
   // The f32 values of all rows at every rank: for checkpoints, and whoever else reads Parameter::value. Until the next
   // step begins.
   void gather_values(Optimizer& optimizer);

@@ -344,12 +344,14 @@ double forward_backward(Model& model, const int32_t* tokens, const int32_t* targ
 void update(Model& model, double lr) {
   double squares = 0;
   for (real g : model.gradients) squares += static_cast<double>(g) * static_cast<double>(g);
-  const AdamwScalars scalars{beta1, beta2, adam_eps, ++model.step, std::min(1.0, clip / (std::sqrt(squares) + 1e-6))};
+  const AdamwConstants constants{beta1, beta2, adam_eps};
+  const AdamwNumbers numbers =
+      adamw_numbers(constants, ++model.step, lr, std::min(1.0, clip / (std::sqrt(squares) + 1e-6)));
   for (const Row& row : model.table) {
     const bool decays = row.kind == Kind::matrix || row.kind == Kind::kv_matrix;
-    const double row_lr = row.kind == Kind::router ? 10 * lr : lr;  // routers learn ten times as fast
-    adamw_row_ref(model.parameters.data(), model.moment1.data(), model.moment2.data(), model.gradients.data(),
-                  AdamwRow{row.begin, row.begin + row.count, row_lr, decays ? weight_decay : 0}, scalars);
+    const double lr_mul = row.kind == Kind::router ? 10 : 1;  // routers learn ten times as fast
+    adamw_row_ref(model.parameters.data(), model.moment1.data(), model.moment2.data(), model.gradients.data(), numbers,
+                  AdamwRow{row.begin, row.begin + row.count, lr_mul, decays ? weight_decay : 0}, constants);
   }
   std::fill(model.gradients.begin(), model.gradients.end(), real(0));
 }

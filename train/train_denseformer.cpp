@@ -53,8 +53,8 @@ int main(int argc, char** argv) {
     while (run.more()) {
       trainer.next_batch();          // tokens and targets (B, T), --accumulate times
       trainer.forward_backward();    // replays the tape: losses, and gradients that add up
+      trainer.update();              // AdamW, at the schedule's rate; nothing where a number is not finite
       trainer.take_loss_and_norm();  // ends the run where one of them is not finite
-      trainer.update();              // AdamW, at the schedule's rate
       run.show_progress();
       if (run.time_to_evaluate()) run.evaluate();
       run.write_metrics();  // with the scores, if there are some

@@ -4,9 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <limits>
-#include <numeric>
 
 #include "cli/format.h"
 #include "cli/stop.h"
@@ -15,6 +15,7 @@
 #include "engine/printable.h"
 #include "engine/rng.h"
 #include "kernels/devices.h"
+#include "kernels/optim/clip.h"
 #include "kernels/optim/sum_slices.h"
 #include "models/json_file.h"
 #include "models/model_dir.h"
@@ -186,8 +187,12 @@ Trainer::Trainer(const TrainOptions& options, const Source& train, const std::st
       optimizer_(params_, buckets_, options.adamw),
       exchange_(*options.job, params_, buckets_, model_, options.sum, micro_steps()),
       sums_(*device_, "sums of a step", static_cast<size_t>(options.job->place.size * sums_size()) * sizeof(double)),
-      host_sums_(sums_.bytes() / sizeof(double)),
       scales_(model_.tape().scaled()),
+      verdict_(
+          *device_, "verdict on a step",
+          verdicts * sizeof(double) +
+              (scales_.empty() ? 0 : static_cast<size_t>(options.job->place.size) * model_.tape().amaxes().bytes())),
+      host_verdict_(verdict_.bytes()),
       loader_(train, options.batch, options.seed, true),
       replay_{true, 1 / static_cast<double>(tokens_per_step()), 0},
       schedule_{schedule_kind(options.schedule), options.warmup, std::max<int64_t>(options.steps, 1), options.lr_floor},
@@ -198,9 +203,8 @@ Trainer::Trainer(const TrainOptions& options, const Source& train, const std::st
   tokens_.resize(static_cast<size_t>(options.batch * micro_steps() * T_));
   targets_.resize(tokens_.size());
   if (!checkpoint.empty()) restore(checkpoint);
-  if (!scales_.empty())
-    amaxes_ = Arena(*device_, "largest numbers of a step",
-                    static_cast<size_t>(options.job->place.size) * model_.tape().amaxes().bytes());
+  squares_ = on_device(order_of_squares()), losses_ = on_device(order_of_losses(false));
+  if (teacher_ != nullptr) ces_ = on_device(order_of_losses(true));
   if (checkpoint.empty() && !scales_.empty()) measure_scales();
   if (!scales_.empty()) set_scales();
   if (checkpoint.empty() || !device_change_.empty()) share_choices();  // else they are the checkpoint's
@@ -232,7 +236,10 @@ void Trainer::measure_scales() {
   measuring.measures = measuring.first = true;
   model_.run(tokens_.data(), targets_.data(), measuring);
   model_.take_losses();
-  take_amaxes();
+  gather_amaxes();
+  std::vector<float> host(static_cast<size_t>(all_amaxes().numel()));
+  device_->copy_out(host.data(), all_amaxes().data, all_amaxes().bytes());
+  scales_.add(host);
 }
 
 // The scales of the next step, once those that a step used are known.
@@ -244,21 +251,25 @@ void Trainer::set_scales() {
   device_->fill(tape.amaxes().data, 0, tape.amaxes().bytes());
 }
 
-std::string Trainer::take_amaxes() {
+Tensor Trainer::all_amaxes() const {
+  if (scales_.empty()) return {};
+  const int64_t n = options_.job->place.size * model_.tape().amaxes().numel();
+  return {verdict_.data() + verdicts * sizeof(double), Dtype::f32, Shape{n}};
+}
+
+void Trainer::gather_amaxes() {
   Job& job = *options_.job;
   const int64_t n = model_.tape().amaxes().numel();
-  const Tensor all{amaxes_.data(), Dtype::f32, Shape{job.place.size * n}};
-  copy(part_of(all, {job.place.rank * n, (job.place.rank + 1) * n}), model_.tape().amaxes(), device_->stream());
-  if (!job.place.alone()) job.comm().gather(all), job.comm().wait(job.comm().mark());
-  std::vector<float> host(static_cast<size_t>(all.numel()));
-  device_->copy_out(host.data(), all.data, all.bytes());
-  return scales_.add(host);
+  copy(part_of(all_amaxes(), {job.place.rank * n, (job.place.rank + 1) * n}), model_.tape().amaxes(),
+       device_->stream());
+  if (!job.place.alone()) job.comm().gather(all_amaxes()), job.comm().wait(job.comm().mark());
 }
+
+Tensor Trainer::all_sums() const { return {sums_.data(), Dtype::f64, Shape{options_.job->place.size * sums_size()}}; }
 
 Tensor Trainer::own_sums(const Range& range) const {
   const int64_t first = options_.job->place.rank * sums_size();
-  const Tensor all{sums_.data(), Dtype::f64, Shape{std::ssize(host_sums_)}};
-  return part_of(all, {first + range.begin, first + range.end});
+  return part_of(all_sums(), {first + range.begin, first + range.end});
 }
 
 void Trainer::forward_backward() {
@@ -279,31 +290,55 @@ void Trainer::forward_backward() {
   if (spoil_) device_->copy_in(own_sums({0, 1}).data, &nan, sizeof nan);
 }
 
-double Trainer::add_losses(bool ce) const {
+std::vector<int32_t> Trainer::order_of_losses(bool ce) const {
   const int64_t ranks = options_.job->place.size, lanes = model_.layout().lanes;
-  double sum = 0;
+  std::vector<int32_t> order;
   for (int64_t r = 0; r < ranks; ++r)
     for (int64_t a = 0; a < micro_steps(); ++a)
       for (int64_t i = 0; i < lanes; ++i)
-        sum += host_sums_[static_cast<size_t>(r * sums_size() + a * sums_of_run() + (ce ? lanes : 0) + i)];
-  return sum;
+        order.push_back(static_cast<int32_t>(r * sums_size() + a * sums_of_run() + (ce ? lanes : 0) + i));
+  return order;
 }
 
-double Trainer::add_squares() const {
-  double sum = 0;
+// Leaves between the rows are left out: how many there are depends on the number of ranks.
+std::vector<int32_t> Trainer::order_of_squares() const {
+  std::vector<bool> used(static_cast<size_t>(leaves_of(params_.flat_size())));
+  for (const Parameter& row : params_.rows())
+    for (int64_t l = row.offset / leaf; l < leaves_of(row.offset + row.shape.numel()); ++l)
+      used[static_cast<size_t>(l)] = true;
+  std::vector<int32_t> order;
   for (auto bucket = buckets_.list().rbegin(); bucket != buckets_.list().rend(); ++bucket)
-    for (int64_t r = 0; r < buckets_.size(); ++r) {
-      const double* leaves = &host_sums_[static_cast<size_t>(r * sums_size() + losses_size() + bucket->own / leaf)];
-      sum = std::accumulate(leaves, leaves + leaves_of(bucket->slice), sum);
-    }
-  return sum;
+    for (int r = 0; r < buckets_.size(); ++r)
+      for (int64_t l = 0; l < leaves_of(bucket->slice); ++l)
+        if (used[static_cast<size_t>(bucket->slice_of(r).begin / leaf + l)])
+          order.push_back(static_cast<int32_t>(r * sums_size() + losses_size() + bucket->own / leaf + l));
+  return order;
 }
 
-std::string Trainer::first_spoilt() const {
+Arena Trainer::on_device(const std::vector<int32_t>& order) const {
+  Arena arena(*device_, "order of a step's sums", order.size() * sizeof(int32_t));
+  device_->copy_in(arena.data(), order.data(), arena.bytes());
+  return arena;
+}
+
+void Trainer::decide() {
+  const auto add = [&](int64_t to, const Arena& order) {
+    const int64_t n = static_cast<int64_t>(order.bytes() / sizeof(int32_t));
+    ordered_sum(verdict({to, to + 1}), all_sums(), {order.data(), Dtype::i32, Shape{n}}, device_->stream());
+  };
+  add(0, squares_), add(1, losses_);
+  if (teacher_ != nullptr) add(2, ces_);
+  clip_factor(optimizer_.factor(), optimizer_.scale(), verdict({0, verdicts}), all_amaxes(), options_.adamw.clip,
+              device_->stream());
+}
+
+std::string Trainer::first_spoilt() {
   if (options_.job->place.alone()) return "";
+  std::vector<double> numbers(static_cast<size_t>(all_sums().numel()));
+  device_->copy_out(numbers.data(), sums_.data(), sums_.bytes());
   for (int64_t r = 0; r < options_.job->place.size; ++r)
     for (int64_t i = 0; i < losses_size(); ++i)
-      if (!std::isfinite(host_sums_[static_cast<size_t>(r * sums_size() + i)]))
+      if (!std::isfinite(numbers[static_cast<size_t>(r * sums_size() + i)]))
         return str("; the first loss that is not finite is of rank ", r, "'s micro-step ", i / sums_of_run() + 1);
   return "; all losses are finite, a gradient is not";
 }
@@ -333,42 +368,56 @@ void Trainer::check_replicas() {
                     "memory or network may be broken; resume from a checkpoint, without these machines"));
 }
 
-void Trainer::take_loss_and_norm() {
+void Trainer::finish_step() {
   phase("gradient norm", flat_bytes() / buckets_.size(), [&] {
     for (const Bucket& bucket : buckets_.list())
       leaf_squares(own_sums({losses_size() + bucket.own / leaf, losses_size() + leaves_of(bucket.own + bucket.slice)}),
                    part_of(params_.gradients(), bucket.slice_of(buckets_.rank())), device_->stream());
   });
-  Job& job = *options_.job;
-  if (!job.place.alone()) {
-    busy_ =
-        std::chrono::duration<double>(Clock::now() - start_).count() - (job.comm().seconds_waited() - waited_before_);
-    job.comm().gather({sums_.data(), Dtype::f64, Shape{std::ssize(host_sums_)}});
+  if (Job& job = *options_.job; !job.place.alone()) {
+    job.comm().gather(all_sums());
     job.comm().wait(job.comm().mark());
   }
-  device_->copy_out(host_sums_.data(), sums_.data(), sums_.bytes());  // here alone does a step wait for the device
-  tally = job.finish_vote();
-  last.scored = tally.scored;
-  last.norm = scale() * std::sqrt(add_squares());
-  last.loss = scale() * replay_.grad_scale * add_losses(false);
-  last.ce = teacher_ == nullptr ? last.loss : scale() * replay_.grad_scale * add_losses(true);
-  const std::string overflown = scales_.empty() ? "" : take_amaxes();
-  if (!scales_.empty()) set_scales();
-  if (std::isfinite(last.loss) && std::isfinite(last.norm) && overflown.empty()) return;
-  const int64_t position = loader_.position();
-  fail(Exit::not_finite, "step ", steps_done() + 1, ": loss ", last.loss, ", gradient norm ", last.norm,
-       ", at positions ", position - options_.batch * options_.accumulate, " to ", position - 1,
-       " of the stream of training samples", first_spoilt(),
-       overflown.empty() ? "" : "; " + overflown + " has numbers that are not finite", ". No update was made",
-       has_checkpoint_ ? "; the last checkpoint is untouched" : "; there is no checkpoint yet", remedy);
+  if (!scales_.empty()) gather_amaxes();
+  decide();
+  phase("adamw", (7 * flat_bytes() + static_cast<double>(params_.narrow_bytes())) / buckets_.size(),
+        [&] { optimizer_.update(); });
+  exchange_.gather_weights();
 }
 
 void Trainer::update() {
+  Job& job = *options_.job;
+  if (!job.place.alone())
+    busy_ =
+        std::chrono::duration<double>(Clock::now() - start_).count() - (job.comm().seconds_waited() - waited_before_);
+  tally = job.finish_vote();
+  last.scored = tally.scored;
   last.lr = options_.lr * schedule_.at(steps_done());
-  phase("adamw", (7 * flat_bytes() + static_cast<double>(params_.narrow_bytes())) / buckets_.size(),
-        [&] { optimizer_.update(last.lr, last.norm, scale()); });
-  exchange_.gather_weights();
-  if (Job& job = *options_.job; !job.place.alone()) {
+  optimizer_.begin_step(last.lr, scale());
+  if (options_.profile) finish_step();
+  else device_->replay(finishing_, [&] { finish_step(); });
+  exchange_.count_gathers();
+  device_->begin_read(verdict_.data(), verdict_.bytes());
+}
+
+void Trainer::take_loss_and_norm() {
+  device_->end_read(host_verdict_.data());  // here alone does a step wait for the device
+  Job& job = *options_.job;
+  if (!job.place.alone()) job.comm().wait(job.comm().mark());  // else no error in a recorded transfer would be seen
+  double of_step[verdicts];
+  std::memcpy(of_step, host_verdict_.data(), sizeof of_step);
+  last.norm = scale() * std::sqrt(of_step[0]);
+  last.loss = scale() * replay_.grad_scale * of_step[1];
+  last.ce = teacher_ == nullptr ? last.loss : scale() * replay_.grad_scale * of_step[2];
+  std::string overflown;
+  if (!scales_.empty()) {
+    std::vector<float> amaxes(static_cast<size_t>(all_amaxes().numel()));
+    std::memcpy(amaxes.data(), host_verdict_.data() + sizeof of_step, all_amaxes().bytes());
+    overflown = scales_.add(amaxes);
+    set_scales();
+  }
+  if (!std::isfinite(last.loss) || !std::isfinite(last.norm) || !overflown.empty()) fail_not_finite(overflown);
+  if (!job.place.alone()) {
     waited = job.comm().seconds_waited() - waited_before_;
     if (options_.profile && waited > 0) add_cost(phases_, OpCost{"waiting for other ranks", 1, waited, 0, 0});
   }
@@ -378,11 +427,20 @@ void Trainer::update() {
   seconds += last.seconds;
 }
 
+void Trainer::fail_not_finite(const std::string& overflown) {
+  const int64_t step = optimizer_.step--, position = loader_.position();  // that step has changed nothing
+  fail(Exit::not_finite, "step ", step, ": loss ", last.loss, ", gradient norm ", last.norm, ", at positions ",
+       position - options_.batch * options_.accumulate, " to ", position - 1, " of the stream of training samples",
+       first_spoilt(), overflown.empty() ? "" : "; " + overflown + " has numbers that are not finite",
+       ". No update was made", has_checkpoint_ ? "; the last checkpoint is untouched" : "; there is no checkpoint yet",
+       remedy);
+}
+
 StepResult Trainer::step() {
   next_batch();
   forward_backward();
-  take_loss_and_norm();
   update();
+  take_loss_and_norm();
   return last;
 }
 
@@ -479,7 +537,7 @@ double Trainer::scale() const {
 
 size_t Trainer::memory() const {
   return params_.values().bytes() + params_.gradients().bytes() + params_.narrow_bytes() + optimizer_.bytes() +
-         exchange_.bytes() + model_.bytes() + amaxes_.bytes() +
+         exchange_.bytes() + model_.bytes() + verdict_.bytes() - verdict({0, verdicts}).bytes() +
          (teacher_ != nullptr ? teacher_->params.values().bytes() + teacher_->params.narrow_bytes() : 0);
 }
 

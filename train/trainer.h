@@ -1,5 +1,5 @@
 // A model in training: parameters, optimizer, and its place in the data. One step is next_batch, forward_backward,
-// take_loss_and_norm, update; the loop around it stands in every trainer (train/train_lime.cpp).
+// update, take_loss_and_norm; the loop around it stands in every trainer (train/train_lime.cpp).
 #pragma once
 
 #include <chrono>
@@ -40,11 +40,12 @@ class Trainer {
   // Replays the tape for every micro-step: losses and gradients add up, also those of other ranks, while the backward
   // goes on.
   void forward_backward();
-  // The mean loss and the gradients' norm. Throws Exit::not_finite, before any update, where one of them is not finite:
-  // at all ranks.
-  void take_loss_and_norm();
-  // AdamW, clipped by the norm, at the schedule's rate; the weights of other ranks come from them.
+  // AdamW, clipped by the norm, at the schedule's rate; nothing where loss or norm is not finite, which the device
+  // finds out by itself. The weights of other ranks come from them.
   void update();
+  // The mean loss and the gradients' norm: all that the host waits for, and not for the update. Throws
+  // Exit::not_finite where one of them is not finite: at all ranks.
+  void take_loss_and_norm();
   // The four in one.
   StepResult step();
   StepResult last{};  // of the last step
@@ -94,16 +95,25 @@ class Trainer {
   int64_t sums_of_run() const { return (teacher_ != nullptr ? 2 : 1) * model_.layout().lanes; }
   int64_t losses_size() const { return micro_steps() * sums_of_run(); }
   int64_t sums_size() const { return losses_size() + leaves_of(buckets_.own_size()); }
+  Tensor all_sums() const;
   Tensor own_sums(const Range& range) const;
-  // From the sums of all ranks, each in one order whoever it came from. ce: of the cross entropy with a teacher.
-  double add_losses(bool ce) const;
-  double add_squares() const;
-  std::string first_spoilt()
-      const;  // ": rank 1's micro-step 2", where a loss is not finite and there are several ranks
+  // Where in the sums of all ranks the squares and the losses are, each in one order whoever they came from. ce: of the
+  // cross entropies with a teacher.
+  std::vector<int32_t> order_of_squares() const;
+  std::vector<int32_t> order_of_losses(bool ce) const;
+  Arena on_device(const std::vector<int32_t>& order) const;
+  // What a device records of a step after the micro-steps: norm, decision, update, and what ranks exchange for them.
+  void finish_step();
+  // From all sums and largest numbers the verdict, and the factor of the update.
+  void decide();
+  Tensor verdict(const Range& range) const { return part_of({verdict_.data(), Dtype::f64, Shape{verdicts}}, range); }
+  [[noreturn]] void fail_not_finite(const std::string& overflown);
+  std::string first_spoilt();  // ": rank 1's micro-step 2", where a loss is not finite and there are several ranks
   void measure_scales();
   void set_scales();
-  // The largest numbers since the last time, of all ranks, go to scales_. Returns what DelayedScales::add does.
-  std::string take_amaxes();
+  // The largest numbers since the last time, of all ranks, behind the verdict.
+  void gather_amaxes();
+  Tensor all_amaxes() const;  // without data but for products of eight bits
   // On GPUs the algorithms that rank 0 chooses by timing are everybody's.
   void share_choices();
   // Throws Exit::internal, at all ranks, where their weights are not the same.
@@ -121,10 +131,13 @@ class Trainer {
   int64_t T_;
   Optimizer optimizer_;
   Exchange exchange_;
-  Arena sums_;  // f64, of every rank
-  std::vector<double> host_sums_;
-  DelayedScales scales_;  // of products of eight bits; else empty
-  Arena amaxes_;          // f32, of every rank
+  Arena sums_;                            // f64, of every rank
+  static constexpr int64_t verdicts = 3;  // sums of squares, losses, cross entropies
+  Arena squares_, losses_, ces_;          // i32, in which order sums are added: of squares, losses, cross entropies
+  DelayedScales scales_;                  // of products of eight bits; else empty
+  Arena verdict_;                         // f64; behind it the largest numbers, f32, of every rank
+  std::vector<std::byte> host_verdict_;
+  Recording finishing_;  // of finish_step
   Loader loader_;
   const Step replay_;  // the same in every step, so that a device may record it: of the mean over all tokens
   Schedule schedule_;

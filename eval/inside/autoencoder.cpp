@@ -145,7 +145,8 @@ void Autoencoder::update(double lr) {
   std::vector<float> w = numbers_on_host(row.value, device_), g = numbers_on_host(row.grad, device_);
   remove_parallel_part(g.data(), w.data(), sizes.D, sizes.m);
   device_.copy_in(row.grad.data, g.data(), row.grad.bytes());
-  optimizer_->update(lr, 0);
+  optimizer_->begin_step(lr);
+  optimizer_->update();
   w = numbers_on_host(row.value, device_);
   normalise_columns(w.data(), sizes.D, sizes.m);
   device_.copy_in(row.value.data, w.data(), row.value.bytes());

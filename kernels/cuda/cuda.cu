@@ -5,6 +5,7 @@
 #include <exception>
 #include <map>
 #include <utility>
+#include <vector>
 
 #if !CROSSPLY_CUDA
 #include <unistd.h>
@@ -230,6 +231,28 @@ void copy_from_device(void* host, const void* device, size_t bytes) {
   CHECK_CUDA(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, cuda_stream()));
   synchronize_device();
 }
+namespace {
+struct Reading {
+  void* pinned = nullptr;
+  size_t room = 0, bytes = 0;
+  cudaEvent_t done = nullptr;
+} reading;
+}  // namespace
+void begin_copy_from_device(const void* device, size_t bytes) {
+  if (reading.done == nullptr) CHECK_CUDA(cudaEventCreateWithFlags(&reading.done, cudaEventDisableTiming));
+  if (reading.room < bytes) {
+    CHECK_CUDA(cudaFreeHost(std::exchange(reading.pinned, nullptr)));
+    CHECK_CUDA(cudaMallocHost(&reading.pinned, bytes));
+    reading.room = bytes;
+  }
+  reading.bytes = bytes;
+  CHECK_CUDA(cudaMemcpyAsync(reading.pinned, device, bytes, cudaMemcpyDeviceToHost, cuda_stream()));
+  CHECK_CUDA(cudaEventRecord(reading.done, cuda_stream()));
+}
+void end_copy_from_device(void* host) {
+  CHECK_CUDA(cudaEventSynchronize(reading.done));
+  std::memcpy(host, reading.pinned, reading.bytes);
+}
 void copy_on_device(void* to, const void* from, size_t bytes) {
   CHECK_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, cuda_stream()));
 }
@@ -289,6 +312,15 @@ void copy_from_device(void* host, const void* device, size_t bytes) {
   synchronize_device();
   emulator::enqueue([=] { std::memcpy(host, device, bytes); });
 }
+namespace {
+std::vector<std::byte> being_read;
+}
+void begin_copy_from_device(const void* device, size_t bytes) {
+  CHECK_THAT(!emulator::captures(), "a recording copies to the host");
+  being_read.resize(bytes);
+  emulator::enqueue([=] { std::memcpy(being_read.data(), device, bytes); });
+}
+void end_copy_from_device(void* host) { std::memcpy(host, being_read.data(), being_read.size()); }
 void copy_on_device(void* to, const void* from, size_t bytes) {
   emulator::enqueue([=] { std::memcpy(to, from, bytes); });
 }

@@ -40,6 +40,11 @@ CUDA_TWIN void restart_memory_count();
 void copy_to_device(void* device, const void* host, size_t bytes);
 void copy_from_device(void* host, const void* device, size_t bytes);
 
+// The same in two halves, one at a time: the second waits for the copy and what came before it, not for what came
+// after.
+CUDA_TWIN void begin_copy_from_device(const void* device, size_t bytes);
+CUDA_TWIN void end_copy_from_device(void* host);
+
 // From one place in device memory to another, in order with the kernels.
 CUDA_TWIN void copy_on_device(void* to, const void* from, size_t bytes);
 void fill_device_memory(void* device, uint8_t byte, size_t bytes);

@@ -16,6 +16,8 @@ class CudaDevice : public Device {
   void copy_in(void* device, const void* host, size_t bytes) override { copy_to_device(device, host, bytes); }
   void copy_out(void* host, const void* device, size_t bytes) override { copy_from_device(host, device, bytes); }
   void fill(void* device, uint8_t byte, size_t bytes) override { fill_device_memory(device, byte, bytes); }
+  void begin_read(const void* device, size_t bytes) override { begin_copy_from_device(device, bytes); }
+  void end_read(void* host) override { end_copy_from_device(host); }
   void wait() override { synchronize_device(); }
   Arithmetic arithmetic() const override { return {gpu_versions(), choices_as_text()}; }
   void adopt(const std::map<std::string, std::string>& choices, const std::string& where) override {

@@ -13,7 +13,8 @@ constexpr int64_t piece = 4096;
 struct Run {
   int64_t begin, end;
   uint32_t first_block;
-  float rate, decay;
+  float weight_decay;
+  double lr_mul;
 };
 // An argument by value, so that nothing is copied and waited for; at most 4 KiB together with the others.
 constexpr int most_runs = 100;
@@ -22,17 +23,22 @@ struct Runs {
   int count;
 };
 
+// The factors of a run in this step.
+struct OfRun {
+  float factor, rate, decay, unbias_v;
+};
+
 template <int width>
 __device__ __forceinline__ void update(float* params, float* m, float* v, bf16* narrow, const float* grads, int64_t i,
-                                       float rate, float decay, const AdamwFactors& s) {
+                                       const OfRun& r, const AdamwFactors& s) {
   Floats<width> p = load<width>(params + i), m1 = load<width>(m + i), v1 = load<width>(v + i);
   const Floats<width> g = load<width>(grads + i);
 #pragma unroll
   for (int k = 0; k < width; ++k) {
-    const float x = s.scale * g[k];
+    const float x = r.factor * g[k];
     m1[k] = s.beta1 * m1[k] + s.in1 * x;
     v1[k] = s.beta2 * v1[k] + s.in2 * x * x;
-    p[k] -= decay * p[k] + rate * m1[k] / (sqrtf(v1[k]) * s.unbias_v + s.eps);
+    p[k] -= r.decay * p[k] + r.rate * m1[k] / (sqrtf(v1[k]) * r.unbias_v + s.eps);
   }
   store<width>(params + i, p);
   store<width>(m + i, m1);
@@ -41,8 +47,10 @@ __device__ __forceinline__ void update(float* params, float* m, float* v, bf16* 
 }
 
 template <int width>
-__global__ void adamw_kernel(float* params, float* m, float* v, bf16* narrow, const float* grads, const Runs runs,
-                             const AdamwFactors factors) {
+__global__ void adamw_kernel(float* params, float* m, float* v, bf16* narrow, const float* grads,
+                             const AdamwNumbers* numbers, const Runs runs, const AdamwFactors factors) {
+  const AdamwNumbers of_step = *numbers;
+  if (!std::isfinite(of_step.factor)) return;
   int r = 0;  // the last run that begins at this block or before
   for (int beyond = runs.count; beyond - r > 1;) {
     const int middle = (r + beyond) / 2;
@@ -50,15 +58,17 @@ __global__ void adamw_kernel(float* params, float* m, float* v, bf16* narrow, co
     else beyond = middle;
   }
   const int64_t begin = runs.run[r].begin, end = runs.run[r].end;
-  const float rate = runs.run[r].rate, decay = runs.run[r].decay;
+  const double lr = of_step.lr * runs.run[r].lr_mul;
+  const OfRun of{static_cast<float>(of_step.factor), static_cast<float>(lr * of_step.unbias_m),
+                 static_cast<float>(lr) * runs.run[r].weight_decay, static_cast<float>(of_step.unbias_v)};
   const int64_t first = begin / width * width + static_cast<int64_t>(blockIdx.x - runs.run[r].first_block) * piece;
   const int64_t last = first + piece < end ? first + piece : end;
   for (int64_t i = first + threadIdx.x * width; i < last; i += threads * width) {
     if (i >= begin && i + width <= end) {
-      update<width>(params, m, v, narrow, grads, i, rate, decay, factors);
+      update<width>(params, m, v, narrow, grads, i, of, factors);
     } else {  // an end within a vector
       for (int64_t k = i < begin ? begin : i; k < i + width && k < end; ++k)
-        update<1>(params, m, v, narrow, grads, k, rate, decay, factors);
+        update<1>(params, m, v, narrow, grads, k, of, factors);
     }
   }
 }
@@ -68,8 +78,9 @@ __global__ void adamw_kernel(float* params, float* m, float* v, bf16* narrow, co
 // -----------------------------------------------------------------------------------------------------------------
 
 void adamw_update_cuda(const Tensor& params, const Tensor& m, const Tensor& v, const Tensor& narrow,
-                       const Tensor& grads, const std::vector<AdamwRow>& rows, const AdamwScalars& scalars) {
-  const AdamwFactors factors = factors_of(scalars);
+                       const Tensor& grads, const AdamwNumbers* numbers, const std::vector<AdamwRow>& rows,
+                       const AdamwConstants& constants) {
+  const AdamwFactors factors = factors_of(constants);
   // So that every fourth element of all of them is; narrow's is half the others' size.
   const bool aligned = aligned16({params.data, m.data, v.data, grads.data, narrow.data});
   const int64_t width = aligned ? 4 : 1;
@@ -78,20 +89,19 @@ void adamw_update_cuda(const Tensor& params, const Tensor& m, const Tensor& v, c
   const auto launch_runs = [&] {
     if (runs.count > 0)
       launch({"adamw", blocks, threads}, aligned ? adamw_kernel<4> : adamw_kernel<1>, params.as<float>(), m.as<float>(),
-             v.as<float>(), data_or_null<bf16>(narrow), grads.as<float>(), runs, factors);
+             v.as<float>(), data_or_null<bf16>(narrow), grads.as<float>(), numbers, runs, factors);
     runs.count = 0, blocks = 0;
   };
   for (size_t i = 0; i < rows.size();) {
     const AdamwRow& row = rows[i];
     int64_t end = row.end;
-    for (++i;
-         i < rows.size() && rows[i].begin == end && rows[i].lr == row.lr && rows[i].weight_decay == row.weight_decay;
-         ++i)
-      end = rows[i].end;
+    const auto goes_on = [&](const AdamwRow& next) {
+      return next.begin == end && next.lr_mul == row.lr_mul && next.weight_decay == row.weight_decay;
+    };
+    for (++i; i < rows.size() && goes_on(rows[i]); ++i) end = rows[i].end;
     if (row.begin == end) continue;
     if (runs.count == most_runs) launch_runs();
-    runs.run[runs.count++] = {row.begin, end, blocks, static_cast<float>(row.lr / factors.bias_m),
-                              static_cast<float>(row.lr * row.weight_decay)};
+    runs.run[runs.count++] = {row.begin, end, blocks, static_cast<float>(row.weight_decay), row.lr_mul};
     blocks += blocks_of(end - row.begin / width * width, piece);
   }
   launch_runs();

@@ -18,13 +18,12 @@ Optimizer::Optimizer(ParameterTable& params, const Buckets& buckets, const Adamw
     : params_(params),
       buckets_(buckets),
       options_(options),
+      numbers_(params.device(), "numbers of a step", sizeof(double) + sizeof(AdamwNumbers)),
       m_(params.device(), "first moments", static_cast<size_t>(buckets.own_size()) * size_of(params.dtype())),
       v_(params.device(), "second moments", m_.bytes()) {
   if (const int64_t masters = (params.flat_size() - params.values().numel()) / buckets.size(); params.lends())
     masters_ = Arena(params.device(), "own f32 parameters", static_cast<size_t>(masters) * size_of(params.dtype()));
-  for (const Parameter& row : params.rows()) sorted_.push_back(&row);
-  std::sort(sorted_.begin(), sorted_.end(),
-            [](const Parameter* a, const Parameter* b) { return a->offset < b->offset; });
+  for (const Bucket& bucket : buckets.list()) rows_.push_back(own_rows(bucket));
   take_masters();
 }
 
@@ -48,23 +47,35 @@ void Optimizer::return_masters() {
            params_.device().stream());
 }
 
-void Optimizer::update(double lr, double norm, double scale) {
-  ++step;
-  AdamwScalars scalars{options_.beta1, options_.beta2, options_.eps, step, scale};
-  if (options_.clip > 0) scalars.grad_scale *= std::min(1.0, options_.clip / (norm + 1e-6));
-  for (const Bucket& bucket : buckets_.list()) {
+std::vector<AdamwRow> Optimizer::own_rows(const Bucket& bucket) const {
+  const Range slice = bucket.slice_of(buckets_.rank());
+  std::vector<AdamwRow> rows;
+  for (const Parameter& row : params_.rows()) {
+    const int64_t begin = std::max(row.offset, slice.begin);
+    const int64_t end = std::min(row.offset + row.shape.numel(), slice.end);
+    if (begin < end)
+      rows.push_back({begin - slice.begin, end - slice.begin, row.lr_mul, options_.weight_decay * row.wd_mul});
+  }
+  std::sort(rows.begin(), rows.end(), [](const AdamwRow& a, const AdamwRow& b) { return a.begin < b.begin; });
+  return rows;
+}
+
+void Optimizer::begin_step(double lr, double scale) {
+  const struct {
+    double scale;
+    AdamwNumbers numbers;
+  } next{scale, adamw_numbers({options_.beta1, options_.beta2, options_.eps}, ++step, lr, scale)};
+  params_.device().copy_in(numbers_.data(), &next, sizeof next);
+}
+
+void Optimizer::update() {
+  const Tensor numbers{factor().data, Dtype::f64, Shape{4}};
+  for (size_t i = 0; i < rows_.size(); ++i) {
+    const Bucket& bucket = buckets_.list()[i];
     const Range slice = bucket.slice_of(buckets_.rank());
-    rows_.clear();  // keeps its memory from step to step
-    for (const Parameter* row : sorted_) {
-      const int64_t begin = std::max(row->offset, slice.begin);
-      const int64_t end = std::min(row->offset + row->shape.numel(), slice.end);
-      if (begin < end)
-        rows_.push_back(
-            {begin - slice.begin, end - slice.begin, lr * row->lr_mul, options_.weight_decay * row->wd_mul});
-    }
     adamw_update(own_values(bucket), part_of(m(), bucket.own_range()), part_of(v(), bucket.own_range()),
-                 part_of(params_.narrow(), slice), part_of(params_.gradients(), slice), rows_, scalars,
-                 params_.device().stream());
+                 part_of(params_.narrow(), slice), part_of(params_.gradients(), slice), numbers, rows_[i],
+                 {options_.beta1, options_.beta2, options_.eps}, params_.device().stream());
   }
 }
 

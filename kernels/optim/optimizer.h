@@ -1,6 +1,6 @@
-// AdamW over the flat arrays of a parameter table, with per-row learning rate and weight decay, and global-norm
-// clipping. Of several ranks each updates its own slices, of which it alone has the moments; and, where the ranks
-// otherwise have them in bf16 only, the f32 values, its masters.
+// AdamW over the flat arrays of a parameter table, with per-row learning rate and weight decay. Of several ranks each
+// updates its own slices, of which it alone has the moments; and, where the ranks otherwise have them in bf16 only, the
+// f32 values, its masters.
 #pragma once
 
 #include <vector>
@@ -13,7 +13,7 @@ namespace crossply {
 
 struct AdamwOptions {
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1;
-  double clip = 1.0;  // largest global gradient norm; 0: no clipping
+  double clip = 1.0;  // largest global gradient norm; 0: no clipping (kernels/optim/clip.h)
 };
 
 // The table's bf16 copy again, after the values were changed by anything but the optimizer; without a copy, nothing.
@@ -23,12 +23,17 @@ class Optimizer {
  public:
   // The table must have its values, of which the masters are taken.
   Optimizer(ParameterTable& params, const Buckets& buckets, const AdamwOptions& options);
-  // One update of this rank's slices with base rate lr, by the gradients times `scale`, and times
-  // min(1, clip / (norm + 1e-6)), norm being the L2 norm of all gradients after the first. Waits for nothing. Neither
-  // NaN nor infinity may get here: the caller stops first.
-  void update(double lr, double norm, double scale = 1);
+  // The next step's numbers go to the device: its base rate, and `scale`, from the gradients as they are to the loss's.
+  void begin_step(double lr, double scale = 1);
+  // One f64 each, on the device. clip_factor (kernels/optim/clip.h) makes the second from the first; until then it is
+  // the same.
+  Tensor scale() const { return number(0); }
+  Tensor factor() const { return number(1); }
+  // Updates this rank's slices by the gradients times the factor. Waits for nothing, and a device may record it. Where
+  // the factor is not finite nothing changes.
+  void update();
 
-  int64_t step = 0;  // updates done
+  int64_t step = 0;  // begun
   // Arrays of own slices.
   Tensor m() const { return flat(m_); }
   Tensor v() const { return flat(v_); }
@@ -42,15 +47,17 @@ class Optimizer {
   Tensor flat(const Arena& arena) const {
     return Tensor{arena.data(), params_.dtype(), Shape{static_cast<int64_t>(arena.bytes() / size_of(params_.dtype()))}};
   }
+  Tensor number(int64_t i) const { return part_of({numbers_.data(), Dtype::f64, Shape{5}}, {i, i + 1}); }
   // What is updated of a bucket, f32.
   Tensor own_values(const Bucket& bucket) const;
+  std::vector<AdamwRow> own_rows(const Bucket& bucket) const;
 
   ParameterTable& params_;
   Buckets buckets_;
   AdamwOptions options_;
+  Arena numbers_;  // the scale, and an AdamwNumbers
   Arena m_, v_, masters_;
-  std::vector<const Parameter*> sorted_;  // by offset
-  std::vector<AdamwRow> rows_;            // of a bucket, in the last update
+  std::vector<std::vector<AdamwRow>> rows_;  // of each bucket
 };
 
 }  // namespace crossply
