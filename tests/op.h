@@ -31,7 +31,7 @@ void for_sizes(const std::vector<Size>& of_cpu, const std::vector<Size>& of_gpu,
 
 // An input X has a gradient dX that is set or added to, a parameter's is always added to, an output's is given.
 enum class Role { input, parameter, constant, output, saved };
-struct Value {
+struct Operand {
   std::string name;
   Shape shape;
   Role role;
@@ -40,19 +40,21 @@ struct Value {
   std::vector<double> given{};  // instead of random numbers
   bool only_set = false;        // an input whose gradient is never added to
 };
-inline Value input(const std::string& name, Shape shape, double scale = 1) { return {name, shape, Role::input, scale}; }
-inline Value output(const std::string& name, Shape shape) { return {name, shape, Role::output}; }
-inline Value saved(const std::string& name, Shape shape) { return {name, shape, Role::saved, 1, true}; }
-inline Value parameter(const std::string& name, Shape shape, double scale = 1) {
+inline Operand input(const std::string& name, Shape shape, double scale = 1) {
+  return {name, shape, Role::input, scale};
+}
+inline Operand output(const std::string& name, Shape shape) { return {name, shape, Role::output}; }
+inline Operand saved(const std::string& name, Shape shape) { return {name, shape, Role::saved, 1, true}; }
+inline Operand parameter(const std::string& name, Shape shape, double scale = 1) {
   return {name, shape, Role::parameter, scale, true};
 }
-inline Value constant(const std::string& name, Shape shape, std::vector<double> numbers) {
+inline Operand constant(const std::string& name, Shape shape, std::vector<double> numbers) {
   return {name, shape, Role::constant, 1, true, std::move(numbers)};
 }
-inline Value in_f32(Value value) { return value.wide = true, value; }
-inline Value never_added(Value value) { return value.only_set = true, value; }
+inline Operand in_f32(Operand value) { return value.wide = true, value; }
+inline Operand never_added(Operand value) { return value.only_set = true, value; }
 
-inline Value unchanged(const std::string& name, Shape shape, double scale = 1) {
+inline Operand unchanged(const std::string& name, Shape shape, double scale = 1) {
   return {name, shape, Role::constant, scale};
 }
 
@@ -68,13 +70,13 @@ struct Pointers {
   Complex* operator[](const std::string& name) const { return all.contains(name) ? all.at(name).data() : nullptr; }
 };
 struct Op {
-  std::vector<Value> values;
+  std::vector<Operand> values;
   std::function<void(const Tensors&, Stream)> forward, backward;
   std::function<void(const Pointers&)> forward_ref;
 
   std::string str() const {
     std::string list;
-    for (const Value& v : values) list += v.name + v.shape.str() + " ";
+    for (const Operand& v : values) list += v.name + v.shape.str() + " ";
     return list;
   }
 };
@@ -115,7 +117,7 @@ struct Trial {
   // The gradient of the i-th input is added to if bit i says so, of 32 that recur.
   Trial(const Op& of, Dtype type, unsigned adds = 0) : op(&of), dtype(type) {
     uint64_t seed = 0;
-    for (const Value& v : op->values) {
+    for (const Operand& v : op->values) {
       const int64_t n = v.shape.numel();
       const bool given = v.role != Role::output && v.role != Role::saved;
       const auto fresh = random_vector<double>(n, ++seed, v.scale), gradient = random_vector<double>(n, ++seed);
@@ -127,9 +129,9 @@ struct Trial {
       x["d" + v.name] = sets ? poisoned<double>(n) : rounded(v, gradient);
     }
   }
-  static bool has_gradient(const Value& v) { return v.role != Role::constant && v.role != Role::saved; }
-  Dtype type_of(const Value& v) const { return v.wide && dtype == Dtype::bf16 ? Dtype::f32 : dtype; }
-  std::vector<double> rounded(const Value& v, const std::vector<double>& numbers) const {
+  static bool has_gradient(const Operand& v) { return v.role != Role::constant && v.role != Role::saved; }
+  Dtype type_of(const Operand& v) const { return v.wide && dtype == Dtype::bf16 ? Dtype::f32 : dtype; }
+  std::vector<double> rounded(const Operand& v, const std::vector<double>& numbers) const {
     return loaded(stored(numbers, type_of(v)), type_of(v));
   }
   const std::vector<double>& operator[](const std::string& name) const { return x.at(name); }
@@ -146,7 +148,7 @@ struct Trial {
   // The names of what is computed, each with the type it is stored in.
   std::map<std::string, Dtype> results() const {
     std::map<std::string, Dtype> names;
-    for (const Value& v : op->values) {
+    for (const Operand& v : op->values) {
       const bool computed = v.role == Role::output || v.role == Role::saved;
       if (computed) names[v.name] = type_of(v);
       else if (has_gradient(v)) names["d" + v.name] = type_of(v);
@@ -165,7 +167,7 @@ struct Trial {
     std::vector<std::string> names;
     std::vector<Tensor> whole;
     std::vector<Shape> shapes;
-    for (const Value& v : op->values)
+    for (const Operand& v : op->values)
       for (const std::string& name : {v.name, "d" + v.name}) {
         if (&body == &op->forward && name != v.name) continue;  // it needs no gradients
         const auto numbers = x.find(name);
@@ -201,7 +203,7 @@ struct Trial {
 // Which gradients to add to: every choice of two, every second of more.
 inline std::vector<unsigned> add_patterns(const Op& op) {
   const auto inputs =
-      std::count_if(op.values.begin(), op.values.end(), [](const Value& v) { return v.role == Role::input; });
+      std::count_if(op.values.begin(), op.values.end(), [](const Operand& v) { return v.role == Role::input; });
   if (inputs > 2) return {0x55555555u, 0xAAAAAAAAu};
   return inputs == 2 ? std::vector<unsigned>{0, 1, 2, 3} : std::vector<unsigned>{0, 1};
 }
@@ -221,7 +223,7 @@ inline std::vector<double> derivative(const Trial& at, const std::string& name) 
     z[name] = changed;
     at.op->forward_ref({z});
     Complex sum = 0;
-    for (const Value& v : at.op->values)
+    for (const Operand& v : at.op->values)
       if (v.role == Role::output) sum += dot(at["d" + v.name], z[v.name]);
     return sum;
   });
@@ -233,11 +235,11 @@ inline void check_derivative(const Op& op, const Tolerance& tolerance, const Tol
   for (const bool add : {false, true}) {
     CAPTURE(add);
     Trial trial(op, Dtype::f64, add ? ~0u : 0u);
-    for (const Value& v : op.values)
+    for (const Operand& v : op.values)
       if (v.role == Role::parameter && !add) trial.x["d" + v.name].assign(trial.x[v.name].size(), 0.0);
     const Trial before = trial;
     trial.run(Backend::reference);
-    for (const Value& v : op.values) {
+    for (const Operand& v : op.values) {
       if (v.role != Role::input && v.role != Role::parameter) continue;
       const std::string gradient = "d" + v.name;
       auto want = derivative(before, v.name);

@@ -167,13 +167,13 @@ struct OneRead {
     params.initialise(3);
     Tape tape(real);
     const auto parameter = [&](const char* name) { return tape.parameter(params.at(name)); };
-    crossply::Value* in = tape.input("tokens", Shape{1, T}, Dtype::i32);
-    crossply::Value* targets = tape.input("targets", Shape{1, T}, Dtype::i32);
-    crossply::Value* x = ops::streams_expand(tape, "streams", ops::embedding(tape, "x", in, parameter("table")), E);
+    Value* in = tape.input("tokens", Shape{1, T}, Dtype::i32);
+    Value* targets = tape.input("targets", Shape{1, T}, Dtype::i32);
+    Value* x = ops::streams_expand(tape, "streams", ops::embedding(tape, "x", in, parameter("table")), E);
     const ops::GatedReadOutputs read = ops::gated_read(
         tape, "read", x, {parameter("norm"), parameter("down"), parameter("up"), parameter("inject")}, 1e-4);
     x = ops::streams_sum(tape, "sum", ops::gated_inject(tape, "write", x, read.inject, read.x));
-    crossply::Value* loss = ops::cross_entropy(tape, "loss", x, parameter("table"), targets);
+    Value* loss = ops::cross_entropy(tape, "loss", x, parameter("table"), targets);
     tape.differentiate(), tape.plan(PlanMode::poison), tape.allocate(*device);
     const size_t bytes = tokens.size() * sizeof(int32_t);
     device->copy_in(in->tensor.data, tokens.data(), bytes), device->copy_in(targets->tensor.data, tokens.data(), bytes);

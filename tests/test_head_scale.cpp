@@ -17,7 +17,7 @@ const std::vector<Size> gpu_sizes{{1, 1, 1}, {3, 2, 5}, {70, 3, 16}, {40, 4, 24}
 // The backward of a factor that is not trained gets no inp either.
 Op head_scale(const Size& s, double scale, bool trained = true) {
   const Shape shape{s.tokens, s.K, s.D};
-  Value factor = parameter("factor", {s.K}, scale);
+  Operand factor = parameter("factor", {s.K}, scale);
   if (!trained) factor.role = Role::constant;
   return {{input("inp", shape, scale), output("out", shape), factor},
           [](auto& t, Stream stream) { head_scale_forward(t["out"], t["inp"], t["factor"], stream); },

@@ -34,8 +34,8 @@ auto mix_of(const Size& s, const Activation& activation, const Other& other) {
 // weight and base are `scale` times a random number.
 Op multiway_mix(const Size& s, double scale = 1, double eps = 1e-6) {
   const Shape rows{1, s.N, s.C}, column{s.C};
-  std::vector<Value> values{never_added(input("weight", {1, s.N, s.W * s.S}, scale)),
-                            parameter("base", {s.W, s.S}, scale)};
+  std::vector<Operand> values{never_added(input("weight", {1, s.N, s.W * s.S}, scale)),
+                              parameter("base", {s.W, s.S}, scale)};
   for (int64_t i = 0; i < s.S; ++i) values.push_back(input(str("source", i), rows));
   for (int64_t i = 0; i < s.W; ++i) values.push_back(output(str("out", i), rows));
   for (int64_t i = 0; i < s.S && s.prepost; ++i) values.push_back(parameter(str("gain", i), column));
@@ -64,7 +64,7 @@ void check_fast(Dtype dtype, Backend backend, const Size& size, double scale) {
   CAPTURE(scale);
   const Op op = multiway_mix(size, scale);
   Tolerances tolerances;
-  for (const Value& v : op.values) tolerances.insert({{v.name, 5e-6}, {"d" + v.name, 2e-5}});
+  for (const Operand& v : op.values) tolerances.insert({{v.name, 5e-6}, {"d" + v.name, 2e-5}});
   check_backend(op, dtype, backend, tolerances);
 }
 
@@ -166,7 +166,7 @@ TEST_CASE("multiway_mix: shapes that do not fit") {
   const std::vector<double> memory(54);
   const Op op = multiway_mix(size);
   const auto tensor = [&](const std::string& name) {
-    const auto is = [&](const Value& v) { return v.name == name; };
+    const auto is = [&](const Operand& v) { return v.name == name; };
     return view(memory, std::find_if(op.values.begin(), op.values.end(), is)->shape);
   };
   const auto grad = [&](const std::string& name) { return Grad{tensor(name), false}; };

@@ -90,8 +90,8 @@ TEST_CASE("positions: recorded for generation, they are those behind the cache")
       CAPTURES(name, position);
       const auto device = make_device(name);
       Tape tape(Dtype::f32, 7);
-      crossply::Value *x = tape.input("x", {1, 2, 3}, Dtype::f32), *weight = tape.input("weight", {7, 3}, Dtype::f32);
-      const crossply::Value* out = ops::positions(tape, "placed", ops::copy(tape, "copy", x), weight);
+      Value *x = tape.input("x", {1, 2, 3}, Dtype::f32), *weight = tape.input("weight", {7, 3}, Dtype::f32);
+      const Value* out = ops::positions(tape, "placed", ops::copy(tape, "copy", x), weight);
       tape.plan(PlanMode::reuse);
       tape.allocate(*device);
       device->copy_in(x->tensor.data, inp.data(), x->bytes());

@@ -57,7 +57,7 @@ Op gated_mix(const Size& s, double scale = 1) {
 }
 
 Op scale_op(int64_t n, double scale = 1, bool trained = true) {
-  Value factor = parameter("factor", {1});
+  Operand factor = parameter("factor", {1});
   if (!trained) factor.role = Role::constant;
   return {{input("inp", {n}, scale), output("out", {n}), factor},
           [](auto& t, Stream stream) { scale_forward(t["out"], t["inp"], t["factor"], stream); },

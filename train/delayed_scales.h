@@ -8,7 +8,7 @@
 // does not fit becomes the largest. An amax that is not finite counts as 0.
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
