@@ -38,6 +38,7 @@ declare -A budget=(
   [depth_mix_backward_kernel]=80
   [depth_mix_forward_kernel]=64
   [hyper_read_forward_kernel]=168
+  [hyper_read_mma_kernel]=128
   [layernorm_backward_kernel]=168
   [layernorm_forward_kernel]=80
   [loss_kernel]=64

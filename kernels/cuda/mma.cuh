@@ -156,6 +156,10 @@ __device__ __forceinline__ void cp_async_wait() {
 #endif
 }
 
+// The two of a pair.
+__device__ __forceinline__ float first_of(uint32_t pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float second_of(uint32_t pair) { return __uint_as_float(pair & 0xFFFF0000u); }
+
 // x, as if nobody knew its value: addresses made of it in a loop are made there, instead of being held in registers.
 template <class T>
 __device__ __forceinline__ T forgotten(T x) {

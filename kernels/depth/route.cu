@@ -1,6 +1,5 @@
 #include "kernels/depth/route.h"
 
-#include <bit>
 #include <cmath>
 
 #include "kernels/cuda/mma.cuh"
@@ -205,10 +204,6 @@ __device__ __forceinline__ uint32_t transposed(uint32_t pair CALL_SITE) {
   return own.result;
 #endif
 }
-
-// The two of a pair.
-__device__ __forceinline__ float first_of(uint32_t pair) { return std::bit_cast<float>(pair << 16); }
-__device__ __forceinline__ float second_of(uint32_t pair) { return std::bit_cast<float>(pair & 0xFFFF0000u); }
 
 // Pair p of the terms, as the left side of the mix.
 __device__ __forceinline__ Pairs weights_of(const Terms& terms, int p, int lane, int64_t columns, int64_t K) {

@@ -1,22 +1,12 @@
 // The read of the hyper-connections and its backward: the part with the norm, the projections and the tanhs.
 #include "kernels/cuda/mma.cuh"
-#include "kernels/depth/hyper/hyper.cuh"
+#include "kernels/depth/hyper/hyper_read.cuh"
 
 namespace crossply {
 
 using namespace hyper;
 
 namespace {
-
-constexpr int threads = warps * warp_size;
-
-// The parameters as the kernels want them. projection (E+2,C): with the norm's gain folded in; for LayerNorm without
-// their own means: that changes no product with a normalised stream, and saves the backward the mean of dNh. offset
-// (E+2): norm_bias . projection. Both null for static connections.
-struct Plan {
-  HyperWeights<const float*> w;
-  float *projection, *offset;
-};
 
 // Column j of (alpha_proj | beta_proj) at c.
 template <class P>
@@ -110,16 +100,6 @@ __device__ __forceinline__ void add_warps(float* to, const float* from, int n) {
   }
 }
 
-template <class S>
-struct Read {
-  S* out;               // (rows,C)
-  float *coef, *stats;  // coef (rows,E,E+2), stats (rows,E,E+4)
-  const S* streams;
-  int64_t rows, C;
-  int E;
-  float eps;
-  bool centred;
-};
 template <int exact, int width, class S>
 __device__ __forceinline__ void read_token(const Read<S>& r, const Plan& plan,
                                            const Token<most_of<exact>, width, S>& token, int64_t n) {
@@ -186,13 +166,13 @@ __device__ __forceinline__ void read_token(const Read<S>& r, const Plan& plan,
   }
   for (int e = thread; e < E * J; e += static_cast<int>(blockDim.x)) {
     const int i = e / J, j = e % J;
-    float value = j <= E ? plan.w.static_alpha[i * (E + 1) + j] : plan.w.static_beta[i];
+    float value = static_part(plan, i, j, E);
     if (plan.projection != nullptr) {
       const float rstd = rsqrtf(products[i * row + most + 2] / static_cast<float>(C) + r.eps);
       const float t = tanhf(products[i * row + j] * rstd + plan.offset[j]);
       stats[i * (E + 4) + 2 + j] = t;
       if (j == 0) stats[i * (E + 4)] = means[i] / static_cast<float>(C), stats[i * (E + 4) + 1] = rstd;
-      value += (j <= E ? *plan.w.alpha_scale : *plan.w.beta_scale) * t;
+      value += scale_of(plan, j, E) * t;
     }
     coef[e] = value;
     if (j == 0) first_column[i] = value;
@@ -324,7 +304,7 @@ __device__ __forceinline__ void token_values(float* k, float* values, float* pro
     values[e] = da;
     if (j == 0) k[i * Row::size + Row::a] = b.coef[(n * E + i) * J], k[i * Row::size + Row::mean] = mean;
     if (!dynamic) continue;
-    const float q = (j <= E ? *plan.w.alpha_scale : *plan.w.beta_scale) * da * (1.f - t * t);
+    const float q = scale_of(plan, j, E) * da * (1.f - t * t);
     values[E * J + e] = da * t;
     values[2 * E * J + e] = q;
     k[i * Row::size + j] = q * s[1];
@@ -489,16 +469,17 @@ void hyper_read_forward_cuda(const Tensor& out, const Tensor& coef, const Tensor
   const Plan plan = plan_read(w, norm, E, C);
   with_instance(out.dtype, E, C, {out.data, streams.data}, [&]<class S>(S, auto exact, auto wide) {
     constexpr int width = width_with_sums<exact, wide, S>;
+    const Read<S> r{out.as<S>(), coef.as<float>(),    data_or_null<float>(stats), streams.as<S>(),           rows,
+                    C,           static_cast<int>(E), static_cast<float>(eps),    norm != HyperNorm::rmsnorm};
+    if constexpr (width == 8 && (exact == 2 || exact == 4))
+      if (plan.projection != nullptr && C <= most_mma_columns && read_on_tensor_cores(r, plan)) return;
     const int64_t size = E * C, bytes = 2 * size * static_cast<int64_t>(sizeof(S));
     const bool fetches = Token<most_of<exact>, width, S>::can_fetch && bytes <= most_ahead;
     const uint32_t block_warps = std::min<uint32_t>(blocks_of(C, columns_of_lane * warp_size), read_warps);
     const int64_t at_once = 132 * 4 * read_warps / block_warps;  // blocks that an H200 has room for
     launch({"hyper_read_forward", static_cast<uint32_t>(fetches ? std::min(rows, at_once) : rows),
             block_warps * warp_size, fetches ? static_cast<size_t>(bytes) : 0},
-           hyper_read_forward_kernel<exact, width, S>,
-           Read<S>{out.as<S>(), coef.as<float>(), data_or_null<float>(stats), streams.as<S>(), rows, C,
-                   static_cast<int>(E), static_cast<float>(eps), norm != HyperNorm::rmsnorm},
-           plan, fetches ? static_cast<int>(size) : 0);
+           hyper_read_forward_kernel<exact, width, S>, r, plan, fetches ? static_cast<int>(size) : 0);
   });
 }
 

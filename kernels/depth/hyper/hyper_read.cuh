@@ -1,0 +1,42 @@
+// What hyper_read.cu and hyper_read_mma.cu share.
+#pragma once
+
+#include "kernels/depth/hyper/hyper.cuh"
+
+namespace crossply::hyper {
+
+constexpr int threads = warps * warp_size;
+
+// The parameters as the kernels want them. projection (E+2,C): with the norm's gain folded in; for LayerNorm without
+// their own means: that changes no product with a normalised stream, and saves the backward the mean of dNh. offset
+// (E+2): norm_bias . projection. Both null for static connections.
+struct Plan {
+  HyperWeights<const float*> w;
+  float *projection, *offset;
+};
+
+// Coefficient (i,j) without its tanh, and what the tanh is multiplied by.
+__device__ __forceinline__ float static_part(const Plan& plan, int i, int j, int E) {
+  return j <= E ? plan.w.static_alpha[i * (E + 1) + j] : plan.w.static_beta[i];
+}
+__device__ __forceinline__ float scale_of(const Plan& plan, int j, int E) {
+  return j <= E ? *plan.w.alpha_scale : *plan.w.beta_scale;
+}
+
+template <class S>
+struct Read {
+  S* out;               // (rows,C)
+  float *coef, *stats;  // coef (rows,E,E+2), stats (rows,E,E+4)
+  const S* streams;
+  int64_t rows, C;
+  int E;
+  float eps;
+  bool centred;
+};
+
+// The forward on tensor cores, for two or four streams that lie at multiples of 16 bytes, with so many columns at most,
+// a multiple of eight, and with projections: false, and nothing done, where shared memory is too small for it.
+constexpr int most_mma_columns = 2048;
+bool read_on_tensor_cores(const Read<bf16>& r, const Plan& plan);
+
+}  // namespace crossply::hyper
