@@ -37,6 +37,7 @@ declare -A budget=(
   [correlate_kernel]=168
   [depth_mix_backward_kernel]=80
   [depth_mix_forward_kernel]=64
+  [hyper_read_backward_mma_kernel]=128
   [hyper_read_forward_kernel]=168
   [hyper_read_mma_kernel]=128
   [layernorm_backward_kernel]=168

@@ -1,4 +1,5 @@
-// The read of the hyper-connections and its backward: the part with the norm, the projections and the tanhs.
+// The read of the hyper-connections and its backward: the part with the norm, the projections and the tanhs. The usual
+// shapes in bf16 go through tensor cores: hyper_read_mma.cu and hyper_read_backward_mma.cu.
 #include "kernels/cuda/mma.cuh"
 #include "kernels/depth/hyper/hyper_read.cuh"
 
@@ -230,19 +231,6 @@ struct Products {
   static constexpr int row = most + 3, total = most * row, size = total + 1;
 };
 
-template <class S>
-struct ReadBackward {
-  S* dstreams;         // (rows,E,C)
-  const S* dout;       // (rows,C)
-  const float* dcoef;  // (rows,E,E+2)
-  const S* streams;
-  const float *coef, *stats;  // stats (rows,E,E+4)
-  float* partial;             // (blocks,row): as in ReadSums; for the projections k_j d_i
-  int64_t row, rows, C;
-  int E;
-  bool centred, acc, sums_in_shared;
-};
-
 // Products for every second part of `width` columns of token n, `part` the first of them.
 template <int exact, int width, bool dynamic, class S>
 __device__ __forceinline__ void token_products(float* products, const ReadBackward<S>& b, const Plan& plan, int64_t n,
@@ -471,7 +459,7 @@ void hyper_read_forward_cuda(const Tensor& out, const Tensor& coef, const Tensor
     constexpr int width = width_with_sums<exact, wide, S>;
     const Read<S> r{out.as<S>(), coef.as<float>(),    data_or_null<float>(stats), streams.as<S>(),           rows,
                     C,           static_cast<int>(E), static_cast<float>(eps),    norm != HyperNorm::rmsnorm};
-    if constexpr (width == 8 && (exact == 2 || exact == 4))
+    if constexpr (std::is_same_v<S, bf16> && wide && (exact == 2 || exact == 4))
       if (plan.projection != nullptr && C <= most_mma_columns && read_on_tensor_cores(r, plan)) return;
     const int64_t size = E * C, bytes = 2 * size * static_cast<int64_t>(sizeof(S));
     const bool fetches = Token<most_of<exact>, width, S>::can_fetch && bytes <= most_ahead;
@@ -488,7 +476,8 @@ void hyper_read_backward_cuda(const Grad& dstreams, const HyperWeights<Tensor>& 
                               const HyperWeights<Tensor>& w, HyperNorm norm, int64_t rows, int64_t E, int64_t C) {
   const Plan plan = plan_read(w, norm, E, C);
   const ReadSums sums = read_sums(rows, E, C, plan.projection != nullptr);
-  const int64_t blocks = sums.blocks, row = sums.row;
+  const int64_t row = sums.row;
+  int64_t blocks = sums.blocks;
   const size_t shared = static_cast<size_t>(row - head_size(E)) * sizeof(float);
   const bool in_shared = shared <= 64 * 1024;  // and leave some for the L1 cache
   float *partial = scratch<float>(blocks * row), *total = scratch<float>(row, total_slot);
@@ -507,6 +496,15 @@ void hyper_read_backward_cuda(const Grad& dstreams, const HyperWeights<Tensor>& 
                             plan.projection != nullptr && norm != HyperNorm::rmsnorm,
                             dstreams.add,
                             in_shared};
+    if constexpr (std::is_same_v<S, bf16> && wide && (exact == 2 || exact == 4)) {
+      const bool can = plan.projection != nullptr && C <= most_mma_columns;
+      const bool aligned = aligned16({dcoef.data, coef.data, stats.data});
+      const int64_t used = can && aligned ? read_backward_on_tensor_cores(b, plan, blocks) : 0;
+      if (used > 0) {
+        blocks = used;
+        return;
+      }
+    }
     auto kernel = plan.projection != nullptr ? hyper_read_backward_kernel<exact, wide, true, S>
                                              : hyper_read_backward_kernel<exact, wide, false, S>;
     launch({"hyper_read_backward", static_cast<uint32_t>(blocks), dim3(warp_size, warps), in_shared ? shared : 0},

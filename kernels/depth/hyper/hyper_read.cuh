@@ -34,9 +34,24 @@ struct Read {
   bool centred;
 };
 
+template <class S>
+struct ReadBackward {
+  S* dstreams;         // (rows,E,C)
+  const S* dout;       // (rows,C)
+  const float* dcoef;  // (rows,E,E+2)
+  const S* streams;
+  const float *coef, *stats;  // stats (rows,E,E+4)
+  float* partial;             // (blocks,row): as in ReadSums; for the projections k_j d_i
+  int64_t row, rows, C;
+  int E;
+  bool centred, acc, sums_in_shared;
+};
+
 // The forward on tensor cores, for two or four streams that lie at multiples of 16 bytes, with so many columns at most,
 // a multiple of eight, and with projections: false, and nothing done, where shared memory is too small for it.
 constexpr int most_mma_columns = 2048;
 bool read_on_tensor_cores(const Read<bf16>& r, const Plan& plan);
+// The backward, if dcoef, coef and stats lie at multiples of 16 bytes, too: the blocks it took, at most so many; or 0.
+int64_t read_backward_on_tensor_cores(const ReadBackward<bf16>& b, const Plan& plan, int64_t most_blocks);
 
 }  // namespace crossply::hyper

@@ -13,15 +13,11 @@
 // from the sum of d. d is a sum of two bf16, high + low, without any error: high takes the place of x, low needs
 //   (first; second) low^T
 //   (high; low) low^T     for what the squares are short of
-#include "kernels/cuda/mma.cuh"
-#include "kernels/depth/hyper/hyper_read.cuh"
+#include "kernels/depth/hyper/hyper_read_mma.cuh"
 
 namespace crossply::hyper {
 namespace {
 
-constexpr int at_once = 8;   // streams of a block
-constexpr int stretch = 32;  // columns of a warp at a time; of a block at a time as many as it has threads
-constexpr int most_threads = 512, turns = most_mma_columns / most_threads;
 constexpr int buffers = 4;            // for at_once streams each: one in use, three on their way
 constexpr int ones = 6, squares = 7;  // rows behind the projections, of which there are up to six
 constexpr int columns_of_shift = 128;
@@ -31,19 +27,9 @@ __host__ __device__ constexpr int stride_of(int C, int threads) {
   return (C + threads - 1) / threads * threads + stretch;
 }
 
-__device__ __forceinline__ Pairs pairs_at(const bf16* x) { return *reinterpret_cast<const Pairs*>(x); }
-
-// Streams n.. of all `streams`. What lies behind their ends, and where there is none, stays as it is.
 template <int threads>
-__device__ __forceinline__ void fetch(bf16* to, const bf16* from, int n, int streams, int C) {
-  constexpr int threads_of_stream = threads / at_once;
-  const int own = static_cast<int>(threadIdx.x / threads_of_stream);
-  const int first = static_cast<int>(threadIdx.x % threads_of_stream * 8);
-  from = forgotten(from + static_cast<int64_t>(n + own) * C + first);
-  to += own * stride_of(C, threads) + first;
-#pragma unroll
-  for (int c = 0; c < turns * threads; c += threads)
-    if (c < C - first && n + own < streams) cp_async<16>(to + c, from + c, true);
+__device__ __forceinline__ void fetch(bf16* to, const Read<bf16>& r, int n, int streams, int C) {
+  fetch_rows<at_once, threads>(to, stride_of(C, threads), r.streams, n, streams, C);
   cp_async_commit();
 }
 
@@ -51,12 +37,6 @@ __device__ __forceinline__ void fetch(bf16* to, const bf16* from, int n, int str
 struct Parts {
   Pairs first, second, third;
 };
-// The two rounded to bf16; leaves what that takes from them.
-__device__ __forceinline__ uint32_t split(float& a, float& b) {
-  const uint32_t pair = pack(a, b);
-  a -= first_of(pair), b -= second_of(pair);
-  return pair;
-}
 __device__ __forceinline__ Parts parts_of(const Plan& plan, int row, int J, int c, int C) {
   Floats<8> p = {};
   if (c < C && row < J) p = load<8>(plan.projection + row * C + c);
@@ -217,12 +197,9 @@ __global__ void __launch_bounds__(threads, most_threads / threads)
   const int streams = static_cast<int>(r.rows) * E, step = static_cast<int>(gridDim.x) * at_once;
   int n = static_cast<int>(blockIdx.x) * at_once;
   bf16* x = dynamic_shared<bf16>();
-  for (int e = static_cast<int>(threadIdx.x) * 8; e < buffers * size; e += threads * 8)
-    store<8, Space::shared>(x + e, Floats<8>{});
-  __syncthreads();
+  clear<threads>(x, buffers * size);
 #pragma unroll 1
-  for (int ahead = 0; ahead < buffers - 1; ++ahead)
-    fetch<threads>(x + ahead * size, r.streams, n + ahead * step, streams, C);
+  for (int ahead = 0; ahead < buffers - 1; ++ahead) fetch<threads>(x + ahead * size, r, n + ahead * step, streams, C);
   const Coefficient<E> coefficient(plan, C);
   Parts parts[turns];
 #pragma unroll
@@ -233,7 +210,7 @@ __global__ void __launch_bounds__(threads, most_threads / threads)
     const bf16* here = x + now * size;
     cp_async_wait<buffers - 2>();
     __syncthreads();  // also: the streams before are done
-    fetch<threads>(x + (now > 0 ? now - 1 : buffers - 1) * size, r.streams, n + (buffers - 1) * step, streams, C);
+    fetch<threads>(x + (now > 0 ? now - 1 : buffers - 1) * size, r, n + (buffers - 1) * step, streams, C);
     warp_products<centred, threads>(&sums[warp][0], &shifts[0], here, parts, C);
     __syncthreads();
     if (coefficient.own < at_once)
