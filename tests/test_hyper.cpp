@@ -268,7 +268,7 @@ TEST_CASE_TEMPLATE("hyper: the fast backends equal the reference, set and added"
 TEST_CASE_TEMPLATE("hyper: on a GPU a block reads several tokens, each while it computes with the one before", S, float,
                    bf16) {
   if (!available(Backend::cuda)) return;
-  const Size s{3, 1433, 2, 16};  // for 2,112 blocks; in bf16 for 264, each four at a time and four times ahead
+  const Size s{3, 1433, 2, 16};  // 4,299 tokens for 2,112 blocks, or in bf16 four at a time for 264 with four buffers
   Wrapper<S> a(s, kinds.back());
   Wrapper<double> b(s, a.kind);
   convert_members(b, a);

@@ -18,8 +18,8 @@
 namespace crossply::hyper {
 namespace {
 
-constexpr int buffers = 4;            // for at_once streams each: one in use, three on their way
-constexpr int ones = 6, squares = 7;  // rows behind the projections, of which there are up to six
+constexpr int ahead = 2, buffers = ahead + 2;  // for at_once streams each: also those that are mixed and multiplied
+constexpr int ones = 6, squares = 7;           // rows behind the projections, of which there are up to six
 constexpr int columns_of_shift = 128;
 
 // Elements from one stream in shared memory to the next: whole turns of the block, and half of the banks.
@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(threads, most_threads / threads)
   constexpr int warps = threads / warp_size;
   SHARED(sums, Array<Array<float, at_once * 8>, warps>);
   SHARED(shifts, Array<float, at_once>);
-  SHARED(first_column, Array<float, at_once>);
+  SHARED(first_column, Array<Array<float, at_once>, 2>);
   const int warp = static_cast<int>(threadIdx.x / warp_size), lane = static_cast<int>(threadIdx.x % warp_size);
   const int C = static_cast<int>(r.C), size = at_once * stride_of(C, threads);
   const int streams = static_cast<int>(r.rows) * E, step = static_cast<int>(gridDim.x) * at_once;
@@ -199,25 +199,29 @@ __global__ void __launch_bounds__(threads, most_threads / threads)
   bf16* x = dynamic_shared<bf16>();
   clear<threads>(x, buffers * size);
 #pragma unroll 1
-  for (int ahead = 0; ahead < buffers - 1; ++ahead) fetch<threads>(x + ahead * size, r, n + ahead * step, streams, C);
+  for (int stage = 0; stage < ahead; ++stage) fetch<threads>(x + stage * size, r, n + stage * step, streams, C);
   const Coefficient<E> coefficient(plan, C);
   Parts parts[turns];
 #pragma unroll
   for (int k = 0; k < turns; ++k)
     parts[k] = parts_of(plan, lane / 4, E + 2, k * threads + warp * stretch + lane % 4 * 8, C);
+  uint32_t stage = 0;
+  const auto mix_before = [&] {
+    mix<E, threads>(r, x + (stage - 1) % buffers * size, &first_column[(stage - 1) % 2][0], streams, n - step);
+  };
 #pragma unroll 1
-  for (int now = 0; n < streams; n += step, now = now + 1 < buffers ? now + 1 : 0) {
-    const bf16* here = x + now * size;
-    cp_async_wait<buffers - 2>();
-    __syncthreads();  // also: the streams before are done
-    fetch<threads>(x + (now > 0 ? now - 1 : buffers - 1) * size, r, n + (buffers - 1) * step, streams, C);
-    warp_products<centred, threads>(&sums[warp][0], &shifts[0], here, parts, C);
+  for (; n < streams; n += step, ++stage) {
+    cp_async_wait<ahead - 1>();
+    __syncthreads();  // also: those two before are mixed
+    fetch<threads>(x + (stage + ahead) % buffers * size, r, n + ahead * step, streams, C);
+    warp_products<centred, threads>(&sums[warp][0], &shifts[0], x + stage % buffers * size, parts, C);
     __syncthreads();
-    if (coefficient.own < at_once)
-      coefficient.template set<warps>(&first_column[0], &sums[0], &shifts[0], r, streams, n);
-    __syncthreads();
-    mix<E, threads>(r, here, &first_column[0], streams, n);
+    if (coefficient.own < at_once)  // while the others mix
+      coefficient.template set<warps>(&first_column[stage % 2][0], &sums[0], &shifts[0], r, streams, n);
+    if (stage > 0) mix_before();
   }
+  __syncthreads();
+  mix_before();
 }
 
 template <int threads>
