@@ -1,13 +1,12 @@
 // The read of the hyper-connections on tensor cores, backward, for two or four streams in bf16. As forward, a block
 // takes eight streams at a time while it copies those behind them, and a lane is one of g = lane / 4 and t = lane % 4.
-// All products are of x itself, not of x less its mean: what that costs in digits is less by far than x has lost when it
-// was rounded to bf16. Numbers in float are two parts of bf16 here, 16 bits:
-//   along, of which only sums of E+2 products are needed:  (first; second) x^T, of the projections, as forward
-//   <x, dout>:       dout x^T, where the row is that of the token
-//   dx:              (k; rest of k) (projections; rest of them), rows are streams, summed over j; row `constants` of the
-//                    projections is 1, so what is the same for all columns is one more k
-//   dprojections:    x^T (k; rest of k), summed over streams, in registers over all tokens
-// where k_j = rstd q_j.
+// All products are of x itself, not of x less its mean: what that costs in digits is far less than x lost when it was
+// rounded to bf16. Where one side is in float, it is two parts of bf16 here, 16 bits together. With k_j = rstd q_j:
+//   x . projection_j   (first; second) x^T as forward; only `along` needs them
+//   x . dout           dout x^T, where the row is that of the stream's token
+//   dx                 (k; rest of k) (projections; rest of them), rows are streams, summed over j. Row `constants` of
+//                      the projections is 1: what is the same for all columns of a stream is one more k
+//   dprojections       x^T (k; rest of k), summed over streams, in registers over all tokens
 #include "kernels/depth/hyper/hyper_read_mma.cuh"
 
 namespace crossply::hyper {
@@ -28,26 +27,26 @@ template <int E, int threads>
 struct Stage {
   static constexpr int tokens = at_once / E, J = E + 2, rows = at_once + tokens;
   static constexpr int numbers = at_once * (2 * J + E + 4);
-  const bf16* x;
+  bf16* x;
   int stride;
   __host__ __device__ static constexpr int size(int C) { return rows * stride_of(C, threads) + 2 * numbers; }
-  __device__ __forceinline__ const bf16* dout(int stream) const { return x + (at_once + stream / E) * stride; }
-  __device__ __forceinline__ const float* dcoef() const { return reinterpret_cast<const float*>(x + rows * stride); }
-  __device__ __forceinline__ const float* coef() const { return dcoef() + at_once * J; }
-  __device__ __forceinline__ const float* stats() const { return coef() + at_once * J; }
+  __device__ __forceinline__ bf16* dout(int stream) const { return x + (at_once + stream / E) * stride; }
+  __device__ __forceinline__ float* dcoef() const { return reinterpret_cast<float*>(x + rows * stride); }
+  __device__ __forceinline__ float* coef() const { return dcoef() + at_once * J; }
+  __device__ __forceinline__ float* stats() const { return coef() + at_once * J; }
 };
 template <int width>
-__device__ __forceinline__ void fetch_numbers(const float* to, const float* from, int n, int streams) {
+__device__ __forceinline__ void fetch_numbers(float* to, const float* from, int n, int streams) {
   const int e = static_cast<int>(threadIdx.x) * 4;
   if (e < at_once * width && e < (streams - n) * width)
-    cp_async<16>(const_cast<float*>(to) + e, from + static_cast<int64_t>(n) * width + e, true);
+    cp_async<16>(to + e, from + static_cast<int64_t>(n) * width + e, true);
 }
 template <int E, int threads>
 __device__ __forceinline__ void fetch(bf16* to, const ReadBackward<bf16>& b, int n, int streams, int C) {
   using S = Stage<E, threads>;
   const S stage{to, stride_of(C, threads)};
-  fetch_rows<at_once, threads>(to, stage.stride, b.streams, n, streams, C);
-  fetch_rows<S::tokens, threads>(to + at_once * stage.stride, stage.stride, b.dout, n / E, streams / E, C);
+  fetch_rows<at_once, threads>(stage.x, stage.stride, b.streams, n, streams, C);
+  fetch_rows<S::tokens, threads>(stage.dout(0), stage.stride, b.dout, n / E, streams / E, C);
   fetch_numbers<E + 2>(stage.dcoef(), b.dcoef, n, streams);
   fetch_numbers<E + 2>(stage.coef(), b.coef, n, streams);
   fetch_numbers<E + 4>(stage.stats(), b.stats, n, streams);
@@ -201,14 +200,12 @@ __device__ __forceinline__ void column_gradients(Floats<4> (&dprojection)[turns]
   const bf16* transposed = stage.x + lane % 8 * stage.stride + lane / 8 % 2 * 8 + warp * stretch;
   bf16* dx = b.dstreams + static_cast<int64_t>(n + g) * C + first;
   const int columns = n + g < streams ? C - first : 0;
-  // What dx is added to is asked for a turn before it is needed.
-  const auto before_of = [&](int k) { return b.acc && k * threads < columns ? pairs_at(dx + k * threads) : Pairs{}; };
-  Pairs before = before_of(0);
   table += (warp * 2 * warp_size + lane) * 4;
 #pragma unroll
   for (int k = 0; k < turns; ++k) {
     if (k * threads >= C) break;
-    const Pairs next = before_of(k + 1);
+    Pairs before = {};  // asked for early, it comes from memory
+    if (b.acc && k * threads < columns) before = pairs_at(dx + k * threads);
 #pragma unroll
     for (int i = 0; i < 2; ++i)
       mma_m16n8k16(dprojection[k][i], ldmatrix_transposed(transposed + k * threads + i * 16), column.right[0],
@@ -218,7 +215,6 @@ __device__ __forceinline__ void column_gradients(Floats<4> (&dprojection)[turns]
     for (int e = 0; e < 8; ++e)
       if (b.acc) sum[e] += e % 2 == 0 ? first_of(before[e / 2]) : second_of(before[e / 2]);
     if (k * threads < columns) store<8>(dx + k * threads, sum);
-    before = next;
   }
 }
 
