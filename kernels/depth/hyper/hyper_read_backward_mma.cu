@@ -1,12 +1,13 @@
 // The read of the hyper-connections on tensor cores, backward, for two or four streams in bf16. As forward, a block
 // takes eight streams at a time while it copies those behind them, and a lane is one of g = lane / 4 and t = lane % 4.
 // All products are of x itself, not of x less its mean: what that costs in digits is far less than x lost when it was
-// rounded to bf16. Where one side is in float, it is two parts of bf16 here, 16 bits together. With k_j = rstd q_j:
+// rounded to bf16. Where one side is in float, it is two parts of bf16, 16 bits together, or three, which are all of it.
+// With k_j = rstd q_j:
 //   x . projection_j   (first; second) x^T as forward; only `along` needs them
 //   x . dout           dout x^T, where the row is that of the stream's token
 //   dx                 (k; rest of k) (projections; rest of them), rows are streams, summed over j. Row `constants` of
 //                      the projections is 1: what is the same for all columns of a stream is one more k
-//   dprojections       x^T (k; rest of k), summed over streams, in registers over all tokens
+//   dprojections       x^T (first; second) and x^T third, of k, summed over streams, in registers over all tokens
 #include "kernels/depth/hyper/hyper_read_mma.cuh"
 
 namespace crossply::hyper {
@@ -110,13 +111,6 @@ struct Factors {
   Array<Array<float, sums_size>, 4> totals;
 };
 
-// The sum of two parts of bf16 that is next to x.
-__device__ __forceinline__ float sixteen_bits(float x) {
-  float rest = x, none = 0;
-  const float high = first_of(split(rest, none));
-  return high + first_of(pack(rest, 0.f));
-}
-
 template <int warps, int E, int threads>
 __device__ __forceinline__ void set_factors(Factors& factors, const Array<float, sums_size>* sums,
                                             const Stage<E, threads>& stage, const Plan& plan, int there, int C) {
@@ -130,7 +124,7 @@ __device__ __forceinline__ void set_factors(Factors& factors, const Array<float,
   if (own < there && j < E + 2) {
     const float da = stage.dcoef()[own * (E + 2) + j] + (j == 0 ? with_dout : 0.f), t = stats[2 + j];
     const float q = scale_of(plan, j, E) * da * (1.f - t * t);
-    k = sixteen_bits(q * rstd);  // here already: the mean of x goes with what is left of k
+    k = q * rstd;
     const float all[] = {da, da * t, q, k * mean};
 #pragma unroll
     for (int i = 0; i < 4; ++i) factors.totals[i][thread] += all[i];
@@ -161,13 +155,13 @@ __device__ __forceinline__ void fill_table(uint32_t* table, const Plan& plan, in
 
 struct Column {
   Pairs left;         // (k; rest of k), rows are streams, for both halves of the j
-  uint32_t right[2];  // k and its rest, rows are streams, columns j
+  uint32_t right[3];  // k in three parts, rows are streams, columns j
   float along, a;
   __device__ __forceinline__ Column(const Factors& factors, int g, int t) : along(factors.along[g]), a(factors.a[g]) {
     float u = factors.k[g * 8 + 2 * t], v = factors.k[g * 8 + 2 * t + 1];
     left[0] = left[2] = split(u, v), left[1] = left[3] = pack(u, v);
     u = factors.k[16 * t + g], v = factors.k[16 * t + 8 + g];
-    right[0] = split(u, v), right[1] = pack(u, v);
+    right[0] = split(u, v), right[1] = split(u, v), right[2] = pack(u, v);
   }
 };
 
@@ -207,9 +201,11 @@ __device__ __forceinline__ void column_gradients(Floats<4> (&dprojection)[turns]
     Pairs before = {};  // asked for early, it comes from memory
     if (b.acc && k * threads < columns) before = pairs_at(dx + k * threads);
 #pragma unroll
-    for (int i = 0; i < 2; ++i)
-      mma_m16n8k16(dprojection[k][i], ldmatrix_transposed(transposed + k * threads + i * 16), column.right[0],
-                   column.right[1]);
+    for (int i = 0; i < 2; ++i) {
+      const Pairs rows = ldmatrix_transposed(transposed + k * threads + i * 16);
+      mma_m16n8k16(dprojection[k][i], rows, column.right[0], column.right[1]);
+      mma_m16n8k16(dprojection[k][i], rows, column.right[2], 0);
+    }
     Floats<8> sum = dx_of(column, table + k * threads * 8, pairs_at(x + k * threads), pairs_at(dout + k * threads));
 #pragma unroll
     for (int e = 0; e < 8; ++e)
