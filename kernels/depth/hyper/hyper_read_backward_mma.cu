@@ -1,8 +1,8 @@
 // The read of the hyper-connections on tensor cores, backward, for two or four streams in bf16. As forward, a block
 // takes eight streams at a time while it copies those behind them, and a lane is one of g = lane / 4 and t = lane % 4.
 // All products are of x itself, not of x less its mean: what that costs in digits is far less than x lost when it was
-// rounded to bf16. Where one side is in float, it is two parts of bf16, 16 bits together, or three, which are all of it.
-// With k_j = rstd q_j:
+// rounded to bf16. Where one side is in float, it is two parts of bf16, 16 bits together, or three, which are all of
+// it. With k_j = rstd q_j:
 //   x . projection_j   (first; second) x^T as forward; only `along` needs them
 //   x . dout           dout x^T, where the row is that of the stream's token
 //   dx                 (k; rest of k) (projections; rest of them), rows are streams, summed over j. Row `constants` of

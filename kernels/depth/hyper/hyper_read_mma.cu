@@ -1,10 +1,10 @@
 // The read of the hyper-connections on tensor cores, forward, for two or four streams in bf16.
 //
 // A block takes eight streams at a time, those of four or two tokens, while it copies those behind them to shared
-// memory. With g = lane / 4 and t = lane % 4, of the 32 columns that are its warp's turn a lane loads columns 8t to 8t+7
-// of stream g: four pairs, two for each of two products of sixteen columns. These are summed in any order, as long as
-// the projections' columns have the same one. Of the projections a lane keeps row g in registers, in three parts of bf16
-// that together are exactly the float. Two products a step:
+// memory. With g = lane / 4 and t = lane % 4, of the 32 columns that are its warp's turn a lane loads columns 8t to
+// 8t+7 of stream g: four pairs, two for each of two products of sixteen columns. These are summed in any order, as long
+// as the projections' columns have the same one. Of the projections a lane keeps row g in registers, in three parts of
+// bf16 that together are exactly the float. Two products a step:
 //   (first; second) x^T   rows 0 to 7 and 8 to 15; row `ones` of the first sums x
 //   (x; third) x^T        on the diagonal of rows 0 to 7 the squares
 //

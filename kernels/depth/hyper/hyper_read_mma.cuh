@@ -1,5 +1,5 @@
-// What hyper_read_mma.cu and hyper_read_backward_mma.cu share: a block takes eight streams at a time, those of four or two
-// tokens, a warp 32 columns of them at a time, the block as many as it has threads.
+// What hyper_read_mma.cu and hyper_read_backward_mma.cu share: a block takes eight streams at a time, those of four or
+// two tokens, a warp 32 columns of them at a time, the block as many as it has threads.
 #pragma once
 
 #include "kernels/cuda/mma.cuh"
