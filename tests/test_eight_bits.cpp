@@ -100,6 +100,32 @@ TEST_CASE("eight bits: a run resumes bit for bit, with what was largest in its t
   check_fails(Exit::usage, {"--matmul \"fp8\"", "\"fp32\""}, [&] { Trainer(o, data, dir); });
 }
 
+// A weight is infinite, of which rounding makes a number: the loss is one, and only what is largest tells. Of a plain
+// step, the first replay of its recording, and a later one.
+TEST_CASE("eight bits: an infinite number ends the run, by name, and nothing is updated") {
+  if (!available(Backend::cuda)) return;
+  for (const int64_t good : {0, 1, 3}) {
+    CAPTURE(good);
+    Trainer trainer(options_for("llama"), data);
+    losses_of(trainer, good);
+    ParameterTable& params = trainer.params();
+    const Parameter& row = params.at("model.layers.1.mlp.up_proj.weight");
+    const uint16_t infinity = 0x7F80;
+    trainer.device().copy_in(params.narrow().as<bf16>() + row.offset + 5, &infinity, sizeof infinity);
+    const auto values = [&] {
+      std::vector<float> host(static_cast<size_t>(params.values().numel()));
+      trainer.device().copy_out(host.data(), params.values().data, params.values().bytes());
+      return host;
+    };
+    const std::vector<float> before = values();
+    check_fails(Exit::not_finite, {"L1.mlp.up.weight has numbers that are not finite", "No update was made"},
+                [&] { trainer.step(); });
+    CHECK(values() == before);
+    CHECK(std::isfinite(trainer.last.norm));
+    CHECK(trainer.steps_done() == good);
+  }
+}
+
 TEST_CASE("eight bits: what they are not for is refused") {
   const TempDir scratch;
   for (const std::vector<std::string>& flags :
