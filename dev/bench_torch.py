@@ -4,7 +4,7 @@ The same model, operations and batch; weights, moments and gradients in fp32. --
 too, in bf16, and weights cast to bf16 where a product reads them (autocast), which crossply keeps from step to step.
 Fused AdamW, one pass of clipping, gradients freed instead of zeroed; torch.compile in its default mode: no other
 (reduce-overhead, max-autotune) has been tried. On a GPU the attention is the faster of cuDNN's and flash for the shape.
-Each step reads its loss, so the host waits once, as ours.
+Each step reads its loss, so the host waits once; ours then does not wait for the update.
 
 Speaks lines on its standard streams: prints `ready`, then for each number n it reads runs n steps and prints their
 seconds and the peak memory in MiB: resident, or allocated on the GPU. Used by dev/bench_steps.cpp; needs PyTorch 2.

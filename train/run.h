@@ -54,7 +54,7 @@ class Run {
  private:
   void begin();
   void note_straggler();
-  // On a GPU the host waits once a step, for everything.
+  // On a GPU the host waits once a step, for loss and norm.
   bool times_waiting() const { return !o_.job->place.alone() && backend_of(o_.device) != Backend::cuda; }
   bool is_due(int64_t every) const { return trainer_.steps_done() % every == 0 || trainer_.steps_done() == o_.steps; }
 

@@ -321,17 +321,6 @@ Arena Trainer::on_device(const std::vector<int32_t>& order) const {
   return arena;
 }
 
-void Trainer::decide() {
-  const auto add = [&](int64_t to, const Arena& order) {
-    const int64_t n = static_cast<int64_t>(order.bytes() / sizeof(int32_t));
-    ordered_sum(verdict({to, to + 1}), all_sums(), {order.data(), Dtype::i32, Shape{n}}, device_->stream());
-  };
-  add(0, squares_), add(1, losses_);
-  if (teacher_ != nullptr) add(2, ces_);
-  clip_factor(optimizer_.factor(), optimizer_.scale(), verdict({0, verdicts}), all_amaxes(), options_.adamw.clip,
-              device_->stream());
-}
-
 std::string Trainer::first_spoilt() {
   if (options_.job->place.alone()) return "";
   std::vector<double> numbers(static_cast<size_t>(all_sums().numel()));
@@ -368,7 +357,7 @@ void Trainer::check_replicas() {
                     "memory or network may be broken; resume from a checkpoint, without these machines"));
 }
 
-void Trainer::finish_step() {
+void Trainer::decide() {
   phase("gradient norm", flat_bytes() / buckets_.size(), [&] {
     for (const Bucket& bucket : buckets_.list())
       leaf_squares(own_sums({losses_size() + bucket.own / leaf, losses_size() + leaves_of(bucket.own + bucket.slice)}),
@@ -379,7 +368,17 @@ void Trainer::finish_step() {
     job.comm().wait(job.comm().mark());
   }
   if (!scales_.empty()) gather_amaxes();
-  decide();
+  const auto add = [&](int64_t to, const Arena& order) {
+    const int64_t n = static_cast<int64_t>(order.bytes() / sizeof(int32_t));
+    ordered_sum(verdict({to, to + 1}), all_sums(), {order.data(), Dtype::i32, Shape{n}}, device_->stream());
+  };
+  add(0, squares_), add(1, losses_);
+  if (teacher_ != nullptr) add(2, ces_);
+  clip_factor(optimizer_.factor(), optimizer_.scale(), verdict({0, verdicts}), all_amaxes(), options_.adamw.clip,
+              device_->stream());
+}
+
+void Trainer::change_weights() {
   phase("adamw", (7 * flat_bytes() + static_cast<double>(params_.narrow_bytes())) / buckets_.size(),
         [&] { optimizer_.update(); });
   exchange_.gather_weights();
@@ -394,16 +393,20 @@ void Trainer::update() {
   last.scored = tally.scored;
   last.lr = options_.lr * schedule_.at(steps_done());
   optimizer_.begin_step(last.lr, scale());
-  if (options_.profile) finish_step();
-  else device_->replay(finishing_, [&] { finish_step(); });
+  const auto recorded = [&](Recording& recording, const auto& work) {
+    if (options_.profile) work();  // which waits
+    else device_->replay(recording, work);
+  };
+  recorded(deciding_, [&] { decide(); });
+  device_->begin_read(verdict_.data(), verdict_.bytes());  // between the two: the host waits for the first only
+  recorded(changing_, [&] { change_weights(); });
   exchange_.count_gathers();
-  device_->begin_read(verdict_.data(), verdict_.bytes());
 }
 
 void Trainer::take_loss_and_norm() {
   device_->end_read(host_verdict_.data());  // here alone does a step wait for the device
   Job& job = *options_.job;
-  if (!job.place.alone()) job.comm().wait(job.comm().mark());  // else no error in a recorded transfer would be seen
+  if (!job.place.alone()) job.comm().wait(job.comm().mark());  // to be told of an error in a recorded transfer
   double of_step[verdicts];
   std::memcpy(of_step, host_verdict_.data(), sizeof of_step);
   last.norm = scale() * std::sqrt(of_step[0]);
@@ -416,7 +419,8 @@ void Trainer::take_loss_and_norm() {
     overflown = scales_.add(amaxes);
     set_scales();
   }
-  if (!std::isfinite(last.loss) || !std::isfinite(last.norm) || !overflown.empty()) fail_not_finite(overflown);
+  const double all = last.loss + last.ce + last.norm;  // of which the device has looked at each
+  if (!std::isfinite(all) || !overflown.empty()) fail_not_finite(overflown);
   if (!job.place.alone()) {
     waited = job.comm().seconds_waited() - waited_before_;
     if (options_.profile && waited > 0) add_cost(phases_, OpCost{"waiting for other ranks", 1, waited, 0, 0});

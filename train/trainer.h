@@ -22,7 +22,7 @@ namespace crossply {
 
 struct StepResult {
   double loss, norm, lr;
-  double seconds;  // that the step took
+  double seconds;  // from the batch to the loss; on a GPU what the update takes then counts to what comes after
   int64_t scored;  // tokens the loss is the mean of
   double ce;       // the cross entropy in it; of a model without a teacher that is all of it
 };
@@ -72,7 +72,7 @@ class Trainer {
   const BatchModel& model() const { return model_; }
   const Config& config() const { return options_.config; }
   Teacher* teacher() const { return teacher_.get(); }  // null: none
-  size_t memory() const;                               // bytes of all arenas
+  size_t memory() const;                               // bytes of all arenas that grow with the model or the batch
   // What the steps so far spent their time on, as a table; empty without --profile.
   std::string profile() const;
   // What more --steps than the continued checkpoint's do to the rates, as a line; empty where they are as they were.
@@ -102,10 +102,10 @@ class Trainer {
   std::vector<int32_t> order_of_squares() const;
   std::vector<int32_t> order_of_losses(bool ce) const;
   Arena on_device(const std::vector<int32_t>& order) const;
-  // What a device records of a step after the micro-steps: norm, decision, update, and what ranks exchange for them.
-  void finish_step();
-  // From all sums and largest numbers the verdict, and the factor of the update.
+  // What a device records of a step after the micro-steps: from all sums and largest numbers the verdict, and the
+  // factor of the update; then that, and the weights to all ranks.
   void decide();
+  void change_weights();
   Tensor verdict(const Range& range) const { return part_of({verdict_.data(), Dtype::f64, Shape{verdicts}}, range); }
   [[noreturn]] void fail_not_finite(const std::string& overflown);
   std::string first_spoilt();  // ": rank 1's micro-step 2", where a loss is not finite and there are several ranks
@@ -137,7 +137,7 @@ class Trainer {
   DelayedScales scales_;                  // of products of eight bits; else empty
   Arena verdict_;                         // f64; behind it the largest numbers, f32, of every rank
   std::vector<std::byte> host_verdict_;
-  Recording finishing_;  // of finish_step
+  Recording deciding_, changing_;
   Loader loader_;
   const Step replay_;  // the same in every step, so that a device may record it: of the mean over all tokens
   Schedule schedule_;
@@ -149,11 +149,11 @@ class Trainer {
   std::string teacher_digest_;             // and the same teacher; "" without one
   std::vector<int32_t> tokens_, targets_;  // this rank's micro-steps of one step
   Clock::time_point start_;                // of the step
-  double busy_ = 0;                        // seconds of the last step, without waiting for other ranks
-  double waited_before_ = 0;               // for other ranks until this step
-  bool spoil_ = false;                     // this step's loss, for a test
-  std::vector<OpCost> phases_;             // of a step, outside the tape; for the profile
-  int64_t profiled_ = 0;                   // steps
+  double busy_ = 0;  // seconds of the last step until its gradients were there, without waiting for other ranks
+  double waited_before_ = 0;    // for other ranks until this step
+  bool spoil_ = false;          // this step's loss, for a test
+  std::vector<OpCost> phases_;  // of a step, outside the tape; for the profile
+  int64_t profiled_ = 0;        // steps
 };
 
 // The parameter table with the run's own rates, without memory.

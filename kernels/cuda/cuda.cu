@@ -194,7 +194,9 @@ void* allocate_device_memory(size_t bytes) {
 // cudaFree waits for the whole GPU: after an error perhaps for a rank that is gone, and the others would not be told.
 void release_device_memory(void* data) {
   if (data == nullptr) return;
-  if (std::uncaught_exceptions() > 0 && tickets > 0 && cudaStreamQuery(transfers()) == cudaErrorNotReady) return;
+  if (std::uncaught_exceptions() > 0 && tickets > 0)  // recordings have their transfers on the other stream
+    for (const cudaStream_t stream : {transfers(), cuda_stream()})
+      if (cudaStreamQuery(stream) == cudaErrorNotReady) return;
   if (cudaFree(data) != cudaSuccess) cudaGetLastError();  // an earlier call's error, which is on its way already
   count_release(data);
 }
@@ -204,17 +206,17 @@ Device::Memory device_memory() {
   return memory;
 }
 
-// Through pinned memory, which the GPU reads by itself: the host waits only for the copy before the last one.
+// Through pinned memory, which the GPU reads by itself: the host waits only for the fourth copy before.
 void copy_to_device(void* device, const void* host, size_t bytes) {
   struct Pinned {
     void* data = nullptr;
     cudaEvent_t read;  // by the GPU
   };
-  static Pinned buffers[2];
+  static Pinned buffers[4];  // fewer, and a step's tokens would wait for the update before them, with eight bits
   static size_t next = 0;
   constexpr size_t most = size_t{4} << 20;
   for (size_t done = 0; done < bytes; done += most) {
-    Pinned& buffer = buffers[next++ % 2];
+    Pinned& buffer = buffers[next++ % 4];
     const size_t count = std::min(most, bytes - done);
     if (buffer.data == nullptr) {
       CHECK_CUDA(cudaEventCreateWithFlags(&buffer.read, cudaEventDisableTiming));
@@ -314,13 +316,18 @@ void copy_from_device(void* host, const void* device, size_t bytes) {
 }
 namespace {
 std::vector<std::byte> being_read;
-}
+int64_t read_after = 0;  // works of the device
+}  // namespace
 void begin_copy_from_device(const void* device, size_t bytes) {
   CHECK_THAT(!emulator::captures(), "a recording copies to the host");
   being_read.resize(bytes);
   emulator::enqueue([=] { std::memcpy(being_read.data(), device, bytes); });
+  read_after = emulator::works_done();
 }
-void end_copy_from_device(void* host) { std::memcpy(host, being_read.data(), being_read.size()); }
+void end_copy_from_device(void* host) {
+  waits += emulator::works_done() == read_after;  // with nothing behind it, a wait for everything
+  std::memcpy(host, being_read.data(), being_read.size());
+}
 void copy_on_device(void* to, const void* from, size_t bytes) {
   emulator::enqueue([=] { std::memcpy(to, from, bytes); });
 }

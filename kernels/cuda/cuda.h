@@ -49,7 +49,8 @@ CUDA_TWIN void end_copy_from_device(void* host);
 CUDA_TWIN void copy_on_device(void* to, const void* from, size_t bytes);
 void fill_device_memory(void* device, uint8_t byte, size_t bytes);
 void synchronize_device();
-CUDA_TWIN int64_t device_waits();  // how often the host has waited until everything was done
+// How often the host has waited until everything was done; on a GPU without the second halves of copies.
+CUDA_TWIN int64_t device_waits();
 
 // Work on the stream between the two is not done but recorded, and done by every launch of the graph, with the pointers
 // and numbers that it was recorded with. Nothing in between may allocate, or wait for the device. abandon_capture,

@@ -86,6 +86,7 @@ void set_transfers(Transfers policy, uint64_t seed = 0);
 
 // Does this now, or adds it to what is captured.
 void enqueue(std::function<void()> work);
+int64_t works_done();  // on the compute lane
 // begin is done when it is asked for, run later, each with device memory open. Throws Exit::internal unless the lane
 // waits for all that the compute lane did before.
 void enqueue_transfer(std::function<void()> begin, std::function<void()> run);

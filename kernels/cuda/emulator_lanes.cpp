@@ -83,6 +83,7 @@ void do_or_record(Work work) {
 void set_transfers(Transfers transfers, uint64_t seed) { policy() = {transfers, seed * 2 + 1}; }
 
 void enqueue(std::function<void()> work) { do_or_record({Work::compute, std::move(work), {}}); }
+int64_t works_done() { return computed; }
 
 void enqueue_transfer(std::function<void()> begin, std::function<void()> run) {
   if (captures()) {

@@ -182,6 +182,34 @@ TEST_CASE("emulated ranks: other sums are the same at every rank, and no step wa
   }
 }
 
+TEST_CASE(
+    "emulated ranks: a loss that is not finite ends all, plain or from a recording, and nobody's weights change") {
+  for (const int64_t step : {1, 2, 4}) {
+    CAPTURE(step);
+    with_job(2, options_for("lime", "bf16"), [&](const TrainOptions& o) {
+      ::setenv("CROSSPLY_FAULT", str("1:", step, ":nan").c_str(), 1);
+      const Counting data(5);
+      Trainer trainer(o, data);
+      const auto weights = [&] {
+        std::vector<uint16_t> bits(static_cast<size_t>(trainer.params().narrow().numel()));
+        trainer.device().copy_out(bits.data(), trainer.params().narrow().data, trainer.params().narrow().bytes());
+        return bits;
+      };
+      for (int64_t i = 1; i < step; ++i) trainer.step();
+      const std::vector<uint16_t> before = weights();
+      std::string said;
+      try {
+        trainer.step();
+      } catch (const Error& error) {
+        if (error.code == Exit::not_finite) said = error.what();
+      }
+      CHECK_THAT(has(said, "rank 1's micro-step 1") && has(said, "No update was made"), "\"", said, "\"");
+      CHECK_THAT(weights() == before, "the weights changed");
+      ::unsetenv("CROSSPLY_FAULT");
+    });
+  }
+}
+
 // In a process of its own each, ranks would draw other lots for the order of a product's sums.
 TEST_CASE("emulated ranks: rank 0's choices for products are everybody's") {
   with_job(2, options_for("lime", "bf16"), [&](const TrainOptions& o) {

@@ -65,7 +65,7 @@ void hyper_read_backward(const Grad& dstreams, const HyperWeights<Tensor>& d, co
 
 // On a GPU hyper_read_backward takes a row of sums over tokens a block: of dA, dA tanh and q, (E,E+2) each, then, if
 // dynamic, of those for the projections, (E+2,C). A row costs as much as a token or two: no more blocks than an H200
-// runs at once, each of eight tokens at a time.
+// runs at once, each of eight tokens at a time, or on tensor cores of eight streams.
 constexpr int64_t head_size(int64_t E) { return (3 * E * (E + 2) + 3) / 4 * 4; }
 struct ReadSums {
   int64_t blocks, row;

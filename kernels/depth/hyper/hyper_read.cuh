@@ -1,4 +1,4 @@
-// What hyper_read.cu and hyper_read_mma.cu share.
+// What hyper_read.cu, hyper_read_mma.cu and hyper_read_backward_mma.cu share.
 #pragma once
 
 #include "kernels/depth/hyper/hyper.cuh"

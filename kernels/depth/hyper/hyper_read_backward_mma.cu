@@ -39,7 +39,7 @@ struct Stage {
 template <int width>
 __device__ __forceinline__ void fetch_numbers(float* to, const float* from, int n, int streams) {
   const int e = static_cast<int>(threadIdx.x) * 4;
-  if (e < at_once * width && e < (streams - n) * width)
+  if (e < at_once * width && e / width < streams - n)
     cp_async<16>(to + e, from + static_cast<int64_t>(n) * width + e, true);
 }
 template <int E, int threads>
