@@ -1,6 +1,7 @@
 #include "train/delayed_scales.h"
 
 #include <cmath>
+#include <nlohmann/json.hpp>
 
 #include "tests/check.h"
 #include "tests/temp_dir.h"
