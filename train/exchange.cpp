@@ -124,8 +124,6 @@ void Exchange::finish() {
   if (!job_.place.alone()) transfers_ += std::ssize(order_);
 }
 
-void Exchange::gather(const Tensor& flat, const Range& range) { job_.comm().gather(part_of(flat, range)); }
-
 void Exchange::count_gathers() {
   if (!job_.place.alone()) transfers_ += std::ssize(buckets_.list());
 }
@@ -133,7 +131,7 @@ void Exchange::count_gathers() {
 void Exchange::gather_weights() {
   if (job_.place.alone()) return;
   for (const Bucket& bucket : buckets_.list())
-    gather(params_.lends() && bucket.narrow ? params_.narrow() : params_.values(), bucket.flat);
+    job_.comm().gather(part_of(params_.lends() && bucket.narrow ? params_.narrow() : params_.values(), bucket.flat));
   job_.comm().wait(job_.comm().mark());
   if (params_.narrow_bytes() > 0)
     convert(part_of(params_.narrow(), {0, params_.values().numel()}), params_.values(), params_.device().stream());
@@ -143,7 +141,7 @@ void Exchange::gather_values(Optimizer& optimizer) {
   if (!params_.lends()) return;
   optimizer.return_masters();
   for (const Bucket& bucket : buckets_.list())
-    if (bucket.narrow) gather(params_.gradients(), bucket.flat), ++transfers_;
+    if (bucket.narrow) job_.comm().gather(part_of(params_.gradients(), bucket.flat)), ++transfers_;
   job_.comm().wait(job_.comm().mark());
 }
 

@@ -69,7 +69,6 @@ class Exchange {
   void begin(size_t k);
   void complete(size_t k);
   void add_parked(const Range& range);
-  void gather(const Tensor& flat, const Range& range);
 
   Job& job_;
   ParameterTable& params_;

@@ -541,7 +541,7 @@ double Trainer::scale() const {
 
 size_t Trainer::memory() const {
   return params_.values().bytes() + params_.gradients().bytes() + params_.narrow_bytes() + optimizer_.bytes() +
-         exchange_.bytes() + model_.bytes() + verdict_.bytes() - verdict({0, verdicts}).bytes() +
+         exchange_.bytes() + model_.bytes() + (scales_.empty() ? 0 : all_amaxes().bytes()) +
          (teacher_ != nullptr ? teacher_->params.values().bytes() + teacher_->params.narrow_bytes() : 0);
 }
 

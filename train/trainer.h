@@ -102,9 +102,10 @@ class Trainer {
   std::vector<int32_t> order_of_squares() const;
   std::vector<int32_t> order_of_losses(bool ce) const;
   Arena on_device(const std::vector<int32_t>& order) const;
-  // What a device records of a step after the micro-steps: from all sums and largest numbers the verdict, and the
-  // factor of the update; then that, and the weights to all ranks.
+  // What a device records of a step after the micro-steps. From all sums and largest numbers the verdict, and the
+  // factor of the update:
   void decide();
+  // The update, and its weights to all ranks.
   void change_weights();
   Tensor verdict(const Range& range) const { return part_of({verdict_.data(), Dtype::f64, Shape{verdicts}}, range); }
   [[noreturn]] void fail_not_finite(const std::string& overflown);

@@ -459,8 +459,8 @@ void hyper_read_forward_cuda(const Tensor& out, const Tensor& coef, const Tensor
     constexpr int width = width_with_sums<exact, wide, S>;
     const Read<S> r{out.as<S>(), coef.as<float>(),    data_or_null<float>(stats), streams.as<S>(),           rows,
                     C,           static_cast<int>(E), static_cast<float>(eps),    norm != HyperNorm::rmsnorm};
-    if constexpr (std::is_same_v<S, bf16> && wide && (exact == 2 || exact == 4))
-      if (plan.projection != nullptr && C <= most_mma_columns && read_on_tensor_cores(r, plan)) return;
+    if constexpr (for_tensor_cores<exact, wide, S>)
+      if (read_on_tensor_cores(r, plan)) return;
     const int64_t size = E * C, bytes = 2 * size * static_cast<int64_t>(sizeof(S));
     const bool fetches = Token<most_of<exact>, width, S>::can_fetch && bytes <= most_ahead;
     const uint32_t block_warps = std::min<uint32_t>(blocks_of(C, columns_of_lane * warp_size), read_warps);
@@ -496,15 +496,11 @@ void hyper_read_backward_cuda(const Grad& dstreams, const HyperWeights<Tensor>& 
                             plan.projection != nullptr && norm != HyperNorm::rmsnorm,
                             dstreams.add,
                             in_shared};
-    if constexpr (std::is_same_v<S, bf16> && wide && (exact == 2 || exact == 4)) {
-      const bool can = plan.projection != nullptr && C <= most_mma_columns;
-      const bool aligned = aligned16({dcoef.data, coef.data, stats.data});
-      const int64_t used = can && aligned ? read_backward_on_tensor_cores(b, plan, blocks) : 0;
-      if (used > 0) {
+    if constexpr (for_tensor_cores<exact, wide, S>)
+      if (const int64_t used = read_backward_on_tensor_cores(b, plan, blocks); used > 0) {
         blocks = used;
         return;
       }
-    }
     auto kernel = plan.projection != nullptr ? hyper_read_backward_kernel<exact, wide, true, S>
                                              : hyper_read_backward_kernel<exact, wide, false, S>;
     launch({"hyper_read_backward", static_cast<uint32_t>(blocks), dim3(warp_size, warps), in_shared ? shared : 0},

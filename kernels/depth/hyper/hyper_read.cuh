@@ -47,11 +47,15 @@ struct ReadBackward {
   bool centred, acc, sums_in_shared;
 };
 
-// The forward on tensor cores, for two or four streams that lie at multiples of 16 bytes, with so many columns at most,
-// a multiple of eight, and with projections: false, and nothing done, where shared memory is too small for it.
+// Of which instances (with_instance of hyper.cuh) there are kernels for tensor cores.
+template <int exact, bool wide, class S>
+constexpr bool for_tensor_cores = wide && (exact == 2 || exact == 4) && std::is_same_v<S, bf16>;
+// The forward of such an instance on tensor cores. False, and nothing done, without projections, with more columns than
+// this, or where shared memory is too small.
 constexpr int most_mma_columns = 2048;
 bool read_on_tensor_cores(const Read<bf16>& r, const Plan& plan);
-// The backward, if dcoef, coef and stats lie at multiples of 16 bytes, too: the blocks it took, at most so many; or 0.
+// The backward: the blocks it took, at most so many; or 0, also where dcoef, coef or stats do not lie at multiples of
+// 16 bytes.
 int64_t read_backward_on_tensor_cores(const ReadBackward<bf16>& b, const Plan& plan, int64_t most_blocks);
 
 }  // namespace crossply::hyper

@@ -63,8 +63,7 @@ struct Parts {
   Pairs a[2];
 };
 __device__ __forceinline__ Parts parts_of(const Plan& plan, int row, int J, int c, int C) {
-  Floats<8> p = {};
-  if (c < C && row < J) p = load<8>(plan.projection + row * C + c);
+  const Floats<8> p = projection_at(plan, row, J, c, C);
   Parts parts;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -296,6 +295,7 @@ int64_t launch_backward(const ReadBackward<bf16>& b, const Plan& plan, int64_t m
 
 int64_t read_backward_on_tensor_cores(const ReadBackward<bf16>& b, const Plan& plan, int64_t most_blocks) {
   constexpr int most = most_threads;
+  if (plan.projection == nullptr || b.C > most_mma_columns || !aligned16({b.dcoef, b.coef, b.stats})) return 0;
   if (b.C > most_mma_columns / 2)
     return b.E == 2 ? launch_backward<2, most>(b, plan, most_blocks) : launch_backward<4, most>(b, plan, most_blocks);
   return b.E == 2 ? launch_backward<2, most / 2>(b, plan, most_blocks)

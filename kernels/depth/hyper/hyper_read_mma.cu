@@ -38,8 +38,7 @@ struct Parts {
   Pairs first, second, third;
 };
 __device__ __forceinline__ Parts parts_of(const Plan& plan, int row, int J, int c, int C) {
-  Floats<8> p = {};
-  if (c < C && row < J) p = load<8>(plan.projection + row * C + c);
+  const Floats<8> p = projection_at(plan, row, J, c, C);
   Parts parts;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -240,6 +239,7 @@ bool launch_read(const Read<bf16>& r, const Plan& plan) {
 }  // namespace
 
 bool read_on_tensor_cores(const Read<bf16>& r, const Plan& plan) {
+  if (plan.projection == nullptr || r.C > most_mma_columns) return false;
   return r.C > most_mma_columns / 2 ? launch_read<most_threads>(r, plan) : launch_read<most_threads / 2>(r, plan);
 }
 

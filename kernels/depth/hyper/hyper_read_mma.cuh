@@ -19,6 +19,13 @@ __device__ __forceinline__ uint32_t split(float& a, float& b) {
   return pair;
 }
 
+// Eight columns of a row of the projections from c on; zeros behind the last row or column.
+__device__ __forceinline__ Floats<8> projection_at(const Plan& plan, int row, int J, int c, int C) {
+  Floats<8> p = {};
+  if (c < C && row < J) p = load<8>(plan.projection + row * C + c);
+  return p;
+}
+
 // Zeros for what is never copied: behind the ends of rows, and rows that are not there.
 template <int threads>
 __device__ __forceinline__ void clear(bf16* x, int size) {
