@@ -88,8 +88,9 @@ std::string modelling_file(const std::string& arch) {
   for (size_t i = 0; i < parts.size(); ++i)
     text += "\n\n# " + std::string(118, '-') + "\n" + (i == main ? "" : docstring(i) + "\n") + parts[i].code;
   text += "\n\nclass " + name + "Config(CrossplyConfig):\n  model_type = \"crossply_" + arch + "\"\n";
-  return text + "\n\nclass " + name + "ForCausalLM(CrossplyForCausalLM):\n  reference, config_class = " + stem + ", " +
-         name + "Config\n";
+  text += "\n\nclass " + name + "Model(CrossplyModel, " + stem + ".backbone):\n  pass\n";
+  return text + "\n\nclass " + name + "ForCausalLM(CrossplyForCausalLM):\n  model_class = " + name +
+         "Model\n  reference, config_class = " + stem + ", " + name + "Config\n";
 }
 
 }  // namespace crossply

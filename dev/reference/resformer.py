@@ -49,7 +49,7 @@ class ResformerAttention(Attention):
     if self.mixes and config.variant == "svformer":
       self.v_proj = None
 
-  def lambdas(self, lambda1):
+  def lambdas(self, lambda1=None):
     """Of this layer; `lambda1` are those of all layers, for variant plus."""
     if self.config.variant == "plus":
       return lambda1[self.layer - 1], self.value_residual_mixing["lambda2"]
@@ -61,13 +61,14 @@ class ResformerAttention(Attention):
     D = self.config.head_dim
     q, k = split_heads(self.q_proj(x), D), split_heads(self.k_proj(x), D)
     v = split_heads(self.v_proj(x), D) if self.v_proj is not None else 0
-    if self.layer == 0:
-      shared.append(v)
     if self.mixes:
-      lambda1, first = shared
-      mine, own = self.lambdas(lambda1)
+      first, *lambda1 = shared
+      mine, own = self.lambdas(*lambda1)
       v = mine * first + own * v
     return q, k, v
+
+  def leave(self, keys, values, shared):
+    return (values, *shared) if self.layer == 0 else shared
 
 
 class LambdaManager(nn.Module):
@@ -89,9 +90,9 @@ class ResformerBackbone(Backbone):
       self.lambda_manager = LambdaManager(config.num_hidden_layers)
 
   def forward(self, tokens, step):
-    x, shared = self.embed(tokens, step), [self.lambda_manager() if self.config.variant == "plus" else None]
+    x, shared = self.embed(tokens, step), (self.lambda_manager(),) if self.config.variant == "plus" else ()
     for layer in self.layers:
-      x = layer(x, shared, step)
+      x, shared = layer(x, shared, step)
     return self.norm(x)
 
 
