@@ -162,8 +162,10 @@ class CrossplyForCausalLM(PreTrainedModel, GenerationMixin):
     module = self.reference(config_of(config.to_dict(), self.reference.config_class))
     self.model = module.model
     self.model.__class__ = self.model_class
-    tied = config.tie_word_embeddings  # the library ties them; to it every head is a module
-    self.lm_head = nn.Linear(module.config.hidden_size, module.config.vocab_size, bias=False) if tied else module.lm_head
+    if config.tie_word_embeddings:  # the library ties them; to it every head is a module
+      self.lm_head = nn.Linear(module.config.hidden_size, module.config.vocab_size, bias=False)
+    else:
+      self.lm_head = module.lm_head
     self._no_split_modules = [module.layer.__name__]
     self.post_init()
 
