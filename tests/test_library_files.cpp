@@ -76,7 +76,8 @@ TEST_CASE("library files: tokens that end a text are those of the configuration,
                                                             {"clean_up_tokenization_spaces", false},
                                                             {"model_input_names", {"input_ids", "attention_mask"}},
                                                             {"eos_token", "<eos>"},
-                                                            {"pad_token", "<eos>"}});
+                                                            {"pad_token", "<eos>"},
+                                                            {"padding_side", "left"}});
   CHECK(Json::parse(files["generation_config.json"]) == Json{{"eos_token_id", 1}, {"pad_token_id", 1}});
   files = library_files(config, Tokenizer::words({"<pad>", "a", "<eos>"}));
   CHECK(Json::parse(files["tokenizer_config.json"])["pad_token"] == "<pad>");

@@ -23,7 +23,8 @@ std::map<std::string, int32_t> special_tokens(const Tokenizer& tokenizer) {
 std::string tokenizer_config(const Tokenizer& tokenizer) {
   json object = {{"tokenizer_class", "PreTrainedTokenizerFast"},
                  {"clean_up_tokenization_spaces", false},
-                 {"model_input_names", {"input_ids", "attention_mask"}}};
+                 {"model_input_names", {"input_ids", "attention_mask"}},
+                 {"padding_side", "left"}};  // what a model writes must stand after a token
   for (const auto& [name, id] : special_tokens(tokenizer)) object[name + "_token"] = tokenizer.decode({id});
   return object.dump(2) + "\n";
 }

@@ -57,7 +57,7 @@ class Logits(nn.Module):
       self.register_parameter(prefix + name, nn.Parameter(parameter))
 
   def part(self, name):
-    return self.get_parameter(self.prefix + name)
+    return getattr(self, self.prefix + name)  # whatever a sharding wrapper has put there
 
   def forward(self, streams):  # (B, T, E, C)
     z = unit_rms(streams.flatten(-2), self.config.rms_norm_eps) @ self.part("fn").T
