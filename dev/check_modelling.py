@@ -38,7 +38,7 @@ try:
   import peft
 except ImportError:
   peft = None
-from check_transformers import check_equal
+from check_transformers import DTYPE, check_equal
 from compare_gradients import CROSSED, OWN_FACTOR, SAMPLED, check_complete, need_program, nudge
 from reference import model_dir
 
@@ -197,7 +197,7 @@ class Case:
         written.append(write(self.model, prompt, use_cache=use_cache, **mode))
       expect(f"{mode} depends on the cache", torch.equal(*written))
     with torch.no_grad():
-      want, got = self.model(prompt).logits, load(self.directory, dtype=torch.bfloat16)(prompt).logits
+      want, got = self.model(prompt).logits, load(self.directory, **{DTYPE: torch.bfloat16})(prompt).logits
     expect("bf16 is not loaded as such", got.dtype == torch.bfloat16)
     error = (got - want).abs().max() / want.abs().max()
     # Roundings of 2^-9, which four layers amplify.

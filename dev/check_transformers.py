@@ -27,6 +27,8 @@ except ImportError as missing:
 from compare_gradients import B, T, need_program, run_gradients, split
 from reference import model_dir
 
+# What from_pretrained calls the type of the weights.
+DTYPE = "dtype" if tuple(map(int, transformers.__version__.split(".")[:2])) >= (4, 56) else "torch_dtype"
 # Of the largest logit, and of the loss: float32 in two orders of summation, and a factor of ten.
 TOLERANCE = 1e-5
 
@@ -43,7 +45,7 @@ def check_equal(what, got, want, own_error=lambda: 0.0):
 def theirs(directory):
   """The directory as transformers reads it, complete or an error."""
   model, report = transformers.AutoModelForCausalLM.from_pretrained(
-    directory, dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
+    directory, attn_implementation="eager", output_loading_info=True, **{DTYPE: torch.float32})
   for key in ("missing_keys", "unexpected_keys", "mismatched_keys"):
     if report[key]:
       raise RuntimeError(f"transformers reports {key} {sorted(report[key])}")
@@ -92,7 +94,7 @@ def check_round_trip(directory, build):
     check_equal("the logits before and after", after(tokens).logits, before(tokens).logits)
   if type(before) is not type(after):
     raise RuntimeError(f"{type(before).__name__} became {type(after).__name__}")
-  kept = ("bos_token_id", "eos_token_id", "pad_token_id", "rope_parameters", "rms_norm_eps", "head_dim", "n_inner",
+  kept = ("bos_token_id", "eos_token_id", "pad_token_id", *rope_keys(ROPE), "rms_norm_eps", "head_dim", "n_inner",
           "n_positions", "layer_norm_epsilon", "activation_function", "scale_attn_by_inverse_layer_idx",
           "tie_word_embeddings")
   for key in kept:
@@ -128,12 +130,20 @@ LLAMA3 = {"rope_type": "llama3", "rope_theta": 100.0, "factor": 8.0, "low_freq_f
           "original_max_position_embeddings": 40}
 
 
+def rope_keys(rope):
+  """As this version names them: one dictionary since 5, the base by itself before."""
+  if int(transformers.__version__.split(".")[0]) >= 5:
+    return {"rope_parameters": dict(rope)}
+  scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
+  return {"rope_theta": rope["rope_theta"], "rope_scaling": scaling if rope["rope_type"] != "default" else None}
+
+
 def written_by_transformers(directory, build, tied, K, head_dim, model="Llama", rope=ROPE):
   # A wide initialisation, so that the loss of a random model depends on every part of it.
   config = getattr(transformers, model + "Config")(
     vocab_size=11, hidden_size=16, intermediate_size=10, num_hidden_layers=3, num_attention_heads=4,
     num_key_value_heads=K, head_dim=head_dim, tie_word_embeddings=tied, max_position_embeddings=64, rms_norm_eps=1e-4,
-    rope_parameters=dict(rope), initializer_range=0.3, bos_token_id=3, eos_token_id=[5, 7], pad_token_id=None)
+    initializer_range=0.3, bos_token_id=3, eos_token_id=[5, 7], pad_token_id=None, **rope_keys(rope))
   torch.manual_seed(3)
   other = getattr(transformers, model + "ForCausalLM")(config)
   with torch.no_grad():
@@ -165,7 +175,8 @@ CASES = [(written_by_reference, {"tied": tied, "K": K, "head_dim": head_dim})
 CASES += [(written_by_transformers, {"tied": tied, "K": K, "head_dim": head_dim})
           for tied, K, head_dim in ((True, 2, None), (False, 2, None), (False, 1, 8))]
 CASES += [(written_by_transformers, {"tied": False, "K": 2, "head_dim": 8, "model": model, "rope": rope})
-          for model, rope in (("Llama", LLAMA3), ("Qwen3", ROPE), ("Qwen3", LLAMA3))]
+          for model, rope in (("Llama", LLAMA3), ("Qwen3", ROPE), ("Qwen3", LLAMA3))
+          if hasattr(transformers, f"{model}Config")]  # Qwen3 came with 4.51
 GPT2 = {"arch": "gpt2", "K": 4, "max_position_embeddings": 9}
 CASES += [(written_by_reference, GPT2 | {"tied": tied, "activation_function": activation,
                                          "scale_attn_by_inverse_layer_idx": scaled})
