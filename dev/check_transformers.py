@@ -94,7 +94,7 @@ def check_round_trip(directory, build):
     check_equal("the logits before and after", after(tokens).logits, before(tokens).logits)
   if type(before) is not type(after):
     raise RuntimeError(f"{type(before).__name__} became {type(after).__name__}")
-  kept = ("bos_token_id", "eos_token_id", "pad_token_id", *rope_keys(ROPE), "rms_norm_eps", "head_dim", "n_inner",
+  kept = ("bos_token_id", "eos_token_id", "pad_token_id", next(iter(rope_keys(ROPE))), "rms_norm_eps", "head_dim", "n_inner",
           "n_positions", "layer_norm_epsilon", "activation_function", "scale_attn_by_inverse_layer_idx",
           "tie_word_embeddings")
   for key in kept:
