@@ -16,6 +16,7 @@
 
 #include "engine/json.h"
 #include "engine/sha256.h"
+#include "models/modelling_file.h"
 
 namespace crossply {
 namespace {
@@ -392,6 +393,46 @@ std::string resolve_model_dir(const std::string& path) {
 ModelDir::ModelDir(const std::string& path) {
   do path_ = resolve_model_dir(path);
   while (!lock_directory(path_, LOCK_SH, &lock_) || !path_exists(path_));  // removed before we held it
+  note_outdated_modelling_file(path_, path);
+}
+
+std::vector<std::string> replace_files(const std::string& dir, NamedContents files) {
+  Descriptor lock;  // a training run beside this process removes no checkpoint that is locked
+  if (!lock_directory(dir, LOCK_SH, &lock) || !path_exists(dir)) return {};
+  check_manifest(dir);
+  const std::string path = dir + "/" + manifest_name;
+  const bool listed = path_exists(path);
+  Manifest manifest = listed ? read_manifest(path) : Manifest();
+  std::erase_if(files, [&](const auto& file) {
+    return file_holds(dir + "/" + file.first, file.second) && (!listed || manifest.contains(file.first));
+  });
+  if (files.empty()) return {};
+  remove_leftovers_of(path);
+  for (const auto& [name, contents] : files) manifest.erase(name);
+  if (listed && manifest.empty()) fail(Exit::bad_data, path, ": lists no weights, so it is no model's");
+  if (listed) write_file_atomically(path, text_of(manifest));
+  std::vector<std::string> names;
+  for (const auto& [name, contents] : files) {
+    CHECK_THAT(is_plain_name(name) && name != manifest_name, "not a name for a file of a checkpoint: ", name);
+    remove_leftovers_of(dir + "/" + name);
+    write_file_atomically(dir + "/" + name, contents);
+    manifest[name] = entry_of(dir + "/" + name);
+    names.push_back(name);
+  }
+  if (listed) write_file_atomically(path, text_of(manifest));
+  return names;
+}
+
+std::vector<std::string> model_dirs_in(const std::string& path) {
+  if (path_exists(path + "/config.json")) return {path};
+  std::vector<std::string> dirs;
+  std::error_code error;
+  if (fs::is_directory(path, error))
+    for (const SavedStep& step : steps_in(path)) dirs.push_back(step.dir);
+  if (error || dirs.empty())
+    fail(Exit::no_input, path,
+         ": neither config.json nor a checkpoint (step_*) in it; expected a model or run directory");
+  return dirs;
 }
 
 void set_aside_damaged_checkpoints(const std::string& run_dir) {

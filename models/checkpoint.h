@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/file.h"
@@ -73,6 +74,16 @@ class ModelDir {
   std::string path_;
   Descriptor lock_;
 };
+
+// Files of a model directory: name and contents.
+using NamedContents = std::vector<std::pair<std::string, std::string>>;
+// Replaces these files in their order, unless they have these contents already, and lists them in the manifest, if
+// there is one. A kill at any moment leaves a valid directory: the manifest does not list a file while it changes.
+// Throws what check_manifest throws, before anything has changed. Returns the names of the files that were replaced.
+std::vector<std::string> replace_files(const std::string& dir, NamedContents files);
+
+// The model directories that a path stands for: itself, or all checkpoints of a run directory, the newest first.
+std::vector<std::string> model_dirs_in(const std::string& path);
 
 // Renames every step_NUMBER newer than the newest valid checkpoint to damaged_step_NUMBER, so that the resumed run can
 // write its own. Call it only where a valid one exists.

@@ -10,10 +10,12 @@
 #include <set>
 #include <unordered_map>
 
+#include "engine/json.h"
 #include "engine/printable.h"
 #include "models/file_layout.h"
 #include "models/json_file.h"
 #include "models/model.h"
+#include "models/modelling_file.h"
 #include "models/registry.h"
 
 namespace crossply {
@@ -233,6 +235,40 @@ std::vector<std::string> save_weights(const CheckpointWriter& writer, const Para
 
 void save_config(const std::string& path, const Config& config) {
   write_file_atomically(path, to_json(config).dump(2) + "\n");
+}
+
+namespace {
+
+// The text of config.json, with the keys by which transformers finds the modelling file. It stays as it is where they
+// are there.
+std::string config_with_modelling_file(const std::string& path, const nlohmann::json& ours) {
+  constexpr uint64_t max_config = 64 << 20;
+  const std::string text = read_file(path, max_config);
+  auto config = parse_json<nlohmann::ordered_json>(text, path);
+  const auto names_ours = [&](const auto& entry) {
+    const auto found = config.find("auto_map");
+    return found != config.end() && found->is_object() && found->contains(entry.key()) &&
+           (*found)[entry.key()] == entry.value();
+  };
+  const auto& wanted = ours.at("auto_map").items();
+  if (std::all_of(wanted.begin(), wanted.end(), names_ours)) return text;
+  for (const char* key : {"model_type", "architectures", "auto_map"}) config[key] = ours[key];
+  return config.dump(2) + "\n";
+}
+
+}  // namespace
+
+std::vector<std::string> refresh_model_dir(const std::string& dir) {
+  const std::string config_path = dir + "/config.json";
+  const Config config = load_config(config_path);
+  const nlohmann::json ours = to_json(config);
+  std::vector<std::string> archs = modelling_files_in(dir);
+  const bool needs_one = ours.contains("auto_map");
+  if (needs_one && std::find(archs.begin(), archs.end(), config.arch) == archs.end()) archs.push_back(config.arch);
+  NamedContents files;
+  for (const std::string& arch : archs) files.emplace_back(modelling_module(arch) + ".py", modelling_file(arch));
+  if (needs_one) files.emplace_back("config.json", config_with_modelling_file(config_path, ours));
+  return replace_files(dir, std::move(files));
 }
 
 }  // namespace crossply

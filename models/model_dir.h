@@ -46,4 +46,8 @@ inline std::vector<int64_t> sizes_of(const Shape& shape) { return {shape.dim.beg
 
 void save_config(const std::string& path, const Config& config);
 
+// Brings what a model directory carries for the transformers library up to what this build writes: its modelling files,
+// and the keys of config.json that name them. Nothing else changes. Returns the names of the files that were rewritten.
+std::vector<std::string> refresh_model_dir(const std::string& dir);
+
 }  // namespace crossply

@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "models/checkpoint.h"
+#include "models/modelling_file.h"
 
 namespace crossply {
 namespace fs = std::filesystem;
@@ -127,7 +128,10 @@ std::string choose_checkpoint(const TrainOptions& o) {
   if (checkpoint.empty() && !skipped.empty())
     fail(Exit::bad_data, "--resume: no checkpoint in ", o.out, " is valid; move it away to start again");
   if (!skipped.empty()) set_aside_damaged_checkpoints(o.out);
-  if (!checkpoint.empty()) return checkpoint;
+  if (!checkpoint.empty()) {
+    note_outdated_modelling_file(checkpoint, o.out);
+    return checkpoint;
+  }
   const nlohmann::json settings = read_run_settings(o.out);
   if (!settings.is_null()) {
     refuse_other_settings(settings, o, o.out + "/flags.json");
