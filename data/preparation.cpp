@@ -17,6 +17,7 @@
 #include "cli/flags.h"
 #include "cli/format.h"
 #include "cli/stop.h"
+#include "data/carried_settings.h"
 #include "data/document_feed.h"
 #include "data/encoding_progress.h"
 #include "data/paths.h"
@@ -263,7 +264,8 @@ int32_t Preparation::choose_eot(const Tokenizer& tokenizer, const std::string& n
 
 // What was beside the tokenizer, with the end-of-text token that was chosen.
 void Preparation::write_tokenizer_config(const std::string& beside) const {
-  Json config = path_exists(beside) ? try_parse_json<Json>(read_file(beside, 64 << 20)) : Json();
+  const std::string text = path_exists(beside) ? carried_settings(read_file(beside, 64 << 20), beside) : "";
+  Json config = try_parse_json<Json>(text);
   if (!config.is_object()) config = {{"tokenizer_class", "PreTrainedTokenizerFast"}};
   if (!o_.eot.empty() || !config.contains("eos_token")) config["eos_token"] = tokenizer_.decode({eot_});
   write_file_atomically(partial_ + "/tokenizer_config.json",

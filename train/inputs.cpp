@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/format.h"
+#include "data/carried_settings.h"
 #include "models/checkpoint.h"
 #include "models/model.h"
 #include "models/registry.h"
@@ -169,12 +170,17 @@ void choose_positions(TrainOptions& o) {
 }  // namespace
 
 std::map<std::string, std::string> read_carried_files(const std::string& dir) {
+  constexpr uint64_t max_bytes = uint64_t{1} << 30;
   std::map<std::string, std::string> files;
   for (const char* name :
-       {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",
-        "vocab.json", "merges.txt", "chat_template.jinja", "generation_config.json"}) {
+       {"tokenizer.json", "added_tokens.json", "tokenizer.model", "vocab.json", "merges.txt", "chat_template.jinja"}) {
     const std::string path = dir + "/" + name;
-    if (path_exists(path)) files[name] = read_file(path, uint64_t{1} << 30);
+    if (path_exists(path)) files[name] = read_file(path, max_bytes);
+  }
+  for (const char* name : {"tokenizer_config.json", "special_tokens_map.json", "generation_config.json"}) {
+    const std::string path = dir + "/" + name;
+    if (!path_exists(path)) continue;
+    if (const std::string text = carried_settings(read_file(path, max_bytes), path); !text.empty()) files[name] = text;
   }
   return files;
 }
