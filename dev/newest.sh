@@ -24,7 +24,9 @@ build=$(cd "${BUILD:-$root/build}" 2>/dev/null && pwd) && [ -x "$build/gradients
   { echo "error: ${BUILD:-$root/build} has no programs: make them first, or name another directory by BUILD" >&2; exit 66; }
 environments=${ENVIRONMENTS:-$root/build/newest}
 mkdir -p "$environments" && here=$(cd "$environments" && pwd)/$version || exit 69
-outer=${PYTHON:-python3}
+outer=$(command -v "${PYTHON:-python3}") || { echo "error: there is no ${PYTHON:-python3}" >&2; exit 64; }
+outer=$(cd "$(dirname "$outer")" && pwd)/$(basename "$outer")
+cd "$root"  # Python looks for modules there first
 unset PYTHONPATH
 export PYTHONNOUSERSITE=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 
@@ -39,7 +41,7 @@ python=$here/env/bin/python
 install() { "$python" -m pip install --upgrade "$@" >>"$here/install.log" 2>&1 || failed "pip install $* failed"; }
 
 # The folder of a PyTorch that is there goes behind the environment's own packages.
-torch=$(cd "$root" && "$outer" -c 'import os, torch; print(os.path.dirname(os.path.dirname(torch.__file__)))' 2>/dev/null)
+torch=$("$outer" -c 'import os, torch; print(os.path.dirname(os.path.dirname(torch.__file__)))' 2>/dev/null)
 [ -z "$torch" ] || echo "$torch" >"$(echo "$here"/env/lib/python3*/site-packages)/torch.pth"
 install pip
 [ -n "$torch" ] || install torch
@@ -54,7 +56,8 @@ else
   day=$("$python" -c 'import datetime, sys, zipfile
 newest = max(file.date_time for file in zipfile.ZipFile(sys.argv[1]).infolist())
 print((datetime.datetime(*newest) + datetime.timedelta(days=2)).date())' "$here"/wheel/*.whl)
-  install --uploaded-prior-to "$day" "$here"/wheel/*.whl tokenizers accelerate peft
+  install --uploaded-prior-to "$day" "$here"/wheel/*.whl tokenizers psutil
+  install --uploaded-prior-to "$day" --no-deps accelerate peft  # which would exchange PyTorch for one of that day
   checks=()
   for check in "$root"/dev/check_*.py; do
     case $check in *lm_eval* | *tensorboard* | *adapters*) ;; *) checks+=("$check") ;; esac
@@ -73,7 +76,7 @@ for check in "${checks[@]}"; do
   start=$SECONDS code=0
   "$python" "$check" "$build" >"$here/$name.log" 2>&1 </dev/null || code=$?
   case $code in 0) word=ok ;; 77) word=skipped ;; *) word=FAILED ;; esac
-  [ $word = ok ] || [ $word$version != skippednewest ] && [ $word != FAILED ] || bad=$((bad + 1))
+  if [ $word = FAILED ] || [ "$word $version" = "skipped newest" ]; then bad=$((bad + 1)); fi
   printf '%-8s %-20s %4d s  %s\n' $word "${name#check_}" $((SECONDS - start)) "$(tail -n 1 "$here/$name.log" | cut -c 1-200)"
 done
 echo "transformers $version: ${#checks[@]} checks, $bad bad"
