@@ -66,8 +66,8 @@ TEST_CASE("mpi: broadcast") { with_comm(check_broadcast); }
 TEST_CASE("mpi: reduce_scatter") { with_comm(check_reduce_scatter); }
 TEST_CASE("mpi: many in flight, in order") { with_comm(check_many_in_flight); }
 
-// The others begin when rank 0 has made its call, so it waits for them. On a busy machine rank 0 may come to wait() after
-// all is done, hence the rounds: once in so many it comes before.
+// The others begin when rank 0 has made its call, so it waits for them. On a busy machine rank 0 may come to wait()
+// after all is done, hence the rounds: once in so many it comes before.
 TEST_CASE("mpi: a call returns before the others make theirs") {
   with_comm([](Comm& comm, const Place& place, Device& device) {
     const double waited_before = comm.seconds_waited();
