@@ -7,6 +7,9 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_
 export OMPI_MCA_hwloc_base_binding_policy=none OMPI_MCA_btl_vader_single_copy_mechanism=none
 export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe PRTE_MCA_hwloc_default_binding_policy=none
 export OMP_NUM_THREADS=1 ASAN_OPTIONS=detect_leaks=0
+# Each mpirun, and each process without one, removes the directory of its sessions when it ends, perhaps in the moment in
+# which that of another test is about to use it.
+mkdir "$work/sessions" && export TMPDIR=$work/sessions
 
 failures=0
 failed() {
