@@ -56,7 +56,6 @@ TEST_CASE("carried settings: --init, transplant and prepare carry no code of a f
   write_tiny_bpe(source);
   auto config = Json::parse(read_text(source + "/config.json"));
   config["auto_map"] = {{"AutoModelForCausalLM", "somebody/code--modeling_theirs.Theirs"}};
-  config["custom_pipelines"] = {{"text", {{"impl", "theirs.Pipeline"}}}};
   write_text(source + "/config.json", config.dump());
   write_text(source + "/modeling_theirs.py", "raise SystemExit\n");
   for (const char* name : {"tokenizer_config.json", "generation_config.json", "special_tokens_map.json"})
