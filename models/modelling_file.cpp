@@ -108,7 +108,7 @@ void note_outdated_modelling_file(const std::string& model_dir, const std::strin
   static std::set<std::string> said;
   for (const std::string& arch : modelling_files_in(model_dir)) {
     const std::string path = model_dir + "/" + modelling_module(arch) + ".py";
-    if (file_holds(path, modelling_file(arch)) || !said.insert(named).second) continue;
+    if (file_holds(path, modelling_file(arch)) || !said.insert(model_dir).second) continue;
     std::fprintf(stderr,
                  "note: %s is not what this build writes, and transformers may compute other numbers with it; to "
                  "rewrite it, give %s to build/transplant --refresh\n",
