@@ -308,6 +308,9 @@ void SafetensorsFile::read_f32(const TensorInfo& info, int64_t first, int64_t co
   read_real(info, first, count, out);
 }
 void SafetensorsFile::read_f64(const TensorInfo& info, double* out) const { read_real(info, 0, info.numel(), out); }
+void SafetensorsFile::read_f64(const TensorInfo& info, int64_t first, int64_t count, double* out) const {
+  read_real(info, first, count, out);
+}
 
 void SafetensorsFile::read_raw(const TensorInfo& info, const std::string& dtype, void* out) const {
   if (info.dtype != dtype) {

@@ -25,7 +25,7 @@ LoadedModel::LoadedModel(const std::string& path, const std::string& device_name
                          const std::string& matmul)
     : source(path),
       dir(source.path()),
-      config(load_config(dir + "/config.json")),
+      config(load_model_config(dir)),
       device(make_device(device_name, matmul)) {
   declare_model(params, config);
   params.allocate(*device, device_name == "reference" ? Dtype::f64 : Dtype::f32, with_gradients);

@@ -54,6 +54,42 @@ std::deque<SafetensorsFile> open_weights(const std::string& dir) {
   return files;
 }
 
+// A tensor by its name in file_layout; null where no file has it.
+struct Stored {
+  const SafetensorsFile* file = nullptr;
+  const TensorInfo* info = nullptr;
+};
+Stored find_stored(const std::deque<SafetensorsFile>& files, const std::string& name, const Config& config) {
+  for (const SafetensorsFile& file : files)
+    for (const TensorInfo& info : file.tensors())
+      if (file_name(info.name, config) == name) return {&file, &info};
+  return {};
+}
+
+// Compares a piece at a time: an embedding may be larger than what memory has room for twice.
+bool same_values(const Stored& a, const Stored& b) {
+  if (a.info->shape != b.info->shape) return false;
+  const int64_t numel = a.info->numel(), piece = std::min<int64_t>(numel, 1 << 20);
+  std::vector<double> x(static_cast<size_t>(piece)), y(x.size());
+  for (int64_t i = 0; i < numel; i += piece) {
+    const int64_t n = std::min(piece, numel - i);
+    a.file->read_f64(*a.info, i, n, x.data());
+    b.file->read_f64(*b.info, i, n, y.data());
+    if (!std::equal(x.begin(), x.begin() + n, y.begin())) return false;
+  }
+  return true;
+}
+
+// A head that differs from the embedding although the configuration ties the two; null where there is none.
+Stored untied_head(const std::deque<SafetensorsFile>& files, const Config& config) {
+  if (!config.tie_word_embeddings) return {};
+  const Stored head = find_stored(files, "lm_head.weight", config);
+  const Stored embedding =
+      find_stored(files, config.gpt2() ? "transformer.wte.weight" : "model.embed_tokens.weight", config);
+  const bool differs = head.info != nullptr && embedding.info != nullptr && !same_values(head, embedding);
+  return differs ? head : Stored{};
+}
+
 using Rows = std::unordered_map<std::string, Found>;
 
 // Every row by name. The files must hold exactly what the table declares.
@@ -61,6 +97,9 @@ Rows find_rows(const std::deque<SafetensorsFile>& files, const Config& config, c
   const std::vector<FileTensor> layout = file_layout(params, config);
   std::unordered_map<std::string, const FileTensor*> known;
   for (const FileTensor& tensor : layout) known[tensor.name] = &tensor;
+  if (const Stored head = untied_head(files, config); head.info != nullptr)
+    fail(Exit::bad_data, head.file->path(), ": tensor ", head.info->str(),
+         " differs from the embedding, but config.json ties the two; set tie_word_embeddings to false");
   Rows found;
   for (const SafetensorsFile& file : files) {
     for (const TensorInfo& info : file.tensors()) {
@@ -123,6 +162,21 @@ void read_rows(ParameterTable& params, std::vector<std::pair<const Parameter*, c
 }
 
 }  // namespace
+
+Config load_model_config(const std::string& dir) {
+  Config config = load_config(dir + "/config.json");
+  const std::string single = dir + "/model.safetensors";
+  if (!config.tie_word_embeddings || !(path_exists(single) || path_exists(single + ".index.json"))) return config;
+  const std::deque<SafetensorsFile> files = open_weights(dir);
+  const Stored head = untied_head(files, config);
+  if (head.info == nullptr) return config;
+  std::fprintf(stderr,
+               "note: %s: lm_head.weight differs from the embedding, so it is used, although config.json says "
+               "tie_word_embeddings true\n",
+               printable(head.file->path()).c_str());
+  config.tie_word_embeddings = false;
+  return config;
+}
 
 void load_weights(const std::string& dir, const Config& config, ParameterTable& params) {
   const std::deque<SafetensorsFile> files = open_weights(dir);

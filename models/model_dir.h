@@ -13,9 +13,15 @@
 
 namespace crossply {
 
+// The configuration of a model directory, as its weights bear it out. Where config.json ties the head to the embedding
+// and the files hold a head with other values, the model is untied, and a note on stderr says so. Throws what
+// load_config throws, and Exit::bad_data for weight files that cannot be read.
+Config load_model_config(const std::string& dir);
+
 // Fills every declared parameter from DIR/model.safetensors, or from the shards that DIR/model.safetensors.index.json
 // lists. A missing, superfluous or misshapen tensor is Exit::bad_data with its name, and nothing is filled before all
-// are checked; so is a weight that is not finite. A head that the configuration ties may be there too, and is ignored.
+// are checked; so is a weight that is not finite. A head that the configuration ties may be there too, if it equals the
+// embedding.
 void load_weights(const std::string& dir, const Config& config, ParameterTable& params);
 // The weights of a `source` directory into a model of `config`: the same architecture with fewer blocks, or one that a
 // plain LLaMA becomes. What the source has no tensor for keeps its value.

@@ -7,13 +7,14 @@
 #include "cli/format.h"
 #include "models/checkpoint.h"
 #include "models/model.h"
+#include "models/model_dir.h"
 #include "models/registry.h"
 
 namespace crossply {
 namespace {
 
 InitialModel read_initial(const std::string& dir) {
-  return {load_config(dir + "/config.json"), Tokenizer::load(dir), read_carried_files(dir)};
+  return {load_model_config(dir), Tokenizer::load(dir), read_carried_files(dir)};
 }
 
 // The same architecture: the note says what is taken of it.
@@ -145,7 +146,7 @@ void require_same_ids(const TrainOptions& o, const Tokenizer& own, const Dataset
 void take_teacher(TrainOptions& o, const Dataset& dataset) {
   if (o.teacher.empty()) return;
   const ModelDir dir(o.teacher);
-  o.teacher_config = load_config(dir.path() + "/config.json");
+  o.teacher_config = load_model_config(dir.path());
   const Config& c = o.teacher_config;
   require_same_ids(o, Tokenizer::load(dir.path()), dataset);
   if (c.vocab_size != o.config.vocab_size)

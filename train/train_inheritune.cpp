@@ -55,6 +55,7 @@
 #include "cli/stop.h"
 #include "engine/printable.h"
 #include "eval/loaded_model.h"
+#include "models/model_dir.h"
 #include "models/transplant.h"
 #include "ranks/launch.h"
 #include "train/run.h"
@@ -320,7 +321,7 @@ void set_defaults(int argc, char** argv, Options& o) {
                     preset = find_flag(argc, argv, "--preset");
   o.train.eval_samples = 0;
   const bool found = has_flag(argc, argv, "--resume") && take_recipe(out, o.recipe, o.train);
-  if (!found && !reference.empty()) o.train.config = load_config(resolve_model_dir(reference) + "/config.json");
+  if (!found && !reference.empty()) o.train.config = load_model_config(resolve_model_dir(reference));
   if (reference.empty() && o.recipe.reference.empty()) return;  // prepare() says what is missing
   if (!preset.empty() && preset != o.train.preset) apply_preset(preset, o.train);
 }
