@@ -23,6 +23,7 @@ class LimeStatic : public Connection {
  public:
   LimeStatic(const Config& config, bool dynamic) : dynamic_(dynamic), literal_(config.text("kv_init") == "literal") {
     if (!dynamic) top_p_ = config.number("top_p"), renormalize_ = config.flag("top_p_renormalize");
+    if (config.qkv_bias) fail(Exit::usage, config.arch, ": its keys and values have no biases, as a Qwen2's have");
     if (!(top_p_ >= 0 && top_p_ <= 1)) fail(Exit::usage, "lime_static: top_p ", top_p_, " must be in 0..1");
     const auto L = static_cast<double>(config.num_hidden_layers);  // sources at most; the largest weight is >= 1/L
     if (renormalize_ && L > 1 && top_p_ * L < 1)

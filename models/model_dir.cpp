@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <deque>
+#include <filesystem>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -33,10 +34,28 @@ struct Found {
        shape.str());
 }
 
+// Weights that PyTorch has pickled are never read: loading a pickle runs what is in it.
+void refuse_pickle(const std::string& dir) {
+  std::string quoted;  // for a shell
+  for (const char c : printable(dir)) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  std::error_code error;
+  for (std::filesystem::directory_iterator it(dir, error), end; !error && it != end; it.increment(error)) {
+    const std::string name = it->path().filename();
+    if (!name.starts_with("pytorch_model") || !name.ends_with(".bin")) continue;
+    fail(Exit::no_input, printable(it->path().string()),
+         ": weights in PyTorch's own format are not read, only model.safetensors. To convert them: python3 -c \"import "
+         "glob, sys, torch, safetensors.torch as s; s.save_file({k: v.contiguous().clone() for f in "
+         "glob.glob(sys.argv[1] + '/pytorch_model*.bin') for k, v in torch.load(f, map_location='cpu', "
+         "weights_only=True).items()}, sys.argv[1] + '/model.safetensors')\" '",
+         quoted, "'");
+  }
+}
+
 // The weight files of a directory: one, or those of the index.
 std::deque<SafetensorsFile> open_weights(const std::string& dir) {
   std::deque<SafetensorsFile> files;
   const std::string single = dir + "/model.safetensors", index_path = single + ".index.json";
+  if (!path_exists(single) && !path_exists(index_path)) refuse_pickle(dir);
   if (path_exists(single) || !path_exists(index_path)) {
     files.emplace_back(single);
     return files;
@@ -90,6 +109,44 @@ Stored untied_head(const std::deque<SafetensorsFile>& files, const Config& confi
   return differs ? head : Stored{};
 }
 
+std::vector<double> numbers_of(const SafetensorsFile& file, const TensorInfo& info) {
+  std::vector<double> numbers(static_cast<size_t>(info.numel()));
+  if (info.dtype != "U8" && info.dtype != "BOOL") {
+    file.read_f64(info, numbers.data());
+    return numbers;
+  }
+  std::vector<uint8_t> raw(numbers.size());
+  file.read_raw(info, info.dtype, raw.data());
+  return {raw.begin(), raw.end()};
+}
+
+// A GPT-2's causal mask (1, 1, P, P): each token sees itself and those before it.
+bool is_causal(const std::vector<double>& mask) {
+  const auto P = static_cast<size_t>(std::llround(std::sqrt(static_cast<double>(mask.size()))));
+  for (size_t i = 0; i < mask.size(); ++i)
+    if ((mask[i] != 0) != (i % P <= i / P)) return false;
+  return P * P == mask.size();
+}
+
+// RoPE's frequencies in the precision of the file; older programs stored them without their scaling.
+bool is_rotation(const std::vector<double>& stored, Config config) {
+  const auto close = [](double a, double b) { return std::abs(a - b) <= 1e-2 * b + 1e-6; };
+  const auto equals = [&](const std::vector<double>& w) {
+    return std::equal(stored.begin(), stored.end(), w.begin(), w.end(), close);
+  };
+  const bool scaled = equals(config.rope_frequencies());
+  config.rope_scaling.reset();
+  return scaled || equals(config.rope_frequencies());
+}
+
+// Older exports hold constants, which the model computes itself. Others than it computes would change it.
+void check_constant(const SafetensorsFile& file, const TensorInfo& info, const Config& config) {
+  const bool mask = info.name.ends_with(".attn.bias"), rotation = info.name.ends_with(".rotary_emb.inv_freq");
+  if ((mask && !is_causal(numbers_of(file, info))) || (rotation && !is_rotation(numbers_of(file, info), config)))
+    fail(Exit::bad_data, file.path(), ": tensor ", info.str(), " is not ",
+         mask ? "the causal mask" : "the rotary frequencies of config.json", ", which is what is computed here");
+}
+
 using Rows = std::unordered_map<std::string, Found>;
 
 // Every row by name. The files must hold exactly what the table declares.
@@ -103,7 +160,10 @@ Rows find_rows(const std::deque<SafetensorsFile>& files, const Config& config, c
   Rows found;
   for (const SafetensorsFile& file : files) {
     for (const TensorInfo& info : file.tensors()) {
-      if (is_no_row(info.name, config)) continue;
+      if (is_no_row(info.name, config)) {
+        check_constant(file, info, config);
+        continue;
+      }
       const auto it = known.find(file_name(info.name, config));
       if (it == known.end())
         fail(Exit::bad_data, file.path(), ": tensor ", info.str(), " is not part of a ", config.arch,
@@ -161,6 +221,21 @@ void read_rows(ParameterTable& params, std::vector<std::pair<const Parameter*, c
   }
 }
 
+// Of a plain model that becomes another architecture: every row must have come along, but those of blocks that are left
+// out. Without one the model would not start as the plain one.
+void require_all_taken(const Rows& found, const std::vector<std::pair<const Parameter*, const Found*>>& taken,
+                       const Config& config) {
+  std::set<const Found*> used;
+  for (const auto& [row, source] : taken) used.insert(source);
+  for (const auto& [name, source] : found) {
+    const std::string blocks = "model.layers.";
+    const bool left_out =
+        name.starts_with(blocks) && std::stoll(name.substr(blocks.size())) >= config.num_hidden_layers;
+    if (!left_out && !used.contains(&source))
+      fail(Exit::usage, source.file->path(), ": tensor ", source.info->str(), " has no place in a ", config.arch);
+  }
+}
+
 }  // namespace
 
 Config load_model_config(const std::string& dir) {
@@ -199,6 +274,7 @@ void load_initial_weights(const std::string& dir, const Config& source, const Co
     if (it->second.shape != row.shape) refuse_shape(it->second, row.shape);
     taken.emplace_back(&row, &it->second);
   }
+  if (source.arch != config.arch) require_all_taken(found, taken, config);
   read_rows(params, std::move(taken));
 }
 

@@ -43,7 +43,7 @@ const char* unable =
 
 TEST_CASE("init: a LLaMA or a GPT-2 becomes every architecture that can start as it, bit for bit") {
   for (const Config& from :
-       {tiny_config("llama", 2, true), tiny_config("llama", 4, true), tiny_gpt2(), tiny_gpt2(false)}) {
+       {tiny_config("llama", 2, true), tiny_config("llama", 4, true), tiny_qwen2(), tiny_gpt2(), tiny_gpt2(false)}) {
     const TempDir dir;
     TinyModel plain(from, "cpu");
     save(plain, dir.path.string());
@@ -62,8 +62,10 @@ TEST_CASE("init: a LLaMA or a GPT-2 becomes every architecture that can start as
     }
     for (const ArchChoice& choice : parse_arch_list(unable)) {
       CAPTURE(choice.text);
-      TinyModel model(connected(choice.text, from), "cpu");
-      check_fails(Exit::usage, {choice.arch}, [&] { start_from(dir.path.string(), model); });
+      check_fails(Exit::usage, {choice.arch}, [&] {
+        TinyModel model(connected(choice.text, from), "cpu");
+        start_from(dir.path.string(), model);
+      });
       seen.insert(choice.arch);
     }
     for (const Architecture& one : architectures()) {

@@ -158,8 +158,11 @@ void take_teacher(TrainOptions& o, const Dataset& dataset) {
          c.max_position_embeddings, " positions; give a smaller --seq");
 }
 
-// A LLaMA takes sequences of any length; a GPT-2 has learned so many positions.
+// A LLaMA without a window takes sequences of any length; a GPT-2 has learned so many positions.
 void choose_positions(TrainOptions& o) {
+  if (const int64_t window = o.config.sliding_window; window > 0 && window < o.data.seq_len)
+    fail(Exit::usage, "sequences of ", o.data.seq_len, " tokens: the model attends within a window of ", window,
+         ", which is not computed here; give a smaller --seq");
   int64_t& positions = o.config.max_position_embeddings;
   if (!o.config.gpt2() || positions == 0) positions = std::max(positions, o.data.seq_len);
   if (positions < o.data.seq_len)

@@ -69,14 +69,44 @@ def backbone_mlp(config, inner):
 
 
 def frequencies(D, theta, scaling):
-  """Radians a position for each pair of channels: (D/2). Scaling slows down those that turn seldom."""
+  """Radians a position for each pair of channels: (D/2). Scaling slows down all (linear), or those that turn seldom."""
   frequency = theta ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)
   if scaling is None:
     return frequency
+  kept = {"linear": lambda: 0, "llama3": lambda: llama3_share(frequency, scaling),
+          "yarn": lambda: yarn_share(D, theta, scaling)}[scaling["rope_type"]]()
+  return frequency * (kept + (1 - kept) / scaling["factor"])
+
+
+def llama3_share(frequency, scaling):
+  """Of each frequency, how much stays: by how often the pair turns in the original length."""
   low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
   turns = scaling["original_max_position_embeddings"] * frequency / (2 * math.pi)
-  kept = ((turns - low) / (high - low)).clamp(0, 1)
-  return frequency * (kept + (1 - kept) / scaling["factor"])
+  return ((turns - low) / (high - low)).clamp(0, 1)
+
+
+def yarn_share(D, theta, scaling):
+  """The same by the pair's number, between those that turn beta_fast and beta_slow times (arXiv 2309.00071)."""
+  length = scaling["original_max_position_embeddings"]
+  low, high = (D * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(theta))
+               for turns in (scaling.get("beta_fast") or 32, scaling.get("beta_slow") or 1))
+  if scaling.get("truncate", True):
+    low, high = math.floor(low), math.ceil(high)
+  low, high = max(low, 0), min(high, D - 1)
+  width = high - low or 0.001
+  return 1 - ((torch.arange(D // 2, dtype=torch.float64) - low) / width).clamp(0, 1)
+
+
+def rope_factor(scaling):
+  """What queries and keys are multiplied by as they are rotated: yarn's attention factor."""
+  if scaling is None or scaling["rope_type"] != "yarn":
+    return 1
+  if scaling.get("attention_factor") is not None:
+    return scaling["attention_factor"]
+  def factor(scale):
+    return 0.1 * scale * math.log(scaling["factor"]) + 1 if scaling["factor"] > 1 else 1
+  own, every = scaling.get("mscale"), scaling.get("mscale_all_dim")
+  return factor(own) / factor(every) if own and every else factor(1)
 
 
 def rotate(x, positions, theta, scaling=None):
@@ -84,7 +114,8 @@ def rotate(x, positions, theta, scaling=None):
   D = x.shape[-1]
   exact = "cpu" if x.device.type == "mps" else x.device  # has float64
   angle = positions[:, None, :, None].to(exact) * frequencies(D, theta, scaling).to(exact)  # (B or 1, 1, T, D/2)
-  cos, sin = (part.to(x.dtype).to(x.device) for part in (angle.cos(), angle.sin()))
+  factor = rope_factor(scaling)
+  cos, sin = ((factor * part).to(x.dtype).to(x.device) for part in (angle.cos(), angle.sin()))
   a, b = x[..., : D // 2], x[..., D // 2 :]
   return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
@@ -102,9 +133,9 @@ class Attention(nn.Module):
     self.config, self.layer = config, layer
     C, H, K, D = config.hidden_size, config.num_attention_heads, config.num_key_value_heads, config.head_dim
     bias = config.backbone == "gpt2" and config.bias
-    self.q_proj = nn.Linear(C, H * D, bias=bias)
-    self.k_proj = nn.Linear(C, K * D, bias=bias)
-    self.v_proj = nn.Linear(C, K * D, bias=bias)
+    self.q_proj = nn.Linear(C, H * D, bias=bias or config.qkv_bias)
+    self.k_proj = nn.Linear(C, K * D, bias=bias or config.qkv_bias)
+    self.v_proj = nn.Linear(C, K * D, bias=bias or config.qkv_bias)
     self.o_proj = nn.Linear(H * D, C, bias=bias)
     if config.qk_norm:
       self.q_norm = RMSNorm(D, config.qk_norm_eps)
