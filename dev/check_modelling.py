@@ -39,7 +39,7 @@ try:
 except ImportError:
   peft = None
 from check_transformers import check_equal
-from compare_gradients import CROSSED, OWN_FACTOR, SAMPLED, check_complete, need_program, nudge
+from compare_gradients import CROSSED, OWN_FACTOR, QWEN2, SAMPLED, check_complete, need_program, nudge
 from reference import model_dir
 
 T, P, V = 9, 24, 7  # P: positions of a GPT-2
@@ -60,6 +60,10 @@ def variants():
   for number, connection in enumerate((*CROSSED[1:], *SAMPLED)):
     yield {**connection, **LLAMAS[number % len(LLAMAS)]}
     yield {**connection, **GPT2S[number % len(GPT2S)]}
+  yield {"arch": "llama", **QWEN2, "qk_norm": True}
+  for connection in CROSSED[1:]:
+    if connection["arch"] not in ("lime_static", "lime_dynamic"):
+      yield {**connection, **QWEN2}
   yield {"arch": "mudd", "num_hidden_layers": 9, "T": 60}  # deeper and longer than the others
 
 

@@ -56,8 +56,6 @@ std::string rope_type_of(const json& rope, const std::string& where) {
   return type;
 }
 
-// The numbers of each type where they mean something; the frequencies they lead to are checked once the head width is
-// known.
 bool has_meaning(const RopeScaling& s) {
   const double low = s.rope_type == "yarn" ? s.beta_slow : s.low_freq_factor;
   const double high = s.rope_type == "yarn" ? s.beta_fast : s.high_freq_factor;
@@ -152,9 +150,8 @@ void check_rope(const Config& config, Exit code, const std::string& where) {
   if (!(config.rope_theta > 0) || !std::isfinite(config.rope_theta))
     fail(code, where, ": rope_theta must be positive and finite, is ", config.rope_theta);
   if (!config.rope_scaling) return;
-  for (const double w : config.rope_frequencies())
-    if (!(w > 0) || !std::isfinite(w))
-      fail(code, where, ": \"rope_scaling\" leads to a frequency of ", w, "; the numbers have no meaning together");
+  if (config.rope_scaling->rope_type == "yarn" && !(config.rope_theta > 1))
+    fail(code, where, ": rope_type yarn needs a rope_theta above 1, is ", config.rope_theta);
   if (const double factor = config.rope_factor(); !(factor > 0) || !std::isfinite(factor))
     fail(code, where, ": \"rope_scaling\" leads to an attention_factor of ", factor, "; it must be positive");
 }

@@ -217,7 +217,7 @@ TEST_CASE("model types: rotary scalings that are not computed, or contradict eac
   refused(rope({{"rope_type", "yarn"}, {"factor", 0.5}}), {"has no meaning"});
   refused(rope({{"rope_type", "yarn"}, {"factor", 2.0}, {"attention_factor", -1.0}}), {"attention_factor of -1"});
   refused(rope({{"rope_type", "yarn"}, {"factor", 2.0}, {"attention_factor", "1"}}), {"attention_factor"});
-  refused(rope({{"rope_type", "yarn"}, {"factor", 2.0}, {"rope_theta", 1.0}}), {"frequency"});
+  refused(rope({{"rope_type", "yarn"}, {"factor", 2.0}, {"rope_theta", 1.0}}), {"rope_theta above 1"});
   refused(with({{"rope_scaling", {{"type", "linear"}, {"factor", 2.0}}},
                 {"rope_parameters", {{"rope_type", "default"}, {"rope_theta", 10000.0}}}}),
           {"rope_parameters", "rope_scaling", "which one"});

@@ -49,10 +49,11 @@ inline Config tiny_qwen2(const std::string& arch = "llama", int64_t K = 2) {
   Config config = tiny_config(arch, K, false, true, 4);
   config.qkv_bias = true;
   config.rope_theta = 100;
-  config.rope_scaling = RopeScaling{"yarn", 4};
-  config.rope_scaling->original_max_position_embeddings = 8;
-  config.rope_scaling->beta_fast = 1.2;
-  config.rope_scaling->beta_slow = 0.2;
+  RopeScaling yarn;
+  yarn.rope_type = "yarn";
+  yarn.factor = 4, yarn.original_max_position_embeddings = 8;
+  yarn.beta_fast = 1.2, yarn.beta_slow = 0.2;
+  config.rope_scaling = yarn;
   config.check(Exit::usage, "test");
   return config;
 }
