@@ -70,7 +70,8 @@ def check_directory(directory, build):
   check_equal("the losses of gradients and of transformers", loss, want.detach())
   want.backward()
   check_gradients(other, gradients)
-  check_text(other, directory, build, tokens[:5])
+  if not (directory / "tokenizer.json").exists():  # else prompts are words
+    check_text(other, directory, build, tokens[:5])
 
 
 def check_text(other, directory, build, prompt):
@@ -121,7 +122,7 @@ def check_round_trip(directory, build):
           "tie_word_embeddings")
   for key in kept:
     was, became = (getattr(model.config, key, None) for model in (before, after))
-    if was != became:
+    if was != became and (key, was) != ("head_dim", None):  # which is then the width of a head
       raise RuntimeError(f"{key} {was} became {became}")
   if (directory / "generation_config.json").read_text() != (again / "generation_config.json").read_text():
     raise RuntimeError("generation_config.json is another one")
@@ -207,7 +208,6 @@ CASES += [(written_by_transformers, {"tied": False, "K": 2, "head_dim": None, "m
           for rope, window in ((ROPE, None), (ROPE, 64), (LINEAR, None))]
 if not OLD:  # 4.49 knows neither key
   CASES += [(written_by_transformers, {"tied": False, "K": 2, "head_dim": 8, "rope": YARN_MORE})]
-CASES += [(written_by_reference, {"tied": True, "K": 2, "head_dim": 4, "qkv_bias": True})]
 GPT2 = {"arch": "gpt2", "K": 4, "max_position_embeddings": 9}
 CASES += [(written_by_reference, GPT2 | {"tied": tied, "activation_function": activation,
                                          "scale_attn_by_inverse_layer_idx": scaled})
@@ -219,7 +219,9 @@ CASES += [(written_by_transformers_gpt2, options) for options in (
    "initializer_range": 0.02})]  # the 124M
 CASES += [(written_by_trainer, {"flags": flags, "program": "train_gpt2"})
           for flags in ((), ("--tie", "false", "--activation", "gelu", "--scale-attn-by-layer", "true"))]
-CASES += [(written_by_trainer, {"flags": flags}) for flags in ((), ("--qk-norm", "true", "--norm-eps", "1e-5"))]
+CASES += [(written_by_trainer, {"flags": ()})]
+if hasattr(transformers, "Qwen3Config"):
+  CASES += [(written_by_trainer, {"flags": ("--qk-norm", "true", "--norm-eps", "1e-5")})]
 
 
 def main():
