@@ -24,6 +24,14 @@ void start_from(const std::string& dir, TinyModel& model) {
   load_initial_weights(dir, source, model.config, model.params);
 }
 
+// Leaves out a bias of the plain backbone, and says nothing of it.
+struct Forgetful : Connection {
+  void declare(ParameterTable& params, const Config&) const override {
+    params.remove(layer_name(1, "self_attn.k_proj.bias"));
+  }
+  std::string start_as_plain(ParameterTable&, const Config&) const override { return ""; }
+};
+
 const char* able =
     "lime,lime:routing=own,lime:routing=last:window=2,lime:routing=first:window=1,hyper:rate=1:prenorm=rmsnorm,"
     "vertical,"
@@ -77,6 +85,17 @@ TEST_CASE("init: a LLaMA or a GPT-2 becomes every architecture that can start as
       CHECK((code == Exit::usage || (code == Exit::done && equals(model.loss()))));  // or it says that it cannot
     }
   }
+}
+
+TEST_CASE("init: an architecture that has no place for one of the plain model's tensors is refused with its name") {
+  const TempDir dir;
+  TinyModel plain(tiny_qwen2(), "cpu");
+  save(plain, dir.path.string());
+  architectures().push_back({"forgetful", "", {}, [](const Config&) { return std::make_unique<Forgetful>(); }, true});
+  TinyModel model(connected("forgetful", tiny_qwen2()), "cpu");
+  check_fails(Exit::usage, {"model.layers.1.self_attn.k_proj.bias", "no place in a forgetful"},
+              [&] { start_from(dir.path.string(), model); });
+  architectures().pop_back();
 }
 
 TEST_CASE("init: the first blocks of a model are that model without the last ones") {

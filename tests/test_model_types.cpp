@@ -223,6 +223,38 @@ TEST_CASE("model types: rotary scalings that are not computed, or contradict eac
           {"rope_parameters", "rope_scaling", "which one"});
 }
 
+TEST_CASE("model types: constants in older exports are dropped if they are what is computed, and refused otherwise") {
+  struct Constant {
+    Config config;
+    std::string name;
+    Shape shape;
+    std::vector<float> right, wrong;
+  };
+  const Config llama = tiny_config("llama", 2, false, true, 4);
+  std::vector<float> causal, windowed;
+  for (int i = 0; i < 121; ++i) {
+    causal.push_back(i % 11 <= i / 11 ? 1 : 0);
+    windowed.push_back(i % 11 <= i / 11 && i % 11 + 3 > i / 11 ? 1 : 0);
+  }
+  for (const Constant& c :
+       {Constant{llama, "model.layers.0.self_attn.rotary_emb.inv_freq", Shape{2}, {1, 0.01f}, {1, 0.005f}},
+        Constant{tiny_gpt2(), "transformer.h.1.attn.bias", Shape{1, 1, 11, 11}, causal, windowed}}) {
+    const TempDir dir;
+    TinyModel model(c.config, "cpu");
+    save_config(dir.file("config.json"), c.config);
+    const Arena memory(*model.device, "constant", c.right.size() * sizeof(float));
+    std::vector<NamedTensor> tensors = values_of(model.params, c.config);
+    tensors.push_back({c.name, c.shape, {Tensor{memory.data(), Dtype::f32, c.shape}}});
+    const auto load = [&](const std::vector<float>& values) {
+      model.device->copy_in(memory.data(), values.data(), memory.bytes());
+      save_tensors(dir.file("model.safetensors"), model.params, tensors);
+      load_weights(dir.path.string(), c.config, model.params);
+    };
+    CHECK_NOTHROW(load(c.right));
+    check_fails(Exit::bad_data, {c.name, "is not the"}, [&] { load(c.wrong); });
+  }
+}
+
 TEST_CASE("model types: weights as a pickle alone are refused with the command that converts them") {
   const TempDir dir;
   Config config = tiny_config("llama");
