@@ -46,7 +46,7 @@ void refuse_pickle(const std::string& dir) {
          ": weights in PyTorch's own format are not read, only model.safetensors. To convert them: python3 -c \"import "
          "glob, sys, torch, safetensors.torch as s; s.save_file({k: v.contiguous().clone() for f in "
          "glob.glob(sys.argv[1] + '/pytorch_model*.bin') for k, v in torch.load(f, map_location='cpu', "
-         "weights_only=True).items()}, sys.argv[1] + '/model.safetensors')\" '",
+         "weights_only=True).items()}, sys.argv[1] + '/model.safetensors', {'format': 'pt'})\" '",
          quoted, "'");
   }
 }
