@@ -114,7 +114,8 @@ class Row {
   // Returns what the token adds to the text for certain.
   std::string add(int32_t token) {
     if (!show_special_ && tokenizer_.is_special(token)) return "";
-    return keep(stop_.add(tokenizer_.separator() + tokenizer_.decode({token})));
+    const std::string text = tokenizer_.decode({token});
+    return text.empty() ? "" : keep(stop_.add(tokenizer_.separator() + text));
   }
   std::string finish() { return keep(stop_.finish()); }
   bool stopped() const { return stop_.found(); }

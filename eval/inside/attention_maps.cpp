@@ -68,7 +68,7 @@ std::vector<int32_t> ids_of_text(const Subject& subject, const std::string& text
 MapsOfModel maps_of(Subject& subject, const std::vector<int32_t>& ids, int64_t n, bool given) {
   const Config& config = subject.config();
   MapsOfModel m{subject.name, config.arch, config.backbone, subject.title(), given, {ids.begin(), ids.begin() + n}, {}};
-  for (const int32_t id : m.ids) m.tokens.push_back(subject.data.tokenizer.decode({id}));
+  for (const int32_t id : m.ids) m.tokens.push_back(subject.data.tokenizer.name_of(id));
   Probe probe(subject.model, 1, std::ssize(ids));
   if (probe.attentions().empty()) fail(Exit::usage, m.model, ": no layer of ", m.arch, " has attention over tokens");
   double shares = 0;

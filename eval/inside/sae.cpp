@@ -268,7 +268,7 @@ std::unique_ptr<Autoencoder> explore_sae(SaeFinding* found, Subject& subject, co
   for (const Feature& feature : found->selection.retained) {
     if (!tokenizer.knows_texts()) break;
     found->texts.emplace_back();
-    for (const FeatureToken& one : feature.top) found->texts.back().push_back(tokenizer.decode({one.token}));
+    for (const FeatureToken& one : feature.top) found->texts.back().push_back(tokenizer.name_of(one.token));
   }
   found->gates = gates_by_category(*found, v, held_out);
   return model;
