@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "cli/stop.h"
+#include "data/bpe/regex.h"
 #include "data/digest.h"
 #include "data/paths.h"
 #include "engine/at_once.h"
@@ -42,13 +44,35 @@ std::string parse_line(const Document& document, const std::string& field) {
   return found->get<std::string>();
 }
 
-void encode(Document& document, const Tokenizer& tokenizer, int32_t eot) {
+// Throws Exit::bad_data if there is one.
+void refuse_special_tokens(const std::vector<int32_t>& ids, const Tokenizer& tokenizer, SpecialText special) {
+  const auto found = std::find_if(ids.begin(), ids.end(), [&](int32_t id) { return tokenizer.is_special(id); });
+  if (found == ids.end()) return;
+  const std::string name = "the special token \"" + excerpt(tokenizer.name_of(*found)) + "\"";
+  if (special == SpecialText::text)
+    fail(Exit::bad_data, "its text gives ", name,
+         " although --special-tokens text is on: that token is made as others ",
+         "are; choose --special-tokens token or refuse");
+  fail(Exit::bad_data, "has ", name, " in its text; --special-tokens token takes it as that token, --special-tokens ",
+       "text as text");
+}
+
+void encode(Document& document, const Tokenizer& tokenizer, int32_t eot, SpecialText special) {
   try {
-    document.ids = tokenizer.prefix();
+    const std::vector<int32_t>& prefix = tokenizer.prefix();
     const std::vector<int32_t> ids = tokenizer.encode(document.text);
+    if (special != SpecialText::token) refuse_special_tokens(ids, tokenizer, special);
+    document.begun =
+        !prefix.empty() && ids.size() >= prefix.size() && std::equal(prefix.begin(), prefix.end(), ids.begin());
+    const size_t begin = document.begun ? prefix.size() : 0;
+    document.ended = eot >= 0 && ids.size() > begin && ids.back() == eot;
+    document.special = std::count_if(ids.begin() + static_cast<ptrdiff_t>(begin), ids.end() - document.ended,
+                                     [&](int32_t id) { return tokenizer.is_special(id); });
+    if (!document.begun) document.ids = prefix;
     document.ids.insert(document.ids.end(), ids.begin(), ids.end());
-    if (eot >= 0) document.ids.push_back(eot);
+    if (eot >= 0 && !document.ended) document.ids.push_back(eot);
   } catch (const Error& error) {
+    if (error.code == Exit::stopped) throw;
     fail(Exit::bad_data, place_of(document), ": ", error.what());
   }
 }
@@ -79,7 +103,8 @@ bool DocumentReader::fill() {
 }
 
 bool DocumentReader::next(Document& document) {
-  document = {stream_.name(), 0, "", {}};
+  document = {};
+  document.file = stream_.name();
   if (is_lines_) {
     while (next_line(document.text)) {
       document.line = line_;
@@ -126,11 +151,12 @@ void parse_documents(std::vector<Document>& documents, const std::string& field)
   });
 }
 
-void encode_documents(std::vector<Document>& documents, const Tokenizer& tokenizer, int32_t eot) {
+void encode_documents(std::vector<Document>& documents, const Tokenizer& tokenizer, int32_t eot, SpecialText special) {
+  set_search_stop(stop_requested);
   for (Document& d : documents)
-    if (d.text.size() >= long_document) encode(d, tokenizer, eot);
+    if (d.text.size() >= long_document) encode(d, tokenizer, eot, special);
   at_once(documents.size(), [&](size_t i) {
-    if (documents[i].text.size() < long_document) encode(documents[i], tokenizer, eot);
+    if (documents[i].text.size() < long_document) encode(documents[i], tokenizer, eot, special);
   });
 }
 

@@ -18,11 +18,17 @@ namespace crossply {
 // Of one document: a longer one, which is in memory as a whole, is refused.
 constexpr size_t most_document_bytes = size_t{1} << 30;
 
+// What becomes of a special token's text within a document: "<|endoftext|>".
+enum class SpecialText { token, text, refuse };
+
 struct Document {
-  std::string file;          // where it is from, for messages
-  int64_t line = 0;          // from 1, of JSON lines; 0: the document is the file
-  std::string text;          // as it stands there: JSON, or the text itself; parse_documents makes it the text
-  std::vector<int32_t> ids;  // by encode_documents
+  std::string file;  // where it is from, for messages
+  int64_t line = 0;  // from 1, of JSON lines; 0: the document is the file
+  std::string text;  // as it stands there: JSON, or the text itself; parse_documents makes it the text
+  // By encode_documents:
+  std::vector<int32_t> ids;
+  bool begun = false, ended = false;  // did the text have its begin and end tokens itself?
+  int64_t special = 0;                // other special tokens in it
 };
 
 class DocumentReader {
@@ -55,8 +61,11 @@ bool read_batch(DocumentReader& reader, size_t bytes, std::vector<Document>& bat
 void parse_documents(std::vector<Document>& documents, const std::string& field);
 
 // Every document's ids: the tokenizer's beginning of a text, if it has one, the text, and `eot`, unless that is
-// negative. Throws Exit::bad_data, with file and line, for the first text that is not UTF-8.
-void encode_documents(std::vector<Document>& documents, const Tokenizer& tokenizer, int32_t eot);
+// negative; where the text has one of them itself, it is not added again. With SpecialText::text the tokenizer is one
+// with_special_text(). Throws Exit::bad_data, with file and line, for the first text that is not UTF-8, or that has a
+// special token in it which may not be there; and Exit::stopped after a signal.
+void encode_documents(std::vector<Document>& documents, const Tokenizer& tokenizer, int32_t eot,
+                      SpecialText special = SpecialText::token);
 
 // 64 bits of a document's content; what is drawn by them depends on `purpose`.
 uint64_t document_hash(const std::string& text, uint64_t purpose);

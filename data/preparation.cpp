@@ -21,6 +21,7 @@
 #include "data/encoding_progress.h"
 #include "data/paths.h"
 #include "data/shard_writer.h"
+#include "data/token_counts.h"
 #include "data/vocabulary.h"
 #include "engine/json.h"
 #include "engine/printable.h"
@@ -38,6 +39,7 @@ Json settings_of(const PrepareOptions& o, const std::vector<SourceFile>& sources
   settings["tokenizer"] = o.tokenizer.empty() ? Json() : Json(digest_of_file(tokenizer_file(o.tokenizer)));
   if (o.vocab > 0) settings["vocab"] = o.vocab, settings["style"] = o.style;
   settings["eot"] = utf8_or_escaped(o.eot);
+  settings["special_tokens"] = o.special_tokens;
   settings["field"] = utf8_or_escaped(o.field);
   settings["val"] = o.val;
   settings["shard_tokens"] = o.shard_tokens;
@@ -58,7 +60,7 @@ void require_same(const Json& was, const Json& is, const std::string& where, con
            advice);
   }
   for (const auto& [key, value] : is.items()) {
-    const Json old = was.value(key, Json());
+    const Json old = was.value(key, key == "special_tokens" ? Json("token") : Json());  // older ones have no choice
     if (key == "tokenizer" && value != old) fail(Exit::usage, where, " has another --tokenizer or --vocab; ", advice);
     if (key == "inputs" || value == old) continue;
     std::string flag = key;
@@ -86,6 +88,18 @@ struct Part {
   int64_t tokens() const { return writer->tokens(); }
 };
 
+// Of documents, as state.json and manifest.json keep them.
+struct SpecialCounts {
+  int64_t begun = 0, ended = 0;  // those that had their begin or end token themselves
+  int64_t inside = 0;            // special tokens elsewhere in them
+  Json json() const { return {{"begun_already", begun}, {"ended_already", ended}, {"inside", inside}}; }
+  void read(const Json& object) {
+    object.at("begun_already").get_to(begun);
+    object.at("ended_already").get_to(ended);
+    object.at("inside").get_to(inside);
+  }
+};
+
 class Preparation {
  public:
   explicit Preparation(const PrepareOptions& options);
@@ -106,6 +120,7 @@ class Preparation {
   void keep();  // what was encoded
   void take(const FeedBatch& batch, std::vector<Document>& documents);
   void cut_validation();
+  void look_at_tokens();
   void publish();
   void rename_partial();
   void summarise() const;
@@ -116,7 +131,9 @@ class Preparation {
   std::vector<SourceFile> sources_;
   Json settings_;
   Descriptor lock_;
-  Tokenizer tokenizer_;
+  Tokenizer tokenizer_, encoder_;  // encoder_: perhaps with_special_text()
+  SpecialText special_text_ = SpecialText::token;
+  SpecialCounts special_;
   int32_t eot_ = -1;
   ShardFormat format_ = ShardFormat::uint16;
   Part train_, val_;
@@ -124,6 +141,7 @@ class Preparation {
   FeedPosition position_;
   Json finished_ = Json::array();  // sources
   bool encoded_ = false, by_document_ = true;
+  std::string warning_;  // of the tokens
 };
 
 std::string without_slash(std::string path) {
@@ -186,10 +204,15 @@ void Preparation::save_state() {
   const auto part = [](const Part& p) {
     return Json{{"documents", p.documents}, {"bytes", p.bytes}, {"tokens", p.kept}};
   };
-  const Json state = {{"settings", settings_}, {"position", {position_.source, position_.documents, position_.digest}},
-                      {"finished", finished_}, {"train", part(train_)},
-                      {"val", part(val_)},     {"empty", empty_},
-                      {"encoded", encoded_},   {"by_document", by_document_}};
+  const Json state = {{"settings", settings_},
+                      {"position", {position_.source, position_.documents, position_.digest}},
+                      {"finished", finished_},
+                      {"train", part(train_)},
+                      {"val", part(val_)},
+                      {"empty", empty_},
+                      {"special_tokens", special_.json()},
+                      {"encoded", encoded_},
+                      {"by_document", by_document_}};
   write_file_atomically(partial_ + "/state.json", state.dump(2) + "\n");
 }
 
@@ -214,6 +237,7 @@ void Preparation::read_state() {
       state.at(key).at("tokens").get_to(part->kept);
     }
     state.at("empty").get_to(empty_);
+    if (state.contains("special_tokens")) special_.read(state["special_tokens"]);
     state.at("encoded").get_to(encoded_);
     state.at("by_document").get_to(by_document_);
   } catch (const nlohmann::json::exception&) {
@@ -244,6 +268,9 @@ void Preparation::take_tokenizer() {
          tokenizer_.decode({tokenizer_.eos()}), ", and whoever reads it goes by that; leave out --eot");
   if (tokenizer_.vocab_size() < o_.vocab)
     std::printf("the text gives no more than %s tokens\n", format_count(tokenizer_.vocab_size()).c_str());
+  if (o_.special_tokens == "refuse") special_text_ = SpecialText::refuse;
+  if (o_.special_tokens == "text") special_text_ = SpecialText::text;
+  encoder_ = special_text_ == SpecialText::text ? tokenizer_.with_special_text() : tokenizer_;
   if (tokenizer_.vocab_size() > 1 << 16) format_ = ShardFormat::uint32;
 }
 
@@ -314,7 +341,7 @@ void Preparation::encode(FeedBatch& batch) {
   parse_documents(batch.documents, o_.field);
   const size_t all = batch.documents.size();
   std::erase_if(batch.documents, [](const Document& document) { return document.text.empty(); });
-  encode_documents(batch.documents, tokenizer_, eot_);
+  encode_documents(batch.documents, encoder_, eot_, special_text_);
   empty_ += static_cast<int64_t>(all - batch.documents.size());
 }
 
@@ -337,6 +364,7 @@ void Preparation::take(const FeedBatch& batch, std::vector<Document>& documents)
     part.writer->append(document.ids);
     ++part.documents;
     part.bytes += std::ssize(document.text);
+    special_.begun += document.begun, special_.ended += document.ended, special_.inside += document.special;
   }
   position_ = batch.after;
   for (const Finished& f : batch.finished)
@@ -361,7 +389,17 @@ void Preparation::cut_validation() {
   train_.kept = all - count, val_.kept = count;
 }
 
+// All tokens for training, or of many some from everywhere.
+void Preparation::look_at_tokens() {
+  constexpr int64_t piece = 1 << 20, most = 64;
+  const int64_t all = train_.tokens(), pieces = std::min(most, (all + piece - 1) / piece);
+  TokenCounts counts(tokenizer_.vocab_size());
+  for (int64_t i = 0; i < pieces; ++i) counts.add(train_.writer->read(all / pieces * i, piece));
+  warning_ = counts.warning(tokenizer_);
+}
+
 void Preparation::publish() {
+  look_at_tokens();
   train_.writer->finish(tokenizer_.fingerprint());
   val_.writer->finish(tokenizer_.fingerprint());
   const auto shards = [&](const char* name, const Part& part) {
@@ -384,6 +422,7 @@ void Preparation::publish() {
                            {"sha256", digest_of_file(partial_ + "/tokenizer.json")}}},
                          {"documents", train_.documents + val_.documents},
                          {"empty_documents", empty_},
+                         {"special_tokens", special_.json()},
                          {"bytes", bytes},
                          {"tokens", tokens},
                          {"bytes_per_token", static_cast<double>(bytes) / static_cast<double>(tokens)},
@@ -410,6 +449,16 @@ void Preparation::summarise() const {
   std::printf("%s tokens for training, %s for validation (%s)\n", format_count(train_.tokens()).c_str(),
               format_count(val_.tokens()).c_str(),
               by_document_ ? count_documents(val_.documents).c_str() : "the last tokens");
+  if (special_.begun > 0)
+    std::printf("documents that have the token that begins a text, which was not added again: %s\n",
+                format_count(special_.begun).c_str());
+  if (special_.ended > 0)
+    std::printf("documents that have the token that ends a text, which was not added again: %s\n",
+                format_count(special_.ended).c_str());
+  if (special_.inside > 0)
+    std::printf("special tokens within documents (--special-tokens %s): %s\n", o_.special_tokens.c_str(),
+                format_count(special_.inside).c_str());
+  if (!warning_.empty()) std::fprintf(stderr, "%s\n", warning_.c_str());
   if (empty_ > 0) std::printf("empty documents, left out: %s\n", format_count(empty_).c_str());
 }
 

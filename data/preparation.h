@@ -26,6 +26,8 @@ struct PrepareOptions {
   int64_t vocab = 0;
   std::string style = "gpt2";  // of the trained one
   std::string eot;             // the token that ends a document; "": the tokenizer's own
+  // A special token's text within a document: token (it is the token), text (as any other), refuse.
+  std::string special_tokens = "token";
   std::string field = "text";
   double val = 0.01;
   int64_t shard_tokens = 100'000'000;

@@ -28,6 +28,9 @@ int main(int argc, char** argv) {
     add_choice(app, "--style", o.style, {"gpt2", "llama3"}, "of --vocab: whose cuts and special tokens");
     add_text(app, "--eot", o.eot, "TOKEN",
              "ends each document, and what a model of the data writes (default: the tokenizer's end-of-text token)");
+    add_choice(
+        app, "--special-tokens", o.special_tokens, {"token", "text", "refuse"},
+        "what the text of a special token within a document becomes: that token, text like any other, or an error");
     add_text(app, "--field", o.field, "NAME", "of JSON lines, the field with the text");
     add_number(app, "--val", o.val, 0, 0.5,
                "share for validation, by document; of very few documents, the last tokens");
