@@ -1,7 +1,8 @@
 #include "data/vocabulary.h"
 
+#include <fcntl.h>
 #include <poll.h>
-#include <spawn.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -20,8 +21,6 @@
 #include "engine/file.h"
 #include "engine/python_files.h"
 #include "engine/rng.h"
-
-extern char** environ;
 
 namespace crossply {
 
@@ -100,27 +99,49 @@ void feed(int fd, const Sample& sample) {
   }
 }
 
-// Starts the script with its standard input at the other end of the pipe. 0: there is no such program.
-pid_t start_script(const std::vector<std::string>& words, int input, int other_end) {
+// In the child: becomes the program, which ends with the parent, however that ends.
+[[noreturn]] void run_script(char* const* argv, int input, int report, pid_t parent) {
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != parent) ::_exit(127);  // it ended before
+  if (input == STDIN_FILENO) ::fcntl(input, F_SETFD, 0);
+  else ::dup2(input, STDIN_FILENO);
+  ::execvp(argv[0], argv);
+  const int error = errno;
+  if (::write(report, &error, sizeof error) < 0) ::_exit(126);
+  ::_exit(127);
+}
+
+void make_pipe(Descriptor& read, Descriptor& write) {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) fail_io("make", "a pipe", errno);
+  read = Descriptor(ends[0]), write = Descriptor(ends[1]);
+}
+
+// Starts the script with its standard input at the end of the pipe. 0: there is no such program.
+pid_t start_script(const std::vector<std::string>& words, int input) {
   std::vector<char*> argv;
   for (const std::string& word : words) argv.push_back(const_cast<char*>(word.c_str()));
   argv.push_back(nullptr);
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, input, STDIN_FILENO);
-  posix_spawn_file_actions_addclose(&actions, other_end);
-  pid_t pid = 0;
-  const int error = ::posix_spawnp(&pid, argv[0], &actions, nullptr, argv.data(), environ);
-  posix_spawn_file_actions_destroy(&actions);
-  if (error != 0 && error != ENOENT) fail_io("start", words[0], error);
-  return error == 0 ? pid : 0;
+  Descriptor answer, report;
+  make_pipe(answer, report);
+  const pid_t parent = ::getpid(), pid = ::fork();
+  if (pid < 0) fail_io("start", words[0], errno);
+  if (pid == 0) run_script(argv.data(), input, report.get(), parent);
+  report = Descriptor();
+  int error = 0;  // of exec; the pipe ends without one where it succeeds
+  const ssize_t got = uninterrupted([&] { return ::read(answer.get(), &error, sizeof error); });
+  if (got <= 0) return pid;
+  ::waitpid(pid, nullptr, 0);
+  if (error != ENOENT) fail_io("start", words[0], error);
+  return 0;
 }
 
-// The script's status, as waitpid tells it; after a signal to this process it is ended.
+// The script's status, as waitpid tells it; after a signal to this process it is ended, by force if it does not listen.
 int wait_for(pid_t pid) {
+  constexpr int patience = 100;
   int status = 0;
-  while (::waitpid(pid, &status, WNOHANG) == 0) {
-    if (stop_requested()) ::kill(pid, SIGTERM);
+  for (int asked = 0; ::waitpid(pid, &status, WNOHANG) == 0;) {
+    if (stop_requested()) ::kill(pid, asked++ < patience ? SIGTERM : SIGKILL);
     ::poll(nullptr, 0, 20);
   }
   return status;
@@ -150,13 +171,12 @@ void train_vocabulary(const std::vector<std::string>& files, const VocabularyOpt
   std::printf("training a vocabulary of %s on %.1f MB of text\n", format_count(options.size).c_str(),
               static_cast<double>(std::min(sample.bytes, most_bytes)) / 1e6);
   std::fflush(stdout);
-  int ends[2];
-  if (::pipe(ends) != 0) fail_io("make", "a pipe", errno);
-  Descriptor theirs(ends[0]), ours(ends[1]);
+  Descriptor theirs, ours;
+  make_pipe(theirs, ours);
   const std::string size = std::to_string(options.size);
   const pid_t pid = start_script({python, "-c", python_files().at("train_tokenizer.py"), "--vocab", size, "--style",
                                   options.style, "--out", unfinished},
-                                 theirs.get(), ours.get());
+                                 theirs.get());
   if (pid == 0)
     fail(Exit::no_input, "--vocab needs Python with the package tokenizers, but there is no program ", python,
          "; install both (pip install tokenizers), or name another Python in the variable PYTHON");
