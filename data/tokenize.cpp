@@ -1,4 +1,5 @@
-// tokenize: text on standard input, its token ids out, separated by spaces; or back with --decode. Both go along with
+// tokenize: text on standard input, its token ids out, separated by spaces; or back with --decode. The ids are those of
+// the text alone: what the tokenizer's template puts around a text, such as <s>, is left out. Both go along with
 // the input, and little of it is held at a time where Tokenizer::encode_begin() can say what is final; else all of it.
 #include <sys/stat.h>
 #include <unistd.h>
@@ -130,7 +131,10 @@ void decode(const Tokenizer& tokenizer) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Token ids of the text on standard input, separated by spaces.", "tokenize");
+  CLI::App app(
+      "Token ids of the text on standard input, separated by spaces: of the text alone, without the tokens that the "
+      "tokenizer's template puts around a text, such as <s>.",
+      "tokenize");
   Options o;
   auto flags = [&] {
     add_text(app, "--tokenizer", o.tokenizer, "FILE", "tokenizer.json, or a directory that has one")->required();
