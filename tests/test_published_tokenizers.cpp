@@ -4,7 +4,6 @@
 
 #include "data/tokenizer.h"
 #include "tests/data_check.h"
-#include "tests/program.h"
 
 using namespace crossply;
 using namespace crossply::test;
@@ -134,9 +133,10 @@ TEST_CASE("published tokenizers: a model without a type is what its keys say") {
   is_foreign(
       {{"vocab", vocab}, {"unk_token", "a"}, {"continuing_subword_prefix", "##"}, {"max_input_chars_per_word", 100}},
       "WordPiece");
-  is_foreign({{"vocab", {{"a", 0.5}}}, {"unk_id", 0}}, "a tokenizer that is not computed here");
   is_foreign({{"vocab", Json::array({Json::array({"a", 0.5})})}, {"unk_id", 0}}, "Unigram");
   is_foreign({{"vocab", vocab}, {"unk_token", "a"}}, "WordLevel");
+  write_text(dir.file("tokenizer.json"), Json{{"model", {{"vocab", vocab}, {"unk_id", 0}}}}.dump());
+  check_fails(Exit::bad_data, {"is no tokenizer"}, [&] { Tokenizer::load(dir.path.string()); });
 }
 
 TEST_CASE("published tokenizers: keys that older writers did not have") {
