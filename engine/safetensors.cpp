@@ -134,8 +134,8 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   }
 
   bool parse_error(size_t position, const std::string&, const nlohmann::json::exception&) override {
-    fail(Exit::bad_data, path_, ": the header is not a JSON object in UTF-8, at its byte ", position,
-         ": is this a safetensors file, and complete?");
+    fail(Exit::bad_data, path_, ": the header is not a JSON object in UTF-8, at its byte ",
+         position > 0 ? position - 1 : 0, ": is this a safetensors file, and complete?");
   }
 
  private:

@@ -89,8 +89,8 @@ TEST_CASE("score_request: what is no request is refused with its line") {
     const char *line, *says;
   };
   for (const Case& bad : {
-           Case{"", "wrong at byte"},
-           {"{", "wrong at byte"},
+           Case{"", "ends too early, at byte 0"},
+           {"{", "ends too early, at byte 1"},
            {"[1]", "a JSON object"},
            {"7", "a JSON object"},
            {"{}", "\"context\""},
