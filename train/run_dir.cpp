@@ -13,6 +13,7 @@
 #include <random>
 #include <thread>
 
+#include "engine/new_directory.h"
 #include "models/checkpoint.h"
 
 namespace crossply {
@@ -42,6 +43,7 @@ void check_run_dir(const TrainOptions& o) {
   if (o.out.empty()) fail(Exit::usage, "--out is needed: the directory for the run");
   if (o.resume && o.steps == 0) fail(Exit::usage, "--resume with --steps 0: there is nothing to continue");
   if (!o.job->place.leads()) return;
+  if (o.steps == 0 && o.dump_tensors.empty()) require_replaceable(o.out);
   std::error_code error;
   const fs::file_type type = fs::status(o.out, error).type();
   if (type == fs::file_type::none) fail_io("inspect", o.out, error.value());

@@ -33,6 +33,7 @@
 
 #include "cli/format.h"
 #include "cli/program.h"
+#include "engine/new_directory.h"
 #include "engine/printable.h"
 #include "eval/loaded_model.h"
 #include "models/transplant.h"
@@ -68,6 +69,7 @@ void require_new(const std::string& out) {
   if (out.empty()) fail(Exit::usage, "--out is empty; give the directory to make");
   if (path_exists(out) && !(std::filesystem::is_directory(out, error) && std::filesystem::is_empty(out, error)))
     fail(Exit::usage, "--out ", out, " exists and is not empty; choose another name");
+  require_replaceable(out);
 }
 
 std::set<std::string> parse_parts(const std::string& text) {
