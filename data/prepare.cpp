@@ -33,6 +33,10 @@ int main(int argc, char** argv) {
                "share for validation, by document; of very few documents, the last tokens");
     add_integer(app, "--shard-tokens", o.shard_tokens, 1 << 16, std::numeric_limits<int32_t>::max(),
                 "tokens of a file");
+    add_integer(
+        app, "--skip-bad", o.skip_bad, 0, 10'000,
+        "leave out at most so many documents that are damaged (no JSON, no UTF-8, another format); manifest.json "
+        "lists them");
   };
   return run_program(app, argc, argv, flags, [&] { return prepare(o); });
 }

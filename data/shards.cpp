@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "data/digest.h"
+#include "data/foreign_format.h"
 #include "data/paths.h"
 #include "engine/file.h"
 
@@ -80,7 +81,14 @@ class Shard {
   mutable std::optional<Scan> scan_;
 };
 
+// A table or an array may be called .bin, too, or be given as tokens alone: its bytes are no tokens.
+void refuse_other_formats(const std::string& path) {
+  const std::string format = foreign_format_of(path, 4);
+  if (!format.empty() && !format.starts_with("is a token shard")) fail(Exit::bad_data, path, ": ", format);
+}
+
 Shard::Shard(const std::string& path, const std::string& prefix) : file_(path) {
+  refuse_other_formats(path);
   if (prefix.empty()) {
     read_header();
     return;

@@ -6,6 +6,7 @@
 
 #include "data/arith.h"
 #include "data/digest.h"
+#include "data/foreign_format.h"
 #include "data/paths.h"
 #include "data/prosqa.h"
 #include "data/shards.h"
@@ -56,6 +57,8 @@ Dataset open_dataset(const DataOptions& options) {
   if (const auto arith = parse_arith(spec)) return open_arith(*arith, options);
   if (kind == text) return open_text(spec.substr(5), options);
   std::error_code ignored;
+  if (kind == unknown)
+    if (const std::string format = foreign_format_of(spec); !format.empty()) fail(Exit::bad_data, spec, ": ", format);
   if (kind == unknown && std::filesystem::exists(spec, ignored))
     fail(Exit::usage, "unknown data \"", spec,
          "\": a file of that name is there, but it is no *.bin; for the text in it: --data text:", spec);

@@ -11,6 +11,7 @@
 #include "cli/standard_streams.h"
 #include "data/bpe/character_set.h"
 #include "data/encoding_progress.h"
+#include "data/foreign_format.h"
 #include "data/tokenizer.h"
 #include "engine/file.h"
 #include "engine/numbers.h"
@@ -61,6 +62,16 @@ bool read_to(std::string& text, size_t size, Progress& progress) {
   return true;
 }
 
+// Takes a byte order mark from the first piece of the input, and returns its bytes. Refuses other formats than text.
+size_t check_beginning(std::string& text) {
+  if (const std::string format = foreign_format(text, ""); !format.empty())
+    fail(Exit::bad_data, "standard input: ", format);
+  constexpr std::string_view mark = "\ufeff";
+  if (!text.starts_with(mark)) return 0;
+  text.erase(0, mark.size());
+  return mark.size();
+}
+
 void print(const std::vector<int32_t>& ids, bool& first) {
   std::string text;
   for (const int32_t id : ids) {
@@ -78,11 +89,13 @@ void encode(const Tokenizer& tokenizer) {
   std::string text;
   size_t offset = 0;  // of `text` in the input
   bool first = true;
-  for (size_t size = block, more = true; more;) {
+  for (size_t size = block, more = true, begins = true; more; begins = false) {
     more = read_to(text, size, progress);
+    if (begins) offset = check_beginning(text);
     size_t valid = tokenizer.is_bpe() ? valid_utf8(text) : text.size();
     if (text.size() - valid > 3 || (!more && valid < text.size()))
-      fail(Exit::bad_data, "standard input is not UTF-8: wrong at byte ", offset + valid);
+      fail(Exit::bad_data, "standard input is not UTF-8: wrong at byte ", offset + valid, ", ",
+           printable(text.substr(valid, 1)), "; if it is Latin-1: iconv -f latin1 -t utf-8 converts it");
     std::vector<int32_t> ids;
     size_t done = text.size();
     if (more) done = tokenizer.encode_begin(std::string_view(text).substr(0, valid), ids);
@@ -113,8 +126,9 @@ void decode(const Tokenizer& tokenizer) {
   Progress progress;
   std::string text;
   bool first = true;
-  for (bool more = true; more;) {
+  for (bool more = true, begins = true; more; begins = false) {
     more = read_to(text, block, progress);
+    if (begins) check_beginning(text);
     const size_t end = more ? text.find_last_of(whitespace) : text.size();
     if (end == std::string::npos) fail(Exit::usage, "\"", excerpt(text), "\" is not a token id");
     const std::vector<int32_t> ids = ids_of(std::string_view(text).substr(0, end), tokenizer);

@@ -27,7 +27,7 @@ namespace crossply {
 
 namespace {
 
-constexpr size_t most_bytes = 200'000'000, piece_bytes = 4 << 20;
+constexpr size_t most_bytes = 200'000'000;
 constexpr int no_package = 3;  // train_tokenizer.py's exit code
 
 struct Sample {
@@ -52,27 +52,25 @@ void check_stop() {
   if (stop_requested()) fail(Exit::stopped, "stopped; nothing of the vocabulary is kept");
 }
 
-Sample draw_sample(const std::vector<std::string>& files, const std::string& field) {
+Sample draw_sample(const std::vector<SourceFile>& sources, const VocabularyOptions& options) {
   Sample sample;
-  uint64_t all = 0, before = 0;
-  for (const std::string& file : files) all += InputFile(file).size();
-  EncodingProgress progress("reading for the vocabulary", all);
-  int64_t text = 0;
-  for (const std::string& file : files) {
-    DocumentReader reader(file);
-    for (bool more = true; more;) {
-      std::vector<Document> batch;
-      more = read_batch(reader, piece_bytes, batch);
-      parse_documents(batch, field);
-      for (Document& document : batch) {
-        text += std::ssize(document.text);
-        const uint64_t hash = document_hash(document.text, stream_of("vocabulary"));
-        if (!document.text.empty()) sample.add(hash, std::move(document.text));
-      }
-      progress.tell(before + reader.bytes().taken(), text, 0);
-      check_stop();
+  const Faults faults = options.skip_bad > 0 ? Faults::keep : Faults::fail;
+  DocumentFeed feed(sources, {}, "", faults);
+  EncodingProgress progress("reading for the vocabulary", total_bytes(sources));
+  int64_t text = 0, bad = 0;
+  for (bool more = true; more;) {
+    FeedBatch batch = feed.next();
+    more = batch.more;
+    parse_documents(batch.documents, options.field, faults);
+    require_utf8(batch.documents, faults);
+    for (Document& document : batch.documents) {
+      if (!document.fault.empty() && ++bad > options.skip_bad) fail(Exit::bad_data, document.fault);
+      text += std::ssize(document.text);
+      const uint64_t hash = document_hash(document.text, stream_of("vocabulary"));
+      if (!document.text.empty()) sample.add(hash, std::move(document.text));
     }
-    before += reader.bytes().taken();
+    progress.tell(batch.taken, text, 0);
+    check_stop();
   }
   if (sample.bytes == 0) fail(Exit::bad_data, "there is no text to train a vocabulary on");
   return sample;
@@ -142,8 +140,9 @@ std::vector<std::string> special_tokens(const std::string& style) {
   return {"<|endoftext|>"};
 }
 
-void train_vocabulary(const std::vector<std::string>& files, const VocabularyOptions& options, const std::string& out) {
-  const Sample sample = draw_sample(files, options.field);
+void train_vocabulary(const std::vector<SourceFile>& sources, const VocabularyOptions& options,
+                      const std::string& out) {
+  const Sample sample = draw_sample(sources, options);
   const char* named = std::getenv("PYTHON");
   const std::string python = named != nullptr && *named != '\0' ? named : "python3";
   const std::string unfinished = temporary_sibling(out);

@@ -11,6 +11,7 @@
 #include "cli/program.h"
 #include "cli/standard_streams.h"
 #include "cli/ticker.h"
+#include "data/foreign_format.h"
 #include "data/tokenizer.h"
 #include "engine/file.h"
 #include "engine/json.h"
@@ -44,6 +45,7 @@ struct Prompt {
 // One prompt a line, or where the file begins with {, an object with a "prompt".
 std::vector<Prompt> read_prompts(const std::string& path) {
   std::string text = read_file(path, 256 << 20);
+  if (const std::string format = foreign_format(text, path); !format.empty()) fail(Exit::bad_data, path, ": ", format);
   if (text.starts_with("\ufeff")) text.erase(0, 3);  // some editors begin UTF-8 with it
   const size_t first = text.find_first_not_of(" \t\r\n");
   if (first == std::string::npos) fail(Exit::bad_data, path, ": has no prompts; write one on each line");
@@ -56,7 +58,7 @@ std::vector<Prompt> read_prompts(const std::string& path) {
     const std::string where = str(path, ": line ", prompts.size() + 1);
     if (line.find_first_not_of(" \t") == std::string::npos) fail(Exit::bad_data, where, " is empty; take it out");
     if (json) {
-      const auto object = try_parse_json(line);
+      const auto object = parse_json(line, where);
       if (!object.is_object() || !object.contains("prompt") || !object["prompt"].is_string())
         fail(Exit::bad_data, where, " is no JSON object with a \"prompt\" that is a string: ", excerpt(line));
       line = object["prompt"];

@@ -10,6 +10,7 @@
 
 #include "cli/program.h"
 #include "data/documents.h"
+#include "data/foreign_format.h"
 #include "data/shards.h"
 #include "engine/numbers.h"
 #include "eval/batch_model.h"
@@ -50,7 +51,10 @@ std::vector<int32_t> read_tokens(const std::string& path, int64_t count, const L
     std::ifstream file(path);  // also a pipe
     if (!file && errno != ENOENT && errno != ENOTDIR) fail_io("open", path, errno);
     if (!file) fail(Exit::no_input, path, ": cannot open: check the path");
+    if (const std::string format = foreign_format_of(path); !format.empty()) fail(Exit::bad_data, path, ": ", format);
     for (std::string word; static_cast<int64_t>(tokens.size()) < count && file >> word;) {
+      if (tokens.empty() && word.starts_with("\ufeff")) word.erase(0, 3);  // a byte order mark
+      if (word.empty()) continue;
       const auto value = parse_integer(word);
       if (!value) fail(Exit::bad_data, path, ": '", word.substr(0, 40), "' is not an integer");
       if (*value < 0 || *value >= vocab)
