@@ -1,6 +1,7 @@
 // What a run survives: every call on a file fails once, one after the other, and the process is killed at every one, in
 // a tiny run that saves, in its continuation, and in its evaluation. Afterwards every checkpoint is valid, none is
-// lost, and a continued run equals one that nothing happened to, bit for bit.
+// lost, and a continued run equals one that nothing happened to, bit for bit. So it is with prepare: the same command,
+// given again, ends with the same files.
 //   fault_injection BUILD_DIR PRELOAD [--every N]   one in N of the faults (default: all)
 // Exit code 77 is "skipped": where nothing can be loaded in front of a program.
 #include <fcntl.h>
@@ -15,6 +16,7 @@
 #include <sstream>
 
 #include "cli/program.h"
+#include "data/tokenizer.h"
 #include "engine/rng.h"
 #include "models/checkpoint.h"
 #include "tests/fuzz/target.h"
@@ -70,6 +72,9 @@ std::vector<std::string> kinds_of(const std::string& call) {
 }
 
 std::vector<std::string> command(const Options& o, const std::string& scenario) {
+  if (scenario == "prepare")
+    return {o.build + "/prepare", "--tokenizer", "tokenizer.json", "--eot", "z", "--val", "0.1", "--out", "tokens",
+            "data.txt",           "more.jsonl"};
   if (scenario == "evaluate") return {o.build + "/evaluate", "--model", "run", "--data", "text:data.txt"};
   std::vector<std::string> words = {o.build + "/train_llama", "--data", "text:data.txt", "--out", "run", "--steps",
                                     std::to_string(last_step)};
@@ -179,8 +184,12 @@ class Experiment {
     for (const Place& place : {nothing_, whole_, part_}) {
       fs::create_directory(place.dir);
       write_file(place.dir + "/data.txt", text);
+      write_file(place.dir + "/more.jsonl", "{\"text\": \"" + text + "\"}\n{\"text\": \"more\"}\n");
+      Tokenizer::bytes().save(place.dir);
     }
     if (!ended_with(execute(o_, whole_, "train", nullptr, false), 0)) fail(Exit::internal, read_file(whole_.output()));
+    if (!ended_with(execute(o_, whole_, "prepare", nullptr, false), 0))
+      fail(Exit::internal, read_file(whole_.output()));
     execute(o_, part_, "train", nullptr, true);
     if (names_in(scratch()).count("part.log") == 0 || read_file(part_.log()).empty()) {
       std::printf("skipped: %s cannot be loaded in front of these programs\n", o_.preload.c_str());
@@ -214,7 +223,7 @@ class Experiment {
   // The place where a scenario starts: train from nothing; resume where the last line of the metrics was cut by a kill.
   // All jobs read it, none writes there.
   const Place& start_of(const std::string& scenario) const {
-    return scenario == "train" ? nothing_ : scenario == "resume" ? part_ : whole_;
+    return scenario == "train" || scenario == "prepare" ? nothing_ : scenario == "resume" ? part_ : whole_;
   }
 
   void cut_short(const std::vector<std::string>& calls) {
@@ -227,7 +236,7 @@ class Experiment {
 
   Exit run_faults() {
     std::vector<Fault> faults;
-    for (const std::string scenario : {"train", "resume", "evaluate"}) {
+    for (const std::string scenario : {"train", "resume", "evaluate", "prepare"}) {
       const auto calls = calls_of(scenario, start_of(scenario));
       for (size_t i = 0; i < calls.size(); ++i)
         for (const std::string& kind : kinds_of(calls[i].substr(0, calls[i].find(' '))))
@@ -287,11 +296,22 @@ class Experiment {
     if (fault.scenario == "evaluate") {
       return ended_with(status, 0) && output != scores_ ? "another result: " + output : "";
     }
+    if (fault.scenario == "prepare") return check_prepared(place);
     const std::string wrong = check_left(fault, place);
     if (!wrong.empty()) return wrong;
     if (!ended_with(execute(o_, place, "resume", nullptr, false), 0))
       return "resume: " + error_in(read_file(place.output()));
     return check_same(place);
+  }
+
+  // The same command goes on from what a fault left.
+  std::string check_prepared(const Place& place) const {
+    const std::string tokens = place.dir + "/tokens", whole = whole_.dir + "/tokens";
+    if (fs::exists(tokens) && names_in(tokens) != names_in(whole)) return "half of a result:" + join(names_in(tokens));
+    if (!ended_with(execute(o_, place, "prepare", nullptr, false), 0))
+      return "again: " + error_in(read_file(place.output()));
+    if (contents_of(tokens) != contents_of(whole)) return "again: other tokens";
+    return fs::exists(tokens + ".partial") ? "again: something is left of the work" : "";
   }
 
   // The last step whose checkpoint had its name before the fault.
