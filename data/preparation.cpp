@@ -257,10 +257,8 @@ bool Preparation::take_state(const Json& state) {
   position_ = {static_cast<size_t>(count(at[0])), count(at[1]), at[2].get<uint64_t>()};
   state.at("encoded").get_to(encoded_);
   if (position_.source == 0 && position_.documents == 0 && !encoded_) {
-    const bool same = settings == settings_ && state.at("sources") == digest_of_sources(sources_);
-    if (same) return true;
     position_ = {};
-    return false;
+    return settings == settings_ && state.at("sources") == digest_of_sources(sources_);
   }
   finished_ = state.at("finished"), left_out_ = state.at("left_out");
   require(finished_.is_array() && finished_.size() == position_.source && left_out_.is_array());
@@ -288,9 +286,7 @@ bool Preparation::take_state(const Json& state) {
 
 void Preparation::take_tokenizer() {
   const std::string path = partial_ + "/tokenizer.json";
-  if (!path_exists(path) && o_.vocab > 0) {
-    train_vocabulary(sources_, {o_.vocab, o_.style, o_.field, o_.skip_bad}, path);
-  }
+  if (!path_exists(path) && o_.vocab > 0) train_vocabulary(sources_, {o_.vocab, o_.style, o_.field, o_.skip_bad}, path);
   // The one of the user's directory knows the end-of-text token by what lies beside it.
   const std::string given = path_exists(path) ? path : tokenizer_file(o_.tokenizer);
   tokenizer_ = Tokenizer::read(given);

@@ -29,8 +29,8 @@ nlohmann::ordered_json unseal(const std::string& text, const std::string& where,
   const nlohmann::ordered_json found = sealed ? object[key] : nlohmann::ordered_json();
   if (sealed) object.erase(key);
   if (!sealed || found != checksum_of(object))
-    fail(Exit::bad_data, where, ": is damaged: it ", sealed ? "does not fit its checksum" : "has no checksum", "; ",
-         advice);
+    fail(Exit::bad_data, where, ": is damaged: it ",
+         sealed ? "does not fit its checksum" : "has no checksum, as an older version left it", "; ", advice);
   return object;
 }
 
