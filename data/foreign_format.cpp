@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 using namespace std::string_view_literals;
 
 // In an advice, %f is the file and %u the file without the ending of its packer; %.EXT% is a new file with this ending,
-// and %d a new directory.
+// %8 one in UTF-8, and %d a new directory.
 struct Format {
   std::string_view mark;
   size_t offset;
@@ -27,10 +27,10 @@ struct Format {
 constexpr const char* no_text = "leave it out, it holds no text";
 
 constexpr std::array formats = {
-    Format{"\xff\xfe\0\0"sv, 0, "text in UTF-32", "iconv -f utf-32 -t utf-8 %f > %.utf8.txt%"},
-    Format{"\0\0\xfe\xff"sv, 0, "text in UTF-32", "iconv -f utf-32 -t utf-8 %f > %.utf8.txt%"},
-    Format{"\xff\xfe"sv, 0, "text in UTF-16", "iconv -f utf-16 -t utf-8 %f > %.utf8.txt%"},
-    Format{"\xfe\xff"sv, 0, "text in UTF-16", "iconv -f utf-16 -t utf-8 %f > %.utf8.txt%"},
+    Format{"\xff\xfe\0\0"sv, 0, "text in UTF-32", "iconv -f utf-32 -t utf-8 %f > %8"},
+    Format{"\0\0\xfe\xff"sv, 0, "text in UTF-32", "iconv -f utf-32 -t utf-8 %f > %8"},
+    Format{"\xff\xfe"sv, 0, "text in UTF-16", "iconv -f utf-16 -t utf-8 %f > %8"},
+    Format{"\xfe\xff"sv, 0, "text in UTF-16", "iconv -f utf-16 -t utf-8 %f > %8"},
     Format{"PAR1"sv, 0, "a Parquet table", "%pandas.read_parquet"},
     Format{"PARE"sv, 0, "an encrypted Parquet table", "decrypt it and write JSON lines"},
     Format{"ARROW1\0\0"sv, 0, "an Arrow table", "%pandas.read_feather"},
@@ -89,8 +89,8 @@ constexpr Format arrow_stream = {"\xff\xff\xff\xff"sv, 0, "an Arrow table (of Hu
                                  "python3 -c \"import datasets, sys; datasets.Dataset.from_file(sys.argv[1]).to_json("
                                  "sys.argv[2])\" %f %.jsonl%"};
 constexpr Format safetensors = {"12345678"sv, 0, "a model's weights (safetensors)", no_text};
-constexpr Format utf16_le = {"12345678"sv, 0, "text in UTF-16", "iconv -f utf-16le -t utf-8 %f > %.utf8.txt%"};
-constexpr Format utf16_be = {"12345678"sv, 0, "text in UTF-16", "iconv -f utf-16be -t utf-8 %f > %.utf8.txt%"};
+constexpr Format utf16_le = {"12345678"sv, 0, "text in UTF-16", "iconv -f utf-16le -t utf-8 %f > %8"};
+constexpr Format utf16_be = {"12345678"sv, 0, "text in UTF-16", "iconv -f utf-16be -t utf-8 %f > %8"};
 
 uint32_t number_at(std::string_view bytes, size_t at) {
   uint32_t number = 0;
@@ -186,7 +186,9 @@ std::string command(std::string advice, const std::string& path) {
   if (advice.starts_with(pandas))
     advice = "python3 -c \"import pandas, sys; pandas." + advice.substr(pandas.size()) +
              "(sys.argv[1]).to_json(sys.argv[2], orient='records', lines=True)\" %f %.jsonl%";
-  for (const std::string ending : {".utf8.txt", ".jsonl", ".bin", ".txt"})
+  const std::string own = file.extension().string();  // JSON lines stay JSON lines
+  replace_all(advice, "%8", free_name(fs::path(file).replace_extension(".utf8" + (own.empty() ? ".txt" : own))));
+  for (const std::string ending : {".jsonl", ".bin", ".txt"})
     replace_all(advice, "%" + ending + "%", free_name(fs::path(file).replace_extension(ending)));
   replace_all(advice, "%d", shell_word(file.string() + ".files"));
   replace_all(advice, "%u", unpacked(file));

@@ -60,6 +60,8 @@ for code in 16 32; do
     foreign "text in UTF-16" "iconv -f utf-16$end" bare$end.txt
   done
 done
+printf '{"text": "one"}\n' | iconv -f utf-8 -t utf-16 >wide.jsonl
+foreign "text in UTF-16" "iconv -f utf-16 -t utf-8 wide.jsonl > wide.utf8.jsonl" wide.jsonl
 printf '\xfe\xff\0o\0n\0e' >big.txt
 foreign "text in UTF-16" "iconv -f utf-16" big.txt
 printf 'PAR1\x15\x04\x15\x00PAR1' >table.parquet
@@ -130,8 +132,12 @@ expect 65 'utf16.txt: is text in UTF-16' "$build/train_llama" --data text:utf16.
 cat ids.npy ids.npy >even.bin
 expect 65 'even.bin: is a NumPy array' "$build/train_llama" --data uint16:even.bin "${tiny[@]}"
 expect 65 'even.bin: is a NumPy array' "$build/train_llama" --data even.bin "${tiny[@]}"
-head -c 300 /dev/zero | tr '\0' '\351' >bytes.dat  # bytes of somebody's own, which are no text
-expect 0 'parameters' "$build/train_llama" --data text:bytes.dat "${tiny[@]}"
+# Bytes of somebody's own, which are no text, are tokens.
+head -c 300 /dev/zero | tr '\0' '\351' >bytes.dat
+(printf '\xff\xfe'; for byte in $(seq 253 -1 0); do printf "\\x$(printf %02x "$byte")"; done) >down.dat
+for bytes in bytes.dat down.dat; do
+  expect 0 'parameters' "$build/train_llama" --data text:$bytes "${tiny[@]}"
+done
 
 # --- JSON lines: what is wrong, and at which byte from 0 ----------------------------------------------------------
 json() {
