@@ -151,8 +151,8 @@ ModelData open_data(const DataOptions& asked, const std::string& split, const st
   const Tokenizer& other = data.dataset.tokenizer;
   require_same_tokenizer(tokenizer, name, other, choice.data.spec);
   if (tokenizer.is_none() && !other.is_none())
-    std::fprintf(stderr, "note: %s has no tokenizer: the ids of %s are taken as its own\n", name.c_str(),
-                 choice.data.spec.c_str());
+    std::fprintf(stderr, "note: %s has no tokenizer: the ids of %s are taken as its own\n", printable(name).c_str(),
+                 printable(choice.data.spec).c_str());
   data.source().check_tokens(model.config.vocab_size);
   if (tokenizer.is_none()) data.tokenizer = other;
   note_training_data(choice);

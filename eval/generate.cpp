@@ -173,8 +173,8 @@ struct Generator {
   // To the terminal, as it comes.
   void stream() {
     const Prompt& prompt = prompts[0];
-    std::printf("%s", prompt.text.c_str());
     Printable terminal;
+    std::printf("%s", terminal.add(prompt.text).c_str());
     Row row(o, tokenizer);
     const double start = now();
     double first = 0;
@@ -204,7 +204,8 @@ struct Generator {
     line.update(
         {{"prompt", prompt_of(r).text}, {"text", row.text()}, {"tokens", written}, {"ended", ending(row, written)}});
     // A byte that is no UTF-8, JSON cannot have: the tokens are exact.
-    std::printf("%s\n", line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace).c_str());
+    const std::string json = line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+    std::printf("%s\n", printable_json(json).c_str());
   }
 
   // The rows [first, last), those of about the same length together, and then prints them in order. told: how many
@@ -262,8 +263,8 @@ Exit run(const Options& o) {
   const Config& config = model.config;
   const Tokenizer tokenizer = model_tokenizer(model, o.tokenizer);
   if (tokenizer.is_foreign())
-    std::fprintf(stderr, "note: %s has %s: the prompt is token ids, and so is what follows\n", o.model.c_str(),
-                 tokenizer.describe().c_str());
+    std::fprintf(stderr, "note: %s has %s: the prompt is token ids, and so is what follows\n",
+                 printable(o.model).c_str(), printable(tokenizer.describe()).c_str());
   if (const int64_t cut = encode_all(prompts, tokenizer, config, o); cut > 0)
     std::fprintf(stderr, "note: of %s the model sees the last %s tokens only (--keep-last)\n",
                  o.prompt ? "the prompt" : (format_count(cut) + " of the prompts").c_str(),

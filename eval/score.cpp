@@ -77,7 +77,7 @@ class Answers {
       line.update(answers[i]);
       if (requests[i].truncated) line["truncated"] = true;
       // A model of bytes may write what is no UTF-8.
-      std::printf("%s\n", line.dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
+      std::printf("%s\n", printable_json(line.dump(-1, ' ', false, Json::error_handler_t::replace)).c_str());
     }
     flush_standard_output();
     requests.clear();

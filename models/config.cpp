@@ -371,7 +371,8 @@ Config load_config(const std::string& path) {
   std::string ignored;
   Config config = parse_config(read_json(path), path, &ignored);
   if (!ignored.empty())
-    std::fprintf(stderr, "note: %s: ignored, since nothing here depends on them: %s\n", path.c_str(), ignored.c_str());
+    std::fprintf(stderr, "note: %s: ignored, since nothing here depends on them: %s\n", printable(path).c_str(),
+                 printable(ignored).c_str());
   return config;
 }
 

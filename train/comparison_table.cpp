@@ -430,10 +430,21 @@ std::string results_markdown(const Comparison& comparison) {
          notes_on_tests(view);
 }
 
-void write_results(const Comparison& comparison) {
-  draw(View(comparison));
-  write_file_atomically(comparison.out + "/results.md", results_markdown(comparison));
-  write_file_atomically(comparison.out + "/results.json", results_json(comparison));
+std::string write_results(const Comparison& comparison) {
+  std::string first;
+  const auto attempt = [&](auto&& write) {
+    try {
+      write();
+    } catch (const Error& error) {
+      if (error.code != Exit::io) throw;
+      if (first.empty()) first = error.what();
+    }
+  };
+  // results.json first: --resume needs it.
+  attempt([&] { write_file_atomically(comparison.out + "/results.json", results_json(comparison)); });
+  attempt([&] { write_file_atomically(comparison.out + "/results.md", results_markdown(comparison)); });
+  attempt([&] { draw(View(comparison)); });
+  return first;
 }
 
 }  // namespace crossply

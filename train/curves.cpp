@@ -293,7 +293,7 @@ Exit run(const Options& o) {
   }
   if (o.loss == "test") notes += test_notes(groups);
   std::printf("%s%s loss: of each run the last; mean and standard deviation over the seeds\n%s",
-              table_of(groups, o.loss).c_str(), o.loss.c_str(), notes.c_str());
+              printable(table_of(groups, o.loss)).c_str(), o.loss.c_str(), printable(notes).c_str());
   if (o.out.empty()) return Exit::done;
   const bool bands = std::any_of(curves.begin(), curves.end(), [](const Curve& curve) { return !curve.low.empty(); });
   Panel panel{o.loss + " loss" + (bands ? std::string(", ") + about_bands : ""), "", curves};

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/format.h"
+#include "engine/printable.h"
 #include "models/checkpoint.h"
 #include "models/model.h"
 #include "models/registry.h"
@@ -20,8 +21,8 @@ InitialModel read_initial(const std::string& dir) {
 void note_start(const TrainOptions& o) {
   const int64_t taken = o.config.num_hidden_layers, all = o.initial.config.num_hidden_layers;
   const std::string part = taken < all ? str(", the first ", taken, " of its ", all, " blocks") : "";
-  std::fprintf(stderr, "note: starting from the weights of %s, a %s%s\n", o.init.c_str(), o.config.arch.c_str(),
-               part.c_str());
+  std::fprintf(stderr, "note: starting from the weights of %s, a %s%s\n", printable(o.init).c_str(),
+               o.config.arch.c_str(), part.c_str());
 }
 
 // What --init's model becomes: its own architecture, or from a plain LLaMA or GPT-2 one that can start as it.
@@ -44,7 +45,7 @@ void choose_architecture(TrainOptions& o, const Config& asked) {
   ParameterTable params;
   declare_model(params, c);
   const std::string remark = find_architecture(c.arch).make(c)->start_as_plain(params, c);
-  std::fprintf(stderr, "note: %s starts as the %s of %s%s%s\n", c.arch.c_str(), from.c_str(), o.init.c_str(),
+  std::fprintf(stderr, "note: %s starts as the %s of %s%s%s\n", c.arch.c_str(), from.c_str(), printable(o.init).c_str(),
                remark.empty() ? "" : ": ", remark.c_str());
 }
 
@@ -78,8 +79,8 @@ void take_tokenizer(const TrainOptions& o, Dataset& dataset) {
   const Tokenizer& own = o.initial.tokenizer;
   require_same_tokenizer(own, "--init " + o.init, dataset.tokenizer, o.data.spec);
   if (own.is_none() && !dataset.tokenizer.is_none())
-    std::fprintf(stderr, "note: --init %s has no tokenizer: it gets that of %s, %s\n", o.init.c_str(),
-                 o.data.spec.c_str(), dataset.tokenizer.describe().c_str());
+    std::fprintf(stderr, "note: --init %s has no tokenizer: it gets that of %s, %s\n", printable(o.init).c_str(),
+                 printable(o.data.spec).c_str(), printable(dataset.tokenizer.describe()).c_str());
   if (dataset.tokenizer.is_none()) dataset.tokenizer = own;
 }
 
@@ -136,8 +137,8 @@ void require_same_ids(const TrainOptions& o, const Tokenizer& own, const Dataset
     fail(Exit::usage, "--teacher ", o.teacher, " has no tokenizer and a vocabulary of ", theirs, ", ", o.data.spec,
          " is encoded as ", dataset.tokenizer.describe(), ": its ids would mean other tokens. Give token shards made ",
          "with the teacher's tokenizer (*.bin), or put its tokenizer.json into ", o.teacher);
-  std::fprintf(stderr, "note: --teacher %s has no tokenizer: the ids of %s are taken as its own\n", o.teacher.c_str(),
-               o.data.spec.c_str());
+  std::fprintf(stderr, "note: --teacher %s has no tokenizer: the ids of %s are taken as its own\n",
+               printable(o.teacher).c_str(), printable(o.data.spec).c_str());
 }
 
 // Reads the configuration of --teacher, and checks that its logits are for the same tokens as the model's, of which

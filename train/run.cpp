@@ -11,6 +11,7 @@
 #include "cli/shell.h"
 #include "cli/stop.h"
 #include "engine/file.h"
+#include "engine/leftovers.h"
 #include "engine/printable.h"
 #include "eval/answers.h"
 #include "kernels/devices.h"
@@ -77,7 +78,7 @@ void write_initialised(const TrainOptions& o, const Dataset& dataset) {
   write_model(writer, o, trainer.params(), dataset.tokenizer);
   writer.commit();
   std::printf("wrote an initialised %s with %s parameters to %s\n", o.config.arch.c_str(),
-              format_count(trainer.params().count()).c_str(), o.out.c_str());
+              format_count(trainer.params().count()).c_str(), printable(o.out).c_str());
 }
 
 // --dump-tensors: of the batch that the run would take next.
@@ -93,8 +94,8 @@ void write_tensors(const TrainOptions& o, const Dataset& data) {
                                      trainer.targets().data());
   const long long step = trainer.steps_done() + 1;
   std::printf("wrote %zu tensors of step %lld's %s batch%s to %s; its loss is %.9g\n", dumped.tensors, step,
-              o.accumulate > 1 ? "first" : "whole", o.matmul == "fp8" ? ", by products in bf16," : "", path.c_str(),
-              dumped.loss);
+              o.accumulate > 1 ? "first" : "whole", o.matmul == "fp8" ? ", by products in bf16," : "",
+              printable(path).c_str(), dumped.loss);
 }
 
 // And not only looking.
@@ -106,6 +107,9 @@ Exit train_to_end(TrainOptions& o, const Dataset& data,
   const Exit code = train(o, data);
   o.job->finish();
   o.job = one_rank_job();
+  if (code == Exit::io)
+    fail(code, "the run is done and saved, but its figure ", o.out,
+         "/curve.svg could not be written: see the note above");
   return code;
 }
 
@@ -259,21 +263,34 @@ void Run::save() {
   if (!o_.job->place.leads()) return;
   dir_.check_present();
   remove_old_checkpoints(o_.out, o_.keep);
+  draw();
+}
+
+// A figure that cannot be written does not end the run; its exit code says so at the end.
+void Run::draw() {
   const std::string title = o_.config.arch + " on " + short_name(o_.data.spec);
-  write_run_picture(o_.out + "/curve.svg", title, curves_of(metrics_->lines()));
+  try {
+    write_run_picture(o_.out + "/curve.svg", title, curves_of(metrics_->lines()));
+    lacks_figure_ = false;
+  } catch (const Error& error) {
+    if (error.code != Exit::io) throw;
+    progress_.say(str("note: ", error.what(), "; the run goes on"));
+    lacks_figure_ = true;
+  }
 }
 
 TrainResult Run::finish() {
   const int64_t done = trainer_.steps_done();
   if (saved_ != done) save();
   if (done < o_.steps) {
-    const std::string command = o_.program + " --resume --out " + shell_word(o_.out);
-    progress_.say(str("stopped on request after step ", done, o_.program.empty() ? "" : "; to continue: " + command));
+    const std::string command =
+        o_.program.empty() ? "" : shell_word(o_.program) + " --resume --out " + shell_word(o_.out);
+    progress_.say(str("stopped on request after step ", done, command.empty() ? "" : "; to continue: "), command);
   }
   std::printf("%s", trainer_.profile().c_str());
   if (o_.profile) std::printf("peak of resident memory: %s\n", format_bytes(peak_memory()).c_str());
   TrainResult result = summarise(trainer_, o_, metrics_ ? metrics_->lines() : std::vector<json>());
-  result.code = done < o_.steps ? Exit::stopped : Exit::done;
+  result.code = done < o_.steps ? Exit::stopped : lacks_figure_ ? Exit::io : Exit::done;
   return result;
 }
 

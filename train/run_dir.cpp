@@ -13,6 +13,7 @@
 #include <random>
 #include <thread>
 
+#include "engine/printable.h"
 #include "models/checkpoint.h"
 
 namespace crossply {
@@ -123,7 +124,7 @@ namespace {
 std::string choose_checkpoint(const TrainOptions& o) {
   std::vector<std::string> skipped;
   const std::string checkpoint = newest_valid_checkpoint(o.out, &skipped);
-  for (const std::string& line : skipped) std::printf("%s %s\n", o.label.c_str(), line.c_str());
+  for (const std::string& line : skipped) std::printf("%s %s\n", o.label.c_str(), printable(line).c_str());
   if (checkpoint.empty() && !skipped.empty())
     fail(Exit::bad_data, "--resume: no checkpoint in ", o.out, " is valid; move it away to start again");
   if (!skipped.empty()) set_aside_damaged_checkpoints(o.out);
@@ -137,7 +138,7 @@ std::string choose_checkpoint(const TrainOptions& o) {
   const std::string picture = o.out + "/curve.svg";
   if (path_exists(picture) && ::rename(picture.c_str(), free_kept_name(picture).c_str()) != 0)
     fail_io("rename", picture, errno);
-  std::printf("%s no checkpoint in %s yet: starting at step 0\n", o.label.c_str(), o.out.c_str());
+  std::printf("%s no checkpoint in %s yet: starting at step 0\n", o.label.c_str(), printable(o.out).c_str());
   return "";
 }
 

@@ -52,7 +52,9 @@
 
 #include "cli/format.h"
 #include "cli/program.h"
+#include "cli/shell.h"
 #include "cli/stop.h"
+#include "engine/leftovers.h"
 #include "engine/printable.h"
 #include "eval/loaded_model.h"
 #include "models/transplant.h"
@@ -302,8 +304,8 @@ Exit run(Options& o, const CLI::App& app, const char* program) {
     if (error.code != Exit::stopped) throw;
     write_rounds(all);
     std::printf("\n%sstopped on request; to continue: %s --resume --out %s\n",
-                all.rounds.empty() ? "" : rounds_table(all).c_str(), printable(program).c_str(),
-                printable(o.train.out).c_str());
+                all.rounds.empty() ? "" : rounds_table(all).c_str(), shell_word(program).c_str(),
+                shell_word(o.train.out).c_str());
     return Exit::stopped;
   }
   write_rounds(all);
