@@ -55,7 +55,7 @@ int run_program(CLI::App& app, int argc, char** argv, const std::function<void()
     } catch (const CLI::Success& success) {  // --help
       std::ostringstream help;
       app.exit(success, help, help);
-      std::printf("%s", help.str().c_str());
+      std::printf("%s", printable(help.str()).c_str());  // defaults may be of a flags.json
     }
     if (code == Exit::done) flush_standard_output();
     return static_cast<int>(code);

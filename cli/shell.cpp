@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "engine/control_characters.h"
 #include "engine/printable.h"
 
 namespace crossply {

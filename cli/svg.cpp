@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "engine/check.h"
+#include "engine/control_characters.h"
 #include "engine/printable.h"
 
 namespace crossply::svg {

@@ -14,10 +14,6 @@ struct Character {
 };
 Character first_character(std::string_view text);
 
-// Whether a character steers a terminal or a page instead of showing something: the control characters (C0, DEL, C1),
-// the line separators of Unicode, and what reorders the text around it (Bidi_Control), such as U+202E.
-bool is_control(uint32_t code);
-
 class Printable {
  public:
   // The text with every control character but line break and tab, and every byte that is not UTF-8, as \xNN. An
@@ -32,9 +28,6 @@ class Printable {
 
 // The whole of a text like that.
 std::string printable(std::string_view text);
-
-// JSON text with every control character in its strings as \uNNNN: the same value, safe for a terminal.
-std::string printable_json(std::string_view json);
 
 // The beginning of a text, in one line: for what a message quotes of a file, which may be as long as it likes.
 std::string excerpt(std::string_view text);

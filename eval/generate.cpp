@@ -12,6 +12,7 @@
 #include "cli/standard_streams.h"
 #include "cli/ticker.h"
 #include "data/tokenizer.h"
+#include "engine/control_characters.h"
 #include "engine/file.h"
 #include "engine/json.h"
 #include "engine/printable.h"

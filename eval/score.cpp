@@ -18,6 +18,7 @@
 #include "cli/program.h"
 #include "cli/standard_streams.h"
 #include "cli/ticker.h"
+#include "engine/control_characters.h"
 #include "engine/file.h"
 #include "engine/printable.h"
 #include "eval/decode.h"

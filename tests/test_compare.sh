@@ -8,7 +8,7 @@ work=$(mktemp -d)
 trap '[ $BASHPID = $$ ] && rm -rf "$work"' EXIT
 cd "$work" || exit 1
 export OMP_NUM_THREADS=1
-sizes=(--width 8 --ffn 8 --layers 1 --heads 1 --batch 2 --seq 16 --eval-samples 2)
+sizes=(--width 8 --ffn 8 --layers 1 --heads 1 --batch 2 --seq 32 --eval-samples 2)
 tiny=(--data arith:3 --train-samples 40 --test-samples 8 "${sizes[@]}" --answer-samples 0)
 compare() { "$build/compare" "${tiny[@]}" "$@"; }
 count() { grep -c "\"state\": \"$1\"" "$2/results.json"; }
@@ -66,7 +66,7 @@ s/"(flags|rates|seeds)": /"x": /g => has no "flags"
 s/"steps": 2/"steps": "2"/ => "steps"
 s/"batch": 2/"batch": -2/ => "batch"
 s/"config": [{]/"config": [], "y": {/ => config
-s/"rates": \[/"rates": {}, "y": [/ => "rates"
+s/"rates": \[(\s+[0-9])/"rates": {}, "y": [\1/ => "rates"
 s/"seeds": \[/"seeds": [null,/ => "seed"
 s/"name": "llama"/"name": "lama"/g => name of a run is wrong
 s/"name": "llama"/"name": "llama,lime"/g => "name"
@@ -88,8 +88,8 @@ rmdir good/compare.svg
 expect 0 '^sla ' compare --arch llama,relay,sla --steps 2 --resume --out good
 [ -s good/compare.svg ] || fail "the figure is not written when it can be"
 rm good/llama/curve.svg && mkdir good/llama/curve.svg
-expect 74 'llama: its figure could not be written' compare --arch llama,relay --steps 4 --resume --out good
-grep -q '^1/2 llama  *note: cannot write good/llama/curve.svg' output || fail "no note about the figure of a run"
+expect 74 'llama seed 42: its figure could not be written' compare --arch llama,relay --steps 4 --resume --out good
+grep -q '^1/[0-9]* llama .*note: cannot write good/llama/curve.svg' output || fail "no note about the figure of a run"
 [ "$(count done good)" -ge 2 ] || fail "a run whose figure cannot be written is not done"
 "$build/train_llama" "${tiny[@]}" --steps 4 --save-every 2 --out run >output 2>&1 || fail "no run"
 rm run/curve.svg && mkdir run/curve.svg
@@ -97,7 +97,7 @@ expect 74 'run/curve.svg could not be written' "$build/train_llama" --resume --o
 [ -d run/step_00000008 ] || fail "a figure that cannot be written ends the run"
 
 # --- commands to paste -------------------------------------------------------------------------------------------
-odd=$'it\'s $(touch pasted) "a";`touch pasted`\n\e[31m \u202e*\\ \xff'
+odd=$'it\'s $(touch pasted) "a";`touch pasted`\n\e[31m \xe2\x80\xae*\\ \xff'
 expect 0 '^next: ' compare --arch llama --steps 2 --out "$odd"
 eval "$(sed -n 's/^next: *//p' output)" >pasted_output 2>&1 || fail "the next command does not work as it is printed"
 env --default-signal=INT "$build/compare" --arch llama,relay "${tiny[@]}" --steps 20000 --out "$odd 2" >output 2>&1 &

@@ -8,9 +8,9 @@ work=$(mktemp -d)
 trap '[ $BASHPID = $$ ] && rm -rf "$work"' EXIT
 cd "$work" || exit 1
 export OMP_NUM_THREADS=1 LC_ALL=C
-evil=$'\e[31m\u202e\u009b\r\x07'
+evil=$'\e[31m\xe2\x80\xae\xc2\x9b\r\x07'
 controls=$'[\x01-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]|\xe2\x80[\x8e\x8f\xa8-\xae]|\xe2\x81[\xa6-\xa9]'
-sizes=(--width 8 --ffn 8 --layers 1 --heads 1 --batch 2 --seq 16 --eval-samples 2)
+sizes=(--width 8 --ffn 8 --layers 1 --heads 1 --batch 2 --seq 32 --eval-samples 2)
 plain_file() { ! grep -qP "$controls" "$1" || fail "${2:-$1}: a control character, as in: $(grep -P "$controls" "$1" | head -1 | cat -v)"; }
 # quiet CODE COMMAND...: the exit code, and no control character in what is printed.
 quiet() {
@@ -26,9 +26,9 @@ yes 'some words to learn ' | head -300 >"$evil.txt"
 quiet 0 "$build/train_llama" --data "text:$evil.txt" "${sizes[@]}" --steps 3 --save-every 1 --out "run$evil"
 quiet 0 "$build/train_llama" --resume --steps 5 --out "run$evil"
 quiet 0 "$build/train_llama" --data "text:$evil.txt" "${sizes[@]}" --dry-run
-quiet 0 "$build/train_llama" --data "text:$evil.txt" --init "run$evil" --seq 16 --batch 2 --eval-samples 2 --steps 1 --out "next$evil"
+quiet 0 "$build/train_llama" --data "text:$evil.txt" --init "run$evil" --seq 32 --batch 2 --eval-samples 2 --steps 1 --out "next$evil"
 quiet 0 "$build/train_llama" --data "text:$evil.txt" --init "run$evil" --steps 0 --out "zero$evil"
-quiet 0 "$build/train_lime" --data "text:$evil.txt" --init "run$evil" --seq 16 --batch 2 --eval-samples 2 --steps 1 --out "lime$evil"
+quiet 0 "$build/train_lime" --data "text:$evil.txt" --init "run$evil" --seq 32 --batch 2 --eval-samples 2 --steps 1 --out "lime$evil"
 quiet 0 "$build/train_llama" --data "text:$evil.txt" "${sizes[@]}" --dump-tensors '*' --out "dump$evil"
 echo x >>"run$evil/step_00000005/model.safetensors"
 quiet 0 "$build/train_llama" --resume --steps 6 --out "run$evil"
@@ -38,7 +38,7 @@ quiet 0 "$build/generate" --model "run$evil" --prompt "a$evil" --max-new 4
 printf '%s\n' "{\"prompt\": \"a\\u001b\\u009b\\u202e\"}" >prompts
 quiet 0 "$build/generate" --model "run$evil" --prompts prompts --max-new 4
 quiet 0 "$build/curves" "run$evil" --loss train --out "fig$evil.svg" --title "t$evil"
-quiet 0 "$build/curves" "n$evil=run$evil" "n$evil=next$evil" --loss train --out "fig$evil.svg"
+quiet 0 "$build/curves" "n$evil=run$evil" "m$evil=next$evil" --loss train --out "fig$evil.svg"
 plain_file "fig$evil.svg"
 quiet 64 "$build/curves" "$evil"
 quiet 0 "$build/compare" --arch llama,lime --data "text:$evil.txt" "${sizes[@]}" --steps 2 --out "cmp$evil"

@@ -7,6 +7,7 @@
 
 #include "cli/shell.h"
 #include "cli/svg.h"
+#include "engine/control_characters.h"
 #include "eval/inside/analysis.h"
 #include "tests/temp_dir.h"
 

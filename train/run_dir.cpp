@@ -13,6 +13,7 @@
 #include <random>
 #include <thread>
 
+#include "cli/shell.h"
 #include "engine/printable.h"
 #include "models/checkpoint.h"
 
@@ -61,7 +62,7 @@ void check_run_dir(const TrainOptions& o) {
     fail(Exit::usage, "--resume: ", o.out,
          " is a model directory, not a run directory; give another --out,"
          " and --init ",
-         o.out, " to start from its weights");
+         shell_word(o.out), " to start from its weights");
   if (!path_exists(o.out + "/flags.json"))
     fail(Exit::usage, "--resume: ", o.out, " is not a run directory: it has no flags.json; choose another --out");
 }
