@@ -19,7 +19,7 @@ struct RunCurves {
 
 RunCurves curves_of(const std::vector<nlohmann::json>& lines);
 // Of a file that a run may have left in any state: what is not such a line is passed over; a file that is not there has
-// none.
+// none. Throws Exit::io for one that cannot be read.
 RunCurves read_curves(const std::string& path);
 // The training loss as one number: the mean of the last fiftieth of the steps; NaN of none.
 double final_loss(const RunCurves& curves);
