@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <memory>
 #include <new>
 #include <sstream>
@@ -27,6 +28,8 @@ Error error_of(const std::exception& error) {
   if (const auto* ours = dynamic_cast<const Error*>(&error)) return *ours;
   if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr)
     return {Exit::device, "out of memory; use a smaller --batch, --seq or model"};
+  if (const auto* system = dynamic_cast<const std::filesystem::filesystem_error*>(&error))
+    return {Exit::io, str("cannot access ", system->path1().string(), ": ", system->code().message())};
   return {Exit::internal, error.what()};
 }
 

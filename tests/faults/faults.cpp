@@ -79,8 +79,7 @@ struct Program {
 };
 
 const std::vector<std::string> tiny = {
-    "--data", "text:data.txt", "--eval-samples", "2", "--batch", "2", "--steps", "2", "--save-every", "1", "--keep",
-    "1"};
+    "--data", "text:data.txt", "--eval-samples", "2", "--batch", "2", "--steps", "1", "--keep", "1"};
 const std::vector<std::string> tiny_model = {"--seq", "8",        "--width", "4",       "--ffn",
                                              "4",     "--layers", "1",       "--heads", "1"};
 
@@ -105,11 +104,11 @@ const std::map<std::string, Program>& programs() {
         {"new/model.safetensors", "new/config.json"}}},
       {"compare",
        {joined(joined({"compare", "--arch", "llama,lime", "--out", "runs", "--jobs", "1"}, tiny), tiny_model),
-        {"runs/llama/step_00000002/model.safetensors", "runs/lime/step_00000002/model.safetensors", "runs/compare.svg"},
+        {"runs/llama/step_00000001/model.safetensors", "runs/lime/step_00000001/model.safetensors", "runs/compare.svg"},
         {"--resume"}}},
       {"inheritune",
        {joined({"train_inheritune", "--reference", "run", "--start", "1", "--out", "grown", "--seq", "8"}, tiny),
-        {"grown/round_1_blocks_1/step_00000002/model.safetensors", "grown/inheritune.svg"},
+        {"grown/round_1_blocks_1/step_00000001/model.safetensors", "grown/inheritune.svg"},
         {"--resume"}}}};
   return all;
 }

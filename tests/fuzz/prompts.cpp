@@ -7,7 +7,7 @@ using namespace crossply::fuzz;
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string run = scratch() + "/run", prompts = scratch() + "/prompts";
   if (!std::filesystem::exists(run)) {
-    write_file(scratch() + "/text", std::string(200, 'a') + "\n");
+    write_file(scratch() + "/text", std::string(1000, 'a') + "\n");
     std::vector<std::string> flags = tiny_run(run);
     flags.insert(flags.end(), {"--data", "text:" + scratch() + "/text", "--seq", "8"});
     require(call("train_llama", flags) == 0, "the run fails");
