@@ -51,7 +51,7 @@ for seed in 1 2; do
 done
 
 # --- damaged results.json ----------------------------------------------------------------------------------------
-compare --arch llama --steps 2 --out good >output 2>&1 || fail "no comparison to damage"
+compare --arch llama,relay --steps 2 --out good >output 2>&1 || fail "no comparison to damage"
 damage() { rm -rf bad && cp -r good bad && sed -zE "$1" good/results.json >bad/results.json; }
 while read -r line; do
   change=${line% => *} what=${line#* => }
@@ -63,6 +63,8 @@ done <<'END'
 s/"flags": [{]/"flags": 3, "x": {/ => has no "flags"
 s/"flags": [{]/"flags": "x", "x": {/ => has no "flags"
 s/"(flags|rates|seeds)": /"x": /g => has no "flags"
+s/"rates": \[(\s+[0-9])/"x": [\1/;s/(.*)"flags": [{]/\1"flags": 3, "y": {/ => relay has no "flags"
+s/"seeds": \[/"x": [/;s/(.*)"flags": [{]/\1"flags": null, "y": {/ => relay has no "flags"
 s/"steps": 2/"steps": "2"/ => "steps"
 s/"batch": 2/"batch": -2/ => "batch"
 s/"config": [{]/"config": [], "y": {/ => config

@@ -308,9 +308,13 @@ TEST_CASE("comparison: a run that was stopped is not among those that have ended
 
 TEST_CASE("comparison: any value of any type in results.json is taken or refused as bad data, with what to do") {
   const TempDir scratch;
-  Comparison comparison = example(scratch.path);
-  comparison.runs[1].options.seed = 7;
-  write_results(comparison);
+  const auto two_runs = [&] {
+    Comparison comparison = example(scratch.path);
+    comparison.runs.resize(2, comparison.runs[0]);
+    comparison.runs[1].options.seed = 7;
+    return comparison;
+  };
+  write_results(two_runs());
   const json all = read_json(scratch.file("results.json")).flatten();
   const json others[] = {json(), 3, -1, 1e300, 0.5, "x", "", true, json::array(), json::object(), json::array({3})};
   size_t refused = 0;
@@ -322,7 +326,7 @@ TEST_CASE("comparison: any value of any type in results.json is taken or refused
       else if (changed[place.parent_pointer()].is_object()) changed[place.parent_pointer()].erase(place.back());
       write_text(scratch.file("results.json"), changed.dump());
       Experiment experiment;
-      Comparison again = example(scratch.path);
+      Comparison again = two_runs();
       const Error first = error_of([&] { take_comparison_settings(scratch.path, experiment); });
       const Error second = error_of([&] { take_up(again); });
       const std::string what = key + " " + (i < std::size(others) ? others[i].dump() : "erased");
