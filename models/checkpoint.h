@@ -83,12 +83,10 @@ void set_aside_damaged_checkpoints(const std::string& run_dir);
 // this process.
 void remove_old_checkpoints(const std::string& run_dir, int64_t keep);
 
-// Temporaries of dead processes, which a kill leaves. The first: whether there is nothing else in a directory, but for
-// the files `besides`. The second: removes them there. The third: removes those of this one file or directory, from
-// beside it.
+// Temporaries of dead processes, which a kill leaves (engine/leftovers.h). The first: whether there is nothing else in
+// a directory, but for the files `besides`. The second: removes them there.
 bool holds_only_leftovers(const std::string& dir, const std::vector<std::string>& besides = {});
 void remove_leftovers_in(const std::string& run_dir);
-void remove_leftovers_of(const std::string& path);
 
 // PATH.kept-1, -2, ...: the first that is free.
 std::string free_kept_name(const std::string& path);
