@@ -49,8 +49,10 @@ RunCurves curves_of(const std::vector<json>& lines) {
 
 RunCurves read_curves(const std::string& path) {
   std::vector<json> lines;
-  std::error_code ignored;
-  if (!std::filesystem::is_regular_file(path, ignored)) return {};  // opening a pipe would wait for a writer
+  std::error_code error;
+  const std::filesystem::file_type type = std::filesystem::status(path, error).type();
+  if (type == std::filesystem::file_type::none) fail_io("inspect", path, error.value());
+  if (type != std::filesystem::file_type::regular) return {};  // opening a pipe would wait for a writer
   std::ifstream in(path);
   if (!in) fail_io("open", path, errno);
   for (std::string text; std::getline(in, text);) {
