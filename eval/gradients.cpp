@@ -11,6 +11,7 @@
 #include "cli/program.h"
 #include "data/documents.h"
 #include "data/shards.h"
+#include "engine/file.h"
 #include "engine/numbers.h"
 #include "eval/batch_model.h"
 #include "eval/loaded_model.h"
@@ -76,8 +77,11 @@ struct Options {
 const std::map<std::string, std::string> written_by_us = {{"crossply", "gradients"}};
 
 void check_replaceable(const std::string& path) {
-  std::error_code ignored;
-  if (!std::filesystem::is_regular_file(path, ignored) || std::filesystem::is_empty(path, ignored)) return;
+  if (!path_exists(path)) return;
+  std::error_code error;
+  const bool replaceable = !std::filesystem::is_regular_file(path, error) || std::filesystem::is_empty(path, error);
+  if (error) fail_io("inspect", path, error.value());
+  if (replaceable) return;
   bool ours = false;
   try {
     const auto metadata = SafetensorsFile(path).metadata();

@@ -7,6 +7,7 @@
 //   curves --out fig.svg runs/llama runs/lime comparison
 //   curves --out fig.svg random=runs/a/seed_1 random=runs/a/seed_2 inherited=runs/b/seed_1 inherited=runs/b/seed_2
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
@@ -164,10 +165,18 @@ void add_comparison(const Options& o, Groups& groups, const std::string& name, c
          " loss yet");
 }
 
+// Throws Exit::io where that cannot be known: nothing is taken for absent that may be there.
+std::filesystem::file_type type_of(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::file_type type = std::filesystem::status(path, error).type();
+  const bool unknown = type == std::filesystem::file_type::none && error.value() != ENAMETOOLONG;
+  if (unknown) fail_io("inspect", path, error.value());
+  return type;
+}
+
 void add_argument(const Options& o, Groups& groups, const std::string& argument) {
   const size_t equals = argument.find('=');
-  std::error_code ignored;
-  const bool plain = std::filesystem::is_directory(argument, ignored);
+  const bool plain = type_of(argument) == std::filesystem::file_type::directory;
   if (!plain && (equals == 0 || equals == std::string::npos || equals + 1 == argument.size()))
     fail(Exit::usage, "'", excerpt(argument), "' is no directory, and is not NAME=DIR");
   const std::string name = plain ? "" : argument.substr(0, equals),
@@ -274,10 +283,10 @@ std::string table_of(const std::vector<Group>& groups, const std::string& loss) 
 
 // An older picture may go, any other file stays.
 void check_replaceable(const std::string& path) {
-  std::error_code ignored;
-  if (path.empty() || !std::filesystem::exists(path, ignored)) return;
+  const std::filesystem::file_type type = type_of(path);
+  if (path.empty() || type == std::filesystem::file_type::not_found) return;
   std::string start(4, ' ');
-  if (std::filesystem::is_regular_file(path, ignored)) std::ifstream(path).read(start.data(), std::ssize(start));
+  if (type == std::filesystem::file_type::regular) std::ifstream(path).read(start.data(), std::ssize(start));
   if (start != "<svg")
     fail(Exit::usage, "--out ", path, " exists and is no picture; move it away or choose another name");
 }
