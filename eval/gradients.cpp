@@ -78,9 +78,9 @@ const std::map<std::string, std::string> written_by_us = {{"crossply", "gradient
 
 void check_replaceable(const std::string& path) {
   if (!path_exists(path)) return;
-  std::error_code error;
-  const bool replaceable = !std::filesystem::is_regular_file(path, error) || std::filesystem::is_empty(path, error);
-  if (error) fail_io("inspect", path, error.value());
+  std::error_code failed;
+  const bool replaceable = !std::filesystem::is_regular_file(path, failed) || std::filesystem::is_empty(path, failed);
+  if (failed) fail_io("inspect", path, failed.value());
   if (replaceable) return;
   bool ours = false;
   try {
