@@ -53,7 +53,9 @@ RunCurves read_curves(const std::string& path) {
   const std::filesystem::file_type type = std::filesystem::status(path, error).type();
   if (type == std::filesystem::file_type::none) fail_io("inspect", path, error.value());
   if (type != std::filesystem::file_type::regular) return {};  // opening a pipe would wait for a writer
-  std::ifstream in(path);
+  std::ifstream in;
+  do in.open(path);
+  while (!in && errno == EINTR);
   if (!in) fail_io("open", path, errno);
   for (std::string text; std::getline(in, text);) {
     json line = try_parse_json(text);
