@@ -153,7 +153,8 @@ ModelData open_data(const DataOptions& asked, const std::string& split, const st
   if (tokenizer.is_none() && !other.is_none())
     std::fprintf(stderr, "note: %s has no tokenizer: the ids of %s are taken as its own\n", name.c_str(),
                  choice.data.spec.c_str());
-  data.source().check_tokens(model.config.vocab_size);
+  for (const auto& part : {&data.dataset.train, &data.dataset.test})
+    if (part->get() == &data.source()) (*part)->check_when_read(model.config.vocab_size);
   if (tokenizer.is_none()) data.tokenizer = other;
   note_training_data(choice);
   return data;
