@@ -93,13 +93,14 @@ Exit run(const Options& o) {
   const int64_t samples = o.samples > 0 ? o.samples : source.size(), T = source.seq_len();
   const int64_t enough = std::max<int64_t>(1, std::min<int64_t>(16, 16384 / T));  // long sequences fill the cores alone
   const int64_t usual = o.estimate > 0 ? estimate_batch : std::min(enough, std::min(samples, source.size()));
-  const int64_t batch = o.batch > 0 ? o.batch : usual;
-  check_batch(batch, 1, T);
+  const int64_t asked = o.batch > 0 ? o.batch : usual;
+  check_batch(asked, 1, T);
+  const int64_t batch = std::min(asked, std::min(samples, source.size()));  // no row stays empty
   BatchModel batches(*model.device, model.params, model.config,
                      Batch{batch, T, model.params.dtype(), /*training=*/false});
   const BatchModel::Mean mean = finite_mean(batches, source, samples);
   print_loss(source, mean, data, model.config.max_position_embeddings);
-  if (o.estimate > 0) print_estimates(o, batches, batch, source, data.choice.data.seed);
+  if (o.estimate > 0) print_estimates(o, batches, asked, source, data.choice.data.seed);
   if (source.task() != nullptr && o.answers > 0) print_answers(model, source, o.answers);
   return Exit::done;
 }

@@ -4,7 +4,6 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
-#include <filesystem>
 #include <fstream>
 #include <vector>
 
@@ -14,6 +13,7 @@
 #include "engine/numbers.h"
 #include "eval/batch_model.h"
 #include "eval/loaded_model.h"
+#include "eval/own_tensors.h"
 #include "kernels/optim/optimizer.h"
 #include "models/model_dir.h"
 
@@ -72,28 +72,12 @@ struct Options {
   int64_t batch = 1, seq = 0;
 };
 
-// Gradients replace gradients, which the metadata tells from weights; any other file stays.
-const std::map<std::string, std::string> written_by_us = {{"crossply", "gradients"}};
-
-void check_replaceable(const std::string& path) {
-  std::error_code ignored;
-  if (!std::filesystem::is_regular_file(path, ignored) || std::filesystem::is_empty(path, ignored)) return;
-  bool ours = false;
-  try {
-    const auto metadata = SafetensorsFile(path).metadata();
-    const auto found = metadata.find("crossply");
-    ours = found != metadata.end() && found->second == "gradients";
-  } catch (const Error& error) {
-    if (error.code != Exit::bad_data) throw;
-  }
-  if (!ours)
-    fail(Exit::usage, "--out ", path,
-         " exists and was not written by this program; move it away or choose another name");
-}
+// Gradients replace gradients; any other file stays.
+const std::string kind = "gradients";
 
 Exit run(const Options& o) {
   check_batch(o.batch, 1, o.seq);
-  check_replaceable(o.out);
+  check_replaceable_tensors("--out", o.out, kind);
   const int64_t count = o.batch * o.seq;
   LoadedModel model(o.model, o.device, true, o.matmul);
   const std::vector<int32_t> tokens = read_tokens(o.tokens, count + 1, model, o.tokenizer);
@@ -113,7 +97,9 @@ Exit run(const Options& o) {
   tape.backward(step);
   std::printf("loss %.12g\n", loss);
   if (!std::isfinite(loss)) fail(Exit::not_finite, "the loss is not finite; no gradients written");
-  save_tensors(o.out, model.params, gradients_of(model.params, model.config), written_by_us);
+  const std::vector<NamedTensor> gradients = gradients_of(model.params, model.config);
+  require_finite(model.params, gradients, Exit::not_finite);
+  save_tensors(o.out, model.params, gradients, kind_of_tensors(kind));
   return Exit::done;
 }
 

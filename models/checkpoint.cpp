@@ -224,8 +224,8 @@ bool is_leftover(const std::string& name, std::string* of) {
 bool is_leftover_of_run(const std::string& name) {
   std::string of;
   if (!is_leftover(name, &of)) return false;
-  for (const std::string file :
-       {"metrics.jsonl", "metrics.csv", "environment.jsonl", "flags.json", "curve.svg", ".job", ".meet"})
+  for (const std::string file : {"metrics.jsonl", "metrics.csv", "environment.jsonl", "flags.json", "curve.svg",
+                                 "tensors.safetensors", ".job", ".meet"})
     if (of == file || of.starts_with(file + ".kept-")) return true;
   const std::string start = "step_";
   if (of.starts_with("damaged_")) of = of.substr(8);

@@ -97,7 +97,7 @@ std::vector<double> part_of(const std::vector<double>& tensor, const Found& at) 
   return part;
 }
 
-std::vector<double> read_tensor(const Found& source) {
+std::vector<double> read_tensor(const Found& source, Dtype dtype) {
   const std::vector<int64_t>& shape = source.info->shape;
   std::vector<double> host(
       static_cast<size_t>(std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<int64_t>())));
@@ -106,6 +106,12 @@ std::vector<double> read_tensor(const Found& source) {
   if (bad != host.end())
     fail(Exit::bad_data, source.file->path(), ": tensor ", source.info->str(), " holds ", *bad, " at its element ",
          bad - host.begin(), "; no model can be run with that");
+  if (dtype == Dtype::f64) return host;
+  const auto large =
+      std::find_if(host.begin(), host.end(), [](double weight) { return !std::isfinite(static_cast<float>(weight)); });
+  if (large != host.end())
+    fail(Exit::bad_data, source.file->path(), ": tensor ", source.info->str(), " holds ", *large, " at its element ",
+         large - host.begin(), ", which is too large for fp32");
   return host;
 }
 
@@ -116,7 +122,7 @@ void read_rows(ParameterTable& params, std::vector<std::pair<const Parameter*, c
   std::vector<double> host;
   const TensorInfo* read = nullptr;
   for (const auto& [row, found] : rows) {
-    if (found->info != read) host = read_tensor(*found), read = found->info;
+    if (found->info != read) host = read_tensor(*found, params.dtype()), read = found->info;
     const bool whole = found->shape.numel() == std::ssize(host) && !found->transposed;
     params.write(*row, whole ? host.data() : part_of(host, *found).data());
   }
@@ -184,6 +190,16 @@ std::vector<NamedTensor> values_of(const ParameterTable& params, const Config& c
 
 std::vector<NamedTensor> gradients_of(const ParameterTable& params, const Config& config) {
   return named(params, config, &Parameter::grad);
+}
+
+void require_finite(const ParameterTable& params, const std::vector<NamedTensor>& tensors, Exit code) {
+  for (const NamedTensor& tensor : tensors) {
+    const std::vector<float> host = assemble(params, tensor);
+    const auto bad = std::find_if(host.begin(), host.end(), [](float number) { return !std::isfinite(number); });
+    if (bad != host.end())
+      fail(code, "tensor \"", tensor.name, "\" ", tensor.shape.str(), " has ", *bad, " at its element ",
+           bad - host.begin(), " in fp32; nothing was written");
+  }
 }
 
 void save_tensors(const std::string& path, const ParameterTable& params, const std::vector<NamedTensor>& tensors,

@@ -15,7 +15,8 @@ namespace crossply {
 
 // Fills every declared parameter from DIR/model.safetensors, or from the shards that DIR/model.safetensors.index.json
 // lists. A missing, superfluous or misshapen tensor is Exit::bad_data with its name, and nothing is filled before all
-// are checked; so is a weight that is not finite. A head that the configuration ties may be there too, and is ignored.
+// are checked; so is a weight that is not finite in the table's type. A head that the configuration ties may be there
+// too, and is ignored.
 void load_weights(const std::string& dir, const Config& config, ParameterTable& params);
 // The weights of a `source` directory into a model of `config`: the same architecture with fewer blocks, or one that a
 // plain LLaMA becomes. What the source has no tensor for keeps its value.
@@ -35,6 +36,8 @@ std::vector<NamedTensor> gradients_of(const ParameterTable& params, const Config
 // All of these as one safetensors file of fp32 tensors.
 void save_tensors(const std::string& path, const ParameterTable& params, const std::vector<NamedTensor>& tensors,
                   const std::map<std::string, std::string>& metadata = {});
+// Throws an Error of this code, with the tensor, the index and the number, for the first that is not finite in fp32.
+void require_finite(const ParameterTable& params, const std::vector<NamedTensor>& tensors, Exit code);
 // The values of all rows, which this and all other ranks of a job call with the same: rank 0 writes model.safetensors;
 // where that would be of more than `most` bytes and there are several, they write Hugging Face's shards,
 // model-0000i-of-0000n.safetensors with i = 1 to n, in turns, and rank 0 the index. No tensor is split. Returns the

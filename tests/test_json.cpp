@@ -74,7 +74,7 @@ TEST_CASE("json: every reader refuses a document that is nested too deep") {
   config.options["intermediate_sizes"] = nested(80000);
   check_fails(Exit::usage, {"intermediate_sizes"}, [&] { config.check(Exit::usage, "flags"); });
   write_text(dir.file("metrics.jsonl"), "{\"step\": 1, \"loss\": 2}\n" + deep_object("step") + "\n");
-  CHECK(Metrics(dir.file("metrics.jsonl"), 5).lines().size() == 1);
+  CHECK(Metrics(dir.file("metrics.jsonl"), 5).curves().step.size() == 1);
   ParameterTable params;
   write_text(dir.file("model.safetensors.index.json"), deep_object("weight_map"));
   check_fails(Exit::bad_data, {"index.json", "deep"},

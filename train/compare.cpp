@@ -123,6 +123,7 @@ Comparison prepare(Experiment& experiment) {
   Comparison comparison{plain.data.spec, fresh ? fresh_dir(plain.out) : plain.out, {}};
   if (data.test != nullptr) comparison.test_size = data.test->size();
   if (!plain.dry_run) comparison.data_digest = plain.data_digest = digest_of_files(plain, data);
+  comparison.data_note = validation_note(data);
   for (const ArchChoice& choice : choices) {
     ComparedRun run{choice, plain, {}};
     run.options.config.arch = choice.arch;
@@ -205,7 +206,7 @@ Exit run(Experiment& o) {
   if (comparison.out != o.train.out)
     std::printf("%s holds an earlier comparison; this one is in %s\n", printable(o.train.out).c_str(),
                 printable(comparison.out).c_str());
-  for (const std::string& warning : {warmup_warning(o.train), parameter_warning(comparison)})
+  for (const std::string& warning : {warmup_warning(o.train), parameter_warning(comparison), comparison.data_note})
     if (!warning.empty()) std::printf("%s\n", warning.c_str());
   // Before the first run ends: a kill then leaves what --resume needs.
   write_file_atomically(comparison.out + "/results.json", results_json(comparison));

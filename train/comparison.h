@@ -38,6 +38,7 @@ struct Comparison {
   int64_t test_size = 0;                 // sequences in the test set; 0: unknown
   std::string data_digest = "";          // of files; "" of what is generated
   std::vector<std::string> others = {};  // runs in `out` that are not compared now, as results.json had them
+  std::string data_note = "";            // on validation files among the training files; "" where there are none
 };
 
 // What is compared, by its flags.

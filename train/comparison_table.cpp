@@ -237,6 +237,7 @@ std::string notes_on_tests(const View& view) {
   const int64_t sequences = o.eval_samples > 0 ? o.eval_samples : comparison.test_size;
   std::string out =
       "test loss: over " + (sequences > 0 ? part(sequences, "test sequences") : "all test sequences") + ".\n";
+  if (!comparison.data_note.empty()) out += comparison.data_note + ".\n";
   if (view.is_task()) {
     const int64_t prompts =
         comparison.test_size > 0 ? std::min(o.answer_samples, comparison.test_size) : o.answer_samples;

@@ -64,20 +64,15 @@ struct Groups {
   std::string notes;
 };
 
-// Of every step, what stands for it on the x axis.
-std::map<double, double> places_of(const Options& o, const std::string& dir, const RunCurves& all) {
-  double factor = 1;
-  if (o.x == "flops") {
-    const std::string path = dir + "/environment.jsonl";
-    factor = recorded_flops_per_token(path);
-    if (std::isnan(factor))
-      fail(Exit::bad_data, path, ": has no \"flops_per_token\", which --x flops needs; take --x tokens, or resume the ",
-           "run, which records it");
-  }
-  std::map<double, double> places;
-  const std::vector<double>& xs = o.x == "step" ? all.step : o.x == "seconds" ? all.seconds : all.tokens;
-  for (size_t i = 0; i < all.step.size(); ++i) places[all.step[i]] = factor * xs[i];
-  return places;
+// What the numbers of --x are multiplied with.
+double factor_of(const Options& o, const std::string& dir) {
+  if (o.x != "flops") return 1;
+  const std::string path = dir + "/environment.jsonl";
+  const double factor = recorded_flops_per_token(path);
+  if (std::isnan(factor))
+    fail(Exit::bad_data, path, ": has no \"flops_per_token\", which --x flops needs; take --x tokens, or resume the ",
+         "run, which records it");
+  return factor;
 }
 
 Run read_run(const Options& o, const std::string& dir) {
@@ -86,12 +81,15 @@ Run read_run(const Options& o, const std::string& dir) {
     fail(Exit::no_input, path, ": no such file; ", dir, " must be a run directory, or that of a comparison");
   const bool test = o.loss == "test";
   const RunCurves all = read_curves(path);
-  const auto places = places_of(o, dir, all);
+  const double factor = factor_of(o, dir);
   const std::vector<double>&steps = test ? all.test_step : all.step, &losses = test ? all.test_loss : all.loss;
+  const std::vector<double>& xs = o.x == "step"      ? steps
+                                  : o.x == "seconds" ? (test ? all.test_seconds : all.seconds)
+                                                     : (test ? all.test_tokens : all.tokens);
   Run run{dir, {}, read_run_settings(dir)};
   size_t lost = 0;
   for (size_t i = 0; i < steps.size(); ++i) {
-    const double x = places.at(steps[i]);
+    const double x = factor * xs[i];
     if (!std::isfinite(losses[i])) continue;
     if (!std::isfinite(x)) {
       ++lost;
@@ -238,6 +236,21 @@ std::string test_notes(const std::vector<Group>& groups) {
   return notes;
 }
 
+// A line for each name whose runs were tested on files that they trained on.
+std::string validation_notes(const std::vector<Group>& groups) {
+  std::string notes;
+  for (const Group& group : groups) {
+    ValidationFiles files;
+    for (const Run& run : group.runs)
+      if (files.trained_on == 0) files = recorded_validation_files(run.dir + "/environment.jsonl");
+    if (files.trained_on > 0)
+      notes += str("note: '", printable(group.name), "': ", files.trained_on, " of ", files.all, " validation file",
+                   files.all == 1 ? "" : "s", files.trained_on == 1 ? " is" : " are",
+                   " among the training files: the test loss is of tokens that the model trained on\n");
+  }
+  return notes;
+}
+
 // At the steps that all of them have. Where the command line named them, their last one must be everybody's; else a
 // note says where the curve ends.
 Curve curve_of(const Group& group, std::string& notes) {
@@ -291,7 +304,7 @@ Exit run(const Options& o) {
     notes += check_flags(group);
     curves.push_back(curve_of(group, notes));
   }
-  if (o.loss == "test") notes += test_notes(groups);
+  if (o.loss == "test") notes += test_notes(groups) + validation_notes(groups);
   std::printf("%s%s loss: of each run the last; mean and standard deviation over the seeds\n%s",
               table_of(groups, o.loss).c_str(), o.loss.c_str(), notes.c_str());
   if (o.out.empty()) return Exit::done;

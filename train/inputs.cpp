@@ -2,9 +2,11 @@
 
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "cli/format.h"
+#include "engine/printable.h"
 #include "models/checkpoint.h"
 #include "models/model.h"
 #include "models/registry.h"
@@ -118,7 +120,7 @@ Dataset open_data(TrainOptions& o) {
   if (o.config.vocab_size < data_vocab)
     fail(Exit::bad_data, o.data.spec, " has a vocabulary of ", data_vocab, ", the model's is ", o.config.vocab_size,
          o.init.empty() ? str("; give --vocab ", data_vocab) : " (" + o.init + ")");
-  if (!o.plans_only()) {
+  if (!o.plans_only() && o.steps > 0 && o.dump_tensors.empty()) {  // the others read a batch, or nothing
     dataset.train->check_tokens(o.config.vocab_size);
     dataset.test->check_tokens(o.config.vocab_size);
   }
@@ -144,6 +146,9 @@ void require_same_ids(const TrainOptions& o, const Tokenizer& own, const Dataset
 // `dataset` has the tokenizer.
 void take_teacher(TrainOptions& o, const Dataset& dataset) {
   if (o.teacher.empty()) return;
+  if (o.resume && !path_exists(o.teacher))
+    fail(Exit::no_input, "--teacher ", o.teacher,
+         ": no such directory; if it has moved, say with --teacher where it is now");
   const ModelDir dir(o.teacher);
   o.teacher_config = load_config(dir.path() + "/config.json");
   const Config& c = o.teacher_config;
@@ -206,6 +211,18 @@ std::string describe_data(const TrainOptions& o, const Dataset& data) {
              format_count(T), "; ", format_count(o.steps), " steps x ", format_count(each), " sequences = ",
              epochs < 100 ? format_number(epochs < 0.1 ? "%.2g" : "%.1f", epochs) : format_count(std::llround(epochs)),
              " epochs; test set ", format_count(data.test->size()), " sequences");
+}
+
+std::string validation_note(const Dataset& data) {
+  if (data.test == nullptr) return "";
+  const std::vector<std::string> files = data.test->files(), both = data.test->files_of_both();
+  if (both.empty()) return "";
+  const std::string name = printable(std::filesystem::path(both[0]).filename().string());
+  const std::string which =
+      files.size() == 1  ? "the validation file " + name + " is"
+      : both.size() == 1 ? str("1 of the ", files.size(), " validation files, ", name, ", is")
+                         : str(both.size(), " of the ", files.size(), " validation files, ", name, " first, are");
+  return str("note: ", which, " among the training files: the test loss is of tokens that the model trains on");
 }
 
 std::string vocabulary_note(const TrainOptions& o, const Dataset& dataset) {

@@ -82,7 +82,8 @@ void add_size_flags(CLI::App& app, TrainOptions& o) {
 void add_teacher_flags(CLI::App& app, TrainOptions& o) {
   const Group group(app, "Distillation");
   add_text(app, "--teacher", o.teacher, "DIR",
-           "learn also from the logits of this model, of any sizes and architecture but the same vocabulary");
+           "learn also from the logits of this model, of any sizes and architecture but the same vocabulary; "
+           "with --resume, where it is now");
   add_number(app, "--kd-alpha", o.kd.alpha, 0, 1, "A: the loss is A CE + (1 - A) TAU^2 KL(teacher || student)");
   add_number(app, "--kd-tau", o.kd.tau, least_tau, most_tau, "TAU, temperature of both in the KL divergence");
   add_choice(app, "--kd-reduction", o.kd_reduction, reductions,

@@ -135,7 +135,8 @@ bool take_run_settings(const std::string& run_dir, TrainOptions& o) {
   return true;
 }
 
-void refuse_other_settings(const json& saved, const TrainOptions& now, const std::string& where, bool same_data) {
+void refuse_other_settings(const json& saved, const TrainOptions& now, const std::string& where,
+                           const std::set<std::string>& moved) {
   if (!saved.is_object()) fail(Exit::bad_data, where, ": the flags of the run are missing");
   const json current = trajectory(now);
   for (const auto& [key, value] : current.items()) {
@@ -145,14 +146,16 @@ void refuse_other_settings(const json& saved, const TrainOptions& now, const std
                         : key == "teacher" || key == "tokenizer" ? json("")
                                                                  : json();
     const json was = renewed(key, saved.value(key, before));
-    const bool files = key == "data" || key == "val_data" || key == "tokenizer";
-    if (was == value || (files && same_data)) continue;
+    const bool files = data_settings.contains(key);
+    if (was == value || moved.contains(key) || (key == "init" && now.init_moved)) continue;
     if (key == "steps" && was.is_number_unsigned() && was < value) continue;
     fail(Exit::usage, "--resume: the run in ", where, " has ", flag_of(key), " ", was.dump(), ", the flags say ",
          value.dump(),
          key == "steps" ? "; it can only grow"
          : files        ? "; only other files with the same contents can take its place"
-                        : "; resume with the flags it was started with");
+         : key == "teacher" && was != "" && value != ""
+             ? "; only a directory with the same weights can take its place, once there is a checkpoint"
+             : "; resume with the flags it was started with");
   }
 }
 

@@ -61,7 +61,7 @@ void train_or_record(ComparedRun& run, const std::string& label, int64_t runs_af
     run.result = train_run(std::move(options));
     run.state = run.result.code == Exit::done ? RunState::done : RunState::stopped;
   } catch (const std::exception& error) {
-    const Error known = error_of(error);
+    const Error known = error_of(error, training_memory_remedy);
     if (known.code == Exit::usage) throw;
     record_end(run, RunState::failed, known.code, known.what());
     Progress(label, run.options.steps).say("failed: " + run.error);
@@ -411,7 +411,7 @@ Exit train_for_parent(const std::string& request) {
   try {
     train_or_record(run, label, 0);
   } catch (const std::exception& error) {
-    record_end(run, RunState::failed, error_of(error).code, error.what());
+    record_end(run, RunState::failed, error_of(error, training_memory_remedy).code, error.what());
     Progress(label, o.steps).say("failed: " + run.error);
   }
   std::fflush(stdout);

@@ -34,9 +34,10 @@
 // --out holds a run directory for each round, round_1_blocks_4, with what it starts from beside it,
 // initial_1_blocks_4: complete model directories, for `evaluate`, `generate` and so on. inheritune.json has the
 // recipe and its numbers, inheritune.md the table, inheritune.svg the loss by step. A signal stops it anywhere, with
-// exit code 75; --resume --out DIR continues bit for bit, and takes a larger --rounds. Exit code 0 says that the recipe
-// has run to its end; the line under the table, and "matches" in inheritune.json, say whether the last model is as
-// good.
+// exit code 75; --resume --out DIR continues bit for bit, and takes a larger --rounds. The directory may have been
+// renamed. A reference or a teacher that has moved is named anew, with --reference or --teacher: it must have the same
+// weights. Exit code 0 says that the recipe has run to its end; the line under the table, and "matches" in
+// inheritune.json, say whether the last model is as good.
 //
 // A round costs what training a model of l blocks costs, and the rounds see the same batches. The paper's, with steps,
 // rates and batches from --preset:
@@ -123,7 +124,7 @@ TrainOptions round_options(const Inheritance& all, size_t i) {
   o.config = transplanted_config(all.options.config, first_blocks(l, l));
   o.init = std::filesystem::weakly_canonical(all.initial_dir(i)).string();  // however --out is written
   o.out = all.run_dir(i);
-  o.resume = path_exists(o.out + "/flags.json");
+  o.resume = o.init_moved = path_exists(o.out + "/flags.json");
   o.program = "";
   o.label = label_of(all, i);
   return o;
@@ -257,6 +258,9 @@ Inheritance prepare(Options& o, const CLI::App& app, Dataset& data) {
   if (o.recipe.reference.empty()) fail(Exit::usage, "--reference is needed: the model to inherit from");
   if (t.out.empty() && !t.dry_run) fail(Exit::usage, "--out is needed: the directory for the rounds");
   if (t.steps == 0) fail(Exit::usage, "--steps 0: a round without steps has nothing to compare");
+  if (t.resume && !path_exists(o.recipe.reference))
+    fail(Exit::no_input, "--reference ", o.recipe.reference,
+         ": no such directory; if it has moved, say with --reference where it is now");
   t.init = o.recipe.reference;
   data = open_inputs(t);
   const int64_t L = t.config.num_hidden_layers;
@@ -328,7 +332,8 @@ void set_defaults(int argc, char** argv, Options& o) {
 void add_recipe_flags(CLI::App& app, Recipe& r) {
   app.option_defaults()->group("Inheritune");
   const auto set_reference = [&r](const std::string& dir) { r.reference = absolute_path(dir); };
-  app.add_option_function<std::string>("--reference", set_reference, "model or run directory to inherit from")
+  app.add_option_function<std::string>("--reference", set_reference,
+                                       "model or run directory to inherit from; with --resume, where it is now")
       ->type_name("DIR");
   add_integer(app, "--start", r.start, 1, 4096, "blocks of the first round (default: half of the reference's)")
       ->default_str("");

@@ -166,6 +166,7 @@ Exit run(const Options& o) {
   if (o.inherit != "all")
     for (const std::string& part : t.parts) require_some(part, params, t, {kept.begin(), kept.end()});
 
+  require_finite(params, values_of(params, target.config), Exit::bad_data);  // --rescale-q multiplies
   CheckpointWriter writer;
   writer.begin(o.out);
   write_model(writer, target, params, tokenizer);
