@@ -56,10 +56,12 @@ fi
 # Not enough memory: the flags that the program has, and no others.
 small() { (ulimit -v 2000000 && OMP_NUM_THREADS=1 "$@"); }
 head -c 40000 /dev/zero >more.data
-expect 71 'use a smaller --batch with --accumulate, a shorter --seq, or a smaller model$' \
-  small train --width 512 --ffn 512 --seq 1024 --batch 4096 --data uint16:more.data --out memory
 truncate -s 13M zeros2
-expect 71 'use a smaller --batch, --seq or model$' small "$build/gradients" --model few --tokens uint16:zeros2 \
-  --batch 400000 --seq 16 --out grads.safetensors
+if small "$build/gradients" --help >/dev/null 2>&1; then  # not where sanitizers take their own memory
+  expect 71 'use a smaller --batch with --accumulate, a shorter --seq, or a smaller model$' \
+    small train --width 512 --ffn 512 --seq 1024 --batch 4096 --data uint16:more.data --out memory
+  expect 71 'use a smaller --batch, --seq or model$' small "$build/gradients" --model few --tokens uint16:zeros2 \
+    --batch 400000 --seq 16 --out grads.safetensors
+fi
 [ "$failures" = 0 ] || exit 1
 echo "limits: as documented"
