@@ -18,7 +18,7 @@ FileIdentity identity_of(const std::string& path) {
 OpenFiles::OpenFiles() {
   rlimit limit{};
   const bool known = ::getrlimit(RLIMIT_NOFILE, &limit) == 0;
-  slots_.resize(std::clamp<size_t>(known ? limit.rlim_max / 8 : 1, 1, 64));
+  slots_.resize(std::clamp<size_t>(known ? limit.rlim_max / 4 : 1, 1, 4096));
 }
 
 std::shared_ptr<const InputFile> OpenFiles::open(size_t index, const std::string& path,

@@ -25,7 +25,7 @@ FileIdentity identity_of(const std::string& path);
 
 class OpenFiles {
  public:
-  // At most 64 files are open at a time, and at most an eighth of those that the process may open.
+  // At most a quarter of the files that the process may open are open at a time, and at most 4096.
   OpenFiles();
   // File `index` of the set; any thread may call this. The file stays open while the caller holds the pointer. Where it
   // is opened here, opened(file) is called first, which may throw. Throws as InputFile.

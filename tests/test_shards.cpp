@@ -254,20 +254,15 @@ int64_t bytes_read() {
   return io >> name >> bytes && name == "rchar:" ? bytes : 0;
 }
 
-TEST_CASE("shards: more files than the system ever lets the process open are read all the same") {
-  const TempDir dir;
-  for (uint32_t i = 0; i < 80; ++i)
-    write_shard(dir.file(str("s", 100 + i, ".bin")), counting(100 * i, 21), ShardFormat::uint16);
-  const pid_t child = ::fork();  // a hard limit cannot be raised again
+// Whether body() holds in a process that may never have more than 24 files open. A hard limit cannot be raised again.
+template <class F>
+bool holds_with_few_files(F&& body) {
+  const pid_t child = ::fork();
   if (child == 0) {
     const rlimit few{24, 24};
     bool right = ::setrlimit(RLIMIT_NOFILE, &few) == 0;
     try {
-      const Dataset data = open_dataset(data_options(dir.file("s*.bin"), 10));
-      data.train->check_tokens(10000);
-      right = right && data.train->digest() != 0 && data.train->size() == 159;
-      for (int64_t i = 0; i < data.train->size(); ++i)
-        right = right && read_sample(*data.train, i).tokens[0] == 100 * (i / 2) + 10 * (i % 2);
+      right = right && body();
     } catch (const std::exception& error) {
       std::fprintf(stderr, "%s\n", error.what());
       right = false;
@@ -276,24 +271,44 @@ TEST_CASE("shards: more files than the system ever lets the process open are rea
   }
   int status = 0;
   REQUIRE(::waitpid(child, &status, 0) == child);
-  CHECK((WIFEXITED(status) && WEXITSTATUS(status) == 0));
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+TEST_CASE("shards: more files than the system ever lets the process open are read all the same") {
+  const TempDir dir;
+  for (uint32_t i = 0; i < 80; ++i)
+    write_shard(dir.file(str("s", 100 + i, ".bin")), counting(100 * i, 21), ShardFormat::uint16);
+  CHECK(holds_with_few_files([&] {
+    const Dataset data = open_dataset(data_options(dir.file("s*.bin"), 10));
+    data.train->check_tokens(10000);
+    bool right = data.train->digest() != 0 && data.train->size() == 159;
+    for (int64_t i = 0; i < data.train->size(); ++i)
+      right = right && read_sample(*data.train, i).tokens[0] == 100 * (i / 2) + 10 * (i % 2);
+    return right;
+  }));
 }
 
 TEST_CASE("shards: a file that was closed meanwhile must be what it was when it is opened again") {
   const TempDir dir;
   const auto name = [&](int i) { return dir.file(str("s", 100 + i, ".bin")); };
   for (int i = 0; i < 80; ++i) write_shard(name(i), counting(0, 21), ShardFormat::uint16);
-  const Dataset data = open_dataset(data_options(dir.file("s*.bin"), 10));
-  data.train->digest();  // opens them all: the first one is closed after it
-  std::filesystem::last_write_time(name(0), std::filesystem::file_time_type::clock::now() + std::chrono::hours(1));
-  CHECK(read_sample(*data.train, 0).tokens[3] == 3);  // another time, the same contents
-  read_sample(*data.train, 2 * 64);                   // which takes the place of the first one
-  std::vector<uint32_t> other = counting(0, 21);
-  other[20] = 7;
-  write_shard(name(0), other, ShardFormat::uint16);
-  check_fails(Exit::bad_data, {name(0), "was changed while in use"}, [&] { read_sample(*data.train, 0); });
-  std::filesystem::resize_file(name(1), 1030);
-  check_fails(Exit::io, {name(1), "shortened"}, [&] { read_sample(*data.train, 2); });
+  const auto fails = [](Exit code, const std::string& says, const Source& source, int64_t index) {
+    const Error error = error_of([&] { read_sample(source, index); });
+    return error.code == code && has(error.what(), says);
+  };
+  CHECK(holds_with_few_files([&] {
+    const Dataset data = open_dataset(data_options(dir.file("s*.bin"), 10));
+    data.train->digest();  // opens them all, and so closes the first ones
+    std::filesystem::last_write_time(name(0), std::filesystem::file_time_type::clock::now() + std::chrono::hours(1));
+    bool right = read_sample(*data.train, 0).tokens[3] == 3;                       // another time, the same contents
+    for (int64_t i = 2; i < data.train->size(); ++i) read_sample(*data.train, i);  // closes it again
+    std::vector<uint32_t> other = counting(0, 21);
+    other[20] = 7;
+    write_shard(name(0), other, ShardFormat::uint16);
+    right = right && fails(Exit::bad_data, name(0) + ": was changed while in use", *data.train, 0);
+    std::filesystem::resize_file(name(1), 1030);
+    return right && fails(Exit::io, "shortened", *data.train, 2);
+  }));
 }
 
 TEST_CASE("shards: a file with many names is read once, and what reads a part reads only that") {
