@@ -8,6 +8,7 @@
 #include <new>
 #include <sstream>
 
+#include "cli/needs.h"
 #include "cli/spin.h"
 #include "cli/standard_streams.h"
 #include "engine/printable.h"
@@ -41,7 +42,7 @@ int run_program(CLI::App& app, int argc, char** argv, const std::function<void()
       "Print the commit that this was built from and exit");
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // a later flag replaces an earlier one
   auto report = [](Exit code, const char* message) {
-    if (isatty(STDOUT_FILENO) == 1) std::printf("\r\033[K");  // over an unfinished status line
+    if (takes_escape_codes(STDOUT_FILENO)) std::printf("\r\033[K");  // over an unfinished status line
     std::fflush(stdout);
     std::fprintf(stderr, "error: %s\n", printable(message).c_str());
     return static_cast<int>(code);
@@ -51,6 +52,7 @@ int run_program(CLI::App& app, int argc, char** argv, const std::function<void()
     flags();
     try {
       app.parse(argc, argv);
+      check_needs(app);
       code = body();
     } catch (const CLI::Success& success) {  // --help
       std::ostringstream help;

@@ -31,6 +31,7 @@ class DocumentReader {
   explicit DocumentReader(const std::string& path);
   // False at the end. Throws what ByteStream::read does, and Exit::bad_data for a document that is too long.
   bool next(Document& document);
+  bool is_lines() const { return is_lines_; }  // JSON lines
   // Whether the file's bytes are the text as they stand.
   bool is_plain_text() const { return !is_lines_ && !stream_.is_packed(); }
   const ByteStream& bytes() const { return stream_; }

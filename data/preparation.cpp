@@ -145,6 +145,11 @@ Preparation::Preparation(const PrepareOptions& options)
   for (const SourceFile& source : sources_)
     if (o_.vocab > 0 && !source.is_file)
       fail(Exit::usage, source.path, " can be read only once, but --vocab reads the text twice; store it in a file");
+  const auto has_field = [](const SourceFile& source) {
+    return !source.is_file || DocumentReader(source.path).is_lines();
+  };
+  if (o_.field_given && std::none_of(sources_.begin(), sources_.end(), has_field))
+    fail(Exit::usage, "--field ", o_.field, " has no effect without JSON lines, and no input has any; leave it out");
   settings_ = settings_of(o_, sources_);
 }
 

@@ -27,6 +27,7 @@ struct PrepareOptions {
   std::string style = "gpt2";  // of the trained one
   std::string eot;             // the token that ends a document; "": the tokenizer's own
   std::string field = "text";
+  bool field_given = false;
   double val = 0.01;
   int64_t shard_tokens = 100'000'000;
 };

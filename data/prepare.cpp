@@ -1,4 +1,5 @@
 // prepare: text into token shards that know their tokenizer, once, for `--data OUT` of every trainer.
+#include "cli/needs.h"
 #include "cli/program.h"
 #include "data/preparation.h"
 
@@ -25,7 +26,8 @@ int main(int argc, char** argv) {
                 "tokenizers)")
         ->excludes(given)
         ->default_str("");
-    add_choice(app, "--style", o.style, {"gpt2", "llama3"}, "of --vocab: whose cuts and special tokens");
+    needs(app, add_choice(app, "--style", o.style, {"gpt2", "llama3"}, "of --vocab: whose cuts and special tokens"),
+          {{"--vocab"}});
     add_text(app, "--eot", o.eot, "TOKEN",
              "ends each document, and what a model of the data writes (default: the tokenizer's end-of-text token)");
     add_text(app, "--field", o.field, "NAME", "of JSON lines, the field with the text");
@@ -34,5 +36,8 @@ int main(int argc, char** argv) {
     add_integer(app, "--shard-tokens", o.shard_tokens, 1 << 16, std::numeric_limits<int32_t>::max(),
                 "tokens of a file");
   };
-  return run_program(app, argc, argv, flags, [&] { return prepare(o); });
+  return run_program(app, argc, argv, flags, [&] {
+    o.field_given = app.count("--field") > 0;
+    return prepare(o);
+  });
 }

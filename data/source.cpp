@@ -47,7 +47,7 @@ Dataset open_dataset(const DataOptions& options) {
   const DataSpec::Kind kind = parse_data_spec(spec).kind;
   using enum DataSpec::Kind;
   if (!options.val_spec.empty() && kind != shards && kind != directory)
-    fail(Exit::usage, "validation files go with token shards only, not with \"", spec, "\"");
+    fail(Exit::usage, "--val-data ", options.val_spec, " is for --data of token shards, not of \"", spec, "\"");
   if (!options.tokenizer.empty() && kind != text)
     fail(Exit::usage, "--tokenizer ", options.tokenizer, " is for text:, not for \"", spec, "\": ",
          kind == generated ? "it has its own words"

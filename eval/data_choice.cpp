@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "engine/byte_names.h"
 #include "engine/printable.h"
 #include "models/json_file.h"
 
@@ -20,6 +21,7 @@ DataOptions read_run(const std::string& dir) {
   if (!flags.is_object()) fail(Exit::bad_data, path, ": \"trajectory\" is no object");
   read(flags, "data", run.spec, path);
   read(flags, "val_data", run.val_spec, path);
+  run.spec = name_from_utf8(run.spec), run.val_spec = name_from_utf8(run.val_spec);
   auto count = [&](const char* key, auto& into) {
     int64_t number = static_cast<int64_t>(into);
     read(flags, key, number, path);

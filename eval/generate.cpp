@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "cli/format.h"
+#include "cli/needs.h"
 #include "cli/program.h"
 #include "cli/standard_streams.h"
 #include "cli/ticker.h"
@@ -88,8 +89,9 @@ int64_t encode_all(std::vector<Prompt>& prompts, const Tokenizer& tokenizer, con
     for (const int32_t token : prompt.tokens)
       if (token < 0 || token >= config.vocab_size)
         fail(wrong, prompt.where, ": token ", token, " is outside the vocabulary of ", config.vocab_size);
-    if (std::ssize(prompt.tokens) > longest)
+    if (std::ssize(prompt.tokens) >= longest)
       fail(wrong, prompt.where, " has ", prompt.tokens.size(), " tokens, the model's longest sequence is ", longest,
+           std::ssize(prompt.tokens) == longest ? ", and nothing can follow" : "",
            "; --keep-last N takes its last N tokens");
   }
   return cut;
@@ -161,7 +163,11 @@ struct Generator {
       seen[row].push_back(draw(candidates, sampling_number(o.seed, r / o.samples, r % o.samples, n)));
       return seen[row].back();
     };
-    return generate(decoder, begin, o.max_new, ends, sampler, on_token);
+    // A last token could be written behind the longest sequence, since nothing reads it; Hugging Face's ends before it.
+    const auto goes_on = [&](size_t row, int32_t token) {
+      return on_token(row, token) && std::ssize(seen[row]) < longest;
+    };
+    return generate(decoder, begin, o.max_new, ends, sampler, goes_on);
   }
 
   const char* ending(const Row& row, const std::vector<int32_t>& written) const {
@@ -288,9 +294,11 @@ Exit run(const Options& o) {
 
 void add_sampling_flags(CLI::App& app, SamplingOptions& s) {
   add_number(app, "--temperature", s.temperature, 0, most_number, "divides the logits; 0: the most likely token");
-  add_integer(app, "--top-k", s.top_k, 0, most_size, "sample among the k most likely (0: all)");
-  add_number(app, "--top-p", s.top_p, 0, 1, "among the most likely that together reach this probability");
-  add_number(app, "--min-p", s.min_p, 0, 1, "among those with this share of the most likely one's probability");
+  for (CLI::Option* flag :
+       {add_integer(app, "--top-k", s.top_k, 0, most_size, "sample among the k most likely (0: all)"),
+        add_number(app, "--top-p", s.top_p, 0, 1, "among the most likely that together reach this probability"),
+        add_number(app, "--min-p", s.min_p, 0, 1, "among those with this share of the most likely one's probability")})
+    needs(app, flag, {{"--temperature"}});
   add_number(app, "--repetition-penalty", s.repetition_penalty, 1e-3, 1e3,
              "above 1: tokens that are there already become less likely; also without --temperature");
 }
@@ -322,10 +330,14 @@ int main(int argc, char** argv) {
         ->type_name("TEXT")
         ->allow_extra_args(false);
     add_sampling_flags(app, o.sampling);
-    add_integer(app, "--seed", o.seed, 0, std::numeric_limits<int64_t>::max(),
-                "of the sampling; what a prompt gets depends on it and on the prompt's place, not on the batch");
-    add_integer(app, "--samples", o.samples, 1, most_size, "so many for each prompt; more than one: JSON lines");
-    add_integer(app, "--batch", o.batch, 1, most_size, "rows to continue side by side");
+    CLI::Option* seed =
+        add_integer(app, "--seed", o.seed, 0, std::numeric_limits<int64_t>::max(),
+                    "of the sampling; what a prompt gets depends on it and on the prompt's place, not on the batch");
+    CLI::Option* samples =
+        add_integer(app, "--samples", o.samples, 1, most_size, "so many for each prompt; more than one: JSON lines");
+    for (CLI::Option* flag : {seed, samples}) needs(app, flag, {{"--temperature"}});
+    needs(app, add_integer(app, "--batch", o.batch, 1, most_size, "rows to continue side by side"),
+          {{"--prompts"}, {"--samples", {"!1"}}});
     app.add_flag("--show-special", o.show_special, "print special tokens, as the one that ends a text");
     add_choice(app, "--dtype", o.dtype, {"fp32", "bf16"}, "of activations, caches and products: fp32 or bf16");
     add_choice(app, "--device", o.device, {"cpu", "cuda"}, "where to run: cpu or cuda");

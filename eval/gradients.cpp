@@ -8,6 +8,7 @@
 #include <fstream>
 #include <vector>
 
+#include "cli/needs.h"
 #include "cli/program.h"
 #include "data/documents.h"
 #include "data/shards.h"
@@ -92,6 +93,8 @@ void check_replaceable(const std::string& path) {
 }
 
 Exit run(const Options& o) {
+  if (o.matmul == "bf16x3" && o.dtype == "bf16")
+    fail(Exit::usage, "--matmul bf16x3 is for --dtype fp32; --dtype bf16 multiplies in bf16 anyway");
   check_batch(o.batch, 1, o.seq);
   check_replaceable(o.out);
   const int64_t count = o.batch * o.seq;
@@ -129,7 +132,9 @@ int main(int argc, char** argv) {
     add_text(app, "--model", o.model, "DIR", "model or run directory")->required();
     add_text(app, "--tokens", o.tokens, "FILE", "whitespace-separated integers, a token shard (*.bin), or text:FILE")
         ->required();
-    add_text(app, "--tokenizer", o.tokenizer, "FILE", "tokenizer.json of a model that has none, for text:FILE");
+    needs(app,
+          add_text(app, "--tokenizer", o.tokenizer, "FILE", "tokenizer.json of a model that has none, for text:FILE"),
+          {{"--tokens", {"text:*"}}});
     add_integer(app, "--batch", o.batch, 1, most_size, "B, sequences");
     add_integer(app, "--seq", o.seq, 1, most_size, "T, tokens per sequence")->required()->default_str("");
     add_text(app, "--out", o.out, "FILE", "safetensors file to write; replaces only gradients")->required();

@@ -372,6 +372,7 @@ Config load_config(const std::string& path) {
   Config config = parse_config(read_json(path), path, &ignored);
   if (!ignored.empty())
     std::fprintf(stderr, "note: %s: ignored, since nothing here depends on them: %s\n", path.c_str(), ignored.c_str());
+  std::fputs(note_idle_options(config, path).c_str(), stderr);
   return config;
 }
 

@@ -104,7 +104,7 @@ Architecture lime_static_architecture() {
   return {"lime_static",
           "every key/value head reads its own mixture of all earlier outputs",
           {{"top_p", "1.0", "a number in 0..1: weights beyond this sum are pruned (renormalised: >= 1/layers)", {}},
-           {"top_p_renormalize", "true", "true or false: what is left is divided by its sum", {}},
+           {"top_p_renormalize", "true", "true or false: what is left is divided by its sum", {}, {{"top_p"}}},
            kv_init()},
           [](const Config& config) { return std::make_unique<LimeStatic>(config, false); }};
 }

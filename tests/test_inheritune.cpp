@@ -194,7 +194,7 @@ TEST_CASE("inheritune: the tolerance decides, and a start of all blocks is one r
   check_outcome(lab.start("near", "--lr 0 --tolerance 100"), Exit::done, "round 1, 2 of 4 blocks, matches");
   CHECK(lab.state("near")["rounds"].size() == 1);
   check_outcome(lab.start("all", "--lr 0 --start 4"), Exit::done, "round 1, 4 of 4 blocks, matches");
-  check_outcome(lab.start("far", "--lr 0 --start 2 --grow 2 --steps 1 --rounds 1"), Exit::done, "\n--rounds 1 ends it");
+  check_outcome(lab.start("far", "--lr 0 --start 2 --steps 1 --rounds 1"), Exit::done, "\n--rounds 1 ends it");
   check_outcome(lab.start("last", "--lr 10 --start 3"), Exit::done, "5 blocks would be more than it has");
 }
 

@@ -160,6 +160,10 @@ refuses 64 'excludes' prepare --tokenizer t.json --vocab 300 texts
 refuses 66 'missing.txt' prepare --tokenizer t.json missing.txt
 refuses 66 'none[*].*no such file' prepare --tokenizer t.json 'none*.txt'
 refuses 66 'missing.json' prepare --tokenizer missing.json texts
+if [ -c /dev/full ]; then
+  head -c 100000 long.jsonl | "$build/tokenize" --tokenizer t.json >/dev/full 2>output
+  [ $? = 74 ] && grep -q 'standard output: No space left on device' output || fail "tokenize on a full disk: $(cat output)"
+fi
 mkdir -p bare/one bare/two && : >bare/one/picture.png
 refuses 66 'bare/[*]: no file of text' prepare --tokenizer t.json 'bare/*'
 refuses 65 'no text in these inputs' prepare --tokenizer t.json texts/empty.txt

@@ -19,6 +19,7 @@
 #include "ranks/launch.h"
 #include "train/comparison.h"
 #include "train/environment.h"
+#include "train/idle_flags.h"
 #include "train/run.h"
 #include "train/side_by_side.h"
 
@@ -123,6 +124,7 @@ Comparison prepare(Experiment& experiment) {
   Comparison comparison{plain.data.spec, fresh ? fresh_dir(plain.out) : plain.out, {}};
   if (data.test != nullptr) comparison.test_size = data.test->size();
   if (!plain.dry_run) comparison.data_digest = plain.data_digest = digest_of_files(plain, data);
+  bool uses_routers = false;
   for (const ArchChoice& choice : choices) {
     ComparedRun run{choice, plain, {}};
     run.options.config.arch = choice.arch;
@@ -130,9 +132,14 @@ Comparison prepare(Experiment& experiment) {
     if (choice.arch == "gpt2") run.options.config.max_position_embeddings = positions;
     apply_preset_to_architecture(run.options);
     run.options.config.check(Exit::usage, "--arch " + choice.text);
+    if (!plain.resume) refuse_idle_options(choice, run.options.config);
+    std::fputs(note_idle_options(run.options.config, "--arch " + choice.text).c_str(), stderr);
     run.result = plan_training(run.options);
+    uses_routers |= uses_router_lr(run.options);
     add_runs(comparison, run, experiment);
   }
+  if (experiment.router_lr_given && !uses_routers)
+    fail(Exit::usage, "--router-lr has no effect: nothing in these architectures learns at another rate than --lr");
   return comparison;
 }
 
@@ -267,6 +274,7 @@ void add_experiment_flags(CLI::App& app, Experiment& o) {
               "several seeds or rates, on a CPU, and a step of the first run, which is timed, is too small for all "
               "threads)");
   add_train_flags(app, o.train);
+  app.get_option("--seeds")->excludes(app.get_option("--seed"));
   app.remove_option(app.get_option("--lr"));
   app.add_option_function<std::string>(
          "--lr", set_rates,
@@ -276,6 +284,7 @@ void add_experiment_flags(CLI::App& app, Experiment& o) {
       ->default_str(CLI::detail::to_string(o.train.lr))
       ->group("Optimiser");
 }
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -293,6 +302,7 @@ int main(int argc, char** argv) {
          {"--init", "--teacher", "--kd-alpha", "--kd-tau", "--kd-reduction", "--dump-tape", "--dump-tensors", "--world",
           "--node-gpus", "--gpu", "--nvlink", "--net", "--rank-rate"})
       app.get_option(refused)->group(hidden_group);  // prepare() says why
+    for (const char* refused : flags_of_ranks) app.get_option(refused)->group(hidden_group);
     app.get_option("--steps")->description("optimizer steps of each run");
     app.get_option("--out")->description("directory of the comparison: results.md, compare.svg, a directory per run");
     app.get_option("--resume")
@@ -302,9 +312,11 @@ int main(int argc, char** argv) {
   };
   return run_program(app, argc, argv, flags, [&] {
     if (!request.empty()) return train_for_parent(request);
-    check_teacher_flags(app, o.train);
-    if (app.count("--seed") > 0 && app.count("--seeds") > 0) fail(Exit::usage, "--seed and --seeds: give one of them");
+    for (const char* refused : flags_of_ranks)
+      if (app.count(refused) > 0) fail(Exit::usage, refused, " is for the trainers; compare trains in one process");
+    std::fputs(notes_on_train_flags(app, o.train.config).c_str(), stderr);
     if (app.count("--seed") > 0) o.seeds = {o.train.seed};
+    o.router_lr_given = app.count("--router-lr") > 0;
     if (!place_from_environment().alone())
       fail(Exit::usage, "compare trains in one process; start it without mpirun, torchrun or srun");
     return run(o);

@@ -17,6 +17,7 @@
 
 #include "cli/curve.h"
 #include "cli/format.h"
+#include "cli/needs.h"
 #include "cli/program.h"
 #include "engine/file.h"
 #include "engine/json.h"
@@ -314,15 +315,23 @@ int main(int argc, char** argv) {
         ->type_name("[NAME=]DIR...")
         ->required();
     add_text(app, "--out", o.out, "FILE", "the picture, an SVG file");
-    add_text(app, "--title", o.title, "TEXT", "its title");
+    const std::vector<Need> picture = {{"--out"}};
+    needs(app, add_text(app, "--title", o.title, "TEXT", "its title"), picture);
     add_choice(app, "--loss", o.loss, {"test", "train"}, "test or train");
-    add_choice(app, "--x", o.x, {"step", "tokens", "flops", "seconds"},
-               "step, tokens, flops (of training) or seconds (of training, over all its parts, without the pauses)");
-    add_integer(app, "--smooth", o.smooth, 0, most_size,
-                "draw the mean of N points around each: steps of the training loss, evaluations of the test loss; as "
-                "they are, pale, behind it where there are few curves (1: no mean; 0: a fiftieth of long curves)");
-    app.add_flag("--log-x", o.log_x, "logarithmic x axis");
-    app.add_flag("--log-y", o.log_y, "logarithmic y axis (which losses over a decade have anyway)");
+    needs(app,
+          add_choice(
+              app, "--x", o.x, {"step", "tokens", "flops", "seconds"},
+              "step, tokens, flops (of training) or seconds (of training, over all its parts, without the pauses)"),
+          picture);
+    needs(app,
+          add_integer(app, "--smooth", o.smooth, 0, most_size,
+                      "draw the mean of N points around each: steps of the training loss, evaluations of the test "
+                      "loss; as they are, pale, behind it where there are few curves (1: no mean; 0: a fiftieth of "
+                      "long curves)"),
+          picture);
+    needs(app, app.add_flag("--log-x", o.log_x, "logarithmic x axis"), picture);
+    needs(app, app.add_flag("--log-y", o.log_y, "logarithmic y axis (which losses over a decade have anyway)"),
+          picture);
   };
   return run_program(app, argc, argv, flags, [&] { return run(o); });
 }

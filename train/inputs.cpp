@@ -8,6 +8,7 @@
 #include "models/checkpoint.h"
 #include "models/model.h"
 #include "models/registry.h"
+#include "train/idle_flags.h"
 
 namespace crossply {
 namespace {
@@ -187,6 +188,7 @@ Dataset open_inputs(TrainOptions& o) {
   if (!(o.plans_only() && sizes_known && o.data.spec.empty())) dataset = open_data(o);
   choose_positions(o);
   o.config.check(Exit::usage, "flags");
+  check_options(o);
   take_teacher(o, dataset);
   check_together(o);
   return dataset;

@@ -186,6 +186,14 @@ TrainResult plan_training(const TrainOptions& options) {
   return result;
 }
 
+bool uses_router_lr(const TrainOptions& options) {
+  TrainOptions usual = options;
+  usual.router_lr = 0;
+  ParameterTable params;
+  declare(params, usual);
+  return std::ranges::any_of(params.rows(), [](const Parameter& row) { return row.lr_mul != 1 && row.lr_mul != 0; });
+}
+
 void refuse_too_large(const TrainOptions& options, const Device& device) {
   const auto has = static_cast<double>(device.memory().bytes);
   const bool eight_bits = options.matmul == "fp8";

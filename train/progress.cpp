@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "cli/format.h"
+#include "cli/standard_streams.h"
 #include "engine/check.h"
 #include "engine/numbers.h"
 
@@ -66,7 +67,7 @@ Progress::Progress(std::string label, int64_t total, int64_t runs_after, bool pl
     : label_(std::move(label)),
       total_(total),
       runs_after_(runs_after),
-      terminal_(!plain && isatty(STDOUT_FILENO) == 1),
+      terminal_(!plain && takes_escape_codes(STDOUT_FILENO)),
       start_(now()) {}
 
 void Progress::clear() {

@@ -19,6 +19,7 @@
 #include "ranks/launch.h"
 #include "train/dump_tensors.h"
 #include "train/environment.h"
+#include "train/idle_flags.h"
 #include "train/ranks.h"
 
 namespace crossply {
@@ -314,13 +315,16 @@ int train_program(int argc, char** argv, const std::string& arch,
     options.program = argv[0];
     options.given_sizes = given_flags(app, "Model");
     options.given_options = given_flags(app, arch);
-    check_teacher_flags(app, options);
     if (!is_training(options) && !place_from_environment().leads()) return Exit::done;  // one process is enough
+    std::fputs(notes_on_train_flags(app, options.config).c_str(), stderr);
     try {
       if (is_training(options)) become_rank(options);
       if (const std::string warning = warmup_warning(options); !warning.empty()) std::printf("%s\n", warning.c_str());
       if (!options.plans_only()) check_run_dir(options);
       const Dataset data = open_inputs(options);
+      note_single_process(app, options);
+      if (app.count("--router-lr") > 0 && !uses_router_lr(options))
+        fail(Exit::usage, "--router-lr has no effect: nothing in ", arch, " learns at another rate than --lr");
       if (options.plans_only()) print_plan(options, data);
       else if (!options.dump_tensors.empty()) write_tensors(options, data);
       else if (options.steps == 0) write_initialised(options, data);

@@ -1,11 +1,13 @@
 #include "train/run_curves.h"
 
+#include <cerrno>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <map>
 #include <numeric>
 
+#include "engine/file.h"
 #include "engine/json.h"
 #include "eval/statistics.h"
 
@@ -49,11 +51,14 @@ RunCurves read_curves(const std::string& path) {
   std::vector<json> lines;
   std::error_code ignored;
   if (!std::filesystem::is_regular_file(path, ignored)) return {};  // opening a pipe would wait for a writer
+  errno = 0;
   std::ifstream in(path);
+  if (!in) fail_io("open", path, errno != 0 ? errno : EIO);
   for (std::string text; std::getline(in, text);) {
     json line = try_parse_json(text);
     if (line.is_object() && !std::isnan(number(line, "step"))) lines.push_back(std::move(line));
   }
+  if (in.bad()) fail_io("read", path, errno != 0 ? errno : EIO);
   return curves_of(lines);
 }
 

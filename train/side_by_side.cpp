@@ -20,6 +20,7 @@
 
 #include "cli/format.h"
 #include "cli/program.h"
+#include "cli/standard_streams.h"
 #include "cli/stop.h"
 #include "engine/json.h"
 #include "kernels/devices.h"
@@ -222,7 +223,7 @@ class Overview {
   const Comparison& comparison_;
   const double tokens_;
   double begun_ = 0;
-  const bool terminal_ = isatty(STDOUT_FILENO) == 1;
+  const bool terminal_ = takes_escape_codes(STDOUT_FILENO);
   const Clock::time_point start_ = Clock::now();
   Clock::time_point shown_at_ = start_;
   bool shown_ = false;

@@ -51,12 +51,14 @@
 #include <numeric>
 
 #include "cli/format.h"
+#include "cli/needs.h"
 #include "cli/program.h"
 #include "cli/stop.h"
 #include "engine/printable.h"
 #include "eval/loaded_model.h"
 #include "models/transplant.h"
 #include "ranks/launch.h"
+#include "train/idle_flags.h"
 #include "train/run.h"
 
 using namespace crossply;
@@ -244,9 +246,11 @@ void check_recipe(const Options& o, const CLI::App& app, int64_t L) {
   const Recipe& r = o.recipe;
   if (r.start < 1 || r.start > L)
     fail(Exit::usage, "--start ", r.start, ": the reference has ", L, " blocks, of which the first so many are taken");
-  if (app.count("--grow") > 0 && r.start + r.grow > L && r.rounds != 1)
+  if (app.count("--inherit-positions") > 0 && !o.train.config.gpt2())
+    fail(Exit::usage, "--inherit-positions has no effect: ", r.reference, " has no learned positions; leave it out");
+  if (app.count("--grow") > 0 && r.start + r.grow > L)
     fail(Exit::usage, "--grow ", r.grow, ": a second round would have ", r.start + r.grow,
-         " blocks, the reference has ", L, "; give a smaller --start or --grow, or --rounds 1");
+         " blocks, the reference has ", L, "; give a smaller --start or --grow, or --rounds 1 in place of --grow");
 }
 
 // The rest of the flags, and the data.
@@ -332,13 +336,14 @@ void add_recipe_flags(CLI::App& app, Recipe& r) {
       ->type_name("DIR");
   add_integer(app, "--start", r.start, 1, 4096, "blocks of the first round (default: half of the reference's)")
       ->default_str("");
-  add_integer(app, "--grow", r.grow, 1, 4096, "blocks that each later round has more");
-  add_choice(app, "--mode", r.mode, grow_modes,
-             "reinherit: each round starts from the reference; continue: from the round before");
+  CLI::Option* grow = add_integer(app, "--grow", r.grow, 1, 4096, "blocks that each later round has more");
+  CLI::Option* mode = add_choice(app, "--mode", r.mode, grow_modes,
+                                 "reinherit: each round starts from the reference; continue: from the round before");
   add_truth(app, "--inherit-positions", r.positions, "take over learned positions");
   add_truth(app, "--inherit-final-norm", r.final_norm, "take over the last norm");
   add_number(app, "--tolerance", r.tolerance, 0, 1000, "nats above the reference's loss that still match");
   add_integer(app, "--rounds", r.rounds, 0, 4096, "rounds at most (0: until one matches, or no larger one is there)");
+  for (CLI::Option* flag : {grow, mode}) needs(app, flag, {{"--rounds", {"!1"}}});
   app.option_defaults()->group("Options");
 }
 
@@ -378,7 +383,7 @@ int main(int argc, char** argv) {
       if (app.count(name) > 0)
         fail(Exit::usage, name,
              " is for the trainers; here models are made of the --reference's blocks, in one process");
-    check_teacher_flags(app, o.train);
+    std::fputs(notes_on_train_flags(app, o.train.config).c_str(), stderr);
     if (!place_from_environment().alone())
       fail(Exit::usage, "train_inheritune trains in one process; start it without mpirun, torchrun or srun");
     return run(o, app, argv[0]);

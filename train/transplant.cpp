@@ -48,6 +48,7 @@ struct Options {
   int64_t width = 0, heads = 0;
   bool rescale = false;
   uint64_t seed = 42;
+  bool seed_given = false;
 };
 
 void say(const std::string& line) { std::printf("%s\n", printable(wrap(line, 78, 2)).c_str()); }
@@ -165,6 +166,11 @@ Exit run(const Options& o) {
   const std::vector<std::string> kept = transplant(source.params, source.config, params, target.config, t);
   if (o.inherit != "all")
     for (const std::string& part : t.parts) require_some(part, params, t, {kept.begin(), kept.end()});
+  const auto is_fresh = [&](const Parameter& row) {
+    return !t.parts.contains(transplant_part(row.name)) || std::ranges::count(kept, row.name) > 0;
+  };
+  if (o.seed_given && std::ranges::none_of(params.rows(), is_fresh) && std::ranges::count(t.blocks, fresh_block) == 0)
+    fail(Exit::usage, "--seed ", o.seed, " has no effect: nothing starts fresh without --inherit or --blocks fresh:N");
 
   CheckpointWriter writer;
   writer.begin(o.out);
@@ -194,5 +200,8 @@ int main(int argc, char** argv) {
               "queries of moved blocks scaled so that logits stay, where they are divided by the layer's number");
     add_integer(app, "--seed", o.seed, 0, std::numeric_limits<int64_t>::max(), "of what starts fresh");
   };
-  return run_program(app, argc, argv, flags, [&] { return run(o); });
+  return run_program(app, argc, argv, flags, [&] {
+    o.seed_given = app.count("--seed") > 0;
+    return run(o);
+  });
 }
