@@ -16,6 +16,7 @@
 #include "engine/file.h"
 #include "engine/printable.h"
 #include "kernels/devices.h"
+#include "models/registry.h"
 #include "ranks/launch.h"
 #include "train/comparison.h"
 #include "train/environment.h"
