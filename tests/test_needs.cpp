@@ -21,9 +21,9 @@ struct Shown {
   // "--temperature", "--schedule other than constant", "--world|--x": each of them is needed.
   Words needs() const {
     Words found;
-    const std::string mark = "(needs ";
+    const std::string mark = "(needs --";  // other needs are no flags
     for (size_t at = about.find(mark); at != std::string::npos; at = about.find(mark, at + 1))
-      found.push_back(about.substr(at + mark.size(), about.find(')', at) - at - mark.size()));
+      found.push_back(about.substr(at + mark.size() - 2, about.find(')', at) - at - mark.size() + 2));
     return found;
   }
 };
@@ -246,7 +246,7 @@ TEST_CASE("needs: what a preset, a file or an earlier run set is a note, and no 
   const Words tiny = split_words("--width 8 --layers 2 --heads 2 --vocab 256 --seq 16 --dry-run");
   const auto preset = [&](const std::string& more) { return train(scratch, joined(tiny, split_words(more)), "gpt2"); };
   const Outcome noted = preset("--preset gpt2-medium-fineweb --schedule constant");
-  check_outcome(noted, Exit::done, "note: --lr-floor 0.1 of the preset or the run has no effect without --schedule");
+  check_outcome(noted, Exit::done, "note: --lr-floor 0.05 of the preset or the run has no effect without --schedule");
   CHECK(preset("--preset gpt2-medium-fineweb").output.find("has no effect") == std::string::npos);
 
   const std::string dir = scratch.file("model"), config = dir + "/config.json", none = "\"num_kv_shared_layers\": 0";

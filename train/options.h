@@ -110,8 +110,6 @@ void add_train_flags(CLI::App& app, TrainOptions& options);
 void add_architecture_flags(CLI::App& app, TrainOptions& options);
 // The defaults of the backbone gpt2, before its flags are added.
 void use_gpt2(Config& config);
-// Throws Exit::usage where flags of distillation were given and there is no --teacher.
-void check_teacher_flags(const CLI::App& app, const TrainOptions& options);
 // Which flags of a group of --help were given, without --init.
 std::vector<std::string> given_flags(const CLI::App& app, const std::string& group);
 
